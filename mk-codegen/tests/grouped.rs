@@ -332,10 +332,10 @@ fn tiles_follow_a_rule() {
     }";
     let default = Config::default();
     for (source, rows, block, group_m) in [
-        (ALONE, 2048, [128, 128, 64], 1),
-        (ALONE, 4096, [128, 128, 64], 1),
+        (ALONE, 2048, [128, 128, 64], Some(1)),
+        (ALONE, 4096, [128, 128, 64], Some(1)),
         (ALONE, 4224, default.block, default.group_m),
-        (ROUTED, 128, [128, 256, 64], 1),
+        (ROUTED, 128, [128, 256, 64], Some(1)),
         (ROUTED, 8192, default.block, default.group_m),
     ] {
         let all = [("R", rows), ("K", 512), ("E", 16), ("N", 768), ("S", 8)];

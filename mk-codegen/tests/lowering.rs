@@ -167,7 +167,7 @@ fn settings_that_fit_nothing_are_refused() {
             Config { gather: engine(1), ..four() },
             "nothing here is gathered",
         ),
-        ("gemm(a, b)", Config { group_m: 0, ..four() }, "`group_m=0`: 0 row blocks"),
+        ("gemm(a, b)", Config { group_m: Some(0), ..four() }, "`group_m=0`: 0 row blocks"),
         ("gather(a)", Config { block: [128, 128, 64], ..four() }, "there are none"),
         ("gemm(a, b)", Config { intra_comm_sms: Some(4), ..four() }, "no role `intra_comm`"),
         ("gemm(a, b)", Config { compute_sms: Some(133), ..four() }, "do not fit 132 SMs"),
@@ -308,7 +308,7 @@ fn rows_that_end_inside_a_tile_take_whole_panels() {
 fn groups_of_more_rows_than_there_are_hold_all() {
     let shapes = &[("a", vec![4096, 512]), ("b", vec![512, 512])];
     let plan = |group_m| {
-        let config = Config { ranks: 1, group_m, ..Config::default() };
+        let config = Config { ranks: 1, group_m: Some(group_m), ..Config::default() };
         with_config("gemm(a, b)", shapes, &config).expect("lowers")
     };
     let all = plan(32);

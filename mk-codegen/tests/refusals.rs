@@ -98,7 +98,10 @@ fn text_of(setting: &settings::Setting, facts: &settings::Facts, numbers: &mut N
     match setting.name {
         "block" => format!("{rows}x{columns}x{}", numbers.of(&[64, 64, 64, 32])),
         "last_wave" => format!("{}x{columns}/{}", numbers.below(4), numbers.below(5)),
-        "multicast" => format!("{}x{}", numbers.below(4), numbers.below(4)),
+        "multicast" => {
+            let below = numbers.of(&[0, 1, 1, 2, 2, 3, u32::MAX]);
+            format!("{below}x{}", numbers.of(&[0, 1, 1, 2, 2, 3, u32::MAX]))
+        }
         "gather" => numbers.of(&["sms", "copy_engine", "copy_engine/3"]).into(),
         "all_reduce" => numbers.of(&["two_shot", "one_shot", "by_columns"]).into(),
         "reduction" => numbers.of(&["dedicated_sms", "after_last_wave", "ring"]).into(),

@@ -1,7 +1,7 @@
 //! The plans by which a machine is measured: what is modelled is what is run.
 
 /// Ways of lowering that are not what a line is about.
-const PLAIN: &str = "--try last_wave=none --try group_m=8 --try tile_scheduler=static";
+const PLAIN: &str = "--try last_wave=none --try tile_scheduler=static";
 
 /// Lines as `mk tune --list` takes them: products alone on one GPU, by depth and number of waves; collectives alone, by
 /// number of SMs and size of a copy; and fused pipelines of middle size, in which all of it happens at once.

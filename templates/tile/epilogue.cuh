@@ -33,6 +33,8 @@ MK_DEVICE float gelu_grad(float d, float x) {
   const float e = __expf(-z * z), upper = 0.5f * p * e;
   return d * ((y < 0.0f ? upper : 1.0f - upper) + y * 0.39894228040143268f * e);
 }
+// Gradients of ups, whose gate is x.
+MK_DEVICE float mul_silu(float d, float x) { return d * silu(x); }
 // s(x) + x * s'(x), s the sigmoid.
 MK_DEVICE float silu_grad(float d, float x) {
   const float y = within_100(x), s = __fdividef(1.0f, 1.0f + __expf(-y));
@@ -426,11 +428,12 @@ struct Lines {
   u64 data;
   u64 pitch_bytes;
 };
-// What an epilogue saves, and whether its rows are multiples of 16 bytes, or of two elements.
+// What an epilogue saves, and whether its rows are multiples of 16 bytes, or of two elements. `aside`: what comes before it is done to a copy.
 struct SavedAs {
   Dtype dtype;
   bool wide;
   bool even;
+  bool aside = false;
 };
 
 // This warp's 16 rows of a panel to global memory, from `row` and `col` of the tile on: lanes side by side take what lies side by side
@@ -475,6 +478,7 @@ MK_DEVICE void save_matrix(const GemmSmem<Config>& smem, const Hooks& hooks, con
                            const RingCursor<Config::kPanels>& staging, float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   constexpr SavedAs kAs = Hooks::template saved_as<kSave>();
   static_assert(kAs.dtype != Dtype::F32 || Config::kPanelRowBytes == 128, "f32 panels are 32 columns wide");
+  static_assert(kAs.dtype != Dtype::F32 || !kAs.aside, "f32 panels are filled from accumulators");
   // Gates, and ups.
   constexpr u32 kFirst = Config::kSavesGates && kSave == 1 ? Config::kAccumulators / 2 : 0;
   constexpr u32 kCols = Config::kPanelRowBytes / element_bytes(kAs.dtype);
@@ -493,7 +497,9 @@ MK_DEVICE void save_matrix(const GemmSmem<Config>& smem, const Hooks& hooks, con
         u32 packed[4];
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
-          float* const pair = first + j * 8 + 2 * i;
+          float* pair = first + j * 8 + 2 * i;
+          float copy[2] = {pair[0], pair[1]};
+          if constexpr (kAs.aside) pair = copy;
           hooks.template before_save<kSave>(tile, row + i % 2 * 8, col + j * 16 + i / 2 * 8 + lane_index() % 4 * 2, pair[0], pair[1]);
           if constexpr (kAs.dtype != Dtype::F32) packed[i] = pack2<kAs.dtype>(pair[0], pair[1]);
         }

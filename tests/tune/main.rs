@@ -188,7 +188,7 @@ fn a_choice_for_few_rows_has_flat_tiles_that_fill_the_gpu() {
 
 #[test]
 fn of_every_way_the_best_is_measured() {
-    let config = |sums, group_m| Config { reduction: sums, group_m, ..Config::default() };
+    let config = |sums, n| Config { reduction: sums, group_m: Some(n), ..Config::default() };
     let candidates = [
         (config(Reduction::DedicatedSms, 8), 2.0),
         (config(Reduction::Ring, 8), 1.0),
@@ -209,7 +209,7 @@ fn of_every_way_the_best_is_measured() {
     };
     let adding = [
         (tile(Reduction::Ring, 256), 1.0),
-        (Config { group_m: 4, ..tile(Reduction::Ring, 256) }, 1.01),
+        (Config { group_m: Some(4), ..tile(Reduction::Ring, 256) }, 1.01),
         (tile(Reduction::AfterLastWave, 256), 1.05),
         (tile(Reduction::Ring, 128), 1.2),
         (tile(Reduction::AfterLastWave, 192), 1.1),
@@ -228,7 +228,7 @@ fn of_every_way_the_best_is_measured() {
     let mut groups = 0;
     let alone = adding.map(|(c, ms)| {
         groups += 1;
-        (Config { reduction: Reduction::DedicatedSms, group_m: groups, ..c }, ms)
+        (Config { reduction: Reduction::DedicatedSms, group_m: Some(groups), ..c }, ms)
     });
     assert_eq!(tune::worth_measuring(&alone, 9), [0, 1, 2, 4, 3, 5]);
 }
@@ -237,10 +237,10 @@ fn of_every_way_the_best_is_measured() {
 fn a_winner_has_neighbours() {
     let program = Program::parse("gemm(a, b) -> all_reduce").expect("parses");
     let bound = bound(&program, &[("a", &[8192, 8192]), ("b", &[8192, 8192])]);
-    let mut winner = Config { ranks: 4, group_m: 3, ..Config::default() };
+    let mut winner = Config { ranks: 4, group_m: Some(3), ..Config::default() };
     winner.intra_comm_sms = Some(32);
     let near = tune::neighbours(&winner, &program, &bound);
-    let groups: Vec<u32> = near.iter().map(|c| c.group_m).filter(|n| *n != 3).collect();
+    let groups: Vec<u32> = near.iter().filter_map(|c| c.group_m).filter(|n| *n != 3).collect();
     assert_eq!(groups, [1, 2, 4, 6], "not 0, a quarter of 3");
     let sms: Vec<u32> = near.iter().filter_map(|c| c.intra_comm_sms).filter(|n| *n != 32).collect();
     assert_eq!(sms, [24, 40, 48]);
@@ -249,12 +249,12 @@ fn a_winner_has_neighbours() {
     let back = Config { tile_scheduler: Schedule::Dynamic, ..winner.clone() };
     assert!(tune::neighbours(&back, &program, &bound).contains(&winner));
     // Each once: a half and three quarters of 2 are both 1.
-    let two = Config { group_m: 2, ..winner.clone() };
+    let two = Config { group_m: Some(2), ..winner.clone() };
     let near = tune::neighbours(&two, &program, &bound);
-    let groups: Vec<u32> = near.iter().map(|c| c.group_m).filter(|n| *n != 2).collect();
+    let groups: Vec<u32> = near.iter().filter_map(|c| c.group_m).filter(|n| *n != 2).collect();
     assert_eq!(groups, [1, 3, 4]);
     // Of what a file may say of a winner, too.
-    let mut most = Config { group_m: u32::MAX, ..winner.clone() };
+    let mut most = Config { group_m: Some(u32::MAX), ..winner.clone() };
     most.intra_comm_sms = Some(u32::MAX);
     assert!(!tune::neighbours(&most, &program, &bound).is_empty());
     // Where no CTAs only communicate, there are none to have more of.
@@ -271,7 +271,7 @@ fn a_winner_has_neighbours() {
 fn runners_up_are_measured_in_the_other_schedule() {
     let program = Program::parse("gemm(a, b) -> reduce_scatter").expect("parses");
     let bound = bound(&program, &[("a", &[4096, 4096]), ("b", &[4096, 4096])]);
-    let of = |group_m| Config { ranks: 4, group_m, ..Config::default() };
+    let of = |n| Config { ranks: 4, group_m: Some(n), ..Config::default() };
     let behind: Vec<_> = (1..=9).map(of).collect();
     let other = tune::runners_up(behind.iter(), &program, &bound);
     let expected =

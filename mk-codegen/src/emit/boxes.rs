@@ -57,6 +57,29 @@ impl Emitter<'_> {
         Err(EmitError::unsupported(id.to_string(), what))
     }
 
+    /// Boxes of `columns` that are sent as wholes end where the region does.
+    pub(super) fn check_panels(
+        &self,
+        id: FamId,
+        c: &Access,
+        columns: u32,
+    ) -> Result<(), EmitError> {
+        for rank in 0..self.plan.mesh.size() as usize {
+            for task in self.points.tasks(id, rank, 1)? {
+                let Some(region) = self.points.region(&task, c)? else { continue };
+                let n = region.dims.last().map_or(0, |d| d.1);
+                if n % i64::from(columns) != 0 {
+                    let what = format!(
+                        "task {:?} of rank {rank} has {n} columns of one half, no multiple of {columns}: use store=direct",
+                        task.domain()
+                    );
+                    return Err(EmitError::unsupported(id.to_string(), what));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Rows that leave through registers do so in up to 16 bytes at once: a part of one begins at a multiple of that, and ends at one, or
     /// where the row does, behind which nothing may be that a pair of elements would take in.
     pub(super) fn check_lines(&self, id: FamId, a: &Access) -> Result<(), EmitError> {

@@ -6,8 +6,8 @@ use super::{
     types::{Slice, dtype_name},
 };
 use crate::ir::{
-    Access, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family, Mode, Operand, Space, Var,
-    saves_gates,
+    Access, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family, Mode, Operand, Plan, Space,
+    Var, saves_gates,
 };
 use minijinja::{Value, context};
 
@@ -22,7 +22,9 @@ fn operation(op: EpilogueOp) -> Option<Value> {
         EpilogueOp::RoundBf16 => "round_bf16",
         EpilogueOp::RoundF16 => "round_f16",
         // The gate is the tile's own, and what is carried has a place of its own.
-        EpilogueOp::Widen | EpilogueOp::Swiglu | EpilogueOp::Carry => return None,
+        EpilogueOp::Widen | EpilogueOp::Swiglu | EpilogueOp::Keep | EpilogueOp::Carry => {
+            return None;
+        }
         EpilogueOp::Gelu => "gelu_erf",
         EpilogueOp::Silu => "silu",
         EpilogueOp::Relu => "relu",
@@ -31,6 +33,7 @@ fn operation(op: EpilogueOp) -> Option<Value> {
         EpilogueOp::GeluGrad => "gelu_grad",
         EpilogueOp::GeluTanhGrad => "gelu_tanh_grad",
         EpilogueOp::SiluGrad => "silu_grad",
+        EpilogueOp::MulSilu => "mul_silu",
         EpilogueOp::ReluGrad => "relu_grad",
         EpilogueOp::Mul => "mul",
         EpilogueOp::Add => "add",
@@ -51,7 +54,12 @@ impl Emitter<'_> {
         let f = &self.plan.families[id];
         let mut operands = EPILOGUE_OPERANDS.into_iter();
         let (mut saved, mut chain) = (Vec::<Value>::new(), Vec::new());
+        let mut kept = None;
         for op in epilogue {
+            if *op == EpilogueOp::Keep {
+                // A copy is made of accumulators as the save before left them.
+                kept = Some(chain.clone());
+            }
             let gates = saves_gates(epilogue) && saved.is_empty();
             let Some(mut value) = operation(*op) else { continue };
             if let Some(mode) = op.operand() {
@@ -64,8 +72,9 @@ impl Emitter<'_> {
                 chain.push(value);
                 continue;
             }
+            let aside = kept.is_some();
             let mut save = |value: Value, before: Vec<Value>| {
-                saved.push(context! { place => saved.len(), chain => before, ..value });
+                saved.push(context! { place => saved.len(), chain => before, aside, ..value });
             };
             if gates {
                 let (data, pitch) = (value.get_attr("data")?, value.get_attr("pitch")?);
@@ -73,7 +82,7 @@ impl Emitter<'_> {
                 save(both.clone(), Vec::new());
                 save(context! { data => format!("{data} + {pitch}"), ..both }, Vec::new());
             } else {
-                save(value, std::mem::take(&mut chain));
+                save(value, std::mem::replace(&mut chain, kept.take().unwrap_or_default()));
             }
         }
         Ok((saved, chain))
@@ -95,7 +104,7 @@ impl Emitter<'_> {
         let dims = match op {
             EpilogueOp::Bias => x.region.len() == 1,
             _ if gates => x.region.len() == 3 && buffer.shape[1] == Expr::Const(2),
-            _ => x.region.len() == 2,
+            _ => x.region.len() == 2 || half(self.plan, x).is_some(),
         };
         let last = |a: &Access| a.region[a.region.len() - 1].clone();
         let placed = dims && buffer.space == space && x.mode == mode && last(x) == last(c);
@@ -103,11 +112,21 @@ impl Emitter<'_> {
             let what = format!("operand `{operand}` does not lie as C does");
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
+        let (mut data, elements) =
+            (self.base(x.buffer, "params.header.rank"), self.elements(f, x)?);
+        let mut pitch = elements.get_attr("pitch")?.to_string();
+        if let Some(half) = half(self.plan, x) {
+            if half > 0 {
+                data = format!("{data} + {pitch}");
+            }
+            pitch = format!("2 * {pitch}");
+        }
         Ok(context! {
-            data => self.base(x.buffer, "params.header.rank"),
+            data,
+            pitch,
             even => self.rows_of(x.buffer, 2).to_string(),
             wide => self.rows_of(x.buffer, 16 / buffer.dtype.size_bytes() as i64).to_string(),
-            ..self.elements(f, x)?
+            ..elements
         })
     }
 
@@ -198,4 +217,12 @@ impl Emitter<'_> {
         }
         Ok(first)
     }
+}
+
+/// Which half of `[m, 2, n]` an access touches, if it touches one.
+pub(super) fn half(plan: &Plan, x: &Access) -> Option<i32> {
+    let [_, (Expr::Const(half @ 0..=1), Expr::Const(1)), _] = x.region.as_slice() else {
+        return None;
+    };
+    (plan.buffers[x.buffer].shape.get(1) == Some(&Expr::Const(2))).then_some(*half)
 }

@@ -44,6 +44,7 @@ impl Function {
             EpilogueOp::GeluTanhGrad => Function::GeluTanhSlope,
             EpilogueOp::SiluGrad => Function::SiluSlope,
             EpilogueOp::ReluGrad => Function::ReluSlope,
+            EpilogueOp::MulSilu => Function::Silu,
             _ => return None,
         })
     }

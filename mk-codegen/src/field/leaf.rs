@@ -361,8 +361,10 @@ impl<E: Copy + PartialEq> Context<E> {
         mut tile: Tile<E>,
     ) -> Result<Vec<E>, Misfit> {
         let mut tails = EPILOGUE_OPERANDS.iter();
+        let mut kept = None;
         for op in epilogue {
             match op {
+                EpilogueOp::Keep => kept = Some(tile.clone()),
                 EpilogueOp::Carry => {
                     for p in self.pieces.iter().filter(|p| p.touch.operand == Operand::AccIn) {
                         if p.tile.data.len() != tile.data.len() {
@@ -376,6 +378,7 @@ impl<E: Copy + PartialEq> Context<E> {
                     if tails.next().copied() == operand {
                         return Ok(tile.data);
                     }
+                    tile = kept.take().unwrap_or(tile);
                 }
                 EpilogueOp::Bias
                 | EpilogueOp::Mul
@@ -383,6 +386,7 @@ impl<E: Copy + PartialEq> Context<E> {
                 | EpilogueOp::GeluGrad
                 | EpilogueOp::GeluTanhGrad
                 | EpilogueOp::SiluGrad
+                | EpilogueOp::MulSilu
                 | EpilogueOp::ReluGrad => {
                     let other = tails.next().and_then(|o| self.latest(*o));
                     let n = if *op == EpilogueOp::Bias { tile.cols } else { tile.data.len() };

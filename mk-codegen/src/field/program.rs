@@ -37,9 +37,7 @@ impl<'a> Dims<'a> {
         }
         let wide = |node: &&Node| {
             let left = node.inputs.first().and_then(|x| program.ty(*x));
-            let columns =
-                matches!(node.op, Op::Gemm { .. }) && left.is_some_and(|t| t.dims.len() > 2);
-            columns || node.op == Op::SwigluGrad
+            matches!(node.op, Op::Gemm { .. }) && left.is_some_and(|t| t.dims.len() > 2)
         };
         if let Some(node) = program.nodes().iter().find(wide) {
             let what = format!("`{}` of gates and ups", node.op.name());
@@ -99,6 +97,7 @@ impl<'a> Dims<'a> {
             }
             Op::GroupedGemm => [&of(0)[..1], &of(1)[2..]].concat(),
             Op::Swiglu => vec![of(0)[0], of(0)[2]],
+            Op::SwigluGrad => of(1).to_vec(),
             // As wide as values.
             Op::Attention { .. } => [&of(0)[..3], &of(2)[3..]].concat(),
             // Of statistics, those of a query are a line of their own.
@@ -123,6 +122,12 @@ impl<'a> Dims<'a> {
             }
             Op::Dispatch { .. } | Op::Combine => self.cut_tokens(node, lines),
             Op::Swiglu => lines.cut(of(0)[1], 1),
+            Op::SwigluGrad => {
+                for (d, other) in [(0, 0), (1, 2)] {
+                    same(of(0)[d], of(1)[other], extent(node.inputs[0], d));
+                }
+                lines.cut(of(1)[1], 1);
+            }
             Op::Bias => {
                 let last = of(0).len() - 1;
                 same(of(0)[last], of(1)[0], extent(node.inputs[1], 0));
@@ -373,12 +378,18 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::Cast(DType::Bf16), _) => self.map(x, |a, e| a.apply(Function::RoundBf16, e)),
             (Op::Cast(DType::F16), _) => self.map(x, |a, e| a.apply(Function::RoundF16, e)),
             (Op::Swiglu, _) => self.each(x, |a, t| swiglu(a, t)),
-            // The checker gives these operations two operands, and `Dims` refuses the last one.
+            (Op::SwigluGrad, Some(h)) => self.both(x, h, swiglu_grad),
+            // The checker gives these operations two operands.
             (
-                Op::Gemm { .. } | Op::GroupedGemm | Op::Bias | Op::Add | Op::Mul | Op::Slope(_),
+                Op::Gemm { .. }
+                | Op::GroupedGemm
+                | Op::Bias
+                | Op::Add
+                | Op::Mul
+                | Op::Slope(_)
+                | Op::SwigluGrad,
                 None,
-            )
-            | (Op::SwigluGrad, _) => self.each(x, |_, t| t.clone()),
+            ) => self.each(x, |_, t| t.clone()),
         }
     }
 
@@ -451,16 +462,26 @@ impl<A: Algebra> Evaluator<'_, A> {
         y: &Value<A::Elem>,
         f: impl Fn(&mut A, A::Elem, A::Elem) -> A::Elem,
     ) -> Value<A::Elem> {
-        let ranks = self.dims.ranks;
-        let mut both = |rank: usize| {
-            let (x, y) = (x.on(rank), y.on(rank));
+        self.both(x, y, |algebra, x, y| {
             let others = y.data.iter().cycle();
-            let data = x.data.iter().zip(others).map(|(x, y)| f(self.algebra, *x, *y)).collect();
+            let data = x.data.iter().zip(others).map(|(x, y)| f(algebra, *x, *y)).collect();
             Tensor { shape: x.shape.clone(), data }
-        };
+        })
+    }
+
+    /// Of two values, on every rank where they differ.
+    fn both(
+        &mut self,
+        x: &Value<A::Elem>,
+        y: &Value<A::Elem>,
+        f: impl Fn(&mut A, &Tensor<A::Elem>, &Tensor<A::Elem>) -> Tensor<A::Elem>,
+    ) -> Value<A::Elem> {
         match (x, y) {
-            (Value::Whole(_), Value::Whole(_)) => Value::Whole(both(0)),
-            _ => Value::Summands((0..ranks).map(both).collect()),
+            (Value::Whole(x), Value::Whole(y)) => Value::Whole(f(self.algebra, x, y)),
+            _ => {
+                let of = |rank| f(self.algebra, x.on(rank), y.on(rank));
+                Value::Summands((0..self.dims.ranks).map(of).collect())
+            }
         }
     }
 
@@ -516,6 +537,29 @@ impl<A: Algebra> Evaluator<'_, A> {
             Value::Summands((0..dims.ranks).map(of).collect())
         }
     }
+}
+
+/// `[m, f]` and `[m, 2, f]` `-> [m, 2, f]`.
+fn swiglu_grad<A: Algebra>(
+    algebra: &mut A,
+    d: &Tensor<A::Elem>,
+    h: &Tensor<A::Elem>,
+) -> Tensor<A::Elem> {
+    let f = h.shape[2].max(1);
+    let mut data = Vec::with_capacity(h.data.len());
+    for (d, h) in d.data.chunks(f).zip(h.data.chunks(2 * f)) {
+        let (gates, ups) = h.split_at(f);
+        for (d, (gate, up)) in d.iter().zip(gates.iter().zip(ups)) {
+            let slope = algebra.apply(Function::SiluSlope, *gate);
+            let d = algebra.mul(*d, slope);
+            data.push(algebra.mul(d, *up));
+        }
+        for (d, gate) in d.iter().zip(gates) {
+            let gate = algebra.apply(Function::Silu, *gate);
+            data.push(algebra.mul(*d, gate));
+        }
+    }
+    Tensor { shape: h.shape.clone(), data }
 }
 
 /// `[m, 2, f] -> [m, f]`.

@@ -81,6 +81,8 @@ pub enum Kind {
     SwigluGrad,
     /// What the epilogue of the product that it is an operand of saves on the way: a result.
     Saved,
+    /// The second half of the result `[m, 2, n]` of the product that it is an operand of, whose epilogue saves it on the way.
+    OwnHalf,
     /// Attention. Operands: queries, keys, values.
     Attention {
         /// Queries see keys at their own position and before.

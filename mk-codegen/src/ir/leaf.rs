@@ -136,6 +136,8 @@ pub enum EpilogueOp {
     GeluTanhGrad,
     /// Multiplies by the slope of `silu` there.
     SiluGrad,
+    /// Multiplies by `silu` of the matrix `[m, n]`.
+    MulSilu,
     /// Multiplies by 1 where the matrix is positive, else by 0.
     ReluGrad,
     /// Multiplies by a number, given by its f32 bits.
@@ -151,6 +153,8 @@ pub enum EpilogueOp {
     Swiglu,
     /// Nothing; writes what there is to the matrix `[m, n]` (before `Swiglu` to `[m, 2, n]`), rounded to its dtype.
     Save,
+    /// Nothing; operations from here to the next `Save` work on a copy of the tile, and those behind that go on with it as it is here.
+    Keep,
     /// Adds what has been summed so far, or other ranks' parts of a sum: each `[m, n]` of the result's dtype. Comes last.
     Carry,
 }
@@ -165,11 +169,41 @@ impl EpilogueOp {
             | EpilogueOp::GeluGrad
             | EpilogueOp::GeluTanhGrad
             | EpilogueOp::SiluGrad
+            | EpilogueOp::MulSilu
             | EpilogueOp::ReluGrad => Some(Mode::Read),
             EpilogueOp::Save => Some(Mode::Write),
             _ => None,
         }
     }
+}
+
+/// The gradient of what `swiglu` takes, `[m, n] -> [m, 2, n]`, with gates and ups as the operands of `MulSilu` and `SiluGrad` (gates) and `Mul`
+/// (ups): gradients of ups are saved, and those of gates are the result.
+pub const SWIGLU_GRAD: [EpilogueOp; 5] = [
+    EpilogueOp::Keep,
+    EpilogueOp::MulSilu,
+    EpilogueOp::Save,
+    EpilogueOp::SiluGrad,
+    EpilogueOp::Mul,
+];
+
+/// Whether the result is `[m, 2, n]`, C being its first half and a save its second.
+pub fn halves(epilogue: &[EpilogueOp]) -> bool {
+    epilogue.ends_with(&SWIGLU_GRAD)
+}
+
+/// Whether each copy of a tile that an epilogue works on ends where it is saved.
+pub(super) fn keeps_end(epilogue: &[EpilogueOp]) -> bool {
+    let mut kept = false;
+    for op in epilogue {
+        match op {
+            EpilogueOp::Save => kept = false,
+            EpilogueOp::Keep | EpilogueOp::Swiglu | EpilogueOp::Carry if kept => return false,
+            EpilogueOp::Keep => kept = true,
+            _ => {}
+        }
+    }
+    !kept
 }
 
 /// Whether columns of a product's right operand come in pairs of gate and up.

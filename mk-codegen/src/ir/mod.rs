@@ -34,8 +34,8 @@ pub use in_place::in_place;
 pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
     ALayout, Agent, BLayout, COPY_STAGE_BYTES, Carry, Consumers, CopyVia, EPILOGUE_OPERANDS,
-    EpilogueOp, GradOf, Leaf, Mask, Operand, RoutePart, STATS, Store, Tabulation,
-    attend_grad_smem_bytes, attend_smem_bytes, carry_last, gated, saves_gates,
+    EpilogueOp, GradOf, Leaf, Mask, Operand, RoutePart, STATS, SWIGLU_GRAD, Store, Tabulation,
+    attend_grad_smem_bytes, attend_smem_bytes, carry_last, gated, halves, saves_gates,
 };
 pub use mma::{
     cluster_part, mma_consumers, mma_exchange_bytes, mma_panel_columns, mma_panels,

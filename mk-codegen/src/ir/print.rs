@@ -415,7 +415,9 @@ pub(super) fn epilogue_text(op: &EpilogueOp) -> String {
         EpilogueOp::RoundF16 => "round_f16".into(),
         EpilogueOp::Widen => "widen".into(),
         EpilogueOp::Swiglu => "swiglu".into(),
+        EpilogueOp::MulSilu => "mul_silu".into(),
         EpilogueOp::Save => "save".into(),
+        EpilogueOp::Keep => "keep".into(),
         EpilogueOp::Carry => "carry".into(),
     }
 }

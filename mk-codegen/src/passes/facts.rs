@@ -62,7 +62,7 @@ fn depth(kernel: &Kernel, product: &kernel::Product, world: i32) -> Option<u64> 
 fn alone(kernel: &Kernel, product: &kernel::Product, world: i32) -> bool {
     let Op::Operand(operand) = &kernel.ops[product.left] else { return false };
     let both = [&kernel.params[operand.param], &kernel.params[product.b]];
-    let saves = product.extras.iter().any(|x| matches!(x, Extra::Result(_)));
+    let saves = product.extras.iter().any(|x| matches!(x, Extra::Result(_) | Extra::OwnHalf));
     let fixed = |t: &Tensor| t.shape.iter().all(|e| e.runtime_max.is_none());
     both.iter().all(|t| t.tma_rows(world) && fixed(t)) && !saves
 }
@@ -78,7 +78,7 @@ pub(super) fn of(kernel: &Kernel, ranks: u32) -> Facts {
     let products = kernel.products().map(|(id, p)| {
         let saved = p.extras.iter().filter_map(|x| match x {
             Extra::Result(r) => Some(&kernel.results[*r].out),
-            Extra::Param(_) => None,
+            Extra::Param(_) | Extra::OwnHalf => None,
         });
         Product {
             extents: extents(&p.out),

@@ -5,7 +5,7 @@
 //! the operations one by one would round after each.
 
 use crate::graph::{Kind, OpGraph, Value};
-use crate::ir::EpilogueOp;
+use crate::ir::{EpilogueOp, SWIGLU_GRAD};
 use mk_syntax::Placement;
 use petgraph::{Direction, stable_graph::NodeIndex, visit::EdgeRef};
 
@@ -18,9 +18,30 @@ pub(super) fn epilogues(g: &mut OpGraph) {
             if g.results.contains(&taker) {
                 save(g, taker);
             }
-            absorb(g, taker, user, op);
+            absorb(g, taker, user, &[op]);
+        }
+        if let Some((user, h)) = swiglu_grad(g, taker) {
+            absorb(g, taker, user, &SWIGLU_GRAD);
+            // Of gates there is one operand so far: then what is saved, gates again, and ups.
+            let n = g.operands(taker).len();
+            let saved = Value { kind: Kind::OwnHalf, ..g.graph[taker].clone() };
+            let saved = g.graph.add_node(saved);
+            for (i, x) in [saved, h, h].into_iter().enumerate() {
+                g.graph.add_edge(x, taker, n + i);
+            }
         }
     }
+}
+
+/// The `swiglu_grad` that alone reads a product, and the values before the activation, where the caller has them in memory.
+fn swiglu_grad(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, NodeIndex)> {
+    let value = &g.graph[taker];
+    let plain = matches!(&value.kind, Kind::Gemm { epilogue, .. } if !epilogue.contains(&EpilogueOp::Swiglu));
+    let mut users = g.graph.neighbors(taker);
+    let (user, None) = (users.next()?, users.next()) else { return None };
+    let taken = plain && g.graph[user].kind == Kind::SwigluGrad && g.uses(taker) == 1;
+    let (&[d, h], true) = (g.operands(user).as_slice(), taken) else { return None };
+    (d == taker && g.graph[h].kind == Kind::Param).then_some((user, h))
 }
 
 /// The elementwise operation that alone reads `taker`, if it can be taken over. A sum is finished for nobody before all ranks have
@@ -56,7 +77,7 @@ fn save(g: &mut OpGraph, gemm: NodeIndex) {
     g.results.iter_mut().filter(|r| **r == gemm).for_each(|r| *r = saved);
 }
 
-fn absorb(g: &mut OpGraph, taker: NodeIndex, user: NodeIndex, op: EpilogueOp) {
+fn absorb(g: &mut OpGraph, taker: NodeIndex, user: NodeIndex, ops: &[EpilogueOp]) {
     let n = g.operands(taker).len();
     let extra: Vec<_> = g.operands(user).into_iter().filter(|x| *x != taker).collect();
     for (i, x) in extra.into_iter().enumerate() {
@@ -77,7 +98,7 @@ fn absorb(g: &mut OpGraph, taker: NodeIndex, user: NodeIndex, op: EpilogueOp) {
         taker.placement = value.placement;
         taker.name = format!("{}_{}", taker.name, value.name);
         if let Some(epilogue) = taker.kind.epilogue_mut() {
-            epilogue.push(op);
+            epilogue.extend(ops);
         }
     }
     for r in &mut g.results {

@@ -157,7 +157,7 @@ fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized
     };
     let of_tokens = steps(tokens, world * CHUNK, world * CHUNK * CHUNKS);
     let most = of_tokens.as_ref().map_or(size(tokens)?, |tokens| tokens.base + tokens.step);
-    let group = u64::from(config.group_m.max(1));
+    let group = u64::from(config.group_blocks().max(1));
     let mut group = LISTED * group / gcd(LISTED, group);
     let own = experts.div_ceil(world).max(1);
     if drops {

@@ -172,8 +172,8 @@ impl Builder<'_> {
                 return Err(unsupported(&value.name, self.why_alone(node), CATALOGUE));
             }
             Kind::SwigluGrad => {
-                let why = "no kernel computes it";
-                let help = "compute it apart, between the kernels before and behind it";
+                let why = "it is no result of a matrix product's kernel, with the caller's values before the activation";
+                let help = "put it right behind `gemm`, and return it";
                 return Err(unsupported(&value.name, why, help));
             }
             _ => {
@@ -228,6 +228,7 @@ impl Builder<'_> {
         let b = self.param(*b, "gemm")?;
         let extra = |x: &NodeIndex| match self.g.results.iter().position(|r| r == x) {
             Some(r) if self.g.graph[*x].kind == Kind::Saved => Ok(Extra::Result(r)),
+            _ if self.g.graph[*x].kind == Kind::OwnHalf => Ok(Extra::OwnHalf),
             _ => self.param(*x, &value.name).map(Extra::Param),
         };
         let list = few("gemm", extras.iter().map(extra).collect::<Result<Vec<_>, _>>()?)?;
@@ -235,7 +236,23 @@ impl Builder<'_> {
             let why = "something stands between it and its matrix product";
             return Err(unsupported("swiglu", why, "put `swiglu` directly behind `gemm`"));
         }
-        if value.shape.len() != 2 {
+        let mut out = tensor(value);
+        if ir::halves(epilogue) {
+            if !self.g.results.contains(&node) || self.g.uses(node) > 1 {
+                let why = "another operation of the kernel reads it, or the caller does not get it";
+                return Err(unsupported(
+                    "swiglu_grad",
+                    why,
+                    "return it, and read it in a kernel behind",
+                ));
+            }
+            out.shape.remove(1);
+            out.placement = match out.placement {
+                Placement::Shard(2) => Placement::Shard(1),
+                other => other,
+            };
+        }
+        if out.shape.len() != 2 {
             let why = "its result has more than two dimensions";
             return Err(unsupported("gemm", why, "put `swiglu` behind it, or use `[K, N]`"));
         }
@@ -243,7 +260,7 @@ impl Builder<'_> {
             left: 0,
             b,
             b_transposed: *b_transposed,
-            out: tensor(value),
+            out,
             epilogue: epilogue.clone(),
             extras: list,
         })

@@ -17,5 +17,5 @@ pub fn of_ragged(config: &Config, facts: &Facts) -> Option<Config> {
         return Some(config.clone());
     }
     let block = if facts.gated() { [128, 256, 64] } else { [128, 128, 64] };
-    Some(Config { block, group_m: 1, ..config.clone() })
+    Some(Config { block, group_m: Some(1), ..config.clone() })
 }

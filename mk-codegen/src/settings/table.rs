@@ -108,9 +108,9 @@ pub const SETTINGS: &[Setting] = &[
         settle: rules::settle_consumers,
         values: tried::consumers,
     }),
-    row!(group_m: u32, "rasterisation: row blocks that are walked together before the next columns' tiles", {
+    row!(group_m: u32 | "auto", "rasterisation: row blocks that are walked together before the next columns' tiles; auto is 1024 rows", {
         applies: rules::products,
-        fits: |c, _| rules::at_least_one("group_m", "row blocks", c.group_m),
+        fits: |c, _| rules::at_least_one("group_m", "row blocks", c.group_blocks()),
         values: tried::group_m,
     }),
     row!(intra_comm_sms: u32 | "auto", "CTAs that communicate inside the node", {

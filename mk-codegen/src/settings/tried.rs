@@ -6,8 +6,6 @@ use crate::target;
 /// Tiles of few rows, where few columns make enough of them.
 pub const FLAT: &str = "64x128x64";
 
-/// Rows of a shard from which on groups of 16 row blocks are worth trying: two of 8.
-const MANY_ROWS: u64 = 2048;
 /// Rows up to which an `all_reduce` whose rows are not cut is worth its slots, which are as large as the result for each rank.
 const FEW_ROWS: u64 = 1024;
 
@@ -93,11 +91,8 @@ pub(super) fn consumers(facts: &Facts) -> Vec<String> {
 }
 
 pub(super) fn group_m(facts: &Facts) -> Vec<String> {
-    if facts.ragged {
-        return texts(&[8, 1, 16]);
-    }
-    let many = facts.shard_rows(facts.most_rows()) >= MANY_ROWS;
-    if facts.multiplies() && many { texts(&[8, 16]) } else { Vec::new() }
+    // Of other products no number was better than that of the rows on every depth (decision 262).
+    if facts.ragged { texts(&[8, 1, 16]) } else { Vec::new() }
 }
 
 pub(super) fn intra_comm_sms(facts: &Facts) -> Vec<String> {

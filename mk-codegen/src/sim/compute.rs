@@ -490,7 +490,12 @@ fn product(
         }
     };
     let mut tails = EPILOGUE_OPERANDS.iter();
+    let mut kept = None;
     for op in epilogue {
+        if *op == EpilogueOp::Keep {
+            kept = Some(tile.clone());
+            continue;
+        }
         if *op == EpilogueOp::Carry {
             // To the first tiles of a sum nothing is carried.
             for t in context.all(Operand::AccIn).filter(|t| !t.data.is_empty()) {
@@ -506,6 +511,7 @@ fn product(
             if tails.next() == Some(&operand) {
                 return Ok(tile.data);
             }
+            tile = kept.take().unwrap_or(tile);
             continue;
         }
         apply_to(&mut tile, *op, &mut tails, context, phase)?;

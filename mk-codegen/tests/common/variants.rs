@@ -86,7 +86,7 @@ pub const VARIANTS: &[Variant] = &[
         |c| c.reduction = Reduction::AfterLastWave,
     ),
     variant(("ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
-        (c.reduction, c.group_m) = (Reduction::Ring, 3);
+        (c.reduction, c.group_m) = (Reduction::Ring, Some(3));
     }),
     variant(
         ("ring_of_two", "gemm(a, b) -> scale(0.5) -> reduce_scatter", 2, RAGGED_ALIGNED),
@@ -303,7 +303,7 @@ pub const VARIANTS: &[Variant] = &[
     ),
     variant(("ping_pong_ring", "gemm(a, b) -> reduce_scatter", 4, RAGGED_ALIGNED), |c| {
         ping_pong(c, 128);
-        (c.reduction, c.group_m) = (Reduction::Ring, 3);
+        (c.reduction, c.group_m) = (Reduction::Ring, Some(3));
     }),
     variant(("ping_pong_slices_tail", "gather(a) -> gemm(b)", 3, RAGGED), |c| {
         ping_pong(c, 128);

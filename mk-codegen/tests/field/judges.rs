@@ -43,7 +43,7 @@ pub const SMALL: &[Small] = &[
     small("one_shot", "gemm(a, b) -> all_reduce", 2, AB, |c| c.all_reduce = AllReduce::OneShot),
     small("by_columns", "gemm(a, b) -> all_reduce", 2, AB, |c| c.all_reduce = AllReduce::ByColumns),
     small("ring", "gemm(a, b) -> reduce_scatter", 3, &[("a", &[390, 192]), ("b", &[192, 128])], |c| {
-        (c.reduction, c.group_m) = (Reduction::Ring, 1);
+        (c.reduction, c.group_m) = (Reduction::Ring, Some(1));
     }),
     small("split", "gemm(a, b) -> reduce_scatter", 2, &[("a", &[256, 512]), ("b", &[512, 128])], |c| {
         (c.reduction, c.split_k) = (Reduction::AfterLastWave, 2);
@@ -63,6 +63,15 @@ pub const SMALL: &[Small] = &[
          }",
         2,
         &[("x", &[200, 64]), ("w", &[64, 2, 256])],
+        |_| (),
+    ),
+    small(
+        "swiglu_grad",
+        "fn f(dy: bf16[M, K] @ shard(0), w: bf16[F, K] @ shard(0), h: bf16[M, 2, F] @ shard(2)) {
+             gather(dy) -> gemm(w.t) -> swiglu_grad(h)
+         }",
+        2,
+        &[("dy", &[200, 64]), ("w", &[256, 64])],
         |_| (),
     ),
     small(

@@ -42,6 +42,12 @@ const PIPELINES: &[Pipeline] = &[
         &[("x", &['M', 'K']), ("w1", &['K', '2', 'F']), ("w2", &['F', 'N'])],
     ),
     (
+        "fn f(dy: bf16[M, K] @ shard(0), w: bf16[F, K] @ shard(0), h: bf16[M, 2, F] @ shard(2)) {
+             gather(dy) -> gemm(w.t) -> swiglu_grad(h)
+         }",
+        &[("dy", &['M', 'K']), ("w", &['F', 'K']), ("h", &['M', '2', 'F'])],
+    ),
+    (
         "fn f(x: bf16[M, K] @ shard(0), w1: bf16[F, K] @ shard(0), w2: bf16[N, F] @ shard(1)) {
              gather(x) -> gemm(w1.t) -> gelu -> gemm(w2.t) -> all_reduce
          }",
@@ -94,7 +100,7 @@ type Way = (&'static str, fn(&mut Config));
 const DEFAULT: Way = ("by default", |_| ());
 const ONE_SHOT: Way = ("one shot", |c| c.all_reduce = AllReduce::OneShot);
 const AFTER: Way = ("sums after", |c| c.reduction = Reduction::AfterLastWave);
-const RING: Way = ("ring", |c| (c.reduction, c.group_m) = (Reduction::Ring, 1));
+const RING: Way = ("ring", |c| (c.reduction, c.group_m) = (Reduction::Ring, Some(1)));
 const SPLIT: Way = ("split", |c| (c.reduction, c.split_k) = (Reduction::AfterLastWave, 2));
 const SPLIT_ONE_SHOT: Way = ("split, one shot", |c| {
     (c.reduction, c.split_k, c.all_reduce) = (Reduction::AfterLastWave, 2, AllReduce::OneShot);

@@ -75,10 +75,10 @@ pub fn neighbours(config: &Config, program: &Program, bound: &Bound) -> Vec<Conf
     let facts = facts(program, bound, config.ranks);
     let mut near = Vec::new();
     if facts.multiplies() {
-        let n = config.group_m;
+        let n = config.group_blocks();
         let three = n.saturating_mul(3);
         let others = [n / 4, n / 2, three / 4, three / 2, n.saturating_mul(2)];
-        near.extend(others.map(|group_m| Config { group_m, ..config.clone() }));
+        near.extend(others.map(|n| Config { group_m: Some(n), ..config.clone() }));
         near.push(other_scheduler(config));
     }
     if let Some(n) = config.intra_comm_sms {
@@ -88,7 +88,7 @@ pub fn neighbours(config: &Config, program: &Program, bound: &Bound) -> Vec<Conf
     }
     let mut seen = HashSet::from([settings::write_all(config)]);
     let settled = near.into_iter().map(|c| settings::settle(c, &facts));
-    let there = settled.filter(|c| c.group_m > 0 && c.intra_comm_sms != Some(0));
+    let there = settled.filter(|c| c.group_blocks() > 0 && c.intra_comm_sms != Some(0));
     there.filter(|c| seen.insert(settings::write_all(c))).collect()
 }
 

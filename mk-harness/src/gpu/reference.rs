@@ -159,7 +159,7 @@ impl Evaluator<'_, '_> {
             Op::Slope(Curve::GeluTanh) => MapOp::GeluTanhGrad,
             Op::Slope(Curve::Silu) => MapOp::SiluGrad,
             Op::Slope(Curve::Relu) => MapOp::ReluGrad,
-            Op::SwigluGrad => return Err(HarnessError::unsupported("`swiglu_grad` on a GPU")),
+            Op::SwigluGrad => MapOp::SwigluGrad,
             Op::Attention { .. } => return Ok(self.attention(node)?.0),
             Op::Lse => {
                 return match attended(self.s.case.program, node) {

@@ -94,7 +94,7 @@ extern "C" __global__ void reference_fill(void* x, u64 n, u32 dtype, u64 seed, f
 
 // Elementwise operations, as `MapOp` in mod.rs numbers them.
 enum : u32 { CAST = 0, RELU = 1, SILU = 2, GELU_ERF = 3, GELU_TANH = 4, ADD = 5, MUL = 6, SWIGLU = 7, BIAS = 8, SCALE = 9,
-             GELU_GRAD = 10, GELU_TANH_GRAD = 11, SILU_GRAD = 12, RELU_GRAD = 13 };
+             GELU_GRAD = 10, GELU_TANH_GRAD = 11, SILU_GRAD = 12, RELU_GRAD = 13, SWIGLU_GRAD = 14 };
 
 __device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
 
@@ -113,7 +113,8 @@ extern "C" __global__ void reference_map(void* out, const void* a, const void* b
                                          float factor, u32 out_dtype, u32 a_dtype, u32 b_dtype) {
   const u64 stride = (u64)gridDim.x * blockDim.x;
   for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
-    const u64 at = op == SWIGLU ? i / inner * 2 * inner + i % inner : i;
+    // Of gates and ups there are two for each result.
+    const u64 row = i / inner, at = op == SWIGLU ? row * 2 * inner + i % inner : op == SWIGLU_GRAD ? row / 2 * inner + i % inner : i;
     const float x = load(a, a_dtype, at);
     float y = x;
     if (op == RELU) y = x < 0.f ? 0.f : x;  // not fmaxf, which would make 0 of a NaN
@@ -125,7 +126,11 @@ extern "C" __global__ void reference_map(void* out, const void* a, const void* b
     if (op == SWIGLU) y = silu(x) * load(a, a_dtype, at + inner);
     if (op == BIAS) y = x + load(b, b_dtype, i % inner);
     if (op == SCALE) y = x * factor;
-    if (op >= GELU_GRAD) y = x * slope(op, fminf(fmaxf(load(b, b_dtype, i), -100.f), 100.f));
+    if (op == SWIGLU_GRAD) {
+      const u64 gate = row / 2 * 2 * inner + i % inner;
+      const float g = load(b, b_dtype, gate), near = fminf(fmaxf(g, -100.f), 100.f);
+      y = row % 2 ? x * silu(g) : x * slope(SILU_GRAD, near) * load(b, b_dtype, gate + inner);
+    } else if (op >= GELU_GRAD) y = x * slope(op, fminf(fmaxf(load(b, b_dtype, i), -100.f), 100.f));
     store(out, out_dtype, i, y);
   }
 }

@@ -36,6 +36,8 @@ pub enum MapOp {
     Mul,
     /// silu(x[:, 0, :]) * x[:, 1, :]: `[M, 2, F]` to `[M, F]`.
     Swiglu,
+    /// The gradient of the input `y` of [`MapOp::Swiglu`], from that of its result: `[M, F]` and `[M, 2, F]` to `[M, 2, F]`.
+    SwigluGrad,
     /// x + y, where y is `[N]` and N the last dimension of x.
     Bias,
     /// x times the slope of the exact GELU at y.
@@ -74,6 +76,7 @@ impl MapOp {
             MapOp::GeluTanhGrad => (11, 1.0),
             MapOp::SiluGrad => (12, 1.0),
             MapOp::ReluGrad => (13, 1.0),
+            MapOp::SwigluGrad => (14, 1.0),
         }
     }
 }
@@ -403,7 +406,10 @@ impl Reference {
         let same = |t: &DeviceTensor| t.elements() == out.elements();
         let fits = match (op, a.shape(), b) {
             (MapOp::Swiglu, &[m, 2, f], None) => out.shape() == [m, f],
-            (MapOp::Swiglu, ..) => false,
+            (MapOp::SwigluGrad, &[m, f], Some(h)) => {
+                same(h) && h.shape() == [m, 2, f] && out.shape() == [m, 2, f]
+            }
+            (MapOp::Swiglu | MapOp::SwigluGrad, ..) => false,
             (op, _, Some(b)) if op.pairs() => same(a) && same(b),
             (MapOp::Bias, _, Some(b)) => same(a) && b.shape() == [inner],
             (op, _, None) if op.pairs() || op == MapOp::Bias => false,

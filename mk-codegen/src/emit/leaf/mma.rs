@@ -7,7 +7,7 @@ mod targets;
 use super::record::{
     AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
 };
-use crate::emit::{context::Emitter, error::EmitError, maps::View, types::Slice};
+use crate::emit::{chain::half, context::Emitter, error::EmitError, maps::View, types::Slice};
 use crate::{
     ir::{
         ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId,
@@ -275,7 +275,13 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     }
     check_places(e, s.id, [a, b], &targets)?;
     let last = |x: &Access| x.region[x.region.len() - 1].clone();
-    let rows = |x: &Access| x.region[x.region.len() - 2].clone();
+    let halves = targets.iter().any(|c| half(e.plan, c).is_some());
+    if halves && (targets.len() > 1 || half(e.plan, c) != Some(0)) {
+        let what = "a tile goes to one place, the first half of `[m, 2, n]`";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    let rows = |x: &Access| x.region[x.region.len() - if halves { 3 } else { 2 }].clone();
+    let row = |x: &Access| if halves { rows(x).0 } else { e.row(x) };
     let say = |x: &Expr| e.c(f, None, x);
     let (saved, extras) = e.chain(s.id, epilogue, c)?;
     let steps = steps_along_k(f, a, *a_layout, block[2])?;
@@ -304,7 +310,7 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         scalars => e.scalars(f, right.outer.iter().map(|x| ("b_outer", x))),
         k_blocks,
         inner,
-        c_row => say_all(&|c| say(&e.row(c)))?,
+        c_row => say_all(&|c| say(&row(c)))?,
         e_row => say(&e.extras_row(f)?),
         gated,
         saved,
@@ -312,7 +318,10 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         rows => say(&rows(c).1),
         cols => say(&last(c).1),
         c_data => e.base(c.buffer, "params.header.rank"),
-        c_pitch => e.own_pitch_bytes(c.buffer),
+        c_pitch => match halves {
+            true => format!("2 * {}", e.own_pitch_bytes(c.buffer)),
+            false => e.own_pitch_bytes(c.buffer),
+        },
         direct => *store == Store::Direct,
         table_waits => e.waits_of(f, &tables)?,
         load_waits => e.waits_without(f, Agent::Loader, Point::Start, &tables)?,
@@ -438,6 +447,9 @@ fn check_places(
             Store::Tma => {
                 e.check_starts(id, c)?;
                 let [below, beside] = f.leaf.multicast();
+                if half(e.plan, c).is_some() {
+                    e.check_panels(id, c, mma_panel_columns(block[1]).min(64))?;
+                }
                 e.check_clipped(id, c, [block[0] * below, f.leaf.out_columns() * beside])?;
             }
             Store::Direct => e.check_lines(id, c)?,
@@ -456,7 +468,11 @@ fn c_maps(
 ) -> Result<String, EmitError> {
     let mut texts = Vec::new();
     for c in targets {
-        let view = View::rows(c.region.len());
+        // Rows of both halves.
+        let view = match half(e.plan, c) {
+            Some(_) => View::cut([1]),
+            None => View::rows(c.region.len()),
+        };
         texts.push(if c.rank == Expr::Var(Var::RANK) {
             format!("&params.maps[kMap{}]", e.maps.index(e.plan, c.buffer, &view, &box_dims)?)
         } else {

@@ -407,8 +407,8 @@ impl Checker<'_> {
             );
         }
         if let Leaf::ReduceTile { epilogue } = &x.leaf {
-            use EpilogueOp::{Carry, Save, Swiglu};
-            let other = epilogue.iter().find(|op| matches!(op, Swiglu | Save | Carry));
+            use EpilogueOp::{Carry, Keep, Save, Swiglu};
+            let other = epilogue.iter().find(|op| matches!(op, Swiglu | Save | Keep | Carry));
             if let Some(op) = other {
                 let op = super::print::epilogue_text(op);
                 self.error(place, format!("a sum has no `{op}` behind it"));
@@ -422,6 +422,12 @@ impl Checker<'_> {
             let gates = epilogue.iter().filter(|op| **op == EpilogueOp::Swiglu).count();
             if gates != usize::from(gated(epilogue)) {
                 self.error(place, "`swiglu` comes first in an epilogue, or behind one `save`");
+            }
+            if !super::leaf::keeps_end(epilogue) {
+                self.error(
+                    place,
+                    "`keep` ends with a `save`, before another `keep`, `swiglu` or `carry`",
+                );
             }
         }
         let want: Vec<_> = contract.edges.iter().map(|e| e.name).collect();

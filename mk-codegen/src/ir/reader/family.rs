@@ -274,7 +274,9 @@ fn epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadError> {
                 "round_f16",
                 "widen",
                 "swiglu",
+                "mul_silu",
                 "save",
+                "keep",
                 "carry",
             ];
             epilogue.push(match c.one_of(OPS)? {
@@ -293,7 +295,9 @@ fn epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadError> {
                 "round_f16" => EpilogueOp::RoundF16,
                 "widen" => EpilogueOp::Widen,
                 "swiglu" => EpilogueOp::Swiglu,
+                "mul_silu" => EpilogueOp::MulSilu,
                 "save" => EpilogueOp::Save,
+                "keep" => EpilogueOp::Keep,
                 "carry" => EpilogueOp::Carry,
                 _ => {
                     c.sign(":")?;

@@ -46,6 +46,8 @@ pub(in crate::passes) enum Extra {
     Param(Param),
     /// An index into [`Kernel::results`].
     Result(usize),
+    /// The second half of the product's own result `[m, 2, n]`.
+    OwnHalf,
 }
 
 /// One matrix product.
@@ -54,7 +56,7 @@ pub(in crate::passes) struct Product {
     pub left: OpId,
     pub b: Param,
     pub b_transposed: bool,
-    /// After the epilogue.
+    /// After the epilogue; of a result `[m, 2, n]`, `[m, n]`.
     pub out: Tensor,
     pub epilogue: Vec<EpilogueOp>,
     /// Operands of the epilogue, in order.
@@ -65,6 +67,11 @@ impl Product {
     /// Whether columns of `b` come in pairs of gate and up.
     pub fn gated(&self) -> bool {
         ir::gated(&self.epilogue)
+    }
+
+    /// Whether its result is `[m, 2, n]`, the gradient of what `swiglu` takes.
+    pub fn halves(&self) -> bool {
+        ir::halves(&self.epilogue)
     }
 }
 

@@ -204,7 +204,7 @@ impl Tiles<'_> {
     /// Blocks that are walked together, so that those of an expert share its matrix in the cache; blocks without rows stay behind all others.
     fn order(&self, config: &Config, parts: i32, across: i32) -> Vec<Expr> {
         let t = Expr::from(Var::LINEAR);
-        let group = config.group_m.clamp(1, self.blocks.count.max(1) as u32) as i32;
+        let group = config.group_blocks().clamp(1, self.blocks.count.max(1) as u32) as i32;
         let tall = parts > 1;
         let at = if tall { t.clone() / parts } else { t.clone() };
         let (block, column) = in_groups(at, self.blocks.count, group, across);

@@ -195,6 +195,11 @@ impl Product<'_> {
             if operand == Operand::E0 && saves_gates(epilogue) {
                 region.insert(1, (0.into(), 2.into()));
             }
+            if self.g.halves() {
+                // Of gates, their gradients, and ups, the last two lie behind the first.
+                let ups = matches!(op, EpilogueOp::Save | EpilogueOp::Mul);
+                region.insert(1, (i32::from(ups).into(), 1.into()));
+            }
             // Touched by the consumers once the tile is computed.
             accesses.push(match op {
                 EpilogueOp::Save => write(operand, *buffer, region),
@@ -211,7 +216,13 @@ impl Product<'_> {
                 let row = (rows.in_covered(&r), r.len.clone());
                 vec![write(Operand::C, into, vec![(k, 1.into()), row, cols])]
             }
-            None => self.destination.writes(Operand::C, rows, &r, cols),
+            None => {
+                let mut writes = self.destination.writes(Operand::C, rows, &r, cols);
+                if self.g.halves() {
+                    writes.iter_mut().for_each(|c| c.region.insert(1, (0.into(), 1.into())));
+                }
+                writes
+            }
         });
         let mut domain = rows.domain(self.col_blocks);
         let parts = self.cut.map_or(1, |c| c.parts);

@@ -29,6 +29,9 @@ use crate::passes::{
 use crate::settings::{AllReduce, Config, Reduction};
 use crate::target::Target;
 
+/// Columns of a panel of 16-bit results, which a box of TMA stores.
+const PANEL_COLUMNS: i32 = 64;
+
 /// The families of a kernel with products.
 ///
 /// # Errors
@@ -229,7 +232,10 @@ fn new_product<'k>(
         Some(Value::Hidden(_) | Value::Result) | None => ALayout::Mk,
     };
     // Scratch and slots are padded; the caller's rows are as they are.
-    let direct = matches!(destination, Destination::Out(_)) && !g.out.tma_rows(world);
+    // Boxes of gates end where ups begin.
+    let whole = g.out.widest(1, world) % PANEL_COLUMNS == 0 && g.out.even(1, world);
+    let rows_fit = g.out.tma_rows(world) && (whole || !g.halves());
+    let direct = matches!(destination, Destination::Out(_)) && !rows_fit;
     let tile = MmaTile {
         block: t.config.block,
         stages: t.config.stages_on(t.draft.target),
@@ -243,11 +249,17 @@ fn new_product<'k>(
     };
     let columns = tile.out_columns();
     // More than there are is all of them.
-    let group = t.config.group_m.clamp(1, rows.blocks.max(8) as u32) as i32;
+    let group = t.config.group_blocks().clamp(1, rows.blocks.max(8) as u32) as i32;
+    let result = t.kernel.result_of(id);
     let extra = |x: &Extra| match x {
-        Extra::Param(p) => t.params[*p],
-        Extra::Result(r) => t.results[*r],
+        Extra::Param(p) => Ok(t.params[*p]),
+        Extra::Result(r) => Ok(t.results[*r]),
+        Extra::OwnHalf => {
+            let own = result.and_then(|r| t.results.get(r)).copied();
+            own.ok_or_else(|| internal(format!("operation {id} is no result, and has halves")))
+        }
     };
+    let extras = g.extras.iter().map(extra).collect::<Result<_, _>>()?;
     let name = match t.kernel.products().count() {
         1 => "gemm".into(),
         _ => format!("gemm{}", number(t.kernel, id)),
@@ -263,7 +275,7 @@ fn new_product<'k>(
         n,
         col_blocks: (g.out.widest(1, world) + columns - 1) / columns,
         b,
-        extras: g.extras.iter().map(extra).collect(),
+        extras,
         destination,
         cut: None,
         half: None,

@@ -27,6 +27,7 @@ pub(in super::super) fn apply(op: EpilogueOp, acc: &mut Tile, operand: Option<&T
         EpilogueOp::GeluGrad => slope(acc, other, &gelu_slope),
         EpilogueOp::GeluTanhGrad => slope(acc, other, &gelu_tanh_slope),
         EpilogueOp::SiluGrad => slope(acc, other, &silu_slope),
+        EpilogueOp::MulSilu => acc.data.iter_mut().zip(other).for_each(|(x, y)| *x *= silu(*y)),
         EpilogueOp::ReluGrad => acc.data.iter_mut().zip(other).for_each(|(x, y)| {
             if *y <= 0.0 {
                 *x = 0.0;
@@ -38,7 +39,7 @@ pub(in super::super) fn apply(op: EpilogueOp, acc: &mut Tile, operand: Option<&T
         EpilogueOp::Scale(bits) => each(acc, &|x| x * f32::from_bits(bits)),
         EpilogueOp::RoundBf16 => each(acc, &|x| round(DType::Bf16, x)),
         EpilogueOp::RoundF16 => each(acc, &|x| round(DType::F16, x)),
-        EpilogueOp::Widen | EpilogueOp::Save => {}
+        EpilogueOp::Widen | EpilogueOp::Save | EpilogueOp::Keep => {}
         EpilogueOp::Swiglu => {
             let half = acc.cols / 2;
             let rows = acc.data.chunks(cols);

@@ -1,7 +1,7 @@
 //! Where the tiles of a product go: always to one place, or each to one of several.
 
 use crate::emit::leaf::mma::operands::rows_of;
-use crate::emit::{context::Emitter, error::EmitError};
+use crate::emit::{chain::half, context::Emitter, error::EmitError};
 use crate::ir::{Access, FamId, Family, Mode, Operand};
 
 /// The places, which have the same columns, rows and element type.
@@ -22,13 +22,13 @@ pub(in crate::emit) fn targets<'p>(
         return Err(EmitError::unsupported(f.name.clone(), "operands are matrices"));
     }
     for c in &all {
-        if rows_of(e, id, c)? + 2 != c.region.len() {
+        if rows_of(e, id, c)? + 2 != c.region.len() && half(e.plan, c).is_none() {
             let what = format!("rows of a tile lie one behind the other in {}", c.buffer);
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
     }
     let of = |a: &Access, back: usize| a.region.get(a.region.len().wrapping_sub(back)).cloned();
-    let rows = |a: &Access| of(a, 2).map(|r| r.1);
+    let rows = |a: &Access| of(a, if half(e.plan, a).is_some() { 3 } else { 2 }).map(|r| r.1);
     let fits = match all.as_slice() {
         [only] => only.when.is_none(),
         [one, ..] => {
