@@ -129,7 +129,9 @@ impl Opened {
         }
         let begin = Instant::now();
         let pipeline = pipeline.on(config.ranks, args)?;
-        let plan = passes::lower(&pipeline.program, &pipeline.bound, &config)?;
+        let Pipeline { program, bound } = &pipeline;
+        let plan = passes::lower(program, bound, &config)
+            .map_err(|error| error.with_what_fits(program, bound, &config))?;
         let time = begin.elapsed();
         tracing::debug!(plan = plan.name, ?time, ranks = plan.mesh.size(), "lowered");
         let smaller = passes::smaller(&pipeline.program, &pipeline.bound, &config, &plan);
@@ -196,15 +198,14 @@ impl Loaded {
             }
             Err(failure) => failure,
         };
-        let too_large = |v: &Violation| matches!(v, Violation::Limit { .. });
-        Err(if failure.violations.iter().all(too_large) {
+        Err(if failure.violations.iter().all(Violation::is_too_large) {
             let help = match self.is_read {
                 false => "use smaller numbers (`--dim`, `--shape`)",
                 true => {
                     "the numbers stand in the plan: make them smaller there, or make the plan anew from its pipeline with smaller ones"
                 }
             };
-            Failure::refused(Kind::TooLarge, "", &failure, Some(help))
+            Failure::too_large(&failure, help)
         } else if !self.is_read {
             Failure::refused(Kind::Internal, "internal error, a pass is wrong: ", &failure, None)
         } else {
@@ -233,7 +234,13 @@ fn read_plan(args: &PipelineArgs) -> Result<Plan, Failure> {
     };
     plan.check_structure().map_err(|errors| {
         let list: Vec<String> = errors.iter().map(|e| format!("\n  {e}")).collect();
-        Failure::new(Kind::Pipeline, format!("{path} is not a well-formed plan:{}", list.concat()))
+        match errors.iter().all(|e| e.too_large) {
+            true => Failure::new(Kind::TooLarge, format!("{path} is too large:{}", list.concat())),
+            false => {
+                let what = format!("{path} is not a well-formed plan:{}", list.concat());
+                Failure::new(Kind::Pipeline, what)
+            }
+        }
     })?;
     Ok(plan)
 }

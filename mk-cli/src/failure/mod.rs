@@ -88,6 +88,14 @@ impl Failure {
         Failure::listed(format!("error: {text}{more}"), list)
     }
 
+    /// A plan of which nothing is known but that it is too large, and a way out.
+    pub fn too_large(failure: &valid::Failure, help: &str) -> Failure {
+        let list = failure.violations.iter().map(|v| mistake(Kind::TooLarge, v, Some(help)));
+        let what: Vec<String> = failure.violations.iter().map(ToString::to_string).collect();
+        let (what, list) = (what.join("\n  "), list.collect());
+        Failure::listed(format!("error: the plan is too large: {what}\n  = help: {help}"), list)
+    }
+
     fn listed(text: String, list: Vec<Value>) -> Failure {
         Failure::Mistakes(Box::new(Mistakes { text, list, report: None }))
     }

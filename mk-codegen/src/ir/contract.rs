@@ -101,7 +101,7 @@ impl Leaf {
                     tab(Loader),
                 ],
                 edges: vec![flow("full", Loader, Storer), back("empty", Storer, Loader, *stages)],
-                smem_bytes: stages * COPY_STAGE_BYTES,
+                smem_bytes: stages.saturating_mul(COPY_STAGE_BYTES),
             },
             Leaf::CopyTile { via: CopyVia::Ldst | CopyVia::Gather, .. } => Contract {
                 agents: vec![Copier],

@@ -43,6 +43,7 @@ pub(super) fn of_grouped(g: &Grouped, ranks: u32) -> Facts {
         ranks,
         products: products.collect(),
         ragged: true,
+        routed: g.route.is_some(),
         groups: g.products.first().map_or(0, |p| extents(&g.params[p.b])[0]),
         first: g.results.first().map_or([0, 1], extents),
         ..Facts::default()
@@ -109,6 +110,7 @@ pub(super) fn of(kernel: &Kernel, ranks: u32) -> Facts {
     });
     Facts {
         ring: false,
+        routed: false,
         ranks,
         gathers: gathers.collect(),
         products: products.collect(),

@@ -105,7 +105,8 @@ const MOST_NARROW_STAGES: u32 = 16;
 impl Config {
     /// Rows of the result that a task of a product makes.
     pub(crate) fn rows_of_task(&self) -> i32 {
-        (self.block[0] * self.multicast.map_or(1, |m| m.below)) as i32
+        let rows = self.block[0].saturating_mul(self.multicast.map_or(1, |m| m.below));
+        i32::try_from(rows).unwrap_or(i32::MAX)
     }
 
     /// Row blocks that are walked together.
@@ -115,7 +116,8 @@ impl Config {
 
     /// CTAs that share a task of a product.
     pub(crate) fn ctas_of_task(&self) -> u32 {
-        self.cluster * self.multicast.map_or(1, |m| m.below * m.beside)
+        let tiles = self.multicast.map_or(1, |m| m.below.saturating_mul(m.beside));
+        self.cluster.saturating_mul(tiles)
     }
 
     /// Shared-memory stages of a matrix product on `target`.

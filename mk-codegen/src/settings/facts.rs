@@ -15,6 +15,8 @@ pub struct Facts {
     pub sums: Vec<Sum>,
     /// Whether keys, or queries, go to other ranks' attention.
     pub ring: bool,
+    /// Whether tokens go to the ranks of their experts, or rows of experts back to their tokens.
+    pub routed: bool,
     /// Whether rows are ragged: in blocks of 128, as many in each as a launch says.
     pub ragged: bool,
     /// Groups of ragged rows: matrices of a product, of which each block has one.
@@ -122,7 +124,7 @@ impl Facts {
 
     /// Whether ranks exchange anything.
     pub fn communicates(&self) -> bool {
-        self.ranks > 1 && (self.gathers() || self.sums() || self.ring)
+        self.ranks > 1 && (self.gathers() || self.sums() || self.ring || self.routed)
     }
 
     /// Global rows and columns of the products that no other reads: the fewest. Without products, of the first result.

@@ -1,7 +1,7 @@
 //! What the verifier says: a [`Proof`], or a [`Failure`] made of counterexamples.
 
 use super::actor::Actor;
-use crate::ir::{BufId, DimId, EdgeId, Plan, PointError, StructureError};
+use crate::ir::{BufId, DimId, EdgeId, EvalError, Plan, PointError, StructureError};
 use mk_abi::count;
 use std::{collections::BTreeSet, fmt};
 use thiserror::Error;
@@ -209,6 +209,16 @@ impl Violation {
 }
 
 impl Violation {
+    /// Whether nothing is wrong but that a plan is larger than a limit, that of 32 bits included.
+    pub fn is_too_large(&self) -> bool {
+        match self {
+            Violation::Limit { .. } => true,
+            Violation::Structure(e) => e.too_large,
+            Violation::Point(e) => matches!(e.source, EvalError::Overflow(..)),
+            _ => false,
+        }
+    }
+
     /// Takes another violation up into this one if the same missing or weak edge explains both.
     fn absorb(&mut self, other: &Violation) -> bool {
         use Violation::{Insufficient, Race};

@@ -44,6 +44,10 @@ impl fmt::Display for Explanation {
         if let Some(made) = &self.made {
             writeln!(f, "made       {made}")?;
         }
+        match self.gave_way {
+            0 => {}
+            n => writeln!(f, "           {}", gave_way(n))?,
+        }
         for (name, settings) in &self.kernels {
             writeln!(f, "           {name}: {}", said(settings))?;
         }
@@ -54,6 +58,12 @@ impl fmt::Display for Explanation {
 /// Settings of a kernel that may have none.
 fn said(settings: &str) -> &str {
     if settings.is_empty() { "nothing to set" } else { settings }
+}
+
+/// That so many choices of settings came before.
+pub(super) fn gave_way(n: u32) -> String {
+    let of = if n == 1 { "a choice".into() } else { format!("{n} choices") };
+    format!("{of} of settings before it had no kernel, as the compiler found out")
 }
 
 impl Explanation {
