@@ -9,7 +9,6 @@ mod log;
 mod nvrtc;
 mod sass;
 
-pub(crate) use cache::probe as probe_cache;
 pub use find::{Nvrtc, NvrtcVersion, find_nvrtc};
 pub use log::{EntryReport, Report, Warning};
 pub use sass::{SassCounts, count_sass, disassemble, find_nvdisasm};
@@ -137,7 +136,7 @@ pub fn compile_unit(unit: Unit<'_>, options: &JitOptions) -> Result<Compiled, Er
         Some(cache) => nvrtc.build_id(cache)?,
         None => nvrtc.load()?.build_id(),
     };
-    let key = cache::Key::new(unit, &flags, &build);
+    let key = cache::key(unit, &flags, &build);
     if let Some(hit) = cache.as_ref().and_then(|c| c.read(&key)) {
         let report = log::parse(&hit.log);
         accept(unit.name, &report, options)?;
