@@ -8,10 +8,11 @@ mod common;
 use attention::ATTENTION;
 use common::{CASES, VARIANTS, Variant, experts, plan};
 use mk::Program;
-use mk::build::Composition;
+use mk::build::{Composition, Making};
 use mk::emit::Options;
 use mk::function::FunctionError;
 use mk::ir::{EpilogueOp, Family, Leaf, Plan};
+use mk::kept::Proofs;
 use mk::runtime::Error;
 use mk::runtime::jit::{self, JitOptions};
 use mk::settings::{AllReduce, Config, Reduction};
@@ -206,7 +207,8 @@ fn chosen_settings_that_take_too_many_registers_give_way() {
     let choice = Choice { verdict, configs: vec![config.clone()] };
     let options = JitOptions { use_cache: false, ..JitOptions::default() };
     let make = |instead| {
-        Composition::make(&program, &bound, &choice, Options::default(), &options, instead)
+        let making = Making { program: &program, bound: &bound, emission: Options::default() };
+        Composition::make(making, &choice, &options, instead, &Proofs::none())
     };
     let refused = make(None).map(|(made, _)| made.configs).expect_err("find another example");
     assert!(matches!(refused, FunctionError::Runtime(Error::Spill { .. })), "{refused}");
@@ -236,14 +238,8 @@ fn chosen_products_have_a_kernel() {
         let chosen = of(&bound);
         let choice = Choice { verdict, configs: vec![chosen.clone()] };
         let instead = Config::default();
-        let made = Composition::make(
-            program,
-            &bound,
-            &choice,
-            Options::default(),
-            &options,
-            Some(&instead),
-        );
+        let making = Making { program, bound: &bound, emission: Options::default() };
+        let made = Composition::make(making, &choice, &options, Some(&instead), &Proofs::none());
         let (made, compiled) = made.unwrap_or_else(|e| panic!("{m} x {k} x {n}: {e}"));
         assert!(!compiled[0].report.all().any(|e| e.spills()), "{m} x {k} x {n}");
         (chosen, made.configs)

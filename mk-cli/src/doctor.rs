@@ -7,8 +7,9 @@ use crate::{
 use mk::runtime::{
     doctor::{Card, Doctor, Fabric, Gpu, Peer},
     jit::JitOptions,
+    store::Kept,
 };
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// Options of `mk doctor`.
 #[derive(clap::Args)]
@@ -50,12 +51,18 @@ fn json(doctor: &Doctor) -> Value {
         "nvrtc": nvrtc.map(|n| json!({ "version": n.version.to_string(), "path": n.path })),
         "nvdisasm": doctor.nvdisasm,
         "cache_dir": doctor.cache.as_ref().ok(),
+        "kept": doctor.kept.iter().map(kept).collect::<Map<_, _>>(),
         "networks": doctor.fabrics.iter().map(fabric).collect::<Vec<_>>(),
         "cards": doctor.cards.iter().map(card).collect::<Vec<_>>(),
         "missing": missing
             .map(|m| json!({ "needed_for": m.needed_for, "what": m.what }))
             .collect::<Vec<_>>(),
     })
+}
+
+/// By kind: `"kernel": {"files": 3, "bytes": 90000}`.
+fn kept(kept: &Kept) -> (String, Value) {
+    (kept.kind.to_string(), json!({ "files": kept.files, "bytes": kept.bytes }))
 }
 
 fn gpu(gpu: &Gpu) -> Value {

@@ -3,7 +3,9 @@
 use crate::{
     choice::{Choice, Fusion, Part, Verdict, parts},
     error::FunctionError,
+    kept::{Digests, Proofs, Proved},
     parallel::in_parallel,
+    progress::doing,
 };
 use mk_abi::KernelSource;
 use mk_codegen::{
@@ -18,6 +20,22 @@ use mk_runtime::{
     jit::{self, Compiled, JitOptions},
 };
 use mk_syntax::{Bound, Program};
+use std::{
+    panic::resume_unwind,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// A plan that is not proved yet, and its kernel as CUDA text.
+#[derive(Clone, Debug)]
+pub struct Lowered {
+    /// The tile plan.
+    pub plan: Plan,
+    /// The CUDA text, and what the runtime must allocate and encode for it.
+    pub source: KernelSource,
+    /// How long lowering and emission took.
+    pub time: Duration,
+}
 
 /// A plan that was proved right, and its kernel as CUDA text.
 #[derive(Clone, Debug)]
@@ -26,14 +44,36 @@ pub struct Planned {
     pub plan: Plan,
     /// What the verifier proved of it.
     pub proof: Proof,
+    /// Whether an earlier process or another rank proved it ([`Proofs`]).
+    pub is_kept: bool,
     /// The CUDA text, and what the runtime must allocate and encode for it.
     pub source: KernelSource,
+    /// How long lowering and emission took.
+    pub lower_time: Duration,
+    /// How long the proof took to make, or to find.
+    pub prove_time: Duration,
 }
 
-/// Lowers, verifies and emits. A function of its arguments: every rank that calls it with the same gets the same.
+/// Lowers and emits. A function of its arguments: every rank that calls it with the same gets the same.
 ///
 /// # Errors
 /// [`FunctionError::Lower`] for what the passes do not cover, [`FunctionError::Emit`] for what the emitter does not.
+pub fn lower(
+    program: &Program,
+    bound: &Bound,
+    config: &Config,
+    emission: emit::Options,
+) -> Result<Lowered, FunctionError> {
+    let begin = Instant::now();
+    let plan = passes::lower(program, bound, config)?;
+    let source = emit_with(&plan, emission)?;
+    Ok(Lowered { plan, source, time: begin.elapsed() })
+}
+
+/// [`lower`], then the proof, by this process.
+///
+/// # Errors
+/// As [`lower`]; [`FunctionError::Lower`] for what is too large to prove.
 pub fn plan(program: &Program, bound: &Bound, config: &Config) -> Result<Planned, FunctionError> {
     plan_with(program, bound, config, emit::Options::default())
 }
@@ -48,9 +88,18 @@ pub fn plan_with(
     config: &Config,
     emission: emit::Options,
 ) -> Result<Planned, FunctionError> {
-    let (plan, proof) = passes::compile(program, bound, config)?;
-    let source = emit_with(&plan, emission)?;
-    Ok(Planned { plan, proof, source })
+    let lowered = lower(program, bound, config, emission)?;
+    let (plan, source) = (&lowered.plan, &lowered.source);
+    let proved = Proofs::none().prove(program, bound, config, emission, plan, source)?;
+    Ok(lowered.proved(proved))
+}
+
+impl Lowered {
+    /// With its proof.
+    fn proved(self, Proved { proof, is_kept, time, .. }: Proved) -> Planned {
+        let Lowered { plan, source, time: lower_time } = self;
+        Planned { plan, proof, is_kept, source, lower_time, prove_time: time }
+    }
 }
 
 impl Planned {
@@ -85,21 +134,39 @@ fn nearest(chosen: &[Config], instead: &Config) -> Vec<Vec<Config>> {
 
 /// A pipeline as it is made: its kernel, or those of its parts in the order in which they are launched.
 #[derive(Clone, Debug)]
-pub struct Composition {
+pub struct Composition<K = Planned> {
     /// As one kernel or apart, and why.
     pub verdict: Verdict,
     /// What the kernels are of; nothing for one kernel of the whole.
     pub parts: Vec<Part>,
     /// The kernels.
-    pub kernels: Vec<Planned>,
+    pub kernels: Vec<K>,
     /// How each was lowered.
     pub configs: Vec<Config>,
     /// Choices of settings before these that have no kernel, as the compiler found out.
     pub gave_way: u32,
 }
 
+/// What a pipeline is made of, beside the choice of its settings.
+#[derive(Clone, Copy, Debug)]
+pub struct Making<'a> {
+    /// The pipeline.
+    pub program: &'a Program,
+    /// Its sizes.
+    pub bound: &'a Bound,
+    /// What kernels do beside their plan.
+    pub emission: emit::Options,
+}
+
+/// What a process has before ranks have agreed: kernels, and their proofs where it is the one that proves.
+pub(crate) struct Draft {
+    made: Composition<Lowered>,
+    proved: Option<Vec<Proved>>,
+    compiled: Vec<Compiled>,
+}
+
 impl Composition {
-    /// Lowers, verifies and emits what was chosen.
+    /// Lowers, emits and proves what was chosen.
     ///
     /// # Errors
     /// As [`plan`]; [`FunctionError::Mismatch`] for a choice of another pipeline.
@@ -109,45 +176,135 @@ impl Composition {
         choice: &Choice,
         emission: emit::Options,
     ) -> Result<Composition, FunctionError> {
+        Composition::with(Making { program, bound, emission }, choice, &Proofs::none())
+    }
+
+    /// [`Composition::new`], with proofs of earlier processes.
+    ///
+    /// # Errors
+    /// As [`Composition::new`].
+    pub fn with(
+        making: Making<'_>,
+        choice: &Choice,
+        proofs: &Proofs,
+    ) -> Result<Composition, FunctionError> {
+        let made = Composition::lower(making, choice)?;
+        let proved = made.prove(making, proofs)?;
+        Ok(made.proved(proved))
+    }
+
+    /// [`Composition::with`] and [`Composition::compile`], side by side. Settings that nobody asked for give way where they have no kernel, which only the
+    /// compiler finds out: to narrower tiles, to no clusters, to those of `instead`, and to those with narrower tiles; [`Composition::gave_way`]
+    /// counts. Where a kernel takes too many registers with them as well, some are spilled, with a warning.
+    ///
+    /// # Errors
+    /// As [`Composition::with`] and [`Composition::compile`].
+    pub fn make(
+        making: Making<'_>,
+        choice: &Choice,
+        options: &JitOptions,
+        instead: Option<&Config>,
+        proofs: &Proofs,
+    ) -> Result<(Composition, Vec<Compiled>), FunctionError> {
+        Draft::new(making, choice, options, instead, Some(proofs))?.finish()
+    }
+
+    /// Compiles all kernels, or reads them from the disk cache.
+    ///
+    /// # Errors
+    /// As [`Planned::compile`].
+    pub fn compile(&self, options: &JitOptions) -> Result<Vec<Compiled>, FunctionError> {
+        in_parallel(&self.kernels, |k| k.compile(options)).into_iter().collect()
+    }
+}
+
+impl Composition<Lowered> {
+    /// Lowers and emits what was chosen.
+    fn lower(making: Making<'_>, choice: &Choice) -> Result<Self, FunctionError> {
+        let Making { program, bound, emission } = making;
         let verdict = choice.verdict;
         let parts = match verdict.made {
             Fusion::Fused => Vec::new(),
             Fusion::Apart => parts(program, bound)
                 .map_err(|why| FunctionError::mismatch(format!("it does not come apart: {why}")))?,
         };
-        let list = parts.iter().map(|p| (&p.program, &p.bound));
-        let whole = parts.is_empty().then_some((program, bound));
-        let list: Vec<_> = list.chain(whole).zip(&choice.configs).collect();
         let (n, wanted) = (choice.configs.len(), parts.len().max(1));
         if n != wanted {
             let what = format!("{n} settings were chosen for {wanted} kernels");
             return Err(FunctionError::mismatch(what));
         }
-        let one = |((program, bound), config): &((&Program, &Bound), &_)| {
-            plan_with(program, bound, config, emission)
+        let configs = choice.configs.clone();
+        let made = Composition { verdict, parts, kernels: Vec::new(), configs, gave_way: 0 };
+        let one = |(program, bound, config): &(&Program, &Bound, &Config)| {
+            lower(program, bound, config, emission)
         };
-        let kernels = in_parallel(&list, one).into_iter().collect::<Result<_, _>>()?;
-        Ok(Composition { verdict, parts, kernels, configs: choice.configs.clone(), gave_way: 0 })
+        let kernels = in_parallel(&made.pieces(making), one).into_iter().collect::<Result<_, _>>();
+        kernels.map(|kernels| Composition { kernels, ..made })
     }
 
-    /// [`Composition::new`] and [`Composition::compile`]. Settings that nobody asked for give way where they have no kernel, which only the
-    /// compiler finds out: to narrower tiles, to no clusters, to those of `instead`, and to those with narrower tiles; [`Composition::gave_way`] counts. Where
-    /// a kernel takes too many registers with them as well, some are spilled, with a warning.
-    ///
-    /// # Errors
-    /// As [`Composition::new`] and [`Composition::compile`].
-    pub fn make(
-        program: &Program,
-        bound: &Bound,
+    /// Pipeline, sizes and settings of each kernel.
+    fn pieces<'a>(&'a self, making: Making<'a>) -> Vec<(&'a Program, &'a Bound, &'a Config)> {
+        let list = self.parts.iter().map(|p| (&p.program, &p.bound));
+        let whole = self.parts.is_empty().then_some((making.program, making.bound));
+        list.chain(whole).zip(&self.configs).map(|((p, b), c)| (p, b, c)).collect()
+    }
+
+    /// The proof of each kernel's plan.
+    fn prove(&self, making: Making<'_>, proofs: &Proofs) -> Result<Vec<Proved>, FunctionError> {
+        let list: Vec<_> = self.pieces(making).into_iter().zip(&self.kernels).collect();
+        let one = |((program, bound, config), k): &((&Program, &Bound, &Config), &Lowered)| {
+            proofs.prove(program, bound, config, making.emission, &k.plan, &k.source)
+        };
+        Ok(in_parallel(&list, one).into_iter().collect::<Result<_, _>>()?)
+    }
+
+    fn proved(self, proved: Vec<Proved>) -> Composition {
+        let Composition { verdict, parts, kernels, configs, gave_way } = self;
+        let kernels = kernels.into_iter().zip(proved).map(|(k, proved)| k.proved(proved)).collect();
+        Composition { verdict, parts, kernels, configs, gave_way }
+    }
+
+    fn compile(&self, options: &JitOptions) -> Result<Vec<Compiled>, FunctionError> {
+        let all = in_parallel(&self.kernels, |k| {
+            let _doing = doing(format!("compiling `{}`", k.source.name));
+            jit::compile(&k.source, options)
+        });
+        Ok(all.into_iter().collect::<Result<_, _>>()?)
+    }
+
+    /// Compiles all kernels while their plans are proved, if this process proves them.
+    fn compile_and_prove(
+        &self,
+        making: Making<'_>,
+        options: &JitOptions,
+        proofs: Option<&Proofs>,
+    ) -> Result<(Option<Vec<Proved>>, Result<Vec<Compiled>, FunctionError>), FunctionError> {
+        let compile = || self.compile(options);
+        let (proved, compiled) = thread::scope(|threads| {
+            let beside = thread::Builder::new().spawn_scoped(threads, compile);
+            let proved = proofs.map(|proofs| self.prove(making, proofs)).transpose();
+            let compiled =
+                beside.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            (proved, compiled.ok())
+        });
+        Ok((proved?, compiled.unwrap_or_else(compile)))
+    }
+}
+
+impl Draft {
+    /// What [`Composition::make`] makes, with proofs where `proofs` are given.
+    pub(crate) fn new(
+        making: Making<'_>,
         choice: &Choice,
-        emission: emit::Options,
         options: &JitOptions,
         instead: Option<&Config>,
-    ) -> Result<(Composition, Vec<Compiled>), FunctionError> {
-        let mut made = Composition::new(program, bound, choice, emission)?;
-        let mut refused = match made.compile(options) {
-            Ok(compiled) => return Ok((made, compiled)),
-            Err(error) => error,
+        proofs: Option<&Proofs>,
+    ) -> Result<Draft, FunctionError> {
+        let made = Composition::lower(making, choice)?;
+        let (mut proved, compiled) = made.compile_and_prove(making, options, proofs)?;
+        let (mut made, mut refused) = match compiled {
+            Ok(compiled) => return Ok(Draft { made, proved, compiled }),
+            Err(error) => (made, error),
         };
         let mut tried = vec![choice.configs.clone()];
         for configs in instead.into_iter().flat_map(|c| nearest(&choice.configs, c)) {
@@ -160,11 +317,14 @@ impl Composition {
             tried.push(configs.clone());
             let choice = Choice { configs, ..choice.clone() };
             // What else was chosen may not go with them.
-            let Ok(other) = Composition::new(program, bound, &choice, emission) else { continue };
+            let Ok(other) = Composition::lower(making, &choice) else { continue };
+            let Ok((proof, compiled)) = other.compile_and_prove(making, options, proofs) else {
+                continue;
+            };
             tracing::debug!(error = %refused, "chosen settings have no kernel: the next ones are tried");
-            made = Composition { gave_way: made.gave_way + 1, ..other };
-            refused = match made.compile(options) {
-                Ok(compiled) => return Ok((made, compiled)),
+            (made, proved) = (Composition { gave_way: made.gave_way + 1, ..other }, proof);
+            refused = match compiled {
+                Ok(compiled) => return Ok(Draft { made, proved, compiled }),
                 Err(error) => error,
             };
         }
@@ -173,14 +333,89 @@ impl Composition {
         }
         tracing::warn!(error = %refused, "registers are spilled, which costs time");
         let compiled = made.compile(&JitOptions { allow_spills: true, ..options.clone() })?;
-        Ok((made, compiled))
+        Ok(Draft { made, proved, compiled })
     }
 
-    /// Compiles all kernels, or reads them from the disk cache.
+    /// What this process says to those that do not prove: [`Draft::hear`]. Nothing of one that does not.
+    pub(crate) fn say(&self) -> String {
+        self.proved.iter().flatten().map(Proved::write).collect()
+    }
+
+    /// Takes the proofs of the process that proves, where they are of the same plans and kernels.
     ///
     /// # Errors
-    /// As [`Planned::compile`].
-    pub fn compile(&self, options: &JitOptions) -> Result<Vec<Compiled>, FunctionError> {
-        in_parallel(&self.kernels, |k| k.compile(options)).into_iter().collect()
+    /// [`FunctionError::Mismatch`].
+    pub(crate) fn hear(&mut self, said: &str) -> Result<(), FunctionError> {
+        let lines: Vec<&str> = said.split_inclusive('\n').collect();
+        let all = lines.chunks(Proved::LINES).map(|lines| Proved::read(&lines.concat()));
+        let all: Option<Vec<Proved>> = all.collect();
+        let all = all.ok_or_else(|| FunctionError::mismatch("rank 0 says a proof that is none"))?;
+        let own = self.made.kernels.iter().map(|k| Digests::of(&k.plan, &k.source));
+        if !all.iter().map(|proved| &proved.digests).eq(own.collect::<Vec<_>>().iter()) {
+            return Err(FunctionError::mismatch(
+                "this rank lowered other plans than rank 0, which proves for all: every rank needs the same build of mk, the same text and \
+                 the same options",
+            ));
+        }
+        self.proved = Some(all);
+        Ok(())
+    }
+
+    /// With its proofs.
+    ///
+    /// # Errors
+    /// [`FunctionError::Mismatch`] where there are none: an error of this crate.
+    pub(crate) fn finish(self) -> Result<(Composition, Vec<Compiled>), FunctionError> {
+        let Draft { made, proved, compiled } = self;
+        let proved =
+            proved.ok_or_else(|| FunctionError::mismatch("nobody has proved the plans"))?;
+        Ok((made.proved(proved), compiled))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::choice::Reason;
+    use std::collections::BTreeMap;
+
+    /// What a process has before ranks agree, without kernels: those need a compiler.
+    fn draft(config: &Config, proves: bool) -> Draft {
+        let text = "pub fn f(a: bf16[256, 128] @ shard(0), b: bf16[128, 512] @ shard(1)) { gather(a) -> gemm(b) }";
+        let program = Program::parse(text).expect("a pipeline");
+        let bound = program.bind(&BTreeMap::new(), &BTreeMap::new()).expect("sizes");
+        let emission = emit::Options::default();
+        let making = Making { program: &program, bound: &bound, emission };
+        let verdict = Verdict::new(Fusion::Fused, Reason::Given);
+        let choice = Choice { verdict, configs: vec![config.clone()] };
+        let made = Composition::lower(making, &choice).expect("a plan");
+        let proved = proves.then(|| made.prove(making, &Proofs::none()).expect("a proof"));
+        Draft { made, proved, compiled: Vec::new() }
+    }
+
+    #[test]
+    fn one_rank_proves_for_those_that_have_the_same_plan() {
+        let config = Config { ranks: 2, ..Config::default() };
+        let first = draft(&config, true);
+        let said = first.say();
+        let mut other = draft(&config, false);
+        assert!(other.say().is_empty(), "who does not prove says nothing");
+        other.hear(&said).expect("the same plan");
+        let (made, _) = other.finish().expect("proved");
+        let (own, _) = first.finish().expect("proved");
+        let proofs =
+            |made: &Composition| made.kernels.iter().map(|k| k.proof.clone()).collect::<Vec<_>>();
+        assert_eq!(proofs(&made), proofs(&own));
+        assert!(made.kernels[0].is_kept && !own.kernels[0].is_kept);
+
+        let narrow = Config { block: NARROW, ..config.clone() };
+        let mut astray = draft(&narrow, false);
+        let error = astray.hear(&said).expect_err("another plan").to_string();
+        assert!(error.contains("lowered other plans than rank 0"), "{error}");
+        let without = draft(&config, false).finish().map(|_| ()).expect_err("no proof");
+        assert!(without.to_string().contains("nobody has proved"), "{without}");
+        for bad in ["nonsense", &said[..said.len() / 2], &said.repeat(2), ""] {
+            assert!(draft(&config, false).hear(bad).is_err(), "{bad:?}");
+        }
     }
 }

@@ -8,10 +8,10 @@ use crate::{
     world::{Place, World},
 };
 use mk::{
-    build::Composition,
+    build::{Composition, Making},
     cost::Gpu,
-    emit,
     function::{self as core, Call, FunctionError, FunctionOptions, Signature, Tuning},
+    kept::{Proofs, Prove},
     runtime::{
         InstanceOptions, StreamRef,
         jit::{JitOptions, find_nvrtc},
@@ -61,6 +61,7 @@ struct Offline {
     config: Config,
     fuse: Fuse,
     overlap: bool,
+    prove: Prove,
 }
 
 /// A function of torch tensors from the text of a pipeline. Nothing is compiled yet: see ``Function``.
@@ -78,11 +79,13 @@ struct Offline {
 /// ``fuse`` says whether the pipeline becomes one kernel: ``"always"``; ``"never"``, as a kernel for each operation with the
 /// elementwise ones that follow it, where it comes apart; or ``"auto"``, as the faster of the two by what was measured or
 /// predicted, and as one where settings are given, with ``overlap``, or where neither is known. ``Plan.verdict`` says what came of it.
+/// With ``prove="cached"`` a plan that this very build of mk has proved before is not proved again; ``"always"`` proves it, and searches
+/// settings, in every process.
 ///
 /// Raises PipelineError with all mistakes of the text, or ArgumentError.
 #[pyfunction]
 #[pyo3(signature = (pipeline, world, *, shapes=None, dims=None, settings=None, wait_limit_s=30.0, entry_limit_s=600.0, reserve_sms=0,
-                    overlap=false, tuning=true, fuse="auto"))]
+                    overlap=false, tuning=true, fuse="auto", prove="cached"))]
 #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
 pub fn compile(
     py: Python<'_>,
@@ -97,6 +100,7 @@ pub fn compile(
     overlap: bool,
     tuning: bool,
     fuse: &str,
+    prove: &str,
 ) -> PyResult<Function> {
     let program = parse(py, pipeline)?;
     let place = world.get().place();
@@ -105,6 +109,7 @@ pub fn compile(
     let options = FunctionOptions {
         sizes: options::sizes(py, shapes, dims)?,
         fuse: options::fuse(py, fuse)?,
+        prove: options::prove(py, prove)?,
         tuning: if tuning && !given.any() { Tuning::Auto } else { Tuning::Off },
         config: given.config,
         jit: jit(py),
@@ -123,6 +128,7 @@ pub fn compile(
         config: Config { reserved_sms: reserve_sms, ..options.config.clone() },
         fuse: options.fuse,
         overlap: options.instance.overlap,
+        prove: options.prove,
     };
     let core = match place {
         Place::Gpus(world) => Some(
@@ -348,7 +354,9 @@ impl Function {
                 };
                 let made = py.detach(|| {
                     let choice = tune::settle(program, &sizes, &terms);
-                    Composition::new(program, &sizes, &choice, emit::Options::default())
+                    let making = Making { program, bound: &sizes, emission: Default::default() };
+                    let proofs = Proofs::new(&JitOptions::default(), own.prove);
+                    Composition::with(making, &choice, &proofs)
                 });
                 Some(Arc::new(made.map_err(|e| errors::function(py, e))?))
             }

@@ -1,9 +1,13 @@
-//! Warnings of the libraries, to the logger `mk` of Python's `logging`.
+//! Warnings of the libraries, and what they are doing when that takes long, to the logger `mk` of Python's `logging`.
 
 use mk::runtime::events::EventText;
 use pyo3::prelude::*;
+use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tracing::{Event, Level, Metadata, Subscriber, span};
+
+/// Says what a first call is doing.
+const PROGRESS: &str = "mk_function::progress";
 
 /// Passes events on; spans are nothing to it.
 #[derive(Default)]
@@ -18,13 +22,22 @@ pub fn begin() {
 
 impl Subscriber for Log {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::WARN && metadata.target().starts_with("mk")
+        let most = if metadata.target() == PROGRESS { Level::INFO } else { Level::WARN };
+        *metadata.level() <= most && metadata.target().starts_with("mk")
     }
 
     fn event(&self, event: &Event<'_>) {
         let text = EventText::of(event);
         let text = text.message + &text.fields;
-        let method = if *event.metadata().level() == Level::ERROR { "error" } else { "warning" };
+        let method = match *event.metadata().level() {
+            Level::ERROR => "error",
+            Level::WARN => "warning",
+            _ => "info",
+        };
+        if method == "info" && io::stderr().is_terminal() {
+            // Whoever waits sees it; the next line begins where it did. Nobody is told that it cannot be written.
+            let _ = write!(io::stderr(), "\x1b[K{text}\r");
+        }
         // While the interpreter shuts down nobody listens, and a handler that fails has no caller to tell.
         Python::try_attach(|py| {
             let said = py.import("logging").and_then(|logging| {

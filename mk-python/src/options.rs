@@ -3,6 +3,7 @@
 use crate::errors::Class;
 use mk::{
     function::Sizes,
+    kept::Prove,
     runtime,
     settings::{self, Config, SETTINGS},
     tune::Fuse,
@@ -155,6 +156,11 @@ pub fn nccl_channels(py: Python<'_>) -> PyResult<u32> {
 /// Whether to fuse.
 pub fn fuse(py: Python<'_>, given: &str) -> PyResult<Fuse> {
     given.parse().map_err(|what| Class::Argument.error(py, format!("fuse: {what}")))
+}
+
+/// Whether proofs of earlier processes are taken.
+pub fn prove(py: Python<'_>, given: &str) -> PyResult<Prove> {
+    given.parse().map_err(|what| Class::Argument.error(py, format!("prove: {what}")))
 }
 
 /// A time in seconds, more than 0.

@@ -4,10 +4,10 @@ use crate::{errors, errors::Class, function::jit, interrupt, options, program, s
 use mk::{
     Bound as Sizes, Program,
     abi::TensorDirection,
-    build::{Composition, Planned},
+    build::{Composition, Making, Planned},
     cost::{DeviceModel, Gpu},
-    emit,
     function::{Signature, Wiring},
+    kept::{Proofs, Prove},
     runtime::jit::JitOptions,
     settings,
     sim::{Options, Schedule},
@@ -116,7 +116,9 @@ pub fn plan(
             }
             _ => tune::settle(program, &sizes, &terms),
         };
-        Composition::new(program, &sizes, &choice, emit::Options::default())
+        let making = Making { program, bound: &sizes, emission: Default::default() };
+        let proofs = Proofs::new(&JitOptions::default(), Prove::default());
+        Composition::with(making, &choice, &proofs)
     });
     let made = made.map_err(|e| errors::function(py, e))?;
     Ok(Plan::new(signature, sizes, Arc::new(made), None))

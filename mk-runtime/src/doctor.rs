@@ -6,6 +6,7 @@ use crate::fabrics;
 pub use crate::fabrics::{Card, Fabric};
 use crate::jit::{self, JitOptions, NvrtcVersion};
 use crate::net::NetOptions;
+use crate::store::{self, Kept};
 use cudarc::driver::sys::{self, CUdevice_P2PAttribute as P2p, CUdevice_attribute as Attr};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -77,6 +78,8 @@ pub struct Doctor {
     pub nvdisasm: Option<PathBuf>,
     /// Where compiled kernels and tuning results are kept, after a trial, or why they cannot be.
     pub cache: Result<PathBuf, Error>,
+    /// How much is kept there.
+    pub kept: Vec<Kept>,
     /// Transports between nodes.
     pub fabrics: Vec<Fabric>,
     /// Cards that write to remote memory.
@@ -128,9 +131,10 @@ impl Doctor {
             let what = "nvdisasm was not found; get it with `cargo xtask setup`, or `pip install nvidia-cuda-nvdisasm`";
             lack(what.into(), "looking at machine code");
         }
-        let cache = jit::probe_cache(options.cache_root());
+        let cache = store::probe(options.cache_root());
+        let kept = cache.as_deref().map(store::count).unwrap_or_default();
         if let Err(error) = &cache {
-            lack(error.to_string(), "keeping compiled kernels and tuning results");
+            lack(error.to_string(), "keeping compiled kernels, proofs and tuning results");
         }
         let fabrics = fabrics::fabrics();
         for fabric in &fabrics {
@@ -153,7 +157,7 @@ impl Doctor {
                 "cards that read and write a GPU's memory; pinned memory of the host serves",
             );
         }
-        Doctor { driver, gpus, peers, nvrtc, nvdisasm, cache, fabrics, cards, missing }
+        Doctor { driver, gpus, peers, nvrtc, nvdisasm, cache, kept, fabrics, cards, missing }
     }
 
     /// Whether kernels can be compiled and run here, on at least one GPU of compute capability 9.0.
@@ -256,6 +260,14 @@ impl fmt::Display for Doctor {
             Ok(dir) => writeln!(f, "cache     {}", dir.display())?,
             Err(_) => writeln!(f, "cache     none")?,
         }
+        if !self.kept.is_empty() {
+            let of = |k: &Kept| {
+                let plural = if k.files == 1 { "" } else { "s" };
+                format!("{} {}{plural} ({:.1} MB)", k.files, k.kind, k.bytes as f64 / 1e6)
+            };
+            let list: Vec<String> = self.kept.iter().map(of).collect();
+            writeln!(f, "kept      {}", list.join(", "))?;
+        }
         for fabric in &self.fabrics {
             match &fabric.state {
                 Ok(found) => writeln!(f, "network   {}: {found}", fabric.name)?,
@@ -303,7 +315,7 @@ mod tests {
         let options = JitOptions { cache_dir: Some("/proc/self".into()), ..JitOptions::default() };
         let text = Doctor::examine(&options).to_string();
         assert!(text.contains("cache     none"), "{text}");
-        let why = "missing   for keeping compiled kernels and tuning results: the kernel cache /proc/self cannot be used";
+        let why = "missing   for keeping compiled kernels, proofs and tuning results: the kernel cache /proc/self cannot be used";
         assert!(text.contains(why), "{text}");
     }
 }

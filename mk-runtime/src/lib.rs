@@ -9,6 +9,7 @@
 //! and managed memory are not used.
 
 pub mod bench;
+pub mod binary;
 pub mod doctor;
 mod driver;
 mod env;
@@ -24,6 +25,7 @@ pub mod net;
 pub mod probe;
 pub mod proxy;
 pub mod reference;
+pub mod store;
 pub mod transport;
 pub mod world;
 

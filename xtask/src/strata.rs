@@ -70,7 +70,8 @@ const FOLDERS: &[(&str, &[May])] = &[
         &[
             ("error", &[]),
             ("driver", &["error"]),
-            ("jit", &["error"]),
+            ("store", &["error"]),
+            ("jit", &["error", "store"]),
             ("world", &["error", "driver"]),
             ("mem", &["error", "driver", "world"]),
             ("gpu", &["error", "driver", "world", "mem"]),
@@ -86,7 +87,12 @@ const FOLDERS: &[(&str, &[May])] = &[
     ("mk-runtime/src/world", &[("tcp", &[]), ("mesh", &["tcp"]), ("watch", &["mesh"])]),
     (
         "mk-function/src",
-        &[("choice", &[]), ("explain", &["choice"]), ("function", &["choice", "explain"])],
+        &[
+            ("choice", &[]),
+            ("kept", &["choice"]),
+            ("explain", &["choice"]),
+            ("function", &["choice", "kept", "explain"]),
+        ],
     ),
     ("mk-harness/src", &[("dense", &[]), ("gpu", &["dense"])]),
     (

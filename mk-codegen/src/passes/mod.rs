@@ -125,12 +125,10 @@ fn finish(draft: draft::Draft, config: &Config) -> Result<Plan, LowerError> {
     }
 }
 
-/// [`lower`], then [`valid::verify`] and [`field::evaluate`]: what a kernel may be made from. A plan that routes many tokens is proved and
-/// evaluated by smaller ones: [`smaller`].
+/// [`lower`], then [`prove`]: what a kernel may be made from.
 ///
 /// # Errors
-/// As [`lower`]; also [`LowerError::TooLarge`]. A plan that does not verify, or computes something else than the pipeline, is an error
-/// of the compiler itself.
+/// As [`lower`] and [`prove`].
 pub fn compile(
     program: &Program,
     bound: &Bound,
@@ -139,19 +137,36 @@ pub fn compile(
     let bound = &on(program, bound, config.ranks)?;
     let plan = lower(program, bound, config)
         .map_err(|error| error.with_what_fits(program, bound, config))?;
-    let period = valid::period(&plan).map_err(not_verified)?;
+    let proof = prove(program, bound, config, &plan)?;
+    Ok((plan, proof))
+}
+
+/// [`valid::verify`] and [`field::evaluate`] of the plan that [`lower`] made of the same. A plan that routes many tokens is proved and
+/// evaluated by smaller ones: [`smaller`].
+///
+/// # Errors
+/// [`LowerError::TooLarge`]. A plan that does not verify, or computes something else than the pipeline, is an error of the compiler
+/// itself.
+pub fn prove(
+    program: &Program,
+    bound: &Bound,
+    config: &Config,
+    plan: &Plan,
+) -> Result<valid::Proof, LowerError> {
+    let bound = &on(program, bound, config.ranks)?;
+    let period = valid::period(plan).map_err(not_verified)?;
     let options = field::Options { period, ..field::Options::default() };
-    let smaller = smaller(program, bound, config, &plan);
+    let smaller = smaller(program, bound, config, plan);
     // Neither needs the other's answer: side by side, where there is a thread for it.
     let evaluate = || match &smaller {
-        None => field::evaluate(&plan, program, bound, &options),
+        None => field::evaluate(plan, program, bound, &options),
         Some(smaller) => smaller.evaluate(program, &options),
     };
     let (proved, evaluated) = thread::scope(|threads| {
         let beside = thread::Builder::new().spawn_scoped(threads, evaluate);
         let proved = match &smaller {
-            None => valid::verify(&plan),
-            Some(smaller) => smaller.verify(&plan),
+            None => valid::verify(plan),
+            Some(smaller) => smaller.verify(plan),
         };
         let evaluated =
             beside.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
@@ -159,7 +174,7 @@ pub fn compile(
     });
     let proof = proved.map_err(not_verified)?;
     evaluated.unwrap_or_else(evaluate).map_err(not_the_pipeline)?;
-    Ok((plan, proof))
+    Ok(proof)
 }
 
 fn not_the_pipeline(error: FieldError) -> LowerError {

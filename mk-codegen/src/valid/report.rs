@@ -3,6 +3,7 @@
 use super::actor::Actor;
 use crate::ir::{BufId, DimId, EdgeId, EvalError, Plan, PointError, StructureError};
 use mk_abi::count;
+use serde::{Deserialize, Serialize};
 use std::{collections::BTreeSet, fmt};
 use thiserror::Error;
 
@@ -315,7 +316,8 @@ fn plural(n: usize) -> &'static str {
 }
 
 /// What was proved, in figures.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Proof {
     /// Name of the plan.
     pub plan: String,
@@ -350,14 +352,16 @@ pub struct Proof {
 }
 
 /// Smaller plans that were proved in place of one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Scaled {
     /// How many.
     pub relatives: usize,
 }
 
 /// All values of a run-time dimension.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct OverValues {
     /// The dimension's name.
     pub name: String,
@@ -368,6 +372,17 @@ pub struct OverValues {
 }
 
 impl Proof {
+    /// As one line, for [`Proof::read`].
+    pub fn write(&self) -> String {
+        // Numbers, strings and lists only: nothing that JSON does not have.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// What [`Proof::write`] wrote; `None` of any other text.
+    pub fn read(line: &str) -> Option<Proof> {
+        serde_json::from_str(line).ok()
+    }
+
     /// Sorts a plan's waits into those that were used, and the others.
     pub(super) fn name_waits(&mut self, plan: &Plan, used: BTreeSet<EdgeId>) {
         let all: BTreeSet<EdgeId> =

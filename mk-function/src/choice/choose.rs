@@ -14,7 +14,10 @@ use mk_codegen::{
 };
 use mk_runtime::World;
 use mk_syntax::{Bound, Program};
-use std::collections::{BTreeMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::{Mutex, PoisonError},
+};
 use thiserror::Error;
 
 /// Why a config has no prediction.
@@ -114,7 +117,8 @@ fn choose_from(
         let mut config = config.clone();
         (setting.set)(&mut config, value).map(|()| settings::settle(config, &facts))
     };
-    let search = Search { program, bound, model, choices: &choices, with: &with };
+    let scores = Scores { program, bound, model, known: Mutex::default() };
+    let search = Search { scores: &scores, choices: &choices, with: &with };
     let offered = choices.iter().find(|(_, values)| values.iter().any(|v| v == FLAT));
     let flat = offered.and_then(|(setting, _)| with(&default, setting, &FLAT.to_string()));
     // A share of it each, so that a later one is not what is left of the first.
@@ -127,25 +131,62 @@ fn choose_from(
     for start in search.other_ways(found.as_ref()?) {
         found = better(found, search.descend(start, BUDGET_TASKS / 2, false));
     }
-    found
+    let (config, _) = found?;
+    let prediction = predict(program, bound, &config, model).ok()?;
+    Some((config, prediction))
 }
 
-/// A config of a search and its prediction.
-type Found = (Config, Prediction);
+/// What a search keeps of a prediction.
+#[derive(Clone, Copy)]
+struct Score {
+    total_s: f64,
+    /// Tasks that were simulated.
+    tasks: usize,
+}
+
+/// Scores of configs: each is predicted once, however often a search comes back to it.
+struct Scores<'a> {
+    program: &'a Program,
+    bound: &'a Bound,
+    model: &'a DeviceModel,
+    /// By text of all settings; `None` where there is no prediction.
+    known: Mutex<HashMap<String, Option<Score>>>,
+}
+
+impl Scores<'_> {
+    fn of(&self, configs: &[Config]) -> Vec<Option<Score>> {
+        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let texts: Vec<String> = configs.iter().map(settings::write_all).collect();
+        let mut new: Vec<(&String, &Config)> = Vec::new();
+        for (text, config) in texts.iter().zip(configs) {
+            if !known().contains_key(text) && new.iter().all(|(other, _)| *other != text) {
+                new.push((text, config));
+            }
+        }
+        let predicted = in_parallel(&new, |(_, config)| {
+            let p = predict(self.program, self.bound, config, self.model).ok()?;
+            Some(Score { total_s: p.total_s, tasks: p.spans.len() })
+        });
+        let mut known = known();
+        known.extend(new.into_iter().map(|(text, _)| text.clone()).zip(predicted));
+        texts.iter().map(|text| known.get(text).copied().flatten()).collect()
+    }
+}
+
+/// A config of a search and its score.
+type Found = (Config, Score);
 
 /// The first, or the second where that is shorter.
 fn better(a: Option<Found>, b: Option<Found>) -> Option<Found> {
     match b {
-        Some((config, p)) if shorter(&p, a.as_ref().map(|f| &f.1)) => Some((config, p)),
+        Some((config, score)) if shorter(score, a.as_ref().map(|f| f.1)) => Some((config, score)),
         _ => a,
     }
 }
 
 /// A search by one setting after the other.
 struct Search<'a> {
-    program: &'a Program,
-    bound: &'a Bound,
-    model: &'a DeviceModel,
+    scores: &'a Scores<'a>,
     choices: &'a [(&'static Setting, Vec<String>)],
     /// A config with another value of a setting, settled.
     with: &'a dyn Fn(&Config, &Setting, &String) -> Option<Config>,
@@ -154,37 +195,38 @@ struct Search<'a> {
 impl Search<'_> {
     /// The best by one setting after the other, twice, or until so many tasks were simulated. A way is kept where `ways` is false.
     fn descend(&self, mut config: Config, budget: usize, ways: bool) -> Option<Found> {
-        let mut best = predict(self.program, self.bound, &config, self.model).ok();
-        let mut tasks = best.as_ref().map_or(0, |p| p.spans.len());
+        let mut best = self.scores.of(std::slice::from_ref(&config)).pop().flatten();
+        let mut tasks = best.map_or(0, |score| score.tasks);
         for _ in 0..2 {
             let before = config.clone();
             for (setting, values) in self.choices {
                 let tried = values.iter().filter_map(|value| (self.with)(&config, setting, value));
                 let tried: Vec<Config> =
                     tried.filter(|c| *c != config && (ways || way(c) == way(&config))).collect();
-                let predicted = predict_all(self.program, self.bound, &tried, self.model);
-                for (tried, p) in tried.into_iter().zip(predicted) {
-                    let Ok(p) = p else { continue };
-                    tasks += p.spans.len();
-                    if shorter(&p, best.as_ref()) {
-                        (config, best) = (tried, Some(p));
+                let scores = self.scores.of(&tried);
+                for (tried, score) in tried.into_iter().zip(scores) {
+                    let Some(score) = score else { continue };
+                    // Also those that were known before: what a search looks at is the same whatever is known.
+                    tasks += score.tasks;
+                    if shorter(score, best) {
+                        (config, best) = (tried, Some(score));
                     }
                 }
                 if tasks > budget {
-                    return best.map(|p| (config, p));
+                    return best.map(|score| (config, score));
                 }
             }
             if config == before {
                 break;
             }
         }
-        best.map(|p| (config, p))
+        best.map(|score| (config, score))
     }
 
     /// What differs from the best only in its way, and is not far behind; the nearest first, and of each way once.
     /// None where a prediction takes long.
     fn other_ways(&self, best: &Found) -> Vec<Config> {
-        if best.1.spans.len() > BUDGET_TASKS / 40 {
+        if best.1.tasks > BUDGET_TASKS / 40 {
             return Vec::new();
         }
         let mut tried = vec![best.0.clone()];
@@ -198,18 +240,17 @@ impl Search<'_> {
                 }
             }
         }
-        let predicted = predict_all(self.program, self.bound, &tried[1..], self.model);
-        let near = |p: &Prediction| p.total_s <= best.1.total_s * FAR;
-        let mut others: Vec<_> = tried.drain(1..).zip(predicted).collect::<Vec<_>>();
-        others.retain(|(_, p)| p.as_ref().is_ok_and(near));
-        others.sort_by(|(_, a), (_, b)| seconds(a).total_cmp(&seconds(b)));
+        tried.remove(0);
+        let scores = self.scores.of(&tried);
+        let near = |score: &Score| score.total_s <= best.1.total_s * FAR;
+        let mut others: Vec<_> = tried
+            .into_iter()
+            .zip(scores)
+            .filter_map(|(config, score)| Some((config, score.filter(near)?)))
+            .collect();
+        others.sort_by(|(_, a), (_, b)| a.total_s.total_cmp(&b.total_s));
         others.into_iter().map(|(config, _)| config).take(OTHER_WAYS).collect()
     }
-}
-
-/// Of a prediction that there is.
-fn seconds(p: &Result<Prediction, Unpredicted>) -> f64 {
-    p.as_ref().map_or(f64::INFINITY, |p| p.total_s)
 }
 
 /// How data moves and where it is added; numbers and tiles fit one of them.
@@ -281,10 +322,10 @@ pub fn worth_measuring(candidates: &[(Config, f64)], top: usize) -> Vec<usize> {
     kinds.concat().into_iter().take(top).collect()
 }
 
-/// Whether a prediction is below another, not a little: the first of equals is taken, so that a setting which changes nothing stays at
+/// Whether a time is below another, not a little: the first of equals is taken, so that a setting which changes nothing stays at
 /// its default.
-fn shorter(p: &Prediction, than: Option<&Prediction>) -> bool {
-    than.is_none_or(|b| p.total_s < b.total_s * (1.0 - 1e-3))
+fn shorter(score: Score, than: Option<Score>) -> bool {
+    than.is_none_or(|b| score.total_s < b.total_s * (1.0 - 1e-3))
 }
 
 /// Where a config comes from.

@@ -25,9 +25,11 @@ pub use sizes::{Signature, Sizes};
 pub use wiring::{Place, Wires, Wiring};
 
 use crate::{
-    build::{Composition, Planned},
+    build::{Composition, Draft, Making, Planned},
     choice::{self, Cache, Choice, Conditions, Fuse, Verdict},
     explain::explain_made,
+    kept::{Choices, Proofs, Prove},
+    progress::{doing, watch},
 };
 use bind::{Bind, Run};
 use mk_abi::{DType, RuntimeDim, device::MAX_RUNTIME_DIMS};
@@ -63,6 +65,8 @@ pub struct FunctionOptions {
     /// it ([`choice::parts`]). Default: the faster one, as far as is known; one kernel where `config` is not the
     /// default one or `tuning` is off, with [`InstanceOptions::overlap`], and where ranks share a GPU. What came of it: [`Function::verdict`].
     pub fuse: Fuse,
+    /// Whether proofs and searched settings of earlier processes are taken. Default: they are, where this very binary found them.
+    pub prove: Prove,
     /// How to compile.
     pub jit: JitOptions,
     /// How kernels behave.
@@ -222,14 +226,32 @@ impl Function {
         if let Some(known) = self.known(sizes) {
             return Ok(known);
         }
+        let _watch = watch();
         let choice = self.choose(sizes)?;
         let (world, program) = (&self.world, self.signature.program());
         let (emission, jit) = (self.options.emission, &self.options.jit);
         let instead = self.settings_are_free().then_some(&self.options.config);
-        let mine = Composition::make(program, sizes, &choice, emission, jit, instead);
+        let making = Making { program, bound: sizes, emission };
+        // One proves, and the others see whether their plans are the same.
+        let proves = world.local_ranks().start == 0;
+        let proofs = proves.then(|| Proofs::new(jit, self.options.prove));
+        let mut mine = Draft::new(making, &choice, jit, instead, proofs.as_ref());
         let options = &self.options.instance;
+        let limit = options.entry_limit.max(PATIENCE);
+        let said = mine.as_ref().map_or_else(|_| String::new(), Draft::say);
+        let waiting = doing("waiting for other ranks".into());
+        let said = world.from_rank_0("proving", said.into_bytes(), limit);
+        if let (false, Ok(draft), Ok(said)) = (proves, &mut mine, &said) {
+            // Nothing is said by a rank 0 that failed, which is told below.
+            let heard = String::from_utf8_lossy(said);
+            let heard = if heard.is_empty() { Ok(()) } else { draft.hear(&heard) };
+            mine = heard.and(mine);
+        }
         // The others would wait for a rank that has no kernel.
-        let (made, compiled) = world.agree("compiling", mine, options.entry_limit.max(PATIENCE))?;
+        let made = world.agree("compiling", mine, limit)?;
+        said?;
+        drop(waiting);
+        let (made, compiled) = made.finish()?;
         let run = match (made.kernels.as_slice(), compiled.as_slice()) {
             ([planned], [compiled]) if made.parts.is_empty() => {
                 Run::One(Kernel::bind(world, program, &planned.source, compiled, options)?)
@@ -273,10 +295,13 @@ impl Function {
             // Of a GPU that the driver does not describe there is neither a measurement nor a model: the default.
             let gpu = choice::gpu_of(world, 0).unwrap_or_else(|_| "".into());
             let terms = Conditions { search: Some((&gpu, cache.as_ref())), ..terms };
-            let choice = choice::settle(program, sizes, &terms);
+            let _doing = doing(format!("choosing settings of `{}`", program.name()));
+            let choices = Choices::new(&self.options.jit, self.options.prove);
+            let choice = choices.settle(program, sizes, &terms);
             said = choice.write(program, sizes).into_bytes();
         }
         let limit = self.options.instance.entry_limit.max(PATIENCE);
+        let _doing = doing(format!("waiting for the settings of `{}`", program.name()));
         let said = world.from_rank_0("choosing how to lower", said, limit)?;
         let text = String::from_utf8_lossy(&said);
         let mut choice = Choice::read(&text, world.size()).map_err(|word| {

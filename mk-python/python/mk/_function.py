@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Mapping
 
 from . import _fake, _mk, _op, _worlds
+from ._ahead import begin, finish
 from ._errors import ArgumentError, FaultError, UnsupportedError
 from ._evaluate import dtype
 from ._reference import ReferenceWorld
@@ -190,6 +191,7 @@ class Function:
 
         Raises ArgumentError for sizes that are missing or do not fit, UnsupportedError, CompileError, DeviceError, RendezvousError.
         """
+        finish(self._world)
         bind = lambda: self._native.bind(shapes=shapes, dims=dims)
         return self._world.agree(bind, lambda plan: self._runner.says(plan.shapes)) if self._reference else bind()
 
@@ -205,7 +207,14 @@ class Function:
         """
         return self._native.explain(*args, rounds=rounds, tolerance=tolerance, **kwargs)
 
+    def bind_async(self, *, shapes=None, dims=None):
+        """``bind`` in a thread, while this one goes on: a ``concurrent.futures.Future`` of the plan. Collective, as ``bind``. Calls and binds
+        of this world wait until all that was asked for before them is bound. Not while a CUDA graph is captured.
+        """
+        return begin(self._world, lambda: self.bind(shapes=shapes, dims=dims))
+
     def __call__(self, *args, out=None, **kwargs):
+        finish(self._world)
         try:
             return self._call(args, out, kwargs)
         except FaultError:

@@ -1,6 +1,7 @@
 """Types of functions. What the arguments mean is in the docstrings."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from os import PathLike
 from typing import Any, Literal, final
 
@@ -21,6 +22,9 @@ class Function:
         self, *args: Tensor | Sequence[Tensor], out: Any | None = None, **kwargs: Tensor | Sequence[Tensor]
     ) -> Any: ...
     def bind(self, *, shapes: Mapping[str, Sequence[int]] | None = None, dims: Mapping[str, int] | None = None) -> Plan: ...
+    def bind_async(
+        self, *, shapes: Mapping[str, Sequence[int]] | None = None, dims: Mapping[str, int] | None = None
+    ) -> Future[Plan]: ...
     def explain(
         self, *args: Tensor | Sequence[Tensor], rounds: int = 20, tolerance: float = 1e-2, **kwargs: Any
     ) -> Explanation: ...
@@ -48,5 +52,6 @@ def compile(
     overlap: bool = False,
     tuning: bool = True,
     fuse: Literal["auto", "always", "never"] = "auto",
+    prove: Literal["cached", "always"] = "cached",
 ) -> Function: ...
 def recover(world: World, timeout_s: float = 600.0) -> None: ...

@@ -121,6 +121,7 @@ def compile(
     overlap: bool = False,
     tuning: bool = True,
     fuse: Literal["auto", "always", "never"] = "auto",
+    prove: Literal["cached", "always"] = "cached",
 ) -> Function: ...
 def plan(
     pipeline: str | PathLike[str],

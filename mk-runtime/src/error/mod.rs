@@ -129,9 +129,9 @@ pub enum Error {
         /// The message.
         text: String,
     },
-    /// Compiled kernels and tuning results cannot be kept on disk.
+    /// Compiled kernels, proofs and tuning results cannot be kept on disk.
     #[error(
-        "the kernel cache{} cannot be used: {what}; set MK_CACHE_DIR to a directory that can be written and has room, or every start compiles every kernel anew",
+        "the kernel cache{} cannot be used: {what}; set MK_CACHE_DIR to a directory that you alone can write and that has room, or every start compiles and proves anew",
         dir.as_ref().map_or_else(String::new, |d| format!(" {}", d.display()))
     )]
     CacheUnusable {

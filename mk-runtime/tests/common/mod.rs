@@ -5,6 +5,7 @@ use mk_abi::{KernelSource, RankBinding, WorkspaceLayout};
 use mk_runtime::Error;
 use mk_runtime::jit::{JitOptions, find_nvrtc};
 use mk_skip::{Need, skip};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
 
 /// A directory of this test's own, removed on drop.
@@ -13,7 +14,8 @@ pub struct TempDir(pub PathBuf);
 impl TempDir {
     pub fn new(name: &str) -> TempDir {
         let dir = std::env::temp_dir().join(format!("mk-test-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
+        // What others may write is no cache, whatever the umask.
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).unwrap();
         TempDir(dir)
     }
 
