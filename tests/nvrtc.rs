@@ -305,7 +305,8 @@ fn chosen_settings_of_backwards_have_a_kernel() {
                 }
                 let (program, emission) = (&step.program, Options::default());
                 let instead = Some(&config);
-                let made = Composition::make(program, &sizes, &choice, emission, &options, instead);
+                let making = Making { program, bound: &sizes, emission };
+                let made = Composition::make(making, &choice, &options, instead, &Proofs::none());
                 let (made, _) = made.unwrap_or_else(|e| panic!("{text}: {e}"));
                 assert_eq!(made.gave_way, 0, "{text}");
             }
