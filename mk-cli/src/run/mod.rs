@@ -48,7 +48,7 @@ pub struct Args {
     #[arg(long, default_value_t = 3, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     launches: u32,
     /// Let a real network carry what goes between nodes, in place of the executor's: loopback, ofi (libfabric over tcp), or ofi:PROVIDER
-    #[arg(long, value_name = "TRANSPORT", requires = "nodes")]
+    #[arg(long, value_name = "TRANSPORT")]
     transport: Option<link::Transport>,
     /// Slow that network down to a rate, a latency, or both: 50GB/s,5us
     #[arg(long, value_name = "RATE,LATENCY", requires = "transport")]
@@ -131,6 +131,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let pipeline = args.gpu.gpus.ranked(&args.pipeline)?;
     let opened = open(&pipeline, "--reference", args.reference.as_deref())?;
     let ranks = opened.ranks(&pipeline);
+    if args.transport.is_some() && opened.nodes(&pipeline) < 2 {
+        let (what, help) = match args.pipeline.is_plan() {
+            true => ("this plan has one", "make one for several by `mk plan --nodes N`"),
+            false => ("there is one", "say how many by `--nodes N`"),
+        };
+        let what = format!("`--transport` joins nodes, and {what}");
+        return Err(Failure::with_help(Kind::CommandLine, what, help));
+    }
     match choose(args, &opened, ranks)? {
         Choice::Cuda(world) => {
             let loaded = opened.lower(&pipeline, Some(&world))?;
@@ -169,7 +177,7 @@ enum Choice {
 }
 
 fn choose(args: &Args, opened: &Opened, ranks: u32) -> Result<Choice, Failure> {
-    let nodes = args.pipeline.nodes.unwrap_or(1);
+    let nodes = opened.nodes(&args.pipeline);
     if nodes > 1 && args.device == Device::Auto {
         return Ok(Choice::Cpu(Some(NODES_ASK.into())));
     }
