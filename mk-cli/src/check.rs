@@ -1,6 +1,7 @@
 //! `mk check`.
 
 use crate::{
+    emit::emit,
     failure::{Failure, Kind},
     options::PipelineArgs,
     output::{self, detail, write_file},
@@ -31,7 +32,7 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Prints what was proved. A counterexample is a failure.
+/// Prints what was proved. A counterexample is a failure, and so is a plan that no kernel carries out: what is accepted is emitted.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let each = each(&args.pipeline)?;
     if each.len() > 1 && args.json {
@@ -66,7 +67,13 @@ fn one(args: &Args, pipeline: &PipelineArgs) -> Result<(), Failure> {
         None => format!("verified in {time:.1?}"),
     };
     detail!("  {} in {:.1?}, {times}", made(&loaded), loaded.time)?;
-    output::report(|| report(&loaded, &proof, time, evaluated))?;
+    let kernel = emit(&loaded);
+    let mut all = report(&loaded, &proof, time, evaluated);
+    all["kernel"] = kernel.is_ok().into();
+    if let Err(failure) = kernel {
+        return Err(failure.with_report(all));
+    }
+    output::report(|| all)?;
     output::verdict(true, "OK")
 }
 

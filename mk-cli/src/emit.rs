@@ -8,7 +8,7 @@ use crate::{
 };
 use mk::{
     abi::{KernelSource, count},
-    emit::Options,
+    emit::{EmitError, Options},
 };
 use std::path::PathBuf;
 
@@ -48,7 +48,7 @@ pub fn emit(loaded: &Loaded) -> Result<KernelSource, Failure> {
 /// [`emit`], with options.
 pub fn emit_with(loaded: &Loaded, options: Options) -> Result<KernelSource, Failure> {
     mk::emit::emit_with(&loaded.plan, options).map_err(|error| match error {
-        mk::emit::EmitError::Unsupported { .. } => Failure::with_help(
+        EmitError::Unsupported { .. } | EmitError::Point(_) => Failure::with_help(
             Kind::Unsupported,
             format!("no kernel can be emitted for this plan: {error}"),
             "it still runs on the CPU executor: `mk run --device cpu`",

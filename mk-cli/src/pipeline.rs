@@ -113,6 +113,17 @@ impl Opened {
         }
     }
 
+    /// Number of nodes that the ranks are on.
+    pub fn nodes(&self, args: &PipelineArgs) -> u32 {
+        match self {
+            Opened::Plan(plan, ..) => {
+                let local = plan.nic.and_then(|nic| nic.local);
+                local.map_or(1, |local| plan.mesh.size() / local.max(1))
+            }
+            Opened::Pipeline(_) => args.nodes.unwrap_or(1),
+        }
+    }
+
     /// Lowers it with the settings of the options, for the GPUs of a world where there is one.
     pub fn lower(self, args: &PipelineArgs, world: Option<&World>) -> Result<Loaded, Failure> {
         let pipeline = match self {

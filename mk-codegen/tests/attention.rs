@@ -46,8 +46,8 @@ fn what_no_tile_does_is_refused() {
         ("store=direct", "store=tma", "store=direct"),
         ("scale=0x3db504f3", "scale=0xbdb504f3", "positive and finite"),
         ("scale=0x3db504f3", "scale=0x7fc00000", "positive and finite"),
-        ("lse\" out f32", "lse\" out bf16", "logarithms"),
-        ("buf1 \"k\" in bf16", "buf1 \"k\" in f16", "several dtypes"),
+        ("lse\" out f32", "lse\" out bf16", "`lse` of attend_tile is f32, and buf4 bf16"),
+        ("buf1 \"k\" in bf16", "buf1 \"k\" in f16", "attend_tile converts nothing, bf16 to f16"),
     ] {
         let text = BASE.text();
         assert!(text.contains(from), "{from}: {text}");

@@ -117,7 +117,7 @@ fn what_no_tile_does_is_refused() {
         (&dkv, "block=128x64x128", "block=128x96x128", "up to 96 with heads of 64 and 64"),
         (&dkv, "stages=3", "stages=1", "2 stages or more"),
         (&dkv, "scale=0x3db504f3", "scale=0xbdb504f3", "positive and finite"),
-        (&dq, "\"k\" in bf16", "\"k\" in f16", "several dtypes"),
+        (&dq, "\"k\" in bf16", "\"k\" in f16", "attend_dq_tile converts nothing, bf16 to f16"),
         (&stats, "block=128x128", "block=128x96", "heads of 64 or 128"),
     ] {
         let text = plan.to_string();

@@ -4,6 +4,7 @@
 mod memory;
 
 use mk_codegen::{
+    emit,
     ir::{Expr, Plan},
     valid,
 };
@@ -125,6 +126,57 @@ fn a_text_is_read_in_time_that_grows_with_it() {
         })
         .collect();
     assert_eq!(read(&format!("{HEAD}{dims}{families}")), Ok(()));
+}
+
+/// Families that do nothing: a name, how many, and the text of one.
+const FAMILIES: &[(&str, usize, &str)] = &[
+    ("signal", 10_000, "{ID} role0 {\n  leaf signal\n}\n"),
+    ("none", 10_000, "{ID} role0 {\n  leaf signal\n  for i in 0\n}\n"),
+    (
+        "copy",
+        1000,
+        "{ID} role0 {\n  leaf copy_tile via=ldst stages=1\n  access src: read buf0 @ rank [0 : 0, 0 : N] at start\n  access dst: write buf1 @ rank [0 : 0, 0 : N] at end\n}\n",
+    ),
+    (
+        "bulk",
+        1000,
+        "{ID} role0 {\n  leaf copy_tile via=bulk stages=2\n  for i in 0\n  edge e0 full\n  edge e1 empty\n  access src: read buf0 @ rank [i : 1, 0 : N] at start\n  access dst: write buf1 @ rank [i : 1, 0 : N] at end\n}\n",
+    ),
+    (
+        "product",
+        1000,
+        "{ID} role0 {\n  leaf mma_tile block=128x256x64 stages=3 b=kn store=direct cluster=2\n  for i in 0\n  edge e0 full\n  edge e1 empty\n  edge e2 staged\n  edge e3 drained\n  access a: read buf0 @ rank [0 : 1, 0 : N] at start\n  access b: read buf2 @ rank [0 : N, 0 : N] at start\n  access c: write buf1 @ rank [0 : 1, 0 : N] at end\n}\n",
+    ),
+];
+
+/// Four times as many families take about four times as long: read, checked, proved, printed and emitted, whether a kernel comes of it or none.
+#[test]
+fn families_take_time_that_grows_with_them() {
+    let head = "plan \"p\"\nmesh world=1\ntarget sm_90a\ndim dim0 N = 64\nbuffer buf0 \"x\" in bf16[1, N]\nbuffer buf1 \"y\" out bf16[1, N]\nbuffer buf2 \"w\" in bf16[N, N]\nrole role0 intra_comm ctas 2\n";
+    for (name, few, family) in FAMILIES {
+        let took = |n: usize| {
+            let one = |i: usize| family.replace("{ID}", &format!("family fam{i} \"f{i}\""));
+            let text = head.to_string() + &(0..n).map(one).collect::<String>();
+            let begin = Instant::now();
+            let plan: Plan = text.parse().unwrap_or_else(|e| panic!("{name}: {e}"));
+            let read = begin.elapsed();
+            let refused = valid::verify(&plan).err().map(|e| e.to_string());
+            let proved = begin.elapsed();
+            let emitted = emit::emit(&plan).map(|kernel| kernel.cuda.len());
+            let all = begin.elapsed();
+            assert_eq!(plan.to_string().parse::<Plan>().as_ref(), Ok(&plan), "{name}");
+            println!(
+                "{n} {name}: read in {read:.1?}, proved by {proved:.1?}, emitted by {all:.1?}, {refused:?}, {emitted:?}"
+            );
+            begin.elapsed()
+        };
+        // Whoever else is at work: the shorter of two.
+        let [few, many] = [*few, 4 * few].map(|n| took(n).min(took(n)));
+        assert!(
+            many < 8 * few + Duration::from_secs(1),
+            "{name}: {few:?}, and {many:?} for 4 times as many"
+        );
+    }
 }
 
 #[test]

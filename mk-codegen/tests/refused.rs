@@ -211,10 +211,9 @@ fn places_that_an_epoch_decides() {
 
 #[test]
 fn copies_that_convert() {
-    refused(&[("out bf16[12, N]", "out f32[12, N]")], "a copy converts nothing, bf16 to f32");
+    refused(&[("out bf16[12, N]", "out f32[12, N]")], "copy_tile converts nothing, bf16 to f32");
     let other = ("in bf16[R, N]", "in f16[R, N]");
-    let says = "a copy converts nothing, f16 to bf16";
-    refused(&[other], says);
+    refused(&[other], "copy_tile converts nothing, f16 to bf16");
     let by_engine = [
         ("intra_comm ctas 2\n", "intra_comm ctas 2\nrole role2 copy_engine ctas 0\n"),
         (
@@ -228,7 +227,7 @@ fn copies_that_convert() {
         ("@ d += 1 by copier", "@ d += 1 by engine"),
     ];
     let text = by_engine.iter().fold(PUSH.to_string(), |text, (from, to)| text.replace(from, to));
-    refused_of(&text, &[other], says);
+    refused_of(&text, &[other], "host_copy converts nothing, f16 to bf16");
 }
 
 #[test]

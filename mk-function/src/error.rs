@@ -73,6 +73,22 @@ pub enum ArgumentError {
         /// What there is.
         help: String,
     },
+    /// A number that a tensor of integers does not hold.
+    #[error(
+        "`{tensor}`, which is {dtype}, has {value} at {at} on rank {rank}\n  help: give whole numbers from -2^24 to 2^24, which the executor holds exactly"
+    )]
+    Integer {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        dtype: DType,
+        /// The rank.
+        rank: u32,
+        /// The place, row-major.
+        at: usize,
+        /// The number.
+        value: String,
+    },
     /// A number of ranks that no world has.
     #[error("{ranks} ranks: a world has 1 to {most}")]
     Ranks {

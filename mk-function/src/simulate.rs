@@ -87,13 +87,14 @@ fn given(
     let mut held = Held::new();
     for (rank, tensors) in (0..ranks).zip(inputs) {
         signature.count(tensors.len())?;
-        for (param, values) in signature.program().tensors().iter().zip(tensors) {
+        for (i, (param, values)) in signature.program().tensors().iter().zip(tensors).enumerate() {
             let expected = signature.local_shape(bound, param.id, rank);
             let (n, given) = (expected.iter().product::<u64>(), values.len() as u64);
             if n != given {
                 let (tensor, given) = (param.name.clone(), vec![given]);
                 return Err(ArgumentError::Local { tensor, rank, given, expected }.into());
             }
+            signature.check_integers(i, rank, values.iter().map(|x| f64::from(*x)))?;
             held.insert((rank as usize, param.id), values.clone());
         }
     }

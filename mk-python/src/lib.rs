@@ -16,6 +16,7 @@ mod explain;
 mod function;
 mod interrupt;
 mod log;
+mod numbers;
 mod options;
 mod plan;
 mod program;

@@ -1,9 +1,11 @@
 //! What would run, without a GPU.
 
-use crate::{errors, errors::Class, function::jit, interrupt, options, program, source::Source};
+use crate::{
+    errors, errors::Class, function::jit, interrupt, numbers, options, program, source::Source,
+};
 use mk::{
     Bound as Sizes, Program,
-    abi::TensorDirection,
+    abi::{TensorDirection, device::MAX_RANKS},
     build::{Composition, Making, Planned},
     cost::{DeviceModel, Gpu},
     function::{Signature, Wiring},
@@ -93,7 +95,7 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Program> {
 pub fn plan(
     py: Python<'_>,
     pipeline: &Bound<'_, PyAny>,
-    ranks: u32,
+    ranks: &Bound<'_, PyAny>,
     shapes: Option<&Bound<'_, PyDict>>,
     dims: Option<&Bound<'_, PyDict>>,
     settings: Option<&Bound<'_, PyAny>>,
@@ -101,6 +103,7 @@ pub fn plan(
 ) -> PyResult<Plan> {
     let source = Source::new(py, pipeline)?;
     let program = source.parse(py)?;
+    let ranks = numbers::whole(ranks, "ranks", 1..=MAX_RANKS as u64)? as u32;
     let given = source.with_head(py, &program, options::sizes(py, shapes, dims)?)?;
     let config = options::Given::new(py, ranks, settings)?.config;
     let signature = Signature::new(program, ranks, given).map_err(|e| errors::argument(py, &e))?;
@@ -249,12 +252,9 @@ impl Plan {
     fn local_shapes<'py>(
         &self,
         py: Python<'py>,
-        rank: u32,
+        rank: &Bound<'py, PyAny>,
     ) -> PyResult<(Bound<'py, PyDict>, Bound<'py, PyDict>)> {
-        if rank >= self.ranks() {
-            let what = format!("rank {rank} is not one of {}", self.ranks());
-            return Err(Class::Argument.error(py, what));
-        }
+        let rank = numbers::whole(rank, "rank", 0..=u64::from(self.ranks()) - 1)? as u32;
         let (inputs, outputs) = (PyDict::new(py), PyDict::new(py));
         if let ([], [planned]) = (self.made.parts.as_slice(), self.made.kernels.as_slice()) {
             let shapes = planned.source.shapes(rank, &self.dims(py, planned)?);
@@ -281,21 +281,22 @@ impl Plan {
     /// Runs the plan, or each, on the CPU executor: one launch of all ranks, in this process, without a GPU. Meant for small shapes.
     ///
     /// ``inputs`` has a dict for each rank, from a parameter's name to what the rank holds of it: a flat list of numbers, row-major, which
-    /// are rounded to the parameter's type. ``schedule`` orders the steps: ``random``, ``reversed``, ``starve:RANK``, ``epoch_apart`` or
+    /// are rounded to the parameter's type; of integers, whole numbers up to 2^24. ``schedule`` orders the steps: ``random``, ``reversed``, ``starve:RANK``, ``epoch_apart`` or
     /// ``srd``; ``seed`` is that of chance. Returns a dict for each rank, from a result's name to what it holds of it.
     ///
     /// Raises ArgumentError for tensors that do not fit and shapes that take too long, Error for a plan that stops.
-    #[pyo3(signature = (inputs, *, seed=0, schedule="random"))]
+    #[pyo3(signature = (inputs, *, seed=None, schedule="random"), text_signature = "($self, inputs, *, seed=0, schedule=\"random\")")]
     fn simulate(
         &self,
         py: Python<'_>,
-        inputs: Vec<BTreeMap<String, Vec<f32>>>,
-        seed: u64,
+        inputs: Vec<BTreeMap<String, Bound<'_, PyAny>>>,
+        seed: Option<&Bound<'_, PyAny>>,
         schedule: &str,
     ) -> PyResult<Vec<BTreeMap<String, Vec<f32>>>> {
         let schedule = schedule
             .parse()
             .map_err(|what| Class::Argument.error(py, format!("schedule: {what}")))?;
+        let seed = seed.map_or(Ok(0), |seed| numbers::whole(seed, "seed", 0..=u64::MAX))?;
         let ranks = self.ranks() as usize;
         if let Schedule::Starve(rank) = schedule
             && rank >= ranks
@@ -305,9 +306,15 @@ impl Plan {
             return Err(Class::Argument.error(py, what));
         }
         let mut ordered = Vec::with_capacity(inputs.len());
-        for (rank, mut given) in inputs.into_iter().enumerate() {
-            let names = self.program().tensors().iter();
-            let list: Vec<_> = names.filter_map(|t| given.remove(&t.name)).collect();
+        for (rank, mut given) in (0..).zip(inputs) {
+            let mut list = Vec::new();
+            for (i, tensor) in self.program().tensors().iter().enumerate() {
+                let Some(values) = given.remove(&tensor.name) else { continue };
+                let values = numbers::list(&values, &format!("rank {rank}: `{}`", tensor.name))?;
+                let checked = self.signature.check_integers(i, rank, values.iter().copied());
+                checked.map_err(|e| errors::argument(py, &e))?;
+                list.push(values.into_iter().map(|x| x as f32).collect());
+            }
             if let Some(name) = given.keys().next() {
                 let known = self.signature.parameters();
                 let what = format!("rank {rank}: there is no parameter `{name}`, but {known}");

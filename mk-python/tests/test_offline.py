@@ -96,6 +96,20 @@ class Plans(Case):
             plan.simulate([good[0], {"a": good[1]["a"]}])
         with self.raises(mk.ArgumentError, "`b`", "rank 1"):
             plan.simulate([good[0], {**good[1], "b": [1.0]}])
+        for bad in ("ones", 3, [1.0, "2"]):
+            with self.raises(mk.ArgumentError, "rank 1: `b` is a", "a flat list of numbers"):
+                plan.simulate([good[0], {**good[1], "b": bad}])
+        for bad in (-1, 2**64, 0.5, "0", True):
+            with self.raises(mk.ArgumentError, f"seed is {bad!r}", "whole number from 0"):
+                plan.simulate(good, seed=bad)
+        for bad in (-1, 2, 2**40, 0.0, None):
+            with self.raises(mk.ArgumentError, f"rank is {bad!r}", "whole number from 0 to 1"):
+                plan.local_shapes(bad)
+
+    def test_worlds_have_whole_numbers_of_ranks(self):
+        for bad in (-1, 0, 65, 2**32 + 2, 2**70, 1.5, math.nan, "2", True, None):
+            with self.raises(mk.ArgumentError, f"ranks is {bad!r}", "whole number from 1 to 64"):
+                mk.plan(LINEAR, ranks=bad, shapes={"a": (4, 8), "b": (8, 16)})
 
     def test_one_rank_has_no_collectives(self):
         from mk._texts import on_one_rank
@@ -238,7 +252,7 @@ class Mistakes(Case):
 
     def test_numbers_of_ranks(self):
         for ranks in (0, 65):
-            with self.raises(mk.ArgumentError, f"{ranks} ranks", "1 to 64"):
+            with self.raises(mk.ArgumentError, f"ranks is {ranks}", "1 to 64"):
                 mk.plan(LINEAR, ranks=ranks, shapes={"a": (512, 256), "b": (256, 1024)})
 
     def test_what_has_no_kernel(self):
@@ -301,6 +315,11 @@ class Experts(Case):
             bad = [{**given[0], "ids": [*map(float, ids), *given[0]["ids"][2:]]}, given[1]]
             with self.raises(mk.Error, "token 0", words):
                 plan.simulate(bad)
+        # What no integer is, and what the executor would take for another one.
+        for number in (0.5, math.nan, math.inf, 2**24 + 1, 2**32 + 1, 2**70):
+            ids = [0, number, *given[0]["ids"][2:]]
+            with self.raises(mk.ArgumentError, "`ids`, which is i64", "at 1 on rank 1", "whole numbers"):
+                plan.simulate([given[0], {**given[1], "ids": ids}])
 
     def test_calls(self):
         f = mk.compile(EXPERTS, mk.World.offline(2))

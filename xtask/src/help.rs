@@ -22,7 +22,7 @@ pub fn check(name: &str, text: &str, wrong: &mut Vec<String>) {
         }
         in_error |= code.starts_with("#[error(");
         let place = format!("{name}:{}", i + 1);
-        if code.contains("= help:") {
+        if code.contains("= help: ") {
             wrong.push(format!(
                 "{place} writes `= help:`; errors of a library end in `\\n  help: `"
             ));

@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, default_value_t = 3, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     launches: u32,
     /// Let a real network carry what goes between nodes, in place of the executor's: loopback, ofi (libfabric over tcp), or ofi:PROVIDER
-    #[arg(long, value_name = "TRANSPORT", requires = "nodes")]
+    #[arg(long, value_name = "TRANSPORT")]
     transport: Option<link::Transport>,
     /// Slow that network down to a rate, a latency, or both: 50GB/s,5us
     #[arg(long, value_name = "RATE,LATENCY", requires = "transport")]
@@ -149,6 +149,14 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     args.routed(&opened)?;
     args.out.as_deref().map_or(Ok(()), writable_folder)?;
     let ranks = opened.ranks(&pipeline);
+    if args.transport.is_some() && opened.nodes(&pipeline) < 2 {
+        let (what, help) = match args.pipeline.is_plan() {
+            true => ("this plan has one", "make one for several by `mk plan --nodes N`"),
+            false => ("there is one", "say how many by `--nodes N`"),
+        };
+        let what = format!("`--transport` joins nodes, and {what}");
+        return Err(Failure::with_help(Kind::CommandLine, what, help));
+    }
     match choose(args, &opened, ranks)? {
         Choice::Cuda(world) => {
             let loaded = opened.lower(&pipeline, Some(&world))?;
@@ -187,7 +195,7 @@ enum Choice {
 }
 
 fn choose(args: &Args, opened: &Opened, ranks: u32) -> Result<Choice, Failure> {
-    let nodes = args.pipeline.nodes.unwrap_or(1);
+    let nodes = opened.nodes(&args.pipeline);
     if nodes > 1 && args.device == Device::Auto {
         return Ok(Choice::Cpu(Some(NODES_ASK.into())));
     }

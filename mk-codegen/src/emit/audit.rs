@@ -14,10 +14,10 @@ use super::{
 use crate::ir::{
     Agent, EdgeId, Entity, Family, Leaf, Plan, Proxy, RoleId, RoleKind, Schedule, Scope,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Edges that a gate has, too: announcements, and the waits of copy engines.
-fn in_gate(plan: &Plan) -> Vec<EdgeId> {
+fn in_gate(plan: &Plan) -> BTreeSet<EdgeId> {
     let engines = || plan.families.values().filter(|f| f.leaf == Leaf::HostCopy);
     let enter = plan.families.values().filter(|f| f.leaf == Leaf::Enter);
     let posts = enter.flat_map(|f| &f.posts).filter(|_| engines().next().is_some());
@@ -27,10 +27,9 @@ fn in_gate(plan: &Plan) -> Vec<EdgeId> {
 /// The call or member that an edge must appear in.
 fn primitives(plan: &Plan) -> BTreeMap<EdgeId, (String, String)> {
     let mut out = BTreeMap::new();
-    let entry = |signal| {
-        let enter = plan.families.values().filter(|f| f.leaf == Leaf::Enter);
-        enter.flat_map(|f| &f.posts).any(|p| p.signal == signal)
-    };
+    let enter = plan.families.values().filter(|f| f.leaf == Leaf::Enter);
+    let entries: BTreeSet<_> = enter.flat_map(|f| &f.posts).map(|p| p.signal).collect();
+    let node_entry = nodes::entered(plan);
     for (id, f) in plan.families.iter() {
         for e in &f.edges {
             let text = format!("{} = edge::{};", e.name, e.edge);
@@ -42,11 +41,11 @@ fn primitives(plan: &Plan) -> BTreeMap<EdgeId, (String, String)> {
         }
         for w in &f.waits {
             let reader = if w.proxy == Proxy::Async { "Async" } else { "Generic" };
-            let text = if nodes::entered(plan) == Some(w.signal) {
+            let text = if node_entry == Some(w.signal) {
                 format!("wait_node<edge::{}, Reader::{reader}>(", w.edge)
             } else if plan.signals[w.signal].net {
                 format!("wait_net<edge::{}, Reader::{reader}>(", w.edge)
-            } else if entry(w.signal) {
+            } else if entries.contains(&w.signal) {
                 format!("wait_entered<edge::{}, Reader::{reader}>(", w.edge)
             } else {
                 format!(
@@ -158,12 +157,12 @@ fn frame(plan: &Plan, options: Options) -> Result<Vec<(String, usize)>, AuditErr
     // Of agents of warp 0, those read the epoch that wait for something.
     let mut first_lanes = 0;
     for role in with_ctas() {
-        let waits = |(f, l): &(&Family, &LeafEmission)| {
-            let mine = plan.families.values().filter(|x| x.role == role && x.leaf == f.leaf);
+        let waits = |f: &Family| {
+            let Carrier::Agents(l) = carrier(f) else { return false };
             let seated = |by| l.agents.iter().any(|a| a.seat == Seat::Lane(0) && a.agent == by);
-            mine.flat_map(|x| &x.waits).any(|w| seated(w.by))
+            f.waits.iter().any(|w| seated(w.by))
         };
-        first_lanes += usize::from(loops(plan, role)?.iter().any(waits));
+        first_lanes += usize::from(plan.families.values().any(|f| f.role == role && waits(f)));
     }
     let mut out: Vec<_> = leaf_calls(plan)?.into_iter().collect();
     // Roles that compute with fewer warpgroups than a CTA has tell the rest to give up their registers.
@@ -242,8 +241,16 @@ pub fn audit_with(plan: &Plan, cuda: &str, options: Options) -> Result<(), Audit
     }
     let generated = &lines[(begin + library_lines.len()).min(lines.len())..];
     let (wanted, in_gate) = (primitives(plan), in_gate(plan));
+    // Lines by the edges that they name: every primitive names its own.
+    let mut naming: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
+    for (i, line) in generated.iter().enumerate() {
+        for name in edges(line) {
+            naming.entry(name).or_default().insert(i);
+        }
+    }
     for (edge, (text, what)) in &wanted {
-        let found = generated.iter().map(|l| code(l).matches(text.as_str()).count()).sum();
+        let lines = naming.get(edge.to_string().as_str()).into_iter().flatten();
+        let found = lines.map(|i| code(generated[*i]).matches(text.as_str()).count()).sum();
         let want = if in_gate.contains(edge) { 2 } else { 1 };
         if found != want {
             return Err(AuditError::Edge { edge: *edge, what: what.clone(), found, want });
@@ -256,9 +263,7 @@ pub fn audit_with(plan: &Plan, cuda: &str, options: Options) -> Result<(), Audit
         }
     }
     for (i, line) in generated.iter().enumerate() {
-        for (at, _) in code(line).match_indices("edge::") {
-            let name: String =
-                line[at + 6..].chars().take_while(|c| c.is_ascii_alphanumeric()).collect();
+        for name in edges(line) {
             let id = name
                 .strip_prefix('e')
                 .and_then(|n| n.parse::<u32>().ok())
@@ -266,7 +271,7 @@ pub fn audit_with(plan: &Plan, cuda: &str, options: Options) -> Result<(), Audit
             if id.is_none_or(|id| !wanted.contains_key(&id)) {
                 let line_no = begin + library_lines.len() + i + 1;
                 return Err(AuditError::Foreign {
-                    edge: name,
+                    edge: name.to_string(),
                     line: line_no,
                     text: line.to_string(),
                 });
@@ -280,6 +285,16 @@ pub fn audit_with(plan: &Plan, cuda: &str, options: Options) -> Result<(), Audit
 fn trace_records(cuda: &str) -> u32 {
     let line = cuda.lines().find_map(|l| l.strip_prefix(library::RECORDS));
     line.and_then(|l| l.strip_suffix(';')).and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
+/// The edges that a line names, in its order.
+fn edges(line: &str) -> impl Iterator<Item = &str> {
+    let code = code(line);
+    code.match_indices("edge::").map(|(at, found)| {
+        let name = &code[at + found.len()..];
+        let end = name.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(name.len());
+        &name[..end]
+    })
 }
 
 /// A line without its comment.

@@ -1,24 +1,9 @@
 //! Where the boxes that TMA moves may begin and end.
 
 use super::{context::Emitter, error::EmitError, maps::View};
-use crate::ir::{Access, Expr, FamId, Family, Point, Space};
+use crate::ir::{Access, Expr, FamId, Point, Space};
 
 impl Emitter<'_> {
-    /// A copy moves bytes.
-    pub(super) fn check_dtypes(
-        &self,
-        f: &Family,
-        src: &Access,
-        dst: &Access,
-    ) -> Result<(), EmitError> {
-        let dtype = |a: &Access| self.plan.buffers[a.buffer].dtype;
-        if dtype(src) == dtype(dst) {
-            return Ok(());
-        }
-        let what = format!("a copy converts nothing, {} to {}", dtype(src), dtype(dst));
-        Err(EmitError::unsupported(f.name.clone(), what))
-    }
-
     /// A box begins at a multiple of 16 bytes along the last dimension: TMA takes anything else for an illegal instruction.
     pub(super) fn check_starts(&self, id: FamId, a: &Access) -> Result<(), EmitError> {
         let size = self.plan.buffers[a.buffer].dtype.size_bytes() as i64;

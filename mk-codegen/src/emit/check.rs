@@ -20,6 +20,7 @@ const TAKEN: &[&str] = &["step", "source", "destination_", "begin_", "row_", "su
 /// [`EmitError::Unsupported`] for the first line that no template carries out.
 pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
     nodes::check(plan)?;
+    plan.check_elements().or_else(|errors| errors.into_iter().try_for_each(refused))?;
     let runtime = || plan.dims.iter().filter(|(_, d)| d.runtime_max.is_some());
     if let Some((id, d)) = runtime().find(|(_, d)| d.runtime_max != Some(d.value)) {
         let what =

@@ -4,12 +4,14 @@ use super::{
     error::EmitError,
     layout::{At, Layout, layout},
     maps::Maps,
+    nodes,
     types::{Options, dtype_name},
 };
 use crate::ir::{
     Access, BinOp, BufId, CPrinter, Each, Entity, Expr, FamId, Family, Leaf, Operand, Plan, Points,
     SigId,
 };
+use std::collections::BTreeSet;
 
 /// Shared memory beside a leaf's contract: mbarriers, at most.
 const BARRIER_BYTES: u32 = 1024;
@@ -20,6 +22,10 @@ pub(super) struct Emitter<'a> {
     pub layout: Layout,
     pub maps: Maps,
     pub options: Options,
+    /// The signals by which ranks announce themselves.
+    entries: BTreeSet<SigId>,
+    /// The one by which nodes do.
+    pub node_entry: Option<SigId>,
 }
 
 impl<'a> Emitter<'a> {
@@ -28,7 +34,11 @@ impl<'a> Emitter<'a> {
         points: &'a Points<'a>,
         options: Options,
     ) -> Result<Self, EmitError> {
-        Ok(Emitter { plan, points, layout: layout(plan, points)?, maps: Maps::default(), options })
+        let enter = plan.families.values().filter(|f| f.leaf == Leaf::Enter);
+        let entries = enter.flat_map(|f| &f.posts).map(|p| p.signal).collect();
+        let (layout, maps) = (layout(plan, points)?, Maps::default());
+        let node_entry = nodes::entered(plan);
+        Ok(Emitter { plan, points, layout, maps, options, entries, node_entry })
     }
 
     /// An expression of a family as C.
@@ -158,7 +168,7 @@ impl<'a> Emitter<'a> {
     /// The element type that some operands of a family have in common, as the library names it.
     ///
     /// # Errors
-    /// [`EmitError::Unsupported`] where they have several, or one that no tile computes with.
+    /// [`EmitError::Internal`] where they have several: [`Plan::check_elements`] comes first.
     pub fn one_dtype(
         &self,
         id: FamId,
@@ -172,7 +182,8 @@ impl<'a> Emitter<'a> {
             return Err(EmitError::internal("emit/context.rs", what));
         };
         if types.any(|t| t != first) {
-            return Err(EmitError::unsupported(f.name.clone(), "operands have several dtypes"));
+            let what = format!("operands of {id} have several types");
+            return Err(EmitError::internal("emit/context.rs", what));
         }
         dtype_name(&f.name, first)
     }
@@ -180,6 +191,11 @@ impl<'a> Emitter<'a> {
     /// Whether some dimension comes with each launch.
     pub fn runtime(&self) -> bool {
         self.plan.runtime_dim().is_some()
+    }
+
+    /// Whether a signal is the one by which ranks announce themselves.
+    pub fn is_entry(&self, signal: SigId) -> bool {
+        self.entries.contains(&signal)
     }
 
     /// The signal by which ranks announce themselves, where they do.

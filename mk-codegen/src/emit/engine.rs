@@ -121,7 +121,6 @@ fn check_ends(e: &Emitter<'_>) -> Result<(), EmitError> {
 /// A task's copy, if there is something to copy, and behind it the words that it raises.
 fn copy(e: &Emitter<'_>, f: &Family, task: &Task) -> Result<Vec<HostOp>, EmitError> {
     let (src, dst) = (e.access(f, Operand::Src)?, e.access(f, Operand::Dst)?);
-    e.check_dtypes(f, src, dst)?;
     let extents = |a: &Access| {
         let b = &e.plan.buffers[a.buffer];
         let region = a.region.iter().flat_map(|(from, len)| [from, len]);

@@ -2,7 +2,7 @@
 
 use super::{context::Emitter, error::EmitError, spans};
 use crate::ir::{
-    Agent, CPrinter, Each, Entity, Expr, Family, Leaf, Point, Post, Proxy, Scope, SigId, Wait,
+    Agent, CPrinter, Each, Entity, Expr, Family, Point, Post, Proxy, Scope, SigId, Wait,
 };
 
 impl Emitter<'_> {
@@ -44,12 +44,6 @@ impl Emitter<'_> {
             _ => ("0", format!("++{var}")),
         };
         format!("for (int {var} = {first}; {var} < {extent}; {next}) {line}")
-    }
-
-    /// Whether a signal is the one by which ranks announce themselves.
-    pub(super) fn is_entry(&self, signal: SigId) -> bool {
-        let mut enter = self.plan.families.values().filter(|f| f.leaf == Leaf::Enter);
-        enter.any(|f| f.posts.iter().any(|p| p.signal == signal))
     }
 
     fn wait(&self, f: &Family, w: &Wait) -> Result<String, EmitError> {
@@ -153,7 +147,7 @@ impl Emitter<'_> {
     fn net_wait(&self, f: &Family, w: &Wait, proxy: &str) -> String {
         let (each, edge) = (w.each.as_ref(), w.edge);
         let word = self.word(f, each, w.signal, &w.index);
-        let call = match super::nodes::entered(self.plan) == Some(w.signal) {
+        let call = match self.node_entry == Some(w.signal) {
             true => {
                 let node = w.index.first().map_or(String::new(), |e| self.c(f, each, e));
                 format!("wait_node<edge::{edge}, {proxy}>(ctx, {node}, work.task);")

@@ -76,7 +76,7 @@ fn records(e: &Emitter<'_>) -> Result<u32, EmitError> {
     };
     let mut most = 0_u32;
     for (id, _) in plan.roles.iter().filter(|(_, r)| r.ctas > 0) {
-        let mut sum = 8_u32;
+        let (mut sum, workers) = (8_u32, plan.workers(id));
         for (family, f) in plan.families.iter().filter(|(_, f)| f.role == id) {
             let mut iterations = 1;
             for task in e.points.tasks(family, 0, 1)? {
@@ -91,7 +91,7 @@ fn records(e: &Emitter<'_>) -> Result<u32, EmitError> {
             let each = waits.chain(posts).fold(1_u32, u32::saturating_add);
             // Who is free early takes more.
             let share = if f.schedule == Schedule::Dynamic { 4 } else { 1 };
-            let tasks = e.n_tasks(family)?.div_ceil(e.plan.workers(id)).saturating_add(1);
+            let tasks = e.n_tasks(family)?.div_ceil(workers).saturating_add(1);
             let tasks = tasks.saturating_mul(share);
             sum = sum.saturating_add(tasks.saturating_mul(each));
         }

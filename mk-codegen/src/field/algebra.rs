@@ -1,9 +1,6 @@
 //! What a plan and a program are evaluated in: numbers of the fields, or sets of inputs for messages.
 
-use super::{
-    hash::Map,
-    number::{Pair, random},
-};
+use super::number::{Pair, mix, random};
 use crate::ir::EpilogueOp;
 use std::collections::{BTreeSet, HashMap};
 
@@ -81,6 +78,10 @@ pub(super) trait Algebra {
     fn quotient(&mut self, a: Self::Elem, b: Self::Elem) -> Self::Elem;
     /// `log(sum) + max`.
     fn logarithm(&mut self, sum: Self::Elem, max: Self::Elem) -> Self::Elem;
+    /// Whether it gave up: what it makes from then on is of no use.
+    fn spent(&self) -> bool {
+        false
+    }
 }
 
 /// Numbers of the fields.
@@ -156,37 +157,68 @@ impl Algebra for Numbers {
     }
 }
 
-/// Which blocks of inputs an element is made of.
-#[derive(Default)]
+/// Which blocks of inputs an element is made of: a graph of unions, of which a set is made when one is asked for. What it takes is
+/// bounded: beyond that nothing is made of anything, and [`Algebra::spent`] says so.
 pub(super) struct Contributions {
-    sets: Vec<BTreeSet<u32>>,
-    ids: HashMap<BTreeSet<u32>, u32>,
-    unions: Map<(u32, u32), u32>,
+    /// A block, or two elements that come before: how they stand for each other is decided by `LEAF`.
+    nodes: Vec<(u32, u32)>,
+    /// Unions that were made lately, by a hash of both: the node, or 0.
+    lately: Vec<u32>,
+    /// Operations that are left.
+    left: u64,
     blocks: Vec<Block>,
     block_ids: HashMap<Block, u32>,
 }
 
+/// Marks a node that is a block, the number of which is beside it.
+const LEAF: u32 = u32::MAX;
+/// Most unions, of 8 bytes each.
+const MAX_UNIONS: usize = 1 << 25;
+/// Most operations.
+const MAX_OPERATIONS: u64 = 1 << 26;
+/// Unions that are remembered.
+const LATELY: usize = 1 << 16;
+
 impl Contributions {
     pub fn new() -> Contributions {
-        let mut all = Contributions::default();
-        all.intern(BTreeSet::new());
-        all
+        Contributions::within(MAX_OPERATIONS)
     }
 
-    fn intern(&mut self, set: BTreeSet<u32>) -> u32 {
-        if let Some(id) = self.ids.get(&set) {
-            return *id;
+    /// With so many operations.
+    pub fn within(left: u64) -> Contributions {
+        Contributions {
+            // The first is nothing.
+            nodes: vec![(LEAF, LEAF)],
+            lately: vec![0; LATELY],
+            left,
+            blocks: Vec::new(),
+            block_ids: HashMap::new(),
         }
-        let id = self.sets.len() as u32;
-        self.sets.push(set.clone());
-        self.ids.insert(set, id);
-        id
     }
 
-    /// The blocks of a set.
+    fn node(&mut self, a: u32, b: u32) -> u32 {
+        if self.nodes.len() >= MAX_UNIONS {
+            self.left = 0;
+            return 0;
+        }
+        self.nodes.push((a, b));
+        self.nodes.len() as u32 - 1
+    }
+
+    /// The blocks of an element.
     pub fn of(&self, elem: u32) -> BTreeSet<Block> {
-        let set = self.sets.get(elem as usize);
-        set.into_iter().flatten().map(|b| self.blocks[*b as usize].clone()).collect()
+        let (mut seen, mut open) = (vec![false; elem as usize + 1], vec![elem]);
+        let mut found = BTreeSet::new();
+        while let Some(at) = open.pop() {
+            if std::mem::replace(&mut seen[at as usize], true) {
+                continue;
+            }
+            match self.nodes[at as usize] {
+                (LEAF, block) => found.extend(self.blocks.get(block as usize).cloned()),
+                (a, b) => open.extend([a, b]),
+            }
+        }
+        found
     }
 }
 
@@ -197,11 +229,13 @@ impl Algebra for Contributions {
 
     fn input(&mut self, block: &Block, _: &[usize]) -> u32 {
         let next = self.blocks.len() as u32;
-        let id = *self.block_ids.entry(block.clone()).or_insert(next);
-        if id == next {
-            self.blocks.push(block.clone());
+        if let Some(node) = self.block_ids.get(block) {
+            return *node;
         }
-        self.intern(BTreeSet::from([id]))
+        let node = self.node(LEAF, next);
+        self.blocks.push(block.clone());
+        self.block_ids.insert(block.clone(), node);
+        node
     }
 
     fn add(&mut self, a: u32, b: u32) -> u32 {
@@ -211,14 +245,19 @@ impl Algebra for Contributions {
         if a == 0 {
             return b;
         }
-        let key = (a.min(b), a.max(b));
-        if let Some(id) = self.unions.get(&key) {
-            return *id;
+        if self.left == 0 {
+            return 0;
         }
-        let union = self.sets[a as usize].union(&self.sets[b as usize]).copied().collect();
-        let id = self.intern(union);
-        self.unions.insert(key, id);
-        id
+        self.left -= 1;
+        let (a, b) = (a.min(b), a.max(b));
+        let slot = mix(u64::from(a) << 32 | u64::from(b)) as usize % LATELY;
+        let known = self.lately[slot];
+        if known > 0 && self.nodes[known as usize] == (a, b) {
+            return known;
+        }
+        let node = self.node(a, b);
+        self.lately[slot] = node;
+        node
     }
 
     fn mul(&mut self, a: u32, b: u32) -> u32 {
@@ -256,5 +295,53 @@ impl Algebra for Contributions {
 
     fn logarithm(&mut self, sum: u32, max: u32) -> u32 {
         self.add(sum, max)
+    }
+
+    fn spent(&self) -> bool {
+        self.left == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(i: usize) -> Block {
+        Block { tensor: i / 10, rank: None, cells: vec![i % 10] }
+    }
+
+    #[test]
+    fn an_element_is_made_of_the_blocks_that_were_added_to_it() {
+        let mut sets = Contributions::new();
+        let of = |sets: &mut Contributions, i: usize| sets.input(&block(i), &[]);
+        let inputs: Vec<u32> = (0..40).map(|i| of(&mut sets, i)).collect();
+        assert_eq!(of(&mut sets, 7), inputs[7]);
+        // Sums of sums, with parts in common.
+        let mut all = vec![(0, BTreeSet::new())];
+        all.extend(inputs.iter().enumerate().map(|(i, e)| (*e, BTreeSet::from([block(i)]))));
+        for i in 0..200 {
+            let (a, b) = (all[i * 7 % all.len()].clone(), all[i * 13 % all.len()].clone());
+            all.push((sets.add(a.0, b.0), &a.1 | &b.1));
+            let product = match a.0 == 0 || b.0 == 0 {
+                true => BTreeSet::new(),
+                false => &a.1 | &b.1,
+            };
+            all.push((sets.mul(a.0, b.0), product));
+        }
+        for (elem, want) in &all {
+            assert_eq!(sets.of(*elem), *want);
+        }
+        assert!(!sets.spent());
+    }
+
+    #[test]
+    fn it_gives_up_when_it_has_made_enough() {
+        let mut sets = Contributions::within(20);
+        let mut sum = 0;
+        for i in 0..30 {
+            assert_eq!(sets.spent(), i > 20, "{i}");
+            let next = sets.input(&block(i), &[]);
+            sum = sets.add(sum, next);
+        }
     }
 }

@@ -33,6 +33,9 @@ impl<E: Copy + PartialEq> Attention<E> {
         masked: impl Fn(usize, usize) -> bool,
     ) {
         for i in 0..q.rows {
+            if algebra.spent() {
+                break;
+            }
             let (old, new) = (self.stat.data[2 * i], algebra.any());
             let shrink = algebra.exp_of_difference(old, new);
             let mut sum = algebra.mul(self.stat.data[2 * i + 1], shrink);

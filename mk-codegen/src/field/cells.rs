@@ -53,30 +53,33 @@ impl Lines {
         }
     }
 
-    /// Cuts lines until links join cells to cells, and decides how many elements each cell has.
-    pub fn cells(mut self) -> Result<Cells, FieldError> {
+    /// Cuts lines until links join cells to cells, and decides how many elements each cell has; at most so many looks at links and cuts.
+    pub fn cells(mut self, most: u64) -> Result<Cells, FieldError> {
         let links: Vec<_> = self.links.into_iter().collect();
-        let mut changed: Vec<bool> = vec![true; self.cuts.len()];
-        while changed.contains(&true) {
-            let before = std::mem::replace(&mut changed, vec![false; self.cuts.len()]);
+        let too_many = || FieldError::TooLarge { what: "parts of dimensions".into() };
+        let (mut left, mut total) = (most, self.cuts.iter().map(BTreeSet::len).sum::<usize>());
+        // What cuts a line has got since links were looked at.
+        let mut news = self.cuts.clone();
+        while news.iter().any(|cuts| !cuts.is_empty()) {
+            let before = std::mem::replace(&mut news, vec![BTreeSet::new(); self.cuts.len()]);
+            left = left.checked_sub((links.len() + news.len()) as u64).ok_or_else(too_many)?;
             for &(a, at, b, other, len) in &links {
-                if !before[a as usize]
-                    && !before[b as usize]
-                    && !changed[a as usize]
-                    && !changed[b as usize]
-                {
-                    continue;
-                }
                 for (from, base, to, onto) in [(a, at, b, other), (b, other, a, at)] {
-                    let inside: Vec<i32> =
-                        self.cuts[from as usize].range(base + 1..base + len).copied().collect();
-                    for cut in inside {
-                        changed[to as usize] |= self.cuts[to as usize].insert(cut - base + onto);
+                    if before[from as usize].is_empty() {
+                        continue;
+                    }
+                    for cut in before[from as usize].range(base + 1..base + len) {
+                        left = left.checked_sub(1).ok_or_else(too_many)?;
+                        let there = cut - base + onto;
+                        if self.cuts[to as usize].insert(there) {
+                            news[to as usize].insert(there);
+                            total += 1;
+                        }
                     }
                 }
             }
-            if self.cuts.iter().map(BTreeSet::len).sum::<usize>() > MAX_CELLS {
-                return Err(FieldError::TooLarge { what: "parts of dimensions".into() });
+            if total > MAX_CELLS {
+                return Err(too_many());
             }
         }
         Ok(Cells::new(self.cuts, &links))
@@ -200,7 +203,7 @@ mod tests {
         lines.link((a, 0, 128), (b, 256, 128));
         lines.link((b, 300, 50), (c, 10, 50));
         lines.stretch((c, 20, 5));
-        let cells = lines.cells().expect("few");
+        let cells = lines.cells(1 << 10).expect("few");
         // 10 and 15 behind the link's beginning in `b`, and so 44 + 10 and 44 + 15 in `a`.
         assert_eq!(cells.cuts[b as usize], [0, 256, 300, 310, 315, 350, 384, 512]);
         assert_eq!(cells.cuts[a as usize], [0, 44, 54, 59, 94, 128, 256]);

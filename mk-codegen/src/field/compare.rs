@@ -2,6 +2,7 @@
 
 use super::{
     algebra::{Algebra, Block, Contributions, Numbers},
+    budget::Budget,
     cells::{Cells, Lines},
     error::{FieldError, WrongElement},
     launch::{self, Scaled},
@@ -17,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Case<'c, 'a> {
     unrolled: &'c Unrolled<'a>,
     dims: Dims<'c>,
+    budget: Budget,
     /// Which of the pipeline's values the caller's tensors are.
     values: BTreeMap<BufId, ValueId>,
     /// The first line of each buffer on each rank.
@@ -31,6 +33,7 @@ pub(super) struct FirstWrong {
     rank: usize,
     at: Vec<usize>,
     wrong: (usize, usize),
+    writer: Option<String>,
 }
 
 /// The outcome of a comparison.
@@ -45,6 +48,7 @@ impl<'c, 'a> Case<'c, 'a> {
     pub fn new(
         unrolled: &'c Unrolled<'a>,
         dims: Dims<'c>,
+        budget: Budget,
         lines: &mut Lines,
     ) -> Result<Case<'c, 'a>, FieldError> {
         let plan = unrolled.plan;
@@ -58,7 +62,8 @@ impl<'c, 'a> Case<'c, 'a> {
             first.push(of_buffer);
         }
         let sequence = lines.line(0);
-        let mut case = Case { unrolled, dims, values: BTreeMap::new(), lines: first, sequence };
+        let values = BTreeMap::new();
+        let mut case = Case { unrolled, dims, budget, values, lines: first, sequence };
         let interface = |what: String| FieldError::Interface { what };
         for (id, b) in plan.buffers.iter().filter(|(_, b)| b.space == Space::In) {
             let tensor = case.dims.program.tensor(&b.name);
@@ -145,7 +150,8 @@ impl<'c, 'a> Case<'c, 'a> {
         algebra: &mut A,
         cells: &Cells,
     ) -> Result<(Vec<Value<A::Elem>>, Vec<Scaled<A::Elem>>), FieldError> {
-        let values = program::evaluate(algebra, &self.dims, cells)?;
+        let most = self.budget.work;
+        let values = program::evaluate(algebra, &self.dims, cells, most)?;
         let given = |_: &mut A, slab: u32| {
             let slab = self.unrolled.slabs[slab as usize];
             let is_input = self.unrolled.plan.buffers[slab.buffer].space == Space::In;
@@ -155,7 +161,8 @@ impl<'c, 'a> Case<'c, 'a> {
             Some(Scaled::given(shape, places.into_iter().map(|i| whole.data[i]).collect()))
         };
         let line_of = |slab| self.line(slab);
-        let memory = launch::run(algebra, self.unrolled, cells, line_of, self.sequence, given)?;
+        let places = (line_of, self.sequence);
+        let memory = launch::run(algebra, self.unrolled, cells, places, most, given)?;
         Ok((values, memory))
     }
 
@@ -230,14 +237,16 @@ impl<'c, 'a> Case<'c, 'a> {
                 if let (Some(i), None) = (first, &found.wrong) {
                     let at = unflattened(i, &shape);
                     let wrong = (wrong, places.len());
-                    found.wrong = Some(FirstWrong { result, rank, at, wrong });
+                    let writer = self.newest(&memory, &slabs, i).and_then(|(_, task)| task);
+                    let writer = writer.map(|task| self.unrolled.place(task));
+                    found.wrong = Some(FirstWrong { result, rank, at, wrong, writer });
                 }
             }
         }
         Ok(found)
     }
 
-    /// Puts into words what the first wrong element is made of.
+    /// Puts into words what the first wrong element is made of, if the sets can say it.
     pub fn explain(
         &self,
         sets: &mut Contributions,
@@ -245,28 +254,37 @@ impl<'c, 'a> Case<'c, 'a> {
         first: FirstWrong,
         launch: String,
     ) -> Result<WrongElement, FieldError> {
-        let FirstWrong { result, rank, at, wrong } = first;
-        let (values, memory) = self.both(sets, cells)?;
+        let FirstWrong { result, rank, at, wrong, writer } = first;
+        let line = self.lines[result.index()][rank];
+        let element = at.iter().zip(line..).map(|(i, line)| cells.original(line, *i)).collect();
+        let mut told = WrongElement {
+            launch,
+            result: self.unrolled.plan.buffers[result].name.clone(),
+            rank,
+            element,
+            wrong,
+            writer,
+            listed: false,
+            missing: Vec::new(),
+            extra: Vec::new(),
+            expected: Vec::new(),
+        };
+        let (values, memory) = match self.both(sets, cells) {
+            Err(_) if sets.spent() => return Ok(told),
+            both => both?,
+        };
         let value = self.values[&result];
         let (shape, places) = self.places(value, rank, cells);
         let i = at.iter().zip(&shape).fold(0, |sum, (i, n)| sum * n + i);
         let newest = self.newest(&memory, &self.slabs(result, rank), i);
         let want = sets.of(values[value.index()].on(rank).data[places[i]]);
         let has = newest.map(|(s, _)| sets.of(memory[s as usize].data[i])).unwrap_or_default();
-        let line = self.lines[result.index()][rank];
-        let element = at.iter().zip(line..).map(|(i, line)| cells.original(line, *i)).collect();
         let of = |blocks: &mut dyn Iterator<Item = &Block>| self.described(cells, blocks);
-        Ok(WrongElement {
-            launch,
-            result: self.unrolled.plan.buffers[result].name.clone(),
-            rank,
-            element,
-            wrong,
-            writer: newest.and_then(|(_, task)| Some(self.unrolled.place(task?))),
-            missing: of(&mut want.difference(&has)),
-            extra: of(&mut has.difference(&want)),
-            expected: of(&mut want.iter()),
-        })
+        told.missing = of(&mut want.difference(&has));
+        told.extra = of(&mut has.difference(&want));
+        told.expected = of(&mut want.iter());
+        told.listed = true;
+        Ok(told)
     }
 
     /// Blocks in words: by tensor and rank, as few boxes as a look tells.

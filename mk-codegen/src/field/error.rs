@@ -59,6 +59,15 @@ impl FieldError {
         FieldError::Misfit { place: place.into(), message: message.into() }
     }
 
+    /// What an element is made of is too much to be listed; nobody is told of it by itself.
+    pub(super) fn explanation() -> FieldError {
+        FieldError::TooLarge { what: "inputs of an element".into() }
+    }
+
+    pub(super) fn multiplications() -> FieldError {
+        FieldError::TooLarge { what: "multiplications".into() }
+    }
+
     pub(super) fn unsupported(what: impl Into<String>, help: impl Into<String>) -> FieldError {
         FieldError::Unsupported { what: what.into(), help: help.into() }
     }
@@ -79,6 +88,8 @@ pub struct WrongElement {
     pub wrong: (usize, usize),
     /// The task that wrote it; none if nothing did.
     pub writer: Option<String>,
+    /// Whether the following three are known: what an element is made of is not looked for at any price.
+    pub listed: bool,
     /// What the pipeline makes it of, and the plan does not.
     pub missing: Vec<String>,
     /// What the plan makes it of, and the pipeline does not.
@@ -98,8 +109,14 @@ impl fmt::Display for WrongElement {
             Some(writer) => writeln!(f, ", written by {writer}")?,
             None => writeln!(f, ", which nothing writes")?,
         }
-        writeln!(f, "    the pipeline makes it of {}", listed(&self.expected))?;
+        if self.listed {
+            writeln!(f, "    the pipeline makes it of {}", listed(&self.expected))?;
+        }
         match (self.missing.is_empty(), self.extra.is_empty()) {
+            _ if !self.listed => writeln!(
+                f,
+                "    its inputs are too many to list: of smaller sizes they are listed"
+            )?,
             (true, true) => writeln!(f, "    the plan makes it of the same, by other arithmetic")?,
             (false, true) => writeln!(f, "    the plan leaves out {}", listed(&self.missing))?,
             (true, false) => writeln!(f, "    the plan adds {}", listed(&self.extra))?,

@@ -11,10 +11,8 @@ use super::{
 use crate::ir::Point;
 use std::collections::VecDeque;
 
-/// Most elements of all memory, scaled.
-const MAX_ELEMENTS: usize = 1 << 24;
-/// Most multiplications, scaled.
-const MAX_WORK: u64 = 1 << 31;
+/// Most elements of all memory, scaled; and of all values of a pipeline.
+pub(super) const MAX_ELEMENTS: usize = 1 << 24;
 
 /// Nobody has written an element.
 const NOBODY: u32 = 0;
@@ -44,14 +42,14 @@ impl<E: Copy> Scaled<E> {
     }
 }
 
-/// Runs all tasks on memory of which inputs are given; `line_of` gives the first line of a slab, `sequence` is the line of places in
-/// a sequence.
+/// Runs all tasks on memory of which inputs are given, with at most so many multiplications; `line_of` gives the first line of a slab,
+/// `sequence` is the line of places in a sequence.
 pub(super) fn run<A: Algebra>(
     algebra: &mut A,
     unrolled: &Unrolled<'_>,
     cells: &Cells,
-    line_of: impl Fn(u32) -> u32,
-    sequence: u32,
+    (line_of, sequence): (impl Fn(u32) -> u32, u32),
+    most: u64,
     given: impl Fn(&mut A, u32) -> Option<Scaled<A::Elem>>,
 ) -> Result<Vec<Scaled<A::Elem>>, FieldError> {
     let mut memory = Vec::new();
@@ -78,11 +76,14 @@ pub(super) fn run<A: Algebra>(
         memory,
         waiting: Map::default(),
         begun: Map::default(),
-        work: 0,
+        left: most,
     };
     let mut queue: VecDeque<usize> = (0..unrolled.tasks.len()).collect();
     while let Some(task) = queue.pop_front() {
         launch.advance(algebra, task, &mut queue)?;
+        if algebra.spent() {
+            return Err(FieldError::explanation());
+        }
     }
     let first = launch.waiting.iter().flat_map(|(at, tasks)| tasks.iter().map(move |t| (*t, *at)));
     match first.min() {
@@ -116,7 +117,8 @@ struct Launch<'l, 'a, E, F> {
     waiting: Map<(u32, usize), Vec<usize>>,
     /// Tasks that have begun: how many touches are done, and what they have.
     begun: Map<usize, (usize, Context<E>)>,
-    work: u64,
+    /// Multiplications.
+    left: u64,
 }
 
 impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
@@ -156,11 +158,9 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
                 };
                 let places = unrolled.positions.get(&(task as u32, t.phase));
                 let places = places.map(|at| at.map(|x| self.cells.at(self.sequence, x)));
-                self.work +=
-                    context.consume(algebra, family, point, t.phase, places).map_err(misfit)?;
-                if self.work > MAX_WORK {
-                    return Err(FieldError::TooLarge { what: "multiplications".into() });
-                }
+                let work = context.consume(algebra, family, point, t.phase, places);
+                let left = self.left.checked_sub(work.map_err(misfit)?);
+                self.left = left.ok_or_else(FieldError::multiplications)?;
             }
             if t.write {
                 let len = rows.starts.len() * rows.cols;

@@ -3,6 +3,7 @@
 use super::{
     algebra::{Algebra, Function},
     attend::Attention,
+    budget::EXPONENTIAL,
     gradients::{Block, Gradients, statistics},
     unroll::Touch,
 };
@@ -183,11 +184,12 @@ impl<E: Copy + PartialEq> Context<E> {
         if q.cols != k.cols || k.rows != v.rows || acc != (q.rows, v.cols) {
             return Err("queries, keys, values and accumulator do not fit each other".into());
         }
-        let work = q.rows * k.rows * (q.cols + v.cols);
+        let work = (q.rows * k.rows * (q.cols + v.cols)) as u64;
+        let work = work + EXPONENTIAL * (q.rows * k.rows) as u64;
         let masked = |i: usize, j: usize| places.is_some_and(|[q, k]| q + i < k + j);
         state.step(algebra, [q, k, v], scale, masked);
         self.attention = Some(state);
-        Ok(work as u64)
+        Ok(work)
     }
 
     fn differentiate<A: Algebra<Elem = E>>(
@@ -208,7 +210,8 @@ impl<E: Copy + PartialEq> Context<E> {
         if !block.fits() {
             return Err("queries, their gradients, keys and values do not fit each other".into());
         }
-        let work = q.rows * k.rows * (q.cols + v.cols);
+        let work = (q.rows * k.rows * (q.cols + v.cols)) as u64;
+        let work = work + EXPONENTIAL * (q.rows * k.rows) as u64;
         let masked = |i: usize, j: usize| places.is_some_and(|[q, k]| q + i < k + j);
         let sums = sums.get_or_insert_with(|| match of {
             GradOf::Queries => Gradients::queries::<A>(q.rows, q.cols),
@@ -216,7 +219,7 @@ impl<E: Copy + PartialEq> Context<E> {
         });
         sums.step(algebra, block, scale, masked);
         self.gradients = Some(sums.clone());
-        Ok(work as u64)
+        Ok(work)
     }
 
     /// The state of attention before a step: that of the step before, or what was read from scratch, or none.

@@ -15,6 +15,7 @@
 
 mod algebra;
 mod attend;
+mod budget;
 mod cells;
 mod compare;
 mod error;
@@ -35,6 +36,7 @@ pub use error::{FieldError, WrongElement};
 
 use crate::ir::{Plan, Points, Table, TableSource};
 use algebra::{Contributions, Numbers};
+use budget::Budget;
 use cells::Lines;
 use compare::Case;
 use mk_syntax::{Bound, Program};
@@ -181,8 +183,9 @@ fn with_tables(
         let mut lines = Lines::default();
         let ranks = plan.mesh.size() as usize;
         let dims = Dims::new(program, bound, ranks, counts.clone(), &mut lines)?;
-        let case = Case::new(&unrolled, dims, &mut lines)?;
-        let cells = lines.cells()?;
+        let budget = Budget::of(&unrolled);
+        let case = Case::new(&unrolled, dims, budget, &mut lines)?;
+        let cells = lines.cells(budget.cuts)?;
         let found = case.compare(&mut Numbers::new(options.seed), &cells)?;
         let Some(first) = found.wrong else {
             all.elements += found.elements;

@@ -4,8 +4,10 @@
 
 use super::{
     algebra::{Algebra, Block, Function},
+    budget::EXPONENTIAL,
     cells::{Cells, Lines},
     error::FieldError,
+    launch::MAX_ELEMENTS,
     ragged::{self, Counts},
     softmax,
 };
@@ -261,12 +263,64 @@ impl<E> Value<E> {
     }
 }
 
-/// All values of a program.
+/// Multiplications and elements that a program takes on scaled tensors, about.
+fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
+    let extents = |value: ValueId| -> Vec<u64> {
+        dims.lines[value.index()].iter().map(|l| cells.extent(*l) as u64).collect()
+    };
+    let volume = |list: &[u64]| list.iter().fold(1u64, |n, x| n.saturating_mul(*x));
+    let (mut work, mut elements) = (0u64, 0u64);
+    for value in (0..dims.program.n_values()).map(ValueId::new) {
+        let summands = match dims.placement(value) {
+            Some(Placement::Partial) => dims.ranks as u64,
+            _ => 1,
+        };
+        let made = volume(&extents(value));
+        elements = elements.saturating_add(made.saturating_mul(summands));
+        let Some(Def::Node(node)) = dims.program.def(value) else { continue };
+        let of = |i: usize| extents(node.inputs[i]);
+        let each = match node.op {
+            Op::Gemm { a_transposed, .. } => {
+                let cut = !matches!(dims.placement(node.inputs[0]), Some(Placement::Partial));
+                let times = if cut { 1 } else { summands };
+                of(0)[usize::from(!a_transposed)].saturating_mul(times)
+            }
+            Op::GroupedGemm => of(1)[1],
+            // Each query with each key: scores, weights, sums; and their derivatives.
+            Op::Attention { .. }
+            | Op::Lse
+            | Op::AttentionDq { .. }
+            | Op::AttentionDk { .. }
+            | Op::AttentionDv => {
+                let (q, keys) = (of(0), of(node.inputs.len().min(2) - 1));
+                let (rows, columns) = (q.get(..3), q.get(3).copied().unwrap_or(1));
+                let pairs =
+                    rows.map_or(0, volume).saturating_mul(keys.get(1).copied().unwrap_or(1));
+                let times = if matches!(node.op, Op::Attention { .. } | Op::Lse) { 2 } else { 5 };
+                work = work.saturating_add(pairs.saturating_mul(times * columns + EXPONENTIAL));
+                0
+            }
+            _ => 0,
+        };
+        work = work.saturating_add(made.saturating_mul(each));
+    }
+    (work, elements)
+}
+
+/// All values of a program, where that takes no more than so many multiplications.
 pub(super) fn evaluate<A: Algebra>(
     algebra: &mut A,
     dims: &Dims<'_>,
     cells: &Cells,
+    most: u64,
 ) -> Result<Vec<Value<A::Elem>>, FieldError> {
+    let (work, elements) = size(dims, cells);
+    if elements > MAX_ELEMENTS as u64 {
+        return Err(FieldError::TooLarge { what: "elements of the pipeline's values".into() });
+    }
+    if work > most {
+        return Err(FieldError::multiplications());
+    }
     let mut values: Vec<Value<A::Elem>> = Vec::new();
     for i in 0..dims.program.n_values() {
         let value = ValueId::new(i);
@@ -280,6 +334,9 @@ pub(super) fn evaluate<A: Algebra>(
             },
         };
         values.push(made);
+        if algebra.spent() {
+            return Err(FieldError::explanation());
+        }
     }
     Ok(values)
 }
@@ -519,6 +576,9 @@ impl<A: Algebra> Evaluator<'_, A> {
             let n = b.data.len() / b.shape[usize::from(b_transposed)].max(1);
             let mut data = vec![A::ZERO; m * n];
             for (i, row) in data.chunks_mut(n.max(1)).enumerate() {
+                if self.algebra.spent() {
+                    break;
+                }
                 for l in part.clone() {
                     let left = a.data[if a_transposed { l * m + i } else { i * k + l }];
                     for (j, sum) in row.iter_mut().enumerate() {

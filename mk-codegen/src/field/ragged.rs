@@ -230,6 +230,9 @@ pub(super) fn product<A: Algebra>(
     let (depth, columns) = (w.shape[1], w.shape[2..].iter().product::<usize>());
     let mut data = vec![A::ZERO; x.shape[0] * columns];
     for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
+        if algebra.spent() {
+            break;
+        }
         let Some(Some(e)) = experts.get(cells.original(row, i) as usize) else { continue };
         let matrix = &w.data[cells.at(expert, *e) * depth * columns..];
         for (l, right) in matrix.chunks(columns.max(1)).take(depth).enumerate() {

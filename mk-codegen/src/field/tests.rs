@@ -3,6 +3,7 @@
 use super::{
     algebra::{Algebra, Block, Numbers},
     attend::Attention,
+    budget::Budget,
     cells::{Cells, Lines},
     error::FieldError,
     launch::{self, Scaled},
@@ -79,7 +80,8 @@ fn wrong(text: &str, causal: bool) -> Result<(usize, usize), FieldError> {
         lines.link((sequence, 0, 150), (whole[0], 0, 150));
     }
     links::tasks(&mut lines, &unrolled, line_of, sequence)?;
-    let cells = lines.cells()?;
+    let budget = Budget::of(&unrolled);
+    let cells = lines.cells(budget.cuts)?;
     let mut numbers = Numbers::new(1);
     let given = |numbers: &mut Numbers, slab: u32| {
         let slab = unrolled.slabs[slab as usize];
@@ -89,7 +91,8 @@ fn wrong(text: &str, causal: bool) -> Result<(usize, usize), FieldError> {
             Scaled::given(shape, places.iter().map(of).collect())
         })
     };
-    let memory = launch::run(&mut numbers, &unrolled, &cells, line_of, sequence, given)?;
+    let places = (line_of, sequence);
+    let memory = launch::run(&mut numbers, &unrolled, &cells, places, budget.work, given)?;
     let extents = whole.map(|l| cells.extent(l));
     let want = defined(&mut numbers, extents, causal);
     let (mut wrong, mut all) = (0, 0);

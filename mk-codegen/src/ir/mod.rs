@@ -4,6 +4,7 @@
 mod allowed;
 mod check;
 mod contract;
+mod elements;
 pub mod entity;
 mod expr;
 mod factors;
@@ -27,6 +28,7 @@ mod tma;
 pub use allowed::Allowed;
 pub use check::{MAX_ENTRIES, StructureError};
 pub use contract::{Arity, Contract, EdgeSpec, OperandSpec};
+pub use elements::{Elements, OneType};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
 pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
 pub(crate) use factors::Factors;

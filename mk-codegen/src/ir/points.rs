@@ -472,6 +472,8 @@ impl<'a> Points<'a> {
         region: &mut Region,
     ) -> Result<bool, PointError> {
         region.dims.clear();
+        // A kernel has the rank of a region in which there is nothing, too.
+        region.rank = self.rank(at, &access.rank)?;
         for (base, len) in &access.region {
             let len = self.eval(at, len)?;
             if len < 1 {
@@ -479,7 +481,6 @@ impl<'a> Points<'a> {
             }
             region.dims.push((self.eval(at, base)?, len));
         }
-        region.rank = self.rank(at, &access.rank)?;
         region.buffer = access.buffer;
         region.version = self.eval(at, &access.version)?;
         Ok(true)

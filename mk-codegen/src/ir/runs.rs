@@ -4,7 +4,7 @@
 //! functions. `emit` prints the answers at the head of each kernel.
 
 use super::{
-    entity::{FamId, RoleId},
+    entity::{Entity, FamId, RoleId},
     expr::Expr,
     leaf::{ALayout, BLayout, Consumers, EPILOGUE_OPERANDS, Leaf, Operand, Store, carry_last},
     mma::{
@@ -75,6 +75,17 @@ impl Plan {
     /// Workers of a role that tasks are dealt out to: its CTAs, or clusters of them.
     pub fn workers(&self, role: RoleId) -> u32 {
         self.roles[role].ctas / self.cluster(role)
+    }
+
+    /// The same of every role, by id.
+    pub fn all_workers(&self) -> Vec<u32> {
+        let mut clusters = vec![1; self.roles.len()];
+        for f in self.families.values() {
+            if let Some(most) = clusters.get_mut(f.role.index()) {
+                *most = f.leaf.cluster().max(*most);
+            }
+        }
+        self.roles.values().zip(clusters).map(|(role, cluster)| role.ctas / cluster).collect()
     }
 
     /// Whether some agent waits for what another task, rank or host does: then all CTAs have to run at once.

@@ -421,6 +421,8 @@ fn assign(world: &World<'_>, class: &Class, per_rank: usize) -> (Vec<Lists>, Vec
         first.push(base);
         base += role.ctas as usize;
     }
+    // Agents of a cluster stand for those of its CTAs, which do the same.
+    let workers = world.plan.all_workers();
     let families = world.plan.families.values();
     let free = families.filter(|x| x.schedule == Schedule::Dynamic);
     let dynamic: HashSet<RoleId> = free.map(|x| x.role).collect();
@@ -429,14 +431,12 @@ fn assign(world: &World<'_>, class: &Class, per_rank: usize) -> (Vec<Lists>, Vec
         for t in tasks.clone() {
             let id = world.plan.families[class.tasks[t as usize].family].role;
             let role = &world.plan.roles[id];
-            // Agents of a cluster stand for those of its CTAs, which do the same.
-            let workers = world.plan.workers(id);
             let (cta, phase) = match role.kind {
                 RoleKind::Prologue => (0, 0),
                 RoleKind::Epilogue => (0, 2),
                 RoleKind::CopyEngine => (per_rank - 1, 1),
                 _ if dynamic.contains(&id) => (first[id.index()], 1),
-                _ => (first[id.index()] + n[id.index()] % workers.max(1) as usize, 1),
+                _ => (first[id.index()] + n[id.index()] % workers[id.index()].max(1) as usize, 1),
             };
             n[id.index()] += 1;
             let lane = rank * per_rank + cta;

@@ -1,6 +1,7 @@
 //! Rule 6, the network: the messages that a card sends, and who touches which memory and which words between nodes.
 //!
-//! A message is one piece of memory at either end, and no longer than a card sends at once. GPUs, copy engines and their posts stay
+//! A message is one piece of memory at either end, and no longer than a card sends at once. It goes to a rank of another node, and
+//! raises words there or at home, whether it has data or none: a command names the rank, and not the bytes. GPUs, copy engines and their posts stay
 //! inside their node, where there are nodes: `nic … local=`, or an axis of the mesh named `node`. Only a `nic_send` leaves it.
 //! With `nic … local=`
 //! - it reads *net memory* at home and writes that of a rank of another node; nobody else touches another rank's;
@@ -13,10 +14,11 @@ use super::{
     report::Violation,
     site,
     within::post_line,
-    world::{AccRec, Class, PostRec, TaskRec, World, is_host},
+    world::{AccRec, Class, NamedRec, PostRec, TaskRec, World, is_host},
 };
 use crate::ir::{
-    Agent, BufId, EdgeId, Entity, FamId, Leaf, NicOrdering, Operand, Plan, RoleKind, Space, Wait,
+    Agent, BufId, EdgeId, Entity, Expr, FamId, Leaf, NicOrdering, Operand, Plan, RoleKind, Space,
+    Var, Wait,
 };
 use std::collections::HashSet;
 
@@ -32,6 +34,7 @@ pub(super) fn check(world: &World<'_>) -> Vec<Violation> {
     let mut c = Checker { world, local, reach, told: HashSet::new(), out: Vec::new() };
     for class in &world.classes {
         class.accs.iter().for_each(|a| c.access(class, a));
+        class.named.iter().for_each(|n| c.named(class, n));
         if reach.is_some() {
             class.posts.iter().for_each(|p| c.post(class, p));
         }
@@ -81,18 +84,50 @@ impl Checker<'_, '_> {
     fn access(&mut self, class: &Class, a: &AccRec) {
         let world = self.world;
         let task = &class.tasks[a.task as usize];
-        let (id, home) = (task.family, task.rank as usize);
-        let x = &world.plan.families[id];
-        let (line, boxed) = (&x.accesses[a.line as usize], &world.boxes.all[a.boxed as usize]);
-        let space = world.plan.buffers[boxed.buffer].space;
-        let sent = x.leaf == Leaf::NicSend;
+        let boxed = &world.boxes.all[a.boxed as usize];
+        let sent = world.plan.families[task.family].leaf == Leaf::NicSend;
         let wrong = match sent {
-            true => self.message(a).or_else(|| self.sent(line.operand, space, home, boxed.rank)),
-            false => self.reached(space, home, boxed.rank),
+            true => self.message(a),
+            false => self.reached(boxed.buffer, task.rank as usize, boxed.rank),
         };
-        if let Some(message) = wrong {
-            let what = format!("access {} of rank {home}", line.operand);
-            self.tell(Line::Access(id, a.line), id, &what, message);
+        self.tell_access(task, a.line, wrong);
+    }
+
+    /// The rank that an access names: where a send goes, and whose memory has nothing in a region.
+    fn named(&mut self, class: &Class, n: &NamedRec) {
+        let task = &class.tasks[n.task as usize];
+        let x = &self.world.plan.families[task.family];
+        let (a, home, rank) = (&x.accesses[n.line as usize], task.rank as usize, n.rank as usize);
+        let wrong = match x.leaf {
+            Leaf::NicSend => self.sent(a.operand, a.buffer, home, rank),
+            _ => self.reached(a.buffer, home, rank),
+        };
+        self.tell_access(task, n.line, wrong);
+        if x.leaf == Leaf::NicSend && a.operand == Operand::Dst {
+            self.raised_elsewhere(class, task, rank);
+        }
+    }
+
+    fn tell_access(&mut self, task: &TaskRec, line: u32, wrong: Option<String>) {
+        let Some(message) = wrong else { return };
+        let operand = self.world.plan.families[task.family].accesses[line as usize].operand;
+        let what = format!("access {operand} of rank {}", task.rank);
+        self.tell(Line::Access(task.family, line), task.family, &what, message);
+    }
+
+    /// The words of a send are at home, `@ rank`, or where its message goes: a command has one peer.
+    fn raised_elsewhere(&mut self, class: &Class, task: &TaskRec, to: usize) {
+        let world = self.world;
+        for p in &class.posts[task.posts.start as usize..task.posts.end as usize] {
+            let (post, rank) = (post_line(world.plan, class, p), world.words.name(p.word).0);
+            if post.rank == Expr::Var(Var::RANK) || rank == to {
+                continue;
+            }
+            let message = format!(
+                "raises a word of rank {rank}, and the message goes to rank {to}: raise words there, or `@ rank`"
+            );
+            let what = format!("{} of rank {}", post.edge, task.rank);
+            self.tell(Line::Edge(post.edge), task.family, &what, message);
         }
     }
 
@@ -101,7 +136,8 @@ impl Checker<'_, '_> {
         self.reach.is_none_or(|reach| a / reach == b / reach)
     }
 
-    fn reached(&self, space: Space, home: usize, rank: usize) -> Option<String> {
+    fn reached(&self, buffer: BufId, home: usize, rank: usize) -> Option<String> {
+        let space = self.world.plan.buffers[buffer].space;
         if space == Space::Net && rank != home {
             return Some(format!("touches net memory of rank {rank}: only network cards do"));
         }
@@ -110,16 +146,16 @@ impl Checker<'_, '_> {
         })
     }
 
-    fn sent(&self, operand: Operand, space: Space, home: usize, rank: usize) -> Option<String> {
-        self.local?;
-        if space != Space::Net {
+    fn sent(&self, operand: Operand, buffer: BufId, home: usize, rank: usize) -> Option<String> {
+        if self.local.is_some() && self.world.plan.buffers[buffer].space != Space::Net {
             return Some("network cards reach net memory only".into());
         }
         match operand {
             Operand::Src if rank != home => {
                 Some(format!("the card of rank {home} reads at home, not on rank {rank}"))
             }
-            Operand::Dst if self.together(home, rank) => {
+            Operand::Dst if rank == home => Some("goes to the rank that sends it".into()),
+            Operand::Dst if self.reach.is_some() && self.together(home, rank) => {
                 Some(format!("rank {rank} is in the same node: use a copy"))
             }
             _ => None,

@@ -11,10 +11,10 @@ use super::{
     rotation::{self, Turned},
     runtime::{Cell, Halt, Regions},
     shapes::{self, Touched},
-    world::{AccRec, Class, PostRec, TaskRec, WaitRec, World},
+    world::{AccRec, Class, NamedRec, PostRec, TaskRec, WaitRec, World},
 };
 use crate::ir::{
-    Access, BufId, Each, EdgeId, Entity, Expr, FamId, Family, MAX_TASKS, Operand, Point,
+    Access, BufId, Each, EdgeId, Entity, Expr, FamId, Family, Leaf, MAX_TASKS, Operand, Point,
     PointError, Points, Region, SigId, TabId, Task, Var,
 };
 use std::collections::HashSet;
@@ -44,6 +44,8 @@ pub(super) struct Unroller<'w, 'a> {
     events: u64,
     /// Some region lies outside its buffer, and was left out.
     outside: bool,
+    /// Something may go from node to node.
+    far: bool,
     /// Room for the variables of the line that is unrolled.
     here: Task,
     /// Room for the place of a word in its signal.
@@ -70,7 +72,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
         cell: Option<&'w Cell<'w>>,
         epoch: i64,
     ) -> Result<Class, Halt> {
-        let (ranks, words) = (world.ranks, world.words.total);
+        let (ranks, words, far) = (world.ranks, world.words.total, world.is_far());
         let mut u = Unroller {
             world,
             points,
@@ -82,6 +84,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
             tasks: 0,
             events: 0,
             outside: false,
+            far,
             here: Task { family: FamId::new(0), vars: Vec::new() },
             index: Vec::new(),
             found: Region::none(),
@@ -216,7 +219,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
         let id = self.class.tasks.len() as u32;
         let start = (self.class.accs.len(), self.class.waits.len(), self.class.posts.len());
         let agent = |world: &World<'_>, a| world.info(family).index(a);
-        let mut touched = std::mem::take(&mut self.touched);
+        let (far, mut touched) = (self.far, std::mem::take(&mut self.touched));
         touched.clear();
         for (line, a) in x.accesses.iter().enumerate() {
             let Some(spec) = self.world.info(family).contract.operand(a.operand).copied() else {
@@ -225,6 +228,10 @@ impl<'w, 'a> Unroller<'w, 'a> {
             let by = agent(self.world, spec.agent);
             self.each(family, task, a.at, inner, &a.each, &a.when, |u, at, step| {
                 let found = u.region(family, line, at, a)?;
+                if far && (found.is_none() || x.leaf == Leaf::NicSend) {
+                    let rank = u.points.rank(at, &a.rank)? as u32;
+                    u.class.named.push(NamedRec { task: id, line: line as u32, rank });
+                }
                 let each = a.each.is_some().then(|| at.vars[usize::from(Var::EACH.0)]);
                 touched.push((a.operand, step, each, found.map(|f| f.0)));
                 if let Some((boxed, version, home)) = found {
@@ -490,6 +497,10 @@ impl<'w, 'a> Unroller<'w, 'a> {
         }
         let mut region = std::mem::replace(&mut self.found, Region::none());
         let there = self.points.region_into(at, a, &mut region)?;
+        if !there {
+            // A kernel computes where a region begins before it knows that nothing is in it.
+            a.region.iter().try_for_each(|(base, _)| self.points.eval(at, base).map(drop))?;
+        }
         let found = if there { self.boxed(family, line, at, &mut region) } else { None };
         self.found = region;
         Ok(found)

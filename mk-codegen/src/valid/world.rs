@@ -120,6 +120,14 @@ pub(super) struct PostRec {
     pub add: i64,
 }
 
+/// The rank that an access names, whether there is memory in its region or none.
+#[derive(Clone, Copy)]
+pub(super) struct NamedRec {
+    pub task: u32,
+    pub line: u32,
+    pub rank: u32,
+}
+
 /// All events of one epoch; of ranks that are folded, those of rank 0. Events of a task are contiguous and ascend in step.
 #[derive(Default)]
 pub(super) struct Class {
@@ -127,6 +135,8 @@ pub(super) struct Class {
     pub accs: Vec<AccRec>,
     pub waits: Vec<WaitRec>,
     pub posts: Vec<PostRec>,
+    /// Where there is more than a node, or a send: of accesses to nothing, and of all of sends.
+    pub named: Vec<NamedRec>,
     /// Tasks of each rank.
     pub ranks: Vec<Range<u32>>,
     /// Posts to each word: `by_word[starts[w]..starts[w + 1]]`.
@@ -291,11 +301,16 @@ impl<'a> World<'a> {
         })
     }
 
-    /// Sets out to fold ranks: `fixed` says which extents are the same for all values of a run-time dimension.
-    fn fold(&mut self, points: &Points<'_>, fixed: impl Fn(&Expr) -> bool) -> Option<()> {
+    /// Whether something may go from node to node.
+    pub fn is_far(&self) -> bool {
         let sends = |x: &Family| x.leaf == Leaf::NicSend;
         let nodes = self.plan.nic.is_some() || self.plan.mesh.axes.iter().any(|a| a.0 == "node");
-        if self.ranks < 2 || nodes || self.plan.families.values().any(sends) {
+        nodes || self.plan.families.values().any(sends)
+    }
+
+    /// Sets out to fold ranks: `fixed` says which extents are the same for all values of a run-time dimension.
+    fn fold(&mut self, points: &Points<'_>, fixed: impl Fn(&Expr) -> bool) -> Option<()> {
+        if self.ranks < 2 || self.is_far() {
             return None;
         }
         self.turned = Some(rotation::guess(self, points, fixed)?);

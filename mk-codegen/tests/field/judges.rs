@@ -165,6 +165,16 @@ fn outputs(plan: &Plan, program: &Program) -> Option<Outputs> {
     Some(outputs)
 }
 
+/// Whether a plan runs to its end, whatever it computes.
+pub fn runs(plan: &Plan) -> bool {
+    let input =
+        |_: i64, _: usize, _: BufId, shape: &[usize]| vec![0.5; shape.iter().product::<usize>()];
+    let table = |_: i64, _: usize, _: TabId| Vec::new();
+    let output = |_: i64, _: usize, _: BufId, _: &[usize], _: &[f32]| {};
+    let options = sim::Options { launches: 1, ..sim::Options::default() };
+    sim::run(plan, &mut Callbacks { input, table, output }, &options).is_ok()
+}
+
 /// Whether results differ by more than other orders of sums and other roundings explain.
 fn differ(a: &Outputs, b: &Outputs) -> bool {
     let near = |x: f32, y: f32| (x - y).abs() <= 0.06 * (1.0 + x.abs());

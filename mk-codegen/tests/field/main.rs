@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod judges;
+mod kernels;
 mod mutate;
 mod speed;
 

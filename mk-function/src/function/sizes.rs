@@ -180,6 +180,31 @@ impl Signature {
         Err(ArgumentError::DType { tensor: tensor.name.clone(), expected, given, help })
     }
 
+    /// Checks the numbers that a rank holds of parameter `i`: of integers, those that the executor's f32 hold exactly.
+    ///
+    /// # Errors
+    /// [`ArgumentError::Integer`] for the first other one.
+    pub fn check_integers(
+        &self,
+        i: usize,
+        rank: u32,
+        values: impl IntoIterator<Item = f64>,
+    ) -> Result<(), ArgumentError> {
+        let Some(tensor) = self.program.tensors().get(i) else { return Ok(()) };
+        let dtype = super::abi_dtype(tensor.ty.dtype);
+        if !dtype.is_integer() {
+            return Ok(());
+        }
+        let whole = |x: f64| x.fract() == 0.0 && x.abs() <= f64::from(1 << f32::MANTISSA_DIGITS);
+        match values.into_iter().enumerate().find(|(_, x)| !whole(*x)) {
+            None => Ok(()),
+            Some((at, value)) => {
+                let (tensor, value) = (tensor.name.clone(), value.to_string());
+                Err(ArgumentError::Integer { tensor, dtype, rank, at, value })
+            }
+        }
+    }
+
     /// What the given sizes say of each symbol.
     fn known(&self) -> Result<Vec<Found>, ArgumentError> {
         let program = &self.program;

@@ -8,7 +8,6 @@ use crate::ir::{
     Access, Agent, Carry, Expr, FamId, Family, Leaf, Mask, Operand, Point, Store, Var, row_dim,
 };
 use minijinja::{Value, context};
-use mk_abi::DType;
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "attend_tile",
@@ -126,9 +125,6 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         return refuse(format!("the factor on scores is positive and finite, not {factor}"));
     }
     let dtype = e.one_dtype(id, |o| o != Operand::Lse)?;
-    if dtype == "F32" {
-        return refuse("queries, keys, values and results have 16-bit elements".into());
-    }
     Ok(context! {
         block_m, block_n, dim, stages, dtype,
         scale => format!("0x{scale:08x}u"),
@@ -285,8 +281,8 @@ pub(super) fn logarithms(e: &Emitter<'_>, id: FamId) -> Result<String, EmitError
     let lse = e.access(f, Operand::Lse)?;
     let ones = lse.region[..lse.region.len() - 1].iter().all(|(_, len)| *len == Expr::Const(1));
     let own = lse.each.is_none() && lse.rank == Expr::Var(Var::RANK);
-    if !own || !ones || e.plan.buffers[lse.buffer].dtype != DType::F32 {
-        let what = "logarithms of sums are f32 of the own rank, those of a head side by side";
+    if !own || !ones {
+        let what = "logarithms of sums are of the own rank, those of a head side by side";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     let base = e.base(lse.buffer, "params.header.rank");

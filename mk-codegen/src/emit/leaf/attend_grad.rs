@@ -9,7 +9,6 @@ use super::{
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use crate::ir::{Access, Agent, FamId, GradOf, Leaf, Mask, Operand, Point, STATS};
 use minijinja::{Value, context};
-use mk_abi::DType;
 
 const TEXTS: &[(&str, &str)] = &[
     ("attend_grad_tile", include_str!("../../../../templates/leaf/attend_grad_tile.cu.j2")),
@@ -155,9 +154,6 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         return refuse(format!("the factor on scores is positive and finite, not {factor}"));
     }
     let dtype = e.one_dtype(id, |o| o != Operand::Stats)?;
-    if dtype == "F32" {
-        return refuse("queries, keys, values and gradients have 16-bit elements".into());
-    }
     Ok(context! {
         of_queries => of == GradOf::Queries,
         block_m, block_n, dim, stages, dtype,
@@ -179,11 +175,7 @@ fn source(
     rows: u32,
     dim: u32,
 ) -> Result<String, EmitError> {
-    let f = &e.plan.families[id];
     let stats = a.operand == Operand::Stats;
-    if stats && e.plan.buffers[a.buffer].dtype != DType::F32 {
-        return Err(EmitError::unsupported(f.name.clone(), "statistics are f32"));
-    }
     let [dim, wide] = if stats { [STATS; 2] } else { [dim, 64] };
     head_rows(e, id, a, rows, [dim, wide])
 }

@@ -4,7 +4,6 @@ use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, 
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use crate::ir::{Access, Agent, Each, Expr, Factors, Family, Leaf, Operand, Point, Var};
 use minijinja::{Value, context};
-use mk_abi::DType;
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "combine_rows",
@@ -112,9 +111,8 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     if same.iter().any(|x| x.is_none() || *x != same[0]) {
         return refuse("a weighted sum is of whole rows, one at a time");
     }
-    let f32s = e.plan.buffers[w.buffer].dtype == DType::F32;
-    if !f32s || !own(w) || !own(dst) || dst.each.is_some() || w.each != src.each {
-        return refuse("a weighted sum has f32 factors of its own rank, one for each summand");
+    if !own(w) || !own(dst) || dst.each.is_some() || w.each != src.each {
+        return refuse("a weighted sum has factors of its own rank, one for each summand");
     }
     if row(w).is_none_or(|(_, n)| *n != Expr::Const(1)) {
         return refuse("a factor is one element");

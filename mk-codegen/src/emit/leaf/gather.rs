@@ -71,7 +71,6 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
             _ => return refuse("a copy gathers some rows, each to where it is among all"),
         },
     };
-    e.check_dtypes(f, src, dst)?;
     let size = e.plan.buffers[src.buffer].dtype.size_bytes();
     let from = e.pitch_bytes(&f.name, src.buffer)?;
     let to = e.own_pitch_bytes(dst.buffer);

@@ -26,7 +26,6 @@ pub(super) fn copy(e: &mut Emitter<'_>, s: Slice, bulk: bool) -> Result<Value, E
             "source and destination differ in shape",
         ));
     }
-    e.check_dtypes(f, src, dst)?;
     let size = e.plan.buffers[src.buffer].dtype.size_bytes();
     let place = f.name.as_str();
     let from = e.own_pitch_bytes(src.buffer);

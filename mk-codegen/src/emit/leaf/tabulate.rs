@@ -4,7 +4,6 @@ use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, 
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use crate::ir::{Access, Agent, Expr, Family, Leaf, Operand, Point, RoutePart, Tabulation, Var};
 use minijinja::{Value, context};
-use mk_abi::DType;
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "tabulate",
@@ -54,28 +53,20 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }
 
-/// Operands of a table, in their order, each integers of the own rank; as many as `N`. Experts of tokens, a routing's first source, are of 32 or 64 bits.
+/// Operands of a table, in their order, each of the own rank; as many as `N`.
 fn operands<'p, const N: usize>(
     e: &Emitter<'p>,
     f: &'p Family,
     operand: Operand,
 ) -> Result<[&'p Access; N], EmitError> {
     let all: Vec<_> = f.accesses.iter().filter(|a| a.operand == operand).collect();
-    let of_ids = |a: &Access| {
-        let route = |part: RoutePart| matches!(f.leaf, Leaf::Tabulate { of: Tabulation::Route { part: p, .. } } if p == part);
-        let first = operand == Operand::Src && all.first().is_some_and(|x| std::ptr::eq(*x, a));
-        let parts = [RoutePart::Lists, RoutePart::Wanted, RoutePart::Places];
-        first && parts.into_iter().any(route)
-    };
-    let integers = |a: &&Access| {
+    let close = |a: &&Access| {
         let own = a.rank == Expr::Var(Var::RANK) && a.each.is_none() && a.when.is_none();
-        let buffer = &e.plan.buffers[a.buffer];
-        let wide = buffer.dtype == DType::I64 && of_ids(a);
-        own && (buffer.dtype == DType::I32 || wide) && buffer.pitch.is_none()
+        own && e.plan.buffers[a.buffer].pitch.is_none()
     };
-    let found = all.iter().all(integers).then_some(all).and_then(|all| all.try_into().ok());
+    let found = all.iter().all(close).then_some(all).and_then(|all| all.try_into().ok());
     found.ok_or_else(|| {
-        let what = "what tables are made of, and tables, are integers of the own rank";
+        let what = "what tables are made of, and tables, are of the own rank, row by row";
         EmitError::unsupported(f.name.clone(), what)
     })
 }

@@ -2,14 +2,16 @@
 //!
 //! A plan that passes can be unrolled without panics; whether it is *correct* is the verifier's question.
 
+mod clusters;
 mod names;
+mod net;
 mod tables;
 
 use super::{
     contract::Arity,
     entity::FamId,
     expr::{Expr, Var},
-    leaf::{Consumers, EPILOGUE_OPERANDS, EpilogueOp, GradOf, Leaf, Mask, Store, gated},
+    leaf::{EPILOGUE_OPERANDS, EpilogueOp, GradOf, Leaf, Mask, gated},
     plan::{Each, Family, Plan, Point, RoleKind, Schedule, Space},
 };
 use names::RESERVED;
@@ -33,6 +35,8 @@ struct Checker<'a> {
     plan: &'a Plan,
     /// Names of dimensions.
     dims: HashSet<&'a str>,
+    /// Of each role, the cluster size of its first family, and whether others have another one.
+    clusters: Vec<clusters::OfRole>,
     errors: Vec<StructureError>,
 }
 
@@ -43,7 +47,8 @@ impl Plan {
     /// All mistakes, in the order of the text.
     pub fn check_structure(&self) -> Result<(), Vec<StructureError>> {
         let dims = self.dims.values().map(|d| d.name.as_str()).collect();
-        let mut c = Checker { plan: self, dims, errors: Vec::new() };
+        let clusters = clusters::of_roles(self);
+        let mut c = Checker { plan: self, dims, clusters, errors: Vec::new() };
         c.plan_level();
         for id in self.families.keys() {
             c.family(id);
@@ -149,6 +154,9 @@ impl Checker<'_> {
                 self.error(format!("{id} {}", r.kind.name()), format!("needs {need}"));
             }
         }
+        if plan.roles.len() > mk_abi::device::MAX_CTAS {
+            self.error("roles", format!("are more than {}", mk_abi::device::MAX_CTAS));
+        }
         let total: u64 = plan.roles.values().map(|r| u64::from(r.ctas)).sum();
         if total == 0 || total > mk_abi::device::MAX_CTAS as u64 {
             self.error("roles", format!("need 1 to {} CTAs together", mk_abi::device::MAX_CTAS));
@@ -227,8 +235,10 @@ impl Checker<'_> {
         }
         self.positions(&place, x, all);
         self.contract(&place, x);
+        self.errors.extend(self.plan.mistyped(id));
         self.looks_up(&place, x);
         self.fills(&place, x);
+        self.sends(&place, x);
         self.accesses(&place, x, all);
         self.signalling(&place, x, all);
     }
@@ -441,55 +451,6 @@ impl Checker<'_> {
                 ),
             );
         }
-    }
-
-    /// CTAs of a cluster share all that their role does, and nobody reads or hands on what only one of them has.
-    fn cluster(&mut self, place: &str, x: &Family, of: (u32, Store, Consumers)) {
-        let (cluster, store, consumers) = of;
-        if !(1..=8).contains(&cluster) {
-            self.error(place, "has clusters of 1 to 8 CTAs");
-        }
-        if cluster <= 1 {
-            return;
-        }
-        if store != Store::Direct || consumers != Consumers::Cooperative {
-            self.error(place, "tiles that a cluster shares are stored by their consumers, who work on each of them");
-        }
-        let saves = |op: &EpilogueOp| matches!(op, EpilogueOp::Save | EpilogueOp::Carry);
-        if x.inner.is_some() || x.leaf.epilogue().iter().any(saves) {
-            self.error(place, "tiles that a cluster shares have no inner loop, save nothing and go on with nothing");
-        }
-        self.one_cluster(place, x);
-    }
-
-    /// The CTAs of a role are in clusters of one size.
-    fn one_cluster(&mut self, place: &str, x: &Family) {
-        let cluster = x.leaf.cluster();
-        let others = |y: &Family| y.role == x.role && y.leaf.cluster() != cluster;
-        let whole = self.plan.roles.get(x.role).is_none_or(|r| r.ctas.is_multiple_of(cluster));
-        if !whole || self.plan.families.values().any(others) {
-            self.error(place, "the CTAs of a role are all in clusters of one size");
-        }
-    }
-
-    /// CTAs that load together work in step, and wait for nobody else on the way.
-    fn multicast(&mut self, place: &str, x: &Family, multicast: [u32; 2], consumers: Consumers) {
-        if !matches!(multicast, [1 | 2, 1 | 2]) {
-            self.error(place, "loads with 1 or 2 CTAs below, and beside");
-        }
-        if multicast == [1, 1] {
-            return;
-        }
-        let other = |op: &EpilogueOp| matches!(op, EpilogueOp::Save | EpilogueOp::Carry);
-        let steps = x.inner.is_some() || x.leaf.epilogue().iter().any(other);
-        if x.leaf.cluster() > 8
-            || consumers != Consumers::Cooperative
-            || steps
-            || !x.waits.is_empty()
-        {
-            self.error(place, "CTAs that load together are at most 8 of a cluster, wait for nobody, work on each of their tiles, have no inner loop, save nothing and go on with nothing");
-        }
-        self.one_cluster(place, x);
     }
 
     /// Every id is one edge. Families of one role with the same leaf share its barriers, and so the internal ids.

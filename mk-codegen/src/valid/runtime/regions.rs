@@ -75,6 +75,8 @@ impl<'c> Regions<'c> {
     ) -> Result<Option<(BoxId, i64, usize)>, PointError> {
         let points = self.cell.points;
         let Some(spans) = &mut boxes.spans else { return Ok(None) };
+        // A kernel has the rank of a region in which there is nothing, too.
+        let rank = points.rank(at, &a.rank)?;
         let mut ids = Vec::with_capacity(a.region.len());
         for d in 0..a.region.len() {
             match self.span(spans, family, line, d, at, a)? {
@@ -82,7 +84,6 @@ impl<'c> Regions<'c> {
                 None => return Ok(None),
             }
         }
-        let rank = points.rank(at, &a.rank)?;
         let version = points.eval(at, &a.version)?;
         let (mut live, mut dims) = (self.cell.whole, Vec::with_capacity(ids.len()));
         for (d, id) in ids.iter().enumerate() {

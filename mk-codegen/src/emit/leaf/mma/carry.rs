@@ -46,7 +46,7 @@ pub(in crate::emit) fn carry(
     let pitches = &e.layout.buffers[x.buffer].pitch;
     let spaced = pitches.iter().all(|n| n * dtype(x).size_bytes() as i64 % 16 == 0);
     let here = x.rank == Expr::Var(Var::RANK) && x.region.len() > 1;
-    if !here || !spaced || last(x) != last(c) || dtype(x) != dtype(c) {
+    if !here || !spaced || last(x) != last(c) {
         return refuse("the partial sum of `carry` does not lie as C does");
     }
     if rows_of(e, id, x)? + 2 != x.region.len() {

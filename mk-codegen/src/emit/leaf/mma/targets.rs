@@ -32,10 +32,9 @@ pub(in crate::emit) fn targets<'p>(
     let fits = match all.as_slice() {
         [only] => only.when.is_none(),
         [one, ..] => {
-            let dtype = |a: &Access| e.plan.buffers[a.buffer].dtype;
             let alike = |a: &&Access| {
                 let placed = of(one, 1) == of(a, 1) && rows(one) == rows(a);
-                placed && dtype(one) == dtype(a) && a.when.is_some() && a.each.is_none()
+                placed && a.when.is_some() && a.each.is_none()
             };
             all.iter().all(alike) && one_of(e, id, &all)?
         }
