@@ -25,6 +25,22 @@ pub enum FieldError {
         /// What does not fit.
         message: String,
     },
+    /// A table in memory has another entry than follows from the routing.
+    #[error(
+        "the plan fills {table} with something else than follows from the launch:\n  entry {entry} is {is} on rank {rank}, and {want} follows"
+    )]
+    Entry {
+        /// The table.
+        table: String,
+        /// The rank.
+        rank: usize,
+        /// The first wrong entry, row by row.
+        entry: usize,
+        /// What the plan's tasks make it.
+        is: i32,
+        /// What it is in this launch.
+        want: i32,
+    },
     /// Tasks read what no task writes before.
     #[error("{place} reads {region}, which nothing has written by then")]
     Unwritten {
@@ -32,6 +48,16 @@ pub enum FieldError {
         place: String,
         /// The memory.
         region: String,
+    },
+    /// No routing of all tokens fits into the blocks that ranks have.
+    #[error(
+        "the plan has room for no routing: tokens go to their experts as {needed} rows, and blocks, each of one expert, hold {most} at most\n  help: raise the capacity"
+    )]
+    Room {
+        /// Rows of all tokens.
+        needed: usize,
+        /// The most rows that fit, of any routing.
+        most: usize,
     },
     /// Nothing is said of such plans, or pipelines.
     #[error("{what} is not evaluated\n  help: {help}")]

@@ -93,18 +93,10 @@ pub(super) fn run<A: Algebra>(
             let touch = &unrolled.touches[unrolled.tasks[task].touches.start as usize + next];
             Err(FieldError::Unwritten {
                 place: unrolled.place(task),
-                region: described(unrolled, touch),
+                region: unrolled.described(touch),
             })
         }
     }
-}
-
-/// A region, for messages.
-fn described(unrolled: &Unrolled<'_>, t: &Touch) -> String {
-    let slab = &unrolled.slabs[t.slab as usize];
-    let region = unrolled.region(t).iter().map(|(base, len)| format!("{base}:{}", base + len));
-    let name = &unrolled.plan.buffers[slab.buffer].name;
-    format!("{name}[{}] of rank {}", region.collect::<Vec<_>>().join(", "), slab.rank)
 }
 
 struct Launch<'l, 'a, E, F> {
@@ -227,7 +219,7 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
         for (start, from) in rows.starts.iter().zip(data.chunks(rows.cols.max(1))) {
             for (at, x) in (*start..).zip(from) {
                 if slab.writers[at] != NOBODY {
-                    let region = described(self.unrolled, t);
+                    let region = self.unrolled.described(t);
                     let message = format!("{region} is written twice in one version");
                     return Err(FieldError::misfit(self.unrolled.place(task), message));
                 }

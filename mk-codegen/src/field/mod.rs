@@ -10,6 +10,7 @@
 //!   elements: the plan is evaluated as it stands, with every task and every region, at extents that are scaled down.
 //! - In a plan that verifies, a read sees what was written to its memory in its own version. So tasks run in any order in which what
 //!   they read is there (`launch.rs`), and waits and posts have no part in it.
+//! - Integers are evaluated one by one (`integers.rs`): tables in memory must be those of the launch, before anything is looked up.
 //!
 //! What this rests on, and how probable it is that a wrong plan passes, is in docs/verification.md.
 
@@ -21,12 +22,14 @@ mod compare;
 mod error;
 mod gradients;
 mod hash;
+mod integers;
 mod launch;
 mod leaf;
 mod links;
 mod number;
 mod program;
 mod ragged;
+mod routings;
 mod softmax;
 #[cfg(test)]
 mod tests;
@@ -43,6 +46,7 @@ use mk_syntax::{Bound, Program};
 use program::Dims;
 use ragged::Counts;
 use std::collections::BTreeMap;
+use unroll::Moved;
 
 /// How a plan is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +100,8 @@ pub fn evaluate(
     if plan.tables.values().any(unknown) {
         let help =
             "no pipeline has such tables yet; `mk check` without `--against` proves the rest";
-        return Err(FieldError::unsupported("a plan with tables that come with a launch", help));
+        let what = "a plan with tables that come with a launch, and are not in memory,";
+        return Err(FieldError::unsupported(what, help));
     }
     let mut all = Evaluation { elements: 0, of: 0, values: Vec::new() };
     let Some((dim, max)) = plan.runtime_dim() else {
@@ -156,10 +161,10 @@ fn launches(
     with: &str,
     all: &mut Evaluation,
 ) -> Result<(), FieldError> {
-    let launches = ragged::launches(plan, program, bound);
+    let launches = ragged::launches(plan, program, bound)?;
     if launches.is_empty() {
-        let help = "raise the capacity: tokens that go to all experts by turns should fit";
-        return Err(FieldError::unsupported("a plan with room for no routing", help));
+        let help = "raise the capacity: rows that are even over experts should fit";
+        return Err(FieldError::unsupported("a plan with room for few rows", help));
     }
     let skipped = launches.len().saturating_sub(options.routings.max(1));
     for (tables, counts) in launches.into_iter().skip(skipped) {
@@ -179,7 +184,8 @@ fn with_tables(
 ) -> Result<(), FieldError> {
     let plan = points.plan;
     for epoch in 1..=i64::from(options.period.max(1)) {
-        let unrolled = unroll::unroll(points, epoch)?;
+        integers::check(points, epoch)?;
+        let unrolled = unroll::unroll(points, epoch, Moved::Numbers)?;
         let mut lines = Lines::default();
         let ranks = plan.mesh.size() as usize;
         let dims = Dims::new(program, bound, ranks, counts.clone(), &mut lines)?;

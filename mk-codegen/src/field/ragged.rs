@@ -6,9 +6,11 @@
 use super::{
     algebra::Algebra,
     cells::{Cells, Lines},
+    error::FieldError,
     program::{Dims, Tensor},
+    routings::Room,
 };
-use crate::ir::{Plan, Space, TabId, TableSet, TableSource};
+use crate::ir::{Plan, RoutePart, Space, TabId, TableSet, TableSource};
 use mk_syntax::{Bound, Node, Op, Placement, Program, RAGGED_BLOCK, ValueId};
 use std::collections::BTreeMap;
 
@@ -19,34 +21,50 @@ pub(super) const LAUNCHES: usize = 3;
 pub(super) type Counts = BTreeMap<ValueId, Vec<Vec<i32>>>;
 
 /// Tables of some launches, with the counts of each.
-pub(super) fn launches(plan: &Plan, program: &Program, bound: &Bound) -> Vec<(TableSet, Counts)> {
+///
+/// # Errors
+/// Where no routing of all tokens fits.
+pub(super) fn launches(
+    plan: &Plan,
+    program: &Program,
+    bound: &Bound,
+) -> Result<Vec<(TableSet, Counts)>, FieldError> {
     let given = |id: TabId| {
         let buffer = &plan.buffers[plan.tables[id].stored?];
         let tensor = program.tensor(&buffer.name)?;
         (buffer.space == Space::In).then_some(tensor)
     };
     let n = if plan.tables.is_empty() { 1 } else { LAUNCHES };
-    let routed = |id: TabId| plan.tables.values().filter_map(|t| t.routed).any(|r| r.ids == id);
     let world = plan.mesh.size() as usize;
     let tokens = |rank: usize, id: TabId| {
         let extent = given(id)?.ty.dims.first().and_then(|d| bound.dim(*d))? as usize;
         let own = plan.tables[id].shape[0] as usize;
         Some(extent.saturating_sub(rank * own).min(own))
     };
+    let mut rooms = BTreeMap::new();
+    for id in plan.tables.keys() {
+        let tokens = (0..world).map(|rank| tokens(rank, id).unwrap_or(0)).collect();
+        let Some(room) = to_route(plan, id, tokens) else { continue };
+        if room.needed() > room.most() {
+            return Err(FieldError::Room { needed: room.needed(), most: room.most() });
+        }
+        rooms.insert(id, room);
+    }
     let launch = |launch: usize| {
         let example = TableSet::example(plan);
+        let route = |(id, room): (&TabId, &Room)| Some((*id, room.routing(launch % LAUNCHES)?));
+        let routes: BTreeMap<TabId, Vec<Vec<i32>>> =
+            rooms.iter().map(route).collect::<Option<_>>()?;
         let counts = |rank: usize, id: TabId| {
+            if let Some(ids) = routes.get(&id) {
+                return ids[rank].clone();
+            }
             let even = example.values(rank, id);
             let (Some(tensor), TableSource::Runtime { max, .. }) =
                 (given(id), &plan.tables[id].source)
             else {
                 return even.to_vec();
             };
-            if routed(id) {
-                let slots = plan.tables[id].shape.get(1).map_or(1, |n| *n as usize);
-                let n = tokens(rank, id).unwrap_or(0);
-                return spread(n, slots, *max as usize + 1, launch, rank);
-            }
             // Ranks that have the same experts have the same counts.
             let sharded = tensor.ty.placement.first() != Some(&Placement::Replicate);
             let rank = if sharded { rank } else { 0 };
@@ -54,25 +72,36 @@ pub(super) fn launches(plan: &Plan, program: &Program, bound: &Bound) -> Vec<(Ta
         };
         // Not all that is uneven fits.
         let set = TableSet::routed(plan, counts).ok()?;
+        if let Some((rank, why)) = set.refused(plan).filter(|_| !rooms.is_empty()) {
+            let what = format!("no launch with this routing on rank {rank}: {why}");
+            return Some(Err(FieldError::Interface { what }));
+        }
         let of_table = |id: TabId| {
             let values = (0..world).map(|rank| set.values(rank, id).to_vec()).collect();
             Some((given(id)?.id, values))
         };
         let counts = plan.tables.keys().filter_map(of_table).collect();
-        Some((set, counts))
+        Some(Ok((set, counts)))
     };
     (0..n).filter_map(launch).collect()
 }
 
-/// Experts of tokens: all by turns, all tokens with the same ones, or any.
-fn spread(tokens: usize, slots: usize, experts: usize, turn: usize, rank: usize) -> Vec<i32> {
-    let first = |token: usize| match turn % LAUNCHES {
-        0 => token * slots + rank,
-        1 => experts - slots.min(experts),
-        _ => (token + 3 * rank).wrapping_mul(0x9e37_79b9) >> 7,
-    };
-    let of = |token: usize| (0..slots).map(move |j| ((first(token) + j) % experts) as i32);
-    (0..tokens).flat_map(of).collect()
+/// What there is to route, of a table of the experts of tokens.
+fn to_route(plan: &Plan, ids: TabId, tokens: Vec<usize>) -> Option<Room> {
+    let routed = plan.tables.values().filter_map(|t| t.routed).find(|r| r.ids == ids)?;
+    let TableSource::Runtime { max, .. } = plan.tables[ids].source else { return None };
+    let [slots, experts] = [*plan.tables[ids].shape.get(1)? as usize, max as usize + 1];
+    let counts = |of: &TabId| plan.tables[*of].routed.map(|r| (r.ids, r.part));
+    let blocks = plan.tables.values().find_map(|t| match &t.source {
+        TableSource::Blocks { of, .. } if counts(of) == Some((ids, RoutePart::Counts)) => {
+            t.shape.first().map(|n| *n as usize)
+        }
+        _ => None,
+    });
+    let keep = routed.keep.max(0) as usize;
+    // Where rows are dropped, those that are kept have room.
+    let blocks = blocks.filter(|_| keep == 0).map(|n| (routed.rows.max(1) as usize, n));
+    Some(Room { tokens, slots, experts, blocks, keep })
 }
 
 /// Blocks for the rows that a table counts.

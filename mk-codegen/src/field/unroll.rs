@@ -1,11 +1,11 @@
 //! One launch of a plan, unrolled: which memory each task touches, at which of its steps.
 //!
 //! Waits and posts are left out. In a plan that verifies, a read sees the writes of its own version (rules 1 and 5), so that
-//! what is written where decides what is read.
+//! what is written where decides what is read. Tasks that move integers are apart from those that move numbers (`integers.rs`).
 
 use super::{error::FieldError, hash::Map};
 use crate::ir::{
-    Access, BufId, Entity, Env, EvalError, Expr, FamId, Family, Leaf, Mode, Operand, Plan, Point,
+    Access, BufId, Entity, Env, EvalError, Expr, FamId, Family, Mode, Operand, Plan, Point,
     PointError, Points, TabId, Task, Var,
 };
 
@@ -69,6 +69,14 @@ impl Unrolled<'_> {
         &self.dims[t.dims as usize..t.dims as usize + rank]
     }
 
+    /// A region, for messages.
+    pub fn described(&self, t: &Touch) -> String {
+        let slab = &self.slabs[t.slab as usize];
+        let region = self.region(t).iter().map(|(base, len)| format!("{base}:{}", base + len));
+        let name = &self.plan.buffers[slab.buffer].name;
+        format!("{name}[{}] of rank {}", region.collect::<Vec<_>>().join(", "), slab.rank)
+    }
+
     /// A task, for messages.
     pub fn place(&self, task: usize) -> String {
         let t = &self.tasks[task];
@@ -85,8 +93,40 @@ impl Unrolled<'_> {
     }
 }
 
+/// What tasks move.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Moved {
+    /// Numbers, which cells stand for.
+    Numbers,
+    /// Integers, each by itself.
+    Integers,
+}
+
+impl Moved {
+    /// Whether this is what a family moves; looking up is nothing that it moves.
+    pub fn by(self, plan: &Plan, f: &Family) -> Result<bool, FieldError> {
+        let integers = |a: &&Access| plan.buffers[a.buffer].dtype.is_integer();
+        let moved = || f.accesses.iter().filter(|a| a.operand != Operand::Tab);
+        let (whole, other) = (moved().find(integers), moved().find(|a| !integers(a)));
+        if let (Some(a), Some(b)) = (whole, other) {
+            let name = |a: &Access| plan.buffers[a.buffer].dtype.name();
+            let (is, and) = (format!("`{}` is {}", a.operand, name(a)), name(b));
+            let message = format!("{is}, and `{}` {and}: integers are no numbers", b.operand);
+            return Err(FieldError::misfit(format!("{:?}", f.name), message));
+        }
+        Ok(match self {
+            Moved::Numbers => other.is_some(),
+            Moved::Integers => whole.is_some(),
+        })
+    }
+}
+
 /// Unrolls a launch.
-pub(super) fn unroll<'a>(points: &Points<'a>, epoch: i64) -> Result<Unrolled<'a>, FieldError> {
+pub(super) fn unroll<'a>(
+    points: &Points<'a>,
+    epoch: i64,
+    moved: Moved,
+) -> Result<Unrolled<'a>, FieldError> {
     let plan = points.plan;
     let ranks = plan.mesh.size() as usize;
     let mut shapes = Vec::new();
@@ -107,13 +147,10 @@ pub(super) fn unroll<'a>(points: &Points<'a>, epoch: i64) -> Result<Unrolled<'a>
         },
         slabs: Map::default(),
     };
-    // Contents of tables are given: those that a launch may have.
-    let integers = |a: &Access| plan.buffers[a.buffer].dtype.is_integer();
-    let moves = |f: &Family| {
-        let mut touched = f.accesses.iter().filter(|a| a.operand != Operand::Tab);
-        !matches!(f.leaf, Leaf::Tabulate { .. }) && touched.any(|a| !integers(a))
-    };
-    for (id, family) in plan.families.iter().filter(|(_, f)| moves(f)) {
+    for (id, family) in plan.families.iter() {
+        if !moved.by(plan, family)? {
+            continue;
+        }
         for rank in 0..ranks {
             walk.family(id, family, rank, epoch)?;
         }

@@ -160,6 +160,11 @@ impl<'a> Points<'a> {
         self.tables.values(rank, id).get(flat).map(|v| i64::from(*v))
     }
 
+    /// All entries of a table, as a rank sees it.
+    pub(crate) fn contents(&self, rank: usize, id: TabId) -> &[i32] {
+        self.tables.values(rank, id)
+    }
+
     /// The value of one of a family's expressions in a task.
     ///
     /// # Errors

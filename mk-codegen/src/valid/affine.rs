@@ -6,8 +6,8 @@
 //! at in the plan itself, is in docs/verification.md.
 
 use super::{
-    Failure, Proof, Ranks, Samples, TableKind, Violation, capacity, epochs, ragged, report::Scaled,
-    sample_tables, well_formed, world::World,
+    Failure, Proof, Ranks, Samples, TableKind, Violation, capacity, epochs, origins, ragged,
+    report::Scaled, sample_tables, well_formed, world::World,
 };
 use crate::ir::{Entity, FamId, Family, Plan, RoleKind};
 use serde_json::Value;
@@ -200,6 +200,10 @@ fn ends(plan: &Plan) -> Result<(), Failure> {
         fail(list.map(|e| Violation::Capacity { place: e.place, message: e.message }).collect())
     })?;
     let period = epochs::period(plan).map_err(&fail)?;
+    let strangers = origins::check(plan, period);
+    if !strangers.is_empty() {
+        return Err(fail(strangers));
+    }
     let kinds = [TableKind::Random(1), TableKind::Max];
     let mut sets: Vec<_> = kinds.iter().map(|k| sample_tables(plan, *k)).collect();
     sets.extend(ragged::greatest(plan));

@@ -46,6 +46,7 @@ mod explain;
 mod grad_shapes;
 mod hash;
 mod net;
+mod origins;
 mod paths;
 mod races;
 mod ragged;
@@ -192,6 +193,10 @@ pub(crate) fn sampled(plan: &Plan, ranks: Ranks, samples: Samples) -> Result<Pro
         return Err(fail(fixed));
     }
     let period = epochs::period(plan).map_err(&fail)?;
+    let strangers = origins::check(plan, period);
+    if !strangers.is_empty() {
+        return Err(fail(strangers));
+    }
     let shown = ragged::check(plan, period, &samples);
     if !shown.violations.is_empty() {
         return Err(fail(shown.violations));

@@ -1,5 +1,6 @@
 //! Plans against their pipelines, over finite fields.
 
+mod against;
 #[path = "../common/mod.rs"]
 mod common;
 mod judges;
