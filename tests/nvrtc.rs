@@ -16,7 +16,7 @@ use mk::runtime::Error;
 use mk::runtime::jit::{self, JitOptions};
 use mk::settings::{AllReduce, Config, Reduction};
 use mk::syntax::grad::{Saves, grad};
-use mk::tune::{Choice, Fusion, Reason, Verdict};
+use mk::tune::{self, Choice, Conditions, Fuse, Fusion, Reason, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -83,6 +83,21 @@ fn products_of_ragged_rows_compile() {
         }
         let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
         judge(&format!("{} {set}", program.tensors().len()), &plan, Options { trace });
+    }
+}
+
+/// Layers of fewer tokens than ranks, and of some more: ranks have none, or one.
+#[test]
+fn layers_of_few_tokens_compile() {
+    let text = std::fs::read_to_string("examples/moe_layer.mk").expect("an example");
+    let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+    for (tokens, ranks) in [(1, 2), (5, 4)] {
+        let sizes = [("T", tokens), ("H", 8), ("I", 64), ("E", 8), ("K", 1)];
+        let sizes = sizes.map(|(name, n)| (name.to_string(), n)).into();
+        let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
+        let config = Config { ranks, ..Config::default() };
+        let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
+        judge(&format!("{tokens} tokens on {ranks} ranks"), &plan, Options::default());
     }
 }
 
@@ -198,7 +213,7 @@ fn chosen_settings_that_take_too_many_registers_give_way() {
     // The default spills, too: narrower tiles.
     for instead in [&config, &narrow] {
         let (made, compiled) = make(Some(instead)).expect("has a kernel");
-        assert_eq!((made.configs, made.verdict), (vec![narrow.clone()], verdict));
+        assert_eq!((made.configs, made.verdict, made.gave_way), (vec![narrow.clone()], verdict, 1));
         assert_eq!((made.kernels.len(), compiled.len()), (1, 1));
         assert!(!compiled[0].report.all().any(|e| e.spills()));
     }
@@ -248,6 +263,60 @@ fn chosen_products_have_a_kernel() {
     };
     let (_, made) = make(&chain, [994, 2112, 3672], &|_| set("block=256x128x64 multicast=2x2"));
     assert_eq!(made, [set("block=128x128x64 multicast=2x2")]);
+}
+
+/// The kernels of a derived backward, as they are cut and chosen: the first choice of settings has one.
+#[test]
+fn chosen_settings_of_backwards_have_a_kernel() {
+    const GATED: &str = "fn gated(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2), v: bf16[F, K] @ shard(0)) {
+        gather(x) -> gemm(w) -> swiglu -> gemm(v) -> reduce_scatter
+    }";
+    let replicated = GATED
+        .replace("x: bf16[M, K] @ shard(0)", "x: bf16[M, K]")
+        .replace("gather(x) -> gemm(w)", "gemm(x, w)")
+        .replace("reduce_scatter", "all_reduce");
+    let up = std::fs::read_to_string("examples/mlp_up.mk").expect("an example");
+    let [small, large] = [[512, 256, 1024], [4096, 2048, 8192]];
+    let cases = [(GATED, large, 2), (GATED, large, 4), (&replicated, large, 4), (&up, small, 2)];
+    let options = JitOptions { use_cache: false, ..JitOptions::default() };
+    let mut seen = BTreeSet::new();
+    for (text, [m, k, f], ranks) in cases {
+        let program = Program::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        let backward = grad(&program, None, Saves::default()).expect("a gradient").backward;
+        let backward = backward.expect("a backward");
+        let sizes = [("M", m), ("K", k), ("F", f)].map(|(name, n)| (name.to_string(), n));
+        let bound = backward.bind(&sizes.into(), &BTreeMap::new()).expect("binds");
+        let steps = mk::cut::cut(&backward, &bound, ranks).expect("steps");
+        for step in steps.into_iter().filter(|step| step.is_kernel) {
+            let shape = |(id, tensor): (&mk::syntax::ValueId, &mk::syntax::Tensor)| {
+                let shape = bound.shape(*id).expect("a shape").to_vec();
+                let flat = step.is_flat && shape.len() == 3;
+                let shape = if flat { vec![shape[0], shape[1] * shape[2]] } else { shape };
+                (tensor.name.clone(), shape)
+            };
+            let shapes = step.inputs.iter().zip(step.program.tensors()).map(shape).collect();
+            let sizes = step.program.bind(&BTreeMap::new(), &shapes).expect("binds");
+            let config = Config { ranks, ..Config::default() };
+            for gpu in ["NVIDIA H100 80GB HBM3", "NVIDIA H200"] {
+                let gpu = gpu.into();
+                let search = Some((&gpu, None));
+                let terms =
+                    Conditions { config: &config, fuse: Fuse::Always, overlap: false, search };
+                let choice = tune::settle(&step.program, &sizes, &terms);
+                let text = format!("{}{:?}", step.text, choice.configs);
+                if !seen.insert(text.clone()) {
+                    continue;
+                }
+                let (program, emission) = (&step.program, Options::default());
+                let instead = Some(&config);
+                let made = Composition::make(program, &sizes, &choice, emission, &options, instead);
+                let (made, _) = made.unwrap_or_else(|e| panic!("{text}: {e}"));
+                assert_eq!(made.gave_way, 0, "{text}");
+            }
+        }
+    }
+    println!("{} kernels", seen.len());
+    assert!(seen.len() > 8);
 }
 
 /// What decides how tracing hooks into a family's tasks: who does what, and who waits and posts where.

@@ -10,6 +10,7 @@ pub mod device;
 mod host;
 mod kernel;
 mod net;
+mod words;
 
 pub use host::{HostOp, HostProgram};
 pub use kernel::{
@@ -17,3 +18,4 @@ pub use kernel::{
     Swizzle, TensorArg, TensorDirection, TensorMapSpec, TraceFamily, TraceLayout, WorkspaceLayout,
 };
 pub use net::NetLayout;
+pub use words::count;

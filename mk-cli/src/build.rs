@@ -4,13 +4,13 @@ use crate::{
     emit::emit_with,
     failure::Failure,
     options::PipelineArgs,
-    output::{self, detail, write_file},
+    output::{self, all_writable, detail, write_file},
     pipeline::load_verified,
     progress::Progress,
     terminal::note_on_stderr,
 };
 use mk::{
-    abi::KernelSource,
+    abi::{KernelSource, count},
     emit::Options,
     runtime::{
         Error,
@@ -52,6 +52,7 @@ const OPCODES: &[(&str, &str)] = &[
 
 /// Compiles and reports.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    all_writable([&args.output])?;
     let options = Options { trace: args.trace };
     let kernel = emit_with(&load_verified(&args.pipeline)?, options)?;
     let compiled = compile(&kernel, &args.pipeline, !args.no_cache)?;
@@ -96,7 +97,12 @@ fn say_all(
     compiled: &Compiled,
     sass: &Result<SassCounts, Error>,
 ) -> Result<(), Failure> {
-    detail!("kernel         {} ({}), {} ranks", kernel.name, kernel.arch, kernel.world_size)?;
+    detail!(
+        "kernel         {} ({}), {}",
+        kernel.name,
+        kernel.arch,
+        count(kernel.world_size, "rank")
+    )?;
     let roles: Vec<_> = kernel.roles.iter().map(|r| format!("{} {}", r.ctas, r.name)).collect();
     detail!("CTAs           {} ({}) of {} threads", kernel.grid, roles.join(", "), kernel.block)?;
     if let Some(entry) = compiled.report.entry(&kernel.entry) {

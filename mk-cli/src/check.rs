@@ -1,10 +1,10 @@
 //! `mk check`.
 
 use crate::{
-    failure::Failure,
+    failure::{Failure, Kind},
     options::PipelineArgs,
     output::{self, detail, write_file},
-    pipeline::{Loaded, open},
+    pipeline::{Loaded, each, open},
     terminal::{note_on_stderr, say_on_stderr},
 };
 use mk::{
@@ -33,8 +33,17 @@ pub struct Args {
 
 /// Prints what was proved. A counterexample is a failure.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let opened = open(&args.pipeline, "--against", args.against.as_deref())?;
-    let loaded = opened.lower(&args.pipeline, None)?;
+    let each = each(&args.pipeline)?;
+    if each.len() > 1 && args.json {
+        let what = format!("the text has {} pipelines, and `--json` prints one object", each.len());
+        return Err(Failure::with_help(Kind::CommandLine, what, "give each a file of its own"));
+    }
+    each.iter().try_for_each(|pipeline| one(args, pipeline))
+}
+
+fn one(args: &Args, pipeline: &PipelineArgs) -> Result<(), Failure> {
+    let opened = open(pipeline, "--against", args.against.as_deref())?;
+    let loaded = opened.lower(pipeline, None)?;
     let (proof, time) = match loaded.verify() {
         Ok(verified) => verified,
         Err(failure) => {

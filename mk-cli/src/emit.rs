@@ -3,10 +3,13 @@
 use crate::{
     failure::{Failure, Kind},
     options::PipelineArgs,
-    output::{print, say, write_file},
+    output::{all_writable, print, say, write_file},
     pipeline::{Loaded, load_verified},
 };
-use mk::{abi::KernelSource, emit::Options};
+use mk::{
+    abi::{KernelSource, count},
+    emit::Options,
+};
 use std::path::PathBuf;
 
 /// Options of `mk emit`.
@@ -24,14 +27,15 @@ pub struct Args {
 
 /// What is emitted is what was verified.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    all_writable([&args.output])?;
     let options = Options { trace: args.trace };
     let kernel = emit_with(&load_verified(&args.pipeline)?, options)?;
     match &args.output {
         None => print(format_args!("{}", kernel.cuda)),
         Some(path) => {
             write_file(path, kernel.cuda.as_bytes())?;
-            let lines = kernel.cuda.lines().count();
-            say!("{}: {lines} lines, verified", path.display())
+            let lines = count(kernel.cuda.lines().count(), "line");
+            say!("{}: {lines}, verified", path.display())
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::{
     failure::Failure,
     options::PipelineArgs,
-    output::{self, print, say, write_file},
+    output::{self, all_writable, print, say, write_file},
     pipeline::{self, Pipeline},
     progress::Progress,
     terminal::note_on_stderr,
@@ -40,6 +40,7 @@ pub struct Args {
 
 /// Says what is predicted, and why.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    all_writable([&args.svg])?;
     let model = model(args.model.as_deref())?;
     let Pipeline { program, bound } = &pipeline::bind(&args.pipeline)?;
     let given = pipeline::config(&args.pipeline)?;

@@ -5,6 +5,7 @@ use crate::{
     options::PipelineArgs,
 };
 use mk::{
+    abi::count,
     abi::{KernelSource, device::MAX_RANKS},
     function::reserved_sms,
     runtime::{
@@ -53,7 +54,10 @@ impl GpuList {
         }
         match args.ranks {
             Some(ranks) if ranks as usize != n => {
-                let what = format!("`--ranks {ranks}` differs from `--gpus`, which has {n} ranks");
+                let what = format!(
+                    "`--ranks {ranks}` differs from `--gpus`, which has {}",
+                    count(n, "rank")
+                );
                 Err(Failure::with_help(
                     Kind::CommandLine,
                     what,
@@ -78,7 +82,8 @@ impl GpuList {
     pub fn find(&self, ranks: u32, nodes: u32) -> Result<World, Unusable> {
         let gpus = &self.gpus;
         if self.given() && gpus.len() != ranks as usize {
-            let why = format!("`--gpus` names {} GPUs for {ranks} ranks", gpus.len());
+            let why =
+                format!("`--gpus` names {} for {}", count(gpus.len(), "GPU"), count(ranks, "rank"));
             return Err(Unusable { why, absent: false });
         }
         let world = match (self.given(), nodes) {
@@ -94,8 +99,8 @@ impl GpuList {
             Err(error) => error,
         };
         let why = match &error {
-            Error::NoSuchDevice { count, .. } if !self.given() => {
-                format!("this machine has {count} GPUs for {ranks} ranks")
+            Error::NoSuchDevice { count: gpus, .. } if !self.given() => {
+                format!("this machine has {} for {}", count(*gpus, "GPU"), count(ranks, "rank"))
             }
             Error::DriverMissing => "this machine has no CUDA driver".into(),
             other => other.to_string(),
@@ -147,7 +152,8 @@ pub fn loopback(
 
 /// How ranks run on one GPU.
 pub fn share_one(ranks: u32) -> String {
-    format!("`--gpus {}` runs {ranks} ranks on one GPU", vec!["0"; ranks as usize].join(","))
+    let list = vec!["0"; ranks as usize].join(",");
+    format!("`--gpus {list}` runs {} on one GPU", count(ranks, "rank"))
 }
 
 /// Why a world cannot run the kernels of this version.

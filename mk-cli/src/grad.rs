@@ -61,15 +61,22 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let wanted = (!wanted.is_empty()).then_some(wanted.as_slice());
     let made =
         grad(program, wanted, saves).map_err(|e| Failure::new(Kind::Unsupported, e.to_string()))?;
-    let sizes = match args.kernels {
-        true => sizes(program, &bind(&args.pipeline)?.bound),
-        false => BTreeMap::new(),
+    let bound = match (args.kernels, bind(&args.pipeline)) {
+        (true, bound) => Some(bound?),
+        // Without sizes there are none to be handed on.
+        (false, bound) => bound.ok(),
     };
+    let sizes = bound.map_or_else(BTreeMap::new, |of| sizes(program, &of.bound));
     let mut texts = vec![text(&made.forward, &sizes, args)?];
     if let Some(backward) = &made.backward {
         texts.push(text(backward, &sizes, args)?);
     }
-    print(format_args!("{}\n{}\n", texts.join("\n"), legend(program, &made)))
+    let list: Vec<_> = sizes.iter().map(|(name, n)| format!("{name} = {n}")).collect();
+    let head = match list.is_empty() {
+        true => String::new(),
+        false => format!("// {}\n\n", list.join(", ")),
+    };
+    print(format_args!("{head}{}\n{}\n", texts.join("\n"), legend(program, &made)))
 }
 
 /// The symbols of the pipeline; those of derived ones are the same.
@@ -91,7 +98,10 @@ fn text(program: &Program, sizes: &BTreeMap<String, u64>, args: &Args) -> Result
         .map_err(|e| Failure::new(Kind::Unsupported, e.to_string()))?;
     let one = |step: &cut::Step| match step.is_kernel {
         true => step.text.clone(),
-        false => format!("// Between kernels, element by element.\n{}", step.text),
+        false => {
+            let lines: Vec<_> = step.text.lines().map(|line| format!("// {line}")).collect();
+            format!("// Between kernels, element by element:\n{}\n", lines.join("\n"))
+        }
     };
     Ok(steps.iter().map(one).collect::<Vec<_>>().join("\n"))
 }

@@ -32,7 +32,7 @@ pub fn man(args: &Man, mut command: clap::Command) -> Result<(), Failure> {
         Ok(page)
     };
     let Some(dir) = &args.dir else { return print(&page(&command)?) };
-    output::make_folder(dir)?;
+    output::writable_folder(dir)?;
     // Subcommands inherit the options of every command.
     command.build();
     let own = command.get_subcommands().filter(|c| c.get_name() != "help");

@@ -36,6 +36,9 @@ pub struct PipelineArgs {
     /// Settings, as `mk explain` prints them: `block=128x128x64 split_k=2` (repeatable); docs/tuning.md lists them
     #[arg(long = "set", value_name = "NAME=VALUE ...", value_parser = words)]
     pub set: Vec<Words>,
+    /// One of the pipelines of a text that has several.
+    #[arg(skip)]
+    pub item: Option<String>,
 }
 
 /// Order of delivery of a network.

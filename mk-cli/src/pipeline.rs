@@ -17,6 +17,7 @@ use mk::{
     passes::{self},
     runtime::{World, jit::JitOptions},
     settings::Config,
+    syntax::Op,
     tune,
     valid::{self, Proof, Violation},
 };
@@ -94,6 +95,16 @@ impl Opened {
         matches!(self, Opened::Plan(_, _, None))
     }
 
+    /// Whether rows go to experts; nothing where that is not known.
+    pub fn is_routed(&self) -> Option<bool> {
+        let pipeline = match self {
+            Opened::Plan(_, _, None) => return None,
+            Opened::Plan(_, _, Some(pipeline)) | Opened::Pipeline(pipeline) => pipeline,
+        };
+        let is_routed = |op: Op| matches!(op, Op::GroupedGemm | Op::Dispatch { .. });
+        Some(pipeline.program.nodes().iter().any(|node| is_routed(node.op)))
+    }
+
     /// Number of ranks.
     pub fn ranks(&self, args: &PipelineArgs) -> u32 {
         match self {
@@ -118,7 +129,9 @@ impl Opened {
         }
         let begin = Instant::now();
         let pipeline = pipeline.on(config.ranks, args)?;
-        let plan = passes::lower(&pipeline.program, &pipeline.bound, &config)?;
+        let Pipeline { program, bound } = &pipeline;
+        let plan = passes::lower(program, bound, &config)
+            .map_err(|error| error.with_what_fits(program, bound, &config))?;
         let time = begin.elapsed();
         tracing::debug!(plan = plan.name, ?time, ranks = plan.mesh.size(), "lowered");
         let smaller = passes::smaller(&pipeline.program, &pipeline.bound, &config, &plan);
@@ -185,15 +198,14 @@ impl Loaded {
             }
             Err(failure) => failure,
         };
-        let too_large = |v: &Violation| matches!(v, Violation::Limit { .. });
-        Err(if failure.violations.iter().all(too_large) {
+        Err(if failure.violations.iter().all(Violation::is_too_large) {
             let help = match self.is_read {
                 false => "use smaller numbers (`--dim`, `--shape`)",
                 true => {
                     "the numbers stand in the plan: make them smaller there, or make the plan anew from its pipeline with smaller ones"
                 }
             };
-            Failure::refused(Kind::TooLarge, "", &failure, Some(help))
+            Failure::too_large(&failure, help)
         } else if !self.is_read {
             Failure::refused(Kind::Internal, "internal error, a pass is wrong: ", &failure, None)
         } else {
@@ -222,7 +234,13 @@ fn read_plan(args: &PipelineArgs) -> Result<Plan, Failure> {
     };
     plan.check_structure().map_err(|errors| {
         let list: Vec<String> = errors.iter().map(|e| format!("\n  {e}")).collect();
-        Failure::new(Kind::Pipeline, format!("{path} is not a well-formed plan:{}", list.concat()))
+        match errors.iter().all(|e| e.too_large) {
+            true => Failure::new(Kind::TooLarge, format!("{path} is too large:{}", list.concat())),
+            false => {
+                let what = format!("{path} is not a well-formed plan:{}", list.concat());
+                Failure::new(Kind::Pipeline, what)
+            }
+        }
     })?;
     Ok(plan)
 }
@@ -245,6 +263,10 @@ pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
                 dims.remove(&program.symbols()[symbol.index()].name);
             }
         }
+    }
+    // Several pipelines have one header.
+    if args.item.is_some() {
+        dims.retain(|name, _| program.symbol(name).is_some());
     }
     dims.extend(once("dim", &args.dims).map_err(usage)?);
     let ranks = args.config().map_or(1, |config| config.ranks);
@@ -274,6 +296,19 @@ fn mistaken(args: &PipelineArgs, mistakes: &mk::Diagnostics, more: &str) -> Fail
     }
 }
 
+/// The options for each pipeline of a file, or of stdin, that has several; for anything else the options as they are.
+pub fn each(args: &PipelineArgs) -> Result<Vec<PipelineArgs>, Failure> {
+    let is_text = args.pipeline == STDIN || has_extension(&args.pipeline, "mk");
+    if args.is_plan() || !is_text {
+        return Ok(vec![args.clone()]);
+    }
+    let items = file::items(&parse_text(args)?);
+    if items.len() == 1 {
+        return Ok(vec![args.clone()]);
+    }
+    Ok(items.into_iter().map(|item| PipelineArgs { item: Some(item), ..args.clone() }).collect())
+}
+
 /// Reads the PIPELINE argument, which is no plan: the pipeline, without sizes, and its text.
 pub fn parse(args: &PipelineArgs) -> Result<(Program, String), Failure> {
     if args.is_plan() {
@@ -283,9 +318,18 @@ pub fn parse(args: &PipelineArgs) -> Result<(Program, String), Failure> {
             "give the pipeline that it was made from",
         ));
     }
+    let text = parse_text(args)?;
+    let program =
+        Program::parse(&text).map_err(|mistakes| mistaken(args, &mistakes, hint(args)))?;
+    Ok((program, text))
+}
+
+/// Its text.
+fn parse_text(args: &PipelineArgs) -> Result<String, Failure> {
     let is_stdin = args.pipeline == STDIN;
     let is_file = is_stdin || has_extension(&args.pipeline, "mk");
     let text = match is_file {
+        _ if args.item.is_some() => args.item.clone().unwrap_or_default(),
         _ if is_stdin => source::stdin()?.to_string(),
         true => source::read(Path::new(&args.pipeline))?,
         false => args.pipeline.clone(),
@@ -299,9 +343,7 @@ pub fn parse(args: &PipelineArgs) -> Result<(Program, String), Failure> {
             "give a pipeline, such as 'gather(a) -> gemm(b)', or a file: x.mk is a pipeline, x.plan or x.json a plan",
         ));
     }
-    let program =
-        Program::parse(&text).map_err(|mistakes| mistaken(args, &mistakes, hint(args)))?;
-    Ok((program, text))
+    Ok(text)
 }
 
 /// The GPU that is meant: the first of this machine, or the one that mk has figures of.

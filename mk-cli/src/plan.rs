@@ -3,12 +3,13 @@
 use crate::{
     failure::{Failure, Kind},
     options::PipelineArgs,
-    output::say,
+    output::{all_writable, say, write_file},
     pipeline::load,
     terminal::note_on_stderr,
 };
 use clap::ValueEnum;
 use mk::{draw, emit, ir::Plan};
+use std::path::PathBuf;
 
 /// Options of `mk plan`.
 #[derive(clap::Args)]
@@ -18,6 +19,9 @@ pub struct Args {
     /// How to print it
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
+    /// Where to write it [default: stdout]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -34,18 +38,24 @@ enum Format {
 
 /// Prints the plan as the passes leave it. It is not verified here, so that a wrong plan can be looked at.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    all_writable([&args.output])?;
     let plan = load(&args.pipeline)?.plan;
     if let Some(room) = room(&plan) {
         note_on_stderr(room);
     }
-    match args.format {
-        Format::Text => say!("{}", plan.to_string().trim_end()),
-        Format::Json => {
-            let json = plan.to_json().map_err(|e| Failure::new(Kind::Internal, e))?;
-            say!("{json}")
+    let text = match args.format {
+        Format::Text => plan.to_string(),
+        Format::Json => plan.to_json().map_err(|e| Failure::new(Kind::Internal, e))?,
+        Format::Dot => draw::dot(&plan),
+        Format::Svg => draw::svg(&plan),
+    };
+    let text = text.trim_end();
+    match &args.output {
+        None => say!("{text}"),
+        Some(path) => {
+            write_file(path, format!("{text}\n").as_bytes())?;
+            say!("{}: not verified", path.display())
         }
-        Format::Dot => say!("{}", draw::dot(&plan).trim_end()),
-        Format::Svg => say!("{}", draw::svg(&plan).trim_end()),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
     failure::{Failure, Kind},
     gpus::{GpuList, describe, loopback},
     options::PipelineArgs,
-    output::{detail, print, say, write_file},
+    output::{all_writable, detail, print, say, write_file},
     pipeline::{Loaded, open},
     progress::Progress,
     run::Verdict,
@@ -14,6 +14,7 @@ use crate::{
 };
 use mk::{
     abi::KernelSource,
+    abi::count,
     emit::Options,
     runtime::{InstanceOptions, World, net::Net, transport::shaped::Shape},
     trace,
@@ -67,6 +68,7 @@ const JUDGED: u64 = 2;
 
 /// Runs, judges, times, and shows the last launch that was timed.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    all_writable([&args.output, &args.svg])?;
     let options = args.gpus.ranked(&args.pipeline)?;
     let opened = open(&options, "", None)?;
     let Device::Cuda = args.device;
@@ -94,7 +96,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     // With `--cost` a second kernel is bound beside this one.
     let net = loopback(&world, &kernel, Shape::default(), 2)?;
     let mut traced = bind(args, &world, case, &kernel, &net)?;
-    let progress = Progress::new(format!("running {ranks} ranks on GPUs"));
+    let progress = Progress::new(format!("running {} on GPUs", count(ranks, "rank")));
     let mut verdict = Verdict::new(case);
     let tolerance = traced.tolerance()?;
     for launch in 1..=JUDGED {
@@ -146,8 +148,8 @@ fn bind<'a>(
 
 fn time(what: &str, timing: &Timing) -> Result<(), Failure> {
     let (median, least) = (1e3 * timing.median_ms, 1e3 * timing.least_ms);
-    let n = timing.launches;
-    detail!("time      tracing {what}: {median:.1} us median, {least:.1} us least of {n} launches")
+    let n = count(timing.launches, "launch");
+    detail!("time      tracing {what}: {median:.1} us median, {least:.1} us least of {n}")
 }
 
 /// Times the traced kernel and the plain one in turn. The traced one comes last.
@@ -172,10 +174,11 @@ fn cost(
     }
     let (off, on) = (median(&mut off), median(&mut on));
     detail!(
-        "cost      {:+.2}% ({:.1} us with tracing, {:.1} us without; medians of {rounds} rounds)",
+        "cost      {:+.2}% ({:.1} us with tracing, {:.1} us without; medians of {})",
         100.0 * (on / off - 1.0),
         1e3 * on,
-        1e3 * off
+        1e3 * off,
+        count(rounds, "round")
     )
 }
 

@@ -9,9 +9,21 @@ use mk_codegen::{
     settings::Config,
 };
 
-/// The part after the device library.
-fn generated(cuda: &str) -> &str {
-    cuda.split_once(library::END).expect("the library ends").1
+/// Snapshots of users hold the generated part: nothing of the library may be in it, and nothing else may be left out.
+#[test]
+fn the_generated_part_is_all_but_the_library() {
+    for (name, source, ranks, shapes) in CASES {
+        let plan = plan(source, *ranks, shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let kernel = emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let generated = kernel.generated();
+        let (before, after) = kernel.cuda.split_at(kernel.cuda.len() - generated.len());
+        assert_eq!(after, generated, "{name}");
+        assert!(before.ends_with(library::END) && !generated.contains(library::END), "{name}");
+        assert!(before.contains(library::FILES[0].0) && generated.contains("mk_kernel"), "{name}");
+        for (path, _) in library::FILES {
+            assert!(!generated.contains(path), "{name}: {path} is in the generated part");
+        }
+    }
 }
 
 #[test]
@@ -19,7 +31,7 @@ fn kernels() {
     for (name, source, ranks, shapes) in CASES {
         let plan = plan(source, *ranks, shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
         let kernel = emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
-        insta::assert_snapshot!(format!("cuda_{name}"), generated(&kernel.cuda));
+        insta::assert_snapshot!(format!("cuda_{name}"), kernel.generated());
     }
 }
 
@@ -43,7 +55,7 @@ fn kernels_of_other_ways_of_lowering() {
         let v = VARIANTS.iter().find(|v| v.case.0 == name).expect("there is such a variant");
         let plan = v.plan(v.case.2).unwrap_or_else(|e| panic!("{name}: {e}"));
         let kernel = emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
-        insta::assert_snapshot!(format!("cuda_{name}"), generated(&kernel.cuda));
+        insta::assert_snapshot!(format!("cuda_{name}"), kernel.generated());
     }
 }
 
@@ -125,7 +137,7 @@ fn partial_sums_that_a_loader_cannot_bring_are_refused() {
     // What counts is when it is read, and not how a plan says so.
     let kernel = emits((read, " at inner when 1 < 2 * q\n")).expect("the second of two iterations");
     let plain = emits((read, read)).expect("as lowered");
-    assert_eq!(generated(&kernel.cuda), generated(&plain.cuda));
+    assert_eq!(kernel.generated(), plain.generated());
 }
 
 #[test]
@@ -150,7 +162,7 @@ fn what_passes_through_the_cache_leaves_it_first() {
         let w = if source.contains("w.t") { "w" } else { "b" };
         let plan = plan(source, 1, &[("a", &a), (w, &b)]).unwrap_or_else(|e| panic!("{e}"));
         let kernel = emit(&plan).unwrap_or_else(|e| panic!("{e}"));
-        let says = generated(&kernel.cuda).contains(".b_evict_first = true");
+        let says = kernel.generated().contains(".b_evict_first = true");
         assert_eq!(says, once, "{source} {a:?} {b:?}");
     }
 }
@@ -220,11 +232,7 @@ fn the_last_stage_takes_what_staging_does_not() {
         let plan = Variant { case: ("borrowed", source, 1, shapes), set }.plan(1);
         let plan = plan.unwrap_or_else(|e| panic!("{n}: {e}"));
         let kernel = emit(&plan).unwrap_or_else(|e| panic!("{n}: {e}"));
-        assert_eq!(
-            generated(&kernel.cuda).contains(".borrowed_stage = true"),
-            borrows,
-            "{n}: {source}"
-        );
+        assert_eq!(kernel.generated().contains(".borrowed_stage = true"), borrows, "{n}: {source}");
     }
 }
 
@@ -358,7 +366,7 @@ fn every_tile_of_a_loop_loads_as_many_rows() {
     let mut checked = 0;
     let mut check = |name: &str, plan: Plan| {
         let kernel = emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
-        checked += boxes_of_left_factors_are_what_loops_expect(name, generated(&kernel.cuda));
+        checked += boxes_of_left_factors_are_what_loops_expect(name, kernel.generated());
     };
     for v in VARIANTS {
         check(v.case.0, v.plan(v.case.2).unwrap_or_else(|e| panic!("{}: {e}", v.case.0)));

@@ -94,6 +94,8 @@ pub struct Composition {
     pub kernels: Vec<Planned>,
     /// How each was lowered.
     pub configs: Vec<Config>,
+    /// Choices of settings before these that have no kernel, as the compiler found out.
+    pub gave_way: u32,
 }
 
 impl Composition {
@@ -125,12 +127,12 @@ impl Composition {
             plan_with(program, bound, config, emission)
         };
         let kernels = in_parallel(&list, one).into_iter().collect::<Result<_, _>>()?;
-        Ok(Composition { verdict, parts, kernels, configs: choice.configs.clone() })
+        Ok(Composition { verdict, parts, kernels, configs: choice.configs.clone(), gave_way: 0 })
     }
 
     /// [`Composition::new`] and [`Composition::compile`]. Settings that nobody asked for give way where they have no kernel, which only the
-    /// compiler finds out: to narrower tiles, to no clusters, to those of `instead`, and to those with narrower tiles. Where a kernel takes too many
-    /// registers with them as well, some are spilled. Each step down is a warning.
+    /// compiler finds out: to narrower tiles, to no clusters, to those of `instead`, and to those with narrower tiles; [`Composition::gave_way`] counts. Where
+    /// a kernel takes too many registers with them as well, some are spilled, with a warning.
     ///
     /// # Errors
     /// As [`Composition::new`] and [`Composition::compile`].
@@ -159,8 +161,8 @@ impl Composition {
             let choice = Choice { configs, ..choice.clone() };
             // What else was chosen may not go with them.
             let Ok(other) = Composition::new(program, bound, &choice, emission) else { continue };
-            tracing::warn!(error = %refused, "other settings are taken than those that were chosen");
-            made = other;
+            tracing::debug!(error = %refused, "chosen settings have no kernel: the next ones are tried");
+            made = Composition { gave_way: made.gave_way + 1, ..other };
             refused = match made.compile(options) {
                 Ok(compiled) => return Ok((made, compiled)),
                 Err(error) => error,

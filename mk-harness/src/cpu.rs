@@ -217,7 +217,8 @@ impl<'a> User<'a> {
     ) -> Result<(), HarnessError> {
         let ranks = self.inputs.case().ranks;
         if plan.mesh.size() as usize != ranks {
-            let what = format!("the plan is for {} ranks, not {ranks}", plan.mesh.size());
+            let what =
+                format!("the plan is for {}, not {ranks}", mk_abi::count(plan.mesh.size(), "rank"));
             return Err(HarnessError::mismatch(what));
         }
         self.tensors.clear();

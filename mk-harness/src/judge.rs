@@ -10,6 +10,7 @@
 //! What no element shows alone shows in the norms: a tile whose error is greater than its roundings are expected to make it is wrong.
 
 use crate::{Expected, math, near::Near};
+use mk_abi::count;
 use std::fmt;
 
 pub use mk_runtime::ErrorNorm as Norms;
@@ -132,7 +133,8 @@ impl fmt::Display for Judgement {
             None => write!(f, ", all within their bounds")?,
             Some(b) => {
                 let ((row, col), n) = (b.at, self.beyond);
-                write!(f, ", {n} elements beyond their bounds: [{row}, {col}] is {:e}, ", b.got)?;
+                let n = count(n, "element");
+                write!(f, ", {n} beyond their bounds: [{row}, {col}] is {:e}, ", b.got)?;
                 write!(f, "and {:e} +- {:.1e} is right", b.want, b.bound)?;
             }
         }

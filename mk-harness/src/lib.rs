@@ -34,7 +34,7 @@ pub use inputs::Inputs;
 pub use judge::{Beyond, Judgement, Norms, judge};
 pub use mk_function::Layout;
 pub use nodes::{NetOptions, NetRun, Wire, run_over_network};
-pub use routing::{FORMS as ROUTINGS, Routing};
+pub use routing::{Dropped, FORMS as ROUTINGS, Routing, dropped};
 pub use tolerance::Tolerance;
 pub use value::{Matrix, Value};
 pub use work::{MAX_ELEMENTS, MAX_MACS, check_work, macs};

@@ -65,10 +65,12 @@ pub fn pipeline(py: Python<'_>, mistakes: &Diagnostics) -> PyErr {
 /// Sizes or tensors that do not fit.
 pub fn argument(py: Python<'_>, error: &ArgumentError) -> PyErr {
     let text = match error {
-        ArgumentError::Bind(errors) => {
-            let each = errors.iter().map(|e| format!("{e}\n  help: {}", e.help()));
-            each.collect::<Vec<_>>().join("\n")
-        }
+        // As the command line names them, which `in_python` reads.
+        ArgumentError::Bind(errors) => errors
+            .iter()
+            .map(|e| format!("{e:#}\n  help: {}", e.option_help()))
+            .collect::<Vec<_>>()
+            .join("\n"),
         error => error.to_string(),
     };
     Class::Argument.error(py, in_python(&text))

@@ -427,7 +427,8 @@ impl Function {
     fn __repr__(&self) -> String {
         let name = self.signature.program().name();
         let parameters = self.parameters().join(", ");
-        format!("<mk.Function {name}({parameters}) on {} ranks>", self.signature.ranks())
+        let ranks = mk::abi::count(self.signature.ranks(), "rank");
+        format!("<mk.Function {name}({parameters}) on {ranks}>")
     }
 }
 

@@ -361,6 +361,6 @@ impl Plan {
     }
 
     fn __repr__(&self) -> String {
-        format!("<mk.Plan {} on {} ranks>", self.name(), self.ranks())
+        format!("<mk.Plan {} on {}>", self.name(), mk::abi::count(self.ranks(), "rank"))
     }
 }

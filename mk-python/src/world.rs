@@ -361,12 +361,13 @@ impl World {
 
     fn __repr__(&self) -> String {
         let (ranks, devices) = (self.ranks(), self.devices());
+        let size = mk::abi::count(self.size(), "rank");
         match self.place {
             Place::Gpus(_) => {
-                format!("<mk.World of {} ranks: {ranks:?} here, on GPUs {devices:?}>", self.size())
+                format!("<mk.World of {size}: {ranks:?} here, on GPUs {devices:?}>")
             }
             Place::Offline { .. } => {
-                format!("<mk.World of {} ranks: {ranks:?}, offline>", self.size())
+                format!("<mk.World of {size}: {ranks:?}, offline>")
             }
             Place::Reference { .. } => {
                 format!("<mk.World of {} ranks: {ranks:?} here, on CPU tensors>", self.size())

@@ -93,7 +93,13 @@ impl Doctor {
     pub fn examine(options: &JitOptions) -> Doctor {
         let driver = driver::version();
         let mut missing = Vec::new();
-        let mut lack = |what: String, needed_for| missing.push(Missing { what, needed_for });
+        // One library that is not here is missed by each transport over it.
+        let mut lack = |what: String, needed_for| {
+            let lacks = Missing { what, needed_for };
+            if !missing.contains(&lacks) {
+                missing.push(lacks);
+            }
+        };
         let cards = fabrics::cards();
         let gpus = match driver::device_count() {
             Ok(count) => {

@@ -153,6 +153,23 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
     GemmTile tile = hooks.decode(tiles.t);
     take_part<Config>(tile);
     chaos_delay(ctx, Agent::Loader, tiles.t);
+    const u32 parts = tile.a_parts<Config>();
+    const u32 bytes = sm90_a_bytes<Config>(tile, parts) + sm90_b_bytes<Config>(tile);
+    // Stages that B is on its way to: no more than are free by now, so that a tile whose A is there waits for none. Their A follows whatever
+    // happens, an abort included: consumers wait for all of a stage's bytes.
+    [[maybe_unused]] u32 ahead = 0;
+    if constexpr (Config::kBFirst) {
+      if (tile.stores() && !ctx.aborted()) {
+        RingCursor<Config::kStages> next = ring;
+        while (ahead < min(Config::kStages, tile.k_blocks) && mbarrier_test_wait(smem.empty(next.stage), next.phase ^ 1)) {
+          sm90_wait_empty<Config, Edges>(smem, next);
+          mbarrier_arrive_expect_tx<Edges::full>(smem.full(next.stage), bytes);
+          sm90_issue_b<Config>(smem, tile, next.stage, tile.b_k + static_cast<i32>(ahead * kBlockK));
+          next.advance();
+          ++ahead;
+        }
+      }
+    }
     hooks.before_load(ctx, tile);
     [[maybe_unused]] u32 part = 0;
     const auto load_carried = [&]([[maybe_unused]] u32 step) {
@@ -162,14 +179,20 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
         }
       }
     };
-    const u32 parts = tile.a_parts<Config>();
-    const u32 bytes = sm90_a_bytes<Config>(tile, parts) + sm90_b_bytes<Config>(tile);
     // The answer takes a step or two, and a CTA that is slow should not have asked early.
     const u32 asks = tile.k_blocks > 8 ? tile.k_blocks - 7 : 1;
 #pragma unroll 1
     for (u32 k = 0; k < tile.k_blocks; ++k) {
       hooks.before_step(ctx, tile, static_cast<int>(k));
       load_carried(k);
+      if constexpr (Config::kBFirst) {
+        if (k < ahead) {
+          sm90_issue_a<Config>(smem, tile, ring.stage, tile.a_k + static_cast<i32>(k * kBlockK), parts);
+          ring.advance();
+          if (k + 1 == asks) tiles.ask();
+          continue;
+        }
+      }
       sm90_wait_empty<Config, Edges>(smem, ring);
       // What a cluster loads together, others may need.
       if (ctx.aborted() || (!Config::kLoadsTogether && !tile.stores())) {

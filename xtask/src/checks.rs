@@ -2,14 +2,16 @@
 
 use crate::{
     counts::Counts,
-    documents, fabric, python,
-    run::{Result, cargo, root, step},
+    documents, fabric, features, help, python,
+    run::{Result, cargo, quiet, root, step, target},
     setup::setup,
     strata, words,
 };
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
+    thread,
 };
 
 /// Lines at which a file is too long to be one idea.
@@ -19,8 +21,34 @@ const MANY_LINES: usize = 600;
 /// Words that unfinished code has.
 const UNFINISHED: &[&str] = &["todo!(", "unimplemented!(", "#[ignore"];
 
+/// What a run from a clean clone takes: minutes on two free cores, and gigabytes in `target`.
+const MINUTES: u32 = 13;
+const GIGABYTES: f64 = 9.7;
+
+/// Says how long it takes, and how much disk, before anything is built.
+fn announce() {
+    let built = if target().join("debug").exists() { ", less where much is built" } else { "" };
+    eprintln!(
+        "about {MINUTES} minutes on two free cores and {GIGABYTES} GB in {}, from a clean clone{built}",
+        target().display()
+    );
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let load = fs::read_to_string("/proc/loadavg").ok();
+    let load = load.and_then(|text| text.split(' ').next().map(|n| format!(", load {n}")));
+    let free = free_gigabytes().map_or(String::new(), |n| format!(", {n:.1} GB free"));
+    eprintln!("    here: {cores} cores{}{free}", load.unwrap_or_default());
+}
+
+/// What `df` says of the disk of the checkout.
+fn free_gigabytes() -> Option<f64> {
+    let text = quiet(Command::new("df").args(["-Pk", "."]).current_dir(root())).ok()?;
+    let kib: f64 = text.lines().nth(1)?.split_whitespace().nth(3)?.parse().ok()?;
+    Some(kib * 1024.0 / 1e9)
+}
+
 /// Runs everything.
 pub fn test() -> Result<()> {
+    announce();
     setup()?;
     fabric::setup()?;
     tidy()?;
@@ -64,10 +92,12 @@ fn source_rules() -> Result<()> {
     let mut wrong = Vec::new();
     strata::check(&mut wrong)?;
     documents::check(&mut wrong)?;
+    features::check(&mut wrong)?;
     for file in files(&root())? {
         let text = read(&file)?;
         let name = file.strip_prefix(root()).unwrap_or(&file).display().to_string();
         words::check(&file, &text, &mut wrong);
+        help::check(&name, &text, &mut wrong);
         if name.ends_with(".py") || name.ends_with(".pyi") {
             continue;
         }

@@ -1,14 +1,25 @@
 //! Tests that passed, failed and were skipped, and why.
 
-use crate::run::{Result, target};
+use crate::run::{Pulse, Result, target};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     io::{BufRead, BufReader},
     path::PathBuf,
     process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Instant,
 };
+
+/// What runs tests for which something is missing, by a word of it. Some needs name it themselves.
+const RUNS: [(&str, &str); 3] = [
+    ("GPU", "`cargo test --workspace` runs them on a machine with GPUs (docs/tested.md)"),
+    ("torch", "`cargo xtask torch` runs them"),
+    ("c++", "install a C++ compiler"),
+];
 
 /// What test runs say in the end.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -24,6 +35,8 @@ impl Counts {
     pub fn run(&mut self, title: &str, command: &mut Command) -> Result<()> {
         eprintln!("==> {title}");
         let begin = Instant::now();
+        let heard = Arc::new(AtomicUsize::new(0));
+        let _pulse = Pulse::of(title, Arc::clone(&heard));
         let list = skip_list();
         match fs::remove_file(&list) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
@@ -44,6 +57,7 @@ impl Counts {
             for line in BufReader::new(out).lines() {
                 let line = line.map_err(failed)?;
                 println!("{line}");
+                heard.fetch_add(1, Ordering::Relaxed);
                 results += usize::from(self.read_result(&line));
             }
         }
@@ -83,6 +97,7 @@ impl Counts {
     pub fn run_python(&mut self, title: &str, command: &mut Command) -> Result<()> {
         eprintln!("==> {title}");
         let begin = Instant::now();
+        let _pulse = Pulse::of(title, Arc::default());
         let out = command.output().map_err(|e| format!("{title}: cannot run {command:?}: {e}"))?;
         let text = String::from_utf8_lossy(&out.stderr);
         eprint!("{text}");
@@ -124,12 +139,34 @@ impl Counts {
     /// # Errors
     /// Where a test failed.
     pub fn finish(&self) -> Result<()> {
-        for (why, tests) in &self.skipped {
-            println!("skipped, {why}:");
-            tests.iter().for_each(|test| println!("    {test}"));
-        }
+        print!("{}", self.skips());
         println!("{}", self.line());
         if self.failed == 0 { Ok(()) } else { Err("tests failed".into()) }
+    }
+
+    /// What was skipped, by what is missing, with the command that runs it.
+    fn skips(&self) -> String {
+        // `needs a GPU: no driver` and `needs a GPU: another_test` lack one thing.
+        let mut groups = BTreeMap::<&str, (BTreeSet<&str>, BTreeSet<&str>)>::new();
+        for (why, tests) in &self.skipped {
+            let (need, detail) = why.split_once(": ").unwrap_or((why, ""));
+            let (details, all) = groups.entry(need).or_default();
+            details.insert(detail);
+            all.extend(tests.iter().map(String::as_str));
+        }
+        let mut text = String::new();
+        for (need, (details, tests)) in groups {
+            // One that holds for all tests is worth saying.
+            let detail = match details.iter().collect::<Vec<_>>().as_slice() {
+                [detail] if !detail.is_empty() => format!(" ({detail})"),
+                _ => String::new(),
+            };
+            let runs = RUNS.iter().find(|(what, _)| need.contains(what));
+            let runs = runs.map_or_else(String::new, |(_, how)| format!("; {how}"));
+            text += &format!("skipped, {need}{detail}: {}{runs}\n", n_tests(tests.len()));
+            text += &tests.iter().map(|test| format!("    {test}\n")).collect::<String>();
+        }
+        text
     }
 
     /// Where nothing may be missing.
@@ -152,6 +189,10 @@ impl Counts {
     }
 }
 
+fn n_tests(n: usize) -> String {
+    format!("{n} test{}", if n == 1 { "" } else { "s" })
+}
+
 /// Where tests say that they are skipped.
 fn skip_list() -> PathBuf {
     target().join("skipped.txt")
@@ -160,6 +201,31 @@ fn skip_list() -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn skips_are_grouped_by_what_is_missing() {
+        let mut counts = Counts::default();
+        for line in [
+            "SKIPPED gpu::a: needs a GPU: no driver",
+            "SKIPPED gpu::b: needs a GPU: b: no driver",
+            "SKIPPED faults::c: needs 2 GPUs: c",
+            "SKIPPED faults::d: needs 2 GPUs: d",
+            "SKIPPED host::e: needs `c++`: no C++ compiler",
+        ] {
+            counts.read_skip(line);
+        }
+        counts.read_unittest("test_op (t.Op.test_op) ... skipped 'torch is not installed'\nRan 1 test in 0.1s\n\nOK\n");
+        let gpus = "`cargo test --workspace` runs them on a machine with GPUs (docs/tested.md)";
+        assert_eq!(
+            counts.skips(),
+            format!(
+                "skipped, needs 2 GPUs: 2 tests; {gpus}\n    faults::c\n    faults::d\n\
+                 skipped, needs `c++` (no C++ compiler): 1 test; install a C++ compiler\n    host::e\n\
+                 skipped, needs a GPU: 2 tests; {gpus}\n    gpu::a\n    gpu::b\n\
+                 skipped, torch is not installed: 1 test; `cargo xtask torch` runs them\n    t.Op.test_op\n"
+            )
+        );
+    }
 
     #[test]
     fn results_and_skips_are_counted() {

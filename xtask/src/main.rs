@@ -5,6 +5,8 @@ mod counts;
 mod demo;
 mod documents;
 mod fabric;
+mod features;
+mod help;
 mod imports;
 mod python;
 mod run;

@@ -3,7 +3,13 @@
 use std::{
     path::{Path, PathBuf},
     process::Command,
-    time::Instant,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
 };
 
 /// What went wrong, for a person.
@@ -28,10 +34,47 @@ pub fn cargo(args: &[&str]) -> Command {
     command
 }
 
+/// How long a step may be silent.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// Says from time to time how long a step has taken, until it is dropped.
+pub struct Pulse {
+    end: Option<mpsc::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Pulse {
+    /// From now on. `heard` counts what the step has said; while that grows, nothing is added.
+    pub fn of(title: &str, heard: Arc<AtomicUsize>) -> Pulse {
+        let (end, ended) = mpsc::channel();
+        let (title, begin) = (title.to_string(), Instant::now());
+        let thread = thread::spawn(move || {
+            let mut last = heard.load(Ordering::Relaxed);
+            while ended.recv_timeout(SILENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let now = heard.load(Ordering::Relaxed);
+                if now == last {
+                    eprintln!("    … {title}: {:.0} s so far", begin.elapsed().as_secs_f64());
+                }
+                last = now;
+            }
+        });
+        Pulse { end: Some(end), thread: Some(thread) }
+    }
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        // It ends with its channel, and a panic in it says so itself.
+        let _ = self.thread.take().map(thread::JoinHandle::join);
+    }
+}
+
 /// Runs a step to its end, and says what it is and how long it took.
 pub fn step(title: &str, command: &mut Command) -> Result<()> {
     eprintln!("==> {title}");
     let begin = Instant::now();
+    let _pulse = Pulse::of(title, Arc::default());
     let status = command.status().map_err(|e| format!("{title}: cannot run {command:?}: {e}"))?;
     if !status.success() {
         return Err(format!("{title} failed ({status})"));

@@ -63,8 +63,11 @@ impl Failure {
 
     /// Numbers that do not fit a pipeline, and more to say of them.
     pub fn in_numbers(mistakes: &BindErrors, more: &str) -> Failure {
-        let list = mistakes.iter().map(|e| mistake(Kind::Sizes, e, Some(&e.help())));
-        Failure::listed(format!("{mistakes}{more}"), list.collect())
+        let list = mistakes.iter().map(|e| {
+            let text = format!("{e:#}");
+            mistake(Kind::Sizes, text, Some(&e.option_help()))
+        });
+        Failure::listed(format!("{mistakes:#}{more}"), list.collect())
     }
 
     /// A plan that is refused, and a way out where there is one.
@@ -83,6 +86,14 @@ impl Failure {
         };
         let list = failure.violations.iter().map(of).collect();
         Failure::listed(format!("error: {text}{more}"), list)
+    }
+
+    /// A plan of which nothing is known but that it is too large, and a way out.
+    pub fn too_large(failure: &valid::Failure, help: &str) -> Failure {
+        let list = failure.violations.iter().map(|v| mistake(Kind::TooLarge, v, Some(help)));
+        let what: Vec<String> = failure.violations.iter().map(ToString::to_string).collect();
+        let (what, list) = (what.join("\n  "), list.collect());
+        Failure::listed(format!("error: the plan is too large: {what}\n  = help: {help}"), list)
     }
 
     fn listed(text: String, list: Vec<Value>) -> Failure {

@@ -85,6 +85,19 @@ fn followed(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other("too many links lead to one another"))
 }
 
+/// [`writable`] of each file that options name.
+pub fn all_writable<'p>(
+    paths: impl IntoIterator<Item = &'p Option<PathBuf>>,
+) -> Result<(), Failure> {
+    paths.into_iter().flatten().try_for_each(|path| writable(path))
+}
+
+/// Makes a folder before long work, and makes sure that files can be written into it.
+pub fn writable_folder(path: &Path) -> Result<(), Failure> {
+    make_folder(path)?;
+    writable(&path.join("mk"))
+}
+
 /// Makes a folder, and those above it.
 pub fn make_folder(path: &Path) -> Result<(), Failure> {
     std::fs::create_dir_all(path).map_err(|error| {

@@ -2,7 +2,7 @@
 
 mod file;
 
-pub use file::{make_folder, writable, write_file};
+pub use file::{all_writable, make_folder, writable, writable_folder, write_file};
 
 use crate::{failure::Failure, terminal};
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use super::{
     Args,
     link::{self, Link, Transport},
-    verdict::{Verdict, count, launches},
+    verdict::{Verdict, launches},
 };
 use crate::{
     failure::{Failure, Kind},
@@ -12,19 +12,20 @@ use crate::{
     progress::Progress,
 };
 use mk::{
+    abi::count,
     ir::Plan,
     sim::{RunReport, Schedule},
 };
 use mk_harness::{
-    Case, CpuOptions, CpuRun, HarnessError, Wire, check_work, repeat_on_cpu, run_on_cpu,
-    run_over_network,
+    Case, CpuOptions, CpuRun, HarnessError, Inputs, Wire, check_work, dropped, repeat_on_cpu,
+    run_on_cpu, run_over_network,
 };
 use serde_json::{Value, json};
 
 pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
     let schedule = args.schedule.unwrap_or(Schedule::Random);
     let (seed, launches, keep) = (args.seed, args.launches, args.out.is_some());
-    let options = CpuOptions { schedule, seed, launches, keep, routing: args.routing };
+    let options = CpuOptions { schedule, seed, launches, keep, routing: args.routing() };
     let plan = &loaded.plan;
     let Some(pipeline) = &loaded.pipeline else {
         if args.transport.is_some() {
@@ -40,7 +41,7 @@ pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
     check_work(case, args.launches).map_err(failure)?;
     loaded.verify()?;
     let run = {
-        let ranks = count(ranks, "rank", "ranks");
+        let ranks = count(ranks, "rank");
         let _progress = Progress::new(format!("running {ranks} on the CPU"));
         match &args.transport {
             None => run_on_cpu(case, plan, &options).map_err(failure)?,
@@ -49,8 +50,12 @@ pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
     };
     said(plan, &options, &run.report)?;
     let mut verdict = Verdict::new(case);
-    for judged in &run.judged {
+    let inputs = Inputs::new(case, args.seed).routed(args.routing());
+    for (judged, launch) in run.judged.iter().zip(1..) {
         verdict.launch(judged)?;
+        if let Some(rows) = dropped(&inputs, launch.into()) {
+            verdict.dropped(launch, &rows)?;
+        }
     }
     let files = args.export(run.held.into_iter().map(Ok))?;
     verdict.finish(report(plan, &options, &run.report, files))
@@ -72,7 +77,7 @@ fn over(
         Wire::Ofi { provider, .. } => format!("ofi ({provider})"),
         _ => "loopback".into(),
     };
-    detail!("network   {name}: {commands} messages of {bytes} bytes in all")?;
+    detail!("network   {name}: {} of {bytes} bytes in all", count(commands, "message"))?;
     Ok(run.run)
 }
 
@@ -123,7 +128,7 @@ fn without_reference(args: &Args, plan: &Plan, options: &CpuOptions) -> Result<(
     }
     report["verdict"] = "FAIL".into();
     let (bad, differ) = (run.nonfinite, run.differ);
-    let text = format!("{bad} elements not finite, {differ} differ between the orders");
+    let text = format!("{} not finite, {differ} differ between the orders", count(bad, "element"));
     output::verdict(false, format_args!("FAIL: {figures}, {text}"))?;
     let what = "the results are wrong, or depend on the order";
     Err(Failure::new(Kind::Wrong, what).with_report(report))
@@ -132,9 +137,9 @@ fn without_reference(args: &Args, plan: &Plan, options: &CpuOptions) -> Result<(
 fn figures(report: &RunReport) -> String {
     let apart = match report.max_drift {
         0 => "ranks in the same launch".into(),
-        n => format!("ranks up to {} apart", count(n as usize, "launch", "launches")),
+        n => format!("ranks up to {} apart", count(n, "launch")),
     };
-    format!("{} tasks in {} steps, {apart}", report.tasks, report.steps)
+    format!("{} in {}, {apart}", count(report.tasks, "task"), count(report.steps, "step"))
 }
 
 fn failure(error: HarnessError) -> Failure {

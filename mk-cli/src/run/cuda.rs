@@ -10,8 +10,11 @@ use crate::{
     pipeline::Loaded,
     progress::Progress,
 };
-use mk::runtime::{InstanceOptions, World};
-use mk_harness::{Case, gpu::Session};
+use mk::{
+    abi::count,
+    runtime::{InstanceOptions, World},
+};
+use mk_harness::{Case, Inputs, dropped, gpu::Session};
 use serde_json::json;
 use std::time::Duration;
 
@@ -33,12 +36,13 @@ pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
     detail!("plan      {:?}, verified; {from} in {:.1?}", kernel.name, compiled.compile_time)?;
     let ranks = world.size() as usize;
     let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks };
-    let progress = Progress::new(format!("running {ranks} ranks on GPUs"));
+    let progress = Progress::new(format!("running {} on GPUs", count(ranks, "rank")));
     let net = loopback(world, &kernel, link::shape(args.shape_link.as_ref()), 1)?;
     let options = InstanceOptions { net, ..instance_options(args) };
     let mut session = Session::bind(world, case, &kernel, &compiled, &options, args.seed)?;
-    session.route(args.routing);
+    session.route(args.routing());
     let mut verdict = Verdict::new(case);
+    let inputs = Inputs::new(case, args.seed).routed(args.routing());
     let tolerance = session.tolerance()?;
     for launch in 1..=args.launches {
         session.fill(launch.into())?;
@@ -48,6 +52,9 @@ pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
         }
         session.launch()?;
         verdict.norms(&session.norms()?, &tolerance)?;
+        if let Some(rows) = dropped(&inputs, launch.into()) {
+            verdict.dropped(launch, &rows)?;
+        }
         if launch == 1 || launch == args.launches {
             let rows = session.sampled_rows(launch.into(), SAMPLED_ROWS);
             verdict.rows(rows?)?;
@@ -64,7 +71,10 @@ pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
     drop(progress);
     if let Some(t) = &timing {
         let (median, least) = (1e3 * t.median_ms, 1e3 * t.least_ms);
-        detail!("time      {median:.1} us median, {least:.1} us least of {} launches", t.launches)?;
+        detail!(
+            "time      {median:.1} us median, {least:.1} us least of {}",
+            count(t.launches, "launch")
+        )?;
     }
     verdict.finish(json!({
         "device": "cuda",

@@ -7,17 +7,16 @@ mod npy;
 mod verdict;
 
 pub use verdict::Verdict;
-use verdict::count;
 
 use crate::{
     failure::{Failure, Kind},
     gpus::{GpuList, Unusable, describe, share_one},
     options::PipelineArgs,
-    output::detail,
+    output::{detail, writable_folder},
     pipeline::{Opened, open},
 };
 use clap::ValueEnum;
-use mk::{runtime::World, sim::Schedule};
+use mk::{abi::count, runtime::World, sim::Schedule};
 use mk_harness::{Held, Routing};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -41,9 +40,9 @@ pub struct Args {
     #[arg(long)]
     schedule: Option<Schedule>,
     /// How many rows experts have: uniform, skew:N (every eighth expert has N times as many as the others), one (all rows have the same),
-    /// empty (every other expert has none) or random
-    #[arg(long, value_name = "FORM", default_value_t = Routing::Uniform)]
-    routing: Routing,
+    /// empty (every other expert has none) or random [default: uniform]
+    #[arg(long, value_name = "FORM")]
+    routing: Option<Routing>,
     /// Launches in a row, each with other inputs
     #[arg(long, default_value_t = 3, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     launches: u32,
@@ -65,6 +64,22 @@ pub struct Args {
 }
 
 impl Args {
+    /// Refuses a routing where nothing is routed.
+    fn routed(&self, opened: &Opened) -> Result<(), Failure> {
+        let (Some(routing), Some(false)) = (self.routing, opened.is_routed()) else {
+            return Ok(());
+        };
+        let what = format!(
+            "`--routing {routing}` says which experts rows go to, and no rows have experts"
+        );
+        let help = "leave the option out, or run a pipeline with `ragged` or `dispatch`";
+        Err(Failure::with_help(Kind::CommandLine, what, help))
+    }
+
+    fn routing(&self) -> Routing {
+        self.routing.unwrap_or_default()
+    }
+
     /// Writes tensors where `--out` says, and lists them for `--json`.
     fn export(
         &self,
@@ -74,9 +89,10 @@ impl Args {
         let files = npy::write(dir, tensors)?;
         let results = files.iter().filter(|f| f["input"] == false).count();
         detail!(
-            "out       {}: {results} results, {} inputs",
+            "out       {}: {}, {}",
             dir.display(),
-            files.len() - results
+            count(results, "result"),
+            count(files.len() - results, "input")
         )?;
         Ok(files)
     }
@@ -130,6 +146,8 @@ enum Device {
 pub fn run(args: &Args) -> Result<(), Failure> {
     let pipeline = args.gpu.gpus.ranked(&args.pipeline)?;
     let opened = open(&pipeline, "--reference", args.reference.as_deref())?;
+    args.routed(&opened)?;
+    args.out.as_deref().map_or(Ok(()), writable_folder)?;
     let ranks = opened.ranks(&pipeline);
     match choose(args, &opened, ranks)? {
         Choice::Cuda(world) => {
@@ -150,7 +168,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             }
             let loaded = opened.lower(&pipeline, None)?;
             let why = why.map_or_else(String::new, |why| format!(": {why}"));
-            let ranks = count(ranks as usize, "rank", "ranks");
+            let ranks = count(ranks, "rank");
             detail!("device    cpu, {ranks} on the CPU executor{why}")?;
             cpu::run(args, &loaded)
         }

@@ -4,7 +4,8 @@ use crate::{
     failure::{Failure, Kind},
     output::{self, detail},
 };
-use mk_harness::{Case, Judgement, Layout, Norms, Tolerance};
+use mk::abi::count;
+use mk_harness::{Case, Dropped, Judgement, Layout, Norms, Tolerance};
 use serde_json::{Value, json};
 
 /// Prints each launch, and remembers the worst.
@@ -21,6 +22,8 @@ pub struct Verdict<'a> {
     wrong: Option<String>,
     /// Each launch on each rank, for `--json`.
     rows: Vec<Value>,
+    /// Rows of tokens that launches dropped, where the pipeline drops.
+    dropped: Option<Dropped>,
 }
 
 impl<'a> Verdict<'a> {
@@ -35,7 +38,19 @@ impl<'a> Verdict<'a> {
             tolerance: None,
             wrong: None,
             rows: Vec::new(),
+            dropped: None,
         }
+    }
+
+    /// Takes what a launch (from 1) dropped of each rank's tokens.
+    pub fn dropped(&mut self, launch: u32, of_ranks: &[Dropped]) -> Result<(), Failure> {
+        let sum = self.dropped.get_or_insert_default();
+        for (rank, Dropped { dropped, of }) in of_ranks.iter().enumerate() {
+            sum.dropped += dropped;
+            sum.of += of;
+            detail!("launch {launch}, rank {rank}: {dropped} of {} dropped", count(*of, "row"))?;
+        }
+        Ok(())
     }
 
     /// Takes what a launch left, by rank, of which every element was judged.
@@ -56,6 +71,7 @@ impl<'a> Verdict<'a> {
             let (row, col) = norm.worst_at;
             let bad = match norm.nonfinite {
                 0 => String::new(),
+                1 => ", 1 element is not finite".into(),
                 n => format!(", {n} elements are not finite"),
             };
             let text = format!(
@@ -118,9 +134,19 @@ impl<'a> Verdict<'a> {
             below(|t| t.tile),
         );
         if self.unknown > 0 {
-            figures += &format!(", {} elements not judged", self.unknown);
+            figures += &format!(", {} not judged", count(self.unknown, "element"));
         }
-        report["verdict"] = if self.wrong.is_none() { "PASS" } else { "FAIL" }.into();
+        if let Some(Dropped { dropped, of }) = self.dropped {
+            figures += &format!(", {dropped} of {} dropped", count(of, "row"));
+            report["dropped"] = json!({ "rows": dropped, "of": of });
+        }
+        let nothing_left = self.dropped.is_some_and(|d| d.of > 0 && d.dropped == d.of);
+        report["verdict"] = match (&self.wrong, nothing_left) {
+            (Some(_), _) => "FAIL",
+            (None, true) => "RAN",
+            (None, false) => "PASS",
+        }
+        .into();
         report["worst_error"] = self.global.into();
         report["worst_tile"] = self.tile.into();
         report["not_judged"] = self.unknown.into();
@@ -130,6 +156,15 @@ impl<'a> Verdict<'a> {
             Some(_) => "sampled rows within their bounds",
         };
         match self.wrong {
+            None if nothing_left => {
+                output::report(|| report)?;
+                output::verdict(
+                    true,
+                    format_args!(
+                        "RAN (all rows dropped): {figures}; no product was compared: a greater `capacity` keeps rows"
+                    ),
+                )
+            }
             None => {
                 output::report(|| report)?;
                 output::verdict(true, format_args!("PASS: {figures}, {within}"))
@@ -155,10 +190,5 @@ impl<'a> Verdict<'a> {
 
 /// `3 launches on 4 ranks`.
 pub fn launches(launches: usize, ranks: usize) -> String {
-    format!("{} on {}", count(launches, "launch", "launches"), count(ranks, "rank", "ranks"))
-}
-
-/// `1 rank`, `3 ranks`.
-pub fn count(n: usize, one: &str, many: &str) -> String {
-    format!("{n} {}", if n == 1 { one } else { many })
+    format!("{} on {}", count(launches, "launch"), count(ranks, "rank"))
 }

@@ -26,7 +26,7 @@ fn failures_have_a_kind_a_message_and_help() {
     assert_eq!(kind(&json(&["check", "gather(a) -> gemm(c)"], 1)), "sizes");
     let setting = json(&["explain", "gather(a) -> gemm(b)", "--set", "block=1x1x1"], 1);
     assert_eq!(kind(&setting), "settings");
-    assert!(setting["errors"][0]["help"].as_str().expect("help").contains("columns"), "{setting}");
+    assert!(setting["errors"][0]["help"].as_str().expect("help").contains("`block="), "{setting}");
     assert_eq!(kind(&mk_json(&["check", "no/such.mk", "--json"], 1)), "file");
     let race = "tests/plans/broken/rule1_no_wait_for_arrival.plan";
     let race = mk_json(&["check", race, "--json"], 1);

@@ -14,3 +14,4 @@ mod settings;
 mod stdin;
 mod terminal;
 mod tune;
+mod words;

@@ -24,6 +24,50 @@ fn the_picture_in_the_readme_is_up_to_date() {
     );
 }
 
+/// Lines without how long something took.
+fn without_times(text: &str) -> Vec<String> {
+    let is_time = |word: &str| {
+        let number = word.trim_end_matches([',', 's', 'm', 'µ', 'n']);
+        number != word && number.parse::<f64>().is_ok()
+    };
+    let line = |line: &str| {
+        let words = line.split(' ').map(|word| if is_time(word) { "TIME" } else { word });
+        words.collect::<Vec<_>>().join(" ")
+    };
+    text.lines().map(line).collect()
+}
+
+/// What the README shows of `cargo xtask demo` is what its commands print, line by line; `…` stands for lines that are left out.
+#[test]
+fn the_demo_in_the_readme_is_up_to_date() {
+    let readme = std::fs::read_to_string(root().join("README.md")).expect("a README");
+    let (_, block) = readme.split_once("```text\n==> ").expect("the demo's output");
+    let (block, _) = block.split_once("\n```").expect("its end");
+    let demo = ["--ranks", "4"];
+    let mut shown = 0;
+    for part in block.split("\n==> ") {
+        let (title, lines) = part.split_once('\n').expect("a title and lines");
+        let command = match title {
+            "verification" => &["check", "examples/gather_gemm.mk"][..],
+            "running it on the CPU" => {
+                &["run", "examples/gather_gemm.mk", "--device", "cpu", "--launches", "3"]
+            }
+            other => panic!("no part of the demo is called {other}"),
+        };
+        let printed = without_times(&mk(&[command, &demo].concat()).ok());
+        let mut rest = printed.iter();
+        for line in without_times(lines).iter().filter(|line| *line != "…") {
+            assert!(
+                rest.any(|printed| printed == line),
+                "README.md shows `{line}` of {command:?}, which prints\n{}",
+                printed.join("\n")
+            );
+            shown += 1;
+        }
+    }
+    assert!(shown >= 5, "{shown}");
+}
+
 #[test]
 fn a_plan_as_a_graph() {
     let graph = mk(&["plan", "tests/plans/two_nodes_nic.plan", "--format", "dot"]).ok();

@@ -44,7 +44,7 @@ fn every_schedule() {
         let text = passes(&[&small[..], &["--schedule", schedule, "--seed", "7"]].concat());
         assert!(text.contains(&format!("schedule  {schedule}, seed 7")), "{text}");
     }
-    mk(&["run", MK, "--schedule", "starve:9"]).fails(1, &["there are 4 ranks"]);
+    mk(&["run", MK, "--schedule", "starve:9"]).fails(1, &["the world has 4 ranks"]);
 }
 
 #[test]

@@ -371,7 +371,7 @@ impl Run<'_> {
         l.holds = 1;
         let hides =
             tile.overlaps && l.next < l.end && matches!(work.jobs[l.next].kind, Kind::Tile(_));
-        let epilogue_s = if hides { 0.0 } else { tile.rate.tile_s };
+        let epilogue_s = if hides { tile.held_s } else { tile.rate.tile_s };
         self.push(self.now + epilogue_s, Event::Free(lane as u32));
         let Some(out) = tile.out else {
             self.finish(job);

@@ -4,6 +4,7 @@ use crate::ir::{
     BufId, Consumers, Each, Entity, Expr, FamId, Family, Leaf, Mode, Plan, Post, Role, SigId,
     Space, Var,
 };
+use mk_abi::count;
 use std::collections::BTreeMap;
 
 /// Everything to be seen.
@@ -131,8 +132,12 @@ impl Scene {
 }
 
 fn subtitle(plan: &Plan) -> String {
-    let mut parts: Vec<String> =
-        plan.mesh.axes.iter().map(|(name, size)| format!("{name} = {size} ranks")).collect();
+    let mut parts: Vec<String> = plan
+        .mesh
+        .axes
+        .iter()
+        .map(|(name, size)| format!("{name} = {}", count(*size, "rank")))
+        .collect();
     parts.push(plan.target.clone());
     for dim in plan.dims.values() {
         let max = dim.runtime_max.map(|max| format!(" (at launch, up to {max})"));
@@ -210,8 +215,7 @@ fn notes(plan: &Plan, family: &Family) -> Vec<String> {
         };
     }
     let tasks = match n_tasks {
-        Some(1) => "1 task".to_owned(),
-        Some(n) => format!("{n} tasks"),
+        Some(n) => count(n, "task"),
         None => "tasks".to_owned(),
     };
     lines.push(match loops.is_empty() {
@@ -232,13 +236,13 @@ fn leaf(leaf: &Leaf) -> String {
     match leaf {
         Leaf::MmaTile { block: [m, n, k], stages, consumers, .. } => {
             let turns = if *consumers == Consumers::PingPong { ", ping-pong" } else { "" };
-            format!("{} {m}×{n}×{k}, {stages} stages{turns}", leaf.name())
+            format!("{} {m}×{n}×{k}, {}{turns}", leaf.name(), count(*stages, "stage"))
         }
         Leaf::AttendTile { block: [m, n, d], stages, .. }
         | Leaf::AttendGradTile { block: [m, n, d], stages, .. } => {
-            format!("{} {m}×{n}×{d}, {stages} stages", leaf.name())
+            format!("{} {m}×{n}×{d}, {}", leaf.name(), count(*stages, "stage"))
         }
-        Leaf::CopyTile { stages, .. } => format!("{}, {stages} stages", leaf.name()),
+        Leaf::CopyTile { stages, .. } => format!("{}, {}", leaf.name(), count(*stages, "stage")),
         _ => leaf.name().to_owned(),
     }
 }

@@ -66,7 +66,7 @@ pub const TRACE: (&str, &str) =
 pub(super) const RECORDS: &str = "constexpr u32 kTraceRecords = ";
 
 /// Line that ends the library in a generated kernel.
-pub const END: &str = "// ==== end of the device library ====\n";
+pub const END: &str = mk_abi::KernelSource::LIBRARY_END;
 
 /// Constants of a plan's nodes, which the library is compiled with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -162,11 +162,11 @@ impl Plan {
         let mut errors = Vec::new();
         for (id, x) in self.families.iter() {
             let place = format!("{id} {:?}", x.name);
-            errors.extend(
-                misplaced(x)
-                    .into_iter()
-                    .map(|message| StructureError { place: place.clone(), message }),
-            );
+            errors.extend(misplaced(x).into_iter().map(|message| StructureError {
+                place: place.clone(),
+                message,
+                too_large: false,
+            }));
         }
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }

@@ -101,7 +101,7 @@ impl Leaf {
                     tab(Loader),
                 ],
                 edges: vec![flow("full", Loader, Storer), back("empty", Storer, Loader, *stages)],
-                smem_bytes: stages * COPY_STAGE_BYTES,
+                smem_bytes: stages.saturating_mul(COPY_STAGE_BYTES),
             },
             Leaf::CopyTile { via: CopyVia::Ldst | CopyVia::Gather, .. } => Contract {
                 agents: vec![Copier],
@@ -119,6 +119,7 @@ impl Leaf {
                 let tma = *store == Store::Tma;
                 let mut operands = vec![
                     op(Operand::A, read, Loader, Proxy::Async, Arity::Many),
+                    // Of a tensor of the caller that no task writes, it may be read before the task's waits, which order nothing about it.
                     op(Operand::B, read, Loader, Proxy::Async, Arity::One),
                 ];
                 let tails = epilogue.iter().filter_map(|e| e.operand());

@@ -45,7 +45,8 @@ impl Points<'_> {
                         "`{operand}` goes through TMA, and rows of {buffer} {:?} are {wrong} apart: give it a pitch that is a multiple of {STRIDE_BYTES} bytes",
                         b.name
                     );
-                    out.push(StructureError { place: format!("{id} {:?}", x.name), message });
+                    let place = format!("{id} {:?}", x.name);
+                    out.push(StructureError { place, message, too_large: false });
                 }
             }
         }

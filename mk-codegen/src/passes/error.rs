@@ -28,13 +28,13 @@ pub enum LowerError {
         /// What would be accepted.
         help: String,
     },
-    /// More than the verifier decides.
-    #[error(
-        "the plan is too large to be verified: {what}\n  help: use smaller sizes, or several launches of less each"
-    )]
+    /// More than a plan can have, or the verifier decides.
+    #[error("the plan is too large: {what}\n  help: {}", way_out(fits.as_deref()))]
     TooLarge {
         /// What there is too much of, and the limit.
         what: String,
+        /// A smaller size with which there is a plan, where that is known.
+        fits: Option<String>,
     },
     /// A pass met something that the passes before it do not leave.
     #[error("internal error: {what}")]
@@ -55,6 +55,18 @@ pub enum LowerError {
 
 pub(super) fn unsupported(op: &str, why: impl Into<String>, help: &str) -> LowerError {
     LowerError::Unsupported { op: op.into(), why: why.into(), help: help.into() }
+}
+
+pub(super) fn too_large(what: impl Into<String>) -> LowerError {
+    LowerError::TooLarge { what: what.into(), fits: None }
+}
+
+fn way_out(fits: Option<&str>) -> String {
+    let several = "several launches of less each";
+    match fits {
+        Some(fits) => format!("there is a plan with {fits}; use smaller sizes, or {several}"),
+        None => format!("use smaller sizes, or {several}"),
+    }
 }
 
 pub(super) fn internal(what: impl Into<String>) -> LowerError {

@@ -43,6 +43,7 @@ pub(super) fn of_grouped(g: &Grouped, ranks: u32) -> Facts {
         ranks,
         products: products.collect(),
         ragged: true,
+        routed: g.route.is_some(),
         groups: g.products.first().map_or(0, |p| extents(&g.params[p.b])[0]),
         first: g.results.first().map_or([0, 1], extents),
         ..Facts::default()
@@ -69,10 +70,11 @@ fn alone(kernel: &Kernel, product: &kernel::Product, world: i32) -> bool {
 /// The facts of a kernel on so many ranks.
 pub(super) fn of(kernel: &Kernel, ranks: u32) -> Facts {
     let world = ranks as i32;
-    let gathers = kernel.operands().filter(|(_, o)| o.gathered).map(|(_, operand)| {
+    let gathers = kernel.operands().filter(|(_, o)| o.gathered).map(|(id, operand)| {
         let x = &kernel.params[operand.param];
         let fixed = x.shape.iter().all(|e| e.runtime_max.is_none());
-        GatheredRows { name: x.name.clone(), bulk: x.in_bulk(), fixed }
+        let spans = kernel.spans(id, world);
+        GatheredRows { name: x.name.clone(), bulk: x.in_bulk(), fixed, spans }
     });
     let products = kernel.products().map(|(id, p)| {
         let saved = p.extras.iter().filter_map(|x| match x {
@@ -108,6 +110,7 @@ pub(super) fn of(kernel: &Kernel, ranks: u32) -> Facts {
     });
     Facts {
         ring: false,
+        routed: false,
         ranks,
         gathers: gathers.collect(),
         products: products.collect(),

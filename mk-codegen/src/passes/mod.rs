@@ -5,6 +5,7 @@ mod draft;
 mod error;
 mod facts;
 mod fuse;
+mod limits;
 mod roles;
 mod scaled;
 mod select;
@@ -87,7 +88,7 @@ pub fn facts(program: &Program, bound: &Bound, ranks: u32) -> Result<Facts, Lowe
 ///
 /// # Errors
 /// [`LowerError::Unsupported`] for pipelines outside what the passes cover, [`LowerError::Setting`] for settings that do
-/// not fit, [`LowerError::OutOfRange`] for worlds, targets and extents that no kernel has.
+/// not fit, [`LowerError::OutOfRange`] for worlds, targets and extents that no kernel has, [`LowerError::TooLarge`] for sizes that no plan has.
 pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, LowerError> {
     let target = target::by_name(&config.target).ok_or_else(|| {
         let known: Vec<_> = target::TARGETS.iter().map(|t| t.name).collect();
@@ -95,15 +96,17 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
         LowerError::OutOfRange { what, help: format!("use {}", known.join(", ")) }
     })?;
     let kernel = select(program, bound, config.ranks)?;
-    let config = &settings::normalise(config, &kernel.facts(config.ranks), target)?;
+    let facts = kernel.facts(config.ranks);
+    let config = &settings::normalise(config, &facts, target)?;
     let mut draft = match &kernel {
         Selected::Kernel(kernel) => tile::families(kernel, config, target)?,
         Selected::Attention(attention) => tile::attention::families(attention, config, target),
         Selected::Grouped(grouped) => tile::grouped::families(grouped, config, target)?,
     };
+    limits::check(&draft)?;
     signals::insert(&mut draft)?;
     let plan = finish(draft, config)?;
-    tile::check_ends(&plan, config)?;
+    tile::check_ends(&plan, config, &facts)?;
     Ok(plan)
 }
 
@@ -111,8 +114,15 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
 fn finish(draft: draft::Draft, config: &Config) -> Result<Plan, LowerError> {
     let mut plan = roles::assign(draft, config)?;
     rename(&mut plan);
-    plan.check_structure().map_err(|mut e| LowerError::Structure(e.swap_remove(0)))?;
-    Ok(plan)
+    plan.check_structure().map_err(|mut errors| {
+        let large = errors.iter().all(|e| e.too_large);
+        let first = errors.swap_remove(0);
+        if large { error::too_large(first.to_string()) } else { LowerError::Structure(first) }
+    })?;
+    match valid::too_much(&plan) {
+        Some(limit) => Err(error::too_large(limit.to_string())),
+        None => Ok(plan),
+    }
 }
 
 /// [`lower`], then [`valid::verify`] and [`field::evaluate`]: what a kernel may be made from. A plan that routes many tokens is proved and
@@ -127,7 +137,8 @@ pub fn compile(
     config: &Config,
 ) -> Result<(Plan, valid::Proof), LowerError> {
     let bound = &on(program, bound, config.ranks)?;
-    let plan = lower(program, bound, config)?;
+    let plan = lower(program, bound, config)
+        .map_err(|error| error.with_what_fits(program, bound, config))?;
     let period = valid::period(&plan).map_err(not_verified)?;
     let options = field::Options { period, ..field::Options::default() };
     let smaller = smaller(program, bound, config, &plan);
@@ -153,16 +164,15 @@ pub fn compile(
 
 fn not_the_pipeline(error: FieldError) -> LowerError {
     match error {
-        FieldError::TooLarge { what } => LowerError::TooLarge { what: format!("too many {what}") },
+        FieldError::TooLarge { what } => error::too_large(format!("too many {what}")),
         error => LowerError::Compute(error),
     }
 }
 
 fn not_verified(failure: valid::Failure) -> LowerError {
-    let large = |v: &Violation| matches!(v, Violation::Limit { .. });
     match failure.violations.first() {
-        Some(first) if failure.violations.iter().all(large) => {
-            LowerError::TooLarge { what: first.to_string() }
+        Some(first) if failure.violations.iter().all(Violation::is_too_large) => {
+            error::too_large(first.to_string())
         }
         _ => LowerError::Verify(failure),
     }

@@ -5,12 +5,13 @@
 
 use super::{
     draft::Draft,
-    error::{LowerError, internal},
+    error::{LowerError, internal, too_large},
 };
 use crate::ir::{
-    Arena, Entity, FamId, Leaf, MAX_TASKS, Plan, Points, Role, RoleId, RoleKind, Schedule, TableSet,
+    Arena, Entity, EvalError, FamId, Leaf, MAX_TASKS, Plan, Points, Role, RoleId, RoleKind,
+    Schedule, TableSet,
 };
-use crate::settings::{Config, Refusal};
+use crate::settings::{self, Config, Refusal};
 
 /// CTAs that move data inside a node by default, one per SM: bulk copies. On four H200s 8 of them with chunks of 512 KiB were
 /// the best or within 6 % of the best split for every shape measured (docs/performance.md).
@@ -58,37 +59,44 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     for (setting, kind, value) in asked {
         if let (Some(n), false) = (value, has(kind)) {
             let why = format!("this plan has no role `{}` to give CTAs to", kind.name());
-            return Err(refusal(setting, n, why, "leave it as it is by default"));
+            let instead = vec![format!("{setting}=auto")];
+            return Err(refusal(setting, n, why, "leave it as it is by default", instead));
         }
     }
     let inter: u32 = used.iter().map(|k| inter_sms(*k)).sum();
-    let sms = target.sms.saturating_sub(config.reserved_sms).saturating_sub(inter);
-    let default = match bytes_per_flop {
-        // As many as it takes to keep up: one more costs its share of the SMs, one less the time of what arrives late.
-        Some(ratio) => {
-            let ctas = ratio * f64::from(sms) * ATTEND_RATE / COPY_RATE;
-            (ctas.ceil() as u32).clamp(1, DEFAULT_COPY_SMS)
-        }
-        None if reduces(&plan, &kinds) => DEFAULT_REDUCE_SMS,
-        None => DEFAULT_COPY_SMS,
+    let reduces = reduces(&plan, &kinds);
+    // SMs, and those of them that multiply and that communicate.
+    let split = |config: &Config| {
+        let sms = target.sms.saturating_sub(config.reserved_sms).saturating_sub(inter);
+        let default = match bytes_per_flop {
+            // As many as it takes to keep up: one more costs its share of the SMs, one less the time of what arrives late.
+            Some(ratio) => {
+                let ctas = ratio * f64::from(sms) * ATTEND_RATE / COPY_RATE;
+                (ctas.ceil() as u32).clamp(1, DEFAULT_COPY_SMS)
+            }
+            None if reduces => DEFAULT_REDUCE_SMS,
+            None => DEFAULT_COPY_SMS,
+        };
+        let default = default.min(sms / LEAST_COMPUTE_PART).max(1);
+        let comm = match (has(RoleKind::IntraComm), config.intra_comm_sms, config.compute_sms) {
+            (false, ..) => 0,
+            (true, Some(n), _) => n,
+            (true, None, Some(compute)) => default.min(sms.saturating_sub(compute)),
+            (true, None, None) if has(RoleKind::Compute) => default,
+            (true, None, None) => sms,
+        };
+        let compute = match (has(RoleKind::Compute), config.compute_sms) {
+            (false, _) => 0,
+            (true, Some(n)) => n,
+            (true, None) => sms.saturating_sub(comm),
+        };
+        let fits = compute.saturating_add(comm) <= sms
+            && (compute > 0 || !has(RoleKind::Compute))
+            && (comm > 0 || !has(RoleKind::IntraComm));
+        (sms, compute, comm, fits)
     };
-    let default = default.min(sms / LEAST_COMPUTE_PART).max(1);
-    let comm = match (has(RoleKind::IntraComm), config.intra_comm_sms, config.compute_sms) {
-        (false, ..) => 0,
-        (true, Some(n), _) => n,
-        (true, None, Some(compute)) => default.min(sms.saturating_sub(compute)),
-        (true, None, None) if has(RoleKind::Compute) => default,
-        (true, None, None) => sms,
-    };
-    let compute = match (has(RoleKind::Compute), config.compute_sms) {
-        (false, _) => 0,
-        (true, Some(n)) => n,
-        (true, None) => sms.saturating_sub(comm),
-    };
-    if compute.saturating_add(comm) > sms
-        || (has(RoleKind::Compute) && compute == 0)
-        || (has(RoleKind::IntraComm) && comm == 0)
-    {
+    let (sms, compute, comm, fits) = split(config);
+    if !fits {
         let beside = match (config.reserved_sms, inter) {
             (0, 0) => String::new(),
             (n, 0) => format!(" beside the {n} that are reserved"),
@@ -102,7 +110,21 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
             (None, Some(n)) => ("intra_comm_sms", n),
             (None, None) => ("reserved_sms", config.reserved_sms),
         };
-        return Err(refusal(setting, value, why, "give every role at least one CTA, one per SM"));
+        let help = "give every role at least one CTA, one per SM";
+        // Alone, or with the other one, it may leave too few.
+        const ALL: &str = "compute_sms=auto intra_comm_sms=auto";
+        let alone = match setting {
+            "reserved_sms" => "reserved_sms=0".into(),
+            name => format!("{name}=auto"),
+        };
+        let mut instead = vec![alone, ALL.into(), format!("{ALL} reserved_sms=0")];
+        instead.retain(|change| {
+            let mut other = config.clone();
+            settings::read(&mut other, change).is_ok() && split(&other).3
+        });
+        instead.truncate(1);
+        let help = format!("{help}: {}", settings::set_one_of(&instead));
+        return Err(refusal(setting, value, why, &help, instead));
     }
     for kind in &used {
         let ctas = match kind {
@@ -147,7 +169,8 @@ fn clustered(compute: u32, cluster: u32) -> Result<u32, LowerError> {
     match room / cluster {
         0 => {
             let why = format!("a cluster of {cluster} CTAs does not fit {compute} SMs");
-            Err(refusal("cluster", cluster, why, "use a smaller one"))
+            let instead = vec!["cluster=1 multicast=none".into()];
+            Err(refusal("cluster", cluster, why, "use a smaller one", instead))
         }
         clusters => Ok(clusters * cluster),
     }
@@ -164,7 +187,10 @@ fn trim(plan: &mut Plan) -> Result<(), LowerError> {
             for (family, _) in plan.families.iter().filter(|(_, f)| f.role == id) {
                 for rank in 0..plan.mesh.size() as usize {
                     let count = points.count(family, rank, 1, MAX_TASKS);
-                    tasks += count.map_err(|e| internal(e.to_string()))?;
+                    tasks += count.map_err(|e| match e.source {
+                        EvalError::Overflow(..) => too_large(e.to_string()),
+                        _ => internal(e.to_string()),
+                    })?;
                 }
             }
             let tasks = u32::try_from(tasks).unwrap_or(u32::MAX);
@@ -229,6 +255,12 @@ fn reduces(plan: &Plan, kinds: &Arena<FamId, RoleKind>) -> bool {
     sums.any(|(id, _)| kinds[id] == RoleKind::IntraComm)
 }
 
-fn refusal(setting: &'static str, value: u32, why: String, help: &str) -> LowerError {
-    Refusal { setting, value: value.to_string(), why, help: help.into() }.into()
+fn refusal(
+    setting: &'static str,
+    value: u32,
+    why: String,
+    help: &str,
+    instead: Vec<String>,
+) -> LowerError {
+    Refusal { setting, value: value.to_string(), why, help: help.into(), instead }.into()
 }

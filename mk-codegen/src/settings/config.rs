@@ -27,7 +27,7 @@ pub struct Config {
     /// warpgroup has room for one.
     pub consumers: Consumers,
     /// Rasterisation: row blocks that are walked together before the next columns' tiles, so that both operands stay in L2; as many as
-    /// hold [`GROUP_ROWS`] rows, where it is not set.
+    /// hold [`RASTER_ROWS`] rows, where it is not set.
     pub group_m: Option<u32>,
     /// Whether tiles, sums and copies through registers are dealt out before the launch, or taken by the next free CTA (an atomic tile
     /// scheduler).
@@ -96,7 +96,7 @@ impl Default for Config {
 
 /// Rows that are walked together unasked. CTAs that share a row block drift apart along k, the more so the fewer columns' tiles a wave has:
 /// from 4096 rows on, 256 x 128 tiles of a depth of 32768 take 1.8 times as long (decision 262).
-const GROUP_ROWS: u32 = 1024;
+const RASTER_ROWS: u32 = 1024;
 
 /// Most stages that a product gets unasked. A load from memory takes as long as some ten steps of few rows; or, of 64 columns, some more.
 const MOST_STAGES: u32 = 10;
@@ -105,17 +105,19 @@ const MOST_NARROW_STAGES: u32 = 16;
 impl Config {
     /// Rows of the result that a task of a product makes.
     pub(crate) fn rows_of_task(&self) -> i32 {
-        (self.block[0] * self.multicast.map_or(1, |m| m.below)) as i32
+        let rows = self.block[0].saturating_mul(self.multicast.map_or(1, |m| m.below));
+        i32::try_from(rows).unwrap_or(i32::MAX)
     }
 
     /// Row blocks that are walked together.
     pub fn group_blocks(&self) -> u32 {
-        self.group_m.unwrap_or_else(|| (GROUP_ROWS / (self.rows_of_task() as u32).max(1)).max(1))
+        self.group_m.unwrap_or_else(|| (RASTER_ROWS / (self.rows_of_task() as u32).max(1)).max(1))
     }
 
     /// CTAs that share a task of a product.
     pub(crate) fn ctas_of_task(&self) -> u32 {
-        self.cluster * self.multicast.map_or(1, |m| m.below * m.beside)
+        let tiles = self.multicast.map_or(1, |m| m.below.saturating_mul(m.beside));
+        self.cluster.saturating_mul(tiles)
     }
 
     /// Shared-memory stages of a matrix product on `target`.

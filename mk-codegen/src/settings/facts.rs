@@ -15,6 +15,8 @@ pub struct Facts {
     pub sums: Vec<Sum>,
     /// Whether keys, or queries, go to other ranks' attention.
     pub ring: bool,
+    /// Whether tokens go to the ranks of their experts, or rows of experts back to their tokens.
+    pub routed: bool,
     /// Whether rows are ragged: in blocks of 128, as many in each as a launch says.
     pub ragged: bool,
     /// Groups of ragged rows: matrices of a product, of which each block has one.
@@ -32,7 +34,12 @@ pub struct GatheredRows {
     pub bulk: bool,
     /// Whether every launch has as many.
     pub fixed: bool,
+    /// Whether tiles may hold rows of several ranks.
+    pub spans: bool,
 }
+
+/// Rows of a rank up to which tiles that hold rows of several ranks are worth trying.
+const FEW_SHARD_ROWS: u64 = 256;
 
 /// A matrix product with its elementwise epilogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,7 +124,7 @@ impl Facts {
 
     /// Whether ranks exchange anything.
     pub fn communicates(&self) -> bool {
-        self.ranks > 1 && (self.gathers() || self.sums() || self.ring)
+        self.ranks > 1 && (self.gathers() || self.sums() || self.ring || self.routed)
     }
 
     /// Global rows and columns of the products that no other reads: the fewest. Without products, of the first result.
@@ -144,8 +151,12 @@ impl Facts {
         self.sums.iter().filter_map(|s| Some((s, self.products.get(s.product?)?)))
     }
 
-    /// Rows that lie together: those of a gathered operand, and of a result that is summed, are cut by owner.
+    /// Rows that lie together: those of a gathered operand, and of a result that is summed, are cut by owner, unless tiles hold few rows of
+    /// several owners.
     pub(super) fn shard_rows(&self, rows: u64) -> u64 {
-        if self.sums() || self.gathers() { rows / u64::from(self.ranks.max(1)) } else { rows }
+        let of_owner = rows / u64::from(self.ranks.max(1));
+        let spans = self.gathers() && self.gathers.iter().all(|g| g.spans) && !self.sums();
+        let cut = self.sums() || self.gathers() && !(spans && of_owner < FEW_SHARD_ROWS);
+        if cut { of_owner } else { rows }
     }
 }

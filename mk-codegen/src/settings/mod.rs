@@ -8,6 +8,7 @@
 
 mod config;
 mod facts;
+mod help;
 mod nodes;
 mod ragged;
 mod rules;
@@ -19,6 +20,7 @@ mod values;
 pub use crate::ir::{Consumers, NicOrdering, Schedule};
 pub use config::Config;
 pub use facts::{Facts, GatheredRows, Product, Sum};
+pub(crate) use help::{other_tiles, set_one_of};
 pub use ragged::of_ragged;
 pub use table::{Misfit, SETTINGS, Setting, by_name};
 pub use tried::FLAT;
@@ -39,6 +41,8 @@ pub struct Refusal {
     pub why: String,
     /// What would be accepted.
     pub help: String,
+    /// Settings that the help names, or some of a range that it names: each text would be accepted, as [`read`] takes it, in place of what was given.
+    pub instead: Vec<String>,
 }
 
 /// A text that is no setting, or none of its values.
@@ -153,16 +157,8 @@ pub fn write_all(config: &Config) -> String {
 /// The first [`Refusal`], in the order of the table.
 pub fn normalise(config: &Config, facts: &Facts, target: &Target) -> Result<Config, Refusal> {
     nodes::check(config, facts)?;
-    let default = Config::default();
-    for setting in SETTINGS {
-        let value = (setting.get)(config);
-        let applies = match value == (setting.get)(&default) {
-            true => Ok(()),
-            false => (setting.applies)(facts),
-        };
-        applies
-            .and_then(|()| (setting.fits)(config, facts))
-            .map_err(|Misfit { why, help }| Refusal { setting: setting.name, value, why, help })?;
+    if let Some((at, misfit)) = help::first_misfit(config, facts) {
+        return Err(help::refusal(at, misfit, config, facts));
     }
     Ok(Config { stages: Some(config.stages_on(target)), ..config.clone() })
 }

@@ -15,8 +15,10 @@ use crate::ir::{Consumers, Schedule};
 pub struct Misfit {
     /// Why.
     pub why: String,
-    /// What would be accepted.
+    /// What would be accepted; nothing where `instead` says all.
     pub help: String,
+    /// Settings that may be accepted instead, as [`super::read`] takes them; the first ones are the nearest.
+    pub instead: Vec<String>,
 }
 
 /// One setting.
@@ -108,7 +110,7 @@ pub const SETTINGS: &[Setting] = &[
     }),
     row!(group_m: u32 | "auto", "rasterisation: row blocks that are walked together before the next columns' tiles; auto is 1024 rows", {
         applies: rules::products,
-        fits: |c, _| rules::at_least_one("row blocks", c.group_blocks()),
+        fits: |c, _| rules::at_least_one("group_m", "row blocks", c.group_blocks()),
         values: tried::group_m,
     }),
     row!(intra_comm_sms: u32 | "auto", "CTAs that communicate inside the node", {
@@ -118,12 +120,12 @@ pub const SETTINGS: &[Setting] = &[
     row!(compute_sms: u32 | "auto", "CTAs that multiply, add up or copy", {}),
     row!(reserved_sms: u32, "SMs that the kernel leaves to others", {}),
     row!(chunk_bytes: u32, "bytes that one communication task moves to each peer, at most", {
-        fits: |c, _| rules::at_least_one("bytes", c.chunk_bytes),
+        fits: |c, _| rules::at_least_one("chunk_bytes", "bytes", c.chunk_bytes),
         settle: rules::settle_chunk_bytes,
         values: tried::chunk_bytes,
     }),
     row!(copy_stages: u32, "shared-memory stages of a bulk copy", {
-        fits: |c, _| rules::at_least_one("stages", c.copy_stages),
+        fits: rules::copy_stages,
     }),
     row!(k_slices: u32, "slices of the inner dimension in which gathered rows travel, at most", {
         applies: rules::products,
@@ -145,6 +147,7 @@ pub const SETTINGS: &[Setting] = &[
     row!(reduction: Reduction, "where the summands of products are added", {
         applies: rules::sums_products,
         fits: rules::reduction,
+        settle: rules::settle_reduction,
         values: tried::reduction,
         strategy: true,
     }),

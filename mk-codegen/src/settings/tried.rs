@@ -97,6 +97,8 @@ pub(super) fn group_m(facts: &Facts) -> Vec<String> {
 
 pub(super) fn intra_comm_sms(facts: &Facts) -> Vec<String> {
     match (facts.communicates(), facts.multiplies()) {
+        // The CTAs that multiply move the rows of experts, too.
+        _ if facts.routed => Vec::new(),
         (true, _) if facts.ring => texts(&[1, 2, 3, 4, 6, 8]),
         (true, true) => texts(&[4, 8, 10, 12, 16, 20, 24, 32]),
         // The others only copy: what is received, or what is sent.

@@ -88,7 +88,7 @@ pub enum SimError {
     #[error("the network between nodes: {0}")]
     Network(String),
     /// The schedule names a rank that the mesh lacks.
-    #[error("schedule `{schedule}`: there are {world} ranks")]
+    #[error("schedule `{schedule}`: the world has {}", mk_abi::count(*world, "rank"))]
     NoSuchRank {
         /// The schedule.
         schedule: String,
@@ -135,7 +135,15 @@ impl Deadlock {
 
 impl fmt::Display for Deadlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "deadlock: {} agents wait for ever", self.total)?;
+        write!(
+            f,
+            "deadlock: {}",
+            if self.total == 1 {
+                "1 agent waits for ever".into()
+            } else {
+                format!("{} agents wait for ever", self.total)
+            }
+        )?;
         for b in &self.blocked {
             write!(f, "\n  {b}")?;
         }

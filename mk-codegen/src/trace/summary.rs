@@ -1,6 +1,7 @@
 //! A trace in a few lines of text: by rank and role who was busy and who waited, and the chain that decided the end.
 
 use super::{Span, Trace, What, Word, chain::chain, disjoint_waits};
+use mk_abi::count;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -13,11 +14,11 @@ pub fn summary(trace: &Trace) -> String {
     let us = |ns: f64| ns / 1e3;
     let _ = writeln!(
         out,
-        "trace     {:?}, launch {}, {} of {} ranks, {:.1} us from the first CTA's begin to the last one's end",
+        "trace     {:?}, launch {}, {} of {}, {:.1} us from the first CTA's begin to the last one's end",
         trace.name,
         trace.epoch,
         trace.clocks.len(),
-        trace.world,
+        count(trace.world, "rank"),
         us(trace.length())
     );
     clocks(&mut out, trace);
@@ -239,13 +240,13 @@ fn families(out: &mut String, trace: &Trace) {
 
 fn chain_text(out: &mut String, trace: &Trace) {
     let chain = chain(trace);
-    let _ =
-        writeln!(out, "what the last task waited for, in {} steps, last first:", chain.steps.len());
+    let steps = count(chain.steps.len(), "step");
+    let _ = writeln!(out, "what the last task waited for, in {steps}, last first:");
     for step in chain.steps.iter().rev().take(STEPS) {
         let _ = writeln!(out, "  {:8.1}  {}", step.end / 1e3, step.text(trace));
     }
     if chain.steps.len() > STEPS {
-        let _ = writeln!(out, "            … {} steps before", chain.steps.len() - STEPS);
+        let _ = writeln!(out, "            … {} before", count(chain.steps.len() - STEPS, "step"));
     }
     let mut edges: Vec<u32> = chain.steps.iter().filter_map(|s| Some(s.wait?.edge)).collect();
     edges.sort_unstable();

@@ -4,6 +4,7 @@
 //! A predicted timeline is a [`Trace`] too; it stands above, on the same scale.
 
 use super::{Agent, Chain, Span, Trace, What, chain::chain, disjoint_waits};
+use mk_abi::count;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;
 
@@ -37,7 +38,8 @@ pub fn svg(trace: &Trace, predicted: Option<&Trace>) -> String {
     let which =
         if trace.epoch == 0 { "predicted".into() } else { format!("launch {}", trace.epoch) };
     let us = trace.length() / 1e3;
-    let title = format!("{}: {us:.1} us, {which} on {} ranks", trace.name, trace.world);
+    let ranks = count(trace.world, "rank");
+    let title = format!("{}: {us:.1} us, {which} on {ranks}", trace.name);
     text(&mut body, "t", 20.0, 30.0, &title);
     legend(&mut body, trace, 50.0);
     if let Some(predicted) = predicted {
@@ -134,7 +136,7 @@ fn panel(out: &mut String, trace: &Trace, chain: &Chain, length: f64, y: &mut f6
                 continue;
             }
             text(out, "n", 20.0, *y + 14.0, &format!("rank {rank} {}", role.name));
-            text(out, "m", 20.0, *y + 28.0, &format!("{} CTAs", role.ctas));
+            text(out, "m", 20.0, *y + 28.0, &count(role.ctas, "CTA"));
             strip(out, trace, &spans, length, *y);
             *y += STRIP + 3.0;
             for cta in shown(trace, chain, &spans, rank) {

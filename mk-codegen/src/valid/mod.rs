@@ -73,6 +73,7 @@ pub use runtime::{MAX_RUNS, MAX_SEQUENCES, MAX_VALUES};
 pub use sample::{TableKind, sample_tables};
 pub use timeline::timeline;
 pub use unroll::{MAX_ELEMENTS, MAX_EVENTS, MAX_WORDS};
+pub(crate) use world::too_much;
 
 use crate::ir::{EdgeId, Plan, TableSet, TableSource};
 use std::{collections::BTreeSet, panic::resume_unwind, thread};

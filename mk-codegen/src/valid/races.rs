@@ -396,7 +396,8 @@ impl<'p, 'a> Races<'p, '_, 'a> {
             return;
         }
         let (xs, ys, wi) = (&gi.accs, &gj.accs, gi.writers);
-        if !self.afford(xs.len() * ys.len()) {
+        // Those that are looked at: no reader beside another.
+        if !self.afford(wi * ys.len() + (xs.len() - wi) * (gj.writers + 1)) {
             return;
         }
         for (n, &x) in xs.iter().enumerate() {

@@ -77,7 +77,8 @@ fn count_tables(plan: &Plan) -> BTreeSet<usize> {
     out
 }
 
-/// Tables of 0 and 1 in memory that decide in accesses alone, whether they are there and where.
+/// Tables of 0 and 1 in memory that decide in accesses alone, whether they are there and where. An entry that says which entry of another table is
+/// looked up is a number, however few numbers there are.
 fn flag_tables(plan: &Plan) -> BTreeSet<usize> {
     let mut out: BTreeSet<usize> = plan
         .tables
@@ -99,6 +100,14 @@ fn flag_tables(plan: &Plan) -> BTreeSet<usize> {
         x.accesses.iter().flat_map(|a| a.region.iter().map(|r| &r.1)).for_each(&mut count);
         x.waits.iter().flat_map(|w| [&w.count].into_iter().chain(&w.when)).for_each(&mut count);
         x.posts.iter().flat_map(|p| [&p.add].into_iter().chain(&p.when)).for_each(&mut count);
+        let bases = x.accesses.iter().flat_map(|a| a.region.iter().map(|r| &r.0).chain([&a.rank]));
+        for e in bases {
+            e.visit(&mut |e| {
+                if let Expr::Table(_, index) = e {
+                    index.iter().for_each(&mut count);
+                }
+            });
+        }
     }
     out
 }

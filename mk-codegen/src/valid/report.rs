@@ -1,7 +1,8 @@
 //! What the verifier says: a [`Proof`], or a [`Failure`] made of counterexamples.
 
 use super::actor::Actor;
-use crate::ir::{BufId, DimId, EdgeId, Plan, PointError, StructureError};
+use crate::ir::{BufId, DimId, EdgeId, EvalError, Plan, PointError, StructureError};
+use mk_abi::count;
 use std::{collections::BTreeSet, fmt};
 use thiserror::Error;
 
@@ -208,6 +209,16 @@ impl Violation {
 }
 
 impl Violation {
+    /// Whether nothing is wrong but that a plan is larger than a limit, that of 32 bits included.
+    pub fn is_too_large(&self) -> bool {
+        match self {
+            Violation::Limit { .. } => true,
+            Violation::Structure(e) => e.too_large,
+            Violation::Point(e) => matches!(e.source, EvalError::Overflow(..)),
+            _ => false,
+        }
+    }
+
     /// Takes another violation up into this one if the same missing or weak edge explains both.
     fn absorb(&mut self, other: &Violation) -> bool {
         use Violation::{Insufficient, Race};
@@ -370,13 +381,18 @@ impl fmt::Display for Proof {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "plan {:?}: {} tasks and {} accesses an epoch, {} epochs (period {})",
-            self.plan, self.tasks, self.accesses, self.epochs, self.period
+            "plan {:?}: {} and {} an epoch, {} (period {})",
+            self.plan,
+            count(self.tasks, "task"),
+            count(self.accesses, "access"),
+            count(self.epochs, "epoch"),
+            self.period
         )?;
         writeln!(
             f,
-            "  {} pairs ordered, {} of them by a path of signals",
-            self.pairs, self.searched
+            "  {} ordered, {} of them by a path of signals",
+            count(self.pairs, "pair"),
+            self.searched
         )?;
         let list = |edges: &[EdgeId]| {
             let names: Vec<_> = edges.iter().map(EdgeId::to_string).collect();

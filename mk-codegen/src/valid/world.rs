@@ -418,32 +418,48 @@ fn one(e: PointError) -> Vec<Violation> {
     vec![Violation::Point(e)]
 }
 
+/// Memory and words that are more than anybody unrolls.
+pub(crate) fn too_much(plan: &Plan) -> Option<Violation> {
+    let tables = TableSet::new(plan, |_, _| Vec::new());
+    let points = Points::new(plan, &tables);
+    let found = shapes(plan, &points).err().or_else(|| words(plan, &points).err())?;
+    found.into_iter().find(Violation::is_too_large)
+}
+
 fn shapes(plan: &Plan, points: &Points<'_>) -> Result<Vec<Vec<Vec<i64>>>, Vec<Violation>> {
     let mut out = Vec::new();
     for id in plan.buffers.keys() {
         let mut per_rank = Vec::new();
         for rank in 0..plan.mesh.size() as usize {
             let shape = points.shape(id, rank).map_err(one)?;
+            let place = || format!("{id} {:?}", plan.buffers[id].name);
+            if shape.iter().any(|x| *x < 0) {
+                let message = format!("{shape:?} on rank {rank} is negative");
+                return Err(vec![Violation::Capacity { place: place(), message }]);
+            }
             let elements = shape.iter().try_fold(1i64, |n, x| n.checked_mul(*x));
-            if shape.iter().any(|x| *x < 0) || elements.is_none_or(|n| n > MAX_ELEMENTS) {
-                return Err(vec![Violation::Capacity {
-                    place: format!("{id} {:?}", plan.buffers[id].name),
-                    message: format!(
-                        "{shape:?} on rank {rank} is negative or above {MAX_ELEMENTS} elements"
-                    ),
-                }]);
+            if elements.is_none_or(|n| n > MAX_ELEMENTS) {
+                let what = format!("elements of {}, {shape:?} on rank {rank}", place());
+                return Err(vec![Violation::Limit { what, limit: MAX_ELEMENTS as u64 }]);
             }
             let (row, pitch) =
                 (shape.last().copied().unwrap_or(0), points.pitch(id, rank).map_err(one)?);
             let rows = shape.iter().rev().skip(1).try_fold(1i64, |n, x| n.checked_mul(*x));
             let spread = rows.and_then(|n| n.checked_mul(pitch));
-            if pitch < row || spread.is_none_or(|n| n > MAX_ELEMENTS) {
+            if pitch < row {
                 return Err(vec![Violation::Capacity {
-                    place: format!("{id} {:?}", plan.buffers[id].name),
+                    place: place(),
                     message: format!(
-                        "rows of {row} elements on rank {rank} are {pitch} apart: a pitch is at least a row, and all rows at most {MAX_ELEMENTS}"
+                        "rows of {row} elements on rank {rank} are {pitch} apart: a pitch is at least a row"
                     ),
                 }]);
+            }
+            if spread.is_none_or(|n| n > MAX_ELEMENTS) {
+                let what = format!(
+                    "elements that rows of {}, {pitch} apart on rank {rank}, lie in",
+                    place()
+                );
+                return Err(vec![Violation::Limit { what, limit: MAX_ELEMENTS as u64 }]);
             }
             per_rank.push(shape);
         }

@@ -76,22 +76,6 @@ pub const CASES: &[Case] = &[
         2,
         &[("a", &[200, 72]), ("b", &[72, 264]), ("y", &[200, 264]), ("z", &[200, 264])],
     ),
-    (
-        "swiglu_grad",
-        "fn f(dy: bf16[M, K] @ replicate, w: bf16[F, K] @ shard(0), h: bf16[M, 2, F] @ shard(2)) {
-            gemm(dy, w.t) -> swiglu_grad(h)
-        }",
-        2,
-        &[("dy", &[520, 192]), ("w", &[1024, 192]), ("h", &[520, 2, 1024])],
-    ),
-    (
-        "swiglu_grad_ragged",
-        "fn f(dy: bf16[M, K] @ replicate, w: bf16[F, K] @ shard(0), h: bf16[M, 2, F] @ shard(2)) {
-            gemm(dy, w.t) -> scale(0.5) -> swiglu_grad(h)
-        }",
-        3,
-        &[("dy", &[77, 72]), ("w", &[1000, 72]), ("h", &[77, 2, 1000])],
-    ),
     ("cast_f32", "gemm(a, b) -> cast(f32)", 1, &[("a", &[300, 64]), ("b", &[64, 328])]),
     (
         "sums_in_f32",
@@ -251,6 +235,25 @@ pub const CASES: &[Case] = &[
          }",
         2,
         &[("w", &[288, 384])],
+    ),
+    // Tiles hold rows of several ranks.
+    ("gather_few_rows", "gather(a) -> gemm(b)", 4, &[("a", &[128, 512]), ("b", &[512, 2048])]),
+    ("gather_36_rows", "gather(a) -> gemm(b) -> gelu", 4, &[("a", &[144, 192]), ("b", &[192, 520])]),
+    (
+        "swiglu_grad",
+        "fn f(dy: bf16[M, K] @ replicate, w: bf16[F, K] @ shard(0), h: bf16[M, 2, F] @ shard(2)) {
+            gemm(dy, w.t) -> swiglu_grad(h)
+        }",
+        2,
+        &[("dy", &[520, 192]), ("w", &[1024, 192]), ("h", &[520, 2, 1024])],
+    ),
+    (
+        "swiglu_grad_ragged",
+        "fn f(dy: bf16[M, K] @ replicate, w: bf16[F, K] @ shard(0), h: bf16[M, 2, F] @ shard(2)) {
+            gemm(dy, w.t) -> scale(0.5) -> swiglu_grad(h)
+        }",
+        3,
+        &[("dy", &[77, 72]), ("w", &[1000, 72]), ("h", &[77, 2, 1000])],
     ),
 ];
 

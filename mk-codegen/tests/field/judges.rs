@@ -126,6 +126,7 @@ pub const SMALL: &[Small] = &[
         &[("q", &[1, 300, 2, 64])],
         |c| c.block = Config::default().block,
     ),
+    small("few_rows", "gather(a) -> gemm(b)", 3, &[("a", &[144, 128]), ("b", &[128, 256])], |_| ()),
 ];
 
 impl Small {

@@ -53,6 +53,8 @@ pub struct Diagnostics {
 pub(crate) struct Text {
     pub message: String,
     pub help: String,
+    /// Whether another placement may be the way out, which `repair` looks for.
+    pub is_placement: bool,
 }
 
 /// Collects mistakes while the text is read and checked.
@@ -79,6 +81,17 @@ impl Sink {
         self.list.len()
     }
 
+    pub fn iter(&self) -> std::slice::Iter<'_, (Span, Text)> {
+        self.list.iter()
+    }
+
+    /// Replaces the help of the mistake of that position.
+    pub fn set_help(&mut self, i: usize, help: String) {
+        if let Some((_, text)) = self.list.get_mut(i) {
+            text.help = help;
+        }
+    }
+
     /// `Ok(value)` if nothing was reported.
     pub fn finish<T>(mut self, source: &str, value: Option<T>) -> Result<T, Diagnostics> {
         match value {
@@ -103,7 +116,7 @@ impl Sink {
 }
 
 impl Diagnostic {
-    fn new(source: &str, span: Span, Text { message, help }: Text) -> Self {
+    fn new(source: &str, span: Span, Text { message, help, .. }: Text) -> Self {
         let at = position(source, span.start);
         let line = source.get(at.line_start..).unwrap_or("");
         let line = line.split('\n').next().unwrap_or("").trim_end_matches('\r');

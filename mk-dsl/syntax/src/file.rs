@@ -14,7 +14,7 @@
 //! comment; a doc comment ends it, too.
 
 use crate::diag::{Diagnostics, Sink};
-use crate::lex::{MAX_BYTES, MAX_IDENT};
+use crate::lex::{Kind, MAX_BYTES, MAX_IDENT, lex};
 use crate::messages;
 use crate::program::MAX_DIM;
 use crate::span::Span;
@@ -57,6 +57,37 @@ pub fn defaults(source: &str) -> Result<BTreeMap<String, u64>, Diagnostics> {
         }
     }
     sink.finish(source, Some(values))
+}
+
+/// The pipelines of a text that has several, each with the comments at the top and on its own lines; else the text as it is.
+pub fn items(source: &str) -> Vec<String> {
+    let mut sink = Sink::default();
+    let whole = || vec![source.to_owned()];
+    let Some(tokens) = lex(source, &mut sink).filter(|_| sink.is_empty()) else { return whole() };
+    let Some(first) = tokens.first() else { return whole() };
+    let (head, mut starts, mut depth) = (first.span.start, vec![first.span.start], 0_usize);
+    for pair in tokens.windows(2) {
+        match pair[0].kind {
+            Kind::Punct('{') => depth += 1,
+            Kind::Punct('}') => depth = depth.saturating_sub(1),
+            _ => continue,
+        }
+        if depth == 0 && pair[0].kind == Kind::Punct('}') && pair[1].kind != Kind::End {
+            starts.push(pair[1].span.start);
+        }
+    }
+    if starts.len() == 1 {
+        return whole();
+    }
+    let ends = starts.iter().skip(1).copied().chain([source.len()]);
+    let lines = |text: &str| "\n".repeat(text.matches('\n').count());
+    starts
+        .iter()
+        .zip(ends)
+        .map(|(&from, to)| {
+            format!("{}{}{}", &source[..head], lines(&source[head..from]), &source[from..to])
+        })
+        .collect()
 }
 
 /// One `NAME = NUMBER`, with its place.

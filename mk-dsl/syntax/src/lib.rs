@@ -14,6 +14,7 @@
 //!   are reported at once;
 //! - the crate depends on nothing of mk, nor on a Rust parser.
 
+mod alias;
 mod ast;
 mod bind;
 mod check;
@@ -27,10 +28,11 @@ mod ops;
 mod parse;
 mod print;
 mod program;
+mod repair;
 mod span;
 mod suggest;
 
-pub use bind::{BindError, BindErrors, Bound};
+pub use bind::{BindError, BindErrors, Bound, Given};
 pub use diag::{Diagnostic, Diagnostics};
 pub use excerpt::Excerpt;
 pub use program::{
@@ -48,10 +50,18 @@ impl Program {
     /// Every mistake in `source`, each with its line and column.
     pub fn parse(source: &str) -> Result<Program, Diagnostics> {
         let mut sink = diag::Sink::default();
-        let tree = parse::parse(source, &mut sink);
-        let program = tree.and_then(|tree| check::check(&tree, &mut sink));
+        let (program, tree) = read(source, &mut sink);
+        if let (None, Some(tree)) = (&program, &tree) {
+            repair::repair(source, tree, &mut sink);
+        }
         sink.finish(source, program)
     }
+}
+
+/// The program of a text, and its syntax tree.
+fn read<'a>(source: &'a str, sink: &mut diag::Sink) -> (Option<Program>, Option<ast::Source<'a>>) {
+    let tree = parse::parse(source, sink);
+    (tree.as_ref().and_then(|tree| check::check(tree, sink)), tree)
 }
 
 /// The program of a text that `mk::pipeline!` has checked already.

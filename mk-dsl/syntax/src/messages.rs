@@ -7,6 +7,7 @@ mod attention;
 mod dispatch;
 mod grouped;
 
+use crate::alias;
 use crate::diag::Text;
 use crate::lex::{MAX_BYTES, MAX_DEPTH, MAX_IDENT};
 use crate::ops;
@@ -17,10 +18,28 @@ pub(crate) use dispatch::*;
 pub(crate) use grouped::*;
 
 fn text(message: impl Into<String>, help: impl Into<String>) -> Text {
-    Text { message: message.into(), help: help.into() }
+    Text { message: message.into(), help: help.into(), is_placement: false }
 }
 
-fn dimensions(n: usize) -> String {
+/// A sum has to be made before an operation.
+pub(crate) fn reduce_before(op: &str) -> String {
+    format!("write `reduce_scatter ->` or `all_reduce ->` before `{op}`")
+}
+
+/// Another placement of a value before an operation; what has no name of its own gets it on the way.
+fn declare(name: &str, placements: &str, op: &str) -> String {
+    match name.starts_with('`') {
+        true => format!("declare {name} {placements}"),
+        false => format!("write `gather ->` before `{op}`"),
+    }
+}
+
+/// Of a placement that does not fit; the help is said where no single edit of the text helps.
+fn placed(message: impl Into<String>, help: impl Into<String>) -> Text {
+    Text { is_placement: true, ..text(message, help) }
+}
+
+pub(crate) fn dimensions(n: usize) -> String {
     format!("{n} dimension{}", if n == 1 { "" } else { "s" })
 }
 
@@ -217,15 +236,19 @@ pub(crate) fn runtime_in_shape(name: &str) -> Text {
 
 // ---- names ----
 
-pub(crate) fn unknown_op(name: &str, near: Option<&str>) -> Text {
-    let help = did_you_mean(near, format!("the operations are {}", ops::supported_list()));
-    text(format!("unknown operation `{name}`"), help)
+/// `suggested`: whether one is looked for.
+pub(crate) fn unknown_op(name: &str, suggested: bool) -> Text {
+    let known = if suggested { alias::help(name) } else { None };
+    let near = if suggested { ops::near(name) } else { None };
+    let all = || did_you_mean(near, format!("the operations are {}", ops::written_list()));
+    text(format!("unknown operation `{name}`"), known.unwrap_or_else(all))
 }
 
 pub(crate) fn unsupported_op(name: &str) -> Text {
     text(
         format!("`{name}` is not supported yet by this version"),
-        format!("the supported operations are {}", ops::supported_list()),
+        alias::help(name)
+            .unwrap_or_else(|| format!("the supported operations are {}", ops::written_list())),
     )
 }
 
@@ -438,9 +461,9 @@ pub(crate) fn swiglu_axis(name: &str, found: &str) -> Text {
 }
 
 pub(crate) fn swiglu_sharded(name: &str, found: &str) -> Text {
-    text(
+    placed(
         format!("`swiglu` needs gate and up on one rank, and {name} is `{found}`"),
-        "shard the columns: `w: bf16[K, 2, F] @ shard(2)`",
+        "write `gather ->` before `swiglu`",
     )
 }
 
@@ -469,27 +492,27 @@ pub(crate) fn gemm_placement(
         Some(name) => format!("{name}, which is `{right}`"),
         None => format!("a `{right}` operand"),
     };
-    text(format!("`gemm` cannot multiply a `{left}` input by {operand}"), help)
+    placed(format!("`gemm` cannot multiply a `{left}` input by {operand}"), help)
 }
 
 pub(crate) fn nonlinear_on_partial(op: &str, name: &str) -> Text {
-    text(
+    placed(
         format!("`{op}` is not linear, and {name} is `partial`: a sum not yet made"),
-        "reduce it first: `reduce_scatter` or `all_reduce`",
+        reduce_before(op),
     )
 }
 
 pub(crate) fn adds_once_per_rank(op: &str, name: &str) -> Text {
-    text(
+    placed(
         format!("`{op}` to {name}, which is `partial`, would count once for each rank"),
-        "reduce it first: `reduce_scatter` or `all_reduce`",
+        reduce_before(op),
     )
 }
 
 pub(crate) fn elementwise_placement(op: &str, wanted: &str, name: &str, found: &str) -> Text {
-    text(
+    placed(
         format!("`{op}` needs {name} to be `{wanted}` here, and it is `{found}`"),
-        format!("declare {name} `@ {wanted}`"),
+        declare(name, &format!("`@ {wanted}`"), op),
     )
 }
 
@@ -509,25 +532,25 @@ pub(crate) fn elementwise_dim(op: &str, wanted: &str, name: &str, found: &str) -
 }
 
 pub(crate) fn gather_of(name: &str, found: &str, partial: bool) -> Text {
-    let help = if partial {
-        "sum it first: `all_reduce`, or `reduce_scatter` and then `gather`"
-    } else {
-        "remove `gather`, or declare the tensor `@ shard(0)`"
+    let help = match (partial, name.starts_with('`')) {
+        (true, _) => "write `reduce_scatter ->` before `gather`".into(),
+        (false, true) => format!("declare {name} `@ shard(0)`, or remove `gather`"),
+        (false, false) => "remove `gather`".into(),
     };
-    text(format!("`gather` needs a sharded value, and {name} is `{found}`"), help)
+    placed(format!("`gather` needs a sharded value, and {name} is `{found}`"), help)
 }
 
 pub(crate) fn reduce_of(op: &str, name: &str, found: &str) -> Text {
-    text(
+    placed(
         format!("`{op}` needs a `partial` value, and {name} is `{found}`"),
-        "a `gemm` gives partial sums if its contraction is sharded: `shard(1)` times `shard(0)`",
+        format!("remove `{op}`"),
     )
 }
 
 pub(crate) fn reduce_dim_taken(dim: u64, axis: &str) -> Text {
-    text(
+    placed(
         format!("dimension {dim} is sharded over `{axis}` already"),
-        "scatter another dimension: `reduce_scatter(dim = 1)`",
+        "write `reduce_scatter(dim = 1)`",
     )
 }
 

@@ -1,6 +1,7 @@
 //! The operation table: what each operation is called, and how it is written.
 
 use crate::program::Curve;
+use crate::suggest::nearest;
 
 /// What an operation takes besides its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,12 +185,39 @@ pub(crate) fn first_usage(name: &str) -> Option<&'static str> {
     find(name).map(|op| op.first_usage)
 }
 
-pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-    OPS.iter().map(|op| op.name)
+/// A name without what spellings differ in: case and underscores.
+pub(crate) fn folded(name: &str) -> String {
+    name.chars().filter(|c| *c != '_').map(|c| c.to_ascii_lowercase()).collect()
 }
 
-/// The names of the supported operations, quoted, separated by commas.
-pub(crate) fn supported_list() -> String {
-    let supported = OPS.iter().filter(|op| op.kind != OpKind::Unsupported);
-    supported.map(|op| format!("`{}`", op.name)).collect::<Vec<_>>().join(", ")
+/// Whether users write it; the others are what `mk grad` derives.
+fn is_written(op: &OpInfo) -> bool {
+    use OpKind::{AttentionDk, AttentionDq, AttentionDv, AttentionStats, Slope, SwigluGrad};
+    !matches!(
+        op.kind,
+        OpKind::Unsupported
+            | Slope(_)
+            | SwigluGrad
+            | AttentionStats
+            | AttentionDq
+            | AttentionDk
+            | AttentionDv
+    )
+}
+
+/// The names of the operations that users write, quoted, separated by commas.
+pub(crate) fn written_list() -> String {
+    let written = OPS.iter().filter(|op| is_written(op));
+    written.map(|op| format!("`{}`", op.name)).collect::<Vec<_>>().join(", ")
+}
+
+/// The operation that a misspelt name may mean: one that users write before one that is derived.
+pub(crate) fn near(name: &str) -> Option<&'static str> {
+    let same = OPS.iter().find(|op| folded(op.name) == folded(name));
+    if let Some(op) = same {
+        return Some(op.name);
+    }
+    let of = |written: bool| OPS.iter().filter(move |op| is_written(op) == written);
+    let [written, derived] = [true, false].map(|w| nearest(name, of(w).map(|op| op.name)));
+    written.or(derived)
 }

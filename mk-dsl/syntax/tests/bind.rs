@@ -17,7 +17,7 @@ fn bind(source: &str, dims: &[(&str, u64)], shapes: &[(&str, &[u64])]) -> String
             .map(|i| format!("%{i}: {:?}", bound.shape(ValueId::new(i)).unwrap()))
             .collect::<Vec<_>>()
             .join("\n"),
-        Err(errors) => errors.to_string(),
+        Err(errors) => format!("{errors:#}"),
     }
 }
 
@@ -71,6 +71,52 @@ fn missing_numbers() {
     assert_snapshot!(bind("gather(a) -> gemm(b)", &[], &[("a", &[8, 4])]), @r#"
     error: `b_1` has no value
       = help: add `--shape b=<number>x<number>`
+    "#);
+}
+
+/// Every kind of error, as Rust and as the command line says it: each speaks of its own arguments only.
+#[test]
+fn rust_and_the_command_line_have_their_own_words() {
+    let item = "fn f<L: dyn <= 64>(x: bf16[M, L] @ shard(0), w: bf16[L, 64] @ shard(1)) { gather(x) -> gemm(w) }";
+    let errors = |source: &str, dims: &[(&str, u64)], shapes: &[(&str, &[u64])]| {
+        let program = Program::parse(source).unwrap();
+        let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+        let shapes = shapes.iter().map(|(n, shape)| (n.to_string(), shape.to_vec())).collect();
+        program.bind(&dims, &shapes).unwrap_err()
+    };
+    let huge = 1 << 30;
+    let all = [
+        errors(LINEAR, &[("M", 0)], &[]),
+        errors("gather(a) -> gemm(b)", &[], &[("a", &[8, 4]), ("b", &[5, 6])]),
+        errors("gather(a) -> gemm(b)", &[("a_0", 3)], &[]),
+        errors(LINEAR, &[("Q", 1)], &[("y", &[2]), ("x", &[1]), ("w", &[1, 1])]),
+        errors(item, &[("M", 8), ("L", 65)], &[]),
+        errors("fn f(a: bf16[A, 4, B] @ shard(0)) { gather(a) }", &[("A", huge), ("B", huge)], &[]),
+    ];
+    for errors in &all {
+        let (rust, shell) = (errors.to_string(), format!("{errors:#}"));
+        assert!(
+            !rust.contains("`--") && !rust.contains("error: ") && !rust.contains("= help"),
+            "{rust}"
+        );
+        assert!(!shell.contains("dims") && !shell.contains("shapes"), "{shell}");
+        assert_eq!(rust.matches("\n  help: ").count(), errors.iter().count());
+    }
+    assert_snapshot!(all[0], @r#"
+    `M` is 0 by `dims["M"] = 0`, outside 1..=1073741824
+      help: give `M` a number from 1 to 1073741824
+    `K` has no value
+      help: add `("K".into(), <number>)` to `dims`
+    "#);
+    assert_snapshot!(all[1], @r#"
+    `a_1` is 4 by `shapes["a"] = [8, 4]` and 5 by `shapes["b"] = [5, 6]`
+      help: give `a_1` once, or the same number each time
+    "#);
+    assert_snapshot!(all[2], @r#"
+    `a_1` has no value
+      help: add `("a".into(), vec![<number>, <number>])` to `shapes`
+    `b_1` has no value
+      help: add `("b".into(), vec![<number>, <number>])` to `shapes`
     "#);
 }
 
@@ -225,14 +271,14 @@ fn runtime_symbols_have_a_size_and_a_bound() {
     assert_eq!(show(&back), "[64, 4, 9] of [64, 4, 9]");
     let wrong = dims(&[("M", 65), ("L", 0), ("K", 5), ("N", 1)]);
     assert_snapshot!(program.rebind(&bound, &wrong).unwrap_err(), @r#"
-    error: `K` is a constant of the kernel, and no launch can change it
-      = help: declare it in the pipeline: `fn name<K: dyn <= 8192>(..)`
-    error: `L` is 0 by `--dim L=0`, outside 1..=1073741824
-      = help: give `L` a number from 1 to 1073741824
-    error: the pipeline has no symbol `N`
-      = help: its symbols are `M`, `K`, `L`
-    error: `M` is 65 by `--dim M=65`, above its upper bound 64
-      = help: give a number from 1 to 64, or raise the bound
+    `K` is a constant of the kernel, and no launch can change it
+      help: declare it in the pipeline: `fn name<K: dyn <= 8192>(..)`
+    `L` is 0 by `dims["L"] = 0`, outside 1..=1073741824
+      help: give `L` a number from 1 to 1073741824
+    the pipeline has no symbol `N`
+      help: its symbols are `M`, `K`, `L`
+    `M` is 65 by `dims["M"] = 65`, above its upper bound 64
+      help: give a number from 1 to 64, or raise the bound
     "#);
 }
 

@@ -54,7 +54,7 @@ fn mistakes() {
             of(X, IDS, GATE, &BODY.replace("capacity = R", "drop")),
             "nothing is dropped without a capacity",
         ),
-        (of("bf16[T, H]", "i32[T, K]", GATE, BODY), "sends each rank's own tokens"),
+        (of("bf16[T, H] @ replicate", "i32[T, K]", GATE, BODY), "sends each rank's own tokens"),
         (of(X, "i32[T, K] @ replicate", GATE, BODY), "`dispatch` needs `ids` as `shard(0)`"),
         (of(X, "f32[T, K] @ shard(0)", GATE, BODY), "needs the experts of each token"),
         (of("i64[T, H] @ shard(0)", IDS, GATE, BODY), "takes `bf16` or `f16`"),

@@ -32,6 +32,21 @@ fn a_megabyte_is_refused() {
     assert!(message.starts_with("error: the text has 1000000 bytes, more than 65536"), "{message}");
 }
 
+/// Edits are tried for mistakes in placements: of as many parameters and mistakes as a text that is tried may have.
+#[test]
+fn many_mistakes_in_placements_take_no_longer() {
+    let params: Vec<String> =
+        (0..40).map(|i| format!("w{i}: bf16[A, B, C, D] @ zigzag(1)")).collect();
+    let stages: Vec<String> = (0..40).map(|i| format!("mul(w{i})")).collect();
+    let text = format!(
+        "fn f(x: bf16[A, B, C, D] @ partial, {}) {{ x -> {} }}",
+        params.join(", "),
+        stages.join(" -> ")
+    );
+    assert!((1800..2048).contains(&text.len()), "{}", text.len());
+    assert!(error(&text).contains("needs `w0` to be `replicate` here"));
+}
+
 #[test]
 fn ten_thousand_brackets_are_refused() {
     for (open, close) in [("(", ")"), ("[", "]"), ("{", "}"), ("f(", ")"), ("([{", "}])")] {

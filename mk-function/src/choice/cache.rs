@@ -107,7 +107,7 @@ impl Cache {
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(Damaged { path, what: e.to_string(), by: TUNE }),
+            Err(e) => return Err(Damaged { what: unread(&path, &e), path, by: TUNE }),
         };
         decode(&text, key).map(Some).map_err(|what| Damaged { path, what, by: TUNE })
     }
@@ -138,7 +138,7 @@ impl Cache {
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(failed(e.to_string())),
+            Err(e) => return Err(failed(unread(&path, &e))),
         };
         let model = DeviceModel::parse(&text).map_err(|e| failed(e.to_string()))?;
         Ok(Some(model).filter(|m| m.gpu == gpu))
@@ -170,7 +170,17 @@ impl Cache {
             // What is left of a failed write is of no use.
             let _ = fs::remove_file(&temporary);
         }
-        done
+        done.map_err(|e| {
+            io::Error::new(e.kind(), format!("{}: {}", path.display(), unread(path, &e)))
+        })
+    }
+}
+
+/// Why a file cannot be read, or written.
+fn unread(path: &std::path::Path, error: &io::Error) -> String {
+    match path.is_dir() {
+        true => "it is a folder: remove it".into(),
+        false => error.to_string(),
     }
 }
 

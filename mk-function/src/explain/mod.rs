@@ -64,6 +64,8 @@ pub struct Explanation {
     pub apart: Apart,
     /// What was made, where something was: as one kernel or apart, and why.
     pub made: Option<Verdict>,
+    /// Choices of settings before those that were made that have no kernel.
+    pub gave_way: u32,
     /// Operations and settings of each kernel, where it was made apart.
     pub kernels: Vec<(String, String)>,
     /// Whether functions look for settings, so that they take the faster of one kernel and several.
@@ -176,6 +178,10 @@ pub fn explain(
             Subject::Searched | Subject::Options(_) => None,
             Subject::Composition(made) => Some(made.verdict),
         },
+        gave_way: match subject {
+            Subject::Searched | Subject::Options(_) => 0,
+            Subject::Composition(made) => made.gave_way,
+        },
         kernels: match subject {
             Subject::Searched | Subject::Options(_) => Vec::new(),
             Subject::Composition(made) => kernels(made, ranks),
@@ -216,7 +222,13 @@ pub fn explain_made(
     };
     let (mut text, notes) = match explained {
         Ok(explained) => (explained.to_string(), explained.notes),
-        Err(why) => (format!("prediction none: {why}\nmade       {}\n", made.verdict), Vec::new()),
+        Err(why) => {
+            let mut text = format!("prediction none: {why}\nmade       {}\n", made.verdict);
+            if made.gave_way > 0 {
+                text += &format!("           {}\n", text::gave_way(made.gave_way));
+            }
+            (text, Vec::new())
+        }
     };
     for note in note.iter().chain(&notes) {
         text += &format!("note       {note}\n");

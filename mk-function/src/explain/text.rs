@@ -2,12 +2,13 @@
 
 use super::{Apart, Explanation};
 use crate::choice::{Fusion, Indivisible, Origin, Reason, Times, Verdict};
+use mk_abi::count;
 use std::fmt::{self, Formatter, Result};
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
-        writeln!(f, "machine    {} ranks of {}", self.ranks, self.machine)?;
-        writeln!(f, "settings   {}", self.settings)?;
+        writeln!(f, "machine    {} of {}", count(self.ranks, "rank"), self.machine)?;
+        writeln!(f, "settings   {}", said(&self.settings))?;
         let why = match self.origin {
             Origin::Given => "as the options say",
             Origin::Measured => "measured by `mk tune` to be the best",
@@ -30,7 +31,7 @@ impl fmt::Display for Explanation {
             writeln!(f, "other settings")?;
         }
         for (ms, settings) in &self.others {
-            writeln!(f, "           {:>8.1} us predicted  {settings}", 1e3 * ms)?;
+            writeln!(f, "           {:>8.1} us predicted  {}", 1e3 * ms, said(settings))?;
         }
         match &self.apart {
             Apart::Indivisible(Indivisible::Single) => {}
@@ -43,12 +44,26 @@ impl fmt::Display for Explanation {
         if let Some(made) = &self.made {
             writeln!(f, "made       {made}")?;
         }
+        match self.gave_way {
+            0 => {}
+            n => writeln!(f, "           {}", gave_way(n))?,
+        }
         for (name, settings) in &self.kernels {
-            let settings = if settings.is_empty() { "nothing to set" } else { settings };
-            writeln!(f, "           {name}: {settings}")?;
+            writeln!(f, "           {name}: {}", said(settings))?;
         }
         Ok(())
     }
+}
+
+/// Settings of a kernel that may have none.
+fn said(settings: &str) -> &str {
+    if settings.is_empty() { "nothing to set" } else { settings }
+}
+
+/// That so many choices of settings came before.
+pub(super) fn gave_way(n: u32) -> String {
+    let of = if n == 1 { "a choice".into() } else { format!("{n} choices") };
+    format!("{of} of settings before it had no kernel, as the compiler found out")
 }
 
 impl Explanation {
@@ -63,9 +78,10 @@ impl Explanation {
         for r in &p.roles {
             writeln!(
                 f,
-                "           {:<12} {:>3} CTAs: {:.1} us at work, {:.1} us waiting, {:.1} us done before the end",
+                "           {:<12} {:>3} {}: {:.1} us at work, {:.1} us waiting, {:.1} us done before the end",
                 r.role,
                 r.ctas,
+                if r.ctas == 1 { "CTA" } else { "CTAs" },
                 1e6 * r.busy_s,
                 1e6 * r.wait_s,
                 1e6 * r.idle_s

@@ -135,6 +135,9 @@ impl Function {
             };
             options.instance.net = Some(net);
         }
+        if !share::communicates(&program) {
+            options.instance.reserve_sms = 0;
+        }
         let (target, reserve_sms) = (&options.config.target, options.instance.reserve_sms);
         options.config.reserved_sms = reserved_sms(world, target, reserve_sms);
         let fork = world.shares_gpus().then(|| Fork::new(world)).transpose()?;

@@ -2,6 +2,22 @@
 
 use mk_codegen::target;
 use mk_runtime::{Error, Event, Stream, StreamRef, World};
+use mk_syntax::{Op, Program};
+
+/// Whether a pipeline's kernels wait for other ranks. Those that do not end whatever runs beside them, and need leave no SMs to it.
+pub(super) fn communicates(program: &Program) -> bool {
+    program.nodes().iter().any(|node| match node.op {
+        Op::Gather { .. }
+        | Op::ReduceScatter { .. }
+        | Op::AllReduce { .. }
+        | Op::Dispatch { .. }
+        | Op::Combine => true,
+        Op::Attention { ring, .. }
+        | Op::AttentionDq { ring, .. }
+        | Op::AttentionDk { ring, .. } => ring.is_some(),
+        _ => false,
+    })
+}
 
 /// The [`Config::reserved_sms`](mk_codegen::settings::Config::reserved_sms) of a plan for `world`: SMs of the target that are
 /// not in [`World::sm_budget`], because ranks share a GPU, the GPU has fewer SMs than the target, or `reserve_sms` of

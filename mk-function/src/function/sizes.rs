@@ -273,7 +273,11 @@ impl Signature {
             rank,
             given: given.to_vec(),
             expected,
-            global: format!("{shape:?} @ {} over {} ranks", placed(tensor), self.ranks),
+            global: format!(
+                "{shape:?} @ {} over {}",
+                placed(tensor),
+                mk_abi::count(self.ranks, "rank")
+            ),
             sharded: tensor.ty.placement.first().is_some_and(|p| p.cut().is_some()),
         })
     }

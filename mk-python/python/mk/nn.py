@@ -1,7 +1,8 @@
 """Tensor-parallel layers: as ``torch.nn``'s, with weights that are this rank's parts, ``[out, in]`` as ``torch.nn.Linear`` has them.
 
 Activations outside are sharded by tokens (sequence parallelism) unless ``sequence_parallel`` is false; then they are whole on every rank.
-Layers of one size in one world share one function, and so its workspace. SMs are kept free for NCCL's channels by default.
+Layers of one size in one world share one function, and so its workspace. SMs are kept free for NCCL's channels where there are process groups
+besides the world's when a layer is made (data parallelism, say), or with ``reserve_sms="nccl"``.
 """
 
 from __future__ import annotations
@@ -36,9 +37,22 @@ def _part(n, world, what):
     return n // world.size
 
 
+def _nccl_elsewhere(world):
+    """Whether NCCL may run beside the world's kernels: there are process groups of other ranks, or it is not known."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return False
+    groups = getattr(dist.distributed_c10d._world, "pg_map", None)
+    if groups is None:
+        return True
+    sizes = [dist.get_world_size(group) for group, (backend, *_) in groups.items() if "nccl" in str(backend)]
+    return any(1 < size != world.size for size in sizes) or sum(size > 1 for size in sizes) > 1
+
+
 def _options(world, reserve_sms, options):
     if reserve_sms is None:
-        reserve_sms = "nccl" if world.size > 1 and world.devices else 0
+        reserve_sms = "nccl" if world.size > 1 and world.devices and _nccl_elsewhere(world) else 0
     return {"reserve_sms": reserve_sms, **options}
 
 

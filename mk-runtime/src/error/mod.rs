@@ -16,7 +16,7 @@ use std::time::Duration;
 pub enum Error {
     /// The CUDA driver library is not on this machine.
     #[error(
-        "no CUDA driver: libcuda.so.1 was not found; install the NVIDIA driver (version 580 or newer), or use the CPU executor"
+        "no CUDA driver: libcuda.so.1 was not found; install the NVIDIA driver (version 580 or newer), or use the CPU executor: `mk::simulate` in Rust, `Plan.simulate` in Python, `mk run --device cpu`"
     )]
     DriverMissing,
     /// The driver is older than the kernels need.
@@ -162,7 +162,7 @@ pub enum Error {
     )]
     LaunchBlocking,
     /// The plan was made for another number of ranks.
-    #[error("kernel {kernel} was generated for {plan} ranks, and this world has {world}")]
+    #[error("kernel {kernel} was generated for {}, and this world has {world}", mk_abi::count(*plan, "rank"))]
     WorldSize {
         /// Kernel.
         kernel: String,

@@ -118,12 +118,26 @@ impl Cache {
 
     fn publish(&self, path: &Path, bytes: &[u8]) {
         let temp = temporary(&self.dir);
-        let done = fs::write(&temp, bytes).and_then(|()| fs::rename(&temp, path));
+        let done = fs::write(&temp, bytes)
+            .map_err(|error| unusable(&self.dir, "writing a file", &error))
+            .and_then(|()| self.replace(&temp, path));
         if let Err(error) = done {
-            warn_once(&self.dir, &unusable(&self.dir, "writing a file", &error));
+            warn_once(&self.dir, &error);
             // Best effort: the directory may be read-only or full.
             let _ = fs::remove_file(&temp);
         }
+    }
+
+    /// Renames a file into an entry. One in whose place a folder stands is lost, and no other.
+    fn replace(&self, temp: &Path, path: &Path) -> Result<(), Error> {
+        let Err(error) = fs::rename(temp, path) else { return Ok(()) };
+        if !path.is_dir() {
+            return Err(unusable(&self.dir, "renaming a file", &error));
+        }
+        tracing::warn!(path = %path.display(), "a kernel is not kept: a folder has its name; remove it");
+        // Best effort, as above.
+        let _ = fs::remove_file(temp);
+        Ok(())
     }
 }
 
@@ -337,6 +351,12 @@ mod tests {
             let why = says(&entry);
             assert!(why.contains("regular file") || why.contains("larger than"), "{what}: {why}");
             let folder = entry.is_dir() && !entry.is_symlink();
+            let temp = dir.join("temp");
+            fs::write(&temp, "x").unwrap();
+            // Only this entry is lost, or it is replaced: the cache is as usable as before.
+            cache.replace(&temp, &entry).unwrap();
+            assert!(!temp.exists(), "{what}");
+            assert_eq!(entry.is_dir(), folder, "{what}");
             if folder { fs::remove_dir(&entry) } else { fs::remove_file(&entry) }.unwrap();
         }
         // A link to a kernel of the same key is one.

@@ -25,7 +25,8 @@ impl Topology {
     /// [`Error::Shape`] where such nodes do not make up `ranks`.
     pub fn nodes_of(ranks: u32, per_node: u32) -> Result<Topology, Error> {
         if ranks == 0 || per_node == 0 || !ranks.is_multiple_of(per_node) {
-            let what = format!("{ranks} ranks are not whole nodes of {per_node} ranks");
+            let what =
+                format!("{ranks} ranks are not whole nodes of {}", mk_abi::count(per_node, "rank"));
             return Err(Error::Shape { what });
         }
         Ok(Topology { ranks, per_node })

@@ -11,7 +11,7 @@ use crate::emit::{chain::half, context::Emitter, error::EmitError, maps::View, t
 use crate::{
     ir::{
         ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId,
-        Family, Leaf, Mode, Operand, Point, Store, Var, carry_last, gated, mma_consumers,
+        Family, Leaf, Mode, Operand, Point, Space, Store, Var, carry_last, gated, mma_consumers,
         mma_exchange_bytes, mma_panel_columns, mma_staging_bytes, mma_swaps, mma_three_by_rows,
         one_warpgroup_takes, saves_gates,
     },
@@ -143,12 +143,14 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     })?;
     let only_tile = e.points.only_tile(&run)?;
     let borrowed_stage = !only_tile && e.points.borrowed_stage(&run)?;
+    let b_first = families.iter().any(|f| waits_for_a(f)) && b_is_given(e, &run);
     let clipped = e.points.ends_clipped(&run)?;
     let b_evict_first = e.points.evict_first(&run, f64::from(target.l2_bytes))?;
     let short_rows = run.iter().all(|id| e.plan.looks_up(&e.plan.families[*id]));
     let choices = [
         (borrowed_stage, "borrowed stage"),
         (b_evict_first, "b evict-first"),
+        (b_first, "b before a"),
         (clipped, "last rows clipped"),
         (only_tile, "one tile per CTA"),
         (short_rows, "short rows"),
@@ -158,6 +160,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
         b_rank,
         borrowed_stage,
         b_evict_first,
+        b_first,
         clipped,
         only_tile,
         short_rows,
@@ -165,6 +168,30 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     };
     let (hooks, call) = (context! { tile }, context! {});
     Ok(Prepared { families, hooks, call, workers: g.ctas / g.cluster, choices })
+}
+
+/// Whether a family's loader waits before it loads.
+fn waits_for_a(family: &Value) -> bool {
+    let waits = family.get_attr("load_waits");
+    waits.is_ok_and(|waits| waits.len().unwrap_or(0) > 0)
+}
+
+/// Whether the right operands of a loop are tensors of the caller that no task writes, so that no wait orders their loads, and each tile's
+/// stages are filled by its CTA alone, step by step.
+fn b_is_given(e: &Emitter<'_>, run: &[FamId]) -> bool {
+    run.iter().all(|id| {
+        let f = &e.plan.families[*id];
+        let carried = f.leaf.epilogue().contains(&EpilogueOp::Carry);
+        let alone = f.leaf.multicast() == [1, 1] && f.leaf.shares_depth() == 1 && !carried;
+        alone
+            && f.inner.is_none()
+            && !e.plan.looks_up(f)
+            && f.accesses.iter().filter(|a| a.operand == Operand::B).all(|b| {
+                let writes = |a: &Access| a.buffer == b.buffer && a.mode != Mode::Read;
+                let given = e.plan.buffers[b.buffer].space == Space::In;
+                given && !e.plan.families.values().any(|f| f.accesses.iter().any(writes))
+            })
+    })
 }
 
 /// The options of a loop's tiles, beyond the ring's.

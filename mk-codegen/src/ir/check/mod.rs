@@ -25,6 +25,8 @@ pub struct StructureError {
     pub place: String,
     /// What is wrong, and what would be right.
     pub message: String,
+    /// Whether nothing is wrong but that there is more of it than anybody unrolls.
+    pub too_large: bool,
 }
 
 struct Checker<'a> {
@@ -53,7 +55,13 @@ impl Plan {
 
 impl Checker<'_> {
     fn error(&mut self, place: impl Into<String>, message: impl Into<String>) {
-        self.errors.push(StructureError { place: place.into(), message: message.into() });
+        let (place, message) = (place.into(), message.into());
+        self.errors.push(StructureError { place, message, too_large: false });
+    }
+
+    fn too_large(&mut self, place: impl Into<String>, message: impl Into<String>) {
+        let (place, message) = (place.into(), message.into());
+        self.errors.push(StructureError { place, message, too_large: true });
     }
 
     fn name(&mut self, place: &str, name: &str) {

@@ -23,13 +23,13 @@ impl Checker<'_> {
             let len = len.unwrap_or(usize::MAX);
             let place = format!("{id} {:?}", t.name);
             if len > 1 << 24 {
-                self.error(&place, "is larger than 2^24 entries");
+                self.too_large(&place, "is larger than 2^24 entries");
                 continue;
             }
             let before = entries;
             entries = entries.saturating_add(len as u64 * ranks);
             if before <= MAX_ENTRIES && entries > MAX_ENTRIES {
-                self.error(
+                self.too_large(
                     &place,
                     format!("has, with the tables before it and on all ranks together, more than {MAX_ENTRIES} entries: make tables smaller, or ranks fewer"),
                 );
@@ -286,7 +286,7 @@ impl Checker<'_> {
         }
         let last = t.shape.first().map_or(0, |n| i64::from(*n)) * i64::from(rows.max(1));
         if last > i64::from(i32::MAX) {
-            self.error(place, "has more rows than fit in 32 bits");
+            self.too_large(place, "has more rows than fit in 32 bits");
         }
     }
 }

@@ -176,6 +176,25 @@ impl Kernel {
         matches!(self.ops[op], Op::Operand(Operand { gathered: true, .. }))
     }
 
+    /// Whether tiles may hold rows of several ranks: every rank has as many rows of a gathered operand, in bulk, which only products read
+    /// whose results the caller gets as they are.
+    pub fn spans(&self, op: OpId, world: i32) -> bool {
+        let Op::Operand(Operand { param, gathered: true, transposed: false }) = self.ops[op] else {
+            return false;
+        };
+        let x = &self.params[param];
+        let fixed = x.shape.iter().all(|e| e.runtime_max.is_none());
+        let plain = |(id, p): (OpId, &Product)| {
+            let own = self.sum_of(id).is_none() && !self.is_read(id) && p.left == op;
+            self.root(id) != op || own
+        };
+        fixed
+            && x.even(0, world)
+            && x.in_bulk()
+            && self.result_of(op).is_none()
+            && self.products().all(plain)
+    }
+
     /// Whether a product's inner dimension may be cut and the parts be added up: nothing else is done to the whole, and all
     /// ranks have equally many steps.
     pub fn is_divisible(&self, product: &Product, world: i32) -> bool {

@@ -63,6 +63,12 @@ impl Rows {
         Rows { of, per_shard, capacity, height, blocks, shards, first, count, from, walked }
     }
 
+    /// All rows of `of`, in blocks of `height` that hold rows of several ranks.
+    pub fn whole(extents: &mut Extents, of: &Tensor, height: i32) -> Rows {
+        let of = Tensor { placement: Placement::Replicate, ..of.clone() };
+        Rows::new(extents, &of, false, height)
+    }
+
     /// Peers first, the own rows last: those need no link, and nobody waits for them.
     pub fn peers_first(self) -> Rows {
         Rows { first: i32::from(self.shards > 1), ..self }

@@ -19,7 +19,9 @@ fn what_is_too_large_is_no_error_of_the_compiler() {
     let wrong = Violation::Capacity { place: "p".into(), message: "m".into() };
     let failure = |violations| valid::Failure { plan: "p".into(), at: None, violations };
     let error = not_verified(failure(vec![limit()]));
-    assert!(matches!(&error, LowerError::TooLarge { what } if what.contains("words: more than 7")));
+    assert!(
+        matches!(&error, LowerError::TooLarge { what, .. } if what.contains("words: more than 7"))
+    );
     assert!(error.to_string().contains("help: use smaller sizes"));
     assert!(matches!(not_verified(failure(vec![limit(), wrong])), LowerError::Verify(_)));
 }

@@ -349,6 +349,11 @@ impl<'a> Dispatch<'a> {
         (self.tokens + STAGED - 1) / STAGED * STAGED
     }
 
+    /// Whether some rank has no tokens.
+    fn some_idle(&self, world: i32) -> bool {
+        self.g.params[self.g.counts].shape[0].value <= (world - 1) * self.tokens
+    }
+
     /// Tokens of which the rank has an expert: where they are then, in the order of the world with room for each, and the words of pieces of each
     /// rank's. Own ones go to symmetric memory, where peers read those that they want, once: they are in the same place there.
     fn tokens(&self, draft: &mut Draft, from: usize) -> Tokens {
@@ -382,7 +387,12 @@ impl<'a> Dispatch<'a> {
         let there = match x.even(0, world) && room == self.tokens {
             true => wanted.has(first.clone() + Var::EACH),
             false => {
-                let entry = Expr::Table(wanted.table, vec![first.clone() + Var::EACH]);
+                let mut entry = Expr::Table(wanted.table, vec![first.clone() + Var::EACH]);
+                if self.some_idle(world) {
+                    let own = draft.local(x, 0, Var::RANK);
+                    let stands_in = (own + first.clone() + Var::EACH).lt(1);
+                    entry = stands_in.select(1, entry);
+                }
                 let own = draft.local(x, 0, source.clone());
                 (i.clone() * STAGED + Var::EACH).lt(own * entry)
             }
@@ -466,17 +476,19 @@ impl<'a> Dispatch<'a> {
         let count = Expr::Table(blocks.table, vec![b.clone(), 1.into()]);
         let row = b.clone() * BLOCK;
         let token = Expr::Table(sources.table, vec![row.clone() + Var::EACH]);
-        // Rows of nobody, which no routing has, are the rank's first token, or that of the world.
+        // Rows of nobody, which no routing has, are the rank's first token; of a rank without tokens, the world's first, which it always fetches.
         let (token, here) = match &tokens {
             Some(tokens) => {
                 let at = match self.room() == self.tokens {
                     true => token,
                     false => token.clone() / self.tokens * self.room() + token % self.tokens,
                 };
-                let (own, all) = (draft.local(x, 0, Var::RANK), x.shape[0].value);
+                let own = draft.local(x, 0, Var::RANK);
                 let first = Expr::from(Var::RANK) * self.room();
-                let some = all > (draft.world() - 1) * self.tokens;
-                let first = if some { first } else { Expr::Const(0).lt(own).select(first, 0) };
+                let first = match self.some_idle(draft.world()) {
+                    true => Expr::Const(0).lt(own).select(first, 0),
+                    false => first,
+                };
                 let at = tokens.wanted.has(at.clone()).select(at, first);
                 (at.clone(), Some((tokens.here, at / STAGED)))
             }

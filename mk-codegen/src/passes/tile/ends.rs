@@ -1,6 +1,7 @@
 //! Checks tiles of odd widths, and those with swapped operands, once the plan is made: their results leave in boxes that end where rows do.
 
 use crate::passes::error::LowerError;
+use crate::settings::{self, Facts};
 use crate::{
     ir::{ALayout, Leaf, Operand, Plan, Points, Store, TableSet, mma_swaps},
     settings::{Config, Refusal, by_name},
@@ -10,7 +11,21 @@ use crate::{
 ///
 /// # Errors
 /// [`LowerError::Setting`] with what would fit.
-pub(in crate::passes) fn check(plan: &Plan, config: &Config) -> Result<(), LowerError> {
+pub(in crate::passes) fn check(
+    plan: &Plan,
+    config: &Config,
+    facts: &Facts,
+) -> Result<(), LowerError> {
+    let refused = |why: String, help: &str| {
+        let value = by_name("block").map(|s| (s.get)(config)).unwrap_or_default();
+        // Which these are never asked for.
+        let whole =
+            |[rows, columns]: [u32; 2]| columns.is_multiple_of(64) && !mma_swaps([rows, columns]);
+        let instead = settings::other_tiles(config, facts, whole);
+        let named = settings::set_one_of(&instead);
+        let help = if named.is_empty() { help.into() } else { format!("{help}: {named}") };
+        Err(Refusal { setting: "block", value, why, help, instead }.into())
+    };
     let tables = TableSet::example(plan);
     let points = Points::new(plan, &tables);
     for (id, f) in plan.families.iter() {
@@ -19,8 +34,8 @@ pub(in crate::passes) fn check(plan: &Plan, config: &Config) -> Result<(), Lower
         let swaps = mma_swaps([block[0], block[1]]);
         if swaps && (a_layout == ALayout::Km || store == Store::Direct && cluster == 1) {
             let why = format!("no tiles of {} x {} multiply these operands", block[0], block[1]);
-            let help = "use 64, 128 or 256 rows: with others rows of the left operand and of the result are multiples of 16 bytes, and not transposed".into();
-            return Err(refused(config, why, help));
+            let help = "with other than 64, 128 or 256 rows, rows of the left operand and of the result are multiples of 16 bytes, and not transposed";
+            return refused(why, help);
         }
         if store == Store::Direct || columns.is_multiple_of(64) && !swaps {
             continue;
@@ -29,15 +44,10 @@ pub(in crate::passes) fn check(plan: &Plan, config: &Config) -> Result<(), Lower
             // Without a value there, the plan is refused elsewhere, with the place.
             if let Ok(Some(_)) = points.clipped(id, c, [block[0], columns]) {
                 let why = format!("rows end inside tiles of {} x {}", block[0], block[1]);
-                let help = "use a multiple of 64 columns, and 64, 128 or 256 rows, where ranks have rows that are no multiple of a tile's, or rows come with each launch".into();
-                return Err(refused(config, why, help));
+                let help = "use a multiple of 64 columns, and 64, 128 or 256 rows, where ranks have rows that are no multiple of a tile's, or rows come with each launch";
+                return refused(why, help);
             }
         }
     }
     Ok(())
-}
-
-fn refused(config: &Config, why: String, help: String) -> LowerError {
-    let value = by_name("block").map(|s| (s.get)(config)).unwrap_or_default();
-    Refusal { setting: "block", value, why, help }.into()
 }

@@ -11,7 +11,7 @@ use crate::passes::{
     },
     ways::{gather, gathered::Slices, pack},
 };
-use crate::settings::AllReduce;
+use crate::settings::{AllReduce, Gather};
 
 /// Gathers or repacks the left operand that operation `op` is.
 pub(super) fn source(t: &mut Tiler<'_>, op: OpId, operand: Operand) {
@@ -32,6 +32,13 @@ pub(super) fn source(t: &mut Tiler<'_>, op: OpId, operand: Operand) {
     let by_owner = world > 1 && (gathered || reduced);
     let rows = Rows::new(&mut t.draft.extents, of, by_owner, height).peers_first();
     let buffer = t.params[operand.param];
+    if gathered && spans(t, op, x, height) {
+        let pushed = gather::push_whole(&mut t.draft, x, buffer, &rows, t.config);
+        let rows = Rows::whole(&mut t.draft.extents, x, height);
+        let (left, depth) = (Left::Gathered(pushed), t.draft.dim(&x.shape[1]));
+        t.made.push(Value::Operand(Box::new(Given { rows, left, packed: None, depth })));
+        return;
+    }
     let (left, packed, depth);
     if gathered {
         let slices = slices(t, op, x, &rows, first.map(|(id, _)| id));
@@ -59,6 +66,17 @@ pub(super) fn source(t: &mut Tiler<'_>, op: OpId, operand: Operand) {
         };
     }
     t.made.push(Value::Operand(Box::new(Given { rows, left, packed, depth })));
+}
+
+/// Whether tiles of the products of a gathered operand hold rows of several ranks: where each rank has few, fewer tiles read the right operand
+/// so, and there is little to begin with before peers' rows arrive.
+fn spans(t: &Tiler<'_>, op: OpId, x: &Tensor, height: i32) -> bool {
+    let (kernel, world) = (t.kernel, t.draft.world());
+    let per_rank = x.widest(0, world);
+    let tiles = |rows: i32| (rows + height - 1) / height;
+    let fewer = tiles(per_rank * world) < tiles(per_rank) * world && per_rank < 2 * height;
+    let by_sms = t.config.gather == Gather::Sms && t.config.nodes == 1;
+    by_sms && fewer && kernel.spans(op, world)
 }
 
 /// In which slices of K a gathered operand travels, and how many blocks of a shard side by side: as many as the SMs that are

@@ -182,6 +182,14 @@ fn of_operand(draft: &mut Draft, p: &Product<'_>, left: &Left) -> Vec<TileRows> 
             let region = vec![k, (r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone())];
             read(Operand::A, *a, region).into()
         })],
+        Left::Gathered(x) if x.whole.is_some() => {
+            let rows = x.whole.unwrap_or(1);
+            vec![p.family(draft, &p.name, &p.rows, None, |r| {
+                let here = (r.at.clone(), r.len.clone());
+                let access = read(Operand::A, x.all, vec![here.clone(), p.depth(r)]);
+                x.span(access, here, p.rows.height, rows)
+            })]
+        }
         Left::Gathered(x) => {
             let mut out = Vec::new();
             if let Some(own) = p.own.as_ref().filter(|_| !x.own_rows) {

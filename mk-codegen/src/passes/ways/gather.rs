@@ -25,9 +25,21 @@ pub(in crate::passes) fn push(
     config: &Config,
 ) -> Gathered {
     match config.gather {
-        Gather::Sms => push_sms::push(draft, x, shard, rows, slices, config),
+        Gather::Sms => push_sms::push(draft, x, shard, rows, slices, false, config),
         Gather::CopyEngine { parts } => push_copy_engine::push(draft, x, shard, rows, parts),
     }
+}
+
+/// The push of `x`, of which every rank has `rows`, for tiles that hold rows of several ranks.
+pub(in crate::passes) fn push_whole(
+    draft: &mut Draft,
+    x: &Tensor,
+    shard: BufId,
+    rows: &Rows,
+    config: &Config,
+) -> Gathered {
+    let one = rows.in_blocks(rows.capacity.max(1));
+    push_sms::push(draft, x, shard, &one, None, true, config)
 }
 
 /// A copy of whole rows.

@@ -1,14 +1,17 @@
 //! Gathered rows on their way: where they arrive, and the words that announce them.
 
-use crate::ir::{Access, BufId, COPY_STAGE_BYTES, Expr};
-use crate::passes::draft::{FlowId, Source};
+use crate::ir::{Access, BufId, COPY_STAGE_BYTES, Each, Expr, Var};
+use crate::passes::draft::{Arrival, FlowId, Source};
 
 /// A gather, for the families that read it.
 pub(in crate::passes) struct Gathered {
     /// The caller's shard.
     pub shard: BufId,
-    /// `[world, rows, K]`, or `[slices, world, rows, K / slices]`. Holds the own rows, too, if `own_rows` is set.
+    /// `[world, rows, K]`, or `[slices, world, rows, K / slices]`; `[world * rows, K]` if `whole` is set. Holds the own rows, too, if
+    /// `own_rows` is set.
     pub all: BufId,
+    /// Rows of a shard, where tiles hold rows of several.
+    pub whole: Option<i32>,
     pub slices: Option<Slices>,
     /// Whether the own rows are in `all`; else they are read from `shard`.
     pub own_rows: bool,
@@ -46,6 +49,18 @@ impl Slices {
 }
 
 impl Gathered {
+    /// Rows from `at` on of all shards, `len` of them and at most `most`, each shard of which is awaited.
+    pub fn span(&self, access: Access, (at, len): (Expr, Expr), most: i32, rows: i32) -> Source {
+        let first = at.clone() / rows;
+        let last = (at + len - 1) / rows;
+        // Fewer where rows end: then the last one again.
+        let shard = (first + Var::EACH).min(last);
+        let extent = if most % rows == 0 { most / rows } else { (most + rows - 1) / rows + 1 };
+        let each = Some(Each { var: "q".into(), extent: extent.into() });
+        let arrival = Arrival { flow: self.arrived, word: vec![shard, 0.into()], each, when: None };
+        Source { access, arrivals: vec![arrival] }
+    }
+
     /// A block of a shard's rows, which `access` reads; in slices, the one that is named.
     pub fn source(&self, access: Access, shard: Expr, block: Expr, slice: Option<Expr>) -> Source {
         let mut word = vec![shard, block / self.per_word];

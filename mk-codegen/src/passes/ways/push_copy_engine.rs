@@ -55,5 +55,14 @@ pub(in crate::passes) fn push(
     let shape = vec![world.into(), words.into()];
     let pushed = Writer::new(push, Operand::Dst, vec![Var::RANK.into(), p]).on(to);
     let arrived = draft.flow(Flow::new("arrived", shape, 1.into(), vec![pushed]));
-    Gathered { shard, all, slices: None, own_rows: false, by_shard: true, arrived, per_word }
+    Gathered {
+        shard,
+        all,
+        whole: None,
+        slices: None,
+        own_rows: false,
+        by_shard: true,
+        arrived,
+        per_word,
+    }
 }

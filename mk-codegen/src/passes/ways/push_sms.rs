@@ -3,6 +3,9 @@
 //! Assumes a matrix `[M, K] @ shard(0)`. Leaves: `all`, a symmetric buffer `[world, rows, K]` on every rank, written by
 //! the ranks that own the rows, with a word per block of rows.
 //!
+//! With `whole`, `all` is `[world * rows, K]` and holds the own rows, too, so that tiles may hold rows of several ranks; all of a shard has one
+//! word. Assumes that every rank has as many.
+//!
 //! Rows may travel in slices of K: `all` is then `[slices, world, rows, K / slices]`, so that what a task writes is contiguous,
 //! with a word for each slice of a block. The first slices of as many rows as the SMs work on at a time leave before the second
 //! ones do.
@@ -30,6 +33,7 @@ pub(in crate::passes) fn push(
     shard: BufId,
     rows: &Rows,
     slices: Option<Slices>,
+    whole: bool,
     config: &Config,
 ) -> Gathered {
     let (world, block, nodes) = (draft.world(), rows.height, draft.nodes());
@@ -46,6 +50,7 @@ pub(in crate::passes) fn push(
     let k = draft.dim(&x.shape[1]);
     let pitch = (!bulk).then_some(Expr::Const(padded));
     let shape = match slices {
+        None if whole => vec![(world * rows.capacity).into(), k.clone()],
         None => vec![world.into(), rows.capacity.into(), k.clone()],
         Some(s) => vec![s.count.into(), world.into(), rows.capacity.into(), s.depth.into()],
     };
@@ -55,9 +60,14 @@ pub(in crate::passes) fn push(
     let (i, p) = (Expr::from(Var::domain(0)), Expr::from(Var::domain(last)));
     let mine = draft.local(x, 0, Var::RANK);
     let (base, len) = cut.rows(&i, p, mine);
+    // The own rows, too, where they are repacked or lie in tiles with others.
+    let own_rows = !bulk || whole;
     let each =
-        Each { var: "s".into(), extent: (if bulk { nodes.local - 1 } else { world }).into() };
-    let to = if bulk { nodes.neighbour(Var::EACH.into()) } else { peer(Var::EACH.into(), world) };
+        Each { var: "s".into(), extent: (if own_rows { world } else { nodes.local - 1 }).into() };
+    let to = match own_rows {
+        true => peer(Var::EACH.into(), world),
+        false => nodes.neighbour(Var::EACH.into()),
+    };
     let leaf = Leaf::CopyTile {
         via: if bulk { CopyVia::Bulk } else { CopyVia::Ldst },
         stages: config.copy_stages,
@@ -68,7 +78,10 @@ pub(in crate::passes) fn push(
         Some(s) => (q.clone() * s.depth, s.depth.into()),
     };
     let src = read(Operand::Src, shard, vec![(base.clone(), len.clone()), columns]);
-    let mut region = vec![(Var::RANK.into(), 1.into()), (base, len), (0.into(), k)];
+    let mut region = match whole {
+        true => vec![(Expr::from(Var::RANK) * rows.capacity + base, len), (0.into(), k)],
+        false => vec![(Var::RANK.into(), 1.into()), (base, len), (0.into(), k)],
+    };
     if let Some(s) = slices {
         region[2].1 = s.depth.into();
         region.insert(0, (q, 1.into()));
@@ -101,5 +114,6 @@ pub(in crate::passes) fn push(
         from.push(push_rail::push(draft, x, (shard, all), rows, cut, config));
     }
     let arrived = draft.flow(Flow::new("arrived", shape, pieces.into(), from));
-    Gathered { shard, all, slices, own_rows: !bulk, by_shard: false, arrived, per_word: 1 }
+    let whole = whole.then_some(rows.capacity);
+    Gathered { shard, all, whole, slices, own_rows, by_shard: false, arrived, per_word: 1 }
 }

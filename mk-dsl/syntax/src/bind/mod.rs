@@ -3,7 +3,7 @@
 mod error;
 mod room;
 
-pub use error::{BindError, BindErrors};
+pub use error::{BindError, BindErrors, Given};
 
 use crate::program::{Dim, MAX_DIM, Program, SymbolId, SymbolKind, TensorType, ValueId};
 use std::collections::BTreeMap;
@@ -120,7 +120,7 @@ impl Program {
             binder.dim(name, size);
         }
         for (number, &size) in literals.iter().filter(|(_, n)| !(1..=MAX_DIM).contains(*n)) {
-            let (symbol, from) = (number.to_string(), "another size".into());
+            let (symbol, from) = (number.to_string(), Given::Elsewhere);
             binder.errors.push(BindError::OutOfRange { symbol, value: size, from });
         }
         binder.finish(None, 1)
@@ -134,7 +134,7 @@ impl Program {
     /// [`BindError::UnknownSymbol`], [`BindError::NotRuntime`], [`BindError::OutOfRange`] and
     /// [`BindError::AboveMax`], all at once.
     pub fn rebind(&self, bound: &Bound, dims: &BTreeMap<String, u64>) -> Result<Bound, BindErrors> {
-        let kept = bound.sizes.iter().map(|&size| Some((size, String::new())));
+        let kept = bound.sizes.iter().map(|&size| Some((size, Given::Elsewhere)));
         let mut given: Vec<_> = kept.collect();
         bound.room.iter().for_each(|s| given[s.index()] = None);
         given.resize(self.symbols().len(), None);
@@ -162,7 +162,7 @@ impl Program {
 struct Binder<'a> {
     program: &'a Program,
     /// For each symbol, its number and where that came from.
-    given: Vec<Option<(u64, String)>>,
+    given: Vec<Option<(u64, Given)>>,
     literals: BTreeMap<u64, u64>,
     errors: Vec<BindError>,
 }
@@ -170,7 +170,7 @@ struct Binder<'a> {
 impl<'a> Binder<'a> {
     fn new(
         program: &'a Program,
-        given: Vec<Option<(u64, String)>>,
+        given: Vec<Option<(u64, Given)>>,
         literals: BTreeMap<u64, u64>,
     ) -> Binder<'a> {
         Binder { program, given, literals, errors: Vec::new() }
@@ -178,7 +178,7 @@ impl<'a> Binder<'a> {
 
     fn dim(&mut self, name: &str, size: u64) {
         match self.program.symbol(name) {
-            Some(symbol) => self.set(symbol, size, format!("`--dim {name}={size}`")),
+            Some(symbol) => self.set(symbol, size, Given::Dim { name: name.into(), size }),
             None => self.errors.push(BindError::UnknownSymbol {
                 name: name.into(),
                 known: self.program.symbols().iter().map(|s| s.name.clone()).collect(),
@@ -201,7 +201,8 @@ impl<'a> Binder<'a> {
         for (dim, (&declared, &found)) in dims.iter().zip(shape).enumerate() {
             match declared {
                 Dim::Sym(symbol) => {
-                    self.set(symbol, found, format!("`--shape {name}={}`", join(shape)));
+                    let from = Given::Shape { name: name.into(), shape: shape.to_vec() };
+                    self.set(symbol, found, from);
                 }
                 Dim::Lit(expected) if expected != found => {
                     let tensor = name.into();
@@ -212,7 +213,7 @@ impl<'a> Binder<'a> {
         }
     }
 
-    fn set(&mut self, symbol: SymbolId, size: u64, from: String) {
+    fn set(&mut self, symbol: SymbolId, size: u64, from: Given) {
         let name = || self.program.symbols()[symbol.index()].name.clone();
         match &self.given[symbol.index()] {
             Some((first, first_from)) if *first != size => self.errors.push(BindError::Conflict {
@@ -251,7 +252,7 @@ impl<'a> Binder<'a> {
             let kept = kept.filter(|_| !room.contains(&SymbolId::new(i)));
             let max = kept.and_then(|max| max.get(i).copied()).or(self.declared_max(i));
             if let (None, Some(max)) = (&self.given[i], max) {
-                self.given[i] = Some((max, "its upper bound".into()));
+                self.given[i] = Some((max, Given::UpperBound));
             }
             let given = &self.given[i];
             match (given, max) {
@@ -267,15 +268,16 @@ impl<'a> Binder<'a> {
                 self.errors.push(BindError::AboveMax { symbol, value: *value, from, max });
             }
             if given.is_none() {
-                let (symbol, flag) = self.flag(SymbolId::new(i));
+                let (symbol, tensor) = self.source(SymbolId::new(i));
                 // One shape may give several symbols: ask for it once.
-                if !missing.iter().any(|(_, f)| *f == flag) {
-                    missing.push((symbol, flag));
+                if tensor.is_none() || !missing.iter().any(|(_, of)| *of == tensor) {
+                    missing.push((symbol, tensor));
                 }
             }
         }
-        self.errors
-            .extend(missing.into_iter().map(|(symbol, flag)| BindError::Unbound { symbol, flag }));
+        self.errors.extend(
+            missing.into_iter().map(|(symbol, tensor)| BindError::Unbound { symbol, tensor }),
+        );
         if !self.errors.is_empty() {
             return Err(BindErrors(self.errors));
         }
@@ -311,19 +313,18 @@ impl<'a> Binder<'a> {
         }
     }
 
-    /// The symbol's name, and the flag that would bind it. A symbol that the source does not
-    /// write (`a_1`) is asked for by the shape of its tensor.
-    fn flag(&self, symbol: SymbolId) -> (String, String) {
+    /// The symbol's name, and the tensor whose shape would bind it, with its number of dimensions, if the source does not write the
+    /// symbol (`a_1`).
+    fn source(&self, symbol: SymbolId) -> (String, Option<(String, usize)>) {
         let name = &self.program.symbols()[symbol.index()].name;
         let mut holders = self.program.tensors().iter();
-        let shape = holders.find(|t| t.ty.dims.contains(&Dim::Sym(symbol))).and_then(|t| {
+        let tensor = holders.find(|t| t.ty.dims.contains(&Dim::Sym(symbol))).and_then(|t| {
             let written = name.strip_prefix(t.name.as_str())?.strip_prefix('_')?;
             let dim = written.parse::<usize>().ok()?;
-            (t.ty.dims.get(dim) == Some(&Dim::Sym(symbol))).then(|| {
-                format!("--shape {}={}", t.name, vec!["<number>"; t.ty.dims.len()].join("x"))
-            })
+            let is_its = t.ty.dims.get(dim) == Some(&Dim::Sym(symbol));
+            is_its.then(|| (t.name.clone(), t.ty.dims.len()))
         });
-        (name.clone(), shape.unwrap_or_else(|| format!("--dim {name}=<number>")))
+        (name.clone(), tensor)
     }
 }
 

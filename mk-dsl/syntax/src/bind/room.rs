@@ -1,6 +1,6 @@
 //! Room for dispatched rows: as many as no routing exceeds.
 
-use super::{BindErrors, Binder, Bound};
+use super::{BindErrors, Binder, Bound, Given};
 use crate::program::{Dim, Node, Op, Program, RAGGED_BLOCK, SymbolId, SymbolKind};
 
 impl Bound {
@@ -13,7 +13,7 @@ impl Bound {
         if self.room.is_empty() || self.ranks == u64::from(ranks) {
             return Ok(self.clone());
         }
-        let kept = self.sizes.iter().map(|&size| Some((size, String::new())));
+        let kept = self.sizes.iter().map(|&size| Some((size, Given::Elsewhere)));
         let mut given: Vec<_> = kept.collect();
         given.resize(program.symbols().len(), None);
         self.room.iter().for_each(|s| given[s.index()] = None);
@@ -41,7 +41,7 @@ impl Binder<'_> {
                 continue;
             }
             if let Some(rows) = self.rows(node, ranks.max(1)) {
-                self.set(symbol, rows, "the rows of any routing".into());
+                self.set(symbol, rows, Given::Routing);
                 found.push(symbol);
             }
         }

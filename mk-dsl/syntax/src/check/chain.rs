@@ -7,7 +7,6 @@ use crate::diag::MAX_SHOWN;
 use crate::messages;
 use crate::ops::{self, OpKind};
 use crate::program::{DType, Op};
-use crate::suggest::nearest;
 
 /// One stage about to be typed.
 pub(super) struct Call<'c, 'a> {
@@ -134,7 +133,7 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(op.span, messages::not_an_operation(op.text));
             return;
         }
-        let near = if self.sink.len() < MAX_SHOWN { nearest(op.text, ops::names()) } else { None };
-        self.sink.push(op.span, messages::unknown_op(op.text, near));
+        let suggested = self.sink.len() < MAX_SHOWN;
+        self.sink.push(op.span, messages::unknown_op(op.text, suggested));
     }
 }

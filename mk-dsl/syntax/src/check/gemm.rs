@@ -27,20 +27,29 @@ fn product(left: Placement, right: Placement) -> Option<Placement> {
 }
 
 /// What to do about a pair that `product` refuses. The weight is stored as `name`, its rows and
-/// columns in dimensions `rows` and `columns` of that.
-fn advice(left: Placement, name: &str, rows: usize, columns: usize) -> String {
+/// columns in dimensions `rows` and `columns` of that; `input` is what messages call the input.
+fn advice(
+    (left, input): (Placement, &str),
+    right: Placement,
+    name: &str,
+    rows: usize,
+    columns: usize,
+) -> String {
+    let gathered = product(Placement::Replicate, right).is_some();
     match left {
         Placement::Replicate => {
             format!("declare `{name}` `@ shard({columns})`, `@ replicate` or `@ partial`")
         }
-        Placement::Shard(0) => {
-            format!("`gather` the input first, or declare `{name}` `@ replicate`")
+        Placement::Shard(0) if gathered => {
+            format!("write `gather ->` before `gemm`, or declare `{name}` `@ replicate`")
         }
-        Placement::Shard(_) => {
-            format!("declare `{name}` `@ shard({rows})`, or `gather` the input first")
+        Placement::Shard(0) => format!("declare `{name}` `@ replicate`"),
+        Placement::Shard(_) if gathered => {
+            format!("write `gather ->` before `gemm`, or declare `{name}` `@ shard({rows})`")
         }
-        Placement::Zigzag(_) => "declare the input `@ shard(0)`: `gemm` knows no `zigzag`".into(),
-        Placement::Partial => "reduce it first: `reduce_scatter` or `all_reduce`".into(),
+        Placement::Shard(_) => format!("declare `{name}` `@ shard({rows})`"),
+        Placement::Zigzag(_) => format!("declare {input} `@ shard(0)`"),
+        Placement::Partial => messages::reduce_before("gemm"),
     }
 }
 
@@ -139,7 +148,7 @@ impl<'a> Checker<'a, '_> {
                 Some(p) => placement.push(p),
                 None => {
                     let shown = (self.mesh.show(left, axis), self.mesh.show(right, axis));
-                    let help = advice(left, operand.word.text, row, column);
+                    let help = advice((left, &a.label), right, operand.word.text, row, column);
                     let turned = b.is_transposed.then_some(b.label.as_str());
                     let text = messages::gemm_placement(&shown.0, &shown.1, turned, help);
                     self.sink.push(at, text);
@@ -209,7 +218,7 @@ impl<'a> Checker<'a, '_> {
                         Shard(dim @ 1..) => {
                             format!("declare `{}` `@ shard({dim})`", operand.word.text)
                         }
-                        Partial => "reduce it first: `reduce_scatter` or `all_reduce`".into(),
+                        Partial => messages::reduce_before("gemm"),
                         _ => format!("declare `{}` `@ replicate`", operand.word.text),
                     };
                     self.sink.push(at, messages::gemm_placement(&shown.0, &shown.1, None, help));

@@ -18,6 +18,7 @@ enum Next {
     },
     Reduce,
     Ring,
+    Dispatch,
     Nothing,
 }
 
@@ -28,6 +29,7 @@ fn next<'s, 'a>(stages: &'s [Option<Stage<'a>>], axis: &str) -> (Next, &'s [Opti
         let kind = ops::find(stage.name.text).map(|op| op.kind);
         let found = match kind {
             Some(OpKind::Gemm) => Next::Gemm { reduced: false },
+            Some(OpKind::Dispatch) => Next::Dispatch,
             Some(OpKind::Gather) if is_over(stage, axis) => Next::Gather,
             Some(OpKind::Ring) if is_ring_over(stage, axis) => Next::Ring,
             Some(OpKind::ReduceScatter | OpKind::AllReduce) if is_over(stage, axis) => Next::Reduce,
@@ -111,7 +113,7 @@ impl<'a> Checker<'a, '_> {
     ) -> Vec<Placement> {
         let axes = self.mesh.axes.iter();
         axes.map(|axis| match next_two(stages, axis) {
-            Next::Gather => Placement::Shard(0),
+            Next::Gather | Next::Dispatch => Placement::Shard(0),
             Next::Ring => Placement::Shard(1),
             Next::Gemm { reduced: true } => Placement::Shard(columns(n_dims)),
             Next::Gemm { reduced: false } | Next::Nothing => Placement::Replicate,
@@ -136,7 +138,7 @@ impl<'a> Checker<'a, '_> {
             Placement::Replicate => match next_two(rest, axis) {
                 Next::Reduce => Placement::Partial,
                 Next::Gemm { reduced: true } | Next::Gather => columns,
-                Next::Gemm { reduced: false } | Next::Ring => Placement::Replicate,
+                Next::Gemm { reduced: false } | Next::Ring | Next::Dispatch => Placement::Replicate,
                 Next::Nothing if gathered => columns,
                 Next::Nothing => Placement::Replicate,
             },

@@ -8,14 +8,14 @@ use crate::diag::Diagnostics;
 pub enum GradError {
     /// The mesh has several axes.
     #[error(
-        "the mesh has {axes} axes, and gradients are derived on one\n  = help: write a backward by hand"
+        "the mesh has {axes} axes, and gradients are derived on one\n  help: write a backward by hand"
     )]
     Axes {
         /// How many.
         axes: usize,
     },
     /// An operation has no derivative here.
-    #[error("`{op}` has no derivative here: {why}\n  = help: {help}")]
+    #[error("`{op}` has no derivative here: {why}\n  help: {help}")]
     Operation {
         /// Its name.
         op: &'static str,
@@ -34,7 +34,7 @@ pub enum GradError {
     },
     /// A gradient that cannot be added to an f32 matrix on the way.
     #[error(
-        "the gradient of `{name}` is not what a product of this rank makes, which could add it to an f32 matrix\n  = help: let it be a gradient of its own, and add it behind"
+        "the gradient of `{name}` is not what a product of this rank makes, which could add it to an f32 matrix\n  help: let it be a gradient of its own, and add it behind"
     )]
     NoProduct {
         /// The parameter.

@@ -1,6 +1,6 @@
 //! Messages of `ring`, `attention` and `lse`.
 
-use super::text;
+use super::{declare, placed, text};
 use crate::diag::Text;
 
 pub(crate) fn attention_rank(name: &str, shape: &str) -> Text {
@@ -32,23 +32,21 @@ pub(crate) fn attention_depth(depth: u64) -> Text {
 }
 
 pub(crate) fn attention_placement(queries: &str, name: &str, wanted: &str, found: &str) -> Text {
-    let help = match wanted {
-        "replicate" => {
-            format!("write `ring(k, v) -> attention(q)`, or declare {name} `@ {wanted}`")
-        }
-        _ => format!("declare {name} `@ {wanted}`"),
-    };
-    text(
+    let help = declare(name, &format!("`@ {wanted}`"), "attention");
+    placed(
         format!("`attention` of `{queries}` queries needs {name} `{wanted}`, and it is `{found}`"),
         help,
     )
 }
 
 pub(crate) fn attention_queries(name: &str, found: &str) -> Text {
-    text(
+    placed(
         format!("`attention` cannot use {name}, which is `{found}`"),
-        "queries are whole, or sharded by batch, sequence or heads: `shard(0)`, `shard(1)`, \
-         `zigzag(1)`, `shard(2)`",
+        declare(
+            name,
+            "`@ replicate`, `@ shard(0)`, `@ shard(1)`, `@ zigzag(1)` or `@ shard(2)`",
+            "attention",
+        ),
     )
 }
 
@@ -60,21 +58,21 @@ pub(crate) fn attention_later(key: &str) -> Text {
 }
 
 pub(crate) fn ring_of(name: &str, found: &str) -> Text {
-    text(
+    placed(
         format!("`ring` passes on shards of the sequence, and {name} is `{found}`"),
-        format!("declare {name} `@ shard(1)` or `@ zigzag(1)`, or use `attention(q, k, v)`"),
+        format!("declare {name} `@ shard(1)` or `@ zigzag(1)`"),
     )
 }
 
 pub(crate) fn ring_pair(keys: &str, name: &str, found: &str) -> Text {
-    text(
+    placed(
         format!("`ring` needs keys and values in one placement, `{keys}`, and {name} is `{found}`"),
         format!("declare {name} `@ {keys}`"),
     )
 }
 
 pub(crate) fn ring_queries(keys: &str, name: &str, found: &str) -> Text {
-    text(
+    placed(
         format!("`ring` passes on `{keys}` keys and values, and {name} is `{found}`"),
         format!("declare {name} `@ {keys}`"),
     )
@@ -122,8 +120,8 @@ pub(crate) fn lse_of(name: &str) -> Text {
 }
 
 pub(crate) fn zigzag_elsewhere(op: &str, name: &str) -> Text {
-    text(
+    placed(
         format!("`{op}` cannot use {name}, which is `zigzag`: each rank has two parts of it"),
-        "only `ring`, `attention` and elementwise operations know `zigzag`: declare it `@ shard(1)`",
+        declare(name, "`@ shard(1)`", op),
     )
 }

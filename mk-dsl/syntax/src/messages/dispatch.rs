@@ -1,6 +1,6 @@
 //! Messages of `dispatch` and `combine`.
 
-use super::text;
+use super::{declare, placed, text};
 use crate::diag::Text;
 use crate::program::RAGGED_BLOCK;
 
@@ -44,14 +44,14 @@ pub(crate) fn dispatch_rank(name: &str, shape: &str) -> Text {
 }
 
 pub(crate) fn dispatch_placement(name: &str, found: &str) -> Text {
-    text(
+    placed(
         format!("`dispatch` sends each rank's own tokens, and {name} is `{found}`"),
-        "declare it `@ shard(0)`",
+        declare(name, "`@ shard(0)`", "dispatch"),
     )
 }
 
 pub(crate) fn beside_tokens(op: &str, wanted: &str, name: &str, found: &str) -> Text {
-    text(
+    placed(
         format!("`{op}` needs {name} as `{wanted}`, like the tokens, and it is `{found}`"),
         format!("declare {name} `@ {wanted}`"),
     )

@@ -1,6 +1,6 @@
 //! Messages of `ragged` and `grouped_gemm`.
 
-use super::text;
+use super::{declare, placed, text};
 use crate::diag::Text;
 use crate::program::RAGGED_BLOCK;
 
@@ -35,14 +35,14 @@ pub(crate) fn ragged_counts_made(name: &str) -> Text {
 }
 
 pub(crate) fn ragged_placement(name: &str, found: &str) -> Text {
-    text(
+    placed(
         format!("ragged rows are those of the rank's experts, and {name} is `{found}`"),
-        "declare it `@ shard(0)`, or `@ replicate` where every rank has all experts",
+        declare(name, "`@ shard(0)` or `@ replicate`", "ragged"),
     )
 }
 
 pub(crate) fn beside_ragged(op: &str, wanted: &str, name: &str, found: &str) -> Text {
-    text(
+    placed(
         format!("`{op}` needs {name} as `{wanted}`, like the rows, and it is `{found}`"),
         format!("declare {name} `@ {wanted}`"),
     )

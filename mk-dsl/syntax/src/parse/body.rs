@@ -15,15 +15,21 @@ impl<'a> Parser<'a, '_> {
     pub(super) fn body(&mut self) -> Body<'a> {
         let mut lets = Vec::new();
         self.docs();
+        let mut is_cut = false;
         while self.eat_keyword("let").is_some() {
-            lets.extend(self.binding());
+            let (binding, ends) = self.binding();
+            lets.extend(binding);
+            is_cut = !ends;
             self.docs();
         }
         let results = if self.at_punct('(') && self.nth(1).kind != Kind::Punct(')') {
             self.bump();
             self.list(')', Expected::ChainSeparator, |p| Some(p.chain()))
         } else if matches!(self.kind(), Kind::End | Kind::Punct('}')) {
-            self.error(Expected::Result);
+            // A binding that runs into the end has been reported.
+            if !is_cut {
+                self.error(Expected::Result);
+            }
             Vec::new()
         } else {
             vec![Some(self.chain())]
@@ -38,7 +44,8 @@ impl<'a> Parser<'a, '_> {
         Body { lets, results: results.into_iter().flatten().collect() }
     }
 
-    fn binding(&mut self) -> Option<Let<'a>> {
+    /// Also whether its `;` was found, or what follows reads as the next statement.
+    fn binding(&mut self) -> (Option<Let<'a>>, bool) {
         let name = self.word(Expected::LetName);
         let has_value =
             name.is_some() && self.expect(Kind::Punct('='), Expected::LetValue).is_some();
@@ -46,14 +53,19 @@ impl<'a> Parser<'a, '_> {
             Some(name) if has_value => Some(Let { name, chain: self.chain() }),
             _ => None,
         };
-        if self.eat(Kind::Punct(';')).is_none() {
-            if binding.is_some() {
-                self.error(Expected::Semicolon);
-            }
-            self.recover(&[Kind::Punct(';')]);
-            self.eat(Kind::Punct(';'));
+        if self.eat(Kind::Punct(';')).is_some() {
+            return (binding, true);
         }
-        binding
+        if binding.is_some() {
+            self.error(Expected::Semicolon);
+            // `let h = gather(x) h -> gemm(w)`: the `;` alone is missing.
+            if matches!(self.kind(), Kind::Ident | Kind::Punct('(')) {
+                return (binding, true);
+            }
+        }
+        self.recover(&[Kind::Punct(';')]);
+        let ends = self.eat(Kind::Punct(';')).is_some();
+        (binding, ends)
     }
 
     fn chain(&mut self) -> Chain<'a> {

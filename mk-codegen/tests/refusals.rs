@@ -1,0 +1,334 @@
+//! What has no plan is refused in words: never by an error of the compiler, and with help that is true.
+
+#[path = "common/kinds.rs"]
+mod kinds;
+
+use kinds::{KINDS, kind};
+use mk_codegen::{
+    ir::Plan,
+    passes::{self, LowerError},
+    settings::{self, Config, NicOrdering, Refusal, SETTINGS},
+    valid::{self, Violation},
+};
+use mk_syntax::{Bound, Program, file};
+use std::{collections::BTreeMap, fs, path::Path};
+
+/// Numbers in a row that a seed decides.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.0 >> 33) as usize % n
+    }
+
+    fn of<T: Copy>(&mut self, list: &[T]) -> T {
+        list[self.below(list.len())]
+    }
+}
+
+/// Plans, proves and evaluates.
+fn made(program: &Program, bound: &Bound, config: &Config) -> Result<(), LowerError> {
+    passes::compile(program, bound, config).map(|_| ())
+}
+
+/// Whether a refusal says why and what to do, and is no mistake of the compiler.
+fn in_words(error: &LowerError) -> bool {
+    let text = error.to_string();
+    !text.contains("internal error") && text.contains("\n  help: ")
+}
+
+/// Every pipeline of `examples`, with the sizes that it names.
+fn examples() -> Vec<(String, Program, Bound)> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
+    let files = fs::read_dir(dir).expect("examples").map(|entry| entry.expect("a file").path());
+    let texts = files.filter(|path| path.extension().is_some_and(|e| e == "mk"));
+    let bound = texts.map(|path| {
+        let text = fs::read_to_string(&path).expect("reads");
+        let program = Program::parse(&text).expect("an example");
+        let sizes = file::defaults(&text).expect("defaults");
+        let bound = program.bind(&sizes, &BTreeMap::new()).expect("sizes");
+        (path.display().to_string(), program, bound)
+    });
+    bound.collect()
+}
+
+#[test]
+fn over_nodes_everything_has_a_plan_or_is_refused_by_name() {
+    let kinds = KINDS.iter().map(|(name, text)| {
+        let (program, bound) = kind(text, &[]).expect(name);
+        (name.to_string(), program, bound)
+    });
+    let all: Vec<_> = examples().into_iter().chain(kinds).collect();
+    assert!(all.len() > KINDS.len() + 5, "there are examples");
+    let (mut planned, mut refused) = (0, Vec::new());
+    for (name, program, bound) in &all {
+        for (ranks, nodes, net) in [(2, 2, NicOrdering::InOrder), (4, 2, NicOrdering::Unordered)] {
+            let what = format!("{name} on {ranks} ranks of {nodes} nodes");
+            let config = Config { ranks, nodes, net, ..Config::default() };
+            match made(program, bound, &config) {
+                Ok(()) => planned += 1,
+                Err(LowerError::Setting(Refusal { setting: "nodes", why, .. })) => {
+                    refused.push((name.clone(), why));
+                }
+                Err(e) => panic!("{what}: {e}"),
+            }
+        }
+    }
+    for (name, why) in &refused {
+        let routed = ["moe", "dispatch", "combine"].iter().any(|n| name.contains(n));
+        let ring = ["ring", "attention_d"].iter().any(|n| name.contains(n));
+        assert!(
+            routed == why.contains("`dispatch`") && ring == why.contains("ring"),
+            "{name}: {why}"
+        );
+    }
+    assert!(planned > 2 * 15 && refused.len() >= 2 * 10, "{planned} plans, {}", refused.len());
+}
+
+/// A text for a setting: one that a search tries, the default, or any.
+fn text_of(setting: &settings::Setting, facts: &settings::Facts, numbers: &mut Numbers) -> String {
+    let tried = (setting.values)(facts);
+    if numbers.below(2) == 0 && !tried.is_empty() {
+        return tried[numbers.below(tried.len())].clone();
+    }
+    let n = numbers.of(&[0, 1, 2, 3, 4, 5, 7, 8, 16, 100, 132, 133, 1000, 1 << 20, u32::MAX]);
+    let rows = numbers.of(&[1, 16, 64, 100, 112, 128, 176, 192, 240, 256, 512]);
+    let columns = numbers.of(&[1, 32, 64, 96, 104, 128, 160, 192, 256]);
+    match setting.name {
+        "block" => format!("{rows}x{columns}x{}", numbers.of(&[64, 64, 64, 32])),
+        "last_wave" => format!("{}x{columns}/{}", numbers.below(4), numbers.below(5)),
+        "multicast" => {
+            let below = numbers.of(&[0, 1, 1, 2, 2, 3, u32::MAX]);
+            format!("{below}x{}", numbers.of(&[0, 1, 1, 2, 2, 3, u32::MAX]))
+        }
+        "gather" => numbers.of(&["sms", "copy_engine", "copy_engine/3"]).into(),
+        "all_reduce" => numbers.of(&["two_shot", "one_shot", "by_columns"]).into(),
+        "reduction" => numbers.of(&["dedicated_sms", "after_last_wave", "ring"]).into(),
+        "consumers" => numbers.of(&["cooperative", "ping_pong"]).into(),
+        "tile_scheduler" => numbers.of(&["static", "dynamic"]).into(),
+        _ => n.to_string(),
+    }
+}
+
+/// A few settings of a kind, some of which fit.
+fn some_settings(facts: &settings::Facts, base: &Config, numbers: &mut Numbers) -> Config {
+    let mut config = base.clone();
+    for _ in 0..1 + numbers.below(3) {
+        let setting = &SETTINGS[numbers.below(SETTINGS.len())];
+        let text = text_of(setting, facts, numbers);
+        // What is no text of the setting is left out.
+        let _ = settings::set(&mut config, setting.name, &text);
+    }
+    config
+}
+
+const WORLDS: &[(u32, u32)] = &[(1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (2, 2), (4, 2), (6, 3)];
+
+/// Pipelines, settings, worlds and sizes by a seed.
+fn any(numbers: &mut Numbers) -> Option<(String, Program, Bound, Config)> {
+    let (name, text) = numbers.of(KINDS);
+    let mut sizes = Vec::new();
+    for _ in 0..numbers.below(3) {
+        let size = numbers.of(&[1, 2, 3, 5, 8, 17, 24, 33, 100, 127, 129, 136, 250]);
+        sizes.push((numbers.of(kinds::SIZES).0, size));
+    }
+    let (program, bound) = kind(text, &sizes)?;
+    let (ranks, nodes) = numbers.of(WORLDS);
+    let base = Config { ranks, nodes, ..Config::default() };
+    let facts = passes::facts(&program, &bound, ranks).unwrap_or_default();
+    let config = some_settings(&facts, &base, numbers);
+    let what = format!(
+        "{name}, {sizes:?}, {ranks} ranks of {nodes} nodes, {}",
+        settings::write_all(&config)
+    );
+    Some((what, program, bound, config))
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("MK_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(46);
+    println!("MK_SEED={seed}");
+    seed
+}
+
+#[test]
+fn nothing_is_an_internal_error() {
+    let mut numbers = Numbers(seed());
+    let (mut planned, mut refused, mut wrong) = (0, 0, Vec::new());
+    for _ in 0..400 {
+        let Some((what, program, bound, config)) = any(&mut numbers) else { continue };
+        match std::panic::catch_unwind(|| made(&program, &bound, &config)) {
+            Ok(Ok(())) => planned += 1,
+            Ok(Err(e)) if in_words(&e) => refused += 1,
+            Ok(Err(e)) => wrong.push(format!("{what}: {e}")),
+            Err(_) => wrong.push(format!("{what}: a panic")),
+        }
+    }
+    println!("{planned} plans, {refused} refused");
+    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(planned > 50 && refused > 50, "{planned} plans, {refused} refused");
+}
+
+/// How far lowering gets before a refusal: nodes, settings in the order of the table, CTAs of roles, ends of rows.
+fn place(refusal: &Refusal) -> usize {
+    let says = |words: &[&str]| words.iter().any(|w| refusal.why.contains(w));
+    if says(&["network card", "other nodes", "are not as many in each"]) {
+        return 0;
+    }
+    if says(&["SMs", "has no role"]) {
+        return 1000;
+    }
+    if says(&["rows end inside tiles", "multiply these operands"]) {
+        return 2000;
+    }
+    1 + SETTINGS.iter().position(|s| s.name == refusal.setting).expect("a setting")
+}
+
+/// Settings that a help line names are accepted, in place of what was refused.
+#[test]
+fn help_is_accepted() {
+    let mut numbers = Numbers(seed());
+    let (mut followed, mut wrong) = (0, Vec::new());
+    for _ in 0..3000 {
+        let Some((what, program, bound, config)) = any(&mut numbers) else { continue };
+        let Err(LowerError::Setting(refusal)) = passes::lower(&program, &bound, &config) else {
+            continue;
+        };
+        let Refusal { help, instead, .. } = &refusal;
+        // Values in backquotes are among those that are tried here.
+        for named in help.split('`').skip(1).step_by(2).filter(|word| word.contains('=')) {
+            if instead.iter().all(|i| i != named) {
+                wrong.push(format!("{what}: {refusal}"));
+            }
+        }
+        // Nodes, which are no setting, and rows between them.
+        if instead.is_empty() && refusal.setting != "nodes" {
+            wrong.push(format!("{what}: {refusal}"));
+        }
+        for change in instead {
+            let mut config = config.clone();
+            settings::read(&mut config, change).unwrap_or_else(|e| panic!("{what}: {e}"));
+            followed += 1;
+            // Other settings may be refused then, behind this one.
+            match passes::lower(&program, &bound, &config) {
+                Err(LowerError::Setting(next)) => {
+                    let other = next.setting != refusal.setting
+                        && !change.contains(&format!("{}=", next.setting));
+                    let [next_at, at] = [&next, &refusal].map(place);
+                    let later = next_at > at || next_at == at && other;
+                    if !later {
+                        wrong.push(format!("{what}\n{refusal}\n{change}: {next}"));
+                    }
+                }
+                Err(LowerError::Unsupported { .. }) | Ok(_) => {}
+                Err(e) => wrong.push(format!("{what}\n{refusal}\n{change}: {e}")),
+            }
+        }
+    }
+    println!("{followed} followed");
+    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(followed > 500, "{followed}");
+}
+
+/// Sizes one after the other up to the greatest that the language has: a plan, or a refusal that says which smaller size has one. What is too large
+/// has no plan with a larger size.
+#[test]
+fn sizes_of_any_magnitude_are_refused_at_once_and_in_words() {
+    let (mut plans, mut large, mut fits) = (0, 0, 0);
+    for (n, (name, text)) in KINDS.iter().enumerate() {
+        for (m, (symbol, least)) in kinds::SIZES.iter().enumerate() {
+            let config = Config { ranks: [1, 3, 4, 8][(n + m) % 4], ..Config::default() };
+            for off in [0, -8, 1] {
+                let mut beyond = None;
+                for power in [12, 16, 20, 22, 24, 27, 30] {
+                    let size = (1i64 << power) + off;
+                    let size = size as u64;
+                    let Some((program, bound)) = kind(text, &[(symbol, size)]) else { continue };
+                    if program.symbol(symbol).is_none() || size < *least {
+                        continue;
+                    }
+                    let what = format!("{name}, {symbol} = {size} on {} ranks", config.ranks);
+                    let begin = std::time::Instant::now();
+                    match passes::lower(&program, &bound, &config) {
+                        Ok(_) => {
+                            assert_eq!(beyond, None, "{what} has a plan");
+                            plans += 1;
+                        }
+                        Err(e @ LowerError::TooLarge { .. }) => {
+                            (large, beyond) = (large + 1, Some(size));
+                            let e = e.with_what_fits(&program, &bound, &config);
+                            fits += usize::from(e.to_string().contains("there is a plan with `"));
+                        }
+                        Err(e) => assert!(in_words(&e), "{what}: {e}"),
+                    }
+                    assert!(begin.elapsed().as_secs() < 20, "{what}: {:?}", begin.elapsed());
+                }
+            }
+        }
+    }
+    println!("{plans} plans, {large} too large, of {fits} it is known what fits");
+    assert!(plans > 200 && large > 10 && fits * 10 > large * 9, "{plans}, {large}, {fits}");
+}
+
+/// The work that a proof counts is that of pairs with a write: many readers of the memory of one task are few pairs, as those of a row that many tokens
+/// add up are, whether the row is all that the task writes or not.
+#[test]
+fn readers_of_one_box_are_no_pairs() {
+    let plan = |columns: u32| -> Plan {
+        let text = format!(
+            "plan \"readers\"\nmesh world=1\ntarget sm_90a
+buffer buf0 \"x\" in bf16[1, 16]
+buffer buf1 \"h\" scratch bf16[1, 16]
+buffer buf2 \"y\" out bf16[20000, {columns}]
+signal sig0 \"made\" [1]
+role role0 compute ctas 1
+family fam0 \"make\" role0 {{
+  leaf copy_tile via=ldst stages=1
+  for i in 1
+  access src: read buf0 @ rank [0 : 1, 0 : 16] at start
+  access dst: write buf1 @ rank [0 : 1, 0 : 16] at end
+  post e0 sig0[0] @ rank += 1 by copier after program_order scope gpu at end
+}}
+family fam1 \"take\" role0 {{
+  leaf copy_tile via=ldst stages=1
+  for i in 20000
+  access src: read buf1 @ rank [0 : 1, 0 : {columns}] at start
+  access dst: write buf2 @ rank [i : 1, 0 : {columns}] at end
+  wait e1 sig0[0] >= 1 by copier for generic scope gpu at start
+}}
+"
+        );
+        text.parse().unwrap_or_else(|e| panic!("{e}"))
+    };
+    for columns in [8, 16] {
+        valid::verify(&plan(columns)).unwrap_or_else(|e| panic!("{columns}: {e}"));
+    }
+}
+
+/// A number that fits no 32 bits, elements of a buffer and entries of tables: nothing is wrong with such a plan but its size.
+#[test]
+fn limits_are_no_mistakes() {
+    let plan = |edits: &[(&str, &str)]| -> Plan {
+        let mut text = "plan \"p\"\nmesh world=2\ntarget sm_90a\ntable tab0 \"n\" [8] runtime 0..=9
+buffer buf0 \"x\" scratch bf16[8, 8]\nsignal sig0 \"s\" [1]\nrole role0 compute ctas 1\n"
+            .to_string();
+        for (from, to) in edits {
+            assert!(text.contains(from), "{from}");
+            text = text.replace(from, to);
+        }
+        text.parse().unwrap_or_else(|e| panic!("{e}"))
+    };
+    valid::verify(&plan(&[])).unwrap_or_else(|e| panic!("{e}"));
+    for (from, to) in [
+        ("[8] runtime", "[16777217] runtime"),
+        ("[8] runtime", "[9000000] runtime"),
+        ("bf16[8, 8]", "bf16[1000000000, 1000000000]"),
+        ("bf16[8, 8]", "bf16[1000000000 * 8, 8]"),
+        ("\"s\" [1]", "\"s\" [2000000]"),
+    ] {
+        let failure = valid::verify(&plan(&[(from, to)])).expect_err(to);
+        assert!(failure.violations.iter().all(Violation::is_too_large), "{to}: {failure}");
+    }
+    let negative = valid::verify(&plan(&[("bf16[8, 8]", "bf16[0 - 8, 8]")])).expect_err("negative");
+    assert!(!negative.violations.iter().any(Violation::is_too_large), "{negative}");
+}

@@ -1,0 +1,246 @@
+//! Names of operations in torch, JAX, NCCL and papers, and what to write here.
+
+use crate::ops::folded;
+
+/// Words for one thing.
+struct Alias {
+    /// As others write them; case and underscores do not count.
+    names: &'static [&'static str],
+    says: Says,
+}
+
+/// What to do about a name.
+#[derive(Clone, Copy)]
+enum Says {
+    /// This operation does it; a pipeline that is accepted shows how.
+    Write { op: &'static str, like: &'static str },
+    /// Nothing here does it: why, or what does in its place.
+    Nothing(&'static str),
+}
+use Says::{Nothing, Write};
+
+const NO_NORM: &str =
+    "a pipeline has no norms, dropout or lookups: compute it before, and hand in the result";
+const NO_MOVE: &str =
+    "ranks exchange data by `gather`, `reduce_scatter`, `all_reduce`, `ring` and `dispatch`";
+const NO_LAYOUT: &str =
+    "a pipeline does not reshape: declare the tensor in the shape that the next operation reads";
+const NO_CURVE: &str = "the activations are `gelu`, `gelu_tanh`, `silu`, `relu` and `swiglu`";
+
+const ALIASES: &[Alias] = &[
+    Alias {
+        names: &[
+            "all_gather",
+            "all_gather_into_tensor",
+            "all_gather_tensor",
+            "nccl_all_gather",
+            "unshard",
+        ],
+        says: Write { op: "gather", like: "gather(a) -> gemm(b)" },
+    },
+    Alias {
+        names: &[
+            "matmul",
+            "mm",
+            "bmm",
+            "dot",
+            "linear",
+            "addmm",
+            "einsum",
+            "dense",
+            "fc",
+            "product",
+            "column_parallel",
+            "column_parallel_linear",
+        ],
+        says: Write { op: "gemm", like: "gather(a) -> gemm(b)" },
+    },
+    Alias {
+        names: &["row_parallel", "row_parallel_linear"],
+        says: Write { op: "gemm", like: "gemm(a, b) -> reduce_scatter" },
+    },
+    Alias {
+        names: &["reduce_scatter_tensor", "nccl_reduce_scatter", "psum_scatter", "scatter_reduce"],
+        says: Write { op: "reduce_scatter", like: "gemm(a, b) -> reduce_scatter" },
+    },
+    Alias {
+        names: &["nccl_all_reduce", "psum", "all_reduce_sum", "reduce"],
+        says: Write { op: "all_reduce", like: "gemm(a, b) -> all_reduce" },
+    },
+    Alias {
+        names: &[
+            "all_to_all",
+            "all_to_all_single",
+            "all2all",
+            "all_to_all_v",
+            "moe_dispatch",
+            "permute_tokens",
+        ],
+        says: Write {
+            op: "dispatch",
+            like: "dispatch(x, ids) -> grouped_gemm(w) -> combine(weights)",
+        },
+    },
+    Alias {
+        names: &["moe_combine", "unpermute", "unpermute_tokens"],
+        says: Write {
+            op: "combine",
+            like: "dispatch(x, ids) -> grouped_gemm(w) -> combine(weights)",
+        },
+    },
+    Alias {
+        names: &["grouped_mm", "grouped_matmul", "group_gemm", "moe", "experts", "ragged_dot"],
+        says: Write { op: "grouped_gemm", like: "ragged(x, counts) -> grouped_gemm(w)" },
+    },
+    Alias {
+        names: &[
+            "sdpa",
+            "scaled_dot_product_attention",
+            "flash_attention",
+            "flash_attn",
+            "flash_attn_func",
+            "mha",
+            "multi_head_attention",
+            "self_attention",
+            "softmax",
+        ],
+        says: Write { op: "attention", like: "attention(q, k, v, causal)" },
+    },
+    Alias {
+        names: &["ring_attention", "context_parallel"],
+        says: Write { op: "ring", like: "ring(k, v) -> attention(q, causal)" },
+    },
+    Alias {
+        names: &["logsumexp", "softmax_lse"],
+        says: Write { op: "lse", like: "let o = attention(q, k, v); (o, o -> lse)" },
+    },
+    Alias {
+        names: &["add_bias", "bias_add"],
+        says: Write { op: "bias", like: "gather(a) -> gemm(b) -> bias(c)" },
+    },
+    Alias {
+        names: &["plus", "residual", "residual_add", "sum", "skip"],
+        says: Write { op: "add", like: "gather(a) -> gemm(b) -> add(c)" },
+    },
+    Alias {
+        names: &["multiply", "times", "hadamard"],
+        says: Write { op: "mul", like: "gather(a) -> gemm(b) -> mul(c)" },
+    },
+    Alias {
+        names: &["div", "divide", "alpha", "mul_scalar"],
+        says: Write { op: "scale", like: "gather(a) -> gemm(b) -> scale(0.5)" },
+    },
+    Alias {
+        names: &[
+            "to", "type", "astype", "convert", "half", "bfloat16", "float", "float16", "float32",
+        ],
+        says: Write { op: "cast", like: "gather(a) -> gemm(b) -> cast(f32)" },
+    },
+    Alias { names: &["swish"], says: Write { op: "silu", like: "gather(a) -> gemm(b) -> silu" } },
+    Alias {
+        names: &["glu", "silu_and_mul"],
+        says: Write { op: "swiglu", like: "gather(a) -> gemm(b) -> swiglu" },
+    },
+    Alias {
+        names: &["gelu_new", "gelu_fast", "new_gelu", "fast_gelu", "approximate_gelu"],
+        says: Write { op: "gelu_tanh", like: "gather(a) -> gemm(b) -> gelu_tanh" },
+    },
+    Alias {
+        names: &["transpose", "t", "permute", "swapaxes"],
+        says: Write { op: "gemm", like: "gather(a) -> gemm(b.t)" },
+    },
+    Alias {
+        names: &[
+            "layer_norm",
+            "rms_norm",
+            "norm",
+            "batch_norm",
+            "dropout",
+            "embedding",
+            "rope",
+            "rotary",
+            "topk",
+            "cross_entropy",
+        ],
+        says: Nothing(NO_NORM),
+    },
+    Alias {
+        names: &["broadcast", "scatter", "send", "recv", "isend", "irecv", "ppermute", "barrier"],
+        says: Nothing(NO_MOVE),
+    },
+    Alias {
+        names: &[
+            "reshape",
+            "view",
+            "flatten",
+            "contiguous",
+            "squeeze",
+            "unsqueeze",
+            "cat",
+            "concat",
+            "split",
+            "chunk",
+        ],
+        says: Nothing(NO_LAYOUT),
+    },
+    Alias {
+        names: &["sigmoid", "tanh", "geglu", "leaky_relu", "elu", "mish", "softplus", "quick_gelu"],
+        says: Nothing(NO_CURVE),
+    },
+];
+
+/// What to do about a name that others use: its help line.
+pub(crate) fn help(name: &str) -> Option<String> {
+    let word = folded(name);
+    let is_of = |alias: &&Alias| alias.names.iter().any(|n| folded(n) == word);
+    Some(match ALIASES.iter().find(is_of)?.says {
+        Write { op, like } => format!("use `{op}`, as in `{like}`"),
+        Nothing(why) => why.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Program, ops};
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_alias_names_an_accepted_pipeline() {
+        for alias in ALIASES {
+            for name in alias.names {
+                let said = Program::parse(&format!("gather(a) -> {name}(b)")).unwrap_err();
+                assert_eq!(said.iter().count(), 1, "{said}");
+                let said = &said.iter().next().unwrap().help;
+                let Write { op, like } = alias.says else {
+                    assert_eq!(Some(said.clone()), help(name), "{name}");
+                    continue;
+                };
+                assert_eq!(*said, format!("use `{op}`, as in `{like}`"), "{name}");
+                assert!(like.contains(op), "{like}");
+                Program::parse(like).unwrap_or_else(|mistakes| panic!("{name}: {mistakes}"));
+            }
+        }
+    }
+
+    #[test]
+    fn an_alias_is_one_word_and_no_operation() {
+        let mut known: BTreeSet<String> = ops::OPS.iter().map(|op| folded(op.name)).collect();
+        for name in ALIASES.iter().flat_map(|alias| alias.names) {
+            assert!(known.insert(folded(name)) || *name == "all_to_all", "{name} stands twice");
+        }
+    }
+
+    #[test]
+    fn case_and_underscores_do_not_count() {
+        for (name, says) in [
+            ("AllReduce", "did you mean `all_reduce`?"),
+            ("reducescatter", "did you mean `reduce_scatter`?"),
+            ("ncclAllGather", "use `gather`, as in `gather(a) -> gemm(b)`"),
+            ("LayerNorm", NO_NORM),
+        ] {
+            let said = Program::parse(&format!("a -> {name}")).unwrap_err();
+            assert_eq!(said.iter().next().unwrap().help, says, "{name}");
+        }
+    }
+}
