@@ -50,6 +50,16 @@ def disagreements(rank, world):
     failed = (mk.RendezvousError, f"rank {RANKS - 1} failed")
     mine = lambda words: (mk.ArgumentError, words)
     yield "a type", lambda: f()(a, pick(b, b.float())), failed, mine("`b` is f32"), "`b` is f32"
+    recorded = lambda x: x.detach().clone().requires_grad_()
+    yield "a type, recorded", lambda: f()(recorded(a), pick(b, b.float())), failed, mine("`b` is f32"), "`b` is f32"
+
+    def by_the_dispatcher():
+        from torch.utils.flop_counter import FlopCounterMode
+
+        with FlopCounterMode(display=False):
+            f()(recorded(a), pick(b, b16(16, 0)))
+
+    yield "no columns, by the dispatcher", by_the_dispatcher, failed, mine("`b_1` is 0"), "`b_1` is 0"
     yield "a list", lambda: f()(a, pick(b, [1.0])), failed, mine("`b` is a list"), "must be a torch.Tensor"
     yield "a tensor too few", lambda: f()(*pick([a, b], [a])), failed, mine("`b` is not given"), "`b` is not given"
     yield "strides", lambda: f()(pick(a, b16(4, 32)[:, ::2]), b), failed, mine("`a` is not contiguous"), "a.contiguous()"
