@@ -297,7 +297,7 @@ fn chosen_settings_of_backwards_have_a_kernel() {
                 let gpu = gpu.into();
                 let search = Some((&gpu, None));
                 let terms =
-                    Conditions { config: &config, fuse: Fuse::Always, overlap: false, search };
+                    Conditions { config: &config, fuse: Fuse::Auto, overlap: false, search };
                 let choice = tune::settle(&step.program, &sizes, &terms);
                 let text = format!("{}{:?}", step.text, choice.configs);
                 if !seen.insert(text.clone()) {
@@ -313,7 +313,7 @@ fn chosen_settings_of_backwards_have_a_kernel() {
         }
     }
     println!("{} kernels", seen.len());
-    assert!(seen.len() > 8);
+    assert!(seen.len() > 6);
 }
 
 /// What decides how tracing hooks into a family's tasks: who does what, and who waits and posts where.
