@@ -54,7 +54,7 @@ fn wrong(text: &str, causal: bool) -> Result<(usize, usize), FieldError> {
     let plan: Plan = text.parse().expect("a plan");
     plan.check_structure().expect("a plan");
     let tables = TableSet::new(&plan, |_, _| Vec::new());
-    let unrolled = unroll::unroll(&Points::new(&plan, &tables), 1)?;
+    let unrolled = unroll::unroll(&Points::new(&plan, &tables), 1, unroll::Moved::Numbers)?;
     let mut lines = Lines::default();
     let whole = [150, 2, 32].map(|n| lines.line(n));
     let mut first = Vec::new();

@@ -124,7 +124,8 @@ impl Plan {
         let x = &self.families[id];
         let place = format!("{id} {:?}", x.name);
         let all = x.leaf.elements().into_iter().flat_map(|group| self.unlike(x, &group));
-        all.map(|message| StructureError { place: place.clone(), message }).collect()
+        let wrong = |message| StructureError { place: place.clone(), message, too_large: false };
+        all.map(wrong).collect()
     }
 
     fn unlike(&self, x: &Family, group: &OneType) -> Vec<String> {
