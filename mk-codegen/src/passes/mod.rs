@@ -4,6 +4,7 @@ mod check;
 mod draft;
 mod error;
 mod facts;
+mod fits;
 mod fuse;
 mod limits;
 mod roles;
