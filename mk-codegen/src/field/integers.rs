@@ -151,7 +151,7 @@ fn given(points: &Points<'_>, unrolled: &Unrolled<'_>) -> Result<Vec<Slab>, Fiel
     Ok(all)
 }
 
-type Made = Vec<(Touch, Vec<i32>)>;
+type Written = Vec<(Touch, Vec<i32>)>;
 
 /// What a task writes, or the first region of those that it reads that is not there.
 fn made(
@@ -159,7 +159,7 @@ fn made(
     memory: &[Slab],
     task: usize,
     read: &mut usize,
-) -> Result<Result<Made, Touch>, FieldError> {
+) -> Result<Result<Written, Touch>, FieldError> {
     let run = &unrolled.tasks[task];
     let family = &unrolled.plan.families[run.family];
     let touches = &unrolled.touches[run.touches.start as usize..run.touches.end as usize];
