@@ -61,6 +61,8 @@ fn spills_are_errors_unless_allowed_and_serialisation_always() {
     assert!(jit::compile(&spill, &lenient).unwrap().from_cache);
     assert!(jit::compile(&spill, &dir.options()).is_err());
     assert!(matches!(jit::compile(&serial, &lenient), Err(Error::Serialised { .. })));
+    // Several threads of the assembler would not have said so.
+    assert_eq!(JitOptions::default().split_compile, 1);
 }
 
 #[test]

@@ -32,8 +32,8 @@ pub struct JitOptions {
     pub allow_spills: bool,
     /// Source lines in the CUBIN, for profilers. Default: false.
     pub line_info: bool,
-    /// Threads of the optimiser and the assembler. The machine code is the same with any number. Default: 2, which halve the time of a
-    /// large kernel; what more of them do is not worth their work.
+    /// Threads of the optimiser and the assembler. The machine code is the same with any number, and two halve the time of a large kernel;
+    /// but with more than one the assembler does not say that it serialised wgmma, which is then not refused. Default: 1.
     pub split_compile: u32,
 }
 
@@ -45,7 +45,7 @@ impl Default for JitOptions {
             use_cache: true,
             allow_spills: false,
             line_info: false,
-            split_compile: 2,
+            split_compile: 1,
         }
     }
 }
