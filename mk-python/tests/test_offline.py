@@ -410,6 +410,24 @@ class Calls(Case):
         with self.raises(mk.ArgumentError, "do not fit 16 SMs beside the 116 that are reserved"):
             f.bind(dims={"M": 128, "K": 64, "F": 64})
 
+    def test_binds_ahead_in_the_order_asked_for(self):
+        f = mk.compile(MLP, mk.World.offline(4))
+        sizes = [{"M": 128 * n, "K": 64, "F": 64} for n in (1, 2, 3)]
+        futures = [f.bind_async(dims=dims) for dims in sizes]
+        # Whoever binds after that waits for all of them.
+        plan = f.bind(dims=sizes[0])
+        self.assertTrue(all(future.done() for future in futures))
+        self.assertEqual(str(futures[0].result()), str(plan))
+        self.assertNotEqual(str(futures[1].result()), str(plan))
+        with self.raises(mk.ArgumentError, "F"):
+            f.bind_async(dims={"M": 128, "K": 64}).result()
+
+    def test_whether_kept_proofs_are_taken(self):
+        plans = [mk.compile(MLP, mk.World.offline(4), prove=prove).bind(dims={"M": 128, "K": 64, "F": 64}) for prove in ("cached", "always")]
+        self.assertEqual(str(plans[0]), str(plans[1]))
+        with self.raises(mk.ArgumentError, "prove", "`sometimes` is not `cached` or `always`"):
+            mk.compile(MLP, mk.World.offline(4), prove="sometimes")
+
     def test_options(self):
         world = mk.World.offline(2)
         for bad in (0.0, -1.0, float("nan"), float("inf")):

@@ -6,11 +6,10 @@ import hashlib
 import itertools
 import os
 import sys
-import threading
 import weakref
-from concurrent.futures import Future, wait
 
 from . import _mk, _op
+from ._ahead import begin, finish
 from ._errors import ArgumentError, DeviceError, FaultError, UnsupportedError
 from ._evaluate import dtype
 from ._reference import ReferenceWorld
@@ -23,8 +22,6 @@ _SAVES = {"all": (False, False), "shard": (True, False), "pre": (False, True), "
 _functions: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 # All functions of a world, in the order in which they were made.
 _members: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-# What is bound ahead in a world, in the order in which that was asked for.
-_ahead: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _worlds: dict[int, str] = {}
 _made: dict[str, int] = {}
 _unshared = itertools.count()
@@ -172,35 +169,14 @@ class Function:
         results = [self._runner.values[i] for _, i in self._runner.program["results"]]
         return [(tuple(self._runner.local(v, sizes)), dtype(torch, v)) for v in results]
 
-    def bind(self, *, shapes=None, dims=None):
-        """Compiles and binds ahead of the first call, unless that was done. Collective: every rank calls it, in the same order as its other
-        first calls. ``shapes`` (global) and ``dims`` add to those given to ``compile``. Returns the plan.
-        """
-        _finish(self._world)
-        return self.__getattr__("bind")(shapes=shapes, dims=dims)
-
     def bind_async(self, *, shapes=None, dims=None):
         """``bind`` in a thread, while this one goes on: a ``concurrent.futures.Future`` of the plan. Collective, as ``bind``. Calls and binds
         of this world wait until all that was asked for before them is bound. Not while a CUDA graph is captured.
         """
-        bind, before = self.__getattr__("bind"), list(_ahead.get(self._world, ()))
-        future = Future()
-        future.set_running_or_notify_cancel()
-
-        def work():
-            wait(before)
-            try:
-                future.set_result(bind(shapes=shapes, dims=dims))
-            except BaseException as error:
-                future.set_exception(error)
-
-        _ahead[self._world] = [*before, future]
-        threading.Thread(target=work, name="mk-bind", daemon=True).start()
-        return future
+        return begin(self._world, lambda: self.bind(shapes=shapes, dims=dims))
 
     def __call__(self, *args, out=None, **kwargs):
-        if _ahead:
-            _finish(self._world)
+        finish(self._world)
         try:
             return self._call(args, out, kwargs)
         except FaultError:
@@ -338,6 +314,8 @@ class Function:
         native = self.__dict__.get("_native")
         if name.startswith("_") or native is None:
             raise AttributeError(name)
+        if name == "bind":
+            finish(self._world)
         return getattr(native, name)
 
     def _all(self):
@@ -398,11 +376,6 @@ def _find(world, text, options, save, grads):
         if _worlds.get(id(other)) == world:
             return compile(text, other, save=save, grads=grads, **options)
     raise DeviceError(f"this function is of {world}, and this process has made no such world\n  help: make the world first")
-
-
-def _finish(world):
-    """Waits for what is bound ahead: ranks bind in the same order. Errors are their futures'."""
-    wait(_ahead.pop(world, ()))
 
 
 def _world_name(world):
