@@ -71,8 +71,6 @@ impl Ord for At {
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// The first flow of a resource is through, unless others came or went since (the number).
-    Through(u32, u32),
     /// A flow ends: index of the flow in the run.
     Ends(u32),
     /// The lane's head begins.
@@ -107,8 +105,10 @@ struct Resource {
     present: u32,
     virtual_now: f64,
     at: f64,
-    version: u32,
     heap: BinaryHeap<Reverse<(At, u32)>>,
+    /// When its first flow will be through, as things are, and the number of that event. Each flow that comes or goes changes it: in
+    /// the queue most of these would be out of date.
+    through: Option<(At, u32)>,
 }
 
 impl Resource {
@@ -146,6 +146,8 @@ struct Run<'w> {
     now: f64,
     events: BinaryHeap<Reverse<(At, u32, Event)>>,
     serial: u32,
+    /// The resource whose first flow is through before those of others.
+    soonest: Option<u32>,
     resources: Vec<Resource>,
     flows: Vec<Active>,
     lanes: Vec<LaneState>,
@@ -162,8 +164,8 @@ pub(super) fn run(work: &Work, model: &DeviceModel) -> Result<Vec<Ran>, CostErro
         present: 0,
         virtual_now: 0.0,
         at: 0.0,
-        version: 0,
         heap: BinaryHeap::new(),
+        through: None,
     };
     let lane = |l: &super::unroll::Lane| LaneState {
         next: l.jobs.start,
@@ -184,6 +186,7 @@ pub(super) fn run(work: &Work, model: &DeviceModel) -> Result<Vec<Ran>, CostErro
         now: 0.0,
         events: BinaryHeap::new(),
         serial: 0,
+        soonest: None,
         resources: (0..2 * work.ranks as u32).map(resource).collect(),
         flows: Vec::new(),
         lanes: work.lanes.iter().map(lane).collect(),
@@ -195,10 +198,7 @@ pub(super) fn run(work: &Work, model: &DeviceModel) -> Result<Vec<Ran>, CostErro
     for lane in 0..run.lanes.len() {
         run.head(lane);
     }
-    while let Some(Reverse((At(at), _, event))) = run.events.pop() {
-        run.now = at;
-        run.handle(event);
-    }
+    while run.step() {}
     let waiting = run.lanes.iter().filter(|l| l.next < l.end).count();
     if waiting > 0 {
         return Err(CostError::Stuck { waiting });
@@ -207,6 +207,24 @@ pub(super) fn run(work: &Work, model: &DeviceModel) -> Result<Vec<Ran>, CostErro
 }
 
 impl Run<'_> {
+    /// The next event, in the order of times and then of numbers; false where there is none.
+    fn step(&mut self) -> bool {
+        let queued = self.events.peek().map(|Reverse((at, serial, _))| (*at, *serial));
+        let through = self.soonest.and_then(|r| Some((self.resources[r as usize].through?, r)));
+        match (queued, through) {
+            (queued, Some((first, resource))) if queued.is_none_or(|q| first < q) => {
+                self.now = first.0.0;
+                self.through(resource);
+            }
+            _ => {
+                let Some(Reverse((At(at), _, event))) = self.events.pop() else { return false };
+                self.now = at;
+                self.handle(event);
+            }
+        }
+        true
+    }
+
     fn push(&mut self, at: f64, event: Event) {
         self.serial += 1;
         self.events.push(Reverse((At(at.max(self.now)), self.serial, event)));
@@ -218,7 +236,6 @@ impl Run<'_> {
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Through(resource, version) => self.through(resource, version),
             Event::Ends(flow) => self.ends(flow),
             Event::Begin(lane) => self.begin(lane as usize),
             Event::Main(lane) => self.main_part(lane as usize),
@@ -304,19 +321,30 @@ impl Run<'_> {
 
     /// Says when the first flow of a resource will be through, as things are.
     fn expect(&mut self, resource: u32) {
+        let now = self.now;
         let r = &mut self.resources[resource as usize];
-        r.version += 1;
-        let version = r.version;
-        let Some(Reverse((At(target), _))) = r.heap.peek() else { return };
-        let seconds = (target - r.virtual_now).max(0.0) * f64::from(r.present.max(1)) / r.rate;
-        self.push(self.now + seconds, Event::Through(resource, version));
+        r.through = r.heap.peek().map(|Reverse((At(target), _))| {
+            let seconds = (target - r.virtual_now).max(0.0) * f64::from(r.present.max(1)) / r.rate;
+            self.serial += 1;
+            (At((now + seconds).max(now)), self.serial)
+        });
+        let through = |i: u32| self.resources[i as usize].through;
+        let before = |a: u32, b: u32| match (through(a), through(b)) {
+            (Some(a), Some(b)) => a < b,
+            (a, _) => a.is_some(),
+        };
+        self.soonest = match self.soonest {
+            // It may come later than another one now.
+            Some(first) if first == resource => {
+                (0..self.resources.len() as u32).reduce(|a, b| if before(b, a) { b } else { a })
+            }
+            Some(first) if !before(resource, first) => Some(first),
+            _ => Some(resource),
+        };
     }
 
-    fn through(&mut self, resource: u32, version: u32) {
+    fn through(&mut self, resource: u32) {
         let r = &mut self.resources[resource as usize];
-        if r.version != version {
-            return;
-        }
         r.advance(self.now);
         let Some(Reverse((At(target), flow))) = r.heap.pop() else { return };
         r.virtual_now = r.virtual_now.max(target);
