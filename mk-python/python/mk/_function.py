@@ -441,7 +441,7 @@ def _find(world, text, options, save, grads):
 
 
 def compile(pipeline, world, *, save="all", grads=None, reserve_sms=0, share=True, shapes=None, dims=None, settings=None, wait_limit_s=30.0,
-            entry_limit_s=600.0, overlap=False, tuning=True, fuse="auto"):
+            entry_limit_s=600.0, overlap=False, tuning=True, fuse="auto", prove="cached"):
     """A function of torch tensors from a pipeline, a text or the path of a `.mk` file. Nothing is compiled yet: see ``Function``.
 
     ``save`` says what forward keeps for backward: ``"all"``; ``"shard"``, whose backward gathers inputs again; ``"pre"``, which keeps values
@@ -467,14 +467,14 @@ def compile(pipeline, world, *, save="all", grads=None, reserve_sms=0, share=Tru
     if isinstance(reserve_sms, str) and reserve_sms == "nccl":
         reserve_sms = _mk._nccl_channels()
     given = {"reserve_sms": reserve_sms, "shapes": shapes, "dims": dims, "settings": settings, "wait_limit_s": wait_limit_s,
-             "entry_limit_s": entry_limit_s, "overlap": overlap, "tuning": tuning, "fuse": fuse}
+             "entry_limit_s": entry_limit_s, "overlap": overlap, "tuning": tuning, "fuse": fuse, "prove": prove}
     # One text with the same options is one function, whether defaults are written or not.
     options = {name: value for name, value in given.items() if not _is_default(name, value)}
     return _compile(_mk._source(pipeline), world, save, grads or {}, options, share)
 
 
 _DEFAULTS = {"reserve_sms": 0, "shapes": None, "dims": None, "settings": None, "wait_limit_s": 30.0, "entry_limit_s": 600.0, "overlap": False,
-             "tuning": True, "fuse": "auto"}
+             "tuning": True, "fuse": "auto", "prove": "cached"}
 
 
 def _is_default(name, value):
