@@ -2,10 +2,10 @@
 
 use mk_codegen::{
     ir::Plan,
-    passes::{LowerError, lower},
+    passes::lower,
     settings::{AllReduce, Config, Consumers, Gather, LastWave, NicOrdering, Reduction, Schedule},
 };
-use mk_syntax::Program;
+use mk_syntax::{Bound, Program};
 use std::{collections::BTreeMap, fs, path::Path};
 
 /// A pipeline and the extents of its tensors: rows are `M`, `L` is another that fits into no tile.
@@ -176,10 +176,18 @@ const SMALL: &[Shape] = &[
     ("small, odd", 5, &[('K', 3), ('N', 9), ('F', 7)]),
 ];
 
-/// A plan with a name.
+/// A plan with a name, and its pipeline, if it has one.
 pub struct Case {
     pub name: String,
     pub plan: Plan,
+    pub pipeline: Option<(Program, Bound)>,
+}
+
+impl Case {
+    pub fn lowered(name: String, program: Program, bound: Bound, config: &Config) -> Case {
+        let plan = lower(&program, &bound, config).unwrap_or_else(|e| panic!("{name}: {e}"));
+        Case { name, plan, pipeline: Some((program, bound)) }
+    }
 }
 
 /// The fixtures of `tests/plans`.
@@ -197,7 +205,8 @@ pub fn folder(name: &str) -> Vec<Case> {
     let read = |p: &Path| {
         let text = fs::read_to_string(p).unwrap_or_else(|e| panic!("{}: {e}", p.display()));
         let plan = text.parse().unwrap_or_else(|e| panic!("{}: {e}", p.display()));
-        Case { name: p.file_stem().unwrap_or_default().to_string_lossy().into_owned(), plan }
+        let name = p.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        Case { name, plan, pipeline: None }
     };
     paths.iter().map(|p| read(p)).collect()
 }
@@ -214,7 +223,8 @@ pub fn drafts(few: bool) -> Vec<Case> {
         let plan = text.splitn(3, "---\n").nth(2).unwrap_or_default();
         let plan = plan.parse().unwrap_or_else(|e| panic!("{}: {e}", p.display()));
         let name = p.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        Case { name: name.rsplit("__").next().unwrap_or_default().to_string(), plan }
+        let name = name.rsplit("__").next().unwrap_or_default().to_string();
+        Case { name, plan, pipeline: None }
     };
     let large = |c: &Case| matches!(&*c.name, "packed_blocks" | "packed_dispatched");
     paths.iter().map(|p| read(p)).filter(|c| !few || !large(c)).collect()
@@ -243,7 +253,9 @@ fn catalogue(few: bool, shapes: &[Shape]) -> Vec<Case> {
                     continue;
                 }
                 let name = format!("{source}, {ranks} ranks, {}, {}", shape.0, way.0);
-                out.push(Case { plan: compile(source, ranks, tensors, shape, way.1), name });
+                let (program, bound, config) =
+                    bind(source, ranks, tensors, (shape.1, shape.2), way.1);
+                out.push(Case::lowered(name, program, bound, &config));
             }
         }
     }
@@ -259,7 +271,8 @@ pub fn random(pipeline: usize, ranks: u32, rows: u64, width: u64) -> Option<Plan
     let mut all = all.chain(VARIANTS.iter().map(|(p, way)| (p, *way)));
     let ((source, tensors), (_, set)) = all.nth(pipeline)?;
     let extents = [('K', 1 + width % 9), ('N', width), ('F', 1 + width % 13)];
-    try_compile(source, ranks, tensors, rows, &extents, set).ok()
+    let (program, bound, config) = bind(source, ranks, tensors, (rows, &extents), set);
+    lower(&program, &bound, &config).ok()
 }
 
 /// Pipelines with a number of rows that comes with each launch.
@@ -295,8 +308,7 @@ pub fn attention(few: bool) -> Vec<Case> {
         let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
         let bound =
             program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{name}: {e:?}"));
-        let plan = lower(&program, &bound, &Config { ranks: *ranks, ..Config::default() });
-        Case { plan: plan.unwrap_or_else(|e| panic!("{name}: {e}")), name }
+        Case::lowered(name, program, bound, &Config { ranks: *ranks, ..Config::default() })
     };
     all.iter().take(if few { 2 } else { all.len() }).map(one).collect()
 }
@@ -316,8 +328,7 @@ pub fn experts(few: bool) -> Vec<Case> {
         let dims = [("T", *tokens), ("H", 8), ("K", *slots), ("E", *experts)];
         let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
         let bound = program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{e}"));
-        let plan = lower(&program, &bound, &Config { ranks: *ranks, ..Config::default() });
-        Case { plan: plan.unwrap_or_else(|e| panic!("{name}: {e}")), name }
+        Case::lowered(name, program, bound, &Config { ranks: *ranks, ..Config::default() })
     };
     all.iter().take(if few { 1 } else { all.len() }).map(one).collect()
 }
@@ -342,8 +353,7 @@ pub fn nodes(few: bool) -> Vec<Case> {
             let shapes = shapes.iter().map(|(n, s)| (n.to_string(), s.clone())).collect();
             let bound = program.bind(&BTreeMap::new(), &shapes).unwrap_or_else(|e| panic!("{e:?}"));
             let config = Config { ranks: 4, nodes: 2, net, ..Config::default() };
-            let plan = lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{name}: {e}"));
-            out.push(Case { plan, name });
+            out.push(Case::lowered(name, program, bound, &config));
         }
     }
     out
@@ -365,25 +375,13 @@ pub fn random_run_time(pipeline: usize, ranks: u32, rows: u64, width: u64) -> Op
     lower(&program, &bound, &Config { ranks, ..Config::default() }).ok()
 }
 
-fn compile(
+fn bind(
     source: &str,
     ranks: u32,
     tensors: &[(&str, &[char])],
-    shape: &Shape,
+    (rows, extents): (u64, &[(char, u64)]),
     set: fn(&mut Config),
-) -> Plan {
-    try_compile(source, ranks, tensors, shape.1, shape.2, set)
-        .unwrap_or_else(|e| panic!("{source}: {e}"))
-}
-
-fn try_compile(
-    source: &str,
-    ranks: u32,
-    tensors: &[(&str, &[char])],
-    rows: u64,
-    extents: &[(char, u64)],
-    set: fn(&mut Config),
-) -> Result<Plan, LowerError> {
+) -> (Program, Bound, Config) {
     let program = Program::parse(source).unwrap_or_else(|e| panic!("{source}: {e:?}"));
     let extent = |c: &char| match extents.iter().find(|s| s.0 == *c) {
         Some((_, n)) => *n,
@@ -402,5 +400,5 @@ fn try_compile(
         program.bind(&BTreeMap::new(), &shapes).unwrap_or_else(|e| panic!("{source}: {e:?}"));
     let mut config = Config { ranks, ..Config::default() };
     set(&mut config);
-    lower(&program, &bound, &config)
+    (program, bound, config)
 }

@@ -3,6 +3,7 @@
 //! Where one of them is wrong, the others say so. CI takes a fixed part of the mutants; `MK_MUTANTS=all`, or `cargo xtask
 //! mutants`, takes all. The figures are in `docs/verification.md`.
 
+mod accesses;
 mod agreement;
 mod cases;
 mod explorer;

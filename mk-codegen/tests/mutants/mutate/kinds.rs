@@ -35,6 +35,16 @@ pub enum Kind {
     ValueWait,
     ValuePost,
     ValueAccess,
+    Base,
+    Extent,
+    OtherRank,
+    OtherBuffer,
+    OtherType,
+    Index,
+    Condition,
+    Traded,
+    TableLeaf,
+    TableLine,
 }
 
 impl Kind {
@@ -72,6 +82,16 @@ impl Kind {
             Kind::ValueWait => "a wait not there with one value",
             Kind::ValuePost => "a post not there with one value",
             Kind::ValueAccess => "an access not there with one value",
+            Kind::Base => "a base of a region",
+            Kind::Extent => "a length, or a number of repetitions",
+            Kind::OtherRank => "an access to another rank",
+            Kind::OtherBuffer => "an access to another buffer",
+            Kind::OtherType => "a buffer of another type",
+            Kind::Index => "an index of a table, or another entry",
+            Kind::Condition => "another condition, or none",
+            Kind::Traded => "two operands traded",
+            Kind::TableLeaf => "a setting of a leaf that fills a table",
+            Kind::TableLine => "another line of a table",
             Kind::SlotEarly => "a slot reused an epoch early",
         }
     }

@@ -1,11 +1,13 @@
 //! Mutants of a plan: one edge dropped, weakened or moved.
 
+mod accesses;
 mod kinds;
 mod one_rank;
 mod operands;
 mod slots;
 mod values;
 
+pub use accesses::of_accesses;
 pub use kinds::Kind;
 pub use one_rank::of_one_rank;
 pub use operands::{of_operands, of_reach};
