@@ -456,6 +456,7 @@ def compile(pipeline, world, *, save="all", grads=None, reserve_sms=0, share=Tru
 
     ``shapes`` maps tensors to global shapes and ``dims`` symbols to extents. Neither is needed while shards are even: the global shape
     then follows from the tensors. ``settings``, ``tuning``, ``fuse``, ``overlap``, ``wait_limit_s`` and ``entry_limit_s``: docs/python.md.
+    ``prove="always"`` proves plans again that this very build has proved before (docs/first-call.md).
 
     Raises PipelineError with all mistakes of the text, or ArgumentError.
     """
