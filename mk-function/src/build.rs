@@ -353,8 +353,8 @@ impl Draft {
         let own = self.made.kernels.iter().map(|k| Digests::of(&k.plan, &k.source));
         if !all.iter().map(|proved| &proved.digests).eq(own.collect::<Vec<_>>().iter()) {
             return Err(FunctionError::mismatch(
-                "this rank lowered other plans than rank 0, which proves for all: every rank needs the same build of mk, the same text and \
-                 the same options",
+                "this rank lowered other plans than rank 0, which proves for all\n  help: every rank must pass the same text and options, in the same \
+                 build of mk",
             ));
         }
         self.proved = Some(all);

@@ -237,7 +237,7 @@ class Shared(unittest.TestCase):
             f.synchronize()
             f.close()
         with self.assertRaisesRegex(mk.ArgumentError, "do not fit 33 SMs" if world.sm_budget == 33 else "do not fit"):
-            mk.compile(LINEAR, world, sms={"compute": 100})(a, b)
+            mk.compile(LINEAR, world, settings={"compute_sms": 100})(a, b)
 
 
 class Streams:
