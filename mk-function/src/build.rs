@@ -158,6 +158,9 @@ pub struct Making<'a> {
     pub emission: emit::Options,
 }
 
+/// Proofs, where this process makes them, and what the compiler made meanwhile.
+type ProvedAndCompiled = (Option<Vec<Proved>>, Result<Vec<Compiled>, FunctionError>);
+
 /// What a process has before ranks have agreed: kernels, and their proofs where it is the one that proves.
 pub(crate) struct Draft {
     made: Composition<Lowered>,
@@ -278,7 +281,7 @@ impl Composition<Lowered> {
         making: Making<'_>,
         options: &JitOptions,
         proofs: Option<&Proofs>,
-    ) -> Result<(Option<Vec<Proved>>, Result<Vec<Compiled>, FunctionError>), FunctionError> {
+    ) -> Result<ProvedAndCompiled, FunctionError> {
         let compile = || self.compile(options);
         let (proved, compiled) = thread::scope(|threads| {
             let beside = thread::Builder::new().spawn_scoped(threads, compile);

@@ -45,7 +45,7 @@ pub enum CutError {
         text: String,
         /// Why.
         #[source]
-        error: LowerError,
+        error: Box<LowerError>,
     },
     /// A value has a type that no parameter may have, and stands where kernels are cut.
     #[error("this part of the pipeline is none by itself:\n{text}{diagnostics}")]
@@ -220,7 +220,7 @@ impl Cutter<'_> {
             && let Some(bound) = self.bind(&excerpt, &program)
             && let Err(error) = passes::facts(&program, &bound, self.ranks)
         {
-            return Err(CutError::NoKernel { text, error });
+            return Err(CutError::NoKernel { text, error: error.into() });
         }
         let (inputs, results, is_flat) = (excerpt.inputs(), excerpt.results, excerpt.flat);
         Ok(Step { is_kernel: group.is_kernel, text, program, inputs, results, is_flat })

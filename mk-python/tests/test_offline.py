@@ -202,7 +202,7 @@ class Settings(Case):
             ({"split_k": -1}, ("`-1` is no value of `split_k`",)),
             ({"split_k": 2**40}, ("is no value of `split_k`",)),
             ({"group_m": 0}, ("`group_m=0`", "use 1 or more")),
-            ({"last_wave": "1x256"}, ("`last_wave=1x256`", "fewer columns than the other tiles have")),
+            ({"last_wave": "1x256"}, ("`last_wave=1x256`", "set `last_wave=1x192`")),
             ({"split_k": True}, ("a name to a str or an int", "{'split_k': True}")),
             ({"block": (128, 128, 64)}, ("a name to a str or an int", "(128, 128, 64)", "mk.SETTINGS")),
             ({"split_k": 2.0}, ("a name to a str or an int",)),

@@ -80,9 +80,8 @@ impl<'c, 'a> Case<'c, 'a> {
         }
         case.values.extend(outputs.into_iter().zip(results.iter().copied()));
         for (id, buffer) in plan.buffers.iter() {
-            match case.values.get(&id) {
-                Some(value) => case.meet(id, buffer, *value, lines)?,
-                None => {}
+            if let Some(value) = case.values.get(&id) {
+                case.meet(id, buffer, *value, lines)?;
             }
         }
         links::tasks(lines, unrolled, |slab| case.line(slab), sequence)?;

@@ -114,8 +114,8 @@ impl Room {
                 of_rank[e] = of_rank[e].min(left);
             }
             // Then what blocks have room for.
-            for e in 0..of_rank.len() {
-                of_rank[e] = (of_rank[e].next_multiple_of(rows)).min(tokens);
+            for n in of_rank.iter_mut() {
+                *n = n.next_multiple_of(rows).min(tokens);
             }
             for e in 0..of_rank.len() {
                 let free = blocks.saturating_sub(taken(of_rank));

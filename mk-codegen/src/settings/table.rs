@@ -92,6 +92,7 @@ macro_rules! row {
 }
 
 /// Every setting, in the order in which they are printed and searched.
+#[allow(clippy::needless_update, reason = "some rows say all that there is to say")]
 pub const SETTINGS: &[Setting] = &[
     row!(block: Block, "rows, columns and depth of a matrix product's tile", {
         applies: rules::products,

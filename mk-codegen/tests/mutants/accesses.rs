@@ -50,8 +50,11 @@ const SMALL: &[Small] = &[
     (THERE, 3, &[("T", 10), ("H", 8), ("K", 2), ("E", 6), ("N", 8), ("R", 768)], ""),
 ];
 
+/// A file of `examples`, ranks, and sizes.
+type Example = (&'static str, u32, &'static [(&'static str, u64)]);
+
 /// The examples, in small.
-const EXAMPLES: &[(&str, u32, &[(&str, u64)])] = &[
+const EXAMPLES: &[Example] = &[
     ("moe_layer", 2, &[("T", 7), ("H", 8), ("I", 8), ("E", 4), ("K", 2)]),
     ("experts", 2, &[("R", 512), ("H", 8), ("I", 8), ("E", 2)]),
     ("gather", 3, &[("M", 7), ("K", 8)]),
@@ -142,7 +145,7 @@ fn outputs(case: &Case, plan: &Plan, seed: u64, schedule: Schedule) -> Result<Ou
         let number = id.to_string()[3..].parse().expect("a number");
         let one = |i: usize| {
             let n = mix([seed, place, number, i as u64]);
-            ((n >> 8) % 7 + 1) as f32 / if n % 2 == 0 { 4.0 } else { -4.0 }
+            ((n >> 8) % 7 + 1) as f32 / if n.is_multiple_of(2) { 4.0 } else { -4.0 }
         };
         (0..shape.iter().product()).map(one).collect()
     };

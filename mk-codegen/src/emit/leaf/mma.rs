@@ -143,7 +143,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     })?;
     let only_tile = e.points.only_tile(&run)?;
     let borrowed_stage = !only_tile && e.points.borrowed_stage(&run)?;
-    let b_first = families.iter().any(|f| waits_for_a(f)) && b_is_given(e, &run);
+    let b_first = families.iter().any(waits_for_a) && b_is_given(e, &run);
     let clipped = e.points.ends_clipped(&run)?;
     let b_evict_first = e.points.evict_first(&run, f64::from(target.l2_bytes))?;
     let short_rows = run.iter().all(|id| e.plan.looks_up(&e.plan.families[*id]));
