@@ -157,9 +157,9 @@ const ENGINE: &str = r#"
 plan "engine"
 mesh world=2
 target sm_90a
-buffer buf0 "a" in bf16[8, 16]
-buffer buf1 "b" in bf16[8, 16]
-buffer buf2 "got" workspace bf16[2, 8, 16]
+buffer buf0 "a" in f32[8, 16]
+buffer buf1 "b" in f32[8, 16]
+buffer buf2 "got" workspace f32[2, 8, 16]
 buffer buf3 "sum" scratch f32[8, 16]
 buffer buf4 "out" out f32[24, 16]
 signal sig0 "entered" [2]
