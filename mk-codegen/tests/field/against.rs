@@ -26,7 +26,6 @@ const WRONG: &[(&str, &str, u64, &str)] = &[
     ("broken/rule6_wanted_of_19_tokens", THERE, 40, "fills tab3 \"wanted\" with something else"),
     ("broken/rule6_lists_of_19_tokens", BACK, 40, "fills tab1 \"counts\" with something else"),
     ("broken/rule6_places_by_a_peers_list", BACK, 40, "fills tab3 \"places\" with something else"),
-    ("broken/rule6_lists_of_numbers", BACK, 40, "integers are no numbers"),
     ("values/flag_of_the_other_slot", DROPS, 280, "written by fam11 \"combine\""),
 ];
 

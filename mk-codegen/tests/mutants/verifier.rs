@@ -232,6 +232,8 @@ fn every_mutant_of_a_draft_is_rejected_or_equivalent() {
     assert!(missed.is_empty(), "accepted, but a run goes wrong:\n{}", missed.join("\n"));
 }
 
+const TABLES: &str = "what tables are made of is no matter of order";
+
 /// Broken plans that the verifier refuses although no run of the explorer's machine goes wrong, and why.
 const STRICT: &[(&str, &str)] = &[
     (
@@ -253,6 +255,10 @@ const STRICT: &[(&str, &str)] = &[
         "that is a matter of tables which are not among those that it tries",
     ),
     ("rule6_a_row_of_a_block", "what a leaf makes of regions is the executor's business"),
+    ("rule6_counts_up_to_39", TABLES),
+    ("rule6_lists_of_19_tokens", TABLES),
+    ("rule6_places_by_a_peers_list", TABLES),
+    ("rule6_wanted_of_19_tokens", TABLES),
     ("rule6_epoch_times_a_number", "it goes wrong in the eighth epoch"),
     ("rule6_factors_of_other_depths", "what a leaf makes of regions is the executor's business"),
     ("rule6_looked_up", "whether a task reads the entries that it looks up is no matter of order"),
@@ -265,10 +271,14 @@ const STRICT: &[(&str, &str)] = &[
 fn broken_plans_go_wrong() {
     let broken = cases::folder("broken");
     assert!(!broken.is_empty());
+    let mut unlike = Vec::new();
     for case in broken.iter().filter(|c| c.plan.check_structure().is_ok()) {
         let wrong = matches!(explore(&case.plan), Verdict::Wrong(_));
         println!("{}: {}", case.name, if wrong { "goes wrong" } else { "no run goes wrong" });
         let strict = STRICT.iter().find(|s| s.0 == case.name);
-        assert_eq!(wrong, strict.is_none(), "{}: {strict:?}", case.name);
+        if wrong != strict.is_none() {
+            unlike.push(format!("{}: {strict:?}", case.name));
+        }
     }
+    assert!(unlike.is_empty(), "{}", unlike.join("\n"));
 }
