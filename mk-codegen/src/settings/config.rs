@@ -27,7 +27,7 @@ pub struct Config {
     /// warpgroup has room for one.
     pub consumers: Consumers,
     /// Rasterisation: row blocks that are walked together before the next columns' tiles, so that both operands stay in L2; as many as
-    /// hold [`RASTER_ROWS`] rows, where it is not set.
+    /// hold 1024 rows, where it is not set.
     pub group_m: Option<u32>,
     /// Whether tiles, sums and copies through registers are dealt out before the launch, or taken by the next free CTA (an atomic tile
     /// scheduler).

@@ -6,7 +6,7 @@
 //! else may write them: digests tell damage, and not intent (`trust.rs`).
 //! Several processes may write the same key at once: each renames a complete file of its own into place, and any of
 //! them is right. A file that does not check is treated as absent and replaced. A directory that cannot be used at all
-//! costs time and is not an error: its first failure is a warning in the log, and [`probe`] finds it.
+//! costs time and is not an error: its first failure is a warning in the log, and `mk doctor` finds it.
 
 mod trust;
 
