@@ -5,8 +5,8 @@ mod common;
 use common::{CASES, plan};
 use mk_codegen::{
     cost::{Bound, DeviceModel, Prediction, Sample, error, fit, predict},
-    ir::{Leaf, Plan},
     passes::lower,
+    plan::{Leaf, Plan},
     settings::{Config, Consumers, Gather, Reduction, Schedule},
 };
 use mk_syntax::Program;

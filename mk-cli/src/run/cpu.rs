@@ -13,7 +13,7 @@ use crate::{
 };
 use mk::{
     abi::count,
-    ir::Plan,
+    plan::Plan,
     sim::{RunReport, Schedule},
 };
 use mk_harness::{

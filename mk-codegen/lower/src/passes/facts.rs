@@ -1,0 +1,122 @@
+//! A selected kernel as the facts that its settings depend on.
+
+use super::shape::{
+    attention::Attention,
+    grouped::Grouped,
+    kernel::{self, Extra, Kernel, Op, Reduce},
+    tensor::Tensor,
+};
+use crate::settings::{Facts, GatheredRows, Product, Sum};
+use mk_abi::DType;
+use mk_plan::{EpilogueOp, gated};
+
+/// Global rows and columns; one column where a tensor has none.
+fn extents(t: &Tensor) -> [u64; 2] {
+    let value = |i: usize| t.shape.get(i).map(|e| e.value.max(0) as u64);
+    let columns = if t.shape.len() > 1 { value(t.shape.len() - 1) } else { None };
+    [value(0).unwrap_or(0), columns.unwrap_or(1)]
+}
+
+/// The facts of an attention on so many ranks: no setting of products, gathers or sums has a use for it, but a ring communicates.
+pub(super) fn of_attention(a: &Attention, ranks: u32) -> Facts {
+    let first = a.results.first().map_or([0, 1], extents);
+    Facts { ranks, first, ring: a.ring, ..Facts::default() }
+}
+
+/// The facts of products of ragged rows.
+pub(super) fn of_grouped(g: &Grouped, ranks: u32) -> Facts {
+    // Of dispatched rows, all that there is room for.
+    let rows = |t: &Tensor| t.widest(0, ranks as i32).max(0) as u64 * u64::from(ranks);
+    let products = g.products.iter().map(|p| Product {
+        extents: [rows(&p.out), extents(&p.out)[1]],
+        gathered: false,
+        read: p.read,
+        result: p.result.is_some(),
+        gated: gated(&p.epilogue),
+        plain: p.epilogue.iter().all(|op| *op == EpilogueOp::Widen),
+        divisible: false,
+        depth: None,
+        alone: false,
+        f32: p.out.dtype == DType::F32,
+    });
+    Facts {
+        ranks,
+        products: products.collect(),
+        ragged: true,
+        routed: g.route.is_some(),
+        groups: g.products.first().map_or(0, |p| extents(&g.params[p.b])[0]),
+        first: g.results.first().map_or([0, 1], extents),
+        ..Facts::default()
+    }
+}
+
+/// A product's inner dimension, where every launch and every rank has as much of it.
+fn depth(kernel: &Kernel, product: &kernel::Product, world: i32) -> Option<u64> {
+    let Op::Operand(operand) = &kernel.ops[product.left] else { return None };
+    let (x, dim) = (&kernel.params[operand.param], usize::from(!operand.transposed));
+    let fixed = x.shape.get(dim).is_some_and(|e| e.runtime_max.is_none());
+    (fixed && x.even(dim, world)).then(|| x.widest(dim, world).max(0) as u64)
+}
+
+/// Whether its operands are the caller's, as TMA takes them, and it saves nothing on the way.
+fn alone(kernel: &Kernel, product: &kernel::Product, world: i32) -> bool {
+    let Op::Operand(operand) = &kernel.ops[product.left] else { return false };
+    let both = [&kernel.params[operand.param], &kernel.params[product.b]];
+    let saves = product.extras.iter().any(|x| matches!(x, Extra::Result(_) | Extra::OwnHalf));
+    let fixed = |t: &Tensor| t.shape.iter().all(|e| e.runtime_max.is_none());
+    both.iter().all(|t| t.tma_rows(world) && fixed(t)) && !saves
+}
+
+/// The facts of a kernel on so many ranks.
+pub(super) fn of(kernel: &Kernel, ranks: u32) -> Facts {
+    let world = ranks as i32;
+    let gathers = kernel.operands().filter(|(_, o)| o.gathered).map(|(id, operand)| {
+        let x = &kernel.params[operand.param];
+        let fixed = x.shape.iter().all(|e| e.runtime_max.is_none());
+        let spans = kernel.spans(id, world);
+        GatheredRows { name: x.name.clone(), bulk: x.in_bulk(), fixed, spans }
+    });
+    let products = kernel.products().map(|(id, p)| {
+        let saved = p.extras.iter().filter_map(|x| match x {
+            Extra::Result(r) => Some(&kernel.results[*r].out),
+            Extra::Param(_) | Extra::OwnHalf => None,
+        });
+        Product {
+            extents: extents(&p.out),
+            gathered: kernel.is_gathered(p.left),
+            read: kernel.is_read(id),
+            result: kernel.result_of(id).is_some(),
+            gated: p.gated(),
+            plain: p.epilogue.iter().all(|op| *op == EpilogueOp::Widen),
+            divisible: kernel.is_divisible(p, world),
+            depth: depth(kernel, p, world),
+            alone: alone(kernel, p, world),
+            f32: saved.chain([&p.out]).any(|t| t.dtype == DType::F32),
+        }
+    });
+    let sums = kernel.sums().map(|(_, sum)| {
+        let out = &kernel.results[sum.result].out;
+        let product = match kernel.ops[sum.of] {
+            Op::Product(_) => kernel.products().position(|(id, _)| id == sum.of),
+            Op::Operand(_) | Op::Sum(_) => None,
+        };
+        Sum {
+            product,
+            all: sum.how == Reduce::All,
+            epilogue: !sum.epilogue.is_empty(),
+            tma_rows: out.tma_rows(world),
+            extents: extents(out),
+        }
+    });
+    Facts {
+        ring: false,
+        routed: false,
+        ranks,
+        gathers: gathers.collect(),
+        products: products.collect(),
+        sums: sums.collect(),
+        ragged: false,
+        groups: 0,
+        first: kernel.results.first().map_or([0, 1], |r| extents(&r.out)),
+    }
+}
