@@ -41,7 +41,7 @@ def replace_block(document, block, name):
 
 def lines(head, body):
     """A table in Markdown: a header, and rows of cells."""
-    return "\n".join(report.cells(row) for row in [head, ["---"] * len(head), *body]) + "\n"
+    return "\n".join([report.cells(head), "|" + "---|" * len(head), *map(report.cells, body)]) + "\n"
 
 
 def shape(text):

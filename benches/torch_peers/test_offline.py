@@ -233,7 +233,7 @@ class Report(unittest.TestCase):
             tables.by_run([("a", [result()]), ("b", [result(), slow])]).splitlines(),
             [
                 "|  | a | b |",
-                "| --- | --- | --- |",
+                "|---|---|---|",
                 "| `gather -> gemm` | 1.58 (1.25) | 1.26 (0.50) |",
                 "| all | 1.58 (1.25) | 1.26 (0.50) |",
                 "| all, idle queue | 1.20 | 1.20 |",
