@@ -1,17 +1,21 @@
-//! Recognises a pipeline that is one attention, or a part of its backward, and refuses what no pass lowers.
+//! Claims an attention, or a part of its backward.
 
-use super::error::{LowerError, unsupported};
-use super::shape::{
-    attention::{Attention, Makes, along},
-    tensor::Tensor,
+use super::builder::Claims;
+use crate::{
+    graph::Kind,
+    passes::{
+        error::{LowerError, unsupported},
+        shape::{
+            attention::{Attention, Makes, along},
+            kernel::Op,
+        },
+    },
 };
-use crate::graph::{Kind, OpGraph, Value};
 use mk_plan::{GradOf, Operand};
 use mk_syntax::Placement;
-use petgraph::stable_graph::NodeIndex;
 use std::collections::BTreeSet;
 
-const CATALOGUE: &str = "one kernel holds one `attention` of the caller's tensors, whose result, with its `lse` where wanted, the caller gets; \
+pub(super) const CATALOGUE: &str = "one kernel holds one `attention` of the caller's tensors, whose result, with its `lse` where wanted, the caller gets; \
      or one `attention_stats`, one `attention_dq`, or one `attention_dk` with its `attention_dv`";
 
 /// What an operation makes, and by which mask, factor and ring.
@@ -26,43 +30,42 @@ fn makes(kind: &Kind) -> Option<(Makes, bool, Option<u32>, bool)> {
     }
 }
 
-/// The attention of a pipeline; `None` for one that has none.
+/// Whether it is an operation that a kernel has one of.
+pub(super) fn is_core(kind: &Kind) -> bool {
+    makes(kind).is_some()
+}
+
+/// Whether an operation is a further result of an attention, or of a part of its backward.
+pub(super) fn goes_with(kind: &Kind, core: &Kind) -> bool {
+    match kind {
+        Kind::Lse => matches!(core, Kind::Attention { .. }),
+        Kind::AttentionDv => matches!(core, Kind::AttentionGrad { of: GradOf::Keys, .. }),
+        _ => false,
+    }
+}
+
+/// The attention of a pipeline, if it has one: its operands are the caller's, and so is all that it makes.
 ///
 /// # Errors
-/// For a pipeline that has more than one attention, or other operations, and for sizes and placements that no pass lowers.
-pub(super) fn attention(g: &OpGraph, ranks: u32) -> Result<Option<Attention>, LowerError> {
-    let all = g.graph.node_indices();
-    let mut found = all.filter_map(|n| Some((n, makes(&g.graph[n].kind)?)));
-    let Some((node, (makes, causal, scale, ring))) = found.next() else { return Ok(None) };
-    let name = g.graph[node].name.clone();
-    let [axis] = g.axes.as_slice() else {
-        let why = format!("the mesh has the axes {}", g.axes.join(", "));
-        return Err(unsupported("mesh", why, "use one axis"));
-    };
-    let beside = |n: &NodeIndex| match g.graph[*n].kind {
-        Kind::Lse => makes == Makes::Results,
-        Kind::AttentionDv => makes == Makes::Gradients(GradOf::Keys),
-        Kind::Param => true,
-        _ => *n == node,
-    };
-    if let Some(other) = g.graph.node_indices().find(|n| !beside(n)) {
-        let why = format!("an `{name}` is in the same pipeline");
-        return Err(unsupported(&g.graph[other].name, why, CATALOGUE));
-    }
-    let params: Vec<NodeIndex> =
-        g.graph.node_indices().filter(|n| g.graph[*n].kind == Kind::Param).collect();
-    let place = |n: NodeIndex| params.iter().position(|p| *p == n);
-    let found: Option<Vec<usize>> = g.operands(node).into_iter().map(place).collect();
+/// For operands that are not, and for sizes and placements that no pass lowers.
+pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
+    let g = claims.g;
+    let Some(node) = claims.all(is_core).first().copied() else { return Ok(()) };
+    let value = claims.value(node);
+    let Some((makes, causal, scale, ring)) = makes(&value.kind) else { return Ok(()) };
+    let name = &value.name;
+    let found: Option<Vec<usize>> = g.operands(node).into_iter().map(|n| claims.param(n)).collect();
     let reads = makes.reads();
     let Some(found) = found.filter(|found| found.len() == reads.len()) else {
-        return Err(unsupported(&name, "its operands are not the caller's", CATALOGUE));
+        return Err(unsupported(name, "its operands are not the caller's", CATALOGUE));
     };
+    let params = &claims.kernel.params;
     if params.len() != reads.len() {
         let why = "it reads a tensor twice, or the pipeline has others";
-        return Err(unsupported(&name, why, CATALOGUE));
+        return Err(unsupported(name, why, CATALOGUE));
     }
-    let mut made = Vec::new();
-    for n in &g.results {
+    let mut made: Vec<(Operand, usize)> = Vec::new();
+    for (i, n) in g.results.iter().enumerate() {
         let operand = match g.graph[*n].kind {
             Kind::Lse => Operand::Lse,
             Kind::AttentionDv => Operand::Dv,
@@ -73,37 +76,29 @@ pub(super) fn attention(g: &OpGraph, ranks: u32) -> Result<Option<Attention>, Lo
                 Makes::Gradients(GradOf::Keys) => Operand::Dk,
             },
         };
-        if made.contains(&operand) || params.contains(n) {
+        if made.iter().any(|(other, _)| *other == operand) || claims.param(*n).is_some() {
             let why = "it is a result twice, or a parameter is one";
-            return Err(unsupported(&name, why, CATALOGUE));
+            return Err(unsupported(name, why, CATALOGUE));
         }
-        made.push(operand);
+        made.push((operand, i));
     }
-    let results = g.results.iter().zip(&g.result_names);
-    let attention = Attention {
-        name: g.name.clone(),
-        axis: axis.clone(),
-        makes,
-        params: params.iter().map(|n| tensor(&g.graph[*n], &g.graph[*n].name)).collect(),
-        operands: reads.into_iter().zip(found).collect(),
-        results: results.map(|(n, name)| tensor(&g.graph[*n], name)).collect(),
-        made,
-        causal,
-        scale,
-        ring,
-    };
-    check(&attention, &name, ranks as i32)?;
-    Ok(Some(attention))
+    let operands = reads.into_iter().zip(found).map(|(o, i)| (o, i, params[i].clone()));
+    let operands = operands.collect();
+    let attention = Attention { makes, operands, made, causal, scale, ring };
+    check(&attention, name, claims.ranks as i32)?;
+    let results: Vec<usize> = attention.made.iter().map(|(_, result)| *result).collect();
+    let id = claims.push(Op::Attention(attention));
+    results.into_iter().for_each(|r| claims.kernel.results[r].of = Some(id));
+    Ok(())
 }
 
 fn check(a: &Attention, name: &str, world: i32) -> Result<(), LowerError> {
     let refuse = |why: String, help: &str| Err(unsupported(name, why, help));
-    if a.makes == Makes::Results && !a.made.contains(&Operand::O) {
+    if a.makes == Makes::Results && a.made.iter().all(|(made, _)| *made != Operand::O) {
         return refuse("its result is no result of the pipeline".into(), CATALOGUE);
     }
     let mut lengths = BTreeSet::new();
-    for (operand, at) in &a.operands {
-        let t = &a.params[*at];
+    for (operand, _, t) in &a.operands {
         for (d, e) in t.shape.iter().enumerate().filter(|(_, e)| e.runtime_max.is_some()) {
             let name = e.symbol.as_deref().unwrap_or("a dimension");
             if d != along(*operand) {
@@ -139,9 +134,4 @@ fn check(a: &Attention, name: &str, world: i32) -> Result<(), LowerError> {
         return refuse(why, "let both be multiples of the ranks");
     }
     Ok(())
-}
-
-fn tensor(v: &Value, name: &str) -> Tensor {
-    let placement = v.placement.first().copied().unwrap_or(Placement::Replicate);
-    Tensor { name: name.into(), dtype: v.dtype, shape: v.shape.clone(), placement }
 }

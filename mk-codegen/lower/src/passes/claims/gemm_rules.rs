@@ -1,8 +1,12 @@
-//! Refuses selected kernels that no pass lowers, by name, with what works instead.
+//! Refuses dense operations that no pass lowers, by name, with what works instead.
 
-use super::error::{LowerError, unsupported};
-use super::shape::kernel::{Kernel, Op, Operand, Product};
-use crate::graph::OpGraph;
+use crate::{
+    graph::OpGraph,
+    passes::{
+        error::{LowerError, unsupported},
+        shape::kernel::{Kernel, Op, Operand, Product},
+    },
+};
 use mk_abi::DType;
 use mk_syntax::Placement;
 use std::collections::BTreeSet;
@@ -14,7 +18,7 @@ pub(super) const CATALOGUE: &str = "one kernel holds gathers of parameters, matr
 ///
 /// # Errors
 /// The first operation that stands in the way.
-pub(super) fn kernel(k: &Kernel, g: &OpGraph, ranks: u32) -> Result<(), LowerError> {
+pub(super) fn check(k: &Kernel, g: &OpGraph, ranks: u32) -> Result<(), LowerError> {
     if g.graph.node_weights().any(|v| v.shape.iter().skip(1).any(|e| e.runtime_max.is_some())) {
         let why = "a run-time dimension is not the first of its tensor";
         return Err(unsupported("dyn", why, "let it count rows of left operands and results"));
@@ -30,7 +34,7 @@ pub(super) fn kernel(k: &Kernel, g: &OpGraph, ranks: u32) -> Result<(), LowerErr
             return Err(unsupported("pipeline", "it returns one value twice", "return it once"));
         }
     }
-    if !k.multiplies() {
+    if k.is_collective() {
         return alone(k);
     }
     for r in &k.results {
@@ -95,7 +99,7 @@ fn product(k: &Kernel, p: &Product, ranks: i32) -> Result<(), LowerError> {
     let along_k = match &k.ops[p.left] {
         Op::Operand(Operand { gathered: true, .. }) => None,
         Op::Operand(Operand { transposed: true, .. }) => Some(0),
-        Op::Operand(_) | Op::Product(_) | Op::Sum(_) => Some(1),
+        _ => Some(1),
     };
     let sharded = along_k.filter(|d| left.placement == Placement::Shard(*d));
     let depth = sharded.map(|d| left.shape[d].value);

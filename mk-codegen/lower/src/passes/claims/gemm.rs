@@ -1,58 +1,84 @@
-//! Recognises what one kernel can be made of.
+//! Claims dense GEMMs, the gathers before them, the reductions behind them, and collectives alone.
 //!
-//! Assumes fused epilogues. Leaves a [`Kernel`]: left operands from the caller, gathered or not; matrix products, each of
-//! a left operand or of a product before it; results, each a product (summed over ranks or not) or a gathered operand; or
-//! one collective alone. Everything else is refused by name, with what works instead.
+//! Leaves operations of the kernel: operands A of the caller, gathered or not; GEMMs, each of such an operand or of a GEMM before it; sums over
+//! ranks of GEMMs, or of operands.
 
-use super::check::{self, CATALOGUE};
-use super::error::{LowerError, unsupported};
-use super::shape::{
-    kernel::{Extra, Kernel, Op, OpId, Operand, Outcome, Param, Product, Reduce, Sum},
-    tensor::Tensor,
+use super::{
+    builder::{Claims, tensor},
+    gemm_rules::{self, CATALOGUE},
 };
-use crate::graph::{Kind, OpGraph, Value};
-use mk_plan::{self, EPILOGUE_OPERANDS, EpilogueOp};
+use crate::{
+    graph::{Kind, OpGraph},
+    passes::{
+        error::{LowerError, unsupported},
+        shape::kernel::{Extra, Op, OpId, Operand, Param, Product, Reduce, Sum},
+    },
+};
+use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, gated, halves};
 use mk_syntax::Placement;
 use petgraph::stable_graph::NodeIndex;
 
-/// Runs the pass.
+/// Claims what results are made of, as far as it is dense.
 ///
 /// # Errors
-/// For every pipeline that is not in the catalogue.
-pub(super) fn kernel(g: &OpGraph, ranks: u32) -> Result<Kernel, LowerError> {
-    let [axis] = g.axes.as_slice() else {
-        let why = format!("the mesh has the axes {}", g.axes.join(", "));
-        return Err(unsupported("mesh", why, "use one axis"));
-    };
-    let mut builder = Builder { g, params: Vec::new(), operands: Vec::new(), products: Vec::new() };
-    builder.params = g.graph.node_indices().filter(|n| g.graph[*n].kind == Kind::Param).collect();
-    // Summed products come first, so that their sums are under way beside the other products.
-    let mut order: Vec<_> = g.results.iter().zip(&g.result_names).enumerate().collect();
+/// The first operation that stands in the way.
+pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
+    let g = claims.g;
     let is_sum = |node: NodeIndex| {
         matches!(g.graph[node].kind, Kind::ReduceScatter { .. } | Kind::AllReduce { .. })
     };
-    order.sort_by_key(|(_, (node, _))| !is_sum(**node));
-    let mut results: Vec<(usize, Option<Left>, Tensor)> = Vec::new();
+    let claimed_elsewhere = |node: NodeIndex| !is_dense(&g.graph[node].kind);
+    // Summed products come first, so that their sums are under way beside the other products.
+    let mut order: Vec<_> = g.results.iter().copied().enumerate().collect();
+    order.retain(|(_, node)| !claimed_elsewhere(*node));
+    order.sort_by_key(|(_, node)| !is_sum(*node));
+    if order.is_empty() {
+        return Ok(());
+    }
+    let mut builder = Builder { claims, operands: Vec::new(), products: Vec::new() };
+    let mut results: Vec<(usize, Left)> = Vec::new();
     let mut sums: Vec<(Left, Sum)> = Vec::new();
-    for (place, (node, name)) in order {
-        let (reduce, of) = reduction(g, *node)?;
-        let value = &g.graph[*node];
-        let saved = value.kind == Kind::Saved;
-        let of = if saved { None } else { Some(builder.left(of)?) };
-        if let (Some(how), Some(of)) = (reduce, of) {
+    for (place, node) in order {
+        let (reduce, of) = reduction(g, node)?;
+        let value = &g.graph[node];
+        if value.kind == Kind::Saved {
+            continue;
+        }
+        let of = builder.left(of)?;
+        if let Some(how) = reduce {
             let epilogue = value.kind.epilogue().unwrap_or_default().to_vec();
-            let operands = g.operands(*node);
+            let operands = g.operands(node);
             let list = operands.iter().skip(1).map(|x| builder.param(*x, &value.name));
             let extras = few(&value.name, list.collect::<Result<_, _>>()?)?;
             sums.push((of, Sum { of: 0, how, epilogue, extras, result: place }));
         }
-        let out = Tensor { name: name.clone(), ..tensor(value) };
-        results.push((place, of, out));
+        results.push((place, of));
     }
-    results.sort_by_key(|(place, ..)| *place);
-    let kernel = builder.finish(axis.clone(), sums, results);
-    check::kernel(&kernel, g, ranks)?;
-    Ok(kernel)
+    builder.finish(sums, results);
+    gemm_rules::check(&claims.kernel, g, claims.ranks)
+}
+
+/// Whether a value is for this file to claim.
+fn is_dense(kind: &Kind) -> bool {
+    match kind {
+        Kind::Param
+        | Kind::Gather { .. }
+        | Kind::Gemm { .. }
+        | Kind::Elementwise(_)
+        | Kind::SwigluGrad
+        | Kind::Saved
+        | Kind::OwnHalf
+        | Kind::ReduceScatter { .. }
+        | Kind::AllReduce { .. } => true,
+        Kind::GroupedGemm { .. }
+        | Kind::Dispatch { .. }
+        | Kind::Combine
+        | Kind::Attention { .. }
+        | Kind::Lse
+        | Kind::AttentionStats
+        | Kind::AttentionGrad { .. }
+        | Kind::AttentionDv => false,
+    }
 }
 
 /// A value that products read and results are made of, while operations have no numbers yet: an index into the builder's lists.
@@ -63,52 +89,35 @@ enum Left {
 }
 
 /// Collects operands and products, each before its readers.
-struct Builder<'g> {
-    g: &'g OpGraph,
-    params: Vec<NodeIndex>,
+struct Builder<'c, 'g> {
+    claims: &'c mut Claims<'g>,
     operands: Vec<Operand>,
     products: Vec<(NodeIndex, Left, Product)>,
 }
 
-impl Builder<'_> {
+impl Builder<'_, '_> {
     /// Numbers the operations: operands, then products, then sums.
-    fn finish(
-        self,
-        axis: String,
-        sums: Vec<(Left, Sum)>,
-        results: Vec<(usize, Option<Left>, Tensor)>,
-    ) -> Kernel {
-        let Builder { g, params, operands, products } = self;
-        let n = operands.len();
+    fn finish(self, sums: Vec<(Left, Sum)>, results: Vec<(usize, Left)>) {
+        let Builder { claims: Claims { kernel, .. }, operands, products } = self;
+        let first = kernel.ops.len();
+        let n = first + operands.len();
         let id = |left: Left| -> OpId {
             match left {
-                Left::Operand(i) => i,
+                Left::Operand(i) => first + i,
                 Left::Product(i) => n + i,
             }
         };
         let first_sum = n + products.len();
         let sum_of = |place: usize| sums.iter().position(|(_, sum)| sum.result == place);
-        let results = results
-            .into_iter()
-            .map(|(place, of, out)| Outcome {
-                of: sum_of(place).map(|i| first_sum + i).or(of.map(id)),
-                out,
-            })
-            .collect();
-        let mut ops: Vec<Op> = operands.into_iter().map(Op::Operand).collect();
-        ops.extend(
-            products
-                .into_iter()
-                .map(|(_, left, product)| Op::Product(Product { left: id(left), ..product })),
-        );
-        ops.extend(sums.into_iter().map(|(of, sum)| Op::Sum(Sum { of: id(of), ..sum })));
-        Kernel {
-            name: g.name.clone(),
-            axis,
-            params: params.iter().map(|n| tensor(&g.graph[*n])).collect(),
-            ops,
-            results,
+        for (place, of) in results {
+            kernel.results[place].of =
+                Some(sum_of(place).map_or_else(|| id(of), |i| first_sum + i));
         }
+        kernel.ops.extend(operands.into_iter().map(Op::Operand));
+        let products = products.into_iter();
+        let products = products.map(|(_, left, product)| Product { left: id(left), ..product });
+        kernel.ops.extend(products.map(Op::Product));
+        kernel.ops.extend(sums.into_iter().map(|(of, sum)| Op::Sum(Sum { of: id(of), ..sum })));
     }
 
     fn left(&mut self, node: NodeIndex) -> Result<Left, LowerError> {
@@ -119,12 +128,12 @@ impl Builder<'_> {
         let mut chain = vec![node];
         let mut left = loop {
             let at = chain[chain.len() - 1];
-            let Kind::Gemm { .. } = &self.g.graph[at].kind else {
+            let Kind::Gemm { .. } = &self.claims.g.graph[at].kind else {
                 chain.pop();
                 let transposed = chain.last().is_some_and(|by| self.turns_left(*by));
                 break Left::Operand(self.operand(at, transposed)?);
             };
-            let Some(next) = self.g.operands(at).first().copied() else {
+            let Some(next) = self.claims.g.operands(at).first().copied() else {
                 return Err(unsupported("gemm", "it has fewer than two operands", CATALOGUE));
             };
             if let Some(i) = self.products.iter().position(|(n, ..)| *n == next) {
@@ -141,16 +150,18 @@ impl Builder<'_> {
     }
 
     fn turns_left(&self, gemm: NodeIndex) -> bool {
-        matches!(self.g.graph[gemm].kind, Kind::Gemm { a_transposed: true, .. })
+        matches!(self.claims.g.graph[gemm].kind, Kind::Gemm { a_transposed: true, .. })
     }
 
     fn operand(&mut self, node: NodeIndex, transposed: bool) -> Result<usize, LowerError> {
-        let value = &self.g.graph[node];
+        let value = &self.claims.g.graph[node];
         let operand = match &value.kind {
             Kind::Gather { dim } => {
-                let operands = self.g.operands(node);
-                let param =
-                    operands.first().copied().filter(|n| self.g.graph[*n].kind == Kind::Param);
+                let operands = self.claims.g.operands(node);
+                let param = operands
+                    .first()
+                    .copied()
+                    .filter(|n| self.claims.g.graph[*n].kind == Kind::Param);
                 let Some(param) = param else {
                     let why = "it does not gather a parameter as it lies in memory";
                     return Err(unsupported("gather", why, CATALOGUE));
@@ -176,6 +187,10 @@ impl Builder<'_> {
                 let help = "put it right behind `gemm`, and return it";
                 return Err(unsupported(&value.name, why, help));
             }
+            kind if !is_dense(kind) => {
+                let why = "a dense operation reads it";
+                return Err(unsupported(&value.name, why, "read it in a kernel behind"));
+            }
             _ => {
                 let why = "it is not the first or last operation";
                 return Err(unsupported(&value.name, why, CATALOGUE));
@@ -189,7 +204,7 @@ impl Builder<'_> {
 
     /// Why no product has taken over an elementwise operation.
     fn why_alone(&self, node: NodeIndex) -> &'static str {
-        let g = self.g;
+        let g = self.claims.g;
         let takes = |n: &NodeIndex| g.graph[*n].kind.epilogue().is_some();
         match g.operands(node).into_iter().find(takes) {
             None => "no matrix product, or sum, comes right before it",
@@ -207,15 +222,16 @@ impl Builder<'_> {
     }
 
     fn param(&self, node: NodeIndex, by: &str) -> Result<Param, LowerError> {
-        self.params.iter().position(|n| *n == node).ok_or_else(|| {
-            let why = format!("an operand of it is the result of `{}`", self.g.graph[node].name);
+        self.claims.param(node).ok_or_else(|| {
+            let why =
+                format!("an operand of it is the result of `{}`", self.claims.g.graph[node].name);
             unsupported(by, why, CATALOGUE)
         })
     }
 
     fn product(&self, node: NodeIndex, left: Left) -> Result<Product, LowerError> {
-        let value = &self.g.graph[node];
-        let operands = self.g.operands(node);
+        let value = &self.claims.g.graph[node];
+        let operands = self.claims.g.operands(node);
         let (Kind::Gemm { epilogue, a_transposed, b_transposed }, [_, b, extras @ ..]) =
             (&value.kind, operands.as_slice())
         else {
@@ -226,19 +242,19 @@ impl Builder<'_> {
             return Err(unsupported("gemm", why, CATALOGUE));
         }
         let b = self.param(*b, "gemm")?;
-        let extra = |x: &NodeIndex| match self.g.results.iter().position(|r| r == x) {
-            Some(r) if self.g.graph[*x].kind == Kind::Saved => Ok(Extra::Result(r)),
-            _ if self.g.graph[*x].kind == Kind::OwnHalf => Ok(Extra::OwnHalf),
+        let extra = |x: &NodeIndex| match self.claims.g.results.iter().position(|r| r == x) {
+            Some(r) if self.claims.g.graph[*x].kind == Kind::Saved => Ok(Extra::Result(r)),
+            _ if self.claims.g.graph[*x].kind == Kind::OwnHalf => Ok(Extra::OwnHalf),
             _ => self.param(*x, &value.name).map(Extra::Param),
         };
         let list = few("gemm", extras.iter().map(extra).collect::<Result<Vec<_>, _>>()?)?;
-        if epilogue.contains(&EpilogueOp::Swiglu) && !mk_plan::gated(epilogue) {
+        if epilogue.contains(&EpilogueOp::Swiglu) && !gated(epilogue) {
             let why = "something stands between it and its matrix product";
             return Err(unsupported("swiglu", why, "put `swiglu` directly behind `gemm`"));
         }
-        let mut out = tensor(value);
-        if mk_plan::halves(epilogue) {
-            if !self.g.results.contains(&node) || self.g.uses(node) > 1 {
+        let mut out = tensor(value, &value.name);
+        if halves(epilogue) {
+            if !self.claims.g.results.contains(&node) || self.claims.g.uses(node) > 1 {
                 let why = "another operation of the kernel reads it, or the caller does not get it";
                 return Err(unsupported(
                     "swiglu_grad",
@@ -299,10 +315,4 @@ fn reduction(g: &OpGraph, result: NodeIndex) -> Result<(Option<Reduce>, NodeInde
             Err(unsupported(&g.graph[result].name, why, CATALOGUE))
         }
     }
-}
-
-fn tensor(v: &Value) -> Tensor {
-    // `kernel` has checked that there is one axis.
-    let placement = v.placement.first().copied().unwrap_or(Placement::Replicate);
-    Tensor { name: v.name.clone(), dtype: v.dtype, shape: v.shape.clone(), placement }
 }

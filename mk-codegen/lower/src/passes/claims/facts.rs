@@ -1,7 +1,6 @@
-//! A selected kernel as the facts that its settings depend on.
+//! A kernel as the facts that its settings depend on.
 
-use super::shape::{
-    attention::Attention,
+use crate::passes::shape::{
     grouped::Grouped,
     kernel::{self, Extra, Kernel, Op, Reduce},
     tensor::Tensor,
@@ -15,39 +14,6 @@ fn extents(t: &Tensor) -> [u64; 2] {
     let value = |i: usize| t.shape.get(i).map(|e| e.value.max(0) as u64);
     let columns = if t.shape.len() > 1 { value(t.shape.len() - 1) } else { None };
     [value(0).unwrap_or(0), columns.unwrap_or(1)]
-}
-
-/// The facts of an attention on so many ranks: no setting of products, gathers or sums has a use for it, but a ring communicates.
-pub(super) fn of_attention(a: &Attention, ranks: u32) -> Facts {
-    let first = a.results.first().map_or([0, 1], extents);
-    Facts { ranks, first, ring: a.ring, ..Facts::default() }
-}
-
-/// The facts of products of ragged rows.
-pub(super) fn of_grouped(g: &Grouped, ranks: u32) -> Facts {
-    // Of dispatched rows, all that there is room for.
-    let rows = |t: &Tensor| t.widest(0, ranks as i32).max(0) as u64 * u64::from(ranks);
-    let products = g.products.iter().map(|p| Product {
-        extents: [rows(&p.out), extents(&p.out)[1]],
-        gathered: false,
-        read: p.read,
-        result: p.result.is_some(),
-        gated: gated(&p.epilogue),
-        plain: p.epilogue.iter().all(|op| *op == EpilogueOp::Widen),
-        divisible: false,
-        depth: None,
-        alone: false,
-        f32: p.out.dtype == DType::F32,
-    });
-    Facts {
-        ranks,
-        products: products.collect(),
-        ragged: true,
-        routed: g.route.is_some(),
-        groups: g.products.first().map_or(0, |p| extents(&g.params[p.b])[0]),
-        first: g.results.first().map_or([0, 1], extents),
-        ..Facts::default()
-    }
 }
 
 /// A product's inner dimension, where every launch and every rank has as much of it.
@@ -67,8 +33,25 @@ fn alone(kernel: &Kernel, product: &kernel::Product, world: i32) -> bool {
     both.iter().all(|t| t.tma_rows(world) && fixed(t)) && !saves
 }
 
+/// A GEMM of ragged rows. Of dispatched rows, all that there is capacity for.
+fn grouped(p: &Grouped, ranks: u32) -> Product {
+    let rows = p.out.widest(0, ranks as i32).max(0) as u64 * u64::from(ranks);
+    Product {
+        extents: [rows, extents(&p.out)[1]],
+        gathered: false,
+        read: p.read,
+        result: p.result.is_some(),
+        gated: gated(&p.epilogue),
+        plain: p.epilogue.iter().all(|op| *op == EpilogueOp::Widen),
+        divisible: false,
+        depth: None,
+        alone: false,
+        f32: p.out.dtype == DType::F32,
+    }
+}
+
 /// The facts of a kernel on so many ranks.
-pub(super) fn of(kernel: &Kernel, ranks: u32) -> Facts {
+pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
     let world = ranks as i32;
     let gathers = kernel.operands().filter(|(_, o)| o.gathered).map(|(id, operand)| {
         let x = &kernel.params[operand.param];
@@ -98,7 +81,7 @@ pub(super) fn of(kernel: &Kernel, ranks: u32) -> Facts {
         let out = &kernel.results[sum.result].out;
         let product = match kernel.ops[sum.of] {
             Op::Product(_) => kernel.products().position(|(id, _)| id == sum.of),
-            Op::Operand(_) | Op::Sum(_) => None,
+            _ => None,
         };
         Sum {
             product,
@@ -108,15 +91,21 @@ pub(super) fn of(kernel: &Kernel, ranks: u32) -> Facts {
             extents: extents(out),
         }
     });
+    let ragged = kernel.ops.iter().find_map(|op| match op {
+        Op::Ragged(ragged) => Some(ragged),
+        _ => None,
+    });
+    let groups = kernel.grouped().next().map_or(0, |p| extents(&kernel.params[p.b])[0]);
+    let grouped = kernel.grouped().map(|p| grouped(p, ranks));
     Facts {
-        ring: false,
-        routed: false,
         ranks,
         gathers: gathers.collect(),
-        products: products.collect(),
+        products: products.chain(grouped).collect(),
         sums: sums.collect(),
-        ragged: false,
-        groups: 0,
+        ring: kernel.attention().is_some_and(|a| a.ring),
+        routed: ragged.is_some_and(|r| r.route.is_some()),
+        ragged: ragged.is_some(),
+        groups,
         first: kernel.results.first().map_or([0, 1], |r| extents(&r.out)),
     }
 }
