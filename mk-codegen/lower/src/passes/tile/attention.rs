@@ -25,8 +25,9 @@ use mk_plan::{
 };
 use mk_syntax::Placement;
 
-/// Queries of a tile, and keys of a block, by what was measured fastest (decision 180): results of heads of 64 leave registers for a third
-/// warpgroup of queries, but not beside the waits of a ring. A causal mask wastes half a block on the diagonal.
+/// Queries of a tile, and keys of a block, by what was measured fastest (docs/decisions/attention.md): results of heads
+/// of 64 leave registers for a third warpgroup of queries, but not beside the waits of a ring. A causal mask wastes half
+/// a block on the diagonal.
 fn block(makes: Makes, depth: i32, causal: bool, ring: bool) -> [i32; 2] {
     if makes != Makes::Results {
         return gradients::block(depth);
