@@ -5,18 +5,20 @@
 //! rank. Nothing is rounded but inputs and casts of them; what rounding costs a right result is kept beside each element ([`Near`]).
 
 mod routed;
+mod routes;
 
 use super::{
     HarnessError, Inputs, Layout,
     attention::Attention,
     gradients::{Gradients, Operands, statistics},
-    inputs::{dtype, placement},
+    local::placement,
     near::Near,
     value::{Matrix, Value},
 };
 use mk_abi::DType;
+use mk_function::function::abi_dtype;
 use mk_syntax::{Def, Node, Op, Placement, Tensor, ValueId};
-use routed::Routes;
+use routes::Routes;
 use std::{borrow::Cow, collections::BTreeMap};
 
 /// Which rows of a value are wanted.
@@ -143,7 +145,7 @@ impl<'a> Dense<'a> {
 
     /// The type of a value.
     fn dtype(&self, value: ValueId) -> DType {
-        self.inputs.case().program.ty(value).map_or(DType::F32, |t| dtype(t.dtype))
+        self.inputs.case().program.ty(value).map_or(DType::F32, |t| abi_dtype(t.dtype))
     }
 
     /// Whether memory may hold a value before it is read: it is a result, or a collective's, or is read by something else than the
@@ -284,7 +286,7 @@ impl<'a> Dense<'a> {
             (Op::Mul, [x, y]) => x.zip(y, Near::mul),
             (Op::Add, [x, y]) => x.zip(y, Near::add),
             (Op::Scale(factor), [x]) => x.map(|_, x| x.scale(factor)),
-            (Op::Cast(to), [x]) => x.map(|_, x| x.cast(dtype(to))),
+            (Op::Cast(to), [x]) => x.map(|_, x| x.cast(abi_dtype(to))),
             _ => return Err(HarnessError::unsupported(format!("`{}`", node.op.name()))),
         })
     }
