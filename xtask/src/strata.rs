@@ -26,8 +26,6 @@ const KNOWN: &[&str] = &[
     "mk-codegen/plan/src/check",
     "mk-codegen/plan/src/reader",
     "mk-codegen/prove/src/equivalence",
-    "mk-codegen/prove/src/valid",
-    "mk-codegen/prove/src/valid/runtime",
     "mk-codegen/sim/src",
     "mk-dsl/syntax/src",
     "mk-dsl/syntax/src/check",
