@@ -22,7 +22,6 @@ const KNOWN: &[&str] = &[
     "mk-codegen/plan/src",
     "mk-codegen/plan/src/check",
     "mk-codegen/plan/src/reader",
-    "mk-codegen/prove/src/equivalence",
     "mk-function/src/explain",
     "mk-function/src/function",
     "mk-harness/src",
