@@ -123,7 +123,7 @@ def over_ranks(layer, dispatch):
         tokens = str(layer["ranks"] * int(tokens)) if "a rank" in name else tokens
         rest = name.split("a rank, ")[-1].removeprefix(f"T{tokens} ")
         body.append([f"`{title}` {rest}", tokens, ms, ", ".join(ratios), report.ratio(row["bound_over_mk"])])
-    return lines(["", "tokens", "mk, ms", "best peer ÷ mk: even, uneven", "bound ÷ mk"], body)
+    return lines(["", "tokens of both", "mk, ms", "best peer ÷ mk: even, uneven", "bound ÷ mk"], body)
 
 
 def fastest(row):
