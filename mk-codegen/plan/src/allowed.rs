@@ -6,8 +6,10 @@
 
 use super::{
     check::StructureError,
-    leaf::{Agent, Carry, CopyVia, EPILOGUE_OPERANDS, Leaf, Operand},
-    plan::{Access, Family, Mode, Plan, Point},
+    epilogue::EPILOGUE_OPERANDS,
+    leaf::{Carry, CopyVia, Leaf},
+    names::{Agent, Mode, Operand, Point},
+    plan::{Access, Family, Plan},
 };
 
 /// Where in a task a leaf does what.

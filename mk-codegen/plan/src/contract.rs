@@ -4,12 +4,13 @@
 //! which agents a leaf has, who performs each access through which proxy, and which edges inside the leaf order them.
 //! The verifier knows a leaf by its contract alone; the templates implement it.
 
+use super::epilogue::{EPILOGUE_OPERANDS, EpilogueOp};
 use super::leaf::{
-    Agent, COPY_STAGE_BYTES, Carry, Consumers, CopyVia, EPILOGUE_OPERANDS, EpilogueOp, GradOf,
-    Leaf, Operand, Store, attend_grad_smem_bytes, attend_smem_bytes,
+    COPY_STAGE_BYTES, Carry, Consumers, CopyVia, GradOf, Leaf, Store, attend_grad_smem_bytes,
+    attend_smem_bytes,
 };
 use super::mma::{mma_exchange_bytes, mma_stage_bytes, mma_staging_bytes};
-use super::plan::{Mode, Proxy};
+use super::names::{Agent, Mode, Operand, Proxy};
 
 /// An access that a leaf performs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,9 @@
 use super::{
     check::StructureError,
     entity::FamId,
-    leaf::{EPILOGUE_OPERANDS, Leaf, Operand, RoutePart, Tabulation},
+    epilogue::EPILOGUE_OPERANDS,
+    leaf::{Leaf, Tabulation},
+    names::{Operand, RoutePart},
     plan::{Access, Family, Plan},
 };
 use mk_abi::DType;

@@ -1,6 +1,6 @@
 //! Factors of a sum's summands.
 
-use super::{leaf::Operand, plan::Family};
+use super::{names::Operand, plan::Family};
 
 /// Which summands of a [`Leaf::ReduceTile`](super::Leaf::ReduceTile) have a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,215 +1,11 @@
 //! Leaf tasks: the work of a family's tasks, and the sizes that follow from its shape. Their contracts are in `contract.rs`.
 
-use super::mma::mma_consumers;
-use super::plan::Mode;
-pub use super::routes::Tabulation;
+use super::{
+    epilogue::{EpilogueOp, gated},
+    mma::mma_consumers,
+    names::{Operand, RoutePart},
+};
 use serde::{Deserialize, Serialize};
-use std::fmt;
-
-macro_rules! names {
-    ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $text:literal,)* }) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(rename_all = "snake_case")]
-        pub enum $name { $($(#[$vmeta])* $variant,)* }
-        impl $name {
-            /// Every value.
-            pub const ALL: &'static [$name] = &[$($name::$variant),*];
-            /// The name in the text format.
-            pub const fn name(self) -> &'static str {
-                match self { $($name::$variant => $text,)* }
-            }
-            /// Reads back what [`Self::name`] gives.
-            pub fn from_name(name: &str) -> Option<$name> {
-                Self::ALL.iter().copied().find(|v| v.name() == name)
-            }
-        }
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.name())
-            }
-        }
-    };
-}
-
-names! {
-    /// A thread of control inside a task.
-    Agent {
-        /// Issues loads into shared memory.
-        Loader = "loader",
-        /// Does the arithmetic.
-        Consumers = "consumers",
-        /// Writes results back.
-        Storer = "storer",
-        /// Loads and stores through registers.
-        Copier = "copier",
-        /// The one lane of a task that only signals.
-        Lead = "lead",
-        /// Puts commands into the fifo.
-        Issuer = "issuer",
-        /// The sending host's proxy thread.
-        Sender = "sender",
-        /// The receiving host's proxy thread, acting for this task on the rank that it sends to.
-        Receiver = "receiver",
-        /// The host thread that drives a copy engine.
-        Engine = "engine",
-    }
-}
-
-names! {
-    /// What an access is to its leaf.
-    Operand {
-        /// Left matrix, `[m, k]`.
-        A = "a",
-        /// Right matrix, `[k, n]` (or `[n, k]`).
-        B = "b",
-        /// Result, `[m, n]`.
-        C = "c",
-        /// Operand of the first epilogue operation that has one.
-        E0 = "e0",
-        /// Operand of the second epilogue operation that has one.
-        E1 = "e1",
-        /// Operand of the third epilogue operation that has one.
-        E2 = "e2",
-        /// Operand of the fourth epilogue operation that has one.
-        E3 = "e3",
-        /// Source of a copy or a reduction.
-        Src = "src",
-        /// Destination of a copy or a reduction.
-        Dst = "dst",
-        /// Factor of each source of a reduction: one element for each repetition.
-        W = "w",
-        /// Queries, `[rows, d]`.
-        Q = "q",
-        /// Keys, `[cols, d]`.
-        K = "k",
-        /// Values, `[cols, d]`.
-        V = "v",
-        /// Attention output, `[rows, d]`.
-        O = "o",
-        /// Logarithm of the sum of a row's exponentials, `[rows]`.
-        Lse = "lse",
-        /// Gradients of attention's results, `[rows, d]`.
-        Do = "do",
-        /// Statistics of queries, f32 `[rows, 4]`: `lse`, the product of result and gradient, and two zeros.
-        Stats = "stats",
-        /// Gradients of queries, `[rows, d]`.
-        Dq = "dq",
-        /// Gradients of keys, `[cols, d]`.
-        Dk = "dk",
-        /// Gradients of values, `[cols, d]`.
-        Dv = "dv",
-        /// Carried accumulator read, f32 `[rows, d]`; or the sums that a matrix product goes on with, `[m, n]` each.
-        AccIn = "acc_in",
-        /// Carried accumulator written, f32 `[rows, d]`.
-        AccOut = "acc_out",
-        /// Carried row maximum and row sum read, f32 `[rows, 2]`.
-        StatIn = "stat_in",
-        /// Carried row maximum and row sum written, f32 `[rows, 2]`.
-        StatOut = "stat_out",
-        /// Entries of tables in memory that expressions of the task look up: read by the leaf's first agent behind those of its waits that look
-        /// nothing up, and before all others.
-        Tab = "tab",
-    }
-}
-
-/// An elementwise operation on the accumulator of a product, or on a sum, in f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum EpilogueOp {
-    /// Adds a row vector `[n]`.
-    Bias,
-    /// `x * Phi(x)`, by `erf`.
-    Gelu,
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// `max(x, 0)`.
-    Relu,
-    /// Multiplies by the matrix `[m, n]`.
-    Mul,
-    /// Adds the matrix `[m, n]`.
-    Add,
-    /// `x * Phi(x)`, with the approximation of `Phi` by tanh.
-    GeluTanh,
-    /// Multiplies by the slope of `gelu` at the matrix `[m, n]`.
-    GeluGrad,
-    /// Multiplies by the slope of `gelu_tanh` there.
-    GeluTanhGrad,
-    /// Multiplies by the slope of `silu` there.
-    SiluGrad,
-    /// Multiplies by `silu` of the matrix `[m, n]`.
-    MulSilu,
-    /// Multiplies by 1 where the matrix is positive, else by 0.
-    ReluGrad,
-    /// Multiplies by a number, given by its f32 bits.
-    Scale(u32),
-    /// Rounds to bf16 and back: what a `cast` inside the chain does.
-    RoundBf16,
-    /// Rounds to f16 and back.
-    RoundF16,
-    /// Nothing: a `cast` to f32, the accumulator's own type.
-    Widen,
-    /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first, but for a `Save`: `b` is then `[k, 2, n]`, and a tile of it has
-    /// half its columns from each.
-    Swiglu,
-    /// Nothing; writes what there is to the matrix `[m, n]` (before `Swiglu` to `[m, 2, n]`), rounded to its dtype.
-    Save,
-    /// Nothing; operations from here to the next `Save` work on a copy of the tile, and those behind that go on with it as it is here.
-    Keep,
-    /// Adds what has been summed so far, or other ranks' parts of a sum: each `[m, n]` of the result's dtype. Comes last.
-    Carry,
-}
-
-impl EpilogueOp {
-    /// How the operation touches an operand of its own, if it has one.
-    pub fn operand(self) -> Option<Mode> {
-        match self {
-            EpilogueOp::Bias
-            | EpilogueOp::Mul
-            | EpilogueOp::Add
-            | EpilogueOp::GeluGrad
-            | EpilogueOp::GeluTanhGrad
-            | EpilogueOp::SiluGrad
-            | EpilogueOp::MulSilu
-            | EpilogueOp::ReluGrad => Some(Mode::Read),
-            EpilogueOp::Save => Some(Mode::Write),
-            _ => None,
-        }
-    }
-}
-
-/// The gradient of what `swiglu` takes, `[m, n] -> [m, 2, n]`, with gates and ups as the operands of `MulSilu` and `SiluGrad` (gates) and `Mul`
-/// (ups): gradients of ups are saved, and those of gates are the result.
-pub const SWIGLU_GRAD: [EpilogueOp; 5] = [
-    EpilogueOp::Keep,
-    EpilogueOp::MulSilu,
-    EpilogueOp::Save,
-    EpilogueOp::SiluGrad,
-    EpilogueOp::Mul,
-];
-
-/// Whether the result is `[m, 2, n]`, C being its first half and a save its second.
-pub fn halves(epilogue: &[EpilogueOp]) -> bool {
-    epilogue.ends_with(&SWIGLU_GRAD)
-}
-
-/// Whether each copy of a tile that an epilogue works on ends where it is saved.
-pub(super) fn keeps_end(epilogue: &[EpilogueOp]) -> bool {
-    let mut kept = false;
-    for op in epilogue {
-        match op {
-            EpilogueOp::Save => kept = false,
-            EpilogueOp::Keep | EpilogueOp::Swiglu | EpilogueOp::Carry if kept => return false,
-            EpilogueOp::Keep => kept = true,
-            _ => {}
-        }
-    }
-    !kept
-}
-
-/// Whether columns of a product's right operand come in pairs of gate and up.
-pub fn gated(epilogue: &[EpilogueOp]) -> bool {
-    matches!(epilogue, [EpilogueOp::Swiglu, ..] | [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
-}
 
 /// How a tile is written back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -292,26 +88,8 @@ pub enum Mask {
     #[default]
     Full,
     /// Those at its own position of the sequence and before. Positions are the family's
-    /// ([`Positions`](super::plan::Positions)).
+    /// ([`Positions`](super::Positions)).
     Causal,
-}
-
-names! {
-    /// What follows from a routing.
-    RoutePart {
-        /// Which tokens of a chunk go to each expert ([`route_list`](super::route_list)).
-        Lists = "lists",
-        /// Which tokens the rank has an expert of, as many entries for each rank's.
-        Wanted = "wanted",
-        /// Rows of each of the rank's experts; where rows of each chunk begin; and the blocks.
-        Counts = "counts",
-        /// The token of the world in each packed row of the rank.
-        Sources = "sources",
-        /// Rank and packed row of each slot of each of the rank's tokens.
-        Places = "places",
-        /// For each of those 1 if its row is there, 0 if it was dropped. Made with the places.
-        Kept = "kept",
-    }
 }
 
 /// What gradients of attention are of, which is what a tile of them keeps: the other side comes in blocks.
@@ -351,6 +129,42 @@ impl GradOf {
 
 /// Elements of a query's statistics: 16 bytes, so that bulk copies and TMA take any rows of them.
 pub const STATS: u32 = 4;
+
+/// Which table a task fills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Tabulation {
+    /// The rows of groups, cut into blocks ([`TableSource::Blocks`](super::TableSource::Blocks)): `src` has the rows of each group,
+    /// `dst` group and rows of each block. Negative rows, and more blocks than `dst` has room for, end the launch.
+    Blocks {
+        /// Rows of a block.
+        rows: u32,
+    },
+    /// What follows from a routing ([`Routing`](super::Routing)), chunk by chunk of tokens. Experts that there are not, or that a token names
+    /// twice, and more blocks on a rank than there are, end the launch.
+    ///
+    /// | part | `src` | `dst` |
+    /// | --- | --- | --- |
+    /// | lists | experts of a chunk, `[tokens, slots]` | its list |
+    /// | wanted | experts of a chunk, `[tokens, slots]` | for each of its tokens 1 if the rank has one of them, else 0; 0 behind them |
+    /// | counts | all lists, `[chunks, width]` | rows of the rank's experts; where rows of each chunk begin, `[chunks + 1, experts]`; group and rows of each block |
+    /// | sources | group and rows of some blocks; all lists; where their rows begin | the token in each row of these blocks |
+    /// | places | experts of a chunk; its list; where its rows begin, `[1, experts]` | rank and row of each, `[tokens, slots, 2]` |
+    /// | places, some dropped | the same; the last row of where rows begin, `[1, experts]` | the same, of dropped ones that of the expert's first row; 1 for each that is kept, `[tokens, slots]` |
+    Route {
+        /// What `dst` has.
+        part: RoutePart,
+        /// Experts of the world.
+        experts: u32,
+        /// Ranks that share them, and the tokens.
+        ranks: u32,
+        /// Rows of a block.
+        rows: u32,
+        /// Blocks that a rank has room for.
+        blocks: u32,
+        /// Rows of an expert that are kept, the first ones; 0: all of them.
+        keep: u32,
+    },
+}
 
 /// What one task does. Few and generic: a new pipeline adds none unless it needs new arithmetic.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -445,19 +259,8 @@ pub enum Leaf {
     },
 }
 
-/// Whether the first operand of the epilogue takes gates and ups as the product has them.
-pub fn saves_gates(epilogue: &[EpilogueOp]) -> bool {
-    matches!(epilogue, [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
-}
-
 /// Bytes of one stage of a bulk copy.
 pub const COPY_STAGE_BYTES: u32 = 16 * 1024;
-
-/// Whether sums that a tile goes on with are added behind its last step: an elementwise operation of its own comes before.
-pub fn carry_last(epilogue: &[EpilogueOp]) -> bool {
-    let carries = epilogue.contains(&EpilogueOp::Carry);
-    carries && epilogue.iter().any(|op| !matches!(op, EpilogueOp::Carry | EpilogueOp::Widen))
-}
 
 /// Bytes of a block of queries, and of as many blocks of keys and of values as there are stages.
 pub fn attend_smem_bytes([rows, keys, depth]: [u32; 3], stages: u32) -> u32 {
@@ -472,9 +275,6 @@ pub fn attend_grad_smem_bytes(of: GradOf, [rows, others, depth]: [u32; 3], stage
     let elements = rows.saturating_add(moved).saturating_mul(2).saturating_mul(depth);
     elements.saturating_mul(2).saturating_add(queries.saturating_mul(STATS * 4))
 }
-
-/// Operands of an epilogue, in the order of its operations that have one.
-pub const EPILOGUE_OPERANDS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
 
 impl Leaf {
     /// The name in the text format.

@@ -5,8 +5,9 @@
 use super::{
     entity::{BufId, Entity, FamId, TabId},
     expr::{Env, EvalError, Expr, Var},
-    leaf::{Leaf, Operand},
+    leaf::Leaf,
     mma::mma_swaps,
+    names::Operand,
     plan::{Access, Each, Family, Plan, Positions},
     tables::TableSet,
 };

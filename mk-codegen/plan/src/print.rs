@@ -1,12 +1,13 @@
 //! The text format, writing side. `reader` reads it back: printing what was read gives the same text.
 
 use super::{
-    entity::{Entity, FamId},
+    entity::FamId,
+    epilogue::write_epilogue,
     expr::{BinOp, Expr, Var},
-    leaf::{
-        ALayout, BLayout, Carry, Consumers, CopyVia, EpilogueOp, Leaf, Mask, Store, Tabulation,
-    },
+    leaf::{ALayout, BLayout, Carry, Consumers, CopyVia, Leaf, Mask, Store, Tabulation},
+    names::{Mode, Point, Proxy},
     plan::*,
+    text::MEANT,
 };
 use std::fmt::{self, Display, Formatter, Write};
 
@@ -42,9 +43,6 @@ fn infix(op: BinOp) -> Option<(&'static str, u8)> {
         BinOp::Min | BinOp::Max | BinOp::And => None,
     }
 }
-
-/// Words of expressions and lines that are not read as names of dimensions.
-pub(super) const MEANT: &[&str] = &["rank", "epoch", "t", "min", "max", "select", "and", "each"];
 
 /// A dimension's name: behind a `$` where the word alone means something else.
 struct DimText<'a>(&'a str);
@@ -389,39 +387,6 @@ impl Display for LeafText<'_> {
     }
 }
 
-fn write_epilogue(f: &mut Formatter<'_>, epilogue: &[EpilogueOp]) -> fmt::Result {
-    if epilogue.is_empty() {
-        return Ok(());
-    }
-    let ops: Vec<_> = epilogue.iter().map(epilogue_text).collect();
-    write!(f, " epilogue={}", ops.join(","))
-}
-
-pub(super) fn epilogue_text(op: &EpilogueOp) -> String {
-    match op {
-        EpilogueOp::Bias => "bias".into(),
-        EpilogueOp::Gelu => "gelu".into(),
-        EpilogueOp::Silu => "silu".into(),
-        EpilogueOp::Relu => "relu".into(),
-        EpilogueOp::GeluTanh => "gelu_tanh".into(),
-        EpilogueOp::GeluGrad => "gelu_grad".into(),
-        EpilogueOp::GeluTanhGrad => "gelu_tanh_grad".into(),
-        EpilogueOp::SiluGrad => "silu_grad".into(),
-        EpilogueOp::ReluGrad => "relu_grad".into(),
-        EpilogueOp::Mul => "mul".into(),
-        EpilogueOp::Add => "add".into(),
-        EpilogueOp::Scale(bits) => format!("scale:0x{bits:08x}"),
-        EpilogueOp::RoundBf16 => "round_bf16".into(),
-        EpilogueOp::RoundF16 => "round_f16".into(),
-        EpilogueOp::Widen => "widen".into(),
-        EpilogueOp::Swiglu => "swiglu".into(),
-        EpilogueOp::MulSilu => "mul_silu".into(),
-        EpilogueOp::Save => "save".into(),
-        EpilogueOp::Keep => "keep".into(),
-        EpilogueOp::Carry => "carry".into(),
-    }
-}
-
 macro_rules! text_names {
     ($($type:ident { $($variant:ident = $text:literal,)* })*) => {$(
         impl $type {
@@ -453,9 +418,4 @@ text_names! {
         ProgramOrder = "program_order", SmemReadDone = "smem_read_done", GlobalWriteDone = "global_write_done",
         NicPosted = "nic_posted", NicDelivered = "nic_delivered", NicFlushed = "nic_flushed",
     }
-}
-
-/// The id that the reader gives to the n-th entity of a kind; used to refuse texts whose ids are out of order.
-pub(super) fn id_text<K: Entity>(index: usize) -> String {
-    K::new(index).to_string()
 }

@@ -5,12 +5,14 @@
 
 use super::{
     entity::{Entity, FamId, RoleId},
+    epilogue::{EPILOGUE_OPERANDS, carry_last},
     expr::Expr,
-    leaf::{ALayout, BLayout, Consumers, EPILOGUE_OPERANDS, Leaf, Operand, Store, carry_last},
+    leaf::{ALayout, BLayout, Consumers, Leaf, Store},
     mma::{
         mma_consumers, mma_panel_columns, mma_panels, mma_staging_panels, mma_swaps,
         mma_three_by_rows,
     },
+    names::Operand,
     plan::{Access, Buffer, Family, Plan, Schedule, Space},
     points::{PointError, Points, Task},
 };

@@ -3,7 +3,8 @@
 
 use super::{
     check::StructureError,
-    leaf::{Leaf, Operand, Store},
+    leaf::{Leaf, Store},
+    names::Operand,
     plan::Family,
     points::{PointError, Points},
 };

@@ -1,32 +1,12 @@
 //! Clusters: CTAs that share tiles, or load together.
 
-use super::Checker;
+use super::checker::Checker;
 use crate::{
     entity::Entity,
-    leaf::{Consumers, EpilogueOp, Store},
-    plan::{Family, Plan},
+    epilogue::EpilogueOp,
+    leaf::{Consumers, Store},
+    plan::Family,
 };
-
-/// Clusters of the families of a role.
-#[derive(Clone, Copy, Default)]
-pub(super) struct OfRole {
-    /// Of the first of them.
-    first: Option<u32>,
-    /// Whether others have other ones.
-    mixed: bool,
-}
-
-/// Of each role.
-pub(super) fn of_roles(plan: &Plan) -> Vec<OfRole> {
-    let mut all = vec![OfRole::default(); plan.roles.len()];
-    for x in plan.families.values() {
-        if let Some(of) = all.get_mut(x.role.index()) {
-            let cluster = x.leaf.cluster();
-            of.mixed |= *of.first.get_or_insert(cluster) != cluster;
-        }
-    }
-    all
-}
 
 impl Checker<'_> {
     /// CTAs of a cluster share all that their role does, and nobody reads or hands on what only one of them has.

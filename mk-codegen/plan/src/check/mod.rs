@@ -2,6 +2,7 @@
 //!
 //! A plan that passes can be unrolled without panics; whether it is *correct* is the verifier's question.
 
+mod checker;
 mod clusters;
 mod names;
 mod net;
@@ -9,36 +10,18 @@ mod tables;
 
 use super::{
     contract::Arity,
-    entity::FamId,
+    entity::{EdgeId, FamId},
+    epilogue::{EPILOGUE_OPERANDS, EpilogueOp, epilogue_text, gated, keeps_end},
     expr::{Expr, Var},
-    leaf::{EPILOGUE_OPERANDS, EpilogueOp, GradOf, Leaf, Mask, gated},
-    plan::{Each, Family, Plan, Point, Schedule, Space},
+    leaf::{GradOf, Leaf, Mask},
+    names::{Mode, Point},
+    plan::{Each, Family, Plan, Schedule, Space},
 };
+use checker::Checker;
+pub use checker::StructureError;
 use names::RESERVED;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 pub use tables::MAX_ENTRIES;
-use thiserror::Error;
-
-/// A plan that is not well formed: where, and what is wrong.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{place}: {message}")]
-pub struct StructureError {
-    /// The entity.
-    pub place: String,
-    /// What is wrong, and what would be right.
-    pub message: String,
-    /// Whether nothing is wrong but that there is more of it than anybody unrolls.
-    pub too_large: bool,
-}
-
-struct Checker<'a> {
-    plan: &'a Plan,
-    /// Names of dimensions.
-    dims: HashSet<&'a str>,
-    /// Of each role, the cluster size of its first family, and whether others have another one.
-    clusters: Vec<clusters::OfRole>,
-    errors: Vec<StructureError>,
-}
 
 impl Plan {
     /// Checks everything that is said above.
@@ -46,9 +29,7 @@ impl Plan {
     /// # Errors
     /// All mistakes, in the order of the text.
     pub fn check_structure(&self) -> Result<(), Vec<StructureError>> {
-        let dims = self.dims.values().map(|d| d.name.as_str()).collect();
-        let clusters = clusters::of_roles(self);
-        let mut c = Checker { plan: self, dims, clusters, errors: Vec::new() };
+        let mut c = Checker::new(self);
         c.plan_level();
         for id in self.families.keys() {
             c.family(id);
@@ -59,16 +40,6 @@ impl Plan {
 }
 
 impl Checker<'_> {
-    fn error(&mut self, place: impl Into<String>, message: impl Into<String>) {
-        let (place, message) = (place.into(), message.into());
-        self.errors.push(StructureError { place, message, too_large: false });
-    }
-
-    fn too_large(&mut self, place: impl Into<String>, message: impl Into<String>) {
-        let (place, message) = (place.into(), message.into());
-        self.errors.push(StructureError { place, message, too_large: true });
-    }
-
     fn name(&mut self, place: &str, name: &str) {
         let mut chars = name.chars();
         let ok = chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
@@ -334,7 +305,7 @@ impl Checker<'_> {
                     ),
                 );
             }
-            if b.space == Space::In && a.mode != super::Mode::Read {
+            if b.space == Space::In && a.mode != Mode::Read {
                 self.error(&place, format!("{} {:?} is an input", a.buffer, b.name));
             }
         }
@@ -385,7 +356,7 @@ impl Checker<'_> {
                 }
                 Some(o)
                     if o.mode != a.mode
-                        && !(a.mode == super::Mode::Accumulate && o.mode == super::Mode::Write) =>
+                        && !(a.mode == Mode::Accumulate && o.mode == Mode::Write) =>
                 {
                     self.error(place, format!("operand `{}` is a {}", a.operand, o.mode.name()));
                 }
@@ -419,7 +390,7 @@ impl Checker<'_> {
             use EpilogueOp::{Carry, Keep, Save, Swiglu};
             let other = epilogue.iter().find(|op| matches!(op, Swiglu | Save | Keep | Carry));
             if let Some(op) = other {
-                let op = super::print::epilogue_text(op);
+                let op = epilogue_text(op);
                 self.error(place, format!("a sum has no `{op}` behind it"));
             }
         }
@@ -432,7 +403,7 @@ impl Checker<'_> {
             if gates != usize::from(gated(epilogue)) {
                 self.error(place, "`swiglu` comes first in an epilogue, or behind one `save`");
             }
-            if !super::leaf::keeps_end(epilogue) {
+            if !keeps_end(epilogue) {
                 self.error(
                     place,
                     "`keep` ends with a `save`, before another `keep`, `swiglu` or `carry`",
@@ -524,7 +495,7 @@ impl Scope {
 
 impl Family {
     /// Ids of all edges of the family: internal ones, waits, posts.
-    pub fn edge_ids(&self) -> impl Iterator<Item = super::EdgeId> + '_ {
+    pub fn edge_ids(&self) -> impl Iterator<Item = EdgeId> + '_ {
         let internal = self.edges.iter().map(|e| e.edge);
         internal.chain(self.waits.iter().map(|w| w.edge)).chain(self.posts.iter().map(|p| p.edge))
     }

@@ -1,10 +1,7 @@
 //! Sends: a command has one source and one destination, whatever the task.
 
-use super::Checker;
-use crate::{
-    leaf::{Leaf, Operand},
-    plan::Family,
-};
+use super::checker::Checker;
+use crate::{leaf::Leaf, names::Operand, plan::Family};
 
 impl Checker<'_> {
     /// A send is one message in every task: where it goes is no matter of repetitions or conditions.

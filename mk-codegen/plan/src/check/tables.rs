@@ -1,10 +1,11 @@
 //! Tables: their size, and what they are derived from.
 
-use super::Checker;
+use super::checker::Checker;
 use crate::{
     entity::{Entity, TabId},
     expr::{Expr, Var},
-    leaf::{Leaf, Operand, RoutePart, Tabulation},
+    leaf::{Leaf, Tabulation},
+    names::{Operand, RoutePart},
     plan::{Access, Family, Space, Table, TableSource},
 };
 use mk_abi::DType;
