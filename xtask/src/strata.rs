@@ -14,33 +14,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Folders with circles of old, to be undone: the list gets shorter only.
-const KNOWN: &[&str] = &[
-    "mk-cli/src/failure",
-    "mk-cli/src/run",
-    "mk-cli/src/tune",
-    "mk-function/src/explain",
-    "mk-function/src/function",
-    "mk-harness/src",
-    "mk-harness/src/gpu",
-    "mk-python/src",
-    "mk-runtime/src/driver",
-    "mk-runtime/src/jit",
-    "mk-runtime/src/launch",
-    "mk-runtime/src/probe",
-    "mk-runtime/src/transport/ofi",
-    "mk-runtime/src/world/watch",
-];
-
 /// Checks the sources of every crate; adds what is wrong.
 pub fn check(wrong: &mut Vec<String>) -> Result<()> {
     for folder in crates()? {
         let source = Source::read(&root().join(&folder))?;
         let base = folder.display().to_string();
         let imports = source.imports();
-        let levels = levels(&imports, &base);
-        let new = levels.iter().filter(|l| !KNOWN.contains(&l.folder.as_str()));
-        new.for_each(|level| level.check(wrong));
+        levels(&imports, &base).iter().for_each(|level| level.check(wrong));
     }
     Ok(())
 }
