@@ -3,7 +3,7 @@
 use mk_abi::KernelSource;
 use mk_codegen::{
     cost::Prediction,
-    plan::{Consumers, Entity, Leaf, Plan},
+    plan::{Consumers, Entity, Leaf, MmaTile, Plan},
     trace::{Agent, Alignment, RankClock, Span, Trace, What, Word},
 };
 use std::collections::HashMap;
@@ -40,12 +40,12 @@ pub fn timeline(plan: &Plan, source: &KernelSource, prediction: &Prediction) -> 
         let task = What::Task { family: id, task: s.task, stalled: [0.0; 2] };
         match family.leaf {
             Leaf::Enter => {}
-            Leaf::MmaTile { consumers: Consumers::PingPong, .. } => {
+            Leaf::MmaTile(MmaTile { consumers: Consumers::PingPong, .. }) => {
                 let tile = turns.entry((rank, cta)).or_default();
                 add(Agent::Compute(*tile % 2), task, s.begin_s, s.main_end_s);
                 *tile += 1;
             }
-            Leaf::MmaTile { .. } => {
+            Leaf::MmaTile(_) => {
                 add(Agent::Compute(0), task, s.begin_s, s.main_end_s);
                 add(Agent::Compute(1), task, s.begin_s, s.main_end_s);
             }

@@ -6,9 +6,9 @@ use super::{
     work::{Flow, Give, Job, Kind, Lane, Need, Out, Tile, Work, gcd, is_link, link, memory},
 };
 use mk_plan::{
-    ALayout, Access, Agent, BLayout, Consumers, CopyVia, Entity, Expr, FamId, Family, Leaf,
-    MAX_TASKS, Mode, Operand, Plan, Point, Points, Region, RoleId, Schedule, TableSet, Task, Var,
-    Wait,
+    ALayout, Access, Agent, AttendGradTile, AttendTile, BLayout, Consumers, CopyTile, CopyVia,
+    Entity, Expr, FamId, Family, Leaf, MAX_TASKS, MmaTile, Mode, Operand, Plan, Point, Points,
+    Region, RoleId, Schedule, TableSet, Task, Var, Wait,
 };
 use std::collections::HashMap;
 
@@ -30,11 +30,11 @@ struct Attends {
 impl Attends {
     fn of(leaf: &Leaf) -> Option<Attends> {
         match leaf {
-            Leaf::AttendTile { block, stages, .. } => {
+            Leaf::AttendTile(AttendTile { block, stages, .. }) => {
                 let (block, stages, moving) = (*block, *stages, Operand::K);
                 Some(Attends { block, stages, scores: 1.0, results: 1.0, moving })
             }
-            Leaf::AttendGradTile { of, block, stages, .. } => Some(Attends {
+            Leaf::AttendGradTile(AttendGradTile { of, block, stages, .. }) => Some(Attends {
                 block: *block,
                 stages: *stages,
                 scores: 2.0,
@@ -128,7 +128,7 @@ impl Unroller<'_> {
             // Bulk copies are made by two lanes of a warpgroup that does nothing else, beside what the other warps of the CTA do.
             let bulk = |task: &Task| {
                 let leaf = &self.plan.families[task.family].leaf;
-                matches!(leaf, Leaf::CopyTile { via: CopyVia::Bulk, .. })
+                matches!(leaf, Leaf::CopyTile(CopyTile { via: CopyVia::Bulk, .. }))
             };
             let mut by_lane: Vec<[Vec<usize>; 2]> = vec![[Vec::new(), Vec::new()]; lanes];
             let mut taken = vec![0i64; lanes];
@@ -198,7 +198,7 @@ impl Unroller<'_> {
     fn uneven(&self, role: RoleId, tasks: &[Task], lanes: usize) -> Vec<FamId> {
         let leaves = |a: &Access| a.operand == Operand::C && a.rank != Expr::Var(Var::RANK);
         let dealt =
-            |x: &Family| matches!(x.leaf, Leaf::MmaTile { .. }) && x.schedule == Schedule::Static;
+            |x: &Family| matches!(x.leaf, Leaf::MmaTile(_)) && x.schedule == Schedule::Static;
         let of_role = self.plan.families.iter().filter(|(_, x)| x.role == role && dealt(x));
         let leaving = of_role.filter(|(_, x)| x.accesses.iter().any(leaves)).map(|(id, _)| id);
         let several =
@@ -218,7 +218,7 @@ impl Unroller<'_> {
             let (mut bytes, mut tiles) = (0.0, 0usize);
             for task in tasks {
                 let x = &self.plan.families[task.family];
-                let Leaf::MmaTile { block, b_layout, .. } = &x.leaf else { continue };
+                let Leaf::MmaTile(MmaTile { block, b_layout, .. }) = &x.leaf else { continue };
                 tiles += 1;
                 let right = match (b_layout, once[task.family.index()]) {
                     (_, true) => self.model.hbm_once_bytes_per_s,
@@ -256,7 +256,7 @@ impl Unroller<'_> {
             let each = bytes / tiles.max(1) as f64;
             let from = wave * lanes.max(1);
             for (i, task) in tasks.iter().enumerate() {
-                if matches!(self.plan.families[task.family].leaf, Leaf::MmaTile { .. }) {
+                if matches!(self.plan.families[task.family].leaf, Leaf::MmaTile(_)) {
                     out[from + i] = each;
                 }
             }
@@ -271,7 +271,7 @@ impl Unroller<'_> {
 
     fn job(&mut self, task: &Task, missed: f64) -> Result<(), CostError> {
         let x = &self.plan.families[task.family];
-        if matches!(x.leaf, Leaf::MmaTile { .. }) {
+        if matches!(x.leaf, Leaf::MmaTile(_)) {
             return self.product(task, x, missed);
         }
         if x.inner.is_some()
@@ -287,12 +287,12 @@ impl Unroller<'_> {
         let from = self.work.flows.len();
         let (kind, main_s) = match &x.leaf {
             Leaf::Signal | Leaf::Enter => (Kind::Signal, 0.0),
-            Leaf::CopyTile { .. }
-            | Leaf::ReduceTile { .. }
-            | Leaf::StatsTile { .. }
+            Leaf::CopyTile(_)
+            | Leaf::ReduceTile(_)
+            | Leaf::StatsTile(_)
             | Leaf::HostCopy
-            | Leaf::Tabulate { .. }
-                if x.inner.is_none() || matches!(x.leaf, Leaf::ReduceTile { .. }) =>
+            | Leaf::Tabulate(_)
+                if x.inner.is_none() || matches!(x.leaf, Leaf::ReduceTile(_)) =>
             {
                 (Kind::Move, self.moved(task, x)?)
             }
@@ -417,7 +417,8 @@ impl Unroller<'_> {
     }
 
     fn tile(&self, task: &Task, x: &Family) -> Result<(Kind, f64), CostError> {
-        let Leaf::MmaTile { block: [m, n, k], stages, b_layout, consumers, .. } = &x.leaf else {
+        let Leaf::MmaTile(MmaTile { block: [m, n, k], stages, b_layout, consumers, .. }) = &x.leaf
+        else {
             return Ok((Kind::Signal, 0.0));
         };
         let find = |o: Operand| x.accesses.iter().find(|a| a.operand == o);
@@ -468,7 +469,7 @@ impl Unroller<'_> {
     /// Lines of 128 bytes that a step along k touches: one for each row of a box, and the next one where rows do not begin at lines.
     fn lines(&self, task: &Task, x: &Family) -> Result<f64, CostError> {
         const LINE: i64 = 128;
-        let Leaf::MmaTile { block: [m, n, k], a_layout, b_layout, .. } = &x.leaf else {
+        let Leaf::MmaTile(MmaTile { block: [m, n, k], a_layout, b_layout, .. }) = &x.leaf else {
             return Ok(0.0);
         };
         let mut lines = 0.0;
@@ -508,7 +509,7 @@ impl Unroller<'_> {
 
     /// Iterations of a task's loop, where it moves data in one; else 1.
     fn iterations(&self, task: &Task, x: &Family) -> Result<i64, CostError> {
-        let loops = x.inner.is_some() && matches!(x.leaf, Leaf::ReduceTile { .. });
+        let loops = x.inner.is_some() && matches!(x.leaf, Leaf::ReduceTile(_));
         Ok(if loops { self.points.inner(task)? } else { 1 })
     }
 
@@ -573,11 +574,11 @@ impl Unroller<'_> {
             _ => local,
         };
         Ok(match &x.leaf {
-            Leaf::CopyTile { via: CopyVia::Bulk, .. } => {
+            Leaf::CopyTile(CopyTile { via: CopyVia::Bulk, .. }) => {
                 pick(m.bulk_local, m.bulk_push, m.bulk_pull).seconds(written)
             }
             Leaf::HostCopy => 0.0,
-            Leaf::CopyTile { .. } => pick(m.ldst_local, m.ldst_push, m.ldst_pull).seconds(written),
+            Leaf::CopyTile(_) => pick(m.ldst_local, m.ldst_push, m.ldst_pull).seconds(written),
             _ => pick(m.sum_local, m.sum_push, m.sum_pull).seconds(read + written),
         })
     }

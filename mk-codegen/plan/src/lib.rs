@@ -12,7 +12,7 @@ mod expr;
 mod factors;
 mod in_place;
 mod json;
-mod leaf;
+pub mod leaf;
 mod lookup;
 mod mma;
 mod names;
@@ -30,11 +30,9 @@ pub mod target;
 mod text;
 mod tma;
 
-pub use allowed::Allowed;
 pub use blocks::{BlocksError, block_table, needed};
 pub use check::{MAX_ENTRIES, StructureError};
-pub use contract::{Arity, Contract, EdgeSpec, OperandSpec};
-pub use elements::{Elements, OneType};
+pub use contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, OperandSpec};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
 pub use epilogue::{
     EPILOGUE_OPERANDS, EpilogueOp, SWIGLU_GRAD, carry_last, gated, halves, saves_gates,
@@ -44,8 +42,9 @@ pub use factors::Factors;
 pub use in_place::in_place;
 pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
-    ALayout, BLayout, COPY_STAGE_BYTES, Carry, Consumers, CopyVia, GradOf, Leaf, Mask, STATS,
-    Store, Tabulation, attend_grad_smem_bytes, attend_smem_bytes,
+    ALayout, AttendGradTile, AttendTile, BLayout, COPY_STAGE_BYTES, Carry, Consumers, CopyTile,
+    CopyVia, GradOf, Leaf, Mask, MmaTile, ReduceTile, STATS, StatsTile, Store, Tabulate,
+    Tabulation, attend_grad_smem_bytes, attend_smem_bytes,
 };
 pub use mma::{
     cluster_part, mma_consumers, mma_exchange_bytes, mma_panel_columns, mma_panels,

@@ -2,9 +2,8 @@
 
 use super::{
     entity::FamId,
-    epilogue::write_epilogue,
     expr::{BinOp, Expr, Var},
-    leaf::{ALayout, BLayout, Carry, Consumers, CopyVia, Leaf, Mask, Store, Tabulation},
+    leaf::Leaf,
     names::{Mode, Point, Proxy},
     plan::*,
     text::MEANT,
@@ -321,69 +320,7 @@ struct LeafText<'a>(&'a Leaf);
 impl Display for LeafText<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.name())?;
-        match self.0 {
-            Leaf::Signal | Leaf::Enter | Leaf::NicSend | Leaf::HostCopy => Ok(()),
-            Leaf::ReduceTile { epilogue } => write_epilogue(f, epilogue),
-            Leaf::CopyTile { via, stages } => {
-                write!(
-                    f,
-                    " via={} stages={stages}",
-                    match via {
-                        CopyVia::Bulk => "bulk",
-                        CopyVia::Ldst => "ldst",
-                        CopyVia::Gather => "gather",
-                    }
-                )
-            }
-            Leaf::MmaTile {
-                block: [m, n, k],
-                stages,
-                a_layout,
-                b_layout,
-                store,
-                consumers,
-                cluster,
-                multicast: [below, beside],
-                epilogue,
-            } => {
-                let a = if *a_layout == ALayout::Mk { "" } else { " a=km" };
-                let b = if *b_layout == BLayout::Kn { "kn" } else { "nk" };
-                let store = if *store == Store::Tma { "tma" } else { "direct" };
-                write!(f, " block={m}x{n}x{k} stages={stages}{a} b={b} store={store}")?;
-                if *consumers == Consumers::PingPong {
-                    f.write_str(" consumers=ping_pong")?;
-                }
-                if *cluster != 1 {
-                    write!(f, " cluster={cluster}")?;
-                }
-                if below * beside != 1 {
-                    write!(f, " multicast={below}x{beside}")?;
-                }
-                write_epilogue(f, epilogue)
-            }
-            Leaf::AttendTile { block: [m, n, d], carry, scale, stages, mask, store } => {
-                let carry = if *carry == Carry::Registers { "registers" } else { "scratch" };
-                let mask = if *mask == Mask::Full { "full" } else { "causal" };
-                let store = if *store == Store::Tma { "tma" } else { "direct" };
-                write!(f, " block={m}x{n}x{d} carry={carry} scale=0x{scale:08x} stages={stages}")?;
-                write!(f, " mask={mask} store={store}")
-            }
-            Leaf::Tabulate { of: Tabulation::Blocks { rows } } => write!(f, " rows={rows}"),
-            Leaf::Tabulate {
-                of: Tabulation::Route { part, experts, ranks, rows, blocks, keep },
-            } => {
-                write!(
-                    f,
-                    " part={part} experts={experts} ranks={ranks} rows={rows} blocks={blocks}"
-                )?;
-                if *keep != 0 { write!(f, " keep={keep}") } else { Ok(()) }
-            }
-            Leaf::StatsTile { block: [rows, depth] } => write!(f, " block={rows}x{depth}"),
-            Leaf::AttendGradTile { block: [m, n, d], scale, stages, mask, .. } => {
-                let mask = if *mask == Mask::Full { "full" } else { "causal" };
-                write!(f, " block={m}x{n}x{d} scale=0x{scale:08x} stages={stages} mask={mask}")
-            }
-        }
+        self.0.settings(f)
     }
 }
 

@@ -11,10 +11,10 @@ use super::{
 };
 use mk_abi::DType;
 use mk_plan::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Factors, Family, GradOf, Leaf, Mask, Operand,
-    Point, Region, RouteError, RoutePart, Tabulation, block_table, cluster_part, gated, kept,
-    listed, own_experts, route_bases, route_list, route_places, route_sources, route_wanted,
-    saves_gates,
+    ALayout, AttendGradTile, AttendTile, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Factors, Family,
+    GradOf, Leaf, Mask, MmaTile, Operand, Point, ReduceTile, Region, RouteError, RoutePart,
+    Tabulate, Tabulation, block_table, cluster_part, gated, kept, listed, own_experts, route_bases,
+    route_list, route_places, route_sources, route_wanted, saves_gates,
 };
 
 /// What attention needs to know in one phase besides its operands.
@@ -35,9 +35,9 @@ pub(super) fn consume(
     attends: Attends,
 ) -> Result<(), SimError> {
     let moving: &[Operand] = match &family.leaf {
-        Leaf::MmaTile { .. } => &[Operand::A, Operand::B],
-        Leaf::AttendTile { .. } => &[Operand::K, Operand::V],
-        Leaf::AttendGradTile { of, .. } => of.moving(),
+        Leaf::MmaTile(_) => &[Operand::A, Operand::B],
+        Leaf::AttendTile(_) => &[Operand::K, Operand::V],
+        Leaf::AttendGradTile(AttendGradTile { of, .. }) => of.moving(),
         _ => return Ok(()),
     };
     // The arithmetic is where the latest of these operands is.
@@ -52,12 +52,14 @@ pub(super) fn consume(
         probabilities: attends.kind.unwrap_or(DType::Bf16),
     };
     match &family.leaf {
-        Leaf::MmaTile { block, a_layout, b_layout, cluster, epilogue, .. } => {
+        Leaf::MmaTile(MmaTile { block, a_layout, b_layout, cluster, epilogue, .. }) => {
             let parts = (*cluster, block[2]);
             multiply(context, *a_layout, *b_layout, gated(epilogue), parts, phase)?;
         }
-        Leaf::AttendTile { scale, mask, .. } => attend(context, step(*scale, *mask), phase)?,
-        Leaf::AttendGradTile { of, scale, mask, .. } => {
+        Leaf::AttendTile(AttendTile { scale, mask, .. }) => {
+            attend(context, step(*scale, *mask), phase)?
+        }
+        Leaf::AttendGradTile(AttendGradTile { of, scale, mask, .. }) => {
             differentiate(context, *of, step(*scale, *mask), phase)?;
         }
         _ => {}
@@ -232,15 +234,15 @@ pub(super) fn values(
     last: Phase,
 ) -> Result<Vec<(Region, Vec<f32>)>, SimError> {
     match &family.leaf {
-        Leaf::CopyTile { .. } | Leaf::HostCopy => copy(&context.sources(phase, last), regions),
-        Leaf::ReduceTile { epilogue } => {
+        Leaf::CopyTile(_) | Leaf::HostCopy => copy(&context.sources(phase, last), regions),
+        Leaf::ReduceTile(ReduceTile { epilogue }) => {
             let sum = reduce(family, context, &context.sources(phase, last))?;
             broadcast(regions, |r| finished(context, epilogue, sum.clone(), r, phase))
         }
-        Leaf::MmaTile { epilogue, .. } => {
+        Leaf::MmaTile(MmaTile { epilogue, .. }) => {
             broadcast(regions, |r| product(context, epilogue, operand, r, phase))
         }
-        Leaf::AttendTile { .. } => {
+        Leaf::AttendTile(_) => {
             let state = carried(context, phase)?;
             context.attention = state;
             broadcast(regions, |r| {
@@ -258,7 +260,7 @@ pub(super) fn values(
                 })
             })
         }
-        Leaf::AttendGradTile { scale, .. } => broadcast(regions, |r| {
+        Leaf::AttendGradTile(AttendGradTile { scale, .. }) => broadcast(regions, |r| {
             let scale = f32::from_bits(*scale);
             let scaled = |sum: &Tile| sum.data.iter().map(|x| x * scale).collect();
             Ok(match (&context.gradients, operand) {
@@ -269,11 +271,11 @@ pub(super) fn values(
                 (None, _) => vec![0.0; r.len() as usize],
             })
         }),
-        Leaf::StatsTile { .. } => {
+        Leaf::StatsTile(_) => {
             let stats = counted(context, phase)?;
             broadcast(regions, |_| Ok(stats.clone()))
         }
-        Leaf::Tabulate { of: Tabulation::Blocks { rows } } => {
+        Leaf::Tabulate(Tabulate { of: Tabulation::Blocks { rows } }) => {
             let counts: Vec<i32> = context.all(Operand::Src).flat_map(integers).collect();
             broadcast(regions, |r| {
                 let blocks = (r.len() / 2) as usize;
@@ -282,7 +284,9 @@ pub(super) fn values(
                 Ok(table.into_iter().map(|x| x as f32).collect())
             })
         }
-        Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks, keep } } => {
+        Leaf::Tabulate(Tabulate {
+            of: Tabulation::Route { part, experts, ranks, rows, blocks, keep },
+        }) => {
             let sources: Vec<(usize, Vec<i32>)> =
                 context.all(Operand::Src).map(|t| (t.cols, integers(t).collect())).collect();
             let [count, ranks] = [*experts, *ranks].map(|n| n as usize);

@@ -2,8 +2,8 @@
 
 use mk_abi::count;
 use mk_plan::{
-    BufId, Consumers, Each, Entity, Expr, FamId, Family, Leaf, Mode, Plan, Post, Role, SigId,
-    Space, Var,
+    AttendGradTile, AttendTile, BufId, Consumers, CopyTile, Each, Entity, Expr, FamId, Family,
+    Leaf, MmaTile, Mode, Plan, Post, Role, SigId, Space, Var,
 };
 use std::collections::BTreeMap;
 
@@ -234,15 +234,17 @@ fn notes(plan: &Plan, family: &Family) -> Vec<String> {
 
 fn leaf(leaf: &Leaf) -> String {
     match leaf {
-        Leaf::MmaTile { block: [m, n, k], stages, consumers, .. } => {
+        Leaf::MmaTile(MmaTile { block: [m, n, k], stages, consumers, .. }) => {
             let turns = if *consumers == Consumers::PingPong { ", ping-pong" } else { "" };
             format!("{} {m}×{n}×{k}, {}{turns}", leaf.name(), count(*stages, "stage"))
         }
-        Leaf::AttendTile { block: [m, n, d], stages, .. }
-        | Leaf::AttendGradTile { block: [m, n, d], stages, .. } => {
+        Leaf::AttendTile(AttendTile { block: [m, n, d], stages, .. })
+        | Leaf::AttendGradTile(AttendGradTile { block: [m, n, d], stages, .. }) => {
             format!("{} {m}×{n}×{d}, {}", leaf.name(), count(*stages, "stage"))
         }
-        Leaf::CopyTile { stages, .. } => format!("{}, {}", leaf.name(), count(*stages, "stage")),
+        Leaf::CopyTile(CopyTile { stages, .. }) => {
+            format!("{}, {}", leaf.name(), count(*stages, "stage"))
+        }
         _ => leaf.name().to_owned(),
     }
 }

@@ -7,8 +7,8 @@ use super::{
 };
 use mk_abi::device::MAX_RUNTIME_DIMS;
 use mk_plan::{
-    CopyVia, Expr, FamId, Family, Leaf, Plan, Points, Post, RoleKind, Scope, Space, StructureError,
-    TableSet, Var,
+    CopyTile, CopyVia, Expr, FamId, Family, Leaf, Plan, Points, Post, RoleKind, Scope, Space,
+    StructureError, TableSet, Var,
 };
 
 /// Names that the templates give to their own variables, around expressions of the plan.
@@ -35,8 +35,8 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
         return Err(EmitError::unsupported(id.to_string(), "a kernel has tables in memory only"));
     }
     let looks = |f: &Family| match f.leaf {
-        Leaf::MmaTile { .. } | Leaf::CopyTile { via: CopyVia::Gather, .. } => true,
-        Leaf::ReduceTile { .. } => f.inner.is_some(),
+        Leaf::MmaTile(_) | Leaf::CopyTile(CopyTile { via: CopyVia::Gather, .. }) => true,
+        Leaf::ReduceTile(_) => f.inner.is_some(),
         _ => false,
     };
     let looks_up = |f: &&Family| plan.looks_up(f) && !looks(f);
@@ -61,7 +61,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
                 // What ends a launch surrounds the roles.
                 (Leaf::Signal, RoleKind::Epilogue | RoleKind::InterReduce) => true,
                 (Leaf::NicSend, RoleKind::InterSend) => true,
-                (Leaf::CopyTile { .. }, RoleKind::InterSend) => true,
+                (Leaf::CopyTile(_), RoleKind::InterSend) => true,
                 (Leaf::Signal | Leaf::NicSend, _) => false,
                 _ => matches!(kind, RoleKind::Compute | RoleKind::IntraComm),
             },

@@ -4,14 +4,14 @@ use super::checker::Checker;
 use crate::{
     entity::Entity,
     epilogue::EpilogueOp,
-    leaf::{Consumers, Store},
+    leaf::{Consumers, MmaTile, Store},
     plan::Family,
 };
 
 impl Checker<'_> {
     /// CTAs of a cluster share all that their role does, and nobody reads or hands on what only one of them has.
-    pub(super) fn cluster(&mut self, place: &str, x: &Family, of: (u32, Store, Consumers)) {
-        let (cluster, store, consumers) = of;
+    pub(super) fn cluster(&mut self, place: &str, x: &Family, product: &MmaTile) {
+        let MmaTile { cluster, store, consumers, .. } = *product;
         if !(1..=8).contains(&cluster) {
             self.error(place, "has clusters of 1 to 8 CTAs");
         }
@@ -39,13 +39,8 @@ impl Checker<'_> {
     }
 
     /// CTAs that load together work in step, and wait for nobody else on the way.
-    pub(super) fn multicast(
-        &mut self,
-        place: &str,
-        x: &Family,
-        multicast: [u32; 2],
-        consumers: Consumers,
-    ) {
+    pub(super) fn multicast(&mut self, place: &str, x: &Family, product: &MmaTile) {
+        let MmaTile { multicast, consumers, .. } = *product;
         if !matches!(multicast, [1 | 2, 1 | 2]) {
             self.error(place, "loads with 1 or 2 CTAs below, and beside");
         }

@@ -11,9 +11,8 @@ mod tables;
 use super::{
     contract::Arity,
     entity::{EdgeId, FamId},
-    epilogue::{EPILOGUE_OPERANDS, EpilogueOp, epilogue_text, gated, keeps_end},
+    epilogue::EPILOGUE_OPERANDS,
     expr::{Expr, Var},
-    leaf::{GradOf, Leaf, Mask},
     names::{Mode, Point},
     plan::{Each, Family, Plan, Schedule, Space},
 };
@@ -215,13 +214,7 @@ impl Checker<'_> {
 
     /// Places of queries and keys: where a mask asks for them, and nowhere else.
     fn positions(&mut self, place: &str, x: &Family, all: Scope) {
-        let masks = matches!(
-            x.leaf,
-            Leaf::AttendTile { mask: Mask::Causal, .. }
-                | Leaf::AttendGradTile { mask: Mask::Causal, .. }
-        );
-        // What comes in blocks is elsewhere at each step.
-        let queries_move = matches!(x.leaf, Leaf::AttendGradTile { of: GradOf::Keys, .. });
+        let masks = x.leaf.masks();
         match &x.positions {
             None if masks => self.error(place, "masks by position: it needs `position` lines"),
             None => {}
@@ -230,7 +223,7 @@ impl Checker<'_> {
             }
             Some(at) => {
                 let held = Scope { inner: false, ..all };
-                let [q, k] = if queries_move { [all, held] } else { [held, all] };
+                let [q, k] = if x.leaf.queries_move() { [all, held] } else { [held, all] };
                 self.expr(place, &at.q, Some(x), q);
                 self.expr(place, &at.k, Some(x), k);
             }
@@ -295,7 +288,7 @@ impl Checker<'_> {
                 );
             }
             let local = a.rank == Expr::Var(Var::RANK);
-            let sent = b.space == Space::Net && x.leaf == Leaf::NicSend;
+            let sent = b.space == Space::Net && x.leaf.sends();
             if !local && b.space != Space::Workspace && !b.shared && !sent {
                 self.error(
                     &place,
@@ -386,29 +379,12 @@ impl Checker<'_> {
                 format!("an epilogue has at most four operands, and this one {operands}"),
             );
         }
-        if let Leaf::ReduceTile { epilogue } = &x.leaf {
-            use EpilogueOp::{Carry, Keep, Save, Swiglu};
-            let other = epilogue.iter().find(|op| matches!(op, Swiglu | Save | Keep | Carry));
-            if let Some(op) = other {
-                let op = epilogue_text(op);
-                self.error(place, format!("a sum has no `{op}` behind it"));
-            }
+        if let Some(product) = x.leaf.product() {
+            self.cluster(place, x, product);
+            self.multicast(place, x, product);
         }
-        if let Leaf::MmaTile { cluster, store, consumers, multicast, .. } = &x.leaf {
-            self.cluster(place, x, (*cluster, *store, *consumers));
-            self.multicast(place, x, *multicast, *consumers);
-        }
-        if let Leaf::MmaTile { epilogue, .. } = &x.leaf {
-            let gates = epilogue.iter().filter(|op| **op == EpilogueOp::Swiglu).count();
-            if gates != usize::from(gated(epilogue)) {
-                self.error(place, "`swiglu` comes first in an epilogue, or behind one `save`");
-            }
-            if !keeps_end(epilogue) {
-                self.error(
-                    place,
-                    "`keep` ends with a `save`, before another `keep`, `swiglu` or `carry`",
-                );
-            }
+        for what in x.leaf.misuse() {
+            self.error(place, what);
         }
         let want: Vec<_> = contract.edges.iter().map(|e| e.name).collect();
         let have: Vec<_> = x.edges.iter().map(|e| e.name.as_str()).collect();

@@ -2,10 +2,9 @@
 
 use crate::{
     entity::*,
-    epilogue::read_epilogue,
     expr::{Expr, Var},
-    leaf::{ALayout, BLayout, Carry, Consumers, CopyVia, GradOf, Leaf, Mask, Store, Tabulation},
-    names::{Agent, Mode, Operand, Point, Proxy, RoutePart},
+    leaf::Leaf,
+    names::{Agent, Mode, Operand, Point, Proxy},
     plan::{Scope as Reach, *},
     text::{Cursor, ReadError, Scope},
 };
@@ -59,7 +58,7 @@ pub(super) fn family(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadErro
 
 fn line<'a>(c: &mut Cursor<'a>, x: &mut Family, scope: &mut Scope<'a>) -> Result<(), ReadError> {
     match c.one_of(LINES)? {
-        "leaf" => x.leaf = leaf(c)?,
+        "leaf" => x.leaf = Leaf::read(c)?,
         "for" => {
             let name = c.word()?;
             c.keyword("in")?;
@@ -113,118 +112,6 @@ fn line<'a>(c: &mut Cursor<'a>, x: &mut Family, scope: &mut Scope<'a>) -> Result
         _ => x.posts.push(post(c, scope)?),
     }
     Ok(())
-}
-
-fn leaf(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
-    const NAMES: &[&str] = &[
-        "signal",
-        "enter",
-        "copy_tile",
-        "mma_tile",
-        "reduce_tile",
-        "attend_tile",
-        "stats_tile",
-        "attend_dq_tile",
-        "attend_dkv_tile",
-        "nic_send",
-        "host_copy",
-        "tabulate_blocks",
-        "tabulate_route",
-    ];
-    Ok(match c.one_of(NAMES)? {
-        "signal" => Leaf::Signal,
-        "enter" => Leaf::Enter,
-        "reduce_tile" => Leaf::ReduceTile { epilogue: read_epilogue(c)? },
-        "nic_send" => Leaf::NicSend,
-        "host_copy" => Leaf::HostCopy,
-        "tabulate_route" => {
-            c.keyword("part")?;
-            c.sign("=")?;
-            let part = c.named(RoutePart::NAMES, RoutePart::from_name)?;
-            let [experts, ranks] = [c.setting("experts")?, c.setting("ranks")?];
-            let [rows, blocks] = [c.setting("rows")?, c.setting("blocks")?];
-            let keep = if c.peek().text == "keep" { c.setting("keep")? } else { 0 };
-            Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks, keep } }
-        }
-        "tabulate_blocks" => Leaf::Tabulate { of: Tabulation::Blocks { rows: c.setting("rows")? } },
-        "copy_tile" => {
-            let via = match c.choice("via", &["bulk", "ldst", "gather"])? {
-                "bulk" => CopyVia::Bulk,
-                "gather" => CopyVia::Gather,
-                _ => CopyVia::Ldst,
-            };
-            Leaf::CopyTile { via, stages: c.stages()? }
-        }
-        "attend_tile" => {
-            let block = c.block()?;
-            let carry = match c.choice("carry", &["registers", "scratch"])? {
-                "registers" => Carry::Registers,
-                _ => Carry::Scratch,
-            };
-            let (scale, stages) = (c.setting("scale")?, c.stages()?);
-            Leaf::AttendTile { block, carry, scale, stages, mask: mask(c)?, store: store(c)? }
-        }
-        "stats_tile" => Leaf::StatsTile { block: c.block()? },
-        name @ ("attend_dq_tile" | "attend_dkv_tile") => {
-            let of = if name == "attend_dq_tile" { GradOf::Queries } else { GradOf::Keys };
-            let (block, scale) = (c.block()?, c.setting("scale")?);
-            Leaf::AttendGradTile { of, block, scale, stages: c.stages()?, mask: mask(c)? }
-        }
-        _ => mma(c)?,
-    })
-}
-
-fn mask(c: &mut Cursor<'_>) -> Result<Mask, ReadError> {
-    Ok(if c.choice("mask", &["full", "causal"])? == "full" { Mask::Full } else { Mask::Causal })
-}
-
-fn store(c: &mut Cursor<'_>) -> Result<Store, ReadError> {
-    Ok(if c.choice("store", &["tma", "direct"])? == "tma" { Store::Tma } else { Store::Direct })
-}
-
-fn mma(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
-    let block = c.block()?;
-    let stages = c.stages()?;
-    let mut a_layout = ALayout::Mk;
-    if c.eat_word("a") {
-        c.sign("=")?;
-        if c.one_of(&["mk", "km"])? == "km" {
-            a_layout = ALayout::Km;
-        }
-    }
-    let b_layout = if c.choice("b", &["kn", "nk"])? == "kn" { BLayout::Kn } else { BLayout::Nk };
-    let store = store(c)?;
-    let mut consumers = Consumers::Cooperative;
-    if c.eat_word("consumers") {
-        c.sign("=")?;
-        c.keyword("ping_pong")?;
-        consumers = Consumers::PingPong;
-    }
-    let cluster = if c.eat_word("cluster") {
-        c.sign("=")?;
-        c.number()?
-    } else {
-        1
-    };
-    let multicast = if c.eat_word("multicast") {
-        c.sign("=")?;
-        c.sides(8)
-            .ok_or_else(|| c.expected("CTAs below and beside, such as `2x1`, each from 1 to 8"))?
-    } else {
-        [1, 1]
-    };
-    let epilogue = read_epilogue(c)?;
-    Ok(Leaf::MmaTile {
-        block,
-        stages,
-        a_layout,
-        b_layout,
-        store,
-        consumers,
-        cluster,
-        multicast,
-        epilogue,
-    })
 }
 
 /// `at … each … when …`; the variable of `each` was bound by [`look_ahead`].

@@ -28,7 +28,7 @@ impl Budget {
             // In the pipeline each query meets each key, in a ring a block of them at each step.
             let attends = matches!(
                 unrolled.plan.families[task.family].leaf,
-                Leaf::AttendTile { .. } | Leaf::AttendGradTile { .. }
+                Leaf::AttendTile(_) | Leaf::AttendGradTile(_)
             );
             cuts += touches << 6;
             work += touches << if attends { 12 } else { 9 };

@@ -9,8 +9,8 @@ use super::{
     unroll::{self, Moved, TaskRun, Touch, Unrolled},
 };
 use mk_plan::{
-    Entity, Leaf, Operand, Points, RouteError, RoutePart, Space, Tabulation, block_table, kept,
-    listed, own_experts, route_bases, route_list, route_places, route_sources, route_wanted,
+    Entity, Leaf, Operand, Points, RouteError, RoutePart, Space, Tabulate, Tabulation, block_table,
+    kept, listed, own_experts, route_bases, route_list, route_places, route_sources, route_wanted,
 };
 use std::borrow::Cow;
 
@@ -173,7 +173,7 @@ fn made(
     let mut out = Vec::new();
     for t in touches.iter().filter(|t| t.write) {
         let values = match &family.leaf {
-            Leaf::Tabulate { of } => {
+            Leaf::Tabulate(Tabulate { of }) => {
                 let lines = family.accesses.iter().enumerate();
                 let lines = lines.filter(|(_, a)| a.operand == Operand::Src);
                 let source = |(line, _)| {
@@ -189,7 +189,7 @@ fn made(
                 tabulated(unrolled, run, of, &src, t)
                     .map_err(|e| FieldError::misfit(unrolled.place(task), e.to_string()))?
             }
-            Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => {
+            Leaf::CopyTile(_) | Leaf::HostCopy | Leaf::NicSend => {
                 let mut from = there.iter().map(|(t, _)| *t).enumerate().collect();
                 sources(&mut from, t.phase, run.last);
                 let from = paired(&from, t.each);

@@ -9,8 +9,8 @@ use super::{
     unroll::Touch,
 };
 use mk_plan::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Factors, Family, GradOf, Leaf, Operand, Point,
-    gated, saves_gates,
+    ALayout, AttendGradTile, AttendTile, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Factors, Family,
+    GradOf, Leaf, MmaTile, Operand, Point, ReduceTile, gated, saves_gates,
 };
 
 /// What a touch has read.
@@ -70,9 +70,9 @@ impl<E: Copy + PartialEq> Context<E> {
         places: Option<[usize; 2]>,
     ) -> Result<u64, Misfit> {
         let moving: &[Operand] = match &family.leaf {
-            Leaf::MmaTile { .. } => &[Operand::A, Operand::B],
-            Leaf::AttendTile { .. } => &[Operand::K, Operand::V],
-            Leaf::AttendGradTile { of, .. } => of.moving(),
+            Leaf::MmaTile(_) => &[Operand::A, Operand::B],
+            Leaf::AttendTile(_) => &[Operand::K, Operand::V],
+            Leaf::AttendGradTile(AttendGradTile { of, .. }) => of.moving(),
             _ => return Ok(0),
         };
         // The arithmetic is where the latest of these operands is.
@@ -81,13 +81,13 @@ impl<E: Copy + PartialEq> Context<E> {
             return Ok(0);
         }
         let work = match &family.leaf {
-            Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {
+            Leaf::MmaTile(MmaTile { a_layout, b_layout, epilogue, .. }) => {
                 self.multiply(algebra, *a_layout, *b_layout, gated(epilogue))?
             }
-            Leaf::AttendTile { scale, .. } => {
+            Leaf::AttendTile(AttendTile { scale, .. }) => {
                 self.attend(algebra, f32::from_bits(*scale), places)?
             }
-            Leaf::AttendGradTile { of, scale, .. } => {
+            Leaf::AttendGradTile(AttendGradTile { of, scale, .. }) => {
                 self.differentiate(algebra, *of, f32::from_bits(*scale), places)?
             }
             _ => 0,
@@ -224,11 +224,11 @@ impl<E: Copy + PartialEq> Context<E> {
         last: u32,
     ) -> Result<Vec<E>, Misfit> {
         match &family.leaf {
-            Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => {
+            Leaf::CopyTile(_) | Leaf::HostCopy | Leaf::NicSend => {
                 let from = paired(&self.sources(write.phase, last), write.each);
                 Ok(from.iter().flat_map(|i| self.pieces[*i].tile.data.iter().copied()).collect())
             }
-            Leaf::ReduceTile { epilogue } => {
+            Leaf::ReduceTile(ReduceTile { epilogue }) => {
                 let sum = self.reduce(algebra, family.factors(), write.phase, last)?;
                 let data = if sum.is_empty() { vec![A::ZERO; rows * cols] } else { sum };
                 if data.len() != rows * cols {
@@ -236,7 +236,7 @@ impl<E: Copy + PartialEq> Context<E> {
                 }
                 self.finished(algebra, epilogue, None, Tile { rows, cols, data })
             }
-            Leaf::MmaTile { epilogue, .. } => {
+            Leaf::MmaTile(MmaTile { epilogue, .. }) => {
                 let tile = match &self.sum {
                     Some(sum) => sum.clone(),
                     // Nothing is added up.
@@ -252,7 +252,7 @@ impl<E: Copy + PartialEq> Context<E> {
                 };
                 self.finished(algebra, epilogue, Some(write.operand), tile)
             }
-            Leaf::AttendTile { .. } => {
+            Leaf::AttendTile(_) => {
                 let state = match self.carried()? {
                     Some(state) => state,
                     None => Attention::new(
@@ -270,13 +270,13 @@ impl<E: Copy + PartialEq> Context<E> {
                 self.attention = Some(state);
                 Ok(values)
             }
-            Leaf::AttendGradTile { scale, .. } => {
+            Leaf::AttendGradTile(AttendGradTile { scale, .. }) => {
                 let sums = self.gradients.as_ref();
                 let made = sums.map(|g| g.made(algebra, write.operand, f32::from_bits(*scale)));
                 // Nothing meets it.
                 Ok(made.unwrap_or_else(|| vec![algebra.settled(A::ZERO); rows * cols]))
             }
-            Leaf::StatsTile { .. } => {
+            Leaf::StatsTile(_) => {
                 let all = [Operand::O, Operand::Do, Operand::Lse].map(|o| self.latest(o));
                 let [Some(o), Some(d_o), Some(lse)] = all else {
                     return Err("statistics of what is not read".into());
@@ -286,7 +286,7 @@ impl<E: Copy + PartialEq> Context<E> {
                 }
                 Ok(statistics(algebra, o, d_o, &lse.data))
             }
-            Leaf::Signal | Leaf::Enter | Leaf::Tabulate { .. } => Ok(Vec::new()),
+            Leaf::Signal | Leaf::Enter | Leaf::Tabulate(_) => Ok(Vec::new()),
         }
     }
 

@@ -7,7 +7,8 @@ use super::{
     unroll::{TaskRun, Touch, Unrolled},
 };
 use mk_plan::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, GradOf, Leaf, Operand, gated, saves_gates,
+    ALayout, AttendGradTile, BLayout, EPILOGUE_OPERANDS, EpilogueOp, GradOf, Leaf, MmaTile,
+    Operand, ReduceTile, gated, saves_gates,
 };
 
 /// Adds the links of all tasks. `line_of` gives the first line of a slab, `sequence` is the line of places in a sequence.
@@ -55,15 +56,15 @@ impl<F: Fn(u32) -> u32> Linker<'_, '_, F> {
 
     fn task(&mut self, number: u32, task: &TaskRun, touches: &[Touch]) -> Result<(), String> {
         match &self.unrolled.plan.families[task.family].leaf {
-            Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => self.copy(task, touches),
-            Leaf::ReduceTile { epilogue } => self.sum(epilogue, touches),
-            Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {
+            Leaf::CopyTile(_) | Leaf::HostCopy | Leaf::NicSend => self.copy(task, touches),
+            Leaf::ReduceTile(ReduceTile { epilogue }) => self.sum(epilogue, touches),
+            Leaf::MmaTile(MmaTile { a_layout, b_layout, epilogue, .. }) => {
                 self.product(*a_layout, *b_layout, epilogue, touches)
             }
-            Leaf::AttendTile { .. } => self.attend(number, touches),
-            Leaf::StatsTile { .. } => self.statistics(touches),
-            Leaf::AttendGradTile { of, .. } => self.gradients(number, *of, touches),
-            Leaf::Signal | Leaf::Enter | Leaf::Tabulate { .. } => Ok(()),
+            Leaf::AttendTile(_) => self.attend(number, touches),
+            Leaf::StatsTile(_) => self.statistics(touches),
+            Leaf::AttendGradTile(AttendGradTile { of, .. }) => self.gradients(number, *of, touches),
+            Leaf::Signal | Leaf::Enter | Leaf::Tabulate(_) => Ok(()),
         }
     }
 

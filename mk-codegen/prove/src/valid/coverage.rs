@@ -174,9 +174,9 @@ pub(super) fn summed(plan: &Plan) -> BTreeSet<BufId> {
     let mut out = BTreeSet::new();
     for x in plan.families.values() {
         let summand = |a: &Access| match x.leaf {
-            Leaf::ReduceTile { .. } => a.operand == Operand::Src,
-            Leaf::MmaTile { .. } => a.operand == Operand::AccIn,
-            Leaf::AttendTile { .. } => matches!(a.operand, Operand::AccIn | Operand::StatIn),
+            Leaf::ReduceTile(_) => a.operand == Operand::Src,
+            Leaf::MmaTile(_) => a.operand == Operand::AccIn,
+            Leaf::AttendTile(_) => matches!(a.operand, Operand::AccIn | Operand::StatIn),
             _ => false,
         };
         out.extend(x.accesses.iter().filter(|a| summand(a)).map(|a| a.buffer));

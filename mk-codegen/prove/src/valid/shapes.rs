@@ -9,8 +9,9 @@ use super::{
     touched::{Touched, area, last_three, made_of, matrix, of, one_place, plain, text},
 };
 use mk_plan::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Factors, Family, LIST_TOKENS, Leaf, Operand,
-    RoutePart, Tabulation, gated, list_width, saves_gates,
+    ALayout, AttendGradTile, AttendTile, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Factors, Family,
+    LIST_TOKENS, Leaf, MmaTile, Operand, ReduceTile, RoutePart, StatsTile, Tabulate, Tabulation,
+    gated, list_width, saves_gates,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,19 +19,23 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String> {
     match &family.leaf {
         Leaf::Signal | Leaf::Enter => None,
-        Leaf::Tabulate { of: Tabulation::Blocks { .. } } => pairs(touched),
-        Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks, .. } } => {
+        Leaf::Tabulate(Tabulate { of: Tabulation::Blocks { .. } }) => pairs(touched),
+        Leaf::Tabulate(Tabulate {
+            of: Tabulation::Route { part, experts, ranks, rows, blocks, .. },
+        }) => {
             let own = experts.div_ceil((*ranks).max(1));
             route(*part, [*experts, own, *blocks, *rows].map(i64::from), touched)
         }
-        Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => copy(touched),
-        Leaf::ReduceTile { epilogue } => sum(epilogue, family.factors(), touched),
-        Leaf::MmaTile { a_layout, b_layout, epilogue, .. } => {
+        Leaf::CopyTile(_) | Leaf::HostCopy | Leaf::NicSend => copy(touched),
+        Leaf::ReduceTile(ReduceTile { epilogue }) => sum(epilogue, family.factors(), touched),
+        Leaf::MmaTile(MmaTile { a_layout, b_layout, epilogue, .. }) => {
             product(*a_layout, *b_layout, epilogue, touched)
         }
-        Leaf::AttendTile { block, .. } => attend(*block, touched),
-        Leaf::StatsTile { block } => grad_shapes::statistics(*block, touched).err(),
-        Leaf::AttendGradTile { of, block, .. } => grad_shapes::grad(*of, *block, touched).err(),
+        Leaf::AttendTile(AttendTile { block, .. }) => attend(*block, touched),
+        Leaf::StatsTile(StatsTile { block }) => grad_shapes::statistics(*block, touched).err(),
+        Leaf::AttendGradTile(AttendGradTile { of, block, .. }) => {
+            grad_shapes::grad(*of, *block, touched).err()
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use crate::passes::{
     },
 };
 use crate::settings::Config;
-use mk_plan::{Access, BufId, CopyVia, Each, Expr, Leaf, Operand, RoleKind, Space, Var};
+use mk_plan::{Access, BufId, CopyTile, CopyVia, Each, Expr, Leaf, Operand, RoleKind, Space, Var};
 
 /// Adds the push of `x`, which the caller gives in `shard`, perhaps in slices.
 pub(in crate::passes) fn push(
@@ -68,10 +68,10 @@ pub(in crate::passes) fn push(
         true => peer(Var::EACH.into(), world),
         false => nodes.neighbour(Var::EACH.into()),
     };
-    let leaf = Leaf::CopyTile {
+    let leaf = Leaf::CopyTile(CopyTile {
         via: if bulk { CopyVia::Bulk } else { CopyVia::Ldst },
         stages: config.copy_stages,
-    };
+    });
     let q = Expr::from(Var::domain(1));
     let columns = match slices {
         None => (0.into(), k.clone()),
