@@ -167,6 +167,10 @@ impl Record for AttendTile {
         true
     }
 
+    fn attends(&self) -> bool {
+        true
+    }
+
     fn masks(&self) -> bool {
         self.mask == Mask::Causal
     }

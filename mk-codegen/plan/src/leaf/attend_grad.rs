@@ -151,6 +151,10 @@ impl Record for AttendGradTile {
         true
     }
 
+    fn attends(&self) -> bool {
+        true
+    }
+
     fn masks(&self) -> bool {
         self.mask == Mask::Causal
     }

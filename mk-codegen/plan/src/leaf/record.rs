@@ -76,6 +76,11 @@ pub trait Record {
         false
     }
 
+    /// Whether queries meet keys.
+    fn attends(&self) -> bool {
+        false
+    }
+
     /// Whether queries see keys by their places in the sequence.
     fn masks(&self) -> bool {
         false

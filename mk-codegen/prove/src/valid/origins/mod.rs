@@ -297,7 +297,7 @@ impl<'p> Walk<'p> {
         match &x.leaf {
             Leaf::Tabulate(Tabulate { of: Tabulation::Route { .. } }) => self.route(task),
             Leaf::Tabulate(Tabulate { of: Tabulation::Blocks { .. } }) => self.blocks(task),
-            Leaf::CopyTile(_) | Leaf::HostCopy | Leaf::NicSend => self.copy(task),
+            leaf if leaf.copies() => self.copy(task),
             _ => {
                 for region in self.operands(task, Operand::Dst)?.into_iter().flatten() {
                     self.put(&region, What::Other, 0)?;
