@@ -4,7 +4,7 @@
 
 use super::{error::CostError, model::DeviceModel, products::Products, work::gcd};
 use mk_plan::{
-    ALayout, Access, Leaf, MmaTile, Mode, Operand, Plan, Points, Store, TableSet, mma_consumers,
+    ALayout, Access, MmaTile, Mode, Operand, Plan, Points, Store, TableSet, mma_consumers,
     mma_swaps, row_dim,
 };
 
@@ -39,16 +39,8 @@ pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostErro
     else {
         return Ok(None);
     };
-    let Leaf::MmaTile(MmaTile {
-        block,
-        stages,
-        a_layout,
-        cluster,
-        multicast,
-        consumers,
-        store,
-        ..
-    }) = &x.leaf
+    let Some(MmaTile { block, stages, a_layout, cluster, multicast, consumers, store, .. }) =
+        x.leaf.product()
     else {
         return Ok(None);
     };
