@@ -391,7 +391,7 @@ fn judge(name: &str, plan: &Plan, emission: Options) {
     let sass = jit::disassemble(&compiled.cubin).unwrap_or_else(|e| panic!("{name}: {e}"));
     let counts = jit::count_sass(&sass);
     println!("  {} instructions", counts.iter().map(|(_, n)| n).sum::<u32>());
-    if plan.families.values().any(|f| matches!(f.leaf, Leaf::MmaTile(_))) {
+    if plan.families.values().any(|f| f.leaf.product().is_some()) {
         assert!(
             counts.get("HGMMA") > 0 && counts.get("UTMALDG") > 0,
             "{name} does not use the tensor cores by TMA"

@@ -458,7 +458,7 @@ fn drawn(program: &Program, bound: &Bound, config: &Config) -> Vec<Span> {
             .plan
             .families
             .iter()
-            .any(|(id, f)| id.index() as u32 == family && matches!(f.leaf, Leaf::MmaTile(_)))
+            .any(|(id, f)| id.index() as u32 == family && f.leaf.product().is_some())
     };
     for ((.., family, _), n) in &times {
         assert_eq!(*n, if product(*family) && halves { 2 } else { 1 });

@@ -65,7 +65,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
                 (Leaf::Signal | Leaf::NicSend, _) => false,
                 _ => matches!(kind, RoleKind::Compute | RoleKind::IntraComm),
             },
-            Carrier::Frame if f.leaf == Leaf::Enter => kind == RoleKind::Prologue,
+            Carrier::Frame if f.leaf.enters() => kind == RoleKind::Prologue,
             Carrier::Frame => kind == RoleKind::Epilogue,
             Carrier::Host => kind == RoleKind::CopyEngine,
             Carrier::Nobody => false,
@@ -79,7 +79,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
         }
         names(f, &place)?;
         // The host evaluates what its copy engines do, for every rank.
-        if f.leaf != Leaf::HostCopy {
+        if !f.leaf.is_host_copy() {
             accesses(plan, f, &place)?;
             posts(plan, f, &place)?;
         }
@@ -121,9 +121,9 @@ fn differs<'e>(extents: impl IntoIterator<Item = &'e Expr>) -> bool {
 fn accesses(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
     for a in f.accesses.iter().filter(|a| a.rank != Expr::Var(Var::RANK)) {
         let b = &plan.buffers[a.buffer];
-        let what = if f.leaf == Leaf::NicSend && !differs(b.shape.iter().chain(&b.pitch)) {
+        let what = if f.leaf.sends() && !differs(b.shape.iter().chain(&b.pitch)) {
             continue;
-        } else if b.space != Space::Workspace && f.leaf != Leaf::NicSend {
+        } else if b.space != Space::Workspace && !f.leaf.sends() {
             "is the caller's: a kernel reaches it only `@ rank`, and peers' memory is workspace"
         } else if differs(b.shape.iter().chain(&b.pitch)) {
             "is another rank's, and only its first extent may depend on the rank"
@@ -174,7 +174,7 @@ fn announced(plan: &Plan, id: FamId, p: &Post) -> Result<bool, EmitError> {
 /// Ranks announce themselves in one way only: each raises its own word on every rank by one, and nobody else raises these.
 fn entry(plan: &Plan) -> Result<(), EmitError> {
     let world = plan.mesh.size();
-    let mut enter = plan.families.iter().filter(|(_, f)| f.leaf == Leaf::Enter);
+    let mut enter = plan.families.iter().filter(|(_, f)| f.leaf.enters());
     let Some((id, f)) = enter.next() else { return Ok(()) };
     let refuse = |id: FamId| {
         let what = format!(

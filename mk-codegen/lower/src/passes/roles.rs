@@ -238,7 +238,7 @@ fn next_free_cta(plan: &mut Plan) {
     for role in roles {
         let families: Vec<FamId> =
             plan.families.iter().filter(|(_, f)| f.role == role).map(|(id, _)| id).collect();
-        let product = |id: &FamId| matches!(plan.families[*id].leaf, Leaf::MmaTile(_));
+        let product = |id: &FamId| plan.families[*id].leaf.product().is_some();
         let from = families.iter().position(product).unwrap_or(0);
         for id in families.into_iter().skip(from) {
             let family = &mut plan.families[id];

@@ -163,6 +163,10 @@ impl Record for AttendTile {
         [Operand::Q, Operand::K, Operand::V].into_iter().chain(stored).collect()
     }
 
+    fn pipeline(&self) -> Option<(&[u32], u32)> {
+        Some((&self.block, self.stages))
+    }
+
     fn computes(&self) -> bool {
         true
     }

@@ -147,6 +147,10 @@ impl Record for AttendGradTile {
         [self.of.held(), self.of.moving()].concat()
     }
 
+    fn pipeline(&self) -> Option<(&[u32], u32)> {
+        Some((&self.block, self.stages))
+    }
+
     fn computes(&self) -> bool {
         true
     }

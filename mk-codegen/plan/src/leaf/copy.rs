@@ -1,6 +1,6 @@
 //! Copies by a CTA.
 
-use super::Record;
+use super::{Leaf, Record};
 use crate::{
     contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, OperandSpec},
     names::{
@@ -33,6 +33,13 @@ pub struct CopyTile {
     pub via: CopyVia,
     /// Shared-memory stages, for bulk copies.
     pub stages: u32,
+}
+
+impl CopyVia {
+    /// A copy by these means.
+    pub fn leaf(self, stages: u32) -> Leaf {
+        Leaf::CopyTile(CopyTile { via: self, stages })
+    }
 }
 
 impl CopyTile {
@@ -98,6 +105,10 @@ impl Record for CopyTile {
 
     fn types(&self) -> Vec<OneType> {
         vec![OneType::new(&[Operand::Src, Operand::Dst], Elements::Any)]
+    }
+
+    fn pipeline(&self) -> Option<(&[u32], u32)> {
+        Some((&[], self.stages))
     }
 
     fn copies(&self) -> bool {

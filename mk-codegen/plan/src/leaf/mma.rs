@@ -260,6 +260,10 @@ impl Record for MmaTile {
         gates.into_iter().chain(keeps).collect()
     }
 
+    fn pipeline(&self) -> Option<(&[u32], u32)> {
+        Some((&self.block, self.stages))
+    }
+
     fn computes(&self) -> bool {
         true
     }

@@ -46,6 +46,11 @@ pub trait Record {
         &[]
     }
 
+    /// Sides of a tile, and shared-memory stages that data passes through, if there are any.
+    fn pipeline(&self) -> Option<(&[u32], u32)> {
+        None
+    }
+
     /// What is wrong with the epilogue, for what the leaf is.
     fn misuse(&self) -> Vec<String> {
         Vec::new()

@@ -13,7 +13,7 @@ use crate::passes::{
     },
 };
 use crate::settings::{Config, Gather};
-use mk_plan::{BufId, CopyTile, CopyVia, Expr, Leaf, Operand, RoleKind, Var};
+use mk_plan::{BufId, CopyVia, Expr, Leaf, Operand, RoleKind, Var};
 
 /// Adds the push of `x`, which the caller gives in `shard`, by the agents that the settings name.
 pub(in crate::passes) fn push(
@@ -45,7 +45,7 @@ pub(in crate::passes) fn push_whole(
 /// A copy of whole rows.
 pub(in crate::passes) fn copy_leaf(bulk: bool, config: &Config) -> Leaf {
     let via = if bulk { CopyVia::Bulk } else { CopyVia::Ldst };
-    Leaf::CopyTile(CopyTile { via, stages: config.copy_stages })
+    via.leaf(config.copy_stages)
 }
 
 /// Copies all rows of `x` to `out`: the own ones from the caller's shard, the peers' as they arrive.

@@ -7,7 +7,7 @@
 //! Loops of a message: block of rows, piece of the block, and the other node last, so that all nodes are sent the first rows first.
 
 use crate::passes::draft::{Draft, Flow, FlowId, Reader, Source, Writer, read, write};
-use mk_plan::{Access, BufId, CopyTile, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Var};
+use mk_plan::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Var};
 
 /// Blocks of rows, and pieces of each.
 #[derive(Clone, Copy)]
@@ -186,7 +186,7 @@ pub(in crate::passes) fn forward(draft: &mut Draft, x: Forward) -> FamId {
     };
     let mut domain = x.pieces.domain();
     domain.push(("m", (nodes.count() - 1).into()));
-    let leaf = Leaf::CopyTile(CopyTile { via: x.via, stages: draft.copy_stages });
+    let leaf = x.via.leaf(draft.copy_stages);
     draft.family("forward", x.kind, leaf, domain, vec![], vec![src, dst.into()])
 }
 

@@ -16,8 +16,7 @@ use crate::passes::{
 };
 use crate::settings::Config;
 use mk_plan::{
-    Access, BufId, CopyTile, CopyVia, Each, Expr, FamId, Leaf, Operand, ReduceTile, RoleKind,
-    Space, Var,
+    Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, ReduceTile, RoleKind, Space, Var,
 };
 
 /// The slots of rows that ranks of the own place have, in all nodes.
@@ -260,7 +259,7 @@ fn spread(draft: &mut Draft, x: &Shared, of: &Summed<'_>, Finished { by, sums, n
     let src = read(Operand::Src, sums, here);
     let to = (theirs.global(&r), r.len.clone());
     let dst = write(Operand::Dst, of.result, vec![to, x.wide()]);
-    let leaf = Leaf::CopyTile(CopyTile { via, stages: draft.copy_stages });
+    let leaf = via.leaf(draft.copy_stages);
     let word = vec![r.shard, r.block / (x.pieces.block / height)];
     let touched = vec![Source::behind(src, summed, word), dst.into()];
     draft.family("collect", kind, leaf, theirs.domain(1), vec![], touched);

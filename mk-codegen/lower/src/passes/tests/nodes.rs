@@ -18,8 +18,8 @@ use crate::passes::{
 };
 use mk_abi::DType;
 use mk_plan::{
-    ALayout, Access, Agent, BLayout, BinOp, BufId, Consumers, CopyTile, CopyVia, Each, EdgeId,
-    Entity, Expr, Leaf, MmaTile, Nic, NicOrdering, Operand, Plan, RoleKind, Space, Store, Var,
+    ALayout, Access, Agent, BLayout, BinOp, BufId, Consumers, CopyVia, Each, EdgeId, Entity, Expr,
+    Leaf, MmaTile, Nic, NicOrdering, Operand, Plan, RoleKind, Space, Store, Var,
 };
 use mk_prove::valid;
 use mk_syntax::Placement;
@@ -125,7 +125,7 @@ impl Net {
     }
 
     fn copy(&self) -> Leaf {
-        Leaf::CopyTile(CopyTile { via: CopyVia::Bulk, stages: 4 })
+        CopyVia::Bulk.leaf(4)
     }
 
     /// The own node.

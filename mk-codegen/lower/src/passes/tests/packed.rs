@@ -15,9 +15,9 @@ use crate::passes::{
 };
 use mk_abi::DType;
 use mk_plan::{
-    ALayout, Access, BLayout, BufId, Consumers, CopyTile, CopyVia, Each, EpilogueOp, Expr, FamId,
-    Leaf, MmaTile, Operand, Plan, Point, ReduceTile, RoleKind, Space, Store, TabId, Table,
-    TableSource, Var,
+    ALayout, Access, BLayout, BufId, Consumers, CopyVia, Each, EpilogueOp, Expr, FamId, Leaf,
+    MmaTile, Operand, Plan, Point, ReduceTile, RoleKind, Space, Store, TabId, Table, TableSource,
+    Var,
 };
 
 /// Rows of a block, of a piece that is pulled at once, of one that is staged at once, and of one that is combined at
@@ -189,7 +189,7 @@ impl Packed {
         let region = vec![rows.clone(), (0.into(), self.width.into())];
         let src = read(Operand::Src, m.x, region);
         let dst = write(Operand::Dst, m.xs, self.staged(rows));
-        let leaf = Leaf::CopyTile(CopyTile { via: CopyVia::Bulk, stages: 4 });
+        let leaf = CopyVia::Bulk.leaf(4);
         let domain = vec![("i", tiles(self.tokens, STAGED).into())];
         let stage = d.family("stage", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
         let (rank, each) = d.nodes().everyone();
@@ -223,7 +223,7 @@ impl Packed {
         let len = block_rows(count.clone(), p, PULLED);
         let region = vec![(row, len.clone()), (0.into(), self.width.into())];
         let dst = write(Operand::Dst, m.rows, region);
-        let leaf = Leaf::CopyTile(CopyTile { via: CopyVia::Bulk, stages: 4 });
+        let leaf = CopyVia::Bulk.leaf(4);
         let domain = vec![("b", self.blocks().into()), ("p", (BLOCK / PULLED).into())];
         let touched = vec![src, dst.into()];
         let pull = d.family("pull", RoleKind::IntraComm, leaf, domain, vec![], touched);

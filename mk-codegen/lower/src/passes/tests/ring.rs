@@ -21,8 +21,8 @@ use crate::passes::{
 };
 use mk_abi::DType;
 use mk_plan::{
-    Access, Agent, AttendTile, BufId, Carry, CopyTile, CopyVia, Each, Expr, FamId, Leaf, Mask,
-    Operand, Point, RoleKind, Space, Store, Var,
+    Access, Agent, AttendTile, BufId, Carry, CopyVia, Each, Expr, FamId, Leaf, Mask, Operand,
+    Point, RoleKind, Space, Store, Var,
 };
 use mk_prove::valid;
 use mk_syntax::Placement;
@@ -172,7 +172,7 @@ impl Chunks {
     }
 
     fn copy(&self) -> Leaf {
-        Leaf::CopyTile(CopyTile { via: CopyVia::Bulk, stages: 4 })
+        CopyVia::Bulk.leaf(4)
     }
 
     /// Owners push their chunks, piece by piece, keys and values, to every peer: or to the next rank only, if that

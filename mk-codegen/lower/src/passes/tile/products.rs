@@ -25,8 +25,8 @@ use crate::passes::{
 };
 use crate::settings::{AllReduce, Reduction};
 use mk_plan::{
-    ALayout, BLayout, BufId, CopyTile, CopyVia, EpilogueOp, Expr, Leaf, MmaTile, Operand, RoleKind,
-    Space, Store, Var,
+    ALayout, BLayout, BufId, CopyVia, EpilogueOp, Expr, MmaTile, Operand, RoleKind, Space, Store,
+    Var,
 };
 
 /// Columns of a panel of 16-bit results, which a box of TMA stores.
@@ -277,7 +277,7 @@ fn copy_out(t: &mut Tiler<'_>, h: &Hidden, out: &Tensor, r: usize, rows: &Rows) 
     let dst = write(Operand::Dst, result, vec![(rows.global(&block), block.len.clone()), cols]);
     let mut domain = rows.domain(1);
     domain.pop();
-    let leaf = Leaf::CopyTile(CopyTile { via: CopyVia::Ldst, stages: 1 });
+    let leaf = CopyVia::Ldst.leaf(1);
     let name = format!("save.{}", out.name);
     let src = Source::behind(src, h.done, vec![block.shard, block.block]);
     t.draft.family(&name, RoleKind::Compute, leaf, domain, vec![], vec![src, dst.into()]);
@@ -299,7 +299,7 @@ pub(super) fn collect(
         Left::Local(..) | Left::ByOwner(_) => None,
     };
     // Through registers: the bulk ring would not fit beside that of the products.
-    let leaf = Leaf::CopyTile(CopyTile { via: CopyVia::Ldst, stages: 1 });
+    let leaf = CopyVia::Ldst.leaf(1);
     let (x, shard, out) = (&t.kernel.params[param], t.params[param], t.results[r]);
     gather::collect(&mut t.draft, x, shard, gathered, out, rows, &leaf);
     Ok(())
