@@ -1,8 +1,8 @@
 //! How each leaf becomes CUDA: one file, one record ([`LeafEmission`]) and one hooks template per leaf.
 //!
-//! The contract in `plan/src/leaf.rs` says what a leaf promises to the verifier; the record says how agents keep the promise. Everything that
+//! The contract in `plan/src/leaf/NAME.rs` says what a leaf promises to the verifier; the record says how agents keep the promise. Everything that
 //! differs from leaf to leaf is in it: [`crate::emit::emit_with`] prints roles from records, the audit counts a record's calls, the
-//! trace layer asks it for slots. The points at which waits, posts and accesses may stand are in `plan/src/allowed.rs`. Nothing else in `emit/`, and
+//! trace layer asks it for slots. The points at which waits, posts and accesses may stand are in the contract's file. Nothing else in `emit/`, and
 //! nothing in `kernel.cu.j2`, names a leaf.
 //!
 //! A new leaf supplies
