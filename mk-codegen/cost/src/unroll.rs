@@ -93,8 +93,7 @@ impl Unroller<'_> {
                 for list in lists {
                     let from = self.work.jobs.len();
                     for i in list {
-                        let x = &self.plan.families[tasks[i].family];
-                        leaf::of(&x.leaf).jobs(self, &tasks[i], x, misses[i])?;
+                        cost(&tasks[i]).jobs(self, &tasks[i], misses[i])?;
                     }
                     let jobs = from..self.work.jobs.len();
                     let cta = if own { first_cta + n as u32 * cluster } else { 0 };

@@ -40,7 +40,11 @@ impl Traffic {
     }
 }
 
-impl Unroller<'_> {
+impl<'a> Unroller<'a> {
+    pub fn family(&self, task: &Task) -> &'a Family {
+        &self.plan.families[task.family]
+    }
+
     pub fn bytes(&self, region: &Region) -> f64 {
         let size = self.plan.buffers[region.buffer].dtype.size_bytes() as f64;
         region.len() as f64 * size

@@ -1,6 +1,6 @@
 //! Attention, and its gradients.
 
-use super::Cost;
+use super::{Cost, Done};
 use crate::{
     error::CostError,
     model::TileRate,
@@ -22,7 +22,8 @@ pub(super) struct Attends {
 }
 
 impl Cost for AttendTile {
-    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, x: &Family, _: f64) -> Result<(), CostError> {
+    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
+        let x = u.family(task);
         u.attention(task, x, &attends(self))
     }
 

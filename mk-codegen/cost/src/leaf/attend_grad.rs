@@ -1,11 +1,12 @@
 //! Gradients of attention.
 
-use super::{Cost, attend::Attends};
+use super::{Cost, Done, attend::Attends};
 use crate::{error::CostError, unroller::Unroller};
-use mk_plan::{AttendGradTile, Family, Task};
+use mk_plan::{AttendGradTile, Task};
 
 impl Cost for AttendGradTile {
-    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, x: &Family, _: f64) -> Result<(), CostError> {
+    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
+        let x = u.family(task);
         u.attention(task, x, &attends(self))
     }
 

@@ -1,11 +1,12 @@
 //! Copies by a CTA.
 
-use super::Cost;
-use crate::{error::CostError, unroller::Unroller};
-use mk_plan::{CopyTile, CopyVia, Family, Task};
+use super::{Cost, Done};
+use crate::unroller::Unroller;
+use mk_plan::{CopyTile, CopyVia, Task};
 
 impl Cost for CopyTile {
-    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, x: &Family, _: f64) -> Result<(), CostError> {
+    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
+        let x = u.family(task);
         if x.inner.is_some() {
             return Err(Unroller::unsupported(task, x));
         }

@@ -1,11 +1,12 @@
 //! Copies by a copy engine.
 
-use super::Cost;
-use crate::{error::CostError, unroller::Unroller, work::is_link};
-use mk_plan::{Family, Task, leaf::HostCopy};
+use super::{Cost, Done};
+use crate::{unroller::Unroller, work::is_link};
+use mk_plan::{Task, leaf::HostCopy};
 
 impl Cost for HostCopy {
-    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, x: &Family, _: f64) -> Result<(), CostError> {
+    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
+        let x = u.family(task);
         if x.inner.is_some() {
             return Err(Unroller::unsupported(task, x));
         }

@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use super::Cost;
+use super::{Cost, Done};
 use crate::{
     error::CostError,
     model::TileRate,
@@ -20,13 +20,8 @@ const SEVERAL: usize = 3;
 type Place = (usize, usize, Vec<(i64, i64)>);
 
 impl Cost for MmaTile {
-    fn jobs(
-        &self,
-        u: &mut Unroller<'_>,
-        task: &Task,
-        x: &Family,
-        missed: f64,
-    ) -> Result<(), CostError> {
+    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, missed: f64) -> Done {
+        let x = u.family(task);
         u.product(task, x, self, missed)
     }
 }

@@ -10,18 +10,15 @@ mod signal;
 mod sums;
 
 use super::{error::CostError, unroller::Unroller};
-use mk_plan::{Family, Leaf, Task, of_leaf};
+use mk_plan::{Leaf, Task, of_leaf};
+
+/// Whether jobs were added.
+type Done = Result<(), CostError>;
 
 /// The cost of a leaf.
 pub(super) trait Cost {
     /// Adds the jobs of a task. `missed` are bytes of its operands that are not in the cache.
-    fn jobs(
-        &self,
-        u: &mut Unroller<'_>,
-        task: &Task,
-        x: &Family,
-        missed: f64,
-    ) -> Result<(), CostError>;
+    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, missed: f64) -> Done;
 
     /// How long a task is, beside others of its family; `None` where they are as long as each other.
     fn length(&self, _: &Unroller<'_>, _: &Task) -> Result<Option<i64>, CostError> {

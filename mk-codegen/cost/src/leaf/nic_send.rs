@@ -1,11 +1,12 @@
 //! Sends, of which nobody has measured any.
 
-use super::Cost;
-use crate::{error::CostError, unroller::Unroller};
-use mk_plan::{Family, Task, leaf::NicSend};
+use super::{Cost, Done};
+use crate::unroller::Unroller;
+use mk_plan::{Task, leaf::NicSend};
 
 impl Cost for NicSend {
-    fn jobs(&self, _: &mut Unroller<'_>, task: &Task, x: &Family, _: f64) -> Result<(), CostError> {
+    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
+        let x = u.family(task);
         Err(Unroller::unsupported(task, x))
     }
 }

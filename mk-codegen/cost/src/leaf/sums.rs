@@ -1,6 +1,6 @@
 //! Sums, and what reads and writes as they do: statistics, tables.
 
-use super::Cost;
+use super::{Cost, Done};
 use crate::{error::CostError, unroller::Unroller};
 use mk_plan::{Family, ReduceTile, StatsTile, Tabulate, Task};
 
@@ -13,7 +13,8 @@ fn sum(u: &mut Unroller<'_>, task: &Task, x: &Family, iterations: i64) -> Result
 }
 
 impl Cost for ReduceTile {
-    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, x: &Family, _: f64) -> Result<(), CostError> {
+    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
+        let x = u.family(task);
         let iterations = if x.inner.is_some() { u.points.inner(task)? } else { 1 };
         sum(u, task, x, iterations)
     }
@@ -22,14 +23,9 @@ impl Cost for ReduceTile {
 macro_rules! as_sums {
     ($($leaf:ty),*) => {$(
         impl Cost for $leaf {
-            fn jobs(
-                &self,
-                u: &mut Unroller<'_>,
-                task: &Task,
-                x: &Family,
-                _: f64,
-            ) -> Result<(), CostError> {
-                match x.inner {
+            fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
+                                let x = u.family(task);
+                                match x.inner {
                     None => sum(u, task, x, 1),
                     Some(_) => Err(Unroller::unsupported(task, x)),
                 }

@@ -1,6 +1,12 @@
 //! Which dimensions of a task's operands are the same index.
 
-use super::{cells::Lines, error::FieldError, leaf, linker::Linker, unroll::Unrolled};
+use super::{
+    cells::Lines,
+    error::FieldError,
+    leaf::{self, Task},
+    linker::Linker,
+    unroll::Unrolled,
+};
 
 /// Adds the links of all tasks. `line_of` gives the first line of a slab, `sequence` is the line of places in a sequence.
 pub(super) fn tasks(
@@ -19,7 +25,7 @@ pub(super) fn tasks(
             }
         }
         let leaf = &unrolled.plan.families[task.family].leaf;
-        leaf::link(leaf, &mut linker, i as u32, task, touches)
+        leaf::link(leaf, &mut linker, &Task { number: i as u32, run: task, touches })
             .map_err(|message| FieldError::misfit(unrolled.place(i), message))?;
     }
     Ok(())

@@ -18,12 +18,7 @@ impl Compute for AttendTile {
         attend(context, a.step(self.scale, self.mask), phase)
     }
 
-    fn values(
-        &self,
-        to: &Write<'_>,
-        context: &mut Context,
-        regions: Regions,
-    ) -> Result<Values, SimError> {
+    fn values(&self, to: &Write<'_>, context: &mut Context, regions: Regions) -> Values {
         let state = carried(context, to.phase)?;
         context.attention = state;
         broadcast(regions, |r| {

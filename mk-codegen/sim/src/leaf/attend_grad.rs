@@ -18,12 +18,7 @@ impl Compute for AttendGradTile {
         differentiate(context, self.of, a.step(self.scale, self.mask), phase)
     }
 
-    fn values(
-        &self,
-        to: &Write<'_>,
-        context: &mut Context,
-        regions: Regions,
-    ) -> Result<Values, SimError> {
+    fn values(&self, to: &Write<'_>, context: &mut Context, regions: Regions) -> Values {
         let scale = f32::from_bits(self.scale);
         broadcast(regions, |r| {
             let scaled = |sum: &Tile| sum.data.iter().map(|x| x * scale).collect();

@@ -1,30 +1,17 @@
 //! Copies.
 
 use super::{Compute, Regions, Values, Write, fits};
-use crate::{
-    context::{Context, Piece},
-    error::SimError,
-};
+use crate::context::{Context, Piece};
 use mk_plan::{CopyTile, leaf::HostCopy};
 
 impl Compute for CopyTile {
-    fn values(
-        &self,
-        to: &Write<'_>,
-        context: &mut Context,
-        regions: Regions,
-    ) -> Result<Values, SimError> {
+    fn values(&self, to: &Write<'_>, context: &mut Context, regions: Regions) -> Values {
         copy(&context.sources(to.phase, to.last), regions)
     }
 }
 
 impl Compute for HostCopy {
-    fn values(
-        &self,
-        to: &Write<'_>,
-        context: &mut Context,
-        regions: Regions,
-    ) -> Result<Values, SimError> {
+    fn values(&self, to: &Write<'_>, context: &mut Context, regions: Regions) -> Values {
         copy(&context.sources(to.phase, to.last), regions)
     }
 }
@@ -35,7 +22,7 @@ fn concatenate<'p>(pieces: impl Iterator<Item = &'p &'p Piece>) -> Vec<f32> {
 
 /// Sources and destinations that both repeat are paired by the value of `each`; otherwise all sources, one after the
 /// other, go to every destination.
-fn copy(sources: &[&Piece], regions: Regions) -> Result<Values, SimError> {
+fn copy(sources: &[&Piece], regions: Regions) -> Values {
     let paired = sources.iter().any(|p| p.each.is_some());
     let mut list = Vec::with_capacity(regions.len());
     for (each, region) in regions {

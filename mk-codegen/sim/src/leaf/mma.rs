@@ -22,12 +22,7 @@ impl Compute for MmaTile {
         multiply(context, self.a_layout, self.b_layout, gated(&self.epilogue), parts, phase)
     }
 
-    fn values(
-        &self,
-        to: &Write<'_>,
-        context: &mut Context,
-        regions: Regions,
-    ) -> Result<Values, SimError> {
+    fn values(&self, to: &Write<'_>, context: &mut Context, regions: Regions) -> Values {
         broadcast(regions, |r| product(context, &self.epilogue, to.operand, r, to.phase))
     }
 }

@@ -50,7 +50,7 @@ pub(super) struct Write<'p> {
 pub(super) type Regions = Vec<(Option<i64>, Region)>;
 
 /// The values of an access, for each of its regions.
-pub(super) type Values = Vec<(Region, Vec<f32>)>;
+pub(super) type Values = Result<Vec<(Region, Vec<f32>)>, SimError>;
 
 /// The arithmetic of a leaf.
 trait Compute {
@@ -65,12 +65,7 @@ trait Compute {
     }
 
     /// The values of one access that writes.
-    fn values(
-        &self,
-        to: &Write<'_>,
-        context: &mut Context,
-        regions: Regions,
-    ) -> Result<Values, SimError>;
+    fn values(&self, to: &Write<'_>, context: &mut Context, regions: Regions) -> Values;
 }
 
 fn of(leaf: &Leaf) -> &dyn Compute {
@@ -96,11 +91,7 @@ pub(super) fn consume(
 }
 
 /// The values of one access that writes, for each of its regions.
-pub(super) fn values(
-    to: &Write<'_>,
-    context: &mut Context,
-    regions: Regions,
-) -> Result<Values, SimError> {
+pub(super) fn values(to: &Write<'_>, context: &mut Context, regions: Regions) -> Values {
     of(&to.family.leaf).values(to, context, regions)
 }
 
@@ -122,9 +113,9 @@ fn fits(region: &Region, n: usize) -> Result<(), SimError> {
 
 /// The same values to every region.
 fn broadcast(
-    regions: Vec<(Option<i64>, Region)>,
+    regions: Regions,
     mut of: impl FnMut(&Region) -> Result<Vec<f32>, SimError>,
-) -> Result<Vec<(Region, Vec<f32>)>, SimError> {
+) -> Values {
     let mut list = Vec::with_capacity(regions.len());
     for (_, region) in regions {
         let values = of(&region)?;

@@ -9,12 +9,7 @@ use crate::{
 use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, Factors, Family, ReduceTile, Region};
 
 impl Compute for ReduceTile {
-    fn values(
-        &self,
-        to: &Write<'_>,
-        context: &mut Context,
-        regions: Regions,
-    ) -> Result<Values, SimError> {
+    fn values(&self, to: &Write<'_>, context: &mut Context, regions: Regions) -> Values {
         let sum = reduce(to.family, context, &context.sources(to.phase, to.last))?;
         broadcast(regions, |r| finished(context, &self.epilogue, sum.clone(), r, to.phase))
     }

@@ -3,7 +3,6 @@
 use super::{Compute, Regions, Values, Write, broadcast};
 use crate::{
     context::{Context, misfit},
-    error::SimError,
     math::Tile,
 };
 use mk_plan::{
@@ -12,12 +11,7 @@ use mk_plan::{
 };
 
 impl Compute for Tabulate {
-    fn values(
-        &self,
-        to: &Write<'_>,
-        context: &mut Context,
-        regions: Regions,
-    ) -> Result<Values, SimError> {
+    fn values(&self, to: &Write<'_>, context: &mut Context, regions: Regions) -> Values {
         match &self.of {
             Tabulation::Blocks { rows } => {
                 let counts: Vec<i32> = context.all(Operand::Src).flat_map(integers).collect();

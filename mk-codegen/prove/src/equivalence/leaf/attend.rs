@@ -1,24 +1,18 @@
 //! Attention.
 
-use super::{Links, Meaning, Write};
+use super::{Linked, Links, Meaning, Places, Stored, Task, Work, Write};
 use crate::equivalence::{
     algebra::Algebra,
     attend::Attention,
     budget::EXPONENTIAL,
     context::{Context, Misfit},
     linker::Linker,
-    unroll::{TaskRun, Touch},
+    unroll::Touch,
 };
 use mk_plan::{AttendTile, Operand};
 impl Links for AttendTile {
-    fn link(
-        &self,
-        linker: &mut Linker<'_, '_>,
-        number: u32,
-        _: &TaskRun,
-        touches: &[Touch],
-    ) -> Result<(), String> {
-        linker.attend(number, touches)
+    fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
+        linker.attend(of.number, of.touches)
     }
 }
 
@@ -27,21 +21,11 @@ impl<A: Algebra> Meaning<A> for AttendTile {
         &[Operand::K, Operand::V]
     }
 
-    fn consume(
-        &self,
-        context: &mut Context<A::Elem>,
-        algebra: &mut A,
-        places: Option<[usize; 2]>,
-    ) -> Result<u64, Misfit> {
+    fn consume(&self, context: &mut Context<A::Elem>, algebra: &mut A, places: Places) -> Work {
         context.attend(algebra, f32::from_bits(self.scale), places)
     }
 
-    fn stored(
-        &self,
-        to: &Write<'_>,
-        context: &mut Context<A::Elem>,
-        algebra: &mut A,
-    ) -> Result<Vec<A::Elem>, Misfit> {
+    fn stored(&self, to: &Write<'_>, context: &mut Context<A::Elem>, algebra: &mut A) -> Stored<A> {
         let [rows, cols] = to.size;
         let state = match context.carried()? {
             Some(state) => state,
@@ -67,8 +51,8 @@ impl<E: Copy + PartialEq> Context<E> {
         &mut self,
         algebra: &mut A,
         scale: f32,
-        places: Option<[usize; 2]>,
-    ) -> Result<u64, Misfit> {
+        places: Places,
+    ) -> Work {
         let state = self.carried()?;
         let found = [Operand::Q, Operand::K, Operand::V].map(|o| self.latest(o));
         let [Some(q), Some(k), Some(v)] = found else {
@@ -107,7 +91,7 @@ impl<E: Copy + PartialEq> Context<E> {
 }
 
 impl Linker<'_, '_> {
-    fn attend(&mut self, number: u32, touches: &[Touch]) -> Result<(), String> {
+    fn attend(&mut self, number: u32, touches: &[Touch]) -> Linked {
         let find = |o| touches.iter().find(|t| t.operand == o);
         let (q, v) = (find(Operand::Q), find(Operand::V));
         for t in touches {

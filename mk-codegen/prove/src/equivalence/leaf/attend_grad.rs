@@ -1,24 +1,18 @@
 //! Gradients of attention.
 
-use super::{Links, Meaning, Write};
+use super::{Linked, Links, Meaning, Places, Stored, Task, Work, Write};
 use crate::equivalence::{
     algebra::Algebra,
     budget::EXPONENTIAL,
-    context::{Context, Misfit},
+    context::Context,
     gradients::{Block, Gradients},
     linker::Linker,
-    unroll::{TaskRun, Touch},
+    unroll::Touch,
 };
 use mk_plan::{AttendGradTile, GradOf, Operand};
 impl Links for AttendGradTile {
-    fn link(
-        &self,
-        linker: &mut Linker<'_, '_>,
-        number: u32,
-        _: &TaskRun,
-        touches: &[Touch],
-    ) -> Result<(), String> {
-        linker.gradients(number, self.of, touches)
+    fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
+        linker.gradients(of.number, self.of, of.touches)
     }
 }
 
@@ -27,21 +21,11 @@ impl<A: Algebra> Meaning<A> for AttendGradTile {
         self.of.moving()
     }
 
-    fn consume(
-        &self,
-        context: &mut Context<A::Elem>,
-        algebra: &mut A,
-        places: Option<[usize; 2]>,
-    ) -> Result<u64, Misfit> {
+    fn consume(&self, context: &mut Context<A::Elem>, algebra: &mut A, places: Places) -> Work {
         context.differentiate(algebra, self.of, f32::from_bits(self.scale), places)
     }
 
-    fn stored(
-        &self,
-        to: &Write<'_>,
-        context: &mut Context<A::Elem>,
-        algebra: &mut A,
-    ) -> Result<Vec<A::Elem>, Misfit> {
+    fn stored(&self, to: &Write<'_>, context: &mut Context<A::Elem>, algebra: &mut A) -> Stored<A> {
         let [rows, cols] = to.size;
         let sums = context.gradients.as_ref();
         let made = sums.map(|g| g.made(algebra, to.touch.operand, f32::from_bits(self.scale)));
@@ -56,8 +40,8 @@ impl<E: Copy + PartialEq> Context<E> {
         algebra: &mut A,
         of: GradOf,
         scale: f32,
-        places: Option<[usize; 2]>,
-    ) -> Result<u64, Misfit> {
+        places: Places,
+    ) -> Work {
         let mut sums = self.gradients.take();
         let all = [Operand::Q, Operand::Do, Operand::Stats, Operand::K, Operand::V];
         let [Some(q), Some(d_o), Some(stats), Some(k), Some(v)] = all.map(|o| self.latest(o))
@@ -84,7 +68,7 @@ impl<E: Copy + PartialEq> Context<E> {
 
 impl Linker<'_, '_> {
     /// Gradients: rows that are queries, rows that are keys, and as many columns as heads have.
-    fn gradients(&mut self, number: u32, of: GradOf, touches: &[Touch]) -> Result<(), String> {
+    fn gradients(&mut self, number: u32, of: GradOf, touches: &[Touch]) -> Linked {
         let q = |t: &&Touch| t.operand == Operand::Q;
         let [scores, worth] =
             [Operand::K, Operand::V].map(|o| touches.iter().find(|t| t.operand == o));

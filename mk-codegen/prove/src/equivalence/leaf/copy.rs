@@ -1,11 +1,11 @@
 //! Copies, by whom ever.
 
-use super::{Links, Meaning, Write};
+use super::{Linked, Links, Meaning, Stored, Task, Write};
 use crate::equivalence::{
     algebra::Algebra,
-    context::{Context, Misfit, paired, sources},
+    context::{Context, paired, sources},
     linker::Linker,
-    unroll::{TaskRun, Touch},
+    unroll::Touch,
 };
 use mk_plan::{
     CopyTile,
@@ -14,24 +14,13 @@ use mk_plan::{
 macro_rules! copies {
     ($($leaf:ty),*) => {$(
         impl Links for $leaf {
-            fn link(
-                &self,
-                linker: &mut Linker<'_, '_>,
-                _: u32,
-                task: &TaskRun,
-                touches: &[Touch],
-            ) -> Result<(), String> {
-                linker.copy(task, touches)
+            fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
+                linker.copy(of)
             }
         }
 
         impl<A: Algebra> Meaning<A> for $leaf {
-            fn stored(
-                &self,
-                to: &Write<'_>,
-                context: &mut Context<A::Elem>,
-                _: &mut A,
-            ) -> Result<Vec<A::Elem>, Misfit> {
+            fn stored(&self, to: &Write<'_>, context: &mut Context<A::Elem>, _: &mut A) -> Stored<A> {
                 let from = paired(&context.sources(to.touch.phase, to.last), to.touch.each);
                 let data = from.iter().flat_map(|i| context.pieces[*i].tile.data.iter().copied());
                 Ok(data.collect())
@@ -43,10 +32,11 @@ macro_rules! copies {
 copies!(CopyTile, HostCopy, NicSend);
 
 impl Linker<'_, '_> {
-    fn copy(&mut self, task: &TaskRun, touches: &[Touch]) -> Result<(), String> {
+    fn copy(&mut self, of: &Task<'_>) -> Linked {
+        let Task { run, touches, .. } = of;
         for w in touches.iter().filter(|t| t.write) {
             let mut from = touches.iter().copied().enumerate().collect();
-            sources(&mut from, w.phase, task.last);
+            sources(&mut from, w.phase, run.last);
             match paired(&from, w.each)[..] {
                 [] => return Err("nothing is copied to `dst`".into()),
                 [one] => self.alike(&touches[one], w)?,
@@ -57,12 +47,7 @@ impl Linker<'_, '_> {
     }
 
     /// Sources one after the other: each takes some of the destination's first dimension, or of its second where it takes one of the first.
-    fn concatenated(
-        &mut self,
-        touches: &[Touch],
-        several: &[usize],
-        w: &Touch,
-    ) -> Result<(), String> {
+    fn concatenated(&mut self, touches: &[Touch], several: &[usize], w: &Touch) -> Linked {
         let to = self.plain(w);
         let mut at = 0;
         for t in several.iter().map(|i| &touches[*i]) {

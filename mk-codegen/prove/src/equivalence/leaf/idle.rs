@@ -1,12 +1,7 @@
 //! Leaves without numbers.
 
-use super::{Links, Meaning, Write};
-use crate::equivalence::{
-    algebra::Algebra,
-    context::{Context, Misfit},
-    linker::Linker,
-    unroll::{TaskRun, Touch},
-};
+use super::{Linked, Links, Meaning, Stored, Task, Write};
+use crate::equivalence::{algebra::Algebra, context::Context, linker::Linker};
 use mk_plan::{
     Tabulate,
     leaf::{Enter, Signal},
@@ -14,24 +9,13 @@ use mk_plan::{
 macro_rules! idle {
     ($($leaf:ty),*) => {$(
         impl Links for $leaf {
-            fn link(
-                &self,
-                _: &mut Linker<'_, '_>,
-                _: u32,
-                _: &TaskRun,
-                _: &[Touch],
-            ) -> Result<(), String> {
+            fn link(&self, _: &mut Linker<'_, '_>, _: &Task<'_>) -> Linked {
                 Ok(())
             }
         }
 
         impl<A: Algebra> Meaning<A> for $leaf {
-            fn stored(
-                &self,
-                _: &Write<'_>,
-                _: &mut Context<A::Elem>,
-                _: &mut A,
-            ) -> Result<Vec<A::Elem>, Misfit> {
+            fn stored(&self, _: &Write<'_>, _: &mut Context<A::Elem>, _: &mut A) -> Stored<A> {
                 Ok(Vec::new())
             }
         }

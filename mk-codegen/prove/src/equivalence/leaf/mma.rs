@@ -1,23 +1,17 @@
 //! Matrix products.
 
-use super::{Links, Meaning, Write, epilogue::of_epilogue};
+use super::{Linked, Links, Meaning, Places, Stored, Task, Work, Write, epilogue::of_epilogue};
 use crate::equivalence::{
     algebra::Algebra,
-    context::{Context, Misfit},
+    context::Context,
     linker::{Linker, Matrix},
     tile::Tile,
-    unroll::{TaskRun, Touch},
+    unroll::Touch,
 };
 use mk_plan::{ALayout, BLayout, EpilogueOp, MmaTile, Operand, gated, saves_gates};
 impl Links for MmaTile {
-    fn link(
-        &self,
-        linker: &mut Linker<'_, '_>,
-        _: u32,
-        _: &TaskRun,
-        touches: &[Touch],
-    ) -> Result<(), String> {
-        linker.product(self.a_layout, self.b_layout, &self.epilogue, touches)
+    fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
+        linker.product(self.a_layout, self.b_layout, &self.epilogue, of.touches)
     }
 }
 
@@ -26,21 +20,11 @@ impl<A: Algebra> Meaning<A> for MmaTile {
         &[Operand::A, Operand::B]
     }
 
-    fn consume(
-        &self,
-        context: &mut Context<A::Elem>,
-        algebra: &mut A,
-        _: Option<[usize; 2]>,
-    ) -> Result<u64, Misfit> {
+    fn consume(&self, context: &mut Context<A::Elem>, algebra: &mut A, _: Places) -> Work {
         context.multiply(algebra, self.a_layout, self.b_layout, gated(&self.epilogue))
     }
 
-    fn stored(
-        &self,
-        to: &Write<'_>,
-        context: &mut Context<A::Elem>,
-        algebra: &mut A,
-    ) -> Result<Vec<A::Elem>, Misfit> {
+    fn stored(&self, to: &Write<'_>, context: &mut Context<A::Elem>, algebra: &mut A) -> Stored<A> {
         let [rows, cols] = to.size;
         let tile = match &context.sum {
             Some(sum) => sum.clone(),
@@ -64,7 +48,7 @@ impl<E: Copy + PartialEq> Context<E> {
         a_layout: ALayout,
         b_layout: BLayout,
         gated: bool,
-    ) -> Result<u64, Misfit> {
+    ) -> Work {
         let (Some(a), Some(b)) = (self.latest(Operand::A), self.latest(Operand::B)) else {
             return Ok(0);
         };
@@ -112,7 +96,7 @@ impl Linker<'_, '_> {
         b_layout: BLayout,
         epilogue: &[EpilogueOp],
         touches: &[Touch],
-    ) -> Result<(), String> {
+    ) -> Linked {
         // Ranks without rows or columns load what they have, and multiply nothing.
         let Some(c) = touches.iter().find(|t| t.operand == Operand::C) else { return Ok(()) };
         let (result, gated) = (self.matrix(c)?, gated(epilogue));

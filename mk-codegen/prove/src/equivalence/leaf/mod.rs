@@ -20,16 +20,24 @@ use super::{
 };
 use mk_plan::{Family, Leaf, Operand, Point, of_leaf};
 
+/// A task: its number, and what it touches.
+pub(super) struct Task<'t> {
+    pub number: u32,
+    pub run: &'t TaskRun,
+    pub touches: &'t [Touch],
+}
+
+type Linked = Result<(), String>;
+/// How many products arithmetic took.
+type Work = Result<u64, Misfit>;
+type Stored<A> = Result<Vec<<A as Algebra>::Elem>, Misfit>;
+/// Places of the first query and key in the scaled sequence, where they mask.
+type Places = Option<[usize; 2]>;
+
 /// Which dimensions of a leaf's operands are the same index.
 trait Links {
-    /// Links them, in task number `number`.
-    fn link(
-        &self,
-        linker: &mut Linker<'_, '_>,
-        number: u32,
-        task: &TaskRun,
-        touches: &[Touch],
-    ) -> Result<(), String>;
+    /// Links them.
+    fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked;
 }
 
 /// A write: of which family, what, to a region of so many rows and columns, and the last phase of its task.
@@ -47,24 +55,13 @@ trait Meaning<A: Algebra> {
         &[]
     }
 
-    /// Arithmetic when all that a phase reads is there, `places` being those of the first query and key in the scaled sequence, where
-    /// they mask. Returns how many products it took.
-    fn consume(
-        &self,
-        _: &mut Context<A::Elem>,
-        _: &mut A,
-        _: Option<[usize; 2]>,
-    ) -> Result<u64, Misfit> {
+    /// Arithmetic when all that a phase reads is there.
+    fn consume(&self, _: &mut Context<A::Elem>, _: &mut A, _: Places) -> Work {
         Ok(0)
     }
 
     /// What a write stores.
-    fn stored(
-        &self,
-        to: &Write<'_>,
-        context: &mut Context<A::Elem>,
-        algebra: &mut A,
-    ) -> Result<Vec<A::Elem>, Misfit>;
+    fn stored(&self, to: &Write<'_>, context: &mut Context<A::Elem>, algebra: &mut A) -> Stored<A>;
 }
 
 fn meaning<A: Algebra>(leaf: &Leaf) -> &dyn Meaning<A> {
@@ -72,26 +69,19 @@ fn meaning<A: Algebra>(leaf: &Leaf) -> &dyn Meaning<A> {
 }
 
 /// Links dimensions of a task's operands.
-pub(super) fn link(
-    leaf: &Leaf,
-    linker: &mut Linker<'_, '_>,
-    number: u32,
-    task: &TaskRun,
-    touches: &[Touch],
-) -> Result<(), String> {
-    of_leaf!(leaf, x => x.link(linker, number, task, touches))
+pub(super) fn link(leaf: &Leaf, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
+    of_leaf!(leaf, x => x.link(linker, of))
 }
 
-/// Arithmetic when all that a phase reads is there, `places` being those of the first query and key in the scaled sequence, where
-/// they mask. Returns how many products it took.
+/// Arithmetic when all that a phase reads is there.
 pub(super) fn consume<A: Algebra>(
     context: &mut Context<A::Elem>,
     algebra: &mut A,
     family: &Family,
     point: Point,
     phase: u32,
-    places: Option<[usize; 2]>,
-) -> Result<u64, Misfit> {
+    places: Places,
+) -> Work {
     let moving = meaning::<A>(&family.leaf).moving();
     let theirs = family.accesses.iter().filter(|a| moving.contains(&a.operand));
     if theirs.map(|a| a.at).max() != Some(point) {
@@ -107,6 +97,6 @@ pub(super) fn stored<A: Algebra>(
     to: &Write<'_>,
     context: &mut Context<A::Elem>,
     algebra: &mut A,
-) -> Result<Vec<A::Elem>, Misfit> {
+) -> Stored<A> {
     meaning(&to.family.leaf).stored(to, context, algebra)
 }

@@ -1,33 +1,22 @@
 //! Sums.
 
-use super::{Links, Meaning, Write, epilogue::of_epilogue};
+use super::{Linked, Links, Meaning, Stored, Task, Write, epilogue::of_epilogue};
 use crate::equivalence::{
     algebra::Algebra,
     context::{Context, Misfit, Piece},
     linker::Linker,
     tile::Tile,
-    unroll::{TaskRun, Touch},
+    unroll::Touch,
 };
 use mk_plan::{EpilogueOp, Factors, Operand, ReduceTile};
 impl Links for ReduceTile {
-    fn link(
-        &self,
-        linker: &mut Linker<'_, '_>,
-        _: u32,
-        _: &TaskRun,
-        touches: &[Touch],
-    ) -> Result<(), String> {
-        linker.sum(&self.epilogue, touches)
+    fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
+        linker.sum(&self.epilogue, of.touches)
     }
 }
 
 impl<A: Algebra> Meaning<A> for ReduceTile {
-    fn stored(
-        &self,
-        to: &Write<'_>,
-        context: &mut Context<A::Elem>,
-        algebra: &mut A,
-    ) -> Result<Vec<A::Elem>, Misfit> {
+    fn stored(&self, to: &Write<'_>, context: &mut Context<A::Elem>, algebra: &mut A) -> Stored<A> {
         let [rows, cols] = to.size;
         let sum = context.reduce(algebra, to.family.factors(), to.touch.phase, to.last)?;
         let data = if sum.is_empty() { vec![A::ZERO; rows * cols] } else { sum };
@@ -78,7 +67,7 @@ impl<E: Copy + PartialEq> Context<E> {
 }
 
 impl Linker<'_, '_> {
-    fn sum(&mut self, epilogue: &[EpilogueOp], touches: &[Touch]) -> Result<(), String> {
+    fn sum(&mut self, epilogue: &[EpilogueOp], touches: &[Touch]) -> Linked {
         let mut all = touches.iter().filter(|t| t.operand != Operand::W);
         let is_bias = |o| of_epilogue(epilogue, o) == Some(EpilogueOp::Bias);
         let Some(first) = all.find(|t| !is_bias(t.operand)) else { return Ok(()) };

@@ -1,33 +1,18 @@
 //! Statistics of queries.
 
-use super::{Links, Meaning, Write};
+use super::{Linked, Links, Meaning, Stored, Task, Write};
 use crate::equivalence::{
-    algebra::Algebra,
-    context::{Context, Misfit},
-    gradients::statistics,
-    linker::Linker,
-    unroll::{TaskRun, Touch},
+    algebra::Algebra, context::Context, gradients::statistics, linker::Linker, unroll::Touch,
 };
 use mk_plan::{Operand, StatsTile};
 impl Links for StatsTile {
-    fn link(
-        &self,
-        linker: &mut Linker<'_, '_>,
-        _: u32,
-        _: &TaskRun,
-        touches: &[Touch],
-    ) -> Result<(), String> {
-        linker.statistics(touches)
+    fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
+        linker.statistics(of.touches)
     }
 }
 
 impl<A: Algebra> Meaning<A> for StatsTile {
-    fn stored(
-        &self,
-        _: &Write<'_>,
-        context: &mut Context<A::Elem>,
-        algebra: &mut A,
-    ) -> Result<Vec<A::Elem>, Misfit> {
+    fn stored(&self, _: &Write<'_>, context: &mut Context<A::Elem>, algebra: &mut A) -> Stored<A> {
         let all = [Operand::O, Operand::Do, Operand::Lse].map(|o| context.latest(o));
         let [Some(o), Some(d_o), Some(lse)] = all else {
             return Err("statistics of what is not read".into());
@@ -41,7 +26,7 @@ impl<A: Algebra> Meaning<A> for StatsTile {
 
 impl Linker<'_, '_> {
     /// Rows of results, gradients, logarithms and statistics are queries; of the four statistics each is by itself.
-    fn statistics(&mut self, touches: &[Touch]) -> Result<(), String> {
+    fn statistics(&mut self, touches: &[Touch]) -> Linked {
         let Some(o) = touches.iter().find(|t| t.operand == Operand::O) else { return Ok(()) };
         let of_o = self.matrix(o)?;
         for t in touches {
