@@ -12,7 +12,7 @@ use mk::build::{Composition, Making};
 use mk::emit::Options;
 use mk::function::FunctionError;
 use mk::kept::Proofs;
-use mk::plan::{EpilogueOp, Family, Leaf, Plan};
+use mk::plan::{EpilogueOp, Family, Leaf, MmaTile, Plan};
 use mk::runtime::Error;
 use mk::runtime::jit::{self, JitOptions};
 use mk::settings::{AllReduce, Config, Reduction};
@@ -331,7 +331,7 @@ fn chosen_settings_of_backwards_have_a_kernel() {
 /// What decides how tracing hooks into a family's tasks: who does what, and who waits and posts where.
 fn kind(family: &Family) -> String {
     let leaf = match &family.leaf {
-        Leaf::MmaTile { block, store, epilogue, consumers, .. } => format!(
+        Leaf::MmaTile(MmaTile { block, store, epilogue, consumers, .. }) => format!(
             "mma {store:?} {consumers:?} {} {}",
             block[0] == 64,
             epilogue.contains(&EpilogueOp::Carry)
@@ -403,7 +403,7 @@ fn judge(name: &str, plan: &Plan, emission: Options) {
     let sass = jit::disassemble(&compiled.cubin).unwrap_or_else(|e| panic!("{name}: {e}"));
     let counts = jit::count_sass(&sass);
     println!("  {} instructions", counts.iter().map(|(_, n)| n).sum::<u32>());
-    if plan.families.values().any(|f| matches!(f.leaf, Leaf::MmaTile { .. })) {
+    if plan.families.values().any(|f| f.leaf.product().is_some()) {
         assert!(
             counts.get("HGMMA") > 0 && counts.get("UTMALDG") > 0,
             "{name} does not use the tensor cores by TMA"
