@@ -88,10 +88,10 @@ impl<'a> Inputs<'a> {
         tensor: &Tensor,
         rank: usize,
     ) -> impl Fn(usize) -> f64 + use<> {
-        let (seed, dtype) = (self.seed(launch, tensor, rank), dtype(tensor.ty.dtype));
-        let integers = match dtype {
-            DType::I32 | DType::I64 => self.integers(launch, tensor, rank),
-            _ => Vec::new(),
+        let (seed, dtype) = (self.seed(launch, tensor, rank), tensor.ty.dtype);
+        let integers = match dtype.is_integer() {
+            true => self.integers(launch, tensor, rank),
+            false => Vec::new(),
         };
         move |i| match integers.get(i) {
             Some(n) => f64::from(*n),
@@ -105,16 +105,5 @@ pub(super) fn placement(placements: &[Placement]) -> Result<Placement, HarnessEr
     match placements {
         [one] => Ok(*one),
         _ => Err(HarnessError::unsupported("a mesh of several axes")),
-    }
-}
-
-/// The type as the ABI calls it.
-pub(super) fn dtype(dtype: mk_syntax::DType) -> DType {
-    match dtype {
-        mk_syntax::DType::Bf16 => DType::Bf16,
-        mk_syntax::DType::F16 => DType::F16,
-        mk_syntax::DType::F32 => DType::F32,
-        mk_syntax::DType::I32 => DType::I32,
-        mk_syntax::DType::I64 => DType::I64,
     }
 }

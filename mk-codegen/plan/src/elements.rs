@@ -6,8 +6,8 @@
 use super::{
     check::StructureError,
     entity::FamId,
-    leaf::{EPILOGUE_OPERANDS, Leaf, Operand, RoutePart, Tabulation},
-    plan::{Access, Family, Plan},
+    leaf::{EPILOGUE_OPERANDS, EpilogueOp, Leaf, Operand, RoutePart, Store, Tabulation},
+    plan::{Access, Family, Mode, Plan},
 };
 use mk_abi::DType;
 
@@ -18,8 +18,10 @@ pub enum Elements {
     Any,
     /// What tensor cores multiply.
     Half,
-    /// What sums and results are rounded to.
+    /// What sums go on with, and chains read.
     Float,
+    /// What sums and results are rounded to.
+    Stored,
     /// Factors, logarithms, statistics, carried state.
     F32,
     /// Entries of tables.
@@ -29,17 +31,23 @@ pub enum Elements {
 }
 
 impl Elements {
-    /// The types.
-    pub const fn list(self) -> &'static [DType] {
-        use DType::{Bf16, F16, F32, I32, I64};
+    /// Whether it is one of them.
+    pub const fn has(self, dtype: DType) -> bool {
         match self {
-            Elements::Any => &[Bf16, F16, F32, I32, I64],
-            Elements::Half => &[Bf16, F16],
-            Elements::Float => &[Bf16, F16, F32],
-            Elements::F32 => &[F32],
-            Elements::I32 => &[I32],
-            Elements::Experts => &[I32, I64],
+            Elements::Any => true,
+            Elements::Half => dtype.multiplies(),
+            Elements::Float => dtype.format().computes,
+            Elements::Stored => !dtype.is_integer(),
+            Elements::F32 => matches!(dtype, DType::F32),
+            Elements::I32 => matches!(dtype, DType::I32),
+            Elements::Experts => dtype.is_integer(),
         }
+    }
+
+    /// The types, for messages.
+    fn names(self) -> String {
+        let all = DType::ALL.iter().filter(|d| self.has(**d)).map(|d| d.name());
+        all.collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -66,14 +74,16 @@ impl Leaf {
             Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => {
                 vec![group(&[Src, Dst], Elements::Any)]
             }
-            Leaf::MmaTile { .. } => {
-                let mut all =
-                    vec![group(&[A, B], Elements::Half), group(&[C, AccIn], Elements::Float)];
+            Leaf::MmaTile { store, epilogue, .. } => {
+                // Panels of eight bits have no layout, and partial sums are computed with.
+                let panels = *store == Store::Tma || epilogue.contains(&EpilogueOp::Carry);
+                let result = if panels { Elements::Float } else { Elements::Stored };
+                let mut all = vec![group(&[A, B], Elements::Half), group(&[C, AccIn], result)];
                 all.extend(tails());
                 all
             }
             Leaf::ReduceTile { .. } => {
-                let mut all = vec![group(&[Src], Elements::Float), group(&[Dst], Elements::Float)];
+                let mut all = vec![group(&[Src], Elements::Float), group(&[Dst], Elements::Stored)];
                 all.push(group(&[W], Elements::F32));
                 all.extend(tails());
                 all
@@ -136,8 +146,10 @@ impl Plan {
         for (i, a) in accesses.enumerate() {
             let alone = group.first.filter(|_| i == 0);
             let (Some(is), of) = (dtype(a), alone.unwrap_or(group.of)) else { continue };
-            let takes = of.list().iter().map(|t| t.name()).collect::<Vec<_>>().join(", ");
-            if !of.list().contains(&is) {
+            if a.mode == Mode::Accumulate && is.is_storage() {
+                out.push(format!("`{}` of {leaf} adds to {}, which is {is}", a.operand, a.buffer));
+            } else if !of.has(is) {
+                let takes = of.names();
                 out.push(format!("`{}` of {leaf} is {takes}, and {} {is}", a.operand, a.buffer));
             } else if alone.is_none() {
                 let (first, want) = *known.get_or_insert((a.operand, is));
@@ -157,7 +169,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ALayout, BLayout, Carry, Consumers, CopyVia, EpilogueOp, GradOf, Mask, Store};
+    use crate::{ALayout, BLayout, Carry, Consumers, CopyVia, GradOf, Mask};
 
     /// One of each leaf.
     fn leaves() -> Vec<Leaf> {

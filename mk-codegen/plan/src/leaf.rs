@@ -3,6 +3,7 @@
 use super::mma::mma_consumers;
 use super::plan::Mode;
 pub use super::routes::Tabulation;
+use mk_dtype::{DType, F32_BYTES, OPERAND_BYTES};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -142,10 +143,6 @@ pub enum EpilogueOp {
     ReluGrad,
     /// Multiplies by a number, given by its f32 bits.
     Scale(u32),
-    /// Rounds to bf16 and back: what a `cast` inside the chain does.
-    RoundBf16,
-    /// Rounds to f16 and back.
-    RoundF16,
     /// Nothing: a `cast` to f32, the accumulator's own type.
     Widen,
     /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first, but for a `Save`: `b` is then `[k, 2, n]`, and a tile of it has
@@ -157,9 +154,34 @@ pub enum EpilogueOp {
     Keep,
     /// Adds what has been summed so far, or other ranks' parts of a sum: each `[m, n]` of the result's dtype. Comes last.
     Carry,
+    /// Rounds to a dtype and back: what a `cast` inside the chain does.
+    #[serde(untagged, with = "rounds")]
+    Round(DType),
+}
+
+/// Roundings in JSON: `"RoundBf16"` and so on.
+mod rounds {
+    use super::{DType, EpilogueOp};
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(to: &DType, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(&format!("Round{to:?}"))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<DType, D::Error> {
+        let text = String::deserialize(d)?;
+        let found = DType::ALL.into_iter().find(|to| text == format!("Round{to:?}"));
+        let unknown = || D::Error::custom(format!("`{text}` is no operation of an epilogue"));
+        found.filter(|to| EpilogueOp::rounds_to(*to)).ok_or_else(unknown)
+    }
 }
 
 impl EpilogueOp {
+    /// Whether there is a rounding to this type: f32 is the accumulator's own.
+    pub fn rounds_to(to: DType) -> bool {
+        to.format().float.is_some() && to != DType::F32
+    }
+
     /// How the operation touches an operand of its own, if it has one.
     pub fn operand(self) -> Option<Mode> {
         match self {
@@ -462,7 +484,7 @@ pub fn carry_last(epilogue: &[EpilogueOp]) -> bool {
 /// Bytes of a block of queries, and of as many blocks of keys and of values as there are stages.
 pub fn attend_smem_bytes([rows, keys, depth]: [u32; 3], stages: u32) -> u32 {
     let blocks = keys.saturating_mul(2).saturating_mul(stages);
-    rows.saturating_add(blocks).saturating_mul(depth).saturating_mul(2)
+    rows.saturating_add(blocks).saturating_mul(depth).saturating_mul(OPERAND_BYTES)
 }
 
 /// Bytes of a tile of attention's gradients, and of as many blocks of the other side as there are stages; and of the queries' statistics.
@@ -470,7 +492,8 @@ pub fn attend_grad_smem_bytes(of: GradOf, [rows, others, depth]: [u32; 3], stage
     let moved = others.saturating_mul(stages);
     let queries = if of == GradOf::Queries { rows } else { moved };
     let elements = rows.saturating_add(moved).saturating_mul(2).saturating_mul(depth);
-    elements.saturating_mul(2).saturating_add(queries.saturating_mul(STATS * 4))
+    let stats = queries.saturating_mul(STATS * F32_BYTES);
+    elements.saturating_mul(OPERAND_BYTES).saturating_add(stats)
 }
 
 /// Operands of an epilogue, in the order of its operations that have one.

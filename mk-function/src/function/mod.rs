@@ -476,17 +476,6 @@ fn find_bind(bound: &mut [Bind], which: Specialisation) -> Result<&mut Bind, Fun
     bind.ok_or_else(|| FunctionError::mismatch("no such specialisation"))
 }
 
-/// The element type as the ABI calls it.
-pub fn abi_dtype(dtype: mk_syntax::DType) -> mk_abi::DType {
-    match dtype {
-        mk_syntax::DType::Bf16 => mk_abi::DType::Bf16,
-        mk_syntax::DType::F16 => mk_abi::DType::F16,
-        mk_syntax::DType::F32 => mk_abi::DType::F32,
-        mk_syntax::DType::I32 => mk_abi::DType::I32,
-        mk_syntax::DType::I64 => mk_abi::DType::I64,
-    }
-}
-
 fn specialisation(
     program: &Program,
     kernel: usize,

@@ -143,7 +143,7 @@ impl Signature {
     pub fn results(&self, bound: &Bound, rank: u32) -> Vec<(DType, Vec<u64>)> {
         let all = self.program.results().iter();
         let typed = all.filter_map(|id| Some((*id, self.program.ty(*id)?.dtype)));
-        let local = |(id, dtype)| (super::abi_dtype(dtype), self.local_shape(bound, id, rank));
+        let local = |(id, dtype)| (dtype, self.local_shape(bound, id, rank));
         typed.map(local).collect()
     }
 
@@ -165,7 +165,7 @@ impl Signature {
     /// [`ArgumentError::DType`].
     pub fn check_dtype(&self, i: usize, given: DType) -> Result<(), ArgumentError> {
         let Some(tensor) = self.program.tensors().get(i) else { return Ok(()) };
-        let expected = super::abi_dtype(tensor.ty.dtype);
+        let expected = tensor.ty.dtype;
         if expected == given {
             return Ok(());
         }
@@ -191,7 +191,7 @@ impl Signature {
         values: impl IntoIterator<Item = f64>,
     ) -> Result<(), ArgumentError> {
         let Some(tensor) = self.program.tensors().get(i) else { return Ok(()) };
-        let dtype = super::abi_dtype(tensor.ty.dtype);
+        let dtype = tensor.ty.dtype;
         if !dtype.is_integer() {
             return Ok(());
         }

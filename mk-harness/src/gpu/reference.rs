@@ -194,7 +194,7 @@ impl Evaluator<'_, '_> {
             Op::Scale(factor) => MapOp::Scale(factor as f32),
             Op::Cast(_) => MapOp::Cast,
         };
-        let to = if let Op::Cast(to) = node.op { dtype(to) } else { DType::F32 };
+        let to = if let Op::Cast(to) = node.op { to } else { DType::F32 };
         let out = self.make(to, &shape)?;
         if out.elements() > 0 {
             let second = if node.inputs.len() > 1 { Some(operand(1)?) } else { None };

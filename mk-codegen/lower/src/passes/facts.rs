@@ -7,7 +7,7 @@ use super::shape::{
     tensor::Tensor,
 };
 use crate::settings::{Facts, GatheredRows, Product, Sum};
-use mk_abi::DType;
+use mk_dtype::OPERAND_BYTES;
 use mk_plan::{EpilogueOp, gated};
 
 /// Global rows and columns; one column where a tensor has none.
@@ -21,6 +21,11 @@ fn extents(t: &Tensor) -> [u64; 2] {
 pub(super) fn of_attention(a: &Attention, ranks: u32) -> Facts {
     let first = a.results.first().map_or([0, 1], extents);
     Facts { ranks, first, ring: a.ring, ..Facts::default() }
+}
+
+/// Whether elements have other than 16 bits.
+fn odd(t: &Tensor) -> bool {
+    t.dtype.size_bytes() != u64::from(OPERAND_BYTES)
 }
 
 /// The facts of products of ragged rows.
@@ -37,7 +42,7 @@ pub(super) fn of_grouped(g: &Grouped, ranks: u32) -> Facts {
         divisible: false,
         depth: None,
         alone: false,
-        f32: p.out.dtype == DType::F32,
+        odd_bits: odd(&p.out),
     });
     Facts {
         ranks,
@@ -91,7 +96,7 @@ pub(super) fn of(kernel: &Kernel, ranks: u32) -> Facts {
             divisible: kernel.is_divisible(p, world),
             depth: depth(kernel, p, world),
             alone: alone(kernel, p, world),
-            f32: saved.chain([&p.out]).any(|t| t.dtype == DType::F32),
+            odd_bits: saved.chain([&p.out]).any(odd),
         }
     });
     let sums = kernel.sums().map(|(_, sum)| {

@@ -10,7 +10,8 @@ use crate::{
     leaf::{Agent, Operand},
     plan::*,
 };
-use crate::{Expr, Scope as Reach, Var};
+use crate::{Expr, Scope as Reach, Var, print::epilogue_text};
+use mk_dtype::DType;
 
 const LINES: &[&str] =
     &["leaf", "for", "order", "schedule", "inner", "position", "edge", "access", "wait", "post"];
@@ -270,8 +271,6 @@ fn epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadError> {
                 "mul",
                 "add",
                 "scale",
-                "round_bf16",
-                "round_f16",
                 "widen",
                 "swiglu",
                 "mul_silu",
@@ -279,7 +278,11 @@ fn epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadError> {
                 "keep",
                 "carry",
             ];
-            epilogue.push(match c.one_of(OPS)? {
+            let rounds = DType::ALL.into_iter().filter(|to| EpilogueOp::rounds_to(*to));
+            let rounds: Vec<_> =
+                rounds.map(EpilogueOp::Round).map(|op| (epilogue_text(&op), op)).collect();
+            let names = OPS.iter().copied().chain(rounds.iter().map(|(name, _)| name.as_str()));
+            epilogue.push(match c.one_of(&names.collect::<Vec<_>>())? {
                 "bias" => EpilogueOp::Bias,
                 "gelu" => EpilogueOp::Gelu,
                 "silu" => EpilogueOp::Silu,
@@ -291,18 +294,20 @@ fn epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadError> {
                 "relu_grad" => EpilogueOp::ReluGrad,
                 "mul" => EpilogueOp::Mul,
                 "add" => EpilogueOp::Add,
-                "round_bf16" => EpilogueOp::RoundBf16,
-                "round_f16" => EpilogueOp::RoundF16,
-                "widen" => EpilogueOp::Widen,
                 "swiglu" => EpilogueOp::Swiglu,
                 "mul_silu" => EpilogueOp::MulSilu,
                 "save" => EpilogueOp::Save,
                 "keep" => EpilogueOp::Keep,
                 "carry" => EpilogueOp::Carry,
-                _ => {
+                "scale" => {
                     c.sign(":")?;
                     EpilogueOp::Scale(c.number()?)
                 }
+                // A rounding, or `widen`.
+                round => rounds
+                    .iter()
+                    .find(|(name, _)| name == round)
+                    .map_or(EpilogueOp::Widen, |(_, op)| *op),
             });
             if !c.eat_sign(",") {
                 break;
