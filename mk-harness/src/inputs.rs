@@ -2,10 +2,10 @@
 
 use super::{
     Case, HarnessError, Layout,
+    local::placement,
     math::round,
     routing::{self, Routing},
 };
-use mk_abi::DType;
 use mk_runtime::reference::random_value;
 use mk_syntax::{Placement, Tensor};
 
@@ -97,13 +97,5 @@ impl<'a> Inputs<'a> {
             Some(n) => f64::from(*n),
             None => round(dtype, f64::from(random_value(seed, i as u64, 1.0))),
         }
-    }
-}
-
-/// The placement on the one axis.
-pub(super) fn placement(placements: &[Placement]) -> Result<Placement, HarnessError> {
-    match placements {
-        [one] => Ok(*one),
-        _ => Err(HarnessError::unsupported("a mesh of several axes")),
     }
 }

@@ -1,6 +1,6 @@
 //! Which tensor of which part is which of a call's, and which lie between parts.
 
-use super::Signature;
+use super::sizes::Signature;
 use crate::choice::Part;
 use mk_abi::DType;
 use mk_syntax::{Bound, Program, ValueId};

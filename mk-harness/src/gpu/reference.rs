@@ -2,10 +2,7 @@
 //! [`mk_runtime::reference`]; collectives are copies and sums. Intermediate values are f32.
 
 use super::{grouped, setting::Setting};
-use crate::{
-    HarnessError, Layout,
-    inputs::{dtype, placement},
-};
+use crate::{HarnessError, Layout, local::placement};
 use mk_abi::DType;
 use mk_runtime::{
     DeviceTensor, MapOp, Operand,
