@@ -256,12 +256,15 @@ mod tests {
             (DType::F16, 1024.0, 0.5),
             (DType::F16, 1e-9, 2f64.powi(-25)),
             (DType::F32, 1.0, 2f64.powi(-24)),
+            (DType::E4m3, 448.0, 16.0),
+            (DType::E5m2, 0.0, 2f64.powi(-17)),
         ] {
             assert_eq!(half_ulp(dtype, x), want, "{dtype} {x}");
         }
-        for dtype in [DType::Bf16, DType::F16, DType::F32] {
-            let below = end(dtype) * (1.0 - 1e-9);
-            assert!(math::round(dtype, end(dtype)).is_infinite(), "{dtype}");
+        for dtype in DType::ALL.into_iter().filter(|d| !d.is_integer()) {
+            let (end, below) = (end(dtype), end(dtype) * (1.0 - 1e-9));
+            let beyond = if dtype == DType::E4m3 { 448.0 } else { f64::INFINITY };
+            assert_eq!([math::round(dtype, end), math::round(dtype, 1e39)], [beyond; 2], "{dtype}");
             assert!(math::round(dtype, below).is_finite(), "{dtype}");
         }
     }
@@ -272,6 +275,9 @@ mod tests {
         assert_eq!(f(5e38), Near::exact(f64::INFINITY));
         assert_eq!(f(-5e38), Near::exact(f64::NEG_INFINITY));
         assert_eq!(f(1.0).hard, 1e30);
+        let f = |x: f64| Near::exact(x).stored(DType::E4m3);
+        assert_eq!([f(500.0), f(f64::NEG_INFINITY)], [448.0, -448.0].map(Near::exact));
+        assert!(f(f64::NAN).is_nan() && f(460.0).bound() == 16.0);
         assert!(f(end(DType::Bf16)).hard.is_infinite());
         let inf = Near::exact(f64::INFINITY);
         assert_eq!(inf.mul(Near::exact(-2.0)), Near::exact(f64::NEG_INFINITY));

@@ -211,7 +211,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     };
     let dtype = e.one_dtype(id, |o| matches!(o, Operand::A | Operand::B))?;
     let out = e.one_dtype(id, |o| o == Operand::C)?;
-    let out_bytes = e.plan.buffers[e.access(f, Operand::C)?.buffer].dtype.size_bytes() as u32;
+    let out_bytes = e.one_type(id, |o| o == Operand::C)?.size_bytes() as u32;
     let kept = epilogue.iter().any(|op| matches!(op, EpilogueOp::Save | EpilogueOp::Carry));
     let as_it_is =
         *a_layout == ALayout::Mk && out_bytes == OPERAND_BYTES && !kept && !saves_gates(epilogue);
