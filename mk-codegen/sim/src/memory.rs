@@ -1,7 +1,7 @@
 //! Buffers of all ranks. Numbers are kept as f32 and rounded to the buffer's type when they are stored; memory that nobody
 //! has written is NaN.
 
-use super::{MAX_ELEMENTS, SimError, math::Tile};
+use super::{error::SimError, math::Tile, options::MAX_ELEMENTS};
 use mk_abi::DType;
 use mk_plan::{BufId, Entity, Plan, Points, Region};
 

@@ -5,7 +5,8 @@ use crate::{
     passes::{
         error::{LowerError, unsupported},
         shape::{
-            kernel::{Kernel, Op, OpId, Outcome, Param},
+            ids::{OpId, Param},
+            kernel::{Kernel, Op, Outcome},
             tensor::Tensor,
         },
     },
