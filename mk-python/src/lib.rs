@@ -26,6 +26,7 @@ mod tensor;
 mod world;
 
 use pyo3::prelude::*;
+use std::collections::BTreeMap;
 
 /// The native part of the package `mk`.
 #[pymodule]
@@ -55,6 +56,8 @@ mod _mk {
         crate::interrupt::listen();
         let at_exit = module.py().import("atexit")?;
         at_exit.call_method1("register", (module.getattr("_close_kept")?,))?;
+        let dtypes = mk::abi::DType::ALL.map(|d| (d.name(), d.format().torch));
+        module.add("DTYPES", BTreeMap::from(dtypes))?;
         module.add("SETTINGS", options::table(module.py())?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }

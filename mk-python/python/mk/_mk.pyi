@@ -27,6 +27,7 @@ class Setting:
     @property
     def default(self) -> str: ...
 
+DTYPES: dict[str, str]
 SETTINGS: tuple[Setting, ...]
 
 class World:

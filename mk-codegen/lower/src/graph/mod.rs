@@ -180,7 +180,7 @@ impl OpGraph {
             let node = graph.add_node(Value {
                 name: name.to_string(),
                 kind,
-                dtype: dtype(ty.dtype),
+                dtype: ty.dtype,
                 shape,
                 placement: ty.placement.clone(),
             });
@@ -224,16 +224,6 @@ fn extent(program: &Program, bound: &Bound, dim: Dim) -> Extent {
     Extent { value, symbol, runtime_max: bound.is_runtime(dim).then_some(value) }
 }
 
-fn dtype(d: mk_syntax::DType) -> DType {
-    match d {
-        mk_syntax::DType::Bf16 => DType::Bf16,
-        mk_syntax::DType::F16 => DType::F16,
-        mk_syntax::DType::F32 => DType::F32,
-        mk_syntax::DType::I32 => DType::I32,
-        mk_syntax::DType::I64 => DType::I64,
-    }
-}
-
 fn kind_of(op: Op) -> Kind {
     Kind::Elementwise(match op {
         Op::Gather { dim, .. } => return Kind::Gather { dim },
@@ -275,9 +265,7 @@ fn kind_of(op: Op) -> Kind {
         Op::Mul => EpilogueOp::Mul,
         Op::Add => EpilogueOp::Add,
         Op::Scale(factor) => EpilogueOp::Scale((factor as f32).to_bits()),
-        Op::Cast(mk_syntax::DType::Bf16) => EpilogueOp::RoundBf16,
-        Op::Cast(mk_syntax::DType::F16) => EpilogueOp::RoundF16,
-        // Nothing is cast to integers.
-        Op::Cast(_) => EpilogueOp::Widen,
+        Op::Cast(DType::F32) => EpilogueOp::Widen,
+        Op::Cast(to) => EpilogueOp::Round(to),
     })
 }

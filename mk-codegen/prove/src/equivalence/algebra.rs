@@ -1,6 +1,7 @@
 //! What a plan and a program are evaluated in: numbers of the fields, or sets of inputs for messages.
 
 use super::number::{Pair, mix, random};
+use mk_dtype::DType;
 use mk_plan::EpilogueOp;
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,8 +11,7 @@ pub(super) enum Function {
     Gelu,
     Silu,
     Relu,
-    RoundBf16,
-    RoundF16,
+    Round(DType),
     GeluTanh,
     /// The slope of a curve.
     GeluSlope,
@@ -21,6 +21,21 @@ pub(super) enum Function {
 }
 
 impl Function {
+    /// A number of its own.
+    fn key(self) -> u64 {
+        match self {
+            Function::Gelu => 0,
+            Function::Silu => 1,
+            Function::Relu => 2,
+            Function::GeluTanh => 3,
+            Function::GeluSlope => 4,
+            Function::GeluTanhSlope => 5,
+            Function::SiluSlope => 6,
+            Function::ReluSlope => 7,
+            Function::Round(to) => 8 + to as u64,
+        }
+    }
+
     /// That of an operation of an epilogue, if it is one.
     pub fn of(op: EpilogueOp) -> Option<Function> {
         Some(match op {
@@ -28,8 +43,7 @@ impl Function {
             EpilogueOp::Silu => Function::Silu,
             EpilogueOp::Relu => Function::Relu,
             EpilogueOp::GeluTanh => Function::GeluTanh,
-            EpilogueOp::RoundBf16 => Function::RoundBf16,
-            EpilogueOp::RoundF16 => Function::RoundF16,
+            EpilogueOp::Round(to) => Function::Round(to),
             _ => return None,
         })
     }
@@ -128,7 +142,7 @@ impl Algebra for Numbers {
     }
 
     fn apply(&mut self, f: Function, a: Pair) -> Pair {
-        a.keyed(self.seed, 0x100 + f as u64)
+        a.keyed(self.seed, 0x100 + f.key())
     }
 
     fn difference(&mut self, a: Pair, b: Pair) -> Pair {

@@ -97,7 +97,7 @@ impl<'c, 'a> Case<'c, 'a> {
         lines: &mut Lines,
     ) -> Result<(), FieldError> {
         let of_pipeline = self.dims.program.ty(value).map(|t| t.dtype);
-        let same = of_pipeline.map(mk_syntax::DType::name) == Some(buffer.dtype.name());
+        let same = of_pipeline == Some(buffer.dtype);
         if !same {
             let want = of_pipeline.map_or("", mk_syntax::DType::name);
             let what =

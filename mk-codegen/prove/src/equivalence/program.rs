@@ -180,10 +180,7 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::Silu, _) => self.map(x, |a, e| a.apply(Function::Silu, e)),
             (Op::Relu, _) => self.map(x, |a, e| a.apply(Function::Relu, e)),
             (Op::Scale(factor), _) => self.map(x, |a, e| a.scale(e, factor as f32)),
-            // Nothing is cast to integers.
-            (Op::Cast(DType::I32 | DType::I64), _) => self.each(x, |_, t| t.clone()),
-            (Op::Cast(DType::Bf16), _) => self.map(x, |a, e| a.apply(Function::RoundBf16, e)),
-            (Op::Cast(DType::F16), _) => self.map(x, |a, e| a.apply(Function::RoundF16, e)),
+            (Op::Cast(to), _) => self.map(x, |a, e| a.apply(Function::Round(to), e)),
             (Op::Swiglu, _) => self.each(x, |a, t| swiglu(a, t)),
             (Op::SwigluGrad, Some(h)) => self.both(x, h, swiglu_grad),
             // The checker gives these operations two operands.

@@ -2,8 +2,6 @@
 
 use crate::passes::{draft::Draft, draft::FlowId, error::LowerError, finish, signals};
 use crate::settings::Config;
-use half::bf16;
-use mk_abi::DType;
 use mk_cost::{self as cost};
 use mk_emit::{draw, emit};
 use mk_plan::target;
@@ -91,10 +89,7 @@ fn run(plan: &Plan, tables: Tables<'_>, options: &Options) -> Result<Data, Strin
     let input = |epoch: i64, rank: usize, b: BufId, shape: &[usize]| {
         let seed = (epoch as u64) << 32 | (rank as u64) << 16 | b.index() as u64;
         let mut rng = SmallRng::seed_from_u64(seed);
-        let one = |_| {
-            let x: f32 = rng.random_range(-1.0..1.0);
-            if plan.buffers[b].dtype == DType::Bf16 { bf16::from_f32(x).to_f32() } else { x }
-        };
+        let one = |_| plan.buffers[b].dtype.round(rng.random_range(-1.0..1.0));
         let values: Vec<f32> = (0..shape.iter().product::<usize>()).map(one).collect();
         data.borrow_mut().inputs.insert((epoch, rank, name(b)), values.clone());
         values

@@ -210,7 +210,7 @@ fn new_product<'k>(
     // Scratch and slots are padded; the caller's rows are as they are.
     // Boxes of gates end where ups begin.
     let whole = g.out.widest(1, world) % PANEL_COLUMNS == 0 && g.out.even(1, world);
-    let rows_fit = g.out.tma_rows(world) && (whole || !g.halves());
+    let rows_fit = g.out.tma_rows(world) && (whole || !g.halves()) && !g.out.dtype.is_storage();
     let direct = matches!(destination, Destination::Out(_)) && !rows_fit;
     let tile = MmaTile {
         block: t.config.block,
