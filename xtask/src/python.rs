@@ -10,7 +10,7 @@ use std::{
 
 /// What builds the wheel, from PyPI: zig links against a C library that is as old as torch's wheels take (manylinux_2_28), whatever this
 /// machine has.
-const BUILDERS: &[&str] = &["maturin==1.16.0", "cargo-zigbuild==0.20.1", "ziglang==0.14.1"];
+const BUILDERS: &[&str] = &["maturin==1.16.0", "ziglang==0.14.1"];
 const GLIBC: &str = "2.28";
 
 /// Tests that need neither torch nor a GPU.
@@ -90,31 +90,17 @@ pub fn wheel() -> Result<()> {
     };
     step("installing maturin and zig", pip(&["install"]).args(BUILDERS))?;
     let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    // Both call zig by the Python whose package it is.
-    let tools = |program: &str| {
-        let mut command = Command::new(venv.join("bin").join(program));
-        let path = std::env::var("PATH").unwrap_or_default();
-        command.env("PATH", format!("{}:{path}", venv.join("bin").display())).current_dir(root());
-        command
-    };
+    // It calls zig by the Python whose package it is.
+    let mut build = Command::new(venv.join("bin/maturin"));
+    let path = std::env::var("PATH").unwrap_or_default();
+    build.env("PATH", format!("{}:{path}", venv.join("bin").display())).current_dir(root());
     let wheels = target().join("wheels");
     fresh(&wheels)?;
-    let mut command = tools("cargo-zigbuild");
-    command.args(["zigbuild", "--quiet", "--release", "--package", "mk-cli", "--target"]);
-    step("building the command", command.arg(format!("{triple}.{GLIBC}")))?;
-    // maturin looks there for what a wheel has beside the module. Only while it is made: `pip install ./mk-python` would take it, too.
-    let data = root().join("mk-python/mk._mk.data");
-    let scripts = data.join("scripts");
-    fresh(&scripts)?;
-    copy_file(&target().join(&triple).join("release/mk"), &scripts.join("mk"))?;
-    let mut build = tools("maturin");
     build.args(["build", "--release", "--quiet", "--zig", "--target", &triple]);
     build.arg("--compatibility").arg(format!("manylinux_{}", GLIBC.replace('.', "_")));
     build.arg("--manifest-path");
     build.arg(root().join("mk-python/Cargo.toml")).arg("--out").arg(&wheels);
-    let built = step("building the wheel", build.arg("--interpreter").arg(&python));
-    fs::remove_dir_all(&data).map_err(|e| format!("{}: {e}", data.display()))?;
-    built?;
+    step("building the wheel", build.arg("--interpreter").arg(&python))?;
     let wheel = only_file(&wheels)?;
     let text = wheel.to_string_lossy().into_owned();
     step("installing it", &mut pip(&["install", "--force-reinstall", "--no-deps", &text]))?;
@@ -140,11 +126,16 @@ fn fresh(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))
 }
 
-/// Copies the files of a folder.
+/// Copies the files of a folder, and those of folders in it, but what Python made of them.
 fn copy(from: &Path, to: &Path) -> Result<()> {
-    for file in entries(from)?.iter().filter(|f| f.is_file()) {
-        let name = file.file_name().unwrap_or_default();
-        copy_file(file, &to.join(name))?;
+    for entry in entries(from)? {
+        let name = entry.file_name().unwrap_or_default();
+        if entry.is_file() {
+            copy_file(&entry, &to.join(name))?;
+        } else if name != "__pycache__" {
+            fresh(&to.join(name))?;
+            copy(&entry, &to.join(name))?;
+        }
     }
     Ok(())
 }
