@@ -13,6 +13,7 @@ import unittest
 import xml.etree.ElementTree as xml
 
 import mk
+import notebook
 
 ROOT = pathlib.Path(__file__).parents[2]
 LINEAR = "gather(a) -> gemm(b)"
@@ -146,6 +147,17 @@ class Pictures(unittest.TestCase):
             done = run("explain", LINEAR, *SIZES, "--html", str(path))
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn("predicted on 4 ranks", path.read_text())
+
+
+class Documents(unittest.TestCase):
+    def test_the_notebook_is_the_tutorial(self):
+        self.assertEqual(notebook.NOTEBOOK.read_text(), notebook.notebook(notebook.PAGE.read_text()), "run mk-python/tests/notebook.py")
+
+    def test_its_picture_is_what_its_command_draws(self):
+        text = notebook.PAGE.read_text()
+        command, path = re.search(r"`mk (plan .*?) -o (docs/\S+)`", text).groups()
+        words = [w.strip("'") for w in re.findall(r"'[^']*'|\S+", command)]
+        self.assertEqual((ROOT / path).read_text(), run(*words).stdout)
 
 
 if __name__ == "__main__":

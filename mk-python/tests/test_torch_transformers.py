@@ -71,6 +71,8 @@ def trains(case, ranks, world):
         per_layer = 5 if not more.get("hidden_act") else 7
         case.assertEqual(len(became), 2 * per_layer, str(done))
         case.assertIn("lm_head", str(done))
+        # Copies hold the same world and functions.
+        case.assertIs(copy.deepcopy(model).model.layers[1].mlp._world, world)
         # A checkpoint of the whole model, into the replaced one.
         model.load_state_dict(whole.state_dict())
         gradients(case, model, whole, ranks, world)
@@ -106,7 +108,7 @@ def refusals(case, ranks, world):
     import mk.nn
 
     with case.assertRaisesRegex(mk.ArgumentError, "has 3 heads, and 2 ranks have no equal parts"):
-        mk.nn.replace(make("Llama", num_attention_heads=6, num_key_value_heads=3, head_dim=8), world)
+        mk.nn.replace(make("Llama", hidden_size=96, num_attention_heads=6, num_key_value_heads=3), world)
     with case.assertRaisesRegex(mk.ArgumentError, "plan is 'dp'"):
         mk.nn.replace(make("Llama"), world, plan="dp")
     with case.assertRaisesRegex(mk.UnsupportedError, "has nothing that plan='tp' replaces"):

@@ -32,7 +32,7 @@ pub fn test(counts: &mut Counts) -> Result<()> {
 }
 
 /// Builds the module and lays it out as a package, in the folder that is returned.
-fn package() -> Result<PathBuf> {
+pub fn package() -> Result<PathBuf> {
     step(
         "building the Python module",
         &mut cargo(&["build", "--quiet", "--package", "mk-python"]),
@@ -49,18 +49,35 @@ fn package() -> Result<PathBuf> {
 /// torch, from PyPI: 5.4 GB installed, for CUDA although nothing here needs it.
 const TORCH: &[&str] = &["torch==2.15.0", "numpy"];
 
-/// Installs torch into an environment of its own, and runs with it the tests that skip without, and the training example on CPU tensors.
-pub fn torch() -> Result<()> {
+/// What tests of integrations need beside it; `mk-python/tests` skips them without.
+const OTHERS: &[&str] = &[
+    "transformers==5.24.0",
+    "torchtitan==0.3.0",
+    "megatron-core==0.16.1",
+    "nbclient==0.11.0",
+    "nbformat",
+    "ipykernel",
+];
+
+/// Installs torch into an environment of its own, and runs with it the tests that skip without, and the training example on CPU tensors. With
+/// `all`, packages that mk is put into are installed, too; without, tests of those that are not there may be skipped.
+pub fn torch(all: bool) -> Result<()> {
     let venv = target().join("torch-venv");
     let python = venv.join("bin/python3");
+    let install = |what: &str, packages: &[&str], mark: &str| {
+        let mut pip = Command::new(&python);
+        pip.args(["-m", "pip", "--quiet", "--disable-pip-version-check", "install"]).args(packages);
+        step(&format!("installing {what} from PyPI"), &mut pip)?;
+        let mark = venv.join(mark);
+        fs::write(&mark, packages.join(" ")).map_err(|e| format!("{}: {e}", mark.display()))
+    };
     if !venv.join("installed").exists() {
         let mut make = Command::new("python3");
         step("making a Python environment", make.args(["-m", "venv", "--clear"]).arg(&venv))?;
-        let mut pip = Command::new(&python);
-        pip.args(["-m", "pip", "--quiet", "--disable-pip-version-check", "install"]).args(TORCH);
-        step("installing torch from PyPI (5.4 GB)", &mut pip)?;
-        fs::write(venv.join("installed"), TORCH.join(" "))
-            .map_err(|e| format!("{}: {e}", venv.display()))?;
+        install("torch (5.4 GB)", TORCH, "installed")?;
+    }
+    if all && !venv.join("others").exists() {
+        install("what mk is put into (1 GB)", OTHERS, "others")?;
     }
     let path = package()?;
     // By themselves: beside them, others put a torch of their own in its place.
@@ -68,12 +85,20 @@ pub fn torch() -> Result<()> {
     tests.args(["--pattern", "test_torch*.py"]);
     let mut counts = Counts::default();
     counts.run_python("Python tests with torch", tests.env("PYTHONPATH", &path))?;
-    counts.all_ran()?;
+    counts.all_ran(if all { &[] } else { OPTIONAL })?;
     let mut train = Command::new(&python);
     train.arg(root().join("examples/tp_llama.py"));
     train.args(["--device", "cpu", "--layers", "2", "--steps", "5"]).env("PYTHONPATH", &path);
     step("training on CPU tensors", &mut train)
 }
+
+/// How tests say that a package of [`OTHERS`] is missing.
+const OPTIONAL: &[&str] = &[
+    "transformers is not installed",
+    "torchtitan is not installed",
+    "megatron-core is not installed",
+    "nbclient is not installed",
+];
 
 /// Builds the wheel into `target/wheels`, installs it into an environment of its own, and tests it there.
 pub fn wheel() -> Result<()> {
@@ -119,7 +144,7 @@ fn tests(python: &Path, folder: &str) -> Command {
 }
 
 /// An empty folder.
-fn fresh(folder: &Path) -> Result<()> {
+pub fn fresh(folder: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     }
@@ -127,7 +152,7 @@ fn fresh(folder: &Path) -> Result<()> {
 }
 
 /// Copies the files of a folder, and those of folders in it, but what Python made of them.
-fn copy(from: &Path, to: &Path) -> Result<()> {
+pub fn copy(from: &Path, to: &Path) -> Result<()> {
     for entry in entries(from)? {
         let name = entry.file_name().unwrap_or_default();
         if entry.is_file() {

@@ -335,15 +335,24 @@ class _Graph:
         """The product whose sum over ranks a collective is, and what is added to it before, or None."""
         top = unreshaped(c.source)
         p = product(top)
+        if not self._only(top, c.parts):
+            return None
         if p is not None:
-            return (p, None, []) if len(top.users) == 1 else None
-        if is_call(top, aten.add.Tensor) and len(top.args) == 2 and not top.kwargs and len(top.users) == 1:
-            for one, other in (top.args, top.args[::-1]):
-                node = unreshaped(one) if isinstance(one, torch.fx.Node) else None
-                p = product(node) if node is not None else None
-                if p is not None and len(node.users) == 1 and value(other) is not None and sizes(other) == sizes(one):
+            return p, None, []
+        if is_call(top, aten.add.Tensor) and len(top.args) == 2 and not top.kwargs:
+            # The later one goes on in the sum.
+            order = {node: i for i, node in enumerate(self.graph.nodes)}
+            pairs = [(one, other) for one, other in (top.args, top.args[::-1]) if value(one) is not None and value(other) is not None]
+            for one, other in sorted(pairs, key=lambda pair: -order[pair[0]]):
+                p = product(unreshaped(one))
+                if p is not None and self._only(p.node, [top]) and sizes(other) == sizes(one):
                     return p, other, [top]
         return None
+
+    def _only(self, node, readers):
+        """Whether nobody else reads a node, or views of it."""
+        views = aten.reshape.default, aten.view.default, aten._unsafe_view.default
+        return all(u in readers or is_call(u, aten.sym_size.int) or is_call(u, *views) and self._only(u, readers) for u in node.users)
 
     def _tail(self, c, world):
         stage = c.kind
