@@ -72,7 +72,7 @@ def trains(case, ranks, world):
         case.assertEqual(len(became), 2 * per_layer, str(done))
         case.assertIn("lm_head", str(done))
         # Copies hold the same world and functions.
-        case.assertIs(copy.deepcopy(model).model.layers[1].mlp._world, world)
+        case.assertIs(copy.deepcopy(model).model.layers[1].self_attn.o_proj._world, world)
         # A checkpoint of the whole model, into the replaced one.
         model.load_state_dict(whole.state_dict())
         gradients(case, model, whole, ranks, world)
