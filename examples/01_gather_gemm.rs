@@ -4,8 +4,8 @@
 
 use mk::{
     Program,
-    ir::Plan,
     passes::{self},
+    plan::Plan,
     runtime::{
         InstanceOptions, World,
         jit::{self, JitOptions},

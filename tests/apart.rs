@@ -7,7 +7,7 @@ use mk::{
     cost::Gpu,
     emit,
     function::{Place, Signature, Sizes, Wiring},
-    ir::Space,
+    plan::Space,
     runtime::jit::JitOptions,
     settings::{Config, LastWave},
     sim::Options as SimOptions,

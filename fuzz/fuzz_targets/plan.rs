@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mk_codegen::{ir::Plan, valid};
+use mk_codegen::{plan::Plan, valid};
 
 fuzz_target!(|text: &str| {
     let Ok(plan) = text.parse::<Plan>() else { return };

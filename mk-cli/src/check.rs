@@ -9,7 +9,7 @@ use crate::{
     terminal::{note_on_stderr, say_on_stderr},
 };
 use mk::{
-    field::Evaluation,
+    equivalence::Evaluation,
     valid::{self, Proof},
 };
 use serde_json::{Value, json};
@@ -98,7 +98,7 @@ fn report(
     time: Duration,
     evaluated: Option<(Evaluation, Duration)>,
 ) -> Value {
-    let edges = |list: &[mk::ir::EdgeId]| list.iter().map(|e| e.to_string()).collect::<Vec<_>>();
+    let edges = |list: &[mk::plan::EdgeId]| list.iter().map(|e| e.to_string()).collect::<Vec<_>>();
     let values = proof.values.as_ref();
     json!({
         "plan": proof.plan,

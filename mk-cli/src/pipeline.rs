@@ -11,10 +11,10 @@ use crate::{
 use mk::{
     Bound, Program,
     cost::{DeviceModel, Gpu},
-    field::{self, Evaluation, FieldError},
+    equivalence::{self, Evaluation, FieldError},
     file,
-    ir::Plan,
     passes::{self},
+    plan::Plan,
     runtime::{World, jit::JitOptions},
     settings::Config,
     syntax::Op,
@@ -170,10 +170,14 @@ impl Loaded {
         let _progress = Progress::new("evaluating");
         let begin = Instant::now();
         // Somebody else's plan is looked at more closely than our own.
-        let values = if self.is_read { 24 } else { field::Options::default().values };
-        let options = field::Options { period: proof.period, values, ..field::Options::default() };
+        let values = if self.is_read { 24 } else { equivalence::Options::default().values };
+        let options = equivalence::Options {
+            period: proof.period,
+            values,
+            ..equivalence::Options::default()
+        };
         let error = match self.smaller.as_ref().map_or_else(
-            || field::evaluate(&self.plan, program, bound, &options),
+            || equivalence::evaluate(&self.plan, program, bound, &options),
             |smaller| smaller.evaluate(program, &options),
         ) {
             Ok(found) => {

@@ -8,7 +8,7 @@ use crate::{
     terminal::note_on_stderr,
 };
 use clap::ValueEnum;
-use mk::{draw, emit, ir::Plan};
+use mk::{draw, emit, plan::Plan};
 use std::path::PathBuf;
 
 /// Options of `mk plan`.

@@ -9,7 +9,7 @@ mod common;
 use common::{CASES, VARIANTS, plan};
 use mk_codegen::{
     emit::{Options, emit_with},
-    ir::Plan,
+    plan::Plan,
 };
 use std::{error::Error, fs, path::Path};
 

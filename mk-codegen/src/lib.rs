@@ -1,14 +1,16 @@
 //! From a checked pipeline to a verified tile plan, and from the plan to CUDA.
+//!
+//! This crate is names only; its parts are crates, so that Cargo keeps the directions between them. The parts read the tile
+//! plan (`mk-plan`), and none of them another, except that passes ask for proofs:
+//!
+//! ```text
+//! mk-syntax ──> mk-lower ──> mk-plan <── mk-prove, mk-sim, mk-cost, mk-emit
+//!                  └──────────────────────> mk-prove
+//! ```
 
-pub mod cost;
-pub mod draw;
-pub mod emit;
-pub mod field;
-pub mod graph;
-pub mod ir;
-pub mod passes;
-pub mod settings;
-pub mod sim;
-pub mod target;
-pub mod trace;
-pub mod valid;
+pub use mk_cost as cost;
+pub use mk_emit::{draw, emit, trace};
+pub use mk_lower::{graph, passes, settings};
+pub use mk_plan::{self as plan, target};
+pub use mk_prove::{equivalence, valid};
+pub use mk_sim as sim;

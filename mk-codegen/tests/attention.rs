@@ -6,7 +6,7 @@ mod attention;
 use attention::{ATTENTION, Attention, BASE};
 use mk_codegen::{
     emit::{emit, library},
-    ir::Plan,
+    plan::Plan,
     valid,
 };
 

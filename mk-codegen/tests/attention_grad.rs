@@ -3,8 +3,8 @@
 use mk_codegen::{
     cost::{self, DeviceModel},
     emit::{emit, library},
-    ir::{Operand, Plan},
     passes::lower,
+    plan::{Operand, Plan},
     settings::Config,
     valid,
 };

@@ -3,8 +3,8 @@
 use mk_codegen::{
     cost::{self, DeviceModel},
     emit,
-    ir::Plan,
     passes::lower,
+    plan::Plan,
     settings::Config,
     valid,
 };

@@ -2,11 +2,11 @@
 
 use mk_codegen::{
     emit,
-    ir::{
+    passes::{LowerError, compile, lower},
+    plan::{
         Access, BufId, Mode, Plan, PointError, Points, RoutePart, Routing, Space, TabId, TableSet,
         TableSource, Task,
     },
-    passes::{LowerError, compile, lower},
     settings::{self, Config},
     sim::{self, Callbacks, Options},
     valid,
@@ -481,7 +481,7 @@ fn tables_follow_from_one_routing() {
     let parts: Vec<_> = plan.tables.values().filter_map(|t| t.routed).map(|r| r.part).collect();
     use RoutePart::{Counts, Places, Sources, Wanted};
     assert_eq!(parts, [Counts, Wanted, Sources, Places]);
-    let runtime = |t: &&mk_codegen::ir::Table| matches!(t.source, TableSource::Runtime { .. });
+    let runtime = |t: &&mk_codegen::plan::Table| matches!(t.source, TableSource::Runtime { .. });
     assert_eq!(plan.tables.values().filter(runtime).count(), 4);
     assert!(plan.buffers.values().any(|b| b.name == "y" && b.space == Space::Workspace));
     let ids = SMALL.routes(0, 1, 0..42);

@@ -4,7 +4,7 @@ mod common;
 
 use common::{CASES, plan};
 use mk_codegen::draw::{dot, svg};
-use mk_codegen::ir::Plan;
+use mk_codegen::plan::Plan;
 use std::{fs, path::Path};
 
 fn case(name: &str) -> Plan {

@@ -5,7 +5,7 @@ mod common;
 use common::{CASES, VARIANTS, Variant, plan};
 use mk_codegen::{
     emit::{audit, emit, library},
-    ir::{Consumers, Plan},
+    plan::{Consumers, Plan},
     settings::Config,
 };
 

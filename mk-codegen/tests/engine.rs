@@ -7,7 +7,7 @@ use common::VARIANTS;
 use mk_abi::{HostOp, KernelSource};
 use mk_codegen::{
     emit::{audit, emit},
-    ir::{Entity, Plan},
+    plan::{Entity, Plan},
     valid,
 };
 

@@ -1,8 +1,8 @@
 //! Plans with a run-time dimension, proved for all its values at once, against each value by itself.
 
 use mk_codegen::{
-    ir::{Access, Expr, Plan},
     passes,
+    plan::{Access, Expr, Plan},
     settings::Config,
     valid::{self, Failure, Violation},
 };

@@ -1,6 +1,6 @@
 //! Index expressions mean in C what they mean here: random expressions at random points, compiled by the C compiler.
 
-use mk_codegen::ir::{
+use mk_codegen::plan::{
     Arena, BinOp, C_PRELUDE, CPrinter, Dim, Entity, Env, Expr, Family, Leaf, Mesh, Plan, RoleId,
     Schedule, Table, TableSource, Var,
 };
@@ -49,7 +49,7 @@ fn expr() -> impl Strategy<Value = Expr> {
         (-20i32..200).prop_map(Expr::Const),
         Just(Expr::Const(i32::MAX)),
         Just(Expr::Const(i32::MIN)),
-        (0usize..2).prop_map(|d| Expr::Dim(mk_codegen::ir::DimId::new(d))),
+        (0usize..2).prop_map(|d| Expr::Dim(mk_codegen::plan::DimId::new(d))),
         Just(Expr::from(Var::RANK)),
         Just(Expr::from(Var::domain(0))),
         Just(Expr::from(Var::domain(1))),
@@ -73,7 +73,7 @@ fn expr() -> impl Strategy<Value = Expr> {
                 .prop_map(|(op, a, b)| Expr::Bin(op, Box::new(a), Box::new(b))),
             2 => [inner.clone(), inner.clone(), inner.clone()].prop_map(|c| Expr::Select(Box::new(c))),
             1 => [inner.clone(), inner].prop_map(|[a, b]| {
-                Expr::Table(mk_codegen::ir::TabId::new(0), vec![a % 2, b % 3])
+                Expr::Table(mk_codegen::plan::TabId::new(0), vec![a % 2, b % 3])
             }),
         ]
     })
@@ -140,11 +140,11 @@ proptest! {
     #[test]
     fn every_expression_reads_back(e in expr()) {
         let mut plan = plan();
-        let family = mk_codegen::ir::FamId::new(0);
+        let family = mk_codegen::plan::FamId::new(0);
         plan.families[family].inner = Some(("k".into(), e));
         plan.name = "p".into();
         plan.target = "sm_90a".into();
-        plan.roles.push(mk_codegen::ir::Role { kind: mk_codegen::ir::RoleKind::Compute, ctas: 1 });
+        plan.roles.push(mk_codegen::plan::Role { kind: mk_codegen::plan::RoleKind::Compute, ctas: 1 });
         let text = plan.to_string();
         let again: Plan = text.parse().expect(&text);
         prop_assert_eq!(&plan, &again, "{}", text);

@@ -2,8 +2,8 @@
 
 use mk_codegen::{
     emit::{self, library},
-    ir::{BufId, FamId, Leaf, Plan, Space, TabId, Tabulation},
     passes::{self, LowerError, compile},
+    plan::{BufId, FamId, Leaf, Plan, Space, TabId, Tabulation},
     settings::{self, Config},
     sim::{self, Callbacks, Options},
     valid,

@@ -5,7 +5,7 @@ mod memory;
 
 use mk_codegen::{
     emit,
-    ir::{Expr, Plan},
+    plan::{Expr, Plan},
     valid,
 };
 use proptest::prelude::*;
@@ -214,8 +214,8 @@ fn deep_expressions_fit_a_small_stack() {
             assert_eq!(read(&text), Ok(()), "{text}");
             let plan: Plan = text.parse().expect("a plan");
             let e = &plan.signals.values().next().expect("a signal").shape[0];
-            assert!(!e.mentions(mk_codegen::ir::Var::EPOCH) && e.clone() == *e);
-            assert!(!mk_codegen::ir::CPrinter::new(&plan, None).print(e).is_empty());
+            assert!(!e.mentions(mk_codegen::plan::Var::EPOCH) && e.clone() == *e);
+            assert!(!mk_codegen::plan::CPrinter::new(&plan, None).print(e).is_empty());
             assert_ne!(format!("{e:?}"), format!("{:?}", Expr::Const(0)));
         }
     };

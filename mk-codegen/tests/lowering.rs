@@ -4,8 +4,8 @@ mod common;
 
 use common::{CASES, VARIANTS, plan};
 use mk_codegen::{
-    ir::{Expr, Operand, Plan, Points, Schedule, TableSet},
     passes::{LowerError, lower},
+    plan::{Expr, Operand, Plan, Points, Schedule, TableSet},
     settings::{AllReduce, Config, Consumers, Gather, LastWave, Reduction},
 };
 use mk_syntax::Program;
@@ -463,7 +463,7 @@ fn a_sum_replaces_the_parameter_that_it_is_added_to() {
         let config = Config { ranks: 2, ..Config::default() };
         let plan = lower(&program, &bound, &config).expect(text);
         let name = |id| plan.buffers[id].name.clone();
-        let pairs = mk_codegen::ir::in_place(&plan).into_iter();
+        let pairs = mk_codegen::plan::in_place(&plan).into_iter();
         pairs.map(|(result, parameter)| format!("{} {}", name(result), name(parameter))).collect()
     };
     let sums = "fn f(x: bf16[M, K], dy: bf16[M, N], c: f32[K, N]) -> f32[K, N] { gemm(x.t, dy) -> cast(f32) -> add(c) }";

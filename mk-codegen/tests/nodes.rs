@@ -7,8 +7,8 @@ mod common;
 use mk_abi::MapBase;
 use mk_codegen::{
     emit,
-    ir::{Leaf, Operand, Plan, Points, TableSet, Wait},
     passes::{self, LowerError},
+    plan::{Leaf, Operand, Plan, Points, TableSet, Wait},
     settings::{AllReduce, Config, Gather, NicOrdering, Reduction},
     valid,
 };

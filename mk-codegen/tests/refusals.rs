@@ -5,8 +5,8 @@ mod kinds;
 
 use kinds::{KINDS, kind};
 use mk_codegen::{
-    ir::Plan,
     passes::{self, LowerError},
+    plan::Plan,
     settings::{self, Config, NicOrdering, Refusal, SETTINGS},
     valid::{self, Violation},
 };

@@ -1,7 +1,7 @@
 //! Plans that say what no template carries out are refused, and not emitted as something else.
 
 use mk_abi::Share;
-use mk_codegen::{emit::emit, ir::Plan};
+use mk_codegen::{emit::emit, plan::Plan};
 use std::{fs, path::Path};
 
 /// Every rank pushes its rows to all, and copies what arrived.

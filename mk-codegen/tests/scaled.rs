@@ -1,9 +1,9 @@
 //! Plans that route many tokens, proved by smaller ones: every number is looked at, and a mistake that is in all of them, or only in the large one, is found.
 
 use mk_codegen::{
-    field,
-    ir::{Expr, Plan},
+    equivalence,
     passes::{self, Smaller, compile, lower},
+    plan::{Expr, Plan},
     settings::Config,
     valid::{self, Along, Relatives},
 };
@@ -85,9 +85,9 @@ fn both_ways() {
     assert_eq!(proof.waits_used, whole.waits_used);
     assert!(proof.tasks < whole.tasks && whole.scaled.is_none());
     let (program, bound, config) = layer(2, 2000, Some(61), 1, 2);
-    let options = field::Options::default();
+    let options = equivalence::Options::default();
     smaller.evaluate(&program, &options).unwrap_or_else(|e| panic!("{e}"));
-    field::evaluate(&plan, &program, &bound, &options).unwrap_or_else(|e| panic!("{e}"));
+    equivalence::evaluate(&plan, &program, &bound, &options).unwrap_or_else(|e| panic!("{e}"));
     let (program, bound, _) = layer(2, 500, Some(30), 1, 2);
     let plan = lower(&program, &bound, &config).expect("a plan");
     assert!(passes::smaller(&program, &bound, &config, &plan).is_none());
@@ -112,9 +112,9 @@ fn rows_of_a_kernel_before() {
     let whole = valid::verify(&plan).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(proof.waits_used, whole.waits_used);
     assert_eq!(proof.scaled.map(|s| s.relatives), Some(3));
-    let options = field::Options::default();
+    let options = equivalence::Options::default();
     smaller.evaluate(&program, &options).unwrap_or_else(|e| panic!("{e}"));
-    field::evaluate(&plan, &program, &bound, &options).unwrap_or_else(|e| panic!("{e}"));
+    equivalence::evaluate(&plan, &program, &bound, &options).unwrap_or_else(|e| panic!("{e}"));
 }
 
 /// Tokens and room that the text has as numbers, and not as symbols, lead to the same plan, by as many smaller ones.
@@ -138,7 +138,7 @@ fn numbers_in_the_text() {
     assert_eq!(of_numbers.families.len(), plan.families.len());
     let proof = smaller.verify(&of_numbers).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(proof.scaled.map(|s| s.relatives), Some(3));
-    let options = field::Options::default();
+    let options = equivalence::Options::default();
     smaller.evaluate(&program, &options).unwrap_or_else(|e| panic!("{e}"));
     // One that is as wide as it has tokens is another pipeline where it is smaller.
     let text = LAYER.replace("T, ", "4096, ").replace("H", "4096").replace(", capacity = R", "");
@@ -281,7 +281,7 @@ fn waits_point_backwards() {
     let (plan, of) = all((&plan, smaller.relatives()), &|p, _| {
         let wait = p.families[pull].waits[0].clone();
         let signal = p.families[pull].posts[0].signal;
-        p.families[stage].waits.push(mk_codegen::ir::Wait { signal, ..wait });
+        p.families[stage].waits.push(mk_codegen::plan::Wait { signal, ..wait });
     });
     let said = valid::is_affine(&plan, &of).map_or_else(|e| e.to_string(), |()| String::new());
     assert!(said.contains("which does not come before it"), "{said}");

@@ -6,7 +6,7 @@ use common::experts;
 use mk_abi::{KernelSource, TensorMapSpec};
 use mk_codegen::{
     emit::{EmitError, emit},
-    ir::Plan,
+    plan::Plan,
     valid,
 };
 

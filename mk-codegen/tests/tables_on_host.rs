@@ -2,7 +2,7 @@
 
 use mk_codegen::{
     emit::library,
-    ir::{BlocksError, RouteError, RoutePart, Routing as Routes, block_table},
+    plan::{BlocksError, RouteError, RoutePart, Routing as Routes, block_table},
 };
 use mk_skip::{Need, skip};
 use rand::{Rng, SeedableRng, rngs::SmallRng};

@@ -1,6 +1,6 @@
 //! The text format prints and reads back identically; expressions mean in C what they mean here.
 
-use mk_codegen::{emit, ir::Plan, passes::lower, settings::Config, valid};
+use mk_codegen::{emit, passes::lower, plan::Plan, settings::Config, valid};
 use mk_syntax::Program;
 use std::{collections::BTreeMap, fs, path::Path};
 

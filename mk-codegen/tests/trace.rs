@@ -6,7 +6,7 @@ use common::plan;
 use mk_abi::KernelSource;
 use mk_abi::device::{TRACE_AGENTS, TraceKind};
 use mk_codegen::emit::{self, Options, audit, audit_with, emit_with, library, plan_hash};
-use mk_codegen::ir::Plan;
+use mk_codegen::plan::Plan;
 use mk_codegen::trace::{RankBuffer, Trace, TraceError, What, chain, json, read, summary, svg};
 
 const STRIDE: u64 = 1 << 21;

@@ -4,7 +4,7 @@
 //! begins with `rule`, what follows is part of the message, else it is a remark.
 
 use mk_codegen::{
-    ir::Plan,
+    plan::Plan,
     valid::{self, TableKind},
 };
 use std::{
@@ -111,7 +111,7 @@ fn sampled_tables_stay_in_their_ranges_and_repeat() {
         for kind in TableKind::ALL {
             let (a, b) = (valid::sample_tables(&plan, *kind), valid::sample_tables(&plan, *kind));
             for (id, table) in plan.tables.iter() {
-                let mk_codegen::ir::TableSource::Runtime { min, max } = table.source else {
+                let mk_codegen::plan::TableSource::Runtime { min, max } = table.source else {
                     continue;
                 };
                 for rank in 0..plan.mesh.size() as usize {

@@ -2,7 +2,7 @@
 //! and texts that nobody would write.
 
 use mk_codegen::{
-    ir::Plan,
+    plan::{Operand, Plan, Point},
     valid::{self, Failure, Proof},
 };
 use std::{fs, path::Path, time::Instant};
@@ -424,4 +424,17 @@ fn what_an_epilogue_saves_is_whole_and_written_once() {
     let text = SAVES.replace("epilogue=save,swiglu", "epilogue=save,gelu,swiglu");
     let error = verify(&text).expect_err("a gate comes first").to_string();
     assert!(error.contains("`swiglu` comes first"), "{error}");
+}
+
+#[test]
+fn a_result_before_it_is_made_is_no_plan_to_be_proved() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/plans/gather_gemm.plan");
+    let text = fs::read_to_string(path).expect("a fixture");
+    let mut plan: Plan = text.parse().expect("a plan");
+    for (_, family) in plan.families.iter_mut() {
+        let results = family.accesses.iter_mut().filter(|a| a.operand == Operand::C);
+        results.for_each(|a| a.at = Point::Start);
+    }
+    let failure = valid::verify(&plan).expect_err("results at the start");
+    assert!(failure.to_string().contains("does not touch `c` at start"), "{failure}");
 }

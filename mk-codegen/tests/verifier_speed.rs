@@ -1,9 +1,9 @@
 //! The verifier on plans of a production size.
 
 use mk_codegen::{
-    field,
-    ir::Plan,
+    equivalence,
     passes::{self, lower},
+    plan::Plan,
     settings::{AllReduce, Config, Reduction},
     valid::{self, Proof},
 };
@@ -167,8 +167,9 @@ fn timed(
     let lowered = cpu_ms();
     let proof = valid::verify(&plan)?;
     let proved = cpu_ms();
-    let options = field::Options { period: proof.period, ..field::Options::default() };
-    field::evaluate(&plan, &program, &bound, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let options = equivalence::Options { period: proof.period, ..equivalence::Options::default() };
+    equivalence::evaluate(&plan, &program, &bound, &options)
+        .unwrap_or_else(|e| panic!("{name}: {e}"));
     Ok(([lowered - begin, proved - lowered, cpu_ms() - proved], proof))
 }
 

@@ -10,8 +10,8 @@ use crate::{
 use mk_abi::KernelSource;
 use mk_codegen::{
     emit::{self, emit_with},
-    ir::Plan,
     passes::{self},
+    plan::Plan,
     settings::{Block, Config},
     valid::Proof,
 };

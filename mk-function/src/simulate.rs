@@ -6,7 +6,7 @@ use crate::{
     function::Signature,
 };
 use mk_codegen::{
-    ir::{BufId, Plan, Space, TabId},
+    plan::{BufId, Plan, Space, TabId},
     sim::{Callbacks, Options, run},
 };
 use mk_syntax::{Bound, Dim, ValueId};
@@ -107,7 +107,7 @@ fn reads(
     values: &BTreeMap<&str, ValueId>,
 ) -> Result<BTreeMap<BufId, ValueId>, FunctionError> {
     let inputs = plan.buffers.iter().filter(|(_, b)| b.space == Space::In);
-    let find = |(id, b): (BufId, &mk_codegen::ir::Buffer)| {
+    let find = |(id, b): (BufId, &mk_codegen::plan::Buffer)| {
         let what = || format!("the pipeline has no tensor `{}`", b.name);
         let value = values.get(b.name.as_str()).copied();
         Ok((id, value.ok_or_else(|| FunctionError::mismatch(what()))?))

@@ -6,7 +6,7 @@ use super::{
 };
 use mk_abi::DType;
 use mk_codegen::{
-    ir::{BufId, Buffer, Entity, Plan, Space, TabId, TableSource},
+    plan::{BufId, Buffer, Entity, Plan, Space, TabId, TableSource},
     sim::{self, Caller, Options, RunReport, Schedule},
 };
 use mk_function::build::Composition;

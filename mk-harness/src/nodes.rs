@@ -8,7 +8,7 @@ use mk_abi::{
 };
 use mk_codegen::{
     emit,
-    ir::{NetPlan, Plan, Points, TableSet},
+    plan::{NetPlan, Plan, Points, TableSet},
     sim::{self, Message, Network},
 };
 use mk_runtime::{

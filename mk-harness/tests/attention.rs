@@ -4,8 +4,8 @@ mod attend;
 
 use attend::{SMALL, Shape, withheld};
 use mk_codegen::{
-    ir::Plan,
     passes::{LowerError, compile, lower},
+    plan::Plan,
     settings::Config,
     sim::Schedule,
 };
@@ -182,7 +182,7 @@ fn one_rank_has_all_it_needs() {
 
 /// Key blocks that tiles of a rank go through.
 fn key_blocks(plan: &Plan, rank: usize) -> i64 {
-    use mk_codegen::ir::{Leaf, Operand, Point, Points, TableSet};
+    use mk_codegen::plan::{Leaf, Operand, Point, Points, TableSet};
     let tables = TableSet::default();
     let points = Points::new(plan, &tables);
     let mut blocks = 0;
@@ -193,7 +193,7 @@ fn key_blocks(plan: &Plan, rank: usize) -> i64 {
                 for a in f.accesses.iter().filter(|a| a.operand == Operand::K) {
                     assert_eq!(a.at, Point::Inner);
                     points
-                        .for_each::<mk_codegen::ir::PointError>(
+                        .for_each::<mk_codegen::plan::PointError>(
                             &task,
                             step,
                             None,

@@ -3,7 +3,7 @@
 mod attend;
 
 use attend::{SMALL, Shape, withheld};
-use mk_codegen::{ir::Plan, passes::compile, settings::Config, sim::Schedule};
+use mk_codegen::{passes::compile, plan::Plan, settings::Config, sim::Schedule};
 use mk_harness::{Case, CpuOptions, run_on_cpu};
 use mk_syntax::{Bound, Op, Program};
 use std::collections::BTreeMap;

@@ -1,8 +1,6 @@
 //! What would run, without a GPU.
 
-use crate::{
-    errors, errors::Class, function::jit, interrupt, numbers, options, program, source::Source,
-};
+use crate::{errors, errors::Class, interrupt, numbers, options, program, source::Source};
 use mk::{
     Bound as Sizes, Program,
     abi::{TensorDirection, device::MAX_RANKS},
@@ -11,8 +9,8 @@ use mk::{
     draw,
     emit::Options as EmitOptions,
     function::{Signature, Wiring},
-    ir::Plan as TilePlan,
     kept::{Proofs, Prove},
+    plan::Plan as TilePlan,
     runtime::jit::JitOptions,
     settings,
     sim::{Options, Schedule},
@@ -191,7 +189,7 @@ impl Plan {
     ///
     /// Raises CompileError.
     fn compile(&self, py: Python<'_>) -> PyResult<()> {
-        let options = jit(py);
+        let options = options::jit(py);
         let compiled = py.detach(|| self.made.compile(&options));
         compiled.map(drop).map_err(|e| errors::function(py, e))
     }

@@ -65,6 +65,17 @@ class MLP(nn.Module):
         return fc.reduce_scatter_tensor_autograd(self.down(x), "sum", 0, self.group)
 
 
+class Alone(nn.Module):
+    """A gather that no product follows."""
+
+    def __init__(self, group):
+        super().__init__()
+        self.group = group
+
+    def forward(self, x):
+        return fc.all_gather_tensor(x, 0, self.group) * 2
+
+
 def backend(graphs=None):
     """Inductor's graphs through its pass, and then run node by node: no C++ is compiled."""
     from torch._dynamo.backends.common import aot_autograd

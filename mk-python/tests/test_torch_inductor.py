@@ -117,6 +117,8 @@ def misses(case, ranks, world):
     with case.assertRaisesRegex(Exception, "strict: not every collective .*\n.*\n.*operands are float32"):
         compiled(wide, x, strict=True)
     model, x = models.MLP(group, ranks, torch.relu), x.bfloat16()
+    found, y = compiled(models.Alone(group), x, strict=True)
+    case.assertEqual([(r.pattern, r.why) for r in found.rows], [("gather", "no product beside it")])
     found, y = compiled(model, x, world=lambda group: None, strict=False)
     case.assertIn("its group has no world", str(found))
     torch.testing.assert_close(y, model(x))

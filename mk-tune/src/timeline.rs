@@ -3,7 +3,7 @@
 use mk_abi::KernelSource;
 use mk_codegen::{
     cost::Prediction,
-    ir::{Consumers, Entity, Leaf, Plan},
+    plan::{Consumers, Entity, Leaf, Plan},
     trace::{Agent, Alignment, RankClock, Span, Trace, What, Word},
 };
 use std::collections::HashMap;

@@ -6,7 +6,7 @@ mod plans;
 use crate::{rig::alone, scenario::Res, shared_world};
 use mk::{
     emit,
-    ir::Plan,
+    plan::Plan,
     runtime::{
         DeviceTensor, Instance, InstanceOptions, RankTensors, Stream, StreamRef, World,
         jit::{self, JitOptions},

@@ -7,7 +7,7 @@ use crate::{
 };
 use mk::{
     abi::{DType, TensorDirection},
-    ir::{RoutePart, Routing},
+    plan::{RoutePart, Routing},
     runtime::{DeviceTensor, Instance, RankTensors, Stream, TensorRef},
 };
 use mk_harness::{Case, Held, gpu::Session};

@@ -63,11 +63,6 @@ impl Source {
         Ok(Source { modules })
     }
 
-    /// Its files, relative to the folder.
-    pub fn files(&self) -> impl Iterator<Item = &Path> {
-        self.modules.values().map(|m| m.file.as_path())
-    }
-
     /// Every import between two files, in order of files and lines.
     pub fn imports(&self) -> Vec<Import> {
         let mut found = BTreeSet::new();

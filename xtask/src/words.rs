@@ -63,9 +63,9 @@ const OPTIONS: &[&str] = &[
 /// Places where a word has another meaning: file, and identifier or option.
 const ELSEWHERE: &[(&str, &str)] = &[
     // The end of a line of a plan's text, and of a message's data.
-    ("mk-codegen/src/ir/reader/family.rs", "tail"),
-    ("mk-codegen/src/ir/print.rs", "write_tail"),
-    ("mk-codegen/src/sim/nic.rs", "tail"),
+    ("mk-codegen/plan/src/reader/family.rs", "tail"),
+    ("mk-codegen/plan/src/print.rs", "write_tail"),
+    ("mk-codegen/sim/src/moves/nic.rs", "tail"),
     ("mk-codegen/tests/hostile.rs", "tail"),
 ];
 
@@ -95,7 +95,7 @@ pub fn check(path: &Path, text: &str, wrong: &mut Vec<String>) {
             }
         }
         for option in OPTIONS.iter().filter(|option| strings.iter().any(|s| names(s, option))) {
-            say(option, "settings are those of mk-codegen/src/settings/table.rs");
+            say(option, "settings are those of mk-codegen/lower/src/settings/table.rs");
         }
     }
 }

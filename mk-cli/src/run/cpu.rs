@@ -1,7 +1,7 @@
 //! `mk run` on the CPU executor.
 
 use super::{
-    Args,
+    args::Args,
     link::{self, Link, Transport},
     verdict::{Verdict, launches},
 };
@@ -13,7 +13,7 @@ use crate::{
 };
 use mk::{
     abi::count,
-    ir::Plan,
+    plan::Plan,
     sim::{RunReport, Schedule},
 };
 use mk_harness::{

@@ -4,8 +4,8 @@ mod stacks;
 mod variants;
 
 use mk_codegen::{
-    ir::Plan,
     passes::{LowerError, lower},
+    plan::Plan,
     settings::Config,
 };
 use mk_syntax::Program;

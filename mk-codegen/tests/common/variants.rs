@@ -2,8 +2,8 @@
 
 use super::Case;
 use mk_codegen::{
-    ir::Plan,
     passes::{LowerError, lower},
+    plan::Plan,
     settings::{AllReduce, Config, Consumers, Gather, LastWave, Multicast, Reduction, Schedule},
 };
 use mk_syntax::{Bound, Program};

@@ -5,7 +5,7 @@ use crate::{
     harness::{plan, plan_with, plan_without},
 };
 use mk_codegen::{
-    ir::Plan,
+    plan::Plan,
     sim::{Options, Schedule},
 };
 

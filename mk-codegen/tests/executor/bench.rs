@@ -1,7 +1,7 @@
 //! A size that people try first takes well under a second.
 
 use crate::harness::{no_tables, plan_text, run};
-use mk_codegen::{ir::Plan, sim::Options};
+use mk_codegen::{plan::Plan, sim::Options};
 use std::time::Instant;
 
 #[test]

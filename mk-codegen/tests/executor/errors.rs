@@ -6,7 +6,7 @@ use crate::{
 };
 use mk_codegen::sim::{Options, Schedule, SimError, WaitsFor};
 
-fn error(plan: &mk_codegen::ir::Plan) -> SimError {
+fn error(plan: &mk_codegen::plan::Plan) -> SimError {
     let tables = |e, r, n: &str| route(Routing::Random, e, r, n);
     run(plan, &tables, &Options::default()).0.expect_err("an error")
 }
@@ -25,7 +25,7 @@ fn a_deadlock_names_the_waits() {
 /// Of tasks for whoever is free any CTA may have any; what warps have to do first is in their way under every seed.
 #[test]
 fn tasks_behind_what_waits_for_them() {
-    let deadlocks = |plan: &mk_codegen::ir::Plan| {
+    let deadlocks = |plan: &mk_codegen::plan::Plan| {
         let stuck = |seed: &u64| {
             let options = Options { seed: *seed, ..Options::default() };
             matches!(run(plan, &no_tables, &options).0, Err(SimError::Deadlock(_)))

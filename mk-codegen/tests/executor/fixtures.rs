@@ -6,7 +6,7 @@ use crate::{
     harness::{Data, MakeTable, no_tables, plan, plan_text, run},
 };
 use mk_codegen::{
-    ir::Plan,
+    plan::Plan,
     sim::{Options, RunReport, Schedule},
     valid,
 };

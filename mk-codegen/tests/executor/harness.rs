@@ -2,7 +2,7 @@
 
 use half::bf16;
 use mk_codegen::{
-    ir::{BufId, Entity, Plan, TabId},
+    plan::{BufId, Entity, Plan, TabId},
     sim::{self, Callbacks, Options, RunReport, SimError},
 };
 use rand::{Rng, SeedableRng, rngs::SmallRng};

@@ -7,7 +7,7 @@ use crate::{
     harness::{Data, no_tables, plan_with, run},
 };
 use mk_codegen::{
-    ir::Plan,
+    plan::Plan,
     sim::{Options, Schedule},
 };
 

@@ -8,7 +8,7 @@ use crate::{
     fixtures::{TILE, WHOLE, schedules},
     harness::{Data, no_tables, run},
 };
-use mk_codegen::{ir::Space, sim::Options};
+use mk_codegen::{plan::Space, sim::Options};
 
 fn right(source: &str, ranks: u32, shapes: &[(&str, &[u64])]) {
     let plan = common::plan(source, ranks, shapes).expect("lowers");

@@ -5,7 +5,7 @@ use crate::{
     harness::{plan_text, run},
 };
 use mk_codegen::{
-    ir::Plan,
+    plan::Plan,
     sim::{Options, SimError},
     valid::{TableKind, sample_tables},
 };

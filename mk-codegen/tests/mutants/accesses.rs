@@ -10,8 +10,8 @@ use crate::{
     mutate::{Kind, Mutant, of_accesses},
 };
 use mk_codegen::{
-    field,
-    ir::{BufId, Plan, TabId, TableSource},
+    equivalence,
+    plan::{BufId, Plan, TabId, TableSource},
     settings::Config,
     sim::{self, Callbacks, Options, Schedule},
     valid::{self, TableKind},
@@ -204,8 +204,9 @@ fn judge(case: &Case, right: &[Outputs], mutant: &Mutant) -> Judged {
     let (outcome, says) = match valid::verify(plan) {
         Err(e) => (Outcome::Unordered, e.to_string()),
         Ok(proof) => {
-            let options = field::Options { period: proof.period, ..field::Options::default() };
-            match (field::evaluate(plan, program, bound, &options), wrong()) {
+            let options =
+                equivalence::Options { period: proof.period, ..equivalence::Options::default() };
+            match (equivalence::evaluate(plan, program, bound, &options), wrong()) {
                 (Err(e), Some(_)) => (Outcome::Values, e.to_string()),
                 (Err(e), None) => (Outcome::Near, e.to_string()),
                 (Ok(_), None) => (Outcome::Equal, String::new()),

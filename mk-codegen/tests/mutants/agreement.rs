@@ -8,7 +8,7 @@ use crate::{
     mutate::{Kind, mutants},
 };
 use mk_codegen::{
-    ir::{BufId, Plan, RoleKind, TabId, TableSet},
+    plan::{BufId, Plan, RoleKind, TabId, TableSet},
     sim::{self, Callbacks, Options, Schedule, SimError, Victim},
     valid,
 };

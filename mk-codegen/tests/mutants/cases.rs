@@ -1,8 +1,8 @@
 //! The plans that are mutated: every pipeline of the catalogue on several worlds and shapes, and every fixture.
 
 use mk_codegen::{
-    ir::Plan,
     passes::lower,
+    plan::Plan,
     settings::{AllReduce, Config, Consumers, Gather, LastWave, NicOrdering, Reduction, Schedule},
 };
 use mk_syntax::{Bound, Program};

@@ -10,7 +10,7 @@ use crate::{
     mutate::{Kind, Mutant, of_operands, of_reach},
 };
 use mk_codegen::{
-    ir::{BufId, Plan, TabId, TableSet},
+    plan::{BufId, Plan, TabId, TableSet},
     sim::{self, Callbacks, Options, Schedule, SimError},
     valid,
 };

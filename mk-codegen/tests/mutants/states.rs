@@ -1,7 +1,7 @@
 //! The explorer's fixpoint against a walk over every state of the machine, on plans and mutants of few events.
 
 use crate::{explorer, mutate::mutants};
-use mk_codegen::ir::Plan;
+use mk_codegen::plan::Plan;
 
 /// Most states that are walked for one plan.
 const MAX_STATES: usize = 3_000_000;

@@ -9,7 +9,7 @@ use crate::{
     operands::outputs,
     verifier::{Outcome, few},
 };
-use mk_codegen::{ir::Plan, sim::Schedule, valid};
+use mk_codegen::{plan::Plan, sim::Schedule, valid};
 use std::collections::BTreeMap;
 
 /// What verifier, explorer and executor say of a mutant: the verifier of all values, the others of the value.

@@ -5,8 +5,8 @@ use crate::progress::doing;
 use mk_abi::KernelSource;
 use mk_codegen::{
     emit,
-    ir::Plan,
     passes::{self, LowerError},
+    plan::Plan,
     settings::Config,
     target,
     valid::Proof,

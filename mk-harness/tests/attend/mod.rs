@@ -1,7 +1,7 @@
 //! Sizes and schedules that tests of attention and of its gradients share.
 
 use mk_codegen::{
-    ir::Plan,
+    plan::Plan,
     sim::{Schedule, Victim},
 };
 

@@ -66,6 +66,8 @@ class Row:
     taken: bool
     why: str
     text: str = field(default="", repr=False)
+    # False of a collective with no product beside it, which is no miss.
+    beside: bool = True
 
 
 class _Miss(Exception):
@@ -163,7 +165,7 @@ class Pass(CustomGraphPass):
         new = self.rows[before:]
         if self.report and new and not self._quiet(new):
             print(_table(new), file=sys.stderr)
-        missed = [r for r in new if not r.taken]
+        missed = [r for r in new if not r.taken and r.beside]
         if self.strict and missed:
             raise UnsupportedError("strict: not every collective beside a product became a pipeline\n" + _table(missed))
 
@@ -195,22 +197,18 @@ class _Graph:
 
     def __init__(self, owner, graph, name):
         self.owner, self.graph, self.name = owner, graph, name
-        self.gone = set()
+        self.changed = False
 
     def run(self):
         found = [c for c in map(collective, self.graph.nodes) if c is not None]
-        order = {node: i for i, node in enumerate(self.graph.nodes)}
-        gathers = [c for c in found if c.kind == "gather"]
-        sums = [c for c in found if c.kind != "gather"]
+        self.order = {node: i for i, node in enumerate(self.graph.nodes)}
+        heads = {c.node: c for c in found if c.kind == "gather"}
         done = set()
         # The longest first: a chain from one collective to another.
-        for tail in sums:
-            for head in gathers:
-                if tail.node not in done and head.node not in done and order[head.node] < order[tail.node]:
-                    for region in self._chains(head, tail):
-                        if self._take(region, quiet=True):
-                            done |= {tail.node, head.node}
-                            break
+        for tail in found:
+            region, head = self._chain_to(tail, heads) if tail.kind != "gather" else (None, None)
+            if region is not None and head.node not in done and self._take(region, quiet=True):
+                done |= {tail.node, head.node}
         for c in found:
             if c.node in done:
                 continue
@@ -224,9 +222,15 @@ class _Graph:
                 continue
             if region is not None:
                 self._take(region)
+            elif self.owner.world(c.group) is not None:
+                self._say(c, "no product beside it", beside=False)
+        if self.changed:
+            from torch._inductor.pattern_matcher import stable_topological_sort
 
-    def _say(self, c, why):
-        self.owner.rows.append(Row(self.name, c.kind, "x".join(map(str, value(c.source).shape)), None, None, False, why))
+            stable_topological_sort(self.graph)
+
+    def _say(self, c, why, **more):
+        self.owner.rows.append(Row(self.name, c.kind, "x".join(map(str, value(c.source).shape)), None, None, False, why, **more))
 
     # What there is.
 
@@ -271,8 +275,7 @@ class _Graph:
                 p = product(user)
                 if p is not None and unreshaped(p.left) is g:
                     made.append(p)
-        order = {node: i for i, node in enumerate(self.graph.nodes)}
-        return sorted(made, key=lambda p: order[p.node])
+        return sorted(made, key=lambda p: self.order.get(p.node, 0))
 
     def _gemm(self, text, p, at, k, source):
         """The line of a product of gathered rows; its name and its columns' symbol."""
@@ -341,9 +344,8 @@ class _Graph:
             return p, None, []
         if is_call(top, aten.add.Tensor) and len(top.args) == 2 and not top.kwargs:
             # The later one goes on in the sum.
-            order = {node: i for i, node in enumerate(self.graph.nodes)}
             pairs = [(one, other) for one, other in (top.args, top.args[::-1]) if value(one) is not None and value(other) is not None]
-            for one, other in sorted(pairs, key=lambda pair: -order[pair[0]]):
+            for one, other in sorted(pairs, key=lambda pair: -self.order.get(pair[0], 0)):
                 p = product(unreshaped(one))
                 if p is not None and self._only(p.node, [top]) and sizes(other) == sizes(one):
                     return p, other, [top]
@@ -390,29 +392,33 @@ class _Graph:
         copies = [p.left, c.node] + ([other] if other is not None else []) if layout else []
         return self._region(what, text, world, [p.node, *more, *c.parts], layout, copies, [c.source] if c.dim else [])
 
-    def _chains(self, head, tail):
-        """Gather -> gemm -> activation -> gemm -> sum, where the two collectives have that between them."""
+    def _chain_to(self, tail, heads):
+        """Gather -> gemm -> activation -> gemm -> sum, where a sum ends one, and its gather; or None, None."""
         try:
             found = self._summed(tail)
             if found is None or found[1] is not None or found[0].bias is not None:
-                return
+                return None, None
+            middle = unreshaped(found[0].left)
+            name, products, nodes = self._gated(middle) or self._activated(middle) or (None, [], [])
+            sources = {unreshaped(q.left) for q in products}
+            head = heads.get(sources.pop()) if len(sources) == 1 else None
+            if head is None:
+                return None, None
             world = self._world(head)
             if world is not self._world(tail) or self._rows(head) != self._rows(tail):
-                return
-            p = found[0]
-            middle = unreshaped(p.left)
-            gated = self._gated(middle, head.node)
-            single = activation(middle)
-            if gated:
-                yield self._chain(head, tail, world, p, middle, *gated)
-            elif single is not None and product(single[1]) is not None and unreshaped(product(single[1]).left) is head.node:
-                name, h, nodes = single
-                yield self._chain(head, tail, world, p, middle, name, [product(h)], nodes)
+                return None, None
+            return self._chain(head, tail, world, found[0], middle, name, products, nodes), head
         except (_Miss, Unknown):
-            return
+            return None, None
 
-    def _gated(self, node, g):
-        """``silu(x W1) * (x W3)`` of one gathered x."""
+    def _activated(self, node):
+        """An activation of a product: its name, the product, its nodes."""
+        found = activation(node)
+        made = product(found[1]) if found is not None else None
+        return (found[0], [made], found[2]) if made is not None else None
+
+    def _gated(self, node):
+        """``silu(x W1) * (y W3)``."""
         if not is_call(node, aten.mul.Tensor):
             return None
         for one, other in (node.args, node.args[::-1]):
@@ -420,7 +426,7 @@ class _Graph:
                 continue
             act, up = activation(unreshaped(one)), product(unreshaped(other))
             gate = product(act[1]) if act is not None and act[0] == "silu" else None
-            if gate is not None and up is not None and all(unreshaped(p.left) is g and p.bias is None for p in (gate, up)):
+            if gate is not None and up is not None and gate.bias is None is up.bias:
                 return "swiglu", [gate, up], [*act[2], node]
         return None
 
@@ -588,9 +594,7 @@ class _Graph:
                     self._put(replaced, self._result(item, replaced, layout))
         graph.erase_node(anchor)
         self._sweep(region.inside)
-        from torch._inductor.pattern_matcher import stable_topological_sort
-
-        stable_topological_sort(graph)
+        self.changed = True
 
     def _put(self, old, new):
         old.replace_all_uses_with(new, delete_user_cb=lambda user: user is not new)

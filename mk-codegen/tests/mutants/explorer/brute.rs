@@ -6,7 +6,7 @@ use super::{
     tables::tables,
     unroll::Unrolled,
 };
-use mk_codegen::ir::{Plan, Proxy};
+use mk_codegen::plan::{Plan, Proxy};
 use std::collections::HashSet;
 
 const HAPPENED: u8 = 128;

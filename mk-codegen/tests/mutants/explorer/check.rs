@@ -6,7 +6,7 @@ use super::{
     graph::{Event, Graph},
     unroll::{Task, Touch, Unrolled},
 };
-use mk_codegen::ir::{Agent, FamId, Mode, Proxy, Space};
+use mk_codegen::plan::{Agent, FamId, Mode, Proxy, Space};
 use std::collections::HashMap;
 
 /// What an exploration found.
@@ -64,7 +64,7 @@ pub struct Pairs<'a, 'p> {
 
 impl Pairs<'_, '_> {
     pub fn new<'a, 'p>(u: &'a Unrolled<'p>) -> Pairs<'a, 'p> {
-        use mk_codegen::ir::Entity;
+        use mk_codegen::plan::Entity;
         let mut near = Near::new();
         for (i, t) in u.tasks.iter().enumerate() {
             for (j, x) in t.touches.iter().enumerate() {
@@ -80,7 +80,7 @@ impl Pairs<'_, '_> {
     }
 
     fn beside(&self, x: &Touch) -> &[At] {
-        use mk_codegen::ir::Entity;
+        use mk_codegen::plan::Entity;
         self.near.get(&(x.rank, x.buffer.index() as u32)).map_or(&[], Vec::as_slice)
     }
 

@@ -1,7 +1,7 @@
 //! Reads of memory that nobody wrote in their epoch and version, and outputs that nobody writes.
 
 use super::unroll::{Touch, Unrolled};
-use mk_codegen::ir::{Mode, Space, TableSource};
+use mk_codegen::plan::{Mode, Space, TableSource};
 use std::collections::HashMap;
 
 pub type Dims = Vec<(i64, i64)>;
@@ -48,7 +48,7 @@ fn missing(whole: &Dims, boxes: &[&Dims]) -> Option<Dims> {
 pub fn uncovered(u: &Unrolled<'_>) -> Option<String> {
     let mut writes: HashMap<(i64, usize, u32), Vec<&Touch>> = HashMap::new();
     let key = |epoch, t: &Touch| {
-        use mk_codegen::ir::Entity;
+        use mk_codegen::plan::Entity;
         (epoch, t.rank, t.buffer.index() as u32)
     };
     for t in &u.tasks {
@@ -78,7 +78,7 @@ pub fn uncovered(u: &Unrolled<'_>) -> Option<String> {
 
 /// How much of an output is written is for run-time tables to say, where there are any.
 fn outputs(u: &Unrolled<'_>, writes: &HashMap<(i64, usize, u32), Vec<&Touch>>) -> Option<String> {
-    use mk_codegen::ir::{Entity, Points, TableSet};
+    use mk_codegen::plan::{Entity, Points, TableSet};
     if u.plan.tables.values().any(|t| matches!(t.source, TableSource::Runtime { .. })) {
         return None;
     }

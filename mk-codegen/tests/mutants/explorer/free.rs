@@ -4,7 +4,7 @@ use super::{
     graph::{Event, Graph, completes, is_host, strong},
     unroll::{Await, Unrolled},
 };
-use mk_codegen::ir::Proxy;
+use mk_codegen::plan::Proxy;
 use std::{collections::HashMap, rc::Rc};
 
 /// Ways to know of something.

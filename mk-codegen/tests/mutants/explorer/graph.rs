@@ -2,7 +2,7 @@
 //! after, signals apart.
 
 use super::unroll::{Raise, Task, Touch, Unrolled};
-use mk_codegen::ir::{Agent, Completion, Mode, NicOrdering, Proxy, Scope};
+use mk_codegen::plan::{Agent, Completion, Mode, NicOrdering, Proxy, Scope};
 
 pub type Event = u32;
 

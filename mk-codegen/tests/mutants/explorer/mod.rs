@@ -57,7 +57,7 @@ pub use brute::disagreement;
 pub use check::{Late, Verdict, Wrong};
 pub use tables::tables;
 
-use mk_codegen::ir::{Plan, Schedule};
+use mk_codegen::plan::{Plan, Schedule};
 
 /// Ways of dealing out tasks that are for whoever is free.
 const DEALINGS: usize = 5;
@@ -74,7 +74,7 @@ pub fn explore(plan: &Plan) -> Verdict {
     Verdict::Fine { pairs }
 }
 
-fn explore_with(plan: &Plan, set: &[mk_codegen::ir::TableSet]) -> Verdict {
+fn explore_with(plan: &Plan, set: &[mk_codegen::plan::TableSet]) -> Verdict {
     let unroll = |dealing| unroll::Unrolled::new(plan, set, dealing);
     let unrolled = match unroll(0) {
         Ok(u) => u,

@@ -8,7 +8,7 @@ use super::{
     graph::{Event, Graph},
     unroll::Unrolled,
 };
-use mk_codegen::ir::Agent;
+use mk_codegen::plan::Agent;
 use std::collections::HashSet;
 
 /// Why a run stops before its end, if one does.

@@ -1,6 +1,6 @@
 //! Contents of run-time tables: a few fillings that stay in the declared ranges, another for each epoch.
 
-use mk_codegen::ir::{Entity, Plan, TabId, TableSet, TableSource};
+use mk_codegen::plan::{Entity, Plan, TabId, TableSet, TableSource};
 
 /// Fillings 0 (all greatest) and 1 (least or greatest) come before the random ones.
 const RANDOM: usize = 2;

@@ -1,6 +1,6 @@
 //! The plan at concrete points: tasks of every rank and epoch, with their accesses, waits and posts.
 
-use mk_codegen::ir::{
+use mk_codegen::plan::{
     self, Agent, BufId, Completion, Contract, EdgeId, Entity, FamId, Mode, Operand, Plan, Point,
     PointError, Points, Proxy, RoleKind, Schedule, Scope, SigId, TableSet, Var,
 };
@@ -136,7 +136,7 @@ impl<'p> Unrolled<'p> {
     fn task(
         &mut self,
         points: &Points<'_>,
-        t: &ir::Task,
+        t: &plan::Task,
         place: (usize, u8),
         known: &mut HashMap<(usize, SigId, Vec<i64>), u32>,
     ) -> Result<Task, String> {
@@ -293,7 +293,7 @@ fn steps(at: Point, inner: u32) -> Vec<(u32, i64)> {
     }
 }
 
-fn values(p: &Points<'_>, at: &ir::Task, list: &[ir::Expr]) -> Result<Vec<i64>, PointError> {
+fn values(p: &Points<'_>, at: &plan::Task, list: &[plan::Expr]) -> Result<Vec<i64>, PointError> {
     list.iter().map(|e| p.eval(at, e)).collect()
 }
 
@@ -302,7 +302,7 @@ fn text(e: PointError) -> String {
 }
 
 fn mentions_epoch(plan: &Plan) -> bool {
-    let of = |x: &ir::Family| {
+    let of = |x: &plan::Family| {
         let regions = x.accesses.iter().flat_map(|a| a.region.iter().flat_map(|r| [&r.0, &r.1]));
         let index =
             x.waits.iter().flat_map(|w| &w.index).chain(x.posts.iter().flat_map(|p| &p.index));

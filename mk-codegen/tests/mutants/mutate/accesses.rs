@@ -2,7 +2,7 @@
 
 use super::{Kind, Maker, Mutant};
 use mk_abi::DType;
-use mk_codegen::ir::{
+use mk_codegen::plan::{
     Access, BinOp, BufId, Expr, FamId, Leaf, Mode, Operand, Plan, RoutePart, TableSource,
     Tabulation, Var,
 };
@@ -256,7 +256,7 @@ fn dtypes(m: &mut Maker<'_>) {
 fn tables(m: &mut Maker<'_>) {
     let plan = m.plan;
     for (id, t) in plan.tables.iter() {
-        let mut change = |what: &str, f: &dyn Fn(&mut mk_codegen::ir::Table)| {
+        let mut change = |what: &str, f: &dyn Fn(&mut mk_codegen::plan::Table)| {
             m.add(Kind::TableLine, format!("{id} {:?}: {what}", t.name), |p| f(&mut p.tables[id]));
         };
         if let Some(r) = t.routed {

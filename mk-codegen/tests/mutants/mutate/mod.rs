@@ -13,7 +13,7 @@ pub use one_rank::of_one_rank;
 pub use operands::{of_operands, of_reach};
 pub use values::of_values;
 
-use mk_codegen::ir::{Completion, Expr, FamId, Plan, Point, Proxy, Scope, SigId};
+use mk_codegen::plan::{Completion, Expr, FamId, Plan, Point, Proxy, Scope, SigId};
 
 /// A plan with one thing changed.
 pub struct Mutant {
@@ -68,7 +68,7 @@ impl Maker<'_> {
             self.add(Kind::DropWait, format!("{e} dropped"), |p| {
                 p.families[id].waits.remove(i);
             });
-            let mut change = |kind, name: String, f: &dyn Fn(&mut mk_codegen::ir::Wait)| {
+            let mut change = |kind, name: String, f: &dyn Fn(&mut mk_codegen::plan::Wait)| {
                 self.add(kind, format!("{e} {name}"), |p| f(&mut p.families[id].waits[i]));
             };
             change(Kind::LowerThreshold, "count - 1".into(), &|w| w.count = w.count.clone() - 1);
@@ -95,7 +95,7 @@ impl Maker<'_> {
                     *index = (index.clone() + 1) % n;
                 });
             }
-            let mut change = |kind, name: String, f: &dyn Fn(&mut mk_codegen::ir::Wait)| {
+            let mut change = |kind, name: String, f: &dyn Fn(&mut mk_codegen::plan::Wait)| {
                 self.add(kind, format!("{e} {name}"), |p| f(&mut p.families[id].waits[i]));
             };
             if w.each.is_some() {
@@ -110,7 +110,7 @@ impl Maker<'_> {
 
     fn posts(&mut self, id: FamId) {
         let x = &self.plan.families[id];
-        let credit = x.leaf == mk_codegen::ir::Leaf::Signal;
+        let credit = x.leaf == mk_codegen::plan::Leaf::Signal;
         let ranks = self.plan.mesh.size() as i32;
         for (i, post) in x.posts.iter().enumerate() {
             let e = post.edge;
@@ -118,7 +118,7 @@ impl Maker<'_> {
             self.add(kind, format!("{e} dropped"), |p| {
                 p.families[id].posts.remove(i);
             });
-            let mut change = |kind, name: String, f: &dyn Fn(&mut mk_codegen::ir::Post)| {
+            let mut change = |kind, name: String, f: &dyn Fn(&mut mk_codegen::plan::Post)| {
                 self.add(kind, format!("{e} {name}"), |p| f(&mut p.families[id].posts[i]));
             };
             change(Kind::PostTwice, "twice as much".into(), &|p| p.add = p.add.clone() * 2);
@@ -149,7 +149,7 @@ impl Maker<'_> {
                     *index = (index.clone() + 1) % n;
                 });
             }
-            let mut change = |kind, name: String, f: &dyn Fn(&mut mk_codegen::ir::Post)| {
+            let mut change = |kind, name: String, f: &dyn Fn(&mut mk_codegen::plan::Post)| {
                 self.add(kind, format!("{e} {name}"), |p| f(&mut p.families[id].posts[i]));
             };
             if post.each.is_some() {

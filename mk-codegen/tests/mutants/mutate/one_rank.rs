@@ -1,7 +1,7 @@
 //! Mutants of one rank: the plan is no longer the same from every rank, and only one of them is wrong.
 
 use super::{Kind, Maker, Mutant};
-use mk_codegen::ir::{Expr, Plan, Var};
+use mk_codegen::plan::{Expr, Plan, Var};
 
 /// Waits and posts that one rank leaves out, and accesses that it makes to another rank's memory.
 pub fn of_one_rank(plan: &Plan, rank: u32) -> Vec<Mutant> {

@@ -1,7 +1,7 @@
 //! Mutants of accesses: at another point of the task, or fewer of them; and of the reach of ranks.
 
 use super::{Kind, Maker, Mutant};
-use mk_codegen::ir::{
+use mk_codegen::plan::{
     Agent, Completion, CopyVia, Expr, FamId, Leaf, Mode, Operand, Plan, Point, Proxy,
 };
 
@@ -72,7 +72,7 @@ pub fn of_reach(plan: &Plan) -> Vec<Mutant> {
                 (p.by, p.after) = (Agent::Copier, Completion::ProgramOrder);
             }
         });
-        let away = |a: &mk_codegen::ir::Access| a.operand == Operand::Dst;
+        let away = |a: &mk_codegen::plan::Access| a.operand == Operand::Dst;
         let to = x.accesses.iter().find(|a| away(a)).map(|a| a.rank.clone());
         // What GPUs raise does not leave the node either.
         for (other, y) in plan.families.iter().filter(|(_, y)| y.leaf != Leaf::NicSend) {

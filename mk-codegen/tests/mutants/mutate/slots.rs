@@ -1,7 +1,7 @@
 //! Slot sets with one slot fewer: everything that names a slot names it modulo the smaller number.
 
 use super::{Kind, Maker};
-use mk_codegen::ir::{BufId, Expr, Space, Var};
+use mk_codegen::plan::{BufId, Expr, Space, Var};
 
 /// Every dimension of shared or scratch memory along which accesses take one slot at a time.
 pub fn shrink(m: &mut Maker<'_>) {
@@ -28,7 +28,7 @@ pub fn shrink(m: &mut Maker<'_>) {
 /// Slots that alternate by epoch do not: an epoch writes where the one before it is still read.
 fn early(m: &mut Maker<'_>, id: BufId, d: usize) {
     let by_epoch =
-        |a: &mk_codegen::ir::Access| a.buffer == id && a.region[d].0.mentions(Var::EPOCH);
+        |a: &mk_codegen::plan::Access| a.buffer == id && a.region[d].0.mentions(Var::EPOCH);
     if m.plan.families.values().flat_map(|x| &x.accesses).any(by_epoch) {
         m.add(Kind::SlotEarly, format!("{id} does not alternate"), |p| {
             rename(p, id, d, &|base| without_epoch(&base));
@@ -36,7 +36,7 @@ fn early(m: &mut Maker<'_>, id: BufId, d: usize) {
     }
 }
 
-fn rename(p: &mut mk_codegen::ir::Plan, id: BufId, d: usize, f: &dyn Fn(Expr) -> Expr) {
+fn rename(p: &mut mk_codegen::plan::Plan, id: BufId, d: usize, f: &dyn Fn(Expr) -> Expr) {
     for (_, x) in p.families.iter_mut() {
         for a in x.accesses.iter_mut().filter(|a| a.buffer == id) {
             a.region[d].0 = f(a.region[d].0.clone());

@@ -1,7 +1,7 @@
 //! Mutants of one value of a run-time dimension: a wait, a post or an access that is not there with it.
 
 use super::{Kind, Maker, Mutant};
-use mk_codegen::ir::{Expr, Plan};
+use mk_codegen::plan::{Expr, Plan};
 
 /// Each line left out with one of some values, and that value.
 pub fn of_values(plan: &Plan) -> Vec<(i32, Mutant)> {

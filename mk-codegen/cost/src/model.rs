@@ -1,0 +1,371 @@
+//! What a machine can do, as measured.
+
+use super::{error::ModelError, products::Products, raw::RawFigures};
+use serde::{Deserialize, Serialize};
+use std::sync::OnceLock;
+
+/// Figures of one GPU among its peers. Seconds and bytes throughout; times are of a launch at the clock that long compute
+/// leaves, not of the first microseconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceModel {
+    /// Name of the GPU, as the driver says it.
+    pub gpu: String,
+    /// When, on what and by which command it was measured.
+    pub measured: String,
+    /// What it has, as the driver says it: other GPUs' figures follow from these in proportion.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chip: Option<Chip>,
+    /// From the release of all ranks to the first task, and from the last task to the end of the kernel, together.
+    pub launch_s: f64,
+    /// From the first task to the begin of a copy engine's first copy, beside what it waits for.
+    #[serde(default = "engine_begin_s", alias = "gate_s")]
+    pub engine_begin_s: f64,
+    /// From the request of a first operand to its arrival, where nothing was loaded ahead.
+    pub fill_s: f64,
+    /// From a post to the end of a wait on the same GPU.
+    pub flag_local_s: f64,
+    /// From a post to the end of a wait on another GPU.
+    pub flag_peer_s: f64,
+    /// From the last store of a tile or copy to its post: writes are waited for.
+    pub written_s: f64,
+    /// Memory bandwidth of a GPU, all SMs together.
+    pub hbm_bytes_per_s: f64,
+    /// Memory bandwidth where a right operand `[k, n]` comes in slices of 128 bytes, one for each step of k: a tile of 64
+    /// columns. Narrower tiles have less.
+    pub hbm_slices_bytes_per_s: f64,
+    /// Memory bandwidth for a right operand that passes through the cache and leaves it first; as that of others where nobody
+    /// measured it.
+    #[serde(default)]
+    pub hbm_once_bytes_per_s: f64,
+    /// Last-level cache.
+    pub l2_bytes: f64,
+    /// What a GPU sends over its links, all ranks sending at once.
+    pub link_bytes_per_s: f64,
+    /// What a product's tile on one SM takes up of what it goes on with, while its tensor cores wait.
+    #[serde(default = "carry_bytes_per_s")]
+    pub carry_bytes_per_s: f64,
+    /// What a product's tile on one SM reads of a matrix that its epilogue has for an operand, while its tensor cores wait.
+    #[serde(default = "operand_bytes_per_s")]
+    pub operand_bytes_per_s: f64,
+    /// The same of what its epilogue saves.
+    #[serde(default = "save_bytes_per_s")]
+    pub save_bytes_per_s: f64,
+    /// What a line of 128 bytes of an operand takes on one SM, where all SMs load: rows that do not begin at lines touch two.
+    #[serde(default = "line_s")]
+    pub line_s: f64,
+    /// What the CTAs of a cluster take to show each other that their sums are there, and that they have been read.
+    #[serde(default = "exchange_s")]
+    pub exchange_s: f64,
+    /// The rate at which they then read them.
+    #[serde(default = "exchange_bytes_per_s")]
+    pub exchange_bytes_per_s: f64,
+    /// How much longer tiles take, as a share of their time, that leave for peers from CTAs which have several dealt out to them: some
+    /// CTAs are slower than others, and the last one counts.
+    #[serde(default = "uneven")]
+    pub uneven: f64,
+    /// Matrix products, by tile shape.
+    pub tiles: Vec<TileRate>,
+    /// Products that are a whole kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub products: Option<Products>,
+    /// What one SM moves.
+    pub movers: Movers,
+    /// What was measured with no plan in between, where it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub raw: Option<RawFigures>,
+}
+
+/// What a GPU has.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Chip {
+    /// Streaming multiprocessors.
+    pub sms: u32,
+    /// Their highest clock.
+    pub clock_hz: f64,
+    /// Last-level cache.
+    pub l2_bytes: f64,
+    /// Memory's clock, both edges, times the width of its bus.
+    pub memory_bytes_per_s: f64,
+}
+
+/// A matrix product's tile on one SM.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TileRate {
+    /// Rows and columns.
+    pub block: [u32; 2],
+    /// One step of 64 along k.
+    pub step_s: f64,
+    /// What a tile takes beside its steps: the epilogue, as far as it is not under the next tile's main loop.
+    pub tile_s: f64,
+}
+
+/// What one SM moves, by method. Bytes are those that are written, to all places; for sums those read and written.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Movers {
+    /// Bulk copies inside a GPU.
+    pub bulk_local: Mover,
+    /// Bulk copies to peers.
+    pub bulk_push: Mover,
+    /// Bulk copies from a peer.
+    pub bulk_pull: Mover,
+    /// Loads and stores inside a GPU.
+    pub ldst_local: Mover,
+    /// Loads, and stores to peers.
+    pub ldst_push: Mover,
+    /// Loads from a peer, and stores.
+    pub ldst_pull: Mover,
+    /// Sums of what lies on the GPU.
+    pub sum_local: Mover,
+    /// Sums whose result goes to peers.
+    pub sum_push: Mover,
+    /// Sums of what lies on peers.
+    pub sum_pull: Mover,
+    /// A product's tile written to a peer.
+    pub tile_push: Mover,
+    /// The copy engine, to peers, all ranks at once: not one SM, but all of them.
+    #[serde(default = "Mover::engine")]
+    pub engine: Mover,
+}
+
+/// A method's rate on one SM.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mover {
+    /// Bytes a second, alone.
+    pub bytes_per_s: f64,
+    /// What a task takes beside its bytes.
+    pub task_s: f64,
+}
+
+/// On an H200, where nobody measured another.
+fn engine_begin_s() -> f64 {
+    9.5e-6
+}
+
+/// On an H200, where nobody measured another: 1 us for 128 x 256 elements of 16 bits.
+fn carry_bytes_per_s() -> f64 {
+    65.5e9
+}
+
+/// On an H200, where nobody measured another: 13 to 18 by products alone with `mul` (docs/decisions/cost-model.md).
+fn operand_bytes_per_s() -> f64 {
+    16e9
+}
+
+/// On an H200, where nobody measured another: 1.24 to 1.5 by products whose columns are no multiple of 64.
+fn line_s() -> f64 {
+    1.3e-9
+}
+
+/// On an H200, where nobody measured another: 2 to 4 by products of few rows.
+fn exchange_s() -> f64 {
+    2.6e-6
+}
+
+/// The same of tiles with more rows: 7 to 9 for 128 x 256.
+fn exchange_bytes_per_s() -> f64 {
+    14e9
+}
+
+/// The same of results from before: 34 to 44.
+fn save_bytes_per_s() -> f64 {
+    38e9
+}
+
+/// On an H200, where nobody measured another: in the middle of what the dynamic scheduler gains on four
+/// (docs/decisions/tile-order.md).
+fn uneven() -> f64 {
+    0.025
+}
+
+impl Mover {
+    /// An H200's copy engine, where nobody measured another: the rate by `mk probe --raw`, the time of a copy by gathers.
+    fn engine() -> Mover {
+        Mover { bytes_per_s: 385e9, task_s: 4.7e-6 }
+    }
+
+    /// Seconds that a task takes by itself.
+    pub fn seconds(&self, bytes: f64) -> f64 {
+        self.task_s + bytes / self.bytes_per_s
+    }
+}
+
+impl DeviceModel {
+    /// The models that ship with mk.
+    pub fn shipped_models() -> Vec<&'static DeviceModel> {
+        vec![DeviceModel::h200(), DeviceModel::h100()]
+    }
+
+    /// Two H100s of one host, with 80 GB of HBM3 each, NVLink.
+    pub fn h100() -> &'static DeviceModel {
+        static MODEL: OnceLock<DeviceModel> = OnceLock::new();
+        MODEL.get_or_init(|| {
+            DeviceModel::parse(include_str!("h100.json")).expect("the shipped model reads; tested")
+        })
+    }
+
+    /// Four H200s of one host, NVLink.
+    pub fn h200() -> &'static DeviceModel {
+        static MODEL: OnceLock<DeviceModel> = OnceLock::new();
+        MODEL.get_or_init(|| {
+            DeviceModel::parse(include_str!("h200.json")).expect("the shipped model reads; tested")
+        })
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`ModelError`] for what is no JSON of a model, and for figures that no machine has.
+    pub fn parse(text: &str) -> Result<DeviceModel, ModelError> {
+        let mut model: DeviceModel = serde_json::from_str(text)?;
+        if model.hbm_once_bytes_per_s == 0.0 {
+            model.hbm_once_bytes_per_s = model.hbm_bytes_per_s;
+        }
+        model.check()?;
+        Ok(model)
+    }
+
+    /// The text of a file.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
+    }
+
+    fn check(&self) -> Result<(), ModelError> {
+        let refuse = |what: String| Err(ModelError::Value { what });
+        let movers = self.movers.all();
+        let rates = [
+            ("hbm_bytes_per_s", self.hbm_bytes_per_s),
+            ("hbm_slices_bytes_per_s", self.hbm_slices_bytes_per_s),
+            ("hbm_once_bytes_per_s", self.hbm_once_bytes_per_s),
+            ("link_bytes_per_s", self.link_bytes_per_s),
+            ("carry_bytes_per_s", self.carry_bytes_per_s),
+            ("operand_bytes_per_s", self.operand_bytes_per_s),
+            ("save_bytes_per_s", self.save_bytes_per_s),
+            ("exchange_bytes_per_s", self.exchange_bytes_per_s),
+            ("l2_bytes", self.l2_bytes),
+        ];
+        let of_movers = movers.iter().map(|(name, m)| (*name, m.bytes_per_s));
+        let (of_products, more) = self.products.as_ref().map(Products::all).unzip();
+        let of_products = of_products.into_iter().flatten();
+        if let Some((name, v)) = rates
+            .into_iter()
+            .chain(of_products)
+            .chain(of_movers)
+            .find(|r| !(1e3..=1e18).contains(&r.1))
+        {
+            return refuse(format!("{name} is {v}, and must be 1e3 to 1e18"));
+        }
+        let times = [
+            ("launch_s", self.launch_s),
+            ("engine_begin_s", self.engine_begin_s),
+            ("fill_s", self.fill_s),
+            ("flag_local_s", self.flag_local_s),
+            ("flag_peer_s", self.flag_peer_s),
+            ("written_s", self.written_s),
+            ("line_s", self.line_s),
+            ("exchange_s", self.exchange_s),
+            ("uneven", self.uneven),
+        ];
+        let of_tiles = self.tiles.iter().flat_map(|t| [("step_s", t.step_s), ("tile_s", t.tile_s)]);
+        let of_movers = movers.iter().map(|(name, m)| (*name, m.task_s));
+        let all =
+            times.into_iter().chain(of_tiles).chain(of_movers).chain(more.into_iter().flatten());
+        if let Some((name, v)) = all.into_iter().find(|t| !(0.0..=1.0).contains(&t.1)) {
+            return refuse(format!("{name} is {v}, and must be 0 to 1"));
+        }
+        if let Some(p) = self.products.as_ref().filter(|p| !(1.0..=16.0).contains(&p.power)) {
+            return refuse(format!("power is {}, and must be 1 to 16", p.power));
+        }
+        let factors = self.products.as_ref().map(Products::factors);
+        let mut factors = factors.into_iter().flatten();
+        if let Some((name, v)) = factors.find(|f| !(0.1..=10.0).contains(&f.1)) {
+            return refuse(format!("{name} is {v}, and must be 0.1 to 10"));
+        }
+        if self.tiles.is_empty() || self.tiles.iter().any(|t| t.step_s <= 0.0) {
+            return refuse("it needs a tile shape, with a time for each step".into());
+        }
+        self.raw.as_ref().map_or(Ok(()), RawFigures::check)
+    }
+
+    /// The rate of a tile shape; of one that was not measured, in proportion to the nearest.
+    pub fn tile(&self, block: [u32; 2]) -> TileRate {
+        let area = |b: [u32; 2]| f64::from(b[0]) * f64::from(b[1]);
+        let distance = |t: &&TileRate| (area(t.block) / area(block).max(1.0)).ln().abs();
+        if let Some(known) = self.tiles.iter().find(|t| t.block == block) {
+            return *known;
+        }
+        let nearest = self.tiles.iter().min_by(|a, b| distance(a).total_cmp(&distance(b)));
+        let fallback = TileRate { block, step_s: f64::MIN_POSITIVE, tile_s: 0.0 };
+        nearest.map_or(fallback, |t| {
+            let scale = area(block) / area(t.block);
+            TileRate { block, step_s: t.step_s * scale, tile_s: t.tile_s * scale }
+        })
+    }
+}
+
+impl Movers {
+    /// Each with its name.
+    pub fn all(&self) -> [(&'static str, Mover); 11] {
+        [
+            ("bulk_local", self.bulk_local),
+            ("bulk_push", self.bulk_push),
+            ("bulk_pull", self.bulk_pull),
+            ("ldst_local", self.ldst_local),
+            ("ldst_push", self.ldst_push),
+            ("ldst_pull", self.ldst_pull),
+            ("sum_local", self.sum_local),
+            ("sum_push", self.sum_push),
+            ("sum_pull", self.sum_pull),
+            ("tile_push", self.tile_push),
+            ("engine", self.engine),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shipped_models_read_and_are_written_as_they_were_read() {
+        for model in DeviceModel::shipped_models() {
+            assert_eq!(DeviceModel::parse(&model.to_json()).unwrap(), *model);
+        }
+    }
+
+    #[test]
+    fn figures_that_cannot_be_are_refused() {
+        let refusal = |change: fn(&mut DeviceModel)| {
+            let mut model = DeviceModel::h200().clone();
+            change(&mut model);
+            DeviceModel::parse(&model.to_json()).map_or_else(|e| e.to_string(), |_| String::new())
+        };
+        assert!(refusal(|m| m.hbm_bytes_per_s = 0.0).contains("hbm_bytes_per_s is 0"));
+        assert!(refusal(|m| m.movers.sum_pull.task_s = -1.0).contains("sum_pull is -1"));
+        assert!(refusal(|m| m.tiles.clear()).contains("needs a tile shape"));
+        let slower = |m: &mut DeviceModel| m.products.iter_mut().for_each(|p| p.three = -1.04);
+        assert!(refusal(slower).contains("three is -1.04, and must be 0.1 to 10"));
+        assert!(DeviceModel::parse("{}").is_err());
+    }
+
+    #[test]
+    fn a_rate_that_nobody_measured_is_that_of_others() {
+        let known = DeviceModel::h200();
+        let line = "  \"hbm_once_bytes_per_s\": 3800000000000.0,\n";
+        assert!(known.to_json().contains(line));
+        let model = DeviceModel::parse(&known.to_json().replace(line, "")).unwrap();
+        assert_eq!(model.hbm_once_bytes_per_s, known.hbm_bytes_per_s);
+        assert_ne!(known.hbm_once_bytes_per_s, known.hbm_bytes_per_s);
+    }
+
+    #[test]
+    fn a_shape_that_was_not_measured_is_scaled() {
+        let model = DeviceModel::h200();
+        let (whole, half) = (model.tile([128, 64]), model.tile([128, 32]));
+        assert!((half.step_s - whole.step_s / 2.0).abs() < 1e-12);
+    }
+}

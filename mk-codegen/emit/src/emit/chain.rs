@@ -1,0 +1,228 @@
+//! Elementwise chains as CUDA: what is done to a tile's accumulators, or to sums, before they are rounded.
+
+use super::{
+    context::Emitter,
+    error::EmitError,
+    types::{Slice, dtype_name},
+};
+use minijinja::{Value, context};
+use mk_plan::{
+    Access, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family, Mode, Operand, Plan, Space,
+    Var, saves_gates,
+};
+
+/// An operation by the name that the library, or a template, has for it; none for what is done elsewhere.
+fn operation(op: EpilogueOp) -> Option<Value> {
+    let op = match op {
+        EpilogueOp::Scale(bits) => {
+            return Some(
+                context! { op => "scale", factor => format!("__uint_as_float(0x{bits:08x}u)") },
+            );
+        }
+        EpilogueOp::RoundBf16 => "round_bf16",
+        EpilogueOp::RoundF16 => "round_f16",
+        // The gate is the tile's own, and what is carried has a place of its own.
+        EpilogueOp::Widen | EpilogueOp::Swiglu | EpilogueOp::Keep | EpilogueOp::Carry => {
+            return None;
+        }
+        EpilogueOp::Gelu => "gelu_erf",
+        EpilogueOp::Silu => "silu",
+        EpilogueOp::Relu => "relu",
+        EpilogueOp::Bias => "bias",
+        EpilogueOp::GeluTanh => "gelu_tanh",
+        EpilogueOp::GeluGrad => "gelu_grad",
+        EpilogueOp::GeluTanhGrad => "gelu_tanh_grad",
+        EpilogueOp::SiluGrad => "silu_grad",
+        EpilogueOp::MulSilu => "mul_silu",
+        EpilogueOp::ReluGrad => "relu_grad",
+        EpilogueOp::Mul => "mul",
+        EpilogueOp::Add => "add",
+        EpilogueOp::Save => "save",
+    };
+    Some(context! { op })
+}
+
+impl Emitter<'_> {
+    /// What the epilogue does, with its operands (columns as C's, rows from `e_row` on): what it saves, each with what comes before, and
+    /// what it does then.
+    pub(super) fn chain(
+        &self,
+        id: FamId,
+        epilogue: &[EpilogueOp],
+        c: &Access,
+    ) -> Result<(Vec<Value>, Vec<Value>), EmitError> {
+        let f = &self.plan.families[id];
+        let mut operands = EPILOGUE_OPERANDS.into_iter();
+        let (mut saved, mut chain) = (Vec::<Value>::new(), Vec::new());
+        let mut kept = None;
+        for op in epilogue {
+            if *op == EpilogueOp::Keep {
+                // A copy is made of accumulators as the save before left them.
+                kept = Some(chain.clone());
+            }
+            let gates = saves_gates(epilogue) && saved.is_empty();
+            let Some(mut value) = operation(*op) else { continue };
+            if let Some(mode) = op.operand() {
+                let operand = operands.next().ok_or_else(|| {
+                    EmitError::internal("emit/chain.rs", "more operands than an epilogue has")
+                })?;
+                value = context! { ..self.extra(f, operand, (*op, mode), gates, c)?, ..value };
+            }
+            if *op != EpilogueOp::Save {
+                chain.push(value);
+                continue;
+            }
+            let aside = kept.is_some();
+            let mut save = |value: Value, before: Vec<Value>| {
+                saved.push(context! { place => saved.len(), chain => before, aside, ..value });
+            };
+            if gates {
+                let (data, pitch) = (value.get_attr("data")?, value.get_attr("pitch")?);
+                let both = context! { pitch => format!("2 * {pitch}"), ..value };
+                save(both.clone(), Vec::new());
+                save(context! { data => format!("{data} + {pitch}"), ..both }, Vec::new());
+            } else {
+                save(value, std::mem::replace(&mut chain, kept.take().unwrap_or_default()));
+            }
+        }
+        Ok((saved, chain))
+    }
+
+    /// Where an epilogue's operand lies; `gates`: those of the tile and their ups, `[m, 2, n]`.
+    fn extra(
+        &self,
+        f: &Family,
+        operand: Operand,
+        (op, mode): (EpilogueOp, Mode),
+        gates: bool,
+        c: &Access,
+    ) -> Result<Value, EmitError> {
+        let x = self.access(f, operand)?;
+        let buffer = &self.plan.buffers[x.buffer];
+        let space = if mode == Mode::Write { Space::Out } else { Space::In };
+        // The library asks for elements by their place in the tile.
+        let dims = match op {
+            EpilogueOp::Bias => x.region.len() == 1,
+            _ if gates => x.region.len() == 3 && buffer.shape[1] == Expr::Const(2),
+            _ => x.region.len() == 2 || half(self.plan, x).is_some(),
+        };
+        let last = |a: &Access| a.region[a.region.len() - 1].clone();
+        let placed = dims && buffer.space == space && x.mode == mode && last(x) == last(c);
+        if x.each.is_some() || !placed {
+            let what = format!("operand `{operand}` does not lie as C does");
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        }
+        let (mut data, elements) =
+            (self.base(x.buffer, "params.header.rank"), self.elements(f, x)?);
+        let mut pitch = elements.get_attr("pitch")?.to_string();
+        if let Some(half) = half(self.plan, x) {
+            if half > 0 {
+                data = format!("{data} + {pitch}");
+            }
+            pitch = format!("2 * {pitch}");
+        }
+        Ok(context! {
+            data,
+            pitch,
+            even => self.rows_of(x.buffer, 2).to_string(),
+            wide => self.rows_of(x.buffer, 16 / buffer.dtype.size_bytes() as i64).to_string(),
+            ..elements
+        })
+    }
+
+    /// What the elements of an operand are, and how far apart its rows; a vector has one.
+    fn elements(&self, f: &Family, x: &Access) -> Result<Value, EmitError> {
+        let dtype = self.plan.buffers[x.buffer].dtype;
+        let pitch = if x.region.len() > 1 { self.own_pitch_bytes(x.buffer) } else { "0".into() };
+        Ok(context! { pitch, dtype => dtype_name(&f.name, dtype)?, size => dtype.size_bytes() })
+    }
+
+    /// What is done to sums, operation by operation, and how many operands that has.
+    pub(super) fn sum_chain(&self, id: FamId) -> Result<(Vec<Value>, usize), EmitError> {
+        let f = &self.plan.families[id];
+        let (mut operands, mut chain) = (0, Vec::new());
+        for op in f.leaf.epilogue() {
+            let Some(mut value) = operation(*op) else { continue };
+            if op.operand().is_some() {
+                let operand = EPILOGUE_OPERANDS.get(operands).ok_or_else(|| {
+                    EmitError::internal("emit/chain.rs", "more operands than an epilogue has")
+                })?;
+                let x = self.access(f, *operand)?;
+                let place = context! { place => operands };
+                value = context! { ..place, ..self.elements(f, x)?, ..value };
+                operands += 1;
+            }
+            chain.push(value);
+        }
+        Ok((chain, operands))
+    }
+
+    /// Where the operands of a task's chain begin, with the rows and columns of its sums.
+    pub(super) fn sum_operands(
+        &self,
+        s: Slice,
+        (rows, columns): (&Expr, &Expr),
+    ) -> Result<Vec<String>, EmitError> {
+        let f = &self.plan.families[s.id];
+        let touching = f.leaf.epilogue().iter().filter(|op| op.operand().is_some());
+        let mut addresses = Vec::new();
+        for (op, operand) in touching.zip(EPILOGUE_OPERANDS) {
+            let x = self.access(f, operand)?;
+            let buffer = &self.plan.buffers[x.buffer];
+            let fits = match x.region.as_slice() {
+                [(_, n)] => *op == EpilogueOp::Bias && n == columns,
+                [.., (_, m), (_, n)] => *op != EpilogueOp::Bias && m == rows && n == columns,
+                [] => false,
+            };
+            let own = x.each.is_none() && x.rank == Expr::Var(Var::RANK);
+            if !fits || !own || buffer.space != Space::In {
+                let what = format!("operand `{operand}` does not lie as the sums do");
+                return Err(EmitError::unsupported(f.name.clone(), what));
+            }
+            let base = self.base(x.buffer, "params.header.rank");
+            let (col, size) = (&x.region[x.region.len() - 1].0, buffer.dtype.size_bytes());
+            let mut address = format!("{base} + bytes_of({}, {size})", self.c(f, None, col));
+            if *op != EpilogueOp::Bias {
+                let row = self.c(f, None, &self.row(x));
+                let pitch = self.own_pitch_bytes(x.buffer);
+                address += &format!(" + static_cast<u64>({row}) * {pitch}");
+            }
+            addresses.push(address);
+        }
+        Ok(addresses)
+    }
+
+    /// Whether every row holds a multiple of so many elements, and begins at one, on every rank.
+    fn rows_of(&self, buffer: BufId, elements: i64) -> bool {
+        let place = &self.layout.buffers[buffer];
+        let cols = place.shape.iter().filter_map(|s| s.last());
+        cols.chain(&place.pitch).all(|n| n % elements == 0)
+    }
+
+    /// First row of an epilogue's matrix operands; all have the same.
+    pub(super) fn extras_row(&self, f: &Family) -> Result<Expr, EmitError> {
+        let matrices = f
+            .accesses
+            .iter()
+            .filter(|a| EPILOGUE_OPERANDS.contains(&a.operand) && a.region.len() > 1);
+        // Of what gates and ups are saved to, rows of both.
+        let mut rows = matrices.map(|a| match a.region.as_slice() {
+            [rows, _, _] => rows.0.clone(),
+            _ => self.row(a),
+        });
+        let first = rows.next().unwrap_or(Expr::Const(0));
+        if rows.any(|row| row != first) {
+            let what = "operands of the epilogue begin in several rows";
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        }
+        Ok(first)
+    }
+}
+
+/// Which half of `[m, 2, n]` an access touches, if it touches one.
+pub(super) fn half(plan: &Plan, x: &Access) -> Option<i32> {
+    let [_, (Expr::Const(half @ 0..=1), Expr::Const(1)), _] = x.region.as_slice() else {
+        return None;
+    };
+    (plan.buffers[x.buffer].shape.get(1) == Some(&Expr::Const(2))).then_some(*half)
+}

@@ -1,0 +1,201 @@
+//! What a plan may say and no template carries out: the emitter would drop it, or print something else.
+
+use super::{
+    error::EmitError,
+    leaf::{Carrier, carrier},
+    nodes,
+};
+use mk_abi::device::MAX_RUNTIME_DIMS;
+use mk_plan::{
+    CopyVia, Expr, FamId, Family, Leaf, Plan, Points, Post, RoleKind, Scope, Space, StructureError,
+    TableSet, Var,
+};
+
+/// Names that the templates give to their own variables, around expressions of the plan.
+const TAKEN: &[&str] = &["step", "source", "destination_", "begin_", "row_", "summand_", "item_"];
+
+/// Checks everything that is said above.
+///
+/// # Errors
+/// [`EmitError::Unsupported`] for the first line that no template carries out.
+pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
+    nodes::check(plan)?;
+    plan.check_elements().or_else(|errors| errors.into_iter().try_for_each(refused))?;
+    let runtime = || plan.dims.iter().filter(|(_, d)| d.runtime_max.is_some());
+    if let Some((id, d)) = runtime().find(|(_, d)| d.runtime_max != Some(d.value)) {
+        let what =
+            format!("{} must be at its bound: the kernel is the same for every value", d.name);
+        return Err(EmitError::unsupported(id.to_string(), what));
+    }
+    if let Some((id, d)) = runtime().nth(MAX_RUNTIME_DIMS) {
+        let what = format!("{} is one run-time dimension more than {MAX_RUNTIME_DIMS}", d.name);
+        return Err(EmitError::unsupported(id.to_string(), what));
+    }
+    if let Some((id, _)) = plan.tables.iter().find(|(_, t)| t.stored.is_none()) {
+        return Err(EmitError::unsupported(id.to_string(), "a kernel has tables in memory only"));
+    }
+    let looks = |f: &Family| match f.leaf {
+        Leaf::MmaTile { .. } | Leaf::CopyTile { via: CopyVia::Gather, .. } => true,
+        Leaf::ReduceTile { .. } => f.inner.is_some(),
+        _ => false,
+    };
+    let looks_up = |f: &&Family| plan.looks_up(f) && !looks(f);
+    if let Some(f) = plan.families.values().find(looks_up) {
+        let what = format!("no template of {} looks up what is in memory", f.leaf.name());
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    // What the host encodes of the workspace, it encodes once.
+    let memory = plan.buffers.iter().filter(|(_, b)| !matches!(b.space, Space::In | Space::Out));
+    for (id, b) in memory {
+        let mut row = b.pitch.iter().chain(b.shape.last()).filter(|_| b.shape.len() > 1);
+        if row.any(|e| runtime().any(|(dim, _)| e.names_dim(dim))) {
+            let what = "its rows are as long in every launch: give them the bound";
+            return Err(EmitError::unsupported(format!("{id} {:?}", b.name), what));
+        }
+    }
+    for (id, f) in plan.families.iter() {
+        let place = format!("{id} {:?}", f.name);
+        let kind = plan.roles[f.role].kind;
+        let known = match carrier(f) {
+            Carrier::Agents(_) => match (&f.leaf, kind) {
+                // What ends a launch surrounds the roles.
+                (Leaf::Signal, RoleKind::Epilogue | RoleKind::InterReduce) => true,
+                (Leaf::NicSend, RoleKind::InterSend) => true,
+                (Leaf::CopyTile { .. }, RoleKind::InterSend) => true,
+                (Leaf::Signal | Leaf::NicSend, _) => false,
+                _ => matches!(kind, RoleKind::Compute | RoleKind::IntraComm),
+            },
+            Carrier::Frame if f.leaf == Leaf::Enter => kind == RoleKind::Prologue,
+            Carrier::Frame => kind == RoleKind::Epilogue,
+            Carrier::Host => kind == RoleKind::CopyEngine,
+            Carrier::Nobody => false,
+        };
+        if !known {
+            let what = format!("no template runs {} in role {}", f.leaf.name(), kind.name());
+            return Err(EmitError::unsupported(place, what));
+        }
+        if f.emitted().iter().any(|e| e.mentions(Var::EPOCH)) {
+            return Err(EmitError::unsupported(place, "expressions over `epoch` are not emitted"));
+        }
+        names(f, &place)?;
+        // The host evaluates what its copy engines do, for every rank.
+        if f.leaf != Leaf::HostCopy {
+            accesses(plan, f, &place)?;
+            posts(plan, f, &place)?;
+        }
+    }
+    entry(plan)?;
+    // Accesses, waits and posts stand where the leaf's templates carry them out.
+    plan.check_points().or_else(|errors| errors.into_iter().try_for_each(refused))?;
+    let tables = TableSet::example(plan);
+    Points::new(plan, &tables).rows_for_tma()?.into_iter().try_for_each(refused)?;
+    Ok(())
+}
+
+fn refused(error: StructureError) -> Result<(), EmitError> {
+    Err(EmitError::unsupported(error.place, error.message))
+}
+
+/// A loop variable must not stand in front of a constant of the kernel (`kDim_M`, `kSig0`), or of a template's variable.
+fn names(f: &Family, place: &str) -> Result<(), EmitError> {
+    let loops = f.domain.iter().chain(&f.inner).map(|(name, _)| name);
+    let each = f.accesses.iter().map(|a| &a.each).chain(f.waits.iter().map(|w| &w.each));
+    let each = each.chain(f.posts.iter().map(|p| &p.each)).flatten().map(|e| &e.var);
+    let taken = |name: &&String| {
+        let constant = name.strip_prefix('k').is_some_and(|n| n.starts_with(char::is_uppercase));
+        constant || TAKEN.contains(&name.as_str())
+    };
+    let Some(name) = loops.chain(each).find(taken) else { return Ok(()) };
+    let what = format!(
+        "the loop variable `{name}` would hide a name of the kernel: use none of {TAKEN:?}, and none that begins with `k` and a capital letter"
+    );
+    Err(EmitError::unsupported(place, what))
+}
+
+/// Whether extents depend on the rank, apart from the first, which flattening does not use.
+fn differs<'e>(extents: impl IntoIterator<Item = &'e Expr>) -> bool {
+    extents.into_iter().skip(1).any(|e| e.mentions(Var::RANK))
+}
+
+/// A kernel has the addresses of its own rank's tensors, and flattens with its own rank's extents.
+fn accesses(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
+    for a in f.accesses.iter().filter(|a| a.rank != Expr::Var(Var::RANK)) {
+        let b = &plan.buffers[a.buffer];
+        let what = if f.leaf == Leaf::NicSend && !differs(b.shape.iter().chain(&b.pitch)) {
+            continue;
+        } else if b.space != Space::Workspace && f.leaf != Leaf::NicSend {
+            "is the caller's: a kernel reaches it only `@ rank`, and peers' memory is workspace"
+        } else if differs(b.shape.iter().chain(&b.pitch)) {
+            "is another rank's, and only its first extent may depend on the rank"
+        } else {
+            continue;
+        };
+        let what = format!("{} {:?}, of operand `{}`, {what}", a.buffer, b.name, a.operand);
+        return Err(EmitError::unsupported(place, what));
+    }
+    Ok(())
+}
+
+/// A post to another rank finds its word by the extents of the own one.
+fn posts(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
+    let own = Expr::Var(Var::RANK);
+    let wrong = f.posts.iter().find(|p| p.rank != own && differs(&plan.signals[p.signal].shape));
+    let Some(p) = wrong else { return Ok(()) };
+    let what = format!(
+        "{} posts {} to another rank, and only the first extent of that may depend on the rank",
+        p.edge, p.signal
+    );
+    Err(EmitError::unsupported(place, what))
+}
+
+/// Whether a post goes to every rank whose memory is mapped, once.
+fn announced(plan: &Plan, id: FamId, p: &Post) -> Result<bool, EmitError> {
+    let tables = TableSet::example(plan);
+    let points = Points::new(plan, &tables);
+    let world = plan.mesh.size() as usize;
+    let local = plan.nic.and_then(|nic| nic.local).map_or(world, |local| local.max(1) as usize);
+    for rank in 0..world {
+        let mut to = Vec::new();
+        for task in points.tasks(id, rank, 1)? {
+            points.for_each::<EmitError>(&task, 0, p.each.as_ref(), None, |at| {
+                to.push(points.rank(at, &p.rank)?);
+                Ok(())
+            })?;
+        }
+        to.sort_unstable();
+        let first = rank / local * local;
+        if !to.iter().copied().eq(first..first + local) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Ranks announce themselves in one way only: each raises its own word on every rank by one, and nobody else raises these.
+fn entry(plan: &Plan) -> Result<(), EmitError> {
+    let world = plan.mesh.size();
+    let mut enter = plan.families.iter().filter(|(_, f)| f.leaf == Leaf::Enter);
+    let Some((id, f)) = enter.next() else { return Ok(()) };
+    let refuse = |id: FamId| {
+        let what = format!(
+            "ranks enter by one family with one post, `sig[rank] @ p += 1` at scope sys for each p in {world} (of the node, where there are nodes), of a signal that nobody else posts, and without waits or loops"
+        );
+        Err(EmitError::unsupported(format!("{id} {:?}", plan.families[id].name), what))
+    };
+    if let Some((other, _)) = enter.next() {
+        return refuse(other);
+    }
+    let ([p], true, true) = (f.posts.as_slice(), f.waits.is_empty(), f.domain.is_empty()) else {
+        return refuse(id);
+    };
+    let word = p.index == [Expr::Var(Var::RANK)];
+    let each = word && p.when.is_none() && announced(plan, id, p)?;
+    if !each || p.add != Expr::Const(1) || p.scope != Scope::Sys {
+        return refuse(id);
+    }
+    let posts = |f: &Family| f.posts.iter().any(|q| q.signal == p.signal);
+    match plan.families.iter().find(|(other, f)| *other != id && posts(f)) {
+        Some((other, _)) => refuse(other),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,101 @@
+//! Errors between a plan and its kernel.
+
+use mk_plan::{EdgeId, PointError};
+use thiserror::Error;
+
+/// Why a plan that verifies has no kernel.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EmitError {
+    /// The plan uses something that no template implements.
+    #[error("{place}: {what}")]
+    Unsupported {
+        /// The family or role.
+        place: String,
+        /// What is missing.
+        what: String,
+    },
+    /// The emitter contradicts itself: a mistake in it, and not in the plan.
+    #[error("internal error in {place}: {what}")]
+    Internal {
+        /// The file or function.
+        place: &'static str,
+        /// What does not hold.
+        what: String,
+    },
+    /// An expression has no value.
+    #[error(transparent)]
+    Point(#[from] PointError),
+    /// A template is wrong.
+    #[error("internal error in a template: {0:#}")]
+    Template(#[from] minijinja::Error),
+    /// The emitted text does not carry the plan's edges.
+    #[error("internal error: {0}")]
+    Audit(#[from] AuditError),
+}
+
+impl EmitError {
+    pub(super) fn unsupported(place: impl Into<String>, what: impl Into<String>) -> EmitError {
+        EmitError::Unsupported { place: place.into(), what: what.into() }
+    }
+
+    pub(super) fn internal(place: &'static str, what: impl Into<String>) -> EmitError {
+        EmitError::Internal { place, what: what.into() }
+    }
+}
+
+/// A kernel that does not synchronise as its plan says.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum AuditError {
+    /// The device library was changed.
+    #[error("line {line} of the kernel differs from the device library: `{text}`")]
+    Library {
+        /// Line in the kernel, from 1.
+        line: usize,
+        /// The line.
+        text: String,
+    },
+    /// An edge of the plan is not there as often as it should be.
+    #[error("edge {edge} ({what}) appears {found} times in the kernel instead of {want}")]
+    Edge {
+        /// The edge.
+        edge: EdgeId,
+        /// What it is in the plan.
+        what: String,
+        /// How often its primitive appears.
+        found: usize,
+        /// How often it should: once, or also in the gate of captured launches.
+        want: usize,
+    },
+    /// What surrounds the edges (entry, exit, barriers, agents) is not there as often as it should be.
+    #[error("`{text}` appears {found} times in the kernel instead of {want}")]
+    Frame {
+        /// The call.
+        text: String,
+        /// How often it appears.
+        found: usize,
+        /// How often the plan's roles and leaves need it.
+        want: usize,
+    },
+    /// A family that runs on CTAs has a leaf that no emission describes.
+    #[error("no emission says which calls the leaf {leaf} of {family} makes")]
+    Leaf {
+        /// The family.
+        family: String,
+        /// Its leaf.
+        leaf: &'static str,
+    },
+    /// The kernel names an edge that the plan does not have.
+    #[error(
+        "line {line} of the kernel synchronises on {edge}, which the plan does not have there: `{text}`"
+    )]
+    Foreign {
+        /// The edge.
+        edge: String,
+        /// Line in the kernel, from 1.
+        line: usize,
+        /// The line.
+        text: String,
+    },
+}

@@ -1,0 +1,292 @@
+//! Tiles of attention: a lane brings queries, keys and values, two warpgroups attend and store, a lane makes the posts.
+
+use super::record::{
+    AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
+};
+use crate::emit::{context::Emitter, error::EmitError, maps::View, types::Slice};
+use minijinja::{Value, context};
+use mk_plan::{
+    Access, Agent, Carry, Expr, FamId, Family, Leaf, Mask, Operand, Point, Store, Var, row_dim,
+};
+
+pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
+    template: "attend_tile",
+    texts: &[
+        ("attend_tile", include_str!("../../../../../templates/leaf/attend_tile.cu.j2")),
+        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+    ],
+    warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
+    ring: Some(&RingEmission {
+        comment: "The blocks of keys and values that the role's attention shares.",
+        config: "AttendConfig<AttendOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, .stages = @{ stages }@}>",
+        smem: "AttendSmem",
+        asserts: &[],
+        inner_edges: Some(
+            "within = kWithinAgent, tile_full = kWithinAgent, tile_empty = kWithinAgent;",
+        ),
+        inits: &[(0, "smem.init_barriers();")],
+        stalls: &[
+            ("q_full", 0),
+            ("q_empty", 1),
+            ("kv_full", 0),
+            ("kv_empty", 0),
+            ("staged", 0),
+            ("drained", 1),
+        ],
+        values: ring,
+    }),
+    agents: &[
+        AgentEmission {
+            agent: Agent::Loader,
+            seat: Seat::Lane(0),
+            state: &[AT],
+            function: "sm90_attend_loader",
+            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, at);",
+        },
+        AgentEmission {
+            agent: Agent::Consumers,
+            seat: Seat::Computing,
+            state: &[AT],
+            function: "sm90_attend_consumer",
+            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, warpgroup - 1, at);",
+        },
+        AgentEmission {
+            agent: Agent::Storer,
+            seat: Seat::Lane(1),
+            state: &[AT],
+            function: "sm90_attend_storer",
+            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, at);",
+        },
+    ],
+    // What tracing counts of a ring's steps takes registers of the loader.
+    spills: Spills { several_loops: 0, traced_inner_loop: 64 },
+    prepare,
+};
+
+/// The same with three consumers, for heads that leave room for few registers.
+const THREE: LeafEmission = LeafEmission {
+    warpgroups: Warpgroups { issuing_registers: 32, computing_registers: 160, computing: 3 },
+    ..EMISSION
+};
+
+/// The record for tiles of so many queries.
+pub(in crate::emit) fn emission([queries, ..]: [u32; 3]) -> &'static LeafEmission {
+    if queries > QUERIES[0] { &THREE } else { &EMISSION }
+}
+
+const AT: &str = "AttendCursor<@{ ring }@Config::kStages> at;";
+
+/// Queries of a tile: 64 for each of two warpgroups, or of three.
+const QUERIES: [u32; 2] = [128, 192];
+
+/// Most keys of a block: scores, weights and results are in registers.
+fn most_keys(queries: u32, dim: u32) -> u32 {
+    match (queries, dim) {
+        (128, 64 | 128) => 176,
+        (192, 64) => 128,
+        _ => 0,
+    }
+}
+
+fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
+    let Some(Leaf::AttendTile { block: [block_m, block_n, dim], stages, .. }) = leaves.first()
+    else {
+        return Err(EmitError::internal("emit/leaf/attend.rs", "the ring of another leaf"));
+    };
+    Ok(context! { block_m, block_n, dim, stages })
+}
+
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+    let families = g.slices.iter().map(|s| family(e, *s)).collect::<Result<Vec<_>, _>>()?;
+    let hooks = context! { tile => tile(e, g)? };
+    Ok(Prepared { families, hooks, call: context! {}, workers: g.ctas, choices: vec![] })
+}
+
+/// The options of a loop's tiles.
+fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
+    let (id, f) = (g.slices[0].id, g.head(e));
+    let refuse = |what: String| Err(EmitError::unsupported(f.name.clone(), what));
+    let Leaf::AttendTile { block: [block_m, block_n, dim], carry, scale, stages, mask, store } =
+        f.leaf
+    else {
+        return Err(EmitError::internal("emit/leaf/attend.rs", format!("{id} attends to nothing")));
+    };
+    if carry != Carry::Registers || store != Store::Direct {
+        return refuse("attention is emitted with carry=registers and store=direct".into());
+    }
+    let widths = [64, 96, 128, 160, 176];
+    if !widths.contains(&block_n) || block_n > most_keys(block_m, dim) || stages < 2 {
+        return refuse(format!(
+            "tiles of attention have 128 queries and {widths:?} keys at a time, with heads of 64 or 128; or 192 queries and up to 128 keys, with heads of 64; and 2 stages or more"
+        ));
+    }
+    let factor = f32::from_bits(scale);
+    if !factor.is_finite() || factor <= 0.0 {
+        return refuse(format!("the factor on scores is positive and finite, not {factor}"));
+    }
+    let dtype = e.one_dtype(id, |o| o != Operand::Lse)?;
+    Ok(context! {
+        block_m, block_n, dim, stages, dtype,
+        scale => format!("0x{scale:08x}u"),
+        mask => if mask == Mask::Causal { "Causal" } else { "Full" },
+    })
+}
+
+/// Template values of one family.
+fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
+    let f = &e.plan.families[s.id];
+    let Leaf::AttendTile { block: [queries, keys, dim], .. } = f.leaf else {
+        return Err(EmitError::internal("emit/leaf/attend.rs", format!("{} attends", s.id)));
+    };
+    let storers = f.posts.iter().all(|p| p.by == Agent::Storer);
+    if !storers || f.waits.iter().any(|w| w.by != Agent::Loader) {
+        let what = "in attention the loader waits and the storer posts";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    let q = e.access(f, Operand::Q)?;
+    let count = |e: &Emitter<'_>, a: &Access, row: usize| e.c(f, None, &a.region[row].1);
+    let rows = rows_of(f, q)?;
+    let q_rows = head_rows(e, s.id, q, queries, [dim, 64])?;
+    let mut sources = |operand| -> Result<Vec<Value>, EmitError> {
+        let mut out = Vec::new();
+        for a in f.accesses.iter().filter(|a| a.operand == operand) {
+            let text = head_rows(e, s.id, a, keys, [dim, 64])?;
+            let row = rows_of(f, a)?;
+            let (condition, count) = (e.condition(f, a), count(e, a, row));
+            out.push(context! { condition, rows => text, count });
+        }
+        Ok(out)
+    };
+    let (keys, values) = (sources(Operand::K)?, sources(Operand::V)?);
+    let position = |of: fn(&mk_plan::Positions) -> &Expr| match &f.positions {
+        Some(at) => e.c(f, None, of(at)),
+        None => "0".into(),
+    };
+    let (o, o_pitch) = results(e, s.id, rows, dim)?;
+    let value = context! {
+        q => q_rows,
+        rows => count(e, q, rows),
+        chunks => f.inner.as_ref().map_or("1".into(), |(_, n)| e.c(f, None, n)),
+        inner => f.inner.as_ref().map(|(name, _)| name.clone()),
+        keys, values,
+        q_position => position(|at| &at.q),
+        k_position => position(|at| &at.k),
+        o, o_pitch,
+        lse => logarithms(e, s.id)?,
+        load_waits => e.waits(f, Agent::Loader, Point::Start)?,
+        chunk_waits => e.waits(f, Agent::Loader, Point::Inner)?,
+        posts => e.posts(f),
+    };
+    Ok(context! { ..value, ..e.slice(s) })
+}
+
+/// The dimension that queries or keys lie along.
+pub(super) fn rows_of(f: &Family, a: &Access) -> Result<usize, EmitError> {
+    row_dim(a).ok_or_else(|| {
+        let what = format!("rows of `{}` lie along several dimensions of {}", a.operand, a.buffer);
+        EmitError::unsupported(f.name.clone(), what)
+    })
+}
+
+/// Whether an access takes all elements of heads, which are `dim`.
+pub(super) fn whole_heads(e: &Emitter<'_>, a: &Access, dim: u32) -> Result<bool, EmitError> {
+    let last = a.region.len() - 1;
+    let (base, len) = &a.region[last];
+    let all = *len == Expr::from(dim as i32) || *len == e.extent(a.buffer, last);
+    let long = e.points.shape(a.buffer, 0)?.last() == Some(&i64::from(dim));
+    Ok(*base == Expr::Const(0) && all && long)
+}
+
+/// Rows of one head, as the loader asks TMA for them, in boxes of so many rows and `wide` of `dim` elements: `[.., rows, heads, d]`, or
+/// `[.., .., rows, d]`. What lies past a tensor's last row reads as zeros.
+pub(super) fn head_rows(
+    e: &mut Emitter<'_>,
+    id: FamId,
+    a: &Access,
+    box_rows: u32,
+    [dim, wide]: [u32; 2],
+) -> Result<String, EmitError> {
+    let f = &e.plan.families[id];
+    let refuse = |what: String| Err(EmitError::unsupported(f.name.clone(), what));
+    let (n, row) = (a.region.len(), rows_of(f, a)?);
+    if a.each.is_some() || a.rank != Expr::Var(Var::RANK) {
+        return refuse(format!("`{}` is read on the own rank", a.operand));
+    }
+    if !whole_heads(e, a, dim)? {
+        return refuse(format!("`{}` is read in whole heads, `0 : {dim}`", a.operand));
+    }
+    e.check_starts(id, a)?;
+    // Rows are a dimension of the map, with one before and one behind it; or with two before it.
+    let behind = row + 2 < n;
+    let first = if behind { row } else { row.saturating_sub(1) };
+    if first == 0 {
+        let what = format!("`{}` is [.., rows, heads, {dim}] or [.., .., rows, {dim}]", a.operand);
+        return refuse(what);
+    }
+    let cuts = [first, first + 1, n - 1];
+    let box_dims = if behind { [1, box_rows, 1, wide] } else { [1, 1, box_rows, wide] };
+    let map = e.maps.index(e.plan, a.buffer, &View::cut(cuts), &box_dims)?;
+    let at = |from, to| e.c(f, None, &e.flat(a, from, to));
+    let (w, z, y) = (at(0, first), at(first, first + 1), at(first + 1, n - 1));
+    Ok(format!("AttendRows{{&params.maps[kMap{map}], {y}, {z}, {w}, {behind}}}"))
+}
+
+/// Address of a tile's first row of results, and the bytes from one to the next, as C.
+fn results(
+    e: &Emitter<'_>,
+    id: FamId,
+    q_row: usize,
+    dim: u32,
+) -> Result<(String, String), EmitError> {
+    let f = &e.plan.families[id];
+    let o = e.access(f, Operand::O)?;
+    if rows_of(f, o)? != q_row {
+        return Err(EmitError::unsupported(f.name.clone(), "results lie as queries do"));
+    }
+    rows_at(e, id, o, dim)
+}
+
+/// Address of the first row of a head on the own rank, and the bytes from one to the next, as C.
+pub(super) fn rows_at(
+    e: &Emitter<'_>,
+    id: FamId,
+    a: &Access,
+    dim: u32,
+) -> Result<(String, String), EmitError> {
+    let f = &e.plan.families[id];
+    let (n, row) = (a.region.len(), rows_of(f, a)?);
+    let own = a.each.is_none() && a.rank == Expr::Var(Var::RANK);
+    if !own || !whole_heads(e, a, dim)? {
+        let what = format!("`{}` is whole heads of the own rank", a.operand);
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    e.check_lines(id, a)?;
+    let pitch = e.own_pitch_bytes(a.buffer);
+    let base = e.base(a.buffer, "params.header.rank");
+    let between = (row + 1..n - 1).map(|d| e.extent(a.buffer, d));
+    let step = e.c(f, None, &between.fold(Expr::Const(1), |n, x| n * x));
+    let first = e.c(f, None, &e.row(a));
+    Ok((
+        format!("{base} + static_cast<u64>({first}) * {pitch}"),
+        format!("static_cast<u64>({step}) * {pitch}"),
+    ))
+}
+
+/// Address of the logarithm of a tile's first row, as C; 0 where they are not asked for.
+pub(super) fn logarithms(e: &Emitter<'_>, id: FamId) -> Result<String, EmitError> {
+    let f = &e.plan.families[id];
+    if !f.accesses.iter().any(|a| a.operand == Operand::Lse) {
+        return Ok("0".into());
+    }
+    let lse = e.access(f, Operand::Lse)?;
+    let ones = lse.region[..lse.region.len() - 1].iter().all(|(_, len)| *len == Expr::Const(1));
+    let own = lse.each.is_none() && lse.rank == Expr::Var(Var::RANK);
+    if !own || !ones {
+        let what = "logarithms of sums are of the own rank, those of a head side by side";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    let base = e.base(lse.buffer, "params.header.rank");
+    let (row, pitch) = (e.c(f, None, &e.row(lse)), e.own_pitch_bytes(lse.buffer));
+    let last = e.c(f, None, &lse.region[lse.region.len() - 1].0);
+    Ok(format!("{base} + static_cast<u64>({row}) * {pitch} + bytes_of({last}, 4)"))
+}

@@ -1,0 +1,154 @@
+//! Weighted sums of rows that are each looked up, a row for each iteration of the inner loop: in f32, in order, rounded once.
+
+use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
+use crate::emit::{context::Emitter, error::EmitError, types::Slice};
+use minijinja::{Value, context};
+use mk_plan::{Access, Agent, Each, Expr, Factors, Family, Leaf, Operand, Point, Var};
+
+pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
+    template: "combine_rows",
+    texts: &[
+        ("combine_rows", include_str!("../../../../../templates/leaf/combine_rows.cu.j2")),
+        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+    ],
+    warpgroups: Warpgroups::MOVING,
+    ring: None,
+    agents: &[AgentEmission {
+        agent: Agent::Copier,
+        seat: Seat::Computing,
+        state: &[],
+        function: "combine_rows",
+        arguments: "<Dtype::@{ dtype }@, Dtype::@{ dtype_to }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
+    }],
+    spills: Spills::NONE,
+    prepare,
+};
+
+/// Whether a sum has factors.
+pub(in crate::emit) fn is_weighted(f: &Family) -> bool {
+    f.accesses.iter().any(|a| a.operand == Operand::W)
+}
+
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+    let families = g.slices.iter().map(|s| family(e, *s)).collect::<Result<_, EmitError>>()?;
+    let head = g.head(e);
+    let constant = |expr: Option<&Expr>| match expr {
+        Some(Expr::Const(n)) if *n > 0 => Ok(*n),
+        _ => Err(EmitError::unsupported(
+            g.name.clone(),
+            "weighted sums have a fixed number of rows and summands",
+        )),
+    };
+    let each = summands_of(head).map(|each| &each.extent);
+    let (rows, summands) = (constant(head.inner.as_ref().map(|i| &i.1))?, constant(each)?);
+    for s in &g.slices {
+        let f = &e.plan.families[s.id];
+        if f.inner.as_ref().map(|i| &i.1) != head.inner.as_ref().map(|i| &i.1)
+            || summands_of(f).map(|each| &each.extent) != each
+            || f.factors() != head.factors()
+        {
+            let what = "sums of one group have as many rows and summands";
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        }
+    }
+    let src = head.accesses.iter().find(|a| a.operand == Operand::Src);
+    let columns = src.and_then(|a| a.region.last());
+    let columns = columns.map_or_else(String::new, |(_, n)| e.c(head, None, n));
+    let lacks = head.factors() == Factors::Some;
+    let of = |operand| e.one_dtype(g.slices[0].id, |o| o == operand);
+    Ok(Prepared {
+        families,
+        hooks: context! { rows, summands, columns, lacks },
+        call: context! { dtype => of(Operand::Src)?, dtype_to => of(Operand::Dst)? },
+        workers: g.ctas,
+        choices: vec![],
+    })
+}
+
+/// The repetition over a row's summands.
+fn summands_of(f: &Family) -> Option<&Each> {
+    f.accesses.iter().find(|a| a.operand == Operand::Src).and_then(|a| a.each.as_ref())
+}
+
+/// Columns of an access to one row.
+fn row(a: &Access) -> Option<&(Expr, Expr)> {
+    let (last, front) = a.region.split_last()?;
+    front.iter().all(|(_, n)| *n == Expr::Const(1)).then_some(last)
+}
+
+/// What is looked up, weighed and summed, row by row.
+fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
+    let f = &e.plan.families[s.id];
+    let refuse = |what: &str| Err(EmitError::unsupported(f.name.clone(), what));
+    let one = |operand: Operand| {
+        let mut all = f.accesses.iter().filter(|a| a.operand == operand);
+        match (all.next(), all.next()) {
+            (Some(a), None) if a.at == Point::Inner => Some(a),
+            _ => None,
+        }
+    };
+    let (Some(src), Some(w), Some(dst)) = (one(Operand::Src), one(Operand::W), one(Operand::Dst))
+    else {
+        return refuse(
+            "a weighted sum has one source, one factor and one result in its inner loop",
+        );
+    };
+    if f.leaf != (Leaf::ReduceTile { epilogue: Vec::new() }) {
+        return refuse("nothing follows a weighted sum");
+    }
+    let own = |a: &Access| a.rank == Expr::Var(Var::RANK);
+    let wide = |a: &Access| {
+        let n = a.region.len() - 1;
+        let (from, columns) = row(a)?;
+        (*from == Expr::Const(0)).then(|| (columns.clone(), n, e.extent(a.buffer, n)))
+    };
+    // A result's columns may be named otherwise than a summand's: their numbers count.
+    let number = |x: &Expr| e.number(x);
+    let (Some((n, _, all)), Some((m, _, to))) = (wide(src), wide(dst)) else {
+        return refuse("a weighted sum is of whole rows, one at a time");
+    };
+    let same = [&n, &all, &m, &to].map(number);
+    if same.iter().any(|x| x.is_none() || *x != same[0]) {
+        return refuse("a weighted sum is of whole rows, one at a time");
+    }
+    if !own(w) || !own(dst) || dst.each.is_some() || w.each != src.each {
+        return refuse("a weighted sum has factors of its own rank, one for each summand");
+    }
+    if row(w).is_none_or(|(_, n)| *n != Expr::Const(1)) {
+        return refuse("a factor is one element");
+    }
+    if dst.when != src.when || src.when.as_ref().is_some_and(|w| w.mentions(Var::EACH)) {
+        return refuse("a row's summands are all there, or the row is not");
+    }
+    let (Some(each), Some(inner)) = (&src.each, &f.inner) else {
+        return refuse("a weighted sum runs over its summands");
+    };
+    let from = e.pitch_bytes(&f.name, src.buffer)?;
+    let width = e.own_pitch_bytes(dst.buffer);
+    let say = |x: &Expr| e.c(f, Some(each), x);
+    let mut looks = f.waits.iter().filter(|w| w.at == Point::Start);
+    if looks.any(|w| e.plan.wait_names_stored(w)) {
+        return refuse("a weighted sum looks words up in its inner loop");
+    }
+    Ok(context! {
+        inner => inner.0.clone(),
+        each => each.var.clone(),
+        exists => src.when.as_ref().map_or("true".into(), |w| e.c(f, None, w)),
+        there => w.when.as_ref().map_or("true".into(), &say),
+        source => format!("{} + static_cast<u64>({}) * {from}", e.base(src.buffer, &say(&src.rank)), say(&e.row(src))),
+        factor => format!(
+            "{} + static_cast<u64>({}) * 4",
+            e.base(w.buffer, "params.header.rank"),
+            say(&e.flat(w, 0, w.region.len()))
+        ),
+        destination => format!(
+            "{} + static_cast<u64>({}) * {width}",
+            e.base(dst.buffer, "params.header.rank"),
+            e.c(f, None, &e.row(dst))
+        ),
+        decode_waits => e.waits(f, Agent::Copier, Point::Start)?,
+        load_waits => e.waits(f, Agent::Copier, Point::Inner)?,
+        posts => e.posts(f),
+        ..e.slice(s)
+    })
+}

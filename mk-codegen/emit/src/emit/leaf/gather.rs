@@ -1,0 +1,123 @@
+//! Copies of rows that are each looked up, through registers, by all computing threads.
+
+use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
+use crate::emit::{context::Emitter, error::EmitError, types::Slice};
+use minijinja::{Value, context};
+use mk_plan::{Access, Agent, BinOp, Expr, Operand, Var};
+
+pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
+    template: "gather_rows",
+    texts: &[
+        ("gather_rows", include_str!("../../../../../templates/leaf/gather_rows.cu.j2")),
+        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+    ],
+    warpgroups: Warpgroups::MOVING,
+    ring: None,
+    agents: &[AgentEmission {
+        agent: Agent::Copier,
+        seat: Seat::Computing,
+        state: &[],
+        function: "gather_rows",
+        arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
+    }],
+    spills: Spills::NONE,
+    prepare,
+};
+
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+    let families = g.slices.iter().map(|s| family(e, *s)).collect::<Result<_, EmitError>>()?;
+    let (hooks, call) = (context! {}, context! {});
+    Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
+}
+
+/// Single rows of any rank, one for each of the first values of `each`, to rows one behind the other on the own rank; or for some values of
+/// `each`, to the row of each.
+fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
+    let f = &e.plan.families[s.id];
+    let refuse = |what: &str| Err(EmitError::unsupported(f.name.clone(), what));
+    let one = |operand: Operand| {
+        let mut all = f.accesses.iter().filter(|a| a.operand == operand);
+        all.next().filter(|_| all.next().is_none())
+    };
+    let (Some(src), Some(dst)) = (one(Operand::Src), one(Operand::Dst)) else {
+        return refuse("a copy gathers rows of one tensor to one");
+    };
+    let own = dst.rank == Expr::Var(Var::RANK) && (dst.each.is_none() || dst.each == src.each);
+    let Some(each) = src.each.as_ref().filter(|_| own) else {
+        return refuse("a copy gathers rows to its own rank");
+    };
+    if src.region.len() != 2 || dst.region.len() != 2 {
+        return refuse("a copy gathers rows of matrices");
+    }
+    let wide = |a: &Access| e.number(&e.extent(a.buffer, 1));
+    let whole = |a: &Access| {
+        let (from, n) = &a.region[1];
+        *from == Expr::Const(0) && wide(a).is_some() && e.number(n) == wide(a)
+    };
+    let width = &src.region[1].1;
+    if src.region[0].1 != Expr::Const(1) || wide(src) != wide(dst) || !whole(src) || !whole(dst) {
+        return refuse("a copy gathers whole rows, one at a time");
+    }
+    // The first row, how many there may be, and which of them there are.
+    let (first, rows, exists) = match &dst.each {
+        None if dst.when.is_none() && first_ones(src, &dst.region[0].1) => {
+            (&dst.region[0].0, &dst.region[0].1, "true".into())
+        }
+        None => return refuse("a copy gathers as many rows as it stores: the first ones"),
+        Some(each) => match (one_of_several(dst), &src.when) {
+            (Some(first), Some(when)) if src.when == dst.when => {
+                (first, &each.extent, e.c(f, Some(each), when))
+            }
+            _ => return refuse("a copy gathers some rows, each to where it is among all"),
+        },
+    };
+    let size = e.plan.buffers[src.buffer].dtype.size_bytes();
+    let from = e.pitch_bytes(&f.name, src.buffer)?;
+    let to = e.own_pitch_bytes(dst.buffer);
+    let each = Some(each);
+    let base = e.base(src.buffer, &e.c(f, each, &src.rank));
+    let row = e.c(f, each, &src.region[0].0);
+    let (decode_waits, load_waits) = e.waits_to_look_up(f)?;
+    Ok(context! {
+        rows => e.c(f, None, rows),
+        exists,
+        row_bytes => format!("bytes_of({}, {size})", e.c(f, None, width)),
+        source => format!("{base} + static_cast<u64>({row}) * {from}"),
+        destination => format!(
+            "{} + static_cast<u64>({}) * {to}",
+            e.base(dst.buffer, "params.header.rank"),
+            e.c(f, None, first)
+        ),
+        destination_pitch => to,
+        each => each.map(|each| each.var.clone()),
+        decode_waits,
+        load_waits,
+        posts => e.posts(f),
+        ..e.slice(s)
+    })
+}
+
+/// The first of rows of which each value of `each` has its own: `first + each`.
+fn one_of_several(dst: &Access) -> Option<&Expr> {
+    let (row, Expr::Const(1)) = &dst.region[0] else { return None };
+    let Expr::Bin(BinOp::Add, first, last) = row else { return None };
+    (**last == Expr::Var(Var::EACH) && !first.mentions(Var::EACH)).then_some(first)
+}
+
+/// Whether a source is there for the first values of its `each`, as many as `rows`: `first + each < count`, and
+/// `min(extent, count - first)`; or `each < count`, and `min(extent, count)`.
+fn first_ones(src: &Access, rows: &Expr) -> bool {
+    let (Some(each), Some(Expr::Bin(BinOp::Lt, at, count))) = (&src.each, &src.when) else {
+        return false;
+    };
+    let left = match &**at {
+        Expr::Var(Var::EACH) => (**count).clone(),
+        Expr::Bin(BinOp::Add, first, last)
+            if **last == Expr::Var(Var::EACH) && !first.mentions(Var::EACH) =>
+        {
+            (**count).clone() - (**first).clone()
+        }
+        _ => return false,
+    };
+    !count.mentions(Var::EACH) && *rows == each.extent.clone().min(left)
+}

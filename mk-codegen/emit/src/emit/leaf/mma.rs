@@ -1,0 +1,552 @@
+//! Tiles of matrix products: a lane loads, one to three warpgroups multiply, a lane sends the results.
+
+mod carry;
+mod operands;
+mod targets;
+
+use super::record::{
+    AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
+};
+use crate::emit::{chain::half, context::Emitter, error::EmitError, maps::View, types::Slice};
+use minijinja::{Value, context};
+use mk_abi::DType;
+use mk_plan::{
+    ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family,
+    Leaf, Mode, Operand, Point, Space, Store, Var, carry_last, gated, mma_consumers,
+    mma_exchange_bytes, mma_panel_columns, mma_staging_bytes, mma_swaps, mma_three_by_rows,
+    one_warpgroup_takes, saves_gates, target,
+};
+use operands::Factor;
+
+pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
+    template: "mma_tile",
+    texts: &[
+        ("mma_tile", include_str!("../../../../../templates/leaf/mma_tile.cu.j2")),
+        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+        ("chain", include_str!("../../../../../templates/leaf/chain.cu.j2")),
+    ],
+    warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
+    ring: Some(&RingEmission {
+        comment: "The ring of stages that the role's matrix products share.",
+        config: "GemmConfig<GemmOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .stages = @{ stages }@@{ \", .cluster = %d\" | format(cluster) if cluster != 1 else \"\" }@@{ \", .below = %d, .beside = %d\" | format(below, beside) if below * beside != 1 else \"\" }@@{ \", .store = StorePath::Direct\" if cluster != 1 else \"\" }@@{ \", .consumers = Consumers::PingPong\" if ping_pong else \"\" }@}>",
+        smem: "GemmSmem",
+        asserts: &[
+            "static_assert(@{ name }@Config::kStagingBytes == @{ staging }@, \"the leaf's contract promises other panels\");",
+        ],
+        inner_edges: Some(
+            "staging_full = staged, staging_free = drained, turn = kWithinAgent, tile_full = kWithinAgent, tile_empty = kWithinAgent;",
+        ),
+        inits: &[(0, "smem.init_barriers();"), (64, "smem.init_staging_barriers();")],
+        stalls: &[("full", 0), ("empty", 0), ("staged", 0), ("drained", 1)],
+        values: ring,
+    }),
+    agents: &[
+        AgentEmission {
+            agent: Agent::Loader,
+            seat: Seat::Lane(0),
+            state: &[RING, TILES],
+            function: "sm90_gemm_loader",
+            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, ring, tiles);",
+        },
+        AgentEmission {
+            agent: Agent::Consumers,
+            seat: Seat::Computing,
+            state: &[RING, STAGING, TILES],
+            function: "sm90_gemm_consumer",
+            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, warpgroup - 1, ring, staging, tiles);",
+        },
+        AgentEmission {
+            agent: Agent::Storer,
+            seat: Seat::Lane(1),
+            state: &[RING, STAGING, TILES],
+            function: "sm90_gemm_storer",
+            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, ring, staging, tiles);",
+        },
+    ],
+    // Several loops: 0 for most shapes, 4 to 8 for some, seen in the epilogue. Traced, where rows come in slices: 4 to 84, none of it in
+    // the loop of wgmmas.
+    spills: Spills { several_loops: 32, traced_inner_loop: 128 },
+    prepare,
+};
+
+/// The same with three consumers, of at most 96 accumulators each.
+const THREE: LeafEmission = LeafEmission {
+    warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 152, computing: 3 },
+    ..EMISSION
+};
+
+/// The same with one, of at most 120 accumulators.
+const ONE: LeafEmission = LeafEmission {
+    warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 1 },
+    ..EMISSION
+};
+
+/// The record for tiles of so many rows and columns.
+pub(in crate::emit) fn emission([rows, columns, _]: [u32; 3]) -> &'static LeafEmission {
+    match mma_consumers([rows, columns]) {
+        1 => &ONE,
+        3 => &THREE,
+        _ => &EMISSION,
+    }
+}
+
+const RING: &str = "RingCursor<@{ ring }@Config::kStages> ring;";
+const STAGING: &str = "GemmStaging<@{ ring }@Config::kPanels> staging;";
+const TILES: &str = "TileCursor tiles;";
+
+/// Rows of the boxes that few rows of the left operand come in: `kPartRows`.
+const PART_ROWS: u32 = 16;
+
+/// A stage has room for the widest tiles.
+fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
+    let columns = leaves.iter().map(|leaf| match leaf {
+        Leaf::MmaTile { block, .. } => Some(block[1]),
+        _ => None,
+    });
+    let widest = columns.collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().max());
+    let (Some(block_n), Some(Leaf::MmaTile { block, stages, consumers, cluster, multicast, .. })) =
+        (widest, leaves.first())
+    else {
+        return Err(EmitError::internal("emit/leaf/mma.rs", "the ring of another leaf"));
+    };
+    Ok(context! {
+        stages,
+        ping_pong => *consumers == Consumers::PingPong,
+        cluster,
+        below => multicast[0],
+        beside => multicast[1],
+        block_m => block[0],
+        block_n,
+        staging => mma_staging_bytes([block[0], block[1]], *stages)
+            .max(mma_exchange_bytes([block[0], block[1]], *cluster)),
+    })
+}
+
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+    let run = g.families();
+    let (mut families, mut ranks) = (Vec::new(), Vec::new());
+    for s in &g.slices {
+        let (value, rank) = family(e, *s, &run)?;
+        families.push(value);
+        ranks.push(rank);
+    }
+    let b_rank = ranks[0];
+    if ranks.iter().any(|r| *r != b_rank) {
+        let what = "tiles of one loop come through maps of as many dimensions";
+        return Err(EmitError::unsupported(g.name.clone(), what));
+    }
+    let target = target::by_name(&e.plan.target).ok_or_else(|| {
+        EmitError::unsupported("target", format!("{} is no machine that is known", e.plan.target))
+    })?;
+    let only_tile = e.points.only_tile(&run)?;
+    let borrowed_stage = !only_tile && e.points.borrowed_stage(&run)?;
+    let b_first = families.iter().any(waits_for_a) && b_is_given(e, &run);
+    let clipped = e.points.ends_clipped(&run)?;
+    let b_evict_first = e.points.evict_first(&run, f64::from(target.l2_bytes))?;
+    let short_rows = run.iter().all(|id| e.plan.looks_up(&e.plan.families[*id]));
+    let choices = [
+        (borrowed_stage, "borrowed stage"),
+        (b_evict_first, "b evict-first"),
+        (b_first, "b before a"),
+        (clipped, "last rows clipped"),
+        (only_tile, "one tile per CTA"),
+        (short_rows, "short rows"),
+    ];
+    let choices = choices.iter().filter(|(on, _)| *on).map(|(_, text)| text.to_string()).collect();
+    let tile = context! {
+        b_rank,
+        borrowed_stage,
+        b_evict_first,
+        b_first,
+        clipped,
+        only_tile,
+        short_rows,
+        ..tile(e, g)?
+    };
+    let (hooks, call) = (context! { tile }, context! {});
+    Ok(Prepared { families, hooks, call, workers: g.ctas / g.cluster, choices })
+}
+
+/// Whether a family's loader waits before it loads.
+fn waits_for_a(family: &Value) -> bool {
+    let waits = family.get_attr("load_waits");
+    waits.is_ok_and(|waits| waits.len().unwrap_or(0) > 0)
+}
+
+/// Whether the right operands of a loop are tensors of the caller that no task writes, so that no wait orders their loads, and each tile's
+/// stages are filled by its CTA alone, step by step.
+fn b_is_given(e: &Emitter<'_>, run: &[FamId]) -> bool {
+    run.iter().all(|id| {
+        let f = &e.plan.families[*id];
+        let carried = f.leaf.epilogue().contains(&EpilogueOp::Carry);
+        let alone = f.leaf.multicast() == [1, 1] && f.leaf.shares_depth() == 1 && !carried;
+        alone
+            && f.inner.is_none()
+            && !e.plan.looks_up(f)
+            && f.accesses.iter().filter(|a| a.operand == Operand::B).all(|b| {
+                let writes = |a: &Access| a.buffer == b.buffer && a.mode != Mode::Read;
+                let given = e.plan.buffers[b.buffer].space == Space::In;
+                given && !e.plan.families.values().any(|f| f.accesses.iter().any(writes))
+            })
+    })
+}
+
+/// The options of a loop's tiles, beyond the ring's.
+fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
+    let (id, f) = (g.slices[0].id, g.head(e));
+    let Leaf::MmaTile {
+        block,
+        stages,
+        a_layout,
+        b_layout,
+        store,
+        consumers,
+        cluster,
+        multicast: [below, beside],
+        epilogue,
+    } = &f.leaf
+    else {
+        return Err(EmitError::internal("emit/leaf/mma.rs", format!("{id} is no product")));
+    };
+    let dtype = e.one_dtype(id, |o| matches!(o, Operand::A | Operand::B))?;
+    let out = e.one_dtype(id, |o| o == Operand::C)?;
+    let kept = epilogue.iter().any(|op| matches!(op, EpilogueOp::Save | EpilogueOp::Carry));
+    let as_it_is = *a_layout == ALayout::Mk && out != "F32" && !kept && !saves_gates(epilogue);
+    let leaves = *store == Store::Tma || *cluster > 1;
+    if mma_swaps([block[0], block[1]])
+        && !(as_it_is && leaves && *consumers == Consumers::Cooperative)
+    {
+        let what = "operands are swapped for 16-bit results of which nothing is saved, of rows that TMA stores, or clusters";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    let saves_f32 = f.accesses.iter().any(|a| {
+        EPILOGUE_OPERANDS.contains(&a.operand)
+            && a.mode == Mode::Write
+            && e.plan.buffers[a.buffer].dtype == DType::F32
+    });
+    if (out == "F32" || saves_f32) && block[1] % 64 != 0 {
+        let what = "tiles store f32 in whole panels of 64 columns";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    // Parts of whole swizzles.
+    let a_rows = match *beside {
+        1 => operands::loaded_rows(e, &g.families(), *a_layout, block[0])?,
+        _ => block[0],
+    };
+    let a_ends = operands::end_rows(e, &g.families(), *block, [*below, *beside])?;
+    let saves = epilogue.iter().filter(|op| **op == EpilogueOp::Save).count();
+    Ok(context! {
+        block_m => block[0],
+        block_n => block[1],
+        a_rows,
+        a_ends => a_ends.filter(|rows| *rows < a_rows),
+        stages,
+        dtype,
+        out,
+        a => if *a_layout == ALayout::Mk { "KMajor" } else { "MMajor" },
+        b => if *b_layout == BLayout::Kn { "NMajor" } else { "KMajor" },
+        gated => if gated(epilogue) { "true" } else { "false" },
+        reads => *store == Store::Direct && epilogue.iter().any(|op| op.operand() == Some(Mode::Read)),
+        chained => mma_swaps([block[0], block[1]]) && epilogue.iter().any(|op| !matches!(op, EpilogueOp::Widen | EpilogueOp::Swiglu)),
+        // Gates and ups are two.
+        saves => saves + usize::from(saves_gates(epilogue)),
+        saves_gates => saves_gates(epilogue),
+        carried => epilogue.contains(&EpilogueOp::Carry),
+        carry_last => carry_last(epilogue),
+        store => if *store == Store::Tma { "Tma" } else { "Direct" },
+        ping_pong => *consumers == Consumers::PingPong,
+        cluster,
+        below,
+        beside,
+    })
+}
+
+/// Template values of one family of a loop's: its `decode`, waits, posts and epilogue; and the number of dimensions of B's map.
+fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize), EmitError> {
+    let f = &e.plan.families[s.id];
+    let Leaf::MmaTile { block, store, epilogue, a_layout, b_layout, consumers, multicast, .. } =
+        &f.leaf
+    else {
+        return Err(EmitError::internal("emit/leaf/mma.rs", format!("{} is no product", s.id)));
+    };
+    let (a, b) = (e.access(f, Operand::A)?, e.access(f, Operand::B)?);
+    let gated = gated(epilogue);
+    shape(f, *block, gated, *consumers)?;
+    of_three(f)?;
+    if b.region.len() < if gated { 3 } else { 2 } || a.region.len() < 2 {
+        return Err(EmitError::unsupported(f.name.clone(), "operands are matrices"));
+    }
+    let targets = targets::targets(e, s.id)?;
+    let c = targets[0];
+    depth(e, s.id)?;
+    e.check_starts(s.id, a)?;
+    e.check_starts(s.id, b)?;
+    let [below, beside] = *multicast;
+    let loaded_rows = match beside {
+        1 => operands::loaded_rows(e, run, *a_layout, block[0])?,
+        _ => block[0],
+    };
+    let mut left = operands::left(e, s.id, *a_layout, *block, loaded_rows)?;
+    let mut right = operands::right(e, s.id, *b_layout, gated, *block)?;
+    // Each CTA of a cluster loads a part of the box's rows.
+    for (factor, parts) in [(&mut left, beside), (&mut right, below)] {
+        let rows = factor.box_dims.len().saturating_sub(2);
+        factor.box_dims[rows] /= parts;
+    }
+    if *multicast != [1, 1] && right.view.rank() != 2 {
+        let what = "CTAs that load together multiply by one matrix";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    check_places(e, s.id, [a, b], &targets)?;
+    let last = |x: &Access| x.region[x.region.len() - 1].clone();
+    let halves = targets.iter().any(|c| half(e.plan, c).is_some());
+    if halves && (targets.len() > 1 || half(e.plan, c) != Some(0)) {
+        let what = "a tile goes to one place, the first half of `[m, 2, n]`";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    let rows = |x: &Access| x.region[x.region.len() - if halves { 3 } else { 2 }].clone();
+    let row = |x: &Access| if halves { rows(x).0 } else { e.row(x) };
+    let say = |x: &Expr| e.c(f, None, x);
+    let (saved, extras) = e.chain(s.id, epilogue, c)?;
+    let steps = steps_along_k(f, a, *a_layout, block[2])?;
+    let (all_steps, inner) = match &f.inner {
+        None => (steps, None),
+        Some((name, extent)) => {
+            let inner = inner(e, f, name, [a, b], &left, &right)?;
+            (extent.clone() * steps, Some(inner))
+        }
+    };
+    let say_all = |of: &dyn Fn(&Access) -> String| {
+        targets::choose(e, f, &targets, targets.iter().map(|c| of(c)).collect())
+    };
+    let tables = e.table_waits(s.id)?;
+    // Where a launch decides how many rows there are, tiles without any make one step, over nothing.
+    let k_blocks = match e.runtime() || e.plan.looks_up(f) {
+        true => format!("({}) > 0 ? {} : 1", say(&rows(c).1), say(&all_steps)),
+        false => say(&all_steps),
+    };
+    let value = context! {
+        a_row => say(&left.across),
+        a_k => say(&left.k),
+        b_k => say(&right.k),
+        b_col => say(&right.across),
+        b_up => say(&right.up),
+        scalars => e.scalars(f, right.outer.iter().map(|x| ("b_outer", x))),
+        k_blocks,
+        inner,
+        c_row => say_all(&|c| say(&row(c)))?,
+        e_row => say(&e.extras_row(f)?),
+        gated,
+        saved,
+        c_col => say(&last(c).0),
+        rows => say(&rows(c).1),
+        cols => say(&last(c).1),
+        c_data => e.base(c.buffer, "params.header.rank"),
+        c_pitch => match halves {
+            true => format!("2 * {}", e.own_pitch_bytes(c.buffer)),
+            false => e.own_pitch_bytes(c.buffer),
+        },
+        direct => *store == Store::Direct,
+        table_waits => e.waits_of(f, &tables)?,
+        load_waits => e.waits_without(f, Agent::Loader, Point::Start, &tables)?,
+        store_waits => e.waits(f, Agent::Storer, Point::Start)?,
+        posts => e.posts(f),
+        extras,
+        ..e.slice(s)
+    };
+    let wide = if e.plan.buffers[c.buffer].dtype == DType::F32 { 32 } else { 64 };
+    let panel_cols = mma_panel_columns(block[1]).min(wide);
+    let (c_map, line_map) = match store {
+        Store::Tma => {
+            // Swapped, the last panel of a tile may have fewer rows.
+            let least = if mma_swaps([block[0], block[1]]) { (block[0] - 1) % 64 + 1 } else { 1 };
+            let whole = c_maps(e, f, &targets, [64, panel_cols])?;
+            (whole, c_maps(e, f, &targets, [least, panel_cols])?)
+        }
+        Store::Direct => ("&params.maps[0]".into(), "&params.maps[0]".into()),
+    };
+    let a_map = e.maps.index(e.plan, a.buffer, &left.view, &left.box_dims)?;
+    let b_map = e.maps.index(e.plan, b.buffer, &right.view, &right.box_dims)?;
+    let a_ends_map = match operands::end_rows(e, run, *block, *multicast)? {
+        Some(rows) if rows < loaded_rows => {
+            Some(e.maps.index(e.plan, a.buffer, &left.view, &[rows / beside, 64])?)
+        }
+        _ => None,
+    };
+    let carry = match epilogue.contains(&EpilogueOp::Carry) {
+        true => Some(carry::carry(e, s.id, c, &[64, panel_cols])?),
+        false => None,
+    };
+    // Few rows of a block come in boxes of their own.
+    let a_part_map = match e.plan.looks_up(f) && *a_layout == ALayout::Mk && beside == 1 {
+        true => Some(e.maps.index(e.plan, a.buffer, &left.view, &[PART_ROWS, 64])?),
+        false => None,
+    };
+    let maps = context! { a_map, a_ends_map, a_part_map, b_map, c_map, line_map, carry };
+    Ok((context! { ..value, ..maps }, right.view.rank()))
+}
+
+/// Blocks that the agents multiply.
+fn shape(f: &Family, block: [u32; 3], gated: bool, consumers: Consumers) -> Result<(), EmitError> {
+    let halves = block[1].is_multiple_of(128);
+    let sides = [block[0], block[1]];
+    let swapped = mma_swaps(sides) && block[0].is_multiple_of(16) && block[0] < 256;
+    let split = block[0] == 64 && !gated || swapped && (!gated || block[1] == 256);
+    let parts = block[1].is_multiple_of(64 * mma_consumers(sides));
+    let rows = [128, 256].contains(&block[0]) || split && parts || mma_three_by_rows(sides);
+    if block[2] != 64 || !rows || gated && !halves {
+        let what = "tiles have 128 or 256 rows, or 192 and as many columns, or 64, or others in steps of 16, in multiples of 128 columns, or 64 or 192, a depth of 64, and with a gate whole panels of 64 columns of each half, where others than 128 and 256 rows have 256 columns";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    if consumers == Consumers::PingPong && !one_warpgroup_takes([block[0], block[1]]) {
+        let what = "one warpgroup multiplies tiles of 128 rows and at most 160 columns by itself";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    Ok(())
+}
+
+/// Three warpgroups have tiles whose sums stay with them.
+fn of_three(f: &Family) -> Result<(), EmitError> {
+    let Leaf::MmaTile { block, cluster, epilogue, .. } = &f.leaf else { return Ok(()) };
+    let handed_on = *cluster > 1 || epilogue.contains(&EpilogueOp::Carry);
+    if mma_consumers([block[0], block[1]]) == 3 && handed_on {
+        let what =
+            "tiles of three warpgroups go on with no sums, and no cluster shares their depth";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    // ptxas places accumulators among the registers that a thread begins with, 128 of 512 threads.
+    if mma_consumers([block[0], block[1]]) == 3 && block[0] > 192 {
+        let what = "three warpgroups multiply tiles of at most 192 rows";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    Ok(())
+}
+
+/// Each tile has a step, and of those that CTAs share each of them has: consumers hand back the stage of the last.
+fn depth(e: &Emitter<'_>, id: FamId) -> Result<(), EmitError> {
+    let leaf = &e.plan.families[id].leaf;
+    let cluster = leaf.shares_depth();
+    if leaf.cluster() > 1 && e.runtime() {
+        let what = "dimensions of tiles that a cluster shares are fixed";
+        return Err(EmitError::unsupported(id.to_string(), what));
+    }
+    for rank in 0..e.plan.mesh.size() as usize {
+        for task in e.points.tasks(id, rank, 1)? {
+            if !e.points.steps(&task)?.is_some_and(|(each, times)| each >= 1 && times >= 1) {
+                let what = format!("task {:?} of rank {rank} has no depth", task.domain());
+                return Err(EmitError::unsupported(id.to_string(), what));
+            }
+            if e.points.steps(&task)?.is_some_and(|(each, _)| each < i64::from(cluster)) {
+                let what = format!(
+                    "task {:?} of rank {rank} has fewer steps than its cluster has CTAs",
+                    task.domain()
+                );
+                return Err(EmitError::unsupported(id.to_string(), what));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Factors lie on the own rank, results where their way of storing reaches.
+fn check_places(
+    e: &Emitter<'_>,
+    id: FamId,
+    factors: [&Access; 2],
+    targets: &[&Access],
+) -> Result<(), EmitError> {
+    let f = &e.plan.families[id];
+    let Leaf::MmaTile { block, store, .. } = &f.leaf else { return Ok(()) };
+    let own = Expr::Var(Var::RANK);
+    let mut all = factors.into_iter().chain(targets.iter().copied());
+    if all.any(|x| x.each.is_some()) || factors.iter().any(|x| x.rank != own) {
+        return Err(EmitError::unsupported(f.name.clone(), "operands must lie on the own rank"));
+    }
+    if *store == Store::Direct && (targets.len() > 1 || targets[0].rank != own) {
+        let what = "only TMA stores tiles to peers, or to several places";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    for c in targets {
+        match store {
+            Store::Tma => {
+                e.check_starts(id, c)?;
+                let [below, beside] = f.leaf.multicast();
+                if half(e.plan, c).is_some() {
+                    e.check_panels(id, c, mma_panel_columns(block[1]).min(64))?;
+                }
+                e.check_clipped(id, c, [block[0] * below, f.leaf.out_columns() * beside])?;
+            }
+            Store::Direct => e.check_lines(id, c)?,
+        }
+    }
+    let saves = |x: &&Access| EPILOGUE_OPERANDS.contains(&x.operand) && x.mode == Mode::Write;
+    f.accesses.iter().filter(saves).try_for_each(|x| e.check_lines(id, x))
+}
+
+/// The maps that boxes of results leave by, as C.
+fn c_maps(
+    e: &mut Emitter<'_>,
+    f: &Family,
+    targets: &[&Access],
+    box_dims: [u32; 2],
+) -> Result<String, EmitError> {
+    let mut texts = Vec::new();
+    for c in targets {
+        // Rows of both halves.
+        let view = match half(e.plan, c) {
+            Some(_) => View::cut([1]),
+            None => View::rows(c.region.len()),
+        };
+        texts.push(if c.rank == Expr::Var(Var::RANK) {
+            format!("&params.maps[kMap{}]", e.maps.index(e.plan, c.buffer, &view, &box_dims)?)
+        } else {
+            let rank = e.c(f, None, &c.rank);
+            let map = e.maps.index_of_ranks(e.plan, c.buffer, &view, &box_dims)?;
+            format!("&params.maps[kMap{map} + {rank}]")
+        });
+    }
+    targets::choose(e, f, targets, texts)
+}
+
+/// Steps along k of one iteration.
+fn steps_along_k(f: &Family, a: &Access, layout: ALayout, step: u32) -> Result<Expr, EmitError> {
+    let depth = mk_plan::depth_dim(a, layout).ok_or_else(|| {
+        EmitError::internal("emit/leaf/mma.rs", format!("{:?} has no dimension along k", f.name))
+    })?;
+    Ok(a.region[depth].1.clone().ceil_div(step as i32))
+}
+
+/// The coordinates of both factors, which change from one iteration of the inner loop to the next. Each iteration has the same whole steps
+/// along k.
+fn inner(
+    e: &Emitter<'_>,
+    f: &Family,
+    name: &str,
+    factors: [&Access; 2],
+    left: &Factor,
+    right: &Factor,
+) -> Result<Value, EmitError> {
+    let Leaf::MmaTile { a_layout, .. } = &f.leaf else {
+        return Err(EmitError::internal("emit/leaf/mma.rs", "an inner loop of no product"));
+    };
+    let depth = mk_plan::depth_dim(factors[0], *a_layout).map(|d| &factors[0].region[d].1);
+    let steps = match depth {
+        Some(Expr::Const(depth)) if *depth > 0 && depth % 64 == 0 => depth / 64,
+        _ => 0,
+    };
+    let both = factors.iter().all(|a| a.at == Point::Inner);
+    let moves = [&right.across, &right.up].iter().any(|x| x.mentions(Var::INNER));
+    if steps == 0 || !both || moves || e.runtime() {
+        let what = "an inner loop walks both operands along k, in equal parts of whole steps, and needs dimensions that no launch decides";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    let say = |x: &Expr| e.c(f, None, x);
+    Ok(context! {
+        name,
+        steps,
+        a_row => say(&left.across),
+        a_k => say(&left.k),
+        b_k => say(&right.k),
+        waits => e.waits(f, Agent::Loader, Point::Inner)?,
+    })
+}

@@ -1,0 +1,150 @@
+//! Sums over the slots of a rank, or over all ranks: in f32, in order, rounded once, by all computing threads in one team or two.
+
+use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
+use crate::emit::{context::Emitter, error::EmitError, types::Slice};
+use minijinja::{Value, context};
+use mk_abi::device::MAX_RANKS;
+use mk_plan::{Agent, Expr, Operand, Point, Var};
+
+pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
+    template: "reduce_rows",
+    texts: &[
+        ("reduce_rows", include_str!("../../../../../templates/leaf/reduce_rows.cu.j2")),
+        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+    ],
+    warpgroups: Warpgroups::MOVING,
+    ring: None,
+    agents: &[AgentEmission {
+        agent: Agent::Copier,
+        seat: Seat::Computing,
+        state: &[],
+        function: "reduce_rows",
+        arguments: "<Dtype::@{ dtype }@, Dtype::@{ dtype_to }@, @{ teams }@, @{ 2 // teams }@ * kWarpgroupThreads, @{ 1 + teams }@, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
+    }],
+    spills: Spills::NONE,
+    prepare,
+};
+
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+    for f in g.slices.iter().map(|s| &e.plan.families[s.id]) {
+        if f.inner.is_some() {
+            let what = "no template has sums without factors in an inner loop";
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        }
+    }
+    let (mut families, mut destinations) = (Vec::new(), None);
+    for s in &g.slices {
+        let (value, places) = sums(e, *s)?;
+        if *destinations.get_or_insert(places) != places {
+            let what = "sums of one group have as many destinations";
+            return Err(EmitError::unsupported(g.name.clone(), what));
+        }
+        families.push(value);
+    }
+    let (chain, operands) = e.sum_chain(g.slices[0].id)?;
+    let teams = e.points.teams(&g.families())?;
+    let (dtype, dtype_to) = (dtype_of(e, g, Operand::Src)?, dtype_of(e, g, Operand::Dst)?);
+    Ok(Prepared {
+        families,
+        hooks: context! { destinations, chain, operands, teams },
+        call: context! { teams, dtype, dtype_to },
+        workers: teams * g.ctas,
+        choices: vec![format!("teams {teams}")],
+    })
+}
+
+/// The element type that all accesses of an operand have.
+fn dtype_of(e: &Emitter<'_>, g: &Group, operand: Operand) -> Result<&'static str, EmitError> {
+    e.one_dtype(g.slices[0].id, |o| o == operand)
+}
+
+/// One reduction family: the sum over `each` of its source, written to every destination; and how many these are.
+fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
+    let f = &e.plan.families[s.id];
+    let src = e.access(f, Operand::Src)?;
+    let own = Expr::Var(Var::RANK);
+    // Slots of the own rank, one after the other; or one buffer of every rank.
+    let everywhere = src.rank == Expr::Var(Var::EACH);
+    let n = src.region.len();
+    let alike = if everywhere { n == 3 } else { n >= 3 && src.rank == own };
+    let (Some(each), true) = (&src.each, alike) else {
+        return Err(EmitError::unsupported(
+            f.name.clone(),
+            "a sum runs over slots of its own rank, or over all ranks",
+        ));
+    };
+    let by_each = src.region.iter().any(|(b, l)| b.mentions(Var::EACH) || l.mentions(Var::EACH));
+    let leads = if everywhere {
+        !by_each && src.region[0].1 == Expr::Const(1)
+    } else {
+        // Of a stack of slots, those of one index.
+        let one = |(base, len): &(Expr, Expr)| *len == Expr::Const(1) && !base.mentions(Var::EACH);
+        src.region[n - 3] == (Expr::Var(Var::EACH), Expr::Const(1))
+            && src.region[..n - 3].iter().all(one)
+    };
+    let ((first, rows), (col, cols)) = (&src.region[n - 2], &src.region[n - 1]);
+    let size = e.plan.buffers[src.buffer].dtype.size_bytes();
+    let pitch = e.own_pitch_bytes(src.buffer);
+    let (mut destinations, mut n_destinations) = (Vec::new(), 0);
+    for dst in f.accesses.iter().filter(|a| a.operand == Operand::Dst) {
+        let d = dst.region.len();
+        let same = dst.region[d - 1].1 == *cols && d >= 2 && dst.region[d - 2].1 == *rows;
+        if !leads || !same || dst.when.is_some() {
+            let what = "source and destination of a sum differ in shape";
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        }
+        let each = dst.each.as_ref();
+        let end = match each.map(|x| &x.extent) {
+            None => n_destinations + 1,
+            Some(Expr::Const(n)) if (1..=MAX_RANKS as i32).contains(n) => n_destinations + n,
+            Some(_) => {
+                let what = format!("a sum goes to 1 to {MAX_RANKS} places at once");
+                return Err(EmitError::unsupported(f.name.clone(), what));
+            }
+        };
+        // Rows of another rank must be as long as the own ones; the own ones may be what they are.
+        let (pitch, base) = if dst.rank == own {
+            (e.own_pitch_bytes(dst.buffer), e.base(dst.buffer, "params.header.rank"))
+        } else {
+            let pitch = e.pitch_bytes(&f.name, dst.buffer)?.to_string();
+            (pitch, e.base(dst.buffer, &e.c(f, each, &dst.rank)))
+        };
+        let size = e.plan.buffers[dst.buffer].dtype.size_bytes();
+        let (row, col) = (e.c(f, each, &e.row(dst)), e.c(f, each, &dst.region[d - 1].0));
+        let address =
+            format!("{base} + static_cast<u64>({row}) * {pitch} + bytes_of({col}, {size})");
+        let each = each.map(|x| x.var.clone());
+        destinations.push(context! { address, pitch, each, first => n_destinations, end });
+        n_destinations = end;
+    }
+    let (base, row, stride) = if everywhere {
+        let stride = "params.header.sym_stride_bytes".to_string();
+        (e.base(src.buffer, "0"), e.row(src), stride)
+    } else {
+        let rows = e.c(f, None, &e.extent(src.buffer, n - 2));
+        let stride = format!("static_cast<u64>({rows}) * {pitch}");
+        let row = match n {
+            3 => first.clone(),
+            _ => {
+                let slots = e.extent(src.buffer, n - 3) * e.extent(src.buffer, n - 2);
+                e.flat(src, 0, n - 3) * slots + first.clone()
+            }
+        };
+        (e.base(src.buffer, "params.header.rank"), row, stride)
+    };
+    let operands = e.sum_operands(s, (rows, cols))?;
+    let (row, col) = (e.c(f, None, &row), e.c(f, None, col));
+    let value = context! {
+        operands,
+        rows => e.c(f, None, rows),
+        columns => e.c(f, None, cols),
+        sources => e.c(f, None, &each.extent),
+        source => format!("{base} + static_cast<u64>({row}) * {pitch} + bytes_of({col}, {size})"),
+        source_stride => stride,
+        source_pitch => pitch,
+        destinations,
+        load_waits => e.waits(f, Agent::Copier, Point::Start)?,
+        posts => e.posts(f),
+    };
+    Ok((context! { ..value, ..e.slice(s) }, n_destinations))
+}

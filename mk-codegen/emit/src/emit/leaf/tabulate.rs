@@ -1,0 +1,203 @@
+//! Tables that a kernel fills: by ordinary loads and stores of all computing threads, in phases.
+
+use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
+use crate::emit::{context::Emitter, error::EmitError, types::Slice};
+use minijinja::{Value, context};
+use mk_plan::{Access, Agent, Expr, Family, Leaf, Operand, Point, RoutePart, Tabulation, Var};
+
+pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
+    template: "tabulate",
+    texts: &[
+        ("tabulate", include_str!("../../../../../templates/leaf/tabulate.cu.j2")),
+        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+    ],
+    warpgroups: Warpgroups::MOVING,
+    ring: None,
+    agents: &[AgentEmission {
+        agent: Agent::Copier,
+        seat: Seat::Computing,
+        state: &[],
+        function: "tabulate_tasks",
+        arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
+    }],
+    spills: Spills::NONE,
+    prepare,
+};
+
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+    let family = |s: &Slice| {
+        let f = &e.plan.families[s.id];
+        Ok(context! {
+            values => values(e, f)?,
+            load_waits => e.waits(f, Agent::Copier, Point::Start)?,
+            posts => e.posts(f),
+            ..e.slice(*s)
+        })
+    };
+    let families = g.slices.iter().map(family).collect::<Result<Vec<Value>, EmitError>>()?;
+    let (task, phases) = match &g.head(e).leaf {
+        Leaf::Tabulate { of: Tabulation::Route { part, .. } } => match part {
+            RoutePart::Lists => ("ListTask", 3),
+            RoutePart::Wanted => ("WantedTask", 1),
+            RoutePart::Counts => ("BasesTask", 3),
+            RoutePart::Sources => ("SourcesTask", 1),
+            RoutePart::Places => ("PlacesTask", 1),
+            RoutePart::Kept => {
+                let what = "which rows are kept is made with the places";
+                return Err(EmitError::unsupported(g.name.clone(), what));
+            }
+        },
+        _ => ("BlocksTask", 1),
+    };
+    let (hooks, call) = (context! { task, phases }, context! {});
+    Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
+}
+
+/// Operands of a table, in their order, each of the own rank; as many as `N`.
+fn operands<'p, const N: usize>(
+    e: &Emitter<'p>,
+    f: &'p Family,
+    operand: Operand,
+) -> Result<[&'p Access; N], EmitError> {
+    let all: Vec<_> = f.accesses.iter().filter(|a| a.operand == operand).collect();
+    let close = |a: &&Access| {
+        let own = a.rank == Expr::Var(Var::RANK) && a.each.is_none() && a.when.is_none();
+        own && e.plan.buffers[a.buffer].pitch.is_none()
+    };
+    let found = all.iter().all(close).then_some(all).and_then(|all| all.try_into().ok());
+    found.ok_or_else(|| {
+        let what = "what tables are made of, and tables, are of the own rank, row by row";
+        EmitError::unsupported(f.name.clone(), what)
+    })
+}
+
+/// The members of a task in C, behind its number and its family's.
+fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
+    let Leaf::Tabulate { of } = f.leaf else {
+        let what = format!("{} is no table", f.name);
+        return Err(EmitError::internal("emit/leaf/tabulate.rs", what));
+    };
+    // Where an operand begins. Dimensions behind the first are whole.
+    let at = |a: &Access| {
+        let base = e.base(a.buffer, "params.header.rank");
+        let row = (1..a.region.len()).fold(a.region[0].0.clone(), |n, d| n * e.extent(a.buffer, d));
+        match row {
+            Expr::Const(0) => base,
+            row => {
+                let bytes = e.plan.buffers[a.buffer].dtype.size_bytes();
+                format!("{base} + static_cast<u64>({}) * {bytes}", e.c(f, None, &row))
+            }
+        }
+    };
+    let whole = |a: &Access| {
+        let behind = a.region.iter().enumerate().skip(1);
+        behind.into_iter().all(|(d, (base, n))| {
+            *base == Expr::Const(0) && e.number(n) == e.number(&e.extent(a.buffer, d))
+        })
+    };
+    if let Some(a) = f.accesses.iter().find(|a| !whole(a)) {
+        let what = format!("a table takes and makes whole rows: {} {}", a.operand, a.buffer);
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    // How many there are in a dimension of an operand; none where it is empty.
+    let n = |a: &Access, d: usize| {
+        format!("static_cast<u32>(max_i(0, {}))", e.c(f, None, &a.region[d].1))
+    };
+    let wide = |a: &Access, dims: usize| match a.region.len() == dims {
+        true => Ok(()),
+        false => Err(EmitError::unsupported(f.name.clone(), "a table of other dimensions")),
+    };
+    match of {
+        Tabulation::Blocks { rows } => {
+            let ([counts], [blocks]) =
+                (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+            wide(counts, 1)?;
+            wide(blocks, 2)?;
+            let starts = [counts, blocks].iter().all(|a| a.region[0].0 == Expr::Const(0));
+            if blocks.region[1].1 != Expr::Const(2) || !starts {
+                return Err(EmitError::unsupported(f.name.clone(), "a block has a group and rows"));
+            }
+            let [groups, count] = [counts, blocks].map(|a| e.c(f, None, &a.region[0].1));
+            Ok(vec![at(counts), at(blocks), groups, count, rows.to_string()])
+        }
+        Tabulation::Route { part, experts, ranks, rows, blocks, keep } => {
+            let own = experts.div_ceil(ranks.max(1));
+            let width = |list: &Access| n(list, 1);
+            let says = |n: u32| n.to_string();
+            let words =
+                |ids: &Access| (e.plan.buffers[ids.buffer].dtype.size_bytes() / 4).to_string();
+            Ok(match part {
+                RoutePart::Lists => {
+                    let ([ids], [list]) =
+                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                    wide(ids, 2)?;
+                    wide(list, 2)?;
+                    let first = format!("static_cast<u32>({})", e.c(f, None, &ids.region[0].0));
+                    let mut all = vec![at(ids), at(list), words(ids), n(ids, 0), n(ids, 1)];
+                    all.extend([says(experts), first]);
+                    all
+                }
+                RoutePart::Wanted => {
+                    let ([ids], [wanted]) =
+                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                    wide(ids, 2)?;
+                    wide(wanted, 1)?;
+                    let rank = "static_cast<u32>(rank)".to_string();
+                    let mut all = vec![at(ids), at(wanted), words(ids), n(ids, 0), n(ids, 1)];
+                    all.extend([says(own), rank, n(wanted, 0)]);
+                    all
+                }
+                RoutePart::Counts => {
+                    let ([lists], [counts, bases, entries]) =
+                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                    wide(lists, 2)?;
+                    wide(entries, 2)?;
+                    let rank = "static_cast<u32>(rank)".to_string();
+                    let mut all = vec![at(lists), at(counts), at(bases), at(entries)];
+                    all.extend([n(lists, 0), width(lists)]);
+                    all.extend([
+                        says(experts),
+                        says(own),
+                        rank,
+                        says(rows),
+                        says(blocks),
+                        says(keep),
+                    ]);
+                    all
+                }
+                RoutePart::Sources => {
+                    let ([entries, lists, bases], [sources]) =
+                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                    wide(entries, 2)?;
+                    wide(lists, 2)?;
+                    let first = format!("static_cast<u32>({})", e.c(f, None, &entries.region[0].0));
+                    let expert = format!("static_cast<u32>(rank) * {own}");
+                    let mut all = vec![at(entries), at(lists), at(bases), at(sources)];
+                    all.extend([n(lists, 0), width(lists), says(experts), expert, first]);
+                    all.extend([n(entries, 0), says(rows)]);
+                    all
+                }
+                RoutePart::Kept => Vec::new(),
+                RoutePart::Places => {
+                    let none = "0".to_string();
+                    let (ids, list, bases, begins, places, kept) = if keep == 0 {
+                        let ([ids, list, bases], [places]) =
+                            (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                        (ids, list, bases, none.clone(), places, none)
+                    } else {
+                        let ([ids, list, bases, begins], [places, kept]) =
+                            (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                        (ids, list, bases, at(begins), places, at(kept))
+                    };
+                    wide(ids, 2)?;
+                    wide(list, 2)?;
+                    let mut all =
+                        vec![at(ids), at(list), at(bases), begins, at(places), kept, words(ids)];
+                    all.extend([n(ids, 0), n(ids, 1)]);
+                    all.extend([says(experts), says(own), says(keep)]);
+                    all
+                }
+            })
+        }
+    }
+}

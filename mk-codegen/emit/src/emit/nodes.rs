@@ -1,0 +1,97 @@
+//! What plans over nodes need of the library, and what of them no template carries out.
+
+use super::{error::EmitError, library::Nodes};
+use mk_plan::{
+    Arena, Expr, FamId, Leaf, NetPlan, Plan, PointError, Points, RoleKind, SigId, Space, TableSet,
+};
+
+/// The constants of a plan's nodes.
+pub(super) fn nodes(plan: &Plan, net: Option<&NetPlan>) -> Nodes {
+    let Some(NetPlan { signals, layout, .. }) = net else { return Nodes::ONE };
+    Nodes {
+        nodes: plan.mesh.size() / layout.local.max(1),
+        local: layout.local,
+        fifo: layout.fifo,
+        lanes: layout.lanes,
+        entered: entered(plan).and_then(|s| first_word(signals, s)).unwrap_or(0),
+        hashes: layout.hashes,
+    }
+}
+
+fn first_word(signals: &Arena<SigId, Option<u32>>, signal: SigId) -> Option<u32> {
+    signals.get(signal).copied().flatten()
+}
+
+/// The same by the plan alone, for who reads a kernel.
+///
+/// # Errors
+/// Where an extent has no value.
+pub(super) fn of(plan: &Plan) -> Result<Nodes, PointError> {
+    let tables = TableSet::default();
+    let net = NetPlan::new(plan, &Points::new(plan, &tables))?;
+    Ok(nodes(plan, net.as_ref()))
+}
+
+/// The signal by which nodes tell each other of their entry.
+pub(super) fn entered(plan: &Plan) -> Option<SigId> {
+    let enters = plan.families.iter().filter(|(id, _)| plan.enters_node(*id));
+    enters.flat_map(|(_, f)| &f.posts).map(|p| p.signal).next()
+}
+
+/// Checks what is said above.
+///
+/// # Errors
+/// [`EmitError::Unsupported`] for the first line that no template carries out.
+pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
+    let refuse = |id: FamId, what: &str| {
+        Err(EmitError::unsupported(format!("{id} {:?}", plan.families[id].name), what))
+    };
+    let Some(nic) = plan.nic else { return Ok(()) };
+    if nic.local.is_none() {
+        let what = "a network without nodes (`local=`) has no templates";
+        return Err(EmitError::unsupported("nic", what));
+    }
+    if !nic.fifo.is_power_of_two() {
+        let what = format!("a fifo of {} commands: numbers wrap, take a power of two", nic.fifo);
+        return Err(EmitError::unsupported("nic", what));
+    }
+    let mut senders: Vec<_> =
+        plan.families.values().filter(|f| f.leaf == Leaf::NicSend).map(|f| f.role).collect();
+    senders.sort_unstable();
+    senders.dedup();
+    for role in senders {
+        let r = &plan.roles[role];
+        let first = plan.roles.iter().filter(|(_, r)| r.ctas > 0).map(|(id, _)| id).next();
+        if r.ctas != 1 || r.kind != RoleKind::InterSend || first == Some(role) {
+            let what = "one lane writes the fifo: sends have one role, inter_send, of one CTA that is not the first";
+            return Err(EmitError::unsupported(role.to_string(), what));
+        }
+    }
+    let entry = entered(plan);
+    for (id, f) in plan.families.iter() {
+        let net = |signal: SigId| plan.signals[signal].net;
+        // A network writes words, it does not add to them.
+        if f.waits.iter().any(|w| net(w.signal) && w.count != Expr::Const(1)) {
+            return refuse(id, "a word that hosts raise is raised once in a launch, by one");
+        }
+        let sends = f.leaf == Leaf::NicSend;
+        if f.posts.iter().any(|p| net(p.signal) != sends || sends && p.add != Expr::Const(1)) {
+            return refuse(id, "sends raise net words, by one, and nothing else does");
+        }
+        let one_dim = |s: SigId| plan.signals[s].shape.len() == 1;
+        if entry.is_some_and(|s| f.waits.iter().any(|w| w.signal == s && w.lag != 0 || !one_dim(s)))
+        {
+            return refuse(id, "a node's entry is one word, of this launch");
+        }
+        if sends
+            && (f.inner.is_some()
+                || !f.accesses.iter().all(|a| plan.buffers[a.buffer].space == Space::Net))
+        {
+            return refuse(
+                id,
+                "a send has one piece of net memory at either end, and no inner loop",
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,25 @@
+//! The spill budget of a kernel, from the records of its leaves.
+
+use super::{
+    leaf::{Carrier, carrier},
+    types::Options,
+};
+use mk_plan::Plan;
+
+/// Bytes of registers that a thread may spill: the most that a leaf of the plan allows.
+pub(super) fn spill_bytes(plan: &Plan, options: Options) -> u32 {
+    let traced_loop = options.trace && plan.families.values().any(|f| f.inner.is_some());
+    let mut most = 0;
+    for role in plan.roles.keys() {
+        let (mut several, mut traced, mut loops) = (0, 0, 0);
+        for run in plan.runs(role) {
+            let Carrier::Agents(l) = carrier(&plan.families[run[0]]) else { continue };
+            loops += usize::from(l.spills.several_loops > 0);
+            several = several.max(l.spills.several_loops);
+            traced = traced.max(l.spills.traced_inner_loop);
+        }
+        most = most.max(if loops > 1 { several } else { 0 });
+        most = most.max(if traced_loop { traced } else { 0 });
+    }
+    most
+}

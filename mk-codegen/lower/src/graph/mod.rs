@@ -1,0 +1,283 @@
+//! The op graph: a checked pipeline with numbers for its symbols, as a DAG that passes can rewrite.
+
+use mk_abi::DType;
+use mk_plan::{EpilogueOp, GradOf};
+use mk_syntax::{Bound, Curve, Def, Dim, Op, Placement, Program, ValueId};
+use petgraph::{
+    Direction,
+    stable_graph::{NodeIndex, StableDiGraph},
+    visit::EdgeRef,
+};
+
+/// An extent: its number, and the symbol that names it in plans and kernels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Elements, global.
+    pub value: i32,
+    /// Name, where the source gave one.
+    pub symbol: Option<String>,
+    /// Upper bound, if the value comes with each launch; `value` is then what the plan is checked at.
+    pub runtime_max: Option<i32>,
+}
+
+impl Extent {
+    /// The most that it can be.
+    pub fn capacity(&self) -> i32 {
+        self.runtime_max.unwrap_or(self.value)
+    }
+}
+
+/// A value of the pipeline.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// Name of the parameter, or of the operation.
+    pub name: String,
+    /// How it comes about.
+    pub kind: Kind,
+    /// Element type.
+    pub dtype: DType,
+    /// Global shape, row-major.
+    pub shape: Vec<Extent>,
+    /// Placement on each mesh axis.
+    pub placement: Vec<Placement>,
+}
+
+/// How a value comes about.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kind {
+    /// The caller gives it.
+    Param,
+    /// `Shard(dim)` becomes `Replicate`.
+    Gather {
+        /// The sharded dimension.
+        dim: usize,
+    },
+    /// A matrix product, and the elementwise operations that were fused into it. Operands: a, b, then one for each
+    /// epilogue operation that has one.
+    Gemm {
+        /// In order of application.
+        epilogue: Vec<EpilogueOp>,
+        /// `a` is stored as `[K, M]`.
+        a_transposed: bool,
+        /// `b` is stored as `[N, K]`.
+        b_transposed: bool,
+    },
+    /// Ragged rows times the matrices of their experts, and the elementwise operations that were fused into it. Operands: rows, matrices, rows of
+    /// each expert, then one for each epilogue operation that has one.
+    GroupedGemm {
+        /// In order of application.
+        epilogue: Vec<EpilogueOp>,
+    },
+    /// Tokens as rows of their experts. Operands: tokens, experts of each.
+    Dispatch {
+        /// See [`Op::Dispatch`].
+        drops: bool,
+    },
+    /// Weighted sums of rows, by token. Operands: rows, experts of each token, weights.
+    Combine,
+    /// An elementwise operation that stands alone.
+    Elementwise(EpilogueOp),
+    /// The gradient of the input of `swiglu`, from that of its result: `[m, n]` and `[m, 2, n]` become `[m, 2, n]`.
+    SwigluGrad,
+    /// What the epilogue of the product that it is an operand of saves on the way: a result.
+    Saved,
+    /// The second half of the result `[m, 2, n]` of the product that it is an operand of, whose epilogue saves it on the way.
+    OwnHalf,
+    /// Attention. Operands: queries, keys, values.
+    Attention {
+        /// Queries see keys at their own position and before.
+        causal: bool,
+        /// The factor's f32 bits, where it is not `1 / sqrt(D)`.
+        scale: Option<u32>,
+        /// Keys and values are passed on from rank to rank.
+        ring: bool,
+    },
+    /// Logarithms of the sums by which the attention that it is an operand of divides.
+    Lse,
+    /// Statistics of the queries of an attention. Operands: its results, their gradients, its logarithms.
+    AttentionStats,
+    /// Gradients of attention. Operands, of queries: queries, gradients of results, statistics, keys, values; of keys: keys, values, queries,
+    /// gradients of results, statistics.
+    AttentionGrad {
+        /// Of queries, or of keys.
+        of: GradOf,
+        /// As [`Kind::Attention`] has it.
+        causal: bool,
+        /// As [`Kind::Attention`] has it.
+        scale: Option<u32>,
+        /// What comes in blocks is passed on from rank to rank.
+        ring: bool,
+    },
+    /// Gradients of values, beside those of keys that it is an operand of.
+    AttentionDv,
+    /// Partial sums become shards of dimension `dim`, and the elementwise operations behind it that were fused into it. Operands:
+    /// what is summed, then one for each of those that has one.
+    ReduceScatter {
+        /// The dimension that is scattered.
+        dim: usize,
+        /// In order of application.
+        epilogue: Vec<EpilogueOp>,
+    },
+    /// Partial sums become their sum everywhere; otherwise as [`Kind::ReduceScatter`].
+    AllReduce {
+        /// In order of application.
+        epilogue: Vec<EpilogueOp>,
+    },
+}
+
+impl Kind {
+    /// The elementwise operations that were fused into it, if it takes any.
+    pub fn epilogue(&self) -> Option<&[EpilogueOp]> {
+        match self {
+            Kind::Gemm { epilogue, .. }
+            | Kind::GroupedGemm { epilogue }
+            | Kind::ReduceScatter { epilogue, .. }
+            | Kind::AllReduce { epilogue } => Some(epilogue),
+            _ => None,
+        }
+    }
+
+    /// [`Kind::epilogue`], to add to.
+    pub fn epilogue_mut(&mut self) -> Option<&mut Vec<EpilogueOp>> {
+        match self {
+            Kind::Gemm { epilogue, .. }
+            | Kind::GroupedGemm { epilogue }
+            | Kind::ReduceScatter { epilogue, .. }
+            | Kind::AllReduce { epilogue } => Some(epilogue),
+            _ => None,
+        }
+    }
+}
+
+/// The pipeline. Edges point from operand to user and carry the operand's position.
+#[derive(Clone, Debug)]
+pub struct OpGraph {
+    /// Name of the pipeline.
+    pub name: String,
+    /// Mesh axes.
+    pub axes: Vec<String>,
+    /// Values.
+    pub graph: StableDiGraph<Value, usize>,
+    /// Values that the caller receives.
+    pub results: Vec<NodeIndex>,
+    /// What they are called, as many.
+    pub result_names: Vec<String>,
+}
+
+impl OpGraph {
+    /// The graph of a checked program.
+    pub fn new(program: &Program, bound: &Bound) -> OpGraph {
+        let mut graph = StableDiGraph::new();
+        let mut nodes = Vec::with_capacity(program.n_values());
+        for i in 0..program.n_values() {
+            let id = ValueId::new(i);
+            let Some(def) = program.def(id) else { continue };
+            let (name, kind, ty, inputs) = match def {
+                Def::Param(t) => (t.name.as_str(), Kind::Param, &t.ty, &[][..]),
+                Def::Node(n) => (n.op.name(), kind_of(n.op), &n.ty, &n.inputs[..]),
+            };
+            let shape = ty.dims.iter().map(|d| extent(program, bound, *d)).collect();
+            let node = graph.add_node(Value {
+                name: name.to_string(),
+                kind,
+                dtype: dtype(ty.dtype),
+                shape,
+                placement: ty.placement.clone(),
+            });
+            for (position, input) in inputs.iter().enumerate() {
+                graph.add_edge(nodes[input.index()], node, position);
+            }
+            nodes.push(node);
+        }
+        let results = program.results().iter().map(|r| nodes[r.index()]).collect();
+        let axes = program.mesh_axes().to_vec();
+        let result_names = program.result_names().to_vec();
+        OpGraph { name: program.name().to_string(), axes, graph, results, result_names }
+    }
+
+    /// Operands in order.
+    pub fn operands(&self, node: NodeIndex) -> Vec<NodeIndex> {
+        let mut list: Vec<_> = self
+            .graph
+            .edges_directed(node, Direction::Incoming)
+            .map(|e| (*e.weight(), e.source()))
+            .collect();
+        list.sort_unstable_by_key(|(position, _)| *position);
+        list.into_iter().map(|(_, source)| source).collect()
+    }
+
+    /// How many operations read a value, results of the pipeline counted as one each.
+    pub fn uses(&self, node: NodeIndex) -> usize {
+        self.graph.edges_directed(node, Direction::Outgoing).count()
+            + self.results.iter().filter(|r| **r == node).count()
+    }
+}
+
+fn extent(program: &Program, bound: &Bound, dim: Dim) -> Extent {
+    let symbol = match dim {
+        Dim::Sym(id) => program.symbols().get(id.index()).map(|s| s.name.clone()),
+        Dim::Lit(_) => None,
+    };
+    // Binding refuses extents above 2^30.
+    // The kernel is the same for every value of a run-time dimension, so it is made at the largest.
+    let value = bound.max_dim(dim).and_then(|v| i32::try_from(v).ok()).unwrap_or(0);
+    Extent { value, symbol, runtime_max: bound.is_runtime(dim).then_some(value) }
+}
+
+fn dtype(d: mk_syntax::DType) -> DType {
+    match d {
+        mk_syntax::DType::Bf16 => DType::Bf16,
+        mk_syntax::DType::F16 => DType::F16,
+        mk_syntax::DType::F32 => DType::F32,
+        mk_syntax::DType::I32 => DType::I32,
+        mk_syntax::DType::I64 => DType::I64,
+    }
+}
+
+fn kind_of(op: Op) -> Kind {
+    Kind::Elementwise(match op {
+        Op::Gather { dim, .. } => return Kind::Gather { dim },
+        Op::Gemm { a_transposed, b_transposed } => {
+            return Kind::Gemm { epilogue: Vec::new(), a_transposed, b_transposed };
+        }
+        Op::GroupedGemm => return Kind::GroupedGemm { epilogue: Vec::new() },
+        Op::Attention { causal, scale, ring } => {
+            let scale = scale.map(|scale| (scale as f32).to_bits());
+            return Kind::Attention { causal, scale, ring: ring.is_some() };
+        }
+        Op::Dispatch { drops } => return Kind::Dispatch { drops },
+        Op::Combine => return Kind::Combine,
+        Op::Lse => return Kind::Lse,
+        Op::AttentionStats => return Kind::AttentionStats,
+        Op::AttentionDq { causal, scale, ring } => {
+            let scale = scale.map(|scale| (scale as f32).to_bits());
+            let of = GradOf::Queries;
+            return Kind::AttentionGrad { of, causal, scale, ring: ring.is_some() };
+        }
+        Op::AttentionDk { causal, scale, ring } => {
+            let scale = scale.map(|scale| (scale as f32).to_bits());
+            return Kind::AttentionGrad { of: GradOf::Keys, causal, scale, ring: ring.is_some() };
+        }
+        Op::AttentionDv => return Kind::AttentionDv,
+        Op::Swiglu => EpilogueOp::Swiglu,
+        Op::ReduceScatter { dim, .. } => return Kind::ReduceScatter { dim, epilogue: Vec::new() },
+        Op::AllReduce { .. } => return Kind::AllReduce { epilogue: Vec::new() },
+        Op::Bias => EpilogueOp::Bias,
+        Op::Gelu => EpilogueOp::Gelu,
+        Op::Silu => EpilogueOp::Silu,
+        Op::Relu => EpilogueOp::Relu,
+        Op::GeluTanh => EpilogueOp::GeluTanh,
+        Op::Slope(Curve::Gelu) => EpilogueOp::GeluGrad,
+        Op::Slope(Curve::GeluTanh) => EpilogueOp::GeluTanhGrad,
+        Op::Slope(Curve::Silu) => EpilogueOp::SiluGrad,
+        Op::Slope(Curve::Relu) => EpilogueOp::ReluGrad,
+        Op::SwigluGrad => return Kind::SwigluGrad,
+        Op::Mul => EpilogueOp::Mul,
+        Op::Add => EpilogueOp::Add,
+        Op::Scale(factor) => EpilogueOp::Scale((factor as f32).to_bits()),
+        Op::Cast(mk_syntax::DType::Bf16) => EpilogueOp::RoundBf16,
+        Op::Cast(mk_syntax::DType::F16) => EpilogueOp::RoundF16,
+        // Nothing is cast to integers.
+        Op::Cast(_) => EpilogueOp::Widen,
+    })
+}

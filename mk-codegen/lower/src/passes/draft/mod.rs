@@ -1,0 +1,216 @@
+//! A plan in the making: families with their accesses, and the flows of data between them. Signals come later.
+
+mod flow;
+
+pub(in crate::passes) use flow::{Arrival, Flow, FlowId, Reader, Source, Writer};
+
+use super::shape::{extents::Extents, ranks::Nodes, tensor::Tensor};
+use crate::graph::Extent;
+use crate::settings::Config;
+use mk_abi::DType;
+use mk_plan::target::Target;
+use mk_plan::{
+    Access, Arena, BufId, Buffer, EdgeId, Entity, Expr, FamId, Family, InternalEdge, Leaf, Mode,
+    Operand, Plan, Point, RoleKind, Schedule, Space, Var,
+};
+
+/// The rows of tiles that a family's tasks cover: the shard, and the block in the shard.
+#[derive(Clone)]
+pub(in crate::passes) struct TileRows {
+    pub family: FamId,
+    pub shard: Expr,
+    pub block: Expr,
+}
+
+/// The plan so far. Roles and signals are empty; [`Draft::kinds`] says where each family belongs.
+pub(in crate::passes) struct Draft {
+    pub plan: Plan,
+    /// Its dimensions.
+    pub extents: Extents,
+    pub kinds: Arena<FamId, RoleKind>,
+    pub flows: Arena<FlowId, Flow>,
+    /// Flows that somebody reads, in the order in which they were first read: that of their signals.
+    pub flow_order: Vec<FlowId>,
+    /// Families that come before all others of their role.
+    pub first: Vec<FamId>,
+    pub target: &'static Target,
+    /// Shared-memory stages of a bulk copy.
+    pub copy_stages: u32,
+    /// Bytes that a rank sends for each floating-point operation of its own, where data that comes meanwhile is worth few CTAs.
+    pub bytes_per_flop: Option<f64>,
+    edges: usize,
+}
+
+impl Draft {
+    pub fn new(name: &str, axis: &str, config: &Config, target: &'static Target) -> Draft {
+        let plan = Plan {
+            name: name.into(),
+            mesh: mk_plan::Mesh { axes: vec![(axis.into(), config.ranks)] },
+            target: config.target.clone(),
+            nic: config.nic(),
+            ..Plan::default()
+        };
+        Draft {
+            plan,
+            extents: Extents::new(config.ranks),
+            kinds: Arena::new(),
+            flows: Arena::new(),
+            flow_order: Vec::new(),
+            first: Vec::new(),
+            target,
+            copy_stages: config.copy_stages,
+            bytes_per_flop: None,
+            edges: 0,
+        }
+    }
+
+    /// SMs of the target, one CTA each.
+    pub fn sms(&self) -> i64 {
+        i64::from(self.target.sms)
+    }
+
+    pub fn world(&self) -> i32 {
+        self.extents.world()
+    }
+
+    /// Ranks by node: all of them in one, unless the plan's network says how many are.
+    pub fn nodes(&self) -> Nodes {
+        Nodes { world: self.world(), local: self.plan.local() as i32 }
+    }
+
+    /// The next edge id.
+    pub fn edge(&mut self) -> EdgeId {
+        self.edges += 1;
+        EdgeId::new(self.edges - 1)
+    }
+
+    /// An extent under its own name.
+    pub fn dim(&mut self, e: &Extent) -> Expr {
+        self.extents.dim(e)
+    }
+
+    /// A dimension of a tensor on rank `q`.
+    pub fn local(&mut self, t: &Tensor, dim: usize, q: impl Into<Expr>) -> Expr {
+        self.extents.local(t, dim, q)
+    }
+
+    /// A caller's tensor, in its local shape.
+    pub fn tensor(&mut self, t: &Tensor, space: Space) -> BufId {
+        let shape = self.extents.local_shape(t);
+        self.buffer(&t.name, space, t.dtype, shape, None)
+    }
+
+    pub fn buffer(
+        &mut self,
+        name: &str,
+        space: Space,
+        dtype: DType,
+        shape: Vec<Expr>,
+        pitch: Option<Expr>,
+    ) -> BufId {
+        let buffer = Buffer { name: name.into(), space, shared: false, dtype, shape, pitch };
+        self.plan.buffers.push(buffer)
+    }
+
+    /// Adds a flow without readers. One that stays without has no signal.
+    pub fn flow(&mut self, flow: Flow) -> FlowId {
+        self.flows.push(flow)
+    }
+
+    /// Adds a reader to a flow.
+    pub fn read(&mut self, flow: FlowId, reader: Reader) {
+        if !self.flow_order.contains(&flow) {
+            self.flow_order.push(flow);
+        }
+        self.flows[flow].to.push(reader);
+    }
+
+    /// Adds a family, which reads the flows of its sources; internal edges get their ids here.
+    pub fn family(
+        &mut self,
+        name: &str,
+        kind: RoleKind,
+        leaf: Leaf,
+        domain: Vec<(&str, Expr)>,
+        order: Vec<Expr>,
+        touched: impl IntoIterator<Item = impl Into<Source>>,
+    ) -> FamId {
+        // Families of one role that share a ring have the same barriers.
+        let same = self
+            .plan
+            .families
+            .iter()
+            .find(|(id, f)| f.leaf.shares_ring(&leaf) && self.kinds[*id] == kind)
+            .map(|(_, f)| f.edges.clone());
+        let edges = match same {
+            Some(edges) => edges,
+            None => {
+                let names = leaf.contract().edges.into_iter().map(|e| e.name);
+                names.map(|name| InternalEdge { edge: self.edge(), name: name.into() }).collect()
+            }
+        };
+        self.kinds.push(kind);
+        let id = self.plan.families.next_id();
+        let mut accesses = Vec::new();
+        for source in touched {
+            let Source { access, arrivals } = source.into();
+            for arrival in arrivals {
+                let (flow, reader) = arrival.reader(id, &access);
+                self.read(flow, reader);
+            }
+            accesses.push(access);
+        }
+        self.plan.families.push(Family {
+            name: name.into(),
+            role: mk_plan::RoleId::new(0),
+            leaf,
+            domain: domain.into_iter().map(|(n, e)| (n.to_string(), e)).collect(),
+            order,
+            schedule: Schedule::Static,
+            inner: None,
+            positions: None,
+            accesses,
+            waits: Vec::new(),
+            posts: Vec::new(),
+            edges,
+        })
+    }
+}
+
+/// A read of the own rank's memory at the start of a task.
+pub(in crate::passes) fn read(
+    operand: Operand,
+    buffer: BufId,
+    region: Vec<(Expr, Expr)>,
+) -> Access {
+    access(operand, Mode::Read, buffer, region, Point::Start)
+}
+
+/// A write to the own rank's memory at the end of a task.
+pub(in crate::passes) fn write(
+    operand: Operand,
+    buffer: BufId,
+    region: Vec<(Expr, Expr)>,
+) -> Access {
+    access(operand, Mode::Write, buffer, region, Point::End)
+}
+
+fn access(
+    operand: Operand,
+    mode: Mode,
+    buffer: BufId,
+    region: Vec<(Expr, Expr)>,
+    at: Point,
+) -> Access {
+    Access {
+        operand,
+        mode,
+        buffer,
+        rank: Var::RANK.into(),
+        region,
+        version: Expr::Const(0),
+        at,
+        each: None,
+        when: None,
+    }
+}

@@ -1,0 +1,109 @@
+//! Fuses elementwise operations into the matrix product, or the sum over ranks, before them.
+//!
+//! Assumes nothing. Leaves: a product, or a sum, whose result is read by one elementwise operation alone has taken it over; a product also
+//! where the caller gets that result, too, which it then saves on the way. The whole chain is computed in f32 and rounded once, where
+//! the operations one by one would round after each.
+
+use crate::graph::{Kind, OpGraph, Value};
+use mk_plan::{EpilogueOp, SWIGLU_GRAD};
+use mk_syntax::Placement;
+use petgraph::{Direction, stable_graph::NodeIndex, visit::EdgeRef};
+
+/// Runs the pass.
+pub(super) fn epilogues(g: &mut OpGraph) {
+    let takers: Vec<_> =
+        g.graph.node_indices().filter(|n| g.graph[*n].kind.epilogue().is_some()).collect();
+    for taker in takers {
+        while let Some((user, op)) = only_user(g, taker) {
+            if g.results.contains(&taker) {
+                save(g, taker);
+            }
+            absorb(g, taker, user, &[op]);
+        }
+        if let Some((user, h)) = swiglu_grad(g, taker) {
+            absorb(g, taker, user, &SWIGLU_GRAD);
+            // Of gates there is one operand so far: then what is saved, gates again, and ups.
+            let n = g.operands(taker).len();
+            let saved = Value { kind: Kind::OwnHalf, ..g.graph[taker].clone() };
+            let saved = g.graph.add_node(saved);
+            for (i, x) in [saved, h, h].into_iter().enumerate() {
+                g.graph.add_edge(x, taker, n + i);
+            }
+        }
+    }
+}
+
+/// The `swiglu_grad` that alone reads a product, and the values before the activation, where the caller has them in memory.
+fn swiglu_grad(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, NodeIndex)> {
+    let value = &g.graph[taker];
+    let plain = matches!(&value.kind, Kind::Gemm { epilogue, .. } if !epilogue.contains(&EpilogueOp::Swiglu));
+    let mut users = g.graph.neighbors(taker);
+    let (user, None) = (users.next()?, users.next()) else { return None };
+    let taken = plain && g.graph[user].kind == Kind::SwigluGrad && g.uses(taker) == 1;
+    let (&[d, h], true) = (g.operands(user).as_slice(), taken) else { return None };
+    (d == taker && g.graph[h].kind == Kind::Param).then_some((user, h))
+}
+
+/// The elementwise operation that alone reads `taker`, if it can be taken over. A sum is finished for nobody before all ranks have
+/// added theirs, and who adds them saves nothing.
+fn only_user(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, EpilogueOp)> {
+    let mut edges = g.graph.edges_directed(taker, Direction::Outgoing);
+    let (edge, None) = (edges.next()?, edges.next()) else { return None };
+    let value = &g.graph[taker];
+    let product = matches!(value.kind, Kind::Gemm { .. });
+    let saves = product && !value.placement.contains(&Placement::Partial);
+    if g.uses(taker) > if saves { 2 } else { 1 } {
+        return None;
+    }
+    let Kind::Elementwise(op) = g.graph[edge.target()].kind else { return None };
+    let multiplies = product || matches!(value.kind, Kind::GroupedGemm { .. });
+    if op == EpilogueOp::Swiglu && !multiplies {
+        return None;
+    }
+    let commutes = matches!(op, EpilogueOp::Mul | EpilogueOp::Add);
+    (commutes || *edge.weight() == 0).then_some((edge.target(), op))
+}
+
+/// Has a product's epilogue write what it has so far to the caller.
+fn save(g: &mut OpGraph, gemm: NodeIndex) {
+    let n = g.operands(gemm).len();
+    let value = &mut g.graph[gemm];
+    if let Some(epilogue) = value.kind.epilogue_mut() {
+        epilogue.push(EpilogueOp::Save);
+    }
+    let saved = Value { kind: Kind::Saved, ..value.clone() };
+    let saved = g.graph.add_node(saved);
+    g.graph.add_edge(saved, gemm, n);
+    g.results.iter_mut().filter(|r| **r == gemm).for_each(|r| *r = saved);
+}
+
+fn absorb(g: &mut OpGraph, taker: NodeIndex, user: NodeIndex, ops: &[EpilogueOp]) {
+    let n = g.operands(taker).len();
+    let extra: Vec<_> = g.operands(user).into_iter().filter(|x| *x != taker).collect();
+    for (i, x) in extra.into_iter().enumerate() {
+        g.graph.add_edge(x, taker, n + i);
+    }
+    let readers: Vec<_> = g
+        .graph
+        .edges_directed(user, Direction::Outgoing)
+        .map(|e| (e.target(), *e.weight()))
+        .collect();
+    for (reader, position) in readers {
+        g.graph.add_edge(taker, reader, position);
+    }
+    if let Some(value) = g.graph.remove_node(user) {
+        let taker = &mut g.graph[taker];
+        taker.dtype = value.dtype;
+        taker.shape = value.shape;
+        taker.placement = value.placement;
+        taker.name = format!("{}_{}", taker.name, value.name);
+        if let Some(epilogue) = taker.kind.epilogue_mut() {
+            epilogue.extend(ops);
+        }
+    }
+    for r in &mut g.results {
+        if *r == user {
+            *r = taker;
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! From the op graph to a tile plan: the passes, in the order in which they run.
+
+mod claims;
+mod draft;
+mod error;
+mod fits;
+mod fuse;
+mod limits;
+mod roles;
+mod scaled;
+mod shape;
+mod signals;
+mod strategies;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+use crate::{
+    graph::OpGraph,
+    settings::{self, Config, Facts},
+};
+use mk_plan::{Buffer, Plan, Space, target};
+use mk_prove::{
+    equivalence::{self, FieldError},
+    valid::{self, Violation},
+};
+use mk_syntax::{Bound, Program};
+use shape::kernel::Kernel;
+use std::{collections::BTreeSet, panic::resume_unwind, thread};
+
+pub use error::LowerError;
+pub use roles::{DEFAULT_COPY_SMS, DEFAULT_REDUCE_SMS};
+pub use scaled::{Smaller, smaller};
+
+/// The numbers of a world of so many ranks.
+fn on(program: &Program, bound: &Bound, ranks: u32) -> Result<Bound, LowerError> {
+    bound.on(program, ranks).map_err(|e| LowerError::OutOfRange {
+        what: "room for dispatched rows".into(),
+        help: e.iter().next().map_or_else(String::new, |e| format!("{e}: {}", e.help())),
+    })
+}
+
+fn claimed(program: &Program, bound: &Bound, ranks: u32) -> Result<Kernel, LowerError> {
+    if !(1..=mk_abi::device::MAX_RANKS as u32).contains(&ranks) {
+        let what = format!("a world of {ranks} ranks");
+        let help = format!("use 1 to {}", mk_abi::device::MAX_RANKS);
+        return Err(LowerError::OutOfRange { what, help });
+    }
+    let bound = &on(program, bound, ranks)?;
+    let mut graph = OpGraph::new(program, bound);
+    fuse::epilogues(&mut graph);
+    claims::kernel(&graph, ranks)
+}
+
+/// What decides which settings a pipeline can have.
+///
+/// # Errors
+/// As [`lower`], for pipelines without a kernel.
+pub fn facts(program: &Program, bound: &Bound, ranks: u32) -> Result<Facts, LowerError> {
+    Ok(claims::facts(&claimed(program, bound, ranks)?, ranks))
+}
+
+/// The plan of a pipeline, not yet verified.
+///
+/// # Errors
+/// [`LowerError::Unsupported`] for pipelines outside what the passes cover, [`LowerError::Setting`] for settings that do
+/// not fit, [`LowerError::OutOfRange`] for worlds, targets and extents that no kernel has, [`LowerError::TooLarge`] for sizes that no plan has.
+pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, LowerError> {
+    let target = target::by_name(&config.target).ok_or_else(|| {
+        let known: Vec<_> = target::TARGETS.iter().map(|t| t.name).collect();
+        let what = format!("target `{}` is not known", config.target);
+        LowerError::OutOfRange { what, help: format!("use {}", known.join(", ")) }
+    })?;
+    let kernel = claimed(program, bound, config.ranks)?;
+    let facts = claims::facts(&kernel, config.ranks);
+    let config = &settings::normalise(config, &facts, target)?;
+    let mut draft = tile::families(&kernel, config, target)?;
+    limits::check(&draft)?;
+    signals::insert(&mut draft)?;
+    let plan = finish(draft, config)?;
+    tile::check_ends(&plan, config, &facts)?;
+    Ok(plan)
+}
+
+/// The plan of a draft that has its signals.
+fn finish(draft: draft::Draft, config: &Config) -> Result<Plan, LowerError> {
+    let mut plan = roles::assign(draft, config)?;
+    rename(&mut plan);
+    plan.check_structure().map_err(|mut errors| {
+        let large = errors.iter().all(|e| e.too_large);
+        let first = errors.swap_remove(0);
+        if large { error::too_large(first.to_string()) } else { LowerError::Structure(first) }
+    })?;
+    match valid::too_much(&plan) {
+        Some(limit) => Err(error::too_large(limit.to_string())),
+        None => Ok(plan),
+    }
+}
+
+/// [`lower`], then [`prove`]: what a kernel may be made from.
+///
+/// # Errors
+/// As [`lower`] and [`prove`].
+pub fn compile(
+    program: &Program,
+    bound: &Bound,
+    config: &Config,
+) -> Result<(Plan, valid::Proof), LowerError> {
+    let bound = &on(program, bound, config.ranks)?;
+    let plan = lower(program, bound, config)
+        .map_err(|error| error.with_what_fits(program, bound, config))?;
+    let proof = prove(program, bound, config, &plan)?;
+    Ok((plan, proof))
+}
+
+/// [`valid::verify`] and [`equivalence::evaluate`] of the plan that [`lower`] made of the same. A plan that routes many tokens is proved and
+/// evaluated by smaller ones: [`smaller`].
+///
+/// # Errors
+/// [`LowerError::TooLarge`]. A plan that does not verify, or computes something else than the pipeline, is an error of the compiler
+/// itself.
+pub fn prove(
+    program: &Program,
+    bound: &Bound,
+    config: &Config,
+    plan: &Plan,
+) -> Result<valid::Proof, LowerError> {
+    let bound = &on(program, bound, config.ranks)?;
+    let period = valid::period(plan).map_err(not_verified)?;
+    let options = equivalence::Options { period, ..equivalence::Options::default() };
+    let smaller = smaller(program, bound, config, plan);
+    // Neither needs the other's answer: side by side, where there is a thread for it.
+    let evaluate = || match &smaller {
+        None => equivalence::evaluate(plan, program, bound, &options),
+        Some(smaller) => smaller.evaluate(program, &options),
+    };
+    let (proved, evaluated) = thread::scope(|threads| {
+        let beside = thread::Builder::new().spawn_scoped(threads, evaluate);
+        let proved = match &smaller {
+            None => valid::verify(plan),
+            Some(smaller) => smaller.verify(plan),
+        };
+        let evaluated =
+            beside.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        (proved, evaluated.ok())
+    });
+    let proof = proved.map_err(not_verified)?;
+    evaluated.unwrap_or_else(evaluate).map_err(not_the_pipeline)?;
+    Ok(proof)
+}
+
+fn not_the_pipeline(error: FieldError) -> LowerError {
+    match error {
+        FieldError::TooLarge { what } => error::too_large(format!("too many {what}")),
+        error => LowerError::Compute(error),
+    }
+}
+
+fn not_verified(failure: valid::Failure) -> LowerError {
+    match failure.violations.first() {
+        Some(first) if failure.violations.iter().all(Violation::is_too_large) => {
+            error::too_large(first.to_string())
+        }
+        _ => LowerError::Verify(failure),
+    }
+}
+
+/// Text is read by name: loops do not have the names of the program's dimensions, and the kernel's own buffers do not have the
+/// names of the program's tensors.
+fn rename(plan: &mut Plan) {
+    let caller = |b: &Buffer| matches!(b.space, Space::In | Space::Out);
+    let mut taken: BTreeSet<String> =
+        plan.buffers.values().filter(|b| caller(b)).map(|b| b.name.clone()).collect();
+    for (_, b) in plan.buffers.iter_mut().filter(|(_, b)| !caller(b)) {
+        while !taken.insert(b.name.clone()) {
+            b.name.push('_');
+        }
+    }
+    let dims: Vec<String> = plan.dims.values().map(|d| d.name.clone()).collect();
+    let rename = |name: &mut String| {
+        while dims.contains(name) {
+            name.push('_');
+        }
+    };
+    for (_, f) in plan.families.iter_mut() {
+        f.domain.iter_mut().chain(&mut f.inner).for_each(|(name, _)| rename(name));
+        let accesses = f.accesses.iter_mut().filter_map(|a| a.each.as_mut());
+        let waits = f.waits.iter_mut().filter_map(|w| w.each.as_mut());
+        let posts = f.posts.iter_mut().filter_map(|p| p.each.as_mut());
+        accesses.chain(waits).chain(posts).for_each(|each| rename(&mut each.var));
+    }
+}

@@ -1,0 +1,80 @@
+//! Attention, and the parts of its backward.
+
+use super::{ids::Param, tensor::Tensor};
+use mk_plan::{GradOf, Operand};
+
+/// What the operation makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::passes) enum Makes {
+    /// `o = softmax(scale q k^T) v`, and the logarithms of the softmax's sums.
+    Results,
+    /// Statistics of queries, which gradients are made of.
+    Statistics,
+    Gradients(GradOf),
+}
+
+impl Makes {
+    /// Its operands, in the order of the operation.
+    pub fn reads(self) -> Vec<Operand> {
+        match self {
+            Makes::Results => vec![Operand::Q, Operand::K, Operand::V],
+            Makes::Statistics => vec![Operand::O, Operand::Do, Operand::Lse],
+            Makes::Gradients(of) => [of.held(), of.moving()].concat(),
+        }
+    }
+}
+
+/// The dimension of an operand that the sequence is.
+pub(in crate::passes) fn along(operand: Operand) -> usize {
+    if matches!(operand, Operand::Lse | Operand::Stats) { 2 } else { 1 }
+}
+
+/// An attention, or a part of its backward.
+pub(in crate::passes) struct Attention {
+    pub makes: Makes,
+    /// Its operands' parameters, and their tensors.
+    pub operands: Vec<(Operand, Param, Tensor)>,
+    /// What it makes, and which results these are.
+    pub made: Vec<(Operand, usize)>,
+    pub causal: bool,
+    /// The factor's f32 bits, where it is not `1 / sqrt(D)`.
+    pub scale: Option<u32>,
+    /// Whether what comes in blocks is passed on from rank to rank.
+    pub ring: bool,
+}
+
+impl Attention {
+    /// The parameter that an operand is; of an operand that the attention does not have, the first.
+    pub fn param(&self, operand: Operand) -> Param {
+        self.operands[self.place(operand)].1
+    }
+
+    /// The tensor of an operand.
+    pub fn tensor(&self, operand: Operand) -> &Tensor {
+        &self.operands[self.place(operand)].2
+    }
+
+    fn place(&self, operand: Operand) -> usize {
+        self.operands.iter().position(|(o, ..)| *o == operand).unwrap_or(0)
+    }
+
+    /// Floating-point operations of a rank.
+    pub fn flops(&self, world: i32) -> f64 {
+        let products = match self.makes {
+            Makes::Statistics => return 0.0,
+            Makes::Results => 2.0,
+            Makes::Gradients(GradOf::Queries) => 3.0,
+            Makes::Gradients(GradOf::Keys) => 4.0,
+        };
+        let q = &self.tensor(Operand::Q).shape;
+        let keys = f64::from(self.tensor(Operand::K).shape[1].capacity());
+        let all: f64 = q.iter().map(|e| f64::from(e.capacity())).product();
+        let seen = if self.causal { 0.5 } else { 1.0 };
+        2.0 * products * all * keys * seen / f64::from(world)
+    }
+
+    /// The factor's f32 bits.
+    pub fn factor(&self, depth: i32) -> u32 {
+        self.scale.unwrap_or_else(|| (1.0 / (depth as f32).sqrt()).to_bits())
+    }
+}

@@ -1,0 +1,98 @@
+//! Sequences that ranks share, as chunks: parts of equal length but for the last ones, each on one rank.
+//!
+//! A sequence that is sharded has a chunk for each rank; one that lies in zigzag has two, of which rank `r` of `n` holds number `r` and
+//! `2n - 1 - r`, one behind the other; one that every rank has is one chunk.
+
+use super::{extents::Extents, tensor::Tensor};
+use crate::graph::Extent;
+use mk_plan::{Expr, Var};
+use mk_syntax::Placement;
+
+/// The chunks of a sequence.
+#[derive(Clone)]
+pub(in crate::passes) struct Chunks {
+    /// The whole sequence.
+    pub whole: Extent,
+    world: i32,
+    /// Chunks on each rank that are of the sequence: 1, or 2 in zigzag.
+    pub per_rank: i32,
+    /// Chunks of the sequence.
+    pub count: i32,
+    /// Rows of a full chunk, of the longest sequence.
+    pub rows: i32,
+    /// Rows of a full chunk.
+    part: Expr,
+}
+
+impl Chunks {
+    /// Those of dimension `dim` of a tensor.
+    pub fn of(extents: &mut Extents, t: &Tensor, dim: usize) -> Chunks {
+        let world = extents.world();
+        let whole = t.shape[dim].clone();
+        let (per_rank, count) = match t.placement {
+            Placement::Shard(d) if d == dim => (1, world),
+            Placement::Zigzag(d) if d == dim => (2, 2 * world),
+            _ => (1, 1),
+        };
+        let rows = (whole.capacity() + count - 1) / count;
+        let part = if count > 1 { extents.part_of(&whole, count) } else { rows.into() };
+        Chunks { whole, world, per_rank, count, rows, part }
+    }
+
+    /// Whether ranks have different chunks.
+    pub fn cut(&self) -> bool {
+        self.count > 1
+    }
+
+    /// The number of the own rank's chunk `half`.
+    pub fn own(&self, half: &Expr) -> Expr {
+        match (self.cut(), self.per_rank) {
+            (false, _) => 0.into(),
+            (true, 1) => Var::RANK.into(),
+            _ => half.clone().select(self.mirror(Var::RANK.into()), Expr::from(Var::RANK)),
+        }
+    }
+
+    /// The other chunk of the rank that has this one, in zigzag.
+    pub fn mirror(&self, chunk: Expr) -> Expr {
+        Expr::Const(self.count - 1) - chunk
+    }
+
+    /// The place in the sequence of a chunk's first row.
+    pub fn first(&self, chunk: &Expr) -> Expr {
+        chunk.clone() * self.part.clone()
+    }
+
+    /// The rows of a chunk.
+    pub fn len(&self, extents: &mut Extents, chunk: &Expr) -> Expr {
+        let whole = extents.dim(&self.whole);
+        if !self.cut() {
+            return whole;
+        }
+        if self.whole.runtime_max.is_none() && self.rows * self.count == self.whole.value {
+            return self.rows.into();
+        }
+        Expr::Const(0).max(self.part.clone().min(whole - self.first(chunk)))
+    }
+
+    /// Whether the last chunks are empty, or may be.
+    pub fn runs_out(&self) -> bool {
+        self.whole.runtime_max.is_some() || self.rows * (self.count - 1) >= self.whole.value
+    }
+
+    /// Where the own rank's chunk `half` begins in its part of the sequence.
+    pub fn at(&self, extents: &mut Extents, half: &Expr) -> Expr {
+        match self.per_rank {
+            2 => {
+                let first = self.len(extents, &Var::RANK.into());
+                half.clone() * first
+            }
+            _ => 0.into(),
+        }
+    }
+
+    /// Ranks.
+    pub fn world(&self) -> i32 {
+        self.world
+    }
+}

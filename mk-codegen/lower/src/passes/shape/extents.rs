@@ -1,0 +1,105 @@
+//! Extents as expressions: under their own names, and as parts that ranks own.
+
+use super::tensor::{Tensor, shard_extent};
+use crate::graph::Extent;
+use mk_plan::{Arena, Dim, DimId, Expr, Var};
+use mk_syntax::Placement;
+
+/// The dimensions of a plan, and how ranks share them.
+pub(in crate::passes) struct Extents {
+    world: i32,
+    dims: Arena<DimId, Dim>,
+}
+
+impl Extents {
+    pub fn new(world: u32) -> Extents {
+        Extents { world: world as i32, dims: Arena::new() }
+    }
+
+    pub fn world(&self) -> i32 {
+        self.world
+    }
+
+    /// The dimensions that expressions name.
+    pub fn into_dims(self) -> Arena<DimId, Dim> {
+        self.dims
+    }
+
+    /// An extent under its own name.
+    pub fn dim(&mut self, e: &Extent) -> Expr {
+        let Some(name) = &e.symbol else { return Expr::Const(e.value) };
+        let known = self.dims.iter().find(|(_, d)| d.name == *name).map(|(id, _)| id);
+        let id: DimId = known.unwrap_or_else(|| {
+            let runtime_max = e.runtime_max;
+            self.dims.push(Dim { name: name.clone(), value: e.value, runtime_max })
+        });
+        Expr::Dim(id)
+    }
+
+    /// The value of an extent, if it is the same on all ranks, and in all launches.
+    pub fn fixed(&self, extent: &Expr) -> Option<i32> {
+        match extent {
+            Expr::Const(value) => Some(*value),
+            Expr::Dim(d) => match &self.dims[*d] {
+                Dim { runtime_max: None, value, .. } => Some(*value),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The part of an extent that rank `q` owns: `torch.chunk`'s, so the last ranks may own less, or nothing.
+    pub fn shard(&mut self, e: &Extent, q: impl Into<Expr>) -> Expr {
+        let world = self.world;
+        if world == 1 {
+            return self.dim(e);
+        }
+        if e.runtime_max.is_none() && shard_extent(e, world) * world == e.value {
+            return Expr::Const(shard_extent(e, world));
+        }
+        let (part, whole) = (self.part(e), self.dim(e));
+        Expr::Const(0).max(part.clone().min(whole - q.into() * part))
+    }
+
+    /// The part of an extent that rank `q` owns in zigzag: of twice as many parts as ranks, number `q`, and the one of that number
+    /// from the end.
+    fn zigzag(&mut self, e: &Extent, q: Expr) -> Expr {
+        let world = self.world;
+        let part = self.part_of(e, 2 * world);
+        if let Expr::Const(part) = part
+            && 2 * world * part == e.value
+        {
+            return Expr::Const(2 * part);
+        }
+        let whole = self.dim(e);
+        let of = |n: Expr| Expr::Const(0).max(part.clone().min(whole.clone() - n * part.clone()));
+        of(q.clone()) + of(Expr::Const(2 * world - 1) - q)
+    }
+
+    /// Elements of an extent that a rank owns, before the last ranks come short.
+    pub fn part(&mut self, e: &Extent) -> Expr {
+        self.part_of(e, self.world)
+    }
+
+    /// Elements of one of so many parts of an extent, before the last come short.
+    pub fn part_of(&mut self, e: &Extent, count: i32) -> Expr {
+        match e.runtime_max {
+            Some(_) => self.dim(e).ceil_div(count),
+            None => Expr::Const(shard_extent(e, count)),
+        }
+    }
+
+    /// A dimension of a tensor on rank `q`.
+    pub fn local(&mut self, t: &Tensor, dim: usize, q: impl Into<Expr>) -> Expr {
+        match t.placement {
+            Placement::Shard(d) if d == dim => self.shard(&t.shape[dim], q),
+            Placement::Zigzag(d) if d == dim => self.zigzag(&t.shape[dim], q.into()),
+            _ => self.dim(&t.shape[dim]),
+        }
+    }
+
+    /// A tensor's shape on the own rank.
+    pub fn local_shape(&mut self, t: &Tensor) -> Vec<Expr> {
+        (0..t.shape.len()).map(|d| self.local(t, d, Var::RANK)).collect()
+    }
+}

@@ -1,0 +1,69 @@
+//! Ragged rows, GEMMs of them, and the weighted sums that go back to tokens.
+
+use super::{
+    ids::{OpId, Param},
+    tensor::Tensor,
+};
+use mk_plan::EpilogueOp;
+
+/// Rows in blocks of one expert each: how many each expert has, and where they come from.
+pub(in crate::passes) struct Ragged {
+    /// Rows of each expert, `[E]`; or the experts of each token, `[tokens, slots]`, if there is a route.
+    pub counts: Param,
+    /// What the first GEMM makes of them: as many rows.
+    pub rows: Tensor,
+    pub route: Option<Route>,
+}
+
+/// Where rows come from, and go to, if a routing says whose they are.
+pub(in crate::passes) struct Route {
+    /// The tokens; nothing where rows were dispatched by a kernel before.
+    pub x: Option<Param>,
+    /// Experts of the world.
+    pub experts: i32,
+    /// Rows beyond those that are kept of each expert are dropped, and end no launch.
+    pub drops: bool,
+    /// Whether rows go back to their tokens.
+    pub combines: bool,
+}
+
+/// Operand A of a grouped GEMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::passes) enum Rows {
+    Given(Param),
+    /// What an earlier grouped GEMM made.
+    Made(OpId),
+    /// Tokens that were dispatched.
+    Dispatched,
+}
+
+/// Ragged rows times the matrices of their experts.
+pub(in crate::passes) struct Grouped {
+    /// The rows' [`Ragged`].
+    pub ragged: OpId,
+    pub rows: Rows,
+    /// The stack of matrices.
+    pub b: Param,
+    /// In order of application.
+    pub epilogue: Vec<EpilogueOp>,
+    /// Of the operations that have an operand.
+    pub extras: Vec<Param>,
+    pub out: Tensor,
+    /// Which result it is.
+    pub result: Option<usize>,
+    /// Whether another grouped GEMM reads it.
+    pub read: bool,
+    /// Whether [`Combine`] reads it, on all ranks.
+    pub combined: bool,
+}
+
+/// Weighted sums of a grouped GEMM's rows, by token.
+pub(in crate::passes) struct Combine {
+    /// The GEMM.
+    pub of: OpId,
+    /// `[tokens, slots]`.
+    pub weights: Param,
+    pub out: Tensor,
+    /// Which result it is.
+    pub result: usize,
+}

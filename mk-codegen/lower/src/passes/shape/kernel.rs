@@ -1,0 +1,241 @@
+//! The operations of one kernel, as a DAG.
+
+use super::{
+    attention::Attention,
+    grouped::{Combine, Grouped, Ragged},
+    ids::{OpId, Param},
+    tensor::Tensor,
+};
+use mk_plan::{self, EpilogueOp};
+
+/// What the kernel computes.
+pub(in crate::passes) struct Kernel {
+    pub name: String,
+    pub axis: String,
+    /// Tensors of the caller, in the order of the program.
+    pub params: Vec<Tensor>,
+    /// Each after its operands.
+    pub ops: Vec<Op>,
+    /// Results, in the order of the program.
+    pub results: Vec<Outcome>,
+}
+
+/// An operation.
+pub(in crate::passes) enum Op {
+    /// A caller's tensor, as it lies on the own rank or gathered.
+    Operand(Operand),
+    /// A matrix product with its elementwise epilogue.
+    Product(Product),
+    /// A sum over ranks with its elementwise epilogue.
+    Sum(Sum),
+    /// Attention, or a part of its backward.
+    Attention(Attention),
+    /// Rows of experts.
+    Ragged(Ragged),
+    /// A GEMM of such rows with its elementwise epilogue.
+    Grouped(Grouped),
+    /// Weighted sums of such rows.
+    Combine(Combine),
+}
+
+/// A caller's tensor as an operand.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::passes) struct Operand {
+    pub param: Param,
+    /// Sharded by rows, and gathered.
+    pub gathered: bool,
+    pub transposed: bool,
+}
+
+/// A matrix, or vector, of a product's epilogue.
+#[derive(Clone, Copy)]
+pub(in crate::passes) enum Extra {
+    Param(Param),
+    /// An index into [`Kernel::results`].
+    Result(usize),
+    /// The second half of the product's own result `[m, 2, n]`.
+    OwnHalf,
+}
+
+/// One matrix product.
+pub(in crate::passes) struct Product {
+    /// Its left operand: an operand, or another product.
+    pub left: OpId,
+    pub b: Param,
+    pub b_transposed: bool,
+    /// After the epilogue; of a result `[m, 2, n]`, `[m, n]`.
+    pub out: Tensor,
+    pub epilogue: Vec<EpilogueOp>,
+    /// Operands of the epilogue, in order.
+    pub extras: Vec<Extra>,
+}
+
+impl Product {
+    /// Whether columns of `b` come in pairs of gate and up.
+    pub fn gated(&self) -> bool {
+        mk_plan::gated(&self.epilogue)
+    }
+
+    /// Whether its result is `[m, 2, n]`, the gradient of what `swiglu` takes.
+    pub fn halves(&self) -> bool {
+        mk_plan::halves(&self.epilogue)
+    }
+}
+
+/// A sum over ranks.
+pub(in crate::passes) struct Sum {
+    /// The summands: a product, or an operand.
+    pub of: OpId,
+    pub how: Reduce,
+    /// Before sums are rounded.
+    pub epilogue: Vec<EpilogueOp>,
+    /// Operands of that, in order.
+    pub extras: Vec<Param>,
+    /// An index into [`Kernel::results`].
+    pub result: usize,
+}
+
+/// Where sums go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::passes) enum Reduce {
+    /// Each rank gets its rows.
+    Scatter,
+    /// Each rank gets all rows.
+    All,
+}
+
+/// One result.
+pub(in crate::passes) struct Outcome {
+    /// None for a value that an epilogue saves, which names it as an [`Extra`].
+    pub of: Option<OpId>,
+    pub out: Tensor,
+}
+
+impl Kernel {
+    /// The operands, in order.
+    pub fn operands(&self) -> impl Iterator<Item = (OpId, &Operand)> {
+        self.ops.iter().enumerate().filter_map(|(id, op)| match op {
+            Op::Operand(operand) => Some((id, operand)),
+            _ => None,
+        })
+    }
+
+    /// The products, in order.
+    pub fn products(&self) -> impl Iterator<Item = (OpId, &Product)> {
+        self.ops.iter().enumerate().filter_map(|(id, op)| match op {
+            Op::Product(product) => Some((id, product)),
+            _ => None,
+        })
+    }
+
+    /// The sums, in order.
+    pub fn sums(&self) -> impl Iterator<Item = (OpId, &Sum)> {
+        self.ops.iter().enumerate().filter_map(|(id, op)| match op {
+            Op::Sum(sum) => Some((id, sum)),
+            _ => None,
+        })
+    }
+
+    /// The attention, or the part of its backward, that it is.
+    pub fn attention(&self) -> Option<&Attention> {
+        self.ops.iter().find_map(|op| match op {
+            Op::Attention(attention) => Some(attention),
+            _ => None,
+        })
+    }
+
+    /// The GEMMs of ragged rows, in order.
+    pub fn grouped(&self) -> impl Iterator<Item = &Grouped> {
+        self.ops.iter().filter_map(|op| match op {
+            Op::Grouped(grouped) => Some(grouped),
+            _ => None,
+        })
+    }
+
+    /// Whether it moves tensors of the caller, and computes nothing but their sums.
+    pub fn is_collective(&self) -> bool {
+        self.ops.iter().all(|op| matches!(op, Op::Operand(_) | Op::Sum(_)))
+    }
+
+    /// The operand at the head of the chain of products that an operation ends.
+    pub fn root(&self, mut op: OpId) -> OpId {
+        while let Op::Product(Product { left, .. }) = &self.ops[op] {
+            op = *left;
+        }
+        op
+    }
+
+    /// The sum over ranks that an operation ends in.
+    pub fn sum_of(&self, op: OpId) -> Option<&Sum> {
+        self.sums().map(|(_, sum)| sum).find(|sum| sum.of == op)
+    }
+
+    /// The value of an operation on the own rank: a sum's is that of the caller, and an attention's its first.
+    pub fn value(&self, op: OpId) -> &Tensor {
+        match &self.ops[op] {
+            Op::Operand(operand) => &self.params[operand.param],
+            Op::Product(product) => &product.out,
+            Op::Sum(Sum { result, .. }) | Op::Combine(Combine { result, .. }) => {
+                &self.results[*result].out
+            }
+            Op::Attention(attention) => {
+                &self.results[attention.made.first().map_or(0, |(_, result)| *result)].out
+            }
+            Op::Ragged(ragged) => &ragged.rows,
+            Op::Grouped(grouped) => &grouped.out,
+        }
+    }
+
+    /// What every rank has of a result before it is summed.
+    pub fn summand(&self, sum: &Sum) -> Tensor {
+        Tensor { dtype: self.value(sum.of).dtype, ..self.results[sum.result].out.clone() }
+    }
+
+    /// The result that an operation's value is.
+    pub fn result_of(&self, op: OpId) -> Option<usize> {
+        self.results.iter().position(|r| r.of == Some(op))
+    }
+
+    /// Whether another product reads an operation.
+    pub fn is_read(&self, op: OpId) -> bool {
+        self.products().any(|(_, product)| product.left == op)
+    }
+
+    /// Whether an operation is a gathered operand.
+    pub fn is_gathered(&self, op: OpId) -> bool {
+        matches!(self.ops[op], Op::Operand(Operand { gathered: true, .. }))
+    }
+
+    /// Whether tiles may hold rows of several ranks: every rank has as many rows of a gathered operand, in bulk, which only products read
+    /// whose results the caller gets as they are.
+    pub fn spans(&self, op: OpId, world: i32) -> bool {
+        let Op::Operand(Operand { param, gathered: true, transposed: false }) = self.ops[op] else {
+            return false;
+        };
+        let x = &self.params[param];
+        let fixed = x.shape.iter().all(|e| e.runtime_max.is_none());
+        let plain = |(id, p): (OpId, &Product)| {
+            let own = self.sum_of(id).is_none() && !self.is_read(id) && p.left == op;
+            self.root(id) != op || own
+        };
+        fixed
+            && x.even(0, world)
+            && x.in_bulk()
+            && self.result_of(op).is_none()
+            && self.products().all(plain)
+    }
+
+    /// Whether a product's inner dimension may be cut and the parts be added up: nothing else is done to the whole, and all
+    /// ranks have equally many steps.
+    pub fn is_divisible(&self, product: &Product, world: i32) -> bool {
+        let even = match &self.ops[product.left] {
+            Op::Operand(Operand { gathered: true, .. }) => true,
+            Op::Operand(Operand { param, transposed, .. }) => {
+                self.params[*param].even(usize::from(!transposed), world)
+            }
+            Op::Product(left) => left.out.even(1, world),
+            _ => false,
+        };
+        even && product.epilogue.iter().all(|op| *op == EpilogueOp::Widen)
+    }
+}

@@ -1,0 +1,221 @@
+//! Blocks of rows: how the rows of a result are cut, and in which order they are walked.
+
+use super::{
+    extents::Extents,
+    ranks::{block_rows, peer_at},
+    tensor::{Tensor, shard_extent},
+};
+use mk_plan::{Expr, Var};
+use mk_syntax::Placement;
+
+/// The rows that a family's tiles cover.
+#[derive(Clone)]
+pub(in crate::passes) struct Rows {
+    /// The tensor whose dimension 0 is cut into shards: rows of shard `q` are its rows on rank `q`.
+    pub of: Tensor,
+    /// Rows of a full shard, or of the whole where there is one shard.
+    pub per_shard: Expr,
+    /// The most that `per_shard` can be.
+    pub capacity: i32,
+    /// Rows of a block.
+    pub height: i32,
+    /// Blocks of `capacity` rows. Tasks of blocks that a launch does not fill are there all the same, and raise their
+    /// signals: words must count up by the same amount in every launch.
+    pub blocks: i32,
+    /// Shards that exist; 1 means that rows are not cut by rank.
+    pub shards: i32,
+    /// Shards that are covered: `count` of them, from `first` places after the own rank.
+    pub first: i32,
+    pub count: i32,
+    /// Blocks of each shard that are covered: `walked` of them, from `from` on.
+    pub from: i32,
+    pub walked: i32,
+}
+
+/// One block of rows, as expressions over a task's variables.
+pub(in crate::passes) struct RowBlock {
+    /// The shard; the own rank where rows are not cut.
+    pub shard: Expr,
+    /// Block in the shard.
+    pub block: Expr,
+    /// First row in the shard.
+    pub at: Expr,
+    /// Rows; 0 or less past the end.
+    pub len: Expr,
+    /// Loops over rows: the next is that over columns.
+    pub loops: usize,
+}
+
+impl Rows {
+    /// The rows of `of` in blocks of `height`, by owner or as the own rank has them.
+    pub fn new(extents: &mut Extents, of: &Tensor, by_owner: bool, height: i32) -> Rows {
+        let world = extents.world();
+        let e = &of.shape[0];
+        let shards = if by_owner { world } else { 1 };
+        let sharded = of.placement == Placement::Shard(0);
+        let (per_shard, capacity) = if by_owner || sharded {
+            (extents.part(e), shard_extent(e, world))
+        } else {
+            (extents.dim(e), e.capacity())
+        };
+        let blocks = (capacity + height - 1) / height;
+        let (of, first, count, from, walked) = (of.clone(), 0, shards, 0, blocks);
+        Rows { of, per_shard, capacity, height, blocks, shards, first, count, from, walked }
+    }
+
+    /// All rows of `of`, in blocks of `height` that hold rows of several ranks.
+    pub fn whole(extents: &mut Extents, of: &Tensor, height: i32) -> Rows {
+        let of = Tensor { placement: Placement::Replicate, ..of.clone() };
+        Rows::new(extents, &of, false, height)
+    }
+
+    /// Peers first, the own rows last: those need no link, and nobody waits for them.
+    pub fn peers_first(self) -> Rows {
+        Rows { first: i32::from(self.shards > 1), ..self }
+    }
+
+    /// The same rows in blocks of another height, which divides theirs, or of which theirs is a divisor if all blocks are walked.
+    pub fn in_blocks(&self, height: i32) -> Rows {
+        let blocks = (self.capacity + height - 1) / height;
+        let (from, end) = (self.from * self.height / height, self.end() / height);
+        let walked = if end * height < self.end() { blocks } else { end } - from;
+        Rows { height, blocks, from, walked, ..self.clone() }
+    }
+
+    /// The end of the covered rows of a full shard.
+    fn end(&self) -> i32 {
+        self.capacity.min((self.from + self.walked) * self.height)
+    }
+
+    /// Covered rows of a full shard.
+    pub fn covered(&self) -> i32 {
+        self.end() - self.from * self.height
+    }
+
+    /// The first row of a task in the covered rows of all shards.
+    pub fn in_covered(&self, r: &RowBlock) -> Expr {
+        let at = r.shard.clone() * self.covered() + r.at.clone();
+        if self.from > 0 { at - self.from * self.height } else { at }
+    }
+
+    /// The rows of the own shard.
+    pub fn own(&self) -> Rows {
+        Rows { first: 0, count: 1, ..self.clone() }
+    }
+
+    /// The rows of all shards but the own.
+    pub fn peers(&self) -> Rows {
+        Rows { first: 1, count: self.shards - 1, ..self.clone() }
+    }
+
+    /// Loop variables: block, shard (if there are several), column block.
+    pub fn domain(&self, col_blocks: i32) -> Vec<(&'static str, Expr)> {
+        let mut domain = vec![("i", self.walked.into())];
+        if self.count > 1 {
+            domain.push(("s", self.count.into()));
+        }
+        domain.push(("j", col_blocks.into()));
+        domain
+    }
+
+    /// The column block of a task.
+    pub fn column(&self) -> Expr {
+        Var::domain(if self.count > 1 { 2 } else { 1 }).into()
+    }
+
+    /// The rows of a task.
+    pub fn block(&self, extents: &mut Extents) -> RowBlock {
+        let height = self.height;
+        let mut i = Expr::from(Var::domain(0));
+        if self.from > 0 {
+            i = i + self.from;
+        }
+        let shard = if self.shards == 1 {
+            Expr::Const(0)
+        } else if self.count > 1 {
+            peer_at(Expr::from(Var::domain(1)) + self.first, self.shards)
+        } else if self.first == 0 {
+            Var::RANK.into()
+        } else {
+            peer_at(Expr::Const(self.first), self.shards)
+        };
+        let rows = if self.shards == 1 {
+            extents.local(&self.of, 0, Var::RANK)
+        } else {
+            extents.shard(&self.of.shape[0], shard.clone())
+        };
+        let len = block_rows(rows, i.clone(), height);
+        let loops = if self.count > 1 { 2 } else { 1 };
+        RowBlock { shard, block: i.clone(), at: i * height, len, loops }
+    }
+
+    /// The first row of a task in all rows of the result.
+    pub fn global(&self, r: &RowBlock) -> Expr {
+        if self.shards > 1 {
+            r.shard.clone() * self.per_shard.clone() + r.at.clone()
+        } else {
+            r.at.clone()
+        }
+    }
+
+    /// The place of a task's shard in the walk over all shards that starts behind the own rank and ends with it.
+    pub fn hop(&self) -> Expr {
+        Var::domain(1).into()
+    }
+
+    /// Order of tiles of sums that go from rank to rank: groups of `group` row blocks, in each one hop after the other. So a tile is
+    /// as far behind the one that a neighbour adds to as a group has tiles, and what does not leave the rank alternates with what does.
+    pub fn order_by_hop(&self, group: i32, col_blocks: i32) -> Vec<Expr> {
+        let t = Expr::from(Var::LINEAR);
+        let group = group.min(self.walked.max(1));
+        let of_group = group * col_blocks * self.count;
+        let first = t.clone() / of_group * group;
+        let height = Expr::Const(group).min(Expr::Const(self.walked) - first.clone());
+        let within = t % of_group;
+        let of_hop = height.clone() * col_blocks;
+        let at = within.clone() % of_hop.clone();
+        vec![first + at.clone() % height.clone(), within / of_hop, at / height]
+    }
+
+    /// As [`Rows::order`], but all blocks of one shard before those of the next: they arrive so.
+    pub fn order_by_shard(&self, group: i32, col_blocks: i32, times: i32) -> Vec<Expr> {
+        let t = Expr::from(Var::LINEAR) / times;
+        let of_shard = self.walked.max(1) * col_blocks;
+        let (block, column) = in_groups(t.clone() % of_shard, self.walked, group, col_blocks);
+        let mut order = vec![block];
+        if self.count > 1 {
+            order.push(t / of_shard);
+        }
+        order.push(column);
+        order
+    }
+
+    /// Order of tiles: groups of `group` row blocks, column by column, so that both operands stay in L2. Row blocks of all
+    /// covered shards alternate, block by block: they arrive, or are sent, at the same time.
+    /// Each tile comes `times` times on end.
+    pub fn order(&self, group: i32, col_blocks: i32, times: i32) -> Vec<Expr> {
+        let t = Expr::from(Var::LINEAR) / times;
+        let (row, column) = in_groups(t, self.walked * self.count, group, col_blocks);
+        let mut order = vec![row.clone() / self.count];
+        if self.count > 1 {
+            order.push(row % self.count);
+        }
+        order.push(column);
+        order
+    }
+}
+
+/// Row and column of tile `t` of `rows` rows of tiles, `across` in each: groups of `group` rows, column by column.
+pub(in crate::passes) fn in_groups(t: Expr, rows: i32, group: i32, across: i32) -> (Expr, Expr) {
+    // One group: divisors that the compiler knows, and no tile begins behind a division that it does not.
+    if (1..=group).contains(&rows) {
+        return (t.clone() % rows, t / rows);
+    }
+    let first = t.clone() / (group * across) * group;
+    let height = match rows % group {
+        0 => Expr::Const(group),
+        _ => Expr::Const(group).min(Expr::Const(rows) - first.clone()),
+    };
+    let within = t % (group * across);
+    (first + within.clone() % height.clone(), within / height)
+}

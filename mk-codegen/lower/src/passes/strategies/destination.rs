@@ -1,0 +1,80 @@
+//! Where the tiles of a product go.
+
+use super::{by_columns::Columns, ring::Ring};
+use crate::passes::{
+    draft::write,
+    shape::{
+        ranks::Nodes,
+        rows::{RowBlock, Rows},
+    },
+};
+use mk_plan::{Access, BufId, Expr, Operand, Var};
+
+/// Where a product goes.
+#[derive(Clone, Copy)]
+pub(in crate::passes) enum Destination {
+    /// `[rows, n]` of the caller.
+    Out(BufId),
+    /// `[shards, rows, n]` in scratch, for the next product.
+    Hidden(BufId),
+    /// `[world, rows, n]` on the owner of the rows, which adds the slots: see [`two_shot`](super::two_shot).
+    Slots(BufId),
+    /// `[nodes, local, rows, n]` on the rank of the owner's place in the own node: see [`two_level`](super::two_level).
+    NodeSlots(BufId, Nodes),
+    /// `[shards, rows, n]` of the own rank, for every rank to read: see [`one_shot`](super::one_shot).
+    Parts(BufId),
+    /// Slots on the owner of the columns: see [`by_columns`](super::by_columns).
+    Columns(Columns),
+    /// The next rank: see [`ring`](super::ring).
+    Ring(Ring),
+}
+
+impl Destination {
+    /// The writes of some columns of a block of rows, to the own rank's slot where there are slots; of several, one happens.
+    pub fn writes(
+        self,
+        operand: Operand,
+        rows: &Rows,
+        r: &RowBlock,
+        columns: (Expr, Expr),
+    ) -> Vec<Access> {
+        let here = (r.at.clone(), r.len.clone());
+        match self {
+            Destination::Out(out) => {
+                vec![write(operand, out, vec![(rows.global(r), r.len.clone()), columns])]
+            }
+            Destination::Hidden(b) | Destination::Parts(b) => {
+                vec![write(operand, b, vec![(r.shard.clone(), 1.into()), here, columns])]
+            }
+            Destination::Slots(slots) => vec![Access {
+                rank: if rows.shards > 1 { r.shard.clone() } else { Var::RANK.into() },
+                ..write(operand, slots, vec![(Var::RANK.into(), 1.into()), here, columns])
+            }],
+            Destination::NodeSlots(slots, nodes) => {
+                let of = (r.shard.clone() / nodes.local, 1.into());
+                let place = (Expr::from(Var::RANK) % nodes.local, 1.into());
+                vec![Access {
+                    rank: nodes.same_place(r.shard.clone()),
+                    ..write(operand, slots, vec![of, place, here, columns])
+                }]
+            }
+            Destination::Columns(owned) => vec![owned.write(operand, rows, r, columns)],
+            Destination::Ring(ring) => ring.writes(operand, rows, r, columns),
+        }
+    }
+
+    /// The order of a product's tiles, of `group` row blocks each `times` times, with `across` in a row.
+    pub fn order(self, rows: &Rows, group: i32, across: i32, times: i32) -> Vec<Expr> {
+        if let Destination::Ring(_) = self {
+            return rows.order_by_hop(group, across);
+        }
+        let mut order = rows.order(group, across, times);
+        if let (Destination::Slots(_), [_, hop, column]) = (self, order.as_mut_slice())
+            && rows.count == rows.shards
+        {
+            // Not always the same owner's, as many CTAs are a multiple of ranks: own tiles take less.
+            *hop = (hop.clone() + column.clone()) % rows.count;
+        }
+        order
+    }
+}

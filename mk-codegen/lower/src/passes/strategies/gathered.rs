@@ -1,0 +1,70 @@
+//! Gathered rows on their way: where they arrive, and the words that announce them.
+
+use crate::passes::draft::{Arrival, FlowId, Source};
+use mk_plan::{Access, BufId, COPY_STAGE_BYTES, Each, Expr, Var};
+
+/// A gather, for the families that read it.
+pub(in crate::passes) struct Gathered {
+    /// The caller's shard.
+    pub shard: BufId,
+    /// `[world, rows, K]`, or `[slices, world, rows, K / slices]`; `[world * rows, K]` if `whole` is set. Holds the own rows, too, if
+    /// `own_rows` is set.
+    pub all: BufId,
+    /// Rows of a shard, where tiles hold rows of several.
+    pub whole: Option<i32>,
+    pub slices: Option<Slices>,
+    /// Whether the own rows are in `all`; else they are read from `shard`.
+    pub own_rows: bool,
+    /// Whether shards arrive one after the other.
+    pub by_shard: bool,
+    /// Words by shard, and by blocks of rows, of which one covers several; and by slice.
+    pub arrived: FlowId,
+    pub per_word: i32,
+}
+
+/// More slices would only add signals.
+const MAX_SLICES: u32 = 256;
+
+/// How rows are cut along K on their way.
+#[derive(Clone, Copy)]
+pub(in crate::passes) struct Slices {
+    pub count: i32,
+    /// Elements of a row in one.
+    pub depth: i32,
+    /// Blocks of a shard whose slices leave side by side, and are multiplied so.
+    pub together: i32,
+}
+
+impl Slices {
+    /// At most so many of `k` elements, all of them equal, whole steps of a product, and of rows that a copy's stage holds.
+    pub fn new(k: i32, size_bytes: u64, most: u32, step: i32, together: i32) -> Option<Slices> {
+        let steps = if k % step == 0 { k / step } else { return None };
+        let most = most.min(MAX_SLICES) as i32;
+        let most = most.min(steps);
+        let fits = |n: &i32| (k / n) as u64 * size_bytes <= u64::from(COPY_STAGE_BYTES);
+        let count = (2..=most).rev().find(|n| steps % n == 0)?;
+        let count = Some(count).filter(fits)?;
+        Some(Slices { count, depth: k / count, together })
+    }
+}
+
+impl Gathered {
+    /// Rows from `at` on of all shards, `len` of them and at most `most`, each shard of which is awaited.
+    pub fn span(&self, access: Access, (at, len): (Expr, Expr), most: i32, rows: i32) -> Source {
+        let first = at.clone() / rows;
+        let last = (at + len - 1) / rows;
+        // Fewer where rows end: then the last one again.
+        let shard = (first + Var::EACH).min(last);
+        let extent = if most % rows == 0 { most / rows } else { (most + rows - 1) / rows + 1 };
+        let each = Some(Each { var: "q".into(), extent: extent.into() });
+        let arrival = Arrival { flow: self.arrived, word: vec![shard, 0.into()], each, when: None };
+        Source { access, arrivals: vec![arrival] }
+    }
+
+    /// A block of a shard's rows, which `access` reads; in slices, the one that is named.
+    pub fn source(&self, access: Access, shard: Expr, block: Expr, slice: Option<Expr>) -> Source {
+        let mut word = vec![shard, block / self.per_word];
+        word.extend(slice);
+        Source::behind(access, self.arrived, word)
+    }
+}

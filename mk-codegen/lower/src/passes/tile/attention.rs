@@ -1,0 +1,261 @@
+//! Attention: tiles of queries, each against the chunks of the sequence in turn, in its inner loop. Gradients of queries go the same way.
+//!
+//! Own chunks come first and are read in place; those of peers in the order in which their owners push them. A tile that masks by
+//! position goes through the chunks up to its own, of which it takes the keys up to its last query. Heads follow each other, so that
+//! their keys stay in the cache, in groups of a few, of which the tiles with most keys come first: the next free CTA takes a tile.
+
+use super::{
+    attend_steps::{HEADS, Step, together},
+    gradients,
+    tiler::{Tiler, Value},
+};
+use crate::passes::{
+    draft::{Draft, Source, read, write},
+    shape::{
+        attention::{Attention, Makes},
+        chunks::Chunks,
+        ranks::block_rows,
+    },
+    strategies::push_chunks::{self, Part, Pushed, Wanted},
+};
+use crate::settings::Config;
+use mk_plan::{
+    Access, BufId, Carry, Expr, GradOf, Leaf, Mask, Operand, Point, Positions, RoleKind, Schedule,
+    Store, Var,
+};
+use mk_syntax::Placement;
+
+/// Queries of a tile, and keys of a block, by what was measured fastest (docs/decisions/attention.md): results of heads
+/// of 64 leave registers for a third warpgroup of queries, but not beside the waits of a ring. A causal mask wastes half
+/// a block on the diagonal.
+fn block(makes: Makes, depth: i32, causal: bool, ring: bool) -> [i32; 2] {
+    if makes != Makes::Results {
+        return gradients::block(depth);
+    }
+    match (depth, causal) {
+        (64, _) if !ring => [192, 128],
+        (_, false) => [128, 176],
+        (_, true) => [128, 128],
+    }
+}
+
+/// Blocks of keys, and of values, that a CTA has room for.
+const STAGES: u32 = 2;
+
+/// The families of an attention.
+pub(super) fn families<'k>(t: &mut Tiler<'k>, a: &Attention) -> Value<'k> {
+    let Tiler { kernel, config, draft, params: inputs, results, .. } = t;
+    let outputs: Vec<_> = a.made.iter().map(|(made, r)| (*made, results[*r])).collect();
+    match a.makes {
+        Makes::Statistics => {
+            let out = a.made.first().map(|(_, r)| &kernel.results[*r].out);
+            gradients::statistics(draft, a, inputs, &outputs, out);
+        }
+        Makes::Gradients(GradOf::Keys) => {
+            gradients::of_keys(draft, a, inputs, &outputs, config);
+        }
+        Makes::Results | Makes::Gradients(GradOf::Queries) => {
+            of_queries(draft, a, inputs, &outputs, config);
+        }
+    }
+    Value::Result
+}
+
+fn of_queries(
+    draft: &mut Draft,
+    a: &Attention,
+    inputs: &[BufId],
+    outputs: &[(Operand, BufId)],
+    config: &Config,
+) {
+    let [q, k, v] = [Operand::Q, Operand::K, Operand::V].map(|o| a.tensor(o));
+    let world = draft.world();
+    let queries = Chunks::of(&mut draft.extents, q, 1);
+    let keys = Chunks::of(&mut draft.extents, k, 1);
+    let ring = a.ring && world > 1;
+    let block = block(a.makes, q.shape[3].value, a.causal, ring);
+    let tiles = (queries.rows + block[0] - 1) / block[0];
+    let whole = !matches!(q.placement, Placement::Shard(2));
+    let group = match ring {
+        // Chunks arrive head by head.
+        true => 1,
+        false => (1..=HEADS).rev().find(|n| whole && q.shape[2].value % n == 0).unwrap_or(1),
+    };
+    let pushed = ring.then(|| {
+        let per_head = tiles * queries.per_rank * (q.shape[2].value / k.shape[2].value);
+        let together = together(draft, per_head, k.shape[2].value);
+        let from = |o| inputs[a.param(o)];
+        let parts = [(k, Operand::K), (v, Operand::V)];
+        let parts = parts.map(|(tensor, o)| Part { tensor, from: from(o), along: 1 });
+        let wanted = if a.causal { Wanted::Behind } else { Wanted::Everywhere };
+        let flops = a.flops(world);
+        push_chunks::push(draft, &[("push", &parts)], &keys, wanted, together, flops, config)
+    });
+    let tile = Tile { a, queries, keys, block, tiles, group, pushed };
+    tile.family(draft, inputs, outputs);
+}
+
+struct Tile<'a> {
+    a: &'a Attention,
+    queries: Chunks,
+    keys: Chunks,
+    /// Queries of a tile, and keys of a block.
+    block: [i32; 2],
+    /// Tiles of a full chunk.
+    tiles: i32,
+    /// Heads whose tiles are dealt out together.
+    group: i32,
+    pushed: Option<Pushed>,
+}
+
+impl Tile<'_> {
+    /// The chunks in turn: the own ones, of which the diagonal one comes first where positions mask; then the first chunks of the ranks
+    /// before this one, and then their second ones.
+    fn step(&self, half: &Expr) -> Step {
+        let s = Expr::from(Var::INNER);
+        let (rank, world) = (Expr::from(Var::RANK), self.keys.world());
+        if !self.keys.cut() {
+            return Step { steps: 1.into(), chunk: 0.into(), half: 0.into(), own: None };
+        }
+        let before = |s: Expr| (rank.clone() + (Expr::Const(world) - s)) % world;
+        if self.keys.per_rank == 1 {
+            let (steps, chunk) = match self.a.causal {
+                true => (rank.clone() + 1, rank.clone() - s.clone()),
+                false => (world.into(), before(s.clone())),
+            };
+            return Step { steps, chunk, half: 0.into(), own: Some(s.equals(0)) };
+        }
+        let mirror = self.keys.mirror(rank.clone());
+        // Behind the two own ones.
+        let first = before(s.clone() - 1);
+        if !self.a.causal {
+            let second = self.keys.mirror(before(s.clone() - world));
+            let theirs = s.clone().le(world).select(first, second);
+            let own = s.clone().select(mirror, rank.clone());
+            let chunk = s.clone().lt(2).select(own, theirs);
+            let steps = Expr::Const(self.keys.count);
+            return Step { steps, chunk, half: s.clone(), own: Some(s.lt(2)) };
+        }
+        // The second chunks that a second chunk sees are those of the ranks behind this one, of which the last has the first.
+        let theirs = s.clone().le(world).select(first, s.clone() - 1);
+        let own = s.clone().select(rank.clone(), mirror);
+        let later = s.clone().lt(2).select(own, theirs);
+        let chunk = half.clone().select(later, rank.clone() - s.clone());
+        let steps = half.clone().select(Expr::Const(2 * world) - rank.clone(), rank + 1);
+        let of = half.clone().select(Expr::Const(1) - s.clone(), 0);
+        Step { steps, chunk, half: of, own: Some(s.lt(half.clone() + 1)) }
+    }
+
+    fn family(&self, draft: &mut Draft, inputs: &[BufId], outputs: &[(Operand, BufId)]) {
+        let a = self.a;
+        let [q, k] = [Operand::Q, Operand::K].map(|o| a.tensor(o));
+        let [b, w, i, m] = [0, 1, 2, 3].map(|n| Expr::from(Var::domain(n)));
+        let (halves, causal) = (self.queries.per_rank, a.causal);
+        let tiles = halves * self.tiles;
+        let (batch, heads) = (draft.local(q, 0, Var::RANK), draft.local(q, 2, Var::RANK));
+        let (h, domain) = match self.group {
+            1 => (w, vec![("b", batch), ("h", heads), ("i", tiles.into())]),
+            n => {
+                let groups = (q.shape[2].value / n).into();
+                let domain =
+                    vec![("b", batch), ("w", groups), ("i", tiles.into()), ("m", n.into())];
+                (w * n + m, domain)
+            }
+        };
+        // The last rows of a chunk, and the second chunk, have the most keys.
+        let mut i = if causal && tiles > 1 { Expr::Const(tiles - 1) - i } else { i };
+        let mut half = Expr::Const(0);
+        if halves > 1 {
+            (half, i) = (i.clone() / self.tiles, i % self.tiles);
+        }
+        let own = self.queries.own(&half);
+        let len = self.queries.len(&mut draft.extents, &own);
+        let at = i.clone() * self.block[0];
+        let rows = block_rows(len, i, self.block[0]);
+        let start = self.queries.at(&mut draft.extents, &half) + at.clone();
+        let place = self.queries.first(&own) + at;
+
+        let depth = q.shape[3].value;
+        let wide = (Expr::Const(0), draft.dim(&q.shape[3]));
+        let g = h.clone() / (q.shape[2].value / k.shape[2].value);
+        let one = |e: &Expr| (e.clone(), Expr::Const(1));
+        let step = self.step(&half);
+        let keys = self.keys.len(&mut draft.extents, &step.chunk);
+        let first = self.keys.first(&step.chunk);
+        // Keys behind the last query are not read: those of the diagonal chunk, which comes first, or of the only one.
+        let seen = match (causal, self.keys.cut()) {
+            (false, _) => keys,
+            (true, false) => keys.min(place.clone() + rows.clone()),
+            (true, true) => {
+                let seen = keys.clone().min(place.clone() - first.clone() + rows.clone());
+                Expr::from(Var::INNER).equals(0).select(seen, keys)
+            }
+        };
+        // A tile without queries has no keys.
+        let seen = Expr::Const(0).lt(rows.clone()).select(seen, 0);
+        let start_of_keys = self.keys.at(&mut draft.extents, &step.half);
+
+        let tile = vec![one(&b), (start.clone(), rows.clone()), one(&h), wide.clone()];
+        let stats = |rows: &[(Expr, Expr)], wide: (Expr, Expr)| {
+            vec![rows[0].clone(), rows[2].clone(), rows[1].clone(), wide]
+        };
+        let mut touched: Vec<Source> =
+            vec![read(Operand::Q, inputs[a.param(Operand::Q)], tile.clone()).into()];
+        if a.makes != Makes::Results {
+            let region = stats(&tile, (0.into(), draft.dim(&a.tensor(Operand::Stats).shape[3])));
+            touched.push(read(Operand::Do, inputs[a.param(Operand::Do)], tile.clone()).into());
+            touched.push(read(Operand::Stats, inputs[a.param(Operand::Stats)], region).into());
+        }
+        for operand in [Operand::K, Operand::V] {
+            let rows = (start_of_keys.clone(), seen.clone());
+            let region = vec![one(&b), rows, one(&g), wide.clone()];
+            let when = self.pushed.is_some().then(|| step.own.clone()).flatten();
+            let access = read(operand, inputs[a.param(operand)], region);
+            touched.push(Access { at: Point::Inner, when, ..access }.into());
+        }
+        if let (Some(pushed), Some(own)) = (&self.pushed, &step.own) {
+            let theirs = own.clone().equals(0);
+            let word = vec![step.chunk.clone(), b.clone(), g.clone()];
+            for (operand, all) in [Operand::K, Operand::V].into_iter().zip(&pushed.all) {
+                let rows = (0.into(), seen.clone());
+                let region = vec![one(&step.chunk), one(&b), one(&g), rows, wide.clone()];
+                let when = Some(theirs.clone());
+                let access = Access { at: Point::Inner, when, ..read(operand, *all, region) };
+                // The words of keys stand for values, too.
+                touched.push(match operand {
+                    Operand::K => Source::behind(access, pushed.arrived, word.clone()),
+                    _ => access.into(),
+                });
+            }
+        }
+        for (made, buffer) in outputs {
+            let region = match made {
+                Operand::Lse => vec![one(&b), one(&h), (start.clone(), rows.clone())],
+                _ => tile.clone(),
+            };
+            touched.push(write(*made, *buffer, region).into());
+        }
+        let block = [self.block[0] as u32, self.block[1] as u32, depth as u32];
+        let scale = a.factor(depth);
+        let mask = if causal { Mask::Causal } else { Mask::Full };
+        let leaf = match a.makes {
+            Makes::Results => {
+                let (carry, stages, store) = (Carry::Registers, STAGES, Store::Direct);
+                Leaf::AttendTile { block, carry, scale, stages, mask, store }
+            }
+            _ => {
+                let (of, stages) = (GradOf::Queries, gradients::STAGES);
+                Leaf::AttendGradTile { of, block, scale, stages, mask }
+            }
+        };
+        let tasks = [&q.shape[0], &q.shape[2]].map(|n| i64::from(n.value)).iter().product::<i64>();
+        let several = tasks * i64::from(tiles) > draft.sms();
+        let attend = draft.family("attend", RoleKind::Compute, leaf, domain, vec![], touched);
+        let family = &mut draft.plan.families[attend];
+        family.inner = Some(("s".into(), step.steps));
+        if several {
+            family.schedule = Schedule::Dynamic;
+        }
+        family.positions = causal.then_some(Positions { q: place, k: first });
+    }
+}

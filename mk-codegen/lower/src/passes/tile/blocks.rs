@@ -1,0 +1,58 @@
+//! The table of blocks of ragged rows: whose rows each has, and how many. One task makes it from the rows of each expert, in the launch.
+
+use crate::passes::{
+    draft::{Draft, Flow, FlowId, Writer, read, write},
+    shape::grouped::Ragged,
+};
+use mk_abi::DType;
+use mk_plan::{BufId, Expr, Leaf, Operand, RoleKind, Space, TabId, Table, TableSource, Tabulation};
+use mk_syntax::RAGGED_BLOCK;
+
+/// Rows of a block.
+pub(in crate::passes) const BLOCK: i32 = RAGGED_BLOCK as i32;
+
+/// A table of blocks in memory, and the flow that says that it is there.
+#[derive(Clone, Copy)]
+pub(super) struct Blocks {
+    pub table: TabId,
+    pub memory: BufId,
+    pub count: i32,
+    pub built: FlowId,
+}
+
+/// A table of blocks of the rows of a table of groups, in memory that a task is to fill.
+pub(super) fn table(draft: &mut Draft, of: TabId, count: i32) -> (TabId, BufId) {
+    let shape = vec![count.into(), 2.into()];
+    let memory = draft.buffer("blocks", Space::Scratch, DType::I32, shape, None);
+    let table = draft.plan.tables.push(Table {
+        name: "blocks".into(),
+        shape: vec![count as u32, 2],
+        source: TableSource::Blocks { of, rows: BLOCK },
+        stored: Some(memory),
+        routed: None,
+    });
+    (table, memory)
+}
+
+/// The table of blocks, from the rows of each expert that the caller gives.
+pub(super) fn blocks(
+    draft: &mut Draft,
+    ragged: &Ragged,
+    (given, counts): (TabId, BufId),
+) -> Blocks {
+    let rows = ragged.rows.widest(0, draft.world());
+    let experts = draft.plan.tables[given].shape[0] as i32;
+    let count = rows / BLOCK;
+    let (table, memory) = table(draft, given, count);
+    let whole = |n: i32| (Expr::Const(0), Expr::Const(n));
+    let touched = vec![
+        read(Operand::Src, counts, vec![whole(experts)]),
+        write(Operand::Dst, memory, vec![whole(count), whole(2)]),
+    ];
+    let leaf = Leaf::Tabulate { of: Tabulation::Blocks { rows: BLOCK as u32 } };
+    let one = vec![("i", 1.into())];
+    let family = draft.family("blocks", RoleKind::Compute, leaf, one, vec![], touched);
+    let built = Writer::new(family, Operand::Dst, vec![0.into()]);
+    let built = draft.flow(Flow::new("built", vec![1.into()], 1.into(), vec![built]));
+    Blocks { table, memory, count, built }
+}

@@ -1,0 +1,591 @@
+//! Tokens that go to the ranks of their experts, and back as weighted sums.
+//!
+//! Every rank gets the experts of all tokens, and makes the same tables of them, chunk by chunk of tokens: rows of its experts, blocks, the token
+//! of each packed row, and where the rows of its own tokens are. Tokens are staged in symmetric memory; a rank fetches those of others that it has
+//! an expert of, each once, and pulls rows from there. Every write is where its block or its token is: tables only decide which memory is read.
+
+use super::blocks::{self, BLOCK, Blocks};
+use crate::passes::{
+    draft::{Draft, Flow, FlowId, Source, Writer, read, write},
+    shape::{
+        grouped::{Combine, Ragged, Route},
+        ranks::{block_rows, peer_at},
+        tensor::Tensor,
+    },
+};
+use mk_abi::DType;
+use mk_plan::{
+    Access, BufId, CopyVia, Each, Expr, FamId, LIST_TOKENS, Leaf, Operand, Point, RoleKind,
+    RoutePart, Routed, Space, TabId, Table, TableSource, Tabulation, Var, list_width,
+};
+
+/// Rows that are staged and fetched at once, and tokens that are combined at once. Blocks are pulled whole: a task waits and posts for about as long
+/// as it copies 16 rows, and with few tokens most pieces of a block have none.
+const STAGED: i32 = 16;
+const COMBINED: i32 = 8;
+/// Tokens of a chunk, and blocks whose tokens are listed at once.
+const CHUNK: i32 = LIST_TOKENS as i32;
+const LISTED: i32 = 8;
+
+/// A table in memory that follows from the routing, and the flow that says that it is there.
+#[derive(Clone, Copy)]
+pub(super) struct Derived {
+    table: TabId,
+    memory: BufId,
+    built: FlowId,
+    /// Which slots of places are kept, where some are dropped: a table beside it.
+    kept: Option<(TabId, BufId)>,
+}
+
+impl Derived {
+    /// Whether an entry is more than 0.
+    fn has(&self, entry: Expr) -> Expr {
+        Expr::Const(0).lt(Expr::Table(self.table, vec![entry]))
+    }
+}
+
+/// Tokens of the world that a rank has an expert of.
+struct Tokens {
+    /// Room for all of them.
+    memory: BufId,
+    /// Words of pieces.
+    here: FlowId,
+    wanted: Derived,
+}
+
+/// The experts of all tokens on every rank, and what follows from them.
+pub(super) struct Dispatch<'k> {
+    params: &'k [Tensor],
+    ragged: &'k Ragged,
+    route: &'k Route,
+    inputs: Vec<BufId>,
+    /// The most tokens of a rank, and slots of each.
+    tokens: i32,
+    slots: i32,
+    /// Blocks of a rank.
+    count: i32,
+    ids: TabId,
+    /// The experts of all tokens, and the flow that says which chunks are there; none of one rank's own.
+    named: (BufId, Option<FlowId>),
+    /// Rows of an expert that are kept; 0: all of them.
+    keep: i32,
+    /// Chunks of a rank's tokens, and entries of the list of one.
+    chunks: i32,
+    width: i32,
+    /// Lists of all chunks.
+    lists: BufId,
+    /// Where rows of each chunk begin.
+    bases: BufId,
+    counted: FlowId,
+    blocks: Blocks,
+}
+
+/// The first elements of a dimension.
+fn whole(n: i32) -> (Expr, Expr) {
+    (Expr::Const(0), Expr::Const(n))
+}
+
+fn one(e: impl Into<Expr>) -> (Expr, Expr) {
+    (e.into(), 1.into())
+}
+
+/// The leaf of a part of what follows from a routing.
+fn part_of(route: &Route, blocks: i32, world: i32, part: RoutePart) -> Leaf {
+    let keep = kept_rows(route, blocks, world);
+    let all = [route.experts, world, BLOCK, blocks, keep];
+    let [experts, ranks, rows, blocks, keep] = all.map(|n| n as u32);
+    Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks, keep } }
+}
+
+/// Rows of an expert that are kept: each expert of a rank may have as many blocks; 0 where rows without room end the launch.
+fn kept_rows(route: &Route, blocks: i32, world: i32) -> i32 {
+    let own = ((route.experts + world - 1) / world).max(1);
+    if route.drops { blocks / own * BLOCK } else { 0 }
+}
+
+/// The experts of all tokens on every rank, chunk by chunk, and a word for each chunk. One rank has them.
+fn ids_of_all(
+    draft: &mut Draft,
+    ids: &Tensor,
+    given: BufId,
+    chunks: i32,
+) -> (BufId, Option<FlowId>) {
+    let world = draft.world();
+    if world == 1 {
+        return (given, None);
+    }
+    let (tokens, slots) = (ids.widest(0, world), ids.shape[1].value);
+    let shape = vec![ids.shape[0].value.into(), slots.into()];
+    let all = draft.buffer("ids_all", Space::Workspace, ids.dtype, shape, None);
+    let [p, c] = [0, 1].map(|n| Expr::from(Var::domain(n)));
+    let rows = block_rows(draft.local(ids, 0, Var::RANK), c.clone(), CHUNK);
+    let first = c.clone() * CHUNK;
+    let src = read(Operand::Src, given, vec![(first.clone(), rows.clone()), whole(slots)]);
+    let to = vec![(Expr::from(Var::RANK) * tokens + first, rows), whole(slots)];
+    let peer = peer_at(p, world);
+    let dst = Access { rank: peer.clone(), ..write(Operand::Dst, all, to) };
+    let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+    let chunks = chunks.max(1);
+    let domain = vec![("p", world.into()), ("c", chunks.into())];
+    let sent = draft.family("ids", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
+    let word = Expr::from(Var::RANK) * chunks + c;
+    let named = Writer::new(sent, Operand::Dst, vec![word]).on(peer);
+    let shape = vec![(world * chunks).into()];
+    (all, Some(draft.flow(Flow::new("named", shape, 1.into(), vec![named]))))
+}
+
+impl<'k> Dispatch<'k> {
+    /// Every rank sends the experts of its tokens to all ranks.
+    pub fn new(
+        draft: &mut Draft,
+        params: &'k [Tensor],
+        ragged: &'k Ragged,
+        route: &'k Route,
+        inputs: Vec<BufId>,
+    ) -> Dispatch<'k> {
+        let world = draft.world();
+        let ids = &params[ragged.counts];
+        let (tokens, slots) = (ids.widest(0, world), ids.shape[1].value);
+        let table = draft.plan.tables.push(Table {
+            name: "ids".into(),
+            shape: vec![tokens as u32, slots as u32],
+            source: TableSource::Runtime { min: 0, max: route.experts - 1 },
+            stored: Some(inputs[ragged.counts]),
+            routed: None,
+        });
+        let count = ragged.rows.widest(0, world) / BLOCK;
+        let chunks = (tokens + CHUNK - 1) / CHUNK;
+        let (all, named) = ids_of_all(draft, ids, inputs[ragged.counts], chunks);
+        let width = list_width(route.experts.max(0) as usize) as i32;
+        let (mut all_lists, experts) = (world * chunks, route.experts);
+        // One, where there are no tokens.
+        all_lists = all_lists.max(1);
+        let mut integers = |name: &str, rows: i32, columns: i32| {
+            let shape = vec![rows.into(), columns.into()];
+            draft.buffer(name, Space::Scratch, DType::I32, shape, None)
+        };
+        let lists = integers("lists", all_lists, width);
+        let bases = integers("bases", all_lists + 1, experts);
+        // Each chunk by itself.
+        let c = Expr::from(Var::domain(0));
+        let (rank, chunk) = (c.clone() / chunks.max(1), c.clone() % chunks.max(1));
+        let rows = block_rows(draft.local(ids, 0, rank.clone()), chunk.clone(), CHUNK);
+        let first = rank.clone() * tokens + chunk * CHUNK;
+        let src = read(Operand::Src, all, vec![(first, rows), whole(slots)]);
+        let dst = write(Operand::Dst, lists, vec![one(c.clone()), whole(width)]);
+        let src = match named {
+            Some(named) => Source::behind(src, named, vec![c]),
+            None => src.into(),
+        };
+        let touched = vec![src, dst.into()];
+        let leaf = part_of(route, count, world, RoutePart::Lists);
+        let domain = vec![("c", all_lists.into())];
+        let family = draft.family("lists", RoleKind::Compute, leaf, domain, vec![], touched);
+        let listed = Writer::new(family, Operand::Dst, vec![0.into()]);
+        let shape = vec![1.into()];
+        let listed = draft.flow(Flow::new("listed", shape, all_lists.into(), vec![listed]));
+        // Then all together.
+        let own = (experts + world - 1) / world;
+        let keep = kept_rows(route, count, world);
+        let memory = draft.buffer("counts", Space::Scratch, DType::I32, vec![own.into()], None);
+        let max = ids.shape[0].value;
+        let counts = draft.plan.tables.push(Table {
+            name: "counts".into(),
+            shape: vec![own as u32],
+            source: TableSource::Runtime { min: 0, max },
+            stored: Some(memory),
+            routed: Some(Routed { ids: table, part: RoutePart::Counts, rows: BLOCK, keep }),
+        });
+        let (table_of_blocks, blocks) = blocks::table(draft, counts, count);
+        let src = read(Operand::Src, lists, vec![whole(all_lists), whole(width)]);
+        let touched = vec![
+            Source::behind(src, listed, vec![0.into()]),
+            write(Operand::Dst, memory, vec![whole(own)]).into(),
+            write(Operand::Dst, bases, vec![whole(all_lists + 1), whole(experts)]).into(),
+            write(Operand::Dst, blocks, vec![whole(count), whole(2)]).into(),
+        ];
+        let leaf = part_of(route, count, world, RoutePart::Counts);
+        let domain = vec![("i", 1.into())];
+        let family = draft.family("counts", RoleKind::Compute, leaf, domain, vec![], touched);
+        let counted = Writer::new(family, Operand::Dst, vec![0.into()]);
+        let counted = draft.flow(Flow::new("counted", vec![1.into()], 1.into(), vec![counted]));
+        let blocks = Blocks { table: table_of_blocks, memory: blocks, count, built: counted };
+        let ids = table;
+        Dispatch {
+            params,
+            ragged,
+            route,
+            inputs,
+            tokens,
+            slots,
+            count,
+            ids,
+            named: (all, named),
+            keep,
+            chunks,
+            width,
+            lists,
+            bases,
+            counted,
+            blocks,
+        }
+    }
+
+    /// A table that tasks fill, each its share: the entries of a range of rows, behind what those are made of.
+    fn table(
+        &self,
+        draft: &mut Draft,
+        part: RoutePart,
+        source: TableSource,
+        shape: &[i32],
+        (tasks, rows): (i32, (Expr, Expr)),
+        made_of: Vec<Source>,
+    ) -> Derived {
+        let (name, flow) =
+            if part == RoutePart::Sources { ("sources", "sourced") } else { ("places", "placed") };
+        let extents = shape.iter().map(|n| Expr::from(*n)).collect();
+        let memory = draft.buffer(name, Space::Scratch, DType::I32, extents, None);
+        let table = draft.plan.tables.push(Table {
+            name: name.into(),
+            shape: shape.iter().map(|n| *n as u32).collect(),
+            source,
+            stored: Some(memory),
+            routed: Some(Routed { ids: self.ids, part, rows: BLOCK, keep: self.keep }),
+        });
+        let kept = (part == RoutePart::Places && self.keep > 0).then(|| self.kept(draft));
+        let others = shape.iter().skip(1).map(|n| whole(*n));
+        let region = [rows.clone()].into_iter().chain(others).collect();
+        let mut touched = made_of;
+        touched.push(write(Operand::Dst, memory, region).into());
+        touched.extend(
+            kept.map(|(_, memory)| {
+                write(Operand::Dst, memory, vec![rows, whole(self.slots)]).into()
+            }),
+        );
+        let leaf = part_of(self.route, self.count, draft.world(), part);
+        let domain = vec![("i", tasks.into())];
+        let family = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
+        let built = Writer::new(family, Operand::Dst, vec![0.into()]);
+        let built = draft.flow(Flow::new(flow, vec![1.into()], tasks.into(), vec![built]));
+        Derived { table, memory, built, kept }
+    }
+
+    /// Whether each slot of the rank's tokens has a row.
+    fn kept(&self, draft: &mut Draft) -> (TabId, BufId) {
+        let shape = vec![self.tokens.into(), self.slots.into()];
+        let memory = draft.buffer("kept", Space::Scratch, DType::I32, shape, None);
+        let routed = Routed { ids: self.ids, part: RoutePart::Kept, rows: BLOCK, keep: self.keep };
+        let table = draft.plan.tables.push(Table {
+            name: "kept".into(),
+            shape: vec![self.tokens as u32, self.slots as u32],
+            source: TableSource::Runtime { min: 0, max: 1 },
+            stored: Some(memory),
+            routed: Some(routed),
+        });
+        (table, memory)
+    }
+
+    /// The lists of all chunks.
+    fn all_lists(&self, world: i32) -> i32 {
+        (world * self.chunks).max(1)
+    }
+
+    /// The token in each packed row.
+    fn sources(&self, draft: &mut Draft, blocks: Blocks) -> Derived {
+        let lists = self.all_lists(draft.world());
+        let i = Expr::from(Var::domain(0));
+        let some = block_rows(self.count.into(), i.clone(), LISTED);
+        let entries = vec![(i.clone() * LISTED, some.clone()), whole(2)];
+        let made_of = vec![
+            Source::behind(
+                read(Operand::Src, blocks.memory, entries),
+                blocks.built,
+                vec![0.into()],
+            ),
+            // Blocks were made beside, or of, these.
+            read(Operand::Src, self.lists, vec![whole(lists), whole(self.width)]).into(),
+            read(Operand::Src, self.bases, vec![whole(lists + 1), whole(self.route.experts)])
+                .into(),
+        ];
+        let max = self.params[self.ragged.counts].shape[0].value - 1;
+        let source = TableSource::Runtime { min: 0, max };
+        let tasks = (self.count + LISTED - 1) / LISTED;
+        let rows = (i * (LISTED * BLOCK), some * BLOCK);
+        let shape = [self.count * BLOCK];
+        self.table(draft, RoutePart::Sources, source, &shape, (tasks, rows), made_of)
+    }
+
+    /// Where each slot of the rank's tokens has its row.
+    pub fn places(&self, draft: &mut Draft, blocks: Blocks) -> Derived {
+        let ids = &self.params[self.ragged.counts];
+        let i = Expr::from(Var::domain(0));
+        let own = draft.local(ids, 0, Var::RANK);
+        let rows = (i.clone() * CHUNK, block_rows(own, i.clone(), CHUNK));
+        let list = Expr::from(Var::RANK) * self.chunks + i;
+        let src = vec![rows.clone(), whole(self.slots)];
+        let mut made_of = vec![
+            read(Operand::Src, self.inputs[self.ragged.counts], src).into(),
+            read(Operand::Src, self.lists, vec![one(list.clone()), whole(self.width)]).into(),
+            Source::behind(
+                read(Operand::Src, self.bases, vec![one(list), whole(self.route.experts)]),
+                self.counted,
+                vec![0.into()],
+            ),
+        ];
+        if self.keep > 0 {
+            let behind = one(self.all_lists(draft.world()));
+            let begins = vec![behind, whole(self.route.experts)];
+            made_of.push(read(Operand::Src, self.bases, begins).into());
+        }
+        let source = TableSource::Places { of: blocks.table };
+        let shape = [self.tokens, self.slots, 2];
+        self.table(draft, RoutePart::Places, source, &shape, (self.chunks, rows), made_of)
+    }
+
+    /// The blocks of the rank's experts.
+    pub fn blocks(&self) -> Blocks {
+        self.blocks
+    }
+
+    /// Room for the tokens of a rank, in whole pieces.
+    fn room(&self) -> i32 {
+        (self.tokens + STAGED - 1) / STAGED * STAGED
+    }
+
+    /// Whether some rank has no tokens.
+    fn some_idle(&self, world: i32) -> bool {
+        self.params[self.ragged.counts].shape[0].value <= (world - 1) * self.tokens
+    }
+
+    /// Tokens of which the rank has an expert: where they are then, in the order of the world with room for each, and the words of pieces of each
+    /// rank's. Own ones go to symmetric memory, where peers read those that they want, once: they are in the same place there.
+    fn tokens(&self, draft: &mut Draft, from: usize) -> Tokens {
+        let (world, x) = (draft.world(), &self.params[from]);
+        let (wide, room) = (x.shape[1].value, self.room());
+        let shape = vec![(world * room).into(), wide.into()];
+        let tokens = draft.buffer("tokens", Space::Workspace, x.dtype, shape, None);
+        let i = Expr::from(Var::domain(0));
+        let own = draft.local(x, 0, Var::RANK);
+        let rows = block_rows(own, i.clone(), STAGED);
+        let src = vec![(i.clone() * STAGED, rows.clone()), whole(wide)];
+        let src = read(Operand::Src, self.inputs[from], src);
+        let first = Expr::from(Var::RANK) * room + i.clone() * STAGED;
+        let dst = write(Operand::Dst, tokens, vec![(first, rows), whole(wide)]);
+        let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+        let pieces = room / STAGED;
+        let domain = vec![("i", pieces.into())];
+        let stage = draft.family("stage", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
+        let (peer, each) = draft.nodes().every_peer();
+        let staged = Writer::new(stage, Operand::Dst, vec![Var::RANK.into(), i.clone()]);
+        let word = vec![Expr::from(Var::RANK) * pieces + i.clone()];
+        let own = Writer::new(stage, Operand::Dst, word);
+        let staged = staged.on_each(peer, each);
+        let shape = vec![world.into(), pieces.into()];
+        let staged = draft.flow(Flow::new("staged", shape, 1.into(), vec![staged]));
+        let wanted = self.wanted(draft);
+        let [s, i] = [0, 1].map(|n| Expr::from(Var::domain(n)));
+        let source = peer_at(s + 1, world);
+        let first = source.clone() * room + i.clone() * STAGED;
+        // Entries are 0 or 1, and behind a rank's last token nobody knows which.
+        let there = match x.even(0, world) && room == self.tokens {
+            true => wanted.has(first.clone() + Var::EACH),
+            false => {
+                let mut entry = Expr::Table(wanted.table, vec![first.clone() + Var::EACH]);
+                if self.some_idle(world) {
+                    let own = draft.local(x, 0, Var::RANK);
+                    let stands_in = (own + first.clone() + Var::EACH).lt(1);
+                    entry = stands_in.select(1, entry);
+                }
+                let own = draft.local(x, 0, source.clone());
+                (i.clone() * STAGED + Var::EACH).lt(own * entry)
+            }
+        };
+        let one_row = Access {
+            each: Some(Each { var: "q".into(), extent: STAGED.into() }),
+            when: Some(there),
+            ..read(Operand::Src, tokens, vec![one(first.clone() + Var::EACH), whole(wide)])
+        };
+        let entries = read(Operand::Tab, wanted.memory, vec![(first, STAGED.into())]);
+        let word = vec![source.clone(), i.clone()];
+        let arrived = vec![source.clone() * pieces + i];
+        let src = Access { rank: source.clone(), ..one_row.clone() };
+        let dst = write(Operand::Dst, tokens, one_row.region.clone());
+        let touched = vec![
+            Source::behind(entries, wanted.built, vec![0.into()]),
+            Source::behind(src, staged, word),
+            Access { each: one_row.each, when: one_row.when, ..dst }.into(),
+        ];
+        let leaf = Leaf::CopyTile { via: CopyVia::Gather, stages: 1 };
+        let domain = vec![("s", (world - 1).into()), ("i", pieces.into())];
+        let fetch = draft.family("fetch", RoleKind::Compute, leaf, domain, vec![], touched);
+        let fetched = Writer::new(fetch, Operand::Dst, arrived);
+        let shape = vec![(world * pieces).into()];
+        let here = draft.flow(Flow::new("here", shape, 1.into(), vec![own, fetched]));
+        Tokens { memory: tokens, here, wanted }
+    }
+
+    /// Which tokens of the world this rank has an expert of.
+    fn wanted(&self, draft: &mut Draft) -> Derived {
+        let (world, room) = (draft.world(), self.room());
+        let shape = world * room;
+        let memory = draft.buffer("wanted", Space::Scratch, DType::I32, vec![shape.into()], None);
+        let table = draft.plan.tables.push(Table {
+            name: "wanted".into(),
+            shape: vec![shape as u32],
+            source: TableSource::Runtime { min: 0, max: 1 },
+            stored: Some(memory),
+            routed: Some(Routed {
+                ids: self.ids,
+                part: RoutePart::Wanted,
+                rows: BLOCK,
+                keep: self.keep,
+            }),
+        });
+        let ids = &self.params[self.ragged.counts];
+        let [s, c] = [0, 1].map(|n| Expr::from(Var::domain(n)));
+        let source = peer_at(s, world);
+        let rows = block_rows(draft.local(ids, 0, source.clone()), c.clone(), CHUNK);
+        let first = source.clone() * self.tokens + c.clone() * CHUNK;
+        let src = read(Operand::Src, self.named.0, vec![(first, rows), whole(self.slots)]);
+        let first = source.clone() * room + c.clone() * CHUNK;
+        let entries = block_rows(room.into(), c.clone(), CHUNK);
+        let word = source * self.chunks.max(1) + c.clone();
+        let src = match self.named.1 {
+            Some(named) => Source::behind(src, named, vec![word]),
+            None => src.into(),
+        };
+        let touched = vec![src, write(Operand::Dst, memory, vec![(first, entries)]).into()];
+        let chunks = (room + CHUNK - 1) / CHUNK;
+        let leaf = part_of(self.route, self.count, world, RoutePart::Wanted);
+        let domain = vec![("s", world.into()), ("c", chunks.into())];
+        let family = draft.family("wanted", RoleKind::Compute, leaf, domain, vec![], touched);
+        let built = Writer::new(family, Operand::Dst, vec![0.into()]);
+        let count = (world * chunks).into();
+        let built = draft.flow(Flow::new("judged", vec![1.into()], count, vec![built]));
+        Derived { table, memory, built, kept: None }
+    }
+
+    /// The rows of all blocks, of tokens that are here: where they are then, and the words of blocks. Nothing where they were dispatched before.
+    pub fn rows(&self, draft: &mut Draft, blocks: Blocks) -> Option<(BufId, FlowId)> {
+        let from = self.route.x?;
+        let tokens = (draft.world() > 1).then(|| self.tokens(draft, from));
+        let packed = self.count * BLOCK;
+        let sources = self.sources(draft, blocks);
+        let x = &self.params[from];
+        let wide = x.shape[1].value;
+        let shape = vec![packed.into(), wide.into()];
+        let rows = draft.buffer("rows", Space::Scratch, x.dtype, shape, None);
+        let b = Expr::from(Var::domain(0));
+        let count = Expr::Table(blocks.table, vec![b.clone(), 1.into()]);
+        let row = b.clone() * BLOCK;
+        let token = Expr::Table(sources.table, vec![row.clone() + Var::EACH]);
+        // Rows of nobody, which no routing has, are the rank's first token; of a rank without tokens, the world's first, which it always fetches.
+        let (token, here) = match &tokens {
+            Some(tokens) => {
+                let at = match self.room() == self.tokens {
+                    true => token,
+                    false => token.clone() / self.tokens * self.room() + token % self.tokens,
+                };
+                let own = draft.local(x, 0, Var::RANK);
+                let first = Expr::from(Var::RANK) * self.room();
+                let first = match self.some_idle(draft.world()) {
+                    true => Expr::Const(0).lt(own).select(first, 0),
+                    false => first,
+                };
+                let at = tokens.wanted.has(at.clone()).select(at, first);
+                (at.clone(), Some((tokens.here, at / STAGED)))
+            }
+            None => (token, None),
+        };
+        let from = tokens.as_ref().map_or(self.inputs[from], |tokens| tokens.memory);
+        let src = Access {
+            each: Some(Each { var: "q".into(), extent: BLOCK.into() }),
+            when: Some(Expr::from(Var::EACH).lt(count.clone())),
+            ..read(Operand::Src, from, vec![one(token), whole(wide)])
+        };
+        let entry = read(Operand::Tab, blocks.memory, vec![one(b.clone()), whole(2)]);
+        let listed = read(Operand::Tab, sources.memory, vec![(row.clone(), Expr::Const(BLOCK))]);
+        let region = vec![(row, Expr::Const(BLOCK).min(count)), whole(wide)];
+        let mut touched = vec![
+            entry.into(),
+            Source::behind(listed, sources.built, vec![0.into()]),
+            match here {
+                Some((here, word)) => Source::behind(src, here, vec![word]),
+                None => src.into(),
+            },
+            write(Operand::Dst, rows, region).into(),
+        ];
+        if let Some(Tokens { wanted, .. }) = tokens {
+            let all = vec![whole(draft.world() * self.room())];
+            let all = read(Operand::Tab, wanted.memory, all);
+            touched.push(Source::behind(all, wanted.built, vec![0.into()]));
+        }
+        let leaf = Leaf::CopyTile { via: CopyVia::Gather, stages: 1 };
+        let domain = vec![("b", self.count.into())];
+        let pull = draft.family("pull", RoleKind::Compute, leaf, domain, vec![], touched);
+        // Of blocks without rows, too.
+        let arrived = Writer::new(pull, Operand::Dst, vec![b]);
+        let shape = vec![self.count.into()];
+        Some((rows, draft.flow(Flow::new("arrived", shape, 1.into(), vec![arrived]))))
+    }
+
+    /// Each token is the weighted sum of its slots' rows, wherever they are, in the order of slots. `made` is a product that writes `y`, and has so
+    /// many tiles of a block.
+    pub fn combine(
+        &self,
+        draft: &mut Draft,
+        combine: &Combine,
+        (y, made, tiles): (BufId, FamId, i32),
+        out: BufId,
+        places: Derived,
+    ) {
+        let world = draft.world();
+        let word = vec![Var::RANK.into(), Var::domain(0).into()];
+        let (rank, each) = draft.nodes().everyone();
+        let done = Writer::new(made, Operand::C, word).on_each(rank, each);
+        let shape = vec![world.into(), self.count.into()];
+        let done = draft.flow(Flow::new("done", shape, tiles.into(), vec![done]));
+        let i = Expr::from(Var::domain(0));
+        let token = i.clone() * COMBINED + Var::INNER;
+        let own = draft.local(&combine.out, 0, Var::RANK);
+        let exists = Some(token.clone().lt(own.clone()));
+        let each = Some(Each { var: "j".into(), extent: self.slots.into() });
+        let place = |part: i32| {
+            Expr::Table(places.table, vec![token.clone(), Var::EACH.into(), part.into()])
+        };
+        let wide = whole(combine.out.shape[1].value);
+        let inner = |access: Access| Access { at: Point::Inner, when: exists.clone(), ..access };
+        let src = Access {
+            rank: place(0),
+            each: each.clone(),
+            ..inner(read(Operand::Src, y, vec![one(place(1)), wide.clone()]))
+        };
+        let weight = vec![one(token.clone()), one(Var::EACH)];
+        let mut factor =
+            Access { each, ..inner(read(Operand::W, self.inputs[combine.weights], weight)) };
+        // A summand that was dropped has no factor.
+        if let Some((kept, _)) = places.kept {
+            let kept = Expr::Table(kept, vec![token.clone(), Var::EACH.into()]);
+            factor.when = factor.when.map(|exists| exists.select(kept, 0));
+        }
+        let dst = inner(write(Operand::Dst, out, vec![one(token.clone()), wide]));
+        let rows = (i.clone() * COMBINED, block_rows(own.clone(), i, COMBINED));
+        let region = vec![rows.clone(), whole(self.slots), whole(2)];
+        let entries = read(Operand::Tab, places.memory, region);
+        let kept = places.kept.map(|(_, memory)| {
+            let entries = read(Operand::Tab, memory, vec![rows.clone(), whole(self.slots)]);
+            Source::from(entries)
+        });
+        let touched = vec![
+            Source::behind(entries, places.built, vec![0.into()]),
+            Source::behind(src, done, vec![place(0), place(1) / BLOCK]),
+            factor.into(),
+            dst.into(),
+        ];
+        let touched: Vec<Source> = touched.into_iter().chain(kept).collect();
+        let leaf = Leaf::ReduceTile { epilogue: Vec::new() };
+        let domain = vec![("i", ((self.tokens + COMBINED - 1) / COMBINED).into())];
+        let family = draft.family("combine", RoleKind::Compute, leaf, domain, vec![], touched);
+        draft.plan.families[family].inner = Some(("q".into(), COMBINED.into()));
+    }
+}

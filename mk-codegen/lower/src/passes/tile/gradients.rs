@@ -1,0 +1,275 @@
+//! Gradients of attention: statistics of queries, and tiles of keys and values, each against the chunks of queries in turn.
+//!
+//! In the inner loop of keys are, chunk by chunk, the heads of queries that share them: own chunks first, those of peers as their owners
+//! push them. Of a causal mask a tile begins with the queries at its own first key. Gradients of queries are tiled as attention itself is.
+
+use super::attend_steps::{HEADS, Step, together};
+use crate::passes::{
+    draft::{Draft, Source, read, write},
+    shape::{
+        attention::{Attention, along},
+        chunks::Chunks,
+        ranks::block_rows,
+        tensor::Tensor,
+    },
+    strategies::push_chunks::{self, Part, Pushed, Wanted},
+};
+use crate::settings::Config;
+use mk_plan::{
+    Access, BufId, Expr, GradOf, Leaf, Mask, Operand, Point, Positions, RoleKind, Schedule, Var,
+};
+use mk_syntax::Placement;
+
+/// Rows of a tile, and rows of a block of the other side, by what was measured fastest: scores, their gradients and sums are in registers.
+pub(super) fn block(depth: i32) -> [i32; 2] {
+    if depth == 64 { [128, 96] } else { [128, 64] }
+}
+
+/// Blocks of the other side that a CTA has room for.
+pub(super) const STAGES: u32 = 3;
+
+/// Queries whose statistics a task makes.
+const STATISTICS: i32 = 128;
+
+/// Statistics of queries: heads that lie beside each other follow each other.
+pub(super) fn statistics(
+    draft: &mut Draft,
+    a: &Attention,
+    inputs: &[BufId],
+    outputs: &[(Operand, BufId)],
+    out: Option<&Tensor>,
+) {
+    let o = a.tensor(Operand::O);
+    let rows = o.widest(1, draft.world());
+    let [b, i, h] = [0, 1, 2].map(|n| Expr::from(Var::domain(n)));
+    let [batch, sequence, heads, wide] = [0, 1, 2, 3].map(|d| draft.local(o, d, Var::RANK));
+    let len = block_rows(sequence, i.clone(), STATISTICS);
+    let rows_of = (i * STATISTICS, len);
+    let one = |e: &Expr| (e.clone(), Expr::Const(1));
+    let tile = vec![one(&b), rows_of.clone(), one(&h), (0.into(), wide)];
+    let four = out.map_or(Expr::Const(4), |t| draft.dim(&t.shape[3]));
+    let of = |o| inputs[a.param(o)];
+    let mut touched = vec![
+        read(Operand::O, of(Operand::O), tile.clone()),
+        read(Operand::Do, of(Operand::Do), tile),
+        read(Operand::Lse, of(Operand::Lse), vec![one(&b), one(&h), rows_of.clone()]),
+    ];
+    for (_, buffer) in outputs {
+        let region = vec![one(&b), one(&h), rows_of.clone(), (0.into(), four.clone())];
+        touched.push(write(Operand::Dst, *buffer, region));
+    }
+    let tiles = (rows + STATISTICS - 1) / STATISTICS;
+    let domain = vec![("b", batch), ("i", tiles.into()), ("h", heads)];
+    let leaf = Leaf::StatsTile { block: [STATISTICS as u32, o.shape[3].value as u32] };
+    draft.family("stats", RoleKind::Compute, leaf, domain, vec![], touched);
+}
+
+/// Gradients of keys and values.
+pub(super) fn of_keys(
+    draft: &mut Draft,
+    a: &Attention,
+    inputs: &[BufId],
+    outputs: &[(Operand, BufId)],
+    config: &Config,
+) {
+    let [q, k] = [Operand::Q, Operand::K].map(|o| a.tensor(o));
+    let world = draft.world();
+    let (queries, keys) =
+        (Chunks::of(&mut draft.extents, q, 1), Chunks::of(&mut draft.extents, k, 1));
+    let ring = a.ring && world > 1;
+    let block = block(k.shape[3].value);
+    let tiles = (keys.rows + block[0] - 1) / block[0];
+    let whole = !matches!(k.placement, Placement::Shard(2));
+    let heads = k.shape[2].value;
+    let group = match ring {
+        true => 1,
+        false => (1..=HEADS).rev().find(|n| whole && heads % n == 0).unwrap_or(1),
+    };
+    let shared = q.shape[2].value / heads;
+    let pushed = ring.then(|| {
+        let together = shared * together(draft, tiles * keys.per_rank, heads);
+        let part =
+            |o: Operand| Part { tensor: a.tensor(o), from: inputs[a.param(o)], along: along(o) };
+        let wanted = if a.causal { Wanted::Before } else { Wanted::Everywhere };
+        // Few bytes, which all tiles want.
+        let stats = [part(Operand::Stats)];
+        let parts = [part(Operand::Q), part(Operand::Do)];
+        let families = [("push_stats", &stats[..]), ("push", &parts[..])];
+        push_chunks::push(draft, &families, &queries, wanted, together, a.flops(world), config)
+    });
+    let tile = Keys { a, queries, keys, block, tiles, group, shared, pushed };
+    tile.family(draft, inputs, outputs);
+}
+
+struct Keys<'a> {
+    a: &'a Attention,
+    queries: Chunks,
+    keys: Chunks,
+    /// Keys of a tile, and queries of a block.
+    block: [i32; 2],
+    /// Tiles of a full chunk.
+    tiles: i32,
+    /// Heads whose tiles are dealt out together.
+    group: i32,
+    /// Heads of queries that share one of keys.
+    shared: i32,
+    pushed: Option<Pushed>,
+}
+
+impl Keys<'_> {
+    /// Chunks of queries in turn, at step `s`: the own ones, of which that of the tile's keys comes first where positions mask; then first
+    /// chunks of other ranks, and then their second ones.
+    fn step(&self, s: &Expr, half: &Expr) -> Step {
+        let (rank, world) = (Expr::from(Var::RANK), self.queries.world());
+        let s = s.clone();
+        if !self.queries.cut() {
+            return Step { steps: 1.into(), chunk: 0.into(), half: 0.into(), own: None };
+        }
+        if self.pushed.is_none() {
+            // Keys that every rank has meet the own queries.
+            let steps = Expr::Const(self.queries.per_rank);
+            return Step { steps, chunk: self.queries.own(&s), half: s, own: None };
+        }
+        let before = |s: Expr| (rank.clone() + (Expr::Const(world) - s)) % world;
+        let mirror = self.queries.mirror(rank.clone());
+        match (self.queries.per_rank, self.a.causal) {
+            (1, false) => {
+                let chunk = before(s.clone());
+                Step { steps: world.into(), chunk, half: 0.into(), own: Some(s.equals(0)) }
+            }
+            (1, true) => {
+                let (steps, chunk) = (Expr::Const(world) - rank.clone(), rank + s.clone());
+                Step { steps, chunk, half: 0.into(), own: Some(s.equals(0)) }
+            }
+            (_, false) => {
+                let first = before(s.clone() - 1);
+                let second = self.queries.mirror(before(s.clone() - world));
+                let theirs = s.clone().le(world).select(first, second);
+                let own = s.clone().select(mirror, rank);
+                let chunk = s.clone().lt(2).select(own, theirs);
+                let steps = Expr::Const(self.queries.count);
+                Step { steps, chunk, half: s.clone(), own: Some(s.lt(2)) }
+            }
+            (_, true) => {
+                // Keys of a first chunk meet the first chunks of the ranks behind this one, and all second ones; those of a second chunk
+                // the second ones of the ranks before it.
+                let first = rank.clone() + s.clone() - 1;
+                let behind = Expr::Const(world) - rank.clone();
+                let second = self.queries.mirror(before(s.clone() - behind.clone()));
+                let theirs = s.clone().le(behind).select(first, second);
+                let own = s.clone().select(mirror.clone(), rank.clone());
+                let of_first = s.clone().lt(2).select(own, theirs);
+                let chunk = half.clone().select(mirror + s.clone(), of_first);
+                let of_first = Expr::Const(2 * world) - rank.clone();
+                let steps = half.clone().select(rank + 1, of_first);
+                let own = s.clone().lt(Expr::Const(2) - half.clone());
+                let of = half.clone().select(1, s);
+                Step { steps, chunk, half: of, own: Some(own) }
+            }
+        }
+    }
+
+    fn family(&self, draft: &mut Draft, inputs: &[BufId], outputs: &[(Operand, BufId)]) {
+        let a = self.a;
+        let k = a.tensor(Operand::K);
+        let [b, w, i, m] = [0, 1, 2, 3].map(|n| Expr::from(Var::domain(n)));
+        let (halves, causal) = (self.keys.per_rank, a.causal);
+        let tiles = halves * self.tiles;
+        let (batch, heads) = (draft.local(k, 0, Var::RANK), draft.local(k, 2, Var::RANK));
+        let (g, domain) = match self.group {
+            1 => (w, vec![("b", batch), ("g", heads), ("i", tiles.into())]),
+            n => {
+                let groups = (k.shape[2].value / n).into();
+                let domain =
+                    vec![("b", batch), ("w", groups), ("i", tiles.into()), ("m", n.into())];
+                (w * n + m, domain)
+            }
+        };
+        // The first keys, and first chunks, meet the most queries.
+        let (half, i) = match halves {
+            1 => (Expr::Const(0), i),
+            _ => (i.clone() / self.tiles, i % self.tiles),
+        };
+        let own = self.keys.own(&half);
+        let len = self.keys.len(&mut draft.extents, &own);
+        let at = i.clone() * self.block[0];
+        let rows = block_rows(len, i, self.block[0]);
+        let start = self.keys.at(&mut draft.extents, &half) + at.clone();
+        let place = self.keys.first(&own) + at.clone();
+
+        let depth = k.shape[3].value;
+        let wide = (Expr::Const(0), draft.dim(&k.shape[3]));
+        let one = |e: &Expr| (e.clone(), Expr::Const(1));
+        let inner = Expr::from(Var::INNER);
+        // A chunk is gone through head by head.
+        let (s, h) = match self.shared {
+            1 => (inner, g.clone()),
+            n => (inner.clone() / n, g.clone() * n + inner % n),
+        };
+        let step = self.step(&s, &half);
+        let len = self.queries.len(&mut draft.extents, &step.chunk);
+        let first = self.queries.first(&step.chunk);
+        // Queries before the tile's first key see none of it: in the chunk of these keys, which comes first; or wherever they are.
+        let from = match (causal, self.pushed.is_some(), self.queries.cut()) {
+            (false, ..) => Expr::Const(0),
+            (true, true, _) => s.clone().equals(0).select(at, 0),
+            (true, false, false) => place.clone(),
+            (true, false, true) => Expr::Const(0).max(place.clone() - first.clone()),
+        };
+        let met = if causal { len - from.clone() } else { len };
+        // A tile without keys has no queries.
+        let met = Expr::Const(0).lt(rows.clone()).select(met, 0);
+        let start_of_queries = self.queries.at(&mut draft.extents, &step.half) + from.clone();
+
+        let tile = vec![one(&b), (start, rows), one(&g), wide.clone()];
+        let four = (Expr::Const(0), draft.dim(&a.tensor(Operand::Stats).shape[3]));
+        let mut touched: Vec<Source> = Vec::new();
+        for operand in [Operand::K, Operand::V] {
+            touched.push(read(operand, inputs[a.param(operand)], tile.clone()).into());
+        }
+        for operand in [Operand::Q, Operand::Do, Operand::Stats] {
+            let rows = (start_of_queries.clone(), met.clone());
+            let region = match operand {
+                Operand::Stats => vec![one(&b), one(&h), rows, four.clone()],
+                _ => vec![one(&b), rows, one(&h), wide.clone()],
+            };
+            let when = self.pushed.is_some().then(|| step.own.clone()).flatten();
+            let access = read(operand, inputs[a.param(operand)], region);
+            touched.push(Access { at: Point::Inner, when, ..access }.into());
+        }
+        if let (Some(pushed), Some(own)) = (&self.pushed, &step.own) {
+            let word = vec![step.chunk.clone(), b.clone(), h.clone()];
+            let of = [(Operand::Stats, &four), (Operand::Q, &wide), (Operand::Do, &wide)];
+            for ((operand, wide), all) in of.into_iter().zip(&pushed.all) {
+                let rows = (Expr::Const(0), met.clone());
+                let region = vec![one(&step.chunk), one(&b), one(&h), rows, wide.clone()];
+                let when = Some(own.clone().equals(0));
+                let access = Access { at: Point::Inner, when, ..read(operand, *all, region) };
+                // A word stands for all three.
+                touched.push(match operand {
+                    Operand::Stats => Source::behind(access, pushed.arrived, word.clone()),
+                    _ => access.into(),
+                });
+            }
+        }
+        for (made, buffer) in outputs {
+            touched.push(write(*made, *buffer, tile.clone()).into());
+        }
+        let leaf = Leaf::AttendGradTile {
+            of: GradOf::Keys,
+            block: [self.block[0] as u32, self.block[1] as u32, depth as u32],
+            scale: a.factor(depth),
+            stages: STAGES,
+            mask: if causal { Mask::Causal } else { Mask::Full },
+        };
+        let tasks = [&k.shape[0], &k.shape[2]].map(|n| i64::from(n.value)).iter().product::<i64>();
+        let several = tasks * i64::from(tiles) > draft.sms();
+        let attend = draft.family("attend", RoleKind::Compute, leaf, domain, vec![], touched);
+        let family = &mut draft.plan.families[attend];
+        family.inner = Some(("s".into(), step.steps * self.shared));
+        if several {
+            family.schedule = Schedule::Dynamic;
+        }
+        family.positions = causal.then_some(Positions { q: first + from, k: place });
+    }
+}

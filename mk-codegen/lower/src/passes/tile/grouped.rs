@@ -1,0 +1,225 @@
+//! Products of ragged rows: tiles of blocks, each with the matrix of its expert.
+//!
+//! A table says whose rows a block has, and how many; one task makes it from the rows of each expert, in the launch. Blocks without rows come
+//! last, and have nothing to do. Every write is where the block is: tables only decide which matrix is read, and how many rows there are.
+
+use super::{
+    blocks::{self, BLOCK, Blocks},
+    dispatch::Dispatch,
+    product::MmaTile,
+    tiler::{MadeBlocks, RaggedRows, Tiler, Value},
+};
+use crate::passes::{
+    draft::{Draft, Flow, FlowId, Source, Writer, read, write},
+    error::{LowerError, internal},
+    shape::{
+        grouped::{Combine, Grouped, Ragged, Rows},
+        kernel::Kernel,
+        ranks::block_rows,
+        rows::in_groups,
+        tensor::Tensor,
+    },
+};
+use crate::settings::Config;
+use mk_plan::{
+    ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, Expr, FamId, Operand, Point, RoleKind,
+    Schedule, Space, Store, TabId, Table, TableSource, Var,
+};
+
+/// The rows, and what follows from a routing.
+pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Value<'k> {
+    let kernel = t.kernel;
+    let (draft, inputs) = (&mut t.draft, &t.params);
+    let Some(route) = &ragged.route else {
+        let counts = given_counts(draft, kernel, ragged, inputs[ragged.counts]);
+        let blocks = blocks::blocks(draft, ragged, counts);
+        return Value::Ragged(Box::new(RaggedRows { blocks, dispatched: None, route: None }));
+    };
+    let dispatch = Dispatch::new(draft, &kernel.params, ragged, route, inputs.clone());
+    let blocks = dispatch.blocks();
+    let dispatched = dispatch.rows(draft, blocks);
+    let places = route.combines.then(|| dispatch.places(draft, blocks));
+    let route = Some((dispatch, places));
+    Value::Ragged(Box::new(RaggedRows { blocks, dispatched, route }))
+}
+
+/// The tiles of a GEMM of such rows.
+///
+/// # Errors
+/// [`LowerError::Internal`] for rows that are made behind it.
+pub(super) fn gemm<'k>(t: &mut Tiler<'k>, p: &Grouped) -> Result<Value<'k>, LowerError> {
+    let several = t.kernel.grouped().count() > 1;
+    let i = t.made.iter().filter(|v| matches!(v, Value::Blocks(_))).count();
+    let name = if several { format!("gemm{}", i + 1) } else { "gemm".into() };
+    let Some(Value::Ragged(ragged)) = t.made.get(p.ragged) else {
+        return Err(internal(format!("{name} has no table of blocks")));
+    };
+    let (blocks, draft) = (ragged.blocks, &mut t.draft);
+    let buffer = match p.result {
+        Some(r) => t.results[r],
+        None => {
+            let shape = draft.extents.local_shape(&p.out);
+            // Every rank reads rows of its tokens.
+            let (name, space) = match p.combined {
+                true => ("y".into(), Space::Workspace),
+                false => (format!("h{}", i + 1), Space::Scratch),
+            };
+            draft.buffer(&name, space, p.out.dtype, shape, None)
+        }
+    };
+    let rows = match p.rows {
+        Rows::Given(param) => (t.params[param], None),
+        Rows::Dispatched => match ragged.dispatched {
+            Some((rows, arrived)) => (rows, Some(arrived)),
+            None => return Err(internal(format!("{name} reads rows that nobody dispatches"))),
+        },
+        Rows::Made(from) => match t.made.get(from) {
+            Some(Value::Blocks(made)) => (made.buffer, Some(made.done)),
+            _ => return Err(internal(format!("{name} reads rows that are not made before it"))),
+        },
+    };
+    let params = &t.kernel.params;
+    let tiles = Tiles { params, p, name: &name, blocks, rows, into: buffer, inputs: &t.params };
+    let (family, tiles) = tiles.family(draft, t.config);
+    let done = Writer::new(family, Operand::C, vec![Var::domain(0).into()]);
+    let name = if i == 0 { "hidden" } else { "hidden_more" };
+    let done = draft.flow(Flow::new(name, vec![blocks.count.into()], tiles.into(), vec![done]));
+    Ok(Value::Blocks(MadeBlocks { buffer, done, family, tiles }))
+}
+
+/// Rows on their way back to tokens.
+///
+/// # Errors
+/// [`LowerError::Internal`] for rows that no routing names.
+pub(super) fn combine<'k>(t: &mut Tiler<'k>, combine: &Combine) -> Result<Value<'k>, LowerError> {
+    let Some(Value::Blocks(y)) = t.made.get(combine.of) else {
+        return Err(internal("the rows that are combined are not made"));
+    };
+    let route = t.made.iter().find_map(|value| match value {
+        Value::Ragged(ragged) => ragged.route.as_ref(),
+        _ => None,
+    });
+    let Some((dispatch, Some(places))) = route else {
+        return Err(internal("nobody knows where the rows of tokens are"));
+    };
+    let y = (y.buffer, y.family, y.tiles);
+    dispatch.combine(&mut t.draft, combine, y, t.results[combine.result], *places);
+    Ok(Value::Result)
+}
+
+/// The rows of each expert that the caller gives: the table, and its memory.
+fn given_counts(
+    draft: &mut Draft,
+    kernel: &Kernel,
+    ragged: &Ragged,
+    counts: BufId,
+) -> (TabId, BufId) {
+    let world = draft.world();
+    let (experts, rows) =
+        (kernel.params[ragged.counts].widest(0, world), ragged.rows.widest(0, world));
+    let given = draft.plan.tables.push(Table {
+        name: "counts".into(),
+        shape: vec![experts as u32],
+        source: TableSource::Runtime { min: 0, max: rows },
+        stored: Some(counts),
+        routed: None,
+    });
+    // A table's extents are numbers.
+    draft.plan.buffers[counts].shape = vec![experts.into()];
+    (given, counts)
+}
+
+/// Tiles of a product.
+struct Tiles<'a> {
+    params: &'a [Tensor],
+    p: &'a Grouped,
+    name: &'a str,
+    blocks: Blocks,
+    /// Where its rows are, and the words of their blocks if they are made in this launch.
+    rows: (BufId, Option<FlowId>),
+    into: BufId,
+    inputs: &'a [BufId],
+}
+
+impl Tiles<'_> {
+    /// Their family, and how many there are of a block.
+    fn family(&self, draft: &mut Draft, config: &Config) -> (FamId, i32) {
+        let (p, world) = (self.p, draft.world());
+        let tile = MmaTile {
+            block: config.block,
+            stages: config.stages_on(draft.target),
+            a_layout: ALayout::Mk,
+            b_layout: BLayout::Kn,
+            store: Store::Tma,
+            consumers: config.consumers,
+            cluster: 1,
+            multicast: [1, 1],
+            epilogue: p.epilogue.clone(),
+        };
+        let b = &self.params[p.b];
+        let gated = b.shape.len() == 4;
+        let (height, width) = (config.block[0] as i32, tile.out_columns());
+        let columns = b.widest(b.shape.len() - 1, world);
+        let [parts, across] = [(BLOCK, height), (columns, width)].map(|(n, of)| (n + of - 1) / of);
+        let [block, part] = [0, 1].map(|n| Expr::from(Var::domain(n)));
+        let j = Expr::from(Var::domain(if parts > 1 { 2 } else { 1 }));
+        let of =
+            |column: i32| Expr::Table(self.blocks.table, vec![block.clone(), Expr::Const(column)]);
+        let rows = if parts > 1 {
+            let at = block.clone() * BLOCK + part.clone() * height;
+            (at, (of(1) - part * height).min(height))
+        } else {
+            (block.clone() * BLOCK, of(1))
+        };
+        let depth = (Expr::Const(0), draft.dim(&b.shape[1]));
+        let n = draft.dim(&b.shape[b.shape.len() - 1]);
+        let cols = (j.clone() * width, block_rows(n, j, width));
+        let one = |e: Expr| (e, Expr::Const(1));
+        // No block has rows of an expert that the last rank does not have, and proofs need not know it.
+        let own = draft.local(b, 0, Var::RANK);
+        let expert = if b.even(0, world) { of(0) } else { of(0).min(own - 1) };
+        let mut matrix = vec![one(expert), depth.clone(), cols.clone()];
+        if gated {
+            matrix.insert(2, (0.into(), 2.into()));
+        }
+        let entry = vec![one(block.clone()), (0.into(), 2.into())];
+        let tab = read(Operand::Tab, self.blocks.memory, entry);
+        let a = read(Operand::A, self.rows.0, vec![rows.clone(), depth]);
+        let mut touched = vec![
+            Source::behind(tab, self.blocks.built, vec![0.into()]),
+            match self.rows.1 {
+                Some(done) => Source::behind(a, done, vec![block]),
+                None => a.into(),
+            },
+            read(Operand::B, self.inputs[p.b], matrix).into(),
+        ];
+        let touching = p.epilogue.iter().filter(|op| op.operand().is_some());
+        for ((_, param), operand) in touching.zip(&p.extras).zip(EPILOGUE_OPERANDS) {
+            let region = vec![rows.clone(), cols.clone()];
+            let access = read(operand, self.inputs[*param], region);
+            touched.push(Access { at: Point::End, ..access }.into());
+        }
+        touched.push(write(Operand::C, self.into, vec![rows, cols]).into());
+        let mut domain = vec![("b", self.blocks.count.into()), ("j", across.into())];
+        if parts > 1 {
+            domain.insert(1, ("i", parts.into()));
+        }
+        let leaf = tile.leaf();
+        let order = self.order(config, parts, across);
+        let family = draft.family(self.name, RoleKind::Compute, leaf, domain, order, touched);
+        // The loader looks a tile up and tells the others; and the last blocks may have no rows.
+        draft.plan.families[family].schedule = Schedule::Dynamic;
+        (family, parts * across)
+    }
+
+    /// Blocks that are walked together, so that those of an expert share its matrix in the cache; blocks without rows stay behind all others.
+    fn order(&self, config: &Config, parts: i32, across: i32) -> Vec<Expr> {
+        let t = Expr::from(Var::LINEAR);
+        let group = config.group_blocks().clamp(1, self.blocks.count.max(1) as u32) as i32;
+        let tall = parts > 1;
+        let at = if tall { t.clone() / parts } else { t.clone() };
+        let (block, column) = in_groups(at, self.blocks.count, group, across);
+        let part = tall.then(|| t % parts);
+        [Some(block), part, Some(column)].into_iter().flatten().collect()
+    }
+}

@@ -1,0 +1,119 @@
+//! Operands of products from the caller: in place, repacked, or gathered.
+
+use super::tiler::{Given, Left, Tiler, Value};
+use crate::passes::{
+    roles::DEFAULT_COPY_SMS,
+    shape::{
+        ids::OpId,
+        kernel::{Operand, Reduce},
+        rows::Rows,
+        tensor::Tensor,
+    },
+    strategies::{gather, gathered::Slices, pack},
+};
+use crate::settings::{AllReduce, Gather};
+use mk_plan::{self, ALayout, BufId, Var};
+
+/// Gathers or repacks the left operand that operation `op` is.
+pub(super) fn source<'k>(t: &mut Tiler<'k>, op: OpId, operand: Operand) -> Value<'k> {
+    let kernel = t.kernel;
+    let x = &kernel.params[operand.param];
+    let world = t.draft.world();
+    let height = t.config.rows_of_task();
+    let mine = || kernel.products().filter(|(id, _)| kernel.root(*id) == op);
+    let scattered = |how| how != Reduce::All || t.config.all_reduce == AllReduce::TwoShot;
+    let reduced = mine().any(|(id, _)| kernel.sum_of(id).is_some_and(|sum| scattered(sum.how)));
+    let gathered = operand.gathered && world > 1;
+    let first = mine().next();
+    // Rows of the product, not of the operand: a transposed one has them along its last dimension.
+    let of = match first {
+        Some((_, product)) if !operand.gathered => &product.out,
+        _ => x,
+    };
+    let by_owner = world > 1 && (gathered || reduced);
+    let rows = Rows::new(&mut t.draft.extents, of, by_owner, height).peers_first();
+    let buffer = t.params[operand.param];
+    if gathered && spans(t, op, x, height) {
+        let pushed = gather::push_whole(&mut t.draft, x, buffer, &rows, t.config);
+        let rows = Rows::whole(&mut t.draft.extents, x, height);
+        let (left, depth) = (Left::Gathered(pushed), t.draft.dim(&x.shape[1]));
+        return Value::Operand(Box::new(Given { rows, left, packed: None, depth }));
+    }
+    let (left, packed, depth);
+    if gathered {
+        let slices = slices(t, op, x, &rows, first.map(|(id, _)| id));
+        let pushed = gather::push(&mut t.draft, x, buffer, &rows, slices, t.config);
+        (left, packed, depth) = (Left::Gathered(pushed), None, t.draft.dim(&x.shape[1]));
+    } else {
+        let draft = &mut t.draft;
+        let by_owner = match operand.transposed {
+            true => pack::columns_by_owner(draft, x, buffer, &rows),
+            false => None,
+        };
+        let dim = usize::from(!operand.transposed);
+        if let Some(p) = by_owner {
+            left = Left::ByOwner(p.buffer);
+            packed = Some(p);
+        } else {
+            packed = if first.is_some() {
+                pack::matrix(draft, x, buffer, mk_plan::Operand::A)
+            } else {
+                None
+            };
+            let from = packed.as_ref().map_or(buffer, |p| p.buffer);
+            left = Left::Local(from, if dim == 0 { ALayout::Km } else { ALayout::Mk });
+        }
+        depth = match operand.gathered {
+            true => draft.dim(&x.shape[1]),
+            false => draft.local(x, dim, Var::RANK),
+        };
+    }
+    Value::Operand(Box::new(Given { rows, left, packed, depth }))
+}
+
+/// Whether tiles of the products of a gathered operand hold rows of several ranks: where each rank has few, fewer tiles read the right operand
+/// so, and there is little to begin with before peers' rows arrive.
+fn spans(t: &Tiler<'_>, op: OpId, x: &Tensor, height: i32) -> bool {
+    let (kernel, world) = (t.kernel, t.draft.world());
+    let per_rank = x.widest(0, world);
+    let tiles = |rows: i32| (rows + height - 1) / height;
+    let fewer = tiles(per_rank * world) < tiles(per_rank) * world && per_rank < 2 * height;
+    let by_sms = t.config.gather == Gather::Sms && t.config.nodes == 1;
+    by_sms && fewer && kernel.spans(op, world)
+}
+
+/// In which slices of K a gathered operand travels, and how many blocks of a shard side by side: as many as the SMs that are
+/// not at the own rows multiply at a time, for the first product.
+fn slices(
+    t: &Tiler<'_>,
+    op: OpId,
+    x: &Tensor,
+    rows: &Rows,
+    product: Option<OpId>,
+) -> Option<Slices> {
+    let fixed = |t: &Tensor| t.shape.iter().all(|e| e.runtime_max.is_none());
+    let wanted = t.kernel.result_of(op).is_none() && t.kernel.params.iter().all(fixed);
+    let (Some(product), true) = (product, wanted) else { return None };
+    let width = i64::from(t.config.block[1]);
+    let columns = i64::from(t.kernel.value(product).widest(1, t.draft.world()));
+    let across = (columns + width - 1) / width;
+    let copying = t.config.intra_comm_sms.unwrap_or(DEFAULT_COPY_SMS);
+    let (free, blocks) = (t.draft.sms() - i64::from(copying), i64::from(rows.blocks));
+    let own = blocks * across;
+    let free = if own < free { free - own } else { free };
+    let together = free / (across * i64::from(rows.shards - 1)).max(1);
+    // A rest of less than half a wave fits in where the own rows end.
+    let together = if blocks * 2 < together * 3 { blocks } else { together };
+    let together = i32::try_from(together.clamp(1, blocks.max(1))).unwrap_or(1);
+    let step = t.config.block[2] as i32;
+    Slices::new(x.shape[1].value, x.dtype.size_bytes(), t.config.k_slices, step, together)
+}
+
+/// A right operand, repacked once if it must be.
+pub(super) fn right(t: &mut Tiler<'_>, b: usize) -> BufId {
+    if t.packed[b].is_none() {
+        t.packed[b] =
+            pack::matrix(&mut t.draft, &t.kernel.params[b], t.params[b], mk_plan::Operand::B);
+    }
+    t.packed[b].as_ref().map_or(t.params[b], |p| p.buffer)
+}

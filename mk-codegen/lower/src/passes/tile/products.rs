@@ -1,0 +1,306 @@
+//! Dense GEMMs, each with its destination, and gathered operands that are results.
+
+use super::{
+    last_wave, operands,
+    product::{Cut, MmaTile, Product},
+    tiler::{Given, Hidden, Left, Tiler, Value},
+};
+use crate::passes::{
+    draft::{Draft, Flow, FlowId, Reader, Source, TileRows, Writer, read, write},
+    error::{LowerError, internal},
+    shape::{
+        ids::OpId,
+        kernel::{self, Extra, Kernel, Reduce, Sum},
+        rows::Rows,
+        tensor::{Tensor, aligned},
+    },
+    strategies::{
+        by_columns::Columns,
+        destination::Destination,
+        gather,
+        gathered::Gathered,
+        one_shot, ring, split_k,
+        sum::{Summands, Summed},
+        two_level, two_shot,
+    },
+};
+use crate::settings::{AllReduce, Reduction};
+use mk_plan::{
+    ALayout, BLayout, BufId, CopyVia, EpilogueOp, Expr, Leaf, Operand, RoleKind, Space, Store, Var,
+};
+
+/// Columns of a panel of 16-bit results, which a box of TMA stores.
+const PANEL_COLUMNS: i32 = 64;
+
+/// All tiles of one product, and the families that read them.
+pub(super) fn product<'k>(
+    t: &mut Tiler<'k>,
+    id: OpId,
+    g: &'k kernel::Product,
+) -> Result<Value<'k>, LowerError> {
+    let kernel = t.kernel;
+    let rows = t.given(id)?.rows.clone();
+    let (sum, result, read) = (kernel.sum_of(id), kernel.result_of(id), kernel.is_read(id));
+    let world = t.draft.world();
+    let b = operands::right(t, g.b);
+    if let (Some(sum), Reduction::Ring, true) = (sum, t.config.reduction, world > 1) {
+        in_ring(t, g, sum, &rows, b)?;
+        return Ok(Value::Result);
+    }
+    let cut = match sum {
+        Some(sum) => t.cut(id, &kernel.results[sum.result].out, &rows, t.config.split_k)?,
+        None => None,
+    };
+    let destination = match (sum, result) {
+        (Some(sum), _) => to_sum(t, sum, &rows),
+        // The next product reads the caller's rows, if TMA can.
+        (None, Some(r)) if !read || g.out.tma_rows(world) => Destination::Out(t.results[r]),
+        (None, _) => Destination::Hidden(scratch(t, g, &rows, id)),
+    };
+    let mut p = new_product(t, id, g, rows.clone(), destination, b)?;
+    p.cut = cut;
+    let by = match (t.config.last_wave, result) {
+        (Some(last), Some(r)) if !read => last_wave::tiles(t, id, r, &mut p, last)?,
+        _ => t.tiles(&p)?,
+    };
+    unpack(t, g, &by);
+    if let Some(sum) = sum {
+        add_up(t, sum, &p, rows, by);
+        return Ok(Value::Result);
+    }
+    match destination {
+        Destination::Hidden(buffer) | Destination::Out(buffer) if read => {
+            let in_shards = matches!(destination, Destination::Hidden(_));
+            let done = done(&mut t.draft, &p, &rows, by);
+            let hidden = Hidden { buffer, in_shards, done, depth: p.n };
+            if let (true, Some(r)) = (in_shards, result) {
+                copy_out(t, &hidden, &g.out, r, &rows);
+            }
+            Ok(Value::Hidden(hidden))
+        }
+        _ => Ok(Value::Result),
+    }
+}
+
+/// Where the tiles of a product go that is summed, by the way that the settings name.
+fn to_sum(t: &mut Tiler<'_>, sum: &Sum, rows: &Rows) -> Destination {
+    let world = t.draft.world();
+    let out = t.kernel.summand(sum);
+    let width = t.config.block[1] as i32;
+    let draft = &mut t.draft;
+    match (sum.how, t.config.all_reduce) {
+        // A ring of one rank.
+        _ if t.config.reduction == Reduction::Ring => Destination::Out(t.results[sum.result]),
+        (Reduce::All, AllReduce::OneShot) if world > 1 => {
+            Destination::Parts(one_shot::parts(draft, &out, rows))
+        }
+        (Reduce::All, AllReduce::ByColumns) if world > 1 => {
+            Destination::Columns(Columns::new(draft, &out, rows, width))
+        }
+        _ if draft.nodes().count() > 1 => {
+            Destination::NodeSlots(two_level::slots(draft, &out, rows), draft.nodes())
+        }
+        _ => Destination::Slots(two_shot::slots(draft, &out, rows)),
+    }
+}
+
+/// Adds the summands that the tiles `by` of a product write.
+fn add_up(t: &mut Tiler<'_>, sum: &Sum, p: &Product<'_>, rows: Rows, by: Vec<TileRows>) {
+    // Shard by shard, a group is of one.
+    let together = match t.gathered(p.g) {
+        Some(Gathered { slices: Some(s), .. }) => s.together,
+        Some(Gathered { by_shard: true, .. }) => p.group,
+        _ => (p.group / rows.count).max(1),
+    };
+    let block = [t.config.rows_of_task(), p.tile.out_columns()];
+    let mut tiles = Summands { rows, block, together, by, operand: Operand::C };
+    let (draft, config) = (&mut t.draft, t.config);
+    let of = Summed::new(t.kernel, sum, &t.params, &t.results);
+    if let Some(Cut { into, parts, .. }) = p.cut {
+        let parts = (parts, into);
+        tiles = split_k::fold(draft, config.reduction, of.out, parts, p.destination, tiles);
+    }
+    match p.destination {
+        Destination::Slots(slots) => two_shot::sum(draft, config, sum.how, &of, slots, tiles),
+        Destination::NodeSlots(slots, _) => {
+            two_level::sum(draft, config, sum.how, &of, slots, tiles);
+        }
+        Destination::Parts(parts) => one_shot::pull(draft, config, &of, parts, tiles),
+        Destination::Columns(columns) => columns.sum(draft, config, &of, tiles),
+        // Summed in the epilogue, or by one rank.
+        Destination::Ring(_) | Destination::Out(_) | Destination::Hidden(_) => {}
+    }
+}
+
+/// A product whose tiles add to sums that go from rank to rank.
+fn in_ring<'k>(
+    t: &mut Tiler<'k>,
+    g: &'k kernel::Product,
+    sum: &Sum,
+    rows: &Rows,
+    b: BufId,
+) -> Result<(), LowerError> {
+    let out = &t.kernel.results[sum.result].out;
+    let ring = ring::ring(&mut t.draft, out, rows, t.results[sum.result]);
+    let mut p = new_product(t, sum.of, g, rows.clone(), Destination::Ring(ring), b)?;
+    p.tile.epilogue.push(EpilogueOp::Carry);
+    // Halves of whole steps, the same in all launches.
+    let mut extents = t.kernel.params.iter().flat_map(|t| &t.shape);
+    let fixed = extents.all(|e| e.runtime_max.is_none());
+    let steps = 2 * t.config.block[2] as i32;
+    let depth = t.draft.extents.fixed(&t.depth(g)?);
+    p.half = depth.filter(|k| fixed && k % steps == 0).map(|k| k / 2);
+    let by = t.tiles(&p)?;
+    unpack(t, g, &by);
+    for adding in by {
+        ring::hand_on(&mut t.draft, ring, rows, &adding, p.col_blocks, p.half.map(|_| 1));
+    }
+    Ok(())
+}
+
+/// The families `by` of a product wait for operands that are repacked.
+fn unpack(t: &mut Tiler<'_>, g: &kernel::Product, by: &[TileRows]) {
+    let packed = match t.made.get(g.left) {
+        Some(Value::Operand(given)) => given.packed,
+        _ => None,
+    };
+    for (p, operand) in [(packed, Operand::A), (t.packed[g.b], Operand::B)] {
+        let Some(p) = p else { continue };
+        for tiles in by {
+            t.draft.read(p.done, Reader::new(tiles.family, operand, vec![0.into()]));
+        }
+    }
+}
+
+/// Scratch between two products.
+fn scratch(t: &mut Tiler<'_>, g: &kernel::Product, rows: &Rows, id: OpId) -> BufId {
+    let world = t.draft.world();
+    let cols = t.draft.local(&g.out, 1, Var::RANK);
+    let padded = aligned(g.out.widest(1, world), g.out.dtype.size_bytes());
+    let pitch = (!g.out.tma_rows(world)).then_some(Expr::Const(padded));
+    let shape = vec![rows.shards.into(), rows.capacity.into(), cols];
+    let name = format!("hidden{}", number(t.kernel, id));
+    t.draft.buffer(&name, Space::Scratch, g.out.dtype, shape, pitch)
+}
+
+/// A product's number among the products.
+fn number(kernel: &Kernel, id: OpId) -> usize {
+    kernel.products().take_while(|(other, _)| *other != id).count()
+}
+
+fn new_product<'k>(
+    t: &mut Tiler<'k>,
+    id: OpId,
+    g: &'k kernel::Product,
+    rows: Rows,
+    destination: Destination,
+    b: BufId,
+) -> Result<Product<'k>, LowerError> {
+    let world = t.draft.world();
+    let n = t.draft.local(&g.out, 1, Var::RANK);
+    let a_layout = match t.made.get(g.left) {
+        Some(Value::Operand(given)) => match given.left {
+            Left::Local(_, layout) => layout,
+            Left::ByOwner(_) => ALayout::Km,
+            Left::Gathered(_) => ALayout::Mk,
+        },
+        _ => ALayout::Mk,
+    };
+    // Scratch and slots are padded; the caller's rows are as they are.
+    // Boxes of gates end where ups begin.
+    let whole = g.out.widest(1, world) % PANEL_COLUMNS == 0 && g.out.even(1, world);
+    let rows_fit = g.out.tma_rows(world) && (whole || !g.halves());
+    let direct = matches!(destination, Destination::Out(_)) && !rows_fit;
+    let tile = MmaTile {
+        block: t.config.block,
+        stages: t.config.stages_on(t.draft.target),
+        a_layout,
+        b_layout: if g.b_transposed { BLayout::Nk } else { BLayout::Kn },
+        store: if direct || t.config.cluster > 1 { Store::Direct } else { Store::Tma },
+        consumers: t.config.consumers,
+        cluster: t.config.cluster,
+        multicast: t.config.multicast.map_or([1, 1], |m| [m.below, m.beside]),
+        epilogue: g.epilogue.clone(),
+    };
+    let columns = tile.out_columns();
+    // More than there are is all of them.
+    let group = t.config.group_blocks().clamp(1, rows.blocks.max(8) as u32) as i32;
+    let result = t.kernel.result_of(id);
+    let extra = |x: &Extra| match x {
+        Extra::Param(p) => Ok(t.params[*p]),
+        Extra::Result(r) => Ok(t.results[*r]),
+        Extra::OwnHalf => {
+            let own = result.and_then(|r| t.results.get(r)).copied();
+            own.ok_or_else(|| internal(format!("operation {id} is no result, and has halves")))
+        }
+    };
+    let extras = g.extras.iter().map(extra).collect::<Result<_, _>>()?;
+    let name = match t.kernel.products().count() {
+        1 => "gemm".into(),
+        _ => format!("gemm{}", number(t.kernel, id)),
+    };
+    Ok(Product {
+        own: Some(rows.own()),
+        g,
+        name,
+        tile,
+        rows,
+        group,
+        k: t.depth(g)?,
+        n,
+        col_blocks: (g.out.widest(1, world) + columns - 1) / columns,
+        b,
+        extras,
+        destination,
+        cut: None,
+        half: None,
+        by_shard: t.gathered(g).is_some_and(|g| g.by_shard),
+    })
+}
+
+/// The words of a product's blocks of rows, which the tiles `by` raise.
+fn done(draft: &mut Draft, p: &Product<'_>, rows: &Rows, by: Vec<TileRows>) -> FlowId {
+    let writer = |by: TileRows| Writer::new(by.family, Operand::C, vec![by.shard, by.block]);
+    let from = by.into_iter().map(writer).collect();
+    let shape = vec![rows.shards.into(), rows.blocks.into()];
+    draft.flow(Flow::new("hidden", shape, p.col_blocks.into(), from))
+}
+
+/// A product in scratch that the caller wants, too.
+fn copy_out(t: &mut Tiler<'_>, h: &Hidden, out: &Tensor, r: usize, rows: &Rows) {
+    let result = t.results[r];
+    let block = rows.block(&mut t.draft.extents);
+    let cols = (Expr::Const(0), t.draft.local(out, 1, Var::RANK));
+    let here = (block.at.clone(), block.len.clone());
+    let from = vec![(block.shard.clone(), 1.into()), here, cols.clone()];
+    let src = read(Operand::Src, h.buffer, from);
+    let dst = write(Operand::Dst, result, vec![(rows.global(&block), block.len.clone()), cols]);
+    let mut domain = rows.domain(1);
+    domain.pop();
+    let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+    let name = format!("save.{}", out.name);
+    let src = Source::behind(src, h.done, vec![block.shard, block.block]);
+    t.draft.family(&name, RoleKind::Compute, leaf, domain, vec![], vec![src, dst.into()]);
+}
+
+/// A gathered operand that is result `r`.
+pub(super) fn collect(
+    t: &mut Tiler<'_>,
+    id: OpId,
+    param: usize,
+    r: usize,
+) -> Result<(), LowerError> {
+    let Some(Value::Operand(given)) = t.made.get(id) else {
+        return Err(internal(format!("operation {id} is a result, and no operand")));
+    };
+    let Given { rows, left, .. } = given.as_ref();
+    let gathered = match left {
+        Left::Gathered(g) => Some(g),
+        Left::Local(..) | Left::ByOwner(_) => None,
+    };
+    // Through registers: the bulk ring would not fit beside that of the products.
+    let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+    let (x, shard, out) = (&t.kernel.params[param], t.params[param], t.results[r]);
+    gather::collect(&mut t.draft, x, shard, gathered, out, rows, &leaf);
+    Ok(())
+}

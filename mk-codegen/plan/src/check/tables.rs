@@ -1,0 +1,292 @@
+//! Tables: their size, and what they are derived from.
+
+use super::Checker;
+use crate::{
+    entity::{Entity, TabId},
+    expr::{Expr, Var},
+    leaf::{Leaf, Operand, RoutePart, Tabulation},
+    plan::{Access, Family, Space, Table, TableSource},
+};
+use mk_abi::DType;
+
+/// Most entries of all tables, on all ranks together: whoever runs a plan fills every table on every rank, and the
+/// verifier holds several fillings.
+pub const MAX_ENTRIES: u64 = 1 << 24;
+
+impl Checker<'_> {
+    /// Checks all tables of a world of so many ranks.
+    pub(super) fn tables(&mut self, ranks: u64) {
+        let mut entries = 0u64;
+        for (id, t) in self.plan.tables.iter() {
+            let sizes = t.shape.iter();
+            let len = sizes.copied().try_fold(1usize, |n, x| n.checked_mul(x as usize));
+            let len = len.unwrap_or(usize::MAX);
+            let place = format!("{id} {:?}", t.name);
+            if len > 1 << 24 {
+                self.too_large(&place, "is larger than 2^24 entries");
+                continue;
+            }
+            let before = entries;
+            entries = entries.saturating_add(len as u64 * ranks);
+            if before <= MAX_ENTRIES && entries > MAX_ENTRIES {
+                self.too_large(
+                    &place,
+                    format!("has, with the tables before it and on all ranks together, more than {MAX_ENTRIES} entries: make tables smaller, or ranks fewer"),
+                );
+            }
+            self.source(&place, id, t, len);
+            self.stored(&place, t);
+            self.routed(&place, id, t);
+        }
+    }
+
+    /// Memory that has a table: integers, as many as the table has, on every rank.
+    fn stored(&mut self, place: &str, t: &Table) {
+        let Some(buffer) = t.stored else { return };
+        let Some(b) = self.plan.buffers.get(buffer) else {
+            return self.error(place, format!("{buffer} does not exist"));
+        };
+        let shape: Vec<_> = t.shape.iter().map(|n| Expr::Const(*n as i32)).collect();
+        // What nobody looks up may have fewer rows on some ranks.
+        let same = b.shape == shape || self.is_ids(t) && b.shape.len() == shape.len();
+        // Nor is their width anyone's business but of who makes lists and places of them.
+        let wide = b.dtype == DType::I64 && b.space == Space::In && self.is_ids(t);
+        if b.dtype != DType::I32 && !wide || !same || b.pitch.is_some() {
+            let shape: Vec<_> = t.shape.iter().map(u32::to_string).collect();
+            let what =
+                format!("is in {buffer}, which must be i32[{}], row by row", shape.join(", "));
+            self.error(place, what);
+        }
+        if matches!(b.space, Space::Out | Space::Net) {
+            self.error(place, "is in memory that a kernel does not read by itself: use an input, workspace or scratch");
+        }
+        if self.plan.runtime_dim().is_some() {
+            self.error(place, "is in memory, in a plan with a dimension that comes with each launch: use one or the other");
+        }
+        if matches!(t.source, TableSource::Const(_)) {
+            self.error(place, "is in the plan already: it needs no memory");
+        }
+    }
+
+    /// Whether a table has the ids of a routing.
+    fn is_ids(&self, t: &Table) -> bool {
+        let routed = self.plan.tables.values().filter_map(|t| t.routed);
+        let mut ids = routed.filter_map(|r| self.plan.tables.get(r.ids));
+        ids.any(|ids| std::ptr::eq(ids, t))
+    }
+
+    /// Checks a table of a routing: the table of ids comes before it, and this one has the shape that its part of a routing has.
+    fn routed(&mut self, place: &str, id: TabId, t: &Table) {
+        let Some(r) = t.routed else { return };
+        let ranks = self.plan.mesh.size().max(1) as i64;
+        let Some(ids) = self.before(id, r.ids) else {
+            return self.error(place, "follows from a table before it");
+        };
+        let TableSource::Runtime { min: 0, max } = ids.source else {
+            return self.error(place, "follows from a table of experts, from 0 on");
+        };
+        let [tokens, slots] = ids.shape[..] else {
+            return self.error(place, "follows from a table of [tokens, slots]");
+        };
+        let experts = i64::from(max) + 1;
+        let fits = match r.part {
+            RoutePart::Lists => false,
+            RoutePart::Wanted => {
+                let runtime = t.source == TableSource::Runtime { min: 0, max: 1 };
+                let room =
+                    |n: u32| i64::from(n) % ranks == 0 && i64::from(n) / ranks >= tokens.into();
+                runtime && matches!(t.shape[..], [n] if room(n))
+            }
+            RoutePart::Counts => {
+                let runtime = matches!(t.source, TableSource::Runtime { min: 0, .. });
+                runtime && t.shape == [(experts + ranks - 1).div_euclid(ranks) as u32]
+            }
+            RoutePart::Sources => {
+                let tokens = i64::from(tokens) * ranks;
+                let below = |max: i32| i64::from(max) < tokens;
+                let runtime =
+                    matches!(t.source, TableSource::Runtime { min: 0, max } if below(max));
+                runtime && matches!(t.shape[..], [n] if n % (r.rows.max(1) as u32) == 0)
+            }
+            RoutePart::Places => {
+                matches!(t.source, TableSource::Places { .. }) && t.shape == [tokens, slots, 2]
+            }
+            RoutePart::Kept => {
+                let bits = matches!(t.source, TableSource::Runtime { min: 0, max: 1 });
+                bits && r.keep > 0 && t.shape == [tokens, slots]
+            }
+        };
+        if !fits || r.keep < 0 || r.rows < 1 || slots < 1 {
+            self.error(place, "is not what follows from a routing: rows of the rank's experts, tokens of packed rows, [tokens, slots, 2] places, whether they are kept, or whether a rank wants each token of the world");
+        }
+        if self.is_ids(t) {
+            self.error(place, "follows from a routing, and is one");
+        }
+    }
+
+    /// Where a family may look up what is in memory: not where it must know its tasks, and not in what it waits with and reads to look up.
+    pub(super) fn looks_up(&mut self, place: &str, x: &Family) {
+        let plan = self.plan;
+        let tables = |e: &Expr| plan.names_stored(e);
+        let loops = x.domain.iter().chain(&x.inner).map(|(_, extent)| extent);
+        let loops = loops.chain(&x.order);
+        let places = x.positions.iter().flat_map(|p| [&p.q, &p.k]);
+        if loops.chain(places).any(tables) {
+            self.error(place, "a table in memory decides how many tasks there are, or their order: let conditions and lengths do");
+        }
+        let tab = |a: &&Access| a.operand == Operand::Tab;
+        if x.accesses.iter().filter(tab).any(|a| a.rank != Expr::Var(Var::RANK)) {
+            self.error(place, "looks up what is on its own rank");
+        }
+        let wide = |a: &Access| plan.buffers.get(a.buffer).is_some_and(|b| b.dtype == DType::I64);
+        if x.accesses.iter().filter(tab).any(wide) {
+            self.error(place, "looks up integers of 64 bits: tables are of 32");
+        }
+        if x.accesses.iter().filter(tab).any(|a| plan.access_names_stored(a)) {
+            self.error(place, "what it reads to look up depends on a look-up");
+        }
+        if !x.accesses.iter().any(|a| tab(&a)) && plan.looks_up(x) {
+            self.error(place, "a table in memory is looked up, and no access `tab` reads it");
+        }
+    }
+
+    /// A task that fills a table of blocks fills all of it, from all that the table says that it is made of; tasks that fill one that follows from a
+    /// routing, their share of it.
+    pub(super) fn fills(&mut self, place: &str, x: &Family) {
+        let Leaf::Tabulate { of } = x.leaf else { return };
+        let plan = self.plan;
+        let whole = |operand: Operand, id: TabId| {
+            let Some(table) = plan.tables.get(id) else { return false };
+            let mut all = x.accesses.iter().filter(|a| a.operand == operand);
+            let (Some(a), None) = (all.next(), all.next()) else { return false };
+            let extents = table.shape.iter().map(|n| (Expr::Const(0), Expr::Const(*n as i32)));
+            table.stored == Some(a.buffer)
+                && a.region.iter().cloned().eq(extents)
+                && a.rank == Expr::Var(Var::RANK)
+                && (&a.each, &a.when) == (&None, &None)
+        };
+        let blocks = |rows: u32, (id, t): (TabId, &Table)| match t.source {
+            TableSource::Blocks { of, rows: n } => {
+                u32::try_from(n) == Ok(rows) && whole(Operand::Dst, id) && whole(Operand::Src, of)
+            }
+            _ => false,
+        };
+        let Tabulation::Route { part, experts, ranks, rows, keep, .. } = of else {
+            let Tabulation::Blocks { rows } = of else { return };
+            if !plan.tables.iter().any(|t| blocks(rows, t)) {
+                self.error(place, "fills a table of blocks in memory, whole, from the rows of its groups in memory, which no table line says");
+            }
+            return;
+        };
+        let filled = |id: TabId, t: &Table| {
+            let mut all = x.accesses.iter().filter(|a| a.operand == Operand::Dst);
+            let own = |a: &Access| a.rank == Expr::Var(Var::RANK) && t.stored == Some(a.buffer);
+            match part {
+                // Beside where rows of chunks begin, and their blocks.
+                RoutePart::Counts => {
+                    let fills = |a: &Access, t: &Table| {
+                        let extents =
+                            t.shape.iter().map(|n| (Expr::Const(0), Expr::Const(*n as i32)));
+                        let own = a.rank == Expr::Var(Var::RANK) && t.stored == Some(a.buffer);
+                        own && a.region.iter().cloned().eq(extents)
+                    };
+                    let blocks = |t: &&Table| matches!(t.source, TableSource::Blocks { of, rows: n } if of == id && u32::try_from(n) == Ok(rows));
+                    let mut blocks = plan.tables.values().filter(blocks);
+                    let (counts, last) = (all.next(), all.nth(1));
+                    counts.is_some_and(|a| fills(a, t))
+                        && last.is_some_and(|a| blocks.any(|t| fills(a, t)))
+                }
+                // Beside which of them are kept.
+                RoutePart::Places if keep != 0 => all.any(own),
+                _ => {
+                    matches!((all.next(), all.next()), (Some(a), None) if own(a)) && id.index() > 0
+                }
+            }
+        };
+        if part == RoutePart::Lists {
+            return;
+        }
+        if part == RoutePart::Kept {
+            return self.error(place, "makes which rows are kept: that is made with the places");
+        }
+        let routed = |(id, t): (TabId, &Table)| {
+            let Some(r) = t.routed else { return false };
+            let of = plan.tables.get(r.ids).map(|ids| &ids.source);
+            let max = i32::try_from(experts).unwrap_or(0) - 1;
+            (r.part, u32::try_from(r.rows)) == (part, Ok(rows))
+                && u32::try_from(r.keep) == Ok(keep)
+                && of == Some(&TableSource::Runtime { min: 0, max })
+                && u64::from(ranks) == u64::from(plan.mesh.size())
+                && filled(id, t)
+        };
+        if !plan.tables.iter().any(routed) {
+            self.error(
+                place,
+                "fills a table that follows from a routing in memory, which no table line says",
+            );
+        }
+    }
+
+    /// The table before `id` of this number.
+    fn before(&self, id: TabId, of: TabId) -> Option<&Table> {
+        (of.index() < id.index()).then(|| self.plan.tables.get(of)).flatten()
+    }
+
+    fn source(&mut self, place: &str, id: TabId, t: &Table, len: usize) {
+        match &t.source {
+            TableSource::Const(v) if v.len() != len => {
+                self.error(place, format!("has {} values for {len} entries", v.len()));
+            }
+            TableSource::Const(_) => {}
+            TableSource::Runtime { min, max } if min > max => {
+                self.error(place, "has an empty range")
+            }
+            TableSource::Runtime { .. } => {}
+            TableSource::Prefix { of, align } => {
+                let fits = self.before(id, *of).is_some_and(|counts| {
+                    let [n] = counts.shape[..] else { return false };
+                    n.checked_add(1).is_some_and(|n| t.shape == [n])
+                });
+                if !fits {
+                    self.error(place, "must have one more entry than the one-dimensional table before it that it sums");
+                }
+                if *align < 1 {
+                    self.error(place, "must align to at least 1");
+                }
+            }
+            TableSource::Blocks { of, rows } => self.blocks(place, id, t, (*of, *rows)),
+            TableSource::Places { of } => {
+                let blocks = self.before(id, *of).map(|b| &b.source);
+                if !matches!(blocks, Some(TableSource::Blocks { .. })) {
+                    self.error(place, "must be places in a table of blocks before it");
+                }
+                if t.shape.len() < 2 || t.shape.last() != Some(&2) {
+                    self.error(place, "must be [.., 2]: ranks and rows");
+                }
+            }
+        }
+    }
+
+    fn blocks(&mut self, place: &str, id: TabId, t: &Table, (of, rows): (TabId, i32)) {
+        if !matches!(t.shape[..], [n, 2] if n > 0) {
+            self.error(place, "must be [blocks, 2]: groups and rows");
+        }
+        if rows < 1 {
+            self.error(place, "must have blocks of at least 1 row");
+        }
+        let counts = self.before(id, of).map(|c| (c.shape.len(), &c.source));
+        let Some((1, TableSource::Runtime { min, .. })) = counts else {
+            let what = "must cut the rows of a one-dimensional table before it that comes with each launch";
+            return self.error(place, what);
+        };
+        let least = i64::from((*min).max(0)) + i64::from(rows.max(1)) - 1;
+        let groups = self.before(id, of).map_or(0, |c| i64::from(c.shape[0]));
+        if least / i64::from(rows.max(1)) * groups > t.shape.first().map_or(0, |n| i64::from(*n)) {
+            self.error(place, "has no room for the fewest rows that its groups can have");
+        }
+        let last = t.shape.first().map_or(0, |n| i64::from(*n)) * i64::from(rows.max(1));
+        if last > i64::from(i32::MAX) {
+            self.too_large(place, "has more rows than fit in 32 bits");
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! Contents of a plan's tables on every rank, in one launch: those that the caller gives, and those that follow from
+//! them.
+
+use super::{
+    entity::{Entity, TabId},
+    leaf::RoutePart,
+    plan::{Plan, Table, TableSource},
+    routes::{Routed, Routing},
+};
+use thiserror::Error;
+
+/// Contents of the tables on every rank for one epoch.
+#[derive(Clone, Debug, Default)]
+pub struct TableSet {
+    ranks: Vec<Vec<Vec<i32>>>,
+}
+
+impl TableSet {
+    /// Fills the tables that come with a launch by `given(rank, table)`, row-major, and derives the others from them.
+    /// Missing entries read as "no entry"; values are not checked: see [`TableSet::refused`].
+    pub fn new(plan: &Plan, given: impl FnMut(usize, TabId) -> Vec<i32>) -> TableSet {
+        TableSet::with(plan, given, |_, _| None)
+    }
+
+    /// Tables of one possible launch: groups have equally many rows, as many as there is room for, but one; other entries are their least
+    /// values. For what is the same in every launch, and what is estimated for one.
+    pub fn example(plan: &Plan) -> TableSet {
+        let room = |of: TabId| {
+            let blocks = plan.tables.values().filter_map(|t| match t.source {
+                TableSource::Blocks { of: counts, rows } if counts == of => {
+                    Some((i64::from(t.shape.first().copied().unwrap_or(0)), i64::from(rows)))
+                }
+                _ => None,
+            });
+            blocks.min_by_key(|(n, rows)| n * rows)
+        };
+        TableSet::new(plan, |_, id| {
+            let table = &plan.tables[id];
+            let n = entries(table);
+            let TableSource::Runtime { min, max } = table.source else { return vec![0; n] };
+            if let Some(routed) = table.routed.filter(|r| r.part == RoutePart::Wanted) {
+                return spread(n, wanted_share(plan, routed));
+            }
+            let Some((blocks, rows)) = room(id) else { return vec![min; n] };
+            let groups = n.max(1) as i64;
+            // Every group has its share of blocks, the first ones one more.
+            let share = |g: i64| (blocks / groups + i64::from(g < blocks % groups)) * rows;
+            let count = |g: i64| (share(g) - 1).clamp(i64::from(min), i64::from(max)) as i32;
+            (0..n as i64).map(count).collect()
+        })
+    }
+
+    /// As [`TableSet::new`], with what follows from routings.
+    ///
+    /// # Errors
+    /// The rank with a routing that no launch can have, and what is wrong with it.
+    pub fn routed(
+        plan: &Plan,
+        mut given: impl FnMut(usize, TabId) -> Vec<i32>,
+    ) -> Result<TableSet, (usize, String)> {
+        let ranks = plan.mesh.size() as usize;
+        let mut all: Vec<Vec<i32>> = Vec::new();
+        for (id, table) in plan.tables.iter() {
+            let of_ids = |r: Routed| r.ids == id;
+            let is_ids = plan.tables.values().filter_map(|t| t.routed).any(of_ids);
+            all.push(match is_ids {
+                true => (0..ranks).flat_map(|rank| given(rank, id)).collect(),
+                false => Vec::new(),
+            });
+            let Some((routed, ids)) = table.routed.and_then(|r| Some((r, all.get(r.ids.index())?)))
+            else {
+                continue;
+            };
+            let routing = routing(plan, routed, ids);
+            // Of the same ids.
+            let counted = |of: &TabId| plan.tables.get(*of)?.routed.map(|r| (r.ids, r.part));
+            let blocks = plan.tables.values().find_map(|t| match &t.source {
+                TableSource::Blocks { of, .. }
+                    if counted(of) == Some((routed.ids, RoutePart::Counts)) =>
+                {
+                    t.shape.first().map(|n| *n as usize)
+                }
+                _ => None,
+            });
+            let blocks = blocks.unwrap_or(usize::MAX);
+            routing.check(blocks).map_err(|e| (0, format!("{id} {:?}: {e}", table.name)))?;
+        }
+        let contents = |rank: usize, id: TabId| {
+            let table = &plan.tables[id];
+            let routed = table.routed?;
+            let routing = routing(plan, routed, all.get(routed.ids.index())?);
+            Some(routing.table(routed.part, rank, entries(table)))
+        };
+        let each = |rank: usize, id: TabId| contents(rank, id).unwrap_or_else(|| given(rank, id));
+        Ok(TableSet::with(plan, each, |_, _| None))
+    }
+
+    /// As [`TableSet::new`], with other contents for some derived tables: what no launch need have, for proofs.
+    pub fn with(
+        plan: &Plan,
+        mut given: impl FnMut(usize, TabId) -> Vec<i32>,
+        instead: impl Fn(usize, TabId) -> Option<Vec<i32>>,
+    ) -> TableSet {
+        let ranks = (0..plan.mesh.size() as usize)
+            .map(|rank| {
+                let mut tables: Vec<Vec<i32>> = Vec::new();
+                for (id, table) in plan.tables.iter() {
+                    let before = |of: &TabId| tables.get(of.index()).map_or(&[][..], Vec::as_slice);
+                    let values = match (&table.source, instead(rank, id)) {
+                        (TableSource::Const(values), _) => values.clone(),
+                        (TableSource::Runtime { .. } | TableSource::Places { .. }, _) => {
+                            given(rank, id)
+                        }
+                        (_, Some(values)) => values,
+                        (TableSource::Prefix { of, align }, None) => prefix(before(of), *align),
+                        (TableSource::Blocks { of, rows }, None) => {
+                            blocks(before(of), *rows, entries(table))
+                        }
+                    };
+                    tables.push(values);
+                }
+                tables
+            })
+            .collect();
+        TableSet { ranks }
+    }
+
+    /// A table's contents on a rank.
+    pub fn values(&self, rank: usize, table: TabId) -> &[i32] {
+        self.ranks.get(rank).and_then(|t| t.get(table.index())).map_or(&[], Vec::as_slice)
+    }
+
+    /// The rows that a table of blocks fills, on all ranks.
+    pub fn filled(&self, plan: &Plan, blocks: TabId) -> FilledRows {
+        let mut filled = FilledRows::default();
+        let Some(TableSource::Blocks { rows, .. }) = plan.tables.get(blocks).map(|t| &t.source)
+        else {
+            return filled;
+        };
+        for rank in 0..self.ranks.len() {
+            for (entry, block) in self.values(rank, blocks).chunks_exact(2).zip(0..) {
+                if entry[1] > 0 {
+                    filled.blocks.push((filled.len, rank as i32, block * rows));
+                    filled.len += entry[1] as u64;
+                }
+            }
+        }
+        filled
+    }
+
+    /// Why no launch can have these contents: the rank, and what is wrong with its tables.
+    pub fn refused(&self, plan: &Plan) -> Option<(usize, String)> {
+        let of_rank = |rank: usize| {
+            let mut tables = plan.tables.iter();
+            tables.find_map(|(id, t)| {
+                let why = self.misfit(plan, rank, id, t)?;
+                Some((rank, format!("{id} {:?}: {why}", t.name)))
+            })
+        };
+        (0..self.ranks.len()).find_map(of_rank)
+    }
+
+    fn misfit(&self, plan: &Plan, rank: usize, id: TabId, table: &Table) -> Option<String> {
+        let (values, want) = (self.values(rank, id), entries(table));
+        let given =
+            matches!(table.source, TableSource::Runtime { .. } | TableSource::Places { .. });
+        // Ranks may have fewer tokens than others.
+        let fewer = plan.tables.values().filter_map(|t| t.routed).any(|r| r.ids == id);
+        if given && values.len() != want && !(fewer && values.len() < want) {
+            return Some(format!("has {want} entries, the caller gave {}", values.len()));
+        }
+        match table.source {
+            TableSource::Runtime { min, max } => {
+                let v = values.iter().find(|v| !(min..=max).contains(*v))?;
+                Some(format!("the entry {v} is outside {min}..={max}"))
+            }
+            TableSource::Blocks { of, rows } => {
+                let need = needed(self.values(rank, of), rows);
+                let have = table.shape.first().copied().unwrap_or(0);
+                let over = need > i64::from(have);
+                over.then(|| format!("the counts of {of} take {need} blocks, and it has {have}"))
+            }
+            TableSource::Places { .. } if table.routed.is_some() => None,
+            TableSource::Places { of } => {
+                let place = values.chunks_exact(2).find(|p| !self.is_filled(plan, of, p))?;
+                let [to, row] = [place[0], place[1]];
+                Some(format!("the row {row} of rank {to} is none that {of} fills there"))
+            }
+            TableSource::Const(_) | TableSource::Prefix { .. } => None,
+        }
+    }
+
+    fn is_filled(&self, plan: &Plan, blocks: TabId, place: &[i32]) -> bool {
+        let Some(TableSource::Blocks { rows, .. }) = plan.tables.get(blocks).map(|t| &t.source)
+        else {
+            return false;
+        };
+        let [rank, row] = [place[0], place[1]].map(usize::try_from);
+        let (Ok(rank), Ok(row)) = (rank, row) else { return false };
+        let height = *rows as usize;
+        let entry = self.values(rank, blocks).chunks_exact(2).nth(row / height);
+        entry.is_some_and(|e| row % height < e[1] as usize)
+    }
+}
+
+/// The rows that packed blocks fill, in the order of ranks and rows.
+#[derive(Clone, Debug, Default)]
+pub struct FilledRows {
+    /// Of each block: rows before it, its rank, and its first row there.
+    blocks: Vec<(u64, i32, i32)>,
+    len: u64,
+}
+
+impl FilledRows {
+    /// How many there are.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Rank and number of the `i`-th.
+    pub fn get(&self, i: u64) -> Option<(i32, i32)> {
+        let block = self.blocks.partition_point(|b| b.0 <= i).checked_sub(1)?;
+        let (before, rank, first) = self.blocks[block];
+        (i < self.len).then(|| (rank, first + (i - before) as i32))
+    }
+}
+
+/// The share of tokens that a rank has an expert of, if each goes to any experts.
+fn wanted_share(plan: &Plan, routed: Routed) -> f64 {
+    let r = routing(plan, routed, &[]);
+    let (experts, ranks) = (r.experts.max(1) as usize, r.ranks.max(1));
+    let others = experts - experts.div_ceil(ranks).min(experts);
+    let missed = |j| others.saturating_sub(j) as f64 / (experts - j) as f64;
+    1.0 - (0..r.slots.min(experts)).map(missed).product::<f64>()
+}
+
+/// So many of `n` entries are 1, evenly.
+fn spread(n: usize, share: f64) -> Vec<i32> {
+    let before = |i: usize| (i as f64 * share) as i32;
+    (0..n).map(|i| before(i + 1) - before(i)).collect()
+}
+
+/// The routing of a world, from the ids of all ranks.
+fn routing<'i>(plan: &Plan, routed: Routed, ids: &'i [i32]) -> Routing<'i> {
+    let table = plan.tables.get(routed.ids);
+    let experts = match table.map(|t| &t.source) {
+        Some(TableSource::Runtime { max, .. }) => max.saturating_add(1),
+        _ => 0,
+    };
+    let slots = table.and_then(|t| t.shape.last()).map_or(1, |n| *n as usize);
+    let ranks = plan.mesh.size() as usize;
+    Routing { ids, slots, experts, ranks, rows: routed.rows, keep: routed.keep }
+}
+
+/// Entries of a table.
+pub fn entries(table: &Table) -> usize {
+    table.shape.iter().map(|n| *n as usize).product()
+}
+
+/// Blocks that so many rows of each group take.
+pub fn needed(counts: &[i32], rows: i32) -> i64 {
+    let rows = i64::from(rows.max(1));
+    counts.iter().map(|c| (i64::from((*c).max(0)) + rows - 1) / rows).sum()
+}
+
+fn prefix(counts: &[i32], align: i32) -> Vec<i32> {
+    let align = align.max(1);
+    let mut sum = 0i32;
+    let mut out = Vec::with_capacity(counts.len() + 1);
+    out.push(0);
+    for c in counts {
+        sum = sum.saturating_add(
+            c.div_euclid(align)
+                .saturating_add(i32::from(c.rem_euclid(align) != 0))
+                .saturating_mul(align),
+        );
+        out.push(sum);
+    }
+    out
+}
+
+/// Why rows of groups have no table of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum BlocksError {
+    /// A group cannot have so many rows.
+    #[error("group {group} has {rows} rows: give it 0 or more")]
+    Negative {
+        /// The group.
+        group: usize,
+        /// Its rows.
+        rows: i32,
+    },
+    /// They take more blocks than there is room for.
+    #[error(
+        "the rows of groups take {needed} blocks, and there is room for {blocks}: raise the capacity"
+    )]
+    Capacity {
+        /// Blocks that are needed.
+        needed: i64,
+        /// Blocks that there are.
+        blocks: usize,
+    },
+}
+
+/// The table that [`Tabulation::Blocks`](super::Tabulation::Blocks) makes of the rows of groups: group and rows of each of so many blocks.
+///
+/// # Errors
+/// [`BlocksError`] where a kernel ends with a fault.
+pub fn block_table(counts: &[i32], rows: i32, n: usize) -> Result<Vec<i32>, BlocksError> {
+    if let Some((group, rows)) = counts.iter().enumerate().find(|(_, rows)| **rows < 0) {
+        return Err(BlocksError::Negative { group, rows: *rows });
+    }
+    let needed = needed(counts, rows);
+    if needed > n as i64 {
+        return Err(BlocksError::Capacity { needed, blocks: n });
+    }
+    Ok(blocks(counts, rows, 2 * n))
+}
+
+/// Group and rows of each block. Blocks behind the last one are empty, and of the last group; more than there are, are
+/// left out.
+fn blocks(counts: &[i32], rows: i32, n: usize) -> Vec<i32> {
+    let mut out = Vec::with_capacity(n);
+    for (group, count) in counts.iter().enumerate() {
+        let mut left = *count;
+        while left > 0 && out.len() < n {
+            out.extend([group as i32, left.min(rows)]);
+            left -= rows.max(1);
+        }
+    }
+    let last = counts.len().saturating_sub(1) as i32;
+    while out.len() + 1 < n {
+        out.extend([last, 0]);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "plan \"p\"\nmesh world=2\ntarget sm_90a\ntable tab0 \"counts\" [3] runtime 0..=300\n\
+        table tab1 \"blocks\" [4, 2] blocks tab0 rows 128\ntable tab2 \"place\" [2, 2] places tab1\n";
+
+    fn set(counts: [i32; 3], place: [i32; 4]) -> (Plan, TableSet) {
+        let plan: Plan = TEXT.parse().expect("a plan");
+        let given = |rank, id: TabId| match (id.index(), rank) {
+            (0, 0) => counts.to_vec(),
+            (0, _) => vec![0; 3],
+            _ => place.to_vec(),
+        };
+        let set = TableSet::new(&plan, given);
+        (plan, set)
+    }
+
+    #[test]
+    fn blocks_are_packed_and_the_rest_is_empty() {
+        let (plan, tables) = set([130, 0, 128], [0, 129, 0, 383]);
+        assert_eq!(tables.values(0, TabId::new(1)), [0, 128, 0, 2, 2, 128, 2, 0]);
+        assert_eq!(tables.values(1, TabId::new(1)), [2, 0, 2, 0, 2, 0, 2, 0]);
+        assert_eq!(tables.refused(&plan), None);
+        let filled = tables.filled(&plan, TabId::new(1));
+        let at = |i| filled.get(i);
+        assert_eq!((filled.len(), at(0), at(129)), (258, Some((0, 0)), Some((0, 129))));
+        assert_eq!((at(130), at(257), at(258)), (Some((0, 256)), Some((0, 383)), None));
+    }
+
+    #[test]
+    fn a_launch_has_room_for_its_rows_and_places_that_are_filled() {
+        let why = |counts, place| {
+            let (plan, tables) = set(counts, place);
+            tables.refused(&plan).map_or_else(String::new, |(_, why)| why)
+        };
+        assert!(why([129, 129, 1], [0; 4]).contains("take 5 blocks, and it has 4"));
+        assert!(why([301, 0, 0], [0; 4]).contains("the entry 301 is outside 0..=300"));
+        assert!(
+            why([1, 1, 1], [0, 0, 0, 1]).contains("the row 1 of rank 0 is none that tab1 fills")
+        );
+        assert!(why([1, 1, 1], [1, 0, 0, 0]).contains("the row 0 of rank 1 is none"));
+        assert!(why([1, 1, 1], [0, -1, 0, 0]).contains("the row -1"));
+        assert!(why([1, 1, 1], [0, 512, 0, 0]).contains("the row 512"));
+    }
+}

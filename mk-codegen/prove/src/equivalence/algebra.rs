@@ -1,0 +1,347 @@
+//! What a plan and a program are evaluated in: numbers of the fields, or sets of inputs for messages.
+
+use super::number::{Pair, mix, random};
+use mk_plan::EpilogueOp;
+use std::collections::{BTreeSet, HashMap};
+
+/// What is done to one element, by a random function that has a key of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Function {
+    Gelu,
+    Silu,
+    Relu,
+    RoundBf16,
+    RoundF16,
+    GeluTanh,
+    /// The slope of a curve.
+    GeluSlope,
+    GeluTanhSlope,
+    SiluSlope,
+    ReluSlope,
+}
+
+impl Function {
+    /// That of an operation of an epilogue, if it is one.
+    pub fn of(op: EpilogueOp) -> Option<Function> {
+        Some(match op {
+            EpilogueOp::Gelu => Function::Gelu,
+            EpilogueOp::Silu => Function::Silu,
+            EpilogueOp::Relu => Function::Relu,
+            EpilogueOp::GeluTanh => Function::GeluTanh,
+            EpilogueOp::RoundBf16 => Function::RoundBf16,
+            EpilogueOp::RoundF16 => Function::RoundF16,
+            _ => return None,
+        })
+    }
+
+    /// What an operation of an epilogue makes of its operand before it multiplies by it, if it is one that does.
+    pub fn slope_of(op: EpilogueOp) -> Option<Function> {
+        Some(match op {
+            EpilogueOp::GeluGrad => Function::GeluSlope,
+            EpilogueOp::GeluTanhGrad => Function::GeluTanhSlope,
+            EpilogueOp::SiluGrad => Function::SiluSlope,
+            EpilogueOp::ReluGrad => Function::ReluSlope,
+            EpilogueOp::MulSilu => Function::Silu,
+            _ => return None,
+        })
+    }
+}
+
+/// A block of an input: the tensor, the rank if its summands differ from rank to rank, and the cell in each dimension.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Block {
+    pub tensor: usize,
+    pub rank: Option<usize>,
+    pub cells: Vec<usize>,
+}
+
+/// Arithmetic of elements. Storing to memory, of whatever type, is no operation.
+pub(super) trait Algebra {
+    type Elem: Copy + PartialEq;
+
+    const ZERO: Self::Elem;
+
+    /// An element of an input: its block, and its place in the scaled tensor.
+    fn input(&mut self, block: &Block, at: &[usize]) -> Self::Elem;
+    fn add(&mut self, a: Self::Elem, b: Self::Elem) -> Self::Elem;
+    fn mul(&mut self, a: Self::Elem, b: Self::Elem) -> Self::Elem;
+    fn scale(&mut self, a: Self::Elem, factor: f32) -> Self::Elem;
+    fn apply(&mut self, f: Function, a: Self::Elem) -> Self::Elem;
+    fn difference(&mut self, a: Self::Elem, b: Self::Elem) -> Self::Elem;
+    /// A sum of weighted values, as memory has it.
+    fn settled(&mut self, a: Self::Elem) -> Self::Elem;
+    /// `exp(a - b)`.
+    fn exp_of_difference(&mut self, a: Self::Elem, b: Self::Elem) -> Self::Elem;
+    /// Any number: what a running maximum may be.
+    fn any(&mut self) -> Self::Elem;
+    /// A sum of weighted values over the sum of the weights.
+    fn quotient(&mut self, a: Self::Elem, b: Self::Elem) -> Self::Elem;
+    /// `log(sum) + max`.
+    fn logarithm(&mut self, sum: Self::Elem, max: Self::Elem) -> Self::Elem;
+    /// Whether it gave up: what it makes from then on is of no use.
+    fn spent(&self) -> bool {
+        false
+    }
+}
+
+/// Numbers of the fields.
+pub(super) struct Numbers {
+    seed: u64,
+    drawn: u64,
+    /// The factor that was used last.
+    factor: (u32, Pair),
+}
+
+impl Numbers {
+    pub fn new(seed: u64) -> Numbers {
+        Numbers { seed, drawn: 0, factor: (0, Pair::ZERO) }
+    }
+}
+
+impl Algebra for Numbers {
+    type Elem = Pair;
+
+    const ZERO: Pair = Pair::ZERO;
+
+    fn input(&mut self, block: &Block, at: &[usize]) -> Pair {
+        let rank = block.rank.map_or(0, |r| r as u64 + 1);
+        let mut words = vec![self.seed, 1, block.tensor as u64, rank];
+        words.extend(at.iter().map(|i| *i as u64));
+        random(&words)
+    }
+
+    #[inline(always)]
+    fn add(&mut self, a: Pair, b: Pair) -> Pair {
+        a.add(b)
+    }
+
+    #[inline(always)]
+    fn mul(&mut self, a: Pair, b: Pair) -> Pair {
+        a.mul(b)
+    }
+
+    fn scale(&mut self, a: Pair, factor: f32) -> Pair {
+        if self.factor.0 != factor.to_bits() {
+            self.factor = (factor.to_bits(), Pair::real(factor));
+        }
+        a.mul(self.factor.1)
+    }
+
+    fn apply(&mut self, f: Function, a: Pair) -> Pair {
+        a.keyed(self.seed, 0x100 + f as u64)
+    }
+
+    fn difference(&mut self, a: Pair, b: Pair) -> Pair {
+        a.add(b.negate())
+    }
+
+    fn settled(&mut self, a: Pair) -> Pair {
+        a.settled(self.seed ^ 5)
+    }
+
+    fn exp_of_difference(&mut self, a: Pair, b: Pair) -> Pair {
+        a.add(b.negate()).exp()
+    }
+
+    fn any(&mut self) -> Pair {
+        self.drawn += 1;
+        random(&[self.seed, 2, self.drawn])
+    }
+
+    fn quotient(&mut self, a: Pair, b: Pair) -> Pair {
+        a.mul(b.recip()).settled(self.seed ^ 3)
+    }
+
+    fn logarithm(&mut self, sum: Pair, max: Pair) -> Pair {
+        sum.mul(max.exp()).settled(self.seed ^ 4)
+    }
+}
+
+/// Which blocks of inputs an element is made of: a graph of unions, of which a set is made when one is asked for. What it takes is
+/// bounded: beyond that nothing is made of anything, and [`Algebra::spent`] says so.
+pub(super) struct Contributions {
+    /// A block, or two elements that come before: how they stand for each other is decided by `LEAF`.
+    nodes: Vec<(u32, u32)>,
+    /// Unions that were made lately, by a hash of both: the node, or 0.
+    lately: Vec<u32>,
+    /// Operations that are left.
+    left: u64,
+    blocks: Vec<Block>,
+    block_ids: HashMap<Block, u32>,
+}
+
+/// Marks a node that is a block, the number of which is beside it.
+const LEAF: u32 = u32::MAX;
+/// Most unions, of 8 bytes each.
+const MAX_UNIONS: usize = 1 << 25;
+/// Most operations.
+const MAX_OPERATIONS: u64 = 1 << 26;
+/// Unions that are remembered.
+const LATELY: usize = 1 << 16;
+
+impl Contributions {
+    pub fn new() -> Contributions {
+        Contributions::within(MAX_OPERATIONS)
+    }
+
+    /// With so many operations.
+    pub fn within(left: u64) -> Contributions {
+        Contributions {
+            // The first is nothing.
+            nodes: vec![(LEAF, LEAF)],
+            lately: vec![0; LATELY],
+            left,
+            blocks: Vec::new(),
+            block_ids: HashMap::new(),
+        }
+    }
+
+    fn node(&mut self, a: u32, b: u32) -> u32 {
+        if self.nodes.len() >= MAX_UNIONS {
+            self.left = 0;
+            return 0;
+        }
+        self.nodes.push((a, b));
+        self.nodes.len() as u32 - 1
+    }
+
+    /// The blocks of an element.
+    pub fn of(&self, elem: u32) -> BTreeSet<Block> {
+        let (mut seen, mut open) = (vec![false; elem as usize + 1], vec![elem]);
+        let mut found = BTreeSet::new();
+        while let Some(at) = open.pop() {
+            if std::mem::replace(&mut seen[at as usize], true) {
+                continue;
+            }
+            match self.nodes[at as usize] {
+                (LEAF, block) => found.extend(self.blocks.get(block as usize).cloned()),
+                (a, b) => open.extend([a, b]),
+            }
+        }
+        found
+    }
+}
+
+impl Algebra for Contributions {
+    type Elem = u32;
+
+    const ZERO: u32 = 0;
+
+    fn input(&mut self, block: &Block, _: &[usize]) -> u32 {
+        let next = self.blocks.len() as u32;
+        if let Some(node) = self.block_ids.get(block) {
+            return *node;
+        }
+        let node = self.node(LEAF, next);
+        self.blocks.push(block.clone());
+        self.block_ids.insert(block.clone(), node);
+        node
+    }
+
+    fn add(&mut self, a: u32, b: u32) -> u32 {
+        if a == b || b == 0 {
+            return a;
+        }
+        if a == 0 {
+            return b;
+        }
+        if self.left == 0 {
+            return 0;
+        }
+        self.left -= 1;
+        let (a, b) = (a.min(b), a.max(b));
+        let slot = mix(u64::from(a) << 32 | u64::from(b)) as usize % LATELY;
+        let known = self.lately[slot];
+        if known > 0 && self.nodes[known as usize] == (a, b) {
+            return known;
+        }
+        let node = self.node(a, b);
+        self.lately[slot] = node;
+        node
+    }
+
+    fn mul(&mut self, a: u32, b: u32) -> u32 {
+        // Nothing comes of what nothing was added up to.
+        if a == 0 || b == 0 { 0 } else { self.add(a, b) }
+    }
+
+    fn scale(&mut self, a: u32, _: f32) -> u32 {
+        a
+    }
+
+    fn apply(&mut self, _: Function, a: u32) -> u32 {
+        a
+    }
+
+    fn difference(&mut self, a: u32, b: u32) -> u32 {
+        self.add(a, b)
+    }
+
+    fn settled(&mut self, a: u32) -> u32 {
+        a
+    }
+
+    fn exp_of_difference(&mut self, a: u32, b: u32) -> u32 {
+        self.add(a, b)
+    }
+
+    fn any(&mut self) -> u32 {
+        0
+    }
+
+    fn quotient(&mut self, a: u32, b: u32) -> u32 {
+        self.add(a, b)
+    }
+
+    fn logarithm(&mut self, sum: u32, max: u32) -> u32 {
+        self.add(sum, max)
+    }
+
+    fn spent(&self) -> bool {
+        self.left == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(i: usize) -> Block {
+        Block { tensor: i / 10, rank: None, cells: vec![i % 10] }
+    }
+
+    #[test]
+    fn an_element_is_made_of_the_blocks_that_were_added_to_it() {
+        let mut sets = Contributions::new();
+        let of = |sets: &mut Contributions, i: usize| sets.input(&block(i), &[]);
+        let inputs: Vec<u32> = (0..40).map(|i| of(&mut sets, i)).collect();
+        assert_eq!(of(&mut sets, 7), inputs[7]);
+        // Sums of sums, with parts in common.
+        let mut all = vec![(0, BTreeSet::new())];
+        all.extend(inputs.iter().enumerate().map(|(i, e)| (*e, BTreeSet::from([block(i)]))));
+        for i in 0..200 {
+            let (a, b) = (all[i * 7 % all.len()].clone(), all[i * 13 % all.len()].clone());
+            all.push((sets.add(a.0, b.0), &a.1 | &b.1));
+            let product = match a.0 == 0 || b.0 == 0 {
+                true => BTreeSet::new(),
+                false => &a.1 | &b.1,
+            };
+            all.push((sets.mul(a.0, b.0), product));
+        }
+        for (elem, want) in &all {
+            assert_eq!(sets.of(*elem), *want);
+        }
+        assert!(!sets.spent());
+    }
+
+    #[test]
+    fn it_gives_up_when_it_has_made_enough() {
+        let mut sets = Contributions::within(20);
+        let mut sum = 0;
+        for i in 0..30 {
+            assert_eq!(sets.spent(), i > 20, "{i}");
+            let next = sets.input(&block(i), &[]);
+            sum = sets.add(sum, next);
+        }
+    }
+}

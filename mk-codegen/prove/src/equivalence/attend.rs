@@ -1,0 +1,128 @@
+//! Attention, one block of keys and values after the other.
+//!
+//! Scores are numbers of the first field; their exponentials, weights, sums and the results are of the second. The running maximum is
+//! whatever comes, another at each step, as any number gives the same quotient: a plan that forgets to scale what it carries, or
+//! carries it from elsewhere, is wrong with every maximum but one.
+
+use super::{algebra::Algebra, tile::Tile};
+
+/// State between steps: unnormalised results `[rows, d]`, and of each row a maximum and a sum, `[rows, 2]`.
+#[derive(Clone)]
+pub(super) struct Attention<E> {
+    pub acc: Tile<E>,
+    pub stat: Tile<E>,
+}
+
+impl<E: Copy + PartialEq> Attention<E> {
+    /// Before the first step: nothing is summed, and any maximum will do.
+    pub fn new<A: Algebra<Elem = E>>(algebra: &mut A, rows: usize, d: usize) -> Attention<E> {
+        let stat = (0..rows).flat_map(|_| [algebra.any(), A::ZERO]).collect();
+        Attention {
+            acc: Tile { rows, cols: d, data: vec![A::ZERO; rows * d] },
+            stat: Tile { rows, cols: 2, data: stat },
+        }
+    }
+
+    /// A block of keys `[n, dk]` and values `[n, d]`, with a factor on scores. `masked(i, j)` says that query `i` does not see key
+    /// `j`: its weight is 0.
+    pub fn step<A: Algebra<Elem = E>>(
+        &mut self,
+        algebra: &mut A,
+        [q, k, v]: [&Tile<E>; 3],
+        scale: f32,
+        masked: impl Fn(usize, usize) -> bool,
+    ) {
+        for i in 0..q.rows {
+            if algebra.spent() {
+                break;
+            }
+            let (old, new) = (self.stat.data[2 * i], algebra.any());
+            let shrink = algebra.exp_of_difference(old, new);
+            let mut sum = algebra.mul(self.stat.data[2 * i + 1], shrink);
+            let acc = &mut self.acc.data[i * v.cols..(i + 1) * v.cols];
+            for x in acc.iter_mut() {
+                *x = algebra.mul(*x, shrink);
+            }
+            for j in (0..k.rows).filter(|j| !masked(i, *j)) {
+                let mut score = A::ZERO;
+                for (x, y) in q.row(i).iter().zip(k.row(j)) {
+                    let product = algebra.mul(*x, *y);
+                    score = algebra.add(score, product);
+                }
+                let score = algebra.scale(score, scale);
+                let weight = algebra.exp_of_difference(score, new);
+                sum = algebra.add(sum, weight);
+                for (x, y) in acc.iter_mut().zip(v.row(j)) {
+                    let product = algebra.mul(weight, *y);
+                    *x = algebra.add(*x, product);
+                }
+            }
+            (self.stat.data[2 * i], self.stat.data[2 * i + 1]) = (new, sum);
+        }
+    }
+
+    /// The result, `[rows, d]`.
+    pub fn output<A: Algebra<Elem = E>>(&self, algebra: &mut A) -> Vec<E> {
+        let cols = self.acc.cols.max(1);
+        let rows = self.acc.data.chunks(cols).zip(self.stat.data.chunks(2));
+        rows.flat_map(|(row, stat)| {
+            row.iter().map(|x| algebra.quotient(*x, stat[1])).collect::<Vec<_>>()
+        })
+        .collect()
+    }
+
+    /// The logarithm of each row's sum of exponentials.
+    pub fn logarithms<A: Algebra<Elem = E>>(&self, algebra: &mut A) -> Vec<E> {
+        self.stat.data.chunks(2).map(|stat| algebra.logarithm(stat[1], stat[0])).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::equivalence::{
+        algebra::{Block, Numbers},
+        number::Pair,
+    };
+
+    fn tile(numbers: &mut Numbers, tensor: usize, rows: usize, cols: usize) -> Tile<Pair> {
+        let block = Block { tensor, rank: None, cells: vec![] };
+        let data = (0..rows * cols).map(|i| numbers.input(&block, &[i])).collect();
+        Tile { rows, cols, data }
+    }
+
+    fn rows(t: &Tile<Pair>, from: usize, to: usize) -> Tile<Pair> {
+        let data = t.data[from * t.cols..to * t.cols].to_vec();
+        Tile { rows: to - from, cols: t.cols, data }
+    }
+
+    /// Results and logarithms of keys and values in the blocks that begin at `cuts`.
+    fn attended(cuts: &[usize], causal: bool, forget: bool) -> (Vec<Pair>, Vec<Pair>) {
+        let mut numbers = Numbers::new(7);
+        let (q, k, v) =
+            (tile(&mut numbers, 0, 3, 4), tile(&mut numbers, 1, 6, 4), tile(&mut numbers, 2, 6, 2));
+        let mut state = Attention::new(&mut numbers, 3, 2);
+        for w in cuts.windows(2) {
+            let (k, v) = (rows(&k, w[0], w[1]), rows(&v, w[0], w[1]));
+            let before = state.acc.clone();
+            let masked = |i: usize, j: usize| causal && w[0] + j > 2 * i + 1;
+            state.step(&mut numbers, [&q, &k, &v], 0.5, masked);
+            if forget {
+                // Another maximum for the sums of the step before.
+                state.acc = before;
+            }
+        }
+        (state.output(&mut numbers), state.logarithms(&mut numbers))
+    }
+
+    #[test]
+    fn blocks_and_maxima_do_not_matter() {
+        for causal in [false, true] {
+            let whole = attended(&[0, 6], causal, false);
+            assert_eq!(whole, attended(&[0, 2, 3, 6], causal, false));
+            assert_ne!(whole, attended(&[0, 5], causal, false));
+            assert_ne!(whole.0, attended(&[0, 2, 3, 6], causal, true).0);
+        }
+        assert_ne!(attended(&[0, 6], false, false), attended(&[0, 6], true, false));
+    }
+}

@@ -1,0 +1,301 @@
+//! Integers of one launch: tables in memory are made of what tasks read, entry by entry, and are those of the launch.
+//!
+//! Copies and tables read the memory, ranks, rows and buffers that the plan names. Leaves make of it what the executor's do
+//! (`plan/src/routes.rs`). Unlike numbers, integers have no cells: every one of them is there.
+
+use super::{
+    error::FieldError,
+    leaf::{paired, sources},
+    unroll::{self, Moved, TaskRun, Touch, Unrolled},
+};
+use mk_plan::{
+    Entity, Leaf, Operand, Points, RouteError, RoutePart, Space, Tabulation, block_table, kept,
+    listed, own_experts, route_bases, route_list, route_places, route_sources, route_wanted,
+};
+use std::borrow::Cow;
+
+/// Most integers of all memory, and those that tasks read.
+const MAX_INTEGERS: usize = 1 << 27;
+const MAX_READ: usize = 1 << 32;
+
+/// A version of a buffer on a rank.
+struct Slab {
+    shape: Vec<usize>,
+    data: Vec<i32>,
+    written: Vec<bool>,
+    /// How many nobody has written.
+    unwritten: usize,
+}
+
+impl Slab {
+    /// Where a region's contiguous rows begin, and how long each is.
+    fn rows(&self, region: &[(i32, i32)]) -> (Vec<usize>, usize) {
+        let (mut starts, mut len, mut pitch) = (vec![0], 1, 1);
+        for ((base, n), extent) in region.iter().zip(&self.shape).rev() {
+            let (base, n) = (*base as usize, *n as usize);
+            if len == pitch {
+                starts.iter_mut().for_each(|s| *s += base * pitch);
+                len *= n;
+            } else {
+                let at = |i: usize| starts.iter().map(move |s| s + (base + i) * pitch);
+                starts = (0..n).flat_map(at).collect();
+            }
+            pitch *= extent;
+        }
+        (starts, len)
+    }
+
+    /// What a region has; none if nobody has written some of it.
+    fn read(&self, region: &[(i32, i32)]) -> Option<Cow<'_, [i32]>> {
+        let (starts, len) = self.rows(region);
+        let there = |s: &usize| self.written[*s..s + len].iter().all(|w| *w);
+        if self.unwritten > 0 && !starts.iter().all(there) {
+            return None;
+        }
+        match starts[..] {
+            [start] => Some(Cow::Borrowed(&self.data[start..start + len])),
+            _ => Some(starts.iter().flat_map(|s| self.data[*s..s + len].iter().copied()).collect()),
+        }
+    }
+
+    /// Whether nobody has written any of it before.
+    fn write(&mut self, region: &[(i32, i32)], values: &[i32]) -> bool {
+        let (starts, len) = self.rows(region);
+        let mut fresh = true;
+        for (start, from) in starts.iter().zip(values.chunks(len.max(1))) {
+            self.data[*start..start + len].copy_from_slice(from);
+            let written = &mut self.written[*start..start + len];
+            fresh &= written.iter().all(|w| !w);
+            written.fill(true);
+            self.unwritten = self.unwritten.saturating_sub(len);
+        }
+        fresh
+    }
+}
+
+/// What a task reads for one line; nothing where its region is empty.
+#[derive(Default)]
+struct Source<'m> {
+    data: Cow<'m, [i32]>,
+    columns: usize,
+    first_row: usize,
+}
+
+/// Whether all tables in memory that a launch fills are those of the launch.
+pub(super) fn check(points: &Points<'_>, epoch: i64) -> Result<(), FieldError> {
+    let plan = points.plan;
+    let fills = plan.families.values().map(|f| Moved::Integers.by(plan, f));
+    if !fills.collect::<Result<Vec<_>, _>>()?.contains(&true) {
+        return Ok(());
+    }
+    let unrolled = unroll::unroll(points, epoch, Moved::Integers)?;
+    let mut memory = given(points, &unrolled)?;
+    let mut pending: Vec<usize> = (0..unrolled.tasks.len()).collect();
+    let mut read = 0;
+    while !pending.is_empty() {
+        let (before, mut later) = (pending.len(), Vec::new());
+        for task in pending {
+            match made(&unrolled, &memory, task, &mut read)? {
+                Ok(made) => {
+                    for (touch, values) in made {
+                        let slab = &mut memory[touch.slab as usize];
+                        if !slab.write(unrolled.region(&touch), &values) {
+                            let message =
+                                format!("{} is written twice", unrolled.described(&touch));
+                            return Err(FieldError::misfit(unrolled.place(task), message));
+                        }
+                    }
+                }
+                Err(missing) => later.push((task, missing)),
+            }
+        }
+        if let (true, Some((task, missing))) = (later.len() == before, later.first()) {
+            let region = unrolled.described(missing);
+            return Err(FieldError::Unwritten { place: unrolled.place(*task), region });
+        }
+        if read > MAX_READ {
+            return Err(FieldError::TooLarge { what: "integers that tasks read".into() });
+        }
+        pending = later.into_iter().map(|(task, _)| task).collect();
+    }
+    compare(points, &unrolled, &memory)
+}
+
+/// Memory of which inputs are given.
+fn given(points: &Points<'_>, unrolled: &Unrolled<'_>) -> Result<Vec<Slab>, FieldError> {
+    let plan = points.plan;
+    let (mut all, mut total) = (Vec::new(), 0usize);
+    for slab in &unrolled.slabs {
+        let shape = &unrolled.shapes[slab.buffer.index()][slab.rank];
+        let shape: Vec<usize> = shape.iter().map(|n| (*n).max(0) as usize).collect();
+        let len = shape.iter().product::<usize>();
+        total = total.saturating_add(len);
+        if total > MAX_INTEGERS {
+            return Err(FieldError::TooLarge { what: "integers of memory".into() });
+        }
+        let buffer = &plan.buffers[slab.buffer];
+        let table = plan.tables.iter().find(|(_, t)| t.stored == Some(slab.buffer));
+        let known = match (buffer.space, table) {
+            (Space::In, Some((id, _))) => Some(points.contents(slab.rank, id)),
+            (Space::In, None) => {
+                let what = format!("`{}`, memory of integers", buffer.name);
+                return Err(FieldError::unsupported(what, "keep tensors in floating point"));
+            }
+            _ => None,
+        };
+        let mut data = known.map_or_else(|| vec![0; len], <[i32]>::to_vec);
+        data.resize(len, 0);
+        let unwritten = if known.is_some() { 0 } else { len };
+        all.push(Slab { shape, data, written: vec![known.is_some(); len], unwritten });
+    }
+    Ok(all)
+}
+
+type Written = Vec<(Touch, Vec<i32>)>;
+
+/// What a task writes, or the first region of those that it reads that is not there.
+fn made(
+    unrolled: &Unrolled<'_>,
+    memory: &[Slab],
+    task: usize,
+    read: &mut usize,
+) -> Result<Result<Written, Touch>, FieldError> {
+    let run = &unrolled.tasks[task];
+    let family = &unrolled.plan.families[run.family];
+    let touches = &unrolled.touches[run.touches.start as usize..run.touches.end as usize];
+    let mut there = Vec::new();
+    for t in touches.iter().filter(|t| !t.write) {
+        let region = unrolled.region(t);
+        let Some(data) = memory[t.slab as usize].read(region) else { return Ok(Err(*t)) };
+        *read = read.saturating_add(data.len());
+        there.push((*t, data));
+    }
+    let mut out = Vec::new();
+    for t in touches.iter().filter(|t| t.write) {
+        let values = match &family.leaf {
+            Leaf::Tabulate { of } => {
+                let lines = family.accesses.iter().enumerate();
+                let lines = lines.filter(|(_, a)| a.operand == Operand::Src);
+                let source = |(line, _)| {
+                    let own = there.iter().find(|(t, _)| usize::from(t.access) == line);
+                    own.map_or_else(Source::default, |(t, data)| {
+                        let region = unrolled.region(t);
+                        let columns = region.last().map_or(1, |d| d.1 as usize);
+                        let first_row = region.first().map_or(0, |d| d.0 as usize);
+                        Source { data: Cow::Borrowed(&**data), columns, first_row }
+                    })
+                };
+                let src: Vec<Source<'_>> = lines.map(source).collect();
+                tabulated(unrolled, run, of, &src, t)
+                    .map_err(|e| FieldError::misfit(unrolled.place(task), e.to_string()))?
+            }
+            Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => {
+                let mut from = there.iter().map(|(t, _)| *t).enumerate().collect();
+                sources(&mut from, t.phase, run.last);
+                let from = paired(&from, t.each);
+                from.iter().flat_map(|i| there[*i].1.iter().copied()).collect()
+            }
+            other => {
+                let what = format!("arithmetic of {} on integers", other.name());
+                return Err(FieldError::unsupported(what, "keep tensors in floating point"));
+            }
+        };
+        let len = unrolled.region(t).iter().map(|d| d.1 as usize).product::<usize>();
+        if values.len() != len {
+            let what = format!("`{}` takes {len} integers, and gets {}", t.operand, values.len());
+            return Err(FieldError::misfit(unrolled.place(task), what));
+        }
+        out.push((*t, values));
+    }
+    Ok(Ok(out))
+}
+
+/// What a task that fills a table writes to a region, as the executor has it.
+fn tabulated(
+    unrolled: &Unrolled<'_>,
+    run: &TaskRun,
+    of: &Tabulation,
+    src: &[Source<'_>],
+    write: &Touch,
+) -> Result<Vec<i32>, RouteError> {
+    let region = unrolled.region(write);
+    let len = region.iter().map(|d| d.1 as usize).product::<usize>();
+    let none = Source::default();
+    let src = |i: usize| src.get(i).unwrap_or(&none);
+    let data = |i: usize| &*src(i).data;
+    let columns = |i: usize| src(i).columns.max(1);
+    let (part, experts, ranks, rows, blocks, keep) = match of {
+        Tabulation::Blocks { rows } => {
+            return block_table(data(0), *rows as i32, len / 2).map_err(RouteError::Blocks);
+        }
+        Tabulation::Route { part, experts, ranks, rows, blocks, keep } => {
+            let [experts, ranks, blocks] = [*experts, *ranks, *blocks].map(|n| n as usize);
+            (*part, experts, ranks, *rows as i32, blocks, *keep as i32)
+        }
+    };
+    let (rank, own) = (run.rank as usize, own_experts(experts, ranks));
+    // Which of the results of a family this is.
+    let family = &unrolled.plan.families[run.family];
+    let results = family.accesses.iter().enumerate().filter(|(_, a)| a.operand == Operand::Dst);
+    let result = results.map(|(i, _)| i).position(|i| i == usize::from(write.access));
+    let width = region.last().map_or(0, |d| d.1 as usize);
+    match part {
+        RoutePart::Lists => {
+            let count = i32::try_from(experts).unwrap_or(i32::MAX);
+            route_list(data(0), columns(0), count, src(0).first_row, width)
+        }
+        RoutePart::Wanted => Ok(route_wanted(data(0), columns(0), own, rank, len)),
+        RoutePart::Counts => {
+            let rows_of = |e: usize| {
+                let lists = data(0).chunks_exact(columns(0));
+                // The last rank may have fewer.
+                let e = Some(rank * own + e).filter(|e| *e < experts);
+                kept(e.map_or(0, |e| lists.map(|l| listed(l, experts, e)).sum()), keep)
+            };
+            let counts: Vec<i32> = (0..own).map(rows_of).collect();
+            match result {
+                Some(0) => Ok(counts),
+                Some(1) => route_bases(data(0), columns(0), experts, ranks, (rows, keep), blocks),
+                _ => block_table(&counts, rows, blocks).map_err(RouteError::Blocks),
+            }
+        }
+        RoutePart::Sources => {
+            let first = region.first().map_or(0, |d| d.0 as usize) / rows.max(1) as usize;
+            let first = (first, rows.max(0) as usize);
+            let lists = (data(1), columns(1));
+            Ok(route_sources(data(0), first, rank * own, experts, lists.0, lists.1, data(2)))
+        }
+        RoutePart::Places | RoutePart::Kept => {
+            let of = (experts, ranks, keep);
+            let (places, kept) = route_places(data(0), columns(0), of, data(1), data(2), data(3));
+            Ok(if result == Some(1) { kept } else { places })
+        }
+    }
+}
+
+/// Tables in memory have the entries of the launch, where somebody has written them.
+fn compare(
+    points: &Points<'_>,
+    unrolled: &Unrolled<'_>,
+    memory: &[Slab],
+) -> Result<(), FieldError> {
+    for (id, t) in points.plan.tables.iter() {
+        let Some(buffer) = t.stored else { continue };
+        let slabs = unrolled.slabs.iter().zip(memory).filter(|(s, _)| s.buffer == buffer);
+        for (slab, has) in slabs {
+            let want = points.contents(slab.rank, id);
+            let all = has.data.iter().zip(&has.written).zip(want).enumerate();
+            let mut wrong = all.filter(|(_, ((is, written), want))| **written && is != want);
+            if let Some((entry, ((is, _), want))) = wrong.next() {
+                return Err(FieldError::Entry {
+                    table: format!("{id} {:?}", t.name),
+                    rank: slab.rank,
+                    entry,
+                    is: *is,
+                    want: *want,
+                });
+            }
+        }
+    }
+    Ok(())
+}

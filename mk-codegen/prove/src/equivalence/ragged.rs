@@ -1,0 +1,328 @@
+//! Ragged rows: which expert each has, in some launches, and their product with matrices of experts.
+//!
+//! The caller's counts say how many rows each expert has. Plan and pipeline are evaluated with the counts of a few launches; rows without an expert
+//! are not compared. For all other counts the verifier shows that a plan touches no other memory.
+
+use super::{
+    algebra::Algebra,
+    cells::{Cells, Lines},
+    dims::{Counts, Dims, Tensor},
+    error::FieldError,
+    routings::Room,
+};
+use mk_plan::{Plan, RoutePart, Space, TabId, TableSet, TableSource};
+use mk_syntax::{Bound, Node, Op, Placement, Program, RAGGED_BLOCK, ValueId};
+use std::collections::BTreeMap;
+
+/// How many launches are looked at.
+pub(super) const LAUNCHES: usize = 3;
+
+/// Tables of some launches, with the counts of each.
+///
+/// # Errors
+/// Where no routing of all tokens fits.
+pub(super) fn launches(
+    plan: &Plan,
+    program: &Program,
+    bound: &Bound,
+) -> Result<Vec<(TableSet, Counts)>, FieldError> {
+    let given = |id: TabId| {
+        let buffer = &plan.buffers[plan.tables[id].stored?];
+        let tensor = program.tensor(&buffer.name)?;
+        (buffer.space == Space::In).then_some(tensor)
+    };
+    let n = if plan.tables.is_empty() { 1 } else { LAUNCHES };
+    let world = plan.mesh.size() as usize;
+    let tokens = |rank: usize, id: TabId| {
+        let extent = given(id)?.ty.dims.first().and_then(|d| bound.dim(*d))? as usize;
+        let own = plan.tables[id].shape[0] as usize;
+        Some(extent.saturating_sub(rank * own).min(own))
+    };
+    let mut rooms = BTreeMap::new();
+    for id in plan.tables.keys() {
+        let tokens = (0..world).map(|rank| tokens(rank, id).unwrap_or(0)).collect();
+        let Some(room) = to_route(plan, id, tokens) else { continue };
+        if room.needed() > room.most() {
+            return Err(FieldError::Room { needed: room.needed(), most: room.most() });
+        }
+        rooms.insert(id, room);
+    }
+    let launch = |launch: usize| {
+        let example = TableSet::example(plan);
+        let route = |(id, room): (&TabId, &Room)| Some((*id, room.routing(launch % LAUNCHES)?));
+        let routes: BTreeMap<TabId, Vec<Vec<i32>>> =
+            rooms.iter().map(route).collect::<Option<_>>()?;
+        let counts = |rank: usize, id: TabId| {
+            if let Some(ids) = routes.get(&id) {
+                return ids[rank].clone();
+            }
+            let even = example.values(rank, id);
+            let (Some(tensor), TableSource::Runtime { max, .. }) =
+                (given(id), &plan.tables[id].source)
+            else {
+                return even.to_vec();
+            };
+            // Ranks that have the same experts have the same counts.
+            let sharded = tensor.ty.placement.first() != Some(&Placement::Replicate);
+            let rank = if sharded { rank } else { 0 };
+            uneven(even, room(plan, id), *max, launch + rank)
+        };
+        // Not all that is uneven fits.
+        let set = TableSet::routed(plan, counts).ok()?;
+        if let Some((rank, why)) = set.refused(plan).filter(|_| !rooms.is_empty()) {
+            let what = format!("no launch with this routing on rank {rank}: {why}");
+            return Some(Err(FieldError::Interface { what }));
+        }
+        let of_table = |id: TabId| {
+            let values = (0..world).map(|rank| set.values(rank, id).to_vec()).collect();
+            Some((given(id)?.id, values))
+        };
+        let counts = plan.tables.keys().filter_map(of_table).collect();
+        Some(Ok((set, counts)))
+    };
+    (0..n).filter_map(launch).collect()
+}
+
+/// What there is to route, of a table of the experts of tokens.
+fn to_route(plan: &Plan, ids: TabId, tokens: Vec<usize>) -> Option<Room> {
+    let routed = plan.tables.values().filter_map(|t| t.routed).find(|r| r.ids == ids)?;
+    let TableSource::Runtime { max, .. } = plan.tables[ids].source else { return None };
+    let [slots, experts] = [*plan.tables[ids].shape.get(1)? as usize, max as usize + 1];
+    let counts = |of: &TabId| plan.tables[*of].routed.map(|r| (r.ids, r.part));
+    let blocks = plan.tables.values().find_map(|t| match &t.source {
+        TableSource::Blocks { of, .. } if counts(of) == Some((ids, RoutePart::Counts)) => {
+            t.shape.first().map(|n| *n as usize)
+        }
+        _ => None,
+    });
+    let keep = routed.keep.max(0) as usize;
+    // Where rows are dropped, those that are kept have room.
+    let blocks = blocks.filter(|_| keep == 0).map(|n| (routed.rows.max(1) as usize, n));
+    Some(Room { tokens, slots, experts, blocks, keep })
+}
+
+/// Blocks for the rows that a table counts.
+fn room(plan: &Plan, counts: TabId) -> i32 {
+    let blocks = plan.tables.values().filter_map(|t| match t.source {
+        TableSource::Blocks { of, .. } if of == counts => t.shape.first().copied(),
+        _ => None,
+    });
+    blocks.min().map_or(i32::MAX, |n| n as i32)
+}
+
+/// As even, all in one expert, or some of them empty, by turns.
+fn uneven(even: &[i32], mut room: i32, max: i32, turn: usize) -> Vec<i32> {
+    let block = RAGGED_BLOCK as i32;
+    let n = even.len();
+    match turn % LAUNCHES {
+        0 => even.to_vec(),
+        1 => {
+            let whole = room.saturating_mul(block).min(max);
+            (0..n).map(|i| if i == turn / LAUNCHES % n.max(1) { whole } else { 0 }).collect()
+        }
+        _ => (0..n)
+            .map(|i| {
+                let blocks =
+                    if (i + turn).is_multiple_of(2) { 0 } else { (1 + i as i32 % 3).min(room) };
+                room -= blocks;
+                (blocks * block - 1 - 5 * i as i32 % block).clamp(0, max)
+            })
+            .collect(),
+    }
+}
+
+impl Dims<'_> {
+    /// The counts of a value that is ragged rows.
+    pub fn counts(&self, value: ValueId) -> Option<ValueId> {
+        let mut at = value;
+        loop {
+            let node = match self.program.def(at)? {
+                mk_syntax::Def::Node(node) => node,
+                mk_syntax::Def::Param(_) => return None,
+            };
+            match node.op {
+                Op::GroupedGemm => return node.inputs.get(2).copied(),
+                Op::Dispatch { .. } => return node.inputs.get(1).copied(),
+                op if op.is_elementwise() || op == Op::Swiglu => at = *node.inputs.first()?,
+                _ => return None,
+            }
+        }
+    }
+
+    /// The expert of each row of all ranks, where it has one; `None` for a value that is not ragged.
+    pub fn experts(&self, value: ValueId) -> Option<Vec<Option<i32>>> {
+        let of = self.counts(value)?;
+        if let Some(packed) = self.packed(of) {
+            return Some(packed.into_iter().map(|row| Some(row?.0)).collect());
+        }
+        let (counts, rows) = (self.ragged.get(&of)?, self.extent(value, 0) as usize);
+        let block = RAGGED_BLOCK as usize;
+        let sharded = self.placement(value) != Some(Placement::Replicate);
+        let ranks = if sharded { self.ranks } else { 1 };
+        let mut all = vec![None; rows];
+        for (rank, counts) in counts.iter().take(ranks).enumerate() {
+            let mut at = rank * (rows / ranks);
+            for (e, n) in counts.iter().enumerate() {
+                let n = (*n).max(0) as usize;
+                let expert = (rank * counts.len() + e) as i32;
+                let end = (at + n).min(rows);
+                all[at.min(end)..end].fill(Some(expert));
+                at += n.div_ceil(block) * block;
+            }
+        }
+        Some(all)
+    }
+
+    /// Expert and token of each packed row of all ranks, by the experts of tokens; `None` for rows of each expert.
+    pub fn packed(&self, ids: ValueId) -> Option<Vec<Option<(i32, i32)>>> {
+        let nodes = || self.program.nodes().iter();
+        let is_route = self.program.ty(ids).is_some_and(|ty| ty.dims.len() == 2);
+        let product = nodes().find(|n| n.op == Op::GroupedGemm && n.inputs.get(2) == Some(&ids))?;
+        let product = Some(product).filter(|_| is_route)?;
+        let (rows, slots) = (self.extent(product.inputs[0], 0) as usize, self.extent(ids, 1));
+        let of_world = self.extent(product.inputs[1], 0) as usize;
+        let own = of_world.div_ceil(self.ranks);
+        let experts: Vec<i32> = self.ragged.get(&ids)?.concat();
+        let (each, block) = (rows / self.ranks, RAGGED_BLOCK as usize);
+        // Those that are kept of each expert.
+        let dispatch =
+            nodes().find(|n| matches!(n.op, Op::Dispatch { .. }) && n.inputs.get(1) == Some(&ids));
+        let keep = match dispatch.map(|n| n.op) {
+            Some(Op::Dispatch { drops: true }) => each / block / own.max(1) * block,
+            _ => usize::MAX,
+        };
+        let mut all = vec![None; rows];
+        for rank in 0..self.ranks {
+            let mut at = 0usize;
+            for e in (rank * own) as i32..((rank + 1) * own).min(of_world) as i32 {
+                let end = at.saturating_add(keep).min(each);
+                for (token, of_token) in experts.chunks(slots.max(1) as usize).enumerate() {
+                    if of_token.contains(&e) && at < end {
+                        all[rank * each + at] = Some((e, token as i32));
+                        at += 1;
+                    }
+                }
+                at = at.next_multiple_of(block);
+            }
+        }
+        Some(all)
+    }
+
+    /// Cuts tokens, and the rows that they are.
+    pub(super) fn cut_tokens(&self, node: &Node, lines: &mut Lines) {
+        let mut every = |value: ValueId, d: usize| {
+            let line = self.line(value, d);
+            (1..self.extent(value, d)).for_each(|i| lines.cut(line, i as i32));
+        };
+        match node.op {
+            Op::Combine => {
+                every(node.inputs[0], 0);
+                every(node.result, 0);
+                every(node.inputs[2], 0);
+                every(node.inputs[2], 1);
+            }
+            _ => {
+                every(node.inputs[0], 0);
+                every(node.result, 0);
+            }
+        }
+    }
+
+    /// Cuts the rows of a product where an expert's begin and end, and experts from each other.
+    pub(super) fn cut_experts(&self, node: &Node, lines: &mut Lines) {
+        let Some(experts) = self.experts(node.result) else { return };
+        let row = self.line(node.result, 0);
+        for (i, pair) in experts.windows(2).enumerate() {
+            if pair[0] != pair[1] {
+                lines.cut(row, i as i32 + 1);
+            }
+        }
+        let matrices = node.inputs[1];
+        let line = self.line(matrices, 0);
+        (1..self.extent(matrices, 0)).for_each(|e| lines.cut(line, e as i32));
+    }
+}
+
+/// Each row times the matrix of its expert; rows of none have no value.
+pub(super) fn product<A: Algebra>(
+    algebra: &mut A,
+    dims: &Dims<'_>,
+    cells: &Cells,
+    node: &Node,
+    [x, w]: [&Tensor<A::Elem>; 2],
+) -> Tensor<A::Elem> {
+    let experts = dims.experts(node.result).unwrap_or_default();
+    let (row, expert) = (dims.line(node.result, 0), dims.line(node.inputs[1], 0));
+    let (depth, columns) = (w.shape[1], w.shape[2..].iter().product::<usize>());
+    let mut data = vec![A::ZERO; x.shape[0] * columns];
+    for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
+        if algebra.spent() {
+            break;
+        }
+        let Some(Some(e)) = experts.get(cells.original(row, i) as usize) else { continue };
+        let matrix = &w.data[cells.at(expert, *e) * depth * columns..];
+        for (l, right) in matrix.chunks(columns.max(1)).take(depth).enumerate() {
+            let left = x.data[i * depth + l];
+            for (sum, right) in out.iter_mut().zip(right) {
+                let product = algebra.mul(left, *right);
+                *sum = algebra.add(*sum, product);
+            }
+        }
+    }
+    Tensor { shape: [&x.shape[..1], &w.shape[2..]].concat(), data }
+}
+
+/// Each packed row is a token; rows of none have no value.
+pub(super) fn dispatched<A: Algebra>(
+    dims: &Dims<'_>,
+    cells: &Cells,
+    node: &Node,
+    x: &Tensor<A::Elem>,
+) -> Tensor<A::Elem> {
+    let packed = dims.packed(node.inputs[1]).unwrap_or_default();
+    let (row, token) = (dims.line(node.result, 0), dims.line(node.inputs[0], 0));
+    let columns = x.shape[1];
+    let rows = cells.extent(row);
+    let mut data = vec![A::ZERO; rows * columns];
+    for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
+        if let Some(Some((_, t))) = packed.get(cells.original(row, i) as usize) {
+            out.copy_from_slice(&x.data[cells.at(token, *t) * columns..][..columns]);
+        }
+    }
+    Tensor { shape: vec![rows, columns], data }
+}
+
+/// Of each token the sum of its rows, each times its weight.
+pub(super) fn combined<A: Algebra>(
+    algebra: &mut A,
+    dims: &Dims<'_>,
+    cells: &Cells,
+    node: &Node,
+    [y, weights]: [&Tensor<A::Elem>; 2],
+) -> Tensor<A::Elem> {
+    let ids = node.inputs[1];
+    let packed = dims.packed(ids).unwrap_or_default();
+    let rows = packed.into_iter().enumerate().filter_map(|(row, of)| Some((of?, row as i32)));
+    let rows: BTreeMap<(i32, i32), i32> = rows.collect();
+    let experts = dims.ragged.get(&ids).map(|of_ranks| of_ranks.concat()).unwrap_or_default();
+    let slots = dims.extent(ids, 1).max(1) as usize;
+    let (row, token) = (dims.line(node.inputs[0], 0), dims.line(node.result, 0));
+    let [weight, slot] = [0, 1].map(|d| dims.line(node.inputs[2], d));
+    let columns = y.shape[1];
+    let tokens = cells.extent(token);
+    let mut data = vec![A::ZERO; tokens * columns];
+    for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
+        let t = cells.original(token, i);
+        let of_token = experts.chunks(slots).nth(t as usize).unwrap_or_default();
+        for (j, e) in of_token.iter().enumerate() {
+            let Some(from) = rows.get(&(*e, t as i32)) else { continue };
+            let at = cells.at(weight, t as i32) * weights.shape[1] + cells.at(slot, j as i32);
+            let from = &y.data[cells.at(row, *from) * columns..][..columns];
+            for (sum, y) in out.iter_mut().zip(from) {
+                let product = algebra.mul(*y, weights.data[at]);
+                *sum = algebra.add(*sum, product);
+            }
+        }
+    }
+    Tensor { shape: vec![tokens, columns], data }
+}

@@ -1,0 +1,73 @@
+//! Operands of attention's gradients.
+
+use super::touched::{Touched, area, made_of, matrix, of, one_place};
+use mk_plan::{GradOf, Operand, STATS};
+use std::collections::BTreeMap;
+
+/// Results and gradients are as large as each other; a logarithm and four statistics belong to each row.
+pub(super) fn statistics([tile, depth]: [u32; 2], touched: &[Touched<'_>]) -> Result<(), String> {
+    let read = [Operand::O, Operand::Do, Operand::Lse];
+    if of(touched, Operand::Dst).all(|t| t.extents.is_none()) {
+        return Ok(());
+    }
+    one_place(touched, &read)?;
+    made_of(touched, &read)?;
+    let mut rows = None;
+    for t in touched {
+        let Some([x, y]) = matrix(t)? else { continue };
+        let (x, y, wide) = match t.operand {
+            Operand::Lse => (area(t), 1, 1),
+            Operand::Dst => (x, y, STATS),
+            _ => (x, y, depth),
+        };
+        let wanted = *rows.get_or_insert(x);
+        if x != wanted || x > i64::from(tile) || y != i64::from(wide) {
+            let text = format!("`{}` is {x} x {y}, and a tile {wanted} x {wide}", t.operand);
+            return Err(format!("{text}, of up to {tile} rows"));
+        }
+    }
+    Ok(())
+}
+
+/// What belongs to queries has as many rows at each step, and what belongs to keys; all are as wide as a head, but for the statistics.
+pub(super) fn grad(
+    side: GradOf,
+    [tile, _, depth]: [u32; 3],
+    touched: &[Touched<'_>],
+) -> Result<(), String> {
+    let all = [side.held(), side.moving()].concat();
+    one_place(touched, &all)?;
+    let made = |t: &Touched<'_>| side.made().contains(&t.operand) && t.extents.is_some();
+    if touched.iter().any(made) {
+        made_of(touched, &all)?;
+    }
+    // Of what comes in blocks, by step.
+    let mut rows: BTreeMap<Option<u32>, i64> = BTreeMap::new();
+    let mut steps: BTreeMap<Operand, Vec<u32>> = BTreeMap::new();
+    for t in touched {
+        let Some([x, y]) = matrix(t)? else { continue };
+        let wide = if t.operand == Operand::Stats { STATS } else { depth };
+        if y != i64::from(wide) {
+            return Err(format!("`{}` has {y} columns, and a tile {wide}", t.operand));
+        }
+        let moves = side.moving().contains(&t.operand);
+        if !moves && x > i64::from(tile) {
+            return Err(format!("`{}` has {x} rows, and a tile {tile}", t.operand));
+        }
+        if moves {
+            steps.entry(t.operand).or_default().push(t.step);
+        }
+        let wanted = *rows.entry(moves.then_some(t.step)).or_insert(x);
+        if wanted != x {
+            return Err(format!("`{}` has {x} rows, and others {wanted}", t.operand));
+        }
+    }
+    let first = steps.values().next();
+    if !steps.is_empty()
+        && (steps.len() != side.moving().len() || steps.values().any(|s| Some(s) != first))
+    {
+        let names: Vec<_> = side.moving().iter().map(|o| format!("`{o}`")).collect();
+        return Err(format!("{} are not read at the same steps", names.join(", ")));
+    }
+    Ok(())
+}

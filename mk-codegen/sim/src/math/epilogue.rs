@@ -1,0 +1,95 @@
+//! The elementwise tail of a matrix product, in f32.
+
+use super::{Tile, erf::erf, round};
+use mk_abi::DType;
+use mk_plan::EpilogueOp;
+
+/// Applies `op` to `acc`. `operand` is `None` for operations without one; a bias has `acc.cols` elements, a matrix as many
+/// as `acc`. The caller has checked that.
+pub(in super::super) fn apply(op: EpilogueOp, acc: &mut Tile, operand: Option<&Tile>) {
+    let cols = acc.cols.max(1);
+    let other = operand.map_or(&[][..], |t| &t.data);
+    let each = |acc: &mut Tile, f: &dyn Fn(f32) -> f32| {
+        acc.data.iter_mut().for_each(|x| *x = f(*x));
+    };
+    match op {
+        EpilogueOp::Bias => {
+            for row in acc.data.chunks_mut(cols) {
+                row.iter_mut().zip(other).for_each(|(x, b)| *x += b);
+            }
+        }
+        EpilogueOp::Mul => acc.data.iter_mut().zip(other).for_each(|(x, y)| *x *= y),
+        EpilogueOp::Add | EpilogueOp::Carry => {
+            acc.data.iter_mut().zip(other).for_each(|(x, y)| *x += y)
+        }
+        EpilogueOp::Gelu => each(acc, &gelu),
+        EpilogueOp::GeluTanh => each(acc, &gelu_tanh),
+        EpilogueOp::GeluGrad => slope(acc, other, &gelu_slope),
+        EpilogueOp::GeluTanhGrad => slope(acc, other, &gelu_tanh_slope),
+        EpilogueOp::SiluGrad => slope(acc, other, &silu_slope),
+        EpilogueOp::MulSilu => acc.data.iter_mut().zip(other).for_each(|(x, y)| *x *= silu(*y)),
+        EpilogueOp::ReluGrad => acc.data.iter_mut().zip(other).for_each(|(x, y)| {
+            if *y <= 0.0 {
+                *x = 0.0;
+            }
+        }),
+        EpilogueOp::Silu => each(acc, &silu),
+        // Not `max`, which would make 0 of a NaN.
+        EpilogueOp::Relu => each(acc, &|x| if x < 0.0 { 0.0 } else { x }),
+        EpilogueOp::Scale(bits) => each(acc, &|x| x * f32::from_bits(bits)),
+        EpilogueOp::RoundBf16 => each(acc, &|x| round(DType::Bf16, x)),
+        EpilogueOp::RoundF16 => each(acc, &|x| round(DType::F16, x)),
+        EpilogueOp::Widen | EpilogueOp::Save | EpilogueOp::Keep => {}
+        EpilogueOp::Swiglu => {
+            let half = acc.cols / 2;
+            let rows = acc.data.chunks(cols);
+            acc.data = rows
+                .flat_map(|row| row[..half].iter().zip(&row[half..]).map(|(g, u)| silu(*g) * u))
+                .collect();
+            acc.cols = half;
+        }
+    }
+}
+
+/// Multiplies each element by what `f` gives for the other one.
+fn slope(acc: &mut Tile, other: &[f32], f: &dyn Fn(f64) -> f64) {
+    // Further out slopes are what they are there, and what is infinite has one, too.
+    let at = |y: &f32| f64::from(*y).clamp(-100.0, 100.0);
+    acc.data.iter_mut().zip(other).for_each(|(x, y)| *x *= f(at(y)) as f32);
+}
+
+fn gelu_slope(x: f64) -> f64 {
+    let density = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    0.5 * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)) + x * density
+}
+
+fn silu_slope(x: f64) -> f64 {
+    let s = 1.0 / (1.0 + (-x).exp());
+    s * (1.0 + x * (1.0 - s))
+}
+
+/// `2u` of [`gelu_tanh`], and its slope.
+fn tanh_argument(x: f64) -> (f64, f64) {
+    let c = 2.0 * (2.0 / std::f64::consts::PI).sqrt();
+    (c * (x + 0.044715 * x * x * x), c * (1.0 + 3.0 * 0.044715 * x * x))
+}
+
+fn gelu_tanh(x: f32) -> f32 {
+    let x = f64::from(x);
+    (x / (1.0 + (-tanh_argument(x).0).exp())) as f32
+}
+
+fn gelu_tanh_slope(x: f64) -> f64 {
+    let (u, slope) = tanh_argument(x);
+    let s = 1.0 / (1.0 + (-u).exp());
+    s + x * s * (1.0 - s) * slope
+}
+
+fn silu(x: f32) -> f32 {
+    x / (1.0 + (-x).exp())
+}
+
+fn gelu(x: f32) -> f32 {
+    let x = f64::from(x);
+    (0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2))) as f32
+}

@@ -1,0 +1,171 @@
+//! What is proved and what is emitted: a mutant that verifies has a kernel, or it is said in words that there is none, and why.
+
+use crate::judges::{SMALL, Small, runs};
+use crate::mutate::mutants;
+use mk_abi::DType;
+use mk_codegen::{
+    emit::{EmitError, emit},
+    plan::{BufId, Leaf, Plan},
+    valid,
+};
+use std::collections::BTreeMap;
+
+/// Every other element type that some buffer could have, and its name.
+fn other_types(plan: &Plan) -> Vec<(String, BufId, Plan)> {
+    let mut out = Vec::new();
+    for (id, b) in plan.buffers.iter() {
+        for dtype in [DType::Bf16, DType::F16, DType::F32, DType::I32, DType::I64] {
+            if dtype != b.dtype {
+                let mut plan = plan.clone();
+                plan.buffers[id].dtype = dtype;
+                out.push((format!("{id} {:?} is {dtype}", b.name), id, plan));
+            }
+        }
+    }
+    out
+}
+
+/// Leaves of which the walks below have to see something.
+const LEAVES: &[&str] = &[
+    "copy_tile",
+    "mma_tile",
+    "reduce_tile",
+    "attend_tile",
+    "stats_tile",
+    "attend_dq_tile",
+    "attend_dkv_tile",
+    "nic_send",
+    "host_copy",
+];
+
+/// Plans of leaves that no other small plan has.
+const MORE: &[Small] = &[
+    Small {
+        name: "statistics",
+        source: "fn f(o: bf16[1, S, 2, 64] @ replicate, do: bf16[1, S, 2, 64] @ replicate, logs: f32[1, 2, S] @ replicate) {
+                     o -> attention_stats(do, logs)
+                 }",
+        ranks: 1,
+        shapes: &[("o", &[1, 200, 2, 64])],
+        set: |c| c.block = mk_codegen::settings::Config::default().block,
+    },
+    Small {
+        name: "gradients_of_queries",
+        source: "fn f(q: bf16[1, S, 2, 64] @ shard(1), do: bf16[1, S, 2, 64] @ shard(1), stats: f32[1, 2, S, 4] @ shard(2),
+                      k: bf16[1, S, 1, 64] @ shard(1), v: bf16[1, S, 1, 64] @ shard(1)) {
+                     ring(k, v) -> attention_dq(q, do, stats, causal)
+                 }",
+        ranks: 2,
+        shapes: &[("q", &[1, 300, 2, 64])],
+        set: |c| c.block = mk_codegen::settings::Config::default().block,
+    },
+];
+
+/// The element types of each buffer of each leaf: those that verify are executed, and emitted, unless the kernel's layout is in the way.
+#[test]
+fn element_types_that_verify_are_executed_and_emitted() {
+    let (mut seen, mut refused, mut kept) = (BTreeMap::<&str, u32>::new(), 0, 0);
+    for case in SMALL.iter().chain(MORE) {
+        let (_, _, plan) = case.made();
+        emit(&plan).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        for (what, buffer, mutant) in other_types(&plan) {
+            let touches =
+                |f: &&mk_codegen::plan::Family| f.accesses.iter().any(|a| a.buffer == buffer);
+            for f in plan.families.values().filter(touches) {
+                *seen.entry(f.leaf.name()).or_default() += 1;
+            }
+            let name = format!("{}: {what}", case.name);
+            let typed = mutant.check_elements().is_ok();
+            assert!(typed || mutant.check_structure().is_err(), "{name}: not in the structure");
+            if !typed {
+                // Whoever is asked: verifier, executor, emitter.
+                assert!(valid::verify(&mutant).is_err(), "{name} verifies");
+                assert!(!runs(&mutant), "{name} is executed");
+                let error = emit(&mutant).expect_err(&name).to_string();
+                assert!(error.contains("converts nothing") || error.contains(" is "), "{error}");
+                refused += 1;
+                continue;
+            }
+            if valid::verify(&mutant).is_err() {
+                continue;
+            }
+            assert!(runs(&mutant), "{name} verifies, and is not executed");
+            match emit(&mutant) {
+                Ok(_) => kept += 1,
+                // Of the place that elements have, and not of what they are.
+                Err(e) => {
+                    let text = e.to_string();
+                    let layout = ["16 bytes", "panels of 64 columns", "16-bit results"];
+                    assert!(layout.iter().any(|l| text.contains(l)), "{name}: {text}");
+                }
+            }
+        }
+    }
+    println!("{refused} refused, {kept} emitted; by leaf: {seen:?}");
+    let missing: Vec<_> = LEAVES.iter().filter(|l| !seen.contains_key(**l)).collect();
+    assert!(missing.is_empty(), "no buffer of {missing:?} was changed");
+    assert!(refused > 300 && kept > 20, "{refused} refused, {kept} emitted");
+}
+
+/// Of mutants that verify, each is emitted, or the emitter says in words what no template does: never a mistake of its own.
+#[test]
+fn mutants_that_verify_have_a_kernel_or_a_reason() {
+    let share: usize = match std::env::var("MK_MUTANTS").as_deref() {
+        Ok("all") => 1,
+        _ => 9,
+    };
+    let (mut emitted, mut reasons) = (0, BTreeMap::<String, u32>::new());
+    for case in SMALL.iter().chain(MORE) {
+        let (_, _, plan) = case.made();
+        for (_, m) in mutants(&plan).into_iter().enumerate().filter(|(i, _)| i % share == 0) {
+            if valid::verify(&m.plan).is_err() {
+                continue;
+            }
+            match emit(&m.plan) {
+                Ok(_) => emitted += 1,
+                Err(EmitError::Unsupported { place, what }) => {
+                    assert!(!place.is_empty() && !what.is_empty(), "{}: {}", case.name, m.name);
+                    *reasons.entry(what).or_default() += 1;
+                }
+                Err(other) => panic!("{}: {}: {other}", case.name, m.name),
+            }
+        }
+    }
+    println!("{emitted} emitted; without a kernel:");
+    reasons.iter().for_each(|(what, n)| println!("{n:5}  {what}"));
+    assert!(emitted > 200 / share.min(4), "{emitted} emitted");
+}
+
+/// Destinations of sends: with data and without, whatever the rank.
+#[test]
+fn sends_go_to_ranks_of_other_nodes() {
+    let mut judged = 0;
+    for case in SMALL.iter().filter(|case| case.name.starts_with("nodes")) {
+        let (_, _, plan) = case.made();
+        let sends = plan.families.iter().filter(|(_, f)| f.leaf == Leaf::NicSend);
+        for (id, f) in sends {
+            let dst = f.accesses.iter().position(|a| a.operand.name() == "dst").expect("a dst");
+            let mut change = |what: &str, f: &dyn Fn(&mut mk_codegen::plan::Access)| {
+                let mut mutant = plan.clone();
+                f(&mut mutant.families[id].accesses[dst]);
+                let name = format!("{}: {id}: {what}", case.name);
+                assert!(valid::verify(&mutant).is_err(), "{name} verifies");
+                judged += 1;
+            };
+            let rank = || mk_codegen::plan::Expr::from(mk_codegen::plan::Var::RANK);
+            for to in [-1, 0, 1, 2, 3, 4, 7] {
+                change(&format!("to {to}"), &|a| a.rank = to.into());
+            }
+            change("to itself", &|a| a.rank = rank());
+            change("to its node", &|a| a.rank = rank() / 2 * 2 + (rank() + 1) % 2);
+            change("beyond the last", &|a| a.rank = rank() + 2);
+            // The right node, and another rank of it than the one whose words are raised.
+            change("beside", &|a| a.rank = (rank() / 2 * 2 + (rank() + 1) % 2 + 2) % 4);
+            change("never", &|a| a.when = Some(0.into()));
+            change("twice", &|a| {
+                a.each = Some(mk_codegen::plan::Each { var: "twice".into(), extent: 2.into() });
+            });
+        }
+    }
+    assert!(judged > 40, "{judged}");
+}
