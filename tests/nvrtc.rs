@@ -102,6 +102,18 @@ fn layers_of_few_tokens_compile() {
     }
 }
 
+/// Experts beside a dense chain of the same tokens, whose tiles share a ring of stages.
+#[test]
+fn experts_beside_a_dense_chain_compile() {
+    let source = include_str!("../examples/shared_expert.mk");
+    let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
+    let sizes = mk::file::defaults(source).unwrap_or_else(|e| panic!("{e}"));
+    let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
+    let config = Config { ranks: 2, ..Config::default() };
+    let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
+    judge("shared_expert", &plan, Options::default());
+}
+
 /// Attention, gradients of queries, and of keys and values, over rings, with heads of 128, of sequences whose length comes with the launch,
 /// which takes the most registers; and the example, forward and backward, as it stands.
 #[test]

@@ -50,7 +50,9 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Value<'k> {
 pub(super) fn gemm<'k>(t: &mut Tiler<'k>, p: &Grouped) -> Result<Value<'k>, LowerError> {
     let several = t.kernel.grouped().count() > 1;
     let i = t.made.iter().filter(|v| matches!(v, Value::Blocks(_))).count();
-    let name = if several { format!("gemm{}", i + 1) } else { "gemm".into() };
+    // Beside dense ones, which have these names.
+    let of = if t.kernel.products().next().is_some() { "grouped_gemm" } else { "gemm" };
+    let name = if several { format!("{of}{}", i + 1) } else { of.into() };
     let Some(Value::Ragged(ragged)) = t.made.get(p.ragged) else {
         return Err(internal(format!("{name} has no table of blocks")));
     };
