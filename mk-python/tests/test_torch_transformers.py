@@ -86,7 +86,7 @@ def trains(case, ranks, world):
 def experts(case, ranks, world):
     import mk.nn
 
-    for kind, more in (("Mixtral", {"num_local_experts": 6}), ("Qwen3Moe", {"num_experts": 8, "moe_intermediate_size": 48, "head_dim": 8})):
+    for kind, more in (("Mixtral", {"num_local_experts": 7}), ("Qwen3Moe", {"num_experts": 8, "moe_intermediate_size": 48, "head_dim": 8})):
         model = make(kind, **more)
         ids = torch.randint(0, 128, (2, 15), generator=torch.Generator().manual_seed(2))
         with torch.no_grad():
