@@ -205,10 +205,10 @@ class _Graph:
         heads = {c.node: c for c in found if c.kind == "gather"}
         done = set()
         # The longest first: a chain from one collective to another.
-        for tail in found:
-            region, head = self._chain_to(tail, heads) if tail.kind != "gather" else (None, None)
+        for end in found:
+            region, head = self._chain_to(end, heads) if end.kind != "gather" else (None, None)
             if region is not None and head.node not in done and self._take(region, quiet=True):
-                done |= {tail.node, head.node}
+                done |= {end.node, head.node}
         for c in found:
             if c.node in done:
                 continue
@@ -356,7 +356,7 @@ class _Graph:
         views = aten.reshape.default, aten.view.default, aten._unsafe_view.default
         return all(u in readers or is_call(u, aten.sym_size.int) or is_call(u, *views) and self._only(u, readers) for u in node.users)
 
-    def _tail(self, c, world):
+    def _reduction(self, c, world):
         stage = c.kind
         return f"{stage} -> scale({1 / world.size!r})" if c.mean else stage
 
@@ -386,16 +386,16 @@ class _Graph:
             line += f" -> add({text.add('z', ('M', 'N'), 'partial', other, rows=True)})"
         if c.kind == "reduce_scatter" and rows % world.size:
             raise _Miss(f"{rows} rows, and {world.size} ranks have no equal parts of them")
-        text.lines.append(f"{line} -> {self._tail(c, world)}")
+        text.lines.append(f"{line} -> {self._reduction(c, world)}")
         text.results.append(("y", c.node))
         what = "gemm" + (" -> add" if other is not None else "") + f" -> {c.kind}"
         copies = [p.left, c.node] + ([other] if other is not None else []) if layout else []
         return self._region(what, text, world, [p.node, *more, *c.parts], layout, copies, [c.source] if c.dim else [])
 
-    def _chain_to(self, tail, heads):
+    def _chain_to(self, end, heads):
         """Gather -> gemm -> activation -> gemm -> sum, where a sum ends one, and its gather; or None, None."""
         try:
-            found = self._summed(tail)
+            found = self._summed(end)
             if found is None or found[1] is not None or found[0].bias is not None:
                 return None, None
             middle = unreshaped(found[0].left)
@@ -405,9 +405,9 @@ class _Graph:
             if head is None:
                 return None, None
             world = self._world(head)
-            if world is not self._world(tail) or self._rows(head) != self._rows(tail):
+            if world is not self._world(end) or self._rows(head) != self._rows(end):
                 return None, None
-            return self._chain(head, tail, world, found[0], middle, name, products, nodes), head
+            return self._chain(head, end, world, found[0], middle, name, products, nodes), head
         except (_Miss, Unknown):
             return None, None
 
@@ -430,13 +430,13 @@ class _Graph:
                 return "swiglu", [gate, up], [*act[2], node]
         return None
 
-    def _chain(self, head, tail, world, p, middle, name, products, nodes):
+    def _chain(self, head, end, world, p, middle, name, products, nodes):
         first = products[0]
         operands = [x for q in products for x in (q.right, q.bias) if x is not None]
         text = self._start("mlp", head, world, p.right, *operands)
         layout = self._rows(head)
         saved = []
-        inside = [*head.parts, *(q.node for q in products), *nodes, p.node, *tail.parts]
+        inside = [*head.parts, *(q.node for q in products), *nodes, p.node, *end.parts]
         if name == "swiglu":
             gate, up = (stored(q.right) for q in products)
             text.add("w", ("K", "2", "F"), "shard(2)", ("stack", products[0].right, products[1].right))
@@ -461,13 +461,13 @@ class _Graph:
         if any(u is not p.node and u not in self._views_inside(middle, [p.node]) for u in middle.users) or self._kept(middle, p.node):
             text.results.append(("b", middle))
         text.dims["P"] = sizes(p.right)[1]
-        text.lines.append(f"let y = {source} -> gemm({text.matrix('v', p.right, (columns, 'P'), 0)}) -> {self._tail(tail, world)}")
-        text.results.insert(0, ("y", tail.node))
+        text.lines.append(f"let y = {source} -> gemm({text.matrix('v', p.right, (columns, 'P'), 0)}) -> {self._reduction(end, world)}")
+        text.results.insert(0, ("y", end.node))
         if self._read_elsewhere(head.node, products):
             text.results.append(("g", head.node))
-        copies = [head.source, tail.node] if layout else []
-        what = f"gather -> gemm -> {name} -> gemm -> {tail.kind}"
-        return self._region(what, text, world, inside, layout, copies + saved, [head.node, tail.source] if head.dim else [])
+        copies = [head.source, end.node] if layout else []
+        what = f"gather -> gemm -> {name} -> gemm -> {end.kind}"
+        return self._region(what, text, world, inside, layout, copies + saved, [head.node, end.source] if head.dim else [])
 
     def _views_inside(self, node, inside):
         """Users of a node that are views which only ``inside`` reads."""
