@@ -19,6 +19,9 @@ use mk::{
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
+/// A picture of a trace, above it that of its prediction.
+type Draw = fn(&Trace, Option<&Trace>) -> String;
+
 /// Options of `mk explain`.
 #[derive(clap::Args)]
 pub struct Args {
@@ -59,8 +62,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let explained = explained?;
     explained.notes.iter().for_each(note_on_stderr);
     print(format_args!("{explained}"))?;
-    let pictures: [(_, fn(&Trace, Option<&Trace>) -> String); 2] =
-        [(&args.svg, trace::svg), (&args.html, trace::html)];
+    let pictures: [(_, Draw); 2] = [(&args.svg, trace::svg), (&args.html, trace::html)];
     for (path, draw) in pictures {
         let Some(path) = path else { continue };
         let timeline = predicted(program, bound, &explained)?;

@@ -28,6 +28,9 @@ use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// A picture of a trace, above it that of its prediction.
+type Draw = fn(&Trace, Option<&Trace>) -> String;
+
 /// Options of `mk trace`.
 #[derive(clap::Args)]
 pub struct Args {
@@ -121,8 +124,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         write_file(path, trace::json(&trace).as_bytes())?;
         say!("{}: {} events; open it in ui.perfetto.dev", path.display(), trace.spans.len())?;
     }
-    let pictures: [(_, fn(&Trace, Option<&Trace>) -> String); 2] =
-        [(&args.svg, trace::svg), (&args.html, trace::html)];
+    let pictures: [(_, Draw); 2] = [(&args.svg, trace::svg), (&args.html, trace::html)];
     for (path, draw) in pictures {
         let Some(path) = path else { continue };
         let model = model(args.model.as_deref())?;
