@@ -17,7 +17,7 @@ use mk::{
     abi::count,
     emit::Options,
     runtime::{InstanceOptions, World, net::Net, transport::shaped::Shape},
-    trace,
+    trace::{self, Trace},
     tune::timeline,
 };
 use mk_harness::{
@@ -27,6 +27,9 @@ use mk_harness::{
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// A picture of a trace, above it that of its prediction.
+type Draw = fn(&Trace, Option<&Trace>) -> String;
 
 /// Options of `mk trace`.
 #[derive(clap::Args)]
@@ -44,6 +47,9 @@ pub struct Args {
     /// Where to write the timeline as a picture, the predicted one above it [default: nowhere]
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Where to write the timeline as a page that zooms and needs nothing else, the predicted one above it [default: nowhere]
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Figures of the machine for the prediction, as `mk probe` writes them [default: those of this GPU, or of an H200]
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
@@ -68,7 +74,7 @@ const JUDGED: u64 = 2;
 
 /// Runs, judges, times, and shows the last launch that was timed.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    all_writable([&args.output, &args.svg])?;
+    all_writable([&args.output, &args.svg, &args.html])?;
     let options = args.gpus.ranked(&args.pipeline)?;
     let opened = open(&options, "", None)?;
     let Device::Cuda = args.device;
@@ -118,11 +124,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         write_file(path, trace::json(&trace).as_bytes())?;
         say!("{}: {} events; open it in ui.perfetto.dev", path.display(), trace.spans.len())?;
     }
-    if let Some(path) = &args.svg {
+    let pictures: [(_, Draw); 2] = [(&args.svg, trace::svg), (&args.html, trace::html)];
+    for (path, draw) in pictures {
+        let Some(path) = path else { continue };
         let model = model(args.model.as_deref())?;
         let prediction = mk::cost::predict(&loaded.plan, &model).ok();
         let predicted = prediction.and_then(|p| timeline(&loaded.plan, &kernel, &p));
-        write_file(path, trace::svg(&trace, predicted.as_ref()).as_bytes())?;
+        write_file(path, draw(&trace, predicted.as_ref()).as_bytes())?;
         say!("{}", path.display())?;
     }
     verdict.finish(json!({}))
