@@ -1,7 +1,7 @@
 //! Arithmetic of elements of eight bits.
 
 mk::pipeline! {
-    pub fn tail(x: bf16[M, K], w: bf16[K, N], y: e4m3[M, N]) {
+    pub fn both(x: bf16[M, K], w: bf16[K, N], y: e4m3[M, N]) {
         (gemm(x, w) -> cast(f32) -> mul(y), gemm(x, w) -> cast(e5m2) -> gelu)
     }
 }
