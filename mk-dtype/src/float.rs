@@ -7,8 +7,9 @@ pub struct Float {
     pub exponent: u32,
     /// Bits of the mantissa, without the leading one.
     pub mantissa: u32,
-    /// IEEE 754: the largest exponent means infinity and NaN. Otherwise (OCP "fn") it has numbers, too, NaN alone has all bits set, and a cast
-    /// saturates: infinity and what is too large become the largest number, as in torch (from 2.12 on) and by `cvt.satfinite`.
+    /// IEEE 754: the largest exponent means infinity and NaN. Otherwise (OCP "fn") it has numbers, too, NaN alone has
+    /// all bits set, and a cast saturates: infinity and what is too large become the largest number, as in torch
+    /// (from 2.12 on) and by `cvt.satfinite`.
     pub infinite: bool,
 }
 

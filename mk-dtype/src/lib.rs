@@ -1,5 +1,5 @@
-//! The numeric formats of tensors, in one table. What differs from format to format is a column: a reader asks for it, and names no
-//! format. docs/add-a-dtype.md says what a new row takes elsewhere.
+//! The numeric formats of tensors, in one table. What differs from format to format is a column: a reader asks for it,
+//! and names no format. docs/add-a-dtype.md says what a new row takes elsewhere.
 
 mod float;
 
@@ -76,7 +76,7 @@ dtypes! {
     },
     /// OCP FP8 with 4 exponent bits: numbers up to 448, and no infinity.
     E4m3 {
-        name: "e4m3", bits: 8, float: Some(Float { exponent: 4, mantissa: 3, infinite: false }), accumulator: None, computes: false,
+        name: "e4m3", bits: 8, float: saturating(4, 3), accumulator: None, computes: false,
         cuda: Some("E4m3"), map: MapType::Uint8, torch: "float8_e4m3fn", numpy: None,
     },
     /// OCP FP8 with 5 exponent bits.
@@ -96,12 +96,16 @@ dtypes! {
     },
 }
 
+const fn saturating(exponent: u32, mantissa: u32) -> Option<Float> {
+    Some(Float { exponent, mantissa, infinite: false })
+}
+
 const fn ieee(exponent: u32, mantissa: u32) -> Option<Float> {
     Some(Float { exponent, mantissa, infinite: true })
 }
 
-/// Bytes of an operand of tensor cores. Leaves multiply operands of one size, on which their layout in shared memory depends: a row of
-/// another size does not compile until that is asked of each leaf.
+/// Bytes of an operand of tensor cores. Leaves multiply operands of one size, on which their layout in shared memory
+/// depends: a row of another size does not compile until that is asked of each leaf.
 pub const OPERAND_BYTES: u32 = {
     let (mut bytes, mut i) = (0, 0);
     while i < TABLE.len() {

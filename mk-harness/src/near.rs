@@ -68,7 +68,8 @@ impl Near {
         self.hard * self.hard / 3.0 + self.sd * self.sd
     }
 
-    /// Where the range of a type ends: beyond it is infinite, or the largest number, and what may or may not be beyond it is unknown.
+    /// Where the range of a type ends: beyond it is infinite, or the largest number, and what may or may not be beyond it
+    /// is unknown.
     pub fn within(self, dtype: DType) -> Near {
         let (bound, end) = (self.bound(), end(dtype));
         let beyond = dtype.format().float.map_or(f64::INFINITY, |f| f.beyond().into());

@@ -29,8 +29,8 @@ MK_DEVICE float unpack_hi(u32 pair) {
   return f16_to_float(static_cast<u16>(pair >> 16));
 }
 
-// Two floats to two bytes, `lo` in the low one. The instruction saturates; numbers beyond E5M2, which has infinities, become infinite
-// (from where half of the last place would be added to the largest one, 57344), and infinity stays.
+// Two floats to two bytes, `lo` in the low one. The instruction saturates; E5M2 has infinities, which numbers become
+// from 61440 on, half a last place behind the largest one, and infinity stays.
 template <Dtype kDtype>
 MK_DEVICE u16 pack2_bytes(float lo, float hi) {
   u16 r;

@@ -20,7 +20,9 @@ enum class Dtype : u32 { Bf16, F16, F32, E4m3, E5m2 };
 
 // Bytes of one element of either 16-bit type.
 constexpr u32 kElemBytes = 2;
-constexpr u32 element_bytes(Dtype dtype) { return dtype == Dtype::F32 ? 4 : dtype == Dtype::E4m3 || dtype == Dtype::E5m2 ? 1 : 2; }
+constexpr u32 element_bytes(Dtype dtype) {
+  return dtype == Dtype::F32 ? 4 : dtype == Dtype::E4m3 || dtype == Dtype::E5m2 ? 1 : 2;
+}
 
 // A value known when the kernel is compiled, as a type: tells agents apart in overloads at no cost.
 template <u32 kValue>

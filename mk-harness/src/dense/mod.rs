@@ -148,8 +148,8 @@ impl<'a> Dense<'a> {
     }
 
     /// Whether memory may hold a value before it is read: it is a result, or a collective's, or is read by something else than the
-    /// elementwise operation that follows its product; what a cast rounds in registers counts, too. Sums over ranks store their summands
-    /// themselves.
+    /// elementwise operation that follows its product; what a cast rounds in registers counts, too. Sums over ranks store
+    /// their summands themselves.
     fn is_stored(&self, value: ValueId) -> bool {
         let program = self.inputs.case().program;
         let Some(Def::Node(node)) = program.def(value) else { return false };

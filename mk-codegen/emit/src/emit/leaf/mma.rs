@@ -240,6 +240,8 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     };
     let a_ends = operands::end_rows(e, &g.families(), *block, [*below, *beside])?;
     let saves = epilogue.iter().filter(|op| **op == EpilogueOp::Save).count();
+    let reads = epilogue.iter().any(|op| op.operand() == Some(Mode::Read));
+    let bytes = out_bytes < OPERAND_BYTES;
     Ok(context! {
         block_m => block[0],
         block_n => block[1],
@@ -251,7 +253,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         a => if *a_layout == ALayout::Mk { "KMajor" } else { "MMajor" },
         b => if *b_layout == BLayout::Kn { "NMajor" } else { "KMajor" },
         gated => if gated(epilogue) { "true" } else { "false" },
-        reads => *store == Store::Direct && (out_bytes < OPERAND_BYTES || epilogue.iter().any(|op| op.operand() == Some(Mode::Read))),
+        reads => *store == Store::Direct && (bytes || reads),
         chained => mma_swaps([block[0], block[1]]) && epilogue.iter().any(|op| !matches!(op, EpilogueOp::Widen | EpilogueOp::Swiglu)),
         // Gates and ups are two.
         saves => saves + usize::from(saves_gates(epilogue)),
