@@ -7,7 +7,7 @@ mod report;
 use crate::{
     failure::{Failure, Kind},
     gpus::GpuList,
-    options::{DEFAULT_RANKS, PipelineArgs, once},
+    options::{PipelineArgs, once},
     output::{say, writable, write_file},
     pipeline::{self, Pipeline},
     progress::Progress,
@@ -112,8 +112,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             Err(Failure::ClosedPipe) => return Err(Failure::ClosedPipe),
             Err(failure) if rows.len() == 1 => return Err(failure),
             Err(failure) => {
-                let line =
-                    describe(&row.line.pipeline, row.line.pipeline.ranks.unwrap_or(DEFAULT_RANKS));
+                let line = describe(&row.line.pipeline, row.line.pipeline.ranks());
                 say_on_stderr(format_args!("{line}\n{}", failure.text()));
                 failed += 1;
             }

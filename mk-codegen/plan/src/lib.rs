@@ -48,9 +48,9 @@ pub use mma::{
 pub use net::NetPlan;
 pub use plan::FEW_BLOCKS;
 pub use plan::{
-    Access, Buffer, Completion, Dim, Each, Family, InternalEdge, Mesh, Mode, Nic, NicOrdering,
-    Plan, Point, Positions, Post, Proxy, Role, RoleKind, Schedule, Scope, Signal, Space, Table,
-    TableSource, Wait,
+    Access, Axis, Buffer, Completion, Dim, Each, Family, InternalEdge, Mesh, Mode, Nic,
+    NicOrdering, Plan, Point, Positions, Post, Proxy, Role, RoleKind, Schedule, Scope, Signal,
+    Space, Table, TableSource, Wait,
 };
 pub use points::{MAX_TASKS, PointError, Points, Region, Task};
 pub use print::ExprText;

@@ -18,12 +18,13 @@ mod strategies;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod world;
 
 use crate::{
     graph::OpGraph,
     settings::{self, Config, Facts},
 };
-use mk_plan::{Buffer, Plan, Space, target};
+use mk_plan::{Buffer, Plan, Space};
 use mk_prove::{
     equivalence::{self, FieldError},
     valid::{self, Violation},
@@ -34,6 +35,7 @@ use std::{collections::BTreeSet, panic::resume_unwind, thread};
 pub use error::LowerError;
 pub use roles::{DEFAULT_COPY_SMS, DEFAULT_REDUCE_SMS};
 pub use scaled::{Smaller, smaller};
+use world::World;
 
 /// The kernel of a pipeline: what settings and plans are made for.
 enum Selected {
@@ -83,7 +85,8 @@ fn select(program: &Program, bound: &Bound, ranks: u32) -> Result<Selected, Lowe
 /// # Errors
 /// As [`lower`], for pipelines without a kernel.
 pub fn facts(program: &Program, bound: &Bound, ranks: u32) -> Result<Facts, LowerError> {
-    Ok(select(program, bound, ranks)?.facts(ranks))
+    let program = world::over_one_axis(program)?;
+    Ok(select(&program, bound, ranks)?.facts(ranks))
 }
 
 /// The plan of a pipeline, not yet verified.
@@ -92,18 +95,14 @@ pub fn facts(program: &Program, bound: &Bound, ranks: u32) -> Result<Facts, Lowe
 /// [`LowerError::Unsupported`] for pipelines outside what the passes cover, [`LowerError::Setting`] for settings that do
 /// not fit, [`LowerError::OutOfRange`] for worlds, targets and extents that no kernel has, [`LowerError::TooLarge`] for sizes that no plan has.
 pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, LowerError> {
-    let target = target::by_name(&config.target).ok_or_else(|| {
-        let known: Vec<_> = target::TARGETS.iter().map(|t| t.name).collect();
-        let what = format!("target `{}` is not known", config.target);
-        LowerError::OutOfRange { what, help: format!("use {}", known.join(", ")) }
-    })?;
+    let (world, program, config) = &World::of(program, bound, config)?;
     let kernel = select(program, bound, config.ranks)?;
     let facts = kernel.facts(config.ranks);
-    let config = &settings::normalise(config, &facts, target)?;
+    let config = &settings::normalise(config, &facts, world.target)?;
     let mut draft = match &kernel {
-        Selected::Kernel(kernel) => tile::families(kernel, config, target)?,
-        Selected::Attention(attention) => tile::attention::families(attention, config, target),
-        Selected::Grouped(grouped) => tile::grouped::families(grouped, config, target)?,
+        Selected::Kernel(kernel) => tile::families(kernel, config, world)?,
+        Selected::Attention(attention) => tile::attention::families(attention, config, world)?,
+        Selected::Grouped(grouped) => tile::grouped::families(grouped, config, world)?,
     };
     limits::check(&draft)?;
     signals::insert(&mut draft)?;

@@ -20,10 +20,6 @@ use petgraph::stable_graph::NodeIndex;
 /// # Errors
 /// For every pipeline that is not in the catalogue.
 pub(super) fn kernel(g: &OpGraph, ranks: u32) -> Result<Kernel, LowerError> {
-    let [axis] = g.axes.as_slice() else {
-        let why = format!("the mesh has the axes {}", g.axes.join(", "));
-        return Err(unsupported("mesh", why, "use one axis"));
-    };
     let mut builder = Builder { g, params: Vec::new(), operands: Vec::new(), products: Vec::new() };
     builder.params = g.graph.node_indices().filter(|n| g.graph[*n].kind == Kind::Param).collect();
     // Summed products come first, so that their sums are under way beside the other products.
@@ -50,7 +46,7 @@ pub(super) fn kernel(g: &OpGraph, ranks: u32) -> Result<Kernel, LowerError> {
         results.push((place, of, out));
     }
     results.sort_by_key(|(place, ..)| *place);
-    let kernel = builder.finish(axis.clone(), sums, results);
+    let kernel = builder.finish(sums, results);
     check::kernel(&kernel, g, ranks)?;
     Ok(kernel)
 }
@@ -72,12 +68,7 @@ struct Builder<'g> {
 
 impl Builder<'_> {
     /// Numbers the operations: operands, then products, then sums.
-    fn finish(
-        self,
-        axis: String,
-        sums: Vec<(Left, Sum)>,
-        results: Vec<(usize, Option<Left>, Tensor)>,
-    ) -> Kernel {
+    fn finish(self, sums: Vec<(Left, Sum)>, results: Vec<(usize, Option<Left>, Tensor)>) -> Kernel {
         let Builder { g, params, operands, products } = self;
         let n = operands.len();
         let id = |left: Left| -> OpId {
@@ -104,7 +95,6 @@ impl Builder<'_> {
         ops.extend(sums.into_iter().map(|(of, sum)| Op::Sum(Sum { of: id(of), ..sum })));
         Kernel {
             name: g.name.clone(),
-            axis,
             params: params.iter().map(|n| tensor(&g.graph[*n])).collect(),
             ops,
             results,
@@ -302,7 +292,7 @@ fn reduction(g: &OpGraph, result: NodeIndex) -> Result<(Option<Reduce>, NodeInde
 }
 
 fn tensor(v: &Value) -> Tensor {
-    // `kernel` has checked that there is one axis.
+    // Graphs are of pipelines over one axis.
     let placement = v.placement.first().copied().unwrap_or(Placement::Replicate);
     Tensor { name: v.name.clone(), dtype: v.dtype, shape: v.shape.clone(), placement }
 }

@@ -35,10 +35,6 @@ pub(super) fn attention(g: &OpGraph, ranks: u32) -> Result<Option<Attention>, Lo
     let mut found = all.filter_map(|n| Some((n, makes(&g.graph[n].kind)?)));
     let Some((node, (makes, causal, scale, ring))) = found.next() else { return Ok(None) };
     let name = g.graph[node].name.clone();
-    let [axis] = g.axes.as_slice() else {
-        let why = format!("the mesh has the axes {}", g.axes.join(", "));
-        return Err(unsupported("mesh", why, "use one axis"));
-    };
     let beside = |n: &NodeIndex| match g.graph[*n].kind {
         Kind::Lse => makes == Makes::Results,
         Kind::AttentionDv => makes == Makes::Gradients(GradOf::Keys),
@@ -82,7 +78,6 @@ pub(super) fn attention(g: &OpGraph, ranks: u32) -> Result<Option<Attention>, Lo
     let results = g.results.iter().zip(&g.result_names);
     let attention = Attention {
         name: g.name.clone(),
-        axis: axis.clone(),
         makes,
         params: params.iter().map(|n| tensor(&g.graph[*n], &g.graph[*n].name)).collect(),
         operands: reads.into_iter().zip(found).collect(),

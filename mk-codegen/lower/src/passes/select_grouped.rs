@@ -24,10 +24,6 @@ pub(super) fn grouped(g: &OpGraph, ranks: u32) -> Result<Option<Grouped>, LowerE
     let Some(first) = nodes.first().copied() else { return Ok(None) };
     let name = g.graph[first].name.clone();
     let refuse = |n: NodeIndex, why: String| unsupported(&g.graph[n].name, why, CATALOGUE);
-    let [axis] = g.axes.as_slice() else {
-        let why = format!("the mesh has the axes {}", g.axes.join(", "));
-        return Err(unsupported("mesh", why, "use one axis"));
-    };
     let known = |n: &NodeIndex| {
         is_product(n)
             || matches!(g.graph[*n].kind, Kind::Param | Kind::Dispatch { .. } | Kind::Combine)
@@ -87,7 +83,6 @@ pub(super) fn grouped(g: &OpGraph, ranks: u32) -> Result<Option<Grouped>, LowerE
     let grouped = Grouped {
         route,
         name: g.name.clone(),
-        axis: axis.clone(),
         params: params.iter().map(|n| tensor(&g.graph[*n], &g.graph[*n].name)).collect(),
         counts: counts.unwrap_or(0),
         products,

@@ -11,13 +11,17 @@ use super::{
     ragged::{self, Counts},
     softmax,
 };
+use mk_plan::{Axis, Mesh};
 use mk_syntax::{Bound, Curve, DType, Def, Node, Op, Placement, Program, ValueId};
 
 /// The dimensions of a program's values. Those that operations take for the same are one line.
 pub(super) struct Dims<'a> {
     pub program: &'a Program,
     pub bound: &'a Bound,
+    /// Ranks along the program's axis, and of the world.
     pub ranks: usize,
+    pub world: usize,
+    axis: Axis,
     /// Rows of each expert.
     pub ragged: Counts,
     /// The line of each dimension of each value.
@@ -29,14 +33,14 @@ impl<'a> Dims<'a> {
     pub fn new(
         program: &'a Program,
         bound: &'a Bound,
-        ranks: usize,
+        mesh: &Mesh,
         ragged: Counts,
         lines: &mut Lines,
     ) -> Result<Dims<'a>, FieldError> {
-        if program.mesh_axes().len() != 1 {
-            let what = format!("a mesh of {} axes", program.mesh_axes().len());
-            return Err(FieldError::unsupported(what, "use one axis"));
-        }
+        let axis = mesh.axis(&program.mesh_axes()[0]).ok_or_else(|| FieldError::Interface {
+            what: format!("its mesh has no axis `{}`", program.mesh_axes()[0]),
+        })?;
+        let ranks = axis.size as usize;
         let wide = |node: &&Node| {
             let left = node.inputs.first().and_then(|x| program.ty(*x));
             matches!(node.op, Op::Gemm { .. }) && left.is_some_and(|t| t.dims.len() > 2)
@@ -48,7 +52,8 @@ impl<'a> Dims<'a> {
                 "cut the pipeline there: no kernel computes it",
             ));
         }
-        let mut dims = Dims { program, bound, ranks, ragged, lines: Vec::new() };
+        let world = mesh.size() as usize;
+        let mut dims = Dims { program, bound, ranks, world, axis, ragged, lines: Vec::new() };
         for i in 0..program.n_values() {
             let value = ValueId::new(i);
             let mut own: Vec<u32> = match program.def(value) {
@@ -200,6 +205,16 @@ impl<'a> Dims<'a> {
         self.program.ty(value).and_then(|t| t.placement.first().copied())
     }
 
+    /// The place of a rank along the program's axis.
+    pub fn place(&self, rank: usize) -> usize {
+        self.axis.place(rank)
+    }
+
+    /// Which of the groups along it a rank is in: each has inputs of its own.
+    pub fn group(&self, rank: usize) -> usize {
+        self.axis.group(rank)
+    }
+
     /// First index and length of a rank's shard of a value that is sharded: all are as long as the first, as far as there is something.
     fn shard(&self, value: ValueId, rank: usize) -> (i32, i32) {
         let Some(Placement::Shard(d)) = self.placement(value) else { return (0, 0) };
@@ -307,11 +322,12 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
     (work, elements)
 }
 
-/// All values of a program, where that takes no more than so many multiplications.
+/// All values of a program on one of the groups along its axis, where that takes no more than so many multiplications.
 pub(super) fn evaluate<A: Algebra>(
     algebra: &mut A,
     dims: &Dims<'_>,
     cells: &Cells,
+    group: usize,
     most: u64,
 ) -> Result<Vec<Value<A::Elem>>, FieldError> {
     let (work, elements) = size(dims, cells);
@@ -328,9 +344,11 @@ pub(super) fn evaluate<A: Algebra>(
             Some(Def::Node(node)) => Evaluator { algebra, dims, cells, values: &values }.node(node),
             _ => match dims.placement(value) {
                 Some(Placement::Partial) => Value::Summands(
-                    (0..dims.ranks).map(|r| input(algebra, dims, cells, value, Some(r))).collect(),
+                    (0..dims.ranks)
+                        .map(|r| input(algebra, dims, cells, value, (group, Some(r))))
+                        .collect(),
                 ),
-                _ => Value::Whole(input(algebra, dims, cells, value, None)),
+                _ => Value::Whole(input(algebra, dims, cells, value, (group, None))),
             },
         };
         values.push(made);
@@ -347,12 +365,12 @@ fn input<A: Algebra>(
     dims: &Dims<'_>,
     cells: &Cells,
     value: ValueId,
-    rank: Option<usize>,
+    (group, rank): (usize, Option<usize>),
 ) -> Tensor<A::Elem> {
     let lines = &dims.lines[value.index()];
     let shape: Vec<usize> = lines.iter().map(|l| cells.extent(*l)).collect();
     let mut at = vec![0; shape.len()];
-    let mut block = Block { tensor: value.index(), rank, cells: vec![0; shape.len()] };
+    let mut block = Block { tensor: value.index(), group, rank, cells: vec![0; shape.len()] };
     let len = shape.iter().product();
     let mut data = Vec::with_capacity(len);
     for _ in 0..len {

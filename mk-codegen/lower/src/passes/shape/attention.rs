@@ -32,7 +32,6 @@ pub(in crate::passes) fn along(operand: Operand) -> usize {
 /// What the kernel computes.
 pub(in crate::passes) struct Attention {
     pub name: String,
-    pub axis: String,
     pub makes: Makes,
     /// Tensors of the caller, in the order of the program.
     pub params: Vec<Tensor>,

@@ -55,7 +55,6 @@ pub(in crate::passes) struct Product {
 /// What the kernel computes.
 pub(in crate::passes) struct Grouped {
     pub name: String,
-    pub axis: String,
     /// Tensors of the caller, in the order of the program.
     pub params: Vec<Tensor>,
     /// Rows of each expert, a parameter; or the experts of each token, if there is a route.

@@ -12,7 +12,6 @@ pub(in crate::passes) type OpId = usize;
 /// What the kernel computes.
 pub(in crate::passes) struct Kernel {
     pub name: String,
-    pub axis: String,
     /// Tensors of the caller, in the order of the program.
     pub params: Vec<Tensor>,
     /// Each after its operands: those that read the caller's tensors, products, sums.

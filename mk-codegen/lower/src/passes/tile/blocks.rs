@@ -36,7 +36,7 @@ pub(super) fn table(draft: &mut Draft, of: TabId, count: i32) -> (TabId, BufId) 
 
 /// The table of blocks, from the rows of each expert that the caller gives.
 pub(super) fn blocks(draft: &mut Draft, g: &Grouped, (given, counts): (TabId, BufId)) -> Blocks {
-    let rows = g.products[0].out.widest(0, draft.world());
+    let rows = g.products[0].out.widest(0, draft.ranks());
     let experts = draft.plan.tables[given].shape[0] as i32;
     let count = rows / BLOCK;
     let (table, memory) = table(draft, given, count);

@@ -10,15 +10,16 @@ use super::{
 };
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
-    error::{LowerError, internal},
+    error::{LowerError, internal, unsupported},
     shape::{
         grouped::{Grouped, Product, Rows},
         ranks::block_rows,
         rows::in_groups,
     },
+    strategies::deliver::mapped,
+    world::World,
 };
 use crate::settings::Config;
-use mk_plan::target::Target;
 use mk_plan::{
     ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, Expr, FamId, Operand, Point, RoleKind,
     Schedule, Space, Store, TabId, Table, TableSource, Var,
@@ -33,15 +34,22 @@ struct Hidden {
 /// The families of products of ragged rows.
 ///
 /// # Errors
-/// [`LowerError::Internal`] for a product of rows that are made behind it.
+/// [`LowerError::Internal`] for a product of rows that are made behind it; as [`mapped`], and where ranks along another axis would have the same experts.
 pub(in crate::passes) fn families(
     g: &Grouped,
     config: &Config,
-    target: &'static Target,
+    world: &World,
 ) -> Result<Draft, LowerError> {
-    let mut draft = Draft::new(&g.name, &g.axis, config, target);
+    if !world.nodes.group.is_world() {
+        let why = "ranks along another axis of the mesh would have the same experts";
+        return Err(unsupported("grouped_gemm", why, "use a mesh of one axis"));
+    }
+    let mut draft = Draft::new(&g.name, world, config);
     let inputs: Vec<BufId> = g.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
     let outputs: Vec<BufId> = g.results.iter().map(|t| draft.tensor(t, Space::Out)).collect();
+    if g.route.is_some() {
+        mapped(&draft, "dispatch")?;
+    }
     let dispatch = g.route.as_ref().map(|route| Dispatch::new(&mut draft, g, route, &inputs));
     let blocks = match &dispatch {
         Some(dispatch) => dispatch.blocks(),
@@ -104,7 +112,7 @@ pub(in crate::passes) fn families(
 
 /// The rows of each expert that the caller gives: the table, and its memory.
 fn given_counts(draft: &mut Draft, g: &Grouped, counts: BufId) -> (TabId, BufId) {
-    let world = draft.world();
+    let world = draft.ranks();
     let (experts, rows) = (g.params[g.counts].widest(0, world), g.products[0].out.widest(0, world));
     let given = draft.plan.tables.push(Table {
         name: "counts".into(),
@@ -133,7 +141,7 @@ struct Tiles<'a> {
 impl Tiles<'_> {
     /// Their family, and how many there are of a block.
     fn family(&self, draft: &mut Draft, config: &Config) -> (FamId, i32) {
-        let (p, world) = (self.p, draft.world());
+        let (p, world) = (self.p, draft.ranks());
         let tile = MmaTile {
             block: config.block,
             stages: config.stages_on(draft.target),
@@ -165,7 +173,7 @@ impl Tiles<'_> {
         let cols = (j.clone() * width, block_rows(n, j, width));
         let one = |e: Expr| (e, Expr::Const(1));
         // No block has rows of an expert that the last rank does not have, and proofs need not know it.
-        let own = draft.local(b, 0, Var::RANK);
+        let own = draft.own(b, 0);
         let expert = if b.even(0, world) { of(0) } else { of(0).min(own - 1) };
         let mut matrix = vec![one(expert), depth.clone(), cols.clone()];
         if gated {

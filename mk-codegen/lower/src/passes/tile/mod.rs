@@ -19,9 +19,8 @@ mod product;
 mod products;
 mod tiler;
 
-use super::{draft::Draft, error::LowerError, shape::kernel::Kernel};
+use super::{draft::Draft, error::LowerError, shape::kernel::Kernel, world::World};
 use crate::settings::Config;
-use mk_plan::target::Target;
 
 pub(super) use ends::check as check_ends;
 
@@ -32,10 +31,10 @@ pub(super) use ends::check as check_ends;
 pub(super) fn families(
     kernel: &Kernel,
     config: &Config,
-    target: &'static Target,
+    world: &World,
 ) -> Result<Draft, LowerError> {
     match kernel.multiplies() {
-        true => products::families(kernel, config, target),
-        false => alone::families(kernel, config, target),
+        true => products::families(kernel, config, world),
+        false => alone::families(kernel, config, world),
     }
 }
