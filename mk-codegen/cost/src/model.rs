@@ -138,7 +138,7 @@ fn carry_bytes_per_s() -> f64 {
     65.5e9
 }
 
-/// On an H200, where nobody measured another: 13 to 18 by products alone with `mul` (decision 164).
+/// On an H200, where nobody measured another: 13 to 18 by products alone with `mul` (docs/decisions/cost-model.md).
 fn operand_bytes_per_s() -> f64 {
     16e9
 }
@@ -163,7 +163,8 @@ fn save_bytes_per_s() -> f64 {
     38e9
 }
 
-/// On an H200, where nobody measured another: in the middle of what whoever is free gains on four (decision 131).
+/// On an H200, where nobody measured another: in the middle of what the dynamic scheduler gains on four
+/// (docs/decisions/tile-order.md).
 fn uneven() -> f64 {
     0.025
 }

@@ -7,6 +7,7 @@
 use super::{
     attend_steps::{HEADS, Step, together},
     gradients,
+    tiler::{Tiler, Value},
 };
 use crate::passes::{
     draft::{Draft, Source, read, write},
@@ -20,17 +21,17 @@ use crate::passes::{
         deliver::mapped,
         push_chunks::{self, Part, Pushed, Wanted},
     },
-    world::World,
 };
 use crate::settings::Config;
 use mk_plan::{
     Access, BufId, Carry, Expr, GradOf, Leaf, Mask, Operand, Point, Positions, RoleKind, Schedule,
-    Space, Store, Var,
+    Store, Var,
 };
 use mk_syntax::Placement;
 
-/// Queries of a tile, and keys of a block, by what was measured fastest (decision 180): results of heads of 64 leave registers for a third
-/// warpgroup of queries, but not beside the waits of a ring. A causal mask wastes half a block on the diagonal.
+/// Queries of a tile, and keys of a block, by what was measured fastest (docs/decisions/attention.md): results of heads
+/// of 64 leave registers for a third warpgroup of queries, but not beside the waits of a ring. A causal mask wastes half
+/// a block on the diagonal.
 fn block(makes: Makes, depth: i32, causal: bool, ring: bool) -> [i32; 2] {
     if makes != Makes::Results {
         return gradients::block(depth);
@@ -49,34 +50,32 @@ const STAGES: u32 = 2;
 ///
 /// # Errors
 /// As [`mapped`].
-pub(in crate::passes) fn families(
-    a: &Attention,
-    config: &Config,
-    world: &World,
-) -> Result<Draft, LowerError> {
-    let mut draft = Draft::new(&a.name, world, config);
+pub(super) fn families<'k>(t: &mut Tiler<'k>, a: &Attention) -> Result<Value<'k>, LowerError> {
     if a.ring {
-        mapped(&draft, "ring")?;
+        mapped(&t.draft, "ring")?;
     }
-    let inputs: Vec<BufId> = a.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
-    let outputs: Vec<BufId> = a.results.iter().map(|t| draft.tensor(t, Space::Out)).collect();
+    let Tiler { kernel, config, draft, params: inputs, results, .. } = t;
+    let outputs: Vec<_> = a.made.iter().map(|(made, r)| (*made, results[*r])).collect();
     match a.makes {
-        Makes::Statistics => gradients::statistics(&mut draft, a, &inputs, &outputs),
+        Makes::Statistics => {
+            let out = a.made.first().map(|(_, r)| &kernel.results[*r].out);
+            gradients::statistics(draft, a, inputs, &outputs, out);
+        }
         Makes::Gradients(GradOf::Keys) => {
-            gradients::of_keys(&mut draft, a, &inputs, &outputs, config);
+            gradients::of_keys(draft, a, inputs, &outputs, config);
         }
         Makes::Results | Makes::Gradients(GradOf::Queries) => {
-            of_queries(&mut draft, a, &inputs, &outputs, config);
+            of_queries(draft, a, inputs, &outputs, config);
         }
     }
-    Ok(draft)
+    Ok(Value::Result)
 }
 
 fn of_queries(
     draft: &mut Draft,
     a: &Attention,
     inputs: &[BufId],
-    outputs: &[BufId],
+    outputs: &[(Operand, BufId)],
     config: &Config,
 ) {
     let [q, k, v] = [Operand::Q, Operand::K, Operand::V].map(|o| a.tensor(o));
@@ -158,7 +157,7 @@ impl Tile<'_> {
         Step { steps, chunk, half: of, own: Some(s.lt(half.clone() + 1)) }
     }
 
-    fn family(&self, draft: &mut Draft, inputs: &[BufId], outputs: &[BufId]) {
+    fn family(&self, draft: &mut Draft, inputs: &[BufId], outputs: &[(Operand, BufId)]) {
         let a = self.a;
         let [q, k] = [Operand::Q, Operand::K].map(|o| a.tensor(o));
         let [b, w, i, m] = [0, 1, 2, 3].map(|n| Expr::from(Var::domain(n)));
@@ -240,7 +239,7 @@ impl Tile<'_> {
                 });
             }
         }
-        for (made, buffer) in a.made.iter().zip(outputs) {
+        for (made, buffer) in outputs {
             let region = match made {
                 Operand::Lse => vec![one(&b), one(&h), (start.clone(), rows.clone())],
                 _ => tile.clone(),
