@@ -1,9 +1,8 @@
 //! What a machine can do, as measured.
 
-use super::{alone::Products, gpu::Chip, raw::RawFigures};
+use super::{error::ModelError, products::Products, raw::RawFigures};
 use serde::{Deserialize, Serialize};
 use std::sync::OnceLock;
-use thiserror::Error;
 
 /// Figures of one GPU among its peers. Seconds and bytes throughout; times are of a launch at the clock that long compute
 /// leaves, not of the first microseconds.
@@ -75,6 +74,20 @@ pub struct DeviceModel {
     /// What was measured with no plan in between, where it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub raw: Option<RawFigures>,
+}
+
+/// What a GPU has.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Chip {
+    /// Streaming multiprocessors.
+    pub sms: u32,
+    /// Their highest clock.
+    pub clock_hz: f64,
+    /// Last-level cache.
+    pub l2_bytes: f64,
+    /// Memory's clock, both edges, times the width of its bus.
+    pub memory_bytes_per_s: f64,
 }
 
 /// A matrix product's tile on one SM.
@@ -179,21 +192,6 @@ impl Mover {
     pub fn seconds(&self, bytes: f64) -> f64 {
         self.task_s + bytes / self.bytes_per_s
     }
-}
-
-/// Why a file is no model.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum ModelError {
-    /// It does not read.
-    #[error("not a device model: {0}")]
-    Syntax(#[from] serde_json::Error),
-    /// A figure that cannot be.
-    #[error("not a device model: {what}")]
-    Value {
-        /// Which.
-        what: String,
-    },
 }
 
 impl DeviceModel {

@@ -3,8 +3,7 @@
 use super::{
     config::{Config, stages_that_fit},
     facts::Facts,
-    help::{DEFAULT, tiles},
-    table::Misfit,
+    misfit::{DEFAULT, Misfit, tiles},
     values::{AllReduce, Gather, LastWave, Reduction},
 };
 use mk_plan::target::{self, Target};

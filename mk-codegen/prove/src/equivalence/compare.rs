@@ -4,10 +4,10 @@ use super::{
     algebra::{Algebra, Block, Contributions, Numbers},
     budget::Budget,
     cells::{Cells, Lines},
+    dims::{Dims, Tensor, Value},
     error::{FieldError, WrongElement},
     launch::{self, Scaled},
-    links,
-    program::{self, Dims, Value},
+    links, program,
     unroll::Unrolled,
 };
 use mk_plan::{BufId, Buffer, Entity, Space};
@@ -162,12 +162,7 @@ impl<'c, 'a> Case<'c, 'a> {
     }
 
     /// What a rank has of a value, where it is not sharded.
-    fn of<'v, E>(
-        &self,
-        values: &'v [Vec<Value<E>>],
-        value: ValueId,
-        rank: usize,
-    ) -> &'v program::Tensor<E> {
+    fn of<'v, E>(&self, values: &'v [Vec<Value<E>>], value: ValueId, rank: usize) -> &'v Tensor<E> {
         values[self.dims.group(rank)][value.index()].on(self.dims.place(rank))
     }
 

@@ -3,7 +3,8 @@
 use crate::{
     graph::{Kind, OpGraph, Value},
     passes::shape::{
-        kernel::{Kernel, Op, OpId, Outcome, Param},
+        ids::{OpId, Param},
+        kernel::{Kernel, Op, Outcome},
         tensor::Tensor,
     },
 };

@@ -11,7 +11,10 @@ use crate::{
     graph::{Kind, OpGraph},
     passes::{
         error::{LowerError, unsupported},
-        shape::kernel::{Extra, Op, OpId, Operand, Param, Product, Reduce, Sum},
+        shape::{
+            ids::{OpId, Param},
+            kernel::{Extra, Op, Operand, Product, Reduce, Sum},
+        },
     },
 };
 use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, gated, halves};

@@ -7,7 +7,8 @@ use crate::{
         error::{LowerError, unsupported},
         shape::{
             grouped::{Combine, Grouped, Ragged, Route, Rows},
-            kernel::{Kernel, Op, OpId, Param},
+            ids::{OpId, Param},
+            kernel::{Kernel, Op},
             tensor::{Tensor, aligned},
         },
     },

@@ -1,6 +1,6 @@
 //! Attention, and the parts of its backward.
 
-use super::{kernel::Param, tensor::Tensor};
+use super::{ids::Param, tensor::Tensor};
 use mk_plan::{GradOf, Operand};
 
 /// What the operation makes.

@@ -1,7 +1,7 @@
 //! Ragged rows, GEMMs of them, and the weighted sums that go back to tokens.
 
 use super::{
-    kernel::{OpId, Param},
+    ids::{OpId, Param},
     tensor::Tensor,
 };
 use mk_plan::EpilogueOp;

@@ -3,15 +3,10 @@
 use super::{
     attention::Attention,
     grouped::{Combine, Grouped, Ragged},
+    ids::{OpId, Param},
     tensor::Tensor,
 };
 use mk_plan::{self, EpilogueOp};
-
-/// An index into [`Kernel::params`].
-pub(in crate::passes) type Param = usize;
-
-/// An index into [`Kernel::ops`].
-pub(in crate::passes) type OpId = usize;
 
 /// What the kernel computes.
 pub(in crate::passes) struct Kernel {

@@ -4,7 +4,8 @@ use super::tiler::{Given, Left, Tiler, Value};
 use crate::passes::{
     roles::DEFAULT_COPY_SMS,
     shape::{
-        kernel::{OpId, Operand, Reduce},
+        ids::OpId,
+        kernel::{Operand, Reduce},
         rows::Rows,
         tensor::Tensor,
     },

@@ -9,7 +9,8 @@ use crate::passes::{
     draft::{Draft, Flow, FlowId, Reader, Source, TileRows, Writer, read, write},
     error::{LowerError, internal},
     shape::{
-        kernel::{self, Extra, Kernel, OpId, Reduce, Sum},
+        ids::OpId,
+        kernel::{self, Extra, Kernel, Reduce, Sum},
         rows::Rows,
         tensor::{Tensor, aligned},
     },

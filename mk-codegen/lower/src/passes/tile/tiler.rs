@@ -9,7 +9,8 @@ use crate::passes::{
     draft::{Draft, FlowId, Source, TileRows, read},
     error::{LowerError, internal},
     shape::{
-        kernel::{self, Kernel, Op, OpId},
+        ids::OpId,
+        kernel::{self, Kernel, Op},
         rows::Rows,
         tensor::Tensor,
     },

@@ -1,6 +1,6 @@
 //! Kernel boundaries: stream order on each rank, nothing between ranks.
 
-use super::{SimError, machine::Machine, program::Program, schedule::Actor};
+use crate::{error::SimError, machine::Machine, program::Program, schedule::Actor};
 use mk_plan::{Points, Space, TabId, TableSet};
 use std::rc::Rc;
 

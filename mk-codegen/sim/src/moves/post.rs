@@ -1,18 +1,12 @@
 //! Posts of an agent, at concrete words.
 
-use super::{
-    SimError, machine::Machine, place_of, program::repeat, schedule::Actor, signals::Word,
+use crate::{
+    error::{SimError, place_of},
+    machine::Machine,
+    program::{Ready, repeat},
+    schedule::Actor,
 };
-use mk_plan::{Agent, Completion, Entity, Point, Points, Scope, Task};
-
-/// A post to make.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ready {
-    pub word: Word,
-    pub add: i64,
-    pub after: Completion,
-    pub scope: Scope,
-}
+use mk_plan::{Agent, Entity, Point, Points, Task};
 
 impl Machine<'_> {
     /// The posts of an agent at a moment of a task (`None`: at any), in order.

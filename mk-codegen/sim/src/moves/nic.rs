@@ -9,77 +9,16 @@
 //!
 //! A host raises the words of one epoch before those of the next, whatever order the network's completions have.
 
-use super::{
-    SimError, delivery::Delivery, machine::Machine, place_of, post::Ready, program::Blocking,
-    schedule::Actor, wait::Pending,
+use crate::{
+    delivery::Delivery,
+    error::{SimError, place_of},
+    host::{Command, HostPosts, NicOp, NicStep},
+    machine::Machine,
+    program::{Blocking, Ready},
+    schedule::Actor,
 };
-use mk_plan::{
-    Agent, Completion, Leaf, Mode, NicOrdering, Operand, Point, Points, Region, TableSet, Task,
-};
-use std::{
-    collections::{HashMap, VecDeque},
-    rc::Rc,
-};
-
-/// A rank's host.
-#[derive(Default)]
-pub(super) struct Host {
-    /// Commands that the sending thread has not taken.
-    pub fifo: VecDeque<Command>,
-    /// Waits of the first command, once it has been looked at.
-    pub waits: Option<Vec<Pending>>,
-    /// Whether the sending thread is awake.
-    awake: bool,
-    /// Commands under way to each rank, by lane, oldest first, on an ordered network.
-    queues: HashMap<(usize, usize), VecDeque<u64>>,
-}
-
-/// A task whose data the network is to carry.
-pub(super) struct Command {
-    pub task: Task,
-    pub tables: Rc<TableSet>,
-}
-
-/// A command that the network has taken.
-pub(super) struct NicOp {
-    /// Whose command it is.
-    task: Task,
-    from: usize,
-    to: usize,
-    lane: usize,
-    sources: Vec<Region>,
-    destinations: Vec<Region>,
-    /// What was read, between delivery and flush.
-    data: Option<Vec<f32>>,
-    /// Written into the receiver's memory behind the data, by an ordered network.
-    flags: Vec<Ready>,
-    /// Of the sending and of the receiving host, when each has learned of the delivery.
-    host_posts: [HostPosts; 2],
-    /// Steps that have not happened.
-    left: u32,
-}
-
-/// Posts of one host for one command.
-#[derive(Default)]
-struct HostPosts {
-    posts: Vec<Ready>,
-    /// Whether the host has learned of the delivery.
-    told: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NicStep {
-    /// The data is read and reaches the other node.
-    Deliver,
-    /// Flags behind the data become visible there.
-    Flags,
-    /// It becomes visible to the GPU there.
-    Flush,
-    /// The sending host learns of the delivery.
-    Sender,
-    /// The receiving host learns of it.
-    Receiver,
-}
+use mk_plan::{Agent, Completion, Leaf, Mode, NicOrdering, Operand, Point, Points, Region, Task};
+use std::collections::HashMap;
 
 impl Machine<'_> {
     /// Refuses what this model of the network leaves out.

@@ -1,9 +1,9 @@
-//! Which boxes overlap for some value of the run-time dimension.
+//! Which boxes overlap; with a run-time dimension, for some value of it.
 //!
-//! Boxes of one memory are grouped by their span in one dimension after the other, so that functions are compared and not tiles.
+//! There, boxes of one memory are grouped by their span in one dimension after the other, so that functions are compared and not tiles.
 
-use crate::valid::{
-    boxes::{BoxId, Boxed, OVERLAP_WEIGHT},
+use super::{
+    boxes::{BoxId, Boxed, Boxes, OVERLAP_WEIGHT},
     hash::FastMap,
     spans::{SpanId, Spans},
 };
@@ -11,8 +11,37 @@ use crate::valid::{
 /// Most pairs of spans that are remembered.
 const MAX_MET: usize = 1 << 22;
 
-/// Fills in, for every box, those that overlap it, itself included. `None` above `limit` looks.
-pub(in crate::valid) fn overlaps(
+impl Boxes {
+    /// For every box the boxes that overlap it, itself included, in ascending order. `None` if there are more than
+    /// `limit` pairs to look at.
+    ///
+    /// With a run-time dimension: those that overlap it for some value.
+    pub fn overlaps(&self, limit: u64) -> Option<Vec<Vec<BoxId>>> {
+        let mut out = vec![Vec::new(); self.all.len()];
+        let mut looked = 0u64;
+        let memories = self.memories();
+        if let Some(spans) = &self.spans {
+            over_values(spans, &self.all, &memories, &mut out, limit)?;
+        } else {
+            for mut ids in memories {
+                self.sweep(&mut ids, &mut out, &mut looked, limit)?;
+            }
+        }
+        out.iter_mut().for_each(|list| list.sort_unstable());
+        Some(out)
+    }
+
+    /// Values with which two boxes overlap, or what is in one of them is there: some at both ends of ranges.
+    pub fn meeting(&self, a: BoxId, b: BoxId) -> Vec<i64> {
+        let Some(spans) = &self.spans else { return Vec::new() };
+        let [a, b] = [a, b].map(|id| &self.all[id as usize].spans[..]);
+        let places = spans.overlap(a, b).into_iter().chain(spans.overlap(a, a));
+        places.flat_map(|p| [spans.value(p.run, p.lo), spans.value(p.run, p.hi)]).collect()
+    }
+}
+
+/// Fills in, for every box, those that overlap it for some value, itself included. `None` above `limit` looks.
+fn over_values(
     spans: &Spans,
     all: &[Boxed],
     memories: &[Vec<BoxId>],

@@ -1,17 +1,15 @@
 //! One agent's walk: for every phase of every task, its waits, then the edges from the agents before it, then its accesses, then
 //! its posts. A move ends where others could see something, so that they can come in between.
 
-use super::{
-    SimError,
+use crate::{
     compute::{Attends, consume, values},
+    context::Phase,
     delivery::{Delivery, inner_of},
+    error::{SimError, place_of},
+    host::Command,
     machine::Machine,
-    nic::Command,
-    place_of,
-    post::Ready,
-    program::{Blocking, Phase, State, UnitTask},
+    program::{Blocking, Pending, Ready, State, UnitTask},
     schedule::Actor,
-    wait::Pending,
 };
 use mk_plan::{
     Access, Agent, Completion, Entity, Leaf, Mode, Operand, Point, Points, Proxy, Scope,

@@ -4,15 +4,14 @@ use super::{Cell, Halt};
 use crate::valid::{
     boxes::{BoxId, Boxes},
     hash::{FastMap, FastSet},
-    rotation,
-    shapes::{self, Touched},
+    rotation, shapes,
     spans::{
         AtPlaces, LiveId, Part, SpanId, Spans,
         domain::{Line, Places},
         function::Stop,
         meet,
     },
-    unroll::Operated,
+    touched::{Operated, Touched},
 };
 use mk_plan::{Access, Entity, Expr, FamId, Operand, PointError, Region, Task};
 use std::collections::BTreeSet;

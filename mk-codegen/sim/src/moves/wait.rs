@@ -1,20 +1,12 @@
 //! Waits of an agent, at concrete words.
 
-use super::{
-    SimError, machine::Machine, place_of, program::repeat, schedule::Actor, signals::Word,
+use crate::{
+    error::{SimError, place_of},
+    machine::Machine,
+    program::{Pending, repeat},
+    schedule::Actor,
 };
-use mk_plan::{Agent, EdgeId, Point, Points, Task};
-
-/// A wait that has not been seen to hold.
-#[derive(Clone, Debug)]
-pub(super) struct Pending {
-    pub edge: EdgeId,
-    pub word: Word,
-    pub index: Vec<i64>,
-    pub expected: i64,
-    /// Its line in the family.
-    pub line: usize,
-}
+use mk_plan::{Agent, Point, Points, Task};
 
 impl Machine<'_> {
     /// The waits of an agent at a moment of a task (`None`: at any), last first.
