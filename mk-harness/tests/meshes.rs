@@ -49,7 +49,7 @@ fn on(mesh: &[(&str, u32)]) -> Config {
     Config {
         ranks,
         mesh,
-        block: [64, 64, 64],
+        block: [128, 64, 64],
         compute_sms: Some(3),
         copy_stages: 4,
         ..Config::default()
@@ -198,6 +198,8 @@ fn what_has_no_plan_is_refused() {
     assert!(why.contains("dp=2,tp=2 is not of 5 ranks"), "{why}");
     let why = refused(&one, &Config { nodes: 2, ..on(&[("tp", 3), ("dp", 2)]) });
     assert!(why.contains("2 nodes cut the axis `tp`"), "{why}");
+    let why = refused(&one, &Config { nodes: 3, ..on(MESHES[0]) });
+    assert!(why.contains("3 nodes cut the axis `tp`"), "{why}");
     let signature = "f(x: bf16[R, K] @ shard(0, ep), w: bf16[E, K, N] @ shard(0, ep), n: i32[E] @ shard(0, ep))";
     let shapes: Shapes = &[("x", &[512, 64]), ("w", &[4, 64, 64]), ("n", &[4])];
     let experts = read(signature, "ragged(x, n) -> grouped_gemm(w)", shapes);

@@ -63,8 +63,9 @@ impl World {
             ));
         };
         let group = RankGroup::of(axis, config.ranks);
-        let local = config.ranks.checked_div(config.nodes).unwrap_or(0).max(1) as i32;
-        let nodes = match (group.is_world(), group.by_node(local)) {
+        let whole = config.ranks.checked_rem(config.nodes) == Some(0);
+        let local = whole.then(|| (config.ranks / config.nodes).max(1) as i32);
+        let nodes = match (group.is_world(), local.and_then(|local| group.by_node(local))) {
             (_, Some(nodes)) => nodes,
             // Settings refuse it.
             (true, None) => group.in_one_node(),

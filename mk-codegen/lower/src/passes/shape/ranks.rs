@@ -76,7 +76,7 @@ impl RankGroup {
 
     /// The rank of a place.
     pub fn rank_of(self, place: Expr) -> Expr {
-        match (self.size, self.stride) {
+        match (self.world, self.stride) {
             (1, _) => own_rank(),
             (_, 1) => self.in_span(place),
             (_, stride) => self.in_span(own_rank() % stride + place * stride),
@@ -108,6 +108,7 @@ impl RankGroup {
     pub fn by_node(self, local: i32) -> Option<Nodes> {
         let (stride, span) = (self.stride, self.span());
         let near = match () {
+            () if span == 0 => return None,
             () if local % span == 0 => self.size,
             () if stride % local == 0 => 1,
             () if local % stride == 0 && span % local == 0 => local / stride,
