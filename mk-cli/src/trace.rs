@@ -7,7 +7,7 @@ use crate::{
     gpus::{GpuList, describe, loopback},
     options::PipelineArgs,
     output::{all_writable, detail, print, say, write_file},
-    pipeline::{Loaded, open},
+    pipeline::{Loaded, no_mesh, open},
     progress::Progress,
     run::Verdict,
     tune::model,
@@ -76,6 +76,7 @@ const JUDGED: u64 = 2;
 pub fn run(args: &Args) -> Result<(), Failure> {
     all_writable([&args.output, &args.svg, &args.html])?;
     let options = args.gpus.ranked(&args.pipeline)?;
+    no_mesh(&options)?;
     let opened = open(&options, "", None)?;
     let Device::Cuda = args.device;
     if opened.is_unknown() {
@@ -103,7 +104,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let net = loopback(&world, &kernel, Shape::default(), 2)?;
     let mut traced = bind(args, &world, case, &kernel, &net)?;
     let progress = Progress::new(format!("running {} on GPUs", count(ranks, "rank")));
-    let mut verdict = Verdict::new(case);
+    let mut verdict = Verdict::new(case, pipeline.axis(&loaded.plan)?, ranks as usize);
     let tolerance = traced.tolerance()?;
     for launch in 1..=JUDGED {
         traced.fill(launch)?;

@@ -154,8 +154,6 @@ impl Kind {
 pub struct OpGraph {
     /// Name of the pipeline.
     pub name: String,
-    /// Mesh axes.
-    pub axes: Vec<String>,
     /// Values.
     pub graph: StableDiGraph<Value, usize>,
     /// Values that the caller receives.
@@ -190,9 +188,8 @@ impl OpGraph {
             nodes.push(node);
         }
         let results = program.results().iter().map(|r| nodes[r.index()]).collect();
-        let axes = program.mesh_axes().to_vec();
         let result_names = program.result_names().to_vec();
-        OpGraph { name: program.name().to_string(), axes, graph, results, result_names }
+        OpGraph { name: program.name().to_string(), graph, results, result_names }
     }
 
     /// Operands in order.

@@ -61,10 +61,12 @@ impl Function {
     }
 }
 
-/// A block of an input: the tensor, the rank if its summands differ from rank to rank, and the cell in each dimension.
+/// A block of an input: the tensor, whose it is of the groups along the pipeline's axis, the rank if its summands differ from rank to rank, and the cell in each
+/// dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Block {
     pub tensor: usize,
+    pub group: usize,
     pub rank: Option<usize>,
     pub cells: Vec<usize>,
 }
@@ -119,7 +121,7 @@ impl Algebra for Numbers {
 
     fn input(&mut self, block: &Block, at: &[usize]) -> Pair {
         let rank = block.rank.map_or(0, |r| r as u64 + 1);
-        let mut words = vec![self.seed, 1, block.tensor as u64, rank];
+        let mut words = vec![self.seed, 1, block.tensor as u64, block.group as u64, rank];
         words.extend(at.iter().map(|i| *i as u64));
         random(&words)
     }
@@ -321,7 +323,7 @@ mod tests {
     use super::*;
 
     fn block(i: usize) -> Block {
-        Block { tensor: i / 10, rank: None, cells: vec![i % 10] }
+        Block { tensor: i / 10, group: 0, rank: None, cells: vec![i % 10] }
     }
 
     #[test]
