@@ -46,6 +46,35 @@ fn attention_compiles() {
     judge("attention_traced", &plan, Options { trace: true });
 }
 
+/// Results of eight bits in tiles of every kind that stores them, and by clusters, with an operand of the chain; and as
+/// results of sums and copies.
+#[test]
+fn results_of_eight_bits_compile() {
+    let program = Program::parse(
+        "fn f(a: f16[M, K], b: f16[K, N], y: f16[M, N]) { gemm(a, b) -> mul(y) -> gelu -> cast(e5m2) }",
+    );
+    let program = program.unwrap_or_else(|e| panic!("{e}"));
+    for (set, [m, n]) in [
+        ("block=64x128x64", [500, 1000]),
+        ("block=128x64x64", [1000, 1001]),
+        ("block=192x192x64", [1000, 768]),
+        ("block=128x128x64 consumers=ping_pong", [1000, 768]),
+        ("block=64x256x64 cluster=2", [128, 768]),
+    ] {
+        let sizes = [("M", m), ("K", 2048), ("N", n)].map(|(name, n)| (name.to_string(), n));
+        let bound = program.bind(&sizes.into(), &BTreeMap::new()).expect("binds");
+        let mut config = Config::default();
+        mk::settings::read(&mut config, set).expect("settings");
+        let plan = mk::passes::lower(&program, &bound, &config);
+        judge(set, &plan.unwrap_or_else(|e| panic!("{set}: {e}")), Options::default());
+    }
+    for (name, source, ranks, shapes) in
+        CASES.iter().filter(|c| c.0.contains("e4m3") || c.0.contains("e5m2"))
+    {
+        judge(name, &plan(source, *ranks, shapes).expect(name), Options::default());
+    }
+}
+
 /// Products of ragged rows: alone, gated, one behind the other, in tiles of half a block, and of tokens that go to their
 /// experts and back; two of them traced.
 #[test]

@@ -3,63 +3,8 @@
 use crate::device::{TRACE_AGENTS, TraceHead, TraceRecord};
 use crate::host::HostProgram;
 use crate::net::NetLayout;
+use mk_dtype::DType;
 use serde::{Deserialize, Serialize};
-use std::fmt;
-
-/// Element type of a tensor in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DType {
-    /// bfloat16, 8 exponent bits and 7 mantissa bits.
-    Bf16,
-    /// IEEE binary16.
-    F16,
-    /// IEEE binary32.
-    F32,
-    /// 32-bit signed integer (index and count tables).
-    I32,
-    /// 64-bit signed integer (experts of tokens).
-    I64,
-}
-
-impl DType {
-    /// Size of one element, in bytes.
-    pub const fn size_bytes(self) -> u64 {
-        match self {
-            DType::Bf16 | DType::F16 => 2,
-            DType::F32 | DType::I32 => 4,
-            DType::I64 => 8,
-        }
-    }
-
-    /// The name used in pipelines, plans and messages.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DType::Bf16 => "bf16",
-            DType::F16 => "f16",
-            DType::F32 => "f32",
-            DType::I32 => "i32",
-            DType::I64 => "i64",
-        }
-    }
-
-    /// Reads back what [`DType::name`] gives.
-    pub fn from_name(name: &str) -> Option<DType> {
-        let all = [DType::Bf16, DType::F16, DType::F32, DType::I32, DType::I64];
-        all.into_iter().find(|d| d.name() == name)
-    }
-
-    /// Whether its values are integers, which nothing computes with.
-    pub const fn is_integer(self) -> bool {
-        matches!(self, DType::I32 | DType::I64)
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 /// Whether a kernel reads or writes a caller's tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

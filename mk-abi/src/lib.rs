@@ -14,8 +14,9 @@ mod words;
 
 pub use host::{HostOp, HostProgram};
 pub use kernel::{
-    DType, EdgeInfo, KernelSource, MapBase, RankBinding, RoleInfo, RuntimeDim, RuntimeRows, Share,
+    EdgeInfo, KernelSource, MapBase, RankBinding, RoleInfo, RuntimeDim, RuntimeRows, Share,
     Swizzle, TensorArg, TensorDirection, TensorMapSpec, TraceFamily, TraceLayout, WorkspaceLayout,
 };
+pub use mk_dtype::DType;
 pub use net::NetLayout;
 pub use words::count;

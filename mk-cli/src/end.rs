@@ -5,18 +5,19 @@ use crate::{
     output, terminal,
 };
 use serde_json::json;
-use std::process::ExitCode;
 
 /// What a shell reports of a program that SIGPIPE ended.
 const CLOSED_PIPE: u8 = 128 + 13;
+/// Exit status of everything else that fails.
+const FAILURE: u8 = 1;
 /// Exit status of a command line that cannot be read.
 const COMMAND_LINE: u8 = 2;
 
 /// Reports a failure.
-pub fn failed(failure: Failure) -> ExitCode {
+pub fn failed(failure: Failure) -> u8 {
     let mistakes = match failure {
         Failure::Mistakes(mistakes) => *mistakes,
-        Failure::ClosedPipe => return ExitCode::from(CLOSED_PIPE),
+        Failure::ClosedPipe => return CLOSED_PIPE,
     };
     match terminal::mode().json {
         None => terminal::say_on_stderr(&mistakes.text),
@@ -26,11 +27,11 @@ pub fn failed(failure: Failure) -> ExitCode {
             let _ = output::object(command, Err(mistakes.list), report);
         }
     }
-    ExitCode::FAILURE
+    FAILURE
 }
 
 /// Reports a command line that cannot be read, or prints the help that it asks for.
-pub fn usage(error: &clap::Error, json: Option<&'static str>) -> ExitCode {
+pub fn usage(error: &clap::Error, json: Option<&'static str>) -> u8 {
     match json {
         Some(command) if error.use_stderr() => {
             let text = error.to_string();
@@ -48,5 +49,5 @@ pub fn usage(error: &clap::Error, json: Option<&'static str>) -> ExitCode {
         // Without stdout, or stderr, there is nobody left to tell.
         _ => _ = error.print(),
     }
-    if error.use_stderr() { ExitCode::from(COMMAND_LINE) } else { ExitCode::SUCCESS }
+    if error.use_stderr() { COMMAND_LINE } else { 0 }
 }

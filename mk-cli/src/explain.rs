@@ -13,11 +13,14 @@ use mk::{
     Bound, Program, build,
     emit::Options,
     runtime::jit::JitOptions,
-    trace,
+    trace::{self, Trace},
     tune::{self, Apart, Cache, Explanation, Fusion, Indivisible, Origin, Sources, Subject},
 };
 use serde_json::{Value, json};
 use std::path::PathBuf;
+
+/// A picture of a trace, above it that of its prediction.
+type Draw = fn(&Trace, Option<&Trace>) -> String;
 
 /// Options of `mk explain`.
 #[derive(clap::Args)]
@@ -30,6 +33,9 @@ pub struct Args {
     /// Where to write the predicted timeline as a picture [default: nowhere]
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Where to write the predicted timeline as a page that zooms and needs nothing else [default: nowhere]
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Tasks of the critical chain that are printed
     #[arg(long, default_value_t = tune::CHAIN, value_name = "N")]
     chain: usize,
@@ -40,7 +46,7 @@ pub struct Args {
 
 /// Says what is predicted, and why.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    all_writable([&args.svg])?;
+    all_writable([&args.svg, &args.html])?;
     let model = model(args.model.as_deref())?;
     let Pipeline { program, bound } = &pipeline::bind(&args.pipeline)?;
     let given = pipeline::config(&args.pipeline)?;
@@ -56,8 +62,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let explained = explained?;
     explained.notes.iter().for_each(note_on_stderr);
     print(format_args!("{explained}"))?;
-    if let Some(path) = &args.svg {
-        let picture = draw(program, bound, &explained)?;
+    let pictures: [(_, Draw); 2] = [(&args.svg, trace::svg), (&args.html, trace::html)];
+    for (path, draw) in pictures {
+        let Some(path) = path else { continue };
+        let timeline = predicted(program, bound, &explained)?;
+        let picture = timeline.map(|t| draw(&t, None)).unwrap_or_default();
         write_file(path, picture.as_bytes())?;
         say!("{}", path.display())?;
     }
@@ -65,10 +74,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// The predicted timeline.
-fn draw(program: &Program, bound: &Bound, explained: &Explanation) -> Result<String, Failure> {
+fn predicted(
+    program: &Program,
+    bound: &Bound,
+    explained: &Explanation,
+) -> Result<Option<Trace>, Failure> {
     let planned = build::plan_with(program, bound, &explained.config, Options { trace: true })?;
-    let timeline = tune::timeline(&planned.plan, &planned.source, &explained.prediction);
-    Ok(timeline.map(|t| trace::svg(&t, None)).unwrap_or_default())
+    Ok(tune::timeline(&planned.plan, &planned.source, &explained.prediction))
 }
 
 /// Times are in milliseconds, but those of the prediction, which are in seconds.

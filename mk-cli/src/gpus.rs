@@ -52,7 +52,7 @@ impl GpuList {
                 format!("there are 1 to {MAX_RANKS} ranks"),
             ));
         }
-        match args.ranks {
+        match args.ranks.or(args.mesh.as_ref().map(|_| args.ranks())) {
             Some(ranks) if ranks as usize != n => {
                 let what = format!(
                     "`--ranks {ranks}` differs from `--gpus`, which has {}",

@@ -2,9 +2,9 @@
 
 use crate::{
     failure::{Failure, Kind},
-    options::{DEFAULT_RANKS, PipelineArgs},
+    options::PipelineArgs,
     output::print,
-    pipeline::{bind, parse},
+    pipeline::{bind, no_mesh, parse},
 };
 use mk::{
     Bound, Program, cut,
@@ -43,6 +43,7 @@ enum Save {
 
 /// Prints the texts of forward and backward, with what the backward's parameters and results are.
 pub fn run(args: &Args) -> Result<(), Failure> {
+    no_mesh(&args.pipeline)?;
     let (program, _) = parse(&args.pipeline)?;
     let program = &program;
     let again = |yes| if yes { Keep::Again } else { Keep::Saved };
@@ -94,7 +95,7 @@ fn text(program: &Program, sizes: &BTreeMap<String, u64>, args: &Args) -> Result
     let bound = program
         .bind(&known, &BTreeMap::new())
         .map_err(|e| Failure::new(Kind::Unsupported, e.to_string()))?;
-    let steps = cut::cut(program, &bound, args.pipeline.ranks.unwrap_or(DEFAULT_RANKS))
+    let steps = cut::cut(program, &bound, args.pipeline.ranks())
         .map_err(|e| Failure::new(Kind::Unsupported, e.to_string()))?;
     let one = |step: &cut::Step| match step.is_kernel {
         true => step.text.clone(),

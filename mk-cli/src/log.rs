@@ -7,23 +7,23 @@ use std::time::Instant;
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
 /// Says events on stderr; spans are nothing to it.
-struct Log {
+pub struct Log {
     begin: Instant,
     most: Level,
     spans: AtomicU64,
 }
 
-/// Begins. Before it, and where something else listens already, events are lost.
-pub fn begin() {
-    let mode = terminal::mode();
-    let most = match (mode.quiet, mode.verbose) {
-        (true, _) => Level::ERROR,
-        (_, true) => Level::DEBUG,
-        _ => Level::WARN,
-    };
-    let log = Log { begin: Instant::now(), most, spans: AtomicU64::new(1) };
-    // Only `main` sets it.
-    let _ = tracing::subscriber::set_global_default(log);
+impl Log {
+    /// One that says as much as the command line asks for.
+    pub(crate) fn new() -> Log {
+        let mode = terminal::mode();
+        let most = match (mode.quiet, mode.verbose) {
+            (true, _) => Level::ERROR,
+            (_, true) => Level::DEBUG,
+            _ => Level::WARN,
+        };
+        Log { begin: Instant::now(), most, spans: AtomicU64::new(1) }
+    }
 }
 
 impl Subscriber for Log {

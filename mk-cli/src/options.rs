@@ -24,6 +24,10 @@ pub struct PipelineArgs {
     /// Number of ranks [default: 4; a plan has its own]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=mk::abi::device::MAX_RANKS as i64))]
     pub ranks: Option<u32>,
+    /// Axes of the ranks and their extents, the last one's ranks side by side: tp=2,dp=2. Along axes that the pipeline does not place anything over, ranks
+    /// do the same with tensors of their own [default: all ranks along the pipeline's axis]
+    #[arg(long, value_name = "AXIS=N,...", value_parser = mesh)]
+    pub mesh: Option<Mesh>,
     /// Nodes that the ranks are on, as many on each; between nodes only network cards carry data [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=mk::abi::device::MAX_RANKS as i64))]
     pub nodes: Option<u32>,
@@ -50,6 +54,10 @@ pub enum Net {
     Unordered,
 }
 
+/// A mesh's axes, of two or more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mesh(pub Vec<(String, u32)>);
+
 /// Settings as they were written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Words(Vec<(&'static Setting, String)>);
@@ -65,6 +73,12 @@ impl PipelineArgs {
         self.nodes.is_some_and(|n| n > 1)
     }
 
+    /// Number of ranks.
+    pub fn ranks(&self) -> u32 {
+        let of_mesh = self.mesh.as_ref().map(|mesh| mesh.0.iter().map(|(_, n)| n).product());
+        self.ranks.or(of_mesh).unwrap_or(DEFAULT_RANKS)
+    }
+
     /// The settings that are given, in the order of the command line.
     pub fn settings(&self) -> impl Iterator<Item = &(&'static Setting, String)> {
         self.set.iter().flat_map(|words| &words.0)
@@ -76,6 +90,7 @@ impl PipelineArgs {
             ("--dim", self.dims.is_empty()),
             ("--shape", self.shapes.is_empty()),
             ("--ranks", self.ranks.is_none()),
+            ("--mesh", self.mesh.is_none()),
             ("--nodes", self.nodes.is_none()),
             ("--net", self.net.is_none()),
             ("--tuned", !self.tuned),
@@ -93,8 +108,9 @@ impl PipelineArgs {
             None | Some(Net::InOrder) => NicOrdering::InOrder,
             Some(Net::Unordered) => NicOrdering::Unordered,
         };
-        let (ranks, nodes) = (self.ranks.unwrap_or(DEFAULT_RANKS), self.nodes.unwrap_or(1));
-        let mut config = Config { ranks, nodes, net, ..Config::default() };
+        let (ranks, nodes) = (self.ranks(), self.nodes.unwrap_or(1));
+        let mesh = self.mesh.as_ref().map_or_else(Vec::new, |mesh| mesh.0.clone());
+        let mut config = Config { ranks, mesh, nodes, net, ..Config::default() };
         let words = self.settings().map(|(setting, value)| format!("{}={value}", setting.name));
         let text = words.collect::<Vec<_>>().join(" ");
         settings::read(&mut config, &text).map_err(|e| e.to_string())?;
@@ -152,6 +168,25 @@ fn dim(text: &str) -> Result<(String, u64), String> {
     Ok((name, number(value)?))
 }
 
+/// At most as many ranks as a world has: products do not overflow.
+fn mesh(text: &str) -> Result<Mesh, String> {
+    let mut axes: Vec<(String, u32)> = Vec::new();
+    let mut ranks = 1;
+    for word in text.split(',') {
+        let (name, value) = pair(word, "tp=2,dp=2")?;
+        if axes.iter().any(|(other, _)| *other == name) {
+            return Err(format!("the axis `{name}` is given twice"));
+        }
+        let extent = number(value)?;
+        ranks *= extent;
+        if !(1..=mk::abi::device::MAX_RANKS as u64).contains(&ranks) {
+            return Err(format!("a mesh has 1 to {} ranks", mk::abi::device::MAX_RANKS));
+        }
+        axes.push((name, extent as u32));
+    }
+    Ok(Mesh(axes))
+}
+
 fn extents(text: &str) -> Result<Vec<u64>, String> {
     text.split('x').map(number).collect()
 }
@@ -184,6 +219,12 @@ mod tests {
         assert_eq!(shape("a=8192x64"), Ok(("a".into(), vec![8192, 64])));
         for bad in ["M", "M=", "=3", "M=-3", "M=_3", "M=99999999999999999999"] {
             assert!(dim(bad).is_err(), "{bad}");
+        }
+        let Mesh(axes) = mesh("tp=2, dp=4").expect("a mesh");
+        assert_eq!(axes, [("tp".to_string(), 2), ("dp".to_string(), 4)]);
+        for bad in ["tp", "tp=0", "tp=2,tp=2", "tp=8,dp=16", "tp=2,,dp=2", "a=99999999,b=99999999"]
+        {
+            assert!(mesh(bad).is_err(), "{bad}");
         }
         assert!(shape("a=8x").is_err());
         assert!(once("dim", &[("M".into(), 1), ("M".into(), 1)]).is_err());

@@ -3,7 +3,7 @@
 use crate::{
     failure::{Failure, Kind},
     gpus,
-    options::{DEFAULT_RANKS, PipelineArgs, has_extension, once},
+    options::{PipelineArgs, has_extension, once},
     progress::Progress,
     source::{self, Form, STDIN},
     terminal::note_on_stderr,
@@ -14,7 +14,7 @@ use mk::{
     equivalence::{self, Evaluation, FieldError},
     file,
     passes::{self},
-    plan::Plan,
+    plan::{Axis, Plan},
     runtime::{World, jit::JitOptions},
     settings::Config,
     syntax::Op,
@@ -52,6 +52,23 @@ impl Pipeline {
         let bound = self.bound.on(&self.program, ranks);
         self.bound = bound.map_err(|mistakes| Failure::in_numbers(&mistakes, hint(args)))?;
         Ok(self)
+    }
+
+    /// Over the one axis that a plan of it communicates along.
+    fn over_one_axis(self) -> Result<Pipeline, Failure> {
+        let program = self.program.over_one_axis();
+        let program = program.map_err(|two| Failure::new(Kind::Unsupported, two))?.into_owned();
+        Ok(Pipeline { program, ..self })
+    }
+
+    /// The ranks along its axis of a plan's mesh.
+    pub fn axis(&self, plan: &Plan) -> Result<Axis, Failure> {
+        let name = &self.program.mesh_axes()[0];
+        plan.mesh.axis(name).ok_or_else(|| {
+            let what = format!("the plan's mesh has no axis `{name}`, which the pipeline is over");
+            let help = "name another pipeline, or another axis in it";
+            Failure::with_help(Kind::CommandLine, what, help)
+        })
     }
 }
 
@@ -109,7 +126,15 @@ impl Opened {
     pub fn ranks(&self, args: &PipelineArgs) -> u32 {
         match self {
             Opened::Plan(plan, ..) => plan.mesh.size(),
-            Opened::Pipeline(_) => args.ranks.unwrap_or(DEFAULT_RANKS),
+            Opened::Pipeline(_) => args.ranks(),
+        }
+    }
+
+    /// Whether ranks form several axes.
+    pub fn has_axes(&self, args: &PipelineArgs) -> bool {
+        match self {
+            Opened::Plan(plan, ..) => plan.mesh.axes.len() > 1,
+            Opened::Pipeline(_) => args.mesh.as_ref().is_some_and(|mesh| mesh.0.len() > 1),
         }
     }
 
@@ -130,7 +155,8 @@ impl Opened {
             Opened::Pipeline(pipeline) => pipeline,
             Opened::Plan(plan, time, reference) => {
                 let ranks = plan.mesh.size();
-                let pipeline = reference.map(|pipeline| pipeline.on(ranks, args)).transpose()?;
+                let pipeline = |pipeline: Box<Pipeline>| pipeline.on(ranks, args)?.over_one_axis();
+                let pipeline = reference.map(pipeline).transpose()?;
                 return Ok(Loaded { plan: *plan, pipeline, smaller: None, is_read: true, time });
             }
         };
@@ -146,7 +172,8 @@ impl Opened {
         let time = begin.elapsed();
         tracing::debug!(plan = plan.name, ?time, ranks = plan.mesh.size(), "lowered");
         let smaller = passes::smaller(&pipeline.program, &pipeline.bound, &config, &plan);
-        Ok(Loaded { plan, pipeline: Some(pipeline), smaller, is_read: false, time })
+        let pipeline = Some(pipeline.over_one_axis()?);
+        Ok(Loaded { plan, pipeline, smaller, is_read: false, time })
     }
 }
 
@@ -367,14 +394,25 @@ pub fn gpu() -> Gpu {
     found.unwrap_or_else(|_| DeviceModel::h200().gpu.as_str().into())
 }
 
-/// Refuses nodes where settings are searched.
+/// Refuses nodes, and axes, where settings are searched.
 pub fn unsearched_nodes(args: &PipelineArgs) -> Result<(), Failure> {
+    no_mesh(args)?;
     if !args.over_nodes() {
         return Ok(());
     }
     let what =
         "settings are not searched for several nodes: the cost model has no figures of a network";
     let help = "leave out `--nodes`; `mk run`, `mk plan` and `mk check` take it";
+    Err(Failure::with_help(Kind::CommandLine, what, help))
+}
+
+/// Refuses axes where ranks are along one.
+pub fn no_mesh(args: &PipelineArgs) -> Result<(), Failure> {
+    if args.mesh.is_none() {
+        return Ok(());
+    }
+    let what = "`--mesh` is for `mk run` on the CPU, `mk plan`, `mk check` and `mk build`";
+    let help = "say by `--ranks` how many ranks are along the pipeline's axis";
     Err(Failure::with_help(Kind::CommandLine, what, help))
 }
 

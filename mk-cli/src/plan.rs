@@ -34,6 +34,8 @@ enum Format {
     Dot,
     /// A picture
     Svg,
+    /// A page that needs nothing else: the picture, which zooms, and the text
+    Html,
 }
 
 /// Prints the plan as the passes leave it. It is not verified here, so that a wrong plan can be looked at.
@@ -48,6 +50,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         Format::Json => plan.to_json().map_err(|e| Failure::new(Kind::Internal, e))?,
         Format::Dot => draw::dot(&plan),
         Format::Svg => draw::svg(&plan),
+        Format::Html => draw::html(&[&plan]),
     };
     let text = text.trim_end();
     match &args.output {

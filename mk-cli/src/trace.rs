@@ -7,7 +7,7 @@ use crate::{
     gpus::{GpuList, describe, loopback},
     options::PipelineArgs,
     output::{all_writable, detail, print, say, write_file},
-    pipeline::{Loaded, open},
+    pipeline::{Loaded, no_mesh, open},
     progress::Progress,
     run::Verdict,
     tune::model,
@@ -17,7 +17,7 @@ use mk::{
     abi::count,
     emit::Options,
     runtime::{InstanceOptions, World, net::Net, transport::shaped::Shape},
-    trace,
+    trace::{self, Trace},
     tune::timeline,
 };
 use mk_harness::{
@@ -27,6 +27,9 @@ use mk_harness::{
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// A picture of a trace, above it that of its prediction.
+type Draw = fn(&Trace, Option<&Trace>) -> String;
 
 /// Options of `mk trace`.
 #[derive(clap::Args)]
@@ -44,6 +47,9 @@ pub struct Args {
     /// Where to write the timeline as a picture, the predicted one above it [default: nowhere]
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Where to write the timeline as a page that zooms and needs nothing else, the predicted one above it [default: nowhere]
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Figures of the machine for the prediction, as `mk probe` writes them [default: those of this GPU, or of an H200]
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
@@ -68,8 +74,9 @@ const JUDGED: u64 = 2;
 
 /// Runs, judges, times, and shows the last launch that was timed.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    all_writable([&args.output, &args.svg])?;
+    all_writable([&args.output, &args.svg, &args.html])?;
     let options = args.gpus.ranked(&args.pipeline)?;
+    no_mesh(&options)?;
     let opened = open(&options, "", None)?;
     let Device::Cuda = args.device;
     if opened.is_unknown() {
@@ -97,7 +104,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let net = loopback(&world, &kernel, Shape::default(), 2)?;
     let mut traced = bind(args, &world, case, &kernel, &net)?;
     let progress = Progress::new(format!("running {} on GPUs", count(ranks, "rank")));
-    let mut verdict = Verdict::new(case);
+    let mut verdict = Verdict::new(case, pipeline.axis(&loaded.plan)?, ranks as usize);
     let tolerance = traced.tolerance()?;
     for launch in 1..=JUDGED {
         traced.fill(launch)?;
@@ -118,11 +125,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         write_file(path, trace::json(&trace).as_bytes())?;
         say!("{}: {} events; open it in ui.perfetto.dev", path.display(), trace.spans.len())?;
     }
-    if let Some(path) = &args.svg {
+    let pictures: [(_, Draw); 2] = [(&args.svg, trace::svg), (&args.html, trace::html)];
+    for (path, draw) in pictures {
+        let Some(path) = path else { continue };
         let model = model(args.model.as_deref())?;
         let prediction = mk::cost::predict(&loaded.plan, &model).ok();
         let predicted = prediction.and_then(|p| timeline(&loaded.plan, &kernel, &p));
-        write_file(path, trace::svg(&trace, predicted.as_ref()).as_bytes())?;
+        write_file(path, draw(&trace, predicted.as_ref()).as_bytes())?;
         say!("{}", path.display())?;
     }
     verdict.finish(json!({}))

@@ -15,6 +15,11 @@ use std::collections::BTreeMap;
 fn plans() {
     for (name, source, ranks, shapes) in CASES {
         let plan = plan(source, *ranks, shapes).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let json = plan.to_json().expect("JSON");
+        assert_eq!(Plan::from_json(&json).expect(name), plan, "{name}");
+        for (round, spelt) in [("round_bf16", "\"RoundBf16\""), ("round_e4m3", "\"RoundE4m3\"")] {
+            assert_eq!(plan.to_string().contains(round), json.contains(spelt), "{name}: {spelt}");
+        }
         insta::assert_snapshot!(*name, plan);
     }
 }

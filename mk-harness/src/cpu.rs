@@ -6,13 +6,16 @@ use super::{
 };
 use mk_abi::DType;
 use mk_codegen::{
-    plan::{BufId, Buffer, Entity, Plan, Space, TabId, TableSource},
+    plan::{Axis, BufId, Buffer, Entity, Mesh, Plan, Space, TabId, TableSource},
     sim::{self, Caller, Options, RunReport, Schedule},
 };
 use mk_function::build::Composition;
 use mk_runtime::reference::random_value;
 use mk_syntax::ValueId;
 use std::collections::BTreeMap;
+
+/// By what the seeds of two groups along the pipeline's axis differ.
+const GROUP_SEED: u64 = 0x8CB9_2BA7_2F3D_8DD7;
 
 /// How to run.
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +89,7 @@ pub(super) fn run_by(
 ) -> Result<CpuRun, HarnessError> {
     check_work(case, options.launches)?;
     let plan = &at(plan, case);
-    let mut user = User::new(case, options);
+    let mut user = User::new(case, &plan.mesh, options)?;
     user.keep = Keep::new(plan, options);
     let values = case.program.tensors().iter().map(|t| (t.name.as_str(), t.id)).collect();
     user.meet(plan, &values, case.program.results())?;
@@ -112,7 +115,9 @@ pub fn run_made_on_cpu(
         return Ok((vec![run.report], run.judged));
     }
     check_work(case, options.launches)?;
-    let mut user = User::new(case, options);
+    let alone = Mesh::world(case.ranks as u32);
+    let mesh = made.kernels.first().map_or(&alone, |planned| &planned.plan.mesh);
+    let mut user = User::new(case, mesh, options)?;
     let mut reports = Vec::new();
     for (part, planned) in made.parts.iter().zip(&made.kernels) {
         let names = part.program.tensors().iter().map(|t| t.name.as_str());
@@ -143,14 +148,17 @@ struct Awaited {
 
 /// The caller of a run: makes inputs, judges outputs.
 struct User<'a> {
-    inputs: Inputs<'a>,
+    /// Of each group along the pipeline's axis.
+    inputs: Vec<Inputs<'a>>,
+    case: Case<'a>,
+    axis: Axis,
     /// What the plan's tensors are in the pipeline.
     tensors: BTreeMap<BufId, ValueId>,
     results: BTreeMap<BufId, ValueId>,
     /// What ranks hold of values that a plan left for another one, by launch.
     between: BTreeMap<(i64, usize, ValueId), Vec<f32>>,
     /// What each rank should hold, of the launches that some rank is still in.
-    expected: BTreeMap<(i64, ValueId), Awaited>,
+    expected: BTreeMap<(i64, usize, ValueId), Awaited>,
     judged: Vec<Vec<Judgement>>,
     keep: Keep,
     failure: Option<HarnessError>,
@@ -195,17 +203,36 @@ impl Keep {
 }
 
 impl<'a> User<'a> {
-    fn new(case: Case<'a>, options: &CpuOptions) -> User<'a> {
-        User {
-            inputs: Inputs::new(case, options.seed).routed(options.routing),
+    fn new(case: Case<'a>, mesh: &Mesh, options: &CpuOptions) -> Result<User<'a>, HarnessError> {
+        let axis = match case.program.mesh_axes() {
+            [name] => mesh.axis(name),
+            _ => return Err(HarnessError::unsupported("a mesh of several axes")),
+        };
+        let Some(axis) = axis.filter(|axis| axis.size as usize == case.ranks) else {
+            let what = format!(
+                "the plan is for {}, not {} along the pipeline's axis",
+                mk_abi::count(mesh.size(), "rank"),
+                case.ranks
+            );
+            return Err(HarnessError::mismatch(what));
+        };
+        let world = mesh.size() as usize;
+        let inputs = (0..world / case.ranks.max(1)).map(|group| {
+            let seed = options.seed.wrapping_add((group as u64).wrapping_mul(GROUP_SEED));
+            Inputs::new(case, seed).routed(options.routing)
+        });
+        Ok(User {
+            inputs: inputs.collect(),
+            case,
+            axis,
             tensors: BTreeMap::new(),
             results: BTreeMap::new(),
             between: BTreeMap::new(),
             expected: BTreeMap::new(),
-            judged: vec![vec![Judgement::default(); case.ranks]; options.launches as usize],
+            judged: vec![vec![Judgement::default(); world]; options.launches as usize],
             keep: Keep::default(),
             failure: None,
-        }
+        })
     }
 
     /// The next run is of this plan, whose inputs and results are these values of the pipeline.
@@ -215,12 +242,6 @@ impl<'a> User<'a> {
         values: &BTreeMap<&str, ValueId>,
         results: &[ValueId],
     ) -> Result<(), HarnessError> {
-        let ranks = self.inputs.case().ranks;
-        if plan.mesh.size() as usize != ranks {
-            let what =
-                format!("the plan is for {}, not {ranks}", mk_abi::count(plan.mesh.size(), "rank"));
-            return Err(HarnessError::mismatch(what));
-        }
         self.tensors.clear();
         for (id, buffer) in plan.buffers.iter().filter(|(_, b)| b.space == Space::In) {
             let value = values.get(buffer.name.as_str()).ok_or_else(|| {
@@ -244,15 +265,15 @@ impl<'a> User<'a> {
         shape: &[usize],
         values: &[f32],
     ) -> Result<(), HarnessError> {
-        let ranks = self.inputs.case().ranks;
-        let key = (launch, result);
+        let (group, place) = (self.axis.group(rank), self.axis.place(rank));
+        let (ranks, key) = (self.case.ranks, (launch, group, result));
         if !self.expected.contains_key(&key) {
-            let dense = Dense::new(self.inputs, launch as u64);
+            let dense = Dense::new(self.inputs[group], launch as u64);
             let of_ranks = dense.expected(result)?.into_iter().map(Some).collect();
             self.expected.insert(key, Awaited { left: ranks, of_ranks });
         }
         let Some(awaited) = self.expected.get_mut(&key) else { return Ok(()) };
-        let want = awaited.of_ranks.get_mut(rank).and_then(Option::take);
+        let want = awaited.of_ranks.get_mut(place).and_then(Option::take);
         awaited.left -= 1;
         if awaited.left == 0 {
             self.expected.remove(&key);
@@ -278,11 +299,12 @@ impl<'a> User<'a> {
 impl Caller for User<'_> {
     fn input(&mut self, epoch: i64, rank: usize, buffer: BufId, shape: &[usize]) -> Vec<f32> {
         let Some(value) = self.tensors.get(&buffer) else { return Vec::new() };
-        let Some(tensor) = self.inputs.case().program.tensors().get(value.index()) else {
+        let Some(tensor) = self.case.program.tensors().get(value.index()) else {
             // The executor refuses what is not there.
             return self.between.get(&(epoch, rank, *value)).cloned().unwrap_or_default();
         };
-        let element = self.inputs.elements(epoch as u64, tensor, rank);
+        let inputs = &self.inputs[self.axis.group(rank)];
+        let element = inputs.elements(epoch as u64, tensor, self.axis.place(rank));
         let values: Vec<f32> = (0..shape.iter().product()).map(|i| element(i) as f32).collect();
         self.keep.take(epoch, rank, buffer, shape, &values);
         values
@@ -296,7 +318,7 @@ impl Caller for User<'_> {
     fn output(&mut self, epoch: i64, rank: usize, buffer: BufId, shape: &[usize], values: &[f32]) {
         let Some(result) = self.results.get(&buffer).copied() else { return };
         self.keep.take(epoch, rank, buffer, shape, values);
-        let program = self.inputs.case().program;
+        let program = self.case.program;
         if program.nodes().iter().any(|n| n.inputs.contains(&result)) {
             self.between.insert((epoch, rank, result), values.to_vec());
         }

@@ -6,8 +6,6 @@ use super::{
     math::round,
     routing::{self, Routing},
 };
-use mk_abi::DType;
-use mk_function::function::abi_dtype;
 use mk_runtime::reference::random_value;
 use mk_syntax::{Placement, Tensor};
 
@@ -90,10 +88,10 @@ impl<'a> Inputs<'a> {
         tensor: &Tensor,
         rank: usize,
     ) -> impl Fn(usize) -> f64 + use<> {
-        let (seed, dtype) = (self.seed(launch, tensor, rank), abi_dtype(tensor.ty.dtype));
-        let integers = match dtype {
-            DType::I32 | DType::I64 => self.integers(launch, tensor, rank),
-            _ => Vec::new(),
+        let (seed, dtype) = (self.seed(launch, tensor, rank), tensor.ty.dtype);
+        let integers = match dtype.is_integer() {
+            true => self.integers(launch, tensor, rank),
+            false => Vec::new(),
         };
         move |i| match integers.get(i) {
             Some(n) => f64::from(*n),

@@ -51,6 +51,6 @@ pub struct Case<'a> {
     pub program: &'a Program,
     /// Numbers for its symbols.
     pub bound: &'a Bound,
-    /// Ranks of its one mesh axis.
+    /// Ranks along its one mesh axis. A plan may have further axes: each group along the pipeline's has inputs, and results, of its own.
     pub ranks: usize,
 }

@@ -1,6 +1,5 @@
 //! Arithmetic of the reference, in f64.
 
-use half::{bf16, f16};
 use mk_abi::DType;
 use mk_syntax::Curve;
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
@@ -8,15 +7,14 @@ use std::f64::consts::{FRAC_1_SQRT_2, PI};
 /// Nearest value of a type, ties to even.
 pub(super) fn round(dtype: DType, x: f64) -> f64 {
     match dtype {
-        DType::Bf16 => bf16::from_f32(to_odd(x)).to_f64(),
-        DType::F16 => f16::from_f32(to_odd(x)).to_f64(),
         DType::F32 => f64::from(x as f32),
-        DType::I32 | DType::I64 => x.round_ties_even(),
+        _ if dtype.is_integer() => x.round_ties_even(),
+        _ => dtype.round(to_odd(x)).into(),
     }
 }
 
-/// The f32 beside `x` whose last bit is odd, unless `x` is an f32 itself: rounded once more, to 16 bits, it gives what `x`
-/// would. (`bf16::from_f64` looks at the upper half of an f64 only, and takes more than ties for ties.)
+/// The f32 beside `x` whose last bit is odd, unless `x` is an f32 itself: rounded once more, to fewer bits, it gives what
+/// `x` would.
 fn to_odd(x: f64) -> f32 {
     let near = x as f32;
     let back = f64::from(near);

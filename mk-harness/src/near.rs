@@ -68,17 +68,19 @@ impl Near {
         self.hard * self.hard / 3.0 + self.sd * self.sd
     }
 
-    /// Where the range of a type ends: beyond it is infinite, and what may or may not be beyond it is unknown.
+    /// Where the range of a type ends: beyond it is infinite, or the largest number, and what may or may not be beyond it
+    /// is unknown.
     pub fn within(self, dtype: DType) -> Near {
         let (bound, end) = (self.bound(), end(dtype));
+        let beyond = dtype.format().float.map_or(f64::INFINITY, |f| f.beyond().into());
         if !bound.is_finite() {
             return Near::unknown(self.x);
         }
-        if !self.x.is_finite() {
+        if self.x.is_nan() {
             return Near::exact(self.x);
         }
         match self.x.abs() {
-            x if x - bound >= end => Near::exact(f64::INFINITY.copysign(self.x)),
+            x if x - bound >= end => Near::exact(beyond.copysign(self.x)),
             x if x + bound >= end => Near::unknown(self.x),
             _ => self,
         }
@@ -86,8 +88,9 @@ impl Near {
 
     /// As memory of a type holds it. The number stays what it was, so that roundings do not add up in the reference.
     pub fn stored(self, dtype: DType) -> Near {
-        if self.is_exact() && (!self.x.is_finite() || math::round(dtype, self.x) == self.x) {
-            return self;
+        let near = self.within(dtype);
+        if near.is_exact() && (near.is_nan() || math::round(dtype, near.x) == near.x) {
+            return near;
         }
         let hard = self.hard + half_ulp(dtype, self.x.abs() + self.bound());
         Near { hard, ..self }.within(dtype)
@@ -223,25 +226,16 @@ pub(crate) fn over_ranks(summands: &[Near], dtype: DType) -> Near {
     }
 }
 
-/// The least number that rounds to infinity.
+/// The least number that rounds to infinity, or to the largest one as all beyond it do.
 pub(crate) fn end(dtype: DType) -> f64 {
-    match dtype {
-        DType::Bf16 => (2.0 - 2f64.powi(-8)) * 2f64.powi(127),
-        DType::F16 => 65_520.0,
-        DType::F32 => (2.0 - 2f64.powi(-24)) * 2f64.powi(127),
-        DType::I32 => f64::from(i32::MAX),
-        DType::I64 => 2f64.powi(63),
-    }
+    let most = 2f64.powi(dtype.format().bits as i32 - 1);
+    dtype.format().float.map_or(most, mk_dtype::Float::end)
 }
 
 /// Half the distance between values of a type beside `x`, which is not negative.
 pub(crate) fn half_ulp(dtype: DType, x: f64) -> f64 {
-    let (digits, least) = match dtype {
-        DType::Bf16 => (8, -126),
-        DType::F16 => (11, -14),
-        DType::F32 => (24, -126),
-        DType::I32 | DType::I64 => return 0.5,
-    };
+    let Some(float) = dtype.format().float else { return 0.5 };
+    let (digits, least) = (float.mantissa as i32 + 1, float.least_exponent());
     if !x.is_finite() {
         return f64::INFINITY;
     }
@@ -263,12 +257,15 @@ mod tests {
             (DType::F16, 1024.0, 0.5),
             (DType::F16, 1e-9, 2f64.powi(-25)),
             (DType::F32, 1.0, 2f64.powi(-24)),
+            (DType::E4m3, 448.0, 16.0),
+            (DType::E5m2, 0.0, 2f64.powi(-17)),
         ] {
             assert_eq!(half_ulp(dtype, x), want, "{dtype} {x}");
         }
-        for dtype in [DType::Bf16, DType::F16, DType::F32] {
-            let below = end(dtype) * (1.0 - 1e-9);
-            assert!(math::round(dtype, end(dtype)).is_infinite(), "{dtype}");
+        for dtype in DType::ALL.into_iter().filter(|d| !d.is_integer()) {
+            let (end, below) = (end(dtype), end(dtype) * (1.0 - 1e-9));
+            let beyond = if dtype == DType::E4m3 { 448.0 } else { f64::INFINITY };
+            assert_eq!([math::round(dtype, end), math::round(dtype, 1e39)], [beyond; 2], "{dtype}");
             assert!(math::round(dtype, below).is_finite(), "{dtype}");
         }
     }
@@ -279,6 +276,9 @@ mod tests {
         assert_eq!(f(5e38), Near::exact(f64::INFINITY));
         assert_eq!(f(-5e38), Near::exact(f64::NEG_INFINITY));
         assert_eq!(f(1.0).hard, 1e30);
+        let f = |x: f64| Near::exact(x).stored(DType::E4m3);
+        assert_eq!([f(500.0), f(f64::NEG_INFINITY)], [448.0, -448.0].map(Near::exact));
+        assert!(f(f64::NAN).is_nan() && f(460.0).bound() == 16.0);
         assert!(f(end(DType::Bf16)).hard.is_infinite());
         let inf = Near::exact(f64::INFINITY);
         assert_eq!(inf.mul(Near::exact(-2.0)), Near::exact(f64::NEG_INFINITY));

@@ -10,7 +10,7 @@ use crate::{
 use mk::{
     Bound as Sizes,
     abi::DType,
-    function::{Argument, Call, abi_dtype},
+    function::{Argument, Call},
     syntax::{Def, Dim},
 };
 use pyo3::{
@@ -62,8 +62,7 @@ impl Function {
             for (i, (tensor, object)) in
                 self.signature.program().tensors().iter().zip(objects).enumerate()
             {
-                let argument =
-                    torch.read(&tensor.name, abi_dtype(tensor.ty.dtype), home, object)?;
+                let argument = torch.read(&tensor.name, tensor.ty.dtype, home, object)?;
                 self.signature
                     .check_dtype(i, argument.dtype)
                     .map_err(|e| errors::argument(py, &e))?;

@@ -1,7 +1,7 @@
 //! The Python module `mk`: a thin layer over [`mk::Function`] for torch tensors.
 //!
 //! `world.rs` and `store.rs` find the ranks, `tensor.rs` reads torch tensors, `function.rs` calls, `arguments.rs` takes
-//! arguments apart, `check.rs` checks them in worlds of every kind, `plan.rs` shows and simulates what would run, `program.rs` gives the pipeline as data, `source.rs` reads its text, `derive.rs` gives derivatives as texts, `explain.rs` explains and has it compared, `options.rs` reads keyword arguments, `interrupt.rs` looks for signals, `log.rs` passes warnings on, `errors.rs` turns
+//! arguments apart, `check.rs` checks them in worlds of every kind, `plan.rs` shows and simulates what would run, `program.rs` gives the pipeline as data, `source.rs` reads its text, `predict.rs` asks the cost model, `derive.rs` gives derivatives as texts, `explain.rs` explains and has it compared, `options.rs` reads keyword arguments, `interrupt.rs` looks for signals, `log.rs` passes warnings on, `command.rs` is the `mk` command, `errors.rs` turns
 //! errors into exceptions.
 //!
 //! Invariants: nothing is decided here that a Rust program could not decide through the crate `mk`. The interpreter is
@@ -10,6 +10,7 @@
 
 mod arguments;
 mod check;
+mod command;
 mod derive;
 mod errors;
 mod explain;
@@ -19,6 +20,7 @@ mod log;
 mod numbers;
 mod options;
 mod plan;
+mod predict;
 mod program;
 mod source;
 mod store;
@@ -26,12 +28,15 @@ mod tensor;
 mod world;
 
 use pyo3::prelude::*;
+use std::collections::BTreeMap;
 
 /// The native part of the package `mk`.
 #[pymodule]
 mod _mk {
     use super::*;
 
+    #[pymodule_export]
+    use super::command::command;
     #[pymodule_export]
     use super::derive::{cut_up, derive, describe};
     #[pymodule_export]
@@ -43,7 +48,9 @@ mod _mk {
     #[pymodule_export]
     use super::plan::{Plan, plan};
     #[pymodule_export]
-    use super::source::source;
+    use super::predict::predict;
+    #[pymodule_export]
+    use super::source::{defaults, source};
     #[pymodule_export]
     use super::store::all_gather;
     #[pymodule_export]
@@ -55,6 +62,8 @@ mod _mk {
         crate::interrupt::listen();
         let at_exit = module.py().import("atexit")?;
         at_exit.call_method1("register", (module.getattr("_close_kept")?,))?;
+        let dtypes = mk::abi::DType::ALL.map(|d| (d.name(), d.format().torch));
+        module.add("DTYPES", BTreeMap::from(dtypes))?;
         module.add("SETTINGS", options::table(module.py())?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }

@@ -3,6 +3,7 @@
 use mk::runtime::events::EventText;
 use pyo3::prelude::*;
 use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tracing::{Event, Level, Metadata, Subscriber, span};
 
@@ -15,6 +16,16 @@ struct Log {
     spans: AtomicU64,
 }
 
+/// That of the `mk` command, in a process that is one.
+static COMMAND: OnceLock<mk_cli::Log> = OnceLock::new();
+
+/// Has events go to the command's log from here on.
+pub fn to_command(log: mk_cli::Log) {
+    // The second command of a process says as much as the first.
+    let _ = COMMAND.set(log);
+    tracing::callsite::rebuild_interest_cache();
+}
+
 /// Begins. Where the process listens to the libraries already, it goes on to.
 pub fn begin() {
     let _ = tracing::subscriber::set_global_default(Log::default());
@@ -22,11 +33,17 @@ pub fn begin() {
 
 impl Subscriber for Log {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        if let Some(command) = COMMAND.get() {
+            return command.enabled(metadata);
+        }
         let most = if metadata.target() == PROGRESS { Level::INFO } else { Level::WARN };
         *metadata.level() <= most && metadata.target().starts_with("mk")
     }
 
     fn event(&self, event: &Event<'_>) {
+        if let Some(command) = COMMAND.get() {
+            return command.event(event);
+        }
         let text = EventText::of(event);
         let text = text.message + &text.fields;
         let method = match *event.metadata().level() {

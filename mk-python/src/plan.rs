@@ -4,15 +4,19 @@ use crate::{errors, errors::Class, interrupt, numbers, options, program, source:
 use mk::{
     Bound as Sizes, Program,
     abi::{TensorDirection, device::MAX_RANKS},
-    build::{Composition, Making, Planned},
-    cost::{DeviceModel, Gpu},
+    build::{self, Composition, Making, Planned},
+    cost::{self, DeviceModel, Gpu},
+    draw,
+    emit::Options as EmitOptions,
     function::{Signature, Wiring},
     kept::{Proofs, Prove},
+    plan::Plan as TilePlan,
     runtime::jit::JitOptions,
     settings,
     sim::{Options, Schedule},
     simulate,
     syntax::Dim,
+    trace,
     tune::{self, Cache, Choice, Fuse, Fusion, Reason, Verdict},
 };
 use pyo3::{
@@ -59,6 +63,10 @@ impl Plan {
             })
         };
         planned.source.runtime_dims.iter().map(known).collect()
+    }
+
+    fn plans(&self) -> Vec<&TilePlan> {
+        self.made.kernels.iter().map(|k| &k.plan).collect()
     }
 
     /// Something of each kernel, a line each.
@@ -274,6 +282,45 @@ impl Plan {
             outputs.set_item(name, PyTuple::new(py, shape)?)?;
         }
         Ok((inputs, outputs))
+    }
+
+    /// A picture of the tile plan: roles are lanes, task families boxes, signals arrows. Several kernels stand below each other. Notebooks show it
+    /// for a plan.
+    fn svg(&self) -> String {
+        draw::stacked(&self.plans())
+    }
+
+    fn _repr_svg_(&self) -> String {
+        self.svg()
+    }
+
+    /// A page that needs nothing else: the picture, which zooms, and the plan's text; with ``timeline`` the predicted timeline instead, by
+    /// rank and role, down to single CTAs, on the GPU that it was made for, or an H200.
+    ///
+    /// Raises UnsupportedError for a timeline of several kernels, or of one that the cost model does not know.
+    #[pyo3(signature = (*, timeline=false))]
+    fn html(&self, py: Python<'_>, timeline: bool) -> PyResult<String> {
+        if !timeline {
+            return Ok(draw::html(&self.plans()));
+        }
+        let unsupported = |what: String| Class::Unsupported.error(py, what);
+        let ([_], [config]) = (self.made.kernels.as_slice(), self.made.configs.as_slice()) else {
+            let what = "a timeline is of one kernel, and these are several\n  help: fuse=\"always\", or a plan of each part";
+            return Err(unsupported(what.into()));
+        };
+        let gpu = self.gpu.clone().unwrap_or_else(|| DeviceModel::h200().gpu.as_str().into());
+        let page = py.detach(|| {
+            let cache = Cache::new(&JitOptions::default());
+            let (model, _) = tune::model_of(&gpu, cache.as_ref());
+            let model = model.ok_or_else(|| format!("there are no figures of {}", gpu.name))?;
+            let emission = EmitOptions { trace: true };
+            let planned = build::plan_with(self.program(), &self.sizes, config, emission)
+                .map_err(|e| e.to_string())?;
+            let prediction = cost::predict(&planned.plan, &model).map_err(|e| e.to_string())?;
+            let trace = tune::timeline(&planned.plan, &planned.source, &prediction);
+            trace.map(|t| trace::html(&t, None)).ok_or_else(|| "it is not traced".to_string())
+        });
+        page.map_err(unsupported)
     }
 
     /// Runs the plan, or each, on the CPU executor: one launch of all ranks, in this process, without a GPU. Meant for small shapes.

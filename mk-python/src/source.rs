@@ -3,7 +3,7 @@
 use crate::errors::{self, Class};
 use mk::{Diagnostics, Program, file, function::Sizes, syntax::Dim};
 use pyo3::{exceptions::PyTypeError, prelude::*};
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 /// A text, and the file that it is from.
 pub struct Source {
@@ -88,4 +88,13 @@ fn no_pipeline(py: Python<'_>, text: &str) -> PyErr {
 #[pyo3(name = "_source")]
 pub fn source(py: Python<'_>, pipeline: &Bound<'_, PyAny>) -> PyResult<String> {
     Ok(Source::new(py, pipeline)?.text)
+}
+
+/// The sizes at the head of a text, or of a file.
+#[pyfunction]
+#[pyo3(name = "_defaults")]
+pub fn defaults(py: Python<'_>, pipeline: &Bound<'_, PyAny>) -> PyResult<BTreeMap<String, u64>> {
+    let source = Source::new(py, pipeline)?;
+    source.parse(py)?;
+    file::defaults(&source.text).map_err(|mistakes| source.wrong(py, mistakes))
 }

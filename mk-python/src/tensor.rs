@@ -29,7 +29,7 @@ pub enum Home {
 
 /// What is used of torch.
 pub struct Torch {
-    dtypes: [(DType, Py<PyAny>); 5],
+    dtypes: Vec<(DType, Py<PyAny>)>,
     empty: Py<PyAny>,
     inductor: Option<Inductor>,
     is_grad_enabled: Py<PyAny>,
@@ -75,13 +75,11 @@ impl Torch {
                 })
             };
             Ok(Torch {
-                dtypes: [
-                    (DType::Bf16, of("bfloat16")?),
-                    (DType::F16, of("float16")?),
-                    (DType::F32, of("float32")?),
-                    (DType::I32, of("int32")?),
-                    (DType::I64, of("int64")?),
-                ],
+                // Those that this torch has.
+                dtypes: DType::ALL
+                    .iter()
+                    .filter_map(|d| Some((*d, of(d.format().torch).ok()?)))
+                    .collect(),
                 empty: of("empty")?,
                 inductor: inductor().ok(),
                 is_grad_enabled: of("is_grad_enabled")?,

@@ -6,7 +6,7 @@ struct RowsTask {
   u64 source;             // address of the first row
   u64 source_pitch_bytes;
   u64 destination_pitch_bytes;
-  u64 row_bytes;          // even
+  u64 row_bytes;          // a multiple of `kLeast`
   u32 rows;
   u32 destinations;
 };
@@ -53,6 +53,12 @@ struct RowVector<4> {
   typedef u32 Type;
   MK_DEVICE static Type load(u64 p) { return ld_u32(reinterpret_cast<const void*>(p)); }
   MK_DEVICE static void store(u64 p, Type v) { st_u32(reinterpret_cast<void*>(p), v); }
+};
+template <>
+struct RowVector<1> {
+  typedef u16 Type;
+  MK_DEVICE static Type load(u64 p) { return ld_u8(reinterpret_cast<const void*>(p)); }
+  MK_DEVICE static void store(u64 p, Type v) { st_u8(reinterpret_cast<void*>(p), v); }
 };
 template <>
 struct RowVector<2> {
@@ -145,8 +151,8 @@ struct Turns<Hooks, true> {
 
 // Run by `kThreads` threads, numbered from 0 by `thread`; a multiple of 32. The first warp waits and posts for all, each
 // lane for its share of the words, over the named barrier `kBarrier`: `Edges::start` orders its acquires before everybody's
-// loads, `Edges::done` everybody's stores before its releases.
-template <u32 kThreads, u32 kBarrier, class Edges, class Hooks>
+// loads, `Edges::done` everybody's stores before its releases. `kLeast`: bytes of the smallest elements.
+template <u32 kThreads, u32 kBarrier, class Edges, u32 kLeast = 2, class Hooks>
 MK_DEVICE void copy_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
 #pragma unroll 1
   for (Turns<Hooks> turns(ctx, hooks, 0, 1);; turns.advance()) {
@@ -166,7 +172,7 @@ MK_DEVICE void copy_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
       } else if (alignment % 4 == 0) {
         copy_rows_by<4, kThreads>(hooks, task, thread);
       } else {
-        copy_rows_by<2, kThreads>(hooks, task, thread);
+        copy_rows_by<kLeast, kThreads>(hooks, task, thread);
       }
     }
     named_barrier_sync<Edges::done, kBarrier, kThreads>();

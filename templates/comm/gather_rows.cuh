@@ -4,7 +4,7 @@ struct GatherTask {
   u32 family;
   u64 destination;  // address of the first row
   u64 pitch_bytes;
-  u64 row_bytes;    // even
+  u64 row_bytes;    // a multiple of `kLeast`
   u32 rows;  // at most
 };
 
@@ -12,6 +12,7 @@ struct GatherTask {
 constexpr u32 kGatherUnroll = 8;
 
 // Two rows, by a warp; one, where there is no `other`.
+template <u32 kLeast>
 MK_DEVICE void gather_two_rows(u64 from, u64 to, u64 other, u64 other_to, u64 row_bytes, u32 lane) {
   const bool two = other != 0;
   if ((from | to | other | other_to | row_bytes) % 16 == 0) {
@@ -37,16 +38,16 @@ MK_DEVICE void gather_two_rows(u64 from, u64 to, u64 other, u64 other_to, u64 ro
     }
   } else {
 #pragma unroll 4
-    for (u64 at = lane * 2; at < row_bytes; at += 32 * 2) {
-      RowVector<2>::store(to + at, RowVector<2>::load(from + at));
-      if (two) RowVector<2>::store(other_to + at, RowVector<2>::load(other + at));
+    for (u64 at = lane * kLeast; at < row_bytes; at += 32 * kLeast) {
+      RowVector<kLeast>::store(to + at, RowVector<kLeast>::load(from + at));
+      if (two) RowVector<kLeast>::store(other_to + at, RowVector<kLeast>::load(other + at));
     }
   }
 }
 
 // The first warp waits for what is looked up, then, by that, for what is copied, and only behind both, unless the launch has ended, the
 // others look up: where tables are not filled, nothing is read by them. Threads and barrier as of `copy_rows`.
-template <u32 kThreads, u32 kBarrier, class Edges, class Hooks>
+template <u32 kThreads, u32 kBarrier, class Edges, u32 kLeast = 2, class Hooks>
 MK_DEVICE void gather_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
   const u32 lane = thread % 32;
 #pragma unroll 1
@@ -77,7 +78,7 @@ MK_DEVICE void gather_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
           some &= some - 1;
           const u64 from = __shfl_sync(0xffffffffu, place, l), other = __shfl_sync(0xffffffffu, place, k);
           const auto to = [&](u32 of) { return task.destination + (first + of * kWarps) * task.pitch_bytes; };
-          gather_two_rows(from, to(l), two ? other : 0, to(k), task.row_bytes, lane);
+          gather_two_rows<kLeast>(from, to(l), two ? other : 0, to(k), task.row_bytes, lane);
         }
       }
     }

@@ -161,6 +161,9 @@ MK_DEVICE Vec16 round_vector(const float* sum) {
   for (u32 i = 0; i < 4; ++i) {
     if constexpr (kDtype == Dtype::F32) {
       v.x[i] = __float_as_uint(sum[i]);
+    } else if constexpr (element_bytes(kDtype) == 1) {
+      const u32 low = pack2_bytes<kDtype>(sum[4 * i], sum[4 * i + 1]);
+      v.x[i] = low | static_cast<u32>(pack2_bytes<kDtype>(sum[4 * i + 2], sum[4 * i + 3])) << 16;
     } else {
       v.x[i] = pack2<kDtype>(sum[2 * i], sum[2 * i + 1]);
     }
@@ -179,6 +182,7 @@ template <Dtype kDtype>
 MK_DEVICE void store_element(u64 address, float x) {
   void* p = reinterpret_cast<void*>(address);
   if constexpr (kDtype == Dtype::F32) st_u32(p, __float_as_uint(x));
+  else if constexpr (element_bytes(kDtype) == 1) st_u8(p, narrow<kDtype>(x));
   else st_u16(p, narrow<kDtype>(x));
 }
 

@@ -1,4 +1,4 @@
-// 16-bit floats, two to a register. Own conversions, because the vendor headers cost compile time.
+// Floats of 16 bits, two to a register, and of eight. Own conversions, because the vendor headers cost compile time.
 // Two floats to one register, `lo` in the low half (PTX ISA, "cvt": the first source goes to the upper half).
 template <Dtype kDtype>
 MK_DEVICE u32 pack2(float lo, float hi) {
@@ -29,11 +29,40 @@ MK_DEVICE float unpack_hi(u32 pair) {
   return f16_to_float(static_cast<u16>(pair >> 16));
 }
 
+// Two floats to two bytes, `lo` in the low one. The instruction saturates; E5M2 has infinities, which numbers become
+// from 61440 on, half a last place behind the largest one, and infinity stays.
 template <Dtype kDtype>
-MK_DEVICE u16 narrow(float x) { return static_cast<u16>(pack2<kDtype>(x, 0.0f)); }
+MK_DEVICE u16 pack2_bytes(float lo, float hi) {
+  u16 r;
+  if constexpr (kDtype == Dtype::E4m3) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(hi), "f"(lo));
+  } else {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(r) : "f"(hi), "f"(lo));
+    r += (fabsf(lo) >= 61440.0f ? 1 : 0) + (fabsf(hi) >= 61440.0f ? 256 : 0);
+  }
+  return r;
+}
+
+// The low byte, widened.
+template <Dtype kDtype>
+MK_DEVICE float widen_byte(u16 x) {
+  // An E5M2 is the upper half of a binary16.
+  u32 pair = static_cast<u32>(x) << 8;
+  if constexpr (kDtype == Dtype::E4m3) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(x));
+  return f16_to_float(static_cast<u16>(pair));
+}
 
 template <Dtype kDtype>
-MK_DEVICE float widen(u16 x) { return unpack_lo<kDtype>(x); }
+MK_DEVICE u16 narrow(float x) {
+  if constexpr (element_bytes(kDtype) == 1) return pack2_bytes<kDtype>(x, 0.0f);
+  return static_cast<u16>(pack2<kDtype>(x, 0.0f));
+}
+
+template <Dtype kDtype>
+MK_DEVICE float widen(u16 x) {
+  if constexpr (element_bytes(kDtype) == 1) return widen_byte<kDtype>(x);
+  return unpack_lo<kDtype>(x);
+}
 
 // To the type's nearest value and back.
 template <Dtype kDtype>

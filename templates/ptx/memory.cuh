@@ -94,6 +94,12 @@ MK_DEVICE u16 ld_u16(const void* p) {
   asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
   return v;
 }
+MK_DEVICE u16 ld_u8(const void* p) {
+  u16 v;
+  asm volatile("ld.global.u8 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
+  return v;
+}
+MK_DEVICE void st_u8(void* p, u16 v) { asm volatile("st.global.u8 [%0], %1;" ::"l"(p), "h"(v) : "memory"); }
 MK_DEVICE void st_u16(void* p, u16 v) { asm volatile("st.global.u16 [%0], %1;" ::"l"(p), "h"(v) : "memory"); }
 
 // Shared-memory words that agents of one CTA exchange; an mbarrier or a named barrier orders them.

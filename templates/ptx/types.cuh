@@ -15,12 +15,14 @@ struct alignas(64) TensorMap {
 };
 static_assert(sizeof(TensorMap) == 128, "host and device disagree on TensorMap");
 
-// Operands of tensor cores are 16-bit; results may also be F32.
-enum class Dtype : u32 { Bf16, F16, F32 };
+// Operands of tensor cores are 16-bit; results may also be F32, or of eight bits.
+enum class Dtype : u32 { Bf16, F16, F32, E4m3, E5m2 };
 
 // Bytes of one element of either 16-bit type.
 constexpr u32 kElemBytes = 2;
-constexpr u32 element_bytes(Dtype dtype) { return dtype == Dtype::F32 ? 4 : 2; }
+constexpr u32 element_bytes(Dtype dtype) {
+  return dtype == Dtype::F32 ? 4 : dtype == Dtype::E4m3 || dtype == Dtype::E5m2 ? 1 : 2;
+}
 
 // A value known when the kernel is compiled, as a type: tells agents apart in overloads at no cost.
 template <u32 kValue>

@@ -119,7 +119,7 @@ MK_DEVICE void store_tile_shared(const Context& ctx, const GemmSmem<Config>& sme
                                  RingCursor<Config::kPanels>& staging, u32& tiles, bool last,
                                  const float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   constexpr u32 kBytes = element_bytes(Config::kOut);
-  constexpr bool kThrough = Config::kOut != Dtype::F32 && !Config::kGated;
+  constexpr bool kThrough = element_bytes(Config::kOut) == 2 && !Config::kGated;
   mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
   const u32 rank = depth_rank<Config>();
   if (tiles == 0) {

@@ -539,6 +539,15 @@ MK_DEVICE void store_pair(u64 address, float x0, float x1, bool pairs, i32 left)
       st_u32(out, __float_as_uint(x0));
       if (left >= 2) st_u32(out + 1, __float_as_uint(x1));
     }
+  } else if constexpr (element_bytes(kOut) == 1) {
+    u8* out = reinterpret_cast<u8*>(address);
+    const u16 two = pack2_bytes<kOut>(x0, x1);
+    if (pairs && left >= 2) {
+      st_u16(out, two);
+    } else {
+      st_u8(out, two);
+      if (left >= 2) st_u8(out + 1, static_cast<u16>(two >> 8));
+    }
   } else {
     u16* out = reinterpret_cast<u16*>(address);
     if (pairs && left >= 2) {
@@ -551,7 +560,7 @@ MK_DEVICE void store_pair(u64 address, float x0, float x1, bool pairs, i32 left)
 }
 
 // Results to global memory by ordinary stores, for pitches and columns that TMA cannot address: through a panel, or pair by pair where
-// the elementwise chain reads operands, whose addresses leave no registers for that. Every store is predicated on the tile's bounds, and
+// the elementwise chain reads operands, whose addresses leave no registers for that, or results have eight bits. Every store is predicated on the tile's bounds, and
 // on the abort flag: the loader set it before the arrival that this warp's last wait observed.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void store_tile_direct(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks,

@@ -31,7 +31,7 @@ struct GemmOptions {
   BLayout b = BLayout::NMajor;
   u32 b_rank = 2;      // dimensions of B's map: with 3, the outermost chooses a matrix of a stack
   bool gated = false;  // B's columns are two halves, gate and up: C = silu(gate) * up has half as many
-  bool reads = false;       // Direct: the elementwise chain reads operands
+  bool reads = false;       // Direct: the elementwise chain reads operands, or results have eight bits
   bool chained = false;     // swapped: there is an elementwise chain
   u32 saves = 0;            // matrices that the elementwise chain writes on the way
   bool saves_gates = false; // the first two are gates and ups
@@ -114,7 +114,7 @@ struct GemmConfig {
   static constexpr u32 kBBoxRows = (kB == BLayout::NMajor ? kBlockK : kBlockN / (kGated ? 2 : 1)) / kBelow;
   // Box of C's tensor map: 64 rows of this many columns, swizzled over the row's bytes (128 or 64).
   static constexpr u32 kPanelRowBytes = kBlockN % 64 == 0 ? 128 : 64;
-  static constexpr u32 kPanelCols = kPanelRowBytes / element_bytes(kOut);
+  static constexpr u32 kPanelCols = kPanelRowBytes / (kOut == Dtype::F32 ? 4 : kElemBytes);  // those of eight bits go past panels
   static constexpr u32 kOutCols = kGated ? kBlockN / 2 : kBlockN;             // columns of C
   static constexpr u32 kOutColsPerConsumer = kGated ? kColsPerConsumer / 2 : kColsPerConsumer;
   static constexpr u32 kPanelsDown = ceil_div(kBlockM, 64);  // swapped: the last may have fewer rows
@@ -191,7 +191,7 @@ struct GemmConfig {
   MK_DEVICE static u32 first_col(u32 consumer) { return kSplitColumns ? consumer * kOutColsPerConsumer : 0; }
 
   static_assert(!kSwapped || (kBlockM % 16 == 0 && kBlockM >= 16 && kBlockM < 256), "rows that are columns of a wgmma");
-  static_assert(!kSwapped || (kA == ALayout::KMajor && kOut != Dtype::F32 && !kCarried && kSaves == 0), "16-bit results, and nothing saved");
+  static_assert(!kSwapped || (kA == ALayout::KMajor && element_bytes(kOut) == 2 && !kCarried && kSaves == 0), "16-bit results, and nothing saved");
   static_assert(!kSwapped || kStore == StorePath::Tma || kCluster > 1, "results leave by TMA, or from clusters");
   static_assert(kRingN == kBlockN || (kRingN > kBlockN && kRingN % 64 == 0 && kBlockN % 64 == 0), "a ring is as wide as its widest tiles");
   static_assert(kBlockN % 32 == 0 && kBlockN >= 32 && kBlockN <= 256, "what wgmma and the panels take");

@@ -320,11 +320,7 @@ impl Scenario {
         }
         let shape = |q: usize, i: usize| &self.source.ranks[q].tensor_shapes[i];
         let value = |q: usize, i: usize, index: u64| {
-            f64::from(half::bf16::from_f32(random_value(
-                Self::seed(epoch, q as u32, i),
-                index,
-                1.0,
-            )))
+            f64::from(DType::Bf16.round(random_value(Self::seed(epoch, q as u32, i), index, 1.0)))
         };
         let mut worst = 0.0f64;
         for rank in 0..self.tensors.len() {

@@ -201,10 +201,5 @@ fn keep(program: &Program, dims: BTreeMap<String, u64>) -> BTreeMap<String, u64>
 }
 
 pub fn round(dtype: DType, x: f64) -> f32 {
-    match dtype {
-        DType::Bf16 => half::bf16::from_f64(x).to_f32(),
-        DType::F16 => half::f16::from_f64(x).to_f32(),
-        DType::F32 => x as f32,
-        DType::I32 | DType::I64 => x.round() as f32,
-    }
+    dtype.round(x as f32)
 }

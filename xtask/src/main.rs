@@ -1,4 +1,4 @@
-//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | torch | mutants | bless | sass | softroce`.
+//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | torch | site | mutants | bless | sass | softroce`.
 
 mod checks;
 mod counts;
@@ -13,6 +13,7 @@ mod python;
 mod run;
 mod sass;
 mod setup;
+mod site;
 mod softroce;
 mod strata;
 mod words;
@@ -40,7 +41,13 @@ enum Command {
     /// Builds the Python wheel into target/wheels, installs it into an environment of its own, and tests it there.
     Wheel,
     /// Installs torch into target/torch-venv, unless it is there, and runs the tests that need it and no GPU.
-    Torch,
+    Torch {
+        /// Also transformers, torchtitan, megatron-core and nbclient, of the versions that docs/integrations.md names, and their tests.
+        #[arg(long)]
+        all: bool,
+    },
+    /// The reference as pages, of Rust and of Python: target/site/index.html.
+    Site,
     /// All mutants of all plans, and 10,000 random cases, before the verifier, the explorer and the executor.
     Mutants,
     /// Takes the present output of snapshot and ui tests as right, and writes the list of decisions.
@@ -62,7 +69,8 @@ fn main() -> ExitCode {
         Command::Test => checks::test(),
         Command::Tidy => checks::tidy(),
         Command::Wheel => python::wheel(),
-        Command::Torch => python::torch(),
+        Command::Torch { all } => python::torch(all),
+        Command::Site => site::site(),
         Command::Mutants => checks::mutants(),
         Command::Bless { decisions } => checks::bless(decisions),
         Command::Sass(args) => sass::sass(&args),

@@ -10,7 +10,7 @@ use std::{
 
 /// What builds the wheel, from PyPI: zig links against a C library that is as old as torch's wheels take (manylinux_2_28), whatever this
 /// machine has.
-const BUILDERS: &[&str] = &["maturin==1.16.0", "cargo-zigbuild==0.20.1", "ziglang==0.14.1"];
+const BUILDERS: &[&str] = &["maturin==1.16.0", "ziglang==0.14.1"];
 const GLIBC: &str = "2.28";
 
 /// Tests that need neither torch nor a GPU.
@@ -32,7 +32,7 @@ pub fn test(counts: &mut Counts) -> Result<()> {
 }
 
 /// Builds the module and lays it out as a package, in the folder that is returned.
-fn package() -> Result<PathBuf> {
+pub fn package() -> Result<PathBuf> {
     step(
         "building the Python module",
         &mut cargo(&["build", "--quiet", "--package", "mk-python"]),
@@ -49,18 +49,35 @@ fn package() -> Result<PathBuf> {
 /// torch, from PyPI: 5.4 GB installed, for CUDA although nothing here needs it.
 const TORCH: &[&str] = &["torch==2.15.0", "numpy"];
 
-/// Installs torch into an environment of its own, and runs with it the tests that skip without, and the training example on CPU tensors.
-pub fn torch() -> Result<()> {
+/// What tests of integrations need beside it; `mk-python/tests` skips them without.
+const OTHERS: &[&str] = &[
+    "transformers==5.24.0",
+    "torchtitan==0.3.0",
+    "megatron-core==0.16.1",
+    "nbclient==0.11.0",
+    "nbformat",
+    "ipykernel",
+];
+
+/// Installs torch into an environment of its own, and runs with it the tests that skip without, and the training example on CPU tensors. With
+/// `all`, packages that mk is put into are installed, too; without, tests of those that are not there may be skipped.
+pub fn torch(all: bool) -> Result<()> {
     let venv = target().join("torch-venv");
     let python = venv.join("bin/python3");
+    let install = |what: &str, packages: &[&str], mark: &str| {
+        let mut pip = Command::new(&python);
+        pip.args(["-m", "pip", "--quiet", "--disable-pip-version-check", "install"]).args(packages);
+        step(&format!("installing {what} from PyPI"), &mut pip)?;
+        let mark = venv.join(mark);
+        fs::write(&mark, packages.join(" ")).map_err(|e| format!("{}: {e}", mark.display()))
+    };
     if !venv.join("installed").exists() {
         let mut make = Command::new("python3");
         step("making a Python environment", make.args(["-m", "venv", "--clear"]).arg(&venv))?;
-        let mut pip = Command::new(&python);
-        pip.args(["-m", "pip", "--quiet", "--disable-pip-version-check", "install"]).args(TORCH);
-        step("installing torch from PyPI (5.4 GB)", &mut pip)?;
-        fs::write(venv.join("installed"), TORCH.join(" "))
-            .map_err(|e| format!("{}: {e}", venv.display()))?;
+        install("torch (5.4 GB)", TORCH, "installed")?;
+    }
+    if all && !venv.join("others").exists() {
+        install("what mk is put into (1 GB)", OTHERS, "others")?;
     }
     let path = package()?;
     // By themselves: beside them, others put a torch of their own in its place.
@@ -68,12 +85,20 @@ pub fn torch() -> Result<()> {
     tests.args(["--pattern", "test_torch*.py"]);
     let mut counts = Counts::default();
     counts.run_python("Python tests with torch", tests.env("PYTHONPATH", &path))?;
-    counts.all_ran()?;
+    counts.all_ran(if all { &[] } else { OPTIONAL })?;
     let mut train = Command::new(&python);
     train.arg(root().join("examples/tp_llama.py"));
     train.args(["--device", "cpu", "--layers", "2", "--steps", "5"]).env("PYTHONPATH", &path);
     step("training on CPU tensors", &mut train)
 }
+
+/// How tests say that a package of [`OTHERS`] is missing.
+const OPTIONAL: &[&str] = &[
+    "transformers is not installed",
+    "torchtitan is not installed",
+    "megatron-core is not installed",
+    "nbclient is not installed",
+];
 
 /// Builds the wheel into `target/wheels`, installs it into an environment of its own, and tests it there.
 pub fn wheel() -> Result<()> {
@@ -90,31 +115,17 @@ pub fn wheel() -> Result<()> {
     };
     step("installing maturin and zig", pip(&["install"]).args(BUILDERS))?;
     let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    // Both call zig by the Python whose package it is.
-    let tools = |program: &str| {
-        let mut command = Command::new(venv.join("bin").join(program));
-        let path = std::env::var("PATH").unwrap_or_default();
-        command.env("PATH", format!("{}:{path}", venv.join("bin").display())).current_dir(root());
-        command
-    };
+    // It calls zig by the Python whose package it is.
+    let mut build = Command::new(venv.join("bin/maturin"));
+    let path = std::env::var("PATH").unwrap_or_default();
+    build.env("PATH", format!("{}:{path}", venv.join("bin").display())).current_dir(root());
     let wheels = target().join("wheels");
     fresh(&wheels)?;
-    let mut command = tools("cargo-zigbuild");
-    command.args(["zigbuild", "--quiet", "--release", "--package", "mk-cli", "--target"]);
-    step("building the command", command.arg(format!("{triple}.{GLIBC}")))?;
-    // maturin looks there for what a wheel has beside the module. Only while it is made: `pip install ./mk-python` would take it, too.
-    let data = root().join("mk-python/mk._mk.data");
-    let scripts = data.join("scripts");
-    fresh(&scripts)?;
-    copy_file(&target().join(&triple).join("release/mk"), &scripts.join("mk"))?;
-    let mut build = tools("maturin");
     build.args(["build", "--release", "--quiet", "--zig", "--target", &triple]);
     build.arg("--compatibility").arg(format!("manylinux_{}", GLIBC.replace('.', "_")));
     build.arg("--manifest-path");
     build.arg(root().join("mk-python/Cargo.toml")).arg("--out").arg(&wheels);
-    let built = step("building the wheel", build.arg("--interpreter").arg(&python));
-    fs::remove_dir_all(&data).map_err(|e| format!("{}: {e}", data.display()))?;
-    built?;
+    step("building the wheel", build.arg("--interpreter").arg(&python))?;
     let wheel = only_file(&wheels)?;
     let text = wheel.to_string_lossy().into_owned();
     step("installing it", &mut pip(&["install", "--force-reinstall", "--no-deps", &text]))?;
@@ -133,18 +144,23 @@ fn tests(python: &Path, folder: &str) -> Command {
 }
 
 /// An empty folder.
-fn fresh(folder: &Path) -> Result<()> {
+pub fn fresh(folder: &Path) -> Result<()> {
     if folder.exists() {
         fs::remove_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     }
     fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))
 }
 
-/// Copies the files of a folder.
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    for file in entries(from)?.iter().filter(|f| f.is_file()) {
-        let name = file.file_name().unwrap_or_default();
-        copy_file(file, &to.join(name))?;
+/// Copies the files of a folder, and those of folders in it, but what Python made of them.
+pub fn copy(from: &Path, to: &Path) -> Result<()> {
+    for entry in entries(from)? {
+        let name = entry.file_name().unwrap_or_default();
+        if entry.is_file() {
+            copy_file(&entry, &to.join(name))?;
+        } else if name != "__pycache__" {
+            fresh(&to.join(name))?;
+            copy(&entry, &to.join(name))?;
+        }
     }
     Ok(())
 }

@@ -32,6 +32,24 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All of them. Programs read their names: one is never renamed or taken away, and docs/command-line.md lists each.
+    #[cfg(test)]
+    const ALL: [Kind; 13] = [
+        Kind::CommandLine,
+        Kind::Pipeline,
+        Kind::Sizes,
+        Kind::Settings,
+        Kind::Unsupported,
+        Kind::TooLarge,
+        Kind::Refused,
+        Kind::Machine,
+        Kind::File,
+        Kind::Compile,
+        Kind::Run,
+        Kind::Wrong,
+        Kind::Internal,
+    ];
+
     /// Its name in JSON.
     pub fn name(self) -> &'static str {
         match self {
@@ -49,5 +67,27 @@ impl Kind {
             Kind::File => "file",
             Kind::Internal => "internal",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names that programs may rely upon. A new kind is a new word at the end; no word here changes.
+    const PROMISED: &str = "command_line pipeline sizes settings unsupported too_large refused machine file compile run wrong internal";
+
+    #[test]
+    fn kinds_keep_their_names_and_stand_in_the_documents() {
+        let names: Vec<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+        assert_eq!(names.join(" "), PROMISED);
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/command-line.md");
+        let page = std::fs::read_to_string(path).expect("the page");
+        let (_, table) = page.split_once("| `kind` | about |\n| --- | --- |\n").expect("the table");
+        let (table, _) = table.split_once("\n\n").expect("its end");
+        let first = table.lines().filter_map(|row| row.split('|').nth(1));
+        let listed: Vec<&str> =
+            first.flat_map(|cell| cell.split(',')).map(|w| w.trim().trim_matches('`')).collect();
+        assert_eq!(listed, names);
     }
 }

@@ -36,8 +36,9 @@ pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
         loaded.verify()?;
         return without_reference(args, plan, &options);
     };
-    let ranks = plan.mesh.size() as usize;
-    let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks };
+    let (axis, ranks) = (pipeline.axis(plan)?, plan.mesh.size() as usize);
+    let case =
+        Case { program: &pipeline.program, bound: &pipeline.bound, ranks: axis.size as usize };
     check_work(case, args.launches).map_err(failure)?;
     loaded.verify()?;
     let run = {
@@ -49,7 +50,7 @@ pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
         }
     };
     said(plan, &options, &run.report)?;
-    let mut verdict = Verdict::new(case);
+    let mut verdict = Verdict::new(case, axis, ranks);
     let inputs = Inputs::new(case, args.seed).routed(args.routing());
     for (judged, launch) in run.judged.iter().zip(1..) {
         verdict.launch(judged)?;

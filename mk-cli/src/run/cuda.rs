@@ -41,7 +41,7 @@ pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
     let options = InstanceOptions { net, ..instance_options(args) };
     let mut session = Session::bind(world, case, &kernel, &compiled, &options, args.seed)?;
     session.route(args.routing());
-    let mut verdict = Verdict::new(case);
+    let mut verdict = Verdict::new(case, pipeline.axis(&loaded.plan)?, ranks);
     let inputs = Inputs::new(case, args.seed).routed(args.routing());
     let tolerance = session.tolerance()?;
     for launch in 1..=args.launches {

@@ -4,7 +4,6 @@ use crate::{
     failure::{Failure, Kind},
     output::{make_folder, write_file},
 };
-use half::f16;
 use mk::abi::DType;
 use mk_harness::Held;
 use serde_json::{Value, json};
@@ -48,18 +47,10 @@ pub fn write(
     Ok(files)
 }
 
-/// NumPy has no bfloat16: its values are written as float32, which holds them exactly.
+/// Values of types that NumPy does not have are written as float32, which holds them exactly.
 fn encode(held: &Held) -> Vec<u8> {
-    let (descr, bytes): (_, Vec<u8>) = match held.dtype {
-        DType::F16 => {
-            ("<f2", held.values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect())
-        }
-        DType::I32 => ("<i4", held.values.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect()),
-        DType::I64 => ("<i8", held.values.iter().flat_map(|x| (*x as i64).to_le_bytes()).collect()),
-        DType::Bf16 | DType::F32 => {
-            ("<f4", held.values.iter().flat_map(|x| x.to_le_bytes()).collect())
-        }
-    };
+    let written = if held.dtype.format().numpy.is_some() { held.dtype } else { DType::F32 };
+    let (descr, bytes) = (written.format().numpy.unwrap_or(""), written.to_bytes(&held.values));
     let extents: String = held.shape.iter().map(|n| format!("{n}, ")).collect();
     let shape = match held.shape.len() {
         1 => extents.trim_end().to_string(),

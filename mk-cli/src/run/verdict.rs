@@ -4,13 +4,16 @@ use crate::{
     failure::{Failure, Kind},
     output::{self, detail},
 };
-use mk::abi::count;
+use mk::{abi::count, plan::Axis};
 use mk_harness::{Case, Dropped, Judgement, Layout, Norms, Tolerance};
 use serde_json::{Value, json};
 
 /// Prints each launch, and remembers the worst.
 pub struct Verdict<'a> {
     case: Case<'a>,
+    /// The ranks along the pipeline's axis, and all.
+    axis: Axis,
+    ranks: usize,
     launches: usize,
     global: f64,
     tile: f64,
@@ -28,9 +31,11 @@ pub struct Verdict<'a> {
 
 impl<'a> Verdict<'a> {
     /// Before the first launch.
-    pub fn new(case: Case<'a>) -> Verdict<'a> {
+    pub fn new(case: Case<'a>, axis: Axis, ranks: usize) -> Verdict<'a> {
         Verdict {
             case,
+            axis,
+            ranks,
             launches: 0,
             global: 0.0,
             tile: 0.0,
@@ -127,7 +132,7 @@ impl<'a> Verdict<'a> {
         };
         let mut figures = format!(
             "{}, worst error {:.2e}{}, worst tile {:.2e}{}",
-            launches(self.launches, self.case.ranks),
+            launches(self.launches, self.ranks),
             self.global,
             below(|t| t.global),
             self.tile,
@@ -181,7 +186,14 @@ impl<'a> Verdict<'a> {
         let Case { program, bound, ranks } = self.case;
         program.results().iter().any(|id| match program.ty(*id).map(|t| t.placement.as_slice()) {
             Some([placement]) => {
-                Layout::new(bound.shape(*id).unwrap_or(&[]), *placement, ranks, rank).elements() > 0
+                Layout::new(
+                    bound.shape(*id).unwrap_or(&[]),
+                    *placement,
+                    ranks,
+                    self.axis.place(rank),
+                )
+                .elements()
+                    > 0
             }
             _ => true,
         })

@@ -10,7 +10,7 @@ pub use args::Args;
 
 use crate::{
     failure::{Failure, Kind},
-    options::{DEFAULT_RANKS, PipelineArgs, once},
+    options::{PipelineArgs, once},
     output::{say, writable, write_file},
     pipeline::{self, Pipeline},
     progress::Progress,
@@ -57,8 +57,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             Err(Failure::ClosedPipe) => return Err(Failure::ClosedPipe),
             Err(failure) if rows.len() == 1 => return Err(failure),
             Err(failure) => {
-                let line =
-                    describe(&row.line.pipeline, row.line.pipeline.ranks.unwrap_or(DEFAULT_RANKS));
+                let line = describe(&row.line.pipeline, row.line.pipeline.ranks());
                 say_on_stderr(format_args!("{line}\n{}", failure.text()));
                 failed += 1;
             }

@@ -34,6 +34,28 @@ fn a_file_that_does_not_exist() {
 }
 
 #[test]
+fn a_mesh_that_is_none_of_the_pipelines() {
+    let shapes = ["--shape", "a=128x64", "--shape", "b=64x64", "--mesh"];
+    let check =
+        |pipeline: &str, more: &[&str]| mk(&[&["check", pipeline], &shapes[..], more].concat());
+    let one = "gather(a, tp) -> gemm(b)";
+    check(one, &["cp=2,dp=2"]).fails(1, &["`tp`, and the mesh is cp=2,dp=2", "= help: "]);
+    check(one, &["tp=2,dp=2", "--ranks", "8"]).fails(1, &["is not of 8 ranks", "= help: "]);
+    check("gather(a) -> gemm(b)", &["tp=2,dp=2"]).fails(1, &["over the axis `world`", "= help: "]);
+    let two = "fn f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(0, dp)) \
+               { gather(a, tp) -> gemm(b) -> all_reduce(dp) }";
+    check(two, &["tp=2,dp=2"]).fails(1, &["`a` over `dp`", "= help: let one kernel"]);
+    for bad in ["tp", "tp=0", "tp=2,tp=2", "tp=99"] {
+        check(one, &[bad]).fails(2, &["--mesh"]);
+    }
+    for command in ["explain", "tune", "grad", "trace"] {
+        mk(&[&[command, one], &shapes[..], &["tp=2,dp=2"]].concat()).fails(1, &["`--mesh` is for"]);
+    }
+    let gpu = ["run", one, "--device", "cuda"];
+    mk(&[&gpu[..], &shapes[..], &["tp=2,dp=2"]].concat()).fails(1, &["on GPUs", "= help: "]);
+}
+
+#[test]
 fn a_counterexample_is_drawn() {
     let dir = TempDir::new();
     let path = dir.file("race.svg");

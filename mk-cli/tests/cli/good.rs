@@ -89,6 +89,29 @@ fn options_override_the_header() {
     assert_ne!(plan(&["--set", "block=128x128x64"]), plan(&["--set", "block=128x64x64"]));
 }
 
+/// Along one axis of a mesh, either of which is inside.
+#[test]
+fn ranks_form_axes() {
+    let pipeline = ["gather(a, tp) -> gemm(b)", "--shape", "a=131x64", "--shape", "b=64x72"];
+    for mesh in ["tp=2,dp=2", "dp=2,tp=2"] {
+        let of = |command| mk(&with(command, &pipeline, &["--mesh", mesh])).ok();
+        assert!(of("plan").contains(&format!("mesh {}\n", mesh.replace(',', " "))), "{mesh}");
+        assert!(of("check").ends_with("OK\n"), "{mesh}");
+        let cpu = mk(&with("run", &pipeline, &["--mesh", mesh, "--device", "cpu"])).ok();
+        assert!(cpu.contains("3 launches on 4 ranks"), "{cpu}");
+    }
+    // A plan says its mesh itself.
+    let dir = TempDir::new();
+    let path = dir.file("axes.plan");
+    std::fs::write(&path, mk(&with("plan", &pipeline, &["--mesh", "dp=2,tp=2"])).ok())
+        .expect("written");
+    let reference = ["run", &path, "--device", "cpu", "--reference"];
+    let sizes = &pipeline[1..];
+    assert!(mk(&[&reference[..], &pipeline[..1], sizes].concat()).ok().contains("PASS"));
+    let other = ["gather(a, cp) -> gemm(b)"];
+    mk(&[&reference[..], &other[..], sizes].concat()).fails(1, &["no axis `cp`", "= help: "]);
+}
+
 #[test]
 fn the_text_of_a_plan_has_a_line_for_each_wait_post_and_access() {
     let text = mk(&with("plan", GATHER_GEMM, &[])).ok();

@@ -148,8 +148,10 @@ pub enum Elements {
     Any,
     /// What tensor cores multiply.
     Half,
-    /// What sums and results are rounded to.
+    /// What sums go on with, and chains read.
     Float,
+    /// What sums and results are rounded to.
+    Stored,
     /// Factors, logarithms, statistics, carried state.
     F32,
     /// Entries of tables.
@@ -159,17 +161,23 @@ pub enum Elements {
 }
 
 impl Elements {
-    /// The types.
-    pub const fn list(self) -> &'static [DType] {
-        use DType::{Bf16, F16, F32, I32, I64};
+    /// Whether it is one of them.
+    pub const fn has(self, dtype: DType) -> bool {
         match self {
-            Elements::Any => &[Bf16, F16, F32, I32, I64],
-            Elements::Half => &[Bf16, F16],
-            Elements::Float => &[Bf16, F16, F32],
-            Elements::F32 => &[F32],
-            Elements::I32 => &[I32],
-            Elements::Experts => &[I32, I64],
+            Elements::Any => true,
+            Elements::Half => dtype.multiplies(),
+            Elements::Float => dtype.format().computes,
+            Elements::Stored => !dtype.is_integer(),
+            Elements::F32 => matches!(dtype, DType::F32),
+            Elements::I32 => matches!(dtype, DType::I32),
+            Elements::Experts => dtype.is_integer(),
         }
+    }
+
+    /// The types, for messages.
+    pub(crate) fn names(self) -> String {
+        let all = DType::ALL.iter().filter(|d| self.has(**d)).map(|d| d.name());
+        all.collect::<Vec<_>>().join(", ")
     }
 }
 

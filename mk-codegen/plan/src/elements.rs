@@ -8,7 +8,7 @@ use super::{
     check::StructureError,
     contract::OneType,
     entity::FamId,
-    names::Operand,
+    names::{Mode, Operand},
     plan::{Access, Family, Plan},
 };
 use mk_abi::DType;
@@ -40,8 +40,10 @@ impl Plan {
         for (i, a) in accesses.enumerate() {
             let alone = group.first.filter(|_| i == 0);
             let (Some(is), of) = (dtype(a), alone.unwrap_or(group.of)) else { continue };
-            let takes = of.list().iter().map(|t| t.name()).collect::<Vec<_>>().join(", ");
-            if !of.list().contains(&is) {
+            if a.mode == Mode::Accumulate && is.is_storage() {
+                out.push(format!("`{}` of {leaf} adds to {}, which is {is}", a.operand, a.buffer));
+            } else if !of.has(is) {
+                let takes = of.names();
                 out.push(format!("`{}` of {leaf} is {takes}, and {} {is}", a.operand, a.buffer));
             } else if alone.is_none() {
                 let (first, want) = *known.get_or_insert((a.operand, is));

@@ -4,6 +4,7 @@ use super::{
     names::{Mode, Operand},
     text::{Cursor, ReadError},
 };
+use mk_dtype::DType;
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
 
@@ -36,10 +37,6 @@ pub enum EpilogueOp {
     ReluGrad,
     /// Multiplies by a number, given by its f32 bits.
     Scale(u32),
-    /// Rounds to bf16 and back: what a `cast` inside the chain does.
-    RoundBf16,
-    /// Rounds to f16 and back.
-    RoundF16,
     /// Nothing: a `cast` to f32, the accumulator's own type.
     Widen,
     /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first, but for a `Save`: `b` is then `[k, 2, n]`, and a tile of it has
@@ -51,9 +48,34 @@ pub enum EpilogueOp {
     Keep,
     /// Adds what has been summed so far, or other ranks' parts of a sum: each `[m, n]` of the result's dtype. Comes last.
     Carry,
+    /// Rounds to a dtype and back: what a `cast` inside the chain does.
+    #[serde(untagged, with = "rounds")]
+    Round(DType),
+}
+
+/// Roundings in JSON: `"RoundBf16"` and so on.
+mod rounds {
+    use super::{DType, EpilogueOp};
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(to: &DType, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(&format!("Round{to:?}"))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<DType, D::Error> {
+        let text = String::deserialize(d)?;
+        let found = DType::ALL.into_iter().find(|to| text == format!("Round{to:?}"));
+        let unknown = || D::Error::custom(format!("`{text}` is no operation of an epilogue"));
+        found.filter(|to| EpilogueOp::rounds_to(*to)).ok_or_else(unknown)
+    }
 }
 
 impl EpilogueOp {
+    /// Whether there is a rounding to this type: f32 is the accumulator's own.
+    pub fn rounds_to(to: DType) -> bool {
+        to.format().float.is_some() && to != DType::F32
+    }
+
     /// How the operation touches an operand of its own, if it has one.
     pub fn operand(self) -> Option<Mode> {
         match self {
@@ -141,8 +163,7 @@ pub(super) fn epilogue_text(op: &EpilogueOp) -> String {
         EpilogueOp::Mul => "mul".into(),
         EpilogueOp::Add => "add".into(),
         EpilogueOp::Scale(bits) => format!("scale:0x{bits:08x}"),
-        EpilogueOp::RoundBf16 => "round_bf16".into(),
-        EpilogueOp::RoundF16 => "round_f16".into(),
+        EpilogueOp::Round(to) => format!("round_{to}"),
         EpilogueOp::Widen => "widen".into(),
         EpilogueOp::Swiglu => "swiglu".into(),
         EpilogueOp::MulSilu => "mul_silu".into(),
@@ -171,8 +192,6 @@ pub(super) fn read_epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadE
                 "mul",
                 "add",
                 "scale",
-                "round_bf16",
-                "round_f16",
                 "widen",
                 "swiglu",
                 "mul_silu",
@@ -180,7 +199,11 @@ pub(super) fn read_epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadE
                 "keep",
                 "carry",
             ];
-            epilogue.push(match c.one_of(OPS)? {
+            let rounds = DType::ALL.into_iter().filter(|to| EpilogueOp::rounds_to(*to));
+            let rounds: Vec<_> =
+                rounds.map(EpilogueOp::Round).map(|op| (epilogue_text(&op), op)).collect();
+            let names = OPS.iter().copied().chain(rounds.iter().map(|(name, _)| name.as_str()));
+            epilogue.push(match c.one_of(&names.collect::<Vec<_>>())? {
                 "bias" => EpilogueOp::Bias,
                 "gelu" => EpilogueOp::Gelu,
                 "silu" => EpilogueOp::Silu,
@@ -192,18 +215,20 @@ pub(super) fn read_epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadE
                 "relu_grad" => EpilogueOp::ReluGrad,
                 "mul" => EpilogueOp::Mul,
                 "add" => EpilogueOp::Add,
-                "round_bf16" => EpilogueOp::RoundBf16,
-                "round_f16" => EpilogueOp::RoundF16,
-                "widen" => EpilogueOp::Widen,
                 "swiglu" => EpilogueOp::Swiglu,
                 "mul_silu" => EpilogueOp::MulSilu,
                 "save" => EpilogueOp::Save,
                 "keep" => EpilogueOp::Keep,
                 "carry" => EpilogueOp::Carry,
-                _ => {
+                "scale" => {
                     c.sign(":")?;
                     EpilogueOp::Scale(c.number()?)
                 }
+                // A rounding, or `widen`.
+                round => rounds
+                    .iter()
+                    .find(|(name, _)| name == round)
+                    .map_or(EpilogueOp::Widen, |(_, op)| *op),
             });
             if !c.eat_sign(",") {
                 break;

@@ -55,9 +55,9 @@ pub use names::{Agent, Mode, Operand, Point, Proxy, RoutePart};
 pub use net::NetPlan;
 pub use plan::FEW_BLOCKS;
 pub use plan::{
-    Access, Buffer, Completion, Dim, Each, Family, InternalEdge, Mesh, Nic, NicOrdering, Plan,
-    Positions, Post, Role, RoleKind, Routed, Schedule, Scope, Signal, Space, Table, TableSource,
-    Wait,
+    Access, Axis, Buffer, Completion, Dim, Each, Family, InternalEdge, Mesh, Nic, NicOrdering,
+    Plan, Positions, Post, Role, RoleKind, Routed, Schedule, Scope, Signal, Space, Table,
+    TableSource, Wait,
 };
 pub use points::{MAX_TASKS, PointError, Points, Region, Task};
 pub use print::ExprText;

@@ -1,8 +1,10 @@
 //! Tiles of matrix products: who multiplies them, and what of shared memory they take.
 
+use mk_dtype::{F32_BYTES, OPERAND_BYTES};
+
 /// Bytes of one stage of a matrix product's tile of so many rows, columns and steps along k.
 pub fn mma_stage_bytes([m, n, k]: [u32; 3]) -> u32 {
-    m.saturating_add(n).saturating_mul(k).saturating_mul(2)
+    m.saturating_add(n).saturating_mul(k).saturating_mul(OPERAND_BYTES)
 }
 
 /// The step along k at which part `part` of so many begins, of the steps that a cluster shares.
@@ -13,7 +15,7 @@ pub fn cluster_part(steps: i64, part: i64, parts: i64) -> i64 {
 /// Bytes that come to a CTA from the others of a cluster that shares tiles: f32 sums of what it finishes, in units of 16 columns and 64
 /// rows of each warpgroup.
 pub fn mma_exchange_bytes([m, n]: [u32; 2], cluster: u32) -> u32 {
-    const UNIT_BYTES: u32 = 64 * 16 * 4;
+    const UNIT_BYTES: u32 = 64 * 16 * F32_BYTES;
     let consumers = mma_consumers([m, n]);
     let units = (m * n / (64 * 16) / consumers).div_ceil(cluster.max(1));
     cluster.saturating_sub(1).saturating_mul(units).saturating_mul(consumers * UNIT_BYTES)
@@ -68,7 +70,8 @@ pub fn mma_staging_panels([m, n]: [u32; 2], stages: u32) -> u32 {
 
 /// Bytes of those panels.
 pub fn mma_staging_bytes([m, n]: [u32; 2], stages: u32) -> u32 {
-    mma_consumers([m, n]) * mma_staging_panels([m, n], stages) * 64 * mma_panel_columns(n) * 2
+    let panel = 64 * mma_panel_columns(n) * OPERAND_BYTES;
+    mma_consumers([m, n]) * mma_staging_panels([m, n], stages) * panel
 }
 
 /// Panels that each of the warpgroups that share a tile fills with its part of so many columns of results.

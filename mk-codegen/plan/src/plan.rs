@@ -120,6 +120,37 @@ impl Mesh {
     pub fn size(&self) -> u32 {
         self.axes.iter().map(|a| a.1).product()
     }
+    /// An axis by its name. All ranks are along the only one, whatever it is called.
+    pub fn axis(&self, name: &str) -> Option<Axis> {
+        if let [(_, size)] = self.axes[..] {
+            return Some(Axis { stride: 1, size });
+        }
+        let at = self.axes.iter().position(|(axis, _)| axis == name)?;
+        let behind = self.axes[at + 1..].iter().map(|a| a.1);
+        Some(Axis { stride: behind.product(), size: self.axes[at].1 })
+    }
+}
+
+/// The ranks along an axis of a mesh: how far they are apart, and how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Axis {
+    /// From one to the next.
+    pub stride: u32,
+    /// How many.
+    pub size: u32,
+}
+
+impl Axis {
+    /// The place of a rank along it.
+    pub fn place(&self, rank: usize) -> usize {
+        rank / (self.stride as usize).max(1) % (self.size as usize).max(1)
+    }
+
+    /// Which of the groups along it a rank is in.
+    pub fn group(&self, rank: usize) -> usize {
+        let (stride, size) = ((self.stride as usize).max(1), (self.size as usize).max(1));
+        rank / (stride * size) * stride + rank % stride
+    }
 }
 
 /// The network between nodes.

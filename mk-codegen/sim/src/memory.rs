@@ -1,11 +1,7 @@
 //! Buffers of all ranks. Numbers are kept as f32 and rounded to the buffer's type when they are stored; memory that nobody
 //! has written is NaN.
 
-use super::{
-    error::SimError,
-    math::{Tile, round},
-    options::MAX_ELEMENTS,
-};
+use super::{error::SimError, math::Tile, options::MAX_ELEMENTS};
 use mk_abi::DType;
 use mk_plan::{BufId, Entity, Plan, Points, Region};
 
@@ -59,7 +55,7 @@ impl Memory {
     pub fn fill(&mut self, rank: usize, buffer: BufId, values: &[f32]) {
         let slab = &mut self.ranks[rank][buffer.index()];
         for (x, v) in slab.data.iter_mut().zip(values) {
-            *x = round(slab.dtype, *v);
+            *x = slab.dtype.round(*v);
         }
     }
 
@@ -97,8 +93,8 @@ impl Memory {
         let (values, dtype) = (&mut slab.data, slab.dtype);
         rows(&slab.shape, region, |at| {
             for (x, v) in values[at..at + cols].iter_mut().zip(from.next().unwrap_or(&[])) {
-                let v = round(dtype, *v);
-                *x = if accumulate { round(dtype, *x + v) } else { v };
+                let v = dtype.round(*v);
+                *x = if accumulate { dtype.round(*x + v) } else { v };
             }
         });
     }

@@ -5,7 +5,6 @@
 //! it, the word of its delivery) is the network's to do, at its own time.
 
 use super::{memory::rows, signals::Word};
-use half::{bf16, f16};
 use mk_abi::DType;
 use mk_plan::{NetPlan, Region};
 use std::ops::Range;
@@ -82,7 +81,7 @@ impl<'a> Joined<'a> {
         self.each_row(region, shape, dtype, |at, columns| {
             let mut bytes = vec![0; columns * dtype.size_bytes() as usize];
             self.network.read(region.rank, at, &mut bytes);
-            decode(dtype, &bytes, out);
+            out.extend(dtype.from_bytes(&bytes));
         });
     }
 
@@ -91,7 +90,7 @@ impl<'a> Joined<'a> {
         let mut rest = values;
         self.each_row(region, shape, dtype, |at, columns| {
             let (row, behind) = rest.split_at(columns.min(rest.len()));
-            self.network.write(region.rank, at, &encode(dtype, row));
+            self.network.write(region.rank, at, &dtype.to_bytes(row));
             rest = behind;
         });
     }
@@ -107,33 +106,4 @@ impl<'a> Joined<'a> {
         let columns = region.dims.last().map_or(0, |d| d.1 as usize);
         rows(shape, region, |at| f(base + at as u64 * dtype.size_bytes(), columns));
     }
-}
-
-fn decode(dtype: DType, bytes: &[u8], out: &mut Vec<f32>) {
-    let two = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]);
-    let four = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-    match dtype {
-        DType::Bf16 => out.extend(bytes.chunks_exact(2).map(|b| bf16::from_bits(two(b)).to_f32())),
-        DType::F16 => out.extend(bytes.chunks_exact(2).map(|b| f16::from_bits(two(b)).to_f32())),
-        DType::F32 => out.extend(bytes.chunks_exact(4).map(|b| f32::from_bits(four(b)))),
-        DType::I32 => out.extend(bytes.chunks_exact(4).map(|b| four(b) as i32 as f32)),
-        DType::I64 => out.extend(
-            bytes
-                .chunks_exact(8)
-                .map(|b| (i64::from(four(&b[4..]) as i32) << 32 | i64::from(four(b))) as f32),
-        ),
-    }
-}
-
-fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {
-    let of = |x: &f32| -> Vec<u8> {
-        match dtype {
-            DType::Bf16 => bf16::from_f32(*x).to_le_bytes().to_vec(),
-            DType::F16 => f16::from_f32(*x).to_le_bytes().to_vec(),
-            DType::F32 => x.to_le_bytes().to_vec(),
-            DType::I32 => (*x as i32).to_le_bytes().to_vec(),
-            DType::I64 => (*x as i64).to_le_bytes().to_vec(),
-        }
-    };
-    values.iter().flat_map(of).collect()
 }

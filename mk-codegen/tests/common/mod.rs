@@ -255,6 +255,40 @@ pub const CASES: &[Case] = &[
         3,
         &[("dy", &[77, 72]), ("w", &[1000, 72]), ("h", &[77, 2, 1000])],
     ),
+    // Eight bits: results, rounded on the way, sums, copies.
+    (
+        "cast_e4m3",
+        "gather(x) -> gemm(w) -> bias(c) -> gelu -> cast(e4m3)",
+        4,
+        &[("x", &[1024, 512]), ("w", &[512, 2048]), ("c", &[2048])],
+    ),
+    (
+        "cast_e5m2_ragged",
+        "fn f(x: f16[M, K] @ shard(0), w: f16[K, 2, F] @ shard(2)) {
+             gather(x) -> gemm(w) -> swiglu -> cast(e4m3) -> cast(f32) -> scale(0.5) -> cast(e5m2)
+         }",
+        3,
+        &[("x", &[500, 72]), ("w", &[72, 2, 1001])],
+    ),
+    (
+        "sum_to_e4m3",
+        "gemm(a, b) -> reduce_scatter -> cast(e4m3)",
+        4,
+        &[("a", &[2048, 1024]), ("b", &[1024, 512])],
+    ),
+    (
+        "sum_to_e5m2_ragged",
+        "gemm(a, b) -> cast(f32) -> all_reduce -> relu -> cast(e5m2)",
+        3,
+        &[("a", &[200, 136]), ("b", &[136, 331])],
+    ),
+    (
+        "gather_e4m3",
+        "fn f(x: e4m3[M, K] @ shard(0)) { gather(x) }",
+        4,
+        &[("x", &[1000, 256])],
+    ),
+    ("gather_e5m2_odd", "fn f(x: e5m2[M, K] @ shard(0)) { gather(x) }", 2, &[("x", &[300, 33])]),
 ];
 
 /// Lowers a case.

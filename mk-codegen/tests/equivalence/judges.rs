@@ -1,7 +1,7 @@
 //! The executor beside the field: what either says of mutants that the verifier accepts.
 
 use crate::mutate::{Mutant, mutants};
-use half::bf16;
+use mk_abi::DType;
 use mk_codegen::{
     equivalence::{self, FieldError, Options},
     passes::lower,
@@ -153,7 +153,7 @@ fn outputs(plan: &Plan, program: &Program) -> Option<Outputs> {
         let whole = tensor.ty.placement[0] == Placement::Replicate;
         let seed = (tensor.id.index() as u64) << 8 | if whole { 0 } else { rank as u64 + 1 };
         let mut rng = SmallRng::seed_from_u64(seed);
-        let one = |_| bf16::from_f32(rng.random_range(-1.0..1.0)).to_f32();
+        let one = |_| DType::Bf16.round(rng.random_range(-1.0..1.0));
         (0..shape.iter().product()).map(one).collect()
     };
     let table = |_: i64, _: usize, _: TabId| Vec::new();

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 fn other_types(plan: &Plan) -> Vec<(String, BufId, Plan)> {
     let mut out = Vec::new();
     for (id, b) in plan.buffers.iter() {
-        for dtype in [DType::Bf16, DType::F16, DType::F32, DType::I32, DType::I64] {
+        for dtype in DType::ALL {
             if dtype != b.dtype {
                 let mut plan = plan.clone();
                 plan.buffers[id].dtype = dtype;

@@ -1,6 +1,6 @@
 //! Runs a plan with random data and keeps all inputs and outputs.
 
-use half::bf16;
+use mk_abi::DType;
 use mk_codegen::{
     plan::{BufId, Entity, Plan, TabId},
     sim::{self, Callbacks, Options, RunReport, SimError},
@@ -86,7 +86,7 @@ pub fn run(
     let input = |epoch: i64, rank: usize, b: BufId, shape: &[usize]| {
         let seed = (epoch as u64) << 32 | (rank as u64) << 16 | b.index() as u64;
         let mut rng = SmallRng::seed_from_u64(seed);
-        let one = |_| bf16::from_f32(rng.random_range(-1.0..1.0)).to_f32();
+        let one = |_| DType::Bf16.round(rng.random_range(-1.0..1.0));
         let values: Vec<f32> = (0..shape.iter().product()).map(one).collect();
         let tensor = Tensor { shape: shape.to_vec(), values: values.clone() };
         data.borrow_mut().inputs.insert((epoch, rank, name(b)), tensor);

@@ -44,7 +44,7 @@ fn mutate(text: &str, rng: &mut SmallRng) -> String {
 
 /// Plans in forms that no pipeline has yet, as the passes' own tests print them.
 fn drafts() -> Vec<String> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/passes/tests/snapshots");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("lower/src/passes/tests/snapshots");
     let files = fs::read_dir(&dir).expect("snapshots").map(|e| e.expect("an entry").path());
     let mut files: Vec<_> = files.filter(|p| p.extension().is_some_and(|e| e == "snap")).collect();
     files.sort();

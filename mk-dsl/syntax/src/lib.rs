@@ -16,6 +16,7 @@
 
 mod alias;
 mod ast;
+mod axis;
 mod bind;
 mod check;
 mod diag;
@@ -34,6 +35,7 @@ mod repair;
 mod span;
 mod suggest;
 
+pub use axis::TwoAxes;
 pub use bind::{BindError, BindErrors, Bound, Given};
 pub use diag::{Diagnostic, Diagnostics};
 pub use excerpt::Excerpt;

@@ -467,10 +467,24 @@ pub(crate) fn swiglu_sharded(name: &str, found: &str) -> Text {
     )
 }
 
-pub(crate) fn gemm_dtype(name: &str) -> Text {
+pub(crate) fn product_dtype(op: &str, name: &str, dtype: DType) -> Text {
+    let all = DType::ALL.into_iter().filter(|d| d.multiplies()).map(|d| format!("`{d}`"));
+    let takes = all.collect::<Vec<_>>().join(" or ");
     text(
-        format!("{name} is `f32`, and `gemm` takes `bf16` or `f16`"),
+        format!("{name} is `{dtype}`, and `{op}` takes {takes}"),
         "convert it before: `cast(bf16)`",
+    )
+}
+
+pub(crate) fn storage_only(op: &str, name: &str, dtype: DType, sums: bool) -> Text {
+    let what = if sums { "sums over ranks" } else { "computes" };
+    let help = match sums {
+        true => format!("sum first, and round the sum: `{op} -> cast({dtype})`"),
+        false => "convert it before: `cast(bf16)`".into(),
+    };
+    text(
+        format!("`{op}` {what}, and {name} is `{dtype}`, which is only stored, moved and cast"),
+        help,
     )
 }
 

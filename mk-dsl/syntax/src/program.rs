@@ -15,6 +15,7 @@
 //!   and results reads what is `Zigzag`; `lse` has the result of an `attention` as its input.
 //! - No symbol is unused, and no literal dimension or bound is zero or above [`MAX_DIM`].
 
+pub use mk_dtype::DType;
 use std::fmt;
 
 /// The largest extent of one dimension, in elements: `2^30`. Kernels index in 32 bits, and round extents up to whole blocks.
@@ -67,62 +68,6 @@ entity! {
 entity! {
     /// A mesh axis: an index into [`Program::mesh_axes`].
     AxisId, "axis"
-}
-
-/// An element type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum DType {
-    /// bfloat16, 2 bytes.
-    Bf16,
-    /// IEEE half precision, 2 bytes.
-    F16,
-    /// IEEE single precision, 4 bytes: a result of `cast(f32)`, or partial sums.
-    F32,
-    /// 32-bit integer: rows of experts, or experts of tokens.
-    I32,
-    /// 64-bit integer: experts of tokens.
-    I64,
-}
-
-impl DType {
-    /// Every dtype, in the order in which messages list them.
-    pub const ALL: [DType; 5] = [DType::Bf16, DType::F16, DType::F32, DType::I32, DType::I64];
-
-    /// Its name in the source language.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DType::Bf16 => "bf16",
-            DType::F16 => "f16",
-            DType::F32 => "f32",
-            DType::I32 => "i32",
-            DType::I64 => "i64",
-        }
-    }
-
-    /// The dtype called `name`.
-    pub fn from_name(name: &str) -> Option<DType> {
-        DType::ALL.into_iter().find(|d| d.name() == name)
-    }
-
-    /// The size of one element, in bytes.
-    pub const fn size_bytes(self) -> u64 {
-        match self {
-            DType::Bf16 | DType::F16 => 2,
-            DType::F32 | DType::I32 => 4,
-            DType::I64 => 8,
-        }
-    }
-
-    /// Whether its values are integers, which nothing computes with.
-    pub const fn is_integer(self) -> bool {
-        matches!(self, DType::I32 | DType::I64)
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
 }
 
 /// One dimension of a (global) shape.

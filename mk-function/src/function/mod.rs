@@ -12,7 +12,6 @@
 //! set of sizes, compiled by the caller.
 
 mod bind;
-mod dtype;
 mod kernel;
 mod options;
 mod sequence;
@@ -21,7 +20,6 @@ mod sizes;
 mod wiring;
 
 pub use crate::error::{ArgumentError, FunctionError};
-pub use dtype::abi_dtype;
 pub use kernel::{Argument, Call, Kernel};
 pub use options::{FunctionOptions, Tuning};
 pub use share::reserved_sms;

@@ -1,6 +1,6 @@
 //! Which tensor of which part is which of a call's, and which lie between parts.
 
-use super::{dtype::abi_dtype, sizes::Signature};
+use super::sizes::Signature;
 use crate::choice::Part;
 use mk_abi::DType;
 use mk_syntax::{Bound, Program, ValueId};
@@ -84,6 +84,6 @@ impl Wiring {
     ) -> Vec<(DType, Vec<u64>)> {
         let program = signature.program();
         let all = self.between.iter().filter_map(|id| Some((id, program.ty(*id)?)));
-        all.map(|(id, ty)| (abi_dtype(ty.dtype), signature.local_shape(bound, *id, rank))).collect()
+        all.map(|(id, ty)| (ty.dtype, signature.local_shape(bound, *id, rank))).collect()
     }
 }

@@ -16,7 +16,6 @@ use super::{
     value::{Matrix, Value},
 };
 use mk_abi::DType;
-use mk_function::function::abi_dtype;
 use mk_syntax::{Def, Node, Op, Placement, Tensor, ValueId};
 use routes::Routes;
 use std::{borrow::Cow, collections::BTreeMap};
@@ -145,20 +144,22 @@ impl<'a> Dense<'a> {
 
     /// The type of a value.
     fn dtype(&self, value: ValueId) -> DType {
-        self.inputs.case().program.ty(value).map_or(DType::F32, |t| abi_dtype(t.dtype))
+        self.inputs.case().program.ty(value).map_or(DType::F32, |t| t.dtype)
     }
 
     /// Whether memory may hold a value before it is read: it is a result, or a collective's, or is read by something else than the
-    /// elementwise operation that follows its product. Sums over ranks store their summands themselves.
+    /// elementwise operation that follows its product; what a cast rounds in registers counts, too. Sums over ranks store
+    /// their summands themselves.
     fn is_stored(&self, value: ValueId) -> bool {
         let program = self.inputs.case().program;
         let Some(Def::Node(node)) = program.def(value) else { return false };
         let collective = |op: &Op| {
             matches!(op, Op::Gather { .. } | Op::ReduceScatter { .. } | Op::AllReduce { .. })
         };
+        let rounds = matches!(node.op, Op::Cast(to) if to != DType::F32);
         let read = |node: &Node| {
             let fused = node.op.is_elementwise() || matches!(node.op, Op::Swiglu);
-            let from = usize::from(fused);
+            let from = usize::from(fused && !rounds);
             let sums = matches!(node.op, Op::ReduceScatter { .. } | Op::AllReduce { .. });
             !sums && node.inputs.iter().skip(from).any(|i| *i == value)
         };
@@ -286,7 +287,7 @@ impl<'a> Dense<'a> {
             (Op::Mul, [x, y]) => x.zip(y, Near::mul),
             (Op::Add, [x, y]) => x.zip(y, Near::add),
             (Op::Scale(factor), [x]) => x.map(|_, x| x.scale(factor)),
-            (Op::Cast(to), [x]) => x.map(|_, x| x.cast(abi_dtype(to))),
+            (Op::Cast(to), [x]) => x.map(|_, x| x.cast(to)),
             _ => return Err(HarnessError::unsupported(format!("`{}`", node.op.name()))),
         })
     }

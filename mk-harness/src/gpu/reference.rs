@@ -4,7 +4,6 @@
 use super::{grouped, setting::Setting};
 use crate::{HarnessError, Layout, local::placement};
 use mk_abi::DType;
-use mk_function::function::abi_dtype;
 use mk_runtime::{
     DeviceTensor, MapOp, Operand,
     reference::{Attend, AttendGrad, Places},
@@ -192,7 +191,7 @@ impl Evaluator<'_, '_> {
             Op::Scale(factor) => MapOp::Scale(factor as f32),
             Op::Cast(_) => MapOp::Cast,
         };
-        let to = if let Op::Cast(to) = node.op { abi_dtype(to) } else { DType::F32 };
+        let to = if let Op::Cast(to) = node.op { to } else { DType::F32 };
         let out = self.make(to, &shape)?;
         if out.elements() > 0 {
             let second = if node.inputs.len() > 1 { Some(operand(1)?) } else { None };

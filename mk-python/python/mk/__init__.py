@@ -19,6 +19,7 @@ from ._errors import (
 )
 from ._explain import Explanation
 from ._function import Function, compile, recover
+from ._pipeline import Pipeline, load
 from ._tune import tune
 from ._mk import SETTINGS, Plan, Setting, World, __version__, plan
 
@@ -30,6 +31,7 @@ __all__ = [
     "Explanation",
     "FaultError",
     "Function",
+    "Pipeline",
     "PipelineError",
     "Plan",
     "RendezvousError",
@@ -39,6 +41,7 @@ __all__ = [
     "World",
     "__version__",
     "compile",
+    "load",
     "plan",
     "recover",
     "tune",

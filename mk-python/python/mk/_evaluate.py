@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from . import _attention
 from ._errors import UnsupportedError
-
-DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "i32": "int32", "i64": "int64"}
+from ._mk import DTYPES
 
 
 def dtype(torch, value):

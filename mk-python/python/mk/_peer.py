@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from ._errors import UnsupportedError
+from ._mk import DTYPES
 
 # What elementwise operations are, of torch, its functions and the value's dict.
 _ELEMENTWISE = {
@@ -25,11 +26,10 @@ _ELEMENTWISE = {
 }
 # As this file names them.
 COLLECTIVES = {"all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"}
-_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 
 def _dtype(torch, value):
-    return getattr(torch, _DTYPES[value["dtype"]])
+    return getattr(torch, DTYPES[value["dtype"]])
 
 
 class Peer:

@@ -11,8 +11,9 @@ import torch
 
 from ._errors import ArgumentError
 from ._function import check_world, compile
+from ._replace import Replaced, replace
 
-__all__ = ["ColumnParallelLinear", "GatedMLP", "RowParallelLinear"]
+__all__ = ["ColumnParallelLinear", "GatedMLP", "Replaced", "RowParallelLinear", "replace"]
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 

@@ -3,7 +3,6 @@
 use crate::Error;
 use crate::mem::DeviceBuffer;
 use crate::world::World;
-use half::{bf16, f16};
 use mk_abi::DType;
 
 /// A tensor argument of a launch: an address and a size.
@@ -133,13 +132,10 @@ impl DeviceTensor {
     /// [`Error::Shape`] when the number of values is not the number of elements, or the type is not a float;
     /// [`Error::Cuda`].
     pub fn upload_f32(&self, values: &[f32]) -> Result<(), Error> {
-        let bytes = match self.dtype {
-            DType::Bf16 => pack(values, |v| bf16::from_f32(v).to_le_bytes()),
-            DType::F16 => pack(values, |v| f16::from_f32(v).to_le_bytes()),
-            DType::F32 => pack(values, f32::to_le_bytes),
-            DType::I32 | DType::I64 => return Err(self.not("of floats")),
-        };
-        self.buffer.upload(&bytes)
+        if self.dtype.is_integer() {
+            return Err(self.not("of floats"));
+        }
+        self.buffer.upload(&self.dtype.to_bytes(values))
     }
 
     /// Copies behind the GPU's launches, and widens to f32 (exact).
@@ -148,12 +144,10 @@ impl DeviceTensor {
     /// [`Error::Shape`] when the type is not a float; [`Error::Cuda`], also that of an earlier kernel.
     pub fn download_f32(&self) -> Result<Vec<f32>, Error> {
         let bytes = self.buffer.download()?;
-        Ok(match self.dtype {
-            DType::Bf16 => unpack(&bytes, |b| bf16::from_le_bytes(b).to_f32()),
-            DType::F16 => unpack(&bytes, |b| f16::from_le_bytes(b).to_f32()),
-            DType::F32 => unpack(&bytes, f32::from_le_bytes),
-            DType::I32 | DType::I64 => return Err(self.not("of floats")),
-        })
+        if self.dtype.is_integer() {
+            return Err(self.not("of floats"));
+        }
+        Ok(self.dtype.from_bytes(&bytes).collect())
     }
 
     /// Copies integers, and waits.
@@ -236,17 +230,4 @@ fn pack<T: Copy, const N: usize>(values: &[T], to: impl Fn(T) -> [u8; N]) -> Vec
 
 fn unpack<T, const N: usize>(bytes: &[u8], from: impl Fn([u8; N]) -> T) -> Vec<T> {
     bytes.as_chunks::<N>().0.iter().map(|c| from(*c)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn floats_round_to_even_and_widen_exactly() {
-        let values = [1.0f32, -2.5, 1.0 + 1.0 / 256.0, f32::INFINITY];
-        let bytes = pack(&values, |v| bf16::from_f32(v).to_le_bytes());
-        let back: Vec<f32> = unpack(&bytes, |b| bf16::from_le_bytes(b).to_f32());
-        assert_eq!(back, [1.0, -2.5, 1.0, f32::INFINITY]);
-    }
 }

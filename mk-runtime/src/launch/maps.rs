@@ -6,6 +6,7 @@ use crate::mem::Layout;
 use cudarc::driver::sys;
 use mk_abi::device::TENSOR_MAP_BYTES;
 use mk_abi::{DType, KernelSource, MapBase, Swizzle, TensorMapSpec};
+use mk_dtype::MapType;
 
 /// Addresses that a rank's maps are relative to.
 #[derive(Clone, Debug)]
@@ -88,12 +89,13 @@ pub(super) fn encode(
 
 fn data_type(dtype: DType) -> sys::CUtensorMapDataType {
     use sys::CUtensorMapDataType as T;
-    match dtype {
-        DType::Bf16 => T::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        DType::F16 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        DType::F32 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-        DType::I32 => T::CU_TENSOR_MAP_DATA_TYPE_INT32,
-        DType::I64 => T::CU_TENSOR_MAP_DATA_TYPE_INT64,
+    match dtype.format().map {
+        MapType::Uint8 => T::CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        MapType::Bfloat16 => T::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        MapType::Float16 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        MapType::Float32 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        MapType::Int32 => T::CU_TENSOR_MAP_DATA_TYPE_INT32,
+        MapType::Int64 => T::CU_TENSOR_MAP_DATA_TYPE_INT64,
     }
 }
 

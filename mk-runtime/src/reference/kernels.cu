@@ -4,14 +4,22 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// Element types, as `code` in mod.rs numbers them.
-enum : u32 { BF16 = 0, F16 = 1, F32 = 2 };
+// Element types, in the order of the host's table.
+enum : u32 { BF16, F16, F32, E4M3, E5M2 };
 
 __device__ __forceinline__ float load(const void* p, u32 dtype, u64 i) {
   if (dtype == BF16) return __uint_as_float((u32)((const u16*)p)[i] << 16);
   if (dtype == F32) return ((const float*)p)[i];
+  u32 half;
+  if (dtype == E4M3) {
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(half) : "h"((u16)((const u8*)p)[i]));
+  } else if (dtype == E5M2) {
+    half = (u32)((const u8*)p)[i] << 8;
+  } else {
+    half = ((const u16*)p)[i];
+  }
   float v;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(((const u16*)p)[i]));
+  asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"((u16)half));
   return v;
 }
 
@@ -21,6 +29,17 @@ __device__ __forceinline__ void store(void* p, u32 dtype, u64 i, float v) {
     return;
   }
   u16 h;
+  if (dtype == E4M3 || dtype == E5M2) {
+    // Saturates; e5m2 has an infinity behind its largest number.
+    if (dtype == E4M3) {
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(h) : "f"(0.f), "f"(v));
+    } else {
+      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(h) : "f"(0.f), "f"(v));
+      if (fabsf(v) >= 61440.f) ++h;
+    }
+    ((u8*)p)[i] = (u8)h;
+    return;
+  }
   if (dtype == BF16) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(v));
   } else {

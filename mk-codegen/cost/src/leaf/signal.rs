@@ -11,8 +11,8 @@ macro_rules! signals {
     ($($leaf:ty),*) => {$(
         impl Cost for $leaf {
             fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
-                                let x = u.family(task);
-                                u.job(task, x, 1, Kind::Signal, 0.0, u.work.flows.len())
+                let x = u.family(task);
+                u.job(task, x, 1, Kind::Signal, 0.0, u.work.flows.len())
             }
         }
     )*};

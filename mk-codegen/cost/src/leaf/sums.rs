@@ -24,8 +24,8 @@ macro_rules! as_sums {
     ($($leaf:ty),*) => {$(
         impl Cost for $leaf {
             fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
-                                let x = u.family(task);
-                                match x.inner {
+                let x = u.family(task);
+                match x.inner {
                     None => sum(u, task, x, 1),
                     Some(_) => Err(Unroller::unsupported(task, x)),
                 }

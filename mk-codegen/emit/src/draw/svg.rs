@@ -5,6 +5,8 @@ use super::scene::{Block, Place, PlaceKind, Scene};
 use mk_plan::Plan;
 use std::fmt::Write;
 
+/// Between two pictures.
+const GAP: f64 = 16.0;
 /// Characters of a tooltip.
 const MAX_TITLE: usize = 400;
 
@@ -27,11 +29,35 @@ path{fill:none;stroke-width:1.5}.rd{stroke:#0969da}.wr{stroke:#bc4c00}.ol{stroke
 /// them go, the own rank's memory on the left, signals and peers' memory on the right. Tooltips have the whole accesses,
 /// waits and posts.
 pub fn svg(plan: &Plan) -> String {
+    at(plan, None).0
+}
+
+/// Pictures of plans below each other, in the order in which they are launched.
+pub fn stacked(plans: &[&Plan]) -> String {
+    if let [plan] = plans {
+        return svg(plan);
+    }
+    let (mut body, mut width, mut height) = (String::new(), 0.0, 0.0);
+    for plan in plans {
+        let (text, wide, high) = at(plan, Some(height));
+        body += &text;
+        width = f64::max(width, wide);
+        height += high + GAP;
+    }
+    let height = f64::max(height - GAP, 0.0);
+    let size = format!("width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\"");
+    format!("<svg xmlns=\"http://www.w3.org/2000/svg\" {size} role=\"img\">\n{body}</svg>\n")
+}
+
+/// The picture, of itself or at a height within another; its width and height.
+fn at(plan: &Plan, y: Option<f64>) -> (String, f64, f64) {
     let scene = Scene::of(plan);
     let layout = Layout::of(&scene);
     let mut out = Svg { text: String::new() };
     let (width, height) = (layout.width.ceil(), layout.height.ceil());
-    let size = format!("width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\"");
+    let place = y.map_or(String::new(), |y| format!("y=\"{y}\" "));
+    let size =
+        format!("{place}width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\"");
     out.line(&format!("<svg xmlns=\"http://www.w3.org/2000/svg\" {size} role=\"img\">"));
     out.line(&format!("<title>Plan of {}</title>", escape(&cut(&scene.title, MAX_TITLE))));
     out.line(&format!("<style>{STYLE}</style>"));
@@ -57,7 +83,7 @@ pub fn svg(plan: &Plan) -> String {
     }
     out.legend(layout.columns[0], layout.legend_y);
     out.line("</svg>");
-    out.text
+    (out.text, width, height)
 }
 
 struct Svg {
@@ -184,7 +210,7 @@ fn colour(place: &Place, is_into_family: bool) -> (&'static str, &'static str) {
 }
 
 /// Text as XML has it; what XML cannot have is replaced.
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
         let _ = match c {

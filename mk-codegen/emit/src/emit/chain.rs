@@ -19,8 +19,9 @@ fn operation(op: EpilogueOp) -> Option<Value> {
                 context! { op => "scale", factor => format!("__uint_as_float(0x{bits:08x}u)") },
             );
         }
-        EpilogueOp::RoundBf16 => "round_bf16",
-        EpilogueOp::RoundF16 => "round_f16",
+        EpilogueOp::Round(to) => {
+            return Some(context! { op => "round", dtype => to.format().cuda });
+        }
         // The gate is the tile's own, and what is carried has a place of its own.
         EpilogueOp::Widen | EpilogueOp::Swiglu | EpilogueOp::Keep | EpilogueOp::Carry => {
             return None;

@@ -7,6 +7,7 @@ use super::{
     nodes,
     types::{Options, dtype_name},
 };
+use mk_abi::DType;
 use mk_plan::{
     Access, BinOp, BufId, CPrinter, Each, Entity, Expr, FamId, Family, Operand, Plan, Points, SigId,
 };
@@ -164,15 +165,11 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// The element type that some operands of a family have in common, as the library names it.
+    /// The element type that some operands of a family have in common.
     ///
     /// # Errors
     /// [`EmitError::Internal`] where they have several: [`Plan::check_elements`] comes first.
-    pub fn one_dtype(
-        &self,
-        id: FamId,
-        of: impl Fn(Operand) -> bool,
-    ) -> Result<&'static str, EmitError> {
+    pub fn one_type(&self, id: FamId, of: impl Fn(Operand) -> bool) -> Result<DType, EmitError> {
         let f = &self.plan.families[id];
         let mut types =
             f.accesses.iter().filter(|a| of(a.operand)).map(|a| self.plan.buffers[a.buffer].dtype);
@@ -184,7 +181,19 @@ impl<'a> Emitter<'a> {
             let what = format!("operands of {id} have several types");
             return Err(EmitError::internal("emit/context.rs", what));
         }
-        dtype_name(&f.name, first)
+        Ok(first)
+    }
+
+    /// [`Self::one_type`], as the library names it.
+    ///
+    /// # Errors
+    /// As that; [`EmitError::Unsupported`] for types that no tile computes with.
+    pub fn one_dtype(
+        &self,
+        id: FamId,
+        of: impl Fn(Operand) -> bool,
+    ) -> Result<&'static str, EmitError> {
+        dtype_name(&self.plan.families[id].name, self.one_type(id, of)?)
     }
 
     /// Whether some dimension comes with each launch.

@@ -32,12 +32,6 @@ pub(super) struct Slice {
 /// # Errors
 /// [`EmitError::Unsupported`] for types that no tile computes with.
 pub(super) fn dtype_name(place: &str, dtype: DType) -> Result<&'static str, EmitError> {
-    match dtype {
-        DType::Bf16 => Ok("Bf16"),
-        DType::F16 => Ok("F16"),
-        DType::F32 => Ok("F32"),
-        DType::I32 | DType::I64 => {
-            Err(EmitError::unsupported(place, format!("no tile computes {dtype}")))
-        }
-    }
+    let unknown = || EmitError::unsupported(place, format!("no tile computes {dtype}"));
+    dtype.format().cuda.ok_or_else(unknown)
 }

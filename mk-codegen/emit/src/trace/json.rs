@@ -115,7 +115,7 @@ fn number(x: f64) -> String {
     if x.is_finite() { format!("{x:.3}") } else { "null".into() }
 }
 
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! a buffer by rank ──> decode (records) ──> clock (nanoseconds) ──> align (one time for all ranks) ──> Trace
-//! Trace ──> json (Perfetto), svg (a picture), summary (text), chain (what the end waited for)
+//! Trace ──> json (Perfetto), svg (a picture), html (one that zooms), summary (text), chain (what the end waited for)
 //! ```
 //!
 //! All of it is a function of its arguments; a buffer may hold anything. How to make and read a trace:
@@ -13,6 +13,7 @@ mod chain;
 mod clock;
 mod decode;
 mod error;
+mod html;
 mod json;
 mod launch;
 mod spans;
@@ -23,6 +24,7 @@ pub use align::Alignment;
 pub use chain::{Chain, Step, chain};
 pub use decode::RankBuffer;
 pub use error::TraceError;
+pub use html::html;
 pub use json::json;
 pub use launch::Trace;
 pub use spans::{Agent, RankClock, Span, What, Word};

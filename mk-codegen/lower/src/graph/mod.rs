@@ -154,8 +154,6 @@ impl Kind {
 pub struct OpGraph {
     /// Name of the pipeline.
     pub name: String,
-    /// Mesh axes.
-    pub axes: Vec<String>,
     /// Values.
     pub graph: StableDiGraph<Value, usize>,
     /// Values that the caller receives.
@@ -180,7 +178,7 @@ impl OpGraph {
             let node = graph.add_node(Value {
                 name: name.to_string(),
                 kind,
-                dtype: dtype(ty.dtype),
+                dtype: ty.dtype,
                 shape,
                 placement: ty.placement.clone(),
             });
@@ -190,9 +188,8 @@ impl OpGraph {
             nodes.push(node);
         }
         let results = program.results().iter().map(|r| nodes[r.index()]).collect();
-        let axes = program.mesh_axes().to_vec();
         let result_names = program.result_names().to_vec();
-        OpGraph { name: program.name().to_string(), axes, graph, results, result_names }
+        OpGraph { name: program.name().to_string(), graph, results, result_names }
     }
 
     /// Operands in order.
@@ -222,16 +219,6 @@ fn extent(program: &Program, bound: &Bound, dim: Dim) -> Extent {
     // The kernel is the same for every value of a run-time dimension, so it is made at the largest.
     let value = bound.max_dim(dim).and_then(|v| i32::try_from(v).ok()).unwrap_or(0);
     Extent { value, symbol, runtime_max: bound.is_runtime(dim).then_some(value) }
-}
-
-fn dtype(d: mk_syntax::DType) -> DType {
-    match d {
-        mk_syntax::DType::Bf16 => DType::Bf16,
-        mk_syntax::DType::F16 => DType::F16,
-        mk_syntax::DType::F32 => DType::F32,
-        mk_syntax::DType::I32 => DType::I32,
-        mk_syntax::DType::I64 => DType::I64,
-    }
 }
 
 fn kind_of(op: Op) -> Kind {
@@ -275,9 +262,7 @@ fn kind_of(op: Op) -> Kind {
         Op::Mul => EpilogueOp::Mul,
         Op::Add => EpilogueOp::Add,
         Op::Scale(factor) => EpilogueOp::Scale((factor as f32).to_bits()),
-        Op::Cast(mk_syntax::DType::Bf16) => EpilogueOp::RoundBf16,
-        Op::Cast(mk_syntax::DType::F16) => EpilogueOp::RoundF16,
-        // Nothing is cast to integers.
-        Op::Cast(_) => EpilogueOp::Widen,
+        Op::Cast(DType::F32) => EpilogueOp::Widen,
+        Op::Cast(to) => EpilogueOp::Round(to),
     })
 }

@@ -14,12 +14,13 @@ mod strategies;
 #[cfg(test)]
 mod tests;
 mod tile;
+mod world;
 
 use crate::{
     graph::OpGraph,
     settings::{self, Config, Facts},
 };
-use mk_plan::{Buffer, Plan, Space, target};
+use mk_plan::{Buffer, Plan, Space};
 use mk_prove::{
     equivalence::{self, FieldError},
     valid::{self, Violation},
@@ -31,6 +32,7 @@ use std::{collections::BTreeSet, panic::resume_unwind, thread};
 pub use error::LowerError;
 pub use roles::{DEFAULT_COPY_SMS, DEFAULT_REDUCE_SMS};
 pub use scaled::{Smaller, smaller};
+use world::World;
 
 /// The numbers of a world of so many ranks.
 fn on(program: &Program, bound: &Bound, ranks: u32) -> Result<Bound, LowerError> {
@@ -57,7 +59,8 @@ fn claimed(program: &Program, bound: &Bound, ranks: u32) -> Result<Kernel, Lower
 /// # Errors
 /// As [`lower`], for pipelines without a kernel.
 pub fn facts(program: &Program, bound: &Bound, ranks: u32) -> Result<Facts, LowerError> {
-    Ok(claims::facts(&claimed(program, bound, ranks)?, ranks))
+    let program = world::over_one_axis(program)?;
+    Ok(claims::facts(&claimed(&program, bound, ranks)?, ranks))
 }
 
 /// The plan of a pipeline, not yet verified.
@@ -66,15 +69,11 @@ pub fn facts(program: &Program, bound: &Bound, ranks: u32) -> Result<Facts, Lowe
 /// [`LowerError::Unsupported`] for pipelines outside what the passes cover, [`LowerError::Setting`] for settings that do
 /// not fit, [`LowerError::OutOfRange`] for worlds, targets and extents that no kernel has, [`LowerError::TooLarge`] for sizes that no plan has.
 pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, LowerError> {
-    let target = target::by_name(&config.target).ok_or_else(|| {
-        let known: Vec<_> = target::TARGETS.iter().map(|t| t.name).collect();
-        let what = format!("target `{}` is not known", config.target);
-        LowerError::OutOfRange { what, help: format!("use {}", known.join(", ")) }
-    })?;
+    let (world, program, config) = &World::of(program, bound, config)?;
     let kernel = claimed(program, bound, config.ranks)?;
     let facts = claims::facts(&kernel, config.ranks);
-    let config = &settings::normalise(config, &facts, target)?;
-    let mut draft = tile::families(&kernel, config, target)?;
+    let config = &settings::normalise(config, &facts, world.target)?;
+    let mut draft = tile::families(&kernel, config, world)?;
     limits::check(&draft)?;
     signals::insert(&mut draft)?;
     let plan = finish(draft, config)?;

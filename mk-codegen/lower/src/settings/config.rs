@@ -12,6 +12,9 @@ use mk_plan::{
 pub struct Config {
     /// Number of ranks.
     pub ranks: u32,
+    /// The axes that ranks form, and their extents; rank is row-major over them, the last one fastest. None: all are along the axis of the
+    /// pipeline. Along axes that the pipeline does not name, ranks do the same.
+    pub mesh: Vec<(String, u32)>,
     /// Nodes, which have as many ranks each: rank `r` is number `r % (ranks / nodes)` of its node. Between nodes only network cards
     /// carry data.
     pub nodes: u32,
@@ -69,6 +72,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             ranks: 1,
+            mesh: Vec::new(),
             nodes: 1,
             net: NicOrdering::InOrder,
             target: target::SM_90A.name.to_string(),

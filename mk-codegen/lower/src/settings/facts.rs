@@ -58,8 +58,8 @@ pub struct Product {
     pub plain: bool,
     /// Whether its inner dimension can be cut: it is plain, and as deep on every rank.
     pub divisible: bool,
-    /// Whether it stores, or saves, f32.
-    pub f32: bool,
+    /// Whether it stores, or saves, other than 16 bits.
+    pub odd_bits: bool,
     /// Its inner dimension, where no launch decides it and every rank has as much of it.
     pub depth: Option<u64>,
     /// Whether its operands are the caller's, as TMA takes them, and it saves nothing on the way.

@@ -107,10 +107,13 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
         let why = format!("tiles of {bm} x {bn} leave no registers for elementwise operations");
         return misfit_of_tile(c, why);
     }
-    // Partial sums are f32, too.
-    let f32 = c.split_k > 1 || c.last_wave.is_some() || facts.products.iter().any(|p| p.f32);
-    if f32 && bn % 64 != 0 && c.last_wave.is_none() {
-        return misfit_of_tile(c, format!("f32 results have no tiles of {bn} columns"));
+    // Partial sums are f32.
+    let odd = c.split_k > 1 || c.last_wave.is_some() || facts.products.iter().any(|p| p.odd_bits);
+    if odd && bn % 64 != 0 && c.last_wave.is_none() {
+        return misfit_of_tile(
+            c,
+            format!("results of other than 16 bits have no tiles of {bn} columns"),
+        );
     }
     Ok(())
 }
@@ -128,9 +131,9 @@ pub(super) fn swapped_rows(columns: u32) -> Option<impl Iterator<Item = u32>> {
 
 /// Whether such tiles have a kernel.
 pub(super) fn swaps(c: &Config, facts: &Facts) -> bool {
-    let f32 = facts.products.iter().any(|p| p.f32);
+    let odd = facts.products.iter().any(|p| p.odd_bits);
     let cooperative = c.consumers == Consumers::Cooperative && c.last_wave.is_none();
-    shared_depth(facts).is_some() && !f32 && !facts.ragged && cooperative
+    shared_depth(facts).is_some() && !odd && !facts.ragged && cooperative
 }
 
 pub(super) fn stages(c: &Config, facts: &Facts) -> Fit {

@@ -233,9 +233,12 @@ impl Record for MmaTile {
     }
 
     fn types(&self) -> Vec<OneType> {
+        // Panels of eight bits have no layout, and partial sums are computed with.
+        let panels = self.store == Store::Tma || self.epilogue.contains(&EpilogueOp::Carry);
+        let result = if panels { Elements::Float } else { Elements::Stored };
         let mut all = vec![
             OneType::new(&[Operand::A, Operand::B], Elements::Half),
-            OneType::new(&[Operand::C, Operand::AccIn], Elements::Float),
+            OneType::new(&[Operand::C, Operand::AccIn], result),
         ];
         all.extend(EPILOGUE_OPERANDS.map(|e| OneType::new(&[e], Elements::Float)));
         all

@@ -64,7 +64,7 @@ impl Record for ReduceTile {
     fn types(&self) -> Vec<OneType> {
         let mut all = vec![
             OneType::new(&[Operand::Src], Elements::Float),
-            OneType::new(&[Operand::Dst], Elements::Float),
+            OneType::new(&[Operand::Dst], Elements::Stored),
             OneType::new(&[Operand::W], Elements::F32),
         ];
         all.extend(EPILOGUE_OPERANDS.map(|e| OneType::new(&[e], Elements::Float)));

@@ -104,7 +104,7 @@ fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
             }
             let space = c.named(Space::NAMES, Space::from_name)?;
             let shared = c.eat_word("shared");
-            let dtype = c.named(&["bf16", "f16", "f32", "i32"], DType::from_name)?;
+            let dtype = c.named(&DType::ALL.map(DType::name), DType::from_name)?;
             let shape = c.bracketed(&Scope::plan())?;
             let pitch = if c.eat_word("pitch") { Some(c.expr(&Scope::plan())?) } else { None };
             plan.buffers.push(Buffer { name, space, shared, dtype, shape, pitch });

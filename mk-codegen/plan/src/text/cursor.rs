@@ -178,7 +178,7 @@ impl<'a> Cursor<'a> {
             _ => Err(self.expected("a name in quotes")),
         }
     }
-    pub fn one_of(&mut self, words: &[&'static str]) -> Result<&'static str, ReadError> {
+    pub fn one_of<'w>(&mut self, words: &[&'w str]) -> Result<&'w str, ReadError> {
         let found =
             words.iter().find(|w| self.peek().kind == Kind::Word && self.peek().text == **w);
         match found {
@@ -191,7 +191,7 @@ impl<'a> Cursor<'a> {
     }
     pub fn named<T>(
         &mut self,
-        names: &[&'static str],
+        names: &[&str],
         read: impl Fn(&str) -> Option<T>,
     ) -> Result<T, ReadError> {
         let token = self.peek();

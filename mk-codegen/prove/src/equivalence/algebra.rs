@@ -1,6 +1,7 @@
 //! What a plan and a program are evaluated in: numbers of the fields, or sets of inputs for messages.
 
 use super::number::{Pair, mix, random};
+use mk_dtype::DType;
 use mk_plan::EpilogueOp;
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,8 +11,7 @@ pub(super) enum Function {
     Gelu,
     Silu,
     Relu,
-    RoundBf16,
-    RoundF16,
+    Round(DType),
     GeluTanh,
     /// The slope of a curve.
     GeluSlope,
@@ -21,6 +21,21 @@ pub(super) enum Function {
 }
 
 impl Function {
+    /// A number of its own.
+    fn key(self) -> u64 {
+        match self {
+            Function::Gelu => 0,
+            Function::Silu => 1,
+            Function::Relu => 2,
+            Function::GeluTanh => 3,
+            Function::GeluSlope => 4,
+            Function::GeluTanhSlope => 5,
+            Function::SiluSlope => 6,
+            Function::ReluSlope => 7,
+            Function::Round(to) => 8 + to as u64,
+        }
+    }
+
     /// That of an operation of an epilogue, if it is one.
     pub fn of(op: EpilogueOp) -> Option<Function> {
         Some(match op {
@@ -28,8 +43,7 @@ impl Function {
             EpilogueOp::Silu => Function::Silu,
             EpilogueOp::Relu => Function::Relu,
             EpilogueOp::GeluTanh => Function::GeluTanh,
-            EpilogueOp::RoundBf16 => Function::RoundBf16,
-            EpilogueOp::RoundF16 => Function::RoundF16,
+            EpilogueOp::Round(to) => Function::Round(to),
             _ => return None,
         })
     }
@@ -47,10 +61,12 @@ impl Function {
     }
 }
 
-/// A block of an input: the tensor, the rank if its summands differ from rank to rank, and the cell in each dimension.
+/// A block of an input: the tensor, whose it is of the groups along the pipeline's axis, the rank if its summands differ from rank to rank, and the cell in each
+/// dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Block {
     pub tensor: usize,
+    pub group: usize,
     pub rank: Option<usize>,
     pub cells: Vec<usize>,
 }
@@ -105,7 +121,7 @@ impl Algebra for Numbers {
 
     fn input(&mut self, block: &Block, at: &[usize]) -> Pair {
         let rank = block.rank.map_or(0, |r| r as u64 + 1);
-        let mut words = vec![self.seed, 1, block.tensor as u64, rank];
+        let mut words = vec![self.seed, 1, block.tensor as u64, block.group as u64, rank];
         words.extend(at.iter().map(|i| *i as u64));
         random(&words)
     }
@@ -128,7 +144,7 @@ impl Algebra for Numbers {
     }
 
     fn apply(&mut self, f: Function, a: Pair) -> Pair {
-        a.keyed(self.seed, 0x100 + f as u64)
+        a.keyed(self.seed, 0x100 + f.key())
     }
 
     fn difference(&mut self, a: Pair, b: Pair) -> Pair {
@@ -307,7 +323,7 @@ mod tests {
     use super::*;
 
     fn block(i: usize) -> Block {
-        Block { tensor: i / 10, rank: None, cells: vec![i % 10] }
+        Block { tensor: i / 10, group: 0, rank: None, cells: vec![i % 10] }
     }
 
     #[test]

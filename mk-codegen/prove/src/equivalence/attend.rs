@@ -86,7 +86,7 @@ mod tests {
     };
 
     fn tile(numbers: &mut Numbers, tensor: usize, rows: usize, cols: usize) -> Tile<Pair> {
-        let block = Block { tensor, rank: None, cells: vec![] };
+        let block = Block { tensor, group: 0, rank: None, cells: vec![] };
         let data = (0..rows * cols).map(|i| numbers.input(&block, &[i])).collect();
         Tile { rows, cols, data }
     }

@@ -4,7 +4,7 @@ use super::{
     algebra::{Algebra, Block, Contributions, Numbers},
     budget::Budget,
     cells::{Cells, Lines},
-    dims::{Dims, Value},
+    dims::{Dims, Tensor, Value},
     error::{FieldError, WrongElement},
     launch::{self, Scaled},
     links, program,
@@ -97,16 +97,17 @@ impl<'c, 'a> Case<'c, 'a> {
         lines: &mut Lines,
     ) -> Result<(), FieldError> {
         let of_pipeline = self.dims.program.ty(value).map(|t| t.dtype);
-        let same = of_pipeline.map(mk_syntax::DType::name) == Some(buffer.dtype.name());
+        let same = of_pipeline == Some(buffer.dtype);
         if !same {
             let want = of_pipeline.map_or("", mk_syntax::DType::name);
             let what =
                 format!("`{}` is {}, and {want} in the pipeline", buffer.name, buffer.dtype.name());
             return Err(FieldError::Interface { what });
         }
-        for rank in 0..self.dims.ranks {
+        for rank in 0..self.dims.world {
             let n = self.dims.program.ty(value).map_or(0, |t| t.dims.len());
-            let parts: Vec<_> = (0..n).map(|d| self.dims.stretches(value, rank, d)).collect();
+            let parts: Vec<_> =
+                (0..n).map(|d| self.dims.stretches(value, self.dims.place(rank), d)).collect();
             let shape = &self.unrolled.shapes[id.index()][rank];
             let len = |part: &Vec<(i32, i32)>| part.iter().map(|p| i64::from(p.1)).sum();
             let want: Vec<i64> = parts.iter().map(len).collect();
@@ -141,15 +142,17 @@ impl<'c, 'a> Case<'c, 'a> {
         &self,
         algebra: &mut A,
         cells: &Cells,
-    ) -> Result<(Vec<Value<A::Elem>>, Vec<Scaled<A::Elem>>), FieldError> {
+    ) -> Result<(Vec<Vec<Value<A::Elem>>>, Vec<Scaled<A::Elem>>), FieldError> {
         let most = self.budget.work;
-        let values = program::evaluate(algebra, &self.dims, cells, most)?;
+        let groups = 0..self.dims.world / self.dims.ranks.max(1);
+        let values = groups.map(|g| program::evaluate(algebra, &self.dims, cells, g, most));
+        let values = values.collect::<Result<Vec<_>, _>>()?;
         let given = |_: &mut A, slab: u32| {
             let slab = self.unrolled.slabs[slab as usize];
             let is_input = self.unrolled.plan.buffers[slab.buffer].space == Space::In;
             let value = self.values.get(&slab.buffer).filter(|_| is_input)?;
             let (shape, places) = self.places(*value, slab.rank, cells);
-            let whole = values[value.index()].on(slab.rank);
+            let whole = self.of(&values, *value, slab.rank);
             Some(Scaled::given(shape, places.into_iter().map(|i| whole.data[i]).collect()))
         };
         let line_of = |slab| self.line(slab);
@@ -158,13 +161,18 @@ impl<'c, 'a> Case<'c, 'a> {
         Ok((values, memory))
     }
 
+    /// What a rank has of a value, where it is not sharded.
+    fn of<'v, E>(&self, values: &'v [Vec<Value<E>>], value: ValueId, rank: usize) -> &'v Tensor<E> {
+        values[self.dims.group(rank)][value.index()].on(self.dims.place(rank))
+    }
+
     /// The scaled extents of a rank's part of a value, and where its elements are in the scaled whole.
     fn places(&self, value: ValueId, rank: usize, cells: &Cells) -> (Vec<usize>, Vec<usize>) {
         let (mut shape, mut places) = (Vec::new(), vec![0]);
         let dims = self.dims.program.ty(value).map_or(0, |t| t.dims.len());
         for d in 0..dims {
             let line = self.dims.line(value, d);
-            let stretches = self.dims.stretches(value, rank, d);
+            let stretches = self.dims.stretches(value, self.dims.place(rank), d);
             let of = |(base, len): (i32, i32)| cells.at(line, base)..cells.at(line, base + len);
             let held: Vec<usize> = stretches.into_iter().flat_map(of).collect();
             let n = cells.extent(line);
@@ -202,7 +210,7 @@ impl<'c, 'a> Case<'c, 'a> {
         let mut found = Comparison { wrong: None, elements: 0, of: 0 };
         for (result, value) in self.results() {
             let experts = self.dims.experts(value);
-            for rank in 0..self.dims.ranks {
+            for rank in 0..self.dims.world {
                 let (shape, places) = self.places(value, rank, cells);
                 let columns = whole_columns(&self.dims, value, cells);
                 // Rows of no expert have no value.
@@ -213,7 +221,7 @@ impl<'c, 'a> Case<'c, 'a> {
                     })
                 };
                 let slabs = self.slabs(result, rank);
-                let whole = values[value.index()].on(rank);
+                let whole = self.of(&values, value, rank);
                 let (mut wrong, mut first) = (0, None);
                 for (i, place) in places.iter().enumerate() {
                     let newest = self.newest(&memory, &slabs, i);
@@ -269,7 +277,7 @@ impl<'c, 'a> Case<'c, 'a> {
         let (shape, places) = self.places(value, rank, cells);
         let i = at.iter().zip(&shape).fold(0, |sum, (i, n)| sum * n + i);
         let newest = self.newest(&memory, &self.slabs(result, rank), i);
-        let want = sets.of(values[value.index()].on(rank).data[places[i]]);
+        let want = sets.of(self.of(&values, value, rank).data[places[i]]);
         let has = newest.map(|(s, _)| sets.of(memory[s as usize].data[i])).unwrap_or_default();
         let of = |blocks: &mut dyn Iterator<Item = &Block>| self.described(cells, blocks);
         told.missing = of(&mut want.difference(&has));
@@ -281,12 +289,14 @@ impl<'c, 'a> Case<'c, 'a> {
 
     /// Blocks in words: by tensor and rank, as few boxes as a look tells.
     fn described(&self, cells: &Cells, blocks: &mut dyn Iterator<Item = &Block>) -> Vec<String> {
-        let mut by_tensor: BTreeMap<(usize, Option<usize>), Vec<&Block>> = BTreeMap::new();
+        let mut by_tensor: BTreeMap<_, Vec<&Block>> = BTreeMap::new();
         for b in blocks {
-            by_tensor.entry((b.tensor, b.rank)).or_default().push(b);
+            by_tensor.entry((b.tensor, b.group, b.rank)).or_default().push(b);
         }
         let mut list = Vec::new();
-        for ((tensor, rank), blocks) in by_tensor {
+        for ((tensor, group, place), blocks) in by_tensor {
+            let ranks = || (0..self.dims.world).filter(move |r| self.dims.group(*r) == group);
+            let rank = place.and_then(|place| ranks().nth(place));
             let value = ValueId::new(tensor);
             let of_dim = |d: usize| {
                 let of: BTreeSet<usize> = blocks.iter().map(|b| b.cells[d]).collect();
@@ -309,7 +319,7 @@ impl<'c, 'a> Case<'c, 'a> {
             let part = if whole { "" } else { "parts of " };
             let owner = match rank {
                 Some(rank) => format!(" of rank {rank}"),
-                None => self.owners(value, cells, &blocks),
+                None => self.owners(value, cells, &blocks, ranks()),
             };
             list.push(format!("{part}{name}[{}]{owner}", texts.join(", ")));
         }
@@ -317,23 +327,28 @@ impl<'c, 'a> Case<'c, 'a> {
     }
 
     /// The ranks that hold blocks of a sharded tensor.
-    fn owners(&self, value: ValueId, cells: &Cells, blocks: &[&Block]) -> String {
+    fn owners(
+        &self,
+        value: ValueId,
+        cells: &Cells,
+        blocks: &[&Block],
+        of: impl Iterator<Item = usize>,
+    ) -> String {
         let Some(d) = self.dims.placement(value).and_then(Placement::cut) else {
             return String::new();
         };
         let holds = |rank: &usize| {
-            let stretches = self.dims.stretches(value, *rank, d);
+            let stretches = self.dims.stretches(value, self.dims.place(*rank), d);
             let inside = |b: &&Block| {
                 let (begin, _) = cells.bounds(self.dims.line(value, d), b.cells[d]);
                 stretches.iter().any(|(base, len)| (*base..base + len).contains(&begin))
             };
             blocks.iter().any(inside)
         };
-        let ranks: Vec<String> =
-            (0..self.dims.ranks).filter(holds).map(|r| r.to_string()).collect();
+        let ranks: Vec<String> = of.filter(holds).map(|r| r.to_string()).collect();
         match &ranks[..] {
             [one] => format!(" of rank {one}"),
-            several if several.len() == self.dims.ranks => String::new(),
+            several if several.len() == self.dims.world => String::new(),
             several => format!(" of ranks {}", several.join(", ")),
         }
     }

@@ -1,6 +1,7 @@
 //! The dimensions of a pipeline's values, and the values.
 
 use super::{cells::Lines, error::FieldError};
+use mk_plan::{Axis, Mesh};
 use mk_syntax::{Bound, Def, Node, Op, Placement, Program, ValueId};
 use std::collections::BTreeMap;
 
@@ -11,7 +12,10 @@ pub(super) type Counts = BTreeMap<ValueId, Vec<Vec<i32>>>;
 pub(super) struct Dims<'a> {
     pub program: &'a Program,
     pub bound: &'a Bound,
+    /// Ranks along the program's axis, and of the world.
     pub ranks: usize,
+    pub world: usize,
+    axis: Axis,
     /// Rows of each expert.
     pub ragged: Counts,
     /// The line of each dimension of each value.
@@ -23,14 +27,14 @@ impl<'a> Dims<'a> {
     pub fn new(
         program: &'a Program,
         bound: &'a Bound,
-        ranks: usize,
+        mesh: &Mesh,
         ragged: Counts,
         lines: &mut Lines,
     ) -> Result<Dims<'a>, FieldError> {
-        if program.mesh_axes().len() != 1 {
-            let what = format!("a mesh of {} axes", program.mesh_axes().len());
-            return Err(FieldError::unsupported(what, "use one axis"));
-        }
+        let axis = mesh.axis(&program.mesh_axes()[0]).ok_or_else(|| FieldError::Interface {
+            what: format!("its mesh has no axis `{}`", program.mesh_axes()[0]),
+        })?;
+        let ranks = axis.size as usize;
         let wide = |node: &&Node| {
             let left = node.inputs.first().and_then(|x| program.ty(*x));
             matches!(node.op, Op::Gemm { .. }) && left.is_some_and(|t| t.dims.len() > 2)
@@ -42,7 +46,8 @@ impl<'a> Dims<'a> {
                 "cut the pipeline there: no kernel computes it",
             ));
         }
-        let mut dims = Dims { program, bound, ranks, ragged, lines: Vec::new() };
+        let world = mesh.size() as usize;
+        let mut dims = Dims { program, bound, ranks, world, axis, ragged, lines: Vec::new() };
         for i in 0..program.n_values() {
             let value = ValueId::new(i);
             let mut own: Vec<u32> = match program.def(value) {
@@ -192,6 +197,16 @@ impl<'a> Dims<'a> {
 
     pub fn placement(&self, value: ValueId) -> Option<Placement> {
         self.program.ty(value).and_then(|t| t.placement.first().copied())
+    }
+
+    /// The place of a rank along the program's axis.
+    pub fn place(&self, rank: usize) -> usize {
+        self.axis.place(rank)
+    }
+
+    /// Which of the groups along it a rank is in: each has inputs of its own.
+    pub fn group(&self, rank: usize) -> usize {
+        self.axis.group(rank)
     }
 
     /// First index and length of a rank's shard of a value that is sharded: all are as long as the first, as far as there is something.

@@ -93,6 +93,9 @@ pub fn evaluate(
     bound: &Bound,
     options: &Options,
 ) -> Result<Evaluation, FieldError> {
+    let program = &*program
+        .over_one_axis()
+        .map_err(|two| FieldError::unsupported(two.to_string(), "use one axis in a kernel"))?;
     let unknown = |t: &Table| match t.source {
         _ if t.routed.is_some() => false,
         // The caller's, who has it as a tensor.
@@ -190,8 +193,7 @@ fn with_tables(
         integers::check(points, epoch)?;
         let unrolled = unroll::unroll(points, epoch, Moved::Numbers)?;
         let mut lines = Lines::default();
-        let ranks = plan.mesh.size() as usize;
-        let dims = Dims::new(program, bound, ranks, counts.clone(), &mut lines)?;
+        let dims = Dims::new(program, bound, &plan.mesh, counts.clone(), &mut lines)?;
         let budget = Budget::of(&unrolled);
         let case = Case::new(&unrolled, dims, budget, &mut lines)?;
         let cells = lines.cells(budget.cuts)?;

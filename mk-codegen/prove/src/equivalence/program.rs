@@ -57,11 +57,12 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
     (work, elements)
 }
 
-/// All values of a program, where that takes no more than so many multiplications.
+/// All values of a program on one of the groups along its axis, where that takes no more than so many multiplications.
 pub(super) fn evaluate<A: Algebra>(
     algebra: &mut A,
     dims: &Dims<'_>,
     cells: &Cells,
+    group: usize,
     most: u64,
 ) -> Result<Vec<Value<A::Elem>>, FieldError> {
     let (work, elements) = size(dims, cells);
@@ -78,9 +79,11 @@ pub(super) fn evaluate<A: Algebra>(
             Some(Def::Node(node)) => Evaluator { algebra, dims, cells, values: &values }.node(node),
             _ => match dims.placement(value) {
                 Some(Placement::Partial) => Value::Summands(
-                    (0..dims.ranks).map(|r| input(algebra, dims, cells, value, Some(r))).collect(),
+                    (0..dims.ranks)
+                        .map(|r| input(algebra, dims, cells, value, (group, Some(r))))
+                        .collect(),
                 ),
-                _ => Value::Whole(input(algebra, dims, cells, value, None)),
+                _ => Value::Whole(input(algebra, dims, cells, value, (group, None))),
             },
         };
         values.push(made);
@@ -97,12 +100,12 @@ fn input<A: Algebra>(
     dims: &Dims<'_>,
     cells: &Cells,
     value: ValueId,
-    rank: Option<usize>,
+    (group, rank): (usize, Option<usize>),
 ) -> Tensor<A::Elem> {
     let lines = &dims.lines[value.index()];
     let shape: Vec<usize> = lines.iter().map(|l| cells.extent(*l)).collect();
     let mut at = vec![0; shape.len()];
-    let mut block = Block { tensor: value.index(), rank, cells: vec![0; shape.len()] };
+    let mut block = Block { tensor: value.index(), group, rank, cells: vec![0; shape.len()] };
     let len = shape.iter().product();
     let mut data = Vec::with_capacity(len);
     for _ in 0..len {
@@ -180,10 +183,7 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::Silu, _) => self.map(x, |a, e| a.apply(Function::Silu, e)),
             (Op::Relu, _) => self.map(x, |a, e| a.apply(Function::Relu, e)),
             (Op::Scale(factor), _) => self.map(x, |a, e| a.scale(e, factor as f32)),
-            // Nothing is cast to integers.
-            (Op::Cast(DType::I32 | DType::I64), _) => self.each(x, |_, t| t.clone()),
-            (Op::Cast(DType::Bf16), _) => self.map(x, |a, e| a.apply(Function::RoundBf16, e)),
-            (Op::Cast(DType::F16), _) => self.map(x, |a, e| a.apply(Function::RoundF16, e)),
+            (Op::Cast(to), _) => self.map(x, |a, e| a.apply(Function::Round(to), e)),
             (Op::Swiglu, _) => self.each(x, |a, t| swiglu(a, t)),
             (Op::SwigluGrad, Some(h)) => self.both(x, h, swiglu_grad),
             // The checker gives these operations two operands.

@@ -26,7 +26,7 @@ fn rows(rank: usize) -> (i32, i32) {
 
 /// An element of `q`, `k` or `v`, by its place in the scaled whole.
 fn input(numbers: &mut Numbers, buffer: usize, at: [usize; 3]) -> Pair {
-    numbers.input(&Block { tensor: buffer, rank: None, cells: Vec::new() }, &at)
+    numbers.input(&Block { tensor: buffer, group: 0, rank: None, cells: Vec::new() }, &at)
 }
 
 /// Results of all rows, `[rows, heads, elements]`, as attention is defined: all keys at once.

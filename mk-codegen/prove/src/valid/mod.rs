@@ -122,7 +122,7 @@ pub fn verify_anywhere(plan: &Plan) -> Result<Proof, Failure> {
     look(plan, Ranks::Folded)
 }
 
-/// As [`verify_anywhere`], rank by rank, whether they are alike or not: the same verdict, found without `rotation.rs`.
+/// As [`verify_anywhere`], rank by rank, whether they are alike or not: the same verdict, found without `symmetry.rs`.
 ///
 /// # Errors
 /// The violations, as counterexamples.

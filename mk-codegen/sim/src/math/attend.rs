@@ -1,6 +1,6 @@
 //! Attention of a block of queries, one block of keys and values after the other, with a running maximum and sum.
 
-use super::{Tile, round};
+use super::Tile;
 use mk_abi::DType;
 
 /// State between steps: unnormalised output, and the maximum and sum of each row.
@@ -57,7 +57,7 @@ impl Attention {
             for (j, score) in p.iter().enumerate() {
                 let weight = (score - max).exp();
                 sum += weight;
-                let weight = round(step.probabilities, weight);
+                let weight = step.probabilities.round(weight);
                 acc.iter_mut().zip(v.row(j)).for_each(|(x, y)| *x += weight * y);
             }
             self.stat.data[2 * i] = max;

@@ -1,7 +1,6 @@
 //! The elementwise tail of a matrix product, in f32.
 
-use super::{Tile, erf::erf, round};
-use mk_abi::DType;
+use super::{Tile, erf::erf};
 use mk_plan::EpilogueOp;
 
 /// Applies `op` to `acc`. `operand` is `None` for operations without one; a bias has `acc.cols` elements, a matrix as many
@@ -37,8 +36,7 @@ pub(in super::super) fn apply(op: EpilogueOp, acc: &mut Tile, operand: Option<&T
         // Not `max`, which would make 0 of a NaN.
         EpilogueOp::Relu => each(acc, &|x| if x < 0.0 { 0.0 } else { x }),
         EpilogueOp::Scale(bits) => each(acc, &|x| x * f32::from_bits(bits)),
-        EpilogueOp::RoundBf16 => each(acc, &|x| round(DType::Bf16, x)),
-        EpilogueOp::RoundF16 => each(acc, &|x| round(DType::F16, x)),
+        EpilogueOp::Round(to) => each(acc, &|x| to.round(x)),
         EpilogueOp::Widen | EpilogueOp::Save | EpilogueOp::Keep => {}
         EpilogueOp::Swiglu => {
             let half = acc.cols / 2;

@@ -1,6 +1,6 @@
 //! Gradients of attention: of a block of queries against blocks of keys and values, or of keys and values against blocks of queries.
 
-use super::{AttentionStep, Tile, round};
+use super::{AttentionStep, Tile};
 
 /// Sums so far, `[rows, d]` each, without the factor on scores: of queries, or of keys and of values.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,7 +45,7 @@ impl Gradients {
                 let score = dot(q.row(i), k.row(j)) * step.scale;
                 let weight = (score - lse).exp();
                 let slope = weight * (dot(d_o.row(i), v.row(j)) - delta);
-                let [weight, slope] = [weight, slope].map(|x| round(step.probabilities, x));
+                let [weight, slope] = [weight, slope].map(|x| step.probabilities.round(x));
                 match self {
                     Gradients::Queries(sum) => add(sum, i, slope, k.row(j)),
                     Gradients::Keys { keys, values } => {

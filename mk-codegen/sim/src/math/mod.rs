@@ -6,13 +6,11 @@ mod epilogue;
 mod erf;
 mod gradients;
 mod matmul;
-mod round;
 
 pub(super) use attend::{Attention, AttentionStep};
 pub(super) use epilogue::apply;
 pub(super) use gradients::{Block, Gradients, statistics};
 pub(super) use matmul::{multiply_add, transpose};
-pub(super) use round::round;
 
 /// A block of numbers, row-major. Of a region, `cols` is the last extent and `rows` the product of the others.
 #[derive(Clone, Debug, Default, PartialEq)]

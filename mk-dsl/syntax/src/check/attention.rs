@@ -182,8 +182,8 @@ impl<'a> Checker<'a, '_> {
         let keys = self.four(k, op)?;
         let values = self.four(v, op)?;
         for x in [q, k, v] {
-            if x.ty.dtype == DType::F32 {
-                self.sink.push(at, messages::attention_dtype(&x.label));
+            if x.ty.dtype == DType::F32 || x.ty.dtype.is_storage() {
+                self.sink.push(at, messages::product_dtype("attention", &x.label, x.ty.dtype));
             } else if x.ty.dtype != q.ty.dtype && q.ty.dtype != DType::F32 {
                 let text = messages::dtype_mismatch("attention", q.ty.dtype, &x.label, x.ty.dtype);
                 self.sink.push(at, text);

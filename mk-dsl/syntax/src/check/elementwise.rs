@@ -128,7 +128,9 @@ impl<'a> Checker<'a, '_> {
     ) -> Option<()> {
         let (n_before, name, at) = (self.sink.len(), op.name(), word.span);
         // The epilogue computes in f32, so an f32 input takes a 16-bit operand as it is.
-        if y.ty.dtype != x.ty.dtype && x.ty.dtype != DType::F32 {
+        if y.ty.dtype.is_storage() {
+            self.sink.push(at, messages::storage_only(name, &y.label, y.ty.dtype, false));
+        } else if y.ty.dtype != x.ty.dtype && x.ty.dtype != DType::F32 {
             let text = messages::dtype_mismatch(name, x.ty.dtype, &y.label, y.ty.dtype);
             self.sink.push(at, text);
         }

@@ -118,11 +118,11 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(op, messages::gemm_left_rank(&a.label, &shape, has_pair));
         }
         if a.ty.dtype == DType::F32 {
-            self.sink.push(op, messages::gemm_dtype(&a.label));
+            self.sink.push(op, messages::product_dtype("gemm", &a.label, a.ty.dtype));
         }
         let (b, at) = (b?, operand.word.span);
-        if b.ty.dtype == DType::F32 {
-            self.sink.push(at, messages::gemm_dtype(&b.label));
+        if b.ty.dtype == DType::F32 || b.ty.dtype.is_storage() {
+            self.sink.push(at, messages::product_dtype("gemm", &b.label, b.ty.dtype));
         } else if a.ty.dtype != DType::F32 && a.ty.dtype != b.ty.dtype {
             let text = messages::dtype_mismatch("gemm", a.ty.dtype, &b.label, b.ty.dtype);
             self.sink.push(at, text);
@@ -195,11 +195,16 @@ impl<'a> Checker<'a, '_> {
             }
         }
         for value in [a, &b] {
-            if value.ty.dtype == DType::F32 {
-                self.sink.push(op, messages::gemm_dtype(&value.label));
+            if value.ty.dtype == DType::F32 || value.ty.dtype.is_storage() {
+                let text = messages::product_dtype("gemm", &value.label, value.ty.dtype);
+                self.sink.push(op, text);
             }
         }
-        if a.ty.dtype != b.ty.dtype && a.ty.dtype != DType::F32 && b.ty.dtype != DType::F32 {
+        if self.sink.len() == n_before
+            && a.ty.dtype != b.ty.dtype
+            && a.ty.dtype != DType::F32
+            && b.ty.dtype != DType::F32
+        {
             let text = messages::dtype_mismatch("gemm", a.ty.dtype, &b.label, b.ty.dtype);
             self.sink.push(at, text);
         }

@@ -103,7 +103,7 @@ impl<'a> Checker<'a, '_> {
             return None;
         };
         for value in [&x, &w] {
-            if value.ty.dtype == DType::F32 || value.ty.dtype.is_integer() {
+            if !value.ty.dtype.multiplies() {
                 self.sink.push(op, messages::grouped_dtype(&value.label));
             }
         }

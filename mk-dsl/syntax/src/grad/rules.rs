@@ -129,6 +129,15 @@ impl<'p> Walk<'p> {
         let wants =
             |walk: &Self, i: usize| node.inputs.get(i).is_some_and(|v| walk.needed[v.index()]);
         let held = (self.draft.values[d].placement, self.draft.values[d].dtype);
+        let storage = |id: &ValueId| self.program.ty(*id).is_some_and(|t| t.dtype.is_storage());
+        if node.inputs.iter().any(|x| self.needed[x.index()] && storage(x)) || storage(&node.result)
+        {
+            return Err(GradError::Operation {
+                op: node.op.name(),
+                why: "what it takes or gives is only stored, moved and cast",
+                help: "differentiate the part that computes in 16 bits",
+            });
+        }
         match node.op {
             Op::Gather { dim, .. } => {
                 if held.0 != Placement::Partial {

@@ -10,13 +10,6 @@ pub(crate) fn attention_rank(name: &str, shape: &str) -> Text {
     )
 }
 
-pub(crate) fn attention_dtype(name: &str) -> Text {
-    text(
-        format!("{name} is `f32`, and `attention` takes `bf16` or `f16`"),
-        "convert it before: `cast(bf16)`",
-    )
-}
-
 pub(crate) fn attention_dim(what: &str, wanted: &str, name: &str, found: &str) -> Text {
     text(
         format!("`attention` needs {what} `{wanted}` in {name}, and it has `{found}`"),

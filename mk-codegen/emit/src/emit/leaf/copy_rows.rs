@@ -21,7 +21,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
         seat: Seat::Computing,
         state: &[],
         function: "copy_rows",
-        arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
+        arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges@{ \", 1\" if bytes else \"\" }@>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
     }],
     spills: Spills::NONE,
     prepare,
@@ -29,6 +29,6 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
 
 fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let families = g.slices.iter().map(|s| moves::copy(e, *s, false)).collect::<Result<_, _>>()?;
-    let (hooks, call, choices) = (context! {}, context! {}, Vec::new());
-    Ok(Prepared { families, hooks, call, workers: g.ctas, choices })
+    let (hooks, call) = (context! {}, context! { bytes => moves::of_bytes(e, g) });
+    Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }

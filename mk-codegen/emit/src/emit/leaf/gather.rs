@@ -1,5 +1,6 @@
 //! Copies of rows that are each looked up, through registers, by all computing threads.
 
+use super::moves;
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use minijinja::{Value, context};
@@ -18,7 +19,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
         seat: Seat::Computing,
         state: &[],
         function: "gather_rows",
-        arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
+        arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges@{ \", 1\" if bytes else \"\" }@>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
     }],
     spills: Spills::NONE,
     prepare,
@@ -26,7 +27,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
 
 fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let families = g.slices.iter().map(|s| family(e, *s)).collect::<Result<_, EmitError>>()?;
-    let (hooks, call) = (context! {}, context! {});
+    let (hooks, call) = (context! {}, context! { bytes => moves::of_bytes(e, g) });
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }
 

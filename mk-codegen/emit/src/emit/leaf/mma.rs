@@ -10,6 +10,7 @@ use super::record::{
 use crate::emit::{chain::half, context::Emitter, error::EmitError, maps::View, types::Slice};
 use minijinja::{Value, context};
 use mk_abi::DType;
+use mk_dtype::OPERAND_BYTES;
 use mk_plan::{
     ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family,
     Leaf, MmaTile, Mode, Operand, Point, Space, Store, Var, carry_last, gated, mma_consumers,
@@ -212,8 +213,10 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     };
     let dtype = e.one_dtype(id, |o| matches!(o, Operand::A | Operand::B))?;
     let out = e.one_dtype(id, |o| o == Operand::C)?;
+    let out_bytes = e.one_type(id, |o| o == Operand::C)?.size_bytes() as u32;
     let kept = epilogue.iter().any(|op| matches!(op, EpilogueOp::Save | EpilogueOp::Carry));
-    let as_it_is = *a_layout == ALayout::Mk && out != "F32" && !kept && !saves_gates(epilogue);
+    let as_it_is =
+        *a_layout == ALayout::Mk && out_bytes == OPERAND_BYTES && !kept && !saves_gates(epilogue);
     let leaves = *store == Store::Tma || *cluster > 1;
     if mma_swaps([block[0], block[1]])
         && !(as_it_is && leaves && *consumers == Consumers::Cooperative)
@@ -237,6 +240,8 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     };
     let a_ends = operands::end_rows(e, &g.families(), *block, [*below, *beside])?;
     let saves = epilogue.iter().filter(|op| **op == EpilogueOp::Save).count();
+    let reads = epilogue.iter().any(|op| op.operand() == Some(Mode::Read));
+    let bytes = out_bytes < OPERAND_BYTES;
     Ok(context! {
         block_m => block[0],
         block_n => block[1],
@@ -248,7 +253,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         a => if *a_layout == ALayout::Mk { "KMajor" } else { "MMajor" },
         b => if *b_layout == BLayout::Kn { "NMajor" } else { "KMajor" },
         gated => if gated(epilogue) { "true" } else { "false" },
-        reads => *store == Store::Direct && epilogue.iter().any(|op| op.operand() == Some(Mode::Read)),
+        reads => *store == Store::Direct && (bytes || reads),
         chained => mma_swaps([block[0], block[1]]) && epilogue.iter().any(|op| !matches!(op, EpilogueOp::Widen | EpilogueOp::Swiglu)),
         // Gates and ups are two.
         saves => saves + usize::from(saves_gates(epilogue)),

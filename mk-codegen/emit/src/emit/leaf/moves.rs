@@ -1,11 +1,18 @@
 //! The template values of both leaves that copy: one source, read once, and its destinations, as evenly spaced rows.
 
-use super::attend::whole_heads;
+use super::{attend::whole_heads, record::Group};
 use crate::emit::{context::Emitter, error::EmitError, maps::View, types::Slice};
 use minijinja::{Value, context};
 use mk_plan::{
     Access, Agent, COPY_STAGE_BYTES, Expr, FamId, Family, Operand, Point, Space, Var, row_dim,
 };
+
+/// Whether some elements of a loop's copies are single bytes.
+pub(super) fn of_bytes(e: &Emitter<'_>, g: &Group) -> bool {
+    let all = g.slices.iter().flat_map(|s| &e.plan.families[s.id].accesses);
+    let mut moved = all.filter(|a| matches!(a.operand, Operand::Src | Operand::Dst));
+    moved.any(|a| e.plan.buffers[a.buffer].dtype.size_bytes() == 1)
+}
 
 /// One copy family: a contiguous block (bulk) or rows (ldst), read once and written to each destination.
 pub(super) fn copy(e: &mut Emitter<'_>, s: Slice, bulk: bool) -> Result<Value, EmitError> {

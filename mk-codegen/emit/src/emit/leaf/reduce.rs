@@ -1,10 +1,10 @@
-//! Sums over the slots of a rank, or over all ranks: in f32, in order, rounded once, by all computing threads in one team or two.
+//! Sums over the slots of a rank, or over ranks as far apart as each other: in f32, in order, rounded once, by all computing threads in one team or two.
 
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use minijinja::{Value, context};
 use mk_abi::device::MAX_RANKS;
-use mk_plan::{Agent, Expr, Operand, Point, Var};
+use mk_plan::{Agent, BinOp, Expr, Operand, Point, Var};
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "reduce_rows",
@@ -58,19 +58,37 @@ fn dtype_of(e: &Emitter<'_>, g: &Group, operand: Operand) -> Result<&'static str
     e.one_dtype(g.slices[0].id, |o| o == operand)
 }
 
+/// An expression as its value at the first repetition, and what each further one adds; `None` where that is not all.
+fn in_steps(e: &Expr) -> Option<(Expr, i32)> {
+    match e {
+        Expr::Var(Var::EACH) => Some((0.into(), 1)),
+        e if !e.mentions(Var::EACH) => Some((e.clone(), 0)),
+        Expr::Bin(BinOp::Add, a, b) => {
+            let ((a, m), (b, n)) = (in_steps(a)?, in_steps(b)?);
+            Some((a + b, m.checked_add(n)?))
+        }
+        Expr::Bin(BinOp::Mul, a, b) => match (in_steps(a)?, &**b) {
+            ((a, step), Expr::Const(n)) => Some((a * *n, step.checked_mul(*n)?)),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
 /// One reduction family: the sum over `each` of its source, written to every destination; and how many these are.
 fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
     let f = &e.plan.families[s.id];
     let src = e.access(f, Operand::Src)?;
     let own = Expr::Var(Var::RANK);
-    // Slots of the own rank, one after the other; or one buffer of every rank.
-    let everywhere = src.rank == Expr::Var(Var::EACH);
+    // Slots of the own rank, one after the other; or one buffer of several ranks.
+    let apart = in_steps(&src.rank).filter(|(_, step)| *step > 0);
+    let everywhere = apart.is_some();
     let n = src.region.len();
     let alike = if everywhere { n == 3 } else { n >= 3 && src.rank == own };
     let (Some(each), true) = (&src.each, alike) else {
         return Err(EmitError::unsupported(
             f.name.clone(),
-            "a sum runs over slots of its own rank, or over all ranks",
+            "a sum runs over slots of its own rank, or over ranks that are as far apart",
         ));
     };
     let by_each = src.region.iter().any(|(b, l)| b.mentions(Var::EACH) || l.mentions(Var::EACH));
@@ -117,9 +135,12 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
         destinations.push(context! { address, pitch, each, first => n_destinations, end });
         n_destinations = end;
     }
-    let (base, row, stride) = if everywhere {
-        let stride = "params.header.sym_stride_bytes".to_string();
-        (e.base(src.buffer, "0"), e.row(src), stride)
+    let (base, row, stride) = if let Some((first, step)) = apart {
+        let stride = match step {
+            1 => "params.header.sym_stride_bytes".to_string(),
+            step => format!("{step} * params.header.sym_stride_bytes"),
+        };
+        (e.base(src.buffer, &e.c(f, None, &first)), e.row(src), stride)
     } else {
         let rows = e.c(f, None, &e.extent(src.buffer, n - 2));
         let stride = format!("static_cast<u64>({rows}) * {pitch}");

@@ -2,13 +2,10 @@
 
 use crate::{
     graph::{Kind, OpGraph, Value},
-    passes::{
-        error::{LowerError, unsupported},
-        shape::{
-            ids::{OpId, Param},
-            kernel::{Kernel, Op, Outcome},
-            tensor::Tensor,
-        },
+    passes::shape::{
+        ids::{OpId, Param},
+        kernel::{Kernel, Op, Outcome},
+        tensor::Tensor,
     },
 };
 use mk_syntax::Placement;
@@ -24,26 +21,18 @@ pub(super) struct Claims<'g> {
 
 impl<'g> Claims<'g> {
     /// A kernel without operations.
-    ///
-    /// # Errors
-    /// For a mesh of several axes.
-    pub fn new(g: &'g OpGraph, ranks: u32) -> Result<Claims<'g>, LowerError> {
-        let [axis] = g.axes.as_slice() else {
-            let why = format!("the mesh has the axes {}", g.axes.join(", "));
-            return Err(unsupported("mesh", why, "use one axis"));
-        };
+    pub fn new(g: &'g OpGraph, ranks: u32) -> Claims<'g> {
         let nodes = g.graph.node_indices();
         let params: Vec<_> = nodes.filter(|n| g.graph[*n].kind == Kind::Param).collect();
         let results = g.results.iter().zip(&g.result_names);
         let results = results.map(|(n, name)| tensor(&g.graph[*n], name));
         let kernel = Kernel {
             name: g.name.clone(),
-            axis: axis.clone(),
             params: params.iter().map(|n| tensor(&g.graph[*n], &g.graph[*n].name)).collect(),
             ops: Vec::new(),
             results: results.map(|out| Outcome { of: None, out }).collect(),
         };
-        Ok(Claims { g, ranks, params, kernel })
+        Claims { g, ranks, params, kernel }
     }
 
     /// Adds an operation.
@@ -70,7 +59,7 @@ impl<'g> Claims<'g> {
 
 /// A value under this name.
 pub(super) fn tensor(v: &Value, name: &str) -> Tensor {
-    // `Claims::new` has checked that there is one axis.
+    // Graphs are of pipelines over one axis.
     let placement = v.placement.first().copied().unwrap_or(Placement::Replicate);
     Tensor { name: name.into(), dtype: v.dtype, shape: v.shape.clone(), placement }
 }

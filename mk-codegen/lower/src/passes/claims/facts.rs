@@ -6,7 +6,7 @@ use crate::passes::shape::{
     tensor::Tensor,
 };
 use crate::settings::{Facts, GatheredRows, Product, Sum};
-use mk_abi::DType;
+use mk_dtype::OPERAND_BYTES;
 use mk_plan::{EpilogueOp, gated};
 
 /// Global rows and columns; one column where a tensor has none.
@@ -33,6 +33,11 @@ fn alone(kernel: &Kernel, product: &kernel::Product, world: i32) -> bool {
     both.iter().all(|t| t.tma_rows(world) && fixed(t)) && !saves
 }
 
+/// Whether elements have other than 16 bits.
+fn odd(t: &Tensor) -> bool {
+    t.dtype.size_bytes() != u64::from(OPERAND_BYTES)
+}
+
 /// A GEMM of ragged rows. Of dispatched rows, all that there is capacity for.
 fn grouped(p: &Grouped, ranks: u32) -> Product {
     let rows = p.out.widest(0, ranks as i32).max(0) as u64 * u64::from(ranks);
@@ -46,7 +51,7 @@ fn grouped(p: &Grouped, ranks: u32) -> Product {
         divisible: false,
         depth: None,
         alone: false,
-        f32: p.out.dtype == DType::F32,
+        odd_bits: odd(&p.out),
     }
 }
 
@@ -74,7 +79,7 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
             divisible: kernel.is_divisible(p, world),
             depth: depth(kernel, p, world),
             alone: alone(kernel, p, world),
-            f32: saved.chain([&p.out]).any(|t| t.dtype == DType::F32),
+            odd_bits: saved.chain([&p.out]).any(odd),
         }
     });
     let sums = kernel.sums().map(|(_, sum)| {

@@ -4,7 +4,7 @@ use crate::{
     graph::OpGraph,
     passes::{
         error::{LowerError, unsupported},
-        shape::kernel::{Kernel, Op, Operand, Product},
+        shape::kernel::{Extra, Kernel, Op, Operand, Product},
     },
 };
 use mk_abi::DType;
@@ -103,9 +103,17 @@ fn product(k: &Kernel, p: &Product, ranks: i32) -> Result<(), LowerError> {
     };
     let sharded = along_k.filter(|d| left.placement == Placement::Shard(*d));
     let depth = sharded.map(|d| left.shape[d].value);
-    if left.dtype != b.dtype || left.dtype == DType::F32 {
+    if left.dtype != b.dtype || !left.dtype.multiplies() {
         let why = "its operands are not bf16, or f16, both";
         return Err(unsupported("gemm", why, "use one 16-bit dtype, or `cast` between products"));
+    }
+    let saved = |x: &Extra| match x {
+        Extra::Result(r) => Some(&k.results[*r].out).filter(|t| t.dtype.is_storage()),
+        Extra::Param(_) | Extra::OwnHalf => None,
+    };
+    if let Some(t) = p.extras.iter().find_map(saved) {
+        let why = format!("`{}` is {}, and more is computed with it", t.name, t.dtype);
+        return Err(unsupported("cast", why, "let what is saved on the way have 16 or 32 bits"));
     }
     if b.shape.iter().any(|e| e.runtime_max.is_some()) {
         deep(k, p, sharded.is_some(), ranks)?;

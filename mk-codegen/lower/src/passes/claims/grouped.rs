@@ -247,6 +247,10 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             let why = "gates and ups are results of their own".into();
             return refuse(why, "write `swiglu` behind `grouped_gemm(w)` with `w: [E, K, 2, N]`");
         }
+        if p.out.dtype.is_storage() {
+            let why = format!("results of {}", p.out.dtype);
+            return refuse(why, "let `cast` be to 16 bits, or `f32`");
+        }
         if p.read && p.out.dtype == DType::F32 {
             return refuse(
                 "a product reads f32 rows".into(),

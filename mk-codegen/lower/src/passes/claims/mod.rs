@@ -27,7 +27,7 @@ pub(super) use facts::facts;
 /// # Errors
 /// The first operation that no kernel takes, or not beside the others.
 pub(super) fn kernel(g: &OpGraph, ranks: u32) -> Result<Kernel, LowerError> {
-    let mut claims = Claims::new(g, ranks)?;
+    let mut claims = Claims::new(g, ranks);
     together(g)?;
     attention::claim(&mut claims)?;
     // Dense operations stand between rows of experts and their GEMMs: they need none of the rows that are under way.

@@ -8,6 +8,7 @@
 //! Agents, completions, scopes and proxies of both ends follow from the leaves' contracts and the network
 //! (`passes/signals`); the optional fields are for flows that need others.
 
+use crate::passes::shape::ranks::own_rank;
 use mk_plan::{Access, Agent, Completion, Each, Entity, Expr, FamId, Operand, Point, Var};
 use std::fmt;
 
@@ -116,7 +117,7 @@ impl Writer {
             family,
             operand,
             word,
-            rank: Var::RANK.into(),
+            rank: own_rank(),
             each: None,
             when: None,
             amount: 1.into(),
@@ -132,7 +133,7 @@ impl Writer {
     }
 
     /// On several ranks.
-    pub fn on_each(self, rank: Expr, each: Each) -> Writer {
+    pub fn on_each(self, (rank, each): (Expr, Each)) -> Writer {
         Writer { rank, each: Some(each), ..self }
     }
 

@@ -4,14 +4,21 @@ mod flow;
 
 pub(in crate::passes) use flow::{Arrival, Flow, FlowId, Reader, Source, Writer};
 
-use super::shape::{extents::Extents, ranks::Nodes, tensor::Tensor};
+use super::{
+    shape::{
+        extents::Extents,
+        ranks::{Nodes, own_rank},
+        tensor::Tensor,
+    },
+    world::World,
+};
 use crate::graph::Extent;
 use crate::settings::Config;
 use mk_abi::DType;
 use mk_plan::target::Target;
 use mk_plan::{
     Access, Arena, BufId, Buffer, EdgeId, Entity, Expr, FamId, Family, InternalEdge, Leaf, Mode,
-    Operand, Plan, Point, RoleKind, Schedule, Space, Var,
+    Operand, Plan, Point, RoleKind, Schedule, Space,
 };
 
 /// The rows of tiles that a family's tasks cover: the shard, and the block in the shard.
@@ -34,6 +41,8 @@ pub(in crate::passes) struct Draft {
     /// Families that come before all others of their role.
     pub first: Vec<FamId>,
     pub target: &'static Target,
+    /// The ranks that share the work, by node.
+    pub nodes: Nodes,
     /// Shared-memory stages of a bulk copy.
     pub copy_stages: u32,
     /// Bytes that a rank sends for each floating-point operation of its own, where data that comes meanwhile is worth few CTAs.
@@ -42,22 +51,23 @@ pub(in crate::passes) struct Draft {
 }
 
 impl Draft {
-    pub fn new(name: &str, axis: &str, config: &Config, target: &'static Target) -> Draft {
+    pub fn new(name: &str, world: &World, config: &Config) -> Draft {
         let plan = Plan {
             name: name.into(),
-            mesh: mk_plan::Mesh { axes: vec![(axis.into(), config.ranks)] },
+            mesh: world.mesh.clone(),
             target: config.target.clone(),
-            nic: config.nic(),
+            nic: world.nic,
             ..Plan::default()
         };
         Draft {
             plan,
-            extents: Extents::new(config.ranks),
+            extents: Extents::new(world.nodes.group),
             kinds: Arena::new(),
             flows: Arena::new(),
             flow_order: Vec::new(),
             first: Vec::new(),
-            target,
+            target: world.target,
+            nodes: world.nodes,
             copy_stages: config.copy_stages,
             bytes_per_flop: None,
             edges: 0,
@@ -69,13 +79,9 @@ impl Draft {
         i64::from(self.target.sms)
     }
 
-    pub fn world(&self) -> i32 {
-        self.extents.world()
-    }
-
-    /// Ranks by node: all of them in one, unless the plan's network says how many are.
-    pub fn nodes(&self) -> Nodes {
-        Nodes { world: self.world(), local: self.plan.local() as i32 }
+    /// Ranks that share the work.
+    pub fn ranks(&self) -> i32 {
+        self.nodes.group.size
     }
 
     /// The next edge id.
@@ -89,7 +95,12 @@ impl Draft {
         self.extents.dim(e)
     }
 
-    /// A dimension of a tensor on rank `q`.
+    /// A dimension of a tensor on the own rank.
+    pub fn own(&mut self, t: &Tensor, dim: usize) -> Expr {
+        self.extents.own(t, dim)
+    }
+
+    /// A dimension of a tensor at place `q`.
     pub fn local(&mut self, t: &Tensor, dim: usize, q: impl Into<Expr>) -> Expr {
         self.extents.local(t, dim, q)
     }
@@ -206,7 +217,7 @@ fn access(
         operand,
         mode,
         buffer,
-        rank: Var::RANK.into(),
+        rank: own_rank(),
         region,
         version: Expr::Const(0),
         at,

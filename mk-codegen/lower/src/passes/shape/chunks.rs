@@ -1,11 +1,11 @@
 //! Sequences that ranks share, as chunks: parts of equal length but for the last ones, each on one rank.
 //!
-//! A sequence that is sharded has a chunk for each rank; one that lies in zigzag has two, of which rank `r` of `n` holds number `r` and
+//! A sequence that is sharded has a chunk for each rank; one that lies in zigzag has two, of which place `r` of `n` holds number `r` and
 //! `2n - 1 - r`, one behind the other; one that every rank has is one chunk.
 
-use super::{extents::Extents, tensor::Tensor};
+use super::{extents::Extents, ranks::RankGroup, tensor::Tensor};
 use crate::graph::Extent;
-use mk_plan::{Expr, Var};
+use mk_plan::Expr;
 use mk_syntax::Placement;
 
 /// The chunks of a sequence.
@@ -13,7 +13,8 @@ use mk_syntax::Placement;
 pub(in crate::passes) struct Chunks {
     /// The whole sequence.
     pub whole: Extent,
-    world: i32,
+    /// The ranks that share it.
+    pub group: RankGroup,
     /// Chunks on each rank that are of the sequence: 1, or 2 in zigzag.
     pub per_rank: i32,
     /// Chunks of the sequence.
@@ -27,16 +28,16 @@ pub(in crate::passes) struct Chunks {
 impl Chunks {
     /// Those of dimension `dim` of a tensor.
     pub fn of(extents: &mut Extents, t: &Tensor, dim: usize) -> Chunks {
-        let world = extents.world();
+        let group = extents.group;
         let whole = t.shape[dim].clone();
         let (per_rank, count) = match t.placement {
-            Placement::Shard(d) if d == dim => (1, world),
-            Placement::Zigzag(d) if d == dim => (2, 2 * world),
+            Placement::Shard(d) if d == dim => (1, group.size),
+            Placement::Zigzag(d) if d == dim => (2, 2 * group.size),
             _ => (1, 1),
         };
         let rows = (whole.capacity() + count - 1) / count;
         let part = if count > 1 { extents.part_of(&whole, count) } else { rows.into() };
-        Chunks { whole, world, per_rank, count, rows, part }
+        Chunks { whole, group, per_rank, count, rows, part }
     }
 
     /// Whether ranks have different chunks.
@@ -48,8 +49,8 @@ impl Chunks {
     pub fn own(&self, half: &Expr) -> Expr {
         match (self.cut(), self.per_rank) {
             (false, _) => 0.into(),
-            (true, 1) => Var::RANK.into(),
-            _ => half.clone().select(self.mirror(Var::RANK.into()), Expr::from(Var::RANK)),
+            (true, 1) => self.group.place(),
+            _ => half.clone().select(self.mirror(self.group.place()), self.group.place()),
         }
     }
 
@@ -84,15 +85,10 @@ impl Chunks {
     pub fn at(&self, extents: &mut Extents, half: &Expr) -> Expr {
         match self.per_rank {
             2 => {
-                let first = self.len(extents, &Var::RANK.into());
+                let first = self.len(extents, &self.group.place());
                 half.clone() * first
             }
             _ => 0.into(),
         }
-    }
-
-    /// Ranks.
-    pub fn world(&self) -> i32 {
-        self.world
     }
 }

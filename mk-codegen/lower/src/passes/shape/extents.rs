@@ -1,23 +1,23 @@
 //! Extents as expressions: under their own names, and as parts that ranks own.
 
-use super::tensor::{Tensor, shard_extent};
+use super::{
+    ranks::RankGroup,
+    tensor::{Tensor, shard_extent},
+};
 use crate::graph::Extent;
-use mk_plan::{Arena, Dim, DimId, Expr, Var};
+use mk_plan::{Arena, Dim, DimId, Expr};
 use mk_syntax::Placement;
 
 /// The dimensions of a plan, and how ranks share them.
 pub(in crate::passes) struct Extents {
-    world: i32,
+    /// The ranks that share them.
+    pub group: RankGroup,
     dims: Arena<DimId, Dim>,
 }
 
 impl Extents {
-    pub fn new(world: u32) -> Extents {
-        Extents { world: world as i32, dims: Arena::new() }
-    }
-
-    pub fn world(&self) -> i32 {
-        self.world
+    pub fn new(group: RankGroup) -> Extents {
+        Extents { group, dims: Arena::new() }
     }
 
     /// The dimensions that expressions name.
@@ -48,9 +48,9 @@ impl Extents {
         }
     }
 
-    /// The part of an extent that rank `q` owns: `torch.chunk`'s, so the last ranks may own less, or nothing.
+    /// The part of an extent that place `q` owns: `torch.chunk`'s, so the last ranks may own less, or nothing.
     pub fn shard(&mut self, e: &Extent, q: impl Into<Expr>) -> Expr {
-        let world = self.world;
+        let world = self.group.size;
         if world == 1 {
             return self.dim(e);
         }
@@ -61,10 +61,10 @@ impl Extents {
         Expr::Const(0).max(part.clone().min(whole - q.into() * part))
     }
 
-    /// The part of an extent that rank `q` owns in zigzag: of twice as many parts as ranks, number `q`, and the one of that number
+    /// The part of an extent that place `q` owns in zigzag: of twice as many parts as ranks, number `q`, and the one of that number
     /// from the end.
     fn zigzag(&mut self, e: &Extent, q: Expr) -> Expr {
-        let world = self.world;
+        let world = self.group.size;
         let part = self.part_of(e, 2 * world);
         if let Expr::Const(part) = part
             && 2 * world * part == e.value
@@ -78,7 +78,7 @@ impl Extents {
 
     /// Elements of an extent that a rank owns, before the last ranks come short.
     pub fn part(&mut self, e: &Extent) -> Expr {
-        self.part_of(e, self.world)
+        self.part_of(e, self.group.size)
     }
 
     /// Elements of one of so many parts of an extent, before the last come short.
@@ -89,7 +89,7 @@ impl Extents {
         }
     }
 
-    /// A dimension of a tensor on rank `q`.
+    /// A dimension of a tensor at place `q`.
     pub fn local(&mut self, t: &Tensor, dim: usize, q: impl Into<Expr>) -> Expr {
         match t.placement {
             Placement::Shard(d) if d == dim => self.shard(&t.shape[dim], q),
@@ -98,8 +98,13 @@ impl Extents {
         }
     }
 
+    /// A dimension of a tensor on the own rank.
+    pub fn own(&mut self, t: &Tensor, dim: usize) -> Expr {
+        self.local(t, dim, self.group.place())
+    }
+
     /// A tensor's shape on the own rank.
     pub fn local_shape(&mut self, t: &Tensor) -> Vec<Expr> {
-        (0..t.shape.len()).map(|d| self.local(t, d, Var::RANK)).collect()
+        (0..t.shape.len()).map(|d| self.own(t, d)).collect()
     }
 }

@@ -11,7 +11,6 @@ use mk_plan::{self, EpilogueOp};
 /// What the kernel computes.
 pub(in crate::passes) struct Kernel {
     pub name: String,
-    pub axis: String,
     /// Tensors of the caller, in the order of the program.
     pub params: Vec<Tensor>,
     /// Each after its operands.

@@ -1,20 +1,10 @@
-//! Ranks relative to this one, and blocks of rows.
+//! Groups of ranks, ranks relative to this one, and blocks of rows.
 
-use mk_plan::{Each, Expr, Var};
+use mk_plan::{Axis, Each, Expr, Var};
 
-/// The rank `places` after this one.
-pub(in crate::passes) fn peer_at(places: Expr, world: i32) -> Expr {
-    (Expr::from(Var::RANK) + places) % world
-}
-
-/// The rank `s + 1` places after this one.
-pub(in crate::passes) fn peer(s: Expr, world: i32) -> Expr {
-    peer_at(s + 1, world)
-}
-
-/// Every rank but this one: which, and how many.
-pub(in crate::passes) fn every_peer(world: i32) -> (Expr, Each) {
-    (peer(Var::EACH.into(), world), Each { var: "p".into(), extent: (world - 1).into() })
+/// This rank.
+pub(in crate::passes) fn own_rank() -> Expr {
+    Var::RANK.into()
 }
 
 /// Rows of block `i` of height `block` among `rows`; 0 or less past the end.
@@ -22,58 +12,154 @@ pub(in crate::passes) fn block_rows(rows: Expr, i: Expr, block: i32) -> Expr {
     Expr::Const(block).min(rows - i * block)
 }
 
-/// How the ranks of a world lie in nodes: rank `r` is number `r % local` of node `r / local`.
+/// This rank and those that it shares something with, in order: `size` ranks, `stride` apart. Each rank of the world has such a group, so that
+/// `stride` groups lie in each `size * stride` ranks that follow each other.
+///
+/// A *place* is a number in the group, a *rank* one in the world. In a group of all ranks they are the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::passes) struct RankGroup {
+    /// Ranks of the world.
+    world: i32,
+    stride: i32,
+    pub size: i32,
+}
+
+impl RankGroup {
+    /// The ranks along an axis of a world's mesh.
+    pub fn of(axis: Axis, world: u32) -> RankGroup {
+        RankGroup { world: world as i32, stride: axis.stride as i32, size: axis.size as i32 }
+    }
+
+    /// The ranks of a node, of so many each.
+    pub fn of_node(world: u32, local: u32) -> RankGroup {
+        RankGroup::of(Axis { stride: 1, size: local }, world)
+    }
+
+    /// Whether all ranks are in it.
+    pub fn is_world(self) -> bool {
+        self.size == self.world
+    }
+
+    /// Ranks from the first one of a group to the first one behind the groups that lie between each other's ranks.
+    fn span(self) -> i32 {
+        self.stride * self.size
+    }
+
+    /// A rank that is as far from the first one of its span as `place` says.
+    fn in_span(self, place: Expr) -> Expr {
+        match self.span() == self.world {
+            true => place,
+            false => own_rank() / self.span() * self.span() + place,
+        }
+    }
+
+    /// The place of a rank in its group.
+    pub fn place_of(self, rank: Expr) -> Expr {
+        let at = rank / self.stride;
+        if self.span() == self.world { at } else { at % self.size }
+    }
+
+    /// The own place.
+    pub fn place(self) -> Expr {
+        self.place_of(own_rank())
+    }
+
+    /// The place so many after the own one.
+    pub fn place_after(self, places: Expr) -> Expr {
+        (own_rank() / self.stride + places) % self.size
+    }
+
+    /// The rank so many places after this one.
+    pub fn rank_after(self, places: Expr) -> Expr {
+        self.in_span((own_rank() + places * self.stride) % self.span())
+    }
+
+    /// The rank of a place.
+    pub fn rank_of(self, place: Expr) -> Expr {
+        match (self.world, self.stride) {
+            (1, _) => own_rank(),
+            (_, 1) => self.in_span(place),
+            (_, stride) => self.in_span(own_rank() % stride + place * stride),
+        }
+    }
+
+    /// Every place, in order, and how many.
+    pub fn places(self) -> Each {
+        Each { var: "p".into(), extent: self.size.into() }
+    }
+
+    /// Every rank, in order: which, and how many.
+    pub fn everyone(self) -> (Expr, Each) {
+        (self.rank_of(Var::EACH.into()), self.places())
+    }
+
+    /// Every rank but this one: which, and how many.
+    pub fn every_peer(self) -> (Expr, Each) {
+        let each = Each { var: "p".into(), extent: (self.size - 1).into() };
+        (self.rank_after(Expr::from(Var::EACH) + 1), each)
+    }
+
+    /// All of it in one node.
+    pub fn in_one_node(self) -> Nodes {
+        Nodes { group: self, near: self, far: RankGroup { stride: self.span(), size: 1, ..self } }
+    }
+
+    /// The group by nodes of so many ranks; `None` where its ranks are not as many in each.
+    pub fn by_node(self, local: i32) -> Option<Nodes> {
+        let (stride, span) = (self.stride, self.span());
+        let near = match () {
+            () if span == 0 => return None,
+            () if local % span == 0 => self.size,
+            () if stride % local == 0 => 1,
+            () if local % stride == 0 && span % local == 0 => local / stride,
+            () => return None,
+        };
+        Some(Nodes {
+            group: self,
+            near: RankGroup { size: near, ..self },
+            far: RankGroup { stride: stride * near, size: self.size / near, ..self },
+        })
+    }
+}
+
+/// How the ranks of a group lie in nodes: place `p` is number `p % local` of node `p / local`.
 #[derive(Clone, Copy)]
 pub(in crate::passes) struct Nodes {
-    pub world: i32,
-    /// Ranks of a node.
-    pub local: i32,
+    pub group: RankGroup,
+    /// Those of the own node.
+    pub near: RankGroup,
+    /// Those of the own place in every node: the *rail*.
+    pub far: RankGroup,
 }
 
 impl Nodes {
     pub fn count(self) -> i32 {
-        self.world / self.local
+        self.far.size
     }
 
-    /// The first rank of the own node.
-    fn first(self) -> Expr {
-        Expr::from(Var::RANK) / self.local * self.local
+    /// Ranks of a node.
+    pub fn local(self) -> i32 {
+        self.near.size
     }
 
-    /// The rank `s + 1` places after this one in its node.
-    pub fn neighbour(self, s: Expr) -> Expr {
-        match self.local == self.world {
-            true => peer(s, self.world),
-            false => self.first() + peer(s, self.local),
-        }
+    /// The node `m + 1` after the own one.
+    pub fn other(self, m: Expr) -> Expr {
+        self.far.place_after(m + 1)
     }
 
-    /// The rank of the same place `m + 1` nodes after this one.
-    pub fn rail(self, m: Expr) -> Expr {
-        peer_at((m + 1) * self.local, self.world)
+    /// The rank there that has the own place in its node, and its place in the group.
+    pub fn rail(self, m: Expr) -> [Expr; 2] {
+        let rank = self.far.rank_after(m.clone() + 1);
+        [rank, self.group.place_after((m + 1) * self.local())]
     }
 
-    /// The rank of the own node that has the place of `rank` in its node.
-    pub fn same_place(self, rank: Expr) -> Expr {
-        match self.local {
-            1 => Var::RANK.into(),
-            local => self.first() + rank % local,
-        }
+    /// The node of a place of the group.
+    pub fn node_of(self, place: Expr) -> Expr {
+        place / self.local()
     }
 
-    /// Every rank of the node but this one: which, and how many.
-    pub fn every_peer(self) -> (Expr, Each) {
-        let each = Each { var: "p".into(), extent: (self.local - 1).into() };
-        (self.neighbour(Var::EACH.into()), each)
-    }
-
-    /// Every rank of the node, in order: which, and how many.
-    pub fn everyone(self) -> (Expr, Each) {
-        let each = Each { var: "p".into(), extent: self.local.into() };
-        let rank = match self.local == self.world {
-            true => Var::EACH.into(),
-            false => self.first() + Var::EACH,
-        };
-        (rank, each)
+    /// The rank of the own node that has the place that `place` of the group has in its node.
+    pub fn same_place(self, place: Expr) -> Expr {
+        self.near.rank_of(place % self.local())
     }
 }

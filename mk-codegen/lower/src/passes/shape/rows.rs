@@ -2,7 +2,7 @@
 
 use super::{
     extents::Extents,
-    ranks::{block_rows, peer_at},
+    ranks::{RankGroup, block_rows},
     tensor::{Tensor, shard_extent},
 };
 use mk_plan::{Expr, Var};
@@ -11,8 +11,10 @@ use mk_syntax::Placement;
 /// The rows that a family's tiles cover.
 #[derive(Clone)]
 pub(in crate::passes) struct Rows {
-    /// The tensor whose dimension 0 is cut into shards: rows of shard `q` are its rows on rank `q`.
+    /// The tensor whose dimension 0 is cut into shards: rows of shard `q` are its rows at place `q`.
     pub of: Tensor,
+    /// The ranks that have them.
+    pub group: RankGroup,
     /// Rows of a full shard, or of the whole where there is one shard.
     pub per_shard: Expr,
     /// The most that `per_shard` can be.
@@ -34,7 +36,7 @@ pub(in crate::passes) struct Rows {
 
 /// One block of rows, as expressions over a task's variables.
 pub(in crate::passes) struct RowBlock {
-    /// The shard; the own rank where rows are not cut.
+    /// The shard: the place of the rank that owns it.
     pub shard: Expr,
     /// Block in the shard.
     pub block: Expr,
@@ -49,18 +51,18 @@ pub(in crate::passes) struct RowBlock {
 impl Rows {
     /// The rows of `of` in blocks of `height`, by owner or as the own rank has them.
     pub fn new(extents: &mut Extents, of: &Tensor, by_owner: bool, height: i32) -> Rows {
-        let world = extents.world();
+        let group = extents.group;
         let e = &of.shape[0];
-        let shards = if by_owner { world } else { 1 };
+        let shards = if by_owner { group.size } else { 1 };
         let sharded = of.placement == Placement::Shard(0);
         let (per_shard, capacity) = if by_owner || sharded {
-            (extents.part(e), shard_extent(e, world))
+            (extents.part(e), shard_extent(e, group.size))
         } else {
             (extents.dim(e), e.capacity())
         };
         let blocks = (capacity + height - 1) / height;
         let (of, first, count, from, walked) = (of.clone(), 0, shards, 0, blocks);
-        Rows { of, per_shard, capacity, height, blocks, shards, first, count, from, walked }
+        Rows { of, group, per_shard, capacity, height, blocks, shards, first, count, from, walked }
     }
 
     /// All rows of `of`, in blocks of `height` that hold rows of several ranks.
@@ -133,14 +135,14 @@ impl Rows {
         let shard = if self.shards == 1 {
             Expr::Const(0)
         } else if self.count > 1 {
-            peer_at(Expr::from(Var::domain(1)) + self.first, self.shards)
+            self.group.place_after(Expr::from(Var::domain(1)) + self.first)
         } else if self.first == 0 {
-            Var::RANK.into()
+            self.group.place()
         } else {
-            peer_at(Expr::Const(self.first), self.shards)
+            self.group.place_after(self.first.into())
         };
         let rows = if self.shards == 1 {
-            extents.local(&self.of, 0, Var::RANK)
+            extents.own(&self.of, 0)
         } else {
             extents.shard(&self.of.shape[0], shard.clone())
         };

@@ -3,10 +3,9 @@
 use crate::passes::{
     draft::{Draft, Reader, Writer},
     error::{LowerError, internal},
+    shape::ranks::own_rank,
 };
-use mk_plan::{
-    Agent, Completion, Expr, FamId, Leaf, Mode, NicOrdering, Operand, OperandSpec, Proxy, Var,
-};
+use mk_plan::{Agent, Completion, FamId, Leaf, Mode, NicOrdering, Operand, OperandSpec, Proxy};
 
 /// How a writer posts.
 #[derive(Clone, Copy)]
@@ -75,7 +74,7 @@ fn sent(draft: &Draft, w: &Writer, name: &str) -> Result<Posting, LowerError> {
     let Some(nic) = draft.plan.nic else {
         return Err(internal(format!("the flow {name:?} is sent, and the plan has no network")));
     };
-    if w.rank == Expr::from(Var::RANK) {
+    if w.rank == own_rank() {
         return Ok(Posting { by: Agent::Sender, after: Completion::NicDelivered });
     }
     if spec.mode == Mode::Read {

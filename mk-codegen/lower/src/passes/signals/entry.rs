@@ -8,7 +8,7 @@ use super::ends::operand;
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Reader, Writer, read, write},
     error::{LowerError, internal},
-    shape::ranks::{Nodes, peer},
+    shape::ranks::{Nodes, RankGroup, own_rank},
 };
 use mk_plan::{
     Access, Agent, Completion, Each, Expr, FamId, Leaf, Mode, NicOrdering, Operand, Point,
@@ -39,16 +39,15 @@ pub(in crate::passes) fn guard(draft: &mut Draft) -> Result<(), LowerError> {
         return Ok(());
     }
     let others = std::mem::take(&mut draft.flow_order);
-    let nodes = draft.nodes();
-    let world = Expr::Const(draft.world());
+    let nodes = draft.nodes;
+    let world = draft.plan.mesh.size();
+    // Kernels announce themselves to whoever can see it, whether he waits for them or not.
+    let seen_by = RankGroup::of_node(world, draft.plan.local());
     let none = [] as [Access; 0];
     let enter = draft.family("enter", RoleKind::Prologue, Leaf::Enter, vec![], vec![], none);
-    let (rank, each) = nodes.everyone();
-    let told = Writer {
-        at: Point::Start,
-        ..Writer::new(enter, Operand::Dst, vec![Var::RANK.into()]).on_each(rank, each)
-    };
-    let entered = draft.flow(Flow::new(ENTERED, vec![world], 1.into(), vec![told]));
+    let told = Writer::new(enter, Operand::Dst, vec![own_rank()]).on_each(seen_by.everyone());
+    let told = Writer { at: Point::Start, ..told };
+    let entered = draft.flow(Flow::new(ENTERED, vec![(world as i32).into()], 1.into(), vec![told]));
     for Guarded { family, operand: touched, peer, each, when, lag } in guarded {
         let spec = operand(draft, family, touched, ENTERED)?;
         let reader = Reader::new(family, touched, vec![peer]);
@@ -58,7 +57,7 @@ pub(in crate::passes) fn guard(draft: &mut Draft) -> Result<(), LowerError> {
     if !sends.is_empty() {
         let node = enter_node(draft, nodes, entered)?;
         for Guarded { family, operand, peer, each, when, lag } in sends {
-            let reader = Reader::new(family, operand, vec![peer / nodes.local]);
+            let reader = Reader::new(family, operand, vec![nodes.far.place_of(peer)]);
             draft.read(node, Reader { each, when, lag, at: Some(Point::Start), ..reader });
         }
     }
@@ -68,7 +67,7 @@ pub(in crate::passes) fn guard(draft: &mut Draft) -> Result<(), LowerError> {
 
 /// Accesses of peers' memory in the node, and sends to ranks of others.
 fn guarded(draft: &Draft) -> Result<(Vec<Guarded>, Vec<Guarded>), LowerError> {
-    let own = Expr::from(Var::RANK);
+    let own = own_rank();
     let accesses =
         || draft.plan.families.iter().flat_map(|(id, f)| f.accesses.iter().map(move |a| (id, a)));
     // What peers read may be overwritten once they all have entered this launch.
@@ -77,7 +76,7 @@ fn guarded(draft: &Draft) -> Result<(Vec<Guarded>, Vec<Guarded>), LowerError> {
         a.mode == Mode::Write && accesses().any(|(_, b)| theirs(b))
     };
     let (mut guarded, mut sends) = (Vec::new(), Vec::new());
-    let peers = draft.world() - 1;
+    let group = draft.nodes.group;
     for (id, a) in accesses().filter(|(_, a)| a.rank != own && !read_by_peers(a)) {
         let lag = u32::from(alternates(a));
         let peer = a.rank.clone();
@@ -88,20 +87,20 @@ fn guarded(draft: &Draft) -> Result<(Vec<Guarded>, Vec<Guarded>), LowerError> {
         let mut g = Guarded { family: id, operand: a.operand, peer, each, when, lag };
         match operand(draft, id, a.operand, ENTERED)?.agent {
             Agent::Sender => sends.push(g),
-            // Nor does a copy engine know of the own rank, by the plan: it is ordered by signals alone.
+            // Nor does a copy engine know of the own rank, by the plan: it is ordered by signals alone. It waits for all.
             Agent::Engine => {
-                g.peer = Var::EACH.into();
-                g.each = Some(Each { var: "p".into(), extent: (peers + 1).into() });
-                guarded.push(g);
+                let all = draft.plan.mesh.size();
+                let (peer, each) = RankGroup::of_node(all, all).everyone();
+                guarded.push(Guarded { peer, each: Some(each), ..g });
             }
             _ if a.mode == Mode::Read && is_chosen(a) => follows_a_flow(draft, id, a)?,
             _ => {
-                but_the_own(&mut g, peers);
+                but_the_own(&mut g, group);
                 guarded.push(g);
             }
         }
     }
-    let (peer, each) = draft.nodes().every_peer();
+    let (peer, each) = draft.nodes.near.every_peer();
     guarded.extend(accesses().filter(|(_, a)| read_by_peers(a)).map(|(id, a)| Guarded {
         family: id,
         operand: a.operand,
@@ -114,13 +113,14 @@ fn guarded(draft: &Draft) -> Result<(Vec<Guarded>, Vec<Guarded>), LowerError> {
 }
 
 /// Of all ranks, the own one's kernel is this.
-fn but_the_own(g: &mut Guarded, peers: i32) {
-    let everybody = g.peer == Expr::from(Var::EACH) && g.when.is_none();
+fn but_the_own(g: &mut Guarded, group: RankGroup) {
+    let (everyone, all) = group.everyone();
+    let everybody = g.peer == everyone && g.when.is_none();
     if let (true, Some(each)) = (everybody, &mut g.each)
-        && each.extent == Expr::Const(peers + 1)
+        && each.extent == all.extent
     {
-        g.peer = peer(Var::EACH.into(), peers + 1);
-        each.extent = peers.into();
+        let (peer, but_one) = group.every_peer();
+        (g.peer, each.extent) = (peer, but_one.extent);
     }
 }
 
@@ -160,7 +160,7 @@ fn enter_node(draft: &mut Draft, nodes: Nodes, entered: FlowId) -> Result<FlowId
         return Err(internal("a network carries what no net memory holds"));
     };
     let nothing = vec![(Expr::Const(0), Expr::Const(0)); buffer.shape.len()];
-    let to = nodes.rail(Var::domain(0).into());
+    let [to, _] = nodes.rail(Var::domain(0).into());
     let src = read(Operand::Src, net, nothing.clone());
     let dst = Access { rank: to.clone(), ..write(Operand::Dst, net, nothing) };
     let domain = vec![("m", (nodes.count() - 1).into())];
@@ -168,10 +168,10 @@ fn enter_node(draft: &mut Draft, nodes: Nodes, entered: FlowId) -> Result<FlowId
         draft.family("enter.node", RoleKind::InterSend, Leaf::NicSend, domain, vec![], [src, dst]);
     // Sends of other ranks wait for it.
     draft.first.push(send);
-    let (rank, each) = nodes.everyone();
+    let (rank, each) = nodes.near.everyone();
     let node = Reader { each: Some(each), ..Reader::new(send, Operand::Dst, vec![rank]) };
     draft.read(entered, node);
-    let word = vec![Expr::from(Var::RANK) / nodes.local];
+    let word = vec![nodes.far.place()];
     // Nothing that would have to be visible comes with it.
     let after = (nic.ordering == NicOrdering::Unordered).then_some(Completion::NicDelivered);
     let told = Writer { after, ..Writer::new(send, Operand::Dst, word).on(to) };

@@ -11,10 +11,11 @@ mod entry;
 use super::{
     draft::{Draft, Flow, FlowId},
     error::{LowerError, internal},
+    shape::ranks::own_rank,
 };
 use ends::{posting, waiting};
 pub(super) use entry::guard;
-use mk_plan::{Agent, Expr, Point, Post, Proxy, Scope, Signal, Var, Wait};
+use mk_plan::{Agent, Point, Post, Proxy, Scope, Signal, Var, Wait};
 
 /// Runs the pass.
 ///
@@ -47,7 +48,7 @@ fn signal(draft: &mut Draft, id: FlowId) -> Result<(), LowerError> {
     let by: Vec<Agent> = posts.iter().map(|p| p.by).collect();
     let net = is_net(draft, name, &by)?;
     let signal = draft.plan.signals.push(Signal { name: name.into(), net, shape });
-    let own = Expr::from(Var::RANK);
+    let own = own_rank();
     let here = from.iter().zip(&by).all(|(w, by)| w.rank == own && !is_host(*by));
     let leaves = waits.iter().any(|w| w.proxy == Proxy::Host);
     let scope = if here && !leaves { Scope::Gpu } else { Scope::Sys };

@@ -6,11 +6,12 @@
 //! rank, of which the owner uses its own columns; `sums`, as large as one slot, which the other owners
 //! write; the ordered sum; and the copy from `sums` to the caller's tensor.
 
-use super::sum::{Adders, Share, Summands, Summed, adders, tiles_across, to_peers};
+use super::deliver;
+use super::sum::{Adders, Share, Summands, Summed, adders, tiles_across};
 use crate::passes::{
     draft::{Arrival, Draft, Flow, FlowId, Source, TileRows, Writer, read, write},
     shape::{
-        ranks::{block_rows, every_peer, peer_at},
+        ranks::{RankGroup, block_rows},
         rows::{RowBlock, Rows},
         tensor::Tensor,
     },
@@ -21,11 +22,11 @@ use mk_plan::{Access, BufId, CopyVia, Each, Expr, FamId, Operand, RoleKind, Spac
 /// Rows that are copied at once, at most: where more are left, CTAs have several copies.
 const MOST_ROWS: i32 = 256;
 
-/// Column block `j` of a result belongs to rank `j % world`, as its block `j / world`.
+/// Column block `j` of a result belongs to place `j % ranks` of a group, as its block `j / ranks`.
 #[derive(Clone, Copy)]
 pub(in crate::passes) struct Columns {
     slots: BufId,
-    world: i32,
+    group: RankGroup,
     /// Columns of a block.
     width: i32,
     /// Blocks.
@@ -36,20 +37,20 @@ impl Columns {
     /// Shares out the columns of a result, in blocks of `width`. Slots are as wide as the result: rows are few, and the last block
     /// ends where the buffer does, as a tile that TMA clips must.
     pub fn new(draft: &mut Draft, out: &Tensor, rows: &Rows, width: i32) -> Columns {
-        let (world, across) = (draft.world(), tiles_across(draft, out, width));
-        let shape = vec![world.into(), all(rows), draft.dim(&out.shape[1])];
+        let (group, across) = (rows.group, tiles_across(draft, out, width));
+        let shape = vec![group.size.into(), all(rows), draft.dim(&out.shape[1])];
         let slots = draft.buffer("slots", Space::Workspace, out.dtype, shape, out.padded_pitch());
-        Columns { slots, world, width, across }
+        Columns { slots, group, width, across }
     }
 
     /// Blocks that a rank has, at most.
     fn mine(&self) -> i32 {
-        (self.across + self.world - 1) / self.world
+        (self.across + self.group.size - 1) / self.group.size
     }
 
     /// Whether there is a block of this number: ranks have one less than others where their blocks are not as many.
     fn exists(&self, block: &Expr) -> Option<Expr> {
-        (self.across % self.world != 0).then(|| block.clone().lt(self.across))
+        (self.across % self.group.size != 0).then(|| block.clone().lt(self.across))
     }
 
     /// What a task of the product, or of its fold, writes: its tile, to the owner of the columns.
@@ -60,8 +61,12 @@ impl Columns {
         r: &RowBlock,
         columns: (Expr, Expr),
     ) -> Access {
-        let here = vec![(Var::RANK.into(), 1.into()), (rows.in_covered(r), r.len.clone()), columns];
-        Access { rank: rows.column() % self.world, ..write(operand, self.slots, here) }
+        let here =
+            vec![(self.group.place(), 1.into()), (rows.in_covered(r), r.len.clone()), columns];
+        Access {
+            rank: self.group.rank_of(rows.column() % self.group.size),
+            ..write(operand, self.slots, here)
+        }
     }
 
     /// Adds up the slots, and brings every rank the others' sums.
@@ -77,10 +82,10 @@ impl Columns {
         let n = draft.dim(&out.shape[1]);
         // Block `c` of the own ones.
         let c = rows.column();
-        let j = c.clone() * self.world + Var::RANK;
+        let j = c.clone() * self.group.size + self.group.place();
         let columns = (j.clone() * self.width, block_rows(n.clone(), j.clone(), self.width));
         let here = (rows.in_covered(&r), r.len.clone());
-        let each = Each { var: "q".into(), extent: self.world.into() };
+        let each = Each { var: "q".into(), extent: self.group.size.into() };
         let source = vec![(Var::EACH.into(), 1.into()), here.clone(), columns.clone()];
         let src = Access { each: Some(each), ..read(Operand::Src, self.slots, source) };
         let region = vec![(rows.global(&r), r.len.clone()), columns.clone()];
@@ -91,18 +96,19 @@ impl Columns {
             Writer::new(
                 x.family,
                 operand,
-                vec![Var::RANK.into(), x.shard, x.block, j.clone() / self.world],
+                vec![self.group.place(), x.shard, x.block, j.clone() / self.group.size],
             )
-            .on(j % self.world)
+            .on(self.group.rank_of(j % self.group.size))
         };
         let from = by.into_iter().map(post).collect();
-        let shape = vec![self.world.into(), rows.shards.into(), blocks.into(), self.mine().into()];
+        let shape =
+            vec![self.group.size.into(), rows.shards.into(), blocks.into(), self.mine().into()];
         let partial = draft.flow(Flow::new("partial", shape, 1.into(), from));
         let word = vec![Var::EACH.into(), r.shard, r.block / per_block, c];
         let mut touched = vec![self.source(src, partial, word, &j)];
         touched.extend(of.makes(region).into_iter().map(Source::from));
         let sums = write(Operand::Dst, finished, vec![here, columns]);
-        touched.push(to_peers(sums, self.world).into());
+        touched.push(deliver::to_peers(sums, self.group).into());
         let domain = rows.domain(self.mine());
         let family = draft.family("reduce", kind, of.leaf(), domain, vec![], touched);
         self.collect(draft, out, result, (finished, family), &rows, kind);
@@ -124,7 +130,7 @@ impl Columns {
             RoleKind::Compute => draft.sms(),
             _ => 1,
         };
-        let side_by_side = i64::from(summed.count * (self.world - 1)) * i64::from(self.mine());
+        let side_by_side = i64::from(summed.count * (self.group.size - 1)) * i64::from(self.mine());
         let copies = |height| i64::from(summed.in_blocks(height).walked) * side_by_side;
         let mut height = summed.height;
         while copies(height) > sms && height < summed.capacity.min(MOST_ROWS) {
@@ -134,15 +140,15 @@ impl Columns {
         let rows = summed.in_blocks(height);
         let r = rows.block(&mut draft.extents);
         let n = draft.dim(&out.shape[1]);
-        let peer = peer_at(Expr::from(Var::domain(r.loops)) + 1, self.world);
+        let peer = self.group.place_after(Expr::from(Var::domain(r.loops)) + 1);
         let c = Expr::from(Var::domain(r.loops + 1));
-        let j = c.clone() * self.world + peer.clone();
+        let j = c.clone() * self.group.size + peer.clone();
         let columns = (j.clone() * self.width, block_rows(n, j.clone(), self.width));
         let here = vec![(rows.in_covered(&r), r.len.clone()), columns.clone()];
         let src = read(Operand::Src, finished, here);
         let to = vec![(rows.global(&r), r.len.clone()), columns];
         let mut domain = rows.domain(self.mine());
-        domain.insert(r.loops, ("p", (self.world - 1).into()));
+        domain.insert(r.loops, ("p", (self.group.size - 1).into()));
         let leaf = CopyVia::Ldst.leaf(1);
         let own = summed.block(&mut draft.extents);
         let mine = summed.column();
@@ -150,13 +156,16 @@ impl Columns {
             1 => 1.into(),
             n => Expr::Const(n).min(Expr::Const(summed.walked) - r.block.clone() * n),
         };
-        let (rank, peers) = every_peer(self.world);
-        let word = vec![Var::RANK.into(), own.shard, own.block / per_copy, mine.clone()];
+        let word = vec![self.group.place(), own.shard, own.block / per_copy, mine.clone()];
         let added = Writer::new(reduce, Operand::Dst, word)
-            .on_each(rank, peers)
-            .when(self.exists(&(mine * self.world + Var::RANK)));
-        let shape =
-            vec![self.world.into(), rows.shards.into(), rows.blocks.into(), self.mine().into()];
+            .on_each(self.group.every_peer())
+            .when(self.exists(&(mine * self.group.size + self.group.place())));
+        let shape = vec![
+            self.group.size.into(),
+            rows.shards.into(),
+            rows.blocks.into(),
+            self.mine().into(),
+        ];
         let summed = draft.flow(Flow::new("summed", shape, tiles, vec![added]));
         let src = self.source(src, summed, vec![peer, r.shard, r.block, c], &j);
         let touched = vec![src, write(Operand::Dst, result, to).into()];

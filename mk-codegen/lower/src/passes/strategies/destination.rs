@@ -1,14 +1,23 @@
 //! Where the tiles of a product go.
 
-use super::{by_columns::Columns, ring::Ring};
+use super::{
+    by_columns::Columns,
+    one_shot,
+    ring::Ring,
+    sum::{Summands, Summed},
+    two_level, two_shot,
+};
 use crate::passes::{
-    draft::write,
+    draft::{Draft, write},
     shape::{
+        kernel::Reduce,
         ranks::Nodes,
         rows::{RowBlock, Rows},
+        tensor::Tensor,
     },
 };
-use mk_plan::{Access, BufId, Expr, Operand, Var};
+use crate::settings::Config;
+use mk_plan::{Access, BufId, Expr, Operand};
 
 /// Where a product goes.
 #[derive(Clone, Copy)]
@@ -30,6 +39,35 @@ pub(in crate::passes) enum Destination {
 }
 
 impl Destination {
+    /// Slots for summands of rows that have owners.
+    pub fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> Destination {
+        match draft.nodes.count() {
+            1 => Destination::Slots(two_shot::slots(draft, out, rows)),
+            _ => Destination::NodeSlots(two_level::slots(draft, out, rows), draft.nodes),
+        }
+    }
+
+    /// Adds the summands that lie there.
+    pub fn add_up(
+        self,
+        draft: &mut Draft,
+        config: &Config,
+        how: Reduce,
+        of: &Summed<'_>,
+        tiles: Summands,
+    ) {
+        match self {
+            Destination::Slots(slots) => two_shot::sum(draft, config, how, of, slots, tiles),
+            Destination::NodeSlots(slots, _) => {
+                two_level::sum(draft, config, how, of, slots, tiles);
+            }
+            Destination::Parts(parts) => one_shot::pull(draft, config, of, parts, tiles),
+            Destination::Columns(columns) => columns.sum(draft, config, of, tiles),
+            // Summed in the epilogue, or by one rank.
+            Destination::Ring(_) | Destination::Out(_) | Destination::Hidden(_) => {}
+        }
+    }
+
     /// The writes of some columns of a block of rows, to the own rank's slot where there are slots; of several, one happens.
     pub fn writes(
         self,
@@ -47,12 +85,12 @@ impl Destination {
                 vec![write(operand, b, vec![(r.shard.clone(), 1.into()), here, columns])]
             }
             Destination::Slots(slots) => vec![Access {
-                rank: if rows.shards > 1 { r.shard.clone() } else { Var::RANK.into() },
-                ..write(operand, slots, vec![(Var::RANK.into(), 1.into()), here, columns])
+                rank: rows.group.rank_of(r.shard.clone()),
+                ..write(operand, slots, vec![(rows.group.place(), 1.into()), here, columns])
             }],
             Destination::NodeSlots(slots, nodes) => {
-                let of = (r.shard.clone() / nodes.local, 1.into());
-                let place = (Expr::from(Var::RANK) % nodes.local, 1.into());
+                let of = (nodes.node_of(r.shard.clone()), 1.into());
+                let place = (nodes.near.place(), 1.into());
                 vec![Access {
                     rank: nodes.same_place(r.shard.clone()),
                     ..write(operand, slots, vec![of, place, here, columns])

@@ -6,11 +6,7 @@ use super::{
 };
 use crate::passes::{
     draft::{Draft, read, write},
-    shape::{
-        ranks::{block_rows, peer},
-        rows::Rows,
-        tensor::Tensor,
-    },
+    shape::{ranks::block_rows, rows::Rows, tensor::Tensor},
 };
 use crate::settings::{Config, Gather};
 use mk_plan::{BufId, CopyVia, Expr, Leaf, Operand, RoleKind, Var};
@@ -71,8 +67,7 @@ pub(in crate::passes) fn collect(
     draft.family("copy.own", RoleKind::Compute, leaf.clone(), domain, vec![], vec![src, dst]);
     let Some(g) = gathered else { return };
     // Blocks arrive from all peers at once: walk them in that order.
-    let world = draft.world();
-    let q = peer(Expr::from(Var::domain(1)), world);
+    let q = rows.group.place_after(Expr::from(Var::domain(1)) + 1);
     let theirs = draft.local(x, 0, q.clone());
     let len = block_rows(theirs, i.clone(), block);
     let at = i.clone() * block;
@@ -80,7 +75,7 @@ pub(in crate::passes) fn collect(
     let src = read(Operand::Src, g.all, from);
     let row = q.clone() * rows.per_shard.clone() + at;
     let dst = write(Operand::Dst, out, vec![(row, len), width]);
-    let domain = vec![("i", rows.blocks.into()), ("s", (world - 1).into())];
+    let domain = vec![("i", rows.blocks.into()), ("s", (rows.group.size - 1).into())];
     let touched = vec![g.source(src, q, i, None), dst.into()];
     draft.family("copy.peers", RoleKind::Compute, leaf.clone(), domain, vec![], touched);
 }

@@ -3,6 +3,7 @@
 //! Which settings choose a way, and which kernels it fits, is in [`settings`](crate::settings).
 
 pub(in crate::passes) mod by_columns;
+pub(in crate::passes) mod deliver;
 pub(in crate::passes) mod destination;
 pub(in crate::passes) mod gather;
 pub(in crate::passes) mod gathered;
@@ -10,9 +11,7 @@ pub(in crate::passes) mod one_shot;
 pub(in crate::passes) mod pack;
 pub(in crate::passes) mod push_chunks;
 mod push_copy_engine;
-mod push_rail;
 mod push_sms;
-mod rail;
 pub(in crate::passes) mod ring;
 pub(in crate::passes) mod split_k;
 pub(in crate::passes) mod sum;

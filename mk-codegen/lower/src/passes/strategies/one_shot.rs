@@ -27,27 +27,27 @@ pub(in crate::passes) fn pull(
     from: Summands,
 ) {
     let Summands { rows, block, by, operand, .. } = from;
-    let world = draft.world();
+    let group = rows.group;
     let across = tiles_across(draft, of.out, block[1]);
     let Adders { kind, tile, per_block, .. } =
         adders(draft, config.reduction, Share::One, across, &rows, block, 1);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
     let Place { r, j, columns } = place(draft, of.out, &rows, tile[1]);
-    let each = Each { var: "q".into(), extent: world.into() };
+    let (rank, everyone) = group.everyone();
+    let each = Each { var: "q".into(), ..everyone.clone() };
     let here = vec![(r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone()), columns.clone()];
-    let src =
-        Access { rank: Var::EACH.into(), each: Some(each), ..read(Operand::Src, parts, here) };
+    let src = Access { rank: rank.clone(), each: Some(each), ..read(Operand::Src, parts, here) };
     let post = |c: TileRows| {
         let last = draft.plan.families[c.family].domain.len() - 1;
         Writer::new(
             c.family,
             operand,
-            vec![Var::RANK.into(), c.shard, c.block, Var::domain(last).into()],
+            vec![group.place(), c.shard, c.block, Var::domain(last).into()],
         )
-        .on_each(Var::EACH.into(), Each { var: "p".into(), extent: world.into() })
+        .on_each((rank.clone(), everyone.clone()))
     };
     let from = by.into_iter().map(post).collect();
-    let shape = vec![world.into(), rows.shards.into(), blocks.into(), across.into()];
+    let shape = vec![group.size.into(), rows.shards.into(), blocks.into(), across.into()];
     let part = draft.flow(Flow::new("part", shape, 1.into(), from));
     let region = vec![(rows.global(&r), r.len.clone()), columns];
     let word = vec![Var::EACH.into(), r.shard, r.block / per_block, j];

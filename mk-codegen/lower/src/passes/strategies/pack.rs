@@ -37,7 +37,7 @@ pub(in crate::passes) fn matrix(
     from: BufId,
     operand: Operand,
 ) -> Option<Packed> {
-    let world = draft.world();
+    let world = draft.ranks();
     if t.tma_rows(world) {
         return None;
     }
@@ -82,8 +82,8 @@ pub(in crate::passes) fn columns_by_owner(
     if rows.shards == 1 || padded == rows.capacity {
         return None;
     }
-    let world = draft.world();
-    let height = draft.local(t, 0, Var::RANK);
+    let world = draft.ranks();
+    let height = draft.own(t, 0);
     let shape = vec![height.clone(), rows.shards.into(), rows.capacity.into()];
     let name = format!("{}_packed", t.name);
     let pitch = Some(Expr::Const(padded));

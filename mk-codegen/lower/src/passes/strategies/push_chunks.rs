@@ -6,11 +6,7 @@
 
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Writer, read, write},
-    shape::{
-        chunks::Chunks,
-        ranks::{block_rows, peer},
-        tensor::Tensor,
-    },
+    shape::{chunks::Chunks, ranks::block_rows, tensor::Tensor},
 };
 use crate::settings::Config;
 use mk_plan::{Access, BufId, CopyVia, Expr, Operand, RoleKind, Space, Var};
@@ -44,7 +40,7 @@ pub(in crate::passes) enum Wanted {
 /// Rows of a piece: a multiple of this, where there are as many.
 const PIECE: i32 = 64;
 
-/// Whether rank `to` wants the own chunk `half`; `None` where all do.
+/// Whether place `to` wants the own chunk `half`; `None` where all do.
 fn wants(
     draft: &mut Draft,
     chunks: &Chunks,
@@ -52,7 +48,7 @@ fn wants(
     half: &Expr,
     to: &Expr,
 ) -> Option<Expr> {
-    let rank = Expr::from(Var::RANK);
+    let rank = chunks.group.place();
     let ends = chunks.runs_out();
     let mut some = |chunk: &Expr| {
         let len = ends.then(|| chunks.len(&mut draft.extents, chunk));
@@ -95,7 +91,7 @@ pub(in crate::passes) fn push(
     let row_bytes = parts().map(row_bytes).max().unwrap_or(1).max(1);
     let rows = (u64::from(config.chunk_bytes) / row_bytes) as i32 / PIECE * PIECE;
     let height = rows.max(PIECE).min(chunks.rows.max(1));
-    let world = f64::from(chunks.world());
+    let world = f64::from(chunks.group.size);
     let bytes = |p: &Part<'_>| {
         let all: f64 = p.tensor.shape.iter().map(|e| f64::from(e.capacity())).product();
         all * p.tensor.dtype.size_bytes() as f64 * (world - 1.0) / world
@@ -143,7 +139,7 @@ impl Pushes<'_> {
         config: &Config,
     ) -> [Expr; 2] {
         let Pushes { chunks, wanted, together, height, .. } = *self;
-        let world = chunks.world();
+        let group = chunks.group;
         let first = &parts[0];
         let of_heads = &first.tensor.shape[3 - first.along];
         let windows = of_heads.value / together;
@@ -163,13 +159,13 @@ impl Pushes<'_> {
         }
         // Batch, window of heads, own chunk, step to a peer, head of the window, part, piece.
         let [b, w, half, s, g, c, p] = [0, 1, 2, 3, 4, 5, 6].map(|i| Expr::from(Var::domain(i)));
-        let to = peer(s, world);
+        let (place, to) = (group.place_after(s.clone() + 1), group.rank_after(s + 1));
         let head = w.clone() * together + g;
         let own = chunks.own(&half);
         let len = chunks.len(&mut draft.extents, &own);
         let at = p.clone() * height;
         let len = block_rows(len, p, height);
-        let len = match wants(draft, chunks, wanted, &half, &to) {
+        let len = match wants(draft, chunks, wanted, &half, &place) {
             Some(wants) => wants.select(len, 0),
             None => len,
         };
@@ -192,7 +188,7 @@ impl Pushes<'_> {
             ("b", batch.clone()),
             ("w", windows.into()),
             ("half", chunks.per_rank.into()),
-            ("s", (world - 1).into()),
+            ("s", (group.size - 1).into()),
             ("g", together.into()),
             ("c", (parts.len() as i32).into()),
             ("p", self.pieces().into()),

@@ -6,11 +6,7 @@
 use super::gathered::Gathered;
 use crate::passes::{
     draft::{Draft, Flow, Reader, Writer, read, write},
-    shape::{
-        ranks::{block_rows, peer_at},
-        rows::Rows,
-        tensor::Tensor,
-    },
+    shape::{ranks::block_rows, rows::Rows, tensor::Tensor},
 };
 use mk_plan::{Access, BufId, Expr, Leaf, Operand, RoleKind, Space, Var};
 
@@ -25,7 +21,7 @@ pub(in crate::passes) fn push(
     rows: &Rows,
     parts: u32,
 ) -> Gathered {
-    let world = draft.world();
+    let (group, world) = (rows.group, rows.group.size);
     let blocks = rows.blocks.max(1);
     let parts = (parts.min(MAX_PARTS) as i32).clamp(1, blocks);
     let per_word = (blocks + parts - 1) / parts;
@@ -35,11 +31,11 @@ pub(in crate::passes) fn push(
     let all = draft.buffer(&format!("{}_all", x.name), Space::Workspace, x.dtype, shape, None);
     let (s, p) = (Expr::from(Var::domain(0)), Expr::from(Var::domain(1)));
     // The first to come is that of the rank after one's own, as products take them.
-    let to = peer_at(Expr::Const(world - 1) - s.clone(), world);
-    let mine = draft.local(x, 0, Var::RANK);
+    let to = group.rank_after(Expr::Const(world - 1) - s.clone());
+    let mine = draft.own(x, 0);
     let part = (p.clone() * height, block_rows(mine, p.clone(), height));
     let src = read(Operand::Src, shard, vec![part.clone(), (0.into(), k.clone())]);
-    let region = vec![(Var::RANK.into(), 1.into()), part, (0.into(), k)];
+    let region = vec![(group.place(), 1.into()), part, (0.into(), k)];
     let dst = Access { rank: to.clone(), ..write(Operand::Dst, all, region) };
     let domain = || vec![("s", (world - 1).into()), ("c", words.into())];
     let accesses = vec![src, dst];
@@ -53,7 +49,7 @@ pub(in crate::passes) fn push(
     let sent = draft.flow(Flow::new("sent", shape, 1.into(), vec![copied]));
     draft.read(sent, Reader::new(end, Operand::Src, vec![s, p.clone()]));
     let shape = vec![world.into(), words.into()];
-    let pushed = Writer::new(push, Operand::Dst, vec![Var::RANK.into(), p]).on(to);
+    let pushed = Writer::new(push, Operand::Dst, vec![group.place(), p]).on(to);
     let arrived = draft.flow(Flow::new("arrived", shape, 1.into(), vec![pushed]));
     Gathered {
         shard,

@@ -11,14 +11,12 @@
 //! ones do.
 
 use super::{
+    deliver::{Delivery, Pieces},
     gathered::{Gathered, Slices},
-    push_rail,
-    rail::Pieces,
 };
 use crate::passes::{
-    draft::{Draft, Flow, Writer, read, write},
+    draft::{Draft, Writer, read, write},
     shape::{
-        ranks::peer,
         rows::Rows,
         tensor::{Tensor, aligned},
     },
@@ -36,7 +34,8 @@ pub(in crate::passes) fn push(
     whole: bool,
     config: &Config,
 ) -> Gathered {
-    let (world, block, nodes) = (draft.world(), rows.height, draft.nodes());
+    let (group, block, nodes) = (rows.group, rows.height, draft.nodes);
+    let world = group.size;
     let size_bytes = x.dtype.size_bytes();
     let k_value = x.shape[1].value;
     let padded = aligned(k_value, size_bytes);
@@ -58,16 +57,16 @@ pub(in crate::passes) fn push(
 
     let last = if slices.is_some() { 2 } else { 1 };
     let (i, p) = (Expr::from(Var::domain(0)), Expr::from(Var::domain(last)));
-    let mine = draft.local(x, 0, Var::RANK);
+    let mine = draft.own(x, 0);
     let (base, len) = cut.rows(&i, p, mine);
     // The own rows, too, where they are repacked or lie in tiles with others.
     let own_rows = !bulk || whole;
-    let each =
-        Each { var: "s".into(), extent: (if own_rows { world } else { nodes.local - 1 }).into() };
-    let to = match own_rows {
-        true => peer(Var::EACH.into(), world),
-        false => nodes.neighbour(Var::EACH.into()),
+    let (reached, count) = match own_rows {
+        true => (group, world),
+        false => (nodes.near, nodes.local() - 1),
     };
+    let each = Each { var: "s".into(), extent: count.into() };
+    let to = reached.rank_after(Expr::from(Var::EACH) + 1);
     let via = if bulk { CopyVia::Bulk } else { CopyVia::Ldst };
     let q = Expr::from(Var::domain(1));
     let columns = match slices {
@@ -76,8 +75,8 @@ pub(in crate::passes) fn push(
     };
     let src = read(Operand::Src, shard, vec![(base.clone(), len.clone()), columns]);
     let mut region = match whole {
-        true => vec![(Expr::from(Var::RANK) * rows.capacity + base, len), (0.into(), k)],
-        false => vec![(Var::RANK.into(), 1.into()), (base, len), (0.into(), k)],
+        true => vec![(group.place() * rows.capacity + base, len), (0.into(), k.clone())],
+        false => vec![(group.place(), 1.into()), (base, len), (0.into(), k.clone())],
     };
     if let Some(s) = slices {
         region[2].1 = s.depth.into();
@@ -92,26 +91,32 @@ pub(in crate::passes) fn push(
         order = rows.own().order(s.together, s.count, pieces);
         order.push(Expr::from(Var::LINEAR) % pieces);
     }
-    let mut from = Vec::new();
-    if nodes.local > 1 {
+    let (mut word, mut words) = (vec![group.place(), i], vec![world.into(), blocks.into()]);
+    if let Some(s) = slices {
+        word.push(Var::domain(1).into());
+        words.push(s.count.into());
+    }
+    let delivery = Delivery {
+        name: &x.name,
+        dtype: x.dtype,
+        rows,
+        n: k,
+        pieces: cut,
+        to: all,
+        kind: RoleKind::IntraComm,
+        via: CopyVia::Bulk,
+        flow: "arrived",
+        words,
+        count: pieces.into(),
+        amount: 1.into(),
+    };
+    let near = |draft: &mut Draft| {
         let kind = RoleKind::IntraComm;
         let leaf = via.leaf(config.copy_stages);
         let push = draft.family("gather", kind, leaf, domain, order, vec![src, dst]);
-        from.push((push, to, each));
-    }
-    let mut raised = vec![Var::RANK.into(), Var::domain(0).into()];
-    let mut shape = vec![world.into(), blocks.into()];
-    if let Some(s) = slices {
-        raised.push(Var::domain(1).into());
-        shape.push(s.count.into());
-    }
-    let pushed =
-        |(push, to, each)| Writer::new(push, Operand::Dst, raised.clone()).on_each(to, each);
-    let mut from: Vec<Writer> = from.into_iter().map(pushed).collect();
-    if nodes.count() > 1 {
-        from.push(push_rail::push(draft, x, (shard, all), rows, cut, config));
-    }
-    let arrived = draft.flow(Flow::new("arrived", shape, pieces.into(), from));
+        Writer::new(push, Operand::Dst, word).on_each((to, each))
+    };
+    let arrived = delivery.bring(draft, near, |draft| delivery.stage(draft, shard));
     let whole = whole.then_some(rows.capacity);
     Gathered { shard, all, whole, slices, own_rows, by_shard: false, arrived, per_word: 1 }
 }

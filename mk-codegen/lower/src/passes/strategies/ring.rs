@@ -6,7 +6,7 @@
 use crate::passes::{
     draft::{Draft, Flow, Reader, TileRows, Writer, read, write},
     shape::{
-        ranks::peer_at,
+        ranks::RankGroup,
         rows::{RowBlock, Rows},
         tensor::Tensor,
     },
@@ -24,8 +24,8 @@ pub(in crate::passes) struct Ring {
 
 impl Ring {
     /// The rank that adds next to a tile.
-    pub fn next(&self, world: i32) -> Expr {
-        peer_at((world - 1).into(), world)
+    pub fn next(&self, group: RankGroup) -> Expr {
+        group.rank_after((group.size - 1).into())
     }
 
     /// The writes of a tile: to the next rank, or where the hop is the last, to the caller.
@@ -39,7 +39,7 @@ impl Ring {
         let (hop, world, here) = (rows.hop(), rows.shards, (r.at.clone(), r.len.clone()));
         let region = vec![(hop.clone(), 1.into()), here.clone(), columns.clone()];
         let passed = Access {
-            rank: self.next(world),
+            rank: self.next(rows.group),
             when: Some(hop.clone().lt(world - 1)),
             ..write(operand, self.passed, region)
         };
@@ -74,7 +74,7 @@ impl Ring {
 
 /// Where sums are on their way from rank to rank.
 pub(in crate::passes) fn ring(draft: &mut Draft, out: &Tensor, rows: &Rows, result: BufId) -> Ring {
-    let hops = draft.world() - 1;
+    let hops = rows.group.size - 1;
     let shape = vec![hops.into(), rows.capacity.into(), draft.dim(&out.shape[1])];
     let passed = draft.buffer("passed", Space::Workspace, out.dtype, shape, out.padded_pitch());
     Ring { passed, last: result }
@@ -90,7 +90,7 @@ pub(in crate::passes) fn hand_on(
     across: i32,
     late: Option<i32>,
 ) {
-    let world = draft.world();
+    let world = rows.group.size;
     let (hop, j) = (rows.hop(), rows.column());
     let word = |hop: Expr| vec![hop, adding.block.clone(), j.clone()];
     let passed = Expr::Const(0).lt(hop.clone());
@@ -100,7 +100,7 @@ pub(in crate::passes) fn hand_on(
     };
     let shape = vec![(world - 1).into(), rows.blocks.into(), across.into()];
     let added = Writer::new(adding.family, Operand::C, word(hop.clone()))
-        .on(ring.next(world))
+        .on(ring.next(rows.group))
         .when(Some(hop.clone().lt(world - 1)));
     let passed = draft.flow(Flow::new("passed", shape, 1.into(), vec![added]));
     let next = Reader::new(adding.family, Operand::AccIn, word((hop - 1).max(0)));

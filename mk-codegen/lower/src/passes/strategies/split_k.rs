@@ -20,8 +20,8 @@ use mk_plan::{Access, BufId, Each, Expr, Leaf, Operand, ReduceTile, Space, Var};
 
 /// The f32 parts of a product whose inner dimension is cut: `[parts, rows of all shards, n]`.
 pub(in crate::passes) fn splits(draft: &mut Draft, out: &Tensor, rows: &Rows, split: i32) -> BufId {
-    let world = draft.world();
-    let n = draft.local(out, 1, Var::RANK);
+    let world = draft.ranks();
+    let n = draft.own(out, 1);
     let width = out.widest(1, world);
     let padded = aligned(width, 4);
     let pitch = (padded != width || !out.even(1, world)).then_some(Expr::Const(padded));

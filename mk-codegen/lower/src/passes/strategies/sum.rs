@@ -4,14 +4,14 @@ use crate::passes::{
     draft::{Draft, TileRows, read, write},
     shape::{
         kernel::{Kernel, Sum},
-        ranks::{block_rows, every_peer},
+        ranks::block_rows,
         rows::{RowBlock, Rows},
         tensor::Tensor,
     },
 };
 use crate::settings::Reduction;
 use mk_plan::{
-    Access, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, Operand, ReduceTile, RoleKind, Var,
+    Access, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, Operand, ReduceTile, RoleKind,
 };
 
 /// Rows of the flattest tile of a sum: fewer would not cover the latency of their loads.
@@ -153,7 +153,7 @@ pub(in crate::passes) fn adders(
 
 /// Tiles of so many columns in a row of tiles.
 pub(in crate::passes) fn tiles_across(draft: &Draft, out: &Tensor, width: i32) -> i32 {
-    (out.widest(1, draft.world()) + width - 1) / width
+    (out.widest(1, draft.ranks()) + width - 1) / width
 }
 
 /// The tile of a task that adds up.
@@ -165,14 +165,8 @@ pub(in crate::passes) struct Place {
 }
 
 pub(in crate::passes) fn place(draft: &mut Draft, out: &Tensor, rows: &Rows, width: i32) -> Place {
-    let n = draft.local(out, 1, Var::RANK);
+    let n = draft.own(out, 1);
     let (r, j) = (rows.block(&mut draft.extents), rows.column());
     let columns = (j.clone() * width, block_rows(n, j.clone(), width));
     Place { r, j, columns }
-}
-
-/// A write of the own memory, as one of every peer's.
-pub(in crate::passes) fn to_peers(access: Access, world: i32) -> Access {
-    let (rank, each) = every_peer(world);
-    Access { rank, each: Some(each), ..access }
 }

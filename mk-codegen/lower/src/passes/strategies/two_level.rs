@@ -7,11 +7,11 @@
 //!
 //! Deterministic: sums are in f32, in the order of ranks and of nodes, and rounded once a node and once at the owner.
 
-use super::rail::{self, Forward, Messages, Pieces};
+use super::deliver::{self, Delivery, Messages, Pieces, Staged};
 use super::sum::{Adders, Share, Summands, Summed, adders, tiles_across};
 use super::two_shot::COPIED_ROWS;
 use crate::passes::{
-    draft::{Arrival, Draft, Flow, FlowId, Reader, Source, TileRows, Writer, read, write},
+    draft::{Arrival, Draft, Flow, FlowId, Source, TileRows, Writer, read, write},
     shape::{kernel::Reduce, ranks::block_rows, rows::Rows, tensor::Tensor},
 };
 use crate::settings::Config;
@@ -21,8 +21,8 @@ use mk_plan::{
 
 /// The slots of rows that ranks of the own place have, in all nodes.
 pub(in crate::passes) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
-    let (nodes, n) = (draft.nodes(), draft.dim(&out.shape[1]));
-    let shape = vec![nodes.count().into(), nodes.local.into(), rows.capacity.into(), n];
+    let (nodes, n) = (draft.nodes, draft.dim(&out.shape[1]));
+    let shape = vec![nodes.count().into(), nodes.local().into(), rows.capacity.into(), n];
     draft.buffer("slots", Space::Workspace, out.dtype, shape, None)
 }
 
@@ -58,7 +58,7 @@ impl Shared {
 
     /// The summands of a tile of an owner in `node`: those of the own node's ranks.
     fn summands(&self, draft: &Draft, node: Expr, rows: (Expr, Expr), i: Expr, j: Expr) -> Source {
-        let each = Each { var: "s".into(), extent: draft.nodes().local.into() };
+        let each = Each { var: "s".into(), extent: draft.nodes.local().into() };
         let columns = self.columns(j.clone());
         let region = vec![(node.clone(), 1.into()), (Var::EACH.into(), 1.into()), rows, columns];
         let src = Access { each: Some(each), ..read(Operand::Src, self.slots, region) };
@@ -76,19 +76,19 @@ pub(in crate::passes) fn sum(
     slots: BufId,
     from: Summands,
 ) {
-    let (nodes, out) = (draft.nodes(), of.out);
+    let (nodes, out) = (draft.nodes, of.out);
     let Summands { rows, block, together, by, operand } = from;
     let n = draft.dim(&out.shape[1]);
     let across = tiles_across(draft, out, block[1]);
     let adders = adders(draft, config.reduction, Share::One, across, &rows.own(), block, together);
     let post = |c: TileRows| {
         let column = draft.plan.families[c.family].domain.len() - 1;
-        let place = Expr::from(Var::RANK) % nodes.local;
-        let word = vec![place, c.shard.clone() / nodes.local, c.block, Var::domain(column).into()];
+        let node = nodes.node_of(c.shard.clone());
+        let word = vec![nodes.near.place(), node, c.block, Var::domain(column).into()];
         Writer::new(c.family, operand, word).on(nodes.same_place(c.shard))
     };
     let from = by.into_iter().map(post).collect();
-    let shape = vec![nodes.local.into(), nodes.count().into(), rows.blocks.into(), across.into()];
+    let shape = vec![nodes.local().into(), nodes.count().into(), rows.blocks.into(), across.into()];
     let partial = draft.flow(Flow::new("partial", shape, 1.into(), from));
     let pieces = Pieces::whole(adders.tile[0], rows.in_blocks(adders.tile[0]).blocks);
     let x = Shared { adders, pieces, across, n, rows, partial, slots };
@@ -107,10 +107,11 @@ pub(in crate::passes) fn sum(
 
 /// Sums of the own node for owners in other nodes, and their way there.
 fn for_others(draft: &mut Draft, x: &Shared, send: BufId, recv: BufId) -> FlowId {
-    let nodes = draft.nodes();
+    let nodes = draft.nodes;
     let [i, m, j] = [0, 1, 2].map(|v| Expr::from(Var::domain(v)));
-    let rows = x.rows(draft, &i, nodes.rail(m.clone()));
-    let node = rail::node(draft, m.clone());
+    let [_, place] = nodes.rail(m.clone());
+    let rows = x.rows(draft, &i, place);
+    let node = nodes.other(m.clone());
     let src = x.summands(draft, node, rows.clone(), i.clone(), j.clone());
     let dst = write(Operand::Dst, send, vec![(m.clone(), 1.into()), rows, x.columns(j)]);
     let others: Expr = (nodes.count() - 1).into();
@@ -122,22 +123,24 @@ fn for_others(draft: &mut Draft, x: &Shared, send: BufId, recv: BufId) -> FlowId
     let shape = vec![others, x.pieces.blocks.into()];
     let ready = draft.flow(Flow::new("summed.node", shape, x.across.into(), vec![added]));
 
-    let other = rail::other();
-    let rows = x.rows(draft, &i, nodes.rail(other.clone()));
+    let [_, _, other] = deliver::vars();
+    let [_, place] = nodes.rail(other.clone());
+    let rows = x.rows(draft, &i, place);
     let region = vec![(other.clone(), 1.into()), rows.clone(), x.wide()];
     let from = Source::behind(read(Operand::Src, send, region), ready, vec![other, i.clone()]);
-    let there = [rows, x.wide()];
-    let carried = rail::carry(draft, Messages { pieces: x.pieces, from, to: recv, there });
-    let room = rail::room(draft, carried.sent, x.pieces);
-    draft.read(room, Reader::new(family, Operand::Dst, vec![m, i, 0.into()]));
-    carried.relayed
+    let (there, credit) = ([rows, x.wide()], vec![m, i, 0.into()]);
+    let pieces = x.pieces;
+    deliver::carry(
+        draft,
+        Messages { pieces, from, to: recv, there, maker: family, credit, each: None },
+    )
 }
 
 /// Sums of the own node for the own rows, beside those that come.
 fn for_own(draft: &mut Draft, x: &Shared, recv: BufId) -> FlowId {
     let [i, j] = [0, 1].map(|v| Expr::from(Var::domain(v)));
-    let rows = x.rows(draft, &i, Var::RANK.into());
-    let home = rail::home(draft);
+    let rows = x.rows(draft, &i, x.rows.group.place());
+    let home = draft.nodes.far.place();
     let src = x.summands(draft, home.clone(), rows.clone(), i.clone(), j.clone());
     let region = vec![(home, 1.into()), rows, x.columns(j.clone())];
     let dst = write(Operand::Dst, recv, region);
@@ -166,35 +169,33 @@ fn at_owner(
     recv: BufId,
     (relayed, kept): (FlowId, FlowId),
 ) -> Option<Finished> {
-    let (nodes, out) = (draft.nodes(), of.out);
+    let (nodes, out) = (draft.nodes, of.out);
     let [i, j] = [0, 1].map(|v| Expr::from(Var::domain(v)));
-    let here = x.rows(draft, &i, Var::RANK.into());
+    let here = x.rows(draft, &i, x.rows.group.place());
     let columns = x.columns(j.clone());
     let each = Each { var: "n".into(), extent: nodes.count().into() };
     let region = vec![(Var::EACH.into(), 1.into()), here.clone(), columns.clone()];
     let access = Access { each: Some(each), ..read(Operand::Src, recv, region) };
-    let wire = vec![rail::node(draft, Var::EACH.into()), i.clone(), 0.into()];
-    let wire = Arrival { each: Some(rail::others(draft)), ..Arrival::new(relayed, wire) };
+    let wire = vec![nodes.other(Var::EACH.into()), i.clone(), 0.into()];
+    let wire = Arrival { each: Some(deliver::others(nodes)), ..Arrival::new(relayed, wire) };
     let arrivals = vec![wire, Arrival::new(kept, vec![i, j])];
     let mut touched = vec![Source { access, arrivals }];
     let first = match how {
-        Reduce::All => Expr::from(Var::RANK) * x.rows.per_shard.clone(),
+        Reduce::All => x.rows.group.place() * x.rows.per_shard.clone(),
         _ => Expr::Const(0),
     };
     let region = vec![(first + here.0.clone(), here.1.clone()), columns.clone()];
     touched.extend(of.makes(region).into_iter().map(Source::from));
     let all = (how == Reduce::All).then(|| {
         let one = vec![x.rows.capacity.into(), x.n.clone()];
-        let shape = [vec![Expr::from(nodes.world)], one.clone()].concat();
+        let shape = [vec![Expr::from(x.rows.group.size)], one.clone()].concat();
         let sums = draft.buffer("sums", Space::Workspace, out.dtype, shape, None);
         (sums, draft.buffer("sums_send", Space::Net, out.dtype, one, None))
     });
     if let Some((sums, net)) = all {
-        if nodes.local > 1 {
-            let (rank, each) = nodes.every_peer();
-            let theirs = vec![(Var::RANK.into(), 1.into()), here.clone(), columns.clone()];
-            let sums = write(Operand::Dst, sums, theirs);
-            touched.push(Access { rank, each: Some(each), ..sums }.into());
+        if nodes.local() > 1 {
+            let theirs = vec![(x.rows.group.place(), 1.into()), here.clone(), columns.clone()];
+            touched.push(deliver::to_peers(write(Operand::Dst, sums, theirs), nodes.near).into());
         }
         touched.push(write(Operand::Dst, net, vec![here, columns]).into());
     }
@@ -205,49 +206,36 @@ fn at_owner(
 
 /// Brings finished rows to every rank, and every rank copies the others' to where the caller wants them.
 fn spread(draft: &mut Draft, x: &Shared, of: &Summed<'_>, Finished { by, sums, net }: Finished) {
-    let (nodes, out) = (draft.nodes(), of.out);
-    let shape = vec![nodes.count().into(), x.rows.capacity.into(), x.n.clone()];
-    let recv = draft.buffer("sums_recv", Space::Net, out.dtype, shape, None);
-    let i = Expr::from(Var::domain(0));
-    let added = Writer::new(by, Operand::Dst, vec![i.clone()]);
-    let shape = vec![x.pieces.blocks.into()];
-    let ready = draft.flow(Flow::new("finished", shape, x.across.into(), vec![added]));
-    let rows = x.rows(draft, &i, Var::RANK.into());
-    let region = vec![rows.clone(), x.wide()];
-    let from = Source::behind(read(Operand::Src, net, region), ready, vec![i.clone()]);
-    let there = [rows, x.wide()];
-    let carried = rail::carry(draft, Messages { pieces: x.pieces, from, to: recv, there });
-    let each = Some(rail::others(draft));
-    let room = rail::room(draft, carried.sent, x.pieces);
-    let word = vec![Var::EACH.into(), i.clone(), 0.into()];
-    draft.read(room, Reader { each, ..Reader::new(by, Operand::Dst, word) });
-
+    let nodes = draft.nodes;
     let kind = x.adders.kind;
     // After the products, the CTAs that multiply have no ring for bulk copies.
     let via = if kind == RoleKind::Compute { CopyVia::Ldst } else { CopyVia::Bulk };
-    let source = rail::source_rank(draft);
-    let theirs = draft.extents.shard(&x.rows.of.shape[0], source.clone());
-    let forward = Forward {
+    let delivery = Delivery {
+        name: "sums",
+        dtype: of.out.dtype,
+        rows: &x.rows,
+        n: x.n.clone(),
         pieces: x.pieces,
-        from: recv,
-        relayed: carried.relayed,
         to: sums,
-        rows: theirs,
-        columns: x.wide(),
-        via,
         kind,
+        via,
+        flow: "summed",
+        words: vec![x.rows.group.size.into(), x.pieces.blocks.into()],
+        count: x.across.into(),
+        amount: x.across.into(),
     };
-    let forward = rail::forward(draft, forward);
-    let come = Writer::new(forward, Operand::Dst, vec![source, i.clone()]);
-    let come = Writer { amount: x.across.into(), ..rail::told_to_node(draft, come) };
-    let mut from = vec![come];
-    if nodes.local > 1 {
-        let (rank, each) = nodes.every_peer();
-        let near = Writer::new(by, Operand::Dst, vec![Var::RANK.into(), i]).on_each(rank, each);
-        from.insert(0, near);
-    }
-    let shape = vec![nodes.world.into(), x.pieces.blocks.into()];
-    let summed = draft.flow(Flow::new("summed", shape, x.across.into(), from));
+    let i = Expr::from(Var::domain(0));
+    let near = |_: &mut Draft| {
+        let word = vec![x.rows.group.place(), i.clone()];
+        Writer::new(by, Operand::Dst, word).on_each(nodes.near.every_peer())
+    };
+    let summed = delivery.bring(draft, near, |draft| {
+        let added = Writer::new(by, Operand::Dst, vec![i.clone()]);
+        let shape = vec![x.pieces.blocks.into()];
+        let words = draft.flow(Flow::new("finished", shape, x.across.into(), vec![added]));
+        let rows = x.rows(draft, &i, x.rows.group.place());
+        Staged { memory: net, by, words, word: vec![i.clone()], rows }
+    });
 
     let height = match kind {
         RoleKind::Compute => x.pieces.block,

@@ -7,24 +7,19 @@
 //!
 //! Deterministic: the sum is in f32, in rank order, rounded once. Summands are rounded to the slot's dtype on the way.
 
-use super::sum::{Adders, Place, Share, Summands, Summed, adders, place, tiles_across, to_peers};
+use super::deliver;
+use super::sum::{Adders, Place, Share, Summands, Summed, adders, place, tiles_across};
 use crate::passes::{
     draft::{Draft, Flow, Source, TileRows, Writer, read, write},
-    shape::{
-        kernel::Reduce,
-        ranks::{block_rows, every_peer},
-        rows::Rows,
-        tensor::Tensor,
-    },
+    shape::{kernel::Reduce, ranks::block_rows, rows::Rows, tensor::Tensor},
 };
 use crate::settings::Config;
 use mk_plan::{Access, BufId, CopyVia, Each, Expr, FamId, Operand, RoleKind, Space, Var};
 
 /// The slots of a result's rows, one for each rank.
 pub(in crate::passes) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
-    let world = draft.world();
     let n = draft.dim(&out.shape[1]);
-    let shape = vec![world.into(), rows.capacity.into(), n];
+    let shape = vec![rows.group.size.into(), rows.capacity.into(), n];
     draft.buffer("slots", Space::Workspace, out.dtype, shape, out.padded_pitch())
 }
 
@@ -39,7 +34,8 @@ pub(in crate::passes) fn sum(
 ) {
     let out = of.out;
     let Summands { rows, block, together, by, operand } = from;
-    let world = draft.world();
+    let group = rows.group;
+    let world = group.size;
     let n = draft.dim(&out.shape[1]);
     let across = tiles_across(draft, out, block[1]);
     let share = if how == Reduce::All { Share::One } else { Share::Four };
@@ -57,16 +53,13 @@ pub(in crate::passes) fn sum(
             vec![(Var::EACH.into(), 1.into()), here.clone(), columns.clone()],
         )
     };
-    let first = if how == Reduce::All {
-        Expr::from(Var::RANK) * rows.per_shard.clone()
-    } else {
-        Expr::Const(0)
-    };
+    let first =
+        if how == Reduce::All { group.place() * rows.per_shard.clone() } else { Expr::Const(0) };
     let region = vec![(first + r.at.clone(), r.len.clone()), columns.clone()];
     let post = |c: TileRows| {
         let column = draft.plan.families[c.family].domain.len() - 1;
-        Writer::new(c.family, operand, vec![Var::RANK.into(), c.block, Var::domain(column).into()])
-            .on(if world > 1 { c.shard } else { Var::RANK.into() })
+        Writer::new(c.family, operand, vec![group.place(), c.block, Var::domain(column).into()])
+            .on(group.rank_of(c.shard))
     };
     let from = by.into_iter().map(post).collect();
     let shape = vec![world.into(), rows.blocks.into(), across.into()];
@@ -80,8 +73,8 @@ pub(in crate::passes) fn sum(
         draft.buffer("sums", Space::Workspace, out.dtype, shape, out.padded_pitch())
     });
     if let Some(sums) = sums {
-        let theirs = vec![(Var::RANK.into(), 1.into()), here, columns];
-        touched.push(to_peers(write(Operand::Dst, sums, theirs), world).into());
+        let theirs = vec![(group.place(), 1.into()), here, columns];
+        touched.push(deliver::to_peers(write(Operand::Dst, sums, theirs), group).into());
     }
     let (domain, order) = (own.domain(across), adders.order(&own, across));
     let family = draft.family("reduce", kind, of.leaf(), domain, order, touched);
@@ -108,7 +101,6 @@ fn collect(
     rows: &Rows,
     adders: Adders,
 ) {
-    let world = draft.world();
     let n = draft.dim(&out.shape[1]);
     let Adders { kind, tile, across, together, .. } = adders;
     let by_tile = kind == RoleKind::Compute;
@@ -140,11 +132,11 @@ fn collect(
     let order = Adders { together: together * per_sum, ..adders }.order(&theirs, copies);
     let via = if bulk { CopyVia::Bulk } else { CopyVia::Ldst };
     let leaf = via.leaf(draft.copy_stages);
-    let (rank, peers) = every_peer(world);
     // A word for each thing that is copied, or some blocks of rows of it.
-    let word = vec![Var::RANK.into(), Var::domain(0).into(), Expr::from(Var::domain(1)) / tiles];
-    let added = Writer::new(reduce, Operand::Dst, word).on_each(rank, peers);
-    let shape = vec![world.into(), blocks.into(), copies.into()];
+    let (i, j) = (Var::domain(0).into(), Expr::from(Var::domain(1)));
+    let word = vec![rows.group.place(), i, j / tiles];
+    let added = Writer::new(reduce, Operand::Dst, word).on_each(rows.group.every_peer());
+    let shape = vec![rows.group.size.into(), blocks.into(), copies.into()];
     let count = Expr::Const(tiles).min(Expr::Const(across) - c.clone() * tiles);
     let summed = draft.flow(Flow::new("summed", shape, count, vec![added]));
     let touched =

@@ -1,15 +1,20 @@
 //! Runs a draft: through the passes, the verifier, and the executor; and with each of its flows spoilt.
 
-use crate::passes::{draft::Draft, draft::FlowId, error::LowerError, finish, signals};
+use crate::passes::{
+    World,
+    draft::{Draft, FlowId},
+    error::LowerError,
+    finish,
+    shape::ranks::RankGroup,
+    signals,
+};
 use crate::settings::Config;
-use half::bf16;
-use mk_abi::DType;
 use mk_cost::{self as cost};
 use mk_emit::{draw, emit};
-use mk_plan::target;
-use mk_plan::{BufId, Completion, Entity, Plan, TabId};
+use mk_plan::{Axis, BufId, Completion, Entity, Nic, Plan, TabId};
 use mk_prove::valid;
 use mk_sim::{self, Callbacks, Options, Schedule};
+use mk_syntax::Program;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use std::{cell::RefCell, collections::BTreeMap};
 
@@ -25,7 +30,24 @@ pub fn config(ranks: u32) -> Config {
 
 /// An empty draft.
 pub fn draft(name: &str, ranks: u32) -> Draft {
-    Draft::new(name, "world", &config(ranks), &target::SM_90A)
+    let program = Program::parse("gather(a) -> gemm(b)").expect("a pipeline");
+    let shapes = [("a", [64, 64]), ("b", [64, 64])].map(|(n, s)| (n.to_string(), s.to_vec()));
+    let bound = program.bind(&BTreeMap::new(), &shapes.into()).expect("sizes");
+    let (world, _, config) = World::of(&program, &bound, &config(ranks)).expect("a world");
+    Draft::new(name, &world, &config)
+}
+
+/// All ranks of a world.
+pub fn world(ranks: i32) -> RankGroup {
+    let size = ranks as u32;
+    RankGroup::of(Axis { stride: 1, size }, size)
+}
+
+/// Puts a draft on nodes.
+pub fn on_nodes(draft: &mut Draft, nic: Nic) {
+    draft.plan.nic = Some(nic);
+    let local = nic.local.map_or(draft.ranks(), |local| local as i32);
+    draft.nodes = draft.nodes.group.by_node(local).expect("whole nodes");
 }
 
 /// What a run has read and written, by epoch, rank and name.
@@ -53,7 +75,7 @@ pub fn no_tables(_: i64, _: usize, _: &str) -> Vec<i32> {
 /// The plan of a draft.
 pub fn plan(mut draft: Draft) -> Result<Plan, LowerError> {
     signals::insert(&mut draft)?;
-    let ranks = draft.world() as u32;
+    let ranks = draft.ranks() as u32;
     finish(draft, &config(ranks))
 }
 
@@ -91,10 +113,7 @@ fn run(plan: &Plan, tables: Tables<'_>, options: &Options) -> Result<Data, Strin
     let input = |epoch: i64, rank: usize, b: BufId, shape: &[usize]| {
         let seed = (epoch as u64) << 32 | (rank as u64) << 16 | b.index() as u64;
         let mut rng = SmallRng::seed_from_u64(seed);
-        let one = |_| {
-            let x: f32 = rng.random_range(-1.0..1.0);
-            if plan.buffers[b].dtype == DType::Bf16 { bf16::from_f32(x).to_f32() } else { x }
-        };
+        let one = |_| plan.buffers[b].dtype.round(rng.random_range(-1.0..1.0));
         let values: Vec<f32> = (0..shape.iter().product::<usize>()).map(one).collect();
         data.borrow_mut().inputs.insert((epoch, rank, name(b)), values.clone());
         values

@@ -12,7 +12,7 @@ use crate::graph::Extent;
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Reader, Source, Writer, read, write},
     shape::{
-        ranks::{Nodes, block_rows, peer_at},
+        ranks::{Nodes, block_rows},
         tensor::Tensor,
     },
 };
@@ -30,7 +30,9 @@ const WIDTH: i32 = 64;
 
 #[derive(Clone, Copy)]
 struct Net {
-    nodes: Nodes,
+    /// Ranks, and those of a node.
+    world: i32,
+    local: i32,
     rows: i32,
     depth: i32,
     columns: i32,
@@ -39,7 +41,8 @@ struct Net {
 }
 
 const TWO_NODES: Net = Net {
-    nodes: Nodes { world: 4, local: 2 },
+    world: 4,
+    local: 2,
     rows: 102,
     depth: 72,
     columns: 72,
@@ -67,13 +70,13 @@ struct Came {
 }
 
 impl Net {
-    fn world(&self) -> i32 {
-        self.nodes.world
+    fn nodes(&self) -> Nodes {
+        harness::world(self.world).by_node(self.local).expect("whole nodes")
     }
 
     /// Rows of a rank, at most, and their chunks.
     fn capacity(&self) -> i32 {
-        (self.rows + self.world() - 1) / self.world()
+        (self.rows + self.world - 1) / self.world
     }
 
     fn chunks(&self) -> i32 {
@@ -81,9 +84,10 @@ impl Net {
     }
 
     fn draft(&self) -> Draft {
-        let mut d = harness::draft("two_nodes", self.world() as u32);
+        let mut d = harness::draft("two_nodes", self.world as u32);
         let Net { ordering, lanes, .. } = *self;
-        d.plan.nic = Some(Nic { ordering, local: Some(self.nodes.local as u32), fifo: 3, lanes });
+        let local = Some(self.local as u32);
+        harness::on_nodes(&mut d, Nic { ordering, local, fifo: 3, lanes });
         let named =
             |name: &str, value| Extent { value, symbol: Some(name.into()), runtime_max: None };
         let (m, k, n) = (named("M", self.rows), named("K", self.depth), named("N", self.columns));
@@ -104,8 +108,8 @@ impl Net {
             d.buffer(name, space, DType::Bf16, shape, None)
         };
         let send = buffer("send", Space::Net, None);
-        let recv = buffer("recv", Space::Net, Some(self.nodes.count()));
-        let all = buffer("a_all", Space::Workspace, Some(self.world()));
+        let recv = buffer("recv", Space::Net, Some(self.nodes().count()));
+        let all = buffer("a_all", Space::Workspace, Some(self.world));
         let m = Memory { a, shard, send, recv, all };
         let wired = self.send(&mut d, &m);
         let relayed = self.relay(&mut d, wired);
@@ -130,20 +134,20 @@ impl Net {
 
     /// The own node.
     fn home(&self) -> Expr {
-        Expr::from(Var::RANK) / self.nodes.local
+        Expr::from(Var::RANK) / self.local
     }
 
     /// What a task sees whose first loop is over other nodes, and the second over chunks.
     fn came(&self) -> Came {
         let [m, chunk] = [0, 1].map(|i| Expr::from(Var::domain(i)));
-        let node = (self.home() + (m + 1)) % self.nodes.count();
-        let place = Expr::from(Var::RANK) % self.nodes.local;
-        Came { rank: node.clone() * self.nodes.local + place, node, chunk }
+        let node = (self.home() + (m + 1)) % self.nodes().count();
+        let place = Expr::from(Var::RANK) % self.local;
+        Came { rank: node.clone() * self.local + place, node, chunk }
     }
 
     /// Own rows to net memory, and from there to the rail.
     fn send(&self, d: &mut Draft, m: &Memory) -> FlowId {
-        let others = Expr::from(self.nodes.count() - 1);
+        let others = Expr::from(self.nodes().count() - 1);
         let i = Expr::from(Var::domain(0));
         let rows = self.chunk(d, m, &i, Var::RANK);
         let region = vec![rows, self.wide()];
@@ -159,7 +163,7 @@ impl Net {
         let rows = self.chunk(d, m, &chunk, Var::RANK);
         let src = read(Operand::Src, m.send, vec![rows.clone(), self.wide()]);
         let src = Source::behind(src, staged, vec![chunk.clone()]);
-        let to = self.nodes.rail(node.clone());
+        let to = self.nodes().far.rank_after(node.clone() + 1);
         let there = vec![(self.home(), 1.into()), rows, self.wide()];
         let dst = Access { rank: to.clone(), ..write(Operand::Dst, m.recv, there) };
         let domain = vec![("m", others.clone()), ("i", self.chunks().into())];
@@ -173,7 +177,7 @@ impl Net {
         let room = Reader { lag: 1, ..Reader::new(stage, Operand::Dst, word) };
         let each = Some(Each { var: "m".into(), extent: others });
         d.read(sent, Reader { each, ..room });
-        let shape = vec![self.nodes.count().into(), self.chunks().into()];
+        let shape = vec![self.nodes().count().into(), self.chunks().into()];
         let behind = Writer::new(send, Operand::Dst, vec![self.home(), chunk]).on(to);
         d.flow(Flow::new("wired", shape, 1.into(), vec![behind]))
     }
@@ -181,19 +185,19 @@ impl Net {
     /// The words of the network become words of the GPU.
     fn relay(&self, d: &mut Draft, wired: FlowId) -> FlowId {
         let came = self.came();
-        let domain = vec![("m", (self.nodes.count() - 1).into()), ("i", self.chunks().into())];
+        let domain = vec![("m", (self.nodes().count() - 1).into()), ("i", self.chunks().into())];
         let none = [] as [Access; 0];
         let relay = d.family("relay", RoleKind::InterReduce, Leaf::Signal, domain, vec![], none);
         let word = vec![came.node, came.chunk];
         d.read(wired, Reader::new(relay, Operand::Src, word.clone()));
-        let shape = vec![self.nodes.count().into(), self.chunks().into()];
+        let shape = vec![self.nodes().count().into(), self.chunks().into()];
         let seen = Writer::new(relay, Operand::Dst, word);
         d.flow(Flow::new("relayed", shape, 1.into(), vec![seen]))
     }
 
     /// Own rows, and those that have come from other nodes, go to the neighbours.
     fn bring(&self, d: &mut Draft, m: &Memory, relayed: FlowId) -> FlowId {
-        let (rank, each) = self.nodes.every_peer();
+        let (rank, each) = self.nodes().near.every_peer();
         let to_all = |of: Expr, rows: (Expr, Expr)| Access {
             rank: rank.clone(),
             each: Some(each.clone()),
@@ -211,18 +215,18 @@ impl Net {
         let here = vec![(came.node.clone(), 1.into()), rows.clone(), self.wide()];
         let word = vec![came.node, came.chunk.clone()];
         let src = Source::behind(read(Operand::Src, m.recv, here), relayed, word);
-        let domain = vec![("m", (self.nodes.count() - 1).into()), ("i", self.chunks().into())];
+        let domain = vec![("m", (self.nodes().count() - 1).into()), ("i", self.chunks().into())];
         let touched = vec![src, to_all(came.rank.clone(), rows).into()];
         let kind = RoleKind::IntraComm;
         let forward = d.family("forward", kind, self.copy(), domain, vec![], touched);
         let writer = |family, word| {
-            Writer::new(family, Operand::Dst, word).on_each(rank.clone(), each.clone())
+            Writer::new(family, Operand::Dst, word).on_each((rank.clone(), each.clone()))
         };
         let from = vec![
             writer(push, vec![Var::RANK.into(), i]),
             writer(forward, vec![came.rank, came.chunk]),
         ];
-        let shape = vec![self.world().into(), self.chunks().into()];
+        let shape = vec![self.world.into(), self.chunks().into()];
         d.flow(Flow::new("arrived", shape, 1.into(), from))
     }
 
@@ -236,11 +240,11 @@ impl Net {
         arrived: FlowId,
     ) {
         let [s, i, j] = [0, 1, 2].map(|n| Expr::from(Var::domain(n)));
-        let of = peer_at(s.clone(), self.world());
+        let of = harness::world(self.world).place_after(s.clone());
         let rows = self.chunk(d, m, &i, of.clone());
         let columns = (j.clone() * WIDTH, block_rows(self.columns.into(), j, WIDTH));
         // Places that many ranks apart are those of a rail.
-        let off_rail = s.clone() % self.nodes.local;
+        let off_rail = s.clone() % self.local;
         let and = |a, b| Expr::bin(BinOp::And, a, b);
         let of_rail = and(Expr::Const(0).lt(s.clone()), off_rail.clone().equals(0));
         let source = |when: Expr, buffer: BufId, first: Option<Expr>| {
@@ -248,7 +252,7 @@ impl Net {
             first.into_iter().for_each(|at| region.insert(0, (at, 1.into())));
             Access { when: Some(when), ..read(Operand::A, buffer, region) }
         };
-        let node = of.clone() / self.nodes.local;
+        let node = of.clone() / self.local;
         let own = source(s.equals(0), m.shard, None);
         let wire = source(of_rail, m.recv, Some(node.clone()));
         let others = source(Expr::Const(0).lt(off_rail), m.all, Some(of.clone()));
@@ -273,14 +277,14 @@ impl Net {
         });
         let tiles = (self.columns + WIDTH - 1) / WIDTH;
         let domain =
-            vec![("s", self.world().into()), ("i", self.chunks().into()), ("j", tiles.into())];
+            vec![("s", self.world.into()), ("i", self.chunks().into()), ("j", tiles.into())];
         d.family("gemm", RoleKind::Compute, leaf, domain, vec![], touched);
     }
 
     /// All rows times the weights of a rank.
     fn reference(&self) -> impl Fn(&Data, i64, usize) -> Vec<Option<f64>> {
         let Net { depth, columns, .. } = *self;
-        let (world, depth, columns) = (self.world() as usize, depth as usize, columns as usize);
+        let (world, depth, columns) = (self.world as usize, depth as usize, columns as usize);
         move |data, epoch, rank| {
             let b = data.input(epoch, rank, "b");
             let mut out = Vec::new();
@@ -317,8 +321,8 @@ fn two_nodes() {
 #[test]
 fn worlds() {
     for net in [TWO_NODES, UNORDERED] {
-        Net { nodes: Nodes { world: 6, local: 2 }, rows: 100, ..net }.check(2);
-        Net { nodes: Nodes { world: 6, local: 3 }, rows: 80, ..net }.check(2);
+        Net { world: 6, local: 2, rows: 100, ..net }.check(2);
+        Net { world: 6, local: 3, rows: 80, ..net }.check(2);
         // The last rank has nothing.
         Net { rows: 9, ..net }.check(2);
     }

@@ -173,10 +173,10 @@ impl Packed {
         let y = d.buffer("y", Space::Workspace, DType::Bf16, shape, None);
         let second = self.product(&mut d, &m, second(y), hidden);
         let word = vec![Var::RANK.into(), Var::domain(0).into()];
-        let (rank, each) = d.nodes().everyone();
+        let (rank, each) = d.nodes.near.everyone();
         let shape = vec![self.world.into(), self.blocks().into()];
         let count = tiles(self.width, TILE[1]).into();
-        let done = Writer::new(second, Operand::C, word).on_each(rank, each);
+        let done = Writer::new(second, Operand::C, word).on_each((rank, each));
         let done = d.flow(Flow::new("done", shape, count, vec![done]));
         self.combine(&mut d, &m, y, done);
         d
@@ -192,10 +192,10 @@ impl Packed {
         let leaf = CopyVia::Bulk.leaf(4);
         let domain = vec![("i", tiles(self.tokens, STAGED).into())];
         let stage = d.family("stage", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
-        let (rank, each) = d.nodes().everyone();
+        let (rank, each) = d.nodes.near.everyone();
         let staged = Writer::new(stage, Operand::Dst, vec![Var::RANK.into(), i]);
         let shape = vec![self.world.into(), tiles(self.tokens, STAGED).into()];
-        d.flow(Flow::new("staged", shape, 1.into(), vec![staged.on_each(rank, each)]))
+        d.flow(Flow::new("staged", shape, 1.into(), vec![staged.on_each((rank, each))]))
     }
 
     /// A task for each block, that only signals.

@@ -14,10 +14,7 @@ use super::harness::{self, Data, no_tables, right, spoilt_are_rejected, verified
 use crate::graph::Extent;
 use crate::passes::{
     draft::{Arrival, Draft, Flow, FlowId, Reader, Source, Writer, read, write},
-    shape::{
-        ranks::{block_rows, every_peer, peer, peer_at},
-        tensor::Tensor,
-    },
+    shape::{ranks::block_rows, tensor::Tensor},
 };
 use mk_abi::DType;
 use mk_plan::{
@@ -191,7 +188,7 @@ impl Chunks {
             let when = Some(m.values.clone().equals(values));
             Access { when, ..read(Operand::Src, buffer, region) }
         };
-        let to = peer(m.step.clone(), world);
+        let to = harness::world(world).rank_after(m.step.clone() + 1);
         let slot = self.slot(Var::RANK.into(), &m, rows.clone());
         let dst = Access {
             rank: to.clone(),
@@ -211,12 +208,12 @@ impl Chunks {
     /// Chunks that have arrived go on to the next rank, unless it is their owner.
     fn forward(&self, d: &mut Draft, arrived: FlowId) {
         let (m, world) = (Moved::new(), self.ring.world);
-        let of = peer_at(Expr::Const(world - 1) - m.step.clone(), world);
+        let of = harness::world(world).place_after(Expr::Const(world - 1) - m.step.clone());
         let rows = self.piece(d, &m.piece, &of);
         let slot = self.slot(of.clone(), &m, rows);
         let word = vec![of, m.batch.clone(), self.head(&m), m.piece.clone()];
         let src = Source::behind(read(Operand::Src, self.all, slot.clone()), arrived, word.clone());
-        let to = peer(0.into(), world);
+        let to = harness::world(world).rank_after(1.into());
         let dst = Access { rank: to.clone(), ..write(Operand::Dst, self.all, slot) };
         let domain = self.domain(world - 2);
         let touched = vec![src, dst.into()];
@@ -241,7 +238,7 @@ impl Chunks {
         let one = |e: &Expr| (e.clone(), Expr::Const(1));
         let wide = (Expr::Const(0), Expr::Const(depth));
         let queries = vec![one(&b), tile.clone(), one(&h), wide.clone()];
-        let of = peer_at(Expr::Const(world) - step.clone(), world);
+        let of = harness::world(world).place_after(Expr::Const(world) - step.clone());
         let (own, chunk) = (d.local(&self.k, 1, Var::RANK), d.local(&self.k, 1, of.clone()));
         let sources = |operand: Operand, buffer: BufId, values: i32| {
             let region = vec![one(&b), (0.into(), own.clone()), one(&g), wide.clone()];
@@ -302,10 +299,10 @@ impl Chunks {
         let Ring { world, heads, rows, slots, .. } = self.ring;
         let group = heads[0] / heads[1];
         let [b, g] = [Var::domain(0).into(), Expr::from(Var::domain(1)) / group];
-        let (owner, each) = every_peer(world);
+        let (owner, each) = harness::world(world).every_peer();
         let followed = g.clone().lt(heads[1] - slots);
         let taken = Writer::new(attend, Operand::K, vec![Var::RANK.into(), b, g])
-            .on_each(owner, each)
+            .on_each((owner, each))
             .when(Some(followed));
         // A tile without queries has nothing for the storer, but its keys are read.
         let taken = Writer { by: Some(Agent::Consumers), ..taken };
@@ -315,7 +312,7 @@ impl Chunks {
         let handed_back = d.flow(Flow::new("handed_back", shape, count, vec![taken]));
         let m = Moved::new();
         let before = (m.window.clone() - 1) * slots + m.slot;
-        let word = vec![peer(m.step, world), m.batch, before];
+        let word = vec![harness::world(world).rank_after(m.step + 1), m.batch, before];
         let room = Reader::new(push, Operand::Dst, word);
         d.read(handed_back, room.when(Some(Expr::Const(0).lt(m.window))));
     }

@@ -120,7 +120,7 @@ fn a_credit_is_posted_by_the_last_agent() {
 /// A send over a network of nodes of one rank, whose word is on `rank`.
 fn sent(ordering: NicOrdering, operand: Operand, rank: Expr) -> Result<Plan, LowerError> {
     let (mut d, ..) = copies();
-    d.plan.nic = Some(Nic { ordering, local: Some(1), fifo: 1, lanes: 1 });
+    harness::on_nodes(&mut d, Nic { ordering, local: Some(1), fifo: 1, lanes: 1 });
     let net = d.buffer("net", Space::Net, DType::Bf16, vec![8.into()], None);
     let all = || vec![(0.into(), 8.into())];
     let to = Expr::Const(1) - Var::RANK;

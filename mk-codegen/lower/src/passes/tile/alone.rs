@@ -12,11 +12,10 @@ use crate::passes::{
         destination::Destination,
         gather,
         sum::{Summands, Summed},
-        two_level, two_shot,
     },
+    world::World,
 };
 use crate::settings::{Config, Reduction};
-use mk_plan::target::Target;
 use mk_plan::{CopyVia, Operand, RoleKind, Space};
 
 /// The families of a kernel without products.
@@ -26,9 +25,9 @@ use mk_plan::{CopyVia, Operand, RoleKind, Space};
 pub(super) fn families(
     kernel: &Kernel,
     config: &Config,
-    target: &'static Target,
+    world: &World,
 ) -> Result<Draft, LowerError> {
-    let draft = Draft::new(&kernel.name, &kernel.axis, config, target);
+    let draft = Draft::new(&kernel.name, world, config);
     let operand = |op: usize| match &kernel.ops[op] {
         Op::Operand(operand) => Ok(operand),
         _ => Err(internal("a collective alone is not of an operand")),
@@ -45,7 +44,7 @@ pub(super) fn families(
 /// A gather: rows that arrive are copied on to the caller's tensor.
 fn collect(mut draft: Draft, kernel: &Kernel, operand: &Given, config: &Config) -> Draft {
     let x = &kernel.params[operand.param];
-    let world = draft.world();
+    let world = draft.ranks();
     let shard = draft.tensor(x, Space::In);
     let out = draft.tensor(&kernel.results[0].out, Space::Out);
     let rows = Rows::new(&mut draft.extents, x, world > 1, 128);
@@ -64,11 +63,7 @@ fn reduce(mut draft: Draft, kernel: &Kernel, sum: &Sum, operand: &Given, config:
     let (x, from) = (&kernel.params[operand.param], params[operand.param]);
     let rows = Rows::new(&mut draft.extents, x, true, BLOCK[0]).peers_first();
     let col_blocks = (x.shape[1].value + BLOCK[1] - 1) / BLOCK[1];
-    let nodes = draft.nodes();
-    let to = match nodes.count() {
-        1 => Destination::Slots(two_shot::slots(&mut draft, &of.summand, &rows)),
-        _ => Destination::NodeSlots(two_level::slots(&mut draft, &of.summand, &rows), nodes),
-    };
+    let to = Destination::slots(&mut draft, &of.summand, &rows);
     let n = draft.dim(&x.shape[1]);
     let r = rows.block(&mut draft.extents);
     let j = rows.column();
@@ -82,13 +77,6 @@ fn reduce(mut draft: Draft, kernel: &Kernel, sum: &Sum, operand: &Given, config:
     let by = vec![TileRows { family: push, shard: r.shard, block: r.block }];
     let from = Summands { rows, block: BLOCK, together: 1, by, operand: Operand::Dst };
     let beside = Config { reduction: Reduction::DedicatedSms, ..config.clone() };
-    match to {
-        Destination::NodeSlots(slots, _) => {
-            two_level::sum(&mut draft, &beside, sum.how, &of, slots, from);
-        }
-        Destination::Slots(slots) => two_shot::sum(&mut draft, &beside, sum.how, &of, slots, from),
-        // Made above.
-        _ => {}
-    }
+    to.add_up(&mut draft, &beside, sum.how, &of, from);
     draft
 }

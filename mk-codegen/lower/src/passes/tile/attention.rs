@@ -11,12 +11,16 @@ use super::{
 };
 use crate::passes::{
     draft::{Draft, Source, read, write},
+    error::LowerError,
     shape::{
         attention::{Attention, Makes},
         chunks::Chunks,
         ranks::block_rows,
     },
-    strategies::push_chunks::{self, Part, Pushed, Wanted},
+    strategies::{
+        deliver::mapped,
+        push_chunks::{self, Part, Pushed, Wanted},
+    },
 };
 use crate::settings::Config;
 use mk_plan::{
@@ -43,7 +47,13 @@ fn block(makes: Makes, depth: i32, causal: bool, ring: bool) -> [i32; 2] {
 const STAGES: u32 = 2;
 
 /// The families of an attention.
-pub(super) fn families<'k>(t: &mut Tiler<'k>, a: &Attention) -> Value<'k> {
+///
+/// # Errors
+/// As [`mapped`].
+pub(super) fn families<'k>(t: &mut Tiler<'k>, a: &Attention) -> Result<Value<'k>, LowerError> {
+    if a.ring {
+        mapped(&t.draft, "ring")?;
+    }
     let Tiler { kernel, config, draft, params: inputs, results, .. } = t;
     let outputs: Vec<_> = a.made.iter().map(|(made, r)| (*made, results[*r])).collect();
     match a.makes {
@@ -58,7 +68,7 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, a: &Attention) -> Value<'k> {
             of_queries(draft, a, inputs, &outputs, config);
         }
     }
-    Value::Result
+    Ok(Value::Result)
 }
 
 fn of_queries(
@@ -69,7 +79,7 @@ fn of_queries(
     config: &Config,
 ) {
     let [q, k, v] = [Operand::Q, Operand::K, Operand::V].map(|o| a.tensor(o));
-    let world = draft.world();
+    let world = draft.ranks();
     let queries = Chunks::of(&mut draft.extents, q, 1);
     let keys = Chunks::of(&mut draft.extents, k, 1);
     let ring = a.ring && world > 1;
@@ -113,11 +123,12 @@ impl Tile<'_> {
     /// before this one, and then their second ones.
     fn step(&self, half: &Expr) -> Step {
         let s = Expr::from(Var::INNER);
-        let (rank, world) = (Expr::from(Var::RANK), self.keys.world());
+        let group = self.keys.group;
+        let (rank, world) = (group.place(), group.size);
         if !self.keys.cut() {
             return Step { steps: 1.into(), chunk: 0.into(), half: 0.into(), own: None };
         }
-        let before = |s: Expr| (rank.clone() + (Expr::Const(world) - s)) % world;
+        let before = |s: Expr| group.place_after(Expr::Const(world) - s);
         if self.keys.per_rank == 1 {
             let (steps, chunk) = match self.a.causal {
                 true => (rank.clone() + 1, rank.clone() - s.clone()),
@@ -152,7 +163,7 @@ impl Tile<'_> {
         let [b, w, i, m] = [0, 1, 2, 3].map(|n| Expr::from(Var::domain(n)));
         let (halves, causal) = (self.queries.per_rank, a.causal);
         let tiles = halves * self.tiles;
-        let (batch, heads) = (draft.local(q, 0, Var::RANK), draft.local(q, 2, Var::RANK));
+        let (batch, heads) = (draft.own(q, 0), draft.own(q, 2));
         let (h, domain) = match self.group {
             1 => (w, vec![("b", batch), ("h", heads), ("i", tiles.into())]),
             n => {

@@ -9,7 +9,7 @@ use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
     shape::{
         grouped::{Combine, Ragged, Route},
-        ranks::{block_rows, peer_at},
+        ranks::block_rows,
         tensor::Tensor,
     },
 };
@@ -111,7 +111,8 @@ fn ids_of_all(
     given: BufId,
     chunks: i32,
 ) -> (BufId, Option<FlowId>) {
-    let world = draft.world();
+    let group = draft.nodes.group;
+    let world = group.size;
     if world == 1 {
         return (given, None);
     }
@@ -119,17 +120,17 @@ fn ids_of_all(
     let shape = vec![ids.shape[0].value.into(), slots.into()];
     let all = draft.buffer("ids_all", Space::Workspace, ids.dtype, shape, None);
     let [p, c] = [0, 1].map(|n| Expr::from(Var::domain(n)));
-    let rows = block_rows(draft.local(ids, 0, Var::RANK), c.clone(), CHUNK);
+    let rows = block_rows(draft.own(ids, 0), c.clone(), CHUNK);
     let first = c.clone() * CHUNK;
     let src = read(Operand::Src, given, vec![(first.clone(), rows.clone()), whole(slots)]);
-    let to = vec![(Expr::from(Var::RANK) * tokens + first, rows), whole(slots)];
-    let peer = peer_at(p, world);
+    let to = vec![(group.place() * tokens + first, rows), whole(slots)];
+    let peer = group.rank_after(p);
     let dst = Access { rank: peer.clone(), ..write(Operand::Dst, all, to) };
     let leaf = CopyVia::Ldst.leaf(1);
     let chunks = chunks.max(1);
     let domain = vec![("p", world.into()), ("c", chunks.into())];
     let sent = draft.family("ids", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
-    let word = Expr::from(Var::RANK) * chunks + c;
+    let word = group.place() * chunks + c;
     let named = Writer::new(sent, Operand::Dst, vec![word]).on(peer);
     let shape = vec![(world * chunks).into()];
     (all, Some(draft.flow(Flow::new("named", shape, 1.into(), vec![named]))))
@@ -144,7 +145,7 @@ impl<'k> Dispatch<'k> {
         route: &'k Route,
         inputs: Vec<BufId>,
     ) -> Dispatch<'k> {
-        let world = draft.world();
+        let world = draft.ranks();
         let ids = &params[ragged.counts];
         let (tokens, slots) = (ids.widest(0, world), ids.shape[1].value);
         let table = draft.plan.tables.push(Table {
@@ -263,7 +264,7 @@ impl<'k> Dispatch<'k> {
                 write(Operand::Dst, memory, vec![rows, whole(self.slots)]).into()
             }),
         );
-        let leaf = part_of(self.route, self.count, draft.world(), part);
+        let leaf = part_of(self.route, self.count, draft.ranks(), part);
         let domain = vec![("i", tasks.into())];
         let family = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
         let built = Writer::new(family, Operand::Dst, vec![0.into()]);
@@ -293,7 +294,7 @@ impl<'k> Dispatch<'k> {
 
     /// The token in each packed row.
     fn sources(&self, draft: &mut Draft, blocks: Blocks) -> Derived {
-        let lists = self.all_lists(draft.world());
+        let lists = self.all_lists(draft.ranks());
         let i = Expr::from(Var::domain(0));
         let some = block_rows(self.count.into(), i.clone(), LISTED);
         let entries = vec![(i.clone() * LISTED, some.clone()), whole(2)];
@@ -320,9 +321,9 @@ impl<'k> Dispatch<'k> {
     pub fn places(&self, draft: &mut Draft, blocks: Blocks) -> Derived {
         let ids = &self.params[self.ragged.counts];
         let i = Expr::from(Var::domain(0));
-        let own = draft.local(ids, 0, Var::RANK);
+        let own = draft.own(ids, 0);
         let rows = (i.clone() * CHUNK, block_rows(own, i.clone(), CHUNK));
-        let list = Expr::from(Var::RANK) * self.chunks + i;
+        let list = draft.nodes.group.place() * self.chunks + i;
         let src = vec![rows.clone(), whole(self.slots)];
         let mut made_of = vec![
             read(Operand::Src, self.inputs[self.ragged.counts], src).into(),
@@ -334,7 +335,7 @@ impl<'k> Dispatch<'k> {
             ),
         ];
         if self.keep > 0 {
-            let behind = one(self.all_lists(draft.world()));
+            let behind = one(self.all_lists(draft.ranks()));
             let begins = vec![behind, whole(self.route.experts)];
             made_of.push(read(Operand::Src, self.bases, begins).into());
         }
@@ -361,31 +362,31 @@ impl<'k> Dispatch<'k> {
     /// Tokens of which the rank has an expert: where they are then, in the order of the world with room for each, and the words of pieces of each
     /// rank's. Own ones go to symmetric memory, where peers read those that they want, once: they are in the same place there.
     fn tokens(&self, draft: &mut Draft, from: usize) -> Tokens {
-        let (world, x) = (draft.world(), &self.params[from]);
+        let (group, x) = (draft.nodes.group, &self.params[from]);
+        let world = group.size;
         let (wide, room) = (x.shape[1].value, self.room());
         let shape = vec![(world * room).into(), wide.into()];
         let tokens = draft.buffer("tokens", Space::Workspace, x.dtype, shape, None);
         let i = Expr::from(Var::domain(0));
-        let own = draft.local(x, 0, Var::RANK);
+        let own = draft.own(x, 0);
         let rows = block_rows(own, i.clone(), STAGED);
         let src = vec![(i.clone() * STAGED, rows.clone()), whole(wide)];
         let src = read(Operand::Src, self.inputs[from], src);
-        let first = Expr::from(Var::RANK) * room + i.clone() * STAGED;
+        let first = group.place() * room + i.clone() * STAGED;
         let dst = write(Operand::Dst, tokens, vec![(first, rows), whole(wide)]);
         let leaf = CopyVia::Ldst.leaf(1);
         let pieces = room / STAGED;
         let domain = vec![("i", pieces.into())];
         let stage = draft.family("stage", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
-        let (peer, each) = draft.nodes().every_peer();
-        let staged = Writer::new(stage, Operand::Dst, vec![Var::RANK.into(), i.clone()]);
-        let word = vec![Expr::from(Var::RANK) * pieces + i.clone()];
+        let staged = Writer::new(stage, Operand::Dst, vec![group.place(), i.clone()]);
+        let word = vec![group.place() * pieces + i.clone()];
         let own = Writer::new(stage, Operand::Dst, word);
-        let staged = staged.on_each(peer, each);
+        let staged = staged.on_each(group.every_peer());
         let shape = vec![world.into(), pieces.into()];
         let staged = draft.flow(Flow::new("staged", shape, 1.into(), vec![staged]));
         let wanted = self.wanted(draft);
         let [s, i] = [0, 1].map(|n| Expr::from(Var::domain(n)));
-        let source = peer_at(s + 1, world);
+        let (source, at) = (group.place_after(s.clone() + 1), group.rank_after(s + 1));
         let first = source.clone() * room + i.clone() * STAGED;
         // Entries are 0 or 1, and behind a rank's last token nobody knows which.
         let there = match x.even(0, world) && room == self.tokens {
@@ -393,7 +394,7 @@ impl<'k> Dispatch<'k> {
             false => {
                 let mut entry = Expr::Table(wanted.table, vec![first.clone() + Var::EACH]);
                 if self.some_idle(world) {
-                    let own = draft.local(x, 0, Var::RANK);
+                    let own = draft.own(x, 0);
                     let stands_in = (own + first.clone() + Var::EACH).lt(1);
                     entry = stands_in.select(1, entry);
                 }
@@ -409,7 +410,7 @@ impl<'k> Dispatch<'k> {
         let entries = read(Operand::Tab, wanted.memory, vec![(first, STAGED.into())]);
         let word = vec![source.clone(), i.clone()];
         let arrived = vec![source.clone() * pieces + i];
-        let src = Access { rank: source.clone(), ..one_row.clone() };
+        let src = Access { rank: at, ..one_row.clone() };
         let dst = write(Operand::Dst, tokens, one_row.region.clone());
         let touched = vec![
             Source::behind(entries, wanted.built, vec![0.into()]),
@@ -427,7 +428,7 @@ impl<'k> Dispatch<'k> {
 
     /// Which tokens of the world this rank has an expert of.
     fn wanted(&self, draft: &mut Draft) -> Derived {
-        let (world, room) = (draft.world(), self.room());
+        let (world, room) = (draft.ranks(), self.room());
         let shape = world * room;
         let memory = draft.buffer("wanted", Space::Scratch, DType::I32, vec![shape.into()], None);
         let table = draft.plan.tables.push(Table {
@@ -444,7 +445,7 @@ impl<'k> Dispatch<'k> {
         });
         let ids = &self.params[self.ragged.counts];
         let [s, c] = [0, 1].map(|n| Expr::from(Var::domain(n)));
-        let source = peer_at(s, world);
+        let source = draft.nodes.group.place_after(s);
         let rows = block_rows(draft.local(ids, 0, source.clone()), c.clone(), CHUNK);
         let first = source.clone() * self.tokens + c.clone() * CHUNK;
         let src = read(Operand::Src, self.named.0, vec![(first, rows), whole(self.slots)]);
@@ -469,7 +470,7 @@ impl<'k> Dispatch<'k> {
     /// The rows of all blocks, of tokens that are here: where they are then, and the words of blocks. Nothing where they were dispatched before.
     pub fn rows(&self, draft: &mut Draft, blocks: Blocks) -> Option<(BufId, FlowId)> {
         let from = self.route.x?;
-        let tokens = (draft.world() > 1).then(|| self.tokens(draft, from));
+        let tokens = (draft.ranks() > 1).then(|| self.tokens(draft, from));
         let packed = self.count * BLOCK;
         let sources = self.sources(draft, blocks);
         let x = &self.params[from];
@@ -487,9 +488,9 @@ impl<'k> Dispatch<'k> {
                     true => token,
                     false => token.clone() / self.tokens * self.room() + token % self.tokens,
                 };
-                let own = draft.local(x, 0, Var::RANK);
-                let first = Expr::from(Var::RANK) * self.room();
-                let first = match self.some_idle(draft.world()) {
+                let own = draft.own(x, 0);
+                let first = draft.nodes.group.place() * self.room();
+                let first = match self.some_idle(draft.ranks()) {
                     true => Expr::Const(0).lt(own).select(first, 0),
                     false => first,
                 };
@@ -517,7 +518,7 @@ impl<'k> Dispatch<'k> {
             write(Operand::Dst, rows, region).into(),
         ];
         if let Some(Tokens { wanted, .. }) = tokens {
-            let all = vec![whole(draft.world() * self.room())];
+            let all = vec![whole(draft.ranks() * self.room())];
             let all = read(Operand::Tab, wanted.memory, all);
             touched.push(Source::behind(all, wanted.built, vec![0.into()]));
         }
@@ -540,15 +541,14 @@ impl<'k> Dispatch<'k> {
         out: BufId,
         places: Derived,
     ) {
-        let world = draft.world();
-        let word = vec![Var::RANK.into(), Var::domain(0).into()];
-        let (rank, each) = draft.nodes().everyone();
-        let done = Writer::new(made, Operand::C, word).on_each(rank, each);
-        let shape = vec![world.into(), self.count.into()];
+        let group = draft.nodes.group;
+        let word = vec![group.place(), Var::domain(0).into()];
+        let done = Writer::new(made, Operand::C, word).on_each(group.everyone());
+        let shape = vec![group.size.into(), self.count.into()];
         let done = draft.flow(Flow::new("done", shape, tiles.into(), vec![done]));
         let i = Expr::from(Var::domain(0));
         let token = i.clone() * COMBINED + Var::INNER;
-        let own = draft.local(&combine.out, 0, Var::RANK);
+        let own = draft.own(&combine.out, 0);
         let exists = Some(token.clone().lt(own.clone()));
         let each = Some(Each { var: "j".into(), extent: self.slots.into() });
         let place = |part: i32| {
@@ -557,7 +557,7 @@ impl<'k> Dispatch<'k> {
         let wide = whole(combine.out.shape[1].value);
         let inner = |access: Access| Access { at: Point::Inner, when: exists.clone(), ..access };
         let src = Access {
-            rank: place(0),
+            rank: group.rank_of(place(0)),
             each: each.clone(),
             ..inner(read(Operand::Src, y, vec![one(place(1)), wide.clone()]))
         };

@@ -41,9 +41,9 @@ pub(super) fn statistics(
     out: Option<&Tensor>,
 ) {
     let o = a.tensor(Operand::O);
-    let rows = o.widest(1, draft.world());
+    let rows = o.widest(1, draft.ranks());
     let [b, i, h] = [0, 1, 2].map(|n| Expr::from(Var::domain(n)));
-    let [batch, sequence, heads, wide] = [0, 1, 2, 3].map(|d| draft.local(o, d, Var::RANK));
+    let [batch, sequence, heads, wide] = [0, 1, 2, 3].map(|d| draft.own(o, d));
     let len = block_rows(sequence, i.clone(), STATISTICS);
     let rows_of = (i * STATISTICS, len);
     let one = |e: &Expr| (e.clone(), Expr::Const(1));
@@ -74,7 +74,7 @@ pub(super) fn of_keys(
     config: &Config,
 ) {
     let [q, k] = [Operand::Q, Operand::K].map(|o| a.tensor(o));
-    let world = draft.world();
+    let world = draft.ranks();
     let (queries, keys) =
         (Chunks::of(&mut draft.extents, q, 1), Chunks::of(&mut draft.extents, k, 1));
     let ring = a.ring && world > 1;
@@ -121,7 +121,8 @@ impl Keys<'_> {
     /// Chunks of queries in turn, at step `s`: the own ones, of which that of the tile's keys comes first where positions mask; then first
     /// chunks of other ranks, and then their second ones.
     fn step(&self, s: &Expr, half: &Expr) -> Step {
-        let (rank, world) = (Expr::from(Var::RANK), self.queries.world());
+        let group = self.queries.group;
+        let (rank, world) = (group.place(), group.size);
         let s = s.clone();
         if !self.queries.cut() {
             return Step { steps: 1.into(), chunk: 0.into(), half: 0.into(), own: None };
@@ -131,7 +132,7 @@ impl Keys<'_> {
             let steps = Expr::Const(self.queries.per_rank);
             return Step { steps, chunk: self.queries.own(&s), half: s, own: None };
         }
-        let before = |s: Expr| (rank.clone() + (Expr::Const(world) - s)) % world;
+        let before = |s: Expr| group.place_after(Expr::Const(world) - s);
         let mirror = self.queries.mirror(rank.clone());
         match (self.queries.per_rank, self.a.causal) {
             (1, false) => {
@@ -176,7 +177,7 @@ impl Keys<'_> {
         let [b, w, i, m] = [0, 1, 2, 3].map(|n| Expr::from(Var::domain(n)));
         let (halves, causal) = (self.keys.per_rank, a.causal);
         let tiles = halves * self.tiles;
-        let (batch, heads) = (draft.local(k, 0, Var::RANK), draft.local(k, 2, Var::RANK));
+        let (batch, heads) = (draft.own(k, 0), draft.own(k, 2));
         let (g, domain) = match self.group {
             1 => (w, vec![("b", batch), ("g", heads), ("i", tiles.into())]),
             n => {

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
-    error::{LowerError, internal},
+    error::{LowerError, internal, unsupported},
     shape::{
         grouped::{Combine, Grouped, Ragged, Rows},
         kernel::Kernel,
@@ -18,6 +18,7 @@ use crate::passes::{
         rows::in_groups,
         tensor::Tensor,
     },
+    strategies::deliver::mapped,
 };
 use crate::settings::Config;
 use mk_plan::{
@@ -26,20 +27,31 @@ use mk_plan::{
 };
 
 /// The rows, and what follows from a routing.
-pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Value<'k> {
+///
+/// # Errors
+/// As [`mapped`] for those that are dispatched, and where ranks along another axis would have the same experts.
+pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k>, LowerError> {
+    if !t.draft.nodes.group.is_world() {
+        let why = "ranks along another axis of the mesh would have the same experts";
+        return Err(unsupported("grouped_gemm", why, "use a mesh of one axis"));
+    }
+    if ragged.route.is_some() {
+        mapped(&t.draft, "dispatch")?;
+    }
     let kernel = t.kernel;
     let (draft, inputs) = (&mut t.draft, &t.params);
     let Some(route) = &ragged.route else {
         let counts = given_counts(draft, kernel, ragged, inputs[ragged.counts]);
         let blocks = blocks::blocks(draft, ragged, counts);
-        return Value::Ragged(Box::new(RaggedRows { blocks, dispatched: None, route: None }));
+        let rows = RaggedRows { blocks, dispatched: None, route: None };
+        return Ok(Value::Ragged(Box::new(rows)));
     };
     let dispatch = Dispatch::new(draft, &kernel.params, ragged, route, inputs.clone());
     let blocks = dispatch.blocks();
     let dispatched = dispatch.rows(draft, blocks);
     let places = route.combines.then(|| dispatch.places(draft, blocks));
     let route = Some((dispatch, places));
-    Value::Ragged(Box::new(RaggedRows { blocks, dispatched, route }))
+    Ok(Value::Ragged(Box::new(RaggedRows { blocks, dispatched, route })))
 }
 
 /// The tiles of a GEMM of such rows.
@@ -115,7 +127,7 @@ fn given_counts(
     ragged: &Ragged,
     counts: BufId,
 ) -> (TabId, BufId) {
-    let world = draft.world();
+    let world = draft.ranks();
     let (experts, rows) =
         (kernel.params[ragged.counts].widest(0, world), ragged.rows.widest(0, world));
     let given = draft.plan.tables.push(Table {
@@ -145,7 +157,7 @@ struct Tiles<'a> {
 impl Tiles<'_> {
     /// Their family, and how many there are of a block.
     fn family(&self, draft: &mut Draft, config: &Config) -> (FamId, i32) {
-        let (p, world) = (self.p, draft.world());
+        let (p, world) = (self.p, draft.ranks());
         let tile = MmaTile {
             block: config.block,
             stages: config.stages_on(draft.target),
@@ -177,7 +189,7 @@ impl Tiles<'_> {
         let cols = (j.clone() * width, block_rows(n, j, width));
         let one = |e: Expr| (e, Expr::Const(1));
         // No block has rows of an expert that the last rank does not have, and proofs need not know it.
-        let own = draft.local(b, 0, Var::RANK);
+        let own = draft.own(b, 0);
         let expert = if b.even(0, world) { of(0) } else { of(0).min(own - 1) };
         let mut matrix = vec![one(expert), depth.clone(), cols.clone()];
         if gated {

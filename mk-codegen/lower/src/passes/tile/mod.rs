@@ -23,9 +23,9 @@ use super::{
     draft::Draft,
     error::LowerError,
     shape::kernel::{Kernel, Op},
+    world::World,
 };
 use crate::settings::Config;
-use mk_plan::target::Target;
 use tiler::{Tiler, Value};
 
 pub(super) use ends::check as check_ends;
@@ -37,20 +37,20 @@ pub(super) use ends::check as check_ends;
 pub(super) fn families(
     kernel: &Kernel,
     config: &Config,
-    target: &'static Target,
+    world: &World,
 ) -> Result<Draft, LowerError> {
     if kernel.is_collective() {
-        return alone::families(kernel, config, target);
+        return alone::families(kernel, config, world);
     }
-    let mut t = Tiler::new(kernel, config, target);
+    let mut t = Tiler::new(kernel, config, world);
     for (id, op) in kernel.ops.iter().enumerate() {
         let made = match op {
             Op::Operand(operand) => operands::source(&mut t, id, *operand),
             Op::Product(g) => products::product(&mut t, id, g)?,
             // Its product goes where it is added.
             Op::Sum(_) => Value::Result,
-            Op::Attention(a) => attention::families(&mut t, a),
-            Op::Ragged(rows) => grouped::rows(&mut t, rows),
+            Op::Attention(a) => attention::families(&mut t, a)?,
+            Op::Ragged(rows) => grouped::rows(&mut t, rows)?,
             Op::Grouped(g) => grouped::gemm(&mut t, g)?,
             Op::Combine(combine) => grouped::combine(&mut t, combine)?,
         };

@@ -12,13 +12,13 @@ use crate::passes::{
     strategies::{gather, gathered::Slices, pack},
 };
 use crate::settings::{AllReduce, Gather};
-use mk_plan::{self, ALayout, BufId, Var};
+use mk_plan::{self, ALayout, BufId};
 
 /// Gathers or repacks the left operand that operation `op` is.
 pub(super) fn source<'k>(t: &mut Tiler<'k>, op: OpId, operand: Operand) -> Value<'k> {
     let kernel = t.kernel;
     let x = &kernel.params[operand.param];
-    let world = t.draft.world();
+    let world = t.draft.ranks();
     let height = t.config.rows_of_task();
     let mine = || kernel.products().filter(|(id, _)| kernel.root(*id) == op);
     let scattered = |how| how != Reduce::All || t.config.all_reduce == AllReduce::TwoShot;
@@ -65,7 +65,7 @@ pub(super) fn source<'k>(t: &mut Tiler<'k>, op: OpId, operand: Operand) -> Value
         }
         depth = match operand.gathered {
             true => draft.dim(&x.shape[1]),
-            false => draft.local(x, dim, Var::RANK),
+            false => draft.own(x, dim),
         };
     }
     Value::Operand(Box::new(Given { rows, left, packed, depth }))
@@ -74,7 +74,7 @@ pub(super) fn source<'k>(t: &mut Tiler<'k>, op: OpId, operand: Operand) -> Value
 /// Whether tiles of the products of a gathered operand hold rows of several ranks: where each rank has few, fewer tiles read the right operand
 /// so, and there is little to begin with before peers' rows arrive.
 fn spans(t: &Tiler<'_>, op: OpId, x: &Tensor, height: i32) -> bool {
-    let (kernel, world) = (t.kernel, t.draft.world());
+    let (kernel, world) = (t.kernel, t.draft.ranks());
     let per_rank = x.widest(0, world);
     let tiles = |rows: i32| (rows + height - 1) / height;
     let fewer = tiles(per_rank * world) < tiles(per_rank) * world && per_rank < 2 * height;
@@ -95,7 +95,7 @@ fn slices(
     let wanted = t.kernel.result_of(op).is_none() && t.kernel.params.iter().all(fixed);
     let (Some(product), true) = (product, wanted) else { return None };
     let width = i64::from(t.config.block[1]);
-    let columns = i64::from(t.kernel.value(product).widest(1, t.draft.world()));
+    let columns = i64::from(t.kernel.value(product).widest(1, t.draft.ranks()));
     let across = (columns + width - 1) / width;
     let copying = t.config.intra_comm_sms.unwrap_or(DEFAULT_COPY_SMS);
     let (free, blocks) = (t.draft.sms() - i64::from(copying), i64::from(rows.blocks));

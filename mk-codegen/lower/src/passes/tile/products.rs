@@ -16,18 +16,17 @@ use crate::passes::{
     },
     strategies::{
         by_columns::Columns,
+        deliver::mapped,
         destination::Destination,
         gather,
         gathered::Gathered,
         one_shot, ring, split_k,
         sum::{Summands, Summed},
-        two_level, two_shot,
     },
 };
 use crate::settings::{AllReduce, Reduction};
 use mk_plan::{
     ALayout, BLayout, BufId, CopyVia, EpilogueOp, Expr, MmaTile, Operand, RoleKind, Space, Store,
-    Var,
 };
 
 /// Columns of a panel of 16-bit results, which a box of TMA stores.
@@ -42,7 +41,7 @@ pub(super) fn product<'k>(
     let kernel = t.kernel;
     let rows = t.given(id)?.rows.clone();
     let (sum, result, read) = (kernel.sum_of(id), kernel.result_of(id), kernel.is_read(id));
-    let world = t.draft.world();
+    let world = t.draft.ranks();
     let b = operands::right(t, g.b);
     if let (Some(sum), Reduction::Ring, true) = (sum, t.config.reduction, world > 1) {
         in_ring(t, g, sum, &rows, b)?;
@@ -53,7 +52,7 @@ pub(super) fn product<'k>(
         None => None,
     };
     let destination = match (sum, result) {
-        (Some(sum), _) => to_sum(t, sum, &rows),
+        (Some(sum), _) => to_sum(t, sum, &rows)?,
         // The next product reads the caller's rows, if TMA can.
         (None, Some(r)) if !read || g.out.tma_rows(world) => Destination::Out(t.results[r]),
         (None, _) => Destination::Hidden(scratch(t, g, &rows, id)),
@@ -84,25 +83,27 @@ pub(super) fn product<'k>(
 }
 
 /// Where the tiles of a product go that is summed, by the way that the settings name.
-fn to_sum(t: &mut Tiler<'_>, sum: &Sum, rows: &Rows) -> Destination {
-    let world = t.draft.world();
+///
+/// # Errors
+/// As [`mapped`].
+fn to_sum(t: &mut Tiler<'_>, sum: &Sum, rows: &Rows) -> Result<Destination, LowerError> {
+    let world = t.draft.ranks();
     let out = t.kernel.summand(sum);
     let width = t.config.block[1] as i32;
     let draft = &mut t.draft;
-    match (sum.how, t.config.all_reduce) {
+    Ok(match (sum.how, t.config.all_reduce) {
         // A ring of one rank.
         _ if t.config.reduction == Reduction::Ring => Destination::Out(t.results[sum.result]),
         (Reduce::All, AllReduce::OneShot) if world > 1 => {
+            mapped(draft, "all_reduce=one_shot")?;
             Destination::Parts(one_shot::parts(draft, &out, rows))
         }
         (Reduce::All, AllReduce::ByColumns) if world > 1 => {
+            mapped(draft, "all_reduce=by_columns")?;
             Destination::Columns(Columns::new(draft, &out, rows, width))
         }
-        _ if draft.nodes().count() > 1 => {
-            Destination::NodeSlots(two_level::slots(draft, &out, rows), draft.nodes())
-        }
-        _ => Destination::Slots(two_shot::slots(draft, &out, rows)),
-    }
+        _ => Destination::slots(draft, &out, rows),
+    })
 }
 
 /// Adds the summands that the tiles `by` of a product write.
@@ -121,16 +122,7 @@ fn add_up(t: &mut Tiler<'_>, sum: &Sum, p: &Product<'_>, rows: Rows, by: Vec<Til
         let parts = (parts, into);
         tiles = split_k::fold(draft, config.reduction, of.out, parts, p.destination, tiles);
     }
-    match p.destination {
-        Destination::Slots(slots) => two_shot::sum(draft, config, sum.how, &of, slots, tiles),
-        Destination::NodeSlots(slots, _) => {
-            two_level::sum(draft, config, sum.how, &of, slots, tiles);
-        }
-        Destination::Parts(parts) => one_shot::pull(draft, config, &of, parts, tiles),
-        Destination::Columns(columns) => columns.sum(draft, config, &of, tiles),
-        // Summed in the epilogue, or by one rank.
-        Destination::Ring(_) | Destination::Out(_) | Destination::Hidden(_) => {}
-    }
+    p.destination.add_up(draft, config, sum.how, &of, tiles);
 }
 
 /// A product whose tiles add to sums that go from rank to rank.
@@ -141,6 +133,7 @@ fn in_ring<'k>(
     rows: &Rows,
     b: BufId,
 ) -> Result<(), LowerError> {
+    mapped(&t.draft, "reduction=ring")?;
     let out = &t.kernel.results[sum.result].out;
     let ring = ring::ring(&mut t.draft, out, rows, t.results[sum.result]);
     let mut p = new_product(t, sum.of, g, rows.clone(), Destination::Ring(ring), b)?;
@@ -175,8 +168,8 @@ fn unpack(t: &mut Tiler<'_>, g: &kernel::Product, by: &[TileRows]) {
 
 /// Scratch between two products.
 fn scratch(t: &mut Tiler<'_>, g: &kernel::Product, rows: &Rows, id: OpId) -> BufId {
-    let world = t.draft.world();
-    let cols = t.draft.local(&g.out, 1, Var::RANK);
+    let world = t.draft.ranks();
+    let cols = t.draft.own(&g.out, 1);
     let padded = aligned(g.out.widest(1, world), g.out.dtype.size_bytes());
     let pitch = (!g.out.tma_rows(world)).then_some(Expr::Const(padded));
     let shape = vec![rows.shards.into(), rows.capacity.into(), cols];
@@ -197,8 +190,8 @@ fn new_product<'k>(
     destination: Destination,
     b: BufId,
 ) -> Result<Product<'k>, LowerError> {
-    let world = t.draft.world();
-    let n = t.draft.local(&g.out, 1, Var::RANK);
+    let world = t.draft.ranks();
+    let n = t.draft.own(&g.out, 1);
     let a_layout = match t.made.get(g.left) {
         Some(Value::Operand(given)) => match given.left {
             Left::Local(_, layout) => layout,
@@ -210,7 +203,7 @@ fn new_product<'k>(
     // Scratch and slots are padded; the caller's rows are as they are.
     // Boxes of gates end where ups begin.
     let whole = g.out.widest(1, world) % PANEL_COLUMNS == 0 && g.out.even(1, world);
-    let rows_fit = g.out.tma_rows(world) && (whole || !g.halves());
+    let rows_fit = g.out.tma_rows(world) && (whole || !g.halves()) && !g.out.dtype.is_storage();
     let direct = matches!(destination, Destination::Out(_)) && !rows_fit;
     let tile = MmaTile {
         block: t.config.block,
@@ -271,7 +264,7 @@ fn done(draft: &mut Draft, p: &Product<'_>, rows: &Rows, by: Vec<TileRows>) -> F
 fn copy_out(t: &mut Tiler<'_>, h: &Hidden, out: &Tensor, r: usize, rows: &Rows) {
     let result = t.results[r];
     let block = rows.block(&mut t.draft.extents);
-    let cols = (Expr::Const(0), t.draft.local(out, 1, Var::RANK));
+    let cols = (Expr::Const(0), t.draft.own(out, 1));
     let here = (block.at.clone(), block.len.clone());
     let from = vec![(block.shard.clone(), 1.into()), here, cols.clone()];
     let src = read(Operand::Src, h.buffer, from);

@@ -15,9 +15,9 @@ use crate::passes::{
         tensor::Tensor,
     },
     strategies::{gathered::Gathered, pack::Packed, split_k},
+    world::World,
 };
 use crate::settings::Config;
-use mk_plan::target::Target;
 use mk_plan::{ALayout, BufId, Expr, FamId, Operand, Space};
 
 /// A left operand from the caller, ready to be read.
@@ -96,8 +96,8 @@ pub(super) struct Tiler<'k> {
 }
 
 impl<'k> Tiler<'k> {
-    pub fn new(kernel: &'k Kernel, config: &'k Config, target: &'static Target) -> Tiler<'k> {
-        let mut draft = Draft::new(&kernel.name, &kernel.axis, config, target);
+    pub fn new(kernel: &'k Kernel, config: &'k Config, world: &World) -> Tiler<'k> {
+        let mut draft = Draft::new(&kernel.name, world, config);
         // Arguments come in the order of the program: parameters, then results.
         let params = kernel.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
         let results = kernel.results.iter().map(|r| draft.tensor(&r.out, Space::Out)).collect();
@@ -154,7 +154,7 @@ impl<'k> Tiler<'k> {
         let Op::Product(product) = &self.kernel.ops[op] else {
             return Err(internal(format!("operation {op} is cut, and no product")));
         };
-        if !self.kernel.is_divisible(product, self.draft.world()) {
+        if !self.kernel.is_divisible(product, self.draft.ranks()) {
             return Ok(None);
         }
         let Some(depth) = self.draft.extents.fixed(&self.depth(product)?) else { return Ok(None) };

@@ -10,6 +10,7 @@ use crate::equivalence::{
     unroll::Touch,
 };
 use mk_plan::{AttendTile, Operand};
+
 impl Links for AttendTile {
     fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
         linker.attend(of.number, of.touches)

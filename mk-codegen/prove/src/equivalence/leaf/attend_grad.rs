@@ -10,6 +10,7 @@ use crate::equivalence::{
     unroll::Touch,
 };
 use mk_plan::{AttendGradTile, GradOf, Operand};
+
 impl Links for AttendGradTile {
     fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
         linker.gradients(of.number, self.of, of.touches)

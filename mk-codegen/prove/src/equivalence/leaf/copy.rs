@@ -11,6 +11,7 @@ use mk_plan::{
     CopyTile,
     leaf::{HostCopy, NicSend},
 };
+
 macro_rules! copies {
     ($($leaf:ty),*) => {$(
         impl Links for $leaf {

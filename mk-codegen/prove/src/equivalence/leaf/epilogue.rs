@@ -88,8 +88,7 @@ impl<E: Copy + PartialEq> Context<E> {
                 | EpilogueOp::GeluTanh
                 | EpilogueOp::Silu
                 | EpilogueOp::Relu
-                | EpilogueOp::RoundBf16
-                | EpilogueOp::RoundF16 => {
+                | EpilogueOp::Round(_) => {
                     if let Some(f) = Function::of(*op) {
                         tile.data.iter_mut().for_each(|x| *x = algebra.apply(f, *x));
                     }

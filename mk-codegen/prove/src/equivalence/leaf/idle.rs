@@ -6,6 +6,7 @@ use mk_plan::{
     Tabulate,
     leaf::{Enter, Signal},
 };
+
 macro_rules! idle {
     ($($leaf:ty),*) => {$(
         impl Links for $leaf {

@@ -9,6 +9,7 @@ use crate::equivalence::{
     unroll::Touch,
 };
 use mk_plan::{ALayout, BLayout, EpilogueOp, MmaTile, Operand, gated, saves_gates};
+
 impl Links for MmaTile {
     fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
         linker.product(self.a_layout, self.b_layout, &self.epilogue, of.touches)

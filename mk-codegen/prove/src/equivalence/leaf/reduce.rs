@@ -9,6 +9,7 @@ use crate::equivalence::{
     unroll::Touch,
 };
 use mk_plan::{EpilogueOp, Factors, Operand, ReduceTile};
+
 impl Links for ReduceTile {
     fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
         linker.sum(&self.epilogue, of.touches)

@@ -5,6 +5,7 @@ use crate::equivalence::{
     algebra::Algebra, context::Context, gradients::statistics, linker::Linker, unroll::Touch,
 };
 use mk_plan::{Operand, StatsTile};
+
 impl Links for StatsTile {
     fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
         linker.statistics(of.touches)

@@ -1,0 +1,291 @@
+//! Brings a piece of memory to its readers, the ranks of a group: over NVLink to those of the own node, and once to each other node by the network card, where
+//! the rank of the same place (the *rail*) hands on to its node what has come.
+//!
+//! Assumes rows without gaps between nodes: a message is one piece of memory. A message waits for a word of the GPU, and raises a word of
+//! the network behind itself; few CTAs may await those, and *relay* them as words of the GPU. What a message was sent from
+//! is handed back when the card has delivered it: a credit, a launch back. A ring between nodes would move as many bytes over each card, in as
+//! many more hops.
+//!
+//! Loops of a message: block of rows, piece of the block, and the other node last, so that all nodes are sent the first rows first.
+
+use crate::passes::{
+    draft::{Draft, Flow, FlowId, Reader, Source, Writer, read, write},
+    error::{LowerError, unsupported},
+    shape::{
+        ranks::{Nodes, RankGroup},
+        rows::Rows,
+    },
+};
+use mk_abi::DType;
+use mk_plan::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
+
+/// The ranks whose memory `what` reads or writes where it lies: all of the group.
+///
+/// # Errors
+/// [`LowerError::Unsupported`] where some are on other nodes, whose memory is not mapped.
+pub(in crate::passes) fn mapped(draft: &Draft, what: &str) -> Result<RankGroup, LowerError> {
+    let Nodes { group, near, .. } = draft.nodes;
+    if near != group {
+        let why = "it touches the memory of every rank, and no network card carries that between nodes yet";
+        return Err(unsupported(what, why, "use one node"));
+    }
+    Ok(group)
+}
+
+/// A write of the own memory, as one of every peer's in a group.
+pub(in crate::passes) fn to_peers(access: Access, group: RankGroup) -> Access {
+    let (rank, each) = group.every_peer();
+    Access { rank, each: Some(each), ..access }
+}
+
+/// Blocks of rows, and pieces of each.
+#[derive(Clone, Copy)]
+pub(in crate::passes) struct Pieces {
+    /// Rows of a block.
+    pub block: i32,
+    pub blocks: i32,
+    /// Rows of a piece.
+    pub piece: i32,
+    pub per_block: i32,
+}
+
+impl Pieces {
+    /// Blocks as they are.
+    pub fn whole(block: i32, blocks: i32) -> Pieces {
+        Pieces { block, blocks, piece: block, per_block: 1 }
+    }
+
+    /// Pieces of so many bytes at most, but of eight rows at least.
+    pub fn new(block: i32, blocks: i32, row_bytes: u64, most_bytes: u32) -> Pieces {
+        let mut piece = block;
+        while piece > 8 && piece % 2 == 0 && piece as u64 * row_bytes.max(1) > u64::from(most_bytes)
+        {
+            piece /= 2;
+        }
+        Pieces { block, blocks, piece, per_block: (block + piece - 1) / piece }
+    }
+
+    /// Its loops: block and piece.
+    fn domain(self) -> Vec<(&'static str, Expr)> {
+        vec![("i", self.blocks.into()), ("q", self.per_block.into())]
+    }
+
+    /// Its loops, and that over other nodes.
+    fn of_others(self, nodes: Nodes) -> Vec<(&'static str, Expr)> {
+        [self.domain(), vec![("m", (nodes.count() - 1).into())]].concat()
+    }
+
+    /// Words by something else, block and piece.
+    fn words(self, by: i32) -> Vec<Expr> {
+        vec![by.into(), self.blocks.into(), self.per_block.into()]
+    }
+
+    /// The rows of piece `p` of block `i`, of `rows`: neither past the end, nor into the next block.
+    pub fn rows(self, i: &Expr, p: Expr, rows: Expr) -> (Expr, Expr) {
+        let Pieces { block, piece, .. } = self;
+        let base = i.clone() * block + p * piece;
+        let in_block = if block % piece == 0 {
+            Expr::Const(piece)
+        } else {
+            Expr::Const(piece).min(i.clone() * block + block - base.clone())
+        };
+        (base.clone(), in_block.min(rows - base))
+    }
+}
+
+/// Block and piece of a message, and its other node.
+pub(in crate::passes) fn vars() -> [Expr; 3] {
+    [0, 1, 2].map(|n| Var::domain(n).into())
+}
+
+/// Every other node: which number, and how many.
+pub(in crate::passes) fn others(nodes: Nodes) -> Each {
+    Each { var: "m".into(), extent: (nodes.count() - 1).into() }
+}
+
+/// Messages of a rank to its rail.
+pub(in crate::passes) struct Messages {
+    pub pieces: Pieces,
+    /// What is sent, and the words of the GPU that it waits for.
+    pub from: Source,
+    /// Where it arrives: `[nodes, rows, n]`, by source.
+    pub to: BufId,
+    /// Rows and columns there.
+    pub there: [(Expr, Expr); 2],
+    /// The family that writes what is sent, once that has been delivered; and the part of the words `[other node, block, piece]` that a task waits for.
+    pub maker: FamId,
+    pub credit: Vec<Expr>,
+    pub each: Option<Each>,
+}
+
+/// Sends messages, relays what has come, and hands back what was sent from. Returns words of the GPU by source node, block and piece: it is here.
+pub(in crate::passes) fn carry(draft: &mut Draft, x: Messages) -> FlowId {
+    let (nodes, pieces) = (draft.nodes, x.pieces);
+    let [i, p, m] = vars();
+    let [to, _] = nodes.rail(m.clone());
+    let [rows, columns] = x.there;
+    let there = vec![(nodes.far.place(), 1.into()), rows, columns];
+    let dst = Access { rank: to.clone(), ..write(Operand::Dst, x.to, there) };
+    let domain = pieces.of_others(nodes);
+    let kind = RoleKind::InterSend;
+    let touched = vec![x.from, dst.into()];
+    let send = draft.family("send", kind, Leaf::NicSend, domain.clone(), vec![], touched);
+    let delivered = Writer::new(send, Operand::Src, vec![m.clone(), i.clone(), p.clone()]);
+    let shape = pieces.words(nodes.count() - 1);
+    let sent = draft.flow(Flow::new("sent", shape, 1.into(), vec![delivered]));
+    let word = vec![nodes.far.place(), i.clone(), p.clone()];
+    let behind = Writer::new(send, Operand::Dst, word).on(to);
+    let shape = pieces.words(nodes.count());
+    let wired = draft.flow(Flow::new("wired", shape.clone(), 1.into(), vec![behind]));
+    let none = [] as [Access; 0];
+    let relay = draft.family("relay", RoleKind::InterReduce, Leaf::Signal, domain, vec![], none);
+    let word = vec![nodes.other(m), i, p];
+    draft.read(wired, Reader::new(relay, Operand::Src, word.clone()));
+    let seen = Writer::new(relay, Operand::Dst, word);
+    let credit = Reader { each: x.each, ..Reader::new(x.maker, Operand::Dst, x.credit) };
+    match draft.kinds[x.maker] {
+        RoleKind::InterSend => draft.read(sent, Reader { lag: 1, ..credit }),
+        _ => {
+            let room = room(draft, sent, pieces);
+            draft.read(room, credit);
+        }
+    }
+    draft.flow(Flow::new("relayed", shape, 1.into(), vec![seen]))
+}
+
+/// Words of the GPU for those that write again what was sent, by other node, block and piece: those of the network are awaited in inter
+/// roles only. They are of this launch, and need nothing of it.
+fn room(draft: &mut Draft, sent: FlowId, pieces: Pieces) -> FlowId {
+    let nodes = draft.nodes;
+    let [i, p, m] = vars();
+    let (domain, none) = (pieces.of_others(nodes), [] as [Access; 0]);
+    let family = draft.family("room", RoleKind::InterReduce, Leaf::Signal, domain, vec![], none);
+    // No relay that waits for other nodes stands before it.
+    draft.first.push(family);
+    let word = vec![m, i, p];
+    draft.read(sent, Reader { lag: 1, ..Reader::new(family, Operand::Src, word.clone()) });
+    let seen = Writer::new(family, Operand::Dst, word);
+    draft.flow(Flow::new("room", pieces.words(nodes.count() - 1), 1.into(), vec![seen]))
+}
+
+/// Rows of every rank of a group on their way to all of it.
+pub(in crate::passes) struct Delivery<'a> {
+    /// Of its net memory.
+    pub name: &'a str,
+    pub dtype: DType,
+    /// Rows of a rank, and their length.
+    pub rows: &'a Rows,
+    pub n: Expr,
+    pub pieces: Pieces,
+    /// `[ranks, rows, n]` of every rank.
+    pub to: BufId,
+    /// Who hands on what has come from other nodes, and how.
+    pub kind: RoleKind,
+    pub via: CopyVia,
+    /// Its name, its words, and by how much each of them counts up; by how much for each piece from another node.
+    pub flow: &'static str,
+    pub words: Vec<Expr>,
+    pub count: Expr,
+    pub amount: Expr,
+}
+
+/// Own rows in memory of the card: who has written them, and the words that say so.
+pub(in crate::passes) struct Staged {
+    pub memory: BufId,
+    pub by: FamId,
+    pub words: FlowId,
+    pub word: Vec<Expr>,
+    /// Those of a message.
+    pub rows: (Expr, Expr),
+}
+
+impl Delivery<'_> {
+    fn wide(&self) -> (Expr, Expr) {
+        (0.into(), self.n.clone())
+    }
+
+    /// Brings rows to all: `near` says who writes those of the own rank in its node, and `stage` who writes them for the card, where there is more than one
+    /// rank in a node, and more than one node.
+    pub fn bring(
+        &self,
+        draft: &mut Draft,
+        near: impl FnOnce(&mut Draft) -> Writer,
+        stage: impl FnOnce(&mut Draft) -> Staged,
+    ) -> FlowId {
+        let mut from = Vec::new();
+        if draft.nodes.local() > 1 {
+            from.push(near(draft));
+        }
+        if draft.nodes.count() > 1 {
+            let staged = stage(draft);
+            from.push(self.over_rail(draft, staged));
+        }
+        draft.flow(Flow::new(self.flow, self.words.clone(), self.count.clone(), from))
+    }
+
+    /// Copies own rows from `shard` to memory of the card.
+    pub fn stage(&self, draft: &mut Draft, shard: BufId) -> Staged {
+        let pieces = self.pieces;
+        let shape = vec![self.rows.capacity.into(), self.n.clone()];
+        let name = format!("{}_send", self.name);
+        let memory = draft.buffer(&name, Space::Net, self.dtype, shape, None);
+        let [i, p, _] = vars();
+        let mine = draft.own(&self.rows.of, 0);
+        let rows = pieces.rows(&i, p.clone(), mine);
+        let region = vec![rows.clone(), self.wide()];
+        let touched =
+            [read(Operand::Src, shard, region.clone()), write(Operand::Dst, memory, region)];
+        let leaf = CopyVia::Bulk.leaf(draft.copy_stages);
+        let domain = pieces.domain();
+        let by = draft.family("stage", RoleKind::InterSend, leaf, domain, vec![], touched);
+        let word = vec![i, p];
+        let done = Writer::new(by, Operand::Dst, word.clone());
+        let shape = vec![pieces.blocks.into(), pieces.per_block.into()];
+        let words = draft.flow(Flow::new("staged", shape, 1.into(), vec![done]));
+        Staged { memory, by, words, word, rows }
+    }
+
+    /// Sends own rows to the rail, and copies what has come to every rank of the node, the own one, too: there a product reads rows of all ranks in one
+    /// place, and net memory, which may be the host's, is read once.
+    fn over_rail(&self, draft: &mut Draft, x: Staged) -> Writer {
+        let (nodes, pieces) = (draft.nodes, self.pieces);
+        let shape = vec![nodes.count().into(), self.rows.capacity.into(), self.n.clone()];
+        let recv = format!("{}_recv", self.name);
+        let recv = draft.buffer(&recv, Space::Net, self.dtype, shape, None);
+        let [i, p, m] = vars();
+        let sent = read(Operand::Src, x.memory, vec![x.rows.clone(), self.wide()]);
+        let piece = if x.word.len() > 1 { p.clone() } else { 0.into() };
+        let messages = Messages {
+            pieces,
+            from: Source::behind(sent, x.words, x.word),
+            to: recv,
+            there: [x.rows, self.wide()],
+            maker: x.by,
+            credit: vec![Var::EACH.into(), i.clone(), piece],
+            each: Some(others(nodes)),
+        };
+        let relayed = carry(draft, messages);
+        let [_, source] = nodes.rail(m.clone());
+        let theirs = draft.extents.shard(&self.rows.of.shape[0], source.clone());
+        let rows = pieces.rows(&i, p.clone(), theirs);
+        let from = nodes.other(m);
+        let here = vec![(from.clone(), 1.into()), rows.clone(), self.wide()];
+        let src = read(Operand::Src, recv, here);
+        let src = Source::behind(src, relayed, vec![from, i.clone(), p]);
+        let dst = write(Operand::Dst, self.to, vec![(source.clone(), 1.into()), rows, self.wide()]);
+        let node = (nodes.local() > 1).then(|| nodes.near.everyone());
+        let dst = match node.clone() {
+            Some((rank, each)) => Access { rank, each: Some(each), ..dst },
+            None => dst,
+        };
+        let leaf = self.via.leaf(draft.copy_stages);
+        let (domain, touched) = (pieces.of_others(nodes), vec![src, dst.into()]);
+        let forward = draft.family("forward", self.kind, leaf, domain, vec![], touched);
+        let come = Writer::new(forward, Operand::Dst, vec![source, i]);
+        let come = Writer { amount: self.amount.clone(), ..come };
+        match node {
+            Some(node) => come.on_each(node),
+            None => come,
+        }
+    }
+}

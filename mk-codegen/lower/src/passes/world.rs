@@ -1,0 +1,112 @@
+//! What a plan runs on: the ranks by the axes of their mesh, those of them that communicate, the network between nodes, and the GPU.
+
+use super::{
+    error::{LowerError, unsupported},
+    shape::ranks::{Nodes, RankGroup},
+};
+use crate::settings::Config;
+use mk_abi::device::MAX_RANKS;
+use mk_plan::{
+    Mesh, Nic,
+    target::{self, Target},
+};
+use mk_syntax::{Bound, Program, TensorType, ValueId};
+use std::borrow::Cow;
+
+pub(super) struct World {
+    pub target: &'static Target,
+    pub mesh: Mesh,
+    pub nic: Option<Nic>,
+    /// The ranks along the pipeline's axis, by node.
+    pub nodes: Nodes,
+}
+
+impl World {
+    /// The world of a pipeline, the pipeline over its one axis, and the settings as they are for the ranks along that.
+    ///
+    /// # Errors
+    /// [`LowerError::OutOfRange`] for a target that is not known, and for a mesh that is not of these ranks or nodes;
+    /// [`LowerError::Unsupported`] for a pipeline over several axes, or over one that the mesh lacks.
+    pub fn of<'p>(
+        program: &'p Program,
+        bound: &Bound,
+        config: &Config,
+    ) -> Result<(World, Cow<'p, Program>, Config), LowerError> {
+        let target = target::by_name(&config.target).ok_or_else(|| {
+            let known: Vec<_> = target::TARGETS.iter().map(|t| t.name).collect();
+            let what = format!("target `{}` is not known", config.target);
+            LowerError::OutOfRange { what, help: format!("use {}", known.join(", ")) }
+        })?;
+        let program = over_one_axis(program)?;
+        let name = &program.mesh_axes()[0];
+        let mesh = match config.mesh.is_empty() {
+            true => Mesh { axes: vec![(name.clone(), config.ranks)] },
+            false => Mesh { axes: config.mesh.clone() },
+        };
+        let axes: Vec<_> = mesh.axes.iter().map(|(name, n)| format!("{name}={n}")).collect();
+        let axes = axes.join(",");
+        let size = mesh.axes.iter().try_fold(1u32, |n, axis| n.checked_mul(axis.1));
+        if !config.mesh.is_empty() && size != Some(config.ranks) {
+            let what = format!("the mesh {axes} is not of {} ranks", config.ranks);
+            let help = format!(
+                "let the extents' product be the ranks, of which there are 1 to {MAX_RANKS}"
+            );
+            return Err(LowerError::OutOfRange { what, help });
+        }
+        let named = config.mesh.is_empty() || mesh.axes.iter().any(|(axis, _)| axis == name);
+        let Some(axis) = mesh.axis(name).filter(|_| named) else {
+            let why = format!("the pipeline is over the axis `{name}`, and the mesh is {axes}");
+            return Err(unsupported(
+                "mesh",
+                why,
+                "name the pipeline's axis, as in `gather(a, tp)`, or in the mesh",
+            ));
+        };
+        let group = RankGroup::of(axis, config.ranks);
+        let whole = config.ranks.checked_rem(config.nodes) == Some(0);
+        let local = whole.then(|| (config.ranks / config.nodes).max(1) as i32);
+        let nodes = match (group.is_world(), local.and_then(|local| group.by_node(local))) {
+            (_, Some(nodes)) => nodes,
+            // Settings refuse it.
+            (true, None) => group.in_one_node(),
+            (false, None) => {
+                let what = format!(
+                    "{} nodes cut the axis `{name}` of the mesh {axes} unevenly",
+                    config.nodes
+                );
+                let help =
+                    "let each node have whole groups of an axis, or as many ranks of each".into();
+                return Err(LowerError::OutOfRange { what, help });
+            }
+        };
+        let cut = |ty: &TensorType| {
+            let dim = ty.placement[0].cut().and_then(|d| ty.dims.get(d));
+            dim.is_some_and(|dim| bound.is_runtime(*dim))
+        };
+        let mut values = (0..program.n_values()).filter_map(|i| program.ty(ValueId::new(i)));
+        if !group.is_world() && values.any(cut) {
+            let why = format!(
+                "ranks along `{name}` share a dimension that comes with each launch, and are not all ranks"
+            );
+            return Err(unsupported("dyn", why, "let it be fixed, or use a mesh of one axis"));
+        }
+        let (ranks, over) = match group.is_world() {
+            true => (config.ranks, config.nodes),
+            false => (axis.size, nodes.count() as u32),
+        };
+        let of_group = Config { ranks, nodes: over, ..config.clone() };
+        Ok((World { target, mesh, nic: config.nic(), nodes }, program, of_group))
+    }
+}
+
+/// A pipeline over its one axis.
+///
+/// # Errors
+/// [`LowerError::Unsupported`] where there are two.
+pub(super) fn over_one_axis(program: &Program) -> Result<Cow<'_, Program>, LowerError> {
+    program.over_one_axis().map_err(|two| {
+        let help =
+            "let one kernel place its tensors over one axis, and be `replicate` over the others";
+        unsupported("mesh", two.to_string(), help)
+    })
+}

@@ -1,0 +1,68 @@
+//! Programs over one axis of their mesh.
+
+use crate::program::{AxisId, Def, Op, Placement, Program, TensorType, ValueId};
+use std::borrow::Cow;
+
+/// A program whose values are placed over two axes: what lies over each of them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{}` is placed over the axis `{}`, and `{}` over `{}`", of[0], axes[0], of[1], axes[1])]
+pub struct TwoAxes {
+    /// The first two axes that values are placed over.
+    pub axes: [String; 2],
+    /// The first value of each.
+    pub of: [String; 2],
+}
+
+impl Program {
+    /// The program over the one axis that its values are placed over: along all others its ranks do the same. Values and symbols keep their
+    /// numbers. Of a mesh of one axis, the program itself; of one without placements, over the first axis.
+    ///
+    /// # Errors
+    /// If values are placed over two axes.
+    pub fn over_one_axis(&self) -> Result<Cow<'_, Program>, TwoAxes> {
+        if self.mesh_axes.len() == 1 {
+            return Ok(Cow::Borrowed(self));
+        }
+        let mut placed = (0..self.mesh_axes.len()).filter_map(|axis| {
+            let over = |value: &ValueId| {
+                let placement = self.ty(*value).and_then(|ty| ty.placement.get(axis));
+                placement.is_some_and(|p| *p != Placement::Replicate)
+            };
+            Some((axis, (0..self.n_values()).map(ValueId::new).find(over)?))
+        });
+        let first = placed.next();
+        if let (Some(first), Some(second)) = (first, placed.next()) {
+            let name = |value: ValueId| match self.def(value) {
+                Some(Def::Param(tensor)) => tensor.name.clone(),
+                Some(Def::Node(node)) => node.op.name().to_string(),
+                None => String::new(),
+            };
+            return Err(TwoAxes {
+                axes: [first.0, second.0].map(|axis| self.mesh_axes[axis].clone()),
+                of: [first.1, second.1].map(name),
+            });
+        }
+        let axis = first.map_or(0, |(axis, _)| axis);
+        let mut program = self.clone();
+        program.mesh_axes = vec![self.mesh_axes[axis].clone()];
+        let over = |ty: &mut TensorType| ty.placement = vec![ty.placement[axis]];
+        program.tensors.iter_mut().for_each(|tensor| over(&mut tensor.ty));
+        for node in &mut program.nodes {
+            over(&mut node.ty);
+            match &mut node.op {
+                Op::Gather { axis, .. }
+                | Op::ReduceScatter { axis, .. }
+                | Op::AllReduce { axis } => {
+                    *axis = AxisId::new(0);
+                }
+                Op::Attention { ring, .. }
+                | Op::AttentionDq { ring, .. }
+                | Op::AttentionDk { ring, .. } => {
+                    *ring = ring.map(|_| AxisId::new(0));
+                }
+                _ => {}
+            }
+        }
+        Ok(Cow::Owned(program))
+    }
+}

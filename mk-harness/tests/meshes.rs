@@ -1,0 +1,254 @@
+//! Pipelines over one axis of a mesh of several: proved, run on the executor against f64, and compiled. Groups along the axis have inputs of their own.
+
+use mk_codegen::{
+    emit,
+    equivalence::{self, FieldError},
+    passes::{LowerError, compile, lower},
+    plan::Plan,
+    settings::{AllReduce, Config, Gather, NicOrdering, Reduction},
+    sim::Schedule,
+    valid,
+};
+use mk_harness::{Case, CpuOptions, Judgement, run_on_cpu};
+use mk_runtime::{
+    Error,
+    jit::{self, JitOptions, find_nvrtc},
+};
+use mk_skip::{Need, skip};
+use mk_syntax::{Bound, Program};
+use std::collections::BTreeMap;
+
+/// Inner, outer, and in the middle, of axes as long and longer.
+const MESHES: [&[(&str, u32)]; 5] = [
+    &[("dp", 2), ("tp", 2)],
+    &[("tp", 2), ("dp", 2)],
+    &[("dp", 2), ("tp", 2), ("pp", 2)],
+    &[("tp", 2), ("dp", 2), ("pp", 2)],
+    &[("tp", 3), ("dp", 2)],
+];
+
+type Shapes<'s> = &'s [(&'s str, &'s [u64])];
+
+/// Rows that neither ranks nor tiles divide.
+const RAGGED: Shapes = &[("a", &[131, 72]), ("b", &[72, 136])];
+const ROWS: &str = "f(a: bf16[M, K] @ shard(0, tp), b: bf16[K, N] @ replicate)";
+const DEPTH: &str = "f(a: bf16[M, K] @ shard(1, tp), b: bf16[K, N] @ shard(0, tp))";
+
+fn read(signature: &str, body: &str, shapes: Shapes) -> (Program, Bound) {
+    let text = format!("fn {signature} {{ {body} }}");
+    let program = Program::parse(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+    let shapes = shapes.iter().map(|(name, shape)| (name.to_string(), shape.to_vec())).collect();
+    let bound = program.bind(&BTreeMap::new(), &shapes).unwrap_or_else(|e| panic!("{text}: {e}"));
+    (program, bound)
+}
+
+/// Few CTAs, so that each has several tiles.
+fn on(mesh: &[(&str, u32)]) -> Config {
+    let mesh: Vec<_> = mesh.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+    let ranks = mesh.iter().map(|axis| axis.1).product();
+    Config {
+        ranks,
+        mesh,
+        block: [128, 64, 64],
+        compute_sms: Some(3),
+        copy_stages: 4,
+        ..Config::default()
+    }
+}
+
+/// What ranks left of a plan, by rank, in the last of two launches.
+fn run((program, bound): &(Program, Bound), plan: &Plan, schedule: Schedule) -> Vec<Judgement> {
+    let program = program.over_one_axis().expect("one axis");
+    let axis = plan.mesh.axis(&program.mesh_axes()[0]).expect("the axis");
+    let case = Case { program: &program, bound, ranks: axis.size as usize };
+    let options = CpuOptions { schedule, launches: 2, ..CpuOptions::default() };
+    let mut run = run_on_cpu(case, plan, &options).expect("runs");
+    run.judged.pop().expect("a launch")
+}
+
+#[track_caller]
+fn right(pipeline: &(Program, Bound), config: &Config) -> Plan {
+    let (program, bound) = pipeline;
+    let (plan, _) = compile(program, bound, config)
+        .unwrap_or_else(|e| panic!("{program} on {:?}: {e}", config.mesh));
+    assert_eq!(plan.mesh.axes, config.mesh);
+    emit::emit(&plan).unwrap_or_else(|e| panic!("{program} on {:?}: {e}", config.mesh));
+    let judged = run(pipeline, &plan, Schedule::Random);
+    assert_eq!(judged.len(), config.ranks as usize);
+    for (rank, judged) in judged.iter().enumerate() {
+        assert!(judged.passes(), "{program} on {:?}, rank {rank}: {judged}", config.mesh);
+    }
+    plan
+}
+
+#[test]
+fn gathers() {
+    for mesh in MESHES {
+        right(&read(ROWS, "gather(a, tp) -> gemm(b)", RAGGED), &on(mesh));
+    }
+    let pipeline = read(ROWS, "let x = gather(a, tp); (x -> gemm(b), x)", RAGGED);
+    let fixed = read(ROWS, "gather(a, tp) -> gemm(b)", &[("a", &[192, 128]), ("b", &[128, 72])]);
+    for mesh in &MESHES[..2] {
+        right(&pipeline, &on(mesh));
+        right(&fixed, &Config { k_slices: 2, ..on(mesh) });
+        right(&fixed, &Config { gather: Gather::CopyEngine { parts: 2 }, ..on(mesh) });
+    }
+}
+
+#[test]
+fn sums() {
+    for mesh in MESHES {
+        right(&read(DEPTH, "gemm(a, b) -> reduce_scatter(tp)", RAGGED), &on(mesh));
+        right(&read(DEPTH, "gemm(a, b) -> all_reduce(tp)", RAGGED), &on(mesh));
+    }
+    let all = read(DEPTH, "gemm(a, b) -> all_reduce(tp)", RAGGED);
+    let scatter = read(DEPTH, "gemm(a, b) -> reduce_scatter(tp)", RAGGED);
+    for mesh in &MESHES[..3] {
+        right(&all, &Config { all_reduce: AllReduce::OneShot, ..on(mesh) });
+        right(&all, &Config { all_reduce: AllReduce::ByColumns, ..on(mesh) });
+        right(&scatter, &Config { reduction: Reduction::Ring, ..on(mesh) });
+        right(&scatter, &Config { reduction: Reduction::AfterLastWave, ..on(mesh) });
+    }
+}
+
+#[test]
+fn chains() {
+    let signature = "f(a: bf16[M, K] @ shard(0, tp), b: bf16[K, F] @ shard(1, tp), c: bf16[F, N] @ shard(0, tp))";
+    let shapes: Shapes = &[("a", &[131, 72]), ("b", &[72, 144]), ("c", &[144, 72])];
+    let layer = read(
+        signature,
+        "gather(a, tp) -> gemm(b) -> gelu -> gemm(c) -> reduce_scatter(tp)",
+        shapes,
+    );
+    for mesh in MESHES {
+        right(&layer, &on(mesh));
+    }
+    // A pipeline that names other axes, and has nothing along them.
+    let signature =
+        "f(a: bf16[M, K] @ shard(0, tp) @ replicate(dp), b: bf16[K, N] @ replicate(dp))";
+    let several = read(signature, "gather(a, tp) -> gemm(b)", RAGGED);
+    assert_eq!(several.0.mesh_axes().len(), 2);
+    right(&several, &on(MESHES[0]));
+}
+
+#[test]
+fn rings() {
+    for (at, mask) in
+        [("shard(1, cp)", ""), ("shard(1, cp)", ", causal"), ("zigzag(1, cp)", ", causal")]
+    {
+        let kv = format!("bf16[B, S, G, D] @ {at}");
+        let signature = format!("f(q: bf16[B, S, H, D] @ {at}, k: {kv}, v: {kv})");
+        let body = format!("ring(k, v, cp) -> attention(q{mask})");
+        let shapes: Shapes =
+            &[("q", &[1, 75, 2, 64]), ("k", &[1, 75, 1, 64]), ("v", &[1, 75, 1, 64])];
+        let pipeline = read(&signature, &body, shapes);
+        for mesh in [[("dp", 2), ("cp", 2)], [("cp", 2), ("dp", 2)], [("cp", 3), ("dp", 2)]] {
+            let config =
+                Config { intra_comm_sms: Some(2), block: Config::default().block, ..on(&mesh) };
+            right(&pipeline, &config);
+        }
+    }
+}
+
+#[test]
+fn any_order_of_steps() {
+    let pipeline = read(DEPTH, "gemm(a, b) -> all_reduce(tp)", RAGGED);
+    let plan = right(&pipeline, &on(MESHES[0]));
+    for schedule in Schedule::all(4) {
+        assert!(run(&pipeline, &plan, schedule).iter().all(Judgement::passes), "{schedule}");
+    }
+}
+
+/// An axis inside nodes, across them, and both.
+#[test]
+fn axes_over_nodes() {
+    let gather = read(ROWS, "gather(a, tp) -> gemm(b)", RAGGED);
+    let all = read(DEPTH, "gemm(a, b) -> all_reduce(tp)", RAGGED);
+    for (mesh, nodes) in [
+        (&[("dp", 2), ("tp", 2)], 2),
+        (&[("tp", 2), ("dp", 2)], 2),
+        (&[("tp", 4), ("dp", 2)], 2),
+        (&[("dp", 2), ("tp", 4)], 4),
+    ] {
+        for net in [NicOrdering::InOrder, NicOrdering::Unordered] {
+            right(&gather, &Config { nodes, net, ..on(mesh) });
+            right(&all, &Config { nodes, net, ..on(mesh) });
+        }
+    }
+}
+
+#[test]
+fn what_has_no_plan_is_refused() {
+    let refused = |(program, bound): &(Program, Bound), config: &Config| match lower(
+        program, bound, config,
+    ) {
+        Err(LowerError::Unsupported { why, help, .. }) => format!("{why}; {help}"),
+        Err(LowerError::OutOfRange { what, help }) => format!("{what}; {help}"),
+        other => panic!("{other:?}"),
+    };
+    let signature = "f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(0, dp))";
+    let two = read(signature, "gather(a, tp) -> gemm(b) -> all_reduce(dp)", RAGGED);
+    let why = refused(&two, &on(MESHES[0]));
+    assert!(why.contains("`a` is placed over the axis `tp`, and `a` over `dp`"), "{why}");
+    assert!(why.contains("one axis"), "{why}");
+    let one = read(ROWS, "gather(a, tp) -> gemm(b)", RAGGED);
+    let why = refused(&one, &on(&[("cp", 2), ("dp", 2)]));
+    assert!(why.contains("`tp`, and the mesh is cp=2,dp=2"), "{why}");
+    let why = refused(&one, &Config { ranks: 5, ..on(MESHES[0]) });
+    assert!(why.contains("dp=2,tp=2 is not of 5 ranks"), "{why}");
+    let why = refused(&one, &Config { nodes: 2, ..on(&[("tp", 3), ("dp", 2)]) });
+    assert!(why.contains("2 nodes cut the axis `tp`"), "{why}");
+    let why = refused(&one, &Config { nodes: 3, ..on(MESHES[0]) });
+    assert!(why.contains("3 nodes cut the axis `tp`"), "{why}");
+    let signature = "f(x: bf16[R, K] @ shard(0, ep), w: bf16[E, K, N] @ shard(0, ep), n: i32[E] @ shard(0, ep))";
+    let shapes: Shapes = &[("x", &[512, 64]), ("w", &[4, 64, 64]), ("n", &[4])];
+    let experts = read(signature, "ragged(x, n) -> grouped_gemm(w)", shapes);
+    let why = refused(&experts, &on(&[("ep", 2), ("dp", 2)]));
+    assert!(why.contains("another axis of the mesh"), "{why}");
+}
+
+/// A plan that reads from, or waits for, a rank of another group is no plan of the pipeline.
+#[test]
+fn groups_are_apart() {
+    let (program, bound) = read(ROWS, "gather(a, tp) -> gemm(b)", RAGGED);
+    let plan = lower(&program, &bound, &on(MESHES[0])).expect("lowers");
+    // Along `dp` in place of `tp`.
+    let other = Plan {
+        mesh: lower(&program, &bound, &on(MESHES[1])).expect("lowers").mesh,
+        ..plan.clone()
+    };
+    assert!(valid::verify(&other).is_ok(), "the same ranks, by other names");
+    let found = equivalence::evaluate(&other, &program, &bound, &equivalence::Options::default());
+    assert!(matches!(found, Err(FieldError::Wrong(_) | FieldError::Interface { .. })), "{found:?}");
+    let judged = run(&(program, bound), &other, Schedule::Random);
+    assert!(!judged.iter().all(Judgement::passes));
+}
+
+#[test]
+fn kernels_compile() {
+    match find_nvrtc(&JitOptions::default()) {
+        Err(Error::NvrtcMissing { .. }) => return skip(Need::Nvrtc, ""),
+        found => found.map(|_| ()).expect("a compiler"),
+    }
+    let ring = "f(q: bf16[B, S, H, D] @ shard(1, tp), k: bf16[B, S, G, D] @ shard(1, tp), v: bf16[B, S, G, D] @ shard(1, tp))";
+    let long: Shapes = &[("q", &[1, 600, 2, 64]), ("k", &[1, 600, 1, 64]), ("v", &[1, 600, 1, 64])];
+    let wide: Shapes = &[("a", &[1001, 512]), ("b", &[512, 264])];
+    let pipelines = [
+        read(ROWS, "gather(a, tp) -> gemm(b)", wide),
+        read(DEPTH, "gemm(a, b) -> reduce_scatter(tp)", wide),
+        read(DEPTH, "gemm(a, b) -> all_reduce(tp)", wide),
+        read(ring, "ring(k, v, tp) -> attention(q, causal)", long),
+    ];
+    for (i, (program, bound)) in pipelines.iter().enumerate() {
+        // Each axis, of four and of eight ranks.
+        let mesh = [MESHES[1], MESHES[2], MESHES[0], MESHES[1]][i];
+        let compute_sms = None;
+        let config =
+            Config { compute_sms, copy_stages: 12, block: Config::default().block, ..on(mesh) };
+        let plan = lower(program, bound, &config).expect("lowers");
+        let kernel = emit::emit(&plan).expect("emits");
+        let cache_dir = Some(std::env::temp_dir().join("mk-test-cache"));
+        let compiled = jit::compile(&kernel, &JitOptions { cache_dir, ..JitOptions::default() });
+        compiled.unwrap_or_else(|e| panic!("{program}: {e}"));
+    }
+}

@@ -1,0 +1,7 @@
+"""``python -m mk``: the `mk` command."""
+
+import sys
+
+from ._command import main
+
+sys.exit(main())

@@ -1,0 +1,134 @@
+"""torchtitan 0.3: its layers that fold tensor-parallel collectives into products, by mk. Parameters, their layouts and checkpoints stay.
+
+    torchtitan_train --module llama3 --config llama3_debugmodel_dist_gemm --override.imports \\
+        mk.integrations.torchtitan.qkv,mk.integrations.torchtitan.wo,mk.integrations.torchtitan.feed_forward
+
+Each override takes what ``tp_gemm_backend="dist_gemm"`` selects, so that torchtitan has set the shardings of such layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torchtitan.config.override import derive, override
+from torchtitan.distributed.spmd_types import current_spmd_mesh
+from torchtitan.models.common.dist_gemm import AllGatherFusedFeedForward, AllGatherFusedQKVLinear, RowParallelLinear
+from torchtitan.models.common.moe import RoutedExperts
+
+from .._errors import UnsupportedError
+from .._function import compile
+from ..nn import _dtype, _options
+from ._worlds_of import world_of
+
+__all__ = ["experts", "feed_forward", "qkv", "wo"]
+_compiled: dict = {}
+
+
+def _tp_group():
+    """The group of tensor parallelism in which this is called, or None where there is none of several ranks."""
+    mesh = current_spmd_mesh()
+    if mesh is None or "tp" not in (mesh.mesh_dim_names or ()):
+        return None
+    group = mesh.get_group("tp")
+    return group if group.size() > 1 else None
+
+
+def _function(group, x, text, **parts):
+    """The pipeline for tensors like ``x``, compiled once for each group; ``TYPE`` in the text is their dtype."""
+    world = world_of(group, x.device)
+    key = id(world), text, x.dtype
+    if key not in _compiled:
+        _compiled[key] = compile(text.replace("TYPE", _dtype(x.dtype)), world, **_options(world, None, {}))
+    return _compiled[key]
+
+
+def _sequence_first(x):
+    """``[B, S, H]`` as ``[S, B, H]``: ranks share the sequence, and their rows follow each other."""
+    return x.transpose(0, 1).contiguous()
+
+
+def _batch_first(x):
+    return x.transpose(0, 1).contiguous()
+
+
+_COLUMN = "fn qkv(x: TYPE[M, K] @ shard(0), w: TYPE[N, K] @ shard(0)) { gather(x) -> gemm(w.t) }"
+_COLUMN_BIAS = "fn qkv(x: TYPE[M, K] @ shard(0), w: TYPE[N, K] @ shard(0), c: TYPE[N] @ shard(0)) { gather(x) -> gemm(w.t) -> bias(c) }"
+_ROW = "fn wo(x: TYPE[M, K] @ shard(1), w: TYPE[N, K] @ shard(1)) { gemm(x, w.t) -> reduce_scatter }"
+_UP = """fn up(x: TYPE[M, K] @ shard(0), w1: TYPE[F, K] @ shard(0), w3: TYPE[F, K] @ shard(0)) {
+    let g = gather(x);
+    (g -> gemm(w1.t), g -> gemm(w3.t))
+}"""
+
+
+class QKV(AllGatherFusedQKVLinear):
+    """``gather(x) -> gemm(wqkv.t)``, split as the stock layer does."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(AllGatherFusedQKVLinear.Config):
+        """The same fields; it builds this layer."""
+
+    def forward(self, x):
+        group = _tp_group()
+        if group is None:
+            return super().forward(x)
+        weight, bias = self.wqkv.weight, self.wqkv.bias
+        operands = (weight,) if bias is None else (weight, bias)
+        y = _function(group, x, _COLUMN if bias is None else _COLUMN_BIAS)(_sequence_first(x), *operands)
+        heads = _batch_first(y).unflatten(-1, (-1, self.r_dim, self.head_dim))
+        return tuple(t.flatten(2, 3).contiguous() for t in heads.split([self.heads_per_kv, 1, 1], -2))
+
+
+class Output(RowParallelLinear):
+    """``gemm(x, w.t) -> reduce_scatter``."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(RowParallelLinear.Config):
+        """The same fields; it builds this layer."""
+
+        def __post_init__(self):
+            if self.bias:
+                raise UnsupportedError("a bias of a row-parallel layer is one that every rank would add\n  help: bias=False, or the stock layer")
+
+    def forward(self, input):
+        group = _tp_group()
+        if group is None:
+            return super().forward(input)
+        return _batch_first(_function(group, input, _ROW)(_sequence_first(input), self.weight))
+
+
+class FeedForward(AllGatherFusedFeedForward):
+    """One gather for both products, and ``gemm(h, w2.t) -> reduce_scatter``; parameters stay ``w1``, ``w2`` and ``w3``."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(AllGatherFusedFeedForward.Config):
+        """The same fields; it builds this layer."""
+
+    def forward(self, x):
+        group = _tp_group()
+        if group is None:
+            return super().forward(x)
+        gate, up = _function(group, x, _UP)(_sequence_first(x), self.w1.weight, self.w3.weight)
+        h = torch.nn.functional.silu(gate) * up
+        return _batch_first(_function(group, h, _ROW)(h, self.w2.weight))
+
+
+@override(target=AllGatherFusedQKVLinear.Config, exact=True, description="gather -> gemm by mk")
+def qkv(cfg):
+    return derive(cfg, QKV.Config)
+
+
+@override(target=RowParallelLinear.Config, exact=True, description="gemm -> reduce_scatter by mk")
+def wo(cfg):
+    return derive(cfg, Output.Config)
+
+
+@override(target=AllGatherFusedFeedForward.Config, exact=True, description="both collectives of a feed-forward layer by mk")
+def feed_forward(cfg):
+    return derive(cfg, FeedForward.Config)
+
+
+@override(target=RoutedExperts.Config, description="refused: experts have no backward")
+def experts(cfg):
+    raise UnsupportedError("experts of mk have no backward yet, and torchtitan trains\n  help: leave mk.integrations.torchtitan.experts out of "
+                           "--override.imports; mk.nn.replace(model, world, plan=\"ep\") is for forward passes")
