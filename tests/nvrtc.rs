@@ -46,7 +46,7 @@ fn attention_compiles() {
     judge("attention_traced", &plan, Options { trace: true });
 }
 
-/// Products of ragged rows: alone, gated, one behind the other, in tiles of half a block, and of tokens that go to their
+/// Products of ragged rows: alone, gated, in sequence, in tiles of half a block, and of tokens that go to their
 /// experts and back; two of them traced.
 #[test]
 fn products_of_ragged_rows_compile() {

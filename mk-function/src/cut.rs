@@ -77,7 +77,7 @@ const MANY_TILES: u64 = 264;
 /// The depth from which on a product takes longer than the reduction of its result over NVLink.
 const HIDES_SUMS: u64 = 2048;
 
-/// A matrix product, as far as it decides whether another one stands beside it.
+/// A GEMM, as far as it decides whether another one can share its kernel.
 struct Product {
     tiles: u64,
     /// On a rank.
@@ -172,7 +172,7 @@ impl Cutter<'_> {
         made && self.program.results().contains(left)
     }
 
-    /// What a rank multiplies in a matrix product.
+    /// The GEMM that one rank computes.
     fn product(&self, node: &Node) -> Option<Product> {
         let Op::Gemm { a_transposed, .. } = node.op else { return None };
         let a = self.bound.shape(*node.inputs.first()?)?;
