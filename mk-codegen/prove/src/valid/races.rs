@@ -14,13 +14,16 @@
 
 use super::{
     actor::Actor,
-    boxes::{BoxId, intersect, text},
+    boxes::BoxId,
     explain::{self, From, To},
+    family::is_host,
     hash::{FastMap, FastSet},
+    limits::MAX_PAIRS,
     paths::{Goal, Node, Paths, SigKey, posts_after},
+    region::{intersect, text},
     report::{Failure, Violation},
     site, within,
-    world::{AccRec, Class, World, is_host},
+    world::{AccRec, Class, World},
 };
 use mk_plan::{Mode, Proxy, Space};
 use std::rc::Rc;
@@ -271,8 +274,8 @@ impl<'p, 'a> Races<'p, '_, 'a> {
         }
         let world = self.paths.world;
         let mut near = FastMap::default();
-        if world.boxes.hulls(memory, &mut near, super::MAX_PAIRS).is_none() {
-            self.afford(super::MAX_PAIRS as usize + 1);
+        if world.boxes.hulls(memory, &mut near, MAX_PAIRS).is_none() {
+            self.afford(MAX_PAIRS as usize + 1);
             return;
         }
         for Left { ys, ranks } in left {
@@ -356,10 +359,10 @@ impl<'p, 'a> Races<'p, '_, 'a> {
     fn afford(&mut self, more: usize) -> bool {
         self.work = self.work.saturating_add(more as u64);
         let work = self.work.max(self.paths.visits);
-        if work > super::MAX_PAIRS && !self.exhausted {
+        if work > MAX_PAIRS && !self.exhausted {
             self.exhausted = true;
             let what = "pairs of accesses that need a path".into();
-            self.violations.push(Violation::Limit { what, limit: super::MAX_PAIRS });
+            self.violations.push(Violation::Limit { what, limit: MAX_PAIRS });
         }
         !self.exhausted
     }
