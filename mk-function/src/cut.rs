@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! gather(dy) -> gemm(w.t) -> gelu_grad(h) ─┬─> gemm(v.t) -> reduce_scatter      one kernel, which also returns what stands at the branch
-//!                                          └─> right operand of a product       the next kernel
+//!                                          └─> operand B of a product       the next kernel
 //! ```
 //!
 //! Operations are taken in their order. Each goes into the kernel that makes its operands, or into one behind that, if lowering accepts
@@ -165,7 +165,7 @@ impl Cutter<'_> {
         many && others.iter().chain([&own]).all(hidden)
     }
 
-    /// Whether a product's left operand is in memory for the caller anyway, and no peer's rows are waited for.
+    /// Whether a product's operand A is in memory for the caller anyway, and no peer's rows are waited for.
     fn reads_saved(&self, node: &Node) -> bool {
         let Some(left) = node.inputs.first() else { return false };
         let made = matches!(self.program.def(*left), Some(Def::Node(n)) if !matches!(n.op, Op::Gather { .. }));

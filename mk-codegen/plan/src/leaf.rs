@@ -99,7 +99,7 @@ names! {
         Dk = "dk",
         /// Gradients of values, `[cols, d]`.
         Dv = "dv",
-        /// Carried accumulator read, f32 `[rows, d]`; or the sums that a matrix product goes on with, `[m, n]` each.
+        /// Carried accumulator read, f32 `[rows, d]`; or the sums that a GEMM goes on with, `[m, n]` each.
         AccIn = "acc_in",
         /// Carried accumulator written, f32 `[rows, d]`.
         AccOut = "acc_out",
@@ -206,7 +206,7 @@ pub(super) fn keeps_end(epilogue: &[EpilogueOp]) -> bool {
     !kept
 }
 
-/// Whether columns of a product's right operand come in pairs of gate and up.
+/// Whether columns of a product's operand B come in pairs of gate and up.
 pub fn gated(epilogue: &[EpilogueOp]) -> bool {
     matches!(epilogue, [EpilogueOp::Swiglu, ..] | [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
 }
@@ -231,7 +231,7 @@ pub enum CopyVia {
     Gather,
 }
 
-/// Memory layout of a matrix product's left operand.
+/// Memory layout of a GEMM's operand A.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ALayout {
     /// `[m, k]`, k contiguous.
@@ -240,7 +240,7 @@ pub enum ALayout {
     Km,
 }
 
-/// Memory layout of a matrix product's right operand.
+/// Memory layout of a GEMM's operand B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BLayout {
     /// `[k, n]`, n contiguous.
@@ -556,7 +556,7 @@ impl Leaf {
         }
     }
 
-    /// Columns of `c` in one tile of a matrix product; 0 for other leaves.
+    /// Columns of `c` in one tile of a GEMM; 0 for other leaves.
     pub fn out_columns(&self) -> u32 {
         match self {
             Leaf::MmaTile { block, epilogue, .. } => block[1] / if gated(epilogue) { 2 } else { 1 },

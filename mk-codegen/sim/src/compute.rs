@@ -410,7 +410,9 @@ fn reduce(family: &Family, context: &Context, sources: &[&Piece]) -> Result<Vec<
             (Some(factor), _) => data.iter_mut().for_each(|x| *x *= factor),
             (None, Factors::None) => {}
             (None, Factors::Some) => data.fill(0.0),
-            (None, Factors::All) => return Err(misfit("a summand has no factor of one element")),
+            (None, Factors::All) => {
+                return Err(misfit("a contribution has no factor of one element"));
+            }
         }
         let Some(sum) = &mut sum else {
             sum = Some(data);
@@ -469,7 +471,7 @@ fn apply_to<'o>(
     Ok(())
 }
 
-/// The tile of a matrix product that `operand` takes: the finished one, or as it is where the epilogue saves it. With nothing to
+/// The tile of a GEMM that `operand` takes: the finished one, or as it is where the epilogue saves it. With nothing to
 /// add up it is 0 before the epilogue.
 fn product(
     context: &Context,
