@@ -12,7 +12,7 @@ use mk::build::{Composition, Making};
 use mk::emit::Options;
 use mk::function::FunctionError;
 use mk::kept::Proofs;
-use mk::plan::{EpilogueOp, Family, Leaf, Plan};
+use mk::plan::{EpilogueOp, Family, Leaf, MmaTile, Plan};
 use mk::runtime::Error;
 use mk::runtime::jit::{self, JitOptions};
 use mk::settings::{AllReduce, Config, Reduction};
@@ -100,6 +100,18 @@ fn layers_of_few_tokens_compile() {
         let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
         judge(&format!("{tokens} tokens on {ranks} ranks"), &plan, Options::default());
     }
+}
+
+/// Experts beside a dense chain of the same tokens, whose tiles share a ring of stages.
+#[test]
+fn experts_beside_a_dense_chain_compile() {
+    let source = include_str!("../examples/shared_expert.mk");
+    let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
+    let sizes = mk::file::defaults(source).unwrap_or_else(|e| panic!("{e}"));
+    let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
+    let config = Config { ranks: 2, ..Config::default() };
+    let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
+    judge("shared_expert", &plan, Options::default());
 }
 
 /// Attention, gradients of queries, and of keys and values, over rings, with heads of 128, of sequences whose length comes with the launch,
@@ -319,7 +331,7 @@ fn chosen_settings_of_backwards_have_a_kernel() {
 /// What decides how tracing hooks into a family's tasks: who does what, and who waits and posts where.
 fn kind(family: &Family) -> String {
     let leaf = match &family.leaf {
-        Leaf::MmaTile { block, store, epilogue, consumers, .. } => format!(
+        Leaf::MmaTile(MmaTile { block, store, epilogue, consumers, .. }) => format!(
             "mma {store:?} {consumers:?} {} {}",
             block[0] == 64,
             epilogue.contains(&EpilogueOp::Carry)
@@ -391,7 +403,7 @@ fn judge(name: &str, plan: &Plan, emission: Options) {
     let sass = jit::disassemble(&compiled.cubin).unwrap_or_else(|e| panic!("{name}: {e}"));
     let counts = jit::count_sass(&sass);
     println!("  {} instructions", counts.iter().map(|(_, n)| n).sum::<u32>());
-    if plan.families.values().any(|f| matches!(f.leaf, Leaf::MmaTile { .. })) {
+    if plan.families.values().any(|f| f.leaf.product().is_some()) {
         assert!(
             counts.get("HGMMA") > 0 && counts.get("UTMALDG") > 0,
             "{name} does not use the tensor cores by TMA"

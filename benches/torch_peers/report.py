@@ -1,6 +1,8 @@
-"""From a result to a table, a file and plots. Needs neither torch nor a GPU:
+"""From a result to its whole report, a file and plots. Needs neither torch nor a GPU:
 
-    python3 benches/torch_peers/report.py peers.json --write docs/performance.md --summary docs/performance.md --plots docs/peers
+    python3 benches/torch_peers/report.py docs/peers/peers.json --plots docs/peers
+
+`tables.py` writes the short tables of docs/performance.md.
 """
 
 import argparse
@@ -12,21 +14,8 @@ import sys
 import plot
 import rows as table
 
-# What a document has around the block that is replaced: the whole report by number of ranks, or its summary.
-SUMMARY = "torch_peers summary"
-
-
-def block_name(result):
-    """The name of a result's report in a document."""
-    return f"torch_peers {result['ranks']}"
-
-
-def marks(name):
-    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-
-
 class FormatError(ValueError):
-    """A file that is not a result of this program, or a document without its marks."""
+    """A file that is not a result of this program, or a document without the marks of its tables."""
 
 
 def derive(row):
@@ -146,22 +135,6 @@ def means(what, derived):
     return f"{what}: best peer ÷ mk {speedup} ({idle} into an idle queue), bound ÷ mk {bound}."
 
 
-def summary(result):
-    """One line per operation: how many rows, means, and the rows where a peer is faster."""
-    head = ["pipeline", "rows", "best peer ÷ mk", "the same, idle queue", "bound ÷ mk", "rows where a peer is faster"]
-    lines = [cells(head), cells(["---"] * len(head))]
-    every = {row["key"]: derive(row) for row in result["rows"]}
-    for op in table.TITLES:
-        mine = {row["key"]: every[row["key"]] for row in result["rows"] if row["op"] == op}
-        if mine:
-            slower = sum(d["speedup"] is not None and d["speedup"] < 1 for d in mine.values())
-            lines.append(cells([table.TITLES[op], str(len(mine)), *middles(mine.values()), str(slower)]))
-    slower = sum(d["speedup"] is not None and d["speedup"] < 1 for d in every.values())
-    lines.append(cells(["all", str(len(every)), *middles(every.values()), str(slower)]))
-    machine = f"{result['ranks']}× {result['machine']['gpu']}, driver {result['machine']['driver'] or 'unknown'}"
-    return "\n".join([*lines, "", f"{result['date']}, {machine}, torch {result['versions']['torch']}; geometric means."]) + "\n"
-
-
 def settings(result):
     """Settings of mk's kernels, by row; `--row` runs one again with them."""
     lines, unknown = [], []
@@ -236,20 +209,10 @@ def ratio(number):
     return "–" if number is None else f"{number:.2f}"
 
 
-def replace_block(document, block, name):
-    """The document with what stands between its marks replaced. FormatError without exactly one pair of them."""
-    begin, end = marks(name)
-    if document.count(begin) != 1 or document.count(end) != 1 or document.index(begin) > document.index(end):
-        raise FormatError(f"the document must have {begin} and {end} once, in this order")
-    before, rest = document.split(begin)
-    return f"{before}{begin}\n\n{block}\n{end}{rest.split(end)[1]}"
-
-
 def publish(result, args):
-    """Prints the report, and writes what is asked for: ``json``, ``write``, ``summary`` and ``plots`` of the arguments."""
+    """Prints the report, and writes what is asked for: ``json`` and ``plots`` of the arguments."""
     result = rounded(result)  # first, so that the file gives the same text again
-    text = markdown(result)
-    print(text, flush=True)
+    print(markdown(result), flush=True)
     if getattr(args, "json", None):
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     if args.plots:
@@ -258,9 +221,6 @@ def publish(result, args):
             picture = plot.svg(result, op, derive)
             if picture:
                 (args.plots / f"{op}.svg").write_text(picture)
-    for document, block, name in (args.write, text, block_name(result)), (args.summary, summary(result), SUMMARY):
-        if document:
-            document.write_text(replace_block(document.read_text(), block, name))
 
 
 def rounded(value):
@@ -274,8 +234,6 @@ def rounded(value):
 
 def outputs(parser):
     """Arguments for where a report goes."""
-    parser.add_argument("--write", type=pathlib.Path, help="a Markdown file whose marked block is replaced by the report")
-    parser.add_argument("--summary", type=pathlib.Path, help="one whose marked block is replaced by the means")
     parser.add_argument("--plots", type=pathlib.Path, help="a folder for one SVG per operation")
 
 

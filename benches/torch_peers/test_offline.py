@@ -17,6 +17,7 @@ import ours  # noqa: E402
 import plot  # noqa: E402
 import report  # noqa: E402
 import rows as table  # noqa: E402
+import tables  # noqa: E402
 
 import mk  # noqa: E402
 
@@ -225,45 +226,45 @@ class Report(unittest.TestCase):
     def test_a_quick_look_says_so(self):
         self.assertIn("quick look", report.markdown(result() | {"quick": True}))
 
-    def test_summary(self):
-        lines = report.summary(result()).splitlines()
-        self.assertEqual(lines[2], "| `gather -> gemm` | 2 | 1.58 | 1.20 | 0.67 | 0 |")
-        self.assertEqual(lines[3], "| all | 2 | 1.58 | 1.20 | 0.67 | 0 |")
+    def test_means_and_least_ratios_of_runs(self):
         slow = result()
         slow["rows"][0]["results"][1]["ms"] = 0.064
-        self.assertTrue(report.summary(slow).splitlines()[3].endswith("| 1 |"))
+        self.assertEqual(
+            tables.by_run([("a", [result()]), ("b", [result(), slow])]).splitlines(),
+            [
+                "|  | a | b |",
+                "|---|---|---|",
+                "| `gather -> gemm` | 1.58 (1.25) | 1.26 (0.50) |",
+                "| all | 1.58 (1.25) | 1.26 (0.50) |",
+                "| all, idle queue | 1.20 | 1.20 |",
+                "| bound ÷ mk | 0.67 | 0.67 |",
+                "| rows; a peer is faster in | 2; 0 | 4; 1 |",
+            ],
+        )
 
     def test_only_the_block_is_replaced(self):
-        name = "torch_peers 4"
-        begin, end = report.marks(name)
+        name = "runs"
+        begin, end = tables.marks(name)
         document = f"before\n{begin}\nold\n{end}\nafter\n"
-        once = report.replace_block(document, "new\n", name)
+        once = tables.replace_block(document, "new\n", name)
         self.assertEqual(once, f"before\n{begin}\n\nnew\n\n{end}\nafter\n")
-        self.assertEqual(report.replace_block(once, "new\n", name), once)
+        self.assertEqual(tables.replace_block(once, "new\n", name), once)
         for broken in ("nothing", document + document, f"{end} {begin}"):
             with self.assertRaises(report.FormatError):
-                report.replace_block(broken, "new", name)
+                tables.replace_block(broken, "new", name)
 
-    def test_the_documents_have_their_blocks(self):
-        root = pathlib.Path(__file__).parents[2]
-        for document, name in (
-            ("docs/performance.md", "torch_peers 4"),
-            ("docs/performance.md", "torch_peers 2"),
-            ("docs/performance.md", "torch_peers 1"),
-            ("docs/performance.md", report.SUMMARY),
-        ):
-            self.assertIn("new", report.replace_block((root / document).read_text(), "new", name))
+    def test_the_document_has_the_tables_of_the_files(self):
+        text = tables.DOCUMENT.read_text()
+        self.assertEqual(tables.write(text, tables.blocks()), text, "run benches/torch_peers/tables.py")
+        self.assertEqual(text.count("<!-- table "), 2 * len(tables.blocks()))
 
-    def test_what_the_documents_say_is_what_the_file_says(self):
+    def test_the_pictures_are_those_of_the_files(self):
         root = pathlib.Path(__file__).parents[2]
         for folder, ranks in (root / "docs/peers", 4), (root / "docs/peers/two", 2), (root / "docs/peers/one", 1):
             kept = report.load(folder / "peers.json")
             self.assertEqual(kept["ranks"], ranks)
-            self.assertIn(report.markdown(kept), (root / "docs/performance.md").read_text())
             for picture in folder.glob("*.svg"):
                 self.assertEqual(picture.read_text(), plot.svg(kept, picture.stem, report.derive))
-        kept = report.load(root / "docs/peers/peers.json")
-        self.assertIn(report.summary(kept), (root / "docs/performance.md").read_text())
 
     def test_the_readme_has_the_means_of_the_file(self):
         root = pathlib.Path(__file__).parents[2]
@@ -295,17 +296,11 @@ class Report(unittest.TestCase):
     def test_files(self):
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
-            for name, kind in ("doc.md", report.block_name(result())), ("readme.md", report.SUMMARY):
-                (folder / name).write_text("\n".join(report.marks(kind)))
-            where = types.SimpleNamespace(
-                json=folder / "r.json", write=folder / "doc.md", summary=folder / "readme.md", plots=folder / "plots"
-            )
+            where = types.SimpleNamespace(json=folder / "r.json", plots=folder / "plots")
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 report.publish(result(), where)
             self.assertIn("**.1280**", printed.getvalue())
             self.assertEqual(report.load(folder / "r.json"), report.rounded(result()))
-            self.assertIn("**.1280**", (folder / "doc.md").read_text())
-            self.assertIn("| all | 2 |", (folder / "readme.md").read_text())
             self.assertEqual([p.name for p in (folder / "plots").iterdir()], ["gather-gemm.svg"])
             for text in ("{", "[]", json.dumps({"format": 2, "rows": []})):
                 (folder / "r.json").write_text(text)

@@ -254,6 +254,22 @@ fn right_of(
 
 const SMALL: Case = Case { source: LAYER, ranks: 2, tokens: 42, slots: 2, experts: 4, blocks: 2 };
 
+/// Experts, and a dense chain of the same tokens, in one kernel.
+#[test]
+fn text_of_a_shared_expert() {
+    let source = include_str!("../../examples/shared_expert.mk");
+    let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
+    let sizes = [("T", 42), ("H", 64), ("I", 64), ("E", 4), ("K", 2), ("F", 256)];
+    let sizes = sizes.map(|(name, n)| (name.to_string(), n)).into();
+    let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
+    let config = Config { ranks: 2, ..Config::default() };
+    let (plan, _) = compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{e}"));
+    insta::assert_snapshot!("shared_expert", plan.to_string());
+    let source = emit::emit(&plan).unwrap_or_else(|e| panic!("{e}"));
+    let generated = source.cuda.split_once(emit::library::END).expect("the library ends").1;
+    insta::assert_snapshot!("cuda_shared_expert", generated);
+}
+
 #[test]
 fn texts() {
     for (name, case) in [

@@ -3,7 +3,7 @@
 use mk_codegen::{
     emit::{self, library},
     passes::{self, LowerError, compile},
-    plan::{BufId, FamId, Leaf, Plan, Space, TabId, Tabulation},
+    plan::{BufId, FamId, Leaf, Plan, Space, TabId, Tabulate, Tabulation},
     settings::{self, Config},
     sim::{self, Callbacks, Options},
     valid,
@@ -357,7 +357,9 @@ fn what_fills_a_table_is_what_it_says() {
     let changes: [fn(&mut Plan, FamId); 3] = [
         |p, f| p.families[f].accesses[0].when = Some(0.into()),
         |p, f| p.families[f].accesses[1].region[0].1 = 5.into(),
-        |p, f| p.families[f].leaf = Leaf::Tabulate { of: Tabulation::Blocks { rows: 64 } },
+        |p, f| {
+            p.families[f].leaf = Leaf::Tabulate(Tabulate { of: Tabulation::Blocks { rows: 64 } })
+        },
     ];
     for change in changes {
         let mut other = plan.clone();

@@ -182,12 +182,12 @@ fn one_rank_has_all_it_needs() {
 
 /// Key blocks that tiles of a rank go through.
 fn key_blocks(plan: &Plan, rank: usize) -> i64 {
-    use mk_codegen::plan::{Leaf, Operand, Point, Points, TableSet};
+    use mk_codegen::plan::{AttendTile, Leaf, Operand, Point, Points, TableSet};
     let tables = TableSet::default();
     let points = Points::new(plan, &tables);
     let mut blocks = 0;
     for (id, f) in plan.families.iter() {
-        let Leaf::AttendTile { block, .. } = f.leaf else { continue };
+        let Leaf::AttendTile(AttendTile { block, .. }) = f.leaf else { continue };
         for task in points.tasks(id, rank, 1).expect("tasks") {
             for step in 0..points.inner(&task).expect("steps") {
                 for a in f.accesses.iter().filter(|a| a.operand == Operand::K) {

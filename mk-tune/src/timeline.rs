@@ -3,7 +3,7 @@
 use mk_abi::KernelSource;
 use mk_codegen::{
     cost::Prediction,
-    plan::{Consumers, Entity, Leaf, Plan},
+    plan::{Consumers, Entity, Leaf, MmaTile, Plan},
     trace::{Agent, Alignment, RankClock, Span, Trace, What, Word},
 };
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ pub fn timeline(plan: &Plan, source: &KernelSource, prediction: &Prediction) -> 
     let mut turns: HashMap<(u32, u32), u32> = HashMap::new();
     for s in &prediction.spans {
         let family = &plan.families[s.family];
-        if matches!(family.leaf, Leaf::HostCopy | Leaf::Signal) {
+        if family.leaf.is_host_copy() || family.leaf == Leaf::Signal {
             continue;
         }
         let (rank, cta, id) = (s.rank, s.cta, s.family.index() as u32);
@@ -38,14 +38,14 @@ pub fn timeline(plan: &Plan, source: &KernelSource, prediction: &Prediction) -> 
             add(Agent::Loader, what, s.free_s, s.begin_s);
         }
         let task = What::Task { family: id, task: s.task, stalled: [0.0; 2] };
-        match family.leaf {
-            Leaf::Enter => {}
-            Leaf::MmaTile { consumers: Consumers::PingPong, .. } => {
+        match family.leaf.product() {
+            _ if family.leaf.enters() => {}
+            Some(MmaTile { consumers: Consumers::PingPong, .. }) => {
                 let tile = turns.entry((rank, cta)).or_default();
                 add(Agent::Compute(*tile % 2), task, s.begin_s, s.main_end_s);
                 *tile += 1;
             }
-            Leaf::MmaTile { .. } => {
+            Some(_) => {
                 add(Agent::Compute(0), task, s.begin_s, s.main_end_s);
                 add(Agent::Compute(1), task, s.begin_s, s.main_end_s);
             }

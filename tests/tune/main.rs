@@ -453,12 +453,13 @@ fn drawn(program: &Program, bound: &Bound, config: &Config) -> Vec<Span> {
     let halves = config.consumers == Consumers::Cooperative;
     let mut times: HashMap<_, usize> = HashMap::new();
     works.iter().for_each(|s| *times.entry(task(s)).or_default() += 1);
-    let product =
-        |family: u32| {
-            planned.plan.families.iter().any(|(id, f)| {
-                id.index() as u32 == family && matches!(f.leaf, Leaf::MmaTile { .. })
-            })
-        };
+    let product = |family: u32| {
+        planned
+            .plan
+            .families
+            .iter()
+            .any(|(id, f)| id.index() as u32 == family && f.leaf.product().is_some())
+    };
     for ((.., family, _), n) in &times {
         assert_eq!(*n, if product(*family) && halves { 2 } else { 1 });
     }

@@ -4,8 +4,8 @@
 
 use super::{error::CostError, model::DeviceModel, products::Products, work::gcd};
 use mk_plan::{
-    ALayout, Access, Leaf, Mode, Operand, Plan, Points, Store, TableSet, mma_consumers, mma_swaps,
-    row_dim,
+    ALayout, Access, MmaTile, Mode, Operand, Plan, Points, Store, TableSet, mma_consumers,
+    mma_swaps, row_dim,
 };
 
 /// The share of memory's rate at which matrices come that an epilogue reads (one H200: 16.8 MB take 9 us more, 58.7 MB 26 to 35).
@@ -39,8 +39,8 @@ pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostErro
     else {
         return Ok(None);
     };
-    let Leaf::MmaTile { block, stages, a_layout, cluster, multicast, consumers, store, .. } =
-        &x.leaf
+    let Some(MmaTile { block, stages, a_layout, cluster, multicast, consumers, store, .. }) =
+        x.leaf.product()
     else {
         return Ok(None);
     };

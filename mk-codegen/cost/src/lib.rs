@@ -20,11 +20,13 @@ mod engine;
 mod error;
 mod fit;
 mod gpu;
+mod leaf;
 mod model;
 mod prediction;
 mod products;
 mod raw;
 mod unroll;
+mod unroller;
 mod work;
 
 pub use alone::alone_s;

@@ -197,7 +197,7 @@ fn chain(
     let one = |i: usize| {
         let (job, r) = (&work.jobs[i], &ran[i]);
         let family = &plan.families[job.family];
-        let beside = matches!(family.leaf, Leaf::HostCopy | Leaf::Signal);
+        let beside = family.leaf.is_host_copy() || family.leaf == Leaf::Signal;
         Chain {
             family: family.name.clone(),
             rank: job.rank as usize,

@@ -1,4 +1,5 @@
-//! The points of a task at which a leaf touches, waits and posts: the one list that verifier, executor and emitter read.
+//! Accesses, waits and posts stand at points that their leaf allows ([`Record::allowed`](super::leaf::Record::allowed)): the one list that
+//! verifier, executor and emitter read.
 //!
 //! A template has a place in its code for each of these, and for no other. What is read comes before the result that is made of
 //! it, so that no result of a plan that passes [`Plan::check_points`] is written before it is made: an accumulator is written at
@@ -6,152 +7,9 @@
 
 use super::{
     check::StructureError,
-    leaf::{Agent, Carry, CopyVia, EPILOGUE_OPERANDS, Leaf, Operand},
-    plan::{Access, Family, Mode, Plan, Point},
+    names::{Agent, Point},
+    plan::{Access, Family, Plan},
 };
-
-/// Where in a task a leaf does what.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Allowed {
-    /// Accesses. An operand that is not listed is nowhere.
-    pub operands: Vec<(Operand, &'static [Point])>,
-    /// Waits, by agent.
-    pub waits: Vec<(Agent, Point)>,
-    /// Posts, by agent.
-    pub posts: Vec<(Agent, Point)>,
-    /// Whether a task may have an inner loop.
-    pub inner: bool,
-}
-
-impl Leaf {
-    /// The points of a task of this leaf, with or without an inner loop.
-    pub fn allowed(&self, inner: bool) -> Allowed {
-        use Agent::*;
-        use Point::{End, Inner, Start};
-        let tab = (Operand::Tab, &[Start][..]);
-        let copy = vec![(Operand::Src, &[Start][..]), (Operand::Dst, &[Start, End][..]), tab];
-        match self {
-            Leaf::Signal => Allowed {
-                operands: vec![],
-                waits: vec![(Lead, Start)],
-                posts: vec![(Lead, Start), (Lead, End)],
-                inner: false,
-            },
-            Leaf::Enter => Allowed {
-                operands: vec![],
-                waits: vec![],
-                posts: vec![(Lead, Start)],
-                inner: false,
-            },
-            Leaf::CopyTile { via: CopyVia::Bulk, .. } => Allowed {
-                operands: copy,
-                waits: vec![(Loader, Start), (Storer, Start)],
-                posts: vec![(Storer, End)],
-                inner: false,
-            },
-            Leaf::CopyTile { via: CopyVia::Ldst | CopyVia::Gather, .. } => Allowed {
-                operands: copy,
-                waits: vec![(Copier, Start)],
-                posts: vec![(Copier, End)],
-                inner: false,
-            },
-            Leaf::MmaTile { epilogue, .. } => {
-                let mut operands = vec![
-                    (Operand::A, &[Start, Inner][..]),
-                    (Operand::B, &[Start, Inner][..]),
-                    (Operand::AccIn, &[Start, Inner, End][..]),
-                    (Operand::C, &[End][..]),
-                    tab,
-                ];
-                let tails = epilogue.iter().filter_map(|op| op.operand());
-                for (operand, mode) in EPILOGUE_OPERANDS.into_iter().zip(tails) {
-                    // What an epilogue saves is made at the end.
-                    let points = if mode == Mode::Read { &[Start, End][..] } else { &[End][..] };
-                    operands.push((operand, points));
-                }
-                Allowed {
-                    operands,
-                    waits: vec![(Loader, Start), (Loader, Inner), (Storer, Start)],
-                    posts: vec![(Storer, End)],
-                    inner: true,
-                }
-            }
-            // In an inner loop, a sum at each iteration, of what is read in it.
-            Leaf::ReduceTile { .. } => {
-                let (read, made): (&[Point], &[Point]) =
-                    if inner { (&[Inner], &[Inner]) } else { (&[Start], &[End]) };
-                let others: &[Point] = if inner { &[Start, Inner] } else { &[Start, End] };
-                let mut operands =
-                    vec![(Operand::Src, read), (Operand::W, read), (Operand::Dst, made), tab];
-                operands.extend(EPILOGUE_OPERANDS.map(|operand| (operand, others)));
-                Allowed {
-                    operands,
-                    waits: vec![(Copier, Start), (Copier, Inner)],
-                    posts: vec![(Copier, End)],
-                    inner: true,
-                }
-            }
-            // With the state in registers, the steps of the ring are the inner loop.
-            Leaf::AttendTile { carry, .. } => {
-                let mut operands = vec![
-                    (Operand::Q, &[Start][..]),
-                    (Operand::K, &[Start, Inner][..]),
-                    (Operand::V, &[Start, Inner][..]),
-                    (Operand::O, &[End][..]),
-                    (Operand::Lse, &[End][..]),
-                ];
-                operands.extend([Operand::AccIn, Operand::StatIn].map(|o| (o, &[Start][..])));
-                operands.extend([Operand::AccOut, Operand::StatOut].map(|o| (o, &[End][..])));
-                Allowed {
-                    operands,
-                    waits: vec![(Loader, Start), (Loader, Inner), (Consumers, Start)],
-                    posts: vec![(Consumers, Inner), (Consumers, End), (Storer, End)],
-                    inner: *carry == Carry::Registers,
-                }
-            }
-            Leaf::Tabulate { .. } => Allowed {
-                operands: vec![(Operand::Src, &[Start]), (Operand::Dst, &[End])],
-                waits: vec![(Copier, Start)],
-                posts: vec![(Copier, End)],
-                inner: false,
-            },
-            Leaf::StatsTile { .. } => Allowed {
-                operands: vec![
-                    (Operand::O, &[Start]),
-                    (Operand::Do, &[Start]),
-                    (Operand::Lse, &[Start]),
-                    (Operand::Dst, &[End]),
-                ],
-                waits: vec![(Copier, Start)],
-                posts: vec![(Copier, End)],
-                inner: false,
-            },
-            Leaf::AttendGradTile { of, .. } => {
-                let held = of.held().iter().map(|o| (*o, &[Start][..]));
-                let moving = of.moving().iter().map(|o| (*o, &[Start, Inner][..]));
-                let made = of.made().iter().map(|o| (*o, &[End][..]));
-                Allowed {
-                    operands: held.chain(moving).chain(made).collect(),
-                    waits: vec![(Loader, Start), (Loader, Inner)],
-                    posts: vec![(Storer, End)],
-                    inner: true,
-                }
-            }
-            Leaf::NicSend => Allowed {
-                operands: vec![(Operand::Src, &[Start]), (Operand::Dst, &[End])],
-                waits: vec![(Issuer, Start)],
-                posts: vec![(Sender, End), (Receiver, End)],
-                inner: false,
-            },
-            Leaf::HostCopy => Allowed {
-                operands: vec![(Operand::Src, &[Start]), (Operand::Dst, &[End])],
-                waits: vec![(Engine, Start)],
-                posts: vec![(Engine, End)],
-                inner: false,
-            },
-        }
-    }
-}
 
 impl Plan {
     /// Checks that every access, wait and post stands at a point that its leaf allows. For plans that are well formed.
@@ -206,6 +64,7 @@ fn misplaced(x: &Family) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Operand;
 
     /// Every operand of every leaf of the fixtures has a point, and every agent that is named is one of the leaf's.
     #[test]

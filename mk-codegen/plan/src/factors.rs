@@ -1,8 +1,8 @@
 //! Factors of a sum's summands.
 
-use super::{leaf::Operand, plan::Family};
+use super::{names::Operand, plan::Family};
 
-/// Which summands of a [`Leaf::ReduceTile`](super::Leaf::ReduceTile) have a factor.
+/// Which summands of a [`ReduceTile`](super::leaf::ReduceTile) have a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Factors {
     /// None: the sum has no factors.

@@ -4,9 +4,7 @@
 //! The verifier's rule 5 has every element of a result written by exactly one task. So no other task meets either, and within the task the data's way
 //! through registers orders the two, element by element, whatever stores the result.
 
-use super::{
-    Access, BufId, EPILOGUE_OPERANDS, Expr, Family, Leaf, Mode, Operand, Plan, Space, Var,
-};
+use super::{Access, BufId, EPILOGUE_OPERANDS, Expr, Family, Mode, Operand, Plan, Space, Var};
 use std::collections::BTreeMap;
 
 /// By result, the parameter in whose memory it may lie. Of a plan that the verifier accepts.
@@ -39,7 +37,7 @@ fn updates(f: &Family, parameter: BufId, result: BufId) -> bool {
     let (reads, writes) = (of(parameter), of(result));
     let ([read], [write]) = (reads.as_slice(), writes.as_slice()) else { return false };
     let own = |a: &Access| a.rank == Expr::Var(Var::RANK) && a.each.is_none();
-    matches!(f.leaf, Leaf::MmaTile { .. })
+    f.leaf.product().is_some()
         && EPILOGUE_OPERANDS.contains(&read.operand)
         && (read.mode, write.mode, write.operand) == (Mode::Read, Mode::Write, Operand::C)
         && own(read)

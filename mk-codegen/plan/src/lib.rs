@@ -2,17 +2,20 @@
 //! emitter and the printer share.
 
 mod allowed;
+mod blocks;
 mod check;
 mod contract;
 mod elements;
 pub mod entity;
+mod epilogue;
 mod expr;
 mod factors;
 mod in_place;
 mod json;
-mod leaf;
+pub mod leaf;
 mod lookup;
 mod mma;
+mod names;
 mod net;
 mod plan;
 mod points;
@@ -24,44 +27,47 @@ mod routes;
 mod runs;
 mod tables;
 pub mod target;
+mod text;
 mod tma;
 
-pub use allowed::Allowed;
+pub use blocks::{BlocksError, block_table, needed};
 pub use check::{MAX_ENTRIES, StructureError};
-pub use contract::{Arity, Contract, EdgeSpec, OperandSpec};
-pub use elements::{Elements, OneType};
+pub use contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, OperandSpec};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
+pub use epilogue::{
+    EPILOGUE_OPERANDS, EpilogueOp, SWIGLU_GRAD, carry_last, gated, halves, saves_gates,
+};
 pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
 pub use factors::Factors;
 pub use in_place::in_place;
 pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
-    ALayout, Agent, BLayout, COPY_STAGE_BYTES, Carry, Consumers, CopyVia, EPILOGUE_OPERANDS,
-    EpilogueOp, GradOf, Leaf, Mask, Operand, RoutePart, STATS, SWIGLU_GRAD, Store, Tabulation,
-    attend_grad_smem_bytes, attend_smem_bytes, carry_last, gated, halves, saves_gates,
+    ALayout, AttendGradTile, AttendTile, BLayout, COPY_STAGE_BYTES, Carry, Consumers, CopyTile,
+    CopyVia, GradOf, Leaf, Mask, MmaTile, ReduceTile, STATS, StatsTile, Store, Tabulate,
+    Tabulation, attend_grad_smem_bytes, attend_smem_bytes,
 };
 pub use mma::{
     cluster_part, mma_consumers, mma_exchange_bytes, mma_panel_columns, mma_panels,
     mma_stage_bytes, mma_staging_bytes, mma_staging_panels, mma_swaps, mma_three_by_rows,
     one_warpgroup_takes,
 };
+pub use names::{Agent, Mode, Operand, Point, Proxy, RoutePart};
 pub use net::NetPlan;
 pub use plan::FEW_BLOCKS;
 pub use plan::{
-    Access, Buffer, Completion, Dim, Each, Family, InternalEdge, Mesh, Mode, Nic, NicOrdering,
-    Plan, Point, Positions, Post, Proxy, Role, RoleKind, Schedule, Scope, Signal, Space, Table,
-    TableSource, Wait,
+    Access, Buffer, Completion, Dim, Each, Family, InternalEdge, Mesh, Nic, NicOrdering, Plan,
+    Positions, Post, Role, RoleKind, Routed, Schedule, Scope, Signal, Space, Table, TableSource,
+    Wait,
 };
 pub use points::{MAX_TASKS, PointError, Points, Region, Task};
 pub use print::ExprText;
 pub use print_c::{C_PRELUDE, CPrinter};
 pub use range::{Range, Ranges};
-pub use reader::ReadError;
 pub use routes::{
-    LIST_TOKENS, RouteError, Routed, Routing, list_width, route_bases, route_list, route_places,
+    LIST_TOKENS, RouteError, Routing, list_width, route_bases, route_list, route_places,
     route_sources, route_wanted,
 };
 pub use routes::{kept, listed, own_experts};
 pub use runs::{depth_dim, row_dim};
-pub use tables::{BlocksError, FilledRows, TableSet, block_table};
-pub use tables::{entries, needed};
+pub use tables::{FilledRows, TableSet, entries};
+pub use text::ReadError;

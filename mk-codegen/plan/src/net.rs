@@ -4,7 +4,6 @@
 use super::{
     entity::{Arena, BufId, FamId, SigId},
     expr::Expr,
-    leaf::Leaf,
     plan::{NicOrdering, Plan, Space},
     points::{PointError, Points, Region},
 };
@@ -108,14 +107,14 @@ impl Plan {
     pub fn enters_node(&self, family: FamId) -> bool {
         let f = &self.families[family];
         let none = |a: &super::plan::Access| a.region.iter().any(|(_, n)| *n == Expr::Const(0));
-        f.leaf == Leaf::NicSend && f.accesses.iter().all(none)
+        f.leaf.sends() && f.accesses.iter().all(none)
     }
 }
 
 /// Bytes of the longest message.
 fn longest(plan: &Plan, points: &Points<'_>) -> Result<u64, PointError> {
     let mut most = 0;
-    for (id, family) in plan.families.iter().filter(|(_, f)| f.leaf == Leaf::NicSend) {
+    for (id, family) in plan.families.iter().filter(|(_, f)| f.leaf.sends()) {
         for rank in 0..plan.mesh.size() as usize {
             for task in points.tasks(id, rank, 1)? {
                 for access in &family.accesses {

@@ -3,8 +3,8 @@
 use super::{
     entity::{Arena, BufId, DimId, EdgeId, FamId, RoleId, SigId, TabId},
     expr::{Expr, Var},
-    leaf::{Agent, Leaf, Operand},
-    routes::Routed,
+    leaf::Leaf,
+    names::{Agent, Mode, Operand, Point, Proxy, RoutePart},
 };
 use mk_abi::DType;
 use serde::{Deserialize, Serialize};
@@ -185,6 +185,19 @@ pub struct Table {
     /// Whether a routing says what is in it; of its source a proof knows no more than of any other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routed: Option<Routed>,
+}
+
+/// That the contents of a table follow from a routing. Proofs take what the table's source says of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Routed {
+    /// The experts of a rank's tokens: `[tokens, slots]`, of which a rank may have fewer; numbers from 0 to the greatest value of the table.
+    pub ids: TabId,
+    /// What follows from them.
+    pub part: RoutePart,
+    /// Rows of a block.
+    pub rows: i32,
+    /// Rows of an expert that are kept, the first ones; 0: all of them.
+    pub keep: i32,
 }
 
 /// Where a table's contents come from.
@@ -375,28 +388,6 @@ pub struct InternalEdge {
     pub name: String,
 }
 
-/// When in a task something happens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Point {
-    /// Before the inner loop.
-    Start,
-    /// In every iteration of the inner loop.
-    Inner,
-    /// After the inner loop.
-    End,
-}
-
-/// What an access does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Mode {
-    /// Reads.
-    Read,
-    /// Writes.
-    Write,
-    /// Adds to what is there, in any order (reduce-on-write).
-    Accumulate,
-}
-
 /// Repetition of a wait, a post or an access: `each p in 4`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -430,17 +421,6 @@ pub struct Access {
     pub each: Option<Each>,
     /// Condition; absent means always.
     pub when: Option<Expr>,
-}
-
-/// Which later reads and writes a wait protects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Proxy {
-    /// Ordinary loads and stores.
-    Generic,
-    /// TMA and bulk copies: the wait is followed by a proxy fence.
-    Async,
-    /// The network card or a copy engine, driven by the host.
-    Host,
 }
 
 /// How far an acquire or release reaches.

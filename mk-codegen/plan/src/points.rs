@@ -5,8 +5,8 @@
 use super::{
     entity::{BufId, Entity, FamId, TabId},
     expr::{Env, EvalError, Expr, Var},
-    leaf::{Leaf, Operand},
     mma::mma_swaps,
+    names::Operand,
     plan::{Access, Each, Family, Plan, Positions},
     tables::TableSet,
 };
@@ -225,10 +225,8 @@ impl<'a> Points<'a> {
         c: &Access,
         block: [u32; 2],
     ) -> Result<Option<Task>, PointError> {
-        let swaps = match self.plan.families[family].leaf {
-            Leaf::MmaTile { block, .. } => mma_swaps([block[0], block[1]]),
-            _ => false,
-        };
+        let product = self.plan.families[family].leaf.product();
+        let swaps = product.is_some_and(|x| mma_swaps([x.block[0], x.block[1]]));
         let row_by_row = block[1].is_multiple_of(64) && !swaps;
         let runtime = self.plan.runtime_dim().is_some();
         for rank in 0..self.plan.mesh.size() as usize {

@@ -1,12 +1,12 @@
 //! The text format, writing side. `reader` reads it back: printing what was read gives the same text.
 
 use super::{
-    entity::{Entity, FamId},
+    entity::FamId,
     expr::{BinOp, Expr, Var},
-    leaf::{
-        ALayout, BLayout, Carry, Consumers, CopyVia, EpilogueOp, Leaf, Mask, Store, Tabulation,
-    },
+    leaf::Leaf,
+    names::{Mode, Point, Proxy},
     plan::*,
+    text::MEANT,
 };
 use std::fmt::{self, Display, Formatter, Write};
 
@@ -42,9 +42,6 @@ fn infix(op: BinOp) -> Option<(&'static str, u8)> {
         BinOp::Min | BinOp::Max | BinOp::And => None,
     }
 }
-
-/// Words of expressions and lines that are not read as names of dimensions.
-pub(super) const MEANT: &[&str] = &["rank", "epoch", "t", "min", "max", "select", "and", "each"];
 
 /// A dimension's name: behind a `$` where the word alone means something else.
 struct DimText<'a>(&'a str);
@@ -323,102 +320,7 @@ struct LeafText<'a>(&'a Leaf);
 impl Display for LeafText<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.name())?;
-        match self.0 {
-            Leaf::Signal | Leaf::Enter | Leaf::NicSend | Leaf::HostCopy => Ok(()),
-            Leaf::ReduceTile { epilogue } => write_epilogue(f, epilogue),
-            Leaf::CopyTile { via, stages } => {
-                write!(
-                    f,
-                    " via={} stages={stages}",
-                    match via {
-                        CopyVia::Bulk => "bulk",
-                        CopyVia::Ldst => "ldst",
-                        CopyVia::Gather => "gather",
-                    }
-                )
-            }
-            Leaf::MmaTile {
-                block: [m, n, k],
-                stages,
-                a_layout,
-                b_layout,
-                store,
-                consumers,
-                cluster,
-                multicast: [below, beside],
-                epilogue,
-            } => {
-                let a = if *a_layout == ALayout::Mk { "" } else { " a=km" };
-                let b = if *b_layout == BLayout::Kn { "kn" } else { "nk" };
-                let store = if *store == Store::Tma { "tma" } else { "direct" };
-                write!(f, " block={m}x{n}x{k} stages={stages}{a} b={b} store={store}")?;
-                if *consumers == Consumers::PingPong {
-                    f.write_str(" consumers=ping_pong")?;
-                }
-                if *cluster != 1 {
-                    write!(f, " cluster={cluster}")?;
-                }
-                if below * beside != 1 {
-                    write!(f, " multicast={below}x{beside}")?;
-                }
-                write_epilogue(f, epilogue)
-            }
-            Leaf::AttendTile { block: [m, n, d], carry, scale, stages, mask, store } => {
-                let carry = if *carry == Carry::Registers { "registers" } else { "scratch" };
-                let mask = if *mask == Mask::Full { "full" } else { "causal" };
-                let store = if *store == Store::Tma { "tma" } else { "direct" };
-                write!(f, " block={m}x{n}x{d} carry={carry} scale=0x{scale:08x} stages={stages}")?;
-                write!(f, " mask={mask} store={store}")
-            }
-            Leaf::Tabulate { of: Tabulation::Blocks { rows } } => write!(f, " rows={rows}"),
-            Leaf::Tabulate {
-                of: Tabulation::Route { part, experts, ranks, rows, blocks, keep },
-            } => {
-                write!(
-                    f,
-                    " part={part} experts={experts} ranks={ranks} rows={rows} blocks={blocks}"
-                )?;
-                if *keep != 0 { write!(f, " keep={keep}") } else { Ok(()) }
-            }
-            Leaf::StatsTile { block: [rows, depth] } => write!(f, " block={rows}x{depth}"),
-            Leaf::AttendGradTile { block: [m, n, d], scale, stages, mask, .. } => {
-                let mask = if *mask == Mask::Full { "full" } else { "causal" };
-                write!(f, " block={m}x{n}x{d} scale=0x{scale:08x} stages={stages} mask={mask}")
-            }
-        }
-    }
-}
-
-fn write_epilogue(f: &mut Formatter<'_>, epilogue: &[EpilogueOp]) -> fmt::Result {
-    if epilogue.is_empty() {
-        return Ok(());
-    }
-    let ops: Vec<_> = epilogue.iter().map(epilogue_text).collect();
-    write!(f, " epilogue={}", ops.join(","))
-}
-
-pub(super) fn epilogue_text(op: &EpilogueOp) -> String {
-    match op {
-        EpilogueOp::Bias => "bias".into(),
-        EpilogueOp::Gelu => "gelu".into(),
-        EpilogueOp::Silu => "silu".into(),
-        EpilogueOp::Relu => "relu".into(),
-        EpilogueOp::GeluTanh => "gelu_tanh".into(),
-        EpilogueOp::GeluGrad => "gelu_grad".into(),
-        EpilogueOp::GeluTanhGrad => "gelu_tanh_grad".into(),
-        EpilogueOp::SiluGrad => "silu_grad".into(),
-        EpilogueOp::ReluGrad => "relu_grad".into(),
-        EpilogueOp::Mul => "mul".into(),
-        EpilogueOp::Add => "add".into(),
-        EpilogueOp::Scale(bits) => format!("scale:0x{bits:08x}"),
-        EpilogueOp::RoundBf16 => "round_bf16".into(),
-        EpilogueOp::RoundF16 => "round_f16".into(),
-        EpilogueOp::Widen => "widen".into(),
-        EpilogueOp::Swiglu => "swiglu".into(),
-        EpilogueOp::MulSilu => "mul_silu".into(),
-        EpilogueOp::Save => "save".into(),
-        EpilogueOp::Keep => "keep".into(),
-        EpilogueOp::Carry => "carry".into(),
+        self.0.settings(f)
     }
 }
 
@@ -453,9 +355,4 @@ text_names! {
         ProgramOrder = "program_order", SmemReadDone = "smem_read_done", GlobalWriteDone = "global_write_done",
         NicPosted = "nic_posted", NicDelivered = "nic_delivered", NicFlushed = "nic_flushed",
     }
-}
-
-/// The id that the reader gives to the n-th entity of a kind; used to refuse texts whose ids are out of order.
-pub(super) fn id_text<K: Entity>(index: usize) -> String {
-    K::new(index).to_string()
 }

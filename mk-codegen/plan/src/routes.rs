@@ -6,61 +6,10 @@
 //! need not ask each other where a row is.
 
 use super::{
-    entity::TabId,
-    leaf::RoutePart,
-    tables::{BlocksError, needed},
+    blocks::{BlocksError, needed},
+    names::RoutePart,
 };
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
-
-/// That the contents of a table follow from a routing. Proofs take what the table's source says of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Routed {
-    /// The experts of a rank's tokens: `[tokens, slots]`, of which a rank may have fewer; numbers from 0 to the greatest value of the table.
-    pub ids: TabId,
-    /// What follows from them.
-    pub part: RoutePart,
-    /// Rows of a block.
-    pub rows: i32,
-    /// Rows of an expert that are kept, the first ones; 0: all of them.
-    pub keep: i32,
-}
-
-/// Which table a task fills.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Tabulation {
-    /// The rows of groups, cut into blocks ([`TableSource::Blocks`](super::plan::TableSource::Blocks)): `src` has the rows of each group,
-    /// `dst` group and rows of each block. Negative rows, and more blocks than `dst` has room for, end the launch.
-    Blocks {
-        /// Rows of a block.
-        rows: u32,
-    },
-    /// What follows from a routing ([`Routing`]), chunk by chunk of tokens. Experts that there are not, or that a token names
-    /// twice, and more blocks on a rank than there are, end the launch.
-    ///
-    /// | part | `src` | `dst` |
-    /// | --- | --- | --- |
-    /// | lists | experts of a chunk, `[tokens, slots]` | its list |
-    /// | wanted | experts of a chunk, `[tokens, slots]` | for each of its tokens 1 if the rank has one of them, else 0; 0 behind them |
-    /// | counts | all lists, `[chunks, width]` | rows of the rank's experts; where rows of each chunk begin, `[chunks + 1, experts]`; group and rows of each block |
-    /// | sources | group and rows of some blocks; all lists; where their rows begin | the token in each row of these blocks |
-    /// | places | experts of a chunk; its list; where its rows begin, `[1, experts]` | rank and row of each, `[tokens, slots, 2]` |
-    /// | places, some dropped | the same; the last row of where rows begin, `[1, experts]` | the same, of dropped ones that of the expert's first row; 1 for each that is kept, `[tokens, slots]` |
-    Route {
-        /// What `dst` has.
-        part: RoutePart,
-        /// Experts of the world.
-        experts: u32,
-        /// Ranks that share them, and the tokens.
-        ranks: u32,
-        /// Rows of a block.
-        rows: u32,
-        /// Blocks that a rank has room for.
-        blocks: u32,
-        /// Rows of an expert that are kept, the first ones; 0: all of them.
-        keep: u32,
-    },
-}
 
 /// Why no launch has a routing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

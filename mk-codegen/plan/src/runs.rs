@@ -5,12 +5,14 @@
 
 use super::{
     entity::{Entity, FamId, RoleId},
+    epilogue::{EPILOGUE_OPERANDS, carry_last},
     expr::Expr,
-    leaf::{ALayout, BLayout, Consumers, EPILOGUE_OPERANDS, Leaf, Operand, Store, carry_last},
+    leaf::{ALayout, BLayout, Consumers, MmaTile, Store},
     mma::{
         mma_consumers, mma_panel_columns, mma_panels, mma_staging_panels, mma_swaps,
         mma_three_by_rows,
     },
+    names::Operand,
     plan::{Access, Buffer, Family, Plan, Schedule, Space},
     points::{PointError, Points, Task},
 };
@@ -47,19 +49,7 @@ impl Plan {
         // Tiles of a stack of matrices come through another tensor map.
         let dims = |f: FamId| self.operand(f, Operand::B).map(|b| b.region.len());
         let (one, other) = (&self.families[a], &self.families[b]);
-        let computes = match one.leaf {
-            Leaf::MmaTile { .. }
-            | Leaf::ReduceTile { .. }
-            | Leaf::AttendTile { .. }
-            | Leaf::StatsTile { .. }
-            | Leaf::AttendGradTile { .. } => true,
-            Leaf::Signal
-            | Leaf::Enter
-            | Leaf::CopyTile { .. }
-            | Leaf::NicSend
-            | Leaf::HostCopy
-            | Leaf::Tabulate { .. } => false,
-        };
+        let computes = one.leaf.computes();
         one.leaf == other.leaf
             && one.schedule == other.schedule
             && extras(a) == extras(b)
@@ -98,7 +88,7 @@ impl Plan {
     pub fn keeps_nothing(&self) -> bool {
         let quiet = |f: &Family| {
             let still = f.waits.is_empty() && f.posts.is_empty();
-            still && f.schedule == Schedule::Static && f.leaf != Leaf::Enter
+            still && f.schedule == Schedule::Static && !f.leaf.enters()
         };
         let caller = |b: &Buffer| matches!(b.space, Space::In | Space::Out);
         self.families.values().all(quiet) && self.buffers.values().all(caller)
@@ -138,7 +128,7 @@ impl Points<'_> {
     /// Where an extent has no value.
     pub fn steps(&self, task: &Task) -> Result<Option<(i64, i64)>, PointError> {
         let f = &self.plan.families[task.family];
-        let Leaf::MmaTile { block, a_layout, .. } = &f.leaf else { return Ok(None) };
+        let Some(MmaTile { block, a_layout, .. }) = f.leaf.product() else { return Ok(None) };
         let a = self.plan.operand(task.family, Operand::A);
         let Some((a, d)) = a.and_then(|a| Some((a, depth_dim(a, *a_layout)?))) else {
             return Ok(None);
@@ -179,8 +169,8 @@ impl Points<'_> {
     pub fn borrowed_stage(&self, run: &[FamId]) -> Result<bool, PointError> {
         let Some(first) = run.first() else { return Ok(false) };
         let leaf = &self.plan.families[*first].leaf;
-        let Leaf::MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue, .. } =
-            leaf
+        let Some(MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue, .. }) =
+            leaf.product()
         else {
             return Ok(false);
         };
@@ -219,7 +209,9 @@ impl Points<'_> {
         let Some(first) = run.first() else { return Ok(false) };
         let role = self.plan.families[*first].role;
         let leaf = &self.plan.families[*first].leaf;
-        let Leaf::MmaTile { block, stages, a_layout, store, consumers, epilogue, .. } = leaf else {
+        let Some(MmaTile { block, stages, a_layout, store, consumers, epilogue, .. }) =
+            leaf.product()
+        else {
             return Ok(false);
         };
         // Longer ones leave no registers for it.
@@ -268,7 +260,7 @@ impl Points<'_> {
         }
         for id in run {
             let f = &self.plan.families[*id];
-            if !matches!(f.leaf, Leaf::MmaTile { store: Store::Tma, .. }) {
+            if !f.leaf.product().is_some_and(|x| x.store == Store::Tma) {
                 return Ok(false);
             }
             for c in f.accesses.iter().filter(|a| a.operand == Operand::C) {

@@ -3,8 +3,6 @@
 
 use super::{
     check::StructureError,
-    leaf::{Leaf, Operand, Store},
-    plan::Family,
     points::{PointError, Points},
 };
 use std::collections::BTreeSet;
@@ -20,7 +18,7 @@ impl Points<'_> {
     pub fn rows_for_tma(&self) -> Result<Vec<StructureError>, PointError> {
         let mut out = Vec::new();
         for (id, x) in self.plan.families.iter() {
-            let loaded = through_tma(x);
+            let loaded = x.leaf.through_tma();
             let buffers = x.accesses.iter().filter(|a| loaded.contains(&a.operand));
             let buffers: BTreeSet<_> = buffers.map(|a| (a.buffer, a.operand)).collect();
             for (buffer, operand) in buffers {
@@ -51,21 +49,5 @@ impl Points<'_> {
             }
         }
         Ok(out)
-    }
-}
-
-/// Operands of a family that go through tensor maps.
-fn through_tma(x: &Family) -> Vec<Operand> {
-    match &x.leaf {
-        Leaf::MmaTile { store: Store::Tma, .. } => {
-            vec![Operand::A, Operand::B, Operand::AccIn, Operand::C]
-        }
-        Leaf::MmaTile { .. } => vec![Operand::A, Operand::B, Operand::AccIn],
-        Leaf::AttendTile { store: Store::Tma, .. } => {
-            vec![Operand::Q, Operand::K, Operand::V, Operand::O]
-        }
-        Leaf::AttendTile { .. } => vec![Operand::Q, Operand::K, Operand::V],
-        Leaf::AttendGradTile { of, .. } => [of.held(), of.moving()].concat(),
-        _ => vec![],
     }
 }

@@ -20,11 +20,11 @@
 //! schedules tried do not hit. That is the verifier's part.
 
 mod caller;
-mod compute;
 mod context;
 mod delivery;
 mod error;
 mod host;
+mod leaf;
 mod machine;
 mod math;
 mod memory;

@@ -1,7 +1,8 @@
 //! Plans with one thing changed that no rule of the verifier is about: where a task reads, what it reads, and what it does to it.
 
 use mk_codegen::plan::{
-    ALayout, Access, BLayout, EpilogueOp, Expr, FamId, Leaf, Mode, Plan, Var, gated,
+    ALayout, Access, AttendGradTile, AttendTile, BLayout, EpilogueOp, Expr, FamId, Leaf, MmaTile,
+    Mode, Plan, ReduceTile, Var, gated,
 };
 
 /// A plan with one thing changed.
@@ -96,7 +97,9 @@ fn leaf(plan: &Plan, id: FamId, leaf: &Leaf, out: &mut Vec<Mutant>) {
     let epilogue = leaf.epilogue();
     let with = |epilogue: Vec<EpilogueOp>| {
         let mut leaf = leaf.clone();
-        if let Leaf::MmaTile { epilogue: e, .. } | Leaf::ReduceTile { epilogue: e } = &mut leaf {
+        if let Leaf::MmaTile(MmaTile { epilogue: e, .. })
+        | Leaf::ReduceTile(ReduceTile { epilogue: e }) = &mut leaf
+        {
             *e = epilogue;
         }
         leaf
@@ -132,11 +135,13 @@ fn leaf(plan: &Plan, id: FamId, leaf: &Leaf, out: &mut Vec<Mutant>) {
     }
     let twice = |scale: u32| (f32::from_bits(scale) * 2.0).to_bits();
     let mut other = leaf.clone();
-    if let Leaf::AttendTile { scale, .. } | Leaf::AttendGradTile { scale, .. } = &mut other {
+    if let Leaf::AttendTile(AttendTile { scale, .. })
+    | Leaf::AttendGradTile(AttendGradTile { scale, .. }) = &mut other
+    {
         *scale = twice(*scale);
         change("twice the factor".into(), other);
     }
-    if !matches!(leaf, Leaf::MmaTile { .. } | Leaf::ReduceTile { .. }) {
+    if !matches!(leaf, Leaf::MmaTile(_) | Leaf::ReduceTile(_)) {
         return;
     }
     if !gated(epilogue) {
@@ -144,12 +149,12 @@ fn leaf(plan: &Plan, id: FamId, leaf: &Leaf, out: &mut Vec<Mutant>) {
             change(format!("{op:?} first"), with([&[op], epilogue].concat()));
         }
     }
-    if let Leaf::MmaTile { a_layout, b_layout, .. } = leaf {
+    if let Leaf::MmaTile(MmaTile { a_layout, b_layout, .. }) = leaf {
         let (mut a, mut b) = (leaf.clone(), leaf.clone());
-        if let Leaf::MmaTile { a_layout: layout, .. } = &mut a {
+        if let Leaf::MmaTile(MmaTile { a_layout: layout, .. }) = &mut a {
             *layout = if *a_layout == ALayout::Mk { ALayout::Km } else { ALayout::Mk };
         }
-        if let Leaf::MmaTile { b_layout: layout, .. } = &mut b {
+        if let Leaf::MmaTile(MmaTile { b_layout: layout, .. }) = &mut b {
             *layout = if *b_layout == BLayout::Kn { BLayout::Nk } else { BLayout::Kn };
         }
         change("`a` the other way round".into(), a);

@@ -233,18 +233,12 @@ fn notes(plan: &Plan, family: &Family) -> Vec<String> {
 }
 
 fn leaf(leaf: &Leaf) -> String {
-    match leaf {
-        Leaf::MmaTile { block: [m, n, k], stages, consumers, .. } => {
-            let turns = if *consumers == Consumers::PingPong { ", ping-pong" } else { "" };
-            format!("{} {m}×{n}×{k}, {}{turns}", leaf.name(), count(*stages, "stage"))
-        }
-        Leaf::AttendTile { block: [m, n, d], stages, .. }
-        | Leaf::AttendGradTile { block: [m, n, d], stages, .. } => {
-            format!("{} {m}×{n}×{d}, {}", leaf.name(), count(*stages, "stage"))
-        }
-        Leaf::CopyTile { stages, .. } => format!("{}, {}", leaf.name(), count(*stages, "stage")),
-        _ => leaf.name().to_owned(),
-    }
+    let Some((block, stages)) = leaf.pipeline() else { return leaf.name().to_owned() };
+    let sides: Vec<_> = block.iter().map(ToString::to_string).collect();
+    let block = if sides.is_empty() { String::new() } else { format!(" {}", sides.join("×")) };
+    let turns = leaf.product().is_some_and(|x| x.consumers == Consumers::PingPong);
+    let turns = if turns { ", ping-pong" } else { "" };
+    format!("{}{block}, {}{turns}", leaf.name(), count(stages, "stage"))
 }
 
 struct Found {

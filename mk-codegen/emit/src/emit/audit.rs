@@ -11,15 +11,13 @@ use super::{
     signal::several,
     types::Options,
 };
-use mk_plan::{
-    Agent, EdgeId, Entity, Family, Leaf, Plan, Proxy, RoleId, RoleKind, Schedule, Scope,
-};
+use mk_plan::{Agent, EdgeId, Entity, Family, Plan, Proxy, RoleId, RoleKind, Schedule, Scope};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Edges that a gate has, too: announcements, and the waits of copy engines.
 fn in_gate(plan: &Plan) -> BTreeSet<EdgeId> {
-    let engines = || plan.families.values().filter(|f| f.leaf == Leaf::HostCopy);
-    let enter = plan.families.values().filter(|f| f.leaf == Leaf::Enter);
+    let engines = || plan.families.values().filter(|f| f.leaf.is_host_copy());
+    let enter = plan.families.values().filter(|f| f.leaf.enters());
     let posts = enter.flat_map(|f| &f.posts).filter(|_| engines().next().is_some());
     posts.map(|p| p.edge).chain(engines().flat_map(|f| &f.waits).map(|w| w.edge)).collect()
 }
@@ -27,7 +25,7 @@ fn in_gate(plan: &Plan) -> BTreeSet<EdgeId> {
 /// The call or member that an edge must appear in.
 fn primitives(plan: &Plan) -> BTreeMap<EdgeId, (String, String)> {
     let mut out = BTreeMap::new();
-    let enter = plan.families.values().filter(|f| f.leaf == Leaf::Enter);
+    let enter = plan.families.values().filter(|f| f.leaf.enters());
     let entries: BTreeSet<_> = enter.flat_map(|f| &f.posts).map(|p| p.signal).collect();
     let node_entry = nodes::entered(plan);
     for (id, f) in plan.families.iter() {
@@ -57,9 +55,9 @@ fn primitives(plan: &Plan) -> BTreeMap<EdgeId, (String, String)> {
             out.insert(w.edge, (text, format!("wait of {id}")));
         }
         for p in f.posts.iter().filter(|p| p.by != Agent::Engine) {
-            let text = if f.leaf == Leaf::NicSend {
+            let text = if f.leaf.sends() {
                 format!("net_word<edge::{}>(", p.edge)
-            } else if f.leaf == Leaf::Enter {
+            } else if f.leaf.enters() {
                 format!("post_entered<edge::{}>(", p.edge)
             } else {
                 let post = if several(p) { "post_fenced" } else { "post_signal" };
@@ -153,7 +151,7 @@ fn frame(plan: &Plan, options: Options) -> Result<Vec<(String, usize)>, AuditErr
         queues += loops(plan, role)?.iter().filter(dynamic).count();
     }
     let roles = with_ctas().count();
-    let gate = usize::from(plan.families.values().any(|f| f.leaf == Leaf::HostCopy));
+    let gate = usize::from(plan.families.values().any(|f| f.leaf.is_host_copy()));
     // Of agents of warp 0, those read the epoch that wait for something.
     let mut first_lanes = 0;
     for role in with_ctas() {
@@ -176,7 +174,7 @@ fn frame(plan: &Plan, options: Options) -> Result<Vec<(String, usize)>, AuditErr
     let there = computing.iter().map(|(_, n)| *n).max().max(Some(Warpgroups::MOVING.computing));
     let idle = computing.iter().filter(|(_, n)| Some(*n) < there).count();
     let fences = |scope: Scope| {
-        let posts = plan.families.values().filter(|f| f.leaf != Leaf::Enter).flat_map(|f| &f.posts);
+        let posts = plan.families.values().filter(|f| !f.leaf.enters()).flat_map(|f| &f.posts);
         posts.filter(|p| several(p) && p.scope == scope && !by_host(p.by)).count()
     };
     let clusters = with_ctas().filter(|role| plan.cluster(*role) > 1).count();

@@ -7,8 +7,8 @@ use super::{
 };
 use mk_abi::device::MAX_RUNTIME_DIMS;
 use mk_plan::{
-    CopyVia, Expr, FamId, Family, Leaf, Plan, Points, Post, RoleKind, Scope, Space, StructureError,
-    TableSet, Var,
+    CopyTile, CopyVia, Expr, FamId, Family, Leaf, Plan, Points, Post, RoleKind, Scope, Space,
+    StructureError, TableSet, Var,
 };
 
 /// Names that the templates give to their own variables, around expressions of the plan.
@@ -35,8 +35,8 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
         return Err(EmitError::unsupported(id.to_string(), "a kernel has tables in memory only"));
     }
     let looks = |f: &Family| match f.leaf {
-        Leaf::MmaTile { .. } | Leaf::CopyTile { via: CopyVia::Gather, .. } => true,
-        Leaf::ReduceTile { .. } => f.inner.is_some(),
+        Leaf::MmaTile(_) | Leaf::CopyTile(CopyTile { via: CopyVia::Gather, .. }) => true,
+        Leaf::ReduceTile(_) => f.inner.is_some(),
         _ => false,
     };
     let looks_up = |f: &&Family| plan.looks_up(f) && !looks(f);
@@ -61,11 +61,11 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
                 // What ends a launch surrounds the roles.
                 (Leaf::Signal, RoleKind::Epilogue | RoleKind::InterReduce) => true,
                 (Leaf::NicSend, RoleKind::InterSend) => true,
-                (Leaf::CopyTile { .. }, RoleKind::InterSend) => true,
+                (Leaf::CopyTile(_), RoleKind::InterSend) => true,
                 (Leaf::Signal | Leaf::NicSend, _) => false,
                 _ => matches!(kind, RoleKind::Compute | RoleKind::IntraComm),
             },
-            Carrier::Frame if f.leaf == Leaf::Enter => kind == RoleKind::Prologue,
+            Carrier::Frame if f.leaf.enters() => kind == RoleKind::Prologue,
             Carrier::Frame => kind == RoleKind::Epilogue,
             Carrier::Host => kind == RoleKind::CopyEngine,
             Carrier::Nobody => false,
@@ -79,7 +79,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
         }
         names(f, &place)?;
         // The host evaluates what its copy engines do, for every rank.
-        if f.leaf != Leaf::HostCopy {
+        if !f.leaf.is_host_copy() {
             accesses(plan, f, &place)?;
             posts(plan, f, &place)?;
         }
@@ -121,9 +121,9 @@ fn differs<'e>(extents: impl IntoIterator<Item = &'e Expr>) -> bool {
 fn accesses(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
     for a in f.accesses.iter().filter(|a| a.rank != Expr::Var(Var::RANK)) {
         let b = &plan.buffers[a.buffer];
-        let what = if f.leaf == Leaf::NicSend && !differs(b.shape.iter().chain(&b.pitch)) {
+        let what = if f.leaf.sends() && !differs(b.shape.iter().chain(&b.pitch)) {
             continue;
-        } else if b.space != Space::Workspace && f.leaf != Leaf::NicSend {
+        } else if b.space != Space::Workspace && !f.leaf.sends() {
             "is the caller's: a kernel reaches it only `@ rank`, and peers' memory is workspace"
         } else if differs(b.shape.iter().chain(&b.pitch)) {
             "is another rank's, and only its first extent may depend on the rank"
@@ -174,7 +174,7 @@ fn announced(plan: &Plan, id: FamId, p: &Post) -> Result<bool, EmitError> {
 /// Ranks announce themselves in one way only: each raises its own word on every rank by one, and nobody else raises these.
 fn entry(plan: &Plan) -> Result<(), EmitError> {
     let world = plan.mesh.size();
-    let mut enter = plan.families.iter().filter(|(_, f)| f.leaf == Leaf::Enter);
+    let mut enter = plan.families.iter().filter(|(_, f)| f.leaf.enters());
     let Some((id, f)) = enter.next() else { return Ok(()) };
     let refuse = |id: FamId| {
         let what = format!(

@@ -8,8 +8,7 @@ use super::{
     types::{Options, dtype_name},
 };
 use mk_plan::{
-    Access, BinOp, BufId, CPrinter, Each, Entity, Expr, FamId, Family, Leaf, Operand, Plan, Points,
-    SigId,
+    Access, BinOp, BufId, CPrinter, Each, Entity, Expr, FamId, Family, Operand, Plan, Points, SigId,
 };
 use std::collections::BTreeSet;
 
@@ -34,7 +33,7 @@ impl<'a> Emitter<'a> {
         points: &'a Points<'a>,
         options: Options,
     ) -> Result<Self, EmitError> {
-        let enter = plan.families.values().filter(|f| f.leaf == Leaf::Enter);
+        let enter = plan.families.values().filter(|f| f.leaf.enters());
         let entries = enter.flat_map(|f| &f.posts).map(|p| p.signal).collect();
         let (layout, maps) = (layout(plan, points)?, Maps::default());
         let node_entry = nodes::entered(plan);
@@ -200,7 +199,7 @@ impl<'a> Emitter<'a> {
 
     /// The signal by which ranks announce themselves, where they do.
     pub fn entered(&self) -> Option<SigId> {
-        let enter = self.plan.families.values().filter(|f| f.leaf == Leaf::Enter);
+        let enter = self.plan.families.values().filter(|f| f.leaf.enters());
         enter.flat_map(|f| &f.posts).map(|p| p.signal).next()
     }
 }

@@ -13,8 +13,8 @@ use super::{context::Emitter, error::EmitError, layout::At};
 use minijinja::{Value, context};
 use mk_abi::{HostOp, HostProgram};
 use mk_plan::{
-    Access, Agent, BufId, Expr, FamId, Family, Leaf, Operand, Point, Post, Region, RoleKind, SigId,
-    Task, Var,
+    Access, Agent, BufId, Expr, FamId, Family, Operand, Point, Post, Region, RoleKind, SigId, Task,
+    Var,
 };
 use std::collections::HashMap;
 
@@ -25,11 +25,11 @@ const GATE_THREADS: u32 = 64;
 
 /// Whether a plan has copy engines work.
 pub(super) fn used(e: &Emitter<'_>) -> bool {
-    e.plan.families.values().any(|f| f.leaf == Leaf::HostCopy)
+    e.plan.families.values().any(|f| f.leaf.is_host_copy())
 }
 
 fn copies<'e>(e: &'e Emitter<'_>) -> impl Iterator<Item = (FamId, &'e Family)> {
-    e.plan.families.iter().filter(|(_, f)| f.leaf == Leaf::HostCopy)
+    e.plan.families.iter().filter(|(_, f)| f.leaf.is_host_copy())
 }
 
 /// Whether a signal is for those alone who end a launch.

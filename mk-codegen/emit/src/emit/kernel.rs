@@ -2,7 +2,7 @@
 
 use super::{context::Emitter, error::EmitError, layout::At, spans, trace};
 use minijinja::{Value, context};
-use mk_plan::{C_PRELUDE, Entity, Family, Leaf};
+use mk_plan::{C_PRELUDE, Entity, Family};
 
 /// The values of the kernel template, with those of its roles.
 ///
@@ -51,7 +51,7 @@ pub(super) fn kernel(
         .plan
         .families
         .values()
-        .filter(|f| f.leaf == Leaf::Enter)
+        .filter(|f| f.leaf.enters())
         .flat_map(|f| &f.posts)
         .map(|p| {
             let traced = match e.options.trace {

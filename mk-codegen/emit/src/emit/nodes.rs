@@ -2,7 +2,7 @@
 
 use super::{error::EmitError, library::Nodes};
 use mk_plan::{
-    Arena, Expr, FamId, Leaf, NetPlan, Plan, PointError, Points, RoleKind, SigId, Space, TableSet,
+    Arena, Expr, FamId, NetPlan, Plan, PointError, Points, RoleKind, SigId, Space, TableSet,
 };
 
 /// The constants of a plan's nodes.
@@ -56,7 +56,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
         return Err(EmitError::unsupported("nic", what));
     }
     let mut senders: Vec<_> =
-        plan.families.values().filter(|f| f.leaf == Leaf::NicSend).map(|f| f.role).collect();
+        plan.families.values().filter(|f| f.leaf.sends()).map(|f| f.role).collect();
     senders.sort_unstable();
     senders.dedup();
     for role in senders {
@@ -74,7 +74,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
         if f.waits.iter().any(|w| net(w.signal) && w.count != Expr::Const(1)) {
             return refuse(id, "a word that hosts raise is raised once in a launch, by one");
         }
-        let sends = f.leaf == Leaf::NicSend;
+        let sends = f.leaf.sends();
         if f.posts.iter().any(|p| net(p.signal) != sends || sends && p.add != Expr::Const(1)) {
             return refuse(id, "sends raise net words, by one, and nothing else does");
         }

@@ -1,7 +1,7 @@
 //! In a traced kernel, the statements that record a wait or a post beside making it.
 
 use super::error::EmitError;
-use mk_plan::{EdgeId, Entity, Family, Leaf, Plan};
+use mk_plan::{EdgeId, Entity, Family, Plan};
 
 /// A wait or a post with a record of it. One statement, as the call is. With `all`, every lane of a warp makes the call, and
 /// the first one speaks for them.
@@ -32,7 +32,7 @@ pub(super) fn send(edge: EdgeId) -> String {
 /// # Errors
 /// [`EmitError::Internal`] if no family announces by that edge.
 pub(super) fn enter(plan: &Plan, edge: EdgeId) -> Result<String, EmitError> {
-    let makes = |f: &Family| f.leaf == Leaf::Enter && f.posts.iter().any(|p| p.edge == edge);
+    let makes = |f: &Family| f.leaf.enters() && f.posts.iter().any(|p| p.edge == edge);
     let family = plan.families.iter().find(|(_, f)| makes(f)).map(|(id, _)| id.index());
     let family = family.ok_or_else(|| {
         EmitError::internal("emit/spans.rs", format!("{edge} is no announcement's post"))

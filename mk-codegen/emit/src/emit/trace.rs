@@ -8,7 +8,7 @@ use super::{
 };
 use minijinja::{Value, context};
 use mk_abi::{TraceFamily, TraceLayout};
-use mk_plan::{EdgeId, Entity, Expr, Family, Leaf, Plan, Point, Schedule, SigId};
+use mk_plan::{EdgeId, Entity, Expr, Family, Plan, Point, Schedule, SigId};
 
 /// Records of a ring: at least, and at most (8192 records of all agents of 132 CTAs are 200 MB).
 const RECORDS: (u32, u32) = (64, 8192);
@@ -55,7 +55,7 @@ pub(super) fn layout(e: &Emitter<'_>) -> Result<TraceLayout, EmitError> {
         edges: f.edges.iter().map(|e| (e.name.clone(), e.edge.index() as u32)).collect(),
     });
     let enters = |signal: SigId| {
-        let mut enter = plan.families.values().filter(|f| f.leaf == Leaf::Enter);
+        let mut enter = plan.families.values().filter(|f| f.leaf.enters());
         enter.any(|f| f.posts.iter().any(|p| p.signal == signal))
     };
     let waits = plan.families.values().flat_map(|f| &f.waits);

@@ -238,7 +238,7 @@ fn next_free_cta(plan: &mut Plan) {
     for role in roles {
         let families: Vec<FamId> =
             plan.families.iter().filter(|(_, f)| f.role == role).map(|(id, _)| id).collect();
-        let product = |id: &FamId| matches!(plan.families[*id].leaf, Leaf::MmaTile { .. });
+        let product = |id: &FamId| plan.families[*id].leaf.product().is_some();
         let from = families.iter().position(product).unwrap_or(0);
         for id in families.into_iter().skip(from) {
             let family = &mut plan.families[id];
@@ -251,7 +251,7 @@ fn next_free_cta(plan: &mut Plan) {
 
 /// Whether communication CTAs also add.
 fn reduces(plan: &Plan, kinds: &Arena<FamId, RoleKind>) -> bool {
-    let mut sums = plan.families.iter().filter(|(_, f)| matches!(f.leaf, Leaf::ReduceTile { .. }));
+    let mut sums = plan.families.iter().filter(|(_, f)| matches!(f.leaf, Leaf::ReduceTile(_)));
     sums.any(|(id, _)| kinds[id] == RoleKind::IntraComm)
 }
 

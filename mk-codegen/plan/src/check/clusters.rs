@@ -1,37 +1,17 @@
 //! Clusters: CTAs that share tiles, or load together.
 
-use super::Checker;
+use super::checker::Checker;
 use crate::{
     entity::Entity,
-    leaf::{Consumers, EpilogueOp, Store},
-    plan::{Family, Plan},
+    epilogue::EpilogueOp,
+    leaf::{Consumers, MmaTile, Store},
+    plan::Family,
 };
-
-/// Clusters of the families of a role.
-#[derive(Clone, Copy, Default)]
-pub(super) struct OfRole {
-    /// Of the first of them.
-    first: Option<u32>,
-    /// Whether others have other ones.
-    mixed: bool,
-}
-
-/// Of each role.
-pub(super) fn of_roles(plan: &Plan) -> Vec<OfRole> {
-    let mut all = vec![OfRole::default(); plan.roles.len()];
-    for x in plan.families.values() {
-        if let Some(of) = all.get_mut(x.role.index()) {
-            let cluster = x.leaf.cluster();
-            of.mixed |= *of.first.get_or_insert(cluster) != cluster;
-        }
-    }
-    all
-}
 
 impl Checker<'_> {
     /// CTAs of a cluster share all that their role does, and nobody reads or hands on what only one of them has.
-    pub(super) fn cluster(&mut self, place: &str, x: &Family, of: (u32, Store, Consumers)) {
-        let (cluster, store, consumers) = of;
+    pub(super) fn cluster(&mut self, place: &str, x: &Family, product: &MmaTile) {
+        let MmaTile { cluster, store, consumers, .. } = *product;
         if !(1..=8).contains(&cluster) {
             self.error(place, "has clusters of 1 to 8 CTAs");
         }
@@ -59,13 +39,8 @@ impl Checker<'_> {
     }
 
     /// CTAs that load together work in step, and wait for nobody else on the way.
-    pub(super) fn multicast(
-        &mut self,
-        place: &str,
-        x: &Family,
-        multicast: [u32; 2],
-        consumers: Consumers,
-    ) {
+    pub(super) fn multicast(&mut self, place: &str, x: &Family, product: &MmaTile) {
+        let MmaTile { multicast, consumers, .. } = *product;
         if !matches!(multicast, [1 | 2, 1 | 2]) {
             self.error(place, "loads with 1 or 2 CTAs below, and beside");
         }

@@ -2,6 +2,7 @@
 //!
 //! A plan that passes can be unrolled without panics; whether it is *correct* is the verifier's question.
 
+mod checker;
 mod clusters;
 mod names;
 mod net;
@@ -9,36 +10,17 @@ mod tables;
 
 use super::{
     contract::Arity,
-    entity::FamId,
+    entity::{EdgeId, FamId},
+    epilogue::EPILOGUE_OPERANDS,
     expr::{Expr, Var},
-    leaf::{EPILOGUE_OPERANDS, EpilogueOp, GradOf, Leaf, Mask, gated},
-    plan::{Each, Family, Plan, Point, Schedule, Space},
+    names::{Mode, Point},
+    plan::{Each, Family, Plan, Schedule, Space},
 };
+use checker::Checker;
+pub use checker::StructureError;
 use names::RESERVED;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 pub use tables::MAX_ENTRIES;
-use thiserror::Error;
-
-/// A plan that is not well formed: where, and what is wrong.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{place}: {message}")]
-pub struct StructureError {
-    /// The entity.
-    pub place: String,
-    /// What is wrong, and what would be right.
-    pub message: String,
-    /// Whether nothing is wrong but that there is more of it than anybody unrolls.
-    pub too_large: bool,
-}
-
-struct Checker<'a> {
-    plan: &'a Plan,
-    /// Names of dimensions.
-    dims: HashSet<&'a str>,
-    /// Of each role, the cluster size of its first family, and whether others have another one.
-    clusters: Vec<clusters::OfRole>,
-    errors: Vec<StructureError>,
-}
 
 impl Plan {
     /// Checks everything that is said above.
@@ -46,9 +28,7 @@ impl Plan {
     /// # Errors
     /// All mistakes, in the order of the text.
     pub fn check_structure(&self) -> Result<(), Vec<StructureError>> {
-        let dims = self.dims.values().map(|d| d.name.as_str()).collect();
-        let clusters = clusters::of_roles(self);
-        let mut c = Checker { plan: self, dims, clusters, errors: Vec::new() };
+        let mut c = Checker::new(self);
         c.plan_level();
         for id in self.families.keys() {
             c.family(id);
@@ -59,16 +39,6 @@ impl Plan {
 }
 
 impl Checker<'_> {
-    fn error(&mut self, place: impl Into<String>, message: impl Into<String>) {
-        let (place, message) = (place.into(), message.into());
-        self.errors.push(StructureError { place, message, too_large: false });
-    }
-
-    fn too_large(&mut self, place: impl Into<String>, message: impl Into<String>) {
-        let (place, message) = (place.into(), message.into());
-        self.errors.push(StructureError { place, message, too_large: true });
-    }
-
     fn name(&mut self, place: &str, name: &str) {
         let mut chars = name.chars();
         let ok = chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
@@ -244,13 +214,7 @@ impl Checker<'_> {
 
     /// Places of queries and keys: where a mask asks for them, and nowhere else.
     fn positions(&mut self, place: &str, x: &Family, all: Scope) {
-        let masks = matches!(
-            x.leaf,
-            Leaf::AttendTile { mask: Mask::Causal, .. }
-                | Leaf::AttendGradTile { mask: Mask::Causal, .. }
-        );
-        // What comes in blocks is elsewhere at each step.
-        let queries_move = matches!(x.leaf, Leaf::AttendGradTile { of: GradOf::Keys, .. });
+        let masks = x.leaf.masks();
         match &x.positions {
             None if masks => self.error(place, "masks by position: it needs `position` lines"),
             None => {}
@@ -259,7 +223,7 @@ impl Checker<'_> {
             }
             Some(at) => {
                 let held = Scope { inner: false, ..all };
-                let [q, k] = if queries_move { [all, held] } else { [held, all] };
+                let [q, k] = if x.leaf.queries_move() { [all, held] } else { [held, all] };
                 self.expr(place, &at.q, Some(x), q);
                 self.expr(place, &at.k, Some(x), k);
             }
@@ -324,7 +288,7 @@ impl Checker<'_> {
                 );
             }
             let local = a.rank == Expr::Var(Var::RANK);
-            let sent = b.space == Space::Net && x.leaf == Leaf::NicSend;
+            let sent = b.space == Space::Net && x.leaf.sends();
             if !local && b.space != Space::Workspace && !b.shared && !sent {
                 self.error(
                     &place,
@@ -334,7 +298,7 @@ impl Checker<'_> {
                     ),
                 );
             }
-            if b.space == Space::In && a.mode != super::Mode::Read {
+            if b.space == Space::In && a.mode != Mode::Read {
                 self.error(&place, format!("{} {:?} is an input", a.buffer, b.name));
             }
         }
@@ -385,7 +349,7 @@ impl Checker<'_> {
                 }
                 Some(o)
                     if o.mode != a.mode
-                        && !(a.mode == super::Mode::Accumulate && o.mode == super::Mode::Write) =>
+                        && !(a.mode == Mode::Accumulate && o.mode == Mode::Write) =>
                 {
                     self.error(place, format!("operand `{}` is a {}", a.operand, o.mode.name()));
                 }
@@ -415,29 +379,12 @@ impl Checker<'_> {
                 format!("an epilogue has at most four operands, and this one {operands}"),
             );
         }
-        if let Leaf::ReduceTile { epilogue } = &x.leaf {
-            use EpilogueOp::{Carry, Keep, Save, Swiglu};
-            let other = epilogue.iter().find(|op| matches!(op, Swiglu | Save | Keep | Carry));
-            if let Some(op) = other {
-                let op = super::print::epilogue_text(op);
-                self.error(place, format!("a sum has no `{op}` behind it"));
-            }
+        if let Some(product) = x.leaf.product() {
+            self.cluster(place, x, product);
+            self.multicast(place, x, product);
         }
-        if let Leaf::MmaTile { cluster, store, consumers, multicast, .. } = &x.leaf {
-            self.cluster(place, x, (*cluster, *store, *consumers));
-            self.multicast(place, x, *multicast, *consumers);
-        }
-        if let Leaf::MmaTile { epilogue, .. } = &x.leaf {
-            let gates = epilogue.iter().filter(|op| **op == EpilogueOp::Swiglu).count();
-            if gates != usize::from(gated(epilogue)) {
-                self.error(place, "`swiglu` comes first in an epilogue, or behind one `save`");
-            }
-            if !super::leaf::keeps_end(epilogue) {
-                self.error(
-                    place,
-                    "`keep` ends with a `save`, before another `keep`, `swiglu` or `carry`",
-                );
-            }
+        for what in x.leaf.misuse() {
+            self.error(place, what);
         }
         let want: Vec<_> = contract.edges.iter().map(|e| e.name).collect();
         let have: Vec<_> = x.edges.iter().map(|e| e.name.as_str()).collect();
@@ -524,7 +471,7 @@ impl Scope {
 
 impl Family {
     /// Ids of all edges of the family: internal ones, waits, posts.
-    pub fn edge_ids(&self) -> impl Iterator<Item = super::EdgeId> + '_ {
+    pub fn edge_ids(&self) -> impl Iterator<Item = EdgeId> + '_ {
         let internal = self.edges.iter().map(|e| e.edge);
         internal.chain(self.waits.iter().map(|w| w.edge)).chain(self.posts.iter().map(|p| p.edge))
     }

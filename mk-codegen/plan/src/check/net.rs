@@ -1,15 +1,12 @@
 //! Sends: a command has one source and one destination, whatever the task.
 
-use super::Checker;
-use crate::{
-    leaf::{Leaf, Operand},
-    plan::Family,
-};
+use super::checker::Checker;
+use crate::{names::Operand, plan::Family};
 
 impl Checker<'_> {
     /// A send is one message in every task: where it goes is no matter of repetitions or conditions.
     pub(super) fn sends(&mut self, place: &str, x: &Family) {
-        if x.leaf != Leaf::NicSend {
+        if !x.leaf.sends() {
             return;
         }
         let ends = x.accesses.iter().filter(|a| matches!(a.operand, Operand::Src | Operand::Dst));

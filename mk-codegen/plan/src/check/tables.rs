@@ -1,10 +1,11 @@
 //! Tables: their size, and what they are derived from.
 
-use super::Checker;
+use super::checker::Checker;
 use crate::{
     entity::{Entity, TabId},
     expr::{Expr, Var},
-    leaf::{Leaf, Operand, RoutePart, Tabulation},
+    leaf::{Leaf, Tabulate, Tabulation},
+    names::{Operand, RoutePart},
     plan::{Access, Family, Space, Table, TableSource},
 };
 use mk_abi::DType;
@@ -153,7 +154,7 @@ impl Checker<'_> {
     /// A task that fills a table of blocks fills all of it, from all that the table says that it is made of; tasks that fill one that follows from a
     /// routing, their share of it.
     pub(super) fn fills(&mut self, place: &str, x: &Family) {
-        let Leaf::Tabulate { of } = x.leaf else { return };
+        let Leaf::Tabulate(Tabulate { of }) = x.leaf else { return };
         let plan = self.plan;
         let whole = |operand: Operand, id: TabId| {
             let Some(table) = plan.tables.get(id) else { return false };

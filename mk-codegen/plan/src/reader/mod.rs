@@ -2,57 +2,16 @@
 //!
 //! The reader checks syntax, names and ids; [`Plan::check_structure`] checks the rest.
 
-mod cursor;
-mod expr;
 mod family;
-mod lexer;
 
-use super::{entity::*, leaf::RoutePart, plan::*, print::id_text, routes::Routed};
-use cursor::{Cursor, Scope};
+use super::{
+    entity::*,
+    names::RoutePart,
+    plan::*,
+    text::{Cursor, ReadError, Scope, lex},
+};
 use mk_abi::DType;
 use std::str::FromStr;
-use thiserror::Error;
-
-/// What follows from a routing.
-fn part(c: &mut Cursor<'_>) -> Result<RoutePart, ReadError> {
-    Ok(match c.one_of(&["lists", "wanted", "counts", "sources", "places", "kept"])? {
-        "lists" => RoutePart::Lists,
-        "wanted" => RoutePart::Wanted,
-        "counts" => RoutePart::Counts,
-        "sources" => RoutePart::Sources,
-        "kept" => RoutePart::Kept,
-        _ => RoutePart::Places,
-    })
-}
-
-/// A text that is not a plan.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("line {line}, column {column}: {message}\n  | {excerpt}")]
-pub struct ReadError {
-    /// Line, from 1.
-    pub line: usize,
-    /// Column in characters, from 1.
-    pub column: usize,
-    /// What is wrong.
-    pub message: String,
-    /// The line.
-    pub excerpt: String,
-}
-
-impl ReadError {
-    fn new(source: &str, at: usize, message: impl Into<String>) -> ReadError {
-        let before = &source[..at.min(source.len())];
-        let start = before.rfind('\n').map_or(0, |i| i + 1);
-        let excerpt: String =
-            source[start..].lines().next().unwrap_or("").chars().take(200).collect();
-        ReadError {
-            line: before.matches('\n').count() + 1,
-            column: source[start..before.len()].chars().count() + 1,
-            message: message.into(),
-            excerpt,
-        }
-    }
-}
 
 /// Longest text that is read.
 const MAX_BYTES: usize = 16 << 20;
@@ -66,7 +25,7 @@ impl FromStr for Plan {
         if source.len() > MAX_BYTES {
             return Err(ReadError::new(source, 0, "the text is longer than 16 MiB"));
         }
-        let tokens = lexer::lex(source)?;
+        let tokens = lex(source)?;
         let mut c = Cursor::new(source, &tokens);
         let mut plan = Plan::default();
         let mut heads: Vec<&str> = Vec::new();
@@ -208,7 +167,7 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
     let routed = match c.eat_word("routed") {
         true => {
             let ids = c.reference::<TabId>()?;
-            let part = part(c)?;
+            let part = c.named(RoutePart::NAMES, RoutePart::from_name)?;
             c.keyword("rows")?;
             let rows = c.number()?;
             let keep = if c.eat_word("keep") { c.number()? } else { 0 };
@@ -219,27 +178,4 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
     let stored = if c.eat_word("in") { Some(c.reference::<BufId>()?) } else { None };
     plan.tables.push(Table { name, shape, source, stored, routed });
     Ok(())
-}
-
-impl Cursor<'_> {
-    /// The id of the entity being declared: ids stand in order.
-    fn id<K: Entity>(&mut self, n: usize) -> Result<(), ReadError> {
-        let want = id_text::<K>(n);
-        if self.eat_word(&want) {
-            return Ok(());
-        }
-        Err(self.expected(&format!("`{want}` (ids are given in order)")))
-    }
-
-    /// The id of an entity declared elsewhere.
-    fn reference<K: Entity>(&mut self) -> Result<K, ReadError> {
-        let digits = self.peek().text.strip_prefix(K::PREFIX).and_then(|d| d.parse::<u32>().ok());
-        match digits {
-            Some(n) if n < u32::MAX => {
-                self.bump();
-                Ok(K::new(n as usize))
-            }
-            _ => Err(self.expected(&format!("an id such as `{}0`", K::PREFIX))),
-        }
-    }
 }

@@ -5,7 +5,6 @@
 //! in full: it is refused for what it would take.
 
 use super::unroll::Unrolled;
-use mk_plan::Leaf;
 
 /// Multiplications that an exponential takes, about.
 pub(super) const EXPONENTIAL: u64 = 64;
@@ -26,10 +25,7 @@ impl Budget {
         for task in &unrolled.tasks {
             let touches = u64::from(task.touches.end - task.touches.start);
             // In the pipeline each query meets each key, in a ring a block of them at each step.
-            let attends = matches!(
-                unrolled.plan.families[task.family].leaf,
-                Leaf::AttendTile { .. } | Leaf::AttendGradTile { .. }
-            );
+            let attends = unrolled.plan.families[task.family].leaf.attends();
             cuts += touches << 6;
             work += touches << if attends { 12 } else { 9 };
         }

@@ -4,14 +4,12 @@
 //! (`plan/src/routes.rs`). Unlike numbers, integers have no cells: every one of them is there.
 
 use super::{
+    context::{paired, sources},
     error::FieldError,
-    leaf::{paired, sources},
-    unroll::{self, Moved, TaskRun, Touch, Unrolled},
+    leaf::{Source, tabulated},
+    unroll::{self, Moved, Touch, Unrolled},
 };
-use mk_plan::{
-    Entity, Leaf, Operand, Points, RouteError, RoutePart, Space, Tabulation, block_table, kept,
-    listed, own_experts, route_bases, route_list, route_places, route_sources, route_wanted,
-};
+use mk_plan::{Entity, Leaf, Operand, Points, Space, Tabulate};
 use std::borrow::Cow;
 
 /// Most integers of all memory, and those that tasks read.
@@ -71,14 +69,6 @@ impl Slab {
         }
         fresh
     }
-}
-
-/// What a task reads for one line; nothing where its region is empty.
-#[derive(Default)]
-struct Source<'m> {
-    data: Cow<'m, [i32]>,
-    columns: usize,
-    first_row: usize,
 }
 
 /// Whether all tables in memory that a launch fills are those of the launch.
@@ -173,7 +163,7 @@ fn made(
     let mut out = Vec::new();
     for t in touches.iter().filter(|t| t.write) {
         let values = match &family.leaf {
-            Leaf::Tabulate { of } => {
+            Leaf::Tabulate(Tabulate { of }) => {
                 let lines = family.accesses.iter().enumerate();
                 let lines = lines.filter(|(_, a)| a.operand == Operand::Src);
                 let source = |(line, _)| {
@@ -189,7 +179,7 @@ fn made(
                 tabulated(unrolled, run, of, &src, t)
                     .map_err(|e| FieldError::misfit(unrolled.place(task), e.to_string()))?
             }
-            Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => {
+            leaf if leaf.copies() => {
                 let mut from = there.iter().map(|(t, _)| *t).enumerate().collect();
                 sources(&mut from, t.phase, run.last);
                 let from = paired(&from, t.each);
@@ -208,69 +198,6 @@ fn made(
         out.push((*t, values));
     }
     Ok(Ok(out))
-}
-
-/// What a task that fills a table writes to a region, as the executor has it.
-fn tabulated(
-    unrolled: &Unrolled<'_>,
-    run: &TaskRun,
-    of: &Tabulation,
-    src: &[Source<'_>],
-    write: &Touch,
-) -> Result<Vec<i32>, RouteError> {
-    let region = unrolled.region(write);
-    let len = region.iter().map(|d| d.1 as usize).product::<usize>();
-    let none = Source::default();
-    let src = |i: usize| src.get(i).unwrap_or(&none);
-    let data = |i: usize| &*src(i).data;
-    let columns = |i: usize| src(i).columns.max(1);
-    let (part, experts, ranks, rows, blocks, keep) = match of {
-        Tabulation::Blocks { rows } => {
-            return block_table(data(0), *rows as i32, len / 2).map_err(RouteError::Blocks);
-        }
-        Tabulation::Route { part, experts, ranks, rows, blocks, keep } => {
-            let [experts, ranks, blocks] = [*experts, *ranks, *blocks].map(|n| n as usize);
-            (*part, experts, ranks, *rows as i32, blocks, *keep as i32)
-        }
-    };
-    let (rank, own) = (run.rank as usize, own_experts(experts, ranks));
-    // Which of the results of a family this is.
-    let family = &unrolled.plan.families[run.family];
-    let results = family.accesses.iter().enumerate().filter(|(_, a)| a.operand == Operand::Dst);
-    let result = results.map(|(i, _)| i).position(|i| i == usize::from(write.access));
-    let width = region.last().map_or(0, |d| d.1 as usize);
-    match part {
-        RoutePart::Lists => {
-            let count = i32::try_from(experts).unwrap_or(i32::MAX);
-            route_list(data(0), columns(0), count, src(0).first_row, width)
-        }
-        RoutePart::Wanted => Ok(route_wanted(data(0), columns(0), own, rank, len)),
-        RoutePart::Counts => {
-            let rows_of = |e: usize| {
-                let lists = data(0).chunks_exact(columns(0));
-                // The last rank may have fewer.
-                let e = Some(rank * own + e).filter(|e| *e < experts);
-                kept(e.map_or(0, |e| lists.map(|l| listed(l, experts, e)).sum()), keep)
-            };
-            let counts: Vec<i32> = (0..own).map(rows_of).collect();
-            match result {
-                Some(0) => Ok(counts),
-                Some(1) => route_bases(data(0), columns(0), experts, ranks, (rows, keep), blocks),
-                _ => block_table(&counts, rows, blocks).map_err(RouteError::Blocks),
-            }
-        }
-        RoutePart::Sources => {
-            let first = region.first().map_or(0, |d| d.0 as usize) / rows.max(1) as usize;
-            let first = (first, rows.max(0) as usize);
-            let lists = (data(1), columns(1));
-            Ok(route_sources(data(0), first, rank * own, experts, lists.0, lists.1, data(2)))
-        }
-        RoutePart::Places | RoutePart::Kept => {
-            let of = (experts, ranks, keep);
-            let (places, kept) = route_places(data(0), columns(0), of, data(1), data(2), data(3));
-            Ok(if result == Some(1) { kept } else { places })
-        }
-    }
 }
 
 /// Tables in memory have the entries of the launch, where somebody has written them.

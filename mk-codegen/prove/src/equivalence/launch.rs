@@ -3,9 +3,10 @@
 use super::{
     algebra::Algebra,
     cells::Cells,
+    context::{Context, Piece},
     error::FieldError,
     hash::Map,
-    leaf::{Context, Piece},
+    leaf::{self, Write},
     tile::Tile,
     unroll::{Touch, Unrolled},
 };
@@ -151,14 +152,19 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
                 };
                 let places = unrolled.positions.get(&(task as u32, t.phase));
                 let places = places.map(|at| at.map(|x| self.cells.at(self.sequence, x)));
-                let work = context.consume(algebra, family, point, t.phase, places);
+                let work = leaf::consume(&mut context, algebra, family, point, t.phase, places);
                 let left = self.left.checked_sub(work.map_err(misfit)?);
                 self.left = left.ok_or_else(FieldError::multiplications)?;
             }
             if t.write {
                 let len = rows.starts.len() * rows.cols;
                 let size = [rows.starts.len(), rows.cols];
-                let data = context.stored(algebra, family, t, size, run.last).map_err(misfit)?;
+                let data = leaf::stored(
+                    &Write { family, touch: t, size, last: run.last },
+                    &mut context,
+                    algebra,
+                )
+                .map_err(misfit)?;
                 if data.len() != len {
                     let what =
                         format!("`{}` takes {len} elements, and gets {}", t.operand, data.len());

@@ -5,7 +5,7 @@
 
 use super::{report::Violation, site, world::World};
 use mk_plan::{
-    Agent, Leaf, Operand, Plan, Points, RoleKind, TableSet, TableSource,
+    Agent, Operand, Plan, Points, RoleKind, TableSet, TableSource,
     target::{self, Target},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,7 @@ pub(super) fn check(plan: &Plan) -> Vec<Violation> {
     for (id, x) in plan.families.iter() {
         let place = || format!("{id} {:?}", x.name);
         let engine = plan.roles[x.role].kind == RoleKind::CopyEngine;
-        if engine != (x.leaf == Leaf::HostCopy) {
+        if engine != x.leaf.is_host_copy() {
             let name = x.leaf.name();
             tell(
                 place(),
@@ -28,7 +28,7 @@ pub(super) fn check(plan: &Plan) -> Vec<Violation> {
                 ),
             );
         }
-        if x.leaf == Leaf::NicSend {
+        if x.leaf.sends() {
             match plan.nic {
                 None => {
                     tell(place(), "sends through the network, but the plan has no `nic`".into())
@@ -120,7 +120,7 @@ pub(super) fn queue_pairs(world: &World<'_>) -> Vec<Violation> {
         for a in &class.accs {
             let t = &class.tasks[a.task as usize];
             let x = &world.plan.families[t.family];
-            if x.leaf != Leaf::NicSend || x.accesses[a.line as usize].operand != Operand::Dst {
+            if !x.leaf.sends() || x.accesses[a.line as usize].operand != Operand::Dst {
                 continue;
             }
             let to = world.boxes.all[a.boxed as usize].rank;

@@ -13,6 +13,7 @@
 
 use super::{
     boxes::BoxId,
+    leaf,
     races::Group,
     region::{Dims, area, common_area, meet, text, uncovered},
     report::Violation,
@@ -20,8 +21,7 @@ use super::{
     world::{AccRec, Class, World},
 };
 use mk_plan::{
-    Access, BufId, Entity, Expr, Family, Leaf, Mode, Operand, Plan, Space, TabId, TableSet,
-    TableSource,
+    Access, BufId, Entity, Expr, Family, Mode, Plan, Space, TabId, TableSet, TableSource,
 };
 use std::collections::{BTreeSet, HashSet};
 
@@ -173,13 +173,9 @@ pub(super) fn takes(w: &AccRec, r: &AccRec) -> bool {
 pub(super) fn summed(plan: &Plan) -> BTreeSet<BufId> {
     let mut out = BTreeSet::new();
     for x in plan.families.values() {
-        let summand = |a: &Access| match x.leaf {
-            Leaf::ReduceTile { .. } => a.operand == Operand::Src,
-            Leaf::MmaTile { .. } => a.operand == Operand::AccIn,
-            Leaf::AttendTile { .. } => matches!(a.operand, Operand::AccIn | Operand::StatIn),
-            _ => false,
-        };
-        out.extend(x.accesses.iter().filter(|a| summand(a)).map(|a| a.buffer));
+        let summands = leaf::summands(&x.leaf);
+        let summand = |a: &&Access| summands.contains(&a.operand);
+        out.extend(x.accesses.iter().filter(summand).map(|a| a.buffer));
     }
     out.retain(|b| !matches!(plan.buffers[*b].space, Space::In | Space::Out));
     out

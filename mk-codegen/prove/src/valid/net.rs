@@ -19,8 +19,8 @@ use super::{
     world::{AccRec, Class, NamedRec, PostRec, TaskRec, World},
 };
 use mk_plan::{
-    Agent, BufId, EdgeId, Entity, Expr, FamId, Leaf, NicOrdering, Operand, Plan, RoleKind, Space,
-    Var, Wait,
+    Agent, BufId, EdgeId, Entity, Expr, FamId, NicOrdering, Operand, Plan, RoleKind, Space, Var,
+    Wait,
 };
 use std::collections::HashSet;
 
@@ -87,7 +87,7 @@ impl Checker<'_, '_> {
         let world = self.world;
         let task = &class.tasks[a.task as usize];
         let boxed = &world.boxes.all[a.boxed as usize];
-        let sent = world.plan.families[task.family].leaf == Leaf::NicSend;
+        let sent = world.plan.families[task.family].leaf.sends();
         let wrong = match sent {
             true => self.message(a),
             false => self.reached(boxed.buffer, task.rank as usize, boxed.rank),
@@ -100,12 +100,12 @@ impl Checker<'_, '_> {
         let task = &class.tasks[n.task as usize];
         let x = &self.world.plan.families[task.family];
         let (a, home, rank) = (&x.accesses[n.line as usize], task.rank as usize, n.rank as usize);
-        let wrong = match x.leaf {
-            Leaf::NicSend => self.sent(a.operand, a.buffer, home, rank),
-            _ => self.reached(a.buffer, home, rank),
+        let wrong = match x.leaf.sends() {
+            true => self.sent(a.operand, a.buffer, home, rank),
+            false => self.reached(a.buffer, home, rank),
         };
         self.tell_access(task, n.line, wrong);
-        if x.leaf == Leaf::NicSend && a.operand == Operand::Dst {
+        if x.leaf.sends() && a.operand == Operand::Dst {
             self.raised_elsewhere(class, task, rank);
         }
     }
@@ -220,7 +220,7 @@ impl Checker<'_, '_> {
     /// The words that one send raises on other ranks.
     fn raised(&mut self, class: &Class, task: &TaskRec) {
         let world = self.world;
-        if world.plan.families[task.family].leaf != Leaf::NicSend {
+        if !world.plan.families[task.family].leaf.sends() {
             return;
         }
         let posts = &class.posts[task.posts.start as usize..task.posts.end as usize];

@@ -8,14 +8,15 @@ use super::{
     boxes::BoxId,
     cells::{Cell, Halt, Regions},
     hash::FastSet,
+    leaf,
     report::Violation,
     rotation::{self, Turned},
-    shapes, site, symmetry,
+    site, symmetry,
     touched::{Operated, Touched},
     world::{AccRec, Class, NamedRec, PostRec, TaskRec, WaitRec, World},
 };
 use mk_plan::{
-    Access, BufId, Each, EdgeId, Entity, Expr, FamId, Family, Leaf, MAX_TASKS, Operand, Point,
+    Access, BufId, Each, EdgeId, Entity, Expr, FamId, Family, MAX_TASKS, Operand, Point,
     PointError, Points, Region, SigId, TabId, Task, Var,
 };
 use std::collections::HashSet;
@@ -226,7 +227,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
             let by = agent(self.world, spec.agent);
             self.each(family, task, a.at, inner, &a.each, &a.when, |u, at, step| {
                 let found = u.region(family, line, at, a)?;
-                if far && (found.is_none() || x.leaf == Leaf::NicSend) {
+                if far && (found.is_none() || x.leaf.sends()) {
                     let rank = u.points.rank(at, &a.rank)? as u32;
                     u.class.named.push(NamedRec { task: id, line: line as u32, rank });
                 }
@@ -386,7 +387,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
             })
             .collect();
         let x = &self.world.plan.families[family];
-        if let Some(what) = shapes::misfit(x, &regions) {
+        if let Some(what) = leaf::misfit(x, &regions) {
             let (tile, rank) = (task.domain(), task.rank());
             let v = Violation::Capacity {
                 place: format!("{family} {:?}", x.name),

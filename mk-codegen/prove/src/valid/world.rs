@@ -10,7 +10,7 @@ use super::{
     rotation::{Rotation, Turned},
     spans::LiveId,
 };
-use mk_plan::{Entity, FamId, Family, Leaf, Mode, Plan, Proxy, SigId};
+use mk_plan::{Entity, FamId, Family, Mode, Plan, Proxy, SigId};
 use std::ops::Range;
 
 pub(super) struct TaskRec {
@@ -187,7 +187,7 @@ pub(super) struct World<'a> {
 impl<'a> World<'a> {
     /// Whether something may go from node to node.
     pub fn is_far(&self) -> bool {
-        let sends = |x: &Family| x.leaf == Leaf::NicSend;
+        let sends = |x: &Family| x.leaf.sends();
         let nodes = self.plan.nic.is_some() || self.plan.mesh.axes.iter().any(|a| a.0 == "node");
         nodes || self.plan.families.values().any(sends)
     }

@@ -2,18 +2,16 @@
 //! its posts. A move ends where others could see something, so that they can come in between.
 
 use crate::{
-    compute::{Attends, consume, values},
     context::Phase,
     delivery::{Delivery, inner_of},
     error::{SimError, place_of},
     host::Command,
+    leaf::{Attends, Write, consume, values},
     machine::Machine,
     program::{Blocking, Pending, Ready, State, UnitTask},
     schedule::Actor,
 };
-use mk_plan::{
-    Access, Agent, Completion, Entity, Leaf, Mode, Operand, Point, Points, Proxy, Scope,
-};
+use mk_plan::{Access, Agent, Completion, Entity, Mode, Operand, Point, Points, Proxy, Scope};
 
 impl Machine<'_> {
     /// Moves an agent.
@@ -269,7 +267,7 @@ impl Machine<'_> {
         let task = &self.ranks[rank].program.units[unit].tasks[t];
         let (point, last, family_id) = (point_of(task, phase), task.last(), task.task.family);
         let family = &plan.families[family_id];
-        if family.leaf == Leaf::NicSend {
+        if family.leaf.sends() {
             if phase == 0 {
                 let command =
                     Command { task: task.task.clone(), tables: self.ranks[rank].tables.clone() };
@@ -321,8 +319,9 @@ impl Machine<'_> {
             let task = &r.program.units[unit].tasks[t].task;
             let points = Points::new(plan, &r.tables);
             let regions = self.regions(&points, task, a, phase)?;
-            for (region, values) in values(family, &mut context, a.operand, regions, phase, last)
-                .map_err(|e| self.named(e, rank, unit, t))?
+            let to = Write { family, operand: a.operand, phase, last };
+            for (region, values) in
+                values(&to, &mut context, regions).map_err(|e| self.named(e, rank, unit, t))?
             {
                 stores.push((region, values, a.mode, *proxy));
             }

@@ -17,14 +17,14 @@ use crate::{
     program::{Blocking, Ready},
     schedule::Actor,
 };
-use mk_plan::{Agent, Completion, Leaf, Mode, NicOrdering, Operand, Point, Points, Region, Task};
+use mk_plan::{Agent, Completion, Mode, NicOrdering, Operand, Point, Points, Region, Task};
 use std::collections::HashMap;
 
 impl Machine<'_> {
     /// Refuses what this model of the network leaves out.
     pub fn supported(&self) -> Result<(), SimError> {
         for (id, x) in self.plan.families.iter() {
-            if x.leaf != Leaf::NicSend {
+            if !x.leaf.sends() {
                 continue;
             }
             let message = if self.plan.nic.is_none_or(|nic| nic.fifo == 0) {

@@ -3,7 +3,7 @@
 use super::{Kind, Maker, Mutant};
 use mk_abi::DType;
 use mk_codegen::plan::{
-    Access, BinOp, BufId, Expr, FamId, Leaf, Mode, Operand, Plan, RoutePart, TableSource,
+    Access, BinOp, BufId, Expr, FamId, Leaf, Mode, Operand, Plan, RoutePart, TableSource, Tabulate,
     Tabulation, Var,
 };
 
@@ -188,10 +188,10 @@ fn places(m: &mut Maker<'_>, id: FamId, i: usize) {
 
 /// Settings of a leaf that fills a table.
 fn tabulation(m: &mut Maker<'_>, id: FamId) {
-    let Leaf::Tabulate { of } = m.plan.families[id].leaf else { return };
+    let Leaf::Tabulate(Tabulate { of }) = m.plan.families[id].leaf else { return };
     let mut set = |what: &str, of: Tabulation| {
         m.add(Kind::TableLeaf, format!("{id}: {what}"), |p| {
-            p.families[id].leaf = Leaf::Tabulate { of };
+            p.families[id].leaf = Leaf::Tabulate(Tabulate { of });
         });
     };
     let Tabulation::Route { part, experts, ranks, rows, blocks, keep } = of else { return };

@@ -2,7 +2,7 @@
 
 use super::{Kind, Maker, Mutant};
 use mk_codegen::plan::{
-    Agent, Completion, CopyVia, Expr, FamId, Leaf, Mode, Operand, Plan, Point, Proxy,
+    Agent, Completion, CopyTile, CopyVia, Expr, FamId, Leaf, Mode, Operand, Plan, Point, Proxy,
 };
 
 /// Accesses at other points, and reads that add less to a result.
@@ -63,7 +63,7 @@ pub fn of_reach(plan: &Plan) -> Vec<Mutant> {
     for (id, x) in plan.families.iter().filter(|(_, x)| x.leaf == Leaf::NicSend) {
         m.add(Kind::NodeReach, format!("{id} {:?} is a copy", x.name), |p| {
             let x = &mut p.families[id];
-            x.leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+            x.leaf = Leaf::CopyTile(CopyTile { via: CopyVia::Ldst, stages: 1 });
             x.edges.clear();
             for w in &mut x.waits {
                 (w.by, w.proxy) = (Agent::Copier, Proxy::Generic);

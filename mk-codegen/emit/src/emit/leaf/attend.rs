@@ -6,7 +6,8 @@ use super::record::{
 use crate::emit::{context::Emitter, error::EmitError, maps::View, types::Slice};
 use minijinja::{Value, context};
 use mk_plan::{
-    Access, Agent, Carry, Expr, FamId, Family, Leaf, Mask, Operand, Point, Store, Var, row_dim,
+    Access, Agent, AttendTile, Carry, Expr, FamId, Family, Leaf, Mask, Operand, Point, Store, Var,
+    row_dim,
 };
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
@@ -89,7 +90,8 @@ fn most_keys(queries: u32, dim: u32) -> u32 {
 }
 
 fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
-    let Some(Leaf::AttendTile { block: [block_m, block_n, dim], stages, .. }) = leaves.first()
+    let Some(Leaf::AttendTile(AttendTile { block: [block_m, block_n, dim], stages, .. })) =
+        leaves.first()
     else {
         return Err(EmitError::internal("emit/leaf/attend.rs", "the ring of another leaf"));
     };
@@ -106,8 +108,14 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
 fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     let (id, f) = (g.slices[0].id, g.head(e));
     let refuse = |what: String| Err(EmitError::unsupported(f.name.clone(), what));
-    let Leaf::AttendTile { block: [block_m, block_n, dim], carry, scale, stages, mask, store } =
-        f.leaf
+    let Leaf::AttendTile(AttendTile {
+        block: [block_m, block_n, dim],
+        carry,
+        scale,
+        stages,
+        mask,
+        store,
+    }) = f.leaf
     else {
         return Err(EmitError::internal("emit/leaf/attend.rs", format!("{id} attends to nothing")));
     };
@@ -135,7 +143,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
 /// Template values of one family.
 fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let f = &e.plan.families[s.id];
-    let Leaf::AttendTile { block: [queries, keys, dim], .. } = f.leaf else {
+    let Leaf::AttendTile(AttendTile { block: [queries, keys, dim], .. }) = f.leaf else {
         return Err(EmitError::internal("emit/leaf/attend.rs", format!("{} attends", s.id)));
     };
     let storers = f.posts.iter().all(|p| p.by == Agent::Storer);

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use minijinja::{Value, context};
-use mk_plan::{Access, Agent, FamId, GradOf, Leaf, Mask, Operand, Point, STATS};
+use mk_plan::{Access, Agent, AttendGradTile, FamId, GradOf, Leaf, Mask, Operand, Point, STATS};
 
 const TEXTS: &[(&str, &str)] = &[
     ("attend_grad_tile", include_str!("../../../../../templates/leaf/attend_grad_tile.cu.j2")),
@@ -104,7 +104,9 @@ pub(in crate::emit) const OF_KEYS: LeafEmission = LeafEmission {
 };
 
 fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
-    let Some(Leaf::AttendGradTile { block: [block_m, block_n, dim], stages, .. }) = leaves.first()
+    let Some(Leaf::AttendGradTile(AttendGradTile {
+        block: [block_m, block_n, dim], stages, ..
+    })) = leaves.first()
     else {
         return Err(EmitError::internal("emit/leaf/attend_grad.rs", "the ring of another leaf"));
     };
@@ -130,7 +132,13 @@ fn most_rows(of: GradOf, dim: u32) -> u32 {
 /// The options of a loop's tiles.
 fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     let (id, f) = (g.slices[0].id, g.head(e));
-    let Leaf::AttendGradTile { of, block: [block_m, block_n, dim], scale, stages, mask } = f.leaf
+    let Leaf::AttendGradTile(AttendGradTile {
+        of,
+        block: [block_m, block_n, dim],
+        scale,
+        stages,
+        mask,
+    }) = f.leaf
     else {
         return Err(EmitError::internal(
             "emit/leaf/attend_grad.rs",
@@ -183,7 +191,7 @@ fn source(
 /// Template values of one family.
 fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let f = &e.plan.families[s.id];
-    let Leaf::AttendGradTile { of, block: [rows, others, dim], .. } = f.leaf else {
+    let Leaf::AttendGradTile(AttendGradTile { of, block: [rows, others, dim], .. }) = f.leaf else {
         let what = format!("{} is no gradient", s.id);
         return Err(EmitError::internal("emit/leaf/attend_grad.rs", what));
     };

@@ -3,7 +3,7 @@
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use minijinja::{Value, context};
-use mk_plan::{Access, Agent, Each, Expr, Factors, Family, Leaf, Operand, Point, Var};
+use mk_plan::{Access, Agent, Each, Expr, Factors, Family, Leaf, Operand, Point, ReduceTile, Var};
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "combine_rows",
@@ -93,7 +93,7 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
             "a weighted sum has one source, one factor and one result in its inner loop",
         );
     };
-    if f.leaf != (Leaf::ReduceTile { epilogue: Vec::new() }) {
+    if f.leaf != (Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() })) {
         return refuse("nothing follows a weighted sum");
     }
     let own = |a: &Access| a.rank == Expr::Var(Var::RANK);

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::emit::{context::Emitter, error::EmitError};
 use minijinja::{Value, context};
-use mk_plan::{Agent, Leaf};
+use mk_plan::{Agent, CopyTile, Leaf};
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "copy_bulk",
@@ -49,7 +49,7 @@ const ARGUMENTS: &str =
 
 fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
     match leaves {
-        [Leaf::CopyTile { stages, .. }, ..] => Ok(context! { stages }),
+        [Leaf::CopyTile(CopyTile { stages, .. }), ..] => Ok(context! { stages }),
         _ => Err(EmitError::internal("emit/leaf/copy_bulk.rs", "the ring of another leaf")),
     }
 }

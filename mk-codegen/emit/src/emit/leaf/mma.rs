@@ -12,7 +12,7 @@ use minijinja::{Value, context};
 use mk_abi::DType;
 use mk_plan::{
     ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family,
-    Leaf, Mode, Operand, Point, Space, Store, Var, carry_last, gated, mma_consumers,
+    Leaf, MmaTile, Mode, Operand, Point, Space, Store, Var, carry_last, gated, mma_consumers,
     mma_exchange_bytes, mma_panel_columns, mma_staging_bytes, mma_swaps, mma_three_by_rows,
     one_warpgroup_takes, saves_gates, target,
 };
@@ -100,12 +100,14 @@ const PART_ROWS: u32 = 16;
 /// A stage has room for the widest tiles.
 fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
     let columns = leaves.iter().map(|leaf| match leaf {
-        Leaf::MmaTile { block, .. } => Some(block[1]),
+        Leaf::MmaTile(MmaTile { block, .. }) => Some(block[1]),
         _ => None,
     });
     let widest = columns.collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().max());
-    let (Some(block_n), Some(Leaf::MmaTile { block, stages, consumers, cluster, multicast, .. })) =
-        (widest, leaves.first())
+    let (
+        Some(block_n),
+        Some(Leaf::MmaTile(MmaTile { block, stages, consumers, cluster, multicast, .. })),
+    ) = (widest, leaves.first())
     else {
         return Err(EmitError::internal("emit/leaf/mma.rs", "the ring of another leaf"));
     };
@@ -194,7 +196,7 @@ fn b_is_given(e: &Emitter<'_>, run: &[FamId]) -> bool {
 /// The options of a loop's tiles, beyond the ring's.
 fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     let (id, f) = (g.slices[0].id, g.head(e));
-    let Leaf::MmaTile {
+    let Leaf::MmaTile(MmaTile {
         block,
         stages,
         a_layout,
@@ -204,7 +206,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         cluster,
         multicast: [below, beside],
         epilogue,
-    } = &f.leaf
+    }) = &f.leaf
     else {
         return Err(EmitError::internal("emit/leaf/mma.rs", format!("{id} is no product")));
     };
@@ -264,8 +266,16 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
 /// Template values of one family of a loop's: its `decode`, waits, posts and epilogue; and the number of dimensions of B's map.
 fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize), EmitError> {
     let f = &e.plan.families[s.id];
-    let Leaf::MmaTile { block, store, epilogue, a_layout, b_layout, consumers, multicast, .. } =
-        &f.leaf
+    let Leaf::MmaTile(MmaTile {
+        block,
+        store,
+        epilogue,
+        a_layout,
+        b_layout,
+        consumers,
+        multicast,
+        ..
+    }) = &f.leaf
     else {
         return Err(EmitError::internal("emit/leaf/mma.rs", format!("{} is no product", s.id)));
     };
@@ -407,7 +417,7 @@ fn shape(f: &Family, block: [u32; 3], gated: bool, consumers: Consumers) -> Resu
 
 /// Three warpgroups have tiles whose sums stay with them.
 fn of_three(f: &Family) -> Result<(), EmitError> {
-    let Leaf::MmaTile { block, cluster, epilogue, .. } = &f.leaf else { return Ok(()) };
+    let Leaf::MmaTile(MmaTile { block, cluster, epilogue, .. }) = &f.leaf else { return Ok(()) };
     let handed_on = *cluster > 1 || epilogue.contains(&EpilogueOp::Carry);
     if mma_consumers([block[0], block[1]]) == 3 && handed_on {
         let what =
@@ -456,7 +466,7 @@ fn check_places(
     targets: &[&Access],
 ) -> Result<(), EmitError> {
     let f = &e.plan.families[id];
-    let Leaf::MmaTile { block, store, .. } = &f.leaf else { return Ok(()) };
+    let Leaf::MmaTile(MmaTile { block, store, .. }) = &f.leaf else { return Ok(()) };
     let own = Expr::Var(Var::RANK);
     let mut all = factors.into_iter().chain(targets.iter().copied());
     if all.any(|x| x.each.is_some()) || factors.iter().any(|x| x.rank != own) {
@@ -526,7 +536,7 @@ fn inner(
     left: &Factor,
     right: &Factor,
 ) -> Result<Value, EmitError> {
-    let Leaf::MmaTile { a_layout, .. } = &f.leaf else {
+    let Leaf::MmaTile(MmaTile { a_layout, .. }) = &f.leaf else {
         return Err(EmitError::internal("emit/leaf/mma.rs", "an inner loop of no product"));
     };
     let depth = mk_plan::depth_dim(factors[0], *a_layout).map(|d| &factors[0].region[d].1);

@@ -1,8 +1,8 @@
 //! How each leaf becomes CUDA: one file, one record ([`LeafEmission`]) and one hooks template per leaf.
 //!
-//! The contract in `plan/src/leaf.rs` says what a leaf promises to the verifier; the record says how agents keep the promise. Everything that
+//! The contract in `plan/src/leaf/NAME.rs` says what a leaf promises to the verifier; the record says how agents keep the promise. Everything that
 //! differs from leaf to leaf is in it: [`crate::emit::emit_with`] prints roles from records, the audit counts a record's calls, the
-//! trace layer asks it for slots. The points at which waits, posts and accesses may stand are in `plan/src/allowed.rs`. Nothing else in `emit/`, and
+//! trace layer asks it for slots. The points at which waits, posts and accesses may stand are in the contract's file. Nothing else in `emit/`, and
 //! nothing in `kernel.cu.j2`, names a leaf.
 //!
 //! A new leaf supplies
@@ -39,7 +39,10 @@ mod stats;
 mod tabulate;
 
 use super::error::EmitError;
-use mk_plan::{Carry, CopyVia, FamId, Family, GradOf, Leaf, Plan};
+use mk_plan::{
+    AttendGradTile, AttendTile, Carry, CopyTile, CopyVia, FamId, Family, GradOf, Leaf, MmaTile,
+    Plan,
+};
 
 pub(super) use record::{
     Group, IDLE_REGISTERS, LeafEmission, Prepared, RingEmission, Seat, Warpgroups,
@@ -77,13 +80,17 @@ pub(super) enum Carrier {
 /// Who carries out the leaf of a family.
 pub(super) fn carrier(f: &Family) -> Carrier {
     match &f.leaf {
-        Leaf::MmaTile { block, .. } => Carrier::Agents(mma::emission(*block)),
-        Leaf::CopyTile { via: CopyVia::Bulk, .. } => Carrier::Agents(&copy_bulk::EMISSION),
-        Leaf::CopyTile { via: CopyVia::Ldst, .. } => Carrier::Agents(&copy_rows::EMISSION),
-        Leaf::CopyTile { via: CopyVia::Gather, .. } => Carrier::Agents(&gather::EMISSION),
-        Leaf::ReduceTile { .. } if combine::is_weighted(f) => Carrier::Agents(&combine::EMISSION),
-        Leaf::ReduceTile { .. } => Carrier::Agents(&reduce::EMISSION),
-        Leaf::AttendTile { carry: Carry::Registers, block, .. } => {
+        Leaf::MmaTile(MmaTile { block, .. }) => Carrier::Agents(mma::emission(*block)),
+        Leaf::CopyTile(CopyTile { via: CopyVia::Bulk, .. }) => {
+            Carrier::Agents(&copy_bulk::EMISSION)
+        }
+        Leaf::CopyTile(CopyTile { via: CopyVia::Ldst, .. }) => {
+            Carrier::Agents(&copy_rows::EMISSION)
+        }
+        Leaf::CopyTile(CopyTile { via: CopyVia::Gather, .. }) => Carrier::Agents(&gather::EMISSION),
+        Leaf::ReduceTile(_) if combine::is_weighted(f) => Carrier::Agents(&combine::EMISSION),
+        Leaf::ReduceTile(_) => Carrier::Agents(&reduce::EMISSION),
+        Leaf::AttendTile(AttendTile { carry: Carry::Registers, block, .. }) => {
             Carrier::Agents(attend::emission(*block))
         }
         Leaf::NicSend => Carrier::Agents(&nic_send::EMISSION),
@@ -91,13 +98,15 @@ pub(super) fn carrier(f: &Family) -> Carrier {
         Leaf::Signal => Carrier::Agents(&signal::EMISSION),
         Leaf::Enter => Carrier::Frame,
         Leaf::HostCopy => Carrier::Host,
-        Leaf::StatsTile { .. } => Carrier::Agents(&stats::EMISSION),
-        Leaf::AttendGradTile { of: GradOf::Queries, .. } => {
+        Leaf::StatsTile(_) => Carrier::Agents(&stats::EMISSION),
+        Leaf::AttendGradTile(AttendGradTile { of: GradOf::Queries, .. }) => {
             Carrier::Agents(&attend_grad::OF_QUERIES)
         }
-        Leaf::AttendGradTile { of: GradOf::Keys, .. } => Carrier::Agents(&attend_grad::OF_KEYS),
-        Leaf::Tabulate { .. } => Carrier::Agents(&tabulate::EMISSION),
-        Leaf::AttendTile { .. } => Carrier::Nobody,
+        Leaf::AttendGradTile(AttendGradTile { of: GradOf::Keys, .. }) => {
+            Carrier::Agents(&attend_grad::OF_KEYS)
+        }
+        Leaf::Tabulate(_) => Carrier::Agents(&tabulate::EMISSION),
+        Leaf::AttendTile(_) => Carrier::Nobody,
     }
 }
 

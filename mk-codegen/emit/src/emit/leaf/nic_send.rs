@@ -4,7 +4,7 @@ use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, 
 use crate::emit::{context::Emitter, error::EmitError, spans, types::Slice};
 use minijinja::{Value, context};
 use mk_abi::device::NetCommandKind;
-use mk_plan::{Access, Agent, Entity, Expr, Family, Leaf, Operand, Point, Post, Var};
+use mk_plan::{Access, Agent, Entity, Expr, Family, Operand, Point, Post, Var};
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "nic_send",
@@ -26,7 +26,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let plan = e.plan;
     let head = g.head(e);
     // Loops of a role share the fifo, and its edges: the first of them prints their names.
-    let sends = |f: &&Family| f.role == head.role && f.leaf == Leaf::NicSend;
+    let sends = |f: &&Family| f.role == head.role && f.leaf.sends();
     let first = plan.families.iter().find(|(_, f)| sends(f)).map(|(id, _)| id);
     if g.slices.iter().any(|s| plan.families[s.id].edges != head.edges) {
         let what = "sends of one role share the edges of the fifo";

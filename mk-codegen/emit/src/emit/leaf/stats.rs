@@ -6,7 +6,7 @@ use super::{
 };
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use minijinja::{Value, context};
-use mk_plan::{Access, Agent, Leaf, Operand, Point, STATS};
+use mk_plan::{Access, Agent, Leaf, Operand, Point, STATS, StatsTile};
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "stats_rows",
@@ -29,7 +29,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
 
 fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let (id, f) = (g.slices[0].id, g.head(e));
-    let Leaf::StatsTile { block: [_, dim] } = f.leaf else {
+    let Leaf::StatsTile(StatsTile { block: [_, dim] }) = f.leaf else {
         return Err(EmitError::internal("emit/leaf/stats.rs", format!("{id} has no statistics")));
     };
     let dtype = e.one_dtype(id, |o| matches!(o, Operand::O | Operand::Do))?;

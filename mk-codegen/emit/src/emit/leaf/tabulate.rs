@@ -3,7 +3,9 @@
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use minijinja::{Value, context};
-use mk_plan::{Access, Agent, Expr, Family, Leaf, Operand, Point, RoutePart, Tabulation, Var};
+use mk_plan::{
+    Access, Agent, Expr, Family, Leaf, Operand, Point, RoutePart, Tabulate, Tabulation, Var,
+};
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "tabulate",
@@ -36,7 +38,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     };
     let families = g.slices.iter().map(family).collect::<Result<Vec<Value>, EmitError>>()?;
     let (task, phases) = match &g.head(e).leaf {
-        Leaf::Tabulate { of: Tabulation::Route { part, .. } } => match part {
+        Leaf::Tabulate(Tabulate { of: Tabulation::Route { part, .. } }) => match part {
             RoutePart::Lists => ("ListTask", 3),
             RoutePart::Wanted => ("WantedTask", 1),
             RoutePart::Counts => ("BasesTask", 3),
@@ -73,7 +75,7 @@ fn operands<'p, const N: usize>(
 
 /// The members of a task in C, behind its number and its family's.
 fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
-    let Leaf::Tabulate { of } = f.leaf else {
+    let Leaf::Tabulate(Tabulate { of }) = f.leaf else {
         let what = format!("{} is no table", f.name);
         return Err(EmitError::internal("emit/leaf/tabulate.rs", what));
     };

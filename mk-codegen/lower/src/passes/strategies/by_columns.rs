@@ -16,7 +16,7 @@ use crate::passes::{
     },
 };
 use crate::settings::Config;
-use mk_plan::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
+use mk_plan::{Access, BufId, CopyVia, Each, Expr, FamId, Operand, RoleKind, Space, Var};
 
 /// Rows that are copied at once, at most: where more are left, CTAs have several copies.
 const MOST_ROWS: i32 = 256;
@@ -143,7 +143,7 @@ impl Columns {
         let to = vec![(rows.global(&r), r.len.clone()), columns];
         let mut domain = rows.domain(self.mine());
         domain.insert(r.loops, ("p", (self.world - 1).into()));
-        let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+        let leaf = CopyVia::Ldst.leaf(1);
         let own = summed.block(&mut draft.extents);
         let mine = summed.column();
         let tiles = match per_copy {

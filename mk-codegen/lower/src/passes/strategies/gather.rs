@@ -45,7 +45,7 @@ pub(in crate::passes) fn push_whole(
 /// A copy of whole rows.
 pub(in crate::passes) fn copy_leaf(bulk: bool, config: &Config) -> Leaf {
     let via = if bulk { CopyVia::Bulk } else { CopyVia::Ldst };
-    Leaf::CopyTile { via, stages: config.copy_stages }
+    via.leaf(config.copy_stages)
 }
 
 /// Copies all rows of `x` to `out`: the own ones from the caller's shard, the peers' as they arrive.

@@ -10,7 +10,7 @@ use crate::passes::{
         tensor::{Tensor, aligned},
     },
 };
-use mk_plan::{BufId, CopyVia, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
+use mk_plan::{BufId, CopyVia, Expr, FamId, Operand, RoleKind, Space, Var};
 
 /// Most rows that one repacking task copies.
 const MOST_ROWS: i32 = 64;
@@ -62,7 +62,7 @@ pub(in crate::passes) fn matrix(
     let by = draft.family(
         &format!("pack.{}", t.name),
         RoleKind::Compute,
-        Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 },
+        CopyVia::Ldst.leaf(1),
         vec![("i", blocks.into())],
         vec![],
         vec![read(Operand::Src, from, region.clone()), write(Operand::Dst, buffer, region)],
@@ -98,7 +98,7 @@ pub(in crate::passes) fn columns_by_owner(
     let by = draft.family(
         &format!("pack.{}", t.name),
         RoleKind::Compute,
-        Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 },
+        CopyVia::Ldst.leaf(1),
         vec![("i", blocks.into()), ("s", rows.shards.into())],
         vec![],
         vec![read(Operand::Src, from, src), write(Operand::Dst, buffer, dst)],

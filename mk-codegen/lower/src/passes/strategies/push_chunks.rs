@@ -13,7 +13,7 @@ use crate::passes::{
     },
 };
 use crate::settings::Config;
-use mk_plan::{Access, BufId, CopyVia, Expr, Leaf, Operand, RoleKind, Space, Var};
+use mk_plan::{Access, BufId, CopyVia, Expr, Operand, RoleKind, Space, Var};
 
 /// What is on its way.
 pub(in crate::passes) struct Pushed {
@@ -197,7 +197,7 @@ impl Pushes<'_> {
             ("c", (parts.len() as i32).into()),
             ("p", self.pieces().into()),
         ];
-        let leaf = Leaf::CopyTile { via: CopyVia::Bulk, stages: config.copy_stages };
+        let leaf = CopyVia::Bulk.leaf(config.copy_stages);
         let push = draft.family(name, RoleKind::IntraComm, leaf, domain, vec![], accesses);
         let word = vec![own, b, head];
         self.from.push(Writer::new(push, Operand::Dst, word).on(to));

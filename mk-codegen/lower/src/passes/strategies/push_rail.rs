@@ -9,7 +9,7 @@ use crate::passes::{
     shape::{rows::Rows, tensor::Tensor},
 };
 use crate::settings::Config;
-use mk_plan::{BufId, CopyVia, Expr, Leaf, Operand, RoleKind, Space, Var};
+use mk_plan::{BufId, CopyVia, Expr, Operand, RoleKind, Space, Var};
 
 /// Adds what brings other nodes' rows of `x` to `all`; says which words of `arrived` it raises.
 pub(in crate::passes) fn push(
@@ -36,7 +36,7 @@ pub(in crate::passes) fn push(
     let region = vec![own.clone(), wide.clone()];
     let accesses =
         [read(Operand::Src, shard, region.clone()), write(Operand::Dst, send, region.clone())];
-    let leaf = Leaf::CopyTile { via: CopyVia::Bulk, stages: config.copy_stages };
+    let leaf = CopyVia::Bulk.leaf(config.copy_stages);
     let domain = pieces.domain();
     let stage = draft.family("stage", RoleKind::InterSend, leaf, domain, vec![], accesses);
     let done = Writer::new(stage, Operand::Dst, vec![i.clone(), p.clone()]);

@@ -24,7 +24,7 @@ use crate::passes::{
     },
 };
 use crate::settings::Config;
-use mk_plan::{Access, BufId, CopyVia, Each, Expr, Leaf, Operand, RoleKind, Space, Var};
+use mk_plan::{Access, BufId, CopyVia, Each, Expr, Operand, RoleKind, Space, Var};
 
 /// Adds the push of `x`, which the caller gives in `shard`, perhaps in slices.
 pub(in crate::passes) fn push(
@@ -68,10 +68,7 @@ pub(in crate::passes) fn push(
         true => peer(Var::EACH.into(), world),
         false => nodes.neighbour(Var::EACH.into()),
     };
-    let leaf = Leaf::CopyTile {
-        via: if bulk { CopyVia::Bulk } else { CopyVia::Ldst },
-        stages: config.copy_stages,
-    };
+    let via = if bulk { CopyVia::Bulk } else { CopyVia::Ldst };
     let q = Expr::from(Var::domain(1));
     let columns = match slices {
         None => (0.into(), k.clone()),
@@ -98,6 +95,7 @@ pub(in crate::passes) fn push(
     let mut from = Vec::new();
     if nodes.local > 1 {
         let kind = RoleKind::IntraComm;
+        let leaf = via.leaf(config.copy_stages);
         let push = draft.family("gather", kind, leaf, domain, order, vec![src, dst]);
         from.push((push, to, each));
     }

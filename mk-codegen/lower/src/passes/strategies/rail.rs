@@ -186,7 +186,7 @@ pub(in crate::passes) fn forward(draft: &mut Draft, x: Forward) -> FamId {
     };
     let mut domain = x.pieces.domain();
     domain.push(("m", (nodes.count() - 1).into()));
-    let leaf = Leaf::CopyTile { via: x.via, stages: draft.copy_stages };
+    let leaf = x.via.leaf(draft.copy_stages);
     draft.family("forward", x.kind, leaf, domain, vec![], vec![src, dst.into()])
 }
 

@@ -16,7 +16,7 @@ use crate::passes::{
 };
 use crate::settings::Reduction;
 use mk_abi::DType;
-use mk_plan::{Access, BufId, Each, Expr, Leaf, Operand, Space, Var};
+use mk_plan::{Access, BufId, Each, Expr, Leaf, Operand, ReduceTile, Space, Var};
 
 /// The f32 parts of a product whose inner dimension is cut: `[parts, rows of all shards, n]`.
 pub(in crate::passes) fn splits(draft: &mut Draft, out: &Tensor, rows: &Rows, split: i32) -> BufId {
@@ -64,7 +64,7 @@ pub(in crate::passes) fn fold(
     let sums = target.writes(Operand::Dst, &rows, &r, columns);
     touched.extend(sums.into_iter().map(Source::from));
     let domain = rows.domain(across);
-    let leaf = Leaf::ReduceTile { epilogue: Vec::new() };
+    let leaf = Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() });
     let family = draft.family("fold", kind, leaf, domain, vec![], touched);
     let by = vec![TileRows { family, shard: r.shard, block: r.block }];
     Summands { rows, block: tile, together: 1, by, operand: Operand::Dst }

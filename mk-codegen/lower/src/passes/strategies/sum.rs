@@ -10,7 +10,9 @@ use crate::passes::{
     },
 };
 use crate::settings::Reduction;
-use mk_plan::{Access, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, Operand, RoleKind, Var};
+use mk_plan::{
+    Access, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, Operand, ReduceTile, RoleKind, Var,
+};
 
 /// Rows of the flattest tile of a sum: fewer would not cover the latency of their loads.
 const LEAST_ROWS: i32 = 8;
@@ -48,7 +50,7 @@ impl<'a> Summed<'a> {
     }
 
     pub fn leaf(&self) -> Leaf {
-        Leaf::ReduceTile { epilogue: self.epilogue.to_vec() }
+        Leaf::ReduceTile(ReduceTile { epilogue: self.epilogue.to_vec() })
     }
 
     /// The accesses of a task that makes these rows and columns of the result.

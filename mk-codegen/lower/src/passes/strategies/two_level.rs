@@ -15,7 +15,9 @@ use crate::passes::{
     shape::{kernel::Reduce, ranks::block_rows, rows::Rows, tensor::Tensor},
 };
 use crate::settings::Config;
-use mk_plan::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
+use mk_plan::{
+    Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, ReduceTile, RoleKind, Space, Var,
+};
 
 /// The slots of rows that ranks of the own place have, in all nodes.
 pub(in crate::passes) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
@@ -113,7 +115,7 @@ fn for_others(draft: &mut Draft, x: &Shared, send: BufId, recv: BufId) -> FlowId
     let dst = write(Operand::Dst, send, vec![(m.clone(), 1.into()), rows, x.columns(j)]);
     let others: Expr = (nodes.count() - 1).into();
     let domain = vec![("i", x.pieces.blocks.into()), ("m", others.clone()), ("j", x.across.into())];
-    let leaf = Leaf::ReduceTile { epilogue: Vec::new() };
+    let leaf = Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() });
     let touched = vec![src, dst.into()];
     let family = draft.family("reduce.node", x.adders.kind, leaf, domain, vec![], touched);
     let added = Writer::new(family, Operand::Dst, vec![m.clone(), i.clone()]);
@@ -140,7 +142,7 @@ fn for_own(draft: &mut Draft, x: &Shared, recv: BufId) -> FlowId {
     let region = vec![(home, 1.into()), rows, x.columns(j.clone())];
     let dst = write(Operand::Dst, recv, region);
     let domain = vec![("i", x.pieces.blocks.into()), ("j", x.across.into())];
-    let leaf = Leaf::ReduceTile { epilogue: Vec::new() };
+    let leaf = Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() });
     let touched = vec![src, dst.into()];
     let family = draft.family("reduce.own", x.adders.kind, leaf, domain, vec![], touched);
     let shape = vec![x.pieces.blocks.into(), x.across.into()];
@@ -257,7 +259,7 @@ fn spread(draft: &mut Draft, x: &Shared, of: &Summed<'_>, Finished { by, sums, n
     let src = read(Operand::Src, sums, here);
     let to = (theirs.global(&r), r.len.clone());
     let dst = write(Operand::Dst, of.result, vec![to, x.wide()]);
-    let leaf = Leaf::CopyTile { via, stages: draft.copy_stages };
+    let leaf = via.leaf(draft.copy_stages);
     let word = vec![r.shard, r.block / (x.pieces.block / height)];
     let touched = vec![Source::behind(src, summed, word), dst.into()];
     draft.family("collect", kind, leaf, theirs.domain(1), vec![], touched);

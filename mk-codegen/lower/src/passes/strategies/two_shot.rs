@@ -18,7 +18,7 @@ use crate::passes::{
     },
 };
 use crate::settings::Config;
-use mk_plan::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
+use mk_plan::{Access, BufId, CopyVia, Each, Expr, FamId, Operand, RoleKind, Space, Var};
 
 /// The slots of a result's rows, one for each rank.
 pub(in crate::passes) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
@@ -139,7 +139,7 @@ fn collect(
     let dst = write(Operand::Dst, result, vec![to, cols]);
     let order = Adders { together: together * per_sum, ..adders }.order(&theirs, copies);
     let via = if bulk { CopyVia::Bulk } else { CopyVia::Ldst };
-    let leaf = Leaf::CopyTile { via, stages: draft.copy_stages };
+    let leaf = via.leaf(draft.copy_stages);
     let (rank, peers) = every_peer(world);
     // A word for each thing that is copied, or some blocks of rows of it.
     let word = vec![Var::RANK.into(), Var::domain(0).into(), Expr::from(Var::domain(1)) / tiles];

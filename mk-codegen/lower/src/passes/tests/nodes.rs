@@ -19,7 +19,7 @@ use crate::passes::{
 use mk_abi::DType;
 use mk_plan::{
     ALayout, Access, Agent, BLayout, BinOp, BufId, Consumers, CopyVia, Each, EdgeId, Entity, Expr,
-    Leaf, Nic, NicOrdering, Operand, Plan, RoleKind, Space, Store, Var,
+    Leaf, MmaTile, Nic, NicOrdering, Operand, Plan, RoleKind, Space, Store, Var,
 };
 use mk_prove::valid;
 use mk_syntax::Placement;
@@ -125,7 +125,7 @@ impl Net {
     }
 
     fn copy(&self) -> Leaf {
-        Leaf::CopyTile { via: CopyVia::Bulk, stages: 4 }
+        CopyVia::Bulk.leaf(4)
     }
 
     /// The own node.
@@ -260,7 +260,7 @@ impl Net {
             read(Operand::B, b, vec![self.wide(), columns.clone()]).into(),
             write(Operand::C, c, vec![row, columns]).into(),
         ];
-        let leaf = Leaf::MmaTile {
+        let leaf = Leaf::MmaTile(MmaTile {
             block: [64, WIDTH as u32, 64],
             stages: 4,
             a_layout: ALayout::Mk,
@@ -270,7 +270,7 @@ impl Net {
             cluster: 1,
             multicast: [1, 1],
             epilogue: Vec::new(),
-        };
+        });
         let tiles = (self.columns + WIDTH - 1) / WIDTH;
         let domain =
             vec![("s", self.world().into()), ("i", self.chunks().into()), ("j", tiles.into())];

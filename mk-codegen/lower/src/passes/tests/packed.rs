@@ -16,7 +16,8 @@ use crate::passes::{
 use mk_abi::DType;
 use mk_plan::{
     ALayout, Access, BLayout, BufId, Consumers, CopyVia, Each, EpilogueOp, Expr, FamId, Leaf,
-    Operand, Plan, Point, RoleKind, Space, Store, TabId, Table, TableSource, Var,
+    MmaTile, Operand, Plan, Point, ReduceTile, RoleKind, Space, Store, TabId, Table, TableSource,
+    Var,
 };
 
 /// Rows of a block, of a piece that is pulled at once, of one that is staged at once, and of one that is combined at
@@ -188,7 +189,7 @@ impl Packed {
         let region = vec![rows.clone(), (0.into(), self.width.into())];
         let src = read(Operand::Src, m.x, region);
         let dst = write(Operand::Dst, m.xs, self.staged(rows));
-        let leaf = Leaf::CopyTile { via: CopyVia::Bulk, stages: 4 };
+        let leaf = CopyVia::Bulk.leaf(4);
         let domain = vec![("i", tiles(self.tokens, STAGED).into())];
         let stage = d.family("stage", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
         let (rank, each) = d.nodes().everyone();
@@ -222,7 +223,7 @@ impl Packed {
         let len = block_rows(count.clone(), p, PULLED);
         let region = vec![(row, len.clone()), (0.into(), self.width.into())];
         let dst = write(Operand::Dst, m.rows, region);
-        let leaf = Leaf::CopyTile { via: CopyVia::Bulk, stages: 4 };
+        let leaf = CopyVia::Bulk.leaf(4);
         let domain = vec![("b", self.blocks().into()), ("p", (BLOCK / PULLED).into())];
         let touched = vec![src, dst.into()];
         let pull = d.family("pull", RoleKind::IntraComm, leaf, domain, vec![], touched);
@@ -253,7 +254,7 @@ impl Packed {
             read(Operand::B, b, weights).into(),
             write(Operand::C, c, vec![rows, columns_of]).into(),
         ];
-        let leaf = Leaf::MmaTile {
+        let leaf = Leaf::MmaTile(MmaTile {
             block: [BLOCK as u32, 64, 64],
             stages: 4,
             a_layout: ALayout::Mk,
@@ -263,7 +264,7 @@ impl Packed {
             cluster: 1,
             multicast: [1, 1],
             epilogue,
-        };
+        });
         let domain = vec![("b", self.blocks().into()), ("j", tiles(columns, width).into())];
         d.family(name, RoleKind::Compute, leaf, domain, vec![], touched)
     }
@@ -298,7 +299,7 @@ impl Packed {
             factor.into(),
             dst.into(),
         ];
-        let leaf = Leaf::ReduceTile { epilogue: Vec::new() };
+        let leaf = Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() });
         let domain = vec![("i", tiles(self.tokens, COMBINED).into())];
         let combine = d.family("combine", RoleKind::IntraComm, leaf, domain, vec![], touched);
         d.plan.families[combine].inner = Some(("q".into(), COMBINED.into()));

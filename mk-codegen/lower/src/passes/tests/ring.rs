@@ -21,8 +21,8 @@ use crate::passes::{
 };
 use mk_abi::DType;
 use mk_plan::{
-    Access, Agent, BufId, Carry, CopyVia, Each, Expr, FamId, Leaf, Mask, Operand, Point, RoleKind,
-    Space, Store, Var,
+    Access, Agent, AttendTile, BufId, Carry, CopyVia, Each, Expr, FamId, Leaf, Mask, Operand,
+    Point, RoleKind, Space, Store, Var,
 };
 use mk_prove::valid;
 use mk_syntax::Placement;
@@ -172,7 +172,7 @@ impl Chunks {
     }
 
     fn copy(&self) -> Leaf {
-        Leaf::CopyTile { via: CopyVia::Bulk, stages: 4 }
+        CopyVia::Bulk.leaf(4)
     }
 
     /// Owners push their chunks, piece by piece, keys and values, to every peer: or to the next rank only, if that
@@ -281,14 +281,14 @@ impl Chunks {
             write(Operand::Lse, lse, vec![one(&b), one(&h), tile]).into(),
         ];
         let scale = (1.0 / (depth as f32).sqrt()).to_bits();
-        let leaf = Leaf::AttendTile {
+        let leaf = Leaf::AttendTile(AttendTile {
             block: [rows[0] as u32, rows[1] as u32, depth as u32],
             carry: Carry::Registers,
             scale,
             stages: 2,
             mask: Mask::Full,
             store: Store::Tma,
-        };
+        });
         let tiles = (self.ring.capacity() + rows[0] - 1) / rows[0];
         let domain =
             vec![("b", self.ring.batch.into()), ("h", heads[0].into()), ("i", tiles.into())];

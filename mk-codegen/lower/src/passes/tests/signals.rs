@@ -19,7 +19,7 @@ fn copies() -> (Draft, FamId, FamId) {
     let [x, y, z] = [("x", Space::In), ("y", Space::Scratch), ("z", Space::Out)]
         .map(|(name, space)| d.buffer(name, space, DType::Bf16, shape(), None));
     let all = || vec![(0.into(), 8.into()), (0.into(), 8.into())];
-    let leaf = || Leaf::CopyTile { via: CopyVia::Bulk, stages: 2 };
+    let leaf = || CopyVia::Bulk.leaf(2);
     let mut copy = |name: &str, from, to| {
         let accesses = [read(Operand::Src, from, all()), write(Operand::Dst, to, all())];
         let domain = vec![("i", 1.into())];

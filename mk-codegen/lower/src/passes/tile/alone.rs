@@ -17,7 +17,7 @@ use crate::passes::{
 };
 use crate::settings::{Config, Reduction};
 use mk_plan::target::Target;
-use mk_plan::{CopyVia, Leaf, Operand, RoleKind, Space};
+use mk_plan::{CopyVia, Operand, RoleKind, Space};
 
 /// The families of a kernel without products.
 ///
@@ -76,7 +76,7 @@ fn reduce(mut draft: Draft, kernel: &Kernel, sum: &Sum, operand: &Given, config:
     let src = read(Operand::Src, from, vec![(rows.global(&r), r.len.clone()), columns.clone()]);
     let mut touched = vec![src];
     touched.extend(to.writes(Operand::Dst, &rows, &r, columns));
-    let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+    let leaf = CopyVia::Ldst.leaf(1);
     let domain = rows.domain(col_blocks);
     let push = draft.family("scatter", RoleKind::Compute, leaf, domain, vec![], touched);
     let by = vec![TileRows { family: push, shard: r.shard, block: r.block }];

@@ -20,8 +20,8 @@ use crate::passes::{
 };
 use crate::settings::Config;
 use mk_plan::{
-    Access, BufId, Carry, Expr, GradOf, Leaf, Mask, Operand, Point, Positions, RoleKind, Schedule,
-    Store, Var,
+    Access, AttendGradTile, AttendTile, BufId, Carry, Expr, GradOf, Leaf, Mask, Operand, Point,
+    Positions, RoleKind, Schedule, Store, Var,
 };
 use mk_syntax::Placement;
 
@@ -241,11 +241,11 @@ impl Tile<'_> {
         let leaf = match a.makes {
             Makes::Results => {
                 let (carry, stages, store) = (Carry::Registers, STAGES, Store::Direct);
-                Leaf::AttendTile { block, carry, scale, stages, mask, store }
+                Leaf::AttendTile(AttendTile { block, carry, scale, stages, mask, store })
             }
             _ => {
                 let (of, stages) = (GradOf::Queries, gradients::STAGES);
-                Leaf::AttendGradTile { of, block, scale, stages, mask }
+                Leaf::AttendGradTile(AttendGradTile { of, block, scale, stages, mask })
             }
         };
         let tasks = [&q.shape[0], &q.shape[2]].map(|n| i64::from(n.value)).iter().product::<i64>();

@@ -5,7 +5,9 @@ use crate::passes::{
     shape::grouped::Ragged,
 };
 use mk_abi::DType;
-use mk_plan::{BufId, Expr, Leaf, Operand, RoleKind, Space, TabId, Table, TableSource, Tabulation};
+use mk_plan::{
+    BufId, Expr, Leaf, Operand, RoleKind, Space, TabId, Table, TableSource, Tabulate, Tabulation,
+};
 use mk_syntax::RAGGED_BLOCK;
 
 /// Rows of a block.
@@ -49,7 +51,7 @@ pub(super) fn blocks(
         read(Operand::Src, counts, vec![whole(experts)]),
         write(Operand::Dst, memory, vec![whole(count), whole(2)]),
     ];
-    let leaf = Leaf::Tabulate { of: Tabulation::Blocks { rows: BLOCK as u32 } };
+    let leaf = Leaf::Tabulate(Tabulate { of: Tabulation::Blocks { rows: BLOCK as u32 } });
     let one = vec![("i", 1.into())];
     let family = draft.family("blocks", RoleKind::Compute, leaf, one, vec![], touched);
     let built = Writer::new(family, Operand::Dst, vec![0.into()]);

@@ -15,8 +15,9 @@ use crate::passes::{
 };
 use mk_abi::DType;
 use mk_plan::{
-    Access, BufId, CopyVia, Each, Expr, FamId, LIST_TOKENS, Leaf, Operand, Point, RoleKind,
-    RoutePart, Routed, Space, TabId, Table, TableSource, Tabulation, Var, list_width,
+    Access, BufId, CopyVia, Each, Expr, FamId, LIST_TOKENS, Leaf, Operand, Point, ReduceTile,
+    RoleKind, RoutePart, Routed, Space, TabId, Table, TableSource, Tabulate, Tabulation, Var,
+    list_width,
 };
 
 /// Rows that are staged and fetched at once, and tokens that are combined at once. Blocks are pulled whole: a task waits and posts for about as long
@@ -94,7 +95,7 @@ fn part_of(route: &Route, blocks: i32, world: i32, part: RoutePart) -> Leaf {
     let keep = kept_rows(route, blocks, world);
     let all = [route.experts, world, BLOCK, blocks, keep];
     let [experts, ranks, rows, blocks, keep] = all.map(|n| n as u32);
-    Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks, keep } }
+    Leaf::Tabulate(Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks, keep } })
 }
 
 /// Rows of an expert that are kept: each expert of a rank may have as many blocks; 0 where rows without room end the launch.
@@ -124,7 +125,7 @@ fn ids_of_all(
     let to = vec![(Expr::from(Var::RANK) * tokens + first, rows), whole(slots)];
     let peer = peer_at(p, world);
     let dst = Access { rank: peer.clone(), ..write(Operand::Dst, all, to) };
-    let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+    let leaf = CopyVia::Ldst.leaf(1);
     let chunks = chunks.max(1);
     let domain = vec![("p", world.into()), ("c", chunks.into())];
     let sent = draft.family("ids", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
@@ -371,7 +372,7 @@ impl<'k> Dispatch<'k> {
         let src = read(Operand::Src, self.inputs[from], src);
         let first = Expr::from(Var::RANK) * room + i.clone() * STAGED;
         let dst = write(Operand::Dst, tokens, vec![(first, rows), whole(wide)]);
-        let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+        let leaf = CopyVia::Ldst.leaf(1);
         let pieces = room / STAGED;
         let domain = vec![("i", pieces.into())];
         let stage = draft.family("stage", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
@@ -415,7 +416,7 @@ impl<'k> Dispatch<'k> {
             Source::behind(src, staged, word),
             Access { each: one_row.each, when: one_row.when, ..dst }.into(),
         ];
-        let leaf = Leaf::CopyTile { via: CopyVia::Gather, stages: 1 };
+        let leaf = CopyVia::Gather.leaf(1);
         let domain = vec![("s", (world - 1).into()), ("i", pieces.into())];
         let fetch = draft.family("fetch", RoleKind::Compute, leaf, domain, vec![], touched);
         let fetched = Writer::new(fetch, Operand::Dst, arrived);
@@ -520,7 +521,7 @@ impl<'k> Dispatch<'k> {
             let all = read(Operand::Tab, wanted.memory, all);
             touched.push(Source::behind(all, wanted.built, vec![0.into()]));
         }
-        let leaf = Leaf::CopyTile { via: CopyVia::Gather, stages: 1 };
+        let leaf = CopyVia::Gather.leaf(1);
         let domain = vec![("b", self.count.into())];
         let pull = draft.family("pull", RoleKind::Compute, leaf, domain, vec![], touched);
         // Of blocks without rows, too.
@@ -583,7 +584,7 @@ impl<'k> Dispatch<'k> {
             dst.into(),
         ];
         let touched: Vec<Source> = touched.into_iter().chain(kept).collect();
-        let leaf = Leaf::ReduceTile { epilogue: Vec::new() };
+        let leaf = Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() });
         let domain = vec![("i", ((self.tokens + COMBINED - 1) / COMBINED).into())];
         let family = draft.family("combine", RoleKind::Compute, leaf, domain, vec![], touched);
         draft.plan.families[family].inner = Some(("q".into(), COMBINED.into()));

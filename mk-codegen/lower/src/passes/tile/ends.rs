@@ -3,7 +3,7 @@
 use crate::passes::error::LowerError;
 use crate::settings::{self, Facts};
 use crate::settings::{Config, Refusal, by_name};
-use mk_plan::{ALayout, Leaf, Operand, Plan, Points, Store, TableSet, mma_swaps};
+use mk_plan::{ALayout, Leaf, MmaTile, Operand, Plan, Points, Store, TableSet, mma_swaps};
 
 /// Whether tiles of odd widths, or with swapped operands, end where their rows do: rows that end elsewhere leave one by one, in whole panels of 64 columns.
 ///
@@ -28,7 +28,9 @@ pub(in crate::passes) fn check(
     let points = Points::new(plan, &tables);
     for (id, f) in plan.families.iter() {
         let columns = f.leaf.out_columns();
-        let Leaf::MmaTile { block, store, a_layout, cluster, .. } = f.leaf else { continue };
+        let Leaf::MmaTile(MmaTile { block, store, a_layout, cluster, .. }) = f.leaf else {
+            continue;
+        };
         let swaps = mma_swaps([block[0], block[1]]);
         if swaps && (a_layout == ALayout::Km || store == Store::Direct && cluster == 1) {
             let why = format!("no tiles of {} x {} multiply these operands", block[0], block[1]);

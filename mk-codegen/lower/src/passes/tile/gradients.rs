@@ -16,7 +16,8 @@ use crate::passes::{
 };
 use crate::settings::Config;
 use mk_plan::{
-    Access, BufId, Expr, GradOf, Leaf, Mask, Operand, Point, Positions, RoleKind, Schedule, Var,
+    Access, AttendGradTile, BufId, Expr, GradOf, Leaf, Mask, Operand, Point, Positions, RoleKind,
+    Schedule, StatsTile, Var,
 };
 use mk_syntax::Placement;
 
@@ -60,7 +61,7 @@ pub(super) fn statistics(
     }
     let tiles = (rows + STATISTICS - 1) / STATISTICS;
     let domain = vec![("b", batch), ("i", tiles.into()), ("h", heads)];
-    let leaf = Leaf::StatsTile { block: [STATISTICS as u32, o.shape[3].value as u32] };
+    let leaf = Leaf::StatsTile(StatsTile { block: [STATISTICS as u32, o.shape[3].value as u32] });
     draft.family("stats", RoleKind::Compute, leaf, domain, vec![], touched);
 }
 
@@ -255,13 +256,13 @@ impl Keys<'_> {
         for (made, buffer) in outputs {
             touched.push(write(*made, *buffer, tile.clone()).into());
         }
-        let leaf = Leaf::AttendGradTile {
+        let leaf = Leaf::AttendGradTile(AttendGradTile {
             of: GradOf::Keys,
             block: [self.block[0] as u32, self.block[1] as u32, depth as u32],
             scale: a.factor(depth),
             stages: STAGES,
             mask: if causal { Mask::Causal } else { Mask::Full },
-        };
+        });
         let tasks = [&k.shape[0], &k.shape[2]].map(|n| i64::from(n.value)).iter().product::<i64>();
         let several = tasks * i64::from(tiles) > draft.sms();
         let attend = draft.family("attend", RoleKind::Compute, leaf, domain, vec![], touched);

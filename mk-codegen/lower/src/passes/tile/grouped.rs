@@ -6,7 +6,6 @@
 use super::{
     blocks::{self, BLOCK, Blocks},
     dispatch::Dispatch,
-    product::MmaTile,
     tiler::{MadeBlocks, RaggedRows, Tiler, Value},
 };
 use crate::passes::{
@@ -22,8 +21,8 @@ use crate::passes::{
 };
 use crate::settings::Config;
 use mk_plan::{
-    ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, Expr, FamId, Operand, Point, RoleKind,
-    Schedule, Space, Store, TabId, Table, TableSource, Var,
+    ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, Expr, FamId, Leaf, MmaTile, Operand, Point,
+    RoleKind, Schedule, Space, Store, TabId, Table, TableSource, Var,
 };
 
 /// The rows, and what follows from a routing.
@@ -50,7 +49,9 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Value<'k> {
 pub(super) fn gemm<'k>(t: &mut Tiler<'k>, p: &Grouped) -> Result<Value<'k>, LowerError> {
     let several = t.kernel.grouped().count() > 1;
     let i = t.made.iter().filter(|v| matches!(v, Value::Blocks(_))).count();
-    let name = if several { format!("gemm{}", i + 1) } else { "gemm".into() };
+    // Beside dense ones, which have these names.
+    let of = if t.kernel.products().next().is_some() { "grouped_gemm" } else { "gemm" };
+    let name = if several { format!("{of}{}", i + 1) } else { of.into() };
     let Some(Value::Ragged(ragged)) = t.made.get(p.ragged) else {
         return Err(internal(format!("{name} has no table of blocks")));
     };
@@ -158,7 +159,7 @@ impl Tiles<'_> {
         };
         let b = &self.params[p.b];
         let gated = b.shape.len() == 4;
-        let (height, width) = (config.block[0] as i32, tile.out_columns());
+        let (height, width) = (config.block[0] as i32, tile.task_columns() as i32);
         let columns = b.widest(b.shape.len() - 1, world);
         let [parts, across] = [(BLOCK, height), (columns, width)].map(|(n, of)| (n + of - 1) / of);
         let [block, part] = [0, 1].map(|n| Expr::from(Var::domain(n)));
@@ -204,7 +205,7 @@ impl Tiles<'_> {
         if parts > 1 {
             domain.insert(1, ("i", parts.into()));
         }
-        let leaf = tile.leaf();
+        let leaf = Leaf::MmaTile(tile);
         let order = self.order(config, parts, across);
         let family = draft.family(self.name, RoleKind::Compute, leaf, domain, order, touched);
         // The loader looks a tile up and tells the others; and the last blocks may have no rows.

@@ -10,55 +10,9 @@ use crate::passes::{
     strategies::{destination::Destination, gathered::Slices},
 };
 use mk_plan::{
-    ALayout, Access, BLayout, BufId, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, Operand,
-    Point, RoleKind, Store, Var, carry_last, saves_gates,
+    Access, BLayout, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, MmaTile, Operand, Point,
+    RoleKind, Var, carry_last, saves_gates,
 };
-
-/// The leaf of a product's tiles.
-#[derive(Clone)]
-pub(super) struct MmaTile {
-    pub block: [u32; 3],
-    pub stages: u32,
-    pub a_layout: ALayout,
-    pub b_layout: BLayout,
-    pub store: Store,
-    pub consumers: Consumers,
-    pub cluster: u32,
-    pub multicast: [u32; 2],
-    pub epilogue: Vec<EpilogueOp>,
-}
-
-impl MmaTile {
-    pub fn leaf(&self) -> Leaf {
-        let MmaTile {
-            block,
-            stages,
-            a_layout,
-            b_layout,
-            store,
-            consumers,
-            cluster,
-            multicast,
-            epilogue,
-        } = self.clone();
-        Leaf::MmaTile {
-            block,
-            stages,
-            a_layout,
-            b_layout,
-            store,
-            consumers,
-            cluster,
-            multicast,
-            epilogue,
-        }
-    }
-
-    /// Columns of the result that a task makes.
-    pub fn out_columns(&self) -> i32 {
-        (self.leaf().out_columns() * self.multicast[1]) as i32
-    }
-}
 
 /// How a product's inner dimension is cut.
 #[derive(Clone, Copy)]
@@ -142,7 +96,7 @@ impl Product<'_> {
     /// Takes tiles of so many columns, and says how many of the result they make.
     pub fn set_columns(&mut self, columns: u32, world: i32) -> i32 {
         self.tile.block[1] = columns;
-        let columns = self.tile.out_columns();
+        let columns = self.tile.task_columns() as i32;
         self.col_blocks = (self.g.out.widest(1, world) + columns - 1) / columns;
         columns
     }
@@ -166,7 +120,7 @@ impl Product<'_> {
         a: impl Fn(&RowBlock) -> Source,
     ) -> TileRows {
         let MmaTile { b_layout, epilogue, .. } = &self.tile;
-        let width = self.tile.out_columns();
+        let width = self.tile.task_columns() as i32;
         let r = rows.block(&mut draft.extents);
         let mut a = a(&r);
         let j = rows.column();
@@ -235,7 +189,7 @@ impl Product<'_> {
             domain.push(("k", parts.into()));
             order.push(Expr::from(Var::LINEAR) % parts);
         }
-        let leaf = self.tile.leaf();
+        let leaf = Leaf::MmaTile(self.tile.clone());
         let touched = [a].into_iter().chain(accesses.into_iter().map(Source::from));
         let family = draft.family(name, RoleKind::Compute, leaf, domain, order, touched);
         let halves = self.half.map(|_| 2.into());

@@ -2,7 +2,7 @@
 
 use super::{
     last_wave, operands,
-    product::{Cut, MmaTile, Product},
+    product::{Cut, Product},
     tiler::{Given, Hidden, Left, Tiler, Value},
 };
 use crate::passes::{
@@ -26,7 +26,8 @@ use crate::passes::{
 };
 use crate::settings::{AllReduce, Reduction};
 use mk_plan::{
-    ALayout, BLayout, BufId, CopyVia, EpilogueOp, Expr, Leaf, Operand, RoleKind, Space, Store, Var,
+    ALayout, BLayout, BufId, CopyVia, EpilogueOp, Expr, MmaTile, Operand, RoleKind, Space, Store,
+    Var,
 };
 
 /// Columns of a panel of 16-bit results, which a box of TMA stores.
@@ -112,7 +113,7 @@ fn add_up(t: &mut Tiler<'_>, sum: &Sum, p: &Product<'_>, rows: Rows, by: Vec<Til
         Some(Gathered { by_shard: true, .. }) => p.group,
         _ => (p.group / rows.count).max(1),
     };
-    let block = [t.config.rows_of_task(), p.tile.out_columns()];
+    let block = [t.config.rows_of_task(), p.tile.task_columns() as i32];
     let mut tiles = Summands { rows, block, together, by, operand: Operand::C };
     let (draft, config) = (&mut t.draft, t.config);
     let of = Summed::new(t.kernel, sum, &t.params, &t.results);
@@ -222,7 +223,7 @@ fn new_product<'k>(
         multicast: t.config.multicast.map_or([1, 1], |m| [m.below, m.beside]),
         epilogue: g.epilogue.clone(),
     };
-    let columns = tile.out_columns();
+    let columns = tile.task_columns() as i32;
     // More than there are is all of them.
     let group = t.config.group_blocks().clamp(1, rows.blocks.max(8) as u32) as i32;
     let result = t.kernel.result_of(id);
@@ -277,7 +278,7 @@ fn copy_out(t: &mut Tiler<'_>, h: &Hidden, out: &Tensor, r: usize, rows: &Rows) 
     let dst = write(Operand::Dst, result, vec![(rows.global(&block), block.len.clone()), cols]);
     let mut domain = rows.domain(1);
     domain.pop();
-    let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+    let leaf = CopyVia::Ldst.leaf(1);
     let name = format!("save.{}", out.name);
     let src = Source::behind(src, h.done, vec![block.shard, block.block]);
     t.draft.family(&name, RoleKind::Compute, leaf, domain, vec![], vec![src, dst.into()]);
@@ -299,7 +300,7 @@ pub(super) fn collect(
         Left::Local(..) | Left::ByOwner(_) => None,
     };
     // Through registers: the bulk ring would not fit beside that of the products.
-    let leaf = Leaf::CopyTile { via: CopyVia::Ldst, stages: 1 };
+    let leaf = CopyVia::Ldst.leaf(1);
     let (x, shard, out) = (&t.kernel.params[param], t.params[param], t.results[r]);
     gather::collect(&mut t.draft, x, shard, gathered, out, rows, &leaf);
     Ok(())

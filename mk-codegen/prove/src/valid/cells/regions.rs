@@ -4,7 +4,7 @@ use super::{Cell, Halt};
 use crate::valid::{
     boxes::{BoxId, Boxes},
     hash::{FastMap, FastSet},
-    rotation, shapes,
+    leaf, rotation,
     spans::{
         AtPlaces, LiveId, Part, SpanId, Spans,
         domain::{Line, Places},
@@ -285,7 +285,7 @@ impl<'c> Regions<'c> {
                             extents: e.as_deref(),
                         })
                         .collect();
-                    if shapes::misfit(x, &regions).is_some() {
+                    if leaf::misfit(x, &regions).is_some() {
                         self.halt.get_or_insert_with(|| Halt::Stop {
                             stop: Stop::At(spans.value(whole.run, k)),
                             place: format!("{family} {:?}", x.name),

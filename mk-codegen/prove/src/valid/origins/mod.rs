@@ -12,7 +12,7 @@ use memory::{Memory, Slab, What, rows, slab};
 use mk_abi::DType;
 use mk_plan::{
     BufId, Expr, FamId, Family, Leaf, MAX_TASKS, Mode, Operand, Plan, Point, PointError, Points,
-    Region, RoutePart, Space, TabId, Table, TableSet, TableSource, Tabulation, Task,
+    Region, RoutePart, Space, TabId, Table, TableSet, TableSource, Tabulate, Tabulation, Task,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -67,7 +67,7 @@ pub(super) fn check(plan: &Plan, period: u32) -> Vec<Violation> {
 
 /// Tables are made of integers, and are integers: of 32 bits, but for the experts of tokens.
 fn integers(plan: &Plan, id: FamId, x: &Family) -> Option<Violation> {
-    let Leaf::Tabulate { of } = x.leaf else { return None };
+    let Leaf::Tabulate(Tabulate { of }) = x.leaf else { return None };
     let wide = match of {
         Tabulation::Route { part, .. } => {
             matches!(part, RoutePart::Lists | RoutePart::Wanted | RoutePart::Places)
@@ -151,8 +151,7 @@ impl<'p> Walk<'p> {
             pending = later;
             let (true, Some((task, stop))) = (pending.len() == before, first) else { continue };
             // Tables are not made of anything else that there may be.
-            let makes =
-                |t: &Task| matches!(self.plan.families[t.family].leaf, Leaf::Tabulate { .. });
+            let makes = |t: &Task| matches!(self.plan.families[t.family].leaf, Leaf::Tabulate(_));
             let (tables, others): (Vec<Task>, Vec<Task>) = pending.into_iter().partition(makes);
             if others.is_empty() {
                 return Err(at(&task, stop, self));
@@ -296,9 +295,9 @@ impl<'p> Walk<'p> {
     fn task(&mut self, task: &Task) -> Result<(), Stop> {
         let x = &self.plan.families[task.family];
         match &x.leaf {
-            Leaf::Tabulate { of: Tabulation::Route { .. } } => self.route(task),
-            Leaf::Tabulate { of: Tabulation::Blocks { .. } } => self.blocks(task),
-            Leaf::CopyTile { .. } | Leaf::HostCopy | Leaf::NicSend => self.copy(task),
+            Leaf::Tabulate(Tabulate { of: Tabulation::Route { .. } }) => self.route(task),
+            Leaf::Tabulate(Tabulate { of: Tabulation::Blocks { .. } }) => self.blocks(task),
+            leaf if leaf.copies() => self.copy(task),
             _ => {
                 for region in self.operands(task, Operand::Dst)?.into_iter().flatten() {
                     self.put(&region, What::Other, 0)?;

@@ -6,7 +6,7 @@ use super::{
     wrong,
 };
 use mk_plan::{
-    BufId, Leaf, Operand, Region, RoutePart, Routed, TabId, TableSource, Tabulation, Task,
+    BufId, Leaf, Operand, Region, RoutePart, Routed, TabId, TableSource, Tabulate, Tabulation, Task,
 };
 
 /// What a task's leaf says of the routing.
@@ -25,8 +25,9 @@ impl Walk<'_> {
     /// A task that makes a part of what follows from a routing.
     pub(super) fn route(&mut self, task: &Task) -> Result<(), Stop> {
         let x = &self.plan.families[task.family];
-        let Leaf::Tabulate { of: Tabulation::Route { part, experts, ranks, rows, keep, .. } } =
-            x.leaf
+        let Leaf::Tabulate(Tabulate {
+            of: Tabulation::Route { part, experts, ranks, rows, keep, .. },
+        }) = x.leaf
         else {
             return Ok(());
         };

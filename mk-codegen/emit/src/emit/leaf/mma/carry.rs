@@ -8,7 +8,7 @@ use crate::emit::leaf::mma::operands::rows_of;
 use crate::emit::{context::Emitter, error::EmitError, maps::View};
 use minijinja::{Value, context};
 use mk_plan::{
-    Access, EpilogueOp, Expr, FamId, Leaf, Operand, Point, Store, Var, carry_last, gated,
+    Access, EpilogueOp, Expr, FamId, Leaf, MmaTile, Operand, Point, Store, Var, carry_last, gated,
 };
 
 /// Its template values, for a product whose epilogue carries.
@@ -28,7 +28,7 @@ pub(in crate::emit) fn carry(
         return refuse("`carry` reads one access, `acc_in`");
     };
     let epilogue = f.leaf.epilogue();
-    let tma = matches!(f.leaf, Leaf::MmaTile { store: Store::Tma, .. });
+    let tma = matches!(f.leaf, Leaf::MmaTile(MmaTile { store: Store::Tma, .. }));
     if epilogue.contains(&EpilogueOp::Save) {
         return refuse("a product with `carry` saves nothing");
     }

@@ -2,8 +2,8 @@
 
 use crate::emit::{context::Emitter, error::EmitError, maps::View};
 use mk_plan::{
-    ALayout, Access, BLayout, Expr, FamId, Leaf, Operand, Var, depth_dim, mma_panel_columns,
-    row_dim,
+    ALayout, Access, BLayout, Expr, FamId, Leaf, MmaTile, Operand, Var, depth_dim,
+    mma_panel_columns, row_dim,
 };
 use std::collections::BTreeSet;
 
@@ -96,7 +96,7 @@ pub(in crate::emit) fn end_rows(
 ) -> Result<Option<u32>, EmitError> {
     let [id] = families else { return Ok(None) };
     let f = &e.plan.families[*id];
-    let layout = |leaf: &Leaf| matches!(leaf, Leaf::MmaTile { a_layout: ALayout::Mk, .. });
+    let layout = |leaf: &Leaf| matches!(leaf, Leaf::MmaTile(MmaTile { a_layout: ALayout::Mk, .. }));
     if e.runtime() || e.plan.looks_up(f) || f.inner.is_some() || !layout(&f.leaf) {
         return Ok(None);
     }

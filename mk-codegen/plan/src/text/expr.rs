@@ -1,11 +1,17 @@
 //! Expressions. What is read is kept as written: nothing is folded, so that printing gives the same text.
 
 use super::{
-    ReadError,
     cursor::{Cursor, Scope},
+    error::ReadError,
     lexer::{Kind, Token},
 };
-use crate::{BinOp, DimId, Entity, Expr, TabId, print::MEANT};
+use crate::{
+    entity::{DimId, Entity, TabId},
+    expr::{BinOp, Expr},
+};
+
+/// Words of expressions and lines that are not read as names of dimensions.
+pub(crate) const MEANT: &[&str] = &["rank", "epoch", "t", "min", "max", "select", "and", "each"];
 
 /// Brackets in brackets that are read.
 const MAX_BRACKETS: usize = 100;

@@ -1,10 +1,10 @@
 //! Words of the text format.
 
-use super::ReadError;
+use super::error::ReadError;
 
 /// A word and where it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Token<'s> {
+pub(crate) struct Token<'s> {
     pub text: &'s str,
     pub kind: Kind,
     /// Byte offset in the source.
@@ -12,7 +12,7 @@ pub(super) struct Token<'s> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// Letters, digits and `_`, beginning with a letter or `_`.
     Word,
     /// The same behind a `$`, which is not part of the text: the name of a dimension, whatever else the word means.
@@ -39,7 +39,7 @@ fn word(text: &str) -> usize {
     text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len())
 }
 
-pub(super) fn lex(source: &str) -> Result<Vec<Token<'_>>, ReadError> {
+pub(crate) fn lex(source: &str) -> Result<Vec<Token<'_>>, ReadError> {
     let mut tokens = Vec::new();
     let mut at = 0;
     while at < source.len() {

@@ -1,10 +1,13 @@
 //! A position in the words of a text.
 
 use super::{
-    ReadError,
+    error::ReadError,
     lexer::{Kind, Token},
 };
-use crate::{DimId, Expr, Var};
+use crate::{
+    entity::{DimId, Entity},
+    expr::{Expr, Var},
+};
 use std::{
     collections::{HashMap, HashSet},
     str::FromStr,
@@ -13,7 +16,7 @@ use std::{
 /// Longest name that is read, in bytes: messages and printed plans repeat names.
 const MAX_NAME: usize = 4096;
 
-pub(super) struct Cursor<'a> {
+pub(crate) struct Cursor<'a> {
     source: &'a str,
     tokens: &'a [Token<'a>],
     at: usize,
@@ -24,7 +27,7 @@ pub(super) struct Cursor<'a> {
 
 /// Names that an expression may use.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Scope<'a> {
+pub(crate) struct Scope<'a> {
     names: Vec<(&'a str, Var)>,
 }
 
@@ -241,5 +244,63 @@ impl<'a> Cursor<'a> {
                 return Ok(list);
             }
         }
+    }
+    /// The id of the entity being declared: ids stand in order.
+    pub fn id<K: Entity>(&mut self, n: usize) -> Result<(), ReadError> {
+        let want = K::new(n).to_string();
+        if self.eat_word(&want) {
+            return Ok(());
+        }
+        Err(self.expected(&format!("`{want}` (ids are given in order)")))
+    }
+
+    /// The id of an entity declared elsewhere.
+    pub fn reference<K: Entity>(&mut self) -> Result<K, ReadError> {
+        let digits = self.peek().text.strip_prefix(K::PREFIX).and_then(|d| d.parse::<u32>().ok());
+        match digits {
+            Some(n) if n < u32::MAX => {
+                self.bump();
+                Ok(K::new(n as usize))
+            }
+            _ => Err(self.expected(&format!("an id such as `{}0`", K::PREFIX))),
+        }
+    }
+    /// `name=word`.
+    pub fn choice(
+        &mut self,
+        name: &str,
+        words: &[&'static str],
+    ) -> Result<&'static str, ReadError> {
+        self.keyword(name)?;
+        self.sign("=")?;
+        self.one_of(words)
+    }
+    /// `stages=3`.
+    pub fn stages(&mut self) -> Result<u32, ReadError> {
+        let token = self.peek();
+        let n = self.setting("stages")?;
+        if (1..=64).contains(&n) {
+            return Ok(n);
+        }
+        Err(self.error_at(token, "`stages` is a number from 1 to 64"))
+    }
+    /// `128x256x64`, which is one word to the lexer: as many sides as a tile has, each up to `most`; `None` for anything else.
+    pub fn sides<const N: usize>(&mut self, most: u32) -> Option<[u32; N]> {
+        let sides = self.peek().text.split('x').filter_map(|s| s.parse().ok());
+        let sides = <[u32; N]>::try_from(sides.collect::<Vec<u32>>()).ok();
+        let sides = sides.filter(|b| b.iter().all(|s| (1..=most).contains(s)))?;
+        self.bump();
+        Some(sides)
+    }
+    /// `block=128x256x64`.
+    pub fn block<const N: usize>(&mut self) -> Result<[u32; N], ReadError> {
+        self.keyword("block")?;
+        self.sign("=")?;
+        self.sides(1024).ok_or_else(|| {
+            self.expected(match N {
+                2 => "a tile such as `128x64`, each side from 1 to 1024",
+                _ => "a tile such as `128x256x64`, each side from 1 to 1024",
+            })
+        })
     }
 }

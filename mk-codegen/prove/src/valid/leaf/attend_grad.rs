@@ -1,40 +1,18 @@
-//! Operands of attention's gradients.
+//! Gradients of attention.
 
-use super::touched::{Touched, area, made_of, matrix, of, one_place};
-use mk_plan::{GradOf, Operand, STATS};
+use super::Rules;
+use crate::valid::touched::{Touched, made_of, matrix, one_place};
+use mk_plan::{AttendGradTile, Family, GradOf, Operand, STATS};
 use std::collections::BTreeMap;
 
-/// Results and gradients are as large as each other; a logarithm and four statistics belong to each row.
-pub(super) fn statistics([tile, depth]: [u32; 2], touched: &[Touched<'_>]) -> Result<(), String> {
-    let read = [Operand::O, Operand::Do, Operand::Lse];
-    if of(touched, Operand::Dst).all(|t| t.extents.is_none()) {
-        return Ok(());
+impl Rules for AttendGradTile {
+    fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Option<String> {
+        grad(self.of, self.block, touched).err()
     }
-    one_place(touched, &read)?;
-    made_of(touched, &read)?;
-    let mut rows = None;
-    for t in touched {
-        let Some([x, y]) = matrix(t)? else { continue };
-        let (x, y, wide) = match t.operand {
-            Operand::Lse => (area(t), 1, 1),
-            Operand::Dst => (x, y, STATS),
-            _ => (x, y, depth),
-        };
-        let wanted = *rows.get_or_insert(x);
-        if x != wanted || x > i64::from(tile) || y != i64::from(wide) {
-            let text = format!("`{}` is {x} x {y}, and a tile {wanted} x {wide}", t.operand);
-            return Err(format!("{text}, of up to {tile} rows"));
-        }
-    }
-    Ok(())
 }
 
 /// What belongs to queries has as many rows at each step, and what belongs to keys; all are as wide as a head, but for the statistics.
-pub(super) fn grad(
-    side: GradOf,
-    [tile, _, depth]: [u32; 3],
-    touched: &[Touched<'_>],
-) -> Result<(), String> {
+fn grad(side: GradOf, [tile, _, depth]: [u32; 3], touched: &[Touched<'_>]) -> Result<(), String> {
     let all = [side.held(), side.moving()].concat();
     one_place(touched, &all)?;
     let made = |t: &Touched<'_>| side.made().contains(&t.operand) && t.extents.is_some();

@@ -1,0 +1,115 @@
+//! Attention, and its gradients.
+
+use super::{Cost, Done};
+use crate::{
+    error::CostError,
+    model::TileRate,
+    unroller::Unroller,
+    work::{Flow, Kind, Out, Tile, memory},
+};
+use mk_plan::{AttendTile, Family, Mode, Operand, Point, Schedule, Task};
+
+/// A leaf in whose inner loop queries meet keys.
+pub(super) struct Attends {
+    /// Rows of a tile, rows of a block of the other side, elements of a head.
+    pub block: [u32; 3],
+    pub stages: u32,
+    /// Products of each block that are as deep as heads, and that are as wide.
+    pub scores: f64,
+    pub results: f64,
+    /// What comes in blocks.
+    pub moving: Operand,
+}
+
+impl Cost for AttendTile {
+    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
+        let x = u.family(task);
+        u.attention(task, x, &attends(self))
+    }
+
+    fn length(&self, u: &Unroller<'_>, task: &Task) -> Result<Option<i64>, CostError> {
+        u.attended(task, &attends(self))
+    }
+}
+
+fn attends(x: &AttendTile) -> Attends {
+    let (block, stages) = (x.block, x.stages);
+    Attends { block, stages, scores: 1.0, results: 1.0, moving: Operand::K }
+}
+
+impl Unroller<'_> {
+    /// Blocks that a tile of attention goes through, with one more for what it begins and ends with, where it goes to the next CTA that is
+    /// free; `None` where tiles take turns.
+    pub(super) fn attended(
+        &self,
+        task: &Task,
+        attends: &Attends,
+    ) -> Result<Option<i64>, CostError> {
+        if self.plan.families[task.family].schedule != Schedule::Dynamic {
+            return Ok(None);
+        }
+        let mut length = 1;
+        for i in 0..self.points.inner(task)?.max(1) {
+            length += self.blocks(task, i, attends)?;
+        }
+        Ok(Some(length))
+    }
+
+    /// Blocks of the other side that a tile of attention meets at an iteration.
+    fn blocks(&self, task: &Task, i: i64, attends: &Attends) -> Result<i64, CostError> {
+        let [_, others, depth] = attends.block.map(i64::from);
+        let block = (others * depth).max(1);
+        let accesses = &self.plan.families[task.family].accesses;
+        let mut blocks = 0;
+        for a in accesses.iter().filter(|a| a.operand == attends.moving) {
+            self.points.for_each::<CostError>(task, i, None, a.when.as_ref(), |at| {
+                let len = self.points.region(at, a)?.map_or(0, |r| r.len());
+                blocks += (len + block - 1) / block;
+                Ok(())
+            })?;
+        }
+        Ok(blocks)
+    }
+
+    /// A tile of attention, or of its gradients: a job for each chunk, with waits of its own. A block is as long as the products in it
+    /// are in tiles of products, which is the least that it can be: the exponentials are taken to be under them.
+    pub(super) fn attention(
+        &mut self,
+        task: &Task,
+        x: &Family,
+        attends: &Attends,
+    ) -> Result<(), CostError> {
+        if x.inner.is_none() {
+            return Err(Unroller::unsupported(task, x));
+        }
+        let Attends { block: [rows, others, depth], stages, scores, results, .. } = *attends;
+        let iterations = self.points.inner(task)?.max(1);
+        let known = self.model.tile([rows, others]);
+        // A step is 64 deep: scores are `depth` deep, results `others`, and as wide as a head.
+        let score_steps = scores * f64::from(depth) / 64.0;
+        let wide = f64::from(depth) / f64::from(others.max(1));
+        let result_steps = results * f64::from(others) / 64.0 * wide;
+        let block_s = (score_steps + result_steps) * known.step_s;
+        let mut out = 0.0;
+        for a in x.accesses.iter().filter(|a| a.mode != Mode::Read || a.at == Point::Start) {
+            out += self.points.region(task, a)?.map_or(0.0, |r| self.bytes(&r));
+        }
+        for i in 0..iterations {
+            let waits = self.waits(task, x, i)?;
+            let from = self.work.flows.len();
+            let blocks = self.blocks(task, i, attends)?;
+            let last = i + 1 == iterations;
+            let flow = Flow { resource: memory(task.rank()), bytes: out };
+            let out = (last && out > 0.0).then_some(Out { flow, alone_s: 0.0 });
+            let main_s = blocks as f64 * block_s;
+            let tile_s = if last { known.tile_s } else { 0.0 };
+            let rate = TileRate { tile_s, ..known };
+            let ahead_s = f64::from(stages) * block_s;
+            let none = self.work.posts.len()..self.work.posts.len();
+            let posts = if last { self.posts(task, x)? } else { none };
+            let kind = Kind::Tile(Tile { rate, ahead_s, overlaps: false, held_s: 0.0, out });
+            self.push(task, kind, main_s, from, waits, posts);
+        }
+        Ok(())
+    }
+}

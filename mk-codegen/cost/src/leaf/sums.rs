@@ -1,0 +1,37 @@
+//! Sums, and what reads and writes as they do: statistics, tables.
+
+use super::{Cost, Done};
+use crate::{error::CostError, unroller::Unroller};
+use mk_plan::{Family, ReduceTile, StatsTile, Tabulate, Task};
+
+/// In a loop, all iterations are one job.
+fn sum(u: &mut Unroller<'_>, task: &Task, x: &Family, iterations: i64) -> Result<(), CostError> {
+    let (traffic, m) = (u.traffic(task, x, iterations)?, &u.model.movers);
+    let mover = traffic.pick(m.sum_local, m.sum_push, m.sum_pull);
+    let seconds = mover.seconds(traffic.read + traffic.written);
+    u.moves(task, x, iterations, traffic, seconds)
+}
+
+impl Cost for ReduceTile {
+    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
+        let x = u.family(task);
+        let iterations = if x.inner.is_some() { u.points.inner(task)? } else { 1 };
+        sum(u, task, x, iterations)
+    }
+}
+
+macro_rules! as_sums {
+    ($($leaf:ty),*) => {$(
+        impl Cost for $leaf {
+            fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
+                                let x = u.family(task);
+                                match x.inner {
+                    None => sum(u, task, x, 1),
+                    Some(_) => Err(Unroller::unsupported(task, x)),
+                }
+            }
+        }
+    )*};
+}
+
+as_sums!(StatsTile, Tabulate);

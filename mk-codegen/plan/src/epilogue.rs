@@ -1,0 +1,214 @@
+//! Elementwise tails of products and sums.
+
+use super::{
+    names::{Mode, Operand},
+    text::{Cursor, ReadError},
+};
+use serde::{Deserialize, Serialize};
+use std::fmt::{self, Formatter};
+
+/// An elementwise operation on the accumulator of a product, or on a sum, in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EpilogueOp {
+    /// Adds a row vector `[n]`.
+    Bias,
+    /// `x * Phi(x)`, by `erf`.
+    Gelu,
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// `max(x, 0)`.
+    Relu,
+    /// Multiplies by the matrix `[m, n]`.
+    Mul,
+    /// Adds the matrix `[m, n]`.
+    Add,
+    /// `x * Phi(x)`, with the approximation of `Phi` by tanh.
+    GeluTanh,
+    /// Multiplies by the slope of `gelu` at the matrix `[m, n]`.
+    GeluGrad,
+    /// Multiplies by the slope of `gelu_tanh` there.
+    GeluTanhGrad,
+    /// Multiplies by the slope of `silu` there.
+    SiluGrad,
+    /// Multiplies by `silu` of the matrix `[m, n]`.
+    MulSilu,
+    /// Multiplies by 1 where the matrix is positive, else by 0.
+    ReluGrad,
+    /// Multiplies by a number, given by its f32 bits.
+    Scale(u32),
+    /// Rounds to bf16 and back: what a `cast` inside the chain does.
+    RoundBf16,
+    /// Rounds to f16 and back.
+    RoundF16,
+    /// Nothing: a `cast` to f32, the accumulator's own type.
+    Widen,
+    /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first, but for a `Save`: `b` is then `[k, 2, n]`, and a tile of it has
+    /// half its columns from each.
+    Swiglu,
+    /// Nothing; writes what there is to the matrix `[m, n]` (before `Swiglu` to `[m, 2, n]`), rounded to its dtype.
+    Save,
+    /// Nothing; operations from here to the next `Save` work on a copy of the tile, and those behind that go on with it as it is here.
+    Keep,
+    /// Adds what has been summed so far, or other ranks' parts of a sum: each `[m, n]` of the result's dtype. Comes last.
+    Carry,
+}
+
+impl EpilogueOp {
+    /// How the operation touches an operand of its own, if it has one.
+    pub fn operand(self) -> Option<Mode> {
+        match self {
+            EpilogueOp::Bias
+            | EpilogueOp::Mul
+            | EpilogueOp::Add
+            | EpilogueOp::GeluGrad
+            | EpilogueOp::GeluTanhGrad
+            | EpilogueOp::SiluGrad
+            | EpilogueOp::MulSilu
+            | EpilogueOp::ReluGrad => Some(Mode::Read),
+            EpilogueOp::Save => Some(Mode::Write),
+            _ => None,
+        }
+    }
+}
+
+/// The gradient of what `swiglu` takes, `[m, n] -> [m, 2, n]`, with gates and ups as the operands of `MulSilu` and `SiluGrad` (gates) and `Mul`
+/// (ups): gradients of ups are saved, and those of gates are the result.
+pub const SWIGLU_GRAD: [EpilogueOp; 5] = [
+    EpilogueOp::Keep,
+    EpilogueOp::MulSilu,
+    EpilogueOp::Save,
+    EpilogueOp::SiluGrad,
+    EpilogueOp::Mul,
+];
+
+/// Whether the result is `[m, 2, n]`, C being its first half and a save its second.
+pub fn halves(epilogue: &[EpilogueOp]) -> bool {
+    epilogue.ends_with(&SWIGLU_GRAD)
+}
+
+/// Whether each copy of a tile that an epilogue works on ends where it is saved.
+pub(super) fn keeps_end(epilogue: &[EpilogueOp]) -> bool {
+    let mut kept = false;
+    for op in epilogue {
+        match op {
+            EpilogueOp::Save => kept = false,
+            EpilogueOp::Keep | EpilogueOp::Swiglu | EpilogueOp::Carry if kept => return false,
+            EpilogueOp::Keep => kept = true,
+            _ => {}
+        }
+    }
+    !kept
+}
+
+/// Whether columns of a product's operand B come in pairs of gate and up.
+pub fn gated(epilogue: &[EpilogueOp]) -> bool {
+    matches!(epilogue, [EpilogueOp::Swiglu, ..] | [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
+}
+
+/// Whether the first operand of the epilogue takes gates and ups as the product has them.
+pub fn saves_gates(epilogue: &[EpilogueOp]) -> bool {
+    matches!(epilogue, [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
+}
+
+/// Whether sums that a tile goes on with are added behind its last step: an elementwise operation of its own comes before.
+pub fn carry_last(epilogue: &[EpilogueOp]) -> bool {
+    let carries = epilogue.contains(&EpilogueOp::Carry);
+    carries && epilogue.iter().any(|op| !matches!(op, EpilogueOp::Carry | EpilogueOp::Widen))
+}
+
+/// Operands of an epilogue, in the order of its operations that have one.
+pub const EPILOGUE_OPERANDS: [Operand; 4] = [Operand::E0, Operand::E1, Operand::E2, Operand::E3];
+
+pub(super) fn write_epilogue(f: &mut Formatter<'_>, epilogue: &[EpilogueOp]) -> fmt::Result {
+    if epilogue.is_empty() {
+        return Ok(());
+    }
+    let ops: Vec<_> = epilogue.iter().map(epilogue_text).collect();
+    write!(f, " epilogue={}", ops.join(","))
+}
+
+pub(super) fn epilogue_text(op: &EpilogueOp) -> String {
+    match op {
+        EpilogueOp::Bias => "bias".into(),
+        EpilogueOp::Gelu => "gelu".into(),
+        EpilogueOp::Silu => "silu".into(),
+        EpilogueOp::Relu => "relu".into(),
+        EpilogueOp::GeluTanh => "gelu_tanh".into(),
+        EpilogueOp::GeluGrad => "gelu_grad".into(),
+        EpilogueOp::GeluTanhGrad => "gelu_tanh_grad".into(),
+        EpilogueOp::SiluGrad => "silu_grad".into(),
+        EpilogueOp::ReluGrad => "relu_grad".into(),
+        EpilogueOp::Mul => "mul".into(),
+        EpilogueOp::Add => "add".into(),
+        EpilogueOp::Scale(bits) => format!("scale:0x{bits:08x}"),
+        EpilogueOp::RoundBf16 => "round_bf16".into(),
+        EpilogueOp::RoundF16 => "round_f16".into(),
+        EpilogueOp::Widen => "widen".into(),
+        EpilogueOp::Swiglu => "swiglu".into(),
+        EpilogueOp::MulSilu => "mul_silu".into(),
+        EpilogueOp::Save => "save".into(),
+        EpilogueOp::Keep => "keep".into(),
+        EpilogueOp::Carry => "carry".into(),
+    }
+}
+
+/// `epilogue=bias,gelu`, if it is there.
+pub(super) fn read_epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadError> {
+    let mut epilogue = Vec::new();
+    if c.eat_word("epilogue") {
+        c.sign("=")?;
+        loop {
+            const OPS: &[&str] = &[
+                "bias",
+                "gelu",
+                "silu",
+                "relu",
+                "gelu_tanh",
+                "gelu_grad",
+                "gelu_tanh_grad",
+                "silu_grad",
+                "relu_grad",
+                "mul",
+                "add",
+                "scale",
+                "round_bf16",
+                "round_f16",
+                "widen",
+                "swiglu",
+                "mul_silu",
+                "save",
+                "keep",
+                "carry",
+            ];
+            epilogue.push(match c.one_of(OPS)? {
+                "bias" => EpilogueOp::Bias,
+                "gelu" => EpilogueOp::Gelu,
+                "silu" => EpilogueOp::Silu,
+                "relu" => EpilogueOp::Relu,
+                "gelu_tanh" => EpilogueOp::GeluTanh,
+                "gelu_grad" => EpilogueOp::GeluGrad,
+                "gelu_tanh_grad" => EpilogueOp::GeluTanhGrad,
+                "silu_grad" => EpilogueOp::SiluGrad,
+                "relu_grad" => EpilogueOp::ReluGrad,
+                "mul" => EpilogueOp::Mul,
+                "add" => EpilogueOp::Add,
+                "round_bf16" => EpilogueOp::RoundBf16,
+                "round_f16" => EpilogueOp::RoundF16,
+                "widen" => EpilogueOp::Widen,
+                "swiglu" => EpilogueOp::Swiglu,
+                "mul_silu" => EpilogueOp::MulSilu,
+                "save" => EpilogueOp::Save,
+                "keep" => EpilogueOp::Keep,
+                "carry" => EpilogueOp::Carry,
+                _ => {
+                    c.sign(":")?;
+                    EpilogueOp::Scale(c.number()?)
+                }
+            });
+            if !c.eat_sign(",") {
+                break;
+            }
+        }
+    }
+    Ok(epilogue)
+}

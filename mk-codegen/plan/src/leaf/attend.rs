@@ -1,0 +1,185 @@
+//! Attention.
+
+use super::{Record, Store};
+use crate::{
+    contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, OperandSpec},
+    names::{
+        Agent::{Consumers, Loader, Storer},
+        Mode, Operand, Point, Proxy,
+    },
+    text::{Cursor, ReadError},
+};
+use serde::{Deserialize, Serialize};
+use std::fmt::{self, Formatter};
+
+/// Where attention keeps its accumulator, maximum and sum between ring steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Carry {
+    /// In registers: the ring is the task's inner loop.
+    Registers,
+    /// In declared f32 scratch: each step is a task of its own.
+    Scratch,
+}
+
+/// Which keys a query attends to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mask {
+    /// All of them.
+    #[default]
+    Full,
+    /// Those at its own position of the sequence and before. Positions are the family's
+    /// ([`Positions`](super::Positions)).
+    Causal,
+}
+
+impl Mask {
+    /// The name in the text format.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Mask::Full => "full",
+            Mask::Causal => "causal",
+        }
+    }
+
+    pub(super) fn read(c: &mut Cursor<'_>) -> Result<Mask, ReadError> {
+        let name = c.choice("mask", &["full", "causal"])?;
+        Ok(if name == "full" { Mask::Full } else { Mask::Causal })
+    }
+}
+
+/// Bytes of a block of queries, and of as many blocks of keys and of values as there are stages.
+pub fn attend_smem_bytes([rows, keys, depth]: [u32; 3], stages: u32) -> u32 {
+    let blocks = keys.saturating_mul(2).saturating_mul(stages);
+    rows.saturating_add(blocks).saturating_mul(depth).saturating_mul(2)
+}
+
+/// One block of queries against keys and values, with a running maximum and sum. The keys of a step are the rows of its `k`
+/// access; the leaf goes through them in blocks, the last of which may be short. Rows without a key have a result of 0 and a
+/// logarithm of -inf.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttendTile {
+    /// Queries of a tile, keys of a block, elements of a head.
+    pub block: [u32; 3],
+    /// Where the state is between steps.
+    pub carry: Carry,
+    /// Factor on q·k, by its f32 bits.
+    pub scale: u32,
+    /// Shared-memory stages, of a block of keys and one of values each.
+    pub stages: u32,
+    /// Which keys a query attends to.
+    pub mask: Mask,
+    /// How `o` is written.
+    pub store: Store,
+}
+
+impl AttendTile {
+    pub(super) fn read(c: &mut Cursor<'_>) -> Result<AttendTile, ReadError> {
+        let block = c.block()?;
+        let carry = match c.choice("carry", &["registers", "scratch"])? {
+            "registers" => Carry::Registers,
+            _ => Carry::Scratch,
+        };
+        let (scale, stages) = (c.setting("scale")?, c.stages()?);
+        Ok(AttendTile { block, carry, scale, stages, mask: Mask::read(c)?, store: Store::read(c)? })
+    }
+}
+
+impl Record for AttendTile {
+    fn name(&self) -> &'static str {
+        "attend_tile"
+    }
+
+    fn settings(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let AttendTile { block: [m, n, d], carry, scale, stages, mask, store } = self;
+        let carry = if *carry == Carry::Registers { "registers" } else { "scratch" };
+        write!(f, " block={m}x{n}x{d} carry={carry} scale=0x{scale:08x} stages={stages}")?;
+        write!(f, " mask={} store={}", mask.name(), store.name())
+    }
+
+    fn contract(&self) -> Contract {
+        let op = OperandSpec::new;
+        let tma = self.store == Store::Tma;
+        let mut operands = vec![
+            op(Operand::Q, Mode::Read, Loader, Proxy::Async, Arity::One),
+            op(Operand::K, Mode::Read, Loader, Proxy::Async, Arity::Many),
+            op(Operand::V, Mode::Read, Loader, Proxy::Async, Arity::Many),
+        ];
+        let own = |o, mode| op(o, mode, Consumers, Proxy::Generic, Arity::Optional);
+        if self.carry == Carry::Scratch {
+            operands.extend([Operand::AccIn, Operand::StatIn].map(|o| own(o, Mode::Read)));
+            operands.extend([Operand::AccOut, Operand::StatOut].map(|o| own(o, Mode::Write)));
+        }
+        let (agent, proxy) = if tma { (Storer, Proxy::Async) } else { (Consumers, Proxy::Generic) };
+        operands.push(op(Operand::O, Mode::Write, agent, proxy, Arity::Optional));
+        operands.push(own(Operand::Lse, Mode::Write));
+        // Queries come once a task, and `o` leaves once: from where the queries were, or past shared memory by the consumers
+        // themselves, who then tell the storer when they have.
+        Contract {
+            agents: vec![Loader, Consumers, Storer],
+            operands,
+            edges: vec![
+                EdgeSpec::flow("q_full", Loader, Consumers),
+                EdgeSpec::once("q_empty", Consumers, Loader),
+                EdgeSpec::flow("kv_full", Loader, Consumers),
+                EdgeSpec::back("kv_empty", Consumers, Loader, self.stages),
+                EdgeSpec { proxy_fence: tma, ..EdgeSpec::flow("staged", Consumers, Storer) },
+                EdgeSpec::once("drained", Storer, Consumers),
+            ],
+            smem_bytes: attend_smem_bytes(self.block, self.stages),
+        }
+    }
+
+    /// With the state in registers, the steps of the ring are the inner loop.
+    fn allowed(&self, _: bool) -> Allowed {
+        use Point::{End, Inner, Start};
+        let mut operands = vec![
+            (Operand::Q, &[Start][..]),
+            (Operand::K, &[Start, Inner]),
+            (Operand::V, &[Start, Inner]),
+            (Operand::O, &[End]),
+            (Operand::Lse, &[End]),
+        ];
+        operands.extend([Operand::AccIn, Operand::StatIn].map(|o| (o, &[Start][..])));
+        operands.extend([Operand::AccOut, Operand::StatOut].map(|o| (o, &[End][..])));
+        Allowed {
+            operands,
+            waits: vec![(Loader, Start), (Loader, Inner), (Consumers, Start)],
+            posts: vec![(Consumers, Inner), (Consumers, End), (Storer, End)],
+            inner: self.carry == Carry::Registers,
+        }
+    }
+
+    fn types(&self) -> Vec<OneType> {
+        use Operand::{AccIn, AccOut, K, Lse, O, Q, StatIn, StatOut, V};
+        vec![
+            OneType::new(&[Q, K, V, O], Elements::Half),
+            OneType::new(&[Lse], Elements::F32),
+            OneType::new(&[AccIn, AccOut, StatIn, StatOut], Elements::F32),
+        ]
+    }
+
+    fn through_tma(&self) -> Vec<Operand> {
+        let stored = (self.store == Store::Tma).then_some(Operand::O);
+        [Operand::Q, Operand::K, Operand::V].into_iter().chain(stored).collect()
+    }
+
+    fn pipeline(&self) -> Option<(&[u32], u32)> {
+        Some((&self.block, self.stages))
+    }
+
+    fn computes(&self) -> bool {
+        true
+    }
+
+    fn attends(&self) -> bool {
+        true
+    }
+
+    fn masks(&self) -> bool {
+        self.mask == Mask::Causal
+    }
+
+    fn has_dynamic_schedule(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,173 @@
+//! Gradients of attention.
+
+use super::{Mask, Record, STATS};
+use crate::{
+    contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, OperandSpec},
+    names::{
+        Agent::{Consumers, Loader, Storer},
+        Mode, Operand, Point, Proxy,
+    },
+    text::{Cursor, ReadError},
+};
+use serde::{Deserialize, Serialize};
+use std::fmt::{self, Formatter};
+
+/// What gradients of attention are of, which is what a tile of them keeps: the other side comes in blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GradOf {
+    /// Queries.
+    Queries,
+    /// Keys and values.
+    Keys,
+}
+
+impl GradOf {
+    /// Operands that a task has from its start on.
+    pub const fn held(self) -> &'static [Operand] {
+        match self {
+            GradOf::Queries => &[Operand::Q, Operand::Do, Operand::Stats],
+            GradOf::Keys => &[Operand::K, Operand::V],
+        }
+    }
+
+    /// Operands that come in blocks.
+    pub const fn moving(self) -> &'static [Operand] {
+        match self {
+            GradOf::Queries => &[Operand::K, Operand::V],
+            GradOf::Keys => &[Operand::Q, Operand::Do, Operand::Stats],
+        }
+    }
+
+    /// Results.
+    pub const fn made(self) -> &'static [Operand] {
+        match self {
+            GradOf::Queries => &[Operand::Dq],
+            GradOf::Keys => &[Operand::Dk, Operand::Dv],
+        }
+    }
+}
+
+/// Bytes of a tile of attention's gradients, and of as many blocks of the other side as there are stages; and of the queries' statistics.
+pub fn attend_grad_smem_bytes(of: GradOf, [rows, others, depth]: [u32; 3], stages: u32) -> u32 {
+    let moved = others.saturating_mul(stages);
+    let queries = if of == GradOf::Queries { rows } else { moved };
+    let elements = rows.saturating_add(moved).saturating_mul(2).saturating_mul(depth);
+    elements.saturating_mul(2).saturating_add(queries.saturating_mul(STATS * 4))
+}
+
+/// Gradients of one block of queries, against keys and values; or of one of keys and values, against queries. What the other side has at a
+/// step is the rows of its accesses; the leaf goes through them in blocks, the last of which may be short. Weights are
+/// `exp(scale * q·k - lse)`, 0 in rows whose `lse` is -inf.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttendGradTile {
+    /// Gradients of what.
+    pub of: GradOf,
+    /// Rows of a tile, rows of a block of the other side, elements of a head.
+    pub block: [u32; 3],
+    /// Factor on q·k, by its f32 bits.
+    pub scale: u32,
+    /// Shared-memory stages, of a block of the other side each.
+    pub stages: u32,
+    /// Which keys a query attends to.
+    pub mask: Mask,
+}
+
+impl AttendGradTile {
+    pub(super) fn read(c: &mut Cursor<'_>, of: GradOf) -> Result<AttendGradTile, ReadError> {
+        let (block, scale) = (c.block()?, c.setting("scale")?);
+        Ok(AttendGradTile { of, block, scale, stages: c.stages()?, mask: Mask::read(c)? })
+    }
+}
+
+impl Record for AttendGradTile {
+    fn name(&self) -> &'static str {
+        match self.of {
+            GradOf::Queries => "attend_dq_tile",
+            GradOf::Keys => "attend_dkv_tile",
+        }
+    }
+
+    fn settings(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let AttendGradTile { block: [m, n, d], scale, stages, mask, .. } = self;
+        let mask = mask.name();
+        write!(f, " block={m}x{n}x{d} scale=0x{scale:08x} stages={stages} mask={mask}")
+    }
+
+    fn contract(&self) -> Contract {
+        let read =
+            |o: &Operand, arity| OperandSpec::new(*o, Mode::Read, Loader, Proxy::Async, arity);
+        let arity = if self.of == GradOf::Queries { Arity::One } else { Arity::Optional };
+        let made = self.of.made().iter();
+        let made =
+            made.map(|o| OperandSpec::new(*o, Mode::Write, Consumers, Proxy::Generic, arity));
+        let held = self.of.held().iter().map(|o| read(o, Arity::One));
+        let moving = self.of.moving().iter().map(|o| read(o, Arity::Many));
+        let [own, other] = match self.of {
+            GradOf::Queries => [["q_full", "q_empty"], ["kv_full", "kv_empty"]],
+            GradOf::Keys => [["kv_full", "kv_empty"], ["q_full", "q_empty"]],
+        };
+        // Consumers store past shared memory, and tell the storer when they have.
+        Contract {
+            agents: vec![Loader, Consumers, Storer],
+            operands: held.chain(moving).chain(made).collect(),
+            edges: vec![
+                EdgeSpec::flow(own[0], Loader, Consumers),
+                EdgeSpec::once(own[1], Consumers, Loader),
+                EdgeSpec::flow(other[0], Loader, Consumers),
+                EdgeSpec::back(other[1], Consumers, Loader, self.stages),
+                EdgeSpec::flow("staged", Consumers, Storer),
+                EdgeSpec::once("drained", Storer, Consumers),
+            ],
+            smem_bytes: attend_grad_smem_bytes(self.of, self.block, self.stages),
+        }
+    }
+
+    fn allowed(&self, _: bool) -> Allowed {
+        use Point::{End, Inner, Start};
+        let held = self.of.held().iter().map(|o| (*o, &[Start][..]));
+        let moving = self.of.moving().iter().map(|o| (*o, &[Start, Inner][..]));
+        let made = self.of.made().iter().map(|o| (*o, &[End][..]));
+        Allowed {
+            operands: held.chain(moving).chain(made).collect(),
+            waits: vec![(Loader, Start), (Loader, Inner)],
+            posts: vec![(Storer, End)],
+            inner: true,
+        }
+    }
+
+    fn types(&self) -> Vec<OneType> {
+        use Operand::{Dk, Do, Dq, Dv, K, Q, Stats, V};
+        vec![
+            OneType::new(&[Q, K, V, Do, Dq, Dk, Dv], Elements::Half),
+            OneType::new(&[Stats], Elements::F32),
+        ]
+    }
+
+    fn through_tma(&self) -> Vec<Operand> {
+        [self.of.held(), self.of.moving()].concat()
+    }
+
+    fn pipeline(&self) -> Option<(&[u32], u32)> {
+        Some((&self.block, self.stages))
+    }
+
+    fn computes(&self) -> bool {
+        true
+    }
+
+    fn attends(&self) -> bool {
+        true
+    }
+
+    fn masks(&self) -> bool {
+        self.mask == Mask::Causal
+    }
+
+    fn queries_move(&self) -> bool {
+        self.of == GradOf::Keys
+    }
+
+    fn has_dynamic_schedule(&self) -> bool {
+        true
+    }
+}

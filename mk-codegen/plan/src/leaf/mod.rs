@@ -1,0 +1,202 @@
+//! Leaf tasks: the work of a family's tasks. A leaf is one record in one file: its fields, and what follows from them
+//! ([`Record`]). Every judge has a file for it, too; [`of_leaf!`](crate::of_leaf) hands it the record.
+
+mod attend;
+mod attend_grad;
+mod copy;
+mod host_copy;
+mod mma;
+mod nic_send;
+mod record;
+mod reduce;
+mod signal;
+mod stats;
+mod store;
+mod tabulate;
+
+pub use attend::{AttendTile, Carry, Mask, attend_smem_bytes};
+pub use attend_grad::{AttendGradTile, GradOf, attend_grad_smem_bytes};
+pub use copy::{COPY_STAGE_BYTES, CopyTile, CopyVia};
+pub use host_copy::HostCopy;
+pub use mma::{ALayout, BLayout, Consumers, MmaTile};
+pub use nic_send::NicSend;
+pub use record::Record;
+pub use reduce::ReduceTile;
+pub use signal::{Enter, Signal};
+pub use stats::{STATS, StatsTile};
+pub use store::Store;
+pub use tabulate::{Tabulate, Tabulation};
+
+use crate::text::{Cursor, ReadError};
+use serde::{Deserialize, Serialize};
+use std::ops::Deref;
+
+/// What one task does. Few and generic: a new pipeline adds none unless it needs new arithmetic.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Leaf {
+    /// [`Signal`].
+    Signal,
+    /// [`Enter`].
+    Enter,
+    /// [`CopyTile`].
+    CopyTile(CopyTile),
+    /// [`MmaTile`].
+    MmaTile(MmaTile),
+    /// [`ReduceTile`].
+    ReduceTile(ReduceTile),
+    /// [`AttendTile`].
+    AttendTile(AttendTile),
+    /// [`StatsTile`].
+    StatsTile(StatsTile),
+    /// [`AttendGradTile`].
+    AttendGradTile(AttendGradTile),
+    /// [`NicSend`].
+    NicSend,
+    /// [`HostCopy`].
+    HostCopy,
+    /// [`Tabulate`].
+    Tabulate(Tabulate),
+}
+
+/// Evaluates an expression with the record of a leaf, whatever its type: `of_leaf!(leaf, x => x as &dyn Judge)`. The one match over all
+/// leaves; a judge that a leaf is missing in does not compile.
+#[macro_export]
+macro_rules! of_leaf {
+    ($leaf:expr, $x:ident => $do:expr) => {
+        $crate::of_leaf!(@ $leaf, $x, $do, [Signal Enter NicSend HostCopy]
+            [CopyTile MmaTile ReduceTile AttendTile StatsTile AttendGradTile Tabulate])
+    };
+    (@ $leaf:expr, $x:ident, $do:expr, [$($unit:ident)*] [$($record:ident)*]) => {
+        match $leaf {
+            $($crate::Leaf::$unit => {
+                let $x = &$crate::leaf::$unit;
+                $do
+            })*
+            $($crate::Leaf::$record($x) => $do,)*
+        }
+    };
+}
+
+impl Deref for Leaf {
+    type Target = dyn Record;
+
+    fn deref(&self) -> &Self::Target {
+        of_leaf!(self, x => x)
+    }
+}
+
+type Reader = fn(&mut Cursor<'_>) -> Result<Leaf, ReadError>;
+
+/// Leaves of the text format by name.
+const READERS: &[(&str, Reader)] = &[
+    ("signal", |_| Ok(Leaf::Signal)),
+    ("enter", |_| Ok(Leaf::Enter)),
+    ("copy_tile", |c| CopyTile::read(c).map(Leaf::CopyTile)),
+    ("mma_tile", |c| MmaTile::read(c).map(Leaf::MmaTile)),
+    ("reduce_tile", |c| ReduceTile::read(c).map(Leaf::ReduceTile)),
+    ("attend_tile", |c| AttendTile::read(c).map(Leaf::AttendTile)),
+    ("stats_tile", |c| StatsTile::read(c).map(Leaf::StatsTile)),
+    ("attend_dq_tile", |c| AttendGradTile::read(c, GradOf::Queries).map(Leaf::AttendGradTile)),
+    ("attend_dkv_tile", |c| AttendGradTile::read(c, GradOf::Keys).map(Leaf::AttendGradTile)),
+    ("nic_send", |_| Ok(Leaf::NicSend)),
+    ("host_copy", |_| Ok(Leaf::HostCopy)),
+    ("tabulate_blocks", |c| Tabulate::read_blocks(c).map(Leaf::Tabulate)),
+    ("tabulate_route", |c| Tabulate::read_route(c).map(Leaf::Tabulate)),
+];
+
+impl Leaf {
+    /// Reads a leaf with its settings.
+    pub(super) fn read(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
+        let names: Vec<_> = READERS.iter().map(|r| r.0).collect();
+        let name = c.one_of(&names)?;
+        let reader = READERS.iter().find(|r| r.0 == name).ok_or_else(|| c.expected("a leaf"))?;
+        reader.1(c)
+    }
+
+    /// Whether two leaves of one role run on the same barriers and stages: products that differ in nothing that these depend on, and
+    /// leaves that are equal.
+    pub fn shares_ring(&self, other: &Leaf) -> bool {
+        match (self.product(), other.product()) {
+            (Some(a), Some(b)) => a.shares_ring(b),
+            _ => self == other,
+        }
+    }
+
+    /// The record of a GEMM's tile.
+    pub fn product(&self) -> Option<&MmaTile> {
+        match self {
+            Leaf::MmaTile(x) => Some(x),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{EpilogueOp, RoutePart};
+
+    /// One of each leaf.
+    fn leaves() -> Vec<Leaf> {
+        let mma = |epilogue: Vec<EpilogueOp>| {
+            Leaf::MmaTile(MmaTile {
+                block: [128, 256, 64],
+                stages: 3,
+                a_layout: ALayout::Mk,
+                b_layout: BLayout::Kn,
+                store: Store::Tma,
+                consumers: Consumers::Cooperative,
+                cluster: 1,
+                multicast: [1, 1],
+                epilogue,
+            })
+        };
+        let grad = |of| {
+            Leaf::AttendGradTile(AttendGradTile {
+                of,
+                block: [128, 64, 64],
+                scale: 0,
+                stages: 2,
+                mask: Mask::Full,
+            })
+        };
+        let attend = |carry| {
+            Leaf::AttendTile(AttendTile {
+                block: [128, 128, 64],
+                carry,
+                scale: 0,
+                stages: 2,
+                mask: Mask::Full,
+                store: Store::Direct,
+            })
+        };
+        let route = |part| {
+            Leaf::Tabulate(Tabulate {
+                of: Tabulation::Route { part, experts: 4, ranks: 2, rows: 8, blocks: 4, keep: 0 },
+            })
+        };
+        let tails = vec![EpilogueOp::Bias, EpilogueOp::Mul, EpilogueOp::Save, EpilogueOp::Carry];
+        let copies = [CopyVia::Bulk, CopyVia::Ldst, CopyVia::Gather];
+        let mut all = vec![Leaf::Signal, Leaf::Enter, Leaf::NicSend, Leaf::HostCopy, mma(tails)];
+        all.extend(copies.map(|via| Leaf::CopyTile(CopyTile { via, stages: 1 })));
+        all.extend([GradOf::Queries, GradOf::Keys].map(grad));
+        all.extend([Carry::Registers, Carry::Scratch].map(attend));
+        all.extend(RoutePart::ALL.iter().map(|part| route(*part)));
+        all.push(Leaf::Tabulate(Tabulate { of: Tabulation::Blocks { rows: 8 } }));
+        all.push(Leaf::ReduceTile(ReduceTile { epilogue: vec![EpilogueOp::Bias] }));
+        all.push(Leaf::StatsTile(StatsTile { block: [128, 64] }));
+        all
+    }
+
+    /// An operand that the list forgets could have any type.
+    #[test]
+    fn every_operand_of_a_contract_is_in_one_group() {
+        for leaf in leaves() {
+            let groups = leaf.elements();
+            for spec in leaf.contract().operands {
+                let of = groups.iter().filter(|g| g.operands.contains(&spec.operand)).count();
+                assert_eq!(of, 1, "{} {}", leaf.name(), spec.operand);
+            }
+        }
+    }
+}

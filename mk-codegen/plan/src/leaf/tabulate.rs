@@ -1,0 +1,111 @@
+//! Tables that a kernel fills.
+
+use super::Record;
+use crate::{
+    contract::{Allowed, Arity, Contract, Elements, OneType, OperandSpec},
+    names::{Agent::Copier, Mode, Operand, Point, Proxy, RoutePart},
+    text::{Cursor, ReadError},
+};
+use serde::{Deserialize, Serialize};
+use std::fmt::{self, Formatter};
+
+/// Which table a task fills.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Tabulation {
+    /// The rows of groups, cut into blocks ([`TableSource::Blocks`](super::TableSource::Blocks)): `src` has the rows of each group,
+    /// `dst` group and rows of each block. Negative rows, and more blocks than `dst` has room for, end the launch.
+    Blocks {
+        /// Rows of a block.
+        rows: u32,
+    },
+    /// What follows from a routing ([`Routing`](super::Routing)), chunk by chunk of tokens. Experts that there are not, or that a token names
+    /// twice, and more blocks on a rank than there are, end the launch.
+    ///
+    /// | part | `src` | `dst` |
+    /// | --- | --- | --- |
+    /// | lists | experts of a chunk, `[tokens, slots]` | its list |
+    /// | wanted | experts of a chunk, `[tokens, slots]` | for each of its tokens 1 if the rank has one of them, else 0; 0 behind them |
+    /// | counts | all lists, `[chunks, width]` | rows of the rank's experts; where rows of each chunk begin, `[chunks + 1, experts]`; group and rows of each block |
+    /// | sources | group and rows of some blocks; all lists; where their rows begin | the token in each row of these blocks |
+    /// | places | experts of a chunk; its list; where its rows begin, `[1, experts]` | rank and row of each, `[tokens, slots, 2]` |
+    /// | places, some dropped | the same; the last row of where rows begin, `[1, experts]` | the same, of dropped ones that of the expert's first row; 1 for each that is kept, `[tokens, slots]` |
+    Route {
+        /// What `dst` has.
+        part: RoutePart,
+        /// Experts of the world.
+        experts: u32,
+        /// Ranks that share them, and the tokens.
+        ranks: u32,
+        /// Rows of a block.
+        rows: u32,
+        /// Blocks that a rank has room for.
+        blocks: u32,
+        /// Rows of an expert that are kept, the first ones; 0: all of them.
+        keep: u32,
+    },
+}
+
+/// Fills a table: integers from integers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tabulate {
+    /// Which one.
+    pub of: Tabulation,
+}
+
+impl Tabulate {
+    pub(super) fn read_blocks(c: &mut Cursor<'_>) -> Result<Tabulate, ReadError> {
+        Ok(Tabulate { of: Tabulation::Blocks { rows: c.setting("rows")? } })
+    }
+
+    pub(super) fn read_route(c: &mut Cursor<'_>) -> Result<Tabulate, ReadError> {
+        c.keyword("part")?;
+        c.sign("=")?;
+        let part = c.named(RoutePart::NAMES, RoutePart::from_name)?;
+        let [experts, ranks] = [c.setting("experts")?, c.setting("ranks")?];
+        let [rows, blocks] = [c.setting("rows")?, c.setting("blocks")?];
+        let keep = if c.peek().text == "keep" { c.setting("keep")? } else { 0 };
+        Ok(Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks, keep } })
+    }
+}
+
+impl Record for Tabulate {
+    fn name(&self) -> &'static str {
+        match self.of {
+            Tabulation::Blocks { .. } => "tabulate_blocks",
+            Tabulation::Route { .. } => "tabulate_route",
+        }
+    }
+
+    fn settings(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Tabulation::Route { part, experts, ranks, rows, blocks, keep } = self.of else {
+            let Tabulation::Blocks { rows } = self.of else { return Ok(()) };
+            return write!(f, " rows={rows}");
+        };
+        write!(f, " part={part} experts={experts} ranks={ranks} rows={rows} blocks={blocks}")?;
+        if keep != 0 { write!(f, " keep={keep}") } else { Ok(()) }
+    }
+
+    fn contract(&self) -> Contract {
+        let op = |o, mode| OperandSpec::new(o, mode, Copier, Proxy::Generic, Arity::Many);
+        Contract::of_one(Copier, vec![op(Operand::Src, Mode::Read), op(Operand::Dst, Mode::Write)])
+    }
+
+    fn allowed(&self, _: bool) -> Allowed {
+        Allowed {
+            operands: vec![(Operand::Src, &[Point::Start]), (Operand::Dst, &[Point::End])],
+            waits: vec![(Copier, Point::Start)],
+            posts: vec![(Copier, Point::End)],
+            inner: false,
+        }
+    }
+
+    fn types(&self) -> Vec<OneType> {
+        use RoutePart::{Lists, Places, Wanted};
+        let ids = matches!(self.of, Tabulation::Route { part: Lists | Wanted | Places, .. });
+        let first = ids.then_some(Elements::Experts);
+        vec![
+            OneType { first, ..OneType::new(&[Operand::Src], Elements::I32) },
+            OneType::new(&[Operand::Dst], Elements::I32),
+        ]
+    }
+}

@@ -1,0 +1,101 @@
+//! Operations of an epilogue.
+
+use crate::equivalence::{
+    algebra::{Algebra, Function},
+    context::{Context, Misfit},
+    tile::Tile,
+};
+use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, Operand};
+
+/// The operation whose operand this is.
+pub(super) fn of_epilogue(epilogue: &[EpilogueOp], operand: Operand) -> Option<EpilogueOp> {
+    let place = EPILOGUE_OPERANDS.iter().position(|e| *e == operand)?;
+    epilogue.iter().filter(|op| op.operand().is_some()).nth(place).copied()
+}
+
+impl<E: Copy + PartialEq> Context<E> {
+    /// A tile after its epilogue, or as `operand` saves it on the way.
+    pub(super) fn finished<A: Algebra<Elem = E>>(
+        &self,
+        algebra: &mut A,
+        epilogue: &[EpilogueOp],
+        operand: Option<Operand>,
+        mut tile: Tile<E>,
+    ) -> Result<Vec<E>, Misfit> {
+        let mut tails = EPILOGUE_OPERANDS.iter();
+        let mut kept = None;
+        for op in epilogue {
+            match op {
+                EpilogueOp::Keep => kept = Some(tile.clone()),
+                EpilogueOp::Carry => {
+                    for p in self.pieces.iter().filter(|p| p.touch.operand == Operand::AccIn) {
+                        if p.tile.data.len() != tile.data.len() {
+                            return Err("what is carried has another size than the tile".into());
+                        }
+                        let both = tile.data.iter_mut().zip(&p.tile.data);
+                        both.for_each(|(x, y)| *x = algebra.add(*x, *y));
+                    }
+                }
+                EpilogueOp::Save => {
+                    if tails.next().copied() == operand {
+                        return Ok(tile.data);
+                    }
+                    tile = kept.take().unwrap_or(tile);
+                }
+                EpilogueOp::Bias
+                | EpilogueOp::Mul
+                | EpilogueOp::Add
+                | EpilogueOp::GeluGrad
+                | EpilogueOp::GeluTanhGrad
+                | EpilogueOp::SiluGrad
+                | EpilogueOp::MulSilu
+                | EpilogueOp::ReluGrad => {
+                    let other = tails.next().and_then(|o| self.latest(*o));
+                    let n = if *op == EpilogueOp::Bias { tile.cols } else { tile.data.len() };
+                    let Some(other) = other.filter(|o| o.data.len() == n) else {
+                        return Err(format!(
+                            "the operand of {op:?} has another size than the tile"
+                        ));
+                    };
+                    for (x, y) in tile.data.iter_mut().zip(other.data.iter().cycle()) {
+                        *x = match (op, Function::slope_of(*op)) {
+                            (_, Some(slope)) => {
+                                let slope = algebra.apply(slope, *y);
+                                algebra.mul(*x, slope)
+                            }
+                            (EpilogueOp::Mul, _) => algebra.mul(*x, *y),
+                            _ => algebra.add(*x, *y),
+                        };
+                    }
+                }
+                EpilogueOp::Scale(bits) => {
+                    let factor = f32::from_bits(*bits);
+                    tile.data.iter_mut().for_each(|x| *x = algebra.scale(*x, factor));
+                }
+                EpilogueOp::Widen => {}
+                EpilogueOp::Swiglu => {
+                    let half = tile.cols / 2;
+                    let mut data = Vec::with_capacity(tile.rows * half);
+                    for row in tile.data.chunks(tile.cols.max(1)) {
+                        for j in 0..half {
+                            let gate = algebra.apply(Function::Silu, row[j]);
+                            data.push(algebra.mul(gate, row[half + j]));
+                        }
+                    }
+                    tile = Tile { rows: tile.rows, cols: half, data };
+                }
+                EpilogueOp::Gelu
+                | EpilogueOp::GeluTanh
+                | EpilogueOp::Silu
+                | EpilogueOp::Relu
+                | EpilogueOp::RoundBf16
+                | EpilogueOp::RoundF16 => {
+                    if let Some(f) = Function::of(*op) {
+                        tile.data.iter_mut().for_each(|x| *x = algebra.apply(f, *x));
+                    }
+                }
+            }
+        }
+        Ok(tile.data)
+    }
+}

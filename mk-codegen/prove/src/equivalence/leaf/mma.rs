@@ -1,0 +1,166 @@
+//! GEMMs.
+
+use super::{Linked, Links, Meaning, Places, Stored, Task, Work, Write, epilogue::of_epilogue};
+use crate::equivalence::{
+    algebra::Algebra,
+    context::Context,
+    linker::{Linker, Matrix},
+    tile::Tile,
+    unroll::Touch,
+};
+use mk_plan::{ALayout, BLayout, EpilogueOp, MmaTile, Operand, gated, saves_gates};
+impl Links for MmaTile {
+    fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
+        linker.product(self.a_layout, self.b_layout, &self.epilogue, of.touches)
+    }
+}
+
+impl<A: Algebra> Meaning<A> for MmaTile {
+    fn moving(&self) -> &'static [Operand] {
+        &[Operand::A, Operand::B]
+    }
+
+    fn consume(&self, context: &mut Context<A::Elem>, algebra: &mut A, _: Places) -> Work {
+        context.multiply(algebra, self.a_layout, self.b_layout, gated(&self.epilogue))
+    }
+
+    fn stored(&self, to: &Write<'_>, context: &mut Context<A::Elem>, algebra: &mut A) -> Stored<A> {
+        let [rows, cols] = to.size;
+        let tile = match &context.sum {
+            Some(sum) => sum.clone(),
+            // Nothing is added up.
+            None => match (
+                gated(&self.epilogue),
+                to.touch.operand == Operand::E0 && saves_gates(&self.epilogue),
+            ) {
+                (true, true) => Tile::filled(rows / 2, cols * 2, A::ZERO),
+                (gated, _) => Tile::filled(rows, if gated { cols * 2 } else { cols }, A::ZERO),
+            },
+        };
+        context.finished(algebra, &self.epilogue, Some(to.touch.operand), tile)
+    }
+}
+
+impl<E: Copy + PartialEq> Context<E> {
+    fn multiply<A: Algebra<Elem = E>>(
+        &mut self,
+        algebra: &mut A,
+        a_layout: ALayout,
+        b_layout: BLayout,
+        gated: bool,
+    ) -> Work {
+        let (Some(a), Some(b)) = (self.latest(Operand::A), self.latest(Operand::B)) else {
+            return Ok(0);
+        };
+        let turned;
+        let a = if a_layout == ALayout::Km {
+            turned = a.transposed();
+            &turned
+        } else {
+            a
+        };
+        let b = match (b_layout, gated) {
+            (BLayout::Nk, _) => b.transposed(),
+            // `[k, 2, n]`: gates and ups side by side.
+            (BLayout::Kn, true) => {
+                Tile { rows: b.rows / 2, cols: b.cols * 2, data: b.data.clone() }
+            }
+            (BLayout::Kn, false) => b.clone(),
+        };
+        if a.cols != b.rows {
+            return Err(format!("`a` is {}x{} and `b` {}x{}", a.rows, a.cols, b.rows, b.cols));
+        }
+        let fresh = || Tile::filled(a.rows, b.cols, A::ZERO);
+        let mut sum = self.sum.clone().unwrap_or_else(fresh);
+        if (sum.rows, sum.cols) != (a.rows, b.cols) {
+            return Err("the tile changes its shape between steps".into());
+        }
+        for (i, row) in sum.data.chunks_mut(b.cols.max(1)).enumerate() {
+            for (x, right) in a.row(i).iter().zip(b.data.chunks(b.cols.max(1))) {
+                for (sum, y) in row.iter_mut().zip(right) {
+                    let product = algebra.mul(*x, *y);
+                    *sum = algebra.add(*sum, product);
+                }
+            }
+        }
+        let work = (a.rows * a.cols * b.cols) as u64;
+        self.sum = Some(sum);
+        Ok(work)
+    }
+}
+
+impl Linker<'_, '_> {
+    fn product(
+        &mut self,
+        a_layout: ALayout,
+        b_layout: BLayout,
+        epilogue: &[EpilogueOp],
+        touches: &[Touch],
+    ) -> Linked {
+        // Ranks without rows or columns load what they have, and multiply nothing.
+        let Some(c) = touches.iter().find(|t| t.operand == Operand::C) else { return Ok(()) };
+        let (result, gated) = (self.matrix(c)?, gated(epilogue));
+        let mut left: Option<(&Touch, Option<usize>)> = None;
+        let mut right: Option<(&Touch, Option<usize>)> = None;
+        for t in touches {
+            match t.operand {
+                Operand::A => {
+                    let m = self.matrix(t)?;
+                    let (rows, depth) = match a_layout {
+                        ALayout::Mk => (m.rows, m.columns),
+                        ALayout::Km => (m.columns, m.rows),
+                    };
+                    self.link((t, rows), (c, result.rows))?;
+                    left = Some((t, depth));
+                }
+                Operand::B => {
+                    let m = if gated { self.gates(t, b_layout)? } else { self.matrix(t)? };
+                    let (depth, columns) = match b_layout {
+                        BLayout::Kn => (m.rows, m.columns),
+                        BLayout::Nk => (m.columns, m.rows),
+                    };
+                    self.link((t, columns), (c, result.columns))?;
+                    right = Some((t, depth));
+                }
+                Operand::E0 if saves_gates(epilogue) => {
+                    let m = self.gates(t, BLayout::Kn)?;
+                    self.link((t, m.rows), (c, result.rows))?;
+                    self.link((t, m.columns), (c, result.columns))?;
+                }
+                o => {
+                    let m = self.matrix(t)?;
+                    self.link((t, m.columns), (c, result.columns))?;
+                    if of_epilogue(epilogue, o) != Some(EpilogueOp::Bias) {
+                        self.link((t, m.rows), (c, result.rows))?;
+                    }
+                }
+            }
+            // The newest of each meet when the later one is there.
+            if let (Operand::A | Operand::B, Some(a), Some(b)) = (t.operand, left, right)
+                && (a.0.phase == b.0.phase || t.phase > a.0.phase.min(b.0.phase))
+            {
+                let both_move = a.0.phase > 0 && b.0.phase > 0;
+                if !both_move || a.0.phase == b.0.phase {
+                    self.link(a, b)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows and columns of `[k, 2, n]`, or for an operand B that lies row by row of `[2, n, k]`; the two are apart from each other.
+    fn gates(&mut self, t: &Touch, layout: BLayout) -> Result<Matrix, String> {
+        let n = self.unrolled.region(t).len();
+        let Some(front) = n.checked_sub(3) else {
+            return Err(format!("`{}` has gates and ups, and so three dimensions", t.operand));
+        };
+        let two = if layout == BLayout::Kn { front + 1 } else { front };
+        if self.len(t, Some(two)) != 2 {
+            return Err(format!("`{}` has {} of gates and ups", t.operand, self.len(t, Some(two))));
+        }
+        let (line, base, _) = self.stretch(t, two);
+        self.lines.cut(line, base + 1);
+        let rows = if layout == BLayout::Kn { front } else { front + 1 };
+        Ok(Matrix { rows: Some(rows), columns: Some(front + 2) })
+    }
+}

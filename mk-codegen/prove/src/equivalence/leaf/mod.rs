@@ -1,0 +1,102 @@
+//! What leaves compute, element by element: as the executor has it (`sim/leaf`), in another arithmetic. A file for each leaf.
+
+mod attend;
+mod attend_grad;
+mod copy;
+mod epilogue;
+mod idle;
+mod mma;
+mod reduce;
+mod stats;
+mod tabulate;
+
+pub(super) use tabulate::{Source, tabulated};
+
+use super::{
+    algebra::Algebra,
+    context::{Context, Misfit},
+    linker::Linker,
+    unroll::{TaskRun, Touch},
+};
+use mk_plan::{Family, Leaf, Operand, Point, of_leaf};
+
+/// A task: its number, and what it touches.
+pub(super) struct Task<'t> {
+    pub number: u32,
+    pub run: &'t TaskRun,
+    pub touches: &'t [Touch],
+}
+
+type Linked = Result<(), String>;
+/// How many products arithmetic took.
+type Work = Result<u64, Misfit>;
+type Stored<A> = Result<Vec<<A as Algebra>::Elem>, Misfit>;
+/// Places of the first query and key in the scaled sequence, where they mask.
+type Places = Option<[usize; 2]>;
+
+/// Which dimensions of a leaf's operands are the same index.
+trait Links {
+    /// Links them.
+    fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked;
+}
+
+/// A write: of which family, what, to a region of so many rows and columns, and the last phase of its task.
+pub(super) struct Write<'p> {
+    pub family: &'p Family,
+    pub touch: &'p Touch,
+    pub size: [usize; 2],
+    pub last: u32,
+}
+
+/// The arithmetic of a leaf.
+trait Meaning<A: Algebra> {
+    /// Operands that move: the arithmetic is where the latest of these is.
+    fn moving(&self) -> &'static [Operand] {
+        &[]
+    }
+
+    /// Arithmetic when all that a phase reads is there.
+    fn consume(&self, _: &mut Context<A::Elem>, _: &mut A, _: Places) -> Work {
+        Ok(0)
+    }
+
+    /// What a write stores.
+    fn stored(&self, to: &Write<'_>, context: &mut Context<A::Elem>, algebra: &mut A) -> Stored<A>;
+}
+
+fn meaning<A: Algebra>(leaf: &Leaf) -> &dyn Meaning<A> {
+    of_leaf!(leaf, x => x)
+}
+
+/// Links dimensions of a task's operands.
+pub(super) fn link(leaf: &Leaf, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
+    of_leaf!(leaf, x => x.link(linker, of))
+}
+
+/// Arithmetic when all that a phase reads is there.
+pub(super) fn consume<A: Algebra>(
+    context: &mut Context<A::Elem>,
+    algebra: &mut A,
+    family: &Family,
+    point: Point,
+    phase: u32,
+    places: Places,
+) -> Work {
+    let moving = meaning::<A>(&family.leaf).moving();
+    let theirs = family.accesses.iter().filter(|a| moving.contains(&a.operand));
+    if theirs.map(|a| a.at).max() != Some(point) {
+        return Ok(0);
+    }
+    let work = meaning(&family.leaf).consume(context, algebra, places)?;
+    context.pieces.retain(|p| p.touch.phase != phase || !moving.contains(&p.touch.operand));
+    Ok(work)
+}
+
+/// What a write stores.
+pub(super) fn stored<A: Algebra>(
+    to: &Write<'_>,
+    context: &mut Context<A::Elem>,
+    algebra: &mut A,
+) -> Stored<A> {
+    meaning(&to.family.leaf).stored(to, context, algebra)
+}

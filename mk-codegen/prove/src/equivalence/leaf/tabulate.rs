@@ -1,0 +1,79 @@
+//! Tables that a task fills.
+
+use crate::equivalence::unroll::{TaskRun, Touch, Unrolled};
+use mk_plan::{
+    Operand, RouteError, RoutePart, Tabulation, block_table, kept, listed, own_experts,
+    route_bases, route_list, route_places, route_sources, route_wanted,
+};
+use std::borrow::Cow;
+
+/// What a task reads for one line; nothing where its region is empty.
+#[derive(Default)]
+pub(in crate::equivalence) struct Source<'m> {
+    pub data: Cow<'m, [i32]>,
+    pub columns: usize,
+    pub first_row: usize,
+}
+
+/// What a task that fills a table writes to a region, as the executor has it.
+pub(in crate::equivalence) fn tabulated(
+    unrolled: &Unrolled<'_>,
+    run: &TaskRun,
+    of: &Tabulation,
+    src: &[Source<'_>],
+    write: &Touch,
+) -> Result<Vec<i32>, RouteError> {
+    let region = unrolled.region(write);
+    let len = region.iter().map(|d| d.1 as usize).product::<usize>();
+    let none = Source::default();
+    let src = |i: usize| src.get(i).unwrap_or(&none);
+    let data = |i: usize| &*src(i).data;
+    let columns = |i: usize| src(i).columns.max(1);
+    let (part, experts, ranks, rows, blocks, keep) = match of {
+        Tabulation::Blocks { rows } => {
+            return block_table(data(0), *rows as i32, len / 2).map_err(RouteError::Blocks);
+        }
+        Tabulation::Route { part, experts, ranks, rows, blocks, keep } => {
+            let [experts, ranks, blocks] = [*experts, *ranks, *blocks].map(|n| n as usize);
+            (*part, experts, ranks, *rows as i32, blocks, *keep as i32)
+        }
+    };
+    let (rank, own) = (run.rank as usize, own_experts(experts, ranks));
+    // Which of the results of a family this is.
+    let family = &unrolled.plan.families[run.family];
+    let results = family.accesses.iter().enumerate().filter(|(_, a)| a.operand == Operand::Dst);
+    let result = results.map(|(i, _)| i).position(|i| i == usize::from(write.access));
+    let width = region.last().map_or(0, |d| d.1 as usize);
+    match part {
+        RoutePart::Lists => {
+            let count = i32::try_from(experts).unwrap_or(i32::MAX);
+            route_list(data(0), columns(0), count, src(0).first_row, width)
+        }
+        RoutePart::Wanted => Ok(route_wanted(data(0), columns(0), own, rank, len)),
+        RoutePart::Counts => {
+            let rows_of = |e: usize| {
+                let lists = data(0).chunks_exact(columns(0));
+                // The last rank may have fewer.
+                let e = Some(rank * own + e).filter(|e| *e < experts);
+                kept(e.map_or(0, |e| lists.map(|l| listed(l, experts, e)).sum()), keep)
+            };
+            let counts: Vec<i32> = (0..own).map(rows_of).collect();
+            match result {
+                Some(0) => Ok(counts),
+                Some(1) => route_bases(data(0), columns(0), experts, ranks, (rows, keep), blocks),
+                _ => block_table(&counts, rows, blocks).map_err(RouteError::Blocks),
+            }
+        }
+        RoutePart::Sources => {
+            let first = region.first().map_or(0, |d| d.0 as usize) / rows.max(1) as usize;
+            let first = (first, rows.max(0) as usize);
+            let lists = (data(1), columns(1));
+            Ok(route_sources(data(0), first, rank * own, experts, lists.0, lists.1, data(2)))
+        }
+        RoutePart::Places | RoutePart::Kept => {
+            let of = (experts, ranks, keep);
+            let (places, kept) = route_places(data(0), columns(0), of, data(1), data(2), data(3));
+            Ok(if result == Some(1) { kept } else { places })
+        }
+    }
+}

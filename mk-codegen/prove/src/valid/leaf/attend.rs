@@ -1,0 +1,79 @@
+//! Attention.
+
+use super::Rules;
+use crate::valid::touched::{Touched, area, made_of, matrix, of, one_place};
+use mk_plan::{AttendTile, Family, Operand};
+use std::collections::{BTreeMap, BTreeSet};
+
+impl Rules for AttendTile {
+    fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Option<String> {
+        attend(self.block, touched)
+    }
+
+    fn summands(&self) -> &'static [Operand] {
+        &[Operand::AccIn, Operand::StatIn]
+    }
+}
+
+/// Keys have values at each step, and values keys.
+fn paired(touched: &[Touched<'_>]) -> Result<(), String> {
+    let steps = |operand| -> BTreeSet<u32> {
+        of(touched, operand).filter(|t| t.extents.is_some()).map(|t| t.step).collect()
+    };
+    match steps(Operand::K) == steps(Operand::V) {
+        true => Ok(()),
+        false => Err("`k` and `v` are not read at the same steps".into()),
+    }
+}
+
+fn attend([tile, _, depth]: [u32; 3], touched: &[Touched<'_>]) -> Option<String> {
+    let check = || -> Result<(), String> {
+        one_place(touched, &[Operand::Q, Operand::K, Operand::V])?;
+        let result = |t: &Touched<'_>| matches!(t.operand, Operand::O | Operand::AccOut);
+        if touched.iter().any(|t| result(t) && t.extents.is_some()) {
+            made_of(touched, &[Operand::Q, Operand::K, Operand::V])?;
+        }
+        paired(touched)?;
+        let (mut rows, mut keys, mut width) = (None, BTreeMap::new(), BTreeMap::new());
+        for t in touched.iter().filter(|t| t.operand != Operand::Lse) {
+            let Some([x, y]) = matrix(t)? else { continue };
+            if t.operand == Operand::Q && (x > i64::from(tile) || y != i64::from(depth)) {
+                return Err(format!("`q` is {x} x {y}, and a tile {tile} x {depth}"));
+            }
+            let wrong = |what: &str, n: i64, other: i64| {
+                Err(format!("`{}` has {n} {what}, and others {other}", t.operand))
+            };
+            // Keys and values of one step are as many; queries are as wide as keys, results as values.
+            let (of_rows, of_width) = match t.operand {
+                Operand::K => (keys.entry(t.step).or_insert(x), width.entry(false).or_insert(y)),
+                Operand::V => (keys.entry(t.step).or_insert(x), width.entry(true).or_insert(y)),
+                Operand::Q => (rows.get_or_insert(x), width.entry(false).or_insert(y)),
+                Operand::StatIn | Operand::StatOut => {
+                    if y != 2 {
+                        return wrong("columns", y, 2);
+                    }
+                    let of_rows = rows.get_or_insert(x);
+                    if *of_rows != x {
+                        return wrong("rows", x, *of_rows);
+                    }
+                    continue;
+                }
+                _ => (rows.get_or_insert(x), width.entry(true).or_insert(y)),
+            };
+            if *of_rows != x {
+                return wrong("rows", x, *of_rows);
+            }
+            if *of_width != y {
+                return wrong("columns", y, *of_width);
+            }
+        }
+        for lse in of(touched, Operand::Lse).filter(|t| t.extents.is_some()) {
+            let rows = rows.unwrap_or(0);
+            if area(lse) != rows {
+                return Err(format!("`lse` has {} elements, and others {rows} rows", area(lse)));
+            }
+        }
+        Ok(())
+    };
+    check().err()
+}

@@ -1,0 +1,129 @@
+//! GEMMs.
+
+use super::{
+    Rules,
+    epilogue::{of_epilogue, tails},
+};
+use crate::valid::touched::{Touched, last_three, made_of, matrix, of, one_place};
+use mk_plan::{ALayout, BLayout, EpilogueOp, Family, MmaTile, Operand, gated, saves_gates};
+
+impl Rules for MmaTile {
+    fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Option<String> {
+        product(self.a_layout, self.b_layout, &self.epilogue, touched)
+    }
+
+    fn summands(&self) -> &'static [Operand] {
+        &[Operand::AccIn]
+    }
+}
+
+fn product(
+    a_layout: ALayout,
+    b_layout: BLayout,
+    epilogue: &[EpilogueOp],
+    touched: &[Touched<'_>],
+) -> Option<String> {
+    // Ranks without rows or columns load what they have, and multiply nothing.
+    if of(touched, Operand::C).all(|c| c.extents.is_none()) {
+        return None;
+    }
+    let gated = gated(epilogue);
+    let halves = if gated { 2 } else { 1 };
+    let check = || -> Result<(), String> {
+        one_place(touched, &[Operand::A, Operand::B])?;
+        made_of(touched, &[Operand::A, Operand::B])?;
+        tails(epilogue, touched)?;
+        let left = |a: &Touched<'_>| -> Result<Option<[i64; 2]>, String> {
+            let found = matrix(a)?;
+            Ok(found.map(|[x, y]| if a_layout == ALayout::Km { [x, y] } else { [y, x] }))
+        };
+        let right = |b: &Touched<'_>| factor(b_layout, gated, b);
+        // Rows, and columns (gates and ups).
+        let (mut rows, mut columns) = (None, None);
+        let same = |known: &mut Option<i64>, n: i64, what: &str, t: &Touched<'_>| {
+            let found = *known.get_or_insert(n);
+            if found == n {
+                return Ok(());
+            }
+            Err(format!("`{}` has {n} {what}, and others {found}", t.operand))
+        };
+        for a in of(touched, Operand::A) {
+            let Some([depth, m]) = left(a)? else { continue };
+            same(&mut rows, m, "rows", a)?;
+            meets(depth, a, touched, Operand::B, |b| right(b).map(|f| f.map_or(0, |f| f[0])))?;
+        }
+        for b in of(touched, Operand::B) {
+            let Some([depth, n]) = right(b)? else { continue };
+            same(&mut columns, n, "columns", b)?;
+            meets(depth, b, touched, Operand::A, |a| left(a).map(|f| f.map_or(0, |f| f[0])))?;
+        }
+        for t in touched {
+            match t.operand {
+                Operand::A | Operand::B => {}
+                Operand::C | Operand::AccIn => {
+                    let Some([m, n]) = matrix(t)? else { continue };
+                    same(&mut rows, m, "rows", t)?;
+                    same(&mut columns, n * halves, "columns", t)?;
+                }
+                Operand::E0 if saves_gates(epilogue) => {
+                    let Some([m, two, n]) = last_three(t)? else { continue };
+                    gates_and_ups(t.operand, two)?;
+                    same(&mut rows, m, "rows", t)?;
+                    same(&mut columns, n * halves, "columns", t)?;
+                }
+                e => {
+                    let which = of_epilogue(epilogue, e);
+                    let Some([m, n]) = matrix(t)? else { continue };
+                    same(&mut columns, n * halves, "columns", t)?;
+                    if which == Some(EpilogueOp::Bias) {
+                        if m != 1 {
+                            return Err(format!("`{e}` has {m} rows: a bias has one"));
+                        }
+                    } else {
+                        same(&mut rows, m, "rows", t)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    };
+    check().err()
+}
+
+/// A factor meets the latest part of the other one, as deep as it is. One that comes first meets it later.
+fn meets(
+    depth: i64,
+    t: &Touched<'_>,
+    touched: &[Touched<'_>],
+    other: Operand,
+    depth_of: impl Fn(&Touched<'_>) -> Result<i64, String>,
+) -> Result<(), String> {
+    let theirs = match of(touched, other).filter(|o| o.step <= t.step).last() {
+        Some(o) => depth_of(o)?,
+        None if of(touched, other).next().is_some() => return Ok(()),
+        None => 0,
+    };
+    if theirs == depth {
+        return Ok(());
+    }
+    Err(format!("`{}` has a K of {depth}, and `{other}` of {theirs}", t.operand))
+}
+
+/// K and columns (gate and up projections) of an operand B.
+fn factor(layout: BLayout, gated: bool, b: &Touched<'_>) -> Result<Option<[i64; 2]>, String> {
+    if !gated {
+        let found = matrix(b)?;
+        return Ok(found.map(|[x, y]| if layout == BLayout::Nk { [y, x] } else { [x, y] }));
+    }
+    let Some([x, y, z]) = last_three(b)? else { return Ok(None) };
+    let (depth, two, n) = if layout == BLayout::Nk { (z, x, y) } else { (x, y, z) };
+    gates_and_ups(b.operand, two)?;
+    Ok(Some([depth, 2 * n]))
+}
+
+fn gates_and_ups(operand: Operand, n: i64) -> Result<(), String> {
+    if n == 2 {
+        return Ok(());
+    }
+    Err(format!("`{operand}` has {n} of gates and ups, which are 2"))
+}

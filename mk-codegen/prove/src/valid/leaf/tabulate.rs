@@ -1,0 +1,65 @@
+//! Tables that a task fills.
+
+use super::Rules;
+use crate::valid::touched::{Touched, of, text};
+use mk_plan::{Family, LIST_TOKENS, Operand, RoutePart, Tabulate, Tabulation, list_width};
+
+impl Rules for Tabulate {
+    fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Option<String> {
+        match self.of {
+            Tabulation::Blocks { .. } => pairs(touched),
+            Tabulation::Route { part, experts, ranks, rows, blocks, .. } => {
+                let own = experts.div_ceil(ranks.max(1));
+                route(part, [experts, own, blocks, rows].map(i64::from), touched)
+            }
+        }
+    }
+}
+
+/// Group and rows of each block.
+fn pairs(touched: &[Touched<'_>]) -> Option<String> {
+    let dst = of(touched, Operand::Dst).find_map(|t| Some((t, t.extents?)))?;
+    let wide = matches!(dst.1, [(0, n), (0, 2)] if *n > 0);
+    (!wide).then(|| format!("`dst` is {}: it has group and rows of each block", text(dst.1)))
+}
+
+/// What follows from a routing: as [`Tabulation::Route`] has it. Chunks may be empty on some ranks. Of which tokens operands are, and where they
+/// belong, is `origins`' business.
+fn route(
+    part: RoutePart,
+    [experts, own, blocks, rows]: [i64; 4],
+    touched: &[Touched<'_>],
+) -> Option<String> {
+    let extents = |operand: Operand| -> Vec<Vec<i64>> {
+        let lens = |t: &Touched<'_>| t.extents.unwrap_or_default().iter().map(|d| d.1).collect();
+        of(touched, operand).map(lens).collect()
+    };
+    let (src, dst) = (extents(Operand::Src), extents(Operand::Dst));
+    let src: Vec<&[i64]> = src.iter().map(Vec::as_slice).collect();
+    let dst: Vec<&[i64]> = dst.iter().map(Vec::as_slice).collect();
+    let (width, most) = (list_width(experts.max(0) as usize) as i64, LIST_TOKENS as i64);
+    let fits = match (part, &src[..], &dst[..]) {
+        (RoutePart::Lists, [[n, _]], [[1, w]]) => *n <= most && *w == width,
+        (RoutePart::Lists, [[]], [[1, w]]) => *w == width,
+        (RoutePart::Wanted, [[n, _]], [[m]]) => n <= m,
+        (RoutePart::Wanted, [[]], [[_]]) => true,
+        (RoutePart::Counts, [[c, w]], [[n], [bases, e], [b, 2]]) => {
+            *w == width && *bases == c + 1 && *e == experts && *n == own && *b == blocks
+        }
+        (RoutePart::Sources, [[b, 2], [c, w], [bases, e]], [[n]]) => {
+            *w == width && *bases == c + 1 && *e == experts && *n == b * rows
+        }
+        (RoutePart::Places, [[n, k], [1, w], [1, e]], [[m, l, 2]]) => {
+            *n <= most && *w == width && *e == experts && (n, k) == (m, l)
+        }
+        (RoutePart::Places, [[], [1, _], [1, _]], [[]]) => true,
+        (RoutePart::Places, [[n, k], [1, w], [1, e], [1, of]], [[m, l, 2], [o, p]]) => {
+            let same = [(n, k); 2] == [(m, l), (o, p)];
+            *n <= most && *w == width && [*e, *of] == [experts; 2] && same
+        }
+        (RoutePart::Places, [[], [1, _], [1, _], [1, _]], [[], []]) => true,
+        _ => false,
+    };
+    let say = |all: &[&[i64]]| all.iter().map(|e| format!("{e:?}")).collect::<Vec<_>>().join(", ");
+    (!fits).then(|| format!("`src` is {}, and `dst` {}: these are no {part}", say(&src), say(&dst)))
+}

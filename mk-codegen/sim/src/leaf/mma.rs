@@ -1,0 +1,154 @@
+//! GEMMs.
+
+use super::{Attends, Compute, Regions, Values, Write, broadcast, epilogue::apply_to, matrix};
+use crate::{
+    context::{Context, Phase, misfit},
+    error::SimError,
+    math::{Tile, apply, multiply_add, transpose},
+    memory::within,
+};
+use mk_plan::{
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, MmaTile, Operand, Region, cluster_part, gated,
+    saves_gates,
+};
+
+impl Compute for MmaTile {
+    fn moving(&self) -> &'static [Operand] {
+        &[Operand::A, Operand::B]
+    }
+
+    fn consume(&self, context: &mut Context, _: Attends, phase: Phase) -> Result<(), SimError> {
+        let parts = (self.cluster, self.block[2]);
+        multiply(context, self.a_layout, self.b_layout, gated(&self.epilogue), parts, phase)
+    }
+
+    fn values(&self, to: &Write<'_>, context: &mut Context, regions: Regions) -> Values {
+        broadcast(regions, |r| product(context, &self.epilogue, to.operand, r, to.phase))
+    }
+}
+
+fn multiply(
+    context: &mut Context,
+    a_layout: ALayout,
+    b_layout: BLayout,
+    gated: bool,
+    (parts, step): (u32, u32),
+    phase: Phase,
+) -> Result<(), SimError> {
+    let mut sum = context.sum.take();
+    if let (Some(a), Some(b)) =
+        (context.latest(Operand::A, phase), context.latest(Operand::B, phase))
+    {
+        let (turned_a, turned_b);
+        let a = if a_layout == ALayout::Km {
+            turned_a = transpose(a);
+            &turned_a
+        } else {
+            a
+        };
+        let b = if b_layout == BLayout::Nk {
+            turned_b = transpose(b);
+            &turned_b
+        } else if gated {
+            // `[k, 2, n]`: gates and ups side by side.
+            turned_b = Tile { rows: b.rows / 2, cols: b.cols * 2, data: b.data.clone() };
+            &turned_b
+        } else {
+            b
+        };
+        if a.cols != b.rows {
+            return Err(misfit(format!(
+                "`a` is {}x{} and `b` {}x{}",
+                a.rows, a.cols, b.rows, b.cols
+            )));
+        }
+        let c = match &mut sum {
+            Some(c) => c,
+            None => {
+                within("elements of one tile", (a.rows * b.cols) as u64)?;
+                sum.insert(Tile::zeros(a.rows, b.cols))
+            }
+        };
+        if (c.rows, c.cols) != (a.rows, b.cols) {
+            return Err(misfit("the tile changes its shape between steps"));
+        }
+        multiply_in_parts(c, a, b, parts, step);
+    }
+    context.sum = sum;
+    Ok(())
+}
+
+/// `c += a * b`: each part of the steps along k is a sum of its own, and these are added in the order of k.
+fn multiply_in_parts(c: &mut Tile, a: &Tile, b: &Tile, parts: u32, step: u32) {
+    if parts <= 1 {
+        return multiply_add(c, a, b);
+    }
+    let step = step.max(1) as usize;
+    let steps = a.cols.div_ceil(step) as i64;
+    let at = |part: u32| cluster_part(steps, part.into(), parts.into()) as usize * step;
+    for part in 0..parts {
+        let (from, to) = (at(part).min(a.cols), at(part + 1).min(a.cols));
+        let mut columns = Tile::zeros(a.rows, to - from);
+        for row in 0..a.rows {
+            let source = &a.row(row)[from..to];
+            columns.data[row * (to - from)..(row + 1) * (to - from)].copy_from_slice(source);
+        }
+        let rows = Tile {
+            rows: to - from,
+            cols: b.cols,
+            data: b.data[from * b.cols..to * b.cols].to_vec(),
+        };
+        let mut sum = Tile::zeros(c.rows, c.cols);
+        multiply_add(&mut sum, &columns, &rows);
+        c.data.iter_mut().zip(&sum.data).for_each(|(c, s)| *c += s);
+    }
+}
+
+/// The tile of a GEMM that `operand` takes: the finished one, or as it is where the epilogue saves it. With nothing to
+/// add up it is 0 before the epilogue.
+fn product(
+    context: &Context,
+    epilogue: &[EpilogueOp],
+    operand: Operand,
+    region: &Region,
+    phase: Phase,
+) -> Result<Vec<f32>, SimError> {
+    let mut tile = match &context.sum {
+        Some(sum) => sum.clone(),
+        None => {
+            let (rows, cols) = matrix(region);
+            match (gated(epilogue), operand == Operand::E0 && saves_gates(epilogue)) {
+                (true, true) => Tile::zeros(rows / 2, cols * 2),
+                (gated, _) => Tile::zeros(rows, if gated { cols * 2 } else { cols }),
+            }
+        }
+    };
+    let mut tails = EPILOGUE_OPERANDS.iter();
+    let mut kept = None;
+    for op in epilogue {
+        if *op == EpilogueOp::Keep {
+            kept = Some(tile.clone());
+            continue;
+        }
+        if *op == EpilogueOp::Carry {
+            // To the first tiles of a sum nothing is carried.
+            for t in context.all(Operand::AccIn).filter(|t| !t.data.is_empty()) {
+                let (n, of) = (t.data.len(), tile.data.len());
+                if n != of {
+                    return Err(misfit(format!("{n} elements are carried to a tile of {of}")));
+                }
+                apply(*op, &mut tile, Some(t));
+            }
+            continue;
+        }
+        if *op == EpilogueOp::Save {
+            if tails.next() == Some(&operand) {
+                return Ok(tile.data);
+            }
+            tile = kept.take().unwrap_or(tile);
+            continue;
+        }
+        apply_to(&mut tile, *op, &mut tails, context, phase)?;
+    }
+    Ok(tile.data)
+}

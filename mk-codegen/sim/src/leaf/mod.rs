@@ -1,0 +1,126 @@
+//! What leaves compute: consumers take what the loader brought, and every store asks for its values. A file for each leaf.
+
+mod attend;
+mod attend_grad;
+mod copy;
+mod epilogue;
+mod idle;
+mod mma;
+mod reduce;
+mod stats;
+mod tabulate;
+
+use super::{
+    context::{Context, Phase, misfit},
+    error::SimError,
+    math::AttentionStep,
+};
+use mk_abi::DType;
+use mk_plan::{Family, Leaf, Mask, Operand, Point, Region, of_leaf};
+
+/// What attention needs to know in one phase besides its operands.
+#[derive(Clone, Copy)]
+pub(super) struct Attends {
+    /// Places in the sequence of the first query and the first key, if they mask.
+    pub at: Option<[i64; 2]>,
+    /// Type of queries, and so of probabilities.
+    pub kind: Option<DType>,
+}
+
+impl Attends {
+    fn step(&self, scale: u32, mask: Mask) -> AttentionStep {
+        AttentionStep {
+            scale: f32::from_bits(scale),
+            // The first query sees this many keys, and each one after it one more.
+            seen: self.at.filter(|_| mask == Mask::Causal).map(|[q, k]| q - k + 1),
+            probabilities: self.kind.unwrap_or(DType::Bf16),
+        }
+    }
+}
+
+/// An access that writes: of which family, to which operand, in which phase of its task, and which phase is the last.
+pub(super) struct Write<'p> {
+    pub family: &'p Family,
+    pub operand: Operand,
+    pub phase: Phase,
+    pub last: Phase,
+}
+
+/// The regions of an access, with the value of `each`.
+pub(super) type Regions = Vec<(Option<i64>, Region)>;
+
+/// The values of an access, for each of its regions.
+pub(super) type Values = Result<Vec<(Region, Vec<f32>)>, SimError>;
+
+/// The arithmetic of a leaf.
+trait Compute {
+    /// Operands that consumers take: their arithmetic is where the latest of these is.
+    fn moving(&self) -> &'static [Operand] {
+        &[]
+    }
+
+    /// The arithmetic of a task's consumers in one phase.
+    fn consume(&self, _: &mut Context, _: Attends, _: Phase) -> Result<(), SimError> {
+        Ok(())
+    }
+
+    /// The values of one access that writes.
+    fn values(&self, to: &Write<'_>, context: &mut Context, regions: Regions) -> Values;
+}
+
+fn of(leaf: &Leaf) -> &dyn Compute {
+    of_leaf!(leaf, x => x)
+}
+
+/// The arithmetic of a task's consumers in one phase.
+pub(super) fn consume(
+    family: &Family,
+    context: &mut Context,
+    point: Point,
+    phase: Phase,
+    attends: Attends,
+) -> Result<(), SimError> {
+    let moving = of(&family.leaf).moving();
+    let theirs = family.accesses.iter().filter(|a| moving.contains(&a.operand));
+    if theirs.map(|a| a.at).max() != Some(point) {
+        return Ok(());
+    }
+    of(&family.leaf).consume(context, attends, phase)?;
+    context.forget(moving, phase);
+    Ok(())
+}
+
+/// The values of one access that writes, for each of its regions.
+pub(super) fn values(to: &Write<'_>, context: &mut Context, regions: Regions) -> Values {
+    of(&to.family.leaf).values(to, context, regions)
+}
+
+/// Rows and columns of a region.
+fn matrix(region: &Region) -> (usize, usize) {
+    let cols = region.dims.last().map_or(1, |d| d.1.max(1));
+    ((region.len() / cols) as usize, cols as usize)
+}
+
+fn fits(region: &Region, n: usize) -> Result<(), SimError> {
+    if region.len() == n as i64 {
+        return Ok(());
+    }
+    Err(misfit(format!(
+        "{n} elements do not fill the region {:?} of {}",
+        region.dims, region.buffer
+    )))
+}
+
+/// The same values to every region.
+fn broadcast(
+    regions: Regions,
+    mut of: impl FnMut(&Region) -> Result<Vec<f32>, SimError>,
+) -> Values {
+    let mut list = Vec::with_capacity(regions.len());
+    for (_, region) in regions {
+        let values = of(&region)?;
+        fits(&region, values.len())?;
+        list.push((region, values));
+    }
+    Ok(list)
+}
