@@ -192,17 +192,17 @@ impl Near {
     }
 }
 
-/// The sum of the ranks' summands of one element, each of which is stored with this type. Rings store partial sums, too: of consecutive
+/// The sum of the ranks' contributions to one element, each of which is stored with this type. Rings store partial sums, too: of consecutive
 /// ranks, or of those that are left.
-pub(crate) fn over_ranks(summands: &[Near], dtype: DType) -> Near {
-    let [first, ref rest @ ..] = *summands else { return Near::exact(0.0) };
+pub(crate) fn over_ranks(contributions: &[Near], dtype: DType) -> Near {
+    let [first, ref rest @ ..] = *contributions else { return Near::exact(0.0) };
     if rest.is_empty() {
         return first;
     }
     let mut sum = Near::exact(0.0);
     let (mut low, mut high, mut size, mut variance) = (0.0f64, 0.0f64, 0.0, 0.0);
-    for summand in summands {
-        let s = summand.stored(dtype);
+    for contribution in contributions {
+        let s = contribution.stored(dtype);
         sum.x += s.x;
         sum.hard += s.hard;
         variance += s.sd * s.sd;
@@ -210,10 +210,10 @@ pub(crate) fn over_ranks(summands: &[Near], dtype: DType) -> Near {
     }
     sum.sd = variance.sqrt();
     // Whatever the others are.
-    if summands.iter().any(|s| s.is_nan()) {
+    if contributions.iter().any(|s| s.is_nan()) {
         return Near::exact(f64::NAN);
     }
-    let n = summands.len() as f64;
+    let n = contributions.len() as f64;
     // Every sum of consecutive ranks is a difference of two sums from the first one on, or the total less that.
     let largest = high - low + sum.x.abs();
     let hops = (n - 2.0) * half_ulp(dtype, largest + sum.bound());

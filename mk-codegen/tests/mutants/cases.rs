@@ -94,7 +94,7 @@ const HALVES: &[(&str, &[char])] = &[("a", &['M', 'H']), ("b", &['H', 'W'])];
 const ALIGNED: &[(&str, &[char])] = &[("a", &['M', 'K']), ("b", &['K', 'W'])];
 const MLP: &[(&str, &[char])] = &[("x", &['M', 'K']), ("w1", &['K', 'F']), ("w2", &['F', 'N'])];
 
-/// A way of lowering: its name, and what it sets.
+/// A strategy: its name, and what it sets.
 type Way = (&'static str, fn(&mut Config));
 
 const DEFAULT: Way = ("by default", |_| ());

@@ -1,4 +1,4 @@
-"""mk: chains of collectives and matrix products as one kernel per GPU, on torch tensors.
+"""mk: chains of collectives and GEMMs as one kernel per GPU, on torch tensors.
 
     world = mk.World.from_torch()
     linear = mk.compile("gather(a) -> gemm(b)", world)

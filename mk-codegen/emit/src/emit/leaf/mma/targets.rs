@@ -23,7 +23,7 @@ pub(in crate::emit) fn targets<'p>(
     }
     for c in &all {
         if rows_of(e, id, c)? + 2 != c.region.len() && half(e.plan, c).is_none() {
-            let what = format!("rows of a tile lie one behind the other in {}", c.buffer);
+            let what = format!("rows of a tile are contiguous in {}", c.buffer);
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
     }
