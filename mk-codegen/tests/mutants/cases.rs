@@ -213,7 +213,7 @@ pub fn folder(name: &str) -> Vec<Case> {
 
 /// Drafts of forms that no pipeline has yet, as `passes/tests` prints them. `few`: not those whose tables are large.
 pub fn drafts(few: bool) -> Vec<Case> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/passes/tests/snapshots");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("lower/src/passes/tests/snapshots");
     let entries = fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
     let mut paths: Vec<_> = entries.map(|e| e.expect("an entry").path()).collect();
     paths.retain(|p| p.extension().is_some_and(|e| e == "snap"));
