@@ -123,9 +123,12 @@ fn mutants_that_verify_have_a_kernel_or_a_reason() {
             }
             match emit(&m.plan) {
                 Ok(_) => emitted += 1,
-                Err(EmitError::Unsupported { place, what }) => {
-                    assert!(!place.is_empty() && !what.is_empty(), "{}: {}", case.name, m.name);
-                    *reasons.entry(what).or_default() += 1;
+                Err(EmitError::Refused(refusals)) => {
+                    for refusal in refusals.iter() {
+                        let said = !refusal.place.is_empty() && !refusal.what.is_empty();
+                        assert!(said, "{}: {}", case.name, m.name);
+                        *reasons.entry(refusal.what.clone()).or_default() += 1;
+                    }
                 }
                 Err(other) => panic!("{}: {}: {other}", case.name, m.name),
             }
