@@ -13,7 +13,7 @@ of the layers is compared with float32's, and so is that of the same model by bf
 
 One step's ratio says little: most of an error of 1 % is rounding of a few logits, which all gradients of the step share. A control shows it: torch
 with its gate computed in float32, which is more accurate, is sometimes twice as far away as torch without, and half as far. Its ratios stand
-beside (docs/lab/2026-11-25-gradient-errors.md).
+beside (docs/decisions/backward.md).
 """
 
 import argparse

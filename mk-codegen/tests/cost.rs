@@ -253,7 +253,7 @@ fn what_a_tile_goes_on_with_costs_time() {
     assert_eq!(time(Reduction::AfterLastWave, 10e9), time(Reduction::AfterLastWave, 1e15));
 }
 
-/// One H200, products alone, microseconds (decision 164).
+/// One H200, products alone, microseconds (docs/decisions/cost-model.md).
 #[test]
 fn what_an_epilogue_reads_and_saves_costs_time() {
     let chains = [

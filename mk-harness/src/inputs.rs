@@ -2,10 +2,12 @@
 
 use super::{
     Case, HarnessError, Layout,
+    local::placement,
     math::round,
     routing::{self, Routing},
 };
 use mk_abi::DType;
+use mk_function::function::abi_dtype;
 use mk_runtime::reference::random_value;
 use mk_syntax::{Placement, Tensor};
 
@@ -88,7 +90,7 @@ impl<'a> Inputs<'a> {
         tensor: &Tensor,
         rank: usize,
     ) -> impl Fn(usize) -> f64 + use<> {
-        let (seed, dtype) = (self.seed(launch, tensor, rank), dtype(tensor.ty.dtype));
+        let (seed, dtype) = (self.seed(launch, tensor, rank), abi_dtype(tensor.ty.dtype));
         let integers = match dtype {
             DType::I32 | DType::I64 => self.integers(launch, tensor, rank),
             _ => Vec::new(),
@@ -97,24 +99,5 @@ impl<'a> Inputs<'a> {
             Some(n) => f64::from(*n),
             None => round(dtype, f64::from(random_value(seed, i as u64, 1.0))),
         }
-    }
-}
-
-/// The placement on the one axis.
-pub(super) fn placement(placements: &[Placement]) -> Result<Placement, HarnessError> {
-    match placements {
-        [one] => Ok(*one),
-        _ => Err(HarnessError::unsupported("a mesh of several axes")),
-    }
-}
-
-/// The type as the ABI calls it.
-pub(super) fn dtype(dtype: mk_syntax::DType) -> DType {
-    match dtype {
-        mk_syntax::DType::Bf16 => DType::Bf16,
-        mk_syntax::DType::F16 => DType::F16,
-        mk_syntax::DType::F32 => DType::F32,
-        mk_syntax::DType::I32 => DType::I32,
-        mk_syntax::DType::I64 => DType::I64,
     }
 }

@@ -1,9 +1,9 @@
 //! How many rows experts have, in each launch.
 
-use super::{Case, Inputs, Layout, inputs::placement};
+use super::{Case, Layout, local::placement};
 use mk_runtime::reference::random_value;
 use mk_syntax::{Def, Op, Placement, Program, RAGGED_BLOCK, Tensor, ValueId};
-use std::{collections::BTreeMap, fmt, str::FromStr};
+use std::{fmt, str::FromStr};
 
 /// The forms of routings.
 pub const FORMS: &str = "uniform, skew:N, one, empty or random";
@@ -162,35 +162,6 @@ pub(crate) fn keep(case: Case<'_>, ids: ValueId) -> Option<usize> {
     let (ranks, block) = (case.ranks.max(1), RAGGED_BLOCK as usize);
     let own = experts_of(case, ids)?.div_ceil(ranks).max(1);
     Some(rows / ranks / block / own * block)
-}
-
-/// Rows of a rank's tokens in one launch of a pipeline that drops.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Dropped {
-    /// Rows for which their experts have no room.
-    pub dropped: u64,
-    /// Rows that the tokens name.
-    pub of: u64,
-}
-
-/// What a launch drops, by the rank of the tokens; `None` for a pipeline that drops nothing.
-pub fn dropped(inputs: &Inputs<'_>, launch: u64) -> Option<Vec<Dropped>> {
-    let case = inputs.case();
-    let mut all: Option<Vec<Dropped>> = None;
-    for tensor in case.program.tensors() {
-        let Some(keep) = keep(case, tensor.id) else { continue };
-        let sums = all.get_or_insert_with(|| vec![Dropped::default(); case.ranks]);
-        let mut kept = BTreeMap::<i32, usize>::new();
-        for (rank, sum) in sums.iter_mut().enumerate() {
-            for expert in inputs.ids(launch, tensor, rank) {
-                let n = kept.entry(expert).or_default();
-                sum.of += 1;
-                sum.dropped += u64::from(*n == keep);
-                *n = keep.min(*n + 1);
-            }
-        }
-    }
-    all
 }
 
 /// Expert and token of each row of all ranks, where it has one, by the experts of all tokens, so many of each. Ranks have equally many rows. `keep` is how

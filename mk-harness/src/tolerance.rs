@@ -1,7 +1,7 @@
 //! What passes where elements have no bounds: on GPUs results are compared as a whole with an fp32 reference, which has none.
 
 use crate::{
-    Case, Dense, HarnessError, Inputs, Norms, gpu::SAMPLED_WORK, judge::Judgement, judge::judge,
+    Case, Dense, HarnessError, Inputs, Norms, judge::Judgement, judge::judge, work::SAMPLED_WORK,
 };
 
 /// Rows of each result of which the bounds are computed.

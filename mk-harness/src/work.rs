@@ -1,6 +1,6 @@
 //! How much a run on the CPU takes on: a refusal is better than a run without an end.
 
-use super::{Case, HarnessError, Layout, inputs::placement};
+use super::{Case, HarnessError, Layout, local::placement};
 use mk_syntax::{Op, Placement, ValueId};
 
 /// Most multiply-adds of a run on the CPU, over all ranks and launches (a product of 2048 x 2048 x 2048): 10 s on two
@@ -9,7 +9,10 @@ pub const MAX_MACS: u64 = 1 << 33;
 /// Most elements of all values of the pipeline together, each as f64.
 pub const MAX_ELEMENTS: u64 = 1 << 27;
 
-/// Multiply-adds of the matrix products, and of attention, of one launch, over all ranks. Saturates.
+/// Multiply-adds that judging an attention takes on the host, whose rows are whole sequences: a tenth of a second.
+pub(crate) const SAMPLED_WORK: u64 = 1 << 26;
+
+/// Multiply-adds of the GEMMs, and of attention, of one launch, over all ranks. Saturates.
 pub fn macs(case: Case<'_>) -> u64 {
     let mut sum = 0u64;
     for node in case.program.nodes() {

@@ -2,7 +2,9 @@
 
 use crate::{
     errors::{self, Class},
-    explain, options,
+    explain::{self, Comparison},
+    interrupt::release,
+    options::{self, jit},
     plan::{Plan, parse},
     tensor::Torch,
     world::{Place, World},
@@ -12,16 +14,13 @@ use mk::{
     cost::Gpu,
     function::{self as core, Call, FunctionError, FunctionOptions, Signature, Tuning},
     kept::{Proofs, Prove},
-    runtime::{
-        InstanceOptions, StreamRef,
-        jit::{JitOptions, find_nvrtc},
-    },
+    runtime::{InstanceOptions, StreamRef, jit::JitOptions},
     settings::Config,
     tune::{self, Fuse},
 };
 use pyo3::{
     prelude::*,
-    types::{PyDict, PyTuple},
+    types::{PyDict, PyList, PyTuple},
 };
 use std::sync::{
     Arc, Mutex, MutexGuard,
@@ -138,24 +137,6 @@ pub fn compile(
     };
     let (core, told, closed) = (Mutex::new(core), AtomicBool::default(), AtomicBool::default());
     Ok(Function { signature, world, offline, core, told, closed })
-}
-
-/// NVRTC of the packages that this interpreter sees (torch brings them), where nothing else has one.
-pub fn jit(py: Python<'_>) -> JitOptions {
-    let plain = JitOptions::default();
-    if find_nvrtc(&plain).is_ok() {
-        return plain;
-    }
-    let paths = || -> PyResult<Vec<String>> {
-        py.import("nvidia")?.getattr("__path__")?.try_iter()?.map(|p| p?.extract()).collect()
-    };
-    // No such package: the error at the first compilation says how to get one.
-    let folders = paths().unwrap_or_default();
-    let options = folders.into_iter().map(|folder| JitOptions {
-        nvrtc_dir: Some(std::path::Path::new(&folder).join("cu13/lib")),
-        ..JitOptions::default()
-    });
-    options.into_iter().find(|o| find_nvrtc(o).is_ok()).unwrap_or(plain)
 }
 
 impl Function {
@@ -387,7 +368,32 @@ impl Function {
         tolerance: f64,
         kwargs: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        explain::explain(this, args, rounds, tolerance, kwargs)
+        let (py, slf) = (this.py(), this.get());
+        let comparison = Comparison::new(py, rounds, tolerance)?;
+        let given = slf.arguments(py, args, kwargs)?;
+        let local = slf.place().local();
+        let [tensors] = given.as_slice() else {
+            return Err(explain::several_ranks(py, local.len()));
+        };
+        let torch = Torch::get(py)?;
+        let calls = slf.read(py, torch, &given)?;
+        let shapes = shapes(&calls);
+        let sizes = slf.signature.infer(local.start, &shapes);
+        let sizes = sizes.map_err(|e| errors::argument(py, &e))?;
+        if let Place::Gpus(_) = slf.place()
+            && torch.is_capturing(py)?
+        {
+            let what = "the stream is being captured, and times are not: explain outside of torch.cuda.graph";
+            return Err(Class::Error.error(py, what));
+        }
+        let (made, text) = slf.with(py, |function| {
+            let which = function.specialise(&shapes)?;
+            let text = function.explain(which, &sizes)?;
+            Ok((function.composition(which).cloned(), text))
+        })?;
+        let made = made.ok_or_else(|| Class::Error.error(py, "nothing was bound"))?;
+        let plan = Plan::new(slf.signature.clone(), sizes, made, slf.gpu());
+        comparison.run(py, (this, plan, text, PyList::new(py, tensors)?, local.start))
     }
 
     /// Raises FaultError if a kernel gave up. Does not wait.
@@ -468,12 +474,6 @@ pub fn close_kept() {
     // Who drops another one meanwhile, attached, must not wait for the lock while this waits to be attached.
     let kept = std::mem::take(&mut *KEPT.lock().unwrap_or_else(|e| e.into_inner()));
     release(kept);
-}
-
-/// Drops what waits for GPUs or ranks, detached: other threads go on.
-pub fn release<T: Send>(what: T) {
-    let mut what = Some(what);
-    Python::try_attach(|py| py.detach(|| drop(what.take())));
 }
 
 /// The local shapes of a call, borrowed.

@@ -52,3 +52,9 @@ pub fn detached<T: Send + 'static>(
         }
     }
 }
+
+/// Drops what waits for GPUs or ranks, detached: other threads go on.
+pub fn release<T: Send>(what: T) {
+    let mut what = Some(what);
+    Python::try_attach(|py| py.detach(|| drop(what.take())));
+}

@@ -4,7 +4,10 @@ use crate::errors::Class;
 use mk::{
     function::Sizes,
     kept::Prove,
-    runtime,
+    runtime::{
+        self,
+        jit::{JitOptions, find_nvrtc},
+    },
     settings::{self, Config, SETTINGS},
     tune::Fuse,
 };
@@ -13,6 +16,24 @@ use pyo3::{
     types::{PyBool, PyDict, PyInt, PyString, PyTuple},
 };
 use std::{collections::BTreeMap, time::Duration};
+
+/// NVRTC of the packages that this interpreter sees (torch brings them), where nothing else has one.
+pub fn jit(py: Python<'_>) -> JitOptions {
+    let plain = JitOptions::default();
+    if find_nvrtc(&plain).is_ok() {
+        return plain;
+    }
+    let paths = || -> PyResult<Vec<String>> {
+        py.import("nvidia")?.getattr("__path__")?.try_iter()?.map(|p| p?.extract()).collect()
+    };
+    // No such package: the error at the first compilation says how to get one.
+    let folders = paths().unwrap_or_default();
+    let options = folders.into_iter().map(|folder| JitOptions {
+        nvrtc_dir: Some(std::path::Path::new(&folder).join("cu13/lib")),
+        ..JitOptions::default()
+    });
+    options.into_iter().find(|o| find_nvrtc(o).is_ok()).unwrap_or(plain)
+}
 
 /// `shapes` and `dims`.
 pub fn sizes(

@@ -1,8 +1,6 @@
 //! What would run, without a GPU.
 
-use crate::{
-    errors, errors::Class, function::jit, interrupt, numbers, options, program, source::Source,
-};
+use crate::{errors, errors::Class, interrupt, numbers, options, program, source::Source};
 use mk::{
     Bound as Sizes, Program,
     abi::{TensorDirection, device::MAX_RANKS},
@@ -183,7 +181,7 @@ impl Plan {
     ///
     /// Raises CompileError.
     fn compile(&self, py: Python<'_>) -> PyResult<()> {
-        let options = jit(py);
+        let options = options::jit(py);
         let compiled = py.detach(|| self.made.compile(&options));
         compiled.map(drop).map_err(|e| errors::function(py, e))
     }

@@ -1,7 +1,8 @@
 //! Processes find each other through a `torch.distributed` store.
 
+use crate::errors;
 use mk::runtime::{Error, world::Bootstrap};
-use pyo3::{prelude::*, types::PyBytes};
+use pyo3::{exceptions::PyKeyboardInterrupt, prelude::*, types::PyBytes};
 use std::{
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -13,6 +14,19 @@ const MAX_PAUSE: Duration = Duration::from_millis(20);
 
 /// The exception that made an exchange fail, for the Python caller that waits for it.
 pub type Cause = Arc<Mutex<Option<PyErr>>>;
+
+/// The exception for a failed exchange, which may have come from Python in the first place.
+pub fn blame(py: Python<'_>, cause: &Cause, error: &Error) -> PyErr {
+    let first = cause.lock().unwrap_or_else(|e| e.into_inner()).take();
+    match first {
+        Some(first) if first.is_instance_of::<PyKeyboardInterrupt>(py) => first,
+        first => {
+            let error = errors::runtime(py, error);
+            error.set_cause(py, first);
+            error
+        }
+    }
+}
 
 /// All-gathers of small messages through a key-value store (`torch.distributed.Store`): each is a key per rank.
 ///
@@ -164,7 +178,7 @@ pub fn all_gather(
     for message in messages {
         let one = py
             .detach(|| bootstrap.all_gather(&message))
-            .map_err(|e| crate::world::blame(py, &bootstrap.cause, &e))?;
+            .map_err(|e| blame(py, &bootstrap.cause, &e))?;
         all.push(one.iter().map(|bytes| PyBytes::new(py, bytes).unbind()).collect());
     }
     Ok(all)

@@ -1,6 +1,6 @@
 //! What a launch needs to know of torch tensors.
 
-use crate::{errors::Class, world::Home};
+use crate::errors::Class;
 use mk::{
     abi::DType,
     function::Argument,
@@ -18,6 +18,14 @@ use std::{
     ffi::c_void,
     sync::{Mutex, MutexGuard},
 };
+
+/// Where the tensors of a rank must be.
+#[derive(Clone, Copy)]
+pub enum Home {
+    Anywhere,
+    Cpu,
+    Gpu(i32),
+}
 
 /// What is used of torch.
 pub struct Torch {

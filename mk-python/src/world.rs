@@ -2,12 +2,14 @@
 
 use crate::{
     errors::{self, Class},
+    interrupt::release,
     options::seconds,
-    store::{Cause, StoreBootstrap},
+    store::{StoreBootstrap, blame},
+    tensor::Home,
 };
 use mk::runtime;
 use pyo3::{
-    exceptions::{PyException, PyKeyboardInterrupt, PyTypeError},
+    exceptions::{PyException, PyTypeError},
     prelude::*,
     types::PyType,
 };
@@ -39,14 +41,6 @@ pub enum Place {
         ranks: u32,
         rank: u32,
     },
-}
-
-/// Where the tensors of a rank must be.
-#[derive(Clone, Copy)]
-pub enum Home {
-    Anywhere,
-    Cpu,
-    Gpu(i32),
 }
 
 impl World {
@@ -107,23 +101,7 @@ impl Place {
 impl Drop for World {
     fn drop(&mut self) {
         // Leaving takes leave of the other processes.
-        crate::function::release(std::mem::replace(
-            &mut self.place,
-            Place::Offline { ranks: 1, rank: 0 },
-        ));
-    }
-}
-
-/// The exception for a failed exchange, which may have come from Python in the first place.
-pub fn blame(py: Python<'_>, cause: &Cause, error: &runtime::Error) -> PyErr {
-    let first = cause.lock().unwrap_or_else(|e| e.into_inner()).take();
-    match first {
-        Some(first) if first.is_instance_of::<PyKeyboardInterrupt>(py) => first,
-        first => {
-            let error = errors::runtime(py, error);
-            error.set_cause(py, first);
-            error
-        }
+        release(std::mem::replace(&mut self.place, Place::Offline { ranks: 1, rank: 0 }));
     }
 }
 

@@ -198,7 +198,8 @@ fn products_in_clusters() {
     kernels.iter().for_each(|k| k.judge(&world, 2, &options(), 0));
 }
 
-/// One CTA of a cluster finishes all that few rows have, over five waves and more: the others have nothing to wait for (decision 260).
+/// One CTA of a cluster finishes all that few rows have, over five waves and more: the others have nothing to wait for
+/// (docs/decisions/clusters.md).
 #[test]
 fn few_rows_in_several_waves_of_clusters() {
     let _alone = alone();
@@ -289,7 +290,7 @@ fn ways(test: &str, of: fn(&&Variant) -> bool) {
     }
     let variants: Vec<_> = VARIANTS.iter().filter(of).filter(wanted).collect();
     for world in worlds(test) {
-        // A copy engine stands still while kernels that wait for it hold all of its GPU (decision 107).
+        // A copy engine stands still while kernels that wait for it hold all of its GPU (docs/decisions/gathers.md).
         let able = |v: &Variant| !world.shares_gpus() || !uses_copy_engine(v);
         let variants: Vec<_> = variants.iter().copied().filter(|v| able(v)).collect();
         let began = Instant::now();

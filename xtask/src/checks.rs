@@ -2,7 +2,7 @@
 
 use crate::{
     counts::Counts,
-    documents, fabric, features, help, python,
+    decisions, documents, fabric, features, help, python,
     run::{Result, cargo, quiet, root, step, target},
     setup::setup,
     strata, words,
@@ -78,8 +78,12 @@ pub fn mutants() -> Result<()> {
     step("mutants", tests.env("MK_MUTANTS", "all").env("MK_RANDOM_CASES", "10000"))
 }
 
-/// Re-blesses snapshot and ui tests.
-pub fn bless() -> Result<()> {
+/// Writes the list of decisions, and re-blesses snapshot and ui tests unless only that list is asked for.
+pub fn bless(only_decisions: bool) -> Result<()> {
+    decisions::bless()?;
+    if only_decisions {
+        return Ok(());
+    }
     setup()?;
     let mut tests = cargo(&["test", "--workspace"]);
     step(
@@ -92,6 +96,7 @@ fn source_rules() -> Result<()> {
     let mut wrong = Vec::new();
     strata::check(&mut wrong)?;
     documents::check(&mut wrong)?;
+    decisions::check(&mut wrong)?;
     features::check(&mut wrong)?;
     for file in files(&root())? {
         let text = read(&file)?;

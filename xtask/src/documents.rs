@@ -8,7 +8,7 @@ use std::{
 };
 
 /// Documents of the past: what they name may be gone.
-const HISTORY: &[&str] = &["docs/lab/", "CHANGELOG.md"];
+const HISTORY: &[&str] = &["CHANGELOG.md"];
 /// Endings of files that a document can only mean as files of the repository.
 const SOURCES: &[&str] = &[
     ".rs", ".md", ".py", ".cuh", ".cu.j2", ".snap", ".toml", ".mk", ".plan", ".json", ".svg", ".cu",
@@ -27,14 +27,12 @@ const MADE_BY_READERS: &[&str] = &[
     "measured.json",
 ];
 
-/// All files and folders of the repository, from its root.
+/// [`names`].
 struct Tree(BTreeSet<String>);
 
 /// Checks every document; adds what is wrong.
 pub fn check(wrong: &mut Vec<String>) -> Result<()> {
-    let mut names = BTreeSet::new();
-    walk(&root(), &root(), &mut names)?;
-    let tree = Tree(names);
+    let tree = Tree(names()?);
     for name in tree.0.iter().filter(|name| name.ends_with(".md")) {
         let text = read(&root().join(name))?;
         let history = HISTORY.iter().any(|h| name.starts_with(h));
@@ -42,6 +40,13 @@ pub fn check(wrong: &mut Vec<String>) -> Result<()> {
         wrong.extend(faults(name, &text, &tree, &anchors, history));
     }
     Ok(())
+}
+
+/// All files and folders of the repository, from its root.
+pub fn names() -> Result<BTreeSet<String>> {
+    let mut names = BTreeSet::new();
+    walk(&root(), &root(), &mut names)?;
+    Ok(names)
 }
 
 /// What is wrong in one document. `anchors` has the headings of another, or nothing for what is no document.
@@ -139,7 +144,7 @@ fn matches(form: &str, name: &str) -> bool {
 }
 
 /// Lines outside of fences, with their numbers.
-fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+pub fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut fenced = false;
     let lines = text.lines().enumerate().map(|(i, line)| (i + 1, line));
     lines.filter(move |(_, line)| {

@@ -2,6 +2,7 @@
 
 mod checks;
 mod counts;
+mod decisions;
 mod demo;
 mod documents;
 mod fabric;
@@ -42,8 +43,12 @@ enum Command {
     Torch,
     /// All mutants of all plans, and 10,000 random cases, before the verifier, the explorer and the executor.
     Mutants,
-    /// Takes the present output of snapshot and ui tests as right.
-    Bless,
+    /// Takes the present output of snapshot and ui tests as right, and writes the list of decisions.
+    Bless {
+        /// Only writes the list of decisions.
+        #[arg(long)]
+        decisions: bool,
+    },
     /// Compares the machine code of two revisions' kernels, without a GPU.
     Sass(sass::SassArgs),
     /// Runs the RDMA transport's tests in a VM with a software RDMA device: packages are unpacked into .softroce, nothing is installed.
@@ -59,7 +64,7 @@ fn main() -> ExitCode {
         Command::Wheel => python::wheel(),
         Command::Torch => python::torch(),
         Command::Mutants => checks::mutants(),
-        Command::Bless => checks::bless(),
+        Command::Bless { decisions } => checks::bless(decisions),
         Command::Sass(args) => sass::sass(&args),
         Command::Softroce(args) => softroce::softroce(&args),
     };

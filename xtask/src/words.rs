@@ -65,7 +65,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     // The end of a line of a plan's text, and of a message's data.
     ("mk-codegen/plan/src/reader/family.rs", "tail"),
     ("mk-codegen/plan/src/print.rs", "write_tail"),
-    ("mk-codegen/sim/src/nic.rs", "tail"),
+    ("mk-codegen/sim/src/moves/nic.rs", "tail"),
     ("mk-codegen/tests/hostile.rs", "tail"),
 ];
 

@@ -1,5 +1,6 @@
 //! What the command says when it fails, as text and as JSON.
 
+mod from;
 mod kind;
 
 pub use kind::Kind;

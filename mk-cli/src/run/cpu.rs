@@ -1,7 +1,7 @@
 //! `mk run` on the CPU executor.
 
 use super::{
-    Args,
+    args::Args,
     link::{self, Link, Transport},
     verdict::{Verdict, launches},
 };

@@ -1,6 +1,6 @@
 //! `mk run` on GPUs.
 
-use super::{Args, link, verdict::Verdict};
+use super::{args::Args, link, verdict::Verdict};
 use crate::{
     build::compile,
     failure::{Failure, Kind},

@@ -1,6 +1,9 @@
 //! The parts of a pipeline, measured as pipelines of their own.
 
-use super::{Args, fit, keeps, limits, store};
+use super::{
+    args::Args,
+    best::{fit, store},
+};
 use crate::{failure::Failure, output::say, progress::Progress, terminal::note_on_stderr};
 use mk::{
     Bound, Program,
@@ -73,17 +76,22 @@ fn best(
     let _progress =
         Progress::new(format!("measuring {} candidates of {}", configs.len(), part.name));
     let case = Case { program, bound, ranks: ranks as usize };
-    let trials =
-        match gpu::measure(world, case, &configs, &JitOptions::default(), &limits(args), args.seed)
-        {
-            Ok(trials) => trials,
-            // The pipeline itself has been measured.
-            Err(error) => {
-                note_on_stderr(format!("{}: {error}", part.name));
-                return Ok(None);
-            }
-        };
-    if keeps(args, world) {
+    let trials = match gpu::measure(
+        world,
+        case,
+        &configs,
+        &JitOptions::default(),
+        &args.limits(),
+        args.seed,
+    ) {
+        Ok(trials) => trials,
+        // The pipeline itself has been measured.
+        Err(error) => {
+            note_on_stderr(format!("{}: {error}", part.name));
+            return Ok(None);
+        }
+    };
+    if args.keeps(world) {
         store(world, case, &trials)?;
     }
     Ok(trials.into_iter().find(|t| t.ms().is_some()))

@@ -1,6 +1,5 @@
 //! Lists of pipelines: a file with a command line on each line.
 
-use super::values;
 use crate::{
     failure::{Failure, Kind},
     options::PipelineArgs,
@@ -69,6 +68,17 @@ fn split(line: &str) -> Result<Vec<String>, String> {
     }
 }
 
+/// The values of a setting, as `--try` has them.
+pub fn values(text: &str) -> Result<(String, Vec<String>), String> {
+    let (name, list) = text.split_once('=').ok_or("write it as intra_comm_sms=8,16")?;
+    let values: Vec<String> = list.split(',').map(|v| v.trim().to_string()).collect();
+    match name.trim() {
+        "" => Err("write it as intra_comm_sms=8,16".into()),
+        name if values.iter().all(|v| !v.is_empty()) => Ok((name.into(), values)),
+        name => Err(format!("`{name}` has an empty value")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,5 +92,11 @@ mod tests {
         assert!(parse(line).is_err() && parse("  ").is_ok_and(|l| l.is_none()));
         let line = parse("'gather(a)' --shape a=8x4 --try chunk_bytes=1,2").unwrap().unwrap();
         assert_eq!(line.tries, [("chunk_bytes".to_string(), vec!["1".to_string(), "2".into()])]);
+    }
+
+    #[test]
+    fn values_of_a_setting() {
+        assert!(values("block=128x128x64,128x256x64").is_ok_and(|(_, v)| v.len() == 2));
+        assert!(values("block=").is_err() && values("block").is_err() && values("=1").is_err());
     }
 }

@@ -1,12 +1,15 @@
 //! `mk tune`.
 
 mod apart;
+mod args;
+mod best;
 pub mod list;
 mod report;
 
+pub use args::Args;
+
 use crate::{
     failure::{Failure, Kind},
-    gpus::GpuList,
     options::{DEFAULT_RANKS, PipelineArgs, once},
     output::{say, writable, write_file},
     pipeline::{self, Pipeline},
@@ -14,78 +17,20 @@ use crate::{
     source::{self, STDIN},
     terminal::{note_on_stderr, say_on_stderr},
 };
-use clap::ValueEnum;
+use args::Device;
+use best::{fit, store, winner};
 use list::Line;
 use mk::{
-    Bound, Program,
     cost::DeviceModel,
-    function::reserved_sms,
     runtime::{World, jit::JitOptions},
     settings::{self, Config},
-    tune::{self, Cache, Key, Limits, Trial, Winner},
+    tune::{self, Cache, Trial},
 };
 use mk_harness::{Case, gpu};
 use report::{Entry, Errors};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, btree_map};
-use std::path::PathBuf;
 use std::time::Instant;
-
-/// Options of `mk tune`.
-#[derive(clap::Args)]
-pub struct Args {
-    #[command(flatten)]
-    pipeline: Option<PipelineArgs>,
-    /// File of which each line holds the arguments of one pipeline, as on this command line; # begins a comment
-    #[arg(long, value_name = "FILE", conflicts_with = "PipelineArgs")]
-    list: Option<PathBuf>,
-    /// Compare predictions with what an earlier run wrote by --json, and measure nothing
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["PipelineArgs", "list"])]
-    from: Option<PathBuf>,
-    /// Where times come from
-    #[arg(long, value_enum, default_value_t = Device::Cuda)]
-    device: Device,
-    #[command(flatten)]
-    gpus: GpuList,
-    /// Measure only as many candidates as this, those that the model takes for the best; with `--device model`, print so many
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    top: Option<u32>,
-    /// Figures of the machine, as `mk probe` writes them [default: those of this GPU, or of an H200]
-    #[arg(long, value_name = "FILE")]
-    model: Option<PathBuf>,
-    /// Values of a setting to try instead of the usual ones, for instance intra_comm_sms=8,16 (repeatable)
-    #[arg(long = "try", value_name = "SETTING=A,B", value_parser = values)]
-    tries: Vec<(String, Vec<String>)>,
-    /// Print every candidate, also those that were refused, with the reason
-    #[arg(long)]
-    all: bool,
-    /// Do not keep the best where `--tuned` and functions look for it
-    #[arg(long)]
-    no_store: bool,
-    /// Write everything that was measured as JSON
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Rounds in which every candidate is timed
-    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
-    rounds: u16,
-    /// Rounds in which the best are timed again
-    #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
-    final_rounds: u16,
-    /// How many of the best are timed again
-    #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
-    finalists: u16,
-    /// Seed of the inputs
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Device {
-    /// Measured on GPUs
-    Cuda,
-    /// Predicted by the cost model
-    Model,
-}
 
 /// What is asked for one pipeline.
 struct Row {
@@ -251,7 +196,7 @@ fn one(
     }
     // The winner so far takes part: what is kept is never slower, side by side.
     let so_far = match worlds.get(&ranks) {
-        Some(world) if measured && keeps(args, world) => winner(world, &program, &bound, &config),
+        Some(world) if measured && args.keeps(world) => winner(world, &program, &bound, &config),
         _ => None,
     };
     configs.extend(so_far.iter().filter(|w| !configs.contains(w)).cloned().collect::<Vec<_>>());
@@ -287,7 +232,7 @@ fn one(
         let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
         let list: Vec<Config> = to_measure.iter().map(|i| configs[*i].clone()).collect();
         let measure = |list: &[Config]| {
-            gpu::measure(world, case, list, &JitOptions::default(), &limits(args), args.seed)
+            gpu::measure(world, case, list, &JitOptions::default(), &args.limits(), args.seed)
         };
         let mut trials = measure(&list)?;
         // The winner beside what is near it, and those behind it in the other schedule, where nothing was fixed by hand.
@@ -314,7 +259,7 @@ fn one(
             let beside = measure(&[vec![winner], near].concat())?;
             trials = beside.into_iter().chain(trials).collect();
         }
-        if keeps(args, world) {
+        if args.keeps(world) {
             store(world, case, &trials)?;
         }
         best_ms = trials.iter().find_map(Trial::ms).map(f64::from);
@@ -367,51 +312,6 @@ fn one(
         }
     }
     Ok(value)
-}
-
-/// Leaves SMs to the other ranks of a GPU.
-fn fit(configs: &mut [Config], world: &World) {
-    configs.iter_mut().for_each(|c| c.reserved_sms = reserved_sms(world, &c.target, 0));
-}
-
-/// Whether the best is kept: that of ranks which share a GPU says nothing of ranks with GPUs of their own.
-fn keeps(args: &Args, world: &World) -> bool {
-    !args.no_store && !world.shares_gpus()
-}
-
-/// Keeps the best.
-fn store(world: &World, case: Case<'_>, trials: &[Trial]) -> Result<(), Failure> {
-    let best = trials.iter().find_map(|t| Some((t, t.ms()?)));
-    let (Some((best, ms)), Some(cache)) = (best, Cache::new(&JitOptions::default())) else {
-        return Ok(());
-    };
-    let gpu = world.gpu_name(0)?;
-    let (ranks, target) = (best.config.ranks, &best.config.target);
-    let key = Key::new(case.program, case.bound, ranks, target, &gpu);
-    let winner = Winner { config: best.config.clone(), ms: ms.into() };
-    if let Err(error) = cache.store(&key, &winner) {
-        note_on_stderr(format!("the best was not kept: {error}"));
-    }
-    Ok(())
-}
-
-/// What an earlier run kept.
-fn winner(world: &World, program: &Program, bound: &Bound, config: &Config) -> Option<Config> {
-    let (cache, gpu) = (Cache::new(&JitOptions::default())?, world.gpu_name(0).ok()?);
-    let key = Key::new(program, bound, config.ranks, &config.target, &gpu);
-    // A damaged file is written anew.
-    let mut config = cache.recall(&key).ok()??.config;
-    fit(std::slice::from_mut(&mut config), world);
-    Some(config)
-}
-
-fn limits(args: &Args) -> Limits {
-    Limits {
-        rounds: args.rounds.into(),
-        finalists: args.finalists.into(),
-        final_rounds: args.final_rounds.into(),
-        ..Limits::default()
-    }
 }
 
 /// The line as it could be given again.
@@ -481,25 +381,4 @@ fn fixed(
         ));
     }
     Ok(candidates)
-}
-
-fn values(text: &str) -> Result<(String, Vec<String>), String> {
-    let (name, list) = text.split_once('=').ok_or("write it as intra_comm_sms=8,16")?;
-    let values: Vec<String> = list.split(',').map(|v| v.trim().to_string()).collect();
-    match name.trim() {
-        "" => Err("write it as intra_comm_sms=8,16".into()),
-        name if values.iter().all(|v| !v.is_empty()) => Ok((name.into(), values)),
-        name => Err(format!("`{name}` has an empty value")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::values;
-
-    #[test]
-    fn values_of_a_setting() {
-        assert!(values("block=128x128x64,128x256x64").is_ok_and(|(_, v)| v.len() == 2));
-        assert!(values("block=").is_err() && values("block").is_err() && values("=1").is_err());
-    }
 }

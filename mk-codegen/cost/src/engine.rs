@@ -8,9 +8,9 @@
 //! store at a time leaves a lane.
 
 use super::{
-    CostError,
+    error::CostError,
     model::DeviceModel,
-    unroll::{Give, Job, Kind, Out, Tile, Work, is_link},
+    work::{Give, Job, Kind, Out, Tile, Work, is_link},
 };
 use std::{
     cmp::{Ordering, Reverse},
@@ -167,7 +167,7 @@ pub(super) fn run(work: &Work, model: &DeviceModel) -> Result<Vec<Ran>, CostErro
         heap: BinaryHeap::new(),
         through: None,
     };
-    let lane = |l: &super::unroll::Lane| LaneState {
+    let lane = |l: &super::work::Lane| LaneState {
         next: l.jobs.start,
         end: l.jobs.end,
         free: work.begin_s,

@@ -3,7 +3,10 @@
 //! Coordinate descent on the mean relative error: each figure is raised and lowered by steps that shrink, and kept where
 //! the plans' times fit better. What no plan depends on stays as it was.
 
-use super::{DeviceModel, Mover, predict};
+use super::{
+    model::{DeviceModel, Mover},
+    predict,
+};
 use mk_plan::Plan;
 use std::sync::{
     Mutex, PoisonError,

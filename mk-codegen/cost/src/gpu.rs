@@ -1,7 +1,6 @@
 //! Figures for a GPU that nobody measured: those of the nearest that was, in proportion to what the driver says of both.
 
-use super::model::{DeviceModel, Movers};
-use serde::{Deserialize, Serialize};
+use super::model::{Chip, DeviceModel, Movers};
 
 /// A GPU, as the driver describes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -10,20 +9,6 @@ pub struct Gpu {
     pub name: String,
     /// What it has; none where the driver does not say, or kernels for [`mk_plan::target::SM_90A`] do not run there.
     pub chip: Option<Chip>,
-}
-
-/// What a GPU has.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Chip {
-    /// Streaming multiprocessors.
-    pub sms: u32,
-    /// Their highest clock.
-    pub clock_hz: f64,
-    /// Last-level cache.
-    pub l2_bytes: f64,
-    /// Memory's clock, both edges, times the width of its bus.
-    pub memory_bytes_per_s: f64,
 }
 
 impl From<&str> for Gpu {

@@ -1,7 +1,7 @@
 //! The cost model: how long a plan takes on a machine that was measured.
 //!
 //! ```text
-//! Plan ──> unroll::Work (jobs on lanes, waits, posts, bytes) ──> engine::run ──> Prediction (times, bound, chain, spans)
+//! Plan ──> work::Work (jobs on lanes, waits, posts, bytes) ──> engine::run ──> Prediction (times, bound, chain, spans)
 //! DeviceModel ─────────^───────────────────────────────────────────^
 //! ```
 //!
@@ -17,51 +17,26 @@
 
 mod alone;
 mod engine;
+mod error;
 mod fit;
 mod gpu;
 mod model;
 mod prediction;
+mod products;
 mod raw;
 mod unroll;
+mod work;
 
-pub use alone::{Products, alone_s};
+pub use alone::alone_s;
+pub use error::{CostError, ModelError};
 pub use fit::{Sample, error, fit};
-pub use gpu::{Chip, Gpu};
-pub use model::{DeviceModel, ModelError, Mover, Movers, TileRate};
+pub use gpu::Gpu;
+pub use model::{Chip, DeviceModel, Mover, Movers, TileRate};
 pub use prediction::{Bound, Chain, Prediction, RoleTime, Span};
+pub use products::Products;
 pub use raw::{CopyMethod, RawCopy, RawFigures, RawMma};
 
-use mk_plan::{Plan, PointError};
-use thiserror::Error;
-
-/// Why a plan has no prediction.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum CostError {
-    /// An expression of the plan has no value.
-    #[error(transparent)]
-    Point(#[from] PointError),
-    /// A leaf that the model has no figures for.
-    #[error("the cost model has no figures for `{leaf}` ({family})")]
-    Unsupported {
-        /// The leaf.
-        leaf: &'static str,
-        /// The family.
-        family: String,
-    },
-    /// More tasks than a prediction takes on.
-    #[error("the plan has more than {limit} tasks: use smaller sizes")]
-    TooLarge {
-        /// The most.
-        limit: usize,
-    },
-    /// Lanes that wait for posts which never come: the plan does not end.
-    #[error("the plan does not end: {waiting} tasks wait for posts that never come")]
-    Stuck {
-        /// Tasks at the head of their lanes.
-        waiting: usize,
-    },
-}
+use mk_plan::Plan;
 
 /// How long one launch of a plan takes, all ranks released at one moment.
 ///

@@ -1,9 +1,8 @@
 //! What a machine can do, as measured.
 
-use super::{alone::Products, gpu::Chip, raw::RawFigures};
+use super::{error::ModelError, products::Products, raw::RawFigures};
 use serde::{Deserialize, Serialize};
 use std::sync::OnceLock;
-use thiserror::Error;
 
 /// Figures of one GPU among its peers. Seconds and bytes throughout; times are of a launch at the clock that long compute
 /// leaves, not of the first microseconds.
@@ -77,6 +76,20 @@ pub struct DeviceModel {
     pub raw: Option<RawFigures>,
 }
 
+/// What a GPU has.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Chip {
+    /// Streaming multiprocessors.
+    pub sms: u32,
+    /// Their highest clock.
+    pub clock_hz: f64,
+    /// Last-level cache.
+    pub l2_bytes: f64,
+    /// Memory's clock, both edges, times the width of its bus.
+    pub memory_bytes_per_s: f64,
+}
+
 /// A matrix product's tile on one SM.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -138,7 +151,7 @@ fn carry_bytes_per_s() -> f64 {
     65.5e9
 }
 
-/// On an H200, where nobody measured another: 13 to 18 by products alone with `mul` (decision 164).
+/// On an H200, where nobody measured another: 13 to 18 by products alone with `mul` (docs/decisions/cost-model.md).
 fn operand_bytes_per_s() -> f64 {
     16e9
 }
@@ -163,7 +176,8 @@ fn save_bytes_per_s() -> f64 {
     38e9
 }
 
-/// On an H200, where nobody measured another: in the middle of what whoever is free gains on four (decision 131).
+/// On an H200, where nobody measured another: in the middle of what the dynamic scheduler gains on four
+/// (docs/decisions/tile-order.md).
 fn uneven() -> f64 {
     0.025
 }
@@ -178,21 +192,6 @@ impl Mover {
     pub fn seconds(&self, bytes: f64) -> f64 {
         self.task_s + bytes / self.bytes_per_s
     }
-}
-
-/// Why a file is no model.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum ModelError {
-    /// It does not read.
-    #[error("not a device model: {0}")]
-    Syntax(#[from] serde_json::Error),
-    /// A figure that cannot be.
-    #[error("not a device model: {what}")]
-    Value {
-        /// Which.
-        what: String,
-    },
 }
 
 impl DeviceModel {

@@ -2,7 +2,7 @@
 
 use super::{
     engine::Ran,
-    unroll::{Kind, Work, is_link},
+    work::{Kind, Work, is_link},
 };
 use mk_plan::{Entity, FamId, Leaf, Plan};
 use serde::Serialize;

@@ -1,6 +1,6 @@
 //! What a machine does by itself, with no plan in between: kept beside the fitted figures, to judge them by.
 
-use super::ModelError;
+use super::error::ModelError;
 use serde::{Deserialize, Serialize};
 
 /// Raw figures of one GPU among its peers. Seconds and bytes throughout. No prediction reads them.

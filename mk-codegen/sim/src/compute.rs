@@ -1,14 +1,13 @@
 //! What leaves compute: consumers take what the loader brought, and every store asks for its values.
 
 use super::{
-    SimError,
-    context::{Context, Piece, misfit},
+    context::{Context, Phase, Piece, misfit},
+    error::SimError,
     math::{
         Attention, AttentionStep, Block, Gradients, Tile, apply, multiply_add, statistics,
         transpose,
     },
     memory::within,
-    program::Phase,
 };
 use mk_abi::DType;
 use mk_plan::{

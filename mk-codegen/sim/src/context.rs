@@ -1,11 +1,13 @@
 //! What the agents of one task hand each other: loaded tiles, sums, and who has come how far.
 
 use super::{
-    SimError,
+    error::SimError,
     math::{Attention, Gradients, Tile},
-    program::Phase,
 };
 use mk_plan::{Agent, Operand};
+
+/// A moment of a task: 0 is its start, 1 to n the iterations of its inner loop, n + 1 its end.
+pub(super) type Phase = i64;
 
 /// Data of one task while any agent is in it.
 #[derive(Default)]

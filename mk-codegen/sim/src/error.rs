@@ -1,6 +1,6 @@
 //! Why a run stopped.
 
-use mk_plan::{Agent, EdgeId, FamId, PointError, SigId, StructureError};
+use mk_plan::{Agent, EdgeId, FamId, Plan, PointError, SigId, StructureError, Task};
 use std::fmt;
 use thiserror::Error;
 
@@ -233,4 +233,16 @@ impl fmt::Display for WaitsFor {
             WaitsFor::Fifo => f.write_str("room in the fifo"),
         }
     }
+}
+
+/// Family and task, for messages.
+pub(super) fn place_of(plan: &Plan, task: &Task) -> String {
+    let name = &plan.families[task.family].name;
+    format!(
+        "rank {} epoch {}: {} {name:?} {:?}",
+        task.rank(),
+        task.epoch(),
+        task.family,
+        task.domain()
+    )
 }

@@ -19,87 +19,32 @@
 //! What a run cannot show: a wait of the wrong proxy where what follows it needs its data from another agent, and a race that the
 //! schedules tried do not hit. That is the verifier's part.
 
-mod agent;
 mod caller;
 mod compute;
 mod context;
 mod delivery;
 mod error;
-mod launch;
+mod host;
 mod machine;
 mod math;
 mod memory;
+mod moves;
 mod network;
-mod nic;
-mod post;
+mod options;
 mod program;
 mod schedule;
 mod signals;
 mod stamps;
-mod wait;
 mod weak;
 
 pub use caller::{Callbacks, Caller};
 pub use error::{Blocked, Deadlock, SimError, WaitsFor};
 pub use network::{Message, Network};
+pub use options::{MAX_ELEMENTS, MAX_REPEAT, MAX_TASKS, Options, RunReport};
 pub use schedule::{Schedule, ScheduleError, Victim};
 
-use mk_plan::{Plan, Task};
-
-/// Most numbers that a run keeps in buffers, and again in tasks and deliveries: 512 MiB of f32 each.
-pub const MAX_ELEMENTS: u64 = 1 << 27;
-/// Most tasks of one launch over all ranks, of which each rank gets its part; loops around none count, too.
-pub const MAX_TASKS: u64 = 1 << 21;
-/// Most repetitions of one `each`.
-pub const MAX_REPEAT: u64 = 1 << 16;
-
-/// How to run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// The order of steps.
-    pub schedule: Schedule,
-    /// Seed of what the schedule leaves to chance.
-    pub seed: u64,
-    /// Launches on every rank.
-    pub launches: u32,
-    /// Bound on steps, over all ranks and launches.
-    pub max_steps: u64,
-    /// Marks every element with the epoch and version that wrote it and stops at the first access that finds another one
-    /// ([`SimError::Violated`]); edges that are too weak for what follows them order nothing.
-    pub check: bool,
-    /// Also runs plans with accesses, waits and posts at points that their leaves do not allow ([`Plan::check_points`]), which have no
-    /// kernel: for tests of the verifier.
-    pub anywhere: bool,
-}
-
-impl Default for Options {
-    /// Random order with seed 0, 3 launches (slots that alternate are used twice), 100 million steps.
-    fn default() -> Options {
-        Options {
-            schedule: Schedule::Random,
-            seed: 0,
-            launches: 3,
-            max_steps: 100_000_000,
-            check: false,
-            anywhere: false,
-        }
-    }
-}
-
-/// What a run did.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RunReport {
-    /// Moves and deliveries.
-    pub steps: u64,
-    /// Tasks completed, over all ranks and launches.
-    pub tasks: u64,
-    /// Posts of each signal, by id.
-    pub messages: Vec<u64>,
-    /// Most epochs that one rank was ahead of another.
-    pub max_drift: i64,
-    /// Bytes that tasks of each family have read in memory of other ranks, by id, over all ranks and launches; entries of tables are not among them.
-    pub pulled_bytes: Vec<u64>,
-}
+use machine::Machine;
+use mk_plan::Plan;
 
 /// Runs a plan. Outputs go to the caller.
 ///
@@ -107,7 +52,7 @@ pub struct RunReport {
 /// If the plan is not well formed, cannot be evaluated, deadlocks, is too large, or the caller's data does not fit it. Wrong
 /// numbers are no error here: the caller compares them.
 pub fn run(plan: &Plan, caller: &mut dyn Caller, options: &Options) -> Result<RunReport, SimError> {
-    machine::Machine::new(plan, caller, options, None)?.run()
+    Machine::new(plan, caller, options, None)?.run()
 }
 
 /// Runs the ranks of a plan over nodes that a network has in this process; it carries what goes between nodes, and other
@@ -122,17 +67,5 @@ pub fn run_over(
     options: &Options,
     network: &dyn Network,
 ) -> Result<RunReport, SimError> {
-    machine::Machine::new(plan, caller, options, Some(network))?.run()
-}
-
-/// Family and task, for messages.
-fn place_of(plan: &Plan, task: &Task) -> String {
-    let name = &plan.families[task.family].name;
-    format!(
-        "rank {} epoch {}: {} {name:?} {:?}",
-        task.rank(),
-        task.epoch(),
-        task.family,
-        task.domain()
-    )
+    Machine::new(plan, caller, options, Some(network))?.run()
 }

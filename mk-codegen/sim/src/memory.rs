@@ -2,8 +2,9 @@
 //! has written is NaN.
 
 use super::{
-    MAX_ELEMENTS, SimError,
+    error::SimError,
     math::{Tile, round},
+    options::MAX_ELEMENTS,
 };
 use mk_abi::DType;
 use mk_plan::{BufId, Entity, Plan, Points, Region};

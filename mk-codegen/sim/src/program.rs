@@ -4,10 +4,15 @@
 //! (before and after CTA 0's part), the copy engine's queue. Task n of a role, its families one after the other, goes to CTA n mod ctas, or
 //! with a dynamic schedule to any.
 
-use super::{MAX_REPEAT, MAX_TASKS, SimError, context::Context, wait::Pending};
+use super::{
+    context::{Context, Phase},
+    error::SimError,
+    options::{MAX_REPEAT, MAX_TASKS},
+    signals::Word,
+};
 use mk_plan::{
-    Agent, Contract, EdgeId, EdgeSpec, Entity, FamId, Plan, PointError, Points, RoleKind, Schedule,
-    Task, Var,
+    Agent, Completion, Contract, EdgeId, EdgeSpec, Entity, FamId, Plan, PointError, Points,
+    RoleKind, Schedule, Scope, Task, Var,
 };
 use std::fmt;
 
@@ -86,9 +91,6 @@ pub(super) struct BackPressure {
     pub base: i64,
 }
 
-/// A moment of a task: 0 is its start, 1 to n the iterations of its inner loop, n + 1 its end.
-pub(super) type Phase = i64;
-
 /// An agent and how far it has come.
 pub(super) struct AgentRun {
     pub agent: Agent,
@@ -123,7 +125,27 @@ pub(super) enum State {
     /// Has touched memory, and makes up for waits that did not hold it back.
     Settling(Vec<Pending>),
     /// Has these posts to make.
-    Posting(std::collections::VecDeque<super::post::Ready>),
+    Posting(std::collections::VecDeque<Ready>),
+}
+
+/// A wait that has not been seen to hold.
+#[derive(Clone, Debug)]
+pub(super) struct Pending {
+    pub edge: EdgeId,
+    pub word: Word,
+    pub index: Vec<i64>,
+    pub expected: i64,
+    /// Its line in the family.
+    pub line: usize,
+}
+
+/// A post to make.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ready {
+    pub word: Word,
+    pub add: i64,
+    pub after: Completion,
+    pub scope: Scope,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

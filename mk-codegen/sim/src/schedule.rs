@@ -1,6 +1,6 @@
 //! Who goes next: the adversary.
 
-use super::SimError;
+use super::error::SimError;
 use mk_plan::{Agent, FamId, Task};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use std::{fmt, str::FromStr};

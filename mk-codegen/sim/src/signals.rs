@@ -1,7 +1,7 @@
 //! Signal words of all ranks, and who sleeps until one of them counts far enough.
 
 use super::{
-    SimError,
+    error::SimError,
     memory::{elements, within},
     schedule::Actor,
 };

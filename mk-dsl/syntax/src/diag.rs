@@ -98,7 +98,7 @@ impl Sink {
             Some(value) if self.list.is_empty() => Ok(value),
             _ => {
                 if self.list.is_empty() {
-                    self.push(Span::default(), crate::messages::internal());
+                    self.push(Span::default(), internal());
                 }
                 Err(self.into_diagnostics(source))
             }
@@ -112,6 +112,14 @@ impl Sink {
         self.list.truncate(MAX_SHOWN);
         let list = self.list.into_iter().map(|(span, text)| Diagnostic::new(source, span, text));
         Diagnostics { list: list.collect(), n_omitted, origin: "pipeline".into() }
+    }
+}
+
+fn internal() -> Text {
+    Text {
+        message: "the checker found no pipeline and no mistake".into(),
+        help: "this is a bug in mk: please report it".into(),
+        is_placement: false,
     }
 }
 

@@ -14,7 +14,8 @@
 //! comment; a doc comment ends it, too.
 
 use crate::diag::{Diagnostics, Sink};
-use crate::lex::{Kind, MAX_BYTES, MAX_IDENT, lex};
+use crate::lex::{Kind, lex};
+use crate::limits::{MAX_BYTES, MAX_IDENT};
 use crate::messages;
 use crate::program::MAX_DIM;
 use crate::span::Span;

@@ -4,15 +4,9 @@
 //! later stage needs to mistrust the size of its input.
 
 use crate::diag::Sink;
+use crate::limits::{MAX_BYTES, MAX_DEPTH, MAX_IDENT};
 use crate::messages;
 use crate::span::Span;
-
-/// The longest source text, in bytes.
-pub(crate) const MAX_BYTES: usize = 64 * 1024;
-/// The deepest nesting of brackets; the grammar itself needs four.
-pub(crate) const MAX_DEPTH: usize = 32;
-/// The longest identifier, in bytes: names end up in kernels and file names.
-pub(crate) const MAX_IDENT: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {

@@ -23,11 +23,13 @@ mod excerpt;
 pub mod file;
 pub mod grad;
 mod lex;
+mod limits;
 mod messages;
 mod ops;
 mod parse;
 mod print;
 mod program;
+mod read;
 mod repair;
 mod span;
 mod suggest;
@@ -50,18 +52,12 @@ impl Program {
     /// Every mistake in `source`, each with its line and column.
     pub fn parse(source: &str) -> Result<Program, Diagnostics> {
         let mut sink = diag::Sink::default();
-        let (program, tree) = read(source, &mut sink);
+        let (program, tree) = read::read(source, &mut sink);
         if let (None, Some(tree)) = (&program, &tree) {
             repair::repair(source, tree, &mut sink);
         }
         sink.finish(source, program)
     }
-}
-
-/// The program of a text, and its syntax tree.
-fn read<'a>(source: &'a str, sink: &mut diag::Sink) -> (Option<Program>, Option<ast::Source<'a>>) {
-    let tree = parse::parse(source, sink);
-    (tree.as_ref().and_then(|tree| check::check(tree, sink)), tree)
 }
 
 /// The program of a text that `mk::pipeline!` has checked already.

@@ -9,7 +9,7 @@ mod grouped;
 
 use crate::alias;
 use crate::diag::Text;
-use crate::lex::{MAX_BYTES, MAX_DEPTH, MAX_IDENT};
+use crate::limits::{MAX_BYTES, MAX_DEPTH, MAX_IDENT};
 use crate::ops;
 use crate::program::{DType, MAX_AXES, MAX_DIM, MAX_DIMS};
 
@@ -582,8 +582,4 @@ pub(crate) fn header_syntax() -> Text {
 
 pub(crate) fn header_twice(name: &str) -> Text {
     text(format!("the default of `{name}` is given twice"), "remove one of them")
-}
-
-pub(crate) fn internal() -> Text {
-    text("the checker found no pipeline and no mistake", "this is a bug in mk: please report it")
 }

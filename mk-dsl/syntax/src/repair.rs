@@ -74,7 +74,7 @@ fn fits(source: &str, edits: &[&Edit]) -> bool {
     for edit in order.iter().rev() {
         text.replace_range(edit.span.start..edit.span.end, &edit.text);
     }
-    crate::read(&text, &mut Sink::default()).0.is_some()
+    crate::read::read(&text, &mut Sink::default()).0.is_some()
 }
 
 /// All edits that may help a mistake at `span`, those nearest to it first.

@@ -1,6 +1,6 @@
 //! An explanation in words.
 
-use super::{Apart, Explanation};
+use super::explanation::{Apart, Explanation};
 use crate::choice::{Fusion, Indivisible, Origin, Reason, Times, Verdict};
 use mk_abi::count;
 use std::fmt::{self, Formatter, Result};

@@ -12,77 +12,42 @@
 //! set of sizes, compiled by the caller.
 
 mod bind;
+mod dtype;
 mod kernel;
+mod options;
 mod sequence;
 mod share;
 mod sizes;
 mod wiring;
 
 pub use crate::error::{ArgumentError, FunctionError};
+pub use dtype::abi_dtype;
 pub use kernel::{Argument, Call, Kernel};
+pub use options::{FunctionOptions, Tuning};
 pub use share::reserved_sms;
 pub use sizes::{Signature, Sizes};
 pub use wiring::{Place, Wires, Wiring};
 
 use crate::{
     build::{Composition, Draft, Making, Planned},
-    choice::{self, Cache, Choice, Conditions, Fuse, Verdict},
+    choice::{self, Cache, Choice, Conditions, Verdict},
     explain::explain_made,
-    kept::{Choices, Proofs, Prove},
+    kept::{Choices, Proofs},
     progress::{doing, watch},
 };
 use bind::{Bind, Run};
 use mk_abi::{DType, RuntimeDim, device::MAX_RUNTIME_DIMS};
 use mk_codegen::{
     cost::Gpu,
-    emit,
     settings::{Config, NicOrdering},
     trace::Trace,
 };
-use mk_runtime::{Instance, InstanceOptions, StreamRef, World, jit::JitOptions, net::Net};
+use mk_runtime::{Instance, StreamRef, World, net::Net};
 use mk_syntax::{Bound, Dim, Program, SymbolId};
+use options::PATIENCE;
 use sequence::Sequence;
 use share::Fork;
-use std::{collections::HashMap, sync::Arc, time::Duration};
-
-/// What waiting for rank 0's choice takes at least: it may be simulating.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// What decides a function, apart from its pipeline and its world.
-#[derive(Clone, Debug, Default)]
-pub struct FunctionOptions {
-    /// Sizes that do not follow from the tensors of a call: global shapes of ragged shards. Default: none.
-    pub sizes: Sizes,
-    /// How to lower. `ranks`, `nodes` and `net` are the world's, and `reserved_sms` follows from it and from what `instance` keeps free
-    /// ([`reserved_sms`]).
-    pub config: Config,
-    /// What kernels do beside their plan: record what their agents do, for [`Function::trace`]. The same in every
-    /// process of the world. Default: nothing.
-    pub emission: emit::Options,
-    /// Whether settings are looked for where `config` is the default one.
-    pub tuning: Tuning,
-    /// Whether the pipeline becomes one kernel, or one for each of its operations with the elementwise ones that follow
-    /// it ([`choice::parts`]). Default: the faster one, as far as is known; one kernel where `config` is not the
-    /// default one or `tuning` is off, with [`InstanceOptions::overlap`], and where ranks share a GPU. What came of it: [`Function::verdict`].
-    pub fuse: Fuse,
-    /// Whether proofs and searched settings of earlier processes are taken. Default: they are, where this very binary found them.
-    pub prove: Prove,
-    /// How to compile.
-    pub jit: JitOptions,
-    /// How kernels behave.
-    pub instance: InstanceOptions,
-}
-
-/// Who chooses how a function is lowered. In a world of several processes rank 0 chooses, and all take its choice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Tuning {
-    /// A config that is not the default one is taken as it is, and any in a world whose ranks share a GPU. Else what [`choice::decide`] says: a
-    /// measured winner (`mk tune`), what the cost model takes for the best, the default.
-    #[default]
-    Auto,
-    /// The config is taken as it is.
-    Off,
-}
+use std::{collections::HashMap, sync::Arc};
 
 /// One set of sizes of a [`Function`], bound to its world: a kernel, and the values of its run-time dimensions; or several
 /// kernels, without such.
@@ -474,17 +439,6 @@ impl Function {
 fn find_bind(bound: &mut [Bind], which: Specialisation) -> Result<&mut Bind, FunctionError> {
     let bind = bound.get_mut(which.kernel);
     bind.ok_or_else(|| FunctionError::mismatch("no such specialisation"))
-}
-
-/// The element type as the ABI calls it.
-pub fn abi_dtype(dtype: mk_syntax::DType) -> mk_abi::DType {
-    match dtype {
-        mk_syntax::DType::Bf16 => mk_abi::DType::Bf16,
-        mk_syntax::DType::F16 => mk_abi::DType::F16,
-        mk_syntax::DType::F32 => mk_abi::DType::F32,
-        mk_syntax::DType::I32 => mk_abi::DType::I32,
-        mk_syntax::DType::I64 => mk_abi::DType::I64,
-    }
 }
 
 fn specialisation(

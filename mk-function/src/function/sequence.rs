@@ -7,6 +7,7 @@
 
 use super::{
     kernel::{Argument, Call, Kernel},
+    options::PATIENCE,
     sizes::Signature,
     wiring::{Place, Wiring},
 };
@@ -64,7 +65,7 @@ impl Sequence {
         }
         let local = world.local_ranks();
         // Before any rank launches: one that has no memory must not leave the others waiting.
-        let limit = options.entry_limit.max(super::PATIENCE);
+        let limit = options.entry_limit.max(PATIENCE);
         let made = allocate(world, signature, bound, &wiring, local.clone());
         let between = world.agree("allocating what lies between parts", made, limit)?;
         let ranks = local.clone().zip(&between).map(|(rank, tensors)| Local {

@@ -1,5 +1,6 @@
 //! Global sizes from the shapes of the tensors that a rank holds.
 
+use super::dtype::abi_dtype;
 use crate::{error::ArgumentError, layout::Layout};
 use mk_abi::DType;
 use mk_syntax::{Bound, Dim, MAX_DIM, Placement, Program, SymbolId, SymbolKind, Tensor, ValueId};
@@ -143,7 +144,7 @@ impl Signature {
     pub fn results(&self, bound: &Bound, rank: u32) -> Vec<(DType, Vec<u64>)> {
         let all = self.program.results().iter();
         let typed = all.filter_map(|id| Some((*id, self.program.ty(*id)?.dtype)));
-        let local = |(id, dtype)| (super::abi_dtype(dtype), self.local_shape(bound, id, rank));
+        let local = |(id, dtype)| (abi_dtype(dtype), self.local_shape(bound, id, rank));
         typed.map(local).collect()
     }
 
@@ -165,7 +166,7 @@ impl Signature {
     /// [`ArgumentError::DType`].
     pub fn check_dtype(&self, i: usize, given: DType) -> Result<(), ArgumentError> {
         let Some(tensor) = self.program.tensors().get(i) else { return Ok(()) };
-        let expected = super::abi_dtype(tensor.ty.dtype);
+        let expected = abi_dtype(tensor.ty.dtype);
         if expected == given {
             return Ok(());
         }
@@ -191,7 +192,7 @@ impl Signature {
         values: impl IntoIterator<Item = f64>,
     ) -> Result<(), ArgumentError> {
         let Some(tensor) = self.program.tensors().get(i) else { return Ok(()) };
-        let dtype = super::abi_dtype(tensor.ty.dtype);
+        let dtype = abi_dtype(tensor.ty.dtype);
         if !dtype.is_integer() {
             return Ok(());
         }

@@ -1,6 +1,6 @@
 //! Which tensor of which part is which of a call's, and which lie between parts.
 
-use super::{Signature, abi_dtype};
+use super::{dtype::abi_dtype, sizes::Signature};
 use crate::choice::Part;
 use mk_abi::DType;
 use mk_syntax::{Bound, Program, ValueId};

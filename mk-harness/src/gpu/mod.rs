@@ -8,12 +8,9 @@ mod setting;
 mod timing;
 
 pub use bench::{Bench, measure};
-pub(crate) use sample::SAMPLED_WORK;
 pub use timing::Timing;
 
-use crate::{
-    Case, HarnessError, Held, Inputs, Judgement, Norms, Routing, Tolerance, judge::worse, routing,
-};
+use crate::{Case, HarnessError, Held, Inputs, Norms, Routing, Tolerance, judge::worse, routing};
 use mk_abi::{KernelSource, TensorArg, TensorDirection};
 use mk_codegen::trace::Trace;
 use mk_function::Kernel;
@@ -190,15 +187,6 @@ impl<'a> Session<'a> {
     /// As [`Tolerance::new`].
     pub fn tolerance(&self) -> Result<Tolerance, HarnessError> {
         Tolerance::new(self.case, self.seed)
-    }
-
-    /// Some rows of each result, every element judged by its bound from f64 on the host, by rank; nothing of a rank that owns none
-    /// of them.
-    ///
-    /// # Errors
-    /// [`HarnessError::Unsupported`] for a mesh of several axes; [`HarnessError::Runtime`].
-    pub fn sampled_rows(&self, launch: u64, count: usize) -> Result<Vec<Judgement>, HarnessError> {
-        sample::rows(self, launch, count)
     }
 
     /// What ranks hold after the last launch, one after the other: inputs and results.

@@ -2,11 +2,9 @@
 //! [`mk_runtime::reference`]; collectives are copies and sums. Intermediate values are f32.
 
 use super::{grouped, setting::Setting};
-use crate::{
-    HarnessError, Layout,
-    inputs::{dtype, placement},
-};
+use crate::{HarnessError, Layout, local::placement};
 use mk_abi::DType;
+use mk_function::function::abi_dtype;
 use mk_runtime::{
     DeviceTensor, MapOp, Operand,
     reference::{Attend, AttendGrad, Places},
@@ -194,7 +192,7 @@ impl Evaluator<'_, '_> {
             Op::Scale(factor) => MapOp::Scale(factor as f32),
             Op::Cast(_) => MapOp::Cast,
         };
-        let to = if let Op::Cast(to) = node.op { dtype(to) } else { DType::F32 };
+        let to = if let Op::Cast(to) = node.op { abi_dtype(to) } else { DType::F32 };
         let out = self.make(to, &shape)?;
         if out.elements() > 0 {
             let second = if node.inputs.len() > 1 { Some(operand(1)?) } else { None };

@@ -1,32 +1,32 @@
 //! Some rows of a result, judged by the bounds of the host's reference: a check of the fp32 reference, too.
 
 use super::Session;
-use crate::{Dense, HarnessError, Judgement, Layout, inputs::placement, judge};
+use crate::{Dense, HarnessError, Judgement, Layout, judge, local::placement, work::SAMPLED_WORK};
 use mk_runtime::{DeviceTensor, reference::random_value};
 use mk_syntax::ValueId;
 
-/// Multiply-adds that judging an attention takes on the host, whose rows are whole sequences: a tenth of a second.
-pub(crate) const SAMPLED_WORK: u64 = 1 << 26;
-
-/// `count` rows of each result, by rank.
-pub(super) fn rows(
-    s: &Session<'_>,
-    launch: u64,
-    count: usize,
-) -> Result<Vec<Judgement>, HarnessError> {
-    let mut judged = vec![Judgement::default(); s.case.ranks];
-    for (result, held) in s.outputs() {
-        let rows = choose(s, result, launch, count);
-        let expected =
-            Dense::new(s.inputs(), launch).within(SAMPLED_WORK).expected_rows(result, &rows)?;
-        for (rank, (out, (rows, expected))) in held.into_iter().zip(expected).enumerate() {
-            let got = download(s, result, &rows, rank, out)?;
-            if let Some(all) = judged.get_mut(rank) {
-                *all = std::mem::take(all).and(judge(&got, &expected));
+impl Session<'_> {
+    /// Some rows of each result, every element judged by its bound from f64 on the host, by rank; nothing of a rank that owns none
+    /// of them.
+    ///
+    /// # Errors
+    /// [`HarnessError::Unsupported`] for a mesh of several axes; [`HarnessError::Runtime`].
+    pub fn sampled_rows(&self, launch: u64, count: usize) -> Result<Vec<Judgement>, HarnessError> {
+        let mut judged = vec![Judgement::default(); self.case.ranks];
+        for (result, held) in self.outputs() {
+            let rows = choose(self, result, launch, count);
+            let expected = Dense::new(self.inputs(), launch)
+                .within(SAMPLED_WORK)
+                .expected_rows(result, &rows)?;
+            for (rank, (out, (rows, expected))) in held.into_iter().zip(expected).enumerate() {
+                let got = download(self, result, &rows, rank, out)?;
+                if let Some(all) = judged.get_mut(rank) {
+                    *all = std::mem::take(all).and(judge(&got, &expected));
+                }
             }
         }
+        Ok(judged)
     }
-    Ok(judged)
 }
 
 /// Rows spread over the result, the first and the last among them.

@@ -1,6 +1,7 @@
 //! The CUDA driver: presence, errors, contexts. Every driver call of this crate goes through [`cu`].
 
 mod context;
+mod copies;
 pub(crate) mod order;
 mod stream;
 

@@ -7,9 +7,8 @@
 
 use super::JitOptions;
 use super::cache::Cache;
-use super::nvrtc::Library;
+use super::nvrtc::{Library, NvrtcVersion};
 use crate::{Error, env};
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -17,21 +16,6 @@ use std::time::UNIX_EPOCH;
 const SONAME: &str = "libnvrtc.so.13";
 /// Where the wheel puts it below site-packages.
 const WHEEL_LIB: &str = "nvidia/cu13/lib";
-
-/// `nvrtcVersion`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NvrtcVersion {
-    /// 13.
-    pub major: i32,
-    /// 0.
-    pub minor: i32,
-}
-
-impl fmt::Display for NvrtcVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
-}
 
 /// An NVRTC library that was found, and perhaps not loaded yet.
 #[derive(Clone, Debug)]

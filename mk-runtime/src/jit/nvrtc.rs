@@ -3,12 +3,12 @@
 //! A binding that looks its symbols up by SONAME would take whatever `libnvrtc` the process or `LD_LIBRARY_PATH`
 //! offers first, and the cache key would lie.
 
-use super::find::NvrtcVersion;
 use super::{Unit, cache::Output};
 use crate::Error;
 use libloading::os::unix::{Library as Dl, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -19,6 +19,21 @@ type GetFn = unsafe extern "C" fn(Program, *mut c_char) -> Status;
 
 const SUCCESS: Status = 0;
 const COMPILATION: Status = 6;
+
+/// `nvrtcVersion`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NvrtcVersion {
+    /// 13.
+    pub major: i32,
+    /// 0.
+    pub minor: i32,
+}
+
+impl fmt::Display for NvrtcVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
 
 /// A loaded NVRTC. It stays loaded for the life of the process: unloading a compiler with thread state is not safe.
 pub(super) struct Library {

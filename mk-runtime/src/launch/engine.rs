@@ -13,7 +13,7 @@
 //!
 //! A copy of the epoch behind the data raises a word of the peer that waits: no operation holds a value that changes from launch to launch.
 
-use super::program::no_transport;
+use super::program::{WORD, no_transport};
 use crate::driver::cu;
 use crate::error::Error;
 use crate::gpu::{Event, Kernel, Module, Stream, StreamRef};
@@ -24,9 +24,6 @@ use mk_abi::device::ControlBlock;
 use mk_abi::{HostOp, HostProgram, KernelSource};
 use std::mem::offset_of;
 use std::sync::Arc;
-
-/// Bytes of a word.
-pub(super) const WORD: usize = 4;
 
 /// A rank's host program in the launches of one instance.
 pub(super) struct Engine {

@@ -1,10 +1,12 @@
 //! What a host program must satisfy, and which peers' memory a kernel may name, before anything is allocated for it.
 
 use super::dims;
-use super::engine::WORD;
 use crate::Error;
 use crate::world::Topology;
 use mk_abi::{HostOp, HostProgram, KernelSource, MapBase};
+
+/// Bytes of a flag.
+pub(super) const WORD: usize = 4;
 
 /// Whether the operations are in an order that the runtime keeps, and stay inside the memory that they are for.
 pub(super) fn check(source: &KernelSource, program: &HostProgram) -> Result<(), String> {

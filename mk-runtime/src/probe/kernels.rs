@@ -1,6 +1,6 @@
 //! The kernels of `kernels.cu` and `mma.cu`, loaded on a GPU.
 
-use super::Piece;
+use super::piece::Piece;
 use crate::Error;
 use crate::gpu::{Kernel, Module, Stream};
 use crate::jit::{JitOptions, Unit, compile_unit};

@@ -1,7 +1,7 @@
 //! Products of tensor cores alone: how long they take, and whether they are right.
 
 use super::kernels::{MMA_KEPT, MMA_STEPS, MMA_THREADS, Shape, enqueue};
-use super::{MAX_BYTES, Probe, unmeasured};
+use super::machine::{MAX_BYTES, Probe, unmeasured};
 use crate::Error;
 use std::fmt;
 use std::ops::RangeInclusive;

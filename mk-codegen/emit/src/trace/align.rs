@@ -1,7 +1,7 @@
 //! The ranks' timers against each other. No wait ends before the post that ends it, so each post of rank p that rank q
 //! waited for bounds how far q's timer may be behind p's.
 
-use super::{RankClock, Span, What, Word};
+use super::spans::{RankClock, Span, What, Word};
 use std::collections::HashMap;
 
 /// How far the ranks' timers are known to agree.

@@ -1,6 +1,10 @@
 //! What the end of a launch waited for: from the last task backwards, wait by wait, to the post that ended each.
 
-use super::{Span, Trace, What, align::posts};
+use super::{
+    align::posts,
+    launch::Trace,
+    spans::{Span, What},
+};
 
 /// Waits shorter than this held nobody up, in nanoseconds: to look at a word takes about as long.
 const NOTICEABLE_NS: f64 = 500.0;

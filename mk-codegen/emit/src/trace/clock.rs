@@ -5,8 +5,8 @@
 //! lies between two records is taken from these two.
 
 use super::{
-    Agent, RankClock, Span, What, Word,
     decode::{Decoded, Record},
+    spans::{Agent, RankClock, Span, What, Word},
 };
 use mk_abi::device::TraceKind;
 

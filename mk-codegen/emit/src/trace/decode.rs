@@ -1,9 +1,20 @@
 //! Bytes to records. Nothing here trusts them.
 
-use super::{RankBuffer, TraceError};
+use super::error::TraceError;
 use mk_abi::device::{TRACE_AGENTS, TraceHead, TraceKind, TraceRecord};
 use mk_abi::{KernelSource, TraceLayout};
 use std::mem::{offset_of, size_of};
+
+/// What one rank brought back.
+#[derive(Clone, Copy, Debug)]
+pub struct RankBuffer<'a> {
+    /// The rank.
+    pub rank: u32,
+    /// Its trace buffer.
+    pub bytes: &'a [u8],
+    /// Bytes from one rank's symmetric memory to the next, as the rank's GPU maps them.
+    pub sym_stride_bytes: u64,
+}
 
 /// One record, read.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,10 @@
 //! A trace as Chrome's trace-event JSON, which ui.perfetto.dev and chrome://tracing open: a process for each rank, a
 //! thread for each agent of each CTA.
 
-use super::{Span, Trace, What};
+use super::{
+    launch::Trace,
+    spans::{Span, What},
+};
 use std::fmt::Write;
 
 /// The trace as JSON. Times are microseconds since the first CTA began.

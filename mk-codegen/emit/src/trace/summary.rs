@@ -1,6 +1,10 @@
 //! A trace in a few lines of text: by rank and role who was busy and who waited, and the chain that decided the end.
 
-use super::{Span, Trace, What, Word, chain::chain, disjoint_waits};
+use super::{
+    chain::chain,
+    launch::{Trace, disjoint_waits},
+    spans::{Span, What, Word},
+};
 use mk_abi::count;
 use std::collections::BTreeMap;
 use std::fmt::Write;

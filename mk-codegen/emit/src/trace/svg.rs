@@ -3,7 +3,11 @@
 //!
 //! A predicted timeline is a [`Trace`] too; it stands above, on the same scale.
 
-use super::{Agent, Chain, Span, Trace, What, chain::chain, disjoint_waits};
+use super::{
+    chain::{Chain, chain},
+    launch::{Trace, disjoint_waits},
+    spans::{Agent, Span, What},
+};
 use mk_abi::count;
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write;

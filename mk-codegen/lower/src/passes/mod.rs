@@ -1,18 +1,14 @@
 //! From the op graph to a tile plan: the passes, in the order in which they run.
 
-mod check;
+mod claims;
 mod draft;
 mod error;
-mod facts;
 mod fits;
 mod fuse;
 mod limits;
 mod proof;
 mod roles;
 mod scaled;
-mod select;
-mod select_attention;
-mod select_grouped;
 mod shape;
 mod signals;
 mod strategies;
@@ -27,29 +23,13 @@ use crate::{
 use mk_plan::{Buffer, Plan, Space, target};
 use mk_prove::valid;
 use mk_syntax::{Bound, Program};
+use shape::kernel::Kernel;
 use std::collections::BTreeSet;
 
 pub use error::LowerError;
 pub use proof::{Claim, NotProved, Shown, Stage};
 pub use roles::{DEFAULT_COPY_SMS, DEFAULT_REDUCE_SMS};
 pub use scaled::{Smaller, smaller};
-
-/// The kernel of a pipeline: what settings and plans are made for.
-enum Selected {
-    Kernel(shape::kernel::Kernel),
-    Attention(shape::attention::Attention),
-    Grouped(shape::grouped::Grouped),
-}
-
-impl Selected {
-    fn facts(&self, ranks: u32) -> Facts {
-        match self {
-            Selected::Kernel(kernel) => facts::of(kernel, ranks),
-            Selected::Attention(attention) => facts::of_attention(attention, ranks),
-            Selected::Grouped(grouped) => facts::of_grouped(grouped, ranks),
-        }
-    }
-}
 
 /// The numbers of a world of so many ranks.
 fn on(program: &Program, bound: &Bound, ranks: u32) -> Result<Bound, LowerError> {
@@ -59,7 +39,7 @@ fn on(program: &Program, bound: &Bound, ranks: u32) -> Result<Bound, LowerError>
     })
 }
 
-fn select(program: &Program, bound: &Bound, ranks: u32) -> Result<Selected, LowerError> {
+fn claimed(program: &Program, bound: &Bound, ranks: u32) -> Result<Kernel, LowerError> {
     if !(1..=mk_abi::device::MAX_RANKS as u32).contains(&ranks) {
         let what = format!("a world of {ranks} ranks");
         let help = format!("use 1 to {}", mk_abi::device::MAX_RANKS);
@@ -68,13 +48,7 @@ fn select(program: &Program, bound: &Bound, ranks: u32) -> Result<Selected, Lowe
     let bound = &on(program, bound, ranks)?;
     let mut graph = OpGraph::new(program, bound);
     fuse::epilogues(&mut graph);
-    if let Some(attention) = select_attention::attention(&graph, ranks)? {
-        return Ok(Selected::Attention(attention));
-    }
-    if let Some(grouped) = select_grouped::grouped(&graph, ranks)? {
-        return Ok(Selected::Grouped(grouped));
-    }
-    select::kernel(&graph, ranks).map(Selected::Kernel)
+    claims::kernel(&graph, ranks)
 }
 
 /// What decides which settings a pipeline can have.
@@ -82,7 +56,7 @@ fn select(program: &Program, bound: &Bound, ranks: u32) -> Result<Selected, Lowe
 /// # Errors
 /// As [`lower`], for pipelines without a kernel.
 pub fn facts(program: &Program, bound: &Bound, ranks: u32) -> Result<Facts, LowerError> {
-    Ok(select(program, bound, ranks)?.facts(ranks))
+    Ok(claims::facts(&claimed(program, bound, ranks)?, ranks))
 }
 
 /// The plan of a pipeline, not yet verified.
@@ -96,14 +70,10 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
         let what = format!("target `{}` is not known", config.target);
         LowerError::OutOfRange { what, help: format!("use {}", known.join(", ")) }
     })?;
-    let kernel = select(program, bound, config.ranks)?;
-    let facts = kernel.facts(config.ranks);
+    let kernel = claimed(program, bound, config.ranks)?;
+    let facts = claims::facts(&kernel, config.ranks);
     let config = &settings::normalise(config, &facts, target)?;
-    let mut draft = match &kernel {
-        Selected::Kernel(kernel) => tile::families(kernel, config, target)?,
-        Selected::Attention(attention) => tile::attention::families(attention, config, target),
-        Selected::Grouped(grouped) => tile::grouped::families(grouped, config, target)?,
-    };
+    let mut draft = tile::families(&kernel, config, target)?;
     limits::check(&draft)?;
     signals::insert(&mut draft)?;
     let plan = finish(draft, config)?;

@@ -95,7 +95,7 @@ impl Default for Config {
 }
 
 /// Rows that are walked together unasked. CTAs that share a row block drift apart along k, the more so the fewer columns' tiles a wave has:
-/// from 4096 rows on, 256 x 128 tiles of a depth of 32768 take 1.8 times as long (decision 262).
+/// from 4096 rows on, 256 x 128 tiles of a depth of 32768 take 1.8 times as long (docs/decisions/tile-order.md).
 const RASTER_ROWS: u32 = 1024;
 
 /// Most stages that a product gets unasked. A load from memory takes as long as some ten steps of few rows; or, of 64 columns, some more.

@@ -1,20 +1,16 @@
 //! What a refused setting could be instead: named only if it would be accepted.
 
 use super::{
-    Refusal,
     config::Config,
     facts::Facts,
-    nodes, read,
-    table::{Misfit, SETTINGS, Setting},
-    values::Block,
-    write_all,
+    misfit::{DEFAULT, Misfit, Refusal, set_one_of, tiles},
+    nodes,
+    table::{SETTINGS, Setting},
+    words::{read, write_all},
 };
 
 /// Settings that a help line names, at most.
 const NAMED: usize = 3;
-
-/// What leaves a setting alone.
-pub(super) const DEFAULT: &str = "leave it as it is by default";
 
 /// The first setting that does not fit: its place in the table, and why.
 pub(super) fn first_misfit(config: &Config, facts: &Facts) -> Option<(usize, Misfit)> {
@@ -68,30 +64,6 @@ pub(super) fn refusal(at: usize, misfit: Misfit, config: &Config, facts: &Facts)
 /// A setting at its default.
 pub(super) fn as_by_default(setting: &Setting) -> String {
     format!("{}={}", setting.name, (setting.get)(&Config::default()))
-}
-
-/// A line that names changes.
-pub(crate) fn set_one_of(changes: &[String]) -> String {
-    let quoted: Vec<String> = changes.iter().map(|c| format!("`{c}`")).collect();
-    match quoted.as_slice() {
-        [] => String::new(),
-        [one] => format!("set {one}"),
-        [others @ .., last] => format!("set {} or {last}", others.join(", ")),
-    }
-}
-
-/// Tiles, the nearest first: those of as many rows before others that are as near.
-pub(super) fn tiles(near: Block) -> Vec<String> {
-    let [rows, columns, _] = near.map(|n| f64::from(n.max(1)).log2());
-    let all = (1..=16).flat_map(|m| [32, 64, 96, 128, 160, 192, 256].map(|n| [16 * m, n]));
-    let far = |[m, n]: [u32; 2]| {
-        let [m, n] = [m, n].map(|n| f64::from(n).log2());
-        // In steps that are the same on every machine.
-        (1e6 * (1.5 * (m - rows).abs() + (n - columns).abs())).round() as u64
-    };
-    let mut all: Vec<[u32; 2]> = all.collect();
-    all.sort_by_key(|tile| far(*tile));
-    all.into_iter().map(|[m, n]| format!("block={m}x{n}x64")).collect()
 }
 
 /// Tiles that all settings accept, the nearest first, of those that `takes` accepts.

@@ -1,9 +1,9 @@
 //! Worlds of several nodes: the network of their plans, and the settings that cannot have it.
 
 use super::{
-    Refusal,
     config::Config,
     facts::Facts,
+    misfit::Refusal,
     values::{AllReduce, Gather, Reduction},
 };
 use mk_plan::{Nic, NicOrdering};

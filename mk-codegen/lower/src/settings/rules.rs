@@ -3,8 +3,7 @@
 use super::{
     config::{Config, stages_that_fit},
     facts::Facts,
-    help::{DEFAULT, tiles},
-    table::Misfit,
+    misfit::{DEFAULT, Misfit, tiles},
     values::{AllReduce, Gather, LastWave, Reduction},
 };
 use mk_plan::target::{self, Target};
@@ -248,7 +247,8 @@ pub(super) fn reduction(c: &Config, facts: &Facts) -> Fit {
     if c.split_k > 1 { because("split-K parts are not added in a ring") } else { Ok(()) }
 }
 
-/// CTAs that multiply for several results, none of which another product reads, have registers left to add sums on two ranks alone (decision 156).
+/// CTAs that multiply for several results, none of which another product reads, have registers left to add sums on two
+/// ranks alone (docs/decisions/choice-and-tuning.md).
 pub(super) fn settle_reduction(c: &mut Config, facts: &Facts) {
     let [bm, bn, _] = c.block;
     let several = facts.products.iter().filter(|p| !p.read).count() > 1;

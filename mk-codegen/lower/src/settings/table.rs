@@ -3,23 +3,13 @@
 use super::{
     config::Config,
     facts::Facts,
+    misfit::Misfit,
     rules,
     text::{Text, read_or, write_or},
     tried,
     values::{AllReduce, Block, Gather, LastWave, Multicast, Reduction},
 };
 use mk_plan::{Consumers, Schedule};
-
-/// Why a setting does not fit, and what would be accepted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Misfit {
-    /// Why.
-    pub why: String,
-    /// What would be accepted; nothing where `instead` says all.
-    pub help: String,
-    /// Settings that may be accepted instead, as [`super::read`] takes them; the first ones are the nearest.
-    pub instead: Vec<String>,
-}
 
 /// One setting.
 pub struct Setting {
@@ -43,6 +33,20 @@ pub struct Setting {
     pub values: fn(&Facts) -> Vec<String>,
     /// Whether it says how something is done, rather than how much of it at a time.
     pub strategy: bool,
+}
+
+impl PartialEq for Setting {
+    fn eq(&self, other: &Setting) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Setting {}
+
+impl std::fmt::Debug for Setting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
 }
 
 /// A row that every kernel may have, that always fits, and that no search tries.

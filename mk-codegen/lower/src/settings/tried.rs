@@ -91,7 +91,7 @@ pub(super) fn consumers(facts: &Facts) -> Vec<String> {
 }
 
 pub(super) fn group_m(facts: &Facts) -> Vec<String> {
-    // Of other products no number was better than that of the rows on every depth (decision 262).
+    // Of other products no number was better than that of the rows on every depth (docs/decisions/tile-order.md).
     if facts.ragged { texts(&[8, 1, 16]) } else { Vec::new() }
 }
 

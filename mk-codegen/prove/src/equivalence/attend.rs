@@ -4,7 +4,7 @@
 //! whatever comes, another at each step, as any number gives the same quotient: a plan that forgets to scale what it carries, or
 //! carries it from elsewhere, is wrong with every maximum but one.
 
-use super::{algebra::Algebra, leaf::Tile};
+use super::{algebra::Algebra, tile::Tile};
 
 /// State between steps: unnormalised results `[rows, d]`, and of each row a maximum and a sum, `[rows, 2]`.
 #[derive(Clone)]

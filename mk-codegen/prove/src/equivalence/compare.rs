@@ -4,10 +4,10 @@ use super::{
     algebra::{Algebra, Block, Contributions, Numbers},
     budget::Budget,
     cells::{Cells, Lines},
+    dims::{Dims, Value},
     error::{FieldError, WrongElement},
     launch::{self, Scaled},
-    links,
-    program::{self, Dims, Value},
+    links, program,
     unroll::Unrolled,
 };
 use mk_plan::{BufId, Buffer, Entity, Space};

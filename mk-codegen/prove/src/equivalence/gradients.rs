@@ -2,7 +2,7 @@
 //!
 //! Scores and logarithms are numbers of the first field, weights and all that is made of them of the second.
 
-use super::{algebra::Algebra, leaf::Tile};
+use super::{algebra::Algebra, tile::Tile};
 use mk_plan::{Operand, STATS};
 
 /// Sums so far, `[rows, d]` each, without the factor on scores.

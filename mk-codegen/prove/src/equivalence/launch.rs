@@ -5,7 +5,8 @@ use super::{
     cells::Cells,
     error::FieldError,
     hash::Map,
-    leaf::{Context, Piece, Tile},
+    leaf::{Context, Piece},
+    tile::Tile,
     unroll::{Touch, Unrolled},
 };
 use mk_plan::Point;

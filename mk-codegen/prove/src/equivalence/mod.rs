@@ -19,6 +19,7 @@ mod attend;
 mod budget;
 mod cells;
 mod compare;
+mod dims;
 mod error;
 mod gradients;
 mod hash;
@@ -33,6 +34,7 @@ mod routings;
 mod softmax;
 #[cfg(test)]
 mod tests;
+mod tile;
 mod unroll;
 
 pub use error::{FieldError, WrongElement};
@@ -41,10 +43,9 @@ use algebra::{Contributions, Numbers};
 use budget::Budget;
 use cells::Lines;
 use compare::Case;
+use dims::{Counts, Dims};
 use mk_plan::{Plan, Points, Table, TableSource};
 use mk_syntax::{Bound, Program};
-use program::Dims;
-use ragged::Counts;
 use std::collections::BTreeMap;
 use unroll::Moved;
 

@@ -6,8 +6,8 @@
 use super::{
     algebra::Algebra,
     cells::{Cells, Lines},
+    dims::{Counts, Dims, Tensor},
     error::FieldError,
-    program::{Dims, Tensor},
     routings::Room,
 };
 use mk_plan::{Plan, RoutePart, Space, TabId, TableSet, TableSource};
@@ -16,9 +16,6 @@ use std::collections::BTreeMap;
 
 /// How many launches are looked at.
 pub(super) const LAUNCHES: usize = 3;
-
-/// Rows of each expert on each rank, by the tensor that has them.
-pub(super) type Counts = BTreeMap<ValueId, Vec<Vec<i32>>>;
 
 /// Tables of some launches, with the counts of each.
 ///

@@ -4,9 +4,9 @@ use super::{
     algebra::Algebra,
     attend::Attention,
     cells::Cells,
+    dims::{Dims, Tensor, gradient_operands},
     gradients::{self, Block, Gradients},
-    leaf::Tile,
-    program::{Dims, Tensor, gradient_operands},
+    tile::Tile,
 };
 use mk_plan::{Operand, STATS};
 use mk_syntax::{Node, Op};

@@ -7,9 +7,9 @@ use super::{
     cells::{Cells, Lines},
     error::FieldError,
     launch::{self, Scaled},
-    leaf::Tile,
     links,
     number::Pair,
+    tile::Tile,
     unroll,
 };
 use mk_plan::{BufId, Entity, Plan, Points, Space, TableSet};

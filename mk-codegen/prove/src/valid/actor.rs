@@ -65,7 +65,7 @@ pub enum Actor {
 
 impl fmt::Display for Touch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let region = super::boxes::text(&self.region);
+        let region = super::region::text(&self.region);
         write!(
             f,
             "{} {} {} {:?} @ rank {} {region}",

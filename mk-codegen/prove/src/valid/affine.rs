@@ -6,8 +6,11 @@
 //! at in the plan itself, is in docs/verification.md.
 
 use super::{
-    Failure, Proof, Ranks, Samples, TableKind, Violation, capacity, epochs, origins, ragged,
-    report::Scaled, sample_tables, well_formed, world::World,
+    capacity, epochs, origins, ragged,
+    report::{Failure, Proof, Scaled, Violation},
+    sample::{Samples, TableKind, sample_tables},
+    value::{self, Ranks, well_formed},
+    world::World,
 };
 use mk_plan::{Entity, FamId, Family, Plan, RoleKind};
 use serde_json::Value;
@@ -155,7 +158,7 @@ pub fn verify_affine(plan: &Plan, relatives: &Relatives) -> Result<Proof, Failur
     ends(plan)?;
     let whole = |plan: &Plan, samples: Samples| {
         well_formed(plan)?;
-        super::sampled(plan, Ranks::Each, samples)
+        value::sampled(plan, Ranks::Each, samples)
     };
     let (base, others) = thread::scope(|threads| {
         let base = || whole(&relatives.base, BASE);

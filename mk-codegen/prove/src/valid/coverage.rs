@@ -12,8 +12,9 @@
 //! begin at a prefix sum, exactly the rows that the table counts are written.
 
 use super::{
-    boxes::{BoxId, Dims, area, common_area, meet, text, uncovered},
+    boxes::BoxId,
     races::Group,
+    region::{Dims, area, common_area, meet, text, uncovered},
     report::Violation,
     site,
     world::{AccRec, Class, World},

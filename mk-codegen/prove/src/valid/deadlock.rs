@@ -21,10 +21,11 @@
 //! Establishes the order in which words become complete, which the race proofs walk along.
 
 use super::{
+    family::{FamInfo, Flow},
     report::Violation,
     site,
     within::{AGENTS, passes_at, wait_line},
-    world::{Class, FamInfo, World},
+    world::{Class, WaitRec, World},
 };
 use mk_plan::{Agent, Entity, FamId, RoleId, RoleKind, Schedule};
 use std::collections::{HashSet, VecDeque};
@@ -307,12 +308,12 @@ impl<'w, 'a> Run<'w, 'a> {
                 open.next().map(|(n, _)| Block::Wait(task.waits.start + (first + n) as u32))
             }
             1 => {
-                let late = |flow: &&super::world::Flow| {
+                let late = |flow: &&Flow| {
                     flow.to == a
                         && passes_at(class, info, task, **flow, c.step)
                         && self.done[e][t as usize][usize::from(flow.from)] <= c.step
                 };
-                let full = |back: &&super::world::Flow| {
+                let full = |back: &&Flow| {
                     back.to == a
                         && forward(info, a, back.from)
                             .is_some_and(|f| passes_at(class, info, task, f, c.step))
@@ -325,7 +326,7 @@ impl<'w, 'a> Run<'w, 'a> {
         }
     }
 
-    fn satisfied(&self, class: &Class, epoch: u32, w: &super::world::WaitRec) -> bool {
+    fn satisfied(&self, class: &Class, epoch: u32, w: &WaitRec) -> bool {
         let lag = wait_line(self.world.plan, class, w).lag;
         self.value[w.word as usize] >= i64::from(epoch.saturating_sub(lag)).saturating_mul(w.count)
     }
@@ -407,7 +408,7 @@ impl<'w, 'a> Run<'w, 'a> {
     }
 }
 
-fn forward(info: &FamInfo, from: u8, to: u8) -> Option<super::world::Flow> {
+fn forward(info: &FamInfo, from: u8, to: u8) -> Option<Flow> {
     info.flows.iter().copied().find(|f| f.from == from && f.to == to)
 }
 

@@ -5,9 +5,10 @@
 
 use super::{
     actor::Actor,
+    family::is_host,
     report::Violation,
     site, within,
-    world::{AccRec, Class, World, is_host},
+    world::{AccRec, Class, World},
 };
 use mk_plan::{EdgeId, Scope};
 use std::collections::HashSet;

@@ -1,6 +1,6 @@
 //! Operands of attention's gradients.
 
-use super::shapes::{Touched, area, made_of, matrix, of, one_place};
+use super::touched::{Touched, area, made_of, matrix, of, one_place};
 use mk_plan::{GradOf, Operand, STATS};
 use std::collections::BTreeMap;
 

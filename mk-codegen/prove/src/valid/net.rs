@@ -11,10 +11,12 @@
 //! - net words are awaited in inter roles only, whose few CTAs may poll memory that hosts write.
 
 use super::{
+    family::is_host,
+    region,
     report::Violation,
     site,
     within::post_line,
-    world::{AccRec, Class, NamedRec, PostRec, TaskRec, World, is_host},
+    world::{AccRec, Class, NamedRec, PostRec, TaskRec, World},
 };
 use mk_plan::{
     Agent, BufId, EdgeId, Entity, Expr, FamId, Leaf, NicOrdering, Operand, Plan, RoleKind, Space,
@@ -166,7 +168,7 @@ impl Checker<'_, '_> {
     /// whole.
     fn message(&self, a: &AccRec) -> Option<String> {
         let boxed = &self.world.boxes.all[a.boxed as usize];
-        let bytes = super::boxes::area(&boxed.dims)
+        let bytes = region::area(&boxed.dims)
             .saturating_mul(self.world.plan.buffers[boxed.buffer].dtype.size_bytes() as i64);
         if bytes > MAX_MESSAGE_BYTES {
             return Some(format!("a message of {bytes} bytes is longer than {MAX_MESSAGE_BYTES}"));
@@ -182,7 +184,7 @@ impl Checker<'_, '_> {
         let pieces = (first + 1..shape.len()).any(|d| !whole(d));
         let gaps = rows && self.has_gaps(boxed.buffer);
         (pieces || gaps).then(|| {
-            let region = super::boxes::text(&boxed.dims);
+            let region = region::text(&boxed.dims);
             format!("{region} of {shape:?} is several pieces of memory: a message is one")
         })
     }

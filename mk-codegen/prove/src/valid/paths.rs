@@ -12,9 +12,10 @@
 //! Host agents are not covered by kernel ends: a NIC may still be reading when the kernel that fed it has exited.
 
 use super::{
+    family::is_host,
     hash::FastMap,
     within::{self, Reach, WordPosts},
-    world::{AccRec, Class, World, is_host},
+    world::{AccRec, Class, WaitRec, World},
 };
 use mk_plan::{Agent, EdgeId, Mode, Proxy, Scope, Wait};
 use std::collections::BTreeSet;
@@ -381,7 +382,7 @@ fn class_paths(
         let edges: Vec<_> =
             waits.iter().map(|w| (w, line(w), edge(&out.words, w, line(w), task.rank))).collect();
         let pred = |(w, l, _): &(&_, &Wait, _)| {
-            let w: &super::world::WaitRec = w;
+            let w: &WaitRec = w;
             Pred { word: w.word, lag: l.lag, edge: l.edge }
         };
         // Many accesses of a step are alike in all that this looks at.
@@ -436,24 +437,13 @@ fn class_paths(
 }
 
 /// The posts that a wait joins, if its scopes suffice.
-fn edge(
-    words: &[Option<WordPosts>],
-    w: &super::world::WaitRec,
-    wait: &Wait,
-    rank: u32,
-) -> Option<WordPosts> {
+fn edge(words: &[Option<WordPosts>], w: &WaitRec, wait: &Wait, rank: u32) -> Option<WordPosts> {
     let posts = words[w.word as usize]?;
     let strong = wait.scope == Scope::Sys && posts.scope == Scope::Sys;
     (strong || !within::needs_sys(&posts, wait, rank)).then_some(posts)
 }
 
-fn protects(
-    r: &Reach,
-    w: &super::world::WaitRec,
-    wait: &Wait,
-    posts: &WordPosts,
-    y: Proxy,
-) -> bool {
+fn protects(r: &Reach, w: &WaitRec, wait: &Wait, posts: &WordPosts, y: Proxy) -> bool {
     r.after_wait(w) && within::wait_protects(wait, posts, y).is_ok()
 }
 

@@ -8,7 +8,7 @@
 //! *Within a group* disjointness, cover, and the sums of rule 3 depend on that group's count alone. They are checked for
 //! every count: tables in which all groups have count c check all groups at c at once.
 //!
-//! Counts are enumerated up to [`MAX_WORK`] task visits, or as much work on tables, words and repetitions; beyond that a
+//! Counts are enumerated up to [`sample::MAX_WORK`] task visits, or as much work on tables, words and repetitions; beyond that a
 //! spread of counts is taken, and the proof says so.
 //! Tables that only choose *which* memory is read (a source rank, a row) are not counts. They are sampled.
 //!
@@ -21,12 +21,13 @@
 //! are shown at the greatest count, and by turns at others. Samples mix them.
 
 use super::{
-    Samples,
     boxes::BoxId,
     coverage::{self, run_time},
+    limits::MAX_PAIRS,
     races,
     report::Violation,
-    sample, signals,
+    sample::{self, Samples},
+    signals,
     world::World,
 };
 use mk_plan::{
@@ -34,9 +35,6 @@ use mk_plan::{
     TableSet, TableSource, Task, Var,
 };
 use std::collections::{BTreeSet, HashMap};
-
-/// Most visits of tasks, over all counts.
-pub const MAX_WORK: u64 = 1 << 21;
 /// Entries of tables, signal words and repetitions of lines that take as long as one visit, at most.
 const PER_VISIT: u64 = 32;
 
@@ -284,7 +282,7 @@ fn one(plan: &Plan, period: u32, set: &TableSet) -> Result<u64, Vec<Violation>> 
     let world = World::new(plan, period, &epochs, &sets)?;
     let contained = contained(plan, set)?;
     let groups = races::groups(&world);
-    let limit = super::MAX_PAIRS;
+    let limit = MAX_PAIRS;
     let Some(overlaps) = world.boxes.overlaps(limit) else {
         return Err(vec![Violation::Limit { what: "overlapping regions".into(), limit }]);
     };
@@ -344,10 +342,10 @@ fn twice(
             for &j in list.iter().filter(|j| **j as usize >= i) {
                 let gj = &groups[c][j as usize];
                 work += gi.writers as u64 * gj.writers as u64;
-                if work > super::MAX_PAIRS {
+                if work > MAX_PAIRS {
                     return vec![Violation::Limit {
                         what: "overlapping writes".into(),
-                        limit: super::MAX_PAIRS,
+                        limit: MAX_PAIRS,
                     }];
                 }
                 for (n, &x) in gi.accs[..gi.writers].iter().enumerate() {

@@ -439,3 +439,16 @@ impl fmt::Display for Proof {
         Ok(())
     }
 }
+
+/// What is wrong with a plan; with a run-time dimension also values of it with which it may be.
+#[derive(Default)]
+pub(super) struct Found {
+    pub violations: Vec<Violation>,
+    pub values: Vec<i64>,
+}
+
+impl From<Vec<Violation>> for Found {
+    fn from(violations: Vec<Violation>) -> Found {
+        Found { violations, values: Vec::new() }
+    }
+}

@@ -33,6 +33,25 @@ impl TableKind {
     ];
 }
 
+/// Most visits of tasks, over all counts.
+pub const MAX_WORK: u64 = 1 << 21;
+
+/// How much of tables of a launch a proof looks at.
+#[derive(Clone, Copy)]
+pub struct Samples {
+    /// Contents on which all rules are run.
+    pub kinds: &'static [TableKind],
+    /// Most visits of tasks over all counts.
+    pub work: u64,
+    /// Steps from the greatest count to the least one, at least, whatever they cost.
+    pub counts: u64,
+}
+
+impl Samples {
+    /// What [`super::verify`] looks at.
+    pub const ALL: Samples = Samples { kinds: TableKind::ALL, work: MAX_WORK, counts: 4 };
+}
+
 /// Fills the run-time tables of a plan, on every rank, as a launch may have them.
 pub fn sample_tables(plan: &Plan, kind: TableKind) -> TableSet {
     let counts = |rank: usize, id: TabId, raised: bool| {

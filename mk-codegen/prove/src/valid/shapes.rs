@@ -4,20 +4,15 @@
 //! own dimensions only choose where it lies. A result has something that it is made of: a sum at least one summand, a product both
 //! factors, though they may be empty, attention keys.
 
-use super::grad_shapes;
+use super::{
+    grad_shapes,
+    touched::{Touched, area, last_three, made_of, matrix, of, one_place, plain, text},
+};
 use mk_plan::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, Factors, Family, LIST_TOKENS, Leaf, Operand,
     RoutePart, Tabulation, gated, list_width, saves_gates,
 };
 use std::collections::{BTreeMap, BTreeSet};
-
-/// One region that a task touches: which operand, at which step, for which value of `each`, and its extents; none where it is empty.
-pub(super) struct Touched<'a> {
-    pub operand: Operand,
-    pub step: u32,
-    pub each: Option<i64>,
-    pub extents: Option<&'a [(i64, i64)]>,
-}
 
 /// Why the operands of a task do not fit each other.
 pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String> {
@@ -87,52 +82,6 @@ fn route(
     (!fits).then(|| format!("`src` is {}, and `dst` {}: these are no {part}", say(&src), say(&dst)))
 }
 
-/// The last three extents, if those before are 1; empty regions are nothing.
-fn last_three(t: &Touched<'_>) -> Result<Option<[i64; 3]>, String> {
-    let Some(dims) = t.extents else { return Ok(None) };
-    match dims {
-        [front @ .., x, y, z] if front.iter().all(|d| d.1 == 1) => Ok(Some([x.1, y.1, z.1])),
-        _ => Err(format!("`{}` is {}: a tile of it has 3 dimensions", t.operand, text(dims))),
-    }
-}
-
-/// Rows and columns; dimensions before or between the two only say where a row lies (on a rank, of a head).
-pub(super) fn matrix(t: &Touched<'_>) -> Result<Option<[i64; 2]>, String> {
-    let Some((columns, rows)) = t.extents.and_then(|d| d.split_last()) else { return Ok(None) };
-    let mut rows = rows.iter().map(|d| d.1).filter(|n| *n != 1);
-    match (rows.next(), rows.next()) {
-        (n, None) => Ok(Some([n.unwrap_or(1), columns.1])),
-        _ => Err(format!(
-            "`{}` is {}: a tile has 2 dimensions",
-            t.operand,
-            text(t.extents.unwrap_or_default())
-        )),
-    }
-}
-
-/// `128 x 64`, without the ones in front.
-fn text(dims: &[(i64, i64)]) -> String {
-    let lens: Vec<_> = dims.iter().map(|d| d.1.to_string()).collect();
-    let ones = dims.iter().take_while(|d| d.1 == 1).count().min(lens.len().saturating_sub(2));
-    lens[ones..].join(" x ")
-}
-
-pub(super) fn of<'t, 'a>(
-    touched: &'t [Touched<'a>],
-    operand: Operand,
-) -> impl Iterator<Item = &'t Touched<'a>> {
-    touched.iter().filter(move |t| t.operand == operand)
-}
-
-/// What lies in a region apart from where: its extents without ones.
-fn plain(t: &Touched<'_>) -> Vec<i64> {
-    t.extents.unwrap_or_default().iter().map(|d| d.1).filter(|n| *n != 1).collect()
-}
-
-pub(super) fn area(t: &Touched<'_>) -> i64 {
-    t.extents.map_or(0, super::boxes::area)
-}
-
 /// Sources and destinations that both repeat are pairs by the value of `each`; otherwise all sources, one after the other, go to every
 /// destination. A single source has the extents of its destination, and not only as many elements.
 fn copy(touched: &[Touched<'_>]) -> Option<String> {
@@ -194,27 +143,6 @@ fn factors(weighted: Factors, touched: &[Touched<'_>]) -> Option<String> {
     })?;
     let which = lacking.each.map_or(String::new(), |n| format!(" number {n}"));
     Some(format!("summand{which} has no factor `w` of one element"))
-}
-
-/// Operands that are one tile at each step: conditions choose where it lies.
-pub(super) fn one_place(touched: &[Touched<'_>], operands: &[Operand]) -> Result<(), String> {
-    for operand in operands {
-        let mut steps = BTreeSet::new();
-        let twice =
-            of(touched, *operand).filter(|t| t.extents.is_some()).any(|t| !steps.insert(t.step));
-        if twice {
-            return Err(format!("`{operand}` is read from two places at one step"));
-        }
-    }
-    Ok(())
-}
-
-/// A result has its operands, which are empty where a rank has no part of them.
-pub(super) fn made_of(touched: &[Touched<'_>], operands: &[Operand]) -> Result<(), String> {
-    match operands.iter().find(|o| of(touched, **o).next().is_none()) {
-        Some(operand) => Err(format!("a result has no `{operand}`, of which it is made")),
-        None => Ok(()),
-    }
 }
 
 /// Operations of an epilogue have their operands.

@@ -11,10 +11,11 @@
 //! Words that nobody waits for are free.
 
 use super::{
+    family::is_host,
     report::Violation,
     site,
     within::{post_line, wait_line},
-    world::{Class, World, is_host},
+    world::{Class, World},
 };
 use mk_plan::{Agent, EdgeId};
 use std::collections::{BTreeMap, BTreeSet, HashSet};

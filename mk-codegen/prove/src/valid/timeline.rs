@@ -2,8 +2,10 @@
 //! edge that is missing or too weak. Waits for each other that never end are drawn as a chain.
 
 use super::{
-    Actor, Failure, Site, Violation, boxes,
+    actor::{Actor, Site},
     canvas::{Canvas, Colour, wrap},
+    region,
+    report::{Failure, Violation},
 };
 use mk_plan::{
     Access, Agent, Each, EdgeId, Expr, Family, Mode, Plan, Point, Points, Post, TableSet, Task,
@@ -83,7 +85,7 @@ fn pair(plan: &Plan, c: &mut Canvas, top: f64, before: &Actor, after: &Actor, ma
         Actor::Caller { .. } => None,
     });
     let text = touch.map_or_else(String::new, |t| {
-        format!("{} {:?} of rank {} {}", t.buffer, t.buffer_name, t.rank, boxes::text(&t.region))
+        format!("{} {:?} of rank {} {}", t.buffer, t.buffer_name, t.rank, region::text(&t.region))
     });
     let wide = Canvas::text_width(&text) + 28.0;
     let label = Canvas::text_width(&mark.label);

@@ -6,11 +6,12 @@
 use super::{
     actor::Actor,
     boxes::BoxId,
+    cells::{Cell, Halt, Regions},
     hash::FastSet,
     report::Violation,
     rotation::{self, Turned},
-    runtime::{Cell, Halt, Regions},
-    shapes::{self, Touched},
+    shapes, site, symmetry,
+    touched::{Operated, Touched},
     world::{AccRec, Class, NamedRec, PostRec, TaskRec, WaitRec, World},
 };
 use mk_plan::{
@@ -25,9 +26,6 @@ pub const MAX_EVENTS: u64 = 1 << 23;
 pub const MAX_WORDS: u64 = 1 << 20;
 /// Most elements of a buffer.
 pub const MAX_ELEMENTS: i64 = 1 << 48;
-
-/// What an access of a task touches: the operand, at which step, for which value of `each`, and where; nowhere if the region is empty.
-pub(super) type Operated = (Operand, u32, Option<i64>, Option<BoxId>);
 
 /// Fills one class.
 pub(super) struct Unroller<'w, 'a> {
@@ -297,11 +295,11 @@ impl<'w, 'a> Unroller<'w, 'a> {
         self.looked_up(family, task, &looked_up);
         let c = &mut self.class;
         if self.world.rotation.is_folded() {
-            rotation::sort(c, start.0, start.1, start.2);
+            symmetry::sort(c, start.0, start.1, start.2);
             if task.rank() > 0 {
                 let of = c.tasks.get(self.next as usize);
                 let (what, from) = ((family, inner + 2), [start.0, start.1, start.2]);
-                self.unlike |= !of.is_some_and(|of| rotation::alike(c, of, what, from));
+                self.unlike |= !of.is_some_and(|of| symmetry::alike(c, of, what, from));
                 c.accs.truncate(start.0);
                 c.waits.truncate(start.1);
                 c.posts.truncate(start.2);
@@ -522,14 +520,8 @@ impl<'w, 'a> Unroller<'w, 'a> {
         if !inside {
             self.outside = true;
             let shape = shape.clone();
-            let access = Actor::Task(super::site::outside(
-                self.world,
-                family,
-                at,
-                line,
-                region,
-                self.epoch as u32,
-            ));
+            let access =
+                Actor::Task(site::outside(self.world, family, at, line, region, self.epoch as u32));
             self.tell(
                 family,
                 &format!("access {line}"),

@@ -20,11 +20,12 @@
 //! The proxy fence of an internal edge is about the leaf's shared memory (`fence.proxy.async.shared::cta`). What a plan
 //! accesses is global memory, for which only a wait `for async` has a fence.
 
-use super::spans::LiveId;
-use super::world::{AccRec, Class, FamInfo, Flow, PostRec, TaskRec, WaitRec, World, is_host};
-use mk_plan::{
-    Agent, Completion, Family, Mode, NicOrdering, Operand, Plan, Post, Proxy, Scope, Wait,
+use super::{
+    family::{FamInfo, Flow, Late, is_host},
+    spans::LiveId,
+    world::{AccRec, Class, PostRec, TaskRec, WaitRec, World},
 };
+use mk_plan::{Agent, Completion, Mode, NicOrdering, Operand, Plan, Post, Proxy, Scope, Wait};
 
 /// Most agents of a leaf.
 pub(super) const AGENTS: usize = Agent::ALL.len();
@@ -40,25 +41,6 @@ pub(super) fn access_pos(step: u32) -> i64 {
 }
 pub(super) fn post_pos(step: u32) -> i64 {
     i64::from(step) * PHASES + 2
-}
-
-/// Waits of a family that look something up in memory: what they look up is read before they wait.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Late(u64);
-
-impl Late {
-    /// Of a family.
-    pub fn of(plan: &Plan, x: &Family) -> Late {
-        let lines = x.waits.iter().zip(0u32..).filter(|(w, _)| plan.wait_names_stored(w));
-        Late(lines.fold(0, |all, (_, line)| all | Late::bit(line)))
-    }
-    /// The last bit is of all lines from there on.
-    fn bit(line: u32) -> u64 {
-        1 << line.min(63)
-    }
-    fn has(self, line: u32) -> bool {
-        self.0 & Late::bit(line) != 0
-    }
 }
 
 /// The last position of each agent that happens before a point, -1 if none does.

@@ -2,25 +2,12 @@
 //!
 //! `ring` makes no node of its own: it says where the keys and values of the `attention` behind it come from.
 
-use super::chain::Call;
-use super::dims::Resolved;
-use super::{Checker, Id, Shape, Ty, Value, Wanted};
+use super::checker::{Call, Checker, Id, Ring, Shape, Ty, Value, Wanted};
+use super::dims::{Resolved, Term};
 use crate::ast::Word;
 use crate::messages;
 use crate::program::{AxisId, DType, Op, Placement, turned};
 use crate::span::Span;
-
-/// Keys and values on their way to `attention`: the values, beside the keys that are the value of the chain. Or queries, which are that
-/// value, with the gradients of their results, and statistics.
-#[derive(Clone, Debug)]
-pub(super) struct Ring {
-    pub axis: usize,
-    pub values: Value,
-    /// Statistics of queries, where it passes on queries and their gradients.
-    pub stats: Option<Value>,
-    /// Of the word `ring`.
-    pub span: Span,
-}
 
 /// What later versions will know.
 const LATER: [&str; 5] = ["window", "sinks", "cu_seqlens", "bias", "dropout"];
@@ -155,7 +142,7 @@ impl<'a> Checker<'a, '_> {
         Some(ring)
     }
 
-    pub(super) fn four(&mut self, x: &Value, at: Span) -> Option<[super::Term; 4]> {
+    pub(super) fn four(&mut self, x: &Value, at: Span) -> Option<[Term; 4]> {
         let dims = <[_; 4]>::try_from(x.ty.dims.as_slice()).ok();
         if dims.is_none() {
             let shape = self.show_dims(&x.ty.dims);

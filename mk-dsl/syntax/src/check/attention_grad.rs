@@ -1,8 +1,7 @@
 //! `attention_stats`, `attention_dq`, `attention_dk` and `attention_dv`: the backward of `attention`.
 
 use super::attention::{along_sequence, beside};
-use super::chain::Call;
-use super::{Checker, Id, Shape, Ty, Value, Wanted};
+use super::checker::{Call, Checker, Id, Ring, Shape, Ty, Value, Wanted};
 use crate::ast::{ArgValue, Operand, Source, Stage, Word};
 use crate::messages;
 use crate::ops::{self, OpKind};
@@ -91,7 +90,7 @@ impl<'a> Checker<'a, '_> {
         let ring = self.ring_of(&mut input, true)?;
         let mut operand = |checker: &mut Self| call.args.operand(checker.sink);
         let (q, d_o, stats, k, v, axis) = match ring.map(|ring| *ring) {
-            Some(super::attention::Ring { axis, values, stats: Some(stats), .. }) => {
+            Some(Ring { axis, values, stats: Some(stats), .. }) => {
                 let [k, v] = [operand(self)?, operand(self)?];
                 let k = self.queries_of(k, &input)?;
                 let v = self.alike(v, &k, op)?;

@@ -1,22 +1,13 @@
 //! Chains: from stage to stage.
 
 use super::args::Args;
-use super::{Checker, Value, Wanted, grouped};
+use super::checker::{Call, Checker, Value, Wanted};
+use super::grouped;
 use crate::ast::{Chain, Operand, Stage, Word};
 use crate::diag::MAX_SHOWN;
 use crate::messages;
 use crate::ops::{self, OpKind};
 use crate::program::{DType, Op};
-
-/// One stage about to be typed.
-pub(super) struct Call<'c, 'a> {
-    pub op: Word<'a>,
-    /// `None` if it has a mistake upstream.
-    pub input: Option<Value>,
-    pub args: Args<'c, 'a>,
-    /// The stages after this one.
-    pub rest: &'c [Option<Stage<'a>>],
-}
 
 impl<'a> Checker<'a, '_> {
     /// The value of a chain; `None` after a report.

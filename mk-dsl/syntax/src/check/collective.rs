@@ -1,7 +1,6 @@
 //! `gather`, `reduce_scatter`, `all_reduce`: they change the placement over one mesh axis.
 
-use super::chain::Call;
-use super::{Checker, Value};
+use super::checker::{Call, Checker, Value};
 use crate::ast::Word;
 use crate::messages;
 use crate::program::{AxisId, Op, Placement};

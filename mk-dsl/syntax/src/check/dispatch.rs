@@ -1,9 +1,8 @@
 //! `dispatch(x, ids)`, with a `capacity` or without, and `combine(weights)`: tokens go to the ranks of their experts, as ragged rows, and come back as weighted
 //! sums.
 
-use super::chain::Call;
+use super::checker::{Call, Checker, Id, Shape, State, Ty, Value, Wanted};
 use super::dims::{Resolved, Term};
-use super::{Checker, Id, Shape, State, Ty, Value, Wanted};
 use crate::ast::{ArgValue, Operand};
 use crate::messages;
 use crate::program::{DType, Op, Placement, RAGGED_BLOCK};

@@ -1,7 +1,7 @@
 //! `bias`, `gelu`, `silu`, `relu`, `mul`, `add`, `scale`, `cast`: the placement stays.
 
-use super::chain::Call;
-use super::{Checker, Shape, Ty, Value, Wanted};
+use super::checker::{Call, Checker, Shape, Ty, Value, Wanted};
+use super::dims::Term;
 use crate::ast::Operand;
 use crate::messages;
 use crate::program::{Curve, DType, Op, Placement};
@@ -9,7 +9,7 @@ use crate::span::Span;
 use crate::suggest::nearest;
 
 /// The shape and placement of what a value is multiplied by, element by element.
-fn beside(x: &Ty) -> (Vec<super::Term>, Vec<Placement>) {
+fn beside(x: &Ty) -> (Vec<Term>, Vec<Placement>) {
     let placement = x.placement.iter().map(|p| match p {
         Placement::Partial => Placement::Replicate,
         p => *p,
@@ -94,7 +94,7 @@ impl<'a> Checker<'a, '_> {
         &mut self,
         mut call: Call<'_, 'a>,
         op: Op,
-        operand: impl Fn(&Ty) -> (Vec<super::Term>, Vec<Placement>),
+        operand: impl Fn(&Ty) -> (Vec<Term>, Vec<Placement>),
     ) -> Option<Value> {
         let second = call.args.operand(self.sink);
         call.args.finish(self.sink);
@@ -122,7 +122,7 @@ impl<'a> Checker<'a, '_> {
         op: Op,
         x: &Value,
         y: &Value,
-        (dims, placement): (&[super::Term], &[Placement]),
+        (dims, placement): (&[Term], &[Placement]),
         op_span: Span,
         Operand { word, .. }: Operand<'a>,
     ) -> Option<()> {

@@ -1,8 +1,9 @@
 //! The declared results, and the final numbering of values and symbols.
 
+use super::checker::{Checker, Id, State, Ty, Value};
 use super::dims::Resolved;
+use super::dims::Term;
 use super::types::Written;
-use super::{Checker, Id, State, Term, Ty, Value};
 use crate::ast::{Source, Type, Word};
 use crate::messages;
 use crate::program::{

@@ -1,9 +1,8 @@
 //! `gemm(w)`: `[M, K] x [K, N] -> [M, N]`, and with a weight `[K, G, N]`, `[M, G, N]`; the way back, `gemm(dy, w.t)`, contracts
 //! `[M, G, N]` with `[K, G, N]` over `G` and `N`.
 
-use super::chain::Call;
+use super::checker::{Call, Checker, Shape, Ty, Value, Wanted};
 use super::dims::Resolved;
-use super::{Checker, Shape, Ty, Value, Wanted};
 use crate::ast::Operand;
 use crate::messages;
 use crate::program::{DType, Op, Placement};

@@ -2,8 +2,7 @@
 //!
 //! `ragged` makes no node of its own: it says whose rows are whose, for all that follows in the chain.
 
-use super::chain::Call;
-use super::{Checker, Id, Shape, State, Ty, Value, Wanted};
+use super::checker::{Call, Checker, Id, NodeDraft, Shape, State, Ty, Value, Wanted};
 use crate::messages;
 use crate::ops::{self, OpKind};
 use crate::program::{DType, Op, Placement};
@@ -153,7 +152,7 @@ impl<'a> Checker<'a, '_> {
                 continue;
             }
             let id = Id::Param(i);
-            let elsewhere = |node: &super::NodeDraft| {
+            let elsewhere = |node: &NodeDraft| {
                 let inputs = node.inputs.iter().enumerate();
                 let taken = match node.op {
                     Op::GroupedGemm => Some(2),

@@ -3,7 +3,7 @@
 //! The rule looks forward along the chain, on each mesh axis by itself, to the next stage that
 //! is not elementwise (`docs/dsl.md` states it for users, in "Bare names").
 
-use super::{Checker, Id, Shape, State, Value};
+use super::checker::{Checker, Id, Shape, State, Value};
 use crate::ast::{Operand, Stage};
 use crate::ops::{self, OpKind};
 use crate::program::Placement;

@@ -1,6 +1,6 @@
 //! `<M: dyn <= 8192>`: symbols that are known at launch only.
 
-use super::Checker;
+use super::checker::Checker;
 use crate::ast::{DimExpr, Signature};
 use crate::messages;
 use crate::program::MAX_DIM;

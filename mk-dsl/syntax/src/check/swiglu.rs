@@ -1,7 +1,6 @@
 //! `swiglu`: `[M, 2, F] -> [M, F]`, gate and up side by side in an axis of their own; `swiglu_grad` goes the way back.
 
-use super::chain::Call;
-use super::{Checker, Shape, Ty, Value, Wanted};
+use super::checker::{Call, Checker, Shape, Ty, Value, Wanted};
 use crate::messages;
 use crate::program::{Op, Placement};
 

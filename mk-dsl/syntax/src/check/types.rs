@@ -1,23 +1,12 @@
 //! Written types: dtype, dimensions, placements.
 
-use super::{Checker, Id, Param, State, Term, Ty};
+use super::checker::{Checker, Id, Param, State, Ty};
+use super::dims::Term;
 use crate::ast::{DimExpr, PlacementExpr, PlacementKind, Signature, Type, Word};
 use crate::messages;
-use crate::ops;
 use crate::program::MAX_DIMS;
 use crate::program::{DType, MAX_DIM, Placement};
 use crate::suggest::nearest;
-
-/// What else `name` means, so that no tensor may be called so.
-pub(super) fn reserved(name: &str) -> Option<&'static str> {
-    if ops::find(name).is_some() {
-        Some("an operation")
-    } else if DType::from_name(name).is_some() {
-        Some("a dtype")
-    } else {
-        None
-    }
-}
 
 /// A written type; no placement if none is written.
 pub(super) struct Written {

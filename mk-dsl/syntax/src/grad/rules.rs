@@ -1,8 +1,9 @@
 //! The rules, operation by operation.
 
 use super::{
-    GradError, Input, Keep, Saves,
     draft::{Draft, Id},
+    error::GradError,
+    types::{Input, Keep, Saves},
 };
 use crate::excerpt::Excerpt;
 use crate::program::{Curve, DType, Def, Dim, Node, Op, Placement, Program, TensorType, ValueId};

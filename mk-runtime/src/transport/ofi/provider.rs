@@ -4,8 +4,8 @@
 //! 1.19.1, which the library's version number does not tell from 1.19.0, so that 1.20 is asked for. An emulated write, or
 //! one through CUDA's copies, would stand behind the kernel that waits for it.
 
-use super::Options;
 use super::load::Library;
+use super::options::Options;
 use super::sys::{self, Info};
 use crate::error::TransportError;
 use crate::transport::place::{Place, SYS};

@@ -10,33 +10,21 @@
 //! Processes of other hosts say the same in messages (`mesh/`), which the thread reads and writes: what they have told stands in a page as if they
 //! had written it there. Of two hosts both may come first; each then finds out by the other's message.
 
+mod shared;
 mod thread;
+
+#[cfg(test)]
+pub(super) use shared::GRACE;
+pub(crate) use shared::Member;
 
 use super::mesh::{Bell, Far, Message, Stream};
 use super::page::Page;
 use crate::Error;
-use std::collections::VecDeque;
+use shared::{Shared, differing};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
-
-/// Between a death and the abort of what is running. A process that ends without a farewell may have done its part of
-/// the launches that are in flight, and those end by themselves.
-pub(super) const GRACE: Duration = Duration::from_secs(1);
-
-/// An instance, as the other processes are concerned with it.
-pub(crate) trait Member: Send + Sync {
-    /// Tells its kernels to give up, on behalf of rank `by`: those of this host.
-    fn raise(&self, by: u32);
-    /// The same, with what a process of another host says of it.
-    fn told(&self, by: u32, _why: &str) {
-        self.raise(by);
-    }
-    /// What a rank launches with it, in words.
-    fn text(&self, rank: u32) -> String;
-}
 
 /// A launch that another rank did not make, or another in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,76 +34,6 @@ pub(super) struct Astray {
     pub(super) peer: u32,
     /// The instance that the peer launched.
     pub(super) theirs: u32,
-}
-
-struct Shared {
-    /// Bit r: the process of rank r has died, or has left and is missed.
-    dead: AtomicU64,
-    count: Mutex<Count>,
-    members: Mutex<Members>,
-}
-
-/// Instances, and what has been told of some that are not here yet.
-#[derive(Default)]
-struct Members {
-    /// By the number that all ranks give them.
-    here: Vec<(u32, Weak<dyn Member>)>,
-    /// Instance, rank, and why: the last ones.
-    told: VecDeque<(u32, u32, String)>,
-}
-
-/// What is told of instances that are not here, at most: ranks bind the same ones, some a little later than others.
-const MOST_TOLD: usize = 64;
-
-/// Launches in which ranks meet, of all kernels. Captured ones do not count: nobody knows of their replays.
-#[derive(Default)]
-struct Count {
-    /// Of this process.
-    made: u64,
-    /// Those of them that all ranks make in the same order.
-    ordered: u64,
-    /// The last one of those that was not made, because another rank has launched something else.
-    refused: Option<u64>,
-    /// Of the process that made the fewest of those that have left, and its rank.
-    last: Option<(u64, u32)>,
-}
-
-impl Shared {
-    fn count(&self) -> MutexGuard<'_, Count> {
-        // Two numbers, each true after any panic.
-        self.count.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
-    /// Notes that a rank has left after so many launches. Whether this process has made more.
-    fn left(&self, rank: u32, made: u64) -> bool {
-        let mut count = self.count();
-        if count.last.is_none_or(|(fewest, _)| made < fewest) {
-            count.last = Some((made, rank));
-        }
-        count.made > made
-    }
-
-    fn members(&self) -> MutexGuard<'_, Members> {
-        // A list of weak pointers is true after any panic.
-        self.members.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
-    fn member(&self, instance: u32) -> Option<Arc<dyn Member>> {
-        let members = self.members();
-        members.here.iter().find(|(i, _)| *i == instance).and_then(|(_, m)| m.upgrade())
-    }
-
-    /// Kernels of an instance are to give up, says a process of another host.
-    fn give_up(&self, instance: u32, by: u32, why: String) {
-        if let Some(member) = self.member(instance) {
-            return member.told(by, &why);
-        }
-        let mut members = self.members();
-        if members.told.len() == MOST_TOLD {
-            members.told.pop_front();
-        }
-        members.told.push_back((instance, by, why));
-    }
 }
 
 /// The processes that are watched for.
@@ -172,11 +90,7 @@ impl Watch {
             outboxes.push(stream.far.clone());
             peers.push(thread::Peer::far(rank, stream, page, alike.contains(&rank)));
         }
-        let shared = Arc::new(Shared {
-            dead: AtomicU64::new(0),
-            count: Mutex::default(),
-            members: Mutex::default(),
-        });
+        let shared = Arc::<Shared>::default();
         let mine = Arc::new(mine);
         let watching = thread::Watching {
             shared: shared.clone(),
@@ -314,10 +228,4 @@ impl Drop for Watch {
             tracing::warn!("the thread that watches for dead processes has panicked");
         }
     }
-}
-
-/// What another process launched in the place of launch `n`, of `instance`, if it has.
-fn differing(n: u64, instance: u32, page: &Page, other: &Page) -> Option<u32> {
-    let counted = page.counts(n) && other.counts(n);
-    other.noted(n).filter(|theirs| counted && *theirs != instance)
 }

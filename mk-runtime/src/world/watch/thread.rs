@@ -3,7 +3,7 @@
 use super::super::mesh::{Bell, Message, Stream};
 use super::super::page::Page;
 use super::super::wire::Broken;
-use super::{GRACE, Shared, differing};
+use super::shared::{GRACE, Shared, differing};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,9 +1,9 @@
-//! A kernel that is one attention, or a part of its backward.
+//! Attention, and the parts of its backward.
 
-use super::tensor::Tensor;
+use super::{ids::Param, tensor::Tensor};
 use mk_plan::{GradOf, Operand};
 
-/// What a kernel makes.
+/// What the operation makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::passes) enum Makes {
     /// `o = softmax(scale q k^T) v`, and the logarithms of the softmax's sums.
@@ -29,18 +29,13 @@ pub(in crate::passes) fn along(operand: Operand) -> usize {
     if matches!(operand, Operand::Lse | Operand::Stats) { 2 } else { 1 }
 }
 
-/// What the kernel computes.
+/// An attention, or a part of its backward.
 pub(in crate::passes) struct Attention {
-    pub name: String,
-    pub axis: String,
     pub makes: Makes,
-    /// Tensors of the caller, in the order of the program.
-    pub params: Vec<Tensor>,
-    /// Where operands are in `params`.
-    pub operands: Vec<(Operand, usize)>,
-    /// Results, in the order of the program, and what each of them is.
-    pub results: Vec<Tensor>,
-    pub made: Vec<Operand>,
+    /// Its operands' parameters, and their tensors.
+    pub operands: Vec<(Operand, Param, Tensor)>,
+    /// What it makes, and which results these are.
+    pub made: Vec<(Operand, usize)>,
     pub causal: bool,
     /// The factor's f32 bits, where it is not `1 / sqrt(D)`.
     pub scale: Option<u32>,
@@ -49,14 +44,18 @@ pub(in crate::passes) struct Attention {
 }
 
 impl Attention {
-    /// The parameter that an operand is; of an operand that the kernel does not have, the first.
-    pub fn param(&self, operand: Operand) -> usize {
-        self.operands.iter().find(|(o, _)| *o == operand).map_or(0, |(_, i)| *i)
+    /// The parameter that an operand is; of an operand that the attention does not have, the first.
+    pub fn param(&self, operand: Operand) -> Param {
+        self.operands[self.place(operand)].1
     }
 
     /// The tensor of an operand.
     pub fn tensor(&self, operand: Operand) -> &Tensor {
-        &self.params[self.param(operand)]
+        &self.operands[self.place(operand)].2
+    }
+
+    fn place(&self, operand: Operand) -> usize {
+        self.operands.iter().position(|(o, ..)| *o == operand).unwrap_or(0)
     }
 
     /// Floating-point operations of a rank.

@@ -1,67 +1,69 @@
-//! A kernel of products of ragged rows: one after the other, all with the same rows of each expert.
+//! Ragged rows, GEMMs of them, and the weighted sums that go back to tokens.
 
-use super::tensor::Tensor;
+use super::{
+    ids::{OpId, Param},
+    tensor::Tensor,
+};
 use mk_plan::EpilogueOp;
 
-/// The left operand of a product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::passes) enum Rows {
-    /// A parameter.
-    Given(usize),
-    /// An earlier product.
-    Made(usize),
-    /// Tokens that were dispatched.
-    Dispatched,
+/// Rows in blocks of one expert each: how many each expert has, and where they come from.
+pub(in crate::passes) struct Ragged {
+    /// Rows of each expert, `[E]`; or the experts of each token, `[tokens, slots]`, if there is a route.
+    pub counts: Param,
+    /// What the first GEMM makes of them: as many rows.
+    pub rows: Tensor,
+    pub route: Option<Route>,
 }
 
 /// Where rows come from, and go to, if a routing says whose they are.
 pub(in crate::passes) struct Route {
-    /// The tokens, a parameter; nothing where rows were dispatched by a kernel before.
-    pub x: Option<usize>,
+    /// The tokens; nothing where rows were dispatched by a kernel before.
+    pub x: Option<Param>,
     /// Experts of the world.
     pub experts: i32,
     /// Rows beyond those that are kept of each expert are dropped, and end no launch.
     pub drops: bool,
-    pub combine: Option<Combine>,
+    /// Whether rows go back to their tokens.
+    pub combines: bool,
 }
 
-/// Weighted sums of a product's rows, by token.
-pub(in crate::passes) struct Combine {
-    /// The product.
-    pub of: usize,
-    /// A parameter, `[tokens, slots]`.
-    pub weights: usize,
-    pub out: Tensor,
-    /// Which result it is.
-    pub result: usize,
+/// Operand A of a grouped GEMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::passes) enum Rows {
+    Given(Param),
+    /// What an earlier grouped GEMM made.
+    Made(OpId),
+    /// Tokens that were dispatched.
+    Dispatched,
 }
 
-/// A product.
-pub(in crate::passes) struct Product {
+/// Ragged rows times the matrices of their experts.
+pub(in crate::passes) struct Grouped {
+    /// The rows' [`Ragged`].
+    pub ragged: OpId,
     pub rows: Rows,
-    /// The stack of matrices, a parameter.
-    pub b: usize,
+    /// The stack of matrices.
+    pub b: Param,
     /// In order of application.
     pub epilogue: Vec<EpilogueOp>,
-    /// Parameters, of the operations that have an operand.
-    pub extras: Vec<usize>,
+    /// Of the operations that have an operand.
+    pub extras: Vec<Param>,
     pub out: Tensor,
     /// Which result it is.
     pub result: Option<usize>,
-    /// Whether another product reads it.
+    /// Whether another grouped GEMM reads it.
     pub read: bool,
+    /// Whether [`Combine`] reads it, on all ranks.
+    pub combined: bool,
 }
 
-/// What the kernel computes.
-pub(in crate::passes) struct Grouped {
-    pub name: String,
-    pub axis: String,
-    /// Tensors of the caller, in the order of the program.
-    pub params: Vec<Tensor>,
-    /// Rows of each expert, a parameter; or the experts of each token, if there is a route.
-    pub counts: usize,
-    pub route: Option<Route>,
-    pub products: Vec<Product>,
-    /// In the order of the program.
-    pub results: Vec<Tensor>,
+/// Weighted sums of a grouped GEMM's rows, by token.
+pub(in crate::passes) struct Combine {
+    /// The GEMM.
+    pub of: OpId,
+    /// `[tokens, slots]`.
+    pub weights: Param,
+    pub out: Tensor,
+    /// Which result it is.
+    pub result: usize,
 }

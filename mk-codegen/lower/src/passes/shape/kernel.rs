@@ -1,13 +1,12 @@
 //! The operations of one kernel, as a DAG.
 
-use super::tensor::Tensor;
+use super::{
+    attention::Attention,
+    grouped::{Combine, Grouped, Ragged},
+    ids::{OpId, Param},
+    tensor::Tensor,
+};
 use mk_plan::{self, EpilogueOp};
-
-/// An index into [`Kernel::params`].
-pub(in crate::passes) type Param = usize;
-
-/// An index into [`Kernel::ops`].
-pub(in crate::passes) type OpId = usize;
 
 /// What the kernel computes.
 pub(in crate::passes) struct Kernel {
@@ -15,7 +14,7 @@ pub(in crate::passes) struct Kernel {
     pub axis: String,
     /// Tensors of the caller, in the order of the program.
     pub params: Vec<Tensor>,
-    /// Each after its operands: those that read the caller's tensors, products, sums.
+    /// Each after its operands.
     pub ops: Vec<Op>,
     /// Results, in the order of the program.
     pub results: Vec<Outcome>,
@@ -29,6 +28,14 @@ pub(in crate::passes) enum Op {
     Product(Product),
     /// A sum over ranks with its elementwise epilogue.
     Sum(Sum),
+    /// Attention, or a part of its backward.
+    Attention(Attention),
+    /// Rows of experts.
+    Ragged(Ragged),
+    /// A GEMM of such rows with its elementwise epilogue.
+    Grouped(Grouped),
+    /// Weighted sums of such rows.
+    Combine(Combine),
 }
 
 /// A caller's tensor as an operand.
@@ -109,7 +116,7 @@ impl Kernel {
     pub fn operands(&self) -> impl Iterator<Item = (OpId, &Operand)> {
         self.ops.iter().enumerate().filter_map(|(id, op)| match op {
             Op::Operand(operand) => Some((id, operand)),
-            Op::Product(_) | Op::Sum(_) => None,
+            _ => None,
         })
     }
 
@@ -117,7 +124,7 @@ impl Kernel {
     pub fn products(&self) -> impl Iterator<Item = (OpId, &Product)> {
         self.ops.iter().enumerate().filter_map(|(id, op)| match op {
             Op::Product(product) => Some((id, product)),
-            Op::Operand(_) | Op::Sum(_) => None,
+            _ => None,
         })
     }
 
@@ -125,13 +132,29 @@ impl Kernel {
     pub fn sums(&self) -> impl Iterator<Item = (OpId, &Sum)> {
         self.ops.iter().enumerate().filter_map(|(id, op)| match op {
             Op::Sum(sum) => Some((id, sum)),
-            Op::Operand(_) | Op::Product(_) => None,
+            _ => None,
         })
     }
 
-    /// Whether there are matrix products.
-    pub fn multiplies(&self) -> bool {
-        self.products().next().is_some()
+    /// The attention, or the part of its backward, that it is.
+    pub fn attention(&self) -> Option<&Attention> {
+        self.ops.iter().find_map(|op| match op {
+            Op::Attention(attention) => Some(attention),
+            _ => None,
+        })
+    }
+
+    /// The GEMMs of ragged rows, in order.
+    pub fn grouped(&self) -> impl Iterator<Item = &Grouped> {
+        self.ops.iter().filter_map(|op| match op {
+            Op::Grouped(grouped) => Some(grouped),
+            _ => None,
+        })
+    }
+
+    /// Whether it moves tensors of the caller, and computes nothing but their sums.
+    pub fn is_collective(&self) -> bool {
+        self.ops.iter().all(|op| matches!(op, Op::Operand(_) | Op::Sum(_)))
     }
 
     /// The operand at the head of the chain of products that an operation ends.
@@ -147,12 +170,19 @@ impl Kernel {
         self.sums().map(|(_, sum)| sum).find(|sum| sum.of == op)
     }
 
-    /// The value of an operation on the own rank: a sum's is that of the caller.
+    /// The value of an operation on the own rank: a sum's is that of the caller, and an attention's its first.
     pub fn value(&self, op: OpId) -> &Tensor {
         match &self.ops[op] {
             Op::Operand(operand) => &self.params[operand.param],
             Op::Product(product) => &product.out,
-            Op::Sum(sum) => &self.results[sum.result].out,
+            Op::Sum(Sum { result, .. }) | Op::Combine(Combine { result, .. }) => {
+                &self.results[*result].out
+            }
+            Op::Attention(attention) => {
+                &self.results[attention.made.first().map_or(0, |(_, result)| *result)].out
+            }
+            Op::Ragged(ragged) => &ragged.rows,
+            Op::Grouped(grouped) => &grouped.out,
         }
     }
 
@@ -204,7 +234,7 @@ impl Kernel {
                 self.params[*param].even(usize::from(!transposed), world)
             }
             Op::Product(left) => left.out.even(1, world),
-            Op::Sum(_) => false,
+            _ => false,
         };
         even && product.epilogue.iter().all(|op| *op == EpilogueOp::Widen)
     }

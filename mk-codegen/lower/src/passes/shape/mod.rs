@@ -5,6 +5,7 @@ pub(in crate::passes) mod attention;
 pub(in crate::passes) mod chunks;
 pub(in crate::passes) mod extents;
 pub(in crate::passes) mod grouped;
+pub(in crate::passes) mod ids;
 pub(in crate::passes) mod kernel;
 pub(in crate::passes) mod ranks;
 pub(in crate::passes) mod rows;

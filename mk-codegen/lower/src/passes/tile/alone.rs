@@ -31,7 +31,7 @@ pub(super) fn families(
     let draft = Draft::new(&kernel.name, &kernel.axis, config, target);
     let operand = |op: usize| match &kernel.ops[op] {
         Op::Operand(operand) => Ok(operand),
-        Op::Product(_) | Op::Sum(_) => Err(internal("a collective alone is not of an operand")),
+        _ => Err(internal("a collective alone is not of an operand")),
     };
     if let Some((_, sum)) = kernel.sums().next() {
         return Ok(reduce(draft, kernel, sum, operand(sum.of)?, config));

@@ -7,6 +7,7 @@
 use super::{
     attend_steps::{HEADS, Step, together},
     gradients,
+    tiler::{Tiler, Value},
 };
 use crate::passes::{
     draft::{Draft, Source, read, write},
@@ -18,15 +19,15 @@ use crate::passes::{
     strategies::push_chunks::{self, Part, Pushed, Wanted},
 };
 use crate::settings::Config;
-use mk_plan::target::Target;
 use mk_plan::{
     Access, BufId, Carry, Expr, GradOf, Leaf, Mask, Operand, Point, Positions, RoleKind, Schedule,
-    Space, Store, Var,
+    Store, Var,
 };
 use mk_syntax::Placement;
 
-/// Queries of a tile, and keys of a block, by what was measured fastest (decision 180): results of heads of 64 leave registers for a third
-/// warpgroup of queries, but not beside the waits of a ring. A causal mask wastes half a block on the diagonal.
+/// Queries of a tile, and keys of a block, by what was measured fastest (docs/decisions/attention.md): results of heads
+/// of 64 leave registers for a third warpgroup of queries, but not beside the waits of a ring. A causal mask wastes half
+/// a block on the diagonal.
 fn block(makes: Makes, depth: i32, causal: bool, ring: bool) -> [i32; 2] {
     if makes != Makes::Results {
         return gradients::block(depth);
@@ -42,31 +43,29 @@ fn block(makes: Makes, depth: i32, causal: bool, ring: bool) -> [i32; 2] {
 const STAGES: u32 = 2;
 
 /// The families of an attention.
-pub(in crate::passes) fn families(
-    a: &Attention,
-    config: &Config,
-    target: &'static Target,
-) -> Draft {
-    let mut draft = Draft::new(&a.name, &a.axis, config, target);
-    let inputs: Vec<BufId> = a.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
-    let outputs: Vec<BufId> = a.results.iter().map(|t| draft.tensor(t, Space::Out)).collect();
+pub(super) fn families<'k>(t: &mut Tiler<'k>, a: &Attention) -> Value<'k> {
+    let Tiler { kernel, config, draft, params: inputs, results, .. } = t;
+    let outputs: Vec<_> = a.made.iter().map(|(made, r)| (*made, results[*r])).collect();
     match a.makes {
-        Makes::Statistics => gradients::statistics(&mut draft, a, &inputs, &outputs),
+        Makes::Statistics => {
+            let out = a.made.first().map(|(_, r)| &kernel.results[*r].out);
+            gradients::statistics(draft, a, inputs, &outputs, out);
+        }
         Makes::Gradients(GradOf::Keys) => {
-            gradients::of_keys(&mut draft, a, &inputs, &outputs, config);
+            gradients::of_keys(draft, a, inputs, &outputs, config);
         }
         Makes::Results | Makes::Gradients(GradOf::Queries) => {
-            of_queries(&mut draft, a, &inputs, &outputs, config);
+            of_queries(draft, a, inputs, &outputs, config);
         }
     }
-    draft
+    Value::Result
 }
 
 fn of_queries(
     draft: &mut Draft,
     a: &Attention,
     inputs: &[BufId],
-    outputs: &[BufId],
+    outputs: &[(Operand, BufId)],
     config: &Config,
 ) {
     let [q, k, v] = [Operand::Q, Operand::K, Operand::V].map(|o| a.tensor(o));
@@ -147,7 +146,7 @@ impl Tile<'_> {
         Step { steps, chunk, half: of, own: Some(s.lt(half.clone() + 1)) }
     }
 
-    fn family(&self, draft: &mut Draft, inputs: &[BufId], outputs: &[BufId]) {
+    fn family(&self, draft: &mut Draft, inputs: &[BufId], outputs: &[(Operand, BufId)]) {
         let a = self.a;
         let [q, k] = [Operand::Q, Operand::K].map(|o| a.tensor(o));
         let [b, w, i, m] = [0, 1, 2, 3].map(|n| Expr::from(Var::domain(n)));
@@ -229,7 +228,7 @@ impl Tile<'_> {
                 });
             }
         }
-        for (made, buffer) in a.made.iter().zip(outputs) {
+        for (made, buffer) in outputs {
             let region = match made {
                 Operand::Lse => vec![one(&b), one(&h), (start.clone(), rows.clone())],
                 _ => tile.clone(),

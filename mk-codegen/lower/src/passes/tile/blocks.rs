@@ -2,7 +2,7 @@
 
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Writer, read, write},
-    shape::grouped::Grouped,
+    shape::grouped::Ragged,
 };
 use mk_abi::DType;
 use mk_plan::{BufId, Expr, Leaf, Operand, RoleKind, Space, TabId, Table, TableSource, Tabulation};
@@ -35,8 +35,12 @@ pub(super) fn table(draft: &mut Draft, of: TabId, count: i32) -> (TabId, BufId) 
 }
 
 /// The table of blocks, from the rows of each expert that the caller gives.
-pub(super) fn blocks(draft: &mut Draft, g: &Grouped, (given, counts): (TabId, BufId)) -> Blocks {
-    let rows = g.products[0].out.widest(0, draft.world());
+pub(super) fn blocks(
+    draft: &mut Draft,
+    ragged: &Ragged,
+    (given, counts): (TabId, BufId),
+) -> Blocks {
+    let rows = ragged.rows.widest(0, draft.world());
     let experts = draft.plan.tables[given].shape[0] as i32;
     let count = rows / BLOCK;
     let (table, memory) = table(draft, given, count);

@@ -8,7 +8,7 @@ use super::blocks::{self, BLOCK, Blocks};
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
     shape::{
-        grouped::{Combine, Grouped, Route},
+        grouped::{Combine, Ragged, Route},
         ranks::{block_rows, peer_at},
         tensor::Tensor,
     },
@@ -54,10 +54,11 @@ struct Tokens {
 }
 
 /// The experts of all tokens on every rank, and what follows from them.
-pub(super) struct Dispatch<'a> {
-    g: &'a Grouped,
-    route: &'a Route,
-    inputs: &'a [BufId],
+pub(super) struct Dispatch<'k> {
+    params: &'k [Tensor],
+    ragged: &'k Ragged,
+    route: &'k Route,
+    inputs: Vec<BufId>,
     /// The most tokens of a rank, and slots of each.
     tokens: i32,
     slots: i32,
@@ -133,27 +134,28 @@ fn ids_of_all(
     (all, Some(draft.flow(Flow::new("named", shape, 1.into(), vec![named]))))
 }
 
-impl<'a> Dispatch<'a> {
+impl<'k> Dispatch<'k> {
     /// Every rank sends the experts of its tokens to all ranks.
     pub fn new(
         draft: &mut Draft,
-        g: &'a Grouped,
-        route: &'a Route,
-        inputs: &'a [BufId],
-    ) -> Dispatch<'a> {
+        params: &'k [Tensor],
+        ragged: &'k Ragged,
+        route: &'k Route,
+        inputs: Vec<BufId>,
+    ) -> Dispatch<'k> {
         let world = draft.world();
-        let ids = &g.params[g.counts];
+        let ids = &params[ragged.counts];
         let (tokens, slots) = (ids.widest(0, world), ids.shape[1].value);
         let table = draft.plan.tables.push(Table {
             name: "ids".into(),
             shape: vec![tokens as u32, slots as u32],
             source: TableSource::Runtime { min: 0, max: route.experts - 1 },
-            stored: Some(inputs[g.counts]),
+            stored: Some(inputs[ragged.counts]),
             routed: None,
         });
-        let count = g.products[0].out.widest(0, world) / BLOCK;
+        let count = ragged.rows.widest(0, world) / BLOCK;
         let chunks = (tokens + CHUNK - 1) / CHUNK;
-        let (all, named) = ids_of_all(draft, ids, inputs[g.counts], chunks);
+        let (all, named) = ids_of_all(draft, ids, inputs[ragged.counts], chunks);
         let width = list_width(route.experts.max(0) as usize) as i32;
         let (mut all_lists, experts) = (world * chunks, route.experts);
         // One, where there are no tokens.
@@ -210,7 +212,8 @@ impl<'a> Dispatch<'a> {
         let blocks = Blocks { table: table_of_blocks, memory: blocks, count, built: counted };
         let ids = table;
         Dispatch {
-            g,
+            params,
+            ragged,
             route,
             inputs,
             tokens,
@@ -304,7 +307,7 @@ impl<'a> Dispatch<'a> {
             read(Operand::Src, self.bases, vec![whole(lists + 1), whole(self.route.experts)])
                 .into(),
         ];
-        let max = self.g.params[self.g.counts].shape[0].value - 1;
+        let max = self.params[self.ragged.counts].shape[0].value - 1;
         let source = TableSource::Runtime { min: 0, max };
         let tasks = (self.count + LISTED - 1) / LISTED;
         let rows = (i * (LISTED * BLOCK), some * BLOCK);
@@ -314,14 +317,14 @@ impl<'a> Dispatch<'a> {
 
     /// Where each slot of the rank's tokens has its row.
     pub fn places(&self, draft: &mut Draft, blocks: Blocks) -> Derived {
-        let ids = &self.g.params[self.g.counts];
+        let ids = &self.params[self.ragged.counts];
         let i = Expr::from(Var::domain(0));
         let own = draft.local(ids, 0, Var::RANK);
         let rows = (i.clone() * CHUNK, block_rows(own, i.clone(), CHUNK));
         let list = Expr::from(Var::RANK) * self.chunks + i;
         let src = vec![rows.clone(), whole(self.slots)];
         let mut made_of = vec![
-            read(Operand::Src, self.inputs[self.g.counts], src).into(),
+            read(Operand::Src, self.inputs[self.ragged.counts], src).into(),
             read(Operand::Src, self.lists, vec![one(list.clone()), whole(self.width)]).into(),
             Source::behind(
                 read(Operand::Src, self.bases, vec![one(list), whole(self.route.experts)]),
@@ -351,13 +354,13 @@ impl<'a> Dispatch<'a> {
 
     /// Whether some rank has no tokens.
     fn some_idle(&self, world: i32) -> bool {
-        self.g.params[self.g.counts].shape[0].value <= (world - 1) * self.tokens
+        self.params[self.ragged.counts].shape[0].value <= (world - 1) * self.tokens
     }
 
     /// Tokens of which the rank has an expert: where they are then, in the order of the world with room for each, and the words of pieces of each
     /// rank's. Own ones go to symmetric memory, where peers read those that they want, once: they are in the same place there.
     fn tokens(&self, draft: &mut Draft, from: usize) -> Tokens {
-        let (world, x) = (draft.world(), &self.g.params[from]);
+        let (world, x) = (draft.world(), &self.params[from]);
         let (wide, room) = (x.shape[1].value, self.room());
         let shape = vec![(world * room).into(), wide.into()];
         let tokens = draft.buffer("tokens", Space::Workspace, x.dtype, shape, None);
@@ -438,7 +441,7 @@ impl<'a> Dispatch<'a> {
                 keep: self.keep,
             }),
         });
-        let ids = &self.g.params[self.g.counts];
+        let ids = &self.params[self.ragged.counts];
         let [s, c] = [0, 1].map(|n| Expr::from(Var::domain(n)));
         let source = peer_at(s, world);
         let rows = block_rows(draft.local(ids, 0, source.clone()), c.clone(), CHUNK);
@@ -468,7 +471,7 @@ impl<'a> Dispatch<'a> {
         let tokens = (draft.world() > 1).then(|| self.tokens(draft, from));
         let packed = self.count * BLOCK;
         let sources = self.sources(draft, blocks);
-        let x = &self.g.params[from];
+        let x = &self.params[from];
         let wide = x.shape[1].value;
         let shape = vec![packed.into(), wide.into()];
         let rows = draft.buffer("rows", Space::Scratch, x.dtype, shape, None);

@@ -10,6 +10,7 @@ use crate::passes::{
         attention::{Attention, along},
         chunks::Chunks,
         ranks::block_rows,
+        tensor::Tensor,
     },
     strategies::push_chunks::{self, Part, Pushed, Wanted},
 };
@@ -31,7 +32,13 @@ pub(super) const STAGES: u32 = 3;
 const STATISTICS: i32 = 128;
 
 /// Statistics of queries: heads that lie beside each other follow each other.
-pub(super) fn statistics(draft: &mut Draft, a: &Attention, inputs: &[BufId], outputs: &[BufId]) {
+pub(super) fn statistics(
+    draft: &mut Draft,
+    a: &Attention,
+    inputs: &[BufId],
+    outputs: &[(Operand, BufId)],
+    out: Option<&Tensor>,
+) {
     let o = a.tensor(Operand::O);
     let rows = o.widest(1, draft.world());
     let [b, i, h] = [0, 1, 2].map(|n| Expr::from(Var::domain(n)));
@@ -40,14 +47,14 @@ pub(super) fn statistics(draft: &mut Draft, a: &Attention, inputs: &[BufId], out
     let rows_of = (i * STATISTICS, len);
     let one = |e: &Expr| (e.clone(), Expr::Const(1));
     let tile = vec![one(&b), rows_of.clone(), one(&h), (0.into(), wide)];
-    let four = a.results.first().map_or(Expr::Const(4), |t| draft.dim(&t.shape[3]));
+    let four = out.map_or(Expr::Const(4), |t| draft.dim(&t.shape[3]));
     let of = |o| inputs[a.param(o)];
     let mut touched = vec![
         read(Operand::O, of(Operand::O), tile.clone()),
         read(Operand::Do, of(Operand::Do), tile),
         read(Operand::Lse, of(Operand::Lse), vec![one(&b), one(&h), rows_of.clone()]),
     ];
-    for buffer in outputs {
+    for (_, buffer) in outputs {
         let region = vec![one(&b), one(&h), rows_of.clone(), (0.into(), four.clone())];
         touched.push(write(Operand::Dst, *buffer, region));
     }
@@ -62,7 +69,7 @@ pub(super) fn of_keys(
     draft: &mut Draft,
     a: &Attention,
     inputs: &[BufId],
-    outputs: &[BufId],
+    outputs: &[(Operand, BufId)],
     config: &Config,
 ) {
     let [q, k] = [Operand::Q, Operand::K].map(|o| a.tensor(o));
@@ -162,7 +169,7 @@ impl Keys<'_> {
         }
     }
 
-    fn family(&self, draft: &mut Draft, inputs: &[BufId], outputs: &[BufId]) {
+    fn family(&self, draft: &mut Draft, inputs: &[BufId], outputs: &[(Operand, BufId)]) {
         let a = self.a;
         let k = a.tensor(Operand::K);
         let [b, w, i, m] = [0, 1, 2, 3].map(|n| Expr::from(Var::domain(n)));
@@ -245,7 +252,7 @@ impl Keys<'_> {
                 });
             }
         }
-        for (made, buffer) in a.made.iter().zip(outputs) {
+        for (made, buffer) in outputs {
             touched.push(write(*made, *buffer, tile.clone()).into());
         }
         let leaf = Leaf::AttendGradTile {

@@ -7,105 +7,116 @@ use super::{
     blocks::{self, BLOCK, Blocks},
     dispatch::Dispatch,
     product::MmaTile,
+    tiler::{MadeBlocks, RaggedRows, Tiler, Value},
 };
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
     error::{LowerError, internal},
     shape::{
-        grouped::{Grouped, Product, Rows},
+        grouped::{Combine, Grouped, Ragged, Rows},
+        kernel::Kernel,
         ranks::block_rows,
         rows::in_groups,
+        tensor::Tensor,
     },
 };
 use crate::settings::Config;
-use mk_plan::target::Target;
 use mk_plan::{
     ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, Expr, FamId, Operand, Point, RoleKind,
     Schedule, Space, Store, TabId, Table, TableSource, Var,
 };
 
-/// A product that another one reads: where it is, and the words of its blocks.
-struct Hidden {
-    buffer: BufId,
-    done: FlowId,
+/// The rows, and what follows from a routing.
+pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Value<'k> {
+    let kernel = t.kernel;
+    let (draft, inputs) = (&mut t.draft, &t.params);
+    let Some(route) = &ragged.route else {
+        let counts = given_counts(draft, kernel, ragged, inputs[ragged.counts]);
+        let blocks = blocks::blocks(draft, ragged, counts);
+        return Value::Ragged(Box::new(RaggedRows { blocks, dispatched: None, route: None }));
+    };
+    let dispatch = Dispatch::new(draft, &kernel.params, ragged, route, inputs.clone());
+    let blocks = dispatch.blocks();
+    let dispatched = dispatch.rows(draft, blocks);
+    let places = route.combines.then(|| dispatch.places(draft, blocks));
+    let route = Some((dispatch, places));
+    Value::Ragged(Box::new(RaggedRows { blocks, dispatched, route }))
 }
 
-/// The families of products of ragged rows.
+/// The tiles of a GEMM of such rows.
 ///
 /// # Errors
-/// [`LowerError::Internal`] for a product of rows that are made behind it.
-pub(in crate::passes) fn families(
-    g: &Grouped,
-    config: &Config,
-    target: &'static Target,
-) -> Result<Draft, LowerError> {
-    let mut draft = Draft::new(&g.name, &g.axis, config, target);
-    let inputs: Vec<BufId> = g.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
-    let outputs: Vec<BufId> = g.results.iter().map(|t| draft.tensor(t, Space::Out)).collect();
-    let dispatch = g.route.as_ref().map(|route| Dispatch::new(&mut draft, g, route, &inputs));
-    let blocks = match &dispatch {
-        Some(dispatch) => dispatch.blocks(),
+/// [`LowerError::Internal`] for rows that are made behind it.
+pub(super) fn gemm<'k>(t: &mut Tiler<'k>, p: &Grouped) -> Result<Value<'k>, LowerError> {
+    let several = t.kernel.grouped().count() > 1;
+    let i = t.made.iter().filter(|v| matches!(v, Value::Blocks(_))).count();
+    let name = if several { format!("gemm{}", i + 1) } else { "gemm".into() };
+    let Some(Value::Ragged(ragged)) = t.made.get(p.ragged) else {
+        return Err(internal(format!("{name} has no table of blocks")));
+    };
+    let (blocks, draft) = (ragged.blocks, &mut t.draft);
+    let buffer = match p.result {
+        Some(r) => t.results[r],
         None => {
-            let counts = given_counts(&mut draft, g, inputs[g.counts]);
-            blocks::blocks(&mut draft, g, counts)
+            let shape = draft.extents.local_shape(&p.out);
+            // Every rank reads rows of its tokens.
+            let (name, space) = match p.combined {
+                true => ("y".into(), Space::Workspace),
+                false => (format!("h{}", i + 1), Space::Scratch),
+            };
+            draft.buffer(&name, space, p.out.dtype, shape, None)
         }
     };
-    let dispatched = dispatch.as_ref().and_then(|dispatch| dispatch.rows(&mut draft, blocks));
-    let combines = g.route.as_ref().is_some_and(|route| route.combine.is_some());
-    let placed = dispatch.as_ref().filter(|_| combines);
-    let placed = placed.map(|dispatch| dispatch.places(&mut draft, blocks));
-    let mut made: Vec<Option<Hidden>> = Vec::new();
-    for (i, p) in g.products.iter().enumerate() {
-        let name = if g.products.len() == 1 { "gemm".into() } else { format!("gemm{}", i + 1) };
-        let combine = g.route.as_ref().and_then(|route| route.combine.as_ref());
-        let combine = combine.filter(|combine| combine.of == i);
-        let into = match (p.result, combine) {
-            (Some(r), _) => outputs[r],
-            // Every rank reads rows of its tokens.
-            (None, Some(_)) => {
-                let shape = draft.extents.local_shape(&p.out);
-                draft.buffer("y", Space::Workspace, p.out.dtype, shape, None)
-            }
-            (None, None) => {
-                let shape = draft.extents.local_shape(&p.out);
-                draft.buffer(&format!("h{}", i + 1), Space::Scratch, p.out.dtype, shape, None)
-            }
-        };
-        let rows = match p.rows {
-            Rows::Given(param) => (inputs[param], None),
-            Rows::Dispatched => match dispatched {
-                Some((rows, arrived)) => (rows, Some(arrived)),
-                None => return Err(internal(format!("{name} reads rows that nobody dispatches"))),
-            },
-            Rows::Made(from) => match made.get(from) {
-                Some(Some(hidden)) => (hidden.buffer, Some(hidden.done)),
-                _ => {
-                    return Err(internal(format!("{name} reads rows that are not made before it")));
-                }
-            },
-        };
-        let tiles = Tiles { g, p, name: &name, blocks, rows, into, inputs: &inputs };
-        let (family, count) = tiles.family(&mut draft, config);
-        if let (Some(dispatch), Some(combine), Some(placed)) = (&dispatch, combine, placed) {
-            let made = (into, family, count);
-            dispatch.combine(&mut draft, combine, made, outputs[combine.result], placed);
-        }
-        made.push(p.read.then(|| {
-            let word = vec![Var::domain(0).into()];
-            let done = Writer::new(family, Operand::C, word);
-            let shape = vec![blocks.count.into()];
-            let name = if i == 0 { "hidden" } else { "hidden_more" };
-            let done = draft.flow(Flow::new(name, shape, count.into(), vec![done]));
-            Hidden { buffer: into, done }
-        }));
-    }
-    Ok(draft)
+    let rows = match p.rows {
+        Rows::Given(param) => (t.params[param], None),
+        Rows::Dispatched => match ragged.dispatched {
+            Some((rows, arrived)) => (rows, Some(arrived)),
+            None => return Err(internal(format!("{name} reads rows that nobody dispatches"))),
+        },
+        Rows::Made(from) => match t.made.get(from) {
+            Some(Value::Blocks(made)) => (made.buffer, Some(made.done)),
+            _ => return Err(internal(format!("{name} reads rows that are not made before it"))),
+        },
+    };
+    let params = &t.kernel.params;
+    let tiles = Tiles { params, p, name: &name, blocks, rows, into: buffer, inputs: &t.params };
+    let (family, tiles) = tiles.family(draft, t.config);
+    let done = Writer::new(family, Operand::C, vec![Var::domain(0).into()]);
+    let name = if i == 0 { "hidden" } else { "hidden_more" };
+    let done = draft.flow(Flow::new(name, vec![blocks.count.into()], tiles.into(), vec![done]));
+    Ok(Value::Blocks(MadeBlocks { buffer, done, family, tiles }))
+}
+
+/// Rows on their way back to tokens.
+///
+/// # Errors
+/// [`LowerError::Internal`] for rows that no routing names.
+pub(super) fn combine<'k>(t: &mut Tiler<'k>, combine: &Combine) -> Result<Value<'k>, LowerError> {
+    let Some(Value::Blocks(y)) = t.made.get(combine.of) else {
+        return Err(internal("the rows that are combined are not made"));
+    };
+    let route = t.made.iter().find_map(|value| match value {
+        Value::Ragged(ragged) => ragged.route.as_ref(),
+        _ => None,
+    });
+    let Some((dispatch, Some(places))) = route else {
+        return Err(internal("nobody knows where the rows of tokens are"));
+    };
+    let y = (y.buffer, y.family, y.tiles);
+    dispatch.combine(&mut t.draft, combine, y, t.results[combine.result], *places);
+    Ok(Value::Result)
 }
 
 /// The rows of each expert that the caller gives: the table, and its memory.
-fn given_counts(draft: &mut Draft, g: &Grouped, counts: BufId) -> (TabId, BufId) {
+fn given_counts(
+    draft: &mut Draft,
+    kernel: &Kernel,
+    ragged: &Ragged,
+    counts: BufId,
+) -> (TabId, BufId) {
     let world = draft.world();
-    let (experts, rows) = (g.params[g.counts].widest(0, world), g.products[0].out.widest(0, world));
+    let (experts, rows) =
+        (kernel.params[ragged.counts].widest(0, world), ragged.rows.widest(0, world));
     let given = draft.plan.tables.push(Table {
         name: "counts".into(),
         shape: vec![experts as u32],
@@ -120,8 +131,8 @@ fn given_counts(draft: &mut Draft, g: &Grouped, counts: BufId) -> (TabId, BufId)
 
 /// Tiles of a product.
 struct Tiles<'a> {
-    g: &'a Grouped,
-    p: &'a Product,
+    params: &'a [Tensor],
+    p: &'a Grouped,
     name: &'a str,
     blocks: Blocks,
     /// Where its rows are, and the words of their blocks if they are made in this launch.
@@ -145,7 +156,7 @@ impl Tiles<'_> {
             multicast: [1, 1],
             epilogue: p.epilogue.clone(),
         };
-        let b = &self.g.params[p.b];
+        let b = &self.params[p.b];
         let gated = b.shape.len() == 4;
         let (height, width) = (config.block[0] as i32, tile.out_columns());
         let columns = b.widest(b.shape.len() - 1, world);

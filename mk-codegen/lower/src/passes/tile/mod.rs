@@ -1,41 +1,65 @@
-//! Tiles a kernel: families of tasks with their accesses, and flows of data between them.
+//! Tiles a kernel, operation by operation: families of tasks with their accesses, and flows of data between them.
 //!
-//! Assumes a selected kernel and settings that fit it. Leaves: tiles of each product in an L2-friendly order, those with local operands
-//! first, then those whose rows arrive from peers; a product that another one reads goes to scratch (or to the caller, who wants it,
-//! too), with a flow per block of rows; a product that is summed goes where its way to sum wants it; operands whose rows TMA cannot
-//! take (pitch not a multiple of 16 bytes) are repacked first.
+//! Assumes claimed operations and settings that fit them. Leaves: tiles of each GEMM in an L2-friendly order, those with local operands
+//! first, then those whose rows arrive from peers; a GEMM that another one reads goes to scratch (or to the caller, who wants it,
+//! too), with a flow per block of rows; a GEMM that is summed goes where its reduction wants it; operands whose rows TMA cannot
+//! take (pitch not a multiple of 16 bytes) are repacked first; attention; rows of experts, and what is made of them.
 
 mod alone;
 mod attend_steps;
-pub(super) mod attention;
+mod attention;
 mod blocks;
 mod dispatch;
 mod ends;
 mod gradients;
-pub(super) mod grouped;
+mod grouped;
 mod last_wave;
 mod operands;
 mod product;
 mod products;
 mod tiler;
 
-use super::{draft::Draft, error::LowerError, shape::kernel::Kernel};
+use super::{
+    draft::Draft,
+    error::LowerError,
+    shape::kernel::{Kernel, Op},
+};
 use crate::settings::Config;
 use mk_plan::target::Target;
+use tiler::{Tiler, Value};
 
 pub(super) use ends::check as check_ends;
 
 /// Runs the pass.
 ///
 /// # Errors
-/// [`LowerError::Internal`] for a kernel that selection does not make.
+/// [`LowerError::Internal`] for operations that nobody claims so.
 pub(super) fn families(
     kernel: &Kernel,
     config: &Config,
     target: &'static Target,
 ) -> Result<Draft, LowerError> {
-    match kernel.multiplies() {
-        true => products::families(kernel, config, target),
-        false => alone::families(kernel, config, target),
+    if kernel.is_collective() {
+        return alone::families(kernel, config, target);
     }
+    let mut t = Tiler::new(kernel, config, target);
+    for (id, op) in kernel.ops.iter().enumerate() {
+        let made = match op {
+            Op::Operand(operand) => operands::source(&mut t, id, *operand),
+            Op::Product(g) => products::product(&mut t, id, g)?,
+            // Its product goes where it is added.
+            Op::Sum(_) => Value::Result,
+            Op::Attention(a) => attention::families(&mut t, a),
+            Op::Ragged(rows) => grouped::rows(&mut t, rows),
+            Op::Grouped(g) => grouped::gemm(&mut t, g)?,
+            Op::Combine(combine) => grouped::combine(&mut t, combine)?,
+        };
+        t.made.push(made);
+    }
+    for (id, operand) in kernel.operands() {
+        if let Some(r) = kernel.result_of(id) {
+            products::collect(&mut t, id, operand.param, r)?;
+        }
+    }
+    Ok(t.draft)
 }

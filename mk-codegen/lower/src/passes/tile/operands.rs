@@ -4,7 +4,8 @@ use super::tiler::{Given, Left, Tiler, Value};
 use crate::passes::{
     roles::DEFAULT_COPY_SMS,
     shape::{
-        kernel::{OpId, Operand, Reduce},
+        ids::OpId,
+        kernel::{Operand, Reduce},
         rows::Rows,
         tensor::Tensor,
     },
@@ -14,7 +15,7 @@ use crate::settings::{AllReduce, Gather};
 use mk_plan::{self, ALayout, BufId, Var};
 
 /// Gathers or repacks the left operand that operation `op` is.
-pub(super) fn source(t: &mut Tiler<'_>, op: OpId, operand: Operand) {
+pub(super) fn source<'k>(t: &mut Tiler<'k>, op: OpId, operand: Operand) -> Value<'k> {
     let kernel = t.kernel;
     let x = &kernel.params[operand.param];
     let world = t.draft.world();
@@ -36,8 +37,7 @@ pub(super) fn source(t: &mut Tiler<'_>, op: OpId, operand: Operand) {
         let pushed = gather::push_whole(&mut t.draft, x, buffer, &rows, t.config);
         let rows = Rows::whole(&mut t.draft.extents, x, height);
         let (left, depth) = (Left::Gathered(pushed), t.draft.dim(&x.shape[1]));
-        t.made.push(Value::Operand(Box::new(Given { rows, left, packed: None, depth })));
-        return;
+        return Value::Operand(Box::new(Given { rows, left, packed: None, depth }));
     }
     let (left, packed, depth);
     if gathered {
@@ -68,7 +68,7 @@ pub(super) fn source(t: &mut Tiler<'_>, op: OpId, operand: Operand) {
             false => draft.local(x, dim, Var::RANK),
         };
     }
-    t.made.push(Value::Operand(Box::new(Given { rows, left, packed, depth })));
+    Value::Operand(Box::new(Given { rows, left, packed, depth }))
 }
 
 /// Whether tiles of the products of a gathered operand hold rows of several ranks: where each rank has few, fewer tiles read the right operand

@@ -1,4 +1,4 @@
-//! Kernels with matrix products: operands, then products one after the other, each with its destination, then gathered results.
+//! Dense GEMMs, each with its destination, and gathered operands that are results.
 
 use super::{
     last_wave, operands,
@@ -9,7 +9,8 @@ use crate::passes::{
     draft::{Draft, Flow, FlowId, Reader, Source, TileRows, Writer, read, write},
     error::{LowerError, internal},
     shape::{
-        kernel::{self, Extra, Kernel, Op, OpId, Reduce, Sum},
+        ids::OpId,
+        kernel::{self, Extra, Kernel, Reduce, Sum},
         rows::Rows,
         tensor::{Tensor, aligned},
     },
@@ -23,8 +24,7 @@ use crate::passes::{
         two_level, two_shot,
     },
 };
-use crate::settings::{AllReduce, Config, Reduction};
-use mk_plan::target::Target;
+use crate::settings::{AllReduce, Reduction};
 use mk_plan::{
     ALayout, BLayout, BufId, CopyVia, EpilogueOp, Expr, Leaf, Operand, RoleKind, Space, Store, Var,
 };
@@ -32,37 +32,12 @@ use mk_plan::{
 /// Columns of a panel of 16-bit results, which a box of TMA stores.
 const PANEL_COLUMNS: i32 = 64;
 
-/// The families of a kernel with products.
-///
-/// # Errors
-/// [`LowerError::Internal`] for a kernel that selection does not make.
-pub(super) fn families(
-    kernel: &Kernel,
-    config: &Config,
-    target: &'static Target,
-) -> Result<Draft, LowerError> {
-    let mut t = Tiler::new(kernel, config, target);
-    for (id, op) in kernel.ops.iter().enumerate() {
-        match op {
-            Op::Operand(operand) => operands::source(&mut t, id, *operand),
-            Op::Product(g) => {
-                let made = product(&mut t, id, g)?;
-                t.made.push(made);
-            }
-            // Its product goes where it is added.
-            Op::Sum(_) => t.made.push(Value::Result),
-        }
-    }
-    for (id, operand) in kernel.operands() {
-        if let Some(r) = kernel.result_of(id) {
-            collect(&mut t, id, operand.param, r)?;
-        }
-    }
-    Ok(t.draft)
-}
-
 /// All tiles of one product, and the families that read them.
-fn product<'k>(t: &mut Tiler<'k>, id: OpId, g: &'k kernel::Product) -> Result<Value, LowerError> {
+pub(super) fn product<'k>(
+    t: &mut Tiler<'k>,
+    id: OpId,
+    g: &'k kernel::Product,
+) -> Result<Value<'k>, LowerError> {
     let kernel = t.kernel;
     let rows = t.given(id)?.rows.clone();
     let (sum, result, read) = (kernel.sum_of(id), kernel.result_of(id), kernel.is_read(id));
@@ -229,7 +204,7 @@ fn new_product<'k>(
             Left::ByOwner(_) => ALayout::Km,
             Left::Gathered(_) => ALayout::Mk,
         },
-        Some(Value::Hidden(_) | Value::Result) | None => ALayout::Mk,
+        _ => ALayout::Mk,
     };
     // Scratch and slots are padded; the caller's rows are as they are.
     // Boxes of gates end where ups begin.
@@ -309,7 +284,12 @@ fn copy_out(t: &mut Tiler<'_>, h: &Hidden, out: &Tensor, r: usize, rows: &Rows) 
 }
 
 /// A gathered operand that is result `r`.
-fn collect(t: &mut Tiler<'_>, id: OpId, param: usize, r: usize) -> Result<(), LowerError> {
+pub(super) fn collect(
+    t: &mut Tiler<'_>,
+    id: OpId,
+    param: usize,
+    r: usize,
+) -> Result<(), LowerError> {
     let Some(Value::Operand(given)) = t.made.get(id) else {
         return Err(internal(format!("operation {id} is a result, and no operand")));
     };

@@ -1,11 +1,16 @@
 //! A kernel on its way to families: its buffers, the values that are made so far, and the tiles of a product.
 
-use super::product::{Cut, Product};
+use super::{
+    blocks::Blocks,
+    dispatch::{Derived, Dispatch},
+    product::{Cut, Product},
+};
 use crate::passes::{
     draft::{Draft, FlowId, Source, TileRows, read},
     error::{LowerError, internal},
     shape::{
-        kernel::{self, Kernel, Op, OpId},
+        ids::OpId,
+        kernel::{self, Kernel, Op},
         rows::Rows,
         tensor::Tensor,
     },
@@ -13,7 +18,7 @@ use crate::passes::{
 };
 use crate::settings::Config;
 use mk_plan::target::Target;
-use mk_plan::{ALayout, BufId, Expr, Operand, Space};
+use mk_plan::{ALayout, BufId, Expr, FamId, Operand, Space};
 
 /// A left operand from the caller, ready to be read.
 pub(super) struct Given {
@@ -44,11 +49,35 @@ pub(super) struct Hidden {
     pub depth: Expr,
 }
 
+/// Rows of experts: the table of their blocks, and what a routing says of them.
+pub(super) struct RaggedRows<'k> {
+    pub blocks: Blocks,
+    /// Rows that were dispatched, and the words of their blocks.
+    pub dispatched: Option<(BufId, FlowId)>,
+    /// Where the rows of a rank's tokens are, for those that go back.
+    pub route: Option<(Dispatch<'k>, Option<Derived>)>,
+}
+
+/// Blocks of rows that a grouped GEMM writes.
+#[derive(Clone, Copy)]
+pub(super) struct MadeBlocks {
+    pub buffer: BufId,
+    /// The words of blocks.
+    pub done: FlowId,
+    pub family: FamId,
+    /// Tiles of a block.
+    pub tiles: i32,
+}
+
 /// The value of an operation, for those that read it.
-pub(super) enum Value {
+pub(super) enum Value<'k> {
     Operand(Box<Given>),
     /// A product that another one reads.
     Hidden(Hidden),
+    /// Rows of experts.
+    Ragged(Box<RaggedRows<'k>>),
+    /// What a grouped GEMM makes of them.
+    Blocks(MadeBlocks),
     /// A value that only the caller gets.
     Result,
 }
@@ -61,7 +90,7 @@ pub(super) struct Tiler<'k> {
     pub params: Vec<BufId>,
     pub results: Vec<BufId>,
     /// By operation.
-    pub made: Vec<Value>,
+    pub made: Vec<Value<'k>>,
     /// Repacked right operands, by parameter.
     pub packed: Vec<Option<Packed>>,
 }
@@ -94,7 +123,7 @@ impl<'k> Tiler<'k> {
                 Left::Gathered(g) => Some(g),
                 Left::Local(..) | Left::ByOwner(_) => None,
             },
-            Some(Value::Hidden(_) | Value::Result) | None => None,
+            _ => None,
         }
     }
 
@@ -106,7 +135,7 @@ impl<'k> Tiler<'k> {
         match self.made.get(product.left) {
             Some(Value::Operand(given)) => Ok(given.depth.clone()),
             Some(Value::Hidden(hidden)) => Ok(hidden.depth.clone()),
-            Some(Value::Result) | None => Err(not_made(product)),
+            _ => Err(not_made(product)),
         }
     }
 
@@ -161,7 +190,7 @@ impl<'k> Tiler<'k> {
                 let word = vec![r.shard.clone(), r.block.clone()];
                 Source::behind(read(Operand::A, h.buffer, rows), h.done, word)
             })]),
-            Some(Value::Result) | None => Err(not_made(p.g)),
+            _ => Err(not_made(p.g)),
         }
     }
 }

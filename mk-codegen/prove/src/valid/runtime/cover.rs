@@ -8,12 +8,14 @@
 //! polynomials of the dimension between the places at which a piece begins or ends.
 
 use crate::valid::{
-    MAX_PAIRS,
-    boxes::{BoxId, Boxed, text, uncovered},
+    boxes::{BoxId, Boxed},
+    cells::Shapes,
     coverage::{summed, takes},
     hash::{FastMap, FastSet},
+    limits::MAX_PAIRS,
     races::Group,
-    report::Violation,
+    region::{text, uncovered},
+    report::{Found, Violation},
     site,
     spans::{
         AtPlaces, SpanId, Spans,
@@ -28,16 +30,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Most dimensions of a buffer that may vary at once, and one more: places at which polynomials that are equal are compared.
 const DEGREE: usize = 4;
-
-/// What is wrong, and values of the dimension with which it is.
-#[derive(Default)]
-pub(super) struct Found {
-    pub violations: Vec<Violation>,
-    pub values: Vec<i64>,
-}
-
-/// Extents of a buffer, by buffer, rank and dimension.
-pub(super) type Shapes = Vec<Vec<Vec<Vec<Piece>>>>;
 
 /// Checks every class. `shapes[i]` are the shapes of class `i`.
 pub(super) fn check(

@@ -21,25 +21,21 @@
 //! those. Nothing here is therefore trusted to find the cause, only to find all there are.
 
 mod cover;
-mod overlaps;
-mod regions;
 mod skeleton;
 
-pub(super) use overlaps::overlaps;
-pub(super) use regions::{Regions, spans_of};
-
 use super::{
-    Found, Ranks,
-    boxes::BoxId,
+    capacity,
+    cells::{Cell, Halt, Shapes, undecided},
     epochs,
-    report::{Failure, OverValues, Proof, Violation},
+    report::{Failure, Found, OverValues, Proof, Violation},
     spans::{
         LiveId,
-        domain::{Domain, Line, Places, Run},
-        function::{self, Functions, Piece, Stop},
+        domain::{Domain, Places, Run},
+        function::{self, Functions, Stop},
         meet,
     },
     unroll::MAX_ELEMENTS,
+    value::{self, Ranks, verify_value},
     world::World,
 };
 use mk_plan::{DimId, Plan, Points, TableSet, TableSource};
@@ -51,54 +47,6 @@ pub const MAX_RUNS: usize = 1 << 10;
 pub const MAX_VALUES: i64 = 1 << 10;
 /// Most sequences of cells.
 pub const MAX_SEQUENCES: usize = 64;
-
-/// Values of the run-time dimension for which tasks, waits and posts are the same.
-pub(super) struct Cell<'c> {
-    /// For one of its values: good for all that does not depend on it.
-    pub points: &'c Points<'c>,
-    pub functions: Functions<'c>,
-    /// All its values.
-    pub places: Vec<Places>,
-    pub whole: LiveId,
-    /// Extents of each buffer, by buffer, rank and dimension.
-    pub shapes: cover::Shapes,
-    /// After how many epochs the plan repeats.
-    pub period: u32,
-}
-
-impl Cell<'_> {
-    /// A function that is one line wherever the cell has values.
-    pub fn pieces(&self, line: Line) -> Vec<Piece> {
-        let piece = |p: &Places| Piece { run: p.run, lo: p.lo, hi: p.hi, line };
-        self.places.iter().map(piece).collect()
-    }
-}
-
-/// Why values cannot be looked at together.
-pub(super) enum Halt {
-    /// They break a rule, or are too much.
-    Broken(Vec<Violation>),
-    /// An expression is not a function in pieces, or has no value somewhere.
-    Stop { stop: Stop, place: String, text: String },
-    /// An expression must be the same for all of them, and is for those of each part; halves, if there are none.
-    Split { parts: Vec<Vec<Places>>, place: String, text: String },
-}
-
-impl Halt {
-    /// As violations, where there is one value only.
-    pub fn violations(self) -> Vec<Violation> {
-        match self {
-            Halt::Broken(list) => list,
-            Halt::Stop { place, text, .. } | Halt::Split { place, text, .. } => {
-                vec![undecided(place, format!("`{text}` is not decided"))]
-            }
-        }
-    }
-}
-
-fn undecided(place: String, message: String) -> Violation {
-    Violation::RunTime { place, message }
-}
 
 /// What came of looking at some cells together: what is to be done about which.
 enum Trouble {
@@ -120,7 +68,7 @@ pub(super) fn verify(plan: &Plan, dim: DimId, max: i64, ranks: Ranks) -> Result<
         let message = "comes with each launch, and so do tables: they are not proved together; fix one of the two";
         return Err(refuse(vec![undecided(format!("{dim} {name:?}"), message.into())]));
     }
-    let fixed = super::capacity::check(plan);
+    let fixed = capacity::check(plan);
     if !fixed.is_empty() {
         return Err(refuse(fixed));
     }
@@ -202,8 +150,7 @@ fn at_values(
     }
     for value in values.into_iter().rev() {
         let value = value as i32;
-        super::verify_value(&plan.at(dim, value))
-            .map_err(|failure| failure.with(plan, dim, value))?;
+        verify_value(&plan.at(dim, value)).map_err(|failure| failure.with(plan, dim, value))?;
     }
     Ok(())
 }
@@ -281,13 +228,12 @@ fn attempt(
         let of_epoch: Vec<usize> =
             (0..epochs as u32).map(|e| sequence / made.len().pow(e) % made.len()).collect();
         let mut look = |world: World<'_>| {
-            let shapes: Vec<&cover::Shapes> = (0..world.classes.len())
+            let shapes: Vec<&Shapes> = (0..world.classes.len())
                 .filter_map(|c| world.class_of.iter().position(|x| *x == c))
                 .map(|e| &made[of_epoch[e]].shapes)
                 .collect();
-            super::run(&world, &mut proof, &mut used, |world, groups, overlaps| {
-                let found = cover::check(world, groups, overlaps, &shapes);
-                Found { violations: found.violations, values: found.values }
+            value::run(&world, &mut proof, &mut used, |world, groups, overlaps| {
+                cover::check(world, groups, overlaps, &shapes)
             })
         };
         if ranks == Ranks::Folded
@@ -303,16 +249,8 @@ fn attempt(
     Ok(proof)
 }
 
-/// Values with which two boxes overlap, or what is in one of them is there: some at both ends of ranges.
-pub(super) fn meeting(world: &World<'_>, a: BoxId, b: BoxId) -> Vec<i64> {
-    let Some(spans) = &world.boxes.spans else { return Vec::new() };
-    let [a, b] = [a, b].map(|id| &world.boxes.all[id as usize].spans[..]);
-    let places = spans.overlap(a, b).into_iter().chain(spans.overlap(a, a));
-    places.flat_map(|p| [spans.value(p.run, p.lo), spans.value(p.run, p.hi)]).collect()
-}
-
 /// Extents of all buffers, which must be sizes, and whose rows must not lie in each other.
-fn shapes(cell: &Cell<'_>) -> Result<cover::Shapes, Halt> {
+fn shapes(cell: &Cell<'_>) -> Result<Shapes, Halt> {
     let plan = cell.points.plan;
     let mut out = Vec::new();
     for (id, b) in plan.buffers.iter() {

@@ -4,8 +4,12 @@
 //!
 //! Where something of it does, the values are divided into cells for which it does not.
 
-use super::{Cell, Halt, Places};
-use crate::valid::{MAX_EVENTS, report::Violation};
+use crate::valid::{
+    cells::{Cell, Halt},
+    report::Violation,
+    spans::domain::Places,
+    unroll::MAX_EVENTS,
+};
 use mk_plan::{Each, Expr, FamId, Family, MAX_TASKS, Plan, Point, Task, Var};
 use std::collections::BTreeMap;
 

@@ -1,0 +1,137 @@
+//! Claims an attention, or a part of its backward.
+
+use super::builder::Claims;
+use crate::{
+    graph::Kind,
+    passes::{
+        error::{LowerError, unsupported},
+        shape::{
+            attention::{Attention, Makes, along},
+            kernel::Op,
+        },
+    },
+};
+use mk_plan::{GradOf, Operand};
+use mk_syntax::Placement;
+use std::collections::BTreeSet;
+
+pub(super) const CATALOGUE: &str = "one kernel holds one `attention` of the caller's tensors, whose result, with its `lse` where wanted, the caller gets; \
+     or one `attention_stats`, one `attention_dq`, or one `attention_dk` with its `attention_dv`";
+
+/// What an operation makes, and by which mask, factor and ring.
+fn makes(kind: &Kind) -> Option<(Makes, bool, Option<u32>, bool)> {
+    match *kind {
+        Kind::Attention { causal, scale, ring } => Some((Makes::Results, causal, scale, ring)),
+        Kind::AttentionStats => Some((Makes::Statistics, false, None, false)),
+        Kind::AttentionGrad { of, causal, scale, ring } => {
+            Some((Makes::Gradients(of), causal, scale, ring))
+        }
+        _ => None,
+    }
+}
+
+/// Whether it is an operation that a kernel has one of.
+pub(super) fn is_core(kind: &Kind) -> bool {
+    makes(kind).is_some()
+}
+
+/// Whether an operation is a further result of an attention, or of a part of its backward.
+pub(super) fn goes_with(kind: &Kind, core: &Kind) -> bool {
+    match kind {
+        Kind::Lse => matches!(core, Kind::Attention { .. }),
+        Kind::AttentionDv => matches!(core, Kind::AttentionGrad { of: GradOf::Keys, .. }),
+        _ => false,
+    }
+}
+
+/// The attention of a pipeline, if it has one: its operands are the caller's, and so is all that it makes.
+///
+/// # Errors
+/// For operands that are not, and for sizes and placements that no pass lowers.
+pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
+    let g = claims.g;
+    let Some(node) = claims.all(is_core).first().copied() else { return Ok(()) };
+    let value = claims.value(node);
+    let Some((makes, causal, scale, ring)) = makes(&value.kind) else { return Ok(()) };
+    let name = &value.name;
+    let found: Option<Vec<usize>> = g.operands(node).into_iter().map(|n| claims.param(n)).collect();
+    let reads = makes.reads();
+    let Some(found) = found.filter(|found| found.len() == reads.len()) else {
+        return Err(unsupported(name, "its operands are not the caller's", CATALOGUE));
+    };
+    let params = &claims.kernel.params;
+    if params.len() != reads.len() {
+        let why = "it reads a tensor twice, or the pipeline has others";
+        return Err(unsupported(name, why, CATALOGUE));
+    }
+    let mut made: Vec<(Operand, usize)> = Vec::new();
+    for (i, n) in g.results.iter().enumerate() {
+        let operand = match g.graph[*n].kind {
+            Kind::Lse => Operand::Lse,
+            Kind::AttentionDv => Operand::Dv,
+            _ => match makes {
+                Makes::Results => Operand::O,
+                Makes::Statistics => Operand::Dst,
+                Makes::Gradients(GradOf::Queries) => Operand::Dq,
+                Makes::Gradients(GradOf::Keys) => Operand::Dk,
+            },
+        };
+        if made.iter().any(|(other, _)| *other == operand) || claims.param(*n).is_some() {
+            let why = "it is a result twice, or a parameter is one";
+            return Err(unsupported(name, why, CATALOGUE));
+        }
+        made.push((operand, i));
+    }
+    let operands = reads.into_iter().zip(found).map(|(o, i)| (o, i, params[i].clone()));
+    let operands = operands.collect();
+    let attention = Attention { makes, operands, made, causal, scale, ring };
+    check(&attention, name, claims.ranks as i32)?;
+    let results: Vec<usize> = attention.made.iter().map(|(_, result)| *result).collect();
+    let id = claims.push(Op::Attention(attention));
+    results.into_iter().for_each(|r| claims.kernel.results[r].of = Some(id));
+    Ok(())
+}
+
+fn check(a: &Attention, name: &str, world: i32) -> Result<(), LowerError> {
+    let refuse = |why: String, help: &str| Err(unsupported(name, why, help));
+    if a.makes == Makes::Results && a.made.iter().all(|(made, _)| *made != Operand::O) {
+        return refuse("its result is no result of the pipeline".into(), CATALOGUE);
+    }
+    let mut lengths = BTreeSet::new();
+    for (operand, _, t) in &a.operands {
+        for (d, e) in t.shape.iter().enumerate().filter(|(_, e)| e.runtime_max.is_some()) {
+            let name = e.symbol.as_deref().unwrap_or("a dimension");
+            if d != along(*operand) {
+                let why =
+                    format!("`{name}` comes with each launch, and is no length of a sequence");
+                return refuse(why, "let only the dimension of the sequence be `dyn`");
+            }
+            lengths.insert(name);
+        }
+    }
+    if lengths.len() > 1 {
+        let why = format!("{} lengths come with each launch", lengths.len());
+        return refuse(why, "let queries and keys have one length, or fix one of both");
+    }
+    let wide = if a.makes == Makes::Statistics { Operand::O } else { Operand::Q };
+    let q = a.tensor(wide);
+    let depth = q.shape[3].value;
+    if !matches!(depth, 64 | 128) {
+        let why = format!("its heads have {depth} elements");
+        return refuse(why, "use 64 or 128; 192 and 256 are not supported yet");
+    }
+    let heads = q.shape[2].value;
+    let groups = match a.makes {
+        Makes::Statistics => heads,
+        _ => a.tensor(Operand::K).shape[2].value,
+    };
+    if heads % groups != 0 {
+        let why = format!("{heads} heads of queries cannot share {groups} of keys evenly");
+        return refuse(why, "let the heads of queries be a multiple of those of keys");
+    }
+    if q.placement == Placement::Shard(2) && (heads % world != 0 || groups % world != 0) {
+        let why = format!("{heads} heads of queries and {groups} of keys over {world} ranks");
+        return refuse(why, "let both be multiples of the ranks");
+    }
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! A kernel, while operations are claimed for it.
+
+use crate::{
+    graph::{Kind, OpGraph, Value},
+    passes::{
+        error::{LowerError, unsupported},
+        shape::{
+            ids::{OpId, Param},
+            kernel::{Kernel, Op, Outcome},
+            tensor::Tensor,
+        },
+    },
+};
+use mk_syntax::Placement;
+use petgraph::stable_graph::NodeIndex;
+
+/// A kernel in the making.
+pub(super) struct Claims<'g> {
+    pub g: &'g OpGraph,
+    pub ranks: u32,
+    pub params: Vec<NodeIndex>,
+    pub kernel: Kernel,
+}
+
+impl<'g> Claims<'g> {
+    /// A kernel without operations.
+    ///
+    /// # Errors
+    /// For a mesh of several axes.
+    pub fn new(g: &'g OpGraph, ranks: u32) -> Result<Claims<'g>, LowerError> {
+        let [axis] = g.axes.as_slice() else {
+            let why = format!("the mesh has the axes {}", g.axes.join(", "));
+            return Err(unsupported("mesh", why, "use one axis"));
+        };
+        let nodes = g.graph.node_indices();
+        let params: Vec<_> = nodes.filter(|n| g.graph[*n].kind == Kind::Param).collect();
+        let results = g.results.iter().zip(&g.result_names);
+        let results = results.map(|(n, name)| tensor(&g.graph[*n], name));
+        let kernel = Kernel {
+            name: g.name.clone(),
+            axis: axis.clone(),
+            params: params.iter().map(|n| tensor(&g.graph[*n], &g.graph[*n].name)).collect(),
+            ops: Vec::new(),
+            results: results.map(|out| Outcome { of: None, out }).collect(),
+        };
+        Ok(Claims { g, ranks, params, kernel })
+    }
+
+    /// Adds an operation.
+    pub fn push(&mut self, op: Op) -> OpId {
+        self.kernel.ops.push(op);
+        self.kernel.ops.len() - 1
+    }
+
+    pub fn value(&self, node: NodeIndex) -> &Value {
+        &self.g.graph[node]
+    }
+
+    /// The parameter that a value is.
+    pub fn param(&self, node: NodeIndex) -> Option<Param> {
+        self.params.iter().position(|n| *n == node)
+    }
+
+    /// Operations of a kind, in order.
+    pub fn all(&self, kind: impl Fn(&Kind) -> bool) -> Vec<NodeIndex> {
+        let nodes = self.g.graph.node_indices();
+        nodes.filter(|n| kind(&self.g.graph[*n].kind)).collect()
+    }
+}
+
+/// A value under this name.
+pub(super) fn tensor(v: &Value, name: &str) -> Tensor {
+    // `Claims::new` has checked that there is one axis.
+    let placement = v.placement.first().copied().unwrap_or(Placement::Replicate);
+    Tensor { name: name.into(), dtype: v.dtype, shape: v.shape.clone(), placement }
+}

@@ -1,0 +1,111 @@
+//! A kernel as the facts that its settings depend on.
+
+use crate::passes::shape::{
+    grouped::Grouped,
+    kernel::{self, Extra, Kernel, Op, Reduce},
+    tensor::Tensor,
+};
+use crate::settings::{Facts, GatheredRows, Product, Sum};
+use mk_abi::DType;
+use mk_plan::{EpilogueOp, gated};
+
+/// Global rows and columns; one column where a tensor has none.
+fn extents(t: &Tensor) -> [u64; 2] {
+    let value = |i: usize| t.shape.get(i).map(|e| e.value.max(0) as u64);
+    let columns = if t.shape.len() > 1 { value(t.shape.len() - 1) } else { None };
+    [value(0).unwrap_or(0), columns.unwrap_or(1)]
+}
+
+/// A product's inner dimension, where every launch and every rank has as much of it.
+fn depth(kernel: &Kernel, product: &kernel::Product, world: i32) -> Option<u64> {
+    let Op::Operand(operand) = &kernel.ops[product.left] else { return None };
+    let (x, dim) = (&kernel.params[operand.param], usize::from(!operand.transposed));
+    let fixed = x.shape.get(dim).is_some_and(|e| e.runtime_max.is_none());
+    (fixed && x.even(dim, world)).then(|| x.widest(dim, world).max(0) as u64)
+}
+
+/// Whether its operands are the caller's, as TMA takes them, and it saves nothing on the way.
+fn alone(kernel: &Kernel, product: &kernel::Product, world: i32) -> bool {
+    let Op::Operand(operand) = &kernel.ops[product.left] else { return false };
+    let both = [&kernel.params[operand.param], &kernel.params[product.b]];
+    let saves = product.extras.iter().any(|x| matches!(x, Extra::Result(_) | Extra::OwnHalf));
+    let fixed = |t: &Tensor| t.shape.iter().all(|e| e.runtime_max.is_none());
+    both.iter().all(|t| t.tma_rows(world) && fixed(t)) && !saves
+}
+
+/// A GEMM of ragged rows. Of dispatched rows, all that there is capacity for.
+fn grouped(p: &Grouped, ranks: u32) -> Product {
+    let rows = p.out.widest(0, ranks as i32).max(0) as u64 * u64::from(ranks);
+    Product {
+        extents: [rows, extents(&p.out)[1]],
+        gathered: false,
+        read: p.read,
+        result: p.result.is_some(),
+        gated: gated(&p.epilogue),
+        plain: p.epilogue.iter().all(|op| *op == EpilogueOp::Widen),
+        divisible: false,
+        depth: None,
+        alone: false,
+        f32: p.out.dtype == DType::F32,
+    }
+}
+
+/// The facts of a kernel on so many ranks.
+pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
+    let world = ranks as i32;
+    let gathers = kernel.operands().filter(|(_, o)| o.gathered).map(|(id, operand)| {
+        let x = &kernel.params[operand.param];
+        let fixed = x.shape.iter().all(|e| e.runtime_max.is_none());
+        let spans = kernel.spans(id, world);
+        GatheredRows { name: x.name.clone(), bulk: x.in_bulk(), fixed, spans }
+    });
+    let products = kernel.products().map(|(id, p)| {
+        let saved = p.extras.iter().filter_map(|x| match x {
+            Extra::Result(r) => Some(&kernel.results[*r].out),
+            Extra::Param(_) | Extra::OwnHalf => None,
+        });
+        Product {
+            extents: extents(&p.out),
+            gathered: kernel.is_gathered(p.left),
+            read: kernel.is_read(id),
+            result: kernel.result_of(id).is_some(),
+            gated: p.gated(),
+            plain: p.epilogue.iter().all(|op| *op == EpilogueOp::Widen),
+            divisible: kernel.is_divisible(p, world),
+            depth: depth(kernel, p, world),
+            alone: alone(kernel, p, world),
+            f32: saved.chain([&p.out]).any(|t| t.dtype == DType::F32),
+        }
+    });
+    let sums = kernel.sums().map(|(_, sum)| {
+        let out = &kernel.results[sum.result].out;
+        let product = match kernel.ops[sum.of] {
+            Op::Product(_) => kernel.products().position(|(id, _)| id == sum.of),
+            _ => None,
+        };
+        Sum {
+            product,
+            all: sum.how == Reduce::All,
+            epilogue: !sum.epilogue.is_empty(),
+            tma_rows: out.tma_rows(world),
+            extents: extents(out),
+        }
+    });
+    let ragged = kernel.ops.iter().find_map(|op| match op {
+        Op::Ragged(ragged) => Some(ragged),
+        _ => None,
+    });
+    let groups = kernel.grouped().next().map_or(0, |p| extents(&kernel.params[p.b])[0]);
+    let grouped = kernel.grouped().map(|p| grouped(p, ranks));
+    Facts {
+        ranks,
+        gathers: gathers.collect(),
+        products: products.chain(grouped).collect(),
+        sums: sums.collect(),
+        ring: kernel.attention().is_some_and(|a| a.ring),
+        routed: ragged.is_some_and(|r| r.route.is_some()),
+        ragged: ragged.is_some(),
+        groups,
+        first: kernel.results.first().map_or([0, 1], |r| extents(&r.out)),
+    }
+}

@@ -1,0 +1,159 @@
+//! Refuses dense operations that no pass lowers, by name, with what works instead.
+
+use crate::{
+    graph::OpGraph,
+    passes::{
+        error::{LowerError, unsupported},
+        shape::kernel::{Kernel, Op, Operand, Product},
+    },
+};
+use mk_abi::DType;
+use mk_syntax::Placement;
+use std::collections::BTreeSet;
+
+pub(super) const CATALOGUE: &str = "one kernel holds gathers of parameters, matrix products with elementwise operations after each, \
+                         and `reduce_scatter` or `all_reduce` of products, with elementwise operations after them, as results";
+
+/// Whether passes lower it.
+///
+/// # Errors
+/// The first operation that stands in the way.
+pub(super) fn check(k: &Kernel, g: &OpGraph, ranks: u32) -> Result<(), LowerError> {
+    if g.graph.node_weights().any(|v| v.shape.iter().skip(1).any(|e| e.runtime_max.is_some())) {
+        let why = "a run-time dimension is not the first of its tensor";
+        return Err(unsupported("dyn", why, "let it count rows of left operands and results"));
+    }
+    let runtime = g.graph.node_weights().flat_map(|v| &v.shape).filter(|e| e.runtime_max.is_some());
+    let names: BTreeSet<_> = runtime.filter_map(|e| e.symbol.as_ref()).collect();
+    if names.len() > 1 {
+        let why = format!("{} of them come with each launch", names.len());
+        return Err(unsupported("dyn", why, "let one symbol be `dyn`"));
+    }
+    for (i, r) in k.results.iter().enumerate() {
+        if r.of.is_some() && k.results[..i].iter().any(|other| same_value(k, other.of, r.of)) {
+            return Err(unsupported("pipeline", "it returns one value twice", "return it once"));
+        }
+    }
+    if k.is_collective() {
+        return alone(k);
+    }
+    for r in &k.results {
+        let of = match r.of.map(|of| &k.ops[of]) {
+            Some(Op::Sum(sum)) => &k.ops[sum.of],
+            Some(Op::Operand(operand)) if operand.gathered => continue,
+            Some(op) => op,
+            None => continue,
+        };
+        if let Op::Operand(operand) = of {
+            let name = &k.params[operand.param].name;
+            return Err(unsupported(
+                name,
+                "nothing is computed between it and a result",
+                CATALOGUE,
+            ));
+        }
+    }
+    k.products().try_for_each(|(_, p)| product(k, p, ranks as i32))
+}
+
+/// Whether two results are of one operation, or the same sum of one.
+fn same_value(k: &Kernel, a: Option<usize>, b: Option<usize>) -> bool {
+    match (a.map(|a| &k.ops[a]), b.map(|b| &k.ops[b])) {
+        (Some(Op::Sum(a)), Some(Op::Sum(b))) => a.of == b.of && a.how == b.how,
+        _ => a == b,
+    }
+}
+
+/// One collective, on one matrix.
+fn alone(k: &Kernel) -> Result<(), LowerError> {
+    let operands: Vec<&Operand> = k.operands().map(|(_, operand)| operand).collect();
+    let ([operand], [_]) = (operands.as_slice(), k.results.as_slice()) else {
+        let why = "it has several collectives and no product";
+        return Err(unsupported("pipeline", why, CATALOGUE));
+    };
+    let x = &k.params[operand.param];
+    let sums = k.sums().next().is_some();
+    if operand.gathered == sums {
+        let why = match sums {
+            true => "nothing is computed between the collectives",
+            false => "it is returned as it came",
+        };
+        return Err(unsupported(&x.name, why, CATALOGUE));
+    }
+    if operand.transposed {
+        return Err(unsupported(&x.name, "a collective moves it as it lies", "leave out `.t`"));
+    }
+    if x.dtype == DType::F32 {
+        let why = "collectives alone move bf16 and f16";
+        return Err(unsupported(&x.name, why, "use bf16 or f16"));
+    }
+    Ok(())
+}
+
+fn product(k: &Kernel, p: &Product, ranks: i32) -> Result<(), LowerError> {
+    let b = &k.params[p.b];
+    let left = k.value(p.left);
+    if left.shape.len() != 2 {
+        return Err(unsupported("gemm", "its left operand is not a matrix", CATALOGUE));
+    }
+    let along_k = match &k.ops[p.left] {
+        Op::Operand(Operand { gathered: true, .. }) => None,
+        Op::Operand(Operand { transposed: true, .. }) => Some(0),
+        _ => Some(1),
+    };
+    let sharded = along_k.filter(|d| left.placement == Placement::Shard(*d));
+    let depth = sharded.map(|d| left.shape[d].value);
+    if left.dtype != b.dtype || left.dtype == DType::F32 {
+        let why = "its operands are not bf16, or f16, both";
+        return Err(unsupported("gemm", why, "use one 16-bit dtype, or `cast` between products"));
+    }
+    if b.shape.iter().any(|e| e.runtime_max.is_some()) {
+        deep(k, p, sharded.is_some(), ranks)?;
+    }
+    if p.gated() && p.b_transposed {
+        let why = "its weights are transposed";
+        return Err(unsupported("swiglu", why, "store them as `[K, 2, F]`"));
+    }
+    if let Some(depth) = depth
+        && depth % ranks != 0
+        && (depth + ranks - 1) / ranks * (ranks - 1) >= depth
+    {
+        let why = format!("a depth of {depth} leaves some of {ranks} ranks without work");
+        return Err(unsupported("gemm", why, "use a depth that every rank has a part of"));
+    }
+    Ok(())
+}
+
+/// A product over rows that come with each launch, as a weight's gradient is: `x.t` and `dy`, all rows of both on every rank, in memory
+/// that ends where they do, because what is read behind the last must be zeros.
+fn deep(k: &Kernel, p: &Product, cut: bool, ranks: i32) -> Result<(), LowerError> {
+    let b = &k.params[p.b];
+    let refuse = |why: String, help| Err(unsupported("gemm", why, help));
+    let left = match &k.ops[p.left] {
+        Op::Operand(Operand { param, transposed: true, gathered: false }) => &k.params[*param],
+        _ => {
+            let why = format!("the size of `{}` comes with each launch", b.name);
+            let help = "let `dyn` count rows of left operands and results, or rows of both factors of `gemm(x.t, y)`";
+            return refuse(why, help);
+        }
+    };
+    if p.b_transposed || p.gated() {
+        let why = format!("the size of `{}` comes with each launch", b.name);
+        return refuse(why, "let `dyn` count rows of both factors of a plain `gemm(x.t, y)`");
+    }
+    if cut && ranks > 1 {
+        let why =
+            format!("ranks share the rows of `{}`, whose number comes with each launch", b.name);
+        return refuse(why, "give every rank all of these rows, or let their number be fixed");
+    }
+    match [left, b].into_iter().find(|t| !t.tma_rows(ranks)) {
+        None => Ok(()),
+        Some(t) => refuse(
+            format!(
+                "rows of `{}` are no multiple of 16 bytes, and their number comes with each launch",
+                t.name
+            ),
+            "let the number of rows be fixed, or pad their length",
+        ),
+    }
+}

@@ -1,0 +1,258 @@
+//! Claims rows of experts, the GEMMs of them, and their way back to tokens.
+
+use super::builder::{Claims, tensor};
+use crate::{
+    graph::Kind,
+    passes::{
+        error::{LowerError, unsupported},
+        shape::{
+            grouped::{Combine, Grouped, Ragged, Route, Rows},
+            ids::{OpId, Param},
+            kernel::{Kernel, Op},
+            tensor::{Tensor, aligned},
+        },
+    },
+};
+use mk_abi::DType;
+use mk_plan::EpilogueOp;
+use mk_syntax::RAGGED_BLOCK;
+use petgraph::stable_graph::NodeIndex;
+
+const CATALOGUE: &str = "one kernel holds `grouped_gemm`s of the same `ragged` or dispatched rows, one after the other, with elementwise \
+     operations behind each, and `combine` behind the last";
+
+/// Rows of experts that were claimed, and what is made of them.
+pub(super) struct Claimed {
+    ragged: OpId,
+    gemms: Vec<NodeIndex>,
+    dispatch: Option<NodeIndex>,
+    combine: Option<NodeIndex>,
+}
+
+fn refuse(claims: &Claims<'_>, node: NodeIndex, why: impl Into<String>) -> LowerError {
+    unsupported(&claims.value(node).name, why, CATALOGUE)
+}
+
+/// The rows of a pipeline's grouped GEMMs; `None` for one that has none.
+///
+/// # Errors
+/// For rows of several routings, and for what does not begin or end with the caller's tensors.
+pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerError> {
+    let g = claims.g;
+    let gemms = claims.all(|k| matches!(k, Kind::GroupedGemm { .. }));
+    let Some(first) = gemms.first().copied() else { return Ok(None) };
+    let only = |kind: fn(&Kind) -> bool| match claims.all(kind)[..] {
+        [_, more, ..] => Err(refuse(claims, more, "there is another one")),
+        [one] => Ok(Some(one)),
+        [] => Ok(None),
+    };
+    let dispatch = only(|k| matches!(k, Kind::Dispatch { .. }))?;
+    let combine = only(|k| *k == Kind::Combine)?;
+    let operands = g.operands(first);
+    let [_, b, counts, ..] = operands[..] else {
+        return Err(refuse(claims, first, "an operand is missing"));
+    };
+    let (Some(_), Some(counts)) = (claims.param(b), claims.param(counts)) else {
+        return Err(refuse(claims, first, "its matrices are not the caller's"));
+    };
+    // Counts have one dimension, and a route two.
+    let routed = claims.kernel.params[counts].shape.len() == 2;
+    let route = match dispatch.is_some() || routed {
+        true => Some(Route {
+            x: tokens(claims, dispatch)?,
+            experts: claims.value(b).shape[0].value,
+            drops: dispatch.is_some_and(|n| claims.value(n).kind == Kind::Dispatch { drops: true }),
+            combines: combine.is_some(),
+        }),
+        false => None,
+    };
+    let rows = made(claims, first);
+    let ragged = claims.push(Op::Ragged(Ragged { counts, rows, route }));
+    Ok(Some(Claimed { ragged, gemms, dispatch, combine }))
+}
+
+/// What a grouped GEMM makes, under the name of its result.
+fn made(claims: &Claims<'_>, node: NodeIndex) -> Tensor {
+    let result = claims.g.results.iter().position(|r| *r == node);
+    tensor(claims.value(node), result.map_or("h", |r| &claims.g.result_names[r]))
+}
+
+/// The tokens that are dispatched.
+fn tokens(claims: &Claims<'_>, dispatch: Option<NodeIndex>) -> Result<Option<Param>, LowerError> {
+    let Some(dispatch) = dispatch else { return Ok(None) };
+    if claims.g.results.contains(&dispatch) {
+        return Err(refuse(claims, dispatch, "its rows are a result"));
+    }
+    let x = claims.g.operands(dispatch).first().and_then(|x| claims.param(*x));
+    x.map(Some).ok_or_else(|| refuse(claims, dispatch, "its tokens are not the caller's"))
+}
+
+/// The GEMMs of claimed rows, and the way back to tokens.
+///
+/// # Errors
+/// For operands that are neither the caller's nor made of these rows, and for sizes and placements that no pass lowers.
+pub(super) fn claim(claims: &mut Claims<'_>, rows: Option<Claimed>) -> Result<(), LowerError> {
+    let Some(rows) = rows else { return Ok(()) };
+    let mut ids: Vec<OpId> = Vec::new();
+    for node in &rows.gemms {
+        let gemm = gemm(claims, &rows, *node, &ids)?;
+        let result = gemm.result;
+        let id = claims.push(Op::Grouped(gemm));
+        if let Some(r) = result {
+            claims.kernel.results[r].of = Some(id);
+        }
+        ids.push(id);
+    }
+    let g = claims.g;
+    let returned = |n: &NodeIndex| g.results.iter().filter(|r| *r == n).count();
+    let own = |n: &NodeIndex| rows.gemms.contains(n) || rows.combine == Some(*n);
+    let wrong = |n: &NodeIndex| claims.param(*n).is_some() || own(n) && returned(n) > 1;
+    if let Some(n) = g.results.iter().find(|n| wrong(n)) {
+        return Err(refuse(claims, *n, "it is a result twice, or a parameter is one"));
+    }
+    if let Some(node) = rows.combine {
+        let combine = combine(claims, &rows, node, &ids)?;
+        let result = combine.result;
+        let id = claims.push(Op::Combine(combine));
+        claims.kernel.results[result].of = Some(id);
+    }
+    let name = &claims.value(rows.gemms[0]).name;
+    match &claims.kernel.ops[rows.ragged] {
+        Op::Ragged(ragged) => check(&claims.kernel, ragged, name, claims.ranks as i32),
+        _ => Ok(()),
+    }
+}
+
+fn gemm(
+    claims: &Claims<'_>,
+    claimed: &Claimed,
+    node: NodeIndex,
+    before: &[OpId],
+) -> Result<Grouped, LowerError> {
+    let g = claims.g;
+    let operands = g.operands(node);
+    let [x, b, counts, ref extras @ ..] = operands[..] else {
+        return Err(refuse(claims, node, "an operand is missing"));
+    };
+    let (Some(b), Some(counts)) = (claims.param(b), claims.param(counts)) else {
+        return Err(refuse(claims, node, "its matrices are not the caller's"));
+    };
+    let same = matches!(&claims.kernel.ops[claimed.ragged], Op::Ragged(r) if r.counts == counts);
+    if !same {
+        return Err(refuse(claims, node, "its rows are not those of the product before it"));
+    }
+    let rows = match (claims.param(x), claimed.gemms.iter().position(|n| *n == x)) {
+        (Some(param), _) => Rows::Given(param),
+        (None, Some(i)) if i < before.len() => Rows::Made(before[i]),
+        _ if Some(x) == claimed.dispatch => Rows::Dispatched,
+        _ => return Err(refuse(claims, node, "its rows come from elsewhere")),
+    };
+    let Some(extras) = extras.iter().map(|x| claims.param(*x)).collect() else {
+        return Err(refuse(claims, node, "an operand of its epilogue is not the caller's"));
+    };
+    let of_combine = claimed.combine.and_then(|n| g.operands(n).first().copied());
+    Ok(Grouped {
+        ragged: claimed.ragged,
+        rows,
+        b,
+        epilogue: claims.value(node).kind.epilogue().unwrap_or_default().to_vec(),
+        extras,
+        out: made(claims, node),
+        result: g.results.iter().position(|r| *r == node),
+        read: g.graph.neighbors(node).next().is_some(),
+        combined: of_combine == Some(node),
+    })
+}
+
+fn combine(
+    claims: &Claims<'_>,
+    claimed: &Claimed,
+    node: NodeIndex,
+    gemms: &[OpId],
+) -> Result<Combine, LowerError> {
+    let g = claims.g;
+    let operands = g.operands(node);
+    let of = operands.first().and_then(|y| claimed.gemms.iter().position(|p| p == y));
+    let Some(of) = of.filter(|of| of + 1 == gemms.len()) else {
+        return Err(refuse(claims, node, "its rows are not those of the last product"));
+    };
+    if g.results.contains(&claimed.gemms[of]) {
+        return Err(refuse(claims, claimed.gemms[of], "its rows are a result, and are combined"));
+    }
+    let Some(weights) = operands.get(2).and_then(|w| claims.param(*w)) else {
+        return Err(refuse(claims, node, "its weights are not the caller's"));
+    };
+    let Some(result) = g.results.iter().position(|r| *r == node) else {
+        return Err(refuse(claims, node, "its tokens are no result"));
+    };
+    let out = tensor(claims.value(node), &g.result_names[result]);
+    Ok(Combine { of: gemms[of], weights, out, result })
+}
+
+fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), LowerError> {
+    let refuse = |why: String, help: &str| Err(unsupported(name, why, help));
+    let mut all = k.params.iter().flat_map(|t| &t.shape);
+    if let Some(e) = all.find(|e| e.runtime_max.is_some()) {
+        let name = e.symbol.as_deref().unwrap_or("a dimension");
+        return refuse(format!("`{name}` comes with each launch"), "let all symbols be fixed");
+    }
+    let counts = &k.params[ragged.counts];
+    if let Some(route) = &ragged.route {
+        let experts = route.experts;
+        if counts.shape[1].value > experts {
+            let why = format!("{} experts of each token, of {experts}", counts.shape[1].value);
+            return refuse(why, "a token goes to each expert once");
+        }
+        let least = (experts + world - 1) / world;
+        if (world - 1) * least >= experts {
+            let why = format!(
+                "{experts} experts over {world} ranks: of {least} each, and some have none"
+            );
+            return refuse(why, "let every rank have one, or ranks be fewer");
+        }
+        let blocks = ragged.rows.widest(0, world) / RAGGED_BLOCK as i32;
+        if route.drops && blocks < least {
+            let why = format!("a capacity of {blocks} blocks a rank, for {least} experts");
+            return refuse(why, "let each expert keep a block of 128 rows at least");
+        }
+        if let Some(x) = route.x.map(|x| &k.params[x])
+            && !x.in_bulk()
+        {
+            let why = format!("tokens of {} elements", x.shape[1].value);
+            return refuse(why, "let their columns be multiples of 8");
+        }
+    }
+    if ragged.route.is_none() && !counts.even(0, world) {
+        let why = format!("{} experts over {world} ranks", counts.shape[0].value);
+        let help = "let them be a multiple of the ranks, or let `dispatch(x, ids)` make the counts, which takes others";
+        return refuse(why, help);
+    }
+    for p in k.grouped() {
+        let (rows, block) = (p.out.widest(0, world), RAGGED_BLOCK as i32);
+        if !p.out.even(0, world) || rows % block != 0 {
+            let why = format!("{} rows over {world} ranks", p.out.shape[0].value);
+            return refuse(why, "let every rank have whole blocks of 128 of them");
+        }
+        let b = &k.params[p.b];
+        let depth = b.shape[1].value;
+        let columns = b.shape.last().map_or(0, |e| e.value);
+        for (n, dtype) in [(depth, b.dtype), (columns, b.dtype), (columns, p.out.dtype)] {
+            if aligned(n, dtype.size_bytes()) != n {
+                let why = format!("rows of {n} elements");
+                return refuse(why, "let depth and columns be multiples of 8");
+            }
+        }
+        let stacked = b.shape.len() == 4;
+        if stacked != (p.epilogue.first() == Some(&EpilogueOp::Swiglu)) {
+            let why = "gates and ups are results of their own".into();
+            return refuse(why, "write `swiglu` behind `grouped_gemm(w)` with `w: [E, K, 2, N]`");
+        }
+        if p.read && p.out.dtype == DType::F32 {
+            return refuse(
+                "a product reads f32 rows".into(),
+                "leave out the `cast(f32)` before it",
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,318 @@
+//! What is known while a pipeline is checked: names, types under inference, nodes.
+
+use super::{
+    args::Args,
+    dims::{Dims, Term},
+    mesh::Mesh,
+};
+use crate::ast::{Operand, Stage, Word};
+use crate::diag::{MAX_SHOWN, Sink};
+use crate::messages;
+use crate::ops;
+use crate::program::{DType, Op, Placement};
+use crate::span::Span;
+use crate::suggest::nearest;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Dtype, shape and placement under inference.
+#[derive(Clone, Debug)]
+pub(super) struct Ty {
+    pub dtype: DType,
+    pub dims: Vec<Term>,
+    /// One for each mesh axis.
+    pub placement: Vec<Placement>,
+}
+
+/// A value before it has its final number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Id {
+    Param(usize),
+    Node(usize),
+}
+
+/// A well-typed value.
+#[derive(Clone, Debug)]
+pub(super) struct Value {
+    pub id: Id,
+    pub ty: Ty,
+    /// For each mesh axis, whether a `gather` over it is upstream.
+    pub gathered: Vec<bool>,
+    /// What messages call it: "`x`", "`x.t`", "the result of `gemm`".
+    pub label: String,
+    /// `ty` is that of the transpose; only a factor of `gemm` can be.
+    pub is_transposed: bool,
+    /// Behind `ring`, of which this is the keys.
+    pub ring: Option<Box<Ring>>,
+    /// Rows of experts, of which this is how many each has.
+    pub ragged: Option<Id>,
+}
+
+/// Keys and values on their way to `attention`: the values, beside the keys that are the value of the chain. Or queries, which are that
+/// value, with the gradients of their results, and statistics.
+#[derive(Clone, Debug)]
+pub(super) struct Ring {
+    pub axis: usize,
+    pub values: Value,
+    /// Statistics of queries, where it passes on queries and their gradients.
+    pub stats: Option<Value>,
+    /// Of the word `ring`.
+    pub span: Span,
+}
+
+/// One stage about to be typed.
+pub(super) struct Call<'c, 'a> {
+    pub op: Word<'a>,
+    /// `None` if it has a mistake upstream.
+    pub input: Option<Value>,
+    pub args: Args<'c, 'a>,
+    /// The stages after this one.
+    pub rest: &'c [Option<Stage<'a>>],
+}
+
+#[derive(Debug)]
+pub(super) enum State {
+    Known(Ty),
+    /// What is not written is `None`.
+    Open {
+        dtype: Option<DType>,
+        dims: Option<Vec<Term>>,
+    },
+    /// Its type has a mistake.
+    Broken,
+}
+
+#[derive(Debug)]
+pub(super) struct Param<'a> {
+    pub name: Word<'a>,
+    /// Where its dtype is written; without annotation, its first use.
+    pub dtype_span: Span,
+    pub state: State,
+}
+
+#[derive(Debug)]
+pub(super) struct NodeDraft {
+    pub op: Op,
+    pub inputs: Vec<Id>,
+    pub value: Value,
+}
+
+#[derive(Debug)]
+pub(super) struct Name<'a> {
+    pub word: Word<'a>,
+    /// `None`: defined, with a mistake.
+    pub id: Option<Id>,
+    pub is_used: bool,
+}
+
+/// The shape that an open tensor gets.
+pub(super) enum Shape {
+    /// This many dimensions, of any size.
+    Fresh(usize),
+    /// These dimensions.
+    Like(Vec<Term>),
+    /// Three dimensions, of which the second is 2: gate and up.
+    GateUp,
+    /// Four dimensions, of which the third is 2: a stack of pairs of gate and up.
+    Stacked,
+    /// Four dimensions, of which the third, heads, is another one.
+    Heads { like: [Term; 4] },
+}
+
+impl Shape {
+    pub fn n_dims(&self) -> usize {
+        match self {
+            Shape::Fresh(n) => *n,
+            Shape::Like(dims) => dims.len(),
+            Shape::GateUp => 3,
+            Shape::Heads { .. } | Shape::Stacked => 4,
+        }
+    }
+}
+
+/// The type that an open tensor gets where it is first used.
+pub(super) struct Wanted {
+    pub dtype: DType,
+    pub shape: Shape,
+    pub placement: Vec<Placement>,
+}
+
+pub(super) struct Checker<'a, 's> {
+    pub sink: &'s mut Sink,
+    pub mesh: Mesh<'a>,
+    pub dims: Dims,
+    /// Unknown names are parameters.
+    pub is_bare: bool,
+    /// The symbols that are known at launch only, and their declared bounds.
+    pub runtime: BTreeMap<&'a str, Option<u64>>,
+    pub names: BTreeMap<&'a str, Name<'a>>,
+    /// What stages read that take f32 statistics of queries.
+    pub statistics: BTreeSet<&'a str>,
+    /// What a `let` further down defines.
+    pub bound_later: BTreeSet<&'a str>,
+    pub params: Vec<Param<'a>>,
+    pub nodes: Vec<NodeDraft>,
+    /// Rows of dispatched tokens that nothing bounds.
+    pub room: Vec<Term>,
+}
+
+impl<'a> Checker<'a, '_> {
+    pub fn define(&mut self, word: Word<'a>, id: Option<Id>) {
+        if let Some(what) = reserved(word.text) {
+            self.sink.push(word.span, messages::reserved_name(word.text, what));
+        }
+        if self.names.contains_key(word.text) {
+            self.sink.push(word.span, messages::defined_twice(word.text));
+            return;
+        }
+        self.names.insert(word.text, Name { word, id, is_used: false });
+    }
+
+    /// What the name means, now used; `None` after a report, now or where it was defined.
+    pub fn resolve(&mut self, word: Word<'a>) -> Option<Id> {
+        if let Some(name) = self.names.get_mut(word.text) {
+            name.is_used = true;
+            return name.id;
+        }
+        if self.bound_later.contains(word.text) {
+            self.sink.push(word.span, messages::bound_later(word.text));
+            return None;
+        }
+        if !self.is_bare {
+            let known = self.names.keys().copied().take(MAX_SUGGESTIONS);
+            let near = if self.sink.len() < MAX_SHOWN { nearest(word.text, known) } else { None };
+            self.sink.push(word.span, messages::unknown_name(word.text, near));
+            return None;
+        }
+        if let Some(what) = reserved(word.text) {
+            self.sink.push(word.span, messages::reserved_name(word.text, what));
+            return None;
+        }
+        let id = Id::Param(self.params.len());
+        let state = State::Open { dtype: None, dims: None };
+        self.params.push(Param { name: word, dtype_span: word.span, state });
+        self.names.insert(word.text, Name { word, id: Some(id), is_used: true });
+        Some(id)
+    }
+
+    /// Resolves an operand of a stage whose input is absent, for the mistakes in its name.
+    pub fn touch(&mut self, operand: Operand<'a>) {
+        self.resolve(operand.word);
+    }
+
+    /// The value of an operand that may not be transposed; if it is open, it becomes what is
+    /// wanted.
+    pub fn value(&mut self, operand: Operand<'a>, wanted: Wanted) -> Option<Value> {
+        if let Some(span) = operand.transposed {
+            self.sink.push(span, messages::transpose_elsewhere(operand.word.text));
+            self.touch(operand);
+            return None;
+        }
+        self.stored(operand.word, wanted)
+    }
+
+    /// The value of a name, as it is stored.
+    pub fn stored(&mut self, word: Word<'a>, wanted: Wanted) -> Option<Value> {
+        match self.resolve(word)? {
+            Id::Node(i) => {
+                let mut value = self.nodes[i].value.clone();
+                value.label = format!("`{}`", word.text);
+                Some(value)
+            }
+            Id::Param(i) => {
+                let ty = match &self.params[i].state {
+                    State::Known(ty) => ty.clone(),
+                    State::Open { .. } => self.close(i, wanted)?,
+                    State::Broken => return None,
+                };
+                Some(Value {
+                    id: Id::Param(i),
+                    gathered: vec![false; ty.placement.len()],
+                    ty,
+                    label: format!("`{}`", word.text),
+                    is_transposed: false,
+                    ring: None,
+                    ragged: None,
+                })
+            }
+        }
+    }
+
+    /// Gives an open parameter its type.
+    pub fn close(&mut self, i: usize, wanted: Wanted) -> Option<Ty> {
+        let Param { name, state, .. } = &mut self.params[i];
+        let name = *name;
+        let State::Open { dtype, dims } = std::mem::replace(state, State::Broken) else {
+            return None;
+        };
+        let dims = dims.unwrap_or_else(|| match wanted.shape {
+            Shape::Fresh(n) => (0..n).map(|dim| self.dims.var(name.text, dim)).collect(),
+            Shape::Like(dims) => dims,
+            Shape::Heads { like: [b, s, _, d] } => vec![b, s, self.dims.var(name.text, 2), d],
+            Shape::Stacked => {
+                let [experts, rows, columns] = [0, 1, 3].map(|dim| self.dims.var(name.text, dim));
+                vec![experts, rows, self.dims.lit(2), columns]
+            }
+            Shape::GateUp => {
+                let [rows, columns] = [0, 2].map(|dim| self.dims.var(name.text, dim));
+                vec![rows, self.dims.lit(2), columns]
+            }
+        });
+        let ty = Ty { dtype: dtype.unwrap_or(wanted.dtype), dims, placement: wanted.placement };
+        self.validate(name, &ty)?;
+        self.params[i].state = State::Known(ty.clone());
+        Some(ty)
+    }
+
+    pub fn push(&mut self, op: Op, inputs: Vec<Id>, ty: Ty, gathered: Vec<bool>) -> Value {
+        let id = Id::Node(self.nodes.len());
+        let label = format!("the result of `{}`", op.name());
+        let value =
+            Value { id, ty, gathered, label, is_transposed: false, ring: None, ragged: None };
+        self.nodes.push(NodeDraft { op, inputs, value: value.clone() });
+        value
+    }
+
+    /// Parameters are `f32` where they are summands of ranks, or second operands of elementwise operations, which are in f32.
+    pub fn report_f32(&mut self, results: &[Option<Value>]) {
+        for (i, param) in self.params.iter().enumerate() {
+            let State::Known(ty) = &param.state else { continue };
+            let partial = ty.placement.contains(&Placement::Partial);
+            if ty.dtype != DType::F32 || partial || self.statistics.contains(param.name.text) {
+                continue;
+            }
+            let id = Id::Param(i);
+            let elsewhere = |node: &NodeDraft| {
+                let second = matches!(node.op, Op::Add | Op::Mul | Op::Bias | Op::Slope(_));
+                let taken = match node.op {
+                    Op::Combine => Some(2),
+                    _ => second.then_some(1),
+                };
+                node.inputs.iter().enumerate().any(|(at, x)| *x == id && taken != Some(at))
+            };
+            let returned = results.iter().flatten().any(|value| value.id == id);
+            if returned || self.nodes.iter().any(elsewhere) {
+                self.sink.push(param.dtype_span, messages::f32_parameter(param.name.text));
+            }
+        }
+    }
+
+    pub fn report_unused(&mut self) {
+        for name in self.names.values().filter(|name| !name.is_used) {
+            self.sink.push(name.word.span, messages::unused(name.word.text));
+        }
+    }
+}
+
+/// The most names that a misspelt one is compared with.
+pub(super) const MAX_SUGGESTIONS: usize = 256;
+
+/// What else `name` means, so that no tensor may be called so.
+fn reserved(name: &str) -> Option<&'static str> {
+    if ops::find(name).is_some() {
+        Some("an operation")
+    } else if DType::from_name(name).is_some() {
+        Some("a dtype")
+    } else {
+        None
+    }
+}

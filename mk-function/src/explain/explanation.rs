@@ -1,0 +1,55 @@
+//! What an explanation holds.
+
+use crate::choice::{Damaged, Indivisible, Origin, Times, Verdict};
+use mk_codegen::{cost::Prediction, settings::Config};
+
+/// Why a pipeline takes as long as it does. `Display` is the text.
+#[derive(Clone, Debug)]
+pub struct Explanation {
+    /// Number of ranks.
+    pub ranks: u32,
+    /// The GPU of the figures, and where they come from.
+    pub machine: String,
+    /// How the whole pipeline is lowered as one kernel.
+    pub config: Config,
+    /// The same as text.
+    pub settings: String,
+    /// Where the settings come from.
+    pub origin: Origin,
+    /// What the cost model says of that kernel.
+    pub prediction: Prediction,
+    /// Its time by `mk tune`, in milliseconds, if it was measured.
+    pub measured_ms: Option<f64>,
+    /// The best of the settings that differ in one value: time in milliseconds, and settings.
+    pub others: Vec<(f64, String)>,
+    /// The same as separate kernels.
+    pub apart: Apart,
+    /// What was made, where something was: as one kernel or apart, and why.
+    pub made: Option<Verdict>,
+    /// Choices of settings before those that were made that have no kernel.
+    pub gave_way: u32,
+    /// Operations and settings of each kernel, where it was made apart.
+    pub kernels: Vec<(String, String)>,
+    /// Whether functions look for settings, so that they take the faster of one kernel and several.
+    pub searched: bool,
+    /// Cache files that were not used.
+    pub notes: Vec<Damaged>,
+    /// Tasks of the critical chain that are said.
+    pub(super) chain: usize,
+}
+
+/// A pipeline as a kernel for each of its operations.
+#[derive(Clone, Debug)]
+pub enum Apart {
+    /// It does not come apart.
+    Indivisible(Indivisible),
+    /// This part has no kernel by itself.
+    NoPart(String),
+    /// It does.
+    Parts {
+        /// Operations of each part, and what is known of its time.
+        parts: Vec<(String, Times)>,
+        /// Which of the two is faster by these times.
+        verdict: Verdict,
+    },
+}

@@ -1,0 +1,463 @@
+//! The dense reference: a pipeline evaluated in f64 on global tensors, for some rows of a result or for all.
+//!
+//! Most operations of the language make a row of their result from the same row of their first operand and from the whole of
+//! the second, so a few rows of a large result are cheap; a product with a transposed left operand needs all of both. A value that is `partial` is kept as its summands, one for each
+//! rank. Nothing is rounded but inputs and casts of them; what rounding costs a right result is kept beside each element ([`Near`]).
+
+mod routed;
+mod routes;
+
+use super::{
+    HarnessError, Inputs, Layout,
+    attention::Attention,
+    gradients::{Gradients, Operands, statistics},
+    local::placement,
+    near::Near,
+    value::{Matrix, Value},
+};
+use mk_abi::DType;
+use mk_function::function::abi_dtype;
+use mk_syntax::{Def, Node, Op, Placement, Tensor, ValueId};
+use routes::Routes;
+use std::{borrow::Cow, collections::BTreeMap};
+
+/// Which rows of a value are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Set {
+    All,
+    Chosen,
+    /// Those that the chosen tokens have at their experts, by this tensor of them.
+    Routed(ValueId),
+    /// None: who reads the value makes the part that it needs.
+    Parts,
+}
+
+/// What a rank should hold of a result, or of some rows of it.
+#[derive(Clone, Debug)]
+pub struct Expected {
+    /// Its elements, in rows of what the rank holds of one.
+    pub matrix: Matrix,
+    /// Their type.
+    pub dtype: DType,
+}
+
+/// The reference for one launch.
+#[derive(Clone, Debug)]
+pub struct Dense<'a> {
+    inputs: Inputs<'a>,
+    launch: u64,
+    /// The most multiply-adds of an attention.
+    work: u64,
+    /// What follows from the routings of the launch.
+    routes: Routes,
+}
+
+impl<'a> Dense<'a> {
+    /// The reference for a launch with these inputs.
+    pub fn new(inputs: Inputs<'a>, launch: u64) -> Dense<'a> {
+        Dense { inputs, launch, work: u64::MAX, routes: Routes::default() }
+    }
+
+    /// The same, with about so many multiply-adds at most for each attention: of some queries of each head, at least one. Results of the others
+    /// are not judged.
+    pub fn within(self, work: u64) -> Dense<'a> {
+        Dense { work, ..self }
+    }
+
+    /// What each rank should hold of a result, row-major.
+    ///
+    /// # Errors
+    /// [`HarnessError::Unsupported`] for a mesh of several axes.
+    pub fn local(&self, result: ValueId) -> Result<Vec<Vec<f64>>, HarnessError> {
+        Ok(self.expected(result)?.into_iter().map(|e| e.matrix.data).collect())
+    }
+
+    /// What each rank should hold of a result, and how far a right one may be from it.
+    ///
+    /// # Errors
+    /// [`HarnessError::Unsupported`] for a mesh of several axes.
+    pub fn expected(&self, result: ValueId) -> Result<Vec<Expected>, HarnessError> {
+        let rows: Vec<usize> = (0..self.extent(result, 0)).collect();
+        Ok(self.expected_rows(result, &rows)?.into_iter().map(|(_, expected)| expected).collect())
+    }
+
+    /// The same of those of some global rows that each rank holds, and which these are. `rows` ascend.
+    ///
+    /// # Errors
+    /// [`HarnessError::Unsupported`] for a mesh of several axes.
+    pub fn expected_rows(
+        &self,
+        result: ValueId,
+        rows: &[usize],
+    ) -> Result<Vec<(Vec<usize>, Expected)>, HarnessError> {
+        let value = self.rows(result, rows)?;
+        let (width, dtype) = (self.width(result), self.dtype(result));
+        let of_rank = |rank| {
+            let layout = self.layout(result, rank)?;
+            let columns = layout.columns();
+            let held = rows.iter().enumerate().filter(|(_, row)| layout.rows().contains(row));
+            let (places, held): (Vec<usize>, Vec<usize>) = held.map(|(i, row)| (i, *row)).unzip();
+            let places = places.iter().flat_map(|i| columns.iter().map(move |c| i * width + c));
+            let matrix = value.on(rank).map(|m| m.pick(columns.len(), places));
+            let matrix = matrix.ok_or_else(|| HarnessError::mismatch("a rank without summands"))?;
+            Ok((held, Expected { matrix, dtype }))
+        };
+        (0..self.inputs.case().ranks).map(of_rank).collect()
+    }
+
+    /// The global rows `rows` of a value.
+    ///
+    /// # Errors
+    /// [`HarnessError::Unsupported`] for a mesh of several axes.
+    pub fn rows(&self, value: ValueId, rows: &[usize]) -> Result<Value, HarnessError> {
+        let program = self.inputs.case().program;
+        let every = rows.iter().copied().eq(0..self.extent(value, 0));
+        let first = if every { Set::All } else { Set::Chosen };
+        // Who needs what, from the result back: nodes are in topological order.
+        let mut wanted = BTreeMap::from([((value.index(), first), ())]);
+        for node in program.nodes().iter().rev() {
+            let own = wanted.range((node.result.index(), Set::All)..);
+            let sets: Vec<Set> = own
+                .map(|(key, ())| *key)
+                .take_while(|(index, _)| *index == node.result.index())
+                .map(|(_, set)| set)
+                .collect();
+            for set in sets {
+                wanted.extend(self.needs(node, set).map(|key| (key, ())));
+            }
+        }
+        let mut values = BTreeMap::new();
+        for (index, set) in wanted.into_keys() {
+            let id = ValueId::new(index);
+            let made = match program.def(id) {
+                Some(Def::Param(tensor)) => self.input(tensor, set, rows)?,
+                Some(Def::Node(node)) => self.node(node, set, rows, &values)?,
+                None => return Err(HarnessError::mismatch("a value of another program")),
+            };
+            let kept = id != value && self.is_stored(id);
+            let made = if kept { made.stored(self.dtype(id)) } else { made };
+            values.insert((index, set), made);
+        }
+        values
+            .remove(&(value.index(), first))
+            .ok_or_else(|| HarnessError::mismatch("a value of another program"))
+    }
+
+    /// The type of a value.
+    fn dtype(&self, value: ValueId) -> DType {
+        self.inputs.case().program.ty(value).map_or(DType::F32, |t| abi_dtype(t.dtype))
+    }
+
+    /// Whether memory may hold a value before it is read: it is a result, or a collective's, or is read by something else than the
+    /// elementwise operation that follows its product. Sums over ranks store their summands themselves.
+    fn is_stored(&self, value: ValueId) -> bool {
+        let program = self.inputs.case().program;
+        let Some(Def::Node(node)) = program.def(value) else { return false };
+        let collective = |op: &Op| {
+            matches!(op, Op::Gather { .. } | Op::ReduceScatter { .. } | Op::AllReduce { .. })
+        };
+        let read = |node: &Node| {
+            let fused = node.op.is_elementwise() || matches!(node.op, Op::Swiglu);
+            let from = usize::from(fused);
+            let sums = matches!(node.op, Op::ReduceScatter { .. } | Op::AllReduce { .. });
+            !sums && node.inputs.iter().skip(from).any(|i| *i == value)
+        };
+        collective(&node.op)
+            || program.results().contains(&value)
+            || program.nodes().iter().any(read)
+    }
+
+    fn extent(&self, value: ValueId, dim: usize) -> usize {
+        let shape = self.inputs.case().bound.shape(value);
+        shape.and_then(|s| s.get(dim)).map_or(0, |n| *n as usize)
+    }
+
+    /// Elements of a row.
+    fn width(&self, value: ValueId) -> usize {
+        let shape = self.inputs.case().bound.shape(value).unwrap_or(&[]);
+        shape.iter().skip(1).map(|n| *n as usize).product()
+    }
+
+    fn layout(&self, value: ValueId, rank: usize) -> Result<Layout, HarnessError> {
+        let case = self.inputs.case();
+        let ty = case.program.ty(value);
+        let placement = placement(ty.map_or(&[], |t| &t.placement))?;
+        Ok(Layout::new(case.bound.shape(value).unwrap_or(&[]), placement, case.ranks, rank))
+    }
+
+    /// A parameter, put together from what the ranks hold.
+    fn input(&self, tensor: &Tensor, set: Set, chosen: &[usize]) -> Result<Value, HarnessError> {
+        let ranks = self.inputs.case().ranks;
+        let rows = &*self.rows_of(tensor.id, set, chosen);
+        let cols = self.width(tensor.id);
+        let mut parts = Vec::new();
+        for rank in 0..ranks {
+            if rank == 0 || placement(&tensor.ty.placement)? == Placement::Partial {
+                parts.push(Matrix::exact(cols, vec![0.0; rows.len() * cols]));
+            }
+            let layout = self.inputs.layout(tensor, rank)?;
+            let columns = layout.columns();
+            let element = self.inputs.elements(self.launch, tensor, rank);
+            let Some(part) = parts.last_mut() else { continue };
+            for (row, to) in rows.iter().zip(part.data.chunks_mut(cols.max(1))) {
+                if layout.rows().contains(row) {
+                    let from = (row - layout.rows().start) * columns.len();
+                    columns.iter().zip(from..).for_each(|(c, i)| to[*c] = element(i));
+                }
+            }
+        }
+        Ok(match (parts.pop(), placement(&tensor.ty.placement)?) {
+            (Some(last), Placement::Partial) => {
+                parts.push(last);
+                Value::Summands(parts)
+            }
+            (Some(whole), _) => Value::Whole(whole),
+            (None, _) => Value::Whole(Matrix::default()),
+        })
+    }
+
+    fn node(
+        &self,
+        node: &Node,
+        set: Set,
+        chosen: &[usize],
+        values: &BTreeMap<(usize, Set), Value>,
+    ) -> Result<Value, HarnessError> {
+        let operands: Option<Vec<&Value>> =
+            self.needs(node, set).map(|key| values.get(&key)).collect();
+        let operands = operands.unwrap_or_default();
+        let width = self.width(node.result);
+        let rows = &*self.rows_of(node.result, set, chosen);
+        Ok(match (node.op, operands.as_slice()) {
+            (Op::Gather { .. }, [x]) => (*x).clone(),
+            (Op::ReduceScatter { .. } | Op::AllReduce { .. }, [x]) => {
+                let summand = node.inputs.first().copied().unwrap_or(node.result);
+                Value::Whole(x.sum(self.dtype(summand)))
+            }
+            (Op::Gemm { a_transposed, b_transposed }, [a, b]) => {
+                // Of `[K, G, N]` all columns are depth.
+                let depth = node.inputs.get(1).map_or(0, |b| self.width(*b));
+                let depth: Vec<usize> = (0..depth).collect();
+                let a = if a_transposed { &a.transposed(rows) } else { *a };
+                let b = if b_transposed { &b.transposed(&depth) } else { *b };
+                self.gemm(node, a, b, b_transposed)?
+            }
+            (Op::GroupedGemm, [x, w, _]) => self.grouped(node, rows, [x, w])?,
+            (Op::Dispatch { .. }, [x, _]) => self.dispatched(node, rows, x)?,
+            (Op::Combine, [y, _, weights]) => {
+                let set = self.needs(node, set).next().map_or(Set::All, |(_, set)| set);
+                let held = self.rows_of(node.inputs[0], set, chosen);
+                self.combined(node, rows, (y, &held), weights)?
+            }
+            (Op::Bias, [x, c]) => {
+                let Value::Whole(c) = c else {
+                    return Err(HarnessError::unsupported("a bias of summands"));
+                };
+                // The last dimension; of a vector that is dimension 0, of which rows are chosen.
+                let at = |i: usize| match set {
+                    Set::Chosen if width == 1 => chosen[i] % c.len(),
+                    _ => i % c.len(),
+                };
+                x.map(|i, x| x.add(c.at(at(i))))
+            }
+            (Op::Attention { .. }, [q, k, v]) => self.attention(node, [q, k, v])?.0,
+            (Op::Lse, [q, k, v]) => self.attention(self.attended(node), [q, k, v])?.1,
+            (Op::AttentionStats, [o, d_o, lse]) => {
+                let o_id = node.inputs[0];
+                let sizes = [1, 2, 3].map(|d| self.extent(o_id, d));
+                Value::Whole(statistics(sizes, [on(o, 0)?, on(d_o, 0)?, on(lse, 0)?]))
+            }
+            (Op::AttentionDq { .. }, [q, d_o, stats, k, v]) => {
+                self.gradients(node, [q, d_o, stats, k, v], 0)?
+            }
+            (Op::AttentionDk { .. }, [k, v, q, d_o, stats]) => {
+                self.gradients(node, [q, d_o, stats, k, v], 1)?
+            }
+            (Op::AttentionDv, [k, v, q, d_o, stats]) => {
+                self.gradients(self.attended(node), [q, d_o, stats, k, v], 2)?
+            }
+            (Op::Gelu, [x]) => x.map(|_, x| x.gelu()),
+            (Op::Silu, [x]) => x.map(|_, x| x.silu()),
+            (Op::GeluTanh, [x]) => x.map(|_, x| x.gelu_tanh()),
+            (Op::Slope(curve), [d, x]) => d.zip(x, |d, x| d.slope(curve, x)),
+            (Op::SwigluGrad, [d, x]) => d.swiglu_grad(x),
+            (Op::Swiglu, [x]) => x.swiglu(),
+            (Op::Relu, [x]) => x.map(|_, x| x.relu()),
+            (Op::Mul, [x, y]) => x.zip(y, Near::mul),
+            (Op::Add, [x, y]) => x.zip(y, Near::add),
+            (Op::Scale(factor), [x]) => x.map(|_, x| x.scale(factor)),
+            (Op::Cast(to), [x]) => x.map(|_, x| x.cast(abi_dtype(to))),
+            _ => return Err(HarnessError::unsupported(format!("`{}`", node.op.name()))),
+        })
+    }
+
+    /// Gradients of queries, of keys or of values; of keys that all ranks have, what each rank's queries give.
+    fn gradients(
+        &self,
+        node: &Node,
+        [q, d_o, stats, k, v]: [&Value; 5],
+        which: usize,
+    ) -> Result<Value, HarnessError> {
+        let (causal, scale, [q_id, k_id]) = match node.op {
+            Op::AttentionDq { causal, scale, .. } => {
+                (causal, scale, [node.inputs[0], node.inputs[3]])
+            }
+            Op::AttentionDk { causal, scale, .. } => {
+                (causal, scale, [node.inputs[2], node.inputs[0]])
+            }
+            _ => return Err(HarnessError::mismatch("gradients of no attention")),
+        };
+        let depth = self.extent(q_id, 3);
+        let sequence = self.extent(q_id, 1);
+        let whole = || std::iter::once(0..sequence).collect();
+        let all = |queries| Gradients {
+            sequence,
+            heads: [self.extent(q_id, 2), self.extent(k_id, 2)],
+            depth,
+            causal,
+            scale: scale.unwrap_or(1.0 / (depth as f64).sqrt()),
+            dtype: self.dtype(q_id),
+            queries,
+            asked: self.asked(q_id, 6),
+        };
+        let [q, d_o, stats] = [on(q, 0)?, on(d_o, 0)?, on(stats, 0)?];
+        let operands = Operands { q, d_o, stats, k: on(k, 0)?, v: on(v, 0)? };
+        let made = |queries| {
+            let [dq, dk, dv] = all(queries).run(&operands);
+            [dq, dk, dv].into_iter().nth(which).unwrap_or_default()
+        };
+        if placement(&node.ty.placement)? != Placement::Partial {
+            return Ok(Value::Whole(made(whole())));
+        }
+        let of_rank = |rank| Ok(made(self.layout(q_id, rank)?.parts(1).to_vec()));
+        let summands = (0..self.inputs.case().ranks).map(of_rank);
+        Ok(Value::Summands(summands.collect::<Result<_, HarnessError>>()?))
+    }
+
+    /// How many queries of each head may be evaluated, if each takes so many products of a row with all rows of the other side.
+    fn asked(&self, q: ValueId, products: u64) -> usize {
+        let all: u64 = (0..4).map(|d| self.extent(q, d) as u64).product();
+        usize::try_from(self.work / (products * all).max(1)).unwrap_or(usize::MAX).max(1)
+    }
+
+    /// The attention whose logarithms a node takes, or the gradients of keys that it has the values' beside; any other node is itself.
+    fn attended<'n>(&self, node: &'n Node) -> &'n Node
+    where
+        'a: 'n,
+    {
+        let program = self.inputs.case().program;
+        match (node.op, node.inputs.first().and_then(|o| program.def(*o))) {
+            (Op::Lse | Op::AttentionDv, Some(Def::Node(attention))) => attention,
+            _ => node,
+        }
+    }
+
+    /// Which rows of which values a node is made of.
+    fn needs<'n>(&self, node: &'n Node, set: Set) -> impl Iterator<Item = (usize, Set)> + 'n
+    where
+        'a: 'n,
+    {
+        let program = self.inputs.case().program;
+        needs(self.attended(node), set, move |id| matches!(program.def(id), Some(Def::Param(_))))
+    }
+
+    /// The global rows of a value in a set.
+    fn rows_of<'r>(&self, value: ValueId, set: Set, chosen: &'r [usize]) -> Cow<'r, [usize]> {
+        match set {
+            Set::All => (0..self.extent(value, 0)).collect(),
+            Set::Chosen => chosen.into(),
+            Set::Routed(ids) => self.routed(ids, self.extent(value, 0), chosen).into(),
+            Set::Parts => Cow::default(),
+        }
+    }
+
+    /// Result and logarithms of an attention, for the batches that the operands have.
+    fn attention(
+        &self,
+        node: &Node,
+        [q, k, v]: [&Value; 3],
+    ) -> Result<(Value, Value), HarnessError> {
+        let (Op::Attention { causal, scale, .. }, [q_id, k_id, _]) = (node.op, &node.inputs[..])
+        else {
+            return Err(HarnessError::mismatch("logarithms of no attention"));
+        };
+        let depth = self.extent(*q_id, 3);
+        let attention = Attention {
+            queries: self.asked(*q_id, 2),
+            sequence: self.extent(*q_id, 1),
+            heads: [self.extent(*q_id, 2), self.extent(*k_id, 2)],
+            depth,
+            causal,
+            scale: scale.unwrap_or(1.0 / (depth as f64).sqrt()),
+            dtype: self.dtype(*q_id),
+        };
+        let [o, lse] = attention.run(on(q, 0)?, on(k, 0)?, on(v, 0)?);
+        Ok((Value::Whole(o), Value::Whole(lse)))
+    }
+
+    /// Rank `r`'s summand of a product over a sharded depth is the product over its part of the depth.
+    fn gemm(
+        &self,
+        node: &Node,
+        a: &Value,
+        b: &Value,
+        b_transposed: bool,
+    ) -> Result<Value, HarnessError> {
+        let right = node.inputs.get(1).copied().unwrap_or(node.result);
+        let k = match b_transposed {
+            true => self.width(right),
+            false => self.extent(right, 0),
+        };
+        let n = self.width(node.result);
+        let rows = |a: &Matrix| a.len().checked_div(k).unwrap_or(0);
+        if placement(&node.ty.placement)? != Placement::Partial {
+            let (a, b) = (on(a, 0)?, on(b, 0)?);
+            return Ok(Value::Whole(a.product(b, rows(a), k)));
+        }
+        let summands = (0..self.inputs.case().ranks).map(|rank| {
+            let layout = self.layout(right, rank)?;
+            let depth: Vec<usize> = match b_transposed {
+                true => layout.columns().to_vec(),
+                false => layout.rows().collect(),
+            };
+            let (a, b) = (on(a, rank)?, on(b, rank)?);
+            let m = rows(a);
+            if depth.iter().copied().eq(0..k) {
+                return Ok(a.product(b, m, k));
+            }
+            let columns = (0..m).flat_map(|row| depth.iter().map(move |i| row * k + i));
+            let part = a.pick(depth.len(), columns);
+            let rows = depth.iter().flat_map(|i| i * n..(i + 1) * n);
+            Ok(part.product(&b.pick(n, rows), m, depth.len()))
+        });
+        Ok(Value::Summands(summands.collect::<Result<_, HarnessError>>()?))
+    }
+}
+
+/// What a rank holds of an operand.
+fn on(value: &Value, rank: usize) -> Result<&Matrix, HarnessError> {
+    value.on(rank).ok_or_else(|| HarnessError::mismatch("a product without an operand"))
+}
+
+/// Which rows of its operands a node needs for some rows of its result; `is_given` of what is a parameter.
+fn needs<'n>(
+    node: &'n Node,
+    set: Set,
+    is_given: impl Fn(ValueId) -> bool + 'n,
+) -> impl Iterator<Item = (usize, Set)> + 'n {
+    node.inputs.iter().enumerate().map(move |(i, input)| {
+        let set = match (node.op, i) {
+            (Op::Gemm { a_transposed, .. }, i) if i == 1 || a_transposed => Set::All,
+            (Op::GroupedGemm, 1) if is_given(*input) => Set::Parts,
+            (Op::Combine, 0) if set == Set::Chosen => Set::Routed(node.inputs[1]),
+            (Op::Combine, 0) => Set::All,
+            (Op::GroupedGemm | Op::Bias | Op::Combine, 1) | (Op::GroupedGemm, 2) => Set::All,
+            (Op::Dispatch { .. }, _) => Set::All,
+            _ => set,
+        };
+        (input.index(), set)
+    })
+}
+
+#[cfg(test)]
+mod tests;

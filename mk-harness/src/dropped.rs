@@ -1,0 +1,33 @@
+//! Rows that launches drop.
+
+use super::{Inputs, routing::keep};
+use std::collections::BTreeMap;
+
+/// Rows of a rank's tokens in one launch of a pipeline that drops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// Rows for which their experts have no room.
+    pub dropped: u64,
+    /// Rows that the tokens name.
+    pub of: u64,
+}
+
+/// What a launch drops, by the rank of the tokens; `None` for a pipeline that drops nothing.
+pub fn dropped(inputs: &Inputs<'_>, launch: u64) -> Option<Vec<Dropped>> {
+    let case = inputs.case();
+    let mut all: Option<Vec<Dropped>> = None;
+    for tensor in case.program.tensors() {
+        let Some(keep) = keep(case, tensor.id) else { continue };
+        let sums = all.get_or_insert_with(|| vec![Dropped::default(); case.ranks]);
+        let mut kept = BTreeMap::<i32, usize>::new();
+        for (rank, sum) in sums.iter_mut().enumerate() {
+            for expert in inputs.ids(launch, tensor, rank) {
+                let n = kept.entry(expert).or_default();
+                sum.of += 1;
+                sum.dropped += u64::from(*n == keep);
+                *n = keep.min(*n + 1);
+            }
+        }
+    }
+    all
+}
