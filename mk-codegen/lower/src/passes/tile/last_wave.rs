@@ -7,7 +7,7 @@ use super::{
 use crate::passes::{
     draft::TileRows,
     error::LowerError,
-    shape::{kernel::OpId, rows::Rows},
+    shape::{ids::OpId, rows::Rows},
     strategies::{split_k, sum::Summands},
 };
 use crate::settings::{LastWave, Reduction};
