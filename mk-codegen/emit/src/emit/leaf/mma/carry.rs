@@ -14,7 +14,7 @@ use mk_plan::{
 /// Its template values, for a product whose epilogue carries.
 ///
 /// # Errors
-/// [`EmitError::Unsupported`] for sums that the loader cannot bring.
+/// [`EmitError::Refused`] for sums that the loader cannot bring.
 pub(in crate::emit) fn carry(
     e: &mut Emitter<'_>,
     id: FamId,

@@ -26,7 +26,7 @@ pub(in crate::emit) struct Factor {
 /// The left factor: rows of one matrix after another `[.., m, k]`; or `[.., k, m]`, also `[k, shards, m]`, whose rows of C come in shards.
 ///
 /// # Errors
-/// [`EmitError::Unsupported`] for regions that no map has.
+/// [`EmitError::Refused`] for regions that no map has.
 pub(in crate::emit) fn left(
     e: &Emitter<'_>,
     id: FamId,
@@ -130,7 +130,7 @@ pub(in crate::emit) fn end_rows(
 /// and are one dimension of the map: k ends with each matrix, and not with the last of them.
 ///
 /// # Errors
-/// [`EmitError::Unsupported`] for regions that no map has.
+/// [`EmitError::Refused`] for regions that no map has.
 pub(in crate::emit) fn right(
     e: &Emitter<'_>,
     id: FamId,

@@ -7,7 +7,7 @@ use mk_plan::{Access, FamId, Family, Mode, Operand};
 /// The places, which have the same columns, rows and element type.
 ///
 /// # Errors
-/// [`EmitError::Unsupported`] where a task goes to none or several, or adds to what is there.
+/// [`EmitError::Refused`] where a task goes to none or several, or adds to what is there.
 pub(in crate::emit) fn targets<'p>(
     e: &Emitter<'p>,
     id: FamId,
