@@ -73,9 +73,12 @@ pub fn tidy() -> Result<()> {
 
 /// What `cargo test` takes a part of: see `docs/verification.md`.
 pub fn mutants() -> Result<()> {
-    let args = ["test", "-p", "mk-codegen", "--test", "mutants", "--", "--nocapture"];
-    let mut tests = cargo(&args);
-    step("mutants", tests.env("MK_MUTANTS", "all").env("MK_RANDOM_CASES", "10000"))
+    for (package, test) in [("mk-codegen", "mutants"), ("mk-harness", "random")] {
+        let args = ["test", "--release", "-p", package, "--test", test, "--", "--nocapture"];
+        let mut tests = cargo(&args);
+        step(test, tests.env("MK_MUTANTS", "all").env("MK_RANDOM_CASES", "10000"))?;
+    }
+    Ok(())
 }
 
 /// Writes the list of decisions, and re-blesses snapshot and ui tests unless only that list is asked for.

@@ -2,8 +2,8 @@
 
 use super::{Failure, Kind};
 use mk::{
-    check::CheckError, emit::EmitError, function::FunctionError, passes::LowerError, runtime, settings::NotASetting,
-    sim::SimError, tune::Unpredicted,
+    check::CheckError, emit::EmitError, function::FunctionError, passes::LowerError, runtime,
+    settings::NotASetting, sim::SimError, tune::Unpredicted,
 };
 use mk_harness::HarnessError;
 

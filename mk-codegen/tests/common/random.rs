@@ -130,6 +130,8 @@ pub fn one(number: usize, scale: Scale, numbers: &mut Numbers) -> Option<Drawn> 
     let (program, bound) = kind(text, &sizes)?;
     let worlds = if scale == Scale::Tiny { &WORLDS[..WORLDS.len() - 1] } else { WORLDS };
     let (ranks, nodes) = numbers.of(worlds);
+    // Room for dispatched rows is a question of ranks.
+    let bound = bound.on(&program, ranks).ok()?;
     let net = numbers.of(&[NicOrdering::InOrder, NicOrdering::Unordered]);
     let mut config = Config { ranks, nodes, net, ..Config::default() };
     if numbers.below(2) == 0 {

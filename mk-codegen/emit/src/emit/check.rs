@@ -7,8 +7,8 @@ use super::{
 };
 use mk_abi::device::MAX_RUNTIME_DIMS;
 use mk_plan::{
-    BufId, CopyTile, CopyVia, Expr, FamId, Family, Leaf, Plan, Points, Post, RoleKind, Scope, Space,
-    StructureError, TableSet, Var,
+    BufId, CopyTile, CopyVia, Expr, FamId, Family, Leaf, Plan, Points, Post, RoleKind, Scope,
+    Space, StructureError, TableSet, Var,
 };
 
 /// Names that the templates give to their own variables, around expressions of the plan.

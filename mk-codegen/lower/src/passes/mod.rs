@@ -22,7 +22,7 @@ use crate::{
     settings::{self, Config, Facts},
 };
 use mk_plan::{Buffer, Plan, Space};
-use mk_prove::valid;
+use mk_prove::{equivalence, valid};
 use mk_syntax::{Bound, Program};
 use shape::kernel::Kernel;
 use std::collections::BTreeSet;
@@ -77,6 +77,8 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     signals::insert(&mut draft)?;
     let plan = finish(draft, config)?;
     tile::check_ends(&plan, config, &facts)?;
+    equivalence::has_room(&plan, program, &on(program, bound, config.ranks)?)
+        .map_err(error::no_room)?;
     Ok(plan)
 }
 

@@ -190,11 +190,12 @@ impl Boundaries {
             if last.replace((key, writes)) == Some((key, writes)) {
                 continue;
             }
-            for rank in 0..ranks {
+            let [all, written] = &mut rows;
+            for (rank, (all, written)) in all.iter_mut().zip(written).enumerate() {
                 let started = r.paths.started(e, key, rank as u32) as u8;
-                rows[0][rank] = rows[0][rank].min(started);
+                *all = (*all).min(started);
                 if writes {
-                    rows[1][rank] = rows[1][rank].min(started);
+                    *written = (*written).min(started);
                 }
             }
         }

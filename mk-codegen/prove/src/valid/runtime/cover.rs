@@ -50,14 +50,14 @@ pub(super) fn check(
         work: 0,
         found: Found::default(),
     };
-    for class in 0..world.classes.len() {
+    for (class, shape) in shapes.iter().enumerate().take(world.classes.len()) {
         for id in 0..world.boxes.all.len() {
             cover.reads(class, id as BoxId);
             cover.lost(class, id as BoxId);
         }
         for (id, b) in world.plan.buffers.iter().filter(|b| b.1.space == Space::Out) {
             for rank in 0..world.ranks_looked_at() {
-                if let Some((value, message)) = cover.output(class, id, rank, shapes[class])
+                if let Some((value, message)) = cover.output(class, id, rank, shape)
                     && cover.told.insert((id.index() as u32, u32::MAX))
                 {
                     let name = b.name.clone();
