@@ -65,7 +65,8 @@ fn over_nodes_everything_has_a_plan_or_is_refused_by_name() {
         }
     }
     for (name, why) in &refused {
-        let routed = ["moe", "dispatch", "combine"].iter().any(|n| name.contains(n));
+        let routed =
+            ["moe", "shared_expert", "dispatch", "combine"].iter().any(|n| name.contains(n));
         let ring = ["ring", "attention_d"].iter().any(|n| name.contains(n));
         assert!(
             routed == why.contains("`dispatch`") && ring == why.contains("ring"),

@@ -68,6 +68,19 @@ pub fn facts(program: &Program, bound: &Bound, ranks: u32) -> Result<Facts, Lowe
 /// [`LowerError::Unsupported`] for pipelines outside what the passes cover, [`LowerError::Setting`] for settings that do
 /// not fit, [`LowerError::OutOfRange`] for worlds, targets and extents that no kernel has, [`LowerError::TooLarge`] for sizes that no plan has.
 pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, LowerError> {
+    let plan = lower_of_any_capacity(program, bound, config)?;
+    let (_, program, config) = &World::of(program, bound, config)?;
+    equivalence::has_room(&plan, program, &on(program, bound, config.ranks)?)
+        .map_err(error::no_room)?;
+    Ok(plan)
+}
+
+/// As [`lower`], also where no routing of all tokens fits: of plans that stand for larger ones.
+fn lower_of_any_capacity(
+    program: &Program,
+    bound: &Bound,
+    config: &Config,
+) -> Result<Plan, LowerError> {
     let (world, program, config) = &World::of(program, bound, config)?;
     let kernel = claimed(program, bound, config.ranks)?;
     let facts = claims::facts(&kernel, config.ranks);
@@ -77,8 +90,6 @@ pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, 
     signals::insert(&mut draft)?;
     let plan = finish(draft, config)?;
     tile::check_ends(&plan, config, &facts)?;
-    equivalence::has_room(&plan, program, &on(program, bound, config.ranks)?)
-        .map_err(error::no_room)?;
     Ok(plan)
 }
 
