@@ -68,8 +68,8 @@ impl Near {
         self.hard * self.hard / 3.0 + self.sd * self.sd
     }
 
-    /// Where the range of a type ends: beyond it is infinite, or the largest number, and what may or may not be beyond it
-    /// is unknown.
+    /// Where the range of a type ends: beyond it is infinite, or the largest number. What may or may not be beyond it is
+    /// unknown in the first case, and at most as far as the largest number in the second.
     pub fn within(self, dtype: DType) -> Near {
         let (bound, end) = (self.bound(), end(dtype));
         let beyond = dtype.format().float.map_or(f64::INFINITY, |f| f.beyond().into());
@@ -81,6 +81,9 @@ impl Near {
         }
         match self.x.abs() {
             x if x - bound >= end => Near::exact(beyond.copysign(self.x)),
+            x if x + bound >= end && beyond.is_finite() => {
+                Near { hard: self.hard.max(x - beyond), ..self }
+            }
             x if x + bound >= end => Near::unknown(self.x),
             _ => self,
         }
@@ -276,10 +279,10 @@ mod tests {
         assert_eq!(f(5e38), Near::exact(f64::INFINITY));
         assert_eq!(f(-5e38), Near::exact(f64::NEG_INFINITY));
         assert_eq!(f(1.0).hard, 1e30);
+        assert!(f(end(DType::Bf16)).hard.is_infinite());
         let f = |x: f64| Near::exact(x).stored(DType::E4m3);
         assert_eq!([f(500.0), f(f64::NEG_INFINITY)], [448.0, -448.0].map(Near::exact));
         assert!(f(f64::NAN).is_nan() && f(460.0).bound() == 16.0);
-        assert!(f(end(DType::Bf16)).hard.is_infinite());
         let inf = Near::exact(f64::INFINITY);
         assert_eq!(inf.mul(Near::exact(-2.0)), Near::exact(f64::NEG_INFINITY));
         assert!(inf.mul(Near::exact(0.0)).x.is_nan() && inf.mul(Near::exact(0.0)).is_exact());
