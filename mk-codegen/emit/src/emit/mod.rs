@@ -40,7 +40,7 @@ pub use audit::{audit, audit_with};
 pub use error::{AuditError, EmitError, Refusal, Refusals};
 pub use types::Options;
 
-/// The kernel of a plan. The plan must verify: [`mk_prove::valid::verify`].
+/// The kernel of a plan. The plan must verify: `mk_prove::valid::verify`.
 ///
 /// # Errors
 /// [`EmitError::Refused`] for plans outside what the templates implement: everything in them that is.
