@@ -1,4 +1,4 @@
-// One matrix product on every rank, without communication: each rank has its rows of x and all of w.
+// One GEMM on every rank, without communication: each rank has its rows of x and all of w.
 //
 // M = 512, K = 256, N = 512
 

@@ -31,7 +31,7 @@ extern crate self as mk;
 
 pub use mk_abi as abi;
 pub use mk_codegen::{
-    cost, draw, emit, equivalence, passes, plan, settings, sim, target, trace, valid,
+    check, cost, draw, emit, equivalence, passes, plan, settings, sim, target, trace, valid,
 };
 pub use mk_dsl::{pipeline, pipelined};
 pub use mk_function::{AsTensor, Function, build, cut, function, kept, simulate};

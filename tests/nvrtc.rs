@@ -75,7 +75,7 @@ fn results_of_eight_bits_compile() {
     }
 }
 
-/// Products of ragged rows: alone, gated, one behind the other, in tiles of half a block, and of tokens that go to their
+/// Products of ragged rows: alone, gated, in sequence, in tiles of half a block, and of tokens that go to their
 /// experts and back; two of them traced.
 #[test]
 fn products_of_ragged_rows_compile() {

@@ -80,7 +80,7 @@ class Routing:
 
 
 class Placed(Judge):
-    """Judges rows that lie at ``place``, or that lie one behind the other."""
+    """Judges rows that lie at ``place``, or that are contiguous."""
 
     def __init__(self, reference, place=None):
         super().__init__(reference)

@@ -1,4 +1,4 @@
-"""Matrix products by cublasLt, with the algorithm that is measured to be the fastest of those it proposes.
+"""GEMMs by cublasLt, with the algorithm that is measured to be the fastest of those it proposes.
 
 ``C = A @ B``, all row-major bfloat16 and accumulated in fp32. cublasLt is column-major: it is asked for ``C^T = B^T @ A^T``,
 which is the same memory.

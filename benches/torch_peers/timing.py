@@ -5,7 +5,7 @@ delay in which the host enqueues the launch. A launch that was not enqueued enti
 made up for. A round's time is the slowest rank's, from events on its stream.
 
 Rows with a short launch are timed again into an idle queue: enqueued only once all ranks have met, so that host time shows. And
-calls of theirs are timed on the host in a loop, one behind the other, as in a training step that does nothing else.
+calls of theirs are timed on the host in a loop, sequentially, as in a training step that does nothing else.
 """
 
 import math

@@ -356,7 +356,7 @@ pub enum FaultKind {
     EntryTimeout = 2,
     /// A peer entered with another plan or other per-launch values.
     PlanMismatch = 3,
-    /// A peer raised the abort word.
+    /// A peer set the abort flag.
     PeerAborted = 4,
     /// The instance was launched while it was still running.
     ConcurrentUse = 5,

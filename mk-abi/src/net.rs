@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct NetLayout {
     /// Ranks of each node.
     pub local: u32,
-    /// Whether writes of a lane must arrive in order; else the receiver's host raises words.
+    /// Whether writes of a lane must arrive in order; else the receiver's host sets flags.
     pub in_order: bool,
     /// Entries of a rank's fifo.
     pub fifo: u32,

@@ -1,11 +1,10 @@
 //! `mk build`.
 
 use crate::{
-    emit::emit_with,
     failure::Failure,
     options::PipelineArgs,
     output::{self, all_writable, detail, write_file},
-    pipeline::load_verified,
+    pipeline::load,
     progress::Progress,
     terminal::note_on_stderr,
 };
@@ -54,7 +53,7 @@ const OPCODES: &[(&str, &str)] = &[
 pub fn run(args: &Args) -> Result<(), Failure> {
     all_writable([&args.output])?;
     let options = Options { trace: args.trace };
-    let kernel = emit_with(&load_verified(&args.pipeline)?, options)?;
+    let kernel = load(&args.pipeline)?.kernel(options)?;
     let compiled = compile(&kernel, &args.pipeline, !args.no_cache)?;
     if let Some(path) = &args.output {
         write_file(path, &compiled.cubin)?;

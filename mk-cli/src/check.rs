@@ -1,20 +1,15 @@
 //! `mk check`.
 
 use crate::{
-    emit::emit,
     failure::{Failure, Kind},
     options::PipelineArgs,
     output::{self, detail, write_file},
     pipeline::{Loaded, each, open},
     terminal::{note_on_stderr, say_on_stderr},
 };
-use mk::{
-    equivalence::Evaluation,
-    valid::{self, Proof},
-};
+use mk::{emit::Options, equivalence::Evaluation, passes::Shown, valid};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// Options of `mk check`.
 #[derive(clap::Args)]
@@ -45,8 +40,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 fn one(args: &Args, pipeline: &PipelineArgs) -> Result<(), Failure> {
     let opened = open(pipeline, "--against", args.against.as_deref())?;
     let loaded = opened.lower(pipeline, None)?;
-    let (proof, time) = match loaded.verify() {
-        Ok(verified) => verified,
+    let checked = match loaded.check(Options::default()) {
+        Ok(checked) => checked,
         Err(failure) => {
             // What was found is said in any case.
             match args.svg.as_deref().map(|path| (path, draw(&loaded, path))) {
@@ -57,21 +52,18 @@ fn one(args: &Args, pipeline: &PipelineArgs) -> Result<(), Failure> {
             return Err(failure);
         }
     };
-    let evaluated = loaded.evaluate(&proof)?;
-    detail!("{}", proof.to_string().trim_end())?;
-    if let Some((found, _)) = &evaluated {
+    let shown = &checked.shown;
+    detail!("{}", shown.proof.to_string().trim_end())?;
+    let mut times = format!("verified in {:.1?}", shown.verify_time);
+    if let Some(found) = &shown.evaluation {
         detail!("  {}", said(found))?;
+        times += &format!(", evaluated in {:.1?}", shown.evaluate_time);
     }
-    let times = match &evaluated {
-        Some((_, evaluated)) => format!("verified in {time:.1?}, evaluated in {evaluated:.1?}"),
-        None => format!("verified in {time:.1?}"),
-    };
     detail!("  {} in {:.1?}, {times}", made(&loaded), loaded.time)?;
-    let kernel = emit(&loaded);
-    let mut all = report(&loaded, &proof, time, evaluated);
-    all["kernel"] = kernel.is_ok().into();
-    if let Err(failure) = kernel {
-        return Err(failure.with_report(all));
+    let mut all = report(&loaded, shown);
+    all["kernel"] = checked.kernel.is_ok().into();
+    if let Err(error) = checked.into_kernel() {
+        return Err(loaded.refused(error).with_report(all));
     }
     output::report(|| all)?;
     output::verdict(true, "OK")
@@ -92,12 +84,8 @@ fn made(loaded: &Loaded) -> &'static str {
     if loaded.is_read { "read" } else { "lowered" }
 }
 
-fn report(
-    loaded: &Loaded,
-    proof: &Proof,
-    time: Duration,
-    evaluated: Option<(Evaluation, Duration)>,
-) -> Value {
+fn report(loaded: &Loaded, shown: &Shown) -> Value {
+    let Shown { proof, evaluation, verify_time, evaluate_time } = shown;
     let edges = |list: &[mk::plan::EdgeId]| list.iter().map(|e| e.to_string()).collect::<Vec<_>>();
     let values = proof.values.as_ref();
     json!({
@@ -105,7 +93,7 @@ fn report(
         "ranks": loaded.plan.mesh.size(),
         "made": made(loaded),
         "made_s": loaded.time.as_secs_f64(),
-        "verified_s": time.as_secs_f64(),
+        "verified_s": verify_time.as_secs_f64(),
         "tasks": proof.tasks,
         "accesses": proof.accesses,
         "epochs": proof.epochs,
@@ -114,11 +102,11 @@ fn report(
         "pairs_by_signals": proof.searched,
         "waits_used": edges(&proof.waits_used),
         "waits_unused": edges(&proof.waits_unused),
-        "computes": evaluated.map(|(found, time)| json!({
+        "computes": evaluation.as_ref().map(|found| json!({
             "elements": found.elements,
             "of": found.of,
             "values": found.values,
-            "evaluated_s": time.as_secs_f64(),
+            "evaluated_s": evaluate_time.as_secs_f64(),
         })),
         "for_every": values.map(|v| json!({ "dim": v.name, "max": v.max })),
     })

@@ -5,7 +5,7 @@ use crate::{
     output::{self, say},
 };
 use mk::runtime::{
-    doctor::{Card, Doctor, Fabric, Gpu, Peer},
+    doctor::{Doctor, Gpu, NetworkState, Nic, Peer},
     jit::JitOptions,
     store::Kept,
 };
@@ -52,7 +52,7 @@ fn json(doctor: &Doctor) -> Value {
         "nvdisasm": doctor.nvdisasm,
         "cache_dir": doctor.cache.as_ref().ok(),
         "kept": doctor.kept.iter().map(kept).collect::<Map<_, _>>(),
-        "networks": doctor.fabrics.iter().map(fabric).collect::<Vec<_>>(),
+        "networks": doctor.networks.iter().map(network).collect::<Vec<_>>(),
         "cards": doctor.cards.iter().map(card).collect::<Vec<_>>(),
         "missing": missing
             .map(|m| json!({ "needed_for": m.needed_for, "what": m.what }))
@@ -80,11 +80,11 @@ fn gpu(gpu: &Gpu) -> Value {
 }
 
 /// Null stands for one that cannot be opened; `missing` says why.
-fn fabric(fabric: &Fabric) -> Value {
-    json!({ "name": fabric.name, "found": fabric.state.as_ref().ok() })
+fn network(network: &NetworkState) -> Value {
+    json!({ "name": network.name, "found": network.state.as_ref().ok() })
 }
 
-fn card(card: &Card) -> Value {
+fn card(card: &Nic) -> Value {
     json!({ "name": card.name, "pci": card.pci, "numa": card.numa, "ports": card.ports })
 }
 

@@ -1,15 +1,12 @@
 //! `mk emit`.
 
 use crate::{
-    failure::{Failure, Kind},
+    failure::Failure,
     options::PipelineArgs,
     output::{all_writable, print, say, write_file},
-    pipeline::{Loaded, load_verified},
+    pipeline::load,
 };
-use mk::{
-    abi::{KernelSource, count},
-    emit::{EmitError, Options},
-};
+use mk::{abi::count, emit::Options};
 use std::path::PathBuf;
 
 /// Options of `mk emit`.
@@ -29,7 +26,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), Failure> {
     all_writable([&args.output])?;
     let options = Options { trace: args.trace };
-    let kernel = emit_with(&load_verified(&args.pipeline)?, options)?;
+    let kernel = load(&args.pipeline)?.kernel(options)?;
     match &args.output {
         None => print(format_args!("{}", kernel.cuda)),
         Some(path) => {
@@ -38,21 +35,4 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             say!("{}: {lines}, verified", path.display())
         }
     }
-}
-
-/// The kernel of a plan that was verified.
-pub fn emit(loaded: &Loaded) -> Result<KernelSource, Failure> {
-    emit_with(loaded, Options::default())
-}
-
-/// [`emit`], with options.
-pub fn emit_with(loaded: &Loaded, options: Options) -> Result<KernelSource, Failure> {
-    mk::emit::emit_with(&loaded.plan, options).map_err(|error| match error {
-        EmitError::Unsupported { .. } | EmitError::Point(_) => Failure::with_help(
-            Kind::Unsupported,
-            format!("no kernel can be emitted for this plan: {error}"),
-            "it still runs on the CPU executor: `mk run --device cpu`",
-        ),
-        other => other.into(),
-    })
 }

@@ -133,7 +133,7 @@ pub fn gpus(ranks: u32, without: &str) -> Result<World, Failure> {
 /// Memory of the host that a network takes for itself.
 const ARENA_BYTES: u64 = 1 << 20;
 
-/// The network that a kernel over nodes needs, with room for `binds` of it: threads of this process that copy. None for a kernel of one node.
+/// The network that a kernel over nodes needs, with capacity for `binds` of it: threads of this process that copy. None for a kernel of one node.
 pub fn loopback(
     world: &World,
     kernel: &KernelSource,

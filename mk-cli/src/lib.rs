@@ -64,7 +64,7 @@ enum Command {
     Explain(explain::Args),
     /// Measure this machine for the cost model
     Probe(probe::Args),
-    /// Measure ways of lowering a pipeline on GPUs, and say which is best
+    /// Measure strategies and settings of a pipeline on GPUs, and say which are best
     Tune(tune::Args),
     /// Print a script that completes this command's options in a shell
     Completions(manual::Completions),

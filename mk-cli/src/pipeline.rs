@@ -10,16 +10,18 @@ use crate::{
 };
 use mk::{
     Bound, Program,
+    abi::KernelSource,
+    check::{self, CheckError, Checked, Claim},
     cost::{DeviceModel, Gpu},
-    equivalence::{self, Evaluation, FieldError},
+    emit::Options,
+    equivalence::FieldError,
     file,
-    passes::{self},
+    passes::{self, NotProved, Shown, Stage},
     plan::{Axis, Plan},
     runtime::{World, jit::JitOptions},
     settings::Config,
     syntax::Op,
     tune,
-    valid::{self, Proof, Violation},
 };
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -182,77 +184,76 @@ pub fn load(args: &PipelineArgs) -> Result<Loaded, Failure> {
     open(args, "", None)?.lower(args, None)
 }
 
-/// [`load`], then the verifier, and for a pipeline the evaluation.
-pub fn load_verified(args: &PipelineArgs) -> Result<Loaded, Failure> {
-    let loaded = load(args)?;
-    let (proof, _) = loaded.verify()?;
-    loaded.evaluate(&proof)?;
-    Ok(loaded)
-}
-
 impl Loaded {
-    /// Evaluates the plan and what it shall compute, if that is known, and says how long that took.
-    pub fn evaluate(&self, proof: &Proof) -> Result<Option<(Evaluation, Duration)>, Failure> {
-        let Some(Pipeline { program, bound }) = &self.pipeline else { return Ok(None) };
-        let _progress = Progress::new("evaluating");
-        let begin = Instant::now();
-        // Somebody else's plan is looked at more closely than our own.
-        let values = if self.is_read { 24 } else { equivalence::Options::default().values };
-        let options = equivalence::Options {
-            period: proof.period,
-            values,
-            ..equivalence::Options::default()
-        };
-        let error = match self.smaller.as_ref().map_or_else(
-            || equivalence::evaluate(&self.plan, program, bound, &options),
-            |smaller| smaller.evaluate(program, &options),
-        ) {
-            Ok(found) => {
-                let time = begin.elapsed();
-                tracing::debug!(plan = self.plan.name, ?time, "evaluated");
-                return Ok(Some((found, time)));
+    /// The plan, and what is said of it.
+    fn claim(&self) -> Claim<'_> {
+        let computes = self.pipeline.as_ref().map(|p| (&p.program, &p.bound));
+        match computes {
+            Some((program, bound)) if !self.is_read => {
+                Claim::made(&self.plan, program, bound, self.smaller.as_ref())
             }
-            Err(error) => error,
-        };
-        Err(match (&error, self.is_read) {
-            (FieldError::TooLarge { .. }, _) => Failure::new(Kind::TooLarge, error),
-            (FieldError::Unsupported { .. }, _) => Failure::new(Kind::Unsupported, error),
-            (_, false) => {
-                Failure::new(Kind::Internal, format!("internal error, a pass is wrong: {error}"))
-            }
-            (_, true) => Failure::new(Kind::Refused, error),
-        })
+            computes => Claim::read(&self.plan, computes),
+        }
     }
 
-    /// Proves the plan right, and says how long that took.
-    pub fn verify(&self) -> Result<(Proof, Duration), Failure> {
+    /// Whether the plan is right, computes what it shall, and has a kernel.
+    pub fn check(&self, options: Options) -> Result<Checked, Failure> {
+        let checked = check::check_with(&self.claim(), options, |stage| {
+            Progress::new(match stage {
+                Stage::Verify => "verifying",
+                Stage::Evaluate => "evaluating",
+                Stage::Both => "proving",
+            })
+        });
+        let checked = checked.map_err(|error| self.refused(error))?;
+        let Shown { verify_time, evaluate_time, .. } = checked.shown;
+        tracing::debug!(plan = self.plan.name, ?verify_time, ?evaluate_time, "proved");
+        Ok(checked)
+    }
+
+    /// The kernel of a plan that is right, and has one.
+    pub fn kernel(&self, options: Options) -> Result<KernelSource, Failure> {
+        self.check(options)?.into_kernel().map_err(|error| self.refused(error))
+    }
+
+    /// Proves the plan right, for a run that is judged by results: whether it computes what it shall, and has a kernel, is not asked.
+    pub fn verify(&self) -> Result<(), Failure> {
         let _progress = Progress::new("verifying");
-        let begin = Instant::now();
-        let proved = self
-            .smaller
-            .as_ref()
-            .map_or_else(|| valid::verify(&self.plan), |smaller| smaller.verify(&self.plan));
-        let failure = match proved {
-            Ok(proof) => {
-                let time = begin.elapsed();
-                tracing::debug!(plan = self.plan.name, ?time, "verified");
-                return Ok((proof, time));
-            }
-            Err(failure) => failure,
+        self.claim().verify().map(drop).map_err(|failure| self.refused(failure.into()))
+    }
+
+    /// What is said of a plan that is refused.
+    pub fn refused(&self, error: CheckError) -> Failure {
+        let error = match error {
+            CheckError::NotProved(error) => error,
+            CheckError::NoKernel(refusals) => return Failure::no_kernel(&refusals),
+            error => return error.into(),
         };
-        Err(if failure.violations.iter().all(Violation::is_too_large) {
-            let help = match self.is_read {
-                false => "use smaller numbers (`--dim`, `--shape`)",
-                true => {
-                    "the numbers stand in the plan: make them smaller there, or make the plan anew from its pipeline with smaller ones"
-                }
-            };
-            Failure::too_large(&failure, help)
-        } else if !self.is_read {
-            Failure::refused(Kind::Internal, "internal error, a pass is wrong: ", &failure, None)
-        } else {
-            Failure::refused(Kind::Refused, "", &failure, None)
-        })
+        let is_too_large = error.is_too_large();
+        match (error, self.is_read) {
+            (NotProved::Compute(error), _) if is_too_large => Failure::new(Kind::TooLarge, error),
+            (NotProved::Compute(error @ FieldError::Unsupported { .. }), _) => {
+                Failure::new(Kind::Unsupported, error)
+            }
+            (NotProved::Compute(error), false) => {
+                Failure::new(Kind::Internal, format!("internal error, a pass is wrong: {error}"))
+            }
+            (NotProved::Compute(error), true) => Failure::new(Kind::Refused, error),
+            (NotProved::Verify(failure), false) if is_too_large => {
+                Failure::too_large(&failure, "use smaller numbers (`--dim`, `--shape`)")
+            }
+            (NotProved::Verify(failure), true) if is_too_large => Failure::too_large(
+                &failure,
+                "the numbers stand in the plan: make them smaller there, or make the plan anew from its pipeline with smaller ones",
+            ),
+            (NotProved::Verify(failure), false) => {
+                let before = "internal error, a pass is wrong: ";
+                Failure::refused(Kind::Internal, before, &failure, None)
+            }
+            (NotProved::Verify(failure), true) => {
+                Failure::refused(Kind::Refused, "", &failure, None)
+            }
+        }
     }
 }
 

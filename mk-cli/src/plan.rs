@@ -62,13 +62,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Memory for the most rows that a rank has room for, because the routing is known in the launch only. `None` for plans without a routing.
+/// Memory for the largest number of rows of a rank, because the routing is known in the launch only. `None` for plans without a routing.
 fn room(plan: &Plan) -> Option<String> {
     plan.tables.values().find_map(|t| t.routed)?;
     let rows = plan.tables.values().find(|t| t.name == "sources").and_then(|t| t.shape.first())?;
     let memory = emit::emit(plan).ok()?.workspace;
     Some(format!(
-        "room for {rows} dispatched rows on each rank; workspace {} bytes symmetric, {} bytes scratch a rank",
+        "capacity of {rows} dispatched rows on each rank; workspace {} bytes symmetric, {} bytes scratch a rank",
         memory.symmetric_bytes, memory.scratch_bytes
     ))
 }

@@ -2,7 +2,6 @@
 
 use crate::{
     build::compile,
-    emit::emit_with,
     failure::{Failure, Kind},
     gpus::{GpuList, describe, loopback},
     options::PipelineArgs,
@@ -15,6 +14,7 @@ use crate::{
 use mk::{
     abi::KernelSource,
     abi::count,
+    check,
     emit::Options,
     runtime::{InstanceOptions, World, net::Net, transport::shaped::Shape},
     trace::{self, Trace},
@@ -96,10 +96,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             "internal error: a pipeline was lowered and is gone",
         ));
     };
-    loaded.verify()?;
     detail!("device    cuda: {}", describe(&world))?;
     let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks: ranks as usize };
-    let kernel = emit_with(&loaded, Options { trace: true })?;
+    let kernel = loaded.kernel(Options { trace: true })?;
     // With `--cost` a second kernel is bound beside this one.
     let net = loopback(&world, &kernel, Shape::default(), 2)?;
     let mut traced = bind(args, &world, case, &kernel, &net)?;
@@ -170,7 +169,8 @@ fn cost(
     (traced, net): (&mut Session<'_>, &Option<Net>),
     rounds: u32,
 ) -> Result<(), Failure> {
-    let kernel = emit_with(loaded, Options::default())?;
+    let kernel = check::kernel(&loaded.plan, Options::default());
+    let kernel = kernel.map_err(|error| loaded.refused(error))?;
     let mut plain = bind(args, world, case, &kernel, net)?;
     let (mut off, mut on) = (Vec::new(), Vec::new());
     for _ in 0..rounds {

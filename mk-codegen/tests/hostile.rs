@@ -45,7 +45,7 @@ fn fixtures() -> Vec<String> {
 
 /// Plans in forms that no pipeline has yet, as the passes' own tests print them.
 fn drafts() -> Vec<String> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/passes/tests/snapshots");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("lower/src/passes/tests/snapshots");
     let files = fs::read_dir(&dir).expect("snapshots").map(|e| e.expect("an entry").path());
     // Tables of many rows take long.
     let small = |p: &Path| {

@@ -2,6 +2,8 @@
 
 #[path = "common/kinds.rs"]
 mod kinds;
+#[path = "common/random.rs"]
+mod random;
 
 use kinds::{KINDS, kind};
 use mk_codegen::{
@@ -11,21 +13,8 @@ use mk_codegen::{
     valid::{self, Violation},
 };
 use mk_syntax::{Bound, Program, file};
+use random::{Numbers, some_settings};
 use std::{collections::BTreeMap, fs, path::Path};
-
-/// Numbers in a row that a seed decides.
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.0 >> 33) as usize % n
-    }
-
-    fn of<T: Copy>(&mut self, list: &[T]) -> T {
-        list[self.below(list.len())]
-    }
-}
 
 /// Plans, proves and evaluates.
 fn made(program: &Program, bound: &Bound, config: &Config) -> Result<(), LowerError> {
@@ -76,7 +65,8 @@ fn over_nodes_everything_has_a_plan_or_is_refused_by_name() {
         }
     }
     for (name, why) in &refused {
-        let routed = ["moe", "dispatch", "combine"].iter().any(|n| name.contains(n));
+        let routed =
+            ["moe", "shared_expert", "dispatch", "combine"].iter().any(|n| name.contains(n));
         let ring = ["ring", "attention_d"].iter().any(|n| name.contains(n));
         assert!(
             routed == why.contains("`dispatch`") && ring == why.contains("ring"),
@@ -84,43 +74,6 @@ fn over_nodes_everything_has_a_plan_or_is_refused_by_name() {
         );
     }
     assert!(planned > 2 * 15 && refused.len() >= 2 * 10, "{planned} plans, {}", refused.len());
-}
-
-/// A text for a setting: one that a search tries, the default, or any.
-fn text_of(setting: &settings::Setting, facts: &settings::Facts, numbers: &mut Numbers) -> String {
-    let tried = (setting.values)(facts);
-    if numbers.below(2) == 0 && !tried.is_empty() {
-        return tried[numbers.below(tried.len())].clone();
-    }
-    let n = numbers.of(&[0, 1, 2, 3, 4, 5, 7, 8, 16, 100, 132, 133, 1000, 1 << 20, u32::MAX]);
-    let rows = numbers.of(&[1, 16, 64, 100, 112, 128, 176, 192, 240, 256, 512]);
-    let columns = numbers.of(&[1, 32, 64, 96, 104, 128, 160, 192, 256]);
-    match setting.name {
-        "block" => format!("{rows}x{columns}x{}", numbers.of(&[64, 64, 64, 32])),
-        "last_wave" => format!("{}x{columns}/{}", numbers.below(4), numbers.below(5)),
-        "multicast" => {
-            let below = numbers.of(&[0, 1, 1, 2, 2, 3, u32::MAX]);
-            format!("{below}x{}", numbers.of(&[0, 1, 1, 2, 2, 3, u32::MAX]))
-        }
-        "gather" => numbers.of(&["sms", "copy_engine", "copy_engine/3"]).into(),
-        "all_reduce" => numbers.of(&["two_shot", "one_shot", "by_columns"]).into(),
-        "reduction" => numbers.of(&["dedicated_sms", "after_last_wave", "ring"]).into(),
-        "consumers" => numbers.of(&["cooperative", "ping_pong"]).into(),
-        "tile_scheduler" => numbers.of(&["static", "dynamic"]).into(),
-        _ => n.to_string(),
-    }
-}
-
-/// A few settings of a kind, some of which fit.
-fn some_settings(facts: &settings::Facts, base: &Config, numbers: &mut Numbers) -> Config {
-    let mut config = base.clone();
-    for _ in 0..1 + numbers.below(3) {
-        let setting = &SETTINGS[numbers.below(SETTINGS.len())];
-        let text = text_of(setting, facts, numbers);
-        // What is no text of the setting is left out.
-        let _ = settings::set(&mut config, setting.name, &text);
-    }
-    config
 }
 
 const WORLDS: &[(u32, u32)] = &[(1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (2, 2), (4, 2), (6, 3)];

@@ -265,13 +265,13 @@ fn tiles_that_are_added_to_what_memory_holds() {
 
 #[test]
 fn rows_that_lie_along_several_dimensions() {
-    let says = "rows of a tile lie one behind the other in buf2";
+    let says = "rows of a tile are contiguous in buf2";
     let c = ("0 : M, 0 : N] at end", "0 : M, 0 : 1, 0 : N] at end");
     refused_of(TILE, &[("out bf16[M, N]", "out bf16[M, 1, N]"), c], says);
     let says = "rows of `a` lie along several dimensions of buf0";
     let a = ("[0 : M, 0 : K]", "[0 : 2, 0 : 64, 0 : K]");
     refused_of(TILE, &[("\"a\" in bf16[M, K]", "\"a\" in bf16[2, 64, K]"), a], says);
-    let says = "rows of the right operand lie one behind the other";
+    let says = "rows of operand B are contiguous";
     let b = ("[0 : K, 0 : N] at", "[0 : K, 0 : 1, 0 : N] at");
     refused_of(TILE, &[("\"b\" in bf16[K, N]", "\"b\" in bf16[K, 1, N]"), b], says);
 }

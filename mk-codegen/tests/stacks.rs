@@ -70,7 +70,7 @@ fn experts_have_weights_of_their_own() {
         assert_eq!(map.strides_bytes, [2 * columns, 2 * columns * rows], "{place}");
         assert_eq!(map.box_dims, [boxes[0], boxes[1], 1], "{place}");
         assert!(kernel.cuda.contains(".b_rank = 3, "), "{place}");
-        // Rows of A and C lie one behind the other.
+        // Rows of A and C are contiguous.
         for row in ["a_row", "c_row"].map(|m| member(&kernel, m).expect("a row")) {
             assert!(names(row, "e"), "{place}: {row}");
         }

@@ -368,7 +368,10 @@ fn what_is_done_to_a_sum_has_operands_of_its_size() {
     let of = |from: &str, to: &str| rejected(FINISHED, from, to);
     let (rules, why) =
         of("buf2 @ rank [i * 128 : 128, 0 : 64]", "buf2 @ rank [i * 128 : 64, 0 : 64]");
-    assert!(rules.contains(&6) && why.contains("a summand is 128 x 64, and `e1` 64 x 64"), "{why}");
+    assert!(
+        rules.contains(&6) && why.contains("a contribution is 128 x 64, and `e1` 64 x 64"),
+        "{why}"
+    );
     let (rules, why) = of("buf1 @ rank [0 : 64]", "buf1 @ rank [0 : 32]");
     assert!(rules.contains(&6) && why.contains("`e0` 32"), "{why}");
     let malformed = |epilogue: &str| {

@@ -9,7 +9,7 @@ use crate::{
 };
 use mk_abi::KernelSource;
 use mk_codegen::{
-    emit::{self, emit_with},
+    check, emit,
     passes::{self},
     plan::Plan,
     settings::{Block, Config},
@@ -57,7 +57,7 @@ pub struct Planned {
 /// Lowers and emits. A function of its arguments: every rank that calls it with the same gets the same.
 ///
 /// # Errors
-/// [`FunctionError::Lower`] for what the passes do not cover, [`FunctionError::Emit`] for what the emitter does not.
+/// [`FunctionError::Lower`] for what the passes do not cover, [`FunctionError::Check`] for what the emitter does not.
 pub fn lower(
     program: &Program,
     bound: &Bound,
@@ -66,7 +66,7 @@ pub fn lower(
 ) -> Result<Lowered, FunctionError> {
     let begin = Instant::now();
     let plan = passes::lower(program, bound, config)?;
-    let source = emit_with(&plan, emission)?;
+    let source = check::kernel(&plan, emission)?;
     Ok(Lowered { plan, source, time: begin.elapsed() })
 }
 

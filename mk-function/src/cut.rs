@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! gather(dy) -> gemm(w.t) -> gelu_grad(h) ─┬─> gemm(v.t) -> reduce_scatter      one kernel, which also returns what stands at the branch
-//!                                          └─> right operand of a product       the next kernel
+//!                                          └─> operand B of a product       the next kernel
 //! ```
 //!
 //! Operations are taken in their order. Each goes into the kernel that makes its operands, or into one behind that, if lowering accepts
@@ -77,7 +77,7 @@ const MANY_TILES: u64 = 264;
 /// The depth from which on a product takes longer than the reduction of its result over NVLink.
 const HIDES_SUMS: u64 = 2048;
 
-/// A matrix product, as far as it decides whether another one stands beside it.
+/// A GEMM, as far as it decides whether another one can share its kernel.
 struct Product {
     tiles: u64,
     /// On a rank.
@@ -165,14 +165,14 @@ impl Cutter<'_> {
         many && others.iter().chain([&own]).all(hidden)
     }
 
-    /// Whether a product's left operand is in memory for the caller anyway, and no peer's rows are waited for.
+    /// Whether a product's operand A is in memory for the caller anyway, and no peer's rows are waited for.
     fn reads_saved(&self, node: &Node) -> bool {
         let Some(left) = node.inputs.first() else { return false };
         let made = matches!(self.program.def(*left), Some(Def::Node(n)) if !matches!(n.op, Op::Gather { .. }));
         made && self.program.results().contains(left)
     }
 
-    /// What a rank multiplies in a matrix product.
+    /// The GEMM that one rank computes.
     fn product(&self, node: &Node) -> Option<Product> {
         let Op::Gemm { a_transposed, .. } = node.op else { return None };
         let a = self.bound.shape(*node.inputs.first()?)?;

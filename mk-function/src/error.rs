@@ -1,7 +1,7 @@
 //! Why a call cannot be made.
 
 use mk_abi::DType;
-use mk_codegen::{emit::EmitError, passes::LowerError, sim::SimError, trace::TraceError};
+use mk_codegen::{check::CheckError, passes::LowerError, sim::SimError, trace::TraceError};
 use mk_syntax::BindErrors;
 use thiserror::Error;
 
@@ -17,7 +17,7 @@ pub enum FunctionError {
     Lower(#[from] LowerError),
     /// The plan has no kernel.
     #[error(transparent)]
-    Emit(#[from] EmitError),
+    Check(#[from] CheckError),
     /// A kernel of another pipeline.
     #[error("{what}")]
     Mismatch {

@@ -45,7 +45,7 @@ impl Layout {
         }
     }
 
-    /// The parts of dimension `dim` that the rank holds, one behind the other; the second is empty but in zigzag.
+    /// The parts of dimension `dim` that the rank holds, in order; the second is empty but in zigzag.
     pub fn parts(&self, dim: usize) -> [Range<usize>; 2] {
         match &self.cut {
             Some((cut, parts)) if *cut == dim => parts.clone(),

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 /// Rows of a rank's tokens in one launch of a pipeline that drops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// Rows for which their experts have no room.
+    /// Rows beyond the capacity of their experts.
     pub dropped: u64,
     /// Rows that the tokens name.
     pub of: u64,

@@ -1,7 +1,7 @@
 //! Gradients of attention in f64, with what right results may be off by.
 //!
 //! A kernel has scores, weights and gradients of scores in f32, rounds weights and gradients of scores to the type of its queries before
-//! they meet other factors, and has sums in f32. Each of them is rounded by itself, so that what that costs adds up as independent
+//! they meet other operands, and has sums in f32. Each of them is rounded by itself, so that what that costs adds up as independent
 //! errors do.
 
 use super::{

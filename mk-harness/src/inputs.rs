@@ -9,7 +9,7 @@ use super::{
 use mk_runtime::reference::random_value;
 use mk_syntax::{Placement, Tensor};
 
-/// The inputs of every launch: uniform in [-1, 1), rounded to the tensor's type. Shards and summands differ from rank to
+/// The inputs of every launch: uniform in [-1, 1), rounded to the tensor's type. Shards and contributions differ from rank to
 /// rank, replicas do not.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {

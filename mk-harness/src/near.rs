@@ -68,8 +68,8 @@ impl Near {
         self.hard * self.hard / 3.0 + self.sd * self.sd
     }
 
-    /// Where the range of a type ends: beyond it is infinite, or the largest number, and what may or may not be beyond it
-    /// is unknown.
+    /// Where the range of a type ends: beyond it is infinite, or the largest number. What may or may not be beyond it is
+    /// unknown in the first case, and at most as far as the largest number in the second.
     pub fn within(self, dtype: DType) -> Near {
         let (bound, end) = (self.bound(), end(dtype));
         let beyond = dtype.format().float.map_or(f64::INFINITY, |f| f.beyond().into());
@@ -81,6 +81,9 @@ impl Near {
         }
         match self.x.abs() {
             x if x - bound >= end => Near::exact(beyond.copysign(self.x)),
+            x if x + bound >= end && beyond.is_finite() => {
+                Near { hard: self.hard.max(x - beyond), ..self }
+            }
             x if x + bound >= end => Near::unknown(self.x),
             _ => self,
         }
@@ -192,17 +195,17 @@ impl Near {
     }
 }
 
-/// The sum of the ranks' summands of one element, each of which is stored with this type. Rings store partial sums, too: of consecutive
+/// The sum of the ranks' contributions to one element, each of which is stored with this type. Rings store partial sums, too: of consecutive
 /// ranks, or of those that are left.
-pub(crate) fn over_ranks(summands: &[Near], dtype: DType) -> Near {
-    let [first, ref rest @ ..] = *summands else { return Near::exact(0.0) };
+pub(crate) fn over_ranks(contributions: &[Near], dtype: DType) -> Near {
+    let [first, ref rest @ ..] = *contributions else { return Near::exact(0.0) };
     if rest.is_empty() {
         return first;
     }
     let mut sum = Near::exact(0.0);
     let (mut low, mut high, mut size, mut variance) = (0.0f64, 0.0f64, 0.0, 0.0);
-    for summand in summands {
-        let s = summand.stored(dtype);
+    for contribution in contributions {
+        let s = contribution.stored(dtype);
         sum.x += s.x;
         sum.hard += s.hard;
         variance += s.sd * s.sd;
@@ -210,10 +213,10 @@ pub(crate) fn over_ranks(summands: &[Near], dtype: DType) -> Near {
     }
     sum.sd = variance.sqrt();
     // Whatever the others are.
-    if summands.iter().any(|s| s.is_nan()) {
+    if contributions.iter().any(|s| s.is_nan()) {
         return Near::exact(f64::NAN);
     }
-    let n = summands.len() as f64;
+    let n = contributions.len() as f64;
     // Every sum of consecutive ranks is a difference of two sums from the first one on, or the total less that.
     let largest = high - low + sum.x.abs();
     let hops = (n - 2.0) * half_ulp(dtype, largest + sum.bound());
@@ -276,10 +279,10 @@ mod tests {
         assert_eq!(f(5e38), Near::exact(f64::INFINITY));
         assert_eq!(f(-5e38), Near::exact(f64::NEG_INFINITY));
         assert_eq!(f(1.0).hard, 1e30);
+        assert!(f(end(DType::Bf16)).hard.is_infinite());
         let f = |x: f64| Near::exact(x).stored(DType::E4m3);
         assert_eq!([f(500.0), f(f64::NEG_INFINITY)], [448.0, -448.0].map(Near::exact));
         assert!(f(f64::NAN).is_nan() && f(460.0).bound() == 16.0);
-        assert!(f(end(DType::Bf16)).hard.is_infinite());
         let inf = Near::exact(f64::INFINITY);
         assert_eq!(inf.mul(Near::exact(-2.0)), Near::exact(f64::NEG_INFINITY));
         assert!(inf.mul(Near::exact(0.0)).x.is_nan() && inf.mul(Near::exact(0.0)).is_exact());

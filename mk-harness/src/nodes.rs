@@ -9,15 +9,13 @@ use mk_abi::{
 use mk_codegen::{
     emit,
     plan::{NetPlan, Plan, Points, TableSet},
-    sim::{self, Message, Network},
+    sim::{self, Message},
 };
 use mk_runtime::{
     Bootstrap, TransportError,
     proxy::{Arena, Attached, Counts, Ends, Engine, Fifo, Lease, Proxy, Writer, connect},
     transport::{
-        HostMemory, Ordering, Transport,
-        loopback::{self, Fabric},
-        ofi::{self, Ofi},
+        HostMemory, Network, Ordering, Transport, loopback, ofi,
         shaped::{Shape, Shaped},
         verbs,
     },
@@ -218,10 +216,6 @@ impl Joined {
     }
 }
 
-fn shaped<T: Transport + 'static>(end: T, net: &NetOptions) -> Box<dyn Transport> {
-    Box::new(Shaped::new(end, net.shape.clone()))
-}
-
 /// The ends of this process's ranks.
 fn open(
     ranks: Range<u32>,
@@ -229,44 +223,30 @@ fn open(
     layout: &NetLayout,
     net: &NetOptions,
 ) -> Result<Ends, TransportError> {
-    match &net.wire {
-        Wire::Loopback if ranks == (0..world) => {
-            let ordering = match layout.in_order {
-                true => Ordering::InOrder,
-                false => Ordering::Unordered,
-            };
+    let (ordering, lanes) = match layout.in_order {
+        true => (Ordering::InOrder, Some(layout.lanes)),
+        false => (Ordering::Unordered, None),
+    };
+    let silence = net.silence;
+    let network = match &net.wire {
+        Wire::Loopback => {
             let lanes = layout.lanes;
-            let options = loopback::Options { lanes, ..loopback::Options::new(world, ordering) };
-            let mut fabric = Fabric::new(options)?;
-            ranks.map(|rank| Ok((rank, shaped(fabric.end(rank)?, net)))).collect()
+            Network::Loopback(loopback::Options {
+                lanes,
+                ..loopback::Options::new(world, ordering)
+            })
         }
-        Wire::Loopback => Err(TransportError::Refused {
-            transport: "loopback".into(),
-            what: "it joins ranks of one process; between processes use `ofi` or `verbs`".into(),
-        }),
         Wire::Ofi { provider, address } => {
-            let options = ofi::Options {
-                address: address.clone(),
-                silence: net.silence,
-                ..ofi::Options::new(provider)
-            };
-            let open = |rank| Ok((rank, shaped(Ofi::open(rank, &options)?, net)));
-            ranks.map(open).collect()
+            let address = address.clone();
+            Network::Ofi(ofi::Options { address, silence, ..ofi::Options::new(provider) })
         }
         Wire::Verbs(options) => {
-            let (ordering, queue_pairs) = match layout.in_order {
-                true => (Ordering::InOrder, layout.lanes),
-                false => (Ordering::Unordered, options.queue_pairs),
-            };
-            let silence = net.silence;
-            let options = verbs::Options { ordering, queue_pairs, silence, ..options.clone() };
-            let open = |rank| {
-                let end = verbs::open(rank, &options)?;
-                Ok((rank, Box::new(Shaped::new(end, net.shape.clone())) as Box<dyn Transport>))
-            };
-            ranks.map(open).collect()
+            let queue_pairs = lanes.unwrap_or(options.queue_pairs);
+            Network::Verbs(verbs::Options { ordering, queue_pairs, silence, ..options.clone() })
         }
-    }
+    };
+    let shaped = |end| Box::new(Shaped::new(end, net.shape.clone())) as _;
+    Ok(ranks.clone().zip(network.open(ranks)?.into_iter().map(shaped)).collect())
 }
 
 /// Registers an arena: words that are 0, and memory that nobody has written.
@@ -282,7 +262,7 @@ fn prepare(
     Ok((memory, bytes))
 }
 
-impl Network for Watched<'_, '_> {
+impl sim::Network for Watched<'_, '_> {
     fn ranks(&self) -> Range<usize> {
         self.ends.here()
     }

@@ -16,7 +16,7 @@ pub enum Routing {
     Uniform,
     /// Every eighth expert has about so many times as many as the others.
     Skew(u32),
-    /// All rows have the same expert: as many as there is room for.
+    /// All rows have the same expert: as many as the capacity allows.
     One,
     /// Every other expert has none, the first one among them.
     Empty,
@@ -126,7 +126,7 @@ impl Routing {
         let weights: Vec<f64> = (0..experts).map(weight).collect();
         let sum = weights.iter().sum::<f64>().max(f64::MIN_POSITIVE);
         let rows = (blocks * RAGGED_BLOCK) as f64;
-        // Blocks that are not full take room, too.
+        // Blocks that are not full count, too.
         let used = match self {
             Routing::One => rows,
             _ => (rows - experts as f64 * RAGGED_BLOCK as f64 / 2.0).max(rows / 2.0),
@@ -212,7 +212,7 @@ pub(crate) fn counts_of(program: &Program, value: ValueId) -> Option<ValueId> {
     }
 }
 
-/// Blocks of rows that a rank has room for, where a tensor has rows of experts.
+/// Capacity of a rank in blocks of rows, where a tensor has rows of experts.
 pub(crate) fn blocks(case: Case<'_>, counts: &Tensor, rank: usize) -> u64 {
     let of = |node: &&mk_syntax::Node| {
         node.op == Op::GroupedGemm && node.inputs.get(2) == Some(&counts.id)

@@ -117,7 +117,7 @@ pub enum Value {
     /// The same for all ranks, or sharded: its global rows.
     Whole(Matrix),
     /// A sum over the ranks, by rank.
-    Summands(Vec<Matrix>),
+    Contributions(Vec<Matrix>),
 }
 
 impl Value {
@@ -127,14 +127,14 @@ impl Value {
         };
         match (self, other) {
             (Value::Whole(x), Value::Whole(y)) => Value::Whole(both(x, y)),
-            (Value::Summands(x), Value::Whole(y)) => {
-                Value::Summands(x.iter().map(|x| both(x, y)).collect())
+            (Value::Contributions(x), Value::Whole(y)) => {
+                Value::Contributions(x.iter().map(|x| both(x, y)).collect())
             }
-            (Value::Whole(x), Value::Summands(y)) => {
-                Value::Summands(y.iter().map(|y| both(x, y)).collect())
+            (Value::Whole(x), Value::Contributions(y)) => {
+                Value::Contributions(y.iter().map(|y| both(x, y)).collect())
             }
-            (Value::Summands(x), Value::Summands(y)) => {
-                Value::Summands(x.iter().zip(y).map(|(x, y)| both(x, y)).collect())
+            (Value::Contributions(x), Value::Contributions(y)) => {
+                Value::Contributions(x.iter().zip(y).map(|(x, y)| both(x, y)).collect())
             }
         }
     }
@@ -150,11 +150,11 @@ impl Value {
         self.map(|_, x| x.stored(dtype))
     }
 
-    /// The value, with summands of this type added up as ranks do it.
+    /// The value, with contributions of this type reduced as ranks do it.
     pub(super) fn sum(&self, dtype: DType) -> Matrix {
         match self {
             Value::Whole(x) => x.clone(),
-            Value::Summands(all) => {
+            Value::Contributions(all) => {
                 let first = all.first().map_or((0, 0), |m| (m.cols, m.len()));
                 let of = |i| all.iter().map(|m| m.at(i)).collect::<Vec<_>>();
                 Matrix::collect(first.0, (0..first.1).map(|i| over_ranks(&of(i), dtype)))
@@ -208,7 +208,7 @@ impl Value {
     fn each(&self, one: impl Fn(&Matrix) -> Matrix) -> Value {
         match self {
             Value::Whole(x) => Value::Whole(one(x)),
-            Value::Summands(all) => Value::Summands(all.iter().map(one).collect()),
+            Value::Contributions(all) => Value::Contributions(all.iter().map(one).collect()),
         }
     }
 
@@ -216,7 +216,7 @@ impl Value {
     pub(crate) fn on(&self, rank: usize) -> Option<&Matrix> {
         match self {
             Value::Whole(x) => Some(x),
-            Value::Summands(all) => all.get(rank),
+            Value::Contributions(all) => all.get(rank),
         }
     }
 }

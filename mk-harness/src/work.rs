@@ -71,11 +71,11 @@ pub fn check_work(case: Case<'_>, launches: u32) -> Result<(), HarnessError> {
     for i in 0..case.program.n_values() {
         let id = ValueId::new(i);
         let shape = case.bound.shape(id).unwrap_or(&[]);
-        let summands = match case.program.ty(id).map(|t| t.placement.as_slice()) {
+        let contributions = match case.program.ty(id).map(|t| t.placement.as_slice()) {
             Some([Placement::Partial]) => case.ranks as u64,
             _ => 1,
         };
-        let elements = shape.iter().fold(summands, |n, x| n.saturating_mul(*x));
+        let elements = shape.iter().fold(contributions, |n, x| n.saturating_mul(*x));
         wanted = wanted.saturating_add(elements);
     }
     if wanted > MAX_ELEMENTS {

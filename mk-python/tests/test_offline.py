@@ -184,8 +184,8 @@ class Settings(Case):
             self.assertTrue(setting.doc and setting.form)
             self.assertEqual(plain, str(self.plan({setting.name: setting.default})), setting)
         block = mk.SETTINGS[names.index("block")]
-        self.assertEqual((block.form, block.default), ("ROWSxCOLUMNSxDEPTH", "128x256x64"))
-        self.assertEqual(repr(block), "<mk.Setting block=128x256x64, of ROWSxCOLUMNSxDEPTH>")
+        self.assertEqual((block.form, block.default), ("MxNxK", "128x256x64"))
+        self.assertEqual(repr(block), "<mk.Setting block=128x256x64, of MxNxK>")
 
     def test_the_document_has_every_setting(self):
         text = (pathlib.Path(__file__).parents[2] / "docs/tuning.md").read_text()

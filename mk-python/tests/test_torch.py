@@ -147,7 +147,7 @@ class OneRank(unittest.TestCase):
         got = mk.compile(text, self.world)(x, counts, w)
         close(self, got[:130], x[:130].float() @ w[0].float())
         close(self, got[256:261], x[256:261].float() @ w[2].float())
-        with self.assertRaisesRegex(mk.ArgumentError, "take 6 blocks, and there is room for 4"):
+        with self.assertRaisesRegex(mk.ArgumentError, "take 6 blocks, and the capacity is 4"):
             mk.compile(text, self.world)(x, counts + 127, w)
 
     def test_opcheck(self):
@@ -426,7 +426,7 @@ def attention(case, rank, ranks, world):
 
 
 def layers(case, rank, ranks, world):
-    """A column-parallel and a row-parallel layer, one behind the other, against torch.nn.Linear; tokens sharded and not."""
+    """A column-parallel and a row-parallel layer in sequence, against torch.nn.Linear; tokens sharded and not."""
     import mk.nn
 
     up, down = torch.nn.Linear(16, 48), torch.nn.Linear(48, 16)

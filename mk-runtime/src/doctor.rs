@@ -2,11 +2,12 @@
 
 use crate::driver;
 use crate::error::Error;
-use crate::fabrics;
-pub use crate::fabrics::{Card, Fabric};
 use crate::jit::{self, JitOptions, NvrtcVersion};
 use crate::net::NetOptions;
+use crate::nics;
+pub use crate::nics::Nic;
 use crate::store::{self, Kept};
+use crate::transport::{TRANSPORTS, TransportError};
 use cudarc::driver::sys::{self, CUdevice_P2PAttribute as P2p, CUdevice_attribute as Attr};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,15 @@ pub struct Gpu {
     pub card_access: String,
     /// The cards that are nearest to it on the bus.
     pub near_cards: Vec<String>,
+}
+
+/// A transport, and whether an end of it can be opened here.
+#[derive(Clone, Debug)]
+pub struct NetworkState {
+    /// `loopback`, `verbs`, `ofi (shm)`.
+    pub name: String,
+    /// What was found, or why there is none.
+    pub state: Result<String, TransportError>,
 }
 
 /// How one GPU reaches another's memory.
@@ -81,9 +91,9 @@ pub struct Doctor {
     /// How much is kept there.
     pub kept: Vec<Kept>,
     /// Transports between nodes.
-    pub fabrics: Vec<Fabric>,
+    pub networks: Vec<NetworkState>,
     /// Cards that write to remote memory.
-    pub cards: Vec<Card>,
+    pub cards: Vec<Nic>,
     /// What is not here.
     pub missing: Vec<Missing>,
 }
@@ -103,7 +113,7 @@ impl Doctor {
                 missing.push(lacks);
             }
         };
-        let cards = fabrics::cards();
+        let cards = nics::cards();
         let gpus = match driver::device_count() {
             Ok(count) => {
                 let mut gpus = Vec::new();
@@ -136,14 +146,14 @@ impl Doctor {
         if let Err(error) = &cache {
             lack(error.to_string(), "keeping compiled kernels, proofs and tuning results");
         }
-        let fabrics = fabrics::fabrics();
-        for fabric in &fabrics {
-            if let Err(error) = &fabric.state {
+        let networks = networks();
+        for network in &networks {
+            if let Err(error) = &network.state {
                 lack(error.to_string(), "a network between nodes");
             }
         }
         let most = NetOptions::default().arena_bytes;
-        if let Some(bytes) = fabrics::locked_memory().filter(|b| *b < most && !cards.is_empty()) {
+        if let Some(bytes) = nics::locked_memory().filter(|b| *b < most && !cards.is_empty()) {
             let what = format!(
                 "{bytes} bytes may be locked for cards, and a net arena has {most}: raise `ulimit -l`, or LimitMEMLOCK= of a service"
             );
@@ -157,13 +167,18 @@ impl Doctor {
                 "cards that read and write a GPU's memory; pinned memory of the host serves",
             );
         }
-        Doctor { driver, gpus, peers, nvrtc, nvdisasm, cache, kept, fabrics, cards, missing }
+        Doctor { driver, gpus, peers, nvrtc, nvdisasm, cache, kept, networks, cards, missing }
     }
 
     /// Whether kernels can be compiled and run here, on at least one GPU of compute capability 9.0.
     pub fn can_run(&self) -> bool {
         self.nvrtc.is_ok() && self.gpus.iter().any(|g| g.capability == (9, 0))
     }
+}
+
+fn networks() -> Vec<NetworkState> {
+    let all = TRANSPORTS.iter().map(|row| (row.network)());
+    all.map(|n| NetworkState { name: n.label(), state: n.probe() }).collect()
 }
 
 fn row(from: &Gpu, gpus: &[Gpu]) -> Vec<Option<Peer>> {
@@ -174,7 +189,7 @@ fn row(from: &Gpu, gpus: &[Gpu]) -> Vec<Option<Peer>> {
         .collect()
 }
 
-fn gpu(ordinal: i32, cards: &[Card]) -> Result<Gpu, Error> {
+fn gpu(ordinal: i32, cards: &[Nic]) -> Result<Gpu, Error> {
     let device = driver::device(ordinal)?;
     let mut memory = 0;
     // SAFETY: a valid out-pointer, a live device.
@@ -192,8 +207,8 @@ fn gpu(ordinal: i32, cards: &[Card]) -> Result<Gpu, Error> {
         virtual_memory: get(Attr::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0,
         posix_handles: get(Attr::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)?
             != 0,
-        card_access: fabrics::gpu_access(ordinal),
-        near_cards: fabrics::nearest(Path::new("/sys"), &driver::pci(ordinal)?, cards),
+        card_access: nics::gpu_access(ordinal),
+        near_cards: nics::nearest(Path::new("/sys"), &driver::pci(ordinal)?, cards),
     })
 }
 
@@ -268,10 +283,10 @@ impl fmt::Display for Doctor {
             let list: Vec<String> = self.kept.iter().map(of).collect();
             writeln!(f, "kept      {}", list.join(", "))?;
         }
-        for fabric in &self.fabrics {
-            match &fabric.state {
-                Ok(found) => writeln!(f, "network   {}: {found}", fabric.name)?,
-                Err(_) => writeln!(f, "network   {}: none", fabric.name)?,
+        for network in &self.networks {
+            match &network.state {
+                Ok(found) => writeln!(f, "network   {}: {found}", network.name)?,
+                Err(_) => writeln!(f, "network   {}: none", network.name)?,
             }
         }
         for card in &self.cards {

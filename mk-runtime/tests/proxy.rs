@@ -9,7 +9,7 @@ use mk_runtime::{
     proxy::{Arena, Attached, Ends, Engine, Fifo, Lease, NetFault, Proxy, Watch, Writer, connect},
     transport::{
         HostMemory, Notify, Ordering, Posted, Transport, Write,
-        loopback::{self, Fabric},
+        loopback::{self, LoopbackNetwork},
         shaped::{Fault, Shape, Shaped},
     },
 };
@@ -66,7 +66,7 @@ impl Watch for Kernels {
 }
 
 fn ends(ordering: Ordering, shape: &Shape) -> (Ends, Vec<Arc<HostMemory>>) {
-    let mut fabric = Fabric::new(loopback::Options::new(2, ordering)).unwrap();
+    let mut fabric = LoopbackNetwork::new(loopback::Options::new(2, ordering)).unwrap();
     let (mut ends, mut memories) = (Ends::new(), Vec::new());
     for rank in 0..2 {
         let mut end = Shaped::new(fabric.end(rank).unwrap(), shape.clone());
@@ -104,7 +104,7 @@ impl Rank {
     }
 
     fn push(&mut self, command: NetCommand) {
-        until("room in the fifo", || self.fifo.push(command));
+        until("capacity of the fifo", || self.fifo.push(command));
     }
 }
 
@@ -196,7 +196,7 @@ fn commands_outside_the_range_are_refused() {
         ("inside the buffers", |c| c.bytes = (1 << 16) + 1),
         ("no rank of another node", |c| c.peer = 0),
         ("no rank of another node", |c| c.peer = 2),
-        ("raises words", |c| c.remote_word = 32),
+        ("sets words", |c| c.remote_word = 32),
         ("of instance 1", |c| c.instance = 1),
         ("of kind 9", |c| c.kind = 9),
     ];

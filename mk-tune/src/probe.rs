@@ -1,6 +1,6 @@
 //! The plans by which a machine is measured: what is modelled is what is run.
 
-/// Ways of lowering that are not what a line is about.
+/// Strategies that are not what a line is about.
 const PLAIN: &str = "--try last_wave=none --try tile_scheduler=static";
 
 /// Lines as `mk tune --list` takes them: products alone on one GPU, by depth and number of waves; collectives alone, by

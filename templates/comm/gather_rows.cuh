@@ -66,7 +66,7 @@ MK_DEVICE void gather_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
       constexpr u32 kWarps = kThreads / 32;
 #pragma unroll 1
       for (u32 first = thread / 32; first < task.rows; first += 32 * kWarps) {
-        // Lanes look rows up side by side: what they ask takes several trips to memory, one behind the other.
+        // Lanes look rows up in parallel: each look-up takes several dependent trips to memory.
         const u32 mine = first + lane * kWarps;
         const u64 place = mine < task.rows && hooks.exists(task, mine) ? hooks.source(task, mine) : 0;
 #pragma unroll 1

@@ -1,5 +1,5 @@
-// Gradients of queries: each consumer holds 64 of them. Of a block of keys, scores and the weights' gradients are computed one
-// behind the other, weights are made beside the second product, and their gradients times keys are added beside the next block's scores.
+// Gradients of queries: each consumer holds 64 of them. Of a block of keys, scores and the weights' gradients are computed
+// sequentially, weights are made beside the second product, and their gradients times keys are added beside the next block's scores.
 // Run by all threads of consumer warpgroup `consumer`. `Edges`: as of the loader, and `staged`, `drained` and `within`.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_attend_dq_consumer(const Context& ctx, const AttendGradSmem<Config>& smem, const Hooks& hooks, u32 consumer,

@@ -38,7 +38,7 @@ struct GemmOptions {
   bool carried = false;     // a tile goes on with sums that the loader brings
   bool carry_last = false;  // and not before its own product has been through the elementwise chain
   bool b_evict_first = false;   // no other tile reads what a tile reads of B
-  bool b_first = false;         // B is the caller's, and A is waited for: what there is room for of B is loaded before
+  bool b_first = false;         // B is the caller's, and A is waited for: as much of B as fits is loaded before
   bool borrowed_stage = false;  // a tile's last stage takes panels that there is no staging for; its loop has none of fewer steps than stages
   bool clipped = false;         // Tma: where a tile's rows end inside a panel, the tensor's do
   bool only_tile = false;       // Tma: no CTA has a second tile

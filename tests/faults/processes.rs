@@ -347,18 +347,18 @@ fn gives_up(rank: u32, case: &Case, launches: u32) {
 
 #[test]
 fn an_abort_reaches_the_other_processes() {
-    play("aborted", false, &["rank 0 raised the abort word", " at e"], |_, _| ());
+    play("aborted", false, &["rank 0 set the abort flag", " at e"], |_, _| ());
 }
 
 #[test]
 fn an_abort_reaches_the_other_processes_past_what_is_queued() {
-    let needed = &["rank 0 raised the abort word", " at e"];
+    let needed = &["rank 0 set the abort flag", " at e"];
     play("aborted_behind", false, needed, |_, _| ());
 }
 
 #[test]
 fn an_abort_reaches_the_other_processes_where_copy_engines_gather() {
-    let needed = &["rank 0 raised the abort word", " at e"];
+    let needed = &["rank 0 set the abort flag", " at e"];
     play("aborted_engine", false, needed, |_, _| ());
 }
 

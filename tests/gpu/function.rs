@@ -284,7 +284,7 @@ fn parts_are_launched_one_after_the_other() -> Res<()> {
             let new = || Set::new(&world, &f, which, &bound);
             let mut sets = [new()?, new()?];
             for launch in 1..=3 {
-                // Two calls on other streams, one behind the other: they share what lies between parts.
+                // Two sequential calls on other streams: they share what lies between parts.
                 for (i, set) in sets.iter_mut().enumerate() {
                     set.fill(&reference, inputs, 2 * launch + i as u64)?;
                 }

@@ -13,7 +13,7 @@ use mk::{
         net::{Net, NetOptions},
         transport::{
             HostMemory, Notify, Ordering, Posted, Transport, Write,
-            loopback::{self, Fabric},
+            loopback::{self, LoopbackNetwork},
             shaped::{Fault, Shape},
         },
     },
@@ -258,7 +258,7 @@ fn a_trace_over_nodes() -> Res<()> {
 fn loopback_rate(threads: usize, bytes: u64) -> Res<f64> {
     let options =
         loopback::Options { lanes: 4, threads, ..loopback::Options::new(2, Ordering::InOrder) };
-    let mut fabric = Fabric::new(options)?;
+    let mut fabric = LoopbackNetwork::new(options)?;
     let mut ends = [fabric.end(0)?, fabric.end(1)?];
     for end in &mut ends {
         end.register(Arc::new(HostMemory::new(2 * bytes as usize)?))?;

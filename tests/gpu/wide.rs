@@ -280,7 +280,7 @@ fn ways_of_lowering_few_rows() {
     ways("ways_of_lowering_few_rows", few_rows);
 }
 
-/// Other than the default ways of lowering: plainly, replayed, and with agents that sleep. Those whose names begin as `MK_GPU_WAYS`
+/// Strategies other than the defaults: plainly, replayed, and with agents that sleep. Those whose names begin as `MK_GPU_WAYS`
 /// says, as in `ring,lent`, if it is set.
 fn ways(test: &str, of: fn(&&Variant) -> bool) {
     let named = std::env::var("MK_GPU_WAYS").unwrap_or_default();

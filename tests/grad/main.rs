@@ -255,9 +255,26 @@ fn kernels_compute_gradients() {
     }
 }
 
-/// What has no derivative: derivatives.
+/// What has no derivative: derivatives, and values of eight bits.
 fn is_not_derived(text: &str) -> bool {
-    text.contains("_grad(")
+    text.contains("_grad(") || has_eight_bits(text)
+}
+
+fn has_eight_bits(text: &str) -> bool {
+    text.contains("e4m3") || text.contains("e5m2")
+}
+
+#[test]
+fn eight_bits_have_no_derivative_and_say_so() {
+    let all: Vec<_> = pipelines().into_iter().filter(|(_, text)| has_eight_bits(text)).collect();
+    assert!(all.len() >= 4, "{}", all.len());
+    for (name, text) in all {
+        let program = Program::parse(text).expect("parses");
+        match grad(&program, None, Saves::default()) {
+            Err(error) => assert!(format!("{error:?}").contains("16 bits"), "{name}: {error}"),
+            Ok(_) => panic!("{name} has a backward"),
+        }
+    }
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn a_config_is_read_as_it_was_written() {
         }
     }
     for (bad, says) in [
-        ("block=128x256", "`128x256` is no value of `block`, which takes ROWSxCOLUMNSxDEPTH"),
+        ("block=128x256", "`128x256` is no value of `block`, which takes MxNxK"),
         ("intra_comm_sms=-1", "which takes N | auto"),
         ("all_reduce=maybe", "two_shot | one_shot | by_columns"),
         ("blok=1", "there is no setting `blok`"),

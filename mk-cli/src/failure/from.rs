@@ -2,8 +2,8 @@
 
 use super::{Failure, Kind};
 use mk::{
-    emit::EmitError, function::FunctionError, passes::LowerError, runtime, settings::NotASetting,
-    sim::SimError, tune::Unpredicted,
+    check::CheckError, emit::EmitError, function::FunctionError, passes::LowerError, runtime,
+    settings::NotASetting, sim::SimError, tune::Unpredicted,
 };
 use mk_harness::HarnessError;
 
@@ -30,7 +30,17 @@ fn of_runtime(error: &runtime::Error) -> Kind {
 
 fn of_emission(error: &EmitError) -> Kind {
     match error {
-        EmitError::Unsupported { .. } | EmitError::Point(_) => Kind::Unsupported,
+        EmitError::Refused(_) | EmitError::Point(_) => Kind::Unsupported,
+        _ => Kind::Internal,
+    }
+}
+
+fn of_check(error: &CheckError) -> Kind {
+    match error {
+        CheckError::NotProved(error) if error.is_too_large() => Kind::TooLarge,
+        CheckError::NotProved(_) => Kind::Refused,
+        CheckError::NoKernel(_) => Kind::Unsupported,
+        CheckError::Emit(error) => of_emission(error),
         _ => Kind::Internal,
     }
 }
@@ -46,7 +56,7 @@ fn of_function(error: &FunctionError) -> Kind {
     match error {
         FunctionError::Argument(_) | FunctionError::Mismatch { .. } => Kind::Sizes,
         FunctionError::Lower(error) => of_lowering(error),
-        FunctionError::Emit(error) => of_emission(error),
+        FunctionError::Check(error) => of_check(error),
         FunctionError::Sim(error) => of_executor(error),
         FunctionError::Runtime(error) => of_runtime(error),
         _ => Kind::Run,
@@ -87,6 +97,7 @@ said! {
     LowerError => of_lowering,
     runtime::Error => of_runtime,
     EmitError => of_emission,
+    CheckError => of_check,
     FunctionError => of_function,
     HarnessError => of_harness,
     Unpredicted => of_prediction,

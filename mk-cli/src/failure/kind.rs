@@ -83,7 +83,7 @@ mod tests {
         assert_eq!(names.join(" "), PROMISED);
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/command-line.md");
         let page = std::fs::read_to_string(path).expect("the page");
-        let (_, table) = page.split_once("| `kind` | about |\n| --- | --- |\n").expect("the table");
+        let (_, table) = page.split_once("| `kind` | about |\n|---|---|\n").expect("the table");
         let (table, _) = table.split_once("\n\n").expect("its end");
         let first = table.lines().filter_map(|row| row.split('|').nth(1));
         let listed: Vec<&str> =

@@ -7,6 +7,7 @@ pub use kind::Kind;
 
 use mk::{
     Diagnostics,
+    emit::Refusals,
     syntax::BindErrors,
     valid::{self, Violation},
 };
@@ -95,6 +96,14 @@ impl Failure {
         let what: Vec<String> = failure.violations.iter().map(ToString::to_string).collect();
         let (what, list) = (what.join("\n  "), list.collect());
         Failure::listed(format!("error: the plan is too large: {what}\n  = help: {help}"), list)
+    }
+
+    /// A right plan that no template carries out.
+    pub fn no_kernel(refusals: &Refusals) -> Failure {
+        let help = "it still runs on the CPU executor: `mk run --device cpu`";
+        let list = refusals.iter().map(|r| mistake(Kind::Unsupported, r, Some(help))).collect();
+        let what = format!("error: no kernel can be emitted for this plan: {refusals}");
+        Failure::listed(format!("{what}\n  = help: {help}"), list)
     }
 
     fn listed(text: String, list: Vec<Value>) -> Failure {

@@ -3,7 +3,6 @@
 use super::{args::Args, link, verdict::Verdict};
 use crate::{
     build::compile,
-    emit::emit,
     failure::{Failure, Kind},
     gpus::loopback,
     output::detail,
@@ -12,6 +11,7 @@ use crate::{
 };
 use mk::{
     abi::count,
+    emit::Options,
     runtime::{InstanceOptions, World},
 };
 use mk_harness::{Case, Inputs, dropped, gpu::Session};
@@ -22,7 +22,6 @@ use std::time::Duration;
 const SAMPLED_ROWS: usize = 8;
 
 pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
-    loaded.verify()?;
     let Some(pipeline) = &loaded.pipeline else {
         return Err(Failure::with_help(
             Kind::CommandLine,
@@ -30,7 +29,7 @@ pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
             "say it by `--reference PIPELINE`",
         ));
     };
-    let kernel = emit(&loaded)?;
+    let kernel = loaded.kernel(Options::default())?;
     let compiled = compile(&kernel, &args.pipeline, true)?;
     let from = if compiled.from_cache { "from the cache" } else { "compiled" };
     detail!("plan      {:?}, verified; {from} in {:.1?}", kernel.name, compiled.compile_time)?;

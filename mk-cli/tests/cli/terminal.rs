@@ -36,7 +36,7 @@ fn quiet_leaves_the_verdict() {
 fn verbose_says_what_is_done() {
     let said = run(CHECK, &["-v"]);
     assert!(
-        said.err.contains(" s  lowered, ") && said.err.contains(" s  verified, "),
+        said.err.contains(" s  lowered, ") && said.err.contains(" s  proved, "),
         "{}",
         said.err
     );

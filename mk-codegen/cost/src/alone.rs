@@ -1,4 +1,4 @@
-//! A matrix product that is a whole kernel, in closed form: waves of tiles that each take their steps, and what all SMs ask of the
+//! A GEMM that is a whole kernel, in closed form: waves of tiles that each take their steps, and what all SMs ask of the
 //! cache and of memory meanwhile. Fitted to products of random shapes ([`Products`]); the discrete-event run of the same plan says
 //! where the time goes.
 
@@ -28,7 +28,7 @@ impl Products {
     }
 }
 
-/// How long a plan takes that is one matrix product and nothing else, on the rank with the most; `None` for other plans, for products
+/// How long a plan takes that is one GEMM and nothing else, on the rank with the most; `None` for other plans, for products
 /// whose epilogue saves matrices, and where the model has no figures of such tiles.
 ///
 /// # Errors

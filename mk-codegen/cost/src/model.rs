@@ -31,10 +31,10 @@ pub struct DeviceModel {
     pub written_s: f64,
     /// Memory bandwidth of a GPU, all SMs together.
     pub hbm_bytes_per_s: f64,
-    /// Memory bandwidth where a right operand `[k, n]` comes in slices of 128 bytes, one for each step of k: a tile of 64
+    /// Memory bandwidth where an operand B `[k, n]` comes in slices of 128 bytes, one for each step of k: a tile of 64
     /// columns. Narrower tiles have less.
     pub hbm_slices_bytes_per_s: f64,
-    /// Memory bandwidth for a right operand that passes through the cache and leaves it first; as that of others where nobody
+    /// Memory bandwidth for an operand B that passes through the cache and leaves it first; as that of others where nobody
     /// measured it.
     #[serde(default)]
     pub hbm_once_bytes_per_s: f64,
@@ -64,7 +64,7 @@ pub struct DeviceModel {
     /// CTAs are slower than others, and the last one counts.
     #[serde(default = "uneven")]
     pub uneven: f64,
-    /// Matrix products, by tile shape.
+    /// GEMMs, by tile shape.
     pub tiles: Vec<TileRate>,
     /// Products that are a whole kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -90,7 +90,7 @@ pub struct Chip {
     pub memory_bytes_per_s: f64,
 }
 
-/// A matrix product's tile on one SM.
+/// A GEMM's tile on one SM.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TileRate {

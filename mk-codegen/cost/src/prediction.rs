@@ -60,7 +60,7 @@ impl Prediction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
-    /// Steps of matrix products.
+    /// Steps of GEMMs.
     Compute,
     /// The same, where the last wave of tiles leaves many SMs idle.
     Waves,

@@ -52,7 +52,7 @@ pub(super) enum Kind {
     Signal,
     /// Moves or adds, one task after the other.
     Move,
-    /// A matrix product's tile.
+    /// A GEMM's tile.
     Tile(Tile),
 }
 

@@ -122,7 +122,7 @@ pub(super) fn keeps_end(epilogue: &[EpilogueOp]) -> bool {
     !kept
 }
 
-/// Whether columns of a product's right operand come in pairs of gate and up.
+/// Whether columns of a product's operand B come in pairs of gate and up.
 pub fn gated(epilogue: &[EpilogueOp]) -> bool {
     matches!(epilogue, [EpilogueOp::Swiglu, ..] | [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
 }

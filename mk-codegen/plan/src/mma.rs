@@ -1,8 +1,8 @@
-//! Tiles of matrix products: who multiplies them, and what of shared memory they take.
+//! Tiles of GEMMs: who multiplies them, and what of shared memory they take.
 
 use mk_dtype::{F32_BYTES, OPERAND_BYTES};
 
-/// Bytes of one stage of a matrix product's tile of so many rows, columns and steps along k.
+/// Bytes of one stage of a GEMM's tile of so many rows, columns and steps along k.
 pub fn mma_stage_bytes([m, n, k]: [u32; 3]) -> u32 {
     m.saturating_add(n).saturating_mul(k).saturating_mul(OPERAND_BYTES)
 }
@@ -49,7 +49,7 @@ pub fn one_warpgroup_takes([m, n]: [u32; 2]) -> bool {
     m == 128 && n <= 160
 }
 
-/// Columns of a panel in which a right operand that lies row by row, or a result of 16 bits, is in shared memory: what a swizzle of
+/// Columns of a panel in which an operand B that lies row by row, or a result of 16 bits, is in shared memory: what a swizzle of
 /// 128 bytes spans, or half of it, where tiles are no multiple of that.
 pub fn mma_panel_columns(n: u32) -> u32 {
     if n.is_multiple_of(64) { 64 } else { 32 }

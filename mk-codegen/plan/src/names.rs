@@ -98,7 +98,7 @@ names! {
         Dk = "dk",
         /// Gradients of values, `[cols, d]`.
         Dv = "dv",
-        /// Carried accumulator read, f32 `[rows, d]`; or the sums that a matrix product goes on with, `[m, n]` each.
+        /// Carried accumulator read, f32 `[rows, d]`; or the sums that a GEMM goes on with, `[m, n]` each.
         AccIn = "acc_in",
         /// Carried accumulator written, f32 `[rows, d]`.
         AccOut = "acc_out",

@@ -100,7 +100,7 @@ impl Plan {
     }
 }
 
-/// The dimension of a left operand that lies along k; `None` where several could.
+/// The dimension of an operand A that lies along k; `None` where several could.
 pub fn depth_dim(a: &Access, layout: ALayout) -> Option<usize> {
     let last = a.region.len().checked_sub(1)?;
     match layout {

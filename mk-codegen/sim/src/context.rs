@@ -14,7 +14,7 @@ pub(super) type Phase = i64;
 pub(super) struct Context {
     /// What was loaded and is still needed.
     pub pieces: Vec<Piece>,
-    /// Sum of a matrix product, so far.
+    /// Sum of a GEMM, so far.
     pub sum: Option<Tile>,
     /// State of attention, so far.
     pub attention: Option<Attention>,
@@ -107,7 +107,7 @@ impl Context {
         match factor.map(|p| &p.tile.data[..]) {
             Some([factor]) => Ok(Some(*factor)),
             None => Ok(None),
-            _ => Err(misfit("a summand has no factor of one element")),
+            _ => Err(misfit("a contribution has no factor of one element")),
         }
     }
 

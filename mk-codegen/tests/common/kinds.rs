@@ -10,11 +10,14 @@ pub const KINDS: &[(&str, &str)] = &[
     ("gemm_gelu", "fn f(a: bf16[M, K], b: bf16[K, N], c: bf16[N]) { gemm(a, b) -> bias(c) -> gelu }"),
     ("gemm_f32", "fn f(a: bf16[M, K], b: bf16[K, N]) { gemm(a, b) -> cast(f32) }"),
     ("gemm_swiglu", "fn f(a: bf16[M, K], b: bf16[K, 2, N]) { gemm(a, b) -> swiglu }"),
+    ("chain", "fn f(a: bf16[M, K], b: bf16[K, N], v: bf16[N, K]) { gemm(a, b) -> silu -> gemm(v) -> relu }"),
     ("weights", "fn f(x: bf16[M, K] @ shard(0), dy: bf16[M, N] @ shard(0)) { gemm(x.t, dy) -> all_reduce }"),
+    ("weights_scatter", "fn f(x: bf16[M, K] @ shard(0), dy: bf16[M, N] @ shard(0)) { gemm(x.t, dy) -> reduce_scatter }"),
     ("gather", "fn f(a: bf16[M, K] @ shard(0)) { gather(a) }"),
     ("gather_gemm", "fn f(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) { gather(a) -> gemm(b) }"),
     ("gemm_scatter", "fn f(a: bf16[M, K] @ shard(1), b: bf16[K, N] @ shard(0)) { gemm(a, b) -> reduce_scatter }"),
     ("gemm_reduce", "fn f(a: bf16[M, K] @ shard(1), b: bf16[K, N] @ shard(0)) { gemm(a, b) -> all_reduce }"),
+    ("scatter_f32", "fn f(a: bf16[M, K] @ shard(1), b: bf16[K, N] @ shard(0)) { gemm(a, b) -> cast(f32) -> reduce_scatter }"),
     ("scatter", "fn f(x: bf16[M, K] @ partial) { reduce_scatter(x) }"),
     ("reduce", "fn f(x: bf16[M, K] @ partial) { all_reduce(x) }"),
     (
@@ -30,6 +33,20 @@ pub const KINDS: &[(&str, &str)] = &[
             gather(x) -> gemm(w) -> swiglu -> gemm(v) -> reduce_scatter -> add(x)
         }",
     ),
+    (
+        "mlp_reduce",
+        "fn f(x: bf16[M, K] @ shard(0), w: bf16[N, K] @ shard(0), c: bf16[N] @ shard(0), v: bf16[K, N] @ shard(1)) {
+            gather(x) -> gemm(w.t) -> bias(c) -> silu -> gemm(v.t) -> all_reduce
+        }",
+    ),
+    (
+        "swiglu_grad",
+        "fn f(dy: bf16[M, K] @ shard(0), w: bf16[N, K] @ shard(0), h: bf16[M, 2, N] @ shard(2)) {
+            gather(dy) -> gemm(w.t) -> swiglu_grad(h)
+        }",
+    ),
+    ("dyn_gather", "fn f<M: dyn <= 300>(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1)) { gather(x) -> gemm(w) }"),
+    ("dyn_reduce", "fn f<M: dyn <= 300>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }"),
     (
         "dyn_rows",
         "fn f<M: dyn <= 300>(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1), v: bf16[N, K] @ shard(0)) {

@@ -1,4 +1,4 @@
-//! Every way of lowering that a config has beside the defaults, on shapes that have something to get wrong.
+//! Every strategy that a config has beside the defaults, on shapes that have something to get wrong.
 
 use super::Case;
 use mk_codegen::{
@@ -43,7 +43,7 @@ fn ping_pong(c: &mut Config, columns: u32) {
 const REPLICATED: &str = "fn f(a: bf16[M, K] @ replicate, b: bf16[K, N] @ replicate) -> bf16[M, N] @ replicate { gemm(a, b) -> relu }";
 const REPLICATED_GATED: &str = "fn f(a: bf16[M, K] @ replicate, w: bf16[K, 2, N] @ replicate) -> bf16[M, N] @ replicate { gemm(a, w) -> swiglu }";
 
-/// Every way of lowering that a [`Config`] has beside the defaults, on shapes that have something to get wrong.
+/// Every strategy that a [`Config`] has beside the defaults, on shapes that have something to get wrong.
 #[allow(dead_code)]
 pub const VARIANTS: &[Variant] = &[
     variant(("one_shot_few_rows", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {

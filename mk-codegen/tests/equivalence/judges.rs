@@ -14,7 +14,7 @@ use mk_syntax::{Bound, Placement, Program};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use std::collections::BTreeMap;
 
-/// A pipeline with small tensors, of which some tiles are square, and a way of lowering it.
+/// A pipeline with small tensors, of which some tiles are square, and a strategy for it.
 pub struct Small {
     pub name: &'static str,
     pub source: &'static str,

@@ -94,7 +94,7 @@ const HALVES: &[(&str, &[char])] = &[("a", &['M', 'H']), ("b", &['H', 'W'])];
 const ALIGNED: &[(&str, &[char])] = &[("a", &['M', 'K']), ("b", &['K', 'W'])];
 const MLP: &[(&str, &[char])] = &[("x", &['M', 'K']), ("w1", &['K', 'F']), ("w2", &['F', 'N'])];
 
-/// A way of lowering: its name, and what it sets.
+/// A strategy: its name, and what it sets.
 type Way = (&'static str, fn(&mut Config));
 
 const DEFAULT: Way = ("by default", |_| ());
@@ -213,7 +213,7 @@ pub fn folder(name: &str) -> Vec<Case> {
 
 /// Drafts of forms that no pipeline has yet, as `passes/tests` prints them. `few`: not those whose tables are large.
 pub fn drafts(few: bool) -> Vec<Case> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/passes/tests/snapshots");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("lower/src/passes/tests/snapshots");
     let entries = fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
     let mut paths: Vec<_> = entries.map(|e| e.expect("an entry").path()).collect();
     paths.retain(|p| p.extension().is_some_and(|e| e == "snap"));

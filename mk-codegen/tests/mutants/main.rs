@@ -7,8 +7,12 @@ mod accesses;
 mod agreement;
 mod cases;
 mod explorer;
+#[path = "../common/kinds.rs"]
+mod kinds;
 mod mutate;
 mod operands;
+#[path = "../common/random.rs"]
+mod random;
 mod states;
 mod symmetry;
 mod values;

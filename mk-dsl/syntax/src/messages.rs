@@ -312,7 +312,7 @@ pub(crate) fn f32_parameter(name: &str) -> Text {
         format!(
             "`{name}` is `f32`: such a parameter may only be the argument of `add`, `mul`, `bias` or of a derivative"
         ),
-        "declare it `bf16`, or `@ partial` if ranks have summands of it",
+        "declare it `bf16`, or `@ partial` if ranks have contributions to it",
     )
 }
 
@@ -495,7 +495,7 @@ pub(crate) fn dtype_mismatch(op: &str, left: DType, name: &str, right: DType) ->
     )
 }
 
-/// `turned` is a right operand that is read the other way round than it is declared.
+/// `turned` is an operand B that is read the other way round than it is declared.
 pub(crate) fn gemm_placement(
     left: &str,
     right: &str,

@@ -8,7 +8,7 @@
 //! - `gemm` has two operands of one 16-bit dtype, `[M, K]` by `[K, N]` or `[K, G, N]`, as read (a
 //!   transposed operand is stored the other way round); an elementwise
 //!   op has operands of the shape and placement of its input.
-//! - the left operand of a `gemm` may be `[M, G, N]` where the right one is a transposed `[K, G, N]`: both are
+//! - operand A of a `gemm` may be `[M, G, N]` where operand B is a transposed `[K, G, N]`: both are
 //!   then matrices of `G * N` columns;
 //! - `swiglu` has an input `[M, 2, F]` of which neither rows are partial nor dimension 1 sharded.
 //! - `attention` has three operands of one 16-bit dtype and four dimensions, and no other operation but `lse`, elementwise ones
@@ -84,12 +84,12 @@ pub enum Dim {
 pub enum Placement {
     /// Rank `r` of `n` holds the `r`-th of `n` equal parts of this dimension.
     Shard(usize),
-    /// The dimension is cut into `2n` equal parts, and rank `r` of `n` holds parts `r` and `2n - 1 - r`, one behind the other:
+    /// The dimension is cut into `2n` equal parts, and rank `r` of `n` holds parts `r` and `2n - 1 - r`, in order:
     /// of a causal mask, every rank has as much.
     Zigzag(usize),
     /// Every rank holds all of it.
     Replicate,
-    /// Every rank holds a summand of the same shape; the value is their sum.
+    /// Every rank holds a contribution of the same shape; the value is their sum.
     Partial,
 }
 
@@ -192,9 +192,9 @@ pub enum Op {
     /// accumulated in f32. A transposed operand is of type `[K, M]` or `[N, K]`, and its
     /// placement is that of what is stored.
     Gemm {
-        /// The left operand is stored as `[K, M]`.
+        /// Operand A is stored as `[K, M]`.
         a_transposed: bool,
-        /// The right operand is stored as `[N, K]`.
+        /// Operand B is stored as `[N, K]`.
         b_transposed: bool,
     },
     /// `[x: [R, K], w: [E, K, N], counts: i32 [E]] -> [R, N]`, or with `[E, K, G, N]`, `[R, G, N]`; accumulated in f32. Rows are ragged: see

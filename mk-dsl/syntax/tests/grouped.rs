@@ -42,7 +42,7 @@ fn mistakes() {
         ),
         (typed(x, "i32[E, 2]", w, body), "needs the rows of each expert"),
         (typed(x, n, "bf16[D, K, N]", body), "needs experts `E` in `w`, and it has `D`"),
-        (typed(x, n, "bf16[E, J, N]", body), "needs a depth of `K` in `w`, and it has `J`"),
+        (typed(x, n, "bf16[E, J, N]", body), "needs a K of `K` in `w`, and it has `J`"),
         (typed(x, n, "bf16[K, N]", body), "needs a stack of matrices"),
         (typed(x, n, "f16[E, K, N]", body), "has an input of `bf16`, and `w` is `f16`"),
         (
@@ -65,7 +65,7 @@ fn mistakes() {
     }
 }
 
-/// Its matrices would have a gradient of ragged depth.
+/// Its matrices would have a gradient of ragged K.
 #[test]
 fn no_derivative() {
     let program = Program::parse("ragged(x, n) -> grouped_gemm(w)").expect("a pipeline");

@@ -6,6 +6,7 @@ use super::{
 };
 use crate::parallel::in_parallel;
 use mk_codegen::{
+    check,
     cost::{self, Chip, CostError, DeviceModel, Gpu, Prediction},
     emit,
     passes::{self, LowerError},
@@ -426,7 +427,7 @@ pub fn decide(
 /// Whether there is a kernel of a config, and why not.
 pub(super) fn has_kernel(program: &Program, bound: &Bound, config: &Config) -> Result<(), String> {
     let plan = passes::lower(program, bound, config).map_err(|e| e.to_string())?;
-    emit::emit(&plan).map(|_| ()).map_err(|e| e.to_string())
+    check::kernel(&plan, emit::Options::default()).map(|_| ()).map_err(|e| e.to_string())
 }
 
 /// The figures for a GPU: installed ones, else those that ship with mk or follow from them ([`DeviceModel::of`]).

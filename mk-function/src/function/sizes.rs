@@ -171,7 +171,7 @@ impl Signature {
         }
         let (place, name) = (placed(tensor), &tensor.name);
         let help = match given {
-            // Products have no f32 factors.
+            // GEMMs have no f32 operands.
             DType::F32 => "convert it".to_string(),
             _ => format!(
                 "convert it, or write the pipeline as an item that says `{name}: {given}[..] @ {place}`"

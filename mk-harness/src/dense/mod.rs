@@ -1,7 +1,7 @@
 //! The dense reference: a pipeline evaluated in f64 on global tensors, for some rows of a result or for all.
 //!
 //! Most operations of the language make a row of their result from the same row of their first operand and from the whole of
-//! the second, so a few rows of a large result are cheap; a product with a transposed left operand needs all of both. A value that is `partial` is kept as its summands, one for each
+//! the second, so a few rows of a large result are cheap; a GEMM with a transposed operand A needs all of both. A value that is `partial` is kept as its contributions, one for each
 //! rank. Nothing is rounded but inputs and casts of them; what rounding costs a right result is kept beside each element ([`Near`]).
 
 mod routed;
@@ -98,7 +98,8 @@ impl<'a> Dense<'a> {
             let (places, held): (Vec<usize>, Vec<usize>) = held.map(|(i, row)| (i, *row)).unzip();
             let places = places.iter().flat_map(|i| columns.iter().map(move |c| i * width + c));
             let matrix = value.on(rank).map(|m| m.pick(columns.len(), places));
-            let matrix = matrix.ok_or_else(|| HarnessError::mismatch("a rank without summands"))?;
+            let matrix =
+                matrix.ok_or_else(|| HarnessError::mismatch("a rank without a contribution"))?;
             Ok((held, Expected { matrix, dtype }))
         };
         (0..self.inputs.case().ranks).map(of_rank).collect()
@@ -148,8 +149,8 @@ impl<'a> Dense<'a> {
     }
 
     /// Whether memory may hold a value before it is read: it is a result, or a collective's, or is read by something else than the
-    /// elementwise operation that follows its product; what a cast rounds in registers counts, too. Sums over ranks store
-    /// their summands themselves.
+    /// elementwise operation that follows its GEMM; what a cast rounds in registers counts, too. Reductions over ranks store
+    /// their contributions themselves.
     fn is_stored(&self, value: ValueId) -> bool {
         let program = self.inputs.case().program;
         let Some(Def::Node(node)) = program.def(value) else { return false };
@@ -210,7 +211,7 @@ impl<'a> Dense<'a> {
         Ok(match (parts.pop(), placement(&tensor.ty.placement)?) {
             (Some(last), Placement::Partial) => {
                 parts.push(last);
-                Value::Summands(parts)
+                Value::Contributions(parts)
             }
             (Some(whole), _) => Value::Whole(whole),
             (None, _) => Value::Whole(Matrix::default()),
@@ -232,11 +233,11 @@ impl<'a> Dense<'a> {
         Ok(match (node.op, operands.as_slice()) {
             (Op::Gather { .. }, [x]) => (*x).clone(),
             (Op::ReduceScatter { .. } | Op::AllReduce { .. }, [x]) => {
-                let summand = node.inputs.first().copied().unwrap_or(node.result);
-                Value::Whole(x.sum(self.dtype(summand)))
+                let contribution = node.inputs.first().copied().unwrap_or(node.result);
+                Value::Whole(x.sum(self.dtype(contribution)))
             }
             (Op::Gemm { a_transposed, b_transposed }, [a, b]) => {
-                // Of `[K, G, N]` all columns are depth.
+                // Of `[K, G, N]` all columns are along K.
                 let depth = node.inputs.get(1).map_or(0, |b| self.width(*b));
                 let depth: Vec<usize> = (0..depth).collect();
                 let a = if a_transposed { &a.transposed(rows) } else { *a };
@@ -252,7 +253,7 @@ impl<'a> Dense<'a> {
             }
             (Op::Bias, [x, c]) => {
                 let Value::Whole(c) = c else {
-                    return Err(HarnessError::unsupported("a bias of summands"));
+                    return Err(HarnessError::unsupported("a bias of contributions"));
                 };
                 // The last dimension; of a vector that is dimension 0, of which rows are chosen.
                 let at = |i: usize| match set {
@@ -331,8 +332,8 @@ impl<'a> Dense<'a> {
             return Ok(Value::Whole(made(whole())));
         }
         let of_rank = |rank| Ok(made(self.layout(q_id, rank)?.parts(1).to_vec()));
-        let summands = (0..self.inputs.case().ranks).map(of_rank);
-        Ok(Value::Summands(summands.collect::<Result<_, HarnessError>>()?))
+        let contributions = (0..self.inputs.case().ranks).map(of_rank);
+        Ok(Value::Contributions(contributions.collect::<Result<_, HarnessError>>()?))
     }
 
     /// How many queries of each head may be evaluated, if each takes so many products of a row with all rows of the other side.
@@ -396,7 +397,7 @@ impl<'a> Dense<'a> {
         Ok((Value::Whole(o), Value::Whole(lse)))
     }
 
-    /// Rank `r`'s summand of a product over a sharded depth is the product over its part of the depth.
+    /// Rank `r`'s contribution to a GEMM with a sharded K is the GEMM over its part of K.
     fn gemm(
         &self,
         node: &Node,
@@ -415,7 +416,7 @@ impl<'a> Dense<'a> {
             let (a, b) = (on(a, 0)?, on(b, 0)?);
             return Ok(Value::Whole(a.product(b, rows(a), k)));
         }
-        let summands = (0..self.inputs.case().ranks).map(|rank| {
+        let contributions = (0..self.inputs.case().ranks).map(|rank| {
             let layout = self.layout(right, rank)?;
             let depth: Vec<usize> = match b_transposed {
                 true => layout.columns().to_vec(),
@@ -431,7 +432,7 @@ impl<'a> Dense<'a> {
             let rows = depth.iter().flat_map(|i| i * n..(i + 1) * n);
             Ok(part.product(&b.pick(n, rows), m, depth.len()))
         });
-        Ok(Value::Summands(summands.collect::<Result<_, HarnessError>>()?))
+        Ok(Value::Contributions(contributions.collect::<Result<_, HarnessError>>()?))
     }
 }
 

@@ -17,7 +17,7 @@ pub(super) struct Routes(Arc<Mutex<Known>>);
 pub(super) struct Known {
     /// The experts of all tokens, by the tensor of them.
     pub(super) ids: BTreeMap<ValueId, Arc<Vec<i32>>>,
-    /// The same as rows, by how many there is room for.
+    /// The same as rows, by capacity.
     pub(super) packed: BTreeMap<(ValueId, usize), Arc<Packed>>,
 }
 

@@ -68,7 +68,7 @@ fn chosen_tokens_are_sums_of_their_own_rows() {
     let result = program.results()[0];
     let of = |rows: &[usize]| match d.rows(result, rows).expect("evaluates") {
         Value::Whole(m) => m.data,
-        Value::Summands(_) => panic!("tokens are whole"),
+        Value::Contributions(_) => panic!("tokens are whole"),
     };
     let all = of(&(0..12).collect::<Vec<_>>());
     assert!(all.iter().all(|x| x.is_finite() && *x != 0.0));

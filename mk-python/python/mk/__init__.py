@@ -1,4 +1,4 @@
-"""mk: chains of collectives and matrix products as one kernel per GPU, on torch tensors.
+"""mk: chains of collectives and GEMMs as one kernel per GPU, on torch tensors.
 
     world = mk.World.from_torch()
     linear = mk.compile("gather(a) -> gemm(b)", world)
@@ -21,11 +21,12 @@ from ._explain import Explanation
 from ._function import Function, compile, recover
 from ._pipeline import Pipeline, load
 from ._tune import tune
-from ._mk import SETTINGS, Plan, Setting, World, __version__, plan
+from ._mk import DTYPES, SETTINGS, Plan, Setting, World, __version__, plan
 
 __all__ = [
     "ArgumentError",
     "CompileError",
+    "DTYPES",
     "DeviceError",
     "Error",
     "Explanation",

@@ -57,7 +57,7 @@ class Experts:
             spans.append((at, n))
             at += -(-n // BLOCK) * BLOCK
         if at > capacity:
-            raise ArgumentError(f"the rows of groups take {at // BLOCK} blocks, and there is room for {capacity // BLOCK}\n  help: raise the capacity")
+            raise ArgumentError(f"the rows of groups take {at // BLOCK} blocks, and the capacity is {capacity // BLOCK}\n  help: raise the capacity")
         return spans
 
     def _dispatch(self, value, x, ids):

@@ -153,13 +153,13 @@ class Peer:
         (source,), reduce = value["inputs"], self._dist.all_reduce
         readers = sum(other["inputs"].count(source) for other in self._values) + self._results.count(source)
         if self._values[source]["op"] != "parameter" and readers == 1:
-            # Nobody else wants the summand.
+            # Nobody else reads the contribution.
             def in_place(x):
                 reduce(x)
                 return x
 
             return in_place
-        self.notes.append("all_reduce works on a copy, because its summand is read elsewhere; the copy counts")
+        self.notes.append("all_reduce works on a copy, because its contribution is read elsewhere; the copy counts")
         total = self._buffer(value, self._local(value))
 
         def step(x):

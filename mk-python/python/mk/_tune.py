@@ -31,7 +31,7 @@ def _nvrtc():
 
 
 def tune(pipeline, *, shapes=None, dims=None, devices=(0,), top=None):
-    """Measures ways of lowering a pipeline, one rank for each of ``devices``, and keeps the best for functions of these sizes on such GPUs.
+    """Measures strategies and settings of a pipeline, one rank for each of ``devices``, and keeps the best for functions of these sizes on such GPUs.
 
     ``shapes`` and ``dims`` are global, as of ``mk.plan``. ``top`` measures only so many candidates, those that the cost model takes for the
     best. Nothing else may use these GPUs meanwhile. Returns what `mk tune` prints: docs/tuning.md.

@@ -1,4 +1,4 @@
-"""mk under ``torch.compile``: collectives around matrix products become pipelines, without an edit of the model.
+"""mk under ``torch.compile``: collectives around GEMMs become pipelines, without an edit of the model.
 
     mk.inductor.enable(world_of=world)
     step = torch.compile(model)        # a table says what was taken, what was not, and why
@@ -666,7 +666,7 @@ _active: Pass | None = None
 
 
 def enable(world_of, *, strict=False, report=True, gpu=None):
-    """Has ``torch.compile`` make pipelines of collectives around matrix products, in what it compiles from here on. Returns the ``Pass``, which
+    """Has ``torch.compile`` make pipelines of collectives around GEMMs, in what it compiles from here on. Returns the ``Pass``, which
     keeps what was found.
 
     ``world_of`` says in which world a process group's ranks are: a World, for its group; a mapping of groups, or their names, to Worlds; or a

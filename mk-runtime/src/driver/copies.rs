@@ -1,6 +1,6 @@
 //! Copies, memsets and plain kernels that a call waits for, in a stream of the context's own.
 
-use super::{Context, cu, order::between_launches};
+use super::{Context, cu, ledger::between_launches};
 use crate::Error;
 use cudarc::driver::sys;
 
@@ -25,7 +25,7 @@ impl Context {
         if !there.is_null() {
             return Ok(there);
         }
-        // Before the lock: who has the book open may want the stream.
+        // Before the stream's lock: the thread that has locked the ledger may want the stream.
         let _quiet = between_launches();
         let mut stream = copies();
         if stream.is_null() {

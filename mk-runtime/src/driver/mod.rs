@@ -2,7 +2,7 @@
 
 mod context;
 mod copies;
-pub(crate) mod order;
+pub(crate) mod ledger;
 mod stream;
 
 pub(crate) use context::{Context, Entered, keep_current};

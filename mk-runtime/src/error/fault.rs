@@ -167,7 +167,7 @@ impl fmt::Display for Fault {
             }
             FaultCause::Known(FaultKind::PeerAborted) => {
                 self.where_it_stood(f)?;
-                write!(f, "{} raised the abort word", self.peer_name())?;
+                write!(f, "{} set the abort flag", self.peer_name())?;
                 if let Some(there) = &self.there {
                     write!(f, ": {there}")?;
                 }
@@ -190,8 +190,8 @@ impl fmt::Display for Fault {
             )?,
             FaultCause::Known(FaultKind::Capacity) => write!(
                 f,
-                "the rows of this rank's experts take {} blocks or more, and there is room for {}: nothing was written past it. \
-                 Give the rows more room",
+                "the rows of this rank's experts take {} blocks or more, and the capacity is {}: nothing was written past it. \
+                 Give the rows a larger capacity",
                 self.seen, self.expected
             )?,
             FaultCause::Known(FaultKind::ExpertOutside) => write!(
@@ -323,7 +323,7 @@ mod tests {
             fault
                 .to_string()
                 .ends_with("also: kernel ag_gemm, rank 0, role intra_comm, CTA 117, epoch 3: tile 42 waited 30.0 s at e7 \
-                 (fam1 gemm.remote, loader: wait sig1 \"arrived\" >= 8) when rank 2 raised the abort word")
+                 (fam1 gemm.remote, loader: wait sig1 \"arrived\" >= 8) when rank 2 set the abort flag")
         );
     }
 
@@ -359,6 +359,6 @@ mod tests {
         assert!(text(10).contains("token 42 goes to expert 16 twice"));
         let mut told = Fault::from_record(&source, &FaultRecord { peer: 3, ..record(4, 0) });
         told.there = Some("e9: nothing came".into());
-        assert!(told.to_string().ends_with("rank 3 raised the abort word: e9: nothing came"));
+        assert!(told.to_string().ends_with("rank 3 set the abort flag: e9: nothing came"));
     }
 }

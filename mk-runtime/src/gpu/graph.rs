@@ -3,7 +3,7 @@
 use super::stream::Stream;
 use crate::Error;
 use crate::driver::StreamRef;
-use crate::driver::order::between_launches;
+use crate::driver::ledger::between_launches;
 use crate::driver::{Context, cu};
 use cudarc::driver::sys;
 use std::cell::RefCell;
@@ -21,7 +21,7 @@ thread_local! {
 }
 
 /// Tells a capture of this thread what it depends on. Captures of others (PyTorch's, say) do not hear of it; for them
-/// the kernel looks at its abort word when it starts.
+/// the kernel looks at its abort flag when it starts.
 pub(crate) fn note_capture<T: Usable + 'static>(what: &Arc<T>) {
     CAPTURED.with_borrow_mut(|captured| {
         if let Some(all) = captured {

@@ -1,7 +1,7 @@
 //! A loaded module and one of its functions.
 
 use crate::Error;
-use crate::driver::order::between_launches;
+use crate::driver::ledger::between_launches;
 use crate::driver::{Context, cu};
 use cudarc::driver::sys;
 use std::ffi::{CString, c_void};

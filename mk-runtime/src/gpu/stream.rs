@@ -1,7 +1,7 @@
 //! Streams that are owned, and events of a rank.
 
 use crate::Error;
-use crate::driver::{Context, Event, StreamRef, cu, order::between_launches};
+use crate::driver::{Context, Event, StreamRef, cu, ledger::between_launches};
 use crate::world::World;
 use cudarc::driver::sys;
 use std::sync::Arc;

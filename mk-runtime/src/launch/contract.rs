@@ -29,7 +29,7 @@ pub(super) fn check_source(source: &KernelSource) -> Result<(), Error> {
     })?;
     let space = &source.workspace;
     ensure(space.symmetric_bytes >= size_of::<SymHeader>() as u64, &|| {
-        format!("symmetric memory of {} bytes has no room for its header", space.symmetric_bytes)
+        format!("symmetric memory of {} bytes is smaller than its header", space.symmetric_bytes)
     })?;
     ensure(
         (size_of::<SymHeader>() as u64..=space.symmetric_bytes).contains(&space.zeroed_bytes),

@@ -11,7 +11,7 @@
 //! waits, so that work that shares a queue comes in order, and here the order of enqueueing is that already. A graph need not keep it. In a
 //! captured launch the gate, a kernel of one CTA before both, ends when every rank has entered.
 //!
-//! A copy of the epoch behind the data raises a word of the peer that waits: no operation holds a value that changes from launch to launch.
+//! A copy of the epoch behind the data sets a flag of the peer that waits: no operation holds a value that changes from launch to launch.
 
 use super::program::{WORD, no_transport};
 use crate::driver::cu;

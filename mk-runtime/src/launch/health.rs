@@ -2,7 +2,7 @@
 //!
 //! Shared with the graphs that captured the instance, so that a replay is refused as a launch is.
 
-use crate::driver::order;
+use crate::driver::ledger;
 use crate::error::{Error, Fault, FaultCause};
 use crate::gpu::Usable;
 use crate::mem::FaultRecords;
@@ -43,7 +43,7 @@ impl Health {
 
     /// Remembers the first failure. Not in a fork, which shares pages with its parent and peers.
     pub(super) fn poison(&self, error: &Error) {
-        if !order::forked() {
+        if !ledger::forked() {
             self.fail(&mut self.state(), error);
         }
     }
@@ -80,7 +80,7 @@ impl Health {
         }
     }
 
-    /// A rank whose process has died did not raise the abort word itself; one that launched something else had a reason to, and one of
+    /// A rank whose process has died did not set the abort flag itself; one that launched something else had a reason to, and one of
     /// another host, or whose network has failed, has told what it was.
     fn known(&self, mut fault: Fault, why: Option<&(u32, String)>) -> Fault {
         let (FaultCause::Known(FaultKind::PeerAborted), Some(peer)) = (fault.cause, fault.peer)
@@ -103,7 +103,7 @@ impl Health {
     /// Tells kernels of all ranks to give up, on behalf of `by`: those of this host by their records, others by their processes.
     pub(super) fn give_up(&self, by: u32, why: Option<String>) {
         // The pages of a fork are its parent's.
-        if order::forked() {
+        if ledger::forked() {
             return;
         }
         let mut state = self.state();
@@ -139,13 +139,13 @@ impl Health {
 impl Member for Health {
     fn raise(&self, by: u32) {
         // The pages of a fork are its parent's.
-        if !order::forked() {
+        if !ledger::forked() {
             self.state().faults.abort(by);
         }
     }
 
     fn told(&self, by: u32, why: &str) {
-        if !order::forked() {
+        if !ledger::forked() {
             let mut state = self.state();
             if !why.is_empty() {
                 state.why.get_or_insert_with(|| (by, why.into()));

@@ -8,7 +8,7 @@ use super::options::{InstanceOptions, RankTensors};
 use super::program::check_reach;
 use super::rank::{Rank, Shared};
 use super::residency::Attributes;
-use crate::driver::order::{self, Book, Launcher};
+use crate::driver::ledger::{self, Launcher, Ledger};
 use crate::driver::{Context, Entered, keep_current};
 use crate::env;
 use crate::error::Error;
@@ -43,13 +43,13 @@ pub struct Instance {
     place: Place,
 }
 
-/// An instance's entry in the book of launches.
+/// An instance's entry in the launch ledger.
 struct Place(Launcher);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if !order::forked() {
-            order::book().release(self.0);
+        if !ledger::forked() {
+            ledger::lock().release(self.0);
         }
     }
 }
@@ -88,8 +88,8 @@ impl Instance {
         }
         let mut place = None;
         // What follows may wait for a GPU, and the GPU for a rank that another thread is about to launch. In a world of
-        // processes that may be a rank of another one, which needs this one's launches: the book is not held.
-        let held = world.group().is_none().then(order::book);
+        // processes that may be a rank of another one, which needs this one's launches: the ledger is not locked.
+        let held = world.group().is_none().then(ledger::lock);
         let space = &source.workspace;
         let symmetric = SymmetricMemory::within(world, space.symmetric_bytes, deadline)?;
         let faults = FaultRecords::new(world, deadline)?;
@@ -106,10 +106,10 @@ impl Instance {
             let shared = Shared { symmetric: &symmetric, faults: &faults, net: net.as_ref() };
             let bind = |r| Rank::bind(world, r, source, compiled, options, shared);
             let ranks = world.local_ranks().map(bind).collect::<Result<Vec<_>, _>>()?;
-            let place = place.insert(Place(order::new_launcher()));
+            let place = place.insert(Place(ledger::new_launcher()));
             if options.overlap {
-                let mut book = held.unwrap_or_else(order::book);
-                claim(&mut book, place.0, world, source, &ranks, options.reserve_sms)?;
+                let mut ledger = held.unwrap_or_else(ledger::lock);
+                claim(&mut ledger, place.0, world, source, &ranks, options.reserve_sms)?;
             }
             Ok(ranks)
         });
@@ -147,7 +147,7 @@ impl Instance {
             generation,
             overlap: options.overlap,
             captured: false,
-            place: place.unwrap_or_else(|| Place(order::new_launcher())),
+            place: place.unwrap_or_else(|| Place(ledger::new_launcher())),
         })
     }
 
@@ -188,7 +188,7 @@ impl Instance {
             rank.set_dims(&self.source, dims)?;
             check_tensors(&self.source, rank.rank, &rank.expected_bytes, dims, given)?;
         }
-        let mut book = order::book();
+        let mut ledger = ledger::lock();
         let keep = keep_current()?;
         let mut captured = None;
         let mut eager = None;
@@ -223,7 +223,7 @@ impl Instance {
         let (mut enqueued, mut touched) = (0, 0);
         let mut outcome = Ok(());
         if eager.is_some() {
-            outcome = self.hold(&book, &keep, streams);
+            outcome = self.hold(&ledger, &keep, streams);
         }
         for (rank, stream) in self.ranks.iter_mut().zip(streams) {
             outcome = outcome.and_then(|()| rank.kernel.context().switch_to(&keep));
@@ -248,7 +248,7 @@ impl Instance {
             outcome = outcome.and(finished);
         }
         if eager.is_some() {
-            self.note(&mut book, touched);
+            self.note(&mut ledger, touched);
         }
         if let Err(error) = &outcome {
             // Also for the first rank: its kernel may be running, and what followed it have failed.
@@ -298,19 +298,19 @@ impl Instance {
 
     /// Orders a launch after those before it. On all ranks before the first is enqueued: ranks that share a GPU wait
     /// for each other's last launch, and must not wait for this one.
-    fn hold(&self, book: &Book, keep: &Entered, streams: &[StreamRef]) -> Result<(), Error> {
+    fn hold(&self, ledger: &Ledger, keep: &Entered, streams: &[StreamRef]) -> Result<(), Error> {
         for (rank, stream) in self.ranks.iter().zip(streams) {
             let context = rank.kernel.context();
             context.switch_to(keep)?;
-            for event in book.before(context.ordinal(), self.place.0, self.overlap) {
+            for event in ledger.before(context.ordinal(), self.place.0, self.overlap) {
                 event.hold_entered(*stream)?;
             }
         }
         Ok(())
     }
 
-    /// Enters the launch of the first `n` ranks into the book.
-    fn note(&self, book: &mut Book, n: usize) {
+    /// Enters the launch of the first `n` ranks into the ledger.
+    fn note(&self, ledger: &mut Ledger, n: usize) {
         let launched = &self.ranks[..n];
         let devices = launched.iter().map(|r| r.kernel.context().ordinal());
         for (i, device) in devices.clone().enumerate() {
@@ -319,7 +319,7 @@ impl Instance {
             }
             let here = launched.iter().filter(|r| r.kernel.context().ordinal() == device);
             let done: Vec<_> = here.map(|r| r.done.clone()).collect();
-            book.launched(device, self.place.0, self.overlap, &done);
+            ledger.launched(device, self.place.0, self.overlap, &done);
         }
     }
 
@@ -432,19 +432,19 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        if order::forked() {
+        if ledger::forked() {
             return self.leave();
         }
         // For graphs that should have been dropped before.
         self.health.retire();
-        // Kernels bound their waits, so this ends. Without the book: another thread's launch may be what they
+        // Kernels bound their waits, so this ends. With the ledger unlocked: another thread's launch may be what they
         // need.
         let mut done = Ok(());
         for rank in &self.ranks {
             done = done.and(rank.done.synchronize());
         }
         for context in self.world.distinct_contexts() {
-            done = done.and(order::wait_for_launches(context.ordinal()));
+            done = done.and(ledger::wait_for_launches(context.ordinal()));
         }
         // Replays may be anybody's, on any stream.
         let replayed = |context: &Arc<Context>| !self.captured || drain(context).is_ok();
@@ -455,12 +455,12 @@ impl Drop for Instance {
             return self.leave();
         }
         // Not while another thread has launched some ranks and not others: freeing waits for the GPU.
-        let book = order::book();
+        let ledger = ledger::lock();
         self.ranks.clear();
         // Its proxies still look at the records.
         self.net = None;
         done = done.and(self.health.release()).and(self.symmetric.release());
-        drop(book);
+        drop(ledger);
         if let Err(error) = done {
             tracing::warn!(%error, "an instance was dropped after a failure of its GPU");
         }
@@ -506,7 +506,7 @@ fn check_net(source: &KernelSource, world: &World, options: &InstanceOptions) ->
 
 /// Holds the SMs of an overlapping instance on every GPU of this process.
 fn claim(
-    book: &mut Book,
+    ledger: &mut Ledger,
     who: Launcher,
     world: &World,
     source: &KernelSource,
@@ -515,7 +515,7 @@ fn claim(
 ) -> Result<(), Error> {
     for rank in ranks {
         let limits = world.device(rank.rank)?;
-        book.claim(limits.ordinal, who, &source.name, rank.sms, reserve_sms, limits.sms)?;
+        ledger.claim(limits.ordinal, who, &source.name, rank.sms, reserve_sms, limits.sms)?;
     }
     Ok(())
 }

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
     use mk_abi::TensorMapSpec;
 
-    /// One rank: copies 128 bytes, and raises the last word.
+    /// One rank: copies 128 bytes, and sets the last flag.
     fn program() -> HostProgram {
         let copy =
             HostOp::Copy { tensor: 0, from_bytes: 128, to_rank: 0, to_bytes: 2048, bytes: 128 };
@@ -175,7 +175,7 @@ mod tests {
     fn every_rank_waits_for_all_first() {
         assert!(judged(|p| p.ranks.clear()).contains("host operations for 0 ranks"));
         assert!(judged(|p| p.gate_threads = 0).contains("threads of its gate"));
-        // The kernel's word is taken back by whoever waits for it: without the wait it would let the next launch begin.
+        // The kernel's word is reset by the stream that waits for it: without the wait it would let the next launch begin.
         assert!(judged(|p| p.ranks[0].clear()).contains("entry 0 times"));
         assert!(judged(|p| p.ranks[0].swap(0, 1)).contains("must once, before all others"));
         assert!(judged(|p| p.ranks[0].push(HostOp::AwaitEntry)).contains("entry 2 times"));
@@ -194,7 +194,7 @@ mod tests {
         assert!(refused.to_string().starts_with("unsupported: kernel k: rank 0 sends to rank 0"));
     }
 
-    /// Four ranks of which each maps, writes and raises memory of the next one of its pair.
+    /// Four ranks of which each maps and writes memory, and sets a flag, of the next one of its pair.
     fn in_pairs() -> KernelSource {
         let mut source = source();
         source.world_size = 4;

@@ -1,7 +1,7 @@
 //! Plain device memory of one rank (`cuMemAlloc`).
 
 use crate::Error;
-use crate::driver::order::{between_launches, wait_for_launches};
+use crate::driver::ledger::{between_launches, wait_for_launches};
 use crate::driver::{Context, cu};
 use crate::world::World;
 use std::sync::Arc;

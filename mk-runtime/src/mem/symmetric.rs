@@ -12,7 +12,7 @@ use super::device::{download, drain, memset};
 use super::layout::Layout;
 use super::vmm::{self, Physical};
 use crate::Error;
-use crate::driver::order::wait_for_launches;
+use crate::driver::ledger::wait_for_launches;
 use crate::driver::{Context, cu};
 use crate::world::{Deadline, Group, World};
 use std::sync::Arc;

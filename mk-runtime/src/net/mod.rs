@@ -4,23 +4,26 @@
 //! the GPU reaches over PCIe and a card, or a thread that copies, without it. Ranges go back when no rank sends there any more: in a world of
 //! processes, when the next instance is bound and all have dropped the one before.
 //!
-//! A world has one network ([`Net::of`]), made when it is first needed: the best that all its processes have ([`Fabric`]), or the one that
+//! A world has one network ([`Net::of`]), made when it is first needed: the best that all its processes have ([`choose`]), or the one that
 //! [`Net::open`] names.
 
-mod fabric;
+mod choice;
 mod gpu;
+mod options;
 
-pub use fabric::Fabric;
+pub use choice::choose;
 pub use gpu::GpuArena;
+pub use options::NetOptions;
 
 use crate::Error;
 use crate::mem::Pinned;
 use crate::proxy::{
     Arena, Attached, Counts, Ends, Engine, Fifo, Lease, NetFault, Proxy, Watch, connect,
 };
-use crate::transport::{NetMemory, Ordering, TransportError, shaped::Shape};
+use crate::transport::{NetMemory, Network, Ordering, TransportError};
 use crate::world::{Deadline, World};
 use mk_abi::NetLayout;
+use options::PATIENCE;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -35,37 +38,9 @@ unsafe impl NetMemory for Pinned {
     }
 }
 
-/// Of what a [`Net`] is made.
-#[derive(Clone, Debug)]
-pub struct NetOptions {
-    /// Bytes of each rank's arena, in which all its instances have their ranges.
-    pub arena_bytes: u64,
-    /// How long writes may take to end when an instance is dropped, or the network closed.
-    pub drain: Duration,
-    /// A slower, less orderly or broken network than it is.
-    pub shape: Shape,
-    /// Threads that copy, of the network inside a process.
-    pub threads: usize,
-}
-
-impl Default for NetOptions {
-    /// 256 MiB, 10 s, as fast as it is, two threads for each rank.
-    fn default() -> NetOptions {
-        NetOptions {
-            arena_bytes: 256 << 20,
-            drain: Duration::from_secs(10),
-            shape: Shape::default(),
-            threads: 2,
-        }
-    }
-}
-
 /// How processes call what they do here.
 const CALL: &str = "joining a network";
 const LEASE: &str = "leasing net memory";
-/// How long they wait for each other where the caller gives no time.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 /// The network between the nodes of a world. Cheap to clone; closed when the last clone and the last instance are gone.
 #[derive(Clone, Debug)]
 pub struct Net {
@@ -123,7 +98,7 @@ impl Net {
     pub fn of(world: &World) -> Result<Net, Error> {
         match Net::kept(world) {
             Some(net) => Ok(net),
-            None => Net::open(world, &Fabric::choose(world)?, &NetOptions::default()),
+            None => Net::open(world, &choose(world)?, &NetOptions::default()),
         }
     }
 
@@ -131,8 +106,8 @@ impl Net {
     ///
     /// # Errors
     /// [`Error::Shape`] for a world of one node, or one that has a network; as [`Net::over`].
-    pub fn open(world: &World, fabric: &Fabric, options: &NetOptions) -> Result<Net, Error> {
-        let net = Net::over(world, fabric, options)?;
+    pub fn open(world: &World, network: &Network, options: &NetOptions) -> Result<Net, Error> {
+        let net = Net::over(world, network, options)?;
         match world.kept().set(Box::new(net.clone())) {
             Ok(()) => Ok(net),
             Err(_) => Err(Error::Shape { what: "the world has a network already".into() }),
@@ -148,20 +123,21 @@ impl Net {
     /// # Errors
     /// [`Error::Shape`] for a world of one node, and one of several processes; [`Error::Cuda`], [`Error::Transport`].
     pub fn loopback(world: &World, ordering: Ordering, options: &NetOptions) -> Result<Net, Error> {
-        Net::over(world, &Fabric::Loopback(ordering), options)
+        Net::over(world, &choice::inside(ordering), options)
     }
 
     /// A network of a world, over what it is told. Collective in a world of processes, in which what one cannot is an error of all.
     ///
     /// # Errors
     /// [`Error::Shape`] for a world of one node, and for `loopback` between processes; [`Error::Cuda`], [`Error::Transport`].
-    pub fn over(world: &World, fabric: &Fabric, options: &NetOptions) -> Result<Net, Error> {
+    pub fn over(world: &World, network: &Network, options: &NetOptions) -> Result<Net, Error> {
         let topology = *world.topology();
         if topology.nodes() < 2 {
             let what = "a network joins the ranks of several nodes, and the world has one".into();
             return Err(Error::Shape { what });
         }
-        let opened = fabric.ends(world, options).and_then(|ends| register(world, ends, options));
+        let opened = choice::ends(network, world, options);
+        let opened = opened.and_then(|ends| register(world, ends, options));
         let deadline = Deadline::within(PATIENCE);
         let (mut ends, memories) = world.agree_within(CALL, opened, deadline)?;
         let mut gather = |mine: &[u8]| match world.group() {

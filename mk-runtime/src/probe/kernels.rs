@@ -22,7 +22,7 @@ const TEXT: &str = concat!(
 
 /// Dynamic shared memory of bulk copies, in bytes: so much that an SM holds one CTA.
 const BULK_SMEM_BYTES: u32 = 198_144;
-/// Dynamic shared memory of products, in bytes.
+/// Dynamic shared memory of GEMMs, in bytes.
 const MMA_SMEM_BYTES: u32 = 197_632;
 /// Products come in so many steps.
 pub(super) const MMA_STEPS: u32 = 16;

@@ -3,7 +3,7 @@
 use super::kernels::{Kernels, Report, Shape, enqueue};
 use crate::Error;
 use crate::bench::{Gate, median};
-use crate::driver::order::between_launches;
+use crate::driver::ledger::between_launches;
 use crate::gpu::Stream;
 use crate::jit::JitOptions;
 use crate::mem::{DeviceBuffer, SymmetricMemory};

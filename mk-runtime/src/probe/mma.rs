@@ -1,4 +1,4 @@
-//! Products of tensor cores alone: how long they take, and whether they are right.
+//! GEMMs on tensor cores alone: how long they take, and whether they are right.
 
 use super::kernels::{MMA_KEPT, MMA_STEPS, MMA_THREADS, Shape, enqueue};
 use super::machine::{MAX_BYTES, Probe, unmeasured};
@@ -6,7 +6,7 @@ use crate::Error;
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// Products that are made at once, each SM its own: bf16, 128 x 256 accumulators in f32, 64 of the inner dimension a step, all operands
+/// GEMMs that run at once, one on each SM: bf16, 128 x 256 accumulators in f32, 64 of K a step, all operands
 /// in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Burst {

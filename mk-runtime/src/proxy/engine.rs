@@ -175,7 +175,7 @@ impl Engine {
         self.fault.get_or_insert(fault);
     }
 
-    /// Takes commands, posts, and raises words. Whether anything was done.
+    /// Takes commands, posts, and sets flags. Whether anything was done.
     pub fn step(&mut self) -> bool {
         let mut worked = false;
         if self.fault.is_none() {
@@ -279,7 +279,7 @@ impl Engine {
             }
             Some(word) => match Immediate::new(x.lease.instance, c.epoch, word) {
                 Some(immediate) => Notify::Immediate(immediate.to_bits()),
-                None => return Err(bad(c, format!("word {word} has no room in an immediate"))),
+                None => return Err(bad(c, format!("word {word} does not fit an immediate"))),
             },
         };
         // What is too long for one write goes in parts, the word behind the last: on one lane, in order.
@@ -341,7 +341,7 @@ impl Engine {
         let known = |word: u32| word == NO_WORD || word < x.layout.words;
         if !known(c.remote_word) || !known(c.local_word) {
             let words = (c.remote_word, c.local_word);
-            return Err(bad(c, format!("raises words {words:?} of {}", x.layout.words)));
+            return Err(bad(c, format!("sets words {words:?} of {}", x.layout.words)));
         }
         Ok(kind)
     }

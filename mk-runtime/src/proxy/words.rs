@@ -1,6 +1,6 @@
-//! When a host raises a net word: epochs in their order, each once, whatever order the network reports them in.
+//! When a host sets a net flag: epochs in their order, each once, whatever order the network reports them in.
 //!
-//! A word is raised once in a launch, to the launch's epoch. An immediate has room for six bits of an epoch: no two launches under way
+//! A flag is set once in a launch, to the launch's epoch. An immediate carries six bits of an epoch: no two launches under way
 //! at once differ by as much, because a rank sends for a launch only to peers that have entered it.
 
 /// Bits of an epoch in an immediate.
@@ -24,7 +24,7 @@ pub(super) struct Immediate {
 }
 
 impl Immediate {
-    /// None for a word whose number has no room.
+    /// None for a flag whose number does not fit.
     pub fn new(instance: u32, epoch: u32, word: u32) -> Option<Immediate> {
         (word < 1 << WORD_BITS).then_some(Immediate {
             instance: instance % INSTANCES,
@@ -51,7 +51,7 @@ impl Immediate {
     }
 }
 
-/// A word that a host raises.
+/// A flag that a host sets.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Word {
     /// Its value.
@@ -63,7 +63,7 @@ pub(super) struct Word {
 /// What a report means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Report {
-    /// The word is to be raised to this epoch.
+    /// The flag is to be set to this epoch.
     Raise(u32),
     /// Epochs before it are missing.
     Early,

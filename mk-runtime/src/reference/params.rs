@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::driver::Context;
-use crate::driver::order::wait_for_launches;
+use crate::driver::ledger::wait_for_launches;
 use crate::gpu::Kernel;
 use std::ffi::c_void;
 

@@ -40,7 +40,7 @@ impl fmt::Debug for Key {
 
 /// A card, read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Card {
+pub struct ConnectionCard {
     /// Of which transport.
     pub kind: Kind,
     /// The rank that made it.
@@ -55,7 +55,7 @@ pub struct Card {
     pub address: Vec<u8>,
 }
 
-impl Card {
+impl ConnectionCard {
     /// The bytes of a card.
     ///
     /// # Errors
@@ -81,8 +81,8 @@ impl Card {
     /// Reads a card of this transport.
     ///
     /// # Errors
-    /// [`TransportError::Card`] for everything that [`Card::to_bytes`] does not write.
-    pub fn read(kind: Kind, bytes: &[u8]) -> Result<Card, TransportError> {
+    /// [`TransportError::Card`] for everything that [`ConnectionCard::to_bytes`] does not write.
+    pub fn read(kind: Kind, bytes: &[u8]) -> Result<ConnectionCard, TransportError> {
         let mut rest = bytes;
         if take::<4>(&mut rest)? != MAGIC {
             return Err(bad("it does not begin as one".into()));
@@ -106,7 +106,7 @@ impl Card {
         if base.checked_add(bytes).is_none() {
             return Err(bad(format!("{bytes} bytes at {base:#x}")));
         }
-        Ok(Card { kind, rank, bytes, base, key: Key(key), address: rest.to_vec() })
+        Ok(ConnectionCard { kind, rank, bytes, base, key: Key(key), address: rest.to_vec() })
     }
 }
 
@@ -126,8 +126,8 @@ fn bad(what: String) -> TransportError {
 mod tests {
     use super::*;
 
-    fn card() -> Card {
-        Card {
+    fn card() -> ConnectionCard {
+        ConnectionCard {
             kind: Kind::Ofi,
             rank: 3,
             bytes: 4096,
@@ -140,16 +140,16 @@ mod tests {
     #[test]
     fn a_card_reads_back() {
         let bytes = card().to_bytes().unwrap();
-        assert_eq!(Card::read(Kind::Ofi, &bytes).unwrap(), card());
-        let none = Card { address: vec![], ..card() };
-        assert_eq!(Card::read(Kind::Ofi, &none.to_bytes().unwrap()).unwrap(), none);
-        assert!(Card { address: vec![0; MAX_ADDRESS + 1], ..card() }.to_bytes().is_err());
+        assert_eq!(ConnectionCard::read(Kind::Ofi, &bytes).unwrap(), card());
+        let none = ConnectionCard { address: vec![], ..card() };
+        assert_eq!(ConnectionCard::read(Kind::Ofi, &none.to_bytes().unwrap()).unwrap(), none);
+        assert!(ConnectionCard { address: vec![0; MAX_ADDRESS + 1], ..card() }.to_bytes().is_err());
     }
 
     #[test]
     fn keys_are_not_shown() {
         let key = 0xfeed_0123_4567_89ab_u64;
-        let card = Card { key: Key(key), ..card() };
+        let card = ConnectionCard { key: Key(key), ..card() };
         let hidden = |text: String| {
             assert!(
                 ![format!("{key}"), format!("{key:x}")].iter().any(|k| text.contains(k)),
@@ -162,7 +162,7 @@ mod tests {
         for i in 0..bytes.len() {
             let mut other = bytes.clone();
             other[i] ^= 0x81;
-            if let Err(error) = Card::read(Kind::Ofi, &other) {
+            if let Err(error) = ConnectionCard::read(Kind::Ofi, &other) {
                 hidden(format!("{error} {error:?}"));
             }
         }
@@ -172,19 +172,24 @@ mod tests {
     fn what_is_no_card_is_refused() {
         let good = card().to_bytes().unwrap();
         for n in 0..good.len() {
-            assert!(Card::read(Kind::Ofi, &good[..n]).is_err(), "{n} bytes");
+            assert!(ConnectionCard::read(Kind::Ofi, &good[..n]).is_err(), "{n} bytes");
         }
         let longer = [&good[..], &[0]].concat();
-        assert!(Card::read(Kind::Ofi, &longer).is_err());
-        assert!(Card::read(Kind::Loopback, &good).unwrap_err().to_string().contains("transport 2"));
+        assert!(ConnectionCard::read(Kind::Ofi, &longer).is_err());
+        assert!(
+            ConnectionCard::read(Kind::Loopback, &good)
+                .unwrap_err()
+                .to_string()
+                .contains("transport 2")
+        );
         // The end of an arena has an address.
         let mut wraps = good.clone();
         wraps[12..20].fill(0xff);
-        assert!(Card::read(Kind::Ofi, &wraps).is_err());
+        assert!(ConnectionCard::read(Kind::Ofi, &wraps).is_err());
         for i in 0..8 {
             let mut other = good.clone();
             other[i] ^= 0x80;
-            assert!(Card::read(Kind::Ofi, &other).is_err(), "byte {i}");
+            assert!(ConnectionCard::read(Kind::Ofi, &other).is_err(), "byte {i}");
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Transport `loopback`: ranks of one process, and threads of the host that copy between their arenas, as cards would.
 //!
-//! A [`Fabric`] has an end for each rank and a few copying threads. In order, a lane belongs to one thread; unordered,
+//! A [`LoopbackNetwork`] has an end for each rank and a few copying threads. In order, a lane belongs to one thread; unordered,
 //! writes go to the threads by turns, and overtake each other. A copy holds both arenas, so that an arena that is closed
 //! is not written any more.
 
-use super::card::{Card, Key, Kind};
+use super::card::{ConnectionCard, Key, Kind};
 use super::{
     Caps, Event, NetMemory, Notify, Ordering, Posted, Transport, TransportError, Write,
     check_write, memory,
@@ -15,8 +15,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Of what a [`Fabric`] is made.
-#[derive(Clone, Copy, Debug)]
+/// Of what a [`LoopbackNetwork`] is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Number of ranks.
     pub ranks: u32,
@@ -39,7 +39,7 @@ impl Options {
 
 /// A network inside this process.
 #[derive(Debug)]
-pub struct Fabric {
+pub struct LoopbackNetwork {
     wires: Arc<Wires>,
     given: Vec<bool>,
 }
@@ -73,12 +73,12 @@ struct Job {
     write: Write,
 }
 
-impl Fabric {
+impl LoopbackNetwork {
     /// Starts the threads.
     ///
     /// # Errors
-    /// For a fabric of nothing, and where the system starts no thread.
-    pub fn new(options: Options) -> Result<Fabric, TransportError> {
+    /// For a network of nothing, and where the system starts no thread.
+    pub fn new(options: Options) -> Result<LoopbackNetwork, TransportError> {
         let Options { ranks, lanes, threads, depth, .. } = options;
         if ranks == 0 || lanes == 0 || threads == 0 || depth == 0 {
             return Err(state(format!("{options:?}: nothing may be 0")));
@@ -94,7 +94,7 @@ impl Fabric {
             jobs.push(sender);
         }
         let wires = Wires { options, ends, jobs: Mutex::new(jobs), threads: Mutex::new(running) };
-        Ok(Fabric { wires: Arc::new(wires), given: vec![false; ranks as usize] })
+        Ok(LoopbackNetwork { wires: Arc::new(wires), given: vec![false; ranks as usize] })
     }
 
     /// The end of a rank, once.
@@ -145,7 +145,7 @@ pub struct Loopback {
     rank: u32,
     caps: Caps,
     wires: Arc<Wires>,
-    peers: HashMap<u32, Card>,
+    peers: HashMap<u32, ConnectionCard>,
     outstanding: usize,
     /// The thread that has the next unordered write.
     turn: usize,
@@ -162,7 +162,7 @@ impl Loopback {
         arena.clone().ok_or_else(|| state(format!("rank {} has no arena", self.rank)))
     }
 
-    fn peer(&self, peer: u32) -> Result<&Card, TransportError> {
+    fn peer(&self, peer: u32) -> Result<&ConnectionCard, TransportError> {
         let card = self.peers.get(&peer);
         card.ok_or_else(|| state(format!("rank {} is not connected to rank {peer}", self.rank)))
     }
@@ -205,11 +205,12 @@ impl Transport for Loopback {
     fn card(&mut self, _peer: u32) -> Result<Vec<u8>, TransportError> {
         let Arena { memory, key } = self.arena()?;
         let (rank, bytes) = (self.rank, memory.bytes());
-        Card { kind: Kind::Loopback, rank, bytes, base: 0, key, address: Vec::new() }.to_bytes()
+        ConnectionCard { kind: Kind::Loopback, rank, bytes, base: 0, key, address: Vec::new() }
+            .to_bytes()
     }
 
     fn connect(&mut self, peer: u32, card: &[u8]) -> Result<(), TransportError> {
-        let card = Card::read(Kind::Loopback, card)?;
+        let card = ConnectionCard::read(Kind::Loopback, card)?;
         if card.rank != peer || peer == self.rank || peer as usize >= self.wires.ends.len() {
             let what = format!(
                 "rank {} made it, and rank {} connects to rank {peer}",

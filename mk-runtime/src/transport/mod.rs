@@ -3,7 +3,7 @@
 //! A [`Transport`] is one rank's end of a network. It has one piece of registered memory (the *net arena*), writes parts
 //! of it into the arenas of connected peers, and says when. Two ordering classes tell how a receiver learns of a write:
 //!
-//! | [`Ordering`] | networks | behind the data comes | raised in the receiver's memory by |
+//! | [`Ordering`] | networks | behind the data comes | set in the receiver's memory by |
 //! | --- | --- | --- | --- |
 //! | `InOrder` | InfiniBand RC | a word ([`Notify::Word`]) on the data's lane | the sender's card |
 //! | `Unordered` | SRD, libfabric | an immediate ([`Notify::Immediate`]) with the data | the receiver's host, by [`Transport::raise`] |
@@ -12,7 +12,7 @@
 //! - an accepted write ends in exactly one [`Event::Delivered`] or [`Event::Failed`]; *delivered* means that the bytes, and
 //!   the word, are in the peer's memory;
 //! - a receiver sees a notification once, and not before the data that it came with;
-//! - on one lane to one peer of an `InOrder` transport, words are raised in the order of posts;
+//! - on one lane to one peer of an `InOrder` transport, flags are set in the order of posts;
 //! - `post` never blocks: with [`Caps::depth`] writes not reported yet it says [`Posted::WouldBlock`];
 //! - a peer that is gone, or silent for too long, ends its writes in errors, within a bound;
 //! - nothing outside the registered arena is ever read or written on behalf of a peer.
@@ -22,6 +22,7 @@
 pub mod card;
 pub mod loopback;
 mod memory;
+mod network;
 pub mod ofi;
 mod place;
 pub mod shaped;
@@ -29,6 +30,7 @@ pub mod verbs;
 
 pub use crate::error::TransportError;
 pub use memory::{Dmabuf, Gpu, HostMemory, NetMemory};
+pub use network::{Network, TRANSPORTS, TransportRow};
 pub use place::Place;
 
 use std::sync::Arc;
@@ -283,7 +285,7 @@ pub(crate) fn check_write(
             wrong(format!("word at {at} of the peer's arena of {peer_bytes} bytes"))
         }
         (Notify::Word { .. }, Ordering::Unordered) => {
-            wrong("a word behind data, on an unordered network: let the receiver raise it".into())
+            wrong("a word behind data, on an unordered network: let the receiver set it".into())
         }
         (Notify::Immediate(_), Ordering::InOrder) => {
             wrong("an immediate, on an ordered network: let a word follow the data".into())

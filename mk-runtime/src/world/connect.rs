@@ -1,16 +1,14 @@
 //! One process per GPU: how a process joins its world.
 
 use super::budget::SmShares;
-use super::group::{Abroad, Door, Group, Seat};
-use super::hosts::{self, WorldOptions};
-use super::mesh::Keeping;
-use super::pack::{Pack, Unpack};
+use super::control::{Abroad, LocalListener, Pack, PeerAddress, Unpack, hosts, mesh::Keeping};
 use super::{
-    Bootstrap, DeviceLimits, Meeting, TcpBootstrap, Topology, UnixBootstrap, World, env_launcher,
-    limits,
+    Bootstrap, DeviceLimits, Group, Meeting, TcpBootstrap, Topology, UnixBootstrap, World,
+    WorldOptions, limits,
 };
 use crate::Error;
 use crate::driver::{self, Context};
+use crate::env;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,9 +20,9 @@ const RENDEZVOUS: Duration = Duration::from_secs(300);
 const PROTOCOL: u64 = 5;
 
 /// What a process tells the others of itself.
-struct Card {
+struct ProcessInfo {
     host: String,
-    door: String,
+    listener: String,
     gpu: String,
     /// SMs of that GPU.
     sms: u32,
@@ -42,7 +40,7 @@ impl World {
     /// [`Error::Rendezvous`] with the ranks that did not come within 5 minutes; as [`World::connect`].
     pub fn from_env() -> Result<World, Error> {
         let options = WorldOptions::from_env()?;
-        let device = i32::try_from(env_launcher()?.local_rank).unwrap_or(i32::MAX);
+        let device = i32::try_from(env::launcher()?.local_rank).unwrap_or(i32::MAX);
         let bootstrap = World::bootstrap_from_env(&options, RENDEZVOUS)?;
         // Who shares GPUs may be more than there are. Without a driver the world says so, on all ranks.
         let device = match driver::device_count() {
@@ -60,7 +58,7 @@ impl World {
         options: &WorldOptions,
         limit: Duration,
     ) -> Result<Box<dyn Bootstrap>, Error> {
-        let launcher = env_launcher()?;
+        let launcher = env::launcher()?;
         let (rank, world_size) = (launcher.rank, launcher.world_size);
         let several = launcher.local_world_size != world_size;
         if !several && options.nodes.is_none() {
@@ -114,13 +112,13 @@ impl World {
                 .u64(PROTOCOL)
                 .text("")
                 .text(&card.host)
-                .text(&card.door)
+                .text(&card.listener)
                 .text(&card.gpu)
                 .u64(card.sms.into()),
             Err(error) => Pack::default().u64(PROTOCOL).text(&error.to_string()),
         };
         let all = bootstrap.all_gather(&said.done())?;
-        let (card, limits, door) = mine?;
+        let (card, limits, listener) = mine?;
         let cards = read_cards(&all, size)?;
         check_gpus(&cards, options.share_gpus)?;
         let names: Vec<_> = cards.iter().map(|c| c.host.as_str()).collect();
@@ -138,7 +136,7 @@ impl World {
             );
         }
         let (address, group) =
-            join(&mut *bootstrap, &topology, &cards, &card.host, &door, options)?;
+            join(&mut *bootstrap, &topology, &cards, &card.host, &listener, options)?;
         let node = topology.reach(rank);
         let local = reach(device, &cards[node.start as usize..node.end as usize])
             .and_then(|()| Context::retain(device));
@@ -155,32 +153,33 @@ impl World {
     }
 }
 
-/// Connects with all others: through their doors on this host, by way of the network with other hosts, for which this one has an address.
+/// Connects with all others: through their listeners on this host, through the network on other hosts, for which this one has an address.
 fn join(
     bootstrap: &mut dyn Bootstrap,
     topology: &Topology,
-    cards: &[Card],
+    cards: &[ProcessInfo],
     host: &str,
-    door: &Door,
+    listener: &LocalListener,
     options: &WorldOptions,
 ) -> Result<(Option<IpAddr>, Group), Error> {
     let rank = bootstrap.rank();
     if topology.nodes() == 1 {
-        let seats: Vec<_> = cards.iter().map(|card| Seat::Near(card.door.clone())).collect();
-        return Ok((None, Group::connect(rank, topology, &seats, door, None)?));
+        let addresses: Vec<_> =
+            cards.iter().map(|card| PeerAddress::Near(card.listener.clone())).collect();
+        return Ok((None, Group::connect(rank, topology, &addresses, listener, None)?));
     }
     let hosts: Vec<_> = cards.iter().map(|c| c.host.as_str()).collect();
     let met = hosts::exchange(bootstrap, host, &hosts, options)?;
-    let seats = (0..).zip(cards.iter().zip(met.addresses)).map(|(peer, (card, address))| {
+    let addresses = (0..).zip(cards.iter().zip(met.addresses)).map(|(peer, (card, address))| {
         match topology.reaches(rank, peer) {
-            true => Seat::Near(card.door.clone()),
-            false => Seat::Far(address),
+            true => PeerAddress::Near(card.listener.clone()),
+            false => PeerAddress::Far(address),
         }
     });
-    let seats: Vec<_> = seats.collect();
+    let addresses: Vec<_> = addresses.collect();
     let address = Some(met.gate.address().ip());
     let abroad = Abroad { gate: met.gate, token: met.token, keeping: Keeping::default() };
-    Ok((address, Group::connect(rank, topology, &seats, door, Some(abroad))?))
+    Ok((address, Group::connect(rank, topology, &addresses, listener, Some(abroad))?))
 }
 
 fn prepare(
@@ -188,15 +187,20 @@ fn prepare(
     rank: u32,
     size: u32,
     options: &WorldOptions,
-) -> Result<(Card, DeviceLimits, Door), Error> {
+) -> Result<(ProcessInfo, DeviceLimits, LocalListener), Error> {
     let limits = limits(device)?;
-    let door = Door::open()?;
+    let listener = LocalListener::open()?;
     let host = hosts::name(rank, size, options)?;
-    let card = Card { host, door: door.name().into(), gpu: driver::uuid(device)?, sms: limits.sms };
-    Ok((card, limits, door))
+    let card = ProcessInfo {
+        host,
+        listener: listener.name().into(),
+        gpu: driver::uuid(device)?,
+        sms: limits.sms,
+    };
+    Ok((card, limits, listener))
 }
 
-fn read_cards(all: &[Vec<u8>], size: u32) -> Result<Vec<Card>, Error> {
+fn read_cards(all: &[Vec<u8>], size: u32) -> Result<Vec<ProcessInfo>, Error> {
     let during = "connecting a world";
     let nonsense = |rank: usize, what: &str| Error::PeerFailed {
         rank: rank as u32,
@@ -219,14 +223,16 @@ fn read_cards(all: &[Vec<u8>], size: u32) -> Result<Vec<Card>, Error> {
         }
         let sms = |fields: &mut Unpack<'_>| fields.u64().and_then(|n| u32::try_from(n).ok());
         match (fields.text(), fields.text(), fields.text(), sms(&mut fields)) {
-            (Some(host), Some(door), Some(gpu), Some(sms)) => Ok(Card { host, door, gpu, sms }),
+            (Some(host), Some(listener), Some(gpu), Some(sms)) => {
+                Ok(ProcessInfo { host, listener, gpu, sms })
+            }
             _ => Err(nonsense(rank, "its message is cut short")),
         }
     };
     all.iter().enumerate().map(read).collect()
 }
 
-fn check_gpus(cards: &[Card], shared: bool) -> Result<(), Error> {
+fn check_gpus(cards: &[ProcessInfo], shared: bool) -> Result<(), Error> {
     for (a, card) in cards.iter().enumerate().filter(|_| !shared) {
         if let Some(b) = cards[..a].iter().position(|c| c.gpu == card.gpu) {
             let ranks = (b as u32, a as u32);
@@ -238,7 +244,7 @@ fn check_gpus(cards: &[Card], shared: bool) -> Result<(), Error> {
 
 /// Whether this GPU can access those of the others on its node. One that this process does not see cannot be asked about; mapping
 /// its memory will tell.
-fn reach(device: i32, cards: &[Card]) -> Result<(), Error> {
+fn reach(device: i32, cards: &[ProcessInfo]) -> Result<(), Error> {
     for other in 0..driver::device_count()? {
         let gpu = driver::uuid(other)?;
         let needed = other != device && cards.iter().any(|c| c.gpu == gpu);
@@ -255,8 +261,12 @@ mod tests {
 
     #[test]
     fn each_has_a_gpu_of_its_own() {
-        let card =
-            |gpu: &str| Card { host: "h".into(), door: String::new(), gpu: gpu.into(), sms: 132 };
+        let card = |gpu: &str| ProcessInfo {
+            host: "h".into(),
+            listener: String::new(),
+            gpu: gpu.into(),
+            sms: 132,
+        };
         check_gpus(&["a", "b"].map(card), false).unwrap();
         let same = ["a", "b", "b"].map(card);
         let refused = check_gpus(&same, false);

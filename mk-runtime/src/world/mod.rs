@@ -1,39 +1,26 @@
 //! The ranks that work together and the GPUs they own: all of them in one process, or one process per GPU.
 //!
 //! A world has three parts. A [`Bootstrap`] carries the first messages between its processes, and is dropped when they have
-//! met. The control channel (`group.rs`) stays: small gathers, file descriptors, deaths. The [`Topology`] says which ranks
+//! met. The control channel (`control/group.rs`) stays: small gathers, file descriptors, deaths. The [`Topology`] says which ranks
 //! map each other's memory.
 
-mod bootstrap;
 mod budget;
 mod connect;
-mod group;
-mod hosts;
-pub mod mesh;
-mod pack;
-mod page;
-mod rendezvous;
+mod control;
 mod shared;
-mod tcp;
 mod topology;
-mod watch;
-mod wire;
 
-pub use crate::driver::order::forked;
-pub use bootstrap::Bootstrap;
-pub(crate) use group::{Group, SharedGroup};
-pub use hosts::WorldOptions;
-pub use rendezvous::UnixBootstrap;
+pub use crate::driver::ledger::forked;
+pub use control::{
+    Bootstrap, MAX_PART, Meeting, TcpBootstrap, Token, UnixBootstrap, WorldOptions,
+    ask_while_waiting, mesh,
+};
+pub(crate) use control::{Deadline, Group, Member, SharedGroup};
 pub(crate) use shared::SharedPages;
-pub use tcp::{MAX_PART, Meeting, TcpBootstrap, Token};
 pub use topology::Topology;
-pub(crate) use watch::Member;
-pub(crate) use wire::Deadline;
-pub use wire::ask_while_waiting;
 
 use crate::Error;
 use crate::driver::{self, Context};
-use crate::env::launcher as env_launcher;
 use budget::SmShares;
 use cudarc::driver::sys::CUdevice_attribute as Attr;
 use std::any::Any;

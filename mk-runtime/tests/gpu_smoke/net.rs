@@ -5,7 +5,7 @@ use mk_runtime::TransportError;
 use mk_runtime::net::GpuArena;
 use mk_runtime::transport::{
     Gpu, NetMemory, Ordering, Transport,
-    loopback::{Fabric, Options},
+    loopback::{LoopbackNetwork, Options},
 };
 use nix::unistd::{Whence, lseek};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ fn an_arena_has_a_dmabuf() {
         Err(why) => println!("no dmabuf: {why}"),
     }
     // A thread that copies cannot have it.
-    let mut fabric = Fabric::new(Options::new(1, Ordering::InOrder)).unwrap();
+    let mut fabric = LoopbackNetwork::new(Options::new(1, Ordering::InOrder)).unwrap();
     let refused = fabric.end(0).unwrap().register(Arc::new(arena)).unwrap_err();
     assert!(matches!(refused, TransportError::Refused { .. }), "{refused}");
 }

@@ -1,9 +1,8 @@
 //! Networks that a `Shaped` transport pretends to be: each fault does what it says, and writes end all the same.
 
-use super::loopback;
 use mk_runtime::transport::{
     Event, HostMemory, Notify, Ordering, Posted, Transport, TransportError, Write,
-    loopback::Loopback,
+    loopback::{Loopback, LoopbackNetwork, Options},
     shaped::{Fault, Shape, Shaped},
 };
 use std::sync::Arc;
@@ -11,7 +10,9 @@ use std::time::{Duration, Instant};
 
 /// A shaped sender, and a receiver as it is, connected.
 fn pair(shape: Shape) -> (Shaped<Loopback>, Loopback) {
-    let [a, mut b] = loopback(Ordering::Unordered).unwrap();
+    let options = Options::new(2, Ordering::Unordered);
+    let mut network = LoopbackNetwork::new(options).unwrap();
+    let [a, mut b] = [0, 1].map(|rank| network.end(rank).unwrap());
     let mut a = Shaped::new(a, shape);
     a.register(Arc::new(HostMemory::new(1 << 20).unwrap())).unwrap();
     b.register(Arc::new(HostMemory::new(1 << 20).unwrap())).unwrap();

@@ -11,9 +11,7 @@ mod verbs_faults;
 use contract::CASES;
 use mk_runtime::TransportError;
 use mk_runtime::transport::{
-    Ordering, Transport,
-    loopback::{self, Fabric},
-    ofi::{self, Ofi},
+    Network, Ordering, TRANSPORTS, Transport, loopback, ofi,
     shaped::{Shape, Shaped},
     verbs,
 };
@@ -24,60 +22,71 @@ use std::time::Duration;
 /// The two ends of a network, or why it is not here.
 type Ends = Result<[Box<dyn Transport>; 2], TransportError>;
 
-fn loopback(ordering: Ordering) -> Result<[loopback::Loopback; 2], TransportError> {
-    let mut fabric = Fabric::new(loopback::Options::new(2, ordering))?;
-    Ok([fabric.end(0)?, fabric.end(1)?])
+/// What the modules below test: rows of [`TRANSPORTS`], set so or so.
+const HERE: [&str; 4] = ["loopback", "tcp", "shm", "verbs"];
+/// What needs hosts of its own (`processes::two_hosts`).
+const BETWEEN_HOSTS: [&str; 1] = ["efa"];
+
+/// A network by its name in the table, and what follows that name: `verbs striped`, `tcp, 2 rails`.
+fn network(name: &str, case: &str) -> Network {
+    let (base, set) = name.split_at(name.find([',', ' ']).unwrap_or(name.len()));
+    // Long where the peer is well and the machine may be busy.
+    let ends = ["dead_peer", "bad_key", "longer_arena", "receiver_closes"].contains(&case);
+    let silence = Duration::from_secs(if ends { 1 } else { 20 });
+    let ordering = match set {
+        " striped" | " unordered" => Ordering::Unordered,
+        _ => Ordering::InOrder,
+    };
+    match Network::named(base) {
+        Network::Loopback(_) => Network::Loopback(loopback::Options::new(2, ordering)),
+        // Two endpoints on one interface: what an EFA machine has several devices for.
+        Network::Ofi(options) => {
+            let rails = if set == ", 2 rails" { 2 } else { 1 };
+            let address = options.provider.starts_with("tcp").then(|| "127.0.0.1".to_string());
+            Network::Ofi(ofi::Options { address, silence, rails, ..options })
+        }
+        Network::Verbs(_) => Network::Verbs(verbs::Options::new(ordering)),
+    }
 }
 
-fn boxed<T: Transport + 'static>(ends: [T; 2]) -> [Box<dyn Transport>; 2] {
-    ends.map(|end| Box::new(end) as Box<dyn Transport>)
+/// An end of a network that processes share.
+fn open(name: &str, case: &str, rank: u32) -> Result<Box<dyn Transport>, TransportError> {
+    let mut ends = network(name, case).open([rank])?;
+    ends.pop().ok_or(TransportError::Closed)
 }
 
-fn shaped(ordering: Ordering) -> Ends {
+fn both(name: &str, case: &str) -> Ends {
+    let ends = network(name, case).open(0..2)?;
+    ends.try_into().map_err(|_| TransportError::Closed)
+}
+
+fn shaped(name: &str, case: &str) -> Ends {
     let shape = Shape {
         bytes_per_s: Some(20e9),
         latency: Duration::from_micros(20),
         reorder: Some(7),
         ..Shape::default()
     };
-    Ok(boxed(loopback(ordering)?.map(|end| Shaped::new(end, shape.clone()))))
+    Ok(both(name, case)?.map(|end| Box::new(Shaped::new(end, shape.clone())) as _))
 }
 
-/// An end of provider `tcp;ofi_rxm` over the loopback interface, or of `shm`, of which a process has one.
-fn ofi_end(provider: &str, case: &str, rank: u32) -> Result<Ofi, TransportError> {
-    let address = provider.starts_with("tcp").then(|| "127.0.0.1".to_string());
-    // Long where the peer is well and the machine may be busy.
-    let ends = ["dead_peer", "bad_key", "longer_arena", "receiver_closes"].contains(&case);
-    let silence = Duration::from_secs(if ends { 1 } else { 20 });
-    // Two endpoints on one interface: what an EFA machine has several devices for.
-    let (provider, rails) = match provider.strip_suffix(", 2 rails") {
-        Some(provider) => (provider, 2),
-        None => (provider, 1),
-    };
-    Ofi::open(rank, &ofi::Options { address, silence, rails, ..ofi::Options::new(provider) })
-}
-
-/// An end of a network that processes share: a provider of libfabric, or `verbs` with or without order.
-fn open(network: &str, case: &str, rank: u32) -> Result<Box<dyn Transport>, TransportError> {
-    match network {
-        "verbs in order" => verbs::open(rank, &verbs::Options::new(Ordering::InOrder)),
-        "verbs striped" => verbs::open(rank, &verbs::Options::new(Ordering::Unordered)),
-        provider => Ok(Box::new(ofi_end(provider, case, rank)?)),
+/// A new transport has its cases here, or says where else.
+#[test]
+fn no_transport_is_left_out() {
+    for row in TRANSPORTS {
+        let tested = HERE.contains(&row.name) || BETWEEN_HOSTS.contains(&row.name);
+        assert!(tested, "no module of this suite is about `{}`", row.name);
     }
-}
-
-fn both(network: &str, case: &str) -> Ends {
-    Ok([open(network, case, 0)?, open(network, case, 1)?])
 }
 
 /// Provider `efa` is refused for want of a device or of a newer library, and an unknown one by its name.
 #[test]
 fn providers_that_are_not_here() {
-    if present(ofi_end("tcp;ofi_rxm", "", 0)).is_none() {
+    if present(open("tcp", "", 0)).is_none() {
         return;
     }
     for provider in ["efa", "nothing"] {
-        let error = ofi_end(provider, "", 0).err().expect("no such device");
+        let error = open(provider, "", 0).err().expect("no such device");
         let text = error.to_string();
         assert!(text.contains(provider), "{text}");
         let expected =
@@ -90,8 +99,8 @@ fn providers_that_are_not_here() {
 #[test]
 fn shm_has_one_end_in_a_process() {
     let _one = processes::one_shm();
-    let Some(first) = present(ofi_end("shm", "", 0)) else { return };
-    let error = ofi_end("shm", "", 1).err().expect("a second end");
+    let Some(first) = present(open("shm", "", 0)) else { return };
+    let error = open("shm", "", 1).err().expect("a second end");
     assert!(matches!(error, TransportError::Refused { .. }), "{error}");
     drop(first);
 }
@@ -165,21 +174,21 @@ macro_rules! contract {
 }
 
 contract! {
-    loopback_in_order: |case| crate::in_threads(crate::loopback(crate::Ordering::InOrder).map(crate::boxed), case);
-    loopback_unordered: |case| crate::in_threads(crate::loopback(crate::Ordering::Unordered).map(crate::boxed), case);
-    shaped_in_order: |case| crate::in_threads(crate::shaped(crate::Ordering::InOrder), case);
-    shaped_unordered: |case| crate::in_threads(crate::shaped(crate::Ordering::Unordered), case);
-    ofi_tcp: |case| crate::in_threads(crate::both("tcp;ofi_rxm", case), case);
-    ofi_tcp_rails: |case| crate::in_threads(crate::both("tcp;ofi_rxm, 2 rails", case), case);
-    ofi_tcp_processes: |case| crate::processes::in_two("tcp;ofi_rxm", case);
+    loopback_in_order: |case| crate::in_threads(crate::both("loopback", case), case);
+    loopback_unordered: |case| crate::in_threads(crate::both("loopback unordered", case), case);
+    shaped_in_order: |case| crate::in_threads(crate::shaped("loopback", case), case);
+    shaped_unordered: |case| crate::in_threads(crate::shaped("loopback unordered", case), case);
+    ofi_tcp: |case| crate::in_threads(crate::both("tcp", case), case);
+    ofi_tcp_rails: |case| crate::in_threads(crate::both("tcp, 2 rails", case), case);
+    ofi_tcp_processes: |case| crate::processes::in_two("tcp", case);
     ofi_shm_processes: |case| crate::processes::in_two("shm", case);
 }
 
 // Without the feature there is nothing that could be skipped. `cargo xtask softroce` runs these where there is a device.
 #[cfg(feature = "verbs")]
 contract! {
-    verbs_in_order: |case| crate::in_threads(crate::both("verbs in order", case), case);
+    verbs_in_order: |case| crate::in_threads(crate::both("verbs", case), case);
     verbs_striped: |case| crate::in_threads(crate::both("verbs striped", case), case);
-    verbs_in_order_processes: |case| crate::processes::in_two("verbs in order", case);
+    verbs_in_order_processes: |case| crate::processes::in_two("verbs", case);
     verbs_striped_processes: |case| crate::processes::in_two("verbs striped", case);
 }

@@ -148,7 +148,7 @@ impl Side {
     pub fn post_all(&mut self, write: &Write) {
         let begin = Instant::now();
         while self.post(write).unwrap() == Posted::WouldBlock {
-            bounded(begin, "room for a write");
+            bounded(begin, "capacity for a write");
             self.poll();
         }
     }

@@ -193,7 +193,7 @@ fn a_receiver_that_does_not_poll() {
     assert_eq!((token, pair.failed.len()), (16, 0), "two windows");
     // It polls, and both go on.
     while token < 100 {
-        bounded(begin, "room for a write");
+        bounded(begin, "capacity for a write");
         if pair.post(token, 8, Notify::Immediate(token as u32)) == Ok(Posted::Taken) {
             token += 1;
         }

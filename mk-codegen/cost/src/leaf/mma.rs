@@ -1,4 +1,4 @@
-//! Matrix products.
+//! GEMMs.
 
 use super::{Cost, Done};
 use crate::{

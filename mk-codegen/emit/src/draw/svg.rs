@@ -154,7 +154,7 @@ impl Svg {
             PlaceKind::PeerSignal => ("psig", rect.height / 2.0),
         };
         if place.kind == PlaceKind::Peers {
-            // One behind the other: there are several.
+            // Sequentially: there are several.
             self.rect(class, Rect { x: rect.x + 4.0, y: rect.y - 4.0, ..rect }, radius);
         }
         self.rect(class, rect, radius);

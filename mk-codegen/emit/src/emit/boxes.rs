@@ -119,7 +119,7 @@ impl Emitter<'_> {
             for task in self.points.tasks(id, rank, 1)? {
                 let Some(region) = self.points.region(&task, a)? else { continue };
                 let ends = |d: usize| region.dims[d].0 + region.dims[d].1 == shape[d];
-                // Where the map merges dimensions, what they hold lies one behind the other.
+                // Where the map merges dimensions, what they hold is contiguous.
                 let last = view.merged(shape.len(), k).all(ends);
                 if region.dims[k].1 % i64::from(step) != 0 && !last {
                     let what = format!(

@@ -1,26 +1,64 @@
 //! What a plan may say and no template carries out: the emitter would drop it, or print something else.
 
 use super::{
-    error::EmitError,
+    error::{EmitError, Refused},
     leaf::{Carrier, carrier},
     nodes,
 };
 use mk_abi::device::MAX_RUNTIME_DIMS;
 use mk_plan::{
-    CopyTile, CopyVia, Expr, FamId, Family, Leaf, Plan, Points, Post, RoleKind, Scope, Space,
-    StructureError, TableSet, Var,
+    BufId, CopyTile, CopyVia, Expr, FamId, Family, Leaf, Plan, Points, Post, RoleKind, Scope,
+    Space, StructureError, TableSet, Var,
 };
 
 /// Names that the templates give to their own variables, around expressions of the plan.
 const TAKEN: &[&str] = &["step", "source", "destination_", "begin_", "row_", "summand_", "item_"];
 
-/// Checks everything that is said above.
+/// Notes everything that is said above.
 ///
 /// # Errors
-/// [`EmitError::Unsupported`] for the first line that no template carries out.
-pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
-    nodes::check(plan)?;
-    plan.check_elements().or_else(|errors| errors.into_iter().try_for_each(refused))?;
+/// Where an expression has no value.
+pub(super) fn check(plan: &Plan, refused: &mut Refused) -> Result<(), EmitError> {
+    refused.note(nodes::check(plan))?;
+    misplaced(plan.check_elements().err().unwrap_or_default(), refused)?;
+    refused.note(dims(plan))?;
+    for (id, t) in plan.tables.iter().filter(|(_, t)| t.stored.is_none()) {
+        let what = "a kernel has tables in memory only";
+        refused.note::<()>(Err(EmitError::unsupported(format!("{id} {:?}", t.name), what)))?;
+    }
+    for id in plan.buffers.keys() {
+        refused.note(rows(plan, id))?;
+    }
+    for (id, f) in plan.families.iter() {
+        let place = format!("{id} {:?}", f.name);
+        refused.note(carried(plan, f, &place))?;
+        refused.note(looked_up(plan, f))?;
+        refused.note(names(f, &place))?;
+        // The host evaluates what its copy engines do, for every rank.
+        if !f.leaf.is_host_copy() {
+            refused.note(accesses(plan, f, &place))?;
+            refused.note(posts(plan, f, &place))?;
+        }
+    }
+    refused.note(entry(plan))?;
+    // Accesses, waits and posts stand where the leaf's templates carry them out.
+    misplaced(plan.check_points().err().unwrap_or_default(), refused)?;
+    let tables = TableSet::example(plan);
+    misplaced(Points::new(plan, &tables).rows_for_tma()?, refused)
+}
+
+fn misplaced(
+    errors: impl IntoIterator<Item = StructureError>,
+    refused: &mut Refused,
+) -> Result<(), EmitError> {
+    for error in errors {
+        refused.note::<()>(Err(EmitError::unsupported(error.place, error.message)))?;
+    }
+    Ok(())
+}
+
+/// Dimensions that come with each launch.
+fn dims(plan: &Plan) -> Result<(), EmitError> {
     let runtime = || plan.dims.iter().filter(|(_, d)| d.runtime_max.is_some());
     if let Some((id, d)) = runtime().find(|(_, d)| d.runtime_max != Some(d.value)) {
         let what =
@@ -31,69 +69,61 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
         let what = format!("{} is one run-time dimension more than {MAX_RUNTIME_DIMS}", d.name);
         return Err(EmitError::unsupported(id.to_string(), what));
     }
-    if let Some((id, _)) = plan.tables.iter().find(|(_, t)| t.stored.is_none()) {
-        return Err(EmitError::unsupported(id.to_string(), "a kernel has tables in memory only"));
+    Ok(())
+}
+
+/// What the host encodes of the workspace, it encodes once.
+fn rows(plan: &Plan, id: BufId) -> Result<(), EmitError> {
+    let b = &plan.buffers[id];
+    let runtime =
+        |e: &Expr| plan.dims.iter().any(|(dim, d)| d.runtime_max.is_some() && e.names_dim(dim));
+    let mut row = b.pitch.iter().chain(b.shape.last()).filter(|_| b.shape.len() > 1);
+    if !matches!(b.space, Space::In | Space::Out) && row.any(runtime) {
+        let what = "its rows are as long in every launch: give them the bound";
+        return Err(EmitError::unsupported(format!("{id} {:?}", b.name), what));
     }
-    let looks = |f: &Family| match f.leaf {
+    Ok(())
+}
+
+/// Whether somebody carries a family out, in its role, with expressions that are emitted.
+fn carried(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
+    let kind = plan.roles[f.role].kind;
+    let known = match carrier(f) {
+        Carrier::Agents(_) => match (&f.leaf, kind) {
+            // What ends a launch surrounds the roles.
+            (Leaf::Signal, RoleKind::Epilogue | RoleKind::InterReduce) => true,
+            (Leaf::NicSend, RoleKind::InterSend) => true,
+            (Leaf::CopyTile(_), RoleKind::InterSend) => true,
+            (Leaf::Signal | Leaf::NicSend, _) => false,
+            _ => matches!(kind, RoleKind::Compute | RoleKind::IntraComm),
+        },
+        Carrier::Frame if f.leaf.enters() => kind == RoleKind::Prologue,
+        Carrier::Frame => kind == RoleKind::Epilogue,
+        Carrier::Host => kind == RoleKind::CopyEngine,
+        Carrier::Nobody => false,
+    };
+    if !known {
+        let what = format!("no template runs {} in role {}", f.leaf.name(), kind.name());
+        return Err(EmitError::unsupported(place, what));
+    }
+    if f.emitted().iter().any(|e| e.mentions(Var::EPOCH)) {
+        return Err(EmitError::unsupported(place, "expressions over `epoch` are not emitted"));
+    }
+    Ok(())
+}
+
+/// Whether a template looks up what a family does.
+fn looked_up(plan: &Plan, f: &Family) -> Result<(), EmitError> {
+    let looks = match f.leaf {
         Leaf::MmaTile(_) | Leaf::CopyTile(CopyTile { via: CopyVia::Gather, .. }) => true,
         Leaf::ReduceTile(_) => f.inner.is_some(),
         _ => false,
     };
-    let looks_up = |f: &&Family| plan.looks_up(f) && !looks(f);
-    if let Some(f) = plan.families.values().find(looks_up) {
+    if plan.looks_up(f) && !looks {
         let what = format!("no template of {} looks up what is in memory", f.leaf.name());
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
-    // What the host encodes of the workspace, it encodes once.
-    let memory = plan.buffers.iter().filter(|(_, b)| !matches!(b.space, Space::In | Space::Out));
-    for (id, b) in memory {
-        let mut row = b.pitch.iter().chain(b.shape.last()).filter(|_| b.shape.len() > 1);
-        if row.any(|e| runtime().any(|(dim, _)| e.names_dim(dim))) {
-            let what = "its rows are as long in every launch: give them the bound";
-            return Err(EmitError::unsupported(format!("{id} {:?}", b.name), what));
-        }
-    }
-    for (id, f) in plan.families.iter() {
-        let place = format!("{id} {:?}", f.name);
-        let kind = plan.roles[f.role].kind;
-        let known = match carrier(f) {
-            Carrier::Agents(_) => match (&f.leaf, kind) {
-                // What ends a launch surrounds the roles.
-                (Leaf::Signal, RoleKind::Epilogue | RoleKind::InterReduce) => true,
-                (Leaf::NicSend, RoleKind::InterSend) => true,
-                (Leaf::CopyTile(_), RoleKind::InterSend) => true,
-                (Leaf::Signal | Leaf::NicSend, _) => false,
-                _ => matches!(kind, RoleKind::Compute | RoleKind::IntraComm),
-            },
-            Carrier::Frame if f.leaf.enters() => kind == RoleKind::Prologue,
-            Carrier::Frame => kind == RoleKind::Epilogue,
-            Carrier::Host => kind == RoleKind::CopyEngine,
-            Carrier::Nobody => false,
-        };
-        if !known {
-            let what = format!("no template runs {} in role {}", f.leaf.name(), kind.name());
-            return Err(EmitError::unsupported(place, what));
-        }
-        if f.emitted().iter().any(|e| e.mentions(Var::EPOCH)) {
-            return Err(EmitError::unsupported(place, "expressions over `epoch` are not emitted"));
-        }
-        names(f, &place)?;
-        // The host evaluates what its copy engines do, for every rank.
-        if !f.leaf.is_host_copy() {
-            accesses(plan, f, &place)?;
-            posts(plan, f, &place)?;
-        }
-    }
-    entry(plan)?;
-    // Accesses, waits and posts stand where the leaf's templates carry them out.
-    plan.check_points().or_else(|errors| errors.into_iter().try_for_each(refused))?;
-    let tables = TableSet::example(plan);
-    Points::new(plan, &tables).rows_for_tma()?.into_iter().try_for_each(refused)?;
     Ok(())
-}
-
-fn refused(error: StructureError) -> Result<(), EmitError> {
-    Err(EmitError::unsupported(error.place, error.message))
 }
 
 /// A loop variable must not stand in front of a constant of the kernel (`kDim_M`, `kSig0`), or of a template's variable.

@@ -153,7 +153,7 @@ impl<'a> Emitter<'a> {
     /// The one access that names an operand, which is made unconditionally.
     ///
     /// # Errors
-    /// [`EmitError::Unsupported`] where there are several, or it has a condition.
+    /// [`EmitError::Refused`] where there are several, or it has a condition.
     pub fn access<'f>(&self, f: &'f Family, operand: Operand) -> Result<&'f Access, EmitError> {
         let mut found = f.accesses.iter().filter(|a| a.operand == operand);
         match (found.next(), found.next()) {

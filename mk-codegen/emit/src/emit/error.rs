@@ -1,20 +1,47 @@
 //! Errors between a plan and its kernel.
 
 use mk_plan::{EdgeId, PointError};
+use std::fmt;
 use thiserror::Error;
+
+/// Something in a plan that no template carries out.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{place}: {what}")]
+pub struct Refusal {
+    /// The family, role, buffer or signal.
+    pub place: String,
+    /// What no template does.
+    pub what: String,
+}
+
+/// All of it, at least one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusals(Vec<Refusal>);
+
+impl Refusals {
+    /// One after the other.
+    pub fn iter(&self) -> impl Iterator<Item = &Refusal> {
+        self.0.iter()
+    }
+}
+
+impl fmt::Display for Refusals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, refusal) in self.0.iter().enumerate() {
+            let before = if i == 0 { "" } else { "\n  " };
+            write!(f, "{before}{refusal}")?;
+        }
+        Ok(())
+    }
+}
 
 /// Why a plan that verifies has no kernel.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EmitError {
     /// The plan uses something that no template implements.
-    #[error("{place}: {what}")]
-    Unsupported {
-        /// The family or role.
-        place: String,
-        /// What is missing.
-        what: String,
-    },
+    #[error("{0}")]
+    Refused(Refusals),
     /// The emitter contradicts itself: a mistake in it, and not in the plan.
     #[error("internal error in {place}: {what}")]
     Internal {
@@ -36,11 +63,46 @@ pub enum EmitError {
 
 impl EmitError {
     pub(super) fn unsupported(place: impl Into<String>, what: impl Into<String>) -> EmitError {
-        EmitError::Unsupported { place: place.into(), what: what.into() }
+        EmitError::Refused(Refusals(vec![Refusal { place: place.into(), what: what.into() }]))
     }
 
     pub(super) fn internal(place: &'static str, what: impl Into<String>) -> EmitError {
         EmitError::Internal { place, what: what.into() }
+    }
+}
+
+/// What has been refused so far: emission goes on where it can, so that all of it is found.
+#[derive(Default)]
+pub(super) struct Refused(Vec<Refusal>);
+
+impl Refused {
+    /// A result, or nothing where it is a refusal, which is noted.
+    ///
+    /// # Errors
+    /// Any other error.
+    pub fn note<T>(&mut self, result: Result<T, EmitError>) -> Result<Option<T>, EmitError> {
+        match result {
+            Ok(x) => Ok(Some(x)),
+            Err(EmitError::Refused(Refusals(list))) => {
+                let new: Vec<_> = list.into_iter().filter(|r| !self.0.contains(r)).collect();
+                self.0.extend(new);
+                Ok(None)
+            }
+            Err(other) => Err(other),
+        }
+    }
+
+    /// Whether nothing has been refused.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What has been refused, if anything.
+    ///
+    /// # Errors
+    /// [`EmitError::Refused`].
+    pub fn settle(self) -> Result<(), EmitError> {
+        if self.0.is_empty() { Ok(()) } else { Err(EmitError::Refused(Refusals(self.0))) }
     }
 }
 

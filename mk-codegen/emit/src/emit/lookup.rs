@@ -22,7 +22,7 @@ impl Emitter<'_> {
     /// The waits behind which a product may look up what it does: the same for every task.
     ///
     /// # Errors
-    /// [`EmitError::Unsupported`] for a table that no such wait stands for, and for a product of which every agent counts its tasks by itself.
+    /// [`EmitError::Refused`] for a table that no such wait stands for, and for a product of which every agent counts its tasks by itself.
     pub(super) fn table_waits(&self, id: FamId) -> Result<Vec<usize>, EmitError> {
         let f = &self.plan.families[id];
         if !self.plan.looks_up(f) {

@@ -98,7 +98,7 @@ impl Maps {
     /// Index of the map of the own rank's buffer with boxes of `box_dims`, outermost first.
     ///
     /// # Errors
-    /// [`EmitError::Unsupported`] for more dimensions than a map has, [`EmitError::Internal`] for a box of another rank than the view.
+    /// [`EmitError::Refused`] for more dimensions than a map has, [`EmitError::Internal`] for a box of another rank than the view.
     pub fn index(
         &mut self,
         plan: &Plan,

@@ -31,18 +31,19 @@ mod trace;
 mod types;
 
 use context::Emitter;
+use error::Refused;
 use mk_abi::{EdgeInfo, KernelSource, RankBinding, RoleInfo};
 use mk_plan::{Entity, Plan, Points, TableSet};
 use sha2::{Digest, Sha256};
 
 pub use audit::{audit, audit_with};
-pub use error::{AuditError, EmitError};
+pub use error::{AuditError, EmitError, Refusal, Refusals};
 pub use types::Options;
 
-/// The kernel of a plan. The plan must verify: [`mk_prove::valid::verify`].
+/// The kernel of a plan. The plan must verify: `mk_prove::valid::verify`.
 ///
 /// # Errors
-/// [`EmitError::Unsupported`] for plans outside what the templates implement.
+/// [`EmitError::Refused`] for plans outside what the templates implement: everything in them that is.
 pub fn emit(plan: &Plan) -> Result<KernelSource, EmitError> {
     emit_with(plan, Options::default())
 }
@@ -54,7 +55,10 @@ pub fn emit(plan: &Plan) -> Result<KernelSource, EmitError> {
 pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitError> {
     let tables = TableSet::example(plan);
     let points = Points::new(plan, &tables);
-    check::check(plan)?;
+    let mut refused = Refused::default();
+    check::check(plan, &mut refused)?;
+    // What follows takes all of that for granted.
+    refused.settle()?;
     let env = environment::environment()?;
     let mut e = Emitter::new(plan, &points, options)?;
     let trace = match options.trace {
@@ -117,7 +121,7 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
 /// CTAs of a cluster of the launch.
 ///
 /// # Errors
-/// [`EmitError::Unsupported`] where roles have clusters of several sizes: a launch has one.
+/// [`EmitError::Refused`] where roles have clusters of several sizes: a launch has one.
 fn cluster(plan: &Plan) -> Result<u32, EmitError> {
     let roles = || plan.roles.iter().filter(|(_, r)| r.ctas > 0).map(|(id, _)| plan.cluster(id));
     let most = roles().max().unwrap_or(1);

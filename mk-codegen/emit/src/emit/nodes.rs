@@ -41,7 +41,7 @@ pub(super) fn entered(plan: &Plan) -> Option<SigId> {
 /// Checks what is said above.
 ///
 /// # Errors
-/// [`EmitError::Unsupported`] for the first line that no template carries out.
+/// [`EmitError::Refused`] for the first line that no template carries out.
 pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
     let refuse = |id: FamId, what: &str| {
         Err(EmitError::unsupported(format!("{id} {:?}", plan.families[id].name), what))

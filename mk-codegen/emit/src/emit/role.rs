@@ -2,7 +2,7 @@
 
 use super::{
     context::Emitter,
-    error::EmitError,
+    error::{EmitError, Refused},
     leaf::{
         Group, IDLE_REGISTERS, LeafEmission, Prepared, RingEmission, Seat, Warpgroups, emission,
     },
@@ -51,18 +51,21 @@ pub(super) fn roles(
     let (mut out, mut choices) = (Vec::new(), Vec::new());
     let mut first_cta = 0;
     let plan = e.plan;
+    // Of every role and loop, not of the first one that has something no template carries out.
+    let mut refused = Refused::default();
     for (id, role) in plan.roles.iter().filter(|(_, r)| r.ctas > 0) {
         let kind = role.kind.name();
-        let groups = groups(e, id, &camel(kind), first_cta)?;
+        let Some(groups) = refused.note(groups(e, id, &camel(kind), first_cta))? else { continue };
         let families: Vec<_> =
             groups.iter().flat_map(|g| &g.slices).map(|s| e.family(*s)).collect();
-        let mut ring = ring(plan, &format!("{}Ring", camel(kind)), &groups)?;
+        let ring = refused.note(ring(plan, &format!("{}Ring", camel(kind)), &groups))?;
         let mut loops = Vec::new();
         for group in groups {
             let emission = emission(plan, group.slices[0].id)?;
-            let prepared = (emission.prepare)(e, &group)?;
-            loops.push(Loop { group, emission, prepared });
+            let prepared = refused.note((emission.prepare)(e, &group))?;
+            loops.extend(prepared.map(|prepared| Loop { group, emission, prepared }));
         }
+        let Some(mut ring) = ring.filter(|_| refused.is_empty()) else { continue };
         let mut hooks = Vec::new();
         for l in &loops {
             hooks.push(hooks_of(e, env, l, ring.as_ref())?);
@@ -91,13 +94,14 @@ pub(super) fn roles(
         });
         first_cta += role.ctas;
     }
+    refused.settle()?;
     Ok((out, choices))
 }
 
 /// Threads of every CTA.
 ///
 /// # Errors
-/// [`EmitError::Unsupported`] where leaves of one kernel need different numbers.
+/// [`EmitError::Refused`] where leaves of one kernel need different numbers.
 pub(super) fn threads(plan: &Plan) -> Result<u32, EmitError> {
     let mut threads = None;
     for (id, _) in plan.roles.iter().filter(|(_, r)| r.ctas > 0) {

@@ -10,7 +10,7 @@ const DENSE: i32 = 2048;
 /// The dimensions, each with the tensors of which it decides an extent.
 ///
 /// # Errors
-/// [`EmitError::Unsupported`] where an extent is not the dimension, or a rank's part of it.
+/// [`EmitError::Refused`] where an extent is not the dimension, or a rank's part of it.
 pub(super) fn runtime_dims(plan: &Plan) -> Result<Vec<RuntimeDim>, EmitError> {
     let mut out = Vec::new();
     for (dim, d) in plan.dims.iter() {

@@ -173,7 +173,7 @@ impl Emitter<'_> {
     /// The word of a post that the network makes, as an argument of a command.
     ///
     /// # Errors
-    /// [`EmitError::Unsupported`] for several at once.
+    /// [`EmitError::Refused`] for several at once.
     pub fn net_post(&self, f: &Family, p: Option<&Post>) -> Result<String, EmitError> {
         let Some(p) = p else { return Ok("kNoWord".into()) };
         if p.each.is_some() {

@@ -38,7 +38,7 @@ pub(super) fn stalls(plan: &Plan) -> Result<Vec<Value>, EmitError> {
 /// What the host must know of a traced kernel.
 ///
 /// # Errors
-/// [`EmitError::Unsupported`] for more families or edges than a record can name.
+/// [`EmitError::Refused`] for more families or edges than a record can name.
 pub(super) fn layout(e: &Emitter<'_>) -> Result<TraceLayout, EmitError> {
     let plan = e.plan;
     let edges = plan.families.values().flat_map(Family::edge_ids).map(|e| e.index()).max();

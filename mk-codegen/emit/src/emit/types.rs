@@ -30,7 +30,7 @@ pub(super) struct Slice {
 /// An element type as the library names it.
 ///
 /// # Errors
-/// [`EmitError::Unsupported`] for types that no tile computes with.
+/// [`EmitError::Refused`] for types that no tile computes with.
 pub(super) fn dtype_name(place: &str, dtype: DType) -> Result<&'static str, EmitError> {
     let unknown = || EmitError::unsupported(place, format!("no tile computes {dtype}"));
     dtype.format().cuda.ok_or_else(unknown)

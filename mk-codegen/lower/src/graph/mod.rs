@@ -52,7 +52,7 @@ pub enum Kind {
         /// The sharded dimension.
         dim: usize,
     },
-    /// A matrix product, and the elementwise operations that were fused into it. Operands: a, b, then one for each
+    /// A GEMM, and the elementwise operations that were fused into it. Operands: a, b, then one for each
     /// epilogue operation that has one.
     Gemm {
         /// In order of application.

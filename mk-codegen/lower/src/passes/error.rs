@@ -63,6 +63,19 @@ pub(super) fn too_large(what: impl Into<String>) -> LowerError {
     LowerError::TooLarge { what: what.into(), fits: None }
 }
 
+/// No routing of all tokens fits.
+pub(super) fn no_room(error: FieldError) -> LowerError {
+    match error {
+        FieldError::Room { needed, most } => LowerError::OutOfRange {
+            what: format!(
+                "there is room for no routing: tokens go to their experts as {needed} rows, and blocks, each of one expert, hold {most} at most"
+            ),
+            help: "raise the capacity, or let `dispatch` drop rows (`drop`)".into(),
+        },
+        error => LowerError::Compute(error),
+    }
+}
+
 fn way_out(fits: Option<&str>) -> String {
     let several = "several launches of less each";
     match fits {

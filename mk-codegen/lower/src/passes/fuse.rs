@@ -1,4 +1,4 @@
-//! Fuses elementwise operations into the matrix product, or the sum over ranks, before them.
+//! Fuses elementwise operations into the GEMM, or the sum over ranks, before them.
 //!
 //! Assumes nothing. Leaves: a product, or a sum, whose result is read by one elementwise operation alone has taken it over; a product also
 //! where the caller gets that result, too, which it then saves on the way. The whole chain is computed in f32 and rounded once, where
@@ -45,7 +45,7 @@ fn swiglu_grad(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, NodeIndex)> 
 }
 
 /// The elementwise operation that alone reads `taker`, if it can be taken over. A sum is finished for nobody before all ranks have
-/// added theirs, and who adds them saves nothing.
+/// added theirs, and the owner of the reduction saves nothing.
 fn only_user(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, EpilogueOp)> {
     let mut edges = g.graph.edges_directed(taker, Direction::Outgoing);
     let (edge, None) = (edges.next()?, edges.next()) else { return None };

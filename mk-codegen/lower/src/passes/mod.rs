@@ -6,6 +6,7 @@ mod error;
 mod fits;
 mod fuse;
 mod limits;
+mod proof;
 mod roles;
 mod scaled;
 mod shape;
@@ -21,15 +22,13 @@ use crate::{
     settings::{self, Config, Facts},
 };
 use mk_plan::{Buffer, Plan, Space};
-use mk_prove::{
-    equivalence::{self, FieldError},
-    valid::{self, Violation},
-};
+use mk_prove::{equivalence, valid};
 use mk_syntax::{Bound, Program};
 use shape::kernel::Kernel;
-use std::{collections::BTreeSet, panic::resume_unwind, thread};
+use std::collections::BTreeSet;
 
 pub use error::LowerError;
+pub use proof::{Claim, NotProved, Shown, Stage};
 pub use roles::{DEFAULT_COPY_SMS, DEFAULT_REDUCE_SMS};
 pub use scaled::{Smaller, smaller};
 use world::World;
@@ -69,6 +68,19 @@ pub fn facts(program: &Program, bound: &Bound, ranks: u32) -> Result<Facts, Lowe
 /// [`LowerError::Unsupported`] for pipelines outside what the passes cover, [`LowerError::Setting`] for settings that do
 /// not fit, [`LowerError::OutOfRange`] for worlds, targets and extents that no kernel has, [`LowerError::TooLarge`] for sizes that no plan has.
 pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, LowerError> {
+    let plan = lower_of_any_capacity(program, bound, config)?;
+    let (_, program, config) = &World::of(program, bound, config)?;
+    equivalence::has_room(&plan, program, &on(program, bound, config.ranks)?)
+        .map_err(error::no_room)?;
+    Ok(plan)
+}
+
+/// As [`lower`], also where no routing of all tokens fits: of plans that stand for larger ones.
+fn lower_of_any_capacity(
+    program: &Program,
+    bound: &Bound,
+    config: &Config,
+) -> Result<Plan, LowerError> {
     let (world, program, config) = &World::of(program, bound, config)?;
     let kernel = claimed(program, bound, config.ranks)?;
     let facts = claims::facts(&kernel, config.ranks);
@@ -112,8 +124,7 @@ pub fn compile(
     Ok((plan, proof))
 }
 
-/// [`valid::verify`] and [`equivalence::evaluate`] of the plan that [`lower`] made of the same. A plan that routes many tokens is proved and
-/// evaluated by smaller ones: [`smaller`].
+/// [`Claim::prove`] of the plan that [`lower`] made of the same. A plan that routes many tokens is proved and evaluated by smaller ones: [`smaller`].
 ///
 /// # Errors
 /// [`LowerError::TooLarge`]. A plan that does not verify, or computes something else than the pipeline, is an error of the compiler
@@ -125,43 +136,9 @@ pub fn prove(
     plan: &Plan,
 ) -> Result<valid::Proof, LowerError> {
     let bound = &on(program, bound, config.ranks)?;
-    let period = valid::period(plan).map_err(not_verified)?;
-    let options = equivalence::Options { period, ..equivalence::Options::default() };
     let smaller = smaller(program, bound, config, plan);
-    // Neither needs the other's answer: side by side, where there is a thread for it.
-    let evaluate = || match &smaller {
-        None => equivalence::evaluate(plan, program, bound, &options),
-        Some(smaller) => smaller.evaluate(program, &options),
-    };
-    let (proved, evaluated) = thread::scope(|threads| {
-        let beside = thread::Builder::new().spawn_scoped(threads, evaluate);
-        let proved = match &smaller {
-            None => valid::verify(plan),
-            Some(smaller) => smaller.verify(plan),
-        };
-        let evaluated =
-            beside.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
-        (proved, evaluated.ok())
-    });
-    let proof = proved.map_err(not_verified)?;
-    evaluated.unwrap_or_else(evaluate).map_err(not_the_pipeline)?;
-    Ok(proof)
-}
-
-fn not_the_pipeline(error: FieldError) -> LowerError {
-    match error {
-        FieldError::TooLarge { what } => error::too_large(format!("too many {what}")),
-        error => LowerError::Compute(error),
-    }
-}
-
-fn not_verified(failure: valid::Failure) -> LowerError {
-    match failure.violations.first() {
-        Some(first) if failure.violations.iter().all(Violation::is_too_large) => {
-            error::too_large(first.to_string())
-        }
-        _ => LowerError::Verify(failure),
-    }
+    let shown = Claim::made(plan, program, bound, smaller.as_ref()).prove()?;
+    Ok(shown.proof)
 }
 
 /// Text is read by name: loops do not have the names of the program's dimensions, and the kernel's own buffers do not have the

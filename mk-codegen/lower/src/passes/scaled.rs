@@ -4,7 +4,7 @@
 //! remainders everywhere, so that every number of the plan is affine in how many chunks of tokens and groups of blocks there are.
 //! Whether it is, `valid::is_affine` decides: nothing here is trusted.
 
-use super::{LowerError, lower};
+use super::{LowerError, lower_of_any_capacity};
 use crate::settings::Config;
 use mk_plan::Plan;
 use mk_prove::{
@@ -103,11 +103,11 @@ fn relatives(program: &Program, config: &Config, sizes: &[Sized]) -> Result<Rela
         return Err(super::error::internal("a plan without relatives"));
     };
     let along = along.iter().map(|s| {
-        let plan = lower(program, &s.bound, config)?;
+        let plan = lower_of_any_capacity(program, &s.bound, config)?;
         Ok(Along { plan, steps: i64::try_from(s.steps).unwrap_or(i64::MAX) })
     });
     let along = along.collect::<Result<_, LowerError>>()?;
-    Ok(Relatives { base: lower(program, &base.bound, config)?, along })
+    Ok(Relatives { base: lower_of_any_capacity(program, &base.bound, config)?, along })
 }
 
 /// What an extent is in the text.

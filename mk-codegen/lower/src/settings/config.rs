@@ -22,9 +22,9 @@ pub struct Config {
     pub net: NicOrdering,
     /// Target GPU, see [`mk_plan::target`].
     pub target: String,
-    /// Rows, columns and depth of a matrix product's tile.
+    /// M, N and K of a GEMM's tile.
     pub block: Block,
-    /// Shared-memory stages of a matrix product; as many as fit, six at most, where it is not set.
+    /// Shared-memory stages of a GEMM; as many as fit, six at most, where it is not set.
     pub stages: Option<u32>,
     /// How the two consumer warpgroups share a CTA's tiles. Ping-pong is for tiles of 128 rows and at most 160 columns, of which each
     /// warpgroup has room for one.
@@ -55,9 +55,9 @@ pub struct Config {
     pub chunk_bytes: u32,
     /// Shared-memory stages of a bulk copy.
     pub copy_stages: u32,
-    /// Where summands are added.
+    /// Where contributions are reduced.
     pub reduction: Reduction,
-    /// How an `all_reduce` behind a product moves its summands.
+    /// How an `all_reduce` behind a product moves its contributions.
     pub all_reduce: AllReduce,
     /// CTAs that multiply; the SMs that no other role has, where it is not set.
     pub compute_sms: Option<u32>,
@@ -124,7 +124,7 @@ impl Config {
         self.cluster.saturating_mul(tiles)
     }
 
-    /// Shared-memory stages of a matrix product on `target`.
+    /// Shared-memory stages of a GEMM on `target`.
     pub fn stages_on(&self, target: &Target) -> u32 {
         self.stages.unwrap_or_else(|| {
             let [m, n, _] = self.block;

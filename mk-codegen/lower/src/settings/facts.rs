@@ -9,7 +9,7 @@ pub struct Facts {
     pub ranks: u32,
     /// Gathered operands, and gathered results.
     pub gathers: Vec<GatheredRows>,
-    /// Matrix products.
+    /// GEMMs.
     pub products: Vec<Product>,
     /// Sums over ranks, behind products or of the caller's tensors.
     pub sums: Vec<Sum>,
@@ -41,12 +41,12 @@ pub struct GatheredRows {
 /// Rows of a rank up to which tiles that hold rows of several ranks are worth trying.
 const FEW_SHARD_ROWS: u64 = 256;
 
-/// A matrix product with its elementwise epilogue.
+/// A GEMM with its elementwise epilogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Product {
     /// Global rows and columns of its result.
     pub extents: [u64; 2],
-    /// Whether its left operand is gathered.
+    /// Whether its operand A is gathered.
     pub gathered: bool,
     /// Whether another product reads it.
     pub read: bool,
@@ -87,7 +87,7 @@ fn fewest(extents: impl Iterator<Item = [u64; 2]>) -> Option<[u64; 2]> {
 }
 
 impl Facts {
-    /// Whether there are matrix products.
+    /// Whether there are GEMMs.
     pub fn multiplies(&self) -> bool {
         !self.products.is_empty()
     }

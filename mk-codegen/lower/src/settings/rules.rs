@@ -28,7 +28,7 @@ pub(super) fn products(facts: &Facts) -> Fit {
     if facts.multiplies() {
         return Ok(());
     }
-    misfit("it is about matrix products, and there are none", DEFAULT, &[])
+    misfit("it is about GEMMs, and there are none", DEFAULT, &[])
 }
 
 pub(super) fn gathers(facts: &Facts) -> Fit {
@@ -85,7 +85,7 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
         _ => swapped_rows(bn).is_some_and(|mut rows| rows.any(|m| m == bm)),
     };
     if !known || bk != 64 {
-        return misfit_of_tile(c, format!("no matrix product has tiles of {bm} x {bn} x {bk}"));
+        return misfit_of_tile(c, format!("no GEMM has tiles of {bm} x {bn} x {bk}"));
     }
     if mma_swaps([bm, bn]) && !swaps(c, facts) {
         let why = format!(

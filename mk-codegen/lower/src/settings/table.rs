@@ -98,12 +98,12 @@ macro_rules! row {
 /// Every setting, in the order in which they are printed and searched.
 #[allow(clippy::needless_update, reason = "some rows say all that there is to say")]
 pub const SETTINGS: &[Setting] = &[
-    row!(block: Block, "rows, columns and depth of a matrix product's tile", {
+    row!(block: Block, "M, N and K of a GEMM's tile", {
         applies: rules::products,
         fits: rules::block,
         values: tried::blocks,
     }),
-    row!(stages: u32 | "auto", "shared-memory stages of a matrix product", {
+    row!(stages: u32 | "auto", "shared-memory stages of a GEMM", {
         applies: rules::products,
         fits: rules::stages,
     }),
@@ -144,12 +144,12 @@ pub const SETTINGS: &[Setting] = &[
         values: tried::gather,
         strategy: true,
     }),
-    row!(all_reduce: AllReduce, "how an `all_reduce` behind a product moves its summands", {
+    row!(all_reduce: AllReduce, "how an `all_reduce` behind a product moves its contributions", {
         applies: rules::all_reduces,
         values: tried::all_reduce,
         strategy: true,
     }),
-    row!(reduction: Reduction, "where the summands of products are added", {
+    row!(reduction: Reduction, "where the contributions of products are reduced", {
         applies: rules::sums_products,
         fits: rules::reduction,
         settle: rules::settle_reduction,

@@ -66,7 +66,7 @@ fn swapped(facts: &Facts, rows: u64) -> Vec<String> {
     let each = |columns: u32| {
         let heights = rules::swapped_rows(columns).into_iter().flatten();
         let blocks = |m: u32| rows.div_ceil(m.into());
-        // Of few rows alone a tile has fewer than 48: others would load the right operand once more.
+        // Of few rows alone a tile has fewer than 48: others would load operand B once more.
         let least = move |m: u32| m >= 48 || rows <= m.into();
         let flattest = move |m: &u32| {
             least(*m) && (*m == 16 || !least(*m - 16) || blocks(*m) != blocks(*m - 16))

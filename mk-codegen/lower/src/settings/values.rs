@@ -3,7 +3,7 @@
 use super::text::Text;
 use mk_plan::{Consumers, Schedule};
 
-/// Rows, columns and depth of a matrix product's tile: `128x256x64`.
+/// M, N and K of a GEMM's tile: `128x256x64`.
 pub type Block = [u32; 3];
 
 /// Which agents push gathered rows to the peers.
@@ -21,7 +21,7 @@ pub enum Gather {
     },
 }
 
-/// Where the summands of a `reduce_scatter` or `all_reduce` behind a product are added.
+/// Where the contributions to a `reduce_scatter` or `all_reduce` behind a product are reduced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// On dedicated SMs, while the others multiply.
@@ -32,17 +32,17 @@ pub enum Reduction {
     AfterLastWave,
     /// Fused into the epilogue, in a ring: a sum goes from rank to rank, each adds its tile and passes it on, and the owner of the rows
     /// is the last. The sum has the dtype of the result on its way, so that it is rounded on every rank; the order of ranks is fixed,
-    /// and so are the bits. For a `reduce_scatter` of a product whose left operand is not gathered.
+    /// and so are the bits. For a `reduce_scatter` of a product whose operand A is not gathered.
     Ring,
 }
 
-/// How an `all_reduce` moves its summands. All add in the order of ranks, in f32, and round once: the same bits.
+/// How an `all_reduce` moves its contributions. All add in the order of ranks, in f32, and round once: the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AllReduce {
-    /// Summands go to the owners of their rows, sums to every rank: each link carries `2 (n - 1) / n` of the result.
+    /// Contributions go to the owners of their rows, sums to every rank: each link carries `2 (n - 1) / n` of the result.
     #[default]
     TwoShot,
-    /// Every rank reads the summands of all ranks and adds them for itself: one hop instead of two, `n - 1` results over
+    /// Every rank reads the contributions of all ranks and adds them for itself: one hop instead of two, `n - 1` results over
     /// each link. For few rows.
     OneShot,
     /// As in two shots, but columns have owners: column block `j` belongs to rank `j % n`. For rows that are too few to be cut.
@@ -58,7 +58,7 @@ pub struct LastWave {
     pub blocks: u32,
     /// Columns of their tiles: a multiple of 64; fewer than the others have, or as many if there are parts.
     pub columns: u32,
-    /// Parts of the inner dimension (split-K), at most. Each makes a summand in f32, and all CTAs that multiply add them up at the
+    /// Parts of the inner dimension (split-K), at most. Each makes a contribution in f32, and all CTAs that multiply add them up at the
     /// end, in order.
     pub parts: u32,
 }
@@ -100,7 +100,7 @@ impl Text for u32 {
 }
 
 impl Text for Block {
-    const FORM: &'static str = "ROWSxCOLUMNSxDEPTH";
+    const FORM: &'static str = "MxNxK";
 
     fn write(&self) -> String {
         self.map(|n| n.to_string()).join("x")

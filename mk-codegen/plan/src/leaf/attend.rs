@@ -29,7 +29,7 @@ pub enum Mask {
     #[default]
     Full,
     /// Those at its own position of the sequence and before. Positions are the family's
-    /// ([`Positions`](super::Positions)).
+    /// ([`Positions`](crate::Positions)).
     Causal,
 }
 

@@ -1,4 +1,4 @@
-//! Matrix products.
+//! GEMMs.
 
 use super::{Record, Store};
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
 
-/// Memory layout of a matrix product's left operand.
+/// Memory layout of a GEMM's operand A.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ALayout {
     /// `[m, k]`, k contiguous.
@@ -20,7 +20,7 @@ pub enum ALayout {
     Km,
 }
 
-/// Memory layout of a matrix product's right operand.
+/// Memory layout of a GEMM's operand B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BLayout {
     /// `[k, n]`, n contiguous.

@@ -122,7 +122,7 @@ impl Leaf {
         }
     }
 
-    /// The record of a matrix product's tile.
+    /// The record of a GEMM's tile.
     pub fn product(&self) -> Option<&MmaTile> {
         match self {
             Leaf::MmaTile(x) => Some(x),

@@ -116,7 +116,7 @@ pub trait Record {
         false
     }
 
-    /// Columns of `c` in one tile of a matrix product; 0 for other leaves.
+    /// Columns of `c` in one tile of a GEMM; 0 for other leaves.
     fn out_columns(&self) -> u32 {
         0
     }

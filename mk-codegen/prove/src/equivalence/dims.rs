@@ -218,7 +218,7 @@ impl<'a> Dims<'a> {
         (at(rank), at(rank + 1) - at(rank))
     }
 
-    /// First index and length of the stretches of a dimension that a rank has of a value, one behind the other: two in zigzag.
+    /// First index and length of the stretches of a dimension that a rank has of a value, in order: two in zigzag.
     pub fn stretches(&self, value: ValueId, rank: usize, dim: usize) -> Vec<(i32, i32)> {
         let n = self.extent(value, dim);
         match self.placement(value) {

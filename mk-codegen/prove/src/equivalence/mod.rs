@@ -60,14 +60,14 @@ pub struct Options {
     pub period: u32,
     /// Most values of a run-time dimension at which it is evaluated.
     pub values: usize,
-    /// With tables that differ from launch to launch, how many of them: at most 3, the last ones.
+    /// With tables that differ from launch to launch, most of the launches that are looked at: the last ones.
     pub routings: usize,
 }
 
 impl Default for Options {
-    /// Seed 0, plans of which all launches are alike, 4 values, 3 routings.
+    /// Seed 0, plans of which all launches are alike, 4 values, all routings.
     fn default() -> Options {
-        Options { seed: 0, period: 1, values: 4, routings: ragged::LAUNCHES }
+        Options { seed: 0, period: 1, values: 4, routings: usize::MAX }
     }
 }
 
@@ -125,6 +125,14 @@ pub fn evaluate(
         launches(&plan.at(dim, value), program, &bound, options, &with, &mut all)?;
     }
     Ok(all)
+}
+
+/// Whether a plan has room for some routing of all its tokens; true of one that routes nothing.
+///
+/// # Errors
+/// [`FieldError::Room`].
+pub fn has_room(plan: &Plan, program: &Program, bound: &Bound) -> Result<(), FieldError> {
+    ragged::rooms(plan, program, bound).map(drop)
 }
 
 /// Values of a run-time dimension that are worth a look: the ends, and beside what the plan's expressions compare with, some of them.

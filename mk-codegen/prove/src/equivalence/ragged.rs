@@ -14,8 +14,12 @@ use mk_plan::{Plan, RoutePart, Space, TabId, TableSet, TableSource};
 use mk_syntax::{Bound, Node, Op, Placement, Program, RAGGED_BLOCK, ValueId};
 use std::collections::BTreeMap;
 
-/// How many launches are looked at.
-pub(super) const LAUNCHES: usize = 3;
+/// Forms of routings; as many launches are looked at, at least.
+const LAUNCHES: usize = 3;
+/// Launches, where there are few tokens: in each of them few entries of tables, and flags, differ from their neighbours.
+const MANY_LAUNCHES: usize = 12;
+/// How many tokens are few.
+const FEW_TOKENS: usize = 512;
 
 /// Tables of some launches, with the counts of each.
 ///
@@ -26,30 +30,18 @@ pub(super) fn launches(
     program: &Program,
     bound: &Bound,
 ) -> Result<Vec<(TableSet, Counts)>, FieldError> {
-    let given = |id: TabId| {
-        let buffer = &plan.buffers[plan.tables[id].stored?];
-        let tensor = program.tensor(&buffer.name)?;
-        (buffer.space == Space::In).then_some(tensor)
+    let given = |id: TabId| given(plan, program, id);
+    let rooms = rooms(plan, program, bound)?;
+    let tokens: usize = rooms.values().map(|room| room.tokens.iter().sum::<usize>()).sum();
+    let n = match (plan.tables.is_empty(), rooms.is_empty()) {
+        (true, _) => 1,
+        (_, false) if tokens <= FEW_TOKENS => MANY_LAUNCHES,
+        _ => LAUNCHES,
     };
-    let n = if plan.tables.is_empty() { 1 } else { LAUNCHES };
     let world = plan.mesh.size() as usize;
-    let tokens = |rank: usize, id: TabId| {
-        let extent = given(id)?.ty.dims.first().and_then(|d| bound.dim(*d))? as usize;
-        let own = plan.tables[id].shape[0] as usize;
-        Some(extent.saturating_sub(rank * own).min(own))
-    };
-    let mut rooms = BTreeMap::new();
-    for id in plan.tables.keys() {
-        let tokens = (0..world).map(|rank| tokens(rank, id).unwrap_or(0)).collect();
-        let Some(room) = to_route(plan, id, tokens) else { continue };
-        if room.needed() > room.most() {
-            return Err(FieldError::Room { needed: room.needed(), most: room.most() });
-        }
-        rooms.insert(id, room);
-    }
     let launch = |launch: usize| {
         let example = TableSet::example(plan);
-        let route = |(id, room): (&TabId, &Room)| Some((*id, room.routing(launch % LAUNCHES)?));
+        let route = |(id, room): (&TabId, &Room)| Some((*id, room.routing(launch)?));
         let routes: BTreeMap<TabId, Vec<Vec<i32>>> =
             rooms.iter().map(route).collect::<Option<_>>()?;
         let counts = |rank: usize, id: TabId| {
@@ -81,6 +73,41 @@ pub(super) fn launches(
         Some(Ok((set, counts)))
     };
     (0..n).filter_map(launch).collect()
+}
+
+/// The caller's tensor that is a table.
+fn given<'p>(plan: &Plan, program: &'p Program, id: TabId) -> Option<&'p mk_syntax::Tensor> {
+    let buffer = &plan.buffers[plan.tables[id].stored?];
+    let tensor = program.tensor(&buffer.name)?;
+    (buffer.space == Space::In).then_some(tensor)
+}
+
+/// What there is to route, by the tables of tokens' experts.
+///
+/// # Errors
+/// [`FieldError::Room`] where no routing of all tokens fits.
+pub(super) fn rooms(
+    plan: &Plan,
+    program: &Program,
+    bound: &Bound,
+) -> Result<BTreeMap<TabId, Room>, FieldError> {
+    let world = plan.mesh.size() as usize;
+    let tokens = |rank: usize, id: TabId| {
+        let dims = &given(plan, program, id)?.ty.dims;
+        let extent = dims.first().and_then(|d| bound.dim(*d))? as usize;
+        let own = *plan.tables[id].shape.first()? as usize;
+        Some(extent.saturating_sub(rank * own).min(own))
+    };
+    let mut rooms = BTreeMap::new();
+    for id in plan.tables.keys() {
+        let tokens = (0..world).map(|rank| tokens(rank, id).unwrap_or(0)).collect();
+        let Some(room) = to_route(plan, id, tokens) else { continue };
+        if room.needed() > room.most() {
+            return Err(FieldError::Room { needed: room.needed(), most: room.most() });
+        }
+        rooms.insert(id, room);
+    }
+    Ok(rooms)
 }
 
 /// What there is to route, of a table of the experts of tokens.

@@ -1,6 +1,6 @@
 //! Routings of the launches that are looked at, in which mistakes show.
 //!
-//! Experts have even numbers of tokens, all tokens the same experts, or one expert nearly all of them, by turns. Which tokens those are, and in
+//! Experts have even numbers of tokens, all tokens the same experts, or one expert nearly all of them, by turns, and then with other experts. Which tokens those are, and in
 //! which order a token names its experts, is random: tokens of a rank go to several ranks, from slots in any order, and where rows are dropped,
 //! some tokens keep the row of one slot and not that of another. Whether there is a routing at all is arithmetic.
 
@@ -64,15 +64,18 @@ impl Room {
     fn wanted(&self, launch: usize) -> Vec<usize> {
         let (tokens, n) = (self.all(), self.experts);
         let (mut left, mut counts) = (self.needed(), vec![0; n]);
-        let mut weights: Vec<usize> = match launch {
+        // The form, and how often it has been.
+        let (form, turn) = (launch % 3, launch / 3);
+        let mut weights: Vec<usize> = match form {
             0 => vec![1; n],
             1 => vec![0; n],
-            _ => (0..n).map(|e| 1 + mix(e as u64) as usize % 7).collect(),
+            _ => (0..n).map(|e| 1 + mix((e + n * turn) as u64) as usize % 7).collect(),
         };
-        match launch {
+        match form {
             0 => {}
             1 => {
-                for count in counts.iter_mut().rev() {
+                for e in (0..n).rev() {
+                    let count = &mut counts[(e + n - turn % n.max(1)) % n.max(1)];
                     *count = tokens.min(left);
                     left -= *count;
                 }
@@ -82,7 +85,7 @@ impl Room {
                 let dropped = tokens.checked_sub(self.keep + 1);
                 let most = if self.keep == 0 { tokens } else { dropped.map_or(tokens, |n| n / 2) };
                 let others = if n > self.slots { most.min(tokens / 8) } else { 0 };
-                let popular = mix(tokens as u64) as usize % n;
+                let popular = (mix(tokens as u64) as usize + turn) % n;
                 counts[popular] = tokens - others;
                 left -= counts[popular];
                 weights[popular] = 0;
@@ -250,7 +253,7 @@ mod tests {
             let found = any(&room, &mut Vec::new(), room.needed());
             assert_eq!(room.needed() <= room.most(), found, "{:?}", room.counts(0));
             fits += u32::from(found);
-            for launch in 0..3 {
+            for launch in 0..7 {
                 let ids = room.routing(launch);
                 assert_eq!(ids.is_some(), found, "{:?} {:?}", room.tokens, room.blocks);
                 assert_eq!(ids.and_then(|ids| misfit(&room, &ids)), None);

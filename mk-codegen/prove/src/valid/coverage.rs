@@ -14,7 +14,7 @@
 use super::{
     boxes::BoxId,
     leaf,
-    races::Group,
+    races::{Group, Groups},
     region::{Dims, area, common_area, meet, text, uncovered},
     report::Violation,
     site,
@@ -28,7 +28,7 @@ use std::collections::{BTreeSet, HashSet};
 /// Checks every class of epochs. `tables[i]` are the tables of class `i`.
 pub(super) fn check(
     world: &World<'_>,
-    groups: &[Vec<Group>],
+    groups: &[Groups],
     overlaps: &[Vec<BoxId>],
     tables: &[&TableSet],
 ) -> Vec<Violation> {
@@ -38,23 +38,13 @@ pub(super) fn check(
     let summed = summed(world.plan);
     for (c, class) in world.classes.iter().enumerate() {
         let epoch = world.class_of.iter().position(|x| *x == c).unwrap_or(0) as u32 + 1;
-        for (id, group) in groups[c].iter().enumerate() {
-            reads(
-                world,
-                class,
-                epoch,
-                id as BoxId,
-                group,
-                &groups[c],
-                overlaps,
-                &mut told,
-                &mut out,
-            );
+        for (id, group) in groups[c].iter() {
+            reads(world, class, epoch, id, group, &groups[c], overlaps, &mut told, &mut out);
         }
         if !tables_come {
-            let of_sums = |id: usize| summed.contains(&world.boxes.all[id].buffer);
-            for (id, group) in groups[c].iter().enumerate().filter(|g| of_sums(g.0)) {
-                lost(world, c, epoch, id as BoxId, group, groups, overlaps, &mut told, &mut out);
+            let of_sums = |id: BoxId| summed.contains(&world.boxes.all[id as usize].buffer);
+            for (id, group) in groups[c].iter().filter(|g| of_sums(g.0)) {
+                lost(world, c, epoch, id, group, groups, overlaps, &mut told, &mut out);
             }
         }
         for (id, b) in world.plan.buffers.iter().filter(|b| b.1.space == Space::Out) {
@@ -69,7 +59,7 @@ pub(super) fn check(
                     .filter(|x| x.1.rank == rank && x.1.buffer == id);
                 let writes: Vec<(Dims, usize)> = boxes
                     .map(|(i, x)| {
-                        let g = &groups[c][i];
+                        let g = groups[c].get(i as BoxId);
                         let mut n = 0;
                         for w in g.accs[..g.writers].iter().map(|a| &class.accs[*a as usize]) {
                             if w.mode == Mode::Write {
@@ -106,8 +96,8 @@ fn reads(
     class: &Class,
     epoch: u32,
     id: BoxId,
-    group: &Group,
-    groups: &[Group],
+    group: Group<'_>,
+    groups: &Groups,
     overlaps: &[Vec<BoxId>],
     told: &mut HashSet<(u32, u32)>,
     out: &mut Vec<Violation>,
@@ -130,7 +120,7 @@ fn reads(
         // Only plain writes of one version are known to be disjoint.
         let (mut version, mut disjoint) = (None, true);
         for &other in &overlaps[id as usize] {
-            let g = &groups[other as usize];
+            let g = groups.get(other);
             let mut n = 0;
             for w in g.accs[..g.writers].iter().map(|w| &class.accs[*w as usize]) {
                 if counts(w) {
@@ -188,8 +178,8 @@ fn lost(
     c: usize,
     epoch: u32,
     id: BoxId,
-    group: &Group,
-    groups: &[Vec<Group>],
+    group: Group<'_>,
+    groups: &[Groups],
     overlaps: &[Vec<BoxId>],
     told: &mut HashSet<(u32, u32)>,
     out: &mut Vec<Violation>,
@@ -201,11 +191,11 @@ fn lost(
             continue;
         }
         seen.push(w.version);
-        let taken = |g: &Group| g.accs.iter().any(|r| takes(w, &class.accs[*r as usize]));
+        let taken = |g: Group<'_>| g.accs.iter().any(|r| takes(w, &class.accs[*r as usize]));
         if taken(group) {
             continue;
         }
-        let others = overlaps[id as usize].iter().filter(|o| taken(&groups[c][**o as usize]));
+        let others = overlaps[id as usize].iter().filter(|o| taken(groups[c].get(**o)));
         let parts = others.map(|o| &world.boxes.all[*o as usize].dims[..]);
         let line = (class.tasks[w.task as usize].family.index() as u32, w.line);
         if let Some(missing) = uncovered(&boxed.dims, parts)

@@ -329,18 +329,14 @@ fn repetitions(points: &Points<'_>, period: u32) -> Result<u64, PointError> {
 }
 
 /// Overlapping writes of one stamp.
-fn twice(
-    world: &World<'_>,
-    groups: &[Vec<races::Group>],
-    overlaps: &[Vec<BoxId>],
-) -> Vec<Violation> {
+fn twice(world: &World<'_>, groups: &[races::Groups], overlaps: &[Vec<BoxId>]) -> Vec<Violation> {
     let mut work = 0u64;
     for (c, class) in world.classes.iter().enumerate() {
         let epoch = world.class_of.iter().position(|x| *x == c).unwrap_or(0) as u32 + 1;
         for (i, list) in overlaps.iter().enumerate() {
-            let gi = &groups[c][i];
+            let gi = groups[c].get(i as BoxId);
             for &j in list.iter().filter(|j| **j as usize >= i) {
-                let gj = &groups[c][j as usize];
+                let gj = groups[c].get(j);
                 work += gi.writers as u64 * gj.writers as u64;
                 if work > MAX_PAIRS {
                     return vec![Violation::Limit {

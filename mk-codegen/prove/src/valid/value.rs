@@ -117,7 +117,7 @@ fn folded(plan: &Plan, proof: &Proof, tables: &TableSet) -> Option<Proof> {
 const WORTH_A_THREAD: usize = 1 << 12;
 
 /// Regions: which overlap, which accesses they have, and what rule 5 says. `None`: too many overlap.
-type Regions = Option<(Vec<Vec<BoxId>>, Vec<Vec<races::Group>>, Found)>;
+type Regions = Option<(Vec<Vec<BoxId>>, Vec<races::Groups>, Found)>;
 
 /// Rules 1 to 5 for one choice of tables, or of values of the run-time dimension, in every epoch. `cover` is rule 5. Regions and events
 /// are looked at side by side: neither needs the other before rule 1.
@@ -125,7 +125,7 @@ pub(super) fn run(
     world: &World<'_>,
     proof: &mut Proof,
     used: &mut BTreeSet<EdgeId>,
-    cover: impl Fn(&World<'_>, &[Vec<races::Group>], &[Vec<BoxId>]) -> Found + Sync,
+    cover: impl Fn(&World<'_>, &[races::Groups], &[Vec<BoxId>]) -> Found + Sync,
 ) -> Result<(), Found> {
     let too_much =
         |what: &str| Found::from(vec![Violation::Limit { what: what.into(), limit: MAX_PAIRS }]);

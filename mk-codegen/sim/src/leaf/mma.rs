@@ -1,4 +1,4 @@
-//! Matrix products.
+//! GEMMs.
 
 use super::{Attends, Compute, Regions, Values, Write, broadcast, epilogue::apply_to, matrix};
 use crate::{
@@ -104,7 +104,7 @@ fn multiply_in_parts(c: &mut Tile, a: &Tile, b: &Tile, parts: u32, step: u32) {
     }
 }
 
-/// The tile of a matrix product that `operand` takes: the finished one, or as it is where the epilogue saves it. With nothing to
+/// The tile of a GEMM that `operand` takes: the finished one, or as it is where the epilogue saves it. With nothing to
 /// add up it is 0 before the epilogue.
 fn product(
     context: &Context,

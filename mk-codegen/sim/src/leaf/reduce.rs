@@ -25,7 +25,9 @@ fn reduce(family: &Family, context: &Context, sources: &[&Piece]) -> Result<Vec<
             (Some(factor), _) => data.iter_mut().for_each(|x| *x *= factor),
             (None, Factors::None) => {}
             (None, Factors::Some) => data.fill(0.0),
-            (None, Factors::All) => return Err(misfit("a summand has no factor of one element")),
+            (None, Factors::All) => {
+                return Err(misfit("a contribution has no factor of one element"));
+            }
         }
         let Some(sum) = &mut sum else {
             sum = Some(data);

@@ -1,4 +1,4 @@
-//! The elementwise tail of a matrix product, in f32.
+//! The elementwise tail of a GEMM, in f32.
 
 use super::{Tile, erf::erf};
 use mk_plan::EpilogueOp;

@@ -1,4 +1,4 @@
-//! Matrix product: f32 accumulation, k in ascending order, so that any tiling of m and n gives the same bits.
+//! GEMM: f32 accumulation, k in ascending order, so that any tiling of m and n gives the same bits.
 
 use super::Tile;
 

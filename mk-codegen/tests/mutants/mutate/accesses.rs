@@ -9,19 +9,23 @@ use mk_codegen::plan::{
 
 /// All mutants of the accesses, tables and leaves of tables of a plan that are plans.
 pub fn of_accesses(plan: &Plan) -> Vec<Mutant> {
-    let mut m = Maker { plan, out: Vec::new() };
-    for (id, x) in plan.families.iter() {
-        for i in 0..x.accesses.len() {
-            expressions(&mut m, id, i);
-            places(&mut m, id, i);
-        }
-        tabulation(&mut m, id);
-        traded(&mut m, id);
-    }
-    dtypes(&mut m);
-    tables(&mut m);
+    let mut m = Maker::new(plan);
+    all(&mut m);
     m.out.retain(|x| x.plan != *plan && x.plan.check_structure().is_ok());
     m.out
+}
+
+pub(super) fn all(m: &mut Maker<'_>) {
+    for (id, x) in m.plan.families.iter() {
+        for i in 0..x.accesses.len() {
+            expressions(m, id, i);
+            places(m, id, i);
+        }
+        tabulation(m, id);
+        traded(m, id);
+    }
+    dtypes(m);
+    tables(m);
 }
 
 /// An expression of an access: what it is, and where.

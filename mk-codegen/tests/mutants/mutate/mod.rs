@@ -25,27 +25,68 @@ pub struct Mutant {
 
 /// All mutants of a plan.
 pub fn mutants(plan: &Plan) -> Vec<Mutant> {
-    let mut m = Maker { plan, out: Vec::new() };
-    for id in plan.families.keys() {
+    let mut m = Maker::new(plan);
+    edges(&mut m);
+    // A change that changes nothing is no mutant.
+    m.out.retain(|x| x.plan != *plan);
+    m.out
+}
+
+fn edges(m: &mut Maker<'_>) {
+    for id in m.plan.families.keys() {
         m.waits(id);
         m.posts(id);
         m.pairs(id);
     }
     m.entered();
     m.ctas();
-    slots::shrink(&mut m);
-    // A change that changes nothing is no mutant.
-    m.out.retain(|x| x.plan != *plan);
-    m.out
+    slots::shrink(m);
+}
+
+/// What is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code)]
+pub enum Of {
+    /// Waits, posts, slots, CTAs: [`mutants`].
+    Edges,
+    /// Accesses and tables: [`of_accesses`].
+    Accesses,
+}
+
+/// One of the mutants of a plan, without making the others; `None` where it is no plan, or changes nothing.
+#[allow(dead_code)]
+pub fn one(plan: &Plan, of: Of, number: usize) -> Option<Mutant> {
+    let list = match of {
+        Of::Edges => edges,
+        Of::Accesses => accesses::all,
+    };
+    let mut counted = Maker { only: Some(usize::MAX), ..Maker::new(plan) };
+    list(&mut counted);
+    let only = number.checked_rem(counted.seen)?;
+    let mut m = Maker { only: Some(only), ..Maker::new(plan) };
+    list(&mut m);
+    m.out.pop().filter(|x| x.plan != *plan && x.plan.check_structure().is_ok())
 }
 
 struct Maker<'p> {
     plan: &'p Plan,
+    /// Only the mutant of this number is made.
+    only: Option<usize>,
+    /// How many mutants there were.
+    seen: usize,
     out: Vec<Mutant>,
 }
 
-impl Maker<'_> {
+impl<'p> Maker<'p> {
+    fn new(plan: &'p Plan) -> Maker<'p> {
+        Maker { plan, only: None, seen: 0, out: Vec::new() }
+    }
+
     fn add(&mut self, kind: Kind, name: String, change: impl FnOnce(&mut Plan)) {
+        self.seen += 1;
+        if self.only.is_some_and(|n| n != self.seen - 1) {
+            return;
+        }
         let mut plan = self.plan.clone();
         change(&mut plan);
         self.out.push(Mutant { kind, name, plan });

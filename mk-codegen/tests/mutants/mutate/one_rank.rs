@@ -5,7 +5,7 @@ use mk_codegen::plan::{Expr, Plan, Var};
 
 /// Waits and posts that one rank leaves out, and accesses that it makes to another rank's memory.
 pub fn of_one_rank(plan: &Plan, rank: u32) -> Vec<Mutant> {
-    let mut m = Maker { plan, out: Vec::new() };
+    let mut m = Maker::new(plan);
     let ranks = plan.mesh.size() as i32;
     let here = || Expr::from(Var::RANK).equals(rank as i32);
     let elsewhere = |when: &Option<Expr>| here().select(0, when.clone().unwrap_or(1.into()));

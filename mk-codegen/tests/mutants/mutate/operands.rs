@@ -7,7 +7,7 @@ use mk_codegen::plan::{
 
 /// Accesses at other points, and reads that add less to a result.
 pub fn of_operands(plan: &Plan) -> Vec<Mutant> {
-    let mut m = Maker { plan, out: Vec::new() };
+    let mut m = Maker::new(plan);
     for id in plan.families.keys() {
         moved(&mut m, id);
         fewer(&mut m, id);
@@ -59,7 +59,7 @@ fn fewer(m: &mut Maker<'_>, id: FamId) {
 
 /// Sends over the network as copies, which reach no other node.
 pub fn of_reach(plan: &Plan) -> Vec<Mutant> {
-    let mut m = Maker { plan, out: Vec::new() };
+    let mut m = Maker::new(plan);
     for (id, x) in plan.families.iter().filter(|(_, x)| x.leaf == Leaf::NicSend) {
         m.add(Kind::NodeReach, format!("{id} {:?} is a copy", x.name), |p| {
             let x = &mut p.families[id];

@@ -12,7 +12,7 @@ pub fn of_values(plan: &Plan) -> Vec<(i32, Mutant)> {
     values.dedup();
     let mut out = Vec::new();
     for value in values {
-        let mut m = Maker { plan, out: Vec::new() };
+        let mut m = Maker::new(plan);
         let other = |when: &Option<Expr>| {
             Expr::Dim(dim).equals(value).select(0, when.clone().unwrap_or(1.into()))
         };

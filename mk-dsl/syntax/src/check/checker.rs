@@ -272,7 +272,7 @@ impl<'a> Checker<'a, '_> {
         value
     }
 
-    /// Parameters are `f32` where they are summands of ranks, or second operands of elementwise operations, which are in f32.
+    /// Parameters are `f32` where they are contributions of ranks, or second operands of elementwise operations, which are in f32.
     pub fn report_f32(&mut self, results: &[Option<Value>]) {
         for (i, param) in self.params.iter().enumerate() {
             let State::Known(ty) = &param.state else { continue };

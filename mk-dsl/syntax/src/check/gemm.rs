@@ -19,7 +19,7 @@ fn product(left: Placement, right: Placement) -> Option<Placement> {
         (Replicate, Shard(dim @ 1..)) => Some(Shard(dim)),
         // Each rank has some rows.
         (Shard(0), Replicate) => Some(Shard(0)),
-        // The product is linear in the right operand.
+        // The product is linear in operand B.
         (Replicate, Partial) => Some(Partial),
         _ => None,
     }

@@ -120,7 +120,7 @@ impl<'a> Checker<'a, '_> {
             },
             Id::Node(_) => None,
         };
-        let pairs = [("experts", n_experts, experts), ("a depth of", Some(depth), k)];
+        let pairs = [("experts", n_experts, experts), ("a K of", Some(depth), k)];
         for (what, want, found) in pairs {
             let Some(want) = want else { continue };
             if !self.dims.unify(want, found) {

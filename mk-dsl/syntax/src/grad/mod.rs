@@ -1,7 +1,7 @@
 //! Derivatives of programs: from a checked pipeline its backward, as the text of another one, checked by the same checker.
 //!
 //! One walk over the operations in reverse. The gradient of a value that is sharded is sharded alike; of one that is whole on every
-//! rank, it is whole, or a sum over the ranks, as the operations that read the value leave it; of the summands of a sum, each rank
+//! rank, it is whole, or a sum over the ranks, as the operations that read the value leave it; of the contributions to a sum, each rank
 //! gets the whole gradient.
 //!
 //! | operation | backward |

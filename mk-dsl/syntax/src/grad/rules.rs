@@ -199,7 +199,7 @@ impl<'p> Walk<'p> {
                 }
                 if wants(self, 1) {
                     let factor = self.value(x)?;
-                    // Of summands each rank's part of the sum.
+                    // Of contributions each rank's part of the sum.
                     let partial = self.draft.values[factor].placement == Placement::Partial;
                     let (operands, placement) = match partial {
                         true => ([factor, d], Placement::Partial),
@@ -232,7 +232,7 @@ impl<'p> Walk<'p> {
             Op::GroupedGemm => {
                 return Err(GradError::Operation {
                     op: "grouped_gemm",
-                    why: "the gradient of its matrices has a ragged depth, which no kernel has so far",
+                    why: "the gradient of its matrices has a ragged K, which no kernel has so far",
                     help: "differentiate the part without experts",
                 });
             }
@@ -530,7 +530,7 @@ impl<'p> Walk<'p> {
                 of(self.saves.gathered) && node.inputs.iter().all(param)
             }
             Op::Gelu | Op::GeluTanh | Op::Silu | Op::Relu | Op::Swiglu => {
-                // Not several of them one behind the other: what is before the first is not there.
+                // Not several of them in sequence: what is before the first is not there.
                 let before = node.inputs.first().and_then(|i| self.program.def(*i));
                 let plain = !matches!(
                     before,

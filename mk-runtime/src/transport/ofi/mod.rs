@@ -21,7 +21,7 @@ mod tests;
 
 pub use options::Options;
 
-use super::card::{Card, Kind};
+use super::card::{ConnectionCard, Kind};
 use super::{
     Caps, Event, NetMemory, Ordering, Posted, Transport, TransportError, Write, check_write, memory,
 };
@@ -276,7 +276,7 @@ impl Transport for Ofi {
     }
 
     fn connect(&mut self, peer: u32, card: &[u8]) -> Result<(), TransportError> {
-        let card = Card::read(Kind::Ofi, card)?;
+        let card = ConnectionCard::read(Kind::Ofi, card)?;
         self.arena()?;
         if card.rank != peer || peer == self.rank || self.peers.contains_key(&peer) {
             let what = format!(

@@ -10,7 +10,7 @@ use super::objects::Objects;
 use super::provider::Found;
 use super::sys;
 use crate::error::TransportError;
-use crate::transport::card::{Card, Key, Kind};
+use crate::transport::card::{ConnectionCard, Key, Kind};
 use crate::transport::{NetMemory, Notify, Write, random_key};
 use std::ffi::c_void;
 
@@ -55,7 +55,7 @@ pub(super) enum Seen {
     Refused(String),
 }
 
-/// Room that some providers use while an operation runs (`fi_context2`).
+/// Memory that some providers use while an operation runs (`fi_context2`).
 #[repr(C)]
 #[derive(Clone)]
 struct Context([*mut c_void; 8]);
@@ -225,7 +225,7 @@ pub(super) fn card(
     rank: u32,
     bytes: u64,
     rails: &[(Vec<u8>, Target)],
-) -> Result<Card, TransportError> {
+) -> Result<ConnectionCard, TransportError> {
     let mut address = vec![rails.len() as u8];
     for (i, (of, target)) in rails.iter().enumerate() {
         if i > 0 {
@@ -236,14 +236,17 @@ pub(super) fn card(
         address.extend(of);
     }
     let (base, key) = rails.first().map_or((0, Key(0)), |(_, t)| (t.base, t.key));
-    Ok(Card { kind: Kind::Ofi, rank, bytes, base, key, address })
+    Ok(ConnectionCard { kind: Kind::Ofi, rank, bytes, base, key, address })
 }
 
 /// The rails of a peer's card, which are as many as the own ones.
 ///
 /// # Errors
 /// [`TransportError::Card`] for everything that [`card`] does not write.
-pub(super) fn read(card: &Card, rails: usize) -> Result<Vec<(Vec<u8>, Target)>, TransportError> {
+pub(super) fn read(
+    card: &ConnectionCard,
+    rails: usize,
+) -> Result<Vec<(Vec<u8>, Target)>, TransportError> {
     let bad = |what: String| TransportError::Card { what };
     let early = || bad("the address of a rail ends early".into());
     let Some((n, mut rest)) = card.address.split_first() else { return Err(early()) };

@@ -1,14 +1,14 @@
 //! An end of transport `verbs`: peers, their queue pairs, and what completions say of them.
 
 use super::address::{self, Address};
-use super::books::Item;
 use super::choice::{self, Choice, Port};
 use super::gpu::{GpuAccess, GpuAnswers};
 use super::lane::{LANE_SHIFT, Lane, Limits, Memory, RECEIVE, mtu_number};
 use super::objects::{Completions, Context, Domain, Region};
+use super::queue::Item;
 use super::{NAME, Options, device, state, unavailable};
 use crate::error::TransportError;
-use crate::transport::card::{Card, Key, Kind};
+use crate::transport::card::{ConnectionCard, Key, Kind};
 use crate::transport::{
     Caps, Event, NetMemory, Notify, Ordering, Posted, Transport, Write, check_write, memory,
 };
@@ -56,7 +56,7 @@ struct Peer {
     lanes: Vec<Lane>,
     completions: Arc<Completions>,
     /// Once it is connected.
-    card: Option<(Card, Memory)>,
+    card: Option<(ConnectionCard, Memory)>,
     failed: Option<String>,
     heard: Instant,
     /// Since when there are no credits for a write that was asked for.
@@ -90,7 +90,8 @@ impl Verbs {
         let depth = options.depth.min(most / 2);
         let window = options.window.min(most.min(4096) as u16);
         if depth == 0 || window < 2 {
-            let what = format!("queues of {} have room for {}", port.device, attributes.max_qp_wr);
+            let what =
+                format!("the capacity of queues of {} is {}", port.device, attributes.max_qp_wr);
             return Err(TransportError::Refused { transport: NAME.into(), what });
         }
         let options = Options { window, ..options.clone() };
@@ -205,7 +206,7 @@ impl Verbs {
         if let Some((status, vendor)) = wc.error() {
             let what = reason(status, vendor, is_receive);
             if !is_receive {
-                let before = self.peers[i].lanes[lane].books.before(number);
+                let before = self.peers[i].lanes[lane].queue.before(number);
                 self.delivered(before, events);
             }
             self.fail(i, &what, events);
@@ -215,7 +216,7 @@ impl Verbs {
         if is_receive {
             return self.received(i, lane, wc, events);
         }
-        let ended = self.peers[i].lanes[lane].books.ended(number);
+        let ended = self.peers[i].lanes[lane].queue.ended(number);
         self.delivered(ended, events);
         Ok(())
     }
@@ -244,11 +245,11 @@ impl Verbs {
         let again = lane.receive();
         let wrong = match (wc.opcode(), number) {
             (Opcode::IBV_WC_RECV_RDMA_WITH_IMM, Some(immediate)) => {
-                lane.books.owed += 1;
+                lane.queue.uncredited += 1;
                 events.push(Event::Arrived { peer: Some(rank), immediate });
                 None
             }
-            (Opcode::IBV_WC_RECV, Some(n)) if lane.books.credited(n) => {
+            (Opcode::IBV_WC_RECV, Some(n)) if lane.queue.credited(n) => {
                 peer.without_credits = None;
                 None
             }
@@ -275,7 +276,7 @@ impl Verbs {
         let error = TransportError::Peer { peer: peer.rank, what: what.into() };
         for lane in &mut peer.lanes {
             lane.end();
-            for item in lane.books.rest() {
+            for item in lane.queue.rest() {
                 if let Item::Write(token) = item {
                     self.outstanding -= 1;
                     events.push(Event::Failed { token, error: error.clone() });
@@ -299,10 +300,10 @@ impl Verbs {
         }
         let quiet = look && peer.heard.elapsed() > SIGN_OF_LIFE;
         for lane in &mut peer.lanes {
-            let credits = lane.books.due(window).filter(|_| lane.books.has_reserve());
+            let credits = lane.queue.due(window).filter(|_| lane.queue.has_reserve());
             let given = credits.map_or(Ok(()), |n| lane.give_credits(n));
-            let flush = lane.books.wants_flush() || (quiet && lane.books.is_idle());
-            let flushed = match flush && lane.books.has_reserve() {
+            let flush = lane.queue.wants_flush() || (quiet && lane.queue.is_idle());
+            let flushed = match flush && lane.queue.has_reserve() {
                 true => lane.flush(memory),
                 false => Ok(()),
             };
@@ -356,20 +357,20 @@ impl Verbs {
         Ok(())
     }
 
-    /// The lane of a write, if one has room and credits for it.
-    fn room(&mut self, i: usize, write: &Write) -> Option<usize> {
+    /// The lane of a write, if one has capacity and credits for it.
+    fn free_lane(&mut self, i: usize, write: &Write) -> Option<usize> {
         let requests = Lane::requests(write.bytes, write.notify, self.port.max_bytes);
         let peer = &mut self.peers[i];
         let n = peer.lanes.len();
         if self.options.ordering == Ordering::InOrder {
             let lane = write.lane as usize;
-            return peer.lanes[lane].books.has_room(requests).then_some(lane);
+            return peer.lanes[lane].queue.has_capacity(requests).then_some(lane);
         }
         let wants_credit = matches!(write.notify, Notify::Immediate(_));
-        let room = |l: &usize| peer.lanes[*l].books.has_room(requests);
-        let credit = |l: &usize| !wants_credit || peer.lanes[*l].books.credits > 0;
+        let capacity = |l: &usize| peer.lanes[*l].queue.has_capacity(requests);
+        let credit = |l: &usize| !wants_credit || peer.lanes[*l].queue.credits > 0;
         let turns = (0..n).map(|k| (peer.turn + k) % n);
-        let found = turns.clone().find(|l| room(l) && credit(l));
+        let found = turns.clone().find(|l| capacity(l) && credit(l));
         match found {
             Some(lane) => peer.turn = (lane + 1) % n,
             None if !turns.clone().any(|l| credit(&l)) => {
@@ -387,7 +388,7 @@ impl Verbs {
             for lane in &mut peer.lanes {
                 // What is posted ends at once, and not when all of it is sent.
                 lane.end();
-                for item in lane.books.rest() {
+                for item in lane.queue.rest() {
                     if let Item::Write(token) = item {
                         events.push(Event::Failed { token, error: TransportError::Closed });
                     }
@@ -452,11 +453,11 @@ impl Transport for Verbs {
             lanes: self.peers[i].lanes.iter().map(lane).collect(),
         };
         let address = address.to_bytes();
-        Card { kind: Kind::Verbs, rank: self.rank, bytes, base, key, address }.to_bytes()
+        ConnectionCard { kind: Kind::Verbs, rank: self.rank, bytes, base, key, address }.to_bytes()
     }
 
     fn connect(&mut self, peer: u32, card: &[u8]) -> Result<(), TransportError> {
-        let card = Card::read(Kind::Verbs, card)?;
+        let card = ConnectionCard::read(Kind::Verbs, card)?;
         let to = Address::read(&card.address)?;
         let region = self.region()?;
         let wrong = |what: String| Err(TransportError::Card { what });
@@ -522,7 +523,7 @@ impl Transport for Verbs {
         if self.outstanding >= self.caps.depth {
             return Ok(Posted::WouldBlock);
         }
-        let Some(lane) = self.room(i, write) else { return Ok(Posted::WouldBlock) };
+        let Some(lane) = self.free_lane(i, write) else { return Ok(Posted::WouldBlock) };
         let peer = &mut self.peers[i];
         let Some((_, memory)) = &peer.card else { return Ok(Posted::WouldBlock) };
         // SAFETY: `check_write` has checked the source, and the region lives as long as the queue pairs.

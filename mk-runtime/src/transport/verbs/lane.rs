@@ -1,9 +1,9 @@
 //! A queue pair: its states, and what is posted to it.
 
 use super::address;
-use super::books::{Books, Item, RESERVED};
 use super::choice::Choice;
 use super::objects::{Completions, Domain, check, failed};
+use super::queue::{Item, QueueState, RESERVED};
 use super::{NAME, Options, state};
 use crate::error::TransportError;
 use crate::transport::{Notify, Ordering, random_key};
@@ -46,7 +46,7 @@ impl Limits {
 pub(super) struct Lane {
     raw: NonNull<ffi::ibv_qp>,
     index: u64,
-    pub books: Books,
+    pub queue: QueueState,
     pub psn: u32,
     _completions: Arc<Completions>,
     _domain: Arc<Domain>,
@@ -93,7 +93,7 @@ impl Lane {
         let lane = Lane {
             raw,
             index: index as u64,
-            books: Books::new(limits.sends),
+            queue: QueueState::new(limits.sends),
             psn,
             _completions: completions.clone(),
             _domain: domain.clone(),
@@ -177,7 +177,7 @@ impl Lane {
             | Mask::IBV_QP_SQ_PSN
             | Mask::IBV_QP_MAX_QP_RD_ATOMIC;
         self.modify("ibv_modify_qp to RTS", &mut attr, mask)?;
-        self.books.open(to.window.into());
+        self.queue.open(to.window.into());
         Ok(())
     }
 
@@ -238,7 +238,7 @@ impl Lane {
         }
     }
 
-    /// Posts a write, for which there is room: data, in parts if it is longer than a work request may be, and the word behind it.
+    /// Posts a write that the queue has capacity for: data, in parts if it is longer than a work request may be, and the word behind it.
     ///
     /// # Safety
     /// The bytes are in the registered region, and stay until the write has ended.
@@ -249,7 +249,7 @@ impl Lane {
         most: u64,
     ) -> Result<(), TransportError> {
         let n = Lane::requests(write.bytes, write.notify, most);
-        let place = self.books.enter(Item::Write(write.token), n);
+        let place = self.queue.enter(Item::Write(write.token), n);
         let id = self.index << LANE_SHIFT | place.number;
         let signal = if place.signalled { Flags::IBV_SEND_SIGNALED.0 } else { 0 };
         let data = |done: u64, bytes: u64| ffi::ibv_sge {
@@ -275,7 +275,7 @@ impl Lane {
                 let opcode = Op::IBV_WR_RDMA_WRITE_WITH_IMM;
                 let mut only = request(id, &mut last, to, opcode, signal);
                 only.__bindgen_anon_1.imm_data = immediate.to_be();
-                self.books.credits -= 1;
+                self.queue.credits -= 1;
                 self.post(&mut only)
             }
             Notify::Word { at, value } => {
@@ -296,7 +296,7 @@ impl Lane {
 
     /// Posts a write of nothing that is signalled.
     pub fn flush(&mut self, memory: &Memory) -> Result<(), TransportError> {
-        let place = self.books.enter(Item::Flush, 1);
+        let place = self.queue.enter(Item::Flush, 1);
         let id = self.index << LANE_SHIFT | place.number;
         let mut nothing = ffi::ibv_sge::default();
         let to = (memory.remote_base, memory.remote_key);
@@ -306,8 +306,8 @@ impl Lane {
 
     /// Gives receives back.
     pub fn give_credits(&mut self, n: u32) -> Result<(), TransportError> {
-        let place = self.books.enter(Item::Credits, 1);
-        self.books.owed -= n;
+        let place = self.queue.enter(Item::Credits, 1);
+        self.queue.uncredited -= n;
         let id = self.index << LANE_SHIFT | place.number;
         let mut nothing = ffi::ibv_sge::default();
         let mut message = request(id, &mut nothing, (0, 0), Op::IBV_WR_SEND_WITH_IMM, 0);
@@ -324,7 +324,7 @@ impl Lane {
             };
             post(self.raw.as_ptr(), first, &mut bad)
         };
-        check("ibv_post_send", code).inspect_err(|_| self.books.withdraw())
+        check("ibv_post_send", code).inspect_err(|_| self.queue.withdraw())
     }
 }
 

@@ -5,7 +5,7 @@
 //! immediates go to the queue pairs by turns, and the receiver counts, as on SRD.
 //!
 //! - *Delivered* is the acknowledgement of the peer's card. What comes later on the lane, words included, is behind the write.
-//! - Completions are selective (`books.rs`); a peer that nothing is sent to is asked for a sign of life, so that its death shows.
+//! - Completions are selective (`queue.rs`); a peer that nothing is sent to is asked for a sign of life, so that its death shows.
 //! - Receives are consumed by immediates only. A receiver gives them back as credits, by sends without memory.
 //!
 //! Feature `verbs` has the device side, by crates `ibverbs` and `ibverbs-sys`. The library is opened when an end is; a program
@@ -14,10 +14,10 @@
 
 #[cfg(any(test, feature = "verbs"))]
 mod address;
-#[cfg(any(test, feature = "verbs"))]
-mod books;
 mod choice;
 mod gpu;
+#[cfg(any(test, feature = "verbs"))]
+mod queue;
 
 #[cfg(feature = "verbs")]
 mod device;
@@ -38,7 +38,7 @@ pub use gpu::{GpuAccess, GpuAnswers};
 
 /// Its name in messages.
 const NAME: &str = "verbs";
-/// Most queue pairs to a peer: what a card has room for.
+/// Most queue pairs to a peer: the capacity of a card.
 pub const MAX_LANES: u32 = 16;
 
 /// Of what an end is made. What is `None` is chosen from what is there.

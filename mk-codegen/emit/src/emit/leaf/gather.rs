@@ -31,7 +31,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }
 
-/// Single rows of any rank, one for each of the first values of `each`, to rows one behind the other on the own rank; or for some values of
+/// Single rows of any rank, one for each of the first values of `each`, to rows in order on the own rank; or for some values of
 /// `each`, to the row of each.
 fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let f = &e.plan.families[s.id];

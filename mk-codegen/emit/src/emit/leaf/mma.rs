@@ -1,4 +1,4 @@
-//! Tiles of matrix products: a lane loads, one to three warpgroups multiply, a lane sends the results.
+//! Tiles of GEMMs: a lane loads, one to three warpgroups multiply, a lane sends the results.
 
 mod carry;
 mod operands;
@@ -28,7 +28,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     ],
     warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
     ring: Some(&RingEmission {
-        comment: "The ring of stages that the role's matrix products share.",
+        comment: "The ring of stages that the role's GEMMs share.",
         config: "GemmConfig<GemmOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .stages = @{ stages }@@{ \", .cluster = %d\" | format(cluster) if cluster != 1 else \"\" }@@{ \", .below = %d, .beside = %d\" | format(below, beside) if below * beside != 1 else \"\" }@@{ \", .store = StorePath::Direct\" if cluster != 1 else \"\" }@@{ \", .consumers = Consumers::PingPong\" if ping_pong else \"\" }@}>",
         smem: "GemmSmem",
         asserts: &[
@@ -95,7 +95,7 @@ const RING: &str = "RingCursor<@{ ring }@Config::kStages> ring;";
 const STAGING: &str = "GemmStaging<@{ ring }@Config::kPanels> staging;";
 const TILES: &str = "TileCursor tiles;";
 
-/// Rows of the boxes that few rows of the left operand come in: `kPartRows`.
+/// Rows of the boxes that few rows of operand A come in: `kPartRows`.
 const PART_ROWS: u32 = 16;
 
 /// A stage has room for the widest tiles.
@@ -176,7 +176,7 @@ fn waits_for_a(family: &Value) -> bool {
     waits.is_ok_and(|waits| waits.len().unwrap_or(0) > 0)
 }
 
-/// Whether the right operands of a loop are tensors of the caller that no task writes, so that no wait orders their loads, and each tile's
+/// Whether the operands B of a loop are tensors of the caller that no task writes, so that no wait orders their loads, and each tile's
 /// stages are filled by its CTA alone, step by step.
 fn b_is_given(e: &Emitter<'_>, run: &[FamId]) -> bool {
     run.iter().all(|id| {

@@ -113,7 +113,7 @@ pub(super) fn carrier(f: &Family) -> Carrier {
 /// The record of a family that runs on CTAs.
 ///
 /// # Errors
-/// [`EmitError::Unsupported`], naming the family, if agents of a CTA do not carry its leaf out.
+/// [`EmitError::Refused`], naming the family, if agents of a CTA do not carry its leaf out.
 pub(super) fn emission(plan: &Plan, family: FamId) -> Result<&'static LeafEmission, EmitError> {
     let f = &plan.families[family];
     match carrier(f) {

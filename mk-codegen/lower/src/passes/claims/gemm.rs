@@ -174,7 +174,7 @@ impl Builder<'_, '_> {
                     return Err(unsupported("gather", why, "use `[M, K] @ shard(0)`"));
                 }
                 if transposed {
-                    let why = "its left operand is the result of `gather`, transposed";
+                    let why = "its operand A is the result of `gather`, transposed";
                     return Err(unsupported("gemm", why, CATALOGUE));
                 }
                 Operand { param: self.param(param, "gather")?, gathered: true, transposed }
@@ -186,7 +186,7 @@ impl Builder<'_, '_> {
                 return Err(unsupported(&value.name, self.why_alone(node), CATALOGUE));
             }
             Kind::SwigluGrad => {
-                let why = "it is no result of a matrix product's kernel, with the caller's values before the activation";
+                let why = "it is no result of a GEMM's kernel, with the caller's values before the activation";
                 let help = "put it right behind `gemm`, and return it";
                 return Err(unsupported(&value.name, why, help));
             }
@@ -210,17 +210,17 @@ impl Builder<'_, '_> {
         let g = self.claims.g;
         let takes = |n: &NodeIndex| g.graph[*n].kind.epilogue().is_some();
         match g.operands(node).into_iter().find(takes) {
-            None => "no matrix product, or sum, comes right before it",
+            None => "no GEMM, or sum, comes right before it",
             Some(x) if !matches!(g.graph[x].kind, Kind::Gemm { .. }) => {
                 "the caller, or another operation, gets the sum before it, too"
             }
             Some(x) if g.graph.neighbors(x).count() > 1 => {
-                "another operation reads the matrix product before it, too"
+                "another operation reads the GEMM before it, too"
             }
             Some(x) if g.graph[x].placement.contains(&Placement::Partial) => {
                 "the caller gets the partial sums before it, too"
             }
-            Some(_) => "the caller gets the matrix product before it twice",
+            Some(_) => "the caller gets the GEMM before it twice",
         }
     }
 
@@ -241,7 +241,7 @@ impl Builder<'_, '_> {
             return Err(unsupported("gemm", "it has fewer than two operands", CATALOGUE));
         };
         if *a_transposed && matches!(left, Left::Product(_)) {
-            let why = "its left operand is the result of `gemm`, transposed";
+            let why = "its operand A is the result of `gemm`, transposed";
             return Err(unsupported("gemm", why, CATALOGUE));
         }
         let b = self.param(*b, "gemm")?;
@@ -252,7 +252,7 @@ impl Builder<'_, '_> {
         };
         let list = few("gemm", extras.iter().map(extra).collect::<Result<Vec<_>, _>>()?)?;
         if epilogue.contains(&EpilogueOp::Swiglu) && !gated(epilogue) {
-            let why = "something stands between it and its matrix product";
+            let why = "something stands between it and its GEMM";
             return Err(unsupported("swiglu", why, "put `swiglu` directly behind `gemm`"));
         }
         let mut out = tensor(value, &value.name);

@@ -11,7 +11,7 @@ use mk_abi::DType;
 use mk_syntax::Placement;
 use std::collections::BTreeSet;
 
-pub(super) const CATALOGUE: &str = "one kernel holds gathers of parameters, matrix products with elementwise operations after each, \
+pub(super) const CATALOGUE: &str = "one kernel holds gathers of parameters, GEMMs with elementwise operations after each, \
                          and `reduce_scatter` or `all_reduce` of products, with elementwise operations after them, as results";
 
 /// Whether passes lower it.
@@ -21,7 +21,7 @@ pub(super) const CATALOGUE: &str = "one kernel holds gathers of parameters, matr
 pub(super) fn check(k: &Kernel, g: &OpGraph, ranks: u32) -> Result<(), LowerError> {
     if g.graph.node_weights().any(|v| v.shape.iter().skip(1).any(|e| e.runtime_max.is_some())) {
         let why = "a run-time dimension is not the first of its tensor";
-        return Err(unsupported("dyn", why, "let it count rows of left operands and results"));
+        return Err(unsupported("dyn", why, "let it count rows of operands A and results"));
     }
     let runtime = g.graph.node_weights().flat_map(|v| &v.shape).filter(|e| e.runtime_max.is_some());
     let names: BTreeSet<_> = runtime.filter_map(|e| e.symbol.as_ref()).collect();
@@ -94,7 +94,7 @@ fn product(k: &Kernel, p: &Product, ranks: i32) -> Result<(), LowerError> {
     let b = &k.params[p.b];
     let left = k.value(p.left);
     if left.shape.len() != 2 {
-        return Err(unsupported("gemm", "its left operand is not a matrix", CATALOGUE));
+        return Err(unsupported("gemm", "its operand A is not a matrix", CATALOGUE));
     }
     let along_k = match &k.ops[p.left] {
         Op::Operand(Operand { gathered: true, .. }) => None,
@@ -126,8 +126,8 @@ fn product(k: &Kernel, p: &Product, ranks: i32) -> Result<(), LowerError> {
         && depth % ranks != 0
         && (depth + ranks - 1) / ranks * (ranks - 1) >= depth
     {
-        let why = format!("a depth of {depth} leaves some of {ranks} ranks without work");
-        return Err(unsupported("gemm", why, "use a depth that every rank has a part of"));
+        let why = format!("K = {depth} leaves some of {ranks} ranks without work");
+        return Err(unsupported("gemm", why, "use a K that every rank has a part of"));
     }
     Ok(())
 }
@@ -141,7 +141,7 @@ fn deep(k: &Kernel, p: &Product, cut: bool, ranks: i32) -> Result<(), LowerError
         Op::Operand(Operand { param, transposed: true, gathered: false }) => &k.params[*param],
         _ => {
             let why = format!("the size of `{}` comes with each launch", b.name);
-            let help = "let `dyn` count rows of left operands and results, or rows of both factors of `gemm(x.t, y)`";
+            let help = "let `dyn` count rows of operands A and results, or rows of both operands of `gemm(x.t, y)`";
             return refuse(why, help);
         }
     };

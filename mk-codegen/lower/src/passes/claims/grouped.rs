@@ -239,7 +239,7 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
         for (n, dtype) in [(depth, b.dtype), (columns, b.dtype), (columns, p.out.dtype)] {
             if aligned(n, dtype.size_bytes()) != n {
                 let why = format!("rows of {n} elements");
-                return refuse(why, "let depth and columns be multiples of 8");
+                return refuse(why, "let K and N be multiples of 8");
             }
         }
         let stacked = b.shape.len() == 4;

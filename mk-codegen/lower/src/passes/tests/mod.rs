@@ -12,16 +12,18 @@ mod routing;
 mod signals;
 
 use super::*;
+use mk_prove::valid::Violation;
 
 #[test]
 fn what_is_too_large_is_no_error_of_the_compiler() {
     let limit = || Violation::Limit { what: "words".into(), limit: 7 };
     let wrong = Violation::Capacity { place: "p".into(), message: "m".into() };
     let failure = |violations| valid::Failure { plan: "p".into(), at: None, violations };
-    let error = not_verified(failure(vec![limit()]));
+    let not_verified = |violations| LowerError::from(NotProved::Verify(failure(violations)));
+    let error = not_verified(vec![limit()]);
     assert!(
         matches!(&error, LowerError::TooLarge { what, .. } if what.contains("words: more than 7"))
     );
     assert!(error.to_string().contains("help: use smaller sizes"));
-    assert!(matches!(not_verified(failure(vec![limit(), wrong])), LowerError::Verify(_)));
+    assert!(matches!(not_verified(vec![limit(), wrong]), LowerError::Verify(_)));
 }

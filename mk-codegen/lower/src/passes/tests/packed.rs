@@ -505,7 +505,7 @@ fn each_summand_has_a_factor() {
         let each = family(p, "combine").accesses[1].each.as_mut().expect("a repetition");
         each.extent = 1.into();
     });
-    assert!(text.contains("summand number 1 has no factor `w` of one element"), "{text}");
+    assert!(text.contains("contribution number 1 has no factor `w` of one element"), "{text}");
 }
 
 /// The executor refuses tables that no launch can have.

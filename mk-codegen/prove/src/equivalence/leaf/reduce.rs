@@ -51,7 +51,7 @@ impl<E: Copy + PartialEq> Context<E> {
                         data.iter_mut().for_each(|x| *x = algebra.mul(*x, *factor));
                     }
                     (None, Factors::Some) => data.fill(A::ZERO),
-                    _ => return Err("a summand has no factor of one element".into()),
+                    _ => return Err("a contribution has no factor of one element".into()),
                 }
             }
             if i == 0 {

@@ -1,4 +1,4 @@
-//! Matrix products.
+//! GEMMs.
 
 use super::{
     Rules,
@@ -106,10 +106,10 @@ fn meets(
     if theirs == depth {
         return Ok(());
     }
-    Err(format!("`{}` has a depth of {depth}, and `{other}` of {theirs}", t.operand))
+    Err(format!("`{}` has a K of {depth}, and `{other}` of {theirs}", t.operand))
 }
 
-/// Depth and columns (gates and ups) of a right operand.
+/// K and columns (gate and up projections) of an operand B.
 fn factor(layout: BLayout, gated: bool, b: &Touched<'_>) -> Result<Option<[i64; 2]>, String> {
     if !gated {
         let found = matrix(b)?;

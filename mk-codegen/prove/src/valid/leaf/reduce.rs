@@ -46,7 +46,7 @@ fn sum(epilogue: &[EpilogueOp], weighted: Factors, touched: &[Touched<'_>]) -> O
         t.extents.is_some() != first.extents.is_some() || plain(t) != plain(first)
     })?;
     let [a, b] = [first, other].map(|t| text(t.extents.unwrap_or(&[(0, 0)])));
-    Some(format!("a summand is {a}, and `{}` {b}", other.operand))
+    Some(format!("a contribution is {a}, and `{}` {b}", other.operand))
 }
 
 /// Each summand has a factor of one element, or at most one, or none has.
@@ -61,5 +61,5 @@ fn factors(weighted: Factors, touched: &[Touched<'_>]) -> Option<String> {
         !(least..=1).contains(&of(touched, Operand::W).filter(|w| same(w)).count())
     })?;
     let which = lacking.each.map_or(String::new(), |n| format!(" number {n}"));
-    Some(format!("summand{which} has no factor `w` of one element"))
+    Some(format!("contribution{which} has no factor `w` of one element"))
 }

@@ -13,7 +13,7 @@ use crate::valid::{
     coverage::{summed, takes},
     hash::{FastMap, FastSet},
     limits::MAX_PAIRS,
-    races::Group,
+    races::{Group, Groups},
     region::{text, uncovered},
     report::{Found, Violation},
     site,
@@ -34,7 +34,7 @@ const DEGREE: usize = 4;
 /// Checks every class. `shapes[i]` are the shapes of class `i`.
 pub(super) fn check(
     world: &World<'_>,
-    groups: &[Vec<Group>],
+    groups: &[Groups],
     overlaps: &[Vec<BoxId>],
     shapes: &[&Shapes],
 ) -> Found {
@@ -50,14 +50,14 @@ pub(super) fn check(
         work: 0,
         found: Found::default(),
     };
-    for class in 0..world.classes.len() {
-        for id in 0..groups[class].len() {
+    for (class, shape) in shapes.iter().enumerate().take(world.classes.len()) {
+        for id in 0..world.boxes.all.len() {
             cover.reads(class, id as BoxId);
             cover.lost(class, id as BoxId);
         }
         for (id, b) in world.plan.buffers.iter().filter(|b| b.1.space == Space::Out) {
             for rank in 0..world.ranks_looked_at() {
-                if let Some((value, message)) = cover.output(class, id, rank, shapes[class])
+                if let Some((value, message)) = cover.output(class, id, rank, shape)
                     && cover.told.insert((id.index() as u32, u32::MAX))
                 {
                     let name = b.name.clone();
@@ -82,7 +82,7 @@ pub(super) fn check(
 struct Cover<'c> {
     world: &'c World<'c>,
     spans: &'c Spans,
-    groups: &'c [Vec<Group>],
+    groups: &'c [Groups],
     overlaps: &'c [Vec<BoxId>],
     summed: BTreeSet<BufId>,
     /// Boxes that are known to be covered by others; see [`Cover::relative`].
@@ -106,7 +106,7 @@ impl Cover<'_> {
         let spans = boxed.spans.to_vec();
         let accs = &world.classes[class].accs;
         let mut seen: Vec<(i64, Mode)> = Vec::new();
-        for a in self.groups[class][id as usize].accs.iter().map(|a| &accs[*a as usize]) {
+        for a in self.groups[class].get(id).accs.iter().map(|a| &accs[*a as usize]) {
             if a.mode == Mode::Write || seen.contains(&(a.version, a.mode)) {
                 continue;
             }
@@ -117,7 +117,7 @@ impl Cover<'_> {
             };
             let mut parts: Vec<&[SpanId]> = Vec::new();
             for &other in &self.overlaps[id as usize] {
-                let g = &self.groups[class][other as usize];
+                let g = self.groups[class].get(other);
                 if g.accs[..g.writers].iter().any(|w| counts(&accs[*w as usize])) {
                     parts.push(&world.boxes.all[other as usize].spans);
                 }
@@ -144,7 +144,7 @@ impl Cover<'_> {
         }
         let spans = boxed.spans.to_vec();
         let accs = &world.classes[class].accs;
-        let group = &self.groups[class][id as usize];
+        let group = self.groups[class].get(id);
         let mut seen: Vec<i64> = Vec::new();
         for w in group.accs[..group.writers].iter().map(|a| &accs[*a as usize]) {
             if seen.contains(&w.version) {
@@ -152,8 +152,8 @@ impl Cover<'_> {
             }
             seen.push(w.version);
             let groups = &self.groups[class];
-            let taken = |g: &Group| g.accs.iter().any(|r| takes(w, &accs[*r as usize]));
-            let others = self.overlaps[id as usize].iter().filter(|o| taken(&groups[**o as usize]));
+            let taken = |g: Group<'_>| g.accs.iter().any(|r| takes(w, &accs[*r as usize]));
+            let others = self.overlaps[id as usize].iter().filter(|o| taken(groups.get(**o)));
             let mut parts: Vec<&[SpanId]> =
                 others.map(|o| &world.boxes.all[*o as usize].spans[..]).collect();
             parts.sort_unstable();
@@ -293,7 +293,7 @@ impl Cover<'_> {
             if b.rank != rank || b.buffer != buffer {
                 continue;
             }
-            let g = &self.groups[class][id];
+            let g = self.groups[class].get(id as BoxId);
             for w in g.accs[..g.writers].iter().map(|a| &accs[*a as usize]) {
                 if w.mode == Mode::Write {
                     *writes.entry(&b.spans).or_default() += 1;

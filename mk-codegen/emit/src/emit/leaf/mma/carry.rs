@@ -14,7 +14,7 @@ use mk_plan::{
 /// Its template values, for a product whose epilogue carries.
 ///
 /// # Errors
-/// [`EmitError::Unsupported`] for sums that the loader cannot bring.
+/// [`EmitError::Refused`] for sums that the loader cannot bring.
 pub(in crate::emit) fn carry(
     e: &mut Emitter<'_>,
     id: FamId,
@@ -50,7 +50,7 @@ pub(in crate::emit) fn carry(
         return refuse("the partial sum of `carry` does not lie as C does");
     }
     if rows_of(e, id, x)? + 2 != x.region.len() {
-        return refuse("rows of the partial sum of `carry` lie one behind the other");
+        return refuse("rows of the partial sum of `carry` are contiguous");
     }
     e.check_starts(id, x)?;
     let rows = &x.region[x.region.len() - 2].1;

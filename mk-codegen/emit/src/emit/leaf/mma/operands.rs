@@ -26,7 +26,7 @@ pub(in crate::emit) struct Factor {
 /// The left factor: rows of one matrix after another `[.., m, k]`; or `[.., k, m]`, also `[k, shards, m]`, whose rows of C come in shards.
 ///
 /// # Errors
-/// [`EmitError::Unsupported`] for regions that no map has.
+/// [`EmitError::Refused`] for regions that no map has.
 pub(in crate::emit) fn left(
     e: &Emitter<'_>,
     id: FamId,
@@ -130,7 +130,7 @@ pub(in crate::emit) fn end_rows(
 /// and are one dimension of the map: k ends with each matrix, and not with the last of them.
 ///
 /// # Errors
-/// [`EmitError::Unsupported`] for regions that no map has.
+/// [`EmitError::Refused`] for regions that no map has.
 pub(in crate::emit) fn right(
     e: &Emitter<'_>,
     id: FamId,
@@ -146,7 +146,7 @@ pub(in crate::emit) fn right(
     let own = if gated { 3 } else { 2 };
     let front = n - own;
     if !gated && rows_of(e, id, b)? + 2 != n {
-        let what = "rows of the right operand lie one behind the other";
+        let what = "rows of operand B are contiguous";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     let both = front + usize::from(layout == BLayout::Kn);
@@ -180,7 +180,7 @@ pub(in crate::emit) fn right(
     };
     e.check_depth(id, b, k_dim, &view, block[2])?;
     if outer.as_ref().is_some_and(|o| o.mentions(Var::INNER)) {
-        let what = "an inner loop stays in one matrix of the right operand";
+        let what = "an inner loop stays in one matrix of operand B";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     Ok(Factor { view, box_dims, across, k, up, outer })

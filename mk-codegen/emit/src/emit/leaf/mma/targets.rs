@@ -7,7 +7,7 @@ use mk_plan::{Access, FamId, Family, Mode, Operand};
 /// The places, which have the same columns, rows and element type.
 ///
 /// # Errors
-/// [`EmitError::Unsupported`] where a task goes to none or several, or adds to what is there.
+/// [`EmitError::Refused`] where a task goes to none or several, or adds to what is there.
 pub(in crate::emit) fn targets<'p>(
     e: &Emitter<'p>,
     id: FamId,
@@ -23,7 +23,7 @@ pub(in crate::emit) fn targets<'p>(
     }
     for c in &all {
         if rows_of(e, id, c)? + 2 != c.region.len() && half(e.plan, c).is_none() {
-            let what = format!("rows of a tile lie one behind the other in {}", c.buffer);
+            let what = format!("rows of a tile are contiguous in {}", c.buffer);
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
     }

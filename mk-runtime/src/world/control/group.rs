@@ -5,14 +5,15 @@
 //! calls are made in the same order by all processes; each names itself, so that a rank that makes another call is an
 //! error and not a confusion.
 
-use super::mesh::{self, Bell, Far, Gate, Keeping, Stream};
+use super::mesh::{self, Bell, Far, Keeping, MeshListener, Stream};
 use super::pack::{Pack, Unpack};
 use super::page::Page;
 use super::rendezvous::os;
 use super::tcp::{End, Token};
 use super::watch::{Astray, Member, Others, Watch};
 use super::wire::{self, Broken, Deadline, failed};
-use super::{Error, Topology};
+use crate::Error;
+use crate::world::topology::Topology;
 use std::fmt::Display;
 use std::io::Read;
 use std::net::SocketAddr;
@@ -26,15 +27,15 @@ use std::time::Duration;
 /// Bound on building the mesh, once the bootstrap has brought everybody here.
 const MESH: Duration = Duration::from_secs(30);
 
-/// A listening socket under a name of its own. Names are visible to all (`/proc/net/unix`); who knocks must be of the same
-/// user, and say the name that it was told.
-pub(super) struct Door {
+/// A listening socket under a name of its own. Names are visible to all (`/proc/net/unix`); a peer must be of the same user,
+/// and say the name that it was told.
+pub(in crate::world) struct LocalListener {
     listener: UnixListener,
     name: String,
 }
 
-impl Door {
-    pub(super) fn open() -> Result<Door, Error> {
+impl LocalListener {
+    pub(in crate::world) fn open() -> Result<LocalListener, Error> {
         let mut secret = [0u8; 16];
         std::fs::File::open("/dev/urandom")
             .and_then(|mut f| f.read_exact(&mut secret))
@@ -45,11 +46,11 @@ impl Door {
             .and_then(|a| UnixListener::bind_addr(&a))
             .map_err(|e| os("bind", &e))?;
         listener.set_nonblocking(true).map_err(|e| os("bind", &e))?;
-        Ok(Door { listener, name })
+        Ok(LocalListener { listener, name })
     }
 
-    /// The name under which peers knock.
-    pub(super) fn name(&self) -> &str {
+    /// The name to which peers connect.
+    pub(in crate::world) fn name(&self) -> &str {
         &self.name
     }
 
@@ -85,8 +86,8 @@ impl Door {
 
 /// Where a process is found.
 #[derive(Clone, Debug)]
-pub(super) enum Seat {
-    /// On this host, at a door of this name.
+pub(in crate::world) enum PeerAddress {
+    /// On this host, under the name of its listener.
     Near(String),
     /// On another one.
     Far(SocketAddr),
@@ -94,11 +95,11 @@ pub(super) enum Seat {
 
 /// What processes of other hosts are met with.
 #[derive(Debug)]
-pub(super) struct Abroad {
-    pub(super) gate: Gate,
+pub(in crate::world) struct Abroad {
+    pub(in crate::world) gate: MeshListener,
     /// The world's secret.
-    pub(super) token: Token,
-    pub(super) keeping: Keeping,
+    pub(in crate::world) token: Token,
+    pub(in crate::world) keeping: Keeping,
 }
 
 #[derive(Debug)]
@@ -144,21 +145,21 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Connects this process with every other one. `seats` say where they are, by rank.
-    pub(super) fn connect(
+    /// Connects this process with every other one. `addresses` say where they are, by rank.
+    pub(in crate::world) fn connect(
         rank: u32,
         topology: &Topology,
-        seats: &[Seat],
-        door: &Door,
+        addresses: &[PeerAddress],
+        listener: &LocalListener,
         abroad: Option<Abroad>,
     ) -> Result<Group, Error> {
         let deadline = Deadline::within(MESH);
-        let streams = knock(rank, seats, door, deadline)?;
-        let nobody = || seats.iter().map(|_| None).collect::<Vec<_>>();
+        let streams = connect_near(rank, addresses, listener, deadline)?;
+        let nobody = || addresses.iter().map(|_| None).collect::<Vec<_>>();
         let mut links = Links { streams, far: nobody(), calls: 0, broken: None };
         // What each process says without a call; see `watch`. Those of other hosts are not in this one.
         let (mine, fd) = Page::create()?;
-        let all = 0..seats.len() as u32;
+        let all = 0..addresses.len() as u32;
         let theirs = links.all_fds(rank, "connecting", fd, all, deadline)??;
         let pages = theirs
             .iter()
@@ -168,8 +169,8 @@ impl Group {
         let bell = Arc::new(Bell::new(bell).map_err(|e| os("socketpair", &e))?);
         let mut far = Vec::new();
         if let Some(Abroad { gate, token, keeping }) = abroad {
-            let me = End { rank, ranks: seats.len() as u32, token: &token };
-            let addresses: Vec<_> = seats.iter().map(Seat::address).collect();
+            let me = End { rank, ranks: addresses.len() as u32, token: &token };
+            let addresses: Vec<_> = addresses.iter().map(PeerAddress::address).collect();
             for (peer, link) in (0..).zip(mesh::meet(&gate, me, &addresses, deadline)?) {
                 let Some(link) = link else { continue };
                 let end = Arc::new(Far::new(bell.clone()));
@@ -430,25 +431,25 @@ impl Links {
     }
 }
 
-impl Seat {
+impl PeerAddress {
     fn address(&self) -> Option<SocketAddr> {
         match self {
-            Seat::Near(_) => None,
-            Seat::Far(address) => Some(*address),
+            PeerAddress::Near(_) => None,
+            PeerAddress::Far(address) => Some(*address),
         }
     }
 }
 
-/// Connects with every other process of this host: lower ranks have a door, higher ones come.
-fn knock(
+/// Connects with every other process of this host: lower ranks listen, higher ones connect.
+fn connect_near(
     rank: u32,
-    seats: &[Seat],
-    door: &Door,
+    addresses: &[PeerAddress],
+    listener: &LocalListener,
     deadline: Deadline,
 ) -> Result<Vec<Option<UnixStream>>, Error> {
-    let mut streams: Vec<Option<UnixStream>> = seats.iter().map(|_| None).collect();
-    for (peer, seat) in seats.iter().enumerate().take(rank as usize) {
-        let Seat::Near(name) = seat else { continue };
+    let mut streams: Vec<Option<UnixStream>> = addresses.iter().map(|_| None).collect();
+    for (peer, address) in addresses.iter().enumerate().take(rank as usize) {
+        let PeerAddress::Near(name) = address else { continue };
         let stream = unix::SocketAddr::from_abstract_name(name)
             .and_then(|a| UnixStream::connect_addr(&a))
             .map_err(|e| Error::SeveralHosts {
@@ -467,7 +468,7 @@ fn knock(
         streams[peer] = Some(stream);
     }
     let awaited = |streams: &[Option<UnixStream>]| -> Vec<u32> {
-        let later = (0..).zip(seats).zip(streams).skip(rank as usize + 1);
+        let later = (0..).zip(addresses).zip(streams).skip(rank as usize + 1);
         later
             .filter(|((_, s), came)| s.address().is_none() && came.is_none())
             .map(|((r, _), _)| r)
@@ -478,7 +479,7 @@ fn knock(
         if ranks.is_empty() {
             return Ok(streams);
         }
-        let Some((peer, stream)) = door.admit(deadline)? else {
+        let Some((peer, stream)) = listener.admit(deadline)? else {
             let (during, waited) = ("connecting".into(), deadline.limit());
             return Err(Error::PeerSilent { ranks, during, waited });
         };

@@ -1,8 +1,8 @@
-//! The books of a queue pair: what is in its send queue, which of it is signalled, what a completion says, and credits.
+//! The queue of a queue pair: what is in its send queue, which of it is signalled, what a completion says, and credits.
 //!
 //! Completions are selective: a write is signalled if no other signalled one is on its way, or if the last was `EVERY` writes
 //! before. A completion stands for everything before it. What is left behind the last signalled one is reported by a flush, a
-//! write of nothing that is signalled ([`Books::wants_flush`]).
+//! write of nothing that is signalled ([`QueueState::wants_flush`]).
 
 use std::collections::VecDeque;
 
@@ -39,9 +39,9 @@ pub(super) struct Place {
 }
 
 #[derive(Debug)]
-pub(super) struct Books {
-    /// Work requests that the send queue has room for.
-    room: u32,
+pub(super) struct QueueState {
+    /// Capacity of the send queue, in work requests.
+    capacity: u32,
     used: u32,
     next: u64,
     entries: VecDeque<Entry>,
@@ -52,14 +52,14 @@ pub(super) struct Books {
     /// Receives that it gave when all were free.
     window: u32,
     /// Receives of the own side that were consumed, posted again, and not given back.
-    pub owed: u32,
+    pub uncredited: u32,
 }
 
-impl Books {
-    /// Of a queue pair with room for so many work requests.
-    pub fn new(room: u32) -> Books {
-        Books {
-            room,
+impl QueueState {
+    /// Of a queue pair with this capacity, in work requests.
+    pub fn new(capacity: u32) -> QueueState {
+        QueueState {
+            capacity,
             used: 0,
             next: 0,
             entries: VecDeque::new(),
@@ -67,7 +67,7 @@ impl Books {
             since_signalled: 0,
             credits: 0,
             window: 0,
-            owed: 0,
+            uncredited: 0,
         }
     }
 
@@ -77,13 +77,13 @@ impl Books {
     }
 
     /// Whether a write of so many work requests fits.
-    pub fn has_room(&self, requests: u32) -> bool {
-        self.used + requests + RESERVED <= self.room
+    pub fn has_capacity(&self, requests: u32) -> bool {
+        self.used + requests + RESERVED <= self.capacity
     }
 
     /// Whether something that is not a write fits.
     pub fn has_reserve(&self) -> bool {
-        self.used < self.room
+        self.used < self.capacity
     }
 
     /// Enters an item of so many work requests, which fit.
@@ -159,7 +159,7 @@ impl Books {
     /// Receives to give back now, of a window of the own side: half of it at once, so that at most two such messages, and
     /// two receives for them, are on their way.
     pub fn due(&self, window: u32) -> Option<u32> {
-        (self.owed >= (window / 2).max(1)).then_some(self.owed)
+        (self.uncredited >= (window / 2).max(1)).then_some(self.uncredited)
     }
 }
 
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn completions_are_selective_and_stand_for_what_is_before() {
-        let mut b = Books::new(100);
+        let mut b = QueueState::new(100);
         let places: Vec<Place> = (0..20).map(|t| b.enter(Item::Write(t), 2)).collect();
         let signalled: Vec<u64> = places.iter().filter(|p| p.signalled).map(|p| p.number).collect();
         assert_eq!(signalled, [0, 8, 16]);
@@ -184,12 +184,12 @@ mod tests {
         let flush = b.enter(Item::Flush, 1);
         assert!(flush.signalled && !b.wants_flush());
         assert_eq!(tokens(b.ended(flush.number)), [17, 18, 19]);
-        assert!(b.is_idle() && b.has_room(96) && !b.has_room(97));
+        assert!(b.is_idle() && b.has_capacity(96) && !b.has_capacity(97));
     }
 
     #[test]
     fn a_failure_tells_apart_what_was_before() {
-        let mut b = Books::new(100);
+        let mut b = QueueState::new(100);
         for token in 0..6 {
             b.enter(Item::Write(token), 1);
         }
@@ -202,9 +202,9 @@ mod tests {
 
     #[test]
     fn room_is_that_of_the_queue() {
-        let mut b = Books::new(10);
+        let mut b = QueueState::new(10);
         let mut taken = 0;
-        while b.has_room(2) {
+        while b.has_capacity(2) {
             b.enter(Item::Write(taken), 2);
             taken += 1;
         }
@@ -220,14 +220,14 @@ mod tests {
 
     #[test]
     fn credits_are_those_of_the_window() {
-        let mut b = Books::new(10);
+        let mut b = QueueState::new(10);
         b.open(4);
         b.credits -= 3;
         assert!(b.credited(3));
         assert!(!b.credited(1), "it had not consumed one");
         assert_eq!(b.credits, 4);
         (1..=5).for_each(|n| {
-            b.owed = n;
+            b.uncredited = n;
             assert_eq!(b.due(8), (n >= 4).then_some(n));
         });
     }

@@ -1,8 +1,8 @@
 //! A connection of which both ends have shown that they know a secret: the hand-shake, and frames with a length within bounds and a tag
 //! of the connection's own key.
 
+use super::super::wire::{Broken, Deadline, fill, put};
 use super::auth::{Key, TAG, Token, nonce};
-use crate::world::wire::{Broken, Deadline, fill, put};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 

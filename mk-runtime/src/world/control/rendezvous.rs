@@ -4,10 +4,11 @@
 //! runs on a host do not meet, and the launcher's own port is left alone. Every other rank connects, says the run's
 //! token and its rank, and is answered when all have come. Gathers then go through rank 0.
 
+use super::Bootstrap;
 use super::pack::{Pack, Unpack};
 use super::wire::{self, Broken, Deadline};
-use super::{Bootstrap, env_launcher};
 use crate::Error;
+use crate::env;
 use sha2::{Digest, Sha256};
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
@@ -67,7 +68,7 @@ impl UnixBootstrap {
     /// [`Error::Environment`] with the variable that is missing or wrong; [`Error::SeveralHosts`] where it has started processes on
     /// several; as [`UnixBootstrap::meet`].
     pub fn from_env(limit: Duration) -> Result<UnixBootstrap, Error> {
-        let launcher = env_launcher()?;
+        let launcher = env::launcher()?;
         if launcher.local_world_size != launcher.world_size {
             let what = format!(
                 "{} of {} ranks are on this host, and sockets of a file system reach no other",

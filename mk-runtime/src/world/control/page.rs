@@ -1,8 +1,8 @@
 //! What a process of a world tells the others in shared memory, of which it needs no call and they no answer: that it leaves, and which
 //! launches it has made.
 
-use super::SharedPages;
 use crate::Error;
+use crate::world::shared::SharedPages;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,26 +1,14 @@
-//! Which networks between nodes this machine has: transports, providers, cards, and whether cards reach GPUs.
+//! Which network cards this machine has, and whether they reach GPUs.
 
 use crate::driver;
-use crate::transport::{Ordering, Place, TransportError, ofi, verbs};
+use crate::transport::Place;
 use cudarc::driver::sys::CUdevice_attribute as Attr;
 use std::fs;
 use std::path::Path;
 
-/// Providers of libfabric that mk knows.
-const PROVIDERS: [&str; 3] = ["efa", "tcp;ofi_rxm", "shm"];
-
-/// A transport, and whether an end of it can be opened here.
-#[derive(Clone, Debug)]
-pub struct Fabric {
-    /// `loopback`, `verbs`, `ofi (shm)`.
-    pub name: String,
-    /// What was found, or why there is none.
-    pub state: Result<String, TransportError>,
-}
-
 /// A card that writes to remote memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Card {
+pub struct Nic {
     /// `mlx5_0`.
     pub name: String,
     /// What the kernel says of its ports: `port 1 ACTIVE, 400 Gb/sec`.
@@ -31,28 +19,14 @@ pub struct Card {
     pub pci: String,
 }
 
-/// Tries every transport.
-pub(crate) fn fabrics() -> Vec<Fabric> {
-    let here = Ok("ranks of one process".into());
-    let mut all = vec![Fabric { name: "loopback".into(), state: here }];
-    for provider in PROVIDERS {
-        let state = ofi::available(provider);
-        all.push(Fabric { name: format!("ofi ({provider})"), state });
-    }
-    let options = verbs::Options::new(Ordering::InOrder);
-    let state = verbs::open(0, &options).map(|end| end.caps().name.clone());
-    all.push(Fabric { name: "verbs".into(), state });
-    all
-}
-
 /// The cards that the kernel lists.
-pub(crate) fn cards() -> Vec<Card> {
+pub(crate) fn cards() -> Vec<Nic> {
     cards_in(Path::new("/sys/class/infiniband"))
 }
 
-fn cards_in(class: &Path) -> Vec<Card> {
+fn cards_in(class: &Path) -> Vec<Nic> {
     let Ok(entries) = fs::read_dir(class) else { return Vec::new() };
-    let mut all: Vec<Card> = entries
+    let mut all: Vec<Nic> = entries
         .flatten()
         .map(|entry| {
             let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
@@ -73,7 +47,7 @@ fn cards_in(class: &Path) -> Vec<Card> {
                 })
                 .collect();
             ports.sort();
-            Card { name, ports, numa, pci: pci.unwrap_or_default() }
+            Nic { name, ports, numa, pci: pci.unwrap_or_default() }
         })
         .collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
@@ -85,9 +59,9 @@ fn text(path: &Path) -> Option<String> {
 }
 
 /// The cards that are nearest to a GPU at this place on the bus, of which an end takes one.
-pub(crate) fn nearest(sys: &Path, pci: &str, cards: &[Card]) -> Vec<String> {
+pub(crate) fn nearest(sys: &Path, pci: &str, cards: &[Nic]) -> Vec<String> {
     let gpu = Place::of(sys, pci);
-    let near = |card: &Card| gpu.nearness(&Place::of(sys, &card.pci));
+    let near = |card: &Nic| gpu.nearness(&Place::of(sys, &card.pci));
     let best = cards.iter().map(near).max();
     let all = cards.iter().filter(|card| Some(near(card)) == best);
     all.map(|card| card.name.clone()).collect()
@@ -143,7 +117,7 @@ mod tests {
     #[test]
     fn the_nearest_card_is_below_the_same_bridge() {
         let root = std::env::temp_dir().join(format!("mk-nearest-{}", std::process::id()));
-        let card = |name: &str, pci: &str| Card {
+        let card = |name: &str, pci: &str| Nic {
             name: name.into(),
             ports: Vec::new(),
             numa: None,
@@ -163,11 +137,5 @@ mod tests {
         let limits = "Max locked memory         67108864             67108864             bytes";
         assert_eq!(limit_in(limits), Some(64 << 20));
         assert_eq!(limit_in("Max locked memory         unlimited            unlimited"), None);
-    }
-
-    #[test]
-    fn every_transport_is_tried() {
-        let names: Vec<_> = fabrics().into_iter().map(|f| f.name).collect();
-        assert_eq!(names, ["loopback", "ofi (efa)", "ofi (tcp;ofi_rxm)", "ofi (shm)", "verbs"]);
     }
 }

@@ -1,10 +1,11 @@
-use super::super::group::{Abroad, Door, Group, Seat};
+use super::super::group::{Abroad, Group, LocalListener, PeerAddress};
 use super::super::tcp::Token;
 use super::super::watch::{GRACE, Member};
 use super::super::wire::MAX_FRAME;
-use super::super::{Bootstrap, Deadline, Topology, UnixBootstrap};
+use super::super::{Bootstrap, Deadline, UnixBootstrap};
 use super::*;
 use crate::Error;
+use crate::world::Topology;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -95,23 +96,24 @@ fn hosts<T: Send>(
             let (run, work) = (&run, &work);
             scope.spawn(move || {
                 let mut b = UnixBootstrap::meet(run, rank, size, Duration::from_secs(10)).unwrap();
-                let (door, gate) = (Door::open().unwrap(), Gate::open(HERE).unwrap());
+                let (listener, gate) =
+                    (LocalListener::open().unwrap(), MeshListener::open(HERE).unwrap());
                 let at = match relay.filter(|_| rank == 0) {
                     Some(relay) => relay.before(gate.address()),
                     None => gate.address(),
                 };
-                let said = b.all_gather(format!("{} {at}", door.name()).as_bytes()).unwrap();
-                let seats = (0..).zip(said).map(|(peer, said)| {
+                let said = b.all_gather(format!("{} {at}", listener.name()).as_bytes()).unwrap();
+                let addresses = (0..).zip(said).map(|(peer, said)| {
                     let said = String::from_utf8(said).unwrap();
-                    let (door, address) = said.split_once(' ').unwrap();
+                    let (listener, address) = said.split_once(' ').unwrap();
                     match topology.reaches(rank, peer) {
-                        true => Seat::Near(door.into()),
-                        false => Seat::Far(address.parse().unwrap()),
+                        true => PeerAddress::Near(listener.into()),
+                        false => PeerAddress::Far(address.parse().unwrap()),
                     }
                 });
-                let seats: Vec<_> = seats.collect();
+                let addresses: Vec<_> = addresses.collect();
                 let abroad = Some(Abroad { gate, token: token(), keeping });
-                work(Group::connect(rank, &topology, &seats, &door, abroad).unwrap(), rank)
+                work(Group::connect(rank, &topology, &addresses, &listener, abroad).unwrap(), rank)
             })
         };
         let all: Vec<_> = (0..size).map(start).collect();
@@ -334,7 +336,8 @@ fn strangers_leave_the_world_unharmed() {
             let (run, gates, strangers) = (&run, &gates, &strangers);
             scope.spawn(move || {
                 let mut b = UnixBootstrap::meet(run, rank, 2, Duration::from_secs(20)).unwrap();
-                let (door, gate) = (Door::open().unwrap(), Gate::open(HERE).unwrap());
+                let (listener, gate) =
+                    (LocalListener::open().unwrap(), MeshListener::open(HERE).unwrap());
                 let at = gate.address();
                 if rank == 0 {
                     gates.lock().unwrap().push(at);
@@ -355,7 +358,7 @@ fn strangers_leave_the_world_unharmed() {
                         let going = inner.spawn(|| {
                             super::super::tcp::introduce(stream, me, 0, soon()).map(|_| ())
                         });
-                        let group = finish(&mut b, rank, &topology, &door, gate);
+                        let group = finish(&mut b, rank, &topology, &listener, gate);
                         (going.join().unwrap(), group)
                     });
                     assert!(format!("{:?}", said.0).contains("does not know the token"));
@@ -365,7 +368,7 @@ fn strangers_leave_the_world_unharmed() {
                     while gates.lock().unwrap().is_empty() {
                         thread::sleep(Duration::from_millis(1));
                     }
-                    check(&finish(&mut b, rank, &topology, &door, gate));
+                    check(&finish(&mut b, rank, &topology, &listener, gate));
                 }
             });
         }
@@ -374,15 +377,21 @@ fn strangers_leave_the_world_unharmed() {
     assert!(TcpStream::connect(at).is_err(), "the gate is still open");
 }
 
-fn finish(b: &mut UnixBootstrap, rank: u32, topology: &Topology, door: &Door, gate: Gate) -> Group {
+fn finish(
+    b: &mut UnixBootstrap,
+    rank: u32,
+    topology: &Topology,
+    listener: &LocalListener,
+    gate: MeshListener,
+) -> Group {
     let said = b.all_gather(gate.address().to_string().as_bytes()).unwrap();
-    let seats = (0..).zip(said).map(|(peer, said)| match peer == rank {
-        true => Seat::Near(String::new()),
-        false => Seat::Far(String::from_utf8(said).unwrap().parse().unwrap()),
+    let addresses = (0..).zip(said).map(|(peer, said)| match peer == rank {
+        true => PeerAddress::Near(String::new()),
+        false => PeerAddress::Far(String::from_utf8(said).unwrap().parse().unwrap()),
     });
-    let seats: Vec<_> = seats.collect();
+    let addresses: Vec<_> = addresses.collect();
     let abroad = Some(Abroad { gate, token: token(), keeping: Keeping::default() });
-    Group::connect(rank, topology, &seats, door, abroad).unwrap()
+    Group::connect(rank, topology, &addresses, listener, abroad).unwrap()
 }
 
 fn check(group: &Group) {

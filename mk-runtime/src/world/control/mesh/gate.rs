@@ -13,19 +13,19 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// A listening socket at an address of this host, for processes of others.
 #[derive(Debug)]
-pub(in crate::world) struct Gate {
+pub(in crate::world) struct MeshListener {
     listener: TcpListener,
     address: SocketAddr,
 }
 
-impl Gate {
-    pub fn open(at: IpAddr) -> Result<Gate, Error> {
+impl MeshListener {
+    pub fn open(at: IpAddr) -> Result<MeshListener, Error> {
         let failed = |e: std::io::Error| Error::System {
             call: "bind",
             what: format!("{at}: {e} (MK_ADDRESS names an address of this host)"),
         };
         let (listener, address) = listen(at).map_err(failed)?;
-        Ok(Gate { listener, address })
+        Ok(MeshListener { listener, address })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -60,7 +60,7 @@ impl Gate {
 /// # Errors
 /// [`Error::PeerSilent`] with those that did not come in time, [`Error::PeerFailed`] for one that cannot be reached.
 pub(in crate::world) fn meet(
-    gate: &Gate,
+    gate: &MeshListener,
     me: End<'_>,
     addresses: &[Option<SocketAddr>],
     deadline: Deadline,

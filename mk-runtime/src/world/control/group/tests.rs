@@ -1,4 +1,4 @@
-use super::super::{Bootstrap, Topology, UnixBootstrap, watch::GRACE};
+use super::super::{Bootstrap, UnixBootstrap, watch::GRACE};
 use super::*;
 use crate::world::SharedPages;
 use std::io::Write;
@@ -10,11 +10,11 @@ fn soon() -> Deadline {
     Deadline::within(Duration::from_secs(5))
 }
 
-fn connect(rank: u32, names: Vec<Vec<u8>>, door: &Door) -> Result<Group, Error> {
+fn connect(rank: u32, names: Vec<Vec<u8>>, listener: &LocalListener) -> Result<Group, Error> {
     let topology = Topology::one_node(names.len() as u32);
-    let seats: Vec<_> =
-        names.into_iter().map(|n| Seat::Near(String::from_utf8(n).unwrap())).collect();
-    Group::connect(rank, &topology, &seats, door, None)
+    let addresses: Vec<_> =
+        names.into_iter().map(|n| PeerAddress::Near(String::from_utf8(n).unwrap())).collect();
+    Group::connect(rank, &topology, &addresses, listener, None)
 }
 
 /// Builds a group per rank, each on a thread, as processes would.
@@ -25,9 +25,9 @@ fn ranks<T: Send>(run: &str, size: u32, work: impl Fn(Group, u32) -> T + Sync) -
             let (run, work) = (&run, &work);
             scope.spawn(move || {
                 let mut b = UnixBootstrap::meet(run, rank, size, Duration::from_secs(10)).unwrap();
-                let door = Door::open().unwrap();
-                let names = b.all_gather(door.name().as_bytes()).unwrap();
-                work(connect(rank, names, &door).unwrap(), rank)
+                let listener = LocalListener::open().unwrap();
+                let names = b.all_gather(listener.name().as_bytes()).unwrap();
+                work(connect(rank, names, &listener).unwrap(), rank)
             })
         };
         let all: Vec<_> = (0..size).map(start).collect();
@@ -338,16 +338,16 @@ fn a_rank_that_ended_before_the_mesh_is_named() {
             let run = &run;
             scope.spawn(move || {
                 let mut b = UnixBootstrap::meet(run, rank, 2, Duration::from_secs(10)).unwrap();
-                let door = Door::open().unwrap();
-                let names = b.all_gather(door.name().as_bytes()).unwrap();
+                let listener = LocalListener::open().unwrap();
+                let names = b.all_gather(listener.name().as_bytes()).unwrap();
                 b.barrier().unwrap();
                 if rank == 0 {
-                    drop(door);
+                    drop(listener);
                     b.barrier().unwrap();
                     return None;
                 }
                 b.barrier().unwrap();
-                connect(rank, names, &door).err()
+                connect(rank, names, &listener).err()
             })
         };
         let all: Vec<_> = (0..2).map(start).collect();

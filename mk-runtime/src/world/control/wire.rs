@@ -61,7 +61,7 @@ pub(super) const NO_ROOM: &str = "this process may not open another file (`ulimi
 
 /// Why a message did not arrive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Broken {
+pub(in crate::world) enum Broken {
     /// The other process has closed its end, or is dead.
     Gone,
     /// Nothing within the deadline.

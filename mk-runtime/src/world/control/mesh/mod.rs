@@ -10,11 +10,11 @@ mod gate;
 mod message;
 mod stream;
 
-pub(super) use far::{Bell, Far};
-pub(super) use gate::{Gate, meet};
+pub(in crate::world) use far::{Bell, Far};
+pub(in crate::world) use gate::{MeshListener, meet};
 pub use message::Message;
 pub use stream::{Frame, Frames};
-pub(super) use stream::{Keeping, Stream};
+pub(in crate::world) use stream::{Keeping, Stream};
 
 #[cfg(test)]
 mod tests;

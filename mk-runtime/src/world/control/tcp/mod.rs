@@ -9,10 +9,11 @@
 mod auth;
 mod link;
 
+use super::Bootstrap;
 use super::pack::{Pack, Unpack};
 use super::rendezvous::os;
 use super::wire::{self, Broken, Deadline, failed};
-use super::{Bootstrap, Error};
+use crate::Error;
 pub use auth::Token;
 pub(super) use auth::nonce;
 pub(super) use link::{End, HEAD, HELLO, Link, introduce, length, listen, reach, welcome};

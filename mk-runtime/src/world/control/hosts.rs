@@ -1,13 +1,14 @@
 //! Which processes are on which host, and how those of different hosts find each other.
 
-use super::mesh::Gate;
+use super::Bootstrap;
+use super::mesh::MeshListener;
 use super::pack::{Pack, Unpack};
 use super::rendezvous::os;
 use super::tcp::{Token, nonce};
-use super::{Bootstrap, Topology};
 use crate::Error;
 use crate::env;
 use crate::launcher::Launcher;
+use crate::world::topology::Topology;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 const CALL: &str = "connecting hosts";
@@ -53,7 +54,11 @@ impl WorldOptions {
 }
 
 /// What tells this host from others. The same in all containers of a machine, and new at each boot.
-pub(super) fn name(rank: u32, size: u32, options: &WorldOptions) -> Result<String, Error> {
+pub(in crate::world) fn name(
+    rank: u32,
+    size: u32,
+    options: &WorldOptions,
+) -> Result<String, Error> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map_err(|e| os("read of boot_id", &e))?;
     let boot = boot.trim();
@@ -69,7 +74,7 @@ pub(super) fn name(rank: u32, size: u32, options: &WorldOptions) -> Result<Strin
 }
 
 /// The nodes that hosts are, by the names of every rank's.
-pub(super) fn topology(names: &[&str]) -> Result<Topology, Error> {
+pub(in crate::world) fn topology(names: &[&str]) -> Result<Topology, Error> {
     let first = names.first().copied().unwrap_or_default();
     let local = names.iter().take_while(|name| **name == first).count().max(1);
     let whole = |host: &[&str]| host.len() == local && host.iter().all(|name| *name == host[0]);
@@ -112,7 +117,7 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr, Error> {
 }
 
 /// Where rank 0 meets the others, and by what secret. `several`: the launcher has started processes on more than one host.
-pub(super) fn meeting(
+pub(in crate::world) fn meeting(
     launcher: &Launcher,
     options: &WorldOptions,
     several: bool,
@@ -144,16 +149,16 @@ fn port_of(run: &str) -> u16 {
 }
 
 /// What hosts need to connect.
-pub(super) struct Met {
-    pub(super) gate: Gate,
+pub(in crate::world) struct Met {
+    pub(in crate::world) gate: MeshListener,
     /// Of every rank's gate.
-    pub(super) addresses: Vec<SocketAddr>,
+    pub(in crate::world) addresses: Vec<SocketAddr>,
     /// The world's secret.
-    pub(super) token: Token,
+    pub(in crate::world) token: Token,
 }
 
 /// Opens a gate, and tells where it is. Collective. What one cannot is an error on all.
-pub(super) fn exchange(
+pub(in crate::world) fn exchange(
     bootstrap: &mut dyn Bootstrap,
     host: &str,
     hosts: &[&str],
@@ -228,12 +233,12 @@ fn open(
     bootstrap: &dyn Bootstrap,
     one_machine: bool,
     options: &WorldOptions,
-) -> Result<Gate, Error> {
+) -> Result<MeshListener, Error> {
     let at = address(bootstrap, one_machine, options)?;
     if options.token.is_none() && !at.is_loopback() {
         return Err(no_token(&format!("the world has several hosts, this one at {at}")));
     }
-    Gate::open(at)
+    MeshListener::open(at)
 }
 
 /// The address of this host for others.

@@ -1,0 +1,32 @@
+//! What a network is made of.
+
+use crate::transport::shaped::Shape;
+use std::time::Duration;
+
+/// How long processes wait for each other where the caller gives no time.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Of what a [`Net`](super::Net) is made.
+#[derive(Clone, Debug)]
+pub struct NetOptions {
+    /// Bytes of each rank's arena, in which all its instances have their ranges.
+    pub arena_bytes: u64,
+    /// How long writes may take to end when an instance is dropped, or the network closed.
+    pub drain: Duration,
+    /// A slower, less orderly or broken network than it is.
+    pub shape: Shape,
+    /// Threads that copy, of the network inside a process.
+    pub threads: usize,
+}
+
+impl Default for NetOptions {
+    /// 256 MiB, 10 s, as fast as it is, two threads for each rank.
+    fn default() -> NetOptions {
+        NetOptions {
+            arena_bytes: 256 << 20,
+            drain: Duration::from_secs(10),
+            shape: Shape::default(),
+            threads: 2,
+        }
+    }
+}
