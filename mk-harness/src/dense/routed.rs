@@ -124,7 +124,8 @@ impl Dense<'_> {
             // The row of each slot; no expert has none.
             let from: Vec<Result<Option<usize>, _>> = (0..slots)
                 .map(|slot| {
-                    let expert = usize::try_from(ids.get(token * slots + slot).copied().unwrap_or(-1))?;
+                    let expert =
+                        usize::try_from(ids.get(token * slots + slot).copied().unwrap_or(-1))?;
                     Ok::<_, std::num::TryFromIntError>(rows.get(&(expert, *token)).copied())
                 })
                 .collect();

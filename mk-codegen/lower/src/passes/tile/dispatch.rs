@@ -15,9 +15,9 @@ use crate::passes::{
 };
 use mk_abi::DType;
 use mk_plan::{
-    Access, BufId, CopyVia, Each, Expr, FamId, LIST_TOKENS, Leaf, NO_EXPERT, Operand, Point, ReduceTile,
-    RoleKind, RoutePart, Routed, Space, TabId, Table, TableSource, Tabulate, Tabulation, Var,
-    list_width,
+    Access, BufId, CopyVia, Each, Expr, FamId, LIST_TOKENS, Leaf, NO_EXPERT, Operand, Point,
+    ReduceTile, RoleKind, RoutePart, Routed, Space, TabId, Table, TableSource, Tabulate,
+    Tabulation, Var, list_width,
 };
 
 /// Rows that are staged and fetched at once, and tokens that are combined at once. Blocks are pulled whole: a task waits and posts for about as long

@@ -6,7 +6,8 @@ use super::{
     wrong,
 };
 use mk_plan::{
-    BufId, Leaf, NO_EXPERT, Operand, Region, RoutePart, Routed, TabId, TableSource, Tabulate, Tabulation, Task,
+    BufId, Leaf, NO_EXPERT, Operand, Region, RoutePart, Routed, TabId, TableSource, Tabulate,
+    Tabulation, Task,
 };
 
 /// What a task's leaf says of the routing.
