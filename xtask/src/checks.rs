@@ -81,6 +81,19 @@ pub fn mutants() -> Result<()> {
     Ok(())
 }
 
+/// Grids, with the package and the test that takes a part of them.
+const GRIDS: [(&str, &str, &str); 1] = [("experts", "mk-harness", "few_tokens")];
+
+/// A full grid of sizes.
+pub fn sweep(name: &str) -> Result<()> {
+    let Some((_, package, test)) = GRIDS.iter().find(|grid| grid.0 == name) else {
+        let names = GRIDS.map(|grid| grid.0).join(", ");
+        return Err(format!("there is no grid `{name}`: {names}"));
+    };
+    let args = ["test", "--release", "-p", package, "--test", test, "--", "--nocapture"];
+    step(name, cargo(&args).env("MK_SWEEP", "all"))
+}
+
 /// Writes the list of decisions, and re-blesses snapshot and ui tests unless only that list is asked for.
 pub fn bless(only_decisions: bool) -> Result<()> {
     decisions::bless()?;
