@@ -121,17 +121,19 @@ impl Dense<'_> {
         let (slots, ids) = (self.extent(ids, 1), self.ids(ids));
         let mut near = Vec::with_capacity(tokens.len() * n);
         for (i, token) in tokens.iter().enumerate() {
-            let from: Vec<Option<usize>> = (0..slots)
+            // The row of each slot; no expert has none.
+            let from: Vec<Result<Option<usize>, _>> = (0..slots)
                 .map(|slot| {
-                    let expert = ids.get(token * slots + slot)?;
-                    rows.get(&(usize::try_from(*expert).ok()?, *token)).copied()
+                    let expert =
+                        usize::try_from(ids.get(token * slots + slot).copied().unwrap_or(-1))?;
+                    Ok::<_, std::num::TryFromIntError>(rows.get(&(expert, *token)).copied())
                 })
                 .collect();
             near.extend((0..n).map(|j| {
                 let terms = from.iter().enumerate().map(|(slot, row)| match row {
-                    Some(row) => y.at(row * n + j).mul(weights.at(i * slots + slot)),
-                    None if drops => Near::exact(0.0),
-                    None => Near::unasked(),
+                    Ok(Some(row)) => y.at(row * n + j).mul(weights.at(i * slots + slot)),
+                    Ok(None) if !drops => Near::unasked(),
+                    Ok(None) | Err(_) => Near::exact(0.0),
                 });
                 terms.reduce(Near::add).unwrap_or_else(Near::unasked)
             }));

@@ -167,8 +167,9 @@ pub(super) fn combined(
     for (i, sum) in sums.chunks_mut(columns.max(1)).enumerate() {
         let token = rank * most + i;
         for slot in 0..packed.slots {
-            let expert = packed.ids.get(token * packed.slots + slot).copied().unwrap_or(0);
-            let Some(row) = places.get(&(expert.max(0) as usize, token)) else { continue };
+            let id = packed.ids.get(token * packed.slots + slot).copied().unwrap_or(-1);
+            let Ok(expert) = usize::try_from(id) else { continue };
+            let Some(row) = places.get(&(expert, token)) else { continue };
             let (home, row) = (row / rows as usize, row % rows as usize);
             let weight = weights[i * packed.slots + slot];
             let from = &all[home][row * columns..(row + 1) * columns];

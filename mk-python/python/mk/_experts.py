@@ -64,12 +64,13 @@ class Experts:
         at_x, at_ids = value["inputs"]
         tokens, number = self._whole(self._values[at_x])[0], self._number(value)
         x, every = (self._world.whole_rows(t, tokens) for t in (x, ids))
-        wrong = ((every < 0) | (every >= number)).nonzero()
+        # -1 is no expert.
+        wrong = ((every < -1) | (every >= number)).nonzero()
         if len(wrong):
             t, j = wrong[0].tolist()
-            raise ArgumentError(f"token {t} goes to expert {every[t, j].item()}, and there are {number}")
+            raise ArgumentError(f"token {t} goes to expert {every[t, j].item()}, and there are {number}: name one of 0 to {number - 1}, or -1 for none")
         ordered = every.sort(1).values
-        twice = (ordered[:, 1:] == ordered[:, :-1]).nonzero()
+        twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).nonzero()
         if len(twice):
             t, j = twice[0].tolist()
             raise ArgumentError(f"token {t} goes to expert {ordered[t, j].item()} twice")
