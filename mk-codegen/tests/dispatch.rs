@@ -102,7 +102,7 @@ impl Case {
             _ => mix,
         };
         let of = |j: usize| ((first + j) % self.experts) as i32;
-        let none = |j: usize| mix % 3 == 0 && (mix + j).is_multiple_of(4);
+        let none = |j: usize| mix.is_multiple_of(3) && (mix + j).is_multiple_of(4);
         match (form + epoch as usize) % 4 {
             3 => (0..self.slots).map(|j| if none(j) { NO_EXPERT } else { of(j) }).collect(),
             _ => (0..self.slots).map(of).collect(),

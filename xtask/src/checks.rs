@@ -141,7 +141,7 @@ fn source_rules() -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n       ")) }
 }
 
-/// Rust, CUDA, template and Python files and documents below a folder, without build output.
+/// Rust, CUDA, template and Python files and documents below a folder, without build output and what a link leads to.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut out = Vec::new();
     let list = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
@@ -149,7 +149,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
         let path = entry.map_err(|e| format!("{}: {e}", folder.display()))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() {
-            if !name.starts_with('.') && !name.starts_with("target") {
+            if !path.is_symlink() && !name.starts_with('.') && !name.starts_with("target") {
                 out.extend(files(&path)?);
             }
         } else if words::has_words(&name) {

@@ -207,7 +207,11 @@ impl Function {
         if let (false, Ok(draft), Ok(said)) = (proves, &mut mine, &said) {
             // Nothing is said by a rank 0 that failed, which is told below.
             let heard = String::from_utf8_lossy(said);
-            let heard = if heard.is_empty() { Ok(()) } else { draft.hear(&heard) };
+            let heard = if heard.is_empty() {
+                Ok(())
+            } else {
+                draft.hear(&heard, world.local_ranks().start)
+            };
             mine = heard.and(mine);
         }
         // The others would wait for a rank that has no kernel.

@@ -8,8 +8,8 @@ use mk_plan::{Access, Agent, Each, Expr, Family, Leaf, Operand, Point, ReduceTil
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "combine_rows",
     texts: &[
-        ("combine_rows", include_str!("../../../../../templates/leaf/combine_rows.cu.j2")),
-        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+        ("combine_rows", include_str!("../../../templates/leaf/combine_rows.cu.j2")),
+        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
     ],
     warpgroups: Warpgroups::MOVING,
     ring: None,

@@ -10,8 +10,8 @@ use mk_plan::{
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "tabulate",
     texts: &[
-        ("tabulate", include_str!("../../../../../templates/leaf/tabulate.cu.j2")),
-        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+        ("tabulate", include_str!("../../../templates/leaf/tabulate.cu.j2")),
+        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
     ],
     warpgroups: Warpgroups::MOVING,
     ring: None,
