@@ -154,7 +154,9 @@ pub(crate) fn experts_of(case: Case<'_>, ids: ValueId) -> Option<usize> {
     if case.bound.shape(ids)?.len() != 2 {
         return None;
     }
-    let of = |n: &&mk_syntax::Node| n.op == Op::GroupedGemm && n.inputs.get(2) == Some(&ids);
+    let of = |n: &&mk_syntax::Node| {
+        matches!(n.op, Op::GroupedGemm { .. }) && n.inputs.get(2) == Some(&ids)
+    };
     let product = case.program.nodes().iter().find(of)?;
     case.bound.shape(*product.inputs.get(1)?)?.first().map(|n| *n as usize)
 }
@@ -211,9 +213,11 @@ pub(crate) fn counts_of(program: &Program, value: ValueId) -> Option<ValueId> {
     loop {
         let Some(Def::Node(node)) = program.def(at) else { return None };
         match node.op {
-            Op::GroupedGemm => return node.inputs.get(2).copied(),
+            Op::GroupedGemm { .. } => return node.inputs.get(2).copied(),
             Op::Dispatch { .. } => return node.inputs.get(1).copied(),
-            op if op.is_elementwise() || op == Op::Swiglu => at = *node.inputs.first()?,
+            op if op.is_elementwise() || matches!(op, Op::Swiglu | Op::SwigluGrad) => {
+                at = *node.inputs.first()?
+            }
             _ => return None,
         }
     }
@@ -222,7 +226,7 @@ pub(crate) fn counts_of(program: &Program, value: ValueId) -> Option<ValueId> {
 /// Capacity of a rank in blocks of rows, where a tensor has rows of experts.
 pub(crate) fn blocks(case: Case<'_>, counts: &Tensor, rank: usize) -> u64 {
     let of = |node: &&mk_syntax::Node| {
-        node.op == Op::GroupedGemm && node.inputs.get(2) == Some(&counts.id)
+        matches!(node.op, Op::GroupedGemm { .. }) && node.inputs.get(2) == Some(&counts.id)
     };
     let node = case.program.nodes().iter().find(of);
     let rows = node.and_then(|node| {

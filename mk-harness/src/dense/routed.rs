@@ -8,7 +8,7 @@ use crate::{
     routing,
     value::{Matrix, Value},
 };
-use mk_syntax::{Node, ValueId};
+use mk_syntax::{Node, Op, ValueId};
 use std::{collections::BTreeMap, sync::Arc};
 
 impl Dense<'_> {
@@ -34,7 +34,10 @@ impl Dense<'_> {
                 routing::experts(n_rows, &of_ranks)
             }
         };
-        let (k, n) = (self.extent(node.inputs[1], 1), self.width(node.result));
+        let (k, n) = (self.width(node.inputs[0]), self.width(node.result));
+        let transposed = node.op == (Op::GroupedGemm { transposed: true });
+        // A stored matrix, as rows.
+        let wide = if transposed { k } else { n };
         let mut near = vec![Near::unasked(); rows.len() * n];
         for e in 0..self.extent(node.inputs[1], 0) {
             let of_expert = |(_, row): &(usize, &usize)| experts.get(**row) == Some(&Some(e));
@@ -44,9 +47,11 @@ impl Dense<'_> {
             }
             let left = x.pick(k, mine.iter().flat_map(|i| i * k..(i + 1) * k));
             let right = match given {
-                Some(given) => on(&self.input(given, Set::Chosen, &[e])?, 0)?.pick(n, 0..k * n),
-                None => w.pick(n, e * k * n..(e + 1) * k * n),
+                Some(given) => on(&self.input(given, Set::Chosen, &[e])?, 0)?.pick(wide, 0..k * n),
+                None => w.pick(wide, e * k * n..(e + 1) * k * n),
             };
+            let turned = (0..k).flat_map(|c| (0..n).map(move |r| r * k + c));
+            let right = if transposed { right.pick(n, turned) } else { right };
             let made = left.product(&right, mine.len(), k);
             for (from, to) in mine.iter().enumerate() {
                 (0..n).for_each(|j| near[to * n + j] = made.at(from * n + j));

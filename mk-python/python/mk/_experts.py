@@ -101,9 +101,10 @@ class Experts:
         at = value["inputs"][2]
         if at not in self._spans:
             self._spans[at] = self._packed(counts.tolist(), x.shape[0])
-        out = x.new_zeros(x.shape[0], *w.shape[2:])
+        out = x.new_zeros(x.shape[0], *(w.shape[1:2] if value["transposed"] else w.shape[2:]))
         for (first, n), matrix in zip(self._spans[at], w):
-            out[first : first + n] = (x[first : first + n] @ matrix.flatten(1)).view(n, *w.shape[2:])
+            matrix = matrix.flatten(1).t() if value["transposed"] else matrix.flatten(1)
+            out[first : first + n] = (x[first : first + n].flatten(1) @ matrix).view(n, *out.shape[1:])
         return out
 
     def _combine(self, value, y, ids, weights):

@@ -176,11 +176,10 @@ class Runner:
             if native is None:
                 made = evaluate(torch, program, inputs)
             else:
-                if step["flat"]:
-                    inputs = [t.flatten(1) if t.dim() > 2 else t for t in inputs]
+                inputs = [t.flatten(-2) if i in step["flat"] else t for i, t in zip(step["inputs"], inputs)]
                 out = None
                 if any(i in replaced for i in step["results"]):
-                    out = [replaced[i] if i in replaced else self._empty(torch, i, sizes, step["flat"], inputs[0]) for i in step["results"]]
+                    out = [replaced[i] if i in replaced else self._empty(torch, i, sizes, i in step["flat"], inputs[0]) for i in step["results"]]
                 made = native(*inputs) if out is None else native(*inputs, out=out if len(out) > 1 else out[0])
                 made = made if isinstance(made, (tuple, list)) else [made]
             for i, tensor in zip(step["results"], made):
@@ -189,8 +188,8 @@ class Runner:
 
     def _empty(self, torch, i, sizes, flat, like):
         shape = self.local(self.values[i], sizes)
-        if flat and len(shape) > 2:
-            shape = [shape[0], math.prod(shape[1:])]
+        if flat:
+            shape = [*shape[:-2], math.prod(shape[-2:])]
         return like.new_empty(shape, dtype=dtype(torch, self.values[i]))
 
     def steps(self, sizes):
@@ -209,7 +208,7 @@ class Runner:
                 if self.given:
                     for name, i in zip(names, step["inputs"]):
                         whole = self.whole(self.values[i], sizes)
-                        shapes[name] = (whole[0], math.prod(whole[1:])) if step["flat"] and len(whole) > 2 else tuple(whole)
+                        shapes[name] = (*whole[:-2], math.prod(whole[-2:])) if i in step["flat"] else tuple(whole)
                 at = (step["text"], tuple(sorted(shapes.items())))
                 if at not in self._native:
                     self._native[at] = _mk.compile(step["text"], self.world, shapes=shapes or None, **self.options)
