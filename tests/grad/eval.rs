@@ -92,7 +92,9 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
         | Op::AttentionDq { .. }
         | Op::AttentionDk { .. }
         | Op::AttentionDv => unreachable!("`heads` computes it"),
-        Op::GroupedGemm | Op::Dispatch { .. } | Op::Combine => unreachable!("it has no derivative"),
+        Op::GroupedGemm | Op::Dispatch { .. } | Op::Combine | Op::Dequantize => {
+            unreachable!("it has no derivative")
+        }
         Op::Bias => {
             let c = of(1);
             of(0).iter().enumerate().map(|(i, x)| x + c[i % c.len()]).collect()

@@ -98,6 +98,7 @@ impl Program {
             | Op::GroupedGemm
             | Op::Dispatch { drops: false }
             | Op::Combine
+            | Op::Dequantize
             | Op::AttentionStats
             | Op::AttentionDv
             | Op::Bias

@@ -47,7 +47,7 @@ impl Dense<'_> {
                 Some(given) => on(&self.input(given, Set::Chosen, &[e])?, 0)?.pick(n, 0..k * n),
                 None => w.pick(n, e * k * n..(e + 1) * k * n),
             };
-            let made = left.product(&right, mine.len(), k);
+            let made = left.product(&right, mine.len(), k, false);
             for (from, to) in mine.iter().enumerate() {
                 (0..n).for_each(|j| near[to * n + j] = made.at(from * n + j));
             }

@@ -134,7 +134,7 @@ impl<'p> Walk<'p> {
         {
             return Err(GradError::Operation {
                 op: node.op.name(),
-                why: "what it takes or gives is only stored, moved and cast",
+                why: "it takes or gives values of eight bits",
                 help: "differentiate the part that computes in 16 bits",
             });
         }
@@ -241,6 +241,13 @@ impl<'p> Walk<'p> {
                     op: node.op.name(),
                     why: "the gradient of its rows goes the other way, which no kernel does so far",
                     help: "differentiate the part without experts",
+                });
+            }
+            Op::Dequantize => {
+                return Err(GradError::Operation {
+                    op: node.op.name(),
+                    why: "it reads values of eight bits, which have no gradients",
+                    help: "differentiate the part that computes in 16 bits",
                 });
             }
             // Not differentiated: `needed` leaves it out.
