@@ -259,8 +259,8 @@ impl SymmetricMemory {
         self.taken = Taken::default();
         for layout in std::mem::take(&mut self.layouts) {
             let bytes = layout.reserved_bytes() as usize;
-            // SAFETY: reserved by us; everything in it is unmapped.
             let reserved = layout.base - layout.lead_bytes;
+            // SAFETY: reserved by us; everything in it is unmapped.
             first = first.and(unsafe { cu!(None, cuMemAddressFree(reserved, bytes)) });
         }
         first
