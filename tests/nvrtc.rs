@@ -476,7 +476,7 @@ fn judge(name: &str, plan: &Plan, emission: Options) {
     println!("  {} instructions", counts.iter().map(|(_, n)| n).sum::<u32>());
     if plan.families.values().any(|f| f.leaf.product().is_some()) {
         assert!(
-            counts.get("HGMMA") > 0 && counts.get("UTMALDG") > 0,
+            counts.get("HGMMA") + counts.get("QGMMA") > 0 && counts.get("UTMALDG") > 0,
             "{name} does not use the tensor cores by TMA"
         );
     }

@@ -16,7 +16,7 @@ use mk_codegen::{
     valid::Proof,
 };
 use mk_runtime::{
-    Error,
+    Error, InstanceOptions,
     jit::{self, Compiled, JitOptions},
 };
 use mk_syntax::{Bound, Program};
@@ -103,6 +103,11 @@ impl Lowered {
 }
 
 impl Planned {
+    /// How its kernel is bound: with workspace in common with other kernels of the world, where its proof allows that.
+    pub(crate) fn instance_options(&self, options: &InstanceOptions) -> InstanceOptions {
+        InstanceOptions { pooled: self.proof.exclusive.is_empty(), ..options.clone() }
+    }
+
     /// Compiles the kernel, or reads it from the disk cache.
     ///
     /// # Errors

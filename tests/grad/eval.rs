@@ -124,6 +124,9 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
             }
             out
         }
+        Op::Dequantize => {
+            unreachable!("it has no derivative")
+        }
         Op::Bias => {
             let c = of(1);
             of(0).iter().enumerate().map(|(i, x)| x + c[i % c.len()]).collect()

@@ -101,6 +101,7 @@ impl Program {
             | Op::GroupedGemm { transposed: false }
             | Op::Dispatch { drops: false }
             | Op::Combine
+            | Op::Dequantize
             | Op::AttentionStats
             | Op::AttentionDv
             | Op::Bias

@@ -221,7 +221,8 @@ impl Function {
         let (made, compiled) = made.finish()?;
         let run = match (made.kernels.as_slice(), compiled.as_slice()) {
             ([planned], [compiled]) if made.parts.is_empty() => {
-                Run::One(Kernel::bind(world, program, &planned.source, compiled, options)?)
+                let options = planned.instance_options(options);
+                Run::One(Kernel::bind(world, program, &planned.source, compiled, &options)?)
             }
             _ => {
                 let signature = &self.signature;

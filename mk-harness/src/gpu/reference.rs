@@ -184,6 +184,7 @@ impl Evaluator<'_, '_> {
             }
             Op::Swiglu => MapOp::Swiglu,
             Op::Bias => MapOp::Bias,
+            Op::Dequantize => MapOp::ScaleRows,
             Op::Gelu => MapOp::GeluErf,
             Op::Silu => MapOp::Silu,
             Op::Relu => MapOp::Relu,

@@ -77,6 +77,8 @@ pub enum Kind {
     },
     /// Weighted sums of rows, by token. Operands: rows, experts of each token, weights.
     Combine,
+    /// Values of eight bits times the factors of their rows. Operands: values, factors.
+    Dequantize,
     /// An elementwise operation that stands alone.
     Elementwise(EpilogueOp),
     /// The gradient of the input of `swiglu`, from that of its result: `[m, n]` and `[m, 2, n]` become `[m, 2, n]`.
@@ -229,6 +231,7 @@ fn kind_of(op: Op) -> Kind {
         Op::Gemm { a_transposed, b_transposed } => {
             return Kind::Gemm { epilogue: Vec::new(), a_transposed, b_transposed };
         }
+        Op::Dequantize => return Kind::Dequantize,
         Op::GroupedGemm { transposed } => {
             return Kind::GroupedGemm { transposed, epilogue: Vec::new() };
         }

@@ -11,6 +11,7 @@ use petgraph::{Direction, stable_graph::NodeIndex, visit::EdgeRef};
 
 /// Runs the pass.
 pub(super) fn epilogues(g: &mut OpGraph) {
+    scales(g);
     let takers: Vec<_> =
         g.graph.node_indices().filter(|n| g.graph[*n].kind.epilogue().is_some()).collect();
     for taker in takers {
@@ -31,6 +32,34 @@ pub(super) fn epilogues(g: &mut OpGraph) {
             }
         }
     }
+}
+
+/// GEMMs multiply what was quantised as it is stored: factors of rows of A are those of rows of the product, and factors of rows of a
+/// transposed B those of its columns.
+fn scales(g: &mut OpGraph) {
+    let gemms = g.graph.node_indices().filter(|n| matches!(g.graph[*n].kind, Kind::Gemm { .. }));
+    for gemm in gemms.collect::<Vec<_>>() {
+        for (place, op) in [(0, EpilogueOp::ScaleRows), (1, EpilogueOp::ScaleColumns)] {
+            let operands = g.operands(gemm);
+            let Some(x) = operands.get(place).copied() else { continue };
+            if g.graph[x].kind != Kind::Dequantize {
+                continue;
+            }
+            let &[values, factors] = g.operands(x).as_slice() else { continue };
+            let edge = g.graph.edges_connecting(x, gemm).find(|e| *e.weight() == place);
+            if let Some(edge) = edge.map(|e| e.id()) {
+                g.graph.remove_edge(edge);
+            }
+            g.graph.add_edge(values, gemm, place);
+            g.graph.add_edge(factors, gemm, operands.len());
+            if let Some(epilogue) = g.graph[gemm].kind.epilogue_mut() {
+                epilogue.push(op);
+            }
+        }
+    }
+    g.graph.retain_nodes(|graph, n| {
+        graph[n].kind != Kind::Dequantize || graph.neighbors(n).next().is_some()
+    });
 }
 
 /// The `swiglu_grad` that alone reads a product, and the values before the activation, where the caller has them in memory.

@@ -133,6 +133,7 @@ impl<'a> Dims<'a> {
                 }
                 lines.cut(of(1)[1], 1);
             }
+            Op::Dequantize => same(of(0)[0], of(1)[0], extent(node.inputs[1], 0)),
             Op::Bias => {
                 let last = of(0).len() - 1;
                 same(of(0)[last], of(1)[0], extent(node.inputs[1], 0));

@@ -165,6 +165,12 @@ impl<A: Algebra> Evaluator<'_, A> {
                 Value::Whole(t) => Value::Whole(t.clone()),
                 Value::Summands(list) => Value::Whole(self.sum(list)),
             },
+            (Op::Dequantize, Some(scales)) => self.both(x, scales, |algebra, x, scales| {
+                let width = x.data.len() / x.shape[0].max(1);
+                let each = x.data.iter().enumerate();
+                let data = each.map(|(i, e)| algebra.mul(*e, scales.data[i / width.max(1)]));
+                Tensor { shape: x.shape.clone(), data: data.collect() }
+            }),
             (Op::Bias | Op::Add, Some(y)) => self.zip(x, y, A::add),
             (Op::Mul, Some(y)) => self.zip(x, y, A::mul),
             (Op::Slope(curve), Some(y)) => {
@@ -191,6 +197,7 @@ impl<A: Algebra> Evaluator<'_, A> {
             (
                 Op::Gemm { .. }
                 | Op::GroupedGemm { .. }
+                | Op::Dequantize
                 | Op::Bias
                 | Op::Add
                 | Op::Mul

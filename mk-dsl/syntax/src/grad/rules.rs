@@ -134,7 +134,7 @@ impl<'p> Walk<'p> {
         {
             return Err(GradError::Operation {
                 op: node.op.name(),
-                why: "what it takes or gives is only stored, moved and cast",
+                why: "it takes or gives values of eight bits",
                 help: "differentiate the part that computes in 16 bits",
             });
         }
@@ -230,6 +230,13 @@ impl<'p> Walk<'p> {
             }
             Op::Attention { .. } => self.attention(node, d)?,
             Op::GroupedGemm { .. } | Op::Dispatch { .. } | Op::Combine => self.experts(node, d)?,
+            Op::Dequantize => {
+                return Err(GradError::Operation {
+                    op: node.op.name(),
+                    why: "it reads values of eight bits, which have no gradients",
+                    help: "differentiate the part that computes in 16 bits",
+                });
+            }
             // Not differentiated: `needed` leaves it out.
             Op::Lse => {}
             Op::Slope(_)
