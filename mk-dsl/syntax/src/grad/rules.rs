@@ -272,15 +272,12 @@ impl<'p> Walk<'p> {
                         "ask for the gradient of the rows alone",
                     );
                 }
-                let rows = match self.draft.is_param(d) {
-                    true => {
-                        let counts = self.value(counts)?;
-                        self.draft.op("ragged", &[d, counts], None, held)
-                    }
-                    false => d,
+                let counts = match self.draft.is_param(d) {
+                    true => Some(self.value(counts)?),
+                    false => None,
                 };
                 let matrices = self.value(w)?;
-                let g = self.draft.grouped_gemm(rows, matrices);
+                let g = self.draft.grouped_gemm(d, counts, matrices);
                 self.add(x, g);
                 Ok(())
             }
