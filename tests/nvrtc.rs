@@ -327,7 +327,7 @@ fn chosen_settings_of_backwards_have_a_kernel() {
         for step in steps.into_iter().filter(|step| step.is_kernel) {
             let shape = |(id, tensor): (&mk::syntax::ValueId, &mk::syntax::Tensor)| {
                 let shape = bound.shape(*id).expect("a shape").to_vec();
-                let flat = step.is_flat && shape.len() == 3;
+                let flat = step.flat.contains(id);
                 let shape = if flat { vec![shape[0], shape[1] * shape[2]] } else { shape };
                 (tensor.name.clone(), shape)
             };

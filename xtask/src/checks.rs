@@ -81,6 +81,19 @@ pub fn mutants() -> Result<()> {
     Ok(())
 }
 
+/// Grids, with the package and the test that takes a part of them.
+const GRIDS: [(&str, &str, &str); 1] = [("experts", "mk-harness", "few_tokens")];
+
+/// A full grid of sizes.
+pub fn sweep(name: &str) -> Result<()> {
+    let Some((_, package, test)) = GRIDS.iter().find(|grid| grid.0 == name) else {
+        let names = GRIDS.map(|grid| grid.0).join(", ");
+        return Err(format!("there is no grid `{name}`: {names}"));
+    };
+    let args = ["test", "--release", "-p", package, "--test", test, "--", "--nocapture"];
+    step(name, cargo(&args).env("MK_SWEEP", "all"))
+}
+
 /// Writes the list of decisions, and re-blesses snapshot and ui tests unless only that list is asked for.
 pub fn bless(only_decisions: bool) -> Result<()> {
     decisions::bless()?;
@@ -128,7 +141,7 @@ fn source_rules() -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n       ")) }
 }
 
-/// Rust, CUDA, template and Python files and documents below a folder, without build output.
+/// Rust, CUDA, template and Python files and documents below a folder, without build output and what a link leads to.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut out = Vec::new();
     let list = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
@@ -136,7 +149,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
         let path = entry.map_err(|e| format!("{}: {e}", folder.display()))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() {
-            if !name.starts_with('.') && !name.starts_with("target") {
+            if !path.is_symlink() && !name.starts_with('.') && !name.starts_with("target") {
                 out.extend(files(&path)?);
             }
         } else if words::has_words(&name) {

@@ -67,7 +67,7 @@ pub use routes::{
     LIST_TOKENS, RouteError, Routing, list_width, route_bases, route_list, route_places,
     route_sources, route_wanted,
 };
-pub use routes::{kept, listed, own_experts};
+pub use routes::{NO_EXPERT, kept, listed, own_experts};
 pub use runs::{depth_dim, row_dim};
 pub use tables::{FilledRows, TableSet, entries};
 pub use text::ReadError;

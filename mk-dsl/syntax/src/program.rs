@@ -198,8 +198,12 @@ pub enum Op {
         b_transposed: bool,
     },
     /// `[x: [R, K], w: [E, K, N], counts: i32 [E]] -> [R, N]`, or with `[E, K, G, N]`, `[R, G, N]`; accumulated in f32. Rows are ragged: see
-    /// [`RAGGED_BLOCK`]. Those of expert `e` are multiplied by matrix `e`; others have no value.
-    GroupedGemm,
+    /// [`RAGGED_BLOCK`]. Those of expert `e` are multiplied by matrix `e`; others have no value. Transposed, `[x: [R, N], w: [E, K, N], counts] ->
+    /// [R, K]`, or of `[R, G, N]` and `[E, K, G, N]`.
+    GroupedGemm {
+        /// Matrices are read the other way round: `[E, K, N]` is stored.
+        transposed: bool,
+    },
     /// `[x: [T, H], ids: i32 or i64 [T, K]] -> [R, H]`: the ragged rows of each rank's experts are the tokens that go to them, in their order. Each token
     /// goes to K experts, each once.
     Dispatch {
@@ -294,7 +298,7 @@ impl Op {
         match self {
             Op::Gather { .. } => "gather",
             Op::Gemm { .. } => "gemm",
-            Op::GroupedGemm => "grouped_gemm",
+            Op::GroupedGemm { .. } => "grouped_gemm",
             Op::Dispatch { .. } => "dispatch",
             Op::Combine => "combine",
             Op::Dequantize => "dequantize",
@@ -330,7 +334,7 @@ impl Op {
             self,
             Op::Gather { .. }
                 | Op::Gemm { .. }
-                | Op::GroupedGemm
+                | Op::GroupedGemm { .. }
                 | Op::Dispatch { .. }
                 | Op::Combine
                 | Op::Dequantize

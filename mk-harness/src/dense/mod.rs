@@ -256,7 +256,7 @@ impl<'a> Dense<'a> {
                 let b = if b_transposed { &b.transposed(&depth) } else { *b };
                 self.gemm(node, a, b, b_transposed)?
             }
-            (Op::GroupedGemm, [x, w, _]) => self.grouped(node, rows, [x, w])?,
+            (Op::GroupedGemm { .. }, [x, w, _]) => self.grouped(node, rows, [x, w])?,
             (Op::Dispatch { .. }, [x, _]) => self.dispatched(node, rows, x)?,
             (Op::Combine, [y, _, weights]) => {
                 let set = self.needs(node, set).next().map_or(Set::All, |(_, set)| set);
@@ -466,11 +466,11 @@ fn needs<'n>(
     node.inputs.iter().enumerate().map(move |(i, input)| {
         let set = match (node.op, i) {
             (Op::Gemm { a_transposed, .. }, i) if i == 1 || a_transposed => Set::All,
-            (Op::GroupedGemm, 1) if is_given(*input) => Set::Parts,
+            (Op::GroupedGemm { .. }, 1) if is_given(*input) => Set::Parts,
             (Op::Combine, 0) if set == Set::Chosen => Set::Routed(node.inputs[1]),
             (Op::Combine, 0) => Set::All,
-            (Op::GroupedGemm | Op::Bias | Op::Dequantize | Op::Combine, 1)
-            | (Op::GroupedGemm, 2) => Set::All,
+            (Op::GroupedGemm { .. } | Op::Bias | Op::Dequantize | Op::Combine, 1)
+            | (Op::GroupedGemm { .. }, 2) => Set::All,
             (Op::Dispatch { .. }, _) => Set::All,
             _ => set,
         };

@@ -65,7 +65,7 @@ fn scales(g: &mut OpGraph) {
 /// The `swiglu_grad` that alone reads a product, and the values before the activation, where the caller has them in memory.
 fn swiglu_grad(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, NodeIndex)> {
     let value = &g.graph[taker];
-    let plain = matches!(&value.kind, Kind::Gemm { epilogue, .. } if !epilogue.contains(&EpilogueOp::Swiglu));
+    let plain = matches!(&value.kind, Kind::Gemm { epilogue, .. } | Kind::GroupedGemm { epilogue, .. } if !epilogue.contains(&EpilogueOp::Swiglu));
     let mut users = g.graph.neighbors(taker);
     let (user, None) = (users.next()?, users.next()) else { return None };
     let taken = plain && g.graph[user].kind == Kind::SwigluGrad && g.uses(taker) == 1;
@@ -79,14 +79,13 @@ fn only_user(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, EpilogueOp)> {
     let mut edges = g.graph.edges_directed(taker, Direction::Outgoing);
     let (edge, None) = (edges.next()?, edges.next()) else { return None };
     let value = &g.graph[taker];
-    let product = matches!(value.kind, Kind::Gemm { .. });
+    let product = matches!(value.kind, Kind::Gemm { .. } | Kind::GroupedGemm { .. });
     let saves = product && !value.placement.contains(&Placement::Partial);
     if g.uses(taker) > if saves { 2 } else { 1 } {
         return None;
     }
     let Kind::Elementwise(op) = g.graph[edge.target()].kind else { return None };
-    let multiplies = product || matches!(value.kind, Kind::GroupedGemm { .. });
-    if op == EpilogueOp::Swiglu && !multiplies {
+    if op == EpilogueOp::Swiglu && !product {
         return None;
     }
     let commutes = matches!(op, EpilogueOp::Mul | EpilogueOp::Add);

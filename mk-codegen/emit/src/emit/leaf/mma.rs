@@ -22,9 +22,9 @@ use operands::Factor;
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "mma_tile",
     texts: &[
-        ("mma_tile", include_str!("../../../../../templates/leaf/mma_tile.cu.j2")),
-        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
-        ("chain", include_str!("../../../../../templates/leaf/chain.cu.j2")),
+        ("mma_tile", include_str!("../../../templates/leaf/mma_tile.cu.j2")),
+        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
+        ("chain", include_str!("../../../templates/leaf/chain.cu.j2")),
     ],
     warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
     ring: Some(&RingEmission {
