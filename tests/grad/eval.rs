@@ -92,6 +92,7 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
         | Op::AttentionDq { .. }
         | Op::AttentionDk { .. }
         | Op::AttentionDv => unreachable!("`heads` computes it"),
+        Op::Dequantize => unreachable!("it has no derivative"),
         Op::Dispatch { .. } => {
             let (columns, n) = (shape(node.result)[1], shape(node.result)[0]);
             let mut out = vec![0.0; n * columns];
@@ -123,9 +124,6 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
                 out[t * columns..][..columns].iter_mut().zip(y).for_each(|(x, y)| *x += weight * y);
             }
             out
-        }
-        Op::Dequantize => {
-            unreachable!("it has no derivative")
         }
         Op::Bias => {
             let c = of(1);

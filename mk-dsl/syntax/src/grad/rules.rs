@@ -229,7 +229,6 @@ impl<'p> Walk<'p> {
                 self.add(x, g);
             }
             Op::Attention { .. } => self.attention(node, d)?,
-            Op::GroupedGemm { .. } | Op::Dispatch { .. } | Op::Combine => self.experts(node, d)?,
             Op::Dequantize => {
                 return Err(GradError::Operation {
                     op: node.op.name(),
@@ -237,6 +236,7 @@ impl<'p> Walk<'p> {
                     help: "differentiate the part that computes in 16 bits",
                 });
             }
+            Op::GroupedGemm { .. } | Op::Dispatch { .. } | Op::Combine => self.experts(node, d)?,
             // Not differentiated: `needed` leaves it out.
             Op::Lse => {}
             Op::Slope(_)
