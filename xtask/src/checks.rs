@@ -81,6 +81,13 @@ pub fn mutants() -> Result<()> {
     Ok(())
 }
 
+/// The grid of that name, whole: a test `sweep_NAME` of the harness.
+pub fn sweep(name: &str) -> Result<()> {
+    let test = format!("sweep_{name}");
+    let args = ["test", "--release", "-p", "mk-harness", "--test", &test, "--", "--nocapture"];
+    step(&test, cargo(&args).env("MK_SWEEP", "all"))
+}
+
 /// Writes the list of decisions, and re-blesses snapshot and ui tests unless only that list is asked for.
 pub fn bless(only_decisions: bool) -> Result<()> {
     decisions::bless()?;
