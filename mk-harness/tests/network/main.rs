@@ -5,6 +5,7 @@ mod faults;
 
 use mk_codegen::{
     passes::compile,
+    plan::Plan,
     settings::{Config, NicOrdering},
     sim::Schedule,
 };
@@ -14,7 +15,7 @@ use mk_runtime::{
     transport::shaped::{Fault, Shape},
     world::{Meeting, TcpBootstrap, Token},
 };
-use mk_syntax::Program;
+use mk_syntax::{Bound, Program};
 use std::{
     collections::BTreeMap,
     env,
@@ -69,19 +70,42 @@ fn run(
     options: &CpuOptions,
     processes: Option<&mut dyn Bootstrap>,
 ) -> Result<NetRun, mk_harness::HarnessError> {
-    let program = Program::parse(source).expect("parses");
-    let dims = [("M", rows), ("K", 136), ("N", 72), ("B", 1), ("H", 2), ("G", 1), ("D", 64)];
-    let dims = dims.iter().filter(|(name, _)| program.symbol(name).is_some());
-    let dims: BTreeMap<_, _> = dims.map(|(n, v)| (n.to_string(), *v)).collect();
-    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
-    let mut config = config.clone();
-    if source.contains("attention") {
-        // That of tiles of GEMMs.
-        config.block = Config::default().block;
+    Prepared::new(source, rows, config).run(net, options, processes)
+}
+
+/// A pipeline with its plan.
+struct Prepared {
+    program: Program,
+    bound: Bound,
+    plan: Plan,
+}
+
+impl Prepared {
+    fn new(source: &str, rows: u64, config: &Config) -> Prepared {
+        let program = Program::parse(source).expect("parses");
+        let dims = [("M", rows), ("K", 136), ("N", 72), ("B", 1), ("H", 2), ("G", 1), ("D", 64)];
+        let dims = dims.iter().filter(|(name, _)| program.symbol(name).is_some());
+        let dims: BTreeMap<_, _> = dims.map(|(n, v)| (n.to_string(), *v)).collect();
+        let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+        let mut config = config.clone();
+        if source.contains("attention") {
+            // That of tiles of GEMMs.
+            config.block = Config::default().block;
+        }
+        let (plan, _) = compile(&program, &bound, &config).expect("compiles");
+        Prepared { program, bound, plan }
     }
-    let (plan, _) = compile(&program, &bound, &config).expect("compiles");
-    let case = Case { program: &program, bound: &bound, ranks: config.ranks as usize };
-    run_over_network(case, &plan, options, net, processes)
+
+    fn run(
+        &self,
+        net: &NetOptions,
+        options: &CpuOptions,
+        processes: Option<&mut dyn Bootstrap>,
+    ) -> Result<NetRun, mk_harness::HarnessError> {
+        let Prepared { program, bound, plan } = self;
+        let case = Case { program, bound, ranks: plan.mesh.size() as usize };
+        run_over_network(case, plan, options, net, processes)
+    }
 }
 
 fn judged(run: &NetRun, what: &str) {
