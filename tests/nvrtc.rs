@@ -241,6 +241,28 @@ fn plans_over_nodes_compile() {
         let plan = variant.plan(ranks).unwrap_or_else(|e| panic!("{name}: {e}"));
         judge(name, &plan, Options::default());
     }
+    let placed = "@ zigzag(1)";
+    let (wide, narrow) = ("bf16[1, S, 4, 128]", "bf16[1, S, 2, 128]");
+    let keys = format!("k: {narrow} {placed}, v: {narrow} {placed}");
+    let queries = format!(
+        "q: {wide} {placed}, do: {wide} {placed}, stats: f32[1, 4, S, 4] @ zigzag(2), {keys}"
+    );
+    let own = format!("q: {wide} {placed}, {keys}");
+    for (params, body, net) in [
+        (&own, "ring(k, v) -> attention(q, causal)", mk::settings::NicOrdering::InOrder),
+        (
+            &queries,
+            "let dk = ring(q, do, stats) -> attention_dk(k, v, causal); (dk, dk -> attention_dv)",
+            mk::settings::NicOrdering::Unordered,
+        ),
+    ] {
+        let text = format!("fn f<S: dyn <= 4000>({params}) {{ {body} }}");
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let bound = program.bind(&BTreeMap::new(), &BTreeMap::new()).expect("binds");
+        let config = Config { ranks: 4, nodes: 2, net, ..Config::default() };
+        let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
+        judge(&format!("{body} over nodes"), &plan, Options::default());
+    }
 }
 
 /// Weights of each expert come through a tensor map of three dimensions.
