@@ -2,7 +2,8 @@
 
 use crate::passes::shape::{
     grouped::Grouped,
-    kernel::{self, Extra, Kernel, Op, Reduce},
+    ids::Extra,
+    kernel::{self, Kernel, Op, Reduce},
     tensor::Tensor,
 };
 use crate::settings::{Facts, GatheredRows, Product, Sum};

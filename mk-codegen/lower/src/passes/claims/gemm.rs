@@ -12,8 +12,8 @@ use crate::{
     passes::{
         error::{LowerError, unsupported},
         shape::{
-            ids::{OpId, Param},
-            kernel::{Extra, Op, Operand, Product, Reduce, Sum},
+            ids::{Extra, OpId, Param},
+            kernel::{Op, Operand, Product, Reduce, Sum},
         },
     },
 };

@@ -4,7 +4,10 @@ use crate::{
     graph::OpGraph,
     passes::{
         error::{LowerError, unsupported},
-        shape::kernel::{Extra, Kernel, Op, Operand, Product},
+        shape::{
+            ids::Extra,
+            kernel::{Kernel, Op, Operand, Product},
+        },
     },
 };
 use mk_abi::DType;

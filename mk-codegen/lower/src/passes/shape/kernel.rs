@@ -3,7 +3,7 @@
 use super::{
     attention::Attention,
     grouped::{Combine, Grouped, Ragged},
-    ids::{OpId, Param},
+    ids::{Extra, OpId, Param},
     tensor::Tensor,
 };
 use mk_plan::{self, EpilogueOp};
@@ -44,16 +44,6 @@ pub(in crate::passes) struct Operand {
     /// Sharded by rows, and gathered.
     pub gathered: bool,
     pub transposed: bool,
-}
-
-/// A matrix, or vector, of a product's epilogue.
-#[derive(Clone, Copy)]
-pub(in crate::passes) enum Extra {
-    Param(Param),
-    /// An index into [`Kernel::results`].
-    Result(usize),
-    /// The second half of the product's own result `[m, 2, n]`.
-    OwnHalf,
 }
 
 /// One matrix product.
