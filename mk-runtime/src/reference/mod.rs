@@ -50,6 +50,8 @@ pub enum MapOp {
     ReluGrad,
     /// x times the factor.
     Scale(f32),
+    /// 1 / sqrt(x + so much).
+    ReciprocalRoot(f32),
 }
 
 impl MapOp {
@@ -77,6 +79,7 @@ impl MapOp {
             MapOp::SiluGrad => (12, 1.0),
             MapOp::ReluGrad => (13, 1.0),
             MapOp::SwigluGrad => (14, 1.0),
+            MapOp::ReciprocalRoot(eps) => (15, eps),
         }
     }
 }
