@@ -48,7 +48,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     let hooks = context! { eps => format!("__uint_as_float(0x{:08x}u)", leaf.eps) };
-    let call = context! { dtype, grad => leaf.grad, weight };
+    let call = context! { dtype, grad => leaf.grad.to_string(), weight => weight.to_string() };
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }
 
