@@ -7,8 +7,10 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import weakref
 
 import mk
+from mk._runner import Runner
 
 try:
     import torch
@@ -31,6 +33,19 @@ def random(*shape, seed=0, scale=1.0):
     return (torch.randn(*shape, generator=g) * scale).bfloat16()
 
 
+class _Empty:
+    """A tensor of any shape."""
+
+    def view(self, shape):
+        return self
+
+    def flatten(self, *_):
+        return self
+
+    def dim(self):
+        return 2
+
+
 def close(case, a, b, limit=1.5e-2):
     a, b = a.double(), b.double()
     error = ((a - b).norm() / b.norm()).item()
@@ -49,25 +64,33 @@ def experts(case, rank, ranks, world):
     x, w1, w2 = random(tokens, 16), random(number, 16, 2, 24, seed=1, scale=0.25), random(number, 24, 16, seed=2, scale=0.2)
     g = torch.Generator().manual_seed(3)
     gate, ids = torch.rand(tokens, number, generator=g).topk(3)
-    want = torch.zeros(tokens, 16)
+    # Slots of no expert, and a token of nothing else.
+    ids[3, 1] = ids[5] = -1
+    want, wide = torch.zeros(tokens, 16), x.float().requires_grad_()
     for e in range(number):
         token, slot = (ids == e).nonzero(as_tuple=True)
-        h = torch.einsum("mk,kgf->mgf", x[token].float(), w1[e].float())
+        h = torch.einsum("mk,kgf->mgf", wide[token], w1[e].float())
         y = torch.nn.functional.silu(h[:, 0]) * h[:, 1] @ w2[e].float()
-        want.index_add_(0, token, y * gate[token, slot, None])
+        want = want.index_add(0, token, y * gate[token, slot, None])
+    d = random(tokens, 16, seed=7)
+    want.backward(d.float())
+    want = want.detach()
     f = mk.compile(EXPERTS, world, dims={"T": tokens, "E": number})
     mine = lambda t: t.chunk(ranks)[rank].contiguous()
     close(case, f(*map(mine, (x, ids, gate, w1, w2))), mine(want))
     case.assertIsNotNone(f.why)
     case.assertEqual(f.infer(*[mine(t).shape for t in (x, ids, gate, w1, w2)]), [(tuple(mine(x).shape), torch.bfloat16)])
     drops(case, rank, ranks, world)
-    bad = ids.clone()
+    bad, good = ids.clone(), ids
     bad[2, 1] = bad[2, 0]
     for ids, words in ((bad, f"token 2 goes to expert {bad[2, 0].item()} twice"), (ids + 1, f"and there are {number}")):
         with case.assertRaisesRegex(mk.ArgumentError, words):
             f(*map(mine, (x, ids, gate, w1, w2)))
-    with case.assertRaisesRegex(mk.UnsupportedError, "no gradient is recorded"):
-        f(mine(x).requires_grad_(), *map(mine, (ids, gate, w1, w2)))
+    own = mine(x).requires_grad_()
+    f(own, *map(mine, (good, gate, w1, w2))).backward(mine(d))
+    close(case, own.grad, mine(wide.grad), limit=2e-2)
+    with case.assertRaisesRegex(mk.UnsupportedError, "the gradient of its weights"):
+        f(mine(x), mine(good), mine(gate).requires_grad_(), mine(w1), mine(w2))
 
 
 def drops(case, rank, ranks, world):
@@ -190,6 +213,45 @@ class OneRank(unittest.TestCase):
         with FlopCounterMode(display=False) as counter:
             f(*tensors).float().sum().backward()
         self.assertEqual(counter.get_total_flops(), 3 * 2 * 2 * 24 * 16 * 40)
+
+    def test_what_is_saved_is_freed_behind_the_kernel_that_reads_it_last(self):
+        text = "fn gated(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2), v: bf16[F, K] @ shard(0)) { " \
+               "gather(x) -> gemm(w) -> swiglu -> gemm(v) -> reduce_scatter }"
+        backward = mk._mk._derive(text, None, gather_again=False, activate_again=False, into=[])["backward"]
+        runner = Runner(backward, mk.World.offline(2), {})
+        sizes = {"M": 8192, "K": 4096, "F": 14336}
+        steps, alive, most = runner.steps(sizes), [], []
+        self.assertGreater(len(steps), 3)
+
+        def stands_in_for(step):
+            def run(*inputs):
+                # What is read later, and what this kernel reads.
+                most.append(sum(ref() is not None for ref in alive))
+                made = [_Empty() for _ in step["results"]]
+                alive.extend(map(weakref.ref, made))
+                return made
+
+            return run
+
+        for step in steps:
+            step[2] = stands_in_for(step[0])
+        given = [_Empty() for _ in runner.parameters]
+        alive.extend(map(weakref.ref, given))
+        results = runner._steps_of(torch, steps, sizes, given, {})
+        self.assertEqual(given, [])
+        # d_out, v, v5, v4, w, v3; then v5, w, v3 and the two results of the first kernel; without the operands of v's gradient, with it; …
+        self.assertEqual(most, [6, 5, 4, 4])
+        self.assertEqual(sum(ref() is not None for ref in alive), len(results))
+
+    def test_a_retained_graph_keeps_what_is_saved(self):
+        f = mk.compile(MLP, self.world)
+        x, w1, w2 = (random(*s, seed=i).requires_grad_() for i, s in enumerate([(32, 64), (64, 256), (256, 64)]))
+        y = f(x, w1, w2)
+        first = torch.autograd.grad(y, [x, w1, w2], random(32, 64, seed=9), retain_graph=True)
+        again = torch.autograd.grad(y, [x, w1, w2], random(32, 64, seed=9))
+        self.assertTrue(all(torch.equal(a, b) for a, b in zip(first, again)))
+        with self.assertRaisesRegex(RuntimeError, "second time"):
+            torch.autograd.grad(y, [x, w1, w2], random(32, 64, seed=9))
 
     def test_autocast(self):
         f, tensors = self.mlp()

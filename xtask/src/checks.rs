@@ -73,12 +73,27 @@ pub fn tidy() -> Result<()> {
 
 /// What `cargo test` takes a part of: see `docs/verification.md`.
 pub fn mutants() -> Result<()> {
-    for (package, test) in [("mk-codegen", "mutants"), ("mk-harness", "random")] {
+    let tests = [("mk-codegen", "mutants"), ("mk-codegen", "scaled"), ("mk-harness", "random")];
+    for (package, test) in tests {
         let args = ["test", "--release", "-p", package, "--test", test, "--", "--nocapture"];
         let mut tests = cargo(&args);
         step(test, tests.env("MK_MUTANTS", "all").env("MK_RANDOM_CASES", "10000"))?;
     }
     Ok(())
+}
+
+/// Grids, with the package and the test that takes a part of them.
+const GRIDS: [(&str, &str, &str); 2] =
+    [("experts", "mk-harness", "few_tokens"), ("nodes", "mk-harness", "sweep_nodes")];
+
+/// A full grid of sizes.
+pub fn sweep(name: &str) -> Result<()> {
+    let Some((_, package, test)) = GRIDS.iter().find(|grid| grid.0 == name) else {
+        let names = GRIDS.map(|grid| grid.0).join(", ");
+        return Err(format!("there is no grid `{name}`: {names}"));
+    };
+    let args = ["test", "--release", "-p", package, "--test", test, "--", "--nocapture"];
+    step(name, cargo(&args).env("MK_SWEEP", "all"))
 }
 
 /// Writes the list of decisions, and re-blesses snapshot and ui tests unless only that list is asked for.
@@ -128,7 +143,7 @@ fn source_rules() -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n       ")) }
 }
 
-/// Rust, CUDA, template and Python files and documents below a folder, without build output.
+/// Rust, CUDA, template and Python files and documents below a folder, without build output and what a link leads to.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut out = Vec::new();
     let list = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
@@ -136,7 +151,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
         let path = entry.map_err(|e| format!("{}: {e}", folder.display()))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() {
-            if !name.starts_with('.') && !name.starts_with("target") {
+            if !path.is_symlink() && !name.starts_with('.') && !name.starts_with("target") {
                 out.extend(files(&path)?);
             }
         } else if words::has_words(&name) {

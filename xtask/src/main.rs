@@ -1,4 +1,4 @@
-//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | torch | site | mutants | bless | sass | softroce`.
+//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | torch | site | mutants | sweep | bless | sass | softroce`.
 
 mod checks;
 mod counts;
@@ -50,6 +50,11 @@ enum Command {
     Site,
     /// All mutants of all plans, and 10,000 random cases, before the verifier, the explorer and the executor.
     Mutants,
+    /// A full grid of sizes, of which tests take a part at random: prints how many there are, and how long they took.
+    Sweep {
+        /// Which one: experts, nodes.
+        name: String,
+    },
     /// Takes the present output of snapshot and ui tests as right, and writes the list of decisions.
     Bless {
         /// Only writes the list of decisions.
@@ -72,6 +77,7 @@ fn main() -> ExitCode {
         Command::Torch { all } => python::torch(all),
         Command::Site => site::site(),
         Command::Mutants => checks::mutants(),
+        Command::Sweep { name } => checks::sweep(&name),
         Command::Bless { decisions } => checks::bless(decisions),
         Command::Sass(args) => sass::sass(&args),
         Command::Softroce(args) => softroce::softroce(&args),

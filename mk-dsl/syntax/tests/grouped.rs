@@ -65,10 +65,37 @@ fn mistakes() {
     }
 }
 
-/// Its matrices would have a gradient of ragged K.
+/// Matrices read the other way round: of rows, and of gates and ups side by side.
 #[test]
-fn no_derivative() {
+fn transposed_matrices() {
+    let of = |d: &str, w: &str| {
+        let text = format!(
+            "fn f(d: bf16[R, {d}] @ shard(0), n: i32[E] @ shard(0), w: bf16[{w}] @ shard(0)) {{ ragged(d, n) -> grouped_gemm(w.t) }}"
+        );
+        Program::parse(&text).map_or_else(|e| e.to_string(), |p| p.to_string())
+    };
+    assert!(of("N", "E, K, N").contains("grouped_gemm(%0, %2.t, %1): bf16[R, K] @ shard(0)"));
+    assert!(of("N", "E, N, K").contains("needs a K of `N` in `w`, and it has `K`"));
+    let gated = |w: &str| {
+        let text = format!(
+            "fn f(d: bf16[R, N] @ shard(0), n: i32[E] @ shard(0), h: bf16[R, 2, N] @ shard(0), v: bf16[E, N, N] @ shard(0), w: bf16[{w}] @ shard(0)) {{
+                ragged(d, n) -> grouped_gemm(v.t) -> swiglu_grad(h) -> grouped_gemm(w.t)
+            }}"
+        );
+        Program::parse(&text).map_or_else(|e| e.to_string(), |p| p.to_string())
+    };
+    assert!(gated("E, K, 2, N").contains(": bf16[R, K] @ shard(0)"), "{}", gated("E, K, 2, N"));
+    let says = "sums over the columns of the result of `swiglu_grad`, and those of `w`, read the other way round, are `[E, K, N]`";
+    assert!(gated("E, K, N").contains(says), "{}", gated("E, K, N"));
+}
+
+/// Its matrices would have a gradient of ragged K; rows have one.
+#[test]
+fn derivatives() {
     let program = Program::parse("ragged(x, n) -> grouped_gemm(w)").expect("a pipeline");
     let error = grad::grad(&program, None, grad::Saves::default()).expect_err("no derivative");
     assert!(error.to_string().contains("`grouped_gemm` has no derivative here"), "{error}");
+    let made = grad::grad(&program, Some(&[0]), grad::Saves::default()).expect("a derivative");
+    let text = made.backward.expect("a backward").to_string();
+    assert!(text.contains("grouped_gemm(%0, %2.t, %1)"), "{text}");
 }

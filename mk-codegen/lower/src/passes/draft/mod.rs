@@ -71,7 +71,7 @@ impl Draft {
         };
         Draft {
             plan,
-            extents: Extents::new(world.nodes.group),
+            extents: Extents::new(world.nodes),
             kinds: Arena::new(),
             flows: Arena::new(),
             flow_order: Vec::new(),
