@@ -349,7 +349,7 @@ fn chosen_settings_of_backwards_have_a_kernel() {
         for step in steps.into_iter().filter(|step| step.is_kernel) {
             let shape = |(id, tensor): (&mk::syntax::ValueId, &mk::syntax::Tensor)| {
                 let shape = bound.shape(*id).expect("a shape").to_vec();
-                let flat = step.is_flat && shape.len() == 3;
+                let flat = step.flat.contains(id);
                 let shape = if flat { vec![shape[0], shape[1] * shape[2]] } else { shape };
                 (tensor.name.clone(), shape)
             };
@@ -456,7 +456,7 @@ fn judge(name: &str, plan: &Plan, emission: Options) {
     println!("  {} instructions", counts.iter().map(|(_, n)| n).sum::<u32>());
     if plan.families.values().any(|f| f.leaf.product().is_some()) {
         assert!(
-            counts.get("HGMMA") > 0 && counts.get("UTMALDG") > 0,
+            counts.get("HGMMA") + counts.get("QGMMA") > 0 && counts.get("UTMALDG") > 0,
             "{name} does not use the tensor cores by TMA"
         );
     }

@@ -1,86 +1,57 @@
-"""A training step of a gated block, forward and backward, a process and a GPU each.
+"""A training step, forward and backward, a process and a GPU each.
 
-    torchrun --nproc-per-node 2 benches/step --rounds 9 --json step.json
-    torchrun --nproc-per-node 2 benches/step --rows 8192,4096,14336 --profile
+    torchrun --nproc-per-node 2 benches/step --seed 3 --json step.json
+    torchrun --nproc-per-node 2 benches/step --rows 8192,4096,14336 --layers --mode micro
 
-``mk.nn.GatedMLP`` beside the same block in torch: eager with NCCL, and compiled with async-TP (what ``torch.compile`` makes of functional
-collectives), and beside its GEMMs alone, each by ``torch.mm``. A time is that of the slowest rank; contestants take turns, and the median of
-the rounds counts. Gradients of each are judged by a reference in float32. Memory is what a step adds to parameters, gradients and inputs: the
-peak of torch's allocator, and what lies outside it (symmetric memory, NCCL's and mk's workspace).
+``mk.nn.GatedMLP``, and a whole layer of a Llama, beside the same in torch: eager with NCCL, and compiled with async-TP (what ``torch.compile``
+makes of functional collectives); a block also beside its GEMMs alone, each by cuBLASLt's fastest algorithm. Gradients of each are judged by
+float32. Memory is what a step adds to parameters, gradients and inputs: the peak of torch's allocator, and what lies outside of it (symmetric
+memory, NCCL's and mk's workspace).
 """
 
 import argparse
 import datetime
+import gc
 import json
+import math
 import os
+import random
 import statistics
+import sys
+import time
+from pathlib import Path
 
 # Before torch and NCCL read them.
 os.environ.update({"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"})
+sys.path.append(str(Path(__file__).resolve().parent.parent / "torch_peers"))
 
 import torch  # noqa: E402
+import torch._dynamo  # noqa: E402
 import torch._inductor.config  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-import torch.distributed._functional_collectives as funcol  # noqa: E402
 import torch.distributed._symmetric_memory as symm_mem  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
 
+import lt  # noqa: E402
+import measure  # noqa: E402
 import mk  # noqa: E402
-import mk.nn  # noqa: E402
+from block import Gated  # noqa: E402
+from layer import LAYERS, Layer  # noqa: E402
 
 # Tokens of all ranks, hidden, ffn of all ranks.
 ROWS = [(8192, 4096, 14336), (8192, 8192, 28672), (32768, 4096, 14336), (4096, 2048, 8192)]
-# Relative error of a gradient, in the Frobenius norm: bfloat16 operands and results.
-LIMIT = 1e-2
-STEPS = 3  # of a round
+TOKENS = 8192  # of a layer
+MODES = ("plain", "checkpointed", "micro", "captured")
+# Relative error of a gradient, in the Frobenius norm: bfloat16 operands and results. That of a whole layer has more of them.
+LIMIT, LAYER_LIMIT = 1e-2, 2e-2
+SETS = 3
 
 
-def _all_gather(x):
-    whole = x.new_empty(dist.get_world_size() * x.shape[0], *x.shape[1:])
-    dist.all_gather_into_tensor(whole, x.contiguous())
-    return whole
-
-
-def _reduce_scatter(x):
-    part = x.new_empty(x.shape[0] // dist.get_world_size(), *x.shape[1:])
-    dist.reduce_scatter_tensor(part, x.contiguous())
-    return part
-
-
-class Gather(torch.autograd.Function):
-    """What eager code of tensor parallelism has: NCCL's collectives, each the other's backward."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return _all_gather(x)
-
-    @staticmethod
-    def backward(ctx, d):
-        return _reduce_scatter(d)
-
-
-class Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return _reduce_scatter(x)
-
-    @staticmethod
-    def backward(ctx, d):
-        return _all_gather(d)
-
-
-class Block:
-    """What a contestant has: parameters, and a function of the tokens of this rank."""
-
-    def __init__(self, name, forward, parameters, gradients):
-        self.name, self.forward, self.parameters = name, forward, parameters
-        # From the parameters' gradients to those of gate, up and down, as torch.nn.Linear has them.
-        self.gradients = gradients
-
-    def step(self, x, dy):
-        for tensor in [x, *self.parameters]:
-            tensor.grad = None
-        self.forward(x).backward(dy)
+def drawn(seed):
+    """A block of a random shape."""
+    draw = random.Random(seed)
+    log = lambda low, high, unit: unit * round(math.exp(draw.uniform(math.log(low), math.log(high))) / unit)
+    hidden = log(1024, 8192, 128)
+    return log(2048, 32768, 256), hidden, 256 * round(hidden * draw.uniform(2.5, 4) / 256)
 
 
 class Bench:
@@ -88,197 +59,123 @@ class Bench:
         gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(gpu)
         dist.init_process_group("nccl", device_id=gpu, timeout=datetime.timedelta(seconds=300))
-        self.args, self.rank, self.size, self.group = args, dist.get_rank(), dist.get_world_size(), dist.group.WORLD
-        self.world, self.rows, self.wrong = mk.World.from_torch(), [], 0
+        symm_mem.enable_symm_mem_for_group(dist.group.WORLD.group_name)
+        torch._inductor.config._micro_pipeline_tp = True
+        self.args, self.world, self.flush, self.lt = args, mk.World.from_torch(), measure.Flush(), lt.Library()
+        self.rows, self.wrong = [], 0
 
     def say(self, text):
-        if self.rank == 0:
+        if dist.get_rank() == 0:
             print(text, flush=True)
 
     def random(self, *shape, seed, scale=1.0):
-        generator = torch.Generator(device="cuda").manual_seed(1_000_000 * self.args.seed + 1000 * self.rank + seed)
+        generator = torch.Generator(device="cuda").manual_seed(1_000_000 * self.args.seed + 1000 * dist.get_rank() + seed)
         return (torch.randn(*shape, device="cuda", generator=generator) * scale).bfloat16()
 
-    def slowest(self, value):
-        tensor = torch.tensor(value, dtype=torch.float64, device="cuda")
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        return tensor.tolist()
-
-    # Contestants.
-
-    def ours(self, gate, up, down):
-        block = mk.nn.GatedMLP(gate.shape[1], gate.shape[0] * self.size, self.world, device="cuda")
-        block.load(gate, up, down)
-        of = lambda: (block.gate_up.grad[:, 0].t(), block.gate_up.grad[:, 1].t(), block.down.grad.t())
-        return Block("mk", block, [block.gate_up, block.down], of)
-
-    def torch(self, name, gate, up, down, compiled):
-        gate_up, down = torch.nn.Parameter(torch.cat([gate, up])), torch.nn.Parameter(down.clone())
-
-        # Functional collectives are what the compiler fuses; eager they cost the host more than NCCL's own calls.
-        gather = (lambda x: funcol.all_gather_tensor_autograd(x, 0, self.group)) if compiled else Gather.apply
-        scatter = (lambda x: funcol.reduce_scatter_tensor_autograd(x, "sum", 0, self.group)) if compiled else Scatter.apply
-
-        def forward(x):
-            g, u = F.linear(gather(x), gate_up).chunk(2, 1)
-            return scatter(F.linear(F.silu(g) * u, down))
-
-        of = lambda: (*gate_up.grad.chunk(2), down.grad)
-        return Block(name, torch.compile(forward) if compiled else forward, [gate_up, down], of)
-
-    def gemms(self, x, gate, up, down, dy):
-        """The products of a step, gates and ups as one: nothing moves, and nothing else is computed."""
-        rows = x.shape[0] * self.size
-        whole, d_whole = x.repeat(self.size, 1), dy.repeat(self.size, 1)
-        w = torch.cat([gate, up])
-        both, h = torch.empty(rows, w.shape[0], device="cuda", dtype=x.dtype), self.random(rows, down.shape[1], seed=9)
-        d_both = self.random(rows, w.shape[0], seed=10)
-        y, dh, dx = torch.empty_like(whole), torch.empty_like(h), torch.empty_like(whole)
-        d_down, d_w = torch.empty_like(down), torch.empty_like(w)
-
-        def run():
-            torch.mm(whole, w.t(), out=both)
-            torch.mm(h, down.t(), out=y)
-            torch.mm(d_whole, down, out=dh)
-            torch.mm(d_whole.t(), h, out=d_down)
-            torch.mm(d_both, w, out=dx)
-            torch.mm(d_both.t(), whole, out=d_w)
-
-        return run
-
-    def reference(self, x, gate, up, down, dy):
-        """Gradients of x, gate, up, down, in float32."""
-        whole, d = _all_gather(x).float(), _all_gather(dy).float()
-        gate, up, down = gate.float(), up.float(), down.float()
-        g, u = whole @ gate.t(), whole @ up.t()
-        s = torch.sigmoid(g)
-        d_down = d.t() @ (g * s * u)
-        dh = d @ down
-        d_up = dh * g * s
-        d_gate = dh * u * s * (1 + g * (1 - s))
-        dx = d_gate @ gate + d_up @ up
-        d_x = torch.empty_like(x, dtype=torch.float32)
-        dist.reduce_scatter_tensor(d_x, dx)
-        return d_x, d_gate.t() @ whole, d_up.t() @ whole, d_down
-
-    # Measurements.
-
-    def time(self, runs):
-        """Milliseconds of each, the slowest rank's, of one of ``STEPS`` back to back: a list for each, by round."""
-        times = [[] for _ in runs]
-        for r in range(self.args.rounds):
-            for j in [(i + r) % len(runs) for i in range(len(runs))]:
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                dist.barrier()
-                torch.cuda.synchronize()
-                begin.record()
-                for _ in range(STEPS):
-                    runs[j]()
-                end.record()
-                torch.cuda.synchronize()
-                times[j].append(self.slowest(begin.elapsed_time(end) / STEPS))
-        return times
-
-    def memory(self, run):
-        """MiB that a step adds, in torch's allocator and outside of it, at its peak; the first call has been made."""
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        run()
-        torch.cuda.synchronize()
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-
-    def outside(self):
-        torch.cuda.synchronize()
-        free, total = torch.cuda.mem_get_info()
-        return (total - free - torch.cuda.memory_reserved()) / 2**20
-
-    def errors(self, block, x, truth):
-        of = lambda got, want: ((got.float() - want).norm() / want.norm()).item()
-        return self.slowest([of(got, want) for got, want in zip((x.grad, *block.gradients()), truth)])
-
-    def profile(self, block, x, dy):
-        from torch.profiler import ProfilerActivity, profile
-
-        # A step behind others, as in training.
-        with profile(activities=[ProfilerActivity.CUDA]) as found:
-            for _ in range(3):
-                block.step(x, dy)
+    def row(self, made, limit):
+        mode = self.args.mode
+        truth = made.truth(mode)
+        steps, runs, found = {}, {}, {}
+        for name, make in made.contestants(self.world, mode):
+            if name in self.args.without:
+                continue
+            outside, began = measure.outside(), time.perf_counter()
+            step, inputs = make(), [x.clone().requires_grad_() for x in made.x]
+            run = lambda i, step=step, inputs=inputs: step(inputs[i % SETS], made.dy[i % SETS])
+            run(0)
             torch.cuda.synchronize()
-        kernels = [e for e in found.events() if e.device_type == torch.autograd.DeviceType.CUDA and e.device_time_total > 0]
-        kernels.sort(key=lambda e: e.time_range.start)
-        first, last = kernels[0].time_range.start, kernels[0].time_range.start
-        for e in kernels:
-            self.say(f"    at {e.time_range.start - first:9.1f}, after {e.time_range.start - last:8.1f}: {e.device_time_total:9.1f} us  {e.name[:90]}")
-            last = max(last, e.time_range.end)
-        return [(e.name, e.time_range.start - first, e.device_time_total) for e in kernels]
-
-    def row(self, tokens, hidden, ffn):
-        x = self.random(tokens // self.size, hidden, seed=1)
-        dy = self.random(tokens // self.size, hidden, seed=2)
-        gate, up = (self.random(ffn // self.size, hidden, seed=s, scale=hidden**-0.5) for s in (3, 4))
-        down = self.random(hidden, ffn // self.size, seed=5, scale=ffn**-0.5)
-        truth = self.reference(x, gate, up, down, dy)
-        makers = [
-            lambda: self.ours(gate, up, down),
-            lambda: self.torch("torch, NCCL", gate, up, down, False),
-            lambda: self.torch("torch.compile, async-TP", gate, up, down, True),
-        ]
-        blocks, runs, memory, errors, first = [], [], [], [], []
-        for make in makers:
-            outside, began = self.outside(), datetime.datetime.now()
-            block, own = make(), x.clone().requires_grad_()
-            run = lambda block=block, own=own: block.step(own, dy)
-            run()
-            torch.cuda.synchronize()
-            first.append((datetime.datetime.now() - began).total_seconds())
-            held = self.outside() - outside
-            run()
-            memory.append([self.memory(run), held])
-            errors.append(self.errors(block, own, truth))
-            blocks.append(block)
-            runs.append(run)
-        del truth
-        runs.append(self.gemms(x, gate, up, down, dy))
-        names = [block.name for block in blocks] + ["GEMMs alone"]
-        for run in runs:
-            run()
-        times = self.time(runs)
-        middle = dict(zip(names, map(statistics.median, times)))
-        ours, peers = middle["mk"], [middle[name] for name in names[1:-1]]
-        right = all(max(e) < LIMIT for e in errors)
+            first = time.perf_counter() - began
+            # Functions of one text are one: what a second contestant needs may be there.
+            held = max([measure.outside() - outside, *(f["memory_mib"][1] for other, f in found.items() if name.startswith(other))])
+            run(0)
+            peak = measure.memory(run)
+            if mode == "captured":
+                step.capture(inputs[0], made.dy[0])
+            steps[name], runs[name] = (step, inputs), run
+            found[name] = {"first_s": first, "memory_mib": [peak, held], "host_ms": measure.host(run)}
+        alone, products = made.gemms(self.lt, measure.slowest, self.flush, mode)
+        if alone:
+            runs["GEMMs"] = lambda i: alone()
+        for run in runs.values():
+            run(0)
+        for name, ms in zip(runs, measure.times(list(runs.values()), self.args.rounds)):
+            found.setdefault(name, {})["ms"] = ms
+        for name, (step, inputs) in steps.items():
+            # Behind the timed steps, of which each has set 0 at its end.
+            runs[name](0)
+            found[name]["errors"] = measure.errors([inputs[0].grad, *step.gradients()], truth)
+        right = all(max(f["errors"]) < limit for f in found.values() if "errors" in f)
         self.wrong += not right
-        row = {"tokens": tokens, "hidden": hidden, "ffn": ffn, "ms": dict(zip(names, times)), "memory_mib": dict(zip(names, memory)),
-               "errors": dict(zip(names, errors)), "first_s": dict(zip(names, first)), "right": right}
-        times = ", ".join(f"{name} {ms:.3f}" for name, ms in middle.items())
-        ratios = f"torch / mk {peers[0] / ours:.3f}, async-TP / mk {peers[1] / ours:.3f}, mk / GEMMs {ours / middle['GEMMs alone']:.3f}"
-        peaks = ", ".join(f"{a:.0f} + {b:.0f}" for a, b in memory)
-        self.say(f"{tokens} x {hidden} x {ffn} | ms {times} | {ratios} | MiB {peaks} | first s {', '.join(f'{s:.1f}' for s in first)} | "
-                 f"error {max(errors[0]):.1e} (torch {max(errors[1]):.1e}) {'ok' if right else 'WRONG'}")
-        if self.args.profile:
-            row["kernels"] = self.profile(blocks[0], x.clone().requires_grad_(), dy)
+        row = {"row": made.text, "mode": mode, "found": found, "products_ms": products, "right": right}
+        if mode == "plain" and "mk" in steps:
+            step, inputs = steps["mk"]
+            parts = measure.kernels(step, inputs[0], made.dy[0])
+            row["kernels"], row["others"] = parts, sorted({name for name, _ in parts[1] if not measure.is_ours(name)})
         self.rows.append(row)
+        self.tell(row)
+
+    def tell(self, row):
+        """What a row is in full; ``table`` has its ratios."""
+        self.say(f"== {row['row']}, {row['mode']}")
+        for name, f in row["found"].items():
+            text = f"   {name:14} {statistics.median(f['ms']):8.3f} ms"
+            if "errors" in f:
+                peak, held = f["memory_mib"]
+                text += f"  host {f['host_ms']:6.3f} ms  MiB {peak:6.0f} + {held:4.0f}  first {f['first_s']:5.1f} s  error {max(f['errors']):.1e}"
+            self.say(text)
+        label = lambda name: "" if name.startswith("mk_") else " " + name[:40]
+        times = lambda part: ", ".join(f"{us:.0f}{label(name)}" for name, us in part)
+        if "kernels" in row:
+            self.say(f"   mk's kernels, us: forward {times(row['kernels'][0])} | backward {times(row['kernels'][1])}")
+        if row["products_ms"]:
+            self.say("   GEMMs, us: " + ", ".join(f"{name} {1e3 * ms:.0f}" for name, ms in row["products_ms"].items()))
+
+    def table(self):
+        self.say("\nrow | mk ms | async-TP / mk | eager / mk | mk / GEMMs | memory: mk / eager | host ms: mk, eager, async-TP | backward by others | right")
+        for row in self.rows:
+            found = row["found"]
+            ms = {name: statistics.median(f["ms"]) for name, f in found.items()}
+            for ours in [name for name in found if name.startswith("mk")]:
+                over = lambda name: f"{ms[name] / ms[ours]:.3f}" if name in ms else "-"
+                mib = {name: sum(f["memory_mib"]) for name, f in found.items() if "memory_mib" in f}
+                share = f"{mib[ours] / mib['eager']:.2f}" if "eager" in mib else "-"
+                alone = f"{ms[ours] / ms['GEMMs']:.3f}" if "GEMMs" in ms else "-"
+                hosts = ", ".join(f"{found[n]['host_ms']:.2f}" for n in (ours, "eager", "async-TP") if n in found)
+                label = row["row"] if ours == "mk" else f"{row['row']} ({ours})"
+                others = len(row["others"]) if "others" in row and ours == "mk" else "-"
+                self.say(f"{label} | {ms[ours]:.3f} | {over('async-TP')} | {over('eager')} | {alone} | {share} | {hosts} | {others} | {row['right']}")
 
 
 def main():
     parser = argparse.ArgumentParser(prog="benches/step", description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", nargs="*", help="TOKENS,HIDDEN,FFN of all ranks")
+    parser.add_argument("--rows", nargs="*", help="TOKENS,HIDDEN,FFN of all ranks [those of docs/performance.md, and one that the seed draws]")
+    parser.add_argument("--layers", nargs="*", choices=LAYERS, default=["llama-3-8b"])
+    parser.add_argument("--without", nargs="*", default=[], help="contestants that are left out")
+    parser.add_argument("--mode", choices=MODES, default="plain")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--profile", action="store_true", help="list the kernels of mk's step")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no row is begun")
     parser.add_argument("--json", help="write all of it to this file")
     args = parser.parse_args()
-    torch._inductor.config._micro_pipeline_tp = True
-    bench = Bench(args)
-    symm_mem.enable_symm_mem_for_group(bench.group.group_name)
-    rows = [tuple(map(int, row.split(","))) for row in args.rows] if args.rows else ROWS
-    for row in rows:
-        bench.row(*row)
+    began, bench = time.monotonic(), Bench(args)
+    blocks = [tuple(map(int, row.split(","))) for row in args.rows] if args.rows is not None else [*ROWS, drawn(args.seed)]
+    rows = [(lambda r=r: Gated(bench.random, *r, SETS), LIMIT, str(r)) for r in blocks]
+    if args.mode in ("plain", "checkpointed"):
+        rows += [(lambda n=n: Layer(bench.random, n, TOKENS, SETS), LAYER_LIMIT, n) for n in args.layers]
+    for make, limit, name in rows:
+        # The slowest rank's clock counts for all.
+        if measure.slowest([time.monotonic() - began])[0] > args.limit:
+            bench.say(f"== {name}: not begun within {args.limit:.0f} s")
+            continue
+        bench.row(make(), limit)
+        # Functions of one row are closed before the next one's memory is measured.
+        gc.collect()
+        torch._dynamo.reset()
         torch.cuda.empty_cache()
-    if args.json and bench.rank == 0:
-        about = {"gpu": torch.cuda.get_device_name(), "ranks": bench.size, "torch": torch.__version__, "seed": args.seed, "rounds": args.rounds}
-        with open(args.json, "w") as file:
-            json.dump({**about, "rows": bench.rows}, file, indent=1)
+        if args.json and dist.get_rank() == 0:
+            about = {"gpu": torch.cuda.get_device_name(), "ranks": dist.get_world_size(), "torch": torch.__version__, "seed": args.seed}
+            Path(args.json).write_text(json.dumps({**about, "rounds": args.rounds, "rows": bench.rows}, indent=1))
+    bench.table()
     dist.destroy_process_group()
     raise SystemExit(bench.wrong)
 

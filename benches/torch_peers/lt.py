@@ -1,7 +1,7 @@
 """GEMMs by cublasLt, with the algorithm that is measured to be the fastest of those it proposes.
 
-``C = A @ B``, all row-major bfloat16 and accumulated in fp32. cublasLt is column-major: it is asked for ``C^T = B^T @ A^T``,
-which is the same memory.
+``C = A @ B``, all row-major bfloat16 and accumulated in fp32; A or B may lie transposed. cublasLt is column-major: it is asked for
+``C^T = B^T @ A^T``, which is the same memory.
 """
 
 import ctypes as c
@@ -9,6 +9,7 @@ import ctypes as c
 import torch
 
 _BF16, _FP32, _COMPUTE_32F = 14, 0, 68  # cudaDataType_t, cublasComputeType_t
+_TRANSPOSE_A, _TRANSPOSE_B, _OP_T = 3, 4, 1  # cublasLtMatmulDescAttributes_t, cublasOperation_t
 _WORKSPACE_LIMIT = 1  # cublasLtMatmulPreferenceAttributes_t
 WORKSPACE_BYTES = 64 << 20
 PROPOSALS = 8
@@ -48,11 +49,17 @@ class Library:
         if status != 0:
             raise CublasError(f"{name} returned status {status}")
 
-    def proposals(self, m, k, n):
-        """What cublasLt proposes for a product of ``[m, k]`` and ``[k, n]``, best guess first."""
+    def proposals(self, m, k, n, turned=(False, False)):
+        """What cublasLt proposes for a product of ``[m, k]`` and ``[k, n]``, best guess first. Operands that are ``turned`` lie as ``[k, m]``
+        and ``[n, k]``."""
         what, left, right, out, limit = (c.c_void_p() for _ in range(5))
         self("cublasLtMatmulDescCreate", c.byref(what), _COMPUTE_32F, _FP32)
-        for layout, rows, columns in (left, n, k), (right, k, m), (out, n, m):
+        a_turned, b_turned = turned
+        for attribute, is_turned in (_TRANSPOSE_A, b_turned), (_TRANSPOSE_B, a_turned):
+            if is_turned:
+                self("cublasLtMatmulDescSetAttribute", what, attribute, c.byref(c.c_int32(_OP_T)), c.c_size_t(4))
+        flip = lambda is_turned, *shape: shape[::-1] if is_turned else shape
+        for layout, (rows, columns) in (left, flip(b_turned, n, k)), (right, flip(a_turned, k, m)), (out, (n, m)):
             sizes = c.c_uint64(rows), c.c_uint64(columns), c.c_int64(rows)
             self("cublasLtMatrixLayoutCreate", c.byref(layout), _BF16, *sizes)
         self("cublasLtMatmulPreferenceCreate", c.byref(limit))
@@ -98,17 +105,21 @@ class TorchProduct:
 
     name = "torch.mm"
 
+    def __init__(self, turned):
+        self._turned = turned
+
     def __call__(self, a, b, out):
+        a, b = (t.t() if is_turned else t for t, is_turned in zip((a, b), self._turned))
         return torch.mm(a, b, out=out)
 
 
-def best(lib, shape, pairs, out, slowest, flush, rounds=5):
+def best(lib, shape, pairs, out, slowest, flush, rounds=5, turned=(False, False)):
     """The fastest way to multiply on the slowest rank, and all times in ms by name.
 
-    ``pairs`` are inputs to rotate over, ``slowest`` takes a list of numbers to their maxima over ranks, ``flush`` clears
+    ``pairs`` are inputs to rotate over, as they lie, ``slowest`` takes a list of numbers to their maxima over ranks, ``flush`` clears
     the caches. All ranks measure at the same time, and choose the same.
     """
-    ways = [TorchProduct()] + lib.proposals(*shape)
+    ways = [TorchProduct(turned)] + lib.proposals(*shape, turned)
     times = [[] for _ in ways]
     for i in range(rounds + 1):
         events = []

@@ -120,7 +120,7 @@ impl Opened {
             Opened::Plan(_, _, None) => return None,
             Opened::Plan(_, _, Some(pipeline)) | Opened::Pipeline(pipeline) => pipeline,
         };
-        let is_routed = |op: Op| matches!(op, Op::GroupedGemm | Op::Dispatch { .. });
+        let is_routed = |op: Op| matches!(op, Op::GroupedGemm { .. } | Op::Dispatch { .. });
         Some(pipeline.program.nodes().iter().any(|node| is_routed(node.op)))
     }
 

@@ -362,10 +362,13 @@ fn worlds(n: usize) -> Vec<World> {
         }
         let at = rng.random_range(0..ids.len());
         let wide = rng.random_range(0..3) == 0;
+        // Slots of no expert, or nothing else.
+        let none = [0, 0, 0, 1, 4, 8][rng.random_range(0..6)];
+        ids.iter_mut().filter(|_| rng.random_range(0..8) < none).for_each(|id| *id = -1);
         match rng.random_range(0..30) {
             0 => ids[at] = experts as i64 + rng.random_range(0..3),
-            1 => ids[at] = -1 - i64::from(rng.random_range(0..i32::MAX)),
-            // Their lower halves are experts.
+            1 => ids[at] = -2 - i64::from(rng.random_range(0..i32::MAX - 1)),
+            // Their lower halves are experts, or none.
             2 | 3 if wide => ids[at] += rng.random_range(-5..5i64) << 32,
             2 if slots > 1 => ids[at] = ids[at / slots * slots + (at + 1) % slots],
             _ => {}
@@ -402,6 +405,7 @@ fn what_follows_from_a_routing() {
     let guard = 0xdead_beef_u32 as i32;
     let (mut tables, mut outside, mut twice, mut many, mut beyond, mut dropped) =
         (0, 0, 0, 0, 0, 0);
+    let mut padded = 0;
     for (i, w) in worlds.iter().enumerate() {
         let most = w.tokens.div_ceil(w.ranks);
         let said: Vec<i32> = words.by_ref().take(5).collect();
@@ -420,7 +424,7 @@ fn what_follows_from_a_routing() {
             assert_eq!([t[0], t[1], t[n - 2], t[n - 1]], [guard; 4], "{i}");
         }
         let ranks = w.ranks;
-        let narrow = |id: &i64| i32::try_from(*id).unwrap_or(-1);
+        let narrow = |id: &i64| i32::try_from(*id).unwrap_or(-2);
         let ids: Vec<i32> = w.ids.iter().map(narrow).collect();
         let (experts, keep) = (w.experts as i32, w.keep);
         let routing = Routes { ids: &ids, slots: w.slots, experts, ranks, rows: 128, keep };
@@ -435,8 +439,9 @@ fn what_follows_from_a_routing() {
                     RoutePart::Wanted,
                 ];
                 let own = most.min(w.tokens.saturating_sub(w.rank * most)) * 2 * w.slots;
-                let bits = if keep > 0 { own / 2 } else { 0 };
-                dropped += i32::from(found[3][2..bits + 2].contains(&0));
+                let bits = own / 2;
+                dropped += i32::from(keep > 0 && found[3][2..bits + 2].contains(&0));
+                padded += i32::from(ids.contains(&-1));
                 for ((part, n), found) in
                     parts.into_iter().zip([sizes[0], sizes[1], own, bits, sizes[4]]).zip(&found)
                 {
@@ -469,10 +474,16 @@ fn what_follows_from_a_routing() {
     }
     assert!(words.next().is_none());
     let all = format!(
-        "{tables} tables, {outside} outside, {twice} twice, {many} too many, {beyond} beyond 32 bits, {dropped} drop"
+        "{tables} tables, {outside} outside, {twice} twice, {many} too many, {beyond} beyond 32 bits, {dropped} drop, {padded} padded"
     );
     assert!(
-        tables > 8000 && outside > 300 && twice > 100 && many > 20 && beyond > 100 && dropped > 500,
+        tables > 8000
+            && outside > 300
+            && twice > 100
+            && many > 10
+            && beyond > 100
+            && dropped > 500
+            && padded > 3000,
         "{all}"
     );
 }

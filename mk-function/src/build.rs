@@ -16,7 +16,7 @@ use mk_codegen::{
     valid::Proof,
 };
 use mk_runtime::{
-    Error,
+    Error, InstanceOptions,
     jit::{self, Compiled, JitOptions},
 };
 use mk_syntax::{Bound, Program};
@@ -103,6 +103,11 @@ impl Lowered {
 }
 
 impl Planned {
+    /// How its kernel is bound: with workspace in common with other kernels of the world, where its proof allows that.
+    pub(crate) fn instance_options(&self, options: &InstanceOptions) -> InstanceOptions {
+        InstanceOptions { pooled: self.proof.exclusive.is_empty(), ..options.clone() }
+    }
+
     /// Compiles the kernel, or reads it from the disk cache.
     ///
     /// # Errors
@@ -347,18 +352,18 @@ impl Draft {
     /// Takes the proofs of the process that proves, where they are of the same plans and kernels.
     ///
     /// # Errors
-    /// [`FunctionError::Mismatch`].
-    pub(crate) fn hear(&mut self, said: &str) -> Result<(), FunctionError> {
+    /// [`FunctionError::Mismatch`] for what is no proof; [`Error::Disagree`], of this `rank`.
+    pub(crate) fn hear(&mut self, said: &str, rank: u32) -> Result<(), FunctionError> {
         let lines: Vec<&str> = said.split_inclusive('\n').collect();
         let all = lines.chunks(Proved::LINES).map(|lines| Proved::read(&lines.concat()));
         let all: Option<Vec<Proved>> = all.collect();
         let all = all.ok_or_else(|| FunctionError::mismatch("rank 0 says a proof that is none"))?;
         let own = self.made.kernels.iter().map(|k| Digests::of(&k.plan, &k.source));
         if !all.iter().map(|proved| &proved.digests).eq(own.collect::<Vec<_>>().iter()) {
-            return Err(FunctionError::mismatch(
-                "this rank lowered other plans than rank 0, which proves for all\n  help: every rank must pass the same text and options, in the same \
-                 build of mk",
-            ));
+            let what = "the plan, which text, sizes, settings and the build of mk decide".into();
+            return Err(
+                Error::Disagree { during: "compiling".into(), what, rank, ranks: vec![0] }.into()
+            );
         }
         self.proved = Some(all);
         Ok(())
@@ -403,7 +408,7 @@ mod tests {
         let said = first.say();
         let mut other = draft(&config, false);
         assert!(other.say().is_empty(), "who does not prove says nothing");
-        other.hear(&said).expect("the same plan");
+        other.hear(&said, 1).expect("the same plan");
         let (made, _) = other.finish().expect("proved");
         let (own, _) = first.finish().expect("proved");
         let proofs =
@@ -413,12 +418,15 @@ mod tests {
 
         let narrow = Config { block: NARROW, ..config.clone() };
         let mut astray = draft(&narrow, false);
-        let error = astray.hear(&said).expect_err("another plan").to_string();
-        assert!(error.contains("lowered other plans than rank 0"), "{error}");
+        let error = astray.hear(&said, 1).expect_err("another plan");
+        assert!(
+            matches!(&error, FunctionError::Runtime(Error::Disagree { rank: 1, ranks, .. }) if *ranks == [0]),
+            "{error}"
+        );
         let without = draft(&config, false).finish().map(|_| ()).expect_err("no proof");
         assert!(without.to_string().contains("nobody has proved"), "{without}");
         for bad in ["nonsense", &said[..said.len() / 2], &said.repeat(2), ""] {
-            assert!(draft(&config, false).hear(bad).is_err(), "{bad:?}");
+            assert!(draft(&config, false).hear(bad, 1).is_err(), "{bad:?}");
         }
     }
 }

@@ -30,8 +30,8 @@ pub struct Step {
     pub inputs: Vec<ValueId>,
     /// What its results are there.
     pub results: Vec<ValueId>,
-    /// Tensors `[M, G, N]` of the pipeline are matrices of `G * N` columns here.
-    pub is_flat: bool,
+    /// Those of them whose two last dimensions in the pipeline are one here.
+    pub flat: Vec<ValueId>,
 }
 
 /// Why a pipeline cannot be cut.
@@ -199,9 +199,10 @@ impl Cutter<'_> {
         let mut shapes = BTreeMap::new();
         for (id, tensor) in excerpt.inputs().iter().zip(program.tensors()) {
             let mut shape = self.bound.shape(*id)?.to_vec();
-            if excerpt.flat && shape.len() == 3 {
-                let columns = shape.get(1)?.checked_mul(*shape.get(2)?)?;
-                shape = vec![*shape.first()?, columns];
+            if excerpt.flat && excerpt.flattens(*id) {
+                let last = shape.pop()?;
+                let columns = shape.last_mut()?;
+                *columns = columns.checked_mul(last)?;
             }
             shapes.insert(tensor.name.clone(), shape);
         }
@@ -222,8 +223,11 @@ impl Cutter<'_> {
         {
             return Err(CutError::NoKernel { text, error: error.into() });
         }
-        let (inputs, results, is_flat) = (excerpt.inputs(), excerpt.results, excerpt.flat);
-        Ok(Step { is_kernel: group.is_kernel, text, program, inputs, results, is_flat })
+        let inputs = excerpt.inputs();
+        let touched = inputs.iter().chain(&excerpt.results).copied();
+        let flat = touched.filter(|id| excerpt.flat && excerpt.flattens(*id)).collect();
+        let results = excerpt.results;
+        Ok(Step { is_kernel: group.is_kernel, text, program, inputs, results, flat })
     }
 
     /// A group's text: its results are what others read, or the caller.
@@ -236,20 +240,28 @@ impl Cutter<'_> {
         let wanted = |id: &ValueId| read.contains(id) || self.program.results().contains(id);
         let results = nodes.iter().copied().filter(wanted).collect();
         let name = format!("{}_{}", self.program.name(), nodes.first().map_or(0, |id| id.index()));
-        let flat = group.is_kernel && self.is_flat(&nodes);
-        Excerpt { program: self.program, name, nodes, results, flat, fixed: group.fixed }
+        let excerpt = Excerpt {
+            program: self.program,
+            name,
+            nodes,
+            results,
+            flat: false,
+            fixed: group.fixed,
+        };
+        let flat = group.is_kernel && self.is_flat(&excerpt);
+        Excerpt { flat, ..excerpt }
     }
 
     /// Whether gates and ups of a group's values lie side by side as any other columns, equally many on all ranks.
-    fn is_flat(&self, nodes: &[ValueId]) -> bool {
-        let all = nodes.iter().filter_map(|id| match self.program.def(*id) {
+    fn is_flat(&self, excerpt: &Excerpt<'_>) -> bool {
+        let all = excerpt.nodes.iter().filter_map(|id| match self.program.def(*id) {
             Some(Def::Node(node)) => Some(node),
             _ => None,
         });
         let mut wide = all
             .clone()
             .flat_map(|n| n.inputs.iter().chain([&n.result]))
-            .filter(|id| self.program.ty(**id).is_some_and(|t| t.dims.len() == 3));
+            .filter(|id| excerpt.flattens(**id));
         let even = |id: &ValueId| {
             let Some(ty) = self.program.ty(*id) else { return false };
             match ty.placement.as_slice() {

@@ -21,7 +21,8 @@ pub fn dropped(inputs: &Inputs<'_>, launch: u64) -> Option<Vec<Dropped>> {
         let sums = all.get_or_insert_with(|| vec![Dropped::default(); case.ranks]);
         let mut kept = BTreeMap::<i32, usize>::new();
         for (rank, sum) in sums.iter_mut().enumerate() {
-            for expert in inputs.ids(launch, tensor, rank) {
+            // A slot of no expert has no row.
+            for expert in inputs.ids(launch, tensor, rank).into_iter().filter(|e| *e >= 0) {
                 let n = kept.entry(expert).or_default();
                 sum.of += 1;
                 sum.dropped += u64::from(*n == keep);

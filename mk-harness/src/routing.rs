@@ -6,7 +6,7 @@ use mk_syntax::{Def, Op, Placement, Program, RAGGED_BLOCK, Tensor, ValueId};
 use std::{fmt, str::FromStr};
 
 /// The forms of routings.
-pub const FORMS: &str = "uniform, skew:N, one, empty or random";
+pub const FORMS: &str = "uniform, skew:N, one, empty, random or padded";
 
 /// Which experts rows go to. Every launch, and every rank that has experts of its own, has another routing of the form.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub enum Routing {
     Empty,
     /// Some have none, others any number.
     Random,
+    /// The same, of tokens of which some slots, and on some ranks the last tokens, go to no expert: -1.
+    Padded,
 }
 
 impl FromStr for Routing {
@@ -33,6 +35,7 @@ impl FromStr for Routing {
             "one" => Ok(Routing::One),
             "empty" => Ok(Routing::Empty),
             "random" => Ok(Routing::Random),
+            "padded" => Ok(Routing::Padded),
             _ => {
                 let factor = text.strip_prefix("skew:").and_then(|n| n.parse().ok());
                 let factor = factor.filter(|n| (1..=1024).contains(n));
@@ -52,6 +55,7 @@ impl fmt::Display for Routing {
             Routing::One => f.write_str("one"),
             Routing::Empty => f.write_str("empty"),
             Routing::Random => f.write_str("random"),
+            Routing::Padded => f.write_str("padded"),
         }
     }
 }
@@ -80,7 +84,7 @@ impl Routing {
             Routing::Uniform | Routing::Skew(_) => 1.0,
             Routing::One => f64::from(u8::from((i + experts - chosen) % experts.max(1) < slots)),
             Routing::Empty => f64::from(u8::from(!none(i.is_multiple_of(2)))),
-            Routing::Random => {
+            Routing::Random | Routing::Padded => {
                 let near = chance(launch, i + 1);
                 if none(near < 0.3) { 0.0 } else { 0.05 + near * near }
             }
@@ -99,7 +103,10 @@ impl Routing {
                 let last = left.iter().rposition(|w| *w > 0.0);
                 let expert = found.or(last).unwrap_or(0);
                 left[expert] = 0.0;
-                ids.push(expert as i32);
+                let behind = seed % 2 == 1 && token >= tokens / 2;
+                let none = behind || chance(!seed, token * slots + slot) < 0.2;
+                let padded = self == Routing::Padded && none;
+                ids.push(if padded { -1 } else { expert as i32 });
             }
         }
         ids
@@ -119,8 +126,8 @@ impl Routing {
                 Routing::One => f64::from(u8::from(i == chosen)),
                 Routing::Empty if i.is_multiple_of(2) && experts > 1 => 0.0,
                 Routing::Empty => near,
-                Routing::Random if near < 0.9 => 0.0,
-                Routing::Random => near * near,
+                Routing::Random | Routing::Padded if near < 0.9 => 0.0,
+                Routing::Random | Routing::Padded => near * near,
             }
         };
         let weights: Vec<f64> = (0..experts).map(weight).collect();
@@ -147,7 +154,9 @@ pub(crate) fn experts_of(case: Case<'_>, ids: ValueId) -> Option<usize> {
     if case.bound.shape(ids)?.len() != 2 {
         return None;
     }
-    let of = |n: &&mk_syntax::Node| n.op == Op::GroupedGemm && n.inputs.get(2) == Some(&ids);
+    let of = |n: &&mk_syntax::Node| {
+        matches!(n.op, Op::GroupedGemm { .. }) && n.inputs.get(2) == Some(&ids)
+    };
     let product = case.program.nodes().iter().find(of)?;
     case.bound.shape(*product.inputs.get(1)?)?.first().map(|n| *n as usize)
 }
@@ -204,9 +213,11 @@ pub(crate) fn counts_of(program: &Program, value: ValueId) -> Option<ValueId> {
     loop {
         let Some(Def::Node(node)) = program.def(at) else { return None };
         match node.op {
-            Op::GroupedGemm => return node.inputs.get(2).copied(),
+            Op::GroupedGemm { .. } => return node.inputs.get(2).copied(),
             Op::Dispatch { .. } => return node.inputs.get(1).copied(),
-            op if op.is_elementwise() || op == Op::Swiglu => at = *node.inputs.first()?,
+            op if op.is_elementwise() || matches!(op, Op::Swiglu | Op::SwigluGrad) => {
+                at = *node.inputs.first()?
+            }
             _ => return None,
         }
     }
@@ -215,7 +226,7 @@ pub(crate) fn counts_of(program: &Program, value: ValueId) -> Option<ValueId> {
 /// Capacity of a rank in blocks of rows, where a tensor has rows of experts.
 pub(crate) fn blocks(case: Case<'_>, counts: &Tensor, rank: usize) -> u64 {
     let of = |node: &&mk_syntax::Node| {
-        node.op == Op::GroupedGemm && node.inputs.get(2) == Some(&counts.id)
+        matches!(node.op, Op::GroupedGemm { .. }) && node.inputs.get(2) == Some(&counts.id)
     };
     let node = case.program.nodes().iter().find(of);
     let rows = node.and_then(|node| {
@@ -278,15 +289,25 @@ mod tests {
     }
 
     #[test]
+    fn slots_of_no_expert_are_padding() {
+        let ids = Routing::Padded.route(40, 2, 8, 5, 7);
+        let none = |of: &[i32]| of.iter().filter(|e| **e == -1).count();
+        assert!(ids.iter().all(|e| (-1..8).contains(e)) && none(&ids[40..]) == 40, "{ids:?}");
+        assert!((1..40).contains(&none(&ids[..40])), "{ids:?}");
+        let even = Routing::Padded.route(40, 2, 8, 5, 8);
+        assert!((1..40).contains(&none(&even)), "{even:?}");
+    }
+
+    #[test]
     fn counts_fit_their_blocks() {
-        for text in ["uniform", "skew:8", "one", "empty", "random"] {
+        for text in ["uniform", "skew:8", "one", "empty", "random", "padded"] {
             let routing: Routing = text.parse().expect("a routing");
             assert_eq!(routing.to_string(), text);
             for (experts, blocks, seed) in [(1, 1, 0), (16, 64, 1), (128, 64, 2), (64, 1024, 3)] {
                 let counts = routing.counts(experts, blocks, seed);
                 let used: u64 = counts.iter().map(|n| (*n as u64).div_ceil(128)).sum();
                 assert!(counts.len() == experts && used <= blocks, "{text}: {counts:?}");
-                let none = routing == Routing::Random && experts == 1;
+                let none = matches!(routing, Routing::Random | Routing::Padded) && experts == 1;
                 assert!(used > 0 || none, "{text}: {counts:?}");
                 let filled = counts.iter().filter(|n| **n > 0).count();
                 assert!(routing != Routing::One || filled == 1, "{counts:?}");

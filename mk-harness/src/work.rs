@@ -31,7 +31,7 @@ pub fn macs(case: Case<'_>) -> u64 {
             continue;
         }
         // Every row meets one matrix.
-        if let (Op::GroupedGemm, [x, w, _]) = (node.op, &node.inputs[..]) {
+        if let (Op::GroupedGemm { .. }, [x, w, _]) = (node.op, &node.inputs[..]) {
             let elements =
                 |id: &ValueId| case.bound.shape(*id).unwrap_or(&[]).iter().product::<u64>();
             let experts = case.bound.shape(*w).and_then(|s| s.first()).copied().unwrap_or(1);

@@ -85,7 +85,7 @@ pub fn cut_up<'py>(
         dict.set_item("text", &step.text)?;
         dict.set_item("inputs", places(&step.inputs))?;
         dict.set_item("results", places(&step.results))?;
-        dict.set_item("flat", step.is_flat)?;
+        dict.set_item("flat", places(&step.flat))?;
         list.append(dict)?;
     }
     Ok(list)

@@ -69,6 +69,7 @@ fn value<'py>(
                 Op::Gather { dim, .. } | Op::ReduceScatter { dim, .. } => {
                     dict.set_item("dim", dim)?;
                 }
+                Op::GroupedGemm { transposed } => dict.set_item("transposed", transposed)?,
                 Op::Gemm { a_transposed, b_transposed } => {
                     dict.set_item("a_transposed", a_transposed)?;
                     dict.set_item("b_transposed", b_transposed)?;

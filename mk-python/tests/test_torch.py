@@ -7,8 +7,10 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import weakref
 
 import mk
+from mk._runner import Runner
 
 try:
     import torch
@@ -29,6 +31,19 @@ GATED = """fn gated(x: bf16[M, K] @ shard(0), w1: bf16[K, 2, F] @ shard(2), w2: 
 def random(*shape, seed=0, scale=1.0):
     g = torch.Generator().manual_seed(seed)
     return (torch.randn(*shape, generator=g) * scale).bfloat16()
+
+
+class _Empty:
+    """A tensor of any shape."""
+
+    def view(self, shape):
+        return self
+
+    def flatten(self, *_):
+        return self
+
+    def dim(self):
+        return 2
 
 
 def close(case, a, b, limit=1.5e-2):
@@ -190,6 +205,45 @@ class OneRank(unittest.TestCase):
         with FlopCounterMode(display=False) as counter:
             f(*tensors).float().sum().backward()
         self.assertEqual(counter.get_total_flops(), 3 * 2 * 2 * 24 * 16 * 40)
+
+    def test_what_is_saved_is_freed_behind_the_kernel_that_reads_it_last(self):
+        text = "fn gated(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2), v: bf16[F, K] @ shard(0)) { " \
+               "gather(x) -> gemm(w) -> swiglu -> gemm(v) -> reduce_scatter }"
+        backward = mk._mk._derive(text, None, gather_again=False, activate_again=False, into=[])["backward"]
+        runner = Runner(backward, mk.World.offline(2), {})
+        sizes = {"M": 8192, "K": 4096, "F": 14336}
+        steps, alive, most = runner.steps(sizes), [], []
+        self.assertGreater(len(steps), 3)
+
+        def stands_in_for(step):
+            def run(*inputs):
+                # What is read later, and what this kernel reads.
+                most.append(sum(ref() is not None for ref in alive))
+                made = [_Empty() for _ in step["results"]]
+                alive.extend(map(weakref.ref, made))
+                return made
+
+            return run
+
+        for step in steps:
+            step[2] = stands_in_for(step[0])
+        given = [_Empty() for _ in runner.parameters]
+        alive.extend(map(weakref.ref, given))
+        results = runner._steps_of(torch, steps, sizes, given, {})
+        self.assertEqual(given, [])
+        # d_out, v, v5, v4, w, v3; then v5, w, v3 and the two results of the first kernel; without the operands of v's gradient, with it; …
+        self.assertEqual(most, [6, 5, 4, 4])
+        self.assertEqual(sum(ref() is not None for ref in alive), len(results))
+
+    def test_a_retained_graph_keeps_what_is_saved(self):
+        f = mk.compile(MLP, self.world)
+        x, w1, w2 = (random(*s, seed=i).requires_grad_() for i, s in enumerate([(32, 64), (64, 256), (256, 64)]))
+        y = f(x, w1, w2)
+        first = torch.autograd.grad(y, [x, w1, w2], random(32, 64, seed=9), retain_graph=True)
+        again = torch.autograd.grad(y, [x, w1, w2], random(32, 64, seed=9))
+        self.assertTrue(all(torch.equal(a, b) for a, b in zip(first, again)))
+        with self.assertRaisesRegex(RuntimeError, "second time"):
+            torch.autograd.grad(y, [x, w1, w2], random(32, 64, seed=9))
 
     def test_autocast(self):
         f, tensors = self.mlp()

@@ -41,7 +41,7 @@ def mlp(case, rank, ranks, sequence_parallel):
     from mk.integrations import megatron
 
     spec = megatron.layer_spec(get_gpt_layer_local_spec()).submodules.mlp
-    layer = MLP(config(ranks, sequence_parallel=sequence_parallel), spec.submodules, ffn_hidden_size=96)
+    layer = MLP(config(ranks, sequence_parallel=sequence_parallel), spec.submodules, ffn_hidden_size=96).to(torch.get_default_device())
     case.assertIs(type(layer.linear_fc1), megatron.ColumnParallelLinear)
     case.assertIs(type(layer.linear_fc2), megatron.RowParallelLinear)
     torch.manual_seed(0)

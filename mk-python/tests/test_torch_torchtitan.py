@@ -32,7 +32,7 @@ def close(case, name, got, want, limit=1.5e-2):
     case.assertLess(((got.double() - want.double()).norm() / want.double().norm()).item(), limit, name)
 
 
-def layers(case, rank, ranks):
+def layers(case, rank, ranks, device="cpu"):
     """Each layer on its part of the parameters and of the sequence, beside the stock layer on all of both."""
     from torchtitan.distributed.spmd_types import set_current_spmd_mesh
     from torchtitan.models.common.attention import FusedQKVLinear
@@ -40,7 +40,7 @@ def layers(case, rank, ranks):
     from torchtitan.models.common.linear import Linear
     from mk.integrations import torchtitan as titan
 
-    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+    mesh = torch.distributed.device_mesh.init_device_mesh(device, (ranks,), mesh_dim_names=("tp",))
     linear = lambda i, o: Linear.Config(in_features=i, out_features=o)
     qkv = {"n_heads": 8, "n_kv_heads": 4, "wqkv": linear(64, 16 * 8), "head_dim": 8}
     ffn = {"w1": linear(64, 96), "w2": linear(96, 64), "w3": linear(64, 96)}

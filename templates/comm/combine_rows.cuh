@@ -40,8 +40,8 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
 #pragma unroll
     for (u32 j = 0; j < kAtOnce; ++j) {
       if (from + j >= kSummands) break;
-      place[j] = hooks.source(task, row, from + j);
       if constexpr (Hooks::kMayLack) there = hooks.there(task, row, from + j) ? there | 1u << j : there & ~(1u << j);
+      place[j] = (there >> j & 1) != 0 ? hooks.source(task, row, from + j) : 0;
       factor[j] = (there >> j & 1) != 0 ? load_element<Dtype::F32>(hooks.factor(task, row, from + j)) : 0.0f;
       alignment |= place[j];
     }
@@ -63,7 +63,7 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
           for (u32 j = 0; j < kAtOnce; ++j) {
 #pragma unroll
             for (u32 l = 0; l < Step::kLoads; ++l) {
-              if (from + j >= kSummands || column + s * kStride >= done) continue;
+              if (from + j >= kSummands || column + s * kStride >= done || (there >> j & 1) == 0) continue;
               v[s][j][l] = ld_vec16(reinterpret_cast<const void*>(place[j] + (column + s * kStride) * element_bytes(kFrom) + l * 16));
             }
           }

@@ -63,7 +63,7 @@ struct PlacesTask {
   u64 bases;
   u64 begins;  // where each expert's rows begin, behind all experts before it; 0 where nothing is dropped
   u64 places;  // rank and row of each slot
-  u64 kept;    // of each slot, 1 or 0; or 0
+  u64 kept;    // of each slot 1 if it has a row, else 0
   u32 words;   // of an id
   u32 tokens, slots;
   u32 experts, own;
@@ -76,11 +76,15 @@ MK_DEVICE u32 kept_rows(u32 rows, u32 keep) { return keep == 0 ? rows : min(rows
 MK_DEVICE u32 entry_of(u64 table, u32 i) { return ld_u32(reinterpret_cast<const void*>(table + u64{i} * 4)); }
 MK_DEVICE void set_entry(u64 table, u32 i, u32 value) { st_u32(reinterpret_cast<void*>(table + u64{i} * 4), value); }
 
-// An id of one or two words, narrowed where that is the same number; others are no expert, whatever their low word is.
+// A slot that goes to no expert: -1.
+constexpr u32 kNoExpert = ~0u;
+
+// An id of one or two words, narrowed where that is the same number; others are outside, whatever their low word is.
 MK_DEVICE u32 id_at(u64 ids, u32 words, u32 i) {
   // Both in flight: a word that is the last one, too, is loaded twice.
   const u32 low = entry_of(ids, i * words), last = entry_of(ids, i * words + words - 1);
-  return words == 1 || last == 0 ? low : ~0u;
+  const bool same = words == 1 || last == static_cast<u32>(static_cast<i32>(low) >> 31);
+  return same ? low : kNoExpert - 1;
 }
 
 // How many tokens of a chunk go to an expert; `at` is where the chunk's list begins.
@@ -134,7 +138,7 @@ MK_DEVICE void tabulate_phase(const Context& ctx, const ListTask& work, u32 phas
         u32 wrong = 0;
 #pragma unroll
         for (u32 j = 0; j < kListUnroll; ++j) {
-          const bool outside = j < n && expert[j] >= work.experts, twice = (before[j] >> t % kEntryTokens & 1) != 0;
+          const bool outside = j < n && expert[j] >= work.experts && expert[j] != kNoExpert, twice = (before[j] >> t % kEntryTokens & 1) != 0;
           wrong |= outside || twice ? 1u << j : 0;
         }
         if (wrong != 0) refuse_expert(ctx, work, first + __ffs(wrong) - 1);
@@ -299,7 +303,11 @@ MK_DEVICE void tabulate_phase(const Context&, const PlacesTask& work, u32, u32 t
 #pragma unroll 2
   for (u32 i = thread; i < work.tokens * work.slots; i += threads) {
     const u32 expert = id_at(work.ids, work.words, i), token = i / work.slots;
-    if (expert >= work.experts) continue;
+    if (expert >= work.experts) {
+      set_entry(work.kept, i, 0);
+      st_u32x2(reinterpret_cast<void*>(work.places + u64{i} * 8), 0, 0);
+      continue;
+    }
     u32 row = entry_of(work.bases, expert);
 #pragma unroll
     for (u32 from = 0; from < kListEntries; from += 4) {
@@ -311,13 +319,14 @@ MK_DEVICE void tabulate_phase(const Context&, const PlacesTask& work, u32, u32 t
         row += __popc(token <= past ? 0 : token - past >= kEntryTokens ? v.x[x] : v.x[x] & ((1u << (token - past)) - 1));
       }
     }
+    bool kept = true;
     if (work.keep != 0) {
-      // A dropped one has the place of its expert's first row, which is there.
+      // A dropped one has the place of its expert's first row.
       const u32 begin = entry_of(work.begins, expert) - entry_of(work.begins, expert / work.own * work.own);
-      const bool kept = row - begin < work.keep;
-      set_entry(work.kept, i, kept ? 1 : 0);
+      kept = row - begin < work.keep;
       row = kept ? row : begin;
     }
+    set_entry(work.kept, i, kept ? 1 : 0);
     st_u32x2(reinterpret_cast<void*>(work.places + u64{i} * 8), expert / work.own, row);
   }
 }

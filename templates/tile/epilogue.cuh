@@ -76,6 +76,31 @@ MK_DEVICE u32 fragment_row(u32 consumer, u32 m) {
   return Config::first_row(consumer) + m * 64 + warp_index() % kWarpgroupWarps * 16 + lane_index() / 4;
 }
 
+// The product's rows and columns times their factors.
+template <class Config, class Hooks>
+MK_DEVICE void apply_scales(const Hooks& hooks, const GemmTile& tile, u32 consumer,
+                            float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  float rows[Config::kMmasPerStep][2];
+#pragma unroll
+  for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) rows[m][half] = hooks.row_scale(tile, fragment_row<Config>(consumer, m) + half * 8);
+  }
+#pragma unroll
+  for (u32 j = 0; j < Config::kAccumulators / 4; ++j) {
+    const Pair cols = hooks.column_scales(tile, Config::first_col(consumer) + j * 8 + lane_index() % 4 * 2);
+#pragma unroll
+    for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+#pragma unroll
+      for (u32 half = 0; half < 2; ++half) {
+        float* x = &acc[m][j * 4 + half * 2];
+        x[0] = x[0] * rows[m][half] * cols.x0;
+        x[1] = x[1] * rows[m][half] * cols.x1;
+      }
+    }
+  }
+}
+
 // Gated: the accumulator of a gate's column takes in its up, which lies half the tile further in the same thread.
 template <class Config>
 MK_DEVICE void apply_gate(float* acc) {

@@ -3,7 +3,7 @@
 //!
 //! Cases of several processes start this binary again, once per rank, with the variables that torchrun sets. Without
 //! enough GPUs a test says `SKIPPED` and passes. To see what happened:
-//! `cargo test -p mk --test faults -- --nocapture --test-threads=1`.
+//! `cargo test -p mk-kernels --test faults -- --nocapture --test-threads=1`.
 
 mod children;
 mod cost;

@@ -92,7 +92,41 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
         | Op::AttentionDq { .. }
         | Op::AttentionDk { .. }
         | Op::AttentionDv => unreachable!("`heads` computes it"),
-        Op::GroupedGemm | Op::Dispatch { .. } | Op::Combine => unreachable!("it has no derivative"),
+        Op::Dispatch { .. } => {
+            let (columns, n) = (shape(node.result)[1], shape(node.result)[0]);
+            let mut out = vec![0.0; n * columns];
+            for (row, (_, t)) in rows(of(1), shape(node.inputs[1])[1]) {
+                out[row * columns..][..columns].copy_from_slice(&of(0)[t * columns..][..columns]);
+            }
+            out
+        }
+        Op::GroupedGemm { transposed } => {
+            let width = |id: ValueId, from: usize| shape(id)[from..].iter().product::<usize>();
+            let (k, n) = (width(node.inputs[0], 1), width(node.result, 1));
+            let mut out = vec![0.0; width(node.result, 0)];
+            for (row, (e, _)) in rows(of(2), shape(node.inputs[2])[1]) {
+                let (x, w) = (&of(0)[row * k..][..k], &of(1)[e * k * n..][..k * n]);
+                let at = |l: usize, j: usize| w[if transposed { j * k + l } else { l * n + j }];
+                for (j, y) in out[row * n..][..n].iter_mut().enumerate() {
+                    *y = x.iter().enumerate().map(|(l, x)| x * at(l, j)).sum();
+                }
+            }
+            out
+        }
+        Op::Combine => {
+            let (columns, slots) = (shape(node.result)[1], shape(node.inputs[1])[1]);
+            let mut out = vec![0.0; shape(node.result).iter().product()];
+            for (row, (e, t)) in rows(of(1), slots) {
+                let slot = (0..slots).find(|j| of(1)[t * slots + j] == e as f64);
+                let weight = of(2)[t * slots + slot.expect("its token names the expert")];
+                let y = &of(0)[row * columns..][..columns];
+                out[t * columns..][..columns].iter_mut().zip(y).for_each(|(x, y)| *x += weight * y);
+            }
+            out
+        }
+        Op::Dequantize => {
+            unreachable!("it has no derivative")
+        }
         Op::Bias => {
             let c = of(1);
             of(0).iter().enumerate().map(|(i, x)| x + c[i % c.len()]).collect()
@@ -125,6 +159,21 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
             (0..x.len()).map(one).collect()
         }
     }
+}
+
+/// The packed rows of one rank with all experts: which row is of which expert and token.
+fn rows(ids: &[f64], slots: usize) -> impl Iterator<Item = (usize, (usize, usize))> {
+    let most = ids.iter().copied().fold(-1.0, f64::max);
+    let (mut all, mut at) = (Vec::new(), 0usize);
+    for e in 0..(most + 1.0) as usize {
+        for (t, of) in ids.chunks(slots).enumerate().filter(|(_, of)| of.contains(&(e as f64))) {
+            debug_assert!(of.len() == slots);
+            all.push((at, (e, t)));
+            at += 1;
+        }
+        at = at.next_multiple_of(128);
+    }
+    all.into_iter()
 }
 
 fn sigmoid(x: f64) -> f64 {

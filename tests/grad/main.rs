@@ -4,6 +4,7 @@ mod attention;
 #[path = "../../mk-codegen/tests/common/mod.rs"]
 mod common;
 mod eval;
+mod experts;
 mod rig;
 
 use common::{CASES, VARIANTS};

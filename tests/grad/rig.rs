@@ -167,8 +167,9 @@ fn run_step(sized: &Sized, step: &Step, ranks: usize, held: &mut Held) {
         .zip(step.program.tensors())
         .map(|(id, tensor)| {
             let mut shape = sized.bound.shape(*id).expect("a value").to_vec();
-            if step.is_flat && shape.len() == 3 {
-                shape = vec![shape[0], shape[1] * shape[2]];
+            if step.flat.contains(id) {
+                let last = shape.pop().expect("columns");
+                *shape.last_mut().expect("dimensions") *= last;
             }
             (tensor.name.clone(), shape)
         })

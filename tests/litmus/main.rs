@@ -3,7 +3,7 @@
 //! clean ones mean something. `docs/memory-model.md` names the edges.
 //!
 //! Without a GPU the kernels are compiled and the rest is `SKIPPED`. To see the table:
-//! `cargo test -p mk --test litmus -- --nocapture`.
+//! `cargo test -p mk-kernels --test litmus -- --nocapture`.
 
 mod cases;
 mod faults;

@@ -81,11 +81,18 @@ pub fn mutants() -> Result<()> {
     Ok(())
 }
 
-/// The grid of that name, whole: a test `sweep_NAME` of the harness.
+/// Grids, with the package and the test that takes a part of them.
+const GRIDS: [(&str, &str, &str); 2] =
+    [("experts", "mk-harness", "few_tokens"), ("nodes", "mk-harness", "rings_over_nodes")];
+
+/// A full grid of sizes.
 pub fn sweep(name: &str) -> Result<()> {
-    let test = format!("sweep_{name}");
-    let args = ["test", "--release", "-p", "mk-harness", "--test", &test, "--", "--nocapture"];
-    step(&test, cargo(&args).env("MK_SWEEP", "all"))
+    let Some((_, package, test)) = GRIDS.iter().find(|grid| grid.0 == name) else {
+        let names = GRIDS.map(|grid| grid.0).join(", ");
+        return Err(format!("there is no grid `{name}`: {names}"));
+    };
+    let args = ["test", "--release", "-p", package, "--test", test, "--", "--nocapture"];
+    step(name, cargo(&args).env("MK_SWEEP", "all"))
 }
 
 /// Writes the list of decisions, and re-blesses snapshot and ui tests unless only that list is asked for.
@@ -135,7 +142,7 @@ fn source_rules() -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n       ")) }
 }
 
-/// Rust, CUDA, template and Python files and documents below a folder, without build output.
+/// Rust, CUDA, template and Python files and documents below a folder, without build output and what a link leads to.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut out = Vec::new();
     let list = fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
@@ -143,7 +150,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
         let path = entry.map_err(|e| format!("{}: {e}", folder.display()))?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() {
-            if !name.starts_with('.') && !name.starts_with("target") {
+            if !path.is_symlink() && !name.starts_with('.') && !name.starts_with("target") {
                 out.extend(files(&path)?);
             }
         } else if words::has_words(&name) {

@@ -22,7 +22,7 @@ const RANKS: usize = 4;
 /// Runs the demo.
 pub fn demo() -> Result<()> {
     setup()?;
-    step("building mk", &mut cargo(&["build", "--quiet", "--package", "mk-cli"]))?;
+    step("building mk", &mut cargo(&["build", "--quiet", "--package", "mk-command"]))?;
     let folder = folder()?;
     let kernel = folder.join("kernel.cu");
     let gpus = gpus()?;
@@ -55,7 +55,7 @@ pub fn demo() -> Result<()> {
 
 /// The command that was built, wherever cargo puts it.
 fn mk(args: &[&str]) -> Command {
-    cargo(&[&["run", "--quiet", "--package", "mk-cli", "--"], args].concat())
+    cargo(&[&["run", "--quiet", "--package", "mk-command", "--"], args].concat())
 }
 
 /// GPUs that run generated kernels, at most [`RANKS`].

@@ -204,7 +204,7 @@ fn walk(root: &Path, folder: &Path, names: &mut BTreeSet<String>) -> Result<()> 
         }
         let inside = path.strip_prefix(root).unwrap_or(&path);
         names.insert(inside.to_string_lossy().into_owned());
-        if path.is_dir() {
+        if path.is_dir() && !path.is_symlink() {
             walk(root, &path, names)?;
         }
     }

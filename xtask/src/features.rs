@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 /// What is built after `cargo test --workspace`, with the edges of its dependencies.
 const SELECTIONS: [(&str, &[&str]); 3] = [
-    ("-p mk-cli", &["-p", "mk-cli", "-e", "normal,build"]),
+    ("-p mk-command", &["-p", "mk-command", "-e", "normal,build"]),
     ("-p mk-python", &["-p", "mk-python", "-e", "normal,build"]),
     ("--example", &["-e", "normal,build,dev"]),
 ];

@@ -1,4 +1,4 @@
-//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | torch | site | mutants | sweep | bless | sass | softroce`.
+//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | torch | site | mutants | bless | sass | softroce | sweep`.
 
 mod checks;
 mod counts;
@@ -50,9 +50,9 @@ enum Command {
     Site,
     /// All mutants of all plans, and 10,000 random cases, before the verifier, the explorer and the executor.
     Mutants,
-    /// All cases of a grid of which `test` draws some, with their count and time.
+    /// A full grid of sizes, of which tests take a part at random: prints how many there are, and how long they took.
     Sweep {
-        /// `nodes`: rings over nodes.
+        /// Which one: experts, nodes.
         name: String,
     },
     /// Takes the present output of snapshot and ui tests as right, and writes the list of decisions.

@@ -33,7 +33,7 @@ pub struct Args {
     #[arg(long)]
     pub(super) schedule: Option<Schedule>,
     /// How many rows experts have: uniform, skew:N (every eighth expert has N times as many as the others), one (all rows have the same),
-    /// empty (every other expert has none) or random [default: uniform]
+    /// empty (every other expert has none), random, or padded (random, and some slots go to no expert: -1) [default: uniform]
     #[arg(long, value_name = "FORM")]
     pub(super) routing: Option<Routing>,
     /// Launches in a row, each with other inputs

@@ -16,7 +16,7 @@ fn mk(args: &[&str], cache: &TempDir) -> Done {
     }
 }
 
-/// The text is `explain.txt`; `MK_BLESS=1 cargo test -p mk-cli --test cli tune` writes it again.
+/// The text is `explain.txt`; `MK_BLESS=1 cargo test -p mk-command --test cli tune` writes it again.
 #[test]
 fn an_explanation() {
     let dir = TempDir::new();

@@ -47,9 +47,9 @@ pub use leaf::{
     Tabulation, attend_grad_smem_bytes, attend_smem_bytes,
 };
 pub use mma::{
-    cluster_part, mma_consumers, mma_exchange_bytes, mma_panel_columns, mma_panels,
-    mma_stage_bytes, mma_staging_bytes, mma_staging_panels, mma_swaps, mma_three_by_rows,
-    one_warpgroup_takes,
+    MMA_STEP_BYTES, cluster_part, mma_consumers, mma_exchange_bytes, mma_narrow, mma_panel_columns,
+    mma_panels, mma_promotes, mma_stage_bytes, mma_staging_bytes, mma_staging_panels, mma_step,
+    mma_swaps, mma_three_by_rows, one_warpgroup_takes,
 };
 pub use names::{Agent, Mode, Operand, Point, Proxy, RoutePart};
 pub use net::NetPlan;
@@ -67,7 +67,7 @@ pub use routes::{
     LIST_TOKENS, RouteError, Routing, list_width, route_bases, route_list, route_places,
     route_sources, route_wanted,
 };
-pub use routes::{kept, listed, own_experts};
+pub use routes::{NO_EXPERT, kept, listed, own_experts};
 pub use runs::{depth_dim, row_dim};
 pub use tables::{FilledRows, TableSet, entries};
 pub use text::ReadError;

@@ -11,12 +11,15 @@ use super::{
 };
 use thiserror::Error;
 
+/// The id of a slot that goes to no expert: padding, whose weight is ignored.
+pub const NO_EXPERT: i32 = -1;
+
 /// Why no launch has a routing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RouteError {
     /// There is no such expert.
     #[error(
-        "token {token} goes to expert {expert}, and there are {experts}: name one of 0 to {}",
+        "token {token} goes to expert {expert}, and there are {experts}: name one of 0 to {}, or -1 for none",
         experts - 1
     )]
     Expert {
@@ -43,7 +46,7 @@ pub enum RouteError {
 /// A routing of all tokens of the world.
 #[derive(Clone, Copy, Debug)]
 pub struct Routing<'a> {
-    /// The experts of each token, one token after the other.
+    /// The experts of each token, one token after the other; [`NO_EXPERT`] in a slot that goes nowhere.
     pub ids: &'a [i32],
     /// Experts of a token.
     pub slots: usize,
@@ -149,7 +152,8 @@ impl Routing<'_> {
         let mut next = first.clone();
         let mut out = vec![0; entries];
         for (i, id) in self.ids.iter().enumerate() {
-            let (token, expert) = (i / self.slots.max(1), usize::try_from(*id).unwrap_or(0));
+            let token = i / self.slots.max(1);
+            let Ok(expert) = usize::try_from(*id) else { continue };
             let Some(row) = next.get_mut(expert) else { continue };
             let (home, at) = (expert / own, *row);
             *row += 1;
@@ -312,8 +316,8 @@ pub fn route_sources(
     out
 }
 
-/// Rank and packed row of each of a chunk's ids, by its list, and where its rows begin; and whether it is kept. `begins` is the last row of where rows
-/// begin, and needed where rows may be dropped.
+/// Rank and packed row of each of a chunk's ids, by its list, and where its rows begin; and whether it is kept: not where it is no expert, whose row is
+/// the first one of all. `begins` is the last row of where rows begin, and needed where rows may be dropped.
 pub fn route_places(
     ids: &[i32],
     slots: usize,
@@ -324,7 +328,7 @@ pub fn route_places(
 ) -> (Vec<i32>, Vec<i32>) {
     let own = own_experts(experts, ranks);
     let place = |(i, id): (usize, &i32)| {
-        let e = usize::try_from(*id).unwrap_or(0);
+        let Ok(e) = usize::try_from(*id) else { return ([0, 0], 0) };
         let at = tokens_of(list, e).take_while(|t| *t < i / slots.max(1)).count() as i32;
         let of = |e: usize| begins.get(e).copied().unwrap_or(0);
         let (row, begin) = (bases.get(e).copied().unwrap_or(0) + at, of(e) - of(e / own * own));
@@ -350,9 +354,12 @@ pub fn route_wanted(
     out
 }
 
-/// That experts of a token are there, and differ.
+/// That experts of a token are there, and differ, but for those that are none.
 fn check_token(experts: &[i32], token: usize, count: i32) -> Result<(), RouteError> {
     for (i, &expert) in experts.iter().enumerate() {
+        if expert == NO_EXPERT {
+            continue;
+        }
         if !(0..count).contains(&expert) {
             return Err(RouteError::Expert { token, expert, experts: count });
         }

@@ -288,6 +288,30 @@ pub const CASES: &[Case] = &[
         4,
         &[("x", &[1000, 256])],
     ),
+    (
+        "multiply_e4m3",
+        "fn f(x: e4m3[M, K], w: e4m3[N, K]) { gemm(x, w.t) }",
+        2,
+        &[("x", &[500, 400]), ("w", &[712, 400])],
+    ),
+    (
+        "multiply_e5m2_scaled",
+        "fn f(x: e5m2[M, K] scaled(1, K) @ shard(0), w: e4m3[N, K] scaled(1, K), c: bf16[N]) { gemm(x, w.t) -> bias(c) -> gelu }",
+        2,
+        &[("x", &[1000, 384]), ("w", &[520, 384])],
+    ),
+    (
+        "gather_multiply_e4m3",
+        "fn f(x: e4m3[M, K] @ shard(0), w: e4m3[N, K] scaled(1, K) @ shard(0)) { gather(x) -> gemm(w.t) -> cast(f32) }",
+        4,
+        &[("x", &[2048, 512]), ("w", &[1024, 512])],
+    ),
+    (
+        "sum_e4m3_scaled",
+        "fn f(x: e4m3[M, K] scaled(1, K) @ shard(1), w: e4m3[N, K] scaled(1, K) @ shard(1)) { gemm(x, w.t) -> reduce_scatter }",
+        2,
+        &[("x", &[512, 768]), ("w", &[384, 768])],
+    ),
     ("gather_e5m2_odd", "fn f(x: e5m2[M, K] @ shard(0)) { gather(x) }", 2, &[("x", &[300, 33])]),
 ];
 

@@ -1,8 +1,6 @@
 //! Some operations of a program as the text of a pipeline of their own.
 
-use crate::program::{
-    AxisId, Def, Dim, Node, Op, Placement, Program, SymbolKind, TensorType, ValueId,
-};
+use crate::program::{AxisId, Def, Dim, Node, Op, Placement, Program, SymbolKind, ValueId};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
@@ -19,8 +17,8 @@ pub struct Excerpt<'p> {
     pub nodes: Vec<ValueId>,
     /// The results.
     pub results: Vec<ValueId>,
-    /// Write `[M, G, N]` as a matrix of `G * N` columns, which it is in memory. Where columns are sharded, ranks must have equal
-    /// parts of `N`.
+    /// Write `[M, G, N]` as a matrix of `G * N` columns, which it is in memory, and matrices of experts `[E, K, G, N]` alike. Where columns are
+    /// sharded, ranks must have equal parts of `N`.
     pub flat: bool,
     /// Write runtime symbols as fixed ones.
     pub fixed: bool,
@@ -79,7 +77,7 @@ impl<'p> Excerpt<'p> {
         let params: Vec<String> = inputs
             .iter()
             .filter_map(|id| {
-                let ty = self.show_type(self.program.ty(*id)?);
+                let ty = self.show_type(*id)?;
                 Some(format!("{}: {ty}", self.value_name(*id)))
             })
             .collect();
@@ -219,7 +217,7 @@ impl<'p> Excerpt<'p> {
         let arguments = self.arguments(node, 1);
         match (node.op, &arguments[..]) {
             // Whether the first operand says so already, or is a parameter of the excerpt.
-            (Op::GroupedGemm, [w, _]) if self.is_routed(node) && self.follows(node) => {
+            (Op::GroupedGemm { .. }, [w, _]) if self.is_routed(node) && self.follows(node) => {
                 format!("grouped_gemm({w})")
             }
             (Op::Dispatch { drops }, [ids]) => {
@@ -234,7 +232,9 @@ impl<'p> Excerpt<'p> {
             }
             // The route is that of the rows.
             (Op::Combine, [_, weights]) => format!("combine({weights})"),
-            (Op::GroupedGemm, [w, counts]) => format!("ragged({counts}) -> grouped_gemm({w})"),
+            (Op::GroupedGemm { .. }, [w, counts]) => {
+                format!("ragged({counts}) -> grouped_gemm({w})")
+            }
             _ => self.stage(node, arguments),
         }
     }
@@ -273,6 +273,9 @@ impl<'p> Excerpt<'p> {
                 }
             }
         }
+        if node.op == (Op::GroupedGemm { transposed: true }) {
+            list.iter_mut().skip(1).take(1).for_each(|w| w.push_str(".t"));
+        }
         list.split_off(from.min(list.len()))
     }
 
@@ -299,10 +302,21 @@ impl<'p> Excerpt<'p> {
         }
     }
 
-    fn show_type(&self, ty: &TensorType) -> String {
-        let [m, g, n] = ty.dims.as_slice() else { return self.program.show_type(ty) };
-        if !self.flat {
-            return self.program.show_type(ty);
+    /// Whether the two last dimensions of a value are one where matrices are flat: a stack of matrices has a dimension more.
+    pub fn flattens(&self, id: ValueId) -> bool {
+        let dims = self.program.ty(id).map_or(0, |ty| ty.dims.len());
+        let of = |n: &Node| matches!(n.op, Op::GroupedGemm { .. }) && n.inputs.get(1) == Some(&id);
+        let is_stack = self.nodes.iter().filter_map(|id| self.node(*id)).any(of);
+        dims == if is_stack { 4 } else { 3 }
+    }
+
+    fn show_type(&self, id: ValueId) -> Option<String> {
+        let ty = self.program.ty(id)?;
+        let [front @ .., g, n] = ty.dims.as_slice() else {
+            return Some(self.program.show_type(ty));
+        };
+        if !self.flat || !self.flattens(id) {
+            return Some(self.program.show_type(ty));
         }
         let name = |dim: &Dim| self.extent(dim);
         let columns = match (g, n) {
@@ -321,9 +335,13 @@ impl<'p> Excerpt<'p> {
         let placement: Vec<Placement> = ty
             .placement
             .iter()
-            .map(|p| if let Placement::Shard(1..) = p { Placement::Shard(1) } else { *p })
+            .map(|p| match *p {
+                Placement::Shard(d) if d >= front.len() => Placement::Shard(front.len()),
+                p => p,
+            })
             .collect();
         let placement = crate::print::placements(&placement, self.program.mesh_axes());
-        format!("{}[{}, {columns}] @ {placement}", ty.dtype, name(m))
+        let front: Vec<String> = front.iter().map(name).collect();
+        Some(format!("{}[{}, {columns}] @ {placement}", ty.dtype, front.join(", ")))
     }
 }

@@ -93,11 +93,15 @@ impl Program {
                 args.extend(causal.then(|| "causal".to_owned()));
                 args.extend(scale.map(|scale| format!("scale = {scale}")));
             }
+            Op::GroupedGemm { transposed: true } => {
+                args.iter_mut().skip(1).take(1).for_each(|w| w.push_str(".t"));
+            }
             Op::Dispatch { drops: true } => args.push("drop".to_owned()),
             Op::Lse
-            | Op::GroupedGemm
+            | Op::GroupedGemm { transposed: false }
             | Op::Dispatch { drops: false }
             | Op::Combine
+            | Op::Dequantize
             | Op::AttentionStats
             | Op::AttentionDv
             | Op::Bias

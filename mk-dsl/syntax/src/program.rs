@@ -5,7 +5,7 @@
 //!
 //! - Nodes are in topological order, and every node and every tensor reaches a result.
 //! - Every type has one placement per mesh axis, and no dimension is sharded over two axes.
-//! - `gemm` has two operands of one 16-bit dtype, `[M, K]` by `[K, N]` or `[K, G, N]`, as read (a
+//! - `gemm` has two operands of one 16-bit dtype, or of 8-bit ones which both have K as their last dimension, `[M, K]` by `[K, N]` or `[K, G, N]`, as read (a
 //!   transposed operand is stored the other way round); an elementwise
 //!   op has operands of the shape and placement of its input.
 //! - operand A of a `gemm` may be `[M, G, N]` where operand B is a transposed `[K, G, N]`: both are
@@ -198,8 +198,12 @@ pub enum Op {
         b_transposed: bool,
     },
     /// `[x: [R, K], w: [E, K, N], counts: i32 [E]] -> [R, N]`, or with `[E, K, G, N]`, `[R, G, N]`; accumulated in f32. Rows are ragged: see
-    /// [`RAGGED_BLOCK`]. Those of expert `e` are multiplied by matrix `e`; others have no value.
-    GroupedGemm,
+    /// [`RAGGED_BLOCK`]. Those of expert `e` are multiplied by matrix `e`; others have no value. Transposed, `[x: [R, N], w: [E, K, N], counts] ->
+    /// [R, K]`, or of `[R, G, N]` and `[E, K, G, N]`.
+    GroupedGemm {
+        /// Matrices are read the other way round: `[E, K, N]` is stored.
+        transposed: bool,
+    },
     /// `[x: [T, H], ids: i32 or i64 [T, K]] -> [R, H]`: the ragged rows of each rank's experts are the tokens that go to them, in their order. Each token
     /// goes to K experts, each once.
     Dispatch {
@@ -207,6 +211,9 @@ pub enum Op {
         /// dropped. Else rows without room end the launch.
         drops: bool,
     },
+    /// `[x: [R, C], scales: f32 [R]] -> f32 [R, C]`: row `r` of 8-bit values times `scales[r]`. An operand of `gemm` alone, whose result has these
+    /// factors.
+    Dequantize,
     /// `[y: [R, N], ids: i32 or i64 [T, K], weights: f32 [T, K]] -> [T, N]`: of each token the sum of its experts' rows, each times its weight, in f32 and
     /// the order of slots.
     Combine,
@@ -291,9 +298,10 @@ impl Op {
         match self {
             Op::Gather { .. } => "gather",
             Op::Gemm { .. } => "gemm",
-            Op::GroupedGemm => "grouped_gemm",
+            Op::GroupedGemm { .. } => "grouped_gemm",
             Op::Dispatch { .. } => "dispatch",
             Op::Combine => "combine",
+            Op::Dequantize => "dequantize",
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce { .. } => "all_reduce",
             Op::Bias => "bias",
@@ -326,9 +334,10 @@ impl Op {
             self,
             Op::Gather { .. }
                 | Op::Gemm { .. }
-                | Op::GroupedGemm
+                | Op::GroupedGemm { .. }
                 | Op::Dispatch { .. }
                 | Op::Combine
+                | Op::Dequantize
                 | Op::ReduceScatter { .. }
                 | Op::AllReduce { .. }
                 | Op::Swiglu

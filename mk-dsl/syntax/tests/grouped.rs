@@ -65,10 +65,13 @@ fn mistakes() {
     }
 }
 
-/// Its matrices would have a gradient of ragged K.
+/// Its matrices would have a gradient of ragged K; rows have one.
 #[test]
-fn no_derivative() {
+fn derivatives() {
     let program = Program::parse("ragged(x, n) -> grouped_gemm(w)").expect("a pipeline");
     let error = grad::grad(&program, None, grad::Saves::default()).expect_err("no derivative");
     assert!(error.to_string().contains("`grouped_gemm` has no derivative here"), "{error}");
+    let made = grad::grad(&program, Some(&[0]), grad::Saves::default()).expect("a derivative");
+    let text = made.backward.expect("a backward").to_string();
+    assert!(text.contains("grouped_gemm(%0, %2.t, %1)"), "{text}");
 }

@@ -88,8 +88,8 @@ pub fn parts(program: &Program, bound: &Bound) -> Result<Vec<Part>, Indivisible>
 /// Whether an operation has no kernel of its own.
 fn joins(group: &[&Node], node: &Node) -> bool {
     match node.op {
-        Op::GroupedGemm => group.iter().all(|n| matches!(n.op, Op::Dispatch { .. })),
-        Op::Combine => group.iter().any(|n| n.op == Op::GroupedGemm),
+        Op::GroupedGemm { .. } => group.iter().all(|n| matches!(n.op, Op::Dispatch { .. })),
+        Op::Combine => group.iter().any(|n| matches!(n.op, Op::GroupedGemm { .. })),
         _ => false,
     }
 }
@@ -123,11 +123,15 @@ fn part(
                 let (x, ids) = (operands.next()?, operands.next()?);
                 format!("dispatch({x}, {ids}, capacity = {rows})")
             }
-            Op::GroupedGemm if i == 0 => {
-                let (x, w, of) = (operands.next()?, operands.next()?, operands.next()?);
-                format!("ragged({x}, {of}) -> grouped_gemm({w})")
+            Op::GroupedGemm { transposed } => {
+                let turned = if transposed { ".t" } else { "" };
+                let x = if i == 0 { Some(operands.next()?) } else { None };
+                let (w, of) = (operands.next()?, operands.next()?);
+                match x {
+                    Some(x) => format!("ragged({x}, {of}) -> grouped_gemm({w}{turned})"),
+                    None => format!("grouped_gemm({w}{turned})"),
+                }
             }
-            Op::GroupedGemm => format!("grouped_gemm({})", operands.next()?),
             Op::Combine => format!("combine({})", operands.nth(1)?),
             _ => stage(&node.op, operands.collect())?,
         });

@@ -207,7 +207,11 @@ impl Function {
         if let (false, Ok(draft), Ok(said)) = (proves, &mut mine, &said) {
             // Nothing is said by a rank 0 that failed, which is told below.
             let heard = String::from_utf8_lossy(said);
-            let heard = if heard.is_empty() { Ok(()) } else { draft.hear(&heard) };
+            let heard = if heard.is_empty() {
+                Ok(())
+            } else {
+                draft.hear(&heard, world.local_ranks().start)
+            };
             mine = heard.and(mine);
         }
         // The others would wait for a rank that has no kernel.
@@ -217,7 +221,8 @@ impl Function {
         let (made, compiled) = made.finish()?;
         let run = match (made.kernels.as_slice(), compiled.as_slice()) {
             ([planned], [compiled]) if made.parts.is_empty() => {
-                Run::One(Kernel::bind(world, program, &planned.source, compiled, options)?)
+                let options = planned.instance_options(options);
+                Run::One(Kernel::bind(world, program, &planned.source, compiled, &options)?)
             }
             _ => {
                 let signature = &self.signature;

@@ -60,6 +60,7 @@ impl Sequence {
         let options = InstanceOptions { overlap: false, ..options.clone() };
         let mut kernels = Vec::with_capacity(made.kernels.len());
         for ((part, planned), compiled) in made.parts.iter().zip(&made.kernels).zip(compiled) {
+            let options = planned.instance_options(&options);
             let source = &planned.source;
             kernels.push(Kernel::bind(world, &part.program, source, compiled, &options)?);
         }

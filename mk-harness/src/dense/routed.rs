@@ -8,7 +8,7 @@ use crate::{
     routing,
     value::{Matrix, Value},
 };
-use mk_syntax::{Node, ValueId};
+use mk_syntax::{Node, Op, ValueId};
 use std::{collections::BTreeMap, sync::Arc};
 
 impl Dense<'_> {
@@ -34,7 +34,10 @@ impl Dense<'_> {
                 routing::experts(n_rows, &of_ranks)
             }
         };
-        let (k, n) = (self.extent(node.inputs[1], 1), self.width(node.result));
+        let (k, n) = (self.width(node.inputs[0]), self.width(node.result));
+        let transposed = node.op == (Op::GroupedGemm { transposed: true });
+        // A stored matrix, as rows.
+        let wide = if transposed { k } else { n };
         let mut near = vec![Near::unasked(); rows.len() * n];
         for e in 0..self.extent(node.inputs[1], 0) {
             let of_expert = |(_, row): &(usize, &usize)| experts.get(**row) == Some(&Some(e));
@@ -44,10 +47,12 @@ impl Dense<'_> {
             }
             let left = x.pick(k, mine.iter().flat_map(|i| i * k..(i + 1) * k));
             let right = match given {
-                Some(given) => on(&self.input(given, Set::Chosen, &[e])?, 0)?.pick(n, 0..k * n),
-                None => w.pick(n, e * k * n..(e + 1) * k * n),
+                Some(given) => on(&self.input(given, Set::Chosen, &[e])?, 0)?.pick(wide, 0..k * n),
+                None => w.pick(wide, e * k * n..(e + 1) * k * n),
             };
-            let made = left.product(&right, mine.len(), k);
+            let turned = (0..k).flat_map(|c| (0..n).map(move |r| r * k + c));
+            let right = if transposed { right.pick(n, turned) } else { right };
+            let made = left.product(&right, mine.len(), k, false);
             for (from, to) in mine.iter().enumerate() {
                 (0..n).for_each(|j| near[to * n + j] = made.at(from * n + j));
             }
@@ -121,17 +126,19 @@ impl Dense<'_> {
         let (slots, ids) = (self.extent(ids, 1), self.ids(ids));
         let mut near = Vec::with_capacity(tokens.len() * n);
         for (i, token) in tokens.iter().enumerate() {
-            let from: Vec<Option<usize>> = (0..slots)
+            // The row of each slot; no expert has none.
+            let from: Vec<Result<Option<usize>, _>> = (0..slots)
                 .map(|slot| {
-                    let expert = ids.get(token * slots + slot)?;
-                    rows.get(&(usize::try_from(*expert).ok()?, *token)).copied()
+                    let expert =
+                        usize::try_from(ids.get(token * slots + slot).copied().unwrap_or(-1))?;
+                    Ok::<_, std::num::TryFromIntError>(rows.get(&(expert, *token)).copied())
                 })
                 .collect();
             near.extend((0..n).map(|j| {
                 let terms = from.iter().enumerate().map(|(slot, row)| match row {
-                    Some(row) => y.at(row * n + j).mul(weights.at(i * slots + slot)),
-                    None if drops => Near::exact(0.0),
-                    None => Near::unasked(),
+                    Ok(Some(row)) => y.at(row * n + j).mul(weights.at(i * slots + slot)),
+                    Ok(None) if !drops => Near::unasked(),
+                    Ok(None) | Err(_) => Near::exact(0.0),
                 });
                 terms.reduce(Near::add).unwrap_or_else(Near::unasked)
             }));

@@ -90,17 +90,20 @@ pub(super) fn product(
     [x, w]: [&DeviceTensor; 2],
     counts: ValueId,
     shape: &[u64],
+    transposed: bool,
 ) -> Result<DeviceTensor, HarnessError> {
     let make = |dtype, shape: &[u64]| DeviceTensor::new(s.world, rank as u32, dtype, shape);
     let out = DeviceTensor::zeros(s.world, rank as u32, DType::F32, shape)?;
-    let (depth, columns) = (w.shape()[1], w.shape()[2..].iter().product::<u64>());
+    let (first_dim, others) = (w.shape()[1], w.shape()[2..].iter().product::<u64>());
+    let (depth, columns) = if transposed { (others, first_dim) } else { (first_dim, others) };
     for Stretch { expert, first, rows } in stretches(s, rank, counts)? {
         let a = make(x.dtype(), &[rows, depth])?;
         copy_rows((&a, 0), (x, first), rows, depth)?;
-        let b = make(w.dtype(), &[depth, columns])?;
-        copy_rows((&b, 0), (w, expert * depth), depth, columns)?;
+        let b = make(w.dtype(), &[first_dim, others])?;
+        copy_rows((&b, 0), (w, expert * first_dim), first_dim, others)?;
+        let right = if transposed { Operand::t(&b) } else { Operand::new(&b) };
         let c = make(DType::F32, &[rows, columns])?;
-        s.reference.gemm(&c, Operand::new(&a), Operand::new(&b), false)?;
+        s.reference.gemm(&c, Operand::new(&a), right, false)?;
         copy_rows((&out, first), (&c, 0), rows, columns)?;
     }
     Ok(out)
@@ -167,8 +170,9 @@ pub(super) fn combined(
     for (i, sum) in sums.chunks_mut(columns.max(1)).enumerate() {
         let token = rank * most + i;
         for slot in 0..packed.slots {
-            let expert = packed.ids.get(token * packed.slots + slot).copied().unwrap_or(0);
-            let Some(row) = places.get(&(expert.max(0) as usize, token)) else { continue };
+            let id = packed.ids.get(token * packed.slots + slot).copied().unwrap_or(-1);
+            let Ok(expert) = usize::try_from(id) else { continue };
+            let Some(row) = places.get(&(expert, token)) else { continue };
             let (home, row) = (row / rows as usize, row % rows as usize);
             let weight = weights[i * packed.slots + slot];
             let from = &all[home][row * columns..(row + 1) * columns];

@@ -133,10 +133,11 @@ impl Evaluator<'_, '_> {
                 }
                 return self.reshaped(&c, &shape);
             }
-            Op::GroupedGemm => {
+            Op::GroupedGemm { transposed } => {
                 let [x, w, counts] = grouped::operands(node);
                 let operands = [self.on(x, self.rank)?, self.on(w, self.rank)?];
-                return grouped::product(self.s, self.rank, operands, counts, &shape);
+                let of = (self.s, self.rank);
+                return grouped::product(of.0, of.1, operands, counts, &shape, transposed);
             }
             Op::Dispatch { .. } => {
                 let [x, ids, _] = grouped::operands(node);
@@ -183,6 +184,7 @@ impl Evaluator<'_, '_> {
             }
             Op::Swiglu => MapOp::Swiglu,
             Op::Bias => MapOp::Bias,
+            Op::Dequantize => MapOp::ScaleRows,
             Op::Gelu => MapOp::GeluErf,
             Op::Silu => MapOp::Silu,
             Op::Relu => MapOp::Relu,

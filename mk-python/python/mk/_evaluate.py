@@ -36,6 +36,9 @@ def evaluate(torch, program, tensors, move=None, sequence=None, experts=None, wi
 
 
 def _gemm(torch, value, widen, a, b):
+    # Of eight bits torch multiplies none here.
+    if a.dtype != b.dtype or a.dtype.itemsize == 1:
+        a, b = a.float(), b.float()
     a = a.flatten(1)
     shape = b.shape[1:] if not value["b_transposed"] else b.shape[:1]
     b = b.flatten(1)
@@ -59,6 +62,7 @@ def _swiglu_grad(torch, value, widen, d, x):
 
 _OPS = {
     "gemm": _gemm,
+    "dequantize": lambda torch, value, widen, x, scales: x.float() * scales[:, None],
     "bias": lambda torch, value, widen, x, c: x + c,
     "gelu": lambda torch, value, widen, x: torch.nn.functional.gelu(x),
     "gelu_tanh": lambda torch, value, widen, x: torch.nn.functional.gelu(x, approximate="tanh"),

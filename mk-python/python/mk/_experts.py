@@ -64,12 +64,13 @@ class Experts:
         at_x, at_ids = value["inputs"]
         tokens, number = self._whole(self._values[at_x])[0], self._number(value)
         x, every = (self._world.whole_rows(t, tokens) for t in (x, ids))
-        wrong = ((every < 0) | (every >= number)).nonzero()
+        # -1 is no expert.
+        wrong = ((every < -1) | (every >= number)).nonzero()
         if len(wrong):
             t, j = wrong[0].tolist()
-            raise ArgumentError(f"token {t} goes to expert {every[t, j].item()}, and there are {number}")
+            raise ArgumentError(f"token {t} goes to expert {every[t, j].item()}, and there are {number}: name one of 0 to {number - 1}, or -1 for none")
         ordered = every.sort(1).values
-        twice = (ordered[:, 1:] == ordered[:, :-1]).nonzero()
+        twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).nonzero()
         if len(twice):
             t, j = twice[0].tolist()
             raise ArgumentError(f"token {t} goes to expert {ordered[t, j].item()} twice")
@@ -100,9 +101,10 @@ class Experts:
         at = value["inputs"][2]
         if at not in self._spans:
             self._spans[at] = self._packed(counts.tolist(), x.shape[0])
-        out = x.new_zeros(x.shape[0], *w.shape[2:])
+        out = x.new_zeros(x.shape[0], *(w.shape[1:2] if value["transposed"] else w.shape[2:]))
         for (first, n), matrix in zip(self._spans[at], w):
-            out[first : first + n] = (x[first : first + n] @ matrix.flatten(1)).view(n, *w.shape[2:])
+            matrix = matrix.flatten(1).t() if value["transposed"] else matrix.flatten(1)
+            out[first : first + n] = (x[first : first + n].flatten(1) @ matrix).view(n, *out.shape[1:])
         return out
 
     def _combine(self, value, y, ids, weights):

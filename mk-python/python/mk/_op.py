@@ -58,12 +58,12 @@ def _define(torch):
     library.define("call(Tensor[] inputs, str key) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
     library.define("add_gradients(Tensor[] inputs, Tensor(a!)[] into, Tensor(b!)[] out, str key) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
 
-    def run(found, *tensors):
+    def run(found, *tensors, **how):
         with torch.no_grad():
             if torch.autograd.profiler._is_profiler_enabled:
                 with torch.autograd.profiler.record_function(f"mk::{found.name}"):
-                    return found.run(torch, *tensors)
-            return found.run(torch, *tensors)
+                    return found.run(torch, *tensors, **how)
+            return found.run(torch, *tensors, **how)
 
     def call(inputs, key):
         return run(entry(key), inputs)
@@ -88,11 +88,11 @@ def _define(torch):
         ctx.wants = [(kind, i) for kind, i in back.inputs if kind in ("parameter", "saved")]
         ctx.save_for_backward(*(tensors[i] if kind == "parameter" else output[i] for kind, i in ctx.wants))
 
-    def computed(back, operands, into, alone):
-        if not into:
-            return run(back, operands) if alone else torch.ops.mk.call(operands, back.key)
+    def computed(back, operands, into, alone, frees=False):
         if alone:
-            return run(back, operands, into)
+            return run(back, operands, into, frees=frees)
+        if not into:
+            return torch.ops.mk.call(operands, back.key)
         made = back.fake(torch, operands, into)
         torch.ops.mk.add_gradients(operands, into, made, back.key)
         return made
@@ -145,12 +145,15 @@ def _define(torch):
             parameters, results = {}, {}
             for (is_parameter, i), tensor in zip(wants, ctx.saved_tensors):
                 (parameters if is_parameter else results)[i] = tensor
-            found = [None] * len(ctx.needs_input_grad)
+            tensor, found = None, [None] * len(ctx.needs_input_grad)
+            # Unless the graph is retained, what was saved is freed behind the kernel that reads it last.
+            getattr(ctx, "maybe_clear_saved_tensors", bool)()
             if back.computed:
                 operands = back.operands(torch, parameters, results, gradients)
+                parameters, results = None, None
                 # Through the operator where somebody may differentiate again, and is then told that it has no derivative.
                 alone = not torch.is_grad_enabled() and is_plain(torch, operands)
-                for (parameter, _, _), g in zip(back.returned, computed(back, operands, ctx.into, alone)):
+                for (parameter, _, _), g in zip(back.returned, computed(back, operands, ctx.into, alone, frees=True)):
                     found[parameter + 2] = g
             for parameter, kind, i in back.gradients:
                 if kind == "given":

@@ -132,7 +132,8 @@ class Runner:
         return [into[i].copy_(r) if into and i in into else r for i, r in enumerate(results)]
 
     def run(self, torch, tensors, into=None):
-        """New tensors, none of which is an input; but results ``into``, by position, take the place of the given tensors."""
+        """New tensors, none of which is an input; but results ``into``, by position, take the place of the given tensors. Where it is several
+        kernels, the list ``tensors`` is empty then: each tensor is let go behind the kernel that reads it last."""
         if self._reference:
             return self.by_torch(torch, tensors, into)
         if into:
@@ -152,7 +153,7 @@ class Runner:
         sizes = self.sizes(shapes)
         steps = self.steps(sizes)
         if len(steps) == 1 and steps[0][2] is not None and not steps[0][0]["flat"]:
-            step, _, native = steps[0]
+            step, _, native, _ = steps[0]
             # The whole pipeline, whose results may be in another order.
             results = [i for _, i in self.program["results"]]
             if step["inputs"] == list(range(len(tensors))) and sorted(step["results"]) == sorted(results):
@@ -166,16 +167,19 @@ class Runner:
 
     def _steps_of(self, torch, steps, sizes, tensors, replaced):
         values = dict(enumerate(tensors))
-        for step, program, native in steps:
+        if isinstance(tensors, list):
+            tensors.clear()
+        for step, program, native, last in steps:
             inputs = [values[i] for i in step["inputs"]]
+            for i in last:
+                del values[i]
             if native is None:
                 made = evaluate(torch, program, inputs)
             else:
-                if step["flat"]:
-                    inputs = [t.flatten(1) if t.dim() > 2 else t for t in inputs]
+                inputs = [t.flatten(-2) if i in step["flat"] else t for i, t in zip(step["inputs"], inputs)]
                 out = None
                 if any(i in replaced for i in step["results"]):
-                    out = [replaced[i] if i in replaced else self._empty(torch, i, sizes, step["flat"], inputs[0]) for i in step["results"]]
+                    out = [replaced[i] if i in replaced else self._empty(torch, i, sizes, i in step["flat"], inputs[0]) for i in step["results"]]
                 made = native(*inputs) if out is None else native(*inputs, out=out if len(out) > 1 else out[0])
                 made = made if isinstance(made, (tuple, list)) else [made]
             for i, tensor in zip(step["results"], made):
@@ -184,19 +188,19 @@ class Runner:
 
     def _empty(self, torch, i, sizes, flat, like):
         shape = self.local(self.values[i], sizes)
-        if flat and len(shape) > 2:
-            shape = [shape[0], math.prod(shape[1:])]
+        if flat:
+            shape = [*shape[:-2], math.prod(shape[-2:])]
         return like.new_empty(shape, dtype=dtype(torch, self.values[i]))
 
     def steps(self, sizes):
-        """(step, its description if it is no kernel, its function), for these sizes."""
+        """(step, its description if it is no kernel, its function, the values that it reads last), for these sizes."""
         key = tuple(sorted(sizes.items()))
         steps = self._steps.get(key)
         if steps is None:
             steps = []
             for step in _mk._cut(self.text, self._ranks, dims=sizes):
                 if not step["kernel"]:
-                    steps.append((step, _mk._describe(step["text"]), None))
+                    steps.append([step, _mk._describe(step["text"]), None, []])
                     continue
                 program = _mk._describe(step["text"])
                 names = [v["name"] for v in program["values"] if v["op"] == "parameter"]
@@ -204,11 +208,15 @@ class Runner:
                 if self.given:
                     for name, i in zip(names, step["inputs"]):
                         whole = self.whole(self.values[i], sizes)
-                        shapes[name] = (whole[0], math.prod(whole[1:])) if step["flat"] and len(whole) > 2 else tuple(whole)
+                        shapes[name] = (*whole[:-2], math.prod(whole[-2:])) if i in step["flat"] else tuple(whole)
                 at = (step["text"], tuple(sorted(shapes.items())))
                 if at not in self._native:
                     self._native[at] = _mk.compile(step["text"], self.world, shapes=shapes or None, **self.options)
-                steps.append((step, None, self._native[at]))
+                steps.append([step, None, self._native[at], []])
+            kept = {i for _, i in self.program["results"]}
+            for step in reversed(steps):
+                step[3] = [i for i in dict.fromkeys(step[0]["inputs"]) if i not in kept]
+                kept.update(step[3])
             self._steps[key] = steps
         return steps
 
@@ -277,14 +285,19 @@ class Backward:
                     filled[i] = like.new_ones(self.runner.local(value, sizes), dtype=dtype(torch, value))
         return filled
 
-    def run(self, torch, tensors, into=(), out=()):
-        """Gradients that are computed, but for those that are added to the matrices ``into``; in ``out``, if that is given."""
-        tensors = [ready(t) for t in tensors]
+    def run(self, torch, tensors, into=(), out=(), frees=False):
+        """Gradients that are computed, but for those that are added to the matrices ``into``; in ``out``, if that is given. With ``frees`` the
+        list ``tensors`` is emptied, and nothing here keeps them longer than kernels need them."""
+        given, tensors = tensors, [ready(t) for t in tensors]
+        if frees:
+            given.clear()
         replaced = {i: t for (_, i), t in zip(self.added, into)}
         for (_, kind, i), tensor in zip(self.returned, out):
             if kind != "column":
                 replaced.setdefault(i, tensor)
-        made, taken = self.runner.run(torch, self._filled(torch, tensors, into), replaced), set()
+        filled = self._filled(torch, tensors, into)
+        tensors.clear()
+        made, taken = self.runner.run(torch, filled, replaced), set()
         gradients = []
         for parameter, kind, i in self.returned:
             gradient = made[i].select(1, 0).contiguous() if kind == "column" else made[i]

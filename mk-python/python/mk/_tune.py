@@ -16,7 +16,7 @@ def command():
     own = pathlib.Path(sysconfig.get_path("scripts")) / "mk"
     found = str(own) if own.exists() else shutil.which("mk")
     if found is None:
-        raise Error("there is no `mk` command\n  help: install the wheel, or put the one that `cargo build --release -p mk-cli` makes into PATH")
+        raise Error("there is no `mk` command\n  help: install the wheel, or put the one that `cargo build --release -p mk-command` makes into PATH")
     return found
 
 

@@ -196,7 +196,7 @@ impl fmt::Display for Fault {
             )?,
             FaultCause::Known(FaultKind::ExpertOutside) => write!(
                 f,
-                "token {} goes to expert {}, and there are {}: name one of 0 to {}",
+                "token {} goes to expert {}, and there are {}: name one of 0 to {}, or -1 for none",
                 self.tile,
                 self.waited_ns as i64,
                 self.expected,

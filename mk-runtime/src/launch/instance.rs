@@ -91,7 +91,14 @@ impl Instance {
         // processes that may be a rank of another one, which needs this one's launches: the ledger is not locked.
         let held = world.group().is_none().then(ledger::lock);
         let space = &source.workspace;
-        let symmetric = SymmetricMemory::within(world, space.symmetric_bytes, deadline)?;
+        let pooled = options.pooled && !options.overlap && source.net.is_none();
+        let symmetric = match pooled && space.zeroed_bytes < space.symmetric_bytes {
+            true => {
+                let (own, size) = (space.zeroed_bytes, space.symmetric_bytes);
+                SymmetricMemory::shared(world, own, size, deadline)?
+            }
+            false => SymmetricMemory::within(world, space.symmetric_bytes, deadline)?,
+        };
         let faults = FaultRecords::new(world, deadline)?;
         let net = match &source.net {
             Some(layout) => {
@@ -102,7 +109,8 @@ impl Instance {
         };
         let bound = symmetric.fill_unused(0, space.zeroed_bytes, 0).and_then(|()| {
             let poison = options.poison.unwrap_or(0);
-            symmetric.fill_unused(space.zeroed_bytes, space.symmetric_bytes, poison)?;
+            let unused = symmetric.unused_from(space.zeroed_bytes);
+            symmetric.fill_unused(unused, space.symmetric_bytes, poison)?;
             let shared = Shared { symmetric: &symmetric, faults: &faults, net: net.as_ref() };
             let bind = |r| Rank::bind(world, r, source, compiled, options, shared);
             let ranks = world.local_ranks().map(bind).collect::<Result<Vec<_>, _>>()?;

@@ -23,6 +23,10 @@ pub struct InstanceOptions {
     /// they bind them.
     /// Default: false.
     pub overlap: bool,
+    /// Whether workspace, but for signals, may be memory of other instances of the world that are bound so. For kernels of plans that touch no
+    /// rank's workspace outside of that rank's own kernel, which their proof says (`Proof::exclusive` is empty). Without effect with `overlap`,
+    /// and over nodes. Default: false.
+    pub pooled: bool,
     /// Bytes of trace buffer per rank, for kernels written by hand: one that was emitted with tracing says itself
     /// how many it has ([`KernelSource::trace`]), and this does not count. Default: 0.
     pub trace_bytes: u64,
@@ -45,6 +49,7 @@ impl Default for InstanceOptions {
             entry_limit: Duration::from_secs(600),
             reserve_sms: 0,
             overlap: false,
+            pooled: false,
             trace_bytes: 0,
             net: None,
             chaos_seed: 0,

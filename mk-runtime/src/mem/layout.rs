@@ -11,6 +11,8 @@ use std::ops::Range;
 pub(crate) struct Layout {
     /// Of rank 0's part, whether it is mapped or not; 0 before addresses are reserved.
     pub(crate) base: u64,
+    /// What lies unused before each part, so that what several instances share begins at a multiple of the driver's granularity.
+    pub(crate) lead_bytes: u64,
     /// From one rank's part to the next: the size rounded up to the driver's granularity.
     pub(crate) stride_bytes: u64,
     /// Of each rank's part.
@@ -37,7 +39,25 @@ impl Layout {
             let what = format!("symmetric memory of {size_bytes} bytes cannot be made");
             return Err(Error::Shape { what });
         };
-        Ok(Layout { base: 0, stride_bytes, size_bytes, topology, rank })
+        Ok(Layout { base: 0, lead_bytes: 0, stride_bytes, size_bytes, topology, rank })
+    }
+
+    /// Parts of `own_bytes` and, behind them, of `shared_bytes`, a multiple of `granularity`, of which the first `size_bytes` in all count.
+    ///
+    /// # Errors
+    /// As [`Layout::new`].
+    pub(crate) fn shared(
+        topology: Topology,
+        rank: u32,
+        own_bytes: u64,
+        shared_bytes: u64,
+        size_bytes: u64,
+        granularity: u64,
+    ) -> Result<Layout, Error> {
+        let own = Layout::new(topology, rank, own_bytes, granularity)?;
+        let all = own.stride_bytes.saturating_add(shared_bytes);
+        let lead_bytes = own.stride_bytes - own_bytes;
+        Ok(Layout { lead_bytes, size_bytes, ..Layout::new(topology, rank, all, granularity)? })
     }
 
     /// Bytes to reserve: for all ranks.
@@ -54,7 +74,7 @@ impl Layout {
     pub(crate) fn mapped_span(&self) -> (u64, u64) {
         let ranks = self.mapped();
         let bytes = |ranks: u32| u64::from(ranks) * self.stride_bytes;
-        (self.base + bytes(ranks.start), bytes(ranks.end - ranks.start))
+        (self.base - self.lead_bytes + bytes(ranks.start), bytes(ranks.end - ranks.start))
     }
 
     /// Address of a rank's part.
@@ -89,6 +109,21 @@ mod tests {
         assert_eq!((stride(0), stride(u64::MAX)), (None, None));
         let many = Topology::one_node(64);
         assert!(Layout::new(many, 0, 1 << 59, 2 * MIB).is_err(), "64 parts of 2^59 bytes");
+    }
+
+    /// Of 100 bytes of its own the end is at a boundary, where what is shared begins.
+    #[test]
+    fn what_is_shared_begins_at_a_multiple() {
+        let one = Topology::one_node(2);
+        let mut of = Layout::shared(one, 0, 100, 6 * MIB, 100 + 5 * MIB, 2 * MIB).unwrap();
+        of.base = 0x7000_0000_0000 + of.lead_bytes;
+        assert_eq!((of.stride_bytes, of.size_bytes), (8 * MIB, 100 + 5 * MIB));
+        assert_eq!(of.mapped_span(), (0x7000_0000_0000, 16 * MIB));
+        for rank in 0..2 {
+            assert!((of.address(rank).unwrap() + 100).is_multiple_of(2 * MIB));
+        }
+        let exact = Layout::shared(one, 0, 2 * MIB, 2 * MIB, 4 * MIB, 2 * MIB).unwrap();
+        assert_eq!((exact.lead_bytes, exact.stride_bytes), (0, 4 * MIB));
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod device;
 mod host;
 mod layout;
 mod pinned;
+mod pool;
 mod symmetric;
 mod vmm;
 
@@ -14,4 +15,5 @@ pub(crate) use device::drain;
 pub(crate) use host::FaultRecords;
 pub(crate) use layout::Layout;
 pub(crate) use pinned::Pinned;
+pub(crate) use pool::Pool;
 pub use symmetric::SymmetricMemory;

@@ -10,11 +10,14 @@
 
 use super::device::{download, drain, memset};
 use super::layout::Layout;
+use super::pool::{Pool, Taken};
 use super::vmm::{self, Physical};
 use crate::Error;
 use crate::driver::ledger::wait_for_launches;
 use crate::driver::{Context, cu};
 use crate::world::{Deadline, Group, World};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Symmetric memory of a world. Dropping it waits for the GPUs of this process, then unmaps and frees.
@@ -26,8 +29,10 @@ pub struct SymmetricMemory {
     contexts: Vec<Arc<Context>>,
     /// One for each node that has ranks here, in their order: addresses of their own, so that a stray access to another node's faults.
     layouts: Vec<Layout>,
-    /// Which ranks are mapped, for a constructor that fails half way.
-    mapped: Vec<u32>,
+    /// What is mapped, address and bytes, for a constructor that fails half way.
+    mapped: Vec<(u64, u64)>,
+    /// What others of this world have as well.
+    taken: Taken,
 }
 
 impl SymmetricMemory {
@@ -45,82 +50,88 @@ impl SymmetricMemory {
         size_bytes: u64,
         deadline: Deadline,
     ) -> Result<SymmetricMemory, Error> {
-        let Some(group) = world.group() else {
-            let mut memory = SymmetricMemory::reserve(world, size_bytes)?;
-            for (rank, context) in world.local_ranks().zip(memory.contexts.clone()) {
-                let own = Physical::create(context.ordinal(), memory.stride_bytes(), false)?;
-                memory.map(rank, own)?;
-            }
-            memory.give_access()?;
-            return Ok(memory);
-        };
-        let mine = SymmetricMemory::reserve(world, size_bytes).and_then(|mut memory| {
-            let own = Physical::create(memory.contexts[0].ordinal(), memory.stride_bytes(), true)?;
-            let fd = own.export()?;
-            memory.map(memory.first, own)?;
-            Ok((memory, fd))
+        let made = granularity(world).and_then(|unit| {
+            let of = |rank| Layout::new(*world.topology(), rank, size_bytes, unit);
+            SymmetricMemory::reserve(world, of, Taken::default())
         });
-        let (mut memory, fd) = group.agree(CALL, mine, deadline)?;
-        let mapped = memory.import(group, fd, deadline);
-        group.agree(CALL, mapped, deadline)?;
+        let mut memory = world.agree_within(CALL, made, deadline)?;
+        let own = everywhere(world, memory.stride_bytes(), deadline)?;
+        let mapped = memory.map_all(&own);
+        world.agree_within(CALL, mapped, deadline)?;
+        Ok(memory)
+    }
+
+    /// Like [`SymmetricMemory::new`], where only the first `own_bytes` are its own: the others are memory that any others made so in this world
+    /// have as well.
+    pub(crate) fn shared(
+        world: &World,
+        own_bytes: u64,
+        size_bytes: u64,
+        deadline: Deadline,
+    ) -> Result<SymmetricMemory, Error> {
+        let unit = world.agree_within(CALL, granularity(world), deadline)?;
+        let taken = Pool::take(world, size_bytes.saturating_sub(own_bytes), unit, deadline)?;
+        let (topology, shared_bytes) = (*world.topology(), taken.bytes());
+        let of = |rank| Layout::shared(topology, rank, own_bytes, shared_bytes, size_bytes, unit);
+        let made = SymmetricMemory::reserve(world, of, taken);
+        let mut memory = world.agree_within(CALL, made, deadline)?;
+        let own = everywhere(world, memory.stride_bytes() - shared_bytes, deadline)?;
+        let mapped = memory.map_all(&own);
+        world.agree_within(CALL, mapped, deadline)?;
         Ok(memory)
     }
 
     /// Chooses the addresses; nothing is mapped yet.
-    fn reserve(world: &World, size_bytes: u64) -> Result<SymmetricMemory, Error> {
+    fn reserve(
+        world: &World,
+        layout: impl Fn(u32) -> Result<Layout, Error>,
+        taken: Taken,
+    ) -> Result<SymmetricMemory, Error> {
         let contexts = world
             .local_ranks()
             .map(|r| world.context(r).cloned())
             .collect::<Result<Vec<_>, _>>()?;
-        let mut granularity = 1;
-        for context in &contexts {
-            granularity =
-                granularity.max(vmm::granularity(context.ordinal(), world.group().is_some())?);
-        }
+        let unit = granularity(world)?;
         let first = world.local_ranks().start;
         let mut memory =
-            SymmetricMemory { first, contexts, layouts: Vec::new(), mapped: Vec::new() };
+            SymmetricMemory { first, contexts, layouts: Vec::new(), mapped: Vec::new(), taken };
         let mut rank = first;
         while rank < world.local_ranks().end {
-            let mut layout = Layout::new(*world.topology(), rank, size_bytes, granularity)?;
+            let mut layout = layout(rank)?;
             let bytes = layout.reserved_bytes() as usize;
             // SAFETY: a valid out-pointer; the driver chooses the address.
             unsafe {
-                cu!(None, cuMemAddressReserve(&mut layout.base, bytes, granularity as usize, 0, 0))
+                cu!(None, cuMemAddressReserve(&mut layout.base, bytes, unit as usize, 0, 0))
             }?;
+            layout.base += layout.lead_bytes;
             rank = layout.mapped().end;
             memory.layouts.push(layout);
         }
         Ok(memory)
     }
 
-    /// Maps what the other processes of the node made. A failure is this process's own and still to be told.
-    fn import(
-        &mut self,
-        group: &Group,
-        own: std::os::fd::OwnedFd,
-        deadline: Deadline,
-    ) -> Result<(), Error> {
-        let size = self.stride_bytes().to_le_bytes();
-        let sizes = group.all_gather(CALL, &size, deadline)?;
-        let node = self.layout(self.first)?.mapped();
-        let fds = group.all_fds(CALL, own, node.clone(), deadline)?;
-        let sizes = sizes.into_iter().skip(node.start as usize);
-        for (rank, (fd, theirs)) in node.zip(fds.into_iter().zip(sizes)) {
-            let Some(fd) = fd else { continue };
-            if theirs != size {
-                let what = "the size of symmetric memory".into();
-                let (during, ranks) = (CALL.into(), vec![rank]);
-                return Err(Error::Disagree { during, what, rank: self.first, ranks });
+    /// Maps memory of its own, and what is shared behind it, of all ranks that are mapped.
+    fn map_all(&mut self, own: &[(u32, Physical)]) -> Result<(), Error> {
+        let chunks = self.taken.chunks.clone();
+        let own_bytes = self.stride_bytes() - self.taken.bytes();
+        for (rank, memory) in own {
+            self.map(*rank, 0, own_bytes, memory)?;
+        }
+        let mut at = own_bytes;
+        for chunk in &chunks {
+            for (rank, memory) in &chunk.parts {
+                self.map(*rank, at, chunk.bytes, memory)?;
             }
-            self.map(rank, Physical::import(fd)?)?;
+            at += chunk.bytes;
         }
         self.give_access()
     }
 
-    fn map(&mut self, rank: u32, memory: Physical) -> Result<(), Error> {
-        memory.map(self.rank_ptr(rank)?, self.stride_bytes())?;
-        self.mapped.push(rank);
+    fn map(&mut self, rank: u32, at: u64, bytes: u64, memory: &Physical) -> Result<(), Error> {
+        let layout = self.layout(rank)?;
+        let at = layout.address(rank)? - layout.lead_bytes + at;
+        memory.map(at, bytes)?;
+        self.mapped.push((at, bytes));
         Ok(())
     }
 
@@ -133,6 +144,11 @@ impl SymmetricMemory {
             vmm::give_access(&ordinals, from, bytes)?;
         }
         Ok(())
+    }
+
+    /// From where on nobody else has this memory yet, but for what is its own.
+    pub(crate) fn unused_from(&self, own_bytes: u64) -> u64 {
+        own_bytes.saturating_add(self.taken.old_bytes).min(self.size_bytes())
     }
 
     /// Where the parts of the ranks of a rank's node are.
@@ -226,6 +242,7 @@ impl SymmetricMemory {
     pub(crate) fn leave(&mut self) {
         self.mapped.clear();
         self.layouts.clear();
+        std::mem::forget(std::mem::take(&mut self.taken));
     }
 
     /// What dropping does; nothing is left for the drop then.
@@ -235,16 +252,16 @@ impl SymmetricMemory {
             return Err(error);
         }
         let mut first = Ok(());
-        let stride = self.stride_bytes() as usize;
-        for p in std::mem::take(&mut self.mapped) {
-            // SAFETY: mapped by us in one piece; no kernel of this process runs any more.
-            let unmap = |at| unsafe { cu!(None, cuMemUnmap(at, stride)) };
-            first = first.and(self.rank_ptr(p).and_then(unmap));
+        for (at, bytes) in std::mem::take(&mut self.mapped) {
+            // SAFETY: mapped by us as this piece; no kernel of this process runs any more.
+            first = first.and(unsafe { cu!(None, cuMemUnmap(at, bytes as usize)) });
         }
+        self.taken = Taken::default();
         for layout in std::mem::take(&mut self.layouts) {
             let bytes = layout.reserved_bytes() as usize;
+            let reserved = layout.base - layout.lead_bytes;
             // SAFETY: reserved by us; everything in it is unmapped.
-            first = first.and(unsafe { cu!(None, cuMemAddressFree(layout.base, bytes)) });
+            first = first.and(unsafe { cu!(None, cuMemAddressFree(reserved, bytes)) });
         }
         first
     }
@@ -260,7 +277,69 @@ impl Drop for SymmetricMemory {
     }
 }
 
+/// What sizes and addresses in a world must be multiples of, in bytes.
+fn granularity(world: &World) -> Result<u64, Error> {
+    let mut unit = 1;
+    for rank in world.local_ranks() {
+        let ordinal = world.context(rank)?.ordinal();
+        unit = unit.max(vmm::granularity(ordinal, world.group().is_some())?);
+    }
+    Ok(unit)
+}
+
+/// Makes memory of `bytes`, a multiple of the granularity, on every rank. Collective. Returns that of the ranks that this process maps.
+pub(super) fn everywhere(
+    world: &World,
+    bytes: u64,
+    deadline: Deadline,
+) -> Result<Vec<(u32, Physical)>, Error> {
+    let create = |rank, exported| {
+        let own = Physical::create(world.context(rank)?.ordinal(), bytes, exported)?;
+        Ok((rank, own))
+    };
+    let Some(group) = world.group() else {
+        return world.local_ranks().map(|rank| create(rank, false)).collect();
+    };
+    let rank = world.local_ranks().start;
+    let mine = create(rank, true).and_then(|own| Ok((own.1.export()?, own)));
+    let (fd, own) = group.agree(CALL, mine, deadline)?;
+    let made = import(group, rank, world.topology().reach(rank), fd, bytes, deadline);
+    let mut parts = group.agree(CALL, made, deadline)?;
+    parts.push(own);
+    Ok(parts)
+}
+
+/// What the other processes of the node made. A failure is this process's own and still to be told.
+fn import(
+    group: &Group,
+    first: u32,
+    node: Range<u32>,
+    own: OwnedFd,
+    bytes: u64,
+    deadline: Deadline,
+) -> Result<Vec<(u32, Physical)>, Error> {
+    let size = bytes.to_le_bytes();
+    let sizes = group.all_gather(CALL, &size, deadline)?;
+    let fds = group.all_fds(CALL, own, node.clone(), deadline)?;
+    let sizes = sizes.into_iter().skip(node.start as usize);
+    let mut parts = Vec::new();
+    for (rank, (fd, theirs)) in node.zip(fds.into_iter().zip(sizes)) {
+        let Some(fd) = fd else { continue };
+        if theirs != size {
+            let what = "the size of symmetric memory".into();
+            return Err(Error::Disagree {
+                during: CALL.into(),
+                what,
+                rank: first,
+                ranks: vec![rank],
+            });
+        }
+        parts.push((rank, Physical::import(fd)?));
+    }
+    Ok(parts)
+}
+
 /// How processes call what they do here.
-const CALL: &str = "allocating symmetric memory";
+pub(super) const CALL: &str = "allocating symmetric memory";
 /// Bound on the wait for the other processes where the caller gives none.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);

@@ -10,12 +10,12 @@ use std::ffi::c_void;
 
 /// The files of the device library that the kernels are made of, and the kernels.
 const TEXT: &str = concat!(
-    include_str!("../../../templates/ptx/types.cuh"),
-    include_str!("../../../templates/ptx/memory.cuh"),
-    include_str!("../../../templates/ptx/fence.cuh"),
-    include_str!("../../../templates/ptx/mbarrier.cuh"),
-    include_str!("../../../templates/ptx/bulk.cuh"),
-    include_str!("../../../templates/ptx/sm90_wgmma.cuh"),
+    include_str!("../../templates/ptx/types.cuh"),
+    include_str!("../../templates/ptx/memory.cuh"),
+    include_str!("../../templates/ptx/fence.cuh"),
+    include_str!("../../templates/ptx/mbarrier.cuh"),
+    include_str!("../../templates/ptx/bulk.cuh"),
+    include_str!("../../templates/ptx/sm90_wgmma.cuh"),
     include_str!("kernels.cu"),
     include_str!("mma.cu"),
 );

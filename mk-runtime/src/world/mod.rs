@@ -21,6 +21,7 @@ pub use topology::Topology;
 
 use crate::Error;
 use crate::driver::{self, Context};
+use crate::mem::Pool;
 use budget::SmShares;
 use cudarc::driver::sys::CUdevice_attribute as Attr;
 use std::any::Any;
@@ -62,6 +63,8 @@ struct Inner {
     /// Of all ranks.
     shares: SmShares,
     generation: AtomicU64,
+    /// Workspace that instances share.
+    pool: Pool,
     /// What others keep for as long as the world lives: its network. Closed before the processes part.
     kept: OnceLock<Box<dyn Any + Send + Sync>>,
     /// The address of this host for others, where there are some.
@@ -160,9 +163,19 @@ impl World {
         shares: SmShares,
         (address, group): (Option<IpAddr>, Option<SharedGroup>),
     ) -> Result<World, Error> {
-        let (generation, kept) = (AtomicU64::new(1), OnceLock::new());
-        let inner =
-            Inner { first, topology, contexts, limits, shares, generation, kept, address, group };
+        let (generation, pool, kept) = (AtomicU64::new(1), Pool::default(), OnceLock::new());
+        let inner = Inner {
+            first,
+            topology,
+            contexts,
+            limits,
+            shares,
+            generation,
+            pool,
+            kept,
+            address,
+            group,
+        };
         Ok(World { inner: Arc::new(inner) })
     }
 
@@ -312,6 +325,10 @@ impl World {
     /// The other processes of this world, if it has some.
     pub(crate) fn group(&self) -> Option<&SharedGroup> {
         self.inner.group.as_ref()
+    }
+
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.inner.pool
     }
 
     pub(crate) fn next_generation(&self) -> u64 {

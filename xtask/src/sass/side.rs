@@ -76,7 +76,7 @@ impl Side {
         };
         let kept = tree.out.join("mk");
         if !(tree.fixed && kept.exists()) {
-            tree.build("mk", &["build", "--quiet", "--package", "mk-cli"])?;
+            tree.build("mk", &["build", "--quiet", "--package", "mk-command"])?;
             copy(&target().join("debug/mk"), &kept)?;
         }
         Ok(kept)

@@ -3,7 +3,7 @@
 use super::{error::EmitError, leaf};
 use minijinja::{Environment, UndefinedBehavior, syntax::SyntaxConfig};
 
-const KERNEL: &str = include_str!("../../../../templates/kernel.cu.j2");
+const KERNEL: &str = include_str!("../../templates/kernel.cu.j2");
 
 /// Jinja's own delimiters clash with inline PTX and with CUDA's attributes.
 pub(super) fn environment() -> Result<Environment<'static>, EmitError> {

@@ -4,7 +4,7 @@ macro_rules! library {
     ($($path:literal,)*) => {
         /// File names and texts, in order; each uses only what stands before it.
         pub const FILES: &[(&str, &str)] =
-            &[$(($path, include_str!(concat!("../../../../templates/", $path)))),*];
+            &[$(($path, include_str!(concat!("../../templates/", $path)))),*];
     };
 }
 
@@ -59,8 +59,7 @@ library! {
 }
 
 /// What a traced kernel has beside [`FILES`].
-pub const TRACE: (&str, &str) =
-    ("sync/trace.cuh", include_str!("../../../../templates/sync/trace.cuh"));
+pub const TRACE: (&str, &str) = ("sync/trace.cuh", include_str!("../../templates/sync/trace.cuh"));
 
 /// How the line that says the size of a traced kernel's rings begins.
 pub(super) const RECORDS: &str = "constexpr u32 kTraceRecords = ";
@@ -129,7 +128,7 @@ pub fn text_with(trace_records: Option<u32>, nodes: Nodes) -> String {
 mod tests {
     #[test]
     fn the_order_file_is_the_order() {
-        let order = include_str!("../../../../templates/ORDER");
+        let order = include_str!("../../templates/ORDER");
         let files: Vec<_> = super::FILES.iter().map(|f| f.0).collect();
         assert_eq!(order.lines().collect::<Vec<_>>(), files);
     }

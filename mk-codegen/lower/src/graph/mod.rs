@@ -65,6 +65,8 @@ pub enum Kind {
     /// Ragged rows times the matrices of their experts, and the elementwise operations that were fused into it. Operands: rows, matrices, rows of
     /// each expert, then one for each epilogue operation that has one.
     GroupedGemm {
+        /// Matrices are stored the other way round.
+        transposed: bool,
         /// In order of application.
         epilogue: Vec<EpilogueOp>,
     },
@@ -75,6 +77,8 @@ pub enum Kind {
     },
     /// Weighted sums of rows, by token. Operands: rows, experts of each token, weights.
     Combine,
+    /// Values of eight bits times the factors of their rows. Operands: values, factors.
+    Dequantize,
     /// An elementwise operation that stands alone.
     Elementwise(EpilogueOp),
     /// The gradient of the input of `swiglu`, from that of its result: `[m, n]` and `[m, 2, n]` become `[m, 2, n]`.
@@ -130,7 +134,7 @@ impl Kind {
     pub fn epilogue(&self) -> Option<&[EpilogueOp]> {
         match self {
             Kind::Gemm { epilogue, .. }
-            | Kind::GroupedGemm { epilogue }
+            | Kind::GroupedGemm { epilogue, .. }
             | Kind::ReduceScatter { epilogue, .. }
             | Kind::AllReduce { epilogue } => Some(epilogue),
             _ => None,
@@ -141,7 +145,7 @@ impl Kind {
     pub fn epilogue_mut(&mut self) -> Option<&mut Vec<EpilogueOp>> {
         match self {
             Kind::Gemm { epilogue, .. }
-            | Kind::GroupedGemm { epilogue }
+            | Kind::GroupedGemm { epilogue, .. }
             | Kind::ReduceScatter { epilogue, .. }
             | Kind::AllReduce { epilogue } => Some(epilogue),
             _ => None,
@@ -227,7 +231,10 @@ fn kind_of(op: Op) -> Kind {
         Op::Gemm { a_transposed, b_transposed } => {
             return Kind::Gemm { epilogue: Vec::new(), a_transposed, b_transposed };
         }
-        Op::GroupedGemm => return Kind::GroupedGemm { epilogue: Vec::new() },
+        Op::Dequantize => return Kind::Dequantize,
+        Op::GroupedGemm { transposed } => {
+            return Kind::GroupedGemm { transposed, epilogue: Vec::new() };
+        }
         Op::Attention { causal, scale, ring } => {
             let scale = scale.map(|scale| (scale as f32).to_bits());
             return Kind::Attention { causal, scale, ring: ring.is_some() };

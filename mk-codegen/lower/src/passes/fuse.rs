@@ -11,6 +11,7 @@ use petgraph::{Direction, stable_graph::NodeIndex, visit::EdgeRef};
 
 /// Runs the pass.
 pub(super) fn epilogues(g: &mut OpGraph) {
+    scales(g);
     let takers: Vec<_> =
         g.graph.node_indices().filter(|n| g.graph[*n].kind.epilogue().is_some()).collect();
     for taker in takers {
@@ -33,10 +34,38 @@ pub(super) fn epilogues(g: &mut OpGraph) {
     }
 }
 
+/// GEMMs multiply what was quantised as it is stored: factors of rows of A are those of rows of the product, and factors of rows of a
+/// transposed B those of its columns.
+fn scales(g: &mut OpGraph) {
+    let gemms = g.graph.node_indices().filter(|n| matches!(g.graph[*n].kind, Kind::Gemm { .. }));
+    for gemm in gemms.collect::<Vec<_>>() {
+        for (place, op) in [(0, EpilogueOp::ScaleRows), (1, EpilogueOp::ScaleColumns)] {
+            let operands = g.operands(gemm);
+            let Some(x) = operands.get(place).copied() else { continue };
+            if g.graph[x].kind != Kind::Dequantize {
+                continue;
+            }
+            let &[values, factors] = g.operands(x).as_slice() else { continue };
+            let edge = g.graph.edges_connecting(x, gemm).find(|e| *e.weight() == place);
+            if let Some(edge) = edge.map(|e| e.id()) {
+                g.graph.remove_edge(edge);
+            }
+            g.graph.add_edge(values, gemm, place);
+            g.graph.add_edge(factors, gemm, operands.len());
+            if let Some(epilogue) = g.graph[gemm].kind.epilogue_mut() {
+                epilogue.push(op);
+            }
+        }
+    }
+    g.graph.retain_nodes(|graph, n| {
+        graph[n].kind != Kind::Dequantize || graph.neighbors(n).next().is_some()
+    });
+}
+
 /// The `swiglu_grad` that alone reads a product, and the values before the activation, where the caller has them in memory.
 fn swiglu_grad(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, NodeIndex)> {
     let value = &g.graph[taker];
-    let plain = matches!(&value.kind, Kind::Gemm { epilogue, .. } if !epilogue.contains(&EpilogueOp::Swiglu));
+    let plain = matches!(&value.kind, Kind::Gemm { epilogue, .. } | Kind::GroupedGemm { epilogue, .. } if !epilogue.contains(&EpilogueOp::Swiglu));
     let mut users = g.graph.neighbors(taker);
     let (user, None) = (users.next()?, users.next()) else { return None };
     let taken = plain && g.graph[user].kind == Kind::SwigluGrad && g.uses(taker) == 1;
@@ -50,14 +79,13 @@ fn only_user(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, EpilogueOp)> {
     let mut edges = g.graph.edges_directed(taker, Direction::Outgoing);
     let (edge, None) = (edges.next()?, edges.next()) else { return None };
     let value = &g.graph[taker];
-    let product = matches!(value.kind, Kind::Gemm { .. });
+    let product = matches!(value.kind, Kind::Gemm { .. } | Kind::GroupedGemm { .. });
     let saves = product && !value.placement.contains(&Placement::Partial);
     if g.uses(taker) > if saves { 2 } else { 1 } {
         return None;
     }
     let Kind::Elementwise(op) = g.graph[edge.target()].kind else { return None };
-    let multiplies = product || matches!(value.kind, Kind::GroupedGemm { .. });
-    if op == EpilogueOp::Swiglu && !multiplies {
+    if op == EpilogueOp::Swiglu && !product {
         return None;
     }
     let commutes = matches!(op, EpilogueOp::Mul | EpilogueOp::Add);

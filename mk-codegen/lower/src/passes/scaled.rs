@@ -131,7 +131,8 @@ fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized
     let dims = |v| program.ty(v).map(|ty| &ty.dims[..]);
     // Rows that this kernel dispatches, or that one before it did: they come with the experts of each token.
     let by_token = |v: &ValueId| dims(*v).is_some_and(|dims| dims.len() == 2);
-    let product = |n: &&Node| n.op == Op::GroupedGemm && n.inputs.get(2).is_some_and(by_token);
+    let product =
+        |n: &&Node| matches!(n.op, Op::GroupedGemm { .. }) && n.inputs.get(2).is_some_and(by_token);
     let product = program.nodes().iter().find(product)?;
     let (rows, ids) = (*product.inputs.first()?, *product.inputs.get(2)?);
     let drops = program.nodes().iter().any(|n| n.op == Op::Dispatch { drops: true });

@@ -62,8 +62,10 @@ pub struct Product {
     pub odd_bits: bool,
     /// Its inner dimension, where no launch decides it and every rank has as much of it.
     pub depth: Option<u64>,
-    /// Whether its operands are the caller's, as TMA takes them, and it saves nothing on the way.
+    /// Whether its operands are the caller's, of 16 bits, as TMA takes them, and it saves nothing on the way.
     pub alone: bool,
+    /// Whether its operands have eight bits.
+    pub narrow: bool,
 }
 
 /// A sum over ranks.
@@ -110,6 +112,11 @@ impl Facts {
     /// Whether elementwise operations follow some sum.
     pub fn finishes_sums(&self) -> bool {
         self.sums.iter().any(|s| s.epilogue)
+    }
+
+    /// Whether some product has operands of eight bits.
+    pub fn narrow(&self) -> bool {
+        self.products.iter().any(|p| p.narrow)
     }
 
     /// Whether some product is gated.

@@ -7,6 +7,7 @@ use crate::{
     leaf::{Leaf, Tabulate, Tabulation},
     names::{Operand, RoutePart},
     plan::{Access, Family, Space, Table, TableSource},
+    routes::NO_EXPERT,
 };
 use mk_abi::DType;
 
@@ -83,8 +84,8 @@ impl Checker<'_> {
         let Some(ids) = self.before(id, r.ids) else {
             return self.error(place, "follows from a table before it");
         };
-        let TableSource::Runtime { min: 0, max } = ids.source else {
-            return self.error(place, "follows from a table of experts, from 0 on");
+        let TableSource::Runtime { min: NO_EXPERT, max } = ids.source else {
+            return self.error(place, "follows from a table of experts, from -1 on");
         };
         let [tokens, slots] = ids.shape[..] else {
             return self.error(place, "follows from a table of [tokens, slots]");
@@ -114,7 +115,7 @@ impl Checker<'_> {
             }
             RoutePart::Kept => {
                 let bits = matches!(t.source, TableSource::Runtime { min: 0, max: 1 });
-                bits && r.keep > 0 && t.shape == [tokens, slots]
+                bits && t.shape == [tokens, slots]
             }
         };
         if !fits || r.keep < 0 || r.rows < 1 || slots < 1 {
@@ -198,7 +199,7 @@ impl Checker<'_> {
                         && last.is_some_and(|a| blocks.any(|t| fills(a, t)))
                 }
                 // Beside which of them are kept.
-                RoutePart::Places if keep != 0 => all.any(own),
+                RoutePart::Places => all.any(own),
                 _ => {
                     matches!((all.next(), all.next()), (Some(a), None) if own(a)) && id.index() > 0
                 }
@@ -216,7 +217,7 @@ impl Checker<'_> {
             let max = i32::try_from(experts).unwrap_or(0) - 1;
             (r.part, u32::try_from(r.rows)) == (part, Ok(rows))
                 && u32::try_from(r.keep) == Ok(keep)
-                && of == Some(&TableSource::Runtime { min: 0, max })
+                && of == Some(&TableSource::Runtime { min: NO_EXPERT, max })
                 && u64::from(ranks) == u64::from(plan.mesh.size())
                 && filled(id, t)
         };

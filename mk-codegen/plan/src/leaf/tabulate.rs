@@ -18,7 +18,7 @@ pub enum Tabulation {
         /// Rows of a block.
         rows: u32,
     },
-    /// What follows from a routing ([`Routing`](crate::Routing)), chunk by chunk of tokens. Experts that there are not, or that a token names
+    /// What follows from a routing ([`Routing`](crate::Routing)), chunk by chunk of tokens. Experts that there are not, -1 aside, or that a token names
     /// twice, and more blocks on a rank than there are, end the launch.
     ///
     /// | part | `src` | `dst` |
@@ -27,8 +27,8 @@ pub enum Tabulation {
     /// | wanted | experts of a chunk, `[tokens, slots]` | for each of its tokens 1 if the rank has one of them, else 0; 0 behind them |
     /// | counts | all lists, `[chunks, width]` | rows of the rank's experts; where rows of each chunk begin, `[chunks + 1, experts]`; group and rows of each block |
     /// | sources | group and rows of some blocks; all lists; where their rows begin | the token in each row of these blocks |
-    /// | places | experts of a chunk; its list; where its rows begin, `[1, experts]` | rank and row of each, `[tokens, slots, 2]` |
-    /// | places, some dropped | the same; the last row of where rows begin, `[1, experts]` | the same, of dropped ones that of the expert's first row; 1 for each that is kept, `[tokens, slots]` |
+    /// | places | experts of a chunk; its list; where its rows begin, `[1, experts]` | rank and row of each, `[tokens, slots, 2]`, of no expert 0; 1 for each that has a row, `[tokens, slots]` |
+    /// | places, some dropped | the same; the last row of where rows begin, `[1, experts]` | the same, of dropped ones that of the expert's first row |
     Route {
         /// What `dst` has.
         part: RoutePart,

@@ -96,7 +96,8 @@ impl<'a> Dims<'a> {
                 let columns = if b_transposed { &of(1)[..1] } else { &of(1)[1..] };
                 [&[row], columns].concat()
             }
-            Op::GroupedGemm => [&of(0)[..1], &of(1)[2..]].concat(),
+            Op::GroupedGemm { transposed: false } => [&of(0)[..1], &of(1)[2..]].concat(),
+            Op::GroupedGemm { transposed: true } => vec![of(0)[0], of(1)[1]],
             Op::Swiglu => vec![of(0)[0], of(0)[2]],
             Op::SwigluGrad => of(1).to_vec(),
             // As wide as values.
@@ -117,8 +118,11 @@ impl<'a> Dims<'a> {
                 let (k, other) = (usize::from(!a_transposed), usize::from(b_transposed));
                 same(of(0)[k], of(1)[other], extent(node.inputs[0], k));
             }
-            Op::GroupedGemm => {
-                same(of(0)[1], of(1)[1], extent(node.inputs[0], 1));
+            Op::GroupedGemm { transposed } => {
+                let summed = if transposed { 2 } else { 1 };
+                for (d, line) in of(0).iter().enumerate().skip(1) {
+                    same(*line, of(1)[summed + d - 1], extent(node.inputs[0], d));
+                }
                 self.cut_experts(node, lines);
             }
             Op::Dispatch { .. } | Op::Combine => self.cut_tokens(node, lines),
@@ -129,6 +133,7 @@ impl<'a> Dims<'a> {
                 }
                 lines.cut(of(1)[1], 1);
             }
+            Op::Dequantize => same(of(0)[0], of(1)[0], extent(node.inputs[1], 0)),
             Op::Bias => {
                 let last = of(0).len() - 1;
                 same(of(0)[last], of(1)[0], extent(node.inputs[1], 0));

@@ -35,7 +35,8 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
                 let times = if cut { 1 } else { summands };
                 of(0)[usize::from(!a_transposed)].saturating_mul(times)
             }
-            Op::GroupedGemm => of(1)[1],
+            Op::GroupedGemm { transposed: false } => of(1)[1],
+            Op::GroupedGemm { transposed: true } => of(1).iter().skip(2).product(),
             // Each query with each key: scores, weights, sums; and their derivatives.
             Op::Attention { .. }
             | Op::Lse
@@ -148,7 +149,7 @@ impl<A: Algebra> Evaluator<'_, A> {
                 _ => self.each(x, |_, t| t.clone()),
             },
             (Op::Gemm { .. }, Some(y)) => self.gemm(node, x, y),
-            (Op::GroupedGemm, Some(w)) => {
+            (Op::GroupedGemm { .. }, Some(w)) => {
                 let of = [x.on(0), w.on(0)];
                 Value::Whole(ragged::product(self.algebra, self.dims, self.cells, node, of))
             }
@@ -164,6 +165,12 @@ impl<A: Algebra> Evaluator<'_, A> {
                 Value::Whole(t) => Value::Whole(t.clone()),
                 Value::Summands(list) => Value::Whole(self.sum(list)),
             },
+            (Op::Dequantize, Some(scales)) => self.both(x, scales, |algebra, x, scales| {
+                let width = x.data.len() / x.shape[0].max(1);
+                let each = x.data.iter().enumerate();
+                let data = each.map(|(i, e)| algebra.mul(*e, scales.data[i / width.max(1)]));
+                Tensor { shape: x.shape.clone(), data: data.collect() }
+            }),
             (Op::Bias | Op::Add, Some(y)) => self.zip(x, y, A::add),
             (Op::Mul, Some(y)) => self.zip(x, y, A::mul),
             (Op::Slope(curve), Some(y)) => {
@@ -189,7 +196,8 @@ impl<A: Algebra> Evaluator<'_, A> {
             // The checker gives these operations two operands.
             (
                 Op::Gemm { .. }
-                | Op::GroupedGemm
+                | Op::GroupedGemm { .. }
+                | Op::Dequantize
                 | Op::Bias
                 | Op::Add
                 | Op::Mul

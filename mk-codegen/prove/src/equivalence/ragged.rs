@@ -168,9 +168,11 @@ impl Dims<'_> {
                 mk_syntax::Def::Param(_) => return None,
             };
             match node.op {
-                Op::GroupedGemm => return node.inputs.get(2).copied(),
+                Op::GroupedGemm { .. } => return node.inputs.get(2).copied(),
                 Op::Dispatch { .. } => return node.inputs.get(1).copied(),
-                op if op.is_elementwise() || op == Op::Swiglu => at = *node.inputs.first()?,
+                op if op.is_elementwise() || matches!(op, Op::Swiglu | Op::SwigluGrad) => {
+                    at = *node.inputs.first()?
+                }
                 _ => return None,
             }
         }
@@ -204,7 +206,8 @@ impl Dims<'_> {
     pub fn packed(&self, ids: ValueId) -> Option<Vec<Option<(i32, i32)>>> {
         let nodes = || self.program.nodes().iter();
         let is_route = self.program.ty(ids).is_some_and(|ty| ty.dims.len() == 2);
-        let product = nodes().find(|n| n.op == Op::GroupedGemm && n.inputs.get(2) == Some(&ids))?;
+        let product = nodes()
+            .find(|n| matches!(n.op, Op::GroupedGemm { .. }) && n.inputs.get(2) == Some(&ids))?;
         let product = Some(product).filter(|_| is_route)?;
         let (rows, slots) = (self.extent(product.inputs[0], 0) as usize, self.extent(ids, 1));
         let of_world = self.extent(product.inputs[1], 0) as usize;
@@ -280,7 +283,9 @@ pub(super) fn product<A: Algebra>(
 ) -> Tensor<A::Elem> {
     let experts = dims.experts(node.result).unwrap_or_default();
     let (row, expert) = (dims.line(node.result, 0), dims.line(node.inputs[1], 0));
-    let (depth, columns) = (w.shape[1], w.shape[2..].iter().product::<usize>());
+    let transposed = node.op == (Op::GroupedGemm { transposed: true });
+    let (first, others) = (w.shape[1], w.shape[2..].iter().product::<usize>());
+    let (depth, columns) = if transposed { (others, first) } else { (first, others) };
     let mut data = vec![A::ZERO; x.shape[0] * columns];
     for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
         if algebra.spent() {
@@ -288,15 +293,17 @@ pub(super) fn product<A: Algebra>(
         }
         let Some(Some(e)) = experts.get(cells.original(row, i) as usize) else { continue };
         let matrix = &w.data[cells.at(expert, *e) * depth * columns..];
-        for (l, right) in matrix.chunks(columns.max(1)).take(depth).enumerate() {
+        for l in 0..depth {
             let left = x.data[i * depth + l];
-            for (sum, right) in out.iter_mut().zip(right) {
-                let product = algebra.mul(left, *right);
+            for (j, sum) in out.iter_mut().enumerate() {
+                let right = matrix[if transposed { j * depth + l } else { l * columns + j }];
+                let product = algebra.mul(left, right);
                 *sum = algebra.add(*sum, product);
             }
         }
     }
-    Tensor { shape: [&x.shape[..1], &w.shape[2..]].concat(), data }
+    let columns = if transposed { &w.shape[1..2] } else { &w.shape[2..] };
+    Tensor { shape: [&x.shape[..1], columns].concat(), data }
 }
 
 /// Each packed row is a token; rows of none have no value.

@@ -2,9 +2,11 @@
 //!
 //! Experts have even numbers of tokens, all tokens the same experts, or one expert nearly all of them, by turns, and then with other experts. Which tokens those are, and in
 //! which order a token names its experts, is random: tokens of a rank go to several ranks, from slots in any order, and where rows are dropped,
-//! some tokens keep the row of one slot and not that of another. Whether there is a routing at all is arithmetic.
+//! some tokens keep the row of one slot and not that of another. In every third launch some slots go to no expert, and in every sixth the last
+//! tokens of each rank. Whether there is a routing at all is arithmetic.
 
 use super::number::mix;
+use mk_plan::NO_EXPERT;
 
 /// What there is to route, and the room for it.
 pub(super) struct Room {
@@ -160,7 +162,17 @@ impl Room {
             }
             ids
         };
-        Some(self.tokens.iter().map(&mut of_rank).collect())
+        let mut all: Vec<Vec<i32>> = self.tokens.iter().map(&mut of_rank).collect();
+        if launch % 3 == 2 {
+            for (rank, ids) in all.iter_mut().enumerate() {
+                let behind = if launch % 6 == 5 { ids.len() / 2 } else { ids.len() };
+                for (i, id) in ids.iter_mut().enumerate() {
+                    let drawn = mix((launch << 40 ^ rank << 32 ^ i) as u64).is_multiple_of(8);
+                    *id = if drawn || i >= behind { NO_EXPERT } else { *id };
+                }
+            }
+        }
+        Some(all)
     }
 
     /// Experts of a token: those that all tokens from it on must have, and others, rather those that lack many rows.
@@ -212,7 +224,7 @@ mod tests {
         let all = ids.concat();
         let mut counts = vec![0usize; room.experts];
         for (t, of) in all.chunks(room.slots).enumerate() {
-            for (j, e) in of.iter().enumerate() {
+            for (j, e) in of.iter().enumerate().filter(|(_, e)| **e != NO_EXPERT) {
                 if of[..j].contains(e) {
                     return Some(format!("token {t} goes to expert {e} twice"));
                 }
@@ -255,6 +267,8 @@ mod tests {
             fits += u32::from(found);
             for launch in 0..7 {
                 let ids = room.routing(launch);
+                let none = |ids: &Vec<Vec<i32>>| ids.concat().contains(&NO_EXPERT);
+                assert!(launch % 3 == 2 || !ids.as_ref().is_some_and(none), "{launch}");
                 assert_eq!(ids.is_some(), found, "{:?} {:?}", room.tokens, room.blocks);
                 assert_eq!(ids.and_then(|ids| misfit(&room, &ids)), None);
             }

@@ -268,6 +268,11 @@ impl<'w, 'a> Paths<'w, 'a> {
         successors(self.world, &seen.preds, epoch, seen.anchored.then_some(seen.rank), 0)
     }
 
+    /// Forgets which waits were used, but for those that are given.
+    pub fn use_only(&mut self, used: BTreeSet<EdgeId>) {
+        (self.used, self.last_used) = (used, None);
+    }
+
     /// Whether a kernel itself waits for one of some words: the short form of a search from its end.
     pub fn ends_after(&mut self, rank: u32, epoch: u32, words: &[u32]) -> bool {
         let rotation = self.world.rotation;

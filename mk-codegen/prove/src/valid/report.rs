@@ -345,6 +345,8 @@ pub struct Proof {
     pub exhaustive: bool,
     /// Whether ranks are alike, so that one stood for all.
     pub folded: bool,
+    /// Buffers of workspace whose memory other kernels may not write between launches.
+    pub exclusive: BTreeSet<BufId>,
     /// The run-time dimension for all of whose values this holds, if there is one.
     pub values: Option<OverValues>,
     /// Whether this is about smaller plans that lead to the plan; the figures are theirs.
@@ -434,6 +436,14 @@ impl fmt::Display for Proof {
                 f,
                 "  ragged: {} counts ({all} one that the tables allow), {} sets of tables",
                 self.counts, self.tables
+            )?;
+        }
+        if !self.exclusive.is_empty() {
+            let names: Vec<_> = self.exclusive.iter().map(BufId::to_string).collect();
+            writeln!(
+                f,
+                "  not to be written by other kernels between launches: {}",
+                names.join(" ")
             )?;
         }
         Ok(())

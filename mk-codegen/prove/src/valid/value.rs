@@ -165,13 +165,14 @@ pub(super) fn run(
     let races = races::check(&mut paths, &groups, &overlaps);
     found.violations.extend(races.violations);
     found.values.extend(races.suspects.iter().flat_map(|(a, b)| world.boxes.meeting(*a, *b)));
-    let (pairs, searched) = (races.pairs, races.searched);
+    let (pairs, searched, exclusive) = (races.pairs, races.searched, races.exclusive);
     if !found.violations.is_empty() {
         return Err(found);
     }
     let fold = world.rotation.fold();
     proof.pairs += pairs * fold;
     proof.searched += searched * fold;
+    proof.exclusive.extend(exclusive);
     let most = |count: fn(&Class) -> usize| {
         world.classes.iter().map(count).max().unwrap_or(0) * fold as usize
     };

@@ -50,6 +50,8 @@ fn finished(
     phase: Phase,
 ) -> Result<Vec<f32>, SimError> {
     let (rows, cols) = matrix(region);
+    // Of no summands.
+    let sum = if sum.is_empty() { vec![0.0; rows * cols] } else { sum };
     fits(region, sum.len())?;
     let mut tile = Tile { rows, cols, data: sum };
     let mut tails = EPILOGUE_OPERANDS.iter();

@@ -11,7 +11,7 @@ use crate::program::{DType, Op, Placement};
 pub(super) fn takes_ragged(kind: OpKind) -> bool {
     use OpKind::*;
     let elementwise = matches!(kind, Gelu | GeluTanh | Silu | Relu | Mul | Add | Scale | Cast);
-    elementwise || matches!(kind, Ragged | GroupedGemm | Combine | Swiglu | Slope(_))
+    elementwise || matches!(kind, Ragged | GroupedGemm | Combine | Swiglu | SwigluGrad | Slope(_))
 }
 
 impl<'a> Checker<'a, '_> {
@@ -84,14 +84,18 @@ impl<'a> Checker<'a, '_> {
             return None;
         };
         let next = call.rest.iter().flatten().next().and_then(|s| ops::find(s.name.text));
+        let transposed = operand.transposed.is_some();
         let shape = match next.map(|op| op.kind) {
+            _ if transposed => Shape::Fresh(x.ty.dims.len() + 1),
             Some(OpKind::Swiglu) => Shape::Stacked,
             _ => Shape::Fresh(3),
         };
         let placement = x.ty.placement.clone();
-        let w = self.value(operand, Wanted { dtype: x.ty.dtype, shape, placement })?;
+        let w = self.stored(operand.word, Wanted { dtype: x.ty.dtype, shape, placement })?;
         let (n_before, at) = (self.sink.len(), operand.word.span);
-        let Ok([rows, depth]) = <[_; 2]>::try_from(x.ty.dims.as_slice()) else {
+        // Of gates and ups, the way back sums over both.
+        let fits = |n: usize| n == 2 || n == 3 && transposed;
+        let Some((&rows, depth)) = x.ty.dims.split_first().filter(|_| fits(x.ty.dims.len())) else {
             let shape = self.show_dims(&x.ty.dims);
             self.sink.push(op, messages::ragged_rank(&x.label, &shape));
             return None;
@@ -103,7 +107,7 @@ impl<'a> Checker<'a, '_> {
             return None;
         };
         for value in [&x, &w] {
-            if !value.ty.dtype.multiplies() {
+            if !value.ty.dtype.multiplies() || value.ty.dtype.is_narrow() {
                 self.sink.push(op, messages::grouped_dtype(&value.label));
             }
         }
@@ -120,8 +124,18 @@ impl<'a> Checker<'a, '_> {
             },
             Id::Node(_) => None,
         };
-        let pairs = [("experts", n_experts, experts), ("a K of", Some(depth), k)];
-        for (what, want, found) in pairs {
+        // Those of the matrices that are summed over, and those that remain.
+        let (summed, columns) = match transposed {
+            true => (columns, std::slice::from_ref(&k)),
+            false => (std::slice::from_ref(&k), columns),
+        };
+        if summed.len() != depth.len() {
+            let shape = self.show_dims(&w.ty.dims);
+            self.sink.push(at, messages::grouped_transposed(&x.label, &w.label, &shape));
+            return None;
+        }
+        let summed = depth.iter().zip(summed).map(|(want, found)| ("a K of", Some(*want), *found));
+        for (what, want, found) in [("experts", n_experts, experts)].into_iter().chain(summed) {
             let Some(want) = want else { continue };
             if !self.dims.unify(want, found) {
                 let (want, found) = (self.dims.show(want), self.dims.show(found));
@@ -141,7 +155,7 @@ impl<'a> Checker<'a, '_> {
         }
         let dims = [rows].into_iter().chain(columns.iter().copied()).collect();
         let ty = Ty { dtype: x.ty.dtype, dims, placement: x.ty.placement };
-        Some(self.push(Op::GroupedGemm, vec![x.id, w.id, counts], ty, x.gathered))
+        Some(self.push(Op::GroupedGemm { transposed }, vec![x.id, w.id, counts], ty, x.gathered))
     }
 
     /// Integers say how many rows experts have, and are nothing else.
@@ -155,7 +169,7 @@ impl<'a> Checker<'a, '_> {
             let elsewhere = |node: &NodeDraft| {
                 let inputs = node.inputs.iter().enumerate();
                 let taken = match node.op {
-                    Op::GroupedGemm => Some(2),
+                    Op::GroupedGemm { .. } => Some(2),
                     Op::Dispatch { .. } | Op::Combine => Some(1),
                     _ => None,
                 };

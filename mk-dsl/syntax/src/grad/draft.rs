@@ -113,6 +113,20 @@ impl Draft {
         self.push(name, placement, dtype, Kind::Op { stage: "gemm".into(), operands, ring: 0 })
     }
 
+    /// Rows of experts times their matrices, read the other way round.
+    pub fn grouped_gemm(&mut self, rows: Id, matrices: Id) -> Id {
+        let (placement, dtype) = (self.values[rows].placement, self.values[rows].dtype);
+        let name = self.fresh(&format!("g{}", self.values.len()));
+        let operands = vec![(rows, false), (matrices, true)];
+        let kind = Kind::Op { stage: "grouped_gemm".into(), operands, ring: 0 };
+        self.push(name, placement, dtype, kind)
+    }
+
+    /// Whether it is a parameter.
+    pub fn is_param(&self, id: Id) -> bool {
+        matches!(self.values[id].kind, Kind::Param(_))
+    }
+
     fn push(&mut self, name: String, placement: Placement, dtype: DType, kind: Kind) -> Id {
         self.values.push(Value { name, placement, dtype, kind });
         self.values.len() - 1

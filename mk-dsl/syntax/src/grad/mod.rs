@@ -14,6 +14,8 @@
 //! | `gelu`, `gelu_tanh`, `silu`, `relu` | their `_grad`, of the value before them (of `relu`, of its result) |
 //! | `swiglu` | `swiglu_grad` |
 //! | `attention` | `attention_stats`, `attention_dq`, `attention_dk`, `attention_dv`; nothing of its `lse` |
+//! | `dispatch`, `combine` | each other |
+//! | `grouped_gemm` | a `grouped_gemm` by the transposed matrices, for the rows |
 //! | `mul`, `add`, `scale`, `cast` | `mul`, nothing, `scale`, `cast` |
 //!
 //! What a rank's part of a sum adds to the gradient of a parameter that all ranks have is summed by an `all_reduce`. Gradients have

@@ -71,6 +71,15 @@ pub(crate) fn grouped_rank(name: &str, shape: &str) -> Text {
     )
 }
 
+pub(crate) fn grouped_transposed(rows: &str, name: &str, shape: &str) -> Text {
+    text(
+        format!(
+            "`grouped_gemm` sums over the columns of {rows}, and those of {name}, read the other way round, are `{shape}`"
+        ),
+        "of rows `[R, N]` declare the matrices `[E, K, N]`, and of `[R, 2, N]` `[E, K, 2, N]`",
+    )
+}
+
 pub(crate) fn grouped_dim(what: &str, wanted: &str, name: &str, found: &str) -> Text {
     text(
         format!("`grouped_gemm` needs {what} `{wanted}` in {name}, and it has `{found}`"),

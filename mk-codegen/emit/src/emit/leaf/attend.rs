@@ -13,8 +13,8 @@ use mk_plan::{
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "attend_tile",
     texts: &[
-        ("attend_tile", include_str!("../../../../../templates/leaf/attend_tile.cu.j2")),
-        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+        ("attend_tile", include_str!("../../../templates/leaf/attend_tile.cu.j2")),
+        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
     ],
     warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
     ring: Some(&RingEmission {

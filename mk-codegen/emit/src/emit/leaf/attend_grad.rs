@@ -11,8 +11,8 @@ use minijinja::{Value, context};
 use mk_plan::{Access, Agent, AttendGradTile, FamId, GradOf, Leaf, Mask, Operand, Point, STATS};
 
 const TEXTS: &[(&str, &str)] = &[
-    ("attend_grad_tile", include_str!("../../../../../templates/leaf/attend_grad_tile.cu.j2")),
-    ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+    ("attend_grad_tile", include_str!("../../../templates/leaf/attend_grad_tile.cu.j2")),
+    ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
 ];
 
 const INNER_EDGES: &str =

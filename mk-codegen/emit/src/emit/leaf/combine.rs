@@ -3,13 +3,13 @@
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use minijinja::{Value, context};
-use mk_plan::{Access, Agent, Each, Expr, Factors, Family, Leaf, Operand, Point, ReduceTile, Var};
+use mk_plan::{Access, Agent, Each, Expr, Family, Leaf, Operand, Point, ReduceTile, Var};
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "combine_rows",
     texts: &[
-        ("combine_rows", include_str!("../../../../../templates/leaf/combine_rows.cu.j2")),
-        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+        ("combine_rows", include_str!("../../../templates/leaf/combine_rows.cu.j2")),
+        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
     ],
     warpgroups: Warpgroups::MOVING,
     ring: None,
@@ -41,11 +41,12 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     };
     let each = summands_of(head).map(|each| &each.extent);
     let (rows, summands) = (constant(head.inner.as_ref().map(|i| &i.1))?, constant(each)?);
+    let lacks = may_lack(head);
     for s in &g.slices {
         let f = &e.plan.families[s.id];
         if f.inner.as_ref().map(|i| &i.1) != head.inner.as_ref().map(|i| &i.1)
             || summands_of(f).map(|each| &each.extent) != each
-            || f.factors() != head.factors()
+            || may_lack(f) != lacks
         {
             let what = "sums of one group have as many rows and summands";
             return Err(EmitError::unsupported(f.name.clone(), what));
@@ -54,7 +55,6 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let src = head.accesses.iter().find(|a| a.operand == Operand::Src);
     let columns = src.and_then(|a| a.region.last());
     let columns = columns.map_or_else(String::new, |(_, n)| e.c(head, None, n));
-    let lacks = head.factors() == Factors::Some;
     let of = |operand| e.one_dtype(g.slices[0].id, |o| o == operand);
     Ok(Prepared {
         families,
@@ -63,6 +63,12 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
         workers: g.ctas,
         choices: vec![],
     })
+}
+
+/// Whether some summands of a row may not be there.
+fn may_lack(f: &Family) -> bool {
+    let mut factors = f.accesses.iter().filter(|a| a.operand == Operand::W);
+    factors.any(|w| w.when.as_ref().is_some_and(|when| when.mentions(Var::EACH)))
 }
 
 /// The repetition over a row's summands.
@@ -117,8 +123,11 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     if row(w).is_none_or(|(_, n)| *n != Expr::Const(1)) {
         return refuse("a factor is one element");
     }
-    if dst.when != src.when || src.when.as_ref().is_some_and(|w| w.mentions(Var::EACH)) {
-        return refuse("a row's summands are all there, or the row is not");
+    if dst.when.as_ref().is_some_and(|w| w.mentions(Var::EACH)) {
+        return refuse("a row is there, or is not, whatever its summands are");
+    }
+    if src.when != w.when && src.when != dst.when || w.when != dst.when && !may_lack(f) {
+        return refuse("summands of a row are where their factors are, or where the row is");
     }
     let (Some(each), Some(inner)) = (&src.each, &f.inner) else {
         return refuse("a weighted sum runs over its summands");
@@ -133,7 +142,7 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     Ok(context! {
         inner => inner.0.clone(),
         each => each.var.clone(),
-        exists => src.when.as_ref().map_or("true".into(), |w| e.c(f, None, w)),
+        exists => dst.when.as_ref().map_or("true".into(), |w| e.c(f, None, w)),
         there => w.when.as_ref().map_or("true".into(), &say),
         source => format!("{} + static_cast<u64>({}) * {from}", e.base(src.buffer, &say(&src.rank)), say(&e.row(src))),
         factor => format!(

@@ -12,7 +12,7 @@ use mk_plan::{Agent, CopyTile, Leaf};
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "copy_bulk",
-    texts: &[("copy_bulk", include_str!("../../../../../templates/leaf/copy_bulk.cu.j2"))],
+    texts: &[("copy_bulk", include_str!("../../../templates/leaf/copy_bulk.cu.j2"))],
     warpgroups: Warpgroups::MOVING,
     ring: Some(&RingEmission {
         comment: "The ring of stages that the role's bulk copies share.",

@@ -11,8 +11,8 @@ use mk_plan::Agent;
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "copy_rows",
     texts: &[
-        ("copy_rows", include_str!("../../../../../templates/leaf/copy_rows.cu.j2")),
-        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+        ("copy_rows", include_str!("../../../templates/leaf/copy_rows.cu.j2")),
+        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
     ],
     warpgroups: Warpgroups::MOVING,
     ring: None,

@@ -9,8 +9,8 @@ use mk_plan::{Access, Agent, BinOp, Expr, Operand, Var};
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "gather_rows",
     texts: &[
-        ("gather_rows", include_str!("../../../../../templates/leaf/gather_rows.cu.j2")),
-        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+        ("gather_rows", include_str!("../../../templates/leaf/gather_rows.cu.j2")),
+        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
     ],
     warpgroups: Warpgroups::MOVING,
     ring: None,

@@ -8,7 +8,7 @@ use mk_plan::{Access, Agent, Entity, Expr, Family, Operand, Point, Post, Var};
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "nic_send",
-    texts: &[("nic_send", include_str!("../../../../../templates/leaf/nic_send.cu.j2"))],
+    texts: &[("nic_send", include_str!("../../../templates/leaf/nic_send.cu.j2"))],
     warpgroups: Warpgroups::MOVING,
     ring: None,
     agents: &[AgentEmission {

@@ -9,8 +9,8 @@ use mk_plan::{Agent, BinOp, Expr, Operand, Point, Var};
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "reduce_rows",
     texts: &[
-        ("reduce_rows", include_str!("../../../../../templates/leaf/reduce_rows.cu.j2")),
-        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+        ("reduce_rows", include_str!("../../../templates/leaf/reduce_rows.cu.j2")),
+        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
     ],
     warpgroups: Warpgroups::MOVING,
     ring: None,

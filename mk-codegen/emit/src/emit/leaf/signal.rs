@@ -7,7 +7,7 @@ use mk_plan::{Agent, Point, RoleKind};
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "signal",
-    texts: &[("signal", include_str!("../../../../../templates/leaf/signal.cu.j2"))],
+    texts: &[("signal", include_str!("../../../templates/leaf/signal.cu.j2"))],
     warpgroups: Warpgroups::MOVING,
     ring: None,
     agents: &[AgentEmission {

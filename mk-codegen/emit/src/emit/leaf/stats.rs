@@ -11,8 +11,8 @@ use mk_plan::{Access, Agent, Leaf, Operand, Point, STATS, StatsTile};
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "stats_rows",
     texts: &[
-        ("stats_rows", include_str!("../../../../../templates/leaf/stats_rows.cu.j2")),
-        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+        ("stats_rows", include_str!("../../../templates/leaf/stats_rows.cu.j2")),
+        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
     ],
     warpgroups: Warpgroups::MOVING,
     ring: None,

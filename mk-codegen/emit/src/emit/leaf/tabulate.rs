@@ -10,8 +10,8 @@ use mk_plan::{
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "tabulate",
     texts: &[
-        ("tabulate", include_str!("../../../../../templates/leaf/tabulate.cu.j2")),
-        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+        ("tabulate", include_str!("../../../templates/leaf/tabulate.cu.j2")),
+        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
     ],
     warpgroups: Warpgroups::MOVING,
     ring: None,
@@ -183,9 +183,9 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
                 RoutePart::Places => {
                     let none = "0".to_string();
                     let (ids, list, bases, begins, places, kept) = if keep == 0 {
-                        let ([ids, list, bases], [places]) =
+                        let ([ids, list, bases], [places, kept]) =
                             (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
-                        (ids, list, bases, none.clone(), places, none)
+                        (ids, list, bases, none, places, at(kept))
                     } else {
                         let ([ids, list, bases, begins], [places, kept]) =
                             (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);

@@ -6,7 +6,7 @@ use crate::passes::shape::{
     tensor::Tensor,
 };
 use crate::settings::{Facts, GatheredRows, Product, Sum};
-use mk_dtype::OPERAND_BYTES;
+use mk_dtype::HALF_BYTES;
 use mk_plan::{EpilogueOp, gated};
 
 /// Global rows and columns; one column where a tensor has none.
@@ -24,18 +24,19 @@ fn depth(kernel: &Kernel, product: &kernel::Product, world: i32) -> Option<u64> 
     (fixed && x.even(dim, world)).then(|| x.widest(dim, world).max(0) as u64)
 }
 
-/// Whether its operands are the caller's, as TMA takes them, and it saves nothing on the way.
+/// Whether its operands are the caller's, of 16 bits, as TMA takes them, and it saves nothing on the way.
 fn alone(kernel: &Kernel, product: &kernel::Product, world: i32) -> bool {
     let Op::Operand(operand) = &kernel.ops[product.left] else { return false };
     let both = [&kernel.params[operand.param], &kernel.params[product.b]];
     let saves = product.extras.iter().any(|x| matches!(x, Extra::Result(_) | Extra::OwnHalf));
     let fixed = |t: &Tensor| t.shape.iter().all(|e| e.runtime_max.is_none());
-    both.iter().all(|t| t.tma_rows(world) && fixed(t)) && !saves
+    let plain = |t: &&Tensor| t.tma_rows(world) && fixed(t) && !t.dtype.is_narrow();
+    both.iter().all(plain) && !saves
 }
 
 /// Whether elements have other than 16 bits.
 fn odd(t: &Tensor) -> bool {
-    t.dtype.size_bytes() != u64::from(OPERAND_BYTES)
+    t.dtype.size_bytes() != u64::from(HALF_BYTES)
 }
 
 /// A GEMM of ragged rows. Of dispatched rows, all that there is capacity for.
@@ -52,6 +53,7 @@ fn grouped(p: &Grouped, ranks: u32) -> Product {
         depth: None,
         alone: false,
         odd_bits: odd(&p.out),
+        narrow: false,
     }
 }
 
@@ -80,6 +82,7 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
             depth: depth(kernel, p, world),
             alone: alone(kernel, p, world),
             odd_bits: saved.chain([&p.out]).any(odd),
+            narrow: kernel.params[p.b].dtype.is_narrow(),
         }
     });
     let sums = kernel.sums().map(|(_, sum)| {

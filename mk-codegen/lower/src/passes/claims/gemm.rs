@@ -66,6 +66,7 @@ fn is_dense(kind: &Kind) -> bool {
     match kind {
         Kind::Param
         | Kind::Gather { .. }
+        | Kind::Dequantize
         | Kind::Gemm { .. }
         | Kind::Elementwise(_)
         | Kind::SwigluGrad

@@ -103,8 +103,9 @@ fn product(k: &Kernel, p: &Product, ranks: i32) -> Result<(), LowerError> {
     };
     let sharded = along_k.filter(|d| left.placement == Placement::Shard(*d));
     let depth = sharded.map(|d| left.shape[d].value);
-    if left.dtype != b.dtype || !left.dtype.multiplies() {
-        let why = "its operands are not bf16, or f16, both";
+    let narrow = left.dtype.is_narrow() && b.dtype.is_narrow();
+    if left.dtype != b.dtype && !narrow || !left.dtype.multiplies() {
+        let why = "its operands are not of one 16-bit dtype, or of eight bits, both";
         return Err(unsupported("gemm", why, "use one 16-bit dtype, or `cast` between products"));
     }
     let saved = |x: &Extra| match x {

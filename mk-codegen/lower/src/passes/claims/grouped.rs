@@ -8,13 +8,13 @@ use crate::{
         shape::{
             grouped::{Combine, Grouped, Ragged, Route, Rows},
             ids::{OpId, Param},
-            kernel::{Kernel, Op},
+            kernel::{Extra, Kernel, Op},
             tensor::{Tensor, aligned},
         },
     },
 };
 use mk_abi::DType;
-use mk_plan::EpilogueOp;
+use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, gated};
 use mk_syntax::RAGGED_BLOCK;
 use petgraph::stable_graph::NodeIndex;
 
@@ -147,14 +147,26 @@ fn gemm(
         _ if Some(x) == claimed.dispatch => Rows::Dispatched,
         _ => return Err(refuse(claims, node, "its rows come from elsewhere")),
     };
-    let Some(extras) = extras.iter().map(|x| claims.param(*x)).collect() else {
+    let extra = |x: &NodeIndex| match g.results.iter().position(|r| r == x) {
+        Some(r) if g.graph[*x].kind == Kind::Saved => Some(Extra::Result(r)),
+        _ if g.graph[*x].kind == Kind::OwnHalf => Some(Extra::OwnHalf),
+        _ => claims.param(*x).map(Extra::Param),
+    };
+    let Some(extras) = extras.iter().map(extra).collect::<Option<Vec<_>>>() else {
         return Err(refuse(claims, node, "an operand of its epilogue is not the caller's"));
+    };
+    if extras.len() > EPILOGUE_OPERANDS.len() {
+        return Err(refuse(claims, node, "more than four epilogue operands follow it"));
+    }
+    let Kind::GroupedGemm { transposed, .. } = claims.value(node).kind else {
+        return Err(refuse(claims, node, "it is no product of rows"));
     };
     let of_combine = claimed.combine.and_then(|n| g.operands(n).first().copied());
     Ok(Grouped {
         ragged: claimed.ragged,
         rows,
         b,
+        transposed,
         epilogue: claims.value(node).kind.epilogue().unwrap_or_default().to_vec(),
         extras,
         out: made(claims, node),
@@ -234,8 +246,7 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             return refuse(why, "let every rank have whole blocks of 128 of them");
         }
         let b = &k.params[p.b];
-        let depth = b.shape[1].value;
-        let columns = b.shape.last().map_or(0, |e| e.value);
+        let (depth, columns) = p.depth_and_columns(b);
         for (n, dtype) in [(depth, b.dtype), (columns, b.dtype), (columns, p.out.dtype)] {
             if aligned(n, dtype.size_bytes()) != n {
                 let why = format!("rows of {n} elements");
@@ -243,7 +254,19 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             }
         }
         let stacked = b.shape.len() == 4;
-        if stacked != (p.epilogue.first() == Some(&EpilogueOp::Swiglu)) {
+        if stacked && p.transposed {
+            let why = "it sums over gates and ups, side by side".into();
+            return refuse(why, "let a kernel behind read its rows, as `[R, 2 N]`");
+        }
+        if p.halves() && p.result.is_none() {
+            let why = "gradients of gates and ups are no result".into();
+            return refuse(why, "return what `swiglu_grad` makes, and read it in a kernel behind");
+        }
+        if p.epilogue.contains(&EpilogueOp::Swiglu) && !gated(&p.epilogue) {
+            let why = "something stands between `swiglu` and its product".into();
+            return refuse(why, "put `swiglu` directly behind `grouped_gemm`");
+        }
+        if stacked != gated(&p.epilogue) {
             let why = "gates and ups are results of their own".into();
             return refuse(why, "write `swiglu` behind `grouped_gemm(w)` with `w: [E, K, 2, N]`");
         }

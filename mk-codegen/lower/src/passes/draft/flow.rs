@@ -160,6 +160,12 @@ impl Source {
     pub fn behind(access: Access, flow: FlowId, word: Vec<Expr>) -> Source {
         Source { access, arrivals: vec![Arrival::new(flow, word)] }
     }
+
+    /// Its words are awaited under this condition, whichever data are read.
+    pub fn whether(mut self, when: Expr) -> Source {
+        self.arrivals.iter_mut().for_each(|arrival| arrival.when = Some(when.clone()));
+        self
+    }
 }
 
 impl From<Access> for Source {

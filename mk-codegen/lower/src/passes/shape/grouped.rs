@@ -2,6 +2,7 @@
 
 use super::{
     ids::{OpId, Param},
+    kernel::Extra,
     tensor::Tensor,
 };
 use mk_plan::EpilogueOp;
@@ -44,10 +45,12 @@ pub(in crate::passes) struct Grouped {
     pub rows: Rows,
     /// The stack of matrices.
     pub b: Param,
+    /// Stored the other way round.
+    pub transposed: bool,
     /// In order of application.
     pub epilogue: Vec<EpilogueOp>,
     /// Of the operations that have an operand.
-    pub extras: Vec<Param>,
+    pub extras: Vec<Extra>,
     pub out: Tensor,
     /// Which result it is.
     pub result: Option<usize>,
@@ -55,6 +58,20 @@ pub(in crate::passes) struct Grouped {
     pub read: bool,
     /// Whether [`Combine`] reads it, on all ranks.
     pub combined: bool,
+}
+
+impl Grouped {
+    /// Global K, and columns of the result, by the stack of matrices; of gates and ups those of one of them.
+    pub fn depth_and_columns(&self, b: &Tensor) -> (i32, i32) {
+        let last = b.shape.last().map_or(0, |e| e.value);
+        let depth = b.shape.get(1).map_or(0, |e| e.value);
+        if self.transposed { (last, depth) } else { (depth, last) }
+    }
+
+    /// Whether its result is `[rows, 2, n]`, the gradient of what `swiglu` takes.
+    pub fn halves(&self) -> bool {
+        mk_plan::halves(&self.epilogue)
+    }
 }
 
 /// Weighted sums of a grouped GEMM's rows, by token.

@@ -15,9 +15,9 @@ use crate::passes::{
 };
 use mk_abi::DType;
 use mk_plan::{
-    Access, BufId, CopyVia, Each, Expr, FamId, LIST_TOKENS, Leaf, Operand, Point, ReduceTile,
-    RoleKind, RoutePart, Routed, Space, TabId, Table, TableSource, Tabulate, Tabulation, Var,
-    list_width,
+    Access, BufId, CopyVia, Each, Expr, FamId, LIST_TOKENS, Leaf, NO_EXPERT, Operand, Point,
+    ReduceTile, RoleKind, RoutePart, Routed, Space, TabId, Table, TableSource, Tabulate,
+    Tabulation, Var, list_width,
 };
 
 /// Rows that are staged and fetched at once, and tokens that are combined at once. Blocks are pulled whole: a task waits and posts for about as long
@@ -34,7 +34,7 @@ pub(super) struct Derived {
     table: TabId,
     memory: BufId,
     built: FlowId,
-    /// Which slots of places are kept, where some are dropped: a table beside it.
+    /// Which slots of places have a row: a table beside it.
     kept: Option<(TabId, BufId)>,
 }
 
@@ -151,7 +151,7 @@ impl<'k> Dispatch<'k> {
         let table = draft.plan.tables.push(Table {
             name: "ids".into(),
             shape: vec![tokens as u32, slots as u32],
-            source: TableSource::Runtime { min: 0, max: route.experts - 1 },
+            source: TableSource::Runtime { min: NO_EXPERT, max: route.experts - 1 },
             stored: Some(inputs[ragged.counts]),
             routed: None,
         });
@@ -254,7 +254,7 @@ impl<'k> Dispatch<'k> {
             stored: Some(memory),
             routed: Some(Routed { ids: self.ids, part, rows: BLOCK, keep: self.keep }),
         });
-        let kept = (part == RoutePart::Places && self.keep > 0).then(|| self.kept(draft));
+        let kept = (part == RoutePart::Places).then(|| self.kept(draft));
         let others = shape.iter().skip(1).map(|n| whole(*n));
         let region = [rows.clone()].into_iter().chain(others).collect();
         let mut touched = made_of;
@@ -549,26 +549,26 @@ impl<'k> Dispatch<'k> {
         let i = Expr::from(Var::domain(0));
         let token = i.clone() * COMBINED + Var::INNER;
         let own = draft.own(&combine.out, 0);
-        let exists = Some(token.clone().lt(own.clone()));
+        let exists = token.clone().lt(own.clone());
         let each = Some(Each { var: "j".into(), extent: self.slots.into() });
         let place = |part: i32| {
             Expr::Table(places.table, vec![token.clone(), Var::EACH.into(), part.into()])
         };
         let wide = whole(combine.out.shape[1].value);
-        let inner = |access: Access| Access { at: Point::Inner, when: exists.clone(), ..access };
+        let inner =
+            |access: Access| Access { at: Point::Inner, when: Some(exists.clone()), ..access };
+        // What was dropped, or goes to no expert, is neither read nor weighed.
+        let there = places.kept.map(|(kept, _)| {
+            let kept = Expr::Table(kept, vec![token.clone(), Var::EACH.into()]);
+            exists.clone().select(kept, 0)
+        });
+        let summand = |access: Access| Access { each: each.clone(), when: there.clone(), ..access };
         let src = Access {
             rank: group.rank_of(place(0)),
-            each: each.clone(),
-            ..inner(read(Operand::Src, y, vec![one(place(1)), wide.clone()]))
+            ..summand(inner(read(Operand::Src, y, vec![one(place(1)), wide.clone()])))
         };
         let weight = vec![one(token.clone()), one(Var::EACH)];
-        let mut factor =
-            Access { each, ..inner(read(Operand::W, self.inputs[combine.weights], weight)) };
-        // A summand that was dropped has no factor.
-        if let Some((kept, _)) = places.kept {
-            let kept = Expr::Table(kept, vec![token.clone(), Var::EACH.into()]);
-            factor.when = factor.when.map(|exists| exists.select(kept, 0));
-        }
+        let factor = summand(inner(read(Operand::W, self.inputs[combine.weights], weight)));
         let dst = inner(write(Operand::Dst, out, vec![one(token.clone()), wide]));
         let rows = (i.clone() * COMBINED, block_rows(own.clone(), i, COMBINED));
         let region = vec![rows.clone(), whole(self.slots), whole(2)];
@@ -579,7 +579,8 @@ impl<'k> Dispatch<'k> {
         });
         let touched = vec![
             Source::behind(entries, places.built, vec![0.into()]),
-            Source::behind(src, done, vec![place(0), place(1) / BLOCK]),
+            // The words of all slots: that of no expert is the first block's, which has one, too.
+            Source::behind(src, done, vec![place(0), place(1) / BLOCK]).whether(exists.clone()),
             factor.into(),
             dst.into(),
         ];

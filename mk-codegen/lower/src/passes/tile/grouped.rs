@@ -13,7 +13,7 @@ use crate::passes::{
     error::{LowerError, internal, unsupported},
     shape::{
         grouped::{Combine, Grouped, Ragged, Rows},
-        kernel::Kernel,
+        kernel::{Extra, Kernel},
         ranks::block_rows,
         rows::in_groups,
         tensor::Tensor,
@@ -22,8 +22,9 @@ use crate::passes::{
 };
 use crate::settings::Config;
 use mk_plan::{
-    ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, Expr, FamId, Leaf, MmaTile, Operand, Point,
-    RoleKind, Schedule, Space, Store, TabId, Table, TableSource, Var,
+    ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Leaf, MmaTile,
+    Operand, Point, RoleKind, Schedule, Space, Store, TabId, Table, TableSource, Var, gated,
+    saves_gates,
 };
 
 /// The rows, and what follows from a routing.
@@ -92,7 +93,8 @@ pub(super) fn gemm<'k>(t: &mut Tiler<'k>, p: &Grouped) -> Result<Value<'k>, Lowe
         },
     };
     let params = &t.kernel.params;
-    let tiles = Tiles { params, p, name: &name, blocks, rows, into: buffer, inputs: &t.params };
+    let (inputs, results) = (&t.params, &t.results);
+    let tiles = Tiles { params, p, name: &name, blocks, rows, into: buffer, inputs, results };
     let (family, tiles) = tiles.family(draft, t.config);
     let done = Writer::new(family, Operand::C, vec![Var::domain(0).into()]);
     let name = if i == 0 { "hidden" } else { "hidden_more" };
@@ -152,6 +154,7 @@ struct Tiles<'a> {
     rows: (BufId, Option<FlowId>),
     into: BufId,
     inputs: &'a [BufId],
+    results: &'a [BufId],
 }
 
 impl Tiles<'_> {
@@ -162,17 +165,19 @@ impl Tiles<'_> {
             block: config.block,
             stages: config.stages_on(draft.target),
             a_layout: ALayout::Mk,
-            b_layout: BLayout::Kn,
-            store: Store::Tma,
+            b_layout: if p.transposed { BLayout::Nk } else { BLayout::Kn },
+            store: self.store(),
             consumers: config.consumers,
             cluster: 1,
             multicast: [1, 1],
             epilogue: p.epilogue.clone(),
         };
         let b = &self.params[p.b];
-        let gated = b.shape.len() == 4;
+        let gated = gated(&p.epilogue);
+        let last = b.shape.len() - 1;
+        let (of_depth, of_columns) = if p.transposed { (last, 1) } else { (1, last) };
         let (height, width) = (config.block[0] as i32, tile.task_columns() as i32);
-        let columns = b.widest(b.shape.len() - 1, world);
+        let columns = b.widest(of_columns, world);
         let [parts, across] = [(BLOCK, height), (columns, width)].map(|(n, of)| (n + of - 1) / of);
         let [block, part] = [0, 1].map(|n| Expr::from(Var::domain(n)));
         let j = Expr::from(Var::domain(if parts > 1 { 2 } else { 1 }));
@@ -184,14 +189,17 @@ impl Tiles<'_> {
         } else {
             (block.clone() * BLOCK, of(1))
         };
-        let depth = (Expr::Const(0), draft.dim(&b.shape[1]));
-        let n = draft.dim(&b.shape[b.shape.len() - 1]);
+        let depth = (Expr::Const(0), draft.dim(&b.shape[of_depth]));
+        let n = draft.dim(&b.shape[of_columns]);
         let cols = (j.clone() * width, block_rows(n, j, width));
         let one = |e: Expr| (e, Expr::Const(1));
         // No block has rows of an expert that the last rank does not have, and proofs need not know it.
         let own = draft.own(b, 0);
         let expert = if b.even(0, world) { of(0) } else { of(0).min(own - 1) };
-        let mut matrix = vec![one(expert), depth.clone(), cols.clone()];
+        let mut matrix = match p.transposed {
+            true => vec![one(expert), cols.clone(), depth.clone()],
+            false => vec![one(expert), depth.clone(), cols.clone()],
+        };
         if gated {
             matrix.insert(2, (0.into(), 2.into()));
         }
@@ -207,12 +215,31 @@ impl Tiles<'_> {
             read(Operand::B, self.inputs[p.b], matrix).into(),
         ];
         let touching = p.epilogue.iter().filter(|op| op.operand().is_some());
-        for ((_, param), operand) in touching.zip(&p.extras).zip(EPILOGUE_OPERANDS) {
-            let region = vec![rows.clone(), cols.clone()];
-            let access = read(operand, self.inputs[*param], region);
-            touched.push(Access { at: Point::End, ..access }.into());
+        let half = |ups: bool| (Expr::Const(ups.into()), Expr::Const(1));
+        for ((op, extra), operand) in touching.zip(&p.extras).zip(EPILOGUE_OPERANDS) {
+            let mut region = vec![rows.clone(), cols.clone()];
+            if operand == Operand::E0 && saves_gates(&p.epilogue) {
+                region.insert(1, (0.into(), 2.into()));
+            }
+            if p.halves() {
+                // Of gates, their gradients, and ups, the last two lie behind the first.
+                region.insert(1, half(matches!(op, EpilogueOp::Save | EpilogueOp::Mul)));
+            }
+            let buffer = match extra {
+                Extra::Param(param) => self.inputs[*param],
+                Extra::Result(r) => self.results[*r],
+                Extra::OwnHalf => self.into,
+            };
+            touched.push(match op {
+                EpilogueOp::Save => write(operand, buffer, region).into(),
+                _ => Access { at: Point::End, ..read(operand, buffer, region) }.into(),
+            });
         }
-        touched.push(write(Operand::C, self.into, vec![rows, cols]).into());
+        let mut made = vec![rows, cols];
+        if p.halves() {
+            made.insert(1, half(false));
+        }
+        touched.push(write(Operand::C, self.into, made).into());
         let mut domain = vec![("b", self.blocks.count.into()), ("j", across.into())];
         if parts > 1 {
             domain.insert(1, ("i", parts.into()));
@@ -223,6 +250,12 @@ impl Tiles<'_> {
         // The loader looks a tile up and tells the others; and the last blocks may have no rows.
         draft.plan.families[family].schedule = Schedule::Dynamic;
         (family, parts * across)
+    }
+
+    /// Halves of a result that TMA has no panels for are stored element by element.
+    fn store(&self) -> Store {
+        let (_, columns) = self.p.depth_and_columns(&self.params[self.p.b]);
+        if self.p.halves() && columns % 64 != 0 { Store::Direct } else { Store::Tma }
     }
 
     /// Blocks that are walked together, so that those of an expert share its matrix in the cache; blocks without rows stay behind all others.

@@ -18,7 +18,7 @@ use crate::passes::{
     world::World,
 };
 use crate::settings::Config;
-use mk_plan::{ALayout, BufId, Expr, FamId, Operand, Space};
+use mk_plan::{ALayout, BufId, Expr, FamId, Operand, Space, mma_step};
 
 /// A left operand from the caller, ready to be read.
 pub(super) struct Given {
@@ -161,7 +161,7 @@ impl<'k> Tiler<'k> {
         // A part of slices is some of them.
         let step = match self.gathered(product).and_then(|g| g.slices) {
             Some(slices) => slices.depth,
-            None => self.config.block[2] as i32,
+            None => mma_step(self.kernel.params[product.b].dtype) as i32,
         };
         let steps = (depth + step - 1) / step;
         let wanted = parts.clamp(1, steps.max(1) as u32) as i32;

@@ -5,12 +5,15 @@ use super::{
     epilogue::{of_epilogue, tails},
 };
 use crate::valid::touched::{Touched, area, of, plain, text};
-use mk_plan::{EpilogueOp, Factors, Family, Operand, ReduceTile};
+use mk_plan::{EpilogueOp, Factors, Family, Operand, ReduceTile, Var};
 use std::collections::BTreeSet;
 
 impl Rules for ReduceTile {
     fn misfit(&self, family: &Family, touched: &[Touched<'_>]) -> Option<String> {
-        sum(&self.epilogue, family.factors(), touched)
+        let mut src = family.accesses.iter().filter(|a| a.operand == Operand::Src);
+        // Of summands that may each not be there, there may be none.
+        let may_lack = src.any(|a| a.when.as_ref().is_some_and(|w| w.mentions(Var::EACH)));
+        sum(&self.epilogue, (family.factors(), may_lack), touched)
     }
 
     fn summands(&self) -> &'static [Operand] {
@@ -19,14 +22,18 @@ impl Rules for ReduceTile {
 }
 
 /// Summands, sums and matrices of the epilogue have the same extents; a bias has one row of as many columns.
-fn sum(epilogue: &[EpilogueOp], weighted: Factors, touched: &[Touched<'_>]) -> Option<String> {
+fn sum(
+    epilogue: &[EpilogueOp],
+    (weighted, may_lack): (Factors, bool),
+    touched: &[Touched<'_>],
+) -> Option<String> {
     let made = of(touched, Operand::Dst).filter(|t| t.extents.is_some());
     // In an inner loop, sums of what is read in it.
     let inner = of(touched, Operand::Dst).map(|t| t.step).collect::<BTreeSet<_>>().len() > 1;
     let there = |d: &Touched<'_>| {
         of(touched, Operand::Src).any(|s| if inner { s.step == d.step } else { s.step <= d.step })
     };
-    if made.into_iter().any(|d| !there(d)) {
+    if !may_lack && made.into_iter().any(|d| !there(d)) {
         return Some("`dst` is a sum of nothing: no `src` comes before it".into());
     }
     let mut all = touched.iter().filter(|t| matches!(t.operand, Operand::Src | Operand::Dst));

@@ -49,15 +49,13 @@ fn route(
         (RoutePart::Sources, [[b, 2], [c, w], [bases, e]], [[n]]) => {
             *w == width && *bases == c + 1 && *e == experts && *n == b * rows
         }
-        (RoutePart::Places, [[n, k], [1, w], [1, e]], [[m, l, 2]]) => {
-            *n <= most && *w == width && *e == experts && (n, k) == (m, l)
-        }
-        (RoutePart::Places, [[], [1, _], [1, _]], [[]]) => true,
-        (RoutePart::Places, [[n, k], [1, w], [1, e], [1, of]], [[m, l, 2], [o, p]]) => {
+        (RoutePart::Places, [[n, k], [1, w], begins @ ..], [[m, l, 2], [o, p]]) => {
             let same = [(n, k); 2] == [(m, l), (o, p)];
-            *n <= most && *w == width && [*e, *of] == [experts; 2] && same
+            let fits = matches!(begins, [[1, e]] | [[1, e], [1, _]] if *e == experts)
+                && begins.iter().all(|b| b[1] == experts);
+            *n <= most && *w == width && fits && same
         }
-        (RoutePart::Places, [[], [1, _], [1, _], [1, _]], [[], []]) => true,
+        (RoutePart::Places, [[], [1, _], [1, _]] | [[], [1, _], [1, _], [1, _]], [[], []]) => true,
         _ => false,
     };
     let say = |all: &[&[i64]]| all.iter().map(|e| format!("{e:?}")).collect::<Vec<_>>().join(", ");

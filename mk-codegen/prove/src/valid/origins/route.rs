@@ -6,7 +6,8 @@ use super::{
     wrong,
 };
 use mk_plan::{
-    BufId, Leaf, Operand, Region, RoutePart, Routed, TabId, TableSource, Tabulate, Tabulation, Task,
+    BufId, Leaf, NO_EXPERT, Operand, Region, RoutePart, Routed, TabId, TableSource, Tabulate,
+    Tabulation, Task,
 };
 
 /// What a task's leaf says of the routing.
@@ -55,7 +56,7 @@ impl Walk<'_> {
                 RoutePart::Places,
                 [ids, Some(list), Some(bases), begins @ ..],
                 [places, kept @ ..],
-            ) if begins.len() == kept.len() && begins.len() < 2 => {
+            ) if kept.len() == 1 && begins.len() < 2 => {
                 let begins = begins.iter().flatten().next();
                 let kept = kept.iter().flatten().next();
                 let written = [(RoutePart::Places, places.as_ref()), (RoutePart::Kept, kept)];
@@ -74,7 +75,7 @@ impl Walk<'_> {
                 let of = |r: Routed| {
                     let t = &self.plan.tables[r.ids];
                     let max = i64::from(says.experts) - 1;
-                    let fits = matches!(t.source, TableSource::Runtime { min: 0, max: m } if i64::from(m) == max);
+                    let fits = matches!(t.source, TableSource::Runtime { min: NO_EXPERT, max: m } if i64::from(m) == max);
                     fits && t.stored == Some(*ids)
                 };
                 match routed.into_iter().any(of) {

@@ -14,6 +14,7 @@
 
 mod boundaries;
 mod groups;
+mod lend;
 mod search;
 
 use super::{
@@ -66,6 +67,7 @@ pub(super) fn check<'p, 'w, 'a>(
     let last = world.epochs();
     for later in last + 1 - world.window.later.min(last)..=last {
         r.callers(later);
+        r.strangers(later);
         // The nearest pairs first: they make the plainest counterexamples.
         for earlier in (later.saturating_sub(world.window.back).max(1)..=later).rev() {
             if earlier < later && world.boxes.spans.is_some() {

@@ -15,7 +15,8 @@ use crate::valid::{
     within,
     world::{AccRec, World},
 };
-use mk_plan::{Entity, Mode, Proxy};
+use mk_plan::{BufId, Entity, Mode, Proxy};
+use std::collections::BTreeSet;
 
 /// Two access lines, each by family and line: one mistake is reported once for them.
 pub(super) type Lines = (u32, u32, u32, u32);
@@ -29,6 +30,8 @@ pub(in crate::valid) struct Races<'p, 'w, 'a> {
     pub suspects: Vec<(BoxId, BoxId)>,
     pub pairs: u64,
     pub searched: u64,
+    /// Buffers that other kernels may not write between launches; see `lend.rs`.
+    pub exclusive: BTreeSet<BufId>,
     work: u64,
     pub(super) exhausted: bool,
     pub(super) told: FastSet<Lines>,
@@ -85,6 +88,7 @@ impl<'p, 'w, 'a> Races<'p, 'w, 'a> {
             suspects: Vec::new(),
             pairs: 0,
             searched: 0,
+            exclusive: BTreeSet::new(),
             work: 0,
             exhausted: false,
             told: FastSet::default(),

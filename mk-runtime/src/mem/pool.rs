@@ -1,0 +1,112 @@
+//! Memory that instances of a world have in common: each uses it within its own launches, and launches run one after the other.
+//!
+//! It comes in chunks, the same on every rank. An instance maps as many of them as it needs behind memory of its own; what is still missing
+//! is made as one chunk more. A chunk lives until the last instance that maps it is dropped, on each rank by itself: who binds takes those that
+//! all ranks still have.
+
+use super::symmetric::{CALL, everywhere};
+use super::vmm::Physical;
+use crate::Error;
+use crate::world::{Deadline, World};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// The chunks of a world.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    chunks: Mutex<Vec<Weak<Chunk>>>,
+    made: AtomicU64,
+}
+
+/// As much memory on every rank.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    /// Counts the chunks of a world: the same on all ranks.
+    number: u64,
+    pub(super) bytes: u64,
+    /// Of the ranks that this process maps.
+    pub(super) parts: Vec<(u32, Physical)>,
+}
+
+/// What an instance maps.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    pub(super) chunks: Vec<Arc<Chunk>>,
+    /// Bytes of those that others may be using.
+    pub(super) old_bytes: u64,
+}
+
+impl Taken {
+    pub(super) fn bytes(&self) -> u64 {
+        self.chunks.iter().map(|c| c.bytes).sum()
+    }
+}
+
+impl Pool {
+    /// Chunks of `bytes` together, or more, whose sizes are multiples of `granularity`. Collective.
+    ///
+    /// # Errors
+    /// As [`super::SymmetricMemory::new`].
+    pub(super) fn take(
+        world: &World,
+        bytes: u64,
+        granularity: u64,
+        deadline: Deadline,
+    ) -> Result<Taken, Error> {
+        let pool = world.pool();
+        let live: Vec<Arc<Chunk>> = pool.list().iter().filter_map(Weak::upgrade).collect();
+        let numbers: Vec<u64> = live.iter().map(|c| c.number).collect();
+        let shared = match world.group() {
+            None => numbers,
+            Some(group) => {
+                let mine: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+                common(&numbers, &group.all_gather(CALL, &mine, deadline)?)
+            }
+        };
+        let mut taken = Taken::default();
+        for chunk in live.into_iter().filter(|c| shared.contains(&c.number)) {
+            if taken.bytes() < bytes {
+                taken.chunks.push(chunk);
+            }
+        }
+        taken.old_bytes = taken.bytes();
+        let missing = bytes.saturating_sub(taken.old_bytes);
+        if missing > 0 {
+            let number = pool.made.fetch_add(1, Ordering::Relaxed);
+            let what = || format!("symmetric memory of {missing} bytes cannot be made");
+            let size = missing.checked_next_multiple_of(granularity);
+            let size = size.ok_or_else(|| Error::Shape { what: what() })?;
+            let parts = everywhere(world, size, deadline)?;
+            let chunk = Arc::new(Chunk { number, bytes: size, parts });
+            let mut list = pool.list();
+            list.retain(|c| c.strong_count() > 0);
+            list.push(Arc::downgrade(&chunk));
+            taken.chunks.push(chunk);
+        }
+        Ok(taken)
+    }
+
+    fn list(&self) -> std::sync::MutexGuard<'_, Vec<Weak<Chunk>>> {
+        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The chunks that every rank has.
+fn common(mine: &[u64], all: &[Vec<u8>]) -> Vec<u64> {
+    let has = |bytes: &[u8], n: u64| bytes.chunks(8).any(|word| word == n.to_le_bytes());
+    mine.iter().copied().filter(|n| all.iter().all(|bytes| has(bytes, *n))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_that_a_rank_has_dropped_are_taken_by_none() {
+        let said = |numbers: &[u64]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+        let all: Vec<Vec<u8>> = vec![said(&[0, 2, 3]), said(&[2, 3, 7]), said(&[3, 2])];
+        assert_eq!(common(&[0, 2, 3], &all), [2, 3]);
+        assert_eq!(common(&[2, 3, 7], &all), [2, 3]);
+        assert!(common(&[1], &[said(&[1]), Vec::new()]).is_empty());
+    }
+}
