@@ -1,4 +1,4 @@
-//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | torch | site | mutants | bless | sass | softroce | sweep`.
+//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | torch | site | mutants | sweep | bless | sass | softroce`.
 
 mod checks;
 mod counts;

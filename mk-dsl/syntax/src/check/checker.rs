@@ -166,9 +166,15 @@ impl<'a> Checker<'a, '_> {
         if let Some(what) = reserved(word.text) {
             self.sink.push(word.span, messages::reserved_name(word.text, what));
         }
-        let mut factors = self.params.iter().filter(|p| !p.suffix.is_empty());
-        let taken = factors.any(|p| word.text.strip_prefix(p.name.text) == Some(p.suffix));
-        if self.names.contains_key(word.text) || taken {
+        let of_factors = |p: &Param<'_>| {
+            !p.suffix.is_empty() && word.text.strip_prefix(p.name.text) == Some(p.suffix)
+        };
+        if self.params.iter().any(of_factors) {
+            self.sink.push(word.span, messages::defined_twice(word.text));
+            self.names.entry(word.text).or_insert(Name { word, id: None, is_used: true });
+            return;
+        }
+        if self.names.contains_key(word.text) {
             self.sink.push(word.span, messages::defined_twice(word.text));
             return;
         }
