@@ -2,7 +2,7 @@
 
 use mk_codegen::{
     equivalence,
-    passes::{self, Smaller, compile, lower},
+    passes::{self, LowerError, Smaller, compile, lower},
     plan::{Expr, Plan},
     settings::Config,
     valid::{self, Along, Relatives},
@@ -74,6 +74,50 @@ fn many_tokens() {
     // The plan itself has 33,000 blocks of rows.
     assert!(proof.tasks < 10_000 && proof.accesses < 350_000, "{proof}");
     assert!(seconds < 30.0, "{seconds} s");
+}
+
+/// The layer on so many ranks: tokens of all, width, experts, slots.
+type Sizes = (u64, u64, u64, u64, u64);
+
+/// Sizes that grow along one axis: sizes that were too large, with larger ones that were not (2026-11-26), and all axes.
+const WALKS: &[&[Sizes]] = &[
+    &[(8, 4096, 64, 64, 8), (8, 4096, 128, 64, 8), (8, 4096, 512, 64, 8)],
+    &[(8, 8, 256, 64, 8), (8, 512, 256, 64, 8), (8, 4096, 256, 64, 8), (8, 1 << 17, 256, 64, 8)],
+    &[(8, 2048, 64, 64, 8), (8, 2048, 1024, 64, 8), (8, 2048, 16384, 64, 8)],
+    &[(8, 2048, 256, 8, 8), (8, 2048, 256, 128, 8), (8, 2048, 256, 1024, 8)],
+    &[(8, 2048, 256, 64, 1), (8, 2048, 256, 64, 4), (8, 2048, 256, 64, 32)],
+    &[(2, 1024, 7168, 256, 8), (8, 1024, 7168, 256, 8), (16, 1024, 7168, 256, 8)],
+];
+
+/// Where sizes are too large to prove, larger ones are, too. CI walks along the first axis, `cargo xtask mutants` along all.
+#[test]
+fn limits_are_monotone() {
+    let all = std::env::var("MK_MUTANTS").is_ok_and(|v| v == "all");
+    let program = Program::parse(&LAYER.replace(", capacity = R", "")).expect("a layer");
+    let mut passed = 0;
+    for walk in WALKS.iter().take(if all { WALKS.len() } else { 1 }) {
+        let mut refused = None;
+        for size @ (ranks, tokens, wide, experts, slots) in *walk {
+            let dims = [("T", tokens), ("H", wide), ("F", &256), ("E", experts), ("K", slots)];
+            let dims = dims.map(|(name, n)| (name.to_string(), *n)).into();
+            let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+            let config = Config { ranks: *ranks as u32, ..Config::default() };
+            let begin = Instant::now();
+            match compile(&program, &bound, &config) {
+                Ok(_) => {
+                    assert_eq!(refused, None, "and {size:?} is not");
+                    passed += 1;
+                }
+                Err(e) => {
+                    assert!(matches!(e, LowerError::TooLarge { .. }), "{size:?}: {e}");
+                    refused = Some(size);
+                }
+            }
+            println!("{size:?}: {refused:?}, {:.1?}", begin.elapsed());
+        }
+    }
+    // All that a layer of today has.
+    assert!(passed == if all { 19 } else { 3 }, "{passed} passed");
 }
 
 /// A plan that is small enough is looked at itself, with the same verdict.

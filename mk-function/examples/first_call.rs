@@ -6,7 +6,7 @@
 //!
 //! On a machine that others use, too, `--cpu` says more: parts one after the other, in CPU seconds of all their threads.
 //!
-//! With arguments only the cases whose names begin so.
+//! With arguments only the cases whose names begin so; `--write` puts the table into `docs/first-call.md`.
 
 use mk_codegen::{cost::Gpu, emit, settings::Config};
 use mk_function::{
@@ -24,8 +24,8 @@ use std::{
     collections::BTreeMap,
     env,
     error::Error,
-    fmt::Write as _,
     fs,
+    path::Path,
     process::Command,
     time::{Duration, Instant},
 };
@@ -96,8 +96,11 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// Parts of the time, as columns.
+/// Parts of the time.
 const PARTS: [&str; 6] = ["read, cut", "binary", "choose", "lower", "prove", "NVRTC"];
+/// Those that are columns of their own.
+const COLUMNS: std::ops::Range<usize> = 2..6;
+const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/first-call.md");
 /// Which case, in a process that runs one.
 const ONE: &str = "MK_FIRST_CALL";
 /// Whether that one counts CPU seconds.
@@ -114,29 +117,52 @@ fn main() -> Res<()> {
     let load = load.split(' ').next().unwrap_or("?").to_string();
     let what = if cpu { "CPU seconds" } else { "Seconds" };
     println!("On {} cores, load {load} before. {what}; shares of the parts' sum.\n", cores());
-    println!("| first call | | total | {} |", PARTS.join(" | "));
-    println!("| --- | --- | --- |{}", " --- |".repeat(PARTS.len()));
+    let mut table = format!(
+        "| first call | cold: total | {} | warm: total |\n|---|---|{}---|\n",
+        PARTS[COLUMNS].join(" | "),
+        "---|".repeat(COLUMNS.len())
+    );
+    print!("{table}");
     for case in CASES {
         if !wanted.is_empty() && !wanted.iter().any(|w| case.name.starts_with(w.as_str())) {
             continue;
         }
         let dir = env::temp_dir().join(format!("mk-first-call-{}", std::process::id()));
-        for how in ["cold", "warm"] {
-            let begin = Instant::now();
-            let mut command = Command::new(env::current_exe()?);
-            command.env(ONE, case.name).env("MK_CACHE_DIR", &dir);
-            let output = if cpu { command.env(CPU, "1") } else { &mut command }.output()?;
-            let total = begin.elapsed().as_secs_f64();
-            let text = String::from_utf8(output.stdout)?;
-            let parts = text.lines().find_map(|l| l.strip_prefix("parts ")).ok_or_else(|| {
-                format!("{}: {}", case.name, String::from_utf8_lossy(&output.stderr))
-            })?;
-            let parts: Vec<f64> = parts.split(' ').map(str::parse).collect::<Result<_, _>>()?;
-            let total = if cpu { parts.iter().sum() } else { total };
-            println!("{}", row(case.name, how, total, &parts));
-        }
+        let (cold, parts) = measured(case, &dir, cpu)?;
+        let (warm, _) = measured(case, &dir, cpu)?;
         fs::remove_dir_all(&dir)?;
+        let row = row(case.name, cold, &parts, warm);
+        println!("{row}");
+        table += &format!("{row}\n");
     }
+    if env::args().any(|a| a == "--write") {
+        write(&table)?;
+    }
+    Ok(())
+}
+
+/// A case in a process of its own: its time, and that of its parts.
+fn measured(case: &Case, dir: &Path, cpu: bool) -> Res<(f64, Vec<f64>)> {
+    let begin = Instant::now();
+    let mut command = Command::new(env::current_exe()?);
+    command.env(ONE, case.name).env("MK_CACHE_DIR", dir);
+    let output = if cpu { command.env(CPU, "1") } else { &mut command }.output()?;
+    let total = begin.elapsed().as_secs_f64();
+    let text = String::from_utf8(output.stdout)?;
+    let parts = text
+        .lines()
+        .find_map(|l| l.strip_prefix("parts "))
+        .ok_or_else(|| format!("{}: {}", case.name, String::from_utf8_lossy(&output.stderr)))?;
+    let parts: Vec<f64> = parts.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+    Ok((if cpu { parts.iter().sum() } else { total }, parts))
+}
+
+/// Puts the table in the place of the one that the document has.
+fn write(table: &str) -> Res<()> {
+    let text = fs::read_to_string(DOCUMENT)?;
+    let (before, rest) = text.split_once("| first call |").ok_or("the document has no table")?;
+    let after: Vec<&str> = rest.lines().skip(1).skip_while(|l| l.starts_with('|')).collect();
+    fs::write(DOCUMENT, format!("{before}{table}{}\n", after.join("\n")))?;
     Ok(())
 }
 
@@ -144,14 +170,11 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-fn row(name: &str, how: &str, total: f64, parts: &[f64]) -> String {
+fn row(name: &str, cold: f64, parts: &[f64], warm: f64) -> String {
     let sum: f64 = parts.iter().sum();
-    let mut text = format!("| {name} | {how} | {total:.2} |");
-    for part in parts {
-        // Writing to a String cannot fail.
-        let _ = write!(text, " {part:.2} ({:.0} %) |", 100.0 * part / sum.max(1e-9));
-    }
-    text
+    let share = |part: &f64| format!("{part:.2} ({:.0} %)", 100.0 * part / sum.max(1e-9));
+    let parts: Vec<String> = parts[COLUMNS].iter().map(share).collect();
+    format!("| {name} | {cold:.2} | {} | {warm:.2} |", parts.join(" | "))
 }
 
 /// A first call, and the times of its parts on stdout.
@@ -219,7 +242,7 @@ fn sized(step: Step, whole: &Bound) -> Res<(Program, Bound)> {
     let mut shapes = BTreeMap::new();
     for (id, tensor) in step.inputs.iter().zip(step.program.tensors()) {
         let mut shape = whole.shape(*id).ok_or("a parameter without a shape")?.to_vec();
-        if step.is_flat && shape.len() == 3 {
+        if step.flat.contains(id) {
             shape = vec![shape[0], shape[1] * shape[2]];
         }
         shapes.insert(tensor.name.clone(), shape);

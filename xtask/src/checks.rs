@@ -73,7 +73,8 @@ pub fn tidy() -> Result<()> {
 
 /// What `cargo test` takes a part of: see `docs/verification.md`.
 pub fn mutants() -> Result<()> {
-    for (package, test) in [("mk-codegen", "mutants"), ("mk-harness", "random")] {
+    let tests = [("mk-codegen", "mutants"), ("mk-codegen", "scaled"), ("mk-harness", "random")];
+    for (package, test) in tests {
         let args = ["test", "--release", "-p", package, "--test", test, "--", "--nocapture"];
         let mut tests = cargo(&args);
         step(test, tests.env("MK_MUTANTS", "all").env("MK_RANDOM_CASES", "10000"))?;
@@ -82,7 +83,8 @@ pub fn mutants() -> Result<()> {
 }
 
 /// Grids, with the package and the test that takes a part of them.
-const GRIDS: [(&str, &str, &str); 1] = [("experts", "mk-harness", "few_tokens")];
+const GRIDS: [(&str, &str, &str); 2] =
+    [("experts", "mk-harness", "few_tokens"), ("nodes", "mk-harness", "sweep_nodes")];
 
 /// A full grid of sizes.
 pub fn sweep(name: &str) -> Result<()> {

@@ -1,16 +1,18 @@
 //! Mutants of accesses and tables: the verifier and the evaluation against the pipeline refuse those that the executor shows to be wrong.
 //!
-//! CI takes random ones, for so many seconds; `MK_MUTANTS=all` takes all. `MK_MUTANTS_SEED` repeats a run, `MK_MUTANTS_CASE` takes the
-//! plans whose names contain it. A mutant is *wrong* if the executor fails it, or if its results differ from the plan's by more than
+//! CI takes random ones, for so many seconds; `MK_MUTANTS=all` takes all, plan by plan, and says of each how it went; a miss is printed
+//! when it is seen. `MK_MUTANTS_SEED` repeats a run, `MK_MUTANTS_CASE` takes the plans whose names contain it. A mutant is *wrong* if the executor fails it, or if its results differ from the plan's by more than
 //! roundings, with some numbers, routings and orders.
 
 use crate::{
+    alike::first_alike,
     cases::{self, Case},
     in_parallel,
     mutate::{Kind, Mutant, of_accesses},
 };
 use mk_codegen::{
-    equivalence,
+    check::Claim,
+    passes::NotProved,
     plan::{BufId, Plan, TabId, TableSource},
     settings::Config,
     sim::{self, Callbacks, Options, Schedule},
@@ -24,6 +26,8 @@ use std::{
 
 /// Seconds that CI spends here.
 const SECONDS: u64 = 25;
+/// Of mutants that are the same at every point, how many there are for one that is judged beside the first.
+const EVERY: usize = 16;
 /// Mutants of a plan that are judged before the next plan.
 const AT_ONCE: usize = 24;
 
@@ -183,10 +187,17 @@ enum Outcome {
 const RUNS: [(u64, Schedule); 3] =
     [(1, Schedule::Random), (2, Schedule::Reversed), (3, Schedule::EpochApart)];
 
+#[derive(Clone)]
 struct Judged {
     kind: Kind,
     outcome: Outcome,
     says: String,
+}
+
+impl Judged {
+    fn is_refused(&self) -> bool {
+        matches!(self.outcome, Outcome::Unordered | Outcome::Values | Outcome::Near)
+    }
 }
 
 fn judge(case: &Case, right: &[Outputs], mutant: &Mutant) -> Judged {
@@ -201,18 +212,14 @@ fn judge(case: &Case, right: &[Outputs], mutant: &Mutant) -> Judged {
             }
         })
     };
-    let (outcome, says) = match valid::verify(plan) {
-        Err(e) => (Outcome::Unordered, e.to_string()),
-        Ok(proof) => {
-            let options =
-                equivalence::Options { period: proof.period, ..equivalence::Options::default() };
-            match (equivalence::evaluate(plan, program, bound, &options), wrong()) {
-                (Err(e), Some(_)) => (Outcome::Values, e.to_string()),
-                (Err(e), None) => (Outcome::Near, e.to_string()),
-                (Ok(_), None) => (Outcome::Equal, String::new()),
-                (Ok(_), Some(e)) => (Outcome::Missed, e),
-            }
-        }
+    let (outcome, says) = match Claim::read(plan, Some((program, bound))).prove() {
+        Err(e @ NotProved::Verify(_)) => (Outcome::Unordered, e.to_string()),
+        Err(e) if wrong().is_some() => (Outcome::Values, e.to_string()),
+        Err(e) => (Outcome::Near, e.to_string()),
+        Ok(_) => match wrong() {
+            None => (Outcome::Equal, String::new()),
+            Some(e) => (Outcome::Missed, e),
+        },
     };
     Judged { kind: mutant.kind, outcome, says: format!("{}\n  {}: {says}", case.name, mutant.name) }
 }
@@ -222,6 +229,25 @@ fn right(case: &Case) -> Vec<Outputs> {
         outputs(case, &case.plan, *seed, *schedule).unwrap_or_else(|e| panic!("{}: {e}", case.name))
     };
     RUNS.iter().map(run).collect()
+}
+
+/// How it went with the mutants of a plan.
+fn line(
+    case: &Case,
+    mutants: &[Mutant],
+    judged: &BTreeMap<usize, Judged>,
+    took: Duration,
+) -> String {
+    let refused = judged.values().filter(|j| j.is_refused()).count();
+    let of = |outcome| judged.values().filter(|j| j.outcome == outcome).count();
+    let (equal, missed) = (of(Outcome::Equal), of(Outcome::Missed));
+    let name = case.name.split_whitespace().collect::<Vec<_>>().join(" ");
+    format!(
+        "{} mutants, {} judged: {refused} refused, {equal} equivalent, {missed} missed, {:.1} s: {name}",
+        mutants.len(),
+        judged.len(),
+        took.as_secs_f64()
+    )
 }
 
 /// Prints what came of mutants, and stops at those that are wrong and accepted.
@@ -262,14 +288,21 @@ fn wrong_accesses_and_tables_are_refused() {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let seed = std::env::var("MK_MUTANTS_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(now);
     let mut cases = cases(all);
-    if !all {
+    if all {
+        // Quick ones first.
+        cases.sort_by_cached_key(|c| {
+            let proof = valid::verify(&c.plan).unwrap_or_else(|e| panic!("{}: {e}", c.name));
+            proof.accesses * proof.tables.max(1) * of_accesses(&c.plan).len()
+        });
+        println!("{} plans", cases.len());
+    } else {
         println!("MK_MUTANTS_SEED={seed}");
         // Tables first.
         cases.sort_by_key(|c| mix([seed, c.name.len() as u64, c.plan.families.len() as u64]));
         let tabulated = cases.iter().position(|c| !c.plan.tables.is_empty()).unwrap_or(0);
         cases.swap(0, tabulated);
     }
-    let mut judged = Vec::new();
+    let (mut judged, mut apart) = (Vec::new(), Vec::new());
     for case in &cases {
         if !all && begin.elapsed() > Duration::from_secs(SECONDS) {
             break;
@@ -283,10 +316,33 @@ fn wrong_accesses_and_tables_are_refused() {
             });
             mutants.truncate(AT_ONCE);
         }
+        let start = Instant::now();
+        let first = first_alike(&case.plan, mutants.iter().map(|m| &m.plan));
+        // Of those that are alike, one more now and then, which must fare as the first one.
+        let again = |i: &usize| first[*i] == *i || !all || i.is_multiple_of(EVERY);
+        let list: Vec<usize> = (0..mutants.len()).filter(again).collect();
         let right = right(case);
-        let found = in_parallel(&mutants, |m| judge(case, &right, m));
-        println!("{:.0?}: {} of {}", begin.elapsed(), found.len(), case.name.replace('\n', " "));
-        judged.extend(found);
+        let found = in_parallel(&list, |i| {
+            let judged = judge(case, &right, &mutants[*i]);
+            if judged.outcome == Outcome::Missed {
+                println!("missed: {}", judged.says);
+            }
+            (*i, judged)
+        });
+        let found: BTreeMap<usize, Judged> = found.into_iter().collect();
+        for (i, j) in &found {
+            let one = &found[&first[*i]];
+            if j.is_refused() != one.is_refused() {
+                apart.push(format!("{}\nand\n{}", j.says, one.says));
+            }
+        }
+        println!("{}", line(case, &mutants, &found, start.elapsed()));
+        judged.extend(
+            (0..mutants.len())
+                .map(|i| Judged { kind: mutants[i].kind, ..found[&first[i]].clone() }),
+        );
     }
+    println!("{} plans in {:.0?}", cases.len(), begin.elapsed());
     report(&judged);
+    assert!(apart.is_empty(), "alike, and judged otherwise:\n{}", apart.join("\n"));
 }

@@ -5,6 +5,7 @@
 
 mod accesses;
 mod agreement;
+mod alike;
 mod cases;
 mod explorer;
 #[path = "../common/kinds.rs"]

@@ -6,6 +6,7 @@
 mod attention;
 mod dispatch;
 mod grouped;
+mod rmsnorm;
 
 use crate::alias;
 use crate::diag::Text;
@@ -16,6 +17,7 @@ use crate::program::{DType, MAX_AXES, MAX_DIM, MAX_DIMS};
 pub(crate) use attention::*;
 pub(crate) use dispatch::*;
 pub(crate) use grouped::*;
+pub(crate) use rmsnorm::*;
 
 fn text(message: impl Into<String>, help: impl Into<String>) -> Text {
     Text { message: message.into(), help: help.into(), is_placement: false }

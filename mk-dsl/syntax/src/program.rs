@@ -245,6 +245,16 @@ pub enum Op {
     SwigluGrad,
     /// `[x: [M, 2, F]] -> [M, F]`: `silu(x[:, 0, :]) * x[:, 1, :]`. Gate is index 0, up is 1.
     Swiglu,
+    /// `[x: [.., N], g: [N]] -> x / sqrt(mean(x^2) + eps) * g`, the mean of each row; without `g` not times anything.
+    RmsNorm {
+        /// Positive and finite.
+        eps: f64,
+    },
+    /// `[dy, x: [.., N], g: [N]] -> [.., N]`: backward of `rmsnorm`, with respect to `x`; `g` is there if it was there.
+    RmsNormGrad {
+        /// As [`Op::RmsNorm`] has it.
+        eps: f64,
+    },
     /// `[x, y] -> x * y`.
     Mul,
     /// `[x, y] -> x + y`.
@@ -315,6 +325,8 @@ impl Op {
             Op::Slope(Curve::Relu) => "relu_grad",
             Op::SwigluGrad => "swiglu_grad",
             Op::Swiglu => "swiglu",
+            Op::RmsNorm { .. } => "rmsnorm",
+            Op::RmsNormGrad { .. } => "rmsnorm_grad",
             Op::Mul => "mul",
             Op::Add => "add",
             Op::Attention { .. } => "attention",
@@ -342,6 +354,8 @@ impl Op {
                 | Op::AllReduce { .. }
                 | Op::Swiglu
                 | Op::SwigluGrad
+                | Op::RmsNorm { .. }
+                | Op::RmsNormGrad { .. }
                 | Op::Attention { .. }
                 | Op::Lse
                 | Op::AttentionStats

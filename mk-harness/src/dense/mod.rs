@@ -13,6 +13,7 @@ use super::{
     gradients::{Gradients, Operands, statistics},
     local::placement,
     near::Near,
+    norm::normalised,
     value::{Matrix, Value},
 };
 use mk_abi::DType;
@@ -300,6 +301,14 @@ impl<'a> Dense<'a> {
             (Op::Slope(curve), [d, x]) => d.zip(x, |d, x| d.slope(curve, x)),
             (Op::SwigluGrad, [d, x]) => d.swiglu_grad(x),
             (Op::Swiglu, [x]) => x.swiglu(),
+            (Op::RmsNorm { eps }, [x, g @ ..]) => {
+                let weight = g.first().map(|g| on(g, 0)).transpose()?;
+                Value::Whole(normalised(eps, on(x, 0)?, weight, None))
+            }
+            (Op::RmsNormGrad { eps }, [d, x, g @ ..]) => {
+                let weight = g.first().map(|g| on(g, 0)).transpose()?;
+                Value::Whole(normalised(eps, on(x, 0)?, weight, Some(on(d, 0)?)))
+            }
             (Op::Relu, [x]) => x.map(|_, x| x.relu()),
             (Op::Mul, [x, y]) => x.zip(y, Near::mul),
             (Op::Add, [x, y]) => x.zip(y, Near::add),
@@ -471,6 +480,7 @@ fn needs<'n>(
             (Op::Combine, 0) => Set::All,
             (Op::GroupedGemm { .. } | Op::Bias | Op::Dequantize | Op::Combine, 1)
             | (Op::GroupedGemm { .. }, 2) => Set::All,
+            (Op::RmsNorm { .. }, 1) | (Op::RmsNormGrad { .. }, 2) => Set::All,
             (Op::Dispatch { .. }, _) => Set::All,
             _ => set,
         };

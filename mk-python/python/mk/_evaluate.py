@@ -60,6 +60,18 @@ def _swiglu_grad(torch, value, widen, d, x):
     return torch.stack([torch.ops.aten.silu_backward(d * up, gate), d * torch.nn.functional.silu(gate)], 1)
 
 
+def _rmsnorm(torch, value, widen, x, weight=None):
+    x32 = x.float()
+    y = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + value["eps"])
+    return (y if weight is None else y * weight).to(x.dtype)
+
+
+def _rmsnorm_grad(torch, value, widen, d, x, weight=None):
+    x32, g = x.float(), d.float() if weight is None else d.float() * weight
+    root = torch.rsqrt(x32.square().mean(-1, keepdim=True) + value["eps"])
+    return (root * g - x32 * root**3 * (g * x32).mean(-1, keepdim=True)).to(x.dtype)
+
+
 _OPS = {
     "gemm": _gemm,
     "dequantize": lambda torch, value, widen, x, scales: x.float() * scales[:, None],
@@ -74,6 +86,8 @@ _OPS = {
     "relu_grad": lambda torch, value, widen, d, x: torch.ops.aten.threshold_backward(d, x, 0),
     "swiglu": _swiglu,
     "swiglu_grad": _swiglu_grad,
+    "rmsnorm": _rmsnorm,
+    "rmsnorm_grad": _rmsnorm_grad,
     "mul": lambda torch, value, widen, x, y: x * y,
     "add": lambda torch, value, widen, x, y: x + y,
     "scale": lambda torch, value, widen, x: x * value["factor"],

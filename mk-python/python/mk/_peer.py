@@ -18,6 +18,7 @@ _ELEMENTWISE = {
     "silu": lambda torch, value: torch.nn.functional.silu,
     "relu": lambda torch, value: torch.relu,
     "swiglu": lambda torch, value: lambda x: torch.nn.functional.silu(x[:, 0]) * x[:, 1],
+    "rmsnorm": lambda torch, value: lambda x, g=None: torch.nn.functional.rms_norm(x, x.shape[-1:], g, value["eps"]),
     "mul": lambda torch, value: lambda x, y: x * y,
     "add": lambda torch, value: lambda x, y: x + y,
     "scale": lambda torch, value: lambda x: x * value["factor"],

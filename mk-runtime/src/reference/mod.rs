@@ -52,6 +52,8 @@ pub enum MapOp {
     ReluGrad,
     /// x times the factor.
     Scale(f32),
+    /// 1 / sqrt(x + so much).
+    ReciprocalRoot(f32),
 }
 
 impl MapOp {
@@ -80,6 +82,7 @@ impl MapOp {
             MapOp::ReluGrad => (13, 1.0),
             MapOp::SwigluGrad => (14, 1.0),
             MapOp::ScaleRows => (15, 1.0),
+            MapOp::ReciprocalRoot(eps) => (16, eps),
         }
     }
 }

@@ -186,7 +186,7 @@ impl Emitter<'_> {
                 [] => false,
             };
             let own = x.each.is_none() && x.rank == Expr::Var(Var::RANK);
-            if !fits || !own || buffer.space != Space::In {
+            if !fits || !own || matches!(buffer.space, Space::Net | Space::Workspace) {
                 let what = format!("operand `{operand}` does not lie as the sums do");
                 return Err(EmitError::unsupported(f.name.clone(), what));
             }

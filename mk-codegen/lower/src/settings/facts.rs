@@ -34,6 +34,8 @@ pub struct GatheredRows {
     pub bulk: bool,
     /// Whether every launch has as many.
     pub fixed: bool,
+    /// Whether the kernel makes them.
+    pub made: bool,
     /// Whether tiles may hold rows of several ranks.
     pub spans: bool,
 }

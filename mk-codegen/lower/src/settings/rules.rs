@@ -221,11 +221,11 @@ pub(super) fn gather(c: &Config, facts: &Facts) -> Fit {
     if parts == 0 {
         return misfit("shards in 0 parts", "use 1 or more", &["gather=copy_engine"]);
     }
-    match facts.gathers.iter().find(|g| !g.bulk || !g.fixed) {
+    match facts.gathers.iter().find(|g| !g.bulk || !g.fixed || g.made) {
         None => Ok(()),
         Some(g) => misfit(
             format!("a copy engine cannot send the rows of `{}`", g.name),
-            "it takes rows of a multiple of 16 bytes, and as many in every launch: set `gather=sms`",
+            "it takes a caller's rows of a multiple of 16 bytes, and as many in every launch: set `gather=sms`",
             &["gather=sms"],
         ),
     }

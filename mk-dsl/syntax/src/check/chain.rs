@@ -113,6 +113,8 @@ impl<'a> Checker<'a, '_> {
             OpKind::Slope(curve) => self.slope(call, curve),
             OpKind::SwigluGrad => self.swiglu_grad(call),
             OpKind::Swiglu => self.swiglu(call),
+            OpKind::RmsNorm => self.rmsnorm(call),
+            OpKind::RmsNormGrad => self.rmsnorm_grad(call),
             OpKind::Scale => self.scale(call),
             OpKind::Cast => self.cast(call),
             OpKind::Ring => self.ring(call),

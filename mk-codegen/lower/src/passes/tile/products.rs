@@ -9,8 +9,8 @@ use crate::passes::{
     draft::{Draft, Flow, FlowId, Reader, Source, TileRows, Writer, read, write},
     error::{LowerError, internal},
     shape::{
-        ids::OpId,
-        kernel::{self, Extra, Kernel, Reduce, Sum},
+        ids::{Extra, OpId},
+        kernel::{self, Kernel, Reduce, Sum},
         rows::Rows,
         tensor::{Tensor, aligned},
     },

@@ -99,8 +99,16 @@ impl<'k> Tiler<'k> {
     pub fn new(kernel: &'k Kernel, config: &'k Config, world: &World) -> Tiler<'k> {
         let mut draft = Draft::new(&kernel.name, world, config);
         // Arguments come in the order of the program: parameters, then results.
-        let params = kernel.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
-        let results = kernel.results.iter().map(|r| draft.tensor(&r.out, Space::Out)).collect();
+        let (given, made) = kernel.params.split_at(kernel.given);
+        let mut params: Vec<_> = given.iter().map(|t| draft.tensor(t, Space::In)).collect();
+        let results: Vec<_> =
+            kernel.results.iter().map(|r| draft.tensor(&r.out, Space::Out)).collect();
+        for (map, t) in kernel.maps().zip(made) {
+            params.push(match map.result {
+                Some(r) => results[r],
+                None => draft.tensor(t, Space::Scratch),
+            });
+        }
         let packed = kernel.params.iter().map(|_| None).collect();
         Tiler { kernel, config, draft, params, results, made: Vec::new(), packed }
     }
