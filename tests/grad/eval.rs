@@ -178,6 +178,10 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
     }
 }
 
+fn root_mean_square(row: &[f64], eps: f64) -> f64 {
+    (row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64 + eps).sqrt()
+}
+
 /// The packed rows of one rank with all experts: which row is of which expert and token.
 fn rows(ids: &[f64], slots: usize) -> impl Iterator<Item = (usize, (usize, usize))> {
     let most = ids.iter().copied().fold(-1.0, f64::max);
@@ -191,10 +195,6 @@ fn rows(ids: &[f64], slots: usize) -> impl Iterator<Item = (usize, (usize, usize
         at = at.next_multiple_of(128);
     }
     all.into_iter()
-}
-
-fn root_mean_square(row: &[f64], eps: f64) -> f64 {
-    (row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64 + eps).sqrt()
 }
 
 fn sigmoid(x: f64) -> f64 {

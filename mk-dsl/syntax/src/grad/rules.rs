@@ -277,6 +277,18 @@ impl<'p> Walk<'p> {
         Ok(())
     }
 
+    /// A value that is read row by row, and its gradient: of gathered rows that only the ranks' parts of the gradient are there of, the own ones.
+    fn own_rows(&mut self, x: ValueId, d: Id) -> (ValueId, Id) {
+        let partial = self.draft.values[d].placement == Placement::Partial;
+        match self.program.def(x) {
+            Some(Def::Node(Node { op: Op::Gather { dim: 0, .. }, inputs, .. })) if partial => {
+                let held = (Placement::Shard(0), self.draft.values[d].dtype);
+                (inputs[0], self.draft.op("reduce_scatter", &[d], None, held))
+            }
+            _ => (x, self.whole(d)),
+        }
+    }
+
     /// Backward of what rows of experts go through. All of it is linear, row by row, in their gradients: these are without the weights that rows
     /// have in sums of tokens, and the sums on the way back have them.
     fn experts(&mut self, node: &Node, d: Id) -> Result<(), GradError> {
@@ -370,18 +382,6 @@ impl<'p> Walk<'p> {
             }
         }
         false
-    }
-
-    /// A value that is read row by row, and its gradient: of gathered rows that only the ranks' parts of the gradient are there of, the own ones.
-    fn own_rows(&mut self, x: ValueId, d: Id) -> (ValueId, Id) {
-        let partial = self.draft.values[d].placement == Placement::Partial;
-        match self.program.def(x) {
-            Some(Def::Node(Node { op: Op::Gather { dim: 0, .. }, inputs, .. })) if partial => {
-                let held = (Placement::Shard(0), self.draft.values[d].dtype);
-                (inputs[0], self.draft.op("reduce_scatter", &[d], None, held))
-            }
-            _ => (x, self.whole(d)),
-        }
     }
 
     /// Backward of a curve: the gradient times its slope at a value.
