@@ -50,7 +50,8 @@ fn reciprocal_root(x: Near) -> Near {
         return Near::exact(f64::NAN);
     }
     // What may be half as large has a slope of less than three times that here.
-    if !(x.bound() <= x.x / 2.0) {
+    let is_narrow = x.bound() <= x.x / 2.0;
+    if !is_narrow {
         return Near::unknown(y);
     }
     let steep = 1.5 * y / x.x;
