@@ -131,6 +131,48 @@ fn layers_of_few_tokens_compile() {
     }
 }
 
+/// A layer that returns gates and ups, and the kernels of its tokens' backward: columns of whole panels, and not.
+#[test]
+fn experts_and_their_backward_compile() {
+    let source = include_str!("../examples/moe_layer.mk");
+    let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
+    let derived = grad(&program, Some(&[0]), Saves::default()).expect("has a backward");
+    let backward = derived.backward.expect("a backward");
+    for (columns, ranks) in [(96, 2), (128, 1), (512, 2)] {
+        let sizes = [("T", 192), ("H", 256), ("I", columns), ("E", 8), ("K", 2)];
+        let sizes: BTreeMap<_, _> = sizes.map(|(name, n)| (name.to_string(), n)).into();
+        let mut kernels = 0;
+        for program in [&derived.forward, &backward] {
+            let known = |(name, _): &(&String, &u64)| program.symbol(name).is_some();
+            let sizes = sizes.iter().filter(known).map(|(n, v)| (n.clone(), *v));
+            let mut sizes: BTreeMap<_, _> = sizes.collect();
+            // Rows that the forward saved.
+            let room = program.symbols().iter().map(|s| s.name.clone());
+            let room = room.filter(|name| name.starts_with("room"));
+            sizes.extend(room.map(|name| (name, u64::from(ranks) * 2048)));
+            let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
+            let bound = bound.on(program, ranks).expect("binds");
+            for step in mk::cut::cut(program, &bound, ranks).expect("is cut") {
+                let shape = |(id, tensor): (&mk::syntax::ValueId, &mk::syntax::Tensor)| {
+                    let mut shape = bound.shape(*id).expect("a shape").to_vec();
+                    if step.flat.contains(id) {
+                        let last = shape.pop().expect("columns");
+                        *shape.last_mut().expect("dimensions") *= last;
+                    }
+                    (tensor.name.clone(), shape)
+                };
+                let shapes = step.inputs.iter().zip(step.program.tensors()).map(shape).collect();
+                let bound = step.program.bind(&BTreeMap::new(), &shapes).expect("binds");
+                let config = Config { ranks, ..Config::default() };
+                let plan = mk::passes::lower(&step.program, &bound, &config).expect("lowers");
+                judge(&format!("{}, {columns} columns", step.text), &plan, Options::default());
+                kernels += usize::from(step.is_kernel);
+            }
+        }
+        assert_eq!(kernels, 3, "{columns}");
+    }
+}
+
 /// Experts beside a dense chain of the same tokens, whose tiles share a ring of stages.
 #[test]
 fn experts_beside_a_dense_chain_compile() {
@@ -198,6 +240,28 @@ fn plans_over_nodes_compile() {
         let variant = Variant { case: (name, source, ranks, SHAPES), set };
         let plan = variant.plan(ranks).unwrap_or_else(|e| panic!("{name}: {e}"));
         judge(name, &plan, Options::default());
+    }
+    let placed = "@ zigzag(1)";
+    let (wide, narrow) = ("bf16[1, S, 4, 128]", "bf16[1, S, 2, 128]");
+    let keys = format!("k: {narrow} {placed}, v: {narrow} {placed}");
+    let queries = format!(
+        "q: {wide} {placed}, do: {wide} {placed}, stats: f32[1, 4, S, 4] @ zigzag(2), {keys}"
+    );
+    let own = format!("q: {wide} {placed}, {keys}");
+    for (params, body, net) in [
+        (&own, "ring(k, v) -> attention(q, causal)", mk::settings::NicOrdering::InOrder),
+        (
+            &queries,
+            "let dk = ring(q, do, stats) -> attention_dk(k, v, causal); (dk, dk -> attention_dv)",
+            mk::settings::NicOrdering::Unordered,
+        ),
+    ] {
+        let text = format!("fn f<S: dyn <= 4000>({params}) {{ {body} }}");
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let bound = program.bind(&BTreeMap::new(), &BTreeMap::new()).expect("binds");
+        let config = Config { ranks: 4, nodes: 2, net, ..Config::default() };
+        let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
+        judge(&format!("{body} over nodes"), &plan, Options::default());
     }
 }
 
@@ -434,7 +498,7 @@ fn judge(name: &str, plan: &Plan, emission: Options) {
     println!("  {} instructions", counts.iter().map(|(_, n)| n).sum::<u32>());
     if plan.families.values().any(|f| f.leaf.product().is_some()) {
         assert!(
-            counts.get("HGMMA") > 0 && counts.get("UTMALDG") > 0,
+            counts.get("HGMMA") + counts.get("QGMMA") > 0 && counts.get("UTMALDG") > 0,
             "{name} does not use the tensor cores by TMA"
         );
     }

@@ -42,6 +42,7 @@ pub struct Args {
 /// Opcodes that tell how a kernel moves and multiplies.
 const OPCODES: &[(&str, &str)] = &[
     ("HGMMA", "wgmma"),
+    ("QGMMA", "wgmma of 8 bits"),
     ("UTMALDG", "TMA loads"),
     ("UTMASTG", "TMA stores"),
     ("UBLKCP", "bulk copies"),

@@ -118,6 +118,7 @@ fn ping_pong_hides_what_follows_the_steps() {
     model.hbm_slices_bytes_per_s *= 1e3;
     // The run, not the closed form.
     model.products = None;
+    (model.ping_pong, model.throttle) = (1.0, 0.0);
     let time = |rows: u64, consumers| {
         let shapes: &[(&str, &[u64])] = &[("a", &[rows, 256]), ("b", &[256, 128])];
         let plan = with("gemm(a, b)", shapes, |c| {

@@ -45,6 +45,19 @@ const WIDE: &str =
     dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
 }";
 
+/// The layer, which returns gates and ups for its backward.
+const SAVES: &str =
+    "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) {
+    let h = dispatch(x, ids, capacity = R) -> grouped_gemm(w1);
+    (h -> swiglu -> grouped_gemm(w2) -> combine(gate), h)
+}";
+
+/// The first kernel of its backward: gradients of gates and ups.
+const HIDDEN: &str = "fn hidden(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), w2: bf16[E, F, H] @ shard(0), h: bf16[R, 2, F] @ shard(0)) {
+    dispatch(dy, ids, capacity = R) -> grouped_gemm(w2.t) -> swiglu_grad(h)
+}";
+
 /// The layer with room for some rows of each expert; others are dropped.
 const DROPS: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
     w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
@@ -284,6 +297,8 @@ fn texts() {
         ("dispatch_alone", Case { source: DISPATCH, ..SMALL }),
         ("dispatch_layer", SMALL),
         ("dispatch_drops", Case { source: DROPS, ..SMALL }),
+        ("dispatch_saves", Case { source: SAVES, ..SMALL }),
+        ("dispatch_hidden", Case { source: HIDDEN, ..SMALL }),
     ] {
         let plan = case.plan("").unwrap_or_else(|e| panic!("{name}: {e}"));
         let text = plan.to_string();

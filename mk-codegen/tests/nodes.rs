@@ -12,7 +12,7 @@ use mk_codegen::{
     settings::{AllReduce, Config, Gather, NicOrdering, Reduction},
     valid,
 };
-use mk_syntax::Program;
+use mk_syntax::{Bound, Program};
 use std::collections::BTreeMap;
 
 const ORDERINGS: [NicOrdering; 2] = [NicOrdering::InOrder, NicOrdering::Unordered];
@@ -63,6 +63,74 @@ fn every_pipeline_verifies_or_is_refused() {
     assert_eq!(verified.len(), 2 * (common::CASES.len() - expected.len()));
 }
 
+/// Rings, forward and backward.
+const RINGS: &[(&str, &str)] = &[
+    ("ring", "ring(k, v) -> attention(q)"),
+    ("ring_causal", "let o = ring(k, v) -> attention(q, causal); (o, o -> lse)"),
+    ("ring_dq", "ring(k, v) -> attention_dq(q, do, stats, causal)"),
+    ("ring_dkv", "let dk = ring(q, do, stats) -> attention_dk(k, v); (dk, dk -> attention_dv)"),
+];
+
+/// An attention, or a part of its backward, of `S` tokens that lie so.
+fn attention(body: &str, placement: &str, tokens: u64) -> (Program, Bound) {
+    let stats = placement.replace('1', "2");
+    let wide = format!("bf16[B, S, H, D] @ {placement}");
+    let narrow = format!("bf16[B, S, G, D] @ {placement}");
+    let all = [
+        ("q", wide.clone()),
+        ("do", wide),
+        ("stats", format!("f32[B, H, S, 4] @ {stats}")),
+        ("k", narrow.clone()),
+        ("v", narrow),
+    ];
+    let words: Vec<&str> = body.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+    let params = all.iter().filter(|(name, _)| words.contains(name));
+    let params: Vec<String> = params.map(|(name, ty)| format!("{name}: {ty}")).collect();
+    let text = format!("fn f({}) {{ {body} }}", params.join(", "));
+    let program = Program::parse(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+    let dims = [("B", 1), ("S", tokens), ("H", 2), ("G", 1), ("D", 64)];
+    let dims = dims.iter().filter(|(name, _)| program.symbol(name).is_some());
+    let dims = dims.map(|(name, n)| (name.to_string(), *n)).collect();
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+    (program, bound)
+}
+
+/// An axis that is named so says which ranks are a node, and so do the settings.
+#[test]
+fn an_axis_of_nodes() {
+    let parse = |text: &str| {
+        let program = Program::parse(text).expect("parses");
+        let dims = [("M", 512), ("K", 128), ("N", 256)].map(|(name, n)| (name.to_string(), n));
+        let bound = program.bind(&dims.into(), &BTreeMap::new()).expect("binds");
+        (program, bound)
+    };
+    let over = |axis: &str| {
+        format!(
+            "fn f(a: bf16[M, K] @ shard(0, {axis}), b: bf16[K, N] @ shard(1, {axis})) {{ gather(a, {axis}) -> gemm(b) }}"
+        )
+    };
+    let two = [("node".to_string(), 2), ("tp".to_string(), 2)];
+    for (axis, mesh, nodes, ranks, right) in [
+        ("node", vec![], 1, 4, Some(4)),
+        ("node", vec![], 4, 4, None),
+        ("node", two.to_vec(), 1, 4, Some(2)),
+        ("tp", two.to_vec(), 1, 4, Some(2)),
+        ("node", two.to_vec(), 2, 4, None),
+        ("tp", two.to_vec(), 2, 4, None),
+    ] {
+        let (program, bound) = parse(&over(axis));
+        let config = Config { ranks, nodes, mesh, ..Config::default() };
+        match (passes::compile(&program, &bound, &config), right) {
+            (Ok(_), None) => {}
+            (Err(LowerError::OutOfRange { what, help }), Some(right)) => {
+                assert!(what.contains("the axis `node`"), "{what}");
+                assert!(help.contains(&format!("nodes={right}")), "{help}");
+            }
+            (other, _) => panic!("{axis} {nodes}: {:?}", other.map(|(plan, _)| plan.to_string())),
+        }
+    }
+}
+
 #[test]
 fn plans() {
     let shapes: &[(&str, &[u64])] = &[("a", &[1000, 512]), ("b", &[512, 264])];
@@ -72,6 +140,17 @@ fn plans() {
     let source = "gemm(a, b) -> all_reduce";
     let plan = lower(source, shapes, &nodes_of(2, 2, NicOrdering::Unordered)).expect("lowers");
     insta::assert_snapshot!("nodes_gemm_all_reduce", plan);
+    for (name, body, placement) in
+        [("ring", RINGS[1].1, "zigzag(1)"), ("ring_dkv", RINGS[3].1, "shard(1)")]
+    {
+        let (program, bound) = attention(body, placement, 330);
+        let plan = passes::lower(&program, &bound, &nodes_of(2, 2, ORDERINGS[1])).expect("lowers");
+        valid::verify(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let generated = kernel.cuda.split_once(emit::library::END).expect("the library ends").1;
+        insta::assert_snapshot!(format!("nodes_{name}"), plan);
+        insta::assert_snapshot!(format!("nodes_cuda_{name}"), generated);
+    }
 }
 
 /// Kernels send by commands of one lane, and few lanes look at words of hosts.
@@ -173,6 +252,46 @@ fn sent(plan: &Plan) -> Vec<u64> {
         }
     }
     out
+}
+
+/// A chunk of a ring goes once to each other node that attends to it: all of them, or those behind it, of a causal mask.
+#[test]
+fn bytes_of_rings() {
+    let (heads, depth, tokens) = (2, 64, 330);
+    for (count, local) in [(2, 1), (2, 4), (3, 2), (4, 1)] {
+        let config = nodes_of(count, local, NicOrdering::Unordered);
+        let world = u64::from(count * local);
+        for (name, body) in RINGS {
+            for placement in ["shard(1)", "zigzag(1)"] {
+                let (program, bound) = attention(body, placement, tokens);
+                let plan = passes::lower(&program, &bound, &config).expect("lowers");
+                let parts = if placement == "shard(1)" { 1 } else { 2 };
+                let chunk = tokens.div_ceil(parts * world);
+                let rows = |c: u64| chunk.min(tokens.saturating_sub(c * chunk));
+                // Keys and values of one head, or queries and their gradients, with four statistics each, of two.
+                let row = match *name {
+                    "ring_dkv" => heads * (2 * 2 * depth + 4 * 4),
+                    _ => 2 * 2 * depth,
+                };
+                let causal = body.contains("causal");
+                let expected: Vec<u64> = (0..world)
+                    .map(|r| {
+                        let node = r / u64::from(local);
+                        let others = u64::from(count) - 1;
+                        // Queries see keys in front of them: of its node's second chunk, those of the nodes before.
+                        let (first, second) = match (causal, parts) {
+                            (false, _) => (others, others),
+                            (true, 1) => (others - node, 0),
+                            (true, _) => (others, node),
+                        };
+                        let second = if parts == 2 { second * rows(2 * world - 1 - r) } else { 0 };
+                        row * (first * rows(r) + second)
+                    })
+                    .collect();
+                assert_eq!(sent(&plan), expected, "{name} {placement}, {count} nodes of {local}");
+            }
+        }
+    }
 }
 
 /// Each row of a gather goes once to each other node; of a sum, once from each other node to its owner; of an all-reduce, both.

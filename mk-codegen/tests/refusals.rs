@@ -67,13 +67,9 @@ fn over_nodes_everything_has_a_plan_or_is_refused_by_name() {
     for (name, why) in &refused {
         let routed =
             ["moe", "shared_expert", "dispatch", "combine"].iter().any(|n| name.contains(n));
-        let ring = ["ring", "attention_d"].iter().any(|n| name.contains(n));
-        assert!(
-            routed == why.contains("`dispatch`") && ring == why.contains("ring"),
-            "{name}: {why}"
-        );
+        assert!(routed && why.contains("`dispatch`"), "{name}: {why}");
     }
-    assert!(planned > 2 * 15 && refused.len() >= 2 * 10, "{planned} plans, {}", refused.len());
+    assert!(planned >= 2 * 35 && refused.len() >= 2 * 6, "{planned} plans, {}", refused.len());
 }
 
 const WORLDS: &[(u32, u32)] = &[(1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (2, 2), (4, 2), (6, 3)];

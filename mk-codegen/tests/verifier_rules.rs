@@ -89,6 +89,56 @@ fn a_tensor_that_peers_read_in_place() {
     );
 }
 
+/// Every rank shows its rows, and reads those of both; it writes the next ones when the last ones have been read.
+const SHOW: &str = r#"plan "show"
+mesh world=2
+target sm_90a
+buffer buf0 "x" in bf16[128, 64]
+buffer buf1 "shown" workspace bf16[128, 64]
+buffer buf2 "y" out bf16[256, 64]
+signal sig0 "shown" [2]
+signal sig1 "read" [2]
+role role0 intra_comm ctas 3
+role role1 epilogue ctas 0
+family fam0 "show" role0 {
+  leaf copy_tile via=ldst stages=1
+  access src: read buf0 @ rank [0 : 128, 0 : 64] at start
+  access dst: write buf1 @ rank [0 : 128, 0 : 64] at end
+  wait e0 sig1[p] >= 1 lag 1 by copier for generic scope sys at start each p in 2
+  post e1 sig0[rank] @ p += 1 by copier after program_order scope sys at end each p in 2
+}
+family fam1 "read" role0 {
+  leaf copy_tile via=ldst stages=1
+  for s in 2
+  access src: read buf1 @ s [0 : 128, 0 : 64] at start
+  access dst: write buf2 @ rank [s * 128 : 128, 0 : 64] at end
+  wait e2 sig0[s] >= 1 by copier for generic scope sys at start
+  post e3 sig1[rank] @ s += 1 by copier after program_order scope sys at end
+}
+"#;
+
+/// Other kernels may write workspace between launches where no peer touches it outside of its own rank's kernel.
+#[test]
+fn workspace_that_other_kernels_may_have() {
+    let exclusive = |text: &str| {
+        let names = accepted(text).exclusive;
+        names.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    // A peer may read until the next launch.
+    assert_eq!(exclusive(SHOW), ["buf1"]);
+    let leave = "family fam2 \"leave\" role1 {\n  leaf signal\n  \
+                 wait e4 sig1[p] >= 1 by lead for generic scope sys at start each p in 2\n}\n";
+    assert!(exclusive(&format!("{SHOW}{leave}")).is_empty());
+    assert!(exclusive(ACCUMULATE).is_empty());
+    let of_file = |name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/plans").join(name);
+        exclusive(&fs::read_to_string(path).expect("a plan"))
+    };
+    assert!(of_file("gather_gemm.plan").is_empty());
+    // Slots of either parity, which a peer writes when the launch before has begun.
+    assert_eq!(of_file("moe_dispatch.plan"), ["buf3"]);
+}
+
 /// Every rank zeroes its accumulator, and all ranks add to all accumulators.
 const ACCUMULATE: &str = r#"plan "reduce_on_write"
 mesh world=2

@@ -18,7 +18,7 @@ pub struct Format {
     pub float: Option<Float>,
     /// What tensor cores add products of two such operands in; `None` where no leaf multiplies them.
     pub accumulator: Option<DType>,
-    /// Whether anything is computed with its values; else they are stored, moved and cast.
+    /// Whether elementwise operations and sums over ranks compute with its values; else they are stored, moved and cast.
     pub computes: bool,
     /// Its name in `Dtype` of `templates/ptx/types.cuh`; `None` where no leaf makes it of f32.
     pub cuda: Option<&'static str>,
@@ -76,12 +76,12 @@ dtypes! {
     },
     /// OCP FP8 with 4 exponent bits: numbers up to 448, and no infinity.
     E4m3 {
-        name: "e4m3", bits: 8, float: saturating(4, 3), accumulator: None, computes: false,
+        name: "e4m3", bits: 8, float: saturating(4, 3), accumulator: Some(DType::F32), computes: false,
         cuda: Some("E4m3"), map: MapType::Uint8, torch: "float8_e4m3fn", numpy: None,
     },
     /// OCP FP8 with 5 exponent bits.
     E5m2 {
-        name: "e5m2", bits: 8, float: ieee(5, 2), accumulator: None, computes: false,
+        name: "e5m2", bits: 8, float: ieee(5, 2), accumulator: Some(DType::F32), computes: false,
         cuda: Some("E5m2"), map: MapType::Uint8, torch: "float8_e5m2", numpy: None,
     },
     /// 32-bit signed integer (rows of experts, experts of tokens, tables).
@@ -104,19 +104,8 @@ const fn ieee(exponent: u32, mantissa: u32) -> Option<Float> {
     Some(Float { exponent, mantissa, infinite: true })
 }
 
-/// Bytes of an operand of tensor cores. Leaves multiply operands of one size, on which their layout in shared memory
-/// depends: a row of another size does not compile until that is asked of each leaf.
-pub const OPERAND_BYTES: u32 = {
-    let (mut bytes, mut i) = (0, 0);
-    while i < TABLE.len() {
-        if TABLE[i].accumulator.is_some() {
-            assert!(bytes == 0 || bytes == TABLE[i].bits / 8);
-            bytes = TABLE[i].bits / 8;
-        }
-        i += 1;
-    }
-    bytes
-};
+/// Bytes of operands of attention, and of results that leave shared memory in panels.
+pub const HALF_BYTES: u32 = 2;
 
 /// Bytes of what they are added in, of statistics and logarithms.
 pub const F32_BYTES: u32 = DType::F32.size_bytes() as u32;
@@ -149,7 +138,7 @@ impl DType {
         self.format().float.is_none()
     }
 
-    /// Whether its values are floats that are only stored, moved and cast.
+    /// Whether its values are floats that are stored, moved and cast, and of which elementwise operations compute nothing.
     pub const fn is_storage(self) -> bool {
         !self.is_integer() && !self.format().computes
     }
@@ -157,6 +146,11 @@ impl DType {
     /// Whether tensor cores multiply it.
     pub const fn multiplies(self) -> bool {
         self.format().accumulator.is_some()
+    }
+
+    /// Whether an operand of tensor cores has less than 16 bits: it is then read along K only, and its sums are promoted.
+    pub const fn is_narrow(self) -> bool {
+        self.multiplies() && self.format().bits < 16
     }
 
     /// The value that memory of this type holds after `x` was stored to it: the nearest, ties to even.

@@ -130,7 +130,7 @@ fn names_are_read_back() {
     for dtype in DType::ALL {
         assert_eq!(DType::from_name(dtype.name()), Some(dtype));
         assert!(dtype.format().bits % 8 == 0 && dtype.size_bytes() > 0);
-        assert!(!(dtype.is_storage() && dtype.multiplies()));
+        assert_eq!(dtype.is_narrow(), dtype.is_storage() && dtype.multiplies());
     }
     assert_eq!(
         DType::ALL.len(),

@@ -242,7 +242,7 @@ fn sized(step: Step, whole: &Bound) -> Res<(Program, Bound)> {
     let mut shapes = BTreeMap::new();
     for (id, tensor) in step.inputs.iter().zip(step.program.tensors()) {
         let mut shape = whole.shape(*id).ok_or("a parameter without a shape")?.to_vec();
-        if step.flat.contains(id) && shape.len() == 3 {
+        if step.flat.contains(id) {
             shape = vec![shape[0], shape[1] * shape[2]];
         }
         shapes.insert(tensor.name.clone(), shape);

@@ -23,6 +23,7 @@ mod local;
 mod math;
 mod near;
 mod nodes;
+mod norm;
 mod routing;
 mod tolerance;
 mod value;

@@ -396,7 +396,7 @@ impl Plan {
     /// The checked pipeline: ``{"values": [...], "results": [(name, value), ...]}``, where a value is a position in the list, and
     /// each comes after its ``inputs``. Each is a dict: ``op`` ("parameter", or the operation's name), ``inputs``, ``dtype``,
     /// ``shape`` (global), ``placement`` (("shard", dim), ("replicate", None) or ("partial", None)); ``name`` of a parameter,
-    /// ``dim`` of gather and reduce_scatter, ``a_transposed`` and ``b_transposed`` of gemm, ``factor`` of scale.
+    /// ``dim`` of gather and reduce_scatter, ``a_transposed`` and ``b_transposed`` of gemm, ``factor`` of scale, ``eps`` of rmsnorm.
     #[getter(program)]
     fn program_data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         program::data(py, self.program(), &self.sizes)

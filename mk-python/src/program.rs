@@ -81,6 +81,7 @@ fn value<'py>(
                     dict.set_item("scale", scale)?;
                     dict.set_item("ring", ring.is_some())?;
                 }
+                Op::RmsNorm { eps } | Op::RmsNormGrad { eps } => dict.set_item("eps", eps)?,
                 Op::Scale(factor) => dict.set_item("factor", factor)?,
                 Op::Dispatch { drops } => dict.set_item("drops", drops)?,
                 _ => {}

@@ -221,8 +221,8 @@ class SharedGpu(unittest.TestCase):
         for step in _mk._cut(text, ranks, dims=sizes):
             inputs = [held[i] for i in step["inputs"]]
             if step["kernel"]:
-                flat = lambda t: t.flatten(1) if step["flat"] and t.dim() > 2 else t
-                made = _mk.compile(step["text"], world)(*[[flat(t) for t in ts] for ts in inputs])
+                flat = lambda i, t: t.flatten(-2) if i in step["flat"] else t
+                made = _mk.compile(step["text"], world)(*[[flat(i, t) for t in ts] for i, ts in zip(step["inputs"], inputs)])
                 made = list(made) if isinstance(made, tuple) else [made]
             else:
                 program = _mk._describe(step["text"])

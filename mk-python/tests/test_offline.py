@@ -311,7 +311,7 @@ class Experts(Case):
                     want[h] += whole["gate"][t * K + j] * sum(hidden[i] * whole["w2"][(e * I + i) * H + h] for i in range(I))
             for h, value in enumerate(got[t // (T // 2)][name][t % (T // 2) * H :][:H]):
                 self.assertLess(abs(value - want[h]), 0.02 * (1 + max(map(abs, want))))
-        for ids, words in (([0, 4], "goes to expert 4, and there are 4"), ([0, -1], "goes to expert -1"), ([1, 1], "goes to expert 1 twice")):
+        for ids, words in (([0, 4], "goes to expert 4, and there are 4"), ([0, -2], "goes to expert -2"), ([1, 1], "goes to expert 1 twice")):
             bad = [{**given[0], "ids": [*map(float, ids), *given[0]["ids"][2:]]}, given[1]]
             with self.raises(mk.Error, "token 0", words):
                 plan.simulate(bad)

@@ -64,25 +64,33 @@ def experts(case, rank, ranks, world):
     x, w1, w2 = random(tokens, 16), random(number, 16, 2, 24, seed=1, scale=0.25), random(number, 24, 16, seed=2, scale=0.2)
     g = torch.Generator().manual_seed(3)
     gate, ids = torch.rand(tokens, number, generator=g).topk(3)
-    want = torch.zeros(tokens, 16)
+    # Slots of no expert, and a token of nothing else.
+    ids[3, 1] = ids[5] = -1
+    want, wide = torch.zeros(tokens, 16), x.float().requires_grad_()
     for e in range(number):
         token, slot = (ids == e).nonzero(as_tuple=True)
-        h = torch.einsum("mk,kgf->mgf", x[token].float(), w1[e].float())
+        h = torch.einsum("mk,kgf->mgf", wide[token], w1[e].float())
         y = torch.nn.functional.silu(h[:, 0]) * h[:, 1] @ w2[e].float()
-        want.index_add_(0, token, y * gate[token, slot, None])
+        want = want.index_add(0, token, y * gate[token, slot, None])
+    d = random(tokens, 16, seed=7)
+    want.backward(d.float())
+    want = want.detach()
     f = mk.compile(EXPERTS, world, dims={"T": tokens, "E": number})
     mine = lambda t: t.chunk(ranks)[rank].contiguous()
     close(case, f(*map(mine, (x, ids, gate, w1, w2))), mine(want))
     case.assertIsNotNone(f.why)
     case.assertEqual(f.infer(*[mine(t).shape for t in (x, ids, gate, w1, w2)]), [(tuple(mine(x).shape), torch.bfloat16)])
     drops(case, rank, ranks, world)
-    bad = ids.clone()
+    bad, good = ids.clone(), ids
     bad[2, 1] = bad[2, 0]
     for ids, words in ((bad, f"token 2 goes to expert {bad[2, 0].item()} twice"), (ids + 1, f"and there are {number}")):
         with case.assertRaisesRegex(mk.ArgumentError, words):
             f(*map(mine, (x, ids, gate, w1, w2)))
-    with case.assertRaisesRegex(mk.UnsupportedError, "no gradient is recorded"):
-        f(mine(x).requires_grad_(), *map(mine, (ids, gate, w1, w2)))
+    own = mine(x).requires_grad_()
+    f(own, *map(mine, (good, gate, w1, w2))).backward(mine(d))
+    close(case, own.grad, mine(wide.grad), limit=2e-2)
+    with case.assertRaisesRegex(mk.UnsupportedError, "the gradient of its weights"):
+        f(mine(x), mine(good), mine(gate).requires_grad_(), mine(w1), mine(w2))
 
 
 def drops(case, rank, ranks, world):

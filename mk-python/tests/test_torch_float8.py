@@ -56,6 +56,16 @@ class Float8(unittest.TestCase):
             y = mk.compile(f"fn f(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1)) {{ gather(x) -> gemm(w) -> relu -> cast({name}) }}", self.world)(x, w)
             self.assertEqual(bits(y), bits((x.float() @ w.float()).relu().to(dtype)))
 
+    def test_products_have_the_factors_of_their_rows(self):
+        x, w = torch.randn(48, 64), torch.randn(32, 64)
+        for name, dtype in self.cases():
+            (a, sa), (b, sb) = [(v.to(dtype), torch.rand(len(v)) + 0.5) for v in (x, w)]
+            source = f"fn f(x: {name}[M, K] scaled(1, K), w: {name}[N, K] scaled(1, K)) {{ gemm(x, w.t) }}"
+            y = mk.compile(source, self.world)(a, sa, b, sb)
+            want = (a.float() * sa[:, None]) @ (b.float() * sb[:, None]).t()
+            self.assertIs(y.dtype, torch.bfloat16)
+            self.assertTrue(torch.allclose(y.float(), want, rtol=2**-7, atol=1e-3))
+
     def test_other_types_are_refused_by_name(self):
         f = mk.compile("fn f(x: e4m3[M, K] @ shard(0)) { gather(x) }", self.world)
         for wrong in (torch.float8_e5m2, torch.bfloat16, torch.uint8):
@@ -64,7 +74,7 @@ class Float8(unittest.TestCase):
 
     def test_what_computes_is_refused(self):
         for text, words in {
-            "fn f(x: e4m3[M, K], w: e4m3[K, N]) { gemm(x, w) }": "only stored, moved and cast",
+            "fn f(x: e4m3[M, K], w: e4m3[K, N]) { gemm(x, w) }": "along K",
             "fn f(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> cast(e5m2) -> reduce_scatter }": "sum first",
         }.items():
             with self.assertRaisesRegex(mk.Error, words):
@@ -72,7 +82,7 @@ class Float8(unittest.TestCase):
 
     def test_there_are_no_gradients(self):
         f = mk.compile("fn f(x: bf16[M, K] @ shard(0)) { gather(x) -> cast(e4m3) }", self.world)
-        with self.assertRaisesRegex(mk.Error, "only stored, moved and cast"):
+        with self.assertRaisesRegex(mk.Error, "values of eight bits"):
             f(torch.randn(8, 16).bfloat16().requires_grad_())
 
 

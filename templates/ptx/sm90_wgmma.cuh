@@ -80,6 +80,26 @@ MK_DEVICE void sm90_pin_registers(float (&d)[kCount]) {
     }                                                                                                          \
   }
 
+// The same of 8-bit operands, K-major both, of either type each.
+#define MK_WGMMA_BYTES_ONE(N, TYPE_A, TYPE_B, REGS, DA, DB, SCALE, ...)                                     \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " SCALE ", 0;\n"                                          \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." TYPE_A "." TYPE_B " {" REGS "}, " DA ", " DB ", p, 1, 1;\n}" \
+               : __VA_ARGS__                                                                               \
+               : "l"(a), "l"(b), "r"(accumulate))
+#define MK_WGMMA_BYTES(N, REGS, DA, DB, SCALE, ...)                                                         \
+  template <Dtype kA, Dtype kB>                                                                            \
+  MK_DEVICE void sm90_wgmma_bytes(float (&d)[N / 2], u64 a, u64 b, u32 accumulate) {                       \
+    if constexpr (kA == Dtype::E4m3 && kB == Dtype::E4m3) {                                                \
+      MK_WGMMA_BYTES_ONE(N, "e4m3", "e4m3", REGS, DA, DB, SCALE, __VA_ARGS__);                             \
+    } else if constexpr (kA == Dtype::E4m3) {                                                              \
+      MK_WGMMA_BYTES_ONE(N, "e4m3", "e5m2", REGS, DA, DB, SCALE, __VA_ARGS__);                             \
+    } else if constexpr (kB == Dtype::E4m3) {                                                              \
+      MK_WGMMA_BYTES_ONE(N, "e5m2", "e4m3", REGS, DA, DB, SCALE, __VA_ARGS__);                             \
+    } else {                                                                                               \
+      MK_WGMMA_BYTES_ONE(N, "e5m2", "e5m2", REGS, DA, DB, SCALE, __VA_ARGS__);                             \
+    }                                                                                                      \
+  }
+
 MK_WGMMA(32, MK_REGS_0, "%16", "%17", "%18", "%19", "%20",
          MK_OPS_0)
 MK_WGMMA(64, MK_REGS_0 ", " MK_REGS_1, "%32", "%33", "%34", "%35", "%36",
@@ -96,6 +116,15 @@ MK_WGMMA(256, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REG
          MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5, MK_OPS_6, MK_OPS_7)
 MK_WGMMA(224, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5 ", " MK_REGS_6, "%112", "%113", "%114", "%115", "%116",
          MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5, MK_OPS_6)
+MK_WGMMA_BYTES(32, MK_REGS_0, "%16", "%17", "%18", MK_OPS_0)
+MK_WGMMA_BYTES(64, MK_REGS_0 ", " MK_REGS_1, "%32", "%33", "%34", MK_OPS_0, MK_OPS_1)
+MK_WGMMA_BYTES(96, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2, "%48", "%49", "%50", MK_OPS_0, MK_OPS_1, MK_OPS_2)
+MK_WGMMA_BYTES(128, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3, "%64", "%65", "%66", MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3)
+MK_WGMMA_BYTES(160, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4, "%80", "%81", "%82", MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4)
+MK_WGMMA_BYTES(192, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5, "%96", "%97", "%98", MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5)
+MK_WGMMA_BYTES(256, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5 ", " MK_REGS_6 ", " MK_REGS_7, "%128", "%129", "%130", MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5, MK_OPS_6, MK_OPS_7)
+#undef MK_WGMMA_BYTES
+#undef MK_WGMMA_BYTES_ONE
 // Half a group more.
 #define MK_REGS_1_LOW "%16, %17, %18, %19, %20, %21, %22, %23"
 #define MK_OPS_1_LOW "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])

@@ -15,7 +15,7 @@ struct alignas(64) TensorMap {
 };
 static_assert(sizeof(TensorMap) == 128, "host and device disagree on TensorMap");
 
-// Operands of tensor cores are 16-bit; results may also be F32, or of eight bits.
+// Operands of tensor cores have 16 bits, or of GEMMs eight; results may also be F32.
 enum class Dtype : u32 { Bf16, F16, F32, E4m3, E5m2 };
 
 // Bytes of one element of either 16-bit type.

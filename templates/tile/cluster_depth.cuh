@@ -13,8 +13,8 @@ MK_DEVICE void take_part(GemmTile& tile) {
   if constexpr (Config::kCluster > 1) {
     const u32 rank = depth_rank<Config>();
     const u32 from = tile.k_blocks * rank / Config::kCluster, to = tile.k_blocks * (rank + 1) / Config::kCluster;
-    tile.a_k += static_cast<i32>(from * kBlockK);
-    tile.b_k += static_cast<i32>(from * kBlockK);
+    tile.a_k += static_cast<i32>(from * Config::kBlockK);
+    tile.b_k += static_cast<i32>(from * Config::kBlockK);
     tile.k_blocks = to - from;
   }
   if constexpr (Config::kLoadsTogether) {

@@ -7,8 +7,9 @@ enum class Consumers : u32 { Cooperative, PingPong };
 enum class StorePath : u32 { Tma, Direct };
 
 
-// The k step: one 128-byte swizzle row of 16-bit elements.
-constexpr u32 kBlockK = 64;
+// The k step: one 128-byte swizzle row, of 16-bit elements `kBlockK`, of 8-bit ones as many as bytes.
+constexpr u32 kStepBytes = 128;
+constexpr u32 kBlockK = kStepBytes / kElemBytes;
 constexpr u32 kWarpgroupThreads = 128;
 constexpr u32 kWarpgroupWarps = 4;
 
@@ -26,6 +27,9 @@ struct GemmOptions {
   u32 ring_n = 0;      // columns that a stage has room for, where it also takes wider tiles; 0: block_n
   u32 stages = 4;
   Dtype dtype = Dtype::Bf16;
+  Dtype b_dtype = Dtype::Bf16;  // 8-bit operands: B's; else it is A's
+  bool promotes = false;        // 8-bit operands: each step's sums are added to f32 registers of their own
+  bool scaled = false;          // rows or columns of the product have factors
   Dtype out = Dtype::Bf16;
   ALayout a = ALayout::KMajor;
   BLayout b = BLayout::NMajor;
@@ -56,6 +60,11 @@ struct GemmConfig {
   static constexpr u32 kBlockN = kOptions.block_n;
   static constexpr u32 kStages = kOptions.stages;
   static constexpr Dtype kDtype = kOptions.dtype;
+  static constexpr Dtype kDtypeB = kOptions.b_dtype;
+  static constexpr bool kBytes = element_bytes(kDtype) == 1;
+  static constexpr bool kPromotes = kOptions.promotes;
+  static constexpr bool kScaled = kOptions.scaled;
+  static constexpr u32 kBlockK = kStepBytes / element_bytes(kDtype);
   static constexpr Dtype kOut = kOptions.out;
   static constexpr ALayout kA = kOptions.a;
   static constexpr BLayout kB = kOptions.b;
@@ -125,13 +134,13 @@ struct GemmConfig {
   static constexpr bool kLoadsParts = kShortRows && kA == ALayout::KMajor && kBeside == 1;
   static constexpr bool kPassesSteps = kShortRows && !kPingPong;
 
-  static constexpr u32 kABytes = kBlockM * kBlockK * kElemBytes;
-  static constexpr u32 kALoadedBytes = kARows * kBlockK * kElemBytes;
+  static constexpr u32 kABytes = kBlockM * kStepBytes;
+  static constexpr u32 kALoadedBytes = kARows * kStepBytes;
   // The layouts, the way of storing and the gate do not change what lies where: tiles that differ in them share a ring. So
   // do narrower ones, which leave a part of each stage empty.
   static constexpr u32 kRingN = kOptions.ring_n == 0 ? kBlockN : kOptions.ring_n;
-  static constexpr u32 kBBytes = kRingN * kBlockK * kElemBytes;
-  static constexpr u32 kBLoadedBytes = kBlockN * kBlockK * kElemBytes;
+  static constexpr u32 kBBytes = kRingN * kStepBytes;
+  static constexpr u32 kBLoadedBytes = kBlockN * kStepBytes;
   static constexpr u32 kStageBytes = kABytes + kBBytes;
   static constexpr u32 kPanelBytes = 64 * kPanelRowBytes;
   // A unit of a cluster's exchange: a wgmma's sums of 16 of its N, or of 8 of gates and as many of ups; 32 bytes of each thread.
@@ -197,7 +206,11 @@ struct GemmConfig {
   static_assert(kBlockN % 32 == 0 && kBlockN >= 32 && kBlockN <= 256, "what wgmma and the panels take");
   static_assert(!kSplitColumns || (kBlockN % (64 * kConsumers) == 0 && (!kGated || kSwapped)), "each consumer has whole panels, and gates lie beside their ups");
   static_assert(!kSwapped || !kGated || (kBlockN == 256 && kCluster == 1), "swapped, each consumer has a panel of gates, and one of ups");
-  static_assert(kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
+  // Promoted, a step's sums are of so many columns at a time, so that they have registers beside the tile's.
+  static constexpr u32 kPartCols = kPromotes && (kMmasPerStep + 1) * kAccumulators > 192 ? kMmaN / 2 : kMmaN;
+  static_assert(kPromotes ? kMmasPerStep * kAccumulators + kPartCols / 2 <= 192 : kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
+  static_assert(!kBytes || (kA == ALayout::KMajor && kB == BLayout::KMajor && !kSwapped && !kGated && element_bytes(kDtypeB) == 1), "8-bit operands lie along k");
+  static_assert(!kPromotes || (kBytes && !kThree), "sums of 8-bit operands, of two consumers");
   static_assert(!kPingPong || kBlockM == 128, "tiles that one warpgroup multiplies");
   static_assert(kConsumers != 3 || (kCluster == 1 && !kCarried), "sums that are handed on belong to one of two warpgroups");
   static_assert(!kBorrowsAll || kConsumers * kBorrowedPanels * kPanelBytes <= kStageBytes, "one stage has room for all of them");
@@ -212,7 +225,7 @@ struct GemmConfig {
   static_assert(kAEnds < kARows && kAEnds % (8 * kBeside) == 0 && (kAEnds == 0 || kA == ALayout::KMajor), "whole swizzles of fewer rows");
   static_assert(kBRank == 2 || kBRank == 3, "a matrix, or a stack of them");
   static_assert(!kOptions.borrowed_stage || kThree || (!kPingPong && kA == ALayout::KMajor && (kSwapped ? kB == BLayout::NMajor : !kSplitColumns)), "what nobody else reads");
-  static_assert(!kOptions.borrowed_stage || (kStore == StorePath::Tma && kPanelRowBytes == kBlockK * kElemBytes), "panels as wide as they are");
+  static_assert(!kOptions.borrowed_stage || (kStore == StorePath::Tma && kPanelRowBytes == kStepBytes), "panels as wide as they are");
   static_assert(!kOptions.borrowed_stage || kPanelsPerTile > kPanels, "panels that there is no staging for");
   static_assert(kOut != Dtype::F32 || kPanelRowBytes == 128, "f32 panels are 32 columns wide");
   static_assert(kStages >= 2 && (kPanels >= 2 || kConsumers == 3), "a ring, and a panel to fill while one is read");
@@ -259,10 +272,10 @@ struct GemmSmem {
   // A consumer's borrowed panel, when `ring` has left the tile behind.
   MK_DEVICE u32 borrowed_panel(const RingCursor<Config::kStages>& ring, u32 consumer, u32 slot) const {
     if constexpr (Config::kSwapped) {
-      return b(ring.previous_stage()) + Config::first_col(consumer) * (kBlockK * kElemBytes) + slot * Config::kPanelBytes;
+      return b(ring.previous_stage()) + Config::first_col(consumer) * kStepBytes + slot * Config::kPanelBytes;
     }
     if constexpr (Config::kBorrowsAll) return a(ring.previous_stage()) + (consumer * Config::kBorrowedPanels + slot) * Config::kPanelBytes;
-    return a(ring.previous_stage()) + Config::first_row(consumer) * (kBlockK * kElemBytes) + slot * Config::kPanelBytes;
+    return a(ring.previous_stage()) + Config::first_row(consumer) * kStepBytes + slot * Config::kPanelBytes;
   }
   // Panel `i` that a stage has of what a consumer goes on with.
   MK_DEVICE u32 carry_panel(u32 stage, u32 i) const { return a(stage) + i * Config::kPanelBytes; }
@@ -289,9 +302,9 @@ struct GemmSmem {
     if (p < Config::kPanels) return panel(consumer, p);
     const u32 i = p - Config::kPanels;
     if constexpr (Config::kSwapped) {
-      return b(i / Config::kStagePanels) + Config::first_col(consumer) * (kBlockK * kElemBytes) + i % Config::kStagePanels * Config::kPanelBytes;
+      return b(i / Config::kStagePanels) + Config::first_col(consumer) * kStepBytes + i % Config::kStagePanels * Config::kPanelBytes;
     }
-    return a(i / Config::kStagePanels) + Config::first_row(consumer) * (kBlockK * kElemBytes) + i % Config::kStagePanels * Config::kPanelBytes;
+    return a(i / Config::kStagePanels) + Config::first_row(consumer) * kStepBytes + i % Config::kStagePanels * Config::kPanelBytes;
   }
   // Clusters: the others' sums are there; and all, this CTA too, have read theirs.
   MK_DEVICE u32 exchange_full() const { return base + kExchange; }
@@ -370,7 +383,7 @@ struct GemmTile {
   i32 b_outer;             // with b_rank 3, the matrix of the stack
   i32 c_row, c_col;        // C's first row and column
   i32 e_row;               // first row of the epilogue's matrix operands
-  u32 k_blocks;            // steps of kBlockK, at least 1
+  u32 k_blocks;            // steps of kStepBytes, at least 1
   i32 valid_rows;          // of this tile, may be <= 0 or more than the block
   i32 valid_cols;
   u64 c_data;              // direct path: address of C[0, 0]

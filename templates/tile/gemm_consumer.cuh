@@ -20,18 +20,21 @@ MK_DEVICE void sm90_mma_step(const GemmSmem<Config>& smem, u32 consumer, u32 sta
   constexpr u32 kAStep = kAcrossA ? sm90_mn_major_step_bytes(128) : kKMajorStepBytes;
   constexpr u32 kBStep = kAcrossB ? sm90_mn_major_step_bytes(Config::kBPanelRowBytes) : kKMajorStepBytes;
   // 64 rows of A, or columns of B, take as many bytes in either layout.
-  const u32 a_rows = smem.a(stage) + Config::first_row(consumer) * (kBlockK * kElemBytes);
+  const u32 a_rows = smem.a(stage) + Config::first_row(consumer) * kStepBytes;
   const u64 a = kAcrossA ? sm90_descriptor_mn_major<128>(a_rows, kBlockK) : sm90_descriptor_k_major(a_rows);
-  const u32 b_cols = smem.b(stage) + Config::first_col(consumer) * (kBlockK * kElemBytes);
+  const u32 b_cols = smem.b(stage) + Config::first_col(consumer) * kStepBytes;
   const u64 b = kAcrossB ? sm90_descriptor_mn_major<Config::kBPanelRowBytes>(b_cols, kBlockK) : sm90_descriptor_k_major(b_cols);
 #pragma unroll
   for (u32 kk = 0; kk < kBlockK / kWgmmaK; ++kk) {
 #pragma unroll
     for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
       // Offsets are in the descriptor's 16-byte units; the address field cannot overflow inside shared memory.
-      const u64 a_offset = (kk * kAStep + m * 64 * kBlockK * kElemBytes) >> 4;
-      sm90_wgmma<Config::kDtype, Config::kA, Config::kB>(acc[m], a + a_offset, b + ((kk * kBStep) >> 4),
-                                                         !(first && kk == 0));
+      const u64 a_offset = (kk * kAStep + m * 64 * kStepBytes) >> 4, b_offset = (kk * kBStep) >> 4;
+      if constexpr (Config::kBytes) {
+        sm90_wgmma_bytes<Config::kDtype, Config::kDtypeB>(acc[m], a + a_offset, b + b_offset, !(first && kk == 0));
+      } else {
+        sm90_wgmma<Config::kDtype, Config::kA, Config::kB>(acc[m], a + a_offset, b + b_offset, !(first && kk == 0));
+      }
     }
   }
 }
@@ -42,14 +45,14 @@ MK_DEVICE void sm90_mma_step_swapped(const GemmSmem<Config>& smem, u32 consumer,
                                      float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   constexpr bool kAcross = Config::kB == BLayout::NMajor;
   constexpr u32 kStep = kAcross ? sm90_mn_major_step_bytes(128) : kKMajorStepBytes;
-  const u32 cols = smem.b(stage) + Config::first_col(consumer) * (kBlockK * kElemBytes);
+  const u32 cols = smem.b(stage) + Config::first_col(consumer) * kStepBytes;
   const u64 a = kAcross ? sm90_descriptor_mn_major<128>(cols, kBlockK) : sm90_descriptor_k_major(cols);
   const u64 b = sm90_descriptor_k_major(smem.a(stage));
 #pragma unroll
   for (u32 kk = 0; kk < kBlockK / kWgmmaK; ++kk) {
 #pragma unroll
     for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
-      const u64 offset = (kk * kStep + m * Config::kMmaCols * kBlockK * kElemBytes) >> 4;
+      const u64 offset = (kk * kStep + m * Config::kMmaCols * kStepBytes) >> 4;
       sm90_wgmma<Config::kDtype, kAcross ? ALayout::MMajor : ALayout::KMajor, BLayout::KMajor>(
           acc[m], a + offset, b + ((kk * kKMajorStepBytes) >> 4), !(first && kk == 0));
     }
@@ -103,6 +106,45 @@ MK_DEVICE void sm90_take_carried(const GemmSmem<Config>& smem, u32 consumer, u32
   sm90_pin_all<Config>(acc);
 }
 
+// The same where sums of a step are added to f32 registers: those of the tensor cores keep 14 bits or so. 64 rows at a time, or some of
+// their columns; the other consumer multiplies meanwhile.
+template <class Config, class Edges>
+MK_DEVICE void sm90_promoted_steps(const GemmSmem<Config>& smem, u32 consumer, u32 from, u32 to, RingCursor<Config::kStages>& ring,
+                                   float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  constexpr u32 kPart = Config::kPartCols / 2, kAcross = Config::kMmaN / Config::kPartCols;
+  float part[kPart];
+  if (from == 0) {
+#pragma unroll
+    for (u32 i = 0; i < Config::kMmasPerStep * Config::kAccumulators; ++i) acc[i / Config::kAccumulators][i % Config::kAccumulators] = 0.0f;
+  }
+#pragma unroll 1
+  for (u32 k = from; k < to; ++k) {
+    mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
+    const u64 a = sm90_descriptor_k_major(smem.a(ring.stage) + Config::first_row(consumer) * kStepBytes);
+    const u64 b = sm90_descriptor_k_major(smem.b(ring.stage) + Config::first_col(consumer) * kStepBytes);
+#pragma unroll
+    for (u32 p = 0; p < Config::kMmasPerStep * kAcross; ++p) {
+      const u32 m = p / kAcross, n = p % kAcross;
+      sm90_pin_registers(part);
+      sm90_wgmma_fence();
+#pragma unroll
+      for (u32 kk = 0; kk < kStepBytes / kKMajorStepBytes; ++kk) {
+        const u64 a_offset = (kk * kKMajorStepBytes + m * 64 * kStepBytes) >> 4;
+        const u64 b_offset = (kk * kKMajorStepBytes + n * Config::kPartCols * kStepBytes) >> 4;
+        sm90_wgmma_bytes<Config::kDtype, Config::kDtypeB>(part, a + a_offset, b + b_offset, kk > 0);
+      }
+      sm90_wgmma_commit();
+      sm90_wgmma_wait<0>();
+      sm90_pin_registers(part);
+      // The last stage goes back behind the loop.
+      if (p + 1 == Config::kMmasPerStep * kAcross && k + 1 < to) sm90_release_stage<Config, Edges>(smem, ring.stage);
+#pragma unroll
+      for (u32 i = 0; i < kPart; ++i) acc[m][n * kPart + i] += part[i];
+    }
+    ring.advance();
+  }
+}
+
 // Steps `from` to `to` of a tile. One stays in flight: a stage goes back when the step after it has been issued.
 template <class Config, class Edges>
 MK_DEVICE void sm90_mma_steps(const GemmSmem<Config>& smem, u32 consumer, u32 from, u32 to, RingCursor<Config::kStages>& ring,
@@ -120,6 +162,16 @@ MK_DEVICE void sm90_mma_steps(const GemmSmem<Config>& smem, u32 consumer, u32 fr
     sm90_wgmma_wait<1>();
     if (k > from) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
     ring.advance();
+  }
+}
+
+template <class Config, class Edges>
+MK_DEVICE void sm90_steps(const GemmSmem<Config>& smem, u32 consumer, u32 from, u32 to, RingCursor<Config::kStages>& ring,
+                          float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  if constexpr (Config::kPromotes) {
+    sm90_promoted_steps<Config, Edges>(smem, consumer, from, to, ring, acc);
+  } else {
+    sm90_mma_steps<Config, Edges>(smem, consumer, from, to, ring, acc);
   }
 }
 
@@ -149,7 +201,7 @@ MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const Hooks& hooks, c
     for (; part < parts; ++part) {
       const u32 step = tile.carry_step<Config>(part);
       if (step >= tile.k_blocks) break;
-      sm90_mma_steps<Config, Edges>(smem, consumer, done, step, ring, acc);
+      sm90_steps<Config, Edges>(smem, consumer, done, step, ring, acc);
       // Also where there was no step: ptxas wants to see it.
       sm90_mma_end<Config>(acc);
       if (step > done) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
@@ -157,13 +209,14 @@ MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const Hooks& hooks, c
       done = step;
     }
   }
-  sm90_mma_steps<Config, Edges>(smem, consumer, done, tile.k_blocks, ring, acc);
+  sm90_steps<Config, Edges>(smem, consumer, done, tile.k_blocks, ring, acc);
   const bool ends = part == parts;
   // Not before the stages have come that this one still looks at.
   if (ends) sm90_pass_turn<Config, Edges>(smem, consumer);
   sm90_mma_end<Config>(acc);
   // Tiles of more steps than one, which those with a borrowed stage are, have taken all by now.
   if constexpr (Config::kBorrowedPanels == 0) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
+  if constexpr (Config::kScaled) apply_scales<Config>(hooks, tile, consumer, acc);
   if constexpr (Config::kCarryLast) apply_epilogue<Config>(hooks, tile, consumer, acc);
   if constexpr (Config::kCarried && Config::kBorrowedPanels == 0) {
 #pragma unroll 1

@@ -1,6 +1,6 @@
 // The agent that fills the ring: one lane, all tiles of its CTA, as many stages ahead as the ring is deep.
 // A panel of an operand of which this many M- or N-elements are contiguous: one row for each step of K.
-MK_DEVICE constexpr u32 mn_panel_bytes(u32 elements) { return elements * kBlockK * kElemBytes; }
+MK_DEVICE constexpr u32 mn_panel_bytes(u32 elements) { return elements * kStepBytes; }
 
 // Of rows and columns that do not exist TMA makes zeros, which takes longer than to load them: boxes of them alone are left out. What is then
 // in a stage comes to results that nobody stores.
@@ -17,8 +17,8 @@ template <class Config>
 MK_DEVICE u32 sm90_a_bytes(const GemmTile& tile, u32 parts) {
   if constexpr (Config::kA == ALayout::MMajor) return panels_there(tile.valid_rows, 64, Config::kAPanels) * mn_panel_bytes(64);
   if (tile.valid_rows <= 0) return 0;
-  if (parts > 0) return parts * (Config::kPartRows * kBlockK * kElemBytes);
-  return sm90_ends<Config>(tile) ? Config::kAEnds * kBlockK * kElemBytes : Config::kALoadedBytes;
+  if (parts > 0) return parts * (Config::kPartRows * kStepBytes);
+  return sm90_ends<Config>(tile) ? Config::kAEnds * kStepBytes : Config::kALoadedBytes;
 }
 
 // Panels of B that come, for each CTA that loads with this one; gated, of gates, and as many of ups.
@@ -58,14 +58,14 @@ MK_DEVICE void sm90_issue_a(const GemmSmem<Config>& smem, const GemmTile& tile, 
   const TensorMap* map = Config::kAEnds > 0 && ends ? tile.a_ends : tile.a;
   if constexpr (Config::kBeside > 1) {
     const u32 part = place_rank<Config>() / Config::kBelow * (ends ? Config::kAEnds / Config::kBeside : Config::kABoxRows);
-    const u32 to = smem.a(stage) + part * (kBlockK * kElemBytes);
+    const u32 to = smem.a(stage) + part * kStepBytes;
     tma_load_2d_multicast(to, map, bar, k, tile.a_row + static_cast<i32>(part), mates_beside<Config>());
   } else if (parts == 0) {
     tma_load_2d(smem.a(stage), map, bar, k, tile.a_row);
   } else if constexpr (Config::kLoadsParts) {
 #pragma unroll 1
     for (u32 row = 0; row < parts * Config::kPartRows; row += Config::kPartRows) {
-      tma_load_2d(smem.a(stage) + row * (kBlockK * kElemBytes), tile.a_part, bar, k, tile.a_row + static_cast<i32>(row));
+      tma_load_2d(smem.a(stage) + row * kStepBytes, tile.a_part, bar, k, tile.a_row + static_cast<i32>(row));
     }
   }
 }
@@ -90,7 +90,7 @@ MK_DEVICE void sm90_issue_b(const GemmSmem<Config>& smem, const GemmTile& tile, 
       // A part of it, for all.
       const u32 part = place_rank<Config>() % Config::kBelow * Config::kBBoxRows;
       const i32 on = static_cast<i32>(part);
-      const u32 to = dst + part * (kAcross ? Config::kBPanelRowBytes : kBlockK * kElemBytes);
+      const u32 to = dst + part * (kAcross ? Config::kBPanelRowBytes : kStepBytes);
       tma_load_2d_multicast(to, tile.b, bar, kAcross ? col : k, kAcross ? k + on : col + on, mates_below<Config>());
     } else if constexpr (Config::kBRank == 3) {
       tma_load_3d<Config::kBEvictFirst>(dst, tile.b, bar, kAcross ? col : k, kAcross ? k : col, tile.b_outer);
@@ -164,7 +164,7 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
         while (ahead < min(Config::kStages, tile.k_blocks) && mbarrier_test_wait(smem.empty(next.stage), next.phase ^ 1)) {
           sm90_wait_empty<Config, Edges>(smem, next);
           mbarrier_arrive_expect_tx<Edges::full>(smem.full(next.stage), bytes);
-          sm90_issue_b<Config>(smem, tile, next.stage, tile.b_k + static_cast<i32>(ahead * kBlockK));
+          sm90_issue_b<Config>(smem, tile, next.stage, tile.b_k + static_cast<i32>(ahead * Config::kBlockK));
           next.advance();
           ++ahead;
         }
@@ -187,7 +187,7 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
       load_carried(k);
       if constexpr (Config::kBFirst) {
         if (k < ahead) {
-          sm90_issue_a<Config>(smem, tile, ring.stage, tile.a_k + static_cast<i32>(k * kBlockK), parts);
+          sm90_issue_a<Config>(smem, tile, ring.stage, tile.a_k + static_cast<i32>(k * Config::kBlockK), parts);
           ring.advance();
           if (k + 1 == asks) tiles.ask();
           continue;
@@ -199,7 +199,7 @@ MK_DEVICE void sm90_gemm_loader(const Context& ctx, const GemmSmem<Config>& smem
         mbarrier_arrive<Edges::full>(smem.full(ring.stage));
       } else {
         mbarrier_arrive_expect_tx<Edges::full>(smem.full(ring.stage), bytes);
-        const i32 depth = static_cast<i32>(k * kBlockK);
+        const i32 depth = static_cast<i32>(k * Config::kBlockK);
         sm90_issue_a<Config>(smem, tile, ring.stage, tile.a_k + depth, parts);
         sm90_issue_b<Config>(smem, tile, ring.stage, tile.b_k + depth);
       }

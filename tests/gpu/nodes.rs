@@ -34,7 +34,7 @@ const PIPELINES: [&str; 4] = [
 ];
 
 /// Nodes of one GPU; says so when there is none.
-fn world(test: &str, nodes: u32, ranks: u32) -> Option<World> {
+pub fn world(test: &str, nodes: u32, ranks: u32) -> Option<World> {
     match World::on_nodes(&vec![0; ranks as usize], nodes) {
         Ok(world) => Some(world),
         Err(e) if e.is_no_device() => {
@@ -65,13 +65,13 @@ fn options(net: &Net, chaos_seed: u32) -> InstanceOptions {
 }
 
 /// A network of microseconds, on which writes overtake each other as far as they may.
-fn shuffled(seed: u64) -> NetOptions {
+pub fn shuffled(seed: u64) -> NetOptions {
     let latency = Duration::from_micros(20);
     let shape = Shape { latency, reorder: Some(seed), ..Shape::default() };
     NetOptions { shape, ..NetOptions::default() }
 }
 
-const ORDERS: [(NicOrdering, Ordering); 2] =
+pub const ORDERS: [(NicOrdering, Ordering); 2] =
     [(NicOrdering::InOrder, Ordering::InOrder), (NicOrdering::Unordered, Ordering::Unordered)];
 
 #[test]

@@ -1,7 +1,7 @@
 //! Attention as pipelines are lowered: many launches under delays, captured, the same bits as undisturbed ones.
 
 use crate::{
-    at_most,
+    at_most, nodes,
     rig::{alone, in_parallel},
     scenario::{Res, config_for},
     world_of,
@@ -13,6 +13,7 @@ use mk::{
     runtime::{
         InstanceOptions, World,
         jit::{self, Compiled, JitOptions},
+        net::Net,
     },
     settings::Config,
     syntax::{Bound, Def, Op, ValueId},
@@ -66,17 +67,19 @@ impl Attention {
 
     /// Its kernel for a world, with fewer CTAs than tiles.
     fn prepare(&self, world: &World, text: &str) -> Res<Prepared> {
+        self.prepare_with(world, text, &Config::default())
+    }
+
+    /// The same on other nodes and networks.
+    fn prepare_with(&self, world: &World, text: &str, base: &Config) -> Res<Prepared> {
         let program = Program::parse(text)?;
         // Statistics have no keys.
         let known = |(name, _): &(String, u64)| program.symbol(name).is_some();
         let dims = self.dims().into_iter().filter(known).collect();
         let bound = program.bind(&dims, &BTreeMap::new())?;
         let rings = world.size() > 1 && text.contains("ring(");
-        let few = Config {
-            compute_sms: Some(5),
-            intra_comm_sms: rings.then_some(2),
-            ..Config::default()
-        };
+        let few =
+            Config { compute_sms: Some(5), intra_comm_sms: rings.then_some(2), ..base.clone() };
         let (plan, _proof) = passes::compile(&program, &bound, &config_for(world, &few))?;
         let source = emit::emit(&plan)?;
         let compiled = jit::compile(&source, &JitOptions::default())?;
@@ -94,7 +97,7 @@ struct Prepared {
 
 impl Prepared {
     /// Launches with fresh inputs, each eager and undisturbed, and captured with delays; no error is greater than `most`.
-    fn run(&self, world: &World, launches: u64, most: f64) -> Res<()> {
+    fn run(&self, world: &World, launches: u64, most: f64, net: Option<&Net>) -> Res<()> {
         let Prepared { program, bound, source, compiled } = self;
         let ranks = world.size() as usize;
         let case = Case { program, bound, ranks };
@@ -103,6 +106,7 @@ impl Prepared {
             poison: Some(0xFF),
             wait_limit: limit,
             entry_limit: limit,
+            net: net.cloned(),
             ..InstanceOptions::default()
         };
         let delays = InstanceOptions {
@@ -231,7 +235,7 @@ fn check(
     }
     let prepared = in_parallel(&all, |(world, _, a, text)| a.prepare(world, text));
     for ((world, launches, _, text), prepared) in all.iter().zip(prepared) {
-        let run = prepared.and_then(|p| p.run(world, *launches, most));
+        let run = prepared.and_then(|p| p.run(world, *launches, most, None));
         run.map_err(|e| format!("{} ranks, {text}: {e}", world.size()))?;
     }
     Ok(())
@@ -267,6 +271,34 @@ fn lowered_gradients_stay_right_under_delays() -> Res<()> {
     ];
     let test = "lowered_gradients_stay_right_under_delays";
     check(test, &cases, |a| a.backward().to_vec(), 1e-2)
+}
+
+/// Rings over nodes that share a GPU, in order and unordered, on a network on which writes overtake each other.
+#[test]
+fn rings_over_nodes() -> Res<()> {
+    let test = "rings_over_nodes";
+    let full =
+        Attention { causal: false, placement: "shard", sizes: [1, 1000, 2, 1, 128], ..SMALL };
+    let launches = at_most(100);
+    let _alone = alone();
+    for (ranks, a) in [(2, &full), (4, &SMALL)] {
+        let Some(world) = nodes::world(test, 2, ranks) else { return Ok(()) };
+        let [_, dq, dkv] = a.backward();
+        let mut all = Vec::new();
+        for (net, ordering) in nodes::ORDERS {
+            for (text, most) in [(a.text(), 4e-3), (dq.clone(), 1e-2), (dkv.clone(), 1e-2)] {
+                all.push((Config { nodes: 2, net, ..Config::default() }, ordering, text, most));
+            }
+        }
+        let prepared =
+            in_parallel(&all, |(config, _, text, _)| a.prepare_with(&world, text, config));
+        for (i, ((_, ordering, text, most), prepared)) in (1..).zip(all.iter().zip(prepared)) {
+            let net = Net::loopback(&world, *ordering, &nodes::shuffled(i))?;
+            let run = prepared.and_then(|p| p.run(&world, launches, *most, Some(&net)));
+            run.map_err(|e| format!("{ranks} ranks, {ordering:?}, {text}: {e}"))?;
+        }
+    }
+    Ok(())
 }
 
 /// Launches of one kernel with other lengths of the sequence, up to its bound: some that leave ranks without rows.

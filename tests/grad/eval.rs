@@ -92,6 +92,7 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
         | Op::AttentionDq { .. }
         | Op::AttentionDk { .. }
         | Op::AttentionDv => unreachable!("`heads` computes it"),
+        Op::Dequantize => unreachable!("it has no derivative"),
         Op::Dispatch { .. } => {
             let (columns, n) = (shape(node.result)[1], shape(node.result)[0]);
             let mut out = vec![0.0; n * columns];
@@ -128,6 +129,25 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
             let c = of(1);
             of(0).iter().enumerate().map(|(i, x)| x + c[i % c.len()]).collect()
         }
+        Op::RmsNorm { eps } => {
+            let n = *shape(node.result).last().expect("rows");
+            let weight = |i: usize| node.inputs.get(1).map_or(1.0, |_| of(1)[i % n]);
+            let rows = of(0).chunks(n).map(|row| root_mean_square(row, eps));
+            let roots: Vec<f64> = rows.collect();
+            of(0).iter().enumerate().map(|(i, x)| x / roots[i / n] * weight(i)).collect()
+        }
+        Op::RmsNormGrad { eps } => {
+            let n = *shape(node.result).last().expect("rows");
+            let weight = |i: usize| node.inputs.get(2).map_or(1.0, |_| of(2)[i % n]);
+            let g: Vec<f64> = of(0).iter().enumerate().map(|(i, d)| d * weight(i)).collect();
+            let mut out = Vec::new();
+            for (x, g) in of(1).chunks(n).zip(g.chunks(n)) {
+                let root = root_mean_square(x, eps);
+                let along: f64 = x.iter().zip(g).map(|(x, g)| x * g).sum::<f64>() / n as f64;
+                out.extend(x.iter().zip(g).map(|(x, g)| g / root - x * along / root.powi(3)));
+            }
+            out
+        }
         Op::Gelu => map(&|x| x * phi(x)),
         Op::GeluTanh => map(&gelu_tanh),
         Op::Silu => map(&|x| x * sigmoid(x)),
@@ -156,6 +176,10 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
             (0..x.len()).map(one).collect()
         }
     }
+}
+
+fn root_mean_square(row: &[f64], eps: f64) -> f64 {
+    (row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64 + eps).sqrt()
 }
 
 /// The packed rows of one rank with all experts: which row is of which expert and token.

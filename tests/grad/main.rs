@@ -69,6 +69,11 @@ const MORE: &[(&str, &str)] = &[
              (o, o -> lse)
          }",
     ),
+    (
+        "norm",
+        "fn f(x: bf16[M, 40] @ shard(0), g: bf16[40], w: bf16[40, N] @ shard(1)) { gather(x) -> rmsnorm(g) -> gemm(w) }",
+    ),
+    ("norm_alone", "fn f(x: bf16[M, 40] @ shard(0)) { x -> rmsnorm(eps = 0.5) }"),
     ("both_turned", "fn f(x: bf16[K, M], w: bf16[N, K] @ shard(0)) { gemm(x.t, w.t) -> silu }"),
 ];
 

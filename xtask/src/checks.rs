@@ -83,7 +83,8 @@ pub fn mutants() -> Result<()> {
 }
 
 /// Grids, with the package and the test that takes a part of them.
-const GRIDS: [(&str, &str, &str); 1] = [("experts", "mk-harness", "few_tokens")];
+const GRIDS: [(&str, &str, &str); 2] =
+    [("experts", "mk-harness", "few_tokens"), ("nodes", "mk-harness", "sweep_nodes")];
 
 /// A full grid of sizes.
 pub fn sweep(name: &str) -> Result<()> {

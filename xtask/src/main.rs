@@ -1,4 +1,4 @@
-//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | torch | site | mutants | bless | sass | softroce | sweep`.
+//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | torch | site | mutants | sweep | bless | sass | softroce`.
 
 mod checks;
 mod counts;
@@ -52,7 +52,7 @@ enum Command {
     Mutants,
     /// A full grid of sizes, of which tests take a part at random: prints how many there are, and how long they took.
     Sweep {
-        /// Which one: experts.
+        /// Which one: experts, nodes.
         name: String,
     },
     /// Takes the present output of snapshot and ui tests as right, and writes the list of decisions.

@@ -49,6 +49,7 @@ fn figures(model: &DeviceModel) -> Vec<Figure> {
     add(|m| &mut m.flag_peer_s);
     add(|m| &mut m.flag_local_s);
     add(|m| &mut m.written_s);
+    add(|m| &mut m.ping_pong);
     for i in 0..model.tiles.len() {
         all.push(Figure(Box::new(move |m| Some(&mut m.tiles.get_mut(i)?.step_s))));
         all.push(Figure(Box::new(move |m| Some(&mut m.tiles.get_mut(i)?.tile_s))));

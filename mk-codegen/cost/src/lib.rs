@@ -48,8 +48,10 @@ pub fn predict(plan: &Plan, model: &DeviceModel) -> Result<Prediction, CostError
     let work = unroll::unroll(plan, model)?;
     let done = engine::run(&work, model)?;
     let prediction = prediction::summarise(plan, &work, done);
-    Ok(match alone_s(plan, model)? {
+    let prediction = match alone_s(plan, model)? {
         Some(total_s) => prediction.scaled(total_s),
         None => prediction,
-    })
+    };
+    let total_s = prediction.total_s + model.throttled_s(prediction.of(Bound::Compute));
+    Ok(prediction.scaled(total_s))
 }

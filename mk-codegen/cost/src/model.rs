@@ -40,6 +40,19 @@ pub struct DeviceModel {
     pub hbm_once_bytes_per_s: f64,
     /// Last-level cache.
     pub l2_bytes: f64,
+    /// Bytes of row blocks that one wave of tiles reads from which on each of its CTAs reads its own from memory: those that share a row
+    /// block drift apart along K. Of fewer bytes the share is as their square.
+    #[serde(default = "drift_bytes")]
+    pub drift_bytes: f64,
+    /// How much longer steps take where warpgroups multiply by turns: one of them issues at a time.
+    #[serde(default = "ping_pong")]
+    pub ping_pong: f64,
+    /// How much longer compute takes at the clock that it leaves after long.
+    #[serde(default = "throttle")]
+    pub throttle: f64,
+    /// Half of that after this time of compute.
+    #[serde(default = "throttle_s")]
+    pub throttle_s: f64,
     /// What a GPU sends over its links, all ranks sending at once.
     pub link_bytes_per_s: f64,
     /// What a product's tile on one SM takes up of what it goes on with, while its tensor cores wait.
@@ -176,6 +189,27 @@ fn save_bytes_per_s() -> f64 {
     38e9
 }
 
+/// On H100s: raster groups of 4096 rows of 16384 and 32768 elements take 1.13 and 1.8 times as long as of 1024
+/// (docs/decisions/tile-order.md).
+fn drift_bytes() -> f64 {
+    260e6
+}
+
+/// On two H100s, 19 plans of random shapes.
+fn ping_pong() -> f64 {
+    1.12
+}
+
+/// On H100s: GEMMs of 3 ms take 6 % longer than their steps at first, those of 21 ms 14 %.
+fn throttle() -> f64 {
+    0.17
+}
+
+/// See [`throttle`].
+fn throttle_s() -> f64 {
+    5.6e-3
+}
+
 /// On an H200, where nobody measured another: in the middle of what the dynamic scheduler gains on four
 /// (docs/decisions/tile-order.md).
 fn uneven() -> f64 {
@@ -247,6 +281,7 @@ impl DeviceModel {
             ("save_bytes_per_s", self.save_bytes_per_s),
             ("exchange_bytes_per_s", self.exchange_bytes_per_s),
             ("l2_bytes", self.l2_bytes),
+            ("drift_bytes", self.drift_bytes),
         ];
         let of_movers = movers.iter().map(|(name, m)| (*name, m.bytes_per_s));
         let (of_products, more) = self.products.as_ref().map(Products::all).unzip();
@@ -269,6 +304,8 @@ impl DeviceModel {
             ("line_s", self.line_s),
             ("exchange_s", self.exchange_s),
             ("uneven", self.uneven),
+            ("throttle", self.throttle),
+            ("throttle_s", self.throttle_s),
         ];
         let of_tiles = self.tiles.iter().flat_map(|t| [("step_s", t.step_s), ("tile_s", t.tile_s)]);
         let of_movers = movers.iter().map(|(name, m)| (*name, m.task_s));
@@ -281,7 +318,7 @@ impl DeviceModel {
             return refuse(format!("power is {}, and must be 1 to 16", p.power));
         }
         let factors = self.products.as_ref().map(Products::factors);
-        let mut factors = factors.into_iter().flatten();
+        let mut factors = factors.into_iter().flatten().chain([("ping_pong", self.ping_pong)]);
         if let Some((name, v)) = factors.find(|f| !(0.1..=10.0).contains(&f.1)) {
             return refuse(format!("{name} is {v}, and must be 0.1 to 10"));
         }
@@ -289,6 +326,16 @@ impl DeviceModel {
             return refuse("it needs a tile shape, with a time for each step".into());
         }
         self.raw.as_ref().map_or(Ok(()), RawFigures::check)
+    }
+
+    /// The share of row blocks, of which a wave reads so many bytes, that tiles do not share but read from memory again.
+    pub(crate) fn unshared(&self, bytes: f64) -> f64 {
+        (bytes / self.drift_bytes).powi(2).min(1.0)
+    }
+
+    /// What so much compute takes at the clock that it leaves, beside what it takes at first.
+    pub(crate) fn throttled_s(&self, compute_s: f64) -> f64 {
+        self.throttle * compute_s * compute_s / (compute_s + self.throttle_s).max(f64::MIN_POSITIVE)
     }
 
     /// The rate of a tile shape; of one that was not measured, in proportion to the nearest.

@@ -42,12 +42,16 @@ impl Prediction {
             link.end_s *= by;
         }
         for span in &mut self.spans {
-            span.free_s *= by;
-            span.begin_s *= by;
-            span.main_end_s *= by;
-            span.end_s *= by;
+            let times =
+                [&mut span.free_s, &mut span.begin_s, &mut span.main_end_s, &mut span.end_s];
+            times.into_iter().for_each(|at| *at = (*at * by).min(total_s));
         }
         self
+    }
+
+    /// Seconds of the critical chain that are made of `kind`.
+    pub(super) fn of(&self, kind: Bound) -> f64 {
+        self.shares.iter().find(|s| s.0 == kind).map_or(0.0, |s| s.1)
     }
 
     /// The total in milliseconds.

@@ -146,8 +146,10 @@ pub struct Allowed {
 pub enum Elements {
     /// Any: bytes are moved.
     Any,
-    /// What tensor cores multiply.
+    /// What tensor cores multiply, of 16 bits.
     Half,
+    /// What tensor cores multiply, of eight.
+    Narrow,
     /// What sums go on with, and chains read.
     Float,
     /// What sums and results are rounded to.
@@ -165,7 +167,8 @@ impl Elements {
     pub const fn has(self, dtype: DType) -> bool {
         match self {
             Elements::Any => true,
-            Elements::Half => dtype.multiplies(),
+            Elements::Half => dtype.multiplies() && !dtype.is_narrow(),
+            Elements::Narrow => dtype.is_narrow(),
             Elements::Float => dtype.format().computes,
             Elements::Stored => !dtype.is_integer(),
             Elements::F32 => matches!(dtype, DType::F32),

@@ -42,6 +42,10 @@ pub enum EpilogueOp {
     /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first, but for a `Save`: `b` is then `[k, 2, n]`, and a tile of it has
     /// half its columns from each.
     Swiglu,
+    /// Multiplies each row by its number of the f32 vector `[m]`. Comes first, as does the next.
+    ScaleRows,
+    /// Multiplies each column by its number of the f32 vector `[n]`.
+    ScaleColumns,
     /// Nothing; writes what there is to the matrix `[m, n]` (before `Swiglu` to `[m, 2, n]`), rounded to its dtype.
     Save,
     /// Nothing; operations from here to the next `Save` work on a copy of the tile, and those behind that go on with it as it is here.
@@ -80,6 +84,8 @@ impl EpilogueOp {
     pub fn operand(self) -> Option<Mode> {
         match self {
             EpilogueOp::Bias
+            | EpilogueOp::ScaleRows
+            | EpilogueOp::ScaleColumns
             | EpilogueOp::Mul
             | EpilogueOp::Add
             | EpilogueOp::GeluGrad
@@ -122,6 +128,30 @@ pub(super) fn keeps_end(epilogue: &[EpilogueOp]) -> bool {
     !kept
 }
 
+impl EpilogueOp {
+    /// Whether it multiplies rows, or columns, by factors of their own.
+    pub fn scales(self) -> bool {
+        matches!(self, EpilogueOp::ScaleRows | EpilogueOp::ScaleColumns)
+    }
+
+    /// The dimension that its vector lies along, if its operand is one.
+    pub fn vector(self) -> Option<usize> {
+        match self {
+            EpilogueOp::ScaleRows => Some(0),
+            EpilogueOp::Bias | EpilogueOp::ScaleColumns => Some(1),
+            _ => None,
+        }
+    }
+}
+
+/// Whether factors of rows and columns come before everything else, each once.
+pub(super) fn scales_first(epilogue: &[EpilogueOp]) -> bool {
+    let n = epilogue.iter().take_while(|op| op.scales()).count();
+    let (first, rest) = epilogue.split_at(n);
+    let twice = n > 2 || n == 2 && first[0] == first[1];
+    !twice && !rest.iter().any(|op| op.scales())
+}
+
 /// Whether columns of a product's operand B come in pairs of gate and up.
 pub fn gated(epilogue: &[EpilogueOp]) -> bool {
     matches!(epilogue, [EpilogueOp::Swiglu, ..] | [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
@@ -152,6 +182,8 @@ pub(super) fn write_epilogue(f: &mut Formatter<'_>, epilogue: &[EpilogueOp]) -> 
 pub(super) fn epilogue_text(op: &EpilogueOp) -> String {
     match op {
         EpilogueOp::Bias => "bias".into(),
+        EpilogueOp::ScaleRows => "scale_rows".into(),
+        EpilogueOp::ScaleColumns => "scale_columns".into(),
         EpilogueOp::Gelu => "gelu".into(),
         EpilogueOp::Silu => "silu".into(),
         EpilogueOp::Relu => "relu".into(),
@@ -181,6 +213,8 @@ pub(super) fn read_epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadE
         loop {
             const OPS: &[&str] = &[
                 "bias",
+                "scale_rows",
+                "scale_columns",
                 "gelu",
                 "silu",
                 "relu",
@@ -205,6 +239,8 @@ pub(super) fn read_epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadE
             let names = OPS.iter().copied().chain(rounds.iter().map(|(name, _)| name.as_str()));
             epilogue.push(match c.one_of(&names.collect::<Vec<_>>())? {
                 "bias" => EpilogueOp::Bias,
+                "scale_rows" => EpilogueOp::ScaleRows,
+                "scale_columns" => EpilogueOp::ScaleColumns,
                 "gelu" => EpilogueOp::Gelu,
                 "silu" => EpilogueOp::Silu,
                 "relu" => EpilogueOp::Relu,

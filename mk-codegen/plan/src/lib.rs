@@ -43,13 +43,13 @@ pub use in_place::in_place;
 pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
     ALayout, AttendGradTile, AttendTile, BLayout, COPY_STAGE_BYTES, Carry, Consumers, CopyTile,
-    CopyVia, GradOf, Leaf, Mask, MmaTile, ReduceTile, STATS, StatsTile, Store, Tabulate,
+    CopyVia, GradOf, Leaf, Mask, MmaTile, NormTile, ReduceTile, STATS, StatsTile, Store, Tabulate,
     Tabulation, attend_grad_smem_bytes, attend_smem_bytes,
 };
 pub use mma::{
-    cluster_part, mma_consumers, mma_exchange_bytes, mma_panel_columns, mma_panels,
-    mma_stage_bytes, mma_staging_bytes, mma_staging_panels, mma_swaps, mma_three_by_rows,
-    one_warpgroup_takes,
+    MMA_STEP_BYTES, cluster_part, mma_consumers, mma_exchange_bytes, mma_narrow, mma_panel_columns,
+    mma_panels, mma_promotes, mma_stage_bytes, mma_staging_bytes, mma_staging_panels, mma_step,
+    mma_swaps, mma_three_by_rows, one_warpgroup_takes,
 };
 pub use names::{Agent, Mode, Operand, Point, Proxy, RoutePart};
 pub use net::NetPlan;

@@ -1,10 +1,32 @@
 //! Tiles of GEMMs: who multiplies them, and what of shared memory they take.
 
-use mk_dtype::{F32_BYTES, OPERAND_BYTES};
+use mk_dtype::{DType, F32_BYTES, HALF_BYTES};
 
-/// Bytes of one stage of a GEMM's tile of so many rows, columns and steps along k.
+/// Bytes along K of a stage's rows: what a swizzle spans.
+pub const MMA_STEP_BYTES: u32 = 128;
+
+/// Elements along K of a step of operands of a type.
+pub fn mma_step(dtype: DType) -> u32 {
+    MMA_STEP_BYTES / dtype.size_bytes() as u32
+}
+
+/// Whether a tile of so much along K has operands of eight bits.
+pub fn mma_narrow(k: u32) -> bool {
+    k == MMA_STEP_BYTES
+}
+
+/// Bytes of one stage of a GEMM's tile of so many rows, columns and elements along k.
 pub fn mma_stage_bytes([m, n, k]: [u32; 3]) -> u32 {
-    m.saturating_add(n).saturating_mul(k).saturating_mul(OPERAND_BYTES)
+    let element = if mma_narrow(k) { 1 } else { HALF_BYTES };
+    m.saturating_add(n).saturating_mul(k).saturating_mul(element)
+}
+
+/// Whether a consumer has registers for a tile of so many rows and columns of 8-bit operands: its sums, and those of a step of 64 rows, or of
+/// half their columns.
+pub fn mma_promotes([m, n]: [u32; 2]) -> bool {
+    let (times, columns) = if m == 64 { (1, n / 2) } else { (m / 128, n) };
+    let part = if (times + 1) * columns > 384 { columns / 2 } else { columns };
+    matches!(m, 64 | 128 | 256) && !mma_swaps([m, n]) && times * columns + part <= 384
 }
 
 /// The step along k at which part `part` of so many begins, of the steps that a cluster shares.
@@ -70,7 +92,7 @@ pub fn mma_staging_panels([m, n]: [u32; 2], stages: u32) -> u32 {
 
 /// Bytes of those panels.
 pub fn mma_staging_bytes([m, n]: [u32; 2], stages: u32) -> u32 {
-    let panel = 64 * mma_panel_columns(n) * OPERAND_BYTES;
+    let panel = 64 * mma_panel_columns(n) * HALF_BYTES;
     mma_consumers([m, n]) * mma_staging_panels([m, n], stages) * panel
 }
 

@@ -415,9 +415,9 @@ mod tests {
             |ids: &[i32], blocks| routing(ids).check(blocks).expect_err("no routing").to_string();
         assert_eq!(
             says(&[0, 1, 4, 0], 9),
-            "token 1 goes to expert 4, and there are 4: name one of 0 to 3"
+            "token 1 goes to expert 4, and there are 4: name one of 0 to 3, or -1 for none"
         );
-        assert!(says(&[0, -1], 9).contains("goes to expert -1"));
+        assert!(says(&[0, -2], 9).contains("goes to expert -2"));
         assert!(says(&[0, 1, 2, 2], 9).contains("token 1 goes to expert 2 twice"));
         assert!(says(&[0, 1, 0, 1, 0, 1], 3).contains("take 4 blocks, and there is room for 3"));
     }

@@ -41,6 +41,10 @@ impl TableSet {
             if let Some(routed) = table.routed.filter(|r| r.part == RoutePart::Wanted) {
                 return spread(n, wanted_share(plan, routed));
             }
+            // Every slot has a row.
+            if table.routed.is_some_and(|r| r.part == RoutePart::Kept) {
+                return vec![max; n];
+            }
             let Some((blocks, rows)) = room(id) else { return vec![min; n] };
             let groups = n.max(1) as i64;
             // Every group has its share of blocks, the first ones one more.

@@ -288,6 +288,77 @@ pub const CASES: &[Case] = &[
         4,
         &[("x", &[1000, 256])],
     ),
+    (
+        "multiply_e4m3",
+        "fn f(x: e4m3[M, K], w: e4m3[N, K]) { gemm(x, w.t) }",
+        2,
+        &[("x", &[500, 400]), ("w", &[712, 400])],
+    ),
+    (
+        "multiply_e5m2_scaled",
+        "fn f(x: e5m2[M, K] scaled(1, K) @ shard(0), w: e4m3[N, K] scaled(1, K), c: bf16[N]) { gemm(x, w.t) -> bias(c) -> gelu }",
+        2,
+        &[("x", &[1000, 384]), ("w", &[520, 384])],
+    ),
+    (
+        "gather_multiply_e4m3",
+        "fn f(x: e4m3[M, K] @ shard(0), w: e4m3[N, K] scaled(1, K) @ shard(0)) { gather(x) -> gemm(w.t) -> cast(f32) }",
+        4,
+        &[("x", &[2048, 512]), ("w", &[1024, 512])],
+    ),
+    (
+        "sum_e4m3_scaled",
+        "fn f(x: e4m3[M, K] scaled(1, K) @ shard(1), w: e4m3[N, K] scaled(1, K) @ shard(1)) { gemm(x, w.t) -> reduce_scatter }",
+        2,
+        &[("x", &[512, 768]), ("w", &[384, 768])],
+    ),
+    // Operations on rows.
+    (
+        "norm_gather_gemm",
+        "gather(x) -> rmsnorm(g) -> gemm(w)",
+        4,
+        &[("x", &[1000, 512]), ("g", &[512]), ("w", &[512, 2048])],
+    ),
+    (
+        "norm_gemms",
+        "fn f<M: dyn <= 800>(x: f16[M, K], g: f16[K], w: f16[K, N], v: f16[K, F]) {
+             let n = rmsnorm(x, g, eps = 1e-5);
+             (n -> gemm(w) -> gelu, n -> gemm(v), n)
+         }",
+        1,
+        &[("w", &[264, 328]), ("v", &[264, 128])],
+    ),
+    (
+        "norm_grad",
+        "fn f(dy: bf16[M, K] @ shard(0), x: bf16[M, K] @ shard(0), g: bf16[K], ones: bf16[M, C] @ shard(0)) {
+             let d = rmsnorm_grad(dy, x, g);
+             let plain = x -> rmsnorm;
+             let product = dy -> mul(plain);
+             (d, gemm(product.t, ones) -> all_reduce)
+         }",
+        2,
+        &[("x", &[1000, 264]), ("ones", &[1000, 8])],
+    ),
+    (
+        "gelu_gather_gemm",
+        "gather(x) -> bias(c) -> gelu -> scale(0.5) -> gemm(w)",
+        3,
+        &[("x", &[500, 264]), ("c", &[264]), ("w", &[264, 520])],
+    ),
+    (
+        "gelu_gather",
+        "fn f(x: bf16[M, K] @ shard(0), y: bf16[M, K] @ shard(0)) { x -> add(y) -> rmsnorm -> gather }",
+        3,
+        &[("x", &[500, 264])],
+    ),
+    (
+        "several_collectives",
+        "fn f(x: bf16[M, K] @ shard(0), y: bf16[M, N] @ partial, z: bf16[M, N] @ partial) {
+             (gather(x), all_reduce(y), reduce_scatter(z) -> relu)
+         }",
+        2,
+        &[("x", &[500, 264]), ("y", &[500, 328])],
+    ),
     ("gather_e5m2_odd", "fn f(x: e5m2[M, K] @ shard(0)) { gather(x) }", 2, &[("x", &[300, 33])]),
 ];
 

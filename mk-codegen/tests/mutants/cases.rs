@@ -356,6 +356,21 @@ pub fn nodes(few: bool) -> Vec<Case> {
             out.push(Case::lowered(name, program, bound, &config));
         }
     }
+    for (i, (mask, part)) in [("", "shard(1)"), (", causal", "zigzag(1)")].into_iter().enumerate() {
+        let net = [NicOrdering::Unordered, NicOrdering::InOrder][i];
+        if few && i > 0 {
+            continue;
+        }
+        let text = format!(
+            "fn f(q: bf16[B, S, H, D] @ {part}, k: bf16[B, S, H, D] @ {part}, v: bf16[B, S, H, D] @ {part}) {{ ring(k, v) -> attention(q{mask}) }}"
+        );
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{text}: {e:?}"));
+        let dims = [("B", 1), ("S", 32), ("H", 1), ("D", 64)].map(|(n, v)| (n.to_string(), v));
+        let bound =
+            program.bind(&dims.into(), &BTreeMap::new()).unwrap_or_else(|e| panic!("{e:?}"));
+        let config = Config { ranks: 4, nodes: 2, net, ..Config::default() };
+        out.push(Case::lowered(format!("{text}, 2 nodes, {net:?}"), program, bound, &config));
+    }
     out
 }
 

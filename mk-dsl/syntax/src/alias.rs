@@ -19,8 +19,7 @@ enum Says {
 }
 use Says::{Nothing, Write};
 
-const NO_NORM: &str =
-    "a pipeline has no norms, dropout or lookups: compute it before, and hand in the result";
+const NO_NORM: &str = "of norms a pipeline has `rmsnorm` alone: compute others, dropout and lookups before, and hand in the result";
 const NO_MOVE: &str =
     "ranks exchange data by `gather`, `reduce_scatter`, `all_reduce`, `ring` and `dispatch`";
 const NO_LAYOUT: &str =
@@ -152,7 +151,6 @@ const ALIASES: &[Alias] = &[
     Alias {
         names: &[
             "layer_norm",
-            "rms_norm",
             "norm",
             "batch_norm",
             "dropout",

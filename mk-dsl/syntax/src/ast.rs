@@ -65,8 +65,17 @@ pub(crate) struct Type<'a> {
     /// From `[` to `]`.
     pub dims_span: Span,
     pub dims: Vec<DimExpr<'a>>,
+    /// `scaled(1, K)`.
+    pub scales: Option<ScalesExpr<'a>>,
     /// Empty: to be inferred.
     pub placements: Vec<PlacementExpr<'a>>,
+}
+
+/// `scaled(1, K)`: elements that share a factor, along each dimension.
+#[derive(Debug)]
+pub(crate) struct ScalesExpr<'a> {
+    pub span: Span,
+    pub block: Vec<DimExpr<'a>>,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -293,6 +293,9 @@ impl<'p> Excerpt<'p> {
                 }
             }
             Op::Scale(factor) => arguments.push(format!("{factor:?}")),
+            Op::RmsNorm { eps } | Op::RmsNormGrad { eps } => {
+                arguments.push(format!("eps = {eps:?}"))
+            }
             Op::Cast(to) => arguments.push(to.name().into()),
             _ => {}
         }

@@ -6,6 +6,7 @@
 mod attention;
 mod dispatch;
 mod grouped;
+mod rmsnorm;
 
 use crate::alias;
 use crate::diag::Text;
@@ -16,6 +17,7 @@ use crate::program::{DType, MAX_AXES, MAX_DIM, MAX_DIMS};
 pub(crate) use attention::*;
 pub(crate) use dispatch::*;
 pub(crate) use grouped::*;
+pub(crate) use rmsnorm::*;
 
 fn text(message: impl Into<String>, help: impl Into<String>) -> Text {
     Text { message: message.into(), help: help.into(), is_placement: false }
@@ -148,6 +150,7 @@ pub(crate) enum Expected {
     RuntimeSeparator,
     Semicolon,
     ShardDim,
+    Scales,
     Shape,
     Stage,
     SymbolName,
@@ -202,6 +205,7 @@ pub(crate) fn expected(expected: Expected, found: &str) -> Text {
         Expected::RuntimeSeparator => ("`,` or `>`", "write `<M: dyn <= 8192>`"),
         Expected::Semicolon => ("`->` or `;`", "end the binding: `let h = gather(x);`"),
         Expected::ShardDim => ("the sharded dimension", "write its position: `shard(0)`"),
+        Expected::Scales => ("`(`", "write the block that shares a factor: `scaled(1, K)`"),
         Expected::Shape => ("`[`", "write the shape: `bf16[M, K]`"),
         Expected::Stage => ("an operation", "write for instance `gemm(w)`"),
         Expected::SymbolName => ("a symbol", "write `<M: dyn <= 8192>`"),
@@ -468,11 +472,53 @@ pub(crate) fn swiglu_sharded(name: &str, found: &str) -> Text {
 }
 
 pub(crate) fn product_dtype(op: &str, name: &str, dtype: DType) -> Text {
-    let all = DType::ALL.into_iter().filter(|d| d.multiplies()).map(|d| format!("`{d}`"));
-    let takes = all.collect::<Vec<_>>().join(" or ");
+    let takes = |d: &DType| d.multiplies() && (op == "gemm" || !d.is_narrow());
+    let all: Vec<_> = DType::ALL.into_iter().filter(takes).map(|d| format!("`{d}`")).collect();
+    let takes = all.join(if all.len() > 2 { ", " } else { " or " });
     text(
         format!("{name} is `{dtype}`, and `{op}` takes {takes}"),
         "convert it before: `cast(bf16)`",
+    )
+}
+
+pub(crate) fn narrow_operand(name: &str, dtype: DType, shape: &str, turned: bool) -> Text {
+    let how = if turned { "write it with `.t`" } else { "leave out `.t`" };
+    text(
+        format!("{name} is `{dtype}` across K, and tensor cores read 8-bit operands along K"),
+        format!("store it as `{shape}`, and {how}"),
+    )
+}
+
+pub(crate) fn scales_of_rows() -> Text {
+    text(
+        "factors are those of the rows of a matrix, one for all of K",
+        "write `scaled(1, K)`, K being the last dimension",
+    )
+}
+
+pub(crate) fn scales_of_dtype(dtype: Option<DType>) -> Text {
+    let found = dtype.map_or("?", DType::name);
+    text(
+        format!("tensors of eight bits are scaled, and this is `{found}`"),
+        "leave out `scaled(..)`, or use `e4m3` or `e5m2`",
+    )
+}
+
+pub(crate) fn scales_of_partial() -> Text {
+    text(
+        "contributions of ranks have factors of their own, and no sum has",
+        "declare it `@ shard(0)`, `@ shard(1)` or `@ replicate`",
+    )
+}
+
+pub(crate) fn scaled_result() -> Text {
+    text("no operation gives scaled values", "leave out `scaled(..)`")
+}
+
+pub(crate) fn scaled_elsewhere(op: &str, name: &str) -> Text {
+    text(
+        format!("{name} is scaled, and `{op}` would leave its factors behind"),
+        "read it in `gemm`",
     )
 }
 

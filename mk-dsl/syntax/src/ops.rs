@@ -18,6 +18,8 @@ pub(crate) enum OpKind {
     Slope(Curve),
     Swiglu,
     SwigluGrad,
+    RmsNorm,
+    RmsNormGrad,
     Mul,
     Add,
     Scale,
@@ -59,7 +61,7 @@ const fn later(name: &'static str) -> OpInfo {
     op(name, OpKind::Unsupported, "", "")
 }
 
-pub(crate) const OPS: [OpInfo; 31] = [
+pub(crate) const OPS: [OpInfo; 33] = [
     op("gather", OpKind::Gather, "`gather` or `gather(axis)`", "`gather(x)`"),
     op("gemm", OpKind::Gemm, "`gemm(w)`, or `gemm(x, w)` at the start of a chain", "`gemm(x, w)`"),
     op(
@@ -105,6 +107,18 @@ pub(crate) const OPS: [OpInfo; 31] = [
         "`swiglu_grad(dy, h)`",
     ),
     op("swiglu", OpKind::Swiglu, "`swiglu`", "`x -> swiglu`"),
+    op(
+        "rmsnorm",
+        OpKind::RmsNorm,
+        "`rmsnorm(g)`, or `rmsnorm(x, g)` at the start of a chain; then `eps = 1e-6` where wanted",
+        "`rmsnorm(x, g)`",
+    ),
+    op(
+        "rmsnorm_grad",
+        OpKind::RmsNormGrad,
+        "`rmsnorm_grad(x, g)`, or `rmsnorm_grad(dy, x, g)` at the start of a chain",
+        "`rmsnorm_grad(dy, x, g)`",
+    ),
     op("mul", OpKind::Mul, "`mul(y)`, or `mul(x, y)` at the start of a chain", "`mul(x, y)`"),
     op("add", OpKind::Add, "`add(y)`, or `add(x, y)` at the start of a chain", "`add(x, y)`"),
     op("scale", OpKind::Scale, "`scale(0.5)`", "`x -> scale(0.5)`"),
@@ -192,12 +206,15 @@ pub(crate) fn folded(name: &str) -> String {
 
 /// Whether users write it; the others are what `mk grad` derives.
 fn is_written(op: &OpInfo) -> bool {
-    use OpKind::{AttentionDk, AttentionDq, AttentionDv, AttentionStats, Slope, SwigluGrad};
+    use OpKind::{
+        AttentionDk, AttentionDq, AttentionDv, AttentionStats, RmsNormGrad, Slope, SwigluGrad,
+    };
     !matches!(
         op.kind,
         OpKind::Unsupported
             | Slope(_)
             | SwigluGrad
+            | RmsNormGrad
             | AttentionStats
             | AttentionDq
             | AttentionDk

@@ -78,6 +78,7 @@ impl Program {
             }
             Op::AllReduce { axis } => args.push(self.axis_name(axis).to_owned()),
             Op::Scale(factor) => args.push(factor.to_string()),
+            Op::RmsNorm { eps } | Op::RmsNormGrad { eps } => args.push(format!("eps = {eps:?}")),
             Op::Cast(dtype) => args.push(dtype.to_string()),
             Op::Gemm { a_transposed, b_transposed } => {
                 for (arg, is_transposed) in args.iter_mut().zip([a_transposed, b_transposed]) {
@@ -101,6 +102,7 @@ impl Program {
             | Op::GroupedGemm { transposed: false }
             | Op::Dispatch { drops: false }
             | Op::Combine
+            | Op::Dequantize
             | Op::AttentionStats
             | Op::AttentionDv
             | Op::Bias

@@ -5,7 +5,7 @@
 //!
 //! - Nodes are in topological order, and every node and every tensor reaches a result.
 //! - Every type has one placement per mesh axis, and no dimension is sharded over two axes.
-//! - `gemm` has two operands of one 16-bit dtype, `[M, K]` by `[K, N]` or `[K, G, N]`, as read (a
+//! - `gemm` has two operands of one 16-bit dtype, or of 8-bit ones which both have K as their last dimension, `[M, K]` by `[K, N]` or `[K, G, N]`, as read (a
 //!   transposed operand is stored the other way round); an elementwise
 //!   op has operands of the shape and placement of its input.
 //! - operand A of a `gemm` may be `[M, G, N]` where operand B is a transposed `[K, G, N]`: both are
@@ -211,6 +211,9 @@ pub enum Op {
         /// dropped. Else rows without room end the launch.
         drops: bool,
     },
+    /// `[x: [R, C], scales: f32 [R]] -> f32 [R, C]`: row `r` of 8-bit values times `scales[r]`. An operand of `gemm` alone, whose result has these
+    /// factors.
+    Dequantize,
     /// `[y: [R, N], ids: i32 or i64 [T, K], weights: f32 [T, K]] -> [T, N]`: of each token the sum of its experts' rows, each times its weight, in f32 and
     /// the order of slots.
     Combine,
@@ -242,6 +245,16 @@ pub enum Op {
     SwigluGrad,
     /// `[x: [M, 2, F]] -> [M, F]`: `silu(x[:, 0, :]) * x[:, 1, :]`. Gate is index 0, up is 1.
     Swiglu,
+    /// `[x: [.., N], g: [N]] -> x / sqrt(mean(x^2) + eps) * g`, the mean of each row; without `g` not times anything.
+    RmsNorm {
+        /// Positive and finite.
+        eps: f64,
+    },
+    /// `[dy, x: [.., N], g: [N]] -> [.., N]`: backward of `rmsnorm`, with respect to `x`; `g` is there if it was there.
+    RmsNormGrad {
+        /// As [`Op::RmsNorm`] has it.
+        eps: f64,
+    },
     /// `[x, y] -> x * y`.
     Mul,
     /// `[x, y] -> x + y`.
@@ -298,6 +311,7 @@ impl Op {
             Op::GroupedGemm { .. } => "grouped_gemm",
             Op::Dispatch { .. } => "dispatch",
             Op::Combine => "combine",
+            Op::Dequantize => "dequantize",
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce { .. } => "all_reduce",
             Op::Bias => "bias",
@@ -311,6 +325,8 @@ impl Op {
             Op::Slope(Curve::Relu) => "relu_grad",
             Op::SwigluGrad => "swiglu_grad",
             Op::Swiglu => "swiglu",
+            Op::RmsNorm { .. } => "rmsnorm",
+            Op::RmsNormGrad { .. } => "rmsnorm_grad",
             Op::Mul => "mul",
             Op::Add => "add",
             Op::Attention { .. } => "attention",
@@ -333,10 +349,13 @@ impl Op {
                 | Op::GroupedGemm { .. }
                 | Op::Dispatch { .. }
                 | Op::Combine
+                | Op::Dequantize
                 | Op::ReduceScatter { .. }
                 | Op::AllReduce { .. }
                 | Op::Swiglu
                 | Op::SwigluGrad
+                | Op::RmsNorm { .. }
+                | Op::RmsNormGrad { .. }
                 | Op::Attention { .. }
                 | Op::Lse
                 | Op::AttentionStats

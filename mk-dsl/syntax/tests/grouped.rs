@@ -65,6 +65,30 @@ fn mistakes() {
     }
 }
 
+/// Matrices read the other way round: of rows, and of gates and ups side by side.
+#[test]
+fn transposed_matrices() {
+    let of = |d: &str, w: &str| {
+        let text = format!(
+            "fn f(d: bf16[R, {d}] @ shard(0), n: i32[E] @ shard(0), w: bf16[{w}] @ shard(0)) {{ ragged(d, n) -> grouped_gemm(w.t) }}"
+        );
+        Program::parse(&text).map_or_else(|e| e.to_string(), |p| p.to_string())
+    };
+    assert!(of("N", "E, K, N").contains("grouped_gemm(%0, %2.t, %1): bf16[R, K] @ shard(0)"));
+    assert!(of("N", "E, N, K").contains("needs a K of `N` in `w`, and it has `K`"));
+    let gated = |w: &str| {
+        let text = format!(
+            "fn f(d: bf16[R, N] @ shard(0), n: i32[E] @ shard(0), h: bf16[R, 2, N] @ shard(0), v: bf16[E, N, N] @ shard(0), w: bf16[{w}] @ shard(0)) {{
+                ragged(d, n) -> grouped_gemm(v.t) -> swiglu_grad(h) -> grouped_gemm(w.t)
+            }}"
+        );
+        Program::parse(&text).map_or_else(|e| e.to_string(), |p| p.to_string())
+    };
+    assert!(gated("E, K, 2, N").contains(": bf16[R, K] @ shard(0)"), "{}", gated("E, K, 2, N"));
+    let says = "sums over the columns of the result of `swiglu_grad`, and those of `w`, read the other way round, are `[E, K, N]`";
+    assert!(gated("E, K, N").contains(says), "{}", gated("E, K, N"));
+}
+
 /// Its matrices would have a gradient of ragged K; rows have one.
 #[test]
 fn derivatives() {

@@ -1,6 +1,7 @@
 //! What an explanation holds.
 
 use crate::choice::{Damaged, Indivisible, Origin, Times, Verdict};
+use mk_abi::KernelSource;
 use mk_codegen::{cost::Prediction, settings::Config};
 
 /// Why a pipeline takes as long as it does. `Display` is the text.
@@ -24,6 +25,8 @@ pub struct Explanation {
     pub others: Vec<(f64, String)>,
     /// The same as separate kernels.
     pub apart: Apart,
+    /// What a rank must have for it.
+    pub workspace: Workspace,
     /// What was made, where something was: as one kernel or apart, and why.
     pub made: Option<Verdict>,
     /// Choices of settings before those that were made that have no kernel.
@@ -36,6 +39,27 @@ pub struct Explanation {
     pub notes: Vec<Damaged>,
     /// Tasks of the critical chain that are said.
     pub(super) chain: usize,
+}
+
+/// Memory of a rank beside its tensors, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Workspace {
+    /// That kernels of a world have in common, unless their proofs forbid it: of several, what the largest needs.
+    pub shared: u64,
+    /// That each has for itself, signals among it.
+    pub own: u64,
+}
+
+impl Workspace {
+    /// Of kernels that are launched one after the other.
+    pub fn of<'a>(kernels: impl IntoIterator<Item = &'a KernelSource>) -> Workspace {
+        kernels.into_iter().fold(Workspace::default(), |all, kernel| {
+            let space = &kernel.workspace;
+            let shared = space.symmetric_bytes - space.zeroed_bytes;
+            let own = space.zeroed_bytes + space.scratch_bytes;
+            Workspace { shared: all.shared.max(shared), own: all.own + own }
+        })
+    }
 }
 
 /// A pipeline as a kernel for each of its operations.

@@ -4,15 +4,17 @@
 mod explanation;
 mod text;
 
-pub use explanation::{Apart, Explanation};
+pub use explanation::{Apart, Explanation, Workspace};
 
 use crate::build::Composition;
 use crate::choice::{
-    Cache, Key, Origin, Part, Times, Unpredicted, choices, choose, facts, model_of, parts, predict,
+    Cache, Key, Origin, Part, Times, Unpredicted, choices, choose, facts, model_of, parts,
     predict_all, verdict,
 };
 use mk_codegen::{
-    cost::{DeviceModel, Gpu},
+    check,
+    cost::{self, DeviceModel, Gpu},
+    emit, passes,
     settings::{self, Config, Facts},
 };
 use mk_syntax::{Bound, Program};
@@ -91,7 +93,13 @@ pub fn explain(
             None => (default.clone(), Origin::Default),
         },
     };
-    let prediction = predict(program, bound, &config, model)?;
+    let plan = passes::lower(program, bound, &config)?;
+    let prediction = cost::predict(&plan, model)?;
+    let workspace = match subject {
+        Subject::Composition(made) => Workspace::of(made.kernels.iter().map(|k| &k.source)),
+        // What the emitter refuses has none.
+        _ => Workspace::of(check::kernel(&plan, emit::Options::default()).ok().as_ref()),
+    };
     let measured_ms = best.filter(|w| same(&w.config, &config)).map(|w| w.ms);
     let times = Times { measured_ms, predicted_ms: Some(prediction.ms()) };
     let apart = match parts(program, bound) {
@@ -127,6 +135,7 @@ pub fn explain(
         prediction,
         measured_ms,
         apart,
+        workspace,
         made: match subject {
             Subject::Searched | Subject::Options(_) => None,
             Subject::Composition(made) => Some(made.verdict),

@@ -1,6 +1,6 @@
 //! An explanation in words.
 
-use super::explanation::{Apart, Explanation};
+use super::explanation::{Apart, Explanation, Workspace};
 use crate::choice::{Fusion, Indivisible, Origin, Reason, Times, Verdict};
 use mk_abi::count;
 use std::fmt::{self, Formatter, Result};
@@ -26,6 +26,14 @@ impl fmt::Display for Explanation {
             }
             None => writeln!(f, "time       {predicted:.1} us predicted, not measured")?,
         }
+        let Workspace { shared, own } = self.workspace;
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        writeln!(
+            f,
+            "workspace  {:.1} MiB in common with other functions of a world, {:.1} MiB of its own",
+            mib(shared),
+            mib(own)
+        )?;
         self.bounds(f)?;
         if !self.others.is_empty() {
             writeln!(f, "other settings")?;

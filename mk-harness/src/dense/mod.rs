@@ -13,6 +13,7 @@ use super::{
     gradients::{Gradients, Operands, statistics},
     local::placement,
     near::Near,
+    norm::normalised,
     value::{Matrix, Value},
 };
 use mk_abi::DType;
@@ -148,12 +149,24 @@ impl<'a> Dense<'a> {
         self.inputs.case().program.ty(value).map_or(DType::F32, |t| t.dtype)
     }
 
+    /// The type of the elements that tensor cores read of an operand.
+    fn multiplied(&self, value: ValueId) -> DType {
+        match self.inputs.case().program.def(value) {
+            Some(Def::Node(Node { op: Op::Dequantize, inputs, .. })) => self.dtype(inputs[0]),
+            _ => self.dtype(value),
+        }
+    }
+
     /// Whether memory may hold a value before it is read: it is a result, or a collective's, or is read by something else than the
     /// elementwise operation that follows its GEMM; what a cast rounds in registers counts, too. Reductions over ranks store
     /// their contributions themselves.
     fn is_stored(&self, value: ValueId) -> bool {
         let program = self.inputs.case().program;
         let Some(Def::Node(node)) = program.def(value) else { return false };
+        // In registers alone, and exact but for the factor.
+        if node.op == Op::Dequantize {
+            return false;
+        }
         let collective = |op: &Op| {
             matches!(op, Op::Gather { .. } | Op::ReduceScatter { .. } | Op::AllReduce { .. })
         };
@@ -262,6 +275,10 @@ impl<'a> Dense<'a> {
                 };
                 x.map(|i, x| x.add(c.at(at(i))))
             }
+            (Op::Dequantize, [x, scales]) => {
+                let scales = on(scales, 0)?;
+                x.map(|i, x| x.mul(scales.at(rows[i / width.max(1)])))
+            }
             (Op::Attention { .. }, [q, k, v]) => self.attention(node, [q, k, v])?.0,
             (Op::Lse, [q, k, v]) => self.attention(self.attended(node), [q, k, v])?.1,
             (Op::AttentionStats, [o, d_o, lse]) => {
@@ -284,6 +301,14 @@ impl<'a> Dense<'a> {
             (Op::Slope(curve), [d, x]) => d.zip(x, |d, x| d.slope(curve, x)),
             (Op::SwigluGrad, [d, x]) => d.swiglu_grad(x),
             (Op::Swiglu, [x]) => x.swiglu(),
+            (Op::RmsNorm { eps }, [x, g @ ..]) => {
+                let weight = g.first().map(|g| on(g, 0)).transpose()?;
+                Value::Whole(normalised(eps, on(x, 0)?, weight, None))
+            }
+            (Op::RmsNormGrad { eps }, [d, x, g @ ..]) => {
+                let weight = g.first().map(|g| on(g, 0)).transpose()?;
+                Value::Whole(normalised(eps, on(x, 0)?, weight, Some(on(d, 0)?)))
+            }
             (Op::Relu, [x]) => x.map(|_, x| x.relu()),
             (Op::Mul, [x, y]) => x.zip(y, Near::mul),
             (Op::Add, [x, y]) => x.zip(y, Near::add),
@@ -410,11 +435,11 @@ impl<'a> Dense<'a> {
             true => self.width(right),
             false => self.extent(right, 0),
         };
-        let n = self.width(node.result);
+        let (n, narrow) = (self.width(node.result), self.multiplied(right).is_narrow());
         let rows = |a: &Matrix| a.len().checked_div(k).unwrap_or(0);
         if placement(&node.ty.placement)? != Placement::Partial {
             let (a, b) = (on(a, 0)?, on(b, 0)?);
-            return Ok(Value::Whole(a.product(b, rows(a), k)));
+            return Ok(Value::Whole(a.product(b, rows(a), k, narrow)));
         }
         let contributions = (0..self.inputs.case().ranks).map(|rank| {
             let layout = self.layout(right, rank)?;
@@ -425,12 +450,12 @@ impl<'a> Dense<'a> {
             let (a, b) = (on(a, rank)?, on(b, rank)?);
             let m = rows(a);
             if depth.iter().copied().eq(0..k) {
-                return Ok(a.product(b, m, k));
+                return Ok(a.product(b, m, k, narrow));
             }
             let columns = (0..m).flat_map(|row| depth.iter().map(move |i| row * k + i));
             let part = a.pick(depth.len(), columns);
             let rows = depth.iter().flat_map(|i| i * n..(i + 1) * n);
-            Ok(part.product(&b.pick(n, rows), m, depth.len()))
+            Ok(part.product(&b.pick(n, rows), m, depth.len(), narrow))
         });
         Ok(Value::Contributions(contributions.collect::<Result<_, HarnessError>>()?))
     }
@@ -453,9 +478,9 @@ fn needs<'n>(
             (Op::GroupedGemm { .. }, 1) if is_given(*input) => Set::Parts,
             (Op::Combine, 0) if set == Set::Chosen => Set::Routed(node.inputs[1]),
             (Op::Combine, 0) => Set::All,
-            (Op::GroupedGemm { .. } | Op::Bias | Op::Combine, 1) | (Op::GroupedGemm { .. }, 2) => {
-                Set::All
-            }
+            (Op::GroupedGemm { .. } | Op::Bias | Op::Dequantize | Op::Combine, 1)
+            | (Op::GroupedGemm { .. }, 2) => Set::All,
+            (Op::RmsNorm { .. }, 1) | (Op::RmsNormGrad { .. }, 2) => Set::All,
             (Op::Dispatch { .. }, _) => Set::All,
             _ => set,
         };

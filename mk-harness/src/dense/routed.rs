@@ -52,7 +52,7 @@ impl Dense<'_> {
             };
             let turned = (0..k).flat_map(|c| (0..n).map(move |r| r * k + c));
             let right = if transposed { right.pick(n, turned) } else { right };
-            let made = left.product(&right, mine.len(), k);
+            let made = left.product(&right, mine.len(), k, false);
             for (from, to) in mine.iter().enumerate() {
                 (0..n).for_each(|j| near[to * n + j] = made.at(from * n + j));
             }

@@ -158,6 +158,8 @@ impl Evaluator<'_, '_> {
             Op::Slope(Curve::Silu) => MapOp::SiluGrad,
             Op::Slope(Curve::Relu) => MapOp::ReluGrad,
             Op::SwigluGrad => MapOp::SwigluGrad,
+            Op::RmsNorm { eps } => return self.norm(node, eps, None),
+            Op::RmsNormGrad { eps } => return self.norm(node, eps, Some(operand(0)?)),
             Op::Attention { .. } => return Ok(self.attention(node)?.0),
             Op::Lse => {
                 return match attended(self.s.case.program, node) {
@@ -184,6 +186,7 @@ impl Evaluator<'_, '_> {
             }
             Op::Swiglu => MapOp::Swiglu,
             Op::Bias => MapOp::Bias,
+            Op::Dequantize => MapOp::ScaleRows,
             Op::Gelu => MapOp::GeluErf,
             Op::Silu => MapOp::Silu,
             Op::Relu => MapOp::Relu,
@@ -222,6 +225,59 @@ impl Evaluator<'_, '_> {
             at += part.size_bytes();
         }
         Ok(all)
+    }
+
+    /// Normalised rows, or the gradients of rows from those of the result: sums of rows are products with ones.
+    fn norm(
+        &self,
+        node: &Node,
+        eps: f64,
+        d: Option<&DeviceTensor>,
+    ) -> Result<DeviceTensor, HarnessError> {
+        let first = usize::from(d.is_some());
+        let x = self.on(node.inputs[first], self.rank)?;
+        let &[m, n] = x.shape() else {
+            return Err(HarnessError::unsupported("normalised rows of no matrix"));
+        };
+        if m == 0 {
+            return self.make(DType::F32, &[m, n]);
+        }
+        let (reference, rank) = (&self.s.reference, self.rank as u32);
+        let ones = |shape: [u64; 2]| {
+            let all = vec![1.0; (shape[0] * shape[1]) as usize];
+            DeviceTensor::from_f32(self.s.world, rank, DType::F32, &shape, &all)
+        };
+        let map = |op: MapOp, a: &DeviceTensor, b: Option<&DeviceTensor>| {
+            let out = self.make(DType::F32, a.shape())?;
+            reference.map(op, &out, a, b)?;
+            Ok::<_, HarnessError>(out)
+        };
+        let product = |a: &DeviceTensor, b: &DeviceTensor| {
+            let out = self.make(DType::F32, &[a.shape()[0], b.shape()[1]])?;
+            reference.gemm(&out, Operand::new(a), Operand::new(b), false)?;
+            Ok::<_, HarnessError>(out)
+        };
+        let (down, across) = (ones([n, 1])?, ones([1, n])?);
+        let mean = |t: &DeviceTensor| map(MapOp::Scale(1.0 / n as f32), &product(t, &down)?, None);
+        let from = d.unwrap_or(x);
+        let weighed = match node.inputs.get(first + 1) {
+            Some(g) => {
+                let g = self.reshaped(self.on(*g, self.rank)?, &[1, n])?;
+                map(MapOp::Mul, from, Some(&product(&ones([m, 1])?, &g)?))?
+            }
+            None => map(MapOp::Cast, from, None)?,
+        };
+        let root = mean(&map(MapOp::Mul, x, Some(x))?)?;
+        let root = map(MapOp::ReciprocalRoot(eps as f32), &root, None)?;
+        let scaled = map(MapOp::Mul, &weighed, Some(&product(&root, &across)?))?;
+        if d.is_none() {
+            return Ok(scaled);
+        }
+        let along = mean(&map(MapOp::Mul, &weighed, Some(x))?)?;
+        let cube = map(MapOp::Mul, &map(MapOp::Mul, &root, Some(&root))?, Some(&root))?;
+        let back = map(MapOp::Scale(-1.0), &map(MapOp::Mul, &cube, Some(&along))?, None)?;
+        let less = map(MapOp::Mul, &product(&back, &across)?, Some(x))?;
+        map(MapOp::Add, &scaled, Some(&less))
     }
 
     /// Result and logarithms of an attention.

@@ -1,10 +1,10 @@
 //! What goes wrong on the way between nodes: each ends within its bound, in a right answer or in an error that says what happened.
 
-use super::{ALL, GATHER, config, judged, net, options, run};
+use super::{ALL, BACK, GATHER, Prepared, RING, config, judged, net, options, run};
 use mk_codegen::settings::NicOrdering::{self, InOrder, Unordered};
 use mk_harness::{HarnessError, NetOptions, Wire};
 use mk_runtime::{
-    TransportError, UnixBootstrap,
+    Bootstrap, Error, TransportError, UnixBootstrap,
     transport::shaped::{Fault, Shape},
 };
 use std::{
@@ -31,10 +31,12 @@ fn fails(source: &str, order: NicOrdering, net: &NetOptions) -> (HarnessError, D
 #[test]
 fn a_link_that_stands_still_for_a_while() {
     let stall = vec![Fault::Stalls { at: 4, time: Duration::from_secs(3) }];
-    let begin = Instant::now();
-    let ran = run(GATHER, 300, &config(2, 1, InOrder), &broken(stall), &options(3), None);
-    judged(&ran.unwrap_or_else(|e| panic!("{e}")), "a stalled link");
-    assert!(begin.elapsed() > Duration::from_secs(2), "nothing stood still");
+    for source in [GATHER, RING] {
+        let (begin, stall) = (Instant::now(), broken(stall.clone()));
+        let ran = run(source, 300, &config(2, 1, InOrder), &stall, &options(3), None);
+        judged(&ran.unwrap_or_else(|e| panic!("{e}")), "a stalled link");
+        assert!(begin.elapsed() > Duration::from_secs(2), "nothing stood still");
+    }
 }
 
 /// The error names the edges whose words do not come.
@@ -44,15 +46,18 @@ fn a_link_that_stands_still_for_too_long() {
     let patience = Duration::from_millis(400);
     // The end is not drained for as long either.
     let net = NetOptions { patience, silence: patience, ..broken(stall) };
-    let (error, time) = fails(GATHER, InOrder, &net);
-    let text = error.to_string();
-    assert!(text.contains("nothing has come for") && text.contains("\"relay\""), "{text}");
-    assert!(time < Duration::from_secs(15), "{time:?}");
+    for source in [GATHER, RING] {
+        let (error, time) = fails(source, InOrder, &net);
+        let text = error.to_string();
+        assert!(text.contains("nothing has come for") && text.contains("\"relay\""), "{text}");
+        assert!(time < Duration::from_secs(15), "{time:?}");
+    }
 }
 
 #[test]
 fn a_write_that_fails() {
-    for (source, order) in [(GATHER, InOrder), (ALL, Unordered)] {
+    for (source, order) in [(GATHER, InOrder), (ALL, Unordered), (RING, Unordered), (BACK, InOrder)]
+    {
         let (error, time) = fails(source, order, &broken(vec![Fault::Fails(5)]));
         let text = error.to_string();
         assert!(text.contains("has failed at e") && text.contains("it fails"), "{text}");
@@ -62,9 +67,11 @@ fn a_write_that_fails() {
 
 #[test]
 fn a_peer_that_is_gone() {
-    let (error, _) = fails(GATHER, Unordered, &broken(vec![Fault::Gone(3)]));
-    let text = error.to_string();
-    assert!(text.contains("the transport to rank"), "{text}");
+    for source in [GATHER, BACK] {
+        let (error, _) = fails(source, Unordered, &broken(vec![Fault::Gone(3)]));
+        let text = error.to_string();
+        assert!(text.contains("the transport to rank"), "{text}");
+    }
 }
 
 /// A plan for another class of network is refused before anything runs.
@@ -89,68 +96,109 @@ fn tcp() -> Option<NetOptions> {
     }
 }
 
-/// In a child: how it ends, and the name of the run.
+/// In a child: how it ends, the name of the run, and whether a ring runs.
 const CHILD: &str = "MK_NETWORK_FAULT";
 
-fn start(how: &str, name: &str) -> Child {
+fn start(how: &str, name: &str, ring: bool) -> Child {
     let mut child = Command::new(env::current_exe().expect("a path"));
     child.args(["--exact", "faults::child", "--nocapture"]).stdin(Stdio::null());
-    child.stdout(Stdio::null()).stderr(Stdio::null()).env(CHILD, format!("{how}\n{name}"));
+    child.stdout(Stdio::null()).stderr(Stdio::null()).env(CHILD, format!("{how}\n{name}\n{ring}"));
     child.spawn().expect("a process")
 }
 
+/// A process that is killed in the middle of its launches, if it is to be.
+struct Mortal {
+    processes: UnixBootstrap,
+    killed: bool,
+}
+
+impl Bootstrap for Mortal {
+    fn rank(&self) -> u32 {
+        self.processes.rank()
+    }
+
+    fn world_size(&self) -> u32 {
+        self.processes.world_size()
+    }
+
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        let all = self.processes.all_gather(mine)?;
+        // The last thing before the first launch.
+        if self.killed && mine.is_empty() {
+            thread::spawn(|| {
+                thread::sleep(Duration::from_millis(400));
+                // No destructor runs: that of a process that is killed does not.
+                // SAFETY: ends the process, and nothing else.
+                unsafe { nix::libc::_exit(0) }
+            });
+        }
+        Ok(all)
+    }
+
+    fn lost(&mut self) -> Option<u32> {
+        self.processes.lost()
+    }
+}
+
 /// More launches than there is time for.
-fn endless(rank: u32, name: &str, net: &NetOptions) -> Result<(), HarnessError> {
-    let mut all = UnixBootstrap::meet(name, rank, 2, Duration::from_secs(60))?;
-    let config = config(2, 1, Unordered);
-    run(GATHER, 300, &config, net, &options(1_000), Some(&mut all)).map(drop)
+fn endless(
+    rank: u32,
+    name: &str,
+    ring: bool,
+    net: &NetOptions,
+    killed: bool,
+) -> Result<(), HarnessError> {
+    let (source, rows) = if ring { (RING, 100) } else { (GATHER, 300) };
+    let prepared = Prepared::new(source, rows, &config(2, 1, Unordered));
+    let processes = UnixBootstrap::meet(name, rank, 2, Duration::from_secs(60))?;
+    let mut all = Mortal { processes, killed };
+    prepared.run(net, &options(2_500), Some(&mut all)).map(drop)
 }
 
 /// A process that is killed in the middle of a launch is an error of the other within two seconds.
 #[test]
 fn a_killed_process() {
     let Some(net) = tcp() else { return };
-    let name = format!("killed-{}", std::process::id());
-    let mut child = start("killed", &name);
-    let died = thread::spawn(move || {
-        child.wait().expect("its end");
-        Instant::now()
-    });
-    let error = endless(0, &name, &net).expect_err("a run without its peer");
-    let ended = Instant::now();
-    let late = ended.saturating_duration_since(died.join().expect("a time"));
-    assert!(late < Duration::from_secs(2), "{late:?}: {error}");
-    assert!(error.to_string().contains("network"), "{error}");
+    for ring in [false, true] {
+        let name = format!("killed-{}-{ring}", std::process::id());
+        let mut child = start("killed", &name, ring);
+        let died = thread::spawn(move || {
+            child.wait().expect("its end");
+            Instant::now()
+        });
+        let error = endless(0, &name, ring, &net, false).expect_err("a run without its peer");
+        let ended = Instant::now();
+        let late = ended.saturating_duration_since(died.join().expect("a time"));
+        assert!(late < Duration::from_secs(2), "{late:?}: {error}");
+        assert!(error.to_string().contains("network"), "{error}");
+    }
 }
 
 /// A process whose network breaks ends, and so does the other.
 #[test]
 fn a_broken_process() {
     let Some(net) = tcp() else { return };
-    let name = format!("broken-{}", std::process::id());
-    let mut child = start("broken", &name);
-    let error = endless(0, &name, &net).expect_err("a run without its peer");
-    let begin = Instant::now();
-    let status = child.wait().expect("its end");
-    assert!(status.success() && begin.elapsed() < Duration::from_secs(5), "{status}: {error}");
+    for ring in [false, true] {
+        let name = format!("broken-{}-{ring}", std::process::id());
+        let mut child = start("broken", &name, ring);
+        let error = endless(0, &name, ring, &net, false).expect_err("a run without its peer");
+        let begin = Instant::now();
+        let status = child.wait().expect("its end");
+        assert!(status.success() && begin.elapsed() < Duration::from_secs(5), "{status}: {error}");
+    }
 }
 
 /// The second process of a test. Nothing when nobody has started it as such.
 #[test]
 fn child() {
     let Ok(spec) = env::var(CHILD) else { return };
-    let (how, name) = spec.split_once('\n').expect("two lines");
+    let [how, name, ring] = spec.split('\n').collect::<Vec<_>>()[..] else { panic!("{spec}") };
     let Some(mut net) = tcp() else { return };
-    if how == "killed" {
-        thread::spawn(|| {
-            thread::sleep(Duration::from_millis(400));
-            // No destructor runs: that of a process that is killed does not.
-            // SAFETY: ends the process, and nothing else.
-            unsafe { nix::libc::_exit(0) }
-        });
-    } else {
+    let killed = how == "killed";
+    if !killed {
         net.shape.faults = vec![Fault::Fails(200)];
     }
-    let error = endless(1, name, &net).expect_err("a run that ends").to_string();
+    let error = endless(1, name, ring == "true", &net, killed).expect_err("a run that ends");
+    let error = error.to_string();
     assert!(error.contains("it fails"), "{error}");
 }

@@ -5,6 +5,7 @@ mod faults;
 
 use mk_codegen::{
     passes::compile,
+    plan::Plan,
     settings::{Config, NicOrdering},
     sim::Schedule,
 };
@@ -14,7 +15,7 @@ use mk_runtime::{
     transport::shaped::{Fault, Shape},
     world::{Meeting, TcpBootstrap, Token},
 };
-use mk_syntax::Program;
+use mk_syntax::{Bound, Program};
 use std::{
     collections::BTreeMap,
     env,
@@ -31,6 +32,16 @@ const ALL: &str =
 const CHAIN: &str =
     "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1), v: bf16[N, K] @ shard(0)) {
     gather(x) -> gemm(w) -> gelu -> gemm(v) -> reduce_scatter
+}";
+
+const RING: &str = "fn f(q: bf16[B, M, H, D] @ zigzag(1), k: bf16[B, M, G, D] @ zigzag(1), v: bf16[B, M, G, D] @ zigzag(1)) {
+    let o = ring(k, v) -> attention(q, causal);
+    (o, o -> lse)
+}";
+const BACK: &str = "fn f(q: bf16[B, M, H, D] @ shard(1), do: bf16[B, M, H, D] @ shard(1), stats: f32[B, H, M, 4] @ shard(2),
+                     k: bf16[B, M, G, D] @ shard(1), v: bf16[B, M, G, D] @ shard(1)) {
+    let dk = ring(q, do, stats) -> attention_dk(k, v);
+    (dk, dk -> attention_dv)
 }";
 
 #[cfg(feature = "verbs")]
@@ -59,13 +70,42 @@ fn run(
     options: &CpuOptions,
     processes: Option<&mut dyn Bootstrap>,
 ) -> Result<NetRun, mk_harness::HarnessError> {
-    let program = Program::parse(source).expect("parses");
-    let dims = [("M", rows), ("K", 136), ("N", 72)];
-    let dims: BTreeMap<_, _> = dims.iter().map(|(n, v)| (n.to_string(), *v)).collect();
-    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
-    let (plan, _) = compile(&program, &bound, config).expect("compiles");
-    let case = Case { program: &program, bound: &bound, ranks: config.ranks as usize };
-    run_over_network(case, &plan, options, net, processes)
+    Prepared::new(source, rows, config).run(net, options, processes)
+}
+
+/// A pipeline with its plan.
+struct Prepared {
+    program: Program,
+    bound: Bound,
+    plan: Plan,
+}
+
+impl Prepared {
+    fn new(source: &str, rows: u64, config: &Config) -> Prepared {
+        let program = Program::parse(source).expect("parses");
+        let dims = [("M", rows), ("K", 136), ("N", 72), ("B", 1), ("H", 2), ("G", 1), ("D", 64)];
+        let dims = dims.iter().filter(|(name, _)| program.symbol(name).is_some());
+        let dims: BTreeMap<_, _> = dims.map(|(n, v)| (n.to_string(), *v)).collect();
+        let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+        let mut config = config.clone();
+        if source.contains("attention") {
+            // That of tiles of GEMMs.
+            config.block = Config::default().block;
+        }
+        let (plan, _) = compile(&program, &bound, &config).expect("compiles");
+        Prepared { program, bound, plan }
+    }
+
+    fn run(
+        &self,
+        net: &NetOptions,
+        options: &CpuOptions,
+        processes: Option<&mut dyn Bootstrap>,
+    ) -> Result<NetRun, mk_harness::HarnessError> {
+        let Prepared { program, bound, plan } = self;
+        let case = Case { program, bound, ranks: plan.mesh.size() as usize };
+        run_over_network(case, plan, options, net, processes)
+    }
 }
 
 fn judged(run: &NetRun, what: &str) {
@@ -89,9 +129,9 @@ const ORDERINGS: [NicOrdering; 2] = [NicOrdering::InOrder, NicOrdering::Unordere
 
 #[test]
 fn loopback() {
-    for (n, source) in [GATHER, SCATTER, ALL, CHAIN].into_iter().enumerate() {
+    for (n, source) in [GATHER, SCATTER, ALL, CHAIN, RING, BACK].into_iter().enumerate() {
         for net in ORDERINGS {
-            let (nodes, local) = [(2, 2), (3, 1), (2, 1), (2, 2)][n];
+            let (nodes, local) = [(2, 2), (3, 1), (2, 1), (2, 2), (3, 2), (2, 1)][n];
             let config = config(nodes, local, net);
             let run =
                 run(source, 300, &config, &NetOptions::new(Wire::Loopback), &options(4), None);
@@ -108,7 +148,7 @@ fn shuffled(seed: u64) -> Shape {
 
 #[test]
 fn shuffled_loopback() {
-    for (n, source) in [GATHER, ALL, CHAIN].into_iter().enumerate() {
+    for (n, source) in [GATHER, ALL, CHAIN, RING, BACK].into_iter().enumerate() {
         for net in ORDERINGS {
             let options = options(3);
             let shape =
@@ -154,13 +194,13 @@ fn net(network: &str) -> Net {
                 mk_runtime::transport::Ordering::Unordered,
             );
             let options = NetOptions::new(Wire::Verbs(verbs));
-            Net { options, ordering, local: 1, sources: vec![WHOLE] }
+            Net { options, ordering, local: 1, sources: vec![WHOLE, RING] }
         }
         provider => {
             let address = provider.starts_with("tcp").then(|| "127.0.0.1".to_string());
             let options = NetOptions::new(Wire::Ofi { provider: provider.into(), address });
             let local = if provider == "shm" { 1 } else { 2 };
-            let sources = vec![GATHER, ALL, CHAIN];
+            let sources = vec![GATHER, ALL, CHAIN, RING, BACK];
             Net { options, ordering: NicOrdering::Unordered, local, sources }
         }
     }

@@ -36,6 +36,9 @@ def evaluate(torch, program, tensors, move=None, sequence=None, experts=None, wi
 
 
 def _gemm(torch, value, widen, a, b):
+    # Of eight bits torch multiplies none here.
+    if a.dtype != b.dtype or a.dtype.itemsize == 1:
+        a, b = a.float(), b.float()
     a = a.flatten(1)
     shape = b.shape[1:] if not value["b_transposed"] else b.shape[:1]
     b = b.flatten(1)
@@ -57,8 +60,21 @@ def _swiglu_grad(torch, value, widen, d, x):
     return torch.stack([torch.ops.aten.silu_backward(d * up, gate), d * torch.nn.functional.silu(gate)], 1)
 
 
+def _rmsnorm(torch, value, widen, x, weight=None):
+    x32 = x.float()
+    y = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + value["eps"])
+    return (y if weight is None else y * weight).to(x.dtype)
+
+
+def _rmsnorm_grad(torch, value, widen, d, x, weight=None):
+    x32, g = x.float(), d.float() if weight is None else d.float() * weight
+    root = torch.rsqrt(x32.square().mean(-1, keepdim=True) + value["eps"])
+    return (root * g - x32 * root**3 * (g * x32).mean(-1, keepdim=True)).to(x.dtype)
+
+
 _OPS = {
     "gemm": _gemm,
+    "dequantize": lambda torch, value, widen, x, scales: x.float() * scales[:, None],
     "bias": lambda torch, value, widen, x, c: x + c,
     "gelu": lambda torch, value, widen, x: torch.nn.functional.gelu(x),
     "gelu_tanh": lambda torch, value, widen, x: torch.nn.functional.gelu(x, approximate="tanh"),
@@ -70,6 +86,8 @@ _OPS = {
     "relu_grad": lambda torch, value, widen, d, x: torch.ops.aten.threshold_backward(d, x, 0),
     "swiglu": _swiglu,
     "swiglu_grad": _swiglu_grad,
+    "rmsnorm": _rmsnorm,
+    "rmsnorm_grad": _rmsnorm_grad,
     "mul": lambda torch, value, widen, x, y: x * y,
     "add": lambda torch, value, widen, x, y: x + y,
     "scale": lambda torch, value, widen, x: x * value["factor"],

@@ -148,21 +148,35 @@ class Function:
             if mains:
                 raise
             self._why = str(error)
-        else:
+            self._derived = self._of_some(derive)
+        if self._derived is not None:
             self._train = Train(f"{key}/train", self._derived, derive, world, options, mains, self._native)
             _op.ENTRIES[self._train._key] = self._train
         _op.ENTRIES[key] = self._runner
         if "torch" in sys.modules and hasattr(sys.modules["torch"], "library"):
             _op.register()
 
+    def _of_some(self, derive):
+        """The backward of those parameters that have a gradient, where others have none; None without any."""
+
+        def has(i):
+            try:
+                return derive([i])["backward"] is not None
+            except UnsupportedError:
+                return False
+
+        some = [i for i, value in enumerate(self._runner.parameters) if not value["dtype"].startswith("i") and has(i)]
+        return derive(some) if some else None
+
     @property
     def backward(self):
-        """The text of the backward of all parameters; None without one (``why`` says why), or where it has nothing to do."""
+        """The text of the backward of all parameters, or of those that have one; None without any (``why`` says why), or where it has
+        nothing to do."""
         return None if self._train is None else self._derived["backward"]
 
     @property
     def why(self):
-        """Why there is no backward; None where there is one."""
+        """Why there is no backward of all parameters; None where there is one."""
         return self._why
 
     @property

@@ -3,6 +3,7 @@
 //! Never managed memory, never a multicast object.
 
 mod device;
+mod exchange;
 mod host;
 mod layout;
 mod pinned;
@@ -15,5 +16,4 @@ pub(crate) use device::drain;
 pub(crate) use host::FaultRecords;
 pub(crate) use layout::Layout;
 pub(crate) use pinned::Pinned;
-pub(crate) use pool::Pool;
 pub use symmetric::SymmetricMemory;

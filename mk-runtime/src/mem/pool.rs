@@ -4,7 +4,7 @@
 //! is made as one chunk more. A chunk lives until the last instance that maps it is dropped, on each rank by itself: who binds takes those that
 //! all ranks still have.
 
-use super::symmetric::{CALL, everywhere};
+use super::exchange::{CALL, everywhere};
 use super::vmm::Physical;
 use crate::Error;
 use crate::world::{Deadline, World};
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The chunks of a world.
 #[derive(Debug, Default)]
-pub(crate) struct Pool {
+pub(super) struct Pool {
     chunks: Mutex<Vec<Weak<Chunk>>>,
     made: AtomicU64,
 }
@@ -53,7 +53,7 @@ impl Pool {
         granularity: u64,
         deadline: Deadline,
     ) -> Result<Taken, Error> {
-        let pool = world.pool();
+        let pool = Pool::of(world);
         let live: Vec<Arc<Chunk>> = pool.list().iter().filter_map(Weak::upgrade).collect();
         let numbers: Vec<u64> = live.iter().map(|c| c.number).collect();
         let shared = match world.group() {
@@ -84,6 +84,11 @@ impl Pool {
             taken.chunks.push(chunk);
         }
         Ok(taken)
+    }
+
+    fn of(world: &World) -> &Pool {
+        let pool = world.in_common().get_or_init(|| Box::new(Pool::default()));
+        pool.downcast_ref().unwrap_or_else(|| unreachable!("nothing else is kept there"))
     }
 
     fn list(&self) -> std::sync::MutexGuard<'_, Vec<Weak<Chunk>>> {

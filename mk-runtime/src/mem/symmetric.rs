@@ -9,15 +9,14 @@
 //! while a peer's kernel still reads there. `docs/reliability.md` says what was seen when the owner was killed.
 
 use super::device::{download, drain, memset};
+use super::exchange::{CALL, everywhere};
 use super::layout::Layout;
 use super::pool::{Pool, Taken};
 use super::vmm::{self, Physical};
 use crate::Error;
 use crate::driver::ledger::wait_for_launches;
 use crate::driver::{Context, cu};
-use crate::world::{Deadline, Group, World};
-use std::ops::Range;
-use std::os::fd::OwnedFd;
+use crate::world::{Deadline, World};
 use std::sync::Arc;
 
 /// Symmetric memory of a world. Dropping it waits for the GPUs of this process, then unmaps and frees.
@@ -259,8 +258,8 @@ impl SymmetricMemory {
         self.taken = Taken::default();
         for layout in std::mem::take(&mut self.layouts) {
             let bytes = layout.reserved_bytes() as usize;
-            // SAFETY: reserved by us; everything in it is unmapped.
             let reserved = layout.base - layout.lead_bytes;
+            // SAFETY: reserved by us; everything in it is unmapped.
             first = first.and(unsafe { cu!(None, cuMemAddressFree(reserved, bytes)) });
         }
         first
@@ -287,59 +286,5 @@ fn granularity(world: &World) -> Result<u64, Error> {
     Ok(unit)
 }
 
-/// Makes memory of `bytes`, a multiple of the granularity, on every rank. Collective. Returns that of the ranks that this process maps.
-pub(super) fn everywhere(
-    world: &World,
-    bytes: u64,
-    deadline: Deadline,
-) -> Result<Vec<(u32, Physical)>, Error> {
-    let create = |rank, exported| {
-        let own = Physical::create(world.context(rank)?.ordinal(), bytes, exported)?;
-        Ok((rank, own))
-    };
-    let Some(group) = world.group() else {
-        return world.local_ranks().map(|rank| create(rank, false)).collect();
-    };
-    let rank = world.local_ranks().start;
-    let mine = create(rank, true).and_then(|own| Ok((own.1.export()?, own)));
-    let (fd, own) = group.agree(CALL, mine, deadline)?;
-    let made = import(group, rank, world.topology().reach(rank), fd, bytes, deadline);
-    let mut parts = group.agree(CALL, made, deadline)?;
-    parts.push(own);
-    Ok(parts)
-}
-
-/// What the other processes of the node made. A failure is this process's own and still to be told.
-fn import(
-    group: &Group,
-    first: u32,
-    node: Range<u32>,
-    own: OwnedFd,
-    bytes: u64,
-    deadline: Deadline,
-) -> Result<Vec<(u32, Physical)>, Error> {
-    let size = bytes.to_le_bytes();
-    let sizes = group.all_gather(CALL, &size, deadline)?;
-    let fds = group.all_fds(CALL, own, node.clone(), deadline)?;
-    let sizes = sizes.into_iter().skip(node.start as usize);
-    let mut parts = Vec::new();
-    for (rank, (fd, theirs)) in node.zip(fds.into_iter().zip(sizes)) {
-        let Some(fd) = fd else { continue };
-        if theirs != size {
-            let what = "the size of symmetric memory".into();
-            return Err(Error::Disagree {
-                during: CALL.into(),
-                what,
-                rank: first,
-                ranks: vec![rank],
-            });
-        }
-        parts.push((rank, Physical::import(fd)?));
-    }
-    Ok(parts)
-}
-
-/// How processes call what they do here.
-pub(super) const CALL: &str = "allocating symmetric memory";
 /// Bound on the wait for the other processes where the caller gives none.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);

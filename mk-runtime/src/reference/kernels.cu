@@ -113,7 +113,8 @@ extern "C" __global__ void reference_fill(void* x, u64 n, u32 dtype, u64 seed, f
 
 // Elementwise operations, as `MapOp` in mod.rs numbers them.
 enum : u32 { CAST = 0, RELU = 1, SILU = 2, GELU_ERF = 3, GELU_TANH = 4, ADD = 5, MUL = 6, SWIGLU = 7, BIAS = 8, SCALE = 9,
-             GELU_GRAD = 10, GELU_TANH_GRAD = 11, SILU_GRAD = 12, RELU_GRAD = 13, SWIGLU_GRAD = 14 };
+             GELU_GRAD = 10, GELU_TANH_GRAD = 11, SILU_GRAD = 12, RELU_GRAD = 13, SWIGLU_GRAD = 14, SCALE_ROWS = 15,
+             RECIPROCAL_ROOT = 16 };
 
 __device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
 
@@ -144,12 +145,14 @@ extern "C" __global__ void reference_map(void* out, const void* a, const void* b
     if (op == MUL) y = x * load(b, b_dtype, i);
     if (op == SWIGLU) y = silu(x) * load(a, a_dtype, at + inner);
     if (op == BIAS) y = x + load(b, b_dtype, i % inner);
+    if (op == SCALE_ROWS) y = x * load(b, b_dtype, row);
     if (op == SCALE) y = x * factor;
+    if (op == RECIPROCAL_ROOT) y = 1.f / sqrtf(x + factor);
     if (op == SWIGLU_GRAD) {
       const u64 gate = row / 2 * 2 * inner + i % inner;
       const float g = load(b, b_dtype, gate), near = fminf(fmaxf(g, -100.f), 100.f);
       y = row % 2 ? x * silu(g) : x * slope(SILU_GRAD, near) * load(b, b_dtype, gate + inner);
-    } else if (op >= GELU_GRAD) y = x * slope(op, fminf(fmaxf(load(b, b_dtype, i), -100.f), 100.f));
+    } else if (op >= GELU_GRAD && op <= RELU_GRAD) y = x * slope(op, fminf(fmaxf(load(b, b_dtype, i), -100.f), 100.f));
     store(out, out_dtype, i, y);
   }
 }

@@ -40,6 +40,8 @@ pub enum MapOp {
     SwigluGrad,
     /// x + y, where y is `[N]` and N the last dimension of x.
     Bias,
+    /// x * y, where y is `[M]` and M the first dimension of x.
+    ScaleRows,
     /// x times the slope of the exact GELU at y.
     GeluGrad,
     /// x times the slope of the tanh approximation at y.
@@ -50,6 +52,8 @@ pub enum MapOp {
     ReluGrad,
     /// x times the factor.
     Scale(f32),
+    /// 1 / sqrt(x + so much).
+    ReciprocalRoot(f32),
 }
 
 impl MapOp {
@@ -77,6 +81,8 @@ impl MapOp {
             MapOp::SiluGrad => (12, 1.0),
             MapOp::ReluGrad => (13, 1.0),
             MapOp::SwigluGrad => (14, 1.0),
+            MapOp::ScaleRows => (15, 1.0),
+            MapOp::ReciprocalRoot(eps) => (16, eps),
         }
     }
 }
@@ -412,7 +418,9 @@ impl Reference {
             (MapOp::Swiglu | MapOp::SwigluGrad, ..) => false,
             (op, _, Some(b)) if op.pairs() => same(a) && same(b),
             (MapOp::Bias, _, Some(b)) => same(a) && b.shape() == [inner],
-            (op, _, None) if op.pairs() || op == MapOp::Bias => false,
+            (MapOp::ScaleRows, &[m, _], Some(b)) => same(a) && b.shape() == [m],
+            (MapOp::Bias | MapOp::ScaleRows, ..) => false,
+            (op, _, None) if op.pairs() => false,
             (_, _, Some(_)) => false,
             (_, _, None) => same(a),
         };

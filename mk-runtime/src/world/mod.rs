@@ -21,7 +21,6 @@ pub use topology::Topology;
 
 use crate::Error;
 use crate::driver::{self, Context};
-use crate::mem::Pool;
 use budget::SmShares;
 use cudarc::driver::sys::CUdevice_attribute as Attr;
 use std::any::Any;
@@ -63,8 +62,8 @@ struct Inner {
     /// Of all ranks.
     shares: SmShares,
     generation: AtomicU64,
-    /// Workspace that instances share.
-    pool: Pool,
+    /// What `mem` knows of workspace that instances share.
+    in_common: OnceLock<Box<dyn Any + Send + Sync>>,
     /// What others keep for as long as the world lives: its network. Closed before the processes part.
     kept: OnceLock<Box<dyn Any + Send + Sync>>,
     /// The address of this host for others, where there are some.
@@ -163,7 +162,7 @@ impl World {
         shares: SmShares,
         (address, group): (Option<IpAddr>, Option<SharedGroup>),
     ) -> Result<World, Error> {
-        let (generation, pool, kept) = (AtomicU64::new(1), Pool::default(), OnceLock::new());
+        let (generation, in_common, kept) = (AtomicU64::new(1), OnceLock::new(), OnceLock::new());
         let inner = Inner {
             first,
             topology,
@@ -171,7 +170,7 @@ impl World {
             limits,
             shares,
             generation,
-            pool,
+            in_common,
             kept,
             address,
             group,
@@ -327,8 +326,8 @@ impl World {
         self.inner.group.as_ref()
     }
 
-    pub(crate) fn pool(&self) -> &Pool {
-        &self.inner.pool
+    pub(crate) fn in_common(&self) -> &OnceLock<Box<dyn Any + Send + Sync>> {
+        &self.inner.in_common
     }
 
     pub(crate) fn next_generation(&self) -> u64 {

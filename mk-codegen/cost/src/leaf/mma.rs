@@ -42,12 +42,14 @@ impl Unroller<'_> {
     /// not while as much as the cache holds was touched. Tasks of a wave read side by side, and share what they miss.
     pub(crate) fn misses(&self, tasks: &[Task], lanes: usize) -> Result<Vec<f64>, CostError> {
         let mut out = vec![0.0; tasks.len()];
-        let mut seen: HashMap<Place, (f64, usize)> = HashMap::new();
+        let mut seen: HashMap<Place, (f64, usize, FamId)> = HashMap::new();
         let mut clock = 0.0;
         let streams = |(id, _)| self.points.streams(id, Operand::B, self.model.l2_bytes);
         let once = self.plan.families.iter().map(streams).collect::<Result<Vec<bool>, _>>()?;
         for (wave, tasks) in tasks.chunks(lanes.max(1)).enumerate() {
             let (mut bytes, mut tiles) = (0.0, 0usize);
+            // Row blocks of the wave, and what its other tiles read of them again.
+            let (mut rows, mut again) = (0.0, 0.0);
             for task in tasks {
                 let x = &self.plan.families[task.family];
                 let Some(MmaTile { block, b_layout, .. }) = x.leaf.product() else { continue };
@@ -75,9 +77,18 @@ impl Unroller<'_> {
                     // Iterations of an inner loop read as much each, of other places.
                     let size = self.bytes(&region) * self.points.inner(task)? as f64;
                     let key = (region.rank, region.buffer.index(), region.dims);
-                    let last = seen.insert(key, (clock, wave));
-                    let hit =
-                        |(at, of): (f64, usize)| of == wave || clock - at <= self.model.l2_bytes;
+                    let last = seen.insert(key, (clock, wave, task.family));
+                    // Tiles of own rows do not run when those of peers' do.
+                    let beside = |of, family| of == wave && family == task.family;
+                    let hit = |(at, of, family): (f64, usize, FamId)| {
+                        beside(of, family) || clock - at <= self.model.l2_bytes
+                    };
+                    if access.operand == Operand::A {
+                        match last {
+                            Some((_, of, _)) if of == wave => again += size,
+                            _ => rows += size,
+                        }
+                    }
                     if !last.is_some_and(hit) {
                         clock += size;
                         // As many bytes as memory would bring in that time.
@@ -85,6 +96,7 @@ impl Unroller<'_> {
                     }
                 }
             }
+            bytes += again * self.model.unshared(rows);
             let each = bytes / tiles.max(1) as f64;
             let from = wave * lanes.max(1);
             for (i, task) in tasks.iter().enumerate() {
@@ -183,6 +195,9 @@ impl Unroller<'_> {
         // Of the CTAs of a cluster, the one with the most.
         let cluster = i64::from(x.leaf.shares_depth());
         let steps = (steps + cluster - 1) / cluster;
+        if *consumers == Consumers::PingPong {
+            rate.step_s *= self.model.ping_pong;
+        }
         rate.step_s = rate.step_s.max(self.lines(task, x, product)? * self.model.line_s);
         if let (Some(c), true) = (&c, cluster > 1) {
             let bytes = c.len() as f64 * 4.0;

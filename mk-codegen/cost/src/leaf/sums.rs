@@ -1,8 +1,8 @@
-//! Sums, and what reads and writes as they do: statistics, tables.
+//! Sums, and what reads and writes as they do: normalised rows, statistics, tables.
 
 use super::{Cost, Done};
 use crate::{error::CostError, unroller::Unroller};
-use mk_plan::{Family, ReduceTile, StatsTile, Tabulate, Task};
+use mk_plan::{Family, NormTile, ReduceTile, StatsTile, Tabulate, Task};
 
 /// In a loop, all iterations are one job.
 fn sum(u: &mut Unroller<'_>, task: &Task, x: &Family, iterations: i64) -> Result<(), CostError> {
@@ -34,4 +34,4 @@ macro_rules! as_sums {
     )*};
 }
 
-as_sums!(StatsTile, Tabulate);
+as_sums!(NormTile, StatsTile, Tabulate);

@@ -30,6 +30,8 @@ fn operation(op: EpilogueOp) -> Option<Value> {
         EpilogueOp::Silu => "silu",
         EpilogueOp::Relu => "relu",
         EpilogueOp::Bias => "bias",
+        EpilogueOp::ScaleRows => "scale_rows",
+        EpilogueOp::ScaleColumns => "scale_columns",
         EpilogueOp::GeluTanh => "gelu_tanh",
         EpilogueOp::GeluGrad => "gelu_grad",
         EpilogueOp::GeluTanhGrad => "gelu_tanh_grad",
@@ -103,12 +105,20 @@ impl Emitter<'_> {
         let space = if mode == Mode::Write { Space::Out } else { Space::In };
         // The library asks for elements by their place in the tile.
         let dims = match op {
-            EpilogueOp::Bias => x.region.len() == 1,
+            EpilogueOp::Bias | EpilogueOp::ScaleRows | EpilogueOp::ScaleColumns => {
+                x.region.len() == 1
+            }
             _ if gates => x.region.len() == 3 && buffer.shape[1] == Expr::Const(2),
             _ => x.region.len() == 2 || half(self.plan, x).is_some(),
         };
         let last = |a: &Access| a.region[a.region.len() - 1].clone();
-        let placed = dims && buffer.space == space && x.mode == mode && last(x) == last(c);
+        let along = match op {
+            EpilogueOp::ScaleRows => {
+                c.region.len() > 1 && last(x).1 == c.region[c.region.len() - 2].1
+            }
+            _ => last(x) == last(c),
+        };
+        let placed = dims && buffer.space == space && x.mode == mode && along;
         if x.each.is_some() || !placed {
             let what = format!("operand `{operand}` does not lie as C does");
             return Err(EmitError::unsupported(f.name.clone(), what));
@@ -176,7 +186,7 @@ impl Emitter<'_> {
                 [] => false,
             };
             let own = x.each.is_none() && x.rank == Expr::Var(Var::RANK);
-            if !fits || !own || buffer.space != Space::In {
+            if !fits || !own || matches!(buffer.space, Space::Net | Space::Workspace) {
                 let what = format!("operand `{operand}` does not lie as the sums do");
                 return Err(EmitError::unsupported(f.name.clone(), what));
             }
@@ -202,13 +212,15 @@ impl Emitter<'_> {
 
     /// First row of an epilogue's matrix operands; all have the same.
     pub(super) fn extras_row(&self, f: &Family) -> Result<Expr, EmitError> {
-        let matrices = f
-            .accesses
+        let by_rows = EPILOGUE_OPERANDS
             .iter()
-            .filter(|a| EPILOGUE_OPERANDS.contains(&a.operand) && a.region.len() > 1);
+            .zip(f.leaf.epilogue().iter().filter(|op| op.operand().is_some()));
+        let by_rows: Vec<_> =
+            by_rows.filter(|(_, op)| op.vector() != Some(1)).map(|(operand, _)| *operand).collect();
+        let matrices = f.accesses.iter().filter(|a| by_rows.contains(&a.operand));
         // Of what gates and ups are saved to, rows of both.
         let mut rows = matrices.map(|a| match a.region.as_slice() {
-            [rows, _, _] => rows.0.clone(),
+            [rows, _, _] | [rows] => rows.0.clone(),
             _ => self.row(a),
         });
         let first = rows.next().unwrap_or(Expr::Const(0));

@@ -52,6 +52,7 @@ library! {
     "comm/copy_rows.cuh",
     "comm/reduce_rows.cuh",
     "comm/stats_rows.cuh",
+    "comm/norm_rows.cuh",
     "comm/gather_rows.cuh",
     "comm/combine_rows.cuh",
     "comm/tabulate.cuh",

@@ -6,7 +6,7 @@ use mk_syntax::{Bound, Curve, Def, Dim, Op, Placement, Program, ValueId};
 use petgraph::{
     Direction,
     stable_graph::{NodeIndex, StableDiGraph},
-    visit::EdgeRef,
+    visit::{EdgeRef, Topo},
 };
 
 /// An extent: its number, and the symbol that names it in plans and kernels.
@@ -77,8 +77,26 @@ pub enum Kind {
     },
     /// Weighted sums of rows, by token. Operands: rows, experts of each token, weights.
     Combine,
+    /// Values of eight bits times the factors of their rows. Operands: values, factors.
+    Dequantize,
     /// An elementwise operation that stands alone.
     Elementwise(EpilogueOp),
+    /// Several of them in sequence, which no GEMM, or sum, has taken over. Operands: the first one's input, then one for each
+    /// operation that has one.
+    Chain {
+        /// In order of application.
+        epilogue: Vec<EpilogueOp>,
+    },
+    /// Rows over the root of their mean square. Operands: rows, and perhaps a weight.
+    RmsNorm {
+        /// The f32 bits of what is added to the mean.
+        eps: u32,
+    },
+    /// Its gradient. Operands: gradients of the result, rows, and perhaps a weight.
+    RmsNormGrad {
+        /// As [`Kind::RmsNorm`] has it.
+        eps: u32,
+    },
     /// The gradient of the input of `swiglu`, from that of its result: `[m, n]` and `[m, 2, n]` become `[m, 2, n]`.
     SwigluGrad,
     /// What the epilogue of the product that it is an operand of saves on the way: a result.
@@ -133,10 +151,16 @@ impl Kind {
         match self {
             Kind::Gemm { epilogue, .. }
             | Kind::GroupedGemm { epilogue, .. }
+            | Kind::Chain { epilogue }
             | Kind::ReduceScatter { epilogue, .. }
             | Kind::AllReduce { epilogue } => Some(epilogue),
             _ => None,
         }
+    }
+
+    /// Whether it makes each row of the same rows of its operands, and of vectors.
+    pub fn works_on_rows(&self) -> bool {
+        matches!(self, Kind::Chain { .. } | Kind::RmsNorm { .. } | Kind::RmsNormGrad { .. })
     }
 
     /// [`Kind::epilogue`], to add to.
@@ -144,6 +168,7 @@ impl Kind {
         match self {
             Kind::Gemm { epilogue, .. }
             | Kind::GroupedGemm { epilogue, .. }
+            | Kind::Chain { epilogue }
             | Kind::ReduceScatter { epilogue, .. }
             | Kind::AllReduce { epilogue } => Some(epilogue),
             _ => None,
@@ -205,6 +230,21 @@ impl OpGraph {
         list.into_iter().map(|(_, source)| source).collect()
     }
 
+    /// Values, each behind its operands.
+    pub fn in_order(&self) -> Vec<NodeIndex> {
+        let mut walk = Topo::new(&self.graph);
+        std::iter::from_fn(|| walk.next(&self.graph)).collect()
+    }
+
+    /// Takes its operands from a value.
+    pub fn detach(&mut self, node: NodeIndex) {
+        let edges: Vec<_> =
+            self.graph.edges_directed(node, Direction::Incoming).map(|e| e.id()).collect();
+        for edge in edges {
+            self.graph.remove_edge(edge);
+        }
+    }
+
     /// How many operations read a value, results of the pipeline counted as one each.
     pub fn uses(&self, node: NodeIndex) -> usize {
         self.graph.edges_directed(node, Direction::Outgoing).count()
@@ -229,6 +269,7 @@ fn kind_of(op: Op) -> Kind {
         Op::Gemm { a_transposed, b_transposed } => {
             return Kind::Gemm { epilogue: Vec::new(), a_transposed, b_transposed };
         }
+        Op::Dequantize => return Kind::Dequantize,
         Op::GroupedGemm { transposed } => {
             return Kind::GroupedGemm { transposed, epilogue: Vec::new() };
         }
@@ -263,6 +304,8 @@ fn kind_of(op: Op) -> Kind {
         Op::Slope(Curve::Silu) => EpilogueOp::SiluGrad,
         Op::Slope(Curve::Relu) => EpilogueOp::ReluGrad,
         Op::SwigluGrad => return Kind::SwigluGrad,
+        Op::RmsNorm { eps } => return Kind::RmsNorm { eps: (eps as f32).to_bits() },
+        Op::RmsNormGrad { eps } => return Kind::RmsNormGrad { eps: (eps as f32).to_bits() },
         Op::Mul => EpilogueOp::Mul,
         Op::Add => EpilogueOp::Add,
         Op::Scale(factor) => EpilogueOp::Scale((factor as f32).to_bits()),

@@ -1,5 +1,7 @@
 //! Fuses elementwise operations into the GEMM, or the sum over ranks, before them.
 //!
+//! What none of them takes over becomes chains of its own.
+//!
 //! Assumes nothing. Leaves: a product, or a sum, whose result is read by one elementwise operation alone has taken it over; a product also
 //! where the caller gets that result, too, which it then saves on the way. The whole chain is computed in f32 and rounded once, where
 //! the operations one by one would round after each.
@@ -11,26 +13,71 @@ use petgraph::{Direction, stable_graph::NodeIndex, visit::EdgeRef};
 
 /// Runs the pass.
 pub(super) fn epilogues(g: &mut OpGraph) {
+    scales(g);
     let takers: Vec<_> =
         g.graph.node_indices().filter(|n| g.graph[*n].kind.epilogue().is_some()).collect();
     for taker in takers {
-        while let Some((user, op)) = only_user(g, taker) {
-            if g.results.contains(&taker) {
-                save(g, taker);
-            }
-            absorb(g, taker, user, &[op]);
+        take(g, taker);
+    }
+    for node in g.in_order() {
+        if !g.graph.contains_node(node) {
+            continue;
         }
-        if let Some((user, h)) = swiglu_grad(g, taker) {
-            absorb(g, taker, user, &SWIGLU_GRAD);
-            // Of gates there is one operand so far: then what is saved, gates again, and ups.
-            let n = g.operands(taker).len();
-            let saved = Value { kind: Kind::OwnHalf, ..g.graph[taker].clone() };
-            let saved = g.graph.add_node(saved);
-            for (i, x) in [saved, h, h].into_iter().enumerate() {
-                g.graph.add_edge(x, taker, n + i);
+        let Kind::Elementwise(op) = g.graph[node].kind else { continue };
+        // Gates and ups lie side by side in memory.
+        if op != EpilogueOp::Swiglu {
+            g.graph[node].kind = Kind::Chain { epilogue: vec![op] };
+            take(g, node);
+        }
+    }
+}
+
+/// Takes over what follows, as far as it can be.
+fn take(g: &mut OpGraph, taker: NodeIndex) {
+    while let Some((user, op)) = only_user(g, taker) {
+        if g.results.contains(&taker) {
+            save(g, taker);
+        }
+        absorb(g, taker, user, &[op]);
+    }
+    if let Some((user, h)) = swiglu_grad(g, taker) {
+        absorb(g, taker, user, &SWIGLU_GRAD);
+        // Of gates there is one operand so far: then what is saved, gates again, and ups.
+        let n = g.operands(taker).len();
+        let saved = Value { kind: Kind::OwnHalf, ..g.graph[taker].clone() };
+        let saved = g.graph.add_node(saved);
+        for (i, x) in [saved, h, h].into_iter().enumerate() {
+            g.graph.add_edge(x, taker, n + i);
+        }
+    }
+}
+
+/// GEMMs multiply what was quantised as it is stored: factors of rows of A are those of rows of the product, and factors of rows of a
+/// transposed B those of its columns.
+fn scales(g: &mut OpGraph) {
+    let gemms = g.graph.node_indices().filter(|n| matches!(g.graph[*n].kind, Kind::Gemm { .. }));
+    for gemm in gemms.collect::<Vec<_>>() {
+        for (place, op) in [(0, EpilogueOp::ScaleRows), (1, EpilogueOp::ScaleColumns)] {
+            let operands = g.operands(gemm);
+            let Some(x) = operands.get(place).copied() else { continue };
+            if g.graph[x].kind != Kind::Dequantize {
+                continue;
+            }
+            let &[values, factors] = g.operands(x).as_slice() else { continue };
+            let edge = g.graph.edges_connecting(x, gemm).find(|e| *e.weight() == place);
+            if let Some(edge) = edge.map(|e| e.id()) {
+                g.graph.remove_edge(edge);
+            }
+            g.graph.add_edge(values, gemm, place);
+            g.graph.add_edge(factors, gemm, operands.len());
+            if let Some(epilogue) = g.graph[gemm].kind.epilogue_mut() {
+                epilogue.push(op);
             }
         }
     }
+    g.graph.retain_nodes(|graph, n| {
+        graph[n].kind != Kind::Dequantize || graph.neighbors(n).next().is_some()
+    });
 }
 
 /// The `swiglu_grad` that alone reads a product, and the values before the activation, where the caller has them in memory.

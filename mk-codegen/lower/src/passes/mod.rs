@@ -1,6 +1,7 @@
 //! From the op graph to a tile plan: the passes, in the order in which they run.
 
 mod claims;
+mod commute;
 mod draft;
 mod error;
 mod fits;
@@ -50,6 +51,7 @@ fn claimed(program: &Program, bound: &Bound, ranks: u32) -> Result<Kernel, Lower
     let bound = &on(program, bound, ranks)?;
     let mut graph = OpGraph::new(program, bound);
     fuse::epilogues(&mut graph);
+    commute::gathers(&mut graph);
     claims::kernel(&graph, ranks)
 }
 

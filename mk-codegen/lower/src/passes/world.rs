@@ -13,6 +13,9 @@ use mk_plan::{
 use mk_syntax::{Bound, Program, TensorType, ValueId};
 use std::borrow::Cow;
 
+/// The axis of a mesh that counts nodes: proofs go by it, too.
+const NODES: &str = "node";
+
 pub(super) struct World {
     pub target: &'static Target,
     pub mesh: Mesh,
@@ -62,6 +65,20 @@ impl World {
                 "name the pipeline's axis, as in `gather(a, tp)`, or in the mesh",
             ));
         };
+        let behind = mesh.axes.iter().rev().take_while(|(axis, _)| axis != NODES);
+        let on_node = behind.map(|(_, n)| n).product::<u32>();
+        let cut = mesh.axes.iter().any(|(axis, _)| axis == NODES);
+        if cut && config.nodes.checked_mul(on_node) != Some(config.ranks) {
+            let what = format!(
+                "the axis `{NODES}` of the mesh {axes} says that a node has {on_node} of {} ranks, and there are {} nodes",
+                config.ranks, config.nodes
+            );
+            let help = format!(
+                "set `nodes={}`, or give the axis another name",
+                config.ranks / on_node.max(1)
+            );
+            return Err(LowerError::OutOfRange { what, help });
+        }
         let group = RankGroup::of(axis, config.ranks);
         let whole = config.ranks.checked_rem(config.nodes) == Some(0);
         let local = whole.then(|| (config.ranks / config.nodes).max(1) as i32);

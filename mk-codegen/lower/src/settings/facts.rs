@@ -34,6 +34,8 @@ pub struct GatheredRows {
     pub bulk: bool,
     /// Whether every launch has as many.
     pub fixed: bool,
+    /// Whether the kernel makes them.
+    pub made: bool,
     /// Whether tiles may hold rows of several ranks.
     pub spans: bool,
 }
@@ -64,6 +66,8 @@ pub struct Product {
     pub depth: Option<u64>,
     /// Whether its operands are the caller's, as TMA takes them, and it saves nothing on the way.
     pub alone: bool,
+    /// Whether its operands have eight bits.
+    pub narrow: bool,
 }
 
 /// A sum over ranks.
@@ -110,6 +114,11 @@ impl Facts {
     /// Whether elementwise operations follow some sum.
     pub fn finishes_sums(&self) -> bool {
         self.sums.iter().any(|s| s.epilogue)
+    }
+
+    /// Whether some product has operands of eight bits.
+    pub fn narrow(&self) -> bool {
+        self.products.iter().any(|p| p.narrow)
     }
 
     /// Whether some product is gated.

@@ -46,14 +46,9 @@ pub(super) fn check(c: &Config, facts: &Facts) -> Result<(), Refusal> {
     if c.nodes == 1 || !facts.communicates() {
         return Ok(());
     }
-    let unsent = match (facts.ring, facts.routed) {
-        (true, _) => Some("a ring of attention reads the memory of every rank"),
-        (_, true) => Some("`dispatch` and `combine` read the memory of every rank"),
-        _ => None,
-    };
-    if let Some(what) = unsent {
-        let why = format!("{what}, and no network card carries it between nodes yet");
-        return refuse("nodes", nodes, &why, "use one node", &[]);
+    if facts.routed {
+        let why = "`dispatch` and `combine` read the memory of every rank, and no network card carries it between nodes yet";
+        return refuse("nodes", nodes, why, "use one node", &[]);
     }
     if let Gather::CopyEngine { .. } = c.gather {
         let why = "copy engines do not reach the memory of other nodes";

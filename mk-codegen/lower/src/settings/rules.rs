@@ -8,7 +8,8 @@ use super::{
 };
 use mk_plan::target::{self, Target};
 use mk_plan::{
-    COPY_STAGE_BYTES, Consumers, Schedule, mma_consumers, mma_swaps, one_warpgroup_takes,
+    COPY_STAGE_BYTES, Consumers, Schedule, mma_consumers, mma_promotes, mma_swaps,
+    one_warpgroup_takes,
 };
 
 type Fit = Result<(), Misfit>;
@@ -87,6 +88,12 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
     if !known || bk != 64 {
         return misfit_of_tile(c, format!("no GEMM has tiles of {bm} x {bn} x {bk}"));
     }
+    if facts.narrow() && !mma_promotes([bm, bn]) {
+        let why = format!(
+            "sums of 8-bit operands take twice the registers that tiles of {bm} x {bn} leave"
+        );
+        return misfit_of_tile(c, why);
+    }
     if mma_swaps([bm, bn]) && !swaps(c, facts) {
         let why = format!(
             "only a product alone, of 16-bit results of which nothing is saved, has tiles of {bm} x {bn}"
@@ -133,7 +140,7 @@ pub(super) fn swapped_rows(columns: u32) -> Option<impl Iterator<Item = u32>> {
 pub(super) fn swaps(c: &Config, facts: &Facts) -> bool {
     let odd = facts.products.iter().any(|p| p.odd_bits);
     let cooperative = c.consumers == Consumers::Cooperative && c.last_wave.is_none();
-    shared_depth(facts).is_some() && !odd && !facts.ragged && cooperative
+    shared_depth(facts).is_some() && !odd && !facts.narrow() && !facts.ragged && cooperative
 }
 
 pub(super) fn stages(c: &Config, facts: &Facts) -> Fit {
@@ -153,8 +160,19 @@ pub(super) fn stages(c: &Config, facts: &Facts) -> Fit {
     )
 }
 
-pub(super) fn consumers(c: &Config, _: &Facts) -> Fit {
+pub(super) fn settle_block(c: &mut Config, facts: &Facts) {
+    if facts.narrow() && !mma_promotes([c.block[0], c.block[1]]) {
+        c.block = [128, 128, 64];
+    }
+}
+
+pub(super) fn consumers(c: &Config, facts: &Facts) -> Fit {
     let [bm, bn, _] = c.block;
+    if c.consumers == Consumers::PingPong && facts.narrow() {
+        let why =
+            "while one warpgroup adds sums of 8-bit operands, the other multiplies the same tile";
+        return misfit(why, "", &["consumers=cooperative"]);
+    }
     if c.consumers == Consumers::Cooperative || one_warpgroup_takes([bm, bn]) {
         return Ok(());
     }
@@ -165,8 +183,8 @@ pub(super) fn consumers(c: &Config, _: &Facts) -> Fit {
     )
 }
 
-pub(super) fn settle_consumers(c: &mut Config, _: &Facts) {
-    if !one_warpgroup_takes([c.block[0], c.block[1]]) {
+pub(super) fn settle_consumers(c: &mut Config, facts: &Facts) {
+    if facts.narrow() || !one_warpgroup_takes([c.block[0], c.block[1]]) {
         c.consumers = Consumers::Cooperative;
     }
 }
@@ -203,11 +221,11 @@ pub(super) fn gather(c: &Config, facts: &Facts) -> Fit {
     if parts == 0 {
         return misfit("shards in 0 parts", "use 1 or more", &["gather=copy_engine"]);
     }
-    match facts.gathers.iter().find(|g| !g.bulk || !g.fixed) {
+    match facts.gathers.iter().find(|g| !g.bulk || !g.fixed || g.made) {
         None => Ok(()),
         Some(g) => misfit(
             format!("a copy engine cannot send the rows of `{}`", g.name),
-            "it takes rows of a multiple of 16 bytes, and as many in every launch: set `gather=sms`",
+            "it takes a caller's rows of a multiple of 16 bytes, and as many in every launch: set `gather=sms`",
             &["gather=sms"],
         ),
     }
@@ -353,6 +371,9 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
         instead.insert(0, "cluster=1".into());
         Err(Misfit { why: why_not(why), help: String::new(), instead })
     };
+    if facts.narrow() {
+        return because("sums of 8-bit operands stay with the CTA that adds them", &["cluster=1"]);
+    }
     let Some(depth) = shared_depth(facts) else {
         return because(
             "only a product alone, of operands that TMA can read, which saves nothing, has such tiles",

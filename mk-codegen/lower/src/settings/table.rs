@@ -98,9 +98,10 @@ macro_rules! row {
 /// Every setting, in the order in which they are printed and searched.
 #[allow(clippy::needless_update, reason = "some rows say all that there is to say")]
 pub const SETTINGS: &[Setting] = &[
-    row!(block: Block, "M, N and K of a GEMM's tile", {
+    row!(block: Block, "M, N and K of a GEMM's tile; of 8-bit operands, K is 64 pairs", {
         applies: rules::products,
         fits: rules::block,
+        settle: rules::settle_block,
         values: tried::blocks,
     }),
     row!(stages: u32 | "auto", "shared-memory stages of a GEMM", {

@@ -9,7 +9,7 @@ use crate::{
     },
     text::{Cursor, ReadError},
 };
-use mk_dtype::OPERAND_BYTES;
+use mk_dtype::HALF_BYTES;
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
 
@@ -51,7 +51,7 @@ impl Mask {
 /// Bytes of a block of queries, and of as many blocks of keys and of values as there are stages.
 pub fn attend_smem_bytes([rows, keys, depth]: [u32; 3], stages: u32) -> u32 {
     let blocks = keys.saturating_mul(2).saturating_mul(stages);
-    rows.saturating_add(blocks).saturating_mul(depth).saturating_mul(OPERAND_BYTES)
+    rows.saturating_add(blocks).saturating_mul(depth).saturating_mul(HALF_BYTES)
 }
 
 /// One block of queries against keys and values, with a running maximum and sum. The keys of a step are the rows of its `k`

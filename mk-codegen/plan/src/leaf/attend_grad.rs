@@ -9,7 +9,7 @@ use crate::{
     },
     text::{Cursor, ReadError},
 };
-use mk_dtype::{F32_BYTES, OPERAND_BYTES};
+use mk_dtype::{F32_BYTES, HALF_BYTES};
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
 
@@ -54,7 +54,7 @@ pub fn attend_grad_smem_bytes(of: GradOf, [rows, others, depth]: [u32; 3], stage
     let queries = if of == GradOf::Queries { rows } else { moved };
     let elements = rows.saturating_add(moved).saturating_mul(2).saturating_mul(depth);
     let stats = queries.saturating_mul(STATS * F32_BYTES);
-    elements.saturating_mul(OPERAND_BYTES).saturating_add(stats)
+    elements.saturating_mul(HALF_BYTES).saturating_add(stats)
 }
 
 /// Gradients of one block of queries, against keys and values; or of one of keys and values, against queries. What the other side has at a

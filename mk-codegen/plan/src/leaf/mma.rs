@@ -3,8 +3,11 @@
 use super::{Record, Store};
 use crate::{
     contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, OperandSpec},
-    epilogue::{EPILOGUE_OPERANDS, EpilogueOp, gated, keeps_end, read_epilogue, write_epilogue},
-    mma::{mma_consumers, mma_exchange_bytes, mma_stage_bytes, mma_staging_bytes},
+    epilogue::{
+        EPILOGUE_OPERANDS, EpilogueOp, gated, keeps_end, read_epilogue, scales_first,
+        write_epilogue,
+    },
+    mma::{mma_consumers, mma_exchange_bytes, mma_narrow, mma_stage_bytes, mma_staging_bytes},
     names::{Agent, Mode, Operand, Point, Proxy},
     text::{Cursor, ReadError},
 };
@@ -59,7 +62,7 @@ fn is_alone(multicast: &[u32; 2]) -> bool {
 /// `c = epilogue(a · b)` with f32 accumulation, k in ascending blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MmaTile {
-    /// Rows, columns and depth of the tile.
+    /// Rows, columns and depth of the tile. 128 elements of depth are of eight bits each.
     pub block: [u32; 3],
     /// Shared-memory stages.
     pub stages: u32,
@@ -236,10 +239,14 @@ impl Record for MmaTile {
         // Panels of eight bits have no layout, and partial sums are computed with.
         let panels = self.store == Store::Tma || self.epilogue.contains(&EpilogueOp::Carry);
         let result = if panels { Elements::Float } else { Elements::Stored };
-        let mut all = vec![
-            OneType::new(&[Operand::A, Operand::B], Elements::Half),
-            OneType::new(&[Operand::C, Operand::AccIn], result),
-        ];
+        let mut all = vec![OneType::new(&[Operand::C, Operand::AccIn], result)];
+        // Of eight bits the two may differ.
+        match mma_narrow(self.block[2]) {
+            true => {
+                all.extend([Operand::A, Operand::B].map(|o| OneType::new(&[o], Elements::Narrow)))
+            }
+            false => all.push(OneType::new(&[Operand::A, Operand::B], Elements::Half)),
+        }
         all.extend(EPILOGUE_OPERANDS.map(|e| OneType::new(&[e], Elements::Float)));
         all
     }
@@ -260,7 +267,13 @@ impl Record for MmaTile {
         let keeps = (!keeps_end(&self.epilogue)).then(|| {
             "`keep` ends with a `save`, before another `keep`, `swiglu` or `carry`".to_string()
         });
-        gates.into_iter().chain(keeps).collect()
+        let along = self.a_layout == ALayout::Mk && self.b_layout == BLayout::Nk;
+        let turned = (mma_narrow(self.block[2]) && !along)
+            .then(|| "operands of eight bits lie along K: `a=mk b=nk`".to_string());
+        let late = (!scales_first(&self.epilogue)).then(|| {
+            "`scale_rows` and `scale_columns` come first in an epilogue, each once".to_string()
+        });
+        gates.into_iter().chain(keeps).chain(turned).chain(late).collect()
     }
 
     fn pipeline(&self) -> Option<(&[u32], u32)> {

@@ -7,6 +7,7 @@ mod copy;
 mod host_copy;
 mod mma;
 mod nic_send;
+mod norm;
 mod record;
 mod reduce;
 mod signal;
@@ -20,6 +21,7 @@ pub use copy::{COPY_STAGE_BYTES, CopyTile, CopyVia};
 pub use host_copy::HostCopy;
 pub use mma::{ALayout, BLayout, Consumers, MmaTile};
 pub use nic_send::NicSend;
+pub use norm::NormTile;
 pub use record::Record;
 pub use reduce::ReduceTile;
 pub use signal::{Enter, Signal};
@@ -50,6 +52,8 @@ pub enum Leaf {
     StatsTile(StatsTile),
     /// [`AttendGradTile`].
     AttendGradTile(AttendGradTile),
+    /// [`NormTile`].
+    NormTile(NormTile),
     /// [`NicSend`].
     NicSend,
     /// [`HostCopy`].
@@ -64,7 +68,7 @@ pub enum Leaf {
 macro_rules! of_leaf {
     ($leaf:expr, $x:ident => $do:expr) => {
         $crate::of_leaf!(@ $leaf, $x, $do, [Signal Enter NicSend HostCopy]
-            [CopyTile MmaTile ReduceTile AttendTile StatsTile AttendGradTile Tabulate])
+            [CopyTile MmaTile ReduceTile AttendTile StatsTile AttendGradTile Tabulate NormTile])
     };
     (@ $leaf:expr, $x:ident, $do:expr, [$($unit:ident)*] [$($record:ident)*]) => {
         match $leaf {
@@ -98,6 +102,8 @@ const READERS: &[(&str, Reader)] = &[
     ("stats_tile", |c| StatsTile::read(c).map(Leaf::StatsTile)),
     ("attend_dq_tile", |c| AttendGradTile::read(c, GradOf::Queries).map(Leaf::AttendGradTile)),
     ("attend_dkv_tile", |c| AttendGradTile::read(c, GradOf::Keys).map(Leaf::AttendGradTile)),
+    ("norm_tile", |c| NormTile::read(c, false).map(Leaf::NormTile)),
+    ("norm_grad_tile", |c| NormTile::read(c, true).map(Leaf::NormTile)),
     ("nic_send", |_| Ok(Leaf::NicSend)),
     ("host_copy", |_| Ok(Leaf::HostCopy)),
     ("tabulate_blocks", |c| Tabulate::read_blocks(c).map(Leaf::Tabulate)),
@@ -184,6 +190,7 @@ mod tests {
         all.extend(RoutePart::ALL.iter().map(|part| route(*part)));
         all.push(Leaf::Tabulate(Tabulate { of: Tabulation::Blocks { rows: 8 } }));
         all.push(Leaf::ReduceTile(ReduceTile { epilogue: vec![EpilogueOp::Bias] }));
+        all.extend([false, true].map(|grad| Leaf::NormTile(NormTile { eps: 0, grad })));
         all.push(Leaf::StatsTile(StatsTile { block: [128, 64] }));
         all
     }

@@ -18,6 +18,8 @@ pub(super) enum Function {
     GeluTanhSlope,
     SiluSlope,
     ReluSlope,
+    /// Of a row's mean of squares and so much, by the bits of an f32.
+    ReciprocalRoot(u32),
 }
 
 impl Function {
@@ -32,6 +34,7 @@ impl Function {
             Function::GeluTanhSlope => 5,
             Function::SiluSlope => 6,
             Function::ReluSlope => 7,
+            Function::ReciprocalRoot(eps) => 1 << 32 | u64::from(eps),
             Function::Round(to) => 8 + to as u64,
         }
     }

@@ -133,9 +133,19 @@ impl<'a> Dims<'a> {
                 }
                 lines.cut(of(1)[1], 1);
             }
+            Op::Dequantize => same(of(0)[0], of(1)[0], extent(node.inputs[1], 0)),
             Op::Bias => {
                 let last = of(0).len() - 1;
                 same(of(0)[last], of(1)[0], extent(node.inputs[1], 0));
+            }
+            Op::RmsNorm { .. } | Op::RmsNormGrad { .. } => {
+                let last = of(0).len() - 1;
+                for (i, x) in node.inputs.iter().enumerate().skip(1) {
+                    let vector = of(i).len() == 1;
+                    for d in 0..of(i).len() {
+                        same(of(0)[if vector { last } else { d }], of(i)[d], extent(*x, d));
+                    }
+                }
             }
             Op::Attention { causal, .. } => {
                 // Places are one index for queries and keys where a mask compares them.

@@ -29,6 +29,7 @@ mod launch;
 mod leaf;
 mod linker;
 mod links;
+mod norm;
 mod number;
 mod program;
 mod ragged;

@@ -9,7 +9,7 @@ use super::{
     dims::{Dims, Tensor, Value, gradient_operands},
     error::FieldError,
     launch::MAX_ELEMENTS,
-    ragged, softmax,
+    norm, ragged, softmax,
 };
 use mk_syntax::{Curve, DType, Def, Node, Op, Placement, ValueId};
 
@@ -165,6 +165,12 @@ impl<A: Algebra> Evaluator<'_, A> {
                 Value::Whole(t) => Value::Whole(t.clone()),
                 Value::Summands(list) => Value::Whole(self.sum(list)),
             },
+            (Op::Dequantize, Some(scales)) => self.both(x, scales, |algebra, x, scales| {
+                let width = x.data.len() / x.shape[0].max(1);
+                let each = x.data.iter().enumerate();
+                let data = each.map(|(i, e)| algebra.mul(*e, scales.data[i / width.max(1)]));
+                Tensor { shape: x.shape.clone(), data: data.collect() }
+            }),
             (Op::Bias | Op::Add, Some(y)) => self.zip(x, y, A::add),
             (Op::Mul, Some(y)) => self.zip(x, y, A::mul),
             (Op::Slope(curve), Some(y)) => {
@@ -185,12 +191,14 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::Relu, _) => self.map(x, |a, e| a.apply(Function::Relu, e)),
             (Op::Scale(factor), _) => self.map(x, |a, e| a.scale(e, factor as f32)),
             (Op::Cast(to), _) => self.map(x, |a, e| a.apply(Function::Round(to), e)),
+            (Op::RmsNorm { eps } | Op::RmsNormGrad { eps }, _) => self.norm(node, eps),
             (Op::Swiglu, _) => self.each(x, |a, t| swiglu(a, t)),
             (Op::SwigluGrad, Some(h)) => self.both(x, h, swiglu_grad),
             // The checker gives these operations two operands.
             (
                 Op::Gemm { .. }
                 | Op::GroupedGemm { .. }
+                | Op::Dequantize
                 | Op::Bias
                 | Op::Add
                 | Op::Mul
@@ -205,6 +213,21 @@ impl<A: Algebra> Evaluator<'_, A> {
         let values = self.values;
         let operands = [0, 1, 2].map(|i| values[node.inputs[i].index()].on(0));
         softmax::attention(self.algebra, self.dims, self.cells, node, operands)
+    }
+
+    /// Normalised rows, or gradients of them: the first operand of these is the gradient of the result.
+    fn norm(&mut self, node: &Node, eps: f64) -> Value<A::Elem> {
+        let grad = usize::from(matches!(node.op, Op::RmsNormGrad { .. }));
+        let operands: Vec<_> = node.inputs.iter().map(|x| &self.values[x.index()]).collect();
+        let eps = (eps as f32).to_bits();
+        self.each(operands[0], |algebra, first| {
+            let x = operands[grad].on(0);
+            let weight = operands.get(grad + 1).map(|g| &g.on(0).data[..]);
+            let cols = x.shape.last().copied().unwrap_or(0);
+            let d = (grad == 1).then_some(&first.data[..]);
+            let data = norm::normalised(algebra, eps, cols, &x.data, weight, d);
+            Tensor { shape: x.shape.clone(), data }
+        })
     }
 
     fn statistics(&mut self, node: &Node) -> Tensor<A::Elem> {

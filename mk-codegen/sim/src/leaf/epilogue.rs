@@ -17,9 +17,10 @@ pub(super) fn apply_to<'o>(
 ) -> Result<(), SimError> {
     let mut other = None;
     if op.operand().is_some() {
-        let want = match op {
-            EpilogueOp::Bias => tile.cols,
-            _ => tile.data.len(),
+        let want = match op.vector() {
+            Some(0) => tile.rows,
+            Some(_) => tile.cols,
+            None => tile.data.len(),
         };
         let found = tails.next().and_then(|o| context.latest(*o, phase));
         other = found.filter(|t| t.data.len() == want);

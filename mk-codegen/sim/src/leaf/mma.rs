@@ -9,7 +9,7 @@ use crate::{
 };
 use mk_plan::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, MmaTile, Operand, Region, cluster_part, gated,
-    saves_gates,
+    mma_narrow, saves_gates,
 };
 
 impl Compute for MmaTile {
@@ -78,14 +78,24 @@ fn multiply(
     Ok(())
 }
 
-/// `c += a * b`: each part of the steps along k is a sum of its own, and these are added in the order of k.
+/// `c += a * b`: each part of the steps along k is a sum of its own, and these are added in the order of k. So is each step of 8-bit
+/// operands.
 fn multiply_in_parts(c: &mut Tile, a: &Tile, b: &Tile, parts: u32, step: u32) {
-    if parts <= 1 {
+    let narrow = mma_narrow(step);
+    if parts <= 1 && !narrow {
         return multiply_add(c, a, b);
     }
     let step = step.max(1) as usize;
     let steps = a.cols.div_ceil(step) as i64;
+    if parts <= 1 {
+        return sum_of_parts(c, a, b, steps as u32, |part| part as usize * step);
+    }
     let at = |part: u32| cluster_part(steps, part.into(), parts.into()) as usize * step;
+    sum_of_parts(c, a, b, parts, at)
+}
+
+/// Part `i` begins at `at(i)` along k.
+fn sum_of_parts(c: &mut Tile, a: &Tile, b: &Tile, parts: u32, at: impl Fn(u32) -> usize) {
     for part in 0..parts {
         let (from, to) = (at(part).min(a.cols), at(part + 1).min(a.cols));
         let mut columns = Tile::zeros(a.rows, to - from);

@@ -3,7 +3,7 @@
 use super::{Tile, erf::erf};
 use mk_plan::EpilogueOp;
 
-/// Applies `op` to `acc`. `operand` is `None` for operations without one; a bias has `acc.cols` elements, a matrix as many
+/// Applies `op` to `acc`. `operand` is `None` for operations without one; a vector has `acc.cols` elements, or `acc.rows`, a matrix as many
 /// as `acc`. The caller has checked that.
 pub(in super::super) fn apply(op: EpilogueOp, acc: &mut Tile, operand: Option<&Tile>) {
     let cols = acc.cols.max(1);
@@ -15,6 +15,16 @@ pub(in super::super) fn apply(op: EpilogueOp, acc: &mut Tile, operand: Option<&T
         EpilogueOp::Bias => {
             for row in acc.data.chunks_mut(cols) {
                 row.iter_mut().zip(other).for_each(|(x, b)| *x += b);
+            }
+        }
+        EpilogueOp::ScaleColumns => {
+            for row in acc.data.chunks_mut(cols) {
+                row.iter_mut().zip(other).for_each(|(x, s)| *x *= s);
+            }
+        }
+        EpilogueOp::ScaleRows => {
+            for (row, s) in acc.data.chunks_mut(cols).zip(other) {
+                row.iter_mut().for_each(|x| *x *= s);
             }
         }
         EpilogueOp::Mul => acc.data.iter_mut().zip(other).for_each(|(x, y)| *x *= y),

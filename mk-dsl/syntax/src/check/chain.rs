@@ -65,12 +65,15 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(ring.span, messages::ring_elsewhere());
             input = None;
         }
-        use OpKind::{Cast, Dispatch, Gather, Ragged};
-        let moves = matches!(info.kind, Cast | Dispatch | Gather | Ragged);
-        if let Some(x) = input.take_if(|x| x.ty.dtype.is_storage() && !moves) {
+        use OpKind::{Cast, Dispatch, Gather, Gemm, Ragged};
+        let takes = matches!(info.kind, Cast | Dispatch | Gather | Gemm | Ragged);
+        if let Some(x) = input.take_if(|x| x.ty.dtype.is_storage() && !takes) {
             let sums = matches!(info.kind, OpKind::ReduceScatter | OpKind::AllReduce);
             let text = messages::storage_only(op.text, &x.label, x.ty.dtype, sums);
             self.sink.push(op.span, text);
+        }
+        if let Some(x) = input.take_if(|x| x.scales.is_some() && info.kind != Gemm) {
+            self.sink.push(op.span, messages::scaled_elsewhere(op.text, &x.label));
         }
         let ragged = input.as_ref().and_then(|x| x.ragged);
         if ragged.is_some() && !grouped::takes_ragged(info.kind) {
@@ -110,6 +113,8 @@ impl<'a> Checker<'a, '_> {
             OpKind::Slope(curve) => self.slope(call, curve),
             OpKind::SwigluGrad => self.swiglu_grad(call),
             OpKind::Swiglu => self.swiglu(call),
+            OpKind::RmsNorm => self.rmsnorm(call),
+            OpKind::RmsNormGrad => self.rmsnorm_grad(call),
             OpKind::Scale => self.scale(call),
             OpKind::Cast => self.cast(call),
             OpKind::Ring => self.ring(call),

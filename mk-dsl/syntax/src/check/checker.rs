@@ -45,6 +45,8 @@ pub(super) struct Value {
     pub ring: Option<Box<Ring>>,
     /// Rows of experts, of which this is how many each has.
     pub ragged: Option<Id>,
+    /// The factors of its rows, as it is stored.
+    pub scales: Option<Id>,
 }
 
 /// Keys and values on their way to `attention`: the values, beside the keys that are the value of the chain. Or queries, which are that
@@ -84,9 +86,13 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Param<'a> {
     pub name: Word<'a>,
+    /// What follows its name: `_scale` of factors of the parameter of that name.
+    pub suffix: &'static str,
     /// Where its dtype is written; without annotation, its first use.
     pub dtype_span: Span,
     pub state: State,
+    /// The parameter that has the factors of its rows.
+    pub scales: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -160,6 +166,14 @@ impl<'a> Checker<'a, '_> {
         if let Some(what) = reserved(word.text) {
             self.sink.push(word.span, messages::reserved_name(word.text, what));
         }
+        let of_factors = |p: &Param<'_>| {
+            !p.suffix.is_empty() && word.text.strip_prefix(p.name.text) == Some(p.suffix)
+        };
+        if self.params.iter().any(of_factors) {
+            self.sink.push(word.span, messages::defined_twice(word.text));
+            self.names.entry(word.text).or_insert(Name { word, id: None, is_used: true });
+            return;
+        }
         if self.names.contains_key(word.text) {
             self.sink.push(word.span, messages::defined_twice(word.text));
             return;
@@ -189,7 +203,8 @@ impl<'a> Checker<'a, '_> {
         }
         let id = Id::Param(self.params.len());
         let state = State::Open { dtype: None, dims: None };
-        self.params.push(Param { name: word, dtype_span: word.span, state });
+        let (dtype_span, scales) = (word.span, None);
+        self.params.push(Param { name: word, suffix: "", dtype_span, state, scales });
         self.names.insert(word.text, Name { word, id: Some(id), is_used: true });
         Some(id)
     }
@@ -232,6 +247,7 @@ impl<'a> Checker<'a, '_> {
                     is_transposed: false,
                     ring: None,
                     ragged: None,
+                    scales: self.params[i].scales.map(Id::Param),
                 })
             }
         }
@@ -260,14 +276,17 @@ impl<'a> Checker<'a, '_> {
         let ty = Ty { dtype: dtype.unwrap_or(wanted.dtype), dims, placement: wanted.placement };
         self.validate(name, &ty)?;
         self.params[i].state = State::Known(ty.clone());
+        if let Some(scales) = self.params[i].scales {
+            self.params[scales].state = State::Known(ty.scales());
+        }
         Some(ty)
     }
 
     pub fn push(&mut self, op: Op, inputs: Vec<Id>, ty: Ty, gathered: Vec<bool>) -> Value {
         let id = Id::Node(self.nodes.len());
         let label = format!("the result of `{}`", op.name());
-        let value =
-            Value { id, ty, gathered, label, is_transposed: false, ring: None, ragged: None };
+        let (ring, ragged, scales) = (None, None, None);
+        let value = Value { id, ty, gathered, label, is_transposed: false, ring, ragged, scales };
         self.nodes.push(NodeDraft { op, inputs, value: value.clone() });
         value
     }
@@ -285,6 +304,7 @@ impl<'a> Checker<'a, '_> {
                 let second = matches!(node.op, Op::Add | Op::Mul | Op::Bias | Op::Slope(_));
                 let taken = match node.op {
                     Op::Combine => Some(2),
+                    Op::Dequantize => Some(1),
                     _ => second.then_some(1),
                 };
                 node.inputs.iter().enumerate().any(|(at, x)| *x == id && taken != Some(at))

@@ -32,6 +32,9 @@ impl<'a> Checker<'a, '_> {
         for ty in &results.types {
             let value = found.next().and_then(Option::as_ref);
             let Some(ty) = ty else { continue };
+            if let Some(scales) = &ty.scales {
+                self.sink.push(scales.span, messages::scaled_result());
+            }
             let written = self.written(ty);
             if let (Some(written), Some(value)) = (written, value) {
                 self.result(ty, &written, &value.ty);
@@ -91,7 +94,8 @@ impl<'a> Checker<'a, '_> {
                 return None;
             };
             let ty = symbols.ty(ty);
-            tensors.push(Tensor { id: ValueId::new(i), name: param.name.text.to_owned(), ty });
+            let name = format!("{}{}", param.name.text, param.suffix);
+            tensors.push(Tensor { id: ValueId::new(i), name, ty });
         }
         let mut nodes = Vec::new();
         for (i, node) in self.nodes.iter().enumerate() {

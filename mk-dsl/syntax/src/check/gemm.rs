@@ -1,7 +1,7 @@
 //! `gemm(w)`: `[M, K] x [K, N] -> [M, N]`, and with a weight `[K, G, N]`, `[M, G, N]`; the way back, `gemm(dy, w.t)`, contracts
 //! `[M, G, N]` with `[K, G, N]` over `G` and `N`.
 
-use super::checker::{Call, Checker, Shape, Ty, Value, Wanted};
+use super::checker::{Call, Checker, Id, Shape, Ty, Value, Wanted};
 use super::dims::Resolved;
 use crate::ast::Operand;
 use crate::messages;
@@ -121,11 +121,18 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(op, messages::product_dtype("gemm", &a.label, a.ty.dtype));
         }
         let (b, at) = (b?, operand.word.span);
-        if b.ty.dtype == DType::F32 || b.ty.dtype.is_storage() {
+        let narrow = a.ty.dtype.is_narrow() && b.ty.dtype.is_narrow();
+        if !b.ty.dtype.multiplies() {
             self.sink.push(at, messages::product_dtype("gemm", &b.label, b.ty.dtype));
-        } else if a.ty.dtype != DType::F32 && a.ty.dtype != b.ty.dtype {
+        } else if a.ty.dtype.multiplies() && a.ty.dtype != b.ty.dtype && !narrow {
             let text = messages::dtype_mismatch("gemm", a.ty.dtype, &b.label, b.ty.dtype);
             self.sink.push(at, text);
+        }
+        if a.ty.dtype.is_narrow() && a.is_transposed {
+            self.sink.push(op, messages::narrow_operand(&a.label, a.ty.dtype, "[M, K]", false));
+        }
+        if b.ty.dtype.is_narrow() && !b.is_transposed {
+            self.sink.push(at, messages::narrow_operand(&b.label, b.ty.dtype, "[N, K]", true));
         }
         let ([k, columns @ ..], 2 | 3) = (b.ty.dims.as_slice(), b.ty.dims.len()) else {
             let shape = self.show_dims(&b.ty.dims);
@@ -158,9 +165,19 @@ impl<'a> Checker<'a, '_> {
             return None;
         }
         let dims = [m].into_iter().chain(columns.iter().copied()).collect();
-        let ty = Ty { dtype: a.ty.dtype, dims, placement };
+        let dtype = if narrow { DType::Bf16 } else { a.ty.dtype };
+        let ty = Ty { dtype, dims, placement };
         let op = Op::Gemm { a_transposed: a.is_transposed, b_transposed: b.is_transposed };
-        Some(self.push(op, vec![a.id, b.id], ty, a.gathered))
+        let (left, right) = (self.dequantized(&a), self.dequantized(&b));
+        Some(self.push(op, vec![left, right], ty, a.gathered))
+    }
+
+    /// An operand with the factors of its rows, as it is stored.
+    fn dequantized(&mut self, x: &Value) -> Id {
+        let Some(scales) = x.scales else { return x.id };
+        let stored = if x.is_transposed { x.ty.clone().transposed() } else { x.ty.clone() };
+        let ty = Ty { dtype: DType::F32, ..stored };
+        self.push(Op::Dequantize, vec![x.id, scales], ty, x.gathered.clone()).id
     }
 
     /// `[M, G, N]` by the transpose of `[K, G, N]`: `[M, K]`, summed over all columns. `turned` is where the `.t` stands.
@@ -196,7 +213,7 @@ impl<'a> Checker<'a, '_> {
         }
         for value in [a, &b] {
             if value.ty.dtype == DType::F32 || value.ty.dtype.is_storage() {
-                let text = messages::product_dtype("gemm", &value.label, value.ty.dtype);
+                let text = messages::product_dtype("gemm(x, w.t)", &value.label, value.ty.dtype);
                 self.sink.push(op, text);
             }
         }

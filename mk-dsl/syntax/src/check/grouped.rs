@@ -107,7 +107,7 @@ impl<'a> Checker<'a, '_> {
             return None;
         };
         for value in [&x, &w] {
-            if !value.ty.dtype.multiplies() {
+            if !value.ty.dtype.multiplies() || value.ty.dtype.is_narrow() {
                 self.sink.push(op, messages::grouped_dtype(&value.label));
             }
         }

@@ -21,6 +21,7 @@ mod gemm;
 mod grouped;
 mod infer;
 mod mesh;
+mod rmsnorm;
 mod runtime;
 mod swiglu;
 mod types;

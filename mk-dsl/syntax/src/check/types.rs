@@ -1,8 +1,8 @@
 //! Written types: dtype, dimensions, placements.
 
 use super::checker::{Checker, Id, Param, State, Ty};
-use super::dims::Term;
-use crate::ast::{DimExpr, PlacementExpr, PlacementKind, Signature, Type, Word};
+use super::dims::{Resolved, Term};
+use crate::ast::{DimExpr, PlacementExpr, PlacementKind, ScalesExpr, Signature, Type, Word};
 use crate::messages;
 use crate::program::MAX_DIMS;
 use crate::program::{DType, MAX_DIM, Placement};
@@ -13,6 +13,20 @@ pub(super) struct Written {
     pub dtype: DType,
     pub dims: Vec<Term>,
     pub placement: Option<Vec<Placement>>,
+    /// Whether each row has a factor.
+    pub scaled: bool,
+}
+
+impl Ty {
+    /// That of the factors of its rows.
+    pub(super) fn scales(&self) -> Ty {
+        let placement = self.placement.iter().map(|p| match p {
+            Placement::Shard(0) => Placement::Shard(0),
+            _ => Placement::Replicate,
+        });
+        let dims = self.dims.first().copied().into_iter().collect();
+        Ty { dtype: DType::F32, dims, placement: placement.collect() }
+    }
 }
 
 impl<'a> Checker<'a, '_> {
@@ -21,19 +35,34 @@ impl<'a> Checker<'a, '_> {
         for param in &signature.params {
             let dtype_span = param.ty.as_ref().map_or(param.name.span, |ty| ty.dtype.span);
             let written = param.ty.as_ref().and_then(|ty| self.written(ty));
+            let scaled = written.as_ref().is_some_and(|w| w.scaled);
             let state = match written {
                 None => State::Broken,
-                Some(Written { dtype, dims, placement: None }) => {
+                Some(Written { dtype, dims, placement: None, .. }) => {
                     State::Open { dtype: Some(dtype), dims: Some(dims) }
                 }
-                Some(Written { dtype, dims, placement: Some(placement) }) => {
+                Some(Written { dtype, dims, placement: Some(placement), .. }) => {
                     let ty = Ty { dtype, dims, placement };
                     self.validate(param.name, &ty).map_or(State::Broken, |()| State::Known(ty))
                 }
             };
-            let id = Id::Param(self.params.len());
-            self.params.push(Param { name: param.name, dtype_span, state });
-            self.define(param.name, Some(id));
+            let i = self.params.len();
+            let factors = match &state {
+                State::Known(ty) => State::Known(ty.scales()),
+                State::Open { .. } => State::Open { dtype: None, dims: None },
+                State::Broken => State::Broken,
+            };
+            let (name, scales) = (param.name, scaled.then_some(i + 1));
+            self.params.push(Param { name, suffix: "", dtype_span, state, scales });
+            self.define(name, Some(Id::Param(i)));
+            if scaled {
+                let (suffix, state, scales) = ("_scale", factors, None);
+                self.params.push(Param { name, suffix, dtype_span, state, scales });
+                let taken = |word: &str| word.strip_prefix(name.text) == Some(suffix);
+                if let Some(word) = self.names.values().map(|n| n.word).find(|w| taken(w.text)) {
+                    self.sink.push(word.span, messages::defined_twice(word.text));
+                }
+            }
         }
     }
 
@@ -82,8 +111,38 @@ impl<'a> Checker<'a, '_> {
             });
         }
         let placement = self.placement(&ty.placements, dims.len());
+        let scaled = ty.scales.as_ref().is_some_and(|s| self.scales(s, dtype, &dims, &placement));
         let is_sound = self.sink.len() == n_before;
-        Some(Written { dtype: dtype?, dims, placement }).filter(|_| is_sound)
+        Some(Written { dtype: dtype?, dims, placement, scaled }).filter(|_| is_sound)
+    }
+
+    /// Reads `scaled(1, K)` of a matrix of eight bits, whose K that is; reports other blocks.
+    fn scales(
+        &mut self,
+        scales: &ScalesExpr<'a>,
+        dtype: Option<DType>,
+        dims: &[Term],
+        placement: &Option<Vec<Placement>>,
+    ) -> bool {
+        let own = |dim: &DimExpr<'a>| match dim {
+            DimExpr::Sym(word) => self.dims.sym(word.text),
+            DimExpr::Lit(number) => self.dims.lit(number.value),
+        };
+        let block: Vec<_> = scales.block.iter().map(own).collect();
+        let &[rows, columns] = block.as_slice() else {
+            self.sink.push(scales.span, messages::scales_of_rows());
+            return false;
+        };
+        let by_rows = matches!(self.dims.resolve(rows), Resolved::Lit(1));
+        let whole = dims.len() == 2 && self.dims.unify(columns, dims[1]);
+        if dtype.is_some_and(|d| !d.is_narrow()) {
+            self.sink.push(scales.span, messages::scales_of_dtype(dtype));
+        } else if !by_rows || !whole {
+            self.sink.push(scales.span, messages::scales_of_rows());
+        } else if placement.iter().flatten().any(|p| *p == Placement::Partial) {
+            self.sink.push(scales.span, messages::scales_of_partial());
+        }
+        true
     }
 
     /// One placement for each axis; `None` if none is written.

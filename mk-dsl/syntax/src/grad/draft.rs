@@ -113,11 +113,12 @@ impl Draft {
         self.push(name, placement, dtype, Kind::Op { stage: "gemm".into(), operands, ring: 0 })
     }
 
-    /// Rows of experts times their matrices, read the other way round.
-    pub fn grouped_gemm(&mut self, rows: Id, matrices: Id) -> Id {
+    /// Rows of experts times their matrices, read the other way round; of rows that are a parameter `counts` says whose they are.
+    pub fn grouped_gemm(&mut self, rows: Id, counts: Option<Id>, matrices: Id) -> Id {
         let (placement, dtype) = (self.values[rows].placement, self.values[rows].dtype);
         let name = self.fresh(&format!("g{}", self.values.len()));
-        let operands = vec![(rows, false), (matrices, true)];
+        let rows = [Some(rows), counts].into_iter().flatten().map(|id| (id, false));
+        let operands = rows.chain([(matrices, true)]).collect();
         let kind = Kind::Op { stage: "grouped_gemm".into(), operands, ring: 0 };
         self.push(name, placement, dtype, kind)
     }
@@ -174,6 +175,10 @@ impl Draft {
                     }
                     list.extend((!detail.is_empty()).then(|| detail.to_owned()));
                     // Writing to a String cannot fail.
+                    if let ("grouped_gemm", [rows, counts, _]) = (stage, &list[..]) {
+                        let rows = format!("{rows} -> ragged({counts})");
+                        list.splice(..2, [rows]);
+                    }
                     let _ = match list.split_first() {
                         Some((head, [])) => {
                             writeln!(lets, "    let {} = {head} -> {stage};", value.name)

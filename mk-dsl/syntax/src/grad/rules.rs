@@ -134,7 +134,7 @@ impl<'p> Walk<'p> {
         {
             return Err(GradError::Operation {
                 op: node.op.name(),
-                why: "what it takes or gives is only stored, moved and cast",
+                why: "it takes or gives values of eight bits",
                 help: "differentiate the part that computes in 16 bits",
             });
         }
@@ -190,6 +190,27 @@ impl<'p> Walk<'p> {
                 let g = self.draft.op("swiglu_grad", &[d, h], None, (placement, held.1));
                 self.add(x, g);
             }
+            Op::RmsNorm { eps } => {
+                let (x, d) = self.own_rows(x, d);
+                let held = (self.draft.values[d].placement, held.1);
+                let (eps, at) = (Some(format!("eps = {eps:?}")), self.value(x)?);
+                let weight = node.inputs.get(1).copied();
+                if wants(self, 0) {
+                    let mut operands = vec![d, at];
+                    if let Some(g) = weight {
+                        operands.push(self.value(g)?);
+                    }
+                    let g = self.draft.op("rmsnorm_grad", &operands, eps.clone(), held);
+                    self.add(x, g);
+                }
+                if let Some(weight) = weight.filter(|_| wants(self, 1)) {
+                    // Rows without the weight, times their gradients.
+                    let plain = self.draft.op("rmsnorm", &[at], eps, held);
+                    let product = self.draft.op("mul", &[d, plain], None, held);
+                    let sum = self.column_sum(node, product)?;
+                    self.add(weight, sum);
+                }
+            }
             Op::Mul => {
                 let y = input(1);
                 if wants(self, 0) {
@@ -229,11 +250,19 @@ impl<'p> Walk<'p> {
                 self.add(x, g);
             }
             Op::Attention { .. } => self.attention(node, d)?,
+            Op::Dequantize => {
+                return Err(GradError::Operation {
+                    op: node.op.name(),
+                    why: "it reads values of eight bits, which have no gradients",
+                    help: "differentiate the part that computes in 16 bits",
+                });
+            }
             Op::GroupedGemm { .. } | Op::Dispatch { .. } | Op::Combine => self.experts(node, d)?,
             // Not differentiated: `needed` leaves it out.
             Op::Lse => {}
             Op::Slope(_)
             | Op::SwigluGrad
+            | Op::RmsNormGrad { .. }
             | Op::AttentionStats
             | Op::AttentionDq { .. }
             | Op::AttentionDk { .. }
@@ -246,6 +275,18 @@ impl<'p> Walk<'p> {
             }
         }
         Ok(())
+    }
+
+    /// A value that is read row by row, and its gradient: of gathered rows that only the ranks' parts of the gradient are there of, the own ones.
+    fn own_rows(&mut self, x: ValueId, d: Id) -> (ValueId, Id) {
+        let partial = self.draft.values[d].placement == Placement::Partial;
+        match self.program.def(x) {
+            Some(Def::Node(Node { op: Op::Gather { dim: 0, .. }, inputs, .. })) if partial => {
+                let held = (Placement::Shard(0), self.draft.values[d].dtype);
+                (inputs[0], self.draft.op("reduce_scatter", &[d], None, held))
+            }
+            _ => (x, self.whole(d)),
+        }
     }
 
     /// Backward of what rows of experts go through. All of it is linear, row by row, in their gradients: these are without the weights that rows
@@ -265,15 +306,12 @@ impl<'p> Walk<'p> {
                         "ask for the gradient of the rows alone",
                     );
                 }
-                let rows = match self.draft.is_param(d) {
-                    true => {
-                        let counts = self.value(counts)?;
-                        self.draft.op("ragged", &[d, counts], None, held)
-                    }
-                    false => d,
+                let counts = match self.draft.is_param(d) {
+                    true => Some(self.value(counts)?),
+                    false => None,
                 };
                 let matrices = self.value(w)?;
-                let g = self.draft.grouped_gemm(rows, matrices);
+                let g = self.draft.grouped_gemm(d, counts, matrices);
                 self.add(x, g);
                 Ok(())
             }
@@ -486,9 +524,9 @@ impl<'p> Walk<'p> {
     fn column_sum(&mut self, node: &Node, d: Id) -> Result<Id, GradError> {
         let [rows, _] = node.ty.dims.as_slice() else {
             return Err(GradError::Operation {
-                op: "bias",
-                why: "it is added to what is no matrix",
-                help: "add it to a matrix `[M, N]`",
+                op: node.op.name(),
+                why: "its vector meets what is no matrix",
+                help: "let it be of a matrix `[M, N]`",
             });
         };
         let d = self.whole(d);

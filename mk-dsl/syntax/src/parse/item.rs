@@ -2,8 +2,8 @@
 
 use super::Parser;
 use crate::ast::{
-    DimExpr, Param, PlacementExpr, PlacementKind, Results, RuntimeSymbol, Signature, Source, Type,
-    Word,
+    DimExpr, Param, PlacementExpr, PlacementKind, Results, RuntimeSymbol, ScalesExpr, Signature,
+    Source, Type, Word,
 };
 use crate::lex::Kind;
 use crate::messages::{self, Expected};
@@ -111,11 +111,20 @@ impl<'a> Parser<'a, '_> {
         let dims_span = open.to(self.last_span());
         let n_dims = dims.len();
         let dims: Vec<_> = dims.into_iter().flatten().collect();
+        let scales = match self.eat_keyword("scaled") {
+            Some(start) => {
+                self.expect(Kind::Punct('('), Expected::Scales)?;
+                let block = self.list(')', Expected::DimSeparator, Self::dim);
+                let block = block.into_iter().collect::<Option<_>>()?;
+                Some(ScalesExpr { span: start.to(self.last_span()), block })
+            }
+            None => None,
+        };
         let mut placements = Vec::new();
         while self.eat(Kind::Punct('@')).is_some() {
             placements.push(self.placement()?);
         }
-        (dims.len() == n_dims).then_some(Type { dtype, dims_span, dims, placements })
+        (dims.len() == n_dims).then_some(Type { dtype, dims_span, dims, scales, placements })
     }
 
     fn dim(&mut self) -> Option<DimExpr<'a>> {

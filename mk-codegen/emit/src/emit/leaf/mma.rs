@@ -10,12 +10,12 @@ use super::record::{
 use crate::emit::{chain::half, context::Emitter, error::EmitError, maps::View, types::Slice};
 use minijinja::{Value, context};
 use mk_abi::DType;
-use mk_dtype::OPERAND_BYTES;
+use mk_dtype::HALF_BYTES;
 use mk_plan::{
     ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family,
     Leaf, MmaTile, Mode, Operand, Point, Space, Store, Var, carry_last, gated, mma_consumers,
-    mma_exchange_bytes, mma_panel_columns, mma_staging_bytes, mma_swaps, mma_three_by_rows,
-    one_warpgroup_takes, saves_gates, target,
+    mma_exchange_bytes, mma_narrow, mma_panel_columns, mma_promotes, mma_staging_bytes, mma_swaps,
+    mma_three_by_rows, one_warpgroup_takes, saves_gates, target,
 };
 use operands::Factor;
 
@@ -211,12 +211,14 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     else {
         return Err(EmitError::internal("emit/leaf/mma.rs", format!("{id} is no product")));
     };
-    let dtype = e.one_dtype(id, |o| matches!(o, Operand::A | Operand::B))?;
+    let [dtype, b_dtype] =
+        [e.one_dtype(id, |o| o == Operand::A)?, e.one_dtype(id, |o| o == Operand::B)?];
+    let narrow = mma_narrow(block[2]);
     let out = e.one_dtype(id, |o| o == Operand::C)?;
     let out_bytes = e.one_type(id, |o| o == Operand::C)?.size_bytes() as u32;
     let kept = epilogue.iter().any(|op| matches!(op, EpilogueOp::Save | EpilogueOp::Carry));
     let as_it_is =
-        *a_layout == ALayout::Mk && out_bytes == OPERAND_BYTES && !kept && !saves_gates(epilogue);
+        *a_layout == ALayout::Mk && out_bytes == HALF_BYTES && !kept && !saves_gates(epilogue);
     let leaves = *store == Store::Tma || *cluster > 1;
     if mma_swaps([block[0], block[1]])
         && !(as_it_is && leaves && *consumers == Consumers::Cooperative)
@@ -241,7 +243,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     let a_ends = operands::end_rows(e, &g.families(), *block, [*below, *beside])?;
     let saves = epilogue.iter().filter(|op| **op == EpilogueOp::Save).count();
     let reads = epilogue.iter().any(|op| op.operand() == Some(Mode::Read));
-    let bytes = out_bytes < OPERAND_BYTES;
+    let bytes = out_bytes < HALF_BYTES;
     Ok(context! {
         block_m => block[0],
         block_n => block[1],
@@ -249,6 +251,11 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         a_ends => a_ends.filter(|rows| *rows < a_rows),
         stages,
         dtype,
+        b_dtype => narrow.then_some(b_dtype),
+        promotes => narrow,
+        scaled => epilogue.iter().any(|op| op.scales()),
+        // Elements along K of a step, as the library has them.
+        step => if narrow { "kStepBytes" } else { "kBlockK" },
         out,
         a => if *a_layout == ALayout::Mk { "KMajor" } else { "MMajor" },
         b => if *b_layout == BLayout::Kn { "NMajor" } else { "KMajor" },
@@ -323,6 +330,14 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     let row = |x: &Access| if halves { rows(x).0 } else { e.row(x) };
     let say = |x: &Expr| e.c(f, None, x);
     let (saved, extras) = e.chain(s.id, epilogue, c)?;
+    let called = |name: &str| {
+        let named = |value: &&Value| value.get_attr("op").is_ok_and(|op| op.as_str() == Some(name));
+        extras.iter().filter(named).cloned().collect::<Vec<_>>()
+    };
+    // Applied before everything else, where each factor is loaded once.
+    let (row_scales, column_scales) = (called("scale_rows"), called("scale_columns"));
+    let n = row_scales.len() + column_scales.len();
+    let extras: Vec<_> = extras.into_iter().skip(n).collect();
     let steps = steps_along_k(f, a, *a_layout, block[2])?;
     let (all_steps, inner) = match &f.inner {
         None => (steps, None),
@@ -367,6 +382,8 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         store_waits => e.waits(f, Agent::Storer, Point::Start)?,
         posts => e.posts(f),
         extras,
+        row_scales,
+        column_scales,
         ..e.slice(s)
     };
     let wide = if e.plan.buffers[c.buffer].dtype == DType::F32 { 32 } else { 64 };
@@ -384,7 +401,7 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     let b_map = e.maps.index(e.plan, b.buffer, &right.view, &right.box_dims)?;
     let a_ends_map = match operands::end_rows(e, run, *block, *multicast)? {
         Some(rows) if rows < loaded_rows => {
-            Some(e.maps.index(e.plan, a.buffer, &left.view, &[rows / beside, 64])?)
+            Some(e.maps.index(e.plan, a.buffer, &left.view, &[rows / beside, block[2]])?)
         }
         _ => None,
     };
@@ -394,7 +411,7 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     };
     // Few rows of a block come in boxes of their own.
     let a_part_map = match e.plan.looks_up(f) && *a_layout == ALayout::Mk && beside == 1 {
-        true => Some(e.maps.index(e.plan, a.buffer, &left.view, &[PART_ROWS, 64])?),
+        true => Some(e.maps.index(e.plan, a.buffer, &left.view, &[PART_ROWS, block[2]])?),
         false => None,
     };
     let maps = context! { a_map, a_ends_map, a_part_map, b_map, c_map, line_map, carry };
@@ -409,7 +426,12 @@ fn shape(f: &Family, block: [u32; 3], gated: bool, consumers: Consumers) -> Resu
     let split = block[0] == 64 && !gated || swapped && (!gated || block[1] == 256);
     let parts = block[1].is_multiple_of(64 * mma_consumers(sides));
     let rows = [128, 256].contains(&block[0]) || split && parts || mma_three_by_rows(sides);
-    if block[2] != 64 || !rows || gated && !halves {
+    let narrow = mma_narrow(block[2]);
+    if narrow && (gated || consumers != Consumers::Cooperative || !mma_promotes(sides)) {
+        let what = "tiles of 8-bit operands have no gate, two warpgroups side by side, and leave them registers for two sets of sums";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    if block[2] != 64 && !narrow || !rows || gated && !halves {
         let what = "tiles have 128 or 256 rows, or 192 and as many columns, or 64, or others in steps of 16, in multiples of 128 columns, or 64 or 192, a depth of 64, and with a gate whole panels of 64 columns of each half, where others than 128 and 256 rows have 256 columns";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
@@ -541,12 +563,13 @@ fn inner(
     left: &Factor,
     right: &Factor,
 ) -> Result<Value, EmitError> {
-    let Leaf::MmaTile(MmaTile { a_layout, .. }) = &f.leaf else {
+    let Leaf::MmaTile(MmaTile { block, a_layout, .. }) = &f.leaf else {
         return Err(EmitError::internal("emit/leaf/mma.rs", "an inner loop of no product"));
     };
+    let step = block[2].max(1) as i32;
     let depth = mk_plan::depth_dim(factors[0], *a_layout).map(|d| &factors[0].region[d].1);
     let steps = match depth {
-        Some(Expr::Const(depth)) if *depth > 0 && depth % 64 == 0 => depth / 64,
+        Some(Expr::Const(depth)) if *depth > 0 && depth % step == 0 => depth / step,
         _ => 0,
     };
     let both = factors.iter().all(|a| a.at == Point::Inner);

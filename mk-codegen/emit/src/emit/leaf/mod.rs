@@ -32,6 +32,7 @@ mod gather;
 mod mma;
 mod moves;
 mod nic_send;
+mod norm;
 mod record;
 mod reduce;
 mod signal;
@@ -55,6 +56,7 @@ pub(super) const ALL: &[&LeafEmission] = &[
     &attend_grad::OF_QUERIES,
     &attend_grad::OF_KEYS,
     &stats::EMISSION,
+    &norm::EMISSION,
     &tabulate::EMISSION,
     &gather::EMISSION,
     &combine::EMISSION,
@@ -98,6 +100,7 @@ pub(super) fn carrier(f: &Family) -> Carrier {
         Leaf::Signal => Carrier::Agents(&signal::EMISSION),
         Leaf::Enter => Carrier::Frame,
         Leaf::HostCopy => Carrier::Host,
+        Leaf::NormTile(_) => Carrier::Agents(&norm::EMISSION),
         Leaf::StatsTile(_) => Carrier::Agents(&stats::EMISSION),
         Leaf::AttendGradTile(AttendGradTile { of: GradOf::Queries, .. }) => {
             Carrier::Agents(&attend_grad::OF_QUERIES)

@@ -99,7 +99,7 @@ fn choice<'p>(e: &Emitter<'p>, id: FamId, operand: Operand) -> Result<Vec<&'p Ac
         let (x, y) = (&e.plan.buffers[first.buffer], &e.plan.buffers[a.buffer]);
         let alike = (&a.region, &a.rank, &a.each) == (&first.region, &first.rank, &first.each)
             && (&x.shape, &x.pitch, x.dtype, x.space) == (&y.shape, &y.pitch, y.dtype, y.space);
-        if !alike || a.each.is_some() {
+        if !alike {
             return refuse("places that a condition chooses from differ in the buffer alone");
         }
     }
@@ -110,6 +110,9 @@ fn choice<'p>(e: &Emitter<'p>, id: FamId, operand: Operand) -> Result<Vec<&'p Ac
                 let Some(when) = &a.when else {
                     return refuse("one of several places has no condition");
                 };
+                if when.mentions(Var::EACH) {
+                    return refuse("the same place is chosen for each of several destinations");
+                }
                 chosen += i32::from(e.points.eval(&task, when)? != 0);
             }
             if chosen != 1 {

@@ -1,10 +1,10 @@
-//! Sums over the slots of a rank, or over ranks as far apart as each other: in f32, in order, rounded once, by all computing threads in one team or two.
+//! Sums over the slots of a rank, over ranks as far apart as each other, or of one source: in f32, in order, rounded once, by all computing threads in one team or two.
 
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use minijinja::{Value, context};
 use mk_abi::device::MAX_RANKS;
-use mk_plan::{Agent, BinOp, Expr, Operand, Point, Var};
+use mk_plan::{Agent, BinOp, Expr, Operand, Point, Var, row_dim};
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "reduce_rows",
@@ -84,15 +84,20 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
     let apart = in_steps(&src.rank).filter(|(_, step)| *step > 0);
     let everywhere = apart.is_some();
     let n = src.region.len();
-    let alike = if everywhere { n == 3 } else { n >= 3 && src.rank == own };
-    let (Some(each), true) = (&src.each, alike) else {
+    // One source, of any rows of the own rank.
+    let single = src.each.is_none() && src.rank == own && row_dim(src).is_some();
+    let alike = single || if everywhere { n == 3 } else { n >= 3 && src.rank == own };
+    let each = src.each.as_ref();
+    if !alike || each.is_none() && !single {
         return Err(EmitError::unsupported(
             f.name.clone(),
             "a sum runs over slots of its own rank, or over ranks that are as far apart",
         ));
-    };
+    }
     let by_each = src.region.iter().any(|(b, l)| b.mentions(Var::EACH) || l.mentions(Var::EACH));
-    let leads = if everywhere {
+    let leads = if single {
+        true
+    } else if everywhere {
         !by_each && src.region[0].1 == Expr::Const(1)
     } else {
         // Of a stack of slots, those of one index.
@@ -135,7 +140,9 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
         destinations.push(context! { address, pitch, each, first => n_destinations, end });
         n_destinations = end;
     }
-    let (base, row, stride) = if let Some((first, step)) = apart {
+    let (base, row, stride) = if single {
+        (e.base(src.buffer, "params.header.rank"), e.row(src), "0".to_string())
+    } else if let Some((first, step)) = apart {
         let stride = match step {
             1 => "params.header.sym_stride_bytes".to_string(),
             step => format!("{step} * params.header.sym_stride_bytes"),
@@ -159,7 +166,7 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
         operands,
         rows => e.c(f, None, rows),
         columns => e.c(f, None, cols),
-        sources => e.c(f, None, &each.extent),
+        sources => each.map_or("1".into(), |x| e.c(f, None, &x.extent)),
         source => format!("{base} + static_cast<u64>({row}) * {pitch} + bytes_of({col}, {size})"),
         source_stride => stride,
         source_pitch => pitch,

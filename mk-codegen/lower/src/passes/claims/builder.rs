@@ -29,6 +29,7 @@ impl<'g> Claims<'g> {
         let kernel = Kernel {
             name: g.name.clone(),
             params: params.iter().map(|n| tensor(&g.graph[*n], &g.graph[*n].name)).collect(),
+            given: params.len(),
             ops: Vec::new(),
             results: results.map(|out| Outcome { of: None, out }).collect(),
         };
@@ -41,11 +42,18 @@ impl<'g> Claims<'g> {
         self.kernel.ops.len() - 1
     }
 
+    /// Adds a value that is in memory before it is read to the parameters.
+    pub fn made(&mut self, node: NodeIndex, out: Tensor) -> Param {
+        self.params.push(node);
+        self.kernel.params.push(out);
+        self.params.len() - 1
+    }
+
     pub fn value(&self, node: NodeIndex) -> &Value {
         &self.g.graph[node]
     }
 
-    /// The parameter that a value is.
+    /// The parameter that a value is, or is as good as.
     pub fn param(&self, node: NodeIndex) -> Option<Param> {
         self.params.iter().position(|n| *n == node)
     }

@@ -2,11 +2,12 @@
 
 use crate::passes::shape::{
     grouped::Grouped,
-    kernel::{self, Extra, Kernel, Op, Reduce},
+    ids::Extra,
+    kernel::{self, Kernel, Op, Reduce},
     tensor::Tensor,
 };
 use crate::settings::{Facts, GatheredRows, Product, Sum};
-use mk_dtype::OPERAND_BYTES;
+use mk_dtype::HALF_BYTES;
 use mk_plan::{EpilogueOp, gated};
 
 /// Global rows and columns; one column where a tensor has none.
@@ -27,6 +28,10 @@ fn depth(kernel: &Kernel, product: &kernel::Product, world: i32) -> Option<u64> 
 /// Whether its operands are the caller's, as TMA takes them, and it saves nothing on the way.
 fn alone(kernel: &Kernel, product: &kernel::Product, world: i32) -> bool {
     let Op::Operand(operand) = &kernel.ops[product.left] else { return false };
+    let made = |p: usize| p >= kernel.given;
+    if made(operand.param) || made(product.b) {
+        return false;
+    }
     let both = [&kernel.params[operand.param], &kernel.params[product.b]];
     let saves = product.extras.iter().any(|x| matches!(x, Extra::Result(_) | Extra::OwnHalf));
     let fixed = |t: &Tensor| t.shape.iter().all(|e| e.runtime_max.is_none());
@@ -35,7 +40,7 @@ fn alone(kernel: &Kernel, product: &kernel::Product, world: i32) -> bool {
 
 /// Whether elements have other than 16 bits.
 fn odd(t: &Tensor) -> bool {
-    t.dtype.size_bytes() != u64::from(OPERAND_BYTES)
+    t.dtype.size_bytes() != u64::from(HALF_BYTES)
 }
 
 /// A GEMM of ragged rows. Of dispatched rows, all that there is capacity for.
@@ -52,6 +57,7 @@ fn grouped(p: &Grouped, ranks: u32) -> Product {
         depth: None,
         alone: false,
         odd_bits: odd(&p.out),
+        narrow: false,
     }
 }
 
@@ -62,7 +68,8 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
         let x = &kernel.params[operand.param];
         let fixed = x.shape.iter().all(|e| e.runtime_max.is_none());
         let spans = kernel.spans(id, world);
-        GatheredRows { name: x.name.clone(), bulk: x.in_bulk(), fixed, spans }
+        let made = operand.param >= kernel.given;
+        GatheredRows { name: x.name.clone(), bulk: x.in_bulk(), fixed, made, spans }
     });
     let products = kernel.products().map(|(id, p)| {
         let saved = p.extras.iter().filter_map(|x| match x {
@@ -80,6 +87,7 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
             depth: depth(kernel, p, world),
             alone: alone(kernel, p, world),
             odd_bits: saved.chain([&p.out]).any(odd),
+            narrow: kernel.params[p.b].dtype.is_narrow(),
         }
     });
     let sums = kernel.sums().map(|(_, sum)| {

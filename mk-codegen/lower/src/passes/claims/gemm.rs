@@ -12,8 +12,8 @@ use crate::{
     passes::{
         error::{LowerError, unsupported},
         shape::{
-            ids::{OpId, Param},
-            kernel::{Extra, Op, Operand, Product, Reduce, Sum},
+            ids::{Extra, OpId, Param},
+            kernel::{Op, Operand, Product, Reduce, Sum},
         },
     },
 };
@@ -66,6 +66,7 @@ fn is_dense(kind: &Kind) -> bool {
     match kind {
         Kind::Param
         | Kind::Gather { .. }
+        | Kind::Dequantize
         | Kind::Gemm { .. }
         | Kind::Elementwise(_)
         | Kind::SwigluGrad
@@ -73,7 +74,10 @@ fn is_dense(kind: &Kind) -> bool {
         | Kind::OwnHalf
         | Kind::ReduceScatter { .. }
         | Kind::AllReduce { .. } => true,
-        Kind::GroupedGemm { .. }
+        Kind::Chain { .. }
+        | Kind::RmsNorm { .. }
+        | Kind::RmsNormGrad { .. }
+        | Kind::GroupedGemm { .. }
         | Kind::Dispatch { .. }
         | Kind::Combine
         | Kind::Attention { .. }
@@ -158,15 +162,13 @@ impl Builder<'_, '_> {
 
     fn operand(&mut self, node: NodeIndex, transposed: bool) -> Result<usize, LowerError> {
         let value = &self.claims.g.graph[node];
-        let operand = match &value.kind {
-            Kind::Gather { dim } => {
+        let operand = match (&value.kind, self.claims.param(node)) {
+            (_, Some(param)) => Operand { param, gathered: false, transposed },
+            (Kind::Gather { dim }, _) => {
                 let operands = self.claims.g.operands(node);
-                let param = operands
-                    .first()
-                    .copied()
-                    .filter(|n| self.claims.g.graph[*n].kind == Kind::Param);
+                let param = operands.first().and_then(|n| self.claims.param(*n));
                 let Some(param) = param else {
-                    let why = "it does not gather a parameter as it lies in memory";
+                    let why = "it does not gather a parameter, or rows made of one";
                     return Err(unsupported("gather", why, CATALOGUE));
                 };
                 if *dim != 0 || value.shape.len() != 2 {
@@ -177,20 +179,17 @@ impl Builder<'_, '_> {
                     let why = "its operand A is the result of `gather`, transposed";
                     return Err(unsupported("gemm", why, CATALOGUE));
                 }
-                Operand { param: self.param(param, "gather")?, gathered: true, transposed }
+                Operand { param, gathered: true, transposed }
             }
-            Kind::Param => {
-                Operand { param: self.param(node, "gemm")?, gathered: false, transposed }
+            (Kind::Elementwise(_), _) => {
+                return Err(unsupported(&value.name, "no GEMM comes right before it", CATALOGUE));
             }
-            Kind::Elementwise(_) => {
-                return Err(unsupported(&value.name, self.why_alone(node), CATALOGUE));
-            }
-            Kind::SwigluGrad => {
+            (Kind::SwigluGrad, _) => {
                 let why = "it is no result of a GEMM's kernel, with the caller's values before the activation";
                 let help = "put it right behind `gemm`, and return it";
                 return Err(unsupported(&value.name, why, help));
             }
-            kind if !is_dense(kind) => {
+            (kind, _) if !is_dense(kind) => {
                 let why = "a dense operation reads it";
                 return Err(unsupported(&value.name, why, "read it in a kernel behind"));
             }
@@ -205,31 +204,25 @@ impl Builder<'_, '_> {
         }))
     }
 
-    /// Why no product has taken over an elementwise operation.
-    fn why_alone(&self, node: NodeIndex) -> &'static str {
-        let g = self.claims.g;
-        let takes = |n: &NodeIndex| g.graph[*n].kind.epilogue().is_some();
-        match g.operands(node).into_iter().find(takes) {
-            None => "no GEMM, or sum, comes right before it",
-            Some(x) if !matches!(g.graph[x].kind, Kind::Gemm { .. }) => {
-                "the caller, or another operation, gets the sum before it, too"
-            }
-            Some(x) if g.graph.neighbors(x).count() > 1 => {
-                "another operation reads the GEMM before it, too"
-            }
-            Some(x) if g.graph[x].placement.contains(&Placement::Partial) => {
-                "the caller gets the partial sums before it, too"
-            }
-            Some(_) => "the caller gets the GEMM before it twice",
-        }
-    }
-
     fn param(&self, node: NodeIndex, by: &str) -> Result<Param, LowerError> {
         self.claims.param(node).ok_or_else(|| {
             let why =
                 format!("an operand of it is the result of `{}`", self.claims.g.graph[node].name);
             unsupported(by, why, CATALOGUE)
         })
+    }
+
+    /// A parameter that is the caller's: the threads that read it wait for nothing.
+    fn given(&self, node: NodeIndex, by: &str) -> Result<Param, LowerError> {
+        let param = self.param(node, by)?;
+        if param >= self.claims.kernel.given {
+            let why = format!(
+                "its epilogue reads `{}`, which the same kernel makes",
+                self.claims.value(node).name
+            );
+            return Err(unsupported(by, why, CATALOGUE));
+        }
+        Ok(param)
     }
 
     fn product(&self, node: NodeIndex, left: Left) -> Result<Product, LowerError> {
@@ -248,7 +241,7 @@ impl Builder<'_, '_> {
         let extra = |x: &NodeIndex| match self.claims.g.results.iter().position(|r| r == x) {
             Some(r) if self.claims.g.graph[*x].kind == Kind::Saved => Ok(Extra::Result(r)),
             _ if self.claims.g.graph[*x].kind == Kind::OwnHalf => Ok(Extra::OwnHalf),
-            _ => self.param(*x, &value.name).map(Extra::Param),
+            _ => self.given(*x, &value.name).map(Extra::Param),
         };
         let list = few("gemm", extras.iter().map(extra).collect::<Result<Vec<_>, _>>()?)?;
         if epilogue.contains(&EpilogueOp::Swiglu) && !gated(epilogue) {

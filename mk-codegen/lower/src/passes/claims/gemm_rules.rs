@@ -4,7 +4,10 @@ use crate::{
     graph::OpGraph,
     passes::{
         error::{LowerError, unsupported},
-        shape::kernel::{Extra, Kernel, Op, Operand, Product},
+        shape::{
+            ids::Extra,
+            kernel::{Kernel, Op, Operand, Product, Sum},
+        },
     },
 };
 use mk_abi::DType;
@@ -34,25 +37,7 @@ pub(super) fn check(k: &Kernel, g: &OpGraph, ranks: u32) -> Result<(), LowerErro
             return Err(unsupported("pipeline", "it returns one value twice", "return it once"));
         }
     }
-    if k.is_collective() {
-        return alone(k);
-    }
-    for r in &k.results {
-        let of = match r.of.map(|of| &k.ops[of]) {
-            Some(Op::Sum(sum)) => &k.ops[sum.of],
-            Some(Op::Operand(operand)) if operand.gathered => continue,
-            Some(op) => op,
-            None => continue,
-        };
-        if let Op::Operand(operand) = of {
-            let name = &k.params[operand.param].name;
-            return Err(unsupported(
-                name,
-                "nothing is computed between it and a result",
-                CATALOGUE,
-            ));
-        }
-    }
+    k.results.iter().filter_map(|r| r.of).try_for_each(|of| collective(k, of))?;
     k.products().try_for_each(|(_, p)| product(k, p, ranks as i32))
 }
 
@@ -64,21 +49,19 @@ fn same_value(k: &Kernel, a: Option<usize>, b: Option<usize>) -> bool {
     }
 }
 
-/// One collective, on one matrix.
-fn alone(k: &Kernel) -> Result<(), LowerError> {
-    let operands: Vec<&Operand> = k.operands().map(|(_, operand)| operand).collect();
-    let ([operand], [_]) = (operands.as_slice(), k.results.as_slice()) else {
-        let why = "it has several collectives and no product";
-        return Err(unsupported("pipeline", why, CATALOGUE));
+/// Whether a result is no operand as it came, and one that only moves is of a type that collectives move.
+fn collective(k: &Kernel, of: usize) -> Result<(), LowerError> {
+    let (operand, moves) = match &k.ops[of] {
+        Op::Operand(operand) => (operand, operand.gathered),
+        Op::Sum(Sum { of, .. }) => match &k.ops[*of] {
+            Op::Operand(operand) => (operand, true),
+            _ => return Ok(()),
+        },
+        _ => return Ok(()),
     };
     let x = &k.params[operand.param];
-    let sums = k.sums().next().is_some();
-    if operand.gathered == sums {
-        let why = match sums {
-            true => "nothing is computed between the collectives",
-            false => "it is returned as it came",
-        };
-        return Err(unsupported(&x.name, why, CATALOGUE));
+    if !moves {
+        return Err(unsupported(&x.name, "it is returned as it came", CATALOGUE));
     }
     if operand.transposed {
         return Err(unsupported(&x.name, "a collective moves it as it lies", "leave out `.t`"));
@@ -103,8 +86,9 @@ fn product(k: &Kernel, p: &Product, ranks: i32) -> Result<(), LowerError> {
     };
     let sharded = along_k.filter(|d| left.placement == Placement::Shard(*d));
     let depth = sharded.map(|d| left.shape[d].value);
-    if left.dtype != b.dtype || !left.dtype.multiplies() {
-        let why = "its operands are not bf16, or f16, both";
+    let narrow = left.dtype.is_narrow() && b.dtype.is_narrow();
+    if left.dtype != b.dtype && !narrow || !left.dtype.multiplies() {
+        let why = "its operands are not of one 16-bit dtype, or of eight bits, both";
         return Err(unsupported("gemm", why, "use one 16-bit dtype, or `cast` between products"));
     }
     let saved = |x: &Extra| match x {

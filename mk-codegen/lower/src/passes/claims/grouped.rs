@@ -7,8 +7,8 @@ use crate::{
         error::{LowerError, unsupported},
         shape::{
             grouped::{Combine, Grouped, Ragged, Route, Rows},
-            ids::{OpId, Param},
-            kernel::{Extra, Kernel, Op},
+            ids::{Extra, OpId, Param},
+            kernel::{Kernel, Op},
             tensor::{Tensor, aligned},
         },
     },

@@ -11,6 +11,7 @@ mod facts;
 mod gemm;
 mod gemm_rules;
 mod grouped;
+mod rows;
 
 use super::{
     error::{LowerError, unsupported},
@@ -30,10 +31,11 @@ pub(super) fn kernel(g: &OpGraph, ranks: u32) -> Result<Kernel, LowerError> {
     let mut claims = Claims::new(g, ranks);
     together(g)?;
     attention::claim(&mut claims)?;
+    rows::claim(&mut claims)?;
     // Dense operations stand between rows of experts and their GEMMs: they need none of the rows that are under way.
-    let rows = grouped::rows(&mut claims)?;
+    let experts = grouped::rows(&mut claims)?;
     gemm::claim(&mut claims)?;
-    grouped::claim(&mut claims, rows)?;
+    grouped::claim(&mut claims, experts)?;
     let mut results = g.results.iter().zip(&claims.kernel.results);
     let unclaimed = results.find(|(n, r)| r.of.is_none() && g.graph[**n].kind != Kind::Saved);
     if let Some((n, _)) = unclaimed {

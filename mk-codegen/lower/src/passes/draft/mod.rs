@@ -17,8 +17,8 @@ use crate::settings::Config;
 use mk_abi::DType;
 use mk_plan::target::Target;
 use mk_plan::{
-    Access, Arena, BufId, Buffer, EdgeId, Entity, Expr, FamId, Family, InternalEdge, Leaf, Mode,
-    Operand, Plan, Point, RoleKind, Schedule, Space,
+    Access, Arena, BinOp, BufId, Buffer, Each, EdgeId, Entity, Expr, FamId, Family, InternalEdge,
+    Leaf, Mode, Operand, Plan, Point, RoleKind, Schedule, Space, Var,
 };
 
 /// The rows of tiles that a family's tasks cover: the shard, and the block in the shard.
@@ -27,6 +27,14 @@ pub(in crate::passes) struct TileRows {
     pub family: FamId,
     pub shard: Expr,
     pub block: Expr,
+}
+
+/// Rows that are there when a word says so, one word for each block of them.
+struct WrittenRows {
+    buffer: BufId,
+    done: FlowId,
+    height: i32,
+    blocks: i32,
 }
 
 /// The plan so far. Roles and signals are empty; [`Draft::kinds`] says where each family belongs.
@@ -38,6 +46,8 @@ pub(in crate::passes) struct Draft {
     pub flows: Arena<FlowId, Flow>,
     /// Flows that somebody reads, in the order in which they were first read: that of their signals.
     pub flow_order: Vec<FlowId>,
+    /// Memory that a flow says is there, in blocks of rows.
+    made: Vec<WrittenRows>,
     /// Families that come before all others of their role.
     pub first: Vec<FamId>,
     pub target: &'static Target,
@@ -61,10 +71,11 @@ impl Draft {
         };
         Draft {
             plan,
-            extents: Extents::new(world.nodes.group),
+            extents: Extents::new(world.nodes),
             kinds: Arena::new(),
             flows: Arena::new(),
             flow_order: Vec::new(),
+            made: Vec::new(),
             first: Vec::new(),
             target: world.target,
             nodes: world.nodes,
@@ -128,6 +139,28 @@ impl Draft {
         self.flows.push(flow)
     }
 
+    /// From here on, who reads rows of this memory waits for the words of their blocks of so many.
+    pub fn made(&mut self, buffer: BufId, done: FlowId, height: i32, blocks: i32) {
+        self.made.push(WrittenRows { buffer, done, height, blocks });
+    }
+
+    /// The words of rows that an access reads.
+    fn awaited(&self, access: &Access) -> Option<Arrival> {
+        let made = self.made.iter().find(|m| m.buffer == access.buffer)?;
+        let (at, len) = access.region.first().filter(|_| access.mode == Mode::Read)?;
+        let first = at.clone() / made.height;
+        let (step, most) = (multiple(at, made.height), most(len));
+        if most.is_some_and(|most| most <= step) {
+            return Some(Arrival::new(made.done, vec![first]));
+        }
+        // Fewer where rows end: then the last one again.
+        let last = ((at.clone() + len.clone() - 1) / made.height).max(0);
+        let extent = most.map_or(made.blocks, |most| (most / made.height + 2).min(made.blocks));
+        let word = vec![(first + Var::EACH).min(last)];
+        let each = Some(Each { var: "q".into(), extent: extent.into() });
+        Some(Arrival { flow: made.done, word, each, when: None })
+    }
+
     /// Adds a reader to a flow.
     pub fn read(&mut self, flow: FlowId, reader: Reader) {
         if !self.flow_order.contains(&flow) {
@@ -164,7 +197,8 @@ impl Draft {
         let id = self.plan.families.next_id();
         let mut accesses = Vec::new();
         for source in touched {
-            let Source { access, arrivals } = source.into();
+            let Source { access, mut arrivals } = source.into();
+            arrivals.extend(self.awaited(&access));
             for arrival in arrivals {
                 let (flow, reader) = arrival.reader(id, &access);
                 self.read(flow, reader);
@@ -185,6 +219,37 @@ impl Draft {
             posts: Vec::new(),
             edges,
         })
+    }
+}
+
+/// The greatest divisor of `of` that an expression is seen to be a multiple of.
+fn multiple(e: &Expr, of: i32) -> i32 {
+    let gcd = |mut a: i32, mut b: i32| {
+        while b != 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    match e {
+        Expr::Const(n) => gcd(of, n.saturating_abs()),
+        Expr::Bin(BinOp::Add | BinOp::Sub, a, b) => gcd(multiple(a, of), multiple(b, of)),
+        Expr::Bin(BinOp::Mul, a, b) => {
+            let (a, b) = (multiple(a, of), multiple(b, of));
+            gcd(of, a.saturating_mul(b))
+        }
+        _ => 1,
+    }
+}
+
+/// What an expression is seen not to exceed.
+fn most(e: &Expr) -> Option<i32> {
+    match e {
+        Expr::Const(n) => Some(*n),
+        Expr::Bin(BinOp::Min, a, b) => match (most(a), most(b)) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        },
+        _ => None,
     }
 }
 

@@ -3,7 +3,11 @@
 //! A sequence that is sharded has a chunk for each rank; one that lies in zigzag has two, of which place `r` of `n` holds number `r` and
 //! `2n - 1 - r`, one behind the other; one that every rank has is one chunk.
 
-use super::{extents::Extents, ranks::RankGroup, tensor::Tensor};
+use super::{
+    extents::Extents,
+    ranks::{Nodes, RankGroup},
+    tensor::Tensor,
+};
 use crate::graph::Extent;
 use mk_plan::Expr;
 use mk_syntax::Placement;
@@ -13,8 +17,9 @@ use mk_syntax::Placement;
 pub(in crate::passes) struct Chunks {
     /// The whole sequence.
     pub whole: Extent,
-    /// The ranks that share it.
+    /// The ranks that share it, and how they lie in nodes.
     pub group: RankGroup,
+    pub nodes: Nodes,
     /// Chunks on each rank that are of the sequence: 1, or 2 in zigzag.
     pub per_rank: i32,
     /// Chunks of the sequence.
@@ -28,7 +33,7 @@ pub(in crate::passes) struct Chunks {
 impl Chunks {
     /// Those of dimension `dim` of a tensor.
     pub fn of(extents: &mut Extents, t: &Tensor, dim: usize) -> Chunks {
-        let group = extents.group;
+        let (group, nodes) = (extents.group, extents.nodes);
         let whole = t.shape[dim].clone();
         let (per_rank, count) = match t.placement {
             Placement::Shard(d) if d == dim => (1, group.size),
@@ -37,7 +42,7 @@ impl Chunks {
         };
         let rows = (whole.capacity() + count - 1) / count;
         let part = if count > 1 { extents.part_of(&whole, count) } else { rows.into() };
-        Chunks { whole, group, per_rank, count, rows, part }
+        Chunks { whole, group, nodes, per_rank, count, rows, part }
     }
 
     /// Whether ranks have different chunks.
@@ -47,10 +52,15 @@ impl Chunks {
 
     /// The number of the own rank's chunk `half`.
     pub fn own(&self, half: &Expr) -> Expr {
+        self.of_place(&self.group.place(), half)
+    }
+
+    /// The number of a place's chunk `half`.
+    pub fn of_place(&self, place: &Expr, half: &Expr) -> Expr {
         match (self.cut(), self.per_rank) {
             (false, _) => 0.into(),
-            (true, 1) => self.group.place(),
-            _ => half.clone().select(self.mirror(self.group.place()), self.group.place()),
+            (true, 1) => place.clone(),
+            _ => half.clone().select(self.mirror(place.clone()), place.clone()),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Extents as expressions: under their own names, and as parts that ranks own.
 
 use super::{
-    ranks::RankGroup,
+    ranks::{Nodes, RankGroup},
     tensor::{Tensor, shard_extent},
 };
 use crate::graph::Extent;
@@ -10,14 +10,15 @@ use mk_syntax::Placement;
 
 /// The dimensions of a plan, and how ranks share them.
 pub(in crate::passes) struct Extents {
-    /// The ranks that share them.
+    /// The ranks that share them, and how they lie in nodes.
     pub group: RankGroup,
+    pub nodes: Nodes,
     dims: Arena<DimId, Dim>,
 }
 
 impl Extents {
-    pub fn new(group: RankGroup) -> Extents {
-        Extents { group, dims: Arena::new() }
+    pub fn new(nodes: Nodes) -> Extents {
+        Extents { group: nodes.group, nodes, dims: Arena::new() }
     }
 
     /// The dimensions that expressions name.

@@ -1,8 +1,7 @@
 //! Ragged rows, GEMMs of them, and the weighted sums that go back to tokens.
 
 use super::{
-    ids::{OpId, Param},
-    kernel::Extra,
+    ids::{Extra, OpId, Param},
     tensor::Tensor,
 };
 use mk_plan::EpilogueOp;

@@ -5,3 +5,13 @@ pub(in crate::passes) type Param = usize;
 
 /// An index into the kernel's operations.
 pub(in crate::passes) type OpId = usize;
+
+/// A matrix, or vector, of a product's epilogue.
+#[derive(Clone, Copy)]
+pub(in crate::passes) enum Extra {
+    Param(Param),
+    /// An index into the kernel's results.
+    Result(usize),
+    /// The second half of the product's own result `[m, 2, n]`.
+    OwnHalf,
+}

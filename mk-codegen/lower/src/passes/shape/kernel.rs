@@ -3,7 +3,8 @@
 use super::{
     attention::Attention,
     grouped::{Combine, Grouped, Ragged},
-    ids::{OpId, Param},
+    ids::{Extra, OpId, Param},
+    map::Map,
     tensor::Tensor,
 };
 use mk_plan::{self, EpilogueOp};
@@ -11,8 +12,10 @@ use mk_plan::{self, EpilogueOp};
 /// What the kernel computes.
 pub(in crate::passes) struct Kernel {
     pub name: String,
-    /// Tensors of the caller, in the order of the program.
+    /// Tensors of the caller, in the order of the program; then what operations on rows make of them.
     pub params: Vec<Tensor>,
+    /// How many are the caller's.
+    pub given: usize,
     /// Each after its operands.
     pub ops: Vec<Op>,
     /// Results, in the order of the program.
@@ -23,6 +26,8 @@ pub(in crate::passes) struct Kernel {
 pub(in crate::passes) enum Op {
     /// A caller's tensor, as it lies on the own rank or gathered.
     Operand(Operand),
+    /// Rows of one of the parameters, made of others.
+    Map(Map),
     /// A matrix product with its elementwise epilogue.
     Product(Product),
     /// A sum over ranks with its elementwise epilogue.
@@ -44,16 +49,6 @@ pub(in crate::passes) struct Operand {
     /// Sharded by rows, and gathered.
     pub gathered: bool,
     pub transposed: bool,
-}
-
-/// A matrix, or vector, of a product's epilogue.
-#[derive(Clone, Copy)]
-pub(in crate::passes) enum Extra {
-    Param(Param),
-    /// An index into [`Kernel::results`].
-    Result(usize),
-    /// The second half of the product's own result `[m, 2, n]`.
-    OwnHalf,
 }
 
 /// One matrix product.
@@ -119,6 +114,14 @@ impl Kernel {
         })
     }
 
+    /// The operations on rows, in order.
+    pub fn maps(&self) -> impl Iterator<Item = &Map> {
+        self.ops.iter().filter_map(|op| match op {
+            Op::Map(map) => Some(map),
+            _ => None,
+        })
+    }
+
     /// The products, in order.
     pub fn products(&self) -> impl Iterator<Item = (OpId, &Product)> {
         self.ops.iter().enumerate().filter_map(|(id, op)| match op {
@@ -153,7 +156,7 @@ impl Kernel {
 
     /// Whether it moves tensors of the caller, and computes nothing but their sums.
     pub fn is_collective(&self) -> bool {
-        self.ops.iter().all(|op| matches!(op, Op::Operand(_) | Op::Sum(_)))
+        self.ops.iter().all(|op| matches!(op, Op::Operand(_) | Op::Map(_) | Op::Sum(_)))
     }
 
     /// The operand at the head of the chain of products that an operation ends.
@@ -173,6 +176,7 @@ impl Kernel {
     pub fn value(&self, op: OpId) -> &Tensor {
         match &self.ops[op] {
             Op::Operand(operand) => &self.params[operand.param],
+            Op::Map(map) => &self.params[map.out],
             Op::Product(product) => &product.out,
             Op::Sum(Sum { result, .. }) | Op::Combine(Combine { result, .. }) => {
                 &self.results[*result].out

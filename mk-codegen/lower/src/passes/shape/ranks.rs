@@ -153,9 +153,45 @@ impl Nodes {
         [rank, self.group.place_after((m + 1) * self.local())]
     }
 
+    /// The node `m + 1` before the own one, whose messages of the same number come to this one; and the place of the own rail there.
+    pub fn source(self, m: Expr) -> [Expr; 2] {
+        let node = self.far.place_after(Expr::Const(self.count() - 1) - m.clone());
+        let back = Expr::Const(self.group.size - self.local()) - m * self.local();
+        [node, self.group.place_after(back)]
+    }
+
     /// The node of a place of the group.
     pub fn node_of(self, place: Expr) -> Expr {
         place / self.local()
+    }
+
+    /// The node so many before the own one.
+    pub fn node_before(self, nodes: Expr) -> Expr {
+        self.far.place_after(Expr::Const(self.count()) - nodes)
+    }
+
+    /// The first place of a node, and the last.
+    pub fn ends(self, node: &Expr) -> [Expr; 2] {
+        let first = node.clone() * self.local();
+        [first.clone(), first + (self.local() - 1)]
+    }
+
+    /// The own node's place that is so many after the own one.
+    pub fn near_after(self, places: Expr) -> Expr {
+        match self.count() {
+            1 => self.group.place_after(places),
+            _ => self.far.place() * self.local() + self.near.place_after(places),
+        }
+    }
+
+    /// The place that is number `n` by distance before the own one, which is number 0: those of the own node, then node by node.
+    pub fn before(self, n: Expr) -> Expr {
+        let (count, local) = (self.count(), self.local());
+        if count == 1 || local == 1 {
+            return self.group.place_after(Expr::Const(self.group.size) - n);
+        }
+        let node = self.node_before(n.clone() / local);
+        node * local + self.near.place_after(Expr::Const(local) - n % local)
     }
 
     /// The rank of the own node that has the place that `place` of the group has in its node.

@@ -70,14 +70,16 @@ impl Pieces {
         vec![("i", self.blocks.into()), ("q", self.per_block.into())]
     }
 
-    /// Its loops, and that over other nodes.
-    fn of_others(self, nodes: Nodes) -> Vec<(&'static str, Expr)> {
-        [self.domain(), vec![("m", (nodes.count() - 1).into())]].concat()
-    }
-
-    /// Words by something else, block and piece.
-    fn words(self, by: i32) -> Vec<Expr> {
-        vec![by.into(), self.blocks.into(), self.per_block.into()]
+    /// Messages of these pieces, to other nodes in turn.
+    pub fn to_others(self, nodes: Nodes) -> Mail {
+        let [i, p, m] = vars();
+        let others = vec![("m", (nodes.count() - 1).into())];
+        Mail {
+            domain: [self.domain(), others].concat(),
+            other: m,
+            shape: vec![self.blocks.into(), self.per_block.into()],
+            word: vec![i, p],
+        }
     }
 
     /// The rows of piece `p` of block `i`, of `rows`: neither past the end, nor into the next block.
@@ -103,69 +105,90 @@ pub(in crate::passes) fn others(nodes: Nodes) -> Each {
     Each { var: "m".into(), extent: (nodes.count() - 1).into() }
 }
 
+/// The tasks that send, and those that take what has come.
+#[derive(Clone)]
+pub(in crate::passes) struct Mail {
+    /// Loops; one of them is over other nodes.
+    pub domain: Vec<(&'static str, Expr)>,
+    /// The number of a task's other node.
+    pub other: Expr,
+    /// The messages between two nodes, and that of a task.
+    pub shape: Vec<Expr>,
+    pub word: Vec<Expr>,
+}
+
+impl Mail {
+    /// Words by something else, and message.
+    fn words(&self, by: i32) -> Vec<Expr> {
+        [vec![by.into()], self.shape.clone()].concat()
+    }
+
+    /// The word of a task's message there.
+    pub fn by(&self, which: Expr) -> Vec<Expr> {
+        [vec![which], self.word.clone()].concat()
+    }
+}
+
 /// Messages of a rank to its rail.
 pub(in crate::passes) struct Messages {
-    pub pieces: Pieces,
+    pub mail: Mail,
     /// What is sent, and the words of the GPU that it waits for.
     pub from: Source,
-    /// Where it arrives: `[nodes, rows, n]`, by source.
+    /// Where it arrives, by source node, and what of a node's part it is.
     pub to: BufId,
-    /// Rows and columns there.
-    pub there: [(Expr, Expr); 2],
-    /// The family that writes what is sent, once that has been delivered; and the part of the words `[other node, block, piece]` that a task waits for.
+    pub there: Vec<(Expr, Expr)>,
+    /// The family that writes what is sent, once that has been delivered; and the words `[other node, message]` that a task waits for.
     pub maker: FamId,
     pub credit: Vec<Expr>,
     pub each: Option<Each>,
 }
 
-/// Sends messages, relays what has come, and hands back what was sent from. Returns words of the GPU by source node, block and piece: it is here.
+/// Sends messages, relays what has come, and hands back what was sent from. Returns words of the GPU by source node and message: it is here.
 pub(in crate::passes) fn carry(draft: &mut Draft, x: Messages) -> FlowId {
-    let (nodes, pieces) = (draft.nodes, x.pieces);
-    let [i, p, m] = vars();
+    let (nodes, mail) = (draft.nodes, x.mail);
+    let m = mail.other.clone();
     let [to, _] = nodes.rail(m.clone());
-    let [rows, columns] = x.there;
-    let there = vec![(nodes.far.place(), 1.into()), rows, columns];
+    let there = [vec![(nodes.far.place(), 1.into())], x.there].concat();
     let dst = Access { rank: to.clone(), ..write(Operand::Dst, x.to, there) };
-    let domain = pieces.of_others(nodes);
+    let domain = mail.domain.clone();
     let kind = RoleKind::InterSend;
     let touched = vec![x.from, dst.into()];
     let send = draft.family("send", kind, Leaf::NicSend, domain.clone(), vec![], touched);
-    let delivered = Writer::new(send, Operand::Src, vec![m.clone(), i.clone(), p.clone()]);
-    let shape = pieces.words(nodes.count() - 1);
+    let delivered = Writer::new(send, Operand::Src, mail.by(m.clone()));
+    let shape = mail.words(nodes.count() - 1);
     let sent = draft.flow(Flow::new("sent", shape, 1.into(), vec![delivered]));
-    let word = vec![nodes.far.place(), i.clone(), p.clone()];
-    let behind = Writer::new(send, Operand::Dst, word).on(to);
-    let shape = pieces.words(nodes.count());
+    let behind = Writer::new(send, Operand::Dst, mail.by(nodes.far.place())).on(to);
+    let shape = mail.words(nodes.count());
     let wired = draft.flow(Flow::new("wired", shape.clone(), 1.into(), vec![behind]));
     let none = [] as [Access; 0];
     let relay = draft.family("relay", RoleKind::InterReduce, Leaf::Signal, domain, vec![], none);
-    let word = vec![nodes.other(m), i, p];
+    let [from, _] = nodes.source(m);
+    let word = mail.by(from);
     draft.read(wired, Reader::new(relay, Operand::Src, word.clone()));
     let seen = Writer::new(relay, Operand::Dst, word);
     let credit = Reader { each: x.each, ..Reader::new(x.maker, Operand::Dst, x.credit) };
     match draft.kinds[x.maker] {
         RoleKind::InterSend => draft.read(sent, Reader { lag: 1, ..credit }),
         _ => {
-            let room = room(draft, sent, pieces);
+            let room = room(draft, sent, &mail);
             draft.read(room, credit);
         }
     }
     draft.flow(Flow::new("relayed", shape, 1.into(), vec![seen]))
 }
 
-/// Words of the GPU for those that write again what was sent, by other node, block and piece: those of the network are awaited in inter
+/// Words of the GPU for those that write again what was sent, by other node and message: those of the network are awaited in inter
 /// roles only. They are of this launch, and need nothing of it.
-fn room(draft: &mut Draft, sent: FlowId, pieces: Pieces) -> FlowId {
-    let nodes = draft.nodes;
-    let [i, p, m] = vars();
-    let (domain, none) = (pieces.of_others(nodes), [] as [Access; 0]);
+fn room(draft: &mut Draft, sent: FlowId, mail: &Mail) -> FlowId {
+    let (domain, none) = (mail.domain.clone(), [] as [Access; 0]);
     let family = draft.family("room", RoleKind::InterReduce, Leaf::Signal, domain, vec![], none);
     // No relay that waits for other nodes stands before it.
     draft.first.push(family);
-    let word = vec![m, i, p];
+    let word = mail.by(mail.other.clone());
     draft.read(sent, Reader { lag: 1, ..Reader::new(family, Operand::Src, word.clone()) });
     let seen = Writer::new(family, Operand::Dst, word);
-    draft.flow(Flow::new("room", pieces.words(nodes.count() - 1), 1.into(), vec![seen]))
+    let shape = mail.words(draft.nodes.count() - 1);
+    draft.flow(Flow::new("room", shape, 1.into(), vec![seen]))
 }
 
 /// Rows of every rank of a group on their way to all of it.
@@ -256,19 +279,18 @@ impl Delivery<'_> {
         let sent = read(Operand::Src, x.memory, vec![x.rows.clone(), self.wide()]);
         let piece = if x.word.len() > 1 { p.clone() } else { 0.into() };
         let messages = Messages {
-            pieces,
+            mail: pieces.to_others(nodes),
             from: Source::behind(sent, x.words, x.word),
             to: recv,
-            there: [x.rows, self.wide()],
+            there: vec![x.rows, self.wide()],
             maker: x.by,
             credit: vec![Var::EACH.into(), i.clone(), piece],
             each: Some(others(nodes)),
         };
         let relayed = carry(draft, messages);
-        let [_, source] = nodes.rail(m.clone());
+        let [from, source] = nodes.source(m);
         let theirs = draft.extents.shard(&self.rows.of.shape[0], source.clone());
         let rows = pieces.rows(&i, p.clone(), theirs);
-        let from = nodes.other(m);
         let here = vec![(from.clone(), 1.into()), rows.clone(), self.wide()];
         let src = read(Operand::Src, recv, here);
         let src = Source::behind(src, relayed, vec![from, i.clone(), p]);
@@ -279,8 +301,8 @@ impl Delivery<'_> {
             None => dst,
         };
         let leaf = self.via.leaf(draft.copy_stages);
-        let (domain, touched) = (pieces.of_others(nodes), vec![src, dst.into()]);
-        let forward = draft.family("forward", self.kind, leaf, domain, vec![], touched);
+        let (mail, touched) = (pieces.to_others(nodes), vec![src, dst.into()]);
+        let forward = draft.family("forward", self.kind, leaf, mail.domain, vec![], touched);
         let come = Writer::new(forward, Operand::Dst, vec![source, i]);
         let come = Writer { amount: self.amount.clone(), ..come };
         match node {

@@ -1,15 +1,20 @@
 //! Owners push keys and values (or queries, with what belongs to them) from the caller's memory to the peers that meet them, each chunk
 //! once, head by head, in the order in which tiles will want them: the heads of one wave, then chunk by chunk, then head by head.
 //!
+//! To another node a chunk goes once, to the rank of the same place, which forwards it to its node: as messages of [`deliver`](super::deliver), from
+//! a copy in net memory, as pieces of one chunk, batch and head.
+//!
 //! Leaves: `k_all` and `v_all`, symmetric buffers `[chunks, batch, heads, rows, elements]`, in which every chunk is retained until the
 //! launch ends, with a word for all parts of each chunk, batch and head.
 
+use super::deliver::{self, Mail, Messages};
 use crate::passes::{
-    draft::{Draft, Flow, FlowId, Writer, read, write},
+    draft::{Draft, Flow, FlowId, Source, Writer, read, write},
     shape::{chunks::Chunks, ranks::block_rows, tensor::Tensor},
 };
 use crate::settings::Config;
-use mk_plan::{Access, BufId, CopyVia, Expr, Operand, RoleKind, Space, Var};
+use mk_abi::DType;
+use mk_plan::{Access, BufId, CopyVia, Each, Expr, Operand, RoleKind, Space, Var};
 
 /// What is on its way.
 pub(in crate::passes) struct Pushed {
@@ -40,15 +45,17 @@ pub(in crate::passes) enum Wanted {
 /// Rows of a piece: a multiple of this, where there are as many.
 const PIECE: i32 = 64;
 
-/// Whether place `to` wants the own chunk `half`; `None` where all do.
+/// Whether some place from the first to the last of `to` wants chunk `half` of place `of`; `None` where all do. That is a place, or a node
+/// that `of` is not in.
 fn wants(
     draft: &mut Draft,
     chunks: &Chunks,
     wanted: Wanted,
     half: &Expr,
-    to: &Expr,
+    of: &Expr,
+    [to, last]: &[Expr; 2],
 ) -> Option<Expr> {
-    let rank = chunks.group.place();
+    let of = of.clone();
     let ends = chunks.runs_out();
     let mut some = |chunk: &Expr| {
         let len = ends.then(|| chunks.len(&mut draft.extents, chunk));
@@ -57,21 +64,21 @@ fn wants(
     match (wanted, chunks.per_rank) {
         (Wanted::Everywhere, _) => ends.then(|| some(to)),
         // A shard is seen by the ranks behind it.
-        (Wanted::Behind, 1) => Some(rank.lt(to.clone()).select(some(to), 0)),
+        (Wanted::Behind, 1) => Some(of.lt(to.clone()).select(some(to), 0)),
         // The second chunk of a rank in zigzag is seen by the second ones of the ranks before it, the first by all second ones, and
         // by the first ones behind it.
         (Wanted::Behind, _) => {
-            let second = some(&chunks.mirror(to.clone()));
-            let by_second = to.clone().lt(rank.clone()).select(second.clone(), 0);
+            let second = some(&chunks.mirror(last.clone()));
+            let by_second = to.clone().lt(of.clone()).select(second.clone(), 0);
             if !ends {
                 return Some(half.clone().select(by_second, 1));
             }
-            let first = rank.lt(to.clone()).select(some(to), second);
+            let first = of.lt(to.clone()).select(some(to), second);
             Some(half.clone().select(by_second, first))
         }
         // Whatever is before a chunk that is not empty is not empty.
-        (Wanted::Before, 1) => Some(to.clone().lt(rank)),
-        (Wanted::Before, _) => Some(half.clone().select(1, to.clone().lt(rank))),
+        (Wanted::Before, 1) => Some(to.clone().lt(of)),
+        (Wanted::Before, _) => Some(half.clone().select(1, to.clone().lt(of))),
     }
 }
 
@@ -106,12 +113,42 @@ pub(in crate::passes) fn push(
     let mut pushes = Pushes { chunks, wanted, together, height, all: Vec::new(), from: Vec::new() };
     let mut shape = vec![chunks.count.into()];
     for (name, parts) in families {
-        let [batch, heads] = pushes.family(draft, name, parts, config);
-        shape = vec![chunks.count.into(), batch, heads];
+        let moved = pushes.buffers(draft, parts);
+        if draft.nodes.local() > 1 {
+            pushes.family(draft, name, parts, &moved, config);
+        }
+        if draft.nodes.count() > 1 {
+            pushes.over_rail(draft, parts, &moved, config);
+        }
+        shape = vec![chunks.count.into(), moved.batch, moved.heads];
+        pushes.all.extend(moved.into);
     }
     let count = parts().count() as i32 * pushes.pieces();
     let Pushes { all, from, .. } = pushes;
     Pushed { all, arrived: draft.flow(Flow::new("arrived", shape, count.into(), from)) }
+}
+
+/// Parts that lie alike, on their way.
+struct Moved {
+    batch: Expr,
+    heads: Expr,
+    /// Windows of heads.
+    windows: i32,
+    dtype: DType,
+    wide: Expr,
+    /// Where each part arrives.
+    into: Vec<BufId>,
+}
+
+/// The loops of a family that moves pieces of chunks; the other side is a rank, a node, or none.
+struct Loops {
+    batch: Expr,
+    half: Expr,
+    head: Expr,
+    part: Expr,
+    piece: Expr,
+    other: Expr,
+    domain: Vec<(&'static str, Expr)>,
 }
 
 struct Pushes<'a> {
@@ -130,74 +167,229 @@ impl Pushes<'_> {
         (self.chunks.rows + self.height - 1) / self.height
     }
 
-    /// One family; returns its batch and its heads.
+    /// Where parts arrive, which lie alike.
+    fn buffers(&self, draft: &mut Draft, parts: &[Part<'_>]) -> Moved {
+        let (chunks, first) = (self.chunks, &parts[0]);
+        let of_heads = &first.tensor.shape[3 - first.along];
+        let windows = of_heads.value / self.together;
+        let (batch, heads) = (draft.dim(&first.tensor.shape[0]), draft.dim(of_heads));
+        let wide = draft.dim(&first.tensor.shape[3]);
+        let mut into = Vec::new();
+        for Part { tensor: t, .. } in parts {
+            let wide = draft.dim(&t.shape[3]);
+            let shape =
+                vec![chunks.count.into(), batch.clone(), heads.clone(), chunks.rows.into(), wide];
+            let name = format!("{}_all", t.name);
+            into.push(draft.buffer(&name, Space::Workspace, t.dtype, shape, None));
+        }
+        Moved { batch, heads, windows, dtype: first.tensor.dtype, wide, into }
+    }
+
+    /// Batch, window of heads, own chunk, the other side, head of the window, part, piece.
+    fn loops(&self, parts: usize, of: &Moved, other: Option<(&'static str, i32)>) -> Loops {
+        // `p` is a place where something is written to each of a node.
+        let repeats = other.is_none_or(|(name, _)| name == "m");
+        let vars = if other.is_some() { [0, 1, 2, 3, 4, 5, 6] } else { [0, 1, 2, 0, 3, 4, 5] };
+        let [batch, w, half, other_var, g, part, piece] = vars.map(|i| Expr::from(Var::domain(i)));
+        let mut domain = vec![
+            ("b", of.batch.clone()),
+            ("w", of.windows.into()),
+            ("half", self.chunks.per_rank.into()),
+        ];
+        domain.extend(other.map(|(name, extent)| (name, extent.into())));
+        domain.extend([
+            ("g", self.together.into()),
+            ("c", (parts as i32).into()),
+            (if repeats { "q" } else { "p" }, self.pieces().into()),
+        ]);
+        let head = w * self.together + g;
+        Loops { batch, half, head, part, piece, other: other_var, domain }
+    }
+
+    /// Rows of a task's piece of a chunk: where they begin, and how many there are.
+    fn rows(&self, draft: &mut Draft, x: &Loops, chunk: &Expr) -> (Expr, Expr) {
+        let len = self.chunks.len(&mut draft.extents, chunk);
+        (x.piece.clone() * self.height, block_rows(len, x.piece.clone(), self.height))
+    }
+
+    /// Those of them that go to the places from the first to the last of `to`, from place `of`.
+    fn wanted(
+        &self,
+        draft: &mut Draft,
+        x: &Loops,
+        (at, len): (Expr, Expr),
+        of: &Expr,
+        to: &[Expr; 2],
+    ) -> (Expr, Expr) {
+        match wants(draft, self.chunks, self.wanted, &x.half, of, to) {
+            Some(wants) => (at, wants.select(len, 0)),
+            None => (at, len),
+        }
+    }
+
+    /// Reads of rows of the own chunk in the caller's memory, one of each part.
+    fn reads(
+        &self,
+        draft: &mut Draft,
+        parts: &[Part<'_>],
+        of: &Moved,
+        x: &Loops,
+        (at, len): &(Expr, Expr),
+    ) -> Vec<Access> {
+        let start = self.chunks.at(&mut draft.extents, &x.half);
+        let of_part = |(i, part): (usize, &Part<'_>)| {
+            let mut region = vec![one(&x.batch), one(&x.head), one(&x.head), of.wide()];
+            region[part.along] = (start.clone() + at.clone(), len.clone());
+            Access { when: x.is_part(i, parts), ..read(Operand::Src, part.from, region) }
+        };
+        parts.iter().enumerate().map(of_part).collect()
+    }
+
+    /// Writes of rows of a chunk where they arrive, one of each part.
+    fn writes(
+        &self,
+        parts: &[Part<'_>],
+        of: &Moved,
+        x: &Loops,
+        chunk: &Expr,
+        rows: &(Expr, Expr),
+        (to, each): (Expr, Option<Each>),
+    ) -> Vec<Access> {
+        let of_part = |(i, buffer): (usize, &BufId)| {
+            let region = vec![one(chunk), one(&x.batch), one(&x.head), rows.clone(), of.wide()];
+            let access = write(Operand::Dst, *buffer, region);
+            Access { rank: to.clone(), each: each.clone(), when: x.is_part(i, parts), ..access }
+        };
+        of.into.iter().enumerate().map(of_part).collect()
+    }
+
+    /// Pushes own chunks to the peers of the own node, one after the other.
     fn family(
         &mut self,
         draft: &mut Draft,
         name: &str,
         parts: &[Part<'_>],
+        of: &Moved,
         config: &Config,
-    ) -> [Expr; 2] {
-        let Pushes { chunks, wanted, together, height, .. } = *self;
-        let group = chunks.group;
-        let first = &parts[0];
-        let of_heads = &first.tensor.shape[3 - first.along];
-        let windows = of_heads.value / together;
-        let (batch, heads) = (draft.dim(&first.tensor.shape[0]), draft.dim(of_heads));
-        let mut into = Vec::new();
-        for Part { tensor: t, .. } in parts {
-            let wide = draft.dim(&t.shape[3]);
-            let shape = vec![
-                chunks.count.into(),
-                batch.clone(),
-                heads.clone(),
-                chunks.rows.into(),
-                wide.clone(),
-            ];
-            let name = format!("{}_all", t.name);
-            into.push((draft.buffer(&name, Space::Workspace, t.dtype, shape, None), wide));
-        }
-        // Batch, window of heads, own chunk, step to a peer, head of the window, part, piece.
-        let [b, w, half, s, g, c, p] = [0, 1, 2, 3, 4, 5, 6].map(|i| Expr::from(Var::domain(i)));
-        let (place, to) = (group.place_after(s.clone() + 1), group.rank_after(s + 1));
-        let head = w.clone() * together + g;
-        let own = chunks.own(&half);
-        let len = chunks.len(&mut draft.extents, &own);
-        let at = p.clone() * height;
-        let len = block_rows(len, p, height);
-        let len = match wants(draft, chunks, wanted, &half, &place) {
-            Some(wants) => wants.select(len, 0),
-            None => len,
-        };
-        let start = chunks.at(&mut draft.extents, &half);
-        let one = |e: &Expr| (e.clone(), Expr::Const(1));
-        let mine = |i: usize| (parts.len() > 1).then(|| c.clone().equals(i as i32));
-        let mut accesses = Vec::new();
-        for (i, (part, (_, wide))) in parts.iter().zip(&into).enumerate() {
-            let mut region = vec![one(&b), one(&head), one(&head), (0.into(), wide.clone())];
-            region[part.along] = (start.clone() + at.clone(), len.clone());
-            accesses.push(Access { when: mine(i), ..read(Operand::Src, part.from, region) });
-        }
-        for (i, (buffer, wide)) in into.iter().enumerate() {
-            let rows = (at.clone(), len.clone());
-            let region = vec![one(&own), one(&b), one(&head), rows, (0.into(), wide.clone())];
-            let access = write(Operand::Dst, *buffer, region);
-            accesses.push(Access { rank: to.clone(), when: mine(i), ..access });
-        }
-        let domain = vec![
-            ("b", batch.clone()),
-            ("w", windows.into()),
-            ("half", chunks.per_rank.into()),
-            ("s", (group.size - 1).into()),
-            ("g", together.into()),
-            ("c", (parts.len() as i32).into()),
-            ("p", self.pieces().into()),
+    ) {
+        let nodes = draft.nodes;
+        let x = self.loops(parts.len(), of, Some(("s", nodes.local() - 1)));
+        let step = x.other.clone() + 1;
+        let (place, to) = (nodes.near_after(step.clone()), nodes.near.rank_after(step));
+        let own = self.chunks.own(&x.half);
+        let rows = self.rows(draft, &x, &own);
+        let rows =
+            self.wanted(draft, &x, rows, &self.chunks.group.place(), &[place.clone(), place]);
+        let mut touched = self.reads(draft, parts, of, &x, &rows);
+        touched.extend(self.writes(parts, of, &x, &own, &rows, (to.clone(), None)));
+        let leaf = CopyVia::Bulk.leaf(config.copy_stages);
+        let Loops { domain, batch, head, .. } = x;
+        let push = draft.family(name, RoleKind::IntraComm, leaf, domain, vec![], touched);
+        self.from.push(Writer::new(push, Operand::Dst, vec![own, batch, head]).on(to));
+    }
+
+    /// Sends own chunks to the rail, and forwards what has come to every rank of the own node.
+    fn over_rail(&mut self, draft: &mut Draft, parts: &[Part<'_>], of: &Moved, config: &Config) {
+        let nodes = draft.nodes;
+        let (chunks, count) = (self.chunks, parts.len() as i32);
+        let first = &parts[0].tensor;
+        let words = vec![
+            chunks.per_rank.into(),
+            of.batch.clone(),
+            of.heads.clone(),
+            count.into(),
+            self.pieces().into(),
+        ];
+        let one_node = vec![
+            count.into(),
+            chunks.per_rank.into(),
+            of.batch.clone(),
+            of.heads.clone(),
+            chunks.rows.into(),
+            of.wide.clone(),
         ];
         let leaf = CopyVia::Bulk.leaf(config.copy_stages);
-        let push = draft.family(name, RoleKind::IntraComm, leaf, domain, vec![], accesses);
-        let word = vec![own, b, head];
-        self.from.push(Writer::new(push, Operand::Dst, word).on(to));
-        self.all.extend(into.into_iter().map(|(buffer, _)| buffer));
-        [batch, heads]
+
+        let x = self.loops(parts.len(), of, None);
+        let own = chunks.own(&x.half);
+        let rows = self.rows(draft, &x, &own);
+        let name = format!("{}_send", first.name);
+        let send = draft.buffer(&name, Space::Net, of.dtype, one_node.clone(), None);
+        let mut touched = self.reads(draft, parts, of, &x, &rows);
+        touched.push(write(Operand::Dst, send, x.in_net(&rows, of)));
+        let kind = RoleKind::InterSend;
+        let stage = draft.family("stage", kind, leaf.clone(), x.domain.clone(), vec![], touched);
+        let staged = Writer::new(stage, Operand::Dst, x.word());
+        let staged = draft.flow(Flow::new("staged", words.clone(), 1.into(), vec![staged]));
+        let credit = [vec![Var::EACH.into()], x.word()].concat();
+
+        let x = self.loops(parts.len(), of, Some(("m", nodes.count() - 1)));
+        let rows = self.rows(draft, &x, &own);
+        let there = nodes.ends(&nodes.other(x.other.clone()));
+        let rows = self.wanted(draft, &x, rows, &chunks.group.place(), &there);
+        let from = Source::behind(read(Operand::Src, send, x.in_net(&rows, of)), staged, x.word());
+        let shape = [vec![nodes.count().into()], one_node].concat();
+        let recv = draft.buffer(&format!("{}_recv", first.name), Space::Net, of.dtype, shape, None);
+        let mail =
+            Mail { domain: x.domain.clone(), other: x.other.clone(), shape: words, word: x.word() };
+        let messages = Messages {
+            mail: mail.clone(),
+            from,
+            to: recv,
+            there: x.in_net(&rows, of),
+            maker: stage,
+            credit,
+            each: Some(deliver::others(nodes)),
+        };
+        let relayed = deliver::carry(draft, messages);
+
+        let [node, source] = nodes.source(x.other.clone());
+        let chunk = chunks.of_place(&source, &x.half);
+        let rows = self.rows(draft, &x, &chunk);
+        let rows = self.wanted(draft, &x, rows, &source, &nodes.ends(&nodes.far.place()));
+        let here = [vec![one(&node)], x.in_net(&rows, of)].concat();
+        let src = Source::behind(read(Operand::Src, recv, here), relayed, mail.by(node));
+        let (everyone, each) = nodes.near.everyone();
+        let to = (everyone.clone(), Some(each.clone()));
+        let mut touched = vec![src];
+        touched.extend(self.writes(parts, of, &x, &chunk, &rows, to).into_iter().map(Source::from));
+        let Loops { domain, batch, head, .. } = x;
+        let forward = draft.family("forward", RoleKind::IntraComm, leaf, domain, vec![], touched);
+        let come = Writer::new(forward, Operand::Dst, vec![chunk, batch, head]);
+        self.from.push(come.on_each((everyone, each)));
+    }
+}
+
+fn one(e: &Expr) -> (Expr, Expr) {
+    (e.clone(), 1.into())
+}
+
+impl Moved {
+    fn wide(&self) -> (Expr, Expr) {
+        (0.into(), self.wide.clone())
+    }
+}
+
+impl Loops {
+    /// Whether a task is of this part, where there are several.
+    fn is_part(&self, i: usize, parts: &[Part<'_>]) -> Option<Expr> {
+        (parts.len() > 1).then(|| self.part.clone().equals(i as i32))
+    }
+
+    /// The word of a task's message.
+    fn word(&self) -> Vec<Expr> {
+        [&self.half, &self.batch, &self.head, &self.part, &self.piece].map(Clone::clone).to_vec()
+    }
+
+    /// Rows of a chunk in net memory.
+    fn in_net(&self, rows: &(Expr, Expr), of: &Moved) -> Vec<(Expr, Expr)> {
+        vec![
+            one(&self.part),
+            one(&self.half),
+            one(&self.batch),
+            one(&self.head),
+            rows.clone(),
+            of.wide(),
+        ]
     }
 }

@@ -128,11 +128,11 @@ fn for_others(draft: &mut Draft, x: &Shared, send: BufId, recv: BufId) -> FlowId
     let rows = x.rows(draft, &i, place);
     let region = vec![(other.clone(), 1.into()), rows.clone(), x.wide()];
     let from = Source::behind(read(Operand::Src, send, region), ready, vec![other, i.clone()]);
-    let (there, credit) = ([rows, x.wide()], vec![m, i, 0.into()]);
-    let pieces = x.pieces;
+    let (there, credit) = (vec![rows, x.wide()], vec![m, i, 0.into()]);
+    let mail = x.pieces.to_others(nodes);
     deliver::carry(
         draft,
-        Messages { pieces, from, to: recv, there, maker: family, credit, each: None },
+        Messages { mail, from, to: recv, there, maker: family, credit, each: None },
     )
 }
 

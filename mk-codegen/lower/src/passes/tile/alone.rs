@@ -1,10 +1,11 @@
-//! A collective that is the whole pipeline.
+//! Collectives of what no GEMM multiplies, or makes.
 
+use super::tiler::{Tiler, Value};
 use crate::passes::{
-    draft::{Draft, TileRows, read},
-    error::{LowerError, internal},
+    draft::{TileRows, read},
     shape::{
-        kernel::{Kernel, Op, Operand as Given, Sum},
+        ids::OpId,
+        kernel::{Op, Operand as Given, Sum},
         ranks::block_rows,
         rows::Rows,
     },
@@ -13,57 +14,33 @@ use crate::passes::{
         gather,
         sum::{Summands, Summed},
     },
-    world::World,
 };
 use crate::settings::{Config, Reduction};
-use mk_plan::{CopyVia, Operand, RoleKind, Space};
+use mk_plan::{CopyVia, Operand, RoleKind};
 
-/// The families of a kernel without products.
-///
-/// # Errors
-/// [`LowerError::Internal`] for one that is neither a gather nor a sum of an operand.
-pub(super) fn families(
-    kernel: &Kernel,
-    config: &Config,
-    world: &World,
-) -> Result<Draft, LowerError> {
-    let draft = Draft::new(&kernel.name, world, config);
-    let operand = |op: usize| match &kernel.ops[op] {
-        Op::Operand(operand) => Ok(operand),
-        _ => Err(internal("a collective alone is not of an operand")),
-    };
-    if let Some((_, sum)) = kernel.sums().next() {
-        return Ok(reduce(draft, kernel, sum, operand(sum.of)?, config));
-    }
-    match kernel.results.first().and_then(|r| r.of) {
-        Some(of) => Ok(collect(draft, kernel, operand(of)?, config)),
-        None => Err(internal("a kernel without products has no result")),
-    }
-}
-
-/// A gather: rows that arrive are copied on to the caller's tensor.
-fn collect(mut draft: Draft, kernel: &Kernel, operand: &Given, config: &Config) -> Draft {
-    let x = &kernel.params[operand.param];
+/// A gather that is a result: rows that arrive are copied on to the caller's tensor.
+pub(super) fn gather<'k>(t: &mut Tiler<'k>, id: OpId, operand: Given) -> Value<'k> {
+    let Some(result) = t.kernel.result_of(id) else { return Value::Result };
+    let (x, shard) = (&t.kernel.params[operand.param], t.params[operand.param]);
+    let (out, config, draft) = (t.results[result], t.config, &mut t.draft);
     let world = draft.ranks();
-    let shard = draft.tensor(x, Space::In);
-    let out = draft.tensor(&kernel.results[0].out, Space::Out);
     let rows = Rows::new(&mut draft.extents, x, world > 1, 128);
-    let g = (world > 1).then(|| gather::push(&mut draft, x, shard, &rows, None, config));
+    let g = (world > 1).then(|| gather::push(draft, x, shard, &rows, None, config));
     let leaf = gather::copy_leaf(x.in_bulk(), config);
-    gather::collect(&mut draft, x, shard, g.as_ref(), out, &rows, &leaf);
-    draft
+    gather::collect(draft, x, shard, g.as_ref(), out, &rows, &leaf);
+    Value::Result
 }
 
-/// A sum: each rank copies its summands to their owners.
-fn reduce(mut draft: Draft, kernel: &Kernel, sum: &Sum, operand: &Given, config: &Config) -> Draft {
+/// A sum of an operand: each rank copies its contributions to their owners. That of a GEMM is made where it is added up.
+pub(super) fn reduce<'k>(t: &mut Tiler<'k>, sum: &Sum) -> Value<'k> {
     const BLOCK: [i32; 2] = [128, 256];
-    let params: Vec<_> = kernel.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
-    let result = draft.tensor(&kernel.results[0].out, Space::Out);
-    let of = Summed::new(kernel, sum, &params, &[result]);
-    let (x, from) = (&kernel.params[operand.param], params[operand.param]);
+    let Op::Operand(operand) = &t.kernel.ops[sum.of] else { return Value::Result };
+    let of = Summed::new(t.kernel, sum, &t.params, &t.results);
+    let (x, from) = (&t.kernel.params[operand.param], t.params[operand.param]);
+    let (draft, config) = (&mut t.draft, t.config);
     let rows = Rows::new(&mut draft.extents, x, true, BLOCK[0]).peers_first();
     let col_blocks = (x.shape[1].value + BLOCK[1] - 1) / BLOCK[1];
-    let to = Destination::slots(&mut draft, &of.summand, &rows);
+    let to = Destination::slots(draft, &of.summand, &rows);
     let n = draft.dim(&x.shape[1]);
     let r = rows.block(&mut draft.extents);
     let j = rows.column();
@@ -77,6 +54,6 @@ fn reduce(mut draft: Draft, kernel: &Kernel, sum: &Sum, operand: &Given, config:
     let by = vec![TileRows { family: push, shard: r.shard, block: r.block }];
     let from = Summands { rows, block: BLOCK, together: 1, by, operand: Operand::Dst };
     let beside = Config { reduction: Reduction::DedicatedSms, ..config.clone() };
-    to.add_up(&mut draft, &beside, sum.how, &of, from);
-    draft
+    to.add_up(draft, &beside, sum.how, &of, from);
+    Value::Result
 }

@@ -11,16 +11,12 @@ use super::{
 };
 use crate::passes::{
     draft::{Draft, Source, read, write},
-    error::LowerError,
     shape::{
         attention::{Attention, Makes},
         chunks::Chunks,
         ranks::block_rows,
     },
-    strategies::{
-        deliver::mapped,
-        push_chunks::{self, Part, Pushed, Wanted},
-    },
+    strategies::push_chunks::{self, Part, Pushed, Wanted},
 };
 use crate::settings::Config;
 use mk_plan::{
@@ -47,13 +43,7 @@ fn block(makes: Makes, depth: i32, causal: bool, ring: bool) -> [i32; 2] {
 const STAGES: u32 = 2;
 
 /// The families of an attention.
-///
-/// # Errors
-/// As [`mapped`].
-pub(super) fn families<'k>(t: &mut Tiler<'k>, a: &Attention) -> Result<Value<'k>, LowerError> {
-    if a.ring {
-        mapped(&t.draft, "ring")?;
-    }
+pub(super) fn families<'k>(t: &mut Tiler<'k>, a: &Attention) -> Value<'k> {
     let Tiler { kernel, config, draft, params: inputs, results, .. } = t;
     let outputs: Vec<_> = a.made.iter().map(|(made, r)| (*made, results[*r])).collect();
     match a.makes {
@@ -68,7 +58,7 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, a: &Attention) -> Result<Value<'k>
             of_queries(draft, a, inputs, &outputs, config);
         }
     }
-    Ok(Value::Result)
+    Value::Result
 }
 
 fn of_queries(
@@ -128,7 +118,7 @@ impl Tile<'_> {
         if !self.keys.cut() {
             return Step { steps: 1.into(), chunk: 0.into(), half: 0.into(), own: None };
         }
-        let before = |s: Expr| group.place_after(Expr::Const(world) - s);
+        let before = |s: Expr| self.keys.nodes.before(s);
         if self.keys.per_rank == 1 {
             let (steps, chunk) = match self.a.causal {
                 true => (rank.clone() + 1, rank.clone() - s.clone()),

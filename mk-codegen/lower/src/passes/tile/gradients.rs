@@ -132,7 +132,7 @@ impl Keys<'_> {
             let steps = Expr::Const(self.queries.per_rank);
             return Step { steps, chunk: self.queries.own(&s), half: s, own: None };
         }
-        let before = |s: Expr| group.place_after(Expr::Const(world) - s);
+        let before = |s: Expr| self.queries.nodes.before(s);
         let mirror = self.queries.mirror(rank.clone());
         match (self.queries.per_rank, self.a.causal) {
             (1, false) => {

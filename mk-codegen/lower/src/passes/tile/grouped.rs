@@ -13,7 +13,8 @@ use crate::passes::{
     error::{LowerError, internal, unsupported},
     shape::{
         grouped::{Combine, Grouped, Ragged, Rows},
-        kernel::{Extra, Kernel},
+        ids::Extra,
+        kernel::Kernel,
         ranks::block_rows,
         rows::in_groups,
         tensor::Tensor,

@@ -14,6 +14,7 @@ mod ends;
 mod gradients;
 mod grouped;
 mod last_wave;
+mod maps;
 mod operands;
 mod product;
 mod products;
@@ -26,7 +27,7 @@ use super::{
     world::World,
 };
 use crate::settings::Config;
-use tiler::{Tiler, Value};
+use tiler::Tiler;
 
 pub(super) use ends::check as check_ends;
 
@@ -39,24 +40,23 @@ pub(super) fn families(
     config: &Config,
     world: &World,
 ) -> Result<Draft, LowerError> {
-    if kernel.is_collective() {
-        return alone::families(kernel, config, world);
-    }
+    let is_alone = kernel.is_collective();
     let mut t = Tiler::new(kernel, config, world);
     for (id, op) in kernel.ops.iter().enumerate() {
         let made = match op {
+            Op::Operand(operand) if is_alone => alone::gather(&mut t, id, *operand),
+            Op::Map(map) => maps::families(&mut t, map),
             Op::Operand(operand) => operands::source(&mut t, id, *operand),
             Op::Product(g) => products::product(&mut t, id, g)?,
-            // Its product goes where it is added.
-            Op::Sum(_) => Value::Result,
-            Op::Attention(a) => attention::families(&mut t, a)?,
+            Op::Sum(sum) => alone::reduce(&mut t, sum),
+            Op::Attention(a) => attention::families(&mut t, a),
             Op::Ragged(rows) => grouped::rows(&mut t, rows)?,
             Op::Grouped(g) => grouped::gemm(&mut t, g)?,
             Op::Combine(combine) => grouped::combine(&mut t, combine)?,
         };
         t.made.push(made);
     }
-    for (id, operand) in kernel.operands() {
+    for (id, operand) in kernel.operands().filter(|_| !is_alone) {
         if let Some(r) = kernel.result_of(id) {
             products::collect(&mut t, id, operand.param, r)?;
         }

@@ -105,7 +105,7 @@ fn slices(
     // A rest of less than half a wave fits in where the own rows end.
     let together = if blocks * 2 < together * 3 { blocks } else { together };
     let together = i32::try_from(together.clamp(1, blocks.max(1))).unwrap_or(1);
-    let step = t.config.block[2] as i32;
+    let step = mk_plan::mma_step(x.dtype) as i32;
     Slices::new(x.shape[1].value, x.dtype.size_bytes(), t.config.k_slices, step, together)
 }
 

@@ -142,10 +142,11 @@ impl Product<'_> {
         let row = rows.global(&r);
         let touching = epilogue.iter().filter(|e| e.operand().is_some());
         for ((op, buffer), operand) in touching.zip(&self.extras).zip(EPILOGUE_OPERANDS) {
-            let mut region = vec![cols.clone()];
-            if *op != EpilogueOp::Bias {
-                region.insert(0, (row.clone(), r.len.clone()));
-            }
+            let mut region = match op.vector() {
+                Some(0) => vec![(row.clone(), r.len.clone())],
+                Some(_) => vec![cols.clone()],
+                None => vec![(row.clone(), r.len.clone()), cols.clone()],
+            };
             if operand == Operand::E0 && saves_gates(epilogue) {
                 region.insert(1, (0.into(), 2.into()));
             }

@@ -9,8 +9,8 @@ use crate::passes::{
     draft::{Draft, Flow, FlowId, Reader, Source, TileRows, Writer, read, write},
     error::{LowerError, internal},
     shape::{
-        ids::OpId,
-        kernel::{self, Extra, Kernel, Reduce, Sum},
+        ids::{Extra, OpId},
+        kernel::{self, Kernel, Reduce, Sum},
         rows::Rows,
         tensor::{Tensor, aligned},
     },
@@ -27,6 +27,7 @@ use crate::passes::{
 use crate::settings::{AllReduce, Reduction};
 use mk_plan::{
     ALayout, BLayout, BufId, CopyVia, EpilogueOp, Expr, MmaTile, Operand, RoleKind, Space, Store,
+    mma_step,
 };
 
 /// Columns of a panel of 16-bit results, which a box of TMA stores.
@@ -141,7 +142,7 @@ fn in_ring<'k>(
     // Halves of whole steps, the same in all launches.
     let mut extents = t.kernel.params.iter().flat_map(|t| &t.shape);
     let fixed = extents.all(|e| e.runtime_max.is_none());
-    let steps = 2 * t.config.block[2] as i32;
+    let steps = 2 * p.tile.block[2] as i32;
     let depth = t.draft.extents.fixed(&t.depth(g)?);
     p.half = depth.filter(|k| fixed && k % steps == 0).map(|k| k / 2);
     let by = t.tiles(&p)?;
@@ -205,8 +206,9 @@ fn new_product<'k>(
     let whole = g.out.widest(1, world) % PANEL_COLUMNS == 0 && g.out.even(1, world);
     let rows_fit = g.out.tma_rows(world) && (whole || !g.halves()) && !g.out.dtype.is_storage();
     let direct = matches!(destination, Destination::Out(_)) && !rows_fit;
+    let [m, columns, _] = t.config.block;
     let tile = MmaTile {
-        block: t.config.block,
+        block: [m, columns, mma_step(t.kernel.params[g.b].dtype)],
         stages: t.config.stages_on(t.draft.target),
         a_layout,
         b_layout: if g.b_transposed { BLayout::Nk } else { BLayout::Kn },

@@ -18,7 +18,7 @@ use crate::passes::{
     world::World,
 };
 use crate::settings::Config;
-use mk_plan::{ALayout, BufId, Expr, FamId, Operand, Space};
+use mk_plan::{ALayout, BufId, Expr, FamId, Operand, Space, mma_step};
 
 /// A left operand from the caller, ready to be read.
 pub(super) struct Given {
@@ -99,8 +99,16 @@ impl<'k> Tiler<'k> {
     pub fn new(kernel: &'k Kernel, config: &'k Config, world: &World) -> Tiler<'k> {
         let mut draft = Draft::new(&kernel.name, world, config);
         // Arguments come in the order of the program: parameters, then results.
-        let params = kernel.params.iter().map(|t| draft.tensor(t, Space::In)).collect();
-        let results = kernel.results.iter().map(|r| draft.tensor(&r.out, Space::Out)).collect();
+        let (given, made) = kernel.params.split_at(kernel.given);
+        let mut params: Vec<_> = given.iter().map(|t| draft.tensor(t, Space::In)).collect();
+        let results: Vec<_> =
+            kernel.results.iter().map(|r| draft.tensor(&r.out, Space::Out)).collect();
+        for (map, t) in kernel.maps().zip(made) {
+            params.push(match map.result {
+                Some(r) => results[r],
+                None => draft.tensor(t, Space::Scratch),
+            });
+        }
         let packed = kernel.params.iter().map(|_| None).collect();
         Tiler { kernel, config, draft, params, results, made: Vec::new(), packed }
     }
@@ -161,7 +169,7 @@ impl<'k> Tiler<'k> {
         // A part of slices is some of them.
         let step = match self.gathered(product).and_then(|g| g.slices) {
             Some(slices) => slices.depth,
-            None => self.config.block[2] as i32,
+            None => mma_step(self.kernel.params[product.b].dtype) as i32,
         };
         let steps = (depth + step - 1) / step;
         let wanted = parts.clamp(1, steps.max(1) as u32) as i32;

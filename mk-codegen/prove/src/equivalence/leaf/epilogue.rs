@@ -42,6 +42,21 @@ impl<E: Copy + PartialEq> Context<E> {
                     }
                     tile = kept.take().unwrap_or(tile);
                 }
+                EpilogueOp::ScaleRows | EpilogueOp::ScaleColumns => {
+                    let other = tails.next().and_then(|o| self.latest(*o));
+                    let by_rows = *op == EpilogueOp::ScaleRows;
+                    let n = if by_rows { tile.rows } else { tile.cols };
+                    let Some(other) = other.filter(|o| o.data.len() == n) else {
+                        return Err(format!(
+                            "the operand of {op:?} has another size than the tile"
+                        ));
+                    };
+                    let cols = tile.cols.max(1);
+                    for (i, x) in tile.data.iter_mut().enumerate() {
+                        let at = if by_rows { i / cols } else { i % cols };
+                        *x = algebra.mul(*x, other.data[at]);
+                    }
+                }
                 EpilogueOp::Bias
                 | EpilogueOp::Mul
                 | EpilogueOp::Add

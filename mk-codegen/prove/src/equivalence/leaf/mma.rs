@@ -130,9 +130,13 @@ impl Linker<'_, '_> {
                 }
                 o => {
                     let m = self.matrix(t)?;
-                    self.link((t, m.columns), (c, result.columns))?;
-                    if of_epilogue(epilogue, o) != Some(EpilogueOp::Bias) {
-                        self.link((t, m.rows), (c, result.rows))?;
+                    match of_epilogue(epilogue, o).and_then(EpilogueOp::vector) {
+                        Some(0) => self.link((t, m.columns), (c, result.rows))?,
+                        Some(_) => self.link((t, m.columns), (c, result.columns))?,
+                        None => {
+                            self.link((t, m.columns), (c, result.columns))?;
+                            self.link((t, m.rows), (c, result.rows))?;
+                        }
                     }
                 }
             }

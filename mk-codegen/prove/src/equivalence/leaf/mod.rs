@@ -6,6 +6,7 @@ mod copy;
 mod epilogue;
 mod idle;
 mod mma;
+mod norm;
 mod reduce;
 mod stats;
 mod tabulate;

@@ -74,13 +74,17 @@ fn product(
                 e => {
                     let which = of_epilogue(epilogue, e);
                     let Some([m, n]) = matrix(t)? else { continue };
-                    same(&mut columns, n * halves, "columns", t)?;
-                    if which == Some(EpilogueOp::Bias) {
-                        if m != 1 {
-                            return Err(format!("`{e}` has {m} rows: a bias has one"));
+                    let vector = which.and_then(EpilogueOp::vector);
+                    if vector.is_some() && m != 1 {
+                        return Err(format!("`{e}` has {m} rows: a vector has one"));
+                    }
+                    match vector {
+                        Some(0) => same(&mut rows, n, "rows", t)?,
+                        Some(_) => same(&mut columns, n * halves, "columns", t)?,
+                        None => {
+                            same(&mut columns, n * halves, "columns", t)?;
+                            same(&mut rows, m, "rows", t)?;
                         }
-                    } else {
-                        same(&mut rows, m, "rows", t)?;
                     }
                 }
             }

@@ -10,6 +10,7 @@ mod copy;
 mod epilogue;
 mod idle;
 mod mma;
+mod norm;
 mod reduce;
 mod stats;
 mod tabulate;

@@ -13,8 +13,8 @@
 //! stores of one agent is order enough.
 
 mod boundaries;
+mod common;
 mod groups;
-mod lend;
 mod search;
 
 use super::{

@@ -30,7 +30,7 @@ pub(in crate::valid) struct Races<'p, 'w, 'a> {
     pub suspects: Vec<(BoxId, BoxId)>,
     pub pairs: u64,
     pub searched: u64,
-    /// Buffers that other kernels may not write between launches; see `lend.rs`.
+    /// Buffers that other kernels may not write between launches; see `common.rs`.
     pub exclusive: BTreeSet<BufId>,
     work: u64,
     pub(super) exhausted: bool,

@@ -52,7 +52,9 @@ pub(in crate::emit) fn left(
         ALayout::Mk => (outer, inner, loaded_rows),
         ALayout::Km => (inner, outer, block[2]),
     };
-    Ok(Factor { view, box_dims: vec![box_rows, 64], across, k, up: Expr::Const(0), outer: None })
+    // A swizzle's row: of C, or of k.
+    let row = if layout == ALayout::Mk { block[2] } else { 64 };
+    Ok(Factor { view, box_dims: vec![box_rows, row], across, k, up: Expr::Const(0), outer: None })
 }
 
 /// Rows of the left factors `[m, k]` that the tiles of one loop load: where all matrices have fewer than a tile has room for, no more than
@@ -165,8 +167,8 @@ pub(in crate::emit) fn right(
     let (box_rows, box_cols) = match (layout, gated) {
         (BLayout::Kn, false) => (64, mma_panel_columns(block[1])),
         (BLayout::Kn, true) => (64, 64),
-        (BLayout::Nk, false) => (block[1], 64),
-        (BLayout::Nk, true) => (block[1] / 2, 64),
+        (BLayout::Nk, false) => (block[1], block[2]),
+        (BLayout::Nk, true) => (block[1] / 2, block[2]),
     };
     let k_dim = if layout == BLayout::Nk { n - 1 } else { front };
     // [stack,] rows, columns; of [k, 2, n] the last two are one row.

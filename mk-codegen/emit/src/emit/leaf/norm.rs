@@ -1,0 +1,99 @@
+//! Normalised rows: by ordinary loads and stores of all computing threads.
+
+use super::{
+    attend,
+    record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups},
+};
+use crate::emit::{context::Emitter, error::EmitError, types::Slice};
+use minijinja::{Value, context};
+use mk_plan::{Access, Agent, Expr, Leaf, NormTile, Operand, Point, Var};
+
+pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
+    template: "norm_rows",
+    texts: &[
+        ("norm_rows", include_str!("../../../../../templates/leaf/norm_rows.cu.j2")),
+        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+    ],
+    warpgroups: Warpgroups::MOVING,
+    ring: None,
+    agents: &[AgentEmission {
+        agent: Agent::Copier,
+        seat: Seat::Computing,
+        state: &[],
+        function: "norm_tasks",
+        arguments: "<Dtype::@{ dtype }@, @{ grad }@, @{ weight }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
+    }],
+    spills: Spills::NONE,
+    prepare,
+};
+
+/// Elements of 16 bytes.
+const VECTOR: i64 = 8;
+
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+    let (id, f) = (g.slices[0].id, g.head(e));
+    let Leaf::NormTile(leaf) = &f.leaf else {
+        return Err(EmitError::internal("emit/leaf/norm.rs", format!("{id} normalises nothing")));
+    };
+    let weight = f.accesses.iter().any(|a| a.operand == Operand::E0);
+    let dtype = e.one_dtype(id, |_| true)?;
+    let families =
+        g.slices.iter().map(|s| family(e, *s, leaf)).collect::<Result<Vec<_>, EmitError>>()?;
+    let alike = |s: &Slice| {
+        let weighs = |a: &Access| a.operand == Operand::E0;
+        e.plan.families[s.id].accesses.iter().any(weighs) == weight
+    };
+    if !g.slices.iter().all(alike) {
+        let what = "rows of one loop have a weight, or have none";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    let hooks = context! { eps => format!("__uint_as_float(0x{:08x}u)", leaf.eps) };
+    let call = context! { dtype, grad => leaf.grad.to_string(), weight => weight.to_string() };
+    Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
+}
+
+fn family(e: &Emitter<'_>, s: Slice, leaf: &NormTile) -> Result<Value, EmitError> {
+    let f = &e.plan.families[s.id];
+    let whole = |operand: Operand| -> Result<&Access, EmitError> {
+        let a = e.access(f, operand)?;
+        let last = a.region.len() - 1;
+        let mut fits = a.each.is_none() && a.rank == Expr::Var(Var::RANK);
+        fits &= a.region[last] == (Expr::Const(0), e.extent(a.buffer, last));
+        for rank in 0..e.plan.mesh.size() as usize {
+            let columns = e.points.shape(a.buffer, rank)?.last().copied().unwrap_or(0);
+            fits &= columns % VECTOR == 0 && e.points.pitch(a.buffer, rank)? % VECTOR == 0;
+        }
+        if !fits {
+            let what = format!("`{operand}` is whole rows of 16-byte multiples, on the own rank");
+            return Err(EmitError::unsupported(f.name.clone(), what));
+        }
+        Ok(a)
+    };
+    let place = |name: &str, operand: Operand| -> Result<Value, EmitError> {
+        let a = whole(operand)?;
+        let (base, pitch) = (e.base(a.buffer, "params.header.rank"), e.own_pitch_bytes(a.buffer));
+        attend::rows_of(f, a)?;
+        let row = e.c(f, None, &e.row(a));
+        let address = format!("{base} + static_cast<u64>({row}) * {pitch}");
+        Ok(context! { name, address, pitch })
+    };
+    let mut places = vec![place("x", Operand::Src)?, place("out", Operand::Dst)?];
+    if leaf.grad {
+        places.push(place("d", Operand::Do)?);
+    }
+    let weight = match f.accesses.iter().any(|a| a.operand == Operand::E0) {
+        true => Some(e.base(whole(Operand::E0)?.buffer, "params.header.rank")),
+        false => None,
+    };
+    let made = whole(Operand::Dst)?;
+    let row = attend::rows_of(f, made)?;
+    Ok(context! {
+        places,
+        weight,
+        rows => e.c(f, None, &made.region[row].1),
+        columns => e.c(f, None, &made.region[made.region.len() - 1].1),
+        load_waits => e.waits(f, Agent::Copier, Point::Start)?,
+        posts => e.posts(f),
+        ..e.slice(s)
+    })
+}

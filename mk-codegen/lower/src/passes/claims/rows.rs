@@ -1,0 +1,93 @@
+//! Claims operations on rows: normalisation, and what is done element by element to what no GEMM, or sum, of the kernel makes.
+//!
+//! What they make is in memory before it is read, so it counts among the kernel's parameters for the files that claim the rest.
+
+use super::builder::{Claims, tensor};
+use crate::{
+    graph::Kind,
+    passes::{
+        error::{LowerError, unsupported},
+        shape::{
+            kernel::Op,
+            map::{Map, RowWork},
+        },
+    },
+};
+use mk_plan::EPILOGUE_OPERANDS;
+use mk_syntax::Placement;
+use petgraph::stable_graph::NodeIndex;
+
+const HELP: &str = "let it read parameters, gathered or not, or what other operations on rows make of them; \
+     a function (`mk.compile`) cuts a pipeline into kernels where one cannot hold it";
+
+/// Claims all of them, in the order in which they read each other.
+///
+/// # Errors
+/// For operands that another operation of the kernel makes, and rows that no leaf takes.
+pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
+    for node in claims.g.in_order() {
+        let how = match &claims.value(node).kind {
+            Kind::RmsNorm { eps } => RowWork::Norm { eps: *eps, grad: false },
+            Kind::RmsNormGrad { eps } => RowWork::Norm { eps: *eps, grad: true },
+            Kind::Chain { epilogue } => RowWork::Chain(epilogue.clone()),
+            _ => continue,
+        };
+        map(claims, node, how)?;
+    }
+    Ok(())
+}
+
+/// Why an operand is no memory that is there before.
+fn why(claims: &Claims<'_>, how: &RowWork, operand: NodeIndex) -> String {
+    let (g, value) = (claims.g, claims.value(operand));
+    let fuses = matches!(how, RowWork::Chain(_)) && value.kind.epilogue().is_some();
+    match &value.kind {
+        _ if !fuses => format!("an operand of it is the result of `{}`", value.name),
+        Kind::Gemm { .. } if g.graph.neighbors(operand).count() > 1 => {
+            "another operation reads the GEMM before it, too".into()
+        }
+        Kind::Gemm { .. } if value.placement.contains(&Placement::Partial) => {
+            "the caller gets the partial sums before it, too".into()
+        }
+        Kind::Gemm { .. } => "the caller gets the GEMM before it twice".into(),
+        _ => "the caller, or another operation, gets the sum before it, too".into(),
+    }
+}
+
+fn map(claims: &mut Claims<'_>, node: NodeIndex, how: RowWork) -> Result<(), LowerError> {
+    let (g, value) = (claims.g, claims.value(node));
+    let refuse = |why: String| Err(unsupported(&value.name, why, HELP));
+    let operands = g.operands(node);
+    let others = |n: &NodeIndex| claims.param(*n).is_none();
+    if let Some(other) = operands.iter().find(|n| others(n)) {
+        return refuse(why(claims, &how, *other));
+    }
+    if value.shape.len() != 2 || value.placement.contains(&Placement::Partial) {
+        return refuse("it is not of the rows of a matrix that a rank has".into());
+    }
+    let out = tensor(value, &value.name);
+    let taken = match &how {
+        RowWork::Norm { .. } => out.in_bulk() && out.dtype.multiplies(),
+        RowWork::Chain(_) => operands.len() <= EPILOGUE_OPERANDS.len() + 1,
+    };
+    if !taken {
+        return match how {
+            RowWork::Norm { .. } => {
+                refuse("its rows are not of bf16 or f16, or no multiples of 16 bytes".into())
+            }
+            RowWork::Chain(_) => refuse("more than four operands follow it".into()),
+        };
+    }
+    let returned: Vec<usize> = (0..g.results.len()).filter(|r| g.results[*r] == node).collect();
+    if returned.len() > 1 {
+        return refuse("it is a result twice".into());
+    }
+    let operands = operands.iter().filter_map(|n| claims.param(*n)).collect();
+    let result = returned.first().copied();
+    let made = claims.made(node, out);
+    let id = claims.push(Op::Map(Map { how, operands, out: made, result }));
+    if let Some(r) = result {
+        claims.kernel.results[r].of = Some(id);
+    }
+    Ok(())
+}

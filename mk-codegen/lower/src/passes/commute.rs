@@ -1,0 +1,54 @@
+//! Moves operations on rows before the gathers of their rows: each rank does its own rows, once, before they are sent.
+//!
+//! Assumes fused epilogues. Leaves: no such operation reads a gather of rows, unless a second operand is not gathered, too.
+
+use crate::graph::{Kind, OpGraph, Value};
+use petgraph::stable_graph::NodeIndex;
+
+/// Runs the pass.
+pub(super) fn gathers(g: &mut OpGraph) {
+    // Chains are as long as the user wrote them: each operation moves past one gather, and the next then reads that.
+    for node in g.in_order() {
+        if g.graph[node].kind.works_on_rows() {
+            move_before(g, node);
+        }
+    }
+}
+
+/// The gather of rows that a value is, and what it gathers.
+fn gathered(g: &OpGraph, node: NodeIndex) -> Option<NodeIndex> {
+    match g.graph[node].kind {
+        Kind::Gather { dim: 0 } => g.operands(node).first().copied(),
+        _ => None,
+    }
+}
+
+fn move_before(g: &mut OpGraph, node: NodeIndex) -> Option<()> {
+    let operands = g.operands(node);
+    let first = gathered(g, *operands.first()?)?;
+    // A vector is the same for all rows; what has rows must come from a gather, too.
+    let rows = g.graph[node].shape.len();
+    let own = |x: &NodeIndex| match g.graph[*x].shape.len() < rows {
+        true => Some(*x),
+        false => gathered(g, *x),
+    };
+    let own: Vec<NodeIndex> = operands.iter().map(own).collect::<Option<_>>()?;
+    let Value { name, kind, .. } = g.graph[node].clone();
+    let gather = g.graph[operands[0]].clone();
+    let placement = g.graph[first].placement.clone();
+    let made = Value { name, kind, placement, ..g.graph[node].clone() };
+    let made = g.graph.add_node(made);
+    for (i, x) in own.into_iter().enumerate() {
+        g.graph.add_edge(x, made, i);
+    }
+    g.detach(node);
+    let value = &mut g.graph[node];
+    (value.name, value.kind) = (gather.name, gather.kind);
+    g.graph.add_edge(made, node, 0);
+    for x in operands {
+        if g.graph.contains_node(x) && gathered(g, x).is_some() && g.uses(x) == 0 {
+            g.graph.remove_node(x);
+        }
+    }
+    Some(())
+}

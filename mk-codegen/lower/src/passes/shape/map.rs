@@ -1,0 +1,24 @@
+//! Operations on rows: what they make is memory of the kernel, which other operations read as they read the caller's.
+
+use super::ids::Param;
+use mk_plan::EpilogueOp;
+
+/// An operation on rows that one rank has.
+pub(in crate::passes) struct Map {
+    pub how: RowWork,
+    /// Matrices as large as what is made, then vectors along the rows, in the order of the operation.
+    pub operands: Vec<Param>,
+    /// What it makes.
+    pub out: Param,
+    /// Its index into the kernel's results, if it is one.
+    pub result: Option<usize>,
+}
+
+/// What is done to rows.
+#[derive(Clone, PartialEq)]
+pub(in crate::passes) enum RowWork {
+    /// Normalised by the root of their mean square, with these bits added to it; or the gradient of that.
+    Norm { eps: u32, grad: bool },
+    /// Element by element.
+    Chain(Vec<EpilogueOp>),
+}

@@ -1,0 +1,148 @@
+//! Rings over nodes, on the executor against f64: every world, mask, placement, part of the backward, ordering and schedule.
+//!
+//! CI takes as many cases as fit in some seconds, in an order that the printed seed decides; `cargo xtask sweep nodes` takes all of them. `MK_SEED`
+//! repeats an order.
+
+use mk_codegen::{
+    passes::compile,
+    settings::{Config, NicOrdering},
+    sim::Schedule,
+};
+use mk_harness::{Case, CpuOptions, run_on_cpu};
+use mk_syntax::Program;
+use rand::{SeedableRng, rngs::SmallRng, seq::SliceRandom};
+use std::{
+    collections::BTreeMap,
+    env,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+/// Seconds that CI spends here.
+const SECONDS: u64 = 25;
+
+/// What is computed, with `CAUSAL` where a mask may be.
+const PARTS: [&str; 3] = [
+    "let o = ring(k, v) -> attention(qCAUSAL); (o, o -> lse)",
+    "ring(k, v) -> attention_dq(q, do, statsCAUSAL)",
+    "let dk = ring(q, do, stats) -> attention_dk(k, vCAUSAL); (dk, dk -> attention_dv)",
+];
+
+#[derive(Clone, Copy, Debug)]
+struct Ring {
+    nodes: u32,
+    local: u32,
+    net: NicOrdering,
+    zigzag: bool,
+    causal: bool,
+    part: usize,
+    /// Tokens; and whether they are so many in every launch.
+    tokens: u64,
+    fixed: bool,
+    schedule: Schedule,
+}
+
+impl Ring {
+    fn text(&self) -> String {
+        let (placed, turned) = match self.zigzag {
+            true => ("zigzag(1)", "zigzag(2)"),
+            false => ("shard(1)", "shard(2)"),
+        };
+        let wide = format!("bf16[B, S, H, D] @ {placed}");
+        let narrow = format!("bf16[B, S, G, D] @ {placed}");
+        let more = match self.part {
+            0 => String::new(),
+            _ => format!(", do: {wide}, stats: f32[B, H, S, 4] @ {turned}"),
+        };
+        let sizes = if self.fixed { "" } else { "<S: dyn <= 160>" };
+        let body = PARTS[self.part].replace("CAUSAL", if self.causal { ", causal" } else { "" });
+        format!("fn f{sizes}(q: {wide}{more}, k: {narrow}, v: {narrow}) {{ {body} }}")
+    }
+
+    /// Lowers, proves, evaluates, runs and judges.
+    fn check(&self, seed: u64) {
+        let program = Program::parse(&self.text()).unwrap_or_else(|e| panic!("{self:?}: {e}"));
+        let dims = [("B", 1), ("S", self.tokens), ("H", 2), ("G", 1), ("D", 64)];
+        let dims: BTreeMap<_, _> = dims.iter().map(|(n, v)| (n.to_string(), *v)).collect();
+        let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+        let config = Config {
+            ranks: self.nodes * self.local,
+            nodes: self.nodes,
+            net: self.net,
+            // Several pieces of a chunk.
+            chunk_bytes: 4096,
+            compute_sms: Some(3),
+            intra_comm_sms: Some(2),
+            copy_stages: 4,
+            ..Config::default()
+        };
+        let (plan, _) =
+            compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{self:?}: {e}"));
+        let case = Case { program: &program, bound: &bound, ranks: config.ranks as usize };
+        let options =
+            CpuOptions { schedule: self.schedule, seed, launches: 2, ..CpuOptions::default() };
+        let run = run_on_cpu(case, &plan, &options).unwrap_or_else(|e| panic!("{self:?}: {e}"));
+        for (launch, judged) in run.judged.iter().enumerate() {
+            for (rank, judged) in judged.iter().enumerate() {
+                assert!(judged.passes(), "{self:?}, launch {launch}, rank {rank}: {judged}");
+            }
+        }
+    }
+}
+
+/// Sequences that no number of ranks divides, and one of which the last ranks have nothing.
+const TOKENS: [u64; 3] = [300, 21, 144];
+
+fn all() -> Vec<Ring> {
+    let worlds = (2..=4).flat_map(|nodes| (1..=4).map(move |local| (nodes, local)));
+    let mut out = Vec::new();
+    for (nodes, local) in worlds {
+        for net in [NicOrdering::InOrder, NicOrdering::Unordered] {
+            for form in 0..12 {
+                let (zigzag, causal, part) = (form % 2 == 1, form / 2 % 2 == 1, form / 4);
+                for schedule in Schedule::all((nodes * local) as usize) {
+                    let n = out.len();
+                    let fixed = n % 5 != 0;
+                    let tokens = if fixed { TOKENS[n % 3] } else { [160, 37][n % 2] };
+                    let of =
+                        Ring { nodes, local, net, zigzag, causal, part, tokens, fixed, schedule };
+                    out.push(of);
+                }
+            }
+        }
+    }
+    out
+}
+
+fn number(name: &str) -> Option<u64> {
+    env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn rings() {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let seed = number("MK_SEED").unwrap_or(now);
+    let whole = env::var("MK_SWEEP").is_ok_and(|what| what == "all");
+    let mut cases = all();
+    let of = cases.len();
+    cases.shuffle(&mut SmallRng::seed_from_u64(seed));
+    println!("MK_SEED={seed}");
+    let (begin, next, done) = (Instant::now(), AtomicUsize::new(0), AtomicUsize::new(0));
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|s| {
+        for _ in 0..threads {
+            s.spawn(|| {
+                while whole || begin.elapsed() < Duration::from_secs(SECONDS) {
+                    let n = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(case) = cases.get(n) else { return };
+                    case.check(seed + n as u64);
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let n = done.into_inner();
+    println!("{n} of {of} rings over nodes are right, {:.0?}", begin.elapsed());
+    assert!(n > 0, "no time for one");
+}
