@@ -76,6 +76,11 @@ MK_DEVICE u32 fragment_row(u32 consumer, u32 m) {
   return Config::first_row(consumer) + m * 64 + warp_index() % kWarpgroupWarps * 16 + lane_index() / 4;
 }
 
+// A factor of a vector, from those of the tile on; 0 where there is none.
+MK_DEVICE float load_factor(u64 factors, u32 at, i32 valid) {
+  return static_cast<i32>(at) < valid ? __uint_as_float(ld_u32(reinterpret_cast<const u32*>(factors) + at)) : 0.0f;
+}
+
 // The product's rows and columns times their factors.
 template <class Config, class Hooks>
 MK_DEVICE void apply_scales(const Hooks& hooks, const GemmTile& tile, u32 consumer,
@@ -84,18 +89,29 @@ MK_DEVICE void apply_scales(const Hooks& hooks, const GemmTile& tile, u32 consum
 #pragma unroll
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
 #pragma unroll
-    for (u32 half = 0; half < 2; ++half) rows[m][half] = hooks.row_scale(tile, fragment_row<Config>(consumer, m) + half * 8);
+    for (u32 half = 0; half < 2; ++half) {
+      const u32 row = fragment_row<Config>(consumer, m) + half * 8;
+      rows[m][half] = 1.0f;
+      if constexpr (Hooks::kScalesRows) rows[m][half] = load_factor(hooks.row_scales(tile), row, tile.valid_rows);
+    }
   }
+  u32 first = Config::first_col(consumer) + lane_index() % 4 * 2;
+  // Or the compiler keeps what it computes of each column here for the epilogue, in registers that there are not.
+  asm volatile("" : "+r"(first));
 #pragma unroll
   for (u32 j = 0; j < Config::kAccumulators / 4; ++j) {
-    const Pair cols = hooks.column_scales(tile, Config::first_col(consumer) + j * 8 + lane_index() % 4 * 2);
+    float x0 = 1.0f, x1 = 1.0f;
+    if constexpr (Hooks::kScalesColumns) {
+      x0 = load_factor(hooks.column_scales(tile), first + j * 8, tile.valid_cols);
+      x1 = load_factor(hooks.column_scales(tile), first + j * 8 + 1, tile.valid_cols);
+    }
 #pragma unroll
     for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
 #pragma unroll
       for (u32 half = 0; half < 2; ++half) {
         float* x = &acc[m][j * 4 + half * 2];
-        x[0] = x[0] * rows[m][half] * cols.x0;
-        x[1] = x[1] * rows[m][half] * cols.x1;
+        x[0] = x[0] * rows[m][half] * x0;
+        x[1] = x[1] * rows[m][half] * x1;
       }
     }
   }

@@ -84,6 +84,8 @@ class Peer:
         make = {"gather": self._gather, "gemm": self._gemm, "reduce_scatter": self._scatter, "all_reduce": self._all_reduce}
         if op in make:
             return make[op](at, value)
+        if op == "dequantize":
+            return lambda x, scales: (x, scales)
         if op not in _ELEMENTWISE:
             raise UnsupportedError(f"there is no torch operation to compare `{op}` with: Plan.explain() explains without one")
         self.names.append(op)
@@ -91,6 +93,8 @@ class Peer:
 
     def _gemm(self, at, value):
         a, b = (self._values[i] for i in value["inputs"])
+        if any(x["op"] == "dequantize" or x["dtype"] in ("e4m3", "e5m2") for x in (a, b)):
+            return self._scaled(value, [x["op"] == "dequantize" for x in (a, b)])
         if a["dtype"] == "f32" or b["dtype"] == "f32":
             raise UnsupportedError("products of f32 factors are not compared: tensor cores multiply bf16 and f16")
         shape, mm = self._local(value), self._torch.mm
@@ -102,6 +106,20 @@ class Peer:
         def step(a, b):
             mm(a.t() if a_turned else a, b.t() if b_turned else b.flatten(1), out=out)
             return out.view(shape)
+
+        return step
+
+    def _scaled(self, value, scaled):
+        """A GEMM of eight bits: with the factors of rows, or of whole tensors where neither operand has any."""
+        self.names.append("_scaled_mm")
+        torch, out_dtype = self._torch, self._torch.bfloat16
+
+        def step(*operands):
+            pairs = [x if known else (x, None) for x, known in zip(operands, scaled)]
+            ones = lambda x: torch.ones(len(x) if any(scaled) else (), device=x.device)
+            (x, sx), (w, sw) = [(x, ones(x) if s is None else s) for x, s in pairs]
+            factors = {"scale_a": sx[:, None], "scale_b": sw[None, :]} if any(scaled) else {"scale_a": sx, "scale_b": sw}
+            return torch._scaled_mm(x, w.t(), **factors, out_dtype=out_dtype, use_fast_accum=False)
 
         return step
 

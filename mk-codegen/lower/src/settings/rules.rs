@@ -140,7 +140,7 @@ pub(super) fn swapped_rows(columns: u32) -> Option<impl Iterator<Item = u32>> {
 pub(super) fn swaps(c: &Config, facts: &Facts) -> bool {
     let odd = facts.products.iter().any(|p| p.odd_bits);
     let cooperative = c.consumers == Consumers::Cooperative && c.last_wave.is_none();
-    shared_depth(facts).is_some() && !odd && !facts.ragged && cooperative
+    shared_depth(facts).is_some() && !odd && !facts.narrow() && !facts.ragged && cooperative
 }
 
 pub(super) fn stages(c: &Config, facts: &Facts) -> Fit {
@@ -371,6 +371,9 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
         instead.insert(0, "cluster=1".into());
         Err(Misfit { why: why_not(why), help: String::new(), instead })
     };
+    if facts.narrow() {
+        return because("sums of 8-bit operands stay with the CTA that adds them", &["cluster=1"]);
+    }
     let Some(depth) = shared_depth(facts) else {
         return because(
             "only a product alone, of operands that TMA can read, which saves nothing, has such tiles",

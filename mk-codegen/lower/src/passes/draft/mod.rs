@@ -30,7 +30,7 @@ pub(in crate::passes) struct TileRows {
 }
 
 /// Rows that are there when a word says so, one word for each block of them.
-struct Made {
+struct WrittenRows {
     buffer: BufId,
     done: FlowId,
     height: i32,
@@ -47,7 +47,7 @@ pub(in crate::passes) struct Draft {
     /// Flows that somebody reads, in the order in which they were first read: that of their signals.
     pub flow_order: Vec<FlowId>,
     /// Memory that a flow says is there, in blocks of rows.
-    made: Vec<Made>,
+    made: Vec<WrittenRows>,
     /// Families that come before all others of their role.
     pub first: Vec<FamId>,
     pub target: &'static Target,
@@ -141,7 +141,7 @@ impl Draft {
 
     /// From here on, who reads rows of this memory waits for the words of their blocks of so many.
     pub fn made(&mut self, buffer: BufId, done: FlowId, height: i32, blocks: i32) {
-        self.made.push(Made { buffer, done, height, blocks });
+        self.made.push(WrittenRows { buffer, done, height, blocks });
     }
 
     /// The words of rows that an access reads.
