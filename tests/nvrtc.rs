@@ -134,11 +134,18 @@ fn layers_of_few_tokens_compile() {
 /// A layer that returns gates and ups, and the kernels of its tokens' backward: columns of whole panels, and not.
 #[test]
 fn experts_and_their_backward_compile() {
-    let source = include_str!("../examples/moe_layer.mk");
-    let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
-    let derived = grad(&program, Some(&[0]), Saves::default()).expect("has a backward");
-    let backward = derived.backward.expect("a backward");
-    for (columns, ranks) in [(96, 2), (128, 1), (512, 2)] {
+    let layer = include_str!("../examples/moe_layer.mk");
+    let plain =
+        "fn plain(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+        w: bf16[E, H, I] @ shard(0), v: bf16[E, I, H] @ shard(0)) {
+        dispatch(x, ids) -> grouped_gemm(w) -> silu -> grouped_gemm(v) -> combine(gate)
+    }";
+    for (source, columns, ranks, n) in
+        [(layer, 128, 1, 3), (layer, 512, 2, 3), (layer, 96, 2, 3), (plain, 512, 2, 2)]
+    {
+        let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
+        let derived = grad(&program, Some(&[0]), Saves::default()).expect("has a backward");
+        let backward = derived.backward.expect("a backward");
         let sizes = [("T", 192), ("H", 256), ("I", columns), ("E", 8), ("K", 2)];
         let sizes: BTreeMap<_, _> = sizes.map(|(name, n)| (name.to_string(), n)).into();
         let mut kernels = 0;
@@ -169,7 +176,7 @@ fn experts_and_their_backward_compile() {
                 kernels += usize::from(step.is_kernel);
             }
         }
-        assert_eq!(kernels, 3, "{columns}");
+        assert_eq!(kernels, n, "{columns}");
     }
 }
 
@@ -478,7 +485,10 @@ fn judge(name: &str, plan: &Plan, emission: Options) {
     assert_eq!(entry.registers, 65536 / kernel.block / 8 * 8, "{name}");
     // Traced in an inner loop, agents keep some words in memory.
     let traced_loop = emission.trace && plan.families.values().any(|f| f.inner.is_some());
-    let allowed = if traced_loop { kernel.spill_bytes } else { 0 };
+    // And so do experts' tiles that save: 16 bytes at most so far, of the 32 that the leaf allows beside other loops.
+    let saves = |f: &Family| f.leaf.epilogue().contains(&EpilogueOp::Save);
+    let experts = plan.families.values().any(|f| plan.looks_up(f) && saves(f));
+    let allowed = if traced_loop || experts { kernel.spill_bytes } else { 0 };
     assert!(
         entry.spill_store_bytes <= allowed && (allowed > 0 || !entry.spills()),
         "{name} spills: {entry:?}"

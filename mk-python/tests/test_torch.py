@@ -65,7 +65,7 @@ def experts(case, rank, ranks, world):
     g = torch.Generator().manual_seed(3)
     gate, ids = torch.rand(tokens, number, generator=g).topk(3)
     # Slots of no expert, and a token of nothing else.
-    ids[3, 1] = ids[5] = -1
+    ids[3, 1] = ids[4] = -1
     want, wide = torch.zeros(tokens, 16), x.float().requires_grad_()
     for e in range(number):
         token, slot = (ids == e).nonzero(as_tuple=True)

@@ -88,7 +88,8 @@ fn gradients_of_tokens_are_those_of_differences() {
                 loss
             };
             let want = (moved(h) - moved(-h)) / (2.0 * h);
-            assert!((found[0][i] - want).abs() < 1e-5, "{text}: x[{i}] {} {want}", found[0][i]);
+            let near = (found[0][i] - want).abs() < 1e-6 * size;
+            assert!(near, "{text}: x[{i}] {} {want}", found[0][i]);
         }
     }
 }
@@ -114,7 +115,12 @@ fn backwards_are_kernels() {
                         }
                         (t.name.clone(), shape)
                     });
-                    let bound = step.program.bind(&BTreeMap::new(), &shapes.collect());
+                    // A capacity is of no tensor.
+                    let known = |(name, _): &(&String, &u64)| {
+                        *name == "R" && step.program.symbol(name).is_some()
+                    };
+                    let sizes = dims.iter().filter(known).map(|(name, n)| (name.clone(), *n));
+                    let bound = step.program.bind(&sizes.collect(), &shapes.collect());
                     right(
                         &step.program,
                         &bound.unwrap_or_else(|e| panic!("{}: {e}", step.text)),

@@ -251,10 +251,9 @@ impl<'p> Excerpt<'p> {
         }
     }
 
-    /// Whether its rows are made by the pipeline, which says whose they are.
+    /// Whether its rows are made by the excerpt, which says whose they are.
     fn follows(&self, node: &Node) -> bool {
-        let rows = node.inputs.first().and_then(|id| self.program.def(*id));
-        matches!(rows, Some(Def::Node(_)))
+        node.inputs.first().is_some_and(|rows| self.nodes.contains(rows))
     }
 
     /// Whether a route says whose rows are whose.

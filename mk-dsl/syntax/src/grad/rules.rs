@@ -335,7 +335,17 @@ impl<'p> Walk<'p> {
                 let drops = dispatch.op == Op::Dispatch { drops: true };
                 let drop = if drops { ", drop" } else { "" };
                 let ids = self.value(ids)?;
-                let detail = Some(format!("capacity = {rows}{drop}"));
+                // Room that follows from a routing is named where rows that forward saved have it, too.
+                let room = dispatch.ty.dims.first().is_some_and(|dim| self.program.is_room(*dim));
+                let linear = |n: &Node| {
+                    matches!(
+                        n.op,
+                        Op::GroupedGemm { .. } | Op::Dispatch { .. } | Op::Scale(_) | Op::Cast(_)
+                    )
+                };
+                let mut nodes = self.program.nodes().iter();
+                let saves = nodes.any(|n| self.is_ragged(n.result) && !linear(n));
+                let detail = (saves || !room).then(|| format!("capacity = {rows}{drop}"));
                 let g = self.draft.op("dispatch", &[d, ids], detail, held);
                 self.add(y, g);
                 Ok(())

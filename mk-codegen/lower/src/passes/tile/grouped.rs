@@ -145,6 +145,9 @@ fn given_counts(
     (given, counts)
 }
 
+/// Columns of the tiles whose epilogues keep most.
+const NARROW: u32 = 128;
+
 /// Tiles of a product.
 struct Tiles<'a> {
     params: &'a [Tensor],
@@ -163,7 +166,7 @@ impl Tiles<'_> {
     fn family(&self, draft: &mut Draft, config: &Config) -> (FamId, i32) {
         let (p, world) = (self.p, draft.ranks());
         let tile = MmaTile {
-            block: config.block,
+            block: self.block(config),
             stages: config.stages_on(draft.target),
             a_layout: ALayout::Mk,
             b_layout: if p.transposed { BLayout::Nk } else { BLayout::Kn },
@@ -251,6 +254,12 @@ impl Tiles<'_> {
         // The loader looks a tile up and tells the others; and the last blocks may have no rows.
         draft.plan.families[family].schedule = Schedule::Dynamic;
         (family, parts * across)
+    }
+
+    /// Tiles of gradients of gates and ups are narrow: of 256 columns they spill 32 bytes, of 128 none (CUDA 13, a layer of 512 columns on two ranks).
+    fn block(&self, config: &Config) -> [u32; 3] {
+        let [m, n, k] = config.block;
+        [m, if self.p.halves() { n.min(NARROW) } else { n }, k]
     }
 
     /// Halves of a result that TMA has no panels for are stored element by element.
