@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     chunks: Mutex<Vec<Weak<Chunk>>>,
-    made: AtomicU64,
+    /// At least the number of the next chunk. Ranks whose collective calls failed apart may differ in it.
+    next: AtomicU64,
 }
 
 /// As much memory on every rank.
@@ -56,13 +57,17 @@ impl Pool {
         let pool = Pool::of(world);
         let live: Vec<Arc<Chunk>> = pool.list().iter().filter_map(Weak::upgrade).collect();
         let numbers: Vec<u64> = live.iter().map(|c| c.number).collect();
-        let shared = match world.group() {
-            None => numbers,
+        let next = pool.next.load(Ordering::Relaxed);
+        let (next, shared) = match world.group() {
+            None => (next, numbers),
             Some(group) => {
-                let mine: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
-                common(&numbers, &group.all_gather(CALL, &mine, deadline)?)
+                let mine = [&[next], &numbers[..]].concat();
+                let mine: Vec<u8> = mine.iter().flat_map(|n| n.to_le_bytes()).collect();
+                common(next, &numbers, &group.all_gather(CALL, &mine, deadline)?)
             }
         };
+        // Used up even if the chunk cannot be made: another rank may have made its part.
+        pool.next.store(next + 1, Ordering::Relaxed);
         let mut taken = Taken::default();
         for chunk in live.into_iter().filter(|c| shared.contains(&c.number)) {
             if taken.bytes() < bytes {
@@ -72,12 +77,11 @@ impl Pool {
         taken.old_bytes = taken.bytes();
         let missing = bytes.saturating_sub(taken.old_bytes);
         if missing > 0 {
-            let number = pool.made.fetch_add(1, Ordering::Relaxed);
             let what = || format!("symmetric memory of {missing} bytes cannot be made");
             let size = missing.checked_next_multiple_of(granularity);
             let size = size.ok_or_else(|| Error::Shape { what: what() })?;
             let parts = everywhere(world, size, deadline)?;
-            let chunk = Arc::new(Chunk { number, bytes: size, parts });
+            let chunk = Arc::new(Chunk { number: next, bytes: size, parts });
             let mut list = pool.list();
             list.retain(|c| c.strong_count() > 0);
             list.push(Arc::downgrade(&chunk));
@@ -96,22 +100,38 @@ impl Pool {
     }
 }
 
-/// The chunks that every rank has.
-fn common(mine: &[u64], all: &[Vec<u8>]) -> Vec<u64> {
-    let has = |bytes: &[u8], n: u64| bytes.chunks(8).any(|word| word == n.to_le_bytes());
-    mine.iter().copied().filter(|n| all.iter().all(|bytes| has(bytes, *n))).collect()
+/// A number that no rank has given, and the chunks that every rank has. Each rank says its next number, then those of its chunks.
+fn common(next: u64, mine: &[u64], all: &[Vec<u8>]) -> (u64, Vec<u64>) {
+    let numbers = |bytes: &[u8]| -> Vec<u64> {
+        bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
+    };
+    let all: Vec<Vec<u64>> = all.iter().map(|bytes| numbers(bytes)).collect();
+    let next = all.iter().filter_map(|said| said.first()).fold(next, |a, b| a.max(*b));
+    let has = |said: &Vec<u64>, n: u64| said.iter().skip(1).any(|other| *other == n);
+    (next, mine.iter().copied().filter(|n| all.iter().all(|said| has(said, *n))).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn said(next: u64, numbers: &[u64]) -> Vec<u8> {
+        [&[next], numbers].concat().iter().flat_map(|n| n.to_le_bytes()).collect()
+    }
+
     #[test]
     fn chunks_that_a_rank_has_dropped_are_taken_by_none() {
-        let said = |numbers: &[u64]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
-        let all: Vec<Vec<u8>> = vec![said(&[0, 2, 3]), said(&[2, 3, 7]), said(&[3, 2])];
-        assert_eq!(common(&[0, 2, 3], &all), [2, 3]);
-        assert_eq!(common(&[2, 3, 7], &all), [2, 3]);
-        assert!(common(&[1], &[said(&[1]), Vec::new()]).is_empty());
+        let all = [said(8, &[0, 2, 3]), said(8, &[2, 3, 7]), said(8, &[3, 2])];
+        assert_eq!(common(8, &[0, 2, 3], &all), (8, vec![2, 3]));
+        assert_eq!(common(8, &[2, 3, 7], &all), (8, vec![2, 3]));
+        assert_eq!(common(2, &[1], &[said(2, &[1]), Vec::new()]), (2, vec![]));
+    }
+
+    /// A call that failed on one rank alone leaves it a number behind; the next chunk has one that nobody has given.
+    #[test]
+    fn ranks_that_counted_apart_agree_on_the_next_number() {
+        let all = [said(6, &[4, 5]), said(5, &[4])];
+        assert_eq!(common(6, &[4, 5], &all), (6, vec![4]));
+        assert_eq!(common(5, &[4], &all), (6, vec![4]));
     }
 }
