@@ -39,7 +39,7 @@ fn even_shards_say_it_all() {
     assert_eq!(found, Ok(vec![vec![128, 64], vec![64, 64], vec![64, 64]]));
     let found = infer("gather(a) -> gemm(b)", 2, Sizes::default(), 0, &[&[5, 64], &[64, 8]]);
     assert_eq!(found, Ok(vec![vec![10, 64], vec![64, 16]]));
-    // Summands have the shape of their sum.
+    // Contributions have the shape of their sum.
     let found = infer("gemm(a, b) -> reduce_scatter", 2, Sizes::default(), 1, &[&[6, 8], &[8, 4]]);
     assert_eq!(found.map(|s| s.len()), Ok(2));
 }

@@ -115,7 +115,7 @@ class Bench:
         self.tell(row)
 
     def tell(self, row):
-        """What a row is in full; ``table`` has its ratios."""
+        """Times, memory and errors of all contestants in one row. ``table`` prints the ratios."""
         self.say(f"== {row['row']}, {row['mode']}")
         for name, f in row["found"].items():
             text = f"   {name:14} {statistics.median(f['ms']):8.3f} ms"

@@ -60,7 +60,7 @@ class Step:
 
     def __init__(self, name, forward, parameters, gradients, mode="plain", adds=False):
         self.name, self.forward, self.parameters, self.mode = name, forward, parameters, mode
-        # From what was made to the gradients as torch.nn.Linear has them.
+        # Converts the gradients of the packed parameters to the layout of torch.nn.Linear.
         self.gradients = gradients
         # Whether the backward adds to main gradients by itself.
         self._adds, self.graph = adds, None

@@ -178,7 +178,7 @@ def _gemm_reduce(row, inputs, group, gemms, result):
 
     def one_shot():
         if row.m > 512:
-            raise NotImplementedError("for at most 512 rows: every rank reads all summands")
+            raise NotImplementedError("for at most 512 rows: every rank reads all contributions")
         sums, out = group.symmetric(row.m, row.n), result()
 
         def run(i):

@@ -171,7 +171,7 @@ fn run(
     Ok((given, found))
 }
 
-/// A row through its expert, and for each sum that of its summands' sizes.
+/// A row through its expert, and for each sum that of its contributions' sizes.
 fn product(x: &[f64], w: &[f32], e: usize, columns: usize) -> Vec<(f64, f64)> {
     let at = |k: usize, j: usize| f64::from(w[(e * x.len() + k) * columns + j]);
     let sum = |j: usize| {
@@ -346,7 +346,7 @@ fn rows_without_room_are_dropped() {
     }
 }
 
-/// What tasks read over links: each token once on each rank that has an expert of it, and each token's summands.
+/// What tasks read over links: each token once on each rank that has an expert of it, and each token's contributions.
 #[test]
 fn tokens_travel_once_to_each_rank() {
     for (ranks, slots, experts) in [(2usize, 2usize, 4usize), (3, 3, 8), (4, 8, 32), (8, 8, 16)] {

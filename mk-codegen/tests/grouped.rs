@@ -163,7 +163,7 @@ fn right_with(
     }
 }
 
-/// A row through its expert, and for each sum that of its summands' sizes.
+/// A row through its expert, and for each sum that of its contributions' sizes.
 fn expert<'t>(
     tensor: &impl Fn(&str) -> &'t Vec<f32>,
     e: usize,

@@ -47,7 +47,7 @@ fn refusals_say_what_works() {
             SHAPES,
         ),
         (
-            "saved_summand",
+            "saved_contribution",
             "fn f(a: bf16[M, K] @ shard(1), b: bf16[K, N] @ shard(0)) {
                  let h = gemm(a, b);
                  (h -> scale(0.5) -> reduce_scatter, h)

@@ -19,14 +19,14 @@ class Dense:
                 self.wholes.append(self.compute(value))
 
     def parameter(self, value, rng):
-        """A global tensor, of which the ranks hold parts, or copies, or summands."""
+        """A global tensor, of which the ranks hold parts, or copies, or contributions."""
         n = math.prod(value["shape"])
         # Of four bits: exact in bfloat16.
         draw = lambda: [rng.randrange(-8, 9) / 8 for _ in range(n)]
-        summands = [draw() for _ in range(self.plan.ranks if value["placement"][0] == "partial" else 1)]
+        contributions = [draw() for _ in range(self.plan.ranks if value["placement"][0] == "partial" else 1)]
         for rank, held in enumerate(self.inputs):
-            held[value["name"]] = self.part(value, summands[rank % len(summands)], rank)
-        return [sum(column) for column in zip(*summands)]
+            held[value["name"]] = self.part(value, contributions[rank % len(contributions)], rank)
+        return [sum(column) for column in zip(*contributions)]
 
     def part(self, value, whole, rank):
         """What a rank holds, cut as torch.chunk does."""

@@ -250,10 +250,10 @@ class Ranks:
 
         def reduce_scatter_tensor(out, mine):
             contiguous(out, mine)
-            summands = exchange(mine.values())
-            assert len({len(s) for s in summands}) == 1 and self.size * out.numel() == mine.numel(), "equal parts"
+            contributions = exchange(mine.values())
+            assert len({len(s) for s in contributions}) == 1 and self.size * out.numel() == mine.numel(), "equal parts"
             n = out.numel()
-            out.copy_(Tensor([sum(s[rank * n + i] for s in summands) for i in range(n)], out.shape, out.dtype))
+            out.copy_(Tensor([sum(s[rank * n + i] for s in contributions) for i in range(n)], out.shape, out.dtype))
 
         def all_reduce(mine, op=sum):
             contiguous(mine)

@@ -148,7 +148,7 @@ class Peers(unittest.TestCase):
             self.assertEqual((a, twice), ([1.0 + rank] * 24, [[3.0] * 24] * 2))
             self.assertIn("copy", notes[0])
 
-    def test_a_summand_that_is_a_result_stays_a_summand(self):
+    def test_a_contribution_that_is_a_result_stays_one(self):
         ty = {"dtype": "bf16", "shape": (4, 6)}
         values = [
             {"op": "parameter", "name": "a", "inputs": [], "placement": ("partial", None)} | ty,

@@ -19,16 +19,16 @@ MK_DEVICE void add_weighted(float* sum, Vec16 v, float factor) {
   }
 }
 
-// Summands whose places and factors registers hold, and whose loads are in flight together.
-constexpr u32 kHeldSummands = 8;
+// Contributions whose places and factors registers hold, and whose loads are in flight together.
+constexpr u32 kHeldContributions = 8;
 
-// One row. Of more summands than registers hold, places are looked up anew for each vector.
+// One row. Of more contributions than registers hold, places are looked up anew for each vector.
 template <Dtype kFrom, Dtype kTo, class Hooks>
 MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row, u32 lane) {
   typedef ReduceStep<kFrom, kTo> Step;
-  constexpr u32 kSummands = Hooks::kSummands;
-  constexpr bool kHeld = kSummands <= kHeldSummands;
-  constexpr u32 kAtOnce = kHeld ? kSummands : kHeldSummands;
+  constexpr u32 kContributions = Hooks::kContributions;
+  constexpr bool kHeld = kContributions <= kHeldContributions;
+  constexpr u32 kAtOnce = kHeld ? kContributions : kHeldContributions;
   // Places of a row that a lane adds up together, so that its loads cover the latency of memory.
   constexpr u32 kSteps = Step::kLoads == 1 && Step::kStores == 1 ? 2 : 1, kStride = 32 * Step::kElements;
   u64 place[kAtOnce];
@@ -39,14 +39,14 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
   const auto look = [&](u32 from) {
 #pragma unroll
     for (u32 j = 0; j < kAtOnce; ++j) {
-      if (from + j >= kSummands) break;
+      if (from + j >= kContributions) break;
       if constexpr (Hooks::kMayLack) there = hooks.there(task, row, from + j) ? there | 1u << j : there & ~(1u << j);
       place[j] = (there >> j & 1) != 0 ? hooks.source(task, row, from + j) : 0;
       factor[j] = (there >> j & 1) != 0 ? load_element<Dtype::F32>(hooks.factor(task, row, from + j)) : 0.0f;
       alignment |= place[j];
     }
   };
-  for (u32 from = 0; from < kSummands; from += kAtOnce) look(from);
+  for (u32 from = 0; from < kContributions; from += kAtOnce) look(from);
   u32 done = 0;
   if (alignment % 16 == 0) {
     done = Hooks::kColumns / Step::kElements * Step::kElements;
@@ -54,7 +54,7 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
     for (u32 column = lane * Step::kElements; column < done; column += kSteps * kStride) {
       float sum[kSteps][Step::kElements] = {};
 #pragma unroll 1
-      for (u32 from = 0; from < kSummands; from += kAtOnce) {
+      for (u32 from = 0; from < kContributions; from += kAtOnce) {
         if (!kHeld) look(from);
         Vec16 v[kSteps][kAtOnce][Step::kLoads];
 #pragma unroll
@@ -63,7 +63,7 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
           for (u32 j = 0; j < kAtOnce; ++j) {
 #pragma unroll
             for (u32 l = 0; l < Step::kLoads; ++l) {
-              if (from + j >= kSummands || column + s * kStride >= done || (there >> j & 1) == 0) continue;
+              if (from + j >= kContributions || column + s * kStride >= done || (there >> j & 1) == 0) continue;
               v[s][j][l] = ld_vec16(reinterpret_cast<const void*>(place[j] + (column + s * kStride) * element_bytes(kFrom) + l * 16));
             }
           }
@@ -74,7 +74,7 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
           for (u32 j = 0; j < kAtOnce; ++j) {
 #pragma unroll
             for (u32 l = 0; l < Step::kLoads; ++l) {
-              if (from + j < kSummands && (there >> j & 1) != 0) add_weighted<kFrom>(sum[s] + l * kVectorElements<kFrom>, v[s][j][l], factor[j]);
+              if (from + j < kContributions && (there >> j & 1) != 0) add_weighted<kFrom>(sum[s] + l * kVectorElements<kFrom>, v[s][j][l], factor[j]);
             }
           }
         }
@@ -94,11 +94,11 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
   for (u32 column = done + lane; column < Hooks::kColumns; column += 32) {
     float sum = 0.0f;
 #pragma unroll 1
-    for (u32 from = 0; from < kSummands; from += kAtOnce) {
+    for (u32 from = 0; from < kContributions; from += kAtOnce) {
       if (!kHeld) look(from);
 #pragma unroll
       for (u32 j = 0; j < kAtOnce; ++j) {
-        if (from + j < kSummands && (there >> j & 1) != 0) sum += load_element<kFrom>(place[j] + column * element_bytes(kFrom)) * factor[j];
+        if (from + j < kContributions && (there >> j & 1) != 0) sum += load_element<kFrom>(place[j] + column * element_bytes(kFrom)) * factor[j];
       }
     }
     store_element<kTo>(to + column * element_bytes(kTo), sum);

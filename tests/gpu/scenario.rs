@@ -209,7 +209,7 @@ impl Scenario {
     }
 
     /// What rank `q` holds before a reduction (or in the end, if there is none), in f32 on `rank`.
-    fn summand(&self, rank: usize, q: usize, epoch: u64) -> Res<DeviceTensor> {
+    fn contribution(&self, rank: usize, q: usize, epoch: u64) -> Res<DeviceTensor> {
         let mut x: Option<DeviceTensor> = None;
         for stage in self.pipeline.split("->").map(str::trim) {
             let (op, args) =
@@ -267,12 +267,17 @@ impl Scenario {
     fn expected(&self, rank: usize, epoch: u64) -> Res<DeviceTensor> {
         let out = self.named(rank, "out").ok_or("the kernel has no result")?;
         if !self.pipeline.contains("reduce") {
-            return self.summand(rank, rank, epoch);
+            return self.contribution(rank, rank, epoch);
         }
-        let mut sum = self.summand(rank, 0, epoch)?;
+        let mut sum = self.contribution(rank, 0, epoch)?;
         for q in 1..self.tensors.len() {
             let next = self.f32(rank, sum.shape())?;
-            self.reference.map(MapOp::Add, &next, &sum, Some(&self.summand(rank, q, epoch)?))?;
+            self.reference.map(
+                MapOp::Add,
+                &next,
+                &sum,
+                Some(&self.contribution(rank, q, epoch)?),
+            )?;
             sum = next;
         }
         if self.pipeline.contains("all_reduce") {

@@ -94,20 +94,20 @@ fn dims(program: &Program) -> BTreeMap<String, u64> {
     dims
 }
 
-/// Parameters of a pipeline: of each its summands, one but for sums.
+/// Parameters of a pipeline: of each its contributions, one but for sums.
 fn parameters(sized: &Sized, ranks: usize, rng: &mut Rng) -> Vec<Vec<Vec<f64>>> {
     let one = |t: &mk::syntax::Tensor| {
         let shape = sized.shape(t.id);
-        let summands = if t.ty.placement[0] == Placement::Partial { ranks } else { 1 };
+        let contributions = if t.ty.placement[0] == Placement::Partial { ranks } else { 1 };
         let by = (shape[0] as f64).sqrt();
-        (0..summands).map(|_| rng.list(shape.iter().product(), by)).collect()
+        (0..contributions).map(|_| rng.list(shape.iter().product(), by)).collect()
     };
     sized.program.tensors().iter().map(one).collect()
 }
 
-fn total(summands: &[Vec<f64>]) -> Vec<f64> {
-    let mut sum = vec![0.0; summands[0].len()];
-    summands.iter().for_each(|s| sum.iter_mut().zip(s).for_each(|(x, y)| *x += y));
+fn total(contributions: &[Vec<f64>]) -> Vec<f64> {
+    let mut sum = vec![0.0; contributions[0].len()];
+    contributions.iter().for_each(|s| sum.iter_mut().zip(s).for_each(|(x, y)| *x += y));
     sum
 }
 
@@ -193,8 +193,9 @@ fn on_executor(text: &str, ranks: usize, saves: Saves) -> (f64, [usize; 2]) {
 
     let (mut held, mut counts) = (Held::new(), [0, 0]);
     let narrow = |list: Vec<f64>| list.into_iter().map(|x| x as f32).collect::<Vec<f32>>();
-    for (tensor, summands) in forward.program.tensors().iter().zip(&parameters) {
-        for (rank, part) in forward.scatter(tensor.id, summands, ranks).into_iter().enumerate() {
+    for (tensor, contributions) in forward.program.tensors().iter().zip(&parameters) {
+        for (rank, part) in forward.scatter(tensor.id, contributions, ranks).into_iter().enumerate()
+        {
             held.insert((rank, tensor.id), narrow(part));
         }
     }

@@ -65,10 +65,10 @@ impl Sized {
         eval(&self.program, &|id| self.shape(id), inputs)
     }
 
-    /// What each rank holds of a value, of which `summands` are the ranks' parts if it is a sum.
-    pub fn scatter(&self, id: ValueId, summands: &[Vec<f64>], ranks: usize) -> Vec<Vec<f64>> {
+    /// What each rank holds of a value, of which `contributions` are the ranks' parts if it is a sum.
+    pub fn scatter(&self, id: ValueId, contributions: &[Vec<f64>], ranks: usize) -> Vec<Vec<f64>> {
         let one = |rank: usize| {
-            let whole = &summands[rank % summands.len()];
+            let whole = &contributions[rank % contributions.len()];
             let layout = self.layout(id, ranks, rank);
             let width: usize = self.shape(id)[1..].iter().product();
             let columns = layout.columns();

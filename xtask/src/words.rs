@@ -29,6 +29,8 @@ const GIVEN_UP: &[(&str, &str)] = &[
     ("lends", "borrowed stage"),
     ("lend", "borrowed stage"),
     ("lent", "borrowed stage"),
+    ("summand", "contribution"),
+    ("summands", "contributions"),
     ("b once", "a noun that says what B is loaded for"),
     ("whoever", "the next free CTA, or the rank"),
     ("^who", "a noun: the rank, the owner, the reader"),

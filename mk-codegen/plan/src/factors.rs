@@ -1,8 +1,8 @@
-//! Factors of a sum's summands.
+//! Factors of a sum's contributions.
 
 use super::{names::Operand, plan::Family};
 
-/// Which summands of a [`ReduceTile`](super::leaf::ReduceTile) have a factor.
+/// Which contributions of a [`ReduceTile`](super::leaf::ReduceTile) have a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Factors {
     /// None: the sum has no factors.
@@ -14,7 +14,7 @@ pub enum Factors {
 }
 
 impl Family {
-    /// Which summands have a factor: all, unless factors have a condition that summands do not have.
+    /// Which contributions have a factor: all, unless factors have a condition that contributions do not have.
     pub fn factors(&self) -> Factors {
         let mut all = self.accesses.iter().filter(|a| a.operand == Operand::W).peekable();
         if all.peek().is_none() {

@@ -100,7 +100,7 @@ impl Context {
         if list.is_empty() { of(0, 0) } else { list }
     }
 
-    /// The factor of a summand.
+    /// The factor of a contribution.
     pub fn factor(&self, of: &Piece) -> Result<Option<f32>, SimError> {
         let mut all = self.pieces.iter().filter(|p| p.operand == Operand::W);
         let factor = all.find(|p| (p.phase, p.each) == (of.phase, of.each));

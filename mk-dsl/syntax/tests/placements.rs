@@ -171,7 +171,7 @@ fn help_of_placements_is_accepted() {
 
 /// The one that users of NCCL write.
 #[test]
-fn a_reduction_of_shards_asks_for_summands() {
+fn a_reduction_of_shards_asks_for_contributions() {
     let text = "pub fn f(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ shard(1)) -> bf16[M, N] @ shard(0) \
                 { gather(a) -> gemm(b) -> reduce_scatter }";
     let mistakes = Program::parse(text).unwrap_err();

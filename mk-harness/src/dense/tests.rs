@@ -156,7 +156,7 @@ fn transposed_operands_are_read_the_other_way_round() {
 }
 
 #[test]
-fn replicas_agree_and_summands_differ() {
+fn replicas_agree_and_contributions_differ() {
     let (program, bound) = bind(
         "fn f(x: bf16[M, K] @ partial, y: bf16[M, K] @ replicate) { (x -> mul(y), y -> relu) }",
         &[("M", 3), ("K", 4)],

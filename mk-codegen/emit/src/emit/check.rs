@@ -12,7 +12,8 @@ use mk_plan::{
 };
 
 /// Names that the templates give to their own variables, around expressions of the plan.
-const TAKEN: &[&str] = &["step", "source", "destination_", "begin_", "row_", "summand_", "item_"];
+const TAKEN: &[&str] =
+    &["step", "source", "destination_", "begin_", "row_", "contribution_", "item_"];
 
 /// Notes everything that is said above.
 ///

@@ -52,8 +52,8 @@ fn take(g: &mut OpGraph, taker: NodeIndex) {
     }
 }
 
-/// GEMMs multiply what was quantised as it is stored: factors of rows of A are those of rows of the product, and factors of rows of a
-/// transposed B those of its columns.
+/// Moves scales behind the GEMM, which multiplies the quantised values. The scale of a row of A scales that row of the product; the scale of
+/// a row of transposed B scales that column.
 fn scales(g: &mut OpGraph) {
     let gemms = g.graph.node_indices().filter(|n| matches!(g.graph[*n].kind, Kind::Gemm { .. }));
     for gemm in gemms.collect::<Vec<_>>() {

@@ -64,7 +64,7 @@ pub struct Product {
     pub odd_bits: bool,
     /// Its inner dimension, where no launch decides it and every rank has as much of it.
     pub depth: Option<u64>,
-    /// Whether its operands are the caller's, as TMA takes them, and it saves nothing on the way.
+    /// Whether its operands are the caller's, of 16 bits, as TMA takes them, and it saves nothing on the way.
     pub alone: bool,
     /// Whether its operands have eight bits.
     pub narrow: bool,

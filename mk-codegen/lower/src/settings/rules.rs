@@ -140,7 +140,7 @@ pub(super) fn swapped_rows(columns: u32) -> Option<impl Iterator<Item = u32>> {
 pub(super) fn swaps(c: &Config, facts: &Facts) -> bool {
     let odd = facts.products.iter().any(|p| p.odd_bits);
     let cooperative = c.consumers == Consumers::Cooperative && c.last_wave.is_none();
-    shared_depth(facts).is_some() && !odd && !facts.narrow() && !facts.ragged && cooperative
+    shared_depth(facts).is_some() && !odd && !facts.ragged && cooperative
 }
 
 pub(super) fn stages(c: &Config, facts: &Facts) -> Fit {
@@ -425,6 +425,13 @@ pub(super) fn multicast(c: &Config, facts: &Facts) -> Fit {
             format!("{}x{} CTAs that load together", m.below, m.beside),
             "use 2x1, 1x2 or 2x2",
             &["multicast=2x1", "multicast=1x2", "multicast=2x2"],
+        );
+    }
+    if facts.narrow() {
+        return misfit(
+            "CTAs that load 8-bit operands together take longer",
+            "",
+            &["multicast=none"],
         );
     }
     if shared_depth(facts).is_none() {

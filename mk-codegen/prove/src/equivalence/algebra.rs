@@ -64,7 +64,7 @@ impl Function {
     }
 }
 
-/// A block of an input: the tensor, whose it is of the groups along the pipeline's axis, the rank if its summands differ from rank to rank, and the cell in each
+/// A block of an input: the tensor, whose it is of the groups along the pipeline's axis, the rank if its contributions differ from rank to rank, and the cell in each
 /// dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Block {

@@ -273,7 +273,7 @@ pub(super) struct Tensor<E> {
 /// A value: the whole, or what each rank adds to it.
 pub(super) enum Value<E> {
     Whole(Tensor<E>),
-    Summands(Vec<Tensor<E>>),
+    Contributions(Vec<Tensor<E>>),
 }
 
 impl<E> Value<E> {
@@ -281,7 +281,7 @@ impl<E> Value<E> {
     pub fn on(&self, rank: usize) -> &Tensor<E> {
         match self {
             Value::Whole(t) => t,
-            Value::Summands(list) => &list[rank],
+            Value::Contributions(list) => &list[rank],
         }
     }
 }

@@ -21,18 +21,18 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
     let volume = |list: &[u64]| list.iter().fold(1u64, |n, x| n.saturating_mul(*x));
     let (mut work, mut elements) = (0u64, 0u64);
     for value in (0..dims.program.n_values()).map(ValueId::new) {
-        let summands = match dims.placement(value) {
+        let contributions = match dims.placement(value) {
             Some(Placement::Partial) => dims.ranks as u64,
             _ => 1,
         };
         let made = volume(&extents(value));
-        elements = elements.saturating_add(made.saturating_mul(summands));
+        elements = elements.saturating_add(made.saturating_mul(contributions));
         let Some(Def::Node(node)) = dims.program.def(value) else { continue };
         let of = |i: usize| extents(node.inputs[i]);
         let each = match node.op {
             Op::Gemm { a_transposed, .. } => {
                 let cut = !matches!(dims.placement(node.inputs[0]), Some(Placement::Partial));
-                let times = if cut { 1 } else { summands };
+                let times = if cut { 1 } else { contributions };
                 of(0)[usize::from(!a_transposed)].saturating_mul(times)
             }
             Op::GroupedGemm { transposed: false } => of(1)[1],
@@ -79,7 +79,7 @@ pub(super) fn evaluate<A: Algebra>(
         let made = match dims.program.def(value) {
             Some(Def::Node(node)) => Evaluator { algebra, dims, cells, values: &values }.node(node),
             _ => match dims.placement(value) {
-                Some(Placement::Partial) => Value::Summands(
+                Some(Placement::Partial) => Value::Contributions(
                     (0..dims.ranks)
                         .map(|r| input(algebra, dims, cells, value, (group, Some(r))))
                         .collect(),
@@ -95,7 +95,7 @@ pub(super) fn evaluate<A: Algebra>(
     Ok(values)
 }
 
-/// An input, or a rank's summand of it.
+/// An input, or a rank's contribution of it.
 fn input<A: Algebra>(
     algebra: &mut A,
     dims: &Dims<'_>,
@@ -163,7 +163,7 @@ impl<A: Algebra> Evaluator<'_, A> {
             }
             (Op::ReduceScatter { .. } | Op::AllReduce { .. }, _) => match x {
                 Value::Whole(t) => Value::Whole(t.clone()),
-                Value::Summands(list) => Value::Whole(self.sum(list)),
+                Value::Contributions(list) => Value::Whole(self.sum(list)),
             },
             (Op::Dequantize, Some(scales)) => self.both(x, scales, |algebra, x, scales| {
                 let width = x.data.len() / x.shape[0].max(1);
@@ -255,7 +255,7 @@ impl<A: Algebra> Evaluator<'_, A> {
         };
         let empty = || Tensor { shape: vec![0], data: Vec::new() };
         match node.ty.placement.first() {
-            Some(Placement::Partial) => Value::Summands(
+            Some(Placement::Partial) => Value::Contributions(
                 (0..dims.ranks).map(|rank| of(Some(rank)).unwrap_or_else(empty)).collect(),
             ),
             _ => Value::Whole(of(None).unwrap_or_else(empty)),
@@ -269,8 +269,8 @@ impl<A: Algebra> Evaluator<'_, A> {
     ) -> Value<A::Elem> {
         match x {
             Value::Whole(t) => Value::Whole(f(self.algebra, t)),
-            Value::Summands(list) => {
-                Value::Summands(list.iter().map(|t| f(self.algebra, t)).collect())
+            Value::Contributions(list) => {
+                Value::Contributions(list.iter().map(|t| f(self.algebra, t)).collect())
             }
         }
     }
@@ -311,7 +311,7 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Value::Whole(x), Value::Whole(y)) => Value::Whole(f(self.algebra, x, y)),
             _ => {
                 let of = |rank| f(self.algebra, x.on(rank), y.on(rank));
-                Value::Summands((0..self.dims.ranks).map(of).collect())
+                Value::Contributions((0..self.dims.ranks).map(of).collect())
             }
         }
     }
@@ -368,7 +368,7 @@ impl<A: Algebra> Evaluator<'_, A> {
         if is_whole && !cut {
             Value::Whole(of(0))
         } else {
-            Value::Summands((0..dims.ranks).map(of).collect())
+            Value::Contributions((0..dims.ranks).map(of).collect())
         }
     }
 }

@@ -344,7 +344,7 @@ impl<'a> Walk<'_, 'a> {
         if a.access.mode == Mode::Accumulate {
             return Err(FieldError::unsupported(
                 "a sum that is added up in memory (`accumulate`)",
-                "write summands to slots, and add them by a `reduce_tile`",
+                "write contributions to slots, and add them by a `reduce_tile`",
             ));
         }
         let slab = Slab { buffer, rank, version: self.value(task, &a.version)? };

@@ -5,7 +5,7 @@
 //! the caller and need no cover.
 //!
 //! The other way round, what a task writes to memory that sums are made of is read in its epoch and version, or added to: a sum that
-//! leaves a summand out leaves a write that nobody reads. Where regions depend on run-time tables this is not asked for.
+//! leaves a contribution out leaves a write that nobody reads. Where regions depend on run-time tables this is not asked for.
 //!
 //! An output whose regions depend on run-time tables is *ragged*: how much of it is written is the tables' business.
 //! There, every row that is touched must be complete in the dimensions that do not depend on tables, and where rows
@@ -159,13 +159,13 @@ pub(super) fn takes(w: &AccRec, r: &AccRec) -> bool {
     }
 }
 
-/// Memory of mk's own that sums read: summands, sums that go on, and the state of attention between steps.
+/// Memory of mk's own that sums read: contributions, sums that go on, and the state of attention between steps.
 pub(super) fn summed(plan: &Plan) -> BTreeSet<BufId> {
     let mut out = BTreeSet::new();
     for x in plan.families.values() {
-        let summands = leaf::summands(&x.leaf);
-        let summand = |a: &&Access| summands.contains(&a.operand);
-        out.extend(x.accesses.iter().filter(summand).map(|a| a.buffer));
+        let contributions = leaf::contributions(&x.leaf);
+        let contribution = |a: &&Access| contributions.contains(&a.operand);
+        out.extend(x.accesses.iter().filter(contribution).map(|a| a.buffer));
     }
     out.retain(|b| !matches!(plan.buffers[*b].space, Space::In | Space::Out));
     out

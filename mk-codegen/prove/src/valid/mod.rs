@@ -23,7 +23,7 @@
 //! 2. No deadlock, with bounded stages and fifo, and all CTAs are resident at once.
 //! 3. Every wait is for a complete and reachable set of posts that one rank makes, the same in every epoch.
 //! 4. Where a path orders two accesses, its completions, scopes and proxies suffice for both ends.
-//! 5. What is read was written in its own epoch and version, and summands that are written are read; every output is written exactly
+//! 5. What is read was written in its own epoch and version, and contributions that are written are read; every output is written exactly
 //!    once; with run-time tables this holds for every table.
 //! 6. Everything stands where its leaf allows it, and fits: bounds, a leaf's operands each other, rows that TMA takes, signal indexes, `order`, shared memory, fifo, queue pairs,
 //!    32-bit arithmetic; ranks touch the memory of their own node, and network cards, hosts and GPUs each their own

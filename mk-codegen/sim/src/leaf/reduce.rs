@@ -50,7 +50,7 @@ fn finished(
     phase: Phase,
 ) -> Result<Vec<f32>, SimError> {
     let (rows, cols) = matrix(region);
-    // Of no summands.
+    // Of no contributions.
     let sum = if sum.is_empty() { vec![0.0; rows * cols] } else { sum };
     fits(region, sum.len())?;
     let mut tile = Tile { rows, cols, data: sum };

@@ -36,19 +36,19 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
         Some(Expr::Const(n)) if *n > 0 => Ok(*n),
         _ => Err(EmitError::unsupported(
             g.name.clone(),
-            "weighted sums have a fixed number of rows and summands",
+            "weighted sums have a fixed number of rows and contributions",
         )),
     };
-    let each = summands_of(head).map(|each| &each.extent);
-    let (rows, summands) = (constant(head.inner.as_ref().map(|i| &i.1))?, constant(each)?);
+    let each = contributions_of(head).map(|each| &each.extent);
+    let (rows, contributions) = (constant(head.inner.as_ref().map(|i| &i.1))?, constant(each)?);
     let lacks = may_lack(head);
     for s in &g.slices {
         let f = &e.plan.families[s.id];
         if f.inner.as_ref().map(|i| &i.1) != head.inner.as_ref().map(|i| &i.1)
-            || summands_of(f).map(|each| &each.extent) != each
+            || contributions_of(f).map(|each| &each.extent) != each
             || may_lack(f) != lacks
         {
-            let what = "sums of one group have as many rows and summands";
+            let what = "sums of one group have as many rows and contributions";
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
     }
@@ -58,21 +58,21 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let of = |operand| e.one_dtype(g.slices[0].id, |o| o == operand);
     Ok(Prepared {
         families,
-        hooks: context! { rows, summands, columns, lacks },
+        hooks: context! { rows, contributions, columns, lacks },
         call: context! { dtype => of(Operand::Src)?, dtype_to => of(Operand::Dst)? },
         workers: g.ctas,
         choices: vec![],
     })
 }
 
-/// Whether some summands of a row may not be there.
+/// Whether some contributions of a row may not be there.
 fn may_lack(f: &Family) -> bool {
     let mut factors = f.accesses.iter().filter(|a| a.operand == Operand::W);
     factors.any(|w| w.when.as_ref().is_some_and(|when| when.mentions(Var::EACH)))
 }
 
-/// The repetition over a row's summands.
-fn summands_of(f: &Family) -> Option<&Each> {
+/// The repetition over a row's contributions.
+fn contributions_of(f: &Family) -> Option<&Each> {
     f.accesses.iter().find(|a| a.operand == Operand::Src).and_then(|a| a.each.as_ref())
 }
 
@@ -108,7 +108,7 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
         let (from, columns) = row(a)?;
         (*from == Expr::Const(0)).then(|| (columns.clone(), n, e.extent(a.buffer, n)))
     };
-    // A result's columns may be named otherwise than a summand's: their numbers count.
+    // A result's columns may be named otherwise than a contribution's: their numbers count.
     let number = |x: &Expr| e.number(x);
     let (Some((n, _, all)), Some((m, _, to))) = (wide(src), wide(dst)) else {
         return refuse("a weighted sum is of whole rows, one at a time");
@@ -118,19 +118,19 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
         return refuse("a weighted sum is of whole rows, one at a time");
     }
     if !own(w) || !own(dst) || dst.each.is_some() || w.each != src.each {
-        return refuse("a weighted sum has factors of its own rank, one for each summand");
+        return refuse("a weighted sum has factors of its own rank, one for each contribution");
     }
     if row(w).is_none_or(|(_, n)| *n != Expr::Const(1)) {
         return refuse("a factor is one element");
     }
     if dst.when.as_ref().is_some_and(|w| w.mentions(Var::EACH)) {
-        return refuse("a row is there, or is not, whatever its summands are");
+        return refuse("a row is there, or is not, whatever its contributions are");
     }
     if src.when != w.when && src.when != dst.when || w.when != dst.when && !may_lack(f) {
-        return refuse("summands of a row are where their factors are, or where the row is");
+        return refuse("contributions of a row are where their factors are, or where the row is");
     }
     let (Some(each), Some(inner)) = (&src.each, &f.inner) else {
-        return refuse("a weighted sum runs over its summands");
+        return refuse("a weighted sum runs over its contributions");
     };
     let from = e.pitch_bytes(&f.name, src.buffer)?;
     let width = e.own_pitch_bytes(dst.buffer);

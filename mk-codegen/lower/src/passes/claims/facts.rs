@@ -25,7 +25,7 @@ fn depth(kernel: &Kernel, product: &kernel::Product, world: i32) -> Option<u64> 
     (fixed && x.even(dim, world)).then(|| x.widest(dim, world).max(0) as u64)
 }
 
-/// Whether its operands are the caller's, as TMA takes them, and it saves nothing on the way.
+/// Whether its operands are the caller's, of 16 bits, as TMA takes them, and it saves nothing on the way.
 fn alone(kernel: &Kernel, product: &kernel::Product, world: i32) -> bool {
     let Op::Operand(operand) = &kernel.ops[product.left] else { return false };
     let made = |p: usize| p >= kernel.given;
@@ -35,7 +35,8 @@ fn alone(kernel: &Kernel, product: &kernel::Product, world: i32) -> bool {
     let both = [&kernel.params[operand.param], &kernel.params[product.b]];
     let saves = product.extras.iter().any(|x| matches!(x, Extra::Result(_) | Extra::OwnHalf));
     let fixed = |t: &Tensor| t.shape.iter().all(|e| e.runtime_max.is_none());
-    both.iter().all(|t| t.tma_rows(world) && fixed(t)) && !saves
+    let plain = |t: &&Tensor| t.tma_rows(world) && fixed(t) && !t.dtype.is_narrow();
+    both.iter().all(plain) && !saves
 }
 
 /// Whether elements have other than 16 bits.

@@ -1,6 +1,6 @@
 //! Claims operations on rows: normalisation, and what is done element by element to what no GEMM, or sum, of the kernel makes.
 //!
-//! What they make is in memory before it is read, so it counts among the kernel's parameters for the files that claim the rest.
+//! A result of one is written to memory before another operation reads it. The other claims therefore see it as a parameter of the kernel.
 
 use super::builder::{Claims, tensor};
 use crate::{

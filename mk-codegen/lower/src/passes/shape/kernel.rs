@@ -78,7 +78,7 @@ impl Product {
 
 /// A sum over ranks.
 pub(in crate::passes) struct Sum {
-    /// The summands: a product, or an operand.
+    /// The contributions: a product, or an operand.
     pub of: OpId,
     pub how: Reduce,
     /// Before sums are rounded.
@@ -190,7 +190,7 @@ impl Kernel {
     }
 
     /// What every rank has of a result before it is summed.
-    pub fn summand(&self, sum: &Sum) -> Tensor {
+    pub fn contribution(&self, sum: &Sum) -> Tensor {
         Tensor { dtype: self.value(sum.of).dtype, ..self.results[sum.result].out.clone() }
     }
 

@@ -1,4 +1,4 @@
-//! Operations on rows: what they make is memory of the kernel, which other operations read as they read the caller's.
+//! Operations on rows. A result of one is a buffer of the kernel; other operations read it like a tensor of the caller.
 
 use super::ids::Param;
 use mk_plan::EpilogueOp;

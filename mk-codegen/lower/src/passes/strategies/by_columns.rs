@@ -1,4 +1,4 @@
-//! An all-reduce whose columns have owners: every rank writes its summands of a block of columns into the owner's slot, the owner
+//! An all-reduce whose columns have owners: every rank writes its contributions of a block of columns into the owner's slot, the owner
 //! adds the slots in the order of ranks, and pushes the sums to every other rank. As [`two_shot`](super::two_shot), which cuts rows;
 //! but the product's rows stay whole, so that few of them are not cut into many blocks that read the right operand again each.
 //!
@@ -7,7 +7,7 @@
 //! write; the ordered sum; and the copy from `sums` to the caller's tensor.
 
 use super::deliver;
-use super::sum::{Adders, Share, Summands, Summed, adders, tiles_across};
+use super::sum::{Adders, Contributions, Share, Summed, adders, tiles_across};
 use crate::passes::{
     draft::{Arrival, Draft, Flow, FlowId, Source, TileRows, Writer, read, write},
     shape::{
@@ -70,9 +70,9 @@ impl Columns {
     }
 
     /// Adds up the slots, and brings every rank the others' sums.
-    pub fn sum(&self, draft: &mut Draft, config: &Config, of: &Summed<'_>, from: Summands) {
+    pub fn sum(&self, draft: &mut Draft, config: &Config, of: &Summed<'_>, from: Contributions) {
         let (out, result) = (of.out, of.result);
-        let Summands { rows, block, by, operand, .. } = from;
+        let Contributions { rows, block, by, operand, .. } = from;
         debug_assert_eq!(block[1], self.width, "a block of columns is a tile's");
         let Adders { kind, tile, per_block, .. } =
             adders(draft, config.reduction, Share::One, self.mine(), &rows, block, 1);

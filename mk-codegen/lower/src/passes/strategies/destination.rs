@@ -4,7 +4,7 @@ use super::{
     by_columns::Columns,
     one_shot,
     ring::Ring,
-    sum::{Summands, Summed},
+    sum::{Contributions, Summed},
     two_level, two_shot,
 };
 use crate::passes::{
@@ -39,7 +39,7 @@ pub(in crate::passes) enum Destination {
 }
 
 impl Destination {
-    /// Slots for summands of rows that have owners.
+    /// Slots for contributions of rows that have owners.
     pub fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> Destination {
         match draft.nodes.count() {
             1 => Destination::Slots(two_shot::slots(draft, out, rows)),
@@ -47,14 +47,14 @@ impl Destination {
         }
     }
 
-    /// Adds the summands that lie there.
+    /// Adds the contributions that lie there.
     pub fn add_up(
         self,
         draft: &mut Draft,
         config: &Config,
         how: Reduce,
         of: &Summed<'_>,
-        tiles: Summands,
+        tiles: Contributions,
     ) {
         match self {
             Destination::Slots(slots) => two_shot::sum(draft, config, how, of, slots, tiles),

@@ -1,8 +1,8 @@
-//! An all-reduce in one shot: every rank reads the summands of all ranks and adds them for itself.
+//! An all-reduce in one shot: every rank reads the contributions of all ranks and adds them for itself.
 //!
-//! Leaves: `parts`, a symmetric buffer `[shards, rows, n]` of the own summands, a flow per tile to every rank, and the ordered sum.
+//! Leaves: `parts`, a symmetric buffer `[shards, rows, n]` of the own contributions, a flow per tile to every rank, and the ordered sum.
 
-use super::sum::{Adders, Place, Share, Summands, Summed, adders, place, tiles_across};
+use super::sum::{Adders, Contributions, Place, Share, Summed, adders, place, tiles_across};
 use crate::passes::{
     draft::{Draft, Flow, Source, TileRows, Writer, read},
     shape::{rows::Rows, tensor::Tensor},
@@ -10,7 +10,7 @@ use crate::passes::{
 use crate::settings::Config;
 use mk_plan::{Access, BufId, Each, Operand, Space, Var};
 
-/// The own summands of a result, where every rank can read them.
+/// The own contributions of a result, where every rank can read them.
 pub(in crate::passes) fn parts(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
     let n = draft.dim(&out.shape[1]);
     let shape = vec![rows.shards.into(), rows.capacity.into(), n];
@@ -24,9 +24,9 @@ pub(in crate::passes) fn pull(
     config: &Config,
     of: &Summed<'_>,
     parts: BufId,
-    from: Summands,
+    from: Contributions,
 ) {
-    let Summands { rows, block, by, operand, .. } = from;
+    let Contributions { rows, block, by, operand, .. } = from;
     let group = rows.group;
     let across = tiles_across(draft, of.out, block[1]);
     let Adders { kind, tile, per_block, .. } =

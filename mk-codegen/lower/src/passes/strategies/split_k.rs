@@ -5,7 +5,7 @@
 
 use super::{
     destination::Destination,
-    sum::{Adders, Place, Share, Summands, adders, place, tiles_across},
+    sum::{Adders, Contributions, Place, Share, adders, place, tiles_across},
 };
 use crate::passes::{
     draft::{Draft, Flow, Source, TileRows, Writer, read},
@@ -37,9 +37,9 @@ pub(in crate::passes) fn fold(
     out: &Tensor,
     (parts, splits): (i32, BufId),
     target: Destination,
-    from: Summands,
-) -> Summands {
-    let Summands { rows, block, by, operand, .. } = from;
+    from: Contributions,
+) -> Contributions {
+    let Contributions { rows, block, by, operand, .. } = from;
     let split = Expr::from(parts);
     let across = tiles_across(draft, out, block[1]);
     let Adders { kind, tile, per_block, .. } =
@@ -67,5 +67,5 @@ pub(in crate::passes) fn fold(
     let leaf = Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() });
     let family = draft.family("fold", kind, leaf, domain, vec![], touched);
     let by = vec![TileRows { family, shard: r.shard, block: r.block }];
-    Summands { rows, block: tile, together: 1, by, operand: Operand::Dst }
+    Contributions { rows, block: tile, together: 1, by, operand: Operand::Dst }
 }

@@ -23,7 +23,7 @@ const SHARED_ROWS: i32 = 32;
 /// A result that is summed: before and after, and the epilogue in between.
 pub(in crate::passes) struct Summed<'a> {
     /// Of one rank.
-    pub summand: Tensor,
+    pub contribution: Tensor,
     pub out: &'a Tensor,
     pub result: BufId,
     /// Before sums are rounded.
@@ -41,7 +41,7 @@ impl<'a> Summed<'a> {
         results: &[BufId],
     ) -> Summed<'a> {
         Summed {
-            summand: kernel.summand(sum),
+            contribution: kernel.contribution(sum),
             out: &kernel.results[sum.result].out,
             result: results[sum.result],
             epilogue: &sum.epilogue,
@@ -66,8 +66,8 @@ impl<'a> Summed<'a> {
     }
 }
 
-/// Tiles of summands, and the families that write them.
-pub(in crate::passes) struct Summands {
+/// Tiles of contributions, and the families that write them.
+pub(in crate::passes) struct Contributions {
     pub rows: Rows,
     /// Rows and columns of a tile.
     pub block: [i32; 2],
@@ -86,9 +86,9 @@ pub(in crate::passes) struct Adders {
     pub tile: [i32; 2],
     /// Tiles in a row of tiles.
     pub across: i32,
-    /// Tiles in a block of rows of the tiles of summands.
+    /// Tiles in a block of rows of the tiles of contributions.
     pub per_block: i32,
-    /// Rows of tiles of a shard that are added up side by side, column by column, as their summands come.
+    /// Rows of tiles of a shard that are added up side by side, column by column, as their contributions come.
     pub together: i32,
 }
 

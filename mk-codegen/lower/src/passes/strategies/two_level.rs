@@ -8,7 +8,7 @@
 //! Deterministic: sums are in f32, in the order of ranks and of nodes, and rounded once a node and once at the owner.
 
 use super::deliver::{self, Delivery, Messages, Pieces, Staged};
-use super::sum::{Adders, Share, Summands, Summed, adders, tiles_across};
+use super::sum::{Adders, Contributions, Share, Summed, adders, tiles_across};
 use super::two_shot::COPIED_ROWS;
 use crate::passes::{
     draft::{Arrival, Draft, Flow, FlowId, Source, TileRows, Writer, read, write},
@@ -56,8 +56,15 @@ impl Shared {
         (i.clone() * height, block_rows(rows, i.clone(), height))
     }
 
-    /// The summands of a tile of an owner in `node`: those of the own node's ranks.
-    fn summands(&self, draft: &Draft, node: Expr, rows: (Expr, Expr), i: Expr, j: Expr) -> Source {
+    /// The contributions of a tile of an owner in `node`: those of the own node's ranks.
+    fn contributions(
+        &self,
+        draft: &Draft,
+        node: Expr,
+        rows: (Expr, Expr),
+        i: Expr,
+        j: Expr,
+    ) -> Source {
         let each = Each { var: "s".into(), extent: draft.nodes.local().into() };
         let columns = self.columns(j.clone());
         let region = vec![(node.clone(), 1.into()), (Var::EACH.into(), 1.into()), rows, columns];
@@ -74,10 +81,10 @@ pub(in crate::passes) fn sum(
     how: Reduce,
     of: &Summed<'_>,
     slots: BufId,
-    from: Summands,
+    from: Contributions,
 ) {
     let (nodes, out) = (draft.nodes, of.out);
-    let Summands { rows, block, together, by, operand } = from;
+    let Contributions { rows, block, together, by, operand } = from;
     let n = draft.dim(&out.shape[1]);
     let across = tiles_across(draft, out, block[1]);
     let adders = adders(draft, config.reduction, Share::One, across, &rows.own(), block, together);
@@ -92,7 +99,7 @@ pub(in crate::passes) fn sum(
     let partial = draft.flow(Flow::new("partial", shape, 1.into(), from));
     let pieces = Pieces::whole(adders.tile[0], rows.in_blocks(adders.tile[0]).blocks);
     let x = Shared { adders, pieces, across, n, rows, partial, slots };
-    let dtype = of.summand.dtype;
+    let dtype = of.contribution.dtype;
     let one = vec![x.rows.capacity.into(), x.n.clone()];
     let by_node = |count: i32| [vec![Expr::from(count)], one.clone()].concat();
     let send = draft.buffer("part_send", Space::Net, dtype, by_node(nodes.count() - 1), None);
@@ -112,7 +119,7 @@ fn for_others(draft: &mut Draft, x: &Shared, send: BufId, recv: BufId) -> FlowId
     let [_, place] = nodes.rail(m.clone());
     let rows = x.rows(draft, &i, place);
     let node = nodes.other(m.clone());
-    let src = x.summands(draft, node, rows.clone(), i.clone(), j.clone());
+    let src = x.contributions(draft, node, rows.clone(), i.clone(), j.clone());
     let dst = write(Operand::Dst, send, vec![(m.clone(), 1.into()), rows, x.columns(j)]);
     let others: Expr = (nodes.count() - 1).into();
     let domain = vec![("i", x.pieces.blocks.into()), ("m", others.clone()), ("j", x.across.into())];
@@ -141,7 +148,7 @@ fn for_own(draft: &mut Draft, x: &Shared, recv: BufId) -> FlowId {
     let [i, j] = [0, 1].map(|v| Expr::from(Var::domain(v)));
     let rows = x.rows(draft, &i, x.rows.group.place());
     let home = draft.nodes.far.place();
-    let src = x.summands(draft, home.clone(), rows.clone(), i.clone(), j.clone());
+    let src = x.contributions(draft, home.clone(), rows.clone(), i.clone(), j.clone());
     let region = vec![(home, 1.into()), rows, x.columns(j.clone())];
     let dst = write(Operand::Dst, recv, region);
     let domain = vec![("i", x.pieces.blocks.into()), ("j", x.across.into())];

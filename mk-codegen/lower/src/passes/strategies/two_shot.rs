@@ -1,14 +1,14 @@
-//! Sums rows that have owners, in two shots: every rank writes its summands of a block of rows into the owner's slot, and the owner adds the
+//! Sums rows that have owners, in two shots: every rank writes its contributions of a block of rows into the owner's slot, and the owner adds the
 //! slots in the order of ranks. That is a `reduce_scatter`; in an `all_reduce` owners push their sums to every rank, too.
 //!
 //! Assumes rows cut by owner. Leaves: `slots`, a symmetric buffer `[world, rows, n]` of one slot per source rank, a flow per tile, the
 //! ordered sum; for an all-reduce also `sums`, a symmetric buffer `[world, rows, n]` into which owners push finished rows, and the copy from
 //! there to the caller's tensor.
 //!
-//! Deterministic: the sum is in f32, in rank order, rounded once. Summands are rounded to the slot's dtype on the way.
+//! Deterministic: the sum is in f32, in rank order, rounded once. Contributions are rounded to the slot's dtype on the way.
 
 use super::deliver;
-use super::sum::{Adders, Place, Share, Summands, Summed, adders, place, tiles_across};
+use super::sum::{Adders, Contributions, Place, Share, Summed, adders, place, tiles_across};
 use crate::passes::{
     draft::{Draft, Flow, Source, TileRows, Writer, read, write},
     shape::{kernel::Reduce, ranks::block_rows, rows::Rows, tensor::Tensor},
@@ -30,10 +30,10 @@ pub(in crate::passes) fn sum(
     how: Reduce,
     of: &Summed<'_>,
     slots: BufId,
-    from: Summands,
+    from: Contributions,
 ) {
     let out = of.out;
-    let Summands { rows, block, together, by, operand } = from;
+    let Contributions { rows, block, together, by, operand } = from;
     let group = rows.group;
     let world = group.size;
     let n = draft.dim(&out.shape[1]);

@@ -500,7 +500,7 @@ fn groups_choose_and_rows_count() {
 }
 
 #[test]
-fn each_summand_has_a_factor() {
+fn each_contribution_has_a_factor() {
     let text = refused(6, |p| {
         let each = family(p, "combine").accesses[1].each.as_mut().expect("a repetition");
         each.extent = 1.into();

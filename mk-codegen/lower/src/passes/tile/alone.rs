@@ -12,7 +12,7 @@ use crate::passes::{
     strategies::{
         destination::Destination,
         gather,
-        sum::{Summands, Summed},
+        sum::{Contributions, Summed},
     },
 };
 use crate::settings::{Config, Reduction};
@@ -40,7 +40,7 @@ pub(super) fn reduce<'k>(t: &mut Tiler<'k>, sum: &Sum) -> Value<'k> {
     let (draft, config) = (&mut t.draft, t.config);
     let rows = Rows::new(&mut draft.extents, x, true, BLOCK[0]).peers_first();
     let col_blocks = (x.shape[1].value + BLOCK[1] - 1) / BLOCK[1];
-    let to = Destination::slots(draft, &of.summand, &rows);
+    let to = Destination::slots(draft, &of.contribution, &rows);
     let n = draft.dim(&x.shape[1]);
     let r = rows.block(&mut draft.extents);
     let j = rows.column();
@@ -52,7 +52,7 @@ pub(super) fn reduce<'k>(t: &mut Tiler<'k>, sum: &Sum) -> Value<'k> {
     let domain = rows.domain(col_blocks);
     let push = draft.family("scatter", RoleKind::Compute, leaf, domain, vec![], touched);
     let by = vec![TileRows { family: push, shard: r.shard, block: r.block }];
-    let from = Summands { rows, block: BLOCK, together: 1, by, operand: Operand::Dst };
+    let from = Contributions { rows, block: BLOCK, together: 1, by, operand: Operand::Dst };
     let beside = Config { reduction: Reduction::DedicatedSms, ..config.clone() };
     to.add_up(draft, &beside, sum.how, &of, from);
     Value::Result

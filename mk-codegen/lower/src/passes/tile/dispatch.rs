@@ -562,13 +562,14 @@ impl<'k> Dispatch<'k> {
             let kept = Expr::Table(kept, vec![token.clone(), Var::EACH.into()]);
             exists.clone().select(kept, 0)
         });
-        let summand = |access: Access| Access { each: each.clone(), when: there.clone(), ..access };
+        let contribution =
+            |access: Access| Access { each: each.clone(), when: there.clone(), ..access };
         let src = Access {
             rank: group.rank_of(place(0)),
-            ..summand(inner(read(Operand::Src, y, vec![one(place(1)), wide.clone()])))
+            ..contribution(inner(read(Operand::Src, y, vec![one(place(1)), wide.clone()])))
         };
         let weight = vec![one(token.clone()), one(Var::EACH)];
-        let factor = summand(inner(read(Operand::W, self.inputs[combine.weights], weight)));
+        let factor = contribution(inner(read(Operand::W, self.inputs[combine.weights], weight)));
         let dst = inner(write(Operand::Dst, out, vec![one(token.clone()), wide]));
         let rows = (i.clone() * COMBINED, block_rows(own.clone(), i, COMBINED));
         let region = vec![rows.clone(), whole(self.slots), whole(2)];

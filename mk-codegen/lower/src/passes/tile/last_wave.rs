@@ -8,7 +8,7 @@ use crate::passes::{
     draft::TileRows,
     error::LowerError,
     shape::{ids::OpId, rows::Rows},
-    strategies::{split_k, sum::Summands},
+    strategies::{split_k, sum::Contributions},
 };
 use crate::settings::{LastWave, Reduction};
 use mk_plan::{Operand, Store};
@@ -50,7 +50,7 @@ pub(super) fn tiles<'k>(
     by.extend(tiles.iter().cloned());
     if let Some(Cut { into, parts, .. }) = product.cut {
         let block = [rows.height, columns];
-        let tiles = Summands { rows, block, together: 1, by: tiles, operand: Operand::C };
+        let tiles = Contributions { rows, block, together: 1, by: tiles, operand: Operand::C };
         let (draft, after) = (&mut tiler.draft, Reduction::AfterLastWave);
         split_k::fold(draft, after, out, (parts, into), product.destination, tiles);
     }

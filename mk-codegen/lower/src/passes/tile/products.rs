@@ -21,7 +21,7 @@ use crate::passes::{
         gather,
         gathered::Gathered,
         one_shot, ring, split_k,
-        sum::{Summands, Summed},
+        sum::{Contributions, Summed},
     },
 };
 use crate::settings::{AllReduce, Reduction};
@@ -89,7 +89,7 @@ pub(super) fn product<'k>(
 /// As [`mapped`].
 fn to_sum(t: &mut Tiler<'_>, sum: &Sum, rows: &Rows) -> Result<Destination, LowerError> {
     let world = t.draft.ranks();
-    let out = t.kernel.summand(sum);
+    let out = t.kernel.contribution(sum);
     let width = t.config.block[1] as i32;
     let draft = &mut t.draft;
     Ok(match (sum.how, t.config.all_reduce) {
@@ -107,7 +107,7 @@ fn to_sum(t: &mut Tiler<'_>, sum: &Sum, rows: &Rows) -> Result<Destination, Lowe
     })
 }
 
-/// Adds the summands that the tiles `by` of a product write.
+/// Adds the contributions that the tiles `by` of a product write.
 fn add_up(t: &mut Tiler<'_>, sum: &Sum, p: &Product<'_>, rows: Rows, by: Vec<TileRows>) {
     // Shard by shard, a group is of one.
     let together = match t.gathered(p.g) {
@@ -116,7 +116,7 @@ fn add_up(t: &mut Tiler<'_>, sum: &Sum, p: &Product<'_>, rows: Rows, by: Vec<Til
         _ => (p.group / rows.count).max(1),
     };
     let block = [t.config.rows_of_task(), p.tile.task_columns() as i32];
-    let mut tiles = Summands { rows, block, together, by, operand: Operand::C };
+    let mut tiles = Contributions { rows, block, together, by, operand: Operand::C };
     let (draft, config) = (&mut t.draft, t.config);
     let of = Summed::new(t.kernel, sum, &t.params, &t.results);
     if let Some(Cut { into, parts, .. }) = p.cut {

@@ -10,7 +10,7 @@ impl Rules for AttendTile {
         attend(self.block, touched)
     }
 
-    fn summands(&self) -> &'static [Operand] {
+    fn contributions(&self) -> &'static [Operand] {
         &[Operand::AccIn, Operand::StatIn]
     }
 }

@@ -12,7 +12,7 @@ impl Rules for MmaTile {
         product(self.a_layout, self.b_layout, &self.epilogue, touched)
     }
 
-    fn summands(&self) -> &'static [Operand] {
+    fn contributions(&self) -> &'static [Operand] {
         &[Operand::AccIn]
     }
 }

@@ -1,7 +1,7 @@
 //! Rule 6, what a leaf takes for granted of its operands: one product's depth in both factors, a copy's size at both ends.
 //!
 //! A template reads the size of a task off one of its operands; here, all of them say the same. Extents of 1 in front of an operand's
-//! own dimensions only choose where it lies. A result has something that it is made of: a sum at least one summand, a product both
+//! own dimensions only choose where it lies. A result has something that it is made of: a sum at least one contribution, a product both
 //! factors, though they may be empty, attention keys. A file for each leaf.
 
 mod attend;
@@ -24,7 +24,7 @@ trait Rules {
     fn misfit(&self, family: &Family, touched: &[Touched<'_>]) -> Option<String>;
 
     /// Operands that it adds up, or goes on with.
-    fn summands(&self) -> &'static [Operand] {
+    fn contributions(&self) -> &'static [Operand] {
         &[]
     }
 }
@@ -39,6 +39,6 @@ pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String>
 }
 
 /// Operands that a leaf adds up, or goes on with.
-pub(super) fn summands(leaf: &Leaf) -> &'static [Operand] {
-    of(leaf).summands()
+pub(super) fn contributions(leaf: &Leaf) -> &'static [Operand] {
+    of(leaf).contributions()
 }

@@ -11,17 +11,17 @@ use std::collections::BTreeSet;
 impl Rules for ReduceTile {
     fn misfit(&self, family: &Family, touched: &[Touched<'_>]) -> Option<String> {
         let mut src = family.accesses.iter().filter(|a| a.operand == Operand::Src);
-        // Of summands that may each not be there, there may be none.
+        // Of contributions that may each not be there, there may be none.
         let may_lack = src.any(|a| a.when.as_ref().is_some_and(|w| w.mentions(Var::EACH)));
         sum(&self.epilogue, (family.factors(), may_lack), touched)
     }
 
-    fn summands(&self) -> &'static [Operand] {
+    fn contributions(&self) -> &'static [Operand] {
         &[Operand::Src]
     }
 }
 
-/// Summands, sums and matrices of the epilogue have the same extents; a bias has one row of as many columns.
+/// Contributions, sums and matrices of the epilogue have the same extents; a bias has one row of as many columns.
 fn sum(
     epilogue: &[EpilogueOp],
     (weighted, may_lack): (Factors, bool),
@@ -56,7 +56,7 @@ fn sum(
     Some(format!("a contribution is {a}, and `{}` {b}", other.operand))
 }
 
-/// Each summand has a factor of one element, or at most one, or none has.
+/// Each contribution has a factor of one element, or at most one, or none has.
 fn factors(weighted: Factors, touched: &[Touched<'_>]) -> Option<String> {
     let least = match weighted {
         Factors::None => return None,
