@@ -1,0 +1,46 @@
+//! Pipelines of experts at one size: planned, proved, evaluated, emitted, and run on the executor beside f64.
+
+use mk_codegen::{emit, passes::compile, settings::Config};
+use mk_harness::{Case, CpuOptions, Routing, run_on_cpu};
+use mk_syntax::Program;
+use std::collections::BTreeMap;
+
+/// A size: tokens of all ranks, slots of each.
+#[derive(Clone, Copy)]
+pub struct Size {
+    pub ranks: u64,
+    pub tokens: u64,
+    pub slots: u64,
+}
+
+/// Runs a pipeline at a size under three routings; `R`, where the text has it, has room for every routing.
+pub fn right(name: &str, source: &str, size: Size, seed: u64) {
+    let Size { ranks, tokens, slots } = size;
+    let program = Program::parse(source).unwrap_or_else(|e| panic!("{name}: {e}"));
+    // Experts that ranks do not divide where there are many, and room for a block of each.
+    let experts = if ranks == 3 { 5.max(slots) } else { (2 * ranks).max(slots) };
+    let own = experts.div_ceil(ranks);
+    let rows = ranks * 128 * (own + (tokens * slots.min(own)).div_ceil(128));
+    let sizes = [("T", tokens), ("H", 16), ("I", 24), ("E", experts), ("K", slots), ("R", rows)];
+    let sizes = sizes.map(|(name, n)| (name.to_string(), n)).into_iter();
+    let dims: BTreeMap<_, _> = sizes.filter(|(n, _)| program.symbol(n).is_some()).collect();
+    let what = format!("{name}, {ranks} ranks, {dims:?}");
+    let bound = program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let bound = bound.on(&program, ranks as u32).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let config = Config { ranks: ranks as u32, block: [128, 128, 64], ..Config::default() };
+    let (plan, _) = compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{what}: {e}"));
+    emit::emit(&plan).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
+    // Of a rank, or a launch, without rows there is nothing to judge; of all of them there is.
+    let mut elements = 0;
+    for routing in [Routing::Random, Routing::One, Routing::Padded] {
+        let options = CpuOptions { seed, launches: 2, routing, ..CpuOptions::default() };
+        let run = run_on_cpu(case, &plan, &options).unwrap_or_else(|e| panic!("{what}: {e}"));
+        for (rank, judged) in run.judged.iter().flat_map(|launch| launch.iter().enumerate()) {
+            let right = judged.passes() || judged.judged == 0;
+            assert!(right, "{what}, {routing:?}, rank {rank}: {judged}");
+            elements += judged.judged;
+        }
+    }
+    assert!(elements > 0, "{what}");
+}
