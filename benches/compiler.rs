@@ -1,8 +1,8 @@
 //! How long the compiler takes on the CPU, stage by stage: `cargo bench --bench compiler`.
 //!
-//! Three pipelines at sizes of production on 8 ranks, the first two with 4096 tiles of 128 × 256 on every rank. *lower* is text to plan,
-//! *verify* the proof, *emit* plan to CUDA text; NVRTC is not in it. For a layer of experts, *bind* is all that comes before NVRTC: plan, proof by
-//! smaller plans, and evaluation beside the pipeline.
+//! Three pipelines at sizes of production on 8 ranks, the first two with 4096 tiles of 128 × 256 on every rank. *lower*
+//! is text to plan, *verify* the proof, *emit* plan to CUDA text; NVRTC is not in it. For a layer of experts, *bind* is
+//! all that comes before NVRTC: plan, proof by smaller plans, and evaluation beside the pipeline.
 
 use criterion::{BenchmarkId, Criterion};
 use mk::{Bound, Program, emit, passes, valid};

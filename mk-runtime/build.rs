@@ -1,5 +1,5 @@
-//! With feature `verbs`: `shim/ibverbs.c` as a static `libibverbs.a`, in a folder that the linker searches before the system's. It satisfies
-//! the `-libverbs` of crate `ibverbs-sys`, so that no program of ours needs libibverbs to start.
+//! With feature `verbs`: `shim/ibverbs.c` as a static `libibverbs.a`, in a folder that the linker searches before the
+//! system's. It satisfies the `-libverbs` of crate `ibverbs-sys`, so that no program of ours needs libibverbs to start.
 
 fn main() {
     println!("cargo:rerun-if-changed=shim/ibverbs.c");

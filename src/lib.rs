@@ -1,9 +1,9 @@
 //! **mk**: a plan compiler for fused communication + compute GPU kernels.
 //!
 //! A pipeline such as `gather(a) -> gemm(b)` is type-checked ([`Program`]), lowered to a tile plan that is verified
-//! against races, deadlock and stale signals ([`compile`](passes::compile)), emitted as one persistent CUDA kernel per GPU ([`emit`]),
-//! compiled by NVRTC ([`runtime::jit`]) and run on every rank ([`runtime`]), or on the CPU executor ([`sim`]).
-//! [`Function`] does all of that for the shapes of the tensors that it is called with:
+//! against races, deadlock and stale signals ([`compile`](passes::compile)), emitted as one persistent CUDA kernel per
+//! GPU ([`emit`]), compiled by NVRTC ([`runtime::jit`]) and run on every rank ([`runtime`]), or on the CPU executor
+//! ([`sim`]). [`Function`] does all of that for the shapes of the tensors that it is called with:
 //!
 //! ```no_run
 //! use mk::{Function, Program, function::{Call, FunctionOptions}, runtime::{Stream, World}};
@@ -23,9 +23,9 @@
 //! # }
 //! ```
 //!
-//! This crate is names only. Its parts are the crates that it re-exports, each of which uses those before it: `mk-function` (functions of
-//! tensors, the choice of settings) and `mk-tune` (measuring). Random inputs, references and comparison are `mk-harness`, which
-//! nothing here links.
+//! This crate is names only. Its parts are the crates that it re-exports, each of which uses those before it:
+//! `mk-function` (functions of tensors, the choice of settings) and `mk-tune` (measuring). Random inputs, references
+//! and comparison are `mk-harness`, which nothing here links.
 
 extern crate self as mk;
 
@@ -39,7 +39,8 @@ pub use mk_runtime as runtime;
 pub use mk_syntax as syntax;
 pub use mk_syntax::{Bound, Diagnostics, Program, file};
 
-/// Choosing how a pipeline is lowered ([`mk_function::choice`]), explaining it ([`mk_function::explain`]), and measuring ([`mk_tune`]).
+/// Choosing how a pipeline is lowered ([`mk_function::choice`]), explaining it ([`mk_function::explain`]), and
+/// measuring ([`mk_tune`]).
 pub mod tune {
     pub use mk_function::{choice::*, explain::*};
     pub use mk_tune::*;

@@ -1,4 +1,5 @@
-//! Any words as commands of a kernel: a proxy posts nothing outside the instance's range, and no write that its transport would refuse.
+//! Any words as commands of a kernel: a proxy posts nothing outside the instance's range, and no write that its
+//! transport would refuse.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! Any bytes as the message in which a process sends its ranks' cards: what is read makes up the message, and nothing is read twice.
+//! Any bytes as the message in which a process sends its ranks' cards: what is read makes up the message, and nothing
+//! is read twice.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! Any bytes from a process of another host: frames are those of the stream, however it is cut, and a message that is read writes itself back.
+//! Any bytes from a process of another host: frames are those of the stream, however it is cut, and a message that is
+//! read writes itself back.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -43,8 +43,8 @@ macro_rules! device_struct {
 }
 
 device_struct! {
-    /// What every launch is told. Constant across launches of an instance, so that a captured graph can replay it; but for `gated`,
-    /// which is so for all captured ones.
+    /// What every launch is told. Constant across launches of an instance, so that a captured graph can replay it; but
+    /// for `gated`, which is so for all captured ones.
     LaunchHeader, 128 {
         /// Where rank 0's symmetric memory is mapped on this GPU; rank p's is at `sym_base + p * sym_stride_bytes`.
         sym_base: u64 @ 0,
@@ -108,7 +108,8 @@ device_struct! {
         active: u32 @ 0,
         /// The launch that copy engines work for, if any do: what they raise words to.
         launch: u32 @ 4,
-        /// 1 when copy engines may begin that no gate has let begin; their stream, which waits for that, takes it back to 0.
+        /// 1 when copy engines may begin that no gate has let begin; their stream, which waits for that, takes it back
+        /// to 0.
         engines: u32 @ 8,
         /// Commands that the kernel has put into its fifo, modulo 2^32.
         issued: u32 @ 12,
@@ -120,7 +121,8 @@ device_struct! {
 }
 
 device_struct! {
-    /// The first fault of a rank, in memory of the host. Written once, by one lane, `state` last; `abort` is the host's.
+    /// The first fault of a rank, in memory of the host. Written once, by one lane, `state` last; `abort` is the
+    /// host's.
     FaultRecord, 128 {
         /// 0 none, 1 being written, 2 complete.
         state: u32 @ 0,
@@ -208,8 +210,8 @@ device_struct! {
 }
 
 device_struct! {
-    /// What a kernel tells its rank's proxy to send. Offsets count from the begin of the instance's range of the net arena, the same on
-    /// every rank; words are numbered from its begin.
+    /// What a kernel tells its rank's proxy to send. Offsets count from the begin of the instance's range of the net
+    /// arena, the same on every rank; words are numbered from its begin.
     NetCommand, 64 {
         /// First byte of the own range.
         from: u64 @ 0,
@@ -237,8 +239,8 @@ device_struct! {
         edge: u32 @ 52,
         /// Unused, 0.
         reserved: u32 @ 56,
-        /// Number of the command, counted from 1, modulo 2^32. Stored last, with release: a command whose place has another number is
-        /// not there yet.
+        /// Number of the command, counted from 1, modulo 2^32. Stored last, with release: a command whose place has
+        /// another number is not there yet.
         seq: u32 @ 60,
     }
 }
@@ -366,8 +368,8 @@ pub enum FaultKind {
     NegativeRows = 7,
     /// Rows take more blocks than a table has: `seen` or more, of `expected`.
     Capacity = 8,
-    /// A token names no expert of the layer, and not -1. `tile`: the token, counted over all ranks; `waited_ns`: the id, an i64; `seen`: its low word; `expected`: the number
-    /// of experts.
+    /// A token names no expert of the layer, and not -1. `tile`: the token, counted over all ranks; `waited_ns`: the
+    /// id, an i64; `seen`: its low word; `expected`: the number of experts.
     ExpertOutside = 9,
     /// A token names an expert twice: `tile` says which token of the world, `seen` the expert.
     ExpertTwice = 10,

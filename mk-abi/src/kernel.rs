@@ -140,13 +140,14 @@ impl KernelSource {
     /// The line of [`KernelSource::cuda`] that ends the device library.
     pub const LIBRARY_END: &str = "// ==== end of the device library ====\n";
 
-    /// The part of [`KernelSource::cuda`] that is this kernel's own, behind the device library: what a snapshot test keeps, because another
-    /// version of the library does not change it.
+    /// The part of [`KernelSource::cuda`] that is this kernel's own, behind the device library: what a snapshot test
+    /// keeps, because another version of the library does not change it.
     pub fn generated(&self) -> &str {
         self.cuda.split_once(Self::LIBRARY_END).map_or(&self.cuda, |(_, generated)| generated)
     }
 
-    /// The dimension of a caller's tensor that a run-time dimension decides, and what a rank holds of it, when these have such values.
+    /// The dimension of a caller's tensor that a run-time dimension decides, and what a rank holds of it, when these
+    /// have such values.
     pub fn runtime_rows(&self, rank: u32, tensor: usize, dims: &[u32]) -> Option<(usize, u64)> {
         self.runtime_dims.iter().zip(dims).find_map(|(dim, value)| {
             let of = dim.tensors.iter().find(|t| t.tensor as usize == tensor)?;

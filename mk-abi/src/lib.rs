@@ -4,7 +4,8 @@
 //! plan, and code generation never sees a driver: this crate is the whole of what they share.
 //!
 //! The structs in [`device`] are read by both the host and the kernel. They are declared here once; the CUDA
-//! declaration is printed from the same list of fields ([`device::cuda_declarations`]), and both sides assert the offsets.
+//! declaration is printed from the same list of fields ([`device::cuda_declarations`]), and both sides assert the
+//! offsets.
 
 pub mod device;
 mod host;

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// An instance's range of the net arena, and how its commands travel. The range has the same layout on every rank: words that hosts
-/// raise, then the hashes of launches, then buffers.
+/// An instance's range of the net arena, and how its commands travel. The range has the same layout on every rank:
+/// words that hosts raise, then the hashes of launches, then buffers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetLayout {
     /// Ranks of each node.
@@ -16,7 +16,8 @@ pub struct NetLayout {
     pub lanes: u32,
     /// Words that hosts raise, from the begin of the range on; each once in a launch, to its epoch.
     pub words: u32,
-    /// Where the hashes of launches lie: `u32[2][world]`, by parity of the epoch and rank; the own rank's is what it sends.
+    /// Where the hashes of launches lie: `u32[2][world]`, by parity of the epoch and rank; the own rank's is what it
+    /// sends.
     pub hashes: u64,
     /// Where buffers begin.
     pub buffers: u64,

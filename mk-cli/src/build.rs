@@ -65,8 +65,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     output::report(|| report(&kernel, &compiled, &sass, args.output.as_deref()))
 }
 
-/// The CUBIN of a kernel. Where its settings are nobody's, it may spill registers: a default must build. Given settings that spill are
-/// refused, and so are plans.
+/// The CUBIN of a kernel. Where its settings are nobody's, it may spill registers: a default must build. Given settings
+/// that spill are refused, and so are plans.
 pub fn compile(
     kernel: &KernelSource,
     args: &PipelineArgs,

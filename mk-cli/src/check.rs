@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     #[command(flatten)]
     pipeline: PipelineArgs,
-    /// Pipeline that a plan shall compute: the two are evaluated over finite fields. Its sizes are given by --dim and --shape
+    /// Pipeline that a plan shall compute: the two are evaluated over finite fields. Its sizes are given by --dim and
+    /// --shape
     #[arg(long, value_name = "PIPELINE")]
     against: Option<String>,
     /// Draw the first counterexample, if there is one, into this file.
@@ -27,7 +28,8 @@ pub struct Args {
     pub json: bool,
 }
 
-/// Prints what was proved. A counterexample is a failure, and so is a plan that no kernel carries out: what is accepted is emitted.
+/// Prints what was proved. A counterexample is a failure, and so is a plan that no kernel carries out: what is accepted
+/// is emitted.
 pub fn run(args: &Args) -> Result<(), Failure> {
     let each = each(&args.pipeline)?;
     if each.len() > 1 && args.json {

@@ -19,7 +19,8 @@ use mk::{
 /// The option.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct GpuList {
-    /// GPU of each rank, for instance 0,1,2,3 (the default); 0,0,0 are three ranks on one GPU, which split its SMs. Sets `--ranks`
+    /// GPU of each rank, for instance 0,1,2,3 (the default); 0,0,0 are three ranks on one GPU, which split its SMs.
+    /// Sets `--ranks`
     #[arg(long = "gpus", value_name = "LIST", value_delimiter = ',')]
     gpus: Vec<i32>,
 }
@@ -133,7 +134,8 @@ pub fn gpus(ranks: u32, without: &str) -> Result<World, Failure> {
 /// Memory of the host that a network takes for itself.
 const ARENA_BYTES: u64 = 1 << 20;
 
-/// The network that a kernel over nodes needs, with capacity for `binds` of it: threads of this process that copy. None for a kernel of one node.
+/// The network that a kernel over nodes needs, with capacity for `binds` of it: threads of this process that copy. None
+/// for a kernel of one node.
 pub fn loopback(
     world: &World,
     kernel: &KernelSource,

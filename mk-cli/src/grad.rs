@@ -20,8 +20,8 @@ use std::collections::BTreeMap;
 pub struct Args {
     #[command(flatten)]
     pipeline: PipelineArgs,
-    /// What forward saves, beside values before an activation: gathered inputs and activations (all), activations (shard: inputs
-    /// are gathered again), gathered inputs (pre: activations are computed again), or neither (least)
+    /// What forward saves, beside values before an activation: gathered inputs and activations (all), activations
+    /// (shard: inputs are gathered again), gathered inputs (pre: activations are computed again), or neither (least)
     #[arg(long, value_enum, default_value_t = Save::All)]
     save: Save,
     /// The parameters of which gradients are wanted, by name; all unless given

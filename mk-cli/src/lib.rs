@@ -1,4 +1,5 @@
-//! The `mk` command: checks, prints, emits, builds, runs and tunes pipelines. `main.rs` and the Python module call [`run`].
+//! The `mk` command: checks, prints, emits, builds, runs and tunes pipelines. `main.rs` and the Python module call
+//! [`run`].
 //!
 //! Results go to stdout, errors and progress to stderr. The exit status is 0 only for success, 2 for a command line
 //! that cannot be read, and 1 for everything else that fails.
@@ -97,8 +98,8 @@ fn asks_for_json(words: &[String]) -> Option<&'static str> {
     before.any(|w| w == "--json").then_some(command)
 }
 
-/// Runs the command that `words` (without the program's name) ask for, once in a process, and returns its exit status. `listen`
-/// has the log take the events of the libraries.
+/// Runs the command that `words` (without the program's name) ask for, once in a process, and returns its exit status.
+/// `listen` has the log take the events of the libraries.
 pub fn run(words: Vec<OsString>, listen: impl FnOnce(Log)) -> u8 {
     let status = ended(words, listen);
     // A host that is no Rust program does not flush it. Without stdout there is nobody left to tell.

@@ -12,7 +12,8 @@ pub const DEFAULT_RANKS: u32 = 4;
 /// A pipeline, its sizes and how it is compiled.
 #[derive(Args, Clone, Debug)]
 pub struct PipelineArgs {
-    /// A pipeline such as "gather(a) -> gemm(b)", a file x.mk that holds one, or (where no settings are searched) a plan x.plan or x.json; - is any of them on stdin
+    /// A pipeline such as "gather(a) -> gemm(b)", a file x.mk that holds one, or (where no settings are searched) a
+    /// plan x.plan or x.json; - is any of them on stdin
     #[arg(value_name = "PIPELINE")]
     pub pipeline: String,
     /// Number for a symbol; overrides the header of an .mk file (repeatable)
@@ -24,8 +25,9 @@ pub struct PipelineArgs {
     /// Number of ranks [default: 4; a plan has its own]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=mk::abi::device::MAX_RANKS as i64))]
     pub ranks: Option<u32>,
-    /// Axes of the ranks and their extents, the last one's ranks side by side: tp=2,dp=2. Along axes that the pipeline does not place anything over, ranks
-    /// do the same with tensors of their own [default: all ranks along the pipeline's axis]
+    /// Axes of the ranks and their extents, the last one's ranks side by side: tp=2,dp=2. Along axes that the pipeline
+    /// does not place anything over, ranks do the same with tensors of their own [default: all ranks along the
+    /// pipeline's axis]
     #[arg(long, value_name = "AXIS=N,...", value_parser = mesh)]
     pub mesh: Option<Mesh>,
     /// Nodes that the ranks are on, as many on each; between nodes only network cards carry data [default: 1]

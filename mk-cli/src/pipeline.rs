@@ -30,7 +30,8 @@ use std::time::{Duration, Instant};
 pub struct Loaded {
     /// The plan.
     pub plan: Plan,
-    /// What it was made from, or what it is said to compute; nothing for a plan that was read, and of which that is not known.
+    /// What it was made from, or what it is said to compute; nothing for a plan that was read, and of which that is not
+    /// known.
     pub pipeline: Option<Pipeline>,
     /// Plans that are looked at in its place, if it is a large one that was made here.
     pub smaller: Option<passes::Smaller>,
@@ -82,8 +83,8 @@ pub enum Opened {
     Pipeline(Box<Pipeline>),
 }
 
-/// Reads the PIPELINE argument; of a plan, also the pipeline that the option `flag` says it computes. Options for sizes are then the
-/// pipeline's.
+/// Reads the PIPELINE argument; of a plan, also the pipeline that the option `flag` says it computes. Options for sizes
+/// are then the pipeline's.
 pub fn open(args: &PipelineArgs, flag: &str, reference: Option<&str>) -> Result<Opened, Failure> {
     let begin = Instant::now();
     match (args.is_plan(), reference) {
@@ -216,7 +217,8 @@ impl Loaded {
         self.check(options)?.into_kernel().map_err(|error| self.refused(error))
     }
 
-    /// Proves the plan right, for a run that is judged by results: whether it computes what it shall, and has a kernel, is not asked.
+    /// Proves the plan right, for a run that is judged by results: whether it computes what it shall, and has a kernel,
+    /// is not asked.
     pub fn verify(&self) -> Result<(), Failure> {
         let _progress = Progress::new("verifying");
         self.claim().verify().map(drop).map_err(|failure| self.refused(failure.into()))

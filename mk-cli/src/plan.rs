@@ -62,7 +62,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// Memory for the largest number of rows of a rank, because the routing is known in the launch only. `None` for plans without a routing.
+/// Memory for the largest number of rows of a rank, because the routing is known in the launch only. `None` for plans
+/// without a routing.
 fn room(plan: &Plan) -> Option<String> {
     plan.tables.values().find_map(|t| t.routed)?;
     let rows = plan.tables.values().find(|t| t.name == "sources").and_then(|t| t.shape.first())?;

@@ -53,7 +53,8 @@ pub fn stdin() -> Result<&'static str, Failure> {
     text.as_deref().map_err(failed)
 }
 
-/// The text of a file that a person or mk has written; of one that does not end, a device say, no more than such a file may have.
+/// The text of a file that a person or mk has written; of one that does not end, a device say, no more than such a file
+/// may have.
 pub fn read(path: &Path) -> Result<String, Failure> {
     let failed =
         |what: String| Failure::new(Kind::File, format!("cannot read {}: {what}", path.display()));

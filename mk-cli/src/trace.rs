@@ -47,7 +47,8 @@ pub struct Args {
     /// Where to write the timeline as a picture, the predicted one above it [default: nowhere]
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Where to write the timeline as a page that zooms and needs nothing else, the predicted one above it [default: nowhere]
+    /// Where to write the timeline as a page that zooms and needs nothing else, the predicted one above it [default:
+    /// nowhere]
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Figures of the machine for the prediction, as `mk probe` writes them [default: those of this GPU, or of an H200]

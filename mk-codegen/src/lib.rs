@@ -1,7 +1,8 @@
 //! From a checked pipeline to a verified tile plan, and from the plan to CUDA.
 //!
-//! This crate is names, and the one question to all of them ([`check`]); its parts are crates, so that Cargo keeps the directions between them. The parts read the tile
-//! plan (`mk-plan`), and none of them another, except that passes ask for proofs:
+//! This crate is names, and the one question to all of them ([`check`]); its parts are crates, so that Cargo keeps the
+//! directions between them. The parts read the tile plan (`mk-plan`), and none of them another, except that passes ask
+//! for proofs:
 //!
 //! ```text
 //! mk-syntax ──> mk-lower ──> mk-plan <── mk-prove, mk-sim, mk-cost, mk-emit

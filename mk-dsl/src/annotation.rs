@@ -1,4 +1,5 @@
-//! `#[mk::pipelined(..)]` on a struct: its fields and the attribute's arguments, put together as the text of a pipeline.
+//! `#[mk::pipelined(..)]` on a struct: its fields and the attribute's arguments, put together as the text of a
+//! pipeline.
 //!
 //! ```text
 //! #[mk::pipelined(<M: dyn> BODY)] struct Name {

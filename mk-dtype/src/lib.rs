@@ -18,7 +18,8 @@ pub struct Format {
     pub float: Option<Float>,
     /// What tensor cores add products of two such operands in; `None` where no leaf multiplies them.
     pub accumulator: Option<DType>,
-    /// Whether elementwise operations and sums over ranks compute with its values; else they are stored, moved and cast.
+    /// Whether elementwise operations and sums over ranks compute with its values; else they are stored, moved and
+    /// cast.
     pub computes: bool,
     /// Its name in `Dtype` of `templates/ptx/types.cuh`; `None` where no leaf makes it of f32.
     pub cuda: Option<&'static str>,
@@ -138,7 +139,8 @@ impl DType {
         self.format().float.is_none()
     }
 
-    /// Whether its values are floats that are stored, moved and cast, and of which elementwise operations compute nothing.
+    /// Whether its values are floats that are stored, moved and cast, and of which elementwise operations compute
+    /// nothing.
     pub const fn is_storage(self) -> bool {
         !self.is_integer() && !self.format().computes
     }
@@ -148,7 +150,8 @@ impl DType {
         self.format().accumulator.is_some()
     }
 
-    /// Whether an operand of tensor cores has less than 16 bits: it is then read along K only, and its sums are promoted.
+    /// Whether an operand of tensor cores has less than 16 bits: it is then read along K only, and its sums are
+    /// promoted.
     pub const fn is_narrow(self) -> bool {
         self.multiplies() && self.format().bits < 16
     }

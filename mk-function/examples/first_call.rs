@@ -1,10 +1,12 @@
 //! Where the time between a first call and its launch goes: `cargo run --release -p mk-function --example first_call`.
 //!
-//! Each case runs in processes of its own, with a cache of its own: one that finds it empty (cold), and one that finds what that left (warm).
-//! All is done that a first call does on rank 0, but for GPUs: no module is loaded, and no memory allocated. Times of parts are those of
-//! the threads that they ran on, and some run side by side: *total* is what the caller waits for.
+//! Each case runs in processes of its own, with a cache of its own: one that finds it empty (cold), and one that finds
+//! what that left (warm). All is done that a first call does on rank 0, but for GPUs: no module is loaded, and no
+//! memory allocated. Times of parts are those of the threads that they ran on, and some run side by side: *total* is
+//! what the caller waits for.
 //!
-//! On a machine that others use, too, `--cpu` says more: parts one after the other, in CPU seconds of all their threads.
+//! On a machine that others use, too, `--cpu` says more: parts one after the other, in CPU seconds of all their
+//! threads.
 //!
 //! With arguments only the cases whose names begin so; `--write` puts the table into `docs/first-call.md`.
 

@@ -120,14 +120,15 @@ impl Planned {
 /// Tiles that leave most epilogues the registers that they need.
 const NARROW: Block = [128, 128, 64];
 
-/// Whether NVRTC and ptxas make no kernel of the text, or one that keeps registers in memory: of other settings they may.
+/// Whether NVRTC and ptxas make no kernel of the text, or one that keeps registers in memory: of other settings they
+/// may.
 fn is_no_kernel(error: &FunctionError) -> bool {
     use Error::{Compile, Serialised, Spill};
     matches!(error, FunctionError::Runtime(Spill { .. } | Serialised { .. } | Compile { .. }))
 }
 
-/// What takes the place of settings that have no kernel, the nearest first: they with narrower tiles; without clusters; those of `instead`;
-/// those with narrower tiles.
+/// What takes the place of settings that have no kernel, the nearest first: they with narrower tiles; without clusters;
+/// those of `instead`; those with narrower tiles.
 fn nearest(chosen: &[Config], instead: &Config) -> Vec<Vec<Config>> {
     let narrow = |c: &Config| Config { block: NARROW, stages: None, ..c.clone() };
     let apart = |c: &Config| Config { cluster: 1, multicast: None, stages: None, ..c.clone() };
@@ -201,9 +202,10 @@ impl Composition {
         Ok(made.proved(proved))
     }
 
-    /// [`Composition::with`] and [`Composition::compile`], side by side. Settings that nobody asked for give way where they have no kernel, which only the
-    /// compiler finds out: to narrower tiles, to no clusters, to those of `instead`, and to those with narrower tiles; [`Composition::gave_way`]
-    /// counts. Where a kernel takes too many registers with them as well, some are spilled, with a warning.
+    /// [`Composition::with`] and [`Composition::compile`], side by side. Settings that nobody asked for give way where
+    /// they have no kernel, which only the compiler finds out: to narrower tiles, to no clusters, to those of
+    /// `instead`, and to those with narrower tiles; [`Composition::gave_way`] counts. Where a kernel takes too many
+    /// registers with them as well, some are spilled, with a warning.
     ///
     /// # Errors
     /// As [`Composition::with`] and [`Composition::compile`].

@@ -5,13 +5,15 @@
 //!                                          └─> operand B of a product       the next kernel
 //! ```
 //!
-//! Operations are taken in their order. Each goes into the kernel that makes its operands, or into one behind that, if lowering accepts
-//! that kernel with it; else it begins a new one. What is done element by element and has no kernel is a step of its own, for whoever
-//! runs the steps to compute. Whether a kernel of a step pays, or its parts are faster, is decided where it is made ([`crate::choice`]).
+//! Operations are taken in their order. Each goes into the kernel that makes its operands, or into one behind that, if
+//! lowering accepts that kernel with it; else it begins a new one. What is done element by element and has no kernel is
+//! a step of its own, for whoever runs the steps to compute. Whether a kernel of a step pays, or its parts are faster,
+//! is decided where it is made ([`crate::choice`]).
 //!
-//! Large products that share no value made in the kernel stay apart, and so does one that reads what the caller gets anyway: one kernel of
-//! both hides nothing that two do not, and has one tile shape for both. Two H100, `[32768, 4096]` and 14336 columns a rank: two of a gated
-//! block's gradients 11.4 ms, apart 10.2; its forward, which saves what the backward needs, 9.4 ms, apart 8.2.
+//! Large products that share no value made in the kernel stay apart, and so does one that reads what the caller gets
+//! anyway: one kernel of both hides nothing that two do not, and has one tile shape for both. Two H100, `[32768, 4096]`
+//! and 14336 columns a rank: two of a gated block's gradients 11.4 ms, apart 10.2; its forward, which saves what the
+//! backward needs, 9.4 ms, apart 8.2.
 
 use mk_codegen::passes::{self, LowerError};
 use mk_syntax::{
@@ -151,8 +153,8 @@ impl Cutter<'_> {
         }
     }
 
-    /// Whether a product gains nothing by standing beside those of a group: each side fills the GPU several times, and sums over ranks
-    /// are hidden under their own products.
+    /// Whether a product gains nothing by standing beside those of a group: each side fills the GPU several times, and
+    /// sums over ranks are hidden under their own products.
     fn stands_alone(&self, group: &Group, node: &Node) -> bool {
         let others = group.nodes.iter().filter_map(|id| match self.program.def(*id) {
             Some(Def::Node(other)) if other.result != node.result => self.product(other),

@@ -4,8 +4,9 @@
 //! layout, error, parallel, progress <── choice <── kept, build <── explain <── function
 //! ```
 //!
-//! `simulate` runs what was built on the CPU executor. `choice` takes settings from the cache or from the cost model, `build` makes kernels of them (with proofs that are `kept`), `explain` says why they take as long as
-//! they do, and `function` binds and launches them. Nothing here measures, and nothing makes inputs or judges results: that is
+//! `simulate` runs what was built on the CPU executor. `choice` takes settings from the cache or from the cost model,
+//! `build` makes kernels of them (with proofs that are `kept`), `explain` says why they take as long as they do, and
+//! `function` binds and launches them. Nothing here measures, and nothing makes inputs or judges results: that is
 //! `mk-tune`'s and `mk-harness`'s, which use this crate.
 
 mod arguments;

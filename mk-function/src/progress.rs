@@ -1,7 +1,8 @@
-//! Signs of life of what takes longer than a second: events of level INFO, as every line of these libraries is one of `tracing`.
+//! Signs of life of what takes longer than a second: events of level INFO, as every line of these libraries is one of
+//! `tracing`.
 //!
-//! What goes on is a list that any thread adds to ([`doing`]); it is said while somebody watches ([`watch`]): after one second, and then
-//! every five.
+//! What goes on is a list that any thread adds to ([`doing`]); it is said while somebody watches ([`watch`]): after one
+//! second, and then every five.
 
 use std::{
     sync::{

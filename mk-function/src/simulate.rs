@@ -1,4 +1,5 @@
-//! What was made of a pipeline, on the CPU executor: a call's tensors in, its results out. Needs no GPU; for small sizes.
+//! What was made of a pipeline, on the CPU executor: a call's tensors in, its results out. Needs no GPU; for small
+//! sizes.
 
 use crate::{
     build::Composition,
@@ -12,12 +13,13 @@ use mk_codegen::{
 use mk_syntax::{Bound, Dim, ValueId};
 use std::collections::BTreeMap;
 
-/// One launch. `inputs[rank][i]` is what a rank holds of parameter `i`, row-major, and is rounded to its type; the results are so by
-/// rank, in the order of the pipeline's. Kernels that follow each other get what those before them left.
+/// One launch. `inputs[rank][i]` is what a rank holds of parameter `i`, row-major, and is rounded to its type; the
+/// results are so by rank, in the order of the pipeline's. Kernels that follow each other get what those before them
+/// left.
 ///
 /// # Errors
-/// [`FunctionError::Argument`] for tensors of other sizes; [`FunctionError::Sim`] for a plan that stops, or takes too long;
-/// [`FunctionError::Mismatch`] for what was made of another pipeline.
+/// [`FunctionError::Argument`] for tensors of other sizes; [`FunctionError::Sim`] for a plan that stops, or takes too
+/// long; [`FunctionError::Mismatch`] for what was made of another pipeline.
 pub fn simulate(
     signature: &Signature,
     bound: &Bound,

@@ -1,7 +1,7 @@
 //! Attention in f64, with what a right result may be off by.
 //!
-//! A kernel has scores in f32, probabilities rounded to the type of its queries before they meet the values, and sums in f32. Each
-//! probability is rounded by itself, so that what that costs adds up as independent errors do.
+//! A kernel has scores in f32, probabilities rounded to the type of its queries before they meet the values, and sums
+//! in f32. Each probability is rounded by itself, so that what that costs adds up as independent errors do.
 
 use super::{
     near::{LAMBDA, Near, U32, half_ulp},

@@ -100,8 +100,8 @@ pub(super) fn run_by(
     }
 }
 
-/// [`run_on_cpu`] of a pipeline as it is made: of one kernel, or of its parts, each of which gets what those before it left.
-/// The reference is that of the whole. Returns the report of each kernel.
+/// [`run_on_cpu`] of a pipeline as it is made: of one kernel, or of its parts, each of which gets what those before it
+/// left. The reference is that of the whole. Returns the report of each kernel.
 ///
 /// # Errors
 /// As [`run_on_cpu`].
@@ -331,8 +331,8 @@ impl Caller for User<'_> {
     }
 }
 
-/// Runs a plan of which the pipeline is not known, once under the schedule and once under another one, with other random
-/// choices.
+/// Runs a plan of which the pipeline is not known, once under the schedule and once under another one, with other
+/// random choices.
 ///
 /// # Errors
 /// [`HarnessError::Unsupported`] for a plan with run-time tables; [`HarnessError::Sim`].

@@ -1,8 +1,8 @@
 //! Gradients of attention in f64, with what right results may be off by.
 //!
-//! A kernel has scores, weights and gradients of scores in f32, rounds weights and gradients of scores to the type of its queries before
-//! they meet other operands, and has sums in f32. Each of them is rounded by itself, so that what that costs adds up as independent
-//! errors do.
+//! A kernel has scores, weights and gradients of scores in f32, rounds weights and gradients of scores to the type of
+//! its queries before they meet other operands, and has sums in f32. Each of them is rounded by itself, so that what
+//! that costs adds up as independent errors do.
 
 use super::{
     near::{LAMBDA, Near, U32, half_ulp},
@@ -24,7 +24,8 @@ pub(crate) struct Gradients {
     pub dtype: DType,
     /// Queries that count.
     pub queries: Vec<Range<usize>>,
-    /// The most queries, and keys, of a head that are evaluated, spread over the sequence. Results of others are not asked for.
+    /// The most queries, and keys, of a head that are evaluated, spread over the sequence. Results of others are not
+    /// asked for.
     pub asked: usize,
 }
 

@@ -9,8 +9,8 @@ use super::{
 use mk_runtime::reference::random_value;
 use mk_syntax::{Placement, Tensor};
 
-/// The inputs of every launch: uniform in [-1, 1), rounded to the tensor's type. Shards and contributions differ from rank to
-/// rank, replicas do not.
+/// The inputs of every launch: uniform in [-1, 1), rounded to the tensor's type. Shards and contributions differ from
+/// rank to rank, replicas do not.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
     case: Case<'a>,

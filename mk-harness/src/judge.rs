@@ -5,9 +5,10 @@
 //! plan or kernel ──> outputs ───────────────────────────────────────┴─> Judgement
 //! ```
 //!
-//! An element is right where it is between what the two ends of its interval, `reference ± bound`, round to in the result's type. So it is
-//! exact where nothing is computed, infinite where the reference is beyond the range, and as near as the spacing of subnormals is.
-//! What no element shows alone shows in the norms: a tile whose error is greater than its roundings are expected to make it is wrong.
+//! An element is right where it is between what the two ends of its interval, `reference ± bound`, round to in the
+//! result's type. So it is exact where nothing is computed, infinite where the reference is beyond the range, and as
+//! near as the spacing of subnormals is. What no element shows alone shows in the norms: a tile whose error is greater
+//! than its roundings are expected to make it is wrong.
 
 use crate::{Expected, math, near::Near};
 use mk_abi::count;
@@ -25,8 +26,8 @@ const MANY: f64 = 1024.0;
 /// What became of the elements of a result on a rank, or of several results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judgement {
-    /// Relative error over the whole and over the worst tile. Elements that are beyond the range in the reference and in the result are
-    /// left out.
+    /// Relative error over the whole and over the worst tile. Elements that are beyond the range in the reference and
+    /// in the result are left out.
     pub norms: Norms,
     /// Elements that were judged.
     pub judged: u64,
@@ -38,7 +39,8 @@ pub struct Judgement {
     pub worst: Option<Beyond>,
     /// Error over expected error, of the tile of which it is the greatest, or of the whole.
     pub excess: f64,
-    /// The greatest bound, and the expected error of the whole, relative to the mean square of the reference: [`crate::Tolerance`] is made of them.
+    /// The greatest bound, and the expected error of the whole, relative to the mean square of the reference:
+    /// [`crate::Tolerance`] is made of them.
     pub(crate) scale: Scale,
 }
 
@@ -188,8 +190,8 @@ impl Squares {
 
 /// Judges what a rank holds of a result.
 ///
-/// In the norms a tile whose reference is near 0 by chance (the last one of a ragged shape may be a single element) is measured
-/// against a tenth of the mean square of the whole.
+/// In the norms a tile whose reference is near 0 by chance (the last one of a ragged shape may be a single element) is
+/// measured against a tenth of the mean square of the whole.
 ///
 /// # Panics
 /// If there are fewer or more elements than expected.

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Architecture invariant: the references read the checked [`Program`] and nothing of the plan, so that a mistake of a
-//! pass cannot be in both. Inputs are a function of seed, launch, tensor and rank alone, the same on the host and on a GPU.
+//! pass cannot be in both. Inputs are a function of seed, launch, tensor and rank alone, the same on the host and on a
+//! GPU.
 
 mod attention;
 mod cpu;
@@ -52,6 +53,7 @@ pub struct Case<'a> {
     pub program: &'a Program,
     /// Numbers for its symbols.
     pub bound: &'a Bound,
-    /// Ranks along its one mesh axis. A plan may have further axes: each group along the pipeline's has inputs, and results, of its own.
+    /// Ranks along its one mesh axis. A plan may have further axes: each group along the pipeline's has inputs, and
+    /// results, of its own.
     pub ranks: usize,
 }

@@ -13,8 +13,8 @@ pub(super) fn round(dtype: DType, x: f64) -> f64 {
     }
 }
 
-/// The f32 beside `x` whose last bit is odd, unless `x` is an f32 itself: rounded once more, to fewer bits, it gives what
-/// `x` would.
+/// The f32 beside `x` whose last bit is odd, unless `x` is an f32 itself: rounded once more, to fewer bits, it gives
+/// what `x` would.
 fn to_odd(x: f64) -> f32 {
     let near = x as f32;
     let back = f64::from(near);

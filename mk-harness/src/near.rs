@@ -1,8 +1,9 @@
 //! A number of the reference with a bound on how far a right result may be from it.
 //!
-//! A bound has two parts. `hard` holds whatever the roundings do: half a unit in the last place for each value that is stored, and what
-//! f32 arithmetic adds. `sd` is the standard deviation of what many roundings add up to in a product; they are independent, and
-//! [`LAMBDA`] deviations are never seen. (N. Higham, T. Mary: A new approach to probabilistic rounding error analysis, 2019.)
+//! A bound has two parts. `hard` holds whatever the roundings do: half a unit in the last place for each value that is
+//! stored, and what f32 arithmetic adds. `sd` is the standard deviation of what many roundings add up to in a product;
+//! they are independent, and [`LAMBDA`] deviations are never seen. (N. Higham, T. Mary: A new approach to probabilistic
+//! rounding error analysis, 2019.)
 
 use crate::math;
 use mk_abi::DType;
@@ -19,8 +20,9 @@ const SMALLEST: f64 = f32::MIN_POSITIVE as f64;
 /// No slope of gelu or silu is greater.
 const STEEPEST: f64 = 1.13;
 
-/// A number, and how far a right result may be from it. Infinite or NaN with a bound of 0: a right result is the same. With an infinite
-/// bound: something on the way is so near the end of its type's range that a right result may be anything.
+/// A number, and how far a right result may be from it. Infinite or NaN with a bound of 0: a right result is the same.
+/// With an infinite bound: something on the way is so near the end of its type's range that a right result may be
+/// anything.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Near {
     pub x: f64,
@@ -34,8 +36,8 @@ impl Near {
         Near { x, hard: 0.0, sd: 0.0 }
     }
 
-    /// A number about which nothing is known but what it would be without an end of the range. It is finite, so that no other number
-    /// seems to be infinite for sure because of it.
+    /// A number about which nothing is known but what it would be without an end of the range. It is finite, so that no
+    /// other number seems to be infinite for sure because of it.
     pub fn unknown(x: f64) -> Near {
         Near { x: if x.is_finite() { x } else { 0.0 }, hard: f64::INFINITY, sd: 0.0 }
     }
@@ -68,8 +70,8 @@ impl Near {
         self.hard * self.hard / 3.0 + self.sd * self.sd
     }
 
-    /// Where the range of a type ends: beyond it is infinite, or the largest number. What may or may not be beyond it is
-    /// unknown in the first case, and at most as far as the largest number in the second.
+    /// Where the range of a type ends: beyond it is infinite, or the largest number. What may or may not be beyond it
+    /// is unknown in the first case, and at most as far as the largest number in the second.
     pub fn within(self, dtype: DType) -> Near {
         let (bound, end) = (self.bound(), end(dtype));
         let beyond = dtype.format().float.map_or(f64::INFINITY, |f| f.beyond().into());
@@ -181,8 +183,8 @@ impl Near {
                 () => self,
             };
         }
-        // Slopes change by less than this for each unit of x. An exponential is off by some units for each unit of its argument, and
-        // where that is large it is small itself.
+        // Slopes change by less than this for each unit of x. An exponential is off by some units for each unit of its
+        // argument, and where that is large it is small itself.
         self.mul(Near::f32(slope, STEEPEST * at.hard, STEEPEST * at.sd, 32.0 * U32))
     }
 
@@ -195,8 +197,8 @@ impl Near {
     }
 }
 
-/// The sum of the ranks' contributions to one element, each of which is stored with this type. Rings store partial sums, too: of consecutive
-/// ranks, or of those that are left.
+/// The sum of the ranks' contributions to one element, each of which is stored with this type. Rings store partial
+/// sums, too: of consecutive ranks, or of those that are left.
 pub(crate) fn over_ranks(contributions: &[Near], dtype: DType) -> Near {
     let [first, ref rest @ ..] = *contributions else { return Near::exact(0.0) };
     if rest.is_empty() {

@@ -1,5 +1,5 @@
-//! Plans over nodes on the CPU executor, with a real network between the nodes: what a kernel's commands, its proxy and a transport do is
-//! done; only the ranks' arithmetic is the executor's. Nodes may be in several processes.
+//! Plans over nodes on the CPU executor, with a real network between the nodes: what a kernel's commands, its proxy and
+//! a transport do is done; only the ranks' arithmetic is the executor's. Nodes may be in several processes.
 
 use super::{Case, CpuOptions, CpuRun, HarnessError, cpu::run_by};
 use mk_abi::{
@@ -75,8 +75,8 @@ pub struct NetRun {
     pub counts: Vec<Counts>,
 }
 
-/// Runs a plan over nodes, with a network between them. With a bootstrap each process has as many nodes, and all call this with
-/// the same arguments; without one all nodes are here.
+/// Runs a plan over nodes, with a network between them. With a bootstrap each process has as many nodes, and all call
+/// this with the same arguments; without one all nodes are here.
 ///
 /// # Errors
 /// As [`super::run_on_cpu`]; [`HarnessError::Transport`] where the network cannot be had or refuses the plan;

@@ -61,7 +61,8 @@ impl fmt::Display for Routing {
 }
 
 impl Routing {
-    /// Experts of so many tokens, so many of each. Ranks have tokens of their own (`seed`), and experts that are as popular on all of them (`launch`).
+    /// Experts of so many tokens, so many of each. Ranks have tokens of their own (`seed`), and experts that are as
+    /// popular on all of them (`launch`).
     pub fn route(
         self,
         tokens: usize,
@@ -173,8 +174,8 @@ pub(crate) fn keep(case: Case<'_>, ids: ValueId) -> Option<usize> {
     Some(rows / ranks / block / own * block)
 }
 
-/// Expert and token of each row of all ranks, where it has one, by the experts of all tokens, so many of each. Ranks have equally many rows. `keep` is how
-/// many are kept of each expert, if some are dropped.
+/// Expert and token of each row of all ranks, where it has one, by the experts of all tokens, so many of each. Ranks
+/// have equally many rows. `keep` is how many are kept of each expert, if some are dropped.
 pub(crate) fn packed(
     ids: &[i32],
     slots: usize,

@@ -1,4 +1,5 @@
-//! What passes where elements have no bounds: on GPUs results are compared as a whole with an fp32 reference, which has none.
+//! What passes where elements have no bounds: on GPUs results are compared as a whole with an fp32 reference, which has
+//! none.
 
 use crate::{
     Case, Dense, HarnessError, Inputs, Norms, judge::Judgement, judge::judge, work::SAMPLED_WORK,
@@ -9,8 +10,8 @@ const ROWS: usize = 3;
 
 /// The largest norms of a right result.
 ///
-/// They follow from the bounds of some rows, so that they hold for products that cancel and sums over many ranks, too, and are 0 where
-/// nothing is computed.
+/// They follow from the bounds of some rows, so that they hold for products that cancel and sums over many ranks, too,
+/// and are 0 where nothing is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tolerance {
     /// Relative Frobenius norm of the error.

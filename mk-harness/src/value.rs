@@ -65,7 +65,8 @@ impl Matrix {
         }
     }
 
-    /// Mean squares of what the roundings of elements that came from without add up to; infinite where nothing is known.
+    /// Mean squares of what the roundings of elements that came from without add up to; infinite where nothing is
+    /// known.
     fn variances(&self) -> Vec<f64> {
         self.elements().map(Near::variance).collect()
     }
@@ -85,8 +86,8 @@ impl Matrix {
         let root_k = (k as f64).sqrt();
         // Additions one after the other round either way, those of tensor cores are cut off, 16 terms at a time.
         let accumulation = U32 * (4.0 * root_k + k as f64 / 4.0 + 8.0) * root_k / LAMBDA;
-        // Tensor cores add products of eight bits to some 14 bits, within a step of 128: 132 terms are cut off by up to 2^-13 of a sum that
-        // is three deviations large.
+        // Tensor cores add products of eight bits to some 14 bits, within a step of 128: 132 terms are cut off by up to
+        // 2^-13 of a sum that is three deviations large.
         let narrow = if narrow { 3.0 * 132f64.sqrt() / 8192.0 } else { 0.0 };
         let own = accumulation * accumulation + narrow * narrow;
         let squares = self.squares();

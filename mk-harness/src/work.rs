@@ -16,7 +16,8 @@ pub(crate) const SAMPLED_WORK: u64 = 1 << 26;
 pub fn macs(case: Case<'_>) -> u64 {
     let mut sum = 0u64;
     for node in case.program.nodes() {
-        // Scores and results: twice the queries times the keys of each. Of queries scores, their gradients, and sums; of keys two sums.
+        // Scores and results: twice the queries times the keys of each. Of queries scores, their gradients, and sums;
+        // of keys two sums.
         let attends = match (node.op, &node.inputs[..]) {
             (Op::Attention { causal, .. }, [q, _, _]) => Some((*q, causal, 2)),
             (Op::AttentionDq { causal, .. }, [q, ..]) => Some((*q, causal, 3)),

@@ -1,5 +1,5 @@
-//! What is checked of the tensors of a call before anything is done with them: one list for worlds of GPUs, of CPU tensors and offline. Fakes of
-//! tensors (`python/mk/_fake.py`) pass it, too.
+//! What is checked of the tensors of a call before anything is done with them: one list for worlds of GPUs, of CPU
+//! tensors and offline. Fakes of tensors (`python/mk/_fake.py`) pass it, too.
 
 use crate::{
     errors::{self, Class},
@@ -143,7 +143,8 @@ impl Function {
         Ok(())
     }
 
-    /// Whether a result may take the place of a parameter: the f32 one that a product is added to. On GPUs the plan says whether it does.
+    /// Whether a result may take the place of a parameter: the f32 one that a product is added to. On GPUs the plan
+    /// says whether it does.
     fn replaces(&self, result: usize, parameter: usize, out: &Argument, input: &Argument) -> bool {
         let (a, b) = (&out.tensor, &input.tensor);
         if (a.ptr(), a.size_bytes()) != (b.ptr(), b.size_bytes()) || out.dtype != DType::F32 {

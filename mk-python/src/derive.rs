@@ -17,9 +17,9 @@ use pyo3::{
 /// The derivative of a pipeline: ``{"forward": text, "backward": text or None, "inputs": [(kind, position), ...],
 /// "gradients": [(parameter, kind, position), ...]}``.
 ///
-/// ``forward`` has more results than the pipeline: what is saved. ``inputs`` are the backward's parameters: ``"gradient"`` of a
-/// result, ``"parameter"``, ``"saved"`` (a result of ``forward``), ``"ones"``, ``"main"``, the f32 matrix that the gradient of a parameter
-/// ``into`` is added to. ``gradients`` are of the ``wanted`` parameters:
+/// ``forward`` has more results than the pipeline: what is saved. ``inputs`` are the backward's parameters:
+/// ``"gradient"`` of a result, ``"parameter"``, ``"saved"`` (a result of ``forward``), ``"ones"``, ``"main"``, the f32
+/// matrix that the gradient of a parameter ``into`` is added to. ``gradients`` are of the ``wanted`` parameters:
 /// ``"result"`` of the backward, ``"column"`` 0 of one, or ``"given"``, the gradient of a result as it is.
 ///
 /// Raises PipelineError, or UnsupportedError for a pipeline without a backward.
@@ -58,8 +58,9 @@ pub fn derive<'py>(
     Ok(dict)
 }
 
-/// A pipeline cut into kernels, in the order of launches: for each ``{"kernel": bool, "text": text, "inputs": [value, ...],
-/// "results": [value, ...], "flat": bool}``, values as ``_describe`` numbers them. What is no kernel is done element by element.
+/// A pipeline cut into kernels, in the order of launches: for each ``{"kernel": bool, "text": text, "inputs": [value,
+/// ...], "results": [value, ...], "flat": bool}``, values as ``_describe`` numbers them. What is no kernel is done
+/// element by element.
 ///
 /// Raises PipelineError, ArgumentError, UnsupportedError.
 #[pyfunction]
@@ -91,8 +92,9 @@ pub fn cut_up<'py>(
     Ok(list)
 }
 
-/// A checked pipeline as plain data, without sizes: as ``Plan.program``, with ``dims`` (symbols and numbers) for ``shape``, and
-/// ``"name"``, ``"runtime"``, the names of runtime symbols, and ``"text"``, the pipeline as mk writes it.
+/// A checked pipeline as plain data, without sizes: as ``Plan.program``, with ``dims`` (symbols and numbers) for
+/// ``shape``, and ``"name"``, ``"runtime"``, the names of runtime symbols, and ``"text"``, the pipeline as mk writes
+/// it.
 ///
 /// Raises PipelineError.
 #[pyfunction]

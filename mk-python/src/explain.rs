@@ -1,4 +1,5 @@
-//! A function compared with the same operations by torch, for ``Function.explain``. What is measured is in `python/mk/_explain.py`.
+//! A function compared with the same operations by torch, for ``Function.explain``. What is measured is in
+//! `python/mk/_explain.py`.
 
 use crate::errors::Class;
 use pyo3::{call::PyCallArgs, prelude::*, types::PyDict};

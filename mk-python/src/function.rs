@@ -30,18 +30,20 @@ use std::sync::{
 /// A pipeline as a function of torch tensors. Made by ``mk.compile``.
 ///
 /// Calling it takes one tensor for each parameter, by position or by name, on the rank's GPU, contiguous, of the
-/// pipeline's dtype and of the shape of the rank's part. It enqueues one kernel on torch's current stream, or one for each part (``fuse``), and returns the
-/// result, or ``out``. Nothing is copied but what the plan copies into its own workspace, nothing waits.
+/// pipeline's dtype and of the shape of the rank's part. It enqueues one kernel on torch's current stream, or one for
+/// each part (``fuse``), and returns the result, or ``out``. Nothing is copied but what the plan copies into its own
+/// workspace, nothing waits.
 ///
 /// The first call with new shapes compiles and binds, which all ranks must do together; ``bind`` does it ahead. No
 /// gradients are recorded: call it under ``torch.no_grad()``, or within a ``torch.autograd.Function``.
 ///
-/// Inside ``torch.cuda.graph`` it must be bound before. Keep it while the graph is used; its workspace is then kept until
-/// ``close()`` or the end of the process.
+/// Inside ``torch.cuda.graph`` it must be bound before. Keep it while the graph is used; its workspace is then kept
+/// until ``close()`` or the end of the process.
 ///
 /// In a world of several ranks in one process each argument is a list with one tensor per rank, and so is the result.
 ///
-/// A kernel that gave up (a peer that never came, say) raises FaultError at the next call, ``check`` or ``synchronize``.
+/// A kernel that gave up (a peer that never came, say) raises FaultError at the next call, ``check`` or
+/// ``synchronize``.
 #[pyclass(frozen, weakref, module = "mk")]
 pub struct Function {
     pub(crate) signature: Signature,
@@ -65,21 +67,21 @@ struct Offline {
 
 /// A function of torch tensors from the text of a pipeline. Nothing is compiled yet: see ``Function``.
 ///
-/// ``shapes`` maps tensors to global shapes and ``dims`` symbols to extents. Neither is needed while shards are even: the
-/// global shape then follows from the tensors.
+/// ``shapes`` maps tensors to global shapes and ``dims`` symbols to extents. Neither is needed while shards are even:
+/// the global shape then follows from the tensors.
 ///
-/// ``settings`` says how the kernel is made: a dict of names to ``str`` or ``int`` (``{"block": "128x128x64", "split_k": 2}``),
-/// or the text that `mk explain` prints (``"block=128x128x64 split_k=2"``). ``mk.SETTINGS`` lists them; all ranks must pass the same.
-/// With ``tuning``, and no settings given, they are those that `mk tune` measured to be the best, else those that the cost model takes for
-/// the best; rank 0 chooses for all.
+/// ``settings`` says how the kernel is made: a dict of names to ``str`` or ``int`` (``{"block": "128x128x64",
+/// "split_k": 2}``), or the text that `mk explain` prints (``"block=128x128x64 split_k=2"``). ``mk.SETTINGS`` lists
+/// them; all ranks must pass the same. With ``tuning``, and no settings given, they are those that `mk tune` measured
+/// to be the best, else those that the cost model takes for the best; rank 0 chooses for all.
 ///
-/// ``wait_limit_s`` bounds each wait inside the kernel, ``entry_limit_s`` the wait for a rank to launch, ``reserve_sms`` keeps SMs free.
-/// With ``overlap`` launches of different functions do not wait for each other, if their CTAs fit the GPU together.
-/// ``fuse`` says whether the pipeline becomes one kernel: ``"always"``; ``"never"``, as a kernel for each operation with the
-/// elementwise ones that follow it, where it comes apart; or ``"auto"``, as the faster of the two by what was measured or
-/// predicted, and as one where settings are given, with ``overlap``, or where neither is known. ``Plan.verdict`` says what came of it.
-/// With ``prove="cached"`` a plan that this very build of mk has proved before is not proved again; ``"always"`` proves it, and searches
-/// settings, in every process.
+/// ``wait_limit_s`` bounds each wait inside the kernel, ``entry_limit_s`` the wait for a rank to launch,
+/// ``reserve_sms`` keeps SMs free. With ``overlap`` launches of different functions do not wait for each other, if
+/// their CTAs fit the GPU together. ``fuse`` says whether the pipeline becomes one kernel: ``"always"``; ``"never"``,
+/// as a kernel for each operation with the elementwise ones that follow it, where it comes apart; or ``"auto"``, as the
+/// faster of the two by what was measured or predicted, and as one where settings are given, with ``overlap``, or where
+/// neither is known. ``Plan.verdict`` says what came of it. With ``prove="cached"`` a plan that this very build of mk
+/// has proved before is not proved again; ``"always"`` proves it, and searches settings, in every process.
 ///
 /// Raises PipelineError with all mistakes of the text, or ArgumentError.
 #[pyfunction]
@@ -268,8 +270,8 @@ impl Function {
         let streams = local.map(|rank| torch.stream(py, self.place().gpu(py, rank)?));
         let streams: Vec<_> = streams.collect::<PyResult<_>>()?;
         let handles: Vec<StreamRef> = streams.iter().map(|(_, handle)| *handle).collect();
-        // The kernel runs later, and not on the default stream: torch must not give the memory away before. Also if the launch fails, which
-        // it may behind some of its kernels.
+        // The kernel runs later, and not on the default stream: torch must not give the memory away before. Also if the
+        // launch fails, which it may behind some of its kernels.
         for ((stream, _), (inputs, outputs)) in streams.iter().zip(given.iter().zip(&outputs)) {
             let Some(stream) = stream else { continue };
             for object in inputs.iter().chain(outputs) {
@@ -350,16 +352,17 @@ impl Function {
         Ok(Plan::new(self.signature.clone(), sizes, made, self.gpu()))
     }
 
-    /// Why it takes as long as it does on these tensors, as an ``Explanation``: ``str()`` of it is what `mk explain` prints, and what
-    /// was measured here beside the same operations one by one in torch: ``torch.mm`` (cuBLAS), NCCL through
-    /// ``torch.distributed``, elementwise operations. Collective; needs a process per GPU, and the default process group
-    /// with NCCL where there are several. Binds first if need be; takes some tenths of a second, and 256 MiB beside the results.
+    /// Why it takes as long as it does on these tensors, as an ``Explanation``: ``str()`` of it is what `mk explain`
+    /// prints, and what was measured here beside the same operations one by one in torch: ``torch.mm`` (cuBLAS), NCCL
+    /// through ``torch.distributed``, elementwise operations. Collective; needs a process per GPU, and the default
+    /// process group with NCCL where there are several. Binds first if need be; takes some tenths of a second, and 256
+    /// MiB beside the results.
     ///
     /// ``rounds`` launches of each count, in turn, on caches that were flushed. Each result is compared: ``tolerance``
     /// bounds the relative difference over the whole, and four times that over each tile.
     ///
-    /// Raises what a call raises; UnsupportedError for several GPUs in one process, RendezvousError without such a process
-    /// group, Error where the two compute different things.
+    /// Raises what a call raises; UnsupportedError for several GPUs in one process, RendezvousError without such a
+    /// process group, Error where the two compute different things.
     #[pyo3(signature = (*args, rounds=20, tolerance=1e-2, **kwargs))]
     fn explain<'py>(
         this: &Bound<'py, Function>,
@@ -409,15 +412,16 @@ impl Function {
 
     /// Waits for the GPUs and frees kernels and workspaces. Graphs that captured it must not be replayed afterwards.
     ///
-    /// Raises FaultError, behind that, if a kernel gave up and nobody has heard of it: what was computed with its results is
-    /// undefined.
+    /// Raises FaultError, behind that, if a kernel gave up and nobody has heard of it: what was computed with its
+    /// results is undefined.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.closed.store(true, Ordering::Relaxed);
         let core = py.detach(|| self.lock().take());
         self.end(py, core)
     }
 
-    /// What was bound so far, in that order: a plan for each set of sizes. ``Plan.verdict`` says whether it is one kernel.
+    /// What was bound so far, in that order: a plan for each set of sizes. ``Plan.verdict`` says whether it is one
+    /// kernel.
     #[getter]
     fn plans(&self, py: Python<'_>) -> Vec<Plan> {
         py.detach(|| {

@@ -28,8 +28,8 @@ pub fn cause() -> Option<PyErr> {
     CAUSE.lock().unwrap_or_else(|e| e.into_inner()).take()
 }
 
-/// Works in a thread of its own, while this one looks for signals. One that ends the wait leaves the work to itself: it goes on in its
-/// thread, and its result is dropped.
+/// Works in a thread of its own, while this one looks for signals. One that ends the wait leaves the work to itself: it
+/// goes on in its thread, and its result is dropped.
 pub fn detached<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send + 'static,

@@ -92,8 +92,9 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Program> {
 
 /// The verified plan of a pipeline, a text or the path of a `.mk` file, made without a GPU.
 ///
-/// ``shapes`` maps tensors to their global shapes, ``dims`` symbols to their extents; together with the sizes at the head of a file they must
-/// say all. ``settings`` are as for ``mk.compile``, and the defaults where they are not given. ``fuse`` is too, but for its default: one kernel.
+/// ``shapes`` maps tensors to their global shapes, ``dims`` symbols to their extents; together with the sizes at the
+/// head of a file they must say all. ``settings`` are as for ``mk.compile``, and the defaults where they are not given.
+/// ``fuse`` is too, but for its default: one kernel.
 ///
 /// Raises PipelineError, ArgumentError or UnsupportedError.
 #[pyfunction]
@@ -184,8 +185,8 @@ impl Plan {
         }
     }
 
-    /// Compiles the kernel, or each, into the disk cache, where functions of the same kernel find it, unless it is there. Needs NVRTC
-    /// and no GPU; takes up to seconds, in which other threads go on.
+    /// Compiles the kernel, or each, into the disk cache, where functions of the same kernel find it, unless it is
+    /// there. Needs NVRTC and no GPU; takes up to seconds, in which other threads go on.
     ///
     /// Raises CompileError.
     fn compile(&self, py: Python<'_>) -> PyResult<()> {
@@ -284,8 +285,8 @@ impl Plan {
         Ok((inputs, outputs))
     }
 
-    /// A picture of the tile plan: roles are lanes, task families boxes, signals arrows. Several kernels stand below each other. Notebooks show it
-    /// for a plan.
+    /// A picture of the tile plan: roles are lanes, task families boxes, signals arrows. Several kernels stand below
+    /// each other. Notebooks show it for a plan.
     fn svg(&self) -> String {
         draw::stacked(&self.plans())
     }
@@ -294,8 +295,8 @@ impl Plan {
         self.svg()
     }
 
-    /// A page that needs nothing else: the picture, which zooms, and the plan's text; with ``timeline`` the predicted timeline instead, by
-    /// rank and role, down to single CTAs, on the GPU that it was made for, or an H200.
+    /// A page that needs nothing else: the picture, which zooms, and the plan's text; with ``timeline`` the predicted
+    /// timeline instead, by rank and role, down to single CTAs, on the GPU that it was made for, or an H200.
     ///
     /// Raises UnsupportedError for a timeline of several kernels, or of one that the cost model does not know.
     #[pyo3(signature = (*, timeline=false))]
@@ -323,11 +324,13 @@ impl Plan {
         page.map_err(unsupported)
     }
 
-    /// Runs the plan, or each, on the CPU executor: one launch of all ranks, in this process, without a GPU. Meant for small shapes.
+    /// Runs the plan, or each, on the CPU executor: one launch of all ranks, in this process, without a GPU. Meant for
+    /// small shapes.
     ///
-    /// ``inputs`` has a dict for each rank, from a parameter's name to what the rank holds of it: a flat list of numbers, row-major, which
-    /// are rounded to the parameter's type; of integers, whole numbers up to 2^24. ``schedule`` orders the steps: ``random``, ``reversed``, ``starve:RANK``, ``epoch_apart`` or
-    /// ``srd``; ``seed`` is that of chance. Returns a dict for each rank, from a result's name to what it holds of it.
+    /// ``inputs`` has a dict for each rank, from a parameter's name to what the rank holds of it: a flat list of
+    /// numbers, row-major, which are rounded to the parameter's type; of integers, whole numbers up to 2^24.
+    /// ``schedule`` orders the steps: ``random``, ``reversed``, ``starve:RANK``, ``epoch_apart`` or ``srd``; ``seed``
+    /// is that of chance. Returns a dict for each rank, from a result's name to what it holds of it.
     ///
     /// Raises ArgumentError for tensors that do not fit and shapes that take too long, Error for a plan that stops.
     #[pyo3(signature = (inputs, *, seed=None, schedule="random"), text_signature = "($self, inputs, *, seed=0, schedule=\"random\")")]
@@ -380,8 +383,9 @@ impl Plan {
         Ok(results.into_iter().map(named).collect())
     }
 
-    /// What `mk explain` prints for it: where its settings come from, how long it should take and what bounds it, other settings,
-    /// and the same as separate kernels. By the figures of the GPU that it was made for, of an H200 if there is none.
+    /// What `mk explain` prints for it: where its settings come from, how long it should take and what bounds it, other
+    /// settings, and the same as separate kernels. By the figures of the GPU that it was made for, of an H200 if there
+    /// is none.
     ///
     /// ``Function.explain`` also measures.
     fn explain(&self, py: Python<'_>) -> String {
@@ -393,10 +397,11 @@ impl Plan {
         })
     }
 
-    /// The checked pipeline: ``{"values": [...], "results": [(name, value), ...]}``, where a value is a position in the list, and
-    /// each comes after its ``inputs``. Each is a dict: ``op`` ("parameter", or the operation's name), ``inputs``, ``dtype``,
-    /// ``shape`` (global), ``placement`` (("shard", dim), ("replicate", None) or ("partial", None)); ``name`` of a parameter,
-    /// ``dim`` of gather and reduce_scatter, ``a_transposed`` and ``b_transposed`` of gemm, ``factor`` of scale, ``eps`` of rmsnorm.
+    /// The checked pipeline: ``{"values": [...], "results": [(name, value), ...]}``, where a value is a position in the
+    /// list, and each comes after its ``inputs``. Each is a dict: ``op`` ("parameter", or the operation's name),
+    /// ``inputs``, ``dtype``, ``shape`` (global), ``placement`` (("shard", dim), ("replicate", None) or ("partial",
+    /// None)); ``name`` of a parameter, ``dim`` of gather and reduce_scatter, ``a_transposed`` and ``b_transposed`` of
+    /// gemm, ``factor`` of scale, ``eps`` of rmsnorm.
     #[getter(program)]
     fn program_data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         program::data(py, self.program(), &self.sizes)

@@ -41,8 +41,8 @@ fn best(
     Some((1e3 * prediction.ms(), settings::write(&config, &facts)))
 }
 
-/// One kernel's microseconds and settings, or None; and those of each part as a kernel of its own, each None where it has none; no
-/// parts where it does not come apart; and the machine of the figures.
+/// One kernel's microseconds and settings, or None; and those of each part as a kernel of its own, each None where it
+/// has none; no parts where it does not come apart; and the machine of the figures.
 #[pyfunction]
 #[pyo3(name = "_predict", signature = (pipeline, *, ranks, shapes=None, dims=None, gpu="h200"))]
 pub fn predict(

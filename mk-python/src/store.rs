@@ -30,7 +30,8 @@ pub fn blame(py: Python<'_>, cause: &Cause, error: &Error) -> PyErr {
 
 /// All-gathers of small messages through a key-value store (`torch.distributed.Store`): each is a key per rank.
 ///
-/// It polls `check` instead of blocking in `get`, so that signals are handled and the ranks that are missing can be named.
+/// It polls `check` instead of blocking in `get`, so that signals are handled and the ranks that are missing can be
+/// named.
 pub struct StoreBootstrap {
     store: Py<PyAny>,
     rank: u32,
@@ -94,7 +95,8 @@ impl StoreBootstrap {
             all.push(bytes.get(1..).unwrap_or_default().to_vec());
         }
         if let Some(before) = self.done.checked_sub(1) {
-            // Whoever wrote for this exchange has read all of the one before. A store that cannot delete keeps a few bytes.
+            // Whoever wrote for this exchange has read all of the one before. A store that cannot delete keeps a few
+            // bytes.
             let _ = store.call_method1("delete_key", (self.key(before, self.rank),));
         }
         Ok(all)

@@ -36,8 +36,8 @@ pub struct Torch {
     current_stream: Py<PyAny>,
     /// The current stream's handle, without an object for it, as torch's Inductor asks for it; not in every torch.
     raw_stream: Option<Py<PyAny>>,
-    /// Streams' objects by device and handle, where handles are asked for. torch has some dozens for the life of the process, and a
-    /// foreign one is nothing but its handle.
+    /// Streams' objects by device and handle, where handles are asked for. torch has some dozens for the life of the
+    /// process, and a foreign one is nothing but its handle.
     streams: Mutex<HashMap<(i32, usize), Py<PyAny>>>,
     is_capturing: Py<PyAny>,
     /// Tells autograd that a tensor was written in place; not in every torch.
@@ -132,7 +132,8 @@ impl Torch {
         }
     }
 
-    /// The current stream of a GPU for a launch, and, unless it is the default one, as torch's object, for `record_stream`.
+    /// The current stream of a GPU for a launch, and, unless it is the default one, as torch's object, for
+    /// `record_stream`.
     pub fn stream<'py>(
         &self,
         py: Python<'py>,
@@ -159,8 +160,8 @@ impl Torch {
                 ((raw != DEFAULT_STREAM).then_some(stream), raw)
             }
         };
-        // SAFETY: torch works in primary contexts, `device` is the rank's, and torch keeps its streams for the life of the
-        // process; a foreign stream (torch.cuda.ExternalStream) is kept by whoever made it current.
+        // SAFETY: torch works in primary contexts, `device` is the rank's, and torch keeps its streams for the life of
+        // the process; a foreign stream (torch.cuda.ExternalStream) is kept by whoever made it current.
         let handle = unsafe { StreamRef::from_raw(raw as *mut c_void) };
         Ok((stream, handle))
     }
@@ -264,8 +265,8 @@ impl Torch {
                  ({name}.clone()) does not"
             )));
         }
-        // SAFETY: a contiguous tensor of this shape on the rank's GPU; `function.rs` keeps it until the launch is enqueued,
-        // and torch's allocator after that (`record_stream`).
+        // SAFETY: a contiguous tensor of this shape on the rank's GPU; `function.rs` keeps it until the launch is
+        // enqueued, and torch's allocator after that (`record_stream`).
         let tensor = unsafe { TensorRef::from_raw(pointer, bytes) };
         Ok(Argument { tensor, dtype, shape })
     }

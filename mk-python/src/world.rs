@@ -20,8 +20,8 @@ const MADE_BY: &str = "World.from_torch(), World.from_env(), World.local(n), Wor
 
 /// The ranks that work together, and the GPUs that they own.
 ///
-/// Made by ``World.from_torch()``, ``World.from_env()``, ``World.local(n)``, ``World.reference()`` or ``World.offline(ranks)``. A copy of a world
-/// is the world; a pickle finds it in a process that has made such a one.
+/// Made by ``World.from_torch()``, ``World.from_env()``, ``World.local(n)``, ``World.reference()`` or
+/// ``World.offline(ranks)``. A copy of a world is the world; a pickle finds it in a process that has made such a one.
 #[pyclass(frozen, weakref, subclass, module = "mk")]
 pub struct World {
     place: Place,
@@ -156,18 +156,19 @@ impl World {
         Ok((worlds.getattr("find")?, (worlds.call_method1("name", (this,))?,)))
     }
 
-    /// One process per GPU, found through ``torch.distributed``. Collective: every rank of ``group``, by default of all, calls it, in
-    /// the same order if it is called several times.
+    /// One process per GPU, found through ``torch.distributed``. Collective: every rank of ``group``, by default of
+    /// all, calls it, in the same order if it is called several times.
     ///
-    /// Ranks and world size are those of the process group; the default group's store carries the rendezvous, and no backend is
-    /// used. Afterwards the processes talk by sockets of their own. ``store`` takes its place if given. The rank's GPU is
-    /// ``device``, by default ``torch.cuda.current_device()``: set it before. ``timeout_s`` bounds the wait for the other
-    /// ranks.
+    /// Ranks and world size are those of the process group; the default group's store carries the rendezvous, and no
+    /// backend is used. Afterwards the processes talk by sockets of their own. ``store`` takes its place if given. The
+    /// rank's GPU is ``device``, by default ``torch.cuda.current_device()``: set it before. ``timeout_s`` bounds the
+    /// wait for the other ranks.
     ///
-    /// Ranks may be on several hosts, neighbours together: all hosts then need the same token (MK_TOKEN_FILE), and have a network in common.
+    /// Ranks may be on several hosts, neighbours together: all hosts then need the same token (MK_TOKEN_FILE), and have
+    /// a network in common.
     ///
-    /// Raises RendezvousError if torch.distributed is not initialised, a rank does not come in time, or hosts do not fit together,
-    /// DeviceError for GPUs that cannot work together.
+    /// Raises RendezvousError if torch.distributed is not initialised, a rank does not come in time, or hosts do not
+    /// fit together, DeviceError for GPUs that cannot work together.
     #[staticmethod]
     #[pyo3(signature = (store=None, *, group=None, device=None, timeout_s=600.0))]
     fn from_torch(
@@ -232,8 +233,8 @@ impl World {
         World::made(py, Place::Gpus(world))
     }
 
-    /// One process per GPU, found through the environment variables of torchrun, srun, mpirun or one's own, without torch.distributed, on one
-    /// host or several. Collective.
+    /// One process per GPU, found through the environment variables of torchrun, srun, mpirun or one's own, without
+    /// torch.distributed, on one host or several. Collective.
     ///
     /// Raises RendezvousError or DeviceError.
     #[staticmethod]
@@ -242,9 +243,9 @@ impl World {
         World::made(py, Place::Gpus(world))
     }
 
-    /// One process that owns GPUs ``0..n``, one rank each. Functions then take and return lists of ``n`` tensors, unless
-    /// ``n`` is 1. With ``gpu`` all ranks share that GPU, to try things on one: their kernels split its SMs. ``devices`` says it rank by rank:
-    /// ``World.local(devices=[0, 0, 1])``.
+    /// One process that owns GPUs ``0..n``, one rank each. Functions then take and return lists of ``n`` tensors,
+    /// unless ``n`` is 1. With ``gpu`` all ranks share that GPU, to try things on one: their kernels split its SMs.
+    /// ``devices`` says it rank by rank: ``World.local(devices=[0, 0, 1])``.
     ///
     /// Raises DeviceError, ArgumentError for a number of ranks that no world has.
     #[staticmethod]
@@ -282,9 +283,10 @@ impl World {
         }
     }
 
-    /// No GPU: the processes of a process group of torch.distributed that can exchange CPU tensors (gloo), by default of all; or this process
-    /// alone, where torch.distributed is not initialised. Functions compute with torch, operation by operation, on CPU tensors: the
-    /// same program runs on a laptop. Tensors are checked as on GPUs, and each call is agreed upon by all ranks.
+    /// No GPU: the processes of a process group of torch.distributed that can exchange CPU tensors (gloo), by default
+    /// of all; or this process alone, where torch.distributed is not initialised. Functions compute with torch,
+    /// operation by operation, on CPU tensors: the same program runs on a laptop. Tensors are checked as on GPUs, and
+    /// each call is agreed upon by all ranks.
     ///
     /// Raises RendezvousError for a group without torch.distributed, ArgumentError for one that this process is not in.
     #[staticmethod]
@@ -328,7 +330,8 @@ impl World {
         self.place.local().filter_map(|rank| self.place.device(rank)).collect()
     }
 
-    /// SMs that each rank's kernel may take so that those of all ranks which share a GPU run side by side; None without GPUs.
+    /// SMs that each rank's kernel may take so that those of all ranks which share a GPU run side by side; None without
+    /// GPUs.
     #[getter]
     fn sm_budget(&self) -> Option<u32> {
         match &self.place {

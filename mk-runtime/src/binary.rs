@@ -1,8 +1,9 @@
 //! Which binary this process runs: the digest of a file whose code is loaded.
 //!
-//! What a compiler made is made again by the same compiler only. A version does not say which one that is, nor do name, size and time of
-//! a file; a build id is of what the linker wrote, and not of what the file has become. So the file is hashed, once in a process (about
-//! 10 ms for a release build), and its code compared with the code in memory: the file may have been replaced since it was loaded.
+//! What a compiler made is made again by the same compiler only. A version does not say which one that is, nor do name,
+//! size and time of a file; a build id is of what the linker wrote, and not of what the file has become. So the file is
+//! hashed, once in a process (about 10 ms for a release build), and its code compared with the code in memory: the file
+//! may have been replaced since it was loaded.
 
 use sha2::{Digest, Sha256};
 use std::fs;
@@ -24,8 +25,8 @@ pub fn digest_of(code: *const ()) -> Result<[u8; 32], String> {
     for map in maps.iter().filter(|m| m.path == path && m.is_code) {
         let there = file.get(map.offset..).ok_or_else(|| other(path))?;
         let n = map.range.len().min(there.len());
-        // SAFETY: the kernel says that this is mapped, readable and executable, from a library that is never unloaded or the program;
-        // nothing writes code.
+        // SAFETY: the kernel says that this is mapped, readable and executable, from a library that is never unloaded
+        // or the program; nothing writes code.
         let loaded = unsafe { std::slice::from_raw_parts(map.range.start as *const u8, n) };
         if loaded != &there[..n] {
             return Err(other(path));
@@ -118,7 +119,8 @@ mod tests {
         text.lines().find(|l| l.contains("MESSAGE")).unwrap_or_default().to_string()
     }
 
-    /// A byte of a binary, even one that is never read, makes another compiler; and a file that was replaced says nothing.
+    /// A byte of a binary, even one that is never read, makes another compiler; and a file that was replaced says
+    /// nothing.
     #[test]
     fn one_byte_makes_another_binary() {
         let dir = std::env::temp_dir().join(format!("mk-binary-{}", std::process::id()));

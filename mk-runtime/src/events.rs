@@ -1,4 +1,5 @@
-//! Events of `tracing` as text, for programs that show those of the libraries: the command line on stderr, Python in its `logging`.
+//! Events of `tracing` as text, for programs that show those of the libraries: the command line on stderr, Python in
+//! its `logging`.
 
 use std::fmt::{Debug, Write};
 use tracing::{

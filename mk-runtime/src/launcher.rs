@@ -156,7 +156,8 @@ fn run(get: Get<'_>, names: &Names) -> Result<String, Error> {
             if port.parse::<u16>().is_err() {
                 return refuse("MASTER_PORT", Some(port), "a port number is needed");
             }
-            // The launcher's own store listens at this address, so that no two runs on a host share it; a restart keeps it.
+            // The launcher's own store listens at this address, so that no two runs on a host share it; a restart keeps
+            // it.
             let more = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"];
             let more = more.map(|name| get(name).unwrap_or_default());
             Ok([text(get, "MASTER_ADDR")?, port, more.join("/")].join("/"))

@@ -5,7 +5,8 @@
 //! probe::probe_list ──> plans that are measured ──> figures of the cost model;  raw::measure_raw: figures without plans
 //! ```
 //!
-//! What candidates are launched on, and whether their results are right, is the business of a [`Rig`]: `mk-harness` has one.
+//! What candidates are launched on, and whether their results are right, is the business of a [`Rig`]: `mk-harness` has
+//! one.
 
 mod measure;
 mod probe;

@@ -1,8 +1,8 @@
 //! Measures many configs of one pipeline in one process.
 //!
-//! Planning, proving and compiling run in parallel. Kernels are then bound, judged and timed for a few rounds, one beside
-//! the other, in batches that fit memory; the best of all batches stay bound and are timed for more rounds, interleaved.
-//! The rig on which all of them run is made once.
+//! Planning, proving and compiling run in parallel. Kernels are then bound, judged and timed for a few rounds, one
+//! beside the other, in batches that fit memory; the best of all batches stay bound and are timed for more rounds,
+//! interleaved. The rig on which all of them run is made once.
 
 use mk_abi::KernelSource;
 use mk_codegen::settings::{self, Config, Facts};
@@ -81,7 +81,8 @@ pub struct Judged {
     pub wrong: Option<String>,
 }
 
-/// What the candidates of one pipeline are launched on, the same tensors for each, and a reference for what they leave there.
+/// What the candidates of one pipeline are launched on, the same tensors for each, and a reference for what they leave
+/// there.
 pub trait Rig {
     /// Why a launch failed, or could not be judged.
     type Error: std::error::Error + Send + Sync + 'static;
@@ -92,8 +93,8 @@ pub trait Rig {
     /// What keeps this kernel from being launched or judged; others may be.
     fn judge(&self, kernel: &mut Kernel) -> Result<Judged, Self::Error>;
 
-    /// Milliseconds of one launch on the slowest rank, from the moment all ranks are released, with inputs that no cache holds: those
-    /// that are due in this `round`.
+    /// Milliseconds of one launch on the slowest rank, from the moment all ranks are released, with inputs that no
+    /// cache holds: those that are due in this `round`.
     ///
     /// # Errors
     /// As [`Rig::judge`].
@@ -118,8 +119,8 @@ pub enum Refused {
     Same(String),
 }
 
-/// Times configs of one pipeline on the GPUs of a world, best first; those without a time come last. `rig` makes what they run on, for
-/// the first kernel that can be bound; all kernels of a pipeline take the same tensors.
+/// Times configs of one pipeline on the GPUs of a world, best first; those without a time come last. `rig` makes what
+/// they run on, for the first kernel that can be bound; all kernels of a pipeline take the same tensors.
 ///
 /// # Errors
 /// What `rig` says. What goes wrong with one config is its [`Trial::outcome`].

@@ -1,4 +1,5 @@
-//! Which raw figures of a machine are measured: each method by SMs, pieces and ranks that send at once, messages by size, and products.
+//! Which raw figures of a machine are measured: each method by SMs, pieces and ranks that send at once, messages by
+//! size, and products.
 
 use mk_codegen::cost::{CopyMethod, RawCopy, RawFigures, RawMma};
 use mk_runtime::jit::JitOptions;
@@ -11,14 +12,17 @@ const SMS: [u32; 9] = [1, 2, 4, 8, 12, 16, 24, 32, 64];
 const MESSAGE_SMS: u32 = 32;
 /// From the smallest message to the largest, each four times the one before.
 const LEAST_MESSAGE: u64 = 64 << 10;
-/// Steps of a burst of products that takes some 0.2 ms, and of one that takes some 20: long ones make a GPU lower its clock.
+/// Steps of a burst of products that takes some 0.2 ms, and of one that takes some 20: long ones make a GPU lower its
+/// clock.
 const BURST_STEPS: [u32; 2] = [352, 35_200];
 
-/// Measures a machine with no plan in between; each figure is the median of `rounds` launches. A world in one process. Takes seconds.
+/// Measures a machine with no plan in between; each figure is the median of `rounds` launches. A world in one process.
+/// Takes seconds.
 ///
 /// # Errors
-/// [`Error::Shape`] for a world of one rank or of several processes, and `rounds` outside [`mk_runtime::probe::ROUNDS`];
-/// [`Error::Unmeasured`] when a copy or a product is wrong or a wait does not end; what else [`Probe`] says.
+/// [`Error::Shape`] for a world of one rank or of several processes, and `rounds` outside
+/// [`mk_runtime::probe::ROUNDS`]; [`Error::Unmeasured`] when a copy or a product is wrong or a wait does not end; what
+/// else [`Probe`] says.
 pub fn measure_raw(world: &World, options: &JitOptions, rounds: u32) -> Result<RawFigures, Error> {
     let probe = Probe::new(world, options, rounds)?;
     let measure = |transfer: Transfer| Ok(row(transfer, probe.transfer_s(&transfer)?));

@@ -1,5 +1,5 @@
-//! One build serves tests, the command, the examples and the Python module: each selection of packages gives the crates that it shares with
-//! the whole workspace the same features, so that cargo builds none of them twice.
+//! One build serves tests, the command, the examples and the Python module: each selection of packages gives the crates
+//! that it shares with the whole workspace the same features, so that cargo builds none of them twice.
 
 use crate::run::{Result, cargo, quiet};
 use std::collections::BTreeSet;

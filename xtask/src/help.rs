@@ -1,5 +1,5 @@
-//! One rendering of help lines: errors of the libraries end in `\n  help: …`, and have no `error: ` inside. The excerpts of the language and
-//! the command, which prints both, have rustc's ` = help: `.
+//! One rendering of help lines: errors of the libraries end in `\n  help: …`, and have no `error: ` inside. The
+//! excerpts of the language and the command, which prints both, have rustc's ` = help: `.
 
 /// Who prints errors as rustc does.
 const LIKE_RUSTC: [&str; 3] =

@@ -30,9 +30,11 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Installs the CUDA compiler (NVRTC) and disassembler into .nvrtc, and libfabric into .fabric, unless they are there.
+    /// Installs the CUDA compiler (NVRTC) and disassembler into .nvrtc, and libfabric into .fabric, unless they are
+    /// there.
     Setup,
-    /// Compiles a pipeline, shows plan, verification and kernel, and runs it: on GPUs if there are some, else on the CPU.
+    /// Compiles a pipeline, shows plan, verification and kernel, and runs it: on GPUs if there are some, else on the
+    /// CPU.
     Demo,
     /// Everything that a machine without a GPU can test.
     Test,
@@ -42,7 +44,8 @@ enum Command {
     Wheel,
     /// Installs torch into target/torch-venv, unless it is there, and runs the tests that need it and no GPU.
     Torch {
-        /// Also transformers, torchtitan, megatron-core and nbclient, of the versions that docs/integrations.md names, and their tests.
+        /// Also transformers, torchtitan, megatron-core and nbclient, of the versions that docs/integrations.md names,
+        /// and their tests.
         #[arg(long)]
         all: bool,
     },
@@ -63,7 +66,8 @@ enum Command {
     },
     /// Compares the machine code of two revisions' kernels, without a GPU.
     Sass(sass::SassArgs),
-    /// Runs the RDMA transport's tests in a VM with a software RDMA device: packages are unpacked into .softroce, nothing is installed.
+    /// Runs the RDMA transport's tests in a VM with a software RDMA device: packages are unpacked into .softroce,
+    /// nothing is installed.
     Softroce(softroce::SoftroceArgs),
 }
 

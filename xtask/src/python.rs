@@ -8,8 +8,8 @@ use std::{
     process::Command,
 };
 
-/// What builds the wheel, from PyPI: zig links against a C library that is as old as torch's wheels take (manylinux_2_28), whatever this
-/// machine has.
+/// What builds the wheel, from PyPI: zig links against a C library that is as old as torch's wheels take
+/// (manylinux_2_28), whatever this machine has.
 const BUILDERS: &[&str] = &["maturin==1.16.0", "ziglang==0.14.1"];
 const GLIBC: &str = "2.28";
 
@@ -59,8 +59,9 @@ const OTHERS: &[&str] = &[
     "ipykernel",
 ];
 
-/// Installs torch into an environment of its own, and runs with it the tests that skip without, and the training example on CPU tensors. With
-/// `all`, packages that mk is put into are installed, too; without, tests of those that are not there may be skipped.
+/// Installs torch into an environment of its own, and runs with it the tests that skip without, and the training
+/// example on CPU tensors. With `all`, packages that mk is put into are installed, too; without, tests of those that
+/// are not there may be skipped.
 pub fn torch(all: bool) -> Result<()> {
     let venv = target().join("torch-venv");
     let python = venv.join("bin/python3");

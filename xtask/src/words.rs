@@ -1,5 +1,5 @@
-//! Names and phrases that the glossary gave up: an identifier in Rust, Python or CUDA, an option, a comment, a string or a document must not
-//! bring them back.
+//! Names and phrases that the glossary gave up: an identifier in Rust, Python or CUDA, an option, a comment, a string
+//! or a document must not bring them back.
 
 use crate::run::root;
 use std::path::Path;

@@ -4,8 +4,8 @@ use crate::failure::{Failure, Kind};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Writes a file, whole or not at all: it is renamed into place, with the permissions of the file that was there. A link stays, and the
-/// file that it names is written.
+/// Writes a file, whole or not at all: it is renamed into place, with the permissions of the file that was there. A
+/// link stays, and the file that it names is written.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let failed = |error| cannot_write(path, error);
     let target = target(path)?;

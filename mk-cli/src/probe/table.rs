@@ -40,7 +40,8 @@ impl Display for Tables<'_> {
     }
 }
 
-/// Rates in rows and columns, in a part for each number of senders. Rows and parts are in the order in which they were measured.
+/// Rates in rows and columns, in a part for each number of senders. Rows and parts are in the order in which they were
+/// measured.
 fn grid(
     f: &mut fmt::Formatter<'_>,
     copies: &[RawCopy],

@@ -23,7 +23,8 @@ pub struct Args {
     /// Where to run: auto takes the GPUs if there are enough of them, else the CPU executor
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub(super) device: Device,
-    /// Pipeline that a plan shall compute: without one nothing says whether its results are right. Its sizes are given by --dim and --shape
+    /// Pipeline that a plan shall compute: without one nothing says whether its results are right. Its sizes are given
+    /// by --dim and --shape
     #[arg(long, value_name = "PIPELINE")]
     pub(super) reference: Option<String>,
     /// Seed of the inputs, and of what the schedule leaves to chance
@@ -32,21 +33,23 @@ pub struct Args {
     /// Order of steps on the CPU executor: random, reversed, starve:RANK, epoch_apart or srd [default: random]
     #[arg(long)]
     pub(super) schedule: Option<Schedule>,
-    /// How many rows experts have: uniform, skew:N (every eighth expert has N times as many as the others), one (all rows have the same),
-    /// empty (every other expert has none), random, or padded (random, and some slots go to no expert: -1) [default: uniform]
+    /// How many rows experts have: uniform, skew:N (every eighth expert has N times as many as the others), one (all
+    /// rows have the same), empty (every other expert has none), random, or padded (random, and some slots go to no
+    /// expert: -1) [default: uniform]
     #[arg(long, value_name = "FORM")]
     pub(super) routing: Option<Routing>,
     /// Launches in a row, each with other inputs
     #[arg(long, default_value_t = 3, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(super) launches: u32,
-    /// Let a real network carry what goes between nodes, in place of the executor's: loopback, ofi (libfabric over tcp), or ofi:PROVIDER
+    /// Let a real network carry what goes between nodes, in place of the executor's: loopback, ofi (libfabric over
+    /// tcp), or ofi:PROVIDER
     #[arg(long, value_name = "TRANSPORT")]
     pub(super) transport: Option<link::Transport>,
     /// Slow that network down to a rate, a latency, or both: 50GB/s,5us
     #[arg(long, value_name = "RATE,LATENCY", requires = "transport")]
     pub(super) shape_link: Option<link::Link>,
-    /// Write what every rank holds after the last launch into this folder, as NAME.rankR.npy, and its inputs into `inputs`;
-    /// bf16 as float32, which holds it exactly
+    /// Write what every rank holds after the last launch into this folder, as NAME.rankR.npy, and its inputs into
+    /// `inputs`; bf16 as float32, which holds it exactly
     #[arg(long, value_name = "DIR")]
     pub(super) out: Option<PathBuf>,
     /// Print all of it as one JSON object

@@ -100,8 +100,8 @@ fn report(plan: &Plan, options: &CpuOptions, ran: &RunReport, files: Vec<Value>)
     })
 }
 
-/// A plan by itself does not say what it computes, so that nothing says whether the numbers are right; two runs in different orders must at
-/// least agree.
+/// A plan by itself does not say what it computes, so that nothing says whether the numbers are right; two runs in
+/// different orders must at least agree.
 fn without_reference(args: &Args, plan: &Plan, options: &CpuOptions) -> Result<(), Failure> {
     let run = {
         let _progress = Progress::new("running the plan twice on the CPU");

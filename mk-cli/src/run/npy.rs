@@ -1,4 +1,5 @@
-//! Tensors as `.npy` files, version 1.0 of NumPy's format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
+//! Tensors as `.npy` files, version 1.0 of NumPy's format:
+//! <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 
 use crate::{
     failure::{Failure, Kind},

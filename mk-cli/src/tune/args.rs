@@ -22,7 +22,8 @@ pub struct Args {
     pub(super) device: Device,
     #[command(flatten)]
     pub(super) gpus: GpuList,
-    /// Measure only as many candidates as this, those that the model takes for the best; with `--device model`, print so many
+    /// Measure only as many candidates as this, those that the model takes for the best; with `--device model`, print
+    /// so many
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) top: Option<u32>,
     /// Figures of the machine, as `mk probe` writes them [default: those of this GPU, or of an H200]

@@ -234,7 +234,8 @@ fn one(
             gpu::measure(world, case, list, &JitOptions::default(), &args.limits(), args.seed)
         };
         let mut trials = measure(&list)?;
-        // The winner beside what is near it, and those behind it in the other schedule, where nothing was fixed by hand.
+        // The winner beside what is near it, and those behind it in the other schedule, where nothing was fixed by
+        // hand.
         let mut timed = trials.iter().filter(|t| free && t.ms().is_some()).map(|t| &t.config);
         let winner = timed.next().cloned();
         let near = winner.iter().flat_map(|w| tune::neighbours(w, &program, &bound));

@@ -1,6 +1,6 @@
-//! A GEMM that is a whole kernel, in closed form: waves of tiles that each take their steps, and what all SMs ask of the
-//! cache and of memory meanwhile. Fitted to products of random shapes ([`Products`]); the discrete-event run of the same plan says
-//! where the time goes.
+//! A GEMM that is a whole kernel, in closed form: waves of tiles that each take their steps, and what all SMs ask of
+//! the cache and of memory meanwhile. Fitted to products of random shapes ([`Products`]); the discrete-event run of the
+//! same plan says where the time goes.
 
 use super::{error::CostError, model::DeviceModel, products::Products, work::gcd};
 use mk_plan::{
@@ -8,7 +8,8 @@ use mk_plan::{
     mma_swaps, row_dim,
 };
 
-/// The share of memory's rate at which matrices come that an epilogue reads (one H200: 16.8 MB take 9 us more, 58.7 MB 26 to 35).
+/// The share of memory's rate at which matrices come that an epilogue reads (one H200: 16.8 MB take 9 us more, 58.7 MB
+/// 26 to 35).
 const READS: f64 = 0.45;
 
 impl Products {
@@ -28,8 +29,8 @@ impl Products {
     }
 }
 
-/// How long a plan takes that is one GEMM and nothing else, on the rank with the most; `None` for other plans, for products
-/// whose epilogue saves matrices, and where the model has no figures of such tiles.
+/// How long a plan takes that is one GEMM and nothing else, on the rank with the most; `None` for other plans, for
+/// products whose epilogue saves matrices, and where the model has no figures of such tiles.
 ///
 /// # Errors
 /// Where an expression of the plan has no value.

@@ -1,11 +1,12 @@
 //! The event loop: lanes, words and shared resources.
 //!
-//! A resource gives each flow that is at it an equal part. It is kept in *virtual time*: the bytes that a flow present from
-//! the beginning would have moved. A flow that comes at virtual time `v` with `b` bytes is through at `v + b`, whoever else
-//! comes and goes, so that one heap per resource suffices. A flow stays present until it has ended by its own rate, too.
+//! A resource gives each flow that is at it an equal part. It is kept in *virtual time*: the bytes that a flow present
+//! from the beginning would have moved. A flow that comes at virtual time `v` with `b` bytes is through at `v + b`,
+//! whoever else comes and goes, so that one heap per resource suffices. A flow stays present until it has ended by its
+//! own rate, too.
 //!
-//! A tile has three parts: its steps (`Main`), its epilogue, and its store, which goes on under the next tile's steps. One
-//! store at a time leaves a lane.
+//! A tile has three parts: its steps (`Main`), its epilogue, and its store, which goes on under the next tile's steps.
+//! One store at a time leaves a lane.
 
 use super::{
     error::CostError,
@@ -106,8 +107,8 @@ struct Resource {
     virtual_now: f64,
     at: f64,
     heap: BinaryHeap<Reverse<(At, u32)>>,
-    /// When its first flow will be through, as things are, and the number of that event. Each flow that comes or goes changes it: in
-    /// the queue most of these would be out of date.
+    /// When its first flow will be through, as things are, and the number of that event. Each flow that comes or goes
+    /// changes it: in the queue most of these would be out of date.
     through: Option<(At, u32)>,
 }
 

@@ -1,7 +1,7 @@
 //! Figures of a machine from times of plans that ran on it.
 //!
-//! Coordinate descent on the mean relative error: each figure is raised and lowered by steps that shrink, and kept where
-//! the plans' times fit better. What no plan depends on stays as it was.
+//! Coordinate descent on the mean relative error: each figure is raised and lowered by steps that shrink, and kept
+//! where the plans' times fit better. What no plan depends on stays as it was.
 
 use super::{
     model::{DeviceModel, Mover},

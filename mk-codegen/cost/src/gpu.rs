@@ -1,4 +1,5 @@
-//! Figures for a GPU that nobody measured: those of the nearest that was, in proportion to what the driver says of both.
+//! Figures for a GPU that nobody measured: those of the nearest that was, in proportion to what the driver says of
+//! both.
 
 use super::model::{Chip, DeviceModel, Movers};
 
@@ -35,8 +36,8 @@ impl Chip {
 }
 
 impl DeviceModel {
-    /// The figures for a GPU: those that ship with mk for its name; else those of the nearest chip among them, in proportion, which
-    /// [`DeviceModel::measured`] then says. Nothing where the driver says too little.
+    /// The figures for a GPU: those that ship with mk for its name; else those of the nearest chip among them, in
+    /// proportion, which [`DeviceModel::measured`] then says. Nothing where the driver says too little.
     pub fn of(gpu: &Gpu) -> Option<DeviceModel> {
         let shipped = DeviceModel::shipped_models();
         if let Some(model) = shipped.iter().find(|m| m.gpu == gpu.name) {
@@ -48,7 +49,8 @@ impl DeviceModel {
         nearest.map(|(model, from)| model.derived(&gpu.name, chip, from))
     }
 
-    /// The same for a chip that differs from `from`, of which the figures are: rates of memory by memory's, times of an SM by its clock.
+    /// The same for a chip that differs from `from`, of which the figures are: rates of memory by memory's, times of an
+    /// SM by its clock.
     fn derived(&self, name: &str, chip: Chip, from: Chip) -> DeviceModel {
         let memory = chip.memory_bytes_per_s / from.memory_bytes_per_s;
         let clock = chip.clock_hz / from.clock_hz;

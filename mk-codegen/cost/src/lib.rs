@@ -7,10 +7,11 @@
 //!
 //! A discrete-event run of the plan, task by task, on all ranks. A *lane* is a CTA; it runs its tasks in order. A task
 //! begins when its lane is free and its waits are satisfied (the post, and the time a flag takes), and moves bytes over
-//! *resources*, memory and links, which those that are at it at one time share equally. What one SM can do by itself is a
-//! bound of its own; where both are near, they add up (`soft_max` in `engine.rs`).
+//! *resources*, memory and links, which those that are at it at one time share equally. What one SM can do by itself is
+//! a bound of its own; where both are near, they add up (`soft_max` in `engine.rs`).
 //!
-//! A product that is a whole kernel has a closed form besides (`alone.rs`), which says how long it takes; the run says what of.
+//! A product that is a whole kernel has a closed form besides (`alone.rs`), which says how long it takes; the run says
+//! what of.
 //!
 //! Architecture invariant: the model knows leaves and resources, never a pipeline; the plan is read through
 //! [`Points`](mk_plan::Points), as the verifier and the executor do.

@@ -4,8 +4,8 @@ use super::{error::ModelError, products::Products, raw::RawFigures};
 use serde::{Deserialize, Serialize};
 use std::sync::OnceLock;
 
-/// Figures of one GPU among its peers. Seconds and bytes throughout; times are of a launch at the clock that long compute
-/// leaves, not of the first microseconds.
+/// Figures of one GPU among its peers. Seconds and bytes throughout; times are of a launch at the clock that long
+/// compute leaves, not of the first microseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceModel {
@@ -34,14 +34,14 @@ pub struct DeviceModel {
     /// Memory bandwidth where an operand B `[k, n]` comes in slices of 128 bytes, one for each step of k: a tile of 64
     /// columns. Narrower tiles have less.
     pub hbm_slices_bytes_per_s: f64,
-    /// Memory bandwidth for an operand B that passes through the cache and leaves it first; as that of others where nobody
-    /// measured it.
+    /// Memory bandwidth for an operand B that passes through the cache and leaves it first; as that of others where
+    /// nobody measured it.
     #[serde(default)]
     pub hbm_once_bytes_per_s: f64,
     /// Last-level cache.
     pub l2_bytes: f64,
-    /// Bytes of row blocks that one wave of tiles reads from which on each of its CTAs reads its own from memory: those that share a row
-    /// block drift apart along K. Of fewer bytes the share is as their square.
+    /// Bytes of row blocks that one wave of tiles reads from which on each of its CTAs reads its own from memory: those
+    /// that share a row block drift apart along K. Of fewer bytes the share is as their square.
     #[serde(default = "drift_bytes")]
     pub drift_bytes: f64,
     /// How much longer steps take where warpgroups multiply by turns: one of them issues at a time.
@@ -58,13 +58,15 @@ pub struct DeviceModel {
     /// What a product's tile on one SM takes up of what it goes on with, while its tensor cores wait.
     #[serde(default = "carry_bytes_per_s")]
     pub carry_bytes_per_s: f64,
-    /// What a product's tile on one SM reads of a matrix that its epilogue has for an operand, while its tensor cores wait.
+    /// What a product's tile on one SM reads of a matrix that its epilogue has for an operand, while its tensor cores
+    /// wait.
     #[serde(default = "operand_bytes_per_s")]
     pub operand_bytes_per_s: f64,
     /// The same of what its epilogue saves.
     #[serde(default = "save_bytes_per_s")]
     pub save_bytes_per_s: f64,
-    /// What a line of 128 bytes of an operand takes on one SM, where all SMs load: rows that do not begin at lines touch two.
+    /// What a line of 128 bytes of an operand takes on one SM, where all SMs load: rows that do not begin at lines
+    /// touch two.
     #[serde(default = "line_s")]
     pub line_s: f64,
     /// What the CTAs of a cluster take to show each other that their sums are there, and that they have been read.
@@ -73,8 +75,8 @@ pub struct DeviceModel {
     /// The rate at which they then read them.
     #[serde(default = "exchange_bytes_per_s")]
     pub exchange_bytes_per_s: f64,
-    /// How much longer tiles take, as a share of their time, that leave for peers from CTAs which have several dealt out to them: some
-    /// CTAs are slower than others, and the last one counts.
+    /// How much longer tiles take, as a share of their time, that leave for peers from CTAs which have several dealt
+    /// out to them: some CTAs are slower than others, and the last one counts.
     #[serde(default = "uneven")]
     pub uneven: f64,
     /// GEMMs, by tile shape.
@@ -217,7 +219,8 @@ fn uneven() -> f64 {
 }
 
 impl Mover {
-    /// An H200's copy engine, where nobody measured another: the rate by `mk probe --raw`, the time of a copy by gathers.
+    /// An H200's copy engine, where nobody measured another: the rate by `mk probe --raw`, the time of a copy by
+    /// gathers.
     fn engine() -> Mover {
         Mover { bytes_per_s: 385e9, task_s: 4.7e-6 }
     }
@@ -328,7 +331,8 @@ impl DeviceModel {
         self.raw.as_ref().map_or(Ok(()), RawFigures::check)
     }
 
-    /// The share of row blocks, of which a wave reads so many bytes, that tiles do not share but read from memory again.
+    /// The share of row blocks, of which a wave reads so many bytes, that tiles do not share but read from memory
+    /// again.
     pub(crate) fn unshared(&self, bytes: f64) -> f64 {
         (bytes / self.drift_bytes).powi(2).min(1.0)
     }

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What products alone were measured to take, caches flushed. Times are joined by a [power](Products::power): those that are near add up.
+/// What products alone were measured to take, caches flushed. Times are joined by a [power](Products::power): those
+/// that are near add up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Products {
@@ -10,8 +11,8 @@ pub struct Products {
     pub launch_s: f64,
     /// Rows and columns of a tile, and a step of 64 along k where nothing else holds it up.
     pub steps: Vec<([u32; 2], f64)>,
-    /// The same of tiles with swapped operands: a step, what each column of the tile adds to it, and each element. Columns are read from shared
-    /// memory by 64, whatever the rows are.
+    /// The same of tiles with swapped operands: a step, what each column of the tile adds to it, and each element.
+    /// Columns are read from shared memory by 64, whatever the rows are.
     pub swapped_s: [f64; 3],
     /// How much longer it takes with three consumer warpgroups.
     #[serde(default = "one")]

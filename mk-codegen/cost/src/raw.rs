@@ -13,9 +13,11 @@ pub struct RawFigures {
     pub measured: String,
     /// GPUs of the machine that took part.
     pub ranks: u32,
-    /// Memory that all SMs of a GPU read, launch included, while dirty lines of a cache that was overwritten before are written back.
+    /// Memory that all SMs of a GPU read, launch included, while dirty lines of a cache that was overwritten before are
+    /// written back.
     pub hbm_read_bytes_per_s: f64,
-    /// Memory that all SMs of a GPU read and write in a copy, reads and writes together; what is written last may still be in the cache.
+    /// Memory that all SMs of a GPU read and write in a copy, reads and writes together; what is written last may still
+    /// be in the cache.
     pub hbm_copy_bytes_per_s: f64,
     /// From a release on one SM to the end of a wait on another of the same GPU.
     pub flag_local_s: f64,
@@ -34,7 +36,8 @@ pub struct RawFigures {
     pub mma: Vec<RawMma>,
 }
 
-/// Dense products in bf16 (`wgmma`, m64n256k16, two warpgroups an SM) of random operands in shared memory, nothing else going on.
+/// Dense products in bf16 (`wgmma`, m64n256k16, two warpgroups an SM) of random operands in shared memory, nothing else
+/// going on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawMma {

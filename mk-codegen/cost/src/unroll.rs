@@ -1,4 +1,5 @@
-//! A plan as jobs on lanes: what each task computes, which bytes it moves over which resource, what it waits for and posts.
+//! A plan as jobs on lanes: what each task computes, which bytes it moves over which resource, what it waits for and
+//! posts.
 
 use super::{
     error::CostError,

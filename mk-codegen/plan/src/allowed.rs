@@ -1,9 +1,9 @@
-//! Accesses, waits and posts stand at points that their leaf allows ([`Record::allowed`](super::leaf::Record::allowed)): the one list that
-//! verifier, executor and emitter read.
+//! Accesses, waits and posts stand at points that their leaf allows
+//! ([`Record::allowed`](super::leaf::Record::allowed)): the one list that verifier, executor and emitter read.
 //!
-//! A template has a place in its code for each of these, and for no other. What is read comes before the result that is made of
-//! it, so that no result of a plan that passes [`Plan::check_points`] is written before it is made: an accumulator is written at
-//! the end, a sum at the end of what it adds.
+//! A template has a place in its code for each of these, and for no other. What is read comes before the result that is
+//! made of it, so that no result of a plan that passes [`Plan::check_points`] is written before it is made: an
+//! accumulator is written at the end, a sum at the end of what it adds.
 
 use super::{
     check::StructureError,

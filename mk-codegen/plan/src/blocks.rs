@@ -31,7 +31,8 @@ pub enum BlocksError {
     },
 }
 
-/// The table that [`Tabulation::Blocks`](super::Tabulation::Blocks) makes of the rows of groups: group and rows of each of so many blocks.
+/// The table that [`Tabulation::Blocks`](super::Tabulation::Blocks) makes of the rows of groups: group and rows of each
+/// of so many blocks.
 ///
 /// # Errors
 /// [`BlocksError`] where a kernel ends with a fault.

@@ -39,8 +39,8 @@ pub enum EpilogueOp {
     Scale(u32),
     /// Nothing: a `cast` to f32, the accumulator's own type.
     Widen,
-    /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first, but for a `Save`: `b` is then `[k, 2, n]`, and a tile of it has
-    /// half its columns from each.
+    /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first, but for a `Save`: `b` is then `[k, 2, n]`, and a tile of
+    /// it has half its columns from each.
     Swiglu,
     /// Multiplies each row by its number of the f32 vector `[m]`. Comes first, as does the next.
     ScaleRows,
@@ -48,9 +48,11 @@ pub enum EpilogueOp {
     ScaleColumns,
     /// Nothing; writes what there is to the matrix `[m, n]` (before `Swiglu` to `[m, 2, n]`), rounded to its dtype.
     Save,
-    /// Nothing; operations from here to the next `Save` work on a copy of the tile, and those behind that go on with it as it is here.
+    /// Nothing; operations from here to the next `Save` work on a copy of the tile, and those behind that go on with it
+    /// as it is here.
     Keep,
-    /// Adds what has been summed so far, or other ranks' parts of a sum: each `[m, n]` of the result's dtype. Comes last.
+    /// Adds what has been summed so far, or other ranks' parts of a sum: each `[m, n]` of the result's dtype. Comes
+    /// last.
     Carry,
     /// Rounds to a dtype and back: what a `cast` inside the chain does.
     #[serde(untagged, with = "rounds")]
@@ -99,8 +101,8 @@ impl EpilogueOp {
     }
 }
 
-/// The gradient of what `swiglu` takes, `[m, n] -> [m, 2, n]`, with gates and ups as the operands of `MulSilu` and `SiluGrad` (gates) and `Mul`
-/// (ups): gradients of ups are saved, and those of gates are the result.
+/// The gradient of what `swiglu` takes, `[m, n] -> [m, 2, n]`, with gates and ups as the operands of `MulSilu` and
+/// `SiluGrad` (gates) and `Mul` (ups): gradients of ups are saved, and those of gates are the result.
 pub const SWIGLU_GRAD: [EpilogueOp; 5] = [
     EpilogueOp::Keep,
     EpilogueOp::MulSilu,
@@ -162,7 +164,8 @@ pub fn saves_gates(epilogue: &[EpilogueOp]) -> bool {
     matches!(epilogue, [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
 }
 
-/// Whether sums that a tile goes on with are added behind its last step: an elementwise operation of its own comes before.
+/// Whether sums that a tile goes on with are added behind its last step: an elementwise operation of its own comes
+/// before.
 pub fn carry_last(epilogue: &[EpilogueOp]) -> bool {
     let carries = epilogue.contains(&EpilogueOp::Carry);
     carries && epilogue.iter().any(|op| !matches!(op, EpilogueOp::Carry | EpilogueOp::Widen))

@@ -194,7 +194,8 @@ impl Expr {
     /// The value at a point.
     ///
     /// # Errors
-    /// Where the kernel's 32-bit arithmetic would overflow, divide by a number that is not positive, or read outside a table.
+    /// Where the kernel's 32-bit arithmetic would overflow, divide by a number that is not positive, or read outside a
+    /// table.
     pub fn eval(&self, env: &Env<'_>) -> Result<i64, EvalError> {
         self.value(env.dims, env.vars, &env.tables).map_or_else(|| self.judge(env), Ok)
     }

@@ -1,8 +1,9 @@
-//! Results that may lie in the memory of a parameter: each element of the parameter is read only by the elementwise operation that
-//! makes the element of the result in its place, and the value that is stored is made of the value that was read.
+//! Results that may lie in the memory of a parameter: each element of the parameter is read only by the elementwise
+//! operation that makes the element of the result in its place, and the value that is stored is made of the value that
+//! was read.
 //!
-//! The verifier's rule 5 has every element of a result written by exactly one task. So no other task meets either, and within the task the data's way
-//! through registers orders the two, element by element, whatever stores the result.
+//! The verifier's rule 5 has every element of a result written by exactly one task. So no other task meets either, and
+//! within the task the data's way through registers orders the two, element by element, whatever stores the result.
 
 use super::{Access, BufId, EPILOGUE_OPERANDS, Expr, Family, Mode, Operand, Plan, Space, Var};
 use std::collections::BTreeMap;

@@ -1,7 +1,8 @@
 //! Plans as JSON, for programs; people and tests have the text format.
 //!
-//! Every field of [`Plan`] by its name. Ids are strings (`"buf3"`), and so are variables (`"rank"`, `"loop0"`); an expression is an
-//! object with its kind (`{"Bin": ["Add", {"Var": "rank"}, {"Const": 1}]}`). `schema` counts incompatible changes.
+//! Every field of [`Plan`] by its name. Ids are strings (`"buf3"`), and so are variables (`"rank"`, `"loop0"`); an
+//! expression is an object with its kind (`{"Bin": ["Add", {"Var": "rank"}, {"Const": 1}]}`). `schema` counts
+//! incompatible changes.
 
 use super::{Plan, ReadError};
 use serde::Serialize;

@@ -1,8 +1,8 @@
 //! Which expressions look up what is in memory.
 //!
-//! A table that is in memory is read when an expression that names it is evaluated. The first agent of a leaf does that at one point of a task,
-//! `decode`: after the waits at the start that name no such table, and before all other waits. The reads at that point are the family's accesses
-//! [`Operand::Tab`](super::Operand::Tab).
+//! A table that is in memory is read when an expression that names it is evaluated. The first agent of a leaf does that
+//! at one point of a task, `decode`: after the waits at the start that name no such table, and before all other waits.
+//! The reads at that point are the family's accesses [`Operand::Tab`](super::Operand::Tab).
 
 use super::{
     entity::TabId,

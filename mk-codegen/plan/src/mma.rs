@@ -21,8 +21,8 @@ pub fn mma_stage_bytes([m, n, k]: [u32; 3]) -> u32 {
     m.saturating_add(n).saturating_mul(k).saturating_mul(element)
 }
 
-/// Whether a consumer has registers for a tile of so many rows and columns of 8-bit operands: its sums, and those of a step of 64 rows, or of
-/// half their columns.
+/// Whether a consumer has registers for a tile of so many rows and columns of 8-bit operands: its sums, and those of a
+/// step of 64 rows, or of half their columns.
 pub fn mma_promotes([m, n]: [u32; 2]) -> bool {
     let (times, columns) = if m == 64 { (1, n / 2) } else { (m / 128, n) };
     let part = if (times + 1) * columns > 384 { columns / 2 } else { columns };
@@ -34,8 +34,8 @@ pub fn cluster_part(steps: i64, part: i64, parts: i64) -> i64 {
     steps * part / parts.max(1)
 }
 
-/// Bytes that come to a CTA from the others of a cluster that shares tiles: f32 sums of what it finishes, in units of 16 columns and 64
-/// rows of each warpgroup.
+/// Bytes that come to a CTA from the others of a cluster that shares tiles: f32 sums of what it finishes, in units of
+/// 16 columns and 64 rows of each warpgroup.
 pub fn mma_exchange_bytes([m, n]: [u32; 2], cluster: u32) -> u32 {
     const UNIT_BYTES: u32 = 64 * 16 * F32_BYTES;
     let consumers = mma_consumers([m, n]);
@@ -43,8 +43,8 @@ pub fn mma_exchange_bytes([m, n]: [u32; 2], cluster: u32) -> u32 {
     cluster.saturating_sub(1).saturating_mul(units).saturating_mul(consumers * UNIT_BYTES)
 }
 
-/// Consumer warpgroups of a product's tile of so many rows and columns: two; or three that have 64 rows each; or, with operands swapped, one
-/// or three that have 64 columns each.
+/// Consumer warpgroups of a product's tile of so many rows and columns: two; or three that have 64 rows each; or, with
+/// operands swapped, one or three that have 64 columns each.
 pub fn mma_consumers([m, n]: [u32; 2]) -> u32 {
     match (mma_swaps([m, n]), n) {
         (true, 64) => 1,
@@ -59,8 +59,8 @@ pub fn mma_three_by_rows(block: [u32; 2]) -> bool {
     block == [192, 192]
 }
 
-/// Whether a product's tile of so many rows and columns multiplies with its operands swapped: columns of the result fill the 64 rows of a
-/// wgmma, and rows come in steps of 16.
+/// Whether a product's tile of so many rows and columns multiplies with its operands swapped: columns of the result
+/// fill the 64 rows of a wgmma, and rows come in steps of 16.
 pub fn mma_swaps([m, n]: [u32; 2]) -> bool {
     let few = m == 64 && n == 64;
     few || ![64, 128, 256].contains(&m) && !mma_three_by_rows([m, n])
@@ -71,15 +71,15 @@ pub fn one_warpgroup_takes([m, n]: [u32; 2]) -> bool {
     m == 128 && n <= 160
 }
 
-/// Columns of a panel in which an operand B that lies row by row, or a result of 16 bits, is in shared memory: what a swizzle of
-/// 128 bytes spans, or half of it, where tiles are no multiple of that.
+/// Columns of a panel in which an operand B that lies row by row, or a result of 16 bits, is in shared memory: what a
+/// swizzle of 128 bytes spans, or half of it, where tiles are no multiple of that.
 pub fn mma_panel_columns(n: u32) -> u32 {
     if n.is_multiple_of(64) { 64 } else { 32 }
 }
 
-/// Panels of 64 rows that each consumer warpgroup has for its results: two, or four where they share 64 rows, and where three stages leave
-/// room for so many. Of three warpgroups one beside four stages, otherwise all that a tile of 16-bit results fills; with operands swapped,
-/// one where four stages leave no more.
+/// Panels of 64 rows that each consumer warpgroup has for its results: two, or four where they share 64 rows, and where
+/// three stages leave room for so many. Of three warpgroups one beside four stages, otherwise all that a tile of 16-bit
+/// results fills; with operands swapped, one where four stages leave no more.
 pub fn mma_staging_panels([m, n]: [u32; 2], stages: u32) -> u32 {
     let beside_three = mma_swaps([m, n]) && m > 128 && n == 256;
     match mma_consumers([m, n]) {

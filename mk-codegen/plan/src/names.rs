@@ -106,8 +106,8 @@ names! {
         StatIn = "stat_in",
         /// Carried row maximum and row sum written, f32 `[rows, 2]`.
         StatOut = "stat_out",
-        /// Entries of tables in memory that expressions of the task look up: read by the leaf's first agent behind those of its waits that look
-        /// nothing up, and before all others.
+        /// Entries of tables in memory that expressions of the task look up: read by the leaf's first agent behind
+        /// those of its waits that look nothing up, and before all others.
         Tab = "tab",
     }
 }

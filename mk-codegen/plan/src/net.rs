@@ -1,5 +1,5 @@
-//! Where the net words and net buffers of a plan lie in an instance's range of the net arena: the same on every rank, in the kernel and
-//! on the executor.
+//! Where the net words and net buffers of a plan lie in an instance's range of the net arena: the same on every rank,
+//! in the kernel and on the executor.
 
 use super::{
     entity::{Arena, BufId, FamId, SigId},

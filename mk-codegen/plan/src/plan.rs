@@ -39,8 +39,8 @@ pub struct Plan {
 pub const FEW_BLOCKS: u32 = 2;
 
 impl Plan {
-    /// Whether nobody but one task of the family reads what that task reads as `operand`: no loop goes over the same part again, and
-    /// no other family reads the buffer.
+    /// Whether nobody but one task of the family reads what that task reads as `operand`: no loop goes over the same
+    /// part again, and no other family reads the buffer.
     pub fn reads_once(&self, family: FamId, operand: Operand) -> bool {
         let f = &self.families[family];
         let Some(a) = f.accesses.iter().find(|a| a.operand == operand) else { return false };
@@ -55,7 +55,8 @@ impl Plan {
         !shared && !repeats && !f.domain.iter().enumerate().any(again)
     }
 
-    /// Whether an expression has another value where a variable has. What blocks look up moves with them where most groups have one of them.
+    /// Whether an expression has another value where a variable has. What blocks look up moves with them where most
+    /// groups have one of them.
     fn moves(&self, e: &Expr, v: Var) -> bool {
         let mentions = |e: &Expr| {
             let mut n = 0;
@@ -209,8 +210,9 @@ pub struct Table {
     pub shape: Vec<u32>,
     /// Contents.
     pub source: TableSource,
-    /// Memory of each rank that has them, in the same order: looking an entry up is then a read of it, which the family has as an access
-    /// (`tab`). Of the caller's, the contents come with it; all other memory is filled within the launch.
+    /// Memory of each rank that has them, in the same order: looking an entry up is then a read of it, which the family
+    /// has as an access (`tab`). Of the caller's, the contents come with it; all other memory is filled within the
+    /// launch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored: Option<BufId>,
     /// Whether a routing says what is in it; of its source a proof knows no more than of any other.
@@ -221,7 +223,8 @@ pub struct Table {
 /// That the contents of a table follow from a routing. Proofs take what the table's source says of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Routed {
-    /// The experts of a rank's tokens: `[tokens, slots]`, of which a rank may have fewer; numbers from 0 to the greatest value of the table.
+    /// The experts of a rank's tokens: `[tokens, slots]`, of which a rank may have fewer; numbers from 0 to the
+    /// greatest value of the table.
     pub ids: TabId,
     /// What follows from them.
     pub part: RoutePart,
@@ -369,8 +372,8 @@ pub struct Family {
     pub leaf: Leaf,
     /// Loop variables and extents, outermost first. An extent may depend on variables before it.
     pub domain: Vec<(String, Expr)>,
-    /// The order of tasks: an expression for each variable over the linear index `t`. Empty: nested loops, last variable
-    /// fastest. Must name every point of the domain exactly once.
+    /// The order of tasks: an expression for each variable over the linear index `t`. Empty: nested loops, last
+    /// variable fastest. Must name every point of the domain exactly once.
     pub order: Vec<Expr>,
     /// Which CTA of the role runs which task.
     pub schedule: Schedule,
@@ -389,7 +392,8 @@ pub struct Family {
     pub edges: Vec<InternalEdge>,
 }
 
-/// Places in the sequence of the first query of a tile, and of the first key of a step. Those behind them follow one by one.
+/// Places in the sequence of the first query of a tile, and of the first key of a step. Those behind them follow one by
+/// one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Positions {
@@ -405,7 +409,8 @@ pub enum Schedule {
     /// Task `n` of the role's families, in their order, is for CTA `n % ctas`.
     #[default]
     Static,
-    /// In order, the next is for the CTA (or the part of it that works by itself) that is free; each has one to begin with.
+    /// In order, the next is for the CTA (or the part of it that works by itself) that is free; each has one to begin
+    /// with.
     Dynamic,
 }
 

@@ -121,7 +121,8 @@ impl<'a> Points<'a> {
         Points { looked_up: stored.then(RefCell::default), ..Points::new(plan, tables) }
     }
 
-    /// Tables in memory, and numbers of entries, that expressions have looked up since the last call: in the place of what is in `into`.
+    /// Tables in memory, and numbers of entries, that expressions have looked up since the last call: in the place of
+    /// what is in `into`.
     pub fn take_looked_up(&self, into: &mut Vec<(TabId, usize)>) {
         into.clear();
         if let Some(noted) = &self.looked_up {
@@ -192,8 +193,8 @@ impl<'a> Points<'a> {
         self.plan_exprs(&self.plan.buffers[buffer].shape, rank, || buffer.to_string())
     }
 
-    /// Whether what a family reads as `operand` passes through the last-level cache and is of no use there: every byte is read by one
-    /// task, and there are more than the `cache_bytes` that stay until the next launch.
+    /// Whether what a family reads as `operand` passes through the last-level cache and is of no use there: every byte
+    /// is read by one task, and there are more than the `cache_bytes` that stay until the next launch.
     ///
     /// # Errors
     /// As [`Self::shape`].
@@ -213,9 +214,10 @@ impl<'a> Points<'a> {
         Ok(bytes > cache_bytes)
     }
 
-    /// The first task whose tile of `block` rows and columns TMA cannot store to the region of `c`. It stores whole boxes: rows that end
-    /// inside the tensor are sent one by one, which takes rows of 128 bytes; columns must end where the tensor does, or the box would
-    /// spill into what another task owns. Of tiles with swapped operands rows end there, too.
+    /// The first task whose tile of `block` rows and columns TMA cannot store to the region of `c`. It stores whole
+    /// boxes: rows that end inside the tensor are sent one by one, which takes rows of 128 bytes; columns must end
+    /// where the tensor does, or the box would spill into what another task owns. Of tiles with swapped operands rows
+    /// end there, too.
     ///
     /// # Errors
     /// Where a task or a region has no value.
@@ -310,8 +312,8 @@ impl<'a> Points<'a> {
         Ok(points)
     }
 
-    /// How many tasks [`Points::tasks`] would make, and a loop of none counts as one, so that loops of empty loops are bounded, too. Stops
-    /// counting above `limit`.
+    /// How many tasks [`Points::tasks`] would make, and a loop of none counts as one, so that loops of empty loops are
+    /// bounded, too. Stops counting above `limit`.
     ///
     /// # Errors
     /// Where an extent has no value.
@@ -410,7 +412,8 @@ impl<'a> Points<'a> {
         }
     }
 
-    /// Places in the sequence of a task's first query and of the first key of an iteration; `None` where nothing is masked by position.
+    /// Places in the sequence of a task's first query and of the first key of an iteration; `None` where nothing is
+    /// masked by position.
     ///
     /// # Errors
     /// Where a position has no value.

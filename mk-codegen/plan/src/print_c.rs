@@ -35,7 +35,8 @@ impl<'a> CPrinter<'a> {
         CPrinter { ranges, each: each.map(|e| e.var.as_str()), ..self }
     }
 
-    /// The expression. Dimension `M` prints as the constant `kDim_M`, variables as `rank`, `epoch`, `t` and the names of the family.
+    /// The expression. Dimension `M` prints as the constant `kDim_M`, variables as `rank`, `epoch`, `t` and the names
+    /// of the family.
     pub fn print(&self, e: &Expr) -> String {
         self.go(e, 0)
     }

@@ -1,9 +1,9 @@
 //! Tables that follow from a routing: which experts each token of the world goes to.
 //!
-//! Tokens and experts are numbered over the world, and each rank has its share of both, one after the other; where they do not go round, the last rank
-//! that has some has fewer. An expert's rows are its tokens in
-//! their order, in blocks of its own, and blocks are packed. Everything is a function of the ids of all ranks, so that ranks that have those
-//! need not ask each other where a row is.
+//! Tokens and experts are numbered over the world, and each rank has its share of both, one after the other; where they
+//! do not go round, the last rank that has some has fewer. An expert's rows are its tokens in their order, in blocks of
+//! its own, and blocks are packed. Everything is a function of the ids of all ranks, so that ranks that have those need
+//! not ask each other where a row is.
 
 use super::{
     blocks::{BlocksError, needed},
@@ -191,13 +191,14 @@ pub fn own_experts(experts: usize, ranks: usize) -> usize {
     experts.div_ceil(ranks.max(1)).max(1)
 }
 
-/// The most tokens of a chunk, and those that an entry of its list has a bit for: as many bits as any executor's numbers hold.
+/// The most tokens of a chunk, and those that an entry of its list has a bit for: as many bits as any executor's
+/// numbers hold.
 pub const LIST_TOKENS: usize = 256;
 const ENTRY_TOKENS: usize = 16;
 const LIST_ENTRIES: usize = LIST_TOKENS / ENTRY_TOKENS;
 
-/// Entries of a chunk's list: for each expert a bit for each token that goes to it, in [`LIST_TOKENS`] / 16 entries; how many those are for each
-/// expert; and the chunk's first token. Lists begin at whole vectors of four.
+/// Entries of a chunk's list: for each expert a bit for each token that goes to it, in [`LIST_TOKENS`] / 16 entries;
+/// how many those are for each expert; and the chunk's first token. Lists begin at whole vectors of four.
 pub fn list_width(experts: usize) -> usize {
     ((LIST_ENTRIES + 1) * experts + 1).next_multiple_of(4)
 }
@@ -250,8 +251,8 @@ fn set(out: &mut [i32], i: usize, value: i32) {
     }
 }
 
-/// Where each chunk's rows of each expert begin on the expert's rank, `[chunks + 1, experts]`, by the lists of all chunks. The last row has where each
-/// expert begins behind all experts of the world before it.
+/// Where each chunk's rows of each expert begin on the expert's rank, `[chunks + 1, experts]`, by the lists of all
+/// chunks. The last row has where each expert begins behind all experts of the world before it.
 ///
 /// # Errors
 /// [`RouteError::Blocks`] for a rank without room.
@@ -288,7 +289,8 @@ pub fn route_bases(
     Ok(out)
 }
 
-/// The tokens in the rows of some blocks of a rank, whose first expert is `own`: by group and rows of each, the lists, and where their rows begin.
+/// The tokens in the rows of some blocks of a rank, whose first expert is `own`: by group and rows of each, the lists,
+/// and where their rows begin.
 pub fn route_sources(
     blocks: &[i32],
     (first, rows): (usize, usize),
@@ -316,8 +318,9 @@ pub fn route_sources(
     out
 }
 
-/// Rank and packed row of each of a chunk's ids, by its list, and where its rows begin; and whether it is kept: not where it is no expert, whose row is
-/// the first one of all. `begins` is the last row of where rows begin, and needed where rows may be dropped.
+/// Rank and packed row of each of a chunk's ids, by its list, and where its rows begin; and whether it is kept: not
+/// where it is no expert, whose row is the first one of all. `begins` is the last row of where rows begin, and needed
+/// where rows may be dropped.
 pub fn route_places(
     ids: &[i32],
     slots: usize,
@@ -339,7 +342,8 @@ pub fn route_places(
     (places.concat(), kept)
 }
 
-/// For each token of a chunk whether a rank with so many experts has one of its; 0 for those that it has fewer than `entries`.
+/// For each token of a chunk whether a rank with so many experts has one of its; 0 for those that it has fewer than
+/// `entries`.
 pub fn route_wanted(
     ids: &[i32],
     slots: usize,

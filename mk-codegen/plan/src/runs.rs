@@ -1,7 +1,7 @@
 //! Properties that follow from a plan for the agents that carry it out: the families they run on end, and how.
 //!
-//! Nothing here is written in a plan, and nothing here is the emitter's own choice: verifier, cost model and emitter ask the same
-//! functions. `emit` prints the answers at the head of each kernel.
+//! Nothing here is written in a plan, and nothing here is the emitter's own choice: verifier, cost model and emitter
+//! ask the same functions. `emit` prints the answers at the head of each kernel.
 
 use super::{
     entity::{Entity, FamId, RoleId},
@@ -22,8 +22,8 @@ use mk_abi::DType;
 const LINE_BYTES: i64 = 128;
 
 impl Plan {
-    /// A role's families in order, cut where the leaf, the schedule, the types or what an epilogue reads changes: one set of agents
-    /// runs each piece on end.
+    /// A role's families in order, cut where the leaf, the schedule, the types or what an epilogue reads changes: one
+    /// set of agents runs each piece on end.
     pub fn runs(&self, role: RoleId) -> Vec<Vec<FamId>> {
         let mut out: Vec<Vec<FamId>> = Vec::new();
         for (id, _) in self.families.iter().filter(|(_, f)| f.role == role) {
@@ -83,8 +83,8 @@ impl Plan {
         self.families.values().any(|f| !f.waits.is_empty())
     }
 
-    /// Whether a launch reads and writes nothing but the caller's tensors, and nobody waits or counts: it has no epoch, and harms no other
-    /// launch, whenever that runs.
+    /// Whether a launch reads and writes nothing but the caller's tensors, and nobody waits or counts: it has no epoch,
+    /// and harms no other launch, whenever that runs.
     pub fn keeps_nothing(&self) -> bool {
         let quiet = |f: &Family| {
             let still = f.waits.is_empty() && f.posts.is_empty();
@@ -109,8 +109,8 @@ pub fn depth_dim(a: &Access, layout: ALayout) -> Option<usize> {
     }
 }
 
-/// The dimension, of those before the last, that a matrix's rows lie along: the only one of which more than one index is taken. `None`
-/// where there are several.
+/// The dimension, of those before the last, that a matrix's rows lie along: the only one of which more than one index
+/// is taken. `None` where there are several.
 pub fn row_dim(a: &Access) -> Option<usize> {
     let leading = &a.region[..a.region.len().checked_sub(1)?];
     let mut wide = leading.iter().enumerate().filter(|(_, (_, len))| *len != Expr::Const(1));
@@ -122,7 +122,8 @@ pub fn row_dim(a: &Access) -> Option<usize> {
 }
 
 impl Points<'_> {
-    /// Steps along k of one iteration of a product's task, and its iterations; `None` for other leaves, and where no dimension is k.
+    /// Steps along k of one iteration of a product's task, and its iterations; `None` for other leaves, and where no
+    /// dimension is k.
     ///
     /// # Errors
     /// Where an extent has no value.
@@ -156,13 +157,16 @@ impl Points<'_> {
         Ok(least)
     }
 
-    /// Whether the tiles of a [run](Plan::runs) borrow the stage of their last step for results that staging has no room for.
+    /// Whether the tiles of a [run](Plan::runs) borrow the stage of their last step for results that staging has no
+    /// room for.
     ///
-    /// Only where a warp then overwrites nothing but rows of A that its own part of the wgmmas has read, 128 bytes each; and where no
-    /// tile has fewer steps than there are stages, so that a consumer that is through with a tile knows that the storer is through
-    /// with the one before (three warpgroups, which take all of that stage, wait for each other, and lay results of 16 bits over any rows); not where a partial sum comes through the ring behind the last step; and not where CTAs load together, to all of
-    /// which a stage goes back (slower in a trial where the storer did that). The storer hands such a stage back, later than the `empty` edge says
-    /// and before any staging panel.
+    /// Only where a warp then overwrites nothing but rows of A that its own part of the wgmmas has read, 128 bytes
+    /// each; and where no tile has fewer steps than there are stages, so that a consumer that is through with a tile
+    /// knows that the storer is through with the one before (three warpgroups, which take all of that stage, wait for
+    /// each other, and lay results of 16 bits over any rows); not where a partial sum comes through the ring behind the
+    /// last step; and not where CTAs load together, to all of which a stage goes back (slower in a trial where the
+    /// storer did that). The storer hands such a stage back, later than the `empty` edge says and before any staging
+    /// panel.
     ///
     /// # Errors
     /// As [`Self::steps`].
@@ -199,9 +203,9 @@ impl Points<'_> {
         Ok(self.least_steps(run)? >= i64::from(*stages))
     }
 
-    /// Whether the consumers of a [run](Plan::runs) send their tiles by themselves, of which no CTA has two: nothing is loaded behind such
-    /// a tile, so that all its panels find room at once, in the staging and where the consumer's own rows of A were. Only in a kernel of
-    /// which nothing stays, where nobody hears of a tile.
+    /// Whether the consumers of a [run](Plan::runs) send their tiles by themselves, of which no CTA has two: nothing is
+    /// loaded behind such a tile, so that all its panels find room at once, in the staging and where the consumer's own
+    /// rows of A were. Only in a kernel of which nothing stays, where nobody hears of a tile.
     ///
     /// # Errors
     /// Where an extent has no value.
@@ -248,8 +252,8 @@ impl Points<'_> {
         Ok(true)
     }
 
-    /// Whether the rows of a [run](Plan::runs)'s tiles end inside a panel somewhere, and only where those of the tensor do, so that TMA
-    /// leaves out what is beyond.
+    /// Whether the rows of a [run](Plan::runs)'s tiles end inside a panel somewhere, and only where those of the tensor
+    /// do, so that TMA leaves out what is beyond.
     ///
     /// # Errors
     /// Where a region has no value.
@@ -282,8 +286,9 @@ impl Points<'_> {
         Ok(ends)
     }
 
-    /// Whether the tiles of a [run](Plan::runs) load B with an evict-first hint: nobody reads again what a tile reads of it, and a cache of
-    /// `cache_bytes` does not keep it until the next launch. Where rows begin inside lines, two tiles share each line between them.
+    /// Whether the tiles of a [run](Plan::runs) load B with an evict-first hint: nobody reads again what a tile reads
+    /// of it, and a cache of `cache_bytes` does not keep it until the next launch. Where rows begin inside lines, two
+    /// tiles share each line between them.
     ///
     /// # Errors
     /// As [`Self::streams`].
@@ -302,8 +307,8 @@ impl Points<'_> {
         Ok(true)
     }
 
-    /// Teams that take turns at the sums of a [run](Plan::runs): two, each half of a CTA's computing threads, where some CTA of the role
-    /// has several.
+    /// Teams that take turns at the sums of a [run](Plan::runs): two, each half of a CTA's computing threads, where
+    /// some CTA of the role has several.
     ///
     /// # Errors
     /// Where an extent has no value.

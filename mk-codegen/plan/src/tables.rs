@@ -22,8 +22,8 @@ impl TableSet {
         TableSet::with(plan, given, |_, _| None)
     }
 
-    /// Tables of one possible launch: groups have equally many rows, as many as there is room for, but one; other entries are their least
-    /// values. For what is the same in every launch, and what is estimated for one.
+    /// Tables of one possible launch: groups have equally many rows, as many as there is room for, but one; other
+    /// entries are their least values. For what is the same in every launch, and what is estimated for one.
     pub fn example(plan: &Plan) -> TableSet {
         let room = |of: TabId| {
             let blocks = plan.tables.values().filter_map(|t| match t.source {

@@ -1,5 +1,5 @@
-//! Rows that TMA takes: those of the operands that products and attention load and store through tensor maps (PTX ISA, "Tensors":
-//! strides are multiples of 16 bytes).
+//! Rows that TMA takes: those of the operands that products and attention load and store through tensor maps (PTX ISA,
+//! "Tensors": strides are multiples of 16 bytes).
 
 use super::{
     check::StructureError,
@@ -11,7 +11,8 @@ use std::collections::BTreeSet;
 const STRIDE_BYTES: i64 = 16;
 
 impl Points<'_> {
-    /// The operands whose rows TMA cannot take: not a multiple of 16 bytes apart on some rank, or as far apart as a launch says.
+    /// The operands whose rows TMA cannot take: not a multiple of 16 bytes apart on some rank, or as far apart as a
+    /// launch says.
     ///
     /// # Errors
     /// Where a pitch has no value.

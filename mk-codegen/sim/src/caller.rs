@@ -4,11 +4,11 @@ use mk_plan::{BufId, TabId};
 
 /// Writes inputs and reads outputs. Epochs count from 1.
 ///
-/// A rank's inputs of epoch e + 1 are asked for, and overwrite those of epoch e, as soon as that rank's kernel of epoch e has
-/// ended, whatever other ranks are doing.
+/// A rank's inputs of epoch e + 1 are asked for, and overwrite those of epoch e, as soon as that rank's kernel of epoch
+/// e has ended, whatever other ranks are doing.
 pub trait Caller {
-    /// A tensor of `space in`, row-major, `shape` elements. Values are rounded to the buffer's type. Integers that are a table are asked for
-    /// once more, for all ranks, when the first of them launches: the answer is the same.
+    /// A tensor of `space in`, row-major, `shape` elements. Values are rounded to the buffer's type. Integers that are
+    /// a table are asked for once more, for all ranks, when the first of them launches: the answer is the same.
     fn input(&mut self, epoch: i64, rank: usize, buffer: BufId, shape: &[usize]) -> Vec<f32>;
     /// A run-time table that no tensor has, row-major.
     fn table(&mut self, epoch: i64, rank: usize, table: TabId) -> Vec<i32>;

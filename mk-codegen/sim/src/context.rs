@@ -84,8 +84,8 @@ impl Context {
         list.into_iter().map(|p| &p.tile)
     }
 
-    /// Sources of a copy or reduction that is stored in `phase`, in the order of steps, repetitions and lines: at the end
-    /// of the task all of them, in a step those of the step, or of the start if the step has none.
+    /// Sources of a copy or reduction that is stored in `phase`, in the order of steps, repetitions and lines: at the
+    /// end of the task all of them, in a step those of the step, or of the start if the step has none.
     pub fn sources(&self, phase: Phase, last: Phase) -> Vec<&Piece> {
         let of = |from: Phase, to: Phase| {
             let mut list: Vec<_> = self

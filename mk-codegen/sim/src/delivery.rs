@@ -1,5 +1,5 @@
-//! What is under way: loads, bulk stores, and the network's steps. Each happens when the adversary says so, and at the latest
-//! when an agent has waited for it.
+//! What is under way: loads, bulk stores, and the network's steps. Each happens when the adversary says so, and at the
+//! latest when an agent has waited for it.
 
 use super::{
     context::Phase,

@@ -1,5 +1,5 @@
-//! Buffers of all ranks. Numbers are kept as f32 and rounded to the buffer's type when they are stored; memory that nobody
-//! has written is NaN.
+//! Buffers of all ranks. Numbers are kept as f32 and rounded to the buffer's type when they are stored; memory that
+//! nobody has written is NaN.
 
 use super::{error::SimError, math::Tile, options::MAX_ELEMENTS};
 use mk_abi::DType;

@@ -1,8 +1,8 @@
 //! Runs in which a network outside the executor carries what goes between nodes: a real one, or one of other processes.
 //!
-//! Net memory is the network's then: what ranks write there and read from it are bytes of the ranks' arenas, which the network writes,
-//! too. Net words are its words. A command of a send becomes a [`Message`], and all that the plan says of it (the data, the word behind
-//! it, the word of its delivery) is the network's to do, at its own time.
+//! Net memory is the network's then: what ranks write there and read from it are bytes of the ranks' arenas, which the
+//! network writes, too. Net words are its words. A command of a send becomes a [`Message`], and all that the plan says
+//! of it (the data, the word behind it, the word of its delivery) is the network's to do, at its own time.
 
 use super::{memory::rows, signals::Word};
 use mk_abi::DType;

@@ -20,11 +20,11 @@ pub struct Options {
     pub launches: u32,
     /// Bound on steps, over all ranks and launches.
     pub max_steps: u64,
-    /// Marks every element with the epoch and version that wrote it and stops at the first access that finds another one
-    /// ([`super::SimError::Violated`]); edges that are too weak for what follows them order nothing.
+    /// Marks every element with the epoch and version that wrote it and stops at the first access that finds another
+    /// one ([`super::SimError::Violated`]); edges that are too weak for what follows them order nothing.
     pub check: bool,
-    /// Also runs plans with accesses, waits and posts at points that their leaves do not allow ([`mk_plan::Plan::check_points`]), which have no
-    /// kernel: for tests of the verifier.
+    /// Also runs plans with accesses, waits and posts at points that their leaves do not allow
+    /// ([`mk_plan::Plan::check_points`]), which have no kernel: for tests of the verifier.
     pub anywhere: bool,
 }
 
@@ -53,6 +53,7 @@ pub struct RunReport {
     pub messages: Vec<u64>,
     /// Most epochs that one rank was ahead of another.
     pub max_drift: i64,
-    /// Bytes that tasks of each family have read in memory of other ranks, by id, over all ranks and launches; entries of tables are not among them.
+    /// Bytes that tasks of each family have read in memory of other ranks, by id, over all ranks and launches; entries
+    /// of tables are not among them.
     pub pulled_bytes: Vec<u64>,
 }

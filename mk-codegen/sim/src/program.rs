@@ -1,8 +1,8 @@
 //! What a rank runs in one launch: the task list of each unit, and the agents that walk it.
 //!
 //! A unit is a sequence of tasks that one set of agents shares: a CTA's part of its role, the prologue and the epilogue
-//! (before and after CTA 0's part), the copy engine's queue. Task n of a role, its families one after the other, goes to CTA n mod ctas, or
-//! with a dynamic schedule to any.
+//! (before and after CTA 0's part), the copy engine's queue. Task n of a role, its families one after the other, goes
+//! to CTA n mod ctas, or with a dynamic schedule to any.
 
 use super::{
     context::{Context, Phase},

@@ -1,8 +1,9 @@
-//! Which epoch and version wrote each element: a run with [`super::Options::check`] stops at the first access that finds another
-//! stamp than the one that it means.
+//! Which epoch and version wrote each element: a run with [`super::Options::check`] stops at the first access that
+//! finds another stamp than the one that it means.
 //!
 //! A read must find its own epoch and version (an input: its own epoch). A write must not find its own stamp, which is
-//! somebody else's of this epoch, or a greater one, which it would hide. An output must not be written when its caller has read it.
+//! somebody else's of this epoch, or a greater one, which it would hide. An output must not be written when its caller
+//! has read it.
 
 use super::{
     error::SimError,

@@ -1,10 +1,11 @@
 //! Edges that are too weak, at their weakest ([`super::Options::check`]; `docs/memory-model.md`).
 //!
-//! A wait that does not synchronise (of scope gpu, or with a post of scope gpu, across GPUs), or that has no proxy fence
-//! for what its agent touches, does not hold these accesses back: they may go first. A wait without a fence is made up
-//! for before the agent posts, hands anything over, or leaves its task; one that does not synchronise, or is for the
-//! host's accesses, only keeps the agent from the next task. A task that only signals, whose wait does not synchronise,
-//! may post first. Ordinary stores lie in a buffer until a release pushes them out, no further than its scope.
+//! A wait that does not synchronise (of scope gpu, or with a post of scope gpu, across GPUs), or that has no proxy
+//! fence for what its agent touches, does not hold these accesses back: they may go first. A wait without a fence is
+//! made up for before the agent posts, hands anything over, or leaves its task; one that does not synchronise, or is
+//! for the host's accesses, only keeps the agent from the next task. A task that only signals, whose wait does not
+//! synchronise, may post first. Ordinary stores lie in a buffer until a release pushes them out, no further than its
+//! scope.
 
 use super::signals::Word;
 use mk_plan::{Proxy, Scope, Wait};

@@ -14,8 +14,9 @@ pub struct TwoAxes {
 }
 
 impl Program {
-    /// The program over the one axis that its values are placed over: along all others its ranks do the same. Values and symbols keep their
-    /// numbers. Of a mesh of one axis, the program itself; of one without placements, over the first axis.
+    /// The program over the one axis that its values are placed over: along all others its ranks do the same. Values
+    /// and symbols keep their numbers. Of a mesh of one axis, the program itself; of one without placements, over the
+    /// first axis.
     ///
     /// # Errors
     /// If values are placed over two axes.

@@ -17,8 +17,8 @@ pub struct Excerpt<'p> {
     pub nodes: Vec<ValueId>,
     /// The results.
     pub results: Vec<ValueId>,
-    /// Write `[M, G, N]` as a matrix of `G * N` columns, which it is in memory, and matrices of experts `[E, K, G, N]` alike. Where columns are
-    /// sharded, ranks must have equal parts of `N`.
+    /// Write `[M, G, N]` as a matrix of `G * N` columns, which it is in memory, and matrices of experts `[E, K, G, N]`
+    /// alike. Where columns are sharded, ranks must have equal parts of `N`.
     pub flat: bool,
     /// Write runtime symbols as fixed ones.
     pub fixed: bool,
@@ -37,7 +37,8 @@ impl<'p> Excerpt<'p> {
         }
     }
 
-    /// What the operations read and do not compute, in order of their first use by the program: the parameters of the text.
+    /// What the operations read and do not compute, in order of their first use by the program: the parameters of the
+    /// text.
     pub fn inputs(&self) -> Vec<ValueId> {
         let made: BTreeSet<ValueId> = self.nodes.iter().copied().collect();
         let nodes = self.nodes.iter().filter_map(|id| self.node(*id));
@@ -304,7 +305,8 @@ impl<'p> Excerpt<'p> {
         }
     }
 
-    /// Whether the two last dimensions of a value are one where matrices are flat: a stack of matrices has a dimension more.
+    /// Whether the two last dimensions of a value are one where matrices are flat: a stack of matrices has a dimension
+    /// more.
     pub fn flattens(&self, id: ValueId) -> bool {
         let dims = self.program.ty(id).map_or(0, |ty| ty.dims.len());
         let of = |n: &Node| matches!(n.op, Op::GroupedGemm { .. }) && n.inputs.get(1) == Some(&id);

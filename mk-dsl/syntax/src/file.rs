@@ -60,7 +60,8 @@ pub fn defaults(source: &str) -> Result<BTreeMap<String, u64>, Diagnostics> {
     sink.finish(source, Some(values))
 }
 
-/// The pipelines of a text that has several, each with the comments at the top and on its own lines; else the text as it is.
+/// The pipelines of a text that has several, each with the comments at the top and on its own lines; else the text as
+/// it is.
 pub fn items(source: &str) -> Vec<String> {
     let mut sink = Sink::default();
     let whole = || vec![source.to_owned()];

@@ -5,20 +5,21 @@
 //!
 //! - Nodes are in topological order, and every node and every tensor reaches a result.
 //! - Every type has one placement per mesh axis, and no dimension is sharded over two axes.
-//! - `gemm` has two operands of one 16-bit dtype, or of 8-bit ones which both have K as their last dimension, `[M, K]` by `[K, N]` or `[K, G, N]`, as read (a
-//!   transposed operand is stored the other way round); an elementwise
-//!   op has operands of the shape and placement of its input.
+//! - `gemm` has two operands of one 16-bit dtype, or of 8-bit ones which both have K as their last dimension, `[M, K]`
+//!   by `[K, N]` or `[K, G, N]`, as read (a transposed operand is stored the other way round); an elementwise op has
+//!   operands of the shape and placement of its input.
 //! - operand A of a `gemm` may be `[M, G, N]` where operand B is a transposed `[K, G, N]`: both are
 //!   then matrices of `G * N` columns;
 //! - `swiglu` has an input `[M, 2, F]` of which neither rows are partial nor dimension 1 sharded.
-//! - `attention` has three operands of one 16-bit dtype and four dimensions, and no other operation but `lse`, elementwise ones
-//!   and results reads what is `Zigzag`; `lse` has the result of an `attention` as its input.
+//! - `attention` has three operands of one 16-bit dtype and four dimensions, and no other operation but `lse`,
+//!   elementwise ones and results reads what is `Zigzag`; `lse` has the result of an `attention` as its input.
 //! - No symbol is unused, and no literal dimension or bound is zero or above [`MAX_DIM`].
 
 pub use mk_dtype::DType;
 use std::fmt;
 
-/// The largest extent of one dimension, in elements: `2^30`. Kernels index in 32 bits, and round extents up to whole blocks.
+/// The largest extent of one dimension, in elements: `2^30`. Kernels index in 32 bits, and round extents up to whole
+/// blocks.
 pub const MAX_DIM: u64 = 1 << 30;
 /// The most mesh axes: the fabrics known have fewer levels.
 pub(crate) const MAX_AXES: usize = 4;
@@ -136,8 +137,8 @@ pub enum SymbolKind {
         /// number that the program is bound with is the bound.
         max: Option<u64>,
     },
-    /// Rows that are dispatched without a `capacity`: as many as no routing exceeds, which follows from the other numbers and the number of ranks
-    /// ([`Bound::on`](crate::Bound::on)), unless one is given.
+    /// Rows that are dispatched without a `capacity`: as many as no routing exceeds, which follows from the other
+    /// numbers and the number of ranks ([`Bound::on`](crate::Bound::on)), unless one is given.
     Room,
 }
 
@@ -174,8 +175,8 @@ pub enum Curve {
     Relu,
 }
 
-/// Rows of a block of ragged rows. Experts have whole blocks, one after the other: the rows of each begin where the blocks of those before it
-/// end, and rows behind its last one, up to the end of the block, have no value.
+/// Rows of a block of ragged rows. Experts have whole blocks, one after the other: the rows of each begin where the
+/// blocks of those before it end, and rows behind its last one, up to the end of the block, have no value.
 pub const RAGGED_BLOCK: u64 = 128;
 
 /// One operation. The comment gives `inputs -> result`.
@@ -197,25 +198,25 @@ pub enum Op {
         /// Operand B is stored as `[N, K]`.
         b_transposed: bool,
     },
-    /// `[x: [R, K], w: [E, K, N], counts: i32 [E]] -> [R, N]`, or with `[E, K, G, N]`, `[R, G, N]`; accumulated in f32. Rows are ragged: see
-    /// [`RAGGED_BLOCK`]. Those of expert `e` are multiplied by matrix `e`; others have no value. Transposed, `[x: [R, N], w: [E, K, N], counts] ->
-    /// [R, K]`, or of `[R, G, N]` and `[E, K, G, N]`.
+    /// `[x: [R, K], w: [E, K, N], counts: i32 [E]] -> [R, N]`, or with `[E, K, G, N]`, `[R, G, N]`; accumulated in f32.
+    /// Rows are ragged: see [`RAGGED_BLOCK`]. Those of expert `e` are multiplied by matrix `e`; others have no value.
+    /// Transposed, `[x: [R, N], w: [E, K, N], counts] -> [R, K]`, or of `[R, G, N]` and `[E, K, G, N]`.
     GroupedGemm {
         /// Matrices are read the other way round: `[E, K, N]` is stored.
         transposed: bool,
     },
-    /// `[x: [T, H], ids: i32 or i64 [T, K]] -> [R, H]`: the ragged rows of each rank's experts are the tokens that go to them, in their order. Each token
-    /// goes to K experts, each once.
+    /// `[x: [T, H], ids: i32 or i64 [T, K]] -> [R, H]`: the ragged rows of each rank's experts are the tokens that go
+    /// to them, in their order. Each token goes to K experts, each once.
     Dispatch {
-        /// Of an expert's rows the first ones are kept, in the order of tokens, as many whole blocks as each expert of a rank may have; others are
-        /// dropped. Else rows without room end the launch.
+        /// Of an expert's rows the first ones are kept, in the order of tokens, as many whole blocks as each expert of
+        /// a rank may have; others are dropped. Else rows without room end the launch.
         drops: bool,
     },
-    /// `[x: [R, C], scales: f32 [R]] -> f32 [R, C]`: row `r` of 8-bit values times `scales[r]`. An operand of `gemm` alone, whose result has these
-    /// factors.
+    /// `[x: [R, C], scales: f32 [R]] -> f32 [R, C]`: row `r` of 8-bit values times `scales[r]`. An operand of `gemm`
+    /// alone, whose result has these factors.
     Dequantize,
-    /// `[y: [R, N], ids: i32 or i64 [T, K], weights: f32 [T, K]] -> [T, N]`: of each token the sum of its experts' rows, each times its weight, in f32 and
-    /// the order of slots.
+    /// `[y: [R, N], ids: i32 or i64 [T, K], weights: f32 [T, K]] -> [T, N]`: of each token the sum of its experts'
+    /// rows, each times its weight, in f32 and the order of slots.
     Combine,
     /// `[x] -> y`: `Partial` over `axis` becomes `Shard(dim)`.
     ReduceScatter {
@@ -259,8 +260,8 @@ pub enum Op {
     Mul,
     /// `[x, y] -> x + y`.
     Add,
-    /// `[q: [B, S, H, D], k: [B, S, G, D], v: [B, S, G, D]] -> [B, S, H, D]`: `softmax(scale * q k^T) v` of each head, the
-    /// softmax in f32; head `h` of queries reads head `h / (H / G)` of keys and values.
+    /// `[q: [B, S, H, D], k: [B, S, G, D], v: [B, S, G, D]] -> [B, S, H, D]`: `softmax(scale * q k^T) v` of each head,
+    /// the softmax in f32; head `h` of queries reads head `h / (H / G)` of keys and values.
     Attention {
         /// A query sees keys at its own position and before.
         causal: bool,
@@ -269,14 +270,14 @@ pub enum Op {
         /// The axis over which `k` and `v` are sharded along the sequence, and passed to every rank.
         ring: Option<AxisId>,
     },
-    /// `[o: [B, S, H, D]] -> f32 [B, H, S]`, where `o` is a result of `attention`: the logarithms of the sums of exponentials
-    /// by which its rows are divided.
+    /// `[o: [B, S, H, D]] -> f32 [B, H, S]`, where `o` is a result of `attention`: the logarithms of the sums of
+    /// exponentials by which its rows are divided.
     Lse,
-    /// `[o: [B, S, H, D], do: [B, S, H, D], lse: f32 [B, H, S]] -> f32 [B, H, S, 4]`: of each query `lse`, the sum of `o * do`, and two
-    /// zeros.
+    /// `[o: [B, S, H, D], do: [B, S, H, D], lse: f32 [B, H, S]] -> f32 [B, H, S, 4]`: of each query `lse`, the sum of
+    /// `o * do`, and two zeros.
     AttentionStats,
-    /// `[q, do: [B, S, H, D], stats: f32 [B, H, S, 4], k, v: [B, S, G, D]] -> [B, S, H, D]`: gradients of the queries of an
-    /// [`Op::Attention`] with the same mask and factor, `do` being those of its results.
+    /// `[q, do: [B, S, H, D], stats: f32 [B, H, S, 4], k, v: [B, S, G, D]] -> [B, S, H, D]`: gradients of the queries
+    /// of an [`Op::Attention`] with the same mask and factor, `do` being those of its results.
     AttentionDq {
         /// As [`Op::Attention`] has it.
         causal: bool,
@@ -294,7 +295,8 @@ pub enum Op {
         /// The axis over which `q`, `do` and `stats` are passed to every rank.
         ring: Option<AxisId>,
     },
-    /// `[dk: [B, S, G, D]] -> [B, S, G, D]`, where `dk` is a result of `attention_dk`: gradients of the values beside it.
+    /// `[dk: [B, S, G, D]] -> [B, S, G, D]`, where `dk` is a result of `attention_dk`: gradients of the values beside
+    /// it.
     AttentionDv,
     /// `[x] -> factor * x`; the factor is finite.
     Scale(f64),

@@ -1,5 +1,5 @@
-//! Placements that fit: edits of the text are tried, one or two at a time, and the help of a mistake in placements names those after which
-//! the text is accepted. Where there are none, the help of the catalogue leads on.
+//! Placements that fit: edits of the text are tried, one or two at a time, and the help of a mistake in placements
+//! names those after which the text is accepted. Where there are none, the help of the catalogue leads on.
 //!
 //! Only texts of a usual size are tried, so that no input keeps the checker busy.
 

@@ -1,8 +1,8 @@
 //! Measured winners, kept on disk.
 //!
-//! One file for each pipeline with its sizes, number of ranks, target, GPU and version of mk; it holds all of these, and is
-//! used only where they are equal. It is written to a temporary name and renamed, as kernels in the cache are. A file that
-//! does not read is a note, not an error: it costs time only.
+//! One file for each pipeline with its sizes, number of ranks, target, GPU and version of mk; it holds all of these,
+//! and is used only where they are equal. It is written to a temporary name and renamed, as kernels in the cache are. A
+//! file that does not read is a note, not an error: it costs time only.
 
 use super::space;
 use mk_codegen::{

@@ -75,9 +75,9 @@ pub fn predict_each(
 /// Most tasks that a choice simulates: about a second.
 const BUDGET_TASKS: usize = 600_000;
 
-/// The config that the model takes for the best. A function of its arguments: it searches one setting after the other from
-/// the defaults (and from the flattest tiles, where those are worth trying: they pay together with parts along k), twice, and stops
-/// where the plans are so large that more predictions would take long.
+/// The config that the model takes for the best. A function of its arguments: it searches one setting after the other
+/// from the defaults (and from the flattest tiles, where those are worth trying: they pay together with parts along k),
+/// twice, and stops where the plans are so large that more predictions would take long.
 ///
 /// Nothing where no config of the space has a plan and a prediction.
 pub fn choose(
@@ -128,7 +128,8 @@ fn choose_from(
     if let Some(start) = flat {
         found = better(found, search.descend(start, budget, true));
     }
-    // Ways of moving and adding need numbers of their own: one that is a little slower with the others' may be the fastest with its own.
+    // Ways of moving and adding need numbers of their own: one that is a little slower with the others' may be the
+    // fastest with its own.
     for start in search.other_ways(found.as_ref()?) {
         found = better(found, search.descend(start, BUDGET_TASKS / 2, false));
     }
@@ -194,7 +195,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// The best by one setting after the other, twice, or until so many tasks were simulated. A way is kept where `ways` is false.
+    /// The best by one setting after the other, twice, or until so many tasks were simulated. A way is kept where
+    /// `ways` is false.
     fn descend(&self, mut config: Config, budget: usize, ways: bool) -> Option<Found> {
         let mut best = self.scores.of(std::slice::from_ref(&config)).pop().flatten();
         let mut tasks = best.map_or(0, |score| score.tasks);
@@ -285,13 +287,14 @@ fn best_alone(
     known.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(config, _)| config)
 }
 
-/// Predictions of the best of one way that are so many times that of the best of all say that it is not worth a measurement.
+/// Predictions of the best of one way that are so many times that of the best of all say that it is not worth a
+/// measurement.
 const FAR: f64 = 1.3;
 
-/// The places of the `top` candidates that are worth measuring, by the milliseconds that the model predicts of each: those that it takes
-/// for the best, but of every way of adding up, reducing and gathering the best one first, and then, where there are ways of adding up, of
-/// each with every tile. The model judges ways against each other worse than settings of one, and tiles that leave for peers worse than
-/// those that do not.
+/// The places of the `top` candidates that are worth measuring, by the milliseconds that the model predicts of each:
+/// those that it takes for the best, but of every way of adding up, reducing and gathering the best one first, and
+/// then, where there are ways of adding up, of each with every tile. The model judges ways against each other worse
+/// than settings of one, and tiles that leave for peers worse than those that do not.
 pub fn worth_measuring(candidates: &[(Config, f64)], top: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..candidates.len()).collect();
     order.sort_by(|a, b| candidates[*a].1.total_cmp(&candidates[*b].1));
@@ -323,8 +326,8 @@ pub fn worth_measuring(candidates: &[(Config, f64)], top: usize) -> Vec<usize> {
     kinds.concat().into_iter().take(top).collect()
 }
 
-/// Whether a time is below another, not a little: the first of equals is taken, so that a setting which changes nothing stays at
-/// its default.
+/// Whether a time is below another, not a little: the first of equals is taken, so that a setting which changes nothing
+/// stays at its default.
 fn shorter(score: Score, than: Option<Score>) -> bool {
     than.is_none_or(|b| score.total_s < b.total_s * (1.0 - 1e-3))
 }
@@ -377,7 +380,8 @@ pub fn gpu_of(world: &World, rank: u32) -> Result<Gpu, mk_runtime::Error> {
 /// Compute capability of the GPUs that kernels are made for.
 const HOPPER: (u32, u32) = (9, 0);
 
-/// The config for a pipeline on such GPUs: a measured winner that has a kernel, else what the model chooses, else the defaults.
+/// The config for a pipeline on such GPUs: a measured winner that has a kernel, else what the model chooses, else the
+/// defaults.
 pub fn decide(
     program: &Program,
     bound: &Bound,

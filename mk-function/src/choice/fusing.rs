@@ -4,10 +4,10 @@
 //! measured times of the kernel and of all parts > predicted ones > one kernel
 //! ```
 //!
-//! Predictions are compared with a margin ([`CLEARLY`]), measurements without. On several ranks it favours one kernel, which overlaps
-//! traffic and products; on one rank there is nothing to overlap, and it favours the parts. The time of the parts is the sum of theirs: each
-//! is measured with caches flushed, where a sequence finds some of its inputs there, and without the gap between two
-//! kernels of a stream.
+//! Predictions are compared with a margin ([`CLEARLY`]), measurements without. On several ranks it favours one kernel,
+//! which overlaps traffic and products; on one rank there is nothing to overlap, and it favours the parts. The time of
+//! the parts is the sum of theirs: each is measured with caches flushed, where a sequence finds some of its inputs
+//! there, and without the gap between two kernels of a stream.
 
 use super::{
     cache::Cache,
@@ -22,7 +22,8 @@ use mk_codegen::{
 use mk_syntax::{Bound, Program};
 use std::{fmt, str::FromStr};
 
-/// By how much the alternative must be predicted to be faster, parts on several ranks and one kernel on one: the median error of the cost model (docs/cost-model.md).
+/// By how much the alternative must be predicted to be faster, parts on several ranks and one kernel on one: the median
+/// error of the cost model (docs/cost-model.md).
 pub const CLEARLY: f64 = 0.05;
 
 /// Whether a pipeline becomes one kernel.
@@ -170,7 +171,8 @@ pub struct Times {
     pub predicted_ms: Option<f64>,
 }
 
-/// Which to take on so many ranks: `fused` are the times of one kernel and `apart` of each part; `None` where there is no kernel.
+/// Which to take on so many ranks: `fused` are the times of one kernel and `apart` of each part; `None` where there is
+/// no kernel.
 pub fn verdict(fused: Option<Times>, apart: Option<&[Times]>, ranks: u32) -> Verdict {
     let (fused, apart) = match (fused, apart) {
         (_, None) => return Verdict::new(Fusion::Fused, Reason::NoPart),

@@ -1,4 +1,5 @@
-//! Choosing how a pipeline is lowered, by what was measured before and by the cost model. Nothing is measured here: `mk-tune` does.
+//! Choosing how a pipeline is lowered, by what was measured before and by the cost model. Nothing is measured here:
+//! `mk-tune` does.
 //!
 //! ```text
 //! Program, sizes ──> space::candidates ──> Configs ──> choose::predict ──> what the cost model says

@@ -1,4 +1,5 @@
-//! The combinations of settings that a search tries: every one in the table of [`settings`] that a kernel has a use for.
+//! The combinations of settings that a search tries: every one in the table of [`settings`] that a kernel has a use
+//! for.
 
 use mk_codegen::{
     passes,
@@ -25,10 +26,11 @@ pub fn choices(
     SETTINGS.iter().map(values).filter(|(_, values)| !values.is_empty()).collect()
 }
 
-/// Every combination of values of the settings that are tried; the first is of each setting's first value. Some may have no plan:
-/// that is for the passes to say.
+/// Every combination of values of the settings that are tried; the first is of each setting's first value. Some may
+/// have no plan: that is for the passes to say.
 ///
-/// `only` replaces a setting's values by others; what is no value of it is left out, and so are combinations with another value.
+/// `only` replaces a setting's values by others; what is no value of it is left out, and so are combinations with
+/// another value.
 pub fn candidates(
     program: &Program,
     bound: &Bound,
@@ -70,7 +72,8 @@ fn as_written(setting: &Setting, values: &[String]) -> Vec<String> {
     values.iter().filter_map(written).collect()
 }
 
-/// Configs that differ from one in a number, by a step up or down, or in the tile scheduler: values around it that no search tries.
+/// Configs that differ from one in a number, by a step up or down, or in the tile scheduler: values around it that no
+/// search tries.
 pub fn neighbours(config: &Config, program: &Program, bound: &Bound) -> Vec<Config> {
     let facts = facts(program, bound, config.ranks);
     let mut near = Vec::new();
@@ -104,8 +107,8 @@ fn other_scheduler(config: &Config) -> Config {
 /// How many of those behind a winner may be ahead of it with the other scheduler.
 const RUNNERS_UP: usize = 6;
 
-/// Of configs that came in this order behind a winner, the first with the other tile scheduler: where sums leave tiles, it gains up to 8 %,
-/// more with some tiles than with others, and the model does not tell the two apart.
+/// Of configs that came in this order behind a winner, the first with the other tile scheduler: where sums leave tiles,
+/// it gains up to 8 %, more with some tiles than with others, and the model does not tell the two apart.
 pub fn runners_up<'c>(
     behind: impl Iterator<Item = &'c Config>,
     program: &Program,

@@ -16,7 +16,8 @@ pub struct Part {
     pub bound: Bound,
     /// What its parameters are in the whole pipeline, in their order: parameters there, or results of earlier parts.
     pub inputs: Vec<ValueId>,
-    /// What its results are there: what its last operation makes, and then values before that others read, in their order.
+    /// What its results are there: what its last operation makes, and then values before that others read, in their
+    /// order.
     pub results: Vec<ValueId>,
 }
 
@@ -58,7 +59,8 @@ pub fn parts(program: &Program, bound: &Bound) -> Result<Vec<Part>, Indivisible>
         let before = groups.last().and_then(|g| g.last()).map(|n| n.result);
         let follows = before.is_some() && node.inputs.first().copied() == before;
         match groups.last_mut() {
-            // Rows that are dispatched stay in the kernel that multiplies them, and those of a sum in the one that adds them up.
+            // Rows that are dispatched stay in the kernel that multiplies them, and those of a sum in the one that adds
+            // them up.
             Some(group) if follows && (fuses(&node.op) || joins(group, node)) => group.push(node),
             _ if fuses(&node.op) => return Err(Indivisible::Elementwise),
             _ => groups.push(vec![node]),

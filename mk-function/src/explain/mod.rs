@@ -1,5 +1,6 @@
-//! Why a pipeline takes as long as it does: how it is lowered and why so, what that should take, what bounds it, and what
-//! else there is: other settings, and a kernel for each operation. `mk explain` and Python print the same [`Explanation`].
+//! Why a pipeline takes as long as it does: how it is lowered and why so, what that should take, what bounds it, and
+//! what else there is: other settings, and a kernel for each operation. `mk explain` and Python print the same
+//! [`Explanation`].
 
 mod explanation;
 mod text;

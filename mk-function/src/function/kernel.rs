@@ -148,8 +148,8 @@ impl Kernel {
     /// tracing; of other processes' ranks nothing is known.
     ///
     /// # Errors
-    /// [`FunctionError::Runtime`] when the launch failed; [`FunctionError::Trace`], also without tracing, and before the
-    /// first launch.
+    /// [`FunctionError::Runtime`] when the launch failed; [`FunctionError::Trace`], also without tracing, and before
+    /// the first launch.
     pub fn trace(&mut self) -> Result<Trace, FunctionError> {
         self.instance.synchronize()?;
         let buffers = self.ranks.clone().map(|rank| self.instance.trace(rank));

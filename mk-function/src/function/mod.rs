@@ -5,8 +5,8 @@
 //!                                  └─ the same shapes again ───────────────────────────────────────> Kernel::launch
 //! ```
 //!
-//! Where one kernel would be slower than one for each operation, a function is a sequence of those, behind the same calls:
-//! [`FunctionOptions::fuse`] and [`Function::verdict`].
+//! Where one kernel would be slower than one for each operation, a function is a sequence of those, behind the same
+//! calls: [`FunctionOptions::fuse`] and [`Function::verdict`].
 //!
 //! This is what a training job links against, and what the Python module is made of. [`Kernel`] is the lower layer: one
 //! set of sizes, compiled by the caller.
@@ -47,8 +47,8 @@ use sequence::Sequence;
 use share::Fork;
 use std::{collections::HashMap, sync::Arc};
 
-/// One set of sizes of a [`Function`], bound to its world: a kernel, and the values of its run-time dimensions; or several
-/// kernels, without such.
+/// One set of sizes of a [`Function`], bound to its world: a kernel, and the values of its run-time dimensions; or
+/// several kernels, without such.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Specialisation {
     kernel: usize,
@@ -66,11 +66,11 @@ impl Specialisation {
 /// A pipeline on the GPUs of a world. Holds a kernel, with a workspace, for each set of sizes that it was called with,
 /// or several kernels and the tensors between them, until it is dropped; drop graphs that captured it first.
 ///
-/// In a world of several processes every process must make the same calls in the same order: a first call with new sizes
-/// binds, which all processes do together.
+/// In a world of several processes every process must make the same calls in the same order: a first call with new
+/// sizes binds, which all processes do together.
 ///
-/// Replays of a captured call must not run beside other calls or replays of the same function: one kernel finds that out, several
-/// ([`Function::verdict`]) would mix the tensors between them.
+/// Replays of a captured call must not run beside other calls or replays of the same function: one kernel finds that
+/// out, several ([`Function::verdict`]) would mix the tensors between them.
 pub struct Function {
     world: World,
     signature: Signature,
@@ -243,8 +243,8 @@ impl Function {
         *given == Config { ranks, reserved_sms, ..Config::default() }
     }
 
-    /// How to make it for these sizes. Collective where it is looked for: no setting is given, and GPUs are not shared, for which there are
-    /// neither measurements nor a model.
+    /// How to make it for these sizes. Collective where it is looked for: no setting is given, and GPUs are not shared,
+    /// for which there are neither measurements nor a model.
     fn choose(&self, sizes: &Bound) -> Result<Choice, FunctionError> {
         let given = &self.options.config;
         let reserved_sms = given.reserved_sms;
@@ -317,8 +317,8 @@ impl Function {
         self.composition(which).map(|made| made.verdict)
     }
 
-    /// Why a specialisation of this function takes as long as it does for these sizes, as text: what was made, how long that
-    /// should take, what bounds it, and what else there is. By the figures and measurements of rank 0. Collective.
+    /// Why a specialisation of this function takes as long as it does for these sizes, as text: what was made, how long
+    /// that should take, what bounds it, and what else there is. By the figures and measurements of rank 0. Collective.
     ///
     /// # Errors
     /// [`FunctionError::Mismatch`] for a specialisation of another function; [`FunctionError::Runtime`].
@@ -349,7 +349,8 @@ impl Function {
         self.bound.get(which.kernel).map(|b| &b.sizes)
     }
 
-    /// The kernels of a specialisation of this function, in the order of their launches; none for one of another function.
+    /// The kernels of a specialisation of this function, in the order of their launches; none for one of another
+    /// function.
     pub fn kernels(&mut self, which: Specialisation) -> &mut [Kernel] {
         self.bound.get_mut(which.kernel).map_or(&mut [], |b| b.run.kernels())
     }
@@ -363,8 +364,8 @@ impl Function {
         }
     }
 
-    /// Launches a specialisation of this function: `streams[i]` and `calls[i]` are those of the i-th rank of this process.
-    /// Returns when everything is enqueued. Ranks that share a GPU may share a stream.
+    /// Launches a specialisation of this function: `streams[i]` and `calls[i]` are those of the i-th rank of this
+    /// process. Returns when everything is enqueued. Ranks that share a GPU may share a stream.
     ///
     /// # Errors
     /// [`FunctionError::Mismatch`] for a specialisation of another function; as [`Kernel::launch`].
@@ -412,8 +413,8 @@ impl Function {
         self.bound.iter().any(|b| b.run.instances().any(Instance::captured))
     }
 
-    /// What this process's ranks did in the last launch of each kernel of a specialisation, in their order. Waits for them;
-    /// needs [`FunctionOptions::emission`] to ask for it.
+    /// What this process's ranks did in the last launch of each kernel of a specialisation, in their order. Waits for
+    /// them; needs [`FunctionOptions::emission`] to ask for it.
     ///
     /// # Errors
     /// [`FunctionError::Mismatch`] for a specialisation of another function; as [`Kernel::trace`].
@@ -430,7 +431,8 @@ impl Function {
         self.bound.iter_mut().try_for_each(|b| Ok(b.run.each(Instance::check)?))
     }
 
-    /// Waits for the last launch of every specialisation. Replays of captured graphs are waited for on their own streams.
+    /// Waits for the last launch of every specialisation. Replays of captured graphs are waited for on their own
+    /// streams.
     ///
     /// # Errors
     /// [`FunctionError::Runtime`] when a kernel gave up.

@@ -1,9 +1,10 @@
 //! A pipeline as several kernels, launched one after the other, with the tensors between them.
 //!
 //! Parts of one call follow each other on the streams of that call, rank by rank. Calls follow each other because every
-//! kernel waits for the launch before it on its GPU: parts never run beside others ([`InstanceOptions::overlap`]), or the
-//! next call would write tensors that this one still reads. Captured calls are the caller's to order: a replay beside another
-//! call of the same function would mix the tensors between kernels, unseen (of one kernel it is a fault).
+//! kernel waits for the launch before it on its GPU: parts never run beside others ([`InstanceOptions::overlap`]), or
+//! the next call would write tensors that this one still reads. Captured calls are the caller's to order: a replay
+//! beside another call of the same function would mix the tensors between kernels, unseen (of one kernel it is a
+//! fault).
 
 use super::{
     kernel::{Argument, Call, Kernel},
@@ -97,7 +98,8 @@ impl Sequence {
         local.map(|l| l.results.clone()).unwrap_or_default()
     }
 
-    /// Enqueues all kernels; otherwise as [`Kernel::launch`]. Nothing is launched unless all kernels accept their tensors.
+    /// Enqueues all kernels; otherwise as [`Kernel::launch`]. Nothing is launched unless all kernels accept their
+    /// tensors.
     ///
     /// # Errors
     /// As [`Kernel::launch`].
@@ -163,8 +165,8 @@ impl Sequence {
         self.kernels.iter_mut().for_each(|k| k.instance().abort());
     }
 
-    /// A kernel that failed refuses every later launch, here and in other processes; the others would run, and wait for ranks that
-    /// launch no more. So all of them refuse. Returns the first failure; without one nothing happens.
+    /// A kernel that failed refuses every later launch, here and in other processes; the others would run, and wait for
+    /// ranks that launch no more. So all of them refuse. Returns the first failure; without one nothing happens.
     fn give_up_together(&mut self) -> Option<Error> {
         let failed = self.kernels.iter_mut().find_map(|k| k.instance().check().err());
         if failed.is_some() {
@@ -218,8 +220,8 @@ impl Drop for Sequence {
     }
 }
 
-/// The first result that shares memory with another tensor: a later part may read that one. `in_place`: parameters that results, by
-/// position, replace.
+/// The first result that shares memory with another tensor: a later part may read that one. `in_place`: parameters that
+/// results, by position, replace.
 fn overlapping(call: &Call, in_place: &[Option<usize>]) -> Option<usize> {
     let range =
         |a: &Argument| (a.tensor.ptr(), a.tensor.ptr().saturating_add(a.tensor.size_bytes()));

@@ -4,7 +4,8 @@ use mk_codegen::target;
 use mk_runtime::{Error, Event, Stream, StreamRef, World};
 use mk_syntax::{Op, Program};
 
-/// Whether a pipeline's kernels wait for other ranks. Those that do not end whatever runs beside them, and need leave no SMs to it.
+/// Whether a pipeline's kernels wait for other ranks. Those that do not end whatever runs beside them, and need leave
+/// no SMs to it.
 pub(super) fn communicates(program: &Program) -> bool {
     program.nodes().iter().any(|node| match node.op {
         Op::Gather { .. }
@@ -19,17 +20,17 @@ pub(super) fn communicates(program: &Program) -> bool {
     })
 }
 
-/// The [`Config::reserved_sms`](mk_codegen::settings::Config::reserved_sms) of a plan for `world`: SMs of the target that are
-/// not in [`World::sm_budget`], because ranks share a GPU, the GPU has fewer SMs than the target, or `reserve_sms` of
-/// every GPU stay free.
+/// The [`Config::reserved_sms`](mk_codegen::settings::Config::reserved_sms) of a plan for `world`: SMs of the target
+/// that are not in [`World::sm_budget`], because ranks share a GPU, the GPU has fewer SMs than the target, or
+/// `reserve_sms` of every GPU stay free.
 pub fn reserved_sms(world: &World, target: &str, reserve_sms: u32) -> u32 {
     // Of a target that is not known there is no plan, whatever is reserved.
     let sms = target::by_name(target).map_or(0, |t| t.sms);
     sms.saturating_sub(world.sm_budget(reserve_sms))
 }
 
-/// Streams for ranks that share a GPU and were given one stream: the kernels of one launch wait for each other, and in one
-/// stream they would run one after the other. Work before and behind the launch keeps its order.
+/// Streams for ranks that share a GPU and were given one stream: the kernels of one launch wait for each other, and in
+/// one stream they would run one after the other. Work before and behind the launch keeps its order.
 ///
 /// ```text
 /// caller's stream  ── before ──┬── rank 0's kernel ──┬── behind ──

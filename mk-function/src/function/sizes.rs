@@ -35,8 +35,8 @@ impl Signature {
     /// A pipeline on `ranks` ranks, with the sizes that are known already.
     ///
     /// # Errors
-    /// [`ArgumentError`] for no or too many ranks, a mesh of several axes, unknown names, and sizes that contradict each
-    /// other.
+    /// [`ArgumentError`] for no or too many ranks, a mesh of several axes, unknown names, and sizes that contradict
+    /// each other.
     pub fn new(program: Program, ranks: u32, given: Sizes) -> Result<Signature, ArgumentError> {
         let most = mk_abi::device::MAX_RANKS as u32;
         if !(1..=most).contains(&ranks) {

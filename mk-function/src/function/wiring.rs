@@ -30,7 +30,8 @@ pub struct Wires {
 pub struct Wiring {
     /// By part.
     pub parts: Vec<Wires>,
-    /// The values that are neither parameters nor results of the pipeline: whoever launches the parts has memory for them.
+    /// The values that are neither parameters nor results of the pipeline: whoever launches the parts has memory for
+    /// them.
     pub between: Vec<ValueId>,
 }
 
@@ -53,8 +54,8 @@ impl Wiring {
         Some(wiring)
     }
 
-    /// The parameter that result `i` may replace: one that the part with that result alone reads, once, and `replaces` in its own
-    /// parameter of that position.
+    /// The parameter that result `i` may replace: one that the part with that result alone reads, once, and `replaces`
+    /// in its own parameter of that position.
     pub fn replaced(&self, i: usize, replaces: impl Fn(usize, usize) -> bool) -> Option<usize> {
         let part = self.parts.iter().position(|p| p.outputs.contains(&Place::Output(i)))?;
         let inputs = self.parts.get(part)?.inputs.iter().enumerate();

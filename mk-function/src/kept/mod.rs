@@ -6,8 +6,9 @@
 //! choice: key ──> Choice as text                                           taken where it reads, and lowered and proved as any other
 //! ```
 //!
-//! A proof is of one plan: the plan is lowered and its kernel emitted at every start, and only verifying and evaluating are left out. The
-//! binary is the file whose code is loaded, hashed ([`mk_runtime::binary`]); where that is not known, nothing is kept and nothing taken.
+//! A proof is of one plan: the plan is lowered and its kernel emitted at every start, and only verifying and evaluating
+//! are left out. The binary is the file whose code is loaded, hashed ([`mk_runtime::binary`]); where that is not known,
+//! nothing is kept and nothing taken.
 
 mod choices;
 mod proofs;
@@ -27,7 +28,8 @@ use std::{fmt, str::FromStr, sync::OnceLock};
 /// Whether what earlier processes found is taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prove {
-    /// A plan that this very compiler has proved before is not proved again, and settings that it has searched are not searched again.
+    /// A plan that this very compiler has proved before is not proved again, and settings that it has searched are not
+    /// searched again.
     #[default]
     Cached,
     /// Every plan is proved and all settings are searched.

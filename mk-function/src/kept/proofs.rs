@@ -103,8 +103,8 @@ impl Proofs {
         Proofs { shelf: None }
     }
 
-    /// The proof of a plan that was lowered from these: that of an earlier process, if it was of the same plan and kernel, else a new one,
-    /// which is kept.
+    /// The proof of a plan that was lowered from these: that of an earlier process, if it was of the same plan and
+    /// kernel, else a new one, which is kept.
     ///
     /// # Errors
     /// As [`passes::prove`].

@@ -1,8 +1,9 @@
 //! The dense reference: a pipeline evaluated in f64 on global tensors, for some rows of a result or for all.
 //!
-//! Most operations of the language make a row of their result from the same row of their first operand and from the whole of
-//! the second, so a few rows of a large result are cheap; a GEMM with a transposed operand A needs all of both. A value that is `partial` is kept as its contributions, one for each
-//! rank. Nothing is rounded but inputs and casts of them; what rounding costs a right result is kept beside each element ([`Near`]).
+//! Most operations of the language make a row of their result from the same row of their first operand and from the
+//! whole of the second, so a few rows of a large result are cheap; a GEMM with a transposed operand A needs all of
+//! both. A value that is `partial` is kept as its contributions, one for each rank. Nothing is rounded but inputs and
+//! casts of them; what rounding costs a right result is kept beside each element ([`Near`]).
 
 mod routed;
 mod routes;
@@ -58,8 +59,8 @@ impl<'a> Dense<'a> {
         Dense { inputs, launch, work: u64::MAX, routes: Routes::default() }
     }
 
-    /// The same, with about so many multiply-adds at most for each attention: of some queries of each head, at least one. Results of the others
-    /// are not judged.
+    /// The same, with about so many multiply-adds at most for each attention: of some queries of each head, at least
+    /// one. Results of the others are not judged.
     pub fn within(self, work: u64) -> Dense<'a> {
         Dense { work, ..self }
     }
@@ -157,9 +158,9 @@ impl<'a> Dense<'a> {
         }
     }
 
-    /// Whether memory may hold a value before it is read: it is a result, or a collective's, or is read by something else than the
-    /// elementwise operation that follows its GEMM; what a cast rounds in registers counts, too. Reductions over ranks store
-    /// their contributions themselves.
+    /// Whether memory may hold a value before it is read: it is a result, or a collective's, or is read by something
+    /// else than the elementwise operation that follows its GEMM; what a cast rounds in registers counts, too.
+    /// Reductions over ranks store their contributions themselves.
     fn is_stored(&self, value: ValueId) -> bool {
         let program = self.inputs.case().program;
         let Some(Def::Node(node)) = program.def(value) else { return false };
@@ -361,13 +362,15 @@ impl<'a> Dense<'a> {
         Ok(Value::Contributions(contributions.collect::<Result<_, HarnessError>>()?))
     }
 
-    /// How many queries of each head may be evaluated, if each takes so many products of a row with all rows of the other side.
+    /// How many queries of each head may be evaluated, if each takes so many products of a row with all rows of the
+    /// other side.
     fn asked(&self, q: ValueId, products: u64) -> usize {
         let all: u64 = (0..4).map(|d| self.extent(q, d) as u64).product();
         usize::try_from(self.work / (products * all).max(1)).unwrap_or(usize::MAX).max(1)
     }
 
-    /// The attention whose logarithms a node takes, or the gradients of keys that it has the values' beside; any other node is itself.
+    /// The attention whose logarithms a node takes, or the gradients of keys that it has the values' beside; any other
+    /// node is itself.
     fn attended<'n>(&self, node: &'n Node) -> &'n Node
     where
         'a: 'n,

@@ -9,7 +9,8 @@ use std::{
 /// Expert and token of each row, where it has some.
 pub(super) type Packed = Vec<Option<(usize, usize)>>;
 
-/// Routings of the launch, worked out once. A reference makes a few rows at a time; each time it needs the routing of all rows.
+/// Routings of the launch, worked out once. A reference makes a few rows at a time; each time it needs the routing of
+/// all rows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Routes(Arc<Mutex<Known>>);
 

@@ -81,7 +81,8 @@ impl<'a> Session<'a> {
         self.routing = routing;
     }
 
-    /// Goes on with other values for the kernel's run-time dimensions, in tensors of their sizes; drops captured launches.
+    /// Goes on with other values for the kernel's run-time dimensions, in tensors of their sizes; drops captured
+    /// launches.
     ///
     /// # Errors
     /// [`HarnessError::Runtime`].
@@ -154,8 +155,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// The error of each rank against an fp32 reference on the same GPU, over all elements; the worst of all results. A right one
-    /// is within [`Session::tolerance`].
+    /// The error of each rank against an fp32 reference on the same GPU, over all elements; the worst of all results. A
+    /// right one is within [`Session::tolerance`].
     ///
     /// # Errors
     /// [`HarnessError::Unsupported`] for pipelines that the reference does not compute; [`HarnessError::Runtime`].

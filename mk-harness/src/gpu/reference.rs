@@ -65,7 +65,8 @@ pub(super) fn evaluate(s: &Setting<'_>) -> Result<Vec<Vec<DeviceTensor>>, Harnes
     program.results().iter().map(result).collect()
 }
 
-/// The attention whose logarithms a node takes, or the gradients of keys that it has the values' beside: of their operands it is computed.
+/// The attention whose logarithms a node takes, or the gradients of keys that it has the values' beside: of their
+/// operands it is computed.
 fn attended<'p>(program: &'p Program, node: &Node) -> Option<&'p Node> {
     match (node.op, node.inputs.first().and_then(|o| program.def(*o))) {
         (Op::Lse | Op::AttentionDv, Some(Def::Node(attention))) => Some(attention),

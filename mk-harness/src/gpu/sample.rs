@@ -6,8 +6,8 @@ use mk_runtime::{DeviceTensor, reference::random_value};
 use mk_syntax::ValueId;
 
 impl Session<'_> {
-    /// Some rows of each result, every element judged by its bound from f64 on the host, by rank; nothing of a rank that owns none
-    /// of them.
+    /// Some rows of each result, every element judged by its bound from f64 on the host, by rank; nothing of a rank
+    /// that owns none of them.
     ///
     /// # Errors
     /// [`HarnessError::Unsupported`] for a mesh of several axes; [`HarnessError::Runtime`].

@@ -24,7 +24,8 @@ pub struct Timing {
 }
 
 impl Session<'_> {
-    /// Times launches (replays, if a launch was captured) by CUDA events: inputs rotate, caches are flushed between them.
+    /// Times launches (replays, if a launch was captured) by CUDA events: inputs rotate, caches are flushed between
+    /// them.
     ///
     /// # Errors
     /// [`HarnessError::Runtime`].

@@ -36,8 +36,9 @@ impl Context {
         self.ordinal
     }
 
-    /// Makes this the thread's context until the guard drops, which restores the caller's. Until then no call of this thread spoils
-    /// a capture, of whatever mode, that it or another thread has open, but for `cuCtxSynchronize`, and what is put into the captured stream.
+    /// Makes this the thread's context until the guard drops, which restores the caller's. Until then no call of this
+    /// thread spoils a capture, of whatever mode, that it or another thread has open, but for `cuCtxSynchronize`, and
+    /// what is put into the captured stream.
     pub(crate) fn enter(&self) -> Result<Entered, Error> {
         let mut previous = std::ptr::null_mut();
         // SAFETY: a valid out-pointer; the driver is initialised because a context exists.

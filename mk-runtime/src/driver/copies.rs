@@ -5,8 +5,8 @@ use crate::Error;
 use cudarc::driver::sys;
 
 impl Context {
-    /// Enqueues copies, memsets or plain kernels in a stream that has nothing else, and waits for them. (Not in the default stream: that waits
-    /// for other blocking ones, of which one may be captured.)
+    /// Enqueues copies, memsets or plain kernels in a stream that has nothing else, and waits for them. (Not in the
+    /// default stream: that waits for other blocking ones, of which one may be captured.)
     pub(crate) fn run(
         &self,
         enqueue: impl FnOnce(sys::CUstream) -> Result<(), Error>,

@@ -44,8 +44,8 @@ thread_local! {
 /// The process whose ledger it is.
 static HOME: OnceLock<u32> = OnceLock::new();
 
-/// Whether this process is a fork of one that has a ledger. Its copy may stay locked for ever, because another thread had locked it, and its
-/// GPU handles belong to the parent.
+/// Whether this process is a fork of one that has a ledger. Its copy may stay locked for ever, because another thread
+/// had locked it, and its GPU handles belong to the parent.
 pub fn forked() -> bool {
     let here = std::process::id();
     *HOME.get_or_init(|| here) != here
@@ -91,7 +91,8 @@ impl DerefMut for LockedLedger {
     }
 }
 
-/// Waits for what was launched on a GPU, but for captured launches. Not with the ledger locked: another thread's launch may be what is missing.
+/// Waits for what was launched on a GPU, but for captured launches. Not with the ledger locked: another thread's launch
+/// may be what is missing.
 pub(crate) fn wait_for_launches(device: i32) -> Result<(), Error> {
     let ledger = between_launches();
     let all = ledger.as_ref().map(|ledger| ledger.before(device, 0, false)).unwrap_or_default();

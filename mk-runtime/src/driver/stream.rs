@@ -43,7 +43,8 @@ impl StreamRef {
 }
 
 impl StreamRef {
-    /// The capture that the stream of a GPU is part of, if it is, also where that is already spoilt. The context is current.
+    /// The capture that the stream of a GPU is part of, if it is, also where that is already spoilt. The context is
+    /// current.
     pub(crate) fn capture(self, device: i32) -> Result<Option<u64>, Error> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let mut id = 0;

@@ -175,7 +175,8 @@ impl DeviceTensor {
     /// Copies integers to a tensor of 32 or 64 bits, and waits.
     ///
     /// # Errors
-    /// [`Error::Shape`] when the number of values or the type does not fit, or a value is beyond the type; [`Error::Cuda`].
+    /// [`Error::Shape`] when the number of values or the type does not fit, or a value is beyond the type;
+    /// [`Error::Cuda`].
     pub fn upload_integers(&self, values: &[i64]) -> Result<(), Error> {
         if self.dtype == DType::I64 {
             return self.buffer.upload(&pack(values, i64::to_le_bytes));

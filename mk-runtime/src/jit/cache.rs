@@ -1,4 +1,5 @@
-//! Kernels in the [store](crate::store): the body of an item is the log's length (u64, little-endian), the log, and the CUBIN.
+//! Kernels in the [store](crate::store): the body of an item is the log's length (u64, little-endian), the log, and the
+//! CUBIN.
 
 use super::Unit;
 use crate::store::{Key, Kind, Store};

@@ -2,8 +2,9 @@
 //!
 //! 1. `JitOptions::nvrtc_dir`; 2. `MK_NVRTC_DIR` (a directory named explicitly must hold it: no fall-back);
 //! 3. `.nvrtc/nvidia/cu13/lib` in the current directory, the program's directory, or a parent of either;
-//! 4. `LD_LIBRARY_PATH`; 5. `nvidia/cu13/lib` in the site-packages of the active Python environment, of the one in whose `bin` the program is, of
-//!    the `python3` on `PATH`, and of the system; 6. CUDA toolkits (`CUDA_HOME`, `CUDA_PATH`, `/usr/local/cuda*`); 7. the loader.
+//! 4. `LD_LIBRARY_PATH`; 5. `nvidia/cu13/lib` in the site-packages of the active Python environment, of the one in
+//!    whose `bin` the program is, of the `python3` on `PATH`, and of the system; 6. CUDA toolkits (`CUDA_HOME`,
+//!    `CUDA_PATH`, `/usr/local/cuda*`); 7. the loader.
 
 use super::JitOptions;
 use super::cache::Cache;

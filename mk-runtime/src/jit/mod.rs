@@ -49,8 +49,9 @@ impl fmt::Debug for Compiled {
 ///
 /// # Errors
 /// [`Error::NvrtcMissing`] or [`Error::NvrtcUnusable`] without a compiler; [`Error::Compile`] with NVRTC's log;
-/// [`Error::Spill`] unless `options` or the source allow it; [`Error::Serialised`] for wgmma that ptxas serialised and for
-/// a setmaxnreg that it ignored; [`Error::BadSource`] when the entry point is not in the result. A cache that cannot be read or written is not an error.
+/// [`Error::Spill`] unless `options` or the source allow it; [`Error::Serialised`] for wgmma that ptxas serialised and
+/// for a setmaxnreg that it ignored; [`Error::BadSource`] when the entry point is not in the result. A cache that
+/// cannot be read or written is not an error.
 pub fn compile(source: &KernelSource, options: &JitOptions) -> Result<Compiled, Error> {
     let unit = Unit {
         name: &source.name,

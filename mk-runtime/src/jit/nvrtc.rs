@@ -128,8 +128,8 @@ impl Library {
         };
         let source = c_string(unit.cuda, "the text")?;
         let name = c_string(&format!("{}.cu", unit.name), "the name")?;
-        // With a driver on the machine NVRTC would answer from the driver's cache, and its log would say nothing of registers,
-        // spills and entry points.
+        // With a driver on the machine NVRTC would answer from the driver's cache, and its log would say nothing of
+        // registers, spills and entry points.
         let own_cache = (self.version.major, self.version.minor) >= NO_CACHE_SINCE;
         let flags = flags.iter().map(String::as_str).chain(own_cache.then_some("--no-cache"));
         let flags = flags.map(|f| c_string(f, "an option")).collect::<Result<Vec<_>, _>>()?;

@@ -15,8 +15,9 @@ pub struct JitOptions {
     pub allow_spills: bool,
     /// Source lines in the CUBIN, for profilers. Default: false.
     pub line_info: bool,
-    /// Threads of the optimiser and the assembler. The machine code is the same with any number, and two halve the time of a large kernel;
-    /// but with more than one the assembler does not say that it serialised wgmma, which is then not refused. Default: 1.
+    /// Threads of the optimiser and the assembler. The machine code is the same with any number, and two halve the time
+    /// of a large kernel; but with more than one the assembler does not say that it serialised wgmma, which is then not
+    /// refused. Default: 1.
     pub split_compile: u32,
 }
 

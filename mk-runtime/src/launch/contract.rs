@@ -127,8 +127,8 @@ pub(super) fn tensor_bytes(
         .collect()
 }
 
-/// The tensor that shares memory with result `i`, if one does: plans are proved for buffers that do not, but for a parameter that the
-/// result replaces.
+/// The tensor that shares memory with result `i`, if one does: plans are proved for buffers that do not, but for a
+/// parameter that the result replaces.
 fn overlapping<'s>(source: &'s KernelSource, given: &RankTensors, i: usize) -> Option<&'s str> {
     if source.tensors[i].direction != TensorDirection::Out {
         return None;

@@ -6,7 +6,8 @@ use mk_abi::{KernelSource, MapBase, TensorMapSpec};
 /// Checks the values that a launch gives.
 ///
 /// # Errors
-/// [`Error::Count`] for another number of values than the kernel has dimensions; [`Error::Shape`] for one outside its bounds.
+/// [`Error::Count`] for another number of values than the kernel has dimensions; [`Error::Shape`] for one outside its
+/// bounds.
 pub(super) fn check_dims(source: &KernelSource, dims: &[u32]) -> Result<(), Error> {
     let expected = source.runtime_dims.len();
     if dims.len() != expected {
@@ -29,8 +30,9 @@ pub(super) fn check_dims(source: &KernelSource, dims: &[u32]) -> Result<(), Erro
     Ok(())
 }
 
-/// A tensor map over as many rows as there are: boxes beyond them are clipped. Dimensions of a map of the caller's tensor that a run-time
-/// dimension decides are those of the tensor, or, where it decides the first, that one and the row.
+/// A tensor map over as many rows as there are: boxes beyond them are clipped. Dimensions of a map of the caller's
+/// tensor that a run-time dimension decides are those of the tensor, or, where it decides the first, that one and the
+/// row.
 pub(super) fn map(
     source: &KernelSource,
     rank: u32,
@@ -43,7 +45,8 @@ pub(super) fn map(
     // Innermost first.
     let Some(at) = spec.dims.len().checked_sub(1 + dim) else { return spec };
     spec.dims[at] = rows;
-    // What lies behind each other moves together: strides of the dimensions around it, innermost first, from the second one on.
+    // What lies behind each other moves together: strides of the dimensions around it, innermost first, from the second
+    // one on.
     for outer in at.max(1)..spec.strides_bytes.len() {
         spec.strides_bytes[outer] = spec.strides_bytes[outer - 1] * spec.dims[outer].max(1);
     }

@@ -5,13 +5,15 @@
 //! engine's stream         until the kernel says ── copies ──┘                       └── copies ──┘
 //! ```
 //!
-//! The copies may write to peers' memory when every rank has entered the launch. The kernel says so by a word in which the stream waits for
-//! 1 and puts back 0. The kernel is enqueued before that wait, so that it begins before, whatever queues they share. Nothing else tells the
-//! driver of this order, nor that the copies are behind what the caller's stream did before the kernel: CUDA asks for events beside such
-//! waits, so that work that shares a queue comes in order, and here the order of enqueueing is that already. A graph need not keep it. In a
-//! captured launch the gate, a kernel of one CTA before both, ends when every rank has entered.
+//! The copies may write to peers' memory when every rank has entered the launch. The kernel says so by a word in which
+//! the stream waits for 1 and puts back 0. The kernel is enqueued before that wait, so that it begins before, whatever
+//! queues they share. Nothing else tells the driver of this order, nor that the copies are behind what the caller's
+//! stream did before the kernel: CUDA asks for events beside such waits, so that work that shares a queue comes in
+//! order, and here the order of enqueueing is that already. A graph need not keep it. In a captured launch the gate, a
+//! kernel of one CTA before both, ends when every rank has entered.
 //!
-//! A copy of the epoch behind the data sets a flag of the peer that waits: no operation holds a value that changes from launch to launch.
+//! A copy of the epoch behind the data sets a flag of the peer that waits: no operation holds a value that changes from
+//! launch to launch.
 
 use super::program::{WORD, no_transport};
 use crate::driver::cu;
@@ -96,16 +98,16 @@ impl Engine {
         &self.gate
     }
 
-    /// Whether a launch may be captured: the engine's stream belongs to no capture, or to the one that the caller's does. The context
-    /// is current.
+    /// Whether a launch may be captured: the engine's stream belongs to no capture, or to the one that the caller's
+    /// does. The context is current.
     pub(super) fn may_capture(&self, stream: StreamRef) -> Result<bool, Error> {
         let device = self.gate.context().ordinal();
         let own = self.captured.as_ref().capture(device)?;
         Ok(own.is_none() || own == stream.capture(device)?)
     }
 
-    /// Puts the gate before a captured launch's kernel, and the engine's stream behind it: before the kernel is enqueued. In any other
-    /// launch that stream follows the kernel's word alone. The context is current.
+    /// Puts the gate before a captured launch's kernel, and the engine's stream behind it: before the kernel is
+    /// enqueued. In any other launch that stream follows the kernel's word alone. The context is current.
     ///
     /// # Safety
     /// `params` points to the parameter that the kernel declares.
@@ -121,8 +123,8 @@ impl Engine {
         self.begun.hold_entered(self.captured.as_ref())
     }
 
-    /// Enqueues the operations on these tensors, and has the caller's stream wait for them. The kernel is enqueued; the context is
-    /// current.
+    /// Enqueues the operations on these tensors, and has the caller's stream wait for them. The kernel is enqueued; the
+    /// context is current.
     pub(super) fn carry_out(
         &self,
         stream: StreamRef,
@@ -153,7 +155,8 @@ impl Engine {
             Some(self.gate.context().ordinal()),
             sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ,
         );
-        // SAFETY: a word of the control block, which lives as long as the instance, and that until its streams are through.
+        // SAFETY: a word of the control block, which lives as long as the instance, and that until its streams are
+        // through.
         unsafe { cu!(device, cuStreamWaitValue32_v2(own.raw(), self.begins, 1, when as u32)) }
     }
 
@@ -174,8 +177,8 @@ impl Engine {
     /// Copies the epoch to a word.
     fn raise(&self, stream: StreamRef, word: u64) -> Result<(), Error> {
         let device = Some(self.gate.context().ordinal());
-        // SAFETY: both ranges were checked against their memory (the source at bind, the tensors at this launch); peers' memory is
-        // mapped for as long as the instance lives, which ends behind its streams.
+        // SAFETY: both ranges were checked against their memory (the source at bind, the tensors at this launch);
+        // peers' memory is mapped for as long as the instance lives, which ends behind its streams.
         unsafe { cu!(device, cuMemcpyDtoDAsync_v2(word, self.epoch, WORD, stream.raw())) }
     }
 }

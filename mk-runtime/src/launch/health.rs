@@ -80,8 +80,8 @@ impl Health {
         }
     }
 
-    /// A rank whose process has died did not set the abort flag itself; one that launched something else had a reason to, and one of
-    /// another host, or whose network has failed, has told what it was.
+    /// A rank whose process has died did not set the abort flag itself; one that launched something else had a reason
+    /// to, and one of another host, or whose network has failed, has told what it was.
     fn known(&self, mut fault: Fault, why: Option<&(u32, String)>) -> Fault {
         let (FaultCause::Known(FaultKind::PeerAborted), Some(peer)) = (fault.cause, fault.peer)
         else {
@@ -100,7 +100,8 @@ impl Health {
         fault
     }
 
-    /// Tells kernels of all ranks to give up, on behalf of `by`: those of this host by their records, others by their processes.
+    /// Tells kernels of all ranks to give up, on behalf of `by`: those of this host by their records, others by their
+    /// processes.
     pub(super) fn give_up(&self, by: u32, why: Option<String>) {
         // The pages of a fork are its parent's.
         if ledger::forked() {

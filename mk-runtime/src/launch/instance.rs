@@ -22,7 +22,8 @@ use mk_abi::KernelSource;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// A kernel bound to a world. Dropping it waits for this process's GPUs, and spoils no capture; drop graphs that captured it first.
+/// A kernel bound to a world. Dropping it waits for this process's GPUs, and spoils no capture; drop graphs that
+/// captured it first.
 ///
 /// A launch needs no host synchronisation and no reset of memory: epochs are counted on the device.
 ///
@@ -63,13 +64,15 @@ impl Instance {
     /// In a world of processes this is collective, and waits for the others for `entry_limit` (at least a minute).
     /// All must pass the same kernel and options; what differs is an error on every rank, before memory is made.
     ///
-    /// The driver loads code between kernels only: this waits for what the GPU runs, and so do launches of other threads
-    /// on it meanwhile. Where that needs another rank's launch, all ranks must launch and bind in the same order.
+    /// The driver loads code between kernels only: this waits for what the GPU runs, and so do launches of other
+    /// threads on it meanwhile. Where that needs another rank's launch, all ranks must launch and bind in the same
+    /// order.
     ///
     /// # Errors
-    /// [`Error::WorldSize`], [`Error::BadSource`], [`Error::Unsupported`], [`Error::Unreachable`], [`Error::WrongArch`], [`Error::NotCoResident`],
-    /// [`Error::SmBudget`], [`Error::LaunchBlocking`], [`Error::Cuda`] (out of memory among others). With other
-    /// processes also [`Error::Disagree`], [`Error::PeerFailed`], [`Error::PeerGone`], [`Error::PeerSilent`].
+    /// [`Error::WorldSize`], [`Error::BadSource`], [`Error::Unsupported`], [`Error::Unreachable`],
+    /// [`Error::WrongArch`], [`Error::NotCoResident`], [`Error::SmBudget`], [`Error::LaunchBlocking`], [`Error::Cuda`]
+    /// (out of memory among others). With other processes also [`Error::Disagree`], [`Error::PeerFailed`],
+    /// [`Error::PeerGone`], [`Error::PeerSilent`].
     pub fn bind(
         world: &World,
         source: &KernelSource,
@@ -168,10 +171,11 @@ impl Instance {
     /// the order in which different processes make their calls.
     ///
     /// # Errors
-    /// [`Error::Count`] and [`Error::Tensor`] for arguments that do not fit, [`Error::SameStream`] and [`Error::MixedCapture`], with nothing
-    /// launched; [`Error::Poisoned`] after an earlier failure; [`Error::PeerGone`] when the process of another rank
-    /// is dead; [`Error::OutOfStep`] when another rank launched something else in its place; [`Error::Cuda`] when a launch fails, which aborts the ranks that were launched and poisons the
-    /// instance.
+    /// [`Error::Count`] and [`Error::Tensor`] for arguments that do not fit, [`Error::SameStream`] and
+    /// [`Error::MixedCapture`], with nothing launched; [`Error::Poisoned`] after an earlier failure;
+    /// [`Error::PeerGone`] when the process of another rank is dead; [`Error::OutOfStep`] when another rank launched
+    /// something else in its place; [`Error::Cuda`] when a launch fails, which aborts the ranks that were launched and
+    /// poisons the instance.
     pub fn launch(&mut self, streams: &[StreamRef], tensors: &[RankTensors]) -> Result<(), Error> {
         self.launch_with(streams, tensors, &[])
     }
@@ -245,8 +249,8 @@ impl Instance {
             }
             enqueued += 1;
         }
-        // Behind the kernels of all ranks: what one rank's copies wait for may be another's kernel, and a full queue would keep this
-        // thread from it.
+        // Behind the kernels of all ranks: what one rank's copies wait for may be another's kernel, and a full queue
+        // would keep this thread from it.
         for (i, (rank, stream)) in self.ranks.iter().zip(streams).take(touched).enumerate() {
             let finished = rank
                 .kernel
@@ -262,7 +266,8 @@ impl Instance {
             // Also for the first rank: its kernel may be running, and what followed it have failed.
             let first = self.world.local_ranks().start;
             let by = self.ranks.get(enqueued).map_or(first, |r| r.rank);
-            // What was captured has not run: others' launches go on. Of several ranks it may be a part, which must not be replayed.
+            // What was captured has not run: others' launches go on. Of several ranks it may be a part, which must not
+            // be replayed.
             if eager.is_some() {
                 self.health.give_up(by, Some(error.to_string()));
             }

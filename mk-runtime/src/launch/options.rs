@@ -23,9 +23,9 @@ pub struct InstanceOptions {
     /// they bind them.
     /// Default: false.
     pub overlap: bool,
-    /// Whether workspace, but for signals, may be memory of other instances of the world that are bound so. For kernels of plans that touch no
-    /// rank's workspace outside of that rank's own kernel, which their proof says (`Proof::exclusive` is empty). Without effect with `overlap`,
-    /// and over nodes. Default: false.
+    /// Whether workspace, but for signals, may be memory of other instances of the world that are bound so. For kernels
+    /// of plans that touch no rank's workspace outside of that rank's own kernel, which their proof says
+    /// (`Proof::exclusive` is empty). Without effect with `overlap`, and over nodes. Default: false.
     pub pooled: bool,
     /// Bytes of trace buffer per rank, for kernels written by hand: one that was emitted with tracing says itself
     /// how many it has ([`KernelSource::trace`]), and this does not count. Default: 0.

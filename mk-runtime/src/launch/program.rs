@@ -175,7 +175,8 @@ mod tests {
     fn every_rank_waits_for_all_first() {
         assert!(judged(|p| p.ranks.clear()).contains("host operations for 0 ranks"));
         assert!(judged(|p| p.gate_threads = 0).contains("threads of its gate"));
-        // The kernel's word is reset by the stream that waits for it: without the wait it would let the next launch begin.
+        // The kernel's word is reset by the stream that waits for it: without the wait it would let the next launch
+        // begin.
         assert!(judged(|p| p.ranks[0].clear()).contains("entry 0 times"));
         assert!(judged(|p| p.ranks[0].swap(0, 1)).contains("must once, before all others"));
         assert!(judged(|p| p.ranks[0].push(HostOp::AwaitEntry)).contains("entry 2 times"));

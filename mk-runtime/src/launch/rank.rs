@@ -226,9 +226,9 @@ impl Rank {
         self.engine.as_ref().map_or(Ok(true), |engine| engine.may_capture(stream))
     }
 
-    /// Enqueues the host operations that go beside the kernel, if there are and all before them is enqueued (nothing else keeps them from
-    /// memory that peers still read), and marks the end of all unless it is captured: also where something failed, because the
-    /// rest runs. The context is current.
+    /// Enqueues the host operations that go beside the kernel, if there are and all before them is enqueued (nothing
+    /// else keeps them from memory that peers still read), and marks the end of all unless it is captured: also where
+    /// something failed, because the rest runs. The context is current.
     pub(super) fn finish(&self, stream: StreamRef, eager: bool, whole: bool) -> Result<(), Error> {
         let copied = match &self.engine {
             Some(engine) if whole => engine.carry_out(stream, eager, &self.tensors),
@@ -272,7 +272,8 @@ impl Rank {
     }
 }
 
-/// Bytes of a rank's trace buffer. A kernel that says what it writes has that many: readers take a buffer of another size for one of another kernel.
+/// Bytes of a rank's trace buffer. A kernel that says what it writes has that many: readers take a buffer of another
+/// size for one of another kernel.
 fn trace_bytes(source: &KernelSource, options: &InstanceOptions) -> u64 {
     source.trace.as_ref().map_or(options.trace_bytes, |layout| layout.bytes(source.grid))
 }

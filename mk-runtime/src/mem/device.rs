@@ -6,8 +6,8 @@ use crate::driver::{Context, cu};
 use crate::world::World;
 use std::sync::Arc;
 
-/// Device memory, freed on drop. Freeing waits for the GPU, other methods for the launches of instances on it and for nothing else: replays
-/// of graphs, and what the caller enqueued, are the caller's to wait for.
+/// Device memory, freed on drop. Freeing waits for the GPU, other methods for the launches of instances on it and for
+/// nothing else: replays of graphs, and what the caller enqueued, are the caller's to wait for.
 #[derive(Debug)]
 pub struct DeviceBuffer {
     context: Arc<Context>,
@@ -184,8 +184,9 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Fills device memory that nothing uses at present with a byte, and waits for that alone: the GPU may be at work on what only ends when
-/// a peer does something, who may be waiting for this process. (The driver waits all the same for one stream of some 75.)
+/// Fills device memory that nothing uses at present with a byte, and waits for that alone: the GPU may be at work on
+/// what only ends when a peer does something, who may be waiting for this process. (The driver waits all the same for
+/// one stream of some 75.)
 pub(super) fn memset(context: &Context, ptr: u64, byte: u8, bytes: u64) -> Result<(), Error> {
     if bytes == 0 {
         return Ok(());
@@ -202,8 +203,8 @@ pub(super) fn download(context: &Context, ptr: u64, to: &mut [u8]) -> Result<(),
     context.run(|stream| unsafe { cu!(device, cuMemcpyDtoHAsync_v2(host, ptr, to.len(), stream)) })
 }
 
-/// Waits for everything that a GPU does, whoever enqueued it; launches of other threads on it wait, too. Of the calls that do that,
-/// those that free memory leave captures alone, and of those, this needs no memory of the GPU's.
+/// Waits for everything that a GPU does, whoever enqueued it; launches of other threads on it wait, too. Of the calls
+/// that do that, those that free memory leave captures alone, and of those, this needs no memory of the GPU's.
 pub(crate) fn drain(context: &Context) -> Result<(), Error> {
     let _quiet = between_launches();
     let _in = context.enter()?;

@@ -9,7 +9,8 @@ use std::os::fd::OwnedFd;
 /// How processes call what they do here.
 pub(super) const CALL: &str = "allocating symmetric memory";
 
-/// Makes memory of `bytes`, a multiple of the granularity, on every rank. Collective. Returns that of the ranks that this process maps.
+/// Makes memory of `bytes`, a multiple of the granularity, on every rank. Collective. Returns that of the ranks that
+/// this process maps.
 pub(super) fn everywhere(
     world: &World,
     bytes: u64,

@@ -1,4 +1,5 @@
-//! Fault records: pinned host memory that kernels write and the host reads while they run, with one word the other way round.
+//! Fault records: pinned host memory that kernels write and the host reads while they run, with one word the other way
+//! round.
 //!
 //! In a world of processes each has a page with its own record, registered for its GPU, and maps those of the others on
 //! its node, so that every rank can say what went wrong on the rank where it did.
@@ -150,8 +151,8 @@ impl FaultRecords {
             .collect()
     }
 
-    /// Tells the kernels of the node's ranks to give up, on behalf of rank `by`, unless they have been told before. A store: no driver call, and
-    /// no stream, of which none gets past what is queued on many others.
+    /// Tells the kernels of the node's ranks to give up, on behalf of rank `by`, unless they have been told before. A
+    /// store: no driver call, and no stream, of which none gets past what is queued on many others.
     pub(crate) fn abort(&self, by: u32) {
         for (_, record) in &self.host {
             let told = word(*record, offset_of!(FaultRecord, abort));

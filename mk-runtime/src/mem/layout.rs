@@ -4,14 +4,15 @@ use crate::Error;
 use crate::world::Topology;
 use std::ops::Range;
 
-/// Addresses of symmetric memory as one rank's process maps it: rank `p`'s part is at `base + p * stride_bytes`, for the
-/// ranks that it reaches. Addresses are reserved for the parts of all ranks of the world, so that rank numbers need no
-/// translation on the device, and an access to a rank of another node faults instead of finding other memory there.
+/// Addresses of symmetric memory as one rank's process maps it: rank `p`'s part is at `base + p * stride_bytes`, for
+/// the ranks that it reaches. Addresses are reserved for the parts of all ranks of the world, so that rank numbers need
+/// no translation on the device, and an access to a rank of another node faults instead of finding other memory there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     /// Of rank 0's part, whether it is mapped or not; 0 before addresses are reserved.
     pub(crate) base: u64,
-    /// What lies unused before each part, so that what several instances share begins at a multiple of the driver's granularity.
+    /// What lies unused before each part, so that what several instances share begins at a multiple of the driver's
+    /// granularity.
     pub(crate) lead_bytes: u64,
     /// From one rank's part to the next: the size rounded up to the driver's granularity.
     pub(crate) stride_bytes: u64,
@@ -42,7 +43,8 @@ impl Layout {
         Ok(Layout { base: 0, lead_bytes: 0, stride_bytes, size_bytes, topology, rank })
     }
 
-    /// Parts of `own_bytes` and, behind them, of `shared_bytes`, a multiple of `granularity`, of which the first `size_bytes` in all count.
+    /// Parts of `own_bytes` and, behind them, of `shared_bytes`, a multiple of `granularity`, of which the first
+    /// `size_bytes` in all count.
     ///
     /// # Errors
     /// As [`Layout::new`].

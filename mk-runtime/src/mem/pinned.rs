@@ -32,7 +32,8 @@ impl Pinned {
         let mut this = Pinned { context: context.clone(), host: raw.cast(), device: 0, bytes };
         // SAFETY: `bytes` bytes were just allocated.
         unsafe { std::ptr::write_bytes(this.host, 0, bytes as usize) };
-        // SAFETY: a valid out-pointer and the start of pinned memory. With unified addressing the address holds on all GPUs.
+        // SAFETY: a valid out-pointer and the start of pinned memory. With unified addressing the address holds on all
+        // GPUs.
         unsafe { cu!(ordinal, cuMemHostGetDevicePointer_v2(&mut this.device, raw, 0)) }?;
         Ok(this)
     }

@@ -1,8 +1,9 @@
-//! Memory that instances of a world have in common: each uses it within its own launches, and launches run one after the other.
+//! Memory that instances of a world have in common: each uses it within its own launches, and launches run one after
+//! the other.
 //!
-//! It comes in chunks, the same on every rank. An instance maps as many of them as it needs behind memory of its own; what is still missing
-//! is made as one chunk more. A chunk lives until the last instance that maps it is dropped, on each rank by itself: who binds takes those that
-//! all ranks still have.
+//! It comes in chunks, the same on every rank. An instance maps as many of them as it needs behind memory of its own;
+//! what is still missing is made as one chunk more. A chunk lives until the last instance that maps it is dropped, on
+//! each rank by itself: who binds takes those that all ranks still have.
 
 use super::exchange::{CALL, everywhere};
 use super::vmm::Physical;
@@ -100,7 +101,8 @@ impl Pool {
     }
 }
 
-/// A number that no rank has given, and the chunks that every rank has. Each rank says its next number, then those of its chunks.
+/// A number that no rank has given, and the chunks that every rank has. Each rank says its next number, then those of
+/// its chunks.
 fn common(next: u64, mine: &[u64], all: &[Vec<u8>]) -> (u64, Vec<u64>) {
     let numbers = |bytes: &[u8]| -> Vec<u64> {
         bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect()

@@ -2,8 +2,8 @@
 //!
 //! CUDA driver API, virtual memory management: rank p's physical memory is created on its GPU and mapped at
 //! `base + p * stride` (`layout.rs`), and every GPU of its node gets access to the node's range. In one process unified
-//! addressing makes one reservation serve all GPUs. Processes give each other file descriptors of their memory and map it
-//! at addresses of their own. Mapped memory needs no `cuCtxEnablePeerAccess`.
+//! addressing makes one reservation serve all GPUs. Processes give each other file descriptors of their memory and map
+//! it at addresses of their own. Mapped memory needs no `cuCtxEnablePeerAccess`.
 //!
 //! Physical memory lives until its last mapping goes, in whichever process that is: a rank may let go of its part
 //! while a peer's kernel still reads there. `docs/reliability.md` says what was seen when the owner was killed.
@@ -26,7 +26,8 @@ pub struct SymmetricMemory {
     first: u32,
     /// Of this process's ranks.
     contexts: Vec<Arc<Context>>,
-    /// One for each node that has ranks here, in their order: addresses of their own, so that a stray access to another node's faults.
+    /// One for each node that has ranks here, in their order: addresses of their own, so that a stray access to another
+    /// node's faults.
     layouts: Vec<Layout>,
     /// What is mapped, address and bytes, for a constructor that fails half way.
     mapped: Vec<(u64, u64)>,
@@ -35,7 +36,8 @@ pub struct SymmetricMemory {
 }
 
 impl SymmetricMemory {
-    /// Allocates `size_bytes` on every rank and maps it on all ranks of its node. The contents are undefined. Collective.
+    /// Allocates `size_bytes` on every rank and maps it on all ranks of its node. The contents are undefined.
+    /// Collective.
     ///
     /// # Errors
     /// [`Error::Cuda`], out of memory among others; [`Error::Shape`] for 0 bytes or more than can be addressed; in a
@@ -60,8 +62,8 @@ impl SymmetricMemory {
         Ok(memory)
     }
 
-    /// Like [`SymmetricMemory::new`], where only the first `own_bytes` are its own: the others are memory that any others made so in this world
-    /// have as well.
+    /// Like [`SymmetricMemory::new`], where only the first `own_bytes` are its own: the others are memory that any
+    /// others made so in this world have as well.
     pub(crate) fn shared(
         world: &World,
         own_bytes: u64,
@@ -159,7 +161,8 @@ impl SymmetricMemory {
         found.ok_or(Error::Unreachable { from: self.first, to: rank })
     }
 
-    /// Address of rank 0's memory as the ranks of a rank's node count; mapped where they [reach](crate::world::Topology) rank 0.
+    /// Address of rank 0's memory as the ranks of a rank's node count; mapped where they
+    /// [reach](crate::world::Topology) rank 0.
     ///
     /// # Errors
     /// [`Error::Unreachable`] for a rank whose node has none here.
@@ -212,10 +215,12 @@ impl SymmetricMemory {
         Ok(())
     }
 
-    /// Reads a rank's memory from `from`, after its GPU's launches (for a rank of another process: after those of this process's GPU).
+    /// Reads a rank's memory from `from`, after its GPU's launches (for a rank of another process: after those of this
+    /// process's GPU).
     ///
     /// # Errors
-    /// [`Error::Shape`] when the range does not fit; [`Error::Unreachable`] for a rank of another node; [`Error::Cuda`].
+    /// [`Error::Shape`] when the range does not fit; [`Error::Unreachable`] for a rank of another node;
+    /// [`Error::Cuda`].
     pub fn download(&self, rank: u32, from: u64, bytes: u64) -> Result<Vec<u8>, Error> {
         let fits = from.checked_add(bytes).is_some_and(|end| end <= self.size_bytes());
         let own = rank.checked_sub(self.first).and_then(|i| self.contexts.get(i as usize));

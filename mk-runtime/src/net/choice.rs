@@ -12,8 +12,8 @@ const CALL: &str = "choosing a network";
 /// Lanes of `loopback`, at least.
 const LANES: u32 = 4;
 
-/// The best network that all processes of a world have, by [`TRANSPORTS`]; `loopback` where all ranks are in one process; the one that
-/// `MK_NET` names. Collective.
+/// The best network that all processes of a world have, by [`TRANSPORTS`]; `loopback` where all ranks are in one
+/// process; the one that `MK_NET` names. Collective.
 ///
 /// # Errors
 /// [`TransportError::Unavailable`] with what is missing, here and elsewhere.
@@ -74,7 +74,8 @@ pub(super) fn inside(ordering: Ordering) -> Network {
     Network::Loopback(loopback::Options::new(0, ordering))
 }
 
-/// The first of rank 0's networks that all have, by what each rank says: names, an empty line, and why it has no others.
+/// The first of rank 0's networks that all have, by what each rank says: names, an empty line, and why it has no
+/// others.
 fn in_common(said: &[Vec<u8>]) -> Result<String, TransportError> {
     let parts: Vec<(Vec<String>, String)> = said
         .iter()

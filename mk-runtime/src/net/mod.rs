@@ -1,11 +1,12 @@
 //! The network of a world: an end, an arena and a proxy for each rank of this process, and what instances have of them.
 //!
-//! An instance gets a range of every rank's arena (`Leased`), and a fifo for each of its kernels. Both are pinned memory of the host, which
-//! the GPU reaches over PCIe and a card, or a thread that copies, without it. Ranges go back when no rank sends there any more: in a world of
-//! processes, when the next instance is bound and all have dropped the one before.
+//! An instance gets a range of every rank's arena (`Leased`), and a fifo for each of its kernels. Both are pinned
+//! memory of the host, which the GPU reaches over PCIe and a card, or a thread that copies, without it. Ranges go back
+//! when no rank sends there any more: in a world of processes, when the next instance is bound and all have dropped the
+//! one before.
 //!
-//! A world has one network ([`Net::of`]), made when it is first needed: the best that all its processes have ([`choose`]), or the one that
-//! [`Net::open`] names.
+//! A world has one network ([`Net::of`]), made when it is first needed: the best that all its processes have
+//! ([`choose`]), or the one that [`Net::open`] names.
 
 mod choice;
 mod gpu;
@@ -67,7 +68,8 @@ struct Ranges {
 }
 
 impl Ranges {
-    /// Takes back what all processes have closed, by the numbers that each says. All do so at the same point, and stay equal.
+    /// Takes back what all processes have closed, by the numbers that each says. All do so at the same point, and stay
+    /// equal.
     fn settle(&mut self, said: &[Vec<u8>]) {
         let closed = |bytes: &Vec<u8>, instance: u32| {
             bytes.chunks_exact(4).any(|word| word == instance.to_le_bytes())
@@ -91,7 +93,8 @@ struct End {
 }
 
 impl Net {
-    /// The network of a world: the one that [`Net::open`] has made, else the best that all its processes have. Collective where it is made.
+    /// The network of a world: the one that [`Net::open`] has made, else the best that all its processes have.
+    /// Collective where it is made.
     ///
     /// # Errors
     /// As [`Net::open`]; [`TransportError::Unavailable`] where the processes have none in common, with what each lacks.
@@ -118,7 +121,8 @@ impl Net {
         world.kept().get().and_then(|kept| kept.downcast_ref::<Net>()).cloned()
     }
 
-    /// Threads of this process that copy between the arenas of its ranks, all of which are here: to try plans over nodes on one machine.
+    /// Threads of this process that copy between the arenas of its ranks, all of which are here: to try plans over
+    /// nodes on one machine.
     ///
     /// # Errors
     /// [`Error::Shape`] for a world of one node, and one of several processes; [`Error::Cuda`], [`Error::Transport`].
@@ -126,10 +130,12 @@ impl Net {
         Net::over(world, &choice::inside(ordering), options)
     }
 
-    /// A network of a world, over what it is told. Collective in a world of processes, in which what one cannot is an error of all.
+    /// A network of a world, over what it is told. Collective in a world of processes, in which what one cannot is an
+    /// error of all.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a world of one node, and for `loopback` between processes; [`Error::Cuda`], [`Error::Transport`].
+    /// [`Error::Shape`] for a world of one node, and for `loopback` between processes; [`Error::Cuda`],
+    /// [`Error::Transport`].
     pub fn over(world: &World, network: &Network, options: &NetOptions) -> Result<Net, Error> {
         let topology = *world.topology();
         if topology.nodes() < 2 {
@@ -184,7 +190,8 @@ impl Net {
         self.inner.ends.iter().find_map(|end| end.proxy.fault())
     }
 
-    /// A range and fifos for a kernel. All ranks call this in the same order, and wait for each other before the first of them launches.
+    /// A range and fifos for a kernel. All ranks call this in the same order, and wait for each other before the first
+    /// of them launches.
     pub(crate) fn lease(
         &self,
         world: &World,

@@ -164,8 +164,8 @@ fn unit() -> Unit<'static> {
 /// Enqueues a kernel. Arguments are words, of which the driver reads as much as the kernel declares (little-endian).
 ///
 /// # Safety
-/// They must be what the kernel declares in `kernels.cu` or `mma.cu`; memory among them must be mapped on the stream's GPU, as large as the kernel
-/// takes it to be, and live until it is done. The stream must be of the kernel's GPU.
+/// They must be what the kernel declares in `kernels.cu` or `mma.cu`; memory among them must be mapped on the stream's
+/// GPU, as large as the kernel takes it to be, and live until it is done. The stream must be of the kernel's GPU.
 pub(super) unsafe fn enqueue(
     kernel: &Kernel,
     shape: Shape,
@@ -195,7 +195,8 @@ mod tests {
             Err(error) => panic!("{error}"),
         };
         assert_eq!(compiled.report.entries.len(), 17, "{:?}", compiled.report);
-        // One stage is four products of the largest shape; they are the only ones, so that none is serialised or doubled.
+        // One stage is four products of the largest shape; they are the only ones, so that none is serialised or
+        // doubled.
         match disassemble(&compiled.cubin) {
             Ok(sass) => assert_eq!(sass.matches("HGMMA.64x256x16.F32.BF16").count(), 4),
             Err(Error::ToolMissing { .. }) => skip(Need::Program("nvdisasm"), ""),

@@ -46,8 +46,8 @@ impl Probe {
     /// Allocates some 800 MiB on each GPU and fills in what is sent. Each figure is the median of `rounds` launches.
     ///
     /// # Errors
-    /// [`Error::Shape`] for `rounds` outside [`ROUNDS`], and a world of one rank or of several processes; [`Error::WrongArch`];
-    /// [`Error::LaunchBlocking`]; as [`crate::jit::compile_unit`]; [`Error::Cuda`].
+    /// [`Error::Shape`] for `rounds` outside [`ROUNDS`], and a world of one rank or of several processes;
+    /// [`Error::WrongArch`]; [`Error::LaunchBlocking`]; as [`crate::jit::compile_unit`]; [`Error::Cuda`].
     pub fn new(world: &World, options: &JitOptions, rounds: u32) -> Result<Probe, Error> {
         let shape = |what: String| Err(Error::Shape { what });
         if !ROUNDS.contains(&rounds) {
@@ -133,8 +133,8 @@ impl Probe {
         Ok(MAX_BYTES as f64 / seconds)
     }
 
-    /// Seconds from a release by one CTA to the end of another's wait: half of a trip there and back, between two SMs of a GPU where
-    /// `from` is `to`, else between two GPUs. Each CTA waits for a word in its own GPU's memory.
+    /// Seconds from a release by one CTA to the end of another's wait: half of a trip there and back, between two SMs
+    /// of a GPU where `from` is `to`, else between two GPUs. Each CTA waits for a word in its own GPU's memory.
     ///
     /// # Errors
     /// [`Error::Shape`] for ranks that there are not; [`Error::Unmeasured`] when a flag does not come; [`Error::Cuda`].
@@ -192,7 +192,8 @@ impl Probe {
         Ok(behind_the_first(&mut times) / f64::from(LAUNCHES))
     }
 
-    /// Seconds from the begin of an empty kernel on rank 0 to the begin of the next behind it, all of them enqueued before.
+    /// Seconds from the begin of an empty kernel on rank 0 to the begin of the next behind it, all of them enqueued
+    /// before.
     ///
     /// # Errors
     /// [`Error::Cuda`].

@@ -35,11 +35,12 @@ impl fmt::Display for Burst {
 }
 
 impl Probe {
-    /// Seconds that products take on rank 0, without the launch and without what fills shared memory before them: those of the same
-    /// kernel without products are taken off.
+    /// Seconds that products take on rank 0, without the launch and without what fills shared memory before them: those
+    /// of the same kernel without products are taken off.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a burst that cannot be; [`Error::Unmeasured`] when sums are not those of the operands; [`Error::Cuda`].
+    /// [`Error::Shape`] for a burst that cannot be; [`Error::Unmeasured`] when sums are not those of the operands;
+    /// [`Error::Cuda`].
     pub fn mma_s(&self, burst: &Burst) -> Result<f64, Error> {
         let Burst { sms, steps } = *burst;
         let fits = (1..=self.sms()?).contains(&sms) && Burst::RANGE.contains(&steps);

@@ -63,8 +63,8 @@ impl Probe {
     /// Seconds until the slowest rank has made its copy, from the release of all.
     ///
     /// # Errors
-    /// [`Error::Shape`] for a transfer that cannot be; [`Error::Unmeasured`] when something else than the bytes that were sent has
-    /// arrived; [`Error::Cuda`].
+    /// [`Error::Shape`] for a transfer that cannot be; [`Error::Unmeasured`] when something else than the bytes that
+    /// were sent has arrived; [`Error::Cuda`].
     pub fn transfer_s(&self, transfer: &Transfer) -> Result<f64, Error> {
         self.check_shape(transfer)?;
         let what = transfer.to_string();
@@ -103,7 +103,8 @@ impl Probe {
                 kernel: "probe".into(),
                 what: format!("there is none for pieces of {} bytes", piece.bytes()),
             })?;
-            // SAFETY: probe_bulk_*; both ranges are in symmetric memory and `bytes` long, which is a multiple of the piece.
+            // SAFETY: probe_bulk_*; both ranges are in symmetric memory and `bytes` long, which is a multiple of the
+            // piece.
             unsafe { enqueue(kernel, Shape::bulk(transfer.sms), stream, &args) }
         };
         match transfer.method {

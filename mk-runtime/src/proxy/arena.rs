@@ -1,8 +1,8 @@
 //! Ranges of a rank's registered memory, leased to instances.
 //!
-//! Memory is registered once: a write to a region that is gone would end a queue pair that other instances share. All ranks lease and take
-//! back in the same order, so that an instance has the same range and the same number everywhere, and a range is taken back when every
-//! rank has said that it sends nothing there any more.
+//! Memory is registered once: a write to a region that is gone would end a queue pair that other instances share. All
+//! ranks lease and take back in the same order, so that an instance has the same range and the same number everywhere,
+//! and a range is taken back when every rank has said that it sends nothing there any more.
 
 use crate::error::TransportError;
 use std::collections::BTreeMap;

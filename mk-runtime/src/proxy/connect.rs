@@ -9,11 +9,12 @@ const MAX_CARD: usize = 4096;
 /// Ends of ranks, by rank.
 pub type Ends = Vec<(u32, Box<dyn Transport>)>;
 
-/// Connects the ends of this process's ranks, whose arenas are registered, to all ranks of other nodes of `local` ranks each.
-/// Collective: `gather` gives every process the bytes of all, its own included, in the same order on each.
+/// Connects the ends of this process's ranks, whose arenas are registered, to all ranks of other nodes of `local` ranks
+/// each. Collective: `gather` gives every process the bytes of all, its own included, in the same order on each.
 ///
 /// # Errors
-/// What a transport or `gather` says; [`TransportError::Card`] for bytes that are no such message, or where a card is missing.
+/// What a transport or `gather` says; [`TransportError::Card`] for bytes that are no such message, or where a card is
+/// missing.
 pub fn connect<E: From<TransportError>>(
     ends: &mut Ends,
     world: u32,

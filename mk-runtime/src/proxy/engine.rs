@@ -21,7 +21,8 @@ pub trait Watch: Send + Sync + std::fmt::Debug {
     /// Whether the kernel of a rank has given up.
     fn gave_up(&self, rank: u32) -> bool;
 
-    /// Tells the kernels of this process, and others that it knows of, to give up, for the sake of a rank, perhaps because of its network.
+    /// Tells the kernels of this process, and others that it knows of, to give up, for the sake of a rank, perhaps
+    /// because of its network.
     fn give_up(&self, by: u32, why: Option<&NetFault>);
 }
 
@@ -147,7 +148,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether nothing of an instance is under way or waiting any more. It is forgotten then, and late arrivals are dropped.
+    /// Whether nothing of an instance is under way or waiting any more. It is forgotten then, and late arrivals are
+    /// dropped.
     pub fn detach(&mut self, instance: u32) -> bool {
         let Some(i) = self.instances.iter().position(|x| x.lease.instance == instance) else {
             return true;
@@ -195,7 +197,8 @@ impl Engine {
         worked
     }
 
-    /// Looks whether kernels have given up, and tells those of other nodes that this process has; after a fault it tells all.
+    /// Looks whether kernels have given up, and tells those of other nodes that this process has; after a fault it
+    /// tells all.
     pub fn watch(&mut self) {
         for x in self.instances.iter_mut().filter(|x| !x.over) {
             let Some(watch) = &x.watch else { continue };
@@ -213,7 +216,8 @@ impl Engine {
         self.transport.wait(limit);
     }
 
-    /// Waits until writes have ended, for at most `limit`, and closes this end: no peer's write reaches the arena any more.
+    /// Waits until writes have ended, for at most `limit`, and closes this end: no peer's write reaches the arena any
+    /// more.
     ///
     /// # Errors
     /// When the network does not let go of the memory.

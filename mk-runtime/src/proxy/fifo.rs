@@ -49,7 +49,8 @@ impl Fifo {
     /// A fifo of `size` commands in memory that is 0.
     ///
     /// # Errors
-    /// [`TransportError::Memory`] for a size of 0 or past [`MAX_FIFO`], one that is no power of two, and for less memory.
+    /// [`TransportError::Memory`] for a size of 0 or past [`MAX_FIFO`], one that is no power of two, and for less
+    /// memory.
     pub fn new(memory: Arc<dyn NetMemory>, size: u32) -> Result<Fifo, TransportError> {
         let wrong = |what: String| Err(TransportError::Memory { what });
         if !size.is_power_of_two() || size > MAX_FIFO {

@@ -1,12 +1,12 @@
 //! The proxy: a thread of a rank's host that carries its GPU's commands to the network.
 //!
-//! A kernel does not post to a card; it writes a command of 64 bytes into a fifo of its instance ([`Fifo`]), and the proxy posts it.
-//! Where a flag is to be set behind data, the sender's card does it on an ordered network, and the receiver's proxy on an
-//! unordered one, by an immediate; the sender's own flags are set when the data is delivered. Net flags are set once in
-//! a launch, to its epoch, so that a write of the value does what an addition would.
+//! A kernel does not post to a card; it writes a command of 64 bytes into a fifo of its instance ([`Fifo`]), and the
+//! proxy posts it. Where a flag is to be set behind data, the sender's card does it on an ordered network, and the
+//! receiver's proxy on an unordered one, by an immediate; the sender's own flags are set when the data is delivered.
+//! Net flags are set once in a launch, to its epoch, so that a write of the value does what an addition would.
 //!
-//! A proxy knows commands and words, and neither plans nor kernels. What a kernel asks for outside its range is a fault, not a write.
-//! After a fault a proxy sends nothing more; what is under way ends.
+//! A proxy knows commands and words, and neither plans nor kernels. What a kernel asks for outside its range is a
+//! fault, not a write. After a fault a proxy sends nothing more; what is under way ends.
 
 mod arena;
 pub mod connect;

@@ -60,7 +60,8 @@ impl Proxy {
         answered.recv().map_err(|_| TransportError::Closed)?
     }
 
-    /// Waits until nothing of an instance is under way, for at most `limit`, and forgets it. False when the time was over: then it stays.
+    /// Waits until nothing of an instance is under way, for at most `limit`, and forgets it. False when the time was
+    /// over: then it stays.
     ///
     /// # Errors
     /// [`TransportError::Closed`] when the thread has ended.

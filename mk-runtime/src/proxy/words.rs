@@ -1,7 +1,7 @@
 //! When a host sets a net flag: epochs in their order, each once, whatever order the network reports them in.
 //!
-//! A flag is set once in a launch, to the launch's epoch. An immediate carries six bits of an epoch: no two launches under way
-//! at once differ by as much, because a rank sends for a launch only to peers that have entered it.
+//! A flag is set once in a launch, to the launch's epoch. An immediate carries six bits of an epoch: no two launches
+//! under way at once differ by as much, because a rank sends for a launch only to peers that have entered it.
 
 /// Bits of an epoch in an immediate.
 const EPOCH_BITS: u32 = 6;

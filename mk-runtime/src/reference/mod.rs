@@ -1,5 +1,6 @@
 //! Slow, plain kernels on the GPU that fused kernels are compared with: random inputs, an fp32 GEMM without tensor
-//! cores, elementwise operations, and error norms. For tests and `mk run`: every call waits for the GPU's launches, and for itself.
+//! cores, elementwise operations, and error norms. For tests and `mk run`: every call waits for the GPU's launches, and
+//! for itself.
 
 mod norm;
 mod params;
@@ -36,7 +37,8 @@ pub enum MapOp {
     Mul,
     /// silu(x[:, 0, :]) * x[:, 1, :]: `[M, 2, F]` to `[M, F]`.
     Swiglu,
-    /// The gradient of the input `y` of [`MapOp::Swiglu`], from that of its result: `[M, F]` and `[M, 2, F]` to `[M, 2, F]`.
+    /// The gradient of the input `y` of [`MapOp::Swiglu`], from that of its result: `[M, F]` and `[M, 2, F]` to `[M, 2,
+    /// F]`.
     SwigluGrad,
     /// x + y, where y is `[N]` and N the last dimension of x.
     Bias,
@@ -248,8 +250,8 @@ impl Reference {
         params.run(&kernels.gemm, context, [tiles(n)?, tiles(m)?])
     }
 
-    /// Attention in fp32: `o` f32 `[B, S, H, D]` and `lse` f32 `[B, H, S]` from `q` `[B, S, H, D]` and `k`, `v` `[B, T, G, D]`, of any
-    /// float types, `D` at most 256. All on one rank.
+    /// Attention in fp32: `o` f32 `[B, S, H, D]` and `lse` f32 `[B, H, S]` from `q` `[B, S, H, D]` and `k`, `v` `[B, T,
+    /// G, D]`, of any float types, `D` at most 256. All on one rank.
     ///
     /// # Errors
     /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
@@ -291,8 +293,9 @@ impl Reference {
         params.run(&kernels.attend, context, [flat(rows.saturating_mul(32)), 1])
     }
 
-    /// Statistics `[B, H, S, 4]` that gradients of attention take, of results and their gradients `[B, S, H, D]` and logarithms `[B, H, S]`: of
-    /// each query the logarithm, the sum of `o * d_o`, and two zeros. Statistics and logarithms are f32. All on one rank.
+    /// Statistics `[B, H, S, 4]` that gradients of attention take, of results and their gradients `[B, S, H, D]` and
+    /// logarithms `[B, H, S]`: of each query the logarithm, the sum of `o * d_o`, and two zeros. Statistics and
+    /// logarithms are f32. All on one rank.
     ///
     /// # Errors
     /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
@@ -326,7 +329,8 @@ impl Reference {
         params.run(&kernels.attend_stats, context, [flat(rows.saturating_mul(32)), 1])
     }
 
-    /// Gradients of the queries of an attention, f32, of queries, results' gradients, statistics, keys and values. All on one rank.
+    /// Gradients of the queries of an attention, f32, of queries, results' gradients, statistics, keys and values. All
+    /// on one rank.
     ///
     /// # Errors
     /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
@@ -459,7 +463,8 @@ impl Reference {
         self.error_of(x, reference, None)
     }
 
-    /// As [`Reference::error`], where only the first `own[i]` rows of the 128 from `128 * i` on count. The others must be 0 in both.
+    /// As [`Reference::error`], where only the first `own[i]` rows of the 128 from `128 * i` on count. The others must
+    /// be 0 in both.
     ///
     /// # Errors
     /// As [`Reference::error`].

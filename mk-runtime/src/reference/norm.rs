@@ -1,5 +1,5 @@
-//! Error norms: relative Frobenius norms over the whole and over each tile, and the largest error of an element. A single wrong tile
-//! disappears in the whole, and shows in its own norm; a single wrong element disappears in its tile.
+//! Error norms: relative Frobenius norms over the whole and over each tile, and the largest error of an element. A
+//! single wrong tile disappears in the whole, and shows in its own norm; a single wrong element disappears in its tile.
 
 /// Bytes of `TileError` in kernels.cu.
 pub(super) const TILE_BYTES: usize = 32;
@@ -15,8 +15,8 @@ pub struct ErrorNorm {
     pub worst_tile: f64,
     /// That tile: (row, column), in tiles.
     pub worst_at: (u64, u64),
-    /// The largest |x − ref| of a tile over the root of the mean square of the tile's ref, over the worst tile. A single wrong
-    /// element, which disappears in the norm of its tile, shows here.
+    /// The largest |x − ref| of a tile over the root of the mean square of the tile's ref, over the worst tile. A
+    /// single wrong element, which disappears in the norm of its tile, shows here.
     pub worst_element: f64,
     /// Elements of x that are infinite or NaN where ref is not. They make all norms infinite.
     pub nonfinite: u64,
@@ -35,8 +35,8 @@ impl ErrorNorm {
     /// Sums the kernel's output for a matrix of `rows` and `cols`: one record per tile, row-major.
     ///
     /// A tile whose reference is near 0 by chance (the last one of a ragged shape may be a single element) is measured
-    /// against a tenth of the mean square of the whole. `own`: how many rows of each row of tiles count, where the others are 0
-    /// on both sides; all of them without it.
+    /// against a tenth of the mean square of the whole. `own`: how many rows of each row of tiles count, where the
+    /// others are 0 on both sides; all of them without it.
     pub(super) fn from_tiles(bytes: &[u8], rows: u64, cols: u64, own: Option<&[u64]>) -> ErrorNorm {
         let extent = |n: u64, i: u64| n.saturating_sub(i * TILE).min(TILE);
         let height = |i: u64| match own {

@@ -1,12 +1,12 @@
 //! What a process leaves for those after it: one file per item, published by rename, checked on every read.
 //!
-//! File: magic (8 bytes), key (32), SHA-256 of key, length and body (32), length of the body (u64, little-endian), body. The key is that
-//! of the item, so that a file that was copied over another one is not taken for it. What is no regular file, or larger than any item,
-//! is not read: a link may lead to a device without an end, or a fifo. Directory and files belong to this user (or root), and nobody
-//! else may write them: digests tell damage, and not intent (`trust.rs`).
-//! Several processes may write the same key at once: each renames a complete file of its own into place, and any of
-//! them is right. A file that does not check is treated as absent and replaced. A directory that cannot be used at all
-//! costs time and is not an error: its first failure is a warning in the log, and `mk doctor` finds it.
+//! File: magic (8 bytes), key (32), SHA-256 of key, length and body (32), length of the body (u64, little-endian),
+//! body. The key is that of the item, so that a file that was copied over another one is not taken for it. What is no
+//! regular file, or larger than any item, is not read: a link may lead to a device without an end, or a fifo. Directory
+//! and files belong to this user (or root), and nobody else may write them: digests tell damage, and not intent
+//! (`trust.rs`). Several processes may write the same key at once: each renames a complete file of its own into place,
+//! and any of them is right. A file that does not check is treated as absent and replaced. A directory that cannot be
+//! used at all costs time and is not an error: its first failure is a warning in the log, and `mk doctor` finds it.
 
 mod trust;
 
@@ -230,7 +230,8 @@ fn create(path: &Path) -> io::Result<fs::File> {
     fs::OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(path)
 }
 
-/// The bytes of a regular file of this user that is no larger than an item may be. Opening a fifo does not wait for its other end.
+/// The bytes of a regular file of this user that is no larger than an item may be. Opening a fifo does not wait for its
+/// other end.
 fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     let flags = nix::fcntl::OFlag::O_NONBLOCK.bits();
     let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;

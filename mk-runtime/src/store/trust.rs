@@ -1,7 +1,7 @@
 //! Whose files are believed: those of this user, or of root, that nobody else may write.
 //!
-//! A kernel from a cache runs on the GPU with the process's rights, and a kept proof stands for a proof. Digests inside a file are no
-//! secret: whoever may write it can make them fit.
+//! A kernel from a cache runs on the GPU with the process's rights, and a kept proof stands for a proof. Digests inside
+//! a file are no secret: whoever may write it can make them fit.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;

@@ -1,8 +1,8 @@
 //! Transport `loopback`: ranks of one process, and threads of the host that copy between their arenas, as cards would.
 //!
-//! A [`LoopbackNetwork`] has an end for each rank and a few copying threads. In order, a lane belongs to one thread; unordered,
-//! writes go to the threads by turns, and overtake each other. A copy holds both arenas, so that an arena that is closed
-//! is not written any more.
+//! A [`LoopbackNetwork`] has an end for each rank and a few copying threads. In order, a lane belongs to one thread;
+//! unordered, writes go to the threads by turns, and overtake each other. A copy holds both arenas, so that an arena
+//! that is closed is not written any more.
 
 use super::card::{ConnectionCard, Key, Kind};
 use super::{
@@ -335,8 +335,8 @@ fn copy(ends: &[End], from: u32, key: Key, write: &Write) -> Result<(), Transpor
     if !caps(write.to, write.bytes) || word.is_some_and(|(at, _)| !caps(at, 4)) {
         return Err(gone("the write is outside its arena"));
     }
-    // SAFETY: `post` has checked the source, the lines above the destination; both are held, and are of different ranks.
-    // Other threads and GPUs may touch the bytes as a card's would be: the plan orders what matters.
+    // SAFETY: `post` has checked the source, the lines above the destination; both are held, and are of different
+    // ranks. Other threads and GPUs may touch the bytes as a card's would be: the plan orders what matters.
     unsafe {
         let source = home.memory.base().add(write.from as usize);
         let target = there.memory.base().add(write.to as usize);

@@ -22,7 +22,8 @@ pub unsafe trait NetMemory: Send + Sync + std::fmt::Debug {
     /// Length.
     fn bytes(&self) -> u64;
 
-    /// The GPU that the memory is on. `base` is an address of that GPU then, and no load or store of the host may reach it.
+    /// The GPU that the memory is on. `base` is an address of that GPU then, and no load or store of the host may reach
+    /// it.
     fn gpu(&self) -> Option<Gpu> {
         None
     }
@@ -52,8 +53,8 @@ pub struct Dmabuf {
     pub offset: u64,
 }
 
-/// Ordinary memory of the host: an arena of CPU ranks. Every access is atomic, byte by byte at least, so that reading it
-/// while a card writes gives old or new bytes and nothing worse.
+/// Ordinary memory of the host: an arena of CPU ranks. Every access is atomic, byte by byte at least, so that reading
+/// it while a card writes gives old or new bytes and nothing worse.
 #[derive(Debug)]
 pub struct HostMemory {
     base: NonNull<u8>,

@@ -1,7 +1,8 @@
 //! Transports: writes into the memory of ranks on other nodes.
 //!
-//! A [`Transport`] is one rank's end of a network. It has one piece of registered memory (the *net arena*), writes parts
-//! of it into the arenas of connected peers, and says when. Two ordering classes tell how a receiver learns of a write:
+//! A [`Transport`] is one rank's end of a network. It has one piece of registered memory (the *net arena*), writes
+//! parts of it into the arenas of connected peers, and says when. Two ordering classes tell how a receiver learns of a
+//! write:
 //!
 //! | [`Ordering`] | networks | behind the data comes | set in the receiver's memory by |
 //! | --- | --- | --- | --- |
@@ -9,8 +10,8 @@
 //! | `Unordered` | SRD, libfabric | an immediate ([`Notify::Immediate`]) with the data | the receiver's host, by [`Transport::raise`] |
 //!
 //! What every transport promises, and `tests/transport` checks on each:
-//! - an accepted write ends in exactly one [`Event::Delivered`] or [`Event::Failed`]; *delivered* means that the bytes, and
-//!   the word, are in the peer's memory;
+//! - an accepted write ends in exactly one [`Event::Delivered`] or [`Event::Failed`]; *delivered* means that the bytes,
+//!   and the word, are in the peer's memory;
 //! - a receiver sees a notification once, and not before the data that it came with;
 //! - on one lane to one peer of an `InOrder` transport, flags are set in the order of posts;
 //! - `post` never blocks: with [`Caps::depth`] writes not reported yet it says [`Posted::WouldBlock`];
@@ -180,8 +181,8 @@ pub trait Transport: Send {
     /// As [`Transport::check`], and for a peer that has failed. The write is not accepted then.
     fn post(&mut self, write: &Write) -> Result<Posted, TransportError>;
 
-    /// Sets a word of the own arena, visibly behind all data whose arrival was reported: what a receiver's host does on an
-    /// unordered network.
+    /// Sets a word of the own arena, visibly behind all data whose arrival was reported: what a receiver's host does on
+    /// an unordered network.
     ///
     /// # Errors
     /// For a word outside the arena.

@@ -1,5 +1,5 @@
-//! Which transports there are, and how ends of each are looked for and opened: the suite (`tests/transport`), `mk doctor` and the choice of a
-//! network read this one table.
+//! Which transports there are, and how ends of each are looked for and opened: the suite (`tests/transport`), `mk
+//! doctor` and the choice of a network read this one table.
 
 use super::{Ordering, Transport, TransportError, loopback, ofi, verbs};
 
@@ -74,7 +74,8 @@ impl Network {
         }
     }
 
-    /// The same with the device that is near to a GPU at this PCI address, and at this address of the host, where the options name neither.
+    /// The same with the device that is near to a GPU at this PCI address, and at this address of the host, where the
+    /// options name neither.
     pub fn near(mut self, pci: &str, address: impl FnOnce() -> String) -> Network {
         let near = match &mut self {
             Network::Loopback(_) => return self,

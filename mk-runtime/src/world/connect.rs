@@ -29,15 +29,17 @@ struct ProcessInfo {
 }
 
 impl World {
-    /// This process's part of a world of one process per GPU, as a launcher starts it: torchrun, srun, Open MPI's or MPICH's mpirun, or
-    /// whoever sets `MK_RANK` and the like ([`VARIABLES`](crate::VARIABLES)). Its GPU is that of its rank on its host. Collective.
+    /// This process's part of a world of one process per GPU, as a launcher starts it: torchrun, srun, Open MPI's or
+    /// MPICH's mpirun, or whoever sets `MK_RANK` and the like ([`VARIABLES`](crate::VARIABLES)). Its GPU is that of its
+    /// rank on its host. Collective.
     ///
-    /// Processes of one host find each other without a port. On several, rank 0 listens at `MK_MEET`, else where the launcher says, and all
-    /// need the same token (`MK_TOKEN_FILE`).
+    /// Processes of one host find each other without a port. On several, rank 0 listens at `MK_MEET`, else where the
+    /// launcher says, and all need the same token (`MK_TOKEN_FILE`).
     ///
     /// # Errors
-    /// [`Error::Environment`] and [`Error::Variable`] with the variable that is missing or wrong; [`Error::SeveralHosts`];
-    /// [`Error::Rendezvous`] with the ranks that did not come within 5 minutes; as [`World::connect`].
+    /// [`Error::Environment`] and [`Error::Variable`] with the variable that is missing or wrong;
+    /// [`Error::SeveralHosts`]; [`Error::Rendezvous`] with the ranks that did not come within 5 minutes; as
+    /// [`World::connect`].
     pub fn from_env() -> Result<World, Error> {
         let options = WorldOptions::from_env()?;
         let device = i32::try_from(env::launcher()?.local_rank).unwrap_or(i32::MAX);
@@ -80,9 +82,9 @@ impl World {
     ///
     /// # Errors
     /// What the bootstrap says; [`Error::NoSuchDevice`], [`Error::DriverMissing`], [`Error::DriverTooOld`],
-    /// [`Error::NoPeerAccess`]; [`Error::SeveralHosts`] for hosts that make up no world, without a token, or with different ones;
-    /// [`Error::SameDevice`]; [`Error::PeerFailed`] with the error
-    /// of another process, which fails all of them; [`Error::System`].
+    /// [`Error::NoPeerAccess`]; [`Error::SeveralHosts`] for hosts that make up no world, without a token, or with
+    /// different ones; [`Error::SameDevice`]; [`Error::PeerFailed`] with the error of another process, which fails all
+    /// of them; [`Error::System`].
     pub fn connect(bootstrap: Box<dyn Bootstrap>, device: i32) -> Result<World, Error> {
         World::connect_with(bootstrap, device, &WorldOptions::from_env()?)
     }
@@ -153,7 +155,8 @@ impl World {
     }
 }
 
-/// Connects with all others: through their listeners on this host, through the network on other hosts, for which this one has an address.
+/// Connects with all others: through their listeners on this host, through the network on other hosts, for which this
+/// one has an address.
 fn join(
     bootstrap: &mut dyn Bootstrap,
     topology: &Topology,
@@ -242,8 +245,8 @@ fn check_gpus(cards: &[ProcessInfo], shared: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether this GPU can access those of the others on its node. One that this process does not see cannot be asked about; mapping
-/// its memory will tell.
+/// Whether this GPU can access those of the others on its node. One that this process does not see cannot be asked
+/// about; mapping its memory will tell.
 fn reach(device: i32, cards: &[ProcessInfo]) -> Result<(), Error> {
     for other in 0..driver::device_count()? {
         let gpu = driver::uuid(other)?;

@@ -1,8 +1,8 @@
 //! The ranks that work together and the GPUs they own: all of them in one process, or one process per GPU.
 //!
-//! A world has three parts. A [`Bootstrap`] carries the first messages between its processes, and is dropped when they have
-//! met. The control channel (`control/group.rs`) stays: small gathers, file descriptors, deaths. The [`Topology`] says which ranks
-//! map each other's memory.
+//! A world has three parts. A [`Bootstrap`] carries the first messages between its processes, and is dropped when they
+//! have met. The control channel (`control/group.rs`) stays: small gathers, file descriptors, deaths. The [`Topology`]
+//! says which ranks map each other's memory.
 
 mod budget;
 mod connect;
@@ -112,8 +112,9 @@ impl World {
         World::on_nodes(devices, 1)
     }
 
-    /// [`World::on_devices`] as if the ranks were on several nodes, as many on each: ranks of different nodes do not map each other's
-    /// memory, and only a [network](crate::net::Net) carries bytes between them. To try plans over nodes on one machine.
+    /// [`World::on_devices`] as if the ranks were on several nodes, as many on each: ranks of different nodes do not
+    /// map each other's memory, and only a [network](crate::net::Net) carries bytes between them. To try plans over
+    /// nodes on one machine.
     ///
     /// # Errors
     /// As [`World::on_devices`]; [`Error::Shape`] for nodes that do not divide the ranks.
@@ -241,8 +242,8 @@ impl World {
         })
     }
 
-    /// Tells the other processes how this one fares, and hears how they do: an error of one is an error of all. In a local
-    /// world `mine`. Collective, as [`World::from_rank_0`].
+    /// Tells the other processes how this one fares, and hears how they do: an error of one is an error of all. In a
+    /// local world `mine`. Collective, as [`World::from_rank_0`].
     ///
     /// # Errors
     /// Its own; [`Error::PeerFailed`] with that of the lowest rank that has one; as [`World::barrier`].
@@ -299,9 +300,9 @@ impl World {
         contexts.iter().filter(|c| Some(c.ordinal()) == own).count() as u32
     }
 
-    /// SMs that the kernel of each rank may take so that those of all ranks are resident at once, beside `reserved` SMs of
-    /// every GPU that stay free for others: the SMs of a GPU, as the driver reports them, divided by the ranks that share
-    /// it. The smallest share of the world, since all ranks run one plan; the same in every process.
+    /// SMs that the kernel of each rank may take so that those of all ranks are resident at once, beside `reserved` SMs
+    /// of every GPU that stay free for others: the SMs of a GPU, as the driver reports them, divided by the ranks that
+    /// share it. The smallest share of the world, since all ranks run one plan; the same in every process.
     pub fn sm_budget(&self, reserved: u32) -> u32 {
         self.inner.shares.budget(reserved)
     }

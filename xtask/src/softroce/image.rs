@@ -1,5 +1,6 @@
-//! What the VM boots: a kernel without its compression, and an initial file system: busybox, modules, rdma-core's library and its
-//! provider for soft-RoCE, and, in an archive behind it, the test binaries with the libraries that they need.
+//! What the VM boots: a kernel without its compression, and an initial file system: busybox, modules, rdma-core's
+//! library and its provider for soft-RoCE, and, in an archive behind it, the test binaries with the libraries that they
+//! need.
 
 use super::packages::{Unpacked, only};
 use crate::run::{Result, quiet};

@@ -1,9 +1,10 @@
 //! `cargo xtask softroce`: tests of RDMA on a machine without an RDMA device.
 //!
-//! Debian's kernel has `rdma_rxe`, which makes an RDMA device of any network interface (soft-RoCE), and QEMU boots that kernel in a few
-//! seconds without KVM. Packages are downloaded and unpacked below `.softroce`; nothing is installed and no root is needed. The
-//! test binaries are ordinary ones of this workspace, with feature `verbs`, packed into the VM's memory beside their libraries.
-//! Their log and their exit status come out. Correctness only: it moves 50 to 70 MB/s.
+//! Debian's kernel has `rdma_rxe`, which makes an RDMA device of any network interface (soft-RoCE), and QEMU boots that
+//! kernel in a few seconds without KVM. Packages are downloaded and unpacked below `.softroce`; nothing is installed
+//! and no root is needed. The test binaries are ordinary ones of this workspace, with feature `verbs`, packed into the
+//! VM's memory beside their libraries. Their log and their exit status come out. Correctness only: it moves 50 to 70
+//! MB/s.
 
 mod image;
 mod packages;

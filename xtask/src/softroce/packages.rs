@@ -75,8 +75,8 @@ impl Unpacked {
         only(&self.kernel().join("lib/modules"), "")
     }
 
-    /// The environment in which `ibverbs-sys` is built: cmake, libclang and headers from here. It compiles rdma-core to have its headers,
-    /// which configuring makes, so that building is left out.
+    /// The environment in which `ibverbs-sys` is built: cmake, libclang and headers from here. It compiles rdma-core to
+    /// have its headers, which configuring makes, so that building is left out.
     pub fn build(&self, command: &mut Command) -> Result<()> {
         let host = self.host();
         let lib = host.join("usr/lib/x86_64-linux-gnu");

@@ -40,7 +40,8 @@ pub fn build(unpacked: &Unpacked) -> Result<Vec<PathBuf>> {
     Ok(binaries)
 }
 
-/// A program with the feature starts on a machine with neither libibverbs nor libfabric: it is linked with none of them.
+/// A program with the feature starts on a machine with neither libibverbs nor libfabric: it is linked with none of
+/// them.
 fn starts_without_libraries(binary: &Path) -> Result<()> {
     let linked = quiet(Command::new("ldd").arg(binary))?;
     let forbidden = ["libibverbs", "libfabric", "libefa", "libmlx5"];
@@ -69,7 +70,8 @@ fn build_one(unpacked: &Unpacked, tests: &Tests) -> Result<PathBuf> {
     binaries.next_back().ok_or_else(|| format!("cargo built no test binary {}", tests.name))
 }
 
-/// What the VM runs: every binary, whatever those before it said. A test that lacks the device fails (`MK_REQUIRE_RDMA`).
+/// What the VM runs: every binary, whatever those before it said. A test that lacks the device fails
+/// (`MK_REQUIRE_RDMA`).
 pub fn script(binaries: &[PathBuf], filter: &[String]) -> String {
     let mut out =
         String::from("export RUST_BACKTRACE=1 MK_REQUIRE_RDMA=1 MK_PATIENCE=5\nstatus=0\n");

@@ -38,8 +38,8 @@ fn attends(x: &AttendTile) -> Attends {
 }
 
 impl Unroller<'_> {
-    /// Blocks that a tile of attention goes through, with one more for what it begins and ends with, where it goes to the next CTA that is
-    /// free; `None` where tiles take turns.
+    /// Blocks that a tile of attention goes through, with one more for what it begins and ends with, where it goes to
+    /// the next CTA that is free; `None` where tiles take turns.
     pub(super) fn attended(
         &self,
         task: &Task,
@@ -71,8 +71,9 @@ impl Unroller<'_> {
         Ok(blocks)
     }
 
-    /// A tile of attention, or of its gradients: a job for each chunk, with waits of its own. A block is as long as the products in it
-    /// are in tiles of products, which is the least that it can be: the exponentials are taken to be under them.
+    /// A tile of attention, or of its gradients: a job for each chunk, with waits of its own. A block is as long as the
+    /// products in it are in tiles of products, which is the least that it can be: the exponentials are taken to be
+    /// under them.
     pub(super) fn attention(
         &mut self,
         task: &Task,

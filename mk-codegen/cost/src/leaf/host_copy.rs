@@ -11,8 +11,8 @@ impl Cost for HostCopy {
             return Err(Unroller::unsupported(task, x));
         }
         let mut traffic = u.traffic(task, x, 1)?;
-        // One engine moves what the link does, and more of it than SMs, for which the link's rate stands. What it reads is little
-        // of what memory gives, and not a part of it like that of each SM.
+        // One engine moves what the link does, and more of it than SMs, for which the link's rate stands. What it reads
+        // is little of what memory gives, and not a part of it like that of each SM.
         traffic.flows.retain(|f| is_link(f.resource));
         // What is waited for before the first copy is no copy's; the link is the engine's own for as long.
         let first = u.plan.families.iter().find(|(_, f)| f.leaf.is_host_copy());

@@ -38,8 +38,9 @@ impl Unroller<'_> {
         leaving.filter(several).collect()
     }
 
-    /// Bytes of a tile's operands that come from memory and not from the cache: those that none of the tasks touched, or
-    /// not while as much as the cache holds was touched. Tasks of a wave read side by side, and share what they miss.
+    /// Bytes of a tile's operands that come from memory and not from the cache: those that none of the tasks touched,
+    /// or not while as much as the cache holds was touched. Tasks of a wave read side by side, and share what they
+    /// miss.
     pub(crate) fn misses(&self, tasks: &[Task], lanes: usize) -> Result<Vec<f64>, CostError> {
         let mut out = vec![0.0; tasks.len()];
         let mut seen: HashMap<Place, (f64, usize, FamId)> = HashMap::new();
@@ -145,8 +146,8 @@ impl Unroller<'_> {
         Ok(())
     }
 
-    /// Bytes that a tile moves beside its factors and its result, and for how long that holds it up: sums that it goes on with, matrices
-    /// that its epilogue reads or saves.
+    /// Bytes that a tile moves beside its factors and its result, and for how long that holds it up: sums that it goes
+    /// on with, matrices that its epilogue reads or saves.
     fn beside(&self, task: &Task, x: &Family) -> Result<(f64, f64), CostError> {
         let (mut bytes, mut held_s) = (0.0, 0.0);
         for a in &x.accesses {
@@ -219,7 +220,8 @@ impl Unroller<'_> {
         Ok((Kind::Tile(Tile { rate, ahead_s, overlaps, held_s: 0.0, out }), main_s))
     }
 
-    /// Lines of 128 bytes that a step along k touches: one for each row of a box, and the next one where rows do not begin at lines.
+    /// Lines of 128 bytes that a step along k touches: one for each row of a box, and the next one where rows do not
+    /// begin at lines.
     fn lines(&self, task: &Task, x: &Family, product: &MmaTile) -> Result<f64, CostError> {
         const LINE: i64 = 128;
         let MmaTile { block: [m, n, k], a_layout, b_layout, .. } = product;

@@ -4,8 +4,8 @@ use super::scene::{Block, PlaceKind, PortKind, Scene};
 use mk_plan::Plan;
 use std::fmt::Write;
 
-/// The plan as a directed graph: a cluster for each role, boxes for families, rounded boxes for memory (dashed: of peers),
-/// ellipses for signals.
+/// The plan as a directed graph: a cluster for each role, boxes for families, rounded boxes for memory (dashed: of
+/// peers), ellipses for signals.
 pub fn dot(plan: &Plan) -> String {
     let scene = Scene::of(plan);
     let mut out = String::new();

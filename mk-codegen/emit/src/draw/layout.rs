@@ -6,8 +6,8 @@
 //!
 //! Nothing overlaps, by construction: families are one below the other, each in its role's lane, so that the line of a
 //! port runs level to the tracks at either side and meets no other family; a track is a vertical line for one place and
-//! one direction, and lines that cross do not join (where they join there is a dot). Ports of families lie on multiples of
-//! [`GRID`], those of places half-way between.
+//! one direction, and lines that cross do not join (where they join there is a dot). Ports of families lie on multiples
+//! of [`GRID`], those of places half-way between.
 
 use super::scene::{Block, Place, Port, Scene};
 
@@ -41,8 +41,8 @@ impl Rect {
     }
 }
 
-/// All that goes from families to a place, or from it to them: one line at the place, a track beside the lanes, and a line
-/// for each port.
+/// All that goes from families to a place, or from it to them: one line at the place, a track beside the lanes, and a
+/// line for each port.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
     pub place: usize,

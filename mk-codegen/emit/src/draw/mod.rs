@@ -5,8 +5,8 @@
 //!                                                   └─> layout.rs ──> svg.rs ──> html.rs
 //! ```
 //!
-//! Architecture invariants: a picture is a function of the plan alone, to the byte; no plan that can be read, wrong ones
-//! included, makes it fail, since wrong plans are what one wants to look at; names from outside are escaped.
+//! Architecture invariants: a picture is a function of the plan alone, to the byte; no plan that can be read, wrong
+//! ones included, makes it fail, since wrong plans are what one wants to look at; names from outside are escaped.
 
 mod dot;
 mod html;

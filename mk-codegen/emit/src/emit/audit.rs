@@ -96,7 +96,8 @@ fn lane(warp: u32) -> String {
     format!("if (warp_index() == {warp} && elect_one()) {{")
 }
 
-/// Calls that the leaves need, by their records: those of the ring and of single lanes once for each role, those of agents for each loop.
+/// Calls that the leaves need, by their records: those of the ring and of single lanes once for each role, those of
+/// agents for each loop.
 fn leaf_calls(plan: &Plan) -> Result<BTreeMap<String, usize>, AuditError> {
     let mut calls = BTreeMap::new();
     let inits = |l: &LeafEmission| l.ring.map_or(&[][..], |r| r.inits);

@@ -4,7 +4,8 @@ use super::{context::Emitter, error::EmitError, maps::View};
 use mk_plan::{Access, Expr, FamId, Point, Space};
 
 impl Emitter<'_> {
-    /// A box begins at a multiple of 16 bytes along the last dimension: TMA takes anything else for an illegal instruction.
+    /// A box begins at a multiple of 16 bytes along the last dimension: TMA takes anything else for an illegal
+    /// instruction.
     pub(super) fn check_starts(&self, id: FamId, a: &Access) -> Result<(), EmitError> {
         let size = self.plan.buffers[a.buffer].dtype.size_bytes() as i64;
         for rank in 0..self.plan.mesh.size() as usize {
@@ -65,8 +66,8 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Rows that leave through registers do so in up to 16 bytes at once: a part of one begins at a multiple of that, and ends at one, or
-    /// where the row does, behind which nothing may be that a pair of elements would take in.
+    /// Rows that leave through registers do so in up to 16 bytes at once: a part of one begins at a multiple of that,
+    /// and ends at one, or where the row does, behind which nothing may be that a pair of elements would take in.
     pub(super) fn check_lines(&self, id: FamId, a: &Access) -> Result<(), EmitError> {
         let size = self.plan.buffers[a.buffer].dtype.size_bytes() as i64;
         for rank in 0..self.plan.mesh.size() as usize {
@@ -94,8 +95,8 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Operands are multiplied in whole boxes of `step` along dimension `k`. A part of one must end where that dimension of `view` does,
-    /// behind which TMA reads zeros: it would multiply what lies there.
+    /// Operands are multiplied in whole boxes of `step` along dimension `k`. A part of one must end where that
+    /// dimension of `view` does, behind which TMA reads zeros: it would multiply what lies there.
     pub(super) fn check_depth(
         &self,
         id: FamId,

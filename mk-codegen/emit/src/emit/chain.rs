@@ -46,8 +46,8 @@ fn operation(op: EpilogueOp) -> Option<Value> {
 }
 
 impl Emitter<'_> {
-    /// What the epilogue does, with its operands (columns as C's, rows from `e_row` on): what it saves, each with what comes before, and
-    /// what it does then.
+    /// What the epilogue does, with its operands (columns as C's, rows from `e_row` on): what it saves, each with what
+    /// comes before, and what it does then.
     pub(super) fn chain(
         &self,
         id: FamId,

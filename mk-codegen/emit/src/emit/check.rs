@@ -127,7 +127,8 @@ fn looked_up(plan: &Plan, f: &Family) -> Result<(), EmitError> {
     Ok(())
 }
 
-/// A loop variable must not stand in front of a constant of the kernel (`kDim_M`, `kSig0`), or of a template's variable.
+/// A loop variable must not stand in front of a constant of the kernel (`kDim_M`, `kSig0`), or of a template's
+/// variable.
 fn names(f: &Family, place: &str) -> Result<(), EmitError> {
     let loops = f.domain.iter().chain(&f.inner).map(|(name, _)| name);
     let each = f.accesses.iter().map(|a| &a.each).chain(f.waits.iter().map(|w| &w.each));
@@ -202,7 +203,8 @@ fn announced(plan: &Plan, id: FamId, p: &Post) -> Result<bool, EmitError> {
     Ok(true)
 }
 
-/// Ranks announce themselves in one way only: each raises its own word on every rank by one, and nobody else raises these.
+/// Ranks announce themselves in one way only: each raises its own word on every rank by one, and nobody else raises
+/// these.
 fn entry(plan: &Plan) -> Result<(), EmitError> {
     let world = plan.mesh.size();
     let mut enter = plan.families.iter().filter(|(_, f)| f.leaf.enters());

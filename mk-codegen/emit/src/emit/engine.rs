@@ -1,12 +1,15 @@
 //! What the host has copy engines do beside the kernel.
 //!
-//! A copy engine has neither signals that it could wait for nor counters that it could raise, in a graph least of all, whose
-//! operations hold the values that they were captured with. So its waits and posts become three things that streams do have:
+//! A copy engine has neither signals that it could wait for nor counters that it could raise, in a graph least of all,
+//! whose operations hold the values that they were captured with. So its waits and posts become three things that
+//! streams do have:
 //!
-//! - Its waits, which may only be for the ranks' entries, are made by a warp of the kernel, which leaves the epoch in a word and then sets
-//!   another to 1, for which the engine's stream waits. Nothing but the order in which they are enqueued puts the kernel before that wait, and
-//!   a graph does not keep it. So in a captured launch they are made by a kernel of one CTA before the kernel and the copies, the *gate*.
-//! - A post to a peer is a copy of the epoch behind the data: a word that one task raises once in a launch counts launches.
+//! - Its waits, which may only be for the ranks' entries, are made by a warp of the kernel, which leaves the epoch in a
+//!   word and then sets another to 1, for which the engine's stream waits. Nothing but the order in which they are
+//!   enqueued puts the kernel before that wait, and a graph does not keep it. So in a captured launch they are made by
+//!   a kernel of one CTA before the kernel and the copies, the *gate*.
+//! - A post to a peer is a copy of the epoch behind the data: a word that one task raises once in a launch counts
+//!   launches.
 //! - A post that only the plan's epilogue waits for is the end of the engine's stream, for which the caller's waits.
 
 use super::{context::Emitter, error::EmitError, layout::At};

@@ -18,7 +18,8 @@ const MAX_BYTES: u64 = 1 << 40;
 pub(super) struct Layout {
     /// Word offset of each signal array in symmetric memory; of net words, in the range of the net arena.
     pub signals: Arena<SigId, u64>,
-    /// Of families with a dynamic schedule that agents run on end, by the first of them: the word that counts what has been taken.
+    /// Of families with a dynamic schedule that agents run on end, by the first of them: the word that counts what has
+    /// been taken.
     pub taken: HashMap<FamId, u64>,
     /// Place of each buffer.
     pub buffers: Arena<BufId, Place>,

@@ -1,8 +1,9 @@
 //! Tables in memory: where a kernel has them, and how agents come to look up what is there.
 //!
-//! The loader of a product waits once, before its first task, for the words that say that tables are filled; then it looks up what a task needs, and
-//! tells the others which task it is at (a dynamic schedule), who look up the same entries behind that. Where the wait is given up, it tells
-//! them that there is no task: what agents of a CTA look up cannot differ.
+//! The loader of a product waits once, before its first task, for the words that say that tables are filled; then it
+//! looks up what a task needs, and tells the others which task it is at (a dynamic schedule), who look up the same
+//! entries behind that. Where the wait is given up, it tells them that there is no task: what agents of a CTA look up
+//! cannot differ.
 
 use super::{context::Emitter, error::EmitError};
 use mk_plan::{Expr, FamId, Family, Operand, Point, Schedule, Space, Var, Wait};
@@ -22,7 +23,8 @@ impl Emitter<'_> {
     /// The waits behind which a product may look up what it does: the same for every task.
     ///
     /// # Errors
-    /// [`EmitError::Refused`] for a table that no such wait stands for, and for a product of which every agent counts its tasks by itself.
+    /// [`EmitError::Refused`] for a table that no such wait stands for, and for a product of which every agent counts
+    /// its tasks by itself.
     pub(super) fn table_waits(&self, id: FamId) -> Result<Vec<usize>, EmitError> {
         let f = &self.plan.families[id];
         if !self.plan.looks_up(f) {

@@ -1,7 +1,8 @@
 //! Tensor maps: one per buffer, view, box and swizzle that some leaf needs (PTX ISA, "Tensors").
 //!
-//! A map has one to five dimensions. A [`View`] says how the dimensions of a buffer become those of a map: neighbours are merged where
-//! the hardware needs not tell them apart, and kept apart where what lies past the end of one must read as zeros.
+//! A map has one to five dimensions. A [`View`] says how the dimensions of a buffer become those of a map: neighbours
+//! are merged where the hardware needs not tell them apart, and kept apart where what lies past the end of one must
+//! read as zeros.
 
 use super::{
     error::EmitError,
@@ -14,8 +15,8 @@ use mk_plan::{BufId, Expr, Plan, Space};
 /// Most dimensions of a map.
 const MAX_RANK: usize = 5;
 
-/// The dimensions of a buffer `[d0, .., dn]`, cut into those of a map: `cuts` says where each but the first begins. `[e, k, 2, n]` cut
-/// at `[1, 2]` is `[e, k, 2 n]`.
+/// The dimensions of a buffer `[d0, .., dn]`, cut into those of a map: `cuts` says where each but the first begins.
+/// `[e, k, 2, n]` cut at `[1, 2]` is `[e, k, 2 n]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct View {
     cuts: Vec<usize>,
@@ -43,7 +44,8 @@ impl View {
         [0].into_iter().chain(self.cuts.iter().copied()).zip(ends)
     }
 
-    /// The buffer's dimensions that all have to end for the map's to end along `d`: itself, and those before it that are merged with it.
+    /// The buffer's dimensions that all have to end for the map's to end along `d`: itself, and those before it that
+    /// are merged with it.
     pub fn merged(&self, dims: usize, d: usize) -> impl Iterator<Item = usize> + '_ {
         let group = self.groups(dims).find(|(from, to)| (*from..*to).contains(&d));
         group.map_or(d, |(from, _)| from)..=d
@@ -98,7 +100,8 @@ impl Maps {
     /// Index of the map of the own rank's buffer with boxes of `box_dims`, outermost first.
     ///
     /// # Errors
-    /// [`EmitError::Refused`] for more dimensions than a map has, [`EmitError::Internal`] for a box of another rank than the view.
+    /// [`EmitError::Refused`] for more dimensions than a map has, [`EmitError::Internal`] for a box of another rank
+    /// than the view.
     pub fn index(
         &mut self,
         plan: &Plan,
@@ -207,7 +210,8 @@ impl Maps {
     pub fn on_rank(&self, layout: &Layout, rank: usize) -> Vec<TensorMapSpec> {
         let spec = |m: &Map| {
             let place = &layout.buffers[m.buffer];
-            // Nobody copies through the map of a rank of another node: its place is kept, so that ranks number their maps alike.
+            // Nobody copies through the map of a rank of another node: its place is kept, so that ranks number their
+            // maps alike.
             let near = |p: &u32| match &layout.net {
                 Some(net) => *p / net.layout.local == rank as u32 / net.layout.local,
                 None => true,

@@ -39,7 +39,8 @@ struct Ring<'e> {
     value: Value,
 }
 
-/// Renders every role that has CTAs; and lists, loop by loop, the choices that follow from the plan without being written in it.
+/// Renders every role that has CTAs; and lists, loop by loop, the choices that follow from the plan without being
+/// written in it.
 ///
 /// # Errors
 /// If a role's families do not fit its agents.
@@ -305,8 +306,8 @@ fn seated(
     Ok(context! { state, calls, reads_epoch })
 }
 
-/// Registers of a role's threads: as the loop wants that computes with the most. Where others only move rows, there may be more warpgroups
-/// that do nothing.
+/// Registers of a role's threads: as the loop wants that computes with the most. Where others only move rows, there may
+/// be more warpgroups that do nothing.
 fn warpgroups(role: &str, loops: &[Loop], threads: u32) -> Result<Warpgroups, EmitError> {
     let all = || loops.iter().map(|l| l.emission.warpgroups).filter(|w| *w != Warpgroups::MOVING);
     let Some(most) = all().max_by_key(|w| w.computing_registers) else {

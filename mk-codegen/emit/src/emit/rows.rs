@@ -73,8 +73,8 @@ fn rows(
     Ok(ways.into_iter().flatten().next().map(is))
 }
 
-/// Values of a dimension at which extents are compared: all, or, of many, those around the multiples of powers of two and of the number
-/// of ranks, where parts begin and end.
+/// Values of a dimension at which extents are compared: all, or, of many, those around the multiples of powers of two
+/// and of the number of ranks, where parts begin and end.
 fn samples(max: i32, world: i32) -> Vec<i32> {
     if max <= DENSE {
         return (1..=max).collect();

@@ -23,8 +23,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// Wraps a line in its `when` and its `each`. A copier is a whole warp, whose lanes share the elements of `each`: their
-    /// round trips overlap.
+    /// Wraps a line in its `when` and its `each`. A copier is a whole warp, whose lanes share the elements of `each`:
+    /// their round trips overlap.
     fn wrap(
         &self,
         f: &Family,
@@ -104,8 +104,8 @@ impl Emitter<'_> {
         Ok(if shared { format!("{wait} share_seen(ctx);") } else { wait })
     }
 
-    /// A wait in the inner loop of a copier, for all its iterations at once: nothing that it does in between can be what one of them waits for, as
-    /// its posts come behind the loop. Lanes share words of all iterations.
+    /// A wait in the inner loop of a copier, for all its iterations at once: nothing that it does in between can be
+    /// what one of them waits for, as its posts come behind the loop. Lanes share words of all iterations.
     fn spread(&self, f: &Family, w: &Wait, call: &str) -> Result<String, EmitError> {
         let refuse = |what: &str| EmitError::unsupported(f.name.clone(), what);
         let number = |e: &Expr| self.number(e).filter(|n| *n > 0);

@@ -3,8 +3,8 @@
 use super::error::EmitError;
 use mk_plan::{EdgeId, Entity, Family, Plan};
 
-/// A wait or a post with a record of it. One statement, as the call is. With `all`, every lane of a warp makes the call, and
-/// the first one speaks for them.
+/// A wait or a post with a record of it. One statement, as the call is. With `all`, every lane of a warp makes the
+/// call, and the first one speaks for them.
 pub(super) fn around(call: &str, kind: &str, edge: EdgeId, word: &str, all: bool) -> String {
     let id = edge.index();
     let who = if all { "if (lane_index() == 0) " } else { "" };

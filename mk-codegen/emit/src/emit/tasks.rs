@@ -18,7 +18,8 @@ impl Emitter<'_> {
         context! { id => s.id.index(), name => f.name.clone(), first => s.first, tasks => s.tasks, vars }
     }
 
-    /// The values that hooks of every leaf need of a family: its number, its tasks' numbers in the role, its coordinates.
+    /// The values that hooks of every leaf need of a family: its number, its tasks' numbers in the role, its
+    /// coordinates.
     pub fn slice(&self, s: Slice) -> Value {
         let f = &self.plan.families[s.id];
         let names: Vec<_> = f.domain.iter().map(|(n, _)| n.clone()).collect();

@@ -1,5 +1,5 @@
-//! What a traced kernel has beside what every kernel has: where stalls are added up, and what the host must know. The device side is
-//! `templates/sync/trace.cuh`.
+//! What a traced kernel has beside what every kernel has: where stalls are added up, and what the host must know. The
+//! device side is `templates/sync/trace.cuh`.
 
 use super::{
     context::Emitter,

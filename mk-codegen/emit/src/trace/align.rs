@@ -7,7 +7,8 @@ use std::collections::HashMap;
 /// How far the ranks' timers are known to agree.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alignment {
-    /// What was subtracted from each rank's times, in nanoseconds, in the order of [`Trace::clocks`](super::Trace::clocks).
+    /// What was subtracted from each rank's times, in nanoseconds, in the order of
+    /// [`Trace::clocks`](super::Trace::clocks).
     pub offsets_ns: Vec<f64>,
     /// Of each rank: the least and the greatest offset from the first rank's that no wait contradicts; infinite without
     /// posts between them.

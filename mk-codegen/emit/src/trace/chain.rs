@@ -26,7 +26,8 @@ pub struct Step {
     pub task: u32,
     /// Nanoseconds from the wait's end, or from the CTA's begin, to what the next step waited for.
     pub busy: f64,
-    /// Of them, at internal edges in tasks of the family, on average of the agents that work: for operands, or for room.
+    /// Of them, at internal edges in tasks of the family, on average of the agents that work: for operands, or for
+    /// room.
     pub stalled: f64,
     /// The wait before; none where the chain begins.
     pub wait: Option<Waited>,

@@ -1,8 +1,8 @@
 //! Two clocks of a GPU made one. Its timer counts nanoseconds, the same on all SMs, in ticks that may be as long as a
-//! microsecond; the SM's cycle counter is exact, but starts anywhere and runs at the clock rate of the day. Every record has
-//! both at its end. A cycle count `c` read with the timer at `t` says that the SM's offset lies in `[t, t + tick) - c * rate`;
-//! all records of a CTA together leave little of that interval. The rate changes while a kernel runs (power), so that what
-//! lies between two records is taken from these two.
+//! microsecond; the SM's cycle counter is exact, but starts anywhere and runs at the clock rate of the day. Every
+//! record has both at its end. A cycle count `c` read with the timer at `t` says that the SM's offset lies in `[t, t +
+//! tick) - c * rate`; all records of a CTA together leave little of that interval. The rate changes while a kernel runs
+//! (power), so that what lies between two records is taken from these two.
 
 use super::{
     decode::{Decoded, Record},

@@ -15,7 +15,8 @@ const AGENTS: [Agent; 6] = [
     Agent::Compute(1),
 ];
 
-/// The page of a trace, under that of a prediction of the same kernel if there is one. Opens in any browser, without a network.
+/// The page of a trace, under that of a prediction of the same kernel if there is one. Opens in any browser, without a
+/// network.
 pub fn html(trace: &Trace, predicted: Option<&Trace>) -> String {
     let length = predicted.map_or(0.0, Trace::length).max(trace.length());
     let which =

@@ -62,8 +62,8 @@ pub enum Kind {
         /// `b` is stored as `[N, K]`.
         b_transposed: bool,
     },
-    /// Ragged rows times the matrices of their experts, and the elementwise operations that were fused into it. Operands: rows, matrices, rows of
-    /// each expert, then one for each epilogue operation that has one.
+    /// Ragged rows times the matrices of their experts, and the elementwise operations that were fused into it.
+    /// Operands: rows, matrices, rows of each expert, then one for each epilogue operation that has one.
     GroupedGemm {
         /// Matrices are stored the other way round.
         transposed: bool,
@@ -81,8 +81,8 @@ pub enum Kind {
     Dequantize,
     /// An elementwise operation that stands alone.
     Elementwise(EpilogueOp),
-    /// Several of them in sequence, which no GEMM, or sum, has taken over. Operands: the first one's input, then one for each
-    /// operation that has one.
+    /// Several of them in sequence, which no GEMM, or sum, has taken over. Operands: the first one's input, then one
+    /// for each operation that has one.
     Chain {
         /// In order of application.
         epilogue: Vec<EpilogueOp>,
@@ -101,7 +101,8 @@ pub enum Kind {
     SwigluGrad,
     /// What the epilogue of the product that it is an operand of saves on the way: a result.
     Saved,
-    /// The second half of the result `[m, 2, n]` of the product that it is an operand of, whose epilogue saves it on the way.
+    /// The second half of the result `[m, 2, n]` of the product that it is an operand of, whose epilogue saves it on
+    /// the way.
     OwnHalf,
     /// Attention. Operands: queries, keys, values.
     Attention {
@@ -116,8 +117,8 @@ pub enum Kind {
     Lse,
     /// Statistics of the queries of an attention. Operands: its results, their gradients, its logarithms.
     AttentionStats,
-    /// Gradients of attention. Operands, of queries: queries, gradients of results, statistics, keys, values; of keys: keys, values, queries,
-    /// gradients of results, statistics.
+    /// Gradients of attention. Operands, of queries: queries, gradients of results, statistics, keys, values; of keys:
+    /// keys, values, queries, gradients of results, statistics.
     AttentionGrad {
         /// Of queries, or of keys.
         of: GradOf,
@@ -130,8 +131,8 @@ pub enum Kind {
     },
     /// Gradients of values, beside those of keys that it is an operand of.
     AttentionDv,
-    /// Partial sums become shards of dimension `dim`, and the elementwise operations behind it that were fused into it. Operands:
-    /// what is summed, then one for each of those that has one.
+    /// Partial sums become shards of dimension `dim`, and the elementwise operations behind it that were fused into it.
+    /// Operands: what is summed, then one for each of those that has one.
     ReduceScatter {
         /// The dimension that is scattered.
         dim: usize,

@@ -1,6 +1,7 @@
 //! Moves operations on rows before the gathers of their rows: each rank does its own rows, once, before they are sent.
 //!
-//! Assumes fused epilogues. Leaves: no such operation reads a gather of rows, unless a second operand is not gathered, too.
+//! Assumes fused epilogues. Leaves: no such operation reads a gather of rows, unless a second operand is not gathered,
+//! too.
 
 use crate::graph::{Kind, OpGraph, Value};
 use petgraph::stable_graph::NodeIndex;

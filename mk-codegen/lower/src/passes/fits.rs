@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 const HALVINGS: u32 = 20;
 
 impl LowerError {
-    /// [`LowerError::TooLarge`] with a smaller size of the pipeline with which it is lowered: the largest that is enough, half as large, or a quarter, ….
-    /// Other errors as they are.
+    /// [`LowerError::TooLarge`] with a smaller size of the pipeline with which it is lowered: the largest that is
+    /// enough, half as large, or a quarter, …. Other errors as they are.
     #[must_use]
     pub fn with_what_fits(self, program: &Program, bound: &Bound, config: &Config) -> LowerError {
         match self {

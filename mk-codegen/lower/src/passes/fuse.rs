@@ -2,9 +2,9 @@
 //!
 //! What none of them takes over becomes chains of its own.
 //!
-//! Assumes nothing. Leaves: a product, or a sum, whose result is read by one elementwise operation alone has taken it over; a product also
-//! where the caller gets that result, too, which it then saves on the way. The whole chain is computed in f32 and rounded once, where
-//! the operations one by one would round after each.
+//! Assumes nothing. Leaves: a product, or a sum, whose result is read by one elementwise operation alone has taken it
+//! over; a product also where the caller gets that result, too, which it then saves on the way. The whole chain is
+//! computed in f32 and rounded once, where the operations one by one would round after each.
 
 use crate::graph::{Kind, OpGraph, Value};
 use mk_plan::{EpilogueOp, SWIGLU_GRAD};
@@ -52,8 +52,8 @@ fn take(g: &mut OpGraph, taker: NodeIndex) {
     }
 }
 
-/// Moves scales behind the GEMM, which multiplies the quantised values. The scale of a row of A scales that row of the product; the scale of
-/// a row of transposed B scales that column.
+/// Moves scales behind the GEMM, which multiplies the quantised values. The scale of a row of A scales that row of the
+/// product; the scale of a row of transposed B scales that column.
 fn scales(g: &mut OpGraph) {
     let gemms = g.graph.node_indices().filter(|n| matches!(g.graph[*n].kind, Kind::Gemm { .. }));
     for gemm in gemms.collect::<Vec<_>>() {
@@ -80,7 +80,8 @@ fn scales(g: &mut OpGraph) {
     });
 }
 
-/// The `swiglu_grad` that alone reads a product, and the values before the activation, where the caller has them in memory.
+/// The `swiglu_grad` that alone reads a product, and the values before the activation, where the caller has them in
+/// memory.
 fn swiglu_grad(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, NodeIndex)> {
     let value = &g.graph[taker];
     let plain = matches!(&value.kind, Kind::Gemm { epilogue, .. } | Kind::GroupedGemm { epilogue, .. } if !epilogue.contains(&EpilogueOp::Swiglu));
@@ -91,8 +92,8 @@ fn swiglu_grad(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, NodeIndex)> 
     (d == taker && g.graph[h].kind == Kind::Param).then_some((user, h))
 }
 
-/// The elementwise operation that alone reads `taker`, if it can be taken over. A sum is finished for nobody before all ranks have
-/// added theirs, and the owner of the reduction saves nothing.
+/// The elementwise operation that alone reads `taker`, if it can be taken over. A sum is finished for nobody before all
+/// ranks have added theirs, and the owner of the reduction saves nothing.
 fn only_user(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, EpilogueOp)> {
     let mut edges = g.graph.edges_directed(taker, Direction::Outgoing);
     let (edge, None) = (edges.next()?, edges.next()) else { return None };

@@ -67,8 +67,9 @@ pub fn facts(program: &Program, bound: &Bound, ranks: u32) -> Result<Facts, Lowe
 /// The plan of a pipeline, not yet verified.
 ///
 /// # Errors
-/// [`LowerError::Unsupported`] for pipelines outside what the passes cover, [`LowerError::Setting`] for settings that do
-/// not fit, [`LowerError::OutOfRange`] for worlds, targets and extents that no kernel has, [`LowerError::TooLarge`] for sizes that no plan has.
+/// [`LowerError::Unsupported`] for pipelines outside what the passes cover, [`LowerError::Setting`] for settings that
+/// do not fit, [`LowerError::OutOfRange`] for worlds, targets and extents that no kernel has, [`LowerError::TooLarge`]
+/// for sizes that no plan has.
 pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, LowerError> {
     let plan = lower_of_any_capacity(program, bound, config)?;
     let (_, program, config) = &World::of(program, bound, config)?;
@@ -126,11 +127,12 @@ pub fn compile(
     Ok((plan, proof))
 }
 
-/// [`Claim::prove`] of the plan that [`lower`] made of the same. A plan that routes many tokens is proved and evaluated by smaller ones: [`smaller`].
+/// [`Claim::prove`] of the plan that [`lower`] made of the same. A plan that routes many tokens is proved and evaluated
+/// by smaller ones: [`smaller`].
 ///
 /// # Errors
-/// [`LowerError::TooLarge`]. A plan that does not verify, or computes something else than the pipeline, is an error of the compiler
-/// itself.
+/// [`LowerError::TooLarge`]. A plan that does not verify, or computes something else than the pipeline, is an error of
+/// the compiler itself.
 pub fn prove(
     program: &Program,
     bound: &Bound,
@@ -143,8 +145,8 @@ pub fn prove(
     Ok(shown.proof)
 }
 
-/// Text is read by name: loops do not have the names of the program's dimensions, and the kernel's own buffers do not have the
-/// names of the program's tensors.
+/// Text is read by name: loops do not have the names of the program's dimensions, and the kernel's own buffers do not
+/// have the names of the program's tensors.
 fn rename(plan: &mut Plan) {
     let caller = |b: &Buffer| matches!(b.space, Space::In | Space::Out);
     let mut taken: BTreeSet<String> =

@@ -13,11 +13,11 @@ use mk_plan::{
     Schedule, TableSet,
 };
 
-/// CTAs that move data inside a node by default, one per SM: bulk copies. On four H200s 8 of them with chunks of 512 KiB were
-/// the best or within 6 % of the best split for every shape measured (docs/performance.md).
+/// CTAs that move data inside a node by default, one per SM: bulk copies. On four H200s 8 of them with chunks of 512
+/// KiB were the best or within 6 % of the best split for every shape measured (docs/performance.md).
 pub const DEFAULT_COPY_SMS: u32 = 8;
-/// Bytes a second of one of them beside attention, on an H100 that four ranks share and whose clock its power holds back: 25.5 to 28e9 of
-/// one alone, 19e9 and more each of two and three (docs/performance.md, "Rings").
+/// Bytes a second of one of them beside attention, on an H100 that four ranks share and whose clock its power holds
+/// back: 25.5 to 28e9 of one alone, 19e9 and more each of two and three (docs/performance.md, "Rings").
 const COPY_RATE: f64 = 20e9;
 /// Floating-point operations a second of an SM that attends.
 const ATTEND_RATE: f64 = 5e12;
@@ -69,7 +69,8 @@ pub(super) fn assign(draft: Draft, config: &Config) -> Result<Plan, LowerError> 
     let split = |config: &Config| {
         let sms = target.sms.saturating_sub(config.reserved_sms).saturating_sub(inter);
         let default = match bytes_per_flop {
-            // As many as it takes to keep up: one more costs its share of the SMs, one less the time of what arrives late.
+            // As many as it takes to keep up: one more costs its share of the SMs, one less the time of what arrives
+            // late.
             Some(ratio) => {
                 let ctas = ratio * f64::from(sms) * ATTEND_RATE / COPY_RATE;
                 (ctas.ceil() as u32).clamp(1, DEFAULT_COPY_SMS)

@@ -1,8 +1,9 @@
 //! Smaller plans in place of one that routes many tokens.
 //!
-//! Such a plan has a task for every few tokens and rows, each of which looks up what differs from launch to launch. Here sizes are chosen that leave the same
-//! remainders everywhere, so that every number of the plan is affine in how many chunks of tokens and groups of blocks there are.
-//! Whether it is, `valid::is_affine` decides: nothing here is trusted.
+//! Such a plan has a task for every few tokens and rows, each of which looks up what differs from launch to launch.
+//! Here sizes are chosen that leave the same remainders everywhere, so that every number of the plan is affine in how
+//! many chunks of tokens and groups of blocks there are. Whether it is, `valid::is_affine` decides: nothing here is
+//! trusted.
 
 use super::{LowerError, lower_of_any_capacity};
 use crate::settings::Config;
@@ -27,7 +28,8 @@ const GROUPS: u64 = 3;
 pub struct Smaller {
     /// Those that are proved: rows may be anywhere in them.
     relatives: Relatives,
-    /// Those that are evaluated, each with its sizes: they have room for all rows of their tokens. Where there is none that is smaller, the plan itself.
+    /// Those that are evaluated, each with its sizes: they have room for all rows of their tokens. Where there is none
+    /// that is smaller, the plan itself.
     evaluated: Vec<(Plan, Bound)>,
 }
 
@@ -66,7 +68,8 @@ impl Smaller {
     }
 }
 
-/// Smaller plans to look at in place of this one; `None` for one that is small, or routes nothing, or of which others do not say enough.
+/// Smaller plans to look at in place of this one; `None` for one that is small, or routes nothing, or of which others
+/// do not say enough.
 pub fn smaller(program: &Program, bound: &Bound, config: &Config, plan: &Plan) -> Option<Smaller> {
     let bound = bound.on(program, config.ranks).ok()?;
     let (few, many) = sizes(program, &bound, config)?;

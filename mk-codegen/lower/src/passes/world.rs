@@ -1,4 +1,5 @@
-//! What a plan runs on: the ranks by the axes of their mesh, those of them that communicate, the network between nodes, and the GPU.
+//! What a plan runs on: the ranks by the axes of their mesh, those of them that communicate, the network between nodes,
+//! and the GPU.
 
 use super::{
     error::{LowerError, unsupported},

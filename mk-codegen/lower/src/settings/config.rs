@@ -7,16 +7,17 @@ use mk_plan::{
     mma_staging_bytes,
 };
 
-/// Everything that decides a plan, apart from the pipeline and its sizes: the world, the GPU, and the settings of [`SETTINGS`](super::SETTINGS).
+/// Everything that decides a plan, apart from the pipeline and its sizes: the world, the GPU, and the settings of
+/// [`SETTINGS`](super::SETTINGS).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Number of ranks.
     pub ranks: u32,
-    /// The axes that ranks form, and their extents; rank is row-major over them, the last one fastest. None: all are along the axis of the
-    /// pipeline. Along axes that the pipeline does not name, ranks do the same.
+    /// The axes that ranks form, and their extents; rank is row-major over them, the last one fastest. None: all are
+    /// along the axis of the pipeline. Along axes that the pipeline does not name, ranks do the same.
     pub mesh: Vec<(String, u32)>,
-    /// Nodes, which have as many ranks each: rank `r` is number `r % (ranks / nodes)` of its node. Between nodes only network cards
-    /// carry data.
+    /// Nodes, which have as many ranks each: rank `r` is number `r % (ranks / nodes)` of its node. Between nodes only
+    /// network cards carry data.
     pub nodes: u32,
     /// The order in which they do.
     pub net: NicOrdering,
@@ -26,30 +27,30 @@ pub struct Config {
     pub block: Block,
     /// Shared-memory stages of a GEMM; as many as fit, six at most, where it is not set.
     pub stages: Option<u32>,
-    /// How the two consumer warpgroups share a CTA's tiles. Ping-pong is for tiles of 128 rows and at most 160 columns, of which each
-    /// warpgroup has room for one.
+    /// How the two consumer warpgroups share a CTA's tiles. Ping-pong is for tiles of 128 rows and at most 160 columns,
+    /// of which each warpgroup has room for one.
     pub consumers: Consumers,
-    /// Rasterisation: row blocks that are walked together before the next columns' tiles, so that both operands stay in L2; as many as
-    /// hold 1024 rows, where it is not set.
+    /// Rasterisation: row blocks that are walked together before the next columns' tiles, so that both operands stay in
+    /// L2; as many as hold 1024 rows, where it is not set.
     pub group_m: Option<u32>,
-    /// Whether tiles, sums and copies through registers are dealt out before the launch, or taken by the next free CTA (an atomic tile
-    /// scheduler).
+    /// Whether tiles, sums and copies through registers are dealt out before the launch, or taken by the next free CTA
+    /// (an atomic tile scheduler).
     pub tile_scheduler: Schedule,
     /// Smaller tiles for the last rows.
     pub last_wave: Option<LastWave>,
-    /// Parts of the inner dimension that are multiplied side by side, at most, for products whose tiles are fewer than SMs and
-    /// which end in a `reduce_scatter` or `all_reduce` without an elementwise operation between.
+    /// Parts of the inner dimension that are multiplied side by side, at most, for products whose tiles are fewer than
+    /// SMs and which end in a `reduce_scatter` or `all_reduce` without an elementwise operation between.
     pub split_k: u32,
-    /// CTAs of a cluster that share each tile of a product alone, at most eight: each multiplies a part of the inner dimension, and they add
-    /// their sums through shared memory, in order. For products whose tiles are fewer than SMs.
+    /// CTAs of a cluster that share each tile of a product alone, at most eight: each multiplies a part of the inner
+    /// dimension, and they add their sums through shared memory, in order. For products whose tiles are fewer than SMs.
     pub cluster: u32,
     /// CTAs of a cluster that load operands of a product alone together.
     pub multicast: Option<Multicast>,
     /// Which agents push gathered rows.
     pub gather: Gather,
-    /// Slices of the inner dimension in which gathered rows travel, at most, so that a product begins with the first slice. Each slice
-    /// has whole steps of a product and rows that fit a copy's stage; where there is no such number, where the rows are a result
-    /// themselves, or where a launch decides a dimension, rows travel whole.
+    /// Slices of the inner dimension in which gathered rows travel, at most, so that a product begins with the first
+    /// slice. Each slice has whole steps of a product and rows that fit a copy's stage; where there is no such number,
+    /// where the rows are a result themselves, or where a launch decides a dimension, rows travel whole.
     pub k_slices: u32,
     /// Bytes that one communication task moves to each peer, at most (at least eight rows, or as many as there are).
     pub chunk_bytes: u32,
@@ -98,11 +99,13 @@ impl Default for Config {
     }
 }
 
-/// Rows that are walked together unasked. CTAs that share a row block drift apart along k, the more so the fewer columns' tiles a wave has:
-/// from 4096 rows on, 256 x 128 tiles of a depth of 32768 take 1.8 times as long (docs/decisions/tile-order.md).
+/// Rows that are walked together unasked. CTAs that share a row block drift apart along k, the more so the fewer
+/// columns' tiles a wave has: from 4096 rows on, 256 x 128 tiles of a depth of 32768 take 1.8 times as long
+/// (docs/decisions/tile-order.md).
 const RASTER_ROWS: u32 = 1024;
 
-/// Most stages that a product gets unasked. A load from memory takes as long as some ten steps of few rows; or, of 64 columns, some more.
+/// Most stages that a product gets unasked. A load from memory takes as long as some ten steps of few rows; or, of 64
+/// columns, some more.
 const MOST_STAGES: u32 = 10;
 const MOST_NARROW_STAGES: u32 = 16;
 
@@ -134,7 +137,8 @@ impl Config {
     }
 }
 
-/// Stages of a tile that fit shared memory beside the staging of its results, or beside what the others of a cluster send.
+/// Stages of a tile that fit shared memory beside the staging of its results, or beside what the others of a cluster
+/// send.
 pub(super) fn stages_that_fit([m, n, k]: Block, cluster: u32, target: &Target) -> u32 {
     let room = target.smem_bytes.saturating_sub(target.smem_reserved_bytes);
     let beside =

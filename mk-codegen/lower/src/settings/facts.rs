@@ -160,8 +160,8 @@ impl Facts {
         self.sums.iter().filter_map(|s| Some((s, self.products.get(s.product?)?)))
     }
 
-    /// Rows that lie together: those of a gathered operand, and of a result that is summed, are cut by owner, unless tiles hold few rows of
-    /// several owners.
+    /// Rows that lie together: those of a gathered operand, and of a result that is summed, are cut by owner, unless
+    /// tiles hold few rows of several owners.
     pub(super) fn shard_rows(&self, rows: u64) -> u64 {
         let of_owner = rows / u64::from(self.ranks.max(1));
         let spans = self.gathers() && self.gathers.iter().all(|g| g.spans) && !self.sums();

@@ -32,7 +32,8 @@ fn reach(config: &Config, change: &str, facts: &Facts) -> Option<usize> {
     Some(first_misfit(&config, facts).map_or(SETTINGS.len(), |(i, _)| i))
 }
 
-/// The refusal of a setting. Its help keeps to what fits: changes with which all settings do, else those with which this one does.
+/// The refusal of a setting. Its help keeps to what fits: changes with which all settings do, else those with which
+/// this one does.
 pub(super) fn refusal(at: usize, misfit: Misfit, config: &Config, facts: &Facts) -> Refusal {
     let setting = &SETTINGS[at];
     let Misfit { why, help, instead } = misfit;

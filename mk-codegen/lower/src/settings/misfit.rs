@@ -15,7 +15,8 @@ pub struct Refusal {
     pub why: String,
     /// What would be accepted.
     pub help: String,
-    /// Settings that the help names, or some of a range that it names: each text would be accepted, as [`super::read`] takes it, in place of what was given.
+    /// Settings that the help names, or some of a range that it names: each text would be accepted, as [`super::read`]
+    /// takes it, in place of what was given.
     pub instead: Vec<String>,
 }
 

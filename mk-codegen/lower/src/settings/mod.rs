@@ -1,8 +1,8 @@
 //! Settings: one table that lowering, search, the command line, Python, caches and reports share.
 //!
-//! A setting is a field of [`Config`] and a row of [`SETTINGS`]: its name, its texts, which kernels have a use for it, which values fit
-//! them, and which values a search tries. Everything that reads or prints settings goes through the table, so that a new one touches
-//! this folder and the pass that obeys it.
+//! A setting is a field of [`Config`] and a row of [`SETTINGS`]: its name, its texts, which kernels have a use for it,
+//! which values fit them, and which values a search tries. Everything that reads or prints settings goes through the
+//! table, so that a new one touches this folder and the pass that obeys it.
 //!
 //! What decides whether a setting fits is the selected kernel, as [`Facts`]: `passes::facts` makes them.
 
@@ -33,7 +33,8 @@ pub use words::{NotASetting, accepted, read, set, write, write_all};
 
 use mk_plan::target::Target;
 
-/// The settings as a kernel on `target` has them: all of them fit, and none is left to the compiler that does not depend on the plan.
+/// The settings as a kernel on `target` has them: all of them fit, and none is left to the compiler that does not
+/// depend on the plan.
 ///
 /// # Errors
 /// The first [`Refusal`], in the order of the table.

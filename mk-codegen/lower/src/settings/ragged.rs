@@ -1,12 +1,13 @@
-//! Tiles of ragged rows, as they were measured: what they cost is what the cache makes of their order, which the cost model does not know.
+//! Tiles of ragged rows, as they were measured: what they cost is what the cache makes of their order, which the cost
+//! model does not know.
 
 use super::{config::Config, facts::Facts};
 use mk_plan::FEW_BLOCKS;
 
 /// The tiles for ragged rows; nothing for other kernels.
 ///
-/// A matrix that is read once comes from memory: tiles side by side, which read the same lines of it, follow each other. Where blocks share matrices, those
-/// of a group follow each other, as by default.
+/// A matrix that is read once comes from memory: tiles side by side, which read the same lines of it, follow each
+/// other. Where blocks share matrices, those of a group follow each other, as by default.
 pub fn of_ragged(config: &Config, facts: &Facts) -> Option<Config> {
     if !facts.ragged {
         return None;

@@ -6,7 +6,8 @@ use mk_plan::target;
 /// Tiles of few rows, where few columns make enough of them.
 pub const FLAT: &str = "64x128x64";
 
-/// Rows up to which an `all_reduce` whose rows are not cut is worth its slots, which are as large as the result for each rank.
+/// Rows up to which an `all_reduce` whose rows are not cut is worth its slots, which are as large as the result for
+/// each rank.
 const FEW_ROWS: u64 = 1024;
 
 fn texts<T: ToString>(values: &[T]) -> Vec<String> {
@@ -60,8 +61,8 @@ fn sms() -> u64 {
     target::by_name(&Config::default().target).map_or(0, |t| u64::from(t.sms))
 }
 
-/// Tiles with swapped operands: of those that cut so many rows into as many blocks, the flattest. Of 64 columns where two waves take all of
-/// them, and of 192 where there are rows for what three warpgroups multiply.
+/// Tiles with swapped operands: of those that cut so many rows into as many blocks, the flattest. Of 64 columns where
+/// two waves take all of them, and of 192 where there are rows for what three warpgroups multiply.
 fn swapped(facts: &Facts, rows: u64) -> Vec<String> {
     let each = |columns: u32| {
         let heights = rules::swapped_rows(columns).into_iter().flatten();
@@ -208,7 +209,8 @@ pub(super) fn multicast(facts: &Facts) -> Vec<String> {
     }
 }
 
-/// Where tiles leave for peers. The model knows little of it: those that were measured are measured in the other one, too.
+/// Where tiles leave for peers. The model knows little of it: those that were measured are measured in the other one,
+/// too.
 pub(super) fn tile_scheduler(facts: &Facts) -> Vec<String> {
     let leave = facts.multiplies() && facts.sums() && facts.ranks > 1;
     if leave { texts(&["static", "dynamic"]) } else { Vec::new() }

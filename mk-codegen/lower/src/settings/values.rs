@@ -9,12 +9,12 @@ pub type Block = [u32; 3];
 /// Which agents push gathered rows to the peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gather {
-    /// CTAs of their own: a chunk is read once and written to every peer. Rows of a pitch that bulk copies cannot take go through
-    /// registers.
+    /// CTAs of their own: a chunk is read once and written to every peer. Rows of a pitch that bulk copies cannot take
+    /// go through registers.
     #[default]
     Sms,
-    /// The GPU's copy engine, which takes no SM: to one peer after the other. The kernel begins when every rank has entered the
-    /// launch. For rows of a multiple of 16 bytes, and as many in every launch.
+    /// The GPU's copy engine, which takes no SM: to one peer after the other. The kernel begins when every rank has
+    /// entered the launch. For rows of a multiple of 16 bytes, and as many in every launch.
     CopyEngine {
         /// Parts of a shard that are announced one by one, at most; 32 or fewer.
         parts: u32,
@@ -27,44 +27,47 @@ pub enum Reduction {
     /// On dedicated SMs, while the others multiply.
     #[default]
     DedicatedSms,
-    /// On the SMs that multiply, after the last wave: for products of one or two waves of tiles, which need every SM and end all at
-    /// once.
+    /// On the SMs that multiply, after the last wave: for products of one or two waves of tiles, which need every SM
+    /// and end all at once.
     AfterLastWave,
-    /// Fused into the epilogue, in a ring: a sum goes from rank to rank, each adds its tile and passes it on, and the owner of the rows
-    /// is the last. The sum has the dtype of the result on its way, so that it is rounded on every rank; the order of ranks is fixed,
-    /// and so are the bits. For a `reduce_scatter` of a product whose operand A is not gathered.
+    /// Fused into the epilogue, in a ring: a sum goes from rank to rank, each adds its tile and passes it on, and the
+    /// owner of the rows is the last. The sum has the dtype of the result on its way, so that it is rounded on every
+    /// rank; the order of ranks is fixed, and so are the bits. For a `reduce_scatter` of a product whose operand A is
+    /// not gathered.
     Ring,
 }
 
 /// How an `all_reduce` moves its contributions. All add in the order of ranks, in f32, and round once: the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AllReduce {
-    /// Contributions go to the owners of their rows, sums to every rank: each link carries `2 (n - 1) / n` of the result.
+    /// Contributions go to the owners of their rows, sums to every rank: each link carries `2 (n - 1) / n` of the
+    /// result.
     #[default]
     TwoShot,
-    /// Every rank reads the contributions of all ranks and adds them for itself: one hop instead of two, `n - 1` results over
-    /// each link. For few rows.
+    /// Every rank reads the contributions of all ranks and adds them for itself: one hop instead of two, `n - 1`
+    /// results over each link. For few rows.
     OneShot,
-    /// As in two shots, but columns have owners: column block `j` belongs to rank `j % n`. For rows that are too few to be cut.
+    /// As in two shots, but columns have owners: column block `j` belongs to rank `j % n`. For rows that are too few to
+    /// be cut.
     ByColumns,
 }
 
-/// Smaller tiles for the last rows: narrower, or in parts along k, or both. The last wave, which does not fill the GPU, is then short, and
-/// rows that arrive last are multiplied by many SMs. For products that are results as they are; of a gathered operand, the last
-/// rows of every peer.
+/// Smaller tiles for the last rows: narrower, or in parts along k, or both. The last wave, which does not fill the GPU,
+/// is then short, and rows that arrive last are multiplied by many SMs. For products that are results as they are; of a
+/// gathered operand, the last rows of every peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastWave {
     /// Blocks of rows at the end of each shard.
     pub blocks: u32,
     /// Columns of their tiles: a multiple of 64; fewer than the others have, or as many if there are parts.
     pub columns: u32,
-    /// Parts of the inner dimension (split-K), at most. Each makes a contribution in f32, and all CTAs that multiply add them up at the
-    /// end, in order.
+    /// Parts of the inner dimension (split-K), at most. Each makes a contribution in f32, and all CTAs that multiply
+    /// add them up at the end, in order.
     pub parts: u32,
 }
 
-/// CTAs of a cluster that load operands together (TMA multicast): their tiles lie one below the other and share B, and side by side and
-/// share A. One or two of each, not both one. For products alone.
+/// CTAs of a cluster that load operands together (TMA multicast): their tiles lie one below the other and share B, and
+/// side by side and share A. One or two of each, not both one. For products alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Multicast {
     /// Tiles one below the other.

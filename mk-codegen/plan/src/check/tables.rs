@@ -77,7 +77,8 @@ impl Checker<'_> {
         ids.any(|ids| std::ptr::eq(ids, t))
     }
 
-    /// Checks a table of a routing: the table of ids comes before it, and this one has the shape that its part of a routing has.
+    /// Checks a table of a routing: the table of ids comes before it, and this one has the shape that its part of a
+    /// routing has.
     fn routed(&mut self, place: &str, id: TabId, t: &Table) {
         let Some(r) = t.routed else { return };
         let ranks = self.plan.mesh.size().max(1) as i64;
@@ -126,7 +127,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Where a family may look up what is in memory: not where it must know its tasks, and not in what it waits with and reads to look up.
+    /// Where a family may look up what is in memory: not where it must know its tasks, and not in what it waits with
+    /// and reads to look up.
     pub(super) fn looks_up(&mut self, place: &str, x: &Family) {
         let plan = self.plan;
         let tables = |e: &Expr| plan.names_stored(e);
@@ -152,8 +154,8 @@ impl Checker<'_> {
         }
     }
 
-    /// A task that fills a table of blocks fills all of it, from all that the table says that it is made of; tasks that fill one that follows from a
-    /// routing, their share of it.
+    /// A task that fills a table of blocks fills all of it, from all that the table says that it is made of; tasks that
+    /// fill one that follows from a routing, their share of it.
     pub(super) fn fills(&mut self, place: &str, x: &Family) {
         let Leaf::Tabulate(Tabulate { of }) = x.leaf else { return };
         let plan = self.plan;

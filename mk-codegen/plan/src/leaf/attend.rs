@@ -54,9 +54,9 @@ pub fn attend_smem_bytes([rows, keys, depth]: [u32; 3], stages: u32) -> u32 {
     rows.saturating_add(blocks).saturating_mul(depth).saturating_mul(HALF_BYTES)
 }
 
-/// One block of queries against keys and values, with a running maximum and sum. The keys of a step are the rows of its `k`
-/// access; the leaf goes through them in blocks, the last of which may be short. Rows without a key have a result of 0 and a
-/// logarithm of -inf.
+/// One block of queries against keys and values, with a running maximum and sum. The keys of a step are the rows of its
+/// `k` access; the leaf goes through them in blocks, the last of which may be short. Rows without a key have a result
+/// of 0 and a logarithm of -inf.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttendTile {
     /// Queries of a tile, keys of a block, elements of a head.
@@ -113,8 +113,8 @@ impl Record for AttendTile {
         let (agent, proxy) = if tma { (Storer, Proxy::Async) } else { (Consumers, Proxy::Generic) };
         operands.push(op(Operand::O, Mode::Write, agent, proxy, Arity::Optional));
         operands.push(own(Operand::Lse, Mode::Write));
-        // Queries come once a task, and `o` leaves once: from where the queries were, or past shared memory by the consumers
-        // themselves, who then tell the storer when they have.
+        // Queries come once a task, and `o` leaves once: from where the queries were, or past shared memory by the
+        // consumers themselves, who then tell the storer when they have.
         Contract {
             agents: vec![Loader, Consumers, Storer],
             operands,

@@ -48,7 +48,8 @@ impl GradOf {
     }
 }
 
-/// Bytes of a tile of attention's gradients, and of as many blocks of the other side as there are stages; and of the queries' statistics.
+/// Bytes of a tile of attention's gradients, and of as many blocks of the other side as there are stages; and of the
+/// queries' statistics.
 pub fn attend_grad_smem_bytes(of: GradOf, [rows, others, depth]: [u32; 3], stages: u32) -> u32 {
     let moved = others.saturating_mul(stages);
     let queries = if of == GradOf::Queries { rows } else { moved };
@@ -57,9 +58,9 @@ pub fn attend_grad_smem_bytes(of: GradOf, [rows, others, depth]: [u32; 3], stage
     elements.saturating_mul(HALF_BYTES).saturating_add(stats)
 }
 
-/// Gradients of one block of queries, against keys and values; or of one of keys and values, against queries. What the other side has at a
-/// step is the rows of its accesses; the leaf goes through them in blocks, the last of which may be short. Weights are
-/// `exp(scale * q·k - lse)`, 0 in rows whose `lse` is -inf.
+/// Gradients of one block of queries, against keys and values; or of one of keys and values, against queries. What the
+/// other side has at a step is the rows of its accesses; the leaf goes through them in blocks, the last of which may be
+/// short. Weights are `exp(scale * q·k - lse)`, 0 in rows whose `lse` is -inf.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttendGradTile {
     /// Gradients of what.

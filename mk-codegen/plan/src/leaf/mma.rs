@@ -74,12 +74,12 @@ pub struct MmaTile {
     pub store: Store,
     /// Who multiplies a tile.
     pub consumers: Consumers,
-    /// CTAs of a cluster that share a tile: each multiplies a part of its steps along k, and their f32 sums are added in the order of
-    /// k. More than one store `c` by themselves.
+    /// CTAs of a cluster that share a tile: each multiplies a part of its steps along k, and their f32 sums are added
+    /// in the order of k. More than one store `c` by themselves.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub cluster: u32,
-    /// Tiles of a cluster's CTAs that lie one below the other and side by side, which make up a task: those below each other load
-    /// B together, those side by side A, each CTA a part for all (TMA multicast). `block` is of one CTA.
+    /// Tiles of a cluster's CTAs that lie one below the other and side by side, which make up a task: those below each
+    /// other load B together, those side by side A, each CTA a part for all (TMA multicast). `block` is of one CTA.
     #[serde(default = "alone", skip_serializing_if = "is_alone")]
     pub multicast: [u32; 2],
     /// Elementwise tail.
@@ -137,8 +137,8 @@ impl MmaTile {
         self.out_columns() * self.multicast[1]
     }
 
-    /// Whether two products run on the same barriers and stages: they differ in layouts, arithmetic, or the way of storing only, or in
-    /// columns, in whole panels of 64.
+    /// Whether two products run on the same barriers and stages: they differ in layouts, arithmetic, or the way of
+    /// storing only, or in columns, in whole panels of 64.
     pub(super) fn shares_ring(&self, other: &MmaTile) -> bool {
         let ring = |x: &MmaTile| {
             let [m, n, k] = x.block;
@@ -179,7 +179,8 @@ impl Record for MmaTile {
         let tma = self.store == Store::Tma;
         let mut operands = vec![
             op(Operand::A, Mode::Read, Loader, Proxy::Async, Arity::Many),
-            // Of a tensor of the caller that no task writes, it may be read before the task's waits, which order nothing about it.
+            // Of a tensor of the caller that no task writes, it may be read before the task's waits, which order
+            // nothing about it.
             op(Operand::B, Mode::Read, Loader, Proxy::Async, Arity::One),
         ];
         operands.extend(OperandSpec::tails(&self.epilogue, Consumers));

@@ -62,8 +62,8 @@ pub enum Leaf {
     Tabulate(Tabulate),
 }
 
-/// Evaluates an expression with the record of a leaf, whatever its type: `of_leaf!(leaf, x => x as &dyn Judge)`. The one match over all
-/// leaves; a judge that a leaf is missing in does not compile.
+/// Evaluates an expression with the record of a leaf, whatever its type: `of_leaf!(leaf, x => x as &dyn Judge)`. The
+/// one match over all leaves; a judge that a leaf is missing in does not compile.
 #[macro_export]
 macro_rules! of_leaf {
     ($leaf:expr, $x:ident => $do:expr) => {
@@ -119,8 +119,8 @@ impl Leaf {
         reader.1(c)
     }
 
-    /// Whether two leaves of one role run on the same barriers and stages: products that differ in nothing that these depend on, and
-    /// leaves that are equal.
+    /// Whether two leaves of one role run on the same barriers and stages: products that differ in nothing that these
+    /// depend on, and leaves that are equal.
     pub fn shares_ring(&self, other: &Leaf) -> bool {
         match (self.product(), other.product()) {
             (Some(a), Some(b)) => a.shares_ring(b),

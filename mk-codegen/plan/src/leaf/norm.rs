@@ -9,8 +9,8 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
 
-/// `dst = src * r * e0` of each row of `src`, with `r = 1 / sqrt(mean(src^2) + eps)`, in f32 and rounded once; without `e0`, not times
-/// anything. Of a gradient, `dst = r * g - src * r^3 * mean(g * src)` with `g = do * e0`.
+/// `dst = src * r * e0` of each row of `src`, with `r = 1 / sqrt(mean(src^2) + eps)`, in f32 and rounded once; without
+/// `e0`, not times anything. Of a gradient, `dst = r * g - src * r^3 * mean(g * src)` with `g = do * e0`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NormTile {
     /// The bits of `eps`, an f32.

@@ -12,14 +12,15 @@ use std::fmt::{self, Formatter};
 /// Which table a task fills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Tabulation {
-    /// The rows of groups, cut into blocks ([`TableSource::Blocks`](crate::TableSource::Blocks)): `src` has the rows of each group,
-    /// `dst` group and rows of each block. Negative rows, and more blocks than `dst` has room for, end the launch.
+    /// The rows of groups, cut into blocks ([`TableSource::Blocks`](crate::TableSource::Blocks)): `src` has the rows of
+    /// each group, `dst` group and rows of each block. Negative rows, and more blocks than `dst` has room for, end the
+    /// launch.
     Blocks {
         /// Rows of a block.
         rows: u32,
     },
-    /// What follows from a routing ([`Routing`](crate::Routing)), chunk by chunk of tokens. Experts that there are not, -1 aside, or that a token names
-    /// twice, and more blocks on a rank than there are, end the launch.
+    /// What follows from a routing ([`Routing`](crate::Routing)), chunk by chunk of tokens. Experts that there are not,
+    /// -1 aside, or that a token names twice, and more blocks on a rank than there are, end the launch.
     ///
     /// | part | `src` | `dst` |
     /// | --- | --- | --- |

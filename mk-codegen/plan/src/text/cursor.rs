@@ -284,7 +284,8 @@ impl<'a> Cursor<'a> {
         }
         Err(self.error_at(token, "`stages` is a number from 1 to 64"))
     }
-    /// `128x256x64`, which is one word to the lexer: as many sides as a tile has, each up to `most`; `None` for anything else.
+    /// `128x256x64`, which is one word to the lexer: as many sides as a tile has, each up to `most`; `None` for
+    /// anything else.
     pub fn sides<const N: usize>(&mut self, most: u32) -> Option<[u32; N]> {
         let sides = self.peek().text.split('x').filter_map(|s| s.parse().ok());
         let sides = <[u32; N]>::try_from(sides.collect::<Vec<u32>>()).ok();

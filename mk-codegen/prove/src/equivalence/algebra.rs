@@ -64,8 +64,8 @@ impl Function {
     }
 }
 
-/// A block of an input: the tensor, whose it is of the groups along the pipeline's axis, the rank if its contributions differ from rank to rank, and the cell in each
-/// dimension.
+/// A block of an input: the tensor, whose it is of the groups along the pipeline's axis, the rank if its contributions
+/// differ from rank to rank, and the cell in each dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Block {
     pub tensor: usize,
@@ -176,8 +176,8 @@ impl Algebra for Numbers {
     }
 }
 
-/// Which blocks of inputs an element is made of: a graph of unions, of which a set is made when one is asked for. What it takes is
-/// bounded: beyond that nothing is made of anything, and [`Algebra::spent`] says so.
+/// Which blocks of inputs an element is made of: a graph of unions, of which a set is made when one is asked for. What
+/// it takes is bounded: beyond that nothing is made of anything, and [`Algebra::spent`] says so.
 pub(super) struct Contributions {
     /// A block, or two elements that come before: how they stand for each other is decided by `LEAF`.
     nodes: Vec<(u32, u32)>,

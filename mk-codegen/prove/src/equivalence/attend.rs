@@ -1,8 +1,8 @@
 //! Attention, one block of keys and values after the other.
 //!
-//! Scores are numbers of the first field; their exponentials, weights, sums and the results are of the second. The running maximum is
-//! whatever comes, another at each step, as any number gives the same quotient: a plan that forgets to scale what it carries, or
-//! carries it from elsewhere, is wrong with every maximum but one.
+//! Scores are numbers of the first field; their exponentials, weights, sums and the results are of the second. The
+//! running maximum is whatever comes, another at each step, as any number gives the same quotient: a plan that forgets
+//! to scale what it carries, or carries it from elsewhere, is wrong with every maximum but one.
 
 use super::{algebra::Algebra, tile::Tile};
 
@@ -23,8 +23,8 @@ impl<E: Copy + PartialEq> Attention<E> {
         }
     }
 
-    /// A block of keys `[n, dk]` and values `[n, d]`, with a factor on scores. `masked(i, j)` says that query `i` does not see key
-    /// `j`: its weight is 0.
+    /// A block of keys `[n, dk]` and values `[n, d]`, with a factor on scores. `masked(i, j)` says that query `i` does
+    /// not see key `j`: its weight is 0.
     pub fn step<A: Algebra<Elem = E>>(
         &mut self,
         algebra: &mut A,

@@ -1,8 +1,8 @@
 //! How much an evaluation may take.
 //!
-//! In a right plan the parts that regions cut a dimension into meet those of what they are made of, and a task has few of them: work
-//! is in proportion to what tasks touch. A wrong plan may cut a dimension at every element. Nothing is found out by evaluating that
-//! in full: it is refused for what it would take.
+//! In a right plan the parts that regions cut a dimension into meet those of what they are made of, and a task has few
+//! of them: work is in proportion to what tasks touch. A wrong plan may cut a dimension at every element. Nothing is
+//! found out by evaluating that in full: it is refused for what it would take.
 
 use super::unroll::Unrolled;
 

@@ -1,9 +1,9 @@
 //! Cells: parts of a dimension of which all elements are treated alike, so that one or two stand for all.
 //!
-//! A *line* is a dimension of a buffer on a rank, or a dimension of the pipeline. A *link* says that two stretches of two lines are the
-//! same index: rows of a tile and of what it is made of, a shard and its part of the whole. Every region and every link begins and ends
-//! between cells, and what cuts one side of a link cuts the other. So a task maps cells to cells, in order, and a launch in which each
-//! cell has fewer elements goes through the same steps.
+//! A *line* is a dimension of a buffer on a rank, or a dimension of the pipeline. A *link* says that two stretches of
+//! two lines are the same index: rows of a tile and of what it is made of, a shard and its part of the whole. Every
+//! region and every link begins and ends between cells, and what cuts one side of a link cuts the other. So a task maps
+//! cells to cells, in order, and a launch in which each cell has fewer elements goes through the same steps.
 
 use super::{error::FieldError, hash::Set};
 use std::collections::BTreeSet;
@@ -53,7 +53,8 @@ impl Lines {
         }
     }
 
-    /// Cuts lines until links join cells to cells, and decides how many elements each cell has; at most so many looks at links and cuts.
+    /// Cuts lines until links join cells to cells, and decides how many elements each cell has; at most so many looks
+    /// at links and cuts.
     pub fn cells(mut self, most: u64) -> Result<Cells, FieldError> {
         let links: Vec<_> = self.links.into_iter().collect();
         let too_many = || FieldError::TooLarge { what: "parts of dimensions".into() };

@@ -26,8 +26,8 @@ impl<E> Default for Context<E> {
 /// Why a task computes nothing.
 pub(super) type Misfit = String;
 
-/// Sources of a copy or reduction that is stored in `phase`: at the end of the task all of them, in a step those of the step, or
-/// of the start if the step has none; in the order of steps, repetitions and lines.
+/// Sources of a copy or reduction that is stored in `phase`: at the end of the task all of them, in a step those of the
+/// step, or of the start if the step has none; in the order of steps, repetitions and lines.
 pub(super) fn sources(reads: &mut Vec<(usize, Touch)>, phase: u32, last: u32) {
     reads.retain(|(_, t)| t.operand == Operand::Src && !t.write);
     let own = |t: &Touch| if phase == last { t.phase <= last } else { t.phase == phase };

@@ -223,7 +223,8 @@ impl<'a> Dims<'a> {
         self.axis.group(rank)
     }
 
-    /// First index and length of a rank's shard of a value that is sharded: all are as long as the first, as far as there is something.
+    /// First index and length of a rank's shard of a value that is sharded: all are as long as the first, as far as
+    /// there is something.
     fn shard(&self, value: ValueId, rank: usize) -> (i32, i32) {
         let Some(Placement::Shard(d)) = self.placement(value) else { return (0, 0) };
         let n = self.extent(value, d);

@@ -1,4 +1,5 @@
-//! Gradients of attention, one block of the other side after the other: as the executor has them (`sim/math/gradients.rs`).
+//! Gradients of attention, one block of the other side after the other: as the executor has them
+//! (`sim/math/gradients.rs`).
 //!
 //! Scores and logarithms are numbers of the first field, weights and all that is made of them of the second.
 

@@ -1,7 +1,7 @@
 //! Integers of one launch: tables in memory are made of what tasks read, entry by entry, and are those of the launch.
 //!
-//! Copies and tables read the memory, ranks, rows and buffers that the plan names. Leaves make of it what the executor's do
-//! (`plan/src/routes.rs`). Unlike numbers, integers have no cells: every one of them is there.
+//! Copies and tables read the memory, ranks, rows and buffers that the plan names. Leaves make of it what the
+//! executor's do (`plan/src/routes.rs`). Unlike numbers, integers have no cells: every one of them is there.
 
 use super::{
     context::{paired, sources},

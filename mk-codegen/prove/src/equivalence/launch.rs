@@ -44,8 +44,8 @@ impl<E: Copy> Scaled<E> {
     }
 }
 
-/// Runs all tasks on memory of which inputs are given, with at most so many multiplications; `line_of` gives the first line of a slab,
-/// `sequence` is the line of places in a sequence.
+/// Runs all tasks on memory of which inputs are given, with at most so many multiplications; `line_of` gives the first
+/// line of a slab, `sequence` is the line of places in a sequence.
 pub(super) fn run<A: Algebra>(
     algebra: &mut A,
     unrolled: &Unrolled<'_>,

@@ -8,7 +8,8 @@ use super::{
     unroll::Unrolled,
 };
 
-/// Adds the links of all tasks. `line_of` gives the first line of a slab, `sequence` is the line of places in a sequence.
+/// Adds the links of all tasks. `line_of` gives the first line of a slab, `sequence` is the line of places in a
+/// sequence.
 pub(super) fn tasks(
     lines: &mut Lines,
     unrolled: &Unrolled<'_>,

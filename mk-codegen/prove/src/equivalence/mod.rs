@@ -1,16 +1,21 @@
-//! Whether a plan computes its pipeline: both are evaluated over finite fields, with random inputs, and every element is compared.
+//! Whether a plan computes its pipeline: both are evaluated over finite fields, with random inputs, and every element
+//! is compared.
 //!
-//! The verifier proves that a plan's accesses are ordered. That each reads the right memory is another matter, and is decided here:
+//! The verifier proves that a plan's accesses are ordered. That each reads the right memory is another matter, and is
+//! decided here:
 //!
-//! - Sums and products are those of the fields, exact and in any order, as a legal plan may add in any order. Elementwise functions,
-//!   casts to 16 bits among them, are random functions: a plan has to apply the same ones to the same values. Storing a value rounds
-//!   it in a kernel, and is nothing here; how far roundings may lead is the executor's business. A softmax's exponential goes from one
-//!   field into the other, and takes sums to products there (`number.rs`); its maximum is any number.
-//! - A dimension is cut into *cells* by all regions of all tasks and by what tasks do (`cells.rs`). A cell keeps one or two of its
-//!   elements: the plan is evaluated as it stands, with every task and every region, at extents that are scaled down.
-//! - In a plan that verifies, a read sees what was written to its memory in its own version. So tasks run in any order in which what
-//!   they read is there (`launch.rs`), and waits and posts have no part in it.
-//! - Integers are evaluated one by one (`integers.rs`): tables in memory must be those of the launch, before anything is looked up.
+//! - Sums and products are those of the fields, exact and in any order, as a legal plan may add in any order.
+//!   Elementwise functions, casts to 16 bits among them, are random functions: a plan has to apply the same ones to the
+//!   same values. Storing a value rounds it in a kernel, and is nothing here; how far roundings may lead is the
+//!   executor's business. A softmax's exponential goes from one field into the other, and takes sums to products there
+//!   (`number.rs`); its maximum is any number.
+//! - A dimension is cut into *cells* by all regions of all tasks and by what tasks do (`cells.rs`). A cell keeps one or
+//!   two of its elements: the plan is evaluated as it stands, with every task and every region, at extents that are
+//!   scaled down.
+//! - In a plan that verifies, a read sees what was written to its memory in its own version. So tasks run in any order
+//!   in which what they read is there (`launch.rs`), and waits and posts have no part in it.
+//! - Integers are evaluated one by one (`integers.rs`): tables in memory must be those of the launch, before anything
+//!   is looked up.
 //!
 //! What this rests on, and how probable it is that a wrong plan passes, is in docs/verification.md.
 
@@ -86,8 +91,8 @@ pub struct Evaluation {
 /// Whether a plan that verifies computes a pipeline.
 ///
 /// # Errors
-/// [`FieldError::Wrong`] if it computes something else; [`FieldError::Interface`] if its tensors are not the pipeline's; others where
-/// it cannot be evaluated.
+/// [`FieldError::Wrong`] if it computes something else; [`FieldError::Interface`] if its tensors are not the
+/// pipeline's; others where it cannot be evaluated.
 pub fn evaluate(
     plan: &Plan,
     program: &Program,
@@ -136,7 +141,8 @@ pub fn has_room(plan: &Plan, program: &Program, bound: &Bound) -> Result<(), Fie
     ragged::rooms(plan, program, bound).map(drop)
 }
 
-/// Values of a run-time dimension that are worth a look: the ends, and beside what the plan's expressions compare with, some of them.
+/// Values of a run-time dimension that are worth a look: the ends, and beside what the plan's expressions compare with,
+/// some of them.
 fn values(plan: &Plan, max: i32, most: usize) -> Vec<i32> {
     let world = plan.mesh.size() as i32;
     let mut steps = std::collections::BTreeSet::new();

@@ -1,7 +1,8 @@
 //! Two prime fields, and elements that are a number of each: what stands for a real number.
 //!
-//! `q = 2 p + 1`, so that the squares of the second field are a group of order `p`: the exponential of a number of the first field is
-//! a power of a square in the second, and `exp(a + b) = exp(a) exp(b)` holds exactly. Numbers are kept in Montgomery's form.
+//! `q = 2 p + 1`, so that the squares of the second field are a group of order `p`: the exponential of a number of the
+//! first field is a power of a square in the second, and `exp(a + b) = exp(a) exp(b)` holds exactly. Numbers are kept
+//! in Montgomery's form.
 
 /// Order of the first field, a prime.
 pub(super) const P: u64 = 0x1fff_ffff_ffff_eb5d;

@@ -1,7 +1,8 @@
 //! Ragged rows: which expert each has, in some launches, and their product with matrices of experts.
 //!
-//! The caller's counts say how many rows each expert has. Plan and pipeline are evaluated with the counts of a few launches; rows without an expert
-//! are not compared. For all other counts the verifier shows that a plan touches no other memory.
+//! The caller's counts say how many rows each expert has. Plan and pipeline are evaluated with the counts of a few
+//! launches; rows without an expert are not compared. For all other counts the verifier shows that a plan touches no
+//! other memory.
 
 use super::{
     algebra::Algebra,
@@ -16,7 +17,8 @@ use std::collections::BTreeMap;
 
 /// Forms of routings; as many launches are looked at, at least.
 const LAUNCHES: usize = 3;
-/// Launches, where there are few tokens: in each of them few entries of tables, and flags, differ from their neighbours.
+/// Launches, where there are few tokens: in each of them few entries of tables, and flags, differ from their
+/// neighbours.
 const MANY_LAUNCHES: usize = 12;
 /// How many tokens are few.
 const FEW_TOKENS: usize = 512;

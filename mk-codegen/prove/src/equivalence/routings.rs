@@ -1,9 +1,10 @@
 //! Routings of the launches that are looked at, in which mistakes show.
 //!
-//! Experts have even numbers of tokens, all tokens the same experts, or one expert nearly all of them, by turns, and then with other experts. Which tokens those are, and in
-//! which order a token names its experts, is random: tokens of a rank go to several ranks, from slots in any order, and where rows are dropped,
-//! some tokens keep the row of one slot and not that of another. In every third launch some slots go to no expert, and in every sixth the last
-//! tokens of each rank. Whether there is a routing at all is arithmetic.
+//! Experts have even numbers of tokens, all tokens the same experts, or one expert nearly all of them, by turns, and
+//! then with other experts. Which tokens those are, and in which order a token names its experts, is random: tokens of
+//! a rank go to several ranks, from slots in any order, and where rows are dropped, some tokens keep the row of one
+//! slot and not that of another. In every third launch some slots go to no expert, and in every sixth the last tokens
+//! of each rank. Whether there is a routing at all is arithmetic.
 
 use super::number::mix;
 use mk_plan::NO_EXPERT;
@@ -41,7 +42,8 @@ impl Room {
         self.experts.div_ceil(self.tokens.len().max(1)).max(1)
     }
 
-    /// As many rows at each expert as ranks have room for: whole blocks first, since a last block of an expert may be short.
+    /// As many rows at each expert as ranks have room for: whole blocks first, since a last block of an expert may be
+    /// short.
     fn fullest(&self) -> Vec<usize> {
         let tokens = self.all();
         let Some((rows, blocks)) = self.blocks else { return vec![tokens; self.experts] };

@@ -65,7 +65,8 @@ pub(super) fn statistics<A: Algebra>(
     Tensor { shape: vec![batch, heads, rows, STATS as usize], data }
 }
 
-/// Gradients of queries, or of keys and of values, that these queries give: each by itself, so that a mask may leave any of them out.
+/// Gradients of queries, or of keys and of values, that these queries give: each by itself, so that a mask may leave
+/// any of them out.
 pub(super) fn gradients<A: Algebra>(
     algebra: &mut A,
     dims: &Dims<'_>,

@@ -1,7 +1,8 @@
 //! One launch of a plan, unrolled: which memory each task touches, at which of its steps.
 //!
-//! Waits and posts are left out. In a plan that verifies, a read sees the writes of its own version (rules 1 and 5), so that
-//! what is written where decides what is read. Tasks that move integers are apart from those that move numbers (`integers.rs`).
+//! Waits and posts are left out. In a plan that verifies, a read sees the writes of its own version (rules 1 and 5), so
+//! that what is written where decides what is read. Tasks that move integers are apart from those that move numbers
+//! (`integers.rs`).
 
 use super::{error::FieldError, hash::Map};
 use mk_plan::{

@@ -1,9 +1,10 @@
 //! Proofs of a plan that is too large to look at whole, from smaller ones of which every number leads to its own.
 //!
-//! Assumes that the passes made all of these plans alike, and checks it: they are the same but for numbers, and each number of the plan is where a
-//! plane through the smaller ones has it: `base + Σ steps · (along - base)`, the same steps for all. So there is one family of plans, in which every number
-//! is affine in how large the plan is; the smaller ones are proved whole, and the plan is a later one of them. What that shows of it, and what is looked
-//! at in the plan itself, is in docs/verification.md.
+//! Assumes that the passes made all of these plans alike, and checks it: they are the same but for numbers, and each
+//! number of the plan is where a plane through the smaller ones has it: `base + Σ steps · (along - base)`, the same
+//! steps for all. So there is one family of plans, in which every number is affine in how large the plan is; the
+//! smaller ones are proved whole, and the plan is a later one of them. What that shows of it, and what is looked at in
+//! the plan itself, is in docs/verification.md.
 
 use super::{
     capacity, epochs, origins, ragged,
@@ -122,8 +123,8 @@ fn alike(
     }
 }
 
-/// Whoever waits for a word runs behind all who post to it: families of a role run one after the other on every CTA, so that the first task in the order of
-/// families that has not ended waits for nothing, at any size.
+/// Whoever waits for a word runs behind all who post to it: families of a role run one after the other on every CTA, so
+/// that the first task in the order of families that has not ended waits for nothing, at any size.
 fn in_order(plan: &Plan) -> Result<(), Unlike> {
     let place = |id: FamId| {
         let role = plan.roles[plan.families[id].role].kind;
@@ -150,7 +151,8 @@ fn in_order(plan: &Plan) -> Result<(), Unlike> {
     Ok(())
 }
 
-/// Proves a plan that is affine in others ([`is_affine`]): all of those, and of the plan itself what stands where loops begin and end.
+/// Proves a plan that is affine in others ([`is_affine`]): all of those, and of the plan itself what stands where loops
+/// begin and end.
 ///
 /// # Errors
 /// The violations, of the plan or of the first relative that has any.
@@ -189,8 +191,8 @@ pub fn verify_affine(plan: &Plan, relatives: &Relatives) -> Result<Proof, Failur
     Ok(proof)
 }
 
-/// Rule 6 of the plan itself: what needs no unrolling, and bounds, words, operands, look-ups and arithmetic of the tasks at both ends, and in the middle, of every loop,
-/// on every rank.
+/// Rule 6 of the plan itself: what needs no unrolling, and bounds, words, operands, look-ups and arithmetic of the
+/// tasks at both ends, and in the middle, of every loop, on every rank.
 fn ends(plan: &Plan) -> Result<(), Failure> {
     well_formed(plan)?;
     let fail = |violations: Vec<Violation>| Failure::of(plan, violations);

@@ -1,7 +1,7 @@
 //! Boxes of memory: interning and overlap.
 //!
-//! Every region that a plan touches becomes a [`BoxId`] of one [`Memory`] (a buffer on a rank). Tasks with equal regions
-//! share a box, so that the pairs to prove are pairs of boxes, and overlaps are found once for all epochs.
+//! Every region that a plan touches becomes a [`BoxId`] of one [`Memory`] (a buffer on a rank). Tasks with equal
+//! regions share a box, so that the pairs to prove are pairs of boxes, and overlaps are found once for all epochs.
 
 use super::{
     hash::{FastMap, Mixer},
@@ -78,7 +78,8 @@ impl Boxes {
         id
     }
 
-    /// Whether there is something in a box for all values for which there is in another one: `of` is that one's [`Boxed::live`].
+    /// Whether there is something in a box for all values for which there is in another one: `of` is that one's
+    /// [`Boxed::live`].
     pub fn covers(&self, id: BoxId, of: LiveId) -> bool {
         let live = self.all[id as usize].live;
         self.spans.as_ref().is_none_or(|spans| spans.covers(live, of))
@@ -95,8 +96,8 @@ impl Boxes {
         out
     }
 
-    /// For some boxes of one memory, pairs of which the hulls overlap, each box with itself, too: in both orders, as `out` takes them.
-    /// `None` if there are more than `limit`.
+    /// For some boxes of one memory, pairs of which the hulls overlap, each box with itself, too: in both orders, as
+    /// `out` takes them. `None` if there are more than `limit`.
     pub fn hulls(
         &self,
         ids: &[BoxId],

@@ -46,8 +46,8 @@ impl<'a> World<'a> {
         Ok(world)
     }
 
-    /// The same with all ranks folded into rank 0, of a plan without tables of a launch. `None` where they are not alike, or anything
-    /// is wrong.
+    /// The same with all ranks folded into rank 0, of a plan without tables of a launch. `None` where they are not
+    /// alike, or anything is wrong.
     pub fn folded(
         plan: &'a Plan,
         period: u32,
@@ -79,7 +79,8 @@ impl<'a> World<'a> {
         Some(())
     }
 
-    /// Unrolls for all values of the run-time dimension. `epochs[i]` is the cell of epoch `i + 1`. An error names the cell.
+    /// Unrolls for all values of the run-time dimension. `epochs[i]` is the cell of epoch `i + 1`. An error names the
+    /// cell.
     pub fn over(
         plan: &'a Plan,
         period: u32,

@@ -1,11 +1,12 @@
 //! Rule 5: what is read was written in the same epoch and version, and every output is written exactly once.
 //!
-//! Assumes bounds (rule 6). Plain writes of one stamp are disjoint (the race rule reports those that are not), so that their areas
-//! add up; those of several stamps, and accumulations, may lie over each other. An accumulation needs something to add to: writes of a smaller version that cover it. Inputs are written by
-//! the caller and need no cover.
+//! Assumes bounds (rule 6). Plain writes of one stamp are disjoint (the race rule reports those that are not), so that
+//! their areas add up; those of several stamps, and accumulations, may lie over each other. An accumulation needs
+//! something to add to: writes of a smaller version that cover it. Inputs are written by the caller and need no cover.
 //!
-//! The other way round, what a task writes to memory that sums are made of is read in its epoch and version, or added to: a sum that
-//! leaves a contribution out leaves a write that nobody reads. Where regions depend on run-time tables this is not asked for.
+//! The other way round, what a task writes to memory that sums are made of is read in its epoch and version, or added
+//! to: a sum that leaves a contribution out leaves a write that nobody reads. Where regions depend on run-time tables
+//! this is not asked for.
 //!
 //! An output whose regions depend on run-time tables is *ragged*: how much of it is written is the tables' business.
 //! There, every row that is touched must be complete in the dimensions that do not depend on tables, and where rows
@@ -150,7 +151,8 @@ fn reads(
     }
 }
 
-/// Whether an access of some version reads a write, or adds to it: one that adds takes the place of all versions before its own.
+/// Whether an access of some version reads a write, or adds to it: one that adds takes the place of all versions before
+/// its own.
 pub(super) fn takes(w: &AccRec, r: &AccRec) -> bool {
     match r.mode {
         Mode::Read => r.version == w.version,
@@ -211,8 +213,8 @@ fn full(shape: &[i64]) -> Dims {
     shape.iter().map(|n| (0, *n)).collect()
 }
 
-/// Why an output is not written exactly once. Unless its writes are known to be disjoint, as many elements as there are may be some of
-/// them twice.
+/// Why an output is not written exactly once. Unless its writes are known to be disjoint, as many elements as there are
+/// may be some of them twice.
 fn whole(shape: &[i64], writes: &[(Dims, usize)], disjoint: bool) -> Option<String> {
     let want = i128::from(area(&full(shape)));
     let sum: i128 = writes.iter().map(|(d, n)| i128::from(area(d)) * *n as i128).sum();

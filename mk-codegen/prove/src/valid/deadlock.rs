@@ -1,22 +1,24 @@
 //! Rule 2: the plan ends, whatever the interleaving.
 //!
-//! Waits are for complete sets and words only count up, so the system is monotone: one abstract run decides it for every
-//! interleaving. The unit is an agent of a CTA. Assumed of the machine: CTA `n % ctas` of a role runs task number `n` of
-//! the role's families, in their order, and its copier and consumers are the same warps (of a dynamic schedule, see below); CTA 0 finishes the prologue before, and begins the epilogue after, everything
-//! else that it runs; a kernel begins when the one before it on its rank has ended; copies of the copy engine run in the
-//! order of their families, in a queue of their own.
+//! Waits are for complete sets and words only count up, so the system is monotone: one abstract run decides it for
+//! every interleaving. The unit is an agent of a CTA. Assumed of the machine: CTA `n % ctas` of a role runs task number
+//! `n` of the role's families, in their order, and its copier and consumers are the same warps (of a dynamic schedule,
+//! see below); CTA 0 finishes the prologue before, and begins the epilogue after, everything else that it runs; a
+//! kernel begins when the one before it on its rank has ended; copies of the copy engine run in the order of their
+//! families, in a queue of their own.
 //!
-//! A dynamic schedule: each worker has one task to begin with, and asks for the next, in order, while it is at one (or has made its waits). In a role that has
-//! one, CTA 0 runs all tasks here, those of a static schedule, too. If that ends, so does every other way: of the tasks that have not
-//! ended, take the one that comes first here. What it waits for is there. Every CTA runs what it has in the order of the role, so whoever
-//! has this one has ended all before it, and has begun it. If nobody has it, nobody has one behind it in its queue, and all before it have
-//! ended: somebody is free, and takes it.
+//! A dynamic schedule: each worker has one task to begin with, and asks for the next, in order, while it is at one (or
+//! has made its waits). In a role that has one, CTA 0 runs all tasks here, those of a static schedule, too. If that
+//! ends, so does every other way: of the tasks that have not ended, take the one that comes first here. What it waits
+//! for is there. Every CTA runs what it has in the order of the role, so whoever has this one has ended all before it,
+//! and has begun it. If nobody has it, nobody has one behind it in its queue, and all before it have ended: somebody is
+//! free, and takes it.
 //!
-//! Back-pressure: one step of a task may take any number of stages, so an agent that fills stages is through with a step
-//! only when the agent that empties them has reached that step and made its waits (for a plan that ends under this, no
-//! number of stages is too small). Hosts take the commands of a rank from its fifo in the order in which CTAs happen to
-//! put them there. That order is not fixed, so a host may not wait for a word on behalf of one command while others
-//! queue behind it; then the fifo always drains and any number of entries, from 1, will do.
+//! Back-pressure: one step of a task may take any number of stages, so an agent that fills stages is through with a
+//! step only when the agent that empties them has reached that step and made its waits (for a plan that ends under
+//! this, no number of stages is too small). Hosts take the commands of a rank from its fifo in the order in which CTAs
+//! happen to put them there. That order is not fixed, so a host may not wait for a word on behalf of one command while
+//! others queue behind it; then the fifo always drains and any number of entries, from 1, will do.
 //!
 //! Establishes the order in which words become complete, which the race proofs walk along.
 

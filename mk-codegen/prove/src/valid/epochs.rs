@@ -66,7 +66,8 @@ fn walk(plan: &Plan, e: &Expr, period: &mut u64) -> bool {
 /// Largest constant beside the epoch: what is divided must fit 32 bits in epochs that nobody unrolls.
 const MAX_OFFSET: u32 = 1 << 20;
 
-/// Sums keep remainders; anything else must not mention the epoch. (Products do, too, but they leave 32 bits after some epochs.)
+/// Sums keep remainders; anything else must not mention the epoch. (Products do, too, but they leave 32 bits after some
+/// epochs.)
 fn linear(e: &Expr) -> bool {
     match e {
         Expr::Var(_) => true,

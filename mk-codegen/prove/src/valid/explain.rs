@@ -1,7 +1,7 @@
 //! Counterexamples in words: which edge is missing (rule 1), or is there but too weak (rule 4).
 //!
-//! When no path orders two accesses, a second search looks for one that ignores agents, completions, scopes and proxies.
-//! If it finds one, the first thing on it that does not suffice is what the report names.
+//! When no path orders two accesses, a second search looks for one that ignores agents, completions, scopes and
+//! proxies. If it finds one, the first thing on it that does not suffice is what the report names.
 
 use super::{
     actor::Actor,

@@ -8,7 +8,8 @@ use std::{
 pub(super) type FastMap<K, V> = HashMap<K, V, BuildHasherDefault<Mixer>>;
 pub(super) type FastSet<K> = HashSet<K, BuildHasherDefault<Mixer>>;
 
-/// Multiplies and rotates: quick, and good enough for keys that nobody gains by making collide, since work is bounded anyway.
+/// Multiplies and rotates: quick, and good enough for keys that nobody gains by making collide, since work is bounded
+/// anyway.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Mixer(u64);
 

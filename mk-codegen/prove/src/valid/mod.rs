@@ -1,14 +1,14 @@
 //! The verifier: proves that a plan computes what it says on every run, or names the edge that is missing.
 //!
 //! A plan is unrolled over all ranks and over `max(p + 2, 2p)` epochs from a symbolic base, `p` being the period after
-//! which its expressions repeat (see `epochs.rs`). The proof then holds for every interleaving, every split of SMs among
-//! roles, and any number of launches. What the edges mean on the machine is in `docs/memory-model.md`.
+//! which its expressions repeat (see `epochs.rs`). The proof then holds for every interleaving, every split of SMs
+//! among roles, and any number of launches. What the edges mean on the machine is in `docs/memory-model.md`.
 //!
 //! # Happens-before
 //!
-//! 1. *Program order* of one agent within one task: at each step (`start`, each iteration of the inner loop, `end`) first
-//!    waits, then accesses, then posts. Accesses of one step are not ordered. An asynchronous access is issued at its
-//!    place and complete where a completion or an internal edge says so.
+//! 1. *Program order* of one agent within one task: at each step (`start`, each iteration of the inner loop, `end`)
+//!    first waits, then accesses, then posts. Accesses of one step are not ordered. An asynchronous access is issued at
+//!    its place and complete where a completion or an internal edge says so.
 //! 2. *Internal edges* that the leaf's contract declares (see `within.rs`).
 //! 3. *Signal edges*: a wait that is over happens after *all* posts to its word of epochs up to `e - lag`.
 //! 4. *Kernel boundaries*: everything that GPU agents of kernel (rank, e) do, completed, happens before everything in
@@ -23,16 +23,17 @@
 //! 2. No deadlock, with bounded stages and fifo, and all CTAs are resident at once.
 //! 3. Every wait is for a complete and reachable set of posts that one rank makes, the same in every epoch.
 //! 4. Where a path orders two accesses, its completions, scopes and proxies suffice for both ends.
-//! 5. What is read was written in its own epoch and version, and contributions that are written are read; every output is written exactly
-//!    once; with run-time tables this holds for every table.
-//! 6. Everything stands where its leaf allows it, and fits: bounds, a leaf's operands each other, rows that TMA takes, signal indexes, `order`, shared memory, fifo, queue pairs,
-//!    32-bit arithmetic; ranks touch the memory of their own node, and network cards, hosts and GPUs each their own
-//!    words.
+//! 5. What is read was written in its own epoch and version, and contributions that are written are read; every output
+//!    is written exactly once; with run-time tables this holds for every table.
+//! 6. Everything stands where its leaf allows it, and fits: bounds, a leaf's operands each other, rows that TMA takes,
+//!    signal indexes, `order`, shared memory, fifo, queue pairs, 32-bit arithmetic; ranks touch the memory of their own
+//!    node, and network cards, hosts and GPUs each their own words.
 //!
 //! With a run-time dimension all of this holds for all its values, another one in each launch: see `runtime/mod.rs`.
 //!
-//! Rule 3 is checked before 2 and 2 before 1 and 4, which take them for granted; a report holds what was found up to the
-//! first of them that fails. Work is bounded by the `MAX_` constants; a larger plan is refused (rule 6), not guessed at.
+//! Rule 3 is checked before 2 and 2 before 1 and 4, which take them for granted; a report holds what was found up to
+//! the first of them that fails. Work is bounded by the `MAX_` constants; a larger plan is refused (rule 6), not
+//! guessed at.
 
 mod actor;
 mod affine;
@@ -88,8 +89,8 @@ pub use value::{Ranks, sampled, verify_value};
 use mk_plan::Plan;
 use value::{of_value, well_formed};
 
-/// Checks a plan against all six rules: with a run-time dimension for all its values, a different one in each launch. Accesses,
-/// waits and posts stand where their leaf allows them ([`Plan::check_points`]).
+/// Checks a plan against all six rules: with a run-time dimension for all its values, a different one in each launch.
+/// Accesses, waits and posts stand where their leaf allows them ([`Plan::check_points`]).
 ///
 /// # Errors
 /// The violations, as counterexamples.
@@ -113,8 +114,8 @@ pub fn verify(plan: &Plan) -> Result<Proof, Failure> {
     }
 }
 
-/// As [`verify`], of plans that have accesses, waits and posts at points where no template has a place for them, too: the proof of
-/// what is ordered does not rest on their being elsewhere. Such a plan has no kernel.
+/// As [`verify`], of plans that have accesses, waits and posts at points where no template has a place for them, too:
+/// the proof of what is ordered does not rest on their being elsewhere. Such a plan has no kernel.
 ///
 /// # Errors
 /// The violations, as counterexamples.

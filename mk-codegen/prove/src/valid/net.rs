@@ -1,9 +1,9 @@
 //! Rule 6, the network: the messages that a card sends, and who touches which memory and which words between nodes.
 //!
-//! A message is one piece of memory at either end, and no longer than a card sends at once. It goes to a rank of another node, and
-//! raises words there or at home, whether it has data or none: a command names the rank, and not the bytes. GPUs, copy engines and their posts stay
-//! inside their node, where there are nodes: `nic … local=`, or an axis of the mesh named `node`. Only a `nic_send` leaves it.
-//! With `nic … local=`
+//! A message is one piece of memory at either end, and no longer than a card sends at once. It goes to a rank of
+//! another node, and raises words there or at home, whether it has data or none: a command names the rank, and not the
+//! bytes. GPUs, copy engines and their posts stay inside their node, where there are nodes: `nic … local=`, or an axis
+//! of the mesh named `node`. Only a `nic_send` leaves it. With `nic … local=`
 //! - it reads *net memory* at home and writes that of a rank of another node; nobody else touches another rank's;
 //! - hosts raise *net words*, and nobody else raises them: a card writes a word, it does not add to what others do;
 //! - a send raises one word at the receiver, at most: on an ordered network the sender writes it, on the data's lane;

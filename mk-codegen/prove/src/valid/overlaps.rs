@@ -1,6 +1,7 @@
 //! Which boxes overlap; with a run-time dimension, for some value of it.
 //!
-//! There, boxes of one memory are grouped by their span in one dimension after the other, so that functions are compared and not tiles.
+//! There, boxes of one memory are grouped by their span in one dimension after the other, so that functions are
+//! compared and not tiles.
 
 use super::{
     boxes::{BoxId, Boxed, Boxes, OVERLAP_WEIGHT},

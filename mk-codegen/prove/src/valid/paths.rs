@@ -30,7 +30,8 @@ pub(super) struct Pred {
 
 pub(super) type SigKey = u32;
 
-/// What is known before an access: the words that it has seen complete. Of ranks that are folded, as rank 0's task has it.
+/// What is known before an access: the words that it has seen complete. Of ranks that are folded, as rank 0's task has
+/// it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Seen {
     pub rank: u32,
@@ -195,7 +196,8 @@ impl<'w, 'a> Paths<'w, 'a> {
         self.of(epoch).of_access[access as usize]
     }
 
-    /// Newest kernel of `rank` known to have started before an access; of ranks that are folded, both as rank 0's task has them.
+    /// Newest kernel of `rank` known to have started before an access; of ranks that are folded, both as rank 0's task
+    /// has them.
     pub fn started(&mut self, epoch: u32, key: SigKey, rank: u32) -> u32 {
         if let Some(known) = self.k_seen[epoch as usize - 1][key as usize].get(rank as usize) {
             return u32::from(*known);
@@ -243,8 +245,8 @@ impl<'w, 'a> Paths<'w, 'a> {
         e >= goal.floor && (!self.prune || self.known(node, goal.rank) >= goal.floor)
     }
 
-    /// Words with those that are complete only after them, as far as few are: a chain of signals is short from its beginning, and
-    /// one of thousands from its end.
+    /// Words with those that are complete only after them, as far as few are: a chain of signals is short from its
+    /// beginning, and one of thousands from its end.
     pub fn follow(&self, epoch: u32, mut words: Vec<u32>) -> Vec<u32> {
         const FEW: usize = 64;
         let (then, rotation) = (&self.of(epoch).then, self.world.rotation);

@@ -5,20 +5,21 @@
 //! `rest + len <= round_up(count[g])`. The latter is shown for every count that the table allows, at every point. So a
 //! group's regions stay in the group's rows, whatever the other groups' counts are, and different groups share nothing.
 //!
-//! *Within a group* disjointness, cover, and the sums of rule 3 depend on that group's count alone. They are checked for
-//! every count: tables in which all groups have count c check all groups at c at once.
+//! *Within a group* disjointness, cover, and the sums of rule 3 depend on that group's count alone. They are checked
+//! for every count: tables in which all groups have count c check all groups at c at once.
 //!
-//! Counts are enumerated up to [`sample::MAX_WORK`] task visits, or as much work on tables, words and repetitions; beyond that a
-//! spread of counts is taken, and the proof says so.
-//! Tables that only choose *which* memory is read (a source rank, a row) are not counts. They are sampled.
+//! Counts are enumerated up to [`sample::MAX_WORK`] task visits, or as much work on tables, words and repetitions;
+//! beyond that a spread of counts is taken, and the proof says so. Tables that only choose *which* memory is read (a
+//! source rank, a row) are not counts. They are sampled.
 //!
 //! *Blocks* are groups of their own: of the rows of a block nothing is used but that they are at most as many as it has
 //! room for, so that what is shown for any rows of each block holds for those that follow from the counts. The group of
 //! a block chooses memory; it decides no amount. Places choose memory, too, in rows that are there.
 //!
-//! *Flags* are entries of 0 or 1 that say whether an access is there, or choose its memory. A line looks up one of them, and everything is shown for
-//! each count with all flags 0, and with all 1: a task's accesses depend on no other one. Where flags choose memory, and nothing else, beside counts, both
-//! are shown at the greatest count, and by turns at others. Samples mix them.
+//! *Flags* are entries of 0 or 1 that say whether an access is there, or choose its memory. A line looks up one of
+//! them, and everything is shown for each count with all flags 0, and with all 1: a task's accesses depend on no other
+//! one. Where flags choose memory, and nothing else, beside counts, both are shown at the greatest count, and by turns
+//! at others. Samples mix them.
 
 use super::{
     boxes::BoxId,
@@ -75,8 +76,8 @@ fn count_tables(plan: &Plan) -> BTreeSet<usize> {
     out
 }
 
-/// Tables of 0 and 1 in memory that decide in accesses alone, whether they are there and where. An entry that says which entry of another table is
-/// looked up is a number, however few numbers there are.
+/// Tables of 0 and 1 in memory that decide in accesses alone, whether they are there and where. An entry that says
+/// which entry of another table is looked up is a number, however few numbers there are.
 fn flag_tables(plan: &Plan) -> BTreeSet<usize> {
     let mut out: BTreeSet<usize> = plan
         .tables
@@ -193,8 +194,8 @@ pub(super) fn greatest(plan: &Plan) -> Vec<TableSet> {
     sample::uniform(plan, &tables, i64::from(most), (&flags, 1))
 }
 
-/// Whether no line that looks up a count has a flag say how much of it there is, or whether it is there: flags only choose memory beside counts, and are
-/// samples there.
+/// Whether no line that looks up a count has a flag say how much of it there is, or whether it is there: flags only
+/// choose memory beside counts, and are samples there.
 fn apart(plan: &Plan, counts: &BTreeSet<usize>, flags: &BTreeSet<usize>) -> bool {
     let flag = |e: &Expr| matches!(e, Expr::Table(t, _) if flags.contains(&t.index()));
     let count = |e: &Expr| is_count(counts, plan, e) || prefix_of(plan, e).is_some();
@@ -233,8 +234,8 @@ pub(super) fn check(plan: &Plan, period: u32, samples: &Samples) -> Shown {
     let mut afforded_at = 0u64;
     let mut step = 1i64;
     let mut c = i64::from(high);
-    // From the greatest count down, which costs most: the first one decides how many can be afforded, unless a later one
-    // costs twice as much.
+    // From the greatest count down, which costs most: the first one decides how many can be afforded, unless a later
+    // one costs twice as much.
     while c >= i64::from(low) {
         let both = shown.counts == 0 || !by_turns;
         let mut sets = Vec::new();
@@ -455,7 +456,8 @@ fn words(plan: &Plan, counts: &BTreeSet<usize>, set: &TableSet) -> Result<(), Ve
             for on in 0..plan.mesh.size() as usize {
                 for task in points.tasks(id, on, 1).map_err(|e| vec![Violation::Point(e)])? {
                     let mut mixed = None;
-                    // Also where the condition does not hold: with other counts it may. What has no value there is nobody's word.
+                    // Also where the condition does not hold: with other counts it may. What has no value there is
+                    // nobody's word.
                     let look = |here: &Task| -> Result<(), PointError> {
                         let eval = |list: &[Expr]| {
                             list.iter().map(|e| points.eval(here, e)).collect::<Result<Vec<_>, _>>()

@@ -112,7 +112,8 @@ pub enum Violation {
         /// A part that nobody writes.
         missing: String,
     },
-    /// Rule 5: a write to memory of contributions that no access of its own epoch and version reads, or goes on from: a sum lacks it.
+    /// Rule 5: a write to memory of contributions that no access of its own epoch and version reads, or goes on from: a
+    /// sum lacks it.
     #[error("lost write: {write}\nof which {missing} is read by nobody in its epoch and version")]
     Unread {
         /// The write.

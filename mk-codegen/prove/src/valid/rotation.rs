@@ -69,7 +69,8 @@ pub(super) struct Turned {
     pub signals: Vec<Vec<bool>>,
 }
 
-/// Where a stretch of a dimension of a rank's memory lies as rank 0 has it; `None` if the map does not keep it in one piece.
+/// Where a stretch of a dimension of a rank's memory lies as rank 0 has it; `None` if the map does not keep it in one
+/// piece.
 pub(super) fn turned_back(
     extent: i64,
     (base, len): (i64, i64),

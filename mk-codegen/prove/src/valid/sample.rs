@@ -168,7 +168,8 @@ fn complete(
 }
 
 /// Tables in which every group has `count` of rows, as far as its range goes: where `counts` has a table that comes
-/// with a launch, its entries; where it has one of blocks, the rows of each. Some tables have entries of a flag's value, others their least ones.
+/// with a launch, its entries; where it has one of blocks, the rows of each. Some tables have entries of a flag's
+/// value, others their least ones.
 ///
 /// Where there are places and no rows, one row is left, in another block in each set.
 pub(super) fn uniform(

@@ -3,9 +3,10 @@
 //! A wait `word >= count lag l` stands for "all posts to the word up to epoch e - l". It means that if
 //! - what one epoch posts to the word adds up to exactly `count`, in every epoch (fewer: never reached; more: reached
 //!   early, by an incomplete set or by a mixture of epochs);
-//! - one rank's tasks make all those posts, so that kernel boundaries (and for hosts the order of the fifo and the epoch
-//!   bits of immediates) order them by epoch: with several, a rank one launch ahead stands in for a late one;
-//! - GPUs make them all, or one kind of host agent does: what a host posts for one kernel may come behind what the next one posts;
+//! - one rank's tasks make all those posts, so that kernel boundaries (and for hosts the order of the fifo and the
+//!   epoch bits of immediates) order them by epoch: with several, a rank one launch ahead stands in for a late one;
+//! - GPUs make them all, or one kind of host agent does: what a host posts for one kernel may come behind what the next
+//!   one posts;
 //! - every post adds: the word counts up only.
 //!
 //! Words that nobody waits for are free.
@@ -20,7 +21,8 @@ use super::{
 use mk_plan::{Agent, EdgeId};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-/// Most that one epoch may post to a word: words are compared modulo 2^32, and a rank may be thousands of launches ahead of another.
+/// Most that one epoch may post to a word: words are compared modulo 2^32, and a rank may be thousands of launches
+/// ahead of another.
 const MAX_COUNT: i64 = 1 << 16;
 
 /// Checks all words that some wait reads.

@@ -1,22 +1,26 @@
 //! Ranks folded by symmetry.
 //!
-//! Most plans look the same from every rank: turning all ranks by one, `r -> (r + 1) % n`, takes each task to the task at the same
-//! place in the next rank's list, each access, wait and post of it to one of that task, and so the plan to itself. Then every two
-//! accesses, every word and every wait has an image in the memory of rank 0, and what is shown of that one holds of all: tasks of
-//! rank 0 stand for those of all ranks, and memory and words are looked at on rank 0 only.
+//! Most plans look the same from every rank: turning all ranks by one, `r -> (r + 1) % n`, takes each task to the task
+//! at the same place in the next rank's list, each access, wait and post of it to one of that task, and so the plan to
+//! itself. Then every two accesses, every word and every wait has an image in the memory of rank 0, and what is shown
+//! of that one holds of all: tasks of rank 0 stand for those of all ranks, and memory and words are looked at on rank 0
+//! only.
 //!
-//! The symmetry is proved, not assumed. A rotation takes an element of a buffer to the element at the same place of the next rank's
-//! buffer, or to the same place of the next of `n` equal blocks in some of its dimensions (slots by source rank, shards of a whole);
-//! a word of a signal likewise. Which dimensions these are is guessed from some tasks ([`guess`]): any choice is a one-to-one
-//! map of memory and of words. Then *every* task of every rank is unrolled and compared with rank 0's (`unroll.rs`): family, number of
-//! steps, and as sets the lines, steps, regions and versions of its accesses, words and thresholds of its waits, and words and amounts
-//! of its posts. Where a single one differs, the plan is not folded.
+//! The symmetry is proved, not assumed. A rotation takes an element of a buffer to the element at the same place of the
+//! next rank's buffer, or to the same place of the next of `n` equal blocks in some of its dimensions (slots by source
+//! rank, shards of a whole); a word of a signal likewise. Which dimensions these are is guessed from some tasks
+//! ([`guess`]): any choice is a one-to-one map of memory and of words. Then *every* task of every rank is unrolled and
+//! compared with rank 0's (`unroll.rs`): family, number of steps, and as sets the lines, steps, regions and versions of
+//! its accesses, words and thresholds of its waits, and words and amounts of its posts. Where a single one differs, the
+//! plan is not folded.
 //!
 //! An element or word *as rank 0 has it* is named in the frame of its own rank, turned back. An access of rank 0's task to memory of
-//! rank `m` is, turned by `n - m`, an access to memory of rank 0 by the task at the same place on rank `n - m`: its *turn*.
+//! rank `m` is, turned by `n - m`, an access to memory of rank 0 by the task at the same place on rank `n - m`: its
+//! *turn*.
 //!
-//! Deadlock: the system is monotone, so that one run decides (rule 2). In the run in which all ranks take the same step at once, each
-//! state is symmetric, and rank 0's tells it: a post to a word of rank `m` comes with its image, a post to rank 0's.
+//! Deadlock: the system is monotone, so that one run decides (rule 2). In the run in which all ranks take the same step
+//! at once, each state is symmetric, and rank 0's tells it: a post to a word of rank `m` comes with its image, a post
+//! to rank 0's.
 //!
 //! What is not proved folded is looked at once more without: reports are of all ranks.
 
@@ -37,7 +41,8 @@ struct Fits {
 /// A region or a word of a line in a task: whose it is, seen from the task, and its bases and lengths.
 type Place = (usize, Vec<(i64, i64)>);
 
-/// Guesses which dimensions turn by blocks, from some tasks of ranks 0 and 1. `None` if neither will do, or ranks differ in extents.
+/// Guesses which dimensions turn by blocks, from some tasks of ranks 0 and 1. `None` if neither will do, or ranks
+/// differ in extents.
 pub(super) fn guess(
     world: &World<'_>,
     points: &Points<'_>,

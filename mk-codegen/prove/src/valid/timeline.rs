@@ -1,5 +1,5 @@
-//! A counterexample as a picture (SVG): the two tasks, agent by agent and point by point, the memory that both touch, and the
-//! edge that is missing or too weak. Waits for each other that never end are drawn as a chain.
+//! A counterexample as a picture (SVG): the two tasks, agent by agent and point by point, the memory that both touch,
+//! and the edge that is missing or too weak. Waits for each other that never end are drawn as a chain.
 
 use super::{
     actor::{Actor, Site},

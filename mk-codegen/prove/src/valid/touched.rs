@@ -4,10 +4,12 @@ use super::{boxes::BoxId, region};
 use mk_plan::Operand;
 use std::collections::BTreeSet;
 
-/// What an access of a task touches: the operand, at which step, for which value of `each`, and where; nowhere if the region is empty.
+/// What an access of a task touches: the operand, at which step, for which value of `each`, and where; nowhere if the
+/// region is empty.
 pub(super) type Operated = (Operand, u32, Option<i64>, Option<BoxId>);
 
-/// One region that a task touches: which operand, at which step, for which value of `each`, and its extents; none where it is empty.
+/// One region that a task touches: which operand, at which step, for which value of `each`, and its extents; none where
+/// it is empty.
 pub(super) struct Touched<'a> {
     pub operand: Operand,
     pub step: u32,

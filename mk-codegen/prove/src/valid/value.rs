@@ -27,8 +27,8 @@ pub(super) fn well_formed(plan: &Plan) -> Result<(), Failure> {
     plan.check_structure().map_err(|errors| Failure::of(plan, structure(errors)))
 }
 
-/// Checks a plan against all six rules with the value that its run-time dimension has in it, in all launches: of other values,
-/// and of launches with different ones, this says nothing. [`super::verify`] is for all of them.
+/// Checks a plan against all six rules with the value that its run-time dimension has in it, in all launches: of other
+/// values, and of launches with different ones, this says nothing. [`super::verify`] is for all of them.
 ///
 /// # Errors
 /// The violations, as counterexamples.
@@ -77,8 +77,8 @@ pub fn sampled(plan: &Plan, ranks: Ranks, samples: Samples) -> Result<Proof, Fai
     {
         return Ok(proof);
     }
-    // Each launch brings other tables. Where the plan repeats with them, they follow each other in one world: each set is the last one's, behind as
-    // many launches as a proof looks back to, and is unrolled once.
+    // Each launch brings other tables. Where the plan repeats with them, they follow each other in one world: each set
+    // is the last one's, behind as many launches as a proof looks back to, and is unrolled once.
     let n = sets.len() as u32;
     let (turns, later) = if n.is_multiple_of(period) { (period, n) } else { (n, period) };
     let launches = later + proof.epochs - period;
@@ -119,8 +119,8 @@ const WORTH_A_THREAD: usize = 1 << 12;
 /// Regions: which overlap, which accesses they have, and what rule 5 says. `None`: too many overlap.
 type Regions = Option<(Vec<Vec<BoxId>>, Vec<races::Groups>, Found)>;
 
-/// Rules 1 to 5 for one choice of tables, or of values of the run-time dimension, in every epoch. `cover` is rule 5. Regions and events
-/// are looked at side by side: neither needs the other before rule 1.
+/// Rules 1 to 5 for one choice of tables, or of values of the run-time dimension, in every epoch. `cover` is rule 5.
+/// Regions and events are looked at side by side: neither needs the other before rule 1.
 pub(super) fn run(
     world: &World<'_>,
     proof: &mut Proof,
@@ -189,8 +189,8 @@ struct Events<'w, 'a> {
     found: Vec<Violation>,
     /// Of rule 3.
     thresholds: Vec<Violation>,
-    /// Who comes before whom; or who waits for ever, by rule 2. `None` if rule 3 is broken: without thresholds that are sums there is
-    /// no run to speak of.
+    /// Who comes before whom; or who waits for ever, by rule 2. `None` if rule 3 is broken: without thresholds that are
+    /// sums there is no run to speak of.
     paths: Option<Result<paths::Paths<'w, 'a>, Vec<Violation>>>,
 }
 

@@ -11,11 +11,11 @@
 //! may read or post at `start` before it has looked at what others hand over. The command of a `nic_send` passes at
 //! `start`, its immediate at `end`, with or without data, and before they come a host does nothing.
 //!
-//! With a run-time dimension an access is there for some of its values. What passes along an edge is then asked for a set of
-//! values, and passes if it does for all of them.
+//! With a run-time dimension an access is there for some of its values. What passes along an edge is then asked for a
+//! set of values, and passes if it does for all of them.
 //!
-//! What a task looks up in memory (`tab`) it reads at one point of its start: behind the waits there that look nothing up, and before the others,
-//! which therefore order no such read.
+//! What a task looks up in memory (`tab`) it reads at one point of its start: behind the waits there that look nothing
+//! up, and before the others, which therefore order no such read.
 //!
 //! The proxy fence of an internal edge is about the leaf's shared memory (`fence.proxy.async.shared::cta`). What a plan
 //! accesses is global memory, for which only a wait `for async` has a fence.
@@ -188,8 +188,8 @@ pub(super) struct WordPosts {
     pub anchored: bool,
 }
 
-/// The posts to each word in each class of epochs. A wait joins those of earlier epochs, too, so that an edge is worth what the weakest
-/// class makes of it.
+/// The posts to each word in each class of epochs. A wait joins those of earlier epochs, too, so that an edge is worth
+/// what the weakest class makes of it.
 pub(super) fn all_posts(world: &World<'_>) -> Vec<Vec<Option<WordPosts>>> {
     let words = 0..world.words.total as u32;
     let of = |class| words.clone().map(|w| word_posts(world, class, w)).collect();
@@ -258,8 +258,8 @@ pub(super) fn wait_protects(wait: &Wait, posts: &WordPosts, y: Proxy) -> Result<
     }
 }
 
-/// Whether a network card makes the access: it sees what was delivered to its rank before anybody has flushed it. A copy
-/// engine is a part of the GPU.
+/// Whether a network card makes the access: it sees what was delivered to its rank before anybody has flushed it. A
+/// copy engine is a part of the GPU.
 pub(super) fn by_card(world: &World<'_>, epoch: u32, y: &AccRec) -> bool {
     let family = world.class(epoch).tasks[y.task as usize].family;
     y.proxy == Proxy::Host && world.info(family).agent(y.agent) != Agent::Engine

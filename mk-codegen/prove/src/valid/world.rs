@@ -1,8 +1,8 @@
 //! The unrolled plan: tasks, accesses, waits and posts on every rank, and the numbering of words and boxes.
 //!
-//! Epochs of the same [`Class`] (same residue of the slot period, same tables) are unrolled once and shared: what differs
-//! between them is only the epoch number. An event's *step* is 0 for `start`, `1 + i` for iteration `i` of the inner
-//! loop, and `1 + n` for `end`; within a step an agent first waits, then accesses, then posts.
+//! Epochs of the same [`Class`] (same residue of the slot period, same tables) are unrolled once and shared: what
+//! differs between them is only the epoch number. An event's *step* is 0 for `start`, `1 + i` for iteration `i` of the
+//! inner loop, and `1 + n` for `end`; within a step an agent first waits, then accesses, then posts.
 
 use super::{
     boxes::{BoxId, Boxes},
@@ -66,7 +66,8 @@ pub(super) struct NamedRec {
     pub rank: u32,
 }
 
-/// All events of one epoch; of ranks that are folded, those of rank 0. Events of a task are contiguous and ascend in step.
+/// All events of one epoch; of ranks that are folded, those of rank 0. Events of a task are contiguous and ascend in
+/// step.
 #[derive(Default)]
 pub(super) struct Class {
     pub tasks: Vec<TaskRec>,

@@ -78,8 +78,8 @@ fn multiply(
     Ok(())
 }
 
-/// `c += a * b`: each part of the steps along k is a sum of its own, and these are added in the order of k. So is each step of 8-bit
-/// operands.
+/// `c += a * b`: each part of the steps along k is a sum of its own, and these are added in the order of k. So is each
+/// step of 8-bit operands.
 fn multiply_in_parts(c: &mut Tile, a: &Tile, b: &Tile, parts: u32, step: u32) {
     let narrow = mma_narrow(step);
     if parts <= 1 && !narrow {

@@ -1,4 +1,5 @@
-//! What leaves compute: consumers take what the loader brought, and every store asks for its values. A file for each leaf.
+//! What leaves compute: consumers take what the loader brought, and every store asks for its values. A file for each
+//! leaf.
 
 mod attend;
 mod attend_grad;

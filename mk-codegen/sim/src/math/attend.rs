@@ -31,8 +31,8 @@ impl Attention {
         Attention { acc: Tile::zeros(rows, d), stat }
     }
 
-    /// One block of keys `[cols, dk]` and values `[cols, d]`. Probabilities are rounded before they meet the values, as tensor cores
-    /// have it; their sum is not.
+    /// One block of keys `[cols, dk]` and values `[cols, d]`. Probabilities are rounded before they meet the values, as
+    /// tensor cores have it; their sum is not.
     pub fn step(&mut self, q: &Tile, k: &Tile, v: &Tile, step: AttentionStep) {
         let mut scores = vec![0.0f32; k.rows];
         for i in 0..q.rows {

@@ -3,8 +3,8 @@
 use super::{Tile, erf::erf};
 use mk_plan::EpilogueOp;
 
-/// Applies `op` to `acc`. `operand` is `None` for operations without one; a vector has `acc.cols` elements, or `acc.rows`, a matrix as many
-/// as `acc`. The caller has checked that.
+/// Applies `op` to `acc`. `operand` is `None` for operations without one; a vector has `acc.cols` elements, or
+/// `acc.rows`, a matrix as many as `acc`. The caller has checked that.
 pub(in super::super) fn apply(op: EpilogueOp, acc: &mut Tile, operand: Option<&Tile>) {
     let cols = acc.cols.max(1);
     let other = operand.map_or(&[][..], |t| &t.data);

@@ -1,4 +1,5 @@
-//! Gradients of attention: of a block of queries against blocks of keys and values, or of keys and values against blocks of queries.
+//! Gradients of attention: of a block of queries against blocks of keys and values, or of keys and values against
+//! blocks of queries.
 
 use super::{AttentionStep, Tile};
 
@@ -32,7 +33,8 @@ impl Block<'_> {
 }
 
 impl Gradients {
-    /// Adds a block's share. Weights and gradients of scores are rounded before they meet other factors, as tensor cores have it.
+    /// Adds a block's share. Weights and gradients of scores are rounded before they meet other factors, as tensor
+    /// cores have it.
     pub fn step(&mut self, block: Block<'_>, step: AttentionStep) {
         let Block { q, d_o, stats, k, v } = block;
         for i in 0..q.rows {

@@ -1,5 +1,5 @@
-//! Arithmetic of the leaves, as the numerics contract has it: operands in the precision of their buffer, f32 accumulation
-//! with k in ascending order, one rounding when a result is stored.
+//! Arithmetic of the leaves, as the numerics contract has it: operands in the precision of their buffer, f32
+//! accumulation with k in ascending order, one rounding when a result is stored.
 
 mod attend;
 mod epilogue;

@@ -1,5 +1,5 @@
-//! One agent's walk: for every phase of every task, its waits, then the edges from the agents before it, then its accesses, then
-//! its posts. A move ends where others could see something, so that they can come in between.
+//! One agent's walk: for every phase of every task, its waits, then the edges from the agents before it, then its
+//! accesses, then its posts. A move ends where others could see something, so that they can come in between.
 
 use crate::{
     context::Phase,
@@ -139,7 +139,8 @@ impl Machine<'_> {
         heard
     }
 
-    /// Whether the warps of an agent that begins a task have an earlier one to do: a CTA's copier and its consumers are the same.
+    /// Whether the warps of an agent that begins a task have an earlier one to do: a CTA's copier and its consumers are
+    /// the same.
     fn at_work_before(&self, rank: usize, id: usize, t: usize) -> bool {
         let program = &self.ranks[rank].program;
         let other = match program.agents[id].agent {
@@ -197,7 +198,8 @@ impl Machine<'_> {
         if agent.agent == Agent::Issuer && agent.phase == 0 && self.fifo_full(rank) {
             return Some(Blocking::Fifo);
         }
-        // What a storer posts at the start, or in the first step of an inner loop, it may post before it has looked at what it gets.
+        // What a storer posts at the start, or in the first step of an inner loop, it may post before it has looked at
+        // what it gets.
         let first = agent.phase == 0 || (agent.phase == 1 && point_of(task, 1) == Point::Inner);
         let idle = agent.agent == Agent::Storer
             && first

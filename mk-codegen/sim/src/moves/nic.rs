@@ -1,11 +1,11 @@
 //! The network: a bounded fifo to the host, its sending thread, and what a command does on the way.
 //!
-//! A command's source is read when the data is delivered, and may be read once more until a host has been told: a card sends again
-//! what is not acknowledged. So a source that is reused too early shows. Delivered
-//! data is not in memory before it is flushed; only network cards see it earlier. On an unordered network the commands
-//! of one pair of ranks are delivered in any order. On an ordered one each pair of ranks has lanes: on each the data of
-//! a command, then the words that its sender raises at the receiver (flags), then the next command; whoever sees a flag
-//! sees the data. The word at the receiver decides the lane.
+//! A command's source is read when the data is delivered, and may be read once more until a host has been told: a card
+//! sends again what is not acknowledged. So a source that is reused too early shows. Delivered data is not in memory
+//! before it is flushed; only network cards see it earlier. On an unordered network the commands of one pair of ranks
+//! are delivered in any order. On an ordered one each pair of ranks has lanes: on each the data of a command, then the
+//! words that its sender raises at the receiver (flags), then the next command; whoever sees a flag sees the data. The
+//! word at the receiver decides the lane.
 //!
 //! A host raises the words of one epoch before those of the next, whatever order the network's completions have.
 
@@ -94,8 +94,8 @@ impl Machine<'_> {
         let to = self.destination(&points, &task)?;
         let late = |p: &Ready| p.after >= Completion::NicDelivered;
         let (mut told, early): (Vec<_>, Vec<_>) = posts.into_iter().partition(late);
-        // A word of the receiver's travels, behind the data where the network keeps order. Any other word the host raises
-        // when the card has taken the command, and an unordered network may be as quick with the receiver's.
+        // A word of the receiver's travels, behind the data where the network keeps order. Any other word the host
+        // raises when the card has taken the command, and an unordered network may be as quick with the receiver's.
         let ordered = self.ordered();
         let behind = |p: &Ready| ordered && p.after == Completion::NicPosted && p.word.rank == to;
         let (flags, mut now): (Vec<_>, Vec<_>) = early.into_iter().partition(behind);
@@ -266,8 +266,8 @@ impl Machine<'_> {
         list.into_iter().try_for_each(|id| self.flush(id))
     }
 
-    /// A host (0: the sender's, 1: the receiver's) has learned of a delivery, and raises what it may: not before what it is to
-    /// raise for earlier epochs at the same words.
+    /// A host (0: the sender's, 1: the receiver's) has learned of a delivery, and raises what it may: not before what
+    /// it is to raise for earlier epochs at the same words.
     fn told(&mut self, id: u64, host: usize) -> Result<(), SimError> {
         if let Some(op) = self.deliveries.nic.get_mut(&id) {
             // A receiving host that posts nothing is told of nothing.
@@ -283,7 +283,8 @@ impl Machine<'_> {
             let Some(op) = self.deliveries.nic.get_mut(&id) else { return Ok(()) };
             let (to, post) = (op.to, op.host_posts[host].posts.remove(post));
             let ordered = self.ordered();
-            // On an ordered network the sender's words follow the data there; on an unordered one it knows nothing of the flush.
+            // On an ordered network the sender's words follow the data there; on an unordered one it knows nothing of
+            // the flush.
             let behind = host == 0 && ordered && post.word.rank == to;
             let flushed = post.after == Completion::NicFlushed && (host == 1 || ordered);
             if behind || flushed {
@@ -294,7 +295,8 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// The first post that a host may make: command and place in its list. Commands of a rank are taken in the order of epochs.
+    /// The first post that a host may make: command and place in its list. Commands of a rank are taken in the order of
+    /// epochs.
     fn may_raise(&self, host: usize) -> Option<(u64, usize)> {
         let mut first = HashMap::new();
         for (id, op) in &self.deliveries.nic {

@@ -47,8 +47,8 @@ impl fmt::Display for Given {
     }
 }
 
-/// One reason why numbers do not fit a program. `{:#}` speaks of the options of the command line, `{}` of the arguments of
-/// [`Program::bind`](crate::Program::bind).
+/// One reason why numbers do not fit a program. `{:#}` speaks of the options of the command line, `{}` of the arguments
+/// of [`Program::bind`](crate::Program::bind).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BindError {

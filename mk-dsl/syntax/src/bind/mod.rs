@@ -85,7 +85,8 @@ impl Program {
     /// (tensor name to global shape, row-major), both in elements.
     ///
     /// For a runtime symbol that is the extent in one launch; without one it is the symbol's
-    /// upper bound. Of a symbol without an upper bound, the number is the bound. [`SymbolKind::Room`] is that of one rank: see [`Bound::on`].
+    /// upper bound. Of a symbol without an upper bound, the number is the bound. [`SymbolKind::Room`] is that of one
+    /// rank: see [`Bound::on`].
     ///
     /// # Errors
     ///
@@ -105,8 +106,8 @@ impl Program {
         binder.finish(None, 1)
     }
 
-    /// The same pipeline at another size, with other numbers in the place of some that its text has, wherever it has them: for looking at a pipeline
-    /// beside others of its kind, not for running it.
+    /// The same pipeline at another size, with other numbers in the place of some that its text has, wherever it has
+    /// them: for looking at a pipeline beside others of its kind, not for running it.
     ///
     /// # Errors
     /// As [`Program::bind`].
@@ -313,8 +314,8 @@ impl<'a> Binder<'a> {
         }
     }
 
-    /// The symbol's name, and the tensor whose shape would bind it, with its number of dimensions, if the source does not write the
-    /// symbol (`a_1`).
+    /// The symbol's name, and the tensor whose shape would bind it, with its number of dimensions, if the source does
+    /// not write the symbol (`a_1`).
     fn source(&self, symbol: SymbolId) -> (String, Option<(String, usize)>) {
         let name = &self.program.symbols()[symbol.index()].name;
         let mut holders = self.program.tensors().iter();

@@ -4,8 +4,8 @@ use super::{BindErrors, Binder, Bound, Given};
 use crate::program::{Dim, Node, Op, Program, RAGGED_BLOCK, SymbolId, SymbolKind};
 
 impl Bound {
-    /// The same numbers on so many ranks: [`SymbolKind::Room`] depends on them. Each rank has room for all tokens in as many of its experts as a token
-    /// may name, and for a last block of each expert that is not full.
+    /// The same numbers on so many ranks: [`SymbolKind::Room`] depends on them. Each rank has room for all tokens in as
+    /// many of its experts as a token may name, and for a last block of each expert that is not full.
     ///
     /// # Errors
     /// As [`Program::bind`], for room that is beyond [`MAX_DIM`](crate::MAX_DIM).

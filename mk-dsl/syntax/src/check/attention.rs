@@ -169,8 +169,8 @@ impl<'a> Checker<'a, '_> {
         Some(self.push(op, vec![q.id, k.id, v.id], q.ty, q.gathered))
     }
 
-    /// Checks queries, keys and values; over `ring` keys and values come from everywhere, or queries do. Mistakes are of the stage, or of
-    /// an operand.
+    /// Checks queries, keys and values; over `ring` keys and values come from everywhere, or queries do. Mistakes are
+    /// of the stage, or of an operand.
     pub(super) fn heads_fit(
         &mut self,
         [q, k, v]: [&Value; 3],

@@ -49,8 +49,8 @@ pub(super) struct Value {
     pub scales: Option<Id>,
 }
 
-/// Keys and values on their way to `attention`: the values, beside the keys that are the value of the chain. Or queries, which are that
-/// value, with the gradients of their results, and statistics.
+/// Keys and values on their way to `attention`: the values, beside the keys that are the value of the chain. Or
+/// queries, which are that value, with the gradients of their results, and statistics.
 #[derive(Clone, Debug)]
 pub(super) struct Ring {
     pub axis: usize,
@@ -291,7 +291,8 @@ impl<'a> Checker<'a, '_> {
         value
     }
 
-    /// Parameters are `f32` where they are contributions of ranks, or second operands of elementwise operations, which are in f32.
+    /// Parameters are `f32` where they are contributions of ranks, or second operands of elementwise operations, which
+    /// are in f32.
     pub fn report_f32(&mut self, results: &[Option<Value>]) {
         for (i, param) in self.params.iter().enumerate() {
             let State::Known(ty) = &param.state else { continue };

@@ -1,5 +1,5 @@
-//! `dispatch(x, ids)`, with a `capacity` or without, and `combine(weights)`: tokens go to the ranks of their experts, as ragged rows, and come back as weighted
-//! sums.
+//! `dispatch(x, ids)`, with a `capacity` or without, and `combine(weights)`: tokens go to the ranks of their experts,
+//! as ragged rows, and come back as weighted sums.
 
 use super::checker::{Call, Checker, Id, Shape, State, Ty, Value, Wanted};
 use super::dims::{Resolved, Term};

@@ -79,7 +79,8 @@ impl<'a> Checker<'a, '_> {
         self.binary(call, Op::Mul, beside)
     }
 
-    /// `gelu_grad(h)` and its like: linear in the gradient, so that partial sums of it may be multiplied by what every rank has.
+    /// `gelu_grad(h)` and its like: linear in the gradient, so that partial sums of it may be multiplied by what every
+    /// rank has.
     pub(super) fn slope(&mut self, call: Call<'_, 'a>, curve: Curve) -> Option<Value> {
         self.binary(call, Op::Slope(curve), beside)
     }

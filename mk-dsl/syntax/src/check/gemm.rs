@@ -1,5 +1,5 @@
-//! `gemm(w)`: `[M, K] x [K, N] -> [M, N]`, and with a weight `[K, G, N]`, `[M, G, N]`; the way back, `gemm(dy, w.t)`, contracts
-//! `[M, G, N]` with `[K, G, N]` over `G` and `N`.
+//! `gemm(w)`: `[M, K] x [K, N] -> [M, N]`, and with a weight `[K, G, N]`, `[M, G, N]`; the way back, `gemm(dy, w.t)`,
+//! contracts `[M, G, N]` with `[K, G, N]` over `G` and `N`.
 
 use super::checker::{Call, Checker, Id, Shape, Ty, Value, Wanted};
 use super::dims::Resolved;
@@ -180,7 +180,8 @@ impl<'a> Checker<'a, '_> {
         self.push(Op::Dequantize, vec![x.id, scales], ty, x.gathered.clone()).id
     }
 
-    /// `[M, G, N]` by the transpose of `[K, G, N]`: `[M, K]`, summed over all columns. `turned` is where the `.t` stands.
+    /// `[M, G, N]` by the transpose of `[K, G, N]`: `[M, K]`, summed over all columns. `turned` is where the `.t`
+    /// stands.
     fn gemm_over_columns(
         &mut self,
         a: &Value,

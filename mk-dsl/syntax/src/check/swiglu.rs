@@ -38,7 +38,8 @@ impl<'a> Checker<'a, '_> {
         Some(self.push(Op::Swiglu, vec![input.id], ty, input.gathered))
     }
 
-    /// `swiglu_grad(h)`: of the gradient `[M, F]` of `swiglu`'s result and of its input `[M, 2, F]`, the gradient of that input.
+    /// `swiglu_grad(h)`: of the gradient `[M, F]` of `swiglu`'s result and of its input `[M, 2, F]`, the gradient of
+    /// that input.
     pub(super) fn swiglu_grad(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let second = call.args.operand(self.sink);
         call.args.finish(self.sink);

@@ -19,7 +19,8 @@ pub(super) struct Value {
 enum Kind {
     /// With its type as the source writes it.
     Param(String),
-    /// The operation, and its operands, some of them the other way round, of which the first `ring` are passed on by a `ring`.
+    /// The operation, and its operands, some of them the other way round, of which the first `ring` are passed on by a
+    /// `ring`.
     Op { stage: String, operands: Vec<(Id, bool)>, ring: usize },
 }
 
@@ -113,7 +114,8 @@ impl Draft {
         self.push(name, placement, dtype, Kind::Op { stage: "gemm".into(), operands, ring: 0 })
     }
 
-    /// Rows of experts times their matrices, read the other way round; of rows that are a parameter `counts` says whose they are.
+    /// Rows of experts times their matrices, read the other way round; of rows that are a parameter `counts` says whose
+    /// they are.
     pub fn grouped_gemm(&mut self, rows: Id, counts: Option<Id>, matrices: Id) -> Id {
         let (placement, dtype) = (self.values[rows].placement, self.values[rows].dtype);
         let name = self.fresh(&format!("g{}", self.values.len()));

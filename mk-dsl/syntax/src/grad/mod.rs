@@ -1,8 +1,9 @@
-//! Derivatives of programs: from a checked pipeline its backward, as the text of another one, checked by the same checker.
+//! Derivatives of programs: from a checked pipeline its backward, as the text of another one, checked by the same
+//! checker.
 //!
-//! One walk over the operations in reverse. The gradient of a value that is sharded is sharded alike; of one that is whole on every
-//! rank, it is whole, or a sum over the ranks, as the operations that read the value leave it; of the contributions to a sum, each rank
-//! gets the whole gradient.
+//! One walk over the operations in reverse. The gradient of a value that is sharded is sharded alike; of one that is
+//! whole on every rank, it is whole, or a sum over the ranks, as the operations that read the value leave it; of the
+//! contributions to a sum, each rank gets the whole gradient.
 //!
 //! | operation | backward |
 //! | --- | --- |
@@ -18,8 +19,8 @@
 //! | `grouped_gemm` | a `grouped_gemm` by the transposed matrices, for the rows |
 //! | `mul`, `add`, `scale`, `cast` | `mul`, nothing, `scale`, `cast` |
 //!
-//! What a rank's part of a sum adds to the gradient of a parameter that all ranks have is summed by an `all_reduce`. Gradients have
-//! 16 bits, as the operands of products.
+//! What a rank's part of a sum adds to the gradient of a parameter that all ranks have is summed by an `all_reduce`.
+//! Gradients have 16 bits, as the operands of products.
 
 mod draft;
 mod error;
@@ -44,8 +45,8 @@ pub fn grad(
     grad_into(program, wanted, saves, &[])
 }
 
-/// As [`grad`]; the gradients of the parameters `into`, by position, are each added to an f32 matrix, by the product that makes them:
-/// a parameter of the backward ([`Input::Main`]), whose sum with the gradient may take its place.
+/// As [`grad`]; the gradients of the parameters `into`, by position, are each added to an f32 matrix, by the product
+/// that makes them: a parameter of the backward ([`Input::Main`]), whose sum with the gradient may take its place.
 ///
 /// # Errors
 /// [`GradError`], also where such a gradient is not the result of a product on each rank.

@@ -277,7 +277,8 @@ impl<'p> Walk<'p> {
         Ok(())
     }
 
-    /// A value that is read row by row, and its gradient: of gathered rows that only the ranks' parts of the gradient are there of, the own ones.
+    /// A value that is read row by row, and its gradient: of gathered rows that only the ranks' parts of the gradient
+    /// are there of, the own ones.
     fn own_rows(&mut self, x: ValueId, d: Id) -> (ValueId, Id) {
         let partial = self.draft.values[d].placement == Placement::Partial;
         match self.program.def(x) {
@@ -289,8 +290,8 @@ impl<'p> Walk<'p> {
         }
     }
 
-    /// Backward of what rows of experts go through. All of it is linear, row by row, in their gradients: these are without the weights that rows
-    /// have in sums of tokens, and the sums on the way back have them.
+    /// Backward of what rows of experts go through. All of it is linear, row by row, in their gradients: these are
+    /// without the weights that rows have in sums of tokens, and the sums on the way back have them.
     fn experts(&mut self, node: &Node, d: Id) -> Result<(), GradError> {
         let refuse = |why, help| Err(GradError::Operation { op: node.op.name(), why, help });
         let held = (self.draft.values[d].placement, self.draft.values[d].dtype);
@@ -494,7 +495,8 @@ impl<'p> Walk<'p> {
         self.given.push((made, Input::Saved(position)));
     }
 
-    /// Backward of `Y = A B`: `dA = dY B.t` and `dB = A.t dY`; of what is stored the other way round, the transposes of that.
+    /// Backward of `Y = A B`: `dA = dY B.t` and `dB = A.t dY`; of what is stored the other way round, the transposes of
+    /// that.
     fn gemm(
         &mut self,
         node: &Node,

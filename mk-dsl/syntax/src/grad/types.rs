@@ -24,8 +24,9 @@ pub struct Saves {
 /// What a parameter of a backward is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// The gradient of a result of the pipeline, by position; of a result in f32 in 16 bits. Sharded as the result is. Of a
-    /// result that is whole on every rank it is whole, too; but where `gather` gives the result, what each rank adds to it.
+    /// The gradient of a result of the pipeline, by position; of a result in f32 in 16 bits. Sharded as the result is.
+    /// Of a result that is whole on every rank it is whole, too; but where `gather` gives the result, what each rank
+    /// adds to it.
     Gradient(usize),
     /// A parameter of the pipeline, by position.
     Parameter(usize),

@@ -1,5 +1,5 @@
-//! A libfabric of our own, for tests: provider `efa` in the memory of one thread, which answers, delays, reorders and fails as a test
-//! says. It keeps to libfabric's tables, so that the code above them is the code that runs on a device.
+//! A libfabric of our own, for tests: provider `efa` in the memory of one thread, which answers, delays, reorders and
+//! fails as a test says. It keeps to libfabric's tables, so that the code above them is the code that runs on a device.
 
 use super::load::Library;
 use super::sys::*;

@@ -4,8 +4,9 @@
 //! `tcp;ofi_rxm` and `shm` anywhere. Endpoints are reliable datagram ones (`FI_EP_RDM`), every write asks for
 //! `FI_DELIVERY_COMPLETE`, and progress is made by [`Transport::poll`]. The library is opened at run time (`load`).
 //!
-//! An end has one or several *rails*, each an endpoint on a device of its own (an EFA machine has several for each GPU). Rail i of an
-//! end writes to rail i of its peers, and writes go to the rails by turns: nothing is promised of their order anyway.
+//! An end has one or several *rails*, each an endpoint on a device of its own (an EFA machine has several for each
+//! GPU). Rail i of an end writes to rail i of its peers, and writes go to the rails by turns: nothing is promised of
+//! their order anyway.
 
 mod load;
 mod objects;
@@ -103,8 +104,8 @@ impl Ofi {
     /// Opens the end of a rank.
     ///
     /// # Errors
-    /// [`TransportError::Unavailable`] without libfabric, or a device for its provider; [`TransportError::Refused`], with
-    /// the reason, where results would be wrong or late.
+    /// [`TransportError::Unavailable`] without libfabric, or a device for its provider; [`TransportError::Refused`],
+    /// with the reason, where results would be wrong or late.
     pub fn open(rank: u32, options: &Options) -> Result<Ofi, TransportError> {
         Ofi::open_with(Library::get()?, rank, options)
     }

@@ -220,7 +220,8 @@ impl Objects {
     /// Starts a write: 0, or an error number, negative.
     ///
     /// # Safety
-    /// `bytes` bytes from `from` on are in the registered memory; `context` is not used by another operation, and stays.
+    /// `bytes` bytes from `from` on are in the registered memory; `context` is not used by another operation, and
+    /// stays.
     pub unsafe fn write(
         &mut self,
         (from, bytes): (*const u8, usize),
@@ -306,9 +307,9 @@ impl Objects {
 
     /// Closes everything; the first call that fails is the error, and the rest is closed nevertheless.
     ///
-    /// `ofi_rxm` crashes in the close of an endpoint that a peer is just writing to (1.17: it looks into the context of the
-    /// cancelled receive, which has none). Its endpoints stay open, without a region and without progress, until the
-    /// process ends.
+    /// `ofi_rxm` crashes in the close of an endpoint that a peer is just writing to (1.17: it looks into the context of
+    /// the cancelled receive, which has none). Its endpoints stay open, without a region and without progress, until
+    /// the process ends.
     pub fn close(&mut self) -> Result<(), TransportError> {
         let region = self.close_region();
         let lists: [(&'static str, *mut Fid); 5] = [

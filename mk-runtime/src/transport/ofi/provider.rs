@@ -1,8 +1,8 @@
 //! The provider: what is asked of libfabric, what it answers, and which answers are refused.
 //!
 //! Provider `efa` has requirements of its own. RDMA write came with libfabric 1.18, and its immediates were mended in
-//! 1.19.1, which the library's version number does not tell from 1.19.0, so that 1.20 is asked for. An emulated write, or
-//! one through CUDA's copies, would stand behind the kernel that waits for it.
+//! 1.19.1, which the library's version number does not tell from 1.19.0, so that 1.20 is asked for. An emulated write,
+//! or one through CUDA's copies, would stand behind the kernel that waits for it.
 
 use super::load::Library;
 use super::options::Options;
@@ -141,8 +141,8 @@ impl Drop for Found {
 /// Asks for a provider of reliable, unordered remote writes: one device for each rail.
 ///
 /// # Errors
-/// [`TransportError::Unavailable`] without a device for the provider; [`TransportError::Refused`] for a provider that would not do,
-/// and for fewer devices than rails.
+/// [`TransportError::Unavailable`] without a device for the provider; [`TransportError::Refused`] for a provider that
+/// would not do, and for fewer devices than rails.
 pub(super) fn find(
     library: &'static Library,
     options: &Options,

@@ -1,5 +1,5 @@
-//! The address in a card of transport `verbs`: the port, and a queue pair for each lane. Bytes from a peer, so that reading
-//! them trusts nothing.
+//! The address in a card of transport `verbs`: the port, and a queue pair for each lane. Bytes from a peer, so that
+//! reading them trusts nothing.
 //!
 //! ```text
 //! ordering u8 | lanes u8 | mtu u8 | ethernet u8 | lid u16 | window u16 | gid [u8; 16] | lanes x (queue pair u32, psn u32)

@@ -81,7 +81,8 @@ pub struct Choice {
     pub mtu: u32,
 }
 
-/// Chooses: what the options name; else, of the active ports, the nearest to the GPU, then the fastest, then the first by name.
+/// Chooses: what the options name; else, of the active ports, the nearest to the GPU, then the fastest, then the first
+/// by name.
 ///
 /// # Errors
 /// What there is, and why it does not fit.

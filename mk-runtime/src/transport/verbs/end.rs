@@ -104,7 +104,8 @@ impl Verbs {
             ordering,
             lanes: if ordering == Ordering::InOrder { queue_pairs } else { 1 },
             depth,
-            // What one work request does not take is several (soft-RoCE takes 8 MiB), in no more than an eighth of a queue.
+            // What one work request does not take is several (soft-RoCE takes 8 MiB), in no more than an eighth of a
+            // queue.
             max_bytes: (port.max_bytes * (depth as u64 / 4).max(1)).min(1 << 30),
             gpu_memory: !matches!(answers.access(), GpuAccess::Host(_)),
         };
@@ -396,7 +397,8 @@ impl Verbs {
             }
         }
         self.outstanding = 0;
-        // Queue pairs first: a write that found no region would be an error of the peer's queue pair, and not of its end.
+        // Queue pairs first: a write that found no region would be an error of the peer's queue pair, and not of its
+        // end.
         self.peers.clear();
         self.index.clear();
         self.region = None;

@@ -1,4 +1,5 @@
-//! How a card reaches memory of a GPU: by dmabuf, else by NVIDIA's peer-memory module, else not at all, with the reason.
+//! How a card reaches memory of a GPU: by dmabuf, else by NVIDIA's peer-memory module, else not at all, with the
+//! reason.
 
 /// What the system, the driver and the device say.
 #[derive(Clone, Debug, PartialEq, Eq)]

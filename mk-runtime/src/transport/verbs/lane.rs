@@ -238,7 +238,8 @@ impl Lane {
         }
     }
 
-    /// Posts a write that the queue has capacity for: data, in parts if it is longer than a work request may be, and the word behind it.
+    /// Posts a write that the queue has capacity for: data, in parts if it is longer than a work request may be, and
+    /// the word behind it.
     ///
     /// # Safety
     /// The bytes are in the registered region, and stay until the write has ended.

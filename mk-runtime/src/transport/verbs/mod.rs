@@ -1,16 +1,18 @@
 //! Transport `verbs`: RDMA writes by libibverbs over reliable connections (RC), on InfiniBand and RoCE.
 //!
-//! A lane to a peer is a queue pair. In order, a write is its data and then, on the same queue pair, the word: the card of the
-//! receiver makes them visible in that order, because the arena is registered without relaxed ordering. Unordered, writes with
-//! immediates go to the queue pairs by turns, and the receiver counts, as on SRD.
+//! A lane to a peer is a queue pair. In order, a write is its data and then, on the same queue pair, the word: the card
+//! of the receiver makes them visible in that order, because the arena is registered without relaxed ordering.
+//! Unordered, writes with immediates go to the queue pairs by turns, and the receiver counts, as on SRD.
 //!
-//! - *Delivered* is the acknowledgement of the peer's card. What comes later on the lane, words included, is behind the write.
-//! - Completions are selective (`queue.rs`); a peer that nothing is sent to is asked for a sign of life, so that its death shows.
+//! - *Delivered* is the acknowledgement of the peer's card. What comes later on the lane, words included, is behind the
+//!   write.
+//! - Completions are selective (`queue.rs`); a peer that nothing is sent to is asked for a sign of life, so that its
+//!   death shows.
 //! - Receives are consumed by immediates only. A receiver gives them back as credits, by sends without memory.
 //!
-//! Feature `verbs` has the device side, by crates `ibverbs` and `ibverbs-sys`. The library is opened when an end is; a program
-//! with the feature starts without it. Choices (device, port, GID, GPU memory) are functions of what is there, in this module
-//! whatever the features.
+//! Feature `verbs` has the device side, by crates `ibverbs` and `ibverbs-sys`. The library is opened when an end is; a
+//! program with the feature starts without it. Choices (device, port, GID, GPU memory) are functions of what is there,
+//! in this module whatever the features.
 
 #[cfg(any(test, feature = "verbs"))]
 mod address;
@@ -127,8 +129,8 @@ impl Options {
 /// Opens the end of a rank.
 ///
 /// # Errors
-/// [`TransportError::Unavailable`] in a build without the feature, without libibverbs, and without a device that fits the
-/// options; [`TransportError::Refused`] for a device that would not do.
+/// [`TransportError::Unavailable`] in a build without the feature, without libibverbs, and without a device that fits
+/// the options; [`TransportError::Refused`] for a device that would not do.
 #[cfg(feature = "verbs")]
 pub fn open(rank: u32, options: &Options) -> Result<Box<dyn super::Transport>, TransportError> {
     Ok(Box::new(Verbs::open(rank, options)?))

@@ -1,8 +1,8 @@
 //! The queue of a queue pair: what is in its send queue, which of it is signalled, what a completion says, and credits.
 //!
-//! Completions are selective: a write is signalled if no other signalled one is on its way, or if the last was `EVERY` writes
-//! before. A completion stands for everything before it. What is left behind the last signalled one is reported by a flush, a
-//! write of nothing that is signalled ([`QueueState::wants_flush`]).
+//! Completions are selective: a write is signalled if no other signalled one is on its way, or if the last was `EVERY`
+//! writes before. A completion stands for everything before it. What is left behind the last signalled one is reported
+//! by a flush, a write of nothing that is signalled ([`QueueState::wants_flush`]).
 
 use std::collections::VecDeque;
 
@@ -156,8 +156,8 @@ impl QueueState {
         right
     }
 
-    /// Receives to give back now, of a window of the own side: half of it at once, so that at most two such messages, and
-    /// two receives for them, are on their way.
+    /// Receives to give back now, of a window of the own side: half of it at once, so that at most two such messages,
+    /// and two receives for them, are on their way.
     pub fn due(&self, window: u32) -> Option<u32> {
         (self.uncredited >= (window / 2).max(1)).then_some(self.uncredited)
     }

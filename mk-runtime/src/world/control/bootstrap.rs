@@ -25,7 +25,8 @@ pub trait Bootstrap: Send {
         None
     }
 
-    /// A process that is known to be gone, without waiting. Between calls only; not every process need see every other's end.
+    /// A process that is known to be gone, without waiting. Between calls only; not every process need see every
+    /// other's end.
     fn lost(&mut self) -> Option<u32> {
         None
     }

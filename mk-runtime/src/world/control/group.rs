@@ -1,9 +1,9 @@
-//! The processes of a world, after they have met: a Unix-domain socket between each two of one host, a TCP connection (`mesh/`) between each
-//! two of different ones.
+//! The processes of a world, after they have met: a Unix-domain socket between each two of one host, a TCP connection
+//! (`mesh/`) between each two of different ones.
 //!
-//! They carry small gathers, and those of a host file descriptors; their closing tells that a process is gone. Collective
-//! calls are made in the same order by all processes; each names itself, so that a rank that makes another call is an
-//! error and not a confusion.
+//! They carry small gathers, and those of a host file descriptors; their closing tells that a process is gone.
+//! Collective calls are made in the same order by all processes; each names itself, so that a rank that makes another
+//! call is an error and not a confusion.
 
 use super::mesh::{self, Bell, Far, Keeping, MeshListener, Stream};
 use super::pack::{Pack, Unpack};
@@ -27,8 +27,8 @@ use std::time::Duration;
 /// Bound on building the mesh, once the bootstrap has brought everybody here.
 const MESH: Duration = Duration::from_secs(30);
 
-/// A listening socket under a name of its own. Names are visible to all (`/proc/net/unix`); a peer must be of the same user,
-/// and say the name that it was told.
+/// A listening socket under a name of its own. Names are visible to all (`/proc/net/unix`); a peer must be of the same
+/// user, and say the name that it was told.
 pub(in crate::world) struct LocalListener {
     listener: UnixListener,
     name: String,
@@ -203,7 +203,8 @@ impl Group {
     }
 
     /// Gives every process of `among`, of which this one is, a descriptor of every other's file there: in the order of
-    /// their ranks, and none for this one. Collective for the whole group, each with the ranks that it shares memory with.
+    /// their ranks, and none for this one. Collective for the whole group, each with the ranks that it shares memory
+    /// with.
     ///
     /// # Errors
     /// As [`Group::all_gather`].
@@ -248,9 +249,9 @@ impl Group {
         Ok(mine)
     }
 
-    /// Counts a launch in which ranks meet, before it is made: of an `instance` (the number that all ranks give it) that all ranks launch
-    /// in the same order, or of one for which that does not matter. Where another rank has launched something else in its place, those
-    /// that wait in that are told to give up.
+    /// Counts a launch in which ranks meet, before it is made: of an `instance` (the number that all ranks give it)
+    /// that all ranks launch in the same order, or of one for which that does not matter. Where another rank has
+    /// launched something else in its place, those that wait in that are told to give up.
     ///
     /// # Errors
     /// [`Error::PeerGone`] with a rank that has left, and made none of these; [`Error::OutOfStep`].
@@ -271,7 +272,8 @@ impl Group {
         Some(self.text(self.watch.other_launch(instance, rank, peer)?, peer))
     }
 
-    /// From here on launches are not compared: replays are nobody's to count, and after a failure ranks may have made different ones.
+    /// From here on launches are not compared: replays are nobody's to count, and after a failure ranks may have made
+    /// different ones.
     pub(crate) fn lose_count(&self) {
         self.watch.lose_count();
     }
@@ -340,7 +342,8 @@ impl Links {
         deadline: Deadline,
     ) -> Result<Vec<Vec<u8>>, Error> {
         self.calls += 1;
-        // Those whose own time was over before have been told that nothing came; who is so late must not go on without them.
+        // Those whose own time was over before have been told that nothing came; who is so late must not go on without
+        // them.
         if deadline.over() {
             let (during, waited) = (call.into(), deadline.limit());
             return Err(Error::PeerSilent { ranks: vec![rank], during, waited });

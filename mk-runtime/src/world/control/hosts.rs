@@ -18,13 +18,15 @@ const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct WorldOptions {
-    /// The secret that all hosts of the run have. Off loopback addresses there is no world of several hosts without one.
+    /// The secret that all hosts of the run have. Off loopback addresses there is no world of several hosts without
+    /// one.
     pub token: Option<Token>,
     /// The address of this host for the others. Else the one from which it reaches rank 0.
     pub address: Option<IpAddr>,
     /// As if the ranks were on so many hosts, neighbours together, wherever they are: to try that on one machine.
     pub nodes: Option<u32>,
-    /// Several processes may have one GPU, to try things on one: they get turns of it, or, where it has a multi-process service, parts.
+    /// Several processes may have one GPU, to try things on one: they get turns of it, or, where it has a multi-process
+    /// service, parts.
     pub share_gpus: bool,
     /// A name or an address of rank 0's host, in whose direction this host's own address is looked for.
     toward: Option<String>,
@@ -116,7 +118,8 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr, Error> {
     first.ok_or_else(|| failed("it has none".into()))
 }
 
-/// Where rank 0 meets the others, and by what secret. `several`: the launcher has started processes on more than one host.
+/// Where rank 0 meets the others, and by what secret. `several`: the launcher has started processes on more than one
+/// host.
 pub(in crate::world) fn meeting(
     launcher: &Launcher,
     options: &WorldOptions,

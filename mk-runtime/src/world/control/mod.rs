@@ -1,5 +1,6 @@
-//! What sets a world up, and what stays between its processes: how they find each other (`bootstrap`, `rendezvous`, `tcp`, `hosts`), the
-//! connections that they keep (`mesh`, `group`), collective agreement (`group`), and the deaths that they watch for (`watch`).
+//! What sets a world up, and what stays between its processes: how they find each other (`bootstrap`, `rendezvous`,
+//! `tcp`, `hosts`), the connections that they keep (`mesh`, `group`), collective agreement (`group`), and the deaths
+//! that they watch for (`watch`).
 
 mod bootstrap;
 mod group;

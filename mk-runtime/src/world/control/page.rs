@@ -1,5 +1,5 @@
-//! What a process of a world tells the others in shared memory, of which it needs no call and they no answer: that it leaves, and which
-//! launches it has made.
+//! What a process of a world tells the others in shared memory, of which it needs no call and they no answer: that it
+//! leaves, and which launches it has made.
 
 use crate::Error;
 use crate::world::shared::SharedPages;
@@ -45,8 +45,8 @@ impl Page {
         self.word(0).load(Ordering::Acquire).checked_sub(1)
     }
 
-    /// Says that launches of the process behind `n` need not be those of others with the same number. Whether nobody had said so: once is
-    /// for good.
+    /// Says that launches of the process behind `n` need not be those of others with the same number. Whether nobody
+    /// had said so: once is for good.
     pub(super) fn lose_count(&self, n: u64) -> bool {
         let lost = n.saturating_add(1);
         self.word(1).compare_exchange(0, lost, Ordering::AcqRel, Ordering::Acquire).is_ok()
@@ -58,8 +58,8 @@ impl Page {
         lost == 0 || n < lost
     }
 
-    /// Says that launch `n`, counted from 1, is of that instance. Who says so and then asks, and another who does, cannot both miss the
-    /// other's word.
+    /// Says that launch `n`, counted from 1, is of that instance. Who says so and then asks, and another who does,
+    /// cannot both miss the other's word.
     pub(super) fn note(&self, n: u64, instance: u32) {
         self.launch(n).store(n << 32 | u64::from(instance), Ordering::SeqCst);
     }

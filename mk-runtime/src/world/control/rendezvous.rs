@@ -65,8 +65,8 @@ impl UnixBootstrap {
     /// As [`UnixBootstrap::meet`], with what a launcher's variables say.
     ///
     /// # Errors
-    /// [`Error::Environment`] with the variable that is missing or wrong; [`Error::SeveralHosts`] where it has started processes on
-    /// several; as [`UnixBootstrap::meet`].
+    /// [`Error::Environment`] with the variable that is missing or wrong; [`Error::SeveralHosts`] where it has started
+    /// processes on several; as [`UnixBootstrap::meet`].
     pub fn from_env(limit: Duration) -> Result<UnixBootstrap, Error> {
         let launcher = env::launcher()?;
         if launcher.local_world_size != launcher.world_size {

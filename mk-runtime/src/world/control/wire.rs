@@ -1,5 +1,5 @@
-//! Messages between processes: length-prefixed frames over Unix-domain sockets, and what sockets of all kinds have in common, each
-//! within a deadline.
+//! Messages between processes: length-prefixed frames over Unix-domain sockets, and what sockets of all kinds have in
+//! common, each within a deadline.
 
 use crate::Error;
 use nix::errno::Errno;

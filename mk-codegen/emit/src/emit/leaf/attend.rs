@@ -205,8 +205,8 @@ pub(super) fn whole_heads(e: &Emitter<'_>, a: &Access, dim: u32) -> Result<bool,
     Ok(*base == Expr::Const(0) && all && long)
 }
 
-/// Rows of one head, as the loader asks TMA for them, in boxes of so many rows and `wide` of `dim` elements: `[.., rows, heads, d]`, or
-/// `[.., .., rows, d]`. What lies past a tensor's last row reads as zeros.
+/// Rows of one head, as the loader asks TMA for them, in boxes of so many rows and `wide` of `dim` elements: `[..,
+/// rows, heads, d]`, or `[.., .., rows, d]`. What lies past a tensor's last row reads as zeros.
 pub(super) fn head_rows(
     e: &mut Emitter<'_>,
     id: FamId,

@@ -1,4 +1,5 @@
-//! Tiles of attention's gradients: a lane brings what is held and what meets it, two warpgroups compute and store, a lane makes the posts.
+//! Tiles of attention's gradients: a lane brings what is held and what meets it, two warpgroups compute and store, a
+//! lane makes the posts.
 
 use super::{
     attend::{head_rows, rows_at, rows_of},

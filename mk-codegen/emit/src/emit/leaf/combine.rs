@@ -1,4 +1,5 @@
-//! Weighted sums of rows that are each looked up, a row for each iteration of the inner loop: in f32, in order, rounded once.
+//! Weighted sums of rows that are each looked up, a row for each iteration of the inner loop: in f32, in order, rounded
+//! once.
 
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};

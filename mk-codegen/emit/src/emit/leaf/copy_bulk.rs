@@ -1,4 +1,5 @@
-//! Copies by TMA through shared memory: whole rows without gaps, or parts of rows that each fit a stage. A lane loads, another stores.
+//! Copies by TMA through shared memory: whole rows without gaps, or parts of rows that each fit a stage. A lane loads,
+//! another stores.
 
 use super::{
     moves,

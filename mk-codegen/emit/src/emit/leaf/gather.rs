@@ -31,8 +31,8 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }
 
-/// Single rows of any rank, one for each of the first values of `each`, to rows in order on the own rank; or for some values of
-/// `each`, to the row of each.
+/// Single rows of any rank, one for each of the first values of `each`, to rows in order on the own rank; or for some
+/// values of `each`, to the row of each.
 fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let f = &e.plan.families[s.id];
     let refuse = |what: &str| Err(EmitError::unsupported(f.name.clone(), what));

@@ -64,8 +64,8 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
             arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, ring, staging, tiles);",
         },
     ],
-    // Several loops: 0 for most shapes, 4 to 8 for some, seen in the epilogue. Traced, where rows come in slices: 4 to 84, none of it in
-    // the loop of wgmmas.
+    // Several loops: 0 for most shapes, 4 to 8 for some, seen in the epilogue. Traced, where rows come in slices: 4 to
+    // 84, none of it in the loop of wgmmas.
     spills: Spills { several_loops: 32, traced_inner_loop: 128 },
     prepare,
 };
@@ -176,8 +176,8 @@ fn waits_for_a(family: &Value) -> bool {
     waits.is_ok_and(|waits| waits.len().unwrap_or(0) > 0)
 }
 
-/// Whether the operands B of a loop are tensors of the caller that no task writes, so that no wait orders their loads, and each tile's
-/// stages are filled by its CTA alone, step by step.
+/// Whether the operands B of a loop are tensors of the caller that no task writes, so that no wait orders their loads,
+/// and each tile's stages are filled by its CTA alone, step by step.
 fn b_is_given(e: &Emitter<'_>, run: &[FamId]) -> bool {
     run.iter().all(|id| {
         let f = &e.plan.families[*id];
@@ -275,7 +275,8 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     })
 }
 
-/// Template values of one family of a loop's: its `decode`, waits, posts and epilogue; and the number of dimensions of B's map.
+/// Template values of one family of a loop's: its `decode`, waits, posts and epilogue; and the number of dimensions of
+/// B's map.
 fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize), EmitError> {
     let f = &e.plan.families[s.id];
     let Leaf::MmaTile(MmaTile {
@@ -553,8 +554,8 @@ fn steps_along_k(f: &Family, a: &Access, layout: ALayout, step: u32) -> Result<E
     Ok(a.region[depth].1.clone().ceil_div(step as i32))
 }
 
-/// The coordinates of both factors, which change from one iteration of the inner loop to the next. Each iteration has the same whole steps
-/// along k.
+/// The coordinates of both factors, which change from one iteration of the inner loop to the next. Each iteration has
+/// the same whole steps along k.
 fn inner(
     e: &Emitter<'_>,
     f: &Family,

@@ -1,27 +1,29 @@
 //! How each leaf becomes CUDA: one file, one record ([`LeafEmission`]) and one hooks template per leaf.
 //!
-//! The contract in `plan/src/leaf/NAME.rs` says what a leaf promises to the verifier; the record says how agents keep the promise. Everything that
-//! differs from leaf to leaf is in it: [`crate::emit::emit_with`] prints roles from records, the audit counts a record's calls, the
-//! trace layer asks it for slots. The points at which waits, posts and accesses may stand are in the contract's file. Nothing else in `emit/`, and
-//! nothing in `kernel.cu.j2`, names a leaf.
+//! The contract in `plan/src/leaf/NAME.rs` says what a leaf promises to the verifier; the record says how agents keep
+//! the promise. Everything that differs from leaf to leaf is in it: [`crate::emit::emit_with`] prints roles from
+//! records, the audit counts a record's calls, the trace layer asks it for slots. The points at which waits, posts and
+//! accesses may stand are in the contract's file. Nothing else in `emit/`, and nothing in `kernel.cu.j2`, names a leaf.
 //!
 //! A new leaf supplies
 //!
-//! - `template` and `texts`: `templates/leaf/NAME.cu.j2`, which prints the configuration and the hooks of one loop of tasks;
-//! - `agents`: for each agent of the contract the threads that run it (one lane of a warp of the first warpgroup, or all computing
-//!   warpgroups), the state that it keeps between loops, and the call of its device function;
-//! - `warpgroups`: how many compute, and registers of both kinds. All roles of a kernel have as many threads; where loops of several
-//!   leaves share a role, the one with the most registers for computing threads decides;
-//! - `ring`: types, barriers and trace slots of the shared memory that its agents hand data through, if they do. One role has one ring;
-//!   `Leaf::shares_ring` says which leaves take turns on it;
+//! - `template` and `texts`: `templates/leaf/NAME.cu.j2`, which prints the configuration and the hooks of one loop of
+//!   tasks;
+//! - `agents`: for each agent of the contract the threads that run it (one lane of a warp of the first warpgroup, or
+//!   all computing warpgroups), the state that it keeps between loops, and the call of its device function;
+//! - `warpgroups`: how many compute, and registers of both kinds. All roles of a kernel have as many threads; where
+//!   loops of several leaves share a role, the one with the most registers for computing threads decides;
+//! - `ring`: types, barriers and trace slots of the shared memory that its agents hand data through, if they do. One
+//!   role has one ring; `Leaf::shares_ring` says which leaves take turns on it;
 //! - `spills`: bytes that ptxas may spill;
-//! - `prepare`: checks of its families, and the values of the templates. Numbers that a task needs beside its regions (an expert, a
-//!   query's position) are expressions of its coordinates: `Emitter::scalars` prints them as members of the task that `decode` returns
-//!   and every hook is handed.
+//! - `prepare`: checks of its families, and the values of the templates. Numbers that a task needs beside its regions
+//!   (an expert, a query's position) are expressions of its coordinates: `Emitter::scalars` prints them as members of
+//!   the task that `decode` returns and every hook is handed.
 //!
-//! Tables that a launch fills are memory: an expression over one is printed as a load, behind the waits that come before look-ups
-//! (docs/verification.md, tables). A scheduler has a place here and is not built: an agent that decodes a task behind its waits, and hands
-//! the result to the others through the ring; it would take a seat of its own ([`Seat::Lane`]), and the loader's `decode` move into it.
+//! Tables that a launch fills are memory: an expression over one is printed as a load, behind the waits that come
+//! before look-ups (docs/verification.md, tables). A scheduler has a place here and is not built: an agent that decodes
+//! a task behind its waits, and hands the result to the others through the ring; it would take a seat of its own
+//! ([`Seat::Lane`]), and the loader's `decode` move into it.
 
 mod attend;
 mod attend_grad;

@@ -86,7 +86,8 @@ pub(super) fn copy(e: &mut Emitter<'_>, s: Slice, bulk: bool) -> Result<Value, E
     })
 }
 
-/// The places of an operand: one, or several that differ in the buffer alone, of which each task's conditions choose one.
+/// The places of an operand: one, or several that differ in the buffer alone, of which each task's conditions choose
+/// one.
 fn choice<'p>(e: &Emitter<'p>, id: FamId, operand: Operand) -> Result<Vec<&'p Access>, EmitError> {
     let f = &e.plan.families[id];
     let all: Vec<&Access> = f.accesses.iter().filter(|a| a.operand == operand).collect();
@@ -123,8 +124,8 @@ fn choice<'p>(e: &Emitter<'p>, id: FamId, operand: Operand) -> Result<Vec<&'p Ac
     Ok(all)
 }
 
-/// Rows of one head of `[B, S, H, D]`, as the loader asks TMA for a stage's worth of them: there are too many short rows to ask for each.
-/// `None` where rows are not that.
+/// Rows of one head of `[B, S, H, D]`, as the loader asks TMA for a stage's worth of them: there are too many short
+/// rows to ask for each. `None` where rows are not that.
 fn boxes(e: &mut Emitter<'_>, id: FamId, sources: &[&Access]) -> Result<Option<String>, EmitError> {
     let f = &e.plan.families[id];
     let mut maps = Vec::new();
@@ -182,8 +183,8 @@ fn rows(e: &Emitter<'_>, a: &Access) -> Option<(Expr, Expr)> {
     behind().all(whole).then(|| (extents().fold(rows, |n, e| n * e), Expr::Const(1)))
 }
 
-/// A bulk copy moves whole rows without gaps, in multiples of 16 bytes, on every rank; or parts of rows, each of which fits a
-/// stage.
+/// A bulk copy moves whole rows without gaps, in multiples of 16 bytes, on every rank; or parts of rows, each of which
+/// fits a stage.
 fn check_rows(e: &Emitter<'_>, id: FamId, src: &Access, dst: &Access) -> Result<(), EmitError> {
     let (mut aligned, mut longest) = (true, 0);
     for access in [src, dst] {

@@ -56,8 +56,8 @@ impl Warpgroups {
         Warpgroups { computing_registers, computing, ..Self::MOVING }
     }
 
-    /// [`Self::MOVING`] for loops of all its computing threads, where other roles ask for so many: further warpgroups are idle, and keep
-    /// [`IDLE_REGISTERS`].
+    /// [`Self::MOVING`] for loops of all its computing threads, where other roles ask for so many: further warpgroups
+    /// are idle, and keep [`IDLE_REGISTERS`].
     pub fn beside_idle(threads: u32) -> Warpgroups {
         let idle = (threads / 128).saturating_sub(1 + Self::MOVING.computing);
         let issuing_registers = Self::MOVING.issuing_registers - 16 * idle.min(1);
@@ -84,8 +84,8 @@ pub(in crate::emit) struct RingEmission {
     pub inner_edges: Option<&'static str>,
     /// Initialisations of mbarriers, each by one thread of the first warpgroup before it first synchronises.
     pub inits: &'static [(u32, &'static str)],
-    /// The contract's edges that are mbarriers; in a traced kernel, the slot of the two that an agent has in which its cycles there are
-    /// added up.
+    /// The contract's edges that are mbarriers; in a traced kernel, the slot of the two that an agent has in which its
+    /// cycles there are added up.
     pub stalls: &'static [(&'static str, u32)],
     /// The values that its templates need, from the leaves of all loops that share it, which is at least one.
     pub values: fn(&[&Leaf]) -> Result<Value, EmitError>,
@@ -122,7 +122,8 @@ pub(in crate::emit) struct AgentEmission {
 /// Threads of a CTA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::emit) enum Seat {
-    /// One lane of a warp of the first warpgroup. Warp 2 of CTA 0 also announces the launch, and warp 3 counts the CTA in.
+    /// One lane of a warp of the first warpgroup. Warp 2 of CTA 0 also announces the launch, and warp 3 counts the CTA
+    /// in.
     Lane(u32),
     /// All threads of the computing warpgroups.
     Computing,

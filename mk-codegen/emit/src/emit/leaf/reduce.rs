@@ -1,4 +1,5 @@
-//! Sums over the slots of a rank, over ranks as far apart as each other, or of one source: in f32, in order, rounded once, by all computing threads in one team or two.
+//! Sums over the slots of a rank, over ranks as far apart as each other, or of one source: in f32, in order, rounded
+//! once, by all computing threads in one team or two.
 
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};

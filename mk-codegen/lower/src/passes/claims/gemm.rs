@@ -1,7 +1,7 @@
 //! Claims dense GEMMs, the gathers before them, the reductions behind them, and collectives alone.
 //!
-//! Leaves operations of the kernel: operands A of the caller, gathered or not; GEMMs, each of such an operand or of a GEMM before it; sums over
-//! ranks of GEMMs, or of operands.
+//! Leaves operations of the kernel: operands A of the caller, gathered or not; GEMMs, each of such an operand or of a
+//! GEMM before it; sums over ranks of GEMMs, or of operands.
 
 use super::{
     builder::{Claims, tensor},
@@ -88,7 +88,8 @@ fn is_dense(kind: &Kind) -> bool {
     }
 }
 
-/// A value that products read and results are made of, while operations have no numbers yet: an index into the builder's lists.
+/// A value that products read and results are made of, while operations have no numbers yet: an index into the
+/// builder's lists.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Left {
     Operand(usize),

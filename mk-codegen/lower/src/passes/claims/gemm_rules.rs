@@ -116,8 +116,8 @@ fn product(k: &Kernel, p: &Product, ranks: i32) -> Result<(), LowerError> {
     Ok(())
 }
 
-/// A product over rows that come with each launch, as a weight's gradient is: `x.t` and `dy`, all rows of both on every rank, in memory
-/// that ends where they do, because what is read behind the last must be zeros.
+/// A product over rows that come with each launch, as a weight's gradient is: `x.t` and `dy`, all rows of both on every
+/// rank, in memory that ends where they do, because what is read behind the last must be zeros.
 fn deep(k: &Kernel, p: &Product, cut: bool, ranks: i32) -> Result<(), LowerError> {
     let b = &k.params[p.b];
     let refuse = |why: String, help| Err(unsupported("gemm", why, help));

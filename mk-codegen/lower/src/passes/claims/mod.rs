@@ -1,9 +1,9 @@
 //! Which operations one kernel takes, and as what.
 //!
-//! Assumes fused epilogues. Each kind of operation has a file, which claims the nodes of that kind: it says what stands in the way, or adds
-//! operations to the [`Kernel`], each behind those that it reads. The kernel's families follow from the operations, one by one
-//! (`passes/tile`), and its settings from their facts. Whole pipelines have no names here: what [`together`] does not refuse may stand side
-//! by side.
+//! Assumes fused epilogues. Each kind of operation has a file, which claims the nodes of that kind: it says what stands
+//! in the way, or adds operations to the [`Kernel`], each behind those that it reads. The kernel's families follow from
+//! the operations, one by one (`passes/tile`), and its settings from their facts. Whole pipelines have no names here:
+//! what [`together`] does not refuse may stand side by side.
 
 mod attention;
 mod builder;

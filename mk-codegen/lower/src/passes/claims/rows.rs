@@ -1,6 +1,8 @@
-//! Claims operations on rows: normalisation, and what is done element by element to what no GEMM, or sum, of the kernel makes.
+//! Claims operations on rows: normalisation, and what is done element by element to what no GEMM, or sum, of the kernel
+//! makes.
 //!
-//! A result of one is written to memory before another operation reads it. The other claims therefore see it as a parameter of the kernel.
+//! A result of one is written to memory before another operation reads it. The other claims therefore see it as a
+//! parameter of the kernel.
 
 use super::builder::{Claims, tensor};
 use crate::{

@@ -55,7 +55,8 @@ pub(in crate::passes) struct Draft {
     pub nodes: Nodes,
     /// Shared-memory stages of a bulk copy.
     pub copy_stages: u32,
-    /// Bytes that a rank sends for each floating-point operation of its own, where data that comes meanwhile is worth few CTAs.
+    /// Bytes that a rank sends for each floating-point operation of its own, where data that comes meanwhile is worth
+    /// few CTAs.
     pub bytes_per_flop: Option<f64>,
     edges: usize,
 }

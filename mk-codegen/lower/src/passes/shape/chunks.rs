@@ -1,7 +1,7 @@
 //! Sequences that ranks share, as chunks: parts of equal length but for the last ones, each on one rank.
 //!
-//! A sequence that is sharded has a chunk for each rank; one that lies in zigzag has two, of which place `r` of `n` holds number `r` and
-//! `2n - 1 - r`, one behind the other; one that every rank has is one chunk.
+//! A sequence that is sharded has a chunk for each rank; one that lies in zigzag has two, of which place `r` of `n`
+//! holds number `r` and `2n - 1 - r`, one behind the other; one that every rank has is one chunk.
 
 use super::{
     extents::Extents,

@@ -62,8 +62,8 @@ impl Extents {
         Expr::Const(0).max(part.clone().min(whole - q.into() * part))
     }
 
-    /// The part of an extent that place `q` owns in zigzag: of twice as many parts as ranks, number `q`, and the one of that number
-    /// from the end.
+    /// The part of an extent that place `q` owns in zigzag: of twice as many parts as ranks, number `q`, and the one of
+    /// that number from the end.
     fn zigzag(&mut self, e: &Extent, q: Expr) -> Expr {
         let world = self.group.size;
         let part = self.part_of(e, 2 * world);

@@ -209,8 +209,8 @@ impl Kernel {
         matches!(self.ops[op], Op::Operand(Operand { gathered: true, .. }))
     }
 
-    /// Whether tiles may hold rows of several ranks: every rank has as many rows of a gathered operand, in bulk, which only products read
-    /// whose results the caller gets as they are.
+    /// Whether tiles may hold rows of several ranks: every rank has as many rows of a gathered operand, in bulk, which
+    /// only products read whose results the caller gets as they are.
     pub fn spans(&self, op: OpId, world: i32) -> bool {
         let Op::Operand(Operand { param, gathered: true, transposed: false }) = self.ops[op] else {
             return false;
@@ -228,8 +228,8 @@ impl Kernel {
             && self.products().all(plain)
     }
 
-    /// Whether a product's inner dimension may be cut and the parts be added up: nothing else is done to the whole, and all
-    /// ranks have equally many steps.
+    /// Whether a product's inner dimension may be cut and the parts be added up: nothing else is done to the whole, and
+    /// all ranks have equally many steps.
     pub fn is_divisible(&self, product: &Product, world: i32) -> bool {
         let even = match &self.ops[product.left] {
             Op::Operand(Operand { gathered: true, .. }) => true,

@@ -1,5 +1,5 @@
-//! The shape of a kernel: its operations and tensors, who owns which rows, and how rows are cut into blocks. Nothing here knows families
-//! or signals.
+//! The shape of a kernel: its operations and tensors, who owns which rows, and how rows are cut into blocks. Nothing
+//! here knows families or signals.
 
 pub(in crate::passes) mod attention;
 pub(in crate::passes) mod chunks;

@@ -12,8 +12,8 @@ pub(in crate::passes) fn block_rows(rows: Expr, i: Expr, block: i32) -> Expr {
     Expr::Const(block).min(rows - i * block)
 }
 
-/// This rank and those that it shares something with, in order: `size` ranks, `stride` apart. Each rank of the world has such a group, so that
-/// `stride` groups lie in each `size * stride` ranks that follow each other.
+/// This rank and those that it shares something with, in order: `size` ranks, `stride` apart. Each rank of the world
+/// has such a group, so that `stride` groups lie in each `size * stride` ranks that follow each other.
 ///
 /// A *place* is a number in the group, a *rank* one in the world. In a group of all ranks they are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,7 +153,8 @@ impl Nodes {
         [rank, self.group.place_after((m + 1) * self.local())]
     }
 
-    /// The node `m + 1` before the own one, whose messages of the same number come to this one; and the place of the own rail there.
+    /// The node `m + 1` before the own one, whose messages of the same number come to this one; and the place of the
+    /// own rail there.
     pub fn source(self, m: Expr) -> [Expr; 2] {
         let node = self.far.place_after(Expr::Const(self.count() - 1) - m.clone());
         let back = Expr::Const(self.group.size - self.local()) - m * self.local();
@@ -184,7 +185,8 @@ impl Nodes {
         }
     }
 
-    /// The place that is number `n` by distance before the own one, which is number 0: those of the own node, then node by node.
+    /// The place that is number `n` by distance before the own one, which is number 0: those of the own node, then node
+    /// by node.
     pub fn before(self, n: Expr) -> Expr {
         let (count, local) = (self.count(), self.local());
         if count == 1 || local == 1 {

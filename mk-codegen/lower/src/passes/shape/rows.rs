@@ -76,7 +76,8 @@ impl Rows {
         Rows { first: i32::from(self.shards > 1), ..self }
     }
 
-    /// The same rows in blocks of another height, which divides theirs, or of which theirs is a divisor if all blocks are walked.
+    /// The same rows in blocks of another height, which divides theirs, or of which theirs is a divisor if all blocks
+    /// are walked.
     pub fn in_blocks(&self, height: i32) -> Rows {
         let blocks = (self.capacity + height - 1) / height;
         let (from, end) = (self.from * self.height / height, self.end() / height);
@@ -165,8 +166,9 @@ impl Rows {
         Var::domain(1).into()
     }
 
-    /// Order of tiles of sums that go from rank to rank: groups of `group` row blocks, in each one hop after the other. So a tile is
-    /// as far behind the one that a neighbour adds to as a group has tiles, and what does not leave the rank alternates with what does.
+    /// Order of tiles of sums that go from rank to rank: groups of `group` row blocks, in each one hop after the other.
+    /// So a tile is as far behind the one that a neighbour adds to as a group has tiles, and what does not leave the
+    /// rank alternates with what does.
     pub fn order_by_hop(&self, group: i32, col_blocks: i32) -> Vec<Expr> {
         let t = Expr::from(Var::LINEAR);
         let group = group.min(self.walked.max(1));
@@ -192,9 +194,9 @@ impl Rows {
         order
     }
 
-    /// Order of tiles: groups of `group` row blocks, column by column, so that both operands stay in L2. Row blocks of all
-    /// covered shards alternate, block by block: they arrive, or are sent, at the same time.
-    /// Each tile comes `times` times on end.
+    /// Order of tiles: groups of `group` row blocks, column by column, so that both operands stay in L2. Row blocks of
+    /// all covered shards alternate, block by block: they arrive, or are sent, at the same time. Each tile comes
+    /// `times` times on end.
     pub fn order(&self, group: i32, col_blocks: i32, times: i32) -> Vec<Expr> {
         let t = Expr::from(Var::LINEAR) / times;
         let (row, column) = in_groups(t, self.walked * self.count, group, col_blocks);

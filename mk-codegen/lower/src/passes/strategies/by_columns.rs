@@ -1,9 +1,10 @@
-//! An all-reduce whose columns have owners: every rank writes its contributions of a block of columns into the owner's slot, the owner
-//! adds the slots in the order of ranks, and pushes the sums to every other rank. As [`two_shot`](super::two_shot), which cuts rows;
-//! but the product's rows stay whole, so that few of them are not cut into many blocks that read the right operand again each.
+//! An all-reduce whose columns have owners: every rank writes its contributions of a block of columns into the owner's
+//! slot, the owner adds the slots in the order of ranks, and pushes the sums to every other rank. As
+//! [`two_shot`](super::two_shot), which cuts rows; but the product's rows stay whole, so that few of them are not cut
+//! into many blocks that read the right operand again each.
 //!
-//! Assumes tiles of a block's columns. Leaves: `slots`, a symmetric buffer `[world, rows of all shards, n]` of one slot per source
-//! rank, of which the owner uses its own columns; `sums`, as large as one slot, which the other owners
+//! Assumes tiles of a block's columns. Leaves: `slots`, a symmetric buffer `[world, rows of all shards, n]` of one slot
+//! per source rank, of which the owner uses its own columns; `sums`, as large as one slot, which the other owners
 //! write; the ordered sum; and the copy from `sums` to the caller's tensor.
 
 use super::deliver;
@@ -34,8 +35,8 @@ pub(in crate::passes) struct Columns {
 }
 
 impl Columns {
-    /// Shares out the columns of a result, in blocks of `width`. Slots are as wide as the result: rows are few, and the last block
-    /// ends where the buffer does, as a tile that TMA clips must.
+    /// Shares out the columns of a result, in blocks of `width`. Slots are as wide as the result: rows are few, and the
+    /// last block ends where the buffer does, as a tile that TMA clips must.
     pub fn new(draft: &mut Draft, out: &Tensor, rows: &Rows, width: i32) -> Columns {
         let (group, across) = (rows.group, tiles_across(draft, out, width));
         let shape = vec![group.size.into(), all(rows), draft.dim(&out.shape[1])];
@@ -114,8 +115,8 @@ impl Columns {
         self.collect(draft, out, result, (finished, family), &rows, kind);
     }
 
-    /// Every rank copies the sums of its peers, after the products in tiles as flat as they are summed in, or as one wave of CTAs takes;
-    /// beside them in tall ones.
+    /// Every rank copies the sums of its peers, after the products in tiles as flat as they are summed in, or as one
+    /// wave of CTAs takes; beside them in tall ones.
     fn collect(
         &self,
         draft: &mut Draft,

@@ -1,12 +1,14 @@
-//! Brings a piece of memory to its readers, the ranks of a group: over NVLink to those of the own node, and once to each other node by the network card, where
-//! the rank of the same place (the *rail*) hands on to its node what has come.
+//! Brings a piece of memory to its readers, the ranks of a group: over NVLink to those of the own node, and once to
+//! each other node by the network card, where the rank of the same place (the *rail*) hands on to its node what has
+//! come.
 //!
-//! Assumes rows without gaps between nodes: a message is one piece of memory. A message waits for a word of the GPU, and raises a word of
-//! the network behind itself; few CTAs may await those, and *relay* them as words of the GPU. What a message was sent from
-//! is handed back when the card has delivered it: a credit, a launch back. A ring between nodes would move as many bytes over each card, in as
-//! many more hops.
+//! Assumes rows without gaps between nodes: a message is one piece of memory. A message waits for a word of the GPU,
+//! and raises a word of the network behind itself; few CTAs may await those, and *relay* them as words of the GPU. What
+//! a message was sent from is handed back when the card has delivered it: a credit, a launch back. A ring between nodes
+//! would move as many bytes over each card, in as many more hops.
 //!
-//! Loops of a message: block of rows, piece of the block, and the other node last, so that all nodes are sent the first rows first.
+//! Loops of a message: block of rows, piece of the block, and the other node last, so that all nodes are sent the first
+//! rows first.
 
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Reader, Source, Writer, read, write},
@@ -137,13 +139,15 @@ pub(in crate::passes) struct Messages {
     /// Where it arrives, by source node, and what of a node's part it is.
     pub to: BufId,
     pub there: Vec<(Expr, Expr)>,
-    /// The family that writes what is sent, once that has been delivered; and the words `[other node, message]` that a task waits for.
+    /// The family that writes what is sent, once that has been delivered; and the words `[other node, message]` that a
+    /// task waits for.
     pub maker: FamId,
     pub credit: Vec<Expr>,
     pub each: Option<Each>,
 }
 
-/// Sends messages, relays what has come, and hands back what was sent from. Returns words of the GPU by source node and message: it is here.
+/// Sends messages, relays what has come, and hands back what was sent from. Returns words of the GPU by source node and
+/// message: it is here.
 pub(in crate::passes) fn carry(draft: &mut Draft, x: Messages) -> FlowId {
     let (nodes, mail) = (draft.nodes, x.mail);
     let m = mail.other.clone();
@@ -177,8 +181,8 @@ pub(in crate::passes) fn carry(draft: &mut Draft, x: Messages) -> FlowId {
     draft.flow(Flow::new("relayed", shape, 1.into(), vec![seen]))
 }
 
-/// Words of the GPU for those that write again what was sent, by other node and message: those of the network are awaited in inter
-/// roles only. They are of this launch, and need nothing of it.
+/// Words of the GPU for those that write again what was sent, by other node and message: those of the network are
+/// awaited in inter roles only. They are of this launch, and need nothing of it.
 fn room(draft: &mut Draft, sent: FlowId, mail: &Mail) -> FlowId {
     let (domain, none) = (mail.domain.clone(), [] as [Access; 0]);
     let family = draft.family("room", RoleKind::InterReduce, Leaf::Signal, domain, vec![], none);
@@ -227,8 +231,8 @@ impl Delivery<'_> {
         (0.into(), self.n.clone())
     }
 
-    /// Brings rows to all: `near` says who writes those of the own rank in its node, and `stage` who writes them for the card, where there is more than one
-    /// rank in a node, and more than one node.
+    /// Brings rows to all: `near` says who writes those of the own rank in its node, and `stage` who writes them for
+    /// the card, where there is more than one rank in a node, and more than one node.
     pub fn bring(
         &self,
         draft: &mut Draft,
@@ -268,8 +272,8 @@ impl Delivery<'_> {
         Staged { memory, by, words, word, rows }
     }
 
-    /// Sends own rows to the rail, and copies what has come to every rank of the node, the own one, too: there a product reads rows of all ranks in one
-    /// place, and net memory, which may be the host's, is read once.
+    /// Sends own rows to the rail, and copies what has come to every rank of the node, the own one, too: there a
+    /// product reads rows of all ranks in one place, and net memory, which may be the host's, is read once.
     fn over_rail(&self, draft: &mut Draft, x: Staged) -> Writer {
         let (nodes, pieces) = (draft.nodes, self.pieces);
         let shape = vec![nodes.count().into(), self.rows.capacity.into(), self.n.clone()];

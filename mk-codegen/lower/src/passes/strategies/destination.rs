@@ -68,7 +68,8 @@ impl Destination {
         }
     }
 
-    /// The writes of some columns of a block of rows, to the own rank's slot where there are slots; of several, one happens.
+    /// The writes of some columns of a block of rows, to the own rank's slot where there are slots; of several, one
+    /// happens.
     pub fn writes(
         self,
         operand: Operand,

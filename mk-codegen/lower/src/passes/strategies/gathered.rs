@@ -7,8 +7,8 @@ use mk_plan::{Access, BufId, COPY_STAGE_BYTES, Each, Expr, Var};
 pub(in crate::passes) struct Gathered {
     /// The caller's shard.
     pub shard: BufId,
-    /// `[world, rows, K]`, or `[slices, world, rows, K / slices]`; `[world * rows, K]` if `whole` is set. Holds the own rows, too, if
-    /// `own_rows` is set.
+    /// `[world, rows, K]`, or `[slices, world, rows, K / slices]`; `[world * rows, K]` if `whole` is set. Holds the own
+    /// rows, too, if `own_rows` is set.
     pub all: BufId,
     /// Rows of a shard, where tiles hold rows of several.
     pub whole: Option<i32>,
@@ -36,7 +36,8 @@ pub(in crate::passes) struct Slices {
 }
 
 impl Slices {
-    /// At most so many of `k` elements, all of them equal, whole steps of a product, and of rows that a copy's stage holds.
+    /// At most so many of `k` elements, all of them equal, whole steps of a product, and of rows that a copy's stage
+    /// holds.
     pub fn new(k: i32, size_bytes: u64, most: u32, step: i32, together: i32) -> Option<Slices> {
         let steps = if k % step == 0 { k / step } else { return None };
         let most = most.min(MAX_SLICES) as i32;

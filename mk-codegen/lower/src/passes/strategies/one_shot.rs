@@ -1,6 +1,7 @@
 //! An all-reduce in one shot: every rank reads the contributions of all ranks and adds them for itself.
 //!
-//! Leaves: `parts`, a symmetric buffer `[shards, rows, n]` of the own contributions, a flow per tile to every rank, and the ordered sum.
+//! Leaves: `parts`, a symmetric buffer `[shards, rows, n]` of the own contributions, a flow per tile to every rank, and
+//! the ordered sum.
 
 use super::sum::{Adders, Contributions, Place, Share, Summed, adders, place, tiles_across};
 use crate::passes::{
@@ -17,8 +18,8 @@ pub(in crate::passes) fn parts(draft: &mut Draft, out: &Tensor, rows: &Rows) -> 
     draft.buffer("parts", Space::Workspace, out.dtype, shape, out.padded_pitch())
 }
 
-/// Adds the sums that every rank makes for itself, from the `parts` of all ranks. Tasks of `from` write those; their last
-/// loop variable is the column block.
+/// Adds the sums that every rank makes for itself, from the `parts` of all ranks. Tasks of `from` write those; their
+/// last loop variable is the column block.
 pub(in crate::passes) fn pull(
     draft: &mut Draft,
     config: &Config,

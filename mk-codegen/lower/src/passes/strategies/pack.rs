@@ -70,8 +70,8 @@ pub(in crate::passes) fn matrix(
     Some(Packed { buffer, done: done(draft, operand, by, blocks) })
 }
 
-/// Copies a matrix whose columns are cut by owner into one where every owner's columns begin at a multiple of 16 bytes, as
-/// TMA wants: `[rows, shards, columns]`. `None` if they do as they are.
+/// Copies a matrix whose columns are cut by owner into one where every owner's columns begin at a multiple of 16 bytes,
+/// as TMA wants: `[rows, shards, columns]`. `None` if they do as they are.
 pub(in crate::passes) fn columns_by_owner(
     draft: &mut Draft,
     t: &Tensor,

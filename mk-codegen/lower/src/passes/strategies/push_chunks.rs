@@ -1,11 +1,12 @@
-//! Owners push keys and values (or queries, with what belongs to them) from the caller's memory to the peers that meet them, each chunk
-//! once, head by head, in the order in which tiles will want them: the heads of one wave, then chunk by chunk, then head by head.
+//! Owners push keys and values (or queries, with what belongs to them) from the caller's memory to the peers that meet
+//! them, each chunk once, head by head, in the order in which tiles will want them: the heads of one wave, then chunk
+//! by chunk, then head by head.
 //!
-//! To another node a chunk goes once, to the rank of the same place, which forwards it to its node: as messages of [`deliver`](super::deliver), from
-//! a copy in net memory, as pieces of one chunk, batch and head.
+//! To another node a chunk goes once, to the rank of the same place, which forwards it to its node: as messages of
+//! [`deliver`](super::deliver), from a copy in net memory, as pieces of one chunk, batch and head.
 //!
-//! Leaves: `k_all` and `v_all`, symmetric buffers `[chunks, batch, heads, rows, elements]`, in which every chunk is retained until the
-//! launch ends, with a word for all parts of each chunk, batch and head.
+//! Leaves: `k_all` and `v_all`, symmetric buffers `[chunks, batch, heads, rows, elements]`, in which every chunk is
+//! retained until the launch ends, with a word for all parts of each chunk, batch and head.
 
 use super::deliver::{self, Mail, Messages};
 use crate::passes::{
@@ -45,8 +46,8 @@ pub(in crate::passes) enum Wanted {
 /// Rows of a piece: a multiple of this, where there are as many.
 const PIECE: i32 = 64;
 
-/// Whether some place from the first to the last of `to` wants chunk `half` of place `of`; `None` where all do. That is a place, or a node
-/// that `of` is not in.
+/// Whether some place from the first to the last of `to` wants chunk `half` of place `of`; `None` where all do. That is
+/// a place, or a node that `of` is not in.
 fn wants(
     draft: &mut Draft,
     chunks: &Chunks,
@@ -65,8 +66,8 @@ fn wants(
         (Wanted::Everywhere, _) => ends.then(|| some(to)),
         // A shard is seen by the ranks behind it.
         (Wanted::Behind, 1) => Some(of.lt(to.clone()).select(some(to), 0)),
-        // The second chunk of a rank in zigzag is seen by the second ones of the ranks before it, the first by all second ones, and
-        // by the first ones behind it.
+        // The second chunk of a rank in zigzag is seen by the second ones of the ranks before it, the first by all
+        // second ones, and by the first ones behind it.
         (Wanted::Behind, _) => {
             let second = some(&chunks.mirror(last.clone()));
             let by_second = to.clone().lt(of.clone()).select(second.clone(), 0);
@@ -82,8 +83,9 @@ fn wants(
     }
 }
 
-/// Adds the push of these parts, of which chunks go to ranks that want them. Parts of one family lie alike, and take turns; families follow
-/// each other. `together`: heads that tiles meet at the same time, a divisor of all. `flops`: operations of the rank that receives.
+/// Adds the push of these parts, of which chunks go to ranks that want them. Parts of one family lie alike, and take
+/// turns; families follow each other. `together`: heads that tiles meet at the same time, a divisor of all. `flops`:
+/// operations of the rank that receives.
 pub(in crate::passes) fn push(
     draft: &mut Draft,
     families: &[(&str, &[Part<'_>])],

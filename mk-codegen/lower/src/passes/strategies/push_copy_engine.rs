@@ -1,7 +1,8 @@
-//! The copy engine pushes a shard, in a few parts, to one peer after the other, with a word for each part. It is not in the
-//! kernel: it waits for every rank's entry, the own one too, and a launch is not over before it is through.
+//! The copy engine pushes a shard, in a few parts, to one peer after the other, with a word for each part. It is not in
+//! the kernel: it waits for every rank's entry, the own one too, and a launch is not over before it is through.
 //!
-//! Assumes a matrix `[M, K] @ shard(0)` of rows without gaps, as many in every launch. Leaves: `all`, a symmetric buffer `[world, rows, K]`.
+//! Assumes a matrix `[M, K] @ shard(0)` of rows without gaps, as many in every launch. Leaves: `all`, a symmetric
+//! buffer `[world, rows, K]`.
 
 use super::gathered::Gathered;
 use crate::passes::{

@@ -3,12 +3,12 @@
 //! Assumes a matrix `[M, K] @ shard(0)`. Leaves: `all`, a symmetric buffer `[world, rows, K]` on every rank, written by
 //! the ranks that own the rows, with a word per block of rows.
 //!
-//! With `whole`, `all` is `[world * rows, K]` and holds the own rows, too, so that tiles may hold rows of several ranks; all of a shard has one
-//! word. Assumes that every rank has as many.
+//! With `whole`, `all` is `[world * rows, K]` and holds the own rows, too, so that tiles may hold rows of several
+//! ranks; all of a shard has one word. Assumes that every rank has as many.
 //!
-//! Rows may travel in slices of K: `all` is then `[slices, world, rows, K / slices]`, so that what a task writes is contiguous,
-//! with a word for each slice of a block. The first slices of as many rows as the SMs work on at a time leave before the second
-//! ones do.
+//! Rows may travel in slices of K: `all` is then `[slices, world, rows, K / slices]`, so that what a task writes is
+//! contiguous, with a word for each slice of a block. The first slices of as many rows as the SMs work on at a time
+//! leave before the second ones do.
 
 use super::{
     deliver::{Delivery, Pieces},

@@ -1,7 +1,8 @@
-//! A `reduce_scatter` in a ring: a sum goes from rank to rank, each adds its tile in the epilogue and passes it on, and the owner of the
-//! rows is the last.
+//! A `reduce_scatter` in a ring: a sum goes from rank to rank, each adds its tile in the epilogue and passes it on, and
+//! the owner of the rows is the last.
 //!
-//! Leaves: `passed`, a symmetric buffer `[hops, rows, n]` that the next rank goes on with, and a flow per tile. No separate reduction.
+//! Leaves: `passed`, a symmetric buffer `[hops, rows, n]` that the next rank goes on with, and a flow per tile. No
+//! separate reduction.
 
 use crate::passes::{
     draft::{Draft, Flow, Reader, TileRows, Writer, read, write},
@@ -50,8 +51,8 @@ impl Ring {
         vec![passed, last]
     }
 
-    /// The sum so far with which a tile goes on: none at the first hop. It comes at the start, before iteration `late` of the inner loop,
-    /// or at the end, behind elementwise operations.
+    /// The sum so far with which a tile goes on: none at the first hop. It comes at the start, before iteration `late`
+    /// of the inner loop, or at the end, behind elementwise operations.
     pub fn carried(
         &self,
         rows: &Rows,
@@ -80,8 +81,8 @@ pub(in crate::passes) fn ring(draft: &mut Draft, out: &Tensor, rows: &Rows, resu
     Ring { passed, last: result }
 }
 
-/// Hands sums on to the rank before. A tile waits for the sum so far at its start, or before iteration `late` of its inner loop. The last
-/// loop variable of the family `adding` is the column block, of which there are `across`.
+/// Hands sums on to the rank before. A tile waits for the sum so far at its start, or before iteration `late` of its
+/// inner loop. The last loop variable of the family `adding` is the column block, of which there are `across`.
 pub(in crate::passes) fn hand_on(
     draft: &mut Draft,
     ring: Ring,

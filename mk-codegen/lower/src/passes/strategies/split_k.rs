@@ -1,7 +1,7 @@
 //! Adds the parts of products whose inner dimension is cut, on the rank that multiplied them.
 //!
-//! Assumes tiles of each part in `splits`, a scratch buffer `[parts, rows of all shards, n]` in f32. Leaves the sums, in the order of the
-//! inner dimension, rounded once, where the product goes: as tiles of it to whoever reads them.
+//! Assumes tiles of each part in `splits`, a scratch buffer `[parts, rows of all shards, n]` in f32. Leaves the sums,
+//! in the order of the inner dimension, rounded once, where the product goes: as tiles of it to whoever reads them.
 
 use super::{
     destination::Destination,
@@ -29,8 +29,8 @@ pub(in crate::passes) fn splits(draft: &mut Draft, out: &Tensor, rows: &Rows, sp
     draft.buffer("splits", Space::Scratch, DType::F32, shape, pitch)
 }
 
-/// Adds the parts of each tile, in the order of the inner dimension, and writes the rounded sums to where the product goes. The
-/// last loop variable of those who write is the part, the one before it the column block.
+/// Adds the parts of each tile, in the order of the inner dimension, and writes the rounded sums to where the product
+/// goes. The last loop variable of those who write is the part, the one before it the column block.
 pub(in crate::passes) fn fold(
     draft: &mut Draft,
     reduction: Reduction,

@@ -107,12 +107,13 @@ impl Adders {
 pub(in crate::passes) enum Share {
     /// One: what follows, or comes over a link, is best in large pieces.
     One,
-    /// Four, two for each of its teams, which are then done at about the same time: in tiles of [`SHARED_ROWS`] or more.
+    /// Four, two for each of its teams, which are then done at about the same time: in tiles of [`SHARED_ROWS`] or
+    /// more.
     Four,
 }
 
-/// Sums over tiles of `block`, `across` in a row: beside the products as they are; after them in flatter ones, until every CTA has
-/// its share.
+/// Sums over tiles of `block`, `across` in a row: beside the products as they are; after them in flatter ones, until
+/// every CTA has its share.
 pub(in crate::passes) fn adders(
     draft: &Draft,
     reduction: Reduction,

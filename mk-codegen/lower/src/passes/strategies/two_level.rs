@@ -1,9 +1,11 @@
-//! Sums rows that have owners, over nodes: first inside each node, for each owner anywhere, on the rank of the owner's place; then one message
-//! to the owner for each block of rows, and the owner adds the nodes' sums in the order of nodes. In an `all_reduce` finished rows go the
-//! way of a gather. No node holds rows that neither belong to its ranks nor go to a rank of the same place.
+//! Sums rows that have owners, over nodes: first inside each node, for each owner anywhere, on the rank of the owner's
+//! place; then one message to the owner for each block of rows, and the owner adds the nodes' sums in the order of
+//! nodes. In an `all_reduce` finished rows go the way of a gather. No node holds rows that neither belong to its ranks
+//! nor go to a rank of the same place.
 //!
-//! Assumes rows cut by owner, without gaps. Leaves: `slots`, a symmetric buffer `[nodes, local, rows, n]` of one slot for each owner's node and
-//! source rank of the own node; `send` and `recv` in net memory; for an all-reduce also `sums`, as of [`two_shot`](super::two_shot).
+//! Assumes rows cut by owner, without gaps. Leaves: `slots`, a symmetric buffer `[nodes, local, rows, n]` of one slot
+//! for each owner's node and source rank of the own node; `send` and `recv` in net memory; for an all-reduce also
+//! `sums`, as of [`two_shot`](super::two_shot).
 //!
 //! Deterministic: sums are in f32, in the order of ranks and of nodes, and rounded once a node and once at the owner.
 

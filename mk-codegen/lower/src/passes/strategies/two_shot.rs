@@ -1,11 +1,13 @@
-//! Sums rows that have owners, in two shots: every rank writes its contributions of a block of rows into the owner's slot, and the owner adds the
-//! slots in the order of ranks. That is a `reduce_scatter`; in an `all_reduce` owners push their sums to every rank, too.
+//! Sums rows that have owners, in two shots: every rank writes its contributions of a block of rows into the owner's
+//! slot, and the owner adds the slots in the order of ranks. That is a `reduce_scatter`; in an `all_reduce` owners push
+//! their sums to every rank, too.
 //!
-//! Assumes rows cut by owner. Leaves: `slots`, a symmetric buffer `[world, rows, n]` of one slot per source rank, a flow per tile, the
-//! ordered sum; for an all-reduce also `sums`, a symmetric buffer `[world, rows, n]` into which owners push finished rows, and the copy from
-//! there to the caller's tensor.
+//! Assumes rows cut by owner. Leaves: `slots`, a symmetric buffer `[world, rows, n]` of one slot per source rank, a
+//! flow per tile, the ordered sum; for an all-reduce also `sums`, a symmetric buffer `[world, rows, n]` into which
+//! owners push finished rows, and the copy from there to the caller's tensor.
 //!
-//! Deterministic: the sum is in f32, in rank order, rounded once. Contributions are rounded to the slot's dtype on the way.
+//! Deterministic: the sum is in f32, in rank order, rounded once. Contributions are rounded to the slot's dtype on the
+//! way.
 
 use super::deliver;
 use super::sum::{Adders, Contributions, Place, Share, Summed, adders, place, tiles_across};
@@ -83,15 +85,15 @@ pub(in crate::passes) fn sum(
     }
 }
 
-/// Bytes of a row that are copied at once, at most: shorter pieces would not keep the lane that copies them ahead, longer ones would
-/// leave more to be copied behind the last sum.
+/// Bytes of a row that are copied at once, at most: shorter pieces would not keep the lane that copies them ahead,
+/// longer ones would leave more to be copied behind the last sum.
 const COPIED_ROW_BYTES: i32 = 8 * 1024;
 
 /// Rows that are copied at once beside the products, at most: several CTAs share those of a sum.
 pub(in crate::passes) const COPIED_ROWS: i32 = 32;
 
-/// Every rank copies what its peers have pushed to where the caller wants it, in the order in which it is summed: beside the products
-/// some tiles' columns at once in bulk, after them tile by tile.
+/// Every rank copies what its peers have pushed to where the caller wants it, in the order in which it is summed:
+/// beside the products some tiles' columns at once in bulk, after them tile by tile.
 fn collect(
     draft: &mut Draft,
     sums: BufId,

@@ -31,7 +31,8 @@ pub(super) fn gather<'k>(t: &mut Tiler<'k>, id: OpId, operand: Given) -> Value<'
     Value::Result
 }
 
-/// A sum of an operand: each rank copies its contributions to their owners. That of a GEMM is made where it is added up.
+/// A sum of an operand: each rank copies its contributions to their owners. That of a GEMM is made where it is added
+/// up.
 pub(super) fn reduce<'k>(t: &mut Tiler<'k>, sum: &Sum) -> Value<'k> {
     const BLOCK: [i32; 2] = [128, 256];
     let Op::Operand(operand) = &t.kernel.ops[sum.of] else { return Value::Result };

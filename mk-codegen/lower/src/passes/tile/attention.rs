@@ -1,8 +1,10 @@
-//! Attention: tiles of queries, each against the chunks of the sequence in turn, in its inner loop. Gradients of queries go the same way.
+//! Attention: tiles of queries, each against the chunks of the sequence in turn, in its inner loop. Gradients of
+//! queries go the same way.
 //!
-//! Own chunks come first and are read in place; those of peers in the order in which their owners push them. A tile that masks by
-//! position goes through the chunks up to its own, of which it takes the keys up to its last query. Heads follow each other, so that
-//! their keys stay in the cache, in groups of a few, of which the tiles with most keys come first: the next free CTA takes a tile.
+//! Own chunks come first and are read in place; those of peers in the order in which their owners push them. A tile
+//! that masks by position goes through the chunks up to its own, of which it takes the keys up to its last query. Heads
+//! follow each other, so that their keys stay in the cache, in groups of a few, of which the tiles with most keys come
+//! first: the next free CTA takes a tile.
 
 use super::{
     attend_steps::{HEADS, Step, together},
@@ -26,8 +28,8 @@ use mk_plan::{
 use mk_syntax::Placement;
 
 /// Queries of a tile, and keys of a block, by what was measured fastest (docs/decisions/attention.md): results of heads
-/// of 64 leave registers for a third warpgroup of queries, but not beside the waits of a ring. A causal mask wastes half
-/// a block on the diagonal.
+/// of 64 leave registers for a third warpgroup of queries, but not beside the waits of a ring. A causal mask wastes
+/// half a block on the diagonal.
 fn block(makes: Makes, depth: i32, causal: bool, ring: bool) -> [i32; 2] {
     if makes != Makes::Results {
         return gradients::block(depth);
@@ -109,8 +111,8 @@ struct Tile<'a> {
 }
 
 impl Tile<'_> {
-    /// The chunks in turn: the own ones, of which the diagonal one comes first where positions mask; then the first chunks of the ranks
-    /// before this one, and then their second ones.
+    /// The chunks in turn: the own ones, of which the diagonal one comes first where positions mask; then the first
+    /// chunks of the ranks before this one, and then their second ones.
     fn step(&self, half: &Expr) -> Step {
         let s = Expr::from(Var::INNER);
         let group = self.keys.group;
@@ -137,7 +139,8 @@ impl Tile<'_> {
             let steps = Expr::Const(self.keys.count);
             return Step { steps, chunk, half: s.clone(), own: Some(s.lt(2)) };
         }
-        // The second chunks that a second chunk sees are those of the ranks behind this one, of which the last has the first.
+        // The second chunks that a second chunk sees are those of the ranks behind this one, of which the last has the
+        // first.
         let theirs = s.clone().le(world).select(first, s.clone() - 1);
         let own = s.clone().select(rank.clone(), mirror);
         let later = s.clone().lt(2).select(own, theirs);

@@ -1,4 +1,5 @@
-//! The table of blocks of ragged rows: whose rows each has, and how many. One task makes it from the rows of each expert, in the launch.
+//! The table of blocks of ragged rows: whose rows each has, and how many. One task makes it from the rows of each
+//! expert, in the launch.
 
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Writer, read, write},

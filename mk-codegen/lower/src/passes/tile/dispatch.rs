@@ -1,8 +1,9 @@
 //! Tokens that go to the ranks of their experts, and back as weighted sums.
 //!
-//! Every rank gets the experts of all tokens, and makes the same tables of them, chunk by chunk of tokens: rows of its experts, blocks, the token
-//! of each packed row, and where the rows of its own tokens are. Tokens are staged in symmetric memory; a rank fetches those of others that it has
-//! an expert of, each once, and pulls rows from there. Every write is where its block or its token is: tables only decide which memory is read.
+//! Every rank gets the experts of all tokens, and makes the same tables of them, chunk by chunk of tokens: rows of its
+//! experts, blocks, the token of each packed row, and where the rows of its own tokens are. Tokens are staged in
+//! symmetric memory; a rank fetches those of others that it has an expert of, each once, and pulls rows from there.
+//! Every write is where its block or its token is: tables only decide which memory is read.
 
 use super::blocks::{self, BLOCK, Blocks};
 use crate::passes::{
@@ -20,8 +21,8 @@ use mk_plan::{
     Tabulation, Var, list_width,
 };
 
-/// Rows that are staged and fetched at once, and tokens that are combined at once. Blocks are pulled whole: a task waits and posts for about as long
-/// as it copies 16 rows, and with few tokens most pieces of a block have none.
+/// Rows that are staged and fetched at once, and tokens that are combined at once. Blocks are pulled whole: a task
+/// waits and posts for about as long as it copies 16 rows, and with few tokens most pieces of a block have none.
 const STAGED: i32 = 16;
 const COMBINED: i32 = 8;
 /// Tokens of a chunk, and blocks whose tokens are listed at once.
@@ -98,7 +99,8 @@ fn part_of(route: &Route, blocks: i32, world: i32, part: RoutePart) -> Leaf {
     Leaf::Tabulate(Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks, keep } })
 }
 
-/// Rows of an expert that are kept: each expert of a rank may have as many blocks; 0 where rows without room end the launch.
+/// Rows of an expert that are kept: each expert of a rank may have as many blocks; 0 where rows without room end the
+/// launch.
 fn kept_rows(route: &Route, blocks: i32, world: i32) -> i32 {
     let own = ((route.experts + world - 1) / world).max(1);
     if route.drops { blocks / own * BLOCK } else { 0 }
@@ -359,8 +361,9 @@ impl<'k> Dispatch<'k> {
         self.params[self.ragged.counts].shape[0].value <= (world - 1) * self.tokens
     }
 
-    /// Tokens of which the rank has an expert: where they are then, in the order of the world with room for each, and the words of pieces of each
-    /// rank's. Own ones go to symmetric memory, where peers read those that they want, once: they are in the same place there.
+    /// Tokens of which the rank has an expert: where they are then, in the order of the world with room for each, and
+    /// the words of pieces of each rank's. Own ones go to symmetric memory, where peers read those that they want,
+    /// once: they are in the same place there.
     fn tokens(&self, draft: &mut Draft, from: usize) -> Tokens {
         let (group, x) = (draft.nodes.group, &self.params[from]);
         let world = group.size;
@@ -467,7 +470,8 @@ impl<'k> Dispatch<'k> {
         Derived { table, memory, built, kept: None }
     }
 
-    /// The rows of all blocks, of tokens that are here: where they are then, and the words of blocks. Nothing where they were dispatched before.
+    /// The rows of all blocks, of tokens that are here: where they are then, and the words of blocks. Nothing where
+    /// they were dispatched before.
     pub fn rows(&self, draft: &mut Draft, blocks: Blocks) -> Option<(BufId, FlowId)> {
         let from = self.route.x?;
         let tokens = (draft.ranks() > 1).then(|| self.tokens(draft, from));
@@ -481,7 +485,8 @@ impl<'k> Dispatch<'k> {
         let count = Expr::Table(blocks.table, vec![b.clone(), 1.into()]);
         let row = b.clone() * BLOCK;
         let token = Expr::Table(sources.table, vec![row.clone() + Var::EACH]);
-        // Rows of nobody, which no routing has, are the rank's first token; of a rank without tokens, the world's first, which it always fetches.
+        // Rows of nobody, which no routing has, are the rank's first token; of a rank without tokens, the world's
+        // first, which it always fetches.
         let (token, here) = match &tokens {
             Some(tokens) => {
                 let at = match self.room() == self.tokens {
@@ -531,8 +536,8 @@ impl<'k> Dispatch<'k> {
         Some((rows, draft.flow(Flow::new("arrived", shape, 1.into(), vec![arrived]))))
     }
 
-    /// Each token is the weighted sum of its slots' rows, wherever they are, in the order of slots. `made` is a product that writes `y`, and has so
-    /// many tiles of a block.
+    /// Each token is the weighted sum of its slots' rows, wherever they are, in the order of slots. `made` is a product
+    /// that writes `y`, and has so many tiles of a block.
     pub fn combine(
         &self,
         draft: &mut Draft,

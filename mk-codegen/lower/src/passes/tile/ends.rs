@@ -1,11 +1,13 @@
-//! Checks tiles of odd widths, and those with swapped operands, once the plan is made: their results leave in boxes that end where rows do.
+//! Checks tiles of odd widths, and those with swapped operands, once the plan is made: their results leave in boxes
+//! that end where rows do.
 
 use crate::passes::error::LowerError;
 use crate::settings::{self, Facts};
 use crate::settings::{Config, Refusal, by_name};
 use mk_plan::{ALayout, Leaf, MmaTile, Operand, Plan, Points, Store, TableSet, mma_swaps};
 
-/// Whether tiles of odd widths, or with swapped operands, end where their rows do: rows that end elsewhere leave one by one, in whole panels of 64 columns.
+/// Whether tiles of odd widths, or with swapped operands, end where their rows do: rows that end elsewhere leave one by
+/// one, in whole panels of 64 columns.
 ///
 /// # Errors
 /// [`LowerError::Setting`] with what would fit.

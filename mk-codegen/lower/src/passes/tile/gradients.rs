@@ -1,7 +1,9 @@
-//! Gradients of attention: statistics of queries, and tiles of keys and values, each against the chunks of queries in turn.
+//! Gradients of attention: statistics of queries, and tiles of keys and values, each against the chunks of queries in
+//! turn.
 //!
-//! In the inner loop of keys are, chunk by chunk, the heads of queries that share them: own chunks first, those of peers as their owners
-//! push them. Of a causal mask a tile begins with the queries at its own first key. Gradients of queries are tiled as attention itself is.
+//! In the inner loop of keys are, chunk by chunk, the heads of queries that share them: own chunks first, those of
+//! peers as their owners push them. Of a causal mask a tile begins with the queries at its own first key. Gradients of
+//! queries are tiled as attention itself is.
 
 use super::attend_steps::{HEADS, Step, together};
 use crate::passes::{
@@ -21,7 +23,8 @@ use mk_plan::{
 };
 use mk_syntax::Placement;
 
-/// Rows of a tile, and rows of a block of the other side, by what was measured fastest: scores, their gradients and sums are in registers.
+/// Rows of a tile, and rows of a block of the other side, by what was measured fastest: scores, their gradients and
+/// sums are in registers.
 pub(super) fn block(depth: i32) -> [i32; 2] {
     if depth == 64 { [128, 96] } else { [128, 64] }
 }
@@ -118,8 +121,8 @@ struct Keys<'a> {
 }
 
 impl Keys<'_> {
-    /// Chunks of queries in turn, at step `s`: the own ones, of which that of the tile's keys comes first where positions mask; then first
-    /// chunks of other ranks, and then their second ones.
+    /// Chunks of queries in turn, at step `s`: the own ones, of which that of the tile's keys comes first where
+    /// positions mask; then first chunks of other ranks, and then their second ones.
     fn step(&self, s: &Expr, half: &Expr) -> Step {
         let group = self.queries.group;
         let (rank, world) = (group.place(), group.size);
@@ -153,8 +156,8 @@ impl Keys<'_> {
                 Step { steps, chunk, half: s.clone(), own: Some(s.lt(2)) }
             }
             (_, true) => {
-                // Keys of a first chunk meet the first chunks of the ranks behind this one, and all second ones; those of a second chunk
-                // the second ones of the ranks before it.
+                // Keys of a first chunk meet the first chunks of the ranks behind this one, and all second ones; those
+                // of a second chunk the second ones of the ranks before it.
                 let first = rank.clone() + s.clone() - 1;
                 let behind = Expr::Const(world) - rank.clone();
                 let second = self.queries.mirror(before(s.clone() - behind.clone()));
@@ -211,7 +214,8 @@ impl Keys<'_> {
         let step = self.step(&s, &half);
         let len = self.queries.len(&mut draft.extents, &step.chunk);
         let first = self.queries.first(&step.chunk);
-        // Queries before the tile's first key see none of it: in the chunk of these keys, which comes first; or wherever they are.
+        // Queries before the tile's first key see none of it: in the chunk of these keys, which comes first; or
+        // wherever they are.
         let from = match (causal, self.pushed.is_some(), self.queries.cut()) {
             (false, ..) => Expr::Const(0),
             (true, true, _) => s.clone().equals(0).select(at, 0),

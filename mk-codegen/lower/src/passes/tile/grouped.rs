@@ -1,7 +1,8 @@
 //! Products of ragged rows: tiles of blocks, each with the matrix of its expert.
 //!
-//! A table says whose rows a block has, and how many; one task makes it from the rows of each expert, in the launch. Blocks without rows come
-//! last, and have nothing to do. Every write is where the block is: tables only decide which matrix is read, and how many rows there are.
+//! A table says whose rows a block has, and how many; one task makes it from the rows of each expert, in the launch.
+//! Blocks without rows come last, and have nothing to do. Every write is where the block is: tables only decide which
+//! matrix is read, and how many rows there are.
 
 use super::{
     blocks::{self, BLOCK, Blocks},
@@ -256,7 +257,8 @@ impl Tiles<'_> {
         (family, parts * across)
     }
 
-    /// Tiles of gradients of gates and ups are narrow: of 256 columns they spill 32 bytes, of 128 none (CUDA 13, a layer of 512 columns on two ranks).
+    /// Tiles of gradients of gates and ups are narrow: of 256 columns they spill 32 bytes, of 128 none (CUDA 13, a
+    /// layer of 512 columns on two ranks).
     fn block(&self, config: &Config) -> [u32; 3] {
         let [m, n, k] = config.block;
         [m, if self.p.halves() { n.min(NARROW) } else { n }, k]
@@ -268,7 +270,8 @@ impl Tiles<'_> {
         if self.p.halves() && columns % 64 != 0 { Store::Direct } else { Store::Tma }
     }
 
-    /// Blocks that are walked together, so that those of an expert share its matrix in the cache; blocks without rows stay behind all others.
+    /// Blocks that are walked together, so that those of an expert share its matrix in the cache; blocks without rows
+    /// stay behind all others.
     fn order(&self, config: &Config, parts: i32, across: i32) -> Vec<Expr> {
         let t = Expr::from(Var::LINEAR);
         let group = config.group_blocks().clamp(1, self.blocks.count.max(1) as u32) as i32;

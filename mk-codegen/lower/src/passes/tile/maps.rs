@@ -1,7 +1,7 @@
 //! Operations on rows: a task takes a few rows, and a word says that those of a block are there.
 //!
-//! Leaves: memory that other families read as they read the caller's; the draft lets each of them wait for the words of the rows that it
-//! reads ([`Draft::made`](crate::passes::draft::Draft)).
+//! Leaves: memory that other families read as they read the caller's; the draft lets each of them wait for the words of
+//! the rows that it reads ([`Draft::made`](crate::passes::draft::Draft)).
 
 use super::tiler::{Tiler, Value};
 use crate::passes::{

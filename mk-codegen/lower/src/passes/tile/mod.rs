@@ -1,9 +1,10 @@
 //! Tiles a kernel, operation by operation: families of tasks with their accesses, and flows of data between them.
 //!
-//! Assumes claimed operations and settings that fit them. Leaves: tiles of each GEMM in an L2-friendly order, those with local operands
-//! first, then those whose rows arrive from peers; a GEMM that another one reads goes to scratch (or to the caller, who wants it,
-//! too), with a flow per block of rows; a GEMM that is summed goes where its reduction wants it; operands whose rows TMA cannot
-//! take (pitch not a multiple of 16 bytes) are repacked first; attention; rows of experts, and what is made of them.
+//! Assumes claimed operations and settings that fit them. Leaves: tiles of each GEMM in an L2-friendly order, those
+//! with local operands first, then those whose rows arrive from peers; a GEMM that another one reads goes to scratch
+//! (or to the caller, who wants it, too), with a flow per block of rows; a GEMM that is summed goes where its reduction
+//! wants it; operands whose rows TMA cannot take (pitch not a multiple of 16 bytes) are repacked first; attention; rows
+//! of experts, and what is made of them.
 
 mod alone;
 mod attend_steps;

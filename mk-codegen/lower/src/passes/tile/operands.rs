@@ -71,8 +71,8 @@ pub(super) fn source<'k>(t: &mut Tiler<'k>, op: OpId, operand: Operand) -> Value
     Value::Operand(Box::new(Given { rows, left, packed, depth }))
 }
 
-/// Whether tiles of the products of a gathered operand hold rows of several ranks: where each rank has few, fewer tiles read the right operand
-/// so, and there is little to begin with before peers' rows arrive.
+/// Whether tiles of the products of a gathered operand hold rows of several ranks: where each rank has few, fewer tiles
+/// read the right operand so, and there is little to begin with before peers' rows arrive.
 fn spans(t: &Tiler<'_>, op: OpId, x: &Tensor, height: i32) -> bool {
     let (kernel, world) = (t.kernel, t.draft.ranks());
     let per_rank = x.widest(0, world);
@@ -82,8 +82,8 @@ fn spans(t: &Tiler<'_>, op: OpId, x: &Tensor, height: i32) -> bool {
     by_sms && fewer && kernel.spans(op, world)
 }
 
-/// In which slices of K a gathered operand travels, and how many blocks of a shard side by side: as many as the SMs that are
-/// not at the own rows multiply at a time, for the first product.
+/// In which slices of K a gathered operand travels, and how many blocks of a shard side by side: as many as the SMs
+/// that are not at the own rows multiply at a time, for the first product.
 fn slices(
     t: &Tiler<'_>,
     op: OpId,

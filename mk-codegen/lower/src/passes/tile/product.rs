@@ -40,8 +40,8 @@ pub(super) struct Product<'a> {
     pub extras: Vec<BufId>,
     pub destination: Destination,
     pub cut: Option<Cut>,
-    /// The extent of half of the inner dimension, where the loader stops on the way to wait for what a tile goes on with: its stages
-    /// are full by then, so that the wait costs nothing.
+    /// The extent of half of the inner dimension, where the loader stops on the way to wait for what a tile goes on
+    /// with: its stages are full by then, so that the wait costs nothing.
     pub half: Option<i32>,
     /// Rows of a gathered operand that its owner multiplies, too.
     pub own: Option<Rows>,

@@ -47,7 +47,8 @@ impl Linker<'_, '_> {
         Ok(())
     }
 
-    /// Sources one after the other: each takes some of the destination's first dimension, or of its second where it takes one of the first.
+    /// Sources one after the other: each takes some of the destination's first dimension, or of its second where it
+    /// takes one of the first.
     fn concatenated(&mut self, touches: &[Touch], several: &[usize], w: &Touch) -> Linked {
         let to = self.plain(w);
         let mut at = 0;

@@ -153,7 +153,8 @@ impl Linker<'_, '_> {
         Ok(())
     }
 
-    /// Rows and columns of `[k, 2, n]`, or for an operand B that lies row by row of `[2, n, k]`; the two are apart from each other.
+    /// Rows and columns of `[k, 2, n]`, or for an operand B that lies row by row of `[2, n, k]`; the two are apart from
+    /// each other.
     fn gates(&mut self, t: &Touch, layout: BLayout) -> Result<Matrix, String> {
         let n = self.unrolled.region(t).len();
         let Some(front) = n.checked_sub(3) else {

@@ -1,4 +1,5 @@
-//! What leaves compute, element by element: as the executor has it (`sim/leaf`), in another arithmetic. A file for each leaf.
+//! What leaves compute, element by element: as the executor has it (`sim/leaf`), in another arithmetic. A file for each
+//! leaf.
 
 mod attend;
 mod attend_grad;

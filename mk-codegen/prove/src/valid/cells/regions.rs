@@ -19,7 +19,8 @@ use std::collections::BTreeSet;
 /// The dimension of an access, and the values of the variables that its expressions name.
 type Key = (u32, [i32; FEW]);
 
-/// The number of a dimension of an access, and the variables that it names; none if it does not name the run-time dimension.
+/// The number of a dimension of an access, and the variables that it names; none if it does not name the run-time
+/// dimension.
 type Named = (u32, Option<Vec<u8>>);
 
 /// Most variables of which values are remembered.
@@ -59,8 +60,8 @@ impl<'c> Regions<'c> {
         }
     }
 
-    /// The box of one repetition of an access, its version, and whose memory it is; `None` where it is empty for all values. With the
-    /// dimensions that turn: the box as rank 0 has it.
+    /// The box of one repetition of an access, its version, and whose memory it is; `None` where it is empty for all
+    /// values. With the dimensions that turn: the box as rank 0 has it.
     pub fn region(
         &mut self,
         boxes: &mut Boxes,
@@ -263,7 +264,8 @@ impl<'c> Regions<'c> {
             for range in cuts.windows(2) {
                 let (lo, hi) = (range[0], range[1] - 1);
                 let middle = lo + (hi - lo) / 2;
-                // An extent of 1 is special, and lies at an end; what is equal at five other places is equal as products are, too.
+                // An extent of 1 is special, and lies at an end; what is equal at five other places is equal as
+                // products are, too.
                 for k in BTreeSet::from([lo, lo + 1, lo + 2, middle, hi - 2, hi - 1, hi]) {
                     if k < lo || k > hi {
                         continue;

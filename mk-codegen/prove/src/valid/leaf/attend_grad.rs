@@ -11,7 +11,8 @@ impl Rules for AttendGradTile {
     }
 }
 
-/// What belongs to queries has as many rows at each step, and what belongs to keys; all are as wide as a head, but for the statistics.
+/// What belongs to queries has as many rows at each step, and what belongs to keys; all are as wide as a head, but for
+/// the statistics.
 fn grad(side: GradOf, [tile, _, depth]: [u32; 3], touched: &[Touched<'_>]) -> Result<(), String> {
     let all = [side.held(), side.moving()].concat();
     one_place(touched, &all)?;

@@ -19,8 +19,8 @@ macro_rules! copies {
 
 copies!(CopyTile, HostCopy, NicSend);
 
-/// Sources and destinations that both repeat are pairs by the value of `each`; otherwise all sources, one after the other, go to every
-/// destination. A single source has the extents of its destination, and not only as many elements.
+/// Sources and destinations that both repeat are pairs by the value of `each`; otherwise all sources, one after the
+/// other, go to every destination. A single source has the extents of its destination, and not only as many elements.
 fn copy(touched: &[Touched<'_>]) -> Option<String> {
     let paired = of(touched, Operand::Src).any(|s| s.each.is_some());
     of(touched, Operand::Dst).find_map(|dst| {

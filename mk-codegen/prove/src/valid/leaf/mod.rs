@@ -1,8 +1,9 @@
-//! Rule 6, what a leaf takes for granted of its operands: one product's depth in both factors, a copy's size at both ends.
+//! Rule 6, what a leaf takes for granted of its operands: one product's depth in both factors, a copy's size at both
+//! ends.
 //!
-//! A template reads the size of a task off one of its operands; here, all of them say the same. Extents of 1 in front of an operand's
-//! own dimensions only choose where it lies. A result has something that it is made of: a sum at least one contribution, a product both
-//! factors, though they may be empty, attention keys. A file for each leaf.
+//! A template reads the size of a task off one of its operands; here, all of them say the same. Extents of 1 in front
+//! of an operand's own dimensions only choose where it lies. A result has something that it is made of: a sum at least
+//! one contribution, a product both factors, though they may be empty, attention keys. A file for each leaf.
 
 mod attend;
 mod attend_grad;

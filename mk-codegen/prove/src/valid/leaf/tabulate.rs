@@ -23,8 +23,8 @@ fn pairs(touched: &[Touched<'_>]) -> Option<String> {
     (!wide).then(|| format!("`dst` is {}: it has group and rows of each block", text(dst.1)))
 }
 
-/// What follows from a routing: as [`Tabulation::Route`] has it. Chunks may be empty on some ranks. Of which tokens operands are, and where they
-/// belong, is `origins`' business.
+/// What follows from a routing: as [`Tabulation::Route`] has it. Chunks may be empty on some ranks. Of which tokens
+/// operands are, and where they belong, is `origins`' business.
 fn route(
     part: RoutePart,
     [experts, own, blocks, rows]: [i64; 4],

@@ -1,8 +1,10 @@
-//! Rule 6, what tables in memory are made of: the experts, lists and counts of the right tokens and ranks, whatever the routing.
+//! Rule 6, what tables in memory are made of: the experts, lists and counts of the right tokens and ranks, whatever the
+//! routing.
 //!
-//! Where tasks read and write that make tables of a routing, no table says. So rows of integers are followed through a launch: a row has the
-//! experts of a token, the list of a chunk, where rows of chunks begin, or entries of a table of a rank. Each task that makes some of these must
-//! read what [`Tabulation`] makes it of, and write it where it belongs (`route.rs`); then a table is what its line says, with every routing.
+//! Where tasks read and write that make tables of a routing, no table says. So rows of integers are followed through a
+//! launch: a row has the experts of a token, the list of a chunk, where rows of chunks begin, or entries of a table of
+//! a rank. Each task that makes some of these must read what [`Tabulation`] makes it of, and write it where it belongs
+//! (`route.rs`); then a table is what its line says, with every routing.
 
 mod memory;
 mod route;
@@ -222,7 +224,8 @@ impl<'p> Walk<'p> {
         Ok(())
     }
 
-    /// Tasks that touch integers. Those that tables decide about are followed no further: nothing is known of the memory that they write.
+    /// Tasks that touch integers. Those that tables decide about are followed no further: nothing is known of the
+    /// memory that they write.
     fn tasks(&mut self, epoch: i64) -> Result<Vec<Task>, Violation> {
         let plan = self.plan;
         let mut tasks = Vec::new();

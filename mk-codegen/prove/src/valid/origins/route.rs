@@ -19,7 +19,8 @@ struct Says {
     keep: u32,
 }
 
-/// Experts of tokens that a task reads: where they come from, the first token, and how many those are; none of no tokens.
+/// Experts of tokens that a task reads: where they come from, the first token, and how many those are; none of no
+/// tokens.
 type Experts = Option<(BufId, i64, i64)>;
 
 impl Walk<'_> {

@@ -47,7 +47,8 @@ struct Profiles {
     of: FastMap<usize, Vec<u32>>,
 }
 
-/// For each rank, the newest kernel that is known to have started before all accesses of a box, and before those that write.
+/// For each rank, the newest kernel that is known to have started before all accesses of a box, and before those that
+/// write.
 #[derive(Default)]
 struct Rows {
     all: Vec<[Box<[u8]>; 2]>,
@@ -208,7 +209,8 @@ impl Boundaries {
         id
     }
 
-    /// All pairs of an earlier and a later epoch, with any values of the run-time dimension: of accesses to the same memory.
+    /// All pairs of an earlier and a later epoch, with any values of the run-time dimension: of accesses to the same
+    /// memory.
     pub fn launches(&mut self, r: &mut Races<'_, '_, '_>, xe: u32, ye: u32) {
         for memory in r.world().boxes.memories() {
             let accs = |r: &Races<'_, '_, '_>, e: u32, writers: Option<bool>| -> Vec<u32> {
@@ -320,8 +322,8 @@ impl Boundaries {
     }
 }
 
-/// Accesses of one memory and their ranks, of those that kernel boundaries do not settle: all that have anything in common, for
-/// whichever values of the run-time dimension. Boxes are compared by their hulls.
+/// Accesses of one memory and their ranks, of those that kernel boundaries do not settle: all that have anything in
+/// common, for whichever values of the run-time dimension. Boxes are compared by their hulls.
 fn one_by_one(
     r: &mut Races<'_, '_, '_>,
     memory: &[BoxId],

@@ -1,9 +1,9 @@
 //! Which workspace may be memory of other kernels between launches.
 //!
-//! Kernels of one stream can have their workspace in the same memory if each reaches that of a rank, from whichever rank, only between the
-//! begin and the end of its own kernel there: what another kernel does to it is then before or after, by the boundaries of that rank's kernels.
-//! What a plan reads it has written in the same epoch (rule 5), so that nothing of it is missed. A buffer of which that is not shown is
-//! exclusive; that is no violation.
+//! Kernels of one stream can have their workspace in the same memory if each reaches that of a rank, from whichever
+//! rank, only between the begin and the end of its own kernel there: what another kernel does to it is then before or
+//! after, by the boundaries of that rank's kernels. What a plan reads it has written in the same epoch (rule 5), so
+//! that nothing of it is missed. A buffer of which that is not shown is exclusive; that is no violation.
 
 use super::Races;
 use mk_plan::Space;

@@ -2,7 +2,8 @@
 //!
 //! The stamp of an access is (epoch, version). The caller's writes of inputs come before every version of an epoch, and
 //! its reads of outputs after. What has the smaller stamp must happen before what has the greater one; of equal stamps,
-//! the write before the read. Accumulations of equal stamp commute. Two writes of equal stamp are a violation of rule 5.
+//! the write before the read. Accumulations of equal stamp commute. Two writes of equal stamp are a violation of rule
+//! 5.
 //!
 //! Pairs are formed between boxes, so that tasks with equal regions are one. Between epochs, all pairs of two boxes are
 //! settled at once where the later access knows that the earlier one's rank has started a later kernel. Only accesses
@@ -159,7 +160,8 @@ impl Races<'_, '_, '_> {
         if a.agent == b.agent && a.step == b.step {
             return generic && a.mode == Mode::Read && a.boxed == b.boxed;
         }
-        // A template goes over a region piece by piece, in its own order: only what is the same piece at both ends is ordered.
+        // A template goes over a region piece by piece, in its own order: only what is the same piece at both ends is
+        // ordered.
         if a.boxed != b.boxed {
             return false;
         }

@@ -1,7 +1,8 @@
 //! Pairs of accesses that a path of signals orders.
 //!
-//! A path begins at what the earlier access's task posts once the access is complete, its *goal*, and ends at what the later one has
-//! seen complete, its *key*. Many accesses have the same goal, and many the same key: each two of these are looked at once.
+//! A path begins at what the earlier access's task posts once the access is complete, its *goal*, and ends at what the
+//! later one has seen complete, its *key*. Many accesses have the same goal, and many the same key: each two of these
+//! are looked at once.
 
 use super::groups::{Group, Groups};
 use crate::valid::{
@@ -184,7 +185,8 @@ impl<'p, 'a> Races<'p, '_, 'a> {
         let turned = if (xe < ye && mixed) || apart != 0 {
             let mut goal = goal.clone();
             if xe < ye && mixed {
-                // The path must lie in later epochs than the access: in the place of its epoch may be many of other kinds.
+                // The path must lie in later epochs than the access: in the place of its epoch may be many of other
+                // kinds.
                 goal.floor = xe + 1;
             }
             if apart != 0 {

@@ -1,11 +1,11 @@
 //! Rule 5 for all values of the run-time dimension: what is read was written, and outputs are written exactly once.
 //!
-//! A read that has the spans of its writes in every dimension that varies is covered for all values if it is for one. Any other is
-//! looked at where the order of bases and ends can change: at the ends of their linear pieces and where two lines cross. Between two
-//! such places next to each other the same parts of the same boxes overlap.
+//! A read that has the spans of its writes in every dimension that varies is covered for all values if it is for one.
+//! Any other is looked at where the order of bases and ends can change: at the ends of their linear pieces and where
+//! two lines cross. Between two such places next to each other the same parts of the same boxes overlap.
 //!
-//! Outputs are written exactly once if writes do not overlap (rule 1 sees to that) and their areas add up to the whole, as
-//! polynomials of the dimension between the places at which a piece begins or ends.
+//! Outputs are written exactly once if writes do not overlap (rule 1 sees to that) and their areas add up to the whole,
+//! as polynomials of the dimension between the places at which a piece begins or ends.
 
 use crate::valid::{
     boxes::{BoxId, Boxed},
@@ -28,7 +28,8 @@ use crate::valid::{
 use mk_plan::{BufId, Entity, Mode, Space};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most dimensions of a buffer that may vary at once, and one more: places at which polynomials that are equal are compared.
+/// Most dimensions of a buffer that may vary at once, and one more: places at which polynomials that are equal are
+/// compared.
 const DEGREE: usize = 4;
 
 /// Checks every class. `shapes[i]` are the shapes of class `i`.
@@ -210,8 +211,8 @@ impl Cover<'_> {
         None
     }
 
-    /// A box and its parts, from the box's base in dimensions that are the same for all values: the same answer holds wherever such a
-    /// box lies.
+    /// A box and its parts, from the box's base in dimensions that are the same for all values: the same answer holds
+    /// wherever such a box lies.
     fn relative(
         &self,
         whole: &[SpanId],
@@ -237,7 +238,8 @@ impl Cover<'_> {
         key
     }
 
-    /// Places of a range that stand for all of it: the order of bases and ends in each dimension is the same between them.
+    /// Places of a range that stand for all of it: the order of bases and ends in each dimension is the same between
+    /// them.
     fn places(&mut self, at: &Places, edges: &[Vec<SpanId>]) -> Vec<i64> {
         let mut places = BTreeSet::from([at.lo, at.hi]);
         let mut add = |k: i64| {

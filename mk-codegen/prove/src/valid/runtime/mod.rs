@@ -1,24 +1,24 @@
 //! Plans with a run-time dimension, proved for all its values.
 //!
-//! The dimension comes with each launch: ranks agree on it within one, and the next launch may have another value. One proof
-//! holds for all of them, with regions as exact functions of the dimension (`spans/`):
+//! The dimension comes with each launch: ranks agree on it within one, and the next launch may have another value. One
+//! proof holds for all of them, with regions as exact functions of the dimension (`spans/`):
 //!
-//! - Tasks, waits and posts are the same for all values (`skeleton.rs`). So are the sums of rule 3. The run that decides
-//!   deadlock, and so do back-pressure and internal edges in it, takes an access to be there if it is for some value: that holds
-//!   agents back more often, and no step ever disables another one.
-//! - Two accesses of one epoch are a pair if they overlap for some value (`overlaps.rs`). Two of different epochs are a pair
-//!   whatever the values of the two launches are.
-//! - An edge inside a task orders a pair only if something passes along it for all values for which the access is there (`within.rs`);
-//!   in tasks between the two, for all values.
-//! - Bounds, sizes of operands and cover are decided at the breakpoints of these functions (`regions.rs`, `cover.rs`): ends of
-//!   their linear pieces, and where two of them cross.
+//! - Tasks, waits and posts are the same for all values (`skeleton.rs`). So are the sums of rule 3. The run that
+//!   decides deadlock, and so do back-pressure and internal edges in it, takes an access to be there if it is for some
+//!   value: that holds agents back more often, and no step ever disables another one.
+//! - Two accesses of one epoch are a pair if they overlap for some value (`overlaps.rs`). Two of different epochs are a
+//!   pair whatever the values of the two launches are.
+//! - An edge inside a task orders a pair only if something passes along it for all values for which the access is there
+//!   (`within.rs`); in tasks between the two, for all values.
+//! - Bounds, sizes of operands and cover are decided at the breakpoints of these functions (`regions.rs`, `cover.rs`):
+//!   ends of their linear pieces, and where two of them cross.
 //!
-//! A division of the dimension gives a class of values for each remainder, and functions that are linear within a class. Where tasks,
-//! waits or posts do depend on the dimension, its values are divided into *cells* in which they do not, and all sequences of cells
-//! are proved, one for each epoch. What is neither is refused.
+//! A division of the dimension gives a class of values for each remainder, and functions that are linear within a
+//! class. Where tasks, waits or posts do depend on the dimension, its values are divided into *cells* in which they do
+//! not, and all sequences of cells are proved, one for each epoch. What is neither is refused.
 //!
-//! When something is not proved, the plan is verified for values with which that may go wrong, and the counterexample is one of
-//! those. Nothing here is therefore trusted to find the cause, only to find all there are.
+//! When something is not proved, the plan is verified for values with which that may go wrong, and the counterexample
+//! is one of those. Nothing here is therefore trusted to find the cause, only to find all there are.
 
 mod cover;
 mod skeleton;

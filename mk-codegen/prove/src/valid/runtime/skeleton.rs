@@ -1,6 +1,6 @@
-//! What must not depend on the run-time dimension for one proof to hold for all its values: which tasks there are, in which
-//! order, how often their lines repeat, which words they wait for and post to, with which counts, on which rank and in which
-//! version they touch memory.
+//! What must not depend on the run-time dimension for one proof to hold for all its values: which tasks there are, in
+//! which order, how often their lines repeat, which words they wait for and post to, with which counts, on which rank
+//! and in which version they touch memory.
 //!
 //! Where something of it does, the values are divided into cells for which it does not.
 

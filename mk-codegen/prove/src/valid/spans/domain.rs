@@ -1,7 +1,8 @@
 //! Sets of values of a run-time dimension, and linear functions on them.
 //!
-//! Values are kept as *runs*, arithmetic progressions `first + step * k`. On a run whose step is a multiple of a divisor `d`, a
-//! quotient by `d` of something linear is linear again; so there are as many runs as there are remainders to tell apart.
+//! Values are kept as *runs*, arithmetic progressions `first + step * k`. On a run whose step is a multiple of a
+//! divisor `d`, a quotient by `d` of something linear is linear again; so there are as many runs as there are
+//! remainders to tell apart.
 
 /// Values `first + step * k`, `k` in `0..n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,8 +134,8 @@ impl Line {
     }
 }
 
-/// Cuts `lo..=hi` at a part of it that lies at one of its ends, or is all or nothing of it: ranges in order, and whether each is that
-/// part.
+/// Cuts `lo..=hi` at a part of it that lies at one of its ends, or is all or nothing of it: ranges in order, and
+/// whether each is that part.
 pub(super) fn cut(lo: i64, hi: i64, part: Option<(i64, i64)>) -> Vec<((i64, i64), bool)> {
     let Some((from, to)) = part else { return vec![((lo, hi), false)] };
     let mut out = Vec::with_capacity(3);

@@ -113,7 +113,8 @@ impl Spans {
         (!places.is_empty()).then(|| self.live(places, whole))
     }
 
-    /// Whether a set of places has all those of another one. Sets of neighbours are joined, so that one range has the other.
+    /// Whether a set of places has all those of another one. Sets of neighbours are joined, so that one range has the
+    /// other.
     pub fn covers(&self, set: LiveId, other: LiveId) -> bool {
         if set == other || set == ALWAYS {
             return true;
@@ -139,8 +140,8 @@ impl Spans {
         out
     }
 
-    /// The places at which two boxes, given by a span in each dimension, have an element in common. More than one varying
-    /// dimension may have it at different places only.
+    /// The places at which two boxes, given by a span in each dimension, have an element in common. More than one
+    /// varying dimension may have it at different places only.
     pub fn overlap(&self, a: &[SpanId], b: &[SpanId]) -> Vec<Places> {
         let mut places: Option<Vec<Places>> = None;
         for (a, b) in a.iter().zip(b) {

@@ -205,7 +205,8 @@ fn a_descriptor_that_does_not_fit_is_an_error_of_its_process() {
     }
 }
 
-/// A fork of a process (a worker that loads data) has the page, and not the thread: its end is no farewell of the process.
+/// A fork of a process (a worker that loads data) has the page, and not the thread: its end is no farewell of the
+/// process.
 #[test]
 fn a_fork_does_not_leave_for_its_process() {
     use nix::sys::wait::{WaitStatus, waitpid};
@@ -412,7 +413,8 @@ fn a_rank_that_launches_something_else_is_told() {
     });
 }
 
-/// Who was refused a launch and leaves is missed in what the others launched, also if nothing here knows that instance any more.
+/// Who was refused a launch and leaves is missed in what the others launched, also if nothing here knows that instance
+/// any more.
 #[test]
 fn a_refused_launch_is_not_made() {
     ranks("refused", 2, |group, rank| {

@@ -8,7 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// Most bytes that wait to be sent to a process, or to be looked at from one: what a peer that does not keep up may cost.
+/// Most bytes that wait to be sent to a process, or to be looked at from one: what a peer that does not keep up may
+/// cost.
 const MOST: usize = 8 << 20;
 
 /// Wakes the thread that has the connections.

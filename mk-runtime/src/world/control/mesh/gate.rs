@@ -55,7 +55,8 @@ impl MeshListener {
     }
 }
 
-/// Connects with every process that has an address here: with lower ranks by going there, with higher ones by letting them come.
+/// Connects with every process that has an address here: with lower ranks by going there, with higher ones by letting
+/// them come.
 ///
 /// # Errors
 /// [`Error::PeerSilent`] with those that did not come in time, [`Error::PeerFailed`] for one that cannot be reached.

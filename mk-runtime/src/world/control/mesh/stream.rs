@@ -31,8 +31,8 @@ impl Default for Keeping {
     }
 }
 
-/// Cuts a stream of bytes into frames: a length of 4 bytes, a tag of 32, and as many bytes. Nothing is kept beyond one frame of the most bytes
-/// and what has come behind it.
+/// Cuts a stream of bytes into frames: a length of 4 bytes, a tag of 32, and as many bytes. Nothing is kept beyond one
+/// frame of the most bytes and what has come behind it.
 #[derive(Debug)]
 pub struct Frames {
     most: usize,

@@ -81,7 +81,8 @@ impl Relay {
     }
 }
 
-/// A group for each rank of several hosts, each on a thread, as processes would be. The way to rank 0 goes through the relay, if there is one.
+/// A group for each rank of several hosts, each on a thread, as processes would be. The way to rank 0 goes through the
+/// relay, if there is one.
 fn hosts<T: Send>(
     run: &str,
     topology: Topology,
@@ -212,7 +213,8 @@ fn leaving_is_not_dying() {
     }
 }
 
-/// A connection that breaks, and one on which nothing comes any more: of a process that has died, of a host without power.
+/// A connection that breaks, and one on which nothing comes any more: of a process that has died, of a host without
+/// power.
 #[test]
 fn a_host_that_is_gone_is_missed() {
     for (state, most) in [(BROKEN, Duration::ZERO), (STILL, FAST.silence)] {
@@ -233,7 +235,8 @@ fn a_host_that_is_gone_is_missed() {
     }
 }
 
-/// Each finds that the other launches something else, whoever comes first; on a host the others learn it from each other.
+/// Each finds that the other launches something else, whoever comes first; on a host the others learn it from each
+/// other.
 #[test]
 fn launches_are_compared_across_hosts() {
     hosts("launches", two_by(2), FAST, None, |group, rank| {
@@ -279,7 +282,8 @@ fn launches_are_compared_across_hosts() {
     });
 }
 
-/// However close together they come: at least one of two hosts gives up, and none both refuses a launch and is told to give it up.
+/// However close together they come: at least one of two hosts gives up, and none both refuses a launch and is told to
+/// give it up.
 #[test]
 fn not_both_hosts_miss_it() {
     const ROUNDS: u32 = 15;
@@ -299,7 +303,8 @@ fn not_both_hosts_miss_it() {
     assert!(seen[0].iter().zip(&seen[1]).all(|(a, b)| *a && *b), "{seen:?}");
 }
 
-/// A kernel that gives up on one host ends those of the others at once, also where the instance is bound a little later.
+/// A kernel that gives up on one host ends those of the others at once, also where the instance is bound a little
+/// later.
 #[test]
 fn giving_up_crosses_hosts() {
     hosts("gives-up", two_by(2), FAST, None, |group, rank| {

@@ -1,4 +1,5 @@
-//! Who knows the token: HMAC-SHA-256 (RFC 2104) over both ends' nonces, one answer for each end, and a key for what follows.
+//! Who knows the token: HMAC-SHA-256 (RFC 2104) over both ends' nonces, one answer for each end, and a key for what
+//! follows.
 
 use sha2::{Digest, Sha256};
 use std::io::Read;
@@ -69,7 +70,8 @@ impl Token {
         Ok(Token(Sha256::digest(run).to_vec()))
     }
 
-    /// The secret of a world's connections, by what its processes have said to each other; where they have a token, nobody else can know it.
+    /// The secret of a world's connections, by what its processes have said to each other; where they have a token,
+    /// nobody else can know it.
     pub(in crate::world) fn of_world(token: Option<&Token>, said: &[[u8; 32]]) -> Token {
         let key = token.map_or(&[][..], |token| &token.0);
         let parts: Vec<&[u8]> =

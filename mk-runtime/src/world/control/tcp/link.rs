@@ -1,5 +1,5 @@
-//! A connection of which both ends have shown that they know a secret: the hand-shake, and frames with a length within bounds and a tag
-//! of the connection's own key.
+//! A connection of which both ends have shown that they know a secret: the hand-shake, and frames with a length within
+//! bounds and a tag of the connection's own key.
 
 use super::super::wire::{Broken, Deadline, fill, put};
 use super::auth::{Key, TAG, Token, nonce};

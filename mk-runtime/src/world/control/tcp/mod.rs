@@ -1,10 +1,12 @@
 //! Processes of several hosts find each other over TCP.
 //!
-//! Rank 0 listens; every other rank connects, and both show that they know the run's token before either believes the other (`auth.rs`):
-//! neither sends the token, and what was shown to one newcomer is of no use to another. From then on every frame has a length within bounds and a tag of
-//! the connection's own key. Gathers go through rank 0. A stranger, a wrong token or a frame that is too long ends its own connection, and nothing else.
+//! Rank 0 listens; every other rank connects, and both show that they know the run's token before either believes the
+//! other (`auth.rs`): neither sends the token, and what was shown to one newcomer is of no use to another. From then on
+//! every frame has a length within bounds and a tag of the connection's own key. Gathers go through rank 0. A stranger,
+//! a wrong token or a frame that is too long ends its own connection, and nothing else.
 //!
-//! What travels is not encrypted: it is addresses and keys of arenas, which are worth something to those alone who reach the fabric.
+//! What travels is not encrypted: it is addresses and keys of arenas, which are worth something to those alone who
+//! reach the fabric.
 
 mod auth;
 mod link;
@@ -66,7 +68,8 @@ impl TcpBootstrap {
     /// Meets the other processes of a run.
     ///
     /// # Errors
-    /// [`Error::Rendezvous`] with the ranks that did not come; [`Error::Shape`] for a rank that does not exist; [`Error::System`].
+    /// [`Error::Rendezvous`] with the ranks that did not come; [`Error::Shape`] for a rank that does not exist;
+    /// [`Error::System`].
     pub fn meet(meeting: &Meeting) -> Result<TcpBootstrap, Error> {
         let Meeting { rank, world_size, limit, .. } = *meeting;
         if rank >= world_size || world_size > mk_abi::device::MAX_RANKS as u32 {

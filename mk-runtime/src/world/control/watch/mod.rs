@@ -1,14 +1,17 @@
-//! Notices that a process of the world has died, or makes other launches than this one, and tells kernels that wait for it.
+//! Notices that a process of the world has died, or makes other launches than this one, and tells kernels that wait for
+//! it.
 //!
 //! A socket closes when its process ends, however it ends. A process that leaves of its own will says so in shared
-//! memory first, and how many launches it has made: its part of those is done, and a kernel of ours that is still at work on
-//! what it sent must not be disturbed. Of a launch behind them it will be no part, so that for those it is as good as dead.
+//! memory first, and how many launches it has made: its part of those is done, and a kernel of ours that is still at
+//! work on what it sent must not be disturbed. Of a launch behind them it will be no part, so that for those it is as
+//! good as dead.
 //!
-//! Ranks meet in the kernels that they launch, one after the other. Where the n-th is another one on another rank, each waits for what
-//! stands behind the other, and whoever comes second sees it.
+//! Ranks meet in the kernels that they launch, one after the other. Where the n-th is another one on another rank, each
+//! waits for what stands behind the other, and whoever comes second sees it.
 //!
-//! Processes of other hosts say the same in messages (`mesh/`), which the thread reads and writes: what they have told stands in a page as if they
-//! had written it there. Of two hosts both may come first; each then finds out by the other's message.
+//! Processes of other hosts say the same in messages (`mesh/`), which the thread reads and writes: what they have told
+//! stands in a page as if they had written it there. Of two hosts both may come first; each then finds out by the
+//! other's message.
 
 mod shared;
 mod thread;
@@ -51,7 +54,8 @@ pub(super) struct Others {
     pub(super) ears: UnixStream,
 }
 
-/// The watching thread. Dropping it says farewell to the other processes; not in a fork of the process, which has neither.
+/// The watching thread. Dropping it says farewell to the other processes; not in a fork of the process, which has
+/// neither.
 pub(super) struct Watch {
     /// The process that is watched for.
     process: u32,
@@ -125,8 +129,8 @@ impl Watch {
         self.shared.count().last.map(|(_, rank)| rank)
     }
 
-    /// Counts a launch that is about to be made, and says what others have launched in its place, if it is of an `instance` that all
-    /// ranks launch in the same order.
+    /// Counts a launch that is about to be made, and says what others have launched in its place, if it is of an
+    /// `instance` that all ranks launch in the same order.
     ///
     /// # Errors
     /// [`Error::PeerGone`] with a rank that has left before it: it is not counted then.

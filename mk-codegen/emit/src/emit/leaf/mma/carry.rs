@@ -1,8 +1,8 @@
 //! The partial sum that a tile of a product goes on with.
 //!
-//! It has C's columns, in a buffer of C's type whose rows begin at multiples of 16 bytes. The loader brings it in the second half of the
-//! tile's steps along k, so that the sum has had the time of the first half to arrive; or behind all of them, where the product goes
-//! through an elementwise chain first.
+//! It has C's columns, in a buffer of C's type whose rows begin at multiples of 16 bytes. The loader brings it in the
+//! second half of the tile's steps along k, so that the sum has had the time of the first half to arrive; or behind all
+//! of them, where the product goes through an elementwise chain first.
 
 use crate::emit::leaf::mma::operands::rows_of;
 use crate::emit::{context::Emitter, error::EmitError, maps::View};
@@ -59,8 +59,9 @@ pub(in crate::emit) fn carry(
     Ok(context! { row, rows, map })
 }
 
-/// Every task reads the sum exactly once, in an iteration that has begun when half of the steps along k are made: then the loader, which
-/// brings it in the second half, is behind the waits that protect it. If it comes `last`, any iteration will do, and the task's end.
+/// Every task reads the sum exactly once, in an iteration that has begun when half of the steps along k are made: then
+/// the loader, which brings it in the second half, is behind the waits that protect it. If it comes `last`, any
+/// iteration will do, and the task's end.
 fn in_time(e: &Emitter<'_>, id: FamId, x: &Access, last: bool) -> Result<(), EmitError> {
     for rank in 0..e.plan.mesh.size() as usize {
         for task in e.points.tasks(id, rank, 1)? {

@@ -23,7 +23,8 @@ pub(in crate::emit) struct Factor {
     pub outer: Option<Expr>,
 }
 
-/// The left factor: rows of one matrix after another `[.., m, k]`; or `[.., k, m]`, also `[k, shards, m]`, whose rows of C come in shards.
+/// The left factor: rows of one matrix after another `[.., m, k]`; or `[.., k, m]`, also `[k, shards, m]`, whose rows
+/// of C come in shards.
 ///
 /// # Errors
 /// [`EmitError::Refused`] for regions that no map has.
@@ -57,9 +58,9 @@ pub(in crate::emit) fn left(
     Ok(Factor { view, box_dims: vec![box_rows, row], across, k, up: Expr::Const(0), outer: None })
 }
 
-/// Rows of the left factors `[m, k]` that the tiles of one loop load: where all matrices have fewer than a tile has room for, no more than
-/// whole swizzles of eight, since TMA takes time for rows that there are none of. A loop's stages expect one number of bytes, whichever
-/// family's tile they carry, so that the matrix with the most rows counts.
+/// Rows of the left factors `[m, k]` that the tiles of one loop load: where all matrices have fewer than a tile has
+/// room for, no more than whole swizzles of eight, since TMA takes time for rows that there are none of. A loop's
+/// stages expect one number of bytes, whichever family's tile they carry, so that the matrix with the most rows counts.
 ///
 /// # Errors
 /// [`EmitError::Internal`] for a family without a left factor.
@@ -85,8 +86,9 @@ pub(in crate::emit) fn loaded_rows(
     Ok(most)
 }
 
-/// Rows of the left factor `[m, k]` that tiles load whose rows end with the tensor, where all of one loop that end so have as many; each of so
-/// many CTAs side by side loads whole swizzles of eight of them. TMA takes time for rows that there are none of.
+/// Rows of the left factor `[m, k]` that tiles load whose rows end with the tensor, where all of one loop that end so
+/// have as many; each of so many CTAs side by side loads whole swizzles of eight of them. TMA takes time for rows that
+/// there are none of.
 ///
 /// # Errors
 /// Where a task or a region has no value.
@@ -128,8 +130,8 @@ pub(in crate::emit) fn end_rows(
     Ok(one.filter(|rows| other.is_none() && *rows < block_m))
 }
 
-/// The right factor: `[k, n]` or `[n, k]`; gated, gates and ups `[k, 2, n]` or `[2, n, k]`. Dimensions in front choose a matrix of a stack,
-/// and are one dimension of the map: k ends with each matrix, and not with the last of them.
+/// The right factor: `[k, n]` or `[n, k]`; gated, gates and ups `[k, 2, n]` or `[2, n, k]`. Dimensions in front choose
+/// a matrix of a stack, and are one dimension of the map: k ends with each matrix, and not with the last of them.
 ///
 /// # Errors
 /// [`EmitError::Refused`] for regions that no map has.
