@@ -236,6 +236,10 @@ impl<'p> Excerpt<'p> {
             (Op::GroupedGemm { .. }, [w, counts]) => {
                 format!("ragged({counts}) -> grouped_gemm({w})")
             }
+            (Op::GroupedWgrad, [dy, counts]) => {
+                let experts = node.ty.dims.first().map_or_else(String::new, |e| self.extent(e));
+                format!("ragged({counts}) -> grouped_wgrad({dy}, experts = {experts})")
+            }
             _ => self.stage(node, arguments),
         }
     }
@@ -311,7 +315,8 @@ impl<'p> Excerpt<'p> {
         let dims = self.program.ty(id).map_or(0, |ty| ty.dims.len());
         let of = |n: &Node| matches!(n.op, Op::GroupedGemm { .. }) && n.inputs.get(1) == Some(&id);
         let is_stack = self.nodes.iter().filter_map(|id| self.node(*id)).any(of);
-        dims == if is_stack { 4 } else { 3 }
+        let made = self.node(id).is_some_and(|n| n.op == Op::GroupedWgrad);
+        dims == if is_stack || made { 4 } else { 3 }
     }
 
     fn show_type(&self, id: ValueId) -> Option<String> {
