@@ -218,7 +218,9 @@ impl<'p> Excerpt<'p> {
         let arguments = self.arguments(node, 1);
         match (node.op, &arguments[..]) {
             // Whether the first operand says so already, or is a parameter of the excerpt.
-            (Op::GroupedGemm { .. }, [w, _]) if self.is_routed(node) && self.follows(node) => {
+            (Op::GroupedGemm { .. }, [w, _])
+                if self.follows(node) && (self.is_routed(node) || self.is_wide(node)) =>
+            {
                 format!("grouped_gemm({w})")
             }
             (Op::Dispatch { drops }, [ids]) => {
@@ -259,6 +261,12 @@ impl<'p> Excerpt<'p> {
     /// Whether its rows are made by the excerpt, which says whose they are.
     fn follows(&self, node: &Node) -> bool {
         node.inputs.first().is_some_and(|rows| self.nodes.contains(rows))
+    }
+
+    /// Whether its rows are gates and ups, which only a product makes: it says whose they are.
+    fn is_wide(&self, node: &Node) -> bool {
+        let rows = node.inputs.first().and_then(|id| self.program.ty(*id));
+        rows.is_some_and(|ty| ty.dims.len() == 3)
     }
 
     /// Whether a route says whose rows are whose.

@@ -1,6 +1,6 @@
 //! `ragged` and `grouped_gemm`: types, and what is said of mistakes.
 
-use mk_syntax::{Program, grad};
+use mk_syntax::{Excerpt, Program, grad};
 
 fn said(source: &str) -> String {
     Program::parse(source).map_or_else(|e| e.to_string(), |p| p.to_string())
@@ -143,8 +143,11 @@ fn layers_of_rows_have_all_gradients() {
     }";
     let program = Program::parse(text).expect("a pipeline");
     let found = grad::grad(&program, Some(&[0, 2, 3]), grad::Saves::default()).expect("a backward");
-    let backward = found.backward.expect("a backward").to_string();
+    let backward = found.backward.as_ref().expect("a backward").to_string();
     assert_eq!(backward.matches("grouped_wgrad(").count(), 2, "{backward}");
+    let again = found.backward.expect("a backward");
+    let text = Excerpt::whole(&again).text();
+    assert_eq!(Program::parse(&text).map_err(|e| format!("{e}\n{text}")), Ok(again));
     assert_eq!(found.gradients.len(), 3);
     // With weights, on the way back to tokens.
     let text = "fn f(x: bf16[T, K] @ shard(0), n: i32[T, S] @ shard(0), g: f32[T, S] @ shard(0),
