@@ -10,7 +10,7 @@ use mk_codegen::{
     cost::{self, Chip, CostError, DeviceModel, Gpu, Prediction},
     emit,
     passes::{self, LowerError},
-    settings::{self, AllReduce, Config, FLAT, Gather, Reduction, Schedule, Setting},
+    settings::{self, AllReduce, Config, FLAT, Gather, Reduction, SMALL_CHUNK, Schedule, Setting},
     target,
 };
 use mk_runtime::World;
@@ -76,8 +76,9 @@ pub fn predict_each(
 const BUDGET_TASKS: usize = 600_000;
 
 /// The config that the model takes for the best. A function of its arguments: it searches one setting after the other
-/// from the defaults (and from the flattest tiles, where those are worth trying: they pay together with parts along k),
-/// twice, and stops where the plans are so large that more predictions would take long.
+/// from the defaults (and from the flattest tiles, where those are worth trying: they pay together with parts along k;
+/// and from small chunks of few rows), twice, and stops where the plans are so large that more predictions would take
+/// long.
 ///
 /// Nothing where no config of the space has a plan and a prediction.
 pub fn choose(
@@ -122,10 +123,16 @@ fn choose_from(
     let search = Search { scores: &scores, choices: &choices, with: &with };
     let offered = choices.iter().find(|(_, values)| values.iter().any(|v| v == FLAT));
     let flat = offered.and_then(|(setting, _)| with(&default, setting, &FLAT.to_string()));
+    // Few rows: small chunks pay where as many SMs send them, and the other way round.
+    let setting = |name: &str| choices.iter().find(|(setting, _)| setting.name == name);
+    let small = setting("chunk_bytes").zip(setting("intra_comm_sms")).and_then(|(chunk, sms)| {
+        let least = chunk.1.first().filter(|_| chunk.1.iter().any(|v| *v == SMALL_CHUNK))?;
+        with(&with(flat.as_ref().unwrap_or(&default), chunk.0, least)?, sms.0, sms.1.last()?)
+    });
     // A share of it each, so that a later one is not what is left of the first.
-    let budget = BUDGET_TASKS / if flat.is_some() { 2 } else { 1 };
+    let budget = BUDGET_TASKS / (1 + usize::from(flat.is_some()) + usize::from(small.is_some()));
     let mut found = search.descend(default, budget, true);
-    if let Some(start) = flat {
+    for start in flat.into_iter().chain(small) {
         found = better(found, search.descend(start, budget, true));
     }
     // Ways of moving and adding need numbers of their own: one that is a little slower with the others' may be the
