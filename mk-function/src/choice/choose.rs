@@ -10,7 +10,10 @@ use mk_codegen::{
     cost::{self, Chip, CostError, DeviceModel, Gpu, Prediction},
     emit,
     passes::{self, LowerError},
-    settings::{self, AllReduce, Config, FLAT, Gather, Reduction, SMALL_CHUNK, Schedule, Setting},
+    settings::{
+        self, AllReduce, Config, FLAT, Gather, MANY_SENDERS, Reduction, SMALL_CHUNK, Schedule,
+        Setting,
+    },
     target,
 };
 use mk_runtime::World;
@@ -123,11 +126,17 @@ fn choose_from(
     let search = Search { scores: &scores, choices: &choices, with: &with };
     let offered = choices.iter().find(|(_, values)| values.iter().any(|v| v == FLAT));
     let flat = offered.and_then(|(setting, _)| with(&default, setting, &FLAT.to_string()));
-    // Few rows: small chunks pay where as many SMs send them, and the other way round.
-    let setting = |name: &str| choices.iter().find(|(setting, _)| setting.name == name);
-    let small = setting("chunk_bytes").zip(setting("intra_comm_sms")).and_then(|(chunk, sms)| {
-        let least = chunk.1.first().filter(|_| chunk.1.iter().any(|v| *v == SMALL_CHUNK))?;
-        with(&with(flat.as_ref().unwrap_or(&default), chunk.0, least)?, sms.0, sms.1.last()?)
+    // Few rows: small chunks pay where many SMs send them, and the other way round.
+    let setting = |name: &str, value: &str| {
+        choices
+            .iter()
+            .find(|(s, values)| s.name == name && values.iter().any(|v| v == value))
+            .map(|(s, _)| s)
+    };
+    let small = setting("chunk_bytes", SMALL_CHUNK).zip(setting("intra_comm_sms", MANY_SENDERS));
+    let small = small.and_then(|(chunk, sms)| {
+        let from = with(flat.as_ref().unwrap_or(&default), chunk, &SMALL_CHUNK.to_string())?;
+        with(&from, sms, &MANY_SENDERS.to_string())
     });
     // A share of it each, so that a later one is not what is left of the first.
     let budget = BUDGET_TASKS / (1 + usize::from(flat.is_some()) + usize::from(small.is_some()));

@@ -9,6 +9,9 @@ pub const FLAT: &str = "64x128x64";
 /// Bytes of a chunk of few rows.
 pub const SMALL_CHUNK: &str = "8192";
 
+/// SMs that send them: 24 were the best of 4, 12, 24 and 32 for 256 to 448 rows of two H200, by 1 to 18 %.
+pub const MANY_SENDERS: &str = "24";
+
 /// Rows up to which an `all_reduce` whose rows are not cut is worth its slots, which are as large as the result for
 /// each rank.
 const FEW_ROWS: u64 = 1024;
