@@ -1,6 +1,7 @@
 """Functions that differentiate, on CPU tensors in a reference world: against autograd, and as torch sees the operator. Needs torch."""
 
 import copy
+import math
 import os
 import pickle
 import subprocess
@@ -279,6 +280,33 @@ class OneRank(unittest.TestCase):
         # d_out, v, v5, v4, w, v3; then v5, w, v3 and the two results of the first kernel; without the operands of v's gradient, with it; …
         self.assertEqual(most, [6, 5, 4, 4])
         self.assertEqual(sum(ref() is not None for ref in alive), len(results))
+
+    def test_kernels_of_a_step_add_to_f32_matrices_in_their_place(self):
+        text = "fn gated(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2), v: bf16[F, K] @ shard(0)) { " \
+               "gather(x) -> gemm(w) -> swiglu -> gemm(v) -> reduce_scatter }"
+        derived = mk._mk._derive(text, None, gather_again=False, activate_again=False, into=[1, 2])
+        runner, sizes, brought = Runner(derived["backward"], mk.World.offline(2), {}), {"M": 64, "K": 32, "F": 96}, []
+        shape = lambda i: runner.local(runner.values[i], sizes)
+        steps = runner.steps(sizes)
+
+        def stands_in_for(step):
+            def run(*_, out=None):
+                # To a kernel, what is [.., 2, F] is a matrix.
+                shapes = [[*shape(i)[:-2], math.prod(shape(i)[-2:])] if i in step["flat"] else list(shape(i)) for i in step["results"]]
+                out = [torch.empty(s) for s in shapes] if out is None else out if isinstance(out, list) else [out]
+                self.assertEqual([list(t.shape) for t in out], shapes)
+                brought.extend(t.data_ptr() for t in out)
+                return out
+
+            return run
+
+        for step in steps:
+            step[2] = stands_in_for(step[0])
+        self.assertTrue(any(step["flat"] for step, *_ in steps))
+        results = [i for _, i in runner.program["results"]]
+        mains = {i: torch.zeros(shape(i)) for i in results[1:]}
+        runner._steps_of(torch, steps, sizes, [torch.empty(runner.local(v, sizes)) for v in runner.parameters], mains)
+        self.assertLessEqual({t.data_ptr() for t in mains.values()}, set(brought))
 
     def test_a_retained_graph_keeps_what_is_saved(self):
         f = mk.compile(MLP, self.world)

@@ -46,6 +46,15 @@ const REPLICATED_GATED: &str = "fn f(a: bf16[M, K] @ replicate, w: bf16[K, 2, N]
 /// Every strategy that a [`Config`] has beside the defaults, on shapes that have something to get wrong.
 #[allow(dead_code)]
 pub const VARIANTS: &[Variant] = &[
+    variant(
+        (
+            "gather_few_rows_in_pieces",
+            "gather(a) -> gemm(b)",
+            4,
+            &[("a", &[100, 512]), ("b", &[512, 2048])],
+        ),
+        |c| c.chunk_bytes = 8 << 10,
+    ),
     variant(("one_shot_few_rows", "gemm(a, b) -> all_reduce", 4, FEW_ROWS), |c| {
         c.all_reduce = AllReduce::OneShot;
     }),

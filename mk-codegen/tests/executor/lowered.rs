@@ -8,10 +8,16 @@ use crate::{
     fixtures::{TILE, WHOLE, schedules},
     harness::{Data, no_tables, run},
 };
-use mk_codegen::{plan::Space, sim::Options};
+use mk_codegen::{
+    plan::{Plan, Space},
+    sim::Options,
+};
 
 fn right(source: &str, ranks: u32, shapes: &[(&str, &[u64])]) {
-    let plan = common::plan(source, ranks, shapes).expect("lowers");
+    right_plan(common::plan(source, ranks, shapes).expect("lowers"), source, ranks);
+}
+
+fn right_plan(plan: Plan, source: &str, ranks: u32) {
     let output = plan.buffers.values().find(|b| b.space == Space::Out).expect("an output");
     let reference = move |d: &Data, e: i64, r: usize| {
         let product = dense::gather_gemm(d, e, r, ranks as usize);
@@ -37,6 +43,16 @@ fn right(source: &str, ranks: u32, shapes: &[(&str, &[u64])]) {
 fn gather_gemm_on_any_number_of_ranks() {
     for ranks in [1, 2, 3, 5, 8] {
         right("gather(a) -> gemm(b)", ranks, &[("a", &[320, 72]), ("b", &[72, 136])]);
+    }
+}
+
+/// 25 rows of a rank in four pieces, the last of four rows; tiles hold rows of all ranks.
+#[test]
+fn few_rows_travel_in_pieces() {
+    let name = "gather_few_rows_in_pieces";
+    let v = common::VARIANTS.iter().find(|v| v.case.0 == name).expect("there is such a variant");
+    for ranks in [2, 4, 5] {
+        right_plan(v.plan(ranks).expect("lowers"), v.case.1, ranks);
     }
 }
 

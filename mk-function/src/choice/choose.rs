@@ -10,7 +10,10 @@ use mk_codegen::{
     cost::{self, Chip, CostError, DeviceModel, Gpu, Prediction},
     emit,
     passes::{self, LowerError},
-    settings::{self, AllReduce, Config, FLAT, Gather, Reduction, Schedule, Setting},
+    settings::{
+        self, AllReduce, Config, FLAT, Gather, MANY_SENDERS, Reduction, SMALL_CHUNK, Schedule,
+        Setting,
+    },
     target,
 };
 use mk_runtime::World;
@@ -76,8 +79,9 @@ pub fn predict_each(
 const BUDGET_TASKS: usize = 600_000;
 
 /// The config that the model takes for the best. A function of its arguments: it searches one setting after the other
-/// from the defaults (and from the flattest tiles, where those are worth trying: they pay together with parts along k),
-/// twice, and stops where the plans are so large that more predictions would take long.
+/// from the defaults (and from the flattest tiles, where those are worth trying: they pay together with parts along k;
+/// and from small chunks of few rows), twice, and stops where the plans are so large that more predictions would take
+/// long.
 ///
 /// Nothing where no config of the space has a plan and a prediction.
 pub fn choose(
@@ -122,10 +126,22 @@ fn choose_from(
     let search = Search { scores: &scores, choices: &choices, with: &with };
     let offered = choices.iter().find(|(_, values)| values.iter().any(|v| v == FLAT));
     let flat = offered.and_then(|(setting, _)| with(&default, setting, &FLAT.to_string()));
+    // Few rows: small chunks pay where many SMs send them, and the other way round.
+    let setting = |name: &str, value: &str| {
+        choices
+            .iter()
+            .find(|(s, values)| s.name == name && values.iter().any(|v| v == value))
+            .map(|(s, _)| s)
+    };
+    let small = setting("chunk_bytes", SMALL_CHUNK).zip(setting("intra_comm_sms", MANY_SENDERS));
+    let small = small.and_then(|(chunk, sms)| {
+        let from = with(flat.as_ref().unwrap_or(&default), chunk, &SMALL_CHUNK.to_string())?;
+        with(&from, sms, &MANY_SENDERS.to_string())
+    });
     // A share of it each, so that a later one is not what is left of the first.
-    let budget = BUDGET_TASKS / if flat.is_some() { 2 } else { 1 };
+    let budget = BUDGET_TASKS / (1 + usize::from(flat.is_some()) + usize::from(small.is_some()));
     let mut found = search.descend(default, budget, true);
-    if let Some(start) = flat {
+    for start in flat.into_iter().chain(small) {
         found = better(found, search.descend(start, budget, true));
     }
     // Ways of moving and adding need numbers of their own: one that is a little slower with the others' may be the

@@ -179,7 +179,10 @@ class Runner:
                 inputs = [t.flatten(-2) if i in step["flat"] else t for i, t in zip(step["inputs"], inputs)]
                 out = None
                 if any(i in replaced for i in step["results"]):
-                    out = [replaced[i] if i in replaced else self._empty(torch, i, sizes, i in step["flat"], inputs[0]) for i in step["results"]]
+                    # A view of what is given: a copy would lose what is written.
+                    flat = lambda i, t: t.view(*t.shape[:-2], -1) if i in step["flat"] else t
+                    out = [flat(i, replaced[i]) if i in replaced else self._empty(torch, i, sizes, i in step["flat"], inputs[0])
+                           for i in step["results"]]
                 made = native(*inputs) if out is None else native(*inputs, out=out if len(out) > 1 else out[0])
                 made = made if isinstance(made, (tuple, list)) else [made]
             for i, tensor in zip(step["results"], made):

@@ -13,6 +13,8 @@ pub enum FaultCause {
     PeerGone,
     /// The rank that the kernel waited for launched another one in its place: [`Fault::instead`].
     OtherLaunch,
+    /// The rank that the kernel waited for has launched it, too, but its GPU has not started it.
+    NotStarted,
     /// A number that this version does not know.
     Unknown(u32),
 }
@@ -153,6 +155,17 @@ impl fmt::Display for Fault {
                     duration(self.waited_ns),
                     self.expected,
                     self.seen
+                )?;
+            }
+            FaultCause::NotStarted => {
+                self.waited_at(f)?;
+                write!(
+                    f,
+                    ": {} launched it, too, but its GPU did not start it within {}: kernels of others hold SMs there or stand \
+                     before it in its stream. If they wait for this rank in turn, as NCCL's do on another stream, keep SMs free \
+                     for them: reserve_sms (in Python reserve_sms=\"nccl\")",
+                    self.peer_name(),
+                    duration(self.waited_ns)
                 )?;
             }
             FaultCause::Known(FaultKind::PlanMismatch) => {

@@ -83,6 +83,11 @@ impl Health {
     /// A rank whose process has died did not set the abort flag itself; one that launched something else had a reason
     /// to, and one of another host, or whose network has failed, has told what it was.
     fn known(&self, mut fault: Fault, why: Option<&(u32, String)>) -> Fault {
+        if let (FaultCause::Known(FaultKind::EntryTimeout), Some(peer)) = (fault.cause, fault.peer)
+            && self.group.as_ref().is_some_and(|g| g.launched(self.number, fault.rank, peer))
+        {
+            fault.cause = FaultCause::NotStarted;
+        }
         let (FaultCause::Known(FaultKind::PeerAborted), Some(peer)) = (fault.cause, fault.peer)
         else {
             return fault;

@@ -163,9 +163,13 @@ impl Facts {
     /// Rows that lie together: those of a gathered operand, and of a result that is summed, are cut by owner, unless
     /// tiles hold few rows of several owners.
     pub(super) fn shard_rows(&self, rows: u64) -> u64 {
-        let of_owner = rows / u64::from(self.ranks.max(1));
+        let cut = self.sums() || self.gathers() && !self.spans_few(rows);
+        if cut { rows / u64::from(self.ranks.max(1)) } else { rows }
+    }
+
+    /// Whether tiles may hold so many gathered rows, few of each rank.
+    pub(super) fn spans_few(&self, rows: u64) -> bool {
         let spans = self.gathers() && self.gathers.iter().all(|g| g.spans) && !self.sums();
-        let cut = self.sums() || self.gathers() && !(spans && of_owner < FEW_SHARD_ROWS);
-        if cut { of_owner } else { rows }
+        spans && rows / u64::from(self.ranks.max(1)) < FEW_SHARD_ROWS
     }
 }

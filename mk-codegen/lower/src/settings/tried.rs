@@ -6,6 +6,12 @@ use mk_plan::target;
 /// Tiles of few rows, where few columns make enough of them.
 pub const FLAT: &str = "64x128x64";
 
+/// Bytes of a chunk of few rows.
+pub const SMALL_CHUNK: &str = "8192";
+
+/// SMs that send them: 24 were the best of 4, 12, 24 and 32 for 256 to 448 rows of two H200, by 1 to 18 %.
+pub const MANY_SENDERS: &str = "24";
+
 /// Rows up to which an `all_reduce` whose rows are not cut is worth its slots, which are as large as the result for
 /// each rank.
 const FEW_ROWS: u64 = 1024;
@@ -110,7 +116,10 @@ pub(super) fn intra_comm_sms(facts: &Facts) -> Vec<String> {
 
 pub(super) fn chunk_bytes(facts: &Facts) -> Vec<String> {
     let some = (facts.gathers() || facts.ring) && facts.ranks > 1;
-    if some { texts(&[128 << 10, 256 << 10, 512 << 10]) } else { Vec::new() }
+    let all = if some { &[128 << 10, 256 << 10, 512 << 10][..] } else { &[] };
+    // Few rows leave side by side, from as many SMs as there are.
+    let few = if facts.spans_few(facts.most_rows()) { &[SMALL_CHUNK, "32768"][..] } else { &[] };
+    [texts(few), texts(all)].concat()
 }
 
 fn gathers_for_products(facts: &Facts) -> bool {

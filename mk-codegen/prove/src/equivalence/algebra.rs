@@ -1,6 +1,6 @@
 //! What a plan and a program are evaluated in: numbers of the fields, or sets of inputs for messages.
 
-use super::number::{Pair, mix, random};
+use super::number::{Pair, Products, mix, random};
 use mk_dtype::DType;
 use mk_plan::EpilogueOp;
 use std::collections::{BTreeSet, HashMap};
@@ -77,6 +77,8 @@ pub(super) struct Block {
 /// Arithmetic of elements. Storing to memory, of whatever type, is no operation.
 pub(super) trait Algebra {
     type Elem: Copy + PartialEq;
+    /// A sum to which products are added.
+    type Sum: Copy;
 
     const ZERO: Self::Elem;
 
@@ -84,6 +86,9 @@ pub(super) trait Algebra {
     fn input(&mut self, block: &Block, at: &[usize]) -> Self::Elem;
     fn add(&mut self, a: Self::Elem, b: Self::Elem) -> Self::Elem;
     fn mul(&mut self, a: Self::Elem, b: Self::Elem) -> Self::Elem;
+    fn sum_from(&mut self, a: Self::Elem) -> Self::Sum;
+    fn add_product(&mut self, sum: &mut Self::Sum, a: Self::Elem, b: Self::Elem);
+    fn sum(&mut self, sum: Self::Sum) -> Self::Elem;
     fn scale(&mut self, a: Self::Elem, factor: f32) -> Self::Elem;
     fn apply(&mut self, f: Function, a: Self::Elem) -> Self::Elem;
     fn difference(&mut self, a: Self::Elem, b: Self::Elem) -> Self::Elem;
@@ -103,6 +108,27 @@ pub(super) trait Algebra {
     }
 }
 
+/// Adds a row times a matrix to a row: `row[i]` times `matrix(i, j)` to `to[j]`. `sums` is room.
+#[inline(always)]
+pub(super) fn add_row_times<A: Algebra>(
+    algebra: &mut A,
+    to: &mut [A::Elem],
+    sums: &mut Vec<A::Sum>,
+    row: impl Iterator<Item = (usize, A::Elem)>,
+    matrix: impl Fn(usize, usize) -> A::Elem,
+) {
+    sums.clear();
+    sums.extend(to.iter().map(|x| algebra.sum_from(*x)));
+    for (i, left) in row {
+        for (j, sum) in sums.iter_mut().enumerate() {
+            algebra.add_product(sum, left, matrix(i, j));
+        }
+    }
+    for (to, sum) in to.iter_mut().zip(sums) {
+        *to = algebra.sum(*sum);
+    }
+}
+
 /// Numbers of the fields.
 pub(super) struct Numbers {
     seed: u64,
@@ -119,6 +145,7 @@ impl Numbers {
 
 impl Algebra for Numbers {
     type Elem = Pair;
+    type Sum = Products;
 
     const ZERO: Pair = Pair::ZERO;
 
@@ -137,6 +164,19 @@ impl Algebra for Numbers {
     #[inline(always)]
     fn mul(&mut self, a: Pair, b: Pair) -> Pair {
         a.mul(b)
+    }
+
+    fn sum_from(&mut self, a: Pair) -> Products {
+        Products::of(a)
+    }
+
+    #[inline(always)]
+    fn add_product(&mut self, sum: &mut Products, a: Pair, b: Pair) {
+        sum.add(a, b);
+    }
+
+    fn sum(&mut self, sum: Products) -> Pair {
+        sum.sum()
     }
 
     fn scale(&mut self, a: Pair, factor: f32) -> Pair {
@@ -243,6 +283,7 @@ impl Contributions {
 
 impl Algebra for Contributions {
     type Elem = u32;
+    type Sum = u32;
 
     const ZERO: u32 = 0;
 
@@ -282,6 +323,19 @@ impl Algebra for Contributions {
     fn mul(&mut self, a: u32, b: u32) -> u32 {
         // Nothing comes of what nothing was added up to.
         if a == 0 || b == 0 { 0 } else { self.add(a, b) }
+    }
+
+    fn sum_from(&mut self, a: u32) -> u32 {
+        a
+    }
+
+    fn add_product(&mut self, sum: &mut u32, a: u32, b: u32) {
+        let product = self.mul(a, b);
+        *sum = self.add(*sum, product);
+    }
+
+    fn sum(&mut self, sum: u32) -> u32 {
+        sum
     }
 
     fn scale(&mut self, a: u32, _: f32) -> u32 {

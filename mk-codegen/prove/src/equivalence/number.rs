@@ -48,9 +48,22 @@ impl Modulus {
     /// `a b / 2^64`.
     #[inline(always)]
     const fn mul(self, a: u64, b: u64) -> u64 {
-        let product = a as u128 * b as u128;
-        let m = (product as u64).wrapping_mul(self.negated);
-        let high = ((product + m as u128 * self.n as u128) >> 64) as u64;
+        self.reduced(a as u128 * b as u128)
+    }
+
+    /// Adds `a b` to a sum of products that is below `n 2^64`, and stays so.
+    #[inline(always)]
+    const fn add_product(self, sum: u128, a: u64, b: u64) -> u128 {
+        let more = sum + a as u128 * b as u128;
+        let limit = (self.n as u128) << 64;
+        if more >= limit { more - limit } else { more }
+    }
+
+    /// A sum of products as [`Modulus::mul`] gives one.
+    #[inline(always)]
+    const fn reduced(self, sum: u128) -> u64 {
+        let m = (sum as u64).wrapping_mul(self.negated);
+        let high = ((sum + m as u128 * self.n as u128) >> 64) as u64;
         if high >= self.n { high - self.n } else { high }
     }
 
@@ -101,6 +114,30 @@ impl Modulus {
 pub(super) struct Pair {
     first: u64,
     second: u64,
+}
+
+/// A sum of products that is not reduced yet: one reduction in the place of one for each product.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Products {
+    first: u128,
+    second: u128,
+}
+
+impl Products {
+    /// A number, to which products are added.
+    pub fn of(x: Pair) -> Products {
+        Products { first: u128::from(x.first) << 64, second: u128::from(x.second) << 64 }
+    }
+
+    #[inline(always)]
+    pub fn add(&mut self, a: Pair, b: Pair) {
+        self.first = FIRST.add_product(self.first, a.first, b.first);
+        self.second = SECOND.add_product(self.second, a.second, b.second);
+    }
+
+    pub fn sum(self) -> Pair {
+        Pair { first: FIRST.reduced(self.first), second: SECOND.reduced(self.second) }
+    }
 }
 
 impl Pair {
@@ -223,6 +260,21 @@ mod tests {
                     assert_eq!(m.mul(m.form(a), m.inverse(m.form(a))), m.form(1));
                 }
             }
+        }
+    }
+
+    /// Also where every product is as large as it can be.
+    #[test]
+    fn products_are_added_as_one_by_one() {
+        let most = Pair { first: P - 1, second: Q - 1 };
+        for i in 0..200u64 {
+            let of = |j: u64| if i % 3 == 0 { most } else { random(&[i, j]) };
+            let (mut sum, mut sums) = (of(0), Products::of(of(0)));
+            for j in 1..=i {
+                sum = sum.add(of(j).mul(of(j + 1)));
+                sums.add(of(j), of(j + 1));
+            }
+            assert_eq!(sums.sum(), sum, "{i} products");
         }
     }
 

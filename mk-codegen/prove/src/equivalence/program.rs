@@ -3,7 +3,7 @@
 //! Nothing of the passes is used: a mistake of theirs cannot be in both.
 
 use super::{
-    algebra::{Algebra, Block, Function},
+    algebra::{Algebra, Block, Function, add_row_times},
     budget::EXPONENTIAL,
     cells::Cells,
     dims::{Dims, Tensor, Value, gradient_operands},
@@ -355,19 +355,15 @@ impl<A: Algebra> Evaluator<'_, A> {
             let b = y.on(rank);
             let m = a.shape[1 - inner];
             let n = b.data.len() / b.shape[usize::from(b_transposed)].max(1);
-            let mut data = vec![A::ZERO; m * n];
+            let (mut data, mut sums) = (vec![A::ZERO; m * n], Vec::new());
             for (i, row) in data.chunks_mut(n.max(1)).enumerate() {
                 if self.algebra.spent() {
                     break;
                 }
-                for l in part.clone() {
-                    let left = a.data[if a_transposed { l * m + i } else { i * k + l }];
-                    for (j, sum) in row.iter_mut().enumerate() {
-                        let right = b.data[if b_transposed { j * k + l } else { l * n + j }];
-                        let product = self.algebra.mul(left, right);
-                        *sum = self.algebra.add(*sum, product);
-                    }
-                }
+                let left = |l| (l, a.data[if a_transposed { l * m + i } else { i * k + l }]);
+                let left = part.clone().map(left);
+                let right = |l, j| b.data[if b_transposed { j * k + l } else { l * n + j }];
+                add_row_times(self.algebra, row, &mut sums, left, right);
             }
             let columns = if b_transposed { &b.shape[..1] } else { &b.shape[1..] };
             Tensor { shape: [&[m], columns].concat(), data }

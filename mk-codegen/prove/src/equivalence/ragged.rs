@@ -5,7 +5,7 @@
 //! other memory.
 
 use super::{
-    algebra::Algebra,
+    algebra::{Algebra, add_row_times},
     cells::{Cells, Lines},
     dims::{Counts, Dims, Tensor},
     error::FieldError,
@@ -232,17 +232,26 @@ impl Dims<'_> {
             Some(Op::Dispatch { drops: true }) => each / block / own.max(1) * block,
             _ => usize::MAX,
         };
+        // Tokens of each expert, in order, each once.
+        let mut tokens = vec![Vec::new(); of_world];
+        for (token, of_token) in experts.chunks(slots.max(1) as usize).enumerate() {
+            for e in of_token {
+                let of_expert = usize::try_from(*e).ok().and_then(|e| tokens.get_mut(e));
+                if let Some(list) = of_expert.filter(|list| list.last() != Some(&(token as i32))) {
+                    list.push(token as i32);
+                }
+            }
+        }
         let mut all = vec![None; rows];
         for rank in 0..self.ranks {
             let mut at = 0usize;
-            for e in (rank * own) as i32..((rank + 1) * own).min(of_world) as i32 {
+            for e in rank * own..((rank + 1) * own).min(of_world) {
                 let end = at.saturating_add(keep).min(each);
-                for (token, of_token) in experts.chunks(slots.max(1) as usize).enumerate() {
-                    if of_token.contains(&e) && at < end {
-                        all[rank * each + at] = Some((e, token as i32));
-                        at += 1;
-                    }
+                let kept = tokens[e].len().min(end.saturating_sub(at));
+                for (row, token) in all[rank * each + at..].iter_mut().zip(&tokens[e][..kept]) {
+                    *row = Some((e as i32, *token));
                 }
+                at += kept;
                 at = at.next_multiple_of(block);
             }
         }
@@ -302,21 +311,16 @@ pub(super) fn product<A: Algebra>(
     let transposed = node.op == (Op::GroupedGemm { transposed: true });
     let (first, others) = (w.shape[1], w.shape[2..].iter().product::<usize>());
     let (depth, columns) = if transposed { (others, first) } else { (first, others) };
-    let mut data = vec![A::ZERO; x.shape[0] * columns];
+    let (mut data, mut sums) = (vec![A::ZERO; x.shape[0] * columns], Vec::new());
     for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
         if algebra.spent() {
             break;
         }
         let Some(Some(e)) = experts.get(cells.original(row, i) as usize) else { continue };
         let matrix = &w.data[cells.at(expert, *e) * depth * columns..];
-        for l in 0..depth {
-            let left = x.data[i * depth + l];
-            for (j, sum) in out.iter_mut().enumerate() {
-                let right = matrix[if transposed { j * depth + l } else { l * columns + j }];
-                let product = algebra.mul(left, right);
-                *sum = algebra.add(*sum, product);
-            }
-        }
+        let row = x.data[i * depth..][..depth].iter().copied().enumerate();
+        let right = |l, j| matrix[if transposed { j * depth + l } else { l * columns + j }];
+        add_row_times(algebra, out, &mut sums, row, right);
     }
     let columns = if transposed { &w.shape[1..2] } else { &w.shape[2..] };
     Tensor { shape: [&x.shape[..1], columns].concat(), data }

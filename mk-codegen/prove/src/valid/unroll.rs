@@ -72,11 +72,12 @@ impl<'w, 'a> Unroller<'w, 'a> {
         epoch: i64,
     ) -> Result<Class, Halt> {
         let (ranks, words, far) = (world.ranks, world.words.total, world.is_far());
+        let class = world.classes.last().map(Class::with_room).unwrap_or_default();
         let mut u = Unroller {
             world,
             points,
             over: cell.map(Regions::new),
-            class: Class::default(),
+            class,
             epoch,
             errors: Vec::new(),
             told: HashSet::new(),

@@ -90,6 +90,17 @@ impl Class {
         &self.by_word[self.starts[w] as usize..self.starts[w + 1] as usize]
     }
 
+    /// An empty one, with room for as many events as another one has.
+    pub fn with_room(&self) -> Class {
+        Class {
+            tasks: Vec::with_capacity(self.tasks.len()),
+            accs: Vec::with_capacity(self.accs.len()),
+            waits: Vec::with_capacity(self.waits.len()),
+            posts: Vec::with_capacity(self.posts.len()),
+            ..Class::default()
+        }
+    }
+
     pub fn index_words(&mut self, words: usize, rotation: Rotation) {
         self.starts = vec![0; words + 1];
         for p in &self.posts {

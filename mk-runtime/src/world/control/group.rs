@@ -272,6 +272,11 @@ impl Group {
         Some(self.text(self.watch.other_launch(instance, rank, peer)?, peer))
     }
 
+    /// Whether `peer` has made the launches of `instance` that `rank` has made, too.
+    pub(crate) fn launched(&self, instance: u32, rank: u32, peer: u32) -> bool {
+        self.watch.launched(instance, rank, peer)
+    }
+
     /// From here on launches are not compared: replays are nobody's to count, and after a failure ranks may have made
     /// different ones.
     pub(crate) fn lose_count(&self) {

@@ -67,6 +67,16 @@ impl Pieces {
         Pieces { block, blocks, piece, per_block: (block + piece - 1) / piece }
     }
 
+    /// One block of few rows, in pieces of so many bytes at most, but of a row at least.
+    pub fn of_few(rows: i32, row_bytes: u64, most_bytes: u32) -> Pieces {
+        let most = u64::from(most_bytes) / row_bytes.max(1);
+        let piece = i32::try_from(most).unwrap_or(rows).clamp(1, rows.max(1));
+        // As many rows in each, so that none is left with few.
+        let count = (rows + piece - 1) / piece;
+        let piece = (rows + count - 1) / count.max(1);
+        Pieces { block: rows, blocks: 1, piece, per_block: (rows + piece - 1) / piece.max(1) }
+    }
+
     /// Its loops: block and piece.
     fn domain(self) -> Vec<(&'static str, Expr)> {
         vec![("i", self.blocks.into()), ("q", self.per_block.into())]

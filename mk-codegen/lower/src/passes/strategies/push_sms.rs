@@ -44,7 +44,10 @@ pub(in crate::passes) fn push(
     let slices = slices.filter(|_| bulk);
     let blocks = rows.blocks;
     let row_bytes = (slices.map_or(k_value, |s| s.depth) as u64 * size_bytes).max(1);
-    let cut = Pieces::new(block, blocks, row_bytes, config.chunk_bytes);
+    let cut = match whole {
+        true => Pieces::of_few(block, row_bytes, config.chunk_bytes),
+        false => Pieces::new(block, blocks, row_bytes, config.chunk_bytes),
+    };
     let pieces = cut.per_block;
     let k = draft.dim(&x.shape[1]);
     let pitch = (!bulk).then_some(Expr::Const(padded));

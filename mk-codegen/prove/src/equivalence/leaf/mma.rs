@@ -2,7 +2,7 @@
 
 use super::{Linked, Links, Meaning, Places, Stored, Task, Work, Write, epilogue::of_epilogue};
 use crate::equivalence::{
-    algebra::Algebra,
+    algebra::{Algebra, add_row_times},
     context::Context,
     linker::{Linker, Matrix},
     tile::Tile,
@@ -60,31 +60,30 @@ impl<E: Copy + PartialEq> Context<E> {
         } else {
             a
         };
-        let b = match (b_layout, gated) {
-            (BLayout::Nk, _) => b.transposed(),
-            // `[k, 2, n]`: gates and ups side by side.
-            (BLayout::Kn, true) => {
-                Tile { rows: b.rows / 2, cols: b.cols * 2, data: b.data.clone() }
+        let upright;
+        let (depth, cols, right) = match (b_layout, gated) {
+            (BLayout::Nk, _) => {
+                upright = b.transposed();
+                (upright.rows, upright.cols, &upright.data)
             }
-            (BLayout::Kn, false) => b.clone(),
+            // `[k, 2, n]`: gates and ups side by side.
+            (BLayout::Kn, true) => (b.rows / 2, b.cols * 2, &b.data),
+            (BLayout::Kn, false) => (b.rows, b.cols, &b.data),
         };
-        if a.cols != b.rows {
-            return Err(format!("`a` is {}x{} and `b` {}x{}", a.rows, a.cols, b.rows, b.cols));
+        if a.cols != depth {
+            return Err(format!("`a` is {}x{} and `b` {depth}x{cols}", a.rows, a.cols));
         }
-        let fresh = || Tile::filled(a.rows, b.cols, A::ZERO);
+        let fresh = || Tile::filled(a.rows, cols, A::ZERO);
         let mut sum = self.sum.clone().unwrap_or_else(fresh);
-        if (sum.rows, sum.cols) != (a.rows, b.cols) {
+        let mut sums = Vec::new();
+        if (sum.rows, sum.cols) != (a.rows, cols) {
             return Err("the tile changes its shape between steps".into());
         }
-        for (i, row) in sum.data.chunks_mut(b.cols.max(1)).enumerate() {
-            for (x, right) in a.row(i).iter().zip(b.data.chunks(b.cols.max(1))) {
-                for (sum, y) in row.iter_mut().zip(right) {
-                    let product = algebra.mul(*x, *y);
-                    *sum = algebra.add(*sum, product);
-                }
-            }
+        for (i, row) in sum.data.chunks_mut(cols.max(1)).enumerate() {
+            let left = a.row(i).iter().copied().enumerate();
+            add_row_times(algebra, row, &mut sums, left, |l, j| right[l * cols + j]);
         }
-        let work = (a.rows * a.cols * b.cols) as u64;
+        let work = (a.rows * a.cols * cols) as u64;
         self.sum = Some(sum);
         Ok(work)
     }

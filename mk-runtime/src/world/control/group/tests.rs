@@ -406,6 +406,10 @@ fn a_rank_that_launches_something_else_is_told() {
         }
         assert_eq!(group.other_launch(1, 0, 2), None);
         assert_eq!(group.other_launch(2, 0, 1), None);
+        let launched = [(1, 0, 2), (1, 0, 1), (2, 0, 1), (3, 0, 1)]
+            .map(|(n, rank, peer)| group.launched(n, rank, peer));
+        assert_eq!(launched, [true, false, true, false]);
+        round();
         assert_eq!(told, [if rank == 1 { 2 } else { 0 }, 0]);
         // What comes next is in step again.
         group.launching(Some(2)).unwrap();

@@ -164,6 +164,15 @@ impl Watch {
         page.launches_of(instance).find_map(|n| differing(n, instance, page, other))
     }
 
+    /// Whether `peer` has made the launches of `instance` that `rank` has made, too, as far as they are noted.
+    pub(super) fn launched(&self, instance: u32, rank: u32, peer: u32) -> bool {
+        let (Some(page), Some(other)) = (self.page(rank), self.page(peer)) else { return false };
+        let mut launches = page.launches_of(instance).peekable();
+        launches.peek().is_some()
+            && launches
+                .all(|n| page.counts(n) && other.counts(n) && other.noted(n) == Some(instance))
+    }
+
     fn astray(&self, launch: u64, instance: u32) -> Option<Astray> {
         let peers = (0..).zip(&self.theirs).filter_map(|(r, p)| Some((r, p.as_deref()?)));
         peers.into_iter().find_map(|(peer, page)| {
