@@ -121,7 +121,8 @@ impl Opened {
             Opened::Plan(_, _, None) => return None,
             Opened::Plan(_, _, Some(pipeline)) | Opened::Pipeline(pipeline) => pipeline,
         };
-        let is_routed = |op: Op| matches!(op, Op::GroupedGemm { .. } | Op::Dispatch { .. });
+        let is_routed =
+            |op: Op| matches!(op, Op::GroupedGemm { .. } | Op::GroupedWgrad | Op::Dispatch { .. });
         Some(pipeline.program.nodes().iter().any(|node| is_routed(node.op)))
     }
 

@@ -210,8 +210,9 @@ impl Cutter<'_> {
             }
             shapes.insert(tensor.name.clone(), shape);
         }
-        // A capacity may be of no tensor.
-        let capacities = program.nodes().iter().filter(|n| matches!(n.op, Op::Dispatch { .. }));
+        // A capacity may be of no tensor, and so may a number of experts.
+        let own = |n: &&Node| matches!(n.op, Op::Dispatch { .. } | Op::GroupedWgrad);
+        let capacities = program.nodes().iter().filter(own);
         let named = capacities.filter_map(|n| match n.ty.dims.first()? {
             Dim::Sym(id) => program.symbols().get(id.index()),
             Dim::Lit(_) => None,

@@ -155,11 +155,7 @@ pub(crate) fn experts_of(case: Case<'_>, ids: ValueId) -> Option<usize> {
     if case.bound.shape(ids)?.len() != 2 {
         return None;
     }
-    let of = |n: &&mk_syntax::Node| {
-        matches!(n.op, Op::GroupedGemm { .. }) && n.inputs.get(2) == Some(&ids)
-    };
-    let product = case.program.nodes().iter().find(of)?;
-    case.bound.shape(*product.inputs.get(1)?)?.first().map(|n| *n as usize)
+    case.bound.dim(case.program.experts_of(ids)?).map(|n| n as usize)
 }
 
 /// How many rows are kept of each expert, where others are dropped, by the experts of tokens.
@@ -227,11 +223,12 @@ pub(crate) fn counts_of(program: &Program, value: ValueId) -> Option<ValueId> {
 /// Capacity of a rank in blocks of rows, where a tensor has rows of experts.
 pub(crate) fn blocks(case: Case<'_>, counts: &Tensor, rank: usize) -> u64 {
     let of = |node: &&mk_syntax::Node| {
-        matches!(node.op, Op::GroupedGemm { .. }) && node.inputs.get(2) == Some(&counts.id)
+        matches!(node.op, Op::GroupedGemm { .. } | Op::GroupedWgrad)
+            && node.inputs.get(2) == Some(&counts.id)
     };
     let node = case.program.nodes().iter().find(of);
     let rows = node.and_then(|node| {
-        let shape = case.bound.shape(node.result)?;
+        let shape = case.bound.shape(node.inputs[0])?;
         let placement = placement(&node.ty.placement).ok()?;
         Layout::new(shape, placement, case.ranks, rank).shape().first().copied()
     });

@@ -40,6 +40,13 @@ pub fn macs(case: Case<'_>) -> u64 {
             sum = sum.saturating_add((elements(w) / experts.max(1)).saturating_mul(rows));
             continue;
         }
+        if let (Op::GroupedWgrad, [x, dy, _]) = (node.op, &node.inputs[..]) {
+            let elements =
+                |id: &ValueId| case.bound.shape(*id).unwrap_or(&[]).iter().product::<u64>();
+            let rows = case.bound.shape(*x).and_then(|s| s.first()).copied().unwrap_or(1);
+            sum = sum.saturating_add(elements(x).saturating_mul(elements(dy)) / rows.max(1));
+            continue;
+        }
         let (Op::Gemm { a_transposed, .. }, [a, b]) = (node.op, &node.inputs[..]) else {
             continue;
         };

@@ -174,6 +174,43 @@ class OneRank(unittest.TestCase):
         with self.assertRaisesRegex(mk.ArgumentError, "take 6 blocks, and the capacity is 4"):
             mk.compile(text, self.world)(x, counts + 127, w)
 
+    def test_rows_of_experts_have_gradients(self):
+        import mk.nn
+
+        layer = mk.nn.GroupedMLP(16, 24, 3, self.world)
+        gate_up, down = random(3, 48, 16, seed=1, scale=0.25), random(3, 16, 24, seed=2, scale=0.2)
+        layer.load(gate_up, down)
+        # Pads have no value, and one expert no rows.
+        spans, counts = [(0, 130), (256, 0), (256, 5)], torch.tensor([130, 0, 5], dtype=torch.int32)
+        x, d = torch.full((512, 16), float("nan")).bfloat16(), torch.full((512, 16), float("nan")).bfloat16()
+        for first, n in spans:
+            x[first : first + n], d[first : first + n] = random(n, 16, seed=3), random(n, 16, seed=4)
+        x.requires_grad_()
+        y = layer(x, counts)
+        got = torch.autograd.grad(y, [x, layer.gate_up, layer.down], d)
+        dense = [t.detach().float().requires_grad_() for t in (x, layer.gate_up, layer.down)]
+        rows, w, v = dense
+        want, given = [], []
+        for e, (first, n) in enumerate(spans):
+            gate, up = (rows[first : first + n] @ w[e].flatten(1)).chunk(2, 1)
+            want.append(torch.nn.functional.silu(gate) * up @ v[e])
+            given.append(d[first : first + n].float())
+            if n:
+                close(self, y[first : first + n], want[-1])
+        for a, b in zip(got[1:], torch.autograd.grad(torch.cat(want), [w, v], torch.cat(given), retain_graph=True)):
+            self.assertEqual(a[1].abs().max().item(), 0)
+            close(self, a, b)
+        b = torch.autograd.grad(torch.cat(want), rows, torch.cat(given))[0]
+        for first, n in spans:
+            if n:
+                close(self, got[0][first : first + n], b[first : first + n])
+        # As transformers and Megatron keep them.
+        for state in ({"gate_up_proj": gate_up, "down_proj": down},
+                      {f"linear_fc{i}.weight{e}": t[e] for i, t in ((1, gate_up), (2, down)) for e in range(3)}):
+            other = mk.nn.GroupedMLP(16, 24, 3, self.world)
+            other.load_state_dict(state)
+            self.assertTrue(torch.equal(other.gate_up, layer.gate_up) and torch.equal(other.down, layer.down))
+
     def test_opcheck(self):
         f, tensors = self.mlp()
         f(*tensors)

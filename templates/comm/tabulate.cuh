@@ -54,6 +54,36 @@ MK_DEVICE void tabulate_blocks(const Context& ctx, const BlocksTask& work, u32 t
   }
 }
 
+struct BeginsTask {
+  u32 task;         // linear index in the role
+  u32 family;
+  u64 source;       // rows of each group, i32
+  u64 destination;  // the first row of each group, and the one behind all, i32
+  u32 groups;
+  u32 rows;  // of a block
+};
+
+// Where rows of groups begin, each in blocks of its own. One warp adds them up; whoever made the blocks has refused rows below 0.
+MK_DEVICE void tabulate_phase(const Context&, const BeginsTask& work, u32, u32 thread, u32) {
+  if (thread >= 32) return;
+  u32 first = 0;
+#pragma unroll 1
+  for (u32 from = 0; from < work.groups; from += 32) {
+    const u32 group = from + thread;
+    const u32 rows = group < work.groups ? ld_u32(reinterpret_cast<const void*>(work.source + u64{group} * 4)) : 0;
+    const u32 own = (rows + work.rows - 1) / work.rows * work.rows;
+    u32 behind = own;
+#pragma unroll
+    for (u32 apart = 1; apart < 32; apart *= 2) {
+      const u32 before = __shfl_up_sync(0xffffffffu, behind, apart);
+      if (thread >= apart) behind += before;
+    }
+    if (group < work.groups) st_u32(reinterpret_cast<void*>(work.destination + u64{group} * 4), first + behind - own);
+    first += __shfl_sync(0xffffffffu, behind, 31);
+  }
+  if (thread == 0) st_u32(reinterpret_cast<void*>(work.destination + u64{work.groups} * 4), first);
+}
+
 MK_DEVICE void tabulate_phase(const Context& ctx, const BlocksTask& work, u32, u32 thread, u32 threads) {
   tabulate_blocks(ctx, work, thread, threads);
 }

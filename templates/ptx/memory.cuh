@@ -123,6 +123,10 @@ MK_DEVICE Vec16 ld_shared_vec16(u32 address) {
                : "=r"(v.x[0]), "=r"(v.x[1]), "=r"(v.x[2]), "=r"(v.x[3]) : "r"(address) : "memory");
   return v;
 }
+// For the async proxy to read: a proxy fence and a named barrier follow.
+MK_DEVICE void st_shared_zeros(u32 address) {
+  asm volatile("st.shared::cta.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+}
 // For the async proxy to read: not volatile, a proxy fence and an mbarrier follow.
 MK_DEVICE void st_shared_f32x2(u32 address, float x, float y) {
   asm volatile("st.shared::cta.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");

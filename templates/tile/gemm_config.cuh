@@ -47,6 +47,7 @@ struct GemmOptions {
   bool clipped = false;         // Tma: where a tile's rows end inside a panel, the tensor's do
   bool only_tile = false;       // Tma: no CTA has a second tile
   bool short_rows = false;      // many tiles have fewer rows than there is room for, and some none
+  bool ragged_depth = false;    // a tile's last step has fewer rows of both operands, and what is behind them is no value
   u32 cluster = 1;              // CTAs that share a tile, each with a part of its steps along k
   u32 below = 1;                // CTAs of a cluster whose tiles lie one below the other: they load B together
   u32 beside = 1;               // and side by side: they load A together
@@ -85,6 +86,7 @@ struct GemmConfig {
   static constexpr bool kLoadsTogether = kTogether > 1;
   static constexpr bool kClipped = kOptions.clipped;
   static constexpr bool kShortRows = kOptions.short_rows;
+  static constexpr bool kRaggedDepth = kOptions.ragged_depth;
   static constexpr StorePath kStore = kOptions.store;
   static constexpr bool kPingPong = kOptions.consumers == Consumers::PingPong;
 
@@ -384,6 +386,7 @@ struct GemmTile {
   i32 c_row, c_col;        // C's first row and column
   i32 e_row;               // first row of the epilogue's matrix operands
   u32 k_blocks;            // steps of kStepBytes, at least 1
+  i32 depth;               // ragged: elements along K, which may be 0
   i32 valid_rows;          // of this tile, may be <= 0 or more than the block
   i32 valid_cols;
   u64 c_data;              // direct path: address of C[0, 0]

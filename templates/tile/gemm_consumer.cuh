@@ -59,6 +59,26 @@ MK_DEVICE void sm90_mma_step_swapped(const GemmSmem<Config>& smem, u32 consumer,
   }
 }
 
+// Zeros in the place of what lies behind the last `rows` rows of a step's operands, of which each panel has one row after the other: pads of
+// both, since 0 times what is no number is none. Each consumer sees to it by itself; another one writes the same zeros.
+template <class Config, class Edges>
+MK_DEVICE void sm90_zero_behind(const GemmSmem<Config>& smem, u32 consumer, u32 stage, i32 rows) {
+  static_assert(Config::kA == ALayout::MMajor && Config::kB == BLayout::NMajor && !Config::kSwapped, "rows of K follow each other");
+  const u32 first = rows < 0 ? 0 : static_cast<u32>(rows), thread = threadIdx.x % kWarpgroupThreads;
+  // A panel's rows are as long as its swizzle spans, so that whole rows are whole in it, too.
+  const auto zero = [&](u32 from, u32 panels, u32 row_bytes) {
+    const u32 each = (kBlockK - first) * (row_bytes / 16);
+#pragma unroll 1
+    for (u32 i = thread; i < panels * each; i += kWarpgroupThreads) {
+      st_shared_zeros(from + i / each * (kBlockK * row_bytes) + first * row_bytes + i % each * 16);
+    }
+  };
+  zero(smem.a(stage), Config::kAPanels, 128);
+  zero(smem.b(stage), Config::kBPanels, Config::kBPanelRowBytes);
+  fence_proxy_async_shared();
+  consumer_sync<Edges::turn, Config::kConsumers>(consumer);
+}
+
 template <class Config>
 MK_DEVICE void sm90_pin_all(float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
 #pragma unroll
@@ -147,11 +167,15 @@ MK_DEVICE void sm90_promoted_steps(const GemmSmem<Config>& smem, u32 consumer, u
 
 // Steps `from` to `to` of a tile. One stays in flight: a stage goes back when the step after it has been issued.
 template <class Config, class Edges>
-MK_DEVICE void sm90_mma_steps(const GemmSmem<Config>& smem, u32 consumer, u32 from, u32 to, RingCursor<Config::kStages>& ring,
-                              float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+MK_DEVICE void sm90_mma_steps(const GemmSmem<Config>& smem, u32 consumer, u32 from, u32 to, [[maybe_unused]] i32 depth,
+                              RingCursor<Config::kStages>& ring, float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
 #pragma unroll 1
   for (u32 k = from; k < to; ++k) {
     mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
+    if constexpr (Config::kRaggedDepth) {
+      const i32 left = depth - static_cast<i32>(k * kBlockK);
+      if (left < static_cast<i32>(kBlockK)) sm90_zero_behind<Config, Edges>(smem, consumer, ring.stage, left);
+    }
     sm90_wgmma_fence();
     if constexpr (Config::kSwapped) {
       sm90_mma_step_swapped<Config>(smem, consumer, ring.stage, k == 0, acc);
@@ -166,12 +190,12 @@ MK_DEVICE void sm90_mma_steps(const GemmSmem<Config>& smem, u32 consumer, u32 fr
 }
 
 template <class Config, class Edges>
-MK_DEVICE void sm90_steps(const GemmSmem<Config>& smem, u32 consumer, u32 from, u32 to, RingCursor<Config::kStages>& ring,
-                          float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+MK_DEVICE void sm90_steps(const GemmSmem<Config>& smem, u32 consumer, u32 from, u32 to, [[maybe_unused]] i32 depth,
+                          RingCursor<Config::kStages>& ring, float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   if constexpr (Config::kPromotes) {
     sm90_promoted_steps<Config, Edges>(smem, consumer, from, to, ring, acc);
   } else {
-    sm90_mma_steps<Config, Edges>(smem, consumer, from, to, ring, acc);
+    sm90_mma_steps<Config, Edges>(smem, consumer, from, to, depth, ring, acc);
   }
 }
 
@@ -201,7 +225,7 @@ MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const Hooks& hooks, c
     for (; part < parts; ++part) {
       const u32 step = tile.carry_step<Config>(part);
       if (step >= tile.k_blocks) break;
-      sm90_steps<Config, Edges>(smem, consumer, done, step, ring, acc);
+      sm90_steps<Config, Edges>(smem, consumer, done, step, tile.depth, ring, acc);
       // Also where there was no step: ptxas wants to see it.
       sm90_mma_end<Config>(acc);
       if (step > done) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
@@ -209,7 +233,7 @@ MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const Hooks& hooks, c
       done = step;
     }
   }
-  sm90_steps<Config, Edges>(smem, consumer, done, tile.k_blocks, ring, acc);
+  sm90_steps<Config, Edges>(smem, consumer, done, tile.k_blocks, tile.depth, ring, acc);
   const bool ends = part == parts;
   // Not before the stages have come that this one still looks at.
   if (ends) sm90_pass_turn<Config, Edges>(smem, consumer);

@@ -114,6 +114,19 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
             }
             out
         }
+        Op::GroupedWgrad => {
+            let width = |id: ValueId| shape(id)[1..].iter().product::<usize>();
+            let (k, n) = (width(node.inputs[0]), width(node.inputs[1]));
+            let mut out = vec![0.0; shape(node.result)[0] * k * n];
+            for (row, (e, _)) in rows(of(2), shape(node.inputs[2])[1]) {
+                for l in 0..k {
+                    let to = &mut out[(e * k + l) * n..][..n];
+                    let dy = &of(1)[row * n..][..n];
+                    to.iter_mut().zip(dy).for_each(|(sum, d)| *sum += of(0)[row * k + l] * d);
+                }
+            }
+            out
+        }
         Op::Combine => {
             let (columns, slots) = (shape(node.result)[1], shape(node.inputs[1])[1]);
             let mut out = vec![0.0; shape(node.result).iter().product()];

@@ -69,5 +69,5 @@ pub use routes::{
 };
 pub use routes::{NO_EXPERT, kept, listed, own_experts};
 pub use runs::{depth_dim, row_dim};
-pub use tables::{FilledRows, TableSet, entries};
+pub use tables::{FilledRows, TableSet, entries, prefix};
 pub use text::ReadError;

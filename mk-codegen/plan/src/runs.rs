@@ -147,6 +147,18 @@ impl Points<'_> {
         // A launch may leave a tile without rows, which makes one step.
         let mut least = if self.plan.runtime_dim().is_some() { 1 } else { i64::MAX };
         for id in run {
+            let looks_up = |a: &Access| a.region.iter().any(|r| self.plan.names_stored(&r.1));
+            let f = &self.plan.families[*id];
+            let ragged = |a: &Access| match f.leaf.product() {
+                Some(MmaTile { a_layout: ALayout::Km, .. }) => {
+                    a.operand == Operand::A && looks_up(a)
+                }
+                _ => false,
+            };
+            if f.accesses.iter().any(ragged) {
+                least = least.min(1);
+                continue;
+            }
             for rank in 0..self.plan.mesh.size() as usize {
                 for task in self.tasks(*id, rank, 1)? {
                     let (each, times) = self.steps(&task)?.unwrap_or((0, 0));

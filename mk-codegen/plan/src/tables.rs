@@ -266,7 +266,8 @@ pub fn entries(table: &Table) -> usize {
     table.shape.iter().map(|n| *n as usize).product()
 }
 
-fn prefix(counts: &[i32], align: i32) -> Vec<i32> {
+/// The table of [`TableSource::Prefix`]: sums of what comes before, each rounded up.
+pub fn prefix(counts: &[i32], align: i32) -> Vec<i32> {
     let align = align.max(1);
     let mut sum = 0i32;
     let mut out = Vec::with_capacity(counts.len() + 1);

@@ -96,6 +96,12 @@ pub const KINDS: &[(&str, &str)] = &[
         }",
     ),
     (
+        "wgrad",
+        "fn f(x: bf16[R, K] @ shard(0), counts: i32[E] @ shard(0), y: bf16[R, N] @ shard(0)) {
+            ragged(x, counts) -> grouped_wgrad(y)
+        }",
+    ),
+    (
         "dispatch",
         "fn f(x: bf16[T, K] @ shard(0), ids: i32[T, J] @ shard(0), w: bf16[E, K, N] @ shard(0)) {
             dispatch(x, ids, capacity = R) -> grouped_gemm(w)

@@ -218,7 +218,9 @@ impl<'p> Excerpt<'p> {
         let arguments = self.arguments(node, 1);
         match (node.op, &arguments[..]) {
             // Whether the first operand says so already, or is a parameter of the excerpt.
-            (Op::GroupedGemm { .. }, [w, _]) if self.is_routed(node) && self.follows(node) => {
+            (Op::GroupedGemm { .. }, [w, _])
+                if self.follows(node) && (self.is_routed(node) || self.is_wide(node)) =>
+            {
                 format!("grouped_gemm({w})")
             }
             (Op::Dispatch { drops }, [ids]) => {
@@ -235,6 +237,10 @@ impl<'p> Excerpt<'p> {
             (Op::Combine, [_, weights]) => format!("combine({weights})"),
             (Op::GroupedGemm { .. }, [w, counts]) => {
                 format!("ragged({counts}) -> grouped_gemm({w})")
+            }
+            (Op::GroupedWgrad, [dy, counts]) => {
+                let experts = node.ty.dims.first().map_or_else(String::new, |e| self.extent(e));
+                format!("ragged({counts}) -> grouped_wgrad({dy}, experts = {experts})")
             }
             _ => self.stage(node, arguments),
         }
@@ -255,6 +261,12 @@ impl<'p> Excerpt<'p> {
     /// Whether its rows are made by the excerpt, which says whose they are.
     fn follows(&self, node: &Node) -> bool {
         node.inputs.first().is_some_and(|rows| self.nodes.contains(rows))
+    }
+
+    /// Whether its rows are gates and ups, which only a product makes: it says whose they are.
+    fn is_wide(&self, node: &Node) -> bool {
+        let rows = node.inputs.first().and_then(|id| self.program.ty(*id));
+        rows.is_some_and(|ty| ty.dims.len() == 3)
     }
 
     /// Whether a route says whose rows are whose.
@@ -311,7 +323,8 @@ impl<'p> Excerpt<'p> {
         let dims = self.program.ty(id).map_or(0, |ty| ty.dims.len());
         let of = |n: &Node| matches!(n.op, Op::GroupedGemm { .. }) && n.inputs.get(1) == Some(&id);
         let is_stack = self.nodes.iter().filter_map(|id| self.node(*id)).any(of);
-        dims == if is_stack { 4 } else { 3 }
+        let made = self.node(id).is_some_and(|n| n.op == Op::GroupedWgrad);
+        dims == if is_stack || made { 4 } else { 3 }
     }
 
     fn show_type(&self, id: ValueId) -> Option<String> {

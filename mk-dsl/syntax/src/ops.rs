@@ -33,6 +33,7 @@ pub(crate) enum OpKind {
     AttentionDv,
     Ragged,
     GroupedGemm,
+    GroupedWgrad,
     Dispatch,
     Combine,
     /// In the language, and not yet in the compiler.
@@ -61,7 +62,7 @@ const fn later(name: &'static str) -> OpInfo {
     op(name, OpKind::Unsupported, "", "")
 }
 
-pub(crate) const OPS: [OpInfo; 33] = [
+pub(crate) const OPS: [OpInfo; 34] = [
     op("gather", OpKind::Gather, "`gather` or `gather(axis)`", "`gather(x)`"),
     op("gemm", OpKind::Gemm, "`gemm(w)`, or `gemm(x, w)` at the start of a chain", "`gemm(x, w)`"),
     op(
@@ -171,6 +172,12 @@ pub(crate) const OPS: [OpInfo; 33] = [
         "`grouped_gemm(w)`",
         "`ragged(x, counts) -> grouped_gemm(w)`",
     ),
+    op(
+        "grouped_wgrad",
+        OpKind::GroupedWgrad,
+        "`grouped_wgrad(dy)`, and `grouped_wgrad(dy, experts = E)` of rows that a route names",
+        "`ragged(x, counts) -> grouped_wgrad(dy)`",
+    ),
     op("dispatch", OpKind::Dispatch, "`dispatch(ids)`", "`dispatch(x, ids)`"),
     op(
         "combine",
@@ -207,13 +214,15 @@ pub(crate) fn folded(name: &str) -> String {
 /// Whether users write it; the others are what `mk grad` derives.
 fn is_written(op: &OpInfo) -> bool {
     use OpKind::{
-        AttentionDk, AttentionDq, AttentionDv, AttentionStats, RmsNormGrad, Slope, SwigluGrad,
+        AttentionDk, AttentionDq, AttentionDv, AttentionStats, GroupedWgrad, RmsNormGrad, Slope,
+        SwigluGrad,
     };
     !matches!(
         op.kind,
         OpKind::Unsupported
             | Slope(_)
             | SwigluGrad
+            | GroupedWgrad
             | RmsNormGrad
             | AttentionStats
             | AttentionDq

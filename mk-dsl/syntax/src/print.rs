@@ -100,6 +100,7 @@ impl Program {
             Op::Dispatch { drops: true } => args.push("drop".to_owned()),
             Op::Lse
             | Op::GroupedGemm { transposed: false }
+            | Op::GroupedWgrad
             | Op::Dispatch { drops: false }
             | Op::Combine
             | Op::Dequantize

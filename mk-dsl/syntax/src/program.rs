@@ -205,6 +205,10 @@ pub enum Op {
         /// Matrices are read the other way round: `[E, K, N]` is stored.
         transposed: bool,
     },
+    /// `[x: [R, K], dy: [R, N], counts: i32 [E]] -> [E, K, N]`, or of `[R, G, N]`, `[E, K, G, N]`: gradients of the
+    /// matrices of [`Op::GroupedGemm`]. Of each expert its rows of `x`, the other way round, times those of `dy`,
+    /// accumulated in f32; zeros of one without rows.
+    GroupedWgrad,
     /// `[x: [T, H], ids: i32 or i64 [T, K]] -> [R, H]`: the ragged rows of each rank's experts are the tokens that go
     /// to them, in their order. Each token goes to K experts, each once.
     Dispatch {
@@ -311,6 +315,7 @@ impl Op {
             Op::Gather { .. } => "gather",
             Op::Gemm { .. } => "gemm",
             Op::GroupedGemm { .. } => "grouped_gemm",
+            Op::GroupedWgrad => "grouped_wgrad",
             Op::Dispatch { .. } => "dispatch",
             Op::Combine => "combine",
             Op::Dequantize => "dequantize",
@@ -349,6 +354,7 @@ impl Op {
             Op::Gather { .. }
                 | Op::Gemm { .. }
                 | Op::GroupedGemm { .. }
+                | Op::GroupedWgrad
                 | Op::Dispatch { .. }
                 | Op::Combine
                 | Op::Dequantize
@@ -472,6 +478,16 @@ impl Program {
         self.def(value).map(|def| match def {
             Def::Param(tensor) => &tensor.ty,
             Def::Node(node) => &node.ty,
+        })
+    }
+
+    /// How many experts there are, of rows that these counts, or this route, say the experts of, by what reads the
+    /// rows.
+    pub fn experts_of(&self, counts: ValueId) -> Option<Dim> {
+        self.nodes.iter().filter(|n| n.inputs.get(2) == Some(&counts)).find_map(|n| match n.op {
+            Op::GroupedGemm { .. } => self.ty(n.inputs[1])?.dims.first().copied(),
+            Op::GroupedWgrad => n.ty.dims.first().copied(),
+            _ => None,
         })
     }
 

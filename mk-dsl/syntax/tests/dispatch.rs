@@ -144,5 +144,5 @@ fn derivatives() {
         "{}",
         says(&[2])
     );
-    assert!(says(&[3]).contains("the gradient of its matrices has a ragged K"), "{}", says(&[3]));
+    assert!(says(&[3]).contains("takes rows with the weights of `combine`"), "{}", says(&[3]));
 }

@@ -1,6 +1,6 @@
 //! `ragged` and `grouped_gemm`: types, and what is said of mistakes.
 
-use mk_syntax::{Program, grad};
+use mk_syntax::{Excerpt, Program, grad};
 
 fn said(source: &str) -> String {
     Program::parse(source).map_or_else(|e| e.to_string(), |p| p.to_string())
@@ -89,13 +89,71 @@ fn transposed_matrices() {
     assert!(gated("E, K, N").contains(says), "{}", gated("E, K, N"));
 }
 
-/// Its matrices would have a gradient of ragged K; rows have one.
+/// Of rows and of matrices, whose gradient has a ragged K.
 #[test]
 fn derivatives() {
     let program = Program::parse("ragged(x, n) -> grouped_gemm(w)").expect("a pipeline");
-    let error = grad::grad(&program, None, grad::Saves::default()).expect_err("no derivative");
-    assert!(error.to_string().contains("`grouped_gemm` has no derivative here"), "{error}");
+    let all = grad::grad(&program, None, grad::Saves::default()).expect("derivatives");
+    let text = all.backward.expect("a backward").to_string();
+    assert!(text.contains("grouped_wgrad(%1, %0, %2)"), "{text}");
     let made = grad::grad(&program, Some(&[0]), grad::Saves::default()).expect("a derivative");
     let text = made.backward.expect("a backward").to_string();
     assert!(text.contains("grouped_gemm(%0, %2.t, %1)"), "{text}");
+}
+
+#[test]
+fn gradients_of_matrices() {
+    let typed = |x: &str, n: &str, dy: &str, body: &str| {
+        said(&format!("fn f(x: {x}, n: {n}, dy: {dy}) {{ {body} }}"))
+    };
+    let (x, n, dy) = ("bf16[R, K]", "i32[E]", "bf16[R, 2, N]");
+    let body = "ragged(x, n) -> grouped_wgrad(dy)";
+    let routed = "ragged(x, n) -> grouped_wgrad(dy, experts = E)";
+    let fine = typed(x, n, dy, body);
+    assert!(fine.contains("grouped_wgrad(%0, %2, %1): bf16[E, K, 2, N] @ replicate"), "{fine}");
+    let s = "@ shard(0)";
+    let [x0, n0, dy0] = [x, "i32[T, S]", "bf16[R, N]"].map(|ty| format!("{ty} {s}"));
+    let fine = typed(&x0, &n0, &dy0, routed);
+    assert!(fine.contains("bf16[E, K, N] @ shard(0)"), "{fine}");
+    for (text, says) in [
+        (typed(x, n, dy, "x -> grouped_wgrad(dy)"), "nothing says which rows of `x` are whose"),
+        (typed(x, n, "bf16[R, 2, 2, N]", body), "sums over rows `[R, N]`"),
+        (typed(x, n, "bf16[M, N]", body), "needs as many rows, `R`, in `dy`, and it has `M`"),
+        (typed(x, n, "f16[R, N]", body), "has an input of `bf16`, and `dy` is `f16`"),
+        (typed(&x0, &n0, "bf16[R, N] @ replicate", routed), "declare `dy` `@ shard(0)`"),
+        (typed(&x0, &n0, &dy0, body), "not how many experts there are"),
+        (typed(x, n, dy, "ragged(x, n) -> grouped_wgrad(dy, experts = 0.5)"), "experts"),
+        (
+            typed(x, n, dy, "ragged(x, n) -> grouped_wgrad(dy, experts = K)"),
+            "needs experts `E` in `dy`, and it has `K`",
+        ),
+        (
+            typed(x, n, dy, "ragged(x, n) -> grouped_wgrad(dy) -> grouped_wgrad(dy)"),
+            "nothing says which rows of the result of `grouped_wgrad` are whose",
+        ),
+    ] {
+        assert!(text.contains(says), "{says}: {text}");
+    }
+}
+
+#[test]
+fn layers_of_rows_have_all_gradients() {
+    let text = "fn f(x: bf16[R, K], n: i32[E], w: bf16[E, K, 2, F], v: bf16[E, F, K]) {
+        ragged(x, n) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v)
+    }";
+    let program = Program::parse(text).expect("a pipeline");
+    let found = grad::grad(&program, Some(&[0, 2, 3]), grad::Saves::default()).expect("a backward");
+    let backward = found.backward.as_ref().expect("a backward").to_string();
+    assert_eq!(backward.matches("grouped_wgrad(").count(), 2, "{backward}");
+    let again = found.backward.expect("a backward");
+    let text = Excerpt::whole(&again).text();
+    assert_eq!(Program::parse(&text).map_err(|e| format!("{e}\n{text}")), Ok(again));
+    assert_eq!(found.gradients.len(), 3);
+    // With weights, on the way back to tokens.
+    let text = "fn f(x: bf16[T, K] @ shard(0), n: i32[T, S] @ shard(0), g: f32[T, S] @ shard(0),
+        w: bf16[E, K, K] @ shard(0)) { dispatch(x, n) -> grouped_gemm(w) -> combine(g) }";
+    let program = Program::parse(text).expect("a pipeline");
+    let refused = grad::grad(&program, Some(&[3]), grad::Saves::default()).map(|_| ());
+    let refused = refused.expect_err("weights").to_string();
+    assert!(refused.contains("takes rows with the weights of `combine`"), "{refused}");
 }

@@ -259,6 +259,7 @@ impl<'a> Dense<'a> {
                 self.gemm(node, a, b, b_transposed)?
             }
             (Op::GroupedGemm { .. }, [x, w, _]) => self.grouped(node, rows, [x, w])?,
+            (Op::GroupedWgrad, [x, dy, _]) => self.wgrad(node, rows, [x, dy])?,
             (Op::Dispatch { .. }, [x, _]) => self.dispatched(node, rows, x)?,
             (Op::Combine, [y, _, weights]) => {
                 let set = self.needs(node, set).next().map_or(Set::All, |(_, set)| set);
@@ -479,6 +480,7 @@ fn needs<'n>(
         let set = match (node.op, i) {
             (Op::Gemm { a_transposed, .. }, i) if i == 1 || a_transposed => Set::All,
             (Op::GroupedGemm { .. }, 1) if is_given(*input) => Set::Parts,
+            (Op::GroupedWgrad, _) => Set::All,
             (Op::Combine, 0) if set == Set::Chosen => Set::Routed(node.inputs[1]),
             (Op::Combine, 0) => Set::All,
             (Op::GroupedGemm { .. } | Op::Bias | Op::Dequantize | Op::Combine, 1)

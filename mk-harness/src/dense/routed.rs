@@ -22,18 +22,7 @@ impl Dense<'_> {
         let (x, w) = (on(x, 0)?, on(w, 0)?);
         let case = self.inputs.case();
         let given = case.program.tensors().get(node.inputs[1].index());
-        let counts = node.inputs.get(2).and_then(|id| case.program.tensors().get(id.index()));
-        let counts = counts.ok_or_else(|| HarnessError::mismatch("counts that are made"))?;
-        let n_rows = self.extent(node.result, 0);
-        let experts: Vec<Option<usize>> = match self.packed(counts.id, n_rows) {
-            Some(packed) => packed.iter().map(|row| Some((*row)?.0)).collect(),
-            None => {
-                let parts = 0..routing::parts(case, counts);
-                let of_ranks: Vec<_> =
-                    parts.map(|rank| self.inputs.counts(self.launch, counts, rank)).collect();
-                routing::experts(n_rows, &of_ranks)
-            }
-        };
+        let experts = self.experts(node, self.extent(node.result, 0))?;
         let (k, n) = (self.width(node.inputs[0]), self.width(node.result));
         let transposed = node.op == (Op::GroupedGemm { transposed: true });
         // A stored matrix, as rows.
@@ -58,6 +47,50 @@ impl Dense<'_> {
             }
         }
         Ok(Value::Whole(Matrix::collect(n, near.into_iter())))
+    }
+
+    /// The expert of each of so many rows, by the counts or the route of a product.
+    fn experts(&self, node: &Node, n_rows: usize) -> Result<Vec<Option<usize>>, HarnessError> {
+        let case = self.inputs.case();
+        let counts = node.inputs.get(2).and_then(|id| case.program.tensors().get(id.index()));
+        let counts = counts.ok_or_else(|| HarnessError::mismatch("counts that are made"))?;
+        Ok(match self.packed(counts.id, n_rows) {
+            Some(packed) => packed.iter().map(|row| Some((*row)?.0)).collect(),
+            None => {
+                let parts = 0..routing::parts(case, counts);
+                let of_ranks: Vec<_> =
+                    parts.map(|rank| self.inputs.counts(self.launch, counts, rank)).collect();
+                routing::experts(n_rows, &of_ranks)
+            }
+        })
+    }
+
+    /// Of some experts their rows of `x`, the other way round, times those of `dy`.
+    pub(super) fn wgrad(
+        &self,
+        node: &Node,
+        chosen: &[usize],
+        [x, dy]: [&Value; 2],
+    ) -> Result<Value, HarnessError> {
+        let (x, dy) = (on(x, 0)?, on(dy, 0)?);
+        let experts = self.experts(node, self.extent(node.inputs[0], 0))?;
+        let (k, n) = (self.width(node.inputs[0]), self.width(node.inputs[1]));
+        let mut near = Vec::with_capacity(chosen.len() * k * n);
+        for e in chosen {
+            let of_expert = |(_, of): &(usize, &Option<usize>)| **of == Some(*e);
+            let mine: Vec<usize> =
+                experts.iter().enumerate().filter(of_expert).map(|x| x.0).collect();
+            if mine.is_empty() {
+                near.extend((0..k * n).map(|_| Near::exact(0.0)));
+                continue;
+            }
+            let turned = (0..k).flat_map(|c| mine.iter().map(move |r| r * k + c));
+            let left = x.pick(mine.len(), turned);
+            let right = dy.pick(n, mine.iter().flat_map(|i| i * n..(i + 1) * n));
+            let made = left.product(&right, k, mine.len(), false);
+            near.extend((0..k * n).map(|i| made.at(i)));
+        }
+        Ok(Value::Whole(Matrix::collect(k * n, near.into_iter())))
     }
 
     /// The experts of all tokens.

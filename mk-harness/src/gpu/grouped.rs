@@ -109,6 +109,32 @@ pub(super) fn product(
     Ok(out)
 }
 
+/// Of each expert its rows, the other way round, times those of `dy`, in f32. `shape` is the result's on the rank.
+///
+/// # Errors
+/// [`HarnessError::Runtime`].
+pub(super) fn wgrad(
+    s: &Setting<'_>,
+    rank: usize,
+    [x, dy]: [&DeviceTensor; 2],
+    counts: ValueId,
+    shape: &[u64],
+) -> Result<DeviceTensor, HarnessError> {
+    let make = |dtype, shape: &[u64]| DeviceTensor::new(s.world, rank as u32, dtype, shape);
+    let out = DeviceTensor::zeros(s.world, rank as u32, DType::F32, shape)?;
+    let [k, n] = [x, dy].map(|t| t.shape()[1..].iter().product::<u64>());
+    for Stretch { expert, first, rows } in stretches(s, rank, counts)? {
+        let a = make(x.dtype(), &[rows, k])?;
+        copy_rows((&a, 0), (x, first), rows, k)?;
+        let b = make(dy.dtype(), &[rows, n])?;
+        copy_rows((&b, 0), (dy, first), rows, n)?;
+        let c = make(DType::F32, &[k, n])?;
+        s.reference.gemm(&c, Operand::t(&a), Operand::new(&b), false)?;
+        copy_rows((&out, expert * k), (&c, 0), k, n)?;
+    }
+    Ok(out)
+}
+
 /// Tokens of all ranks where experts of a rank have them as rows; all others are 0.
 ///
 /// # Errors

@@ -140,6 +140,11 @@ impl Evaluator<'_, '_> {
                 let of = (self.s, self.rank);
                 return grouped::product(of.0, of.1, operands, counts, &shape, transposed);
             }
+            Op::GroupedWgrad => {
+                let [x, dy, counts] = grouped::operands(node);
+                let operands = [self.on(x, self.rank)?, self.on(dy, self.rank)?];
+                return grouped::wgrad(self.s, self.rank, operands, counts, &shape);
+            }
             Op::Dispatch { .. } => {
                 let [x, ids, _] = grouped::operands(node);
                 let all = (0..self.s.case.ranks).map(|rank| self.on(x, rank));

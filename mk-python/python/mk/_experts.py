@@ -21,6 +21,8 @@ def experts(values, value):
     for product in values:
         if product["op"] == "grouped_gemm" and product["inputs"][2] == ids:
             return values[product["inputs"][1]]["dims"][0]
+        if product["op"] == "grouped_wgrad" and product["inputs"][2] == ids:
+            return product["dims"][0]
     return None
 
 
@@ -36,7 +38,7 @@ class Experts:
         """That rows of groups which the caller counts are there: before any rank does anything."""
         routed = {value["inputs"][1] for value in self._values if value["op"] == "dispatch"}
         for value in self._values:
-            if value["op"] != "grouped_gemm" or value["inputs"][2] in routed or value["inputs"][2] >= len(tensors):
+            if value["op"] not in ("grouped_gemm", "grouped_wgrad") or value["inputs"][2] in routed or value["inputs"][2] >= len(tensors):
                 continue
             counts, rows = tensors[value["inputs"][2]].tolist(), self._whole(self._values[value["inputs"][0]])[0] // self._world.size
             for group, n in enumerate(counts):
@@ -45,7 +47,7 @@ class Experts:
             self._packed(counts, rows)
 
     def run(self, value, operands):
-        return {"dispatch": self._dispatch, "grouped_gemm": self._product, "combine": self._combine}[value["op"]](value, *operands)
+        return {"dispatch": self._dispatch, "grouped_gemm": self._product, "grouped_wgrad": self._wgrad, "combine": self._combine}[value["op"]](value, *operands)
 
     def _own(self, number):
         [own] = self._world.places(number, "shard")
@@ -105,6 +107,15 @@ class Experts:
         for (first, n), matrix in zip(self._spans[at], w):
             matrix = matrix.flatten(1).t() if value["transposed"] else matrix.flatten(1)
             out[first : first + n] = (x[first : first + n].flatten(1) @ matrix).view(n, *out.shape[1:])
+        return out
+
+    def _wgrad(self, value, x, dy, counts):
+        at = value["inputs"][2]
+        if at not in self._spans:
+            self._spans[at] = self._packed(counts.tolist(), x.shape[0])
+        out = x.new_zeros(len(self._spans[at]), x.shape[1], *dy.shape[1:])
+        for (first, n), matrix in zip(self._spans[at], out):
+            matrix.copy_((x[first : first + n].t() @ dy[first : first + n].flatten(1)).view(matrix.shape))
         return out
 
     def _combine(self, value, y, ids, weights):

@@ -13,7 +13,7 @@ from ._errors import ArgumentError
 from ._function import check_world, compile
 from ._replace import Replaced, replace
 
-__all__ = ["ColumnParallelLinear", "GatedMLP", "Replaced", "RowParallelLinear", "replace"]
+__all__ = ["ColumnParallelLinear", "GatedMLP", "GroupedMLP", "Replaced", "RowParallelLinear", "replace"]
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -173,3 +173,54 @@ class GatedMLP(_Layer):
 
     def extra_repr(self):
         return f"hidden={self.hidden}, ffn={self.ffn}"
+
+
+class GroupedMLP(_Layer):
+    """SwiGLU blocks of experts, of which each rank has ``experts / ranks``: rows of experts, with gradients of rows and weights.
+
+    ``layer(x, counts)``: ``x`` is ``[rows, hidden]``, this rank's rows, an expert's behind those of the one before, each from a multiple of 128 on;
+    ``counts`` says how many each has, ``int32``. Rows behind an expert's last one have no value, and neither have those of the result.
+
+    ``gate_up`` is ``[experts / ranks, hidden, 2, ffn]`` and ``down`` ``[experts / ranks, ffn, hidden]``. ``load(gate_up, down)`` takes this rank's
+    experts as transformers has them, and ``load_state_dict`` as ``gate_up_proj`` and ``down_proj``, or as Megatron's ``linear_fc1.weight0``,
+    ``linear_fc2.weight0``, and so on.
+    """
+
+    def __init__(self, hidden, ffn, experts, world, *, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
+        super().__init__()
+        self.hidden, self.ffn, self.experts = _size(hidden, "hidden"), _size(ffn, "ffn"), _size(experts, "experts")
+        own = _part(experts, world, "experts")
+        self.gate_up = self._weight(own, hidden, 2, ffn, fan_in=hidden, device=device, dtype=dtype)
+        self.down = self._weight(own, ffn, hidden, fan_in=ffn, device=device, dtype=dtype)
+        t = _dtype(dtype)
+        self.function = compile(
+            f"""fn experts(x: {t}[R, K] @ shard(0), counts: i32[E] @ shard(0), w: {t}[E, K, 2, F] @ shard(0), v: {t}[E, F, K] @ shard(0)) {{
+                ragged(x, counts) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v)
+            }}""",
+            world, **_options(world, reserve_sms, options))
+
+    @torch.no_grad()
+    def load(self, gate_up, down):
+        """Copies weights ``[experts / ranks, 2 * ffn, hidden]``, gates above ups, and ``[experts / ranks, hidden, ffn]``."""
+        self.gate_up.copy_(self._turned(gate_up))
+        self.down.copy_(down.transpose(1, 2))
+
+    def _turned(self, gate_up):
+        return gate_up.view(-1, 2, self.ffn, self.hidden).permute(0, 3, 1, 2)
+
+    def _load_from_state_dict(self, state, prefix, *rest):
+        own = range(len(self.down))
+        megatron = [[f"{prefix}linear_fc{i}.weight{e}" for e in own] for i in (1, 2)]
+        if all(name in state for names in megatron for name in names):
+            for names, name in zip(megatron, ("gate_up_proj", "down_proj")):
+                state[prefix + name] = torch.stack([state.pop(name) for name in names])
+        if all(prefix + name in state for name in ("gate_up_proj", "down_proj")):
+            state[f"{prefix}gate_up"] = self._turned(state.pop(f"{prefix}gate_up_proj"))
+            state[f"{prefix}down"] = state.pop(f"{prefix}down_proj").transpose(1, 2)
+        super()._load_from_state_dict(state, prefix, *rest)
+
+    def forward(self, x, counts):
+        return self.function(x, counts, self.gate_up, self.down)
+
+    def extra_repr(self):
+        return f"hidden={self.hidden}, ffn={self.ffn}, experts={self.experts}"

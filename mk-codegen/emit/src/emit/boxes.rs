@@ -115,6 +115,10 @@ impl Emitter<'_> {
             let what = format!("no launch decides how deep `{}` is", a.operand);
             return Err(EmitError::unsupported(id.to_string(), what));
         }
+        // What is behind is zeros for those who multiply.
+        if self.plan.names_stored(&a.region[k].1) {
+            return Ok(());
+        }
         for rank in 0..self.plan.mesh.size() as usize {
             let shape = self.points.shape(a.buffer, rank)?;
             for task in self.points.tasks(id, rank, 1)? {

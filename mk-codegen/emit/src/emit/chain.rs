@@ -109,6 +109,8 @@ impl Emitter<'_> {
                 x.region.len() == 1
             }
             _ if gates => x.region.len() == 3 && buffer.shape[1] == Expr::Const(2),
+            // Of a stack of matrices, that of the tile.
+            _ if x.region.len() == 3 && x.region == c.region => true,
             _ => x.region.len() == 2 || half(self.plan, x).is_some(),
         };
         let last = |a: &Access| a.region[a.region.len() - 1].clone();
@@ -220,7 +222,10 @@ impl Emitter<'_> {
         let matrices = f.accesses.iter().filter(|a| by_rows.contains(&a.operand));
         // Of what gates and ups are saved to, rows of both.
         let mut rows = matrices.map(|a| match a.region.as_slice() {
-            [rows, _, _] | [rows] => rows.0.clone(),
+            [rows] => rows.0.clone(),
+            [rows, (_, n), _] if *n == Expr::Const(2) || half(self.plan, a).is_some() => {
+                rows.0.clone()
+            }
             _ => self.row(a),
         });
         let first = rows.next().unwrap_or(Expr::Const(0));

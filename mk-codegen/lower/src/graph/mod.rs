@@ -70,6 +70,12 @@ pub enum Kind {
         /// In order of application.
         epilogue: Vec<EpilogueOp>,
     },
+    /// Gradients of the matrices of [`Kind::GroupedGemm`]. Operands: rows, gradients of what they make, counts, epilogue
+    /// operands.
+    GroupedWgrad {
+        /// In order of application.
+        epilogue: Vec<EpilogueOp>,
+    },
     /// Tokens as rows of their experts. Operands: tokens, experts of each.
     Dispatch {
         /// See [`Op::Dispatch`].
@@ -152,6 +158,7 @@ impl Kind {
         match self {
             Kind::Gemm { epilogue, .. }
             | Kind::GroupedGemm { epilogue, .. }
+            | Kind::GroupedWgrad { epilogue }
             | Kind::Chain { epilogue }
             | Kind::ReduceScatter { epilogue, .. }
             | Kind::AllReduce { epilogue } => Some(epilogue),
@@ -169,6 +176,7 @@ impl Kind {
         match self {
             Kind::Gemm { epilogue, .. }
             | Kind::GroupedGemm { epilogue, .. }
+            | Kind::GroupedWgrad { epilogue }
             | Kind::Chain { epilogue }
             | Kind::ReduceScatter { epilogue, .. }
             | Kind::AllReduce { epilogue } => Some(epilogue),
@@ -274,6 +282,7 @@ fn kind_of(op: Op) -> Kind {
         Op::GroupedGemm { transposed } => {
             return Kind::GroupedGemm { transposed, epilogue: Vec::new() };
         }
+        Op::GroupedWgrad => return Kind::GroupedWgrad { epilogue: Vec::new() },
         Op::Attention { causal, scale, ring } => {
             let scale = scale.map(|scale| (scale as f32).to_bits());
             return Kind::Attention { causal, scale, ring: ring.is_some() };

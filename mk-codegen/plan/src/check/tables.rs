@@ -175,12 +175,30 @@ impl Checker<'_> {
             }
             _ => false,
         };
-        let Tabulation::Route { part, experts, ranks, rows, keep, .. } = of else {
-            let Tabulation::Blocks { rows } = of else { return };
-            if !plan.tables.iter().any(|t| blocks(rows, t)) {
-                self.error(place, "fills a table of blocks in memory, whole, from the rows of its groups in memory, which no table line says");
+        let begins = |rows: u32, (id, t): (TabId, &Table)| match t.source {
+            TableSource::Prefix { of, align } => {
+                u32::try_from(align) == Ok(rows)
+                    && whole(Operand::Dst, id)
+                    && whole(Operand::Src, of)
             }
-            return;
+            _ => false,
+        };
+        let (part, experts, ranks, rows, keep) = match of {
+            Tabulation::Blocks { rows } => {
+                if !plan.tables.iter().any(|t| blocks(rows, t)) {
+                    self.error(place, "fills a table of blocks in memory, whole, from the rows of its groups in memory, which no table line says");
+                }
+                return;
+            }
+            Tabulation::Begins { rows } => {
+                if !plan.tables.iter().any(|t| begins(rows, t)) {
+                    self.error(place, "fills a table of where rows of groups begin in memory, whole, from the rows of its groups in memory, which no table line says");
+                }
+                return;
+            }
+            Tabulation::Route { part, experts, ranks, rows, keep, .. } => {
+                (part, experts, ranks, rows, keep)
+            }
         };
         let filled = |id: TabId, t: &Table| {
             let mut all = x.accesses.iter().filter(|a| a.operand == Operand::Dst);

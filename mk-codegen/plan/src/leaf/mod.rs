@@ -107,6 +107,7 @@ const READERS: &[(&str, Reader)] = &[
     ("nic_send", |_| Ok(Leaf::NicSend)),
     ("host_copy", |_| Ok(Leaf::HostCopy)),
     ("tabulate_blocks", |c| Tabulate::read_blocks(c).map(Leaf::Tabulate)),
+    ("tabulate_begins", |c| Tabulate::read_begins(c).map(Leaf::Tabulate)),
     ("tabulate_route", |c| Tabulate::read_route(c).map(Leaf::Tabulate)),
 ];
 
@@ -189,6 +190,7 @@ mod tests {
         all.extend([Carry::Registers, Carry::Scratch].map(attend));
         all.extend(RoutePart::ALL.iter().map(|part| route(*part)));
         all.push(Leaf::Tabulate(Tabulate { of: Tabulation::Blocks { rows: 8 } }));
+        all.push(Leaf::Tabulate(Tabulate { of: Tabulation::Begins { rows: 8 } }));
         all.push(Leaf::ReduceTile(ReduceTile { epilogue: vec![EpilogueOp::Bias] }));
         all.extend([false, true].map(|grad| Leaf::NormTile(NormTile { eps: 0, grad })));
         all.push(Leaf::StatsTile(StatsTile { block: [128, 64] }));

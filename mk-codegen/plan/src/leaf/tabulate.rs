@@ -19,6 +19,12 @@ pub enum Tabulation {
         /// Rows of a block.
         rows: u32,
     },
+    /// Where the rows of groups begin, each in blocks of its own ([`TableSource::Prefix`](crate::TableSource::Prefix)):
+    /// `src` has the rows of each group, `dst` the first row of each, and the one behind all of them.
+    Begins {
+        /// Rows of a block.
+        rows: u32,
+    },
     /// What follows from a routing ([`Routing`](crate::Routing)), chunk by chunk of tokens. Experts that there are not,
     /// -1 aside, or that a token names twice, and more blocks on a rank than there are, end the launch.
     ///
@@ -58,6 +64,10 @@ impl Tabulate {
         Ok(Tabulate { of: Tabulation::Blocks { rows: c.setting("rows")? } })
     }
 
+    pub(super) fn read_begins(c: &mut Cursor<'_>) -> Result<Tabulate, ReadError> {
+        Ok(Tabulate { of: Tabulation::Begins { rows: c.setting("rows")? } })
+    }
+
     pub(super) fn read_route(c: &mut Cursor<'_>) -> Result<Tabulate, ReadError> {
         c.keyword("part")?;
         c.sign("=")?;
@@ -73,14 +83,19 @@ impl Record for Tabulate {
     fn name(&self) -> &'static str {
         match self.of {
             Tabulation::Blocks { .. } => "tabulate_blocks",
+            Tabulation::Begins { .. } => "tabulate_begins",
             Tabulation::Route { .. } => "tabulate_route",
         }
     }
 
     fn settings(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Tabulation::Route { part, experts, ranks, rows, blocks, keep } = self.of else {
-            let Tabulation::Blocks { rows } = self.of else { return Ok(()) };
-            return write!(f, " rows={rows}");
+        let (part, experts, ranks, rows, blocks, keep) = match self.of {
+            Tabulation::Blocks { rows } | Tabulation::Begins { rows } => {
+                return write!(f, " rows={rows}");
+            }
+            Tabulation::Route { part, experts, ranks, rows, blocks, keep } => {
+                (part, experts, ranks, rows, blocks, keep)
+            }
         };
         write!(f, " part={part} experts={experts} ranks={ranks} rows={rows} blocks={blocks}")?;
         if keep != 0 { write!(f, " keep={keep}") } else { Ok(()) }

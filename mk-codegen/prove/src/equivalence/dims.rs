@@ -63,6 +63,10 @@ impl<'a> Dims<'a> {
                 Some(Def::Node(Node { op: Op::Dispatch { .. }, .. })) => {
                     own[0] = lines.line(shape[0] as i64);
                 }
+                // Nor are they experts.
+                Some(Def::Node(Node { op: Op::GroupedWgrad, .. })) => {
+                    own[0] = lines.line(shape[0] as i64);
+                }
                 Some(Def::Node(Node { op: Op::Combine, inputs, .. })) => {
                     own[0] = dims.line(inputs[1], 0);
                 }
@@ -98,6 +102,7 @@ impl<'a> Dims<'a> {
             }
             Op::GroupedGemm { transposed: false } => [&of(0)[..1], &of(1)[2..]].concat(),
             Op::GroupedGemm { transposed: true } => vec![of(0)[0], of(1)[1]],
+            Op::GroupedWgrad => [&of(0)[..2], &of(1)[1..]].concat(),
             Op::Swiglu => vec![of(0)[0], of(0)[2]],
             Op::SwigluGrad => of(1).to_vec(),
             // As wide as values.
@@ -123,6 +128,10 @@ impl<'a> Dims<'a> {
                 for (d, line) in of(0).iter().enumerate().skip(1) {
                     same(*line, of(1)[summed + d - 1], extent(node.inputs[0], d));
                 }
+                self.cut_experts(node, lines);
+            }
+            Op::GroupedWgrad => {
+                same(of(0)[0], of(1)[0], extent(node.inputs[0], 0));
                 self.cut_experts(node, lines);
             }
             Op::Dispatch { .. } | Op::Combine => self.cut_tokens(node, lines),

@@ -37,6 +37,8 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
             }
             Op::GroupedGemm { transposed: false } => of(1)[1],
             Op::GroupedGemm { transposed: true } => of(1).iter().skip(2).product(),
+            // Each row meets one matrix.
+            Op::GroupedWgrad => of(0)[0],
             // Each query with each key: scores, weights, sums; and their derivatives.
             Op::Attention { .. }
             | Op::Lse
@@ -153,6 +155,10 @@ impl<A: Algebra> Evaluator<'_, A> {
                 let of = [x.on(0), w.on(0)];
                 Value::Whole(ragged::product(self.algebra, self.dims, self.cells, node, of))
             }
+            (Op::GroupedWgrad, Some(dy)) => {
+                let of = [x.on(0), dy.on(0)];
+                Value::Whole(ragged::wgrad(self.algebra, self.dims, self.cells, node, of))
+            }
             (Op::Dispatch { .. }, _) => {
                 let (dims, cells) = (self.dims, self.cells);
                 Value::Whole(ragged::dispatched::<A>(dims, cells, node, x.on(0)))
@@ -198,6 +204,7 @@ impl<A: Algebra> Evaluator<'_, A> {
             (
                 Op::Gemm { .. }
                 | Op::GroupedGemm { .. }
+                | Op::GroupedWgrad
                 | Op::Dequantize
                 | Op::Bias
                 | Op::Add

@@ -182,7 +182,11 @@ impl Dims<'_> {
 
     /// The expert of each row of all ranks, where it has one; `None` for a value that is not ragged.
     pub fn experts(&self, value: ValueId) -> Option<Vec<Option<i32>>> {
-        let of = self.counts(value)?;
+        self.experts_by(self.counts(value)?, value)
+    }
+
+    /// The same of a value whose rows are whose these counts, or this route, say.
+    fn experts_by(&self, of: ValueId, value: ValueId) -> Option<Vec<Option<i32>>> {
         if let Some(packed) = self.packed(of) {
             return Some(packed.into_iter().map(|row| Some(row?.0)).collect());
         }
@@ -208,11 +212,16 @@ impl Dims<'_> {
     pub fn packed(&self, ids: ValueId) -> Option<Vec<Option<(i32, i32)>>> {
         let nodes = || self.program.nodes().iter();
         let is_route = self.program.ty(ids).is_some_and(|ty| ty.dims.len() == 2);
-        let product = nodes()
-            .find(|n| matches!(n.op, Op::GroupedGemm { .. }) && n.inputs.get(2) == Some(&ids))?;
+        let product = nodes().find(|n| {
+            matches!(n.op, Op::GroupedGemm { .. } | Op::GroupedWgrad)
+                && n.inputs.get(2) == Some(&ids)
+        })?;
         let product = Some(product).filter(|_| is_route)?;
         let (rows, slots) = (self.extent(product.inputs[0], 0) as usize, self.extent(ids, 1));
-        let of_world = self.extent(product.inputs[1], 0) as usize;
+        let of_world = match product.op {
+            Op::GroupedWgrad => self.extent(product.result, 0),
+            _ => self.extent(product.inputs[1], 0),
+        } as usize;
         let own = of_world.div_ceil(self.ranks);
         let experts: Vec<i32> = self.ragged.get(&ids)?.concat();
         let (each, block) = (rows / self.ranks, RAGGED_BLOCK as usize);
@@ -271,14 +280,19 @@ impl Dims<'_> {
 
     /// Cuts the rows of a product where an expert's begin and end, and experts from each other.
     pub(super) fn cut_experts(&self, node: &Node, lines: &mut Lines) {
-        let Some(experts) = self.experts(node.result) else { return };
-        let row = self.line(node.result, 0);
+        let wgrad = node.op == Op::GroupedWgrad;
+        let (rows, matrices) = match wgrad {
+            true => (node.inputs[0], node.result),
+            false => (node.result, node.inputs[1]),
+        };
+        let experts = node.inputs.get(2).and_then(|of| self.experts_by(*of, rows));
+        let Some(experts) = experts else { return };
+        let row = self.line(rows, 0);
         for (i, pair) in experts.windows(2).enumerate() {
             if pair[0] != pair[1] {
                 lines.cut(row, i as i32 + 1);
             }
         }
-        let matrices = node.inputs[1];
         let line = self.line(matrices, 0);
         (1..self.extent(matrices, 0)).for_each(|e| lines.cut(line, e as i32));
     }
@@ -310,6 +324,37 @@ pub(super) fn product<A: Algebra>(
     }
     let columns = if transposed { &w.shape[1..2] } else { &w.shape[2..] };
     Tensor { shape: [&x.shape[..1], columns].concat(), data }
+}
+
+/// Of each expert its rows, the other way round, times gradients of theirs.
+pub(super) fn wgrad<A: Algebra>(
+    algebra: &mut A,
+    dims: &Dims<'_>,
+    cells: &Cells,
+    node: &Node,
+    [x, dy]: [&Tensor<A::Elem>; 2],
+) -> Tensor<A::Elem> {
+    let experts = node.inputs.get(2).and_then(|of| dims.experts_by(*of, node.inputs[0]));
+    let experts = experts.unwrap_or_default();
+    let (row, expert) = (dims.line(node.inputs[0], 0), dims.line(node.result, 0));
+    let (k, columns) = (x.shape[1], dy.shape[1..].iter().product::<usize>());
+    let count = cells.extent(expert);
+    let mut data = vec![A::ZERO; count * k * columns];
+    for i in 0..x.shape[0] {
+        if algebra.spent() {
+            break;
+        }
+        let Some(Some(e)) = experts.get(cells.original(row, i) as usize) else { continue };
+        let matrix = &mut data[cells.at(expert, *e) * k * columns..][..k * columns];
+        for (l, sums) in matrix.chunks_mut(columns.max(1)).enumerate() {
+            let left = x.data[i * k + l];
+            for (sum, right) in sums.iter_mut().zip(&dy.data[i * columns..]) {
+                let product = algebra.mul(left, *right);
+                *sum = algebra.add(*sum, product);
+            }
+        }
+    }
+    Tensor { shape: [&[count, k], &dy.shape[1..]].concat(), data }
 }
 
 /// Each packed row is a token; rows of none have no value.

@@ -7,7 +7,7 @@ use crate::{
 };
 use mk_plan::{
     Operand, RouteError, RoutePart, Tabulate, Tabulation, block_table, kept, listed, own_experts,
-    route_bases, route_list, route_places, route_sources, route_wanted,
+    prefix, route_bases, route_list, route_places, route_sources, route_wanted,
 };
 
 impl Compute for Tabulate {
@@ -20,6 +20,12 @@ impl Compute for Tabulate {
                     let table = block_table(&counts, *rows as i32, blocks);
                     let table = table.map_err(|e| misfit(e.to_string()))?;
                     Ok(table.into_iter().map(|x| x as f32).collect())
+                })
+            }
+            Tabulation::Begins { rows } => {
+                let counts: Vec<i32> = context.all(Operand::Src).flat_map(integers).collect();
+                broadcast(regions, |_| {
+                    Ok(prefix(&counts, *rows as i32).into_iter().map(|x| x as f32).collect())
                 })
             }
             Tabulation::Route { part, experts, ranks, rows, blocks, keep } => {

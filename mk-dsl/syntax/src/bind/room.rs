@@ -57,11 +57,8 @@ impl Binder<'_> {
         let ids = *dispatch.inputs.get(1)?;
         let [tokens, slots] = &program.ty(ids)?.dims[..] else { return None };
         let (tokens, slots) = (number(tokens)?, number(slots)?);
-        let product =
-            |n: &&Node| matches!(n.op, Op::GroupedGemm { .. }) && n.inputs.get(2) == Some(&ids);
-        let matrices = program.nodes().iter().find(product).and_then(|n| n.inputs.get(1));
-        let experts = match matrices {
-            Some(w) => number(program.ty(*w)?.dims.first()?)?,
+        let experts = match program.experts_of(ids) {
+            Some(experts) => number(&experts)?,
             // As many as it takes.
             None => slots.saturating_mul(ranks),
         };

@@ -87,6 +87,8 @@ impl<'a> Checker<'a, '_> {
             (value, _) if info.kind == OpKind::Ragged => value,
             // Of tokens.
             (value, _) if info.kind == OpKind::Combine => value,
+            // Of experts.
+            (value, _) if info.kind == OpKind::GroupedWgrad => value,
             (Some(value), Some(counts)) => Some(self.keep_ragged(value, counts)),
             (value, _) => value,
         }
@@ -97,6 +99,7 @@ impl<'a> Checker<'a, '_> {
         match kind {
             OpKind::Ragged => self.ragged(call),
             OpKind::GroupedGemm => self.grouped_gemm(call),
+            OpKind::GroupedWgrad => self.grouped_wgrad(call),
             OpKind::Dispatch => self.dispatch(call),
             OpKind::Combine => self.combine(call),
             OpKind::Gather => self.gather(call),

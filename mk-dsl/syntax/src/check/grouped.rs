@@ -3,6 +3,7 @@
 //! `ragged` makes no node of its own: it says whose rows are whose, for all that follows in the chain.
 
 use super::checker::{Call, Checker, Id, NodeDraft, Shape, State, Ty, Value, Wanted};
+use crate::ast::{ArgValue, Operand};
 use crate::messages;
 use crate::ops::{self, OpKind};
 use crate::program::{DType, Op, Placement};
@@ -11,7 +12,11 @@ use crate::program::{DType, Op, Placement};
 pub(super) fn takes_ragged(kind: OpKind) -> bool {
     use OpKind::*;
     let elementwise = matches!(kind, Gelu | GeluTanh | Silu | Relu | Mul | Add | Scale | Cast);
-    elementwise || matches!(kind, Ragged | GroupedGemm | Combine | Swiglu | SwigluGrad | Slope(_))
+    elementwise
+        || matches!(
+            kind,
+            Ragged | GroupedGemm | GroupedWgrad | Combine | Swiglu | SwigluGrad | Slope(_)
+        )
 }
 
 impl<'a> Checker<'a, '_> {
@@ -158,6 +163,91 @@ impl<'a> Checker<'a, '_> {
         Some(self.push(Op::GroupedGemm { transposed }, vec![x.id, w.id, counts], ty, x.gathered))
     }
 
+    /// `ragged(x, counts) -> grouped_wgrad(dy)`, and of a route, `grouped_wgrad(dy, experts = E)`.
+    pub(super) fn grouped_wgrad(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let operand = call.args.operand(self.sink);
+        let key = call.args.key("experts");
+        call.args.finish(self.sink);
+        let (operand, op) = (operand?, call.op.span);
+        let Some(x) = call.input else {
+            self.touch(operand);
+            return None;
+        };
+        let Some(counts) = x.ragged else {
+            self.touch(operand);
+            self.sink.push(op, messages::wgrad_of(&x.label));
+            return None;
+        };
+        let placement = x.ty.placement.clone();
+        let wanted = Wanted { dtype: x.ty.dtype, shape: Shape::Fresh(2), placement };
+        let dy = self.value(operand, wanted)?;
+        let (n_before, at) = (self.sink.len(), operand.word.span);
+        let named = match key.map(|arg| (arg.span, &arg.value)) {
+            Some((_, ArgValue::Int(n))) => Some(self.dims.lit(n.value)),
+            Some((_, ArgValue::Name(Operand { word, transposed: None }))) => {
+                Some(self.dims.sym(word.text))
+            }
+            Some((span, _)) => {
+                self.sink.push(span, messages::wgrad_experts());
+                None
+            }
+            None => None,
+        };
+        let counted = match counts {
+            Id::Param(i) if self.route(counts).is_none() => match &self.params[i].state {
+                State::Known(ty) => ty.dims.first().copied(),
+                _ => None,
+            },
+            _ => None,
+        };
+        if let (Some(want), Some(found)) = (counted, named)
+            && !self.dims.unify(want, found)
+        {
+            let (want, found) = (self.dims.show(want), self.dims.show(found));
+            self.sink.push(at, messages::grouped_dim("experts", &want, &dy.label, &found));
+        }
+        let experts = counted.or(named);
+        if experts.is_none() && self.sink.len() == n_before {
+            self.sink.push(op, messages::wgrad_experts());
+        }
+        let &[rows, k] = x.ty.dims.as_slice() else {
+            let shape = self.show_dims(&x.ty.dims);
+            self.sink.push(op, messages::wgrad_rank(&x.label, &shape));
+            return None;
+        };
+        let (&[of_dy, ref columns @ ..], 2 | 3) = (dy.ty.dims.as_slice(), dy.ty.dims.len()) else {
+            let shape = self.show_dims(&dy.ty.dims);
+            self.sink.push(at, messages::wgrad_rank(&dy.label, &shape));
+            return None;
+        };
+        for value in [&x, &dy] {
+            if !value.ty.dtype.multiplies() || value.ty.dtype.is_narrow() {
+                self.sink.push(op, messages::grouped_dtype(&value.label));
+            }
+        }
+        if dy.ty.dtype != x.ty.dtype && self.sink.len() == n_before {
+            let text =
+                messages::dtype_mismatch("grouped_wgrad", x.ty.dtype, &dy.label, dy.ty.dtype);
+            self.sink.push(at, text);
+        }
+        if !self.dims.unify(rows, of_dy) {
+            let (want, found) = (self.dims.show(rows), self.dims.show(of_dy));
+            self.sink.push(at, messages::wgrad_rows(&want, &dy.label, &found));
+        }
+        if dy.ty.placement != x.ty.placement {
+            let show = |v: &Value| self.mesh.show_all(&v.ty.placement);
+            let (want, found) = (show(&x), show(&dy));
+            self.sink.push(at, messages::beside_ragged("grouped_wgrad", &want, &dy.label, &found));
+        }
+        if dy.ragged.is_some_and(|of| of != counts) {
+            self.sink.push(at, messages::wgrad_of(&dy.label));
+        }
+        let experts = experts.filter(|_| self.sink.len() == n_before)?;
+        let dims = [experts, k].into_iter().chain(columns.iter().copied()).collect();
+        let ty = Ty { dtype: x.ty.dtype, dims, placement: x.ty.placement };
+        Some(self.push(Op::GroupedWgrad, vec![x.id, dy.id, counts], ty, x.gathered))
+    }
+
     /// Integers say how many rows experts have, and are nothing else.
     pub(super) fn report_integers(&mut self, results: &[Option<Value>]) {
         for (i, param) in self.params.iter().enumerate() {
@@ -169,7 +259,7 @@ impl<'a> Checker<'a, '_> {
             let elsewhere = |node: &NodeDraft| {
                 let inputs = node.inputs.iter().enumerate();
                 let taken = match node.op {
-                    Op::GroupedGemm { .. } => Some(2),
+                    Op::GroupedGemm { .. } | Op::GroupedWgrad => Some(2),
                     Op::Dispatch { .. } | Op::Combine => Some(1),
                     _ => None,
                 };

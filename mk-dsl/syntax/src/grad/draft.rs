@@ -125,6 +125,15 @@ impl Draft {
         self.push(name, placement, dtype, kind)
     }
 
+    /// Gradients of matrices of experts: their rows, the other way round, times gradients of what rows and matrices make.
+    pub fn grouped_wgrad(&mut self, rows: Id, counts: Id, d: Id, experts: &str) -> Id {
+        let (placement, dtype) = (self.values[rows].placement, self.values[rows].dtype);
+        let name = self.fresh(&format!("g{}", self.values.len()));
+        let operands = [rows, counts, d].map(|id| (id, false)).to_vec();
+        let stage = format!("grouped_wgrad experts = {experts}");
+        self.push(name, placement, dtype, Kind::Op { stage, operands, ring: 0 })
+    }
+
     /// Whether it is a parameter.
     pub fn is_param(&self, id: Id) -> bool {
         matches!(self.values[id].kind, Kind::Param(_))
@@ -140,6 +149,7 @@ impl Draft {
         match &self.values[id].kind {
             Kind::Op { stage, operands, .. } => match (stage.as_str(), operands.first()) {
                 ("gemm", _) => true,
+                (stage, _) if stage.starts_with("grouped_wgrad") => true,
                 ("add" | "mul", Some((first, _))) => self.is_product(*first),
                 (scale, Some((first, _))) if scale.starts_with("scale") => self.is_product(*first),
                 _ => false,
@@ -177,7 +187,9 @@ impl Draft {
                     }
                     list.extend((!detail.is_empty()).then(|| detail.to_owned()));
                     // Writing to a String cannot fail.
-                    if let ("grouped_gemm", [rows, counts, _]) = (stage, &list[..]) {
+                    if let ("grouped_gemm", [rows, counts, _])
+                    | ("grouped_wgrad", [rows, counts, _, _]) = (stage, &list[..])
+                    {
                         let rows = format!("{rows} -> ragged({counts})");
                         list.splice(..2, [rows]);
                     }

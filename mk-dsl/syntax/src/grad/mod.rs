@@ -16,7 +16,7 @@
 //! | `swiglu` | `swiglu_grad` |
 //! | `attention` | `attention_stats`, `attention_dq`, `attention_dk`, `attention_dv`; nothing of its `lse` |
 //! | `dispatch`, `combine` | each other |
-//! | `grouped_gemm` | a `grouped_gemm` by the transposed matrices, for the rows |
+//! | `grouped_gemm` | a `grouped_gemm` by the transposed matrices, for the rows; a `grouped_wgrad`, for the matrices |
 //! | `mul`, `add`, `scale`, `cast` | `mul`, nothing, `scale`, `cast` |
 //!
 //! What a rank's part of a sum adds to the gradient of a parameter that all ranks have is summed by an `all_reduce`.

@@ -263,6 +263,7 @@ impl<'p> Walk<'p> {
             // Not differentiated: `needed` leaves it out.
             Op::Lse => {}
             Op::Slope(_)
+            | Op::GroupedWgrad
             | Op::SwigluGrad
             | Op::RmsNormGrad { .. }
             | Op::AttentionStats

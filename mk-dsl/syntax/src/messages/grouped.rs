@@ -87,6 +87,36 @@ pub(crate) fn grouped_dim(what: &str, wanted: &str, name: &str, found: &str) -> 
     )
 }
 
+pub(crate) fn wgrad_of(name: &str) -> Text {
+    text(
+        format!(
+            "`grouped_wgrad` sums over the rows of experts, and nothing says which rows of {name} are whose"
+        ),
+        "write `ragged(x, counts) -> grouped_wgrad(dy)`",
+    )
+}
+
+pub(crate) fn wgrad_experts() -> Text {
+    text(
+        "a route says which experts tokens go to, and not how many experts there are",
+        "write `grouped_wgrad(dy, experts = E)`, with a number or a dimension",
+    )
+}
+
+pub(crate) fn wgrad_rank(name: &str, shape: &str) -> Text {
+    text(
+        format!("`grouped_wgrad` sums over rows `[R, N]`, and {name} is `{shape}`"),
+        "give it rows `[R, N]`, or `[R, 2, N]` as `swiglu_grad` makes them",
+    )
+}
+
+pub(crate) fn wgrad_rows(wanted: &str, name: &str, found: &str) -> Text {
+    text(
+        format!("`grouped_wgrad` needs as many rows, `{wanted}`, in {name}, and it has `{found}`"),
+        "both are rows of the same experts",
+    )
+}
+
 pub(crate) fn integer_parameter(name: &str) -> Text {
     text(
         format!("`{name}` has integers, which nothing computes with"),

@@ -146,7 +146,8 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let b_first = families.iter().any(waits_for_a) && b_is_given(e, &run);
     let clipped = e.points.ends_clipped(&run)?;
     let b_evict_first = e.points.evict_first(&run, f64::from(target.l2_bytes))?;
-    let short_rows = run.iter().all(|id| e.plan.looks_up(&e.plan.families[*id]));
+    let ragged_depth = ragged_depth(e, &run);
+    let short_rows = !ragged_depth && run.iter().all(|id| e.plan.looks_up(&e.plan.families[*id]));
     let choices = [
         (borrowed_stage, "borrowed stage"),
         (b_evict_first, "b evict-first"),
@@ -154,6 +155,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
         (clipped, "last rows clipped"),
         (only_tile, "one tile per CTA"),
         (short_rows, "short rows"),
+        (ragged_depth, "ragged depth"),
     ];
     let choices = choices.iter().filter(|(on, _)| *on).map(|(_, text)| text.to_string()).collect();
     let tile = context! {
@@ -164,10 +166,40 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
         clipped,
         only_tile,
         short_rows,
+        ragged_depth,
         ..tile(e, g)?
     };
     let (hooks, call) = (context! { tile }, context! {});
     Ok(Prepared { families, hooks, call, workers: g.ctas / g.cluster, choices })
+}
+
+/// Whether a table in memory says how deep tiles are.
+fn is_ragged(e: &Emitter<'_>, f: &Family) -> bool {
+    let Leaf::MmaTile(MmaTile { a_layout, .. }) = &f.leaf else { return false };
+    let deep = |a: &Access| {
+        let depth = mk_plan::depth_dim(a, *a_layout);
+        depth.is_some_and(|d| e.plan.names_stored(&a.region[d].1))
+    };
+    f.accesses.iter().any(|a| a.operand == Operand::A && deep(a))
+}
+
+/// Whether that is so of some of a loop's tiles.
+fn ragged_depth(e: &Emitter<'_>, run: &[FamId]) -> bool {
+    run.iter().any(|id| is_ragged(e, &e.plan.families[*id]))
+}
+
+/// Rows of operands that are behind the last one are zeros where both lie row by row.
+fn of_ragged_depth(f: &Family) -> Result<(), EmitError> {
+    let Leaf::MmaTile(MmaTile { block, a_layout, b_layout, .. }) = &f.leaf else { return Ok(()) };
+    let sides = [block[0], block[1]];
+    let fits = (*a_layout, *b_layout) == (ALayout::Km, BLayout::Kn)
+        && !mma_swaps(sides)
+        && !mma_narrow(block[2]);
+    if fits && f.inner.is_none() && f.leaf.cluster() == 1 {
+        return Ok(());
+    }
+    let what = "a table says how deep tiles are of 16-bit operands `a=km b=kn`, each of one CTA";
+    Err(EmitError::unsupported(f.name.clone(), what))
 }
 
 /// Whether a family's loader waits before it loads.
@@ -296,6 +328,10 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     let gated = gated(epilogue);
     shape(f, *block, gated, *consumers)?;
     of_three(f)?;
+    let ragged = is_ragged(e, f);
+    if ragged {
+        of_ragged_depth(f)?;
+    }
     if b.region.len() < if gated { 3 } else { 2 } || a.region.len() < 2 {
         return Err(EmitError::unsupported(f.name.clone(), "operands are matrices"));
     }
@@ -353,6 +389,8 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     let tables = e.table_waits(s.id)?;
     // Where a launch decides how many rows there are, tiles without any make one step, over nothing.
     let k_blocks = match e.runtime() || e.plan.looks_up(f) {
+        // So do those without depth.
+        _ if ragged => format!("max_i(1, {})", say(&all_steps)),
         true => format!("({}) > 0 ? {} : 1", say(&rows(c).1), say(&all_steps)),
         false => say(&all_steps),
     };
@@ -364,6 +402,7 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         b_up => say(&right.up),
         scalars => e.scalars(f, right.outer.iter().map(|x| ("b_outer", x))),
         k_blocks,
+        depth => ragged.then(|| say(&a.region[a.region.len() - 2].1)),
         inner,
         c_row => say_all(&|c| say(&row(c)))?,
         e_row => say(&e.extras_row(f)?),
@@ -464,6 +503,9 @@ fn of_three(f: &Family) -> Result<(), EmitError> {
 fn depth(e: &Emitter<'_>, id: FamId) -> Result<(), EmitError> {
     let leaf = &e.plan.families[id].leaf;
     let cluster = leaf.shares_depth();
+    if is_ragged(e, &e.plan.families[id]) {
+        return Ok(());
+    }
     if leaf.cluster() > 1 && e.runtime() {
         let what = "dimensions of tiles that a cluster shares are fixed";
         return Err(EmitError::unsupported(id.to_string(), what));

@@ -49,6 +49,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
                 return Err(EmitError::unsupported(g.name.clone(), what));
             }
         },
+        Leaf::Tabulate(Tabulate { of: Tabulation::Begins { .. } }) => ("BeginsTask", 1),
         _ => ("BlocksTask", 1),
     };
     let (hooks, call) = (context! { task, phases }, context! {});
@@ -121,6 +122,18 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
             }
             let [groups, count] = [counts, blocks].map(|a| e.c(f, None, &a.region[0].1));
             Ok(vec![at(counts), at(blocks), groups, count, rows.to_string()])
+        }
+        Tabulation::Begins { rows } => {
+            let ([counts], [begins]) =
+                (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+            wide(counts, 1)?;
+            wide(begins, 1)?;
+            if [counts, begins].iter().any(|a| a.region[0].0 != Expr::Const(0)) {
+                let what = "where rows begin is known of all groups";
+                return Err(EmitError::unsupported(f.name.clone(), what));
+            }
+            let groups = e.c(f, None, &counts.region[0].1);
+            Ok(vec![at(counts), at(begins), groups, rows.to_string()])
         }
         Tabulation::Route { part, experts, ranks, rows, blocks, keep } => {
             let own = experts.div_ceil(ranks.max(1));

@@ -1,7 +1,7 @@
 //! A kernel as the facts that its settings depend on.
 
 use crate::passes::shape::{
-    grouped::Grouped,
+    grouped::{Grouped, Wgrad},
     ids::Extra,
     kernel::{self, Kernel, Op, Reduce},
     tensor::Tensor,
@@ -62,6 +62,25 @@ fn grouped(p: &Grouped, ranks: u32) -> Product {
     }
 }
 
+/// Gradients of matrices of experts, one below the other.
+fn wgrad(w: &Wgrad, out: &Tensor) -> Product {
+    let [experts, columns] = extents(out);
+    let rows = out.shape.get(1).map_or(0, |e| e.value.max(0) as u64);
+    Product {
+        extents: [experts.saturating_mul(rows), columns],
+        gathered: false,
+        read: false,
+        result: true,
+        gated: false,
+        plain: w.epilogue.iter().all(|op| *op == EpilogueOp::Widen),
+        divisible: false,
+        depth: None,
+        alone: false,
+        odd_bits: odd(out),
+        narrow: false,
+    }
+}
+
 /// The facts of a kernel on so many ranks.
 pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
     let world = ranks as i32;
@@ -109,12 +128,15 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
         Op::Ragged(ragged) => Some(ragged),
         _ => None,
     });
-    let groups = kernel.grouped().next().map_or(0, |p| extents(&kernel.params[p.b])[0]);
+    let of_wgrads = kernel.wgrads().next().map(|w| extents(&kernel.results[w.result].out)[0]);
+    let groups = kernel.grouped().next().map(|p| extents(&kernel.params[p.b])[0]);
+    let groups = groups.or(of_wgrads).unwrap_or(0);
     let grouped = kernel.grouped().map(|p| grouped(p, ranks));
+    let wgrads = kernel.wgrads().map(|w| wgrad(w, &kernel.results[w.result].out));
     Facts {
         ranks,
         gathers: gathers.collect(),
-        products: products.chain(grouped).collect(),
+        products: products.chain(grouped).chain(wgrads).collect(),
         sums: sums.collect(),
         ring: kernel.attention().is_some_and(|a| a.ring),
         routed: ragged.is_some_and(|r| r.route.is_some()),

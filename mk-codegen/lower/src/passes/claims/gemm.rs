@@ -78,6 +78,7 @@ fn is_dense(kind: &Kind) -> bool {
         | Kind::RmsNorm { .. }
         | Kind::RmsNormGrad { .. }
         | Kind::GroupedGemm { .. }
+        | Kind::GroupedWgrad { .. }
         | Kind::Dispatch { .. }
         | Kind::Combine
         | Kind::Attention { .. }

@@ -6,7 +6,7 @@ use crate::{
     passes::{
         error::{LowerError, unsupported},
         shape::{
-            grouped::{Combine, Grouped, Ragged, Route, Rows},
+            grouped::{Combine, Grouped, Ragged, Route, Rows, Wgrad},
             ids::{Extra, OpId, Param},
             kernel::{Kernel, Op},
             tensor::{Tensor, aligned},
@@ -25,6 +25,7 @@ const CATALOGUE: &str = "one kernel holds `grouped_gemm`s of the same `ragged` o
 pub(super) struct Claimed {
     ragged: OpId,
     gemms: Vec<NodeIndex>,
+    wgrads: Vec<NodeIndex>,
     dispatch: Option<NodeIndex>,
     combine: Option<NodeIndex>,
 }
@@ -40,7 +41,11 @@ fn refuse(claims: &Claims<'_>, node: NodeIndex, why: impl Into<String>) -> Lower
 pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerError> {
     let g = claims.g;
     let gemms = claims.all(|k| matches!(k, Kind::GroupedGemm { .. }));
-    let Some(first) = gemms.first().copied() else { return Ok(None) };
+    let wgrads = claims.all(|k| matches!(k, Kind::GroupedWgrad { .. }));
+    let Some(first) = gemms.first().or(wgrads.first()).copied() else { return Ok(None) };
+    if let (Some(wgrad), false) = (wgrads.first(), gemms.is_empty()) {
+        return Err(refuse(claims, *wgrad, "products of the same rows stand beside it"));
+    }
     let only = |kind: fn(&Kind) -> bool| match claims.all(kind)[..] {
         [_, more, ..] => Err(refuse(claims, more, "there is another one")),
         [one] => Ok(Some(one)),
@@ -53,22 +58,29 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
         return Err(refuse(claims, first, "an operand is missing"));
     };
     let (Some(_), Some(counts)) = (claims.param(b), claims.param(counts)) else {
-        return Err(refuse(claims, first, "its matrices are not the caller's"));
+        let what = if wgrads.is_empty() { "matrices" } else { "rows and their gradients" };
+        return Err(refuse(claims, first, format!("its {what} are not the caller's")));
     };
     // Counts have one dimension, and a route two.
     let routed = claims.kernel.params[counts].shape.len() == 2;
     let route = match dispatch.is_some() || routed {
         true => Some(Route {
             x: tokens(claims, dispatch)?,
-            experts: claims.value(b).shape[0].value,
+            experts: match wgrads.is_empty() {
+                true => claims.value(b).shape[0].value,
+                false => claims.value(first).shape[0].value,
+            },
             drops: dispatch.is_some_and(|n| claims.value(n).kind == Kind::Dispatch { drops: true }),
             combines: combine.is_some(),
         }),
         false => None,
     };
-    let rows = made(claims, first);
+    let rows = match wgrads.is_empty() {
+        true => made(claims, first),
+        false => tensor(claims.value(b), "rows"),
+    };
     let ragged = claims.push(Op::Ragged(Ragged { counts, rows, route }));
-    Ok(Some(Claimed { ragged, gemms, dispatch, combine }))
+    Ok(Some(Claimed { ragged, gemms, wgrads, dispatch, combine }))
 }
 
 /// What a grouped GEMM makes, under the name of its result.
@@ -105,7 +117,15 @@ pub(super) fn claim(claims: &mut Claims<'_>, rows: Option<Claimed>) -> Result<()
     }
     let g = claims.g;
     let returned = |n: &NodeIndex| g.results.iter().filter(|r| *r == n).count();
-    let own = |n: &NodeIndex| rows.gemms.contains(n) || rows.combine == Some(*n);
+    for node in &rows.wgrads {
+        let wgrad = wgrad(claims, &rows, *node)?;
+        let result = wgrad.result;
+        let id = claims.push(Op::Wgrad(wgrad));
+        claims.kernel.results[result].of = Some(id);
+    }
+    let own = |n: &NodeIndex| {
+        rows.gemms.contains(n) || rows.wgrads.contains(n) || rows.combine == Some(*n)
+    };
     let wrong = |n: &NodeIndex| claims.param(*n).is_some() || own(n) && returned(n) > 1;
     if let Some(n) = g.results.iter().find(|n| wrong(n)) {
         return Err(refuse(claims, *n, "it is a result twice, or a parameter is one"));
@@ -116,7 +136,8 @@ pub(super) fn claim(claims: &mut Claims<'_>, rows: Option<Claimed>) -> Result<()
         let id = claims.push(Op::Combine(combine));
         claims.kernel.results[result].of = Some(id);
     }
-    let name = &claims.value(rows.gemms[0]).name;
+    let first = rows.gemms.first().or(rows.wgrads.first());
+    let name = first.map_or("grouped_gemm", |n| &claims.value(*n).name);
     match &claims.kernel.ops[rows.ragged] {
         Op::Ragged(ragged) => check(&claims.kernel, ragged, name, claims.ranks as i32),
         _ => Ok(()),
@@ -174,6 +195,32 @@ fn gemm(
         read: g.graph.neighbors(node).next().is_some(),
         combined: of_combine == Some(node),
     })
+}
+
+/// Gradients of matrices of experts.
+fn wgrad(claims: &Claims<'_>, claimed: &Claimed, node: NodeIndex) -> Result<Wgrad, LowerError> {
+    let g = claims.g;
+    let operands = g.operands(node);
+    let [x, dy, counts, ref extras @ ..] = operands[..] else {
+        return Err(refuse(claims, node, "an operand is missing"));
+    };
+    let given = [x, dy, counts].map(|n| claims.param(n));
+    let [Some(x), Some(dy), Some(counts)] = given else {
+        return Err(refuse(claims, node, "its rows and their gradients are not the caller's"));
+    };
+    let same = matches!(&claims.kernel.ops[claimed.ragged], Op::Ragged(r) if r.counts == counts);
+    if !same {
+        return Err(refuse(claims, node, "its rows are not those of the product before it"));
+    }
+    let extras: Option<Vec<_>> = extras.iter().map(|x| claims.param(*x)).collect();
+    let Some(extras) = extras.filter(|all| all.len() <= EPILOGUE_OPERANDS.len()) else {
+        return Err(refuse(claims, node, "an operand of its epilogue is not the caller's"));
+    };
+    let Some(result) = g.results.iter().position(|r| *r == node) else {
+        return Err(refuse(claims, node, "it is no result"));
+    };
+    let epilogue = claims.value(node).kind.epilogue().unwrap_or_default().to_vec();
+    Ok(Wgrad { ragged: claimed.ragged, x, dy, epilogue, extras, result })
 }
 
 fn combine(
@@ -238,6 +285,33 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
         let why = format!("{} experts over {world} ranks", counts.shape[0].value);
         let help = "let them be a multiple of the ranks, or let `dispatch(x, ids)` make the counts, which takes others";
         return refuse(why, help);
+    }
+    for w in k.wgrads() {
+        let (x, dy, out) = (&k.params[w.x], &k.params[w.dy], &k.results[w.result].out);
+        let (rows, block) = (x.widest(0, world), RAGGED_BLOCK as i32);
+        if !x.even(0, world) || rows % block != 0 {
+            let why = format!("{} rows over {world} ranks", x.shape[0].value);
+            return refuse(why, "let every rank have whole blocks of 128 of them");
+        }
+        if !out.even(0, world) {
+            let why = format!("{} experts over {world} ranks", out.shape[0].value);
+            return refuse(why, "let them be a multiple of the ranks");
+        }
+        if dy.shape.len() != 2 {
+            let why = "its gradients are of gates and ups, side by side".into();
+            return refuse(why, "let a kernel behind read them, as `[R, 2 N]`");
+        }
+        let wide = [(1, x.dtype, x), (1, dy.dtype, dy), (2, out.dtype, out)];
+        for (n, dtype) in wide.map(|(d, dtype, t)| (t.shape[d].value, dtype)) {
+            if aligned(n, dtype.size_bytes()) != n {
+                let why = format!("rows of {n} elements");
+                return refuse(why, "let K and N be multiples of 8");
+            }
+        }
+        if out.dtype.is_storage() {
+            let why = format!("results of {}", out.dtype);
+            return refuse(why, "let `cast` be to 16 bits, or `f32`");
+        }
     }
     for p in k.grouped() {
         let (rows, block) = (p.out.widest(0, world), RAGGED_BLOCK as i32);

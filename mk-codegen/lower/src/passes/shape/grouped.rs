@@ -73,6 +73,22 @@ impl Grouped {
     }
 }
 
+/// Gradients of the matrices of experts: sums over their rows.
+pub(in crate::passes) struct Wgrad {
+    /// The rows' [`Ragged`].
+    pub ragged: OpId,
+    /// Rows, `[R, M]`.
+    pub x: Param,
+    /// Gradients of what rows and matrices make, `[R, N]`.
+    pub dy: Param,
+    /// In order of application.
+    pub epilogue: Vec<EpilogueOp>,
+    /// Of the operations that have an operand.
+    pub extras: Vec<Param>,
+    /// Which result it is, `[E, M, N]`.
+    pub result: usize,
+}
+
 /// Weighted sums of a grouped GEMM's rows, by token.
 pub(in crate::passes) struct Combine {
     /// The GEMM.

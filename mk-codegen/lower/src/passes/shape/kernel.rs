@@ -2,7 +2,7 @@
 
 use super::{
     attention::Attention,
-    grouped::{Combine, Grouped, Ragged},
+    grouped::{Combine, Grouped, Ragged, Wgrad},
     ids::{Extra, OpId, Param},
     map::Map,
     tensor::Tensor,
@@ -38,6 +38,8 @@ pub(in crate::passes) enum Op {
     Ragged(Ragged),
     /// A GEMM of such rows with its elementwise epilogue.
     Grouped(Grouped),
+    /// Gradients of the matrices that such rows meet.
+    Wgrad(Wgrad),
     /// Weighted sums of such rows.
     Combine(Combine),
 }
@@ -154,6 +156,14 @@ impl Kernel {
         })
     }
 
+    /// The gradients of matrices of experts, in order.
+    pub fn wgrads(&self) -> impl Iterator<Item = &Wgrad> {
+        self.ops.iter().filter_map(|op| match op {
+            Op::Wgrad(wgrad) => Some(wgrad),
+            _ => None,
+        })
+    }
+
     /// Whether it moves tensors of the caller, and computes nothing but their sums.
     pub fn is_collective(&self) -> bool {
         self.ops.iter().all(|op| matches!(op, Op::Operand(_) | Op::Map(_) | Op::Sum(_)))
@@ -186,6 +196,7 @@ impl Kernel {
             }
             Op::Ragged(ragged) => &ragged.rows,
             Op::Grouped(grouped) => &grouped.out,
+            Op::Wgrad(wgrad) => &self.results[wgrad.result].out,
         }
     }
 

@@ -2,7 +2,7 @@
 //! expert, in the launch.
 
 use crate::passes::{
-    draft::{Draft, Flow, FlowId, Writer, read, write},
+    draft::{Draft, Flow, FlowId, Source, Writer, read, write},
     shape::grouped::Ragged,
 };
 use mk_abi::DType;
@@ -21,6 +21,45 @@ pub(super) struct Blocks {
     pub memory: BufId,
     pub count: i32,
     pub built: FlowId,
+    /// Rows of each expert: their table, and its memory.
+    pub counts: (TabId, BufId),
+}
+
+/// Where the rows of each expert begin: a table in memory.
+#[derive(Clone, Copy)]
+pub(super) struct Begins {
+    pub table: TabId,
+    pub memory: BufId,
+    pub built: FlowId,
+}
+
+/// Has a task fill in where the rows of each expert begin, behind all blocks.
+pub(super) fn begins(draft: &mut Draft, blocks: Blocks) -> Begins {
+    let (counts, given) = blocks.counts;
+    let experts = draft.plan.tables[counts].shape[0] as i32;
+    let shape = vec![(experts + 1).into()];
+    let memory = draft.buffer("begins", Space::Scratch, DType::I32, shape, None);
+    let table = draft.plan.tables.push(Table {
+        name: "begins".into(),
+        shape: vec![experts as u32 + 1],
+        source: TableSource::Prefix { of: counts, align: BLOCK },
+        stored: Some(memory),
+        routed: None,
+    });
+    let whole = |n: i32| vec![(Expr::Const(0), Expr::Const(n))];
+    let src = read(Operand::Src, given, whole(experts));
+    // More rows than there is room for end the launch where blocks are made, whoever counts them.
+    let src = match draft.plan.buffers[given].space {
+        Space::In => src.into(),
+        _ => Source::behind(src, blocks.built, vec![0.into()]),
+    };
+    let touched = vec![src, write(Operand::Dst, memory, whole(experts + 1)).into()];
+    let leaf = Leaf::Tabulate(Tabulate { of: Tabulation::Begins { rows: BLOCK as u32 } });
+    let one = vec![("i", 1.into())];
+    let family = draft.family("begins", RoleKind::Compute, leaf, one, vec![], touched);
+    let begun = Writer::new(family, Operand::Dst, vec![0.into()]);
+    let built = draft.flow(Flow::new("begun", vec![1.into()], 1.into(), vec![begun]));
+    Begins { table, memory, built }
 }
 
 /// A table of blocks of the rows of a table of groups, in memory that a task is to fill.
@@ -57,5 +96,5 @@ pub(super) fn blocks(
     let family = draft.family("blocks", RoleKind::Compute, leaf, one, vec![], touched);
     let built = Writer::new(family, Operand::Dst, vec![0.into()]);
     let built = draft.flow(Flow::new("built", vec![1.into()], 1.into(), vec![built]));
-    Blocks { table, memory, count, built }
+    Blocks { table, memory, count, built, counts: (given, counts) }
 }

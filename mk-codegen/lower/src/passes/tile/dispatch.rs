@@ -213,7 +213,13 @@ impl<'k> Dispatch<'k> {
         let family = draft.family("counts", RoleKind::Compute, leaf, domain, vec![], touched);
         let counted = Writer::new(family, Operand::Dst, vec![0.into()]);
         let counted = draft.flow(Flow::new("counted", vec![1.into()], 1.into(), vec![counted]));
-        let blocks = Blocks { table: table_of_blocks, memory: blocks, count, built: counted };
+        let blocks = Blocks {
+            table: table_of_blocks,
+            memory: blocks,
+            count,
+            built: counted,
+            counts: (counts, memory),
+        };
         let ids = table;
         Dispatch {
             params,

@@ -46,7 +46,7 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
     let Some(route) = &ragged.route else {
         let counts = given_counts(draft, kernel, ragged, inputs[ragged.counts]);
         let blocks = blocks::blocks(draft, ragged, counts);
-        let rows = RaggedRows { blocks, dispatched: None, route: None };
+        let rows = RaggedRows { blocks, begins: None, dispatched: None, route: None };
         return Ok(Value::Ragged(Box::new(rows)));
     };
     let dispatch = Dispatch::new(draft, &kernel.params, ragged, route, inputs.clone());
@@ -54,7 +54,7 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
     let dispatched = dispatch.rows(draft, blocks);
     let places = route.combines.then(|| dispatch.places(draft, blocks));
     let route = Some((dispatch, places));
-    Ok(Value::Ragged(Box::new(RaggedRows { blocks, dispatched, route })))
+    Ok(Value::Ragged(Box::new(RaggedRows { blocks, begins: None, dispatched, route })))
 }
 
 /// The tiles of a GEMM of such rows.

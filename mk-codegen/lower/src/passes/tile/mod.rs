@@ -20,6 +20,7 @@ mod operands;
 mod product;
 mod products;
 mod tiler;
+mod wgrad;
 
 use super::{
     draft::Draft,
@@ -53,6 +54,7 @@ pub(super) fn families(
             Op::Attention(a) => attention::families(&mut t, a),
             Op::Ragged(rows) => grouped::rows(&mut t, rows)?,
             Op::Grouped(g) => grouped::gemm(&mut t, g)?,
+            Op::Wgrad(w) => wgrad::families(&mut t, w)?,
             Op::Combine(combine) => grouped::combine(&mut t, combine)?,
         };
         t.made.push(made);

@@ -1,7 +1,7 @@
 //! A kernel on its way to families: its buffers, the values that are made so far, and the tiles of a product.
 
 use super::{
-    blocks::Blocks,
+    blocks::{Begins, Blocks},
     dispatch::{Derived, Dispatch},
     product::{Cut, Product},
 };
@@ -52,6 +52,8 @@ pub(super) struct Hidden {
 /// Rows of experts: the table of their blocks, and what a routing says of them.
 pub(super) struct RaggedRows<'k> {
     pub blocks: Blocks,
+    /// Where the rows of each expert begin, once that is asked for.
+    pub begins: Option<Begins>,
     /// Rows that were dispatched, and the words of their blocks.
     pub dispatched: Option<(BufId, FlowId)>,
     /// Where the rows of a rank's tokens are, for those that go back.

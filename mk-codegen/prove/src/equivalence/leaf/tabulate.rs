@@ -2,7 +2,7 @@
 
 use crate::equivalence::unroll::{TaskRun, Touch, Unrolled};
 use mk_plan::{
-    Operand, RouteError, RoutePart, Tabulation, block_table, kept, listed, own_experts,
+    Operand, RouteError, RoutePart, Tabulation, block_table, kept, listed, own_experts, prefix,
     route_bases, route_list, route_places, route_sources, route_wanted,
 };
 use std::borrow::Cow;
@@ -33,6 +33,7 @@ pub(in crate::equivalence) fn tabulated(
         Tabulation::Blocks { rows } => {
             return block_table(data(0), *rows as i32, len / 2).map_err(RouteError::Blocks);
         }
+        Tabulation::Begins { rows } => return Ok(prefix(data(0), *rows as i32)),
         Tabulation::Route { part, experts, ranks, rows, blocks, keep } => {
             let [experts, ranks, blocks] = [*experts, *ranks, *blocks].map(|n| n as usize);
             (*part, experts, ranks, *rows as i32, blocks, *keep as i32)

@@ -8,6 +8,7 @@ impl Rules for Tabulate {
     fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Option<String> {
         match self.of {
             Tabulation::Blocks { .. } => pairs(touched),
+            Tabulation::Begins { .. } => one_more(touched),
             Tabulation::Route { part, experts, ranks, rows, blocks, .. } => {
                 let own = experts.div_ceil(ranks.max(1));
                 route(part, [experts, own, blocks, rows].map(i64::from), touched)
@@ -21,6 +22,16 @@ fn pairs(touched: &[Touched<'_>]) -> Option<String> {
     let dst = of(touched, Operand::Dst).find_map(|t| Some((t, t.extents?)))?;
     let wide = matches!(dst.1, [(0, n), (0, 2)] if *n > 0);
     (!wide).then(|| format!("`dst` is {}: it has group and rows of each block", text(dst.1)))
+}
+
+/// The first row of each group, and the one behind all of them.
+fn one_more(touched: &[Touched<'_>]) -> Option<String> {
+    let extents = |o| of(touched, o).find_map(|t| t.extents);
+    let (src, dst) = (extents(Operand::Src)?, extents(Operand::Dst)?);
+    let fits = matches!((src, dst), ([(0, n)], [(0, m)]) if *m == n + 1);
+    (!fits).then(|| {
+        format!("`dst` is {}: it has the first row of each group, and one more", text(dst))
+    })
 }
 
 /// What follows from a routing: as [`Tabulation::Route`] has it. Chunks may be empty on some ranks. Of which tokens

@@ -74,7 +74,7 @@ fn integers(plan: &Plan, id: FamId, x: &Family) -> Option<Violation> {
         Tabulation::Route { part, .. } => {
             matches!(part, RoutePart::Lists | RoutePart::Wanted | RoutePart::Places)
         }
-        Tabulation::Blocks { .. } => false,
+        Tabulation::Blocks { .. } | Tabulation::Begins { .. } => false,
     };
     let first = x.accesses.iter().position(|a| a.operand == Operand::Src);
     let found = x.accesses.iter().enumerate().find(|(i, a)| {
@@ -299,7 +299,9 @@ impl<'p> Walk<'p> {
         let x = &self.plan.families[task.family];
         match &x.leaf {
             Leaf::Tabulate(Tabulate { of: Tabulation::Route { .. } }) => self.route(task),
-            Leaf::Tabulate(Tabulate { of: Tabulation::Blocks { .. } }) => self.blocks(task),
+            Leaf::Tabulate(Tabulate {
+                of: Tabulation::Blocks { .. } | Tabulation::Begins { .. },
+            }) => self.blocks(task),
             leaf if leaf.copies() => self.copy(task),
             _ => {
                 for region in self.operands(task, Operand::Dst)?.into_iter().flatten() {
@@ -364,7 +366,9 @@ impl<'p> Walk<'p> {
     /// Tables of a routing have their own entries, where somebody has written them.
     fn tables(&self) -> Result<(), Violation> {
         let routed = |t: &Table| match t.source {
-            TableSource::Blocks { of, .. } => self.plan.tables[of].routed.is_some(),
+            TableSource::Blocks { of, .. } | TableSource::Prefix { of, .. } => {
+                self.plan.tables[of].routed.is_some()
+            }
             _ => t.routed.is_some(),
         };
         for (id, t) in self.plan.tables.iter().filter(|(_, t)| routed(t)) {

@@ -17,10 +17,20 @@ impl<'p> Walk<'p> {
             ),
             (Op::GroupedGemm { .. }, &[x, w, counts]) => {
                 if self.needed[w.index()] {
-                    return refuse(
-                        "the gradient of its matrices has a ragged K, which no kernel has so far",
-                        "ask for the gradient of the rows alone",
-                    );
+                    if self.is_combined(counts) {
+                        return refuse(
+                            "the gradient of its matrices takes rows with the weights of `combine`, which no kernel has so far",
+                            "ask for the gradient of the tokens alone",
+                        );
+                    }
+                    let experts = self.program.ty(w).and_then(|ty| ty.dims.first().copied());
+                    let experts = experts.map_or_else(String::new, |e| self.extent(e));
+                    let [rows, counts] = [self.value(x)?, self.value(counts)?];
+                    let g = self.draft.grouped_wgrad(rows, counts, d, &experts);
+                    self.add(w, g);
+                }
+                if !self.needed[x.index()] {
+                    return Ok(());
                 }
                 let counts = match self.draft.is_param(d) {
                     true => Some(self.value(counts)?),
@@ -44,10 +54,8 @@ impl<'p> Walk<'p> {
                         "put `dispatch` before it",
                     );
                 };
-                let rows = dispatch.ty.dims.first().map_or_else(String::new, |rows| match rows {
-                    Dim::Lit(n) => n.to_string(),
-                    Dim::Sym(id) => self.program.symbols()[id.index()].name.clone(),
-                });
+                let rows = dispatch.ty.dims.first();
+                let rows = rows.map_or_else(String::new, |rows| self.extent(*rows));
                 let drops = dispatch.op == Op::Dispatch { drops: true };
                 let drop = if drops { ", drop" } else { "" };
                 let ids = self.value(ids)?;
@@ -88,6 +96,20 @@ impl<'p> Walk<'p> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// An extent, as the source writes it.
+    fn extent(&self, dim: Dim) -> String {
+        match dim {
+            Dim::Lit(n) => n.to_string(),
+            Dim::Sym(id) => self.program.symbols()[id.index()].name.clone(),
+        }
+    }
+
+    /// Whether rows of these experts of tokens have weights in sums of tokens.
+    fn is_combined(&self, ids: ValueId) -> bool {
+        let of_rows = |n: &Node| n.op == Op::Combine && n.inputs.get(1) == Some(&ids);
+        self.program.nodes().iter().any(of_rows)
     }
 
     /// The dispatch by these experts of tokens.
