@@ -164,6 +164,7 @@ mod tests {
                 scale: 0,
                 stages: 2,
                 mask: Mask::Full,
+                cap: None,
             })
         };
         let attend = |carry| {
@@ -173,6 +174,7 @@ mod tests {
                 scale: 0,
                 stages: 2,
                 mask: Mask::Full,
+                cap: None,
                 store: Store::Direct,
             })
         };
