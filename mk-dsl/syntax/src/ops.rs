@@ -134,8 +134,8 @@ pub(crate) const OPS: [OpInfo; 34] = [
     op(
         "attention",
         OpKind::Attention,
-        "`attention(q, k, v)`, or `attention(q)` behind `ring(k, v)`; then `causal` and `scale = 0.125` \
-         where wanted",
+        "`attention(q, k, v)`, or `attention(q)` behind `ring(k, v)`; then `causal`, `window = 1024`, \
+         `softcap = 50` and `scale = 0.125` where wanted",
         "`attention(q, k, v)`",
     ),
     op("lse", OpKind::Lse, "`lse`", "`o -> lse`"),
@@ -149,14 +149,14 @@ pub(crate) const OPS: [OpInfo; 34] = [
         "attention_dq",
         OpKind::AttentionDq,
         "`attention_dq(q, do, stats, k, v)`, or `attention_dq(q, do, stats)` behind `ring(k, v)`; then `causal` and \
-         `scale = 0.125` as `attention` has them",
+         the others as `attention` has them",
         "`attention_dq(q, do, stats, k, v)`",
     ),
     op(
         "attention_dk",
         OpKind::AttentionDk,
         "`attention_dk(k, v, q, do, stats)`, or `attention_dk(k, v)` behind `ring(q, do, stats)`; then `causal` and \
-         `scale = 0.125` as `attention` has them",
+         the others as `attention` has them",
         "`attention_dk(k, v, q, do, stats)`",
     ),
     op("attention_dv", OpKind::AttentionDv, "`attention_dv`", "`dk -> attention_dv`"),

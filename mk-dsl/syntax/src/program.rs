@@ -267,10 +267,8 @@ pub enum Op {
     /// `[q: [B, S, H, D], k: [B, S, G, D], v: [B, S, G, D]] -> [B, S, H, D]`: `softmax(scale * q k^T) v` of each head,
     /// the softmax in f32; head `h` of queries reads head `h / (H / G)` of keys and values.
     Attention {
-        /// A query sees keys at its own position and before.
-        causal: bool,
-        /// The factor, `1 / sqrt(D)` unless given; it is finite.
-        scale: Option<f64>,
+        /// Which scores there are.
+        scores: Scores,
         /// The axis over which `k` and `v` are sharded along the sequence, and passed to every rank.
         ring: Option<AxisId>,
     },
@@ -281,21 +279,17 @@ pub enum Op {
     /// `o * do`, and two zeros.
     AttentionStats,
     /// `[q, do: [B, S, H, D], stats: f32 [B, H, S, 4], k, v: [B, S, G, D]] -> [B, S, H, D]`: gradients of the queries
-    /// of an [`Op::Attention`] with the same mask and factor, `do` being those of its results.
+    /// of an [`Op::Attention`] with the same scores, `do` being those of its results.
     AttentionDq {
-        /// As [`Op::Attention`] has it.
-        causal: bool,
-        /// As [`Op::Attention`] has it.
-        scale: Option<f64>,
+        /// As [`Op::Attention`] has them.
+        scores: Scores,
         /// The axis over which `k` and `v` are passed to every rank.
         ring: Option<AxisId>,
     },
     /// `[k, v: [B, S, G, D], q, do: [B, S, H, D], stats: f32 [B, H, S, 4]] -> [B, S, G, D]`: gradients of the keys.
     AttentionDk {
-        /// As [`Op::Attention`] has it.
-        causal: bool,
-        /// As [`Op::Attention`] has it.
-        scale: Option<f64>,
+        /// As [`Op::Attention`] has them.
+        scores: Scores,
         /// The axis over which `q`, `do` and `stats` are passed to every rank.
         ring: Option<AxisId>,
     },
@@ -306,6 +300,30 @@ pub enum Op {
     Scale(f64),
     /// `[x] -> x` as this dtype, rounded to nearest even.
     Cast(DType),
+}
+
+/// Which scores attention has, and what becomes of them before the softmax.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Scores {
+    /// A query sees keys at its own position and before.
+    pub causal: bool,
+    /// Keys that a query sees, its own the last of them: 1 or more; only where `causal` is.
+    pub window: Option<u32>,
+    /// `softcap * tanh(score / softcap)` of scaled scores; it is positive and finite.
+    pub softcap: Option<f64>,
+    /// The factor, `1 / sqrt(D)` unless given; it is finite.
+    pub scale: Option<f64>,
+}
+
+impl Scores {
+    /// As a stage has them behind its operands.
+    pub fn words(self) -> Vec<String> {
+        let mut words: Vec<String> = self.causal.then(|| "causal".to_owned()).into_iter().collect();
+        words.extend(self.window.map(|n| format!("window = {n}")));
+        words.extend(self.softcap.map(|c| format!("softcap = {c:?}")));
+        words.extend(self.scale.map(|s| format!("scale = {s:?}")));
+        words
+    }
 }
 
 impl Op {

@@ -327,13 +327,9 @@ impl<'a> Dense<'a> {
         [q, d_o, stats, k, v]: [&Value; 5],
         which: usize,
     ) -> Result<Value, HarnessError> {
-        let (causal, scale, [q_id, k_id]) = match node.op {
-            Op::AttentionDq { causal, scale, .. } => {
-                (causal, scale, [node.inputs[0], node.inputs[3]])
-            }
-            Op::AttentionDk { causal, scale, .. } => {
-                (causal, scale, [node.inputs[2], node.inputs[0]])
-            }
+        let (scores, [q_id, k_id]) = match node.op {
+            Op::AttentionDq { scores, .. } => (scores, [node.inputs[0], node.inputs[3]]),
+            Op::AttentionDk { scores, .. } => (scores, [node.inputs[2], node.inputs[0]]),
             _ => return Err(HarnessError::mismatch("gradients of no attention")),
         };
         let depth = self.extent(q_id, 3);
@@ -343,8 +339,8 @@ impl<'a> Dense<'a> {
             sequence,
             heads: [self.extent(q_id, 2), self.extent(k_id, 2)],
             depth,
-            causal,
-            scale: scale.unwrap_or(1.0 / (depth as f64).sqrt()),
+            scores,
+            scale: scores.scale.unwrap_or(1.0 / (depth as f64).sqrt()),
             dtype: self.dtype(q_id),
             queries,
             asked: self.asked(q_id, 6),
@@ -408,8 +404,7 @@ impl<'a> Dense<'a> {
         node: &Node,
         [q, k, v]: [&Value; 3],
     ) -> Result<(Value, Value), HarnessError> {
-        let (Op::Attention { causal, scale, .. }, [q_id, k_id, _]) = (node.op, &node.inputs[..])
-        else {
+        let (Op::Attention { scores, .. }, [q_id, k_id, _]) = (node.op, &node.inputs[..]) else {
             return Err(HarnessError::mismatch("logarithms of no attention"));
         };
         let depth = self.extent(*q_id, 3);
@@ -418,8 +413,8 @@ impl<'a> Dense<'a> {
             sequence: self.extent(*q_id, 1),
             heads: [self.extent(*q_id, 2), self.extent(*k_id, 2)],
             depth,
-            causal,
-            scale: scale.unwrap_or(1.0 / (depth as f64).sqrt()),
+            scores,
+            scale: scores.scale.unwrap_or(1.0 / (depth as f64).sqrt()),
             dtype: self.dtype(*q_id),
         };
         let [o, lse] = attention.run(on(q, 0)?, on(k, 0)?, on(v, 0)?);

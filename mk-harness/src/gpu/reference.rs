@@ -288,8 +288,7 @@ impl Evaluator<'_, '_> {
 
     /// Result and logarithms of an attention.
     fn attention(&self, node: &Node) -> Result<(DeviceTensor, DeviceTensor), HarnessError> {
-        let (Op::Attention { causal, scale, ring }, &[q_id, k_id, v_id]) =
-            (node.op, &node.inputs[..])
+        let (Op::Attention { scores, ring }, &[q_id, k_id, v_id]) = (node.op, &node.inputs[..])
         else {
             return Err(HarnessError::mismatch("logarithms of no attention"));
         };
@@ -304,8 +303,10 @@ impl Evaluator<'_, '_> {
         }
         let [first, second] = self.layout(q_id, self.rank)?.parts(1);
         let how = Attend {
-            causal,
-            scale: scale.map_or(1.0 / (depth as f32).sqrt(), |s| s as f32),
+            causal: scores.causal,
+            window: scores.window,
+            cap: scores.softcap.map(|cap| cap as f32),
+            scale: scores.scale.map_or(1.0 / (depth as f32).sqrt(), |s| s as f32),
             first: first.start as u64,
             count: first.len() as u64,
             second: second.start as u64,
@@ -323,9 +324,9 @@ impl Evaluator<'_, '_> {
     /// Gradients of queries; or those of keys, and of values beside them.
     fn gradients(&self, node: &Node) -> Result<(DeviceTensor, Option<DeviceTensor>), HarnessError> {
         let none = || HarnessError::mismatch("gradients of no attention");
-        let (causal, scale, ring, of_queries) = match node.op {
-            Op::AttentionDq { causal, scale, ring } => (causal, scale, ring, true),
-            Op::AttentionDk { causal, scale, ring } => (causal, scale, ring, false),
+        let (scores, ring, of_queries) = match node.op {
+            Op::AttentionDq { scores, ring } => (scores, ring, true),
+            Op::AttentionDk { scores, ring } => (scores, ring, false),
             _ => return Err(none()),
         };
         let &[a, b, c, d, e] = &node.inputs[..] else { return Err(none()) };
@@ -357,8 +358,10 @@ impl Evaluator<'_, '_> {
             Ok(Places { first: first.start as u64, count, second })
         };
         let how = AttendGrad {
-            causal,
-            scale: scale.map_or(1.0 / (depth as f32).sqrt(), |s| s as f32),
+            causal: scores.causal,
+            window: scores.window,
+            cap: scores.softcap.map(|cap| cap as f32),
+            scale: scores.scale.map_or(1.0 / (depth as f32).sqrt(), |s| s as f32),
             queries: places(0)?,
             keys: places(3)?,
         };

@@ -124,8 +124,12 @@ impl<'a> Operand<'a> {
 pub struct Attend {
     /// Queries see keys at their own place and before.
     pub causal: bool,
+    /// The most keys that a query sees of those.
+    pub window: Option<u32>,
     /// Factor on scores.
     pub scale: f32,
+    /// What scores stay below.
+    pub cap: Option<f32>,
     /// The place in the sequence of the first query.
     pub first: u64,
     /// How many queries follow from there.
@@ -150,8 +154,12 @@ pub struct Places {
 pub struct AttendGrad {
     /// Queries see keys at their own place and before.
     pub causal: bool,
+    /// The most keys that a query sees of those.
+    pub window: Option<u32>,
     /// Factor on scores.
     pub scale: f32,
+    /// What scores stay below.
+    pub cap: Option<f32>,
     /// Of queries.
     pub queries: Places,
     /// Of keys.
@@ -286,7 +294,9 @@ impl Reference {
         let params = sizes.into_iter().fold(params, Params::word);
         let params = params
             .half(u32::from(how.causal))
+            .half(how.window.unwrap_or(0))
             .half(how.scale.to_bits())
+            .half(how.cap.unwrap_or(0.0).to_bits())
             .half(code(q)?)
             .half(code(k)?);
         let rows = batch.saturating_mul(queries).saturating_mul(heads);
@@ -395,7 +405,8 @@ impl Reference {
         let places = [how.queries, how.keys].map(|p| [p.first, p.count, p.second]);
         let params =
             sizes.into_iter().chain(places.into_iter().flatten()).fold(params, Params::word);
-        let params = params.half(u32::from(how.causal)).half(how.scale.to_bits());
+        let params = params.half(u32::from(how.causal)).half(how.window.unwrap_or(0));
+        let params = params.half(how.scale.to_bits()).half(how.cap.unwrap_or(0.0).to_bits());
         Ok(params.half(code(q)?).half(code(k)?))
     }
 

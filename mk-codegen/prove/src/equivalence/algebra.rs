@@ -20,6 +20,9 @@ pub(super) enum Function {
     ReluSlope,
     /// Of a row's mean of squares and so much, by the bits of an f32.
     ReciprocalRoot(u32),
+    /// Scores that stay below the f32 of these bits, and the slope of that.
+    Cap(u32),
+    CapSlope(u32),
 }
 
 impl Function {
@@ -35,6 +38,8 @@ impl Function {
             Function::SiluSlope => 6,
             Function::ReluSlope => 7,
             Function::ReciprocalRoot(eps) => 1 << 32 | u64::from(eps),
+            Function::Cap(cap) => 2 << 32 | u64::from(cap),
+            Function::CapSlope(cap) => 3 << 32 | u64::from(cap),
             Function::Round(to) => 8 + to as u64,
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{cells::Lines, error::FieldError};
 use mk_plan::{Axis, Mesh};
-use mk_syntax::{Bound, Def, Node, Op, Placement, Program, ValueId};
+use mk_syntax::{Bound, Def, Node, Op, Placement, Program, Scores, ValueId};
 use std::collections::BTreeMap;
 
 /// Rows of each expert on each rank, by the tensor that has them.
@@ -156,7 +156,7 @@ impl<'a> Dims<'a> {
                     }
                 }
             }
-            Op::Attention { causal, .. } => {
+            Op::Attention { scores: Scores { causal, window, .. }, .. } => {
                 // Places are one index for queries and keys where a mask compares them.
                 let of_keys = if causal { &[0, 1, 3][..] } else { &[0, 3] };
                 for d in of_keys {
@@ -164,6 +164,9 @@ impl<'a> Dims<'a> {
                 }
                 for d in 0..3 {
                     same(of(1)[d], of(2)[d], extent(node.inputs[1], d));
+                }
+                if let Some(keys) = window {
+                    lines.apart(of(0)[1], keys);
                 }
                 // Every head is by itself.
                 for (i, d) in [(0, 2), (1, 2)] {
@@ -182,7 +185,8 @@ impl<'a> Dims<'a> {
                 let own = &self.lines[node.result.index()];
                 (1..extent(node.result, 3)).for_each(|at| lines.cut(own[3], at as i32));
             }
-            Op::AttentionDq { causal, .. } | Op::AttentionDk { causal, .. } => {
+            Op::AttentionDq { scores: Scores { causal, window, .. }, .. }
+            | Op::AttentionDk { scores: Scores { causal, window, .. }, .. } => {
                 let [q, d_o, stats, k, v] = gradient_operands(node.op);
                 let of_keys = if causal { &[0, 1, 3][..] } else { &[0, 3] };
                 for d in of_keys {
@@ -194,6 +198,9 @@ impl<'a> Dims<'a> {
                 }
                 for (d, other) in [(0, 0), (2, 1), (1, 2)] {
                     same(of(q)[d], of(stats)[other], extent(node.inputs[q], d));
+                }
+                if let Some(keys) = window {
+                    lines.apart(of(q)[1], keys);
                 }
                 for i in [q, k] {
                     (0..extent(node.inputs[i], 2)).for_each(|at| lines.cut(of(i)[2], at as i32));

@@ -9,8 +9,10 @@ use super::{
     dims::{Dims, Tensor, Value, gradient_operands},
     error::FieldError,
     launch::MAX_ELEMENTS,
+    leaf::seen,
     norm, ragged, softmax,
 };
+use mk_plan::Mask;
 use mk_syntax::{Curve, DType, Def, Node, Op, Placement, ValueId};
 
 /// Multiplications and elements that a program takes on scaled tensors, about.
@@ -47,8 +49,19 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
             | Op::AttentionDv => {
                 let (q, keys) = (of(0), of(node.inputs.len().min(2) - 1));
                 let (rows, columns) = (q.get(..3), q.get(3).copied().unwrap_or(1));
-                let pairs =
-                    rows.map_or(0, volume).saturating_mul(keys.get(1).copied().unwrap_or(1));
+                let keys = keys.get(1).copied().unwrap_or(1);
+                let pairs = rows.map_or(0, volume).saturating_mul(keys);
+                let line = dims.line(node.inputs[0], 1);
+                let seen = |window: u32| -> u64 {
+                    let mask = Mask::Window(window);
+                    let all = 0..keys as usize;
+                    all.map(|i| seen(mask, (cells, line), i, (0, keys as usize)).len() as u64).sum()
+                };
+                // Of a window fewer.
+                let pairs = match window(dims, node) {
+                    Some(window) if keys > 0 => (pairs / keys / keys).saturating_mul(seen(window)),
+                    _ => pairs,
+                };
                 let times = if matches!(node.op, Op::Attention { .. } | Op::Lse) { 2 } else { 5 };
                 work = work.saturating_add(pairs.saturating_mul(times * columns + EXPONENTIAL));
                 0
@@ -58,6 +71,22 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
         work = work.saturating_add(made.saturating_mul(each));
     }
     (work, elements)
+}
+
+/// The window of an attention, or of what goes with one.
+fn window(dims: &Dims<'_>, node: &Node) -> Option<u32> {
+    match node.op {
+        Op::Attention { scores, .. }
+        | Op::AttentionDq { scores, .. }
+        | Op::AttentionDk { scores, .. } => scores.window.filter(|_| scores.causal),
+        Op::Lse | Op::AttentionDv => match dims.program.def(*node.inputs.first()?)? {
+            Def::Node(first) if !matches!(first.op, Op::Lse | Op::AttentionDv) => {
+                window(dims, first)
+            }
+            _ => None,
+        },
+        _ => None,
+    }
 }
 
 /// All values of a program on one of the groups along its axis, where that takes no more than so many multiplications.

@@ -304,8 +304,7 @@ impl<'p> Walk<'p> {
 
     /// Backward of `o = attention(q, k, v)`: from `o` and the logarithms of its sums, which forward saves.
     fn attention(&mut self, node: &Node, d: Id) -> Result<(), GradError> {
-        let (Op::Attention { causal, scale, ring }, &[q, k, v]) = (node.op, &node.inputs[..])
-        else {
+        let (Op::Attention { scores, ring }, &[q, k, v]) = (node.op, &node.inputs[..]) else {
             return Ok(());
         };
         let of_o = |n: &&Node| n.op == Op::Lse && n.inputs == [node.result];
@@ -320,8 +319,7 @@ impl<'p> Walk<'p> {
         let held = |walk: &Self, id: Id| (walk.draft.values[id].placement, DType::F32);
         let place = held(self, lse);
         let stats = self.draft.op("attention_stats", &[o, d, lse], None, place);
-        let mut detail: Vec<String> = causal.then(|| "causal".to_owned()).into_iter().collect();
-        detail.extend(scale.map(|s| format!("scale = {s:?}")));
+        let detail = scores.words();
         let detail = (!detail.is_empty()).then(|| detail.join(", "));
         let [queries, keys, values] = [self.value(q)?, self.value(k)?, self.value(v)?];
         let of_queries = [queries, d, stats];
