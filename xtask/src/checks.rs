@@ -83,8 +83,11 @@ pub fn mutants() -> Result<()> {
 }
 
 /// Grids, with the package and the test that takes a part of them.
-const GRIDS: [(&str, &str, &str); 2] =
-    [("experts", "mk-harness", "few_tokens"), ("nodes", "mk-harness", "sweep_nodes")];
+const GRIDS: [(&str, &str, &str); 3] = [
+    ("experts", "mk-harness", "few_tokens"),
+    ("nodes", "mk-harness", "sweep_nodes"),
+    ("tokens", "mk-codegen", "dispatch"),
+];
 
 /// A full grid of sizes.
 pub fn sweep(name: &str) -> Result<()> {
