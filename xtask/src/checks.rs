@@ -83,10 +83,11 @@ pub fn mutants() -> Result<()> {
 }
 
 /// Grids, with the package and the test that takes a part of them.
-const GRIDS: [(&str, &str, &str); 3] = [
+const GRIDS: [(&str, &str, &str); 4] = [
     ("attention", "mk-harness", "sweep_attention"),
     ("experts", "mk-harness", "few_tokens"),
     ("nodes", "mk-harness", "sweep_nodes"),
+    ("tokens", "mk-codegen", "dispatch"),
 ];
 
 /// A full grid of sizes.

@@ -97,7 +97,7 @@ pub(super) fn rooms(
     let tokens = |rank: usize, id: TabId| {
         let dims = &given(plan, program, id)?.ty.dims;
         let extent = dims.first().and_then(|d| bound.dim(*d))? as usize;
-        let own = *plan.tables[id].shape.first()? as usize;
+        let own = extent.div_ceil(world.max(1));
         Some(extent.saturating_sub(rank * own).min(own))
     };
     let mut rooms = BTreeMap::new();

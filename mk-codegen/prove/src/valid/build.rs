@@ -27,8 +27,18 @@ impl<'a> World<'a> {
             [] => vec![Points::new(plan, &none)],
             sets => sets.iter().map(|set| Points::noting(plan, set)).collect(),
         };
+        World::of(plan, period, epochs, &points)
+    }
+
+    /// The same of `points[i]` for `i` of each epoch; memory is that of the plan.
+    pub fn of(
+        plan: &'a Plan,
+        period: u32,
+        epochs: &[usize],
+        points: &[Points<'_>],
+    ) -> Result<World<'a>, Vec<Violation>> {
         let mut world = World::empty(plan, period, &points[0])?;
-        world.unroll_tables(epochs, &points).map_err(Halt::violations)?;
+        world.unroll_tables(epochs, points).map_err(Halt::violations)?;
         Ok(world)
     }
 

@@ -2,7 +2,7 @@
 
 use super::builder::{Claims, tensor};
 use crate::{
-    graph::Kind,
+    graph::{Extent, Kind},
     passes::{
         error::{LowerError, unsupported},
         shape::{
@@ -250,12 +250,21 @@ fn combine(
 
 fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), LowerError> {
     let refuse = |why: String, help: &str| Err(unsupported(name, why, help));
-    let mut all = k.params.iter().flat_map(|t| &t.shape);
-    if let Some(e) = all.find(|e| e.runtime_max.is_some()) {
-        let name = e.symbol.as_deref().unwrap_or("a dimension");
-        return refuse(format!("`{name}` comes with each launch"), "let all symbols be fixed");
-    }
     let counts = &k.params[ragged.counts];
+    // Tokens may, where they are dispatched here: their experts are in the order of ranks.
+    let dispatches = ragged.route.as_ref().is_some_and(|route| route.x.is_some());
+    let tokens = counts.shape.first().filter(|_| dispatches).and_then(|e| e.symbol.as_deref());
+    let may = |d: usize, e: &Extent| d == 0 && e.symbol.as_deref() == tokens;
+    let of = |t: &Tensor| {
+        let mut dims = t.shape.iter().enumerate().filter(|(_, e)| e.runtime_max.is_some());
+        dims.find(|(d, e)| !may(*d, e)).map(|(_, e)| e.clone())
+    };
+    let results = k.results.iter().map(|r| &r.out);
+    if let Some(e) = k.params.iter().chain(results).find_map(of) {
+        let name = e.symbol.as_deref().unwrap_or("a dimension");
+        let help = "let all symbols be fixed but the number of tokens that `dispatch` takes";
+        return refuse(format!("`{name}` comes with each launch"), help);
+    }
     if let Some(route) = &ragged.route {
         let experts = route.experts;
         if counts.shape[1].value > experts {
