@@ -2,7 +2,7 @@
 
 use super::{
     Case, Dense, Expected, HarnessError, Held, Inputs, Judgement, Routing, check_work, judge,
-    math::round,
+    local::Sizes, math::round,
 };
 use mk_abi::DType;
 use mk_codegen::{
@@ -148,10 +148,12 @@ struct Awaited {
 
 /// The caller of a run: makes inputs, judges outputs.
 struct User<'a> {
-    /// Of each group along the pipeline's axis.
+    /// Of each group along the pipeline's axes.
     inputs: Vec<Inputs<'a>>,
     case: Case<'a>,
-    axis: Axis,
+    /// The pipeline's axes in the mesh, and the others.
+    axes: Vec<Axis>,
+    others: Vec<Axis>,
     /// What the plan's tensors are in the pipeline.
     tensors: BTreeMap<BufId, ValueId>,
     results: BTreeMap<BufId, ValueId>,
@@ -162,6 +164,25 @@ struct User<'a> {
     judged: Vec<Vec<Judgement>>,
     keep: Keep,
     failure: Option<HarnessError>,
+}
+
+/// The axes of a pipeline in a mesh, and those of the mesh that it does not have.
+fn axes(case: Case<'_>, mesh: &Mesh) -> Result<(Vec<Axis>, Vec<Axis>), HarnessError> {
+    let names = case.program.mesh_axes();
+    let of = |name: &String| {
+        let named = names.len() == 1 || mesh.axes.iter().any(|(axis, _)| axis == name);
+        let axis = mesh.axis(name).filter(|_| named);
+        axis.ok_or_else(|| HarnessError::mismatch(format!("the plan's mesh has no axis `{name}`")))
+    };
+    let axes = names.iter().map(of).collect::<Result<Vec<_>, _>>()?;
+    let others = mesh.axes.iter().filter_map(|(name, _)| mesh.axis(name));
+    let others = others.filter(|axis| axis.size > 1 && !axes.contains(axis)).collect();
+    Ok((axes, others))
+}
+
+/// The place of a rank along some axes: row-major, the last one fastest.
+fn number(axes: &[Axis], rank: usize) -> usize {
+    axes.iter().fold(0, |place, axis| place * axis.size as usize + axis.place(rank))
 }
 
 /// What is kept of a run.
@@ -204,13 +225,12 @@ impl Keep {
 
 impl<'a> User<'a> {
     fn new(case: Case<'a>, mesh: &Mesh, options: &CpuOptions) -> Result<User<'a>, HarnessError> {
-        let axis = match case.program.mesh_axes() {
-            [name] => mesh.axis(name),
-            _ => return Err(HarnessError::unsupported("a mesh of several axes")),
-        };
-        let Some(axis) = axis.filter(|axis| axis.size as usize == case.ranks) else {
+        let (axes, others) = axes(case, mesh)?;
+        let sizes: Vec<usize> = axes.iter().map(|axis| axis.size as usize).collect();
+        let along = Sizes::new(&sizes).filter(|_| sizes.iter().product::<usize>() == case.ranks);
+        let Some(along) = along else {
             let what = format!(
-                "the plan is for {}, not {} along the pipeline's axis",
+                "the plan is for {}, not {} along the pipeline's axes",
                 mk_abi::count(mesh.size(), "rank"),
                 case.ranks
             );
@@ -219,12 +239,13 @@ impl<'a> User<'a> {
         let world = mesh.size() as usize;
         let inputs = (0..world / case.ranks.max(1)).map(|group| {
             let seed = options.seed.wrapping_add((group as u64).wrapping_mul(GROUP_SEED));
-            Inputs::new(case, seed).routed(options.routing)
+            Inputs::new(case, seed).over(along).routed(options.routing)
         });
         Ok(User {
             inputs: inputs.collect(),
             case,
-            axis,
+            axes,
+            others,
             tensors: BTreeMap::new(),
             results: BTreeMap::new(),
             between: BTreeMap::new(),
@@ -265,7 +286,7 @@ impl<'a> User<'a> {
         shape: &[usize],
         values: &[f32],
     ) -> Result<(), HarnessError> {
-        let (group, place) = (self.axis.group(rank), self.axis.place(rank));
+        let (group, place) = (number(&self.others, rank), number(&self.axes, rank));
         let (ranks, key) = (self.case.ranks, (launch, group, result));
         if !self.expected.contains_key(&key) {
             let dense = Dense::new(self.inputs[group], launch as u64);
@@ -303,8 +324,8 @@ impl Caller for User<'_> {
             // The executor refuses what is not there.
             return self.between.get(&(epoch, rank, *value)).cloned().unwrap_or_default();
         };
-        let inputs = &self.inputs[self.axis.group(rank)];
-        let element = inputs.elements(epoch as u64, tensor, self.axis.place(rank));
+        let inputs = &self.inputs[number(&self.others, rank)];
+        let element = inputs.elements(epoch as u64, tensor, number(&self.axes, rank));
         let values: Vec<f32> = (0..shape.iter().product()).map(|i| element(i) as f32).collect();
         self.keep.take(epoch, rank, buffer, shape, &values);
         values

@@ -1,4 +1,4 @@
-//! Pipelines over one axis of a mesh of several: proved, run on the executor against f64, and compiled. Groups along the axis have inputs of their own.
+//! Pipelines over one axis of a mesh of several, and over two: proved, run on the executor against f64, and compiled. Groups along the axis have inputs of their own.
 
 use mk_codegen::{
     emit,
@@ -31,6 +31,8 @@ type Shapes<'s> = &'s [(&'s str, &'s [u64])];
 
 /// Rows that neither ranks nor tiles divide.
 const RAGGED: Shapes = &[("a", &[131, 72]), ("b", &[72, 136])];
+/// Sizes that ranks of all meshes divide, in whole rows of 16 bytes.
+const EVEN: Shapes = &[("a", &[768, 192]), ("b", &[192, 192])];
 const ROWS: &str = "f(a: bf16[M, K] @ shard(0, tp), b: bf16[K, N] @ replicate)";
 const DEPTH: &str = "f(a: bf16[M, K] @ shard(1, tp), b: bf16[K, N] @ shard(0, tp))";
 
@@ -58,9 +60,10 @@ fn on(mesh: &[(&str, u32)]) -> Config {
 
 /// What ranks left of a plan, by rank, in the last of two launches.
 fn run((program, bound): &(Program, Bound), plan: &Plan, schedule: Schedule) -> Vec<Judgement> {
-    let program = program.over_one_axis().expect("one axis");
-    let axis = plan.mesh.axis(&program.mesh_axes()[0]).expect("the axis");
-    let case = Case { program: &program, bound, ranks: axis.size as usize };
+    let program = program.over_placed_axes();
+    let size = |name: &String| plan.mesh.axis(name).expect("an axis").size as usize;
+    let ranks = program.mesh_axes().iter().map(size).product();
+    let case = Case { program: &program, bound, ranks };
     let options = CpuOptions { schedule, launches: 2, ..CpuOptions::default() };
     let mut run = run_on_cpu(case, plan, &options).expect("runs");
     run.judged.pop().expect("a launch")
@@ -150,6 +153,33 @@ fn rings() {
     }
 }
 
+/// Meshes of two axes: either innermost, of as many ranks and of more, of one rank.
+const TWO: [&[(&str, u32)]; 8] = [
+    &[("tp", 2), ("dp", 2)],
+    &[("dp", 2), ("tp", 2)],
+    &[("tp", 2), ("dp", 3)],
+    &[("dp", 3), ("tp", 2)],
+    &[("tp", 4), ("dp", 2)],
+    &[("dp", 4), ("tp", 2)],
+    &[("tp", 1), ("dp", 2)],
+    &[("tp", 2), ("dp", 1)],
+];
+
+/// Rows gathered over `tp`, K shared over `dp`.
+const BOTH: &str =
+    "f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp))";
+
+#[test]
+fn gathered_over_one_axis_and_summed_over_another() {
+    for mesh in TWO {
+        for sum in ["reduce_scatter(dp)", "all_reduce(dp)"] {
+            let body = format!("gather(a, tp) -> gemm(b) -> {sum}");
+            right(&read(BOTH, &body, RAGGED), &on(mesh));
+            right(&read(BOTH, &body, EVEN), &on(mesh));
+        }
+    }
+}
+
 #[test]
 fn any_order_of_steps() {
     let pipeline = read(DEPTH, "gemm(a, b) -> all_reduce(tp)", RAGGED);
@@ -186,11 +216,6 @@ fn what_has_no_plan_is_refused() {
         Err(LowerError::OutOfRange { what, help }) => format!("{what}; {help}"),
         other => panic!("{other:?}"),
     };
-    let signature = "f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(0, dp))";
-    let two = read(signature, "gather(a, tp) -> gemm(b) -> all_reduce(dp)", RAGGED);
-    let why = refused(&two, &on(MESHES[0]));
-    assert!(why.contains("`a` is placed over the axis `tp`, and `a` over `dp`"), "{why}");
-    assert!(why.contains("one axis"), "{why}");
     let one = read(ROWS, "gather(a, tp) -> gemm(b)", RAGGED);
     let why = refused(&one, &on(&[("cp", 2), ("dp", 2)]));
     assert!(why.contains("`tp`, and the mesh is cp=2,dp=2"), "{why}");
