@@ -112,11 +112,17 @@ impl Pieces {
             () => begin.clone() + i.clone() * height - shard.clone() * a,
         };
         let len = match even {
-            true if a.min(b) % height == 0 => height.into(),
+            true if a.min(b) == self.rows => height.into(),
             true => Expr::Const(height).min(Expr::Const(a.min(b)) - i * height),
             false => Expr::Const(height).min(end - begin - i * height),
         };
         (at, len)
+    }
+
+    /// Whether blocks of this height lie in blocks of `unit` rows of the shard.
+    pub fn within(&self, unit: i32, height: i32) -> bool {
+        let [a, b] = self.per;
+        self.exact && unit % height == 0 && (b % a == 0 || b % unit == 0)
     }
 
     /// A block as the other axis has it: place, block, and first row in the shard there.

@@ -2,7 +2,7 @@
 
 use crate::passes::{
     draft::{Arrival, FlowId, Source},
-    shape::rows::RowBlock,
+    shape::{pieces::Pieces, rows::RowBlock},
 };
 use mk_plan::{Access, BufId, COPY_STAGE_BYTES, Each, Expr, Var};
 
@@ -68,8 +68,18 @@ impl Gathered {
     }
 
     /// Some rows of a shard, at most as many as a block has, which `access` reads; in slices, the one that is named.
-    pub fn rows(&self, access: Access, r: &RowBlock, slice: Option<Expr>) -> Source {
+    pub fn rows(
+        &self,
+        access: Access,
+        (pieces, height): (&Pieces, i32),
+        r: &RowBlock,
+        slice: Option<Expr>,
+    ) -> Source {
         let unit = self.height * self.per_word;
+        if pieces.within(unit, height) {
+            let word = vec![r.shard.clone(), r.at.clone() / unit];
+            return Source::behind(access, self.arrived, word.into_iter().chain(slice).collect());
+        }
         let words = (self.blocks + self.per_word - 1) / self.per_word;
         // Where rows end between two blocks of the gather, both.
         let first = r.at.clone() / unit;

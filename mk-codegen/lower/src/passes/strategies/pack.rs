@@ -90,7 +90,7 @@ pub(in crate::passes) fn columns_by_owner(
     let blocks = (t.widest(0) + each - 1) / each;
     let (i, s) = (Expr::from(Var::domain(0)), Expr::from(Var::domain(1)));
     let down = (i.clone() * each, block_rows(height, i, each));
-    let cols = draft.extents.shard(&t.shape[1], rows.shards, s.clone());
+    let cols = draft.extents.shard(&rows.of.shape[0], rows.shards, s.clone());
     let src = vec![down.clone(), (s.clone() * rows.capacity, cols.clone())];
     let dst = vec![down, (s, 1.into()), (0.into(), cols)];
     let by = draft.family(

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Reader, Source, TileRows, Writer, read, write},
-    error::{LowerError, internal, unsupported},
+    error::{LowerError, internal},
     shape::{
         ids::{Extra, OpId},
         kernel::{self, Kernel, Reduce, Sum},
@@ -136,10 +136,9 @@ fn in_ring<'k>(
     b: BufId,
 ) -> Result<(), LowerError> {
     mapped(t.draft.along(sum.axis), "reduction=ring")?;
+    // Settings refuse a ring behind a gather.
     if rows.pieces.is_some() {
-        let why = "rows are gathered over one axis, and summed over another";
-        let help = "use `reduction=dedicated_sms` or `reduction=after_last_wave`";
-        return Err(unsupported("reduction=ring", why, help));
+        return Err(internal("a ring sums rows that are gathered over another axis"));
     }
     let out = &t.kernel.results[sum.result].out;
     let ring = ring::ring(&mut t.draft, out, rows, t.results[sum.result]);

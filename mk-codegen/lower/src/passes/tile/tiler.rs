@@ -242,8 +242,8 @@ fn of_operand(draft: &mut Draft, p: &Product<'_>, left: &Left) -> Vec<TileRows> 
                 };
                 let slice = x.slices.map(|s| p.slice(r, s));
                 let rows = read(Operand::A, x.all, region);
-                match p.rows.pieces {
-                    Some(_) => x.rows(rows, r, slice),
+                match &p.rows.pieces {
+                    Some(pieces) => x.rows(rows, (pieces, p.rows.height), r, slice),
                     None => x.source(rows, r.shard.clone(), r.block.clone(), slice),
                 }
             }));
