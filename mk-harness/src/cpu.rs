@@ -2,20 +2,17 @@
 
 use super::{
     Case, Dense, Expected, HarnessError, Held, Inputs, Judgement, Routing, check_work, judge,
-    local::Sizes, math::round,
+    local::Grid, math::round,
 };
 use mk_abi::DType;
 use mk_codegen::{
-    plan::{Axis, BufId, Buffer, Entity, Mesh, Plan, Space, TabId, TableSource},
+    plan::{BufId, Buffer, Entity, Mesh, Plan, Space, TabId, TableSource},
     sim::{self, Caller, Options, RunReport, Schedule},
 };
 use mk_function::build::Composition;
 use mk_runtime::reference::random_value;
 use mk_syntax::ValueId;
 use std::collections::BTreeMap;
-
-/// By what the seeds of two groups along the pipeline's axis differ.
-const GROUP_SEED: u64 = 0x8CB9_2BA7_2F3D_8DD7;
 
 /// How to run.
 #[derive(Clone, Copy, Debug)]
@@ -151,9 +148,7 @@ struct User<'a> {
     /// Of each group along the pipeline's axes.
     inputs: Vec<Inputs<'a>>,
     case: Case<'a>,
-    /// The pipeline's axes in the mesh, and the others.
-    axes: Vec<Axis>,
-    others: Vec<Axis>,
+    grid: Grid,
     /// What the plan's tensors are in the pipeline.
     tensors: BTreeMap<BufId, ValueId>,
     results: BTreeMap<BufId, ValueId>,
@@ -164,25 +159,6 @@ struct User<'a> {
     judged: Vec<Vec<Judgement>>,
     keep: Keep,
     failure: Option<HarnessError>,
-}
-
-/// The axes of a pipeline in a mesh, and those of the mesh that it does not have.
-fn axes(case: Case<'_>, mesh: &Mesh) -> Result<(Vec<Axis>, Vec<Axis>), HarnessError> {
-    let names = case.program.mesh_axes();
-    let of = |name: &String| {
-        let named = names.len() == 1 || mesh.axes.iter().any(|(axis, _)| axis == name);
-        let axis = mesh.axis(name).filter(|_| named);
-        axis.ok_or_else(|| HarnessError::mismatch(format!("the plan's mesh has no axis `{name}`")))
-    };
-    let axes = names.iter().map(of).collect::<Result<Vec<_>, _>>()?;
-    let others = mesh.axes.iter().filter_map(|(name, _)| mesh.axis(name));
-    let others = others.filter(|axis| axis.size > 1 && !axes.contains(axis)).collect();
-    Ok((axes, others))
-}
-
-/// The place of a rank along some axes: row-major, the last one fastest.
-fn number(axes: &[Axis], rank: usize) -> usize {
-    axes.iter().fold(0, |place, axis| place * axis.size as usize + axis.place(rank))
 }
 
 /// What is kept of a run.
@@ -225,27 +201,14 @@ impl Keep {
 
 impl<'a> User<'a> {
     fn new(case: Case<'a>, mesh: &Mesh, options: &CpuOptions) -> Result<User<'a>, HarnessError> {
-        let (axes, others) = axes(case, mesh)?;
-        let sizes: Vec<usize> = axes.iter().map(|axis| axis.size as usize).collect();
-        let along = Sizes::new(&sizes).filter(|_| sizes.iter().product::<usize>() == case.ranks);
-        let Some(along) = along else {
-            let what = format!(
-                "the plan is for {}, not {} along the pipeline's axes",
-                mk_abi::count(mesh.size(), "rank"),
-                case.ranks
-            );
-            return Err(HarnessError::mismatch(what));
-        };
-        let world = mesh.size() as usize;
-        let inputs = (0..world / case.ranks.max(1)).map(|group| {
-            let seed = options.seed.wrapping_add((group as u64).wrapping_mul(GROUP_SEED));
-            Inputs::new(case, seed).over(along).routed(options.routing)
-        });
+        let grid = Grid::new(case, mesh)?;
+        let inputs = (0..grid.groups())
+            .map(|group| grid.inputs(case, options.seed, group).routed(options.routing));
+        let (inputs, world) = (inputs.collect(), grid.world);
         Ok(User {
-            inputs: inputs.collect(),
+            inputs,
             case,
-            axes,
-            others,
+            grid,
             tensors: BTreeMap::new(),
             results: BTreeMap::new(),
             between: BTreeMap::new(),
@@ -286,7 +249,7 @@ impl<'a> User<'a> {
         shape: &[usize],
         values: &[f32],
     ) -> Result<(), HarnessError> {
-        let (group, place) = (number(&self.others, rank), number(&self.axes, rank));
+        let (group, place) = self.grid.of(rank);
         let (ranks, key) = (self.case.ranks, (launch, group, result));
         if !self.expected.contains_key(&key) {
             let dense = Dense::new(self.inputs[group], launch as u64);
@@ -324,8 +287,8 @@ impl Caller for User<'_> {
             // The executor refuses what is not there.
             return self.between.get(&(epoch, rank, *value)).cloned().unwrap_or_default();
         };
-        let inputs = &self.inputs[number(&self.others, rank)];
-        let element = inputs.elements(epoch as u64, tensor, number(&self.axes, rank));
+        let (group, place) = self.grid.of(rank);
+        let element = self.inputs[group].elements(epoch as u64, tensor, place);
         let values: Vec<f32> = (0..shape.iter().product()).map(|i| element(i) as f32).collect();
         self.keep.take(epoch, rank, buffer, shape, &values);
         values

@@ -1,7 +1,7 @@
 //! The dimensions of a pipeline's values, and the values.
 
 use super::{cells::Lines, error::FieldError};
-use mk_plan::{Axis, Mesh};
+use mk_plan::{Mesh, Places};
 use mk_syntax::{Bound, Def, Node, Op, Placement, Program, ValueId};
 use std::collections::BTreeMap;
 
@@ -16,8 +16,8 @@ pub(super) struct Dims<'a> {
     pub ranks: usize,
     pub world: usize,
     /// The program's axes in the mesh, and the others.
-    axes: Vec<Axis>,
-    others: Vec<Axis>,
+    places: Places,
+    others: Places,
     /// Rows of each expert.
     pub ragged: Counts,
     /// The line of each dimension of each value.
@@ -33,8 +33,10 @@ impl<'a> Dims<'a> {
         ragged: Counts,
         lines: &mut Lines,
     ) -> Result<Dims<'a>, FieldError> {
-        let (axes, others) = axes(program, mesh)?;
-        let ranks = axes.iter().map(|axis| axis.size as usize).product();
+        let [places, others] = mesh.places(program.mesh_axes()).map_err(|name| {
+            FieldError::Interface { what: format!("its mesh has no axis `{name}`") }
+        })?;
+        let ranks = places.count();
         let wide = |node: &&Node| {
             let left = node.inputs.first().and_then(|x| program.ty(*x));
             matches!(node.op, Op::Gemm { .. }) && left.is_some_and(|t| t.dims.len() > 2)
@@ -48,7 +50,7 @@ impl<'a> Dims<'a> {
         }
         let world = mesh.size() as usize;
         let mut dims =
-            Dims { program, bound, ranks, world, axes, others, ragged, lines: Vec::new() };
+            Dims { program, bound, ranks, world, places, others, ragged, lines: Vec::new() };
         for i in 0..program.n_values() {
             let value = ValueId::new(i);
             let mut own: Vec<u32> = match program.def(value) {
@@ -217,18 +219,18 @@ impl<'a> Dims<'a> {
 
     /// The place of a rank along the program's axes: row-major over them, the last one fastest.
     pub fn place(&self, rank: usize) -> usize {
-        number(&self.axes, rank)
+        self.places.of(rank)
     }
 
     /// Which of the groups along them a rank is in: each has inputs of its own.
     pub fn group(&self, rank: usize) -> usize {
-        number(&self.others, rank)
+        self.others.of(rank)
     }
 
     /// How far apart two neighbours along one of the axes are in places, and how many there are.
     pub fn along(&self, axis: usize) -> (usize, usize) {
-        let behind = self.axes[axis + 1..].iter().map(|axis| axis.size as usize);
-        (behind.product(), self.axes[axis].size as usize)
+        let sizes = self.places.sizes();
+        (sizes[axis + 1..].iter().product(), sizes[axis])
     }
 
     /// The contributions to a value that is partial.
@@ -267,26 +269,6 @@ impl<'a> Dims<'a> {
         };
         (0..n).map(of_dim).collect()
     }
-}
-
-/// The axes of a program in a mesh, and those of the mesh that it does not have.
-fn axes(program: &Program, mesh: &Mesh) -> Result<(Vec<Axis>, Vec<Axis>), FieldError> {
-    let names = program.mesh_axes();
-    let missing =
-        |name: &String| FieldError::Interface { what: format!("its mesh has no axis `{name}`") };
-    let mut axes = Vec::new();
-    for name in names {
-        let named = names.len() == 1 || mesh.axes.iter().any(|(axis, _)| axis == name);
-        axes.push(mesh.axis(name).filter(|_| named).ok_or_else(|| missing(name))?);
-    }
-    let others = mesh.axes.iter().filter_map(|(name, _)| mesh.axis(name));
-    let others = others.filter(|axis| axis.size > 1 && !axes.contains(axis)).collect();
-    Ok((axes, others))
-}
-
-/// The place of a rank along some axes.
-fn number(axes: &[Axis], rank: usize) -> usize {
-    axes.iter().fold(0, |place, axis| place * axis.size as usize + axis.place(rank))
 }
 
 /// Where queries, gradients of results, statistics, keys and values are among the operands.
