@@ -89,9 +89,13 @@ impl Way {
             return Some(base);
         }
         let block = extent / self.blocks();
-        let (first, last) = (base / block, (base + len - 1) / block);
-        let turned = i64::from(self.back(first as u32, rank as u32));
-        (first == last).then_some(turned * block + base % block)
+        // What lies outside the buffer is reported of ranks that are not folded.
+        let first = u32::try_from(base / block)
+            .ok()
+            .filter(|b| base >= 0 && i64::from(*b) < self.blocks())?;
+        let last = (base + len - 1) / block;
+        let turned = i64::from(self.back(first, rank as u32));
+        (i64::from(first) == last).then_some(turned * block + base % block)
     }
 }
 
@@ -190,5 +194,6 @@ mod tests {
         assert_eq!(ways[2].turned_back(6, (5, 1), 5), Some(0));
         assert_eq!(ways[2].turned_back(6, (0, 1), 5), Some(4));
         assert_eq!(ways[1].turned_back(30, (8, 5), 5), None);
+        assert_eq!([-3, 30].map(|base| ways[1].turned_back(30, (base, 1), 5)), [None; 2]);
     }
 }
