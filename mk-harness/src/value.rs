@@ -154,15 +154,25 @@ impl Value {
         self.map(|_, x| x.stored(dtype))
     }
 
-    /// The value, with contributions of this type reduced as ranks do it.
-    pub(super) fn sum(&self, dtype: DType) -> Matrix {
-        match self {
-            Value::Whole(x) => x.clone(),
-            Value::Contributions(all) => {
-                let first = all.first().map_or((0, 0), |m| (m.cols, m.len()));
-                let of = |i| all.iter().map(|m| m.at(i)).collect::<Vec<_>>();
-                Matrix::collect(first.0, (0..first.1).map(|i| over_ranks(&of(i), dtype)))
-            }
+    /// The value, with contributions of this type reduced as ranks along an axis do it; `partial` if there are others
+    /// along another one.
+    pub(super) fn sum(
+        &self,
+        dtype: DType,
+        (stride, ranks): (usize, usize),
+        partial: bool,
+    ) -> Value {
+        let Value::Contributions(all) = self else { return self.clone() };
+        let along = |place: usize| {
+            let first = place - place / stride % ranks * stride;
+            let of: Vec<&Matrix> = (0..ranks).filter_map(|i| all.get(first + i * stride)).collect();
+            let (cols, len) = of.first().map_or((0, 0), |m| (m.cols, m.len()));
+            let at = |i| of.iter().map(|m| m.at(i)).collect::<Vec<_>>();
+            Matrix::collect(cols, (0..len).map(|i| over_ranks(&at(i), dtype)))
+        };
+        match partial {
+            true => Value::Contributions((0..all.len()).map(along).collect()),
+            false => Value::Whole(along(0)),
         }
     }
 

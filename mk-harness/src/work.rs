@@ -60,7 +60,11 @@ pub fn macs(case: Case<'_>) -> u64 {
             let local = |value: &ValueId| {
                 let ty = case.program.ty(*value)?;
                 let shape = case.bound.shape(*value)?;
-                Some(Layout::new(shape, placement(&ty.placement).ok()?, case.ranks, rank).shape())
+                // Over several axes at most as much.
+                Some(match placement(&ty.placement) {
+                    Ok(one) => Layout::new(shape, one, case.ranks, rank).shape(),
+                    Err(_) => shape.to_vec(),
+                })
             };
             let (Some(a), Some(b)) = (local(a), local(b)) else { continue };
             // Each element of the right operand meets each row of the left one.
@@ -86,7 +90,7 @@ pub fn check_work(case: Case<'_>, launches: u32) -> Result<(), HarnessError> {
         let id = ValueId::new(i);
         let shape = case.bound.shape(id).unwrap_or(&[]);
         let contributions = match case.program.ty(id).map(|t| t.placement.as_slice()) {
-            Some([Placement::Partial]) => case.ranks as u64,
+            Some(all) if all.contains(&Placement::Partial) => case.ranks as u64,
             _ => 1,
         };
         let elements = shape.iter().fold(contributions, |n, x| n.saturating_mul(*x));

@@ -69,6 +69,8 @@ pub enum Kind {
     Gather {
         /// The sharded dimension.
         dim: usize,
+        /// The axis over which it is.
+        axis: usize,
     },
     /// A GEMM, and the elementwise operations that were fused into it. Operands: a, b, then one for each
     /// epilogue operation that has one.
@@ -156,11 +158,15 @@ pub enum Kind {
     ReduceScatter {
         /// The dimension that is scattered.
         dim: usize,
+        /// The axis summed over.
+        axis: usize,
         /// In order of application.
         epilogue: Vec<EpilogueOp>,
     },
     /// Partial sums become their sum everywhere; otherwise as [`Kind::ReduceScatter`].
     AllReduce {
+        /// The axis summed over.
+        axis: usize,
         /// In order of application.
         epilogue: Vec<EpilogueOp>,
     },
@@ -175,7 +181,7 @@ impl Kind {
             | Kind::GroupedWgrad { epilogue }
             | Kind::Chain { epilogue }
             | Kind::ReduceScatter { epilogue, .. }
-            | Kind::AllReduce { epilogue } => Some(epilogue),
+            | Kind::AllReduce { epilogue, .. } => Some(epilogue),
             _ => None,
         }
     }
@@ -193,7 +199,7 @@ impl Kind {
             | Kind::GroupedWgrad { epilogue }
             | Kind::Chain { epilogue }
             | Kind::ReduceScatter { epilogue, .. }
-            | Kind::AllReduce { epilogue } => Some(epilogue),
+            | Kind::AllReduce { epilogue, .. } => Some(epilogue),
             _ => None,
         }
     }
@@ -288,7 +294,7 @@ fn extent(program: &Program, bound: &Bound, dim: Dim) -> Extent {
 
 fn kind_of(op: Op) -> Kind {
     Kind::Elementwise(match op {
-        Op::Gather { dim, .. } => return Kind::Gather { dim },
+        Op::Gather { dim, axis } => return Kind::Gather { dim, axis: axis.index() },
         Op::Gemm { a_transposed, b_transposed } => {
             return Kind::Gemm { epilogue: Vec::new(), a_transposed, b_transposed };
         }
@@ -314,8 +320,12 @@ fn kind_of(op: Op) -> Kind {
         }
         Op::AttentionDv => return Kind::AttentionDv,
         Op::Swiglu => EpilogueOp::Swiglu,
-        Op::ReduceScatter { dim, .. } => return Kind::ReduceScatter { dim, epilogue: Vec::new() },
-        Op::AllReduce { .. } => return Kind::AllReduce { epilogue: Vec::new() },
+        Op::ReduceScatter { dim, axis } => {
+            return Kind::ReduceScatter { dim, axis: axis.index(), epilogue: Vec::new() };
+        }
+        Op::AllReduce { axis } => {
+            return Kind::AllReduce { axis: axis.index(), epilogue: Vec::new() };
+        }
         Op::Bias => EpilogueOp::Bias,
         Op::Gelu => EpilogueOp::Gelu,
         Op::Silu => EpilogueOp::Silu,

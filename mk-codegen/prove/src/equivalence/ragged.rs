@@ -192,7 +192,7 @@ impl Dims<'_> {
         }
         let (counts, rows) = (self.ragged.get(&of)?, self.extent(value, 0) as usize);
         let block = RAGGED_BLOCK as usize;
-        let sharded = self.placement(value) != Some(Placement::Replicate);
+        let sharded = self.placements(value).first() != Some(&Placement::Replicate);
         let ranks = if sharded { self.ranks } else { 1 };
         let mut all = vec![None; rows];
         for (rank, counts) in counts.iter().take(ranks).enumerate() {

@@ -5,7 +5,7 @@ use super::{
     cells::{Cell, Halt, spans_of},
     family::FamInfo,
     report::Violation,
-    rotation::Rotation,
+    rotation::{Rotation, Torus},
     spans::{ALWAYS, LiveId, function::Piece},
     symmetry,
     unroll::{MAX_ELEMENTS, MAX_WORDS, Unroller},
@@ -83,9 +83,10 @@ impl<'a> World<'a> {
         if self.ranks < 2 || self.is_far() {
             return None;
         }
-        self.turned = Some(symmetry::guess(self, points, fixed)?);
+        let torus = Torus::of(&self.plan.mesh)?;
+        self.turned = Some(symmetry::guess(self, points, torus, fixed)?);
         self.words.total /= self.ranks;
-        self.rotation = Rotation::of(self.ranks, self.words.total);
+        self.rotation = Rotation::of(torus, self.words.total);
         Some(())
     }
 

@@ -13,7 +13,6 @@ use crate::{
     },
 };
 use mk_plan::{GradOf, Mask, Operand};
-use mk_syntax::Placement;
 use std::collections::BTreeSet;
 
 pub(super) const CATALOGUE: &str = "one kernel holds one `attention` of the caller's tensors, whose result, with its `lse` where wanted, the caller gets; \
@@ -136,7 +135,7 @@ fn check(a: &Attention, name: &str, world: i32) -> Result<(), LowerError> {
         let why = format!("{heads} heads of queries cannot share {groups} of keys evenly");
         return refuse(why, "let the heads of queries be a multiple of those of keys");
     }
-    if q.placement == Placement::Shard(2) && (heads % world != 0 || groups % world != 0) {
+    if q.is_sharded(2) && (heads % world != 0 || groups % world != 0) {
         let why = format!("{heads} heads of queries and {groups} of keys over {world} ranks");
         return refuse(why, "let both be multiples of the ranks");
     }

@@ -77,7 +77,7 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
     };
     let rows = match wgrads.is_empty() {
         true => made(claims, first),
-        false => tensor(claims.value(b), "rows"),
+        false => tensor(claims.value(b), "rows", &claims.sizes),
     };
     let ragged = claims.push(Op::Ragged(Ragged { counts, rows, route }));
     Ok(Some(Claimed { ragged, gemms, wgrads, dispatch, combine }))
@@ -86,7 +86,8 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
 /// What a grouped GEMM makes, under the name of its result.
 fn made(claims: &Claims<'_>, node: NodeIndex) -> Tensor {
     let result = claims.g.results.iter().position(|r| *r == node);
-    tensor(claims.value(node), result.map_or("h", |r| &claims.g.result_names[r]))
+    let name = result.map_or("h", |r| &claims.g.result_names[r]);
+    tensor(claims.value(node), name, &claims.sizes)
 }
 
 /// The tokens that are dispatched.
@@ -244,7 +245,7 @@ fn combine(
     let Some(result) = g.results.iter().position(|r| *r == node) else {
         return Err(refuse(claims, node, "its tokens are no result"));
     };
-    let out = tensor(claims.value(node), &g.result_names[result]);
+    let out = tensor(claims.value(node), &g.result_names[result], &claims.sizes);
     Ok(Combine { of: gemms[of], weights, out, result })
 }
 
@@ -278,7 +279,7 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             );
             return refuse(why, "let every rank have one, or ranks be fewer");
         }
-        let blocks = ragged.rows.widest(0, world) / RAGGED_BLOCK as i32;
+        let blocks = ragged.rows.widest(0) / RAGGED_BLOCK as i32;
         if route.drops && blocks < least {
             let why = format!("a capacity of {blocks} blocks a rank, for {least} experts");
             return refuse(why, "let each expert keep a block of 128 rows at least");
@@ -290,19 +291,19 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             return refuse(why, "let their columns be multiples of 8");
         }
     }
-    if ragged.route.is_none() && !counts.even(0, world) {
+    if ragged.route.is_none() && !counts.even(0) {
         let why = format!("{} experts over {world} ranks", counts.shape[0].value);
         let help = "let them be a multiple of the ranks, or let `dispatch(x, ids)` make the counts, which takes others";
         return refuse(why, help);
     }
     for w in k.wgrads() {
         let (x, dy, out) = (&k.params[w.x], &k.params[w.dy], &k.results[w.result].out);
-        let (rows, block) = (x.widest(0, world), RAGGED_BLOCK as i32);
-        if !x.even(0, world) || rows % block != 0 {
+        let (rows, block) = (x.widest(0), RAGGED_BLOCK as i32);
+        if !x.even(0) || rows % block != 0 {
             let why = format!("{} rows over {world} ranks", x.shape[0].value);
             return refuse(why, "let every rank have whole blocks of 128 of them");
         }
-        if !out.even(0, world) {
+        if !out.even(0) {
             let why = format!("{} experts over {world} ranks", out.shape[0].value);
             return refuse(why, "let them be a multiple of the ranks");
         }
@@ -323,8 +324,8 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
         }
     }
     for p in k.grouped() {
-        let (rows, block) = (p.out.widest(0, world), RAGGED_BLOCK as i32);
-        if !p.out.even(0, world) || rows % block != 0 {
+        let (rows, block) = (p.out.widest(0), RAGGED_BLOCK as i32);
+        if !p.out.even(0) || rows % block != 0 {
             let why = format!("{} rows over {world} ranks", p.out.shape[0].value);
             return refuse(why, "let every rank have whole blocks of 128 of them");
         }

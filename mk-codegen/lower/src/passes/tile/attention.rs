@@ -25,7 +25,6 @@ use mk_plan::{
     Access, AttendGradTile, AttendTile, BufId, Carry, Expr, GradOf, Leaf, Operand, Point,
     Positions, RoleKind, Schedule, Store, Var,
 };
-use mk_syntax::Placement;
 
 /// Queries of a tile, and keys of a block, by what was measured fastest (docs/decisions/attention.md): results of heads
 /// of 64 leave registers for a third warpgroup of queries, but not beside the waits of a ring. A causal mask wastes
@@ -78,7 +77,7 @@ fn of_queries(
     let short = a.causal() || a.scores.cap.is_some();
     let block = block(a.makes, q.shape[3].value, short, ring);
     let tiles = (queries.rows + block[0] - 1) / block[0];
-    let whole = !matches!(q.placement, Placement::Shard(2));
+    let whole = !q.is_sharded(2);
     let group = match ring {
         // Chunks arrive head by head.
         true => 1,

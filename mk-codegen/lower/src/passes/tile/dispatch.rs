@@ -123,7 +123,7 @@ fn ids_of_all(
     if world == 1 {
         return (given, None);
     }
-    let (tokens, slots) = (ids.widest(0, world), ids.shape[1].value);
+    let (tokens, slots) = (ids.widest(0), ids.shape[1].value);
     let rows = if varies(ids) { world * tokens } else { ids.shape[0].value };
     let shape = vec![rows.into(), slots.into()];
     let all = draft.buffer("ids_all", Space::Workspace, ids.dtype, shape, None);
@@ -155,7 +155,7 @@ impl<'k> Dispatch<'k> {
     ) -> Dispatch<'k> {
         let world = draft.ranks();
         let ids = &params[ragged.counts];
-        let (tokens, slots) = (ids.widest(0, world), ids.shape[1].value);
+        let (tokens, slots) = (ids.widest(0), ids.shape[1].value);
         let table = draft.plan.tables.push(Table {
             name: "ids".into(),
             shape: vec![tokens as u32, slots as u32],
@@ -163,7 +163,7 @@ impl<'k> Dispatch<'k> {
             stored: Some(inputs[ragged.counts]),
             routed: None,
         });
-        let count = ragged.rows.widest(0, world) / BLOCK;
+        let count = ragged.rows.widest(0) / BLOCK;
         let chunks = (tokens + CHUNK - 1) / CHUNK;
         let (all, named) = ids_of_all(draft, ids, inputs[ragged.counts], chunks);
         let width = list_width(route.experts.max(0) as usize) as i32;
@@ -409,7 +409,7 @@ impl<'k> Dispatch<'k> {
         let (source, at) = (group.place_after(s.clone() + 1), group.rank_after(s + 1));
         let first = source.clone() * room + i.clone() * STAGED;
         // Entries are 0 or 1, and behind a rank's last token nobody knows which.
-        let there = match x.even(0, world) && room == self.tokens && !varies(x) {
+        let there = match x.even(0) && room == self.tokens && !varies(x) {
             true => wanted.has(first.clone() + Var::EACH),
             false => {
                 let mut entry = Expr::Table(wanted.table, vec![first.clone() + Var::EACH]);

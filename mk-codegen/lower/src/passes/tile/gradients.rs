@@ -21,7 +21,6 @@ use mk_plan::{
     Access, AttendGradTile, BufId, Expr, GradOf, Leaf, Mask, Operand, Point, Positions, RoleKind,
     Schedule, StatsTile, Var,
 };
-use mk_syntax::Placement;
 
 /// Rows of a tile, and rows of a block of the other side, by what was measured fastest: scores, their gradients and
 /// sums are in registers.
@@ -44,7 +43,7 @@ pub(super) fn statistics(
     out: Option<&Tensor>,
 ) {
     let o = a.tensor(Operand::O);
-    let rows = o.widest(1, draft.ranks());
+    let rows = o.widest(1);
     let [b, i, h] = [0, 1, 2].map(|n| Expr::from(Var::domain(n)));
     let [batch, sequence, heads, wide] = [0, 1, 2, 3].map(|d| draft.own(o, d));
     let len = block_rows(sequence, i.clone(), STATISTICS);
@@ -83,7 +82,7 @@ pub(super) fn of_keys(
     let ring = a.ring && world > 1;
     let block = block(k.shape[3].value);
     let tiles = (keys.rows + block[0] - 1) / block[0];
-    let whole = !matches!(k.placement, Placement::Shard(2));
+    let whole = !k.is_sharded(2);
     let heads = k.shape[2].value;
     let group = match ring {
         true => 1,
