@@ -2,7 +2,7 @@
 
 use mk_abi::DType;
 use mk_plan::{EpilogueOp, GradOf};
-use mk_syntax::{Bound, Curve, Def, Dim, Op, Placement, Program, ValueId};
+use mk_syntax::{Bound, Def, Dim, Op, Placement, Program, ValueId};
 use petgraph::{
     Direction,
     stable_graph::{NodeIndex, StableDiGraph},
@@ -296,14 +296,8 @@ fn kind_of(op: Op) -> Kind {
         Op::ReduceScatter { dim, .. } => return Kind::ReduceScatter { dim, epilogue: Vec::new() },
         Op::AllReduce { .. } => return Kind::AllReduce { epilogue: Vec::new() },
         Op::Bias => EpilogueOp::Bias,
-        Op::Gelu => EpilogueOp::Gelu,
-        Op::Silu => EpilogueOp::Silu,
-        Op::Relu => EpilogueOp::Relu,
-        Op::GeluTanh => EpilogueOp::GeluTanh,
-        Op::Slope(Curve::Gelu) => EpilogueOp::GeluGrad,
-        Op::Slope(Curve::GeluTanh) => EpilogueOp::GeluTanhGrad,
-        Op::Slope(Curve::Silu) => EpilogueOp::SiluGrad,
-        Op::Slope(Curve::Relu) => EpilogueOp::ReluGrad,
+        Op::Curve(curve) => EpilogueOp::Curve(curve),
+        Op::Slope(curve) => EpilogueOp::Slope(curve),
         Op::SwigluGrad => return Kind::SwigluGrad,
         Op::RmsNorm { eps } => return Kind::RmsNorm { eps: (eps as f32).to_bits() },
         Op::RmsNormGrad { eps } => return Kind::RmsNormGrad { eps: (eps as f32).to_bits() },
