@@ -192,7 +192,7 @@ impl Value {
             let cols = x.cols / 2;
             let rows = 0..x.len().checked_div(x.cols).unwrap_or(0);
             let pairs = rows.flat_map(|row| (0..cols).map(move |c| row * 2 * cols + c));
-            Matrix::collect(cols, pairs.map(|i| x.at(i).silu().mul(x.at(i + cols))))
+            Matrix::collect(cols, pairs.map(|i| x.at(i).curve(Curve::Silu).mul(x.at(i + cols))))
         })
     }
 
@@ -207,7 +207,7 @@ impl Value {
                 let d = d.at(row * cols + c % cols);
                 match c < cols {
                     true => d.mul(x.at(at + cols)).slope(Curve::Silu, x.at(at)),
-                    false => d.mul(x.at(at).silu()),
+                    false => d.mul(x.at(at).curve(Curve::Silu)),
                 }
             };
             Matrix::collect(2 * cols, places.map(one))

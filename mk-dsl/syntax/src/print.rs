@@ -106,10 +106,7 @@ impl Program {
             | Op::AttentionStats
             | Op::AttentionDv
             | Op::Bias
-            | Op::Gelu
-            | Op::GeluTanh
-            | Op::Silu
-            | Op::Relu
+            | Op::Curve(_)
             | Op::Slope(_)
             | Op::Swiglu
             | Op::SwigluGrad

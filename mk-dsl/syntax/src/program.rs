@@ -15,7 +15,7 @@
 //!   elementwise ones and results reads what is `Zigzag`; `lse` has the result of an `attention` as its input.
 //! - No symbol is unused, and no literal dimension or bound is zero or above [`MAX_DIM`].
 
-pub use mk_dtype::DType;
+pub use mk_dtype::{Curve, DType};
 use std::fmt;
 
 /// The largest extent of one dimension, in elements: `2^30`. Kernels index in 32 bits, and round extents up to whole
@@ -162,19 +162,6 @@ pub struct Tensor {
     pub ty: TensorType,
 }
 
-/// A nonlinear function of one element, by whose slope a gradient is multiplied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Curve {
-    /// [`Op::Gelu`].
-    Gelu,
-    /// [`Op::GeluTanh`].
-    GeluTanh,
-    /// [`Op::Silu`].
-    Silu,
-    /// [`Op::Relu`]; its slope at 0 is 0.
-    Relu,
-}
-
 /// Rows of a block of ragged rows. Experts have whole blocks, one after the other: the rows of each begin where the
 /// blocks of those before it end, and rows behind its last one, up to the end of the block, have no value.
 pub const RAGGED_BLOCK: u64 = 128;
@@ -236,14 +223,8 @@ pub enum Op {
     },
     /// `[x: [.., N], c: [N]] -> x + c`.
     Bias,
-    /// `[x] -> x * Phi(x)`, exactly (by erf).
-    Gelu,
-    /// `[x] -> x * sigmoid(x)`.
-    Silu,
-    /// `[x] -> max(x, 0)`.
-    Relu,
-    /// `[x] -> x * Phi(x)`, with the approximation of `Phi` by tanh.
-    GeluTanh,
+    /// `[x] -> f(x)`.
+    Curve(Curve),
     /// `[dy, x] -> dy * f'(x)`: backward of the curve `f`.
     Slope(Curve),
     /// `[d: [M, F], x: [M, 2, F]] -> [M, 2, F]`: backward of `swiglu`.
@@ -340,14 +321,8 @@ impl Op {
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce { .. } => "all_reduce",
             Op::Bias => "bias",
-            Op::Gelu => "gelu",
-            Op::Silu => "silu",
-            Op::Relu => "relu",
-            Op::GeluTanh => "gelu_tanh",
-            Op::Slope(Curve::Gelu) => "gelu_grad",
-            Op::Slope(Curve::GeluTanh) => "gelu_tanh_grad",
-            Op::Slope(Curve::Silu) => "silu_grad",
-            Op::Slope(Curve::Relu) => "relu_grad",
+            Op::Curve(curve) => curve.name(),
+            Op::Slope(curve) => curve.grad(),
             Op::SwigluGrad => "swiglu_grad",
             Op::Swiglu => "swiglu",
             Op::RmsNorm { .. } => "rmsnorm",

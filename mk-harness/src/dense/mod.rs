@@ -313,9 +313,6 @@ impl<'a> Dense<'a> {
             (Op::AttentionDv, [k, v, q, d_o, stats]) => {
                 self.gradients(self.attended(node), [q, d_o, stats, k, v], 2)?
             }
-            (Op::Gelu, [x]) => x.map(|_, x| x.gelu()),
-            (Op::Silu, [x]) => x.map(|_, x| x.silu()),
-            (Op::GeluTanh, [x]) => x.map(|_, x| x.gelu_tanh()),
             (Op::Slope(curve), [d, x]) => d.zip(x, |d, x| d.slope(curve, x)),
             (Op::SwigluGrad, [d, x]) => d.swiglu_grad(x),
             (Op::Swiglu, [x]) => x.swiglu(),
@@ -327,7 +324,7 @@ impl<'a> Dense<'a> {
                 let weight = g.first().map(|g| on(g, 0)).transpose()?;
                 Value::Whole(normalised(eps, on(x, 0)?, weight, Some(on(d, 0)?)))
             }
-            (Op::Relu, [x]) => x.map(|_, x| x.relu()),
+            (Op::Curve(curve), [x]) => x.map(|_, x| x.curve(curve)),
             (Op::Mul, [x, y]) => x.zip(y, Near::mul),
             (Op::Add, [x, y]) => x.zip(y, Near::add),
             (Op::Scale(factor), [x]) => x.map(|_, x| x.scale(factor)),

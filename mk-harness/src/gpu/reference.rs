@@ -8,7 +8,7 @@ use mk_runtime::{
     DeviceTensor, MapOp, Operand,
     reference::{Attend, AttendGrad, Places},
 };
-use mk_syntax::{Curve, Def, Node, Op, Program, ValueId};
+use mk_syntax::{Def, Node, Op, Program, ValueId};
 
 /// A value on one rank.
 enum Local<'s> {
@@ -158,11 +158,8 @@ impl Evaluator<'_, '_> {
                 let weights = self.on(weights, self.rank)?;
                 return grouped::combined(self.s, self.rank, &all, (ids, weights), &shape);
             }
-            Op::GeluTanh => MapOp::GeluTanh,
-            Op::Slope(Curve::Gelu) => MapOp::GeluGrad,
-            Op::Slope(Curve::GeluTanh) => MapOp::GeluTanhGrad,
-            Op::Slope(Curve::Silu) => MapOp::SiluGrad,
-            Op::Slope(Curve::Relu) => MapOp::ReluGrad,
+            Op::Curve(curve) => MapOp::Curve(curve),
+            Op::Slope(curve) => MapOp::Slope(curve),
             Op::SwigluGrad => MapOp::SwigluGrad,
             Op::RmsNorm { eps } => return self.norm(node, eps, None),
             Op::RmsNormGrad { eps } => return self.norm(node, eps, Some(operand(0)?)),
@@ -193,9 +190,6 @@ impl Evaluator<'_, '_> {
             Op::Swiglu => MapOp::Swiglu,
             Op::Bias => MapOp::Bias,
             Op::Dequantize => MapOp::ScaleRows,
-            Op::Gelu => MapOp::GeluErf,
-            Op::Silu => MapOp::Silu,
-            Op::Relu => MapOp::Relu,
             Op::Mul => MapOp::Mul,
             Op::Add => MapOp::Add,
             Op::Scale(factor) => MapOp::Scale(factor as f32),

@@ -112,9 +112,10 @@ extern "C" __global__ void reference_fill(void* x, u64 n, u32 dtype, u64 seed, f
 }
 
 // Elementwise operations, as `MapOp` in mod.rs numbers them.
-enum : u32 { CAST = 0, RELU = 1, SILU = 2, GELU_ERF = 3, GELU_TANH = 4, ADD = 5, MUL = 6, SWIGLU = 7, BIAS = 8, SCALE = 9,
-             GELU_GRAD = 10, GELU_TANH_GRAD = 11, SILU_GRAD = 12, RELU_GRAD = 13, SWIGLU_GRAD = 14, SCALE_ROWS = 15,
-             RECIPROCAL_ROOT = 16 };
+enum : u32 { CAST = 0, ADD = 5, MUL = 6, SWIGLU = 7, BIAS = 8, SCALE = 9, SWIGLU_GRAD = 14, SCALE_ROWS = 15, RECIPROCAL_ROOT = 16 };
+// Curves from 32 on, and their slopes from 64 on, in the order of `Curve` in mk-dtype.
+enum : u32 { GELU_ERF = 32, GELU_TANH, SILU, RELU };
+enum : u32 { GELU_GRAD = 64, GELU_TANH_GRAD, SILU_GRAD, RELU_GRAD };
 
 __device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
 
@@ -152,7 +153,7 @@ extern "C" __global__ void reference_map(void* out, const void* a, const void* b
       const u64 gate = row / 2 * 2 * inner + i % inner;
       const float g = load(b, b_dtype, gate), near = fminf(fmaxf(g, -100.f), 100.f);
       y = row % 2 ? x * silu(g) : x * slope(SILU_GRAD, near) * load(b, b_dtype, gate + inner);
-    } else if (op >= GELU_GRAD && op <= RELU_GRAD) y = x * slope(op, fminf(fmaxf(load(b, b_dtype, i), -100.f), 100.f));
+    } else if (op >= GELU_GRAD) y = x * slope(op, fminf(fmaxf(load(b, b_dtype, i), -100.f), 100.f));
     store(out, out_dtype, i, y);
   }
 }

@@ -2,7 +2,7 @@
 
 use mk_abi::DType;
 use mk_plan::{EpilogueOp, GradOf, Mask};
-use mk_syntax::{Bound, Curve, Def, Dim, Op, Placement, Program, Scores, ValueId};
+use mk_syntax::{Bound, Def, Dim, Op, Placement, Program, Scores, ValueId};
 use petgraph::{
     Direction,
     stable_graph::{NodeIndex, StableDiGraph},
@@ -327,14 +327,8 @@ fn kind_of(op: Op) -> Kind {
             return Kind::AllReduce { axis: axis.index(), epilogue: Vec::new() };
         }
         Op::Bias => EpilogueOp::Bias,
-        Op::Gelu => EpilogueOp::Gelu,
-        Op::Silu => EpilogueOp::Silu,
-        Op::Relu => EpilogueOp::Relu,
-        Op::GeluTanh => EpilogueOp::GeluTanh,
-        Op::Slope(Curve::Gelu) => EpilogueOp::GeluGrad,
-        Op::Slope(Curve::GeluTanh) => EpilogueOp::GeluTanhGrad,
-        Op::Slope(Curve::Silu) => EpilogueOp::SiluGrad,
-        Op::Slope(Curve::Relu) => EpilogueOp::ReluGrad,
+        Op::Curve(curve) => EpilogueOp::Curve(curve),
+        Op::Slope(curve) => EpilogueOp::Slope(curve),
         Op::SwigluGrad => return Kind::SwigluGrad,
         Op::RmsNorm { eps } => return Kind::RmsNorm { eps: (eps as f32).to_bits() },
         Op::RmsNormGrad { eps } => return Kind::RmsNormGrad { eps: (eps as f32).to_bits() },

@@ -208,21 +208,13 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::Bias | Op::Add, Some(y)) => self.zip(x, y, A::add),
             (Op::Mul, Some(y)) => self.zip(x, y, A::mul),
             (Op::Slope(curve), Some(y)) => {
-                let f = match curve {
-                    Curve::Gelu => Function::GeluSlope,
-                    Curve::GeluTanh => Function::GeluTanhSlope,
-                    Curve::Silu => Function::SiluSlope,
-                    Curve::Relu => Function::ReluSlope,
-                };
+                let f = Function::Slope(curve);
                 self.zip(x, y, |a, x, y| {
                     let slope = a.apply(f, y);
                     a.mul(x, slope)
                 })
             }
-            (Op::GeluTanh, _) => self.map(x, |a, e| a.apply(Function::GeluTanh, e)),
-            (Op::Gelu, _) => self.map(x, |a, e| a.apply(Function::Gelu, e)),
-            (Op::Silu, _) => self.map(x, |a, e| a.apply(Function::Silu, e)),
-            (Op::Relu, _) => self.map(x, |a, e| a.apply(Function::Relu, e)),
+            (Op::Curve(curve), _) => self.map(x, |a, e| a.apply(Function::Curve(curve), e)),
             (Op::Scale(factor), _) => self.map(x, |a, e| a.scale(e, factor as f32)),
             (Op::Cast(to), _) => self.map(x, |a, e| a.apply(Function::Round(to), e)),
             (Op::RmsNorm { eps } | Op::RmsNormGrad { eps }, _) => self.norm(node, eps),
@@ -402,12 +394,12 @@ fn swiglu_grad<A: Algebra>(
     for (d, h) in d.data.chunks(f).zip(h.data.chunks(2 * f)) {
         let (gates, ups) = h.split_at(f);
         for (d, (gate, up)) in d.iter().zip(gates.iter().zip(ups)) {
-            let slope = algebra.apply(Function::SiluSlope, *gate);
+            let slope = algebra.apply(Function::Slope(Curve::Silu), *gate);
             let d = algebra.mul(*d, slope);
             data.push(algebra.mul(d, *up));
         }
         for (d, gate) in d.iter().zip(gates) {
-            let gate = algebra.apply(Function::Silu, *gate);
+            let gate = algebra.apply(Function::Curve(Curve::Silu), *gate);
             data.push(algebra.mul(*d, gate));
         }
     }
@@ -420,7 +412,7 @@ fn swiglu<A: Algebra>(algebra: &mut A, t: &Tensor<A::Elem>) -> Tensor<A::Elem> {
     let mut data = Vec::with_capacity(t.shape[0] * f);
     for row in t.data.chunks(2 * f.max(1)) {
         for j in 0..f {
-            let gate = algebra.apply(Function::Silu, row[j]);
+            let gate = algebra.apply(Function::Curve(Curve::Silu), row[j]);
             data.push(algebra.mul(gate, row[f + j]));
         }
     }
