@@ -46,6 +46,46 @@ fn attention_compiles() {
     judge("attention_traced", &plan, Options { trace: true });
 }
 
+/// Windows and capped scores, alone and both, forward and backward, with heads of 64 and 128, alone and over a ring.
+#[test]
+fn windows_and_caps_compile() {
+    let parts = [
+        [
+            "let o = attention(q, k, vWORDS); (o, o -> lse)",
+            "let o = ring(k, v) -> attention(qWORDS); (o, o -> lse)",
+        ],
+        ["attention_dq(q, do, stats, k, vWORDS)", "ring(k, v) -> attention_dq(q, do, statsWORDS)"],
+        [
+            "let dk = attention_dk(k, v, q, do, statsWORDS); (dk, dk -> attention_dv)",
+            "let dk = ring(q, do, stats) -> attention_dk(k, vWORDS); (dk, dk -> attention_dv)",
+        ],
+    ];
+    let words = ["causal, window = 1000", "softcap = 50", "causal, window = 512, softcap = 30"];
+    for (part, bodies) in parts.iter().enumerate() {
+        for (depth, words, ring) in
+            [64, 128].iter().flat_map(|d| words.map(|w| [(d, w, false), (d, w, true)])).flatten()
+        {
+            let placed = if ring { ["zigzag(1)", "zigzag(2)"] } else { ["replicate"; 2] };
+            let [p, turned] = placed;
+            let more = match part {
+                0 => String::new(),
+                _ => {
+                    format!(", do: bf16[1, S, 4, {depth}] @ {p}, stats: f32[1, 4, S, 4] @ {turned}")
+                }
+            };
+            let text = format!(
+                "fn f<S: dyn <= 4000>(q: bf16[1, S, 4, {depth}] @ {p}{more}, k: bf16[1, S, 2, {depth}] @ {p}, v: bf16[1, S, 2, {depth}] @ {p}) {{ {} }}",
+                bodies[usize::from(ring)].replace("WORDS", &format!(", {words}"))
+            );
+            let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+            let bound = program.bind(&BTreeMap::new(), &BTreeMap::new()).expect("binds");
+            let config = Config { ranks: if ring { 3 } else { 1 }, ..Config::default() };
+            let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
+            judge(&format!("{part} {depth} {words} {ring}"), &plan, Options::default());
+        }
+    }
+}
+
 /// Results of eight bits in tiles of every kind that stores them, and by clusters, with an operand of the chain; and as
 /// results of sums and copies.
 #[test]

@@ -2,12 +2,14 @@
 
     python3 benches/attention                 # forward, backward, and rings of ranks that share the GPU
     python3 benches/attention --part ring
+    python3 benches/attention --part window --seed 7     # windows and caps: random shapes against f64, and beside flex_attention
 
 A row is a shape, TFLOP/s of each, the fastest peer's time ÷ mk's, and whether results are right; a wrong one fails the run. Inputs are random and
 rotate, 256 MiB are overwritten between launches, contestants take turns, the median counts. FLOPs of a backward are those of five products.
 """
 
 import argparse
+import random
 import sys
 
 import torch
@@ -30,11 +32,18 @@ BACKWARD = [
 RING = [
     (1, 12288, 16, 16, 128, False, "shard"), (1, 12288, 16, 16, 128, True, "zigzag"), (1, 24576, 16, 4, 128, False, "shard"),
 ]
+# B, S, H, G, D, keys of a window, cap of scores.
+WINDOWS = [
+    (1, 32768, 16, 16, 128, 1024, None), (1, 32768, 16, 16, 128, 4096, None), (4, 8192, 16, 16, 128, 1024, 50.0), (4, 8192, 32, 8, 64, 128, None),
+    (4, 4096, 16, 16, 128, None, 50.0),
+]
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash-2": SDPBackend.FLASH_ATTENTION}
 
 
-def alone(causal, logarithms):
+def alone(causal, logarithms, window=None, cap=None):
     mask = ", causal" if causal else ""
+    mask += f", window = {window}" if window else ""
+    mask += f", softcap = {cap}" if cap else ""
     kv = "bf16[B, S, G, D] @ replicate"
     result = "(o, o -> lse)" if logarithms else "o"
     return f"fn attend(q: bf16[B, S, H, D] @ replicate, k: {kv}, v: {kv}) {{ let o = attention(q, k, v{mask}); {result} }}"
@@ -170,6 +179,75 @@ def backward(bench, world, b, s, h, g, d, causal):
     f.close()
 
 
+def dense(q, k, v, window, cap):
+    """Causal, in f64, of few tokens."""
+    q, k, v = (x.double() for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
+    scores = torch.einsum("bshd,bthd->bhst", q, k) / q.shape[3] ** 0.5
+    if cap:
+        scores = cap * (scores / cap).tanh()
+    behind = torch.arange(q.shape[1], device="cuda")[:, None] - torch.arange(q.shape[1], device="cuda")[None, :]
+    hidden = (behind < 0) | (behind >= (window or q.shape[1]))
+    return torch.einsum("bhst,bthd->bshd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
+
+
+def drawn(bench, world, seed, count):
+    """Random shapes, forward and backward, against f64."""
+    draw, right = random.Random(seed), bench.wrong
+    for n in range(count):
+        g = draw.choice([1, 2, 4])
+        b, s, h, d = draw.choice([1, 2]), draw.choice([draw.randrange(1, 200), draw.randrange(200, 1500)]), g * draw.choice([1, 2]), draw.choice([64, 128])
+        # Distances that cut a sequence into few kinds of stretches: plans of others are not evaluated from some thousand tokens on.
+        window = draw.choice([None, 1, 64, 128, 1024, draw.randrange(1, s + 1)])
+        cap = draw.choice([None, 1.0, 30.0]) if window else 30.0
+        q, k, v, out = [*bench.inputs(b, s, h, g, d, n), bench.inputs(b, s, h, h, d, n + 1)[0]]
+        f = mk.compile(alone(True, False, window, cap), world)
+        results = []
+        for run in (lambda *x: f(*x), lambda *x: dense(*x, window, cap)):
+            given = [x.clone().requires_grad_(True) for x in (q, k, v)]
+            y = run(*given)
+            results.append([y.detach(), *torch.autograd.grad(y, given, out.to(y.dtype))])
+        for name, x, y in zip(("o", "dq", "dk", "dv"), *results):
+            error = (x.double() - y.double()).norm() / y.double().norm().clamp(min=1e-9)
+            # A gradient of queries that see one key is 0.
+            if not error < 2e-2 and not y.abs().max() < 1e-6:
+                bench.wrong += 1
+                print(f"WRONG {name} {error:.1e}: B{b} S{s} H{h}:{g} D{d} window {window} cap {cap}", flush=True)
+        f.close()
+    print(f"seed {seed}: {count} random shapes, {bench.wrong - right} results wrong", flush=True)
+
+
+def windows(bench, world, b, s, h, g, d, window, cap):
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    sets = [bench.inputs(b, s, h, g, d, seed) + bench.inputs(b, s, h, h, d, 9 + seed)[:1] for seed in range(2)]
+    for given in sets:
+        for x in given[:3]:
+            x.requires_grad_(True)
+    f = mk.compile(alone(True, False, window, cap), world)
+    seen = lambda b, h, i, j: (i >= j) & (i - j < (window or s))
+    blocks = create_block_mask(seen, None, None, s, s, device="cuda")
+    score = (lambda x, b, h, i, j: cap * torch.tanh(x / cap)) if cap else None
+    flex = torch.compile(lambda q, k, v: flex_attention(q, k, v, score_mod=score, block_mask=blocks, enable_gqa=g != h))
+    runs = {"mk": f, "flex": lambda q, k, v: flex(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)}
+    keys = min(window or s, s)
+    pairs = b * h * d * (s * keys - keys * keys / 2)
+    got = {name: run(*sets[0][:3]).detach() for name, run in runs.items()}
+    judged = bench.judge([got["mk"]], [got["flex"]], 1e-2)
+    named = f"window {window} cap {cap} " + label("", b, s, h, g, d, True)
+    with torch.no_grad():
+        nothing = lambda i: None
+        plain = {name: (nothing, lambda i, _, run=run: run(*sets[i % 2][:3])) for name, run in runs.items()}
+        bench.row(f"forward {named}", 4 * pairs, bench.time(plain), judged)
+    back = {}
+    for name, run in runs.items():
+        before = lambda i, run=run: run(*sets[i % 2][:3])
+        back[name] = (before, lambda i, y: torch.autograd.grad(y, sets[i % 2][:3], sets[i % 2][3]))
+    of = lambda name: back[name][1](0, back[name][0](0))
+    judged = bench.judge(of("mk"), of("flex"), 2e-2)
+    bench.row(f"backward {named}", 10 * pairs, bench.time(back), judged)
+    f.close()
+
+
 def ring(bench, world, b, s, h, g, d, causal, placement):
     """Keys that arrive meanwhile, beside keys that every rank has."""
     n = world.size
@@ -203,12 +281,14 @@ def ring(bench, world, b, s, h, g, d, causal, placement):
 
 def main():
     parser = argparse.ArgumentParser(prog="attention", description="attention beside torch's, on one GPU")
-    parser.add_argument("--part", action="append", choices=["forward", "backward", "ring"], help="[all]")
+    parser.add_argument("--part", action="append", choices=["forward", "backward", "ring", "window"], help="[all]")
+    parser.add_argument("--seed", type=int, default=7, help="of random shapes [7]")
+    parser.add_argument("--shapes", type=int, default=24, help="random ones [24]")
     parser.add_argument("--ranks", type=int, default=4, help="that share the GPU, of rings [4]")
     parser.add_argument("--seconds", type=float, default=0.3, help="of timed launches for each row [0.3]")
     args = parser.parse_args()
     torch.set_grad_enabled(False)
-    bench, parts = Bench(args.seconds), args.part or ["forward", "backward", "ring"]
+    bench, parts = Bench(args.seconds), args.part or ["forward", "backward", "ring", "window"]
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     world = mk.World.local(1, gpu=0)
     if "forward" in parts:
@@ -222,6 +302,11 @@ def main():
         several = mk.World.local(args.ranks, gpu=0)
         for row in RING:
             ring(bench, several, *row)
+    if "window" in parts:
+        with torch.enable_grad():
+            drawn(bench, world, args.seed, args.shapes)
+            for row in WINDOWS:
+                windows(bench, world, *row)
     if bench.wrong:
         sys.exit(f"{bench.wrong} wrong")
 

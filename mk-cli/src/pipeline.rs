@@ -17,7 +17,7 @@ use mk::{
     equivalence::FieldError,
     file,
     passes::{self, NotProved, Shown, Stage},
-    plan::{Axis, Plan},
+    plan::{Places, Plan},
     runtime::{World, jit::JitOptions},
     settings::Config,
     syntax::Op,
@@ -57,21 +57,20 @@ impl Pipeline {
         Ok(self)
     }
 
-    /// Over the one axis that a plan of it communicates along.
-    fn over_one_axis(self) -> Result<Pipeline, Failure> {
-        let program = self.program.over_one_axis();
-        let program = program.map_err(|two| Failure::new(Kind::Unsupported, two))?.into_owned();
-        Ok(Pipeline { program, ..self })
+    /// Over the axes that a plan of it places tensors over.
+    fn over_placed_axes(self) -> Pipeline {
+        let program = self.program.over_placed_axes().into_owned();
+        Pipeline { program, ..self }
     }
 
-    /// The ranks along its axis of a plan's mesh.
-    pub fn axis(&self, plan: &Plan) -> Result<Axis, Failure> {
-        let name = &self.program.mesh_axes()[0];
-        plan.mesh.axis(name).ok_or_else(|| {
+    /// The places along its axes of a plan's mesh.
+    pub fn places(&self, plan: &Plan) -> Result<Places, Failure> {
+        let [places, _] = plan.mesh.places(self.program.mesh_axes()).map_err(|name| {
             let what = format!("the plan's mesh has no axis `{name}`, which the pipeline is over");
             let help = "name another pipeline, or another axis in it";
             Failure::with_help(Kind::CommandLine, what, help)
-        })
+        })?;
+        Ok(places)
     }
 }
 
@@ -134,14 +133,6 @@ impl Opened {
         }
     }
 
-    /// Whether ranks form several axes.
-    pub fn has_axes(&self, args: &PipelineArgs) -> bool {
-        match self {
-            Opened::Plan(plan, ..) => plan.mesh.axes.len() > 1,
-            Opened::Pipeline(_) => args.mesh.as_ref().is_some_and(|mesh| mesh.0.len() > 1),
-        }
-    }
-
     /// Number of nodes that the ranks are on.
     pub fn nodes(&self, args: &PipelineArgs) -> u32 {
         match self {
@@ -159,7 +150,9 @@ impl Opened {
             Opened::Pipeline(pipeline) => pipeline,
             Opened::Plan(plan, time, reference) => {
                 let ranks = plan.mesh.size();
-                let pipeline = |pipeline: Box<Pipeline>| pipeline.on(ranks, args)?.over_one_axis();
+                let pipeline = |pipeline: Box<Pipeline>| {
+                    Ok::<_, Failure>(pipeline.on(ranks, args)?.over_placed_axes())
+                };
                 let pipeline = reference.map(pipeline).transpose()?;
                 return Ok(Loaded { plan: *plan, pipeline, smaller: None, is_read: true, time });
             }
@@ -176,7 +169,7 @@ impl Opened {
         let time = begin.elapsed();
         tracing::debug!(plan = plan.name, ?time, ranks = plan.mesh.size(), "lowered");
         let smaller = passes::smaller(&pipeline.program, &pipeline.bound, &config, &plan);
-        let pipeline = Some(pipeline.over_one_axis()?);
+        let pipeline = Some(pipeline.over_placed_axes());
         Ok(Loaded { plan, pipeline, smaller, is_read: false, time })
     }
 }

@@ -104,7 +104,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let net = loopback(&world, &kernel, Shape::default(), 2)?;
     let mut traced = bind(args, &world, case, &kernel, &net)?;
     let progress = Progress::new(format!("running {} on GPUs", count(ranks, "rank")));
-    let mut verdict = Verdict::new(case, pipeline.axis(&loaded.plan)?, ranks as usize);
+    let mut verdict = Verdict::new(case, pipeline.places(&loaded.plan)?, ranks as usize);
     let tolerance = traced.tolerance()?;
     for launch in 1..=JUDGED {
         traced.fill(launch)?;

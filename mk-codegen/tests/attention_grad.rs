@@ -44,6 +44,7 @@ const STATS: &str = "o -> attention_stats(do, logs)";
 const DQ: &str = "ring(k, v) -> attention_dq(q, do, stats, causal)";
 const DKV: &str =
     "let dk = ring(q, do, stats) -> attention_dk(k, v, causal); (dk, dk -> attention_dv)";
+const WINDOW: &str = "let dk = attention_dk(k, v, q, do, stats, causal, window = 100, softcap = 50); (dk, dk -> attention_dv)";
 const ALONE: &str = "let dk = attention_dk(k, v, q, do, stats); (dk, dk -> attention_dv)";
 
 #[test]
@@ -52,6 +53,7 @@ fn texts_and_kernels() {
         ("stats", "stats_tasks<", plan(1, "replicate", STATS, 300)),
         ("dq", "sm90_attend_dq_consumer<", plan(3, "zigzag(1)", DQ, 1000)),
         ("dkv", "sm90_attend_dkv_consumer<", plan(3, "zigzag(1)", DKV, 1000)),
+        ("dkv_window", "sm90_attend_dkv_consumer<", plan(1, "replicate", WINDOW, 300)),
         ("dkv_alone", "sm90_attend_dkv_consumer<", plan(1, "replicate", ALONE, 300)),
     ] {
         let text = plan.to_string();

@@ -2,13 +2,13 @@
 
 use mk_codegen::{
     cost::{self, DeviceModel},
-    emit,
+    emit, equivalence,
     passes::lower,
     plan::Plan,
     settings::Config,
     valid,
 };
-use mk_syntax::Program;
+use mk_syntax::{Bound, Program};
 use std::collections::BTreeMap;
 
 /// The plan of a ring, or of whole tensors, with small worlds of small sequences.
@@ -17,6 +17,16 @@ fn plan(ranks: u32, placement: &str, body: &str, sequence: u64) -> Plan {
 }
 
 fn plan_of(heads: u64, ranks: u32, placement: &str, body: &str, sequence: u64) -> Plan {
+    made(heads, ranks, placement, body, sequence).2
+}
+
+fn made(
+    heads: u64,
+    ranks: u32,
+    placement: &str,
+    body: &str,
+    sequence: u64,
+) -> (Program, Bound, Plan) {
     let kv = format!("bf16[B, S, G, D] @ {placement}");
     let text = format!(
         "fn attention_plan(q: bf16[B, S, H, D] @ {placement}, k: {kv}, v: {kv}) {{ {body} }}"
@@ -25,7 +35,8 @@ fn plan_of(heads: u64, ranks: u32, placement: &str, body: &str, sequence: u64) -
     let dims = [("B", 1), ("S", sequence), ("H", heads), ("G", heads / 2), ("D", 64)];
     let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
     let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
-    lower(&program, &bound, &Config { ranks, ..Config::default() }).expect("lowers")
+    let plan = lower(&program, &bound, &Config { ranks, ..Config::default() }).expect("lowers");
+    (program, bound, plan)
 }
 
 const RING: &str = "let o = ring(k, v) -> attention(q, causal); (o, o -> lse)";
@@ -34,6 +45,10 @@ const RING: &str = "let o = ring(k, v) -> attention(q, causal); (o, o -> lse)";
 fn texts() {
     for (name, plan) in [
         ("attention_alone", plan(1, "replicate", "attention(q, k, v)", 300)),
+        (
+            "attention_window",
+            plan(1, "replicate", "attention(q, k, v, causal, window = 100, softcap = 50)", 300),
+        ),
         ("ring_full", plan(3, "shard(1)", "ring(k, v) -> attention(q)", 768)),
         ("ring_causal", plan(3, "shard(1)", RING, 1000)),
         ("ring_causal_zigzag", plan(3, "zigzag(1)", RING, 1000)),
@@ -46,6 +61,36 @@ fn texts() {
         let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(kernel.cuda.contains("sm90_attend_consumer"), "{name}");
         insta::assert_snapshot!(name, text);
+    }
+}
+
+/// A plan with another window or cap, or with keys at other places, does not compute the program.
+#[test]
+fn other_windows_compute_something_else() {
+    for (ranks, placement, body) in [
+        (1, "replicate", "attention(q, k, v, causal, window = 100, softcap = 50)"),
+        (3, "zigzag(1)", "ring(k, v) -> attention(q, causal, window = 100, softcap = 50)"),
+    ] {
+        let (program, bound, plan) = made(2, ranks, placement, body, 300);
+        let options = equivalence::Options::default();
+        let judge = |plan: &Plan| equivalence::evaluate(plan, &program, &bound, &options);
+        judge(&plan).unwrap_or_else(|e| panic!("{body}: {e}"));
+        let text = plan.to_string();
+        let keys = text.lines().find(|l| l.trim_start().starts_with("position k")).expect("keys");
+        for (from, to) in [
+            ("window keys=100", "window keys=101"),
+            ("window keys=100", "window keys=99"),
+            ("window keys=100", "causal"),
+            (" cap=0x42480000", ""),
+            ("cap=0x42480000", "cap=0x42480001"),
+            (keys, &format!("{keys} + 1")),
+        ] {
+            assert!(text.contains(from), "{from}: {text}");
+            let other: Plan = text.replacen(from, to, 1).parse().unwrap_or_else(|e| panic!("{e}"));
+            assert!(judge(&other).is_err(), "{body}: {to}");
+        }
+        let none = text.replacen("keys=100", "keys=0", 1).parse::<Plan>().expect_err("no window");
+        assert!(none.to_string().contains("1 key or more"), "{none}");
     }
 }
 

@@ -275,6 +275,47 @@ fn right_of(
 
 const SMALL: Case = Case { source: LAYER, ranks: 2, tokens: 42, slots: 2, experts: 4, blocks: 2 };
 
+/// The layer, of which each launch has another number of tokens.
+const ANY: &str = "fn layer<T: dyn <= 300>(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
+    dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
+}";
+
+/// One kernel, and one proof, for every number of tokens up to a bound: some numbers by a seed that is printed;
+/// `cargo xtask sweep tokens` takes every one.
+#[test]
+fn every_number_of_tokens() {
+    let all = std::env::var("MK_SWEEP").is_ok_and(|v| v == "all");
+    let seed = std::env::var("MK_SEED").ok().and_then(|s| s.parse().ok());
+    let now = || std::time::UNIX_EPOCH.elapsed().map_or(0, |t| t.as_nanos() as u64);
+    let seed: u64 = seed.unwrap_or_else(now);
+    println!("MK_SEED={seed}");
+    for ranks in 1..=4 {
+        let of = |tokens| Case {
+            source: ANY,
+            ranks,
+            tokens,
+            slots: 2,
+            experts: 4 * ranks - 1,
+            blocks: 0,
+        };
+        let (program, bound) = of(300).bound();
+        let config = Config { ranks: ranks as u32, ..Config::default() };
+        let (plan, proof) = compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{e}"));
+        let sampled = proof.sampled.expect("some values");
+        assert_eq!((sampled.max, sampled.values[0]), (300, 300));
+        let (dim, _) = plan.runtime_dim().expect("tokens");
+        let drawn = |i| 1 + number(seed, 8 * ranks + i) as usize % 300;
+        let some = [1, ranks, ranks + 1, 300].into_iter().chain((0..4).map(drawn)).collect();
+        let values: Vec<usize> = if all { (1..=300).collect() } else { some };
+        for tokens in values {
+            let case = of(tokens);
+            let route = |epoch: i64, token: usize| case.route(tokens, epoch, token);
+            right_of(&case, &plan.at(dim, tokens as i32), &route, &[sim::Schedule::Random]);
+        }
+    }
+}
+
 /// Experts, and a dense chain of the same tokens, in one kernel.
 #[test]
 fn text_of_a_shared_expert() {
@@ -296,6 +337,7 @@ fn texts() {
     for (name, case) in [
         ("dispatch_alone", Case { source: DISPATCH, ..SMALL }),
         ("dispatch_layer", SMALL),
+        ("dispatch_any", Case { source: ANY, tokens: 300, ..SMALL }),
         ("dispatch_drops", Case { source: DROPS, ..SMALL }),
         ("dispatch_saves", Case { source: SAVES, ..SMALL }),
         ("dispatch_hidden", Case { source: HIDDEN, ..SMALL }),

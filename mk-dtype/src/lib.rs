@@ -1,8 +1,10 @@
 //! The numeric formats of tensors, in one table. What differs from format to format is a column: a reader asks for it,
 //! and names no format. docs/add-a-dtype.md says what a new row takes elsewhere.
 
+mod curve;
 mod float;
 
+pub use curve::Curve;
 pub use float::Float;
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -8,28 +8,47 @@ use std::ops::Range;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     shape: Vec<usize>,
-    /// The sharded dimension, and the rank's part of it: two parts in zigzag.
-    cut: Option<(usize, [Range<usize>; 2])>,
+    /// The sharded dimensions, and the rank's part of each: two parts in zigzag.
+    cuts: Vec<(usize, [Range<usize>; 2])>,
 }
 
 impl Layout {
     /// Part `rank` of `ranks` of a tensor of global shape `shape`, row-major, at least one dimension.
     pub fn new(shape: &[u64], placement: Placement, ranks: usize, rank: usize) -> Layout {
+        Layout::over(shape, &[placement], &[ranks], rank)
+    }
+
+    /// The same of one placed over several axes of so many ranks, at a place along them: row-major, the last one
+    /// fastest.
+    pub fn over(shape: &[u64], placement: &[Placement], sizes: &[usize], place: usize) -> Layout {
         let shape: Vec<usize> = shape.iter().map(|n| *n as usize).collect();
         let part = |n: usize, parts: usize, i: usize| {
             let each = n.div_ceil(parts.max(1));
             (i * each).min(n)..((i + 1) * each).min(n)
         };
-        let cut = match placement {
-            Placement::Shard(dim) => shape.get(dim).map(|n| (dim, [part(*n, ranks, rank), *n..*n])),
-            Placement::Zigzag(dim) => {
-                let [first, second] = [rank, (2 * ranks).saturating_sub(rank + 1)];
-                let of = |n: &usize| [first, second].map(|i| part(*n, 2 * ranks, i));
-                shape.get(dim).map(|n| (dim, of(n)))
+        let cut = |(axis, placement): (usize, &Placement)| {
+            let ranks = sizes.get(axis).copied().unwrap_or(1);
+            let behind: usize = sizes.iter().skip(axis + 1).product();
+            let rank = place / behind.max(1) % ranks.max(1);
+            match *placement {
+                Placement::Shard(dim) => {
+                    shape.get(dim).map(|n| (dim, [part(*n, ranks, rank), *n..*n]))
+                }
+                Placement::Zigzag(dim) => {
+                    let [first, second] = [rank, (2 * ranks).saturating_sub(rank + 1)];
+                    let of = |n: &usize| [first, second].map(|i| part(*n, 2 * ranks, i));
+                    shape.get(dim).map(|n| (dim, of(n)))
+                }
+                Placement::Replicate | Placement::Partial => None,
             }
-            Placement::Replicate | Placement::Partial => None,
         };
-        Layout { shape, cut }
+        let cuts = placement.iter().enumerate().filter_map(cut).collect();
+        Layout { shape, cuts }
+    }
+
+    /// The rank's part of a sharded dimension.
+    fn cut(&self, dim: usize) -> Option<&[Range<usize>; 2]> {
+        self.cuts.iter().find(|(cut, _)| *cut == dim).map(|(_, parts)| parts)
     }
 
     /// The local shape.
@@ -39,26 +58,23 @@ impl Layout {
 
     /// The part of dimension `dim` that the rank holds; of a dimension in zigzag the first one.
     pub fn range(&self, dim: usize) -> Range<usize> {
-        match &self.cut {
-            Some((cut, [first, _])) if *cut == dim => first.clone(),
-            _ => 0..self.shape.get(dim).copied().unwrap_or(1),
+        match self.cut(dim) {
+            Some([first, _]) => first.clone(),
+            None => 0..self.shape.get(dim).copied().unwrap_or(1),
         }
     }
 
     /// The parts of dimension `dim` that the rank holds, in order; the second is empty but in zigzag.
     pub fn parts(&self, dim: usize) -> [Range<usize>; 2] {
-        match &self.cut {
-            Some((cut, parts)) if *cut == dim => parts.clone(),
-            _ => [self.range(dim), 0..0],
+        match self.cut(dim) {
+            Some(parts) => parts.clone(),
+            None => [self.range(dim), 0..0],
         }
     }
 
     /// The indices of dimension `dim` that the rank holds, in the order in which they lie there.
     pub fn places(&self, dim: usize) -> impl Iterator<Item = usize> + Clone + use<> {
-        let second = match &self.cut {
-            Some((cut, [_, second])) if *cut == dim => second.clone(),
-            _ => 0..0,
-        };
+        let second = self.cut(dim).map_or(0..0, |[_, second]| second.clone());
         self.range(dim).chain(second)
     }
 
@@ -102,6 +118,14 @@ mod tests {
         assert_eq!(shapes(&[2, 5], Placement::Partial, 2), [[2, 5], [2, 5]]);
         assert_eq!(shapes(&[1], Placement::Shard(0), 3), [[1], [0], [0]]);
         assert_eq!(shapes(&[1, 11], Placement::Zigzag(1), 3), [[1, 3], [1, 4], [1, 4]]);
+    }
+
+    #[test]
+    fn two_axes_cut_two_dimensions() {
+        let placement = [Placement::Shard(1), Placement::Shard(0)];
+        let part = |place| Layout::over(&[5, 4], &placement, &[2, 3], place);
+        assert_eq!((part(1).rows(), part(1).columns()), (2..4, vec![0, 1]));
+        assert_eq!((part(5).rows(), part(5).columns()), (4..5, vec![2, 3]));
     }
 
     #[test]

@@ -8,6 +8,27 @@ use super::{
     value::Matrix,
 };
 use mk_abi::DType;
+use mk_syntax::Scores;
+use std::ops::Range;
+
+/// Which keys query `i` of so many sees.
+pub(crate) fn seen(scores: Scores, i: usize, sequence: usize) -> Range<usize> {
+    let end = if scores.causal { i + 1 } else { sequence };
+    let window = scores.window.and_then(|n| usize::try_from(n).ok());
+    end.saturating_sub(window.unwrap_or(end))..end
+}
+
+/// A score that stays below a cap, its slope there, and what computing that in f32 may be off by: a hyperbolic tangent
+/// is made of an exponential and a reciprocal.
+pub(crate) fn capped(cap: Option<f64>, score: f64) -> (f64, f64, f64) {
+    match cap {
+        None => (score, 1.0, 0.0),
+        Some(cap) => {
+            let t = (score / cap).tanh();
+            (cap * t, 1.0 - t * t, 8.0 * U32 * cap)
+        }
+    }
+}
 
 /// Sizes, as the global tensors have them.
 #[derive(Clone, Copy, Debug)]
@@ -16,7 +37,8 @@ pub(crate) struct Attention {
     /// Heads of queries, and of keys and values.
     pub heads: [usize; 2],
     pub depth: usize,
-    pub causal: bool,
+    /// Its factor is `scale`.
+    pub scores: Scores,
     pub scale: f64,
     /// Of queries, and so of probabilities.
     pub dtype: DType,
@@ -42,10 +64,14 @@ impl Attention {
                     // The first and the last among them.
                     let i = (n * (sequence - 1)).checked_div(asked - 1).unwrap_or(sequence - 1);
                     let at = (i * heads + h) * depth;
-                    let keys = if self.causal { i + 1 } else { sequence };
+                    let seen = seen(self.scores, i, sequence);
                     let row = |x: &'_ [f64], j: usize| (j * groups + g) * depth..x.len();
-                    let of = |j: usize| (&k[row(k, j)][..depth], &v[row(v, j)][..depth]);
-                    let sum = self.row(&q[at..at + depth], keys, of, &mut out[at..at + depth]);
+                    let of = |j: usize| {
+                        let j = seen.start + j;
+                        (&k[row(k, j)][..depth], &v[row(v, j)][..depth])
+                    };
+                    let sum =
+                        self.row(&q[at..at + depth], seen.len(), of, &mut out[at..at + depth]);
                     lse[(b * heads + h) * sequence + i] = sum;
                 }
             }
@@ -69,7 +95,9 @@ impl Attention {
             let terms = || q.iter().zip(k).map(|(x, y)| x * y);
             let (x, size) = (terms().sum::<f64>(), terms().map(|t| t * t).sum::<f64>().sqrt());
             let x = x * self.scale;
-            (x, accumulation * size * self.scale.abs() + 4.0 * U32 * (1.0 + x.abs()))
+            let off = accumulation * size * self.scale.abs() + 4.0 * U32 * (1.0 + x.abs());
+            let (x, slope, of_cap) = capped(self.scores.softcap, x);
+            (x, off * slope + of_cap)
         };
         let scores: Vec<(f64, f64)> = (0..keys).map(score).collect();
         let max = scores.iter().map(|s| s.0).fold(f64::NEG_INFINITY, f64::max);

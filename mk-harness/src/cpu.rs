@@ -2,20 +2,17 @@
 
 use super::{
     Case, Dense, Expected, HarnessError, Held, Inputs, Judgement, Routing, check_work, judge,
-    math::round,
+    local::Grid, math::round,
 };
 use mk_abi::DType;
 use mk_codegen::{
-    plan::{Axis, BufId, Buffer, Entity, Mesh, Plan, Space, TabId, TableSource},
+    plan::{BufId, Buffer, Entity, Mesh, Plan, Space, TabId, TableSource},
     sim::{self, Caller, Options, RunReport, Schedule},
 };
 use mk_function::build::Composition;
 use mk_runtime::reference::random_value;
 use mk_syntax::ValueId;
 use std::collections::BTreeMap;
-
-/// By what the seeds of two groups along the pipeline's axis differ.
-const GROUP_SEED: u64 = 0x8CB9_2BA7_2F3D_8DD7;
 
 /// How to run.
 #[derive(Clone, Copy, Debug)]
@@ -148,10 +145,10 @@ struct Awaited {
 
 /// The caller of a run: makes inputs, judges outputs.
 struct User<'a> {
-    /// Of each group along the pipeline's axis.
+    /// Of each group along the pipeline's axes.
     inputs: Vec<Inputs<'a>>,
     case: Case<'a>,
-    axis: Axis,
+    grid: Grid,
     /// What the plan's tensors are in the pipeline.
     tensors: BTreeMap<BufId, ValueId>,
     results: BTreeMap<BufId, ValueId>,
@@ -204,27 +201,14 @@ impl Keep {
 
 impl<'a> User<'a> {
     fn new(case: Case<'a>, mesh: &Mesh, options: &CpuOptions) -> Result<User<'a>, HarnessError> {
-        let axis = match case.program.mesh_axes() {
-            [name] => mesh.axis(name),
-            _ => return Err(HarnessError::unsupported("a mesh of several axes")),
-        };
-        let Some(axis) = axis.filter(|axis| axis.size as usize == case.ranks) else {
-            let what = format!(
-                "the plan is for {}, not {} along the pipeline's axis",
-                mk_abi::count(mesh.size(), "rank"),
-                case.ranks
-            );
-            return Err(HarnessError::mismatch(what));
-        };
-        let world = mesh.size() as usize;
-        let inputs = (0..world / case.ranks.max(1)).map(|group| {
-            let seed = options.seed.wrapping_add((group as u64).wrapping_mul(GROUP_SEED));
-            Inputs::new(case, seed).routed(options.routing)
-        });
+        let grid = Grid::new(case, mesh)?;
+        let inputs = (0..grid.groups())
+            .map(|group| grid.inputs(case, options.seed, group).routed(options.routing));
+        let (inputs, world) = (inputs.collect(), grid.world);
         Ok(User {
-            inputs: inputs.collect(),
+            inputs,
             case,
-            axis,
+            grid,
             tensors: BTreeMap::new(),
             results: BTreeMap::new(),
             between: BTreeMap::new(),
@@ -265,7 +249,7 @@ impl<'a> User<'a> {
         shape: &[usize],
         values: &[f32],
     ) -> Result<(), HarnessError> {
-        let (group, place) = (self.axis.group(rank), self.axis.place(rank));
+        let (group, place) = self.grid.of(rank);
         let (ranks, key) = (self.case.ranks, (launch, group, result));
         if !self.expected.contains_key(&key) {
             let dense = Dense::new(self.inputs[group], launch as u64);
@@ -303,8 +287,8 @@ impl Caller for User<'_> {
             // The executor refuses what is not there.
             return self.between.get(&(epoch, rank, *value)).cloned().unwrap_or_default();
         };
-        let inputs = &self.inputs[self.axis.group(rank)];
-        let element = inputs.elements(epoch as u64, tensor, self.axis.place(rank));
+        let (group, place) = self.grid.of(rank);
+        let element = self.inputs[group].elements(epoch as u64, tensor, place);
         let values: Vec<f32> = (0..shape.iter().product()).map(|i| element(i) as f32).collect();
         self.keep.take(epoch, rank, buffer, shape, &values);
         values

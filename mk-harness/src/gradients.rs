@@ -5,10 +5,12 @@
 //! that costs adds up as independent errors do.
 
 use super::{
+    attention::{capped, seen},
     near::{LAMBDA, Near, U32, half_ulp},
     value::Matrix,
 };
 use mk_abi::DType;
+use mk_syntax::Scores;
 use std::ops::Range;
 
 /// Sizes, as the global tensors have them.
@@ -18,7 +20,8 @@ pub(crate) struct Gradients {
     /// Heads of queries, and of keys and values.
     pub heads: [usize; 2],
     pub depth: usize,
-    pub causal: bool,
+    /// Their factor is `scale`.
+    pub scores: Scores,
     pub scale: f64,
     /// Of queries, and so of weights.
     pub dtype: DType,
@@ -92,6 +95,10 @@ impl Gradients {
             (terms().sum::<f64>(), accumulation * terms().map(|t| t * t).sum::<f64>().sqrt())
         };
         let asked = self.asked();
+        let of_log = |argument: f64, lse: f64| match self.scores.softcap {
+            Some(cap) => 16.0 * U32 * (argument.abs() + lse.abs() + cap) / cap,
+            None => 0.0,
+        };
         for (b, h) in (0..batches).flat_map(|b| (0..heads).map(move |h| (b, h))) {
             for i in self.queries.iter().cloned().flatten() {
                 let at = b * wide + (i * heads + h) * depth;
@@ -101,21 +108,24 @@ impl Gradients {
                 if lse == f64::NEG_INFINITY {
                     continue;
                 }
-                let seen = if self.causal { i + 1 } else { sequence };
-                for j in (0..seen).filter(|j| asked[i] || asked[*j]) {
+                for j in seen(self.scores, i, sequence).filter(|j| asked[i] || asked[*j]) {
                     let from = b * narrow + (j * groups + h / shared) * depth;
                     let [k, v] = [operands.k, operands.v].map(|m| &m.data[from..][..depth]);
                     let (score, off) = dot(q, k);
                     let score = score * self.scale;
+                    let off = off * self.scale.abs() + 4.0 * U32 * (1.0 + score.abs());
+                    let (score, of_cap, off_cap) = capped(self.scores.softcap, score);
                     let argument = score - lse;
-                    let off =
-                        off * self.scale.abs() + 4.0 * U32 * (1.0 + score.abs() + argument.abs());
+                    let off = off * of_cap + off_cap + 4.0 * U32 * argument.abs();
                     let weight = argument.exp();
                     let (worth, off_worth) = dot(d_o, v);
                     let above = worth - delta;
+                    let above = above * of_cap;
                     let slope = weight * above;
                     let of_weight = 2.0 * (weight * off).powi(2);
+                    // The slope of a cap follows from its weight's logarithm.
                     let of_above = off_worth + 2.0 * U32 * (worth.abs() + delta.abs());
+                    let of_above = of_above + of_log(argument, lse) * (worth - delta).abs();
                     let of_slope = of_weight * above * above + (weight * of_above).powi(2);
                     let slope = (slope, of_slope + (slope * rounding).powi(2));
                     let weight = (weight, of_weight + (weight * rounding).powi(2));

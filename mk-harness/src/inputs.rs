@@ -2,18 +2,19 @@
 
 use super::{
     Case, HarnessError, Layout,
-    local::placement,
+    local::Sizes,
     math::round,
     routing::{self, Routing},
 };
 use mk_runtime::reference::random_value;
-use mk_syntax::{Placement, Tensor};
+use mk_syntax::Tensor;
 
 /// The inputs of every launch: uniform in [-1, 1), rounded to the tensor's type. Shards and contributions differ from
 /// rank to rank, replicas do not.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
     case: Case<'a>,
+    sizes: Sizes,
     seed: u64,
     routing: Routing,
 }
@@ -21,7 +22,18 @@ pub struct Inputs<'a> {
 impl<'a> Inputs<'a> {
     /// Inputs that follow from a seed.
     pub fn new(case: Case<'a>, seed: u64) -> Inputs<'a> {
-        Inputs { case, seed, routing: Routing::default() }
+        let sizes = Sizes::along_one(case.ranks);
+        Inputs { case, sizes, seed, routing: Routing::default() }
+    }
+
+    /// The same, of a pipeline over axes of so many ranks each, all of the case's.
+    pub(crate) fn over(self, sizes: Sizes) -> Inputs<'a> {
+        Inputs { sizes, ..self }
+    }
+
+    /// Ranks along each axis.
+    pub(crate) fn sizes(&self) -> Sizes {
+        self.sizes
     }
 
     /// The same, with rows of experts of this form.
@@ -60,10 +72,7 @@ impl<'a> Inputs<'a> {
 
     /// The seed of one rank's tensor, for [`random_value`].
     pub fn seed(&self, launch: u64, tensor: &Tensor, rank: usize) -> u64 {
-        let rank = match placement(&tensor.ty.placement) {
-            Ok(Placement::Replicate) => 0,
-            _ => rank as u64,
-        };
+        let rank = self.sizes.giver(&tensor.ty.placement, rank) as u64;
         // An odd multiplier for each, so that no two of them meet at small numbers.
         self.seed
             .wrapping_mul(0x9E37_79B9_7F4A_7C15)
@@ -75,10 +84,10 @@ impl<'a> Inputs<'a> {
     /// What a rank holds of a tensor.
     ///
     /// # Errors
-    /// [`HarnessError::Unsupported`] for a mesh of several axes.
+    /// [`HarnessError::Unsupported`] for a pipeline over other axes.
     pub fn layout(&self, tensor: &Tensor, rank: usize) -> Result<Layout, HarnessError> {
         let shape = self.case.bound.shape(tensor.id).unwrap_or(&[]);
-        Ok(Layout::new(shape, placement(&tensor.ty.placement)?, self.case.ranks, rank))
+        self.sizes.layout(shape, &tensor.ty.placement, rank)
     }
 
     /// The local elements, by their place in row-major order.

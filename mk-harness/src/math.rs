@@ -25,24 +25,50 @@ fn to_odd(x: f64) -> f32 {
     f32::from_bits(if away { near.to_bits() + 1 } else { near.to_bits() - 1 })
 }
 
+/// A curve.
+pub(super) fn curve(curve: Curve, x: f64) -> f64 {
+    match curve {
+        Curve::Gelu => gelu(x),
+        Curve::GeluTanh => gelu_tanh(x),
+        Curve::Silu => silu(x),
+        Curve::Relu => relu(x),
+    }
+}
+
+/// How far kernels are from a curve, in roundings to f32 of 1; `None` for one that only chooses.
+pub(super) fn curve_units(curve: Curve, x: f64) -> Option<f64> {
+    // An exponential is off by some units for each unit of its argument.
+    let exponential = |y: f64, argument: f64| y.abs() * (8.0 + 2.0 * argument) * 2.0;
+    let size = x.abs();
+    match curve {
+        Curve::Gelu => Some(size * 8.0),
+        // The exponential's argument is at most this far from a multiple of x.
+        Curve::GeluTanh => {
+            Some(exponential(gelu_tanh(x), (1.6 * size * (1.0 + 0.05 * size * size)).min(1e3)))
+        }
+        Curve::Silu => Some(exponential(silu(x), size)),
+        Curve::Relu => None,
+    }
+}
+
 /// x * Phi(x).
-pub(super) fn gelu(x: f64) -> f64 {
+fn gelu(x: f64) -> f64 {
     // Where Phi is small it is a difference of nearly equal numbers if it is not taken from erfc.
     x * 0.5 * erfc(-x * FRAC_1_SQRT_2)
 }
 
 /// max(x, 0), and not `f64::max`, which would make 0 of a NaN.
-pub(super) fn relu(x: f64) -> f64 {
+fn relu(x: f64) -> f64 {
     if x < 0.0 { 0.0 } else { x }
 }
 
 /// x * sigmoid(x).
-pub(super) fn silu(x: f64) -> f64 {
+fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
 /// x * sigmoid(2u), which is gelu with tanh(u) for the error function.
-pub(super) fn gelu_tanh(x: f64) -> f64 {
+fn gelu_tanh(x: f64) -> f64 {
     x / (1.0 + (-tanh_argument(x).0).exp())
 }
 

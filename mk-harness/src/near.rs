@@ -145,27 +145,14 @@ impl Near {
         Near::f32(self.x * factor, size * self.hard, size * self.sd, own)
     }
 
-    pub fn relu(self) -> Near {
-        Near { x: math::relu(self.x), ..self }
-    }
-
-    pub fn gelu(self) -> Near {
-        self.curve(math::gelu(self.x), self.x.abs() * 8.0 * U32)
-    }
-
-    pub fn silu(self) -> Near {
-        let x = self.x.abs();
-        let y = math::silu(self.x);
-        // The exponential is off by some units for each unit of its argument.
-        self.curve(y, y.abs() * (8.0 + 2.0 * x) * 2.0 * U32 + x * SMALLEST)
-    }
-
-    pub fn gelu_tanh(self) -> Near {
-        let x = self.x.abs();
-        let y = math::gelu_tanh(self.x);
-        // The exponential's argument is at most this far from a multiple of x.
-        let argument = (1.6 * x * (1.0 + 0.05 * x * x)).min(1e3);
-        self.curve(y, y.abs() * (8.0 + 2.0 * argument) * 2.0 * U32 + x * SMALLEST)
+    /// A curve of it.
+    pub fn curve(self, curve: Curve) -> Near {
+        let y = math::curve(curve, self.x);
+        match math::curve_units(curve, self.x) {
+            // It is what it is made of, or nothing.
+            None => Near { x: y, ..self },
+            Some(off) => self.curved(y, off * U32 + self.x.abs() * SMALLEST),
+        }
     }
 
     /// This gradient times the slope of a curve at `at`.
@@ -188,7 +175,7 @@ impl Near {
         self.mul(Near::f32(slope, STEEPEST * at.hard, STEEPEST * at.sd, 32.0 * U32))
     }
 
-    fn curve(self, y: f64, own: f64) -> Near {
+    fn curved(self, y: f64, own: f64) -> Near {
         // Of what is infinite both curves are the limit, or no number.
         if !self.x.is_finite() && self.bound() == 0.0 {
             return Near::exact(y);
@@ -290,7 +277,7 @@ mod tests {
         assert!(inf.mul(Near::exact(0.0)).x.is_nan() && inf.mul(Near::exact(0.0)).is_exact());
         assert!(inf.mul(Near { x: 0.5, hard: 1.0, sd: 0.0 }).bound().is_infinite());
         assert_eq!(inf.add(Near { x: 0.5, hard: 1.0, sd: 0.0 }), inf);
-        assert_eq!(inf.gelu(), inf);
+        assert_eq!(inf.curve(Curve::Gelu), inf);
         assert!(inf.scale(0.0).x.is_nan());
         assert_eq!(Near::exact(4.0).scale(1e38), Near::exact(f64::INFINITY));
     }
@@ -298,7 +285,10 @@ mod tests {
     #[test]
     fn what_is_exact_stays_so() {
         let x = Near::exact(1.5);
-        assert_eq!((x.relu(), x.stored(DType::Bf16), over_ranks(&[x], DType::Bf16)), (x, x, x));
+        assert_eq!(
+            (x.curve(Curve::Relu), x.stored(DType::Bf16), over_ranks(&[x], DType::Bf16)),
+            (x, x, x)
+        );
         assert_eq!(Near::exact(1.0 + 2f64.powi(-9)).cast(DType::Bf16), Near::exact(1.0));
         assert!(!x.add(x).is_exact() && !over_ranks(&[x, x], DType::Bf16).is_exact());
     }

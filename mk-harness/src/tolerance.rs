@@ -28,12 +28,18 @@ impl Tolerance {
     /// # Errors
     /// [`HarnessError::Unsupported`] for a mesh of several axes.
     pub fn new(case: Case<'_>, seed: u64) -> Result<Tolerance, HarnessError> {
+        Tolerance::of(Inputs::new(case, seed))
+    }
+
+    /// The same, of these inputs.
+    pub(crate) fn of(inputs: Inputs<'_>) -> Result<Tolerance, HarnessError> {
+        let case = inputs.case();
         let mut all = Judgement::default();
         for result in case.program.results() {
             let n = case.bound.shape(*result).and_then(|s| s.first()).map_or(0, |n| *n as usize);
             let mut rows: Vec<usize> = (0..ROWS).map(|i| i * n / ROWS).filter(|r| *r < n).collect();
             rows.dedup();
-            let dense = Dense::new(Inputs::new(case, seed), 1).within(SAMPLED_WORK);
+            let dense = Dense::new(inputs, 1).within(SAMPLED_WORK);
             for (_, expected) in dense.expected_rows(*result, &rows)? {
                 // The reference itself: only what errors may be is asked for.
                 let right: Vec<f32> = expected.matrix.data.iter().map(|x| *x as f32).collect();

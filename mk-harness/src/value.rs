@@ -154,15 +154,25 @@ impl Value {
         self.map(|_, x| x.stored(dtype))
     }
 
-    /// The value, with contributions of this type reduced as ranks do it.
-    pub(super) fn sum(&self, dtype: DType) -> Matrix {
-        match self {
-            Value::Whole(x) => x.clone(),
-            Value::Contributions(all) => {
-                let first = all.first().map_or((0, 0), |m| (m.cols, m.len()));
-                let of = |i| all.iter().map(|m| m.at(i)).collect::<Vec<_>>();
-                Matrix::collect(first.0, (0..first.1).map(|i| over_ranks(&of(i), dtype)))
-            }
+    /// The value, with contributions of this type reduced as ranks along an axis do it; `partial` if there are others
+    /// along another one.
+    pub(super) fn sum(
+        &self,
+        dtype: DType,
+        (stride, ranks): (usize, usize),
+        partial: bool,
+    ) -> Value {
+        let Value::Contributions(all) = self else { return self.clone() };
+        let along = |place: usize| {
+            let first = place - place / stride % ranks * stride;
+            let of: Vec<&Matrix> = (0..ranks).filter_map(|i| all.get(first + i * stride)).collect();
+            let (cols, len) = of.first().map_or((0, 0), |m| (m.cols, m.len()));
+            let at = |i| of.iter().map(|m| m.at(i)).collect::<Vec<_>>();
+            Matrix::collect(cols, (0..len).map(|i| over_ranks(&at(i), dtype)))
+        };
+        match partial {
+            true => Value::Contributions((0..all.len()).map(along).collect()),
+            false => Value::Whole(along(0)),
         }
     }
 
@@ -182,7 +192,7 @@ impl Value {
             let cols = x.cols / 2;
             let rows = 0..x.len().checked_div(x.cols).unwrap_or(0);
             let pairs = rows.flat_map(|row| (0..cols).map(move |c| row * 2 * cols + c));
-            Matrix::collect(cols, pairs.map(|i| x.at(i).silu().mul(x.at(i + cols))))
+            Matrix::collect(cols, pairs.map(|i| x.at(i).curve(Curve::Silu).mul(x.at(i + cols))))
         })
     }
 
@@ -197,7 +207,7 @@ impl Value {
                 let d = d.at(row * cols + c % cols);
                 match c < cols {
                     true => d.mul(x.at(at + cols)).slope(Curve::Silu, x.at(at)),
-                    false => d.mul(x.at(at).silu()),
+                    false => d.mul(x.at(at).curve(Curve::Silu)),
                 }
             };
             Matrix::collect(2 * cols, places.map(one))

@@ -19,16 +19,22 @@ pub fn macs(case: Case<'_>) -> u64 {
         // Scores and results: twice the queries times the keys of each. Of queries scores, their gradients, and sums;
         // of keys two sums.
         let attends = match (node.op, &node.inputs[..]) {
-            (Op::Attention { causal, .. }, [q, _, _]) => Some((*q, causal, 2)),
-            (Op::AttentionDq { causal, .. }, [q, ..]) => Some((*q, causal, 3)),
-            (Op::AttentionDk { causal, .. }, [_, _, q, ..]) => Some((*q, causal, 4)),
+            (Op::Attention { scores, .. }, [q, _, _]) => Some((*q, scores, 2)),
+            (Op::AttentionDq { scores, .. }, [q, ..]) => Some((*q, scores, 3)),
+            (Op::AttentionDk { scores, .. }, [_, _, q, ..]) => Some((*q, scores, 4)),
             _ => None,
         };
-        if let Some((q, causal, products)) = attends {
+        if let Some((q, scores, products)) = attends {
             let shape = case.bound.shape(q).unwrap_or(&[]);
             let keys = shape.get(1).copied().unwrap_or(1);
             let all = shape.iter().fold(products * keys, |n, x| n.saturating_mul(*x));
-            sum = sum.saturating_add(if causal { all / 2 } else { all });
+            // Of a window the first queries see half.
+            let window = scores.window.map_or(keys, |n| u64::from(n).min(keys));
+            sum = sum.saturating_add(match (scores.causal, window < keys) {
+                (false, _) => all,
+                (true, false) => all / 2,
+                (true, true) => (all / keys).saturating_mul(window - window * window / (2 * keys)),
+            });
             continue;
         }
         // Every row meets one matrix.
@@ -54,7 +60,11 @@ pub fn macs(case: Case<'_>) -> u64 {
             let local = |value: &ValueId| {
                 let ty = case.program.ty(*value)?;
                 let shape = case.bound.shape(*value)?;
-                Some(Layout::new(shape, placement(&ty.placement).ok()?, case.ranks, rank).shape())
+                // Over several axes at most as much.
+                Some(match placement(&ty.placement) {
+                    Ok(one) => Layout::new(shape, one, case.ranks, rank).shape(),
+                    Err(_) => shape.to_vec(),
+                })
             };
             let (Some(a), Some(b)) = (local(a), local(b)) else { continue };
             // Each element of the right operand meets each row of the left one.
@@ -80,7 +90,7 @@ pub fn check_work(case: Case<'_>, launches: u32) -> Result<(), HarnessError> {
         let id = ValueId::new(i);
         let shape = case.bound.shape(id).unwrap_or(&[]);
         let contributions = match case.program.ty(id).map(|t| t.placement.as_slice()) {
-            Some([Placement::Partial]) => case.ranks as u64,
+            Some(all) if all.contains(&Placement::Partial) => case.ranks as u64,
             _ => 1,
         };
         let elements = shape.iter().fold(contributions, |n, x| n.saturating_mul(*x));

@@ -230,6 +230,39 @@ fn zigzag_balances_causal_masks() {
     }
 }
 
+/// Of a window tiles go through the blocks that hold some key which some query sees, and no others.
+#[test]
+fn windows_skip_blocks() {
+    for (placement, ranks, window) in
+        [("replicate", 1, 1000), ("replicate", 1, 128), ("shard(1)", 4, 2048), ("zigzag(1)", 2, 1)]
+    {
+        let shape = Shape { sequence: 8192, heads: [1, 1], depth: 128, ..SMALL };
+        let words = format!(", causal, window = {window}");
+        let (program, bound) = match ranks {
+            1 => bind(
+                &format!(
+                    "fn f(q: bf16[1, 8192, 1, 128], k: bf16[1, 8192, 1, 128], v: bf16[1, 8192, 1, 128]) {{ attention(q, k, v{words}) }}"
+                ),
+                &[],
+            ),
+            _ => ring(shape, placement, &words),
+        };
+        let config = Config { ranks, ..Config::default() };
+        let plan = lower(&program, &bound, &config).expect("lowers");
+        let found: i64 = (0..ranks as usize).map(|rank| key_blocks(&plan, rank)).sum();
+        // A chunk begins its blocks anew.
+        let chunk = 8192 / if placement == "zigzag(1)" { 2 * ranks } else { ranks };
+        let of_tile = |tile: u32| -> u32 {
+            let (first, end) = ((tile * 128).saturating_sub(window - 1), tile * 128 + 128);
+            let pieces =
+                (0..8192 / chunk).map(|c| (first.max(c * chunk), end.min(c * chunk + chunk)));
+            pieces.map(|(from, to)| to.saturating_sub(from).div_ceil(128)).sum()
+        };
+        let want: u32 = (0..8192 / 128).map(of_tile).sum();
+        assert_eq!(found, i64::from(want), "{placement} {window}");
+    }
+}
+
 #[test]
 fn refused_by_name() {
     let refused = |(program, bound): (Program, Bound), ranks| match lower(

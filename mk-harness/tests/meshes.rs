@@ -1,4 +1,4 @@
-//! Pipelines over one axis of a mesh of several: proved, run on the executor against f64, and compiled. Groups along the axis have inputs of their own.
+//! Pipelines over one axis of a mesh of several, and over two: proved, run on the executor against f64, and compiled. Groups along the axis have inputs of their own.
 
 use mk_codegen::{
     emit,
@@ -31,6 +31,8 @@ type Shapes<'s> = &'s [(&'s str, &'s [u64])];
 
 /// Rows that neither ranks nor tiles divide.
 const RAGGED: Shapes = &[("a", &[131, 72]), ("b", &[72, 136])];
+/// Sizes that ranks of all meshes divide, in whole rows of 16 bytes.
+const EVEN: Shapes = &[("a", &[768, 192]), ("b", &[192, 192])];
 const ROWS: &str = "f(a: bf16[M, K] @ shard(0, tp), b: bf16[K, N] @ replicate)";
 const DEPTH: &str = "f(a: bf16[M, K] @ shard(1, tp), b: bf16[K, N] @ shard(0, tp))";
 
@@ -58,9 +60,10 @@ fn on(mesh: &[(&str, u32)]) -> Config {
 
 /// What ranks left of a plan, by rank, in the last of two launches.
 fn run((program, bound): &(Program, Bound), plan: &Plan, schedule: Schedule) -> Vec<Judgement> {
-    let program = program.over_one_axis().expect("one axis");
-    let axis = plan.mesh.axis(&program.mesh_axes()[0]).expect("the axis");
-    let case = Case { program: &program, bound, ranks: axis.size as usize };
+    let program = program.over_placed_axes();
+    let size = |name: &String| plan.mesh.axis(name).expect("an axis").size as usize;
+    let ranks = program.mesh_axes().iter().map(size).product();
+    let case = Case { program: &program, bound, ranks };
     let options = CpuOptions { schedule, launches: 2, ..CpuOptions::default() };
     let mut run = run_on_cpu(case, plan, &options).expect("runs");
     run.judged.pop().expect("a launch")
@@ -150,6 +153,145 @@ fn rings() {
     }
 }
 
+/// Meshes of two axes: either innermost, of as many ranks and of more, of one rank.
+const TWO: [&[(&str, u32)]; 8] = [
+    &[("tp", 2), ("dp", 2)],
+    &[("dp", 2), ("tp", 2)],
+    &[("tp", 2), ("dp", 3)],
+    &[("dp", 3), ("tp", 2)],
+    &[("tp", 4), ("dp", 2)],
+    &[("dp", 4), ("tp", 2)],
+    &[("tp", 1), ("dp", 2)],
+    &[("tp", 2), ("dp", 1)],
+];
+
+/// Rows gathered over `tp`, K shared over `dp`.
+const BOTH: &str =
+    "f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp))";
+
+#[test]
+fn gathered_over_one_axis_and_summed_over_another() {
+    for mesh in TWO {
+        for sum in ["reduce_scatter(dp)", "all_reduce(dp)"] {
+            let body = format!("gather(a, tp) -> gemm(b) -> {sum}");
+            right(&read(BOTH, &body, RAGGED), &on(mesh));
+            right(&read(BOTH, &body, EVEN), &on(mesh));
+        }
+    }
+}
+
+#[test]
+fn every_way_to_sum_over_the_other_axis() {
+    let all = read(BOTH, "gather(a, tp) -> gemm(b) -> all_reduce(dp)", RAGGED);
+    let scatter = read(BOTH, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", RAGGED);
+    let even = read(BOTH, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", EVEN);
+    for mesh in [TWO[0], TWO[3], TWO[4]] {
+        right(&all, &Config { all_reduce: AllReduce::OneShot, ..on(mesh) });
+        right(&all, &Config { all_reduce: AllReduce::ByColumns, ..on(mesh) });
+        right(&scatter, &Config { reduction: Reduction::AfterLastWave, ..on(mesh) });
+        right(&even, &Config { gather: Gather::CopyEngine { parts: 2 }, ..on(mesh) });
+        right(&even, &Config { k_slices: 3, ..on(mesh) });
+        right(&even, &Config { split_k: 2, ..on(mesh) });
+    }
+}
+
+/// Gradients of weights that are in parts over `tp`, summed over `dp`.
+#[test]
+fn gradients_of_weights() {
+    // Tokens over `dp`; columns, or rows, of the gradient over `tp`.
+    let shapes: Shapes = &[("x", &[200, 136]), ("d", &[200, 72])];
+    let columns = "f(x: bf16[T, M] @ shard(0, dp), d: bf16[T, N] @ shard(0, dp) @ shard(1, tp))";
+    let rows = "f(x: bf16[T, M] @ shard(0, dp) @ shard(1, tp), d: bf16[T, N] @ shard(0, dp))";
+    for mesh in TWO {
+        right(&read(columns, "gemm(x.t, d) -> reduce_scatter(dp)", shapes), &on(mesh));
+        right(&read(columns, "gemm(x.t, d) -> all_reduce(dp)", shapes), &on(mesh));
+        right(&read(rows, "gemm(x.t, d) -> all_reduce(dp)", shapes), &on(mesh));
+    }
+    // Whole layers over `tp`, of K that `dp` shares.
+    let signature = "f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, F] @ shard(1, tp) @ shard(0, dp), c: bf16[M, F] @ shard(1, tp))";
+    let shapes: Shapes = &[("a", &[131, 72]), ("b", &[72, 144]), ("c", &[131, 144])];
+    let layer =
+        read(signature, "gather(a, tp) -> gemm(b) -> all_reduce(dp) -> gelu -> mul(c)", shapes);
+    TWO.iter().take(4).for_each(|mesh| drop(right(&layer, &on(mesh))));
+}
+
+#[test]
+fn collectives_alone_over_two_axes() {
+    let signature = "f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[M, K] @ shard(1, tp) @ partial(dp))";
+    let body = "(gather(a, tp), b -> all_reduce(dp))";
+    for mesh in &TWO[..4] {
+        let Config { ranks, mesh, .. } = on(mesh);
+        let config = Config { ranks, mesh, ..Config::default() };
+        right(&read(signature, body, &[("a", &[131, 72]), ("b", &[131, 72])]), &config);
+        right(&read(signature, body, &[("a", &[192, 96]), ("b", &[192, 96])]), &config);
+    }
+}
+
+#[test]
+fn any_order_of_steps_over_two_axes() {
+    let pipeline = read(BOTH, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", RAGGED);
+    let plan = right(&pipeline, &on(TWO[3]));
+    for schedule in Schedule::all(6) {
+        assert!(run(&pipeline, &plan, schedule).iter().all(Judgement::passes), "{schedule}");
+    }
+}
+
+/// Owners of rows that are gathered over another axis look different from each rank; where rows are not, one rank stands
+/// for all 64.
+#[test]
+fn eight_by_eight_is_proved() {
+    let shapes: Shapes = &[("a", &[2048, 1024]), ("b", &[1024, 1024])];
+    let gradients = "f(a: bf16[T, M] @ shard(0, dp), b: bf16[T, N] @ shard(0, dp) @ shard(1, tp))";
+    let square: Shapes = &[("a", &[1024, 1024]), ("b", &[1024, 1024])];
+    let cases = [
+        (read(BOTH, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", shapes), false),
+        (read(BOTH, "gather(a, tp) -> gemm(b) -> all_reduce(dp)", shapes), false),
+        (read(gradients, "gemm(a.t, b) -> reduce_scatter(dp)", square), true),
+        (read(gradients, "gemm(a.t, b) -> all_reduce(dp)", square), true),
+    ];
+    for ((program, bound), folded) in cases {
+        for mesh in [[("tp", 8), ("dp", 8)], [("dp", 8), ("tp", 8)]] {
+            let config = Config { compute_sms: None, ..on(&mesh) };
+            let (plan, proof) = compile(&program, &bound, &config).expect("a proof");
+            assert_eq!(proof.folded, folded, "{plan}");
+        }
+    }
+}
+
+#[test]
+fn what_has_no_kernel_over_two_axes_is_refused() {
+    let refused = |(program, bound): &(Program, Bound), config: &Config| match lower(
+        program, bound, config,
+    ) {
+        Err(LowerError::Unsupported { why, help, .. }) => format!("{why}; {help}"),
+        Err(LowerError::Setting(refusal)) => refusal.to_string(),
+        other => panic!("{other:?}"),
+    };
+    let both = read(BOTH, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", RAGGED);
+    let why = refused(&both, &Config { reduction: Reduction::Ring, ..on(TWO[0]) });
+    assert!(why.contains("tile by tile"), "{why}");
+    let why = refused(&both, &Config { nodes: 2, ..on(TWO[0]) });
+    assert!(why.contains("2 axes of a mesh of 2 nodes"), "{why}");
+    let why = refused(&both, &on(&[("tp", 2), ("pp", 2)]));
+    assert!(why.contains("over the axis `dp`, and the mesh is tp=2,pp=2"), "{why}");
+    let why = refused(&both, &Config { ranks: 4, mesh: Vec::new(), ..on(TWO[0]) });
+    assert!(why.contains("over the axis"), "{why}");
+    let rows = "f(x: bf16[T, M] @ shard(0, dp) @ shard(1, tp), d: bf16[T, N] @ shard(0, dp))";
+    let odd = read(rows, "gemm(x.t, d) -> all_reduce(dp)", &[("x", &[64, 131]), ("d", &[64, 72])]);
+    let why = refused(&odd, &on(TWO[0]));
+    assert!(why.contains("131 rows are not as many on each of 2 ranks"), "{why}");
+    let signature =
+        "f<M: dyn>(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(0, dp))";
+    let dynamic = read(signature, "gather(a, tp) -> gemm(b) -> all_reduce(dp)", RAGGED);
+    let why = refused(&dynamic, &on(TWO[0]));
+    assert!(why.contains("comes with each launch"), "{why}");
+    let heads = "f(q: bf16[B, S, H, D] @ shard(1, cp) @ shard(2, tp), k: bf16[B, S, G, D] @ shard(1, cp) @ shard(2, tp), v: bf16[B, S, G, D] @ shard(1, cp) @ shard(2, tp))";
+    let shapes: Shapes = &[("q", &[1, 64, 2, 64]), ("k", &[1, 64, 2, 64]), ("v", &[1, 64, 2, 64])];
+    let ring = read(heads, "ring(k, v, cp) -> attention(q)", shapes);
+    let why = refused(&ring, &on(&[("cp", 2), ("tp", 2)]));
+    assert!(why.contains("several axes"), "{why}");
+}
+
 #[test]
 fn any_order_of_steps() {
     let pipeline = read(DEPTH, "gemm(a, b) -> all_reduce(tp)", RAGGED);
@@ -186,11 +328,6 @@ fn what_has_no_plan_is_refused() {
         Err(LowerError::OutOfRange { what, help }) => format!("{what}; {help}"),
         other => panic!("{other:?}"),
     };
-    let signature = "f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(0, dp))";
-    let two = read(signature, "gather(a, tp) -> gemm(b) -> all_reduce(dp)", RAGGED);
-    let why = refused(&two, &on(MESHES[0]));
-    assert!(why.contains("`a` is placed over the axis `tp`, and `a` over `dp`"), "{why}");
-    assert!(why.contains("one axis"), "{why}");
     let one = read(ROWS, "gather(a, tp) -> gemm(b)", RAGGED);
     let why = refused(&one, &on(&[("cp", 2), ("dp", 2)]));
     assert!(why.contains("`tp`, and the mesh is cp=2,dp=2"), "{why}");

@@ -74,11 +74,13 @@ fn value<'py>(
                     dict.set_item("a_transposed", a_transposed)?;
                     dict.set_item("b_transposed", b_transposed)?;
                 }
-                Op::Attention { causal, scale, ring }
-                | Op::AttentionDq { causal, scale, ring }
-                | Op::AttentionDk { causal, scale, ring } => {
-                    dict.set_item("causal", causal)?;
-                    dict.set_item("scale", scale)?;
+                Op::Attention { scores, ring }
+                | Op::AttentionDq { scores, ring }
+                | Op::AttentionDk { scores, ring } => {
+                    dict.set_item("causal", scores.causal)?;
+                    dict.set_item("window", scores.window)?;
+                    dict.set_item("softcap", scores.softcap)?;
+                    dict.set_item("scale", scores.scale)?;
                     dict.set_item("ring", ring.is_some())?;
                 }
                 Op::RmsNorm { eps } | Op::RmsNormGrad { eps } => dict.set_item("eps", eps)?,

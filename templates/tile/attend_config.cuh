@@ -12,6 +12,8 @@ struct AttendOptions {
   u32 scale_bits = 0;  // factor on q·k, positive, as the bits of an f32
   Dtype dtype = Dtype::Bf16;
   Mask mask = Mask::Full;
+  u32 window = 0;    // of a causal mask, keys that a query sees, its own the last of them; 0: all
+  u32 cap_bits = 0;  // what scores stay below, as the bits of an f32; 0: nothing
 };
 
 template <AttendOptions kOptions>
@@ -23,6 +25,10 @@ struct AttendConfig {
   static constexpr u32 kScaleBits = kOptions.scale_bits;
   static constexpr Dtype kDtype = kOptions.dtype;
   static constexpr bool kCausal = kOptions.mask == Mask::Causal;
+  static constexpr i32 kWindow = static_cast<i32>(kOptions.window);
+  static constexpr u32 kCapBits = kOptions.cap_bits;
+  // Factor on what the exponentials are of: scores, or hyperbolic tangents.
+  static constexpr u32 kExponentBits = kCapBits != 0 ? kCapBits : kScaleBits;
 
   static constexpr u32 kConsumerRows = 64;
   static constexpr u32 kConsumers = kBlockM / kConsumerRows;
@@ -41,6 +47,7 @@ struct AttendConfig {
   static constexpr u32 kKvBytes = kPanels * kKvPanelBytes;
 
   static_assert(kBlockM == 128 || kBlockM == 192, "two or three consumers");
+  static_assert(kCausal || kWindow == 0, "a window ends at a query's own position");
   static_assert(kBlockN % 16 == 0 && kBlockN >= 64 && kBlockN <= 192, "what wgmma takes, and registers hold");
   static_assert(kDim == 64 || kDim == 128, "whole panels, and accumulators that fit");
   static_assert(kStages >= 2, "a block that comes while one is in use");

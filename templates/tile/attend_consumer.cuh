@@ -90,6 +90,13 @@ struct AttendWalk {
   MK_DEVICE void mask(u32 consumer, float (&s)[Config::kScores]) const {
     constexpr i32 kN = static_cast<i32>(Config::kBlockN);
     const i32 first = static_cast<i32>(consumer * Config::kConsumerRows);
+    if constexpr (Config::kWindow > 0) {
+      // Queries of the consumer see fewer keys before their own than there are here.
+      if (diagonal + first + static_cast<i32>(Config::kConsumerRows) > Config::kWindow) {
+        const i32 low = diagonal + first + static_cast<i32>(warp_index() % kWarpgroupWarps * 16 + lane_index() / 4) + 1 - Config::kWindow;
+        attend_mask_below<Config>(s, low, low + 8);
+      }
+    }
     if (rows >= kN && (!Config::kCausal || diagonal + first >= kN - 1)) return;
     i32 bound0 = rows, bound1 = rows;
     if constexpr (Config::kCausal) {
@@ -134,7 +141,7 @@ MK_DEVICE void attend_store_row(u64 line, u32 r, float factor, bool stores, cons
 template <class Config>
 MK_DEVICE void attend_store(const Context& ctx, const AttendTile& tile, u32 consumer, const SoftmaxState& state,
                             const float (&o)[Config::kResults]) {
-  const float scale = __uint_as_float(Config::kScaleBits) * kLog2E;
+  const float scale = __uint_as_float(Config::kExponentBits) * kLog2E;
   const bool aborted = ctx.aborted();
 #pragma unroll
   for (u32 r = 0; r < 2; ++r) {
@@ -174,6 +181,7 @@ MK_DEVICE void sm90_attend_consumer(const Context& ctx, const AttendSmem<Config>
       sm90_pin_registers(s);
       attend_arrive<Edges::kv_empty>(smem.k_empty(at.k.stage));
       at.k.advance();
+      attend_cap<Config>(s);
       walk.mask(consumer, s);
       attend_softmax<Config, true>(s, state, shrink);
       bool first = true;
@@ -201,6 +209,7 @@ MK_DEVICE void sm90_attend_consumer(const Context& ctx, const AttendSmem<Config>
         sm90_pin_registers(s);
         attend_arrive<Edges::kv_empty>(smem.k_empty(at.k.stage));
         at.k.advance();
+        attend_cap<Config>(s);
         walk.mask(consumer, s);
         attend_softmax<Config, false>(s, state, shrink);
       }

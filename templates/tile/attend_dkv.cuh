@@ -52,7 +52,7 @@ template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_attend_dkv_consumer(const Context& ctx, const AttendGradSmem<Config>& smem, const Hooks& hooks, u32 consumer,
                                         AttendGradCursor<Config::kStages>& at) {
   using Named = AttendGradEdges<Config, Edges>;
-  const float scale = __uint_as_float(Config::kScaleBits);
+  const float scale = __uint_as_float(Config::kScaleBits), exponent = __uint_as_float(Config::kExponentBits);
   float s[Config::kScores], dp[Config::kScores], dk[Config::kResults], dv[Config::kResults];
   u32 p[Config::kWeights], ds[Config::kWeights];
   const AttendTurns<Config, Edges> turns(consumer);
@@ -81,11 +81,12 @@ MK_DEVICE void sm90_attend_dkv_consumer(const Context& ctx, const AttendGradSmem
       const u32 stats = smem.moved_stats(at.moved.stage) + lane_index() % 4 * 2 * kStatsBytes;
       sm90_wgmma_wait<1>();
       sm90_pin_registers(s);
+      attend_cap<Config>(s);
 #pragma unroll
       for (u32 i = 0; i < Config::kScores; i += 4) {
         const AttendColumns c = attend_columns(stats, i / 4 * 8);
 #pragma unroll
-        for (u32 j = 0; j < 4; ++j) s[i + j] = exp2_approx(s[i + j] * (scale * kLog2E) - c.lse[j % 2] * kLog2E);
+        for (u32 j = 0; j < 4; ++j) s[i + j] = exp2_approx(s[i + j] * (exponent * kLog2E) - c.lse[j % 2] * kLog2E);
       }
       // Twice: the gradients may be NaN where weights are zero. The branch also keeps ptxas from waiting before all of this.
       const bool masked = walk.masked(consumer);
@@ -97,7 +98,10 @@ MK_DEVICE void sm90_attend_dkv_consumer(const Context& ctx, const AttendGradSmem
       for (u32 i = 0; i < Config::kScores; i += 4) {
         const AttendColumns c = attend_columns(stats, i / 4 * 8);
 #pragma unroll
-        for (u32 j = 0; j < 4; ++j) s[i + j] *= dp[i + j] - c.delta[j % 2];
+        for (u32 j = 0; j < 4; ++j) {
+          const float above = dp[i + j] - c.delta[j % 2];
+          s[i + j] *= Config::kCapBits != 0 ? above * attend_cap_slope<Config>(s[i + j], c.lse[j % 2] * kLog2E) : above;
+        }
       }
       if (masked) walk.mask(consumer, s);
       attend_pack<Config>(s, ds);

@@ -5,7 +5,7 @@ template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_attend_dq_consumer(const Context& ctx, const AttendGradSmem<Config>& smem, const Hooks& hooks, u32 consumer,
                                        AttendGradCursor<Config::kStages>& at) {
   using Named = AttendGradEdges<Config, Edges>;
-  const float scale = __uint_as_float(Config::kScaleBits);
+  const float scale = __uint_as_float(Config::kScaleBits), exponent = __uint_as_float(Config::kExponentBits);
   float s[Config::kScores], dp[Config::kScores], dq[Config::kResults];
   u32 ds[Config::kWeights];
 #pragma unroll 1
@@ -33,8 +33,9 @@ MK_DEVICE void sm90_attend_dq_consumer(const Context& ctx, const AttendGradSmem<
       sm90_pin_registers(s);
       if (!first) attend_arrive<Named::moved_empty>(smem.moved_empty(at.moved.previous_stage()));
       first = false;
+      attend_cap<Config>(s);
 #pragma unroll
-      for (u32 i = 0; i < Config::kScores; ++i) s[i] = exp2_approx(s[i] * (scale * kLog2E) - lse[i % 4 / 2]);
+      for (u32 i = 0; i < Config::kScores; ++i) s[i] = exp2_approx(s[i] * (exponent * kLog2E) - lse[i % 4 / 2]);
       // Twice: the gradients may be NaN where weights are zero. The branch also keeps ptxas from waiting before all of this.
       const bool masked = walk.masked(consumer);
       if (masked) walk.mask(consumer, s);
@@ -42,7 +43,10 @@ MK_DEVICE void sm90_attend_dq_consumer(const Context& ctx, const AttendGradSmem<
       sm90_pin_registers(dp);
       sm90_pin_registers(dq);
 #pragma unroll
-      for (u32 i = 0; i < Config::kScores; ++i) s[i] *= dp[i] - delta[i % 4 / 2];
+      for (u32 i = 0; i < Config::kScores; ++i) {
+        const float above = dp[i] - delta[i % 4 / 2];
+        s[i] *= Config::kCapBits != 0 ? above * attend_cap_slope<Config>(s[i], lse[i % 4 / 2]) : above;
+      }
       if (masked) walk.mask(consumer, s);
       attend_pack<Config>(s, ds);
       if (walk.ragged()) attend_clear_rest<Config, Edges>(smem.template moved<0>(at.moved.stage), consumer, walk.rows);

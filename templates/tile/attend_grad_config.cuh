@@ -11,6 +11,7 @@ struct AttendGradOptions {
   u32 scale_bits = 0;  // factor on q·k, positive, as the bits of an f32
   Dtype dtype = Dtype::Bf16;
   Mask mask = Mask::Full;
+  u32 window = 0, cap_bits = 0;  // as of AttendOptions
 };
 using AttendDqOptions = AttendGradOptions;
 using AttendDkvOptions = AttendGradOptions;
@@ -27,6 +28,9 @@ struct AttendGradConfig {
   static constexpr u32 kScaleBits = kOptions.scale_bits;
   static constexpr Dtype kDtype = kOptions.dtype;
   static constexpr bool kCausal = kOptions.mask == Mask::Causal;
+  static constexpr i32 kWindow = static_cast<i32>(kOptions.window);
+  static constexpr u32 kCapBits = kOptions.cap_bits;
+  static constexpr u32 kExponentBits = kCapBits != 0 ? kCapBits : kScaleBits;
   static constexpr bool kHoldsQueries = kHolds == Holds::Queries;
 
   static constexpr u32 kConsumerRows = 64;

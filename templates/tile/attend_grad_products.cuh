@@ -27,6 +27,15 @@ MK_DEVICE void attend_grad_add(u32 moved, const u32 (&w)[Config::kWeights], floa
   sm90_wgmma_commit();
 }
 
+// What the gradient of a capped score is times to be that of the score, from its weight and logarithm, times log2(e): the weight of a
+// smaller score may be 0, and then so is all of it.
+template <class Config>
+MK_DEVICE float attend_cap_slope(float weight, float lse) {
+  if constexpr (Config::kCapBits == 0) return 1.0f;
+  const float t = fmaxf((log2_approx(weight) + lse) * (1.0f / (__uint_as_float(Config::kCapBits) * kLog2E)), -1.0f);
+  return 1.0f - t * t;
+}
+
 // Leaves nothing of columns that are not in [low, end): of the thread's first row, of its second. Selects: what is there may be NaN.
 template <class Config>
 MK_DEVICE void attend_grad_mask(float (&x)[Config::kScores], i32 low0, i32 low1, i32 end0, i32 end1) {
@@ -71,6 +80,9 @@ struct AttendGradWalk {
     constexpr i32 kN = static_cast<i32>(Config::kBlockN), kM = static_cast<i32>(Config::kConsumerRows);
     const i32 first = static_cast<i32>(consumer) * kM;
     if constexpr (!Config::kCausal) return rows < kN;
+    if constexpr (Config::kWindow > 0) {
+      if (Config::kHoldsQueries ? diagonal + first + kM > Config::kWindow : diagonal + first + Config::kWindow < kN) return true;
+    }
     return rows < kN || (Config::kHoldsQueries ? diagonal + first < kN - 1 : diagonal + first + kM - 1 > 0);
   }
 
@@ -81,9 +93,17 @@ struct AttendGradWalk {
       if constexpr (Config::kHoldsQueries) {
         end0 = min(rows, row + 1);
         end1 = min(rows, row + 8 + 1);
+        if constexpr (Config::kWindow > 0) {
+          low0 = row + 1 - Config::kWindow;
+          low1 = low0 + 8;
+        }
       } else {
         low0 = row;
         low1 = row + 8;
+        if constexpr (Config::kWindow > 0) {
+          end0 = min(rows, row + Config::kWindow);
+          end1 = min(rows, row + 8 + Config::kWindow);
+        }
       }
     }
     attend_grad_mask<Config>(x, low0, low1, end0, end1);

@@ -17,6 +17,24 @@ MK_DEVICE float log2_approx(float x) {
   return y;
 }
 
+MK_DEVICE float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Within 2^-21; tanh.approx is within 2^-11 only, which a cap of 50 makes .02 of.
+MK_DEVICE float tanh_of(float x) { return 1.0f - 2.0f * reciprocal_approx(1.0f + exp2_approx(2.0f * kLog2E * x)); }
+
+// Leaves of products what exponentials are of.
+template <class Config>
+MK_DEVICE void attend_cap(float (&s)[Config::kScores]) {
+  if constexpr (Config::kCapBits != 0) {
+    const float factor = __uint_as_float(Config::kScaleBits) / __uint_as_float(Config::kCapBits);
+#pragma unroll
+    for (u32 i = 0; i < Config::kScores; ++i) s[i] = tanh_of(s[i] * factor);
+  }
+}
+
 // Of two rows of a tile.
 struct SoftmaxState {
   float most[2];  // of the scores
@@ -46,10 +64,23 @@ MK_DEVICE void attend_mask(float (&s)[Config::kScores], i32 bound0, i32 bound1) 
   }
 }
 
+// The same of scores whose column is below `low`.
+template <class Config>
+MK_DEVICE void attend_mask_below(float (&s)[Config::kScores], i32 low0, i32 low1) {
+  const i32 first = static_cast<i32>(lane_index() % 4 * 2);
+  low0 -= first;
+  low1 -= first;
+#pragma unroll
+  for (u32 i = 0; i < Config::kScores; ++i) {
+    const i32 col = static_cast<i32>(i / 4 * 8 + i % 2);
+    if (col < (i % 4 < 2 ? low0 : low1)) s[i] = minus_infinity();
+  }
+}
+
 // From scores to weights, in place; `shrink` is the factor on results and sums so far. Rows of which nothing is left have weights of zero.
 template <class Config, bool kFirst>
 MK_DEVICE void attend_softmax(float (&s)[Config::kScores], SoftmaxState& state, float (&shrink)[2]) {
-  const float scale = __uint_as_float(Config::kScaleBits) * kLog2E;
+  const float scale = __uint_as_float(Config::kExponentBits) * kLog2E;
 #pragma unroll
   for (u32 r = 0; r < 2; ++r) {
     // Chains that do not wait for each other.

@@ -13,6 +13,7 @@ use mk::{
         reference::random_value,
     },
     settings::Config,
+    syntax::Curve,
     trace::{self, RankBuffer, Trace},
 };
 use std::{collections::BTreeMap, error::Error};
@@ -236,9 +237,9 @@ impl Scenario {
                     continue;
                 }
                 "bias" => MapOp::Bias,
-                "gelu" => MapOp::GeluErf,
-                "silu" => MapOp::Silu,
-                "relu" => MapOp::Relu,
+                "gelu" => MapOp::Curve(Curve::Gelu),
+                "silu" => MapOp::Curve(Curve::Silu),
+                "relu" => MapOp::Curve(Curve::Relu),
                 "mul" => MapOp::Mul,
                 "add" => MapOp::Add,
                 "scale" => MapOp::Scale(arg(0)?.parse()?),

@@ -1,6 +1,7 @@
 //! Attention and the parts of its backward in f64.
 
-use mk::syntax::{Node, Op};
+use mk::syntax::{Node, Op, Scores};
+use std::ops::Range;
 
 /// Sizes, and what a query sees.
 struct Heads {
@@ -9,21 +10,21 @@ struct Heads {
     /// Of queries, and of keys.
     heads: [usize; 2],
     depth: usize,
-    causal: bool,
+    scores: Scores,
     scale: f64,
 }
 
 impl Heads {
     fn of(node: &Node, q: &[usize], k: &[usize]) -> Heads {
-        let (causal, scale) = match node.op {
-            Op::Attention { causal, scale, .. }
-            | Op::AttentionDq { causal, scale, .. }
-            | Op::AttentionDk { causal, scale, .. } => (causal, scale),
-            _ => (false, None),
+        let scores = match node.op {
+            Op::Attention { scores, .. }
+            | Op::AttentionDq { scores, .. }
+            | Op::AttentionDk { scores, .. } => scores,
+            _ => Scores::default(),
         };
         let &[batch, sequence, h, depth] = q else { panic!("{q:?}") };
-        let scale = scale.unwrap_or(1.0 / (depth as f64).sqrt());
-        Heads { batch, sequence, heads: [h, k[2]], depth, causal, scale }
+        let scale = scores.scale.unwrap_or(1.0 / (depth as f64).sqrt());
+        Heads { batch, sequence, heads: [h, k[2]], depth, scores, scale }
     }
 
     /// Where a row of queries (0) or of keys (1) begins.
@@ -33,11 +34,14 @@ impl Heads {
     }
 
     /// Every batch, head and query, with the keys that it sees.
-    fn rows(&self) -> impl Iterator<Item = ([usize; 3], usize)> + '_ {
+    fn rows(&self) -> impl Iterator<Item = ([usize; 3], Range<usize>)> + '_ {
         let heads = (0..self.batch).flat_map(|b| (0..self.heads[0]).map(move |h| (b, h)));
         heads.flat_map(move |(b, h)| {
-            (0..self.sequence)
-                .map(move |i| ([b, h, i], if self.causal { i + 1 } else { self.sequence }))
+            (0..self.sequence).map(move |i| {
+                let end = if self.scores.causal { i + 1 } else { self.sequence };
+                let window = self.scores.window.map_or(end, |n| n as usize);
+                ([b, h, i], end.saturating_sub(window)..end)
+            })
         })
     }
 
@@ -50,8 +54,13 @@ impl Heads {
         x[..self.depth].iter().zip(y).map(|(x, y)| x * y).sum()
     }
 
-    fn score(&self, q: &[f64], k: &[f64]) -> f64 {
-        self.scale * self.dot(q, k)
+    /// A score, and its slope.
+    fn score(&self, q: &[f64], k: &[f64]) -> (f64, f64) {
+        let score = self.scale * self.dot(q, k);
+        self.scores.softcap.map_or((score, 1.0), |cap| {
+            let t = (score / cap).tanh();
+            (cap * t, 1.0 - t * t)
+        })
     }
 }
 
@@ -65,10 +74,10 @@ pub fn attention(
     let (mut o, mut lse) = (vec![0.0; q.len()], vec![0.0; q.len() / all.depth]);
     for (at @ [b, h, i], keys) in all.rows() {
         let query = all.at(0, b, i, h);
-        let scores = (0..keys).map(|j| all.score(&q[query..], &k[all.at(1, b, j, h)..]));
+        let scores = keys.clone().map(|j| all.score(&q[query..], &k[all.at(1, b, j, h)..]).0);
         let weights: Vec<f64> = scores.map(f64::exp).collect();
         let sum: f64 = weights.iter().sum();
-        for (j, weight) in weights.iter().enumerate() {
+        for (j, weight) in keys.zip(&weights) {
             let from = all.at(1, b, j, h);
             (0..all.depth).for_each(|c| o[query + c] += weight / sum * v[from + c]);
         }
@@ -81,7 +90,7 @@ pub fn attention(
 pub fn statistics(shape: &[usize], [o, d_o, lse]: [&[f64]; 3]) -> Vec<f64> {
     let &[batch, sequence, h, depth] = shape else { panic!("{shape:?}") };
     let heads = [h, h];
-    let all = Heads { batch, sequence, heads, depth, causal: false, scale: 1.0 };
+    let all = Heads { batch, sequence, heads, depth, scores: Scores::default(), scale: 1.0 };
     let mut stats = vec![0.0; lse.len() * 4];
     for (at @ [b, h, i], _) in all.rows() {
         let row = all.at(0, b, i, h);
@@ -102,9 +111,11 @@ pub fn gradients(
     let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| vec![0.0; x.len()]);
     for (at @ [b, h, i], keys) in all.rows() {
         let (query, stats) = (all.at(0, b, i, h), &stats[4 * all.line(at)..]);
-        for key in (0..keys).map(|j| all.at(1, b, j, h)) {
-            let weight = (all.score(&q[query..], &k[key..]) - stats[0]).exp();
-            let slope = weight * (all.dot(&d_o[query..], &v[key..]) - stats[1]) * all.scale;
+        for key in keys.map(|j| all.at(1, b, j, h)) {
+            let (score, of_cap) = all.score(&q[query..], &k[key..]);
+            let weight = (score - stats[0]).exp();
+            let above = all.dot(&d_o[query..], &v[key..]) - stats[1];
+            let slope = weight * above * of_cap * all.scale;
             for c in 0..all.depth {
                 dq[query + c] += slope * k[key + c];
                 dk[key + c] += slope * q[query + c];

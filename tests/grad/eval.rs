@@ -161,10 +161,7 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
             }
             out
         }
-        Op::Gelu => map(&|x| x * phi(x)),
-        Op::GeluTanh => map(&gelu_tanh),
-        Op::Silu => map(&|x| x * sigmoid(x)),
-        Op::Relu => map(&|x| x.max(0.0)),
+        Op::Curve(curve) => map(&|x| value(curve, x)),
         Op::Mul => zip(&|x, y| x * y),
         Op::Add => zip(&|x, y| x + y),
         Op::Scale(s) => map(&|x| s * x),
@@ -230,14 +227,18 @@ fn gelu_tanh(x: f64) -> f64 {
     0.5 * x * (1.0 + u.tanh())
 }
 
-/// By differences: what is tested has its own formulas.
-fn slope(curve: Curve, x: f64) -> f64 {
-    let f = |x: f64| match curve {
+fn value(curve: Curve, x: f64) -> f64 {
+    match curve {
         Curve::Gelu => x * phi(x),
         Curve::GeluTanh => gelu_tanh(x),
         Curve::Silu => x * sigmoid(x),
         Curve::Relu => x.max(0.0),
-    };
+    }
+}
+
+/// By differences: what is tested has its own formulas.
+fn slope(curve: Curve, x: f64) -> f64 {
+    let f = |x: f64| value(curve, x);
     if curve == Curve::Relu {
         return f64::from(u8::from(x > 0.0));
     }

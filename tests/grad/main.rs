@@ -63,6 +63,12 @@ const MORE: &[(&str, &str)] = &[
          }",
     ),
     (
+        "window",
+        "fn f(q: bf16[2, S, 4, 64], k: bf16[2, S, 2, 64], v: bf16[2, S, 2, 64]) {
+             attention(q, k, v, causal, window = 11, softcap = 1.5)
+         }",
+    ),
+    (
         "heads",
         "fn f(q: bf16[2, S, 8, 64] @ shard(2), k: bf16[2, S, 8, 64] @ shard(2), v: bf16[2, S, 8, 64] @ shard(2)) {
              let o = attention(q, k, v);

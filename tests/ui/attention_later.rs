@@ -2,7 +2,7 @@
 
 mk::pipeline! {
     pub fn f(q: bf16[B, S, H, D], k: bf16[B, S, G, D], v: bf16[B, S, G, D]) {
-        attention(q, k, v, causal, window = 512)
+        attention(q, k, v, causal, bias = 512)
     }
 }
 

@@ -83,8 +83,12 @@ pub fn mutants() -> Result<()> {
 }
 
 /// Grids, with the package and the test that takes a part of them.
-const GRIDS: [(&str, &str, &str); 2] =
-    [("experts", "mk-harness", "few_tokens"), ("nodes", "mk-harness", "sweep_nodes")];
+const GRIDS: [(&str, &str, &str); 4] = [
+    ("attention", "mk-harness", "sweep_attention"),
+    ("experts", "mk-harness", "few_tokens"),
+    ("nodes", "mk-harness", "sweep_nodes"),
+    ("tokens", "mk-codegen", "dispatch"),
+];
 
 /// A full grid of sizes.
 pub fn sweep(name: &str) -> Result<()> {

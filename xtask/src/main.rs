@@ -55,7 +55,7 @@ enum Command {
     Mutants,
     /// A full grid of sizes, of which tests take a part at random: prints how many there are, and how long they took.
     Sweep {
-        /// Which one: experts, nodes.
+        /// Which one: attention, experts, nodes.
         name: String,
     },
     /// Takes the present output of snapshot and ui tests as right, and writes the list of decisions.

@@ -36,9 +36,8 @@ pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
         loaded.verify()?;
         return without_reference(args, plan, &options);
     };
-    let (axis, ranks) = (pipeline.axis(plan)?, plan.mesh.size() as usize);
-    let case =
-        Case { program: &pipeline.program, bound: &pipeline.bound, ranks: axis.size as usize };
+    let (places, ranks) = (pipeline.places(plan)?, plan.mesh.size() as usize);
+    let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks: places.count() };
     check_work(case, args.launches).map_err(failure)?;
     loaded.verify()?;
     let run = {
@@ -50,7 +49,7 @@ pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
         }
     };
     said(plan, &options, &run.report)?;
-    let mut verdict = Verdict::new(case, axis, ranks);
+    let mut verdict = Verdict::new(case, places, ranks);
     let inputs = Inputs::new(case, args.seed).routed(args.routing());
     for (judged, launch) in run.judged.iter().zip(1..) {
         verdict.launch(judged)?;

@@ -34,13 +34,16 @@ pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
     let from = if compiled.from_cache { "from the cache" } else { "compiled" };
     detail!("plan      {:?}, verified; {from} in {:.1?}", kernel.name, compiled.compile_time)?;
     let ranks = world.size() as usize;
-    let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks };
+    let places = pipeline.places(&loaded.plan)?;
+    let of = places.count();
+    let case = Case { program: &pipeline.program, bound: &pipeline.bound, ranks: of };
     let progress = Progress::new(format!("running {} on GPUs", count(ranks, "rank")));
     let net = loopback(world, &kernel, link::shape(args.shape_link.as_ref()), 1)?;
     let options = InstanceOptions { net, ..instance_options(args) };
-    let mut session = Session::bind(world, case, &kernel, &compiled, &options, args.seed)?;
+    let session = Session::bind(world, case, &kernel, &compiled, &options, args.seed)?;
+    let mut session = session.over(&loaded.plan.mesh)?;
     session.route(args.routing());
-    let mut verdict = Verdict::new(case, pipeline.axis(&loaded.plan)?, ranks);
+    let mut verdict = Verdict::new(case, places, ranks);
     let inputs = Inputs::new(case, args.seed).routed(args.routing());
     let tolerance = session.tolerance()?;
     for launch in 1..=args.launches {

@@ -63,7 +63,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 /// Why the CPU executor runs it, after its name.
 const A_PLAN: &str = "a plan runs there";
 const ITS_STEPS: &str = "`--schedule` orders its steps";
-const ONE_AXIS: &str = "ranks on GPUs are along one axis";
 const NODES_ASK: &str = "several nodes run on GPUs where `--device cuda` asks for them";
 
 enum Choice {
@@ -74,17 +73,6 @@ enum Choice {
 
 fn choose(args: &Args, opened: &Opened, ranks: u32) -> Result<Choice, Failure> {
     let nodes = opened.nodes(&args.pipeline);
-    if opened.has_axes(&args.pipeline) {
-        return match args.device {
-            Device::Cuda => Err(Failure::with_help(
-                Kind::CommandLine,
-                "results of a mesh of several axes are not judged on GPUs yet",
-                "use `--device cpu`, or one axis",
-            )),
-            Device::Cpu => Ok(Choice::Cpu(None)),
-            Device::Auto => Ok(Choice::Cpu(Some(ONE_AXIS.into()))),
-        };
-    }
     if nodes > 1 && args.device == Device::Auto {
         return Ok(Choice::Cpu(Some(NODES_ASK.into())));
     }

@@ -4,15 +4,15 @@ use crate::{
     failure::{Failure, Kind},
     output::{self, detail},
 };
-use mk::{abi::count, plan::Axis};
+use mk::{abi::count, plan::Places};
 use mk_harness::{Case, Dropped, Judgement, Layout, Norms, Tolerance};
 use serde_json::{Value, json};
 
 /// Prints each launch, and remembers the worst.
 pub struct Verdict<'a> {
     case: Case<'a>,
-    /// The ranks along the pipeline's axis, and all.
-    axis: Axis,
+    /// The places along the pipeline's axes, and all ranks.
+    places: Places,
     ranks: usize,
     launches: usize,
     global: f64,
@@ -31,10 +31,10 @@ pub struct Verdict<'a> {
 
 impl<'a> Verdict<'a> {
     /// Before the first launch.
-    pub fn new(case: Case<'a>, axis: Axis, ranks: usize) -> Verdict<'a> {
+    pub fn new(case: Case<'a>, places: Places, ranks: usize) -> Verdict<'a> {
         Verdict {
             case,
-            axis,
+            places,
             ranks,
             launches: 0,
             global: 0.0,
@@ -183,19 +183,11 @@ impl<'a> Verdict<'a> {
     }
 
     fn owns(&self, rank: usize) -> bool {
-        let Case { program, bound, ranks } = self.case;
-        program.results().iter().any(|id| match program.ty(*id).map(|t| t.placement.as_slice()) {
-            Some([placement]) => {
-                Layout::new(
-                    bound.shape(*id).unwrap_or(&[]),
-                    *placement,
-                    ranks,
-                    self.axis.place(rank),
-                )
-                .elements()
-                    > 0
-            }
-            _ => true,
+        let Case { program, bound, .. } = self.case;
+        program.results().iter().any(|id| {
+            let placement = program.ty(*id).map_or(&[][..], |ty| &ty.placement);
+            let (shape, sizes) = (bound.shape(*id).unwrap_or(&[]), self.places.sizes());
+            Layout::over(shape, placement, &sizes, self.places.of(rank)).elements() > 0
         })
     }
 }

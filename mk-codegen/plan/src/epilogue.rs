@@ -4,7 +4,7 @@ use super::{
     names::{Mode, Operand},
     text::{Cursor, ReadError},
 };
-use mk_dtype::DType;
+use mk_dtype::{Curve, DType};
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
 
@@ -13,28 +13,12 @@ use std::fmt::{self, Formatter};
 pub enum EpilogueOp {
     /// Adds a row vector `[n]`.
     Bias,
-    /// `x * Phi(x)`, by `erf`.
-    Gelu,
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// `max(x, 0)`.
-    Relu,
     /// Multiplies by the matrix `[m, n]`.
     Mul,
     /// Adds the matrix `[m, n]`.
     Add,
-    /// `x * Phi(x)`, with the approximation of `Phi` by tanh.
-    GeluTanh,
-    /// Multiplies by the slope of `gelu` at the matrix `[m, n]`.
-    GeluGrad,
-    /// Multiplies by the slope of `gelu_tanh` there.
-    GeluTanhGrad,
-    /// Multiplies by the slope of `silu` there.
-    SiluGrad,
     /// Multiplies by `silu` of the matrix `[m, n]`.
     MulSilu,
-    /// Multiplies by 1 where the matrix is positive, else by 0.
-    ReluGrad,
     /// Multiplies by a number, given by its f32 bits.
     Scale(u32),
     /// Nothing: a `cast` to f32, the accumulator's own type.
@@ -57,7 +41,38 @@ pub enum EpilogueOp {
     /// Rounds to a dtype and back: what a `cast` inside the chain does.
     #[serde(untagged, with = "rounds")]
     Round(DType),
+    /// Applies a curve.
+    #[serde(untagged, with = "curves")]
+    Curve(Curve),
+    /// Multiplies by the slope of a curve at the matrix `[m, n]`.
+    #[serde(untagged, with = "slopes")]
+    Slope(Curve),
 }
+
+/// Curves in JSON by the names of their variants, and their slopes as these and `Grad`.
+macro_rules! curves_in_json {
+    ($module:ident, $format:literal) => {
+        mod $module {
+            use super::Curve;
+            use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+            pub fn serialize<S: Serializer>(curve: &Curve, s: S) -> Result<S::Ok, S::Error> {
+                s.serialize_str(&format!($format, curve))
+            }
+
+            pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Curve, D::Error> {
+                let text = String::deserialize(d)?;
+                let found = Curve::ALL.into_iter().find(|curve| text == format!($format, curve));
+                found.ok_or_else(|| {
+                    D::Error::custom(format!("`{text}` is no operation of an epilogue"))
+                })
+            }
+        }
+    };
+}
+
+curves_in_json!(curves, "{:?}");
+curves_in_json!(slopes, "{:?}Grad");
 
 /// Roundings in JSON: `"RoundBf16"` and so on.
 mod rounds {
@@ -90,24 +105,21 @@ impl EpilogueOp {
             | EpilogueOp::ScaleColumns
             | EpilogueOp::Mul
             | EpilogueOp::Add
-            | EpilogueOp::GeluGrad
-            | EpilogueOp::GeluTanhGrad
-            | EpilogueOp::SiluGrad
             | EpilogueOp::MulSilu
-            | EpilogueOp::ReluGrad => Some(Mode::Read),
+            | EpilogueOp::Slope(_) => Some(Mode::Read),
             EpilogueOp::Save => Some(Mode::Write),
             _ => None,
         }
     }
 }
 
-/// The gradient of what `swiglu` takes, `[m, n] -> [m, 2, n]`, with gates and ups as the operands of `MulSilu` and
-/// `SiluGrad` (gates) and `Mul` (ups): gradients of ups are saved, and those of gates are the result.
+/// The gradient of what `swiglu` takes, `[m, n] -> [m, 2, n]`, with gates and ups as the operands of `MulSilu` and the
+/// slope of silu (gates) and `Mul` (ups): gradients of ups are saved, and those of gates are the result.
 pub const SWIGLU_GRAD: [EpilogueOp; 5] = [
     EpilogueOp::Keep,
     EpilogueOp::MulSilu,
     EpilogueOp::Save,
-    EpilogueOp::SiluGrad,
+    EpilogueOp::Slope(Curve::Silu),
     EpilogueOp::Mul,
 ];
 
@@ -187,14 +199,8 @@ pub(super) fn epilogue_text(op: &EpilogueOp) -> String {
         EpilogueOp::Bias => "bias".into(),
         EpilogueOp::ScaleRows => "scale_rows".into(),
         EpilogueOp::ScaleColumns => "scale_columns".into(),
-        EpilogueOp::Gelu => "gelu".into(),
-        EpilogueOp::Silu => "silu".into(),
-        EpilogueOp::Relu => "relu".into(),
-        EpilogueOp::GeluTanh => "gelu_tanh".into(),
-        EpilogueOp::GeluGrad => "gelu_grad".into(),
-        EpilogueOp::GeluTanhGrad => "gelu_tanh_grad".into(),
-        EpilogueOp::SiluGrad => "silu_grad".into(),
-        EpilogueOp::ReluGrad => "relu_grad".into(),
+        EpilogueOp::Curve(curve) => curve.name().into(),
+        EpilogueOp::Slope(curve) => curve.grad().into(),
         EpilogueOp::Mul => "mul".into(),
         EpilogueOp::Add => "add".into(),
         EpilogueOp::Scale(bits) => format!("scale:0x{bits:08x}"),
@@ -218,14 +224,6 @@ pub(super) fn read_epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadE
                 "bias",
                 "scale_rows",
                 "scale_columns",
-                "gelu",
-                "silu",
-                "relu",
-                "gelu_tanh",
-                "gelu_grad",
-                "gelu_tanh_grad",
-                "silu_grad",
-                "relu_grad",
                 "mul",
                 "add",
                 "scale",
@@ -237,21 +235,15 @@ pub(super) fn read_epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadE
                 "carry",
             ];
             let rounds = DType::ALL.into_iter().filter(|to| EpilogueOp::rounds_to(*to));
-            let rounds: Vec<_> =
-                rounds.map(EpilogueOp::Round).map(|op| (epilogue_text(&op), op)).collect();
+            let rounds = rounds.map(EpilogueOp::Round);
+            let curves =
+                Curve::ALL.into_iter().flat_map(|c| [EpilogueOp::Curve(c), EpilogueOp::Slope(c)]);
+            let rounds: Vec<_> = rounds.chain(curves).map(|op| (epilogue_text(&op), op)).collect();
             let names = OPS.iter().copied().chain(rounds.iter().map(|(name, _)| name.as_str()));
             epilogue.push(match c.one_of(&names.collect::<Vec<_>>())? {
                 "bias" => EpilogueOp::Bias,
                 "scale_rows" => EpilogueOp::ScaleRows,
                 "scale_columns" => EpilogueOp::ScaleColumns,
-                "gelu" => EpilogueOp::Gelu,
-                "silu" => EpilogueOp::Silu,
-                "relu" => EpilogueOp::Relu,
-                "gelu_tanh" => EpilogueOp::GeluTanh,
-                "gelu_grad" => EpilogueOp::GeluGrad,
-                "gelu_tanh_grad" => EpilogueOp::GeluTanhGrad,
-                "silu_grad" => EpilogueOp::SiluGrad,
-                "relu_grad" => EpilogueOp::ReluGrad,
                 "mul" => EpilogueOp::Mul,
                 "add" => EpilogueOp::Add,
                 "swiglu" => EpilogueOp::Swiglu,
@@ -263,7 +255,7 @@ pub(super) fn read_epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadE
                     c.sign(":")?;
                     EpilogueOp::Scale(c.number()?)
                 }
-                // A rounding, or `widen`.
+                // A rounding, a curve, or `widen`.
                 round => rounds
                     .iter()
                     .find(|(name, _)| name == round)

@@ -56,7 +56,7 @@ pub use net::NetPlan;
 pub use plan::FEW_BLOCKS;
 pub use plan::{
     Access, Axis, Buffer, Completion, Dim, Each, Family, InternalEdge, Mesh, Nic, NicOrdering,
-    Plan, Positions, Post, Role, RoleKind, Routed, Schedule, Scope, Signal, Space, Table,
+    Places, Plan, Positions, Post, Role, RoleKind, Routed, Schedule, Scope, Signal, Space, Table,
     TableSource, Wait,
 };
 pub use points::{MAX_TASKS, PointError, Points, Region, Task};

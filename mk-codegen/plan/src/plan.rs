@@ -130,6 +130,44 @@ impl Mesh {
         let behind = self.axes[at + 1..].iter().map(|a| a.1);
         Some(Axis { stride: behind.product(), size: self.axes[at].1 })
     }
+
+    /// Places along some of its axes, and along the others.
+    ///
+    /// # Errors
+    /// The first name that is none of its axes; the only axis may be called anything.
+    pub fn places<'n>(&self, names: &'n [String]) -> Result<[Places; 2], &'n str> {
+        let mut axes = Vec::new();
+        for name in names {
+            let named = names.len() == 1 || self.axes.iter().any(|(axis, _)| axis == name);
+            axes.push(self.axis(name).filter(|_| named).ok_or(name.as_str())?);
+        }
+        let others = self.axes.iter().filter_map(|(name, _)| self.axis(name));
+        let others = others.filter(|axis| axis.size > 1 && !axes.contains(axis)).collect();
+        Ok([Places { axes }, Places { axes: others }])
+    }
+}
+
+/// Places along some axes of a mesh: row-major over them, the last one fastest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Places {
+    axes: Vec<Axis>,
+}
+
+impl Places {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.axes.iter().map(|axis| axis.size as usize).product()
+    }
+
+    /// How many there are along each axis.
+    pub fn sizes(&self) -> Vec<usize> {
+        self.axes.iter().map(|axis| axis.size as usize).collect()
+    }
+
+    /// That of a rank.
+    pub fn of(&self, rank: usize) -> usize {
+        self.axes.iter().fold(0, |place, axis| place * axis.size as usize + axis.place(rank))
+    }
 }
 
 /// The ranks along an axis of a mesh: how far they are apart, and how many.

@@ -6,7 +6,7 @@ use super::{
     entity::{Entity, TabId},
     names::RoutePart,
     plan::{Plan, Routed, Table, TableSource},
-    routes::Routing,
+    routes::{NO_EXPERT, Routing},
 };
 
 /// Contents of the tables on every rank for one epoch.
@@ -68,7 +68,10 @@ impl TableSet {
             let of_ids = |r: Routed| r.ids == id;
             let is_ids = plan.tables.values().filter_map(|t| t.routed).any(of_ids);
             all.push(match is_ids {
-                true => (0..ranks).flat_map(|rank| given(rank, id)).collect(),
+                // Ranks may have fewer tokens than there is room for: those of the next one come behind that.
+                true => {
+                    (0..ranks).flat_map(|rank| padded(given(rank, id), entries(table))).collect()
+                }
                 false => Vec::new(),
             });
             let Some((routed, ids)) = table.routed.and_then(|r| Some((r, all.get(r.ids.index())?)))
@@ -259,6 +262,12 @@ fn routing<'i>(plan: &Plan, routed: Routed, ids: &'i [i32]) -> Routing<'i> {
     let slots = table.and_then(|t| t.shape.last()).map_or(1, |n| *n as usize);
     let ranks = plan.mesh.size() as usize;
     Routing { ids, slots, experts, ranks, rows: routed.rows, keep: routed.keep }
+}
+
+/// So many experts of tokens at least: those that are missing go nowhere.
+fn padded(mut ids: Vec<i32>, n: usize) -> Vec<i32> {
+    ids.resize(n.max(ids.len()), NO_EXPERT);
+    ids
 }
 
 /// Entries of a table.

@@ -4,6 +4,7 @@ use mk_codegen::plan::{
     ALayout, Access, AttendGradTile, AttendTile, BLayout, EpilogueOp, Expr, FamId, Leaf, MmaTile,
     Mode, Plan, ReduceTile, Var, gated,
 };
+use mk_syntax::Curve;
 
 /// A plan with one thing changed.
 pub struct Mutant {
@@ -107,9 +108,13 @@ fn leaf(plan: &Plan, id: FamId, leaf: &Leaf, out: &mut Vec<Mutant>) {
     for (i, op) in epilogue.iter().enumerate() {
         let mut instead = Vec::new();
         match op {
-            EpilogueOp::Gelu => instead.extend([EpilogueOp::Silu, EpilogueOp::Relu]),
-            EpilogueOp::Silu => instead.extend([EpilogueOp::Gelu, EpilogueOp::Relu]),
-            EpilogueOp::Relu => instead.push(EpilogueOp::Gelu),
+            EpilogueOp::Curve(Curve::Gelu) => {
+                instead.extend([EpilogueOp::Curve(Curve::Silu), EpilogueOp::Curve(Curve::Relu)])
+            }
+            EpilogueOp::Curve(Curve::Silu) => {
+                instead.extend([EpilogueOp::Curve(Curve::Gelu), EpilogueOp::Curve(Curve::Relu)])
+            }
+            EpilogueOp::Curve(Curve::Relu) => instead.push(EpilogueOp::Curve(Curve::Gelu)),
             EpilogueOp::Add => instead.push(EpilogueOp::Mul),
             EpilogueOp::Mul => instead.push(EpilogueOp::Add),
             EpilogueOp::Scale(bits) => {
@@ -145,7 +150,7 @@ fn leaf(plan: &Plan, id: FamId, leaf: &Leaf, out: &mut Vec<Mutant>) {
         return;
     }
     if !gated(epilogue) {
-        for op in [EpilogueOp::Relu, EpilogueOp::Scale(2f32.to_bits())] {
+        for op in [EpilogueOp::Curve(Curve::Relu), EpilogueOp::Scale(2f32.to_bits())] {
             change(format!("{op:?} first"), with([&[op], epilogue].concat()));
         }
     }

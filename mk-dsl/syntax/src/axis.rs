@@ -14,6 +14,49 @@ pub struct TwoAxes {
 }
 
 impl Program {
+    /// The program over the axes that its values are placed over, or its first one: along all others its ranks do the
+    /// same. Values and symbols keep their numbers.
+    pub fn over_placed_axes(&self) -> Cow<'_, Program> {
+        let placed = |axis: &usize| {
+            let values = (0..self.n_values()).filter_map(|i| self.ty(ValueId::new(i)));
+            values.filter_map(|ty| ty.placement.get(*axis)).any(|p| *p != Placement::Replicate)
+        };
+        let mut axes: Vec<usize> = (0..self.mesh_axes.len()).filter(placed).collect();
+        if axes.is_empty() {
+            axes.push(0);
+        }
+        match axes.len() == self.mesh_axes.len() {
+            true => Cow::Borrowed(self),
+            false => Cow::Owned(self.over(&axes)),
+        }
+    }
+
+    /// The program over some of its axes, all that its values are placed over among them.
+    fn over(&self, axes: &[usize]) -> Program {
+        let mut program = self.clone();
+        program.mesh_axes = axes.iter().map(|axis| self.mesh_axes[*axis].clone()).collect();
+        let over = |ty: &mut TensorType| {
+            ty.placement = axes.iter().map(|axis| ty.placement[*axis]).collect();
+        };
+        let now = |axis: AxisId| {
+            AxisId::new(axes.iter().position(|a| *a == axis.index()).unwrap_or_default())
+        };
+        program.tensors.iter_mut().for_each(|tensor| over(&mut tensor.ty));
+        for node in &mut program.nodes {
+            over(&mut node.ty);
+            match &mut node.op {
+                Op::Gather { axis, .. }
+                | Op::ReduceScatter { axis, .. }
+                | Op::AllReduce { axis } => *axis = now(*axis),
+                Op::Attention { ring, .. }
+                | Op::AttentionDq { ring, .. }
+                | Op::AttentionDk { ring, .. } => *ring = ring.map(now),
+                _ => {}
+            }
+        }
+        program
+    }
+
     /// The program over the one axis that its values are placed over: along all others its ranks do the same. Values
     /// and symbols keep their numbers. Of a mesh of one axis, the program itself; of one without placements, over the
     /// first axis.
@@ -44,26 +87,6 @@ impl Program {
             });
         }
         let axis = first.map_or(0, |(axis, _)| axis);
-        let mut program = self.clone();
-        program.mesh_axes = vec![self.mesh_axes[axis].clone()];
-        let over = |ty: &mut TensorType| ty.placement = vec![ty.placement[axis]];
-        program.tensors.iter_mut().for_each(|tensor| over(&mut tensor.ty));
-        for node in &mut program.nodes {
-            over(&mut node.ty);
-            match &mut node.op {
-                Op::Gather { axis, .. }
-                | Op::ReduceScatter { axis, .. }
-                | Op::AllReduce { axis } => {
-                    *axis = AxisId::new(0);
-                }
-                Op::Attention { ring, .. }
-                | Op::AttentionDq { ring, .. }
-                | Op::AttentionDk { ring, .. } => {
-                    *ring = ring.map(|_| AxisId::new(0));
-                }
-                _ => {}
-            }
-        }
-        Ok(Cow::Owned(program))
+        Ok(Cow::Owned(self.over(&[axis])))
     }
 }

@@ -182,24 +182,22 @@ impl<'p> Excerpt<'p> {
 
     fn head(&self, node: &Node) -> String {
         match node.op {
-            Op::Attention { causal, scale, ring }
-            | Op::AttentionDq { causal, scale, ring }
-            | Op::AttentionDk { causal, scale, ring } => {
+            Op::Attention { scores, ring }
+            | Op::AttentionDq { scores, ring }
+            | Op::AttentionDk { scores, ring } => {
                 let own = match node.op {
                     Op::AttentionDq { .. } => 3,
                     Op::AttentionDk { .. } => 2,
                     _ => 1,
                 };
                 let mut arguments = self.arguments(node, 0);
-                let more = causal.then(|| "causal".to_owned());
-                let scale = scale.map(|scale| format!("scale = {scale:?}"));
                 let (held, passed) = arguments.split_at(own.min(arguments.len()));
                 let (mut text, mut list) = (String::new(), arguments.clone());
                 if ring.is_some() {
                     text = format!("ring({}) -> ", passed.join(", "));
                     list = held.to_vec();
                 }
-                arguments = list.into_iter().chain(more).chain(scale).collect();
+                arguments = list.into_iter().chain(scores.words()).collect();
                 text + &format!("{}({})", node.op.name(), arguments.join(", "))
             }
             Op::Gather { .. }

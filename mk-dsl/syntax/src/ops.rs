@@ -11,10 +11,7 @@ pub(crate) enum OpKind {
     ReduceScatter,
     AllReduce,
     Bias,
-    Gelu,
-    Silu,
-    Relu,
-    GeluTanh,
+    Curve(Curve),
     Slope(Curve),
     Swiglu,
     SwigluGrad,
@@ -73,10 +70,10 @@ pub(crate) const OPS: [OpInfo; 34] = [
     ),
     op("all_reduce", OpKind::AllReduce, "`all_reduce` or `all_reduce(axis)`", "`all_reduce(x)`"),
     op("bias", OpKind::Bias, "`bias(c)`, or `bias(x, c)` at the start of a chain", "`bias(x, c)`"),
-    op("gelu", OpKind::Gelu, "`gelu`", "`x -> gelu`"),
-    op("silu", OpKind::Silu, "`silu`", "`x -> silu`"),
-    op("relu", OpKind::Relu, "`relu`", "`x -> relu`"),
-    op("gelu_tanh", OpKind::GeluTanh, "`gelu_tanh`", "`x -> gelu_tanh`"),
+    op("gelu", OpKind::Curve(Curve::Gelu), "`gelu`", "`x -> gelu`"),
+    op("silu", OpKind::Curve(Curve::Silu), "`silu`", "`x -> silu`"),
+    op("relu", OpKind::Curve(Curve::Relu), "`relu`", "`x -> relu`"),
+    op("gelu_tanh", OpKind::Curve(Curve::GeluTanh), "`gelu_tanh`", "`x -> gelu_tanh`"),
     op(
         "gelu_grad",
         OpKind::Slope(Curve::Gelu),
@@ -134,8 +131,8 @@ pub(crate) const OPS: [OpInfo; 34] = [
     op(
         "attention",
         OpKind::Attention,
-        "`attention(q, k, v)`, or `attention(q)` behind `ring(k, v)`; then `causal` and `scale = 0.125` \
-         where wanted",
+        "`attention(q, k, v)`, or `attention(q)` behind `ring(k, v)`; then `causal`, `window = 1024`, \
+         `softcap = 50` and `scale = 0.125` where wanted",
         "`attention(q, k, v)`",
     ),
     op("lse", OpKind::Lse, "`lse`", "`o -> lse`"),
@@ -149,14 +146,14 @@ pub(crate) const OPS: [OpInfo; 34] = [
         "attention_dq",
         OpKind::AttentionDq,
         "`attention_dq(q, do, stats, k, v)`, or `attention_dq(q, do, stats)` behind `ring(k, v)`; then `causal` and \
-         `scale = 0.125` as `attention` has them",
+         the others as `attention` has them",
         "`attention_dq(q, do, stats, k, v)`",
     ),
     op(
         "attention_dk",
         OpKind::AttentionDk,
         "`attention_dk(k, v, q, do, stats)`, or `attention_dk(k, v)` behind `ring(q, do, stats)`; then `causal` and \
-         `scale = 0.125` as `attention` has them",
+         the others as `attention` has them",
         "`attention_dk(k, v, q, do, stats)`",
     ),
     op("attention_dv", OpKind::AttentionDv, "`attention_dv`", "`dk -> attention_dv`"),

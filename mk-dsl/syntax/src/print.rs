@@ -87,12 +87,11 @@ impl Program {
                     }
                 }
             }
-            Op::Attention { causal, scale, ring }
-            | Op::AttentionDq { causal, scale, ring }
-            | Op::AttentionDk { causal, scale, ring } => {
+            Op::Attention { scores, ring }
+            | Op::AttentionDq { scores, ring }
+            | Op::AttentionDk { scores, ring } => {
                 args.extend(ring.map(|axis| format!("ring = {}", self.axis_name(axis))));
-                args.extend(causal.then(|| "causal".to_owned()));
-                args.extend(scale.map(|scale| format!("scale = {scale}")));
+                args.extend(scores.words());
             }
             Op::GroupedGemm { transposed: true } => {
                 args.iter_mut().skip(1).take(1).for_each(|w| w.push_str(".t"));
@@ -107,10 +106,7 @@ impl Program {
             | Op::AttentionStats
             | Op::AttentionDv
             | Op::Bias
-            | Op::Gelu
-            | Op::GeluTanh
-            | Op::Silu
-            | Op::Relu
+            | Op::Curve(_)
             | Op::Slope(_)
             | Op::Swiglu
             | Op::SwigluGrad

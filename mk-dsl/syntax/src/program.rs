@@ -15,7 +15,7 @@
 //!   elementwise ones and results reads what is `Zigzag`; `lse` has the result of an `attention` as its input.
 //! - No symbol is unused, and no literal dimension or bound is zero or above [`MAX_DIM`].
 
-pub use mk_dtype::DType;
+pub use mk_dtype::{Curve, DType};
 use std::fmt;
 
 /// The largest extent of one dimension, in elements: `2^30`. Kernels index in 32 bits, and round extents up to whole
@@ -162,19 +162,6 @@ pub struct Tensor {
     pub ty: TensorType,
 }
 
-/// A nonlinear function of one element, by whose slope a gradient is multiplied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Curve {
-    /// [`Op::Gelu`].
-    Gelu,
-    /// [`Op::GeluTanh`].
-    GeluTanh,
-    /// [`Op::Silu`].
-    Silu,
-    /// [`Op::Relu`]; its slope at 0 is 0.
-    Relu,
-}
-
 /// Rows of a block of ragged rows. Experts have whole blocks, one after the other: the rows of each begin where the
 /// blocks of those before it end, and rows behind its last one, up to the end of the block, have no value.
 pub const RAGGED_BLOCK: u64 = 128;
@@ -236,14 +223,8 @@ pub enum Op {
     },
     /// `[x: [.., N], c: [N]] -> x + c`.
     Bias,
-    /// `[x] -> x * Phi(x)`, exactly (by erf).
-    Gelu,
-    /// `[x] -> x * sigmoid(x)`.
-    Silu,
-    /// `[x] -> max(x, 0)`.
-    Relu,
-    /// `[x] -> x * Phi(x)`, with the approximation of `Phi` by tanh.
-    GeluTanh,
+    /// `[x] -> f(x)`.
+    Curve(Curve),
     /// `[dy, x] -> dy * f'(x)`: backward of the curve `f`.
     Slope(Curve),
     /// `[d: [M, F], x: [M, 2, F]] -> [M, 2, F]`: backward of `swiglu`.
@@ -267,10 +248,8 @@ pub enum Op {
     /// `[q: [B, S, H, D], k: [B, S, G, D], v: [B, S, G, D]] -> [B, S, H, D]`: `softmax(scale * q k^T) v` of each head,
     /// the softmax in f32; head `h` of queries reads head `h / (H / G)` of keys and values.
     Attention {
-        /// A query sees keys at its own position and before.
-        causal: bool,
-        /// The factor, `1 / sqrt(D)` unless given; it is finite.
-        scale: Option<f64>,
+        /// Which scores there are.
+        scores: Scores,
         /// The axis over which `k` and `v` are sharded along the sequence, and passed to every rank.
         ring: Option<AxisId>,
     },
@@ -281,21 +260,17 @@ pub enum Op {
     /// `o * do`, and two zeros.
     AttentionStats,
     /// `[q, do: [B, S, H, D], stats: f32 [B, H, S, 4], k, v: [B, S, G, D]] -> [B, S, H, D]`: gradients of the queries
-    /// of an [`Op::Attention`] with the same mask and factor, `do` being those of its results.
+    /// of an [`Op::Attention`] with the same scores, `do` being those of its results.
     AttentionDq {
-        /// As [`Op::Attention`] has it.
-        causal: bool,
-        /// As [`Op::Attention`] has it.
-        scale: Option<f64>,
+        /// As [`Op::Attention`] has them.
+        scores: Scores,
         /// The axis over which `k` and `v` are passed to every rank.
         ring: Option<AxisId>,
     },
     /// `[k, v: [B, S, G, D], q, do: [B, S, H, D], stats: f32 [B, H, S, 4]] -> [B, S, G, D]`: gradients of the keys.
     AttentionDk {
-        /// As [`Op::Attention`] has it.
-        causal: bool,
-        /// As [`Op::Attention`] has it.
-        scale: Option<f64>,
+        /// As [`Op::Attention`] has them.
+        scores: Scores,
         /// The axis over which `q`, `do` and `stats` are passed to every rank.
         ring: Option<AxisId>,
     },
@@ -306,6 +281,30 @@ pub enum Op {
     Scale(f64),
     /// `[x] -> x` as this dtype, rounded to nearest even.
     Cast(DType),
+}
+
+/// Which scores attention has, and what becomes of them before the softmax.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Scores {
+    /// A query sees keys at its own position and before.
+    pub causal: bool,
+    /// Keys that a query sees, its own the last of them: 1 or more; only where `causal` is.
+    pub window: Option<u32>,
+    /// `softcap * tanh(score / softcap)` of scaled scores; it is positive and finite.
+    pub softcap: Option<f64>,
+    /// The factor, `1 / sqrt(D)` unless given; it is finite.
+    pub scale: Option<f64>,
+}
+
+impl Scores {
+    /// As a stage has them behind its operands.
+    pub fn words(self) -> Vec<String> {
+        let mut words: Vec<String> = self.causal.then(|| "causal".to_owned()).into_iter().collect();
+        words.extend(self.window.map(|n| format!("window = {n}")));
+        words.extend(self.softcap.map(|c| format!("softcap = {c:?}")));
+        words.extend(self.scale.map(|s| format!("scale = {s:?}")));
+        words
+    }
 }
 
 impl Op {
@@ -322,14 +321,8 @@ impl Op {
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce { .. } => "all_reduce",
             Op::Bias => "bias",
-            Op::Gelu => "gelu",
-            Op::Silu => "silu",
-            Op::Relu => "relu",
-            Op::GeluTanh => "gelu_tanh",
-            Op::Slope(Curve::Gelu) => "gelu_grad",
-            Op::Slope(Curve::GeluTanh) => "gelu_tanh_grad",
-            Op::Slope(Curve::Silu) => "silu_grad",
-            Op::Slope(Curve::Relu) => "relu_grad",
+            Op::Curve(curve) => curve.name(),
+            Op::Slope(curve) => curve.grad(),
             Op::SwigluGrad => "swiglu_grad",
             Op::Swiglu => "swiglu",
             Op::RmsNorm { .. } => "rmsnorm",

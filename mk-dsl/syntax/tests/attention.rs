@@ -24,6 +24,11 @@ fn accepted() {
         "ring(k, v) -> attention(q)".to_owned(),
         over("zigzag(1)", "zigzag(1)", both),
         over("shard(1)", "replicate", "attention(q, k, v, causal)"),
+        over(
+            "zigzag(1)",
+            "zigzag(1)",
+            "ring(k, v) -> attention(q, causal, window = 1024, softcap = 50)",
+        ),
         over("shard(2)", "shard(2)", "let o = attention(q, k, v); (o, o -> lse)"),
         over(
             "shard(0, dp) @ shard(1, cp)",
@@ -44,6 +49,11 @@ fn mistakes() {
         "attention(q, k)".to_owned(),
         "attention(q, k, v, x)".to_owned(),
         "attention(q, k, v, window = 512)".to_owned(),
+        "attention(q, k, v, causal, window = 0)".to_owned(),
+        "attention(q, k, v, causal, window = 1.5)".to_owned(),
+        "attention(q, k, v, causal, window = q)".to_owned(),
+        "attention(q, k, v, softcap = 0)".to_owned(),
+        "attention(q, k, v, softcap = 1e-60, window = 3000000000, causal)".to_owned(),
         "attention(q, k, v, sinks = 4, cu_seqlens = lens)".to_owned(),
         "attention(q, k, v, scale = causal)".to_owned(),
         "attention(q, k, v, slope = 2)".to_owned(),
@@ -78,7 +88,7 @@ fn backward(q: &str, kv: &str, body: &str) -> String {
 fn gradients() {
     let dkv = "let dk = attention_dk(k, v, q, do, stats, causal); (dk, dk -> attention_dv)";
     let ring = "let dk = ring(q, do, stats) -> attention_dk(k, v); (dk, dk -> attention_dv)";
-    let dq = "attention_dq(q, do, stats, k, v, causal, scale = 0.5)";
+    let dq = "attention_dq(q, do, stats, k, v, causal, window = 7, softcap = 30, scale = 0.5)";
     let list = [
         "o -> attention_stats(do, logs)".to_owned(),
         backward("zigzag(1)", "zigzag(1)", "ring(k, v) -> attention_dq(q, do, stats, causal)"),

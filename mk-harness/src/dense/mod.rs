@@ -12,7 +12,6 @@ use super::{
     HarnessError, Inputs, Layout,
     attention::Attention,
     gradients::{Gradients, Operands, statistics},
-    local::placement,
     near::Near,
     norm::normalised,
     value::{Matrix, Value},
@@ -183,6 +182,11 @@ impl<'a> Dense<'a> {
             || program.nodes().iter().any(read)
     }
 
+    /// Whether ranks have contributions to what a node makes.
+    fn is_partial(&self, node: &Node) -> bool {
+        node.ty.placement.contains(&Placement::Partial)
+    }
+
     fn extent(&self, value: ValueId, dim: usize) -> usize {
         let shape = self.inputs.case().bound.shape(value);
         shape.and_then(|s| s.get(dim)).map_or(0, |n| *n as usize)
@@ -197,8 +201,8 @@ impl<'a> Dense<'a> {
     fn layout(&self, value: ValueId, rank: usize) -> Result<Layout, HarnessError> {
         let case = self.inputs.case();
         let ty = case.program.ty(value);
-        let placement = placement(ty.map_or(&[], |t| &t.placement))?;
-        Ok(Layout::new(case.bound.shape(value).unwrap_or(&[]), placement, case.ranks, rank))
+        let placement = ty.map_or(&[][..], |t| &t.placement);
+        self.inputs.sizes().layout(case.bound.shape(value).unwrap_or(&[]), placement, rank)
     }
 
     /// A parameter, put together from what the ranks hold.
@@ -207,28 +211,39 @@ impl<'a> Dense<'a> {
         let rows = &*self.rows_of(tensor.id, set, chosen);
         let cols = self.width(tensor.id);
         let mut parts = Vec::new();
-        for rank in 0..ranks {
-            if rank == 0 || placement(&tensor.ty.placement)? == Placement::Partial {
-                parts.push(Matrix::exact(cols, vec![0.0; rows.len() * cols]));
-            }
-            let layout = self.inputs.layout(tensor, rank)?;
-            let columns = layout.columns();
-            let element = self.inputs.elements(self.launch, tensor, rank);
-            let Some(part) = parts.last_mut() else { continue };
-            for (row, to) in rows.iter().zip(part.data.chunks_mut(cols.max(1))) {
-                if layout.rows().contains(row) {
-                    let from = (row - layout.rows().start) * columns.len();
-                    columns.iter().zip(from..).for_each(|(c, i)| to[*c] = element(i));
+        let partial = tensor.ty.placement.contains(&Placement::Partial);
+        let givers = if partial { ranks } else { 1 };
+        for giver in 0..givers {
+            let mut part = Matrix::exact(cols, vec![0.0; rows.len() * cols]);
+            let (of, sizes) = (&tensor.ty.placement, self.inputs.sizes());
+            // Shards of one contribution: those at the same places along the axes that it is partial on.
+            let same = |place: usize| {
+                let mut along = of.iter().enumerate().filter(|(_, p)| **p == Placement::Partial);
+                along.all(|(axis, _)| {
+                    let (stride, n) = sizes.axis(axis);
+                    place / stride % n == giver / stride % n
+                })
+            };
+            for rank in (0..ranks).filter(|rank| same(*rank)) {
+                let layout = self.inputs.layout(tensor, rank)?;
+                let columns = layout.columns();
+                let element = self.inputs.elements(self.launch, tensor, rank);
+                for (row, to) in rows.iter().zip(part.data.chunks_mut(cols.max(1))) {
+                    if layout.rows().contains(row) {
+                        let from = (row - layout.rows().start) * columns.len();
+                        columns.iter().zip(from..).for_each(|(c, i)| to[*c] = element(i));
+                    }
                 }
             }
+            parts.push(part);
         }
-        Ok(match (parts.pop(), placement(&tensor.ty.placement)?) {
-            (Some(last), Placement::Partial) => {
+        Ok(match (partial, parts.pop()) {
+            (true, Some(last)) => {
                 parts.push(last);
                 Value::Contributions(parts)
             }
-            (Some(whole), _) => Value::Whole(whole),
-            (None, _) => Value::Whole(Matrix::default()),
+            (false, Some(whole)) => Value::Whole(whole),
+            (_, None) => Value::Whole(Matrix::default()),
         })
     }
 
@@ -246,9 +261,10 @@ impl<'a> Dense<'a> {
         let rows = &*self.rows_of(node.result, set, chosen);
         Ok(match (node.op, operands.as_slice()) {
             (Op::Gather { .. }, [x]) => (*x).clone(),
-            (Op::ReduceScatter { .. } | Op::AllReduce { .. }, [x]) => {
+            (Op::ReduceScatter { axis, .. } | Op::AllReduce { axis }, [x]) => {
                 let contribution = node.inputs.first().copied().unwrap_or(node.result);
-                Value::Whole(x.sum(self.dtype(contribution)))
+                let along = self.inputs.sizes().axis(axis.index());
+                x.sum(self.dtype(contribution), along, self.is_partial(node))
             }
             (Op::Gemm { a_transposed, b_transposed }, [a, b]) => {
                 // Of `[K, G, N]` all columns are along K.
@@ -297,9 +313,6 @@ impl<'a> Dense<'a> {
             (Op::AttentionDv, [k, v, q, d_o, stats]) => {
                 self.gradients(self.attended(node), [q, d_o, stats, k, v], 2)?
             }
-            (Op::Gelu, [x]) => x.map(|_, x| x.gelu()),
-            (Op::Silu, [x]) => x.map(|_, x| x.silu()),
-            (Op::GeluTanh, [x]) => x.map(|_, x| x.gelu_tanh()),
             (Op::Slope(curve), [d, x]) => d.zip(x, |d, x| d.slope(curve, x)),
             (Op::SwigluGrad, [d, x]) => d.swiglu_grad(x),
             (Op::Swiglu, [x]) => x.swiglu(),
@@ -311,7 +324,7 @@ impl<'a> Dense<'a> {
                 let weight = g.first().map(|g| on(g, 0)).transpose()?;
                 Value::Whole(normalised(eps, on(x, 0)?, weight, Some(on(d, 0)?)))
             }
-            (Op::Relu, [x]) => x.map(|_, x| x.relu()),
+            (Op::Curve(curve), [x]) => x.map(|_, x| x.curve(curve)),
             (Op::Mul, [x, y]) => x.zip(y, Near::mul),
             (Op::Add, [x, y]) => x.zip(y, Near::add),
             (Op::Scale(factor), [x]) => x.map(|_, x| x.scale(factor)),
@@ -327,13 +340,9 @@ impl<'a> Dense<'a> {
         [q, d_o, stats, k, v]: [&Value; 5],
         which: usize,
     ) -> Result<Value, HarnessError> {
-        let (causal, scale, [q_id, k_id]) = match node.op {
-            Op::AttentionDq { causal, scale, .. } => {
-                (causal, scale, [node.inputs[0], node.inputs[3]])
-            }
-            Op::AttentionDk { causal, scale, .. } => {
-                (causal, scale, [node.inputs[2], node.inputs[0]])
-            }
+        let (scores, [q_id, k_id]) = match node.op {
+            Op::AttentionDq { scores, .. } => (scores, [node.inputs[0], node.inputs[3]]),
+            Op::AttentionDk { scores, .. } => (scores, [node.inputs[2], node.inputs[0]]),
             _ => return Err(HarnessError::mismatch("gradients of no attention")),
         };
         let depth = self.extent(q_id, 3);
@@ -343,8 +352,8 @@ impl<'a> Dense<'a> {
             sequence,
             heads: [self.extent(q_id, 2), self.extent(k_id, 2)],
             depth,
-            causal,
-            scale: scale.unwrap_or(1.0 / (depth as f64).sqrt()),
+            scores,
+            scale: scores.scale.unwrap_or(1.0 / (depth as f64).sqrt()),
             dtype: self.dtype(q_id),
             queries,
             asked: self.asked(q_id, 6),
@@ -355,7 +364,7 @@ impl<'a> Dense<'a> {
             let [dq, dk, dv] = all(queries).run(&operands);
             [dq, dk, dv].into_iter().nth(which).unwrap_or_default()
         };
-        if placement(&node.ty.placement)? != Placement::Partial {
+        if !self.is_partial(node) {
             return Ok(Value::Whole(made(whole())));
         }
         let of_rank = |rank| Ok(made(self.layout(q_id, rank)?.parts(1).to_vec()));
@@ -408,8 +417,7 @@ impl<'a> Dense<'a> {
         node: &Node,
         [q, k, v]: [&Value; 3],
     ) -> Result<(Value, Value), HarnessError> {
-        let (Op::Attention { causal, scale, .. }, [q_id, k_id, _]) = (node.op, &node.inputs[..])
-        else {
+        let (Op::Attention { scores, .. }, [q_id, k_id, _]) = (node.op, &node.inputs[..]) else {
             return Err(HarnessError::mismatch("logarithms of no attention"));
         };
         let depth = self.extent(*q_id, 3);
@@ -418,8 +426,8 @@ impl<'a> Dense<'a> {
             sequence: self.extent(*q_id, 1),
             heads: [self.extent(*q_id, 2), self.extent(*k_id, 2)],
             depth,
-            causal,
-            scale: scale.unwrap_or(1.0 / (depth as f64).sqrt()),
+            scores,
+            scale: scores.scale.unwrap_or(1.0 / (depth as f64).sqrt()),
             dtype: self.dtype(*q_id),
         };
         let [o, lse] = attention.run(on(q, 0)?, on(k, 0)?, on(v, 0)?);
@@ -441,7 +449,7 @@ impl<'a> Dense<'a> {
         };
         let (n, narrow) = (self.width(node.result), self.multiplied(right).is_narrow());
         let rows = |a: &Matrix| a.len().checked_div(k).unwrap_or(0);
-        if placement(&node.ty.placement)? != Placement::Partial {
+        if !self.is_partial(node) {
             let (a, b) = (on(a, 0)?, on(b, 0)?);
             return Ok(Value::Whole(a.product(b, rows(a), k, narrow)));
         }

@@ -1,7 +1,7 @@
 //! Many kernels of one pipeline on the same inputs: made once, judged by one reference, timed one beside the other.
 
 use super::{Arguments, allocate, dims, fill, inputs, ranks, reference, setting::Setting};
-use crate::{Case, HarnessError, Inputs, Norms, Tolerance, judge::worse};
+use crate::{Case, HarnessError, Inputs, Norms, Tolerance, judge::worse, local::Grid};
 use mk_abi::{KernelSource, TensorArg, TensorDirection};
 use mk_codegen::settings::Config;
 use mk_function::Kernel;
@@ -47,12 +47,13 @@ impl<'a> Bench<'a> {
         let mut sets = Vec::new();
         for set in 0..SETS {
             let arguments = allocate(world, source, &dims)?;
-            fill(&reference, Inputs::new(case, seed), source, &arguments, set + 1)?;
+            fill(&reference, |rank| (Inputs::new(case, seed), rank), source, &arguments, set + 1)?;
             sets.push(arguments);
         }
         let first = sets.first().map_or(&[][..], Vec::as_slice);
         let given = first.iter().map(|t| inputs(case, kernel, t)).collect::<Result<_, _>>()?;
-        let setting = Setting { world, case, reference: &reference, inputs: given };
+        let grid = Grid::along_one(case.ranks);
+        let setting = Setting { world, case, grid: &grid, reference: &reference, inputs: given };
         let expected = reference::evaluate(&setting)?;
         let gate = Gate::new(world, jit)?;
         let tolerance = Tolerance::new(case, seed)?;

@@ -10,9 +10,11 @@ mod timing;
 pub use bench::{Bench, measure};
 pub use timing::Timing;
 
-use crate::{Case, HarnessError, Held, Inputs, Norms, Routing, Tolerance, judge::worse, routing};
+use crate::{
+    Case, HarnessError, Held, Inputs, Norms, Routing, Tolerance, judge::worse, local::Grid, routing,
+};
 use mk_abi::{KernelSource, TensorArg, TensorDirection};
-use mk_codegen::trace::Trace;
+use mk_codegen::{plan::Mesh, trace::Trace};
 use mk_function::Kernel;
 use mk_runtime::{
     DeviceTensor, Graph, Instance, InstanceOptions, RankTensors, Reference, Stream, World,
@@ -32,6 +34,7 @@ pub struct Session<'a> {
     world: World,
     source: &'a KernelSource,
     case: Case<'a>,
+    grid: Grid,
     seed: u64,
     routing: Routing,
     /// Values of the kernel's run-time dimensions.
@@ -60,6 +63,7 @@ impl<'a> Session<'a> {
         }
         let jit = JitOptions::default();
         let dims = dims(case, source)?;
+        let grid = Grid::along_one(case.ranks);
         Ok(Session {
             graphs: Vec::new(),
             kernel: Kernel::bind(world, case.program, source, compiled, options)?,
@@ -67,6 +71,7 @@ impl<'a> Session<'a> {
             world: world.clone(),
             source,
             case,
+            grid,
             seed,
             routing: Routing::default(),
             arguments: allocate(world, source, &dims)?,
@@ -74,6 +79,15 @@ impl<'a> Session<'a> {
             reference: Reference::new(world, &jit)?,
             jit,
         })
+    }
+
+    /// The same, of a world whose ranks form this mesh: of a pipeline over several of its axes, or not over all.
+    ///
+    /// # Errors
+    /// [`HarnessError::Mismatch`] for another mesh.
+    pub fn over(self, mesh: &Mesh) -> Result<Session<'a>, HarnessError> {
+        let grid = Grid::new(self.case, mesh)?;
+        Ok(Session { grid, ..self })
     }
 
     /// Goes on with rows of experts of this form.
@@ -103,7 +117,11 @@ impl<'a> Session<'a> {
     }
 
     fn fill_arguments(&self, arguments: &Arguments, launch: u64) -> Result<(), HarnessError> {
-        fill(&self.reference, self.inputs(), self.source, arguments, launch)
+        let given = |rank| {
+            let (group, place) = self.grid.of(rank);
+            (self.inputs(group), place)
+        };
+        fill(&self.reference, given, self.source, arguments, launch)
     }
 
     /// Launches on every rank and waits.
@@ -161,7 +179,7 @@ impl<'a> Session<'a> {
     /// # Errors
     /// [`HarnessError::Unsupported`] for pipelines that the reference does not compute; [`HarnessError::Runtime`].
     pub fn norms(&self) -> Result<Vec<Norms>, HarnessError> {
-        let mut norms = vec![Norms::NONE; self.case.ranks];
+        let mut norms = vec![Norms::NONE; self.grid.world];
         let setting = self.setting()?;
         let expected = reference::evaluate(&setting)?;
         for (result, by_rank) in self.outputs().zip(&expected) {
@@ -187,7 +205,7 @@ impl<'a> Session<'a> {
     /// # Errors
     /// As [`Tolerance::new`].
     pub fn tolerance(&self) -> Result<Tolerance, HarnessError> {
-        Tolerance::new(self.case, self.seed)
+        Tolerance::of(self.inputs(0))
     }
 
     /// What ranks hold after the last launch, one after the other: inputs and results.
@@ -202,8 +220,9 @@ impl<'a> Session<'a> {
         })
     }
 
-    fn inputs(&self) -> Inputs<'a> {
-        Inputs::new(self.case, self.seed).routed(self.routing)
+    /// Of a group along the pipeline's axes.
+    fn inputs(&self, group: usize) -> Inputs<'a> {
+        self.grid.inputs(self.case, self.seed, group).routed(self.routing)
     }
 
     /// Each result, and the tensor that holds it, by rank.
@@ -217,7 +236,8 @@ impl<'a> Session<'a> {
         let (case, kernel) = (self.case, &self.kernel);
         let inputs =
             self.arguments.iter().map(|t| inputs(case, kernel, t)).collect::<Result<_, _>>()?;
-        Ok(setting::Setting { world: &self.world, case, reference: &self.reference, inputs })
+        let (world, grid, reference) = (&self.world, &self.grid, &self.reference);
+        Ok(setting::Setting { world, case, grid, reference, inputs })
     }
 }
 
@@ -275,24 +295,25 @@ fn allocate(world: &World, source: &KernelSource, dims: &[u32]) -> Result<Argume
     Ok(all)
 }
 
-/// Inputs of a launch, and outputs of NaN.
-fn fill(
+/// Inputs of a launch, and outputs of NaN. A rank is given what a place has of some inputs.
+fn fill<'a>(
     reference: &Reference,
-    inputs: Inputs<'_>,
+    given: impl Fn(usize) -> (Inputs<'a>, usize),
     source: &KernelSource,
     arguments: &Arguments,
     launch: u64,
 ) -> Result<(), HarnessError> {
     for (rank, tensors) in arguments.iter().enumerate() {
+        let (inputs, place) = given(rank);
         for (tensor, arg) in tensors.iter().zip(&source.tensors) {
             match inputs.case().program.tensor(&arg.name) {
                 _ if tensor.elements() == 0 => {}
                 Some(param) if arg.direction == TensorDirection::In && arg.dtype.is_integer() => {
-                    let all = inputs.integers(launch, param, rank);
+                    let all = inputs.integers(launch, param, place);
                     tensor.upload_integers(&all.into_iter().map(i64::from).collect::<Vec<_>>())?;
                 }
                 Some(param) if arg.direction == TensorDirection::In => {
-                    let seed = inputs.seed(launch, param, rank);
+                    let seed = inputs.seed(launch, param, place);
                     reference.fill_random(tensor, seed, 1.0)?;
                 }
                 _ => tensor.poison()?,

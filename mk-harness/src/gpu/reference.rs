@@ -2,13 +2,13 @@
 //! [`mk_runtime::reference`]; collectives are copies and sums. Intermediate values are f32.
 
 use super::{grouped, setting::Setting};
-use crate::{HarnessError, Layout, local::placement};
+use crate::{HarnessError, Layout};
 use mk_abi::DType;
 use mk_runtime::{
     DeviceTensor, MapOp, Operand,
     reference::{Attend, AttendGrad, Places},
 };
-use mk_syntax::{Curve, Def, Node, Op, Program, ValueId};
+use mk_syntax::{Def, Node, Op, Program, ValueId};
 
 /// A value on one rank.
 enum Local<'s> {
@@ -50,7 +50,7 @@ pub(super) fn evaluate(s: &Setting<'_>) -> Result<Vec<Vec<DeviceTensor>>, Harnes
             }
             None => Err(HarnessError::mismatch("a value of another program")),
         };
-        let made = (0..s.case.ranks).map(of_rank).collect::<Result<Vec<_>, _>>()?;
+        let made = (0..s.grid.world).map(of_rank).collect::<Result<Vec<_>, _>>()?;
         values.push(made);
         for (i, value) in values.iter_mut().enumerate() {
             if last[i] <= index && index >= program.tensors().len() {
@@ -93,7 +93,7 @@ impl Evaluator<'_, '_> {
         let case = self.s.case;
         let placements = case.program.ty(id).map_or(&[][..], |t| &t.placement);
         let shape = case.bound.shape(id).unwrap_or(&[]);
-        Ok(Layout::new(shape, placement(placements)?, case.ranks, rank))
+        self.s.grid.sizes.layout(shape, placements, self.s.grid.of(rank).1)
     }
 
     fn on(&self, id: ValueId, rank: usize) -> Result<&DeviceTensor, HarnessError> {
@@ -112,9 +112,9 @@ impl Evaluator<'_, '_> {
             self.on(id, self.rank)
         };
         let map = match node.op {
-            Op::Gather { dim, .. } => return self.gather(node, dim, &shape),
-            Op::ReduceScatter { dim: 0, .. } | Op::AllReduce { .. } => {
-                return self.sum(node, &shape);
+            Op::Gather { dim, axis } => return self.gather(node, (dim, axis.index()), &shape),
+            Op::ReduceScatter { dim: 0, axis } | Op::AllReduce { axis } => {
+                return self.sum(node, axis.index(), &shape);
             }
             Op::ReduceScatter { .. } => {
                 return Err(HarnessError::unsupported("a scatter of columns on a GPU"));
@@ -158,11 +158,8 @@ impl Evaluator<'_, '_> {
                 let weights = self.on(weights, self.rank)?;
                 return grouped::combined(self.s, self.rank, &all, (ids, weights), &shape);
             }
-            Op::GeluTanh => MapOp::GeluTanh,
-            Op::Slope(Curve::Gelu) => MapOp::GeluGrad,
-            Op::Slope(Curve::GeluTanh) => MapOp::GeluTanhGrad,
-            Op::Slope(Curve::Silu) => MapOp::SiluGrad,
-            Op::Slope(Curve::Relu) => MapOp::ReluGrad,
+            Op::Curve(curve) => MapOp::Curve(curve),
+            Op::Slope(curve) => MapOp::Slope(curve),
             Op::SwigluGrad => MapOp::SwigluGrad,
             Op::RmsNorm { eps } => return self.norm(node, eps, None),
             Op::RmsNormGrad { eps } => return self.norm(node, eps, Some(operand(0)?)),
@@ -193,9 +190,6 @@ impl Evaluator<'_, '_> {
             Op::Swiglu => MapOp::Swiglu,
             Op::Bias => MapOp::Bias,
             Op::Dequantize => MapOp::ScaleRows,
-            Op::Gelu => MapOp::GeluErf,
-            Op::Silu => MapOp::Silu,
-            Op::Relu => MapOp::Relu,
             Op::Mul => MapOp::Mul,
             Op::Add => MapOp::Add,
             Op::Scale(factor) => MapOp::Scale(factor as f32),
@@ -218,14 +212,19 @@ impl Evaluator<'_, '_> {
     }
 
     /// All shards, one after the other.
-    fn gather(&self, node: &Node, dim: usize, shape: &[u64]) -> Result<DeviceTensor, HarnessError> {
+    fn gather(
+        &self,
+        node: &Node,
+        (dim, axis): (usize, usize),
+        shape: &[u64],
+    ) -> Result<DeviceTensor, HarnessError> {
         if dim != 0 {
             return Err(HarnessError::unsupported("a gather of columns on a GPU"));
         }
         let input = node.inputs.first().copied().unwrap_or(node.result);
         let all = self.make(self.on(input, self.rank)?.dtype(), shape)?;
         let mut at = 0;
-        for rank in 0..self.s.case.ranks {
+        for rank in self.s.grid.along(axis, self.rank) {
             let part = self.on(input, rank)?.buffer();
             all.buffer().copy_range(at, part, 0, part.size_bytes())?;
             at += part.size_bytes();
@@ -288,8 +287,7 @@ impl Evaluator<'_, '_> {
 
     /// Result and logarithms of an attention.
     fn attention(&self, node: &Node) -> Result<(DeviceTensor, DeviceTensor), HarnessError> {
-        let (Op::Attention { causal, scale, ring }, &[q_id, k_id, v_id]) =
-            (node.op, &node.inputs[..])
+        let (Op::Attention { scores, ring }, &[q_id, k_id, v_id]) = (node.op, &node.inputs[..])
         else {
             return Err(HarnessError::mismatch("logarithms of no attention"));
         };
@@ -304,8 +302,10 @@ impl Evaluator<'_, '_> {
         }
         let [first, second] = self.layout(q_id, self.rank)?.parts(1);
         let how = Attend {
-            causal,
-            scale: scale.map_or(1.0 / (depth as f32).sqrt(), |s| s as f32),
+            causal: scores.causal,
+            window: scores.window,
+            cap: scores.softcap.map(|cap| cap as f32),
+            scale: scores.scale.map_or(1.0 / (depth as f32).sqrt(), |s| s as f32),
             first: first.start as u64,
             count: first.len() as u64,
             second: second.start as u64,
@@ -323,9 +323,9 @@ impl Evaluator<'_, '_> {
     /// Gradients of queries; or those of keys, and of values beside them.
     fn gradients(&self, node: &Node) -> Result<(DeviceTensor, Option<DeviceTensor>), HarnessError> {
         let none = || HarnessError::mismatch("gradients of no attention");
-        let (causal, scale, ring, of_queries) = match node.op {
-            Op::AttentionDq { causal, scale, ring } => (causal, scale, ring, true),
-            Op::AttentionDk { causal, scale, ring } => (causal, scale, ring, false),
+        let (scores, ring, of_queries) = match node.op {
+            Op::AttentionDq { scores, ring } => (scores, ring, true),
+            Op::AttentionDk { scores, ring } => (scores, ring, false),
             _ => return Err(none()),
         };
         let &[a, b, c, d, e] = &node.inputs[..] else { return Err(none()) };
@@ -357,8 +357,10 @@ impl Evaluator<'_, '_> {
             Ok(Places { first: first.start as u64, count, second })
         };
         let how = AttendGrad {
-            causal,
-            scale: scale.map_or(1.0 / (depth as f32).sqrt(), |s| s as f32),
+            causal: scores.causal,
+            window: scores.window,
+            cap: scores.softcap.map(|cap| cap as f32),
+            scale: scores.scale.map_or(1.0 / (depth as f32).sqrt(), |s| s as f32),
             queries: places(0)?,
             keys: places(3)?,
         };
@@ -402,22 +404,24 @@ impl Evaluator<'_, '_> {
         Ok(all)
     }
 
-    /// The sum over the ranks, of the rows that this rank gets, in order of ranks.
-    fn sum(&self, node: &Node, shape: &[u64]) -> Result<DeviceTensor, HarnessError> {
+    /// The sum over the ranks along an axis, of the rows that this rank gets, in order of ranks.
+    fn sum(&self, node: &Node, axis: usize, shape: &[u64]) -> Result<DeviceTensor, HarnessError> {
         let input = node.inputs.first().copied().unwrap_or(node.result);
         let sum = self.make(DType::F32, shape)?;
         if sum.elements() == 0 {
             return Ok(sum);
         }
-        let first_row = self.layout(node.result, self.rank)?.rows().start as u64;
+        // Of rows that ranks along another axis share already, all.
+        let input_rows = self.layout(input, self.rank)?.rows().start;
+        let first_row = (self.layout(node.result, self.rank)?.rows().start - input_rows) as u64;
         let width: u64 = shape.iter().skip(1).product();
-        for rank in 0..self.s.case.ranks {
+        for (i, rank) in self.s.grid.along(axis, self.rank).into_iter().enumerate() {
             let whole = self.on(input, rank)?;
             let part = self.make(whole.dtype(), shape)?;
             let bytes = part.buffer().size_bytes();
             let from = first_row * width * whole.dtype().size_bytes();
             part.buffer().copy_range(0, whole.buffer(), from, bytes)?;
-            match rank {
+            match i {
                 0 => self.s.reference.map(MapOp::Cast, &sum, &part, None)?,
                 _ => self.s.reference.map(MapOp::Add, &sum, &sum, Some(&part))?,
             }

@@ -1,7 +1,7 @@
 //! Some rows of a result, judged by the bounds of the host's reference: a check of the fp32 reference, too.
 
 use super::Session;
-use crate::{Dense, HarnessError, Judgement, Layout, judge, local::placement, work::SAMPLED_WORK};
+use crate::{Dense, HarnessError, Judgement, judge, work::SAMPLED_WORK};
 use mk_runtime::{DeviceTensor, reference::random_value};
 use mk_syntax::ValueId;
 
@@ -10,18 +10,24 @@ impl Session<'_> {
     /// that owns none of them.
     ///
     /// # Errors
-    /// [`HarnessError::Unsupported`] for a mesh of several axes; [`HarnessError::Runtime`].
+    /// As [`Dense::expected_rows`]; [`HarnessError::Runtime`].
     pub fn sampled_rows(&self, launch: u64, count: usize) -> Result<Vec<Judgement>, HarnessError> {
-        let mut judged = vec![Judgement::default(); self.case.ranks];
+        let mut judged = vec![Judgement::default(); self.grid.world];
         for (result, held) in self.outputs() {
             let rows = choose(self, result, launch, count);
-            let expected = Dense::new(self.inputs(), launch)
-                .within(SAMPLED_WORK)
-                .expected_rows(result, &rows)?;
-            for (rank, (out, (rows, expected))) in held.into_iter().zip(expected).enumerate() {
-                let got = download(self, result, &rows, rank, out)?;
-                if let Some(all) = judged.get_mut(rank) {
-                    *all = std::mem::take(all).and(judge(&got, &expected));
+            for group in 0..self.grid.groups() {
+                let expected = Dense::new(self.inputs(group), launch)
+                    .within(SAMPLED_WORK)
+                    .expected_rows(result, &rows)?;
+                for (place, (rows, expected)) in expected.into_iter().enumerate() {
+                    let rank = self.grid.rank(group, place);
+                    let Some((rank, out)) = rank.and_then(|r| Some((r, *held.get(r)?))) else {
+                        continue;
+                    };
+                    let got = download(self, result, &rows, rank, out)?;
+                    if let Some(all) = judged.get_mut(rank) {
+                        *all = std::mem::take(all).and(judge(&got, &expected));
+                    }
                 }
             }
         }
@@ -54,7 +60,7 @@ fn download(
 ) -> Result<Vec<f32>, HarnessError> {
     let placements = s.case.program.ty(result).map_or(&[][..], |t| &t.placement);
     let shape = s.case.bound.shape(result).unwrap_or(&[]);
-    let layout = Layout::new(shape, placement(placements)?, s.case.ranks, rank);
+    let layout = s.grid.sizes.layout(shape, placements, s.grid.of(rank).1)?;
     let (columns, first) = (layout.columns().len() as u64, layout.rows().start);
     let bytes = columns * out.dtype().size_bytes();
     let row_of = DeviceTensor::new(&s.world, rank as u32, out.dtype(), &[columns])?;

@@ -1,6 +1,6 @@
 //! What a reference on a GPU is computed from.
 
-use crate::Case;
+use crate::{Case, local::Grid};
 use mk_runtime::{DeviceTensor, Reference, World};
 use mk_syntax::Tensor;
 
@@ -8,6 +8,7 @@ use mk_syntax::Tensor;
 pub(super) struct Setting<'s> {
     pub world: &'s World,
     pub case: Case<'s>,
+    pub grid: &'s Grid,
     pub reference: &'s Reference,
     /// The caller's tensors by rank, in the order of the pipeline's parameters.
     pub inputs: Vec<Vec<&'s DeviceTensor>>,

@@ -6,13 +6,21 @@ import math
 
 
 def _scores(torch, value, q, k, at_q, at_k):
-    """Scaled scores ``[B, H, S, T]``; -inf where a query does not see a key."""
+    """Scaled and capped scores ``[B, H, S, T]``, -inf where a query does not see a key; and their slopes by products."""
     k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
     scale = value["scale"] if value["scale"] is not None else 1 / math.sqrt(q.shape[3])
     scores = torch.einsum("bshd,bthd->bhst", q.float(), k.float()) * scale
+    slope = scale
+    if value["softcap"] is not None:
+        tanh = (scores / value["softcap"]).tanh()
+        scores, slope = value["softcap"] * tanh, scale * (1 - tanh * tanh)
     if value["causal"]:
-        scores = scores.masked_fill(at_k[None, :] > at_q[:, None], -math.inf)
-    return scores, scale
+        behind = at_q[:, None] - at_k[None, :]
+        hidden = behind < 0
+        if value["window"] is not None:
+            hidden = hidden | (behind >= value["window"])
+        scores = scores.masked_fill(hidden, -math.inf)
+    return scores, slope
 
 
 def _weights(torch, scores, logs):
@@ -48,11 +56,11 @@ def _stats(torch, all_values, value, values, sequence, beside):
 
 def _gradients(torch, value, q, d, stats, k, v, at_q, at_k):
     """Weights, and gradients of scores before they are scaled."""
-    scores, scale = _scores(torch, value, q, k, at_q, at_k)
+    scores, slope = _scores(torch, value, q, k, at_q, at_k)
     weights = _weights(torch, scores, stats[..., 0].float())
     v = v.repeat_interleave(q.shape[2] // v.shape[2], 2)
     back = torch.einsum("bshd,bthd->bhst", d.float(), v.float())
-    return weights, scale * weights * (back - stats[..., 1:2].float())
+    return weights, slope * weights * (back - stats[..., 1:2].float())
 
 
 def _dq(torch, all_values, value, values, sequence, beside):

@@ -112,9 +112,10 @@ extern "C" __global__ void reference_fill(void* x, u64 n, u32 dtype, u64 seed, f
 }
 
 // Elementwise operations, as `MapOp` in mod.rs numbers them.
-enum : u32 { CAST = 0, RELU = 1, SILU = 2, GELU_ERF = 3, GELU_TANH = 4, ADD = 5, MUL = 6, SWIGLU = 7, BIAS = 8, SCALE = 9,
-             GELU_GRAD = 10, GELU_TANH_GRAD = 11, SILU_GRAD = 12, RELU_GRAD = 13, SWIGLU_GRAD = 14, SCALE_ROWS = 15,
-             RECIPROCAL_ROOT = 16 };
+enum : u32 { CAST = 0, ADD = 5, MUL = 6, SWIGLU = 7, BIAS = 8, SCALE = 9, SWIGLU_GRAD = 14, SCALE_ROWS = 15, RECIPROCAL_ROOT = 16 };
+// Curves from 32 on, and their slopes from 64 on, in the order of `Curve` in mk-dtype.
+enum : u32 { GELU_ERF = 32, GELU_TANH, SILU, RELU };
+enum : u32 { GELU_GRAD = 64, GELU_TANH_GRAD, SILU_GRAD, RELU_GRAD };
 
 __device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
 
@@ -152,23 +153,27 @@ extern "C" __global__ void reference_map(void* out, const void* a, const void* b
       const u64 gate = row / 2 * 2 * inner + i % inner;
       const float g = load(b, b_dtype, gate), near = fminf(fmaxf(g, -100.f), 100.f);
       y = row % 2 ? x * silu(g) : x * slope(SILU_GRAD, near) * load(b, b_dtype, gate + inner);
-    } else if (op >= GELU_GRAD && op <= RELU_GRAD) y = x * slope(op, fminf(fmaxf(load(b, b_dtype, i), -100.f), 100.f));
+    } else if (op >= GELU_GRAD) y = x * slope(op, fminf(fmaxf(load(b, b_dtype, i), -100.f), 100.f));
     store(out, out_dtype, i, y);
   }
 }
+
+// A score that stays below `cap`, where there is one.
+__device__ __forceinline__ float capped(float score, float cap) { return cap > 0 ? cap * tanhf(score / cap) : score; }
 
 // o = softmax(scale * q k^T) v and the logarithms of the softmax's sums, for q and o [batch, queries, heads, depth], k and v
 // [batch, keys, groups, depth], lse [batch, heads, queries]; depth <= 256. Of `queries`, `count` are at `first` of the sequence and behind
 // it, the others at `second`. A warp for each row, two passes over the keys: the maximum, then sums.
 extern "C" __global__ void __launch_bounds__(256) reference_attend(
     float* o, float* lse, const void* q, const void* k, const void* v, u64 batch, u64 queries, u64 keys, u64 heads,
-    u64 groups, u64 depth, u64 first, u64 count, u64 second, u32 causal, float scale, u32 q_dtype, u32 k_dtype) {
+    u64 groups, u64 depth, u64 first, u64 count, u64 second, u32 causal, u32 window, float scale, float cap, u32 q_dtype, u32 k_dtype) {
   const u32 lane = threadIdx.x % 32;
   const u64 rows = batch * queries * heads, warps = (u64)gridDim.x * (blockDim.x / 32);
   for (u64 row = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < rows; row += warps) {
     const u64 h = row % heads, i = row / heads % queries, b = row / heads / queries, g = h / (heads / groups);
     const u64 place = i < count ? first + i : second + (i - count);
     const u64 seen = causal ? (place + 1 < keys ? place + 1 : keys) : keys;
+    const u64 from = window && place + 1 > window ? place + 1 - window : 0;
     float x[8], acc[8] = {};
     for (int e = 0; e < 8; ++e) x[e] = lane + 32 * e < depth ? load(q, q_dtype, row * depth + lane + 32 * e) : 0.f;
     const auto score = [&](u64 j) {
@@ -177,16 +182,16 @@ extern "C" __global__ void __launch_bounds__(256) reference_attend(
       for (int e = 0; e < 8; ++e)
         if (lane + 32 * e < depth) dot = fmaf(x[e], load(k, k_dtype, at + lane + 32 * e), dot);
       for (u32 step = 16; step; step /= 2) dot += __shfl_xor_sync(~0u, dot, step);
-      return dot * scale;
+      return capped(dot * scale, cap);
     };
     float largest = __int_as_float(0xff800000), sum = 0;
     bool nan = false;
-    for (u64 j = 0; j < seen; ++j) {
+    for (u64 j = from; j < seen; ++j) {
       const float s = score(j);
       nan |= isnan(s);
       largest = fmaxf(largest, s);
     }
-    for (u64 j = 0; j < seen; ++j) {
+    for (u64 j = from; j < seen; ++j) {
       const float p = nan ? __int_as_float(0x7fffffff) : expf(score(j) - largest);
       const u64 at = ((b * keys + j) * groups + g) * depth;
       sum += p;
@@ -230,12 +235,13 @@ extern "C" __global__ void __launch_bounds__(256) reference_attend_stats(
 struct Pair {
   float weight, slope;
 };
-__device__ Pair pair(const float (&x)[8], const float (&d)[8], const float (&y)[8], const float (&z)[8], float scale, float lse,
-                     float delta) {
+__device__ Pair pair(const float (&x)[8], const float (&d)[8], const float (&y)[8], const float (&z)[8], float scale, float cap,
+                     float lse, float delta) {
   float score = 0, worth = 0;
   for (int e = 0; e < 8; ++e) score = fmaf(x[e], y[e], score), worth = fmaf(d[e], z[e], worth);
-  const float weight = lse == __int_as_float(0xff800000) ? 0.f : expf(sum_of_warp(score) * scale - lse);
-  return Pair{weight, weight * (sum_of_warp(worth) - delta)};
+  const float t = capped(sum_of_warp(score) * scale, cap), share = cap > 0 ? t / cap : 0.f;
+  const float weight = lse == __int_as_float(0xff800000) ? 0.f : expf(t - lse);
+  return Pair{weight, weight * (sum_of_warp(worth) - delta) * (1.f - share * share)};
 }
 
 __device__ void load_row(float (&x)[8], const void* from, u32 dtype, u64 row, u64 depth) {
@@ -256,7 +262,7 @@ __device__ void store_row(float* to, const float (&x)[8], float factor, u64 row,
 extern "C" __global__ void __launch_bounds__(256) reference_attend_dq(
     float* dq, const void* q, const void* d_o, const float* stats, const void* k, const void* v, u64 batch, u64 queries, u64 keys,
     u64 heads, u64 groups, u64 depth, u64 q_first, u64 q_count, u64 q_second, u64 k_first, u64 k_count,
-    u64 k_second, u32 causal, float scale, u32 q_dtype, u32 k_dtype) {
+    u64 k_second, u32 causal, u32 window, float scale, float cap, u32 q_dtype, u32 k_dtype) {
   const Places q_places{q_first, q_count, q_second}, k_places{k_first, k_count, k_second};
   const u64 rows = batch * queries * heads, warps = (u64)gridDim.x * (blockDim.x / 32);
   for (u64 row = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < rows; row += warps) {
@@ -267,9 +273,10 @@ extern "C" __global__ void __launch_bounds__(256) reference_attend_dq(
     const float* of = stats + ((b * heads + h) * queries + i) * 4;
     for (u64 j = 0; j < keys; ++j) {
       if (causal && k_places(j) > q_places(i)) continue;
+      if (window && k_places(j) + window <= q_places(i)) continue;
       load_row(y, k, k_dtype, (b * keys + j) * groups + g, depth);
       load_row(z, v, k_dtype, (b * keys + j) * groups + g, depth);
-      const Pair p = pair(x, d, y, z, scale, of[0], of[1]);
+      const Pair p = pair(x, d, y, z, scale, cap, of[0], of[1]);
       for (int e = 0; e < 8; ++e) sum[e] = fmaf(p.slope, y[e], sum[e]);
     }
     store_row(dq, sum, scale, row, depth);
@@ -280,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(256) reference_attend_dq(
 extern "C" __global__ void __launch_bounds__(256) reference_attend_dkv(
     float* dk, float* dv, const void* q, const void* d_o, const float* stats, const void* k, const void* v, u64 batch, u64 queries,
     u64 keys, u64 heads, u64 groups, u64 depth, u64 q_first, u64 q_count, u64 q_second, u64 k_first, u64 k_count,
-    u64 k_second, u32 causal, float scale, u32 q_dtype, u32 k_dtype) {
+    u64 k_second, u32 causal, u32 window, float scale, float cap, u32 q_dtype, u32 k_dtype) {
   const Places q_places{q_first, q_count, q_second}, k_places{k_first, k_count, k_second};
   const u64 rows = batch * keys * groups, warps = (u64)gridDim.x * (blockDim.x / 32);
   for (u64 row = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < rows; row += warps) {
@@ -291,10 +298,11 @@ extern "C" __global__ void __launch_bounds__(256) reference_attend_dkv(
     for (u64 h = g * (heads / groups); h < (g + 1) * (heads / groups); ++h) {
       for (u64 i = 0; i < queries; ++i) {
         if (causal && k_places(j) > q_places(i)) continue;
+        if (window && k_places(j) + window <= q_places(i)) continue;
         load_row(x, q, q_dtype, (b * queries + i) * heads + h, depth);
         load_row(d, d_o, q_dtype, (b * queries + i) * heads + h, depth);
         const float* of = stats + ((b * heads + h) * queries + i) * 4;
-        const Pair p = pair(x, d, y, z, scale, of[0], of[1]);
+        const Pair p = pair(x, d, y, z, scale, cap, of[0], of[1]);
         for (int e = 0; e < 8; ++e) of_key[e] = fmaf(p.slope, x[e], of_key[e]), of_value[e] = fmaf(p.weight, d[e], of_value[e]);
       }
     }

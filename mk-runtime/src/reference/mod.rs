@@ -13,6 +13,7 @@ use crate::gpu::{DeviceTensor, Kernel, Module};
 use crate::jit::{JitOptions, Unit, compile_unit};
 use crate::world::World;
 use mk_abi::DType;
+use mk_dtype::Curve;
 use params::Params;
 use std::sync::Arc;
 
@@ -23,14 +24,6 @@ const TEXT: &str = include_str!("kernels.cu");
 pub enum MapOp {
     /// Conversion between types, or a copy.
     Cast,
-    /// max(x, 0).
-    Relu,
-    /// x * sigmoid(x).
-    Silu,
-    /// The exact GELU: x * Φ(x).
-    GeluErf,
-    /// The tanh approximation of GELU.
-    GeluTanh,
     /// x + y.
     Add,
     /// x * y.
@@ -44,14 +37,10 @@ pub enum MapOp {
     Bias,
     /// x * y, where y is `[M]` and M the first dimension of x.
     ScaleRows,
-    /// x times the slope of the exact GELU at y.
-    GeluGrad,
-    /// x times the slope of the tanh approximation at y.
-    GeluTanhGrad,
-    /// x times the slope of y * sigmoid(y).
-    SiluGrad,
-    /// x where y is positive, else 0.
-    ReluGrad,
+    /// A curve of x.
+    Curve(Curve),
+    /// x times the slope of a curve at y.
+    Slope(Curve),
     /// x times the factor.
     Scale(f32),
     /// 1 / sqrt(x + so much).
@@ -61,27 +50,20 @@ pub enum MapOp {
 impl MapOp {
     /// Whether each element is made of two, one from either tensor.
     fn pairs(self) -> bool {
-        use MapOp::{Add, GeluGrad, GeluTanhGrad, Mul, ReluGrad, SiluGrad};
-        matches!(self, Add | Mul | GeluGrad | GeluTanhGrad | SiluGrad | ReluGrad)
+        matches!(self, MapOp::Add | MapOp::Mul | MapOp::Slope(_))
     }
 
     /// The kernels' number of the operation, and its factor.
     fn code(self) -> (u32, f32) {
         match self {
             MapOp::Cast => (0, 1.0),
-            MapOp::Relu => (1, 1.0),
-            MapOp::Silu => (2, 1.0),
-            MapOp::GeluErf => (3, 1.0),
-            MapOp::GeluTanh => (4, 1.0),
             MapOp::Add => (5, 1.0),
             MapOp::Mul => (6, 1.0),
             MapOp::Swiglu => (7, 1.0),
             MapOp::Bias => (8, 1.0),
             MapOp::Scale(factor) => (9, factor),
-            MapOp::GeluGrad => (10, 1.0),
-            MapOp::GeluTanhGrad => (11, 1.0),
-            MapOp::SiluGrad => (12, 1.0),
-            MapOp::ReluGrad => (13, 1.0),
+            MapOp::Curve(curve) => (32 + curve as u32, 1.0),
+            MapOp::Slope(curve) => (64 + curve as u32, 1.0),
             MapOp::SwigluGrad => (14, 1.0),
             MapOp::ScaleRows => (15, 1.0),
             MapOp::ReciprocalRoot(eps) => (16, eps),
@@ -124,8 +106,12 @@ impl<'a> Operand<'a> {
 pub struct Attend {
     /// Queries see keys at their own place and before.
     pub causal: bool,
+    /// The most keys that a query sees of those.
+    pub window: Option<u32>,
     /// Factor on scores.
     pub scale: f32,
+    /// What scores stay below.
+    pub cap: Option<f32>,
     /// The place in the sequence of the first query.
     pub first: u64,
     /// How many queries follow from there.
@@ -150,8 +136,12 @@ pub struct Places {
 pub struct AttendGrad {
     /// Queries see keys at their own place and before.
     pub causal: bool,
+    /// The most keys that a query sees of those.
+    pub window: Option<u32>,
     /// Factor on scores.
     pub scale: f32,
+    /// What scores stay below.
+    pub cap: Option<f32>,
     /// Of queries.
     pub queries: Places,
     /// Of keys.
@@ -286,7 +276,9 @@ impl Reference {
         let params = sizes.into_iter().fold(params, Params::word);
         let params = params
             .half(u32::from(how.causal))
+            .half(how.window.unwrap_or(0))
             .half(how.scale.to_bits())
+            .half(how.cap.unwrap_or(0.0).to_bits())
             .half(code(q)?)
             .half(code(k)?);
         let rows = batch.saturating_mul(queries).saturating_mul(heads);
@@ -395,7 +387,8 @@ impl Reference {
         let places = [how.queries, how.keys].map(|p| [p.first, p.count, p.second]);
         let params =
             sizes.into_iter().chain(places.into_iter().flatten()).fold(params, Params::word);
-        let params = params.half(u32::from(how.causal)).half(how.scale.to_bits());
+        let params = params.half(u32::from(how.causal)).half(how.window.unwrap_or(0));
+        let params = params.half(how.scale.to_bits()).half(how.cap.unwrap_or(0.0).to_bits());
         Ok(params.half(code(q)?).half(code(k)?))
     }
 

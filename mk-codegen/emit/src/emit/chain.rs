@@ -26,23 +26,26 @@ fn operation(op: EpilogueOp) -> Option<Value> {
         EpilogueOp::Widen | EpilogueOp::Swiglu | EpilogueOp::Keep | EpilogueOp::Carry => {
             return None;
         }
-        EpilogueOp::Gelu => "gelu_erf",
-        EpilogueOp::Silu => "silu",
-        EpilogueOp::Relu => "relu",
         EpilogueOp::Bias => "bias",
         EpilogueOp::ScaleRows => "scale_rows",
         EpilogueOp::ScaleColumns => "scale_columns",
-        EpilogueOp::GeluTanh => "gelu_tanh",
-        EpilogueOp::GeluGrad => "gelu_grad",
-        EpilogueOp::GeluTanhGrad => "gelu_tanh_grad",
-        EpilogueOp::SiluGrad => "silu_grad",
-        EpilogueOp::MulSilu => "mul_silu",
-        EpilogueOp::ReluGrad => "relu_grad",
+        EpilogueOp::Curve(curve) => curve.cuda(),
+        EpilogueOp::Slope(_) | EpilogueOp::MulSilu => {
+            return Some(context! { op => "slope", name => slope(op) });
+        }
         EpilogueOp::Mul => "mul",
         EpilogueOp::Add => "add",
         EpilogueOp::Save => "save",
     };
     Some(context! { op })
+}
+
+/// The function of the library that multiplies by a slope.
+fn slope(op: EpilogueOp) -> &'static str {
+    match op {
+        EpilogueOp::Slope(curve) => curve.grad(),
+        _ => "mul_silu",
+    }
 }
 
 impl Emitter<'_> {

@@ -1,8 +1,8 @@
 //! The op graph: a checked pipeline with numbers for its symbols, as a DAG that passes can rewrite.
 
 use mk_abi::DType;
-use mk_plan::{EpilogueOp, GradOf};
-use mk_syntax::{Bound, Curve, Def, Dim, Op, Placement, Program, ValueId};
+use mk_plan::{EpilogueOp, GradOf, Mask};
+use mk_syntax::{Bound, Def, Dim, Op, Placement, Program, Scores, ValueId};
 use petgraph::{
     Direction,
     stable_graph::{NodeIndex, StableDiGraph},
@@ -42,6 +42,24 @@ pub struct Value {
     pub placement: Vec<Placement>,
 }
 
+/// Which scores an attention has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scored {
+    /// Keys that a query sees.
+    pub mask: Mask,
+    /// The bits of the f32 that capped scores stay below.
+    pub cap: Option<u32>,
+    /// The factor's f32 bits, where it is not `1 / sqrt(D)`.
+    pub scale: Option<u32>,
+}
+
+impl From<Scores> for Scored {
+    fn from(s: Scores) -> Scored {
+        let bits = |x: Option<f64>| x.map(|x| (x as f32).to_bits());
+        Scored { mask: Mask::of(s.causal, s.window), cap: bits(s.softcap), scale: bits(s.scale) }
+    }
+}
+
 /// How a value comes about.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
@@ -51,6 +69,8 @@ pub enum Kind {
     Gather {
         /// The sharded dimension.
         dim: usize,
+        /// The axis over which it is.
+        axis: usize,
     },
     /// A GEMM, and the elementwise operations that were fused into it. Operands: a, b, then one for each
     /// epilogue operation that has one.
@@ -112,10 +132,8 @@ pub enum Kind {
     OwnHalf,
     /// Attention. Operands: queries, keys, values.
     Attention {
-        /// Queries see keys at their own position and before.
-        causal: bool,
-        /// The factor's f32 bits, where it is not `1 / sqrt(D)`.
-        scale: Option<u32>,
+        /// Which scores there are.
+        scores: Scored,
         /// Keys and values are passed on from rank to rank.
         ring: bool,
     },
@@ -128,10 +146,8 @@ pub enum Kind {
     AttentionGrad {
         /// Of queries, or of keys.
         of: GradOf,
-        /// As [`Kind::Attention`] has it.
-        causal: bool,
-        /// As [`Kind::Attention`] has it.
-        scale: Option<u32>,
+        /// As [`Kind::Attention`] has them.
+        scores: Scored,
         /// What comes in blocks is passed on from rank to rank.
         ring: bool,
     },
@@ -142,11 +158,15 @@ pub enum Kind {
     ReduceScatter {
         /// The dimension that is scattered.
         dim: usize,
+        /// The axis summed over.
+        axis: usize,
         /// In order of application.
         epilogue: Vec<EpilogueOp>,
     },
     /// Partial sums become their sum everywhere; otherwise as [`Kind::ReduceScatter`].
     AllReduce {
+        /// The axis summed over.
+        axis: usize,
         /// In order of application.
         epilogue: Vec<EpilogueOp>,
     },
@@ -161,7 +181,7 @@ impl Kind {
             | Kind::GroupedWgrad { epilogue }
             | Kind::Chain { epilogue }
             | Kind::ReduceScatter { epilogue, .. }
-            | Kind::AllReduce { epilogue } => Some(epilogue),
+            | Kind::AllReduce { epilogue, .. } => Some(epilogue),
             _ => None,
         }
     }
@@ -179,7 +199,7 @@ impl Kind {
             | Kind::GroupedWgrad { epilogue }
             | Kind::Chain { epilogue }
             | Kind::ReduceScatter { epilogue, .. }
-            | Kind::AllReduce { epilogue } => Some(epilogue),
+            | Kind::AllReduce { epilogue, .. } => Some(epilogue),
             _ => None,
         }
     }
@@ -274,7 +294,7 @@ fn extent(program: &Program, bound: &Bound, dim: Dim) -> Extent {
 
 fn kind_of(op: Op) -> Kind {
     Kind::Elementwise(match op {
-        Op::Gather { dim, .. } => return Kind::Gather { dim },
+        Op::Gather { dim, axis } => return Kind::Gather { dim, axis: axis.index() },
         Op::Gemm { a_transposed, b_transposed } => {
             return Kind::Gemm { epilogue: Vec::new(), a_transposed, b_transposed };
         }
@@ -283,36 +303,32 @@ fn kind_of(op: Op) -> Kind {
             return Kind::GroupedGemm { transposed, epilogue: Vec::new() };
         }
         Op::GroupedWgrad => return Kind::GroupedWgrad { epilogue: Vec::new() },
-        Op::Attention { causal, scale, ring } => {
-            let scale = scale.map(|scale| (scale as f32).to_bits());
-            return Kind::Attention { causal, scale, ring: ring.is_some() };
+        Op::Attention { scores, ring } => {
+            return Kind::Attention { scores: scores.into(), ring: ring.is_some() };
         }
         Op::Dispatch { drops } => return Kind::Dispatch { drops },
         Op::Combine => return Kind::Combine,
         Op::Lse => return Kind::Lse,
         Op::AttentionStats => return Kind::AttentionStats,
-        Op::AttentionDq { causal, scale, ring } => {
-            let scale = scale.map(|scale| (scale as f32).to_bits());
-            let of = GradOf::Queries;
-            return Kind::AttentionGrad { of, causal, scale, ring: ring.is_some() };
+        Op::AttentionDq { scores, ring } => {
+            let (of, scores) = (GradOf::Queries, scores.into());
+            return Kind::AttentionGrad { of, scores, ring: ring.is_some() };
         }
-        Op::AttentionDk { causal, scale, ring } => {
-            let scale = scale.map(|scale| (scale as f32).to_bits());
-            return Kind::AttentionGrad { of: GradOf::Keys, causal, scale, ring: ring.is_some() };
+        Op::AttentionDk { scores, ring } => {
+            let (of, scores) = (GradOf::Keys, scores.into());
+            return Kind::AttentionGrad { of, scores, ring: ring.is_some() };
         }
         Op::AttentionDv => return Kind::AttentionDv,
         Op::Swiglu => EpilogueOp::Swiglu,
-        Op::ReduceScatter { dim, .. } => return Kind::ReduceScatter { dim, epilogue: Vec::new() },
-        Op::AllReduce { .. } => return Kind::AllReduce { epilogue: Vec::new() },
+        Op::ReduceScatter { dim, axis } => {
+            return Kind::ReduceScatter { dim, axis: axis.index(), epilogue: Vec::new() };
+        }
+        Op::AllReduce { axis } => {
+            return Kind::AllReduce { axis: axis.index(), epilogue: Vec::new() };
+        }
         Op::Bias => EpilogueOp::Bias,
-        Op::Gelu => EpilogueOp::Gelu,
-        Op::Silu => EpilogueOp::Silu,
-        Op::Relu => EpilogueOp::Relu,
-        Op::GeluTanh => EpilogueOp::GeluTanh,
-        Op::Slope(Curve::Gelu) => EpilogueOp::GeluGrad,
-        Op::Slope(Curve::GeluTanh) => EpilogueOp::GeluTanhGrad,
-        Op::Slope(Curve::Silu) => EpilogueOp::SiluGrad,
-        Op::Slope(Curve::Relu) => EpilogueOp::ReluGrad,
+        Op::Curve(curve) => EpilogueOp::Curve(curve),
+        Op::Slope(curve) => EpilogueOp::Slope(curve),
         Op::SwigluGrad => return Kind::SwigluGrad,
         Op::RmsNorm { eps } => return Kind::RmsNorm { eps: (eps as f32).to_bits() },
         Op::RmsNormGrad { eps } => return Kind::RmsNormGrad { eps: (eps as f32).to_bits() },

@@ -16,22 +16,22 @@ pub(super) fn gathers(g: &mut OpGraph) {
     }
 }
 
-/// The gather of rows that a value is, and what it gathers.
-fn gathered(g: &OpGraph, node: NodeIndex) -> Option<NodeIndex> {
+/// What a gather of rows gathers, and over which axis.
+fn gathered(g: &OpGraph, node: NodeIndex) -> Option<(NodeIndex, usize)> {
     match g.graph[node].kind {
-        Kind::Gather { dim: 0 } => g.operands(node).first().copied(),
+        Kind::Gather { dim: 0, axis } => Some((g.operands(node).first().copied()?, axis)),
         _ => None,
     }
 }
 
 fn move_before(g: &mut OpGraph, node: NodeIndex) -> Option<()> {
     let operands = g.operands(node);
-    let first = gathered(g, *operands.first()?)?;
+    let (first, axis) = gathered(g, *operands.first()?)?;
     // A vector is the same for all rows; what has rows must come from a gather, too.
     let rows = g.graph[node].shape.len();
     let own = |x: &NodeIndex| match g.graph[*x].shape.len() < rows {
         true => Some(*x),
-        false => gathered(g, *x),
+        false => gathered(g, *x).filter(|of| of.1 == axis).map(|of| of.0),
     };
     let own: Vec<NodeIndex> = operands.iter().map(own).collect::<Option<_>>()?;
     let Value { name, kind, .. } = g.graph[node].clone();

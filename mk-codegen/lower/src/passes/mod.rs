@@ -42,7 +42,9 @@ fn on(program: &Program, bound: &Bound, ranks: u32) -> Result<Bound, LowerError>
     })
 }
 
-fn claimed(program: &Program, bound: &Bound, ranks: u32) -> Result<Kernel, LowerError> {
+/// The kernel of a pipeline on so many ranks along each of its axes.
+fn claimed(program: &Program, bound: &Bound, sizes: &[i32]) -> Result<Kernel, LowerError> {
+    let ranks = sizes.iter().map(|n| *n as u32).product();
     if !(1..=mk_abi::device::MAX_RANKS as u32).contains(&ranks) {
         let what = format!("a world of {ranks} ranks");
         let help = format!("use 1 to {}", mk_abi::device::MAX_RANKS);
@@ -52,7 +54,7 @@ fn claimed(program: &Program, bound: &Bound, ranks: u32) -> Result<Kernel, Lower
     let mut graph = OpGraph::new(program, bound);
     fuse::epilogues(&mut graph);
     commute::gathers(&mut graph);
-    claims::kernel(&graph, ranks)
+    claims::kernel(&graph, sizes)
 }
 
 /// What decides which settings a pipeline can have.
@@ -61,7 +63,7 @@ fn claimed(program: &Program, bound: &Bound, ranks: u32) -> Result<Kernel, Lower
 /// As [`lower`], for pipelines without a kernel.
 pub fn facts(program: &Program, bound: &Bound, ranks: u32) -> Result<Facts, LowerError> {
     let program = world::over_one_axis(program)?;
-    Ok(claims::facts(&claimed(&program, bound, ranks)?, ranks))
+    Ok(claims::facts(&claimed(&program, bound, &[ranks as i32])?, ranks))
 }
 
 /// The plan of a pipeline, not yet verified.
@@ -85,7 +87,7 @@ fn lower_of_any_capacity(
     config: &Config,
 ) -> Result<Plan, LowerError> {
     let (world, program, config) = &World::of(program, bound, config)?;
-    let kernel = claimed(program, bound, config.ranks)?;
+    let kernel = claimed(program, bound, &world.sizes())?;
     let facts = claims::facts(&kernel, config.ranks);
     let config = &settings::normalise(config, &facts, world.target)?;
     let mut draft = tile::families(&kernel, config, world)?;

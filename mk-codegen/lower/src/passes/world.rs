@@ -21,16 +21,17 @@ pub(super) struct World {
     pub target: &'static Target,
     pub mesh: Mesh,
     pub nic: Option<Nic>,
-    /// The ranks along the pipeline's axis, by node.
-    pub nodes: Nodes,
+    /// The ranks along each of the pipeline's axes, by node.
+    pub nodes: Vec<Nodes>,
 }
 
 impl World {
-    /// The world of a pipeline, the pipeline over its one axis, and the settings as they are for the ranks along that.
+    /// The world of a pipeline, the pipeline over the axes that it places tensors over, and the settings as they are for
+    /// the ranks along those.
     ///
     /// # Errors
     /// [`LowerError::OutOfRange`] for a target that is not known, and for a mesh that is not of these ranks or nodes;
-    /// [`LowerError::Unsupported`] for a pipeline over several axes, or over one that the mesh lacks.
+    /// [`LowerError::Unsupported`] for a pipeline over an axis that the mesh lacks, and over several axes and nodes.
     pub fn of<'p>(
         program: &'p Program,
         bound: &Bound,
@@ -41,10 +42,9 @@ impl World {
             let what = format!("target `{}` is not known", config.target);
             LowerError::OutOfRange { what, help: format!("use {}", known.join(", ")) }
         })?;
-        let program = over_one_axis(program)?;
-        let name = &program.mesh_axes()[0];
+        let program = program.over_placed_axes();
         let mesh = match config.mesh.is_empty() {
-            true => Mesh { axes: vec![(name.clone(), config.ranks)] },
+            true => Mesh { axes: vec![(program.mesh_axes()[0].clone(), config.ranks)] },
             false => Mesh { axes: config.mesh.clone() },
         };
         let axes: Vec<_> = mesh.axes.iter().map(|(name, n)| format!("{name}={n}")).collect();
@@ -57,15 +57,20 @@ impl World {
             );
             return Err(LowerError::OutOfRange { what, help });
         }
-        let named = config.mesh.is_empty() || mesh.axes.iter().any(|(axis, _)| axis == name);
-        let Some(axis) = mesh.axis(name).filter(|_| named) else {
-            let why = format!("the pipeline is over the axis `{name}`, and the mesh is {axes}");
-            return Err(unsupported(
-                "mesh",
-                why,
-                "name the pipeline's axis, as in `gather(a, tp)`, or in the mesh",
-            ));
+        let named = |name: &String| {
+            let known = config.mesh.is_empty() || mesh.axes.iter().any(|(axis, _)| axis == name);
+            mesh.axis(name)
+                .filter(|_| known && (program.mesh_axes().len() == 1 || !config.mesh.is_empty()))
         };
+        let mut groups = Vec::new();
+        for name in program.mesh_axes() {
+            let Some(axis) = named(name) else {
+                let why = format!("the pipeline is over the axis `{name}`, and the mesh is {axes}");
+                let help = "name the pipeline's axis, as in `gather(a, tp)`, or in the mesh";
+                return Err(unsupported("mesh", why, help));
+            };
+            groups.push((name, RankGroup::of(axis, config.ranks)));
+        }
         let behind = mesh.axes.iter().rev().take_while(|(axis, _)| axis != NODES);
         let on_node = behind.map(|(_, n)| n).product::<u32>();
         let cut = mesh.axes.iter().any(|(axis, _)| axis == NODES);
@@ -80,41 +85,80 @@ impl World {
             );
             return Err(LowerError::OutOfRange { what, help });
         }
-        let group = RankGroup::of(axis, config.ranks);
         let whole = config.ranks.checked_rem(config.nodes) == Some(0);
         let local = whole.then(|| (config.ranks / config.nodes).max(1) as i32);
-        let nodes = match (group.is_world(), local.and_then(|local| group.by_node(local))) {
-            (_, Some(nodes)) => nodes,
-            // Settings refuse it.
-            (true, None) => group.in_one_node(),
-            (false, None) => {
-                let what = format!(
-                    "{} nodes cut the axis `{name}` of the mesh {axes} unevenly",
-                    config.nodes
-                );
-                let help =
-                    "let each node have whole groups of an axis, or as many ranks of each".into();
-                return Err(LowerError::OutOfRange { what, help });
-            }
-        };
-        let cut = |ty: &TensorType| {
-            let dim = ty.placement[0].cut().and_then(|d| ty.dims.get(d));
-            dim.is_some_and(|dim| bound.is_runtime(*dim))
-        };
-        let mut values = (0..program.n_values()).filter_map(|i| program.ty(ValueId::new(i)));
-        if !group.is_world() && values.any(cut) {
-            let why = format!(
-                "ranks along `{name}` share a dimension that comes with each launch, and are not all ranks"
-            );
-            return Err(unsupported("dyn", why, "let it be fixed, or use a mesh of one axis"));
+        if let [(_, group)] = groups[..] {
+            let nodes = on_nodes(group, groups[0].0, &axes, local, config.nodes)?;
+            let (ranks, over) = match group.is_world() {
+                true => (config.ranks, config.nodes),
+                false => (group.size as u32, nodes.count() as u32),
+            };
+            refuse_shared(&program, bound, group, groups[0].0)?;
+            let of_group = Config { ranks, nodes: over, ..config.clone() };
+            let nodes = vec![nodes];
+            return Ok((World { target, mesh, nic: config.nic(), nodes }, program, of_group));
         }
-        let (ranks, over) = match group.is_world() {
-            true => (config.ranks, config.nodes),
-            false => (axis.size, nodes.count() as u32),
-        };
-        let of_group = Config { ranks, nodes: over, ..config.clone() };
-        Ok((World { target, mesh, nic: config.nic(), nodes }, program, of_group))
+        if config.nodes > 1 {
+            let why = format!(
+                "the pipeline places tensors over {} axes of a mesh of {} nodes",
+                groups.len(),
+                config.nodes
+            );
+            let help = "use one node, or one axis in a kernel";
+            return Err(unsupported("mesh", why, help));
+        }
+        let ranks = groups.iter().map(|(_, group)| group.size as u32).product();
+        let nodes = groups.iter().map(|(_, group)| group.in_one_node()).collect();
+        let of_groups = Config { ranks, ..config.clone() };
+        Ok((World { target, mesh, nic: config.nic(), nodes }, program, of_groups))
     }
+
+    /// Ranks along each axis.
+    pub fn sizes(&self) -> Vec<i32> {
+        self.nodes.iter().map(|nodes| nodes.group.size).collect()
+    }
+}
+
+/// How the ranks along an axis lie in nodes of so many.
+fn on_nodes(
+    group: RankGroup,
+    name: &str,
+    axes: &str,
+    local: Option<i32>,
+    nodes: u32,
+) -> Result<Nodes, LowerError> {
+    match (group.is_world(), local.and_then(|local| group.by_node(local))) {
+        (_, Some(nodes)) => Ok(nodes),
+        // Settings refuse it.
+        (true, None) => Ok(group.in_one_node()),
+        (false, None) => {
+            let what = format!("{nodes} nodes cut the axis `{name}` of the mesh {axes} unevenly");
+            let help =
+                "let each node have whole groups of an axis, or as many ranks of each".into();
+            Err(LowerError::OutOfRange { what, help })
+        }
+    }
+}
+
+/// Ranks of a group that is not the world share no dimension of a launch.
+fn refuse_shared(
+    program: &Program,
+    bound: &Bound,
+    group: RankGroup,
+    name: &str,
+) -> Result<(), LowerError> {
+    let cut = |ty: &TensorType| {
+        let dim = ty.placement[0].cut().and_then(|d| ty.dims.get(d));
+        dim.is_some_and(|dim| bound.is_runtime(*dim))
+    };
+    let mut values = (0..program.n_values()).filter_map(|i| program.ty(ValueId::new(i)));
+    if !group.is_world() && values.any(cut) {
+        let why = format!(
+            "ranks along `{name}` share a dimension that comes with each launch, and are not all ranks"
+        );
+        return Err(unsupported("dyn", why, "let it be fixed, or use a mesh of one axis"));
+    }
+    Ok(())
 }
 
 /// A pipeline over its one axis.

@@ -219,7 +219,7 @@ impl Checker<'_> {
             None if masks => self.error(place, "masks by position: it needs `position` lines"),
             None => {}
             Some(_) if !masks => {
-                self.error(place, "has `position` lines, which only `mask=causal` asks for")
+                self.error(place, "has `position` lines, which only a mask by position asks for")
             }
             Some(at) => {
                 let held = Scope { inner: false, ..all };

@@ -31,21 +31,62 @@ pub enum Mask {
     /// Those at its own position of the sequence and before. Positions are the family's
     /// ([`Positions`](crate::Positions)).
     Causal,
+    /// So many of those, its own the last of them.
+    Window(u32),
 }
 
 impl Mask {
-    /// The name in the text format.
-    pub(super) fn name(self) -> &'static str {
+    /// Of a pipeline that is causal, or has a window, or neither.
+    pub fn of(causal: bool, window: Option<u32>) -> Mask {
+        match window {
+            Some(keys) if causal => Mask::Window(keys),
+            _ if causal => Mask::Causal,
+            _ => Mask::Full,
+        }
+    }
+
+    /// Keys that a query sees, where there is a bound.
+    pub fn window(self) -> Option<u32> {
         match self {
-            Mask::Full => "full",
-            Mask::Causal => "causal",
+            Mask::Window(keys) => Some(keys),
+            Mask::Full | Mask::Causal => None,
         }
     }
 
     pub(super) fn read(c: &mut Cursor<'_>) -> Result<Mask, ReadError> {
-        let name = c.choice("mask", &["full", "causal"])?;
-        Ok(if name == "full" { Mask::Full } else { Mask::Causal })
+        let token = c.peek();
+        match c.choice("mask", &["full", "causal", "window"])? {
+            "full" => Ok(Mask::Full),
+            "causal" => Ok(Mask::Causal),
+            _ => match c.setting("keys")? {
+                0 => Err(c.error_at(token, "a window has 1 key or more")),
+                keys if keys > i32::MAX as u32 => {
+                    Err(c.error_at(token, format!("a window has {} keys or fewer", i32::MAX)))
+                }
+                keys => Ok(Mask::Window(keys)),
+            },
+        }
     }
+}
+
+/// As the text format has it.
+impl fmt::Display for Mask {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Mask::Full => f.write_str("full"),
+            Mask::Causal => f.write_str("causal"),
+            Mask::Window(keys) => write!(f, "window keys={keys}"),
+        }
+    }
+}
+
+/// ` cap=0x42480000`, if there is one.
+pub(super) fn write_cap(cap: Option<u32>, f: &mut Formatter<'_>) -> fmt::Result {
+    cap.map_or(Ok(()), |cap| write!(f, " cap=0x{cap:08x}"))
+}
+
+pub(super) fn read_cap(c: &mut Cursor<'_>) -> Result<Option<u32>, ReadError> {
+    if c.peek().text == "cap" { c.setting("cap").map(Some) } else { Ok(None) }
 }
 
 /// Bytes of a block of queries, and of as many blocks of keys and of values as there are stages.
@@ -69,6 +110,8 @@ pub struct AttendTile {
     pub stages: u32,
     /// Which keys a query attends to.
     pub mask: Mask,
+    /// Scores `s` are `cap * tanh(s / cap)`, by its f32 bits.
+    pub cap: Option<u32>,
     /// How `o` is written.
     pub store: Store,
 }
@@ -81,7 +124,8 @@ impl AttendTile {
             _ => Carry::Scratch,
         };
         let (scale, stages) = (c.setting("scale")?, c.stages()?);
-        Ok(AttendTile { block, carry, scale, stages, mask: Mask::read(c)?, store: Store::read(c)? })
+        let (mask, cap) = (Mask::read(c)?, read_cap(c)?);
+        Ok(AttendTile { block, carry, scale, stages, mask, cap, store: Store::read(c)? })
     }
 }
 
@@ -91,10 +135,12 @@ impl Record for AttendTile {
     }
 
     fn settings(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let AttendTile { block: [m, n, d], carry, scale, stages, mask, store } = self;
+        let AttendTile { block: [m, n, d], carry, scale, stages, mask, cap, store } = self;
         let carry = if *carry == Carry::Registers { "registers" } else { "scratch" };
         write!(f, " block={m}x{n}x{d} carry={carry} scale=0x{scale:08x} stages={stages}")?;
-        write!(f, " mask={} store={}", mask.name(), store.name())
+        write!(f, " mask={mask}")?;
+        write_cap(*cap, f)?;
+        write!(f, " store={}", store.name())
     }
 
     fn contract(&self) -> Contract {
@@ -177,7 +223,11 @@ impl Record for AttendTile {
     }
 
     fn masks(&self) -> bool {
-        self.mask == Mask::Causal
+        self.mask != Mask::Full
+    }
+
+    fn window(&self) -> Option<u32> {
+        self.mask.window()
     }
 
     fn has_dynamic_schedule(&self) -> bool {

@@ -1,6 +1,9 @@
 //! Gradients of attention.
 
-use super::{Mask, Record, STATS};
+use super::{
+    Mask, Record, STATS,
+    attend::{read_cap, write_cap},
+};
 use crate::{
     contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, OperandSpec},
     names::{
@@ -73,12 +76,15 @@ pub struct AttendGradTile {
     pub stages: u32,
     /// Which keys a query attends to.
     pub mask: Mask,
+    /// As [`AttendTile`](super::AttendTile) has it.
+    pub cap: Option<u32>,
 }
 
 impl AttendGradTile {
     pub(super) fn read(c: &mut Cursor<'_>, of: GradOf) -> Result<AttendGradTile, ReadError> {
         let (block, scale) = (c.block()?, c.setting("scale")?);
-        Ok(AttendGradTile { of, block, scale, stages: c.stages()?, mask: Mask::read(c)? })
+        let (stages, mask) = (c.stages()?, Mask::read(c)?);
+        Ok(AttendGradTile { of, block, scale, stages, mask, cap: read_cap(c)? })
     }
 }
 
@@ -91,9 +97,9 @@ impl Record for AttendGradTile {
     }
 
     fn settings(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let AttendGradTile { block: [m, n, d], scale, stages, mask, .. } = self;
-        let mask = mask.name();
-        write!(f, " block={m}x{n}x{d} scale=0x{scale:08x} stages={stages} mask={mask}")
+        let AttendGradTile { block: [m, n, d], scale, stages, mask, cap, .. } = self;
+        write!(f, " block={m}x{n}x{d} scale=0x{scale:08x} stages={stages} mask={mask}")?;
+        write_cap(*cap, f)
     }
 
     fn contract(&self) -> Contract {
@@ -163,7 +169,11 @@ impl Record for AttendGradTile {
     }
 
     fn masks(&self) -> bool {
-        self.mask == Mask::Causal
+        self.mask != Mask::Full
+    }
+
+    fn window(&self) -> Option<u32> {
+        self.mask.window()
     }
 
     fn queries_move(&self) -> bool {

@@ -165,6 +165,7 @@ mod tests {
                 scale: 0,
                 stages: 2,
                 mask: Mask::Full,
+                cap: None,
             })
         };
         let attend = |carry| {
@@ -174,6 +175,7 @@ mod tests {
                 scale: 0,
                 stages: 2,
                 mask: Mask::Full,
+                cap: None,
                 store: Store::Direct,
             })
         };

@@ -91,6 +91,11 @@ pub trait Record {
         false
     }
 
+    /// The most keys that a query sees, by their places.
+    fn window(&self) -> Option<u32> {
+        None
+    }
+
     /// Whether queries come in blocks, to a tile of keys.
     fn queries_move(&self) -> bool {
         false

@@ -1,51 +1,40 @@
 //! What a plan and a program are evaluated in: numbers of the fields, or sets of inputs for messages.
 
 use super::number::{Pair, Products, mix, random};
-use mk_dtype::DType;
+use mk_dtype::{Curve, DType};
 use mk_plan::EpilogueOp;
 use std::collections::{BTreeSet, HashMap};
 
 /// What is done to one element, by a random function that has a key of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Function {
-    Gelu,
-    Silu,
-    Relu,
     Round(DType),
-    GeluTanh,
-    /// The slope of a curve.
-    GeluSlope,
-    GeluTanhSlope,
-    SiluSlope,
-    ReluSlope,
+    Curve(Curve),
+    Slope(Curve),
     /// Of a row's mean of squares and so much, by the bits of an f32.
     ReciprocalRoot(u32),
+    /// Scores that stay below the f32 of these bits, and the slope of that.
+    Cap(u32),
+    CapSlope(u32),
 }
 
 impl Function {
     /// A number of its own.
     fn key(self) -> u64 {
         match self {
-            Function::Gelu => 0,
-            Function::Silu => 1,
-            Function::Relu => 2,
-            Function::GeluTanh => 3,
-            Function::GeluSlope => 4,
-            Function::GeluTanhSlope => 5,
-            Function::SiluSlope => 6,
-            Function::ReluSlope => 7,
+            Function::Curve(curve) => 0x40 + curve as u64,
+            Function::Slope(curve) => 0x80 + curve as u64,
             Function::ReciprocalRoot(eps) => 1 << 32 | u64::from(eps),
-            Function::Round(to) => 8 + to as u64,
+            Function::Cap(cap) => 2 << 32 | u64::from(cap),
+            Function::CapSlope(cap) => 3 << 32 | u64::from(cap),
+            Function::Round(to) => to as u64,
         }
     }
 
     /// That of an operation of an epilogue, if it is one.
     pub fn of(op: EpilogueOp) -> Option<Function> {
         Some(match op {
-            EpilogueOp::Gelu => Function::Gelu,
-            EpilogueOp::Silu => Function::Silu,
-            EpilogueOp::Relu => Function::Relu,
-            EpilogueOp::GeluTanh => Function::GeluTanh,
+            EpilogueOp::Curve(curve) => Function::Curve(curve),
             EpilogueOp::Round(to) => Function::Round(to),
             _ => return None,
         })
@@ -54,11 +43,8 @@ impl Function {
     /// What an operation of an epilogue makes of its operand before it multiplies by it, if it is one that does.
     pub fn slope_of(op: EpilogueOp) -> Option<Function> {
         Some(match op {
-            EpilogueOp::GeluGrad => Function::GeluSlope,
-            EpilogueOp::GeluTanhGrad => Function::GeluTanhSlope,
-            EpilogueOp::SiluGrad => Function::SiluSlope,
-            EpilogueOp::ReluGrad => Function::ReluSlope,
-            EpilogueOp::MulSilu => Function::Silu,
+            EpilogueOp::Slope(curve) => Function::Slope(curve),
+            EpilogueOp::MulSilu => Function::Curve(Curve::Silu),
             _ => return None,
         })
     }

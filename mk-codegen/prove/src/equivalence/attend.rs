@@ -4,7 +4,45 @@
 //! running maximum is whatever comes, another at each step, as any number gives the same quotient: a plan that forgets
 //! to scale what it carries, or carries it from elsewhere, is wrong with every maximum but one.
 
-use super::{algebra::Algebra, tile::Tile};
+use super::{
+    algebra::{Algebra, Function},
+    tile::Tile,
+};
+use mk_plan::Mask;
+use std::ops::Range;
+
+/// Which scores there are, and what becomes of them.
+#[derive(Clone, Copy)]
+pub(super) struct Scored {
+    pub scale: f32,
+    pub mask: Mask,
+    pub cap: Option<u32>,
+}
+
+impl Scored {
+    pub fn of(scale: u32, mask: Mask, cap: Option<u32>) -> Scored {
+        Scored { scale: f32::from_bits(scale), mask, cap }
+    }
+
+    /// What a product of a query and a key becomes, before it is capped and behind it.
+    pub fn score<A: Algebra>(&self, algebra: &mut A, product: A::Elem) -> [A::Elem; 2] {
+        let scaled = algebra.scale(product, self.scale);
+        let capped = self.cap.map(|cap| algebra.apply(Function::Cap(cap), scaled));
+        [scaled, capped.unwrap_or(scaled)]
+    }
+
+    /// A gradient of a capped score as one of the score before.
+    pub fn before_cap<A: Algebra>(
+        &self,
+        algebra: &mut A,
+        gradient: A::Elem,
+        scaled: A::Elem,
+    ) -> A::Elem {
+        let Some(cap) = self.cap else { return gradient };
+        let slope = algebra.apply(Function::CapSlope(cap), scaled);
+        algebra.mul(gradient, slope)
+    }
+}
 
 /// State between steps: unnormalised results `[rows, d]`, and of each row a maximum and a sum, `[rows, 2]`.
 #[derive(Clone)]
@@ -23,14 +61,14 @@ impl<E: Copy + PartialEq> Attention<E> {
         }
     }
 
-    /// A block of keys `[n, dk]` and values `[n, d]`, with a factor on scores. `masked(i, j)` says that query `i` does
-    /// not see key `j`: its weight is 0.
+    /// A block of keys `[n, dk]` and values `[n, d]`, with what becomes of scores. `seen(i)` are the keys that
+    /// query `i` sees: of others the weight is 0.
     pub fn step<A: Algebra<Elem = E>>(
         &mut self,
         algebra: &mut A,
         [q, k, v]: [&Tile<E>; 3],
-        scale: f32,
-        masked: impl Fn(usize, usize) -> bool,
+        scores: Scored,
+        seen: impl Fn(usize) -> Range<usize>,
     ) {
         for i in 0..q.rows {
             if algebra.spent() {
@@ -43,13 +81,13 @@ impl<E: Copy + PartialEq> Attention<E> {
             for x in acc.iter_mut() {
                 *x = algebra.mul(*x, shrink);
             }
-            for j in (0..k.rows).filter(|j| !masked(i, *j)) {
+            for j in seen(i) {
                 let mut score = A::ZERO;
                 for (x, y) in q.row(i).iter().zip(k.row(j)) {
                     let product = algebra.mul(*x, *y);
                     score = algebra.add(score, product);
                 }
-                let score = algebra.scale(score, scale);
+                let [_, score] = scores.score(algebra, score);
                 let weight = algebra.exp_of_difference(score, new);
                 sum = algebra.add(sum, weight);
                 for (x, y) in acc.iter_mut().zip(v.row(j)) {
@@ -105,8 +143,12 @@ mod tests {
         for w in cuts.windows(2) {
             let (k, v) = (rows(&k, w[0], w[1]), rows(&v, w[0], w[1]));
             let before = state.acc.clone();
-            let masked = |i: usize, j: usize| causal && w[0] + j > 2 * i + 1;
-            state.step(&mut numbers, [&q, &k, &v], 0.5, masked);
+            let seen = |i: usize| match causal {
+                true => 0..(2 * i + 2).saturating_sub(w[0]).min(k.rows),
+                false => 0..k.rows,
+            };
+            let scores = Scored { scale: 0.5, mask: Mask::Full, cap: None };
+            state.step(&mut numbers, [&q, &k, &v], scores, seen);
             if forget {
                 // Another maximum for the sums of the step before.
                 state.acc = before;

@@ -42,6 +42,15 @@ impl Lines {
         }
     }
 
+    /// A window compares elements that are so far apart: who is in it follows from cells alone.
+    pub fn apart(&mut self, line: u32, distance: u32) {
+        let end = self.cuts[line as usize].last().copied().unwrap_or(0);
+        let left = i32::try_from(distance).ok().map(|distance| (distance, end - distance));
+        if let Some((distance, left)) = left.filter(|(_, left)| *left > 0) {
+            self.link((line, 0, left), (line, distance, left));
+        }
+    }
+
     /// Two stretches of one length are the same index.
     pub fn link(&mut self, (a, at, len): Stretch, (b, other, _): Stretch) {
         self.stretch((a, at, len));
@@ -157,6 +166,15 @@ impl Cells {
     pub fn bounds(&self, line: u32, cell: usize) -> (i32, i32) {
         let cuts = &self.cuts[line as usize];
         (cuts[cell], cuts[cell + 1])
+    }
+
+    /// The place so many elements of the unscaled line before another, if there is one: of a line that is linked to
+    /// itself at that distance.
+    pub fn before(&self, line: u32, at: usize, distance: u32) -> Option<usize> {
+        let cell = self.cell(line, at);
+        let (begin, _) = self.bounds(line, cell);
+        let there = begin.checked_sub_unsigned(distance).filter(|x| *x >= 0)?;
+        Some(self.at(line, there) + at - self.scaled[line as usize][cell] as usize)
     }
 
     /// An element that a place in the scaled line stands for.

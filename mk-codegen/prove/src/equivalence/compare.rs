@@ -11,7 +11,7 @@ use super::{
     unroll::Unrolled,
 };
 use mk_plan::{BufId, Buffer, Entity, Space};
-use mk_syntax::{Placement, ValueId};
+use mk_syntax::ValueId;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One launch of a plan, and its pipeline.
@@ -85,6 +85,9 @@ impl<'c, 'a> Case<'c, 'a> {
             }
         }
         links::tasks(lines, unrolled, |slab| case.line(slab), sequence)?;
+        for window in plan.families.values().filter_map(|f| f.leaf.window()) {
+            lines.apart(sequence, window);
+        }
         Ok(case)
     }
 
@@ -296,7 +299,7 @@ impl<'c, 'a> Case<'c, 'a> {
         let mut list = Vec::new();
         for ((tensor, group, place), blocks) in by_tensor {
             let ranks = || (0..self.dims.world).filter(move |r| self.dims.group(*r) == group);
-            let rank = place.and_then(|place| ranks().nth(place));
+            let rank = place.and_then(|place| ranks().find(|r| self.dims.place(*r) == place));
             let value = ValueId::new(tensor);
             let of_dim = |d: usize| {
                 let of: BTreeSet<usize> = blocks.iter().map(|b| b.cells[d]).collect();
@@ -334,16 +337,17 @@ impl<'c, 'a> Case<'c, 'a> {
         blocks: &[&Block],
         of: impl Iterator<Item = usize>,
     ) -> String {
-        let Some(d) = self.dims.placement(value).and_then(Placement::cut) else {
+        let cut: Vec<usize> = self.dims.placements(value).iter().filter_map(|p| p.cut()).collect();
+        if cut.is_empty() {
             return String::new();
-        };
+        }
         let holds = |rank: &usize| {
-            let stretches = self.dims.stretches(value, self.dims.place(*rank), d);
-            let inside = |b: &&Block| {
+            let inside = |b: &&Block, d: usize| {
+                let stretches = self.dims.stretches(value, self.dims.place(*rank), d);
                 let (begin, _) = cells.bounds(self.dims.line(value, d), b.cells[d]);
                 stretches.iter().any(|(base, len)| (*base..base + len).contains(&begin))
             };
-            blocks.iter().any(inside)
+            blocks.iter().any(|b| cut.iter().all(|d| inside(b, *d)))
         };
         let ranks: Vec<String> = of.filter(holds).map(|r| r.to_string()).collect();
         match &ranks[..] {

@@ -1,8 +1,8 @@
 //! The dimensions of a pipeline's values, and the values.
 
 use super::{cells::Lines, error::FieldError};
-use mk_plan::{Axis, Mesh};
-use mk_syntax::{Bound, Def, Node, Op, Placement, Program, ValueId};
+use mk_plan::{Mesh, Places};
+use mk_syntax::{Bound, Def, Node, Op, Placement, Program, Scores, ValueId};
 use std::collections::BTreeMap;
 
 /// Rows of each expert on each rank, by the tensor that has them.
@@ -12,10 +12,12 @@ pub(super) type Counts = BTreeMap<ValueId, Vec<Vec<i32>>>;
 pub(super) struct Dims<'a> {
     pub program: &'a Program,
     pub bound: &'a Bound,
-    /// Ranks along the program's axis, and of the world.
+    /// Ranks along the program's axes, and of the world.
     pub ranks: usize,
     pub world: usize,
-    axis: Axis,
+    /// The program's axes in the mesh, and the others.
+    places: Places,
+    others: Places,
     /// Rows of each expert.
     pub ragged: Counts,
     /// The line of each dimension of each value.
@@ -31,10 +33,10 @@ impl<'a> Dims<'a> {
         ragged: Counts,
         lines: &mut Lines,
     ) -> Result<Dims<'a>, FieldError> {
-        let axis = mesh.axis(&program.mesh_axes()[0]).ok_or_else(|| FieldError::Interface {
-            what: format!("its mesh has no axis `{}`", program.mesh_axes()[0]),
+        let [places, others] = mesh.places(program.mesh_axes()).map_err(|name| {
+            FieldError::Interface { what: format!("its mesh has no axis `{name}`") }
         })?;
-        let ranks = axis.size as usize;
+        let ranks = places.count();
         let wide = |node: &&Node| {
             let left = node.inputs.first().and_then(|x| program.ty(*x));
             matches!(node.op, Op::Gemm { .. }) && left.is_some_and(|t| t.dims.len() > 2)
@@ -47,7 +49,8 @@ impl<'a> Dims<'a> {
             ));
         }
         let world = mesh.size() as usize;
-        let mut dims = Dims { program, bound, ranks, world, axis, ragged, lines: Vec::new() };
+        let mut dims =
+            Dims { program, bound, ranks, world, places, others, ragged, lines: Vec::new() };
         for i in 0..program.n_values() {
             let value = ValueId::new(i);
             let mut own: Vec<u32> = match program.def(value) {
@@ -78,10 +81,10 @@ impl<'a> Dims<'a> {
                 shape.iter().map(|n| lines.line(*n as i64)).collect()
             };
             dims.lines.push(own);
-            if let Some(d) = dims.placement(value).and_then(Placement::cut) {
+            for d in dims.placements(value).iter().filter_map(|p| p.cut()) {
                 let line = dims.line(value, d);
-                for rank in 0..ranks {
-                    dims.stretches(value, rank, d).iter().for_each(|(at, _)| lines.cut(line, *at));
+                for place in 0..ranks {
+                    dims.stretches(value, place, d).iter().for_each(|(at, _)| lines.cut(line, *at));
                 }
             }
         }
@@ -156,7 +159,7 @@ impl<'a> Dims<'a> {
                     }
                 }
             }
-            Op::Attention { causal, .. } => {
+            Op::Attention { scores: Scores { causal, window, .. }, .. } => {
                 // Places are one index for queries and keys where a mask compares them.
                 let of_keys = if causal { &[0, 1, 3][..] } else { &[0, 3] };
                 for d in of_keys {
@@ -164,6 +167,9 @@ impl<'a> Dims<'a> {
                 }
                 for d in 0..3 {
                     same(of(1)[d], of(2)[d], extent(node.inputs[1], d));
+                }
+                if let Some(keys) = window {
+                    lines.apart(of(0)[1], keys);
                 }
                 // Every head is by itself.
                 for (i, d) in [(0, 2), (1, 2)] {
@@ -182,7 +188,8 @@ impl<'a> Dims<'a> {
                 let own = &self.lines[node.result.index()];
                 (1..extent(node.result, 3)).for_each(|at| lines.cut(own[3], at as i32));
             }
-            Op::AttentionDq { causal, .. } | Op::AttentionDk { causal, .. } => {
+            Op::AttentionDq { scores: Scores { causal, window, .. }, .. }
+            | Op::AttentionDk { scores: Scores { causal, window, .. }, .. } => {
                 let [q, d_o, stats, k, v] = gradient_operands(node.op);
                 let of_keys = if causal { &[0, 1, 3][..] } else { &[0, 3] };
                 for d in of_keys {
@@ -194,6 +201,9 @@ impl<'a> Dims<'a> {
                 }
                 for (d, other) in [(0, 0), (2, 1), (1, 2)] {
                     same(of(q)[d], of(stats)[other], extent(node.inputs[q], d));
+                }
+                if let Some(keys) = window {
+                    lines.apart(of(q)[1], keys);
                 }
                 for i in [q, k] {
                     (0..extent(node.inputs[i], 2)).for_each(|at| lines.cut(of(i)[2], at as i32));
@@ -218,51 +228,60 @@ impl<'a> Dims<'a> {
         self.bound.shape(value).and_then(|s| s.get(dim)).map_or(0, |n| *n as i64)
     }
 
-    pub fn placement(&self, value: ValueId) -> Option<Placement> {
-        self.program.ty(value).and_then(|t| t.placement.first().copied())
+    /// On each of the program's axes.
+    pub fn placements(&self, value: ValueId) -> &'a [Placement] {
+        self.program.ty(value).map_or(&[], |t| &t.placement)
     }
 
-    /// The place of a rank along the program's axis.
+    /// The place of a rank along the program's axes: row-major over them, the last one fastest.
     pub fn place(&self, rank: usize) -> usize {
-        self.axis.place(rank)
+        self.places.of(rank)
     }
 
-    /// Which of the groups along it a rank is in: each has inputs of its own.
+    /// Which of the groups along them a rank is in: each has inputs of its own.
     pub fn group(&self, rank: usize) -> usize {
-        self.axis.group(rank)
+        self.others.of(rank)
     }
 
-    /// First index and length of a rank's shard of a value that is sharded: all are as long as the first, as far as
-    /// there is something.
-    fn shard(&self, value: ValueId, rank: usize) -> (i32, i32) {
-        let Some(Placement::Shard(d)) = self.placement(value) else { return (0, 0) };
-        let n = self.extent(value, d);
-        let part = (n + self.ranks as i64 - 1) / self.ranks as i64;
-        let at = |rank: usize| (rank as i64 * part).min(n) as i32;
-        (at(rank), at(rank + 1) - at(rank))
+    /// How far apart two neighbours along one of the axes are in places, and how many there are.
+    pub fn along(&self, axis: usize) -> (usize, usize) {
+        let sizes = self.places.sizes();
+        (sizes[axis + 1..].iter().product(), sizes[axis])
     }
 
-    /// First index and length of the stretches of a dimension that a rank has of a value, in order: two in zigzag.
-    pub fn stretches(&self, value: ValueId, rank: usize, dim: usize) -> Vec<(i32, i32)> {
+    /// The contributions to a value that is partial.
+    pub fn over(&self, value: ValueId) -> Over {
+        let placements = self.placements(value).iter().enumerate();
+        let partial = placements.filter(|(_, p)| **p == Placement::Partial);
+        Over(partial.map(|(axis, _)| self.along(axis)).collect())
+    }
+
+    /// First index and length of the stretches of a dimension that a place has of a value, in order: two in zigzag.
+    /// Shards are as long as the first, as far as there is something.
+    pub fn stretches(&self, value: ValueId, place: usize, dim: usize) -> Vec<(i32, i32)> {
         let n = self.extent(value, dim);
-        match self.placement(value) {
-            Some(Placement::Shard(d)) if d == dim => vec![self.shard(value, rank)],
-            Some(Placement::Zigzag(d)) if d == dim => {
-                let parts = 2 * self.ranks;
-                let each = (n + parts as i64 - 1) / parts as i64;
-                let at = |i: usize| (i as i64 * each).min(n) as i32;
-                [rank, parts - 1 - rank].map(|i| (at(i), at(i + 1) - at(i))).to_vec()
-            }
-            _ => vec![(0, n as i32)],
+        let cut = self.placements(value).iter().position(|p| p.cut() == Some(dim));
+        let Some(axis) = cut else { return vec![(0, n as i32)] };
+        let (stride, ranks) = self.along(axis);
+        let own = place / stride % ranks;
+        let zigzag = matches!(self.placements(value)[axis], Placement::Zigzag(_));
+        let parts = if zigzag { 2 * ranks } else { ranks };
+        let each = (n + parts as i64 - 1) / parts as i64;
+        let at = |i: usize| (i as i64 * each).min(n) as i32;
+        let part = |i: usize| (at(i), at(i + 1) - at(i));
+        match zigzag {
+            true => vec![part(own), part(parts - 1 - own)],
+            false => vec![part(own)],
         }
     }
 
-    /// First index and length of a rank's part of a value in each dimension; of one in zigzag the first stretch.
-    pub fn part(&self, value: ValueId, rank: usize) -> Vec<(i32, i32)> {
+    /// First index and length of a place's part of a value in each dimension; of one in zigzag all of it.
+    pub fn part(&self, value: ValueId, place: usize) -> Vec<(i32, i32)> {
         let n = self.bound.shape(value).map_or(0, <[u64]>::len);
-        let of_dim = |d| match self.placement(value) {
-            Some(Placement::Shard(s)) if s == d => self.shard(value, rank),
-            _ => (0, self.extent(value, d) as i32),
+        let zigzag = |d| self.placements(value).contains(&Placement::Zigzag(d));
+        let of_dim = |d| match zigzag(d) {
+            true => (0, self.extent(value, d) as i32),
+            false => self.stretches(value, place, d)[0],
         };
         (0..n).map(of_dim).collect()
     }
@@ -280,18 +299,65 @@ pub(super) struct Tensor<E> {
     pub data: Vec<E>,
 }
 
-/// A value: the whole, or what each rank adds to it.
-pub(super) enum Value<E> {
-    Whole(Tensor<E>),
-    Contributions(Vec<Tensor<E>>),
+/// Axes along which ranks have contributions: how far apart neighbours are in places, and how many there are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Over(Vec<(usize, usize)>);
+
+impl Over {
+    /// The number of the contribution that a place has.
+    fn number(&self, place: usize) -> usize {
+        self.0.iter().fold(0, |i, (stride, n)| i * n + place / stride % n)
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.iter().map(|(_, n)| n).product()
+    }
+
+    /// A place that has each of them.
+    pub fn places(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.count()).map(|mut i| {
+            let mut place = 0;
+            for (stride, n) in self.0.iter().rev() {
+                place += i % n * stride;
+                i /= n;
+            }
+            place
+        })
+    }
+
+    /// All axes of both.
+    pub fn and(&self, other: &Over) -> Over {
+        let more = other.0.iter().filter(|axis| !self.0.contains(axis));
+        Over(self.0.iter().chain(more).copied().collect())
+    }
+
+    /// Without one of the axes.
+    pub fn without(&self, axis: (usize, usize)) -> Over {
+        Over(self.0.iter().copied().filter(|a| *a != axis).collect())
+    }
+}
+
+/// A value: what each place adds to it; of one that is no sum, the whole is there once.
+pub(super) struct Value<E> {
+    pub over: Over,
+    list: Vec<Tensor<E>>,
 }
 
 impl<E> Value<E> {
-    /// What a rank has of it, where it is not sharded.
-    pub fn on(&self, rank: usize) -> &Tensor<E> {
-        match self {
-            Value::Whole(t) => t,
-            Value::Contributions(list) => &list[rank],
-        }
+    /// One that is no sum.
+    pub fn whole(tensor: Tensor<E>) -> Value<E> {
+        Value { over: Over::default(), list: vec![tensor] }
+    }
+
+    /// Contributions, made at a place that has each of them.
+    pub fn made(over: Over, mut of: impl FnMut(usize) -> Tensor<E>) -> Value<E> {
+        let list = over.places().map(&mut of).collect();
+        Value { over, list }
+    }
+
+    /// What a place has of it, where it is not sharded.
+    pub fn on(&self, place: usize) -> &Tensor<E> {
+        &self.list[self.over.number(place)]
     }
 }

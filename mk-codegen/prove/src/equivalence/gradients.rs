@@ -3,8 +3,9 @@
 //!
 //! Scores and logarithms are numbers of the first field, weights and all that is made of them of the second.
 
-use super::{algebra::Algebra, tile::Tile};
+use super::{algebra::Algebra, attend::Scored, tile::Tile};
 use mk_plan::{Operand, STATS};
+use std::ops::Range;
 
 /// Sums so far, `[rows, d]` each, without the factor on scores.
 #[derive(Clone)]
@@ -43,24 +44,25 @@ impl<E: Copy + PartialEq> Gradients<E> {
         Gradients::Keys { keys: zeros(cols), values: zeros(wide) }
     }
 
-    /// Adds a block's share; `masked(i, j)` says that query `i` does not see key `j`.
+    /// Adds a block's share; `seen(i)` are the keys that query `i` sees.
     pub fn step<A: Algebra<Elem = E>>(
         &mut self,
         algebra: &mut A,
         block: Block<'_, E>,
-        scale: f32,
-        masked: impl Fn(usize, usize) -> bool,
+        scores: Scored,
+        seen: impl Fn(usize) -> Range<usize>,
     ) {
         let Block { q, d_o, stats, k, v } = block;
         for i in 0..q.rows {
             let [lse, delta] = [0, 1].map(|n| stats.row(i)[n]);
-            for j in (0..k.rows).filter(|j| !masked(i, *j)) {
+            for j in seen(i) {
                 let score = dot(algebra, q.row(i), k.row(j));
-                let score = algebra.scale(score, scale);
+                let [scaled, score] = scores.score(algebra, score);
                 let weight = algebra.exp_of_difference(score, lse);
                 let worth = dot(algebra, d_o.row(i), v.row(j));
                 let above = algebra.difference(worth, delta);
                 let slope = algebra.mul(weight, above);
+                let slope = scores.before_cap(algebra, slope, scaled);
                 match self {
                     Gradients::Queries(sum) => add(algebra, sum, i, slope, k.row(j)),
                     Gradients::Keys { keys, values } => {

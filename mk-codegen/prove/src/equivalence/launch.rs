@@ -151,7 +151,11 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
                     _ => Point::Inner,
                 };
                 let places = unrolled.positions.get(&(task as u32, t.phase));
-                let places = places.map(|at| at.map(|x| self.cells.at(self.sequence, x)));
+                let places = places.map(|at| leaf::InSequence {
+                    first: at.map(|x| self.cells.at(self.sequence, x)),
+                    cells: self.cells,
+                    line: self.sequence,
+                });
                 let work = leaf::consume(&mut context, algebra, family, point, t.phase, places);
                 let left = self.left.checked_sub(work.map_err(misfit)?);
                 self.left = left.ok_or_else(FieldError::multiplications)?;

@@ -53,7 +53,7 @@ use cells::Lines;
 use compare::Case;
 use dims::{Counts, Dims};
 use mk_plan::{Plan, Points, Table, TableSource};
-use mk_syntax::{Bound, Program};
+use mk_syntax::{Bound, Node, Op, Program};
 use std::collections::BTreeMap;
 use unroll::Moved;
 
@@ -99,9 +99,15 @@ pub fn evaluate(
     bound: &Bound,
     options: &Options,
 ) -> Result<Evaluation, FieldError> {
-    let program = &*program
-        .over_one_axis()
-        .map_err(|two| FieldError::unsupported(two.to_string(), "use one axis in a kernel"))?;
+    let program = &*program.over_placed_axes();
+    let routes =
+        |node: &Node| matches!(node.op, Op::Dispatch { .. } | Op::Combine | Op::GroupedGemm { .. });
+    if let (true, Some(node)) =
+        (program.mesh_axes().len() > 1, program.nodes().iter().find(|n| routes(n)))
+    {
+        let what = format!("`{}` of tensors placed over several axes", node.op.name());
+        return Err(FieldError::unsupported(what, "place them over one axis"));
+    }
     let unknown = |t: &Table| match t.source {
         _ if t.routed.is_some() => false,
         // The caller's, who has it as a tensor.

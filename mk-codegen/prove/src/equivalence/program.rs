@@ -9,8 +9,10 @@ use super::{
     dims::{Dims, Tensor, Value, gradient_operands},
     error::FieldError,
     launch::MAX_ELEMENTS,
+    leaf::seen,
     norm, ragged, softmax,
 };
+use mk_plan::Mask;
 use mk_syntax::{Curve, DType, Def, Node, Op, Placement, ValueId};
 
 /// Multiplications and elements that a program takes on scaled tensors, about.
@@ -21,19 +23,19 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
     let volume = |list: &[u64]| list.iter().fold(1u64, |n, x| n.saturating_mul(*x));
     let (mut work, mut elements) = (0u64, 0u64);
     for value in (0..dims.program.n_values()).map(ValueId::new) {
-        let contributions = match dims.placement(value) {
-            Some(Placement::Partial) => dims.ranks as u64,
-            _ => 1,
-        };
+        let contributions = dims.over(value).count() as u64;
         let made = volume(&extents(value));
         elements = elements.saturating_add(made.saturating_mul(contributions));
         let Some(Def::Node(node)) = dims.program.def(value) else { continue };
         let of = |i: usize| extents(node.inputs[i]);
         let each = match node.op {
             Op::Gemm { a_transposed, .. } => {
-                let cut = !matches!(dims.placement(node.inputs[0]), Some(Placement::Partial));
-                let times = if cut { 1 } else { contributions };
-                of(0)[usize::from(!a_transposed)].saturating_mul(times)
+                let inner = usize::from(!a_transposed);
+                // Of an inner dimension that ranks share, each multiplies its part.
+                let shares = dims.placements(node.inputs[0]).iter().enumerate();
+                let shares = shares.filter(|(_, p)| p.cut() == Some(inner));
+                let shares: u64 = shares.map(|(axis, _)| dims.along(axis).1 as u64).product();
+                of(0)[inner].saturating_mul(contributions) / shares.max(1)
             }
             Op::GroupedGemm { transposed: false } => of(1)[1],
             Op::GroupedGemm { transposed: true } => of(1).iter().skip(2).product(),
@@ -47,8 +49,19 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
             | Op::AttentionDv => {
                 let (q, keys) = (of(0), of(node.inputs.len().min(2) - 1));
                 let (rows, columns) = (q.get(..3), q.get(3).copied().unwrap_or(1));
-                let pairs =
-                    rows.map_or(0, volume).saturating_mul(keys.get(1).copied().unwrap_or(1));
+                let keys = keys.get(1).copied().unwrap_or(1);
+                let pairs = rows.map_or(0, volume).saturating_mul(keys);
+                let line = dims.line(node.inputs[0], 1);
+                let seen = |window: u32| -> u64 {
+                    let mask = Mask::Window(window);
+                    let all = 0..keys as usize;
+                    all.map(|i| seen(mask, (cells, line), i, (0, keys as usize)).len() as u64).sum()
+                };
+                // Of a window fewer.
+                let pairs = match window(dims, node) {
+                    Some(window) if keys > 0 => (pairs / keys / keys).saturating_mul(seen(window)),
+                    _ => pairs,
+                };
                 let times = if matches!(node.op, Op::Attention { .. } | Op::Lse) { 2 } else { 5 };
                 work = work.saturating_add(pairs.saturating_mul(times * columns + EXPONENTIAL));
                 0
@@ -60,7 +73,23 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
     (work, elements)
 }
 
-/// All values of a program on one of the groups along its axis, where that takes no more than so many multiplications.
+/// The window of an attention, or of what goes with one.
+fn window(dims: &Dims<'_>, node: &Node) -> Option<u32> {
+    match node.op {
+        Op::Attention { scores, .. }
+        | Op::AttentionDq { scores, .. }
+        | Op::AttentionDk { scores, .. } => scores.window.filter(|_| scores.causal),
+        Op::Lse | Op::AttentionDv => match dims.program.def(*node.inputs.first()?)? {
+            Def::Node(first) if !matches!(first.op, Op::Lse | Op::AttentionDv) => {
+                window(dims, first)
+            }
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// All values of a program on one of the groups along its axes, where that takes no more than so many multiplications.
 pub(super) fn evaluate<A: Algebra>(
     algebra: &mut A,
     dims: &Dims<'_>,
@@ -80,14 +109,14 @@ pub(super) fn evaluate<A: Algebra>(
         let value = ValueId::new(i);
         let made = match dims.program.def(value) {
             Some(Def::Node(node)) => Evaluator { algebra, dims, cells, values: &values }.node(node),
-            _ => match dims.placement(value) {
-                Some(Placement::Partial) => Value::Contributions(
-                    (0..dims.ranks)
-                        .map(|r| input(algebra, dims, cells, value, (group, Some(r))))
-                        .collect(),
-                ),
-                _ => Value::Whole(input(algebra, dims, cells, value, (group, None))),
-            },
+            _ => {
+                let over = dims.over(value);
+                let partial =
+                    over.count() > 1 || dims.placements(value).contains(&Placement::Partial);
+                let of =
+                    |place| input(algebra, dims, cells, value, (group, partial.then_some(place)));
+                Value::made(over, of)
+            }
         };
         values.push(made);
         if algebra.spent() {
@@ -139,12 +168,12 @@ impl<A: Algebra> Evaluator<'_, A> {
         let y = node.inputs.get(1).map(|y| &values[y.index()]);
         match (node.op, y) {
             (Op::Gather { .. }, _) | (Op::Cast(DType::F32), _) => self.each(x, |_, t| t.clone()),
-            (Op::Attention { .. }, _) => Value::Whole(self.attention(node)[0].clone()),
+            (Op::Attention { .. }, _) => Value::whole(self.attention(node)[0].clone()),
             (Op::Lse, _) => match self.dims.program.def(node.inputs[0]) {
-                Some(Def::Node(attention)) => Value::Whole(self.attention(attention)[1].clone()),
+                Some(Def::Node(attention)) => Value::whole(self.attention(attention)[1].clone()),
                 _ => self.each(x, |_, t| t.clone()),
             },
-            (Op::AttentionStats, _) => Value::Whole(self.statistics(node)),
+            (Op::AttentionStats, _) => Value::whole(self.statistics(node)),
             (Op::AttentionDq { .. } | Op::AttentionDk { .. }, _) => self.gradients(node, 0),
             (Op::AttentionDv, _) => match self.dims.program.def(node.inputs[0]) {
                 Some(Def::Node(gradients)) => self.gradients(gradients, 1),
@@ -153,24 +182,23 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::Gemm { .. }, Some(y)) => self.gemm(node, x, y),
             (Op::GroupedGemm { .. }, Some(w)) => {
                 let of = [x.on(0), w.on(0)];
-                Value::Whole(ragged::product(self.algebra, self.dims, self.cells, node, of))
+                Value::whole(ragged::product(self.algebra, self.dims, self.cells, node, of))
             }
             (Op::GroupedWgrad, Some(dy)) => {
                 let of = [x.on(0), dy.on(0)];
-                Value::Whole(ragged::wgrad(self.algebra, self.dims, self.cells, node, of))
+                Value::whole(ragged::wgrad(self.algebra, self.dims, self.cells, node, of))
             }
             (Op::Dispatch { .. }, _) => {
                 let (dims, cells) = (self.dims, self.cells);
-                Value::Whole(ragged::dispatched::<A>(dims, cells, node, x.on(0)))
+                Value::whole(ragged::dispatched::<A>(dims, cells, node, x.on(0)))
             }
             (Op::Combine, _) => {
                 let of = [x.on(0), values[node.inputs[2].index()].on(0)];
-                Value::Whole(ragged::combined(self.algebra, self.dims, self.cells, node, of))
+                Value::whole(ragged::combined(self.algebra, self.dims, self.cells, node, of))
             }
-            (Op::ReduceScatter { .. } | Op::AllReduce { .. }, _) => match x {
-                Value::Whole(t) => Value::Whole(t.clone()),
-                Value::Contributions(list) => Value::Whole(self.sum(list)),
-            },
+            (Op::ReduceScatter { axis, .. } | Op::AllReduce { axis }, _) => {
+                self.sum(x, self.dims.along(axis.index()))
+            }
             (Op::Dequantize, Some(scales)) => self.both(x, scales, |algebra, x, scales| {
                 let width = x.data.len() / x.shape[0].max(1);
                 let each = x.data.iter().enumerate();
@@ -180,21 +208,13 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::Bias | Op::Add, Some(y)) => self.zip(x, y, A::add),
             (Op::Mul, Some(y)) => self.zip(x, y, A::mul),
             (Op::Slope(curve), Some(y)) => {
-                let f = match curve {
-                    Curve::Gelu => Function::GeluSlope,
-                    Curve::GeluTanh => Function::GeluTanhSlope,
-                    Curve::Silu => Function::SiluSlope,
-                    Curve::Relu => Function::ReluSlope,
-                };
+                let f = Function::Slope(curve);
                 self.zip(x, y, |a, x, y| {
                     let slope = a.apply(f, y);
                     a.mul(x, slope)
                 })
             }
-            (Op::GeluTanh, _) => self.map(x, |a, e| a.apply(Function::GeluTanh, e)),
-            (Op::Gelu, _) => self.map(x, |a, e| a.apply(Function::Gelu, e)),
-            (Op::Silu, _) => self.map(x, |a, e| a.apply(Function::Silu, e)),
-            (Op::Relu, _) => self.map(x, |a, e| a.apply(Function::Relu, e)),
+            (Op::Curve(curve), _) => self.map(x, |a, e| a.apply(Function::Curve(curve), e)),
             (Op::Scale(factor), _) => self.map(x, |a, e| a.scale(e, factor as f32)),
             (Op::Cast(to), _) => self.map(x, |a, e| a.apply(Function::Round(to), e)),
             (Op::RmsNorm { eps } | Op::RmsNormGrad { eps }, _) => self.norm(node, eps),
@@ -261,11 +281,11 @@ impl<A: Algebra> Evaluator<'_, A> {
             all.into_iter().nth(which)
         };
         let empty = || Tensor { shape: vec![0], data: Vec::new() };
-        match node.ty.placement.first() {
-            Some(Placement::Partial) => Value::Contributions(
-                (0..dims.ranks).map(|rank| of(Some(rank)).unwrap_or_else(empty)).collect(),
-            ),
-            _ => Value::Whole(of(None).unwrap_or_else(empty)),
+        match node.ty.placement.contains(&Placement::Partial) {
+            true => {
+                Value::made(dims.over(node.result), |place| of(Some(place)).unwrap_or_else(empty))
+            }
+            false => Value::whole(of(None).unwrap_or_else(empty)),
         }
     }
 
@@ -274,12 +294,7 @@ impl<A: Algebra> Evaluator<'_, A> {
         x: &Value<A::Elem>,
         mut f: impl FnMut(&mut A, &Tensor<A::Elem>) -> Tensor<A::Elem>,
     ) -> Value<A::Elem> {
-        match x {
-            Value::Whole(t) => Value::Whole(f(self.algebra, t)),
-            Value::Contributions(list) => {
-                Value::Contributions(list.iter().map(|t| f(self.algebra, t)).collect())
-            }
-        }
+        Value::made(x.over.clone(), |place| f(self.algebra, x.on(place)))
     }
 
     fn map(
@@ -314,23 +329,22 @@ impl<A: Algebra> Evaluator<'_, A> {
         y: &Value<A::Elem>,
         f: impl Fn(&mut A, &Tensor<A::Elem>, &Tensor<A::Elem>) -> Tensor<A::Elem>,
     ) -> Value<A::Elem> {
-        match (x, y) {
-            (Value::Whole(x), Value::Whole(y)) => Value::Whole(f(self.algebra, x, y)),
-            _ => {
-                let of = |rank| f(self.algebra, x.on(rank), y.on(rank));
-                Value::Contributions((0..self.dims.ranks).map(of).collect())
-            }
-        }
+        Value::made(x.over.and(&y.over), |place| f(self.algebra, x.on(place), y.on(place)))
     }
 
-    fn sum(&mut self, list: &[Tensor<A::Elem>]) -> Tensor<A::Elem> {
-        let mut total = list[0].clone();
-        for t in &list[1..] {
-            for (x, y) in total.data.iter_mut().zip(&t.data) {
-                *x = self.algebra.add(*x, *y);
+    /// The sum over the ranks along an axis, where they have contributions.
+    fn sum(&mut self, x: &Value<A::Elem>, axis: (usize, usize)) -> Value<A::Elem> {
+        let over = x.over.without(axis);
+        let (stride, n) = if over == x.over { (0, 1) } else { axis };
+        Value::made(over, |place| {
+            let mut total = x.on(place).clone();
+            for i in 1..n {
+                for (sum, e) in total.data.iter_mut().zip(&x.on(place + i * stride).data) {
+                    *sum = self.algebra.add(*sum, *e);
+                }
             }
-        }
-        total
+            total
+        })
     }
 
     /// A product; where the inner dimension is sharded, each rank's part of it.
@@ -340,19 +354,17 @@ impl<A: Algebra> Evaluator<'_, A> {
         };
         let inner = usize::from(!a_transposed);
         let k = x.on(0).shape[inner];
-        let is_whole = matches!((x, y), (Value::Whole(_), Value::Whole(_)));
-        let cut = is_whole && node.ty.placement.first() == Some(&Placement::Partial);
         let (dims, cells) = (self.dims, self.cells);
-        let mut of = |rank: usize| {
+        let cut = dims.placements(node.inputs[0]).iter().any(|p| p.cut() == Some(inner));
+        Value::made(dims.over(node.result), |place| {
             let part = if cut {
-                let (base, len) = dims.part(node.inputs[0], rank)[inner];
+                let (base, len) = dims.part(node.inputs[0], place)[inner];
                 let line = dims.line(node.inputs[0], inner);
                 cells.at(line, base)..cells.at(line, base + len)
             } else {
                 0..k
             };
-            let a = x.on(rank);
-            let b = y.on(rank);
+            let (a, b) = (x.on(place), y.on(place));
             let m = a.shape[1 - inner];
             let n = b.data.len() / b.shape[usize::from(b_transposed)].max(1);
             let (mut data, mut sums) = (vec![A::ZERO; m * n], Vec::new());
@@ -367,12 +379,7 @@ impl<A: Algebra> Evaluator<'_, A> {
             }
             let columns = if b_transposed { &b.shape[..1] } else { &b.shape[1..] };
             Tensor { shape: [&[m], columns].concat(), data }
-        };
-        if is_whole && !cut {
-            Value::Whole(of(0))
-        } else {
-            Value::Contributions((0..dims.ranks).map(of).collect())
-        }
+        })
     }
 }
 
@@ -387,12 +394,12 @@ fn swiglu_grad<A: Algebra>(
     for (d, h) in d.data.chunks(f).zip(h.data.chunks(2 * f)) {
         let (gates, ups) = h.split_at(f);
         for (d, (gate, up)) in d.iter().zip(gates.iter().zip(ups)) {
-            let slope = algebra.apply(Function::SiluSlope, *gate);
+            let slope = algebra.apply(Function::Slope(Curve::Silu), *gate);
             let d = algebra.mul(*d, slope);
             data.push(algebra.mul(d, *up));
         }
         for (d, gate) in d.iter().zip(gates) {
-            let gate = algebra.apply(Function::Silu, *gate);
+            let gate = algebra.apply(Function::Curve(Curve::Silu), *gate);
             data.push(algebra.mul(*d, gate));
         }
     }
@@ -405,7 +412,7 @@ fn swiglu<A: Algebra>(algebra: &mut A, t: &Tensor<A::Elem>) -> Tensor<A::Elem> {
     let mut data = Vec::with_capacity(t.shape[0] * f);
     for row in t.data.chunks(2 * f.max(1)) {
         for j in 0..f {
-            let gate = algebra.apply(Function::Silu, row[j]);
+            let gate = algebra.apply(Function::Curve(Curve::Silu), row[j]);
             data.push(algebra.mul(gate, row[f + j]));
         }
     }

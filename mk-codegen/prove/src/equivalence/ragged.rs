@@ -97,7 +97,7 @@ pub(super) fn rooms(
     let tokens = |rank: usize, id: TabId| {
         let dims = &given(plan, program, id)?.ty.dims;
         let extent = dims.first().and_then(|d| bound.dim(*d))? as usize;
-        let own = *plan.tables[id].shape.first()? as usize;
+        let own = extent.div_ceil(world.max(1));
         Some(extent.saturating_sub(rank * own).min(own))
     };
     let mut rooms = BTreeMap::new();
@@ -192,7 +192,7 @@ impl Dims<'_> {
         }
         let (counts, rows) = (self.ragged.get(&of)?, self.extent(value, 0) as usize);
         let block = RAGGED_BLOCK as usize;
-        let sharded = self.placement(value) != Some(Placement::Replicate);
+        let sharded = self.placements(value).first() != Some(&Placement::Replicate);
         let ranks = if sharded { self.ranks } else { 1 };
         let mut all = vec![None; rows];
         for (rank, counts) in counts.iter().take(ranks).enumerate() {

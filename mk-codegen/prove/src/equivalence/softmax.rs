@@ -2,14 +2,15 @@
 
 use super::{
     algebra::Algebra,
-    attend::Attention,
+    attend::{Attention, Scored},
     cells::Cells,
     dims::{Dims, Tensor, gradient_operands},
     gradients::{self, Block, Gradients},
+    leaf::seen,
     tile::Tile,
 };
-use mk_plan::{Operand, STATS};
-use mk_syntax::{Node, Op};
+use mk_plan::{Mask, Operand, STATS};
+use mk_syntax::{Node, Op, Scores};
 
 /// Results `[B, S, H, D]` and logarithms `[B, H, S]` of an attention, on scaled tensors.
 pub(super) fn attention<A: Algebra>(
@@ -19,13 +20,13 @@ pub(super) fn attention<A: Algebra>(
     node: &Node,
     [q, k, v]: [&Tensor<A::Elem>; 3],
 ) -> [Tensor<A::Elem>; 2] {
-    let (causal, scale) = match node.op {
-        Op::Attention { causal, scale, .. } => (causal, scale),
-        _ => (false, None),
+    let scores = match node.op {
+        Op::Attention { scores, .. } => scores,
+        _ => Scores::default(),
     };
     let (q_id, k_id) = (node.inputs[0], node.inputs[1]);
-    let depth = dims.extent(q_id, 3) as f32;
-    let scale = scale.map_or(1.0 / depth.sqrt(), |s| s as f32);
+    let scores = scored(scores, dims.extent(q_id, 3));
+    let line = dims.line(q_id, 1);
     // Heads are cells of their own.
     let group = (dims.extent(q_id, 2) / dims.extent(k_id, 2).max(1)).max(1);
     let [batch, queries, heads, _] = sizes(q);
@@ -38,7 +39,8 @@ pub(super) fn attention<A: Algebra>(
         let (q, k, v) = (tile(q, b, h), tile(k, b, g), tile(v, b, g));
         let mut state = Attention::new(algebra, queries, wide);
         // Queries and keys are one index, where places count.
-        state.step(algebra, [&q, &k, &v], scale, |i, j| causal && i < j);
+        let seen = |i: usize| seen(scores.mask, (cells, line), i, (0, k.rows));
+        state.step(algebra, [&q, &k, &v], scores, seen);
         for (i, row) in state.output(algebra).chunks(wide.max(1)).enumerate() {
             let at = ((b * queries + i) * heads + h) * wide;
             o[at..at + wide].copy_from_slice(row);
@@ -49,6 +51,13 @@ pub(super) fn attention<A: Algebra>(
         Tensor { shape: vec![batch, queries, heads, wide], data: o },
         Tensor { shape: vec![batch, heads, queries], data: lse },
     ]
+}
+
+/// What becomes of scores, of heads of so many elements.
+fn scored(scores: Scores, depth: i64) -> Scored {
+    let scale = scores.scale.map_or(1.0 / (depth as f32).sqrt(), |s| s as f32);
+    let cap = scores.softcap.map(|cap| (cap as f32).to_bits());
+    Scored { scale, mask: Mask::of(scores.causal, scores.window), cap }
 }
 
 /// Statistics `[B, H, S, 4]` of results, their gradients, and logarithms.
@@ -75,14 +84,15 @@ pub(super) fn gradients<A: Algebra>(
     [q, d_o, stats, k, v]: [&Tensor<A::Elem>; 5],
     rows: &[usize],
 ) -> Vec<Tensor<A::Elem>> {
-    let (of_keys, causal, scale) = match node.op {
-        Op::AttentionDq { causal, scale, .. } => (false, causal, scale),
-        Op::AttentionDk { causal, scale, .. } => (true, causal, scale),
+    let (of_keys, scores) = match node.op {
+        Op::AttentionDq { scores, .. } => (false, scores),
+        Op::AttentionDk { scores, .. } => (true, scores),
         _ => return Vec::new(),
     };
     let at = gradient_operands(node.op);
     let (q_id, k_id) = (node.inputs[at[0]], node.inputs[at[3]]);
-    let scale = scale.map_or(1.0 / (dims.extent(q_id, 3) as f32).sqrt(), |s| s as f32);
+    let scores = scored(scores, dims.extent(q_id, 3));
+    let (scale, line) = (scores.scale, dims.line(q_id, 1));
     let group = (dims.extent(q_id, 2) / dims.extent(k_id, 2).max(1)).max(1);
     let [batch, _, heads, _] = sizes(q);
     let [_, keys, groups, wide] = sizes(k);
@@ -108,13 +118,12 @@ pub(super) fn gradients<A: Algebra>(
                 let one = |t: &Tile<A::Elem>| chosen(&t.data[i * t.cols..][..t.cols]);
                 let stats = chosen(&stats[i * STATS as usize..][..STATS as usize]);
                 let block = Block { q: &one(&q), d_o: &one(&d_o), stats: &stats, k: &k, v: &v };
+                let seen = |_| seen(scores.mask, (cells, line), *i, (0, keys));
                 match sums {
-                    Gradients::Keys { .. } => {
-                        sums.step(algebra, block, scale, |_, j| causal && *i < j)
-                    }
+                    Gradients::Keys { .. } => sums.step(algebra, block, scores, seen),
                     Gradients::Queries(_) => {
                         let mut row = Gradients::queries::<A>(1, q.cols);
-                        row.step(algebra, block, scale, |_, j| causal && *i < j);
+                        row.step(algebra, block, scores, seen);
                         let row = row.made(algebra, Operand::Dq, scale);
                         put(&mut made[0], b, h, *i, &row);
                     }

@@ -2,7 +2,7 @@
 
 use super::{
     algebra::{Algebra, Block, Numbers},
-    attend::Attention,
+    attend::{Attention, Scored},
     budget::Budget,
     cells::{Cells, Lines},
     error::FieldError,
@@ -12,7 +12,7 @@ use super::{
     tile::Tile,
     unroll,
 };
-use mk_plan::{BufId, Entity, Plan, Points, Space, TableSet};
+use mk_plan::{BufId, Entity, Mask, Plan, Points, Space, TableSet};
 
 const RANKS: usize = 4;
 const REGISTERS: &str = include_str!("../../../../tests/plans/ring_attention_registers.plan");
@@ -40,8 +40,8 @@ fn defined(numbers: &mut Numbers, extents: [usize; 3], causal: bool) -> Vec<Pair
             data: (0..m * d).map(|i| input(numbers, b, [i / d, h, i % d])).collect(),
         });
         let mut state = Attention::new(numbers, m, d);
-        let scale = f32::from_bits(0x3e35_04f3);
-        state.step(numbers, [&q, &k, &v], scale, |i, j| causal && j > i);
+        let scores = Scored::of(0x3e35_04f3, Mask::Full, None);
+        state.step(numbers, [&q, &k, &v], scores, |i| 0..if causal { i + 1 } else { m });
         for (i, x) in state.output(numbers).into_iter().enumerate() {
             out[(i / d * heads + h) * d + i % d] = x;
         }

@@ -9,7 +9,7 @@
 use super::{
     capacity, epochs, origins, ragged,
     report::{Failure, Proof, Scaled, Violation},
-    sample::{Samples, TableKind, sample_tables},
+    sample::{OTHERS, Samples, TableKind, sample_tables},
     value::{self, Ranks, well_formed},
     world::World,
 };
@@ -36,10 +36,8 @@ pub struct Relatives {
     pub along: Vec<Along>,
 }
 
-/// Samples of the base, and of the others.
+/// Samples of the base.
 const BASE: Samples = Samples { kinds: TableKind::ALL, work: 1 << 19, counts: 4 };
-const OTHERS: Samples =
-    Samples { kinds: &[TableKind::Random(1), TableKind::Max], work: 1 << 18, counts: 2 };
 
 /// Why a plan is not what its relatives lead to: nothing is known of it then.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

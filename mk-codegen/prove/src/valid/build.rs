@@ -5,7 +5,7 @@ use super::{
     cells::{Cell, Halt, spans_of},
     family::FamInfo,
     report::Violation,
-    rotation::Rotation,
+    rotation::{Rotation, Torus},
     spans::{ALWAYS, LiveId, function::Piece},
     symmetry,
     unroll::{MAX_ELEMENTS, MAX_WORDS, Unroller},
@@ -27,8 +27,18 @@ impl<'a> World<'a> {
             [] => vec![Points::new(plan, &none)],
             sets => sets.iter().map(|set| Points::noting(plan, set)).collect(),
         };
+        World::of(plan, period, epochs, &points)
+    }
+
+    /// The same of `points[i]` for `i` of each epoch; memory is that of the plan.
+    pub fn of(
+        plan: &'a Plan,
+        period: u32,
+        epochs: &[usize],
+        points: &[Points<'_>],
+    ) -> Result<World<'a>, Vec<Violation>> {
         let mut world = World::empty(plan, period, &points[0])?;
-        world.unroll_tables(epochs, &points).map_err(Halt::violations)?;
+        world.unroll_tables(epochs, points).map_err(Halt::violations)?;
         Ok(world)
     }
 
@@ -73,9 +83,10 @@ impl<'a> World<'a> {
         if self.ranks < 2 || self.is_far() {
             return None;
         }
-        self.turned = Some(symmetry::guess(self, points, fixed)?);
+        let torus = Torus::of(&self.plan.mesh)?;
+        self.turned = Some(symmetry::guess(self, points, torus, fixed)?);
         self.words.total /= self.ranks;
-        self.rotation = Rotation::of(self.ranks, self.words.total);
+        self.rotation = Rotation::of(torus, self.words.total);
         Some(())
     }
 

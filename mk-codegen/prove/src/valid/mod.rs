@@ -79,7 +79,7 @@ pub use build::too_much;
 pub use epochs::MAX_PERIOD;
 pub use limits::MAX_PAIRS;
 pub use mk_plan::MAX_TASKS;
-pub use report::{AtValue, Failure, OverValues, Proof, Scaled, Violation};
+pub use report::{AtValue, Failure, OverValues, Proof, Sampled, Scaled, Violation};
 pub use runtime::{MAX_RUNS, MAX_SEQUENCES, MAX_VALUES};
 pub use sample::{MAX_WORK, Samples, TableKind, sample_tables};
 pub use timeline::timeline;

@@ -350,6 +350,8 @@ pub struct Proof {
     pub exclusive: BTreeSet<BufId>,
     /// The run-time dimension for all of whose values this holds, if there is one.
     pub values: Option<OverValues>,
+    /// The run-time dimension at some of whose values this was looked at, where tables come with each launch, too.
+    pub sampled: Option<Sampled>,
     /// Whether this is about smaller plans that lead to the plan; the figures are theirs.
     pub scaled: Option<Scaled>,
 }
@@ -372,6 +374,18 @@ pub struct OverValues {
     pub max: i64,
     /// Sets of values for which tasks, waits and posts are the same.
     pub cells: usize,
+}
+
+/// Some values of a run-time dimension.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sampled {
+    /// The dimension's name.
+    pub name: String,
+    /// Its bound.
+    pub max: i64,
+    /// The values, the bound first.
+    pub values: Vec<i64>,
 }
 
 impl Proof {
@@ -424,6 +438,14 @@ impl fmt::Display for Proof {
         )?;
         if let Some(OverValues { name, max, .. }) = &self.values {
             writeln!(f, "  for every {name} in 1..={max}, another one in each launch")?;
+        }
+        if let Some(Sampled { name, max, values }) = &self.sampled {
+            let values: Vec<_> = values.iter().map(i64::to_string).collect();
+            writeln!(
+                f,
+                "  for {name} = {} (NOT every one up to {max}), by themselves and in turns",
+                values.join(", ")
+            )?;
         }
         if let Some(Scaled { relatives }) = &self.scaled {
             writeln!(

@@ -52,6 +52,10 @@ impl Samples {
     pub const ALL: Samples = Samples { kinds: TableKind::ALL, work: MAX_WORK, counts: 4 };
 }
 
+/// What a proof looks at of a plan that differs in size alone from one that was looked at closely.
+pub(super) const OTHERS: Samples =
+    Samples { kinds: &[TableKind::Random(1), TableKind::Max], work: 1 << 18, counts: 2 };
+
 /// Fills the run-time tables of a plan, on every rank, as a launch may have them.
 pub fn sample_tables(plan: &Plan, kind: TableKind) -> TableSet {
     let counts = |rank: usize, id: TabId, raised: bool| {

@@ -10,7 +10,7 @@ use super::{
     hash::FastSet,
     leaf,
     report::Violation,
-    rotation::{self, Turned},
+    rotation::Turned,
     site, symmetry,
     touched::{Operated, Touched},
     world::{AccRec, Class, NamedRec, PostRec, TaskRec, WaitRec, World},
@@ -533,8 +533,9 @@ impl<'w, 'a> Unroller<'w, 'a> {
         }
         let (version, home) = (region.version, region.rank);
         if let Some(turned) = turned {
-            for (d, dim) in region.dims.iter_mut().enumerate().filter(|(d, _)| turned[*d]) {
-                match rotation::turned_back(shape[d], *dim, home, self.world.ranks) {
+            for (d, dim) in region.dims.iter_mut().enumerate() {
+                let Some(way) = turned[d] else { continue };
+                match way.turned_back(shape[d], *dim, home) {
                     Some(base) => dim.0 = base,
                     None => self.unlike = true,
                 }
@@ -546,10 +547,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
 
     /// From an access of a rank to memory of another one, to the same access to memory of rank 0.
     fn turn(&self, rank: usize, home: usize) -> u32 {
-        match self.world.rotation.is_folded() {
-            true => ((rank + self.world.ranks - home) % self.world.ranks) as u32,
-            false => 0,
-        }
+        self.world.rotation.from_to(home as u32, rank as u32)
     }
 
     /// A word as rank 0 has it, seen from a task that rank 0's stands for.
@@ -561,15 +559,16 @@ impl<'w, 'a> Unroller<'w, 'a> {
         mut index: Vec<i64>,
         turned: &Turned,
     ) -> Option<u32> {
-        let (words, ranks) = (&self.world.words, self.world.ranks);
+        let words = &self.world.words;
         let shape = words.shape(home, signal);
         for (d, i) in index.iter_mut().enumerate() {
-            if turned.signals[signal.index()][d] {
-                *i = rotation::turned_back(shape[d], (*i, 1), home, ranks)?;
+            if let Some(way) = turned.signals[signal.index()][d] {
+                *i = way.turned_back(shape[d], (*i, 1), home)?;
             }
         }
         let own = words.find(0, signal, &index)?;
-        Some(self.world.rotation.word(own, ((home + ranks - task) % ranks) as u32))
+        let rotation = self.world.rotation;
+        Some(rotation.word(own, rotation.from_to(task as u32, home as u32)))
     }
 }
 

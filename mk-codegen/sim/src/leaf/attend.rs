@@ -15,7 +15,7 @@ impl Compute for AttendTile {
     }
 
     fn consume(&self, context: &mut Context, a: Attends, phase: Phase) -> Result<(), SimError> {
-        attend(context, a.step(self.scale, self.mask), phase)
+        attend(context, a.step(self.scale, self.mask, self.cap), phase)
     }
 
     fn values(&self, to: &Write<'_>, context: &mut Context, regions: Regions) -> Values {

@@ -15,7 +15,7 @@ impl Compute for AttendGradTile {
     }
 
     fn consume(&self, context: &mut Context, a: Attends, phase: Phase) -> Result<(), SimError> {
-        differentiate(context, self.of, a.step(self.scale, self.mask), phase)
+        differentiate(context, self.of, a.step(self.scale, self.mask, self.cap), phase)
     }
 
     fn values(&self, to: &Write<'_>, context: &mut Context, regions: Regions) -> Values {

@@ -30,11 +30,13 @@ pub(super) struct Attends {
 }
 
 impl Attends {
-    fn step(&self, scale: u32, mask: Mask) -> AttentionStep {
+    fn step(&self, scale: u32, mask: Mask, cap: Option<u32>) -> AttentionStep {
         AttentionStep {
             scale: f32::from_bits(scale),
-            // The first query sees this many keys, and each one after it one more.
-            seen: self.at.filter(|_| mask == Mask::Causal).map(|[q, k]| q - k + 1),
+            // The first query sees keys up to this many, and each one after it one more.
+            seen: self.at.filter(|_| mask != Mask::Full).map(|[q, k]| q - k + 1),
+            window: mask.window().map(i64::from),
+            cap: cap.map(f32::from_bits),
             probabilities: self.kind.unwrap_or(DType::Bf16),
         }
     }

@@ -2,6 +2,7 @@
 
 use super::Tile;
 use mk_abi::DType;
+use std::ops::Range;
 
 /// State between steps: unnormalised output, and the maximum and sum of each row.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,8 +20,34 @@ pub(in super::super) struct AttentionStep {
     pub scale: f32,
     /// Keys that the first query sees; each one after it sees one more. `None`: all see all.
     pub seen: Option<i64>,
+    /// The most keys that a query sees of those: the last.
+    pub window: Option<i64>,
+    /// Scores `s` are `cap * tanh(s / cap)`.
+    pub cap: Option<f32>,
     /// Type that probabilities are rounded to before they meet the values.
     pub probabilities: DType,
+}
+
+impl AttentionStep {
+    /// Which of so many keys query `i` of the step sees.
+    pub fn sees(&self, i: usize, keys: usize) -> Range<usize> {
+        let end = self.seen.map_or(keys as i64, |first| first + i as i64);
+        let from = self.window.map_or(0, |window| end - window);
+        let within = |x: i64| x.clamp(0, keys as i64) as usize;
+        within(from)..within(end)
+    }
+
+    /// The score of a product, and what a gradient of it is times to be one of the scaled product.
+    pub fn score(&self, product: f32) -> (f32, f32) {
+        let score = product * self.scale;
+        match self.cap {
+            None => (score, 1.0),
+            Some(cap) => {
+                let t = (score / cap).tanh();
+                (cap * t, 1.0 - t * t)
+            }
+        }
+    }
 }
 
 impl Attention {
@@ -37,15 +64,15 @@ impl Attention {
         let mut scores = vec![0.0f32; k.rows];
         for i in 0..q.rows {
             let query = q.row(i);
-            let seen = step.seen.map_or(k.rows as i64, |first| first + i as i64);
-            let p = &mut scores[..seen.clamp(0, k.rows as i64) as usize];
+            let seen = step.sees(i, k.rows);
+            let (from, p) = (seen.start, &mut scores[seen]);
             if p.is_empty() {
                 continue;
             }
             let mut max = self.stat.data[2 * i];
             for (j, score) in p.iter_mut().enumerate() {
-                let dot: f32 = query.iter().zip(k.row(j)).map(|(x, y)| x * y).sum();
-                *score = dot * step.scale;
+                let dot: f32 = query.iter().zip(k.row(from + j)).map(|(x, y)| x * y).sum();
+                *score = step.score(dot).0;
                 // A NaN must survive: poison that is read has to show.
                 max = if *score > max || score.is_nan() { *score } else { max };
             }
@@ -58,7 +85,7 @@ impl Attention {
                 let weight = (score - max).exp();
                 sum += weight;
                 let weight = step.probabilities.round(weight);
-                acc.iter_mut().zip(v.row(j)).for_each(|(x, y)| *x += weight * y);
+                acc.iter_mut().zip(v.row(from + j)).for_each(|(x, y)| *x += weight * y);
             }
             self.stat.data[2 * i] = max;
             self.stat.data[2 * i + 1] = sum;
@@ -86,13 +113,21 @@ impl Attention {
 mod tests {
     use super::*;
 
+    const PLAIN: AttentionStep = AttentionStep {
+        scale: 1.0,
+        seen: None,
+        window: None,
+        cap: None,
+        probabilities: DType::F32,
+    };
+
     #[test]
     fn two_steps_are_one_softmax() {
         let tile = |rows, cols, data: &[f32]| Tile { rows, cols, data: data.to_vec() };
         let q = tile(1, 2, &[1.0, -1.0]);
         let (k1, k2) = (tile(1, 2, &[0.5, 0.25]), tile(1, 2, &[3.0, 1.0]));
         let (v1, v2) = (tile(1, 1, &[4.0]), tile(1, 1, &[-2.0]));
-        let step = AttentionStep { scale: 0.5, seen: None, probabilities: DType::Bf16 };
+        let step = AttentionStep { scale: 0.5, seen: None, probabilities: DType::Bf16, ..PLAIN };
         let mut state = Attention::new(1, 1);
         state.step(&q, &k1, &v1, step);
         state.step(&q, &k2, &v2, step);
@@ -109,11 +144,15 @@ mod tests {
         let tile = |rows, cols, data: &[f32]| Tile { rows, cols, data: data.to_vec() };
         let (q, k) = (tile(3, 1, &[0.0; 3]), tile(2, 1, &[1.0, 2.0]));
         let v = tile(2, 1, &[4.0, 8.0]);
-        let step = AttentionStep { scale: 1.0, seen: Some(0), probabilities: DType::F16 };
+        let step = AttentionStep { scale: 1.0, seen: Some(0), probabilities: DType::F16, ..PLAIN };
         let mut state = Attention::new(3, 1);
         state.step(&q, &k, &v, step);
         assert_eq!(state.output().data, [0.0, 4.0, 6.0]);
         assert_eq!(state.logarithms(), [f32::NEG_INFINITY, 0.0, 2.0f32.ln()]);
+        // Of two keys at most the last.
+        let mut narrow = Attention::new(3, 1);
+        narrow.step(&q, &k, &v, AttentionStep { window: Some(1), ..step });
+        assert_eq!(narrow.output().data, [0.0, 4.0, 8.0]);
         // A block that none of them sees changes nothing.
         let before = state.clone();
         state.step(&q, &k, &v, AttentionStep { seen: Some(-2), ..step });

@@ -1,6 +1,7 @@
 //! The elementwise tail of a GEMM, in f32.
 
 use super::{Tile, erf::erf};
+use mk_dtype::Curve;
 use mk_plan::EpilogueOp;
 
 /// Applies `op` to `acc`. `operand` is `None` for operations without one; a vector has `acc.cols` elements, or
@@ -31,20 +32,14 @@ pub(in super::super) fn apply(op: EpilogueOp, acc: &mut Tile, operand: Option<&T
         EpilogueOp::Add | EpilogueOp::Carry => {
             acc.data.iter_mut().zip(other).for_each(|(x, y)| *x += y)
         }
-        EpilogueOp::Gelu => each(acc, &gelu),
-        EpilogueOp::GeluTanh => each(acc, &gelu_tanh),
-        EpilogueOp::GeluGrad => slope(acc, other, &gelu_slope),
-        EpilogueOp::GeluTanhGrad => slope(acc, other, &gelu_tanh_slope),
-        EpilogueOp::SiluGrad => slope(acc, other, &silu_slope),
+        EpilogueOp::Curve(curve) => each(acc, &|x| value(curve, x)),
         EpilogueOp::MulSilu => acc.data.iter_mut().zip(other).for_each(|(x, y)| *x *= silu(*y)),
-        EpilogueOp::ReluGrad => acc.data.iter_mut().zip(other).for_each(|(x, y)| {
+        EpilogueOp::Slope(Curve::Relu) => acc.data.iter_mut().zip(other).for_each(|(x, y)| {
             if *y <= 0.0 {
                 *x = 0.0;
             }
         }),
-        EpilogueOp::Silu => each(acc, &silu),
-        // Not `max`, which would make 0 of a NaN.
-        EpilogueOp::Relu => each(acc, &|x| if x < 0.0 { 0.0 } else { x }),
+        EpilogueOp::Slope(curve) => slope(acc, other, &|x| slope_at(curve, x)),
         EpilogueOp::Scale(bits) => each(acc, &|x| x * f32::from_bits(bits)),
         EpilogueOp::Round(to) => each(acc, &|x| to.round(x)),
         EpilogueOp::Widen | EpilogueOp::Save | EpilogueOp::Keep => {}
@@ -56,6 +51,31 @@ pub(in super::super) fn apply(op: EpilogueOp, acc: &mut Tile, operand: Option<&T
                 .collect();
             acc.cols = half;
         }
+    }
+}
+
+fn value(curve: Curve, x: f32) -> f32 {
+    match curve {
+        Curve::Gelu => gelu(x),
+        Curve::GeluTanh => gelu_tanh(x),
+        Curve::Silu => silu(x),
+        // Not `max`, which would make 0 of a NaN.
+        Curve::Relu => {
+            if x < 0.0 {
+                0.0
+            } else {
+                x
+            }
+        }
+    }
+}
+
+fn slope_at(curve: Curve, x: f64) -> f64 {
+    match curve {
+        Curve::Gelu => gelu_slope(x),
+        Curve::GeluTanh => gelu_tanh_slope(x),
+        Curve::Silu => silu_slope(x),
+        Curve::Relu => f64::from(u8::from(x > 0.0)),
     }
 }
 

@@ -42,11 +42,10 @@ impl Gradients {
             if lse == f32::NEG_INFINITY {
                 continue;
             }
-            let seen = step.seen.map_or(k.rows as i64, |first| first + i as i64);
-            for j in 0..seen.clamp(0, k.rows as i64) as usize {
-                let score = dot(q.row(i), k.row(j)) * step.scale;
+            for j in step.sees(i, k.rows) {
+                let (score, slope_of_cap) = step.score(dot(q.row(i), k.row(j)));
                 let weight = (score - lse).exp();
-                let slope = weight * (dot(d_o.row(i), v.row(j)) - delta);
+                let slope = weight * (dot(d_o.row(i), v.row(j)) - delta) * slope_of_cap;
                 let [weight, slope] = [weight, slope].map(|x| step.probabilities.round(x));
                 match self {
                     Gradients::Queries(sum) => add(sum, i, slope, k.row(j)),
@@ -98,8 +97,11 @@ mod tests {
     /// Against differences of results, with and without a mask; a query without a key has and gives nothing.
     #[test]
     fn gradients_are_slopes() {
-        for seen in [None, Some(0)] {
-            let step = AttentionStep { scale: 0.5, seen, probabilities: DType::F32 };
+        for (seen, window, cap) in
+            [(None, None, None), (Some(0), None, Some(0.75)), (Some(2), Some(2), None)]
+        {
+            let probabilities = DType::F32;
+            let step = AttentionStep { scale: 0.5, seen, window, cap, probabilities };
             let (q, k, v) = (tile(3, 4, 0.0), tile(4, 4, 1.0), tile(4, 4, 2.0));
             let d_o = tile(3, 4, 3.0);
             let mut state = Attention::new(3, 4);

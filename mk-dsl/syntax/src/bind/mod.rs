@@ -245,7 +245,7 @@ impl<'a> Binder<'a> {
 
     /// `kept` has the upper bounds of an earlier binding.
     fn finish(mut self, kept: Option<&[u64]>, ranks: u64) -> Result<Bound, BindErrors> {
-        let room = self.room(ranks);
+        let room = self.room(kept, ranks);
         let mut missing = Vec::new();
         let mut max_sizes = Vec::new();
         for i in 0..self.given.len() {

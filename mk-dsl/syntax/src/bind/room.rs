@@ -1,7 +1,7 @@
 //! Room for dispatched rows: as many as no routing exceeds.
 
 use super::{BindErrors, Binder, Bound, Given};
-use crate::program::{Dim, Node, Op, Program, RAGGED_BLOCK, SymbolId, SymbolKind};
+use crate::program::{Dim, Node, Op, Program, RAGGED_BLOCK, Symbol, SymbolId, SymbolKind};
 
 impl Bound {
     /// The same numbers on so many ranks: [`SymbolKind::Room`] depends on them. Each rank has room for all tokens in as
@@ -31,8 +31,9 @@ impl Program {
 }
 
 impl Binder<'_> {
-    /// Gives room its numbers, where it has none and all that it follows from have: whose they are.
-    pub(super) fn room(&mut self, ranks: u64) -> Vec<SymbolId> {
+    /// Gives room its numbers, where it has none and all that it follows from have: whose they are. `kept` has upper
+    /// bounds: room is for as many tokens as any launch has.
+    pub(super) fn room(&mut self, kept: Option<&[u64]>, ranks: u64) -> Vec<SymbolId> {
         let program = self.program;
         let mut found = Vec::new();
         for node in program.nodes().iter().filter(|n| matches!(n.op, Op::Dispatch { .. })) {
@@ -40,7 +41,7 @@ impl Binder<'_> {
             if !program.is_room(Dim::Sym(symbol)) || self.given[symbol.index()].is_some() {
                 continue;
             }
-            if let Some(rows) = self.rows(node, ranks.max(1)) {
+            if let Some(rows) = self.rows(node, kept, ranks.max(1)) {
                 self.set(symbol, rows, Given::Routing);
                 found.push(symbol);
             }
@@ -48,11 +49,17 @@ impl Binder<'_> {
         found
     }
 
-    fn rows(&self, dispatch: &Node, ranks: u64) -> Option<u64> {
+    fn rows(&self, dispatch: &Node, kept: Option<&[u64]>, ranks: u64) -> Option<u64> {
         let program = self.program;
         let number = |dim: &Dim| match *dim {
             Dim::Lit(n) => Some(self.literals.get(&n).copied().unwrap_or(n)),
-            Dim::Sym(symbol) => self.given.get(symbol.index())?.as_ref().map(|given| given.0),
+            Dim::Sym(symbol) => {
+                let i = symbol.index();
+                let is_runtime = |s: &Symbol| matches!(s.kind, SymbolKind::Runtime { .. });
+                let most = kept.and_then(|max| max.get(i).copied()).or(self.declared_max(i));
+                let most = most.filter(|_| program.symbols().get(i).is_some_and(is_runtime));
+                most.or_else(|| Some(self.given.get(i)?.as_ref()?.0))
+            }
         };
         let ids = *dispatch.inputs.get(1)?;
         let [tokens, slots] = &program.ty(ids)?.dims[..] else { return None };

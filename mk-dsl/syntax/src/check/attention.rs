@@ -6,11 +6,11 @@ use super::checker::{Call, Checker, Id, Ring, Shape, Ty, Value, Wanted};
 use super::dims::{Resolved, Term};
 use crate::ast::Word;
 use crate::messages;
-use crate::program::{AxisId, DType, Op, Placement, turned};
+use crate::program::{AxisId, DType, Op, Placement, Scores, turned};
 use crate::span::Span;
 
 /// What later versions will know.
-const LATER: [&str; 5] = ["window", "sinks", "cu_seqlens", "bias", "dropout"];
+const LATER: [&str; 4] = ["sinks", "cu_seqlens", "bias", "dropout"];
 
 pub(super) fn along_sequence(p: Placement) -> bool {
     matches!(p, Placement::Shard(1) | Placement::Zigzag(1))
@@ -72,8 +72,6 @@ impl<'a> Checker<'a, '_> {
     /// `q -> attention(k, v)`, or `attention(q)` behind `ring`.
     pub(super) fn attention(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let op = call.op.span;
-        let causal = call.args.flag("causal");
-        let scale = call.args.key_number("scale", self.sink);
         let n_before = self.sink.len();
         for key in call.args.keys() {
             if LATER.contains(&key.text) {
@@ -83,12 +81,13 @@ impl<'a> Checker<'a, '_> {
         if self.sink.len() != n_before {
             return None;
         }
+        let scores = self.scores(&mut call);
         let mut input = self.input_or_touch(&mut call)?;
         let ring = self.ring_of(&mut input, false)?;
         let first = call.args.operand(self.sink);
         let second = if ring.is_none() { Some(call.args.operand(self.sink)) } else { None };
         call.args.finish(self.sink);
-        let scale = scale?;
+        let scores = scores?;
         let (q, k, v, at) = match ring {
             Some(ring) => {
                 let operand = first?;
@@ -112,7 +111,32 @@ impl<'a> Checker<'a, '_> {
                 (input, k, v, None)
             }
         };
-        self.attend(q, k, v, at, op, causal, scale)
+        self.attend(q, k, v, at, op, scores)
+    }
+
+    /// The words behind the operands.
+    pub(super) fn scores(&mut self, call: &mut Call<'_, 'a>) -> Option<Scores> {
+        let causal = call.args.flag("causal");
+        let of = |key: &str| call.args.keys().find(|k| k.text == key).map(|k| k.span);
+        let places = ["window", "softcap"].map(of);
+        let mut number = |key: &str| call.args.key_number(key, self.sink);
+        let (window, softcap, scale) = (number("window"), number("softcap"), number("scale"));
+        let (window, softcap, scale) = (window?, softcap?, scale?);
+        let n_before = self.sink.len();
+        let at = |place: Option<Span>| place.unwrap_or(call.op.span);
+        let keys = window.map(|n| (n, n as u32));
+        if let Some((n, keys)) = keys {
+            if keys < 1 || f64::from(keys) != n || keys > i32::MAX as u32 {
+                self.sink.push(at(places[0]), messages::attention_window(n));
+            } else if !causal {
+                self.sink.push(at(places[0]), messages::attention_window_causal());
+            }
+        }
+        if let Some(cap) = softcap.filter(|c| !(*c > 0.0 && (*c as f32).is_normal())) {
+            self.sink.push(at(places[1]), messages::attention_softcap(cap));
+        }
+        let window = keys.map(|(_, keys)| keys);
+        (self.sink.len() == n_before).then_some(Scores { causal, window, softcap, scale })
     }
 
     /// What a stage reads first; where that has a mistake, its operands are resolved for theirs.
@@ -159,13 +183,12 @@ impl<'a> Checker<'a, '_> {
         v: Value,
         ring: Option<(usize, Span)>,
         op: Span,
-        causal: bool,
-        scale: Option<f64>,
+        scores: Scores,
     ) -> Option<Value> {
         let at = ring.map_or(op, |r| r.1);
         let ring = ring.map(|(axis, _)| axis);
         self.heads_fit([&q, &k, &v], ring, [op, at])?;
-        let op = Op::Attention { causal, scale, ring: ring.map(AxisId::new) };
+        let op = Op::Attention { scores, ring: ring.map(AxisId::new) };
         Some(self.push(op, vec![q.id, k.id, v.id], q.ty, q.gathered))
     }
 

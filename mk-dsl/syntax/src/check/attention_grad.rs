@@ -29,12 +29,6 @@ pub(super) fn statistics<'a>(source: &Source<'a>) -> BTreeSet<&'a str> {
     names.collect()
 }
 
-/// The words behind the operands.
-struct Words {
-    causal: bool,
-    scale: Option<f64>,
-}
-
 impl<'a> Checker<'a, '_> {
     /// `o -> attention_stats(do, lse)`: `f32[B, H, S, 4]`.
     pub(super) fn attention_stats(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
@@ -56,7 +50,7 @@ impl<'a> Checker<'a, '_> {
     /// `q -> attention_dq(do, stats, k, v)`, or `attention_dq(q, do, stats)` behind `ring(k, v)`.
     pub(super) fn attention_dq(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let op = call.op;
-        let words = self.words(&mut call)?;
+        let scores = self.scores(&mut call)?;
         let mut input = self.input_or_touch(&mut call)?;
         let ring = self.ring_of(&mut input, false)?;
         let mut operand = |checker: &mut Self| call.args.operand(checker.sink);
@@ -77,15 +71,14 @@ impl<'a> Checker<'a, '_> {
         self.heads_fit([&q, &k, &v], axis, [op.span, op.span])?;
         let d_o = self.alike(d_o, &q, op)?;
         let stats = self.stats(stats, &q, op.span)?;
-        let Words { causal, scale } = words;
-        let made = Op::AttentionDq { causal, scale, ring: axis.map(AxisId::new) };
+        let made = Op::AttentionDq { scores, ring: axis.map(AxisId::new) };
         Some(self.push(made, vec![q.id, d_o.id, stats.id, k.id, v.id], q.ty, q.gathered))
     }
 
     /// `k -> attention_dk(v, q, do, stats)`, or `attention_dk(k, v)` behind `ring(q, do, stats)`.
     pub(super) fn attention_dk(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let op = call.op;
-        let words = self.words(&mut call)?;
+        let scores = self.scores(&mut call)?;
         let mut input = self.input_or_touch(&mut call)?;
         let ring = self.ring_of(&mut input, true)?;
         let mut operand = |checker: &mut Self| call.args.operand(checker.sink);
@@ -118,8 +111,7 @@ impl<'a> Checker<'a, '_> {
         };
         let placement = k.ty.placement.iter().enumerate().map(of_axis).collect();
         let ty = Ty { placement, ..k.ty };
-        let Words { causal, scale } = words;
-        let made = Op::AttentionDk { causal, scale, ring: axis.map(AxisId::new) };
+        let made = Op::AttentionDk { scores, ring: axis.map(AxisId::new) };
         Some(self.push(made, vec![k.id, v.id, q.id, d_o.id, stats.id], ty, k.gathered))
     }
 
@@ -136,12 +128,6 @@ impl<'a> Checker<'a, '_> {
             return None;
         }
         Some(self.push(Op::AttentionDv, vec![dk.id], dk.ty, dk.gathered))
-    }
-
-    fn words(&mut self, call: &mut Call<'_, 'a>) -> Option<Words> {
-        let causal = call.args.flag("causal");
-        let scale = call.args.key_number("scale", self.sink)?;
-        Some(Words { causal, scale })
     }
 
     /// Queries beside keys, or keys beside queries: with other heads.

@@ -11,7 +11,7 @@ use crate::program::{DType, Op, Placement};
 /// Whether an operation takes ragged rows: the product, and what goes element by element.
 pub(super) fn takes_ragged(kind: OpKind) -> bool {
     use OpKind::*;
-    let elementwise = matches!(kind, Gelu | GeluTanh | Silu | Relu | Mul | Add | Scale | Cast);
+    let elementwise = matches!(kind, Curve(_) | Mul | Add | Scale | Cast);
     elementwise
         || matches!(
             kind,

@@ -174,14 +174,12 @@ impl<'p> Walk<'p> {
                     self.add(input(1), sum);
                 }
             }
-            Op::Gelu => self.slope(x, Curve::Gelu, d, x)?,
-            Op::GeluTanh => self.slope(x, Curve::GeluTanh, d, x)?,
-            Op::Silu => self.slope(x, Curve::Silu, d, x)?,
-            Op::Relu => {
+            Op::Curve(Curve::Relu) => {
                 // The sign of its result is that of its input, and is often there for another reason.
                 let at = if self.saves.activations == Keep::Saved { node.result } else { x };
                 self.slope(x, Curve::Relu, d, at)?;
             }
+            Op::Curve(curve) => self.slope(x, curve, d, x)?,
             Op::Swiglu => {
                 let d = self.whole(d);
                 let h = self.value(x)?;
@@ -304,8 +302,7 @@ impl<'p> Walk<'p> {
 
     /// Backward of `o = attention(q, k, v)`: from `o` and the logarithms of its sums, which forward saves.
     fn attention(&mut self, node: &Node, d: Id) -> Result<(), GradError> {
-        let (Op::Attention { causal, scale, ring }, &[q, k, v]) = (node.op, &node.inputs[..])
-        else {
+        let (Op::Attention { scores, ring }, &[q, k, v]) = (node.op, &node.inputs[..]) else {
             return Ok(());
         };
         let of_o = |n: &&Node| n.op == Op::Lse && n.inputs == [node.result];
@@ -320,8 +317,7 @@ impl<'p> Walk<'p> {
         let held = |walk: &Self, id: Id| (walk.draft.values[id].placement, DType::F32);
         let place = held(self, lse);
         let stats = self.draft.op("attention_stats", &[o, d, lse], None, place);
-        let mut detail: Vec<String> = causal.then(|| "causal".to_owned()).into_iter().collect();
-        detail.extend(scale.map(|s| format!("scale = {s:?}")));
+        let detail = scores.words();
         let detail = (!detail.is_empty()).then(|| detail.join(", "));
         let [queries, keys, values] = [self.value(q)?, self.value(k)?, self.value(v)?];
         let of_queries = [queries, d, stats];
@@ -520,12 +516,6 @@ impl<'p> Walk<'p> {
                 let operands: Vec<Id> =
                     node.inputs.iter().map(|i| self.value(*i)).collect::<Result<_, _>>()?;
                 let detail = match node.op {
-                    Op::Gather { .. }
-                    | Op::Gelu
-                    | Op::GeluTanh
-                    | Op::Silu
-                    | Op::Relu
-                    | Op::Swiglu => None,
                     Op::Cast(to) => Some(to.name().into()),
                     _ => None,
                 };
@@ -562,16 +552,11 @@ impl<'p> Walk<'p> {
                 let param = |i: &ValueId| i.index() < self.program.tensors().len();
                 of(self.saves.gathered) && node.inputs.iter().all(param)
             }
-            Op::Gelu | Op::GeluTanh | Op::Silu | Op::Relu | Op::Swiglu => {
+            Op::Curve(_) | Op::Swiglu => {
                 // Not several of them in sequence: what is before the first is not there.
                 let before = node.inputs.first().and_then(|i| self.program.def(*i));
-                let plain = !matches!(
-                    before,
-                    Some(Def::Node(Node {
-                        op: Op::Gelu | Op::GeluTanh | Op::Silu | Op::Relu | Op::Swiglu,
-                        ..
-                    }))
-                );
+                let plain =
+                    !matches!(before, Some(Def::Node(Node { op: Op::Curve(_) | Op::Swiglu, .. })));
                 of(self.saves.activations) && plain
             }
             _ => false,

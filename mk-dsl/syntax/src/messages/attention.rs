@@ -46,7 +46,28 @@ pub(crate) fn attention_queries(name: &str, found: &str) -> Text {
 pub(crate) fn attention_later(key: &str) -> Text {
     text(
         format!("`attention` with `{key}` is not supported yet by this version"),
-        "remove it: masks are `causal` or none",
+        "remove it: `causal`, `window = 1024`, `softcap = 50` and `scale = 0.125` are known",
+    )
+}
+
+pub(crate) fn attention_window(found: f64) -> Text {
+    text(
+        format!("`window` is how many keys a query sees, and {found} is no such number"),
+        "write a whole number from 1 on, as in `causal, window = 1024`",
+    )
+}
+
+pub(crate) fn attention_window_causal() -> Text {
+    text(
+        "a `window` ends at a query's own position, and this `attention` is not `causal`",
+        "write `causal, window = 1024`",
+    )
+}
+
+pub(crate) fn attention_softcap(found: f64) -> Text {
+    text(
+        format!("`softcap` is positive and finite, and {found} is not, as an f32"),
+        "write what scaled scores stay below, as in `softcap = 50`",
     )
 }
 

@@ -107,37 +107,60 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
 /// The options of a loop's tiles.
 fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     let (id, f) = (g.slices[0].id, g.head(e));
-    let refuse = |what: String| Err(EmitError::unsupported(f.name.clone(), what));
+    let refuse = |what: String| EmitError::unsupported(f.name.clone(), what);
     let Leaf::AttendTile(AttendTile {
         block: [block_m, block_n, dim],
         carry,
         scale,
         stages,
         mask,
+        cap,
         store,
     }) = f.leaf
     else {
         return Err(EmitError::internal("emit/leaf/attend.rs", format!("{id} attends to nothing")));
     };
     if carry != Carry::Registers || store != Store::Direct {
-        return refuse("attention is emitted with carry=registers and store=direct".into());
+        return Err(refuse("attention is emitted with carry=registers and store=direct".into()));
     }
     let widths = [64, 96, 128, 160, 176];
     if !widths.contains(&block_n) || block_n > most_keys(block_m, dim) || stages < 2 {
-        return refuse(format!(
+        return Err(refuse(format!(
             "tiles of attention have 128 queries and {widths:?} keys at a time, with heads of 64 or 128; or 192 queries and up to 128 keys, with heads of 64; and 2 stages or more"
-        ));
+        )));
     }
     let factor = f32::from_bits(scale);
     if !factor.is_finite() || factor <= 0.0 {
-        return refuse(format!("the factor on scores is positive and finite, not {factor}"));
+        return Err(refuse(format!("the factor on scores is positive and finite, not {factor}")));
     }
     let dtype = e.one_dtype(id, |o| o != Operand::Lse)?;
     Ok(context! {
         block_m, block_n, dim, stages, dtype,
         scale => format!("0x{scale:08x}u"),
-        mask => if mask == Mask::Causal { "Causal" } else { "Full" },
+        mask => name_of(mask),
+        windowed => mask.window().is_some(),
+        more => more_options(mask, cap).map_err(refuse)?,
     })
+}
+
+pub(super) fn name_of(mask: Mask) -> &'static str {
+    match mask {
+        Mask::Full => "Full",
+        Mask::Causal | Mask::Window(_) => "Causal",
+    }
+}
+
+/// Options that few tiles have, or what is wrong with them.
+pub(super) fn more_options(mask: Mask, cap: Option<u32>) -> Result<String, String> {
+    let mut text = mask.window().map_or(String::new(), |keys| format!(", .window = {keys}"));
+    if let Some(bits) = cap {
+        let cap = f32::from_bits(bits);
+        if !cap.is_normal() || cap < 0.0 {
+            return Err(format!("the cap of scores is positive and finite, not {cap}"));
+        }
+        text += &format!(", .cap_bits = 0x{bits:08x}u");
+    }
+    Ok(text)
 }
 
 /// Template values of one family.

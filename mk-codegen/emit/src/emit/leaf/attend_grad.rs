@@ -2,14 +2,14 @@
 //! lane makes the posts.
 
 use super::{
-    attend::{head_rows, rows_at, rows_of},
+    attend::{head_rows, more_options, name_of, rows_at, rows_of},
     record::{
         AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
     },
 };
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use minijinja::{Value, context};
-use mk_plan::{Access, Agent, AttendGradTile, FamId, GradOf, Leaf, Mask, Operand, Point, STATS};
+use mk_plan::{Access, Agent, AttendGradTile, FamId, GradOf, Leaf, Operand, Point, STATS};
 
 const TEXTS: &[(&str, &str)] = &[
     ("attend_grad_tile", include_str!("../../../templates/leaf/attend_grad_tile.cu.j2")),
@@ -139,6 +139,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         scale,
         stages,
         mask,
+        cap,
     }) = f.leaf
     else {
         return Err(EmitError::internal(
@@ -146,28 +147,29 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
             format!("{id} is no gradient"),
         ));
     };
-    let refuse = |what: String| Err(EmitError::unsupported(f.name.clone(), what));
+    let refuse = |what: String| EmitError::unsupported(f.name.clone(), what);
     let fits = block_m == 128 && matches!(dim, 64 | 128) && matches!(block_n, 64 | 96 | 128);
     if !fits || block_n > most_rows(of, dim) || stages < 2 {
         let most = [64, 128].map(|dim| most_rows(of, dim));
-        return refuse(format!(
+        return Err(refuse(format!(
             "{} has 128 rows, and 64, 96 or 128 rows of the other side at a time, up to {} with heads of 64 and {} with heads of 128; \
              and 2 stages or more",
             f.leaf.name(),
             most[0],
             most[1]
-        ));
+        )));
     }
     let factor = f32::from_bits(scale);
     if !factor.is_finite() || factor <= 0.0 {
-        return refuse(format!("the factor on scores is positive and finite, not {factor}"));
+        return Err(refuse(format!("the factor on scores is positive and finite, not {factor}")));
     }
     let dtype = e.one_dtype(id, |o| o != Operand::Stats)?;
     Ok(context! {
         of_queries => of == GradOf::Queries,
         block_m, block_n, dim, stages, dtype,
         scale => format!("0x{scale:08x}u"),
-        mask => if mask == Mask::Causal { "Causal" } else { "Full" },
+        mask => name_of(mask),
+        more => more_options(mask, cap).map_err(refuse)?,
     })
 }
 

@@ -2,30 +2,31 @@
 
 use super::builder::Claims;
 use crate::{
-    graph::Kind,
+    graph::{Kind, Scored},
     passes::{
         error::{LowerError, unsupported},
         shape::{
             attention::{Attention, Makes, along},
             kernel::Op,
+            tensor::Tensor,
         },
     },
 };
-use mk_plan::{GradOf, Operand};
-use mk_syntax::Placement;
+use mk_plan::{GradOf, Mask, Operand};
 use std::collections::BTreeSet;
 
 pub(super) const CATALOGUE: &str = "one kernel holds one `attention` of the caller's tensors, whose result, with its `lse` where wanted, the caller gets; \
      or one `attention_stats`, one `attention_dq`, or one `attention_dk` with its `attention_dv`";
 
-/// What an operation makes, and by which mask, factor and ring.
-fn makes(kind: &Kind) -> Option<(Makes, bool, Option<u32>, bool)> {
+/// What an operation makes, of which scores, and whether over a ring.
+fn makes(kind: &Kind) -> Option<(Makes, Scored, bool)> {
     match *kind {
-        Kind::Attention { causal, scale, ring } => Some((Makes::Results, causal, scale, ring)),
-        Kind::AttentionStats => Some((Makes::Statistics, false, None, false)),
-        Kind::AttentionGrad { of, causal, scale, ring } => {
-            Some((Makes::Gradients(of), causal, scale, ring))
+        Kind::Attention { scores, ring } => Some((Makes::Results, scores, ring)),
+        Kind::AttentionStats => {
+            let scores = Scored { mask: Mask::Full, cap: None, scale: None };
+            Some((Makes::Statistics, scores, false))
         }
+        Kind::AttentionGrad { of, scores, ring } => Some((Makes::Gradients(of), scores, ring)),
         _ => None,
     }
 }
@@ -52,7 +53,7 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
     let g = claims.g;
     let Some(node) = claims.all(is_core).first().copied() else { return Ok(()) };
     let value = claims.value(node);
-    let Some((makes, causal, scale, ring)) = makes(&value.kind) else { return Ok(()) };
+    let Some((makes, mut scores, ring)) = makes(&value.kind) else { return Ok(()) };
     let name = &value.name;
     let found: Option<Vec<usize>> = g.operands(node).into_iter().map(|n| claims.param(n)).collect();
     let reads = makes.reads();
@@ -83,8 +84,13 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
         made.push((operand, i));
     }
     let operands = reads.into_iter().zip(found).map(|(o, i)| (o, i, params[i].clone()));
-    let operands = operands.collect();
-    let attention = Attention { makes, operands, made, causal, scale, ring };
+    let operands: Vec<(Operand, usize, Tensor)> = operands.collect();
+    let sequence = operands.first().map_or(0, |(o, _, t)| t.shape[along(*o)].capacity());
+    // A window that is as long as the sequence hides nothing.
+    if scores.mask.window().is_some_and(|keys| i64::from(keys) >= i64::from(sequence)) {
+        scores.mask = Mask::Causal;
+    }
+    let attention = Attention { makes, operands, made, scores, ring };
     check(&attention, name, claims.ranks as i32)?;
     let results: Vec<usize> = attention.made.iter().map(|(_, result)| *result).collect();
     let id = claims.push(Op::Attention(attention));
@@ -129,7 +135,7 @@ fn check(a: &Attention, name: &str, world: i32) -> Result<(), LowerError> {
         let why = format!("{heads} heads of queries cannot share {groups} of keys evenly");
         return refuse(why, "let the heads of queries be a multiple of those of keys");
     }
-    if q.placement == Placement::Shard(2) && (heads % world != 0 || groups % world != 0) {
+    if q.is_sharded(2) && (heads % world != 0 || groups % world != 0) {
         let why = format!("{heads} heads of queries and {groups} of keys over {world} ranks");
         return refuse(why, "let both be multiples of the ranks");
     }

@@ -5,35 +5,36 @@ use crate::{
     passes::shape::{
         ids::{OpId, Param},
         kernel::{Kernel, Op, Outcome},
-        tensor::Tensor,
+        tensor::{Tensor, cuts},
     },
 };
-use mk_syntax::Placement;
 use petgraph::stable_graph::NodeIndex;
 
 /// A kernel in the making.
 pub(super) struct Claims<'g> {
     pub g: &'g OpGraph,
     pub ranks: u32,
+    pub sizes: Vec<i32>,
     pub params: Vec<NodeIndex>,
     pub kernel: Kernel,
 }
 
 impl<'g> Claims<'g> {
-    /// A kernel without operations.
-    pub fn new(g: &'g OpGraph, ranks: u32) -> Claims<'g> {
+    /// A kernel without operations, on so many ranks along each axis.
+    pub fn new(g: &'g OpGraph, sizes: &[i32]) -> Claims<'g> {
         let nodes = g.graph.node_indices();
         let params: Vec<_> = nodes.filter(|n| g.graph[*n].kind == Kind::Param).collect();
         let results = g.results.iter().zip(&g.result_names);
-        let results = results.map(|(n, name)| tensor(&g.graph[*n], name));
+        let results = results.map(|(n, name)| tensor(&g.graph[*n], name, sizes));
         let kernel = Kernel {
             name: g.name.clone(),
-            params: params.iter().map(|n| tensor(&g.graph[*n], &g.graph[*n].name)).collect(),
+            params: params.iter().map(|n| tensor(&g.graph[*n], &g.graph[*n].name, sizes)).collect(),
             given: params.len(),
             ops: Vec::new(),
             results: results.map(|out| Outcome { of: None, out }).collect(),
         };
-        Claims { g, ranks, params, kernel }
+        let ranks = sizes.iter().map(|n| *n as u32).product();
+        Claims { g, ranks, sizes: sizes.to_vec(), params, kernel }
     }
 
     /// Adds an operation.
@@ -65,9 +66,8 @@ impl<'g> Claims<'g> {
     }
 }
 
-/// A value under this name.
-pub(super) fn tensor(v: &Value, name: &str) -> Tensor {
-    // Graphs are of pipelines over one axis.
-    let placement = v.placement.first().copied().unwrap_or(Placement::Replicate);
-    Tensor { name: name.into(), dtype: v.dtype, shape: v.shape.clone(), placement }
+/// A value under this name, on so many ranks along each axis.
+pub(super) fn tensor(v: &Value, name: &str, sizes: &[i32]) -> Tensor {
+    let cuts = cuts(&v.placement, sizes);
+    Tensor { name: name.into(), dtype: v.dtype, shape: v.shape.clone(), cuts }
 }

@@ -18,15 +18,15 @@ fn extents(t: &Tensor) -> [u64; 2] {
 }
 
 /// A product's inner dimension, where every launch and every rank has as much of it.
-fn depth(kernel: &Kernel, product: &kernel::Product, world: i32) -> Option<u64> {
+fn depth(kernel: &Kernel, product: &kernel::Product) -> Option<u64> {
     let Op::Operand(operand) = &kernel.ops[product.left] else { return None };
     let (x, dim) = (&kernel.params[operand.param], usize::from(!operand.transposed));
     let fixed = x.shape.get(dim).is_some_and(|e| e.runtime_max.is_none());
-    (fixed && x.even(dim, world)).then(|| x.widest(dim, world).max(0) as u64)
+    (fixed && x.even(dim)).then(|| x.widest(dim).max(0) as u64)
 }
 
 /// Whether its operands are the caller's, of 16 bits, as TMA takes them, and it saves nothing on the way.
-fn alone(kernel: &Kernel, product: &kernel::Product, world: i32) -> bool {
+fn alone(kernel: &Kernel, product: &kernel::Product) -> bool {
     let Op::Operand(operand) = &kernel.ops[product.left] else { return false };
     let made = |p: usize| p >= kernel.given;
     if made(operand.param) || made(product.b) {
@@ -35,7 +35,7 @@ fn alone(kernel: &Kernel, product: &kernel::Product, world: i32) -> bool {
     let both = [&kernel.params[operand.param], &kernel.params[product.b]];
     let saves = product.extras.iter().any(|x| matches!(x, Extra::Result(_) | Extra::OwnHalf));
     let fixed = |t: &Tensor| t.shape.iter().all(|e| e.runtime_max.is_none());
-    let plain = |t: &&Tensor| t.tma_rows(world) && fixed(t) && !t.dtype.is_narrow();
+    let plain = |t: &&Tensor| t.tma_rows() && fixed(t) && !t.dtype.is_narrow();
     both.iter().all(plain) && !saves
 }
 
@@ -46,7 +46,7 @@ fn odd(t: &Tensor) -> bool {
 
 /// A GEMM of ragged rows. Of dispatched rows, all that there is capacity for.
 fn grouped(p: &Grouped, ranks: u32) -> Product {
-    let rows = p.out.widest(0, ranks as i32).max(0) as u64 * u64::from(ranks);
+    let rows = p.out.widest(0).max(0) as u64 * u64::from(ranks);
     Product {
         extents: [rows, extents(&p.out)[1]],
         gathered: false,
@@ -83,11 +83,10 @@ fn wgrad(w: &Wgrad, out: &Tensor) -> Product {
 
 /// The facts of a kernel on so many ranks.
 pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
-    let world = ranks as i32;
-    let gathers = kernel.operands().filter(|(_, o)| o.gathered).map(|(id, operand)| {
+    let gathers = kernel.operands().filter(|(_, o)| o.gathered.is_some()).map(|(id, operand)| {
         let x = &kernel.params[operand.param];
         let fixed = x.shape.iter().all(|e| e.runtime_max.is_none());
-        let spans = kernel.spans(id, world);
+        let spans = kernel.spans(id);
         let made = operand.param >= kernel.given;
         GatheredRows { name: x.name.clone(), bulk: x.in_bulk(), fixed, made, spans }
     });
@@ -103,9 +102,9 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
             result: kernel.result_of(id).is_some(),
             gated: p.gated(),
             plain: p.epilogue.iter().all(|op| *op == EpilogueOp::Widen),
-            divisible: kernel.is_divisible(p, world),
-            depth: depth(kernel, p, world),
-            alone: alone(kernel, p, world),
+            divisible: kernel.is_divisible(p),
+            depth: depth(kernel, p),
+            alone: alone(kernel, p),
             odd_bits: saved.chain([&p.out]).any(odd),
             narrow: kernel.params[p.b].dtype.is_narrow(),
         }
@@ -120,7 +119,7 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
             product,
             all: sum.how == Reduce::All,
             epilogue: !sum.epilogue.is_empty(),
-            tma_rows: out.tma_rows(world),
+            tma_rows: out.tma_rows(),
             extents: extents(out),
         }
     });

@@ -18,7 +18,6 @@ use crate::{
     },
 };
 use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, gated, halves};
-use mk_syntax::Placement;
 use petgraph::stable_graph::NodeIndex;
 
 /// Claims what results are made of, as far as it is dense.
@@ -48,17 +47,17 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
             continue;
         }
         let of = builder.left(of)?;
-        if let Some(how) = reduce {
+        if let Some((how, axis)) = reduce {
             let epilogue = value.kind.epilogue().unwrap_or_default().to_vec();
             let operands = g.operands(node);
             let list = operands.iter().skip(1).map(|x| builder.param(*x, &value.name));
             let extras = few(&value.name, list.collect::<Result<_, _>>()?)?;
-            sums.push((of, Sum { of: 0, how, epilogue, extras, result: place }));
+            sums.push((of, Sum { of: 0, how, axis, epilogue, extras, result: place }));
         }
         results.push((place, of));
     }
     builder.finish(sums, results);
-    gemm_rules::check(&claims.kernel, g, claims.ranks)
+    gemm_rules::check(&claims.kernel, g)
 }
 
 /// Whether a value is for this file to claim.
@@ -165,8 +164,8 @@ impl Builder<'_, '_> {
     fn operand(&mut self, node: NodeIndex, transposed: bool) -> Result<usize, LowerError> {
         let value = &self.claims.g.graph[node];
         let operand = match (&value.kind, self.claims.param(node)) {
-            (_, Some(param)) => Operand { param, gathered: false, transposed },
-            (Kind::Gather { dim }, _) => {
+            (_, Some(param)) => Operand { param, gathered: None, transposed },
+            (Kind::Gather { dim, axis }, _) => {
                 let operands = self.claims.g.operands(node);
                 let param = operands.first().and_then(|n| self.claims.param(*n));
                 let Some(param) = param else {
@@ -181,7 +180,7 @@ impl Builder<'_, '_> {
                     let why = "its operand A is the result of `gather`, transposed";
                     return Err(unsupported("gemm", why, CATALOGUE));
                 }
-                Operand { param, gathered: true, transposed }
+                Operand { param, gathered: Some(*axis), transposed }
             }
             (Kind::Elementwise(_), _) => {
                 return Err(unsupported(&value.name, "no GEMM comes right before it", CATALOGUE));
@@ -250,7 +249,7 @@ impl Builder<'_, '_> {
             let why = "something stands between it and its GEMM";
             return Err(unsupported("swiglu", why, "put `swiglu` directly behind `gemm`"));
         }
-        let mut out = tensor(value, &value.name);
+        let mut out = tensor(value, &value.name, &self.claims.sizes);
         if halves(epilogue) {
             if !self.claims.g.results.contains(&node) || self.claims.g.uses(node) > 1 {
                 let why = "another operation of the kernel reads it, or the caller does not get it";
@@ -261,10 +260,7 @@ impl Builder<'_, '_> {
                 ));
             }
             out.shape.remove(1);
-            out.placement = match out.placement {
-                Placement::Shard(2) => Placement::Shard(1),
-                other => other,
-            };
+            out.cuts.iter_mut().filter(|cut| cut.dim == 2).for_each(|cut| cut.dim = 1);
         }
         if out.shape.len() != 2 {
             let why = "its result has more than two dimensions";
@@ -290,14 +286,17 @@ fn few<T>(of: &str, extras: Vec<T>) -> Result<Vec<T>, LowerError> {
     Ok(extras)
 }
 
-/// The reduction that makes a result, and the value that it reduces.
-fn reduction(g: &OpGraph, result: NodeIndex) -> Result<(Option<Reduce>, NodeIndex), LowerError> {
+/// The reduction that makes a result, over which axis, and the value that it reduces.
+fn reduction(
+    g: &OpGraph,
+    result: NodeIndex,
+) -> Result<(Option<(Reduce, usize)>, NodeIndex), LowerError> {
     let reduce = match &g.graph[result].kind {
-        Kind::ReduceScatter { dim: 0, .. } => Reduce::Scatter,
+        Kind::ReduceScatter { dim: 0, axis, .. } => (Reduce::Scatter, *axis),
         Kind::ReduceScatter { .. } => {
             return Err(unsupported("reduce_scatter", "it does not scatter rows", "use `dim = 0`"));
         }
-        Kind::AllReduce { .. } => Reduce::All,
+        Kind::AllReduce { axis, .. } => (Reduce::All, *axis),
         _ => return Ok((None, result)),
     };
     let operands = g.operands(result);

@@ -11,7 +11,6 @@ use crate::{
     },
 };
 use mk_abi::DType;
-use mk_syntax::Placement;
 use std::collections::BTreeSet;
 
 pub(super) const CATALOGUE: &str = "one kernel holds gathers of parameters, GEMMs with elementwise operations after each, \
@@ -21,7 +20,7 @@ pub(super) const CATALOGUE: &str = "one kernel holds gathers of parameters, GEMM
 ///
 /// # Errors
 /// The first operation that stands in the way.
-pub(super) fn check(k: &Kernel, g: &OpGraph, ranks: u32) -> Result<(), LowerError> {
+pub(super) fn check(k: &Kernel, g: &OpGraph) -> Result<(), LowerError> {
     if g.graph.node_weights().any(|v| v.shape.iter().skip(1).any(|e| e.runtime_max.is_some())) {
         let why = "a run-time dimension is not the first of its tensor";
         return Err(unsupported("dyn", why, "let it count rows of operands A and results"));
@@ -38,7 +37,7 @@ pub(super) fn check(k: &Kernel, g: &OpGraph, ranks: u32) -> Result<(), LowerErro
         }
     }
     k.results.iter().filter_map(|r| r.of).try_for_each(|of| collective(k, of))?;
-    k.products().try_for_each(|(_, p)| product(k, p, ranks as i32))
+    k.products().try_for_each(|(_, p)| product(k, p))
 }
 
 /// Whether two results are of one operation, or the same sum of one.
@@ -52,7 +51,7 @@ fn same_value(k: &Kernel, a: Option<usize>, b: Option<usize>) -> bool {
 /// Whether a result is no operand as it came, and one that only moves is of a type that collectives move.
 fn collective(k: &Kernel, of: usize) -> Result<(), LowerError> {
     let (operand, moves) = match &k.ops[of] {
-        Op::Operand(operand) => (operand, operand.gathered),
+        Op::Operand(operand) => (operand, operand.gathered.is_some()),
         Op::Sum(Sum { of, .. }) => match &k.ops[*of] {
             Op::Operand(operand) => (operand, true),
             _ => return Ok(()),
@@ -73,19 +72,19 @@ fn collective(k: &Kernel, of: usize) -> Result<(), LowerError> {
     Ok(())
 }
 
-fn product(k: &Kernel, p: &Product, ranks: i32) -> Result<(), LowerError> {
+fn product(k: &Kernel, p: &Product) -> Result<(), LowerError> {
     let b = &k.params[p.b];
     let left = k.value(p.left);
     if left.shape.len() != 2 {
         return Err(unsupported("gemm", "its operand A is not a matrix", CATALOGUE));
     }
     let along_k = match &k.ops[p.left] {
-        Op::Operand(Operand { gathered: true, .. }) => None,
         Op::Operand(Operand { transposed: true, .. }) => Some(0),
         _ => Some(1),
     };
-    let sharded = along_k.filter(|d| left.placement == Placement::Shard(*d));
-    let depth = sharded.map(|d| left.shape[d].value);
+    let sharded = along_k.and_then(|d| left.cut(d));
+    let depth = sharded.map(|cut| left.shape[cut.dim].value);
+    let ranks = sharded.map_or(1, |cut| cut.ranks);
     let narrow = left.dtype.is_narrow() && b.dtype.is_narrow();
     if left.dtype != b.dtype && !narrow || !left.dtype.multiplies() {
         let why = "its operands are not of one 16-bit dtype, or of eight bits, both";
@@ -122,7 +121,7 @@ fn deep(k: &Kernel, p: &Product, cut: bool, ranks: i32) -> Result<(), LowerError
     let b = &k.params[p.b];
     let refuse = |why: String, help| Err(unsupported("gemm", why, help));
     let left = match &k.ops[p.left] {
-        Op::Operand(Operand { param, transposed: true, gathered: false }) => &k.params[*param],
+        Op::Operand(Operand { param, transposed: true, gathered: None }) => &k.params[*param],
         _ => {
             let why = format!("the size of `{}` comes with each launch", b.name);
             let help = "let `dyn` count rows of operands A and results, or rows of both operands of `gemm(x.t, y)`";
@@ -138,7 +137,7 @@ fn deep(k: &Kernel, p: &Product, cut: bool, ranks: i32) -> Result<(), LowerError
             format!("ranks share the rows of `{}`, whose number comes with each launch", b.name);
         return refuse(why, "give every rank all of these rows, or let their number be fixed");
     }
-    match [left, b].into_iter().find(|t| !t.tma_rows(ranks)) {
+    match [left, b].into_iter().find(|t| !t.tma_rows()) {
         None => Ok(()),
         Some(t) => refuse(
             format!(

@@ -2,7 +2,7 @@
 
 use super::builder::{Claims, tensor};
 use crate::{
-    graph::Kind,
+    graph::{Extent, Kind},
     passes::{
         error::{LowerError, unsupported},
         shape::{
@@ -77,7 +77,7 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
     };
     let rows = match wgrads.is_empty() {
         true => made(claims, first),
-        false => tensor(claims.value(b), "rows"),
+        false => tensor(claims.value(b), "rows", &claims.sizes),
     };
     let ragged = claims.push(Op::Ragged(Ragged { counts, rows, route }));
     Ok(Some(Claimed { ragged, gemms, wgrads, dispatch, combine }))
@@ -86,7 +86,8 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
 /// What a grouped GEMM makes, under the name of its result.
 fn made(claims: &Claims<'_>, node: NodeIndex) -> Tensor {
     let result = claims.g.results.iter().position(|r| *r == node);
-    tensor(claims.value(node), result.map_or("h", |r| &claims.g.result_names[r]))
+    let name = result.map_or("h", |r| &claims.g.result_names[r]);
+    tensor(claims.value(node), name, &claims.sizes)
 }
 
 /// The tokens that are dispatched.
@@ -244,18 +245,27 @@ fn combine(
     let Some(result) = g.results.iter().position(|r| *r == node) else {
         return Err(refuse(claims, node, "its tokens are no result"));
     };
-    let out = tensor(claims.value(node), &g.result_names[result]);
+    let out = tensor(claims.value(node), &g.result_names[result], &claims.sizes);
     Ok(Combine { of: gemms[of], weights, out, result })
 }
 
 fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), LowerError> {
     let refuse = |why: String, help: &str| Err(unsupported(name, why, help));
-    let mut all = k.params.iter().flat_map(|t| &t.shape);
-    if let Some(e) = all.find(|e| e.runtime_max.is_some()) {
-        let name = e.symbol.as_deref().unwrap_or("a dimension");
-        return refuse(format!("`{name}` comes with each launch"), "let all symbols be fixed");
-    }
     let counts = &k.params[ragged.counts];
+    // Tokens may, where they are dispatched here: their experts are in the order of ranks.
+    let dispatches = ragged.route.as_ref().is_some_and(|route| route.x.is_some());
+    let tokens = counts.shape.first().filter(|_| dispatches).and_then(|e| e.symbol.as_deref());
+    let may = |d: usize, e: &Extent| d == 0 && e.symbol.as_deref() == tokens;
+    let of = |t: &Tensor| {
+        let mut dims = t.shape.iter().enumerate().filter(|(_, e)| e.runtime_max.is_some());
+        dims.find(|(d, e)| !may(*d, e)).map(|(_, e)| e.clone())
+    };
+    let results = k.results.iter().map(|r| &r.out);
+    if let Some(e) = k.params.iter().chain(results).find_map(of) {
+        let name = e.symbol.as_deref().unwrap_or("a dimension");
+        let help = "let all symbols be fixed but the number of tokens that `dispatch` takes";
+        return refuse(format!("`{name}` comes with each launch"), help);
+    }
     if let Some(route) = &ragged.route {
         let experts = route.experts;
         if counts.shape[1].value > experts {
@@ -269,7 +279,7 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             );
             return refuse(why, "let every rank have one, or ranks be fewer");
         }
-        let blocks = ragged.rows.widest(0, world) / RAGGED_BLOCK as i32;
+        let blocks = ragged.rows.widest(0) / RAGGED_BLOCK as i32;
         if route.drops && blocks < least {
             let why = format!("a capacity of {blocks} blocks a rank, for {least} experts");
             return refuse(why, "let each expert keep a block of 128 rows at least");
@@ -281,19 +291,19 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             return refuse(why, "let their columns be multiples of 8");
         }
     }
-    if ragged.route.is_none() && !counts.even(0, world) {
+    if ragged.route.is_none() && !counts.even(0) {
         let why = format!("{} experts over {world} ranks", counts.shape[0].value);
         let help = "let them be a multiple of the ranks, or let `dispatch(x, ids)` make the counts, which takes others";
         return refuse(why, help);
     }
     for w in k.wgrads() {
         let (x, dy, out) = (&k.params[w.x], &k.params[w.dy], &k.results[w.result].out);
-        let (rows, block) = (x.widest(0, world), RAGGED_BLOCK as i32);
-        if !x.even(0, world) || rows % block != 0 {
+        let (rows, block) = (x.widest(0), RAGGED_BLOCK as i32);
+        if !x.even(0) || rows % block != 0 {
             let why = format!("{} rows over {world} ranks", x.shape[0].value);
             return refuse(why, "let every rank have whole blocks of 128 of them");
         }
-        if !out.even(0, world) {
+        if !out.even(0) {
             let why = format!("{} experts over {world} ranks", out.shape[0].value);
             return refuse(why, "let them be a multiple of the ranks");
         }
@@ -314,8 +324,8 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
         }
     }
     for p in k.grouped() {
-        let (rows, block) = (p.out.widest(0, world), RAGGED_BLOCK as i32);
-        if !p.out.even(0, world) || rows % block != 0 {
+        let (rows, block) = (p.out.widest(0), RAGGED_BLOCK as i32);
+        if !p.out.even(0) || rows % block != 0 {
             let why = format!("{} rows over {world} ranks", p.out.shape[0].value);
             return refuse(why, "let every rank have whole blocks of 128 of them");
         }

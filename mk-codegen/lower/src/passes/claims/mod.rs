@@ -6,6 +6,7 @@
 //! what [`together`] does not refuse may stand side by side.
 
 mod attention;
+mod axes;
 mod builder;
 mod facts;
 mod gemm;
@@ -27,8 +28,9 @@ pub(super) use facts::facts;
 ///
 /// # Errors
 /// The first operation that no kernel takes, or not beside the others.
-pub(super) fn kernel(g: &OpGraph, ranks: u32) -> Result<Kernel, LowerError> {
-    let mut claims = Claims::new(g, ranks);
+pub(super) fn kernel(g: &OpGraph, sizes: &[i32]) -> Result<Kernel, LowerError> {
+    let mut claims = Claims::new(g, sizes);
+    axes::check(g, sizes)?;
     together(g)?;
     attention::claim(&mut claims)?;
     rows::claim(&mut claims)?;

@@ -67,7 +67,7 @@ fn map(claims: &mut Claims<'_>, node: NodeIndex, how: RowWork) -> Result<(), Low
     if value.shape.len() != 2 || value.placement.contains(&Placement::Partial) {
         return refuse("it is not of the rows of a matrix that a rank has".into());
     }
-    let out = tensor(value, &value.name);
+    let out = tensor(value, &value.name, &claims.sizes);
     let taken = match &how {
         RowWork::Norm { .. } => out.in_bulk() && out.dtype.multiplies(),
         RowWork::Chain(_) => operands.len() <= EPILOGUE_OPERANDS.len() + 1,

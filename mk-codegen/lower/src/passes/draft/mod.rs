@@ -27,6 +27,8 @@ pub(in crate::passes) struct TileRows {
     pub family: FamId,
     pub shard: Expr,
     pub block: Expr,
+    /// Those that have some; all where it is not said.
+    pub when: Option<Expr>,
 }
 
 /// Rows that are there when a word says so, one word for each block of them.
@@ -51,8 +53,9 @@ pub(in crate::passes) struct Draft {
     /// Families that come before all others of their role.
     pub first: Vec<FamId>,
     pub target: &'static Target,
-    /// The ranks that share the work, by node.
+    /// The ranks that share the work along the kernel's first axis, by node; and along the others.
     pub nodes: Nodes,
+    pub further: Vec<Nodes>,
     /// Shared-memory stages of a bulk copy.
     pub copy_stages: u32,
     /// Bytes that a rank sends for each floating-point operation of its own, where data that comes meanwhile is worth
@@ -72,14 +75,15 @@ impl Draft {
         };
         Draft {
             plan,
-            extents: Extents::new(world.nodes),
+            extents: Extents::new(world.nodes[0], world.nodes.iter().map(|n| n.group).collect()),
             kinds: Arena::new(),
             flows: Arena::new(),
             flow_order: Vec::new(),
             made: Vec::new(),
             first: Vec::new(),
             target: world.target,
-            nodes: world.nodes,
+            nodes: world.nodes[0],
+            further: world.nodes[1..].to_vec(),
             copy_stages: config.copy_stages,
             bytes_per_flop: None,
             edges: 0,
@@ -91,9 +95,20 @@ impl Draft {
         i64::from(self.target.sms)
     }
 
-    /// Ranks that share the work.
+    /// Ranks that share the work, along the kernel's first axis.
     pub fn ranks(&self) -> i32 {
         self.nodes.group.size
+    }
+
+    /// Those along an axis.
+    pub fn along(&self, axis: usize) -> Nodes {
+        let further = axis.checked_sub(1).and_then(|i| self.further.get(i));
+        further.copied().unwrap_or(self.nodes)
+    }
+
+    /// Those along each axis.
+    pub fn axes(&self) -> impl Iterator<Item = Nodes> + '_ {
+        std::iter::once(self.nodes).chain(self.further.iter().copied())
     }
 
     /// The next edge id.

@@ -1,7 +1,8 @@
 //! Attention, and the parts of its backward.
 
 use super::{ids::Param, tensor::Tensor};
-use mk_plan::{GradOf, Operand};
+use crate::graph::Scored;
+use mk_plan::{Expr, GradOf, Mask, Operand};
 
 /// What the operation makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,9 +37,7 @@ pub(in crate::passes) struct Attention {
     pub operands: Vec<(Operand, Param, Tensor)>,
     /// What it makes, and which results these are.
     pub made: Vec<(Operand, usize)>,
-    pub causal: bool,
-    /// The factor's f32 bits, where it is not `1 / sqrt(D)`.
-    pub scale: Option<u32>,
+    pub scores: Scored,
     /// Whether what comes in blocks is passed on from rank to rank.
     pub ring: bool,
 }
@@ -58,6 +57,19 @@ impl Attention {
         self.operands.iter().position(|(o, ..)| *o == operand).unwrap_or(0)
     }
 
+    /// Whether queries see no key behind their own position.
+    pub fn causal(&self) -> bool {
+        self.scores.mask != Mask::Full
+    }
+
+    /// The first of `keys`, of a chunk that begins at `first`, that some query from `place` on sees; and how many of
+    /// them there are up to number `end`. All of them without a window.
+    pub fn window(&self, place: &Expr, first: &Expr, end: Expr) -> (Expr, Expr) {
+        let Some(keys) = self.scores.mask.window() else { return (Expr::Const(0), end) };
+        let from = Expr::Const(0).max(place.clone() - first.clone() - (keys as i32 - 1));
+        (from.clone(), Expr::Const(0).max(end - from))
+    }
+
     /// Floating-point operations of a rank.
     pub fn flops(&self, world: i32) -> f64 {
         let products = match self.makes {
@@ -69,12 +81,20 @@ impl Attention {
         let q = &self.tensor(Operand::Q).shape;
         let keys = f64::from(self.tensor(Operand::K).shape[1].capacity());
         let all: f64 = q.iter().map(|e| f64::from(e.capacity())).product();
-        let seen = if self.causal { 0.5 } else { 1.0 };
+        let seen = match self.scores.mask {
+            Mask::Full => 1.0,
+            Mask::Causal => 0.5,
+            // Of so many keys the first queries see half.
+            Mask::Window(window) => {
+                let part = f64::from(window) / keys.max(1.0);
+                part * (1.0 - part / 2.0)
+            }
+        };
         2.0 * products * all * keys * seen / f64::from(world)
     }
 
     /// The factor's f32 bits.
     pub fn factor(&self, depth: i32) -> u32 {
-        self.scale.unwrap_or_else(|| (1.0 / (depth as f32).sqrt()).to_bits())
+        self.scores.scale.unwrap_or_else(|| (1.0 / (depth as f32).sqrt()).to_bits())
     }
 }

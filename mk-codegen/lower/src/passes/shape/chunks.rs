@@ -6,11 +6,10 @@
 use super::{
     extents::Extents,
     ranks::{Nodes, RankGroup},
-    tensor::Tensor,
+    tensor::{Cut, Tensor},
 };
 use crate::graph::Extent;
 use mk_plan::Expr;
-use mk_syntax::Placement;
 
 /// The chunks of a sequence.
 #[derive(Clone)]
@@ -35,10 +34,10 @@ impl Chunks {
     pub fn of(extents: &mut Extents, t: &Tensor, dim: usize) -> Chunks {
         let (group, nodes) = (extents.group, extents.nodes);
         let whole = t.shape[dim].clone();
-        let (per_rank, count) = match t.placement {
-            Placement::Shard(d) if d == dim => (1, group.size),
-            Placement::Zigzag(d) if d == dim => (2, 2 * group.size),
-            _ => (1, 1),
+        let (per_rank, count) = match t.cut(dim) {
+            Some(Cut { zigzag: false, .. }) => (1, group.size),
+            Some(Cut { zigzag: true, .. }) => (2, 2 * group.size),
+            None => (1, 1),
         };
         let rows = (whole.capacity() + count - 1) / count;
         let part = if count > 1 { extents.part_of(&whole, count) } else { rows.into() };

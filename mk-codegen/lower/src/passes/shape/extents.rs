@@ -2,23 +2,24 @@
 
 use super::{
     ranks::{Nodes, RankGroup},
-    tensor::{Tensor, shard_extent},
+    tensor::{Cut, Tensor, shard_extent},
 };
 use crate::graph::Extent;
 use mk_plan::{Arena, Dim, DimId, Expr};
-use mk_syntax::Placement;
 
 /// The dimensions of a plan, and how ranks share them.
 pub(in crate::passes) struct Extents {
     /// The ranks that share them, and how they lie in nodes.
     pub group: RankGroup,
     pub nodes: Nodes,
+    /// The ranks along each axis of the kernel; the first are these.
+    pub axes: Vec<RankGroup>,
     dims: Arena<DimId, Dim>,
 }
 
 impl Extents {
-    pub fn new(nodes: Nodes) -> Extents {
-        Extents { group: nodes.group, nodes, dims: Arena::new() }
+    pub fn new(nodes: Nodes, axes: Vec<RankGroup>) -> Extents {
+        Extents { group: nodes.group, nodes, axes, dims: Arena::new() }
     }
 
     /// The dimensions that expressions name.
@@ -49,23 +50,21 @@ impl Extents {
         }
     }
 
-    /// The part of an extent that place `q` owns: `torch.chunk`'s, so the last ranks may own less, or nothing.
-    pub fn shard(&mut self, e: &Extent, q: impl Into<Expr>) -> Expr {
-        let world = self.group.size;
-        if world == 1 {
+    /// The part of an extent that place `q` of so many owns: `torch.chunk`'s, so the last ranks may own less, or nothing.
+    pub fn shard(&mut self, e: &Extent, ranks: i32, q: impl Into<Expr>) -> Expr {
+        if ranks == 1 {
             return self.dim(e);
         }
-        if e.runtime_max.is_none() && shard_extent(e, world) * world == e.value {
-            return Expr::Const(shard_extent(e, world));
+        if e.runtime_max.is_none() && shard_extent(e, ranks) * ranks == e.value {
+            return Expr::Const(shard_extent(e, ranks));
         }
-        let (part, whole) = (self.part(e), self.dim(e));
+        let (part, whole) = (self.part_of(e, ranks), self.dim(e));
         Expr::Const(0).max(part.clone().min(whole - q.into() * part))
     }
 
     /// The part of an extent that place `q` owns in zigzag: of twice as many parts as ranks, number `q`, and the one of
     /// that number from the end.
-    fn zigzag(&mut self, e: &Extent, q: Expr) -> Expr {
-        let world = self.group.size;
+    fn zigzag(&mut self, e: &Extent, world: i32, q: Expr) -> Expr {
         let part = self.part_of(e, 2 * world);
         if let Expr::Const(part) = part
             && 2 * world * part == e.value
@@ -75,11 +74,6 @@ impl Extents {
         let whole = self.dim(e);
         let of = |n: Expr| Expr::Const(0).max(part.clone().min(whole.clone() - n * part.clone()));
         of(q.clone()) + of(Expr::Const(2 * world - 1) - q)
-    }
-
-    /// Elements of an extent that a rank owns, before the last ranks come short.
-    pub fn part(&mut self, e: &Extent) -> Expr {
-        self.part_of(e, self.group.size)
     }
 
     /// Elements of one of so many parts of an extent, before the last come short.
@@ -92,16 +86,17 @@ impl Extents {
 
     /// A dimension of a tensor at place `q`.
     pub fn local(&mut self, t: &Tensor, dim: usize, q: impl Into<Expr>) -> Expr {
-        match t.placement {
-            Placement::Shard(d) if d == dim => self.shard(&t.shape[dim], q),
-            Placement::Zigzag(d) if d == dim => self.zigzag(&t.shape[dim], q.into()),
-            _ => self.dim(&t.shape[dim]),
+        match t.cut(dim) {
+            Some(Cut { zigzag: false, ranks, .. }) => self.shard(&t.shape[dim], ranks, q),
+            Some(Cut { zigzag: true, ranks, .. }) => self.zigzag(&t.shape[dim], ranks, q.into()),
+            None => self.dim(&t.shape[dim]),
         }
     }
 
     /// A dimension of a tensor on the own rank.
     pub fn own(&mut self, t: &Tensor, dim: usize) -> Expr {
-        self.local(t, dim, self.group.place())
+        let along = t.cut(dim).and_then(|cut| self.axes.get(cut.axis)).unwrap_or(&self.group);
+        self.local(t, dim, along.place())
     }
 
     /// A tensor's shape on the own rank.

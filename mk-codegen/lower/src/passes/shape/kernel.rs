@@ -48,8 +48,8 @@ pub(in crate::passes) enum Op {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::passes) struct Operand {
     pub param: Param,
-    /// Sharded by rows, and gathered.
-    pub gathered: bool,
+    /// Sharded by rows, and gathered along this axis.
+    pub gathered: Option<usize>,
     pub transposed: bool,
 }
 
@@ -83,6 +83,8 @@ pub(in crate::passes) struct Sum {
     /// The contributions: a product, or an operand.
     pub of: OpId,
     pub how: Reduce,
+    /// The axis whose ranks contribute.
+    pub axis: usize,
     /// Before sums are rounded.
     pub epilogue: Vec<EpilogueOp>,
     /// Operands of that, in order.
@@ -217,13 +219,14 @@ impl Kernel {
 
     /// Whether an operation is a gathered operand.
     pub fn is_gathered(&self, op: OpId) -> bool {
-        matches!(self.ops[op], Op::Operand(Operand { gathered: true, .. }))
+        matches!(self.ops[op], Op::Operand(Operand { gathered: Some(_), .. }))
     }
 
     /// Whether tiles may hold rows of several ranks: every rank has as many rows of a gathered operand, in bulk, which
     /// only products read whose results the caller gets as they are.
-    pub fn spans(&self, op: OpId, world: i32) -> bool {
-        let Op::Operand(Operand { param, gathered: true, transposed: false }) = self.ops[op] else {
+    pub fn spans(&self, op: OpId) -> bool {
+        let Op::Operand(Operand { param, gathered: Some(_), transposed: false }) = self.ops[op]
+        else {
             return false;
         };
         let x = &self.params[param];
@@ -233,7 +236,7 @@ impl Kernel {
             self.root(id) != op || own
         };
         fixed
-            && x.even(0, world)
+            && x.even(0)
             && x.in_bulk()
             && self.result_of(op).is_none()
             && self.products().all(plain)
@@ -241,13 +244,12 @@ impl Kernel {
 
     /// Whether a product's inner dimension may be cut and the parts be added up: nothing else is done to the whole, and
     /// all ranks have equally many steps.
-    pub fn is_divisible(&self, product: &Product, world: i32) -> bool {
+    pub fn is_divisible(&self, product: &Product) -> bool {
         let even = match &self.ops[product.left] {
-            Op::Operand(Operand { gathered: true, .. }) => true,
             Op::Operand(Operand { param, transposed, .. }) => {
-                self.params[*param].even(usize::from(!transposed), world)
+                self.params[*param].even(usize::from(!transposed))
             }
-            Op::Product(left) => left.out.even(1, world),
+            Op::Product(left) => left.out.even(1),
             _ => false,
         };
         even && product.epilogue.iter().all(|op| *op == EpilogueOp::Widen)

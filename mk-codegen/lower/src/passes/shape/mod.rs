@@ -8,6 +8,7 @@ pub(in crate::passes) mod grouped;
 pub(in crate::passes) mod ids;
 pub(in crate::passes) mod kernel;
 pub(in crate::passes) mod map;
+pub(in crate::passes) mod pieces;
 pub(in crate::passes) mod ranks;
 pub(in crate::passes) mod rows;
 pub(in crate::passes) mod tensor;

@@ -2,18 +2,19 @@
 
 use super::{
     extents::Extents,
+    pieces::Pieces,
     ranks::{RankGroup, block_rows},
     tensor::{Tensor, shard_extent},
 };
 use mk_plan::{Expr, Var};
-use mk_syntax::Placement;
 
 /// The rows that a family's tiles cover.
 #[derive(Clone)]
 pub(in crate::passes) struct Rows {
     /// The tensor whose dimension 0 is cut into shards: rows of shard `q` are its rows at place `q`.
     pub of: Tensor,
-    /// The ranks that have them.
+    /// The ranks that have them, along this axis of the kernel.
+    pub axis: usize,
     pub group: RankGroup,
     /// Rows of a full shard, or of the whole where there is one shard.
     pub per_shard: Expr,
@@ -32,9 +33,12 @@ pub(in crate::passes) struct Rows {
     /// Blocks of each shard that are covered: `walked` of them, from `from` on.
     pub from: i32,
     pub walked: i32,
+    /// Where other ranks share the rows, too: blocks are of rows of one of them.
+    pub pieces: Option<Pieces>,
 }
 
 /// One block of rows, as expressions over a task's variables.
+#[derive(Clone)]
 pub(in crate::passes) struct RowBlock {
     /// The shard: the place of the rank that owns it.
     pub shard: Expr,
@@ -49,26 +53,42 @@ pub(in crate::passes) struct RowBlock {
 }
 
 impl Rows {
-    /// The rows of `of` in blocks of `height`, by owner or as the own rank has them.
-    pub fn new(extents: &mut Extents, of: &Tensor, by_owner: bool, height: i32) -> Rows {
-        let group = extents.group;
+    /// The rows of `of` in blocks of `height`, by owner along an axis or as the own rank has them.
+    pub fn new(extents: &mut Extents, of: &Tensor, owner: Option<usize>, height: i32) -> Rows {
         let e = &of.shape[0];
-        let shards = if by_owner { group.size } else { 1 };
-        let sharded = of.placement == Placement::Shard(0);
-        let (per_shard, capacity) = if by_owner || sharded {
-            (extents.part(e), shard_extent(e, group.size))
-        } else {
-            (extents.dim(e), e.capacity())
+        let cut = of.cut(0).filter(|cut| !cut.zigzag);
+        let axis = owner.or(cut.map(|cut| cut.axis)).unwrap_or(0);
+        let group = extents.axes.get(axis).copied().unwrap_or(extents.group);
+        let owners = owner.map(|_| group.size).filter(|ranks| *ranks > 1);
+        let shards = owners.unwrap_or(1);
+        let (per_shard, capacity) = match owners.or(cut.map(|cut| cut.ranks)) {
+            Some(ranks) => (extents.part_of(e, ranks), shard_extent(e, ranks)),
+            None => (extents.dim(e), e.capacity()),
         };
         let blocks = (capacity + height - 1) / height;
         let (of, first, count, from, walked) = (of.clone(), 0, shards, 0, blocks);
-        Rows { of, group, per_shard, capacity, height, blocks, shards, first, count, from, walked }
+        let pieces = None;
+        Rows {
+            of,
+            axis,
+            group,
+            per_shard,
+            capacity,
+            height,
+            blocks,
+            shards,
+            first,
+            count,
+            from,
+            walked,
+            pieces,
+        }
     }
 
     /// All rows of `of`, in blocks of `height` that hold rows of several ranks.
     pub fn whole(extents: &mut Extents, of: &Tensor, height: i32) -> Rows {
-        let of = Tensor { placement: Placement::Replicate, ..of.clone() };
-        Rows::new(extents, &of, false, height)
+        let of = Tensor { cuts: Vec::new(), ..of.clone() };
+        Rows::new(extents, &of, None, height)
     }
 
     /// Peers first, the own rows last: those need no link, and nobody waits for them.
@@ -79,6 +99,10 @@ impl Rows {
     /// The same rows in blocks of another height, which divides theirs, or of which theirs is a divisor if all blocks
     /// are walked.
     pub fn in_blocks(&self, height: i32) -> Rows {
+        if let Some(pieces) = &self.pieces {
+            let blocks = pieces.count * (pieces.rows / height);
+            return Rows { height, blocks, walked: blocks, ..self.clone() };
+        }
         let blocks = (self.capacity + height - 1) / height;
         let (from, end) = (self.from * self.height / height, self.end() / height);
         let walked = if end * height < self.end() { blocks } else { end } - from;
@@ -99,6 +123,48 @@ impl Rows {
     pub fn in_covered(&self, r: &RowBlock) -> Expr {
         let at = r.shard.clone() * self.covered() + r.at.clone();
         if self.from > 0 { at - self.from * self.height } else { at }
+    }
+
+    /// The same rows, of a number that is the same in all launches, in blocks each of which is also of one of the ranks
+    /// along another axis that share them.
+    pub fn shared_with(&self, axis: usize, group: RankGroup) -> Rows {
+        let whole = self.of.shape[0].value;
+        let per = [self.capacity, (whole + group.size - 1) / group.size];
+        let pieces = Pieces::new(whole, per, [self.group, group], [self.axis, axis], self.height);
+        let blocks = pieces.count * (pieces.rows / self.height);
+        Rows { blocks, walked: blocks, pieces: Some(pieces), ..self.clone() }
+    }
+
+    /// The rows by those who share them.
+    pub fn by_others(&self) -> Rows {
+        let Some(pieces) = &self.pieces else { return self.clone() };
+        let theirs = pieces.turned();
+        let [group, _] = theirs.groups;
+        let [capacity, _] = theirs.per;
+        let blocks = theirs.count * (theirs.rows / self.height);
+        Rows {
+            axis: theirs.axes[0],
+            group,
+            per_shard: capacity.into(),
+            capacity,
+            blocks,
+            shards: group.size,
+            first: i32::from(self.first > 0 && group.size > 1),
+            count: group.size,
+            from: 0,
+            walked: blocks,
+            pieces: Some(theirs),
+            ..self.clone()
+        }
+    }
+
+    /// A block as one of those have it who share the rows; as it is where nobody else does. And whether there is
+    /// something in it, where blocks are without rows that those do not know.
+    pub fn owned(&self, r: &RowBlock) -> (RowBlock, Option<Expr>) {
+        let Some(pieces) = &self.pieces else { return (r.clone(), None) };
+        let (shard, block, at) = pieces.theirs(&r.shard, &r.block, self.height);
+        let when = (!pieces.exact).then(|| Expr::Const(0).lt(r.len.clone()));
+        (RowBlock { shard, block, at, ..r.clone() }, when)
     }
 
     /// The rows of the own shard.
@@ -142,10 +208,20 @@ impl Rows {
         } else {
             self.group.place_after(self.first.into())
         };
+        if let Some(pieces) = &self.pieces {
+            let (at, len) = pieces.rows_of(&shard, &i, height);
+            return RowBlock {
+                shard,
+                block: i,
+                at,
+                len,
+                loops: if self.count > 1 { 2 } else { 1 },
+            };
+        }
         let rows = if self.shards == 1 {
             extents.own(&self.of, 0)
         } else {
-            extents.shard(&self.of.shape[0], shard.clone())
+            extents.shard(&self.of.shape[0], self.group.size, shard.clone())
         };
         let len = block_rows(rows, i.clone(), height);
         let loops = if self.count > 1 { 2 } else { 1 };

@@ -12,7 +12,29 @@ pub(in crate::passes) struct Tensor {
     pub dtype: DType,
     /// Global.
     pub shape: Vec<Extent>,
-    pub placement: Placement,
+    /// The dimensions that ranks share, each over one axis.
+    pub cuts: Vec<Cut>,
+}
+
+/// How ranks share a dimension of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::passes) struct Cut {
+    pub dim: usize,
+    /// The axis of the kernel that they are along, and how many.
+    pub axis: usize,
+    pub ranks: i32,
+    /// Whether each has two parts.
+    pub zigzag: bool,
+}
+
+/// How ranks, so many along each axis, share what is placed so.
+pub(in crate::passes) fn cuts(placement: &[Placement], sizes: &[i32]) -> Vec<Cut> {
+    let along = placement.iter().zip(sizes).enumerate();
+    let cut = |(axis, (p, ranks)): (usize, (&Placement, &i32))| {
+        let zigzag = matches!(p, Placement::Zigzag(_));
+        Some(Cut { dim: p.cut()?, axis, ranks: *ranks, zigzag })
+    };
+    along.filter_map(cut).collect()
 }
 
 /// The most elements of an extent that a rank owns.
@@ -27,42 +49,61 @@ pub(in crate::passes) fn aligned(elements: i32, size_bytes: u64) -> i32 {
 }
 
 impl Tensor {
+    /// How ranks share a dimension, if they do.
+    pub fn cut(&self, dim: usize) -> Option<Cut> {
+        self.cuts.iter().copied().find(|cut| cut.dim == dim)
+    }
+
+    /// Whether each rank along an axis has other elements of a dimension.
+    pub fn is_sharded(&self, dim: usize) -> bool {
+        self.cut(dim).is_some_and(|cut| !cut.zigzag)
+    }
+
     /// The most elements of a dimension that any rank has.
-    pub fn widest(&self, dim: usize, world: i32) -> i32 {
+    pub fn widest(&self, dim: usize) -> i32 {
         let e = &self.shape[dim];
-        match self.placement {
-            Placement::Shard(d) if d == dim => shard_extent(e, world),
-            Placement::Zigzag(d) if d == dim => 2 * shard_extent(e, 2 * world),
-            _ => e.capacity(),
+        match self.cut(dim) {
+            Some(Cut { zigzag: false, ranks, .. }) => shard_extent(e, ranks),
+            Some(Cut { zigzag: true, ranks, .. }) => 2 * shard_extent(e, 2 * ranks),
+            None => e.capacity(),
         }
     }
 
     /// Whether all ranks have equally many elements of a dimension.
-    pub fn even(&self, dim: usize, world: i32) -> bool {
-        match self.placement {
-            Placement::Shard(d) if d == dim => self.shape[dim].value % world == 0,
-            Placement::Zigzag(d) if d == dim => self.shape[dim].value % (2 * world) == 0,
-            _ => true,
+    pub fn even(&self, dim: usize) -> bool {
+        let parts =
+            self.cut(dim).map_or(1, |cut| if cut.zigzag { 2 * cut.ranks } else { cut.ranks });
+        parts == 1 || self.shape[dim].value % parts == 0
+    }
+
+    /// The same, as rows of the own rank, where ranks along another axis than this one share them, as many each.
+    pub fn on_own_rows(&self, axis: usize) -> Tensor {
+        let mut own = self.clone();
+        if let Some(cut) = self.cut(0).filter(|cut| cut.axis != axis) {
+            let value = shard_extent(&self.shape[0], cut.ranks);
+            own.shape[0] = Extent { value, symbol: None, runtime_max: None };
+            own.cuts.retain(|cut| cut.dim != 0);
         }
+        own
     }
 
     /// Whether rows of the last dimension are what TMA takes, on every rank.
-    pub fn tma_rows(&self, world: i32) -> bool {
+    pub fn tma_rows(&self) -> bool {
         let last = self.shape.len() - 1;
-        let cols = self.widest(last, world);
-        aligned(cols, self.dtype.size_bytes()) == cols && self.even(last, world)
+        let cols = self.widest(last);
+        aligned(cols, self.dtype.size_bytes()) == cols && self.even(last)
     }
 
     /// Whether bulk copies take its rows: they have no gaps.
     pub fn in_bulk(&self) -> bool {
-        let k = self.shape[1].value;
-        aligned(k, self.dtype.size_bytes()) == k
+        let k = self.widest(1);
+        aligned(k, self.dtype.size_bytes()) == k && self.even(1)
     }
 
-    /// The pitch of whole rows in memory of mk's, where it is more than their length.
+    /// The pitch of rows in memory of mk's, where it is more than their length on some rank.
     pub fn padded_pitch(&self) -> Option<Expr> {
-        let n = self.shape[1].value;
+        let n = self.widest(1);
         let padded = aligned(n, self.dtype.size_bytes());
-        (padded != n).then_some(Expr::Const(padded))
+        (padded != n || !self.even(1)).then_some(Expr::Const(padded))
     }
 }

@@ -76,7 +76,6 @@ fn guarded(draft: &Draft) -> Result<(Vec<Guarded>, Vec<Guarded>), LowerError> {
         a.mode == Mode::Write && accesses().any(|(_, b)| theirs(b))
     };
     let (mut guarded, mut sends) = (Vec::new(), Vec::new());
-    let group = draft.nodes.group;
     for (id, a) in accesses().filter(|(_, a)| a.rank != own && !read_by_peers(a)) {
         let lag = u32::from(alternates(a));
         let peer = a.rank.clone();
@@ -96,20 +95,32 @@ fn guarded(draft: &Draft) -> Result<(Vec<Guarded>, Vec<Guarded>), LowerError> {
             }
             _ if a.mode == Mode::Read && is_chosen(a) => follows_a_flow(draft, id, a)?,
             _ => {
-                but_the_own(&mut g, group);
+                draft.axes().for_each(|nodes| but_the_own(&mut g, nodes.group));
                 guarded.push(g);
             }
         }
     }
-    let (peer, each) = draft.nodes.near.every_peer();
-    guarded.extend(accesses().filter(|(_, a)| read_by_peers(a)).map(|(id, a)| Guarded {
-        family: id,
-        operand: a.operand,
-        peer: peer.clone(),
-        each: Some(each.clone()),
-        when: a.when.clone().filter(|_| !of_each(a)),
-        lag: u32::from(alternates(a)),
-    }));
+    // Of several groups, those that read it: whose ranks such a read names.
+    let reads = |a: &Access, nodes: &Nodes| {
+        let theirs = |b: &Access| b.buffer == a.buffer && b.rank != own && b.mode == Mode::Read;
+        let (everyone, peers) = (nodes.group.everyone().0, nodes.group.every_peer().0);
+        accesses().any(|(_, b)| theirs(b) && (b.rank == everyone || b.rank == peers))
+    };
+    for (id, a) in accesses().filter(|(_, a)| read_by_peers(a)) {
+        let named: Vec<Nodes> = draft.axes().filter(|nodes| reads(a, nodes)).collect();
+        let all: Vec<Nodes> = draft.axes().collect();
+        for nodes in if named.is_empty() { all } else { named } {
+            let (peer, each) = nodes.near.every_peer();
+            guarded.push(Guarded {
+                family: id,
+                operand: a.operand,
+                peer,
+                each: Some(each),
+                when: a.when.clone().filter(|_| !of_each(a)),
+                lag: u32::from(alternates(a)),
+            });
+        }
+    }
     Ok((guarded, sends))
 }
 

@@ -37,9 +37,15 @@ pub(in crate::passes) struct Columns {
 impl Columns {
     /// Shares out the columns of a result, in blocks of `width`. Slots are as wide as the result: rows are few, and the
     /// last block ends where the buffer does, as a tile that TMA clips must.
-    pub fn new(draft: &mut Draft, out: &Tensor, rows: &Rows, width: i32) -> Columns {
-        let (group, across) = (rows.group, tiles_across(draft, out, width));
-        let shape = vec![group.size.into(), all(rows), draft.dim(&out.shape[1])];
+    pub fn new(
+        draft: &mut Draft,
+        out: &Tensor,
+        rows: &Rows,
+        group: RankGroup,
+        width: i32,
+    ) -> Columns {
+        let across = tiles_across(out, width);
+        let shape = vec![group.size.into(), all(rows), draft.own(out, 1)];
         let slots = draft.buffer("slots", Space::Workspace, out.dtype, shape, out.padded_pitch());
         Columns { slots, group, width, across }
     }
@@ -80,7 +86,7 @@ impl Columns {
         let blocks = rows.blocks;
         let rows = rows.in_blocks(tile[0]);
         let r = rows.block(&mut draft.extents);
-        let n = draft.dim(&out.shape[1]);
+        let n = draft.own(out, 1);
         // Block `c` of the own ones.
         let c = rows.column();
         let j = c.clone() * self.group.size + self.group.place();
@@ -140,7 +146,7 @@ impl Columns {
         let per_copy = height / summed.height;
         let rows = summed.in_blocks(height);
         let r = rows.block(&mut draft.extents);
-        let n = draft.dim(&out.shape[1]);
+        let n = draft.own(out, 1);
         let peer = self.group.place_after(Expr::from(Var::domain(r.loops)) + 1);
         let c = Expr::from(Var::domain(r.loops + 1));
         let j = c.clone() * self.group.size + peer.clone();

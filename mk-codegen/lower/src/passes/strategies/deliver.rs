@@ -25,8 +25,8 @@ use mk_plan::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind
 ///
 /// # Errors
 /// [`LowerError::Unsupported`] where some are on other nodes, whose memory is not mapped.
-pub(in crate::passes) fn mapped(draft: &Draft, what: &str) -> Result<RankGroup, LowerError> {
-    let Nodes { group, near, .. } = draft.nodes;
+pub(in crate::passes) fn mapped(nodes: Nodes, what: &str) -> Result<RankGroup, LowerError> {
+    let Nodes { group, near, .. } = nodes;
     if near != group {
         let why = "it touches the memory of every rank, and no network card carries that between nodes yet";
         return Err(unsupported(what, why, "use one node"));
@@ -250,10 +250,10 @@ impl Delivery<'_> {
         stage: impl FnOnce(&mut Draft) -> Staged,
     ) -> FlowId {
         let mut from = Vec::new();
-        if draft.nodes.local() > 1 {
+        if draft.along(self.rows.axis).local() > 1 {
             from.push(near(draft));
         }
-        if draft.nodes.count() > 1 {
+        if draft.along(self.rows.axis).count() > 1 {
             let staged = stage(draft);
             from.push(self.over_rail(draft, staged));
         }
@@ -303,7 +303,8 @@ impl Delivery<'_> {
         };
         let relayed = carry(draft, messages);
         let [from, source] = nodes.source(m);
-        let theirs = draft.extents.shard(&self.rows.of.shape[0], source.clone());
+        let theirs =
+            draft.extents.shard(&self.rows.of.shape[0], self.rows.group.size, source.clone());
         let rows = pieces.rows(&i, p.clone(), theirs);
         let here = vec![(from.clone(), 1.into()), rows.clone(), self.wide()];
         let src = read(Operand::Src, recv, here);

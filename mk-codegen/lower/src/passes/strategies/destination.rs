@@ -8,7 +8,7 @@ use super::{
     two_level, two_shot,
 };
 use crate::passes::{
-    draft::{Draft, write},
+    draft::{Draft, TileRows, write},
     shape::{
         kernel::Reduce,
         ranks::Nodes,
@@ -17,7 +17,7 @@ use crate::passes::{
     },
 };
 use crate::settings::Config;
-use mk_plan::{Access, BufId, Expr, Operand};
+use mk_plan::{Access, BufId, Expr, FamId, Operand};
 
 /// Where a product goes.
 #[derive(Clone, Copy)]
@@ -41,7 +41,7 @@ pub(in crate::passes) enum Destination {
 impl Destination {
     /// Slots for contributions of rows that have owners.
     pub fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> Destination {
-        match draft.nodes.count() {
+        match draft.along(rows.by_others().axis).count() {
             1 => Destination::Slots(two_shot::slots(draft, out, rows)),
             _ => Destination::NodeSlots(two_level::slots(draft, out, rows), draft.nodes),
         }
@@ -85,10 +85,12 @@ impl Destination {
             Destination::Hidden(b) | Destination::Parts(b) => {
                 vec![write(operand, b, vec![(r.shard.clone(), 1.into()), here, columns])]
             }
-            Destination::Slots(slots) => vec![Access {
-                rank: rows.group.rank_of(r.shard.clone()),
-                ..write(operand, slots, vec![(rows.group.place(), 1.into()), here, columns])
-            }],
+            Destination::Slots(slots) => {
+                let group = rows.by_others().group;
+                let (owned, _) = rows.owned(r);
+                let here = vec![(group.place(), 1.into()), (owned.at, owned.len), columns];
+                vec![Access { rank: group.rank_of(owned.shard), ..write(operand, slots, here) }]
+            }
             Destination::NodeSlots(slots, nodes) => {
                 let of = (nodes.node_of(r.shard.clone()), 1.into());
                 let place = (nodes.near.place(), 1.into());
@@ -100,6 +102,15 @@ impl Destination {
             Destination::Columns(owned) => vec![owned.write(operand, rows, r, columns)],
             Destination::Ring(ring) => ring.writes(operand, rows, r, columns),
         }
+    }
+
+    /// A family whose tasks write there, with the rows that whoever reads them knows them by.
+    pub fn made(self, family: FamId, rows: &Rows, r: &RowBlock) -> TileRows {
+        let (r, when) = match self {
+            Destination::Slots(_) => rows.owned(r),
+            _ => (r.clone(), None),
+        };
+        TileRows { family, shard: r.shard, block: r.block, when }
     }
 
     /// The order of a product's tiles, of `group` row blocks each `times` times, with `across` in a row.

@@ -55,7 +55,7 @@ pub(in crate::passes) fn collect(
     leaf: &Leaf,
 ) {
     let block = rows.height;
-    let k = draft.dim(&x.shape[1]);
+    let k = draft.own(x, 1);
     let width = (Expr::Const(0), k);
     let own = rows.own();
     let i = Expr::from(Var::domain(0));

@@ -1,6 +1,9 @@
 //! Gathered rows on their way: where they arrive, and the words that announce them.
 
-use crate::passes::draft::{Arrival, FlowId, Source};
+use crate::passes::{
+    draft::{Arrival, FlowId, Source},
+    shape::{pieces::Pieces, rows::RowBlock},
+};
 use mk_plan::{Access, BufId, COPY_STAGE_BYTES, Each, Expr, Var};
 
 /// A gather, for the families that read it.
@@ -17,8 +20,10 @@ pub(in crate::passes) struct Gathered {
     pub own_rows: bool,
     /// Whether shards arrive one after the other.
     pub by_shard: bool,
-    /// Words by shard, and by blocks of rows, of which one covers several; and by slice.
+    /// Words by shard, and by blocks of so many rows, of which one covers several; and by slice.
     pub arrived: FlowId,
+    pub height: i32,
+    pub blocks: i32,
     pub per_word: i32,
 }
 
@@ -59,6 +64,30 @@ impl Gathered {
         let extent = if most % rows == 0 { most / rows } else { (most + rows - 1) / rows + 1 };
         let each = Some(Each { var: "q".into(), extent: extent.into() });
         let arrival = Arrival { flow: self.arrived, word: vec![shard, 0.into()], each, when: None };
+        Source { access, arrivals: vec![arrival] }
+    }
+
+    /// Some rows of a shard, at most as many as a block has, which `access` reads; in slices, the one that is named.
+    pub fn rows(
+        &self,
+        access: Access,
+        (pieces, height): (&Pieces, i32),
+        r: &RowBlock,
+        slice: Option<Expr>,
+    ) -> Source {
+        let unit = self.height * self.per_word;
+        if pieces.within(unit, height) {
+            let word = vec![r.shard.clone(), r.at.clone() / unit];
+            return Source::behind(access, self.arrived, word.into_iter().chain(slice).collect());
+        }
+        let words = (self.blocks + self.per_word - 1) / self.per_word;
+        // Where rows end between two blocks of the gather, both.
+        let first = r.at.clone() / unit;
+        let last = ((r.at.clone() + r.len.clone() - 1) / unit).max(0).min(words - 1);
+        let word = vec![r.shard.clone(), (first + Var::EACH).min(last)];
+        let each = Some(Each { var: "q".into(), extent: 2.into() });
+        let word = word.into_iter().chain(slice).collect();
+        let arrival = Arrival { flow: self.arrived, word, each, when: None };
         Source { access, arrivals: vec![arrival] }
     }
 

@@ -13,7 +13,7 @@ use mk_plan::{Access, BufId, Each, Operand, Space, Var};
 
 /// The own contributions of a result, where every rank can read them.
 pub(in crate::passes) fn parts(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
-    let n = draft.dim(&out.shape[1]);
+    let n = draft.own(out, 1);
     let shape = vec![rows.shards.into(), rows.capacity.into(), n];
     draft.buffer("parts", Space::Workspace, out.dtype, shape, out.padded_pitch())
 }
@@ -28,8 +28,8 @@ pub(in crate::passes) fn pull(
     from: Contributions,
 ) {
     let Contributions { rows, block, by, operand, .. } = from;
-    let group = rows.group;
-    let across = tiles_across(draft, of.out, block[1]);
+    let group = draft.along(of.axis).group;
+    let across = tiles_across(of.out, block[1]);
     let Adders { kind, tile, per_block, .. } =
         adders(draft, config.reduction, Share::One, across, &rows, block, 1);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));

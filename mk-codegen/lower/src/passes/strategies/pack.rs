@@ -37,13 +37,12 @@ pub(in crate::passes) fn matrix(
     from: BufId,
     operand: Operand,
 ) -> Option<Packed> {
-    let world = draft.ranks();
-    if t.tma_rows(world) {
+    if t.tma_rows() {
         return None;
     }
     let last = t.shape.len() - 1;
     // Rows begin at lines: a step touches half as many.
-    let widest = t.widest(last, world).max(1);
+    let widest = t.widest(last).max(1);
     let padded = aligned(widest, t.dtype.size_bytes());
     let padded = match widest < LINE {
         true => padded,
@@ -53,8 +52,8 @@ pub(in crate::passes) fn matrix(
     let name = format!("{}_packed", t.name);
     let pitch = Some(Expr::Const(padded));
     let buffer = draft.buffer(&name, Space::Scratch, t.dtype, shape.clone(), pitch);
-    let rows = rows_of_task(draft, t.widest(0, world));
-    let blocks = (t.widest(0, world) + rows - 1) / rows;
+    let rows = rows_of_task(draft, t.widest(0));
+    let blocks = (t.widest(0) + rows - 1) / rows;
     let i = Expr::from(Var::domain(0));
     let len = block_rows(shape[0].clone(), i.clone(), rows);
     let mut region = vec![(i * rows, len)];
@@ -82,17 +81,16 @@ pub(in crate::passes) fn columns_by_owner(
     if rows.shards == 1 || padded == rows.capacity {
         return None;
     }
-    let world = draft.ranks();
     let height = draft.own(t, 0);
     let shape = vec![height.clone(), rows.shards.into(), rows.capacity.into()];
     let name = format!("{}_packed", t.name);
     let pitch = Some(Expr::Const(padded));
     let buffer = draft.buffer(&name, Space::Scratch, t.dtype, shape, pitch);
     let each = MOST_ROWS;
-    let blocks = (t.widest(0, world) + each - 1) / each;
+    let blocks = (t.widest(0) + each - 1) / each;
     let (i, s) = (Expr::from(Var::domain(0)), Expr::from(Var::domain(1)));
     let down = (i.clone() * each, block_rows(height, i, each));
-    let cols = draft.extents.shard(&t.shape[1], s.clone());
+    let cols = draft.extents.shard(&rows.of.shape[0], rows.shards, s.clone());
     let src = vec![down.clone(), (s.clone() * rows.capacity, cols.clone())];
     let dst = vec![down, (s, 1.into()), (0.into(), cols)];
     let by = draft.family(

@@ -27,7 +27,7 @@ pub(in crate::passes) fn push(
     let parts = (parts.min(MAX_PARTS) as i32).clamp(1, blocks);
     let per_word = (blocks + parts - 1) / parts;
     let (words, height) = ((blocks + per_word - 1) / per_word, per_word * rows.height);
-    let k = draft.dim(&x.shape[1]);
+    let k = draft.own(x, 1);
     let shape = vec![world.into(), rows.capacity.into(), k.clone()];
     let all = draft.buffer(&format!("{}_all", x.name), Space::Workspace, x.dtype, shape, None);
     let (s, p) = (Expr::from(Var::domain(0)), Expr::from(Var::domain(1)));
@@ -60,6 +60,8 @@ pub(in crate::passes) fn push(
         own_rows: false,
         by_shard: true,
         arrived,
+        height: rows.height,
+        blocks,
         per_word,
     }
 }

@@ -34,13 +34,13 @@ pub(in crate::passes) fn push(
     whole: bool,
     config: &Config,
 ) -> Gathered {
-    let (group, block, nodes) = (rows.group, rows.height, draft.nodes);
+    let (group, block, nodes) = (rows.group, rows.height, draft.along(rows.axis));
     let world = group.size;
     let size_bytes = x.dtype.size_bytes();
-    let k_value = x.shape[1].value;
+    let k_value = x.widest(1);
     let padded = aligned(k_value, size_bytes);
     // Rows that bulk copies cannot take go through registers, into rows that they and TMA can.
-    let bulk = padded == k_value;
+    let bulk = x.in_bulk();
     let slices = slices.filter(|_| bulk);
     let blocks = rows.blocks;
     let row_bytes = (slices.map_or(k_value, |s| s.depth) as u64 * size_bytes).max(1);
@@ -49,7 +49,7 @@ pub(in crate::passes) fn push(
         false => Pieces::new(block, blocks, row_bytes, config.chunk_bytes),
     };
     let pieces = cut.per_block;
-    let k = draft.dim(&x.shape[1]);
+    let k = draft.own(x, 1);
     let pitch = (!bulk).then_some(Expr::Const(padded));
     let shape = match slices {
         None if whole => vec![(world * rows.capacity).into(), k.clone()],
@@ -121,5 +121,16 @@ pub(in crate::passes) fn push(
     };
     let arrived = delivery.bring(draft, near, |draft| delivery.stage(draft, shard));
     let whole = whole.then_some(rows.capacity);
-    Gathered { shard, all, whole, slices, own_rows, by_shard: false, arrived, per_word: 1 }
+    Gathered {
+        shard,
+        all,
+        whole,
+        slices,
+        own_rows,
+        by_shard: false,
+        arrived,
+        height: block,
+        blocks,
+        per_word: 1,
+    }
 }

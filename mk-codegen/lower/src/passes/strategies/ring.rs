@@ -76,7 +76,7 @@ impl Ring {
 /// Where sums are on their way from rank to rank.
 pub(in crate::passes) fn ring(draft: &mut Draft, out: &Tensor, rows: &Rows, result: BufId) -> Ring {
     let hops = rows.group.size - 1;
-    let shape = vec![hops.into(), rows.capacity.into(), draft.dim(&out.shape[1])];
+    let shape = vec![hops.into(), rows.capacity.into(), draft.own(out, 1)];
     let passed = draft.buffer("passed", Space::Workspace, out.dtype, shape, out.padded_pitch());
     Ring { passed, last: result }
 }

@@ -20,11 +20,10 @@ use mk_plan::{Access, BufId, Each, Expr, Leaf, Operand, ReduceTile, Space, Var};
 
 /// The f32 parts of a product whose inner dimension is cut: `[parts, rows of all shards, n]`.
 pub(in crate::passes) fn splits(draft: &mut Draft, out: &Tensor, rows: &Rows, split: i32) -> BufId {
-    let world = draft.ranks();
     let n = draft.own(out, 1);
-    let width = out.widest(1, world);
+    let width = out.widest(1);
     let padded = aligned(width, 4);
-    let pitch = (padded != width || !out.even(1, world)).then_some(Expr::Const(padded));
+    let pitch = (padded != width || !out.even(1)).then_some(Expr::Const(padded));
     let shape = vec![split.into(), (rows.shards * rows.covered()).into(), n];
     draft.buffer("splits", Space::Scratch, DType::F32, shape, pitch)
 }
@@ -41,7 +40,7 @@ pub(in crate::passes) fn fold(
 ) -> Contributions {
     let Contributions { rows, block, by, operand, .. } = from;
     let split = Expr::from(parts);
-    let across = tiles_across(draft, out, block[1]);
+    let across = tiles_across(out, block[1]);
     let Adders { kind, tile, per_block, .. } =
         adders(draft, reduction, Share::One, across, &rows, block, 1);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
@@ -66,6 +65,6 @@ pub(in crate::passes) fn fold(
     let domain = rows.domain(across);
     let leaf = Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() });
     let family = draft.family("fold", kind, leaf, domain, vec![], touched);
-    let by = vec![TileRows { family, shard: r.shard, block: r.block }];
+    let by = vec![target.made(family, &rows, &r)];
     Contributions { rows, block: tile, together: 1, by, operand: Operand::Dst }
 }

@@ -25,6 +25,8 @@ pub(in crate::passes) struct Summed<'a> {
     /// Of one rank.
     pub contribution: Tensor,
     pub out: &'a Tensor,
+    /// The axis summed over.
+    pub axis: usize,
     pub result: BufId,
     /// Before sums are rounded.
     pub epilogue: &'a [EpilogueOp],
@@ -43,6 +45,7 @@ impl<'a> Summed<'a> {
         Summed {
             contribution: kernel.contribution(sum),
             out: &kernel.results[sum.result].out,
+            axis: sum.axis,
             result: results[sum.result],
             epilogue: &sum.epilogue,
             extras: sum.extras.iter().map(|p| params[*p]).collect(),
@@ -153,8 +156,8 @@ pub(in crate::passes) fn adders(
 }
 
 /// Tiles of so many columns in a row of tiles.
-pub(in crate::passes) fn tiles_across(draft: &Draft, out: &Tensor, width: i32) -> i32 {
-    (out.widest(1, draft.ranks()) + width - 1) / width
+pub(in crate::passes) fn tiles_across(out: &Tensor, width: i32) -> i32 {
+    (out.widest(1) + width - 1) / width
 }
 
 /// The tile of a task that adds up.

@@ -23,7 +23,7 @@ use mk_plan::{
 
 /// The slots of rows that ranks of the own place have, in all nodes.
 pub(in crate::passes) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
-    let (nodes, n) = (draft.nodes, draft.dim(&out.shape[1]));
+    let (nodes, n) = (draft.nodes, draft.own(out, 1));
     let shape = vec![nodes.count().into(), nodes.local().into(), rows.capacity.into(), n];
     draft.buffer("slots", Space::Workspace, out.dtype, shape, None)
 }
@@ -53,7 +53,7 @@ impl Shared {
 
     /// Rows of block `i` of a rank's shard.
     fn rows(&self, draft: &mut Draft, i: &Expr, of: Expr) -> (Expr, Expr) {
-        let rows = draft.extents.shard(&self.rows.of.shape[0], of);
+        let rows = draft.extents.shard(&self.rows.of.shape[0], self.rows.group.size, of);
         let height = self.pieces.block;
         (i.clone() * height, block_rows(rows, i.clone(), height))
     }
@@ -87,8 +87,8 @@ pub(in crate::passes) fn sum(
 ) {
     let (nodes, out) = (draft.nodes, of.out);
     let Contributions { rows, block, together, by, operand } = from;
-    let n = draft.dim(&out.shape[1]);
-    let across = tiles_across(draft, out, block[1]);
+    let n = draft.own(out, 1);
+    let across = tiles_across(out, block[1]);
     let adders = adders(draft, config.reduction, Share::One, across, &rows.own(), block, together);
     let post = |c: TileRows| {
         let column = draft.plan.families[c.family].domain.len() - 1;

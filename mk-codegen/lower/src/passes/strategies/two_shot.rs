@@ -12,7 +12,7 @@
 use super::deliver;
 use super::sum::{Adders, Contributions, Place, Share, Summed, adders, place, tiles_across};
 use crate::passes::{
-    draft::{Draft, Flow, Source, TileRows, Writer, read, write},
+    draft::{Arrival, Draft, Flow, Source, TileRows, Writer, read, write},
     shape::{kernel::Reduce, ranks::block_rows, rows::Rows, tensor::Tensor},
 };
 use crate::settings::Config;
@@ -20,7 +20,7 @@ use mk_plan::{Access, BufId, CopyVia, Each, Expr, FamId, Operand, RoleKind, Spac
 
 /// The slots of a result's rows, one for each rank.
 pub(in crate::passes) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
-    let n = draft.dim(&out.shape[1]);
+    let (n, rows) = (draft.own(out, 1), rows.by_others());
     let shape = vec![rows.group.size.into(), rows.capacity.into(), n];
     draft.buffer("slots", Space::Workspace, out.dtype, shape, out.padded_pitch())
 }
@@ -36,10 +36,11 @@ pub(in crate::passes) fn sum(
 ) {
     let out = of.out;
     let Contributions { rows, block, together, by, operand } = from;
+    let rows = rows.by_others();
     let group = rows.group;
     let world = group.size;
-    let n = draft.dim(&out.shape[1]);
-    let across = tiles_across(draft, out, block[1]);
+    let n = draft.own(out, 1);
+    let across = tiles_across(out, block[1]);
     let share = if how == Reduce::All { Share::One } else { Share::Four };
     let adders = adders(draft, config.reduction, share, across, &rows.own(), block, together);
     let Adders { kind, tile, per_block, .. } = adders;
@@ -62,12 +63,17 @@ pub(in crate::passes) fn sum(
         let column = draft.plan.families[c.family].domain.len() - 1;
         Writer::new(c.family, operand, vec![group.place(), c.block, Var::domain(column).into()])
             .on(group.rank_of(c.shard))
+            .when(c.when)
     };
     let from = by.into_iter().map(post).collect();
     let shape = vec![world.into(), rows.blocks.into(), across.into()];
     let partial = draft.flow(Flow::new("partial", shape, 1.into(), from));
-    let word = vec![Var::EACH.into(), r.block / per_block, j];
-    let mut touched = vec![Source::behind(src, partial, word)];
+    let word = vec![Var::EACH.into(), r.block.clone() / per_block, j];
+    let (_, when) = own.owned(&r);
+    let mut touched = vec![Source {
+        access: src,
+        arrivals: vec![Arrival { when, ..Arrival::new(partial, word) }],
+    }];
     touched.extend(of.makes(region).into_iter().map(Source::from));
     let all = how == Reduce::All && world > 1;
     let sums = all.then(|| {
@@ -103,7 +109,7 @@ fn collect(
     rows: &Rows,
     adders: Adders,
 ) {
-    let n = draft.dim(&out.shape[1]);
+    let n = draft.own(out, 1);
     let Adders { kind, tile, across, together, .. } = adders;
     let by_tile = kind == RoleKind::Compute;
     // Rows without gaps, or through registers.

@@ -13,7 +13,7 @@ use crate::passes::{
     draft::{Draft, Flow, FlowId, Reader, Source, Writer, read, write},
     shape::{
         ranks::{Nodes, block_rows},
-        tensor::Tensor,
+        tensor::{Tensor, cuts},
     },
 };
 use mk_abi::DType;
@@ -95,7 +95,7 @@ impl Net {
             name: name.into(),
             dtype: DType::Bf16,
             shape: shape.map(Clone::clone).to_vec(),
-            placement,
+            cuts: cuts(&[placement], &[self.world]),
         };
         let a = tensor("a", [&m, &k], Placement::Shard(0));
         let b = tensor("b", [&k, &n], Placement::Replicate);

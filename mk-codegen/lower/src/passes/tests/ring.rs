@@ -14,7 +14,10 @@ use super::harness::{self, Data, no_tables, right, spoilt_are_rejected, verified
 use crate::graph::Extent;
 use crate::passes::{
     draft::{Arrival, Draft, Flow, FlowId, Reader, Source, Writer, read, write},
-    shape::{ranks::block_rows, tensor::Tensor},
+    shape::{
+        ranks::block_rows,
+        tensor::{Tensor, cuts},
+    },
 };
 use mk_abi::DType;
 use mk_plan::{
@@ -60,7 +63,8 @@ impl Ring {
     fn tensor(&self, name: &str, dtype: DType, heads: i32) -> Tensor {
         let sequence = Extent { symbol: Some("S".into()), ..fixed(self.sequence) };
         let shape = vec![fixed(self.batch), sequence, fixed(heads), fixed(self.depth)];
-        Tensor { name: name.into(), dtype, shape, placement: Placement::Shard(1) }
+        let cuts = cuts(&[Placement::Shard(1)], &[self.world]);
+        Tensor { name: name.into(), dtype, shape, cuts }
     }
 
     /// Rows of a chunk, at most.
@@ -283,6 +287,7 @@ impl Chunks {
             carry: Carry::Registers,
             scale,
             stages: 2,
+            cap: None,
             mask: Mask::Full,
             store: Store::Tma,
         });

@@ -2,7 +2,7 @@
 
 use super::tiler::{Tiler, Value};
 use crate::passes::{
-    draft::{TileRows, read},
+    draft::read,
     shape::{
         ids::OpId,
         kernel::{Op, Operand as Given, Sum},
@@ -12,7 +12,7 @@ use crate::passes::{
     strategies::{
         destination::Destination,
         gather,
-        sum::{Contributions, Summed},
+        sum::{Contributions, Summed, tiles_across},
     },
 };
 use crate::settings::{Config, Reduction};
@@ -23,9 +23,9 @@ pub(super) fn gather<'k>(t: &mut Tiler<'k>, id: OpId, operand: Given) -> Value<'
     let Some(result) = t.kernel.result_of(id) else { return Value::Result };
     let (x, shard) = (&t.kernel.params[operand.param], t.params[operand.param]);
     let (out, config, draft) = (t.results[result], t.config, &mut t.draft);
-    let world = draft.ranks();
-    let rows = Rows::new(&mut draft.extents, x, world > 1, 128);
-    let g = (world > 1).then(|| gather::push(draft, x, shard, &rows, None, config));
+    let axis = operand.gathered.filter(|axis| draft.along(*axis).group.size > 1);
+    let rows = Rows::new(&mut draft.extents, x, axis, 128);
+    let g = axis.is_some().then(|| gather::push(draft, x, shard, &rows, None, config));
     let leaf = gather::copy_leaf(x.in_bulk(), config);
     gather::collect(draft, x, shard, g.as_ref(), out, &rows, &leaf);
     Value::Result
@@ -39,10 +39,11 @@ pub(super) fn reduce<'k>(t: &mut Tiler<'k>, sum: &Sum) -> Value<'k> {
     let of = Summed::new(t.kernel, sum, &t.params, &t.results);
     let (x, from) = (&t.kernel.params[operand.param], t.params[operand.param]);
     let (draft, config) = (&mut t.draft, t.config);
-    let rows = Rows::new(&mut draft.extents, x, true, BLOCK[0]).peers_first();
-    let col_blocks = (x.shape[1].value + BLOCK[1] - 1) / BLOCK[1];
+    let own = x.on_own_rows(sum.axis);
+    let rows = Rows::new(&mut draft.extents, &own, Some(sum.axis), BLOCK[0]).peers_first();
+    let col_blocks = tiles_across(x, BLOCK[1]);
     let to = Destination::slots(draft, &of.contribution, &rows);
-    let n = draft.dim(&x.shape[1]);
+    let n = draft.own(x, 1);
     let r = rows.block(&mut draft.extents);
     let j = rows.column();
     let columns = (j.clone() * BLOCK[1], block_rows(n, j, BLOCK[1]));
@@ -52,7 +53,7 @@ pub(super) fn reduce<'k>(t: &mut Tiler<'k>, sum: &Sum) -> Value<'k> {
     let leaf = CopyVia::Ldst.leaf(1);
     let domain = rows.domain(col_blocks);
     let push = draft.family("scatter", RoleKind::Compute, leaf, domain, vec![], touched);
-    let by = vec![TileRows { family: push, shard: r.shard, block: r.block }];
+    let by = vec![to.made(push, &rows, &r)];
     let from = Contributions { rows, block: BLOCK, together: 1, by, operand: Operand::Dst };
     let beside = Config { reduction: Reduction::DedicatedSms, ..config.clone() };
     to.add_up(draft, &beside, sum.how, &of, from);

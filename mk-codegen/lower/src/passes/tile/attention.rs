@@ -22,19 +22,18 @@ use crate::passes::{
 };
 use crate::settings::Config;
 use mk_plan::{
-    Access, AttendGradTile, AttendTile, BufId, Carry, Expr, GradOf, Leaf, Mask, Operand, Point,
+    Access, AttendGradTile, AttendTile, BufId, Carry, Expr, GradOf, Leaf, Operand, Point,
     Positions, RoleKind, Schedule, Store, Var,
 };
-use mk_syntax::Placement;
 
 /// Queries of a tile, and keys of a block, by what was measured fastest (docs/decisions/attention.md): results of heads
 /// of 64 leave registers for a third warpgroup of queries, but not beside the waits of a ring. A causal mask wastes
-/// half a block on the diagonal.
-fn block(makes: Makes, depth: i32, causal: bool, ring: bool) -> [i32; 2] {
+/// half a block on the diagonal; a cap takes registers.
+fn block(makes: Makes, depth: i32, short: bool, ring: bool) -> [i32; 2] {
     if makes != Makes::Results {
         return gradients::block(depth);
     }
-    match (depth, causal) {
+    match (depth, short) {
         (64, _) if !ring => [192, 128],
         (_, false) => [128, 176],
         (_, true) => [128, 128],
@@ -75,9 +74,10 @@ fn of_queries(
     let queries = Chunks::of(&mut draft.extents, q, 1);
     let keys = Chunks::of(&mut draft.extents, k, 1);
     let ring = a.ring && world > 1;
-    let block = block(a.makes, q.shape[3].value, a.causal, ring);
+    let short = a.causal() || a.scores.cap.is_some();
+    let block = block(a.makes, q.shape[3].value, short, ring);
     let tiles = (queries.rows + block[0] - 1) / block[0];
-    let whole = !matches!(q.placement, Placement::Shard(2));
+    let whole = !q.is_sharded(2);
     let group = match ring {
         // Chunks arrive head by head.
         true => 1,
@@ -89,7 +89,7 @@ fn of_queries(
         let from = |o| inputs[a.param(o)];
         let parts = [(k, Operand::K), (v, Operand::V)];
         let parts = parts.map(|(tensor, o)| Part { tensor, from: from(o), along: 1 });
-        let wanted = if a.causal { Wanted::Behind } else { Wanted::Everywhere };
+        let wanted = if a.causal() { Wanted::Behind } else { Wanted::Everywhere };
         let flops = a.flops(world);
         push_chunks::push(draft, &[("push", &parts)], &keys, wanted, together, flops, config)
     });
@@ -122,7 +122,7 @@ impl Tile<'_> {
         }
         let before = |s: Expr| self.keys.nodes.before(s);
         if self.keys.per_rank == 1 {
-            let (steps, chunk) = match self.a.causal {
+            let (steps, chunk) = match self.a.causal() {
                 true => (rank.clone() + 1, rank.clone() - s.clone()),
                 false => (world.into(), before(s.clone())),
             };
@@ -131,7 +131,7 @@ impl Tile<'_> {
         let mirror = self.keys.mirror(rank.clone());
         // Behind the two own ones.
         let first = before(s.clone() - 1);
-        if !self.a.causal {
+        if !self.a.causal() {
             let second = self.keys.mirror(before(s.clone() - world));
             let theirs = s.clone().le(world).select(first, second);
             let own = s.clone().select(mirror, rank.clone());
@@ -154,7 +154,7 @@ impl Tile<'_> {
         let a = self.a;
         let [q, k] = [Operand::Q, Operand::K].map(|o| a.tensor(o));
         let [b, w, i, m] = [0, 1, 2, 3].map(|n| Expr::from(Var::domain(n)));
-        let (halves, causal) = (self.queries.per_rank, a.causal);
+        let (halves, causal) = (self.queries.per_rank, a.causal());
         let tiles = halves * self.tiles;
         let (batch, heads) = (draft.own(q, 0), draft.own(q, 2));
         let (h, domain) = match self.group {
@@ -197,7 +197,8 @@ impl Tile<'_> {
         };
         // A tile without queries has no keys.
         let seen = Expr::Const(0).lt(rows.clone()).select(seen, 0);
-        let start_of_keys = self.keys.at(&mut draft.extents, &step.half);
+        let (from, seen) = a.window(&place, &first, seen);
+        let start_of_keys = self.keys.at(&mut draft.extents, &step.half) + from.clone();
 
         let tile = vec![one(&b), (start.clone(), rows.clone()), one(&h), wide.clone()];
         let stats = |rows: &[(Expr, Expr)], wide: (Expr, Expr)| {
@@ -221,7 +222,7 @@ impl Tile<'_> {
             let theirs = own.clone().equals(0);
             let word = vec![step.chunk.clone(), b.clone(), g.clone()];
             for (operand, all) in [Operand::K, Operand::V].into_iter().zip(&pushed.all) {
-                let rows = (0.into(), seen.clone());
+                let rows = (from.clone(), seen.clone());
                 let region = vec![one(&step.chunk), one(&b), one(&g), rows, wide.clone()];
                 let when = Some(theirs.clone());
                 let access = Access { at: Point::Inner, when, ..read(operand, *all, region) };
@@ -241,15 +242,15 @@ impl Tile<'_> {
         }
         let block = [self.block[0] as u32, self.block[1] as u32, depth as u32];
         let scale = a.factor(depth);
-        let mask = if causal { Mask::Causal } else { Mask::Full };
+        let (mask, cap) = (a.scores.mask, a.scores.cap);
         let leaf = match a.makes {
             Makes::Results => {
                 let (carry, stages, store) = (Carry::Registers, STAGES, Store::Direct);
-                Leaf::AttendTile(AttendTile { block, carry, scale, stages, mask, store })
+                Leaf::AttendTile(AttendTile { block, carry, scale, stages, mask, cap, store })
             }
             _ => {
                 let (of, stages) = (GradOf::Queries, gradients::STAGES);
-                Leaf::AttendGradTile(AttendGradTile { of, block, scale, stages, mask })
+                Leaf::AttendGradTile(AttendGradTile { of, block, scale, stages, mask, cap })
             }
         };
         let tasks = [&q.shape[0], &q.shape[2]].map(|n| i64::from(n.value)).iter().product::<i64>();
@@ -260,6 +261,6 @@ impl Tile<'_> {
         if several {
             family.schedule = Schedule::Dynamic;
         }
-        family.positions = causal.then_some(Positions { q: place, k: first });
+        family.positions = causal.then_some(Positions { q: place, k: first + from });
     }
 }

@@ -82,7 +82,7 @@ pub(super) fn blocks(
     ragged: &Ragged,
     (given, counts): (TabId, BufId),
 ) -> Blocks {
-    let rows = ragged.rows.widest(0, draft.ranks());
+    let rows = ragged.rows.widest(0);
     let experts = draft.plan.tables[given].shape[0] as i32;
     let count = rows / BLOCK;
     let (table, memory) = table(draft, given, count);

@@ -87,6 +87,11 @@ fn whole(n: i32) -> (Expr, Expr) {
     (Expr::Const(0), Expr::Const(n))
 }
 
+/// Whether each launch has another number of tokens: each rank then has room for the most that it may have.
+fn varies(tokens: &Tensor) -> bool {
+    tokens.shape[0].runtime_max.is_some()
+}
+
 fn one(e: impl Into<Expr>) -> (Expr, Expr) {
     (e.into(), 1.into())
 }
@@ -118,8 +123,9 @@ fn ids_of_all(
     if world == 1 {
         return (given, None);
     }
-    let (tokens, slots) = (ids.widest(0, world), ids.shape[1].value);
-    let shape = vec![ids.shape[0].value.into(), slots.into()];
+    let (tokens, slots) = (ids.widest(0), ids.shape[1].value);
+    let rows = if varies(ids) { world * tokens } else { ids.shape[0].value };
+    let shape = vec![rows.into(), slots.into()];
     let all = draft.buffer("ids_all", Space::Workspace, ids.dtype, shape, None);
     let [p, c] = [0, 1].map(|n| Expr::from(Var::domain(n)));
     let rows = block_rows(draft.own(ids, 0), c.clone(), CHUNK);
@@ -149,7 +155,7 @@ impl<'k> Dispatch<'k> {
     ) -> Dispatch<'k> {
         let world = draft.ranks();
         let ids = &params[ragged.counts];
-        let (tokens, slots) = (ids.widest(0, world), ids.shape[1].value);
+        let (tokens, slots) = (ids.widest(0), ids.shape[1].value);
         let table = draft.plan.tables.push(Table {
             name: "ids".into(),
             shape: vec![tokens as u32, slots as u32],
@@ -157,7 +163,7 @@ impl<'k> Dispatch<'k> {
             stored: Some(inputs[ragged.counts]),
             routed: None,
         });
-        let count = ragged.rows.widest(0, world) / BLOCK;
+        let count = ragged.rows.widest(0) / BLOCK;
         let chunks = (tokens + CHUNK - 1) / CHUNK;
         let (all, named) = ids_of_all(draft, ids, inputs[ragged.counts], chunks);
         let width = list_width(route.experts.max(0) as usize) as i32;
@@ -317,7 +323,11 @@ impl<'k> Dispatch<'k> {
             read(Operand::Src, self.bases, vec![whole(lists + 1), whole(self.route.experts)])
                 .into(),
         ];
-        let max = self.params[self.ragged.counts].shape[0].value - 1;
+        let ids = &self.params[self.ragged.counts];
+        let max = match varies(ids) {
+            true => draft.ranks() * self.tokens - 1,
+            false => ids.shape[0].value - 1,
+        };
         let source = TableSource::Runtime { min: 0, max };
         let tasks = (self.count + LISTED - 1) / LISTED;
         let rows = (i * (LISTED * BLOCK), some * BLOCK);
@@ -364,7 +374,8 @@ impl<'k> Dispatch<'k> {
 
     /// Whether some rank has no tokens.
     fn some_idle(&self, world: i32) -> bool {
-        self.params[self.ragged.counts].shape[0].value <= (world - 1) * self.tokens
+        let ids = &self.params[self.ragged.counts];
+        world > 1 && varies(ids) || ids.shape[0].value <= (world - 1) * self.tokens
     }
 
     /// Tokens of which the rank has an expert: where they are then, in the order of the world with room for each, and
@@ -398,7 +409,7 @@ impl<'k> Dispatch<'k> {
         let (source, at) = (group.place_after(s.clone() + 1), group.rank_after(s + 1));
         let first = source.clone() * room + i.clone() * STAGED;
         // Entries are 0 or 1, and behind a rank's last token nobody knows which.
-        let there = match x.even(0, world) && room == self.tokens {
+        let there = match x.even(0) && room == self.tokens && !varies(x) {
             true => wanted.has(first.clone() + Var::EACH),
             false => {
                 let mut entry = Expr::Table(wanted.table, vec![first.clone() + Var::EACH]);
@@ -491,10 +502,11 @@ impl<'k> Dispatch<'k> {
         let count = Expr::Table(blocks.table, vec![b.clone(), 1.into()]);
         let row = b.clone() * BLOCK;
         let token = Expr::Table(sources.table, vec![row.clone() + Var::EACH]);
-        // Rows of nobody, which no routing has, are the rank's first token; of a rank without tokens, the world's
+        // Rows of nobody, or of tokens that a launch lacks, which no routing has, are the rank's first token; of a rank without tokens, the world's
         // first, which it always fetches.
         let (token, here) = match &tokens {
             Some(tokens) => {
+                let listed = token.clone();
                 let at = match self.room() == self.tokens {
                     true => token,
                     false => token.clone() / self.tokens * self.room() + token % self.tokens,
@@ -505,9 +517,15 @@ impl<'k> Dispatch<'k> {
                     true => Expr::Const(0).lt(own).select(first, 0),
                     false => first,
                 };
-                let at = tokens.wanted.has(at.clone()).select(at, first);
+                let mut there = tokens.wanted.has(at.clone());
+                if varies(x) {
+                    let own = draft.local(x, 0, listed.clone() / self.tokens);
+                    there = (listed % self.tokens).lt(own).select(there, 0);
+                }
+                let at = there.select(at, first);
                 (at.clone(), Some((tokens.here, at / STAGED)))
             }
+            None if varies(x) => (token.min(draft.own(x, 0) - 1), None),
             None => (token, None),
         };
         let from = tokens.as_ref().map_or(self.inputs[from], |tokens| tokens.memory);

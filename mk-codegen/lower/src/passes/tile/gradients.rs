@@ -21,7 +21,6 @@ use mk_plan::{
     Access, AttendGradTile, BufId, Expr, GradOf, Leaf, Mask, Operand, Point, Positions, RoleKind,
     Schedule, StatsTile, Var,
 };
-use mk_syntax::Placement;
 
 /// Rows of a tile, and rows of a block of the other side, by what was measured fastest: scores, their gradients and
 /// sums are in registers.
@@ -44,7 +43,7 @@ pub(super) fn statistics(
     out: Option<&Tensor>,
 ) {
     let o = a.tensor(Operand::O);
-    let rows = o.widest(1, draft.ranks());
+    let rows = o.widest(1);
     let [b, i, h] = [0, 1, 2].map(|n| Expr::from(Var::domain(n)));
     let [batch, sequence, heads, wide] = [0, 1, 2, 3].map(|d| draft.own(o, d));
     let len = block_rows(sequence, i.clone(), STATISTICS);
@@ -83,7 +82,7 @@ pub(super) fn of_keys(
     let ring = a.ring && world > 1;
     let block = block(k.shape[3].value);
     let tiles = (keys.rows + block[0] - 1) / block[0];
-    let whole = !matches!(k.placement, Placement::Shard(2));
+    let whole = !k.is_sharded(2);
     let heads = k.shape[2].value;
     let group = match ring {
         true => 1,
@@ -94,7 +93,7 @@ pub(super) fn of_keys(
         let together = shared * together(draft, tiles * keys.per_rank, heads);
         let part =
             |o: Operand| Part { tensor: a.tensor(o), from: inputs[a.param(o)], along: along(o) };
-        let wanted = if a.causal { Wanted::Before } else { Wanted::Everywhere };
+        let wanted = if a.causal() { Wanted::Before } else { Wanted::Everywhere };
         // Few bytes, which all tiles want.
         let stats = [part(Operand::Stats)];
         let parts = [part(Operand::Q), part(Operand::Do)];
@@ -137,7 +136,7 @@ impl Keys<'_> {
         }
         let before = |s: Expr| self.queries.nodes.before(s);
         let mirror = self.queries.mirror(rank.clone());
-        match (self.queries.per_rank, self.a.causal) {
+        match (self.queries.per_rank, self.a.causal()) {
             (1, false) => {
                 let chunk = before(s.clone());
                 Step { steps: world.into(), chunk, half: 0.into(), own: Some(s.equals(0)) }
@@ -178,7 +177,7 @@ impl Keys<'_> {
         let a = self.a;
         let k = a.tensor(Operand::K);
         let [b, w, i, m] = [0, 1, 2, 3].map(|n| Expr::from(Var::domain(n)));
-        let (halves, causal) = (self.keys.per_rank, a.causal);
+        let (halves, causal) = (self.keys.per_rank, a.causal());
         let tiles = halves * self.tiles;
         let (batch, heads) = (draft.own(k, 0), draft.own(k, 2));
         let (g, domain) = match self.group {
@@ -222,7 +221,15 @@ impl Keys<'_> {
             (true, false, false) => place.clone(),
             (true, false, true) => Expr::Const(0).max(place.clone() - first.clone()),
         };
-        let met = if causal { len - from.clone() } else { len };
+        let met = match a.scores.mask {
+            Mask::Full => len,
+            Mask::Causal => len - from.clone(),
+            // The last query that sees the tile's last key is so far behind it.
+            Mask::Window(keys) => {
+                let last = place.clone() + rows.clone() + (keys as i32 - 1) - first.clone();
+                Expr::Const(0).max(len.min(last) - from.clone())
+            }
+        };
         // A tile without keys has no queries.
         let met = Expr::Const(0).lt(rows.clone()).select(met, 0);
         let start_of_queries = self.queries.at(&mut draft.extents, &step.half) + from.clone();
@@ -266,7 +273,8 @@ impl Keys<'_> {
             block: [self.block[0] as u32, self.block[1] as u32, depth as u32],
             scale: a.factor(depth),
             stages: STAGES,
-            mask: if causal { Mask::Causal } else { Mask::Full },
+            mask: a.scores.mask,
+            cap: a.scores.cap,
         });
         let tasks = [&k.shape[0], &k.shape[2]].map(|n| i64::from(n.value)).iter().product::<i64>();
         let several = tasks * i64::from(tiles) > draft.sms();

@@ -39,7 +39,7 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
         return Err(unsupported("grouped_gemm", why, "use a mesh of one axis"));
     }
     if ragged.route.is_some() {
-        mapped(&t.draft, "dispatch")?;
+        mapped(t.draft.nodes, "dispatch")?;
     }
     let kernel = t.kernel;
     let (draft, inputs) = (&mut t.draft, &t.params);
@@ -131,9 +131,7 @@ fn given_counts(
     ragged: &Ragged,
     counts: BufId,
 ) -> (TabId, BufId) {
-    let world = draft.ranks();
-    let (experts, rows) =
-        (kernel.params[ragged.counts].widest(0, world), ragged.rows.widest(0, world));
+    let (experts, rows) = (kernel.params[ragged.counts].widest(0), ragged.rows.widest(0));
     let given = draft.plan.tables.push(Table {
         name: "counts".into(),
         shape: vec![experts as u32],
@@ -165,7 +163,7 @@ struct Tiles<'a> {
 impl Tiles<'_> {
     /// Their family, and how many there are of a block.
     fn family(&self, draft: &mut Draft, config: &Config) -> (FamId, i32) {
-        let (p, world) = (self.p, draft.ranks());
+        let p = self.p;
         let tile = MmaTile {
             block: self.block(config),
             stages: config.stages_on(draft.target),
@@ -182,7 +180,7 @@ impl Tiles<'_> {
         let last = b.shape.len() - 1;
         let (of_depth, of_columns) = if p.transposed { (last, 1) } else { (1, last) };
         let (height, width) = (config.block[0] as i32, tile.task_columns() as i32);
-        let columns = b.widest(of_columns, world);
+        let columns = b.widest(of_columns);
         let [parts, across] = [(BLOCK, height), (columns, width)].map(|(n, of)| (n + of - 1) / of);
         let [block, part] = [0, 1].map(|n| Expr::from(Var::domain(n)));
         let j = Expr::from(Var::domain(if parts > 1 { 2 } else { 1 }));
@@ -200,7 +198,7 @@ impl Tiles<'_> {
         let one = |e: Expr| (e, Expr::Const(1));
         // No block has rows of an expert that the last rank does not have, and proofs need not know it.
         let own = draft.own(b, 0);
-        let expert = if b.even(0, world) { of(0) } else { of(0).min(own - 1) };
+        let expert = if b.even(0) { of(0) } else { of(0).min(own - 1) };
         let mut matrix = match p.transposed {
             true => vec![one(expert), cols.clone(), depth.clone()],
             false => vec![one(expert), depth.clone(), cols.clone()],

@@ -30,7 +30,7 @@ pub(super) fn tiles<'k>(
     let last = Rows { from: first, walked, ..all.clone() };
     product.rows = Rows { walked: first, ..all };
     let mut by = if first > 0 { tiler.tiles(product)? } else { Vec::new() };
-    let columns = product.set_columns(last_wave.columns, tiler.draft.ranks());
+    let columns = product.set_columns(last_wave.columns);
     product.name += ".last";
     product.rows = last.clone();
     // The owner has multiplied all of its own.

@@ -25,7 +25,7 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, map: &Map) -> Value<'k> {
         Some(_) => t.config.rows_of_task(),
         None => BLOCK,
     };
-    let rows = out.widest(0, t.draft.ranks()).max(1);
+    let rows = out.widest(0).max(1);
     // Two tasks for each SM, where there are rows for them; a block has whole tasks.
     let wanted = i64::from(rows) / (2 * t.draft.sms()).max(1);
     let mut each = height;

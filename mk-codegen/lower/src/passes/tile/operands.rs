@@ -18,32 +18,35 @@ use mk_plan::{self, ALayout, BufId};
 pub(super) fn source<'k>(t: &mut Tiler<'k>, op: OpId, operand: Operand) -> Value<'k> {
     let kernel = t.kernel;
     let x = &kernel.params[operand.param];
-    let world = t.draft.ranks();
     let height = t.config.rows_of_task();
     let mine = || kernel.products().filter(|(id, _)| kernel.root(*id) == op);
     let scattered = |how| how != Reduce::All || t.config.all_reduce == AllReduce::TwoShot;
-    let reduced = mine().any(|(id, _)| kernel.sum_of(id).is_some_and(|sum| scattered(sum.how)));
-    let gathered = operand.gathered && world > 1;
+    let shared = |axis: &usize| t.draft.along(*axis).group.size > 1;
+    let sums = || mine().filter_map(|(id, _)| kernel.sum_of(id));
+    let reduced = sums().find(|sum| scattered(sum.how)).map(|sum| sum.axis);
+    let gathered = operand.gathered.filter(shared);
+    let owner = gathered.or(reduced);
     let first = mine().next();
     // Rows of the product, not of the operand: a transposed one has them along its last dimension.
     let of = match first {
-        Some((_, product)) if !operand.gathered => &product.out,
+        Some((_, product)) if operand.gathered.is_none() => &product.out,
         _ => x,
     };
-    let by_owner = world > 1 && (gathered || reduced);
-    let rows = Rows::new(&mut t.draft.extents, of, by_owner, height).peers_first();
+    let own = owner.map(|axis| of.on_own_rows(axis));
+    let of = own.as_ref().unwrap_or(of);
+    let rows = Rows::new(&mut t.draft.extents, of, owner, height).peers_first();
     let buffer = t.params[operand.param];
-    if gathered && spans(t, op, x, height) {
+    if gathered.is_some() && spans(t, op, x, &rows) {
         let pushed = gather::push_whole(&mut t.draft, x, buffer, &rows, t.config);
         let rows = Rows::whole(&mut t.draft.extents, x, height);
-        let (left, depth) = (Left::Gathered(pushed), t.draft.dim(&x.shape[1]));
+        let (left, depth) = (Left::Gathered(pushed), t.draft.own(x, 1));
         return Value::Operand(Box::new(Given { rows, left, packed: None, depth }));
     }
     let (left, packed, depth);
-    if gathered {
+    if gathered.is_some() {
         let slices = slices(t, op, x, &rows, first.map(|(id, _)| id));
         let pushed = gather::push(&mut t.draft, x, buffer, &rows, slices, t.config);
-        (left, packed, depth) = (Left::Gathered(pushed), None, t.draft.dim(&x.shape[1]));
+        (left, packed, depth) = (Left::Gathered(pushed), None, t.draft.own(x, 1));
     } else {
         let draft = &mut t.draft;
         let by_owner = match operand.transposed {
@@ -63,23 +66,26 @@ pub(super) fn source<'k>(t: &mut Tiler<'k>, op: OpId, operand: Operand) -> Value
             let from = packed.as_ref().map_or(buffer, |p| p.buffer);
             left = Left::Local(from, if dim == 0 { ALayout::Km } else { ALayout::Mk });
         }
-        depth = match operand.gathered {
-            true => draft.dim(&x.shape[1]),
-            false => draft.own(x, dim),
-        };
+        depth = draft.own(x, dim);
     }
+    let rows = match reduced {
+        Some(axis) if gathered.is_some_and(|own| own != axis) => {
+            rows.shared_with(axis, t.draft.along(axis).group)
+        }
+        _ => rows,
+    };
     Value::Operand(Box::new(Given { rows, left, packed, depth }))
 }
 
 /// Whether tiles of the products of a gathered operand hold rows of several ranks: where each rank has few, fewer tiles
 /// read the right operand so, and there is little to begin with before peers' rows arrive.
-fn spans(t: &Tiler<'_>, op: OpId, x: &Tensor, height: i32) -> bool {
-    let (kernel, world) = (t.kernel, t.draft.ranks());
-    let per_rank = x.widest(0, world);
+fn spans(t: &Tiler<'_>, op: OpId, x: &Tensor, rows: &Rows) -> bool {
+    let (kernel, world, height) = (t.kernel, rows.group.size, rows.height);
+    let per_rank = x.widest(0);
     let tiles = |rows: i32| (rows + height - 1) / height;
     let fewer = tiles(per_rank * world) < tiles(per_rank) * world && per_rank < 2 * height;
     let by_sms = t.config.gather == Gather::Sms && t.config.nodes == 1;
-    by_sms && fewer && kernel.spans(op, world)
+    by_sms && fewer && kernel.spans(op)
 }
 
 /// In which slices of K a gathered operand travels, and how many blocks of a shard side by side: as many as the SMs
@@ -95,7 +101,7 @@ fn slices(
     let wanted = t.kernel.result_of(op).is_none() && t.kernel.params.iter().all(fixed);
     let (Some(product), true) = (product, wanted) else { return None };
     let width = i64::from(t.config.block[1]);
-    let columns = i64::from(t.kernel.value(product).widest(1, t.draft.ranks()));
+    let columns = i64::from(t.kernel.value(product).widest(1));
     let across = (columns + width - 1) / width;
     let copying = t.config.intra_comm_sms.unwrap_or(DEFAULT_COPY_SMS);
     let (free, blocks) = (t.draft.sms() - i64::from(copying), i64::from(rows.blocks));
@@ -106,7 +112,7 @@ fn slices(
     let together = if blocks * 2 < together * 3 { blocks } else { together };
     let together = i32::try_from(together.clamp(1, blocks.max(1))).unwrap_or(1);
     let step = mk_plan::mma_step(x.dtype) as i32;
-    Slices::new(x.shape[1].value, x.dtype.size_bytes(), t.config.k_slices, step, together)
+    Slices::new(x.widest(1), x.dtype.size_bytes(), t.config.k_slices, step, together)
 }
 
 /// A right operand, repacked once if it must be.

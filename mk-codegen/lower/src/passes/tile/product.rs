@@ -94,10 +94,10 @@ impl Product<'_> {
     }
 
     /// Takes tiles of so many columns, and says how many of the result they make.
-    pub fn set_columns(&mut self, columns: u32, world: i32) -> i32 {
+    pub fn set_columns(&mut self, columns: u32) -> i32 {
         self.tile.block[1] = columns;
         let columns = self.tile.task_columns() as i32;
-        self.col_blocks = (self.g.out.widest(1, world) + columns - 1) / columns;
+        self.col_blocks = (self.g.out.widest(1) + columns - 1) / columns;
         columns
     }
 
@@ -196,6 +196,9 @@ impl Product<'_> {
         let halves = self.half.map(|_| 2.into());
         let iterations = slices.map(|s| self.iterations(&r, s)).or(halves);
         draft.plan.families[family].inner = iterations.map(|n| ("q".to_string(), n));
-        TileRows { family, shard: r.shard, block: r.block }
+        match self.cut {
+            None => self.destination.made(family, rows, &r),
+            Some(_) => TileRows { family, shard: r.shard, block: r.block, when: None },
+        }
     }
 }

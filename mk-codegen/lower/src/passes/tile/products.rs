@@ -42,9 +42,9 @@ pub(super) fn product<'k>(
     let kernel = t.kernel;
     let rows = t.given(id)?.rows.clone();
     let (sum, result, read) = (kernel.sum_of(id), kernel.result_of(id), kernel.is_read(id));
-    let world = t.draft.ranks();
     let b = operands::right(t, g.b);
-    if let (Some(sum), Reduction::Ring, true) = (sum, t.config.reduction, world > 1) {
+    let shared = sum.filter(|sum| t.draft.along(sum.axis).group.size > 1);
+    if let (Some(sum), Reduction::Ring) = (shared, t.config.reduction) {
         in_ring(t, g, sum, &rows, b)?;
         return Ok(Value::Result);
     }
@@ -55,7 +55,7 @@ pub(super) fn product<'k>(
     let destination = match (sum, result) {
         (Some(sum), _) => to_sum(t, sum, &rows)?,
         // The next product reads the caller's rows, if TMA can.
-        (None, Some(r)) if !read || g.out.tma_rows(world) => Destination::Out(t.results[r]),
+        (None, Some(r)) if !read || g.out.tma_rows() => Destination::Out(t.results[r]),
         (None, _) => Destination::Hidden(scratch(t, g, &rows, id)),
     };
     let mut p = new_product(t, id, g, rows.clone(), destination, b)?;
@@ -88,7 +88,8 @@ pub(super) fn product<'k>(
 /// # Errors
 /// As [`mapped`].
 fn to_sum(t: &mut Tiler<'_>, sum: &Sum, rows: &Rows) -> Result<Destination, LowerError> {
-    let world = t.draft.ranks();
+    let nodes = t.draft.along(sum.axis);
+    let world = nodes.group.size;
     let out = t.kernel.contribution(sum);
     let width = t.config.block[1] as i32;
     let draft = &mut t.draft;
@@ -96,12 +97,12 @@ fn to_sum(t: &mut Tiler<'_>, sum: &Sum, rows: &Rows) -> Result<Destination, Lowe
         // A ring of one rank.
         _ if t.config.reduction == Reduction::Ring => Destination::Out(t.results[sum.result]),
         (Reduce::All, AllReduce::OneShot) if world > 1 => {
-            mapped(draft, "all_reduce=one_shot")?;
+            mapped(nodes, "all_reduce=one_shot")?;
             Destination::Parts(one_shot::parts(draft, &out, rows))
         }
         (Reduce::All, AllReduce::ByColumns) if world > 1 => {
-            mapped(draft, "all_reduce=by_columns")?;
-            Destination::Columns(Columns::new(draft, &out, rows, width))
+            mapped(nodes, "all_reduce=by_columns")?;
+            Destination::Columns(Columns::new(draft, &out, rows, nodes.group, width))
         }
         _ => Destination::slots(draft, &out, rows),
     })
@@ -134,7 +135,11 @@ fn in_ring<'k>(
     rows: &Rows,
     b: BufId,
 ) -> Result<(), LowerError> {
-    mapped(&t.draft, "reduction=ring")?;
+    mapped(t.draft.along(sum.axis), "reduction=ring")?;
+    // Settings refuse a ring behind a gather.
+    if rows.pieces.is_some() {
+        return Err(internal("a ring sums rows that are gathered over another axis"));
+    }
     let out = &t.kernel.results[sum.result].out;
     let ring = ring::ring(&mut t.draft, out, rows, t.results[sum.result]);
     let mut p = new_product(t, sum.of, g, rows.clone(), Destination::Ring(ring), b)?;
@@ -169,10 +174,9 @@ fn unpack(t: &mut Tiler<'_>, g: &kernel::Product, by: &[TileRows]) {
 
 /// Scratch between two products.
 fn scratch(t: &mut Tiler<'_>, g: &kernel::Product, rows: &Rows, id: OpId) -> BufId {
-    let world = t.draft.ranks();
     let cols = t.draft.own(&g.out, 1);
-    let padded = aligned(g.out.widest(1, world), g.out.dtype.size_bytes());
-    let pitch = (!g.out.tma_rows(world)).then_some(Expr::Const(padded));
+    let padded = aligned(g.out.widest(1), g.out.dtype.size_bytes());
+    let pitch = (!g.out.tma_rows()).then_some(Expr::Const(padded));
     let shape = vec![rows.shards.into(), rows.capacity.into(), cols];
     let name = format!("hidden{}", number(t.kernel, id));
     t.draft.buffer(&name, Space::Scratch, g.out.dtype, shape, pitch)
@@ -191,7 +195,6 @@ fn new_product<'k>(
     destination: Destination,
     b: BufId,
 ) -> Result<Product<'k>, LowerError> {
-    let world = t.draft.ranks();
     let n = t.draft.own(&g.out, 1);
     let a_layout = match t.made.get(g.left) {
         Some(Value::Operand(given)) => match given.left {
@@ -203,8 +206,8 @@ fn new_product<'k>(
     };
     // Scratch and slots are padded; the caller's rows are as they are.
     // Boxes of gates end where ups begin.
-    let whole = g.out.widest(1, world) % PANEL_COLUMNS == 0 && g.out.even(1, world);
-    let rows_fit = g.out.tma_rows(world) && (whole || !g.halves()) && !g.out.dtype.is_storage();
+    let whole = g.out.widest(1) % PANEL_COLUMNS == 0 && g.out.even(1);
+    let rows_fit = g.out.tma_rows() && (whole || !g.halves()) && !g.out.dtype.is_storage();
     let direct = matches!(destination, Destination::Out(_)) && !rows_fit;
     let [m, columns, _] = t.config.block;
     let tile = MmaTile {
@@ -244,7 +247,7 @@ fn new_product<'k>(
         group,
         k: t.depth(g)?,
         n,
-        col_blocks: (g.out.widest(1, world) + columns - 1) / columns,
+        col_blocks: (g.out.widest(1) + columns - 1) / columns,
         b,
         extras,
         destination,

@@ -164,7 +164,7 @@ impl<'k> Tiler<'k> {
         let Op::Product(product) = &self.kernel.ops[op] else {
             return Err(internal(format!("operation {op} is cut, and no product")));
         };
-        if !self.kernel.is_divisible(product, self.draft.ranks()) {
+        if !self.kernel.is_divisible(product) {
             return Ok(None);
         }
         let Some(depth) = self.draft.extents.fixed(&self.depth(product)?) else { return Ok(None) };
@@ -244,7 +244,10 @@ fn of_operand(draft: &mut Draft, p: &Product<'_>, left: &Left) -> Vec<TileRows> 
                 };
                 let slice = x.slices.map(|s| p.slice(r, s));
                 let rows = read(Operand::A, x.all, region);
-                x.source(rows, r.shard.clone(), r.block.clone(), slice)
+                match &p.rows.pieces {
+                    Some(pieces) => x.rows(rows, (pieces, p.rows.height), r, slice),
+                    None => x.source(rows, r.shard.clone(), r.block.clone(), slice),
+                }
             }));
             out
         }

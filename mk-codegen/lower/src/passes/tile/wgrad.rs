@@ -56,7 +56,6 @@ fn tiles(t: &mut Tiler<'_>, w: &Wgrad, name: &str, begins: Begins, blocks: Block
     let (counts, counted) = blocks.counts;
     let (params, out) = (&t.kernel.params, &t.kernel.results[w.result].out);
     let (config, draft) = (t.config, &mut t.draft);
-    let world = draft.ranks();
     let [m, n, _] = config.block;
     let tile = MmaTile {
         block: config.block,
@@ -70,10 +69,10 @@ fn tiles(t: &mut Tiler<'_>, w: &Wgrad, name: &str, begins: Begins, blocks: Block
         epilogue: w.epilogue.clone(),
     };
     let (height, width) = (m as i32, n as i32);
-    let [experts, rows, columns] = [0, 1, 2].map(|d| out.widest(d, world));
+    let [experts, rows, columns] = [0, 1, 2].map(|d| out.widest(d));
     let [down, across] = [(rows, height), (columns, width)].map(|(n, of)| (n + of - 1) / of);
     let [e, i, j] = [0, 1, 2].map(|n| Expr::from(Var::domain(n)));
-    let all = params[w.x].widest(0, world);
+    let all = params[w.x].widest(0);
     let begin = Expr::Table(begins.table, vec![e.clone()]);
     // No routing has more rows than there are, and proofs need not know it.
     let count = Expr::Table(counts, vec![e.clone()]).min(Expr::Const(all) - begin.clone());

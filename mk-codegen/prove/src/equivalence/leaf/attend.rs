@@ -1,9 +1,9 @@
 //! Attention.
 
-use super::{Linked, Links, Meaning, Places, Stored, Task, Work, Write};
+use super::{Linked, Links, Meaning, Places, Stored, Task, Work, Write, sees};
 use crate::equivalence::{
     algebra::Algebra,
-    attend::Attention,
+    attend::{Attention, Scored},
     budget::EXPONENTIAL,
     context::{Context, Misfit},
     linker::Linker,
@@ -22,8 +22,9 @@ impl<A: Algebra> Meaning<A> for AttendTile {
         &[Operand::K, Operand::V]
     }
 
-    fn consume(&self, context: &mut Context<A::Elem>, algebra: &mut A, places: Places) -> Work {
-        context.attend(algebra, f32::from_bits(self.scale), places)
+    fn consume(&self, context: &mut Context<A::Elem>, algebra: &mut A, places: Places<'_>) -> Work {
+        let scores = Scored::of(self.scale, self.mask, self.cap);
+        context.attend(algebra, scores, places)
     }
 
     fn stored(&self, to: &Write<'_>, context: &mut Context<A::Elem>, algebra: &mut A) -> Stored<A> {
@@ -51,8 +52,8 @@ impl<E: Copy + PartialEq> Context<E> {
     fn attend<A: Algebra<Elem = E>>(
         &mut self,
         algebra: &mut A,
-        scale: f32,
-        places: Places,
+        scores: Scored,
+        places: Places<'_>,
     ) -> Work {
         let state = self.carried()?;
         let found = [Operand::Q, Operand::K, Operand::V].map(|o| self.latest(o));
@@ -70,8 +71,8 @@ impl<E: Copy + PartialEq> Context<E> {
         }
         let work = (q.rows * k.rows * (q.cols + v.cols)) as u64;
         let work = work + EXPONENTIAL * (q.rows * k.rows) as u64;
-        let masked = |i: usize, j: usize| places.is_some_and(|[q, k]| q + i < k + j);
-        state.step(algebra, [q, k, v], scale, masked);
+        let seen = |i: usize| sees(places, scores.mask, i, k.rows);
+        state.step(algebra, [q, k, v], scores, seen);
         self.attention = Some(state);
         Ok(work)
     }

@@ -1,8 +1,9 @@
 //! Gradients of attention.
 
-use super::{Linked, Links, Meaning, Places, Stored, Task, Work, Write};
+use super::{Linked, Links, Meaning, Places, Stored, Task, Work, Write, sees};
 use crate::equivalence::{
     algebra::Algebra,
+    attend::Scored,
     budget::EXPONENTIAL,
     context::Context,
     gradients::{Block, Gradients},
@@ -22,8 +23,9 @@ impl<A: Algebra> Meaning<A> for AttendGradTile {
         self.of.moving()
     }
 
-    fn consume(&self, context: &mut Context<A::Elem>, algebra: &mut A, places: Places) -> Work {
-        context.differentiate(algebra, self.of, f32::from_bits(self.scale), places)
+    fn consume(&self, context: &mut Context<A::Elem>, algebra: &mut A, places: Places<'_>) -> Work {
+        let scores = Scored::of(self.scale, self.mask, self.cap);
+        context.differentiate(algebra, self.of, scores, places)
     }
 
     fn stored(&self, to: &Write<'_>, context: &mut Context<A::Elem>, algebra: &mut A) -> Stored<A> {
@@ -40,8 +42,8 @@ impl<E: Copy + PartialEq> Context<E> {
         &mut self,
         algebra: &mut A,
         of: GradOf,
-        scale: f32,
-        places: Places,
+        scores: Scored,
+        places: Places<'_>,
     ) -> Work {
         let mut sums = self.gradients.take();
         let all = [Operand::Q, Operand::Do, Operand::Stats, Operand::K, Operand::V];
@@ -56,12 +58,12 @@ impl<E: Copy + PartialEq> Context<E> {
         }
         let work = (q.rows * k.rows * (q.cols + v.cols)) as u64;
         let work = work + EXPONENTIAL * (q.rows * k.rows) as u64;
-        let masked = |i: usize, j: usize| places.is_some_and(|[q, k]| q + i < k + j);
+        let seen = |i: usize| sees(places, scores.mask, i, k.rows);
         let sums = sums.get_or_insert_with(|| match of {
             GradOf::Queries => Gradients::queries::<A>(q.rows, q.cols),
             GradOf::Keys => Gradients::keys::<A>(k.rows, k.cols, v.cols),
         });
-        sums.step(algebra, block, scale, masked);
+        sums.step(algebra, block, scores, seen);
         self.gradients = Some(sums.clone());
         Ok(work)
     }

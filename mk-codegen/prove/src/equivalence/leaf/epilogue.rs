@@ -5,6 +5,7 @@ use crate::equivalence::{
     context::{Context, Misfit},
     tile::Tile,
 };
+use mk_dtype::Curve;
 use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, Operand};
 
 /// The operation whose operand this is.
@@ -60,11 +61,8 @@ impl<E: Copy + PartialEq> Context<E> {
                 EpilogueOp::Bias
                 | EpilogueOp::Mul
                 | EpilogueOp::Add
-                | EpilogueOp::GeluGrad
-                | EpilogueOp::GeluTanhGrad
-                | EpilogueOp::SiluGrad
                 | EpilogueOp::MulSilu
-                | EpilogueOp::ReluGrad => {
+                | EpilogueOp::Slope(_) => {
                     let other = tails.next().and_then(|o| self.latest(*o));
                     let n = if *op == EpilogueOp::Bias { tile.cols } else { tile.data.len() };
                     let Some(other) = other.filter(|o| o.data.len() == n) else {
@@ -93,17 +91,13 @@ impl<E: Copy + PartialEq> Context<E> {
                     let mut data = Vec::with_capacity(tile.rows * half);
                     for row in tile.data.chunks(tile.cols.max(1)) {
                         for j in 0..half {
-                            let gate = algebra.apply(Function::Silu, row[j]);
+                            let gate = algebra.apply(Function::Curve(Curve::Silu), row[j]);
                             data.push(algebra.mul(gate, row[half + j]));
                         }
                     }
                     tile = Tile { rows: tile.rows, cols: half, data };
                 }
-                EpilogueOp::Gelu
-                | EpilogueOp::GeluTanh
-                | EpilogueOp::Silu
-                | EpilogueOp::Relu
-                | EpilogueOp::Round(_) => {
+                EpilogueOp::Curve(_) | EpilogueOp::Round(_) => {
                     if let Some(f) = Function::of(*op) {
                         tile.data.iter_mut().for_each(|x| *x = algebra.apply(f, *x));
                     }

@@ -16,11 +16,13 @@ pub(super) use tabulate::{Source, tabulated};
 
 use super::{
     algebra::Algebra,
+    cells::Cells,
     context::{Context, Misfit},
     linker::Linker,
     unroll::{TaskRun, Touch},
 };
-use mk_plan::{Family, Leaf, Operand, Point, of_leaf};
+use mk_plan::{Family, Leaf, Mask, Operand, Point, of_leaf};
+use std::ops::Range;
 
 /// A task: its number, and what it touches.
 pub(super) struct Task<'t> {
@@ -33,8 +35,34 @@ type Linked = Result<(), String>;
 /// How many products arithmetic took.
 type Work = Result<u64, Misfit>;
 type Stored<A> = Result<Vec<<A as Algebra>::Elem>, Misfit>;
-/// Places of the first query and key in the scaled sequence, where they mask.
-type Places = Option<[usize; 2]>;
+/// Where queries and keys are in the scaled sequence, where they mask.
+type Places<'c> = Option<InSequence<'c>>;
+
+/// Places of the first query and key in the scaled sequence, which is a line.
+#[derive(Clone, Copy)]
+pub(super) struct InSequence<'c> {
+    pub first: [usize; 2],
+    pub cells: &'c Cells,
+    pub line: u32,
+}
+
+/// Which keys, so many from a place of a scaled line on, a query at another place sees.
+pub(super) fn seen(
+    mask: Mask,
+    (cells, line): (&Cells, u32),
+    query: usize,
+    (first, keys): (usize, usize),
+) -> Range<usize> {
+    let within = |place: usize| place.saturating_sub(first).min(keys);
+    let gone = mask.window().and_then(|keys| cells.before(line, query, keys));
+    let end = if mask == Mask::Full { keys } else { within(query + 1) };
+    gone.map_or(0, |gone| within(gone + 1)).min(end)..end
+}
+
+/// Which of a step's keys its `i`th query sees.
+fn sees(places: Places<'_>, mask: Mask, i: usize, keys: usize) -> Range<usize> {
+    places.map_or(0..keys, |p| seen(mask, (p.cells, p.line), p.first[0] + i, (p.first[1], keys)))
+}
 
 /// Which dimensions of a leaf's operands are the same index.
 trait Links {
@@ -82,7 +110,7 @@ pub(super) fn consume<A: Algebra>(
     family: &Family,
     point: Point,
     phase: u32,
-    places: Places,
+    places: Places<'_>,
 ) -> Work {
     let moving = meaning::<A>(&family.leaf).moving();
     let theirs = family.accesses.iter().filter(|a| moving.contains(&a.operand));

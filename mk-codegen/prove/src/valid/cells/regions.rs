@@ -4,7 +4,8 @@ use super::{Cell, Halt};
 use crate::valid::{
     boxes::{BoxId, Boxes},
     hash::{FastMap, FastSet},
-    leaf, rotation,
+    leaf,
+    rotation::Way,
     spans::{
         AtPlaces, LiveId, Part, SpanId, Spans,
         domain::{Line, Places},
@@ -69,7 +70,7 @@ impl<'c> Regions<'c> {
         line: usize,
         at: &Task,
         a: &Access,
-        turned: Option<&[bool]>,
+        turned: Option<&[Option<Way>]>,
     ) -> Result<Option<(BoxId, i64, usize)>, PointError> {
         let points = self.cell.points;
         let Some(spans) = &mut boxes.spans else { return Ok(None) };
@@ -103,8 +104,9 @@ impl<'c> Regions<'c> {
         let mut hull = Region { rank, buffer: a.buffer, dims, version };
         if let Some(turned) = turned {
             hull.rank = 0;
-            for d in (0..ids.len()).filter(|d| turned[*d]) {
-                match self.turned(spans, ids[d], a.buffer.index(), rank, d) {
+            for d in 0..ids.len() {
+                let Some(way) = turned[d] else { continue };
+                match self.turned(spans, ids[d], a.buffer.index(), rank, (d, way)) {
                     Some(id) => {
                         ids[d] = id;
                         hull.dims[d].0 = spans.all[id as usize].hull.0;
@@ -123,7 +125,7 @@ impl<'c> Regions<'c> {
         id: SpanId,
         buffer: usize,
         rank: usize,
-        d: usize,
+        (d, way): (usize, Way),
     ) -> Option<SpanId> {
         let span = &spans.all[id as usize];
         let extent = self.cell.shapes[buffer][rank][d].first()?.line.at_zero;
@@ -131,8 +133,7 @@ impl<'c> Regions<'c> {
             return None;
         }
         let (base, len) = (span.hull.0, span.hull.1 - span.hull.0);
-        let ranks = self.cell.points.plan.mesh.size() as usize;
-        let base = rotation::turned_back(extent, (base, len), rank, ranks)?;
+        let base = way.turned_back(extent, (base, len), rank)?;
         let (cell, make) = (self.cell, |n| Line::constant(n));
         *self.constants.entry((base, len)).or_insert_with(|| {
             spans.intern(&cell.pieces(make(base)), &cell.pieces(make(len)), cell.whole)

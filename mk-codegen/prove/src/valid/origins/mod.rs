@@ -97,8 +97,9 @@ struct Walk<'p> {
     partitions: Vec<Partition>,
     /// Partitions, by the rows of lists that they are.
     known: HashMap<(Slab, (i64, i64)), usize>,
-    /// Tokens of each rank, by the input that has their experts.
-    tokens: BTreeMap<BufId, Vec<i64>>,
+    /// By the input that has the experts of tokens: tokens of each rank, and room for those of one. Token `i` of rank
+    /// `r` is number `r * room + i` of the world.
+    tokens: BTreeMap<BufId, (Vec<i64>, i64)>,
     /// Memory of which tables decide where it is written.
     chosen: BTreeSet<BufId>,
 }
@@ -199,7 +200,9 @@ impl<'p> Walk<'p> {
             let is_ids = stored.iter().any(|t| routed().any(|r| r.ids == *t));
             let (all, ranks) = (tokens.iter().sum::<i64>(), tokens.len().max(1) as i64);
             let most = (all + ranks - 1) / ranks;
-            let mut first = 0;
+            let room =
+                |id: &TabId| self.plan.tables[*id].shape.first().map_or(0, |n| i64::from(*n));
+            let room = stored.iter().map(room).max().unwrap_or(0).max(most);
             for (rank, n) in tokens.iter().enumerate() {
                 if is_ids && *n != (all - rank as i64 * most).clamp(0, most) {
                     return Err(Violation::Capacity {
@@ -210,16 +213,15 @@ impl<'p> Walk<'p> {
                     });
                 }
                 let (what, at) = match stored.first() {
-                    _ if is_ids => (What::Experts(id), first),
+                    _ if is_ids => (What::Experts(id), rank as i64 * room),
                     Some(table) => (What::Table(*table, rank), 0),
                     None => (What::Other, 0),
                 };
                 if *n > 0 {
                     self.memory.put((id, rank, 0), (0, *n), what, at);
                 }
-                first += n;
             }
-            self.tokens.insert(id, tokens);
+            self.tokens.insert(id, (tokens, room));
         }
         Ok(())
     }
@@ -396,12 +398,13 @@ impl<'p> Walk<'p> {
         let (routed, TableSource::Runtime { min, max }) = (t.routed?, &t.source) else {
             return None;
         };
-        let tokens = self.tokens.get(&self.plan.tables[routed.ids].stored?)?;
+        let (tokens, room) = self.tokens.get(&self.plan.tables[routed.ids].stored?)?;
+        let last = (0i64..).zip(tokens).filter(|(_, n)| **n > 0).last();
         let all: i64 = tokens.iter().sum();
         let most = match routed.part {
             RoutePart::Counts if routed.keep > 0 => all.min(i64::from(routed.keep)),
             RoutePart::Counts => all,
-            RoutePart::Sources => (all - 1).max(0),
+            RoutePart::Sources => last.map_or(0, |(rank, n)| rank * room + n - 1),
             _ => 1,
         };
         let fits = *min <= 0 && most <= i64::from(*max);

@@ -95,11 +95,19 @@ impl Walk<'_> {
         }
     }
 
-    /// Tokens of each rank, and the most of one.
+    /// Tokens of each rank, and room for those of one.
     fn tokens(&self, ids: BufId) -> (&[i64], i64) {
-        let tokens = self.tokens.get(&ids).map_or(&[][..], Vec::as_slice);
-        let (all, ranks) = (tokens.iter().sum::<i64>(), tokens.len().max(1) as i64);
-        (tokens, (all + ranks - 1) / ranks)
+        self.tokens.get(&ids).map_or((&[], 0), |(tokens, room)| (tokens, *room))
+    }
+
+    /// The first token that is not before a number.
+    fn token(&self, ids: Option<BufId>, number: i64) -> i64 {
+        let (tokens, room) = ids.map_or((&[][..], 0), |ids| self.tokens(ids));
+        let of_rank = |(rank, n): (i64, &i64)| {
+            let first = number.max(rank * room);
+            (first < rank * room + n).then_some(first)
+        };
+        (0i64..).zip(tokens).find_map(of_rank).unwrap_or(number)
     }
 
     /// The table of a part that a region is in.
@@ -157,13 +165,13 @@ impl Walk<'_> {
         if let Some(known) = self.known.get(&key) {
             return Ok(*known);
         }
-        let (mut ids, mut next, mut chunks) = (None, 0, Vec::new());
+        let (mut ids, mut next, mut listed, mut chunks) = (None, 0, 0, Vec::new());
         for piece in self.get(lists)? {
             let What::List(chunk) = piece.what else {
                 return wrong(format!("row {} of {} is no list", piece.begin, lists.buffer));
             };
             // Rows that have the same list one after the other are no piece, but for those of no tokens.
-            let follows = chunk.tokens == 0 || chunk.first == next;
+            let follows = chunk.tokens == 0 || chunk.first == self.token(chunk.ids, next);
             let same = chunk.experts == says.experts
                 && chunk.ids.is_none_or(|of| *ids.get_or_insert(of) == of);
             if !follows || !same || piece.end - piece.begin != 1 {
@@ -173,12 +181,15 @@ impl Walk<'_> {
                 ));
             }
             chunks.push((chunk.first, chunk.tokens));
-            next += chunk.tokens;
+            listed += chunk.tokens;
+            if chunk.tokens > 0 {
+                next = chunk.first + chunk.tokens;
+            }
         }
         let all = ids.map_or(0, |ids| self.tokens(ids).0.iter().sum::<i64>());
-        let none = |t: &Vec<i64>| t.iter().all(|n| *n == 0);
-        if next != all || ids.is_none() && !self.tokens.values().any(none) {
-            return wrong(format!("{} lists {next} of all tokens", self.named(lists)));
+        let none = |t: &(Vec<i64>, i64)| t.0.iter().all(|n| *n == 0);
+        if listed != all || ids.is_none() && !self.tokens.values().any(none) {
+            return wrong(format!("{} lists {listed} of all tokens", self.named(lists)));
         }
         let partition = Partition { ids, experts: says.experts, chunks };
         let found = self.partitions.iter().position(|p| *p == partition);

@@ -17,11 +17,14 @@
 //! class. Where tasks, waits or posts do depend on the dimension, its values are divided into *cells* in which they do
 //! not, and all sequences of cells are proved, one for each epoch. What is neither is refused.
 //!
+//! With tables of a launch, too, values are sampled: see `tables.rs`.
+//!
 //! When something is not proved, the plan is verified for values with which that may go wrong, and the counterexample
 //! is one of those. Nothing here is therefore trusted to find the cause, only to find all there are.
 
 mod cover;
 mod skeleton;
+mod tables;
 
 use super::{
     capacity,
@@ -64,15 +67,14 @@ pub(super) fn verify(plan: &Plan, dim: DimId, max: i64, ranks: Ranks) -> Result<
         let message = "is one of several run-time dimensions, and a proof is about one".into();
         return Err(refuse(vec![undecided(format!("{dim} {name:?}"), message)]));
     }
-    if plan.tables.values().any(|t| matches!(t.source, TableSource::Runtime { .. })) {
-        let message = "comes with each launch, and so do tables: they are not proved together; fix one of the two";
-        return Err(refuse(vec![undecided(format!("{dim} {name:?}"), message.into())]));
-    }
     let fixed = capacity::check(plan);
     if !fixed.is_empty() {
         return Err(refuse(fixed));
     }
     let period = epochs::period(plan).map_err(refuse)?;
+    if plan.tables.values().any(|t| matches!(t.source, TableSource::Runtime { .. })) {
+        return tables::verify(plan, (dim, max), period, ranks);
+    }
     let mut cells = vec![Domain::up_to(max)];
     // Why there is more than one.
     let mut divided = String::new();

@@ -1,0 +1,179 @@
+//! Attention with windows and capped scores, on the executor against f64: every world, placement, part of the backward,
+//! number of heads and type, with windows and lengths at random.
+//!
+//! CI takes as many cases as fit in some seconds, in an order that the printed seed decides; `cargo xtask sweep attention`
+//! takes all of them. `MK_SEED` repeats an order.
+
+use mk_codegen::{passes::compile, settings::Config, sim::Schedule};
+use mk_harness::{Case, CpuOptions, run_on_cpu};
+use mk_syntax::Program;
+use rand::{Rng, SeedableRng, rngs::SmallRng, seq::SliceRandom};
+use std::{
+    collections::BTreeMap,
+    env,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+/// Seconds that CI spends here.
+const SECONDS: u64 = 20;
+
+/// What is computed, over a ring and of what a rank has; `WORDS` are those behind the operands.
+const PARTS: [[&str; 2]; 3] = [
+    [
+        "let o = ring(k, v) -> attention(qWORDS); (o, o -> lse)",
+        "let o = attention(q, k, vWORDS); (o, o -> lse)",
+    ],
+    ["ring(k, v) -> attention_dq(q, do, statsWORDS)", "attention_dq(q, do, stats, k, vWORDS)"],
+    [
+        "let dk = ring(q, do, stats) -> attention_dk(k, vWORDS); (dk, dk -> attention_dv)",
+        "let dk = attention_dk(k, v, q, do, statsWORDS); (dk, dk -> attention_dv)",
+    ],
+];
+
+/// Placements of queries, and of keys and values, and whether they are a ring's.
+const PLACED: [([&str; 2], bool); 6] = [
+    (["shard(1)"; 2], true),
+    (["zigzag(1)"; 2], true),
+    (["replicate"; 2], false),
+    (["shard(1)", "replicate"], false),
+    (["zigzag(1)", "replicate"], false),
+    (["shard(2)"; 2], false),
+];
+
+/// Heads of queries and of keys, of each rank that has heads of its own, and elements of a head.
+const HEADS: [[u64; 3]; 4] = [[1, 1, 64], [1, 1, 128], [2, 1, 64], [4, 2, 64]];
+
+const RANKS: [u32; 5] = [1, 2, 3, 4, 8];
+
+#[derive(Clone, Copy, Debug)]
+struct Attention {
+    part: usize,
+    placed: usize,
+    heads: [u64; 3],
+    ranks: u32,
+    dtype: &'static str,
+    /// Of a whole launch; a window is drawn for it.
+    windowed: bool,
+    capped: bool,
+}
+
+impl Attention {
+    /// A length that no tile divides, or one that all do, and a window that ends within or between them.
+    fn drawn(&self, rng: &mut SmallRng) -> (u64, Option<u64>) {
+        let tokens = match rng.random_range(0..4) {
+            0 => 128 * rng.random_range(1..4),
+            1 => rng.random_range(1..40),
+            _ => rng.random_range(40..400),
+        };
+        let window = match rng.random_range(0..4) {
+            0 => 1,
+            1 => 64 * rng.random_range(1..4),
+            2 => rng.random_range(1..=2 * tokens),
+            _ => rng.random_range(1..=tokens),
+        };
+        (tokens, self.windowed.then_some(window))
+    }
+
+    fn text(&self, window: Option<u64>) -> String {
+        let ([q, kv], ring) = PLACED[self.placed];
+        let (t, turned) = (
+            self.dtype,
+            match q {
+                "shard(1)" => "shard(2)",
+                "shard(2)" => "shard(1)",
+                "zigzag(1)" => "zigzag(2)",
+                other => other,
+            },
+        );
+        let more = match self.part {
+            0 => String::new(),
+            _ => format!(", do: {t}[B, S, H, D] @ {q}, stats: f32[B, H, S, 4] @ {turned}"),
+        };
+        let mut words = window.map_or(String::new(), |n| format!(", causal, window = {n}"));
+        if self.capped {
+            words += ", softcap = 1.5";
+        }
+        let body = PARTS[self.part][usize::from(!ring)].replace("WORDS", &words);
+        let narrow = format!("{t}[B, S, G, D] @ {kv}");
+        format!("fn f(q: {t}[B, S, H, D] @ {q}{more}, k: {narrow}, v: {narrow}) {{ {body} }}")
+    }
+
+    /// Lowers, proves, evaluates, runs and judges.
+    fn check(&self, seed: u64) {
+        let (tokens, window) = self.drawn(&mut SmallRng::seed_from_u64(seed));
+        let text = self.text(window);
+        let place = || format!("{self:?}, {tokens} tokens, {text}");
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", place()));
+        let each = if PLACED[self.placed].0[0] == "shard(2)" { u64::from(self.ranks) } else { 1 };
+        let [h, g, d] = [self.heads[0] * each, self.heads[1] * each, self.heads[2]];
+        let dims = [("B", 1), ("S", tokens), ("H", h), ("G", g), ("D", d)];
+        let dims: BTreeMap<_, _> = dims.iter().map(|(n, v)| (n.to_string(), *v)).collect();
+        let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+        let passed_on = PLACED[self.placed].1 && self.ranks > 1;
+        let config = Config {
+            ranks: self.ranks,
+            compute_sms: Some(3),
+            intra_comm_sms: passed_on.then_some(2),
+            copy_stages: 4,
+            ..Config::default()
+        };
+        let compiled = compile(&program, &bound, &config);
+        let (plan, _) = compiled.unwrap_or_else(|e| panic!("{}: {e}", place()));
+        let case = Case { program: &program, bound: &bound, ranks: config.ranks as usize };
+        let schedule = Schedule::Random;
+        let options = CpuOptions { schedule, seed, launches: 1, ..CpuOptions::default() };
+        let run = run_on_cpu(case, &plan, &options).unwrap_or_else(|e| panic!("{}: {e}", place()));
+        for (rank, judged) in run.judged.iter().flatten().enumerate() {
+            assert!(judged.passes(), "{}, rank {rank}: {judged}", place());
+        }
+    }
+}
+
+fn all() -> Vec<Attention> {
+    let mut out = Vec::new();
+    for (part, placed, ranks) in (0..PARTS.len())
+        .flat_map(|part| (0..PLACED.len()).map(move |placed| (part, placed)))
+        .flat_map(|(part, placed)| RANKS.map(|ranks| (part, placed, ranks)))
+    {
+        for (heads, dtype) in HEADS.iter().flat_map(|h| ["bf16", "f16"].map(|t| (*h, t))) {
+            for (windowed, capped) in [(true, false), (false, true), (true, true)] {
+                out.push(Attention { part, placed, heads, ranks, dtype, windowed, capped });
+            }
+        }
+    }
+    out
+}
+
+fn number(name: &str) -> Option<u64> {
+    env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn windows_and_caps() {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let seed = number("MK_SEED").unwrap_or(now);
+    let whole = env::var("MK_SWEEP").is_ok_and(|what| what == "all");
+    let mut cases = all();
+    let of = cases.len();
+    cases.shuffle(&mut SmallRng::seed_from_u64(seed));
+    println!("MK_SEED={seed}");
+    let (begin, next, done) = (Instant::now(), AtomicUsize::new(0), AtomicUsize::new(0));
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|s| {
+        for _ in 0..threads {
+            s.spawn(|| {
+                while whole || begin.elapsed() < Duration::from_secs(SECONDS) {
+                    let n = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(case) = cases.get(n) else { return };
+                    case.check(seed + n as u64);
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let n = done.into_inner();
+    println!("{n} of {of} attentions are right, {:.0?}", begin.elapsed());
+    assert!(n > 0, "no time for one");
+}
