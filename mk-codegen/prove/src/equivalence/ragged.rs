@@ -245,10 +245,10 @@ impl Dims<'_> {
         let mut all = vec![None; rows];
         for rank in 0..self.ranks {
             let mut at = 0usize;
-            for e in rank * own..((rank + 1) * own).min(of_world) {
+            for (e, of_expert) in tokens.iter().enumerate().skip(rank * own).take(own) {
                 let end = at.saturating_add(keep).min(each);
-                let kept = tokens[e].len().min(end.saturating_sub(at));
-                for (row, token) in all[rank * each + at..].iter_mut().zip(&tokens[e][..kept]) {
+                let kept = of_expert.len().min(end.saturating_sub(at));
+                for (row, token) in all[rank * each + at..].iter_mut().zip(&of_expert[..kept]) {
                     *row = Some((e as i32, *token));
                 }
                 at += kept;
