@@ -2,7 +2,7 @@
 
 use mk_codegen::{
     emit::library,
-    plan::{BlocksError, RouteError, RoutePart, Routing as Routes, block_table},
+    plan::{BlocksError, RouteError, RoutePart, Routing as Routes, block_table, prefix},
 };
 use mk_skip::{Need, skip};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
@@ -108,8 +108,10 @@ static void run(u32 threads, void (*f)(u32)) {
 /// Blocks of groups.
 const BLOCKS: &str = r#"
 static BlocksTask work;
+static BeginsTask begins;
 static u32 threads;
-// Of each routing: groups, blocks, rows of a block, threads, counts; then the fault's kind, group or blocks, and the table between guards.
+// Of each routing: groups, blocks, rows of a block, threads, counts; then the fault's kind, group or blocks, the table between guards, and
+// where rows of groups begin between guards.
 int main(int, char** argv) {
   std::FILE* in = std::fopen(argv[1], "rb");
   u32 head[4];
@@ -124,6 +126,12 @@ int main(int, char** argv) {
     const u32 said[3] = {static_cast<u32>(fault.kind), fault.seen, fault.tile};
     std::fwrite(said, 4, 3, stdout);
     std::fwrite(table.data(), 4, table.size(), stdout);
+    std::vector<u32> first(head[0] + 5, 0xdeadbeef);
+    if (fault.kind == FaultKind{}) {
+      begins = BeginsTask{0, 0, reinterpret_cast<u64>(counts.data()), reinterpret_cast<u64>(first.data() + 2), head[0], head[2]};
+      run(threads, [](u32 thread) { tabulate_phase(Context{}, begins, 0, thread, threads); });
+    }
+    std::fwrite(first.data(), 4, first.size(), stdout);
   }
   return 0;
 }
@@ -301,9 +309,14 @@ fn blocks_of_groups() {
         let table: Vec<i32> = words.by_ref().take(2 * r.blocks + 4).collect();
         let (inner, n) = (&table[2..2 * r.blocks + 2], table.len());
         assert_eq!([table[0], table[1], table[n - 2], table[n - 1]], [guard; 4], "{i}");
+        let begins: Vec<i32> = words.by_ref().take(r.counts.len() + 5).collect();
+        let (begins, rest) =
+            (&begins[2..r.counts.len() + 3], [begins[1], begins[begins.len() - 2]]);
+        assert_eq!(rest, [guard; 2], "{i}");
         match block_table(&r.counts, r.rows, r.blocks) {
             Ok(want) => {
                 assert_eq!((said[0], inner), (0, &want[..]), "{i}: {:?}", r.counts);
+                assert_eq!(begins, prefix(&r.counts, r.rows), "{i}: {:?}", r.counts);
                 tables += 1;
             }
             Err(BlocksError::Negative { group, rows }) => {
