@@ -389,7 +389,7 @@ fn kernels_compile() {
     for (i, (program, bound)) in pipelines.iter().enumerate() {
         // Each axis, of four and of eight ranks; both.
         let one = [MESHES[1], MESHES[2], MESHES[0], MESHES[1]];
-        let mesh = [&one[..], &[TWO[3], TWO[4], TWO[1]]].concat()[i];
+        let mesh = [&one[..], &[TWO[1], TWO[4], TWO[0]]].concat()[i];
         let compute_sms = None;
         let config =
             Config { compute_sms, copy_stages: 12, block: Config::default().block, ..on(mesh) };
