@@ -1,6 +1,7 @@
 //! What ranks hold of a tensor.
 
-use super::{HarnessError, Layout};
+use super::HarnessError;
+use mk_function::Layout;
 use mk_syntax::Placement;
 
 /// Most axes of a pipeline.
