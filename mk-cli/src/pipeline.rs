@@ -408,7 +408,7 @@ pub fn no_mesh(args: &PipelineArgs) -> Result<(), Failure> {
     if args.mesh.is_none() {
         return Ok(());
     }
-    let what = "`--mesh` is for `mk run` on the CPU, `mk plan`, `mk check` and `mk build`";
+    let what = "`--mesh` is for `mk run`, `mk plan`, `mk check` and `mk build`";
     let help = "say by `--ranks` how many ranks are along the pipeline's axis";
     Err(Failure::with_help(Kind::CommandLine, what, help))
 }

@@ -1,8 +1,8 @@
 //! Plans on the CPU executor.
 
 use super::{
-    Case, Dense, Expected, HarnessError, Held, Inputs, Judgement, Routing, check_work, judge,
-    local::Grid, math::round,
+    Case, Dense, Expected, HarnessError, Held, Inputs, Judgement, Routing, check_work, grid::Grid,
+    judge, math::round,
 };
 use mk_abi::DType;
 use mk_codegen::{

@@ -17,6 +17,7 @@ mod dropped;
 mod error;
 pub mod gpu;
 mod gradients;
+mod grid;
 mod held;
 mod inputs;
 mod judge;

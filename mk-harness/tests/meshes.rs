@@ -169,6 +169,10 @@ const TWO: [&[(&str, u32)]; 8] = [
 const BOTH: &str =
     "f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp))";
 
+/// Tokens over `dp`, columns of a weight over `tp`.
+const GRADIENT: &str =
+    "f(x: bf16[T, M] @ shard(0, dp), d: bf16[T, N] @ shard(0, dp) @ shard(1, tp))";
+
 #[test]
 fn gathered_over_one_axis_and_summed_over_another() {
     for mesh in TWO {
@@ -200,11 +204,10 @@ fn every_way_to_sum_over_the_other_axis() {
 fn gradients_of_weights() {
     // Tokens over `dp`; columns, or rows, of the gradient over `tp`.
     let shapes: Shapes = &[("x", &[200, 136]), ("d", &[200, 72])];
-    let columns = "f(x: bf16[T, M] @ shard(0, dp), d: bf16[T, N] @ shard(0, dp) @ shard(1, tp))";
     let rows = "f(x: bf16[T, M] @ shard(0, dp) @ shard(1, tp), d: bf16[T, N] @ shard(0, dp))";
     for mesh in TWO {
-        right(&read(columns, "gemm(x.t, d) -> reduce_scatter(dp)", shapes), &on(mesh));
-        right(&read(columns, "gemm(x.t, d) -> all_reduce(dp)", shapes), &on(mesh));
+        right(&read(GRADIENT, "gemm(x.t, d) -> reduce_scatter(dp)", shapes), &on(mesh));
+        right(&read(GRADIENT, "gemm(x.t, d) -> all_reduce(dp)", shapes), &on(mesh));
         right(&read(rows, "gemm(x.t, d) -> all_reduce(dp)", shapes), &on(mesh));
     }
     // Whole layers over `tp`, of K that `dp` shares.
@@ -375,10 +378,18 @@ fn kernels_compile() {
         read(DEPTH, "gemm(a, b) -> reduce_scatter(tp)", wide),
         read(DEPTH, "gemm(a, b) -> all_reduce(tp)", wide),
         read(ring, "ring(k, v, tp) -> attention(q, causal)", long),
+        read(BOTH, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", wide),
+        read(BOTH, "gather(a, tp) -> gemm(b) -> all_reduce(dp)", wide),
+        read(
+            GRADIENT,
+            "gemm(x.t, d) -> reduce_scatter(dp)",
+            &[("x", &[512, 264]), ("d", &[512, 1032])],
+        ),
     ];
     for (i, (program, bound)) in pipelines.iter().enumerate() {
-        // Each axis, of four and of eight ranks.
-        let mesh = [MESHES[1], MESHES[2], MESHES[0], MESHES[1]][i];
+        // Each axis, of four and of eight ranks; both.
+        let one = [MESHES[1], MESHES[2], MESHES[0], MESHES[1]];
+        let mesh = [&one[..], &[TWO[1], TWO[4], TWO[0]]].concat()[i];
         let compute_sms = None;
         let config =
             Config { compute_sms, copy_stages: 12, block: Config::default().block, ..on(mesh) };

@@ -100,6 +100,11 @@ fn ranks_form_axes() {
         let cpu = mk(&with("run", &pipeline, &["--mesh", mesh, "--device", "cpu"])).ok();
         assert!(cpu.contains("3 launches on 4 ranks"), "{cpu}");
     }
+    let two = "fn f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)) \
+               { gather(a, tp) -> gemm(b) -> reduce_scatter(dp) }";
+    let args = ["run", two, "--device", "cpu", "--mesh", "tp=2,dp=2"];
+    let sizes = ["--dim", "M=131", "--dim", "K=72", "--dim", "N=136"];
+    assert!(mk(&[&args[..], &sizes[..]].concat()).ok().contains("PASS"));
     // A plan says its mesh itself.
     let dir = TempDir::new();
     let path = dir.file("axes.plan");

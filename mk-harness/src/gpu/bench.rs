@@ -1,7 +1,7 @@
 //! Many kernels of one pipeline on the same inputs: made once, judged by one reference, timed one beside the other.
 
 use super::{Arguments, allocate, dims, fill, inputs, ranks, reference, setting::Setting};
-use crate::{Case, HarnessError, Inputs, Norms, Tolerance, judge::worse, local::Grid};
+use crate::{Case, HarnessError, Inputs, Norms, Tolerance, grid::Grid, judge::worse};
 use mk_abi::{KernelSource, TensorArg, TensorDirection};
 use mk_codegen::settings::Config;
 use mk_function::Kernel;

@@ -11,7 +11,7 @@ pub use bench::{Bench, measure};
 pub use timing::Timing;
 
 use crate::{
-    Case, HarnessError, Held, Inputs, Norms, Routing, Tolerance, judge::worse, local::Grid, routing,
+    Case, HarnessError, Held, Inputs, Norms, Routing, Tolerance, grid::Grid, judge::worse, routing,
 };
 use mk_abi::{KernelSource, TensorArg, TensorDirection};
 use mk_codegen::{plan::Mesh, trace::Trace};

@@ -1,6 +1,6 @@
 //! What a reference on a GPU is computed from.
 
-use crate::{Case, local::Grid};
+use crate::{Case, grid::Grid};
 use mk_runtime::{DeviceTensor, Reference, World};
 use mk_syntax::Tensor;
 

@@ -41,7 +41,7 @@ impl Torus {
     }
 
     /// The turn from one rank to another.
-    pub fn from_to(self, from: u32, to: u32) -> u32 {
+    pub fn turn_between(self, from: u32, to: u32) -> u32 {
         self.zip(to, from, |a, b, n| a + n - b)
     }
 
@@ -76,7 +76,7 @@ impl Way {
     /// A block of a rank's memory as rank 0 has it.
     fn back(self, block: u32, rank: u32) -> u32 {
         let Way { torus, axis } = self;
-        let Some(i) = axis else { return torus.from_to(rank, block) };
+        let Some(i) = axis else { return torus.turn_between(rank, block) };
         let stride: u32 = torus.sizes[i + 1..].iter().product();
         let n = torus.sizes[i];
         (block + n - rank / stride % n) % n
@@ -134,12 +134,12 @@ impl Rotation {
 
     /// The turn that undoes one.
     pub fn back(&self, turn: u32) -> u32 {
-        self.from_to(turn, 0)
+        self.turn_between(turn, 0)
     }
 
     /// The turn from one rank to another; none where they are not folded.
-    pub fn from_to(&self, from: u32, to: u32) -> u32 {
-        self.torus.map_or(0, |torus| torus.from_to(from, to))
+    pub fn turn_between(&self, from: u32, to: u32) -> u32 {
+        self.torus.map_or(0, |torus| torus.turn_between(from, to))
     }
 
     /// A word, turned.
@@ -183,8 +183,8 @@ mod tests {
         let torus = Torus::of(&mesh).expect("two axes");
         assert_eq!(torus.steps().collect::<Vec<_>>(), [3, 1]);
         for (a, b) in (0..6).flat_map(|a| (0..6).map(move |b| (a, b))) {
-            assert_eq!(torus.add(a, torus.from_to(a, b)), b);
-            assert_eq!(torus.add(torus.add(a, b), torus.from_to(b, 0)), a);
+            assert_eq!(torus.add(a, torus.turn_between(a, b)), b);
+            assert_eq!(torus.add(torus.add(a, b), torus.turn_between(b, 0)), a);
         }
         // Rank 5 is the second along `tp`, and the third along `dp`.
         let ways = torus.ways();

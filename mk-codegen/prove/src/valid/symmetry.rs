@@ -123,7 +123,7 @@ fn compare(
         })?;
         Ok::<_, PointError>(list)
     };
-    let from = |at: &Task, rank: usize| torus.from_to(at.rank() as u32, rank as u32) as usize;
+    let from = |at: &Task, rank: usize| torus.turn_between(at.rank() as u32, rank as u32) as usize;
     let ranks = tasks.map(Task::rank);
     for a in &x.accesses {
         let of = |at: &Task| {

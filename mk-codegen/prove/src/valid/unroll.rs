@@ -547,7 +547,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
 
     /// From an access of a rank to memory of another one, to the same access to memory of rank 0.
     fn turn(&self, rank: usize, home: usize) -> u32 {
-        self.world.rotation.from_to(home as u32, rank as u32)
+        self.world.rotation.turn_between(home as u32, rank as u32)
     }
 
     /// A word as rank 0 has it, seen from a task that rank 0's stands for.
@@ -568,7 +568,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
         }
         let own = words.find(0, signal, &index)?;
         let rotation = self.world.rotation;
-        Some(rotation.word(own, rotation.from_to(task as u32, home as u32)))
+        Some(rotation.word(own, rotation.turn_between(task as u32, home as u32)))
     }
 }
 

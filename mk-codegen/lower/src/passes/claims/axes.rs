@@ -4,7 +4,6 @@ use crate::{
     graph::{Kind, OpGraph, Value},
     passes::error::{LowerError, unsupported},
 };
-use mk_syntax::Placement;
 use petgraph::stable_graph::NodeIndex;
 
 const HELP: &str = "let one kernel place its tensors over one axis, and leave out the others: along those, ranks do the same with tensors of their own";
@@ -27,7 +26,7 @@ pub(super) fn check(g: &OpGraph, sizes: &[i32]) -> Result<(), LowerError> {
         let why = "a dimension comes with each launch, and tensors are placed over several axes";
         return Err(unsupported("dyn", why, "let it be fixed, or use one axis"));
     }
-    values().try_for_each(|(node, value)| sum(g, node, value, sizes))
+    values().try_for_each(|(node, value)| collective(g, node, value, sizes))
 }
 
 fn is_dense(kind: &Kind) -> bool {
@@ -44,18 +43,32 @@ fn is_dense(kind: &Kind) -> bool {
     )
 }
 
-/// Owners of a sum share the rows that a rank has: as many on each, where ranks along another axis share them already.
-fn sum(g: &OpGraph, node: NodeIndex, value: &Value, sizes: &[i32]) -> Result<(), LowerError> {
-    let (Kind::AllReduce { .. } | Kind::ReduceScatter { .. }) = value.kind else { return Ok(()) };
+/// Memory that a collective writes on other ranks has one extent on all of them: ranks along another axis share rows
+/// and columns evenly.
+fn collective(
+    g: &OpGraph,
+    node: NodeIndex,
+    value: &Value,
+    sizes: &[i32],
+) -> Result<(), LowerError> {
+    let own = match value.kind {
+        Kind::Gather { axis, .. }
+        | Kind::AllReduce { axis, .. }
+        | Kind::ReduceScatter { axis, .. } => axis,
+        _ => return Ok(()),
+    };
     let Some(of) = g.operands(node).first().map(|of| &g.graph[*of]) else { return Ok(()) };
-    let rows = of.placement.iter().position(|p| *p == Placement::Shard(0));
-    let (Some(axis), Some(rows)) = (rows, of.shape.first()) else { return Ok(()) };
-    if rows.value % sizes[axis] == 0 {
-        return Ok(());
+    for (axis, dim) in of.placement.iter().enumerate().filter_map(|(i, p)| Some((i, p.cut()?))) {
+        let Some(extent) = of.shape.get(dim).filter(|_| axis != own) else { continue };
+        if extent.value % sizes[axis] != 0 {
+            let what = if dim == 0 { "rows" } else { "columns" };
+            let why = format!(
+                "{} {what} are not as many on each of {} ranks that share them",
+                extent.value, sizes[axis]
+            );
+            let help = "use a number that these ranks divide, or one axis in a kernel";
+            return Err(unsupported(&value.name, why, help));
+        }
     }
-    let why = format!(
-        "{} rows are not as many on each of {} ranks that share them",
-        rows.value, sizes[axis]
-    );
-    Err(unsupported(&value.name, why, "use a number of rows that these ranks divide"))
+    Ok(())
 }
