@@ -98,8 +98,9 @@ fn pads_are_no_numbers_and_experts_without_rows_have_zeros() {
             let mut all = vec![f32::NAN; shape[0] * shape[1]];
             let mut at = 0;
             for n in rows {
-                for i in at * shape[1]..(at + n) * shape[1] {
-                    all[i] = number(usize::from(id == x) + rank, i);
+                let cells = at * shape[1]..(at + n) * shape[1];
+                for (i, cell) in all.iter_mut().enumerate().take(cells.end).skip(cells.start) {
+                    *cell = number(usize::from(id == x) + rank, i);
                 }
                 at += n.next_multiple_of(128);
             }
