@@ -9,7 +9,7 @@ use crate::{
 use mk::{
     Bound, Program, cut,
     syntax::{
-        Excerpt,
+        Dim, Excerpt,
         grad::{Gradient, Input, Keep, Saves, Source, grad},
     },
 };
@@ -68,11 +68,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         (false, bound) => bound.ok(),
     };
     let sizes = bound.map_or_else(BTreeMap::new, |of| sizes(program, &of.bound));
-    let mut texts = vec![text(&made.forward, &sizes, args)?];
+    let mut shown = sizes.clone();
+    let mut texts = vec![text(&made.forward, &sizes, &mut shown, args)?];
     if let Some(backward) = &made.backward {
-        texts.push(text(backward, &sizes, args)?);
+        texts.push(text(backward, &sizes, &mut shown, args)?);
     }
-    let list: Vec<_> = sizes.iter().map(|(name, n)| format!("{name} = {n}")).collect();
+    let list: Vec<_> = shown.iter().map(|(name, n)| format!("{name} = {n}")).collect();
     let head = match list.is_empty() {
         true => String::new(),
         false => format!("// {}\n\n", list.join(", ")),
@@ -86,7 +87,13 @@ fn sizes(program: &Program, bound: &Bound) -> BTreeMap<String, u64> {
     symbols.map(|(s, n)| (s.name.clone(), *n)).collect()
 }
 
-fn text(program: &Program, sizes: &BTreeMap<String, u64>, args: &Args) -> Result<String, Failure> {
+/// A program, or its kernels. Of kernels, `shown` gets the columns of `[M, G, N]` that they take as a matrix.
+fn text(
+    program: &Program,
+    sizes: &BTreeMap<String, u64>,
+    shown: &mut BTreeMap<String, u64>,
+    args: &Args,
+) -> Result<String, Failure> {
     if !args.kernels {
         return Ok(Excerpt::whole(program).text());
     }
@@ -97,6 +104,18 @@ fn text(program: &Program, sizes: &BTreeMap<String, u64>, args: &Args) -> Result
         .map_err(|e| Failure::new(Kind::Unsupported, e.to_string()))?;
     let steps = cut::cut(program, &bound, args.pipeline.ranks())
         .map_err(|e| Failure::new(Kind::Unsupported, e.to_string()))?;
+    for step in steps.iter().filter(|s| s.is_kernel) {
+        for (tensor, id) in step.program.tensors().iter().zip(&step.inputs) {
+            let flat = program.ty(*id).filter(|_| step.flat.contains(id));
+            if let (Some(Dim::Sym(name)), Some(ty)) = (tensor.ty.dims.last(), flat) {
+                let sizes = ty.dims.iter().rev().take(2).map(|dim| match dim {
+                    Dim::Sym(symbol) => bound.sizes()[symbol.index()],
+                    Dim::Lit(n) => *n,
+                });
+                shown.insert(step.program.symbols()[name.index()].name.clone(), sizes.product());
+            }
+        }
+    }
     let one = |step: &cut::Step| match step.is_kernel {
         true => step.text.clone(),
         false => {

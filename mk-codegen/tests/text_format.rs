@@ -274,7 +274,10 @@ fn positions() {
         Err(e) => e.to_string(),
     };
     assert!(wrong(&masked).contains("needs `position` lines"));
-    assert!(wrong(&text.replace(here, &format!("{here}{lines}"))).contains("only `mask=causal`"));
+    assert!(
+        wrong(&text.replace(here, &format!("{here}{lines}")))
+            .contains("only a mask by position asks for")
+    );
     let one = masked.replace(here, &format!("{here}  position q 0\n"));
     assert!(wrong(&one).contains("position"));
     let by_step = masked.replace(here, &format!("{here}  position q s\n  position k s\n"));

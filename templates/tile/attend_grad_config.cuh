@@ -52,7 +52,7 @@ struct AttendGradConfig {
   static constexpr u32 kMovedStatsBytes = kHoldsQueries ? 0 : kBlockN * kStatsBytes;
 
   static_assert(kBlockM == 128 || kBlockM == 192, "two or three consumers");
-  static_assert(kBlockN % 16 == 0 && kBlockN >= 64 && kBlockN <= 128, "what wgmma takes, and registers hold");
+  static_assert(kBlockN % 16 == 0 && kBlockN >= 48 && kBlockN <= 128, "what wgmma takes, and registers hold");
   static_assert(kDim == 64 || kDim == 128, "whole panels, and accumulators that fit");
   static_assert(kStages >= 2, "a block that comes while one is in use");
 };

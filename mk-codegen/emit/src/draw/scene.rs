@@ -2,8 +2,8 @@
 
 use mk_abi::count;
 use mk_plan::{
-    BufId, Consumers, Each, Entity, Expr, FamId, Family, Leaf, Mode, Plan, Post, Role, SigId,
-    Space, Var,
+    BufId, Consumers, Each, Entity, EpilogueOp, Expr, FamId, Family, Leaf, Mode, Plan, Post, Role,
+    SigId, Space, Var,
 };
 use std::collections::BTreeMap;
 
@@ -198,11 +198,19 @@ fn in_order_of_signals(plan: &Plan) -> Vec<FamId> {
     ordered
 }
 
+fn word(op: &EpilogueOp) -> String {
+    match op {
+        EpilogueOp::Curve(curve) => curve.name().into(),
+        EpilogueOp::Slope(curve) => curve.grad().into(),
+        op => format!("{op:?}").to_lowercase(),
+    }
+}
+
 fn notes(plan: &Plan, family: &Family) -> Vec<String> {
     let mut lines = vec![leaf(&family.leaf)];
     let epilogue = family.leaf.epilogue();
     if !epilogue.is_empty() {
-        let ops: Vec<_> = epilogue.iter().map(|op| format!("{op:?}").to_lowercase()).collect();
+        let ops: Vec<_> = epilogue.iter().map(word).collect();
         lines.push(format!("then {}", ops.join(", ")));
     }
     let mut loops: Vec<String> = Vec::new();

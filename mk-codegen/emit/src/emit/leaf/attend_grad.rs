@@ -148,11 +148,11 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         ));
     };
     let refuse = |what: String| EmitError::unsupported(f.name.clone(), what);
-    let fits = block_m == 128 && matches!(dim, 64 | 128) && matches!(block_n, 64 | 96 | 128);
+    let fits = block_m == 128 && matches!(dim, 64 | 128) && matches!(block_n, 48 | 64 | 96 | 128);
     if !fits || block_n > most_rows(of, dim) || stages < 2 {
         let most = [64, 128].map(|dim| most_rows(of, dim));
         return Err(refuse(format!(
-            "{} has 128 rows, and 64, 96 or 128 rows of the other side at a time, up to {} with heads of 64 and {} with heads of 128; \
+            "{} has 128 rows, and 48, 64, 96 or 128 rows of the other side at a time, up to {} with heads of 64 and {} with heads of 128; \
              and 2 stages or more",
             f.leaf.name(),
             most[0],

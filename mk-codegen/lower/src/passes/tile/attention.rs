@@ -29,12 +29,12 @@ use mk_plan::{
 /// Queries of a tile, and keys of a block, by what was measured fastest (docs/decisions/attention.md): results of heads
 /// of 64 leave registers for a third warpgroup of queries, but not beside the waits of a ring. A causal mask wastes
 /// half a block on the diagonal; a cap takes registers.
-fn block(makes: Makes, depth: i32, short: bool, ring: bool) -> [i32; 2] {
+fn block(makes: Makes, depth: i32, causal: bool, capped: bool, ring: bool) -> [i32; 2] {
     if makes != Makes::Results {
-        return gradients::block(depth);
+        return gradients::block(depth, false);
     }
-    match (depth, short) {
-        (64, _) if !ring => [192, 128],
+    match (depth, causal || capped) {
+        (64, _) if !ring && !capped => [192, 128],
         (_, false) => [128, 176],
         (_, true) => [128, 128],
     }
@@ -74,8 +74,8 @@ fn of_queries(
     let queries = Chunks::of(&mut draft.extents, q, 1);
     let keys = Chunks::of(&mut draft.extents, k, 1);
     let ring = a.ring && world > 1;
-    let short = a.causal() || a.scores.cap.is_some();
-    let block = block(a.makes, q.shape[3].value, short, ring);
+    let capped = a.scores.cap.is_some();
+    let block = block(a.makes, q.shape[3].value, a.causal(), capped, ring);
     let tiles = (queries.rows + block[0] - 1) / block[0];
     let whole = !q.is_sharded(2);
     let group = match ring {

@@ -23,9 +23,14 @@ use mk_plan::{
 };
 
 /// Rows of a tile, and rows of a block of the other side, by what was measured fastest: scores, their gradients and
-/// sums are in registers.
-pub(super) fn block(depth: i32) -> [i32; 2] {
-    if depth == 64 { [128, 96] } else { [128, 64] }
+/// sums are in registers, and beside both sums so is what the slope of a cap takes.
+pub(super) fn block(depth: i32, capped: bool) -> [i32; 2] {
+    match (depth, capped) {
+        (64, false) => [128, 96],
+        (64, true) => [128, 64],
+        (_, false) => [128, 64],
+        (_, true) => [128, 48],
+    }
 }
 
 /// Blocks of the other side that a CTA has room for.
@@ -80,7 +85,7 @@ pub(super) fn of_keys(
     let (queries, keys) =
         (Chunks::of(&mut draft.extents, q, 1), Chunks::of(&mut draft.extents, k, 1));
     let ring = a.ring && world > 1;
-    let block = block(k.shape[3].value);
+    let block = block(k.shape[3].value, a.scores.cap.is_some());
     let tiles = (keys.rows + block[0] - 1) / block[0];
     let whole = !k.is_sharded(2);
     let heads = k.shape[2].value;
