@@ -77,8 +77,11 @@ def beside(world, group, c):
         # Half of the ranks enqueue theirs first.
         if RANK % 2:
             reduce(n % 7 + 1.0)
-        for got, first in zip(gradients(*kept), want):
-            differ.add_((got != first).sum())
+        got = gradients(*kept)
+        # Comparing takes longer than NCCL does.
+        if n % 10 == 0:
+            for one, first in zip(got, want):
+                differ.add_((one != first).sum())
         if not RANK % 2:
             reduce(n % 7 + 1.0)
 
