@@ -84,6 +84,18 @@ fn windows_and_caps_compile() {
             judge(&format!("{part} {depth} {words} {ring}"), &plan, Options::default());
         }
     }
+    // Of fixed lengths ptxas keeps more in registers.
+    for (depth, n) in [(64, 90), (64, 1078), (128, 8), (128, 90)] {
+        let (q, kv) = (format!("bf16[1, {n}, 4, {depth}]"), format!("bf16[1, {n}, 2, {depth}]"));
+        let body = parts[2][0].replace("WORDS", ", causal, window = 1, softcap = 30");
+        let text = format!(
+            "fn f(q: {q}, do: {q}, stats: f32[1, 4, {n}, 4], k: {kv}, v: {kv}) {{ {body} }}"
+        );
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let bound = program.bind(&BTreeMap::new(), &BTreeMap::new()).expect("binds");
+        let plan = mk::passes::lower(&program, &bound, &Config::default()).expect("lowers");
+        judge(&format!("{depth} {n}"), &plan, Options::default());
+    }
 }
 
 /// Results of eight bits in tiles of every kind that stores them, and by clusters, with an operand of the chain; and as
