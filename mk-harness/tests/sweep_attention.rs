@@ -4,17 +4,13 @@
 //! CI takes as many cases as fit in some seconds, in an order that the printed seed decides; `cargo xtask sweep attention`
 //! takes all of them. `MK_SEED` repeats an order.
 
+mod sweep;
+
 use mk_codegen::{passes::compile, settings::Config, sim::Schedule};
 use mk_harness::{Case, CpuOptions, run_on_cpu};
 use mk_syntax::Program;
-use rand::{Rng, SeedableRng, rngs::SmallRng, seq::SliceRandom};
-use std::{
-    collections::BTreeMap,
-    env,
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
-    time::{Duration, Instant, SystemTime},
-};
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use std::collections::BTreeMap;
 
 /// Seconds that CI spends here.
 const SECONDS: u64 = 20;
@@ -146,34 +142,7 @@ fn all() -> Vec<Attention> {
     out
 }
 
-fn number(name: &str) -> Option<u64> {
-    env::var(name).ok()?.parse().ok()
-}
-
 #[test]
 fn windows_and_caps() {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let seed = number("MK_SEED").unwrap_or(now);
-    let whole = env::var("MK_SWEEP").is_ok_and(|what| what == "all");
-    let mut cases = all();
-    let of = cases.len();
-    cases.shuffle(&mut SmallRng::seed_from_u64(seed));
-    println!("MK_SEED={seed}");
-    let (begin, next, done) = (Instant::now(), AtomicUsize::new(0), AtomicUsize::new(0));
-    let threads = thread::available_parallelism().map_or(1, usize::from);
-    thread::scope(|s| {
-        for _ in 0..threads {
-            s.spawn(|| {
-                while whole || begin.elapsed() < Duration::from_secs(SECONDS) {
-                    let n = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(case) = cases.get(n) else { return };
-                    case.check(seed + n as u64);
-                    done.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-        }
-    });
-    let n = done.into_inner();
-    println!("{n} of {of} attentions are right, {:.0?}", begin.elapsed());
-    assert!(n > 0, "no time for one");
+    sweep::run("attentions", all(), SECONDS, |case, seed| case.check(seed));
 }

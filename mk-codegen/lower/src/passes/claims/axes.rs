@@ -30,17 +30,30 @@ pub(super) fn check(g: &OpGraph, sizes: &[i32]) -> Result<(), LowerError> {
 }
 
 fn is_dense(kind: &Kind) -> bool {
-    !matches!(
-        kind,
+    match kind {
+        Kind::Param
+        | Kind::Gather { .. }
+        | Kind::Dequantize
+        | Kind::Gemm { .. }
+        | Kind::Elementwise(_)
+        | Kind::Chain { .. }
+        | Kind::RmsNorm { .. }
+        | Kind::RmsNormGrad { .. }
+        | Kind::SwigluGrad
+        | Kind::Saved
+        | Kind::OwnHalf
+        | Kind::ReduceScatter { .. }
+        | Kind::AllReduce { .. } => true,
         Kind::GroupedGemm { .. }
-            | Kind::Dispatch { .. }
-            | Kind::Combine
-            | Kind::Attention { .. }
-            | Kind::Lse
-            | Kind::AttentionStats
-            | Kind::AttentionGrad { .. }
-            | Kind::AttentionDv
-    )
+        | Kind::GroupedWgrad { .. }
+        | Kind::Dispatch { .. }
+        | Kind::Combine
+        | Kind::Attention { .. }
+        | Kind::Lse
+        | Kind::AttentionStats
+        | Kind::AttentionGrad { .. }
+        | Kind::AttentionDv => false,
+    }
 }
 
 /// Memory that a collective writes on other ranks has one extent on all of them: ranks along another axis share rows
