@@ -4,6 +4,7 @@
     python3 benches/attention --part ring
     python3 benches/attention --part window --seed 7     # windows and caps: random shapes against f64, and beside flex_attention
     python3 benches/attention --part lengths             # keys of another length than queries, likewise
+    python3 benches/attention --part call                # mk.attention: sinks, logarithms, torch.compile
 
 A row is a shape, TFLOP/s of each, the fastest peer's time ÷ mk's, and whether results are right; a wrong one fails the run. Inputs are random and
 rotate, 256 MiB are overwritten between launches, contestants take turns, the median counts. FLOPs of a backward are those of five products.
@@ -39,7 +40,7 @@ LENGTHS = [
 ]
 # B, S, H, G, D, keys of a window, cap of scores.
 WINDOWS = [
-    (1, 32768, 16, 16, 128, 1024, None), (1, 32768, 16, 16, 128, 4096, None), (4, 8192, 16, 16, 128, 1024, 50.0), (4, 8192, 32, 8, 64, 128, None),
+    (1, 32768, 16, 16, 128, 1024, None), (1, 16384, 16, 16, 128, 1000, None), (1, 32768, 16, 16, 128, 4096, None), (4, 8192, 16, 16, 128, 1024, 50.0), (4, 8192, 32, 8, 64, 128, None),
     (4, 4096, 16, 16, 128, None, 50.0),
 ]
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash-2": SDPBackend.FLASH_ATTENTION}
@@ -186,8 +187,8 @@ def backward(bench, world, b, s, h, g, d, causal):
     f.close()
 
 
-def dense(q, k, v, window, cap):
-    """Causal, in f64, of few tokens; rows that see nothing are 0."""
+def dense(q, k, v, window, cap, sinks=None):
+    """Causal, in f64, of few tokens; rows that see nothing are 0. With sinks, logarithms of the sums, too."""
     q, k, v = (x.double() for x in (q, k, v))
     k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
     scores = torch.einsum("bshd,bthd->bhst", q, k) / q.shape[3] ** 0.5
@@ -196,7 +197,12 @@ def dense(q, k, v, window, cap):
     behind = torch.arange(-q.shape[1], 0, device="cuda")[:, None] - torch.arange(-k.shape[1], 0, device="cuda")[None, :]
     hidden = (behind < 0) | (behind >= (window or k.shape[1]))
     weights = (scores - scores.detach().amax(-1, keepdim=True)).masked_fill(hidden, float("-inf")).exp()
-    return torch.einsum("bhst,bthd->bshd", weights / weights.sum(-1, keepdim=True).clamp(min=1e-300), v)
+    sums = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        top = scores.detach().amax(-1, keepdim=True)
+        sums = sums + (sinks.double()[None, :, None, None] - top).exp()
+        return torch.einsum("bhst,bthd->bshd", weights / sums, v), (top + sums.log()).squeeze(-1)
+    return torch.einsum("bhst,bthd->bshd", weights / sums.clamp(min=1e-300), v)
 
 
 def drawn(bench, world, seed, count, lengths=False):
@@ -205,7 +211,6 @@ def drawn(bench, world, seed, count, lengths=False):
     for n in range(count):
         g = draw.choice([1, 2, 4])
         b, s, h, d = draw.choice([1, 2]), draw.choice([draw.randrange(1, 200), draw.randrange(200, 1500)]), g * draw.choice([1, 2]), draw.choice([64, 128])
-        # Distances that cut a sequence into few kinds of stretches: plans of others are not evaluated from some thousand tokens on.
         window = draw.choice([None, 1, 64, 128, 1024, draw.randrange(1, s + 1)])
         cap = draw.choice([None, 1.0, 30.0]) if window else 30.0
         keys = draw.choice([s + draw.randrange(1, 1000), draw.randrange(1, 1500)]) if lengths else s
@@ -301,6 +306,39 @@ def lengths(bench, world, b, s, t, h, g, d):
     f.close()
 
 
+def calls(bench, seed, count):
+    """`mk.attention` of random shapes with sinks, eager and compiled: results, logarithms and all gradients against f64."""
+    draw, right = random.Random(seed), bench.wrong
+    compiled = torch.compile(mk.attention, dynamic=False)
+    for n in range(count):
+        g, d, s = draw.choice([1, 2, 4]), draw.choice([64, 128]), draw.randrange(1, 1200)
+        h, t = g * draw.choice([1, 2]), draw.choice([s, s + draw.randrange(1, 900)])
+        window, cap = draw.choice([None, draw.randrange(1, s + 1)]), draw.choice([None, 20.0])
+        q, k, v = bench.inputs(2, s, h, g, d, n, t)
+        d_o = bench.inputs(2, s, h, h, d, n + 1)[0]
+        sinks, d_logs = torch.randn(h, device="cuda"), torch.randn(2, h, s, device="cuda")
+        run = compiled if n % 4 == 3 else mk.attention
+        if n % 4 == 3:
+            torch._dynamo.reset()
+        results = []
+        for ours in (True, False):
+            given = [x.clone().requires_grad_(True) for x in (q, k, v, sinks)]
+            if ours:
+                turned = [x.transpose(1, 2) for x in given[:3]]
+                o, logs = run(*turned, causal=True, window=window, softcap=cap, sinks=given[3], enable_gqa=True, return_lse=True)
+                o = o.transpose(1, 2)
+            else:
+                o, logs = dense(*given[:3], window, cap, given[3])
+            gradients = torch.autograd.grad([o, logs], given, [d_o.to(o.dtype), d_logs.to(logs.dtype)])
+            results.append([o.detach(), logs.detach(), *gradients])
+        for name, x, y in zip(("o", "lse", "dq", "dk", "dv", "dsinks"), *results):
+            error = (x.double() - y.double()).norm() / y.double().norm().clamp(min=1e-9)
+            if not error < 2e-2:
+                bench.wrong += 1
+                print(f"WRONG {name} {error:.1e}: S{s}:{t} H{h}:{g} D{d} window {window} cap {cap}", flush=True)
+    print(f"seed {seed}: {count} calls of mk.attention, {bench.wrong - right} results wrong", flush=True)
+
+
 def ring(bench, world, b, s, h, g, d, causal, placement):
     """Keys that arrive meanwhile, beside keys that every rank has."""
     n = world.size
@@ -334,14 +372,14 @@ def ring(bench, world, b, s, h, g, d, causal, placement):
 
 def main():
     parser = argparse.ArgumentParser(prog="attention", description="attention beside torch's, on one GPU")
-    parser.add_argument("--part", action="append", choices=["forward", "backward", "ring", "window", "lengths"], help="[all]")
+    parser.add_argument("--part", action="append", choices=["forward", "backward", "ring", "window", "lengths", "call"], help="[all]")
     parser.add_argument("--seed", type=int, default=7, help="of random shapes [7]")
     parser.add_argument("--shapes", type=int, default=24, help="random ones [24]")
     parser.add_argument("--ranks", type=int, default=4, help="that share the GPU, of rings [4]")
     parser.add_argument("--seconds", type=float, default=0.3, help="of timed launches for each row [0.3]")
     args = parser.parse_args()
     torch.set_grad_enabled(False)
-    bench, parts = Bench(args.seconds), args.part or ["forward", "backward", "ring", "window", "lengths"]
+    bench, parts = Bench(args.seconds), args.part or ["forward", "backward", "ring", "window", "lengths", "call"]
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     world = mk.World.local(1, gpu=0)
     if "forward" in parts:
@@ -365,6 +403,9 @@ def main():
             drawn(bench, world, args.seed, args.shapes, lengths=True)
             for row in LENGTHS:
                 lengths(bench, world, *row)
+    if "call" in parts:
+        with torch.enable_grad():
+            calls(bench, args.seed, args.shapes)
     if bench.wrong:
         sys.exit(f"{bench.wrong} wrong")
 

@@ -99,11 +99,14 @@ fn other_windows_compute_something_else() {
 fn other_places_compute_something_else() {
     for ((s, t), side) in [((100, 300), "q"), ((300, 100), "k")] {
         for part in [
+            "let o = attention(q, k, v, causal, window = 50); (o, o -> lse)",
+            "attention_dq(q, do, stats, k, v, causal, window = 50)",
+            "let dk = attention_dk(k, v, q, do, stats, causal, window = 50); (dk, dk -> attention_dv)",
             "let o = attention(q, k, v, causal); (o, o -> lse)",
             "attention_dq(q, do, stats, k, v, causal)",
             "let dk = attention_dk(k, v, q, do, stats, causal); (dk, dk -> attention_dv)",
         ] {
-            let more = match part.contains("do") {
+            let more = match part.contains("do,") {
                 true => ", do: bf16[1, S, 2, 64], stats: f32[1, 2, S, 4]",
                 false => "",
             };
@@ -127,6 +130,10 @@ fn other_places_compute_something_else() {
                 let other = text.replacen(line, &line.replacen("200", other, 1), 1);
                 let other: Plan = other.parse().unwrap_or_else(|e| panic!("{e}"));
                 assert!(judge(&other).is_err(), "{part}, {s} and {t}: {line}");
+            }
+            for other in ["keys=49", "keys=51"].iter().filter(|_| part.contains("window")) {
+                let other: Plan = text.replacen("keys=50", other, 1).parse().expect("a window");
+                assert!(judge(&other).is_err(), "{part}, {s} and {t}: {other}");
             }
         }
     }
