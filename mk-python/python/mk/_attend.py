@@ -48,16 +48,36 @@ def _key(text, world, records):
 _key._dynamo_marked_constant = True
 
 
-def _text(dtype, ring, words):
-    q = f"{dtype}[B, S, H, D]"
-    kv = f"{dtype}[B, {'S' if ring else 'T'}, G, D]"
-    if ring:
-        q, kv = f"{q} @ {ring}(1)", f"{kv} @ {ring}(1)"
-    operands = "ring(k, v) -> attention(q" if ring else "attention(q, k, v"
-    return f"fn attention(q: {q}, k: {kv}, v: {kv}) {{ let o = {operands}{words}); (o, o -> lse) }}"
+def call(text, at, operands):
+    """A text on tensors; nothing is recorded."""
+    import torch
+
+    if torch.compiler.is_compiling():
+        key = _key(text, at, False)
+        return torch.ops.mk.call(operands, key)
+    made = _made(text, at)(*operands)
+    return list(made) if isinstance(made, tuple) else [made]
 
 
-def _check(q, k, v, window, causal, softcap, enable_gqa, ring):
+class Texts:
+    """Forward and backward of one attention."""
+
+    def __init__(self, dtype, ring, words):
+        placed, turned = (f" @ {ring}(1)", f" @ {ring}(2)") if ring else ("", "")
+        q, logs, stats = f"{dtype}[B, S, H, D]{placed}", f"f32[B, H, S]{turned}", f"f32[B, H, S, 4]{turned}"
+        kv = f"{dtype}[B, {'S' if ring else 'T'}, G, D]{placed}"
+        over = lambda passed, op, rest: f"ring({passed}) -> {op}({rest}{words})" if ring else None
+        keys, gradients = f"k: {kv}, v: {kv}", f"q: {q}, do: {q}, stats: {stats}, k: {kv}, v: {kv}"
+        o = over("k, v", "attention", "q") or f"attention(q, k, v{words})"
+        dq = over("k, v", "attention_dq", "q, do, stats") or f"attention_dq(q, do, stats, k, v{words})"
+        dk = over("q, do, stats", "attention_dk", "k, v") or f"attention_dk(k, v, q, do, stats{words})"
+        self.forward = f"fn attention(q: {q}, {keys}) {{ let o = {o}; (o, o -> lse) }}"
+        self.stats = f"fn attention_stats(o: {q}, do: {q}, logs: {logs}) {{ o -> attention_stats(do, logs) }}"
+        self.queries = f"fn attention_dq({gradients}) {{ {dq} }}"
+        self.keys = f"fn attention_dk({gradients}) {{ let dk = {dk}; (dk, dk -> attention_dv) }}"
+
+
+def _check(q, k, v, window, causal, softcap, sinks, enable_gqa, ring):
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
             raise ArgumentError(f"`{name}` is {tuple(x.shape)}, and must be [B, H, S, D]")
@@ -74,6 +94,8 @@ def _check(q, k, v, window, causal, softcap, enable_gqa, ring):
         raise ArgumentError(f"window is {window!r}, and must be how many keys a query sees, its own the last\n  help: left + 1 of a window (left, 0)")
     if window is not None and not causal:
         raise ArgumentError("a window ends at a query's own position\n  help: pass causal=True")
+    if sinks is not None and (sinks.dim() != 1 or sinks.shape[0] != q.shape[1] or sinks.device != q.device):
+        raise ArgumentError(f"sinks are {tuple(sinks.shape)} on {sinks.device}, and must be ({q.shape[1]},) on {q.device}: one of each head of queries")
     if softcap is not None and not softcap > 0:
         raise ArgumentError(f"softcap is {softcap!r}, and must be positive: None is no cap")
 
@@ -86,6 +108,7 @@ def attention(
     causal: bool = False,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
     return_lse: bool = False,
@@ -98,10 +121,10 @@ def attention(
     ``causal``: a query sees the keys at its own position and before. The last query and the last key have one position, as in
     flash-attn and ``torch.nn.attention.bias.causal_lower_right``; ``is_causal`` of torch aligns the first ones. ``window`` is how many of those
     keys a query sees, its own the last. Scaled scores ``s`` become ``softcap * tanh(s / softcap)``. ``scale`` is ``1 / sqrt(D)`` unless given. With
-    ``enable_gqa`` ``H`` may be a multiple of ``G``. Rows that see no key are 0. ``return_lse`` returns the logarithms of the sums of exponentials, too,
-    ``[B, H, S]`` in float32, for which no gradient is recorded.
+    ``enable_gqa`` ``H`` may be a multiple of ``G``. Rows that see no key are 0. ``sinks``, ``[H]``, are added to each sum of
+    exponentials by ``exp(sinks)``. ``return_lse`` returns the logarithms of these sums, too, ``[B, H, S]`` in float32.
 
-    In a ``world`` of several ranks, one in each process, these share the sequence: ``placement`` is ``"zigzag"``, which balances causal masks, or
+    In a ``world`` of several ranks, one in each process, these share the sequence; gradients of ``sinks`` are then of the rank's rows. ``placement`` is ``"zigzag"``, which balances causal masks, or
     ``"shard"``. Keys and values then go round while ranks compute. Otherwise each process computes by itself, on the tensors' device.
 
     Records gradients, and is one operator to ``torch.compile``. The first call with new shapes compiles, as that of any function.
@@ -113,7 +136,7 @@ def attention(
     if placement not in ("zigzag", "shard"):
         raise ArgumentError(f'placement is {placement!r}, and must be "zigzag" or "shard"')
     ring = placement if world is not None and world.size > 1 else None
-    _check(q, k, v, window, causal, softcap, enable_gqa, ring)
+    _check(q, k, v, window, causal, softcap, sinks, enable_gqa, ring)
     dtype = q.dtype
     if dtype == torch.float32 and torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
@@ -124,12 +147,16 @@ def attention(
     for word, number in (("window", window), ("softcap", softcap), ("scale", scale)):
         words += f", {word} = {number}" if number is not None else ""
     at = _worlds.name(world) if world is not None else (q.device.type, q.device.index or 0)
-    text, operands = _text(name, ring, words), [x.transpose(1, 2).contiguous() for x in (q, k, v)]
-    if torch.compiler.is_compiling():
+    texts, operands = Texts(name, ring, words), [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    if return_lse or sinks is not None:
+        from ._attend_sums import Attention
+
+        o, logs = Attention.apply(*(x.to(dtype) for x in operands), sinks, texts, at)
+    elif torch.compiler.is_compiling():
         records = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        key = _key(text, at, records)  # which defines the operator
+        key = _key(texts.forward, at, records)  # which defines the operator
         o, logs = torch.ops.mk.call([x.to(dtype) for x in operands], key)[:2]
     else:
-        o, logs = _made(text, at)(*operands)
+        o, logs = _made(texts.forward, at)(*operands)
     o = o.transpose(1, 2)
     return (o, logs) if return_lse else o
