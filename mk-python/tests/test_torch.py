@@ -550,6 +550,14 @@ def attention(case, rank, ranks, world):
         got = torch.autograd.grad(o, mine, d[:, of].contiguous())
         for x, y in zip(got, torch.autograd.grad(want, dense, d.float())):
             close(case, x, y[:, of])
+    # The same without a text.
+    whole = [random(2, 48, heads, 8, seed=heads).transpose(1, 2) for heads in (4, 2, 2)]
+    want = mk.attention(*whole, causal=True, window=20, enable_gqa=True)
+    for placement in ("shard", "zigzag"):
+        of = [i for part in world.places(48, placement) for i in part]
+        mine = [x[:, :, of] for x in whole]
+        o = mk.attention(*mine, causal=True, window=20, enable_gqa=True, world=world, placement=placement)
+        close(case, o, want[:, :, of])
 
 
 def layers(case, rank, ranks, world):

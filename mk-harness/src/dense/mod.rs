@@ -346,8 +346,8 @@ impl<'a> Dense<'a> {
             _ => return Err(HarnessError::mismatch("gradients of no attention")),
         };
         let depth = self.extent(q_id, 3);
-        let sequence = self.extent(q_id, 1);
-        let whole = || std::iter::once(0..sequence).collect();
+        let sequence = [q_id, k_id].map(|id| self.extent(id, 1));
+        let whole = || std::iter::once(0..sequence[0]).collect();
         let all = |queries| Gradients {
             sequence,
             heads: [self.extent(q_id, 2), self.extent(k_id, 2)],
@@ -356,7 +356,7 @@ impl<'a> Dense<'a> {
             scale: scores.scale.unwrap_or(1.0 / (depth as f64).sqrt()),
             dtype: self.dtype(q_id),
             queries,
-            asked: self.asked(q_id, 6),
+            asked: self.asked(q_id, 6).min(self.asked(k_id, 6)),
         };
         let [q, d_o, stats] = [on(q, 0)?, on(d_o, 0)?, on(stats, 0)?];
         let operands = Operands { q, d_o, stats, k: on(k, 0)?, v: on(v, 0)? };
@@ -423,7 +423,7 @@ impl<'a> Dense<'a> {
         let depth = self.extent(*q_id, 3);
         let attention = Attention {
             queries: self.asked(*q_id, 2),
-            sequence: self.extent(*q_id, 1),
+            sequence: [*q_id, *k_id].map(|id| self.extent(id, 1)),
             heads: [self.extent(*q_id, 2), self.extent(*k_id, 2)],
             depth,
             scores,

@@ -18,6 +18,7 @@ from ._errors import (
     UnsupportedError,
 )
 from ._explain import Explanation
+from ._attend import attention
 from ._function import Function, compile, recover
 from ._pipeline import Pipeline, load
 from ._tune import tune
@@ -41,6 +42,7 @@ __all__ = [
     "UnsupportedError",
     "World",
     "__version__",
+    "attention",
     "compile",
     "load",
     "plan",

@@ -32,7 +32,7 @@ def evaluate(torch, program, tensors, move=None, sequence=None, experts=None, wi
             raise UnsupportedError(f"`{value['op']}` has no torch operations here\n  help: use a world of GPUs")
         else:
             values.append(_OPS[value["op"]](torch, value, widen, *operands))
-    return [values[i].to(dtype(torch, program["values"][i])) for _, i in program["results"]]
+    return [values[i].to(dtype(torch, program["values"][i])).contiguous() for _, i in program["results"]]
 
 
 def _gemm(torch, value, widen, a, b):
