@@ -385,6 +385,7 @@ struct GemmTile {
   i32 b_outer;             // with b_rank 3, the matrix of the stack
   i32 c_row, c_col;        // C's first row and column
   i32 e_row;               // first row of the epilogue's matrix operands
+  i32 s_row;               // first factor of rows
   u32 k_blocks;            // steps of kStepBytes, at least 1
   i32 depth;               // ragged: elements along K, which may be 0
   i32 valid_rows;          // of this tile, may be <= 0 or more than the block

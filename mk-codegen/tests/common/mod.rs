@@ -307,6 +307,26 @@ pub const CASES: &[Case] = &[
         &[("x", &[2048, 512]), ("w", &[1024, 512])],
     ),
     (
+        "gather_scaled",
+        "fn f(x: e4m3[M, K] scaled(1, K) @ shard(0), w: e4m3[N, K] scaled(1, K) @ shard(0)) { gather(x) -> gemm(w.t) }",
+        4,
+        &[("x", &[2048, 512]), ("w", &[1024, 512])],
+    ),
+    (
+        "gather_scaled_ragged",
+        "fn f(x: e5m2[M, K] scaled(1, K) @ shard(0), w: e4m3[N, K] @ shard(0), c: bf16[N], y: bf16[M, N] @ shard(1)) {
+             gather(x) -> gemm(w.t) -> bias(c) -> add(y)
+         }",
+        3,
+        &[("x", &[700, 408]), ("w", &[331, 408])],
+    ),
+    (
+        "gather_scaled_few",
+        "fn f(x: e4m3[M, K] scaled(1, K) @ shard(0), w: e4m3[N, K] scaled(1, K) @ shard(0)) { gather(x) -> gemm(w.t) }",
+        4,
+        &[("x", &[96, 512]), ("w", &[1024, 512])],
+    ),
+    (
         "sum_e4m3_scaled",
         "fn f(x: e4m3[M, K] scaled(1, K) @ shard(1), w: e4m3[N, K] scaled(1, K) @ shard(1)) { gemm(x, w.t) -> reduce_scatter }",
         2,

@@ -518,7 +518,14 @@ pub(crate) fn scaled_result() -> Text {
 pub(crate) fn scaled_elsewhere(op: &str, name: &str) -> Text {
     text(
         format!("{name} is scaled, and `{op}` would leave its factors behind"),
-        "read it in `gemm`",
+        "read it in `gemm`, gathered or not",
+    )
+}
+
+pub(crate) fn scaled_returned(name: &str) -> Text {
+    text(
+        format!("{name} is scaled, and as a result it would leave its factors behind"),
+        "return what `gemm` makes of it",
     )
 }
 

@@ -38,6 +38,8 @@ pub struct GatheredRows {
     pub made: bool,
     /// Whether tiles may hold rows of several ranks.
     pub spans: bool,
+    /// Whether factors come with them.
+    pub scaled: bool,
 }
 
 /// Rows of a rank up to which tiles that hold rows of several ranks are worth trying.
@@ -99,6 +101,11 @@ impl Facts {
     /// Whether rows are gathered.
     pub fn gathers(&self) -> bool {
         !self.gathers.is_empty()
+    }
+
+    /// Whether gathered rows come with factors.
+    pub fn scaled_gathers(&self) -> bool {
+        self.gathers.iter().any(|g| g.scaled)
     }
 
     /// Whether something is summed over ranks.

@@ -200,12 +200,17 @@ pub(super) fn k_slices(c: &Config, facts: &Facts) -> Fit {
             "",
             &["k_slices=1", "gather=sms"],
         ),
+        n if n > 1 && facts.scaled_gathers() => misfit(
+            format!("factors of whole rows do not come in {n} slices of K"),
+            "",
+            &["k_slices=1"],
+        ),
         _ => Ok(()),
     }
 }
 
-pub(super) fn settle_k_slices(c: &mut Config, _: &Facts) {
-    if c.gather != Gather::Sms {
+pub(super) fn settle_k_slices(c: &mut Config, facts: &Facts) {
+    if c.gather != Gather::Sms || facts.scaled_gathers() {
         c.k_slices = Config::default().k_slices;
     }
 }
@@ -220,6 +225,13 @@ pub(super) fn gather(c: &Config, facts: &Facts) -> Fit {
     let Gather::CopyEngine { parts } = c.gather else { return Ok(()) };
     if parts == 0 {
         return misfit("shards in 0 parts", "use 1 or more", &["gather=copy_engine"]);
+    }
+    if let Some(g) = facts.gathers.iter().find(|g| g.scaled) {
+        return misfit(
+            format!("a copy engine cannot send `{}` with its factors", g.name),
+            "",
+            &["gather=sms"],
+        );
     }
     match facts.gathers.iter().find(|g| !g.bulk || !g.fixed || g.made) {
         None => Ok(()),

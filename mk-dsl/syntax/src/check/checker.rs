@@ -291,13 +291,23 @@ impl<'a> Checker<'a, '_> {
         value
     }
 
+    /// The value with these factors, also under a name.
+    pub fn keep_scales(&mut self, mut value: Value, scales: Option<Id>) -> Value {
+        value.scales = scales;
+        if let Id::Node(i) = value.id {
+            self.nodes[i].value.scales = scales;
+        }
+        value
+    }
+
     /// Parameters are `f32` where they are contributions of ranks, or second operands of elementwise operations, which
     /// are in f32.
     pub fn report_f32(&mut self, results: &[Option<Value>]) {
         for (i, param) in self.params.iter().enumerate() {
             let State::Known(ty) = &param.state else { continue };
             let partial = ty.placement.contains(&Placement::Partial);
-            if ty.dtype != DType::F32 || partial || self.statistics.contains(param.name.text) {
+            let own = !param.suffix.is_empty() || self.statistics.contains(param.name.text);
+            if ty.dtype != DType::F32 || partial || own {
                 continue;
             }
             let id = Id::Param(i);

@@ -6,7 +6,7 @@ use crate::messages;
 use crate::program::{AxisId, Op, Placement};
 
 impl<'a> Checker<'a, '_> {
-    /// `Shard(d) -> Replicate`.
+    /// `Shard(d) -> Replicate`. Factors of rows go with their rows.
     pub(super) fn gather(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let axis = call.args.axis(self.sink);
         call.args.finish(self.sink);
@@ -28,10 +28,21 @@ impl<'a> Checker<'a, '_> {
         let Placement::Shard(dim) = input.ty.placement[axis] else {
             return None;
         };
+        let factors = input.ty.scales();
         input.ty.placement[axis] = Placement::Replicate;
         input.gathered[axis] = true;
         let op = Op::Gather { axis: AxisId::new(axis), dim };
-        Some(self.push(op, vec![input.id], input.ty, input.gathered))
+        let scales = input.scales.map(|scales| match factors.placement[axis] {
+            Placement::Shard(dim) => {
+                let ty = input.ty.scales();
+                let op = Op::Gather { axis: AxisId::new(axis), dim };
+                self.push(op, vec![scales], ty, input.gathered.clone()).id
+            }
+            // All ranks have those of rows that they share.
+            _ => scales,
+        });
+        let value = self.push(op, vec![input.id], input.ty, input.gathered);
+        Some(self.keep_scales(value, scales))
     }
 
     /// `Partial -> Shard(dim)`, `dim` being 0 unless given.

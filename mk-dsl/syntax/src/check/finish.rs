@@ -18,6 +18,14 @@ const MAX_NAME: usize = 48;
 impl<'a> Checker<'a, '_> {
     /// Checks what the signature declares against what the body gives.
     pub(super) fn results(&mut self, source: &Source<'a>, found: &[Option<Value>]) {
+        for (chain, value) in source.body.results.iter().zip(found) {
+            if let Some(x) = value.as_ref().filter(|x| x.scales.is_some()) {
+                let word = chain.stages.last().and_then(|s| s.as_ref()).map(|s| s.name);
+                let word = word.or(chain.input.map(|input| input.word));
+                let Some(word) = word else { continue };
+                self.sink.push(word.span, messages::scaled_returned(&x.label));
+            }
+        }
         let Some(results) = source.signature.as_ref().and_then(|s| s.results.as_ref()) else {
             return;
         };

@@ -406,6 +406,7 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         inner,
         c_row => say_all(&|c| say(&row(c)))?,
         e_row => say(&e.extras_row(f)?),
+        s_row => (!row_scales.is_empty()).then(|| say(&e.first_factor(f))),
         gated,
         saved,
         c_col => say(&last(c).0),

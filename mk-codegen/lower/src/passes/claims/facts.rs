@@ -88,12 +88,13 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
         let fixed = x.shape.iter().all(|e| e.runtime_max.is_none());
         let spans = kernel.spans(id);
         let made = operand.param >= kernel.given;
-        GatheredRows { name: x.name.clone(), bulk: x.in_bulk(), fixed, made, spans }
+        let scaled = operand.factors.is_some();
+        GatheredRows { name: x.name.clone(), bulk: x.in_bulk(), fixed, made, spans, scaled }
     });
     let products = kernel.products().map(|(id, p)| {
         let saved = p.extras.iter().filter_map(|x| match x {
             Extra::Result(r) => Some(&kernel.results[*r].out),
-            Extra::Param(_) | Extra::OwnHalf => None,
+            Extra::Param(_) | Extra::Arriving | Extra::OwnHalf => None,
         });
         Product {
             extents: extents(&p.out),

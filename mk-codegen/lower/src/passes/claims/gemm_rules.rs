@@ -92,7 +92,7 @@ fn product(k: &Kernel, p: &Product) -> Result<(), LowerError> {
     }
     let saved = |x: &Extra| match x {
         Extra::Result(r) => Some(&k.results[*r].out).filter(|t| t.dtype.is_storage()),
-        Extra::Param(_) | Extra::OwnHalf => None,
+        Extra::Param(_) | Extra::Arriving | Extra::OwnHalf => None,
     };
     if let Some(t) = p.extras.iter().find_map(saved) {
         let why = format!("`{}` is {}, and more is computed with it", t.name, t.dtype);
@@ -121,7 +121,7 @@ fn deep(k: &Kernel, p: &Product, cut: bool, ranks: i32) -> Result<(), LowerError
     let b = &k.params[p.b];
     let refuse = |why: String, help| Err(unsupported("gemm", why, help));
     let left = match &k.ops[p.left] {
-        Op::Operand(Operand { param, transposed: true, gathered: None }) => &k.params[*param],
+        Op::Operand(Operand { param, transposed: true, gathered: None, .. }) => &k.params[*param],
         _ => {
             let why = format!("the size of `{}` comes with each launch", b.name);
             let help = "let `dyn` count rows of operands A and results, or rows of both operands of `gemm(x.t, y)`";

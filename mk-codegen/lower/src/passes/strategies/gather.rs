@@ -2,7 +2,7 @@
 
 use super::{
     gathered::{Gathered, Slices},
-    push_copy_engine, push_sms,
+    push_copy_engine, push_sms::{self, Push},
 };
 use crate::passes::{
     draft::{Draft, read, write},
@@ -17,11 +17,14 @@ pub(in crate::passes) fn push(
     x: &Tensor,
     shard: BufId,
     rows: &Rows,
-    slices: Option<Slices>,
+    (slices, factors): (Option<Slices>, Option<BufId>),
     config: &Config,
 ) -> Gathered {
     match config.gather {
-        Gather::Sms => push_sms::push(draft, x, shard, rows, slices, false, config),
+        Gather::Sms => {
+            let how = Push { slices, factors, whole: false };
+            push_sms::push(draft, x, shard, rows, how, config)
+        }
         Gather::CopyEngine { parts } => push_copy_engine::push(draft, x, shard, rows, parts),
     }
 }
@@ -32,10 +35,11 @@ pub(in crate::passes) fn push_whole(
     x: &Tensor,
     shard: BufId,
     rows: &Rows,
+    factors: Option<BufId>,
     config: &Config,
 ) -> Gathered {
     let one = rows.in_blocks(rows.capacity.max(1));
-    push_sms::push(draft, x, shard, &one, None, true, config)
+    push_sms::push(draft, x, shard, &one, Push { slices: None, factors, whole: true }, config)
 }
 
 /// A copy of whole rows.

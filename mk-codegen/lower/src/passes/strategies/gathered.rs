@@ -20,11 +20,21 @@ pub(in crate::passes) struct Gathered {
     pub own_rows: bool,
     /// Whether shards arrive one after the other.
     pub by_shard: bool,
+    /// Factors of the rows, which come with them.
+    pub factors: Option<Factors>,
     /// Words by shard, and by blocks of so many rows, of which one covers several; and by slice.
     pub arrived: FlowId,
     pub height: i32,
     pub blocks: i32,
     pub per_word: i32,
+}
+
+/// Factors of gathered rows: those of the own ones, as the caller gives them, and `[ranks, rows]`; `[1, ranks * rows]`
+/// where tiles hold rows of several.
+#[derive(Clone, Copy)]
+pub(in crate::passes) struct Factors {
+    pub own: BufId,
+    pub all: BufId,
 }
 
 /// More slices would only add signals.

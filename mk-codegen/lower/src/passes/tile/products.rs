@@ -227,6 +227,14 @@ fn new_product<'k>(
     let result = t.kernel.result_of(id);
     let extra = |x: &Extra| match x {
         Extra::Param(p) => Ok(t.params[*p]),
+        Extra::Arriving => {
+            let factors = match &t.kernel.ops[g.left] {
+                kernel::Op::Operand(operand) => operand.factors,
+                _ => None,
+            };
+            let own = factors.map(|p| t.params[p]);
+            own.ok_or_else(|| internal(format!("operation {id} has no gathered factors")))
+        }
         Extra::Result(r) => Ok(t.results[*r]),
         Extra::OwnHalf => {
             let own = result.and_then(|r| t.results.get(r)).copied();
