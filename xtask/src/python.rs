@@ -126,7 +126,7 @@ pub fn wheel() -> Result<()> {
         command
     };
     let mut pack = maturin();
-    pack.args(["sdist", "--quiet", "--manifest-path"]).arg(root().join("mk-python/Cargo.toml"));
+    pack.args(["sdist", "--manifest-path"]).arg(root().join("mk-python/Cargo.toml"));
     step("packing the sources", pack.arg("--out").arg(&sources))?;
     let packed = only_file(&sources)?;
     let mut unpack = Command::new("tar");

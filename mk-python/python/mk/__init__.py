@@ -21,6 +21,7 @@ from ._explain import Explanation
 from ._attend import attention
 from ._function import Function, compile, recover
 from ._pipeline import Pipeline, load
+from ._saves import Saving
 from ._tune import tune
 from ._mk import DTYPES, SETTINGS, Plan, Setting, World, __version__, plan
 
@@ -38,6 +39,7 @@ __all__ = [
     "Plan",
     "RendezvousError",
     "SETTINGS",
+    "Saving",
     "Setting",
     "UnsupportedError",
     "World",
