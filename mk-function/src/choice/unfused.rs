@@ -91,7 +91,9 @@ pub fn parts(program: &Program, bound: &Bound) -> Result<Vec<Part>, Indivisible>
 fn joins(group: &[&Node], node: &Node) -> bool {
     match node.op {
         Op::GroupedGemm { .. } => group.iter().all(|n| matches!(n.op, Op::Dispatch { .. })),
-        Op::Combine => group.iter().any(|n| matches!(n.op, Op::GroupedGemm { .. })),
+        Op::Combine | Op::CombineGrad => {
+            group.iter().any(|n| matches!(n.op, Op::GroupedGemm { .. }))
+        }
         _ => false,
     }
 }
@@ -122,8 +124,8 @@ fn part(
             Op::Dispatch { drops: true } => return None,
             Op::Dispatch { .. } => {
                 let rows = bound.shape(node.result)?.first()?;
-                let (x, ids) = (operands.next()?, operands.next()?);
-                format!("dispatch({x}, {ids}, capacity = {rows})")
+                let operands: Vec<String> = operands.collect();
+                format!("dispatch({}, capacity = {rows})", operands.join(", "))
             }
             Op::GroupedGemm { transposed } => {
                 let turned = if transposed { ".t" } else { "" };
@@ -134,7 +136,9 @@ fn part(
                     None => format!("grouped_gemm({w}{turned})"),
                 }
             }
-            Op::Combine => format!("combine({})", operands.nth(1)?),
+            Op::Combine | Op::CombineGrad => {
+                format!("{}({})", node.op.name(), operands.nth(1)?)
+            }
             _ => stage(&node.op, operands.collect())?,
         });
     }

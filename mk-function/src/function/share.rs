@@ -12,7 +12,8 @@ pub(super) fn communicates(program: &Program) -> bool {
         | Op::ReduceScatter { .. }
         | Op::AllReduce { .. }
         | Op::Dispatch { .. }
-        | Op::Combine => true,
+        | Op::Combine
+        | Op::CombineGrad => true,
         Op::Attention { ring, .. }
         | Op::AttentionDq { ring, .. }
         | Op::AttentionDk { ring, .. } => ring.is_some(),

@@ -276,7 +276,10 @@ impl<'a> Dense<'a> {
             }
             (Op::GroupedGemm { .. }, [x, w, _]) => self.grouped(node, rows, [x, w])?,
             (Op::GroupedWgrad, [x, dy, _]) => self.wgrad(node, rows, [x, dy])?,
-            (Op::Dispatch { .. }, [x, _]) => self.dispatched(node, rows, x)?,
+            (Op::Dispatch { .. }, [x, _, weights @ ..]) => {
+                self.dispatched(node, rows, (x, weights.first().copied()))?
+            }
+            (Op::CombineGrad, [y, _, dy]) => self.products(node, rows, [y, dy])?,
             (Op::Combine, [y, _, weights]) => {
                 let set = self.needs(node, set).next().map_or(Set::All, |(_, set)| set);
                 let held = self.rows_of(node.inputs[0], set, chosen);
@@ -494,7 +497,7 @@ fn needs<'n>(
             (Op::GroupedGemm { .. } | Op::Bias | Op::Dequantize | Op::Combine, 1)
             | (Op::GroupedGemm { .. }, 2) => Set::All,
             (Op::RmsNorm { .. }, 1) | (Op::RmsNormGrad { .. }, 2) => Set::All,
-            (Op::Dispatch { .. }, _) => Set::All,
+            (Op::Dispatch { .. } | Op::CombineGrad, _) => Set::All,
             _ => set,
         };
         (input.index(), set)

@@ -149,7 +149,12 @@ impl Evaluator<'_, '_> {
                 let [x, ids, _] = grouped::operands(node);
                 let all = (0..self.s.case.ranks).map(|rank| self.on(x, rank));
                 let all = all.collect::<Result<Vec<_>, _>>()?;
-                return grouped::dispatched(self.s, self.rank, &all, ids, &shape);
+                let Some(weights) = node.inputs.get(2) else {
+                    return grouped::dispatched(self.s, self.rank, &all, ids, &shape);
+                };
+                let weights = (0..self.s.case.ranks).map(|rank| self.on(*weights, rank));
+                let weights = weights.collect::<Result<Vec<_>, _>>()?;
+                return grouped::weighted(self.s, self.rank, [&all, &weights], ids, &shape);
             }
             Op::Combine => {
                 let [y, ids, weights] = grouped::operands(node);
@@ -157,6 +162,13 @@ impl Evaluator<'_, '_> {
                 let all = all.collect::<Result<Vec<_>, _>>()?;
                 let weights = self.on(weights, self.rank)?;
                 return grouped::combined(self.s, self.rank, &all, (ids, weights), &shape);
+            }
+            Op::CombineGrad => {
+                let [y, ids, dy] = grouped::operands(node);
+                let all = (0..self.s.case.ranks).map(|rank| self.on(y, rank));
+                let all = all.collect::<Result<Vec<_>, _>>()?;
+                let dy = self.on(dy, self.rank)?;
+                return grouped::products(self.s, self.rank, &all, (ids, dy), &shape);
             }
             Op::Curve(curve) => MapOp::Curve(curve),
             Op::Slope(curve) => MapOp::Slope(curve),

@@ -96,13 +96,15 @@ pub enum Kind {
         /// In order of application.
         epilogue: Vec<EpilogueOp>,
     },
-    /// Tokens as rows of their experts. Operands: tokens, experts of each.
+    /// Tokens as rows of their experts. Operands: tokens, experts of each, and perhaps weights of those.
     Dispatch {
         /// See [`Op::Dispatch`].
         drops: bool,
     },
     /// Weighted sums of rows, by token. Operands: rows, experts of each token, weights.
     Combine,
+    /// Products of rows and rows of their tokens, by slot. Operands: rows, experts of each token, rows of tokens.
+    CombineGrad,
     /// Values of eight bits times the factors of their rows. Operands: values, factors.
     Dequantize,
     /// An elementwise operation that stands alone.
@@ -308,6 +310,7 @@ fn kind_of(op: Op) -> Kind {
         }
         Op::Dispatch { drops } => return Kind::Dispatch { drops },
         Op::Combine => return Kind::Combine,
+        Op::CombineGrad => return Kind::CombineGrad,
         Op::Lse => return Kind::Lse,
         Op::AttentionStats => return Kind::AttentionStats,
         Op::AttentionDq { scores, ring } => {

@@ -76,6 +76,9 @@ impl<'a> Dims<'a> {
                 Some(Def::Node(Node { op: Op::Combine, inputs, .. })) => {
                     own[0] = dims.line(inputs[1], 0);
                 }
+                Some(Def::Node(Node { op: Op::CombineGrad, inputs, .. })) => {
+                    own = [0, 1].map(|d| dims.line(inputs[1], d)).to_vec();
+                }
                 _ => {}
             }
             let own = if own.len() == shape.len() {
@@ -139,6 +142,10 @@ impl<'a> Dims<'a> {
             Op::GroupedWgrad => {
                 same(of(0)[0], of(1)[0], extent(node.inputs[0], 0));
                 self.cut_experts(node, lines);
+            }
+            Op::CombineGrad => {
+                same(of(0)[1], of(2)[1], extent(node.inputs[0], 1));
+                self.cut_tokens(node, lines);
             }
             Op::Dispatch { .. } | Op::Combine => self.cut_tokens(node, lines),
             Op::Swiglu => lines.cut(of(0)[1], 1),

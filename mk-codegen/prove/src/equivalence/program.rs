@@ -192,7 +192,13 @@ impl<A: Algebra> Evaluator<'_, A> {
             }
             (Op::Dispatch { .. }, _) => {
                 let (dims, cells) = (self.dims, self.cells);
-                Value::whole(ragged::dispatched::<A>(dims, cells, node, x.on(0)))
+                let weights = node.inputs.get(2).map(|w| values[w.index()].on(0));
+                let of = (x.on(0), weights);
+                Value::whole(ragged::dispatched(self.algebra, dims, cells, node, of))
+            }
+            (Op::CombineGrad, _) => {
+                let of = [x.on(0), values[node.inputs[2].index()].on(0)];
+                Value::whole(ragged::products(self.algebra, self.dims, self.cells, node, of))
             }
             (Op::Combine, _) => {
                 let of = [x.on(0), values[node.inputs[2].index()].on(0)];

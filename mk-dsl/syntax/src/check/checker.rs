@@ -314,7 +314,7 @@ impl<'a> Checker<'a, '_> {
             let elsewhere = |node: &NodeDraft| {
                 let second = matches!(node.op, Op::Add | Op::Mul | Op::Bias | Op::Slope(_));
                 let taken = match node.op {
-                    Op::Combine => Some(2),
+                    Op::Combine | Op::Dispatch { .. } => Some(2),
                     Op::Dequantize => Some(1),
                     _ => second.then_some(1),
                 };

@@ -77,11 +77,20 @@ fn is_attention(kind: Option<OpKind>) -> bool {
 
 /// Whether an operation has the shape of its input.
 fn keeps_shape(kind: Option<OpKind>) -> bool {
-    use OpKind::{Dispatch, Gemm, GroupedGemm, GroupedWgrad, Swiglu, SwigluGrad, Unsupported};
+    use OpKind::{
+        CombineGrad, Dispatch, Gemm, GroupedGemm, GroupedWgrad, Swiglu, SwigluGrad, Unsupported,
+    };
     let other = matches!(
         kind,
         None | Some(
-            Dispatch | Gemm | GroupedGemm | GroupedWgrad | Swiglu | SwigluGrad | Unsupported
+            CombineGrad
+                | Dispatch
+                | Gemm
+                | GroupedGemm
+                | GroupedWgrad
+                | Swiglu
+                | SwigluGrad
+                | Unsupported
         )
     );
     !is_attention(kind) && !other

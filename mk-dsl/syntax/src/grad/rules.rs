@@ -9,6 +9,7 @@ use super::{
 };
 use crate::excerpt::Excerpt;
 use crate::program::{Curve, DType, Def, Dim, Node, Op, Placement, Program, TensorType, ValueId};
+use experts::Behind;
 use std::collections::BTreeMap;
 
 /// Columns of the ones that a matrix is multiplied by where its rows are summed up: rows of 16 bytes.
@@ -40,6 +41,8 @@ pub(super) struct Walk<'p> {
     pub given: Vec<(Id, Input)>,
     /// Sums over rows: a column of ones each.
     sums: Vec<Id>,
+    /// Gradients that take the data's way back for granted, and are made behind it.
+    behind: Vec<Behind>,
 }
 
 impl<'p> Walk<'p> {
@@ -65,6 +68,7 @@ impl<'p> Walk<'p> {
             saved: Vec::new(),
             given: Vec::new(),
             sums: Vec::new(),
+            behind: Vec::new(),
         }
     }
 
@@ -86,6 +90,9 @@ impl<'p> Walk<'p> {
             {
                 self.node(node, d)?;
             }
+        }
+        for behind in std::mem::take(&mut self.behind) {
+            self.of_experts(behind)?;
         }
         Ok(())
     }
@@ -262,6 +269,7 @@ impl<'p> Walk<'p> {
             Op::Lse => {}
             Op::Slope(_)
             | Op::GroupedWgrad
+            | Op::CombineGrad
             | Op::SwigluGrad
             | Op::RmsNormGrad { .. }
             | Op::AttentionStats

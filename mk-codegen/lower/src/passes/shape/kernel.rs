@@ -2,7 +2,7 @@
 
 use super::{
     attention::Attention,
-    grouped::{Combine, Grouped, Ragged, Wgrad},
+    grouped::{Combine, Combined, Grouped, Ragged, Wgrad},
     ids::{Extra, OpId, Param},
     map::Map,
     tensor::Tensor,
@@ -164,6 +164,14 @@ impl Kernel {
     pub fn wgrads(&self) -> impl Iterator<Item = &Wgrad> {
         self.ops.iter().filter_map(|op| match op {
             Op::Wgrad(wgrad) => Some(wgrad),
+            _ => None,
+        })
+    }
+
+    /// What becomes of rows that go back to their tokens.
+    pub fn combined(&self) -> Option<Combined> {
+        self.ops.iter().find_map(|op| match op {
+            Op::Combine(combine) => Some(combine.how),
             _ => None,
         })
     }
