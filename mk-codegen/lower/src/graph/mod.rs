@@ -2,7 +2,7 @@
 
 use mk_abi::DType;
 use mk_plan::{EpilogueOp, GradOf, Mask};
-use mk_syntax::{Bound, Def, Dim, Op, Placement, Program, Scores, ValueId};
+use mk_syntax::{Bound, Def, Dim, Factors, Op, Placement, Program, Scores, ValueId};
 use petgraph::{
     Direction,
     stable_graph::{NodeIndex, StableDiGraph},
@@ -104,7 +104,7 @@ pub enum Kind {
     /// Weighted sums of rows, by token. Operands: rows, experts of each token, weights.
     Combine,
     /// Values of eight bits times the factors of their rows. Operands: values, factors.
-    Dequantize,
+    Dequantize(Factors),
     /// An elementwise operation that stands alone.
     Elementwise(EpilogueOp),
     /// Several of them in sequence, which no GEMM, or sum, has taken over. Operands: the first one's input, then one
@@ -298,7 +298,7 @@ fn kind_of(op: Op) -> Kind {
         Op::Gemm { a_transposed, b_transposed } => {
             return Kind::Gemm { epilogue: Vec::new(), a_transposed, b_transposed };
         }
-        Op::Dequantize => return Kind::Dequantize,
+        Op::Dequantize(of) => return Kind::Dequantize(of),
         Op::GroupedGemm { transposed } => {
             return Kind::GroupedGemm { transposed, epilogue: Vec::new() };
         }
