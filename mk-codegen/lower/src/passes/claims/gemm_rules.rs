@@ -26,7 +26,11 @@ pub(super) const CATALOGUE: &str = "one kernel holds gathers of parameters, GEMM
 pub(super) fn check(k: &Kernel, g: &OpGraph) -> Result<(), LowerError> {
     if g.graph.node_weights().any(|v| v.shape.iter().skip(1).any(|e| e.runtime_max.is_some())) {
         let why = "a run-time dimension is not the first of its tensor";
-        return Err(unsupported("dyn", why, "let it count rows of operands A, scaled by rows at most, and of results"));
+        return Err(unsupported(
+            "dyn",
+            why,
+            "let it count rows of operands A, scaled by rows at most, and of results",
+        ));
     }
     let runtime = g.graph.node_weights().flat_map(|v| &v.shape).filter(|e| e.runtime_max.is_some());
     let names: BTreeSet<_> = runtime.filter_map(|e| e.symbol.as_ref()).collect();
