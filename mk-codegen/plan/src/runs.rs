@@ -5,7 +5,7 @@
 
 use super::{
     entity::{Entity, FamId, RoleId},
-    epilogue::{EPILOGUE_OPERANDS, EpilogueOp, carry_last},
+    epilogue::{EPILOGUE_OPERANDS, carry_last},
     expr::Expr,
     leaf::{ALayout, BLayout, Consumers, MmaTile, Store},
     mma::{
@@ -41,10 +41,9 @@ impl Plan {
             // Factors of rows may come from several places.
             let ops = self.families[f].leaf.epilogue().iter().filter(|op| op.operand().is_some());
             let mut named = ops.zip(EPILOGUE_OPERANDS);
-            let factors = named.find(|(op, _)| **op == EpilogueOp::ScaleRows).map(|(_, o)| o);
-            let reads = reads.filter(|x| {
-                EPILOGUE_OPERANDS.contains(&x.operand) && Some(x.operand) != factors
-            });
+            let factors = named.find(|(op, _)| op.scales_rows()).map(|(_, o)| o);
+            let reads = reads
+                .filter(|x| EPILOGUE_OPERANDS.contains(&x.operand) && Some(x.operand) != factors);
             reads.map(|x| x.buffer).collect::<Vec<_>>()
         };
         let types = |f: FamId| {

@@ -8,7 +8,7 @@ use mk_runtime::{
     DeviceTensor, MapOp, Operand,
     reference::{Attend, AttendGrad, Places},
 };
-use mk_syntax::{Def, Node, Op, Program, ValueId};
+use mk_syntax::{Def, Factors, Node, Op, Program, ValueId};
 
 /// A value on one rank.
 enum Local<'s> {
@@ -201,7 +201,9 @@ impl Evaluator<'_, '_> {
             }
             Op::Swiglu => MapOp::Swiglu,
             Op::Bias => MapOp::Bias,
-            Op::Dequantize => MapOp::ScaleRows,
+            Op::Dequantize(Factors::Rows) => MapOp::ScaleRows,
+            Op::Dequantize(Factors::Steps) => MapOp::ScaleSteps,
+            Op::Dequantize(Factors::Blocks) => MapOp::ScaleBlocks,
             Op::Mul => MapOp::Mul,
             Op::Add => MapOp::Add,
             Op::Scale(factor) => MapOp::Scale(factor as f32),

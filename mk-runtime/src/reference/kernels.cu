@@ -113,7 +113,7 @@ extern "C" __global__ void reference_fill(void* x, u64 n, u32 dtype, u64 seed, f
 }
 
 // Elementwise operations, as `MapOp` in mod.rs numbers them.
-enum : u32 { CAST = 0, ADD = 5, MUL = 6, SWIGLU = 7, BIAS = 8, SCALE = 9, SWIGLU_GRAD = 14, SCALE_ROWS = 15, RECIPROCAL_ROOT = 16 };
+enum : u32 { CAST = 0, ADD = 5, MUL = 6, SWIGLU = 7, BIAS = 8, SCALE = 9, SWIGLU_GRAD = 14, SCALE_ROWS = 15, RECIPROCAL_ROOT = 16, SCALE_STEPS = 17, SCALE_BLOCKS = 18 };
 // Curves from 32 on, and their slopes from 64 on, in the order of `Curve` in mk-dtype.
 enum : u32 { GELU_ERF = 32, GELU_TANH, SILU, RELU };
 enum : u32 { GELU_GRAD = 64, GELU_TANH_GRAD, SILU_GRAD, RELU_GRAD };
@@ -148,6 +148,8 @@ extern "C" __global__ void reference_map(void* out, const void* a, const void* b
     if (op == SWIGLU) y = silu(x) * load(a, a_dtype, at + inner);
     if (op == BIAS) y = x + load(b, b_dtype, i % inner);
     if (op == SCALE_ROWS) y = x * load(b, b_dtype, row);
+    if (op == SCALE_STEPS) y = x * load(b, b_dtype, i % inner / 128 * (n / inner) + row);
+    if (op == SCALE_BLOCKS) y = x * load(b, b_dtype, row / 128 * ((inner + 127) / 128) + i % inner / 128);
     if (op == SCALE) y = x * factor;
     if (op == RECIPROCAL_ROOT) y = 1.f / sqrtf(x + factor);
     if (op == SWIGLU_GRAD) {

@@ -37,6 +37,10 @@ pub enum MapOp {
     Bias,
     /// x * y, where y is `[M]` and M the first dimension of x.
     ScaleRows,
+    /// x * y of `[M, K]`, where y is `[K / 128, M]`.
+    ScaleSteps,
+    /// x * y of `[M, K]`, where y is `[M / 128, K / 128]`.
+    ScaleBlocks,
     /// A curve of x.
     Curve(Curve),
     /// x times the slope of a curve at y.
@@ -66,6 +70,8 @@ impl MapOp {
             MapOp::Slope(curve) => (64 + curve as u32, 1.0),
             MapOp::SwigluGrad => (14, 1.0),
             MapOp::ScaleRows => (15, 1.0),
+            MapOp::ScaleSteps => (17, 1.0),
+            MapOp::ScaleBlocks => (18, 1.0),
             MapOp::ReciprocalRoot(eps) => (16, eps),
         }
     }
@@ -417,7 +423,11 @@ impl Reference {
             (op, _, Some(b)) if op.pairs() => same(a) && same(b),
             (MapOp::Bias, _, Some(b)) => same(a) && b.shape() == [inner],
             (MapOp::ScaleRows, &[m, _], Some(b)) => same(a) && b.shape() == [m],
-            (MapOp::Bias | MapOp::ScaleRows, ..) => false,
+            (MapOp::ScaleSteps, &[m, k], Some(b)) => same(a) && b.shape() == [k.div_ceil(128), m],
+            (MapOp::ScaleBlocks, &[m, k], Some(b)) => {
+                same(a) && b.shape() == [m.div_ceil(128), k.div_ceil(128)]
+            }
+            (MapOp::Bias | MapOp::ScaleRows | MapOp::ScaleSteps | MapOp::ScaleBlocks, ..) => false,
             (op, _, None) if op.pairs() => false,
             (_, _, Some(_)) => false,
             (_, _, None) => same(a),

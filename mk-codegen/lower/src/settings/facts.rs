@@ -70,6 +70,8 @@ pub struct Product {
     pub alone: bool,
     /// Whether its operands have eight bits.
     pub narrow: bool,
+    /// Whether steps along K have factors of their own.
+    pub blocks: bool,
 }
 
 /// A sum over ranks.
@@ -126,6 +128,11 @@ impl Facts {
     /// Whether some product has operands of eight bits.
     pub fn narrow(&self) -> bool {
         self.products.iter().any(|p| p.narrow)
+    }
+
+    /// Whether some product has factors of steps along K.
+    pub fn blocks(&self) -> bool {
+        self.products.iter().any(|p| p.blocks)
     }
 
     /// Whether some product is gated.

@@ -5,7 +5,7 @@ use super::{
     error::FieldError,
 };
 use mk_plan::{Mesh, Places};
-use mk_syntax::{Bound, Def, Node, Op, Placement, Program, Scores, ValueId};
+use mk_syntax::{Bound, Def, Factors, Node, Op, Placement, Program, SCALE_BLOCK, Scores, ValueId};
 use std::collections::BTreeMap;
 
 /// Rows of each expert on each rank, by the tensor that has them.
@@ -155,7 +155,26 @@ impl<'a> Dims<'a> {
                 }
                 lines.cut(of(1)[1], 1);
             }
-            Op::Dequantize => same(of(0)[0], of(1)[0], extent(node.inputs[1], 0)),
+            Op::Dequantize(factors) => {
+                let block = SCALE_BLOCK as i64;
+                match factors {
+                    Factors::Rows => same(of(0)[0], of(1)[0], extent(node.inputs[1], 0)),
+                    Factors::Steps => same(of(0)[0], of(1)[1], extent(node.inputs[1], 1)),
+                    Factors::Blocks => {}
+                }
+                // What shares a factor is apart from the rest, and so is its factor.
+                let pairs = match factors {
+                    Factors::Rows => &[][..],
+                    Factors::Steps => &[(1, 0)],
+                    Factors::Blocks => &[(0, 0), (1, 1)],
+                };
+                for (d, other) in pairs {
+                    for i in 1..extent(node.inputs[1], *other) {
+                        lines.cut(of(0)[*d], (i * block) as i32);
+                        lines.cut(of(1)[*other], i as i32);
+                    }
+                }
+            }
             Op::Bias => {
                 let last = of(0).len() - 1;
                 same(of(0)[last], of(1)[0], extent(node.inputs[1], 0));

@@ -13,7 +13,7 @@ use super::{
     norm, ragged, softmax,
 };
 use mk_plan::Mask;
-use mk_syntax::{Curve, DType, Def, Node, Op, Placement, Scores, ValueId};
+use mk_syntax::{Curve, DType, Def, Factors, Node, Op, Placement, SCALE_BLOCK, Scores, ValueId};
 
 /// Multiplications and elements that a program takes on scaled tensors, about.
 fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
@@ -207,12 +207,32 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::ReduceScatter { axis, .. } | Op::AllReduce { axis }, _) => {
                 self.sum(x, self.dims.along(axis.index()))
             }
-            (Op::Dequantize, Some(scales)) => self.both(x, scales, |algebra, x, scales| {
-                let width = x.data.len() / x.shape[0].max(1);
-                let each = x.data.iter().enumerate();
-                let data = each.map(|(i, e)| algebra.mul(*e, scales.data[i / width.max(1)]));
-                Tensor { shape: x.shape.clone(), data: data.collect() }
-            }),
+            (Op::Dequantize(factors), Some(scales)) => {
+                let (dims, cells) = (self.dims, self.cells);
+                let of = |d: usize| dims.line(node.inputs[0], d);
+                let to = |d: usize| dims.line(node.inputs[1], d);
+                self.both(x, scales, |algebra, x, scales| {
+                    let width = x.data.len() / x.shape[0].max(1);
+                    let wide = scales.shape.get(1).copied().unwrap_or(1);
+                    let mut data = Vec::with_capacity(x.data.len());
+                    for (i, e) in x.data.iter().enumerate() {
+                        let (row, column) = (i / width.max(1), i % width.max(1));
+                        let block = |d: usize, at: usize| {
+                            (cells.original(of(d), at) / SCALE_BLOCK as i64) as i32
+                        };
+                        let at = match factors {
+                            Factors::Rows => row,
+                            Factors::Steps => cells.at(to(0), block(1, column)) * wide + row,
+                            Factors::Blocks => {
+                                let rows = cells.at(to(0), block(0, row));
+                                rows * wide + cells.at(to(1), block(1, column))
+                            }
+                        };
+                        data.push(algebra.mul(*e, scales.data[at]));
+                    }
+                    Tensor { shape: x.shape.clone(), data }
+                })
+            }
             (Op::Bias | Op::Add, Some(y)) => self.zip(x, y, A::add),
             (Op::Mul, Some(y)) => self.zip(x, y, A::mul),
             (Op::Slope(curve), Some(y)) => {
@@ -233,7 +253,7 @@ impl<A: Algebra> Evaluator<'_, A> {
                 Op::Gemm { .. }
                 | Op::GroupedGemm { .. }
                 | Op::GroupedWgrad
-                | Op::Dequantize
+                | Op::Dequantize(_)
                 | Op::Bias
                 | Op::Add
                 | Op::Mul

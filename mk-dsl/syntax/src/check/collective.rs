@@ -28,18 +28,18 @@ impl<'a> Checker<'a, '_> {
         let Placement::Shard(dim) = input.ty.placement[axis] else {
             return None;
         };
-        let factors = input.ty.scales();
+        let scales = input.scales.map(|(id, of)| (id, of, self.scales_ty(&input.ty, of)));
         input.ty.placement[axis] = Placement::Replicate;
         input.gathered[axis] = true;
         let op = Op::Gather { axis: AxisId::new(axis), dim };
-        let scales = input.scales.map(|scales| match factors.placement[axis] {
+        let scales = scales.map(|(id, of, mut ty)| match ty.placement[axis] {
             Placement::Shard(dim) => {
-                let ty = input.ty.scales();
+                ty.placement[axis] = Placement::Replicate;
                 let op = Op::Gather { axis: AxisId::new(axis), dim };
-                self.push(op, vec![scales], ty, input.gathered.clone()).id
+                (self.push(op, vec![id], ty, input.gathered.clone()).id, of)
             }
             // All ranks have those of rows that they share.
-            _ => scales,
+            _ => (id, of),
         });
         let value = self.push(op, vec![input.id], input.ty, input.gathered);
         Some(self.keep_scales(value, scales))

@@ -207,18 +207,27 @@ impl Symbols<'_, '_, '_> {
         let name = match dims.resolve(term) {
             Resolved::Lit(value) => return Dim::Lit(value),
             Resolved::Sym(name) => name.to_owned(),
-            Resolved::Var { .. } => dims.show(term),
+            Resolved::Var { .. } | Resolved::Blocks(_) => dims.show(term),
         };
         let root = dims.root(term);
         if let Some(&id) = self.ids.get(&root) {
             return Dim::Sym(id);
         }
+        // A symbol comes before its blocks.
+        let of = match self.checker.dims.resolve(term) {
+            Resolved::Blocks(of) => Some(self.dim(of)),
+            _ => None,
+        };
         let id = SymbolId::new(self.list.len());
         self.ids.insert(root, id);
-        let kind = match self.checker.runtime.get(name.as_str()) {
-            Some(&max) => SymbolKind::Runtime { max },
-            None if self.checker.room.iter().any(|t| dims.root(*t) == root) => SymbolKind::Room,
-            None => SymbolKind::Fixed,
+        let dims = &self.checker.dims;
+        let kind = match (of, self.checker.runtime.get(name.as_str())) {
+            (Some(Dim::Sym(of)), _) => SymbolKind::Blocks(of),
+            (_, Some(&max)) => SymbolKind::Runtime { max },
+            (_, None) if self.checker.room.iter().any(|t| dims.root(*t) == root) => {
+                SymbolKind::Room
+            }
+            (_, None) => SymbolKind::Fixed,
         };
         self.list.push(Symbol { name, kind });
         Dim::Sym(id)

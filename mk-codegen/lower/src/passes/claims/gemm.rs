@@ -65,7 +65,7 @@ fn is_dense(kind: &Kind) -> bool {
     match kind {
         Kind::Param
         | Kind::Gather { .. }
-        | Kind::Dequantize
+        | Kind::Dequantize(_)
         | Kind::Gemm { .. }
         | Kind::Elementwise(_)
         | Kind::SwigluGrad
@@ -167,16 +167,17 @@ impl Builder<'_, '_> {
     fn row_factors(&self, gemm: NodeIndex) -> Option<NodeIndex> {
         let epilogue = self.claims.g.graph[gemm].kind.epilogue()?;
         let operands = self.claims.g.operands(gemm);
-        (epilogue.first() == Some(&EpilogueOp::ScaleRows)).then(|| operands.get(2).copied())?
+        epilogue.first().filter(|op| op.scales_rows())?;
+        operands.get(2).copied()
     }
 
     /// What gathered factors are before, which have the rows of an operand that is gathered along `axis`.
     fn gathered_factors(&self, node: NodeIndex, axis: usize) -> Option<Param> {
-        let Kind::Gather { dim: 0, axis: along } = self.claims.g.graph[node].kind else {
-            return None;
-        };
+        // Rows are the last dimension of factors.
+        let value = &self.claims.g.graph[node];
+        let Kind::Gather { dim, axis: along } = value.kind else { return None };
         let from = self.claims.g.operands(node).first().copied()?;
-        self.claims.param(from).filter(|_| along == axis)
+        self.claims.param(from).filter(|_| along == axis && dim + 1 == value.shape.len())
     }
 
     fn operand(

@@ -7,10 +7,13 @@ use crate::{
         shape::{
             ids::Extra,
             kernel::{Kernel, Op, Operand, Product, Sum},
+            tensor::Tensor,
         },
     },
 };
 use mk_abi::DType;
+use mk_plan::EpilogueOp;
+use mk_syntax::SCALE_BLOCK;
 use std::collections::BTreeSet;
 
 pub(super) const CATALOGUE: &str = "one kernel holds gathers of parameters, GEMMs with elementwise operations after each, \
@@ -23,7 +26,11 @@ pub(super) const CATALOGUE: &str = "one kernel holds gathers of parameters, GEMM
 pub(super) fn check(k: &Kernel, g: &OpGraph) -> Result<(), LowerError> {
     if g.graph.node_weights().any(|v| v.shape.iter().skip(1).any(|e| e.runtime_max.is_some())) {
         let why = "a run-time dimension is not the first of its tensor";
-        return Err(unsupported("dyn", why, "let it count rows of operands A and results"));
+        return Err(unsupported(
+            "dyn",
+            why,
+            "let it count rows of operands A, scaled by rows at most, and of results",
+        ));
     }
     let runtime = g.graph.node_weights().flat_map(|v| &v.shape).filter(|e| e.runtime_max.is_some());
     let names: BTreeSet<_> = runtime.filter_map(|e| e.symbol.as_ref()).collect();
@@ -101,6 +108,15 @@ fn product(k: &Kernel, p: &Product) -> Result<(), LowerError> {
     if b.shape.iter().any(|e| e.runtime_max.is_some()) {
         deep(k, p, sharded.is_some(), ranks)?;
     }
+    if p.epilogue.contains(&EpilogueOp::ScaleSteps)
+        && let Op::Operand(Operand { param, .. }) = &k.ops[p.left]
+    {
+        whole_blocks(&k.params[*param], 1)?;
+    }
+    if p.epilogue.contains(&EpilogueOp::ScaleBlocks) {
+        whole_blocks(b, 0)?;
+        whole_blocks(b, 1)?;
+    }
     if p.gated() && p.b_transposed {
         let why = "its weights are transposed";
         return Err(unsupported("swiglu", why, "store them as `[K, 2, F]`"));
@@ -113,6 +129,18 @@ fn product(k: &Kernel, p: &Product) -> Result<(), LowerError> {
         return Err(unsupported("gemm", why, "use a K that every rank has a part of"));
     }
     Ok(())
+}
+
+/// Whether every rank has whole blocks of a dimension, each of which has a factor.
+fn whole_blocks(x: &Tensor, dim: usize) -> Result<(), LowerError> {
+    let (n, ranks) = (x.shape[dim].value, x.cut(dim).map_or(1, |cut| cut.ranks));
+    let block = SCALE_BLOCK as i32;
+    if ranks == 1 || n % (block * ranks) == 0 {
+        return Ok(());
+    }
+    let why = format!("shards of {ranks} ranks cut blocks of {block} of {n} in `{}`", x.name);
+    let help = format!("use a multiple of {} there, or `scaled(1, K)`", block * ranks);
+    Err(unsupported("scaled", why, &help))
 }
 
 /// A product over rows that come with each launch, as a weight's gradient is: `x.t` and `dy`, all rows of both on every

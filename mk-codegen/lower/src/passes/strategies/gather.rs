@@ -1,8 +1,9 @@
 //! A gather of rows: who pushes them, and the copy of what arrives, where it is a result.
 
 use super::{
-    gathered::{Gathered, Slices},
-    push_copy_engine, push_sms::{self, Push},
+    gathered::{Gathered, OwnFactors, Slices},
+    push_copy_engine,
+    push_sms::{self, Push},
 };
 use crate::passes::{
     draft::{Draft, read, write},
@@ -17,7 +18,7 @@ pub(in crate::passes) fn push(
     x: &Tensor,
     shard: BufId,
     rows: &Rows,
-    (slices, factors): (Option<Slices>, Option<BufId>),
+    (slices, factors): (Option<Slices>, Option<OwnFactors>),
     config: &Config,
 ) -> Gathered {
     match config.gather {
@@ -35,7 +36,7 @@ pub(in crate::passes) fn push_whole(
     x: &Tensor,
     shard: BufId,
     rows: &Rows,
-    factors: Option<BufId>,
+    factors: Option<OwnFactors>,
     config: &Config,
 ) -> Gathered {
     let one = rows.in_blocks(rows.capacity.max(1));

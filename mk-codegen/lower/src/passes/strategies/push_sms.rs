@@ -14,7 +14,7 @@
 
 use super::{
     deliver::{Delivery, Pieces},
-    gathered::{Factors, Gathered, Slices},
+    gathered::{Factors, Gathered, OwnFactors, Slices},
 };
 use crate::passes::{
     draft::{Draft, Writer, read, write},
@@ -31,7 +31,7 @@ use mk_plan::{Access, BufId, CopyVia, Each, Expr, Operand, RoleKind, Space, Var}
 pub(in crate::passes) struct Push {
     pub slices: Option<Slices>,
     /// The factors of the own rows, which go with them.
-    pub factors: Option<BufId>,
+    pub factors: Option<OwnFactors>,
     /// Whether tiles hold rows of several ranks.
     pub whole: bool,
 }
@@ -125,27 +125,31 @@ pub(in crate::passes) fn push(
         amount: 1.into(),
     };
     let factors = factors.map(|own| {
+        let (steps, all) = (own.steps.clone(), Expr::Const(world * rows.capacity));
         let shape: Vec<Expr> = match whole {
-            true => vec![1.into(), (world * rows.capacity).into()],
-            false => vec![world.into(), rows.capacity.into()],
+            true => vec![steps.unwrap_or(1.into()), all],
+            false => {
+                [world.into()].into_iter().chain(steps).chain([rows.capacity.into()]).collect()
+            }
         };
         let name = format!("{}_factors", x.name);
         Factors { own, all: draft.buffer(&name, Space::Workspace, DType::F32, shape, None) }
     });
-    let first = factors.map(|factors| {
+    let first = factors.as_ref().map(|factors| {
         let i = Expr::from(Var::domain(0));
         let mine = draft.own(x, 0);
         let (base, len) = Pieces::whole(block, blocks).rows(&i, 0.into(), mine);
-        let there = match whole {
-            true => vec![(0.into(), 1.into()), (group.place() * rows.capacity + base.clone(), len.clone())],
-            false => vec![(group.place(), 1.into()), (base.clone(), len.clone())],
+        let (own, from) = factors.own((base.clone(), len.clone()));
+        let (all, there) = match whole {
+            true => factors.of_several((group.place() * rows.capacity + base, len)),
+            false => factors.of_shard(group.place(), (base, len)),
         };
-        let src = read(Operand::Src, factors.own, vec![(base, len)]);
-        let dst = write(Operand::Dst, factors.all, there);
+        let dst = write(Operand::Dst, all, there);
         let dst = Access { rank: to.clone(), each: Some(each.clone()), ..dst };
         let leaf = CopyVia::Ldst.leaf(1);
         let (kind, domain) = (RoleKind::IntraComm, vec![("i", blocks.into())]);
-        let push = draft.family("factors", kind, leaf, domain, vec![], vec![src, dst]);
+        let touched = vec![read(Operand::Src, own, from), dst];
+        let push = draft.family("factors", kind, leaf, domain, vec![], touched);
         Writer::new(push, Operand::Dst, vec![group.place(), i]).on_each((to.clone(), each.clone()))
     });
     let near = |draft: &mut Draft| {

@@ -10,10 +10,15 @@ use crate::passes::{
         rows::Rows,
         tensor::Tensor,
     },
-    strategies::{deliver::mapped, gather, gathered::Slices, pack},
+    strategies::{
+        deliver::mapped,
+        gather,
+        gathered::{OwnFactors, Slices},
+        pack,
+    },
 };
 use crate::settings::{AllReduce, Gather};
-use mk_plan::{self, ALayout, BufId};
+use mk_plan::{self, ALayout, BufId, scales_steps};
 
 /// Gathers or repacks the left operand that operation `op` is.
 ///
@@ -44,8 +49,12 @@ pub(super) fn source<'k>(
     let of = own.as_ref().unwrap_or(of);
     let rows = Rows::new(&mut t.draft.extents, of, owner, height).peers_first();
     let buffer = t.params[operand.param];
-    let factors = operand.factors.filter(|_| gathered.is_some()).map(|p| t.params[p]);
-    if let (Some(axis), Some(_)) = (gathered, factors) {
+    let factors = operand.factors.filter(|_| gathered.is_some()).map(|p| {
+        let tensor = &kernel.params[p];
+        let steps = (tensor.shape.len() > 1).then(|| t.draft.own(tensor, 0));
+        OwnFactors { buffer: t.params[p], steps }
+    });
+    if let (Some(axis), Some(_)) = (gathered, &factors) {
         mapped(t.draft.along(axis), "gather of a scaled tensor")?;
     }
     if gathered.is_some() && spans(t, op, x, &rows) {
@@ -123,8 +132,17 @@ fn slices(
     // A rest of less than half a wave fits in where the own rows end.
     let together = if blocks * 2 < together * 3 { blocks } else { together };
     let together = i32::try_from(together.clamp(1, blocks.max(1))).unwrap_or(1);
+    // Steps with factors are those of a whole task.
+    if product_scales(t, product) {
+        return None;
+    }
     let step = mk_plan::mma_step(x.dtype) as i32;
     Slices::new(x.widest(1), x.dtype.size_bytes(), t.config.k_slices, step, together)
+}
+
+fn product_scales(t: &Tiler<'_>, product: OpId) -> bool {
+    let found = t.kernel.products().find(|(id, _)| *id == product);
+    found.is_some_and(|(_, p)| scales_steps(&p.epilogue))
 }
 
 /// A right operand, repacked once if it must be.

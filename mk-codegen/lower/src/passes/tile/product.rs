@@ -127,7 +127,7 @@ impl Product<'_> {
     pub fn own_family(&self, draft: &mut Draft, own: &Rows, x: &Gathered) -> TileRows {
         self.family(draft, &format!("{}.own", self.name), own, None, |r| {
             let rows = vec![(r.at.clone(), r.len.clone()), self.depth(r)];
-            let factors = x.factors.map(|f| (f.own, vec![(r.at.clone(), r.len.clone())]));
+            let factors = x.factors.as_ref().map(|f| f.own((r.at.clone(), r.len.clone())));
             LeftRows { rows: read(Operand::A, x.shard, rows).into(), factors }
         })
     }
@@ -165,11 +165,19 @@ impl Product<'_> {
         let row = rows.global(&r);
         let touching = epilogue.iter().filter(|e| e.operand().is_some());
         for ((op, buffer), operand) in touching.zip(&self.extras).zip(EPILOGUE_OPERANDS) {
-            let factors = factors.as_ref().filter(|_| *op == EpilogueOp::ScaleRows);
+            let factors = factors.as_ref().filter(|_| op.scales_rows());
             let buffer = factors.map_or(buffer, |(buffer, _)| buffer);
+            let block = mk_plan::MMA_STEP_BYTES as i32;
+            let (at, depth) = self.depth(&r);
             let arriving = factors.map(|(_, region)| region.clone());
+            let steps = (at.clone() / block, (depth.clone() + (block - 1)) / block);
             let mut region = match (arriving, op.vector()) {
                 (Some(region), _) => region,
+                _ if *op == EpilogueOp::ScaleSteps => vec![steps, (row.clone(), r.len.clone())],
+                _ if *op == EpilogueOp::ScaleBlocks => {
+                    let (at, len) = cols.clone();
+                    vec![(at / block, (len + (block - 1)) / block), steps]
+                }
                 (_, Some(0)) => vec![(row.clone(), r.len.clone())],
                 (_, Some(_)) => vec![cols.clone()],
                 (_, None) => vec![(row.clone(), r.len.clone()), cols.clone()],

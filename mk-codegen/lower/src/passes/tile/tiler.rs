@@ -226,8 +226,7 @@ fn of_operand(draft: &mut Draft, p: &Product<'_>, left: &Left) -> Vec<TileRows> 
             vec![p.family(draft, &p.name, &p.rows, None, |r| {
                 let here = (r.at.clone(), r.len.clone());
                 let access = read(Operand::A, x.all, vec![here.clone(), p.depth(r)]);
-                let all = vec![(0.into(), 1.into()), here.clone()];
-                let factors = x.factors.map(|f| (f.all, all));
+                let factors = x.factors.as_ref().map(|f| f.of_several(here.clone()));
                 LeftRows { rows: x.span(access, here, p.rows.height, rows), factors }
             })]
         }
@@ -250,8 +249,9 @@ fn of_operand(draft: &mut Draft, p: &Product<'_>, left: &Left) -> Vec<TileRows> 
                     Some(pieces) => x.rows(rows, (pieces, p.rows.height), r, slice),
                     None => x.source(rows, r.shard.clone(), r.block.clone(), slice),
                 };
-                let here = vec![(r.shard.clone(), 1.into()), (r.at.clone(), r.len.clone())];
-                LeftRows { rows, factors: x.factors.map(|f| (f.all, here)) }
+                let here = (r.at.clone(), r.len.clone());
+                let factors = x.factors.as_ref().map(|f| f.of_shard(r.shard.clone(), here));
+                LeftRows { rows, factors }
             }));
             out
         }
