@@ -2,6 +2,7 @@
 
     python3 benches/attention                 # forward, backward, and rings of ranks that share the GPU
     python3 benches/attention --part ring
+    python3 -m torch.distributed.run --nproc-per-node 2 benches/attention     # rings over GPUs: ranks.py says beside whom
     python3 benches/attention --part window --seed 7     # windows and caps: random shapes against f64, and beside flex_attention
 
 A row is a shape, TFLOP/s of each, the fastest peer's time ÷ mk's, and whether results are right; a wrong one fails the run. Inputs are random and
@@ -9,6 +10,7 @@ rotate, 256 MiB are overwritten between launches, contestants take turns, the me
 """
 
 import argparse
+import os
 import random
 import sys
 
@@ -288,7 +290,13 @@ def main():
     parser.add_argument("--shapes", type=int, default=24, help="random ones [24]")
     parser.add_argument("--ranks", type=int, default=4, help="that share the GPU, of rings [4]")
     parser.add_argument("--seconds", type=float, default=0.3, help="of timed launches for each row [0.3]")
+    parser.add_argument("--rounds", type=int, default=15, help="timed launches of each contestant, of rings over GPUs [15]")
+    parser.add_argument("--json", help="where their figures go")
     args = parser.parse_args()
+    if "LOCAL_RANK" in os.environ:
+        import ranks
+
+        sys.exit(ranks.main(args))
     torch.set_grad_enabled(False)
     bench, parts = Bench(args.seconds), args.part or ["forward", "backward", "ring", "window"]
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
