@@ -68,7 +68,8 @@ class Attention(unittest.TestCase):
         wanted = torch.autograd.grad([want, want_logs.masked_fill(want_logs.isinf(), 0)], theirs, [d.double(), d_logs.double()], retain_graph=True)
         for x, y, given in zip(torch.autograd.grad([o, logs], mine, [d, d_logs]), wanted, mine):
             self.assertEqual(x.dtype, given.dtype)
-            self.close(x, y)
+            # Sums over queries, of results that are rounded, may cancel.
+            self.close(x, y, 2e-2 if given.dim() == 4 else 6e-2)
         # Without logarithms, which is another way.
         plain = run(*mine[:3], **how, **more, enable_gqa=True)
         self.assertTrue(torch.equal(plain, o))
@@ -109,6 +110,13 @@ class Attention(unittest.TestCase):
                 with torch.no_grad():
                     self.assertTrue(torch.equal(compiled(q, k, v, enable_gqa=True, **how), mk.attention(q, k, v, enable_gqa=True, **how)))
 
+    def test_lengths_that_change(self):
+        for s, lengths in ((None, (50, 17, 1)), (9, (50, 12, 4))):
+            for t in lengths:
+                shapes = (1, 2, s or t, 64), (1, 1, t, 64), (1, 1, t, 64)
+                with self.subTest(shapes=shapes):
+                    self.agree(lambda *x, **how: mk.attention(*x, **how, longest=50), shapes, {"causal": True}, torch.bfloat16, sinks=True)
+
     def test_under_autocast(self):
         q, k, v = (heads(1, 2, 30, 64, seed, torch.float32).requires_grad_() for seed in range(3))
         with torch.autocast("cpu", torch.bfloat16):
@@ -131,6 +139,7 @@ class Attention(unittest.TestCase):
             ((q, q, q), {"window": 0, "causal": True}, "its own the last"),
             ((q, q, q), {"softcap": 0.0}, "None is no cap"),
             ((q, q, q), {"sinks": torch.zeros(2)}, r"must be \(4,\)"),
+            ((q, q, q), {"longest": 7}, "the most keys"),
             ((q, q, q), {"placement": "both"}, "must be \"zigzag\""),
         ]:
             with self.subTest(says), self.assertRaisesRegex(mk.ArgumentError, says):

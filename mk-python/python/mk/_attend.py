@@ -62,22 +62,25 @@ def call(text, at, operands):
 class Texts:
     """Forward and backward of one attention."""
 
-    def __init__(self, dtype, ring, words):
+    def __init__(self, dtype, ring, words, longest, same):
         placed, turned = (f" @ {ring}(1)", f" @ {ring}(2)") if ring else ("", "")
         q, logs, stats = f"{dtype}[B, S, H, D]{placed}", f"f32[B, H, S]{turned}", f"f32[B, H, S, 4]{turned}"
-        kv = f"{dtype}[B, {'S' if ring else 'T'}, G, D]{placed}"
+        # One kernel has one length of a launch: that of both, or of keys.
+        keys_dim = "S" if ring or longest and same else "T"
+        kv, dims = f"{dtype}[B, {keys_dim}, G, D]{placed}", f"<{keys_dim}: dyn <= {longest}>" if longest else ""
         over = lambda passed, op, rest: f"ring({passed}) -> {op}({rest}{words})" if ring else None
         keys, gradients = f"k: {kv}, v: {kv}", f"q: {q}, do: {q}, stats: {stats}, k: {kv}, v: {kv}"
         o = over("k, v", "attention", "q") or f"attention(q, k, v{words})"
         dq = over("k, v", "attention_dq", "q, do, stats") or f"attention_dq(q, do, stats, k, v{words})"
         dk = over("q, do, stats", "attention_dk", "k, v") or f"attention_dk(k, v, q, do, stats{words})"
-        self.forward = f"fn attention(q: {q}, {keys}) {{ let o = {o}; (o, o -> lse) }}"
-        self.stats = f"fn attention_stats(o: {q}, do: {q}, logs: {logs}) {{ o -> attention_stats(do, logs) }}"
-        self.queries = f"fn attention_dq({gradients}) {{ {dq} }}"
-        self.keys = f"fn attention_dk({gradients}) {{ let dk = {dk}; (dk, dk -> attention_dv) }}"
+        self.forward = f"fn attention{dims}(q: {q}, {keys}) {{ let o = {o}; (o, o -> lse) }}"
+        dims = dims if keys_dim == "S" else ""
+        self.stats = f"fn attention_stats{dims}(o: {q}, do: {q}, logs: {logs}) {{ o -> attention_stats(do, logs) }}"
+        self.queries = f"fn attention_dq{dims}({gradients}) {{ {dq} }}"
+        self.keys = f"fn attention_dk{dims}({gradients}) {{ let dk = {dk}; (dk, dk -> attention_dv) }}"
 
 
-def _check(q, k, v, window, causal, softcap, sinks, enable_gqa, ring):
+def _check(q, k, v, window, causal, softcap, sinks, enable_gqa, longest, ring):
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != 4:
             raise ArgumentError(f"`{name}` is {tuple(x.shape)}, and must be [B, H, S, D]")
@@ -96,6 +99,8 @@ def _check(q, k, v, window, causal, softcap, sinks, enable_gqa, ring):
         raise ArgumentError("a window ends at a query's own position\n  help: pass causal=True")
     if sinks is not None and (sinks.dim() != 1 or sinks.shape[0] != q.shape[1] or sinks.device != q.device):
         raise ArgumentError(f"sinks are {tuple(sinks.shape)} on {sinks.device}, and must be ({q.shape[1]},) on {q.device}: one of each head of queries")
+    if longest is not None and not (isinstance(longest, int) and longest >= k.shape[2]):
+        raise ArgumentError(f"longest is {longest!r}, and keys are {k.shape[2]}\n  help: pass the most keys that any call has")
     if softcap is not None and not softcap > 0:
         raise ArgumentError(f"softcap is {softcap!r}, and must be positive: None is no cap")
 
@@ -112,6 +117,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     return_lse: bool = False,
+    longest: int | None = None,
     world: _mk.World | None = None,
     placement: Literal["zigzag", "shard"] = "zigzag",
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -127,7 +133,8 @@ def attention(
     In a ``world`` of several ranks, one in each process, these share the sequence; gradients of ``sinks`` are then of the rank's rows. ``placement`` is ``"zigzag"``, which balances causal masks, or
     ``"shard"``. Keys and values then go round while ranks compute. Otherwise each process computes by itself, on the tensors' device.
 
-    Records gradients, and is one operator to ``torch.compile``. The first call with new shapes compiles, as that of any function.
+    Records gradients, and is one operator to ``torch.compile``. The first call with new shapes compiles, as that of any function; with ``longest`` one
+    kernel serves all lengths of keys up to it, of which there are as many as queries, or whose queries are as many in all calls.
 
     Raises ArgumentError, UnsupportedError for heads that no kernel has.
     """
@@ -136,7 +143,7 @@ def attention(
     if placement not in ("zigzag", "shard"):
         raise ArgumentError(f'placement is {placement!r}, and must be "zigzag" or "shard"')
     ring = placement if world is not None and world.size > 1 else None
-    _check(q, k, v, window, causal, softcap, sinks, enable_gqa, ring)
+    _check(q, k, v, window, causal, softcap, sinks, enable_gqa, longest, ring)
     dtype = q.dtype
     if dtype == torch.float32 and torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)
@@ -147,7 +154,7 @@ def attention(
     for word, number in (("window", window), ("softcap", softcap), ("scale", scale)):
         words += f", {word} = {number}" if number is not None else ""
     at = _worlds.name(world) if world is not None else (q.device.type, q.device.index or 0)
-    texts, operands = Texts(name, ring, words), [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    texts, operands = Texts(name, ring, words, longest, q.shape[2] == k.shape[2]), [x.transpose(1, 2).contiguous() for x in (q, k, v)]
     if return_lse or sinks is not None:
         from ._attend_sums import Attention
 
