@@ -118,7 +118,8 @@ pub fn wheel() -> Result<()> {
         command
     };
     step("installing maturin and zig", pip(&["install"]).args(BUILDERS))?;
-    // The wheel is built of the source distribution, so that this builds, too.
+    // The wheel is built of the source distribution, so that this builds, too. Files get the time of unpacking, by
+    // which cargo knows that they are new.
     let sources = target().join("sdist");
     fresh(&sources)?;
     let maturin = || {
@@ -133,7 +134,7 @@ pub fn wheel() -> Result<()> {
     step("packing the sources", pack.arg("--out").arg(&sources))?;
     let packed = only_file(&sources)?;
     let mut unpack = Command::new("tar");
-    unpack.arg("-xzf").arg(&packed).args(["--strip-components", "1", "--directory"]);
+    unpack.arg("-xzmf").arg(&packed).args(["--strip-components", "1", "--directory"]);
     step("unpacking them", unpack.arg(&sources))?;
     let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let mut build = maturin();
