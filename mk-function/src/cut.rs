@@ -71,7 +71,7 @@ pub fn cut(program: &Program, bound: &Bound, ranks: u32) -> Result<Vec<Step>, Cu
         cutter.place(node);
     }
     let groups = std::mem::take(&mut cutter.groups);
-    groups.iter().map(|group| cutter.step(group)).collect()
+    groups.iter().map(|group| cutter.step(&cutter.as_kernel(group))).collect()
 }
 
 /// Elements of a tile.
@@ -132,6 +132,14 @@ impl Cutter<'_> {
             Some(old) => *old = group,
             None => self.groups.push(group),
         }
+    }
+
+    /// Operations that are element by element become a kernel behind all others: before, they would take operations
+    /// away from the kernels that they end.
+    fn as_kernel(&self, group: &Group) -> Group {
+        let alone = |fixed| Group { is_kernel: true, sound: true, fixed, nodes: group.nodes.clone() };
+        let found = || [false, true].map(alone).into_iter().find(|g| self.accepts(g));
+        (!group.is_kernel).then(found).flatten().unwrap_or_else(|| group.clone())
     }
 
     /// A group with one operation more, if that can be.

@@ -155,6 +155,29 @@ class OneRank(unittest.TestCase):
                 self.assertEqual(a.dtype, torch.bfloat16)
                 close(self, a, b)
 
+    def test_what_a_choice_saves_is_said_ahead(self):
+        shapes = [(24, 16), (16, 40), (40, 16)]
+        said = mk.compile(MLP, self.world).saves(*shapes)
+        self.assertEqual([s.save for s in said], ["all", "pre"])  # nothing is gathered on one rank
+        for s in said:
+            f, tensors = self.mlp(save=s.save)
+            kept = {}
+
+            def pack(t):
+                kept[t.data_ptr()] = t.nbytes
+                return t
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+                y = f(*tensors)
+            for t in tensors:
+                kept.pop(t.data_ptr(), None)
+            self.assertEqual(s.saved_bytes, sum(kept.values()), s.save)
+            self.assertGreater(s.peak_bytes, s.saved_bytes + y.nbytes)
+        self.assertGreater(said[0].saved_bytes, said[1].saved_bytes)
+        self.assertGreater(said[0].predicted_ms, 0)
+        with self.assertRaisesRegex(mk.ArgumentError, "w1"):
+            mk.compile(MLP, self.world).saves((24, 16), (17, 40), (40, 16))
+
     def test_only_what_is_wanted_is_computed(self):
         f, (x, w1, w2) = self.mlp()
         y = f(x.detach(), w1, w2.detach())
@@ -597,6 +620,14 @@ def attention(case, rank, ranks, world):
         got = torch.autograd.grad(o, mine, d[:, of].contiguous())
         for x, y in zip(got, torch.autograd.grad(want, dense, d.float())):
             close(case, x, y[:, of])
+    # The same without a text.
+    whole = [random(2, 48, heads, 8, seed=heads).transpose(1, 2) for heads in (4, 2, 2)]
+    want = mk.attention(*whole, causal=True, window=20, enable_gqa=True)
+    for placement in ("shard", "zigzag"):
+        of = [i for part in world.places(48, placement) for i in part]
+        mine = [x[:, :, of] for x in whole]
+        o = mk.attention(*mine, causal=True, window=20, enable_gqa=True, world=world, placement=placement)
+        close(case, o, want[:, :, of])
 
 
 def layers(case, rank, ranks, world):

@@ -36,6 +36,7 @@ pub use contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, Operan
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
 pub use epilogue::{
     EPILOGUE_OPERANDS, EpilogueOp, SWIGLU_GRAD, carry_last, gated, halves, saves_gates,
+    scales_steps,
 };
 pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
 pub use factors::Factors;

@@ -94,7 +94,7 @@ impl<'p> Excerpt<'p> {
         let runtime = symbols.enumerate().filter(|(i, _)| seen.contains(i) && !self.fixed);
         let runtime: Vec<String> = runtime
             .filter_map(|(_, s)| match s.kind {
-                SymbolKind::Fixed | SymbolKind::Room => None,
+                SymbolKind::Fixed | SymbolKind::Room | SymbolKind::Blocks(_) => None,
                 SymbolKind::Runtime { max: None } => Some(format!("{}: dyn", s.name)),
                 SymbolKind::Runtime { max: Some(max) } => Some(format!("{}: dyn <= {max}", s.name)),
             })

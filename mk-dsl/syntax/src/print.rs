@@ -41,7 +41,7 @@ pub(crate) fn placements<S: AsRef<str>>(placements: &[Placement], axes: &[S]) ->
 /// `M: dyn <= 8192`; `None` for a fixed symbol.
 fn runtime_symbol(symbol: &Symbol) -> Option<String> {
     match symbol.kind {
-        SymbolKind::Fixed | SymbolKind::Room => None,
+        SymbolKind::Fixed | SymbolKind::Room | SymbolKind::Blocks(_) => None,
         SymbolKind::Runtime { max: None } => Some(format!("{}: dyn", symbol.name)),
         SymbolKind::Runtime { max: Some(max) } => Some(format!("{}: dyn <= {max}", symbol.name)),
     }
@@ -103,7 +103,7 @@ impl Program {
             | Op::Dispatch { drops: false }
             | Op::Combine
             | Op::CombineGrad
-            | Op::Dequantize
+            | Op::Dequantize(_)
             | Op::AttentionStats
             | Op::AttentionDv
             | Op::Bias

@@ -140,6 +140,33 @@ pub enum SymbolKind {
     /// Rows that are dispatched without a `capacity`: as many as no routing exceeds, which follows from the other
     /// numbers and the number of ranks ([`Bound::on`](crate::Bound::on)), unless one is given.
     Room,
+    /// Blocks of [`SCALE_BLOCK`] elements of another symbol, the last perhaps not full.
+    Blocks(SymbolId),
+}
+
+/// Elements of a block that shares a factor, along each dimension that has blocks.
+pub const SCALE_BLOCK: u64 = 128;
+
+/// What shares a factor in a matrix `[R, K]` of eight bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Factors {
+    /// A row, `scaled(1, K)`: factors `[R]`.
+    Rows,
+    /// 128 elements of a row, `scaled(1, 128)`: factors `[K / 128, R]`.
+    Steps,
+    /// 128 elements of 128 rows, `scaled(128, 128)`: factors `[R / 128, K / 128]`.
+    Blocks,
+}
+
+impl Factors {
+    /// The factor of an element: an index into each dimension of the factors.
+    pub fn of(self, row: u64, column: u64) -> (u64, Option<u64>) {
+        match self {
+            Factors::Rows => (row, None),
+            Factors::Steps => (column / SCALE_BLOCK, Some(row)),
+            Factors::Blocks => (row / SCALE_BLOCK, Some(column / SCALE_BLOCK)),
+        }
+    }
 }
 
 /// A symbolic dimension.
@@ -206,7 +233,7 @@ pub enum Op {
     },
     /// `[x: [R, C], scales: f32 [R]] -> f32 [R, C]`: row `r` of 8-bit values times `scales[r]`. An operand of `gemm`
     /// alone, whose result has these factors.
-    Dequantize,
+    Dequantize(Factors),
     /// `[y: [R, N], ids: i32 or i64 [T, K], weights: f32 [T, K]] -> [T, N]`: of each token the sum of its experts'
     /// rows, each times its weight, in f32 and the order of slots.
     Combine,
@@ -322,7 +349,7 @@ impl Op {
             Op::Dispatch { .. } => "dispatch",
             Op::Combine => "combine",
             Op::CombineGrad => "combine_grad",
-            Op::Dequantize => "dequantize",
+            Op::Dequantize(_) => "dequantize",
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce { .. } => "all_reduce",
             Op::Bias => "bias",
@@ -356,7 +383,7 @@ impl Op {
                 | Op::Dispatch { .. }
                 | Op::Combine
                 | Op::CombineGrad
-                | Op::Dequantize
+                | Op::Dequantize(_)
                 | Op::ReduceScatter { .. }
                 | Op::AllReduce { .. }
                 | Op::Swiglu

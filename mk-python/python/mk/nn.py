@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from . import _float8
 from ._errors import ArgumentError
 from ._function import check_world, compile
 from ._replace import Replaced, replace
@@ -69,9 +70,12 @@ class ColumnParallelLinear(_Layer):
     """``y = x W^T + b``: each rank has ``out_features / ranks`` rows of ``W``, and those columns of ``y``.
 
     With ``sequence_parallel`` ``x`` is this rank's tokens, and is gathered; else all tokens, the same on every rank.
+
+    ``fp8="1x128"``: ``y`` and the gradient of ``x`` are GEMMs of e4m3, with factors of 1 x 128 of activations and gradients, and of 128 x 128 of
+    weights, which are quantised in each call; the gradient of ``W`` is one of bfloat16, of the quantised values.
     """
 
-    def __init__(self, in_features, out_features, world, bias=True, *, sequence_parallel=True, device=None, dtype=torch.bfloat16,
+    def __init__(self, in_features, out_features, world, bias=True, *, sequence_parallel=True, fp8=None, device=None, dtype=torch.bfloat16,
                  reserve_sms=None, **options):
         super().__init__()
         self.in_features, self.out_features, n = _size(in_features, "in_features"), out_features, _part(out_features, world, "out_features")
@@ -80,6 +84,10 @@ class ColumnParallelLinear(_Layer):
         t, x = _dtype(dtype), "shard(0)" if sequence_parallel else "replicate"
         parameter, stage = (f", c: {t}[N] @ shard(0)", " -> bias(c)") if bias else ("", "")
         head = "gather(x) -> gemm(w.t)" if sequence_parallel else "gemm(x, w.t)"
+        if fp8 is not None:
+            _float8.check(fp8, dtype, n, "out_features")
+            self.function = _float8.Linear(world, True, sequence_parallel, bias, _options(world, reserve_sms, options))
+            return
         self.function = compile(f"fn column(x: {t}[M, K] @ {x}, w: {t}[N, K] @ shard(0){parameter}) {{ {head}{stage} }}", world,
                                 **_options(world, reserve_sms, options))
 
@@ -93,10 +101,10 @@ class ColumnParallelLinear(_Layer):
 class RowParallelLinear(_Layer):
     """``y = x W^T + b``: each rank has ``in_features / ranks`` columns of ``W`` and of ``x``; the products are summed over the ranks.
 
-    With ``sequence_parallel`` each rank gets the sums of its tokens; else all ranks get all.
+    With ``sequence_parallel`` each rank gets the sums of its tokens; else all ranks get all. ``fp8``: as above.
     """
 
-    def __init__(self, in_features, out_features, world, bias=True, *, sequence_parallel=True, device=None, dtype=torch.bfloat16,
+    def __init__(self, in_features, out_features, world, bias=True, *, sequence_parallel=True, fp8=None, device=None, dtype=torch.bfloat16,
                  reserve_sms=None, **options):
         super().__init__()
         self.in_features, self.out_features, k = in_features, _size(out_features, "out_features"), _part(in_features, world, "in_features")
@@ -105,6 +113,10 @@ class RowParallelLinear(_Layer):
         self.bias = torch.nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
         t, reduce = _dtype(dtype), "reduce_scatter" if sequence_parallel else "all_reduce"
         parameter, stage = (f", c: {t}[N]", " -> bias(c)") if bias else ("", "")
+        if fp8 is not None:
+            _float8.check(fp8, dtype, k, "in_features")
+            self.function = _float8.Linear(world, False, sequence_parallel, bias, _options(world, reserve_sms, options))
+            return
         self.function = compile(
             f"fn row(x: {t}[M, K] @ shard(1), w: {t}[N, K] @ shard(1){parameter}) {{ gemm(x, w.t) -> {reduce}{stage} }}", world,
             **_options(world, reserve_sms, options))

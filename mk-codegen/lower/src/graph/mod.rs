@@ -2,7 +2,7 @@
 
 use mk_abi::DType;
 use mk_plan::{EpilogueOp, GradOf, Mask};
-use mk_syntax::{Bound, Def, Dim, Op, Placement, Program, Scores, ValueId};
+use mk_syntax::{Bound, Def, Dim, Factors, Op, Placement, Program, Scores, ValueId};
 use petgraph::{
     Direction,
     stable_graph::{NodeIndex, StableDiGraph},
@@ -106,7 +106,7 @@ pub enum Kind {
     /// Products of rows and rows of their tokens, by slot. Operands: rows, experts of each token, rows of tokens.
     CombineGrad,
     /// Values of eight bits times the factors of their rows. Operands: values, factors.
-    Dequantize,
+    Dequantize(Factors),
     /// An elementwise operation that stands alone.
     Elementwise(EpilogueOp),
     /// Several of them in sequence, which no GEMM, or sum, has taken over. Operands: the first one's input, then one
@@ -300,7 +300,7 @@ fn kind_of(op: Op) -> Kind {
         Op::Gemm { a_transposed, b_transposed } => {
             return Kind::Gemm { epilogue: Vec::new(), a_transposed, b_transposed };
         }
-        Op::Dequantize => return Kind::Dequantize,
+        Op::Dequantize(of) => return Kind::Dequantize(of),
         Op::GroupedGemm { transposed } => {
             return Kind::GroupedGemm { transposed, epilogue: Vec::new() };
         }

@@ -8,7 +8,7 @@
 
 use crate::graph::{Kind, OpGraph, Value};
 use mk_plan::{EpilogueOp, SWIGLU_GRAD};
-use mk_syntax::Placement;
+use mk_syntax::{Factors, Placement};
 use petgraph::{Direction, stable_graph::NodeIndex, visit::EdgeRef};
 
 /// Runs the pass.
@@ -53,16 +53,22 @@ fn take(g: &mut OpGraph, taker: NodeIndex) {
 }
 
 /// Moves scales behind the GEMM, which multiplies the quantised values. The scale of a row of A scales that row of the
-/// product; the scale of a row of transposed B scales that column.
+/// product; the scale of a row of transposed B scales that column. Those of blocks scale what a step along K adds.
 fn scales(g: &mut OpGraph) {
     let gemms = g.graph.node_indices().filter(|n| matches!(g.graph[*n].kind, Kind::Gemm { .. }));
     for gemm in gemms.collect::<Vec<_>>() {
-        for (place, op) in [(0, EpilogueOp::ScaleRows), (1, EpilogueOp::ScaleColumns)] {
+        for place in 0..2 {
             let operands = g.operands(gemm);
             let Some(x) = operands.get(place).copied() else { continue };
-            if g.graph[x].kind != Kind::Dequantize {
-                continue;
-            }
+            let Kind::Dequantize(of) = g.graph[x].kind else { continue };
+            let op = match (place, of) {
+                (0, Factors::Rows) => EpilogueOp::ScaleRows,
+                (0, Factors::Steps) => EpilogueOp::ScaleSteps,
+                (1, Factors::Rows) => EpilogueOp::ScaleColumns,
+                (1, Factors::Blocks) => EpilogueOp::ScaleBlocks,
+                // The checker refuses these.
+                _ => continue,
+            };
             let &[values, factors] = g.operands(x).as_slice() else { continue };
             let edge = g.graph.edges_connecting(x, gemm).find(|e| *e.weight() == place);
             if let Some(edge) = edge.map(|e| e.id()) {
@@ -76,7 +82,7 @@ fn scales(g: &mut OpGraph) {
         }
     }
     g.graph.retain_nodes(|graph, n| {
-        graph[n].kind != Kind::Dequantize || graph.neighbors(n).next().is_some()
+        !matches!(graph[n].kind, Kind::Dequantize(_)) || graph.neighbors(n).next().is_some()
     });
 }
 

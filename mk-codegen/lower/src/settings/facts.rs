@@ -38,6 +38,8 @@ pub struct GatheredRows {
     pub made: bool,
     /// Whether tiles may hold rows of several ranks.
     pub spans: bool,
+    /// Whether factors come with them.
+    pub scaled: bool,
 }
 
 /// Rows of a rank up to which tiles that hold rows of several ranks are worth trying.
@@ -68,6 +70,8 @@ pub struct Product {
     pub alone: bool,
     /// Whether its operands have eight bits.
     pub narrow: bool,
+    /// Whether steps along K have factors of their own.
+    pub blocks: bool,
 }
 
 /// A sum over ranks.
@@ -101,6 +105,11 @@ impl Facts {
         !self.gathers.is_empty()
     }
 
+    /// Whether gathered rows come with factors.
+    pub fn scaled_gathers(&self) -> bool {
+        self.gathers.iter().any(|g| g.scaled)
+    }
+
     /// Whether something is summed over ranks.
     pub fn sums(&self) -> bool {
         !self.sums.is_empty()
@@ -119,6 +128,11 @@ impl Facts {
     /// Whether some product has operands of eight bits.
     pub fn narrow(&self) -> bool {
         self.products.iter().any(|p| p.narrow)
+    }
+
+    /// Whether some product has factors of steps along K.
+    pub fn blocks(&self) -> bool {
+        self.products.iter().any(|p| p.blocks)
     }
 
     /// Whether some product is gated.

@@ -13,7 +13,7 @@ use super::{
     norm, ragged, softmax,
 };
 use mk_plan::Mask;
-use mk_syntax::{Curve, DType, Def, Node, Op, Placement, ValueId};
+use mk_syntax::{Curve, DType, Def, Factors, Node, Op, Placement, SCALE_BLOCK, Scores, ValueId};
 
 /// Multiplications and elements that a program takes on scaled tensors, about.
 fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
@@ -47,21 +47,21 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
             | Op::AttentionDq { .. }
             | Op::AttentionDk { .. }
             | Op::AttentionDv => {
-                let (q, keys) = (of(0), of(node.inputs.len().min(2) - 1));
-                let (rows, columns) = (q.get(..3), q.get(3).copied().unwrap_or(1));
-                let keys = keys.get(1).copied().unwrap_or(1);
-                let pairs = rows.map_or(0, volume).saturating_mul(keys);
-                let line = dims.line(node.inputs[0], 1);
-                let seen = |window: u32| -> u64 {
-                    let mask = Mask::Window(window);
-                    let all = 0..keys as usize;
-                    all.map(|i| seen(mask, (cells, line), i, (0, keys as usize)).len() as u64).sum()
+                let Some((q_id, k_id, scores)) = attended(dims, node) else { continue };
+                let (q, keys) = (extents(q_id), extents(k_id)[1]);
+                let places = dims.places_of(q_id, k_id);
+                let [ahead, behind] = places.scaled(cells);
+                let seen = |mask, i: u64| {
+                    let keys = (behind, keys as usize);
+                    seen(mask, (cells, places.line), ahead + i as usize, keys).len() as u64
                 };
                 // Of a window fewer.
-                let pairs = match window(dims, node) {
-                    Some(window) if keys > 0 => (pairs / keys / keys).saturating_mul(seen(window)),
-                    _ => pairs,
+                let of_head = match Mask::of(scores.causal, scores.window) {
+                    mask @ Mask::Window(_) => (0..q[1]).map(|i| seen(mask, i)).sum(),
+                    _ => q[1].saturating_mul(keys),
                 };
+                let pairs = volume(&[q[0], q[2], of_head]);
+                let columns = q[3];
                 let times = if matches!(node.op, Op::Attention { .. } | Op::Lse) { 2 } else { 5 };
                 work = work.saturating_add(pairs.saturating_mul(times * columns + EXPONENTIAL));
                 0
@@ -73,15 +73,17 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
     (work, elements)
 }
 
-/// The window of an attention, or of what goes with one.
-fn window(dims: &Dims<'_>, node: &Node) -> Option<u32> {
+/// Queries and keys of an attention, or of what goes with one, and what becomes of their scores.
+fn attended(dims: &Dims<'_>, node: &Node) -> Option<(ValueId, ValueId, Scores)> {
     match node.op {
-        Op::Attention { scores, .. }
-        | Op::AttentionDq { scores, .. }
-        | Op::AttentionDk { scores, .. } => scores.window.filter(|_| scores.causal),
+        Op::Attention { scores, .. } => Some((node.inputs[0], node.inputs[1], scores)),
+        Op::AttentionDq { scores, .. } | Op::AttentionDk { scores, .. } => {
+            let [q, _, _, k, _] = gradient_operands(node.op);
+            Some((node.inputs[q], node.inputs[k], scores))
+        }
         Op::Lse | Op::AttentionDv => match dims.program.def(*node.inputs.first()?)? {
             Def::Node(first) if !matches!(first.op, Op::Lse | Op::AttentionDv) => {
-                window(dims, first)
+                attended(dims, first)
             }
             _ => None,
         },
@@ -205,12 +207,32 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::ReduceScatter { axis, .. } | Op::AllReduce { axis }, _) => {
                 self.sum(x, self.dims.along(axis.index()))
             }
-            (Op::Dequantize, Some(scales)) => self.both(x, scales, |algebra, x, scales| {
-                let width = x.data.len() / x.shape[0].max(1);
-                let each = x.data.iter().enumerate();
-                let data = each.map(|(i, e)| algebra.mul(*e, scales.data[i / width.max(1)]));
-                Tensor { shape: x.shape.clone(), data: data.collect() }
-            }),
+            (Op::Dequantize(factors), Some(scales)) => {
+                let (dims, cells) = (self.dims, self.cells);
+                let of = |d: usize| dims.line(node.inputs[0], d);
+                let to = |d: usize| dims.line(node.inputs[1], d);
+                self.both(x, scales, |algebra, x, scales| {
+                    let width = x.data.len() / x.shape[0].max(1);
+                    let wide = scales.shape.get(1).copied().unwrap_or(1);
+                    let mut data = Vec::with_capacity(x.data.len());
+                    for (i, e) in x.data.iter().enumerate() {
+                        let (row, column) = (i / width.max(1), i % width.max(1));
+                        let block = |d: usize, at: usize| {
+                            (cells.original(of(d), at) / SCALE_BLOCK as i64) as i32
+                        };
+                        let at = match factors {
+                            Factors::Rows => row,
+                            Factors::Steps => cells.at(to(0), block(1, column)) * wide + row,
+                            Factors::Blocks => {
+                                let rows = cells.at(to(0), block(0, row));
+                                rows * wide + cells.at(to(1), block(1, column))
+                            }
+                        };
+                        data.push(algebra.mul(*e, scales.data[at]));
+                    }
+                    Tensor { shape: x.shape.clone(), data }
+                })
+            }
             (Op::Bias | Op::Add, Some(y)) => self.zip(x, y, A::add),
             (Op::Mul, Some(y)) => self.zip(x, y, A::mul),
             (Op::Slope(curve), Some(y)) => {
@@ -231,7 +253,7 @@ impl<A: Algebra> Evaluator<'_, A> {
                 Op::Gemm { .. }
                 | Op::GroupedGemm { .. }
                 | Op::GroupedWgrad
-                | Op::Dequantize
+                | Op::Dequantize(_)
                 | Op::Bias
                 | Op::Add
                 | Op::Mul

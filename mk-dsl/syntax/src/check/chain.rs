@@ -72,7 +72,9 @@ impl<'a> Checker<'a, '_> {
             let text = messages::storage_only(op.text, &x.label, x.ty.dtype, sums);
             self.sink.push(op.span, text);
         }
-        if let Some(x) = input.take_if(|x| x.scales.is_some() && info.kind != Gemm) {
+        if let Some(x) =
+            input.take_if(|x| x.scales.is_some() && !matches!(info.kind, Gather | Gemm))
+        {
             self.sink.push(op.span, messages::scaled_elsewhere(op.text, &x.label));
         }
         let ragged = input.as_ref().and_then(|x| x.ragged);

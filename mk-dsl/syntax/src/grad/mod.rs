@@ -103,7 +103,7 @@ pub fn grad_into(
     let inputs = parameters.iter().filter(|(id, _)| used.contains(id)).map(|(_, input)| *input);
     let inputs = inputs.collect();
     let runtime = program.symbols().iter().filter_map(|s| match s.kind {
-        SymbolKind::Fixed | SymbolKind::Room => None,
+        SymbolKind::Fixed | SymbolKind::Room | SymbolKind::Blocks(_) => None,
         SymbolKind::Runtime { max: None } => Some(format!("{}: dyn", s.name)),
         SymbolKind::Runtime { max: Some(max) } => Some(format!("{}: dyn <= {max}", s.name)),
     });

@@ -257,7 +257,7 @@ impl<'p> Walk<'p> {
                 self.add(x, g);
             }
             Op::Attention { .. } => self.attention(node, d)?,
-            Op::Dequantize => {
+            Op::Dequantize(_) => {
                 return Err(GradError::Operation {
                     op: node.op.name(),
                     why: "it reads values of eight bits, which have no gradients",

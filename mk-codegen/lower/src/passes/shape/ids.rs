@@ -10,6 +10,8 @@ pub(in crate::passes) type OpId = usize;
 #[derive(Clone, Copy)]
 pub(in crate::passes) enum Extra {
     Param(Param),
+    /// Factors of rows that come with the gathered operand A.
+    Arriving,
     /// An index into the kernel's results.
     Result(usize),
     /// The second half of the product's own result `[m, 2, n]`.

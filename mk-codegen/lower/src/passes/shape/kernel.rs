@@ -51,6 +51,8 @@ pub(in crate::passes) struct Operand {
     /// Sharded by rows, and gathered along this axis.
     pub gathered: Option<usize>,
     pub transposed: bool,
+    /// Factors of its rows that are gathered with it.
+    pub factors: Option<Param>,
 }
 
 /// One matrix product.
@@ -233,7 +235,7 @@ impl Kernel {
     /// Whether tiles may hold rows of several ranks: every rank has as many rows of a gathered operand, in bulk, which
     /// only products read whose results the caller gets as they are.
     pub fn spans(&self, op: OpId) -> bool {
-        let Op::Operand(Operand { param, gathered: Some(_), transposed: false }) = self.ops[op]
+        let Op::Operand(Operand { param, gathered: Some(_), transposed: false, .. }) = self.ops[op]
         else {
             return false;
         };

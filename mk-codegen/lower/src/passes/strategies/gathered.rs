@@ -20,11 +20,48 @@ pub(in crate::passes) struct Gathered {
     pub own_rows: bool,
     /// Whether shards arrive one after the other.
     pub by_shard: bool,
+    /// Factors of the rows, which come with them.
+    pub factors: Option<Factors>,
     /// Words by shard, and by blocks of so many rows, of which one covers several; and by slice.
     pub arrived: FlowId,
     pub height: i32,
     pub blocks: i32,
     pub per_word: i32,
+}
+
+/// Factors of the own rows, as the caller gives them: `[rows]`, or `[steps, rows]` where steps along K have their own.
+#[derive(Clone)]
+pub(in crate::passes) struct OwnFactors {
+    pub buffer: BufId,
+    pub steps: Option<Expr>,
+}
+
+/// Factors of gathered rows: those of the own ones, and `[ranks, rows]`, or `[1, ranks * rows]` where tiles hold rows
+/// of several; with steps, `[ranks, steps, rows]` and `[steps, ranks * rows]`.
+#[derive(Clone)]
+pub(in crate::passes) struct Factors {
+    pub own: OwnFactors,
+    pub all: BufId,
+}
+
+impl Factors {
+    /// Rows of the own ones.
+    pub fn own(&self, rows: (Expr, Expr)) -> (BufId, Vec<(Expr, Expr)>) {
+        let steps = self.own.steps.clone().map(|n| (0.into(), n));
+        (self.own.buffer, steps.into_iter().chain([rows]).collect())
+    }
+
+    /// Rows of a shard.
+    pub fn of_shard(&self, shard: Expr, rows: (Expr, Expr)) -> (BufId, Vec<(Expr, Expr)>) {
+        let steps = self.own.steps.clone().map(|n| (0.into(), n));
+        (self.all, [(shard, 1.into())].into_iter().chain(steps).chain([rows]).collect())
+    }
+
+    /// Rows of several shards.
+    pub fn of_several(&self, rows: (Expr, Expr)) -> (BufId, Vec<(Expr, Expr)>) {
+        let steps = self.own.steps.clone().map_or((0.into(), 1.into()), |n| (0.into(), n));
+        (self.all, vec![steps, rows])
+    }
 }
 
 /// More slices would only add signals.

@@ -57,6 +57,7 @@ pub(in crate::passes) fn push(
         all,
         whole: None,
         slices: None,
+        factors: None,
         own_rows: false,
         by_shard: true,
         arrived,

@@ -232,7 +232,7 @@ impl Tiles<'_> {
             let buffer = match extra {
                 Extra::Param(param) => self.inputs[*param],
                 Extra::Result(r) => self.results[*r],
-                Extra::OwnHalf => self.into,
+                Extra::Arriving | Extra::OwnHalf => self.into,
             };
             touched.push(match op {
                 EpilogueOp::Save => write(operand, buffer, region).into(),

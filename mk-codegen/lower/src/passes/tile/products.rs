@@ -27,7 +27,7 @@ use crate::passes::{
 use crate::settings::{AllReduce, Reduction};
 use mk_plan::{
     ALayout, BLayout, BufId, CopyVia, EpilogueOp, Expr, MmaTile, Operand, RoleKind, Space, Store,
-    mma_step,
+    mma_step, scales_steps,
 };
 
 /// Columns of a panel of 16-bit results, which a box of TMA stores.
@@ -149,7 +149,8 @@ fn in_ring<'k>(
     let fixed = extents.all(|e| e.runtime_max.is_none());
     let steps = 2 * p.tile.block[2] as i32;
     let depth = t.draft.extents.fixed(&t.depth(g)?);
-    p.half = depth.filter(|k| fixed && k % steps == 0).map(|k| k / 2);
+    let whole = !scales_steps(&g.epilogue);
+    p.half = depth.filter(|k| whole && fixed && k % steps == 0).map(|k| k / 2);
     let by = t.tiles(&p)?;
     unpack(t, g, &by);
     for adding in by {
@@ -227,6 +228,14 @@ fn new_product<'k>(
     let result = t.kernel.result_of(id);
     let extra = |x: &Extra| match x {
         Extra::Param(p) => Ok(t.params[*p]),
+        Extra::Arriving => {
+            let factors = match &t.kernel.ops[g.left] {
+                kernel::Op::Operand(operand) => operand.factors,
+                _ => None,
+            };
+            let own = factors.map(|p| t.params[p]);
+            own.ok_or_else(|| internal(format!("operation {id} has no gathered factors")))
+        }
         Extra::Result(r) => Ok(t.results[*r]),
         Extra::OwnHalf => {
             let own = result.and_then(|r| t.results.get(r)).copied();
