@@ -47,7 +47,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
 }
 
 /// The one access of an operand, in the inner loop.
-fn one<'f>(f: &'f Family, operand: Operand) -> Result<&'f Access, EmitError> {
+fn one(f: &Family, operand: Operand) -> Result<&Access, EmitError> {
     let mut all = f.accesses.iter().filter(|a| a.operand == operand);
     match (all.next(), all.next()) {
         (Some(a), None) if a.at == Point::Inner => Ok(a),
