@@ -301,7 +301,7 @@ impl Cutter<'_> {
     }
 }
 
-/// Whether an operation needs nothing but its operands' elements on the own rank.
+/// Whether an operation needs nothing but its operands' elements on this rank.
 fn is_pointwise(op: &Op) -> bool {
     op.is_elementwise() || matches!(op, Op::Swiglu | Op::SwigluGrad)
 }

@@ -122,7 +122,7 @@ impl Draft {
         self.extents.dim(e)
     }
 
-    /// A dimension of a tensor on the own rank.
+    /// A dimension of a tensor on this rank.
     pub fn own(&mut self, t: &Tensor, dim: usize) -> Expr {
         self.extents.own(t, dim)
     }
@@ -269,7 +269,7 @@ fn most(e: &Expr) -> Option<i32> {
     }
 }
 
-/// A read of the own rank's memory at the start of a task.
+/// A read of this rank's memory at the start of a task.
 pub(in crate::passes) fn read(
     operand: Operand,
     buffer: BufId,
@@ -278,7 +278,7 @@ pub(in crate::passes) fn read(
     access(operand, Mode::Read, buffer, region, Point::Start)
 }
 
-/// A write to the own rank's memory at the end of a task.
+/// A write to this rank's memory at the end of a task.
 pub(in crate::passes) fn write(
     operand: Operand,
     buffer: BufId,

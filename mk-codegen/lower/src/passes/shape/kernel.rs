@@ -24,7 +24,7 @@ pub(in crate::passes) struct Kernel {
 
 /// An operation.
 pub(in crate::passes) enum Op {
-    /// A caller's tensor, as it lies on the own rank or gathered.
+    /// A caller's tensor, as it lies on this rank or gathered.
     Operand(Operand),
     /// Rows of one of the parameters, made of others.
     Map(Map),
@@ -184,7 +184,7 @@ impl Kernel {
         self.sums().map(|(_, sum)| sum).find(|sum| sum.of == op)
     }
 
-    /// The value of an operation on the own rank: a sum's is that of the caller, and an attention's its first.
+    /// The value of an operation on this rank: a sum's is that of the caller, and an attention's its first.
     pub fn value(&self, op: OpId) -> &Tensor {
         match &self.ops[op] {
             Op::Operand(operand) => &self.params[operand.param],

@@ -86,7 +86,7 @@ fn guarded(draft: &Draft) -> Result<(Vec<Guarded>, Vec<Guarded>), LowerError> {
         let mut g = Guarded { family: id, operand: a.operand, peer, each, when, lag };
         match operand(draft, id, a.operand, ENTERED)?.agent {
             Agent::Sender => sends.push(g),
-            // Nor does a copy engine know of the own rank, by the plan: it is ordered by signals alone. It waits for
+            // Nor does a copy engine know of this rank, by the plan: it is ordered by signals alone. It waits for
             // all.
             Agent::Engine => {
                 let all = draft.plan.mesh.size();

@@ -28,9 +28,9 @@ pub(in crate::passes) enum Destination {
     Hidden(BufId),
     /// `[world, rows, n]` on the owner of the rows, which adds the slots: see [`two_shot`](super::two_shot).
     Slots(BufId),
-    /// `[nodes, local, rows, n]` on the rank of the owner's place in the own node: see [`two_level`](super::two_level).
+    /// `[nodes, local, rows, n]` on the rank of the owner's place in this node: see [`two_level`](super::two_level).
     NodeSlots(BufId, Nodes),
-    /// `[shards, rows, n]` of the own rank, for every rank to read: see [`one_shot`](super::one_shot).
+    /// `[shards, rows, n]` of this rank, for every rank to read: see [`one_shot`](super::one_shot).
     Parts(BufId),
     /// Slots on the owner of the columns: see [`by_columns`](super::by_columns).
     Columns(Columns),
@@ -68,7 +68,7 @@ impl Destination {
         }
     }
 
-    /// The writes of some columns of a block of rows, to the own rank's slot where there are slots; of several, one
+    /// The writes of some columns of a block of rows, to this rank's slot where there are slots; of several, one
     /// happens.
     pub fn writes(
         self,

@@ -16,7 +16,7 @@ pub(in crate::passes) struct Gathered {
     /// Rows of a shard, where tiles hold rows of several.
     pub whole: Option<i32>,
     pub slices: Option<Slices>,
-    /// Whether the own rows are in `all`; else they are read from `shard`.
+    /// Whether local rows are in `all`; else they are read from `shard`.
     pub own_rows: bool,
     /// Whether shards arrive one after the other.
     pub by_shard: bool,

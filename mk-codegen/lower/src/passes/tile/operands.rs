@@ -89,7 +89,7 @@ fn spans(t: &Tiler<'_>, op: OpId, x: &Tensor, rows: &Rows) -> bool {
 }
 
 /// In which slices of K a gathered operand travels, and how many blocks of a shard side by side: as many as the SMs
-/// that are not at the own rows multiply at a time, for the first product.
+/// that are not at local rows multiply at a time, for the first product.
 fn slices(
     t: &Tiler<'_>,
     op: OpId,
@@ -108,7 +108,7 @@ fn slices(
     let own = blocks * across;
     let free = if own < free { free - own } else { free };
     let together = free / (across * i64::from(rows.shards - 1)).max(1);
-    // A rest of less than half a wave fits in where the own rows end.
+    // A rest of less than half a wave fits in where local rows end.
     let together = if blocks * 2 < together * 3 { blocks } else { together };
     let together = i32::try_from(together.clamp(1, blocks.max(1))).unwrap_or(1);
     let step = mk_plan::mma_step(x.dtype) as i32;

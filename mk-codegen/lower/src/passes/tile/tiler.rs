@@ -25,15 +25,15 @@ pub(super) struct Given {
     pub rows: Rows,
     pub left: Left,
     pub packed: Option<Packed>,
-    /// Extent along k, on the own rank.
+    /// Extent along k, on this rank.
     pub depth: Expr,
 }
 
 /// The left operand of a product.
 pub(super) enum Left {
-    /// On the own rank: `[rows, k]`, or `[k, rows]`.
+    /// On this rank: `[rows, k]`, or `[k, rows]`.
     Local(BufId, ALayout),
-    /// On the own rank: `[k, shards, rows]`.
+    /// On this rank: `[k, shards, rows]`.
     ByOwner(BufId),
     /// Own rows in the caller's shard, peers' rows through the gather.
     Gathered(Gathered),
@@ -45,7 +45,7 @@ pub(super) struct Hidden {
     /// `[shards, rows, n]`; else `[rows, n]`, the caller's.
     pub in_shards: bool,
     pub done: FlowId,
-    /// Extent along n, on the own rank.
+    /// Extent along n, on this rank.
     pub depth: Expr,
 }
 
@@ -137,7 +137,7 @@ impl<'k> Tiler<'k> {
         }
     }
 
-    /// Extent of a product's inner dimension, on the own rank.
+    /// Extent of a product's inner dimension, on this rank.
     ///
     /// # Errors
     /// [`LowerError::Internal`] if its left operand is not made.
