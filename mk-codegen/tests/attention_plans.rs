@@ -94,6 +94,51 @@ fn other_windows_compute_something_else() {
     }
 }
 
+/// Of keys of another length the last are where the last queries are, and nowhere else.
+#[test]
+fn other_places_compute_something_else() {
+    for ((s, t), side) in [((100, 300), "q"), ((300, 100), "k")] {
+        for part in [
+            "let o = attention(q, k, v, causal, window = 50); (o, o -> lse)",
+            "attention_dq(q, do, stats, k, v, causal, window = 50)",
+            "let dk = attention_dk(k, v, q, do, stats, causal, window = 50); (dk, dk -> attention_dv)",
+            "let o = attention(q, k, v, causal); (o, o -> lse)",
+            "attention_dq(q, do, stats, k, v, causal)",
+            "let dk = attention_dk(k, v, q, do, stats, causal); (dk, dk -> attention_dv)",
+        ] {
+            let more = match part.contains("do,") {
+                true => ", do: bf16[1, S, 2, 64], stats: f32[1, 2, S, 4]",
+                false => "",
+            };
+            let text = format!(
+                "fn f(q: bf16[1, S, 2, 64]{more}, k: bf16[1, T, 1, 64], v: bf16[1, T, 1, 64]) {{ {part} }}"
+            );
+            let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+            let dims = [("S", s), ("T", t)].map(|(name, n)| (name.to_string(), n)).into();
+            let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+            let plan = lower(&program, &bound, &Config::default()).expect("lowers");
+            valid::verify(&plan).unwrap_or_else(|e| panic!("{part}: {e}"));
+            let options = equivalence::Options::default();
+            let judge = |plan: &Plan| equivalence::evaluate(plan, &program, &bound, &options);
+            judge(&plan).unwrap_or_else(|e| panic!("{part}, {s} and {t}: {e}"));
+            let text = plan.to_string();
+            let line =
+                text.lines().find(|l| l.trim_start().starts_with(&format!("position {side}")));
+            let line = line.expect("places");
+            assert!(line.contains("200"), "{line}");
+            for other in ["199", "201", "0"] {
+                let other = text.replacen(line, &line.replacen("200", other, 1), 1);
+                let other: Plan = other.parse().unwrap_or_else(|e| panic!("{e}"));
+                assert!(judge(&other).is_err(), "{part}, {s} and {t}: {line}");
+            }
+            for other in ["keys=49", "keys=51"].iter().filter(|_| part.contains("window")) {
+                let other: Plan = text.replacen("keys=50", other, 1).parse().expect("a window");
+                assert!(judge(&other).is_err(), "{part}, {s} and {t}: {other}");
+            }
+        }
+    }
+}
+
 /// Every wait, and every post that somebody waits for, is needed: without any one of them the plan is rejected.
 #[test]
 fn nothing_can_be_left_out() {

@@ -11,9 +11,9 @@ use mk_abi::DType;
 use mk_syntax::Scores;
 use std::ops::Range;
 
-/// The keys that query `i` of a `sequence` attends to.
-pub(crate) fn seen(scores: Scores, i: usize, sequence: usize) -> Range<usize> {
-    let end = if scores.causal { i + 1 } else { sequence };
+/// The keys that query `i` attends to. With fewer queries than keys, the last query is at the last key's position.
+pub(crate) fn seen(scores: Scores, i: usize, [queries, keys]: [usize; 2]) -> Range<usize> {
+    let end = if scores.causal { (i + 1 + keys).saturating_sub(queries) } else { keys };
     let window = scores.window.and_then(|n| usize::try_from(n).ok());
     end.saturating_sub(window.unwrap_or(end))..end
 }
@@ -33,7 +33,8 @@ pub(crate) fn capped(cap: Option<f64>, score: f64) -> (f64, f64, f64) {
 /// Sizes of the global tensors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attention {
-    pub sequence: usize,
+    /// Number of queries, and of keys.
+    pub sequence: [usize; 2],
     /// Heads of queries; heads of keys and values.
     pub heads: [usize; 2],
     pub depth: usize,
@@ -49,8 +50,9 @@ pub(crate) struct Attention {
 impl Attention {
     /// Results `[S, H, D]` and log-sum-exps `[H, S]` of each batch.
     pub fn run(&self, q: &Matrix, k: &Matrix, v: &Matrix) -> [Matrix; 2] {
-        let Attention { sequence, heads: [heads, groups], depth, .. } = *self;
-        let (wide, narrow) = (sequence * heads * depth, sequence * groups * depth);
+        let Attention { sequence: both @ [sequence, keys], heads: [heads, groups], depth, .. } =
+            *self;
+        let (wide, narrow) = (sequence * heads * depth, keys * groups * depth);
         let batches = q.data.len().checked_div(wide).unwrap_or(0);
         let mut o = vec![Near::unasked(); batches * wide];
         let mut lse = vec![Near::unasked(); batches * heads * sequence];
@@ -64,7 +66,7 @@ impl Attention {
                     // The first and the last query are among them.
                     let i = (n * (sequence - 1)).checked_div(asked - 1).unwrap_or(sequence - 1);
                     let at = (i * heads + h) * depth;
-                    let seen = seen(self.scores, i, sequence);
+                    let seen = seen(self.scores, i, both);
                     let row = |x: &'_ [f64], j: usize| (j * groups + g) * depth..x.len();
                     let of = |j: usize| {
                         let j = seen.start + j;

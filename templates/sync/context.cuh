@@ -27,7 +27,7 @@ struct Context {
 
   // Symmetric memory of a rank, as mapped on this GPU.
   MK_DEVICE u64 sym(u32 rank) const { return header.sym_base + rank * header.sym_stride_bytes; }
-  // Ranks whose memory is mapped: all, or those of this node.
+  // Ranks whose memory is mapped: all, or those of the own node.
   MK_DEVICE u32 first_rank() const { return kNodes == 1 ? 0 : header.rank / kLocal * kLocal; }
   MK_DEVICE u32 end_rank() const { return kNodes == 1 ? header.world : first_rank() + kLocal; }
   // A word that hosts raise: once in a launch, to its epoch.

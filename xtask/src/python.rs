@@ -87,10 +87,13 @@ pub fn torch(all: bool) -> Result<()> {
     let mut counts = Counts::default();
     counts.run_python("Python tests with torch", tests.env("PYTHONPATH", &path))?;
     counts.all_ran(if all { &[] } else { OPTIONAL })?;
-    let mut train = Command::new(&python);
-    train.arg(root().join("examples/tp_llama.py"));
-    train.args(["--device", "cpu", "--layers", "2", "--steps", "5"]).env("PYTHONPATH", &path);
-    step("training on CPU tensors", &mut train)
+    for example in ["examples/tp_llama.py", "examples/moe_train.py"] {
+        let mut train = Command::new(&python);
+        train.arg(root().join(example));
+        train.args(["--device", "cpu", "--layers", "2", "--steps", "5"]).env("PYTHONPATH", &path);
+        step("training on CPU tensors", &mut train)?;
+    }
+    Ok(())
 }
 
 /// How tests say that a package of [`OTHERS`] is missing.
@@ -126,7 +129,7 @@ pub fn wheel() -> Result<()> {
         command
     };
     let mut pack = maturin();
-    pack.args(["sdist", "--quiet", "--manifest-path"]).arg(root().join("mk-python/Cargo.toml"));
+    pack.args(["sdist", "--manifest-path"]).arg(root().join("mk-python/Cargo.toml"));
     step("packing the sources", pack.arg("--out").arg(&sources))?;
     let packed = only_file(&sources)?;
     let mut unpack = Command::new("tar");

@@ -11,7 +11,8 @@ pub(super) fn communicates(program: &Program) -> bool {
         | Op::ReduceScatter { .. }
         | Op::AllReduce { .. }
         | Op::Dispatch { .. }
-        | Op::Combine => true,
+        | Op::Combine
+        | Op::CombineGrad => true,
         Op::Attention { ring, .. }
         | Op::AttentionDq { ring, .. }
         | Op::AttentionDk { ring, .. } => ring.is_some(),
@@ -62,7 +63,7 @@ impl Fork {
     }
 
     /// Launches in distinct streams. Where a given stream repeats, an own stream waits for it first, and it waits for
-    /// the own stream afterwards, even if the launch failed.
+    /// that stream afterwards, even if the launch failed.
     pub(super) fn launch<E: From<Error>>(
         &self,
         given: &[StreamRef],

@@ -116,7 +116,9 @@ fn carried(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
 /// Whether a template looks up what a family does.
 fn looked_up(plan: &Plan, f: &Family) -> Result<(), EmitError> {
     let looks = match f.leaf {
-        Leaf::MmaTile(_) | Leaf::CopyTile(CopyTile { via: CopyVia::Gather, .. }) => true,
+        Leaf::MmaTile(_)
+        | Leaf::DotTile(_)
+        | Leaf::CopyTile(CopyTile { via: CopyVia::Gather, .. }) => true,
         Leaf::ReduceTile(_) => f.inner.is_some(),
         _ => false,
     };

@@ -84,7 +84,7 @@ struct Map {
 /// How the rows of a box lie in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// As products read them.
+    /// As GEMMs read them.
     Swizzled,
     /// As in the tensor, to be copied on.
     Plain,

@@ -9,7 +9,7 @@ use crate::ast::{Operand, Stage, Word};
 use crate::diag::{MAX_SHOWN, Sink};
 use crate::messages;
 use crate::ops;
-use crate::program::{DType, Op, Placement};
+use crate::program::{DType, Factors, Op, Placement};
 use crate::span::Span;
 use crate::suggest::nearest;
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,8 +45,8 @@ pub(super) struct Value {
     pub ring: Option<Box<Ring>>,
     /// Rows of experts, of which this is how many each has.
     pub ragged: Option<Id>,
-    /// The factors of its rows, as it is stored.
-    pub scales: Option<Id>,
+    /// Its factors, as it is stored, and what shares one.
+    pub scales: Option<(Id, Factors)>,
 }
 
 /// Keys and values on their way to `attention`: the values, beside the keys that are the value of the chain. Or
@@ -91,8 +91,8 @@ pub(super) struct Param<'a> {
     /// Where its dtype is written; without annotation, its first use.
     pub dtype_span: Span,
     pub state: State,
-    /// The parameter that has the factors of its rows.
-    pub scales: Option<usize>,
+    /// The parameter that has its factors, and what shares one.
+    pub scales: Option<(usize, Factors)>,
 }
 
 #[derive(Debug)]
@@ -247,7 +247,7 @@ impl<'a> Checker<'a, '_> {
                     is_transposed: false,
                     ring: None,
                     ragged: None,
-                    scales: self.params[i].scales.map(Id::Param),
+                    scales: self.params[i].scales.map(|(i, of)| (Id::Param(i), of)),
                 })
             }
         }
@@ -276,8 +276,9 @@ impl<'a> Checker<'a, '_> {
         let ty = Ty { dtype: dtype.unwrap_or(wanted.dtype), dims, placement: wanted.placement };
         self.validate(name, &ty)?;
         self.params[i].state = State::Known(ty.clone());
-        if let Some(scales) = self.params[i].scales {
-            self.params[scales].state = State::Known(ty.scales());
+        if let Some((scales, of)) = self.params[i].scales {
+            let ty = self.scales_ty(&ty, of);
+            self.params[scales].state = State::Known(ty);
         }
         Some(ty)
     }
@@ -291,21 +292,31 @@ impl<'a> Checker<'a, '_> {
         value
     }
 
+    /// The value with these factors, also under a name.
+    pub fn keep_scales(&mut self, mut value: Value, scales: Option<(Id, Factors)>) -> Value {
+        value.scales = scales;
+        if let Id::Node(i) = value.id {
+            self.nodes[i].value.scales = scales;
+        }
+        value
+    }
+
     /// Parameters are `f32` where they are contributions of ranks, or second operands of elementwise operations, which
     /// are in f32.
     pub fn report_f32(&mut self, results: &[Option<Value>]) {
         for (i, param) in self.params.iter().enumerate() {
             let State::Known(ty) = &param.state else { continue };
             let partial = ty.placement.contains(&Placement::Partial);
-            if ty.dtype != DType::F32 || partial || self.statistics.contains(param.name.text) {
+            let own = !param.suffix.is_empty() || self.statistics.contains(param.name.text);
+            if ty.dtype != DType::F32 || partial || own {
                 continue;
             }
             let id = Id::Param(i);
             let elsewhere = |node: &NodeDraft| {
                 let second = matches!(node.op, Op::Add | Op::Mul | Op::Bias | Op::Slope(_));
                 let taken = match node.op {
-                    Op::Combine => Some(2),
-                    Op::Dequantize => Some(1),
+                    Op::Combine | Op::Dispatch { .. } => Some(2),
+                    Op::Dequantize(_) => Some(1),
                     _ => second.then_some(1),
                 };
                 node.inputs.iter().enumerate().any(|(at, x)| *x == id && taken != Some(at))

@@ -17,7 +17,7 @@ pub enum Keep {
 pub struct Saves {
     /// Gathered parameters: `M * K` elements on each rank, or another `gather`.
     pub gathered: Keep,
-    /// Values behind `gelu`, `silu`, `relu`, `swiglu` that a product reads; those before them are saved in any case.
+    /// Values behind `gelu`, `silu`, `relu`, `swiglu` that a GEMM reads; those before them are saved in any case.
     pub activations: Keep,
 }
 

@@ -1,4 +1,4 @@
-//! Where the tiles of a product go.
+//! Where the tiles of a GEMM go.
 
 use super::{
     by_columns::Columns,
@@ -19,7 +19,7 @@ use crate::passes::{
 use crate::settings::Config;
 use mk_plan::{Access, BufId, Expr, FamId, Operand};
 
-/// Where a product goes.
+/// Where a GEMM goes.
 #[derive(Clone, Copy)]
 pub(in crate::passes) enum Destination {
     /// `[rows, n]` of the caller.
@@ -113,7 +113,7 @@ impl Destination {
         TileRows { family, shard: r.shard, block: r.block, when }
     }
 
-    /// The order of a product's tiles, of `group` row blocks each `times` times, with `across` in a row.
+    /// The order of a GEMM's tiles, of `group` row blocks each `times` times, with `across` in a row.
     pub fn order(self, rows: &Rows, group: i32, across: i32, times: i32) -> Vec<Expr> {
         if let Destination::Ring(_) = self {
             return rows.order_by_hop(group, across);

@@ -217,7 +217,7 @@ fn at_owner(
 fn spread(draft: &mut Draft, x: &Shared, of: &Summed<'_>, Finished { by, sums, net }: Finished) {
     let nodes = draft.nodes;
     let kind = x.adders.kind;
-    // After the products, the CTAs that multiply have no ring for bulk copies.
+    // After the GEMMs, the CTAs that multiply have no ring for bulk copies.
     let via = if kind == RoleKind::Compute { CopyVia::Ldst } else { CopyVia::Bulk };
     let delivery = Delivery {
         name: "sums",

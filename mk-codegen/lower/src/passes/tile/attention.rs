@@ -176,7 +176,8 @@ impl Tile<'_> {
         let at = i.clone() * self.block[0];
         let rows = block_rows(len, i, self.block[0]);
         let start = self.queries.at(&mut draft.extents, &half) + at.clone();
-        let place = self.queries.first(&own) + at;
+        let [ahead, behind] = a.begins(&mut draft.extents);
+        let place = self.queries.first(&own) + at + ahead;
 
         let depth = q.shape[3].value;
         let wide = (Expr::Const(0), draft.dim(&q.shape[3]));
@@ -184,11 +185,15 @@ impl Tile<'_> {
         let one = |e: &Expr| (e.clone(), Expr::Const(1));
         let step = self.step(&half);
         let keys = self.keys.len(&mut draft.extents, &step.chunk);
-        let first = self.keys.first(&step.chunk);
+        let first = self.keys.first(&step.chunk) + behind.clone();
         // Keys after the last query are not read. Only the diagonal chunk (step 0), or the only chunk, has such keys.
         let seen = match (causal, self.keys.cut()) {
             (false, _) => keys,
-            (true, false) => keys.min(place.clone() + rows.clone()),
+            (true, false) if behind == Expr::Const(0) => keys.min(place.clone() + rows.clone()),
+            // The first queries attend to no keys.
+            (true, false) => {
+                Expr::Const(0).max(keys.min(place.clone() + rows.clone() - first.clone()))
+            }
             (true, true) => {
                 let seen = keys.clone().min(place.clone() - first.clone() + rows.clone());
                 Expr::from(Var::INNER).equals(0).select(seen, keys)
