@@ -7,7 +7,7 @@
 //!
 //! Operations are taken in their order. Each goes into the kernel that makes its operands, or into one behind that, if
 //! lowering accepts that kernel with it; else it begins a new one. What is done element by element and has no kernel is
-//! a step of its own, for whoever runs the steps to compute. Whether a kernel of a step pays, or its parts are faster,
+//! a step of its own, which the caller of the steps computes. Whether a kernel of a step pays, or its parts are faster,
 //! is decided where it is made ([`crate::choice`]).
 //!
 //! Large GEMMs that share no value made in the kernel stay apart, and so does one that reads what the caller gets
@@ -137,7 +137,8 @@ impl Cutter<'_> {
     /// Operations that are element by element become a kernel behind all others: before, they would take operations
     /// away from the kernels that they end.
     fn as_kernel(&self, group: &Group) -> Group {
-        let alone = |fixed| Group { is_kernel: true, sound: true, fixed, nodes: group.nodes.clone() };
+        let alone =
+            |fixed| Group { is_kernel: true, sound: true, fixed, nodes: group.nodes.clone() };
         let found = || [false, true].map(alone).into_iter().find(|g| self.accepts(g));
         (!group.is_kernel).then(found).flatten().unwrap_or_else(|| group.clone())
     }

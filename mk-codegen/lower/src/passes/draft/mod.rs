@@ -46,7 +46,7 @@ pub(in crate::passes) struct Draft {
     pub extents: Extents,
     pub kinds: Arena<FamId, RoleKind>,
     pub flows: Arena<FlowId, Flow>,
-    /// Flows that somebody reads, in the order in which they were first read: that of their signals.
+    /// Flows that have a reader, in the order in which they were first read: that of their signals.
     pub flow_order: Vec<FlowId>,
     /// Memory that a flow says is there, in blocks of rows.
     made: Vec<WrittenRows>,
@@ -155,7 +155,7 @@ impl Draft {
         self.flows.push(flow)
     }
 
-    /// From here on, who reads rows of this memory waits for the words of their blocks of so many.
+    /// From here on, readers of rows of this memory wait for the words of their blocks.
     pub fn made(&mut self, buffer: BufId, done: FlowId, height: i32, blocks: i32) {
         self.made.push(WrittenRows { buffer, done, height, blocks });
     }

@@ -135,7 +135,7 @@ impl Rows {
         Rows { blocks, walked: blocks, pieces: Some(pieces), ..self.clone() }
     }
 
-    /// The rows by those who share them.
+    /// The same rows, by owner along the other axis.
     pub fn by_others(&self) -> Rows {
         let Some(pieces) = &self.pieces else { return self.clone() };
         let theirs = pieces.turned();

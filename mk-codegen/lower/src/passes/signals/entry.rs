@@ -41,7 +41,7 @@ pub(in crate::passes) fn guard(draft: &mut Draft) -> Result<(), LowerError> {
     let others = std::mem::take(&mut draft.flow_order);
     let nodes = draft.nodes;
     let world = draft.plan.mesh.size();
-    // Kernels announce themselves to whoever can see it, whether he waits for them or not.
+    // A kernel announces its entry to all ranks that map its memory, whether they wait for it or not.
     let seen_by = RankGroup::of_node(world, draft.plan.local());
     let none = [] as [Access; 0];
     let enter = draft.family("enter", RoleKind::Prologue, Leaf::Enter, vec![], vec![], none);

@@ -104,7 +104,7 @@ impl Destination {
         }
     }
 
-    /// A family whose tasks write there, with the rows that whoever reads them knows them by.
+    /// A family whose tasks write there, with the rows by which readers address them.
     pub fn made(self, family: FamId, rows: &Rows, r: &RowBlock) -> TileRows {
         let (r, when) = match self {
             Destination::Slots(_) => rows.owned(r),

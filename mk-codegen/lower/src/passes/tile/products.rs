@@ -83,7 +83,7 @@ pub(super) fn product<'k>(
     }
 }
 
-/// Where the tiles of a GEMM go that is summed, by the way that the settings name.
+/// Destination of the tiles of a GEMM that is reduced over ranks, by the strategy of the settings.
 ///
 /// # Errors
 /// As [`mapped`].
@@ -127,7 +127,7 @@ fn add_up(t: &mut Tiler<'_>, sum: &Sum, p: &Product<'_>, rows: Rows, by: Vec<Til
     p.destination.add_up(draft, config, sum.how, &of, tiles);
 }
 
-/// A GEMM whose tiles add to sums that go from rank to rank.
+/// A GEMM whose epilogue adds to partial sums that travel in a ring.
 fn in_ring<'k>(
     t: &mut Tiler<'k>,
     g: &'k kernel::Product,
