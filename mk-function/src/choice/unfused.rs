@@ -1,5 +1,5 @@
 //! A pipeline taken apart: one operation each, as separate kernels would run it. Elementwise operations stay with the
-//! product before them.
+//! GEMM before them.
 
 use mk_syntax::{Bound, Node, Op, Placement, Program, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ pub struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Indivisible {
-    /// It is one operation, or a product with what follows it element by element.
+    /// It is one operation, or a GEMM with what follows it element by element.
     Single,
     /// Some of its sizes come with each launch; those of parts are constants.
     Runtime,

@@ -28,7 +28,7 @@ enum Set {
     Chosen,
     /// Those that the chosen tokens have at their experts, by this tensor of them.
     Routed(ValueId),
-    /// None: who reads the value makes the part that it needs.
+    /// None: each reader computes the part that it needs.
     Parts,
 }
 

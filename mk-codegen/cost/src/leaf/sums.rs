@@ -1,4 +1,4 @@
-//! Sums, and what reads and writes as they do: normalised rows, statistics, tables.
+//! Reductions, and leaves with the same memory traffic: normalised rows, statistics, tables.
 
 use super::{Cost, Done};
 use crate::{error::CostError, unroller::Unroller};

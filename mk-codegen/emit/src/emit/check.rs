@@ -86,7 +86,7 @@ fn rows(plan: &Plan, id: BufId) -> Result<(), EmitError> {
     Ok(())
 }
 
-/// Whether somebody carries a family out, in its role, with expressions that are emitted.
+/// Whether a template or the host runs a family in its role, and its expressions can be emitted.
 fn carried(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
     let kind = plan.roles[f.role].kind;
     let known = match carrier(f) {

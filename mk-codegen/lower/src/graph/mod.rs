@@ -127,9 +127,9 @@ pub enum Kind {
     },
     /// The gradient of the input of `swiglu`, from that of its result: `[m, n]` and `[m, 2, n]` become `[m, 2, n]`.
     SwigluGrad,
-    /// What the epilogue of the product that it is an operand of saves on the way: a result.
+    /// What the epilogue of the GEMM that it is an operand of saves on the way: a result.
     Saved,
-    /// The second half of the result `[m, 2, n]` of the product that it is an operand of, whose epilogue saves it on
+    /// The second half of the result `[m, 2, n]` of the GEMM that it is an operand of, whose epilogue saves it on
     /// the way.
     OwnHalf,
     /// Attention. Operands: queries, keys, values.

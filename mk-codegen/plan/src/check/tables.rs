@@ -11,7 +11,7 @@ use crate::{
 };
 use mk_abi::DType;
 
-/// Most entries of all tables, on all ranks together: whoever runs a plan fills every table on every rank, and the
+/// Most entries of all tables, on all ranks together: each run of a plan fills every table on every rank, and the
 /// verifier holds several fillings.
 pub const MAX_ENTRIES: u64 = 1 << 24;
 

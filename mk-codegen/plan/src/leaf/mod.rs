@@ -125,7 +125,7 @@ impl Leaf {
         reader.1(c)
     }
 
-    /// Whether two leaves of one role run on the same barriers and stages: products that differ in nothing that these
+    /// Whether two leaves of one role run on the same barriers and stages: GEMMs that differ in nothing that these
     /// depend on, and leaves that are equal.
     pub fn shares_ring(&self, other: &Leaf) -> bool {
         match (self.product(), other.product()) {

@@ -31,7 +31,7 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
         let each = match node.op {
             Op::Gemm { a_transposed, .. } => {
                 let inner = usize::from(!a_transposed);
-                // Of an inner dimension that ranks share, each multiplies its part.
+                // Of K, where ranks share it, each multiplies its part.
                 let shares = dims.placements(node.inputs[0]).iter().enumerate();
                 let shares = shares.filter(|(_, p)| p.cut() == Some(inner));
                 let shares: u64 = shares.map(|(axis, _)| dims.along(axis).1 as u64).product();
@@ -375,7 +375,7 @@ impl<A: Algebra> Evaluator<'_, A> {
         })
     }
 
-    /// A product; where the inner dimension is sharded, each rank's part of it.
+    /// A product; where K is sharded, each rank's part of it.
     fn gemm(&mut self, node: &Node, x: &Value<A::Elem>, y: &Value<A::Elem>) -> Value<A::Elem> {
         let Op::Gemm { a_transposed, b_transposed } = node.op else {
             return self.each(x, |_, t| t.clone());

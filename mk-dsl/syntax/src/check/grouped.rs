@@ -8,7 +8,7 @@ use crate::messages;
 use crate::ops::{self, OpKind};
 use crate::program::{DType, Op, Placement};
 
-/// Whether an operation takes ragged rows: the product, and what goes element by element.
+/// Whether an operation takes ragged rows: the GEMM, and what goes element by element.
 pub(super) fn takes_ragged(kind: OpKind) -> bool {
     use OpKind::*;
     let elementwise = matches!(kind, Curve(_) | Mul | Add | Scale | Cast);

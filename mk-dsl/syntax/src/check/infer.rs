@@ -134,7 +134,7 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// The placement of the second operand of a `gemm` of `input`, of `n_dims` dimensions as the
-    /// product reads it, with `rest` after it.
+    /// GEMM reads it, with `rest` after it.
     pub(super) fn infer_weight(
         &self,
         input: &Value,

@@ -149,7 +149,7 @@ impl Draft {
         self.values.len() - 1
     }
 
-    /// Whether it is a product, or elementwise operations behind one.
+    /// Whether it is a GEMM, or elementwise operations behind one.
     pub fn is_product(&self, id: Id) -> bool {
         match &self.values[id].kind {
             Kind::Op { stage, operands, .. } => match (stage.as_str(), operands.first()) {

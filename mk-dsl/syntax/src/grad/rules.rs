@@ -5,11 +5,10 @@ mod experts;
 use super::{
     draft::{Draft, Id},
     error::GradError,
-    types::{Input, Keep, Saves},
+    types::{Behind, Input, Keep, Saves},
 };
 use crate::excerpt::Excerpt;
 use crate::program::{Curve, DType, Def, Dim, Node, Op, Placement, Program, TensorType, ValueId};
-use experts::Behind;
 use std::collections::BTreeMap;
 
 /// Columns of the ones that a matrix is multiplied by where its rows are summed up: rows of 16 bytes.
@@ -480,7 +479,7 @@ impl<'p> Walk<'p> {
                     (before, g) = (self.whole(before), self.whole(g));
                 }
                 let held = (self.draft.values[g].placement, self.draft.values[g].dtype);
-                // What came before is an operand, and the last product adds it.
+                // What came before is an operand, and the last GEMM adds it.
                 let sum = self.draft.op("add", &[g, before], None, held);
                 if self.sums.contains(&g) {
                     self.sums.push(sum);

@@ -57,7 +57,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }
 
-/// Operands of a table, in their order, each of the own rank; as many as `N`.
+/// Operands of a table, in their order, each of this rank; as many as `N`.
 fn operands<'p, const N: usize>(
     e: &Emitter<'p>,
     f: &'p Family,

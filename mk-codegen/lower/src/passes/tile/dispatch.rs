@@ -655,7 +655,7 @@ impl<'k> Dispatch<'k> {
         Some((rows, draft.flow(Flow::new("arrived", shape, 1.into(), vec![arrived]))))
     }
 
-    /// Each token is the weighted sum of its slots' rows, wherever they are, in the order of slots. `made` is a product
+    /// Each token is the weighted sum of its slots' rows, wherever they are, in the order of slots. `made` is a GEMM
     /// that writes `y`, and has so many tiles of a block.
     pub fn combine(
         &self,
@@ -697,7 +697,7 @@ impl<'k> Dispatch<'k> {
         };
         let weight = vec![one(token.clone()), one(Var::EACH)];
         let own_row = vec![one(token.clone()), wide.clone()];
-        // Of products each has an element of its own, and all of them a row.
+        // Of GEMMs each has an element of its own, and all of them a row.
         let (factor, dst) = match combine.how {
             Combined::Sum(weights) => (
                 contribution(inner(read(Operand::W, self.inputs[weights], weight))),

@@ -1,7 +1,7 @@
 //! Gradients of attention: statistics of queries, and tiles of keys and values, each against the chunks of queries in
 //! turn.
 //!
-//! In the inner loop of keys are, chunk by chunk, the heads of queries that share them: own chunks first, those of
+//! In the inner loop of keys are, chunk by chunk, the heads of queries that share them: local chunks first, those of
 //! peers as their owners push them. Of a causal mask a tile begins with the queries at its own first key. Gradients of
 //! queries are tiled as attention itself is.
 
@@ -135,7 +135,7 @@ impl Keys<'_> {
             return Step { steps: 1.into(), chunk: 0.into(), half: 0.into(), own: None };
         }
         if self.pushed.is_none() {
-            // Keys that every rank has meet the own queries.
+            // Keys that every rank has meet the local queries.
             let steps = Expr::Const(self.queries.per_rank);
             return Step { steps, chunk: self.queries.own(&s), half: s, own: None };
         }

@@ -366,7 +366,7 @@ impl<'p> Walk<'p> {
         Ok(())
     }
 
-    /// Tables of a routing have their own entries, where somebody has written them.
+    /// Tables of a routing have their own entries, where they were written.
     fn tables(&self) -> Result<(), Violation> {
         let routed = |t: &Table| match t.source {
             TableSource::Blocks { of, .. } | TableSource::Prefix { of, .. } => {

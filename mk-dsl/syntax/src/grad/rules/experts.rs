@@ -5,16 +5,8 @@
 //! dispatched times their weights, so that products of rows have them, and the sums on the way back have ones.
 
 use super::Walk;
-use crate::grad::{draft::Id, error::GradError, types::Input};
+use crate::grad::{draft::Id, error::GradError, types::{Behind, Input};
 use crate::program::{DType, Def, Dim, Node, Op, TensorType, ValueId};
-
-/// A gradient that no other one is made of.
-pub(super) enum Behind {
-    /// Of matrices `w`, which rows `x` of these experts are multiplied by: of gradients of their products.
-    Matrices { w: ValueId, x: ValueId, ids: ValueId, d: Id },
-    /// Of the weights of a `combine`, of gradients of its tokens.
-    Weights { combine: ValueId, d: Id },
-}
 
 impl<'p> Walk<'p> {
     /// Backward of what rows of experts go through.
