@@ -189,6 +189,32 @@ def same(model):
     torch.nn.utils.vector_to_parameters(flat, model.parameters())
 
 
+def judge(errors, losses, names, say, fp8=None):
+    """Whether mk's gradients, and its last loss, are as good as torch's: of each step the errors of ``mk``, ``torch`` and the control, by gradient."""
+    errors = torch.stack(errors)  # [steps, (mk, torch, control), gradients]
+    worst = errors.amax((0, 2))
+    ratios, beside = errors[:, 0] / errors[:, 1], errors[:, 2] / errors[:, 1]
+    for name, r, most in (("mk", ratios, worst[0]), ("control", beside, worst[2])):
+        low, high = (torch.quantile(r.flatten(), q).item() for q in (0.05, 0.95))
+        step = errors[:, 0 if name == "mk" else 2].amax(1) / errors[:, 1].amax(1)
+        say(f"{name:8} worst error {most:.2e} (torch {worst[1]:.2e}); beside torch's, {r.numel()} gradients: mean {r.log().mean().exp():.3f}, "
+            f"5 to 95 % {low:.2f} to {high:.2f}; worst of a step {step.min():.2f} to {step.max():.2f}")
+    # One step's rounding, or one layer's fault? The gradient that is furthest away, and the others of its step.
+    step, at = divmod(int(errors[:, 0].argmax()), errors.shape[2])
+    mk_, torch_, control_ = errors[step, :, at].tolist()
+    say(f"furthest: step {step}, {names[at]}: mk {mk_:.2e}, torch {torch_:.2e}, control {control_:.2e}; "
+        f"of that step's gradients, beside torch's: mk {ratios[step].median():.2f}, control {beside[step].median():.2f}")
+    far = torch.stack([torch.quantile(errors[:, i].flatten(), 0.995) for i in range(2)])
+    say(f"995 of 1000 within: mk {far[0]:.2e}, torch {far[1]:.2e}")
+    most = max(1.2, 1.1 * torch.quantile(beside.flatten(), 0.95))
+    accurate = far[0] <= 1.2 * far[1] and worst[0] <= 3 * worst[1] and torch.quantile(ratios.flatten(), 0.95) <= most and ratios.log().mean().exp() <= 1.05
+    # Eight bits have errors of their own: of them, losses are judged.
+    near = abs(losses[-1][0] / losses[-1][1] - 1) < (0.015 if fp8 else 0.01)
+    good = (fp8 is not None or accurate.item()) and near and losses[-1][0] < losses[0][0]
+    say(f"{'PASS' if good else 'FAIL'}: loss {losses[0][0]:.4f} to {losses[-1][0]:.4f} (torch {losses[-1][1]:.4f})")
+    return good
+
+
 def main():
     parser = argparse.ArgumentParser(description="a small Llama learns: mk.nn beside torch.nn.Linear")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
@@ -290,27 +316,7 @@ def main():
         if several:
             # Float32 attention adds gradients in any order, and AdamW makes much of little: masters would drift apart.
             same(master)
-    errors = torch.stack(errors)  # [steps, (mk, torch, control), gradients]
-    worst = errors.amax((0, 2))
-    ratios, beside = errors[:, 0] / errors[:, 1], errors[:, 2] / errors[:, 1]
-    for name, r, most in (("mk", ratios, worst[0]), ("control", beside, worst[2])):
-        low, high = (torch.quantile(r.flatten(), q).item() for q in (0.05, 0.95))
-        step = errors[:, 0 if name == "mk" else 2].amax(1) / errors[:, 1].amax(1)
-        say(f"{name:8} worst error {most:.2e} (torch {worst[1]:.2e}); beside torch's, {r.numel()} gradients: mean {r.log().mean().exp():.3f}, "
-            f"5 to 95 % {low:.2f} to {high:.2f}; worst of a step {step.min():.2f} to {step.max():.2f}")
-    # One step's rounding, or one layer's fault? The gradient that is furthest away, and the others of its step.
-    step, at = divmod(int(errors[:, 0].argmax()), errors.shape[2])
-    mk_, torch_, control_ = errors[step, :, at].tolist()
-    say(f"furthest: step {step}, {list(want)[at]}: mk {mk_:.2e}, torch {torch_:.2e}, control {control_:.2e}; "
-        f"of that step's gradients, beside torch's: mk {ratios[step].median():.2f}, control {beside[step].median():.2f}")
-    far = torch.stack([torch.quantile(errors[:, i].flatten(), 0.995) for i in range(2)])
-    say(f"995 of 1000 within: mk {far[0]:.2e}, torch {far[1]:.2e}")
-    most = max(1.2, 1.1 * torch.quantile(beside.flatten(), 0.95))
-    accurate = far[0] <= 1.2 * far[1] and worst[0] <= 3 * worst[1] and torch.quantile(ratios.flatten(), 0.95) <= most and ratios.log().mean().exp() <= 1.05
-    # Eight bits have errors of their own: of them, losses are judged.
-    near = abs(losses[-1][0] / losses[-1][1] - 1) < (0.015 if c.fp8 else 0.01)
-    good = (c.fp8 is not None or accurate.item()) and near and losses[-1][0] < losses[0][0]
-    say(f"{'PASS' if good else 'FAIL'}: loss {losses[0][0]:.4f} to {losses[-1][0]:.4f} (torch {losses[-1][1]:.4f})")
+    good = judge(errors, losses, list(want), say, c.fp8)
     if several:
         dist.destroy_process_group()
     sys.exit(not good)

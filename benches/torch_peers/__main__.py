@@ -108,7 +108,9 @@ def main():
         print("\n".join(report.again(args.stored_row, result)), flush=True)
     wrong = report.wrong(result)
     print("\n".join(wrong) if wrong else f"every result of mk is right; {result['seconds']} s", flush=True)
-    sys.exit(1 if wrong else 0)
+    missed = report.missed(result)
+    print("\n".join(missed) if missed else "every prediction is within 30 %", flush=True)
+    sys.exit(1 if wrong or missed else 0)
 
 
 def command(args):

@@ -20,6 +20,7 @@ class Contestant:
     after: Callable[[], None] | None = None  # raises if a launch that has ended went wrong
     note: str = ""
     settings: list | None = None  # of mk: names to text, for each kernel
+    predicted_ms: float | None = None  # of mk, by its cost model
 
 
 @dataclass

@@ -70,7 +70,7 @@ def fused(row, inputs, world, result, given):
     def run(i):
         return f(*inputs.sets[i], out=out)
 
-    return contestant.Contestant(FUSED, contestant.OURS, run, [out], f.check, roles(plan), settings([plan])), [f]
+    return contestant.Contestant(FUSED, contestant.OURS, run, [out], f.check, roles(plan), settings([plan]), plan.predicted_ms), [f]
 
 
 def separate(row, inputs, world, result, given):

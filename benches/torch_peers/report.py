@@ -61,6 +61,20 @@ def wrong(result):
     return out
 
 
+# A prediction that is farther off is a fault of the cost model, by which settings are chosen.
+MISSED = 0.3
+
+
+def missed(result):
+    """The rows whose time the cost model predicted wrongly."""
+    out = []
+    for row in result["rows"]:
+        for r in row["results"]:
+            if abs(r.get("predicted_ms", r["ms"]) / r["ms"] - 1) > MISSED:
+                out.append(f"PREDICTION: {row['key']}: {r['name']} takes {r['ms']:.4f} ms, and {r['predicted_ms']:.4f} were predicted")
+    return out
+
+
 def markdown(result):
     """The whole report: how it was run, one table per operation, means, and what is missing."""
     lines = [heading(result), ""]

@@ -117,6 +117,8 @@ class Bench:
             figures = {"name": one.name, "kind": one.kind, "note": one.note} | times.json()
             if one.settings is not None:
                 figures["settings"] = one.settings
+            if one.predicted_ms is not None:
+                figures["predicted_ms"] = one.predicted_ms
             if times.errors:
                 figures["good"] = good(*times.errors)
             out["results"].append(figures)

@@ -18,9 +18,10 @@ DOCUMENT = ROOT / "docs/performance.md"
 # Runs beside each other: title, files.
 RUNS = (
     ("four H200", ["peers.json"]),
+    ("four H200, random shapes", ["four-h200/random-560411.json"]),
     ("two H200", ["two/peers.json"]),
     ("two H100, random shapes", [f"two-h100/random-{seed}.json" for seed in (20261127, 20261128, 20261129)]),
-    ("two H200, random shapes", ["two-h200/random-20261130.json"]),
+    ("two H200, random shapes", ["two-h200/random-90421.json"]),
     ("one H200", ["one/peers.json"]),
     ("one H100", ["one/h100.json"]),
 )
@@ -123,7 +124,7 @@ def over_ranks(layer, dispatch):
         tokens = str(layer["ranks"] * int(tokens)) if "a rank" in name else tokens
         rest = name.split("a rank, ")[-1].removeprefix(f"T{tokens} ")
         body.append([f"`{title}` {rest}", tokens, ms, ", ".join(ratios), report.ratio(row["bound_over_mk"])])
-    return lines(["", "tokens of both", "mk, ms", "best peer ÷ mk: even, uneven", "bound ÷ mk"], body)
+    return lines(["pipeline", "tokens, both ranks", "mk, ms", "best peer ÷ mk: even, uneven routing", "bound ÷ mk"], body)
 
 
 def fastest(row):

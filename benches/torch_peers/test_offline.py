@@ -223,6 +223,15 @@ class Report(unittest.TestCase):
         self.assertIn("a wait did not end", found[1])
         self.assertIn(".1280 (wrong)", report.markdown(bad))
 
+    def test_a_missed_prediction_fails_the_run(self):
+        one = result()
+        self.assertEqual(report.missed(one), [])
+        one["rows"][0]["results"][0]["predicted_ms"] = 1.29 * one["rows"][0]["results"][0]["ms"]
+        self.assertEqual(report.missed(one), [])
+        for factor in (0.69, 1.31):
+            one["rows"][0]["results"][0]["predicted_ms"] = factor * one["rows"][0]["results"][0]["ms"]
+            self.assertEqual([line.split(": ")[1] for line in report.missed(one)], [one["rows"][0]["key"]])
+
     def test_a_quick_look_says_so(self):
         self.assertIn("quick look", report.markdown(result() | {"quick": True}))
 

@@ -1,6 +1,7 @@
-//! Predictions compared with measurements on H100s (`measured/*.txt`): `ranks | operation MxKxN | us | us of the GEMM alone | settings`.
+//! Predictions compared with measurements on H100s and H200s (`measured/*.txt`): `ranks | operation MxKxN | us | us of the GEMM alone | settings`.
 //!
-//! Rows are those of `benches/torch_peers`, with the settings that were measured. No fit has seen the rows of four GPUs.
+//! Rows are those of `benches/torch_peers`, with the settings that were measured. No fit has seen the rows of four GPUs, nor those of
+//! H200s (2026-11-28).
 
 use mk_codegen::{
     cost::{DeviceModel, predict},
@@ -12,6 +13,7 @@ use std::collections::BTreeMap;
 
 const FOUR: &str = include_str!("measured/four-h100.txt");
 const TWO: &str = include_str!("measured/two-h100.txt");
+const H200: &str = include_str!("measured/h200.txt");
 const RASTER: &str = include_str!("measured/raster.txt");
 
 struct Row {
@@ -121,6 +123,12 @@ fn four_gpus_are_predicted_by_the_figures_of_two() {
 #[test]
 fn two_gpus_are_predicted() {
     let (mean, worst) = errors(TWO, DeviceModel::h100());
+    assert!(mean <= 0.15 && worst <= 0.30, "mean {mean:.3}, worst {worst:.3}");
+}
+
+#[test]
+fn an_h200_is_predicted_by_the_figures_of_the_same_chip() {
+    let (mean, worst) = errors(H200, DeviceModel::h200());
     assert!(mean <= 0.15 && worst <= 0.30, "mean {mean:.3}, worst {worst:.3}");
 }
 

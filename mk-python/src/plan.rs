@@ -285,6 +285,19 @@ impl Plan {
         Ok((inputs, outputs))
     }
 
+    /// Milliseconds that the cost model predicts for all kernels, one after the other, on the GPU that the plan was made
+    /// for, or an H200; None where it has no figures of it, or of a kernel.
+    #[getter]
+    fn predicted_ms(&self, py: Python<'_>) -> Option<f64> {
+        let gpu = self.gpu.clone().unwrap_or_else(|| DeviceModel::h200().gpu.as_str().into());
+        py.detach(|| {
+            let cache = Cache::new(&JitOptions::default());
+            let (model, _) = tune::model_of(&gpu, cache.as_ref());
+            let model = model?;
+            self.plans().iter().map(|plan| Some(cost::predict(plan, &model).ok()?.ms())).sum()
+        })
+    }
+
     /// A picture of the tile plan: roles are lanes, task families boxes, signals arrows. Several kernels stand below
     /// each other. Notebooks show it for a plan.
     fn svg(&self) -> String {

@@ -87,10 +87,13 @@ pub fn torch(all: bool) -> Result<()> {
     let mut counts = Counts::default();
     counts.run_python("Python tests with torch", tests.env("PYTHONPATH", &path))?;
     counts.all_ran(if all { &[] } else { OPTIONAL })?;
-    let mut train = Command::new(&python);
-    train.arg(root().join("examples/tp_llama.py"));
-    train.args(["--device", "cpu", "--layers", "2", "--steps", "5"]).env("PYTHONPATH", &path);
-    step("training on CPU tensors", &mut train)
+    for example in ["examples/tp_llama.py", "examples/moe_train.py"] {
+        let mut train = Command::new(&python);
+        train.arg(root().join(example));
+        train.args(["--device", "cpu", "--layers", "2", "--steps", "5"]).env("PYTHONPATH", &path);
+        step("training on CPU tensors", &mut train)?;
+    }
+    Ok(())
 }
 
 /// How tests say that a package of [`OTHERS`] is missing.
@@ -115,17 +118,32 @@ pub fn wheel() -> Result<()> {
         command
     };
     step("installing maturin and zig", pip(&["install"]).args(BUILDERS))?;
+    // The wheel is built of the source distribution, so that this builds, too. Files get the time of unpacking, by
+    // which cargo knows that they are new.
+    let sources = target().join("sdist");
+    fresh(&sources)?;
+    let maturin = || {
+        let mut command = Command::new(venv.join("bin/maturin"));
+        // It calls zig by the Python whose package it is.
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{path}", venv.join("bin").display())).current_dir(root());
+        command
+    };
+    let mut pack = maturin();
+    pack.args(["sdist", "--manifest-path"]).arg(root().join("mk-python/Cargo.toml"));
+    step("packing the sources", pack.arg("--out").arg(&sources))?;
+    let packed = only_file(&sources)?;
+    let mut unpack = Command::new("tar");
+    unpack.arg("-xzmf").arg(&packed).args(["--strip-components", "1", "--directory"]);
+    step("unpacking them", unpack.arg(&sources))?;
     let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    // It calls zig by the Python whose package it is.
-    let mut build = Command::new(venv.join("bin/maturin"));
-    let path = std::env::var("PATH").unwrap_or_default();
-    build.env("PATH", format!("{}:{path}", venv.join("bin").display())).current_dir(root());
+    let mut build = maturin();
+    build.current_dir(&sources).env("CARGO_TARGET_DIR", target());
     let wheels = target().join("wheels");
     fresh(&wheels)?;
     build.args(["build", "--release", "--quiet", "--zig", "--target", &triple]);
     build.arg("--compatibility").arg(format!("manylinux_{}", GLIBC.replace('.', "_")));
-    build.arg("--manifest-path");
-    build.arg(root().join("mk-python/Cargo.toml")).arg("--out").arg(&wheels);
+    build.arg("--out").arg(&wheels);
     step("building the wheel", build.arg("--interpreter").arg(&python))?;
     let wheel = only_file(&wheels)?;
     let text = wheel.to_string_lossy().into_owned();

@@ -53,7 +53,15 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let (mut failed, mut report, mut errors) = (0, Vec::new(), Errors::default());
     for row in &rows {
         match one(args, row, &model, &mut worlds, &mut errors) {
-            Ok(value) => report.push(value),
+            Ok(value) => {
+                report.push(value);
+                // What was measured is kept if a later row ends the process; a pipe takes the whole once.
+                if let Some(path) =
+                    args.json.as_deref().filter(|path| !path.exists() || path.is_file())
+                {
+                    write_report(path, &report)?;
+                }
+            }
             Err(Failure::ClosedPipe) => return Err(Failure::ClosedPipe),
             Err(failure) if rows.len() == 1 => return Err(failure),
             Err(failure) => {
@@ -65,9 +73,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     errors.say()?;
     if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&Value::Array(report))
-            .map_err(|e| Failure::new(Kind::Internal, e))?;
-        write_file(path, text.as_bytes())?;
+        write_report(path, &report)?;
     }
     match failed {
         0 => Ok(()),
@@ -76,6 +82,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             format!("{n} of {} pipelines could not be tuned", rows.len()),
         )),
     }
+}
+
+fn write_report(path: &std::path::Path, rows: &[Value]) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(rows).map_err(|e| Failure::new(Kind::Internal, e))?;
+    write_file(path, text.as_bytes())
 }
 
 /// Most combinations of settings, before those are left out that others make void: all are held in memory.

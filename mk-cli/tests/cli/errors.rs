@@ -1,6 +1,6 @@
 //! What is refused, with the reason and a way out.
 
-use crate::command::{TempDir, mk};
+use crate::command::{TempDir, mk, mk_json};
 
 const MK: &str = "examples/gather_gemm.mk";
 
@@ -142,4 +142,25 @@ fn sizes_that_nothing_can_hold() {
     mk(&["check", MK, "--dim", "M=1000000", "--dim", "N=1000000"])
         .fails(1, &["= help: use smaller"]);
     assert!(begin.elapsed().as_secs() < 20, "refused after {:?}", begin.elapsed());
+}
+
+/// As text and for machines, and without trying to prove it: DeepSeek-V3's layer on 64 ranks.
+#[test]
+fn a_layer_that_is_too_large_says_what_would_fit() {
+    let layer =
+        "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+        w1: bf16[E, H, 2, I] @ shard(0), w2: bf16[E, I, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
+        dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
+    }";
+    let sizes = ["K=8", "E=256", "H=7168", "I=2048"].into_iter().flat_map(|size| ["--dim", size]);
+    let sizes: Vec<&str> = sizes.collect();
+    let words =
+        |what, tokens| [&[what, layer, "--ranks", "64", "--dim", tokens], &sizes[..]].concat();
+    let fits = "there is a plan with `T` = 4096";
+    mk(&words("check", "T=8192")).fails(1, &["error: the plan is too large", "= help: ", fits]);
+    let told = mk_json(&[&words("check", "T=8192")[..], &["--json"]].concat(), 1);
+    let error = &told["errors"][0];
+    assert_eq!(error["kind"], "too_large", "{told}");
+    assert!(error["help"].as_str().is_some_and(|help| help.contains(fits)), "{told}");
+    assert!(mk(&words("plan", "T=4096")).ok().starts_with("plan \"layer\""));
 }

@@ -1,4 +1,4 @@
-//! Elementwise tails of products and sums.
+//! Elementwise tails of GEMMs and sums.
 
 use super::{
     names::{Mode, Operand},
@@ -8,7 +8,7 @@ use mk_dtype::{Curve, DType};
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
 
-/// An elementwise operation on the accumulator of a product, or on a sum, in f32.
+/// An elementwise operation on the accumulator of a GEMM, or on a sum, in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EpilogueOp {
     /// Adds a row vector `[n]`.
@@ -197,12 +197,12 @@ pub fn scales_steps(epilogue: &[EpilogueOp]) -> bool {
     epilogue.iter().any(|op| op.scales_steps())
 }
 
-/// Whether columns of a product's operand B come in pairs of gate and up.
+/// Whether columns of a GEMM's operand B come in pairs of gate and up.
 pub fn gated(epilogue: &[EpilogueOp]) -> bool {
     matches!(epilogue, [EpilogueOp::Swiglu, ..] | [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
 }
 
-/// Whether the first operand of the epilogue takes gates and ups as the product has them.
+/// Whether the first operand of the epilogue takes gates and ups as the GEMM has them.
 pub fn saves_gates(epilogue: &[EpilogueOp]) -> bool {
     matches!(epilogue, [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
 }

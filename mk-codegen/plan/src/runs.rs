@@ -127,7 +127,7 @@ pub fn row_dim(a: &Access) -> Option<usize> {
 }
 
 impl Points<'_> {
-    /// Steps along k of one iteration of a product's task, and its iterations; `None` for other leaves, and where no
+    /// Steps along k of one iteration of a GEMM's task, and its iterations; `None` for other leaves, and where no
     /// dimension is k.
     ///
     /// # Errors

@@ -102,6 +102,7 @@ impl Program {
             | Op::GroupedWgrad
             | Op::Dispatch { drops: false }
             | Op::Combine
+            | Op::CombineGrad
             | Op::Dequantize(_)
             | Op::AttentionStats
             | Op::AttentionDv

@@ -224,7 +224,8 @@ pub enum Op {
     /// accumulated in f32; zeros of one without rows.
     GroupedWgrad,
     /// `[x: [T, H], ids: i32 or i64 [T, K]] -> [R, H]`: the ragged rows of each rank's experts are the tokens that go
-    /// to them, in their order. Each token goes to K experts, each once.
+    /// to them, in their order. Each token goes to K experts, each once. With `weights: f32 [T, K]` each row is its
+    /// token times the weight of its slot, rounded once.
     Dispatch {
         /// Of an expert's rows the first ones are kept, in the order of tokens, as many whole blocks as each expert of
         /// a rank may have; others are dropped. Else rows without room end the launch.
@@ -236,6 +237,9 @@ pub enum Op {
     /// `[y: [R, N], ids: i32 or i64 [T, K], weights: f32 [T, K]] -> [T, N]`: of each token the sum of its experts'
     /// rows, each times its weight, in f32 and the order of slots.
     Combine,
+    /// `[y: [R, N], ids: i32 or i64 [T, K], dy: [T, N]] -> f32 [T, K]`: gradients of the weights of [`Op::Combine`]. Of
+    /// each slot the product of its row and the token's of `dy`, accumulated in f32; 0 where it has no row.
+    CombineGrad,
     /// `[x] -> y`: `Partial` over `axis` becomes `Shard(dim)`.
     ReduceScatter {
         /// The mesh axis summed over.
@@ -344,6 +348,7 @@ impl Op {
             Op::GroupedWgrad => "grouped_wgrad",
             Op::Dispatch { .. } => "dispatch",
             Op::Combine => "combine",
+            Op::CombineGrad => "combine_grad",
             Op::Dequantize(_) => "dequantize",
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce { .. } => "all_reduce",
@@ -377,6 +382,7 @@ impl Op {
                 | Op::GroupedWgrad
                 | Op::Dispatch { .. }
                 | Op::Combine
+                | Op::CombineGrad
                 | Op::Dequantize(_)
                 | Op::ReduceScatter { .. }
                 | Op::AllReduce { .. }

@@ -11,8 +11,8 @@ use mk_codegen::{
     emit,
     passes::{self, LowerError},
     settings::{
-        self, AllReduce, Config, FLAT, Gather, MANY_SENDERS, Reduction, SMALL_CHUNK, Schedule,
-        Setting,
+        self, AllReduce, Config, FLAT, Facts, Gather, MANY_SENDERS, Reduction, SMALL_CHUNK,
+        Schedule, Setting,
     },
     target,
 };
@@ -106,7 +106,7 @@ fn choose_from(
     choices.sort_by_key(|(setting, _)| !setting.strategy);
     let default =
         Config { ranks: base.ranks, reserved_sms: base.reserved_sms, ..Config::default() };
-    // Of a product alone all tiles and clusters are looked at, in closed form.
+    // Of a GEMM alone all tiles and clusters are looked at, in closed form.
     if let Some(config) = best_alone(program, bound, &default, model)
         && let Ok(p) = predict(program, bound, &config, model)
     {
@@ -122,7 +122,7 @@ fn choose_from(
         let mut config = config.clone();
         (setting.set)(&mut config, value).map(|()| settings::settle(config, &facts))
     };
-    let scores = Scores { program, bound, model, known: Mutex::default() };
+    let scores = Scores { program, bound, facts: &facts, model, known: Mutex::default() };
     let search = Search { scores: &scores, choices: &choices, with: &with };
     let offered = choices.iter().find(|(_, values)| values.iter().any(|v| v == FLAT));
     let flat = offered.and_then(|(setting, _)| with(&default, setting, &FLAT.to_string()));
@@ -166,6 +166,7 @@ struct Score {
 struct Scores<'a> {
     program: &'a Program,
     bound: &'a Bound,
+    facts: &'a Facts,
     model: &'a DeviceModel,
     /// By text of all settings; `None` where there is no prediction.
     known: Mutex<HashMap<String, Option<Score>>>,
@@ -182,6 +183,7 @@ impl Scores<'_> {
             }
         }
         let predicted = in_parallel(&new, |(_, config)| {
+            settings::fits(config, self.facts).then_some(())?;
             let p = predict(self.program, self.bound, config, self.model).ok()?;
             Some(Score { total_s: p.total_s, tasks: p.spans.len() })
         });
@@ -280,7 +282,7 @@ fn way(c: &Config) -> (Reduction, AllReduce, Gather) {
 /// So many other ways get numbers of their own.
 const OTHER_WAYS: usize = 3;
 
-/// The best of all tiles, consumers and clusters for a product alone whose time has a closed form, all else as it is.
+/// The best of all tiles, consumers and clusters for a GEMM alone whose time has a closed form, all else as it is.
 fn best_alone(
     program: &Program,
     bound: &Bound,

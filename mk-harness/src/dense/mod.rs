@@ -28,7 +28,7 @@ enum Set {
     Chosen,
     /// Those that the chosen tokens have at their experts, by this tensor of them.
     Routed(ValueId),
-    /// None: who reads the value makes the part that it needs.
+    /// None: each reader computes the part that it needs.
     Parts,
 }
 
@@ -276,7 +276,10 @@ impl<'a> Dense<'a> {
             }
             (Op::GroupedGemm { .. }, [x, w, _]) => self.grouped(node, rows, [x, w])?,
             (Op::GroupedWgrad, [x, dy, _]) => self.wgrad(node, rows, [x, dy])?,
-            (Op::Dispatch { .. }, [x, _]) => self.dispatched(node, rows, x)?,
+            (Op::Dispatch { .. }, [x, _, weights @ ..]) => {
+                self.dispatched(node, rows, (x, weights.first().copied()))?
+            }
+            (Op::CombineGrad, [y, _, dy]) => self.products(node, rows, [y, dy])?,
             (Op::Combine, [y, _, weights]) => {
                 let set = self.needs(node, set).next().map_or(Set::All, |(_, set)| set);
                 let held = self.rows_of(node.inputs[0], set, chosen);
@@ -354,8 +357,8 @@ impl<'a> Dense<'a> {
             _ => return Err(HarnessError::mismatch("gradients of no attention")),
         };
         let depth = self.extent(q_id, 3);
-        let sequence = self.extent(q_id, 1);
-        let whole = || std::iter::once(0..sequence).collect();
+        let sequence = [q_id, k_id].map(|id| self.extent(id, 1));
+        let whole = || std::iter::once(0..sequence[0]).collect();
         let all = |queries| Gradients {
             sequence,
             heads: [self.extent(q_id, 2), self.extent(k_id, 2)],
@@ -364,7 +367,7 @@ impl<'a> Dense<'a> {
             scale: scores.scale.unwrap_or(1.0 / (depth as f64).sqrt()),
             dtype: self.dtype(q_id),
             queries,
-            asked: self.asked(q_id, 6),
+            asked: self.asked(q_id, 6).min(self.asked(k_id, 6)),
         };
         let [q, d_o, stats] = [on(q, 0)?, on(d_o, 0)?, on(stats, 0)?];
         let operands = Operands { q, d_o, stats, k: on(k, 0)?, v: on(v, 0)? };
@@ -431,7 +434,7 @@ impl<'a> Dense<'a> {
         let depth = self.extent(*q_id, 3);
         let attention = Attention {
             queries: self.asked(*q_id, 2),
-            sequence: self.extent(*q_id, 1),
+            sequence: [*q_id, *k_id].map(|id| self.extent(id, 1)),
             heads: [self.extent(*q_id, 2), self.extent(*k_id, 2)],
             depth,
             scores,
@@ -502,7 +505,7 @@ fn needs<'n>(
             (Op::GroupedGemm { .. } | Op::Bias | Op::Dequantize(_) | Op::Combine, 1)
             | (Op::GroupedGemm { .. }, 2) => Set::All,
             (Op::RmsNorm { .. }, 1) | (Op::RmsNormGrad { .. }, 2) => Set::All,
-            (Op::Dispatch { .. }, _) => Set::All,
+            (Op::Dispatch { .. } | Op::CombineGrad, _) => Set::All,
             _ => set,
         };
         (input.index(), set)

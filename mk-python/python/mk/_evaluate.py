@@ -26,13 +26,13 @@ def evaluate(torch, program, tensors, move=None, sequence=None, experts=None, wi
             values.append(move(value["op"], operands[0], value))
         elif value["op"] in _attention.OPS and sequence is not None:
             values.append(_attention.OPS[value["op"]](torch, program["values"], value, values, sequence, beside))
-        elif value["op"] in ("dispatch", "grouped_gemm", "grouped_wgrad", "combine") and experts is not None:
+        elif value["op"] in ("dispatch", "grouped_gemm", "grouped_wgrad", "combine", "combine_grad") and experts is not None:
             values.append(experts(value, operands))
         elif value["op"] not in _OPS:
             raise UnsupportedError(f"`{value['op']}` has no torch operations here\n  help: use a world of GPUs")
         else:
             values.append(_OPS[value["op"]](torch, value, widen, *operands))
-    return [values[i].to(dtype(torch, program["values"][i])) for _, i in program["results"]]
+    return [values[i].to(dtype(torch, program["values"][i])).contiguous() for _, i in program["results"]]
 
 
 def _gemm(torch, value, widen, a, b):

@@ -119,22 +119,22 @@ pub struct Attend {
     /// What scores stay below.
     pub cap: Option<f32>,
     /// The place in the sequence of the first query.
-    pub first: u64,
+    pub first: i64,
     /// How many queries follow from there.
     pub count: u64,
     /// The place of the query behind those.
-    pub second: u64,
+    pub second: i64,
 }
 
 /// Where rows of a tensor are in the sequence: so many from `first` on, the others from `second` on.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
     /// The place of the first row.
-    pub first: u64,
+    pub first: i64,
     /// How many rows follow from there.
     pub count: u64,
     /// The place of the row behind those.
-    pub second: u64,
+    pub second: i64,
 }
 
 /// What gradients of attention are computed with besides their tensors.
@@ -278,7 +278,8 @@ impl Reference {
         same_rank(&[o, lse, q, k, v])?;
         let (kernels, context) = self.on(o.rank())?;
         let params = [o, lse, q, k, v].iter().fold(Params::new(), |p, t| p.word(t.as_arg().ptr()));
-        let sizes = [batch, queries, keys, heads, groups, depth, how.first, how.count, how.second];
+        let places = [how.first as u64, how.count, how.second as u64];
+        let sizes = [[batch, queries, keys], [heads, groups, depth], places].concat();
         let params = sizes.into_iter().fold(params, Params::word);
         let params = params
             .half(u32::from(how.causal))
@@ -390,7 +391,7 @@ impl Reference {
         same_rank(&all)?;
         let params = all.iter().fold(Params::new(), |p, t| p.word(t.as_arg().ptr()));
         let sizes = [batch, queries, keys, heads, groups, depth];
-        let places = [how.queries, how.keys].map(|p| [p.first, p.count, p.second]);
+        let places = [how.queries, how.keys].map(|p| [p.first as u64, p.count, p.second as u64]);
         let params =
             sizes.into_iter().chain(places.into_iter().flatten()).fold(params, Params::word);
         let params = params.half(u32::from(how.causal)).half(how.window.unwrap_or(0));

@@ -1,15 +1,62 @@
 //! Where the boxes that TMA moves may begin and end.
 
 use super::{context::Emitter, error::EmitError, maps::View};
-use mk_plan::{Access, Expr, FamId, Point, Space};
+use mk_plan::{Access, Expr, FamId, Family, Point, Space, Task, Var};
 
 impl Emitter<'_> {
+    /// Tasks of a family on a rank: of those in which these expressions have one value, one, in no order.
+    fn tasks_by(&self, id: FamId, rank: usize, list: &[&Expr]) -> Result<Vec<Task>, EmitError> {
+        let f = &self.plan.families[id];
+        let names = |e: &Expr, d: usize| {
+            let mut found = false;
+            e.visit(&mut |e| found |= *e == Expr::Var(Var::domain(d)));
+            found
+        };
+        let named: Vec<bool> = (0..f.domain.len())
+            .map(|d| {
+                let extents = f.domain[d + 1..].iter().map(|(_, extent)| extent);
+                list.iter().copied().chain(extents).any(|e| names(e, d))
+            })
+            .collect();
+        let vars = vec![0; usize::from(Var::DOMAIN) + f.domain.len()];
+        let mut task = Task { family: id, vars };
+        task.vars[usize::from(Var::RANK.0)] = rank as i64;
+        task.vars[usize::from(Var::EPOCH.0)] = 1;
+        let mut out = Vec::new();
+        self.nest(&mut task, f, &named, &mut out)?;
+        Ok(out)
+    }
+
+    /// `named`: loops that are gone through, from the one at which `task` is on.
+    fn nest(
+        &self,
+        task: &mut Task,
+        f: &Family,
+        named: &[bool],
+        out: &mut Vec<Task>,
+    ) -> Result<(), EmitError> {
+        let Some((goes, rest)) = named.split_first() else {
+            out.push(task.clone());
+            return Ok(());
+        };
+        let d = f.domain.len() - named.len();
+        let n = self.points.eval(task, &f.domain[d].1)?;
+        for i in 0..if *goes { n } else { n.min(1) } {
+            task.vars[usize::from(Var::domain(d).0)] = i;
+            self.nest(task, f, rest, out)?;
+        }
+        task.vars[usize::from(Var::domain(d).0)] = 0;
+        Ok(())
+    }
+
     /// A box begins at a multiple of 16 bytes along the last dimension: TMA takes anything else for an illegal
     /// instruction.
     pub(super) fn check_starts(&self, id: FamId, a: &Access) -> Result<(), EmitError> {
         let size = self.plan.buffers[a.buffer].dtype.size_bytes() as i64;
+        let inner = self.plan.families[id].inner.iter().map(|(_, extent)| extent);
+        let names: Vec<&Expr> = inner.chain(a.region.last().map(|(base, _)| base)).collect();
         for rank in 0..self.plan.mesh.size() as usize {
-            for task in self.points.tasks(id, rank, 1)? {
+            for task in self.tasks_by(id, rank, &names)? {
                 let iterations = if a.at == Point::Inner { self.points.inner(&task)? } else { 1 };
                 for i in 0..iterations {
                     let mut start = 0;
@@ -115,22 +162,29 @@ impl Emitter<'_> {
             let what = format!("no launch decides how deep `{}` is", a.operand);
             return Err(EmitError::unsupported(id.to_string(), what));
         }
-        // What is behind is zeros for those who multiply.
+        // Consumers read zeros beyond it.
         if self.plan.names_stored(&a.region[k].1) {
             return Ok(());
         }
         for rank in 0..self.plan.mesh.size() as usize {
             let shape = self.points.shape(a.buffer, rank)?;
-            for task in self.points.tasks(id, rank, 1)? {
-                let Some(region) = self.points.region(&task, a)? else { continue };
-                let ends = |d: usize| region.dims[d].0 + region.dims[d].1 == shape[d];
-                // Where the map merges dimensions, what they hold is contiguous.
-                let last = view.merged(shape.len(), k).all(ends);
-                if region.dims[k].1 % i64::from(step) != 0 && !last {
+            // Where the map merges dimensions, what they hold is contiguous.
+            let merged: Vec<usize> = view.merged(shape.len(), k).collect();
+            let names = merged.iter().flat_map(|d| [&a.region[*d].0, &a.region[*d].1]);
+            for task in self.tasks_by(id, rank, &names.collect::<Vec<_>>())? {
+                let (mut depth, mut last) = (0, true);
+                for d in &merged {
+                    let (base, len) = &a.region[*d];
+                    let len = self.points.eval(&task, len)?;
+                    last &= self.points.eval(&task, base)? + len == shape[*d];
+                    if *d == k {
+                        depth = len;
+                    }
+                }
+                if depth > 0 && depth % i64::from(step) != 0 && !last {
                     let what = format!(
-                        "task {:?} of rank {rank} reads {} of `{}` along k, which are no multiple of {step} and end inside the tensor",
+                        "task {:?} of rank {rank} reads {depth} of `{}` along k, which are no multiple of {step} and end inside the tensor",
                         task.domain(),
-                        region.dims[k].1,
                         a.operand
                     );
                     return Err(EmitError::unsupported(id.to_string(), what));

@@ -2,8 +2,8 @@
 //!
 //! What none of them takes over becomes chains of its own.
 //!
-//! Assumes nothing. Leaves: a product, or a sum, whose result is read by one elementwise operation alone has taken it
-//! over; a product also where the caller gets that result, too, which it then saves on the way. The whole chain is
+//! Assumes nothing. Leaves: a GEMM, or a sum, whose result is read by one elementwise operation alone has taken it
+//! over; a GEMM also where the caller gets that result, too, which it then saves on the way. The whole chain is
 //! computed in f32 and rounded once, where the operations one by one would round after each.
 
 use crate::graph::{Kind, OpGraph, Value};
@@ -53,7 +53,7 @@ fn take(g: &mut OpGraph, taker: NodeIndex) {
 }
 
 /// Moves scales behind the GEMM, which multiplies the quantised values. The scale of a row of A scales that row of the
-/// product; the scale of a row of transposed B scales that column. Those of blocks scale what a step along K adds.
+/// GEMM; the scale of a row of transposed B scales that column. Those of blocks scale what a step along K adds.
 fn scales(g: &mut OpGraph) {
     let gemms = g.graph.node_indices().filter(|n| matches!(g.graph[*n].kind, Kind::Gemm { .. }));
     for gemm in gemms.collect::<Vec<_>>() {
@@ -86,7 +86,7 @@ fn scales(g: &mut OpGraph) {
     });
 }
 
-/// The `swiglu_grad` that alone reads a product, and the values before the activation, where the caller has them in
+/// The `swiglu_grad` that alone reads a GEMM, and the values before the activation, where the caller has them in
 /// memory.
 fn swiglu_grad(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, NodeIndex)> {
     let value = &g.graph[taker];
@@ -117,7 +117,7 @@ fn only_user(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, EpilogueOp)> {
     (commutes || *edge.weight() == 0).then_some((edge.target(), op))
 }
 
-/// Has a product's epilogue write what it has so far to the caller.
+/// Has a GEMM's epilogue write what it has so far to the caller.
 fn save(g: &mut OpGraph, gemm: NodeIndex) {
     let n = g.operands(gemm).len();
     let value = &mut g.graph[gemm];

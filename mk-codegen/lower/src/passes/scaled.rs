@@ -23,6 +23,10 @@ const CHUNKS: u64 = 2;
 const LISTED: u64 = 8;
 /// Groups of blocks of the base, at least, with a last one that is not full: the first, one within, and the last.
 const GROUPS: u64 = 3;
+/// Columns that a plan lists together, apart from blocks of a setting.
+const COLUMNS: u64 = 256;
+/// Tiles of columns of the base, at least: the first, one within, and the last.
+const TILES: u64 = 3;
 
 /// Plans that lead to a larger one.
 pub struct Smaller {
@@ -72,14 +76,17 @@ impl Smaller {
 /// do not say enough.
 pub fn smaller(program: &Program, bound: &Bound, config: &Config, plan: &Plan) -> Option<Smaller> {
     let bound = bound.on(program, config.ranks).ok()?;
-    let (few, many) = sizes(program, &bound, config)?;
-    let relatives = relatives(program, config, &few).ok()?;
-    let evaluated = match many.is_empty() {
-        true => vec![(plan.clone(), bound.clone())],
-        false => relatives_of(plan, program, config, &many)?,
-    };
-    valid::is_affine(plan, &relatives).ok()?;
-    Some(Smaller { relatives, evaluated })
+    // Where a width decides more than numbers, only that of rows may be less.
+    [true, false].into_iter().find_map(|narrow| {
+        let (few, many) = sizes(program, &bound, config, narrow)?;
+        let relatives = relatives(program, config, &few).ok()?;
+        let evaluated = match many.is_empty() {
+            true => vec![(plan.clone(), bound.clone())],
+            false => relatives_of(plan, program, config, &many)?,
+        };
+        valid::is_affine(plan, &relatives).ok()?;
+        Some(Smaller { relatives, evaluated })
+    })
 }
 
 fn relatives_of(
@@ -121,22 +128,56 @@ enum Extent {
     Number(u64),
 }
 
-/// Extents of one kind: of the base, of the next larger one, and how many times as far the pipeline's is.
-struct Steps {
+/// An extent of the base, and of the next larger pipeline.
+struct Grows {
     extent: Extent,
     base: u64,
     step: u64,
+}
+
+/// Extents that grow together, and how many times as far the pipeline's are.
+struct Steps {
+    extents: Vec<Grows>,
     steps: u64,
 }
 
-/// Sizes to prove, and to evaluate: of fewer tokens, of less room for rows, or of both.
-fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized>, Vec<Sized>)> {
+/// Columns of experts' matrices, in as many steps as make the base and the next larger pipeline smallest together.
+fn widths(list: &[(Extent, u64)], unit: u64) -> Option<Steps> {
+    let tiles = |size: u64| size.checked_sub(unit * TILES).map_or(0, |more| more / unit);
+    let along = |steps: u64| {
+        let grow = list.iter().filter(move |(_, size)| tiles(*size) >= steps);
+        grow.map(move |(extent, size)| {
+            let step = tiles(*size) / steps * unit;
+            Grows { extent: *extent, base: size - steps * step, step }
+        })
+    };
+    let columns = |steps: &u64| {
+        let fixed = list.iter().filter(|(_, size)| tiles(*size) < *steps).map(|(_, size)| 2 * size);
+        fixed.chain(along(*steps).map(|g| 2 * g.base + g.step)).sum::<u64>()
+    };
+    let most = list.iter().map(|(_, size)| tiles(*size)).max()?;
+    let steps = (2..=most).min_by_key(columns)?;
+    Some(Steps { extents: along(steps).collect(), steps })
+}
+
+/// Sizes to prove, and to evaluate: of fewer tokens, of less room for rows, or of both, and of narrower rows if asked
+/// for. `None` where none is smaller.
+fn sizes(
+    program: &Program,
+    bound: &Bound,
+    config: &Config,
+    narrow: bool,
+) -> Option<(Vec<Sized>, Vec<Sized>)> {
     let dims = |v| program.ty(v).map(|ty| &ty.dims[..]);
     // Rows that this kernel dispatches, or that one before it did: they come with the experts of each token.
     let by_token = |v: &ValueId| dims(*v).is_some_and(|dims| dims.len() == 2);
-    let product =
-        |n: &&Node| matches!(n.op, Op::GroupedGemm { .. }) && n.inputs.get(2).is_some_and(by_token);
-    let product = program.nodes().iter().find(product)?;
+    let products = || {
+        let of_tokens = |n: &&Node| {
+            matches!(n.op, Op::GroupedGemm { .. }) && n.inputs.get(2).is_some_and(by_token)
+        };
+        program.nodes().iter().filter(of_tokens)
+    };
+    let product = products().next()?;
     let (rows, ids) = (*product.inputs.first()?, *product.inputs.get(2)?);
     let drops = program.nodes().iter().any(|n| n.op == Op::Dispatch { drops: true });
     let fixed = |dim: Option<&Dim>| match dim {
@@ -157,10 +198,14 @@ fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized
     let steps = |extent: Extent, step: u64, least: u64| {
         let size = size(extent)?;
         let steps = size.checked_sub(least)? / step;
-        (steps > 1).then_some(Steps { extent, base: size - steps * step, step, steps })
+        let extents = vec![Grows { extent, base: size - steps * step, step }];
+        (steps > 1).then_some(Steps { extents, steps })
     };
     let of_tokens = steps(tokens, world * CHUNK, world * CHUNK * CHUNKS);
-    let most = of_tokens.as_ref().map_or(size(tokens)?, |tokens| tokens.base + tokens.step);
+    let most = match &of_tokens {
+        Some(tokens) => tokens.extents.iter().map(|t| t.base + t.step).sum(),
+        None => size(tokens)?,
+    };
     let group = u64::from(config.group_blocks().max(1));
     let mut group = LISTED * group / gcd(LISTED, group);
     let own = experts.div_ceil(world).max(1);
@@ -175,9 +220,22 @@ fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized
     let few = room(((GROUPS - 1) * group + 1).max(least));
     // A block of each expert that is not full, besides.
     let many = room((most * slots).div_ceil(block) + own);
+    let mut columns: Vec<(Extent, u64)> = Vec::new();
+    for dim in products().filter_map(|n| dims(*n.inputs.get(1)?)).flat_map(|d| d.iter().skip(1)) {
+        let Some(extent) = fixed(Some(dim)) else { continue };
+        let is_row = extent == tokens || Some(extent) == rows;
+        if !is_row && !columns.iter().any(|c| c.0 == extent) {
+            columns.push((extent, size(extent)?));
+        }
+    }
+    let tile = u64::from(config.block[1].max(1));
+    let of_columns = match narrow {
+        true => Some(widths(&columns, COLUMNS * tile / gcd(COLUMNS, tile))?),
+        false => None,
+    };
     let symbols = program.symbols();
     let sizes = |rows: Option<Steps>| {
-        let list: Vec<&Steps> = of_tokens.iter().chain(&rows).collect();
+        let list: Vec<&Steps> = of_tokens.iter().chain(&rows).chain(&of_columns).collect();
         if list.is_empty() {
             return Some(Vec::new());
         }
@@ -186,13 +244,15 @@ fn sizes(program: &Program, bound: &Bound, config: &Config) -> Option<(Vec<Sized
             let mut all: BTreeMap<String, u64> = names.zip(bound.sizes().iter().copied()).collect();
             let mut numbers = BTreeMap::new();
             for (i, s) in list.iter().enumerate() {
-                let size = s.base + if larger == Some(i) { s.step } else { 0 };
-                match s.extent {
-                    Extent::Symbol(symbol) => {
-                        all.insert(symbols.get(symbol.index())?.name.clone(), size);
-                    }
-                    Extent::Number(n) => {
-                        numbers.insert(n, size);
+                for Grows { extent, base, step } in &s.extents {
+                    let size = base + if larger == Some(i) { *step } else { 0 };
+                    match extent {
+                        Extent::Symbol(symbol) => {
+                            all.insert(symbols.get(symbol.index())?.name.clone(), size);
+                        }
+                        Extent::Number(n) => {
+                            numbers.insert(*n, size);
+                        }
                     }
                 }
             }

@@ -46,6 +46,11 @@ pub fn normalise(config: &Config, facts: &Facts, target: &Target) -> Result<Conf
     Ok(Config { stages: Some(config.stages_on(target)), ..config.clone() })
 }
 
+/// Whether [`normalise`] takes them; why not takes it longer to say than a search has for each.
+pub fn fits(config: &Config, facts: &Facts) -> bool {
+    nodes::check(config, facts).is_ok() && help::first_misfit(config, facts).is_none()
+}
+
 /// The same without the settings that others make void: each combination that a search meets stands for one plan.
 pub fn settle(mut config: Config, facts: &Facts) -> Config {
     for setting in SETTINGS {

@@ -283,7 +283,7 @@ pub(super) fn reduction(c: &Config, facts: &Facts) -> Fit {
     if c.split_k > 1 { because("split-K parts are not added in a ring") } else { Ok(()) }
 }
 
-/// CTAs that multiply for several results, none of which another product reads, have registers left to add sums on two
+/// CTAs that multiply for several results, none of which another GEMM reads, have registers left to add sums on two
 /// ranks alone (docs/decisions/choice-and-tuning.md).
 pub(super) fn settle_reduction(c: &mut Config, facts: &Facts) {
     let [bm, bn, _] = c.block;
@@ -349,7 +349,7 @@ pub(super) fn settle_last_wave(c: &mut Config, _: &Facts) {
 
 pub(super) fn split_k(c: &Config, facts: &Facts) -> Fit {
     if c.split_k == 0 {
-        return misfit("0 parts of the inner dimension", "use 1 or more", &["split_k=1"]);
+        return misfit("0 parts of K", "use 1 or more", &["split_k=1"]);
     }
     if c.split_k > 1 && !facts.product_sums().any(|(_, product)| product.divisible) {
         return misfit(
@@ -427,7 +427,7 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
     }
     let steps = depth.div_ceil(u64::from(bk));
     if steps < u64::from(n) {
-        let why = format!("there are {steps} steps of {bk} along the inner dimension");
+        let why = format!("there are {steps} steps of {bk} along K");
         return because(&why, &[&format!("cluster={steps}"), "cluster=1"]);
     }
     Ok(())
@@ -459,7 +459,7 @@ pub(super) fn multicast(c: &Config, facts: &Facts) -> Fit {
     if c.ctas_of_task() > 8 {
         return misfit(
             format!(
-                "clusters of {} CTAs, parts of the inner dimension (`cluster`) times the tiles that load together: at most 8 are",
+                "clusters of {} CTAs, parts of K (`cluster`) times the tiles that load together: at most 8 are",
                 c.ctas_of_task()
             ),
             "",
@@ -485,7 +485,7 @@ pub(super) fn settle_multicast(c: &mut Config, facts: &Facts) {
     }
 }
 
-/// The inner dimension of the product whose tiles clusters may share.
+/// K of the GEMM whose tiles clusters may share.
 pub(super) fn shared_depth(facts: &Facts) -> Option<u64> {
     match facts.products.as_slice() {
         [p] if p.alone && !facts.sums() && !facts.gathers() => p.depth,

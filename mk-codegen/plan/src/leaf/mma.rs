@@ -137,7 +137,7 @@ impl MmaTile {
         self.out_columns() * self.multicast[1]
     }
 
-    /// Whether two products run on the same barriers and stages: they differ in layouts, arithmetic, or the way of
+    /// Whether two GEMMs run on the same barriers and stages: they differ in layouts, arithmetic, or the way of
     /// storing only, or in columns, in whole panels of 64.
     pub(super) fn shares_ring(&self, other: &MmaTile) -> bool {
         let ring = |x: &MmaTile| {

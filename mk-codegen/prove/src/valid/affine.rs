@@ -39,6 +39,9 @@ pub struct Relatives {
 /// Samples of the base.
 const BASE: Samples = Samples { kinds: TableKind::ALL, work: 1 << 19, counts: 4 };
 
+/// Samples of those along: fewer counts, since there are more of them.
+const ALONG: Samples = Samples { counts: 1, ..OTHERS };
+
 /// Why a plan is not what its relatives lead to: nothing is known of it then.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
@@ -121,7 +124,7 @@ fn alike(
     }
 }
 
-/// Whoever waits for a word runs behind all who post to it: families of a role run one after the other on every CTA, so
+/// The waiter of a word runs after all its posters: families of a role run one after the other on every CTA, so
 /// that the first task in the order of families that has not ended waits for nothing, at any size.
 fn in_order(plan: &Plan) -> Result<(), Unlike> {
     let place = |id: FamId| {
@@ -163,7 +166,7 @@ pub fn verify_affine(plan: &Plan, relatives: &Relatives) -> Result<Proof, Failur
     let (base, others) = thread::scope(|threads| {
         let base = || whole(&relatives.base, BASE);
         let beside = thread::Builder::new().spawn_scoped(threads, base);
-        let others: Vec<_> = relatives.along.iter().map(|a| whole(&a.plan, OTHERS)).collect();
+        let others: Vec<_> = relatives.along.iter().map(|a| whole(&a.plan, ALONG)).collect();
         let base = match beside {
             Ok(thread) => thread.join().unwrap_or_else(|e| resume_unwind(e)),
             Err(_) => base(),

@@ -48,6 +48,7 @@ mod epochs;
 mod explain;
 mod family;
 mod hash;
+mod hoist;
 mod leaf;
 mod limits;
 mod net;

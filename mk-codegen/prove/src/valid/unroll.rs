@@ -8,6 +8,7 @@ use super::{
     boxes::BoxId,
     cells::{Cell, Halt, Regions},
     hash::FastSet,
+    hoist::{Hoisted, Lines},
     leaf,
     report::Violation,
     rotation::Turned,
@@ -137,8 +138,12 @@ impl<'w, 'a> Unroller<'w, 'a> {
         };
         let tasks = tasks.map_err(Violation::Point)?;
         self.order(family, &tasks)?;
+        let x = &self.world.plan.families[family];
+        let lines = if self.over.is_none() { Lines::of(x) } else { Lines::as_they_are(x) };
         for task in &tasks {
-            self.task(family, task)?;
+            // Messages have the expressions of the plan.
+            self.task(family, task, &lines)
+                .map_err(|v| self.task(family, task, &Lines::as_they_are(x)).err().unwrap_or(v))?;
             if self.unlike {
                 break;
             }
@@ -209,7 +214,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
         Ok(())
     }
 
-    fn task(&mut self, family: FamId, task: &Task) -> Result<(), Violation> {
+    fn task(&mut self, family: FamId, task: &Task, lines: &Lines) -> Result<(), Violation> {
         let plan = self.world.plan;
         let x = &plan.families[family];
         let inner = self.points.inner(task).map_err(Violation::Point)?;
@@ -226,7 +231,8 @@ impl<'w, 'a> Unroller<'w, 'a> {
                 continue;
             };
             let by = agent(self.world, spec.agent);
-            self.each(family, task, a.at, inner, &a.each, &a.when, |u, at, step| {
+            let (a, more) = self.hoisted(task, a, &lines.accesses[line]);
+            self.each(family, task, &more, a.at, inner, &a.each, &a.when, |u, at, step| {
                 let found = u.region(family, line, at, a)?;
                 if far && (found.is_none() || x.leaf.sends()) {
                     let rank = u.points.rank(at, &a.rank)? as u32;
@@ -259,7 +265,8 @@ impl<'w, 'a> Unroller<'w, 'a> {
         self.touched = touched;
         for (line, w) in x.waits.iter().enumerate() {
             let by = agent(self.world, w.by);
-            self.each(family, task, w.at, inner, &w.each, &w.when, |u, at, step| {
+            let (w, more) = self.hoisted(task, w, &lines.waits[line]);
+            self.each(family, task, &more, w.at, inner, &w.each, &w.when, |u, at, step| {
                 let count = u.points.eval(at, &w.count)?;
                 if let Some(word) = u.word(family, w.edge, at, at.rank(), w.signal, &w.index)? {
                     u.class.waits.push(WaitRec {
@@ -276,7 +283,8 @@ impl<'w, 'a> Unroller<'w, 'a> {
         }
         for (line, p) in x.posts.iter().enumerate() {
             let by = agent(self.world, p.by);
-            self.each(family, task, p.at, inner, &p.each, &p.when, |u, at, step| {
+            let (p, more) = self.hoisted(task, p, &lines.posts[line]);
+            self.each(family, task, &more, p.at, inner, &p.each, &p.when, |u, at, step| {
                 let add = u.points.eval(at, &p.add)?;
                 let rank = u.points.rank(at, &p.rank)?;
                 if let Some(word) = u.word(family, p.edge, at, rank, p.signal, &p.index)?
@@ -402,12 +410,27 @@ impl<'w, 'a> Unroller<'w, 'a> {
         self.fitted.insert(self.sizes.clone());
     }
 
-    /// Runs `f` for every repetition of a line, with its step.
+    /// A line with what its repetitions share, and the values of that: as it is where one of them has none.
+    fn hoisted<'l, T>(
+        &self,
+        task: &Task,
+        line: &'l T,
+        hoisted: &'l Option<Hoisted<T>>,
+    ) -> (&'l T, Vec<i64>) {
+        let of = |h: &'l Hoisted<T>| {
+            let values = h.values.iter().map(|e| self.points.eval(task, e).ok());
+            Some((&h.line, values.collect::<Option<_>>()?))
+        };
+        hoisted.as_ref().and_then(of).unwrap_or((line, Vec::new()))
+    }
+
+    /// Runs `f` for every repetition of a line, with its step, and `more` variables behind those of the task.
     #[allow(clippy::too_many_arguments)]
     fn each(
         &mut self,
         family: FamId,
         task: &Task,
+        more: &[i64],
         at: Point,
         inner: u32,
         each: &Option<Each>,
@@ -419,6 +442,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
         here.family = family;
         here.vars.clear();
         here.vars.extend_from_slice(&task.vars);
+        here.vars.extend_from_slice(more);
         let steps = match at {
             Point::Start => 0..1,
             Point::Inner => 1..inner + 1,
@@ -473,7 +497,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
                 place: format!("{family} {:?}: {edge}", x.name),
                 message: format!(
                     "{signal}{index:?} is outside the array, which is {shape:?} on rank {rank} (tile {:?} of rank {})",
-                    at.domain(),
+                    &at.domain()[..x.domain.len()],
                     at.rank()
                 ),
             };

@@ -88,7 +88,7 @@ impl<'a> Checker<'a, '_> {
             // Says anew whose rows they are.
             (value, _) if info.kind == OpKind::Ragged => value,
             // Of tokens.
-            (value, _) if info.kind == OpKind::Combine => value,
+            (value, _) if matches!(info.kind, OpKind::Combine | OpKind::CombineGrad) => value,
             // Of experts.
             (value, _) if info.kind == OpKind::GroupedWgrad => value,
             (Some(value), Some(counts)) => Some(self.keep_ragged(value, counts)),
@@ -104,6 +104,7 @@ impl<'a> Checker<'a, '_> {
             OpKind::GroupedWgrad => self.grouped_wgrad(call),
             OpKind::Dispatch => self.dispatch(call),
             OpKind::Combine => self.combine(call),
+            OpKind::CombineGrad => self.combine_grad(call),
             OpKind::Gather => self.gather(call),
             OpKind::ReduceScatter => self.reduce_scatter(call),
             OpKind::AllReduce => self.all_reduce(call),

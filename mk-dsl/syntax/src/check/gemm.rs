@@ -8,7 +8,7 @@ use crate::messages;
 use crate::program::{DType, Factors, Op, Placement};
 use crate::span::Span;
 
-/// The placement of the product over one axis, from those of its operands.
+/// The placement of the GEMM over one axis, from those of its operands.
 fn product(left: Placement, right: Placement) -> Option<Placement> {
     use Placement::{Partial, Replicate, Shard};
     match (left, right) {
@@ -19,7 +19,7 @@ fn product(left: Placement, right: Placement) -> Option<Placement> {
         (Replicate, Shard(dim @ 1..)) => Some(Shard(dim)),
         // Each rank has some rows.
         (Shard(0), Replicate) => Some(Shard(0)),
-        // The product is linear in operand B.
+        // The GEMM is linear in operand B.
         (Replicate, Partial) => Some(Partial),
         _ => None,
     }
@@ -71,7 +71,7 @@ fn transposed(placement: Vec<Placement>) -> Vec<Placement> {
 }
 
 impl<'a> Checker<'a, '_> {
-    /// The value of an operand of `gemm`, as the product reads it; `wanted` is of that, too.
+    /// The value of an operand of `gemm`, as the GEMM reads it; `wanted` is of that, too.
     pub(super) fn factor(&mut self, operand: Operand<'a>, wanted: Wanted) -> Option<Value> {
         let Some(at) = operand.transposed else {
             return self.stored(operand.word, wanted);

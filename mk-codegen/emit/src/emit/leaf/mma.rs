@@ -539,7 +539,7 @@ fn depth(e: &Emitter<'_>, id: FamId) -> Result<(), EmitError> {
     Ok(())
 }
 
-/// Factors lie on the own rank, results where their way of storing reaches.
+/// Factors lie on this rank, results where their way of storing reaches.
 fn check_places(
     e: &Emitter<'_>,
     id: FamId,

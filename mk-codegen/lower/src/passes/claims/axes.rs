@@ -48,6 +48,7 @@ fn is_dense(kind: &Kind) -> bool {
         | Kind::GroupedWgrad { .. }
         | Kind::Dispatch { .. }
         | Kind::Combine
+        | Kind::CombineGrad
         | Kind::Attention { .. }
         | Kind::Lse
         | Kind::AttentionStats

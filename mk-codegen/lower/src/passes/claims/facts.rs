@@ -17,7 +17,7 @@ fn extents(t: &Tensor) -> [u64; 2] {
     [value(0).unwrap_or(0), columns.unwrap_or(1)]
 }
 
-/// A product's inner dimension, where every launch and every rank has as much of it.
+/// A GEMM's K, where every launch and every rank has as much of it.
 fn depth(kernel: &Kernel, product: &kernel::Product) -> Option<u64> {
     let Op::Operand(operand) = &kernel.ops[product.left] else { return None };
     let (x, dim) = (&kernel.params[operand.param], usize::from(!operand.transposed));

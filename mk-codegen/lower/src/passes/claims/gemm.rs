@@ -30,7 +30,7 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
         matches!(g.graph[node].kind, Kind::ReduceScatter { .. } | Kind::AllReduce { .. })
     };
     let claimed_elsewhere = |node: NodeIndex| !is_dense(&g.graph[node].kind);
-    // Summed products come first, so that their sums are under way beside the other products.
+    // Summed GEMMs come first, so that their sums are under way beside the other GEMMs.
     let mut order: Vec<_> = g.results.iter().copied().enumerate().collect();
     order.retain(|(_, node)| !claimed_elsewhere(*node));
     order.sort_by_key(|(_, node)| !is_sum(*node));
@@ -80,6 +80,7 @@ fn is_dense(kind: &Kind) -> bool {
         | Kind::GroupedWgrad { .. }
         | Kind::Dispatch { .. }
         | Kind::Combine
+        | Kind::CombineGrad
         | Kind::Attention { .. }
         | Kind::Lse
         | Kind::AttentionStats
@@ -88,7 +89,7 @@ fn is_dense(kind: &Kind) -> bool {
     }
 }
 
-/// A value that products read and results are made of, while operations have no numbers yet: an index into the
+/// A value that GEMMs read and results are made of, while operations have no numbers yet: an index into the
 /// builder's lists.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Left {
@@ -96,7 +97,7 @@ enum Left {
     Product(usize),
 }
 
-/// Collects operands and products, each before its readers.
+/// Collects operands and GEMMs, each before its readers.
 struct Builder<'c, 'g> {
     claims: &'c mut Claims<'g>,
     operands: Vec<Operand>,
@@ -104,7 +105,7 @@ struct Builder<'c, 'g> {
 }
 
 impl Builder<'_, '_> {
-    /// Numbers the operations: operands, then products, then sums.
+    /// Numbers the operations: operands, then GEMMs, then sums.
     fn finish(self, sums: Vec<(Left, Sum)>, results: Vec<(usize, Left)>) {
         let Builder { claims: Claims { kernel, .. }, operands, products } = self;
         let first = kernel.ops.len();
@@ -132,7 +133,7 @@ impl Builder<'_, '_> {
         if let Some(i) = self.products.iter().position(|(n, ..)| *n == node) {
             return Ok(Left::Product(i));
         }
-        // Chains are as long as the user wrote them, so this is a loop: products down to the first known value.
+        // Chains are as long as the user wrote them, so this is a loop: GEMMs down to the first known value.
         let mut chain = vec![node];
         let mut left = loop {
             let at = chain[chain.len() - 1];

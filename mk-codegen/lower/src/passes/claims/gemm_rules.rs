@@ -143,7 +143,7 @@ fn whole_blocks(x: &Tensor, dim: usize) -> Result<(), LowerError> {
     Err(unsupported("scaled", why, &help))
 }
 
-/// A product over rows that come with each launch, as a weight's gradient is: `x.t` and `dy`, all rows of both on every
+/// A GEMM over rows that come with each launch, as a weight's gradient is: `x.t` and `dy`, all rows of both on every
 /// rank, in memory that ends where they do, because what is read behind the last must be zeros.
 fn deep(k: &Kernel, p: &Product, cut: bool, ranks: i32) -> Result<(), LowerError> {
     let b = &k.params[p.b];

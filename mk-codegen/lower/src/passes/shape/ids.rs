@@ -6,7 +6,7 @@ pub(in crate::passes) type Param = usize;
 /// An index into the kernel's operations.
 pub(in crate::passes) type OpId = usize;
 
-/// A matrix, or vector, of a product's epilogue.
+/// A matrix, or vector, of a GEMM's epilogue.
 #[derive(Clone, Copy)]
 pub(in crate::passes) enum Extra {
     Param(Param),
@@ -14,6 +14,6 @@ pub(in crate::passes) enum Extra {
     Arriving,
     /// An index into the kernel's results.
     Result(usize),
-    /// The second half of the product's own result `[m, 2, n]`.
+    /// The second half of the GEMM's own result `[m, 2, n]`.
     OwnHalf,
 }

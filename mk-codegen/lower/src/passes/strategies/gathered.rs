@@ -16,7 +16,7 @@ pub(in crate::passes) struct Gathered {
     /// Rows of a shard, where tiles hold rows of several.
     pub whole: Option<i32>,
     pub slices: Option<Slices>,
-    /// Whether the own rows are in `all`; else they are read from `shard`.
+    /// Whether local rows are in `all`; else they are read from `shard`.
     pub own_rows: bool,
     /// Whether shards arrive one after the other.
     pub by_shard: bool,
@@ -78,7 +78,7 @@ pub(in crate::passes) struct Slices {
 }
 
 impl Slices {
-    /// At most so many of `k` elements, all of them equal, whole steps of a product, and of rows that a copy's stage
+    /// At most so many of `k` elements, all of them equal, whole steps of a GEMM, and of rows that a copy's stage
     /// holds.
     pub fn new(k: i32, size_bytes: u64, most: u32, step: i32, together: i32) -> Option<Slices> {
         let steps = if k % step == 0 { k / step } else { return None };

@@ -3,7 +3,7 @@
 //! Assumes a matrix `[M, K] @ shard(0)`. Leaves: `all`, a symmetric buffer `[world, rows, K]` on every rank, written by
 //! the ranks that own the rows, with a word per block of rows.
 //!
-//! With `whole`, `all` is `[world * rows, K]` and holds the own rows, too, so that tiles may hold rows of several
+//! With `whole`, `all` is `[world * rows, K]` and holds local rows, too, so that tiles may hold rows of several
 //! ranks; all of a shard has one word. Assumes that every rank has as many.
 //!
 //! Rows may travel in slices of K: `all` is then `[slices, world, rows, K / slices]`, so that what a task writes is

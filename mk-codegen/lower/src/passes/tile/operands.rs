@@ -1,4 +1,4 @@
-//! Operands of products from the caller: in place, repacked, or gathered.
+//! Operands of GEMMs from the caller: in place, repacked, or gathered.
 
 use super::tiler::{Given, Left, Tiler, Value};
 use crate::passes::{
@@ -40,7 +40,7 @@ pub(super) fn source<'k>(
     let gathered = operand.gathered.filter(shared);
     let owner = gathered.or(reduced);
     let first = mine().next();
-    // Rows of the product, not of the operand: a transposed one has them along its last dimension.
+    // Rows of the GEMM, not of the operand: a transposed one has them along its last dimension.
     let of = match first {
         Some((_, product)) if operand.gathered.is_none() => &product.out,
         _ => x,
@@ -110,7 +110,7 @@ fn spans(t: &Tiler<'_>, op: OpId, x: &Tensor, rows: &Rows) -> bool {
 }
 
 /// In which slices of K a gathered operand travels, and how many blocks of a shard side by side: as many as the SMs
-/// that are not at the own rows multiply at a time, for the first product.
+/// that are not at local rows multiply at a time, for the first product.
 fn slices(
     t: &Tiler<'_>,
     op: OpId,
@@ -129,7 +129,7 @@ fn slices(
     let own = blocks * across;
     let free = if own < free { free - own } else { free };
     let together = free / (across * i64::from(rows.shards - 1)).max(1);
-    // A rest of less than half a wave fits in where the own rows end.
+    // A rest of less than half a wave fits in where local rows end.
     let together = if blocks * 2 < together * 3 { blocks } else { together };
     let together = i32::try_from(together.clamp(1, blocks.max(1))).unwrap_or(1);
     // Steps with factors are those of a whole task.

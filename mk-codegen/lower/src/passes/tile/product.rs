@@ -1,4 +1,4 @@
-//! The tiles of one matrix product: what a family of them reads, in which order, and where each goes.
+//! The tiles of one GEMM: what a family of them reads, in which order, and where each goes.
 
 use crate::passes::{
     draft::{Draft, Source, TileRows, read, write},
@@ -17,7 +17,7 @@ use mk_plan::{
     RoleKind, Var, carry_last, saves_gates,
 };
 
-/// How a product's inner dimension is cut.
+/// How a GEMM's K is cut.
 #[derive(Clone, Copy)]
 pub(super) struct Cut {
     /// Parts that are multiplied side by side.
@@ -28,7 +28,7 @@ pub(super) struct Cut {
     pub into: BufId,
 }
 
-/// What the tiles of one product share.
+/// What the tiles of one GEMM share.
 #[derive(Clone)]
 pub(super) struct Product<'a> {
     pub g: &'a kernel::Product,
@@ -43,7 +43,7 @@ pub(super) struct Product<'a> {
     pub extras: Vec<BufId>,
     pub destination: Destination,
     pub cut: Option<Cut>,
-    /// The extent of half of the inner dimension, where the loader stops on the way to wait for what a tile goes on
+    /// The extent of half of K, where the loader stops on the way to wait for what a tile goes on
     /// with: its stages are full by then, so that the wait costs nothing.
     pub half: Option<i32>,
     /// Rows of a gathered operand that its owner multiplies, too.

@@ -25,27 +25,27 @@ pub(super) struct Given {
     pub rows: Rows,
     pub left: Left,
     pub packed: Option<Packed>,
-    /// Extent along k, on the own rank.
+    /// Extent along k, on this rank.
     pub depth: Expr,
 }
 
 /// The left operand of a product.
 pub(super) enum Left {
-    /// On the own rank: `[rows, k]`, or `[k, rows]`.
+    /// On this rank: `[rows, k]`, or `[k, rows]`.
     Local(BufId, ALayout),
-    /// On the own rank: `[k, shards, rows]`.
+    /// On this rank: `[k, shards, rows]`.
     ByOwner(BufId),
     /// Own rows in the caller's shard, peers' rows through the gather.
     Gathered(Gathered),
 }
 
-/// A product that others read: where it is, and the words of its blocks of rows, by shard.
+/// A GEMM that others read: where it is, and the words of its blocks of rows, by shard.
 pub(super) struct Hidden {
     pub buffer: BufId,
     /// `[shards, rows, n]`; else `[rows, n]`, the caller's.
     pub in_shards: bool,
     pub done: FlowId,
-    /// Extent along n, on the own rank.
+    /// Extent along n, on this rank.
     pub depth: Expr,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct MadeBlocks {
 /// The value of an operation, for those that read it.
 pub(super) enum Value<'k> {
     Operand(Box<Given>),
-    /// A product that another one reads.
+    /// A GEMM that another one reads.
     Hidden(Hidden),
     /// Rows of experts.
     Ragged(Box<RaggedRows<'k>>),
@@ -115,7 +115,7 @@ impl<'k> Tiler<'k> {
         Tiler { kernel, config, draft, params, results, made: Vec::new(), packed }
     }
 
-    /// The operand at the head of a chain of products.
+    /// The operand at the head of a chain of GEMMs.
     ///
     /// # Errors
     /// [`LowerError::Internal`] if there is none.
@@ -126,7 +126,7 @@ impl<'k> Tiler<'k> {
         }
     }
 
-    /// A product's left operand, if it is gathered.
+    /// A GEMM's left operand, if it is gathered.
     pub fn gathered(&self, product: &kernel::Product) -> Option<&Gathered> {
         match self.made.get(product.left) {
             Some(Value::Operand(given)) => match &given.left {
@@ -137,7 +137,7 @@ impl<'k> Tiler<'k> {
         }
     }
 
-    /// Extent of a product's inner dimension, on the own rank.
+    /// Extent of a GEMM's K, on this rank.
     ///
     /// # Errors
     /// [`LowerError::Internal`] if its left operand is not made.
@@ -149,7 +149,7 @@ impl<'k> Tiler<'k> {
         }
     }
 
-    /// Cuts a product's inner dimension for some of its rows, into so many parts at most, with memory for them.
+    /// Cuts a GEMM's K for some of its rows, into so many parts at most, with memory for them.
     /// Each part has whole steps, on every rank.
     ///
     /// # Errors
