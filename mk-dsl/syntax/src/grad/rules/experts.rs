@@ -5,7 +5,11 @@
 //! dispatched times their weights, so that products of rows have them, and the sums on the way back have ones.
 
 use super::Walk;
-use crate::grad::{draft::Id, error::GradError, types::{Behind, Input};
+use crate::grad::{
+    draft::Id,
+    error::GradError,
+    types::{Behind, Input},
+};
 use crate::program::{DType, Def, Dim, Node, Op, TensorType, ValueId};
 
 impl<'p> Walk<'p> {
