@@ -285,6 +285,13 @@ class Function:
         for key in [key for key, function in functions.items() if function() is self]:
             del functions[key]
 
+    def _has_factors(self, torch, tensors, i):
+        """Whether argument `i` has the factors of another one."""
+        of = self._names[i].removesuffix("_scale")
+        if of == self._names[i] or of not in self._names or tensors[i].dtype is not torch.float32:
+            return False
+        return tensors[self._names.index(of)].dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+
     def _call(self, args, out, kwargs):
         torch = sys.modules.get("torch")
         if self._several or not hasattr(torch, "library"):
@@ -294,16 +301,20 @@ class Function:
             return self._into(torch, tensors, out)
         if len(tensors) != len(self._names):
             _fake.refuse(self._native, tensors)
-        lead = None
+        lead, compiling = None, torch.compiler.is_compiling()
         for i, (tensor, n) in enumerate(zip(tensors, self._dims)):
-            if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            # Dynamo asks for no layout within a backward.
+            if not isinstance(tensor, torch.Tensor) or not compiling and tensor.layout is not torch.strided:
                 _fake.refuse(self._native, tensors)
             if tensor.dim() > 2 == n:
                 lead = lead or (self._rows[i][0], self._placements[i], tensor.shape[:-1])
                 tensors = [*tensors[:i], tensor.flatten(0, -2), *tensors[i + 1 :]]
             elif not tensor.is_contiguous() and n == 2 == tensor.dim() and tensor.t().is_contiguous() and i not in self._grads_at:
+                if self._has_factors(torch, tensors, i):
+                    # As torch._scaled_mm takes them: the same memory.
+                    tensors = [*tensors[:i], tensor.t(), *tensors[i + 1 :]]
+                    continue
                 return self._turn(i)(*tensors[:i], tensor.t(), *tensors[i + 1 :])
-        compiling = torch.compiler.is_compiling()
         if not compiling:
             if torch.autograd.forward_ad._current_level >= 0:
                 self._refuse_tangents(torch, tensors)
