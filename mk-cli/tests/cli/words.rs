@@ -29,7 +29,7 @@ const WRONG: &[&[&str]] = &[
     &["explain", MK, "--nodes", "2"],
     &["explain", MK, "--tuned", "--set", "split_k=2"],
     &["grad", MK, "--wanted", "z"],
-    &["grad", "dispatch(x, ids) -> grouped_gemm(w) -> combine(g)"],
+    &["grad", "dispatch(x, ids) -> grouped_gemm(w)"],
     &["run", MK, "--device", "cpu", "--time"],
     &["run", MK, "--schedule", "starve:9"],
     &["run", MK, "--gpus", "0,0", "--ranks", "3"],
