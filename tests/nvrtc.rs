@@ -192,11 +192,18 @@ fn experts_and_their_backward_compile() {
         w: bf16[E, H, I] @ shard(0), v: bf16[E, I, H] @ shard(0)) {
         dispatch(x, ids) -> grouped_gemm(w) -> silu -> grouped_gemm(v) -> combine(gate)
     }";
-    for (source, columns, ranks, n) in
-        [(layer, 128, 1, 3), (layer, 512, 2, 3), (layer, 96, 2, 3), (plain, 512, 2, 2)]
-    {
+    // Of tokens alone, then of weights and matrices, too.
+    let all = [0, 2, 3, 4];
+    for (source, columns, ranks, wanted, n) in [
+        (layer, 128, 1, &all[..1], 3),
+        (layer, 512, 2, &all[..1], 3),
+        (layer, 96, 2, &all[..1], 3),
+        (plain, 512, 2, &all[..1], 2),
+        (layer, 512, 2, &all[..], 4),
+        (plain, 96, 1, &all[..], 4),
+    ] {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
-        let derived = grad(&program, Some(&[0]), Saves::default()).expect("has a backward");
+        let derived = grad(&program, Some(wanted), Saves::default()).expect("has a backward");
         let backward = derived.backward.expect("a backward");
         let sizes = [("T", 192), ("H", 256), ("I", columns), ("E", 8), ("K", 2)];
         let sizes: BTreeMap<_, _> = sizes.map(|(name, n)| (name.to_string(), n)).into();
@@ -221,7 +228,10 @@ fn experts_and_their_backward_compile() {
                     (tensor.name.clone(), shape)
                 };
                 let shapes = step.inputs.iter().zip(step.program.tensors()).map(shape).collect();
-                let bound = step.program.bind(&BTreeMap::new(), &shapes).expect("binds");
+                // Of rows that a route names, no shape says how many experts there are.
+                let experts = step.program.symbol("E").map(|_| ("E".to_string(), 8));
+                let bound = step.program.bind(&experts.into_iter().collect(), &shapes);
+                let bound = bound.expect("binds");
                 let config = Config { ranks, ..Config::default() };
                 let plan = mk::passes::lower(&step.program, &bound, &config).expect("lowers");
                 judge(&format!("{}, {columns} columns", step.text), &plan, Options::default());

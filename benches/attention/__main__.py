@@ -4,6 +4,8 @@
     python3 benches/attention --part ring
     python3 -m torch.distributed.run --nproc-per-node 2 benches/attention     # rings over GPUs: ranks.py says beside whom
     python3 benches/attention --part window --seed 7     # windows and caps: random shapes against f64, and beside flex_attention
+    python3 benches/attention --part lengths             # keys of another length than queries, likewise
+    python3 benches/attention --part call                # mk.attention: sinks, logarithms, torch.compile
 
 A row is a shape, TFLOP/s of each, the fastest peer's time ÷ mk's, and whether results are right; a wrong one fails the run. Inputs are random and
 rotate, 256 MiB are overwritten between launches, contestants take turns, the median counts. FLOPs of a backward are those of five products.
@@ -34,9 +36,13 @@ BACKWARD = [
 RING = [
     (1, 12288, 16, 16, 128, False, "shard"), (1, 12288, 16, 16, 128, True, "zigzag"), (1, 24576, 16, 4, 128, False, "shard"),
 ]
+# B, queries, keys, H, G, D: the last of both have one place.
+LENGTHS = [
+    (1, 2048, 32768, 16, 16, 128), (1, 4096, 65536, 32, 8, 128), (4, 512, 16384, 16, 16, 64), (1, 128, 131072, 32, 8, 128), (8, 16, 32768, 32, 8, 128),
+]
 # B, S, H, G, D, keys of a window, cap of scores.
 WINDOWS = [
-    (1, 32768, 16, 16, 128, 1024, None), (1, 32768, 16, 16, 128, 4096, None), (4, 8192, 16, 16, 128, 1024, 50.0), (4, 8192, 32, 8, 64, 128, None),
+    (1, 32768, 16, 16, 128, 1024, None), (1, 16384, 16, 16, 128, 1000, None), (1, 32768, 16, 16, 128, 4096, None), (4, 8192, 16, 16, 128, 1024, 50.0), (4, 8192, 32, 8, 64, 128, None),
     (4, 4096, 16, 16, 128, None, 50.0),
 ]
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash-2": SDPBackend.FLASH_ATTENTION}
@@ -46,7 +52,7 @@ def alone(causal, logarithms, window=None, cap=None):
     mask = ", causal" if causal else ""
     mask += f", window = {window}" if window else ""
     mask += f", softcap = {cap}" if cap else ""
-    kv = "bf16[B, S, G, D] @ replicate"
+    kv = "bf16[B, T, G, D] @ replicate"
     result = "(o, o -> lse)" if logarithms else "o"
     return f"fn attend(q: bf16[B, S, H, D] @ replicate, k: {kv}, v: {kv}) {{ let o = attention(q, k, v{mask}); {result} }}"
 
@@ -65,9 +71,10 @@ class Bench:
         self.seconds = seconds
         self.wrong = 0
 
-    def inputs(self, b, s, h, g, d, seed):
+    def inputs(self, b, s, h, g, d, seed, keys=None):
         generator = torch.Generator(device="cuda").manual_seed(seed)
-        return [torch.randn(b, s, n, d, device="cuda", generator=generator).bfloat16() for n in (h, g, g)]
+        sizes = (s, h), (keys or s, g), (keys or s, g)
+        return [torch.randn(b, rows, n, d, device="cuda", generator=generator).bfloat16() for rows, n in sizes]
 
     def time(self, contestants):
         """Milliseconds of each; a contestant is what comes before the timed part, and the timed part."""
@@ -102,7 +109,8 @@ class Bench:
         for x, y in zip(got, want):
             x, y = x.float(), y.float()
             worst = max(worst, ((x - y).norm() / y.norm()).item())
-            rows = lambda z: z[:, : z.shape[1] // 128 * 128].unflatten(1, (-1, 128)).pow(2).sum((2, 4))
+            n = min(128, x.shape[1])
+            rows = lambda z: z[:, : z.shape[1] // n * n].unflatten(1, (-1, n)).pow(2).sum((2, 4))
             error, norm = rows(x - y), rows(y)
             # A tile that is near 0 by chance is measured against a tenth of the mean.
             tile = max(tile, (error / torch.maximum(norm, norm.mean() / 10)).sqrt().max().item())
@@ -181,28 +189,36 @@ def backward(bench, world, b, s, h, g, d, causal):
     f.close()
 
 
-def dense(q, k, v, window, cap):
-    """Causal, in f64, of few tokens."""
+def dense(q, k, v, window, cap, sinks=None):
+    """Causal, in f64, of few tokens; rows that see nothing are 0. With sinks, logarithms of the sums, too."""
     q, k, v = (x.double() for x in (q, k, v))
     k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
     scores = torch.einsum("bshd,bthd->bhst", q, k) / q.shape[3] ** 0.5
     if cap:
         scores = cap * (scores / cap).tanh()
-    behind = torch.arange(q.shape[1], device="cuda")[:, None] - torch.arange(q.shape[1], device="cuda")[None, :]
-    hidden = (behind < 0) | (behind >= (window or q.shape[1]))
-    return torch.einsum("bhst,bthd->bshd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
+    behind = torch.arange(-q.shape[1], 0, device="cuda")[:, None] - torch.arange(-k.shape[1], 0, device="cuda")[None, :]
+    hidden = (behind < 0) | (behind >= (window or k.shape[1]))
+    weights = (scores - scores.detach().amax(-1, keepdim=True)).masked_fill(hidden, float("-inf")).exp()
+    sums = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        top = scores.detach().amax(-1, keepdim=True)
+        sums = sums + (sinks.double()[None, :, None, None] - top).exp()
+        return torch.einsum("bhst,bthd->bshd", weights / sums, v), (top + sums.log()).squeeze(-1)
+    return torch.einsum("bhst,bthd->bshd", weights / sums.clamp(min=1e-300), v)
 
 
-def drawn(bench, world, seed, count):
+def drawn(bench, world, seed, count, lengths=False):
     """Random shapes, forward and backward, against f64."""
     draw, right = random.Random(seed), bench.wrong
     for n in range(count):
         g = draw.choice([1, 2, 4])
         b, s, h, d = draw.choice([1, 2]), draw.choice([draw.randrange(1, 200), draw.randrange(200, 1500)]), g * draw.choice([1, 2]), draw.choice([64, 128])
-        # Distances that cut a sequence into few kinds of stretches: plans of others are not evaluated from some thousand tokens on.
         window = draw.choice([None, 1, 64, 128, 1024, draw.randrange(1, s + 1)])
         cap = draw.choice([None, 1.0, 30.0]) if window else 30.0
-        q, k, v, out = [*bench.inputs(b, s, h, g, d, n), bench.inputs(b, s, h, h, d, n + 1)[0]]
+        keys = draw.choice([s + draw.randrange(1, 1000), draw.randrange(1, 1500)]) if lengths else s
+        if lengths and draw.random() < 0.5:
+            window = cap = None
+        q, k, v, out = [*bench.inputs(b, s, h, g, d, n, keys), bench.inputs(b, s, h, h, d, n + 1)[0]]
         f = mk.compile(alone(True, False, window, cap), world)
         results = []
         for run in (lambda *x: f(*x), lambda *x: dense(*x, window, cap)):
@@ -214,7 +230,7 @@ def drawn(bench, world, seed, count):
             # A gradient of queries that see one key is 0.
             if not error < 2e-2 and not y.abs().max() < 1e-6:
                 bench.wrong += 1
-                print(f"WRONG {name} {error:.1e}: B{b} S{s} H{h}:{g} D{d} window {window} cap {cap}", flush=True)
+                print(f"WRONG {name} {error:.1e}: B{b} S{s}:{keys} H{h}:{g} D{d} window {window} cap {cap}", flush=True)
         f.close()
     print(f"seed {seed}: {count} random shapes, {bench.wrong - right} results wrong", flush=True)
 
@@ -252,6 +268,80 @@ def windows(bench, world, b, s, h, g, d, window, cap):
     f.close()
 
 
+def lengths(bench, world, b, s, t, h, g, d):
+    """Chunks of queries at the end of more keys, beside flex_attention and the masks of torch that are aligned there."""
+    from torch.nn.attention.bias import causal_lower_right
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    torch._dynamo.reset()
+    sets = [bench.inputs(b, s, h, g, d, seed, t) + bench.inputs(b, s, h, h, d, 9 + seed)[:1] for seed in range(2)]
+    for given in sets:
+        for x in given[:3]:
+            x.requires_grad_(True)
+    f = mk.compile(alone(True, False), world)
+    blocks = create_block_mask(lambda b, h, i, j: i + t - s >= j, None, None, s, t, device="cuda")
+    flex = torch.compile(lambda q, k, v: flex_attention(q, k, v, block_mask=blocks, enable_gqa=g != h))
+    lower = lambda q, k, v: sdpa(q, k, v, attn_mask=causal_lower_right(s, t), enable_gqa=g != h)
+    turned = lambda run: lambda q, k, v: run(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+    runs = {"mk": f, "flex": turned(flex), "sdpa": turned(lower)}
+    for name in ("flex", "sdpa"):
+        try:
+            runs[name](*sets[0][:3])
+        except Exception as refused:
+            print(f"{name}: {str(refused).splitlines()[0]}", file=sys.stderr)
+            del runs[name]
+    pairs = b * h * d * (s * t - s * s / 2)
+    peer = next(name for name in runs if name != "mk")
+    got = {name: runs[name](*sets[0][:3]).detach() for name in ("mk", peer)}
+    judged = bench.judge([got["mk"]], [got[peer]], 1e-2)
+    named = f"{s} of {t} " + label("", b, s, h, g, d, True)
+    with torch.no_grad():
+        nothing = lambda i: None
+        plain = {name: (nothing, lambda i, _, run=run: run(*sets[i % 2][:3])) for name, run in runs.items()}
+        bench.row(f"forward {named}", 4 * pairs, bench.time(plain), judged)
+    back = {}
+    for name, run in runs.items():
+        before = lambda i, run=run: run(*sets[i % 2][:3])
+        back[name] = (before, lambda i, y: torch.autograd.grad(y, sets[i % 2][:3], sets[i % 2][3]))
+    of = lambda name: back[name][1](0, back[name][0](0))
+    judged = bench.judge(of("mk"), of(peer), 2e-2)
+    bench.row(f"backward {named}", 10 * pairs, bench.time(back), judged)
+    f.close()
+
+
+def calls(bench, seed, count):
+    """`mk.attention` of random shapes with sinks, eager and compiled: results, logarithms and all gradients against f64."""
+    draw, right = random.Random(seed), bench.wrong
+    compiled = torch.compile(mk.attention, dynamic=False)
+    for n in range(count):
+        g, d, s = draw.choice([1, 2, 4]), draw.choice([64, 128]), draw.randrange(1, 1200)
+        h, t = g * draw.choice([1, 2]), draw.choice([s, s + draw.randrange(1, 900)])
+        window, cap = draw.choice([None, draw.randrange(1, s + 1)]), draw.choice([None, 20.0])
+        q, k, v = bench.inputs(2, s, h, g, d, n, t)
+        d_o = bench.inputs(2, s, h, h, d, n + 1)[0]
+        sinks, d_logs = torch.randn(h, device="cuda"), torch.randn(2, h, s, device="cuda")
+        run = compiled if n % 4 == 3 else mk.attention
+        if n % 4 == 3:
+            torch._dynamo.reset()
+        results = []
+        for ours in (True, False):
+            given = [x.clone().requires_grad_(True) for x in (q, k, v, sinks)]
+            if ours:
+                turned = [x.transpose(1, 2) for x in given[:3]]
+                o, logs = run(*turned, causal=True, window=window, softcap=cap, sinks=given[3], enable_gqa=True, return_lse=True)
+                o = o.transpose(1, 2)
+            else:
+                o, logs = dense(*given[:3], window, cap, given[3])
+            gradients = torch.autograd.grad([o, logs], given, [d_o.to(o.dtype), d_logs.to(logs.dtype)])
+            results.append([o.detach(), logs.detach(), *gradients])
+        for name, x, y in zip(("o", "lse", "dq", "dk", "dv", "dsinks"), *results):
+            error = (x.double() - y.double()).norm() / y.double().norm().clamp(min=1e-9)
+            # A gradient of sinks is a sum over queries, which may cancel.
+            if not error < (6e-2 if name == "dsinks" else 2e-2):
+                bench.wrong += 1
+                print(f"WRONG {name} {error:.1e}: S{s}:{t} H{h}:{g} D{d} window {window} cap {cap}", flush=True)
+    print(f"seed {seed}: {count} calls of mk.attention, {bench.wrong - right} results wrong", flush=True)
+
+
 def ring(bench, world, b, s, h, g, d, causal, placement):
     """Keys that arrive meanwhile, beside keys that every rank has."""
     n = world.size
@@ -285,7 +375,7 @@ def ring(bench, world, b, s, h, g, d, causal, placement):
 
 def main():
     parser = argparse.ArgumentParser(prog="attention", description="attention beside torch's, on one GPU")
-    parser.add_argument("--part", action="append", choices=["forward", "backward", "ring", "window"], help="[all]")
+    parser.add_argument("--part", action="append", choices=["forward", "backward", "ring", "window", "lengths", "call"], help="[all]")
     parser.add_argument("--seed", type=int, default=7, help="of random shapes [7]")
     parser.add_argument("--shapes", type=int, default=24, help="random ones [24]")
     parser.add_argument("--ranks", type=int, default=4, help="that share the GPU, of rings [4]")
@@ -298,7 +388,7 @@ def main():
 
         sys.exit(ranks.main(args))
     torch.set_grad_enabled(False)
-    bench, parts = Bench(args.seconds), args.part or ["forward", "backward", "ring", "window"]
+    bench, parts = Bench(args.seconds), args.part or ["forward", "backward", "ring", "window", "lengths", "call"]
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     world = mk.World.local(1, gpu=0)
     if "forward" in parts:
@@ -317,6 +407,14 @@ def main():
             drawn(bench, world, args.seed, args.shapes)
             for row in WINDOWS:
                 windows(bench, world, *row)
+    if "lengths" in parts:
+        with torch.enable_grad():
+            drawn(bench, world, args.seed, args.shapes, lengths=True)
+            for row in LENGTHS:
+                lengths(bench, world, *row)
+    if "call" in parts:
+        with torch.enable_grad():
+            calls(bench, args.seed, args.shapes)
     if bench.wrong:
         sys.exit(f"{bench.wrong} wrong")
 

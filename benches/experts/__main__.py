@@ -11,7 +11,8 @@ counts. `seed` is that of inputs and routings.
     python3 -m torch.distributed.run --nproc-per-node 2 benches/experts     # over ranks: ranks.py says beside whom
 
 Peers of a grouped product are `torch._grouped_mm` and a loop of `torch.mm`; of the layer, torch's sort, gathers, `_grouped_mm`, gates and sums,
-compiled or not, and mk's own separate launches (`fuse="never"`), where a layer comes apart. With `--settings` grouped products and layers are
+compiled or not, and mk's own separate launches (`fuse="never"`), where a layer comes apart. `--part step` is the layer forward and backward, with
+all gradients, beside torch's autograd through the same operations; `backward` in its row is that less mk's forward. With `--settings` grouped products and layers are
 also timed with those, as contestants of mk's own that are no peers.
 """
 
@@ -255,6 +256,41 @@ def layer(bench, world, tokens, hidden, inner, experts, slots, skew, settings):
         g.close()
 
 
+def step(bench, world, tokens, hidden, inner, experts, slots, skew):
+    """Forward and backward: gradients of tokens, weights and matrices."""
+    f = mk.compile(LAYER, world)
+    w1 = bench.random(experts, hidden, 2, inner, seed=7, scale=hidden**-0.5).requires_grad_()
+    w2 = bench.random(experts, inner, hidden, seed=8, scale=inner**-0.5).requires_grad_()
+    contestants, forward, judged = {"mk": [], "torch": []}, [], None
+
+    def gradients(layer, x, ids, gate, d):
+        with torch.enable_grad():
+            return torch.autograd.grad(layer(x, ids, gate, w1, w2), [x, gate, w1, w2], d)
+
+    for i in range(SETS):
+        x, d = bench.random(tokens, hidden, seed=20 + i).requires_grad_(), bench.random(tokens, hidden, seed=40 + i)
+        ids, gate = routing(bench, tokens, experts, slots, skew, seed=30 + i)
+        given = [x, ids, gate.requires_grad_(), d]
+        if i == 0:
+            wide = [t.detach().float().requires_grad_() for t in (x, gate, w1, w2)]
+            with torch.enable_grad():
+                y = dense_layer(wide[0], ids, *wide[1:])
+                want = torch.autograd.grad(y, wide, d.float())
+            for got, exact in zip(gradients(f, *given), want):
+                found = bench.judge(got.reshape(-1, got.shape[-1]), exact.reshape(-1, exact.shape[-1]), 2e-2)
+                judged = found if judged is None or not found["right"] else judged
+            del wide, y, want
+        contestants["mk"].append(captured(lambda given=given: gradients(f, *given)))
+        contestants["torch"].append(captured(lambda given=given: gradients(torch_layer, *given)))
+        forward.append(captured(lambda given=given: f(given[0].detach(), given[1], given[2].detach(), w1.detach(), w2.detach())))
+    alone = bench.time({"forward": forward})["forward"]
+    times = bench.time(contestants)
+    flops, backward = 6 * tokens * slots * hidden * inner, times["mk"] - alone
+    bench.row("step", f"T{tokens} H{hidden} I{inner} E{experts} k{slots} skew {skew}", times, judged, backward=round(backward, 1),
+              tflops=round(2 * flops / backward / 1e6))
+    f.close()
+
+
 def tables(bench, world, tokens, experts, slots):
     """All of a kernel whose rows are short, beside torch's tables alone."""
     f = mk.compile(TABLES, world)
@@ -283,7 +319,7 @@ def tables(bench, world, tokens, experts, slots):
 
 def main():
     parser = argparse.ArgumentParser(description="experts of mk and of torch on one GPU")
-    parser.add_argument("--part", choices=["grouped", "tables", "layer"], help="one part [all]")
+    parser.add_argument("--part", choices=["grouped", "tables", "layer", "step"], help="one part [all]")
     parser.add_argument("--rounds", type=int, default=15, help="timed launches of each contestant [15]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", help="only shapes whose place in the list is among these, as `0,2`")
@@ -305,6 +341,10 @@ def main():
             for row in chosen(LAYERS):
                 for skew in args.skew:
                     layer(bench, world, *row, skew, args.settings)
+        if args.part in (None, "step"):
+            for row in chosen(LAYERS):
+                for skew in args.skew:
+                    step(bench, world, *row, skew)
         if args.part in (None, "grouped"):
             for row in chosen(PRODUCTS):
                 for skew in args.skew:

@@ -124,7 +124,7 @@ def over_ranks(layer, dispatch):
         tokens = str(layer["ranks"] * int(tokens)) if "a rank" in name else tokens
         rest = name.split("a rank, ")[-1].removeprefix(f"T{tokens} ")
         body.append([f"`{title}` {rest}", tokens, ms, ", ".join(ratios), report.ratio(row["bound_over_mk"])])
-    return lines(["", "tokens of both", "mk, ms", "best peer ÷ mk: even, uneven", "bound ÷ mk"], body)
+    return lines(["pipeline", "tokens, both ranks", "mk, ms", "best peer ÷ mk: even, uneven routing", "bound ÷ mk"], body)
 
 
 def fastest(row):

@@ -202,7 +202,7 @@ pub struct RoleInfo {
     pub ctas: u32,
 }
 
-/// A family of the plan, for whoever reads a trace.
+/// A family of the plan, for readers of a trace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceFamily {
     /// The number in the plan's `fam1`.

@@ -16,7 +16,7 @@ pub struct NetLayout {
     pub lanes: u32,
     /// Words that hosts raise, from the begin of the range on; each once in a launch, to its epoch.
     pub words: u32,
-    /// Where the hashes of launches lie: `u32[2][world]`, by parity of the epoch and rank; the own rank's is what it
+    /// Where the hashes of launches lie: `u32[2][world]`, by parity of the epoch and rank; this rank's is what it
     /// sends.
     pub hashes: u64,
     /// Where buffers begin.

@@ -11,10 +11,10 @@ pub const STDIN: &str = "-";
 /// Longest text that is read, in bytes.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// How a text is to be read.
+/// Format of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// A pipeline, with defaults for its sizes in the comments at the top if they are there.
+    /// A pipeline; comments at the top may give default sizes.
     Pipeline,
     /// A plan as text.
     Plan,
@@ -22,10 +22,10 @@ pub enum Form {
     PlanJson,
 }
 
-/// How the argument is to be read: by its extension; stdin by how it begins.
+/// Format of the argument: by its extension; of stdin by its first line.
 pub fn form(argument: &str) -> Form {
     if argument == STDIN {
-        // Why it cannot be read is said where it is read.
+        // The read reports the error.
         return stdin().map_or(Form::Pipeline, begins_as);
     }
     match Path::new(argument).extension().and_then(|e| e.to_str()) {
@@ -53,8 +53,7 @@ pub fn stdin() -> Result<&'static str, Failure> {
     text.as_deref().map_err(failed)
 }
 
-/// The text of a file that a person or mk has written; of one that does not end, a device say, no more than such a file
-/// may have.
+/// Reads a text file, up to a limit: a device may have no end.
 pub fn read(path: &Path) -> Result<String, Failure> {
     let failed =
         |what: String| Failure::new(Kind::File, format!("cannot read {}: {what}", path.display()));

@@ -1,4 +1,4 @@
-//! How much is said, and in which colours.
+//! Verbosity and colours of what the command prints.
 
 use anstyle::{AnsiColor, Style};
 use clap::ValueEnum;
@@ -27,10 +27,10 @@ enum Color {
     Never,
 }
 
-/// How much is said.
+/// Verbosity.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mode {
-    /// Only the end of it all.
+    /// Only the final verdict.
     pub quiet: bool,
     /// Every step.
     pub verbose: bool,
@@ -40,18 +40,18 @@ pub struct Mode {
 
 static MODE: OnceLock<Mode> = OnceLock::new();
 
-/// What was asked for; before that is known, the default.
+/// The requested mode; the default until options are parsed.
 pub fn mode() -> Mode {
     MODE.get().copied().unwrap_or_default()
 }
 
-/// Says how much to say, once.
+/// Sets the mode, once.
 pub fn set(args: Args, json: Option<&'static str>) {
     // Only `main` sets it.
     let _ = MODE.set(Mode { quiet: args.quiet, verbose: args.verbose, json });
 }
 
-/// Takes `--color` from words that may yet turn out to be no command line: their mistakes are in colour, too.
+/// Takes `--color` from arguments before they are parsed, so that parse errors are coloured accordingly.
 pub fn color_from(words: &[String]) {
     let of = |(i, word): (usize, &String)| match word.strip_prefix("--color") {
         Some("") => words.get(i + 1).cloned(),
@@ -70,22 +70,22 @@ const BAD: Style = AnsiColor::Red.on_default().bold();
 const GOOD: Style = AnsiColor::Green.on_default().bold();
 const ASIDE: Style = AnsiColor::Cyan.on_default().bold();
 
-/// Says what does not stop anything.
+/// Prints a note that is not an error.
 pub fn note_on_stderr(note: impl std::fmt::Display) {
     if !mode().quiet {
         say_on_stderr(format_args!("note: {note}"));
     }
 }
 
-/// A line, or several, on stderr.
+/// Prints one or more lines to stderr.
 pub fn say_on_stderr(text: impl std::fmt::Display) {
     let text = text.to_string();
     let lines: Vec<String> = text.lines().map(paint).collect();
-    // Without stderr there is nobody left to tell.
+    // If stderr is closed, there is nowhere to report it.
     let _ = writeln!(anstream::stderr(), "{}", lines.join("\n"));
 }
 
-/// A line with its first word in the colour of what it is.
+/// Colours the first word of a line by its kind (error, warning, note, help).
 fn paint(line: &str) -> String {
     for (word, style) in [("error:", BAD), ("warning:", BAD), ("note:", ASIDE), ("= help:", ASIDE)]
     {
@@ -98,7 +98,7 @@ fn paint(line: &str) -> String {
     line.to_string()
 }
 
-/// A verdict with its first word in the colour of what it is.
+/// Colours the first word of a verdict, by whether it is good.
 pub fn paint_verdict(good: bool, text: &str) -> String {
     let style = if good { GOOD } else { BAD };
     let end = text.find([':', ' ']).unwrap_or(text.len());

@@ -1,5 +1,5 @@
 //! What is known of a plan: whether it is right, whether it computes its pipeline, and whether it has a kernel, or why
-//! not. Whoever makes a kernel asks here.
+//! not. Every path to a kernel calls it.
 
 use mk_abi::KernelSource;
 use mk_emit::emit::{EmitError, Options, Refusals, emit_with};

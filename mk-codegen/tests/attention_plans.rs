@@ -49,6 +49,7 @@ fn texts() {
             "attention_window",
             plan(1, "replicate", "attention(q, k, v, causal, window = 100, softcap = 50)", 300),
         ),
+        ("attention_chunk", lengths("attention(q, k, v, causal)", [100, 300]).2),
         ("ring_full", plan(3, "shard(1)", "ring(k, v) -> attention(q)", 768)),
         ("ring_causal", plan(3, "shard(1)", RING, 1000)),
         ("ring_causal_zigzag", plan(3, "zigzag(1)", RING, 1000)),
@@ -91,6 +92,57 @@ fn other_windows_compute_something_else() {
         }
         let none = text.replacen("keys=100", "keys=0", 1).parse::<Plan>().expect_err("no window");
         assert!(none.to_string().contains("1 key or more"), "{none}");
+    }
+}
+
+/// A part of an attention on one rank, of so many queries and keys.
+fn lengths(part: &str, [s, t]: [u64; 2]) -> (Program, Bound, Plan) {
+    let more = match part.contains("do,") {
+        true => ", do: bf16[1, S, 2, 64], stats: f32[1, 2, S, 4]",
+        false => "",
+    };
+    let text = format!(
+        "fn f(q: bf16[1, S, 2, 64]{more}, k: bf16[1, T, 1, 64], v: bf16[1, T, 1, 64]) {{ {part} }}"
+    );
+    let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+    let dims = [("S", s), ("T", t)].map(|(name, n)| (name.to_string(), n)).into();
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+    let plan = lower(&program, &bound, &Config::default()).expect("lowers");
+    (program, bound, plan)
+}
+
+/// Of keys of another length the last are where the last queries are, and nowhere else.
+#[test]
+fn other_places_compute_something_else() {
+    for ((s, t), side) in [((100, 300), "q"), ((300, 100), "k")] {
+        for part in [
+            "let o = attention(q, k, v, causal, window = 50); (o, o -> lse)",
+            "attention_dq(q, do, stats, k, v, causal, window = 50)",
+            "let dk = attention_dk(k, v, q, do, stats, causal, window = 50); (dk, dk -> attention_dv)",
+            "let o = attention(q, k, v, causal); (o, o -> lse)",
+            "attention_dq(q, do, stats, k, v, causal)",
+            "let dk = attention_dk(k, v, q, do, stats, causal); (dk, dk -> attention_dv)",
+        ] {
+            let (program, bound, plan) = lengths(part, [s, t]);
+            valid::verify(&plan).unwrap_or_else(|e| panic!("{part}: {e}"));
+            let options = equivalence::Options::default();
+            let judge = |plan: &Plan| equivalence::evaluate(plan, &program, &bound, &options);
+            judge(&plan).unwrap_or_else(|e| panic!("{part}, {s} and {t}: {e}"));
+            let text = plan.to_string();
+            let line =
+                text.lines().find(|l| l.trim_start().starts_with(&format!("position {side}")));
+            let line = line.expect("places");
+            assert!(line.contains("200"), "{line}");
+            for other in ["199", "201", "0"] {
+                let other = text.replacen(line, &line.replacen("200", other, 1), 1);
+                let other: Plan = other.parse().unwrap_or_else(|e| panic!("{e}"));
+                assert!(judge(&other).is_err(), "{part}, {s} and {t}: {line}");
+            }
+            for other in ["keys=49", "keys=51"].iter().filter(|_| part.contains("window")) {
+                let other: Plan = text.replacen("keys=50", other, 1).parse().expect("a window");
+                assert!(judge(&other).is_err(), "{part}, {s} and {t}: {other}");
+            }
+        }
     }
 }
 

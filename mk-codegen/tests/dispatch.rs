@@ -58,6 +58,17 @@ const HIDDEN: &str = "fn hidden(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ shar
     dispatch(dy, ids, capacity = R) -> grouped_gemm(w2.t) -> swiglu_grad(h)
 }";
 
+/// The same with the weights of tokens, for gradients of matrices, too; rows are dispatched for those.
+const WEIGHTED: &str = "fn hidden(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w2: bf16[E, F, H] @ shard(0), h: bf16[R, 2, F] @ shard(0)) {
+    let rows = dispatch(dy, ids, gate, capacity = R);
+    (rows -> grouped_gemm(w2.t) -> swiglu_grad(h), rows)
+}";
+
+/// Gradients of the weights.
+const WEIGHTS: &str = "fn weights(a: bf16[R, F] @ shard(0), ids: i32[T, K] @ shard(0), dy: bf16[T, H] @ shard(0), w2: bf16[E, F, H] @ shard(0)) {
+    ragged(a, ids) -> grouped_gemm(w2) -> combine_grad(dy)
+}";
+
 /// The layer with room for some rows of each expert; others are dropped.
 const DROPS: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
     w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
@@ -341,6 +352,8 @@ fn texts() {
         ("dispatch_drops", Case { source: DROPS, ..SMALL }),
         ("dispatch_saves", Case { source: SAVES, ..SMALL }),
         ("dispatch_hidden", Case { source: HIDDEN, ..SMALL }),
+        ("dispatch_weighted", Case { source: WEIGHTED, ..SMALL }),
+        ("combine_grad", Case { source: WEIGHTS, ..SMALL }),
     ] {
         let plan = case.plan("").unwrap_or_else(|e| panic!("{name}: {e}"));
         let text = plan.to_string();
@@ -504,6 +517,68 @@ fn nothing_can_be_left_out() {
     let entered = ["fetch: wait entered", "fetch: wait entered"];
     assert_eq!(kept, [&entered[..], &["gemm1: wait counted", "gemm2: wait entered"]].concat());
     assert_eq!(n, 42);
+}
+
+/// And where rows have weights, and weights gradients: whatever is left out, no proof or no kernel is left.
+#[test]
+fn nothing_of_weights_can_be_left_out() {
+    let small = Case { tokens: 20, slots: 2, experts: 4, blocks: 2, ..SMALL };
+    for (source, names, least) in [
+        (WEIGHTED, ["pull", "slots", "weights"], 12),
+        (WEIGHTS, ["combine", "combine", "combine"], 6),
+    ] {
+        let plan = Case { source, ..small }.plan("").expect("a plan");
+        let mut n = 0;
+        for (id, f) in plan.families.iter().filter(|(_, f)| names.contains(&f.name.as_str())) {
+            let mut without = |what: String, change: &dyn Fn(&mut Plan)| {
+                let mut less = plan.clone();
+                change(&mut less);
+                n += 1;
+                let refused = valid::verify(&less).is_err() || emit::emit(&less).is_err();
+                assert!(refused, "{}: {what}", f.name);
+            };
+            for i in 0..f.waits.len() {
+                let name = &plan.signals[f.waits[i].signal].name;
+                // Ranks have entered where others said what they have; what tables are made of, others wait for.
+                if name != "entered" {
+                    without(format!("wait {name}"), &|p| drop(p.families[id].waits.remove(i)));
+                }
+            }
+            for i in 0..f.posts.len() {
+                let name = &plan.signals[f.posts[i].signal].name;
+                without(format!("post {name}"), &|p| drop(p.families[id].posts.remove(i)));
+            }
+            for i in 0..f.accesses.len() {
+                without(format!("access {i}"), &|p| drop(p.families[id].accesses.remove(i)));
+            }
+        }
+        assert!(n >= least, "{n}");
+    }
+}
+
+/// A product of other rows, of more than one element, or without its own row, is none; nor are slots of other blocks, or
+/// of the experts of some tokens.
+#[test]
+fn other_products_and_slots_are_found() {
+    for (source, line, other) in [
+        (
+            WEIGHTS,
+            "access w: read buf2 @ rank [i * 8 + q : 1, 0 : 24]",
+            "access w: read buf2 @ rank [i * 8 + q : 1, 0 : 8]",
+        ),
+        (WEIGHTS, "[i * 8 + q : 1, j : 1]", "[i * 8 + q : 1, 0 : 2]"),
+        (WEIGHTED, "part=slots", "part=sources"),
+        (WEIGHTED, "\"slots\" [256] runtime 0..=1", "\"slots\" [256] runtime 0..=0"),
+    ] {
+        let text = Case { source, ..SMALL }.plan("").expect("a plan").to_string();
+        let changed = text.replace(line, other);
+        assert_ne!(changed, text, "{line}\n{text}");
+        let refused = match changed.parse::<Plan>() {
+            Ok(plan) => valid::verify(&plan).is_err(),
+            Err(_) => true,
+        };
+        assert!(refused, "{other}");
+    }
 }
 
 /// Routings that no launch can have end it, with what is wrong.

@@ -47,6 +47,22 @@ fn refusals_say_what_works() {
             SHAPES,
         ),
         (
+            "cut_blocks_of_k",
+            "fn f(x: e4m3[M, K] scaled(1, 128) @ shard(1), w: e4m3[N, K] @ shard(1)) {
+                 gemm(x, w.t) -> reduce_scatter
+             }",
+            2,
+            &[("x", &[512, 640]), ("w", &[384, 640])],
+        ),
+        (
+            "cut_blocks_of_weights",
+            "fn f(x: e4m3[M, K] @ shard(0), w: e4m3[N, K] scaled(128, 128) @ shard(0)) {
+                 gather(x) -> gemm(w.t)
+             }",
+            4,
+            &[("x", &[512, 640]), ("w", &[640, 640])],
+        ),
+        (
             "saved_contribution",
             "fn f(a: bf16[M, K] @ shard(1), b: bf16[K, N] @ shard(0)) {
                  let h = gemm(a, b);

@@ -142,6 +142,7 @@ const ROUTES: &str = r#"
 static ListTask list;
 static BasesTask bases;
 static SourcesTask sources;
+static SlotsTask slotted;
 static PlacesTask places;
 static WantedTask wanted;
 static u32 phase, threads;
@@ -159,6 +160,7 @@ int main(int, char** argv) {
     std::vector<u32> ids(tokens * slots * words), counts(own + 4, 0xdeadbeef), all_lists(all * width + 4, 0xdeadbeef), all_bases((all + 1) * experts + 4, 0xdeadbeef);
     std::vector<u32> all_entries(2 * count + 4, 0xdeadbeef);
     u32 *lists = all_lists.data() + 2, *base = all_bases.data() + 2, *entries = all_entries.data() + 2;
+    std::vector<u32> of_rows(count * 128 + 4, 0xdeadbeef);
     std::vector<u32> rows(count * 128 + 4, 0xdeadbeef), place(2 * most * slots + 4, 0xdeadbeef), kept(most * slots + 4, 0xdeadbeef);
     // Room for whole pieces of each rank's tokens.
     const u32 space = (most + 15) / 16 * 16;
@@ -194,6 +196,8 @@ int main(int, char** argv) {
       for (u32 b = 0; b < count; b += 3) {
         sources = SourcesTask{0, 0, bases.entries + b * 8, bases.lists, bases.bases, reinterpret_cast<u64>(rows.data() + 2 + b * 128), all, width, experts, rank * own, b, min(3, count - b), 128};
         run(threads, [](u32 thread) { tabulate_phase(Context{}, sources, 0, thread, threads); });
+        slotted = SlotsTask{0, 0, reinterpret_cast<u64>(ids.data()), sources.blocks, sources.sources, reinterpret_cast<u64>(of_rows.data() + 2 + b * 128), words, tokens, slots, rank * own, sources.count, 128};
+        run(threads, [](u32 thread) { tabulate_phase(Context{}, slotted, 0, thread, threads); });
       }
       for (u32 c = 0; c < chunks; ++c) {
         const u32 first = rank * most + c * chunk;
@@ -208,7 +212,7 @@ int main(int, char** argv) {
     }
     const u32 said[5] = {static_cast<u32>(fault.kind), fault.seen, fault.tile, static_cast<u32>(fault.waited_ns), static_cast<u32>(fault.waited_ns >> 32)};
     std::fwrite(said, 4, 5, stdout);
-    for (const auto* t : {&counts, &rows, &place, &kept, &has}) std::fwrite(t->data(), 4, t->size(), stdout);
+    for (const auto* t : {&counts, &rows, &place, &kept, &has, &of_rows}) std::fwrite(t->data(), 4, t->size(), stdout);
   }
   return 0;
 }
@@ -430,6 +434,7 @@ fn what_follows_from_a_routing() {
             2 * most * w.slots,
             most * w.slots,
             space,
+            w.blocks * 128,
         ];
         let found = sizes.map(|n| words.by_ref().take(n + 4).collect::<Vec<i32>>());
         for t in &found {
@@ -450,13 +455,16 @@ fn what_follows_from_a_routing() {
                     RoutePart::Places,
                     RoutePart::Kept,
                     RoutePart::Wanted,
+                    RoutePart::Slots,
                 ];
                 let own = most.min(w.tokens.saturating_sub(w.rank * most)) * 2 * w.slots;
                 let bits = own / 2;
                 dropped += i32::from(keep > 0 && found[3][2..bits + 2].contains(&0));
                 padded += i32::from(ids.contains(&-1));
-                for ((part, n), found) in
-                    parts.into_iter().zip([sizes[0], sizes[1], own, bits, sizes[4]]).zip(&found)
+                for ((part, n), found) in parts
+                    .into_iter()
+                    .zip([sizes[0], sizes[1], own, bits, sizes[4], sizes[5]])
+                    .zip(&found)
                 {
                     assert_eq!(found[2..n + 2], routing.table(part, w.rank, n), "{i}: {part}");
                     assert!(found[n + 2..].iter().all(|x| *x == guard), "{i}: {part}");

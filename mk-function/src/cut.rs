@@ -2,15 +2,15 @@
 //!
 //! ```text
 //! gather(dy) -> gemm(w.t) -> gelu_grad(h) ─┬─> gemm(v.t) -> reduce_scatter      one kernel, which also returns what stands at the branch
-//!                                          └─> operand B of a product       the next kernel
+//!                                          └─> operand B of a GEMM       the next kernel
 //! ```
 //!
 //! Operations are taken in their order. Each goes into the kernel that makes its operands, or into one behind that, if
 //! lowering accepts that kernel with it; else it begins a new one. What is done element by element and has no kernel is
-//! a step of its own, for whoever runs the steps to compute. Whether a kernel of a step pays, or its parts are faster,
+//! a step of its own, which the caller of the steps computes. Whether a kernel of a step pays, or its parts are faster,
 //! is decided where it is made ([`crate::choice`]).
 //!
-//! Large products that share no value made in the kernel stay apart, and so does one that reads what the caller gets
+//! Large GEMMs that share no value made in the kernel stay apart, and so does one that reads what the caller gets
 //! anyway: one kernel of both hides nothing that two do not, and has one tile shape for both. Two H100, `[32768, 4096]`
 //! and 14336 columns a rank: two of a gated block's gradients 11.4 ms, apart 10.2; its forward, which saves what the
 //! backward needs, 9.4 ms, apart 8.2.
@@ -71,14 +71,14 @@ pub fn cut(program: &Program, bound: &Bound, ranks: u32) -> Result<Vec<Step>, Cu
         cutter.place(node);
     }
     let groups = std::mem::take(&mut cutter.groups);
-    groups.iter().map(|group| cutter.step(group)).collect()
+    groups.iter().map(|group| cutter.step(&cutter.as_kernel(group))).collect()
 }
 
 /// Elements of a tile.
 const TILE: u64 = 128 * 256;
 /// Tiles that fill a GPU twice: fewer gain where they are multiplied beside others.
 const MANY_TILES: u64 = 264;
-/// The depth from which on a product takes longer than the reduction of its result over NVLink.
+/// The depth from which on a GEMM takes longer than the reduction of its result over NVLink.
 const HIDES_SUMS: u64 = 2048;
 
 /// A GEMM, as far as it decides whether another one can share its kernel.
@@ -134,6 +134,15 @@ impl Cutter<'_> {
         }
     }
 
+    /// Operations that are element by element become a kernel behind all others: before, they would take operations
+    /// away from the kernels that they end.
+    fn as_kernel(&self, group: &Group) -> Group {
+        let alone =
+            |fixed| Group { is_kernel: true, sound: true, fixed, nodes: group.nodes.clone() };
+        let found = || [false, true].map(alone).into_iter().find(|g| self.accepts(g));
+        (!group.is_kernel).then(found).flatten().unwrap_or_else(|| group.clone())
+    }
+
     /// A group with one operation more, if that can be.
     fn with(&self, group: &Group, node: &Node) -> Option<Group> {
         let mut group = group.clone();
@@ -153,8 +162,8 @@ impl Cutter<'_> {
         }
     }
 
-    /// Whether a product gains nothing by standing beside those of a group: each side fills the GPU several times, and
-    /// sums over ranks are hidden under their own products.
+    /// Whether a GEMM gains nothing by standing beside those of a group: each side fills the GPU several times, and
+    /// sums over ranks are hidden under their own GEMMs.
     fn stands_alone(&self, group: &Group, node: &Node) -> bool {
         let others = group.nodes.iter().filter_map(|id| match self.program.def(*id) {
             Some(Def::Node(other)) if other.result != node.result => self.product(other),
@@ -169,7 +178,7 @@ impl Cutter<'_> {
         many && others.iter().chain([&own]).all(hidden)
     }
 
-    /// Whether a product's operand A is in memory for the caller anyway, and no peer's rows are waited for.
+    /// Whether a GEMM's operand A is in memory for the caller anyway, and no peer's rows are waited for.
     fn reads_saved(&self, node: &Node) -> bool {
         let Some(left) = node.inputs.first() else { return false };
         let made = matches!(self.program.def(*left), Some(Def::Node(n)) if !matches!(n.op, Op::Gather { .. }));
@@ -301,7 +310,7 @@ impl Cutter<'_> {
     }
 }
 
-/// Whether an operation needs nothing but its operands' elements on the own rank.
+/// Whether an operation needs nothing but its operands' elements on this rank.
 fn is_pointwise(op: &Op) -> bool {
     op.is_elementwise() || matches!(op, Op::Swiglu | Op::SwigluGrad)
 }

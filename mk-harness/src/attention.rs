@@ -1,7 +1,7 @@
-//! Attention in f64, with what a right result may be off by.
+//! Reference attention in f64, with an error bound for correct results.
 //!
-//! A kernel has scores in f32, probabilities rounded to the type of its queries before they meet the values, and sums
-//! in f32. Each probability is rounded by itself, so that what that costs adds up as independent errors do.
+//! A kernel computes scores in f32, rounds probabilities to the dtype of its queries before multiplying by values, and
+//! accumulates in f32. Probabilities are rounded independently, so their errors add up as random ones do.
 
 use super::{
     near::{LAMBDA, Near, U32, half_ulp},
@@ -11,15 +11,15 @@ use mk_abi::DType;
 use mk_syntax::Scores;
 use std::ops::Range;
 
-/// Which keys query `i` of so many sees.
-pub(crate) fn seen(scores: Scores, i: usize, sequence: usize) -> Range<usize> {
-    let end = if scores.causal { i + 1 } else { sequence };
+/// The keys that query `i` attends to. With fewer queries than keys, the last query is at the last key's position.
+pub(crate) fn seen(scores: Scores, i: usize, [queries, keys]: [usize; 2]) -> Range<usize> {
+    let end = if scores.causal { (i + 1 + keys).saturating_sub(queries) } else { keys };
     let window = scores.window.and_then(|n| usize::try_from(n).ok());
     end.saturating_sub(window.unwrap_or(end))..end
 }
 
-/// A score that stays below a cap, its slope there, and what computing that in f32 may be off by: a hyperbolic tangent
-/// is made of an exponential and a reciprocal.
+/// The soft-capped score, its derivative, and the error bound of computing it in f32 (tanh as an exponential and a
+/// reciprocal).
 pub(crate) fn capped(cap: Option<f64>, score: f64) -> (f64, f64, f64) {
     match cap {
         None => (score, 1.0, 0.0),
@@ -30,27 +30,29 @@ pub(crate) fn capped(cap: Option<f64>, score: f64) -> (f64, f64, f64) {
     }
 }
 
-/// Sizes, as the global tensors have them.
+/// Sizes of the global tensors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attention {
-    pub sequence: usize,
-    /// Heads of queries, and of keys and values.
+    /// Number of queries, and of keys.
+    pub sequence: [usize; 2],
+    /// Heads of queries; heads of keys and values.
     pub heads: [usize; 2],
     pub depth: usize,
-    /// Its factor is `scale`.
+    /// Mask and cap; `scale` below replaces its factor.
     pub scores: Scores,
     pub scale: f64,
-    /// Of queries, and so of probabilities.
+    /// Dtype of queries and of probabilities.
     pub dtype: DType,
-    /// The most queries of a head that are evaluated, spread over the sequence. Results of others are not asked for.
+    /// At most so many queries of a head are evaluated, spread over the sequence; the others are not compared.
     pub queries: usize,
 }
 
 impl Attention {
-    /// Results `[S, H, D]` and logarithms `[H, S]` of each batch that the operands have.
+    /// Results `[S, H, D]` and log-sum-exps `[H, S]` of each batch.
     pub fn run(&self, q: &Matrix, k: &Matrix, v: &Matrix) -> [Matrix; 2] {
-        let Attention { sequence, heads: [heads, groups], depth, .. } = *self;
-        let (wide, narrow) = (sequence * heads * depth, sequence * groups * depth);
+        let Attention { sequence: both @ [sequence, keys], heads: [heads, groups], depth, .. } =
+            *self;
+        let (wide, narrow) = (sequence * heads * depth, keys * groups * depth);
         let batches = q.data.len().checked_div(wide).unwrap_or(0);
         let mut o = vec![Near::unasked(); batches * wide];
         let mut lse = vec![Near::unasked(); batches * heads * sequence];
@@ -61,10 +63,10 @@ impl Attention {
             for h in 0..heads {
                 let g = h / (heads / groups).max(1);
                 for n in 0..asked {
-                    // The first and the last among them.
+                    // The first and the last query are among them.
                     let i = (n * (sequence - 1)).checked_div(asked - 1).unwrap_or(sequence - 1);
                     let at = (i * heads + h) * depth;
-                    let seen = seen(self.scores, i, sequence);
+                    let seen = seen(self.scores, i, both);
                     let row = |x: &'_ [f64], j: usize| (j * groups + g) * depth..x.len();
                     let of = |j: usize| {
                         let j = seen.start + j;
@@ -79,7 +81,7 @@ impl Attention {
         [(wide, o), (heads * sequence, lse)].map(|(cols, x)| Matrix::collect(cols, x.into_iter()))
     }
 
-    /// One query against `keys` keys and values; returns the logarithm.
+    /// One query against `keys` keys and values; returns the log-sum-exp.
     fn row<'k>(
         &self,
         q: &[f64],

@@ -16,7 +16,8 @@ use std::ops::Range;
 /// Sizes, as the global tensors have them.
 #[derive(Clone, Debug)]
 pub(crate) struct Gradients {
-    pub sequence: usize,
+    /// Queries, and keys.
+    pub sequence: [usize; 2],
     /// Heads of queries, and of keys and values.
     pub heads: [usize; 2],
     pub depth: usize,
@@ -80,8 +81,9 @@ impl Totals {
 impl Gradients {
     /// Gradients of queries, of keys, and of values, of each batch that the operands have.
     pub fn run(&self, operands: &Operands<'_>) -> [Matrix; 3] {
-        let Gradients { sequence, heads: [heads, groups], depth, .. } = *self;
-        let (wide, narrow) = (sequence * heads * depth, sequence * groups * depth);
+        let Gradients { sequence: both @ [sequence, keys], heads: [heads, groups], depth, .. } =
+            *self;
+        let (wide, narrow) = (sequence * heads * depth, keys * groups * depth);
         let of_stats = heads * sequence * 4;
         let batches = operands.q.data.len().checked_div(wide).unwrap_or(0);
         let shared = (heads / groups).max(1);
@@ -94,7 +96,7 @@ impl Gradients {
             let terms = || x.iter().zip(y).map(|(x, y)| x * y);
             (terms().sum::<f64>(), accumulation * terms().map(|t| t * t).sum::<f64>().sqrt())
         };
-        let asked = self.asked();
+        let [asked, keys_asked] = both.map(|n| self.asked(n));
         let of_log = |argument: f64, lse: f64| match self.scores.softcap {
             Some(cap) => 16.0 * U32 * (argument.abs() + lse.abs() + cap) / cap,
             None => 0.0,
@@ -108,7 +110,7 @@ impl Gradients {
                 if lse == f64::NEG_INFINITY {
                     continue;
                 }
-                for j in seen(self.scores, i, sequence).filter(|j| asked[i] || asked[*j]) {
+                for j in seen(self.scores, i, both).filter(|j| asked[i] || keys_asked[*j]) {
                     let from = b * narrow + (j * groups + h / shared) * depth;
                     let [k, v] = [operands.k, operands.v].map(|m| &m.data[from..][..depth]);
                     let (score, off) = dot(q, k);
@@ -137,26 +139,26 @@ impl Gradients {
         }
         let terms = shared * sequence;
         // Of a row of so many elements only where it was asked for.
-        let only = |n: usize, x: Vec<Near>| {
-            let at = |(i, near): (usize, Near)| match asked[i / n % sequence] {
+        let only = |asked: &[bool], n: usize, x: Vec<Near>| {
+            let at = |(i, near): (usize, Near)| match asked[i / n % asked.len()] {
                 true => near,
                 false => Near::unasked(),
             };
             x.into_iter().enumerate().map(at).collect::<Vec<_>>()
         };
         let [of_queries, of_keys] = [heads * depth, groups * depth];
-        let dq = only(of_queries, dq.finish(sequence, self.scale).collect());
-        let dk = only(of_keys, dk.finish(terms, self.scale).collect());
-        let dv = only(of_keys, dv.finish(terms, 1.0).collect());
+        let dq = only(&asked, of_queries, dq.finish(keys, self.scale).collect());
+        let dk = only(&keys_asked, of_keys, dk.finish(terms, self.scale).collect());
+        let dv = only(&keys_asked, of_keys, dv.finish(terms, 1.0).collect());
         [(wide, dq), (narrow, dk), (narrow, dv)].map(|(n, x)| Matrix::collect(n, x.into_iter()))
     }
 
-    /// Which places are evaluated, the first and the last among them.
-    fn asked(&self) -> Vec<bool> {
-        let count = self.asked.min(self.sequence);
-        let mut asked = vec![false; self.sequence];
+    /// Which of so many places are evaluated, the first and the last among them.
+    fn asked(&self, sequence: usize) -> Vec<bool> {
+        let count = self.asked.min(sequence);
+        let mut asked = vec![false; sequence];
         for n in 0..count {
-            let last = self.sequence - 1;
+            let last = sequence - 1;
             asked[(n * last).checked_div(count - 1).unwrap_or(last)] = true;
         }
         asked

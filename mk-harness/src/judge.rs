@@ -1,4 +1,4 @@
-//! Whether results are right: every element by a bound of its own.
+//! Judges results: every element by its own error bound.
 //!
 //! ```text
 //! Program, sizes, ranks ──> Dense ──> Expected: element and bound ──┐
@@ -7,8 +7,8 @@
 //!
 //! An element is right where it is between what the two ends of its interval, `reference ± bound`, round to in the
 //! result's type. So it is exact where nothing is computed, infinite where the reference is beyond the range, and as
-//! near as the spacing of subnormals is. What no element shows alone shows in the norms: a tile whose error is greater
-//! than its roundings are expected to make it is wrong.
+//! near as the spacing of subnormals is. Errors that pass element by element are caught by norms: a tile whose
+//! error is greater than its roundings explain is wrong.
 
 use crate::{Expected, math, near::Near};
 use mk_abi::count;
@@ -18,12 +18,12 @@ pub use mk_runtime::ErrorNorm as Norms;
 
 /// Rows and columns of the tiles whose error counts for itself.
 const TILE: usize = 128;
-/// By how much the error of a tile, and of the whole, may be more than what is to be expected.
+/// Largest accepted ratio of the error of a tile, or of the whole, to the expected one.
 const EXCESS: f64 = 1.5;
-/// The fewest elements of which that is known well enough.
+/// Fewest elements for which that ratio is meaningful.
 const MANY: f64 = 1024.0;
 
-/// What became of the elements of a result on a rank, or of several results.
+/// The verdict on a result on a rank, or on several results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Judgement {
     /// Relative error over the whole and over the worst tile. Elements that are beyond the range in the reference and
@@ -31,11 +31,11 @@ pub struct Judgement {
     pub norms: Norms,
     /// Elements that were judged.
     pub judged: u64,
-    /// Elements of which nothing can be said: a value on the way is at the end of its type's range.
+    /// Elements that cannot be judged: an intermediate value is near the limit of its dtype's range.
     pub unknown: u64,
     /// Elements beyond their bounds.
     pub beyond: u64,
-    /// The one that is furthest beyond its bound.
+    /// The element that is furthest beyond its bound.
     pub worst: Option<Beyond>,
     /// Error over expected error, of the tile of which it is the greatest, or of the whole.
     pub excess: f64,
@@ -47,27 +47,27 @@ pub struct Judgement {
 /// An element that is wrong.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Beyond {
-    /// Its place, in what the rank holds.
+    /// Its position in the rank's part.
     pub at: (usize, usize),
-    /// What is there.
+    /// The result.
     pub got: f32,
-    /// What the reference says.
+    /// The reference.
     pub want: f64,
-    /// How far it may be from that, before it is rounded.
+    /// Error bound, before rounding.
     pub bound: f64,
 }
 
-/// How large errors are to be expected.
+/// Expected size of errors.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Scale {
-    /// Of the whole, relative.
+    /// Expected relative error of the whole.
     pub expected: f64,
     /// The largest bound, rounding of the result included, over the root of the mean square of the reference.
     pub largest: f64,
 }
 
 impl Default for Judgement {
-    /// Of no element.
+    /// No elements.
     fn default() -> Judgement {
         Judgement {
             norms: Norms::NONE,
@@ -82,12 +82,12 @@ impl Default for Judgement {
 }
 
 impl Judgement {
-    /// Whether the result is right. One of which nothing could be judged is not.
+    /// Whether the result is right. If no element could be judged, it is not.
     pub fn passes(&self) -> bool {
         self.beyond == 0 && self.excess <= EXCESS && (self.judged > 0 || self.unknown == 0)
     }
 
-    /// Both together: the worse of all figures.
+    /// Combines two verdicts: the worse of each figure.
     pub fn and(self, other: Judgement) -> Judgement {
         let distance = |j: &Judgement| j.worst.map_or(0.0, |b| b.times());
         Judgement {
@@ -117,7 +117,7 @@ pub(crate) fn worse(a: Norms, b: Norms) -> Norms {
 }
 
 impl Beyond {
-    /// How many times its bound it is away; infinite for a wrong infinity, and where it should be exact.
+    /// Its error in multiples of the bound; infinite for a wrong infinity, and where it should be exact.
     fn times(&self) -> f64 {
         let times = (f64::from(self.got) - self.want).abs() / self.bound;
         if times.is_nan() { f64::INFINITY } else { times }

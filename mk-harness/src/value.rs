@@ -71,7 +71,7 @@ impl Matrix {
         self.elements().map(Near::variance).collect()
     }
 
-    /// Squares; of what is infinite nothing, because whoever reads it gets what the reference gets.
+    /// Squares; infinite elements count 0: their readers get the same infinity.
     fn squares(&self) -> Vec<f64> {
         self.data.iter().map(|x| if x.is_finite() { x * x } else { 0.0 }).collect()
     }

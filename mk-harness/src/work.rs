@@ -19,20 +19,23 @@ pub fn macs(case: Case<'_>) -> u64 {
         // Scores and results: twice the queries times the keys of each. Of queries scores, their gradients, and sums;
         // of keys two sums.
         let attends = match (node.op, &node.inputs[..]) {
-            (Op::Attention { scores, .. }, [q, _, _]) => Some((*q, scores, 2)),
-            (Op::AttentionDq { scores, .. }, [q, ..]) => Some((*q, scores, 3)),
-            (Op::AttentionDk { scores, .. }, [_, _, q, ..]) => Some((*q, scores, 4)),
+            (Op::Attention { scores, .. }, [q, k, _]) => Some((*q, *k, scores, 2)),
+            (Op::AttentionDq { scores, .. }, [q, _, _, k, _]) => Some((*q, *k, scores, 3)),
+            (Op::AttentionDk { scores, .. }, [k, _, q, ..]) => Some((*q, *k, scores, 4)),
             _ => None,
         };
-        if let Some((q, scores, products)) = attends {
+        if let Some((q, k, scores, products)) = attends {
             let shape = case.bound.shape(q).unwrap_or(&[]);
-            let keys = shape.get(1).copied().unwrap_or(1);
+            let length = |id| case.bound.shape(id).and_then(|s| s.get(1)).copied().unwrap_or(1);
+            let (queries, keys) = (length(q), length(k));
             let all = shape.iter().fold(products * keys, |n, x| n.saturating_mul(*x));
             // Of a window the first queries see half.
             let window = scores.window.map_or(keys, |n| u64::from(n).min(keys));
             sum = sum.saturating_add(match (scores.causal, window < keys) {
                 (false, _) => all,
-                (true, false) => all / 2,
+                // Of more queries than keys the first see none, of fewer the first see some.
+                (true, false) if keys >= queries => all - all / keys * queries / 2,
+                (true, false) => all / queries * keys / 2,
                 (true, true) => (all / keys).saturating_mul(window - window * window / (2 * keys)),
             });
             continue;

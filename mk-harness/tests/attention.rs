@@ -180,6 +180,45 @@ fn one_rank_has_all_it_needs() {
     }
 }
 
+/// Keys of another length than queries: the last of both have one place, and the first of more queries see none.
+#[test]
+fn keys_of_another_length() {
+    for (s, t) in [(140, 300), (1, 257), (300, 140), (129, 641), (641, 129)] {
+        for (q, kv, ranks) in [
+            ("replicate", "replicate", 1),
+            ("shard(1)", "replicate", 2),
+            ("zigzag(1)", "replicate", 2),
+        ] {
+            for mask in ["", ", causal", ", causal, window = 100"] {
+                let text = format!(
+                    "fn f(q: bf16[1, S, 2, 64] @ {q}, k: bf16[1, T, 1, 64] @ {kv}, v: bf16[1, T, 1, 64] @ {kv}) \
+                     {{ let o = attention(q, k, v{mask}); (o, o -> lse) }}"
+                );
+                passes(&bind(&text, &[("S", s), ("T", t)]), ranks, RANDOM);
+            }
+        }
+    }
+    // One of them comes with each launch.
+    for dynamic in ["S", "T"] {
+        let text = format!(
+            "fn f<{dynamic}: dyn <= 300>(q: bf16[1, S, 2, 64], k: bf16[1, T, 1, 64], v: bf16[1, T, 1, 64]) \
+             {{ attention(q, k, v, causal) }}"
+        );
+        let (program, most) = bind(&text, &[(if dynamic == "S" { "T" } else { "S" }, 130)]);
+        plan(&(program.clone(), most.clone()), 1);
+        for length in [300, 131, 130, 7] {
+            let launch = BTreeMap::from([(dynamic.to_string(), length)]);
+            let bound = program.rebind(&most, &launch).expect("binds again");
+            let plan = lower(&program, &bound, &on(1, &program)).expect("lowers");
+            let case = Case { program: &program, bound: &bound, ranks: 1 };
+            let run = run_on_cpu(case, &plan, &CpuOptions::default()).expect("runs");
+            for judged in run.judged.iter().flatten() {
+                assert!(judged.passes(), "{dynamic} {length}: {judged}");
+            }
+        }
+    }
+}
+
 /// Key blocks that tiles of a rank go through.
 fn key_blocks(plan: &Plan, rank: usize) -> i64 {
     use mk_codegen::plan::{AttendTile, Leaf, Operand, Point, Points, TableSet};

@@ -192,6 +192,29 @@ fn one_rank_has_all_it_needs() {
     }
 }
 
+/// Keys of another length than queries, the last of which have one place.
+#[test]
+fn keys_of_another_length() {
+    for (s, t) in [(140, 300), (1, 257), (300, 140), (129, 513)] {
+        for placements in [["replicate"; 2], ["shard(1)", "replicate"], ["zigzag(1)", "replicate"]]
+        {
+            for (mask, body) in ["", ", causal", ", causal, window = 100"]
+                .into_iter()
+                .flat_map(|m| ["dq", "dkv"].map(|body| (m, body)))
+            {
+                let text =
+                    text("bf16", placements, mask, false, body).replace("[B, S, G", "[B, T, G");
+                let dims = [("B", 1), ("S", s), ("T", t), ("H", 2), ("G", 1), ("D", 64)];
+                passes(
+                    &bind(&text, &dims),
+                    if placements[0] == "replicate" { 1 } else { 2 },
+                    RANDOM,
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn statistics() {
     for placement in ["replicate", "shard(0)", "shard(1)", "shard(2)", "zigzag(1)"] {

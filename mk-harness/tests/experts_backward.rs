@@ -1,5 +1,5 @@
-//! What the way back through experts is made of: rows by transposed matrices, gradients of gates and ups, what forward saves. Plans, proofs, kernels and
-//! numbers on the executor against f64.
+//! What the way back through experts is made of: rows by transposed matrices and with weights, gradients of gates and
+//! ups, and of weights, what forward saves. Plans, proofs, kernels and numbers on the executor against f64.
 
 mod experts;
 
@@ -9,7 +9,7 @@ const IDS: &str = "ids: i32[T, K] @ shard(0)";
 const GATE: &str = "gate: f32[T, K] @ shard(0)";
 
 /// Each kind of pipeline: its name and text.
-fn kinds() -> [(&'static str, String); 4] {
+fn kinds() -> [(&'static str, String); 7] {
     let forward = format!(
         "fn forward(x: bf16[T, H] @ shard(0), {IDS}, {GATE}, w1: bf16[E, H, 2, I] @ shard(0), w2: bf16[E, I, H] @ shard(0)) {{
     let h = dispatch(x, ids, capacity = R) -> grouped_gemm(w1);
@@ -31,7 +31,31 @@ fn kinds() -> [(&'static str, String); 4] {
     dispatch(dy, ids, capacity = R) -> grouped_gemm(v.t) -> silu_grad(h) -> grouped_gemm(w.t) -> combine(gate)
 }}"
     );
-    [("forward", forward), ("hidden", hidden), ("back", back), ("ungated", ungated)]
+    let weighted = format!(
+        "fn weighted(dy: bf16[T, H] @ shard(0), {IDS}, {GATE}, w2: bf16[E, I, H] @ shard(0), h: bf16[R, 2, I] @ shard(0)) {{
+    let rows = dispatch(dy, ids, gate, capacity = R);
+    (rows -> grouped_gemm(w2.t) -> swiglu_grad(h), rows)
+}}"
+    );
+    let unsaved = format!(
+        "fn unsaved(dy: bf16[T, H] @ shard(0), {IDS}, {GATE}, w2: bf16[E, I, H] @ shard(0)) {{
+    dispatch(dy, ids, gate) -> grouped_gemm(w2.t)
+}}"
+    );
+    let gate = format!(
+        "fn gate(a: bf16[R, I] @ shard(0), {IDS}, dy: bf16[T, H] @ shard(0), w2: bf16[E, I, H] @ shard(0)) {{
+    ragged(a, ids) -> grouped_gemm(w2) -> combine_grad(dy)
+}}"
+    );
+    [
+        ("forward", forward),
+        ("hidden", hidden),
+        ("back", back),
+        ("ungated", ungated),
+        ("weighted", weighted),
+        ("unsaved", unsaved),
+        ("gate", gate),
+    ]
 }
 
 #[test]

@@ -57,7 +57,7 @@ struct Attention {
 
 impl Attention {
     /// A length that no tile divides, or one that all do, and a window that ends within or between them.
-    fn drawn(&self, rng: &mut SmallRng) -> (u64, Option<u64>) {
+    fn drawn(&self, rng: &mut SmallRng) -> ([u64; 2], Option<u64>) {
         let tokens = match rng.random_range(0..4) {
             0 => 128 * rng.random_range(1..4),
             1 => rng.random_range(1..40),
@@ -69,10 +69,16 @@ impl Attention {
             2 => rng.random_range(1..=2 * tokens),
             _ => rng.random_range(1..=tokens),
         };
-        (tokens, self.windowed.then_some(window))
+        // What a ring passes on is as long as what it meets.
+        let keys = match rng.random_range(0..3) {
+            0 if !PLACED[self.placed].1 => rng.random_range(1..400),
+            1 if !PLACED[self.placed].1 => tokens + rng.random_range(0..200),
+            _ => tokens,
+        };
+        ([tokens, keys], self.windowed.then_some(window))
     }
 
-    fn text(&self, window: Option<u64>) -> String {
+    fn text(&self, [tokens, keys]: [u64; 2], window: Option<u64>) -> String {
         let ([q, kv], ring) = PLACED[self.placed];
         let (t, turned) = (
             self.dtype,
@@ -87,25 +93,32 @@ impl Attention {
             0 => String::new(),
             _ => format!(", do: {t}[B, S, H, D] @ {q}, stats: f32[B, H, S, 4] @ {turned}"),
         };
-        let mut words = window.map_or(String::new(), |n| format!(", causal, window = {n}"));
+        let mut words = match window {
+            Some(n) => format!(", causal, window = {n}"),
+            // Lengths say where keys are.
+            None if tokens != keys => ", causal".into(),
+            None => String::new(),
+        };
         if self.capped {
             words += ", softcap = 1.5";
         }
         let body = PARTS[self.part][usize::from(!ring)].replace("WORDS", &words);
-        let narrow = format!("{t}[B, S, G, D] @ {kv}");
+        let s = if ring { "S" } else { "T" };
+        let narrow = format!("{t}[B, {s}, G, D] @ {kv}");
         format!("fn f(q: {t}[B, S, H, D] @ {q}{more}, k: {narrow}, v: {narrow}) {{ {body} }}")
     }
 
     /// Lowers, proves, evaluates, runs and judges.
     fn check(&self, seed: u64) {
-        let (tokens, window) = self.drawn(&mut SmallRng::seed_from_u64(seed));
-        let text = self.text(window);
-        let place = || format!("{self:?}, {tokens} tokens, {text}");
+        let (lengths @ [tokens, keys], window) = self.drawn(&mut SmallRng::seed_from_u64(seed));
+        let text = self.text(lengths, window);
+        let place = || format!("{self:?}, {tokens} and {keys} tokens, {text}");
         let program = Program::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", place()));
         let each = if PLACED[self.placed].0[0] == "shard(2)" { u64::from(self.ranks) } else { 1 };
         let [h, g, d] = [self.heads[0] * each, self.heads[1] * each, self.heads[2]];
-        let dims = [("B", 1), ("S", tokens), ("H", h), ("G", g), ("D", d)];
-        let dims: BTreeMap<_, _> = dims.iter().map(|(n, v)| (n.to_string(), *v)).collect();
+        let dims = [("B", 1), ("S", tokens), ("T", keys), ("H", h), ("G", g), ("D", d)];
+        let dims = dims.iter().filter(|(name, _)| program.symbol(name).is_some());
+        let dims: BTreeMap<_, _> = dims.map(|(n, v)| (n.to_string(), *v)).collect();
         let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
         let passed_on = PLACED[self.placed].1 && self.ranks > 1;
         let config = Config {

@@ -112,7 +112,8 @@ pub fn describe<'py>(py: Python<'py>, pipeline: &str) -> PyResult<Bound<'py, PyD
         Ok(list)
     };
     let dict = program::values(py, &checked, |id| Ok(("dims", dims(&checked, id)?.into_any())))?;
-    let runtime = checked.symbols().iter().filter(|s| s.kind != SymbolKind::Fixed);
+    let runtime = checked.symbols().iter();
+    let runtime = runtime.filter(|s| !matches!(s.kind, SymbolKind::Fixed | SymbolKind::Blocks(_)));
     dict.set_item("name", checked.name())?;
     dict.set_item("runtime", runtime.map(|s| s.name.as_str()).collect::<Vec<_>>())?;
     dict.set_item("text", Excerpt::whole(&checked).text())?;

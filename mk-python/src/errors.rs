@@ -1,4 +1,4 @@
-//! Errors as the exceptions of `mk._errors`, with the whole text.
+//! Errors as exceptions of `mk._errors`.
 
 use mk::{
     Diagnostics,
@@ -35,7 +35,7 @@ impl Class {
         }
     }
 
-    /// An exception; what goes wrong on the way is one, too.
+    /// An exception of this class; if it cannot be made, the error of making it.
     pub fn error(self, py: Python<'_>, text: impl Into<String>) -> PyErr {
         match self.instance(py, text.into()) {
             Ok(value) => PyErr::from_value(value),
@@ -48,7 +48,7 @@ impl Class {
     }
 }
 
-/// A text that is no pipeline.
+/// Mistakes in the text of a pipeline.
 pub fn pipeline(py: Python<'_>, mistakes: &Diagnostics) -> PyErr {
     let build = || {
         let value = Class::Pipeline.instance(py, mistakes.to_string())?;
@@ -62,10 +62,10 @@ pub fn pipeline(py: Python<'_>, mistakes: &Diagnostics) -> PyErr {
     build().unwrap_or_else(|error| error)
 }
 
-/// Sizes or tensors that do not fit.
+/// Sizes or tensors that do not fit the pipeline.
 pub fn argument(py: Python<'_>, error: &ArgumentError) -> PyErr {
     let text = match error {
-        // As the command line names them, which `in_python` reads.
+        // In the command line's syntax, which `in_python` translates.
         ArgumentError::Bind(errors) => errors
             .iter()
             .map(|e| format!("{e:#}\n  help: {}", e.option_help()))
@@ -96,7 +96,7 @@ pub fn function(py: Python<'_>, error: FunctionError) -> PyErr {
     }
 }
 
-/// Whether it tells of a kernel that gave up.
+/// Whether a kernel gave up.
 pub fn is_fault(error: &FunctionError) -> bool {
     matches!(error, FunctionError::Runtime(e) if class(e) == Class::Fault)
 }
@@ -124,7 +124,7 @@ pub fn runtime(py: Python<'_>, error: &RuntimeError) -> PyErr {
     }
 }
 
-/// What works without a driver, by its names in Python.
+/// The message without a driver: names what works in Python all the same.
 const NO_DRIVER: &str = "no CUDA driver: libcuda.so.1 was not found\n  help: install the NVIDIA driver (version 580 or newer); without a GPU, \
                          mk.World.reference() computes on CPU tensors, and mk.plan(..).simulate(..) runs a plan on the CPU executor";
 
@@ -181,7 +181,7 @@ fn fault_error(py: Python<'_>, text: String, fault: Option<&Fault>) -> PyResult<
     Ok(PyErr::from_value(value))
 }
 
-/// Help lines of the binder name flags of the command line; here they are keyword arguments.
+/// Replaces flags of the command line in help lines by Python's keyword arguments.
 fn in_python(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;

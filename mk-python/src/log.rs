@@ -52,7 +52,7 @@ impl Subscriber for Log {
             _ => "info",
         };
         if method == "info" && io::stderr().is_terminal() {
-            // Whoever waits sees it; the next line begins where it did. Nobody is told that it cannot be written.
+            // Shown while waiting; the next line overwrites it. Write errors are ignored.
             let _ = write!(io::stderr(), "\x1b[K{text}\r");
         }
         // While the interpreter shuts down nobody listens, and a handler that fails has no caller to tell.

@@ -1,4 +1,4 @@
-//! Numbers of a caller, as what they are for takes them: Python's own errors name neither.
+//! Conversion of numeric arguments, with errors that name the argument and the value, which Python's own do not.
 
 use crate::errors::Class;
 use pyo3::{

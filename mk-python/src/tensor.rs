@@ -124,7 +124,7 @@ impl Torch {
         Ok(())
     }
 
-    /// Tells autograd that a result was written in place: who has saved it for a backward pass is told so there.
+    /// Tells autograd that a result was written in place: a function that saved it for its backward pass fails there.
     pub fn written(&self, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
         match &self.increment_version {
             Some(increment) => increment.bind(tensor.py()).call1((tensor,)).map(|_| ()),
@@ -161,7 +161,7 @@ impl Torch {
             }
         };
         // SAFETY: torch works in primary contexts, `device` is the rank's, and torch keeps its streams for the life of
-        // the process; a foreign stream (torch.cuda.ExternalStream) is kept by whoever made it current.
+        // the process; a foreign stream (torch.cuda.ExternalStream) is kept alive by its owner.
         let handle = unsafe { StreamRef::from_raw(raw as *mut c_void) };
         Ok((stream, handle))
     }

@@ -12,6 +12,9 @@ from mk import _mk
 from mk._evaluate import evaluate
 
 MLP = "gather(x) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter"
+GATED = """fn gated(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2), v: bf16[F, K] @ shard(0)) -> bf16[M, K] @ shard(0) {
+    gather(x) -> gemm(w) -> swiglu -> gemm(v) -> reduce_scatter
+}"""
 HOLD = """extern "C" __global__ void hold(int cycles, int* done) {
   extern __shared__ char room[];
   const long long begin = clock64();
@@ -100,6 +103,53 @@ class OneGpu(unittest.TestCase):
                 want += g
         for w, want in zip((w1, w2), wants):
             self.assertLess(error(w.main_grad, want), 5e-3)
+
+    def test_a_derived_backward_is_kernels_of_mk(self):
+        m, h, f = 1024, 512, 768
+        texts = {
+            "gelu": (MLP, [(m, h), (h, f), (f, h)]),
+            "gated": (GATED, [(m, h), (h, 2, f), (f, h)]),
+            "bias": ("fn f(x: bf16[M, K], w: bf16[K, N], b: bf16[N]) { gemm(x, w) -> bias(b) -> relu }", [(m, h), (h, f), (f,)]),
+            "norm": ("fn f(x: bf16[M, K], g: bf16[K], w: bf16[K, N]) { x -> rmsnorm(g) -> gemm(w) }", [(m, h), (h,), (h, f)]),
+        }
+        for name, (text, shapes) in texts.items():
+            function = mk.compile(text, self.world)
+            tensors = [random(*shape, seed=i, scale=0.05).requires_grad_() for i, shape in enumerate(shapes)]
+            for _ in range(2):
+                y = function(*tensors)
+                d = torch.randn_like(y)
+                torch.autograd.grad(y, tensors, d)
+            y = function(*tensors)
+            torch.cuda.synchronize()
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                torch.autograd.grad(y, tensors, d)
+                torch.cuda.synchronize()
+            ran = {e.key: e.count for e in profile.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA}
+            # The gradient of a bias is a column of a product with ones, which are filled in.
+            column = ("FillFunctor", "copy_kernel") if name == "bias" else ()
+            others = {k: n for k, n in ran.items() if not k.startswith("mk_") and not any(part in k for part in column)}
+            FIGURES.append(f"backward of {name}: {ran}")
+            self.assertTrue(any(k.startswith("mk_") for k in ran), name)
+            self.assertFalse(others, name)
+
+    def test_memory_is_as_predicted(self):
+        m, h, f = 8192, 2048, 5632
+        for text, shapes in ((MLP, [(m, h), (h, f), (f, h)]), (GATED, [(m, h), (h, 2, f), (f, h)])):
+            for said in mk.compile(text, self.world).saves(*shapes):
+                function = mk.compile(text, self.world, save=said.save)
+                tensors = [random(*shape, seed=i, scale=0.02).requires_grad_() for i, shape in enumerate(shapes)]
+                d = torch.randn(m, h, device="cuda").bfloat16()
+                for _ in range(2):
+                    torch.cuda.synchronize()
+                    torch.cuda.reset_peak_memory_stats()
+                    before = torch.cuda.memory_allocated()
+                    y = function(*tensors)
+                    gradients = torch.autograd.grad(y, tensors, d)
+                    torch.cuda.synchronize()
+                    found = torch.cuda.max_memory_allocated() - before
+                    del y, gradients
+                FIGURES.append(f"{said}: peak measured {found / 2**20:.1f} MiB, said {said.peak_bytes / 2**20:.1f}")
+                self.assertLess(abs(found / said.peak_bytes - 1), 0.05, said)
 
     def test_a_matrix_that_is_added_to_takes_its_place(self):
         x, d, c = random(512, 256), random(512, 384, seed=1), torch.randn(256, 384, device="cuda")

@@ -21,6 +21,8 @@ def bits(x):
 @unittest.skipUnless(HAS_TORCH, "torch is not installed")
 class Float8(unittest.TestCase):
     def setUp(self):
+        import mk.nn
+
         self.world = mk.World.reference()
         torch.manual_seed(3)
 
@@ -65,6 +67,83 @@ class Float8(unittest.TestCase):
             want = (a.float() * sa[:, None]) @ (b.float() * sb[:, None]).t()
             self.assertIs(y.dtype, torch.bfloat16)
             self.assertTrue(torch.allclose(y.float(), want, rtol=2**-7, atol=1e-3))
+
+    def test_products_have_the_factors_of_their_blocks(self):
+        rows, depth, columns = 48, 300, 200
+        x, w = torch.randn(rows, depth).to(torch.float8_e4m3fn), torch.randn(columns, depth).to(torch.float8_e4m3fn)
+        # As torch._scaled_mm takes them: those of 128 of K of all rows side by side.
+        sx, sw = torch.rand(3, rows).t() + 0.5, torch.rand(2, 3) + 0.5
+        source = "fn f(x: e4m3[M, K] scaled(1, 128), w: e4m3[N, K] scaled(128, 128)) { gemm(x, w.t) }"
+        f = mk.compile(source, self.world)
+        y = f(x, sx.t(), w, sw)
+        self.assertTrue(torch.equal(f(x, sx, w, sw.t()), y))
+        wide = lambda s, n: s.repeat_interleave(128, 1)[:, :n]
+        want = (x.float() * wide(sx, depth)) @ (w.float() * wide(sw, depth).repeat_interleave(128, 0)[:columns]).t()
+        self.assertTrue(torch.allclose(y.float(), want, rtol=2**-7, atol=1e-3))
+
+    def test_factors_are_gathered_with_their_rows(self):
+        x, w = torch.randn(32, 256).to(torch.float8_e4m3fn), torch.randn(128, 256).to(torch.float8_e4m3fn)
+        for block, scale in {"1, K": torch.rand(32) + 0.5, "1, 128": torch.rand(2, 32) + 0.5}.items():
+            source = f"fn f(x: e4m3[M, K] scaled({block}) @ shard(0), w: e4m3[N, K] @ shard(0)) {{ gather(x) -> gemm(w.t) }}"
+            y = mk.compile(source, self.world)(x, scale, w)
+            each = scale[:, None] if scale.ndim == 1 else scale.t().repeat_interleave(128, 1)
+            self.assertTrue(torch.allclose(y.float(), (x.float() * each) @ w.float().t(), rtol=2**-7, atol=1e-3))
+
+    def test_layers_of_eight_bits(self):
+        for make in (mk.nn.ColumnParallelLinear, mk.nn.RowParallelLinear):
+            for parallel in (True, False):
+                layer = make(256, 128, self.world, sequence_parallel=parallel, fp8="1x128")
+                with torch.no_grad():
+                    layer.bias.normal_()
+                exact = torch.nn.Linear(256, 128)
+                exact.load_state_dict({name: p.detach().float() for name, p in layer.named_parameters()})
+                for call in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+                    layer.zero_grad()
+                    exact.zero_grad()
+                    x = torch.randn(64, 256).bfloat16().requires_grad_()
+                    wide = x.detach().float().requires_grad_()
+                    dy = torch.randn(64, 128).bfloat16()
+                    y, want = call(x), exact(wide)
+                    y.backward(dy)
+                    want.backward(dy.float())
+                    pairs = {"y": (y, want), "dx": (x.grad, wide.grad)}
+                    pairs |= {name: (p.grad, q.grad) for (name, p), q in zip(layer.named_parameters(), exact.parameters())}
+                    for name, (found, wanted) in pairs.items():
+                        error = ((found.float() - wanted).norm() / wanted.norm()).item()
+                        # e4m3 rounds each operand by 2.6 % or so.
+                        self.assertLess(error, 0.05, (make.__name__, parallel, name))
+                        self.assertGreater(error, 0.001 if name != "bias" else -1)
+
+    def test_layers_name_what_they_do_not_take(self):
+        make = mk.nn.ColumnParallelLinear
+        for words, call in {
+            'layers take "1x128"': lambda: make(256, 128, self.world, fp8="row"),
+            "cuts blocks of 128": lambda: make(256, 192, self.world, fp8="1x128"),
+            "torch.bfloat16": lambda: make(256, 128, self.world, fp8="1x128", dtype=torch.float16),
+        }.items():
+            with self.assertRaisesRegex(mk.ArgumentError, words):
+                call()
+
+    def test_quantised_blocks(self):
+        quantized = mk.nn._float8.quantized
+        rows = [[0.0] * 128, [448.0] * 128, [-448.0, 1.0] * 64, [2.0**-130] * 128, [1e30] * 128, [float("nan")] + [1.0] * 127]
+        values, scale = quantized(torch.tensor(rows))
+        self.assertEqual(scale[:3, 0].tolist(), [1.0, 1.0, 1.0])
+        self.assertEqual(values.float()[[0, 1, 4], 0].tolist(), [0.0, 448.0, 448.0])
+        self.assertTrue(values[5].float().isnan().all() and scale[5].isnan().all())
+        # Of a denormal factor a few bits are left.
+        back = mk.nn._float8.dequantized(values, scale).float()[3, 0].item()
+        self.assertLess(abs(back / 2.0**-130 - 1), 0.5)
+        # Blocks that end early, and the same way back.
+        x = torch.randn(200, 300) * torch.rand(200, 1).mul(9).exp()
+        for n in (1, 128):
+            values, scale = quantized(x, n)
+            self.assertEqual(scale.shape, (-(-200 // n), 3))
+            error = (mk.nn._float8.dequantized(values, scale, n).float() - x).abs()
+            most = scale.repeat_interleave(128, 1)[:, :300]
+            most = most if n == 1 else most.repeat_interleave(128, 0)[:200]
+            # Half a step at the largest values.
+            self.assertTrue((error <= most * 16.1 + x.abs() * 2**-8).all())
 
     def test_other_types_are_refused_by_name(self):
         f = mk.compile("fn f(x: e4m3[M, K] @ shard(0)) { gather(x) }", self.world)

@@ -191,7 +191,7 @@ fn meet(get: Get<'_>, names: &Names) -> Result<(String, u16), Error> {
         "SLURM_PROCID" => {
             let job = number(get, "SLURM_JOB_ID")?;
             let step = number(get, "SLURM_STEP_ID")?;
-            // Below the ports that systems give to whoever asks for any.
+            // Below the ephemeral ports.
             let port = 20_000 + (job.wrapping_mul(31).wrapping_add(step) % 10_000) as u16;
             Ok((first_host(&text(get, "SLURM_STEP_NODELIST")?), port))
         }

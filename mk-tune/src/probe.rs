@@ -1,9 +1,9 @@
-//! The plans by which a machine is measured: what is modelled is what is run.
+//! The plans that calibrate the cost model on a machine.
 
-/// Strategies that are not what a line is about.
+/// Settings that are kept at plain values.
 const PLAIN: &str = "--try last_wave=none --try tile_scheduler=static";
 
-/// Lines as `mk tune --list` takes them: products alone on one GPU, by depth and number of waves; collectives alone, by
+/// Lines as `mk tune --list` takes them: GEMMs alone on one GPU, by depth and number of waves; collectives alone, by
 /// number of SMs and size of a copy; and fused pipelines of middle size, in which all of it happens at once.
 pub fn probe_list(ranks: u32) -> Vec<String> {
     let n = u64::from(ranks);

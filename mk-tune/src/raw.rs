@@ -1,5 +1,5 @@
 //! Which raw figures of a machine are measured: each method by SMs, pieces and ranks that send at once, messages by
-//! size, and products.
+//! size, and GEMMs.
 
 use mk_codegen::cost::{CopyMethod, RawCopy, RawFigures, RawMma};
 use mk_runtime::jit::JitOptions;
@@ -12,7 +12,7 @@ const SMS: [u32; 9] = [1, 2, 4, 8, 12, 16, 24, 32, 64];
 const MESSAGE_SMS: u32 = 32;
 /// From the smallest message to the largest, each four times the one before.
 const LEAST_MESSAGE: u64 = 64 << 10;
-/// Steps of a burst of products that takes some 0.2 ms, and of one that takes some 20: long ones make a GPU lower its
+/// Steps of a burst of GEMMs that takes some 0.2 ms, and of one that takes some 20: long ones make a GPU lower its
 /// clock.
 const BURST_STEPS: [u32; 2] = [352, 35_200];
 
@@ -21,7 +21,7 @@ const BURST_STEPS: [u32; 2] = [352, 35_200];
 ///
 /// # Errors
 /// [`Error::Shape`] for a world of one rank or of several processes, and `rounds` outside
-/// [`mk_runtime::probe::ROUNDS`]; [`Error::Unmeasured`] when a copy or a product is wrong or a wait does not end; what
+/// [`mk_runtime::probe::ROUNDS`]; [`Error::Unmeasured`] when a copy or a GEMM is wrong or a wait does not end; what
 /// else [`Probe`] says.
 pub fn measure_raw(world: &World, options: &JitOptions, rounds: u32) -> Result<RawFigures, Error> {
     let probe = Probe::new(world, options, rounds)?;

@@ -8,9 +8,9 @@ use mk_codegen::{
 };
 use std::collections::HashMap;
 
-/// What the cost model predicts of a traced kernel, as [`mk_codegen::trace::svg`] takes it: tasks of those who compute
-/// or write, and the time before each in which its CTA was free and had to wait. Without posts and entries, which the
-/// model does not place, and without copy engines, which are in no CTA. `None` for a kernel without tracing.
+/// What the cost model predicts of a traced kernel, as [`mk_codegen::trace::svg`] takes it: tasks of agents that
+/// compute or write, and the time before each in which its CTA was free and had to wait. Without posts and entries,
+/// which the model does not place, and without copy engines, which are in no CTA. `None` for a kernel without tracing.
 pub fn timeline(plan: &Plan, source: &KernelSource, prediction: &Prediction) -> Option<Trace> {
     let layout = source.trace.as_ref()?;
     let ranks = source.world_size;

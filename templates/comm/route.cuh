@@ -70,6 +70,20 @@ struct PlacesTask {
   u32 keep;
 };
 
+struct SlotsTask {
+  u32 task;
+  u32 family;
+  u64 ids;      // experts of all tokens
+  u64 blocks;   // group and rows of the task's first block
+  u64 sources;  // tokens of the rows of the task's first block
+  u64 slots;    // which slot of its token each of these rows is
+  u32 words;    // of an id
+  u32 tokens, per_token;
+  u32 expert;   // the rank's first one
+  u32 count;    // blocks
+  u32 rows;     // of a block
+};
+
 // Rows of so many that are kept.
 MK_DEVICE u32 kept_rows(u32 rows, u32 keep) { return keep == 0 ? rows : min(rows, keep); }
 
@@ -295,6 +309,20 @@ MK_DEVICE void tabulate_phase(const Context&, const SourcesTask& work, u32, u32 
         }
       }
     }
+  }
+}
+
+// Threads have rows, whose tokens name their expert in one slot. Rows of nobody are of the first one.
+MK_DEVICE void tabulate_phase(const Context&, const SlotsTask& work, u32, u32 thread, u32 threads) {
+#pragma unroll 1
+  for (u32 i = thread; i < work.count * work.rows; i += threads) {
+    const u32 b = i / work.rows, expert = work.expert + entry_of(work.blocks, b * 2), token = entry_of(work.sources, i);
+    u32 slot = 0;
+    if (i % work.rows < entry_of(work.blocks, b * 2 + 1) && token < work.tokens) {
+#pragma unroll 8
+      for (u32 j = 0; j < work.per_token; ++j) slot = id_at(work.ids, work.words, token * work.per_token + j) == expert ? j : slot;
+    }
+    set_entry(work.slots, i, slot);
   }
 }
 

@@ -9,6 +9,7 @@ enum class StorePath : u32 { Tma, Direct };
 
 // The k step: one 128-byte swizzle row, of 16-bit elements `kBlockK`, of 8-bit ones as many as bytes.
 constexpr u32 kStepBytes = 128;
+constexpr u32 kScaleBlock = 128;  // elements that share a factor, along each dimension that has blocks
 constexpr u32 kBlockK = kStepBytes / kElemBytes;
 constexpr u32 kWarpgroupThreads = 128;
 constexpr u32 kWarpgroupWarps = 4;
@@ -30,6 +31,7 @@ struct GemmOptions {
   Dtype b_dtype = Dtype::Bf16;  // 8-bit operands: B's; else it is A's
   bool promotes = false;        // 8-bit operands: each step's sums are added to f32 registers of their own
   bool scaled = false;          // rows or columns of the product have factors
+  bool step_scaled = false;     // steps along K of its rows or columns have
   Dtype out = Dtype::Bf16;
   ALayout a = ALayout::KMajor;
   BLayout b = BLayout::NMajor;
@@ -65,6 +67,7 @@ struct GemmConfig {
   static constexpr bool kBytes = element_bytes(kDtype) == 1;
   static constexpr bool kPromotes = kOptions.promotes;
   static constexpr bool kScaled = kOptions.scaled;
+  static constexpr bool kStepScaled = kOptions.step_scaled;
   static constexpr u32 kBlockK = kStepBytes / element_bytes(kDtype);
   static constexpr Dtype kOut = kOptions.out;
   static constexpr ALayout kA = kOptions.a;
@@ -212,6 +215,7 @@ struct GemmConfig {
   static constexpr u32 kPartCols = kPromotes && (kMmasPerStep + 1) * kAccumulators > 192 ? kMmaN / 2 : kMmaN;
   static_assert(kPromotes ? kMmasPerStep * kAccumulators + kPartCols / 2 <= 192 : kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
   static_assert(!kBytes || (kA == ALayout::KMajor && kB == BLayout::KMajor && !kSwapped && !kGated && element_bytes(kDtypeB) == 1), "8-bit operands lie along k");
+  static_assert(!kStepScaled || (kPromotes && kPartCols == kScaleBlock), "a step's sums are of one block of columns");
   static_assert(!kPromotes || (kBytes && !kThree), "sums of 8-bit operands, of two consumers");
   static_assert(!kPingPong || kBlockM == 128, "tiles that one warpgroup multiplies");
   static_assert(kConsumers != 3 || (kCluster == 1 && !kCarried), "sums that are handed on belong to one of two warpgroups");
@@ -385,6 +389,7 @@ struct GemmTile {
   i32 b_outer;             // with b_rank 3, the matrix of the stack
   i32 c_row, c_col;        // C's first row and column
   i32 e_row;               // first row of the epilogue's matrix operands
+  i32 s_row, s_col;        // first factor of rows, and of columns
   u32 k_blocks;            // steps of kStepBytes, at least 1
   i32 depth;               // ragged: elements along K, which may be 0
   i32 valid_rows;          // of this tile, may be <= 0 or more than the block

@@ -126,10 +126,46 @@ MK_DEVICE void sm90_take_carried(const GemmSmem<Config>& smem, u32 consumer, u32
   sm90_pin_all<Config>(acc);
 }
 
+// Factors of a step along K: of this thread's rows, and of each part's columns.
+template <class Config>
+struct StepFactors {
+  float rows[Config::kMmasPerStep][2];
+  float columns[Config::kMmaN / Config::kPartCols];
+};
+
+template <class Config, class Hooks>
+MK_DEVICE StepFactors<Config> load_step_factors(const Hooks& hooks, const GemmTile& tile, u32 consumer, u32 k) {
+  StepFactors<Config> factors;
+#pragma unroll
+  for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+      factors.rows[m][half] = 1.0f;
+      if constexpr (Hooks::kStepsRows) {
+        const Lines lines = hooks.step_rows(tile);
+        factors.rows[m][half] = load_factor(lines.data + k * lines.pitch_bytes, fragment_row<Config>(consumer, m) + half * 8, tile.valid_rows);
+      }
+    }
+  }
+#pragma unroll
+  for (u32 n = 0; n < Config::kMmaN / Config::kPartCols; ++n) {
+    factors.columns[n] = 1.0f;
+    if constexpr (Hooks::kStepsColumns) {
+      const Lines lines = hooks.step_columns(tile);
+      const u32 col = Config::first_col(consumer) + n * Config::kPartCols;
+      // Blocks without columns have no factors.
+      const i32 steps = static_cast<i32>(col) < tile.valid_cols ? static_cast<i32>(tile.k_blocks) : 0;
+      factors.columns[n] = load_factor(lines.data + col / kScaleBlock * lines.pitch_bytes, k, steps);
+    }
+  }
+  return factors;
+}
+
 // The same where sums of a step are added to f32 registers: those of the tensor cores keep 14 bits or so. 64 rows at a time, or some of
 // their columns; the other consumer multiplies meanwhile.
-template <class Config, class Edges>
-MK_DEVICE void sm90_promoted_steps(const GemmSmem<Config>& smem, u32 consumer, u32 from, u32 to, RingCursor<Config::kStages>& ring,
+template <class Config, class Edges, class Hooks>
+MK_DEVICE void sm90_promoted_steps(const GemmSmem<Config>& smem, [[maybe_unused]] const Hooks& hooks, [[maybe_unused]] const GemmTile& tile,
+                                   u32 consumer, u32 from, u32 to, RingCursor<Config::kStages>& ring,
                                    float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   constexpr u32 kPart = Config::kPartCols / 2, kAcross = Config::kMmaN / Config::kPartCols;
   float part[kPart];
@@ -137,9 +173,16 @@ MK_DEVICE void sm90_promoted_steps(const GemmSmem<Config>& smem, u32 consumer, u
 #pragma unroll
     for (u32 i = 0; i < Config::kMmasPerStep * Config::kAccumulators; ++i) acc[i / Config::kAccumulators][i % Config::kAccumulators] = 0.0f;
   }
+  [[maybe_unused]] StepFactors<Config> next;
+  if constexpr (Config::kStepScaled) {
+    // Factors have come when rows have: not before.
+    if (from < to) mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
+    next = load_step_factors<Config>(hooks, tile, consumer, from);
+  }
 #pragma unroll 1
   for (u32 k = from; k < to; ++k) {
     mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
+    [[maybe_unused]] const StepFactors<Config> factors = next;
     const u64 a = sm90_descriptor_k_major(smem.a(ring.stage) + Config::first_row(consumer) * kStepBytes);
     const u64 b = sm90_descriptor_k_major(smem.b(ring.stage) + Config::first_col(consumer) * kStepBytes);
 #pragma unroll
@@ -154,12 +197,23 @@ MK_DEVICE void sm90_promoted_steps(const GemmSmem<Config>& smem, u32 consumer, u
         sm90_wgmma_bytes<Config::kDtype, Config::kDtypeB>(part, a + a_offset, b + b_offset, kk > 0);
       }
       sm90_wgmma_commit();
+      // A step ahead, while the first part multiplies.
+      if constexpr (Config::kStepScaled) {
+        if (p == 0 && k + 1 < to) next = load_step_factors<Config>(hooks, tile, consumer, k + 1);
+      }
       sm90_wgmma_wait<0>();
       sm90_pin_registers(part);
       // The last stage goes back behind the loop.
       if (p + 1 == Config::kMmasPerStep * kAcross && k + 1 < to) sm90_release_stage<Config, Edges>(smem, ring.stage);
 #pragma unroll
-      for (u32 i = 0; i < kPart; ++i) acc[m][n * kPart + i] += part[i];
+      for (u32 i = 0; i < kPart; ++i) {
+        float& sum = acc[m][n * kPart + i];
+        if constexpr (Config::kStepScaled) {
+          sum = fmaf(part[i], factors.rows[m][i / 2 % 2] * factors.columns[n], sum);
+        } else {
+          sum += part[i];
+        }
+      }
     }
     ring.advance();
   }
@@ -189,13 +243,13 @@ MK_DEVICE void sm90_mma_steps(const GemmSmem<Config>& smem, u32 consumer, u32 fr
   }
 }
 
-template <class Config, class Edges>
-MK_DEVICE void sm90_steps(const GemmSmem<Config>& smem, u32 consumer, u32 from, u32 to, [[maybe_unused]] i32 depth,
+template <class Config, class Edges, class Hooks>
+MK_DEVICE void sm90_steps(const GemmSmem<Config>& smem, [[maybe_unused]] const Hooks& hooks, const GemmTile& tile, u32 consumer, u32 from, u32 to,
                           RingCursor<Config::kStages>& ring, float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   if constexpr (Config::kPromotes) {
-    sm90_promoted_steps<Config, Edges>(smem, consumer, from, to, ring, acc);
+    sm90_promoted_steps<Config, Edges>(smem, hooks, tile, consumer, from, to, ring, acc);
   } else {
-    sm90_mma_steps<Config, Edges>(smem, consumer, from, to, depth, ring, acc);
+    sm90_mma_steps<Config, Edges>(smem, consumer, from, to, tile.depth, ring, acc);
   }
 }
 
@@ -225,7 +279,7 @@ MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const Hooks& hooks, c
     for (; part < parts; ++part) {
       const u32 step = tile.carry_step<Config>(part);
       if (step >= tile.k_blocks) break;
-      sm90_steps<Config, Edges>(smem, consumer, done, step, tile.depth, ring, acc);
+      sm90_steps<Config, Edges>(smem, hooks, tile, consumer, done, step, ring, acc);
       // Also where there was no step: ptxas wants to see it.
       sm90_mma_end<Config>(acc);
       if (step > done) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
@@ -233,7 +287,7 @@ MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const Hooks& hooks, c
       done = step;
     }
   }
-  sm90_steps<Config, Edges>(smem, consumer, done, tile.k_blocks, tile.depth, ring, acc);
+  sm90_steps<Config, Edges>(smem, hooks, tile, consumer, done, tile.k_blocks, ring, acc);
   const bool ends = part == parts;
   // Not before the stages have come that this one still looks at.
   if (ends) sm90_pass_turn<Config, Edges>(smem, consumer);

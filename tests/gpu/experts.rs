@@ -25,6 +25,14 @@ pub const LAYER: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ sha
 const DISPATCH: &str = "fn dispatched(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), w: bf16[E, H, F] @ shard(0)) {
     dispatch(x, ids, capacity = R) -> grouped_gemm(w)
 }";
+/// What a layer's backward begins with, and gradients of its weights.
+const WEIGHTED: &str = "fn weighted(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w2: bf16[E, F, H] @ shard(0), h: bf16[R, 2, F] @ shard(0)) {
+    let rows = dispatch(dy, ids, gate, capacity = R);
+    (rows -> grouped_gemm(w2.t) -> swiglu_grad(h), rows)
+}";
+const WEIGHTS: &str = "fn weights(a: bf16[R, F] @ shard(0), ids: i64[T, K] @ shard(0), dy: bf16[T, H] @ shard(0), w2: bf16[E, F, H] @ shard(0)) {
+    ragged(a, ids) -> grouped_gemm(w2) -> combine_grad(dy)
+}";
 
 pub struct Kernel {
     pub program: Program,
@@ -113,7 +121,10 @@ fn tokens_go_to_experts_and_back() {
         let sizes = [tokens, slots, experts, blocks];
         cases.push((LAYER, world.clone(), sizes));
         if ranks < 3 {
-            cases.push((DISPATCH, world, sizes));
+            cases.push((DISPATCH, world.clone(), sizes));
+        }
+        for text in [WEIGHTED, WEIGHTS] {
+            cases.push((text, world.clone(), sizes));
         }
     }
     let kernels = in_parallel(&cases, |(text, world, sizes)| kernel(text, world, *sizes));
@@ -129,7 +140,7 @@ fn routings_that_no_launch_can_have() {
     type Change = fn(&mut [i64]);
     let changes: [(&str, Change); 5] = [
         ("token 7 goes to expert 4, and there are 4", |ids| ids[15] = 4),
-        ("token 3 goes to expert -1", |ids| ids[6] = -1),
+        ("token 3 goes to expert -2", |ids| ids[6] = -2),
         ("token 9 goes to expert 4294967299, and there are 4", |ids| ids[19] += 1 << 32),
         ("token 299 goes to expert 1 twice", |ids| ids[598..600].fill(1)),
         ("", |ids| ids.chunks_mut(2).for_each(|two| two.copy_from_slice(&[0, 1]))),

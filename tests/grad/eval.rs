@@ -92,12 +92,16 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
         | Op::AttentionDq { .. }
         | Op::AttentionDk { .. }
         | Op::AttentionDv => unreachable!("`heads` computes it"),
-        Op::Dequantize => unreachable!("it has no derivative"),
+        Op::Dequantize(_) => unreachable!("it has no derivative"),
         Op::Dispatch { .. } => {
             let (columns, n) = (shape(node.result)[1], shape(node.result)[0]);
             let mut out = vec![0.0; n * columns];
-            for (row, (_, t)) in rows(of(1), shape(node.inputs[1])[1]) {
+            for (row, (e, t)) in rows(of(1), shape(node.inputs[1])[1]) {
                 out[row * columns..][..columns].copy_from_slice(&of(0)[t * columns..][..columns]);
+                if node.inputs.len() > 2 {
+                    let weight = of(2)[slot_of(of(1), shape(node.inputs[1])[1], (e, t))];
+                    out[row * columns..][..columns].iter_mut().for_each(|x| *x *= weight);
+                }
             }
             out
         }
@@ -131,10 +135,19 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
             let (columns, slots) = (shape(node.result)[1], shape(node.inputs[1])[1]);
             let mut out = vec![0.0; shape(node.result).iter().product()];
             for (row, (e, t)) in rows(of(1), slots) {
-                let slot = (0..slots).find(|j| of(1)[t * slots + j] == e as f64);
-                let weight = of(2)[t * slots + slot.expect("its token names the expert")];
+                let weight = of(2)[slot_of(of(1), slots, (e, t))];
                 let y = &of(0)[row * columns..][..columns];
                 out[t * columns..][..columns].iter_mut().zip(y).for_each(|(x, y)| *x += weight * y);
+            }
+            out
+        }
+        Op::CombineGrad => {
+            let (columns, slots) = (shape(node.inputs[0])[1], shape(node.inputs[1])[1]);
+            let mut out = vec![0.0; shape(node.result).iter().product()];
+            for (row, (e, t)) in rows(of(1), slots) {
+                let y = &of(0)[row * columns..][..columns];
+                let dy = &of(2)[t * columns..][..columns];
+                out[slot_of(of(1), slots, (e, t))] = y.iter().zip(dy).map(|(y, d)| y * d).sum();
             }
             out
         }
@@ -245,4 +258,10 @@ fn slope(curve: Curve, x: f64) -> f64 {
     let h = 1e-3;
     // Five points: an error of h^4 / 30 of the fifth derivative.
     (8.0 * (f(x + h) - f(x - h)) - (f(x + 2.0 * h) - f(x - 2.0 * h))) / (12.0 * h)
+}
+
+/// The slot of a token that names an expert, of those of all tokens.
+fn slot_of(ids: &[f64], slots: usize, (e, t): (usize, usize)) -> usize {
+    let slot = (0..slots).find(|j| ids[t * slots + j] == e as f64);
+    t * slots + slot.expect("its token names the expert")
 }

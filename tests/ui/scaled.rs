@@ -2,7 +2,7 @@
 
 mk::pipeline! {
     pub fn layer(
-        a: e4m3[M, K] scaled(1, 128),
+        a: e4m3[M, K] scaled(1, 64),
         b: bf16[M, K] scaled(1, K),
         c: e4m3[M, K] scaled(1, K) @ partial,
         d: e4m3[M, K] scaled(K),

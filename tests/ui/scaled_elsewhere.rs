@@ -7,9 +7,9 @@ mk::pipeline! {
         y_scale: e4m3[N, K],
         z: bf16[M, K],
     ) {
-        let a = gather(x) -> gemm(y_scale.t);
+        let a = gather(x);
         let b = y -> cast(bf16);
-        (a, b, z -> mul(y))
+        (a, b, z -> mul(y), y_scale)
     }
 }
 

@@ -40,7 +40,7 @@ pub fn setup() -> Result<()> {
             .map_err(|e| format!("cannot create {}: {e}", target.display()))
     });
     if let Err(why) = result {
-        // What is left of the attempt is of no use.
+        // Remove the rest of the attempt.
         let _ = fs::remove_dir_all(&staging);
         eprintln!("    note: no libfabric, tests of it will be skipped: {why}");
     }

@@ -87,10 +87,13 @@ pub fn torch(all: bool) -> Result<()> {
     let mut counts = Counts::default();
     counts.run_python("Python tests with torch", tests.env("PYTHONPATH", &path))?;
     counts.all_ran(if all { &[] } else { OPTIONAL })?;
-    let mut train = Command::new(&python);
-    train.arg(root().join("examples/tp_llama.py"));
-    train.args(["--device", "cpu", "--layers", "2", "--steps", "5"]).env("PYTHONPATH", &path);
-    step("training on CPU tensors", &mut train)
+    for example in ["examples/tp_llama.py", "examples/moe_train.py"] {
+        let mut train = Command::new(&python);
+        train.arg(root().join(example));
+        train.args(["--device", "cpu", "--layers", "2", "--steps", "5"]).env("PYTHONPATH", &path);
+        step("training on CPU tensors", &mut train)?;
+    }
+    Ok(())
 }
 
 /// How tests say that a package of [`OTHERS`] is missing.
@@ -115,7 +118,8 @@ pub fn wheel() -> Result<()> {
         command
     };
     step("installing maturin and zig", pip(&["install"]).args(BUILDERS))?;
-    // The wheel is built of the source distribution, so that this builds, too.
+    // The wheel is built of the source distribution, so that this builds, too. Files get the time of unpacking, by
+    // which cargo knows that they are new.
     let sources = target().join("sdist");
     fresh(&sources)?;
     let maturin = || {
@@ -126,11 +130,11 @@ pub fn wheel() -> Result<()> {
         command
     };
     let mut pack = maturin();
-    pack.args(["sdist", "--quiet", "--manifest-path"]).arg(root().join("mk-python/Cargo.toml"));
+    pack.args(["sdist", "--manifest-path"]).arg(root().join("mk-python/Cargo.toml"));
     step("packing the sources", pack.arg("--out").arg(&sources))?;
     let packed = only_file(&sources)?;
     let mut unpack = Command::new("tar");
-    unpack.arg("-xzf").arg(&packed).args(["--strip-components", "1", "--directory"]);
+    unpack.arg("-xzmf").arg(&packed).args(["--strip-components", "1", "--directory"]);
     step("unpacking them", unpack.arg(&sources))?;
     let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let mut build = maturin();

@@ -33,7 +33,7 @@ pub fn setup() -> Result<()> {
             .map_err(|e| format!("cannot create {}: {e}", target.display()))
     });
     if result.is_err() {
-        // What is left of the attempt is of no use; the error above says what happened.
+        // Remove the rest of the attempt; the error above says what happened.
         let _ = fs::remove_dir_all(&staging);
     }
     result

@@ -23,7 +23,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
         std::fs::rename(&temporary, &target)
     };
     write().map_err(|error| {
-        // What is left of a failed write is of no use.
+        // Remove the rest of a failed write.
         let _ = std::fs::remove_file(&temporary);
         failed(error)
     })

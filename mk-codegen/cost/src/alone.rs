@@ -30,7 +30,7 @@ impl Products {
 }
 
 /// How long a plan takes that is one GEMM and nothing else, on the rank with the most; `None` for other plans, for
-/// products whose epilogue saves matrices, and where the model has no figures of such tiles.
+/// GEMMs whose epilogue saves matrices, and where the model has no figures of such tiles.
 ///
 /// # Errors
 /// Where an expression of the plan has no value.
@@ -116,7 +116,7 @@ pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostErro
     Ok(Some(longest))
 }
 
-/// A product's sizes, in tiles.
+/// A GEMM's sizes, in tiles.
 struct Shape {
     tiles: f64,
     /// CTAs, or clusters, that take tasks.

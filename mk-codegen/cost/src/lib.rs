@@ -10,7 +10,7 @@
 //! *resources*, memory and links, which those that are at it at one time share equally. What one SM can do by itself is
 //! a bound of its own; where both are near, they add up (`soft_max` in `engine.rs`).
 //!
-//! A product that is a whole kernel has a closed form besides (`alone.rs`), which says how long it takes; the run says
+//! A GEMM that is a whole kernel has a closed form besides (`alone.rs`), which says how long it takes; the run says
 //! what of.
 //!
 //! Architecture invariant: the model knows leaves and resources, never a pipeline; the plan is read through

@@ -55,10 +55,10 @@ pub struct DeviceModel {
     pub throttle_s: f64,
     /// What a GPU sends over its links, all ranks sending at once.
     pub link_bytes_per_s: f64,
-    /// What a product's tile on one SM takes up of what it goes on with, while its tensor cores wait.
+    /// What a GEMM's tile on one SM takes up of what it goes on with, while its tensor cores wait.
     #[serde(default = "carry_bytes_per_s")]
     pub carry_bytes_per_s: f64,
-    /// What a product's tile on one SM reads of a matrix that its epilogue has for an operand, while its tensor cores
+    /// What a GEMM's tile on one SM reads of a matrix that its epilogue has for an operand, while its tensor cores
     /// wait.
     #[serde(default = "operand_bytes_per_s")]
     pub operand_bytes_per_s: f64,
@@ -81,7 +81,7 @@ pub struct DeviceModel {
     pub uneven: f64,
     /// GEMMs, by tile shape.
     pub tiles: Vec<TileRate>,
-    /// Products that are a whole kernel.
+    /// GEMMs that are a whole kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub products: Option<Products>,
     /// What one SM moves.
@@ -139,7 +139,7 @@ pub struct Movers {
     pub sum_push: Mover,
     /// Sums of what lies on peers.
     pub sum_pull: Mover,
-    /// A product's tile written to a peer.
+    /// A GEMM's tile written to a peer.
     pub tile_push: Mover,
     /// The copy engine, to peers, all ranks at once: not one SM, but all of them.
     #[serde(default = "Mover::engine")]
@@ -166,12 +166,12 @@ fn carry_bytes_per_s() -> f64 {
     65.5e9
 }
 
-/// On an H200, where nobody measured another: 13 to 18 by products alone with `mul` (docs/decisions/cost-model.md).
+/// On an H200, where nobody measured another: 13 to 18 by GEMMs alone with `mul` (docs/decisions/cost-model.md).
 fn operand_bytes_per_s() -> f64 {
     16e9
 }
 
-/// On an H200, where nobody measured another: 1.24 to 1.5 by products whose columns are no multiple of 64.
+/// On an H200, where nobody measured another: 1.24 to 1.5 by GEMMs whose columns are no multiple of 64.
 fn line_s() -> f64 {
     1.3e-9
 }

@@ -1,8 +1,8 @@
-//! Figures of products that are a whole kernel.
+//! Figures of GEMMs that are a whole kernel.
 
 use serde::{Deserialize, Serialize};
 
-/// What products alone were measured to take, caches flushed. Times are joined by a [power](Products::power): those
+/// What GEMMs alone were measured to take, caches flushed. Times are joined by a [power](Products::power): those
 /// that are near add up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

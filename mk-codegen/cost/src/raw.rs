@@ -36,7 +36,7 @@ pub struct RawFigures {
     pub mma: Vec<RawMma>,
 }
 
-/// Dense products in bf16 (`wgmma`, m64n256k16, two warpgroups an SM) of random operands in shared memory, nothing else
+/// Dense GEMMs in bf16 (`wgmma`, m64n256k16, two warpgroups an SM) of random operands in shared memory, nothing else
 /// going on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

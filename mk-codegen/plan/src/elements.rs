@@ -2,7 +2,7 @@
 //! list that structure check (and so verifier and executor) and emitter read.
 //!
 //! A leaf converts between the groups of operands that it has here, and nowhere else: what moves bytes has one group, a
-//! product multiplies operands of one type and may store another. The executor rounds to whatever a buffer has; a
+//! GEMM multiplies operands of one type and may store another. The executor rounds to whatever a buffer has; a
 //! kernel would not.
 
 use super::{

@@ -1,4 +1,4 @@
-//! Elementwise tails of products and sums.
+//! Elementwise tails of GEMMs and sums.
 
 use super::{
     names::{Mode, Operand},
@@ -8,7 +8,7 @@ use mk_dtype::{Curve, DType};
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
 
-/// An elementwise operation on the accumulator of a product, or on a sum, in f32.
+/// An elementwise operation on the accumulator of a GEMM, or on a sum, in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EpilogueOp {
     /// Adds a row vector `[n]`.
@@ -30,6 +30,11 @@ pub enum EpilogueOp {
     ScaleRows,
     /// Multiplies each column by its number of the f32 vector `[n]`.
     ScaleColumns,
+    /// Multiplies the sum of each 128 of K of each row by its number of the f32 matrix `[k / 128, m]`, before it is
+    /// added to the others. Comes first, as do those before and the next.
+    ScaleSteps,
+    /// The same of each 128 columns, by the f32 matrix `[n / 128, k / 128]`.
+    ScaleBlocks,
     /// Nothing; writes what there is to the matrix `[m, n]` (before `Swiglu` to `[m, 2, n]`), rounded to its dtype.
     Save,
     /// Nothing; operations from here to the next `Save` work on a copy of the tile, and those behind that go on with it
@@ -103,6 +108,8 @@ impl EpilogueOp {
             EpilogueOp::Bias
             | EpilogueOp::ScaleRows
             | EpilogueOp::ScaleColumns
+            | EpilogueOp::ScaleSteps
+            | EpilogueOp::ScaleBlocks
             | EpilogueOp::Mul
             | EpilogueOp::Add
             | EpilogueOp::MulSilu
@@ -145,7 +152,26 @@ pub(super) fn keeps_end(epilogue: &[EpilogueOp]) -> bool {
 impl EpilogueOp {
     /// Whether it multiplies rows, or columns, by factors of their own.
     pub fn scales(self) -> bool {
-        matches!(self, EpilogueOp::ScaleRows | EpilogueOp::ScaleColumns)
+        self.scales_side().is_some()
+    }
+
+    /// Whether it multiplies rows (0) or columns (1) by factors of their own.
+    fn scales_side(self) -> Option<usize> {
+        match self {
+            EpilogueOp::ScaleRows | EpilogueOp::ScaleSteps => Some(0),
+            EpilogueOp::ScaleColumns | EpilogueOp::ScaleBlocks => Some(1),
+            _ => None,
+        }
+    }
+
+    /// Whether these are factors of rows.
+    pub fn scales_rows(self) -> bool {
+        self.scales_side() == Some(0)
+    }
+
+    /// Whether its factors are of steps along K, and so of what a step adds.
+    pub fn scales_steps(self) -> bool {
+        matches!(self, EpilogueOp::ScaleSteps | EpilogueOp::ScaleBlocks)
     }
 
     /// The dimension that its vector lies along, if its operand is one.
@@ -162,16 +188,21 @@ impl EpilogueOp {
 pub(super) fn scales_first(epilogue: &[EpilogueOp]) -> bool {
     let n = epilogue.iter().take_while(|op| op.scales()).count();
     let (first, rest) = epilogue.split_at(n);
-    let twice = n > 2 || n == 2 && first[0] == first[1];
+    let twice = n > 2 || n == 2 && first[0].scales_side() == first[1].scales_side();
     !twice && !rest.iter().any(|op| op.scales())
 }
 
-/// Whether columns of a product's operand B come in pairs of gate and up.
+/// Whether sums of steps along K have factors of their own.
+pub fn scales_steps(epilogue: &[EpilogueOp]) -> bool {
+    epilogue.iter().any(|op| op.scales_steps())
+}
+
+/// Whether columns of a GEMM's operand B come in pairs of gate and up.
 pub fn gated(epilogue: &[EpilogueOp]) -> bool {
     matches!(epilogue, [EpilogueOp::Swiglu, ..] | [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
 }
 
-/// Whether the first operand of the epilogue takes gates and ups as the product has them.
+/// Whether the first operand of the epilogue takes gates and ups as the GEMM has them.
 pub fn saves_gates(epilogue: &[EpilogueOp]) -> bool {
     matches!(epilogue, [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
 }
@@ -199,6 +230,8 @@ pub(super) fn epilogue_text(op: &EpilogueOp) -> String {
         EpilogueOp::Bias => "bias".into(),
         EpilogueOp::ScaleRows => "scale_rows".into(),
         EpilogueOp::ScaleColumns => "scale_columns".into(),
+        EpilogueOp::ScaleSteps => "scale_steps".into(),
+        EpilogueOp::ScaleBlocks => "scale_blocks".into(),
         EpilogueOp::Curve(curve) => curve.name().into(),
         EpilogueOp::Slope(curve) => curve.grad().into(),
         EpilogueOp::Mul => "mul".into(),
@@ -224,6 +257,8 @@ pub(super) fn read_epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadE
                 "bias",
                 "scale_rows",
                 "scale_columns",
+                "scale_steps",
+                "scale_blocks",
                 "mul",
                 "add",
                 "scale",
@@ -244,6 +279,8 @@ pub(super) fn read_epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadE
                 "bias" => EpilogueOp::Bias,
                 "scale_rows" => EpilogueOp::ScaleRows,
                 "scale_columns" => EpilogueOp::ScaleColumns,
+                "scale_steps" => EpilogueOp::ScaleSteps,
+                "scale_blocks" => EpilogueOp::ScaleBlocks,
                 "mul" => EpilogueOp::Mul,
                 "add" => EpilogueOp::Add,
                 "swiglu" => EpilogueOp::Swiglu,

@@ -36,6 +36,7 @@ pub use contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, Operan
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
 pub use epilogue::{
     EPILOGUE_OPERANDS, EpilogueOp, SWIGLU_GRAD, carry_last, gated, halves, saves_gates,
+    scales_steps,
 };
 pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
 pub use factors::Factors;
@@ -43,8 +44,8 @@ pub use in_place::in_place;
 pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
     ALayout, AttendGradTile, AttendTile, BLayout, COPY_STAGE_BYTES, Carry, Consumers, CopyTile,
-    CopyVia, GradOf, Leaf, Mask, MmaTile, NormTile, ReduceTile, STATS, StatsTile, Store, Tabulate,
-    Tabulation, attend_grad_smem_bytes, attend_smem_bytes,
+    CopyVia, DotTile, GradOf, Leaf, Mask, MmaTile, NormTile, ReduceTile, STATS, StatsTile, Store,
+    Tabulate, Tabulation, attend_grad_smem_bytes, attend_smem_bytes,
 };
 pub use mma::{
     MMA_STEP_BYTES, cluster_part, mma_consumers, mma_exchange_bytes, mma_narrow, mma_panel_columns,
@@ -65,7 +66,7 @@ pub use print_c::{C_PRELUDE, CPrinter};
 pub use range::{Range, Ranges};
 pub use routes::{
     LIST_TOKENS, RouteError, Routing, list_width, route_bases, route_list, route_places,
-    route_sources, route_wanted,
+    route_slots, route_sources, route_wanted,
 };
 pub use routes::{NO_EXPERT, kept, listed, own_experts};
 pub use runs::{depth_dim, row_dim};

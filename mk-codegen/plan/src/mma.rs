@@ -43,7 +43,7 @@ pub fn mma_exchange_bytes([m, n]: [u32; 2], cluster: u32) -> u32 {
     cluster.saturating_sub(1).saturating_mul(units).saturating_mul(consumers * UNIT_BYTES)
 }
 
-/// Consumer warpgroups of a product's tile of so many rows and columns: two; or three that have 64 rows each; or, with
+/// Consumer warpgroups of a GEMM's tile of so many rows and columns: two; or three that have 64 rows each; or, with
 /// operands swapped, one or three that have 64 columns each.
 pub fn mma_consumers([m, n]: [u32; 2]) -> u32 {
     match (mma_swaps([m, n]), n) {
@@ -59,7 +59,7 @@ pub fn mma_three_by_rows(block: [u32; 2]) -> bool {
     block == [192, 192]
 }
 
-/// Whether a product's tile of so many rows and columns multiplies with its operands swapped: columns of the result
+/// Whether a GEMM's tile of so many rows and columns multiplies with its operands swapped: columns of the result
 /// fill the 64 rows of a wgmma, and rows come in steps of 16.
 pub fn mma_swaps([m, n]: [u32; 2]) -> bool {
     let few = m == 64 && n == 64;

@@ -160,5 +160,7 @@ names! {
         Places = "places",
         /// For each of those 1 if its row is there, 0 if it was dropped. Made with the places.
         Kept = "kept",
+        /// Which slot of its token each packed row of the rank is.
+        Slots = "slots",
     }
 }

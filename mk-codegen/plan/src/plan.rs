@@ -506,13 +506,13 @@ pub enum Scope {
     Sys,
 }
 
-/// Waits until the word on the own rank has reached `(epoch - lag) * count`.
+/// Waits until the word on this rank has reached `(epoch - lag) * count`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wait {
     /// Its id.
     pub edge: EdgeId,
-    /// The signal; the word on the own rank is meant.
+    /// The signal; the word on this rank is meant.
     pub signal: SigId,
     /// Which word.
     pub index: Vec<Expr>,

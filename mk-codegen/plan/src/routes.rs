@@ -171,6 +171,9 @@ impl Routing<'_> {
                         entry.copy_from_slice(&[home as i32, at]);
                     }
                 }
+                RoutePart::Slots if home == rank && !dropped => {
+                    set(&mut out, at as usize, (i % self.slots.max(1)) as i32);
+                }
                 RoutePart::Kept if token / mine.max(1) == rank => {
                     set(&mut out, mine_at, i32::from(!dropped));
                 }
@@ -340,6 +343,29 @@ pub fn route_places(
     };
     let (places, kept): (Vec<_>, Vec<_>) = ids.iter().enumerate().map(place).unzip();
     (places.concat(), kept)
+}
+
+/// Which slot of its token each row of some blocks of a rank is, whose first expert is `own`: by the experts of all
+/// tokens, group and rows of each block, and the token in each row.
+pub fn route_slots(
+    ids: &[i32],
+    slots: usize,
+    blocks: &[i32],
+    (rows, own): (usize, usize),
+    sources: &[i32],
+) -> Vec<i32> {
+    let mut out = vec![0; blocks.len() / 2 * rows];
+    let of_blocks = out.chunks_mut(rows.max(1)).zip(sources.chunks(rows.max(1)));
+    for ((out, tokens), entry) in of_blocks.zip(blocks.chunks_exact(2)) {
+        let expert = i64::from(entry[0]) + own as i64;
+        for (slot, token) in out.iter_mut().zip(tokens).take(usize::try_from(entry[1]).unwrap_or(0))
+        {
+            let of_token = ids.chunks_exact(slots.max(1)).nth(usize::try_from(*token).unwrap_or(0));
+            let at = of_token.and_then(|ids| ids.iter().position(|id| i64::from(*id) == expert));
+            *slot = at.unwrap_or(0) as i32;
+        }
+    }
+    out
 }
 
 /// For each token of a chunk whether a rank with so many experts has one of its; 0 for those that it has fewer than

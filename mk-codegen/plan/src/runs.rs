@@ -38,7 +38,12 @@ impl Plan {
     fn same_body(&self, a: FamId, b: FamId) -> bool {
         let extras = |f: FamId| {
             let reads = self.families[f].accesses.iter();
-            let reads = reads.filter(|x| EPILOGUE_OPERANDS.contains(&x.operand));
+            // Factors of rows may come from several places.
+            let ops = self.families[f].leaf.epilogue().iter().filter(|op| op.operand().is_some());
+            let mut named = ops.zip(EPILOGUE_OPERANDS);
+            let factors = named.find(|(op, _)| op.scales_rows()).map(|(_, o)| o);
+            let reads = reads
+                .filter(|x| EPILOGUE_OPERANDS.contains(&x.operand) && Some(x.operand) != factors);
             reads.map(|x| x.buffer).collect::<Vec<_>>()
         };
         let types = |f: FamId| {
@@ -122,7 +127,7 @@ pub fn row_dim(a: &Access) -> Option<usize> {
 }
 
 impl Points<'_> {
-    /// Steps along k of one iteration of a product's task, and its iterations; `None` for other leaves, and where no
+    /// Steps along k of one iteration of a GEMM's task, and its iterations; `None` for other leaves, and where no
     /// dimension is k.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Rows that TMA takes: those of the operands that products and attention load and store through tensor maps (PTX ISA,
+//! Rows that TMA takes: those of the operands that GEMMs and attention load and store through tensor maps (PTX ISA,
 //! "Tensors": strides are multiples of 16 bytes).
 
 use super::{

@@ -1,4 +1,4 @@
-//! What the agents of one task hand each other: loaded tiles, sums, and who has come how far.
+//! What the agents of one task hand each other: loaded tiles, sums, and the progress of each agent.
 
 use super::{
     error::SimError,

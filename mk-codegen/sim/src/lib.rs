@@ -13,7 +13,7 @@
 //! Memory that nobody has written is NaN, so that a read that comes too early shows in the results, as does a late one
 //! by the data of another epoch. A run is a function of plan, inputs, schedule and seed.
 //!
-//! Numerics: elements are rounded to their buffer's type when they are stored; products and sums are f32, k in
+//! Numerics: elements are rounded to their buffer's type when they are stored; GEMMs and sums are f32, k in
 //! ascending order.
 //!
 //! With [`Options::check`] a run needs no numbers to go wrong: see `stamps.rs`, and `weak.rs` for what weak edges do.

@@ -195,7 +195,7 @@ impl Chooser {
         })
     }
 
-    /// Which of so many CTAs takes a task that is for whoever is free. Each runs what it has in order.
+    /// Which CTA takes the next task of a dynamic schedule. Each runs its tasks in order.
     pub fn taker(&mut self, ctas: usize) -> usize {
         self.rng.random_range(0..ctas)
     }

@@ -88,7 +88,7 @@ impl Signals {
         woken
     }
 
-    /// Takes out those who wake, of the words that somebody else counts.
+    /// Removes the waiters that can go on, of words that the network counts.
     pub fn woken(&mut self, seen: impl Fn(Word) -> Option<i64>) -> Vec<Actor> {
         let mut woken = Vec::new();
         for (word, sleepers) in &mut self.sleepers {

@@ -114,6 +114,19 @@ pub const KINDS: &[(&str, &str)] = &[
         }",
     ),
     (
+        "dispatch_weighted",
+        "fn f(x: bf16[T, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0), w: bf16[E, N, K] @ shard(0)) {
+            let rows = dispatch(x, ids, gate, capacity = R);
+            (rows -> grouped_gemm(w.t), rows)
+        }",
+    ),
+    (
+        "combine_grad",
+        "fn f(x: bf16[R, K] @ shard(0), ids: i64[T, J] @ shard(0), y: bf16[T, N] @ shard(0), w: bf16[E, K, N] @ shard(0)) {
+            ragged(x, ids) -> grouped_gemm(w) -> combine_grad(y)
+        }",
+    ),
+    (
         "moe",
         "fn f(x: bf16[T, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0),
             w: bf16[E, K, 2, N] @ shard(0), v: bf16[E, N, K] @ shard(0)) {

@@ -307,6 +307,50 @@ pub const CASES: &[Case] = &[
         &[("x", &[2048, 512]), ("w", &[1024, 512])],
     ),
     (
+        "gather_scaled",
+        "fn f(x: e4m3[M, K] scaled(1, K) @ shard(0), w: e4m3[N, K] scaled(1, K) @ shard(0)) { gather(x) -> gemm(w.t) }",
+        4,
+        &[("x", &[2048, 512]), ("w", &[1024, 512])],
+    ),
+    (
+        "gather_scaled_ragged",
+        "fn f(x: e5m2[M, K] scaled(1, K) @ shard(0), w: e4m3[N, K] @ shard(0), c: bf16[N], y: bf16[M, N] @ shard(1)) {
+             gather(x) -> gemm(w.t) -> bias(c) -> add(y)
+         }",
+        3,
+        &[("x", &[700, 408]), ("w", &[331, 408])],
+    ),
+    (
+        "gather_scaled_few",
+        "fn f(x: e4m3[M, K] scaled(1, K) @ shard(0), w: e4m3[N, K] scaled(1, K) @ shard(0)) { gather(x) -> gemm(w.t) }",
+        4,
+        &[("x", &[96, 512]), ("w", &[1024, 512])],
+    ),
+    (
+        "multiply_blocks",
+        "fn f(x: e4m3[M, K] scaled(1, 128), w: e5m2[N, K] scaled(128, 128), c: bf16[N]) { gemm(x, w.t) -> bias(c) -> gelu }",
+        2,
+        &[("x", &[500, 400]), ("w", &[331, 400])],
+    ),
+    (
+        "gather_blocks",
+        "fn f(x: e4m3[M, K] scaled(1, 128) @ shard(0), w: e4m3[N, K] scaled(128, 128) @ shard(0)) { gather(x) -> gemm(w.t) }",
+        4,
+        &[("x", &[2048, 512]), ("w", &[3072, 512])],
+    ),
+    (
+        "gather_blocks_few",
+        "fn f(x: e4m3[M, K] scaled(1, 128) @ shard(0), w: e4m3[N, K] scaled(1, K) @ shard(0)) { gather(x) -> gemm(w.t) }",
+        4,
+        &[("x", &[96, 400]), ("w", &[1024, 400])],
+    ),
+    (
+        "sum_blocks",
+        "fn f(x: e4m3[M, K] scaled(1, K) @ shard(1), w: e4m3[N, K] scaled(128, 128) @ shard(1)) { gemm(x, w.t) -> reduce_scatter }",
+        2,
+        &[("x", &[512, 3072]), ("w", &[384, 3072])],
+    ),
+    (
         "sum_e4m3_scaled",
         "fn f(x: e4m3[M, K] scaled(1, K) @ shard(1), w: e4m3[N, K] scaled(1, K) @ shard(1)) { gemm(x, w.t) -> reduce_scatter }",
         2,

@@ -54,6 +54,27 @@ pub const SMALL: &[Small] = &[
         (c.consumers, c.k_slices) = (Consumers::PingPong, 2);
         c.last_wave = Some(LastWave { blocks: 1, columns: 64, parts: 1 });
     }),
+    small(
+        "rows",
+        "fn f(x: e4m3[M, K] scaled(1, K) @ shard(0), w: e4m3[N, K] scaled(1, K)) { gather(x) -> gemm(w.t) }",
+        2,
+        &[("x", &[300, 256]), ("w", &[200, 256])],
+        |_| (),
+    ),
+    small(
+        "blocks",
+        "fn f(x: e4m3[M, K] scaled(1, 128) @ shard(0), w: e4m3[N, K] scaled(128, 128) @ shard(0)) { gather(x) -> gemm(w.t) }",
+        2,
+        &[("x", &[300, 304]), ("w", &[512, 304])],
+        |_| (),
+    ),
+    small(
+        "blocks_summed",
+        "fn f(x: e4m3[M, K] scaled(1, 128) @ shard(1), w: e4m3[N, K] scaled(128, 128) @ shard(1)) { gemm(x, w.t) -> reduce_scatter }",
+        2,
+        &[("x", &[200, 512]), ("w", &[264, 512])],
+        |_| (),
+    ),
     small("engine", "gather(a) -> gemm(b)", 2, AB, |c| c.gather = Gather::CopyEngine { parts: 2 }),
     small(
         "swiglu",

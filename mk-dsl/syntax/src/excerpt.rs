@@ -94,7 +94,7 @@ impl<'p> Excerpt<'p> {
         let runtime = symbols.enumerate().filter(|(i, _)| seen.contains(i) && !self.fixed);
         let runtime: Vec<String> = runtime
             .filter_map(|(_, s)| match s.kind {
-                SymbolKind::Fixed | SymbolKind::Room => None,
+                SymbolKind::Fixed | SymbolKind::Room | SymbolKind::Blocks(_) => None,
                 SymbolKind::Runtime { max: None } => Some(format!("{}: dyn", s.name)),
                 SymbolKind::Runtime { max: Some(max) } => Some(format!("{}: dyn <= {max}", s.name)),
             })
@@ -221,7 +221,10 @@ impl<'p> Excerpt<'p> {
             {
                 format!("grouped_gemm({w})")
             }
-            (Op::Dispatch { drops }, [ids]) => {
+            (Op::Dispatch { drops }, [_, weights @ ..]) => {
+                // With weights, if it has some.
+                let weights: String = weights.iter().map(|w| format!(", {w}")).collect();
+                let ids = format!("{}{weights}", arguments[0]);
                 let drop = if drops { ", drop" } else { "" };
                 let rows = node.ty.dims.first();
                 match rows.filter(|rows| self.fixed || !self.program.is_room(**rows)) {
@@ -232,7 +235,7 @@ impl<'p> Excerpt<'p> {
                 }
             }
             // The route is that of the rows.
-            (Op::Combine, [_, weights]) => format!("combine({weights})"),
+            (Op::Combine | Op::CombineGrad, [_, other]) => format!("{}({other})", node.op.name()),
             (Op::GroupedGemm { .. }, [w, counts]) => {
                 format!("ragged({counts}) -> grouped_gemm({w})")
             }

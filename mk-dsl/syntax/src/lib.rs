@@ -40,8 +40,8 @@ pub use bind::{BindError, BindErrors, Bound, Given};
 pub use diag::{Diagnostic, Diagnostics};
 pub use excerpt::Excerpt;
 pub use program::{
-    AxisId, Curve, DType, Def, Dim, MAX_DIM, Node, Op, Placement, Program, RAGGED_BLOCK, Scores,
-    Symbol, SymbolId, SymbolKind, Tensor, TensorType, ValueId,
+    AxisId, Curve, DType, Def, Dim, Factors, MAX_DIM, Node, Op, Placement, Program, RAGGED_BLOCK,
+    SCALE_BLOCK, Scores, Symbol, SymbolId, SymbolKind, Tensor, TensorType, ValueId,
 };
 pub use span::Span;
 

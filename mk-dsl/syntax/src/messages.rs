@@ -205,7 +205,10 @@ pub(crate) fn expected(expected: Expected, found: &str) -> Text {
         Expected::RuntimeSeparator => ("`,` or `>`", "write `<M: dyn <= 8192>`"),
         Expected::Semicolon => ("`->` or `;`", "end the binding: `let h = gather(x);`"),
         Expected::ShardDim => ("the sharded dimension", "write its position: `shard(0)`"),
-        Expected::Scales => ("`(`", "write the block that shares a factor: `scaled(1, K)`"),
+        Expected::Scales => (
+            "`(`",
+            "write the block that shares a factor: `scaled(1, K)`, `scaled(1, 128)` or `scaled(128, 128)`",
+        ),
         Expected::Shape => ("`[`", "write the shape: `bf16[M, K]`"),
         Expected::Stage => ("an operation", "write for instance `gemm(w)`"),
         Expected::SymbolName => ("a symbol", "write `<M: dyn <= 8192>`"),
@@ -491,8 +494,15 @@ pub(crate) fn narrow_operand(name: &str, dtype: DType, shape: &str, turned: bool
 
 pub(crate) fn scales_of_rows() -> Text {
     text(
-        "factors are those of the rows of a matrix, one for all of K",
-        "write `scaled(1, K)`, K being the last dimension",
+        "factors are those of a matrix `[M, K]`: of rows, or of blocks of 128",
+        "write `scaled(1, K)`, one for each row; `scaled(1, 128)`; or, of weights, `scaled(128, 128)`",
+    )
+}
+
+pub(crate) fn factors_of_operand(which: &str, name: &str, block: &str) -> Text {
+    text(
+        format!("{name} is operand {which} of `gemm`, whose factors are of other blocks"),
+        format!("declare it `scaled(1, K)` or `{block}`"),
     )
 }
 
@@ -518,7 +528,14 @@ pub(crate) fn scaled_result() -> Text {
 pub(crate) fn scaled_elsewhere(op: &str, name: &str) -> Text {
     text(
         format!("{name} is scaled, and `{op}` would leave its factors behind"),
-        "read it in `gemm`",
+        "read it in `gemm`, gathered or not",
+    )
+}
+
+pub(crate) fn scaled_returned(name: &str) -> Text {
+    text(
+        format!("{name} is scaled, and as a result it would leave its factors behind"),
+        "return what `gemm` makes of it",
     )
 }
 

@@ -32,6 +32,7 @@ pub(crate) enum OpKind {
     GroupedGemm,
     GroupedWgrad,
     Dispatch,
+    CombineGrad,
     Combine,
     /// In the language, and not yet in the compiler.
     Unsupported,
@@ -59,7 +60,7 @@ const fn later(name: &'static str) -> OpInfo {
     op(name, OpKind::Unsupported, "", "")
 }
 
-pub(crate) const OPS: [OpInfo; 34] = [
+pub(crate) const OPS: [OpInfo; 35] = [
     op("gather", OpKind::Gather, "`gather` or `gather(axis)`", "`gather(x)`"),
     op("gemm", OpKind::Gemm, "`gemm(w)`, or `gemm(x, w)` at the start of a chain", "`gemm(x, w)`"),
     op(
@@ -175,12 +176,23 @@ pub(crate) const OPS: [OpInfo; 34] = [
         "`grouped_wgrad(dy)`, and `grouped_wgrad(dy, experts = E)` of rows that a route names",
         "`ragged(x, counts) -> grouped_wgrad(dy)`",
     ),
-    op("dispatch", OpKind::Dispatch, "`dispatch(ids)`", "`dispatch(x, ids)`"),
+    op(
+        "dispatch",
+        OpKind::Dispatch,
+        "`dispatch(ids)`, or `dispatch(ids, weights)` for rows times their weights",
+        "`dispatch(x, ids)`",
+    ),
     op(
         "combine",
         OpKind::Combine,
         "`combine(weights)` behind `dispatch` and products",
         "`y -> combine(weights)`",
+    ),
+    op(
+        "combine_grad",
+        OpKind::CombineGrad,
+        "`combine_grad(dy)` behind products of dispatched rows",
+        "`y -> combine_grad(dy)`",
     ),
     later("all_to_all"),
 ];
@@ -211,8 +223,8 @@ pub(crate) fn folded(name: &str) -> String {
 /// Whether users write it; the others are what `mk grad` derives.
 fn is_written(op: &OpInfo) -> bool {
     use OpKind::{
-        AttentionDk, AttentionDq, AttentionDv, AttentionStats, GroupedWgrad, RmsNormGrad, Slope,
-        SwigluGrad,
+        AttentionDk, AttentionDq, AttentionDv, AttentionStats, CombineGrad, GroupedWgrad,
+        RmsNormGrad, Slope, SwigluGrad,
     };
     !matches!(
         op.kind,
@@ -220,6 +232,7 @@ fn is_written(op: &OpInfo) -> bool {
             | Slope(_)
             | SwigluGrad
             | GroupedWgrad
+            | CombineGrad
             | RmsNormGrad
             | AttentionStats
             | AttentionDq

@@ -41,7 +41,7 @@ pub(crate) fn placements<S: AsRef<str>>(placements: &[Placement], axes: &[S]) ->
 /// `M: dyn <= 8192`; `None` for a fixed symbol.
 fn runtime_symbol(symbol: &Symbol) -> Option<String> {
     match symbol.kind {
-        SymbolKind::Fixed | SymbolKind::Room => None,
+        SymbolKind::Fixed | SymbolKind::Room | SymbolKind::Blocks(_) => None,
         SymbolKind::Runtime { max: None } => Some(format!("{}: dyn", symbol.name)),
         SymbolKind::Runtime { max: Some(max) } => Some(format!("{}: dyn <= {max}", symbol.name)),
     }
@@ -102,7 +102,8 @@ impl Program {
             | Op::GroupedWgrad
             | Op::Dispatch { drops: false }
             | Op::Combine
-            | Op::Dequantize
+            | Op::CombineGrad
+            | Op::Dequantize(_)
             | Op::AttentionStats
             | Op::AttentionDv
             | Op::Bias

@@ -140,6 +140,33 @@ pub enum SymbolKind {
     /// Rows that are dispatched without a `capacity`: as many as no routing exceeds, which follows from the other
     /// numbers and the number of ranks ([`Bound::on`](crate::Bound::on)), unless one is given.
     Room,
+    /// Blocks of [`SCALE_BLOCK`] elements of another symbol, the last perhaps not full.
+    Blocks(SymbolId),
+}
+
+/// Elements of a block that shares a factor, along each dimension that has blocks.
+pub const SCALE_BLOCK: u64 = 128;
+
+/// What shares a factor in a matrix `[R, K]` of eight bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Factors {
+    /// A row, `scaled(1, K)`: factors `[R]`.
+    Rows,
+    /// 128 elements of a row, `scaled(1, 128)`: factors `[K / 128, R]`.
+    Steps,
+    /// 128 elements of 128 rows, `scaled(128, 128)`: factors `[R / 128, K / 128]`.
+    Blocks,
+}
+
+impl Factors {
+    /// The factor of an element: an index into each dimension of the factors.
+    pub fn of(self, row: u64, column: u64) -> (u64, Option<u64>) {
+        match self {
+            Factors::Rows => (row, None),
+            Factors::Steps => (column / SCALE_BLOCK, Some(row)),
+            Factors::Blocks => (row / SCALE_BLOCK, Some(column / SCALE_BLOCK)),
+        }
+    }
 }
 
 /// A symbolic dimension.
@@ -197,7 +224,8 @@ pub enum Op {
     /// accumulated in f32; zeros of one without rows.
     GroupedWgrad,
     /// `[x: [T, H], ids: i32 or i64 [T, K]] -> [R, H]`: the ragged rows of each rank's experts are the tokens that go
-    /// to them, in their order. Each token goes to K experts, each once.
+    /// to them, in their order. Each token goes to K experts, each once. With `weights: f32 [T, K]` each row is its
+    /// token times the weight of its slot, rounded once.
     Dispatch {
         /// Of an expert's rows the first ones are kept, in the order of tokens, as many whole blocks as each expert of
         /// a rank may have; others are dropped. Else rows without room end the launch.
@@ -205,10 +233,13 @@ pub enum Op {
     },
     /// `[x: [R, C], scales: f32 [R]] -> f32 [R, C]`: row `r` of 8-bit values times `scales[r]`. An operand of `gemm`
     /// alone, whose result has these factors.
-    Dequantize,
+    Dequantize(Factors),
     /// `[y: [R, N], ids: i32 or i64 [T, K], weights: f32 [T, K]] -> [T, N]`: of each token the sum of its experts'
     /// rows, each times its weight, in f32 and the order of slots.
     Combine,
+    /// `[y: [R, N], ids: i32 or i64 [T, K], dy: [T, N]] -> f32 [T, K]`: gradients of the weights of [`Op::Combine`]. Of
+    /// each slot the product of its row and the token's of `dy`, accumulated in f32; 0 where it has no row.
+    CombineGrad,
     /// `[x] -> y`: `Partial` over `axis` becomes `Shard(dim)`.
     ReduceScatter {
         /// The mesh axis summed over.
@@ -317,7 +348,8 @@ impl Op {
             Op::GroupedWgrad => "grouped_wgrad",
             Op::Dispatch { .. } => "dispatch",
             Op::Combine => "combine",
-            Op::Dequantize => "dequantize",
+            Op::CombineGrad => "combine_grad",
+            Op::Dequantize(_) => "dequantize",
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce { .. } => "all_reduce",
             Op::Bias => "bias",
@@ -350,7 +382,8 @@ impl Op {
                 | Op::GroupedWgrad
                 | Op::Dispatch { .. }
                 | Op::Combine
-                | Op::Dequantize
+                | Op::CombineGrad
+                | Op::Dequantize(_)
                 | Op::ReduceScatter { .. }
                 | Op::AllReduce { .. }
                 | Op::Swiglu

@@ -30,6 +30,8 @@ fn accepted() {
             "ring(k, v) -> attention(q, causal, window = 1024, softcap = 50)",
         ),
         over("shard(2)", "shard(2)", "let o = attention(q, k, v); (o, o -> lse)"),
+        // A chunk of queries at the end of the keys.
+        over("shard(1)", "replicate", "attention(q, k, v, causal)").replace("[B, S, G", "[B, T, G"),
         over(
             "shard(0, dp) @ shard(1, cp)",
             "shard(0, dp) @ shard(1, cp)",
@@ -69,6 +71,7 @@ fn mistakes() {
         over("shard(1)", "shard(1)", "q -> gelu -> lse"),
         "pub fn f(q: bf16[B, S, H, 192], k: bf16[B, S, G, 192], v: bf16[B, S, G, 192]) { attention(q, k, v) }".to_owned(),
         "pub fn f(q: bf16[B, S, H, D], k: f16[B, S, G, D], v: bf16[B, T, G, D]) { attention(q, k, v) }".to_owned(),
+        over("shard(1)", "shard(1)", "ring(k, v) -> attention(q)").replace("[B, S, G", "[B, T, G"),
         "pub fn f(q: bf16[S, H, D], k: bf16[S, G, D], v: bf16[S, G, D]) { attention(q, k, v) }".to_owned(),
     ];
     let text: Vec<_> = list.iter().map(|source| check(source)).collect();

@@ -1,6 +1,6 @@
 //! `dispatch` and `combine`: types, and what is said of mistakes.
 
-use mk_syntax::{BindError, Program, grad};
+use mk_syntax::{BindError, Excerpt, Program, grad};
 use std::collections::BTreeMap;
 
 fn said(source: &str) -> String {
@@ -118,7 +118,8 @@ fn room_for_any_routing() {
     assert!(text.contains("dispatch(%0, %1): bf16[room_0, H] @ shard(0)"), "{text}");
 }
 
-/// The gradient of tokens goes the way of the tokens, and comes back as they do; others have none so far.
+/// The gradient of tokens goes the way of the tokens, and comes back as they do; with those of weights and matrices its
+/// rows have weights on their way.
 #[test]
 fn derivatives() {
     let source =
@@ -138,11 +139,85 @@ fn derivatives() {
   %6 = combine(%5, %1, %3): bf16[T, H] @ shard(0)
   return %6"
     );
-    let says = |wanted: &[usize]| of(wanted).map_or_else(|e| e.to_string(), |_| "one".into());
-    assert!(
-        says(&[2]).contains("the gradient of its weights is a product of rows"),
-        "{}",
-        says(&[2])
+    let found = of(&[0, 2, 3]).expect("derivatives");
+    let backward = found.backward.clone().expect("a backward");
+    let made = backward.to_string();
+    let (_, made) = made.split_once("  %4 = ones: f32[T, K] @ shard(0)\n").expect("ones");
+    assert_eq!(
+        made,
+        "  %5 = v4: bf16[R, H] @ shard(0)
+  %6 = dispatch(%0, %1, %2): bf16[R, N] @ shard(0)
+  %7 = grouped_gemm(%6, %3.t, %1): bf16[R, H] @ shard(0)
+  %8 = combine(%7, %1, %4): bf16[T, H] @ shard(0)
+  %9 = grouped_gemm(%5, %3, %1): bf16[R, N] @ shard(0)
+  %10 = combine_grad(%9, %1, %0): f32[T, K] @ shard(0)
+  %11 = grouped_wgrad(%5, %6, %1): bf16[E, H, N] @ shard(0)
+  return %8, %10, %11"
     );
-    assert!(says(&[3]).contains("takes rows with the weights of `combine`"), "{}", says(&[3]));
+    // As it is written, too.
+    let text = Excerpt::whole(&backward).text();
+    assert_eq!(Program::parse(&text).map_err(|e| format!("{e}\n{text}")), Ok(backward));
+}
+
+/// What has no derivative, and why.
+#[test]
+fn no_derivatives() {
+    for (said, body, wanted) in [
+        (
+            "which rows are dropped is not known to the kernels",
+            "dispatch(x, ids, capacity = R, drop) -> grouped_gemm(w) -> combine(gate)",
+            3,
+        ),
+        (
+            "something stands between its weights and the product",
+            "dispatch(x, ids) -> grouped_gemm(w) -> scale(0.5) -> combine(gate)",
+            2,
+        ),
+        (
+            "its rows have weights already",
+            "dispatch(x, ids, gate) -> grouped_gemm(w) -> combine(gate)",
+            0,
+        ),
+    ] {
+        let source = format!(
+            "fn f(x: {X}, ids: {IDS}, gate: {GATE}, w: bf16[E, H, N] @ shard(0)) {{ {body} }}"
+        );
+        let program = Program::parse(&source).unwrap_or_else(|e| panic!("{e}"));
+        let made = grad::grad(&program, Some(&[wanted]), grad::Saves::default());
+        let found = made.map_or_else(|e| e.to_string(), |_| "one".into());
+        assert!(found.contains(said), "{found}");
+    }
+}
+
+/// Rows with weights, and products of rows of tokens: types, and what is said of mistakes.
+#[test]
+fn weights() {
+    let of = |gate: &str, body: &str| {
+        Program::parse(&format!(
+            "fn f(x: {X}, ids: {IDS}, gate: {gate}, w: bf16[E, H, N] @ shard(0), dy: bf16[T, N] @ shard(0)) {{ {body} }}"
+        ))
+        .map_or_else(|e| e.to_string(), |p| p.to_string())
+    };
+    let both = "dispatch(x, ids, gate, capacity = R) -> grouped_gemm(w) -> combine_grad(dy)";
+    let text = of(GATE, both);
+    for line in [
+        "dispatch(%0, %1, %2): bf16[R, H] @ shard(0)",
+        "combine_grad(%6, %1, %4): f32[T, K] @ shard(0)",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+    for (said, gate, body) in [
+        ("`dispatch` needs a weight for each expert of a token", "bf16[T, K] @ shard(0)", both),
+        ("a route needs `K` in `gate`", "f32[T, J] @ shard(0)", both),
+        ("`dispatch` needs `gate` as `shard(0)`", "f32[T, K] @ replicate", both),
+        (
+            "`combine_grad` needs gradients `bf16[T, N] @ shard(0)` of tokens",
+            GATE,
+            "dispatch(x, ids, gate) -> grouped_gemm(w) -> combine_grad(x)",
+        ),
+        ("`combine_grad` brings back what was dispatched", GATE, "combine_grad(x, dy)"),
+    ] {
+        let found = of(gate, body);
+        assert!(found.contains(said), "{found}");
+    }
 }

@@ -149,11 +149,4 @@ fn layers_of_rows_have_all_gradients() {
     let text = Excerpt::whole(&again).text();
     assert_eq!(Program::parse(&text).map_err(|e| format!("{e}\n{text}")), Ok(again));
     assert_eq!(found.gradients.len(), 3);
-    // With weights, on the way back to tokens.
-    let text = "fn f(x: bf16[T, K] @ shard(0), n: i32[T, S] @ shard(0), g: f32[T, S] @ shard(0),
-        w: bf16[E, K, K] @ shard(0)) { dispatch(x, n) -> grouped_gemm(w) -> combine(g) }";
-    let program = Program::parse(text).expect("a pipeline");
-    let refused = grad::grad(&program, Some(&[3]), grad::Saves::default()).map(|_| ());
-    let refused = refused.expect_err("weights").to_string();
-    assert!(refused.contains("takes rows with the weights of `combine`"), "{refused}");
 }

@@ -167,7 +167,7 @@ impl Cache {
         let temporary = path.with_extension(format!("{}-{now:x}.tmp", std::process::id()));
         let done = fs::write(&temporary, text).and_then(|()| fs::rename(&temporary, path));
         if done.is_err() {
-            // What is left of a failed write is of no use.
+            // Remove the rest of a failed write.
             let _ = fs::remove_file(&temporary);
         }
         done.map_err(|e| {

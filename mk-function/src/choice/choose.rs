@@ -106,7 +106,7 @@ fn choose_from(
     choices.sort_by_key(|(setting, _)| !setting.strategy);
     let default =
         Config { ranks: base.ranks, reserved_sms: base.reserved_sms, ..Config::default() };
-    // Of a product alone all tiles and clusters are looked at, in closed form.
+    // Of a GEMM alone all tiles and clusters are looked at, in closed form.
     if let Some(config) = best_alone(program, bound, &default, model)
         && let Ok(p) = predict(program, bound, &config, model)
     {
@@ -282,7 +282,7 @@ fn way(c: &Config) -> (Reduction, AllReduce, Gather) {
 /// So many other ways get numbers of their own.
 const OTHER_WAYS: usize = 3;
 
-/// The best of all tiles, consumers and clusters for a product alone whose time has a closed form, all else as it is.
+/// The best of all tiles, consumers and clusters for a GEMM alone whose time has a closed form, all else as it is.
 fn best_alone(
     program: &Program,
     bound: &Bound,

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Predictions are compared with a margin ([`CLEARLY`]), measurements without. On several ranks it favours one kernel,
-//! which overlaps traffic and products; on one rank there is nothing to overlap, and it favours the parts. The time of
+//! which overlaps traffic and GEMMs; on one rank there is nothing to overlap, and it favours the parts. The time of
 //! the parts is the sum of theirs: each is measured with caches flushed, where a sequence finds some of its inputs
 //! there, and without the gap between two kernels of a stream.
 

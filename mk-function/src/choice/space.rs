@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashSet};
 
 /// What decides the settings of a pipeline; of one that has no kernel, nothing.
 pub fn facts(program: &Program, bound: &Bound, ranks: u32) -> Facts {
-    // Why it has none is for the passes to say, to whoever asks for a plan.
+    // The passes report why it has none when a plan is requested.
     passes::facts(program, bound, ranks).unwrap_or(Facts { ranks, ..Facts::default() })
 }
 

@@ -1,5 +1,5 @@
 //! A pipeline taken apart: one operation each, as separate kernels would run it. Elementwise operations stay with the
-//! product before them.
+//! GEMM before them.
 
 use mk_syntax::{Bound, Node, Op, Placement, Program, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ pub struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Indivisible {
-    /// It is one operation, or a product with what follows it element by element.
+    /// It is one operation, or a GEMM with what follows it element by element.
     Single,
     /// Some of its sizes come with each launch; those of parts are constants.
     Runtime,
@@ -91,7 +91,9 @@ pub fn parts(program: &Program, bound: &Bound) -> Result<Vec<Part>, Indivisible>
 fn joins(group: &[&Node], node: &Node) -> bool {
     match node.op {
         Op::GroupedGemm { .. } => group.iter().all(|n| matches!(n.op, Op::Dispatch { .. })),
-        Op::Combine => group.iter().any(|n| matches!(n.op, Op::GroupedGemm { .. })),
+        Op::Combine | Op::CombineGrad => {
+            group.iter().any(|n| matches!(n.op, Op::GroupedGemm { .. }))
+        }
         _ => false,
     }
 }
@@ -122,8 +124,8 @@ fn part(
             Op::Dispatch { drops: true } => return None,
             Op::Dispatch { .. } => {
                 let rows = bound.shape(node.result)?.first()?;
-                let (x, ids) = (operands.next()?, operands.next()?);
-                format!("dispatch({x}, {ids}, capacity = {rows})")
+                let operands: Vec<String> = operands.collect();
+                format!("dispatch({}, capacity = {rows})", operands.join(", "))
             }
             Op::GroupedGemm { transposed } => {
                 let turned = if transposed { ".t" } else { "" };
@@ -134,7 +136,9 @@ fn part(
                     None => format!("grouped_gemm({w}{turned})"),
                 }
             }
-            Op::Combine => format!("combine({})", operands.nth(1)?),
+            Op::Combine | Op::CombineGrad => {
+                format!("{}({})", node.op.name(), operands.nth(1)?)
+            }
             _ => stage(&node.op, operands.collect())?,
         });
     }

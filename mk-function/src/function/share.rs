@@ -1,18 +1,18 @@
-//! Ranks that share a GPU: how many SMs a plan may take there, and a stream for each of them.
+//! Ranks that share a GPU: the SM budget of a plan, and a stream for each rank.
 
 use mk_codegen::target;
 use mk_runtime::{Error, Event, Stream, StreamRef, World};
 use mk_syntax::{Op, Program};
 
-/// Whether a pipeline's kernels wait for other ranks. Those that do not end whatever runs beside them, and need leave
-/// no SMs to it.
+/// Whether a pipeline's kernels wait for other ranks. Only these must leave SMs free for the other ranks' kernels.
 pub(super) fn communicates(program: &Program) -> bool {
     program.nodes().iter().any(|node| match node.op {
         Op::Gather { .. }
         | Op::ReduceScatter { .. }
         | Op::AllReduce { .. }
         | Op::Dispatch { .. }
-        | Op::Combine => true,
+        | Op::Combine
+        | Op::CombineGrad => true,
         Op::Attention { ring, .. }
         | Op::AttentionDq { ring, .. }
         | Op::AttentionDk { ring, .. } => ring.is_some(),
@@ -24,23 +24,24 @@ pub(super) fn communicates(program: &Program) -> bool {
 /// that are not in [`World::sm_budget`], because ranks share a GPU, the GPU has fewer SMs than the target, or
 /// `reserve_sms` of every GPU stay free.
 pub fn reserved_sms(world: &World, target: &str, reserve_sms: u32) -> u32 {
-    // Of a target that is not known there is no plan, whatever is reserved.
+    // An unknown target has no plan: any number will do.
     let sms = target::by_name(target).map_or(0, |t| t.sms);
     sms.saturating_sub(world.sm_budget(reserve_sms))
 }
 
-/// Streams for ranks that share a GPU and were given one stream: the kernels of one launch wait for each other, and in
-/// one stream they would run one after the other. Work before and behind the launch keeps its order.
+/// Streams for ranks that share a GPU and were given the same stream. The kernels of a launch wait for each other and
+/// must run concurrently; in one stream they would deadlock. Earlier and later work of the caller's stream keeps its
+/// order.
 ///
 /// ```text
-/// caller's stream  ── before ──┬── rank 0's kernel ──┬── behind ──
+/// caller's stream  ── before ──┬── rank 0's kernel ──┬── after ──
 /// own stream                   └── rank 1's kernel ──┘
 /// ```
 pub(super) struct Fork {
     ranks: Vec<Lane>,
 }
 
-/// Of one rank of this process.
+/// Stream and events of one local rank.
 struct Lane {
     device: i32,
     stream: Stream,
@@ -61,8 +62,8 @@ impl Fork {
         Ok(Fork { ranks: world.local_ranks().map(lane).collect::<Result<_, Error>>()? })
     }
 
-    /// Launches in streams of which no two are one: those given, or behind them own ones, for which the given ones then
-    /// wait, also where the launch failed.
+    /// Launches in distinct streams. Where a given stream repeats, an own stream waits for it first, and it waits for
+    /// that stream afterwards, even if the launch failed.
     pub(super) fn launch<E: From<Error>>(
         &self,
         given: &[StreamRef],

@@ -30,7 +30,7 @@ pub struct Wires {
 pub struct Wiring {
     /// By part.
     pub parts: Vec<Wires>,
-    /// The values that are neither parameters nor results of the pipeline: whoever launches the parts has memory for
+    /// The values that are neither parameters nor results of the pipeline: the caller of the parts allocates
     /// them.
     pub between: Vec<ValueId>,
 }

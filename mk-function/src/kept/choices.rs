@@ -44,7 +44,7 @@ impl Choices {
         let text = chosen.write(program, bound);
         let Some(read) = read(&text) else { return chosen };
         shelf.store.write(Kind::Choice, &key, text.as_bytes());
-        // The same whoever asks first.
+        // As a later process will read it.
         read
     }
 }

@@ -28,7 +28,7 @@ enum Set {
     Chosen,
     /// Those that the chosen tokens have at their experts, by this tensor of them.
     Routed(ValueId),
-    /// None: who reads the value makes the part that it needs.
+    /// None: each reader computes the part that it needs.
     Parts,
 }
 
@@ -152,7 +152,7 @@ impl<'a> Dense<'a> {
     /// The type of the elements that tensor cores read of an operand.
     fn multiplied(&self, value: ValueId) -> DType {
         match self.inputs.case().program.def(value) {
-            Some(Def::Node(Node { op: Op::Dequantize, inputs, .. })) => self.dtype(inputs[0]),
+            Some(Def::Node(Node { op: Op::Dequantize(_), inputs, .. })) => self.dtype(inputs[0]),
             _ => self.dtype(value),
         }
     }
@@ -164,7 +164,7 @@ impl<'a> Dense<'a> {
         let program = self.inputs.case().program;
         let Some(Def::Node(node)) = program.def(value) else { return false };
         // In registers alone, and exact but for the factor.
-        if node.op == Op::Dequantize {
+        if matches!(node.op, Op::Dequantize(_)) {
             return false;
         }
         let collective = |op: &Op| {
@@ -276,7 +276,10 @@ impl<'a> Dense<'a> {
             }
             (Op::GroupedGemm { .. }, [x, w, _]) => self.grouped(node, rows, [x, w])?,
             (Op::GroupedWgrad, [x, dy, _]) => self.wgrad(node, rows, [x, dy])?,
-            (Op::Dispatch { .. }, [x, _]) => self.dispatched(node, rows, x)?,
+            (Op::Dispatch { .. }, [x, _, weights @ ..]) => {
+                self.dispatched(node, rows, (x, weights.first().copied()))?
+            }
+            (Op::CombineGrad, [y, _, dy]) => self.products(node, rows, [y, dy])?,
             (Op::Combine, [y, _, weights]) => {
                 let set = self.needs(node, set).next().map_or(Set::All, |(_, set)| set);
                 let held = self.rows_of(node.inputs[0], set, chosen);
@@ -293,9 +296,17 @@ impl<'a> Dense<'a> {
                 };
                 x.map(|i, x| x.add(c.at(at(i))))
             }
-            (Op::Dequantize, [x, scales]) => {
+            (Op::Dequantize(factors), [x, scales]) => {
                 let scales = on(scales, 0)?;
-                x.map(|i, x| x.mul(scales.at(rows[i / width.max(1)])))
+                let wide = self.extent(node.inputs[1], 1);
+                x.map(|i, x| {
+                    let (row, column) = (rows[i / width.max(1)] as u64, (i % width.max(1)) as u64);
+                    let at = match factors.of(row, column) {
+                        (at, None) => at as usize,
+                        (at, Some(column)) => at as usize * wide + column as usize,
+                    };
+                    x.mul(scales.at(at))
+                })
             }
             (Op::Attention { .. }, [q, k, v]) => self.attention(node, [q, k, v])?.0,
             (Op::Lse, [q, k, v]) => self.attention(self.attended(node), [q, k, v])?.1,
@@ -346,8 +357,8 @@ impl<'a> Dense<'a> {
             _ => return Err(HarnessError::mismatch("gradients of no attention")),
         };
         let depth = self.extent(q_id, 3);
-        let sequence = self.extent(q_id, 1);
-        let whole = || std::iter::once(0..sequence).collect();
+        let sequence = [q_id, k_id].map(|id| self.extent(id, 1));
+        let whole = || std::iter::once(0..sequence[0]).collect();
         let all = |queries| Gradients {
             sequence,
             heads: [self.extent(q_id, 2), self.extent(k_id, 2)],
@@ -356,7 +367,7 @@ impl<'a> Dense<'a> {
             scale: scores.scale.unwrap_or(1.0 / (depth as f64).sqrt()),
             dtype: self.dtype(q_id),
             queries,
-            asked: self.asked(q_id, 6),
+            asked: self.asked(q_id, 6).min(self.asked(k_id, 6)),
         };
         let [q, d_o, stats] = [on(q, 0)?, on(d_o, 0)?, on(stats, 0)?];
         let operands = Operands { q, d_o, stats, k: on(k, 0)?, v: on(v, 0)? };
@@ -423,7 +434,7 @@ impl<'a> Dense<'a> {
         let depth = self.extent(*q_id, 3);
         let attention = Attention {
             queries: self.asked(*q_id, 2),
-            sequence: self.extent(*q_id, 1),
+            sequence: [*q_id, *k_id].map(|id| self.extent(id, 1)),
             heads: [self.extent(*q_id, 2), self.extent(*k_id, 2)],
             depth,
             scores,
@@ -491,10 +502,10 @@ fn needs<'n>(
             (Op::GroupedWgrad, _) => Set::All,
             (Op::Combine, 0) if set == Set::Chosen => Set::Routed(node.inputs[1]),
             (Op::Combine, 0) => Set::All,
-            (Op::GroupedGemm { .. } | Op::Bias | Op::Dequantize | Op::Combine, 1)
+            (Op::GroupedGemm { .. } | Op::Bias | Op::Dequantize(_) | Op::Combine, 1)
             | (Op::GroupedGemm { .. }, 2) => Set::All,
             (Op::RmsNorm { .. }, 1) | (Op::RmsNormGrad { .. }, 2) => Set::All,
-            (Op::Dispatch { .. }, _) => Set::All,
+            (Op::Dispatch { .. } | Op::CombineGrad, _) => Set::All,
             _ => set,
         };
         (input.index(), set)

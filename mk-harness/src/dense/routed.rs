@@ -122,20 +122,62 @@ impl Dense<'_> {
         mine.map(|(row, _)| row).collect()
     }
 
-    /// Rows of experts, which are tokens; rows of none are not judged.
+    /// Rows of experts, which are tokens, each times the weight of its slot where there are weights; rows of none are not
+    /// judged.
     pub(super) fn dispatched(
         &self,
         node: &Node,
         rows: &[usize],
-        x: &Value,
+        (x, weights): (&Value, Option<&Value>),
     ) -> Result<Value, HarnessError> {
         let (x, n) = (on(x, 0)?, self.width(node.result));
+        let weights = weights.map(|w| on(w, 0)).transpose()?;
         let packed = self.packed(node.inputs[1], self.extent(node.result, 0)).unwrap_or_default();
-        let row = |row: &usize| {
-            let token = packed.get(*row).copied().flatten().map(|(_, token)| token);
-            (0..n).map(move |j| token.map_or(Near::unasked(), |token| x.at(token * n + j)))
+        let (slots, ids) = (self.extent(node.inputs[1], 1), self.ids(node.inputs[1]));
+        let mut near = Vec::with_capacity(rows.len() * n);
+        for row in rows {
+            let Some((expert, token)) = packed.get(*row).copied().flatten() else {
+                near.extend((0..n).map(|_| Near::unasked()));
+                continue;
+            };
+            let of_token = ids.iter().skip(token * slots).take(slots);
+            let slot = of_token.map(|id| usize::try_from(*id)).position(|id| id == Ok(expert));
+            let factor = weights.zip(slot).map(|(w, slot)| w.at(token * slots + slot));
+            near.extend((0..n).map(|j| {
+                let x = x.at(token * n + j);
+                factor.map_or(x, |factor| x.mul(factor))
+            }));
+        }
+        Ok(Value::Whole(Matrix::collect(n, near.into_iter())))
+    }
+
+    /// Of each slot of tokens the product of its row and the token's, and 0 where it has none.
+    pub(super) fn products(
+        &self,
+        node: &Node,
+        tokens: &[usize],
+        [y, dy]: [&Value; 2],
+    ) -> Result<Value, HarnessError> {
+        let (y, dy) = (on(y, 0)?, on(dy, 0)?);
+        let n = self.width(node.inputs[0]);
+        let packed =
+            self.packed(node.inputs[1], self.extent(node.inputs[0], 0)).unwrap_or_default();
+        let rows = packed.iter().enumerate().filter_map(|(i, row)| Some(((*row)?, i)));
+        let rows: BTreeMap<(usize, usize), usize> = rows.collect();
+        let (slots, ids) = (self.extent(node.inputs[1], 1), self.ids(node.inputs[1]));
+        let of_slot = |token: usize, slot: usize| {
+            let expert = usize::try_from(*ids.get(token * slots + slot)?).ok()?;
+            rows.get(&(expert, token)).copied()
         };
-        Ok(Value::Whole(Matrix::collect(n, rows.iter().flat_map(row))))
+        let product = |(token, slot): (usize, usize)| match of_slot(token, slot) {
+            None => Near::exact(0.0),
+            Some(row) => {
+                let left = y.pick(n, row * n..(row + 1) * n);
+                left.product(&dy.pick(1, token * n..(token + 1) * n), 1, n, false).at(0)
+            }
+        };
+        let all = tokens.iter().flat_map(|t| (0..slots).map(move |j| (*t, j)));
+        Ok(Value::Whole(Matrix::collect(slots, all.map(product))))
     }
 
     /// Tokens as weighted sums of their rows, of which `y` has those that are named beside it.

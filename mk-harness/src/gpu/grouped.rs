@@ -209,6 +209,82 @@ pub(super) fn combined(
     Ok(out)
 }
 
+/// Rows of a rank's experts, which are tokens times the weights of their slots, multiplied on the host.
+///
+/// # Errors
+/// [`HarnessError::Runtime`].
+pub(super) fn weighted(
+    s: &Setting<'_>,
+    rank: usize,
+    [x, weights]: [&[&DeviceTensor]; 2],
+    ids: ValueId,
+    shape: &[u64],
+) -> Result<DeviceTensor, HarnessError> {
+    let out = DeviceTensor::zeros(s.world, rank as u32, DType::F32, shape)?;
+    if out.elements() == 0 {
+        return Ok(out);
+    }
+    let (rows, columns) = (shape[0] as usize, shape[1..].iter().product::<u64>() as usize);
+    let packed = packed(s, ids, shape[0])?;
+    let all =
+        |of: &[&DeviceTensor]| of.iter().map(|t| t.download_f32()).collect::<Result<Vec<_>, _>>();
+    let (x, weights) = (all(x)?.concat(), all(weights)?.concat());
+    let mut made = vec![0.0f32; rows * columns];
+    for (to, of) in made.chunks_mut(columns.max(1)).zip(packed.rows.iter().skip(rank * rows)) {
+        let Some((expert, token)) = *of else { continue };
+        let named = packed.ids.iter().skip(token * packed.slots).take(packed.slots);
+        let Some(slot) = named.map(|id| usize::try_from(*id)).position(|id| id == Ok(expert))
+        else {
+            continue;
+        };
+        let weight = weights[token * packed.slots + slot];
+        let from = &x[token * columns..(token + 1) * columns];
+        to.iter_mut().zip(from).for_each(|(to, x)| *to = weight * x);
+    }
+    out.upload_f32(&made)?;
+    Ok(out)
+}
+
+/// Of each slot of a rank's tokens the product of its row and the token's, on the host.
+///
+/// # Errors
+/// [`HarnessError::Runtime`].
+pub(super) fn products(
+    s: &Setting<'_>,
+    rank: usize,
+    y: &[&DeviceTensor],
+    (ids, dy): (ValueId, &DeviceTensor),
+    shape: &[u64],
+) -> Result<DeviceTensor, HarnessError> {
+    let out = DeviceTensor::zeros(s.world, rank as u32, DType::F32, shape)?;
+    if out.elements() == 0 {
+        return Ok(out);
+    }
+    let rows = y.first().map_or(0, |y| y.shape()[0]);
+    let packed = packed(s, ids, rows)?;
+    let all = y.iter().map(|y| y.download_f32()).collect::<Result<Vec<_>, _>>()?;
+    let dy = dy.download_f32()?;
+    let (tokens, slots) = (shape[0] as usize, packed.slots);
+    let columns = dy.len() / tokens.max(1);
+    let most = s.case.bound.shape(ids).map_or(0, |d| d[0] as usize).div_ceil(s.case.ranks.max(1));
+    let places: std::collections::BTreeMap<(usize, usize), usize> =
+        packed.rows.iter().enumerate().filter_map(|(row, of)| Some(((*of)?, row))).collect();
+    let mut made = vec![0.0f32; tokens * slots];
+    for (i, product) in made.iter_mut().enumerate() {
+        let (at, slot) = (i / slots, i % slots);
+        let token = rank * most + at;
+        let id = packed.ids.get(token * slots + slot).copied().unwrap_or(-1);
+        let Ok(expert) = usize::try_from(id) else { continue };
+        let Some(row) = places.get(&(expert, token)) else { continue };
+        let (home, row) = (row / rows as usize, row % rows as usize);
+        let row = &all[home][row * columns..(row + 1) * columns];
+        let of_token = &dy[at * columns..(at + 1) * columns];
+        *product = row.iter().zip(of_token).map(|(x, y)| x * y).sum();
+    }
+    out.upload_f32(&made)?;
+    Ok(out)
+}
+
 /// The rows that experts have, and 0 in all others.
 ///
 /// # Errors

@@ -8,7 +8,7 @@ use mk_runtime::{
     DeviceTensor, MapOp, Operand,
     reference::{Attend, AttendGrad, Places},
 };
-use mk_syntax::{Def, Node, Op, Program, ValueId};
+use mk_syntax::{Def, Factors, Node, Op, Program, ValueId};
 
 /// A value on one rank.
 enum Local<'s> {
@@ -149,7 +149,12 @@ impl Evaluator<'_, '_> {
                 let [x, ids, _] = grouped::operands(node);
                 let all = (0..self.s.case.ranks).map(|rank| self.on(x, rank));
                 let all = all.collect::<Result<Vec<_>, _>>()?;
-                return grouped::dispatched(self.s, self.rank, &all, ids, &shape);
+                let Some(weights) = node.inputs.get(2) else {
+                    return grouped::dispatched(self.s, self.rank, &all, ids, &shape);
+                };
+                let weights = (0..self.s.case.ranks).map(|rank| self.on(*weights, rank));
+                let weights = weights.collect::<Result<Vec<_>, _>>()?;
+                return grouped::weighted(self.s, self.rank, [&all, &weights], ids, &shape);
             }
             Op::Combine => {
                 let [y, ids, weights] = grouped::operands(node);
@@ -157,6 +162,13 @@ impl Evaluator<'_, '_> {
                 let all = all.collect::<Result<Vec<_>, _>>()?;
                 let weights = self.on(weights, self.rank)?;
                 return grouped::combined(self.s, self.rank, &all, (ids, weights), &shape);
+            }
+            Op::CombineGrad => {
+                let [y, ids, dy] = grouped::operands(node);
+                let all = (0..self.s.case.ranks).map(|rank| self.on(y, rank));
+                let all = all.collect::<Result<Vec<_>, _>>()?;
+                let dy = self.on(dy, self.rank)?;
+                return grouped::products(self.s, self.rank, &all, (ids, dy), &shape);
             }
             Op::Curve(curve) => MapOp::Curve(curve),
             Op::Slope(curve) => MapOp::Slope(curve),
@@ -189,7 +201,9 @@ impl Evaluator<'_, '_> {
             }
             Op::Swiglu => MapOp::Swiglu,
             Op::Bias => MapOp::Bias,
-            Op::Dequantize => MapOp::ScaleRows,
+            Op::Dequantize(Factors::Rows) => MapOp::ScaleRows,
+            Op::Dequantize(Factors::Steps) => MapOp::ScaleSteps,
+            Op::Dequantize(Factors::Blocks) => MapOp::ScaleBlocks,
             Op::Mul => MapOp::Mul,
             Op::Add => MapOp::Add,
             Op::Scale(factor) => MapOp::Scale(factor as f32),
@@ -301,14 +315,15 @@ impl Evaluator<'_, '_> {
             return Ok((o, lse));
         }
         let [first, second] = self.layout(q_id, self.rank)?.parts(1);
+        let ahead = self.ahead(q_id, k_id);
         let how = Attend {
             causal: scores.causal,
             window: scores.window,
             cap: scores.softcap.map(|cap| cap as f32),
             scale: scores.scale.map_or(1.0 / (depth as f32).sqrt(), |s| s as f32),
-            first: first.start as u64,
+            first: first.start as i64 + ahead,
             count: first.len() as u64,
-            second: second.start as u64,
+            second: second.start as i64 + ahead,
         };
         let attend = |k: &DeviceTensor, v: &DeviceTensor| {
             self.s.reference.attend([&o, &lse], [q, k, v], how)
@@ -349,12 +364,13 @@ impl Evaluator<'_, '_> {
         let operands = <[&DeviceTensor; 5]>::try_from(operands).map_err(|_| none())?;
         let depth = operands[0].shape().last().copied().unwrap_or(1);
         let places = |i: usize| -> Result<Places, HarnessError> {
+            let ahead = if i == 0 { self.ahead(ids[0], ids[3]) } else { 0 };
             if let Some(whole) = &gathered[i] {
                 return Ok(Places { first: 0, count: whole.shape()[1], second: 0 });
             }
             let [first, second] = self.layout(ids[i], self.rank)?.parts(1);
-            let (count, second) = (first.len() as u64, second.start as u64);
-            Ok(Places { first: first.start as u64, count, second })
+            let (count, second) = (first.len() as u64, second.start as i64 + ahead);
+            Ok(Places { first: first.start as i64 + ahead, count, second })
         };
         let how = AttendGrad {
             causal: scores.causal,
@@ -378,6 +394,13 @@ impl Evaluator<'_, '_> {
             self.s.reference.attend_dkv([&x, &y], operands, how)?;
         }
         Ok((x, Some(y)))
+    }
+
+    /// By how many places queries are ahead of keys: the last of both have one place.
+    fn ahead(&self, q: ValueId, k: ValueId) -> i64 {
+        let length =
+            |id| self.s.case.bound.shape(id).and_then(|s| s.get(1)).map_or(0, |n| *n as i64);
+        length(k) - length(q)
     }
 
     /// All parts of a sequence, which is dimension `dim`, where they belong.

@@ -18,8 +18,10 @@ from ._errors import (
     UnsupportedError,
 )
 from ._explain import Explanation
+from ._attend import attention
 from ._function import Function, compile, recover
 from ._pipeline import Pipeline, load
+from ._saves import Saving
 from ._tune import tune
 from ._mk import DTYPES, SETTINGS, Plan, Setting, World, __version__, plan
 
@@ -37,10 +39,12 @@ __all__ = [
     "Plan",
     "RendezvousError",
     "SETTINGS",
+    "Saving",
     "Setting",
     "UnsupportedError",
     "World",
     "__version__",
+    "attention",
     "compile",
     "load",
     "plan",

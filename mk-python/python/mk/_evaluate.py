@@ -26,13 +26,13 @@ def evaluate(torch, program, tensors, move=None, sequence=None, experts=None, wi
             values.append(move(value["op"], operands[0], value))
         elif value["op"] in _attention.OPS and sequence is not None:
             values.append(_attention.OPS[value["op"]](torch, program["values"], value, values, sequence, beside))
-        elif value["op"] in ("dispatch", "grouped_gemm", "grouped_wgrad", "combine") and experts is not None:
+        elif value["op"] in ("dispatch", "grouped_gemm", "grouped_wgrad", "combine", "combine_grad") and experts is not None:
             values.append(experts(value, operands))
         elif value["op"] not in _OPS:
             raise UnsupportedError(f"`{value['op']}` has no torch operations here\n  help: use a world of GPUs")
         else:
             values.append(_OPS[value["op"]](torch, value, widen, *operands))
-    return [values[i].to(dtype(torch, program["values"][i])) for _, i in program["results"]]
+    return [values[i].to(dtype(torch, program["values"][i])).contiguous() for _, i in program["results"]]
 
 
 def _gemm(torch, value, widen, a, b):
@@ -72,9 +72,21 @@ def _rmsnorm_grad(torch, value, widen, d, x, weight=None):
     return (root * g - x32 * root**3 * (g * x32).mean(-1, keepdim=True)).to(x.dtype)
 
 
+def _dequantize(torch, value, widen, x, scales):
+    if scales.ndim == 1:
+        return x.float() * scales[:, None]
+    rows, columns = x.shape
+    # Factors of 128 elements of a row are [K / 128, rows]; of 128 rows, [rows / 128, K / 128].
+    if scales.shape[1] == rows:
+        each = scales.t()
+    else:
+        each = scales.repeat_interleave(128, 0)[:rows]
+    return x.float() * each.repeat_interleave(128, 1)[:, :columns]
+
+
 _OPS = {
     "gemm": _gemm,
-    "dequantize": lambda torch, value, widen, x, scales: x.float() * scales[:, None],
+    "dequantize": _dequantize,
     "bias": lambda torch, value, widen, x, c: x + c,
     "gelu": lambda torch, value, widen, x: torch.nn.functional.gelu(x),
     "gelu_tanh": lambda torch, value, widen, x: torch.nn.functional.gelu(x, approximate="tanh"),

@@ -47,7 +47,8 @@ class Experts:
             self._packed(counts, rows)
 
     def run(self, value, operands):
-        return {"dispatch": self._dispatch, "grouped_gemm": self._product, "grouped_wgrad": self._wgrad, "combine": self._combine}[value["op"]](value, *operands)
+        return {"dispatch": self._dispatch, "grouped_gemm": self._product, "grouped_wgrad": self._wgrad, "combine": self._combine,
+                "combine_grad": self._combine_grad}[value["op"]](value, *operands)
 
     def _own(self, number):
         [own] = self._world.places(number, "shard")
@@ -62,10 +63,11 @@ class Experts:
             raise ArgumentError(f"the rows of groups take {at // BLOCK} blocks, and the capacity is {capacity // BLOCK}\n  help: raise the capacity")
         return spans
 
-    def _dispatch(self, value, x, ids):
-        at_x, at_ids = value["inputs"]
+    def _dispatch(self, value, x, ids, weights=None):
+        at_x, at_ids = value["inputs"][:2]
         tokens, number = self._whole(self._values[at_x])[0], self._number(value)
         x, every = (self._world.whole_rows(t, tokens) for t in (x, ids))
+        weights = None if weights is None else self._world.whole_rows(weights.float(), tokens)
         # -1 is no expert.
         wrong = ((every < -1) | (every >= number)).nonzero()
         if len(wrong):
@@ -92,12 +94,14 @@ class Experts:
         self._spans[at_ids], self._tokens[at_ids] = spans, lists
         rows = x.new_zeros(capacity, x.shape[1])
         for (first, n), found in zip(spans, lists):
-            rows[first : first + n] = x[found[:, 0]]
+            own = x[found[:, 0]]
+            rows[first : first + n] = own if weights is None else own.float() * weights[found[:, 0], found[:, 1], None]
         return rows
 
     def _number(self, value):
-        product = next(v for v in self._values if v["op"] == "grouped_gemm" and v["inputs"][2] == value["inputs"][1])
-        return self._whole(self._values[product["inputs"][1]])[0]
+        ids = value["inputs"][1]
+        product = next(v for v in self._values if v["op"] in ("grouped_gemm", "grouped_wgrad") and v["inputs"][2] == ids)
+        return self._whole(self._values[product["inputs"][1]] if product["op"] == "grouped_gemm" else product)[0]
 
     def _product(self, value, x, w, counts):
         at = value["inputs"][2]
@@ -117,6 +121,17 @@ class Experts:
         for (first, n), matrix in zip(self._spans[at], out):
             matrix.copy_((x[first : first + n].t() @ dy[first : first + n].flatten(1)).view(matrix.shape))
         return out
+
+    def _combine_grad(self, value, y, ids, dy):
+        at = value["inputs"][1]
+        tokens = self._whole(self._values[at])[0]
+        dy = self._world.whole_rows(dy, tokens).float()
+        out = dy.new_zeros(tokens, ids.shape[1])
+        for (first, n), found in zip(self._spans[at], self._tokens[at]):
+            out[found[:, 0], found[:, 1]] = (y[first : first + n].float() * dy[found[:, 0]]).sum(1)
+        out = self._world.sum(out)
+        [own] = self._world.places(tokens, "shard")
+        return out[own.start : own.stop]
 
     def _combine(self, value, y, ids, weights):
         at = value["inputs"][1]

@@ -15,10 +15,9 @@ from ._errors import ArgumentError, FaultError, UnsupportedError
 from ._evaluate import dtype
 from ._reference import ReferenceWorld
 from ._runner import Backward, Runner
+from ._saves import CHOICES, savings
 from ._texts import on_one_rank, turned
 
-# What backward computes again: gathered inputs, activations.
-_SAVES = {"all": (False, False), "shard": (True, False), "pre": (False, True), "least": (True, True)}
 # Of functions by world and key, while somebody holds them.
 _functions: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 # All functions of a world, in the order in which they were made.
@@ -129,7 +128,7 @@ class Function:
         results = [self._runner.values[i] for _, i in self._runner.program["results"]]
         self._results = [(v["dims"], v["placement"]) for v in results]
         self._placements = [v["placement"] for v in self._runner.parameters]
-        gather_again, activate_again = _SAVES[save]
+        gather_again, activate_again = CHOICES[save]
         unknown = [name for name in self._grads if name not in self._names]
         if unknown:
             raise ArgumentError(f"grads has `{unknown[0]}`, and the pipeline has {', '.join(self._names)}")
@@ -138,9 +137,11 @@ class Function:
         mains = [i for i, _ in self._mains]
         self._grads_at = set(mains)
 
-        def derive(wanted=None):
+        def derive(wanted=None, gather_again=gather_again, activate_again=activate_again):
             into = [i for i in mains if wanted is None or i in wanted]
             return _mk._derive(text, wanted, gather_again=gather_again, activate_again=activate_again, into=into)
+
+        self._derive = derive
 
         try:
             self._derived = derive()
@@ -221,6 +222,23 @@ class Function:
         """
         return self._native.explain(*args, rounds=rounds, tolerance=tolerance, **kwargs)
 
+    def saves(self, *shapes):
+        """What each value of ``save`` costs on this rank, as a list of ``Saving`` (bytes that forward keeps, bytes at the peak of a forward and
+        backward, predicted milliseconds), whose ``str()`` is a table. ``shapes`` are those of what this rank holds of each parameter. Nothing is
+        bound. Choices with the same kernels are listed once.
+
+        Raises ArgumentError for shapes that do not fit, UnsupportedError where there is no backward.
+        """
+        import torch
+
+        if self._several:
+            raise UnsupportedError("this process has several ranks, and records no gradients")
+        # Checks them, too.
+        self._runner.infer(shapes)
+        devices = self._world.devices
+        gpu = torch.cuda.get_device_name(devices[0]) if devices and torch.cuda.is_available() else "h200"
+        return savings(torch, self, shapes, gpu)
+
     def bind_async(self, *, shapes=None, dims=None):
         """``bind`` in a thread, while this one goes on: a ``concurrent.futures.Future`` of the plan. Collective, as ``bind``. Calls and binds
         of this world wait until all that was asked for before them is bound. Not while a CUDA graph is captured.
@@ -267,6 +285,13 @@ class Function:
         for key in [key for key, function in functions.items() if function() is self]:
             del functions[key]
 
+    def _has_factors(self, torch, tensors, i):
+        """Whether argument `i` has the factors of another one."""
+        of = self._names[i].removesuffix("_scale")
+        if of == self._names[i] or of not in self._names or tensors[i].dtype is not torch.float32:
+            return False
+        return tensors[self._names.index(of)].dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+
     def _call(self, args, out, kwargs):
         torch = sys.modules.get("torch")
         if self._several or not hasattr(torch, "library"):
@@ -276,16 +301,20 @@ class Function:
             return self._into(torch, tensors, out)
         if len(tensors) != len(self._names):
             _fake.refuse(self._native, tensors)
-        lead = None
+        lead, compiling = None, torch.compiler.is_compiling()
         for i, (tensor, n) in enumerate(zip(tensors, self._dims)):
-            if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            # Dynamo asks for no layout within a backward.
+            if not isinstance(tensor, torch.Tensor) or not compiling and tensor.layout is not torch.strided:
                 _fake.refuse(self._native, tensors)
             if tensor.dim() > 2 == n:
                 lead = lead or (self._rows[i][0], self._placements[i], tensor.shape[:-1])
                 tensors = [*tensors[:i], tensor.flatten(0, -2), *tensors[i + 1 :]]
             elif not tensor.is_contiguous() and n == 2 == tensor.dim() and tensor.t().is_contiguous() and i not in self._grads_at:
+                if self._has_factors(torch, tensors, i):
+                    # As torch._scaled_mm takes them: the same memory.
+                    tensors = [*tensors[:i], tensor.t(), *tensors[i + 1 :]]
+                    continue
                 return self._turn(i)(*tensors[:i], tensor.t(), *tensors[i + 1 :])
-        compiling = torch.compiler.is_compiling()
         if not compiling:
             if torch.autograd.forward_ad._current_level >= 0:
                 self._refuse_tangents(torch, tensors)
@@ -474,8 +503,8 @@ def compile(pipeline, world, *, save="all", grads=None, reserve_sms=0, share=Tru
 
     Raises PipelineError with all mistakes of the text, or ArgumentError.
     """
-    if save not in _SAVES:
-        raise ArgumentError(f"save is {save!r}, and must be one of {', '.join(map(repr, _SAVES))}")
+    if save not in CHOICES:
+        raise ArgumentError(f"save is {save!r}, and must be one of {', '.join(map(repr, CHOICES))}")
     check_world(world)
     if grads is not None and not isinstance(grads, Mapping):
         raise TypeError(f"grads is a {type(grads).__name__}, and must be a dict of parameters to attributes")

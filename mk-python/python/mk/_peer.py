@@ -110,7 +110,7 @@ class Peer:
         return step
 
     def _scaled(self, value, scaled):
-        """A GEMM of eight bits: with the factors of rows, or of whole tensors where neither operand has any."""
+        """A GEMM of eight bits: with the factors of rows, of blocks, or of whole tensors where neither operand has any."""
         self.names.append("_scaled_mm")
         torch, out_dtype = self._torch, self._torch.bfloat16
 
@@ -118,6 +118,11 @@ class Peer:
             pairs = [x if known else (x, None) for x, known in zip(operands, scaled)]
             ones = lambda x: torch.ones(len(x) if any(scaled) else (), device=x.device)
             (x, sx), (w, sw) = [(x, ones(x) if s is None else s) for x, s in pairs]
+            if any(s is not None and s.ndim == 2 for _, s in pairs):
+                if not all(s is not None and s.ndim == 2 for _, s in pairs):
+                    raise UnsupportedError("torch multiplies no rows by blocks")
+                padded = torch.nn.functional.pad(sw, (0, -sw.shape[1] % 4))
+                return torch._scaled_mm(x, w.t(), scale_a=sx.t(), scale_b=padded.t(), out_dtype=out_dtype, use_fast_accum=False)
             factors = {"scale_a": sx[:, None], "scale_b": sw[None, :]} if any(scaled) else {"scale_a": sx, "scale_b": sw}
             return torch._scaled_mm(x, w.t(), **factors, out_dtype=out_dtype, use_fast_accum=False)
 

@@ -123,7 +123,7 @@ class ReferenceWorld(_mk.World):
 
     def sequence(self, sizes):
         """Of a tensor of this rank that lies along ``dim``, and its value: all of it where it is ``passed`` on by a ring, and the places
-        of its rows."""
+        of its rows, from the end on: the last row is at -1."""
         import torch
 
         def sequence(x, value, dim, passed):
@@ -131,7 +131,7 @@ class ReferenceWorld(_mk.World):
             placement = placement if cut == dim else "replicate"
             every = [torch.tensor([i for part in self.places(n, placement, r) for i in part]) for r in range(self.size)]
             if not passed or self.size == 1 or placement == "replicate":
-                return x, every[self.rank].long()
+                return x, every[self.rank].long() - n
             x = x.movedim(dim, 0).contiguous()
             padded = x.new_zeros(max(map(len, every)), *x.shape[1:])
             padded[: x.shape[0]] = x
@@ -140,7 +140,7 @@ class ReferenceWorld(_mk.World):
             whole = x.new_empty(n, *x.shape[1:])
             for part, at in zip(all_padded, every):
                 whole[at.long()] = part[: len(at)]
-            return whole.movedim(0, dim), torch.arange(n)
+            return whole.movedim(0, dim), torch.arange(n) - n
 
         return sequence
 

@@ -207,14 +207,18 @@ class Runner:
                     continue
                 program = _mk._describe(step["text"])
                 names = [v["name"] for v in program["values"] if v["op"] == "parameter"]
+                # Those that no tensor has: experts of rows that a route names.
+                of_tensors = {dim for v in program["values"] if v["op"] == "parameter" for dim in v["dims"]}
+                own = {dim for v in program["values"] for dim in v["dims"] if isinstance(dim, str)} - of_tensors
+                dims = {dim: sizes[dim] for dim in own if dim in sizes}
                 shapes = {}
                 if self.given:
                     for name, i in zip(names, step["inputs"]):
                         whole = self.whole(self.values[i], sizes)
                         shapes[name] = (*whole[:-2], math.prod(whole[-2:])) if i in step["flat"] else tuple(whole)
-                at = (step["text"], tuple(sorted(shapes.items())))
+                at = (step["text"], tuple(sorted(shapes.items())), tuple(sorted(dims.items())))
                 if at not in self._native:
-                    self._native[at] = _mk.compile(step["text"], self.world, shapes=shapes or None, **self.options)
+                    self._native[at] = _mk.compile(step["text"], self.world, shapes=shapes or None, dims=dims or None, **self.options)
                 steps.append([step, None, self._native[at], []])
             kept = {i for _, i in self.program["results"]}
             for step in reversed(steps):

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import torch
 
+from . import _float8
 from ._errors import ArgumentError
 from ._function import check_world, compile
 from ._replace import Replaced, replace
 
-__all__ = ["ColumnParallelLinear", "GatedMLP", "GroupedMLP", "Replaced", "RowParallelLinear", "replace"]
+__all__ = ["ColumnParallelLinear", "GatedMLP", "GroupedMLP", "MoE", "Replaced", "RowParallelLinear", "replace"]
 _DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -69,9 +70,12 @@ class ColumnParallelLinear(_Layer):
     """``y = x W^T + b``: each rank has ``out_features / ranks`` rows of ``W``, and those columns of ``y``.
 
     With ``sequence_parallel`` ``x`` is this rank's tokens, and is gathered; else all tokens, the same on every rank.
+
+    ``fp8="1x128"``: ``y`` and the gradient of ``x`` are GEMMs of e4m3, with factors of 1 x 128 of activations and gradients, and of 128 x 128 of
+    weights, which are quantised in each call; the gradient of ``W`` is one of bfloat16, of the quantised values.
     """
 
-    def __init__(self, in_features, out_features, world, bias=True, *, sequence_parallel=True, device=None, dtype=torch.bfloat16,
+    def __init__(self, in_features, out_features, world, bias=True, *, sequence_parallel=True, fp8=None, device=None, dtype=torch.bfloat16,
                  reserve_sms=None, **options):
         super().__init__()
         self.in_features, self.out_features, n = _size(in_features, "in_features"), out_features, _part(out_features, world, "out_features")
@@ -80,6 +84,10 @@ class ColumnParallelLinear(_Layer):
         t, x = _dtype(dtype), "shard(0)" if sequence_parallel else "replicate"
         parameter, stage = (f", c: {t}[N] @ shard(0)", " -> bias(c)") if bias else ("", "")
         head = "gather(x) -> gemm(w.t)" if sequence_parallel else "gemm(x, w.t)"
+        if fp8 is not None:
+            _float8.check(fp8, dtype, n, "out_features")
+            self.function = _float8.Linear(world, True, sequence_parallel, bias, _options(world, reserve_sms, options))
+            return
         self.function = compile(f"fn column(x: {t}[M, K] @ {x}, w: {t}[N, K] @ shard(0){parameter}) {{ {head}{stage} }}", world,
                                 **_options(world, reserve_sms, options))
 
@@ -93,10 +101,10 @@ class ColumnParallelLinear(_Layer):
 class RowParallelLinear(_Layer):
     """``y = x W^T + b``: each rank has ``in_features / ranks`` columns of ``W`` and of ``x``; the products are summed over the ranks.
 
-    With ``sequence_parallel`` each rank gets the sums of its tokens; else all ranks get all.
+    With ``sequence_parallel`` each rank gets the sums of its tokens; else all ranks get all. ``fp8``: as above.
     """
 
-    def __init__(self, in_features, out_features, world, bias=True, *, sequence_parallel=True, device=None, dtype=torch.bfloat16,
+    def __init__(self, in_features, out_features, world, bias=True, *, sequence_parallel=True, fp8=None, device=None, dtype=torch.bfloat16,
                  reserve_sms=None, **options):
         super().__init__()
         self.in_features, self.out_features, k = in_features, _size(out_features, "out_features"), _part(in_features, world, "in_features")
@@ -105,6 +113,10 @@ class RowParallelLinear(_Layer):
         self.bias = torch.nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
         t, reduce = _dtype(dtype), "reduce_scatter" if sequence_parallel else "all_reduce"
         parameter, stage = (f", c: {t}[N]", " -> bias(c)") if bias else ("", "")
+        if fp8 is not None:
+            _float8.check(fp8, dtype, k, "in_features")
+            self.function = _float8.Linear(world, False, sequence_parallel, bias, _options(world, reserve_sms, options))
+            return
         self.function = compile(
             f"fn row(x: {t}[M, K] @ shard(1), w: {t}[N, K] @ shard(1){parameter}) {{ gemm(x, w.t) -> {reduce}{stage} }}", world,
             **_options(world, reserve_sms, options))
@@ -175,29 +187,15 @@ class GatedMLP(_Layer):
         return f"hidden={self.hidden}, ffn={self.ffn}"
 
 
-class GroupedMLP(_Layer):
-    """SwiGLU blocks of experts, of which each rank has ``experts / ranks``: rows of experts, with gradients of rows and weights.
+class _Experts(_Layer):
+    """SwiGLU blocks of experts, of which each rank has ``experts / ranks``."""
 
-    ``layer(x, counts)``: ``x`` is ``[rows, hidden]``, this rank's rows, an expert's behind those of the one before, each from a multiple of 128 on;
-    ``counts`` says how many each has, ``int32``. Rows behind an expert's last one have no value, and neither have those of the result.
-
-    ``gate_up`` is ``[experts / ranks, hidden, 2, ffn]`` and ``down`` ``[experts / ranks, ffn, hidden]``. ``load(gate_up, down)`` takes this rank's
-    experts as transformers has them, and ``load_state_dict`` as ``gate_up_proj`` and ``down_proj``, or as Megatron's ``linear_fc1.weight0``,
-    ``linear_fc2.weight0``, and so on.
-    """
-
-    def __init__(self, hidden, ffn, experts, world, *, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
-        super().__init__()
+    def _experts(self, hidden, ffn, experts, world, device, dtype):
         self.hidden, self.ffn, self.experts = _size(hidden, "hidden"), _size(ffn, "ffn"), _size(experts, "experts")
         own = _part(experts, world, "experts")
         self.gate_up = self._weight(own, hidden, 2, ffn, fan_in=hidden, device=device, dtype=dtype)
         self.down = self._weight(own, ffn, hidden, fan_in=ffn, device=device, dtype=dtype)
-        t = _dtype(dtype)
-        self.function = compile(
-            f"""fn experts(x: {t}[R, K] @ shard(0), counts: i32[E] @ shard(0), w: {t}[E, K, 2, F] @ shard(0), v: {t}[E, F, K] @ shard(0)) {{
-                ragged(x, counts) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v)
-            }}""",
-            world, **_options(world, reserve_sms, options))
+        return _dtype(dtype)
 
     @torch.no_grad()
     def load(self, gate_up, down):
@@ -219,8 +217,62 @@ class GroupedMLP(_Layer):
             state[f"{prefix}down"] = state.pop(f"{prefix}down_proj").transpose(1, 2)
         super()._load_from_state_dict(state, prefix, *rest)
 
+    def extra_repr(self):
+        return f"hidden={self.hidden}, ffn={self.ffn}, experts={self.experts}"
+
+
+class GroupedMLP(_Experts):
+    """SwiGLU blocks of experts, of which each rank has ``experts / ranks``: rows of experts, with gradients of rows and weights.
+
+    ``layer(x, counts)``: ``x`` is ``[rows, hidden]``, this rank's rows, an expert's behind those of the one before, each from a multiple of 128 on;
+    ``counts`` says how many each has, ``int32``. Rows behind an expert's last one have no value, and neither have those of the result.
+
+    ``gate_up`` is ``[experts / ranks, hidden, 2, ffn]`` and ``down`` ``[experts / ranks, ffn, hidden]``. ``load(gate_up, down)`` takes this rank's
+    experts as transformers has them, and ``load_state_dict`` as ``gate_up_proj`` and ``down_proj``, or as Megatron's ``linear_fc1.weight0``,
+    ``linear_fc2.weight0``, and so on.
+    """
+
+    def __init__(self, hidden, ffn, experts, world, *, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
+        super().__init__()
+        t = self._experts(hidden, ffn, experts, world, device, dtype)
+        self.function = compile(
+            f"""fn experts(x: {t}[R, K] @ shard(0), counts: i32[E] @ shard(0), w: {t}[E, K, 2, F] @ shard(0), v: {t}[E, F, K] @ shard(0)) {{
+                ragged(x, counts) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v)
+            }}""",
+            world, **_options(world, reserve_sms, options))
+
     def forward(self, x, counts):
         return self.function(x, counts, self.gate_up, self.down)
 
+
+class MoE(_Experts):
+    """A layer of experts over ranks, in one kernel forward: ``layer(x, ids, weights)``, with gradients of all but ``ids``.
+
+    ``x`` is ``[..., hidden]``, this rank's tokens, as many as every rank has; ``ids`` ``[..., top_k]``, ``int64`` or ``int32``, the experts of each,
+    numbered over all ranks, each once, or -1 for none; ``weights`` ``[..., top_k]`` what their results are multiplied by. A router is the caller's.
+
+    Parameters and their layouts are :class:`GroupedMLP`'s.
+    """
+
+    def __init__(self, hidden, ffn, experts, top_k, world, *, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
+        super().__init__()
+        self.top_k = _size(top_k, "top_k")
+        if top_k > experts:
+            raise ArgumentError(f"top_k is {top_k}, of {experts} experts\n  help: a token goes to each expert once")
+        t = self._experts(hidden, ffn, experts, world, device, dtype)
+        self.function = compile(
+            f"""fn moe(x: {t}[T, H] @ shard(0), ids: i64[T, K] @ shard(0), weights: f32[T, K] @ shard(0),
+                w: {t}[E, H, 2, F] @ shard(0), v: {t}[E, F, H] @ shard(0)) {{
+                dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(weights)
+            }}""",
+            world, **_options(world, reserve_sms, options))
+
+    def forward(self, x, ids, weights):
+        for name, t, n in (("x", x, self.hidden), ("ids", ids, self.top_k), ("weights", weights, self.top_k)):
+            if t.shape[-1] != n:
+                raise ArgumentError(f"{name} is {list(t.shape)}, and has {n} columns here")
+        ids, weights = ids.reshape(-1, self.top_k).long(), weights.reshape(-1, self.top_k).float()
+        return self.function(x.reshape(-1, self.hidden), ids, weights, self.gate_up, self.down).view(x.shape)
+
     def extra_repr(self):
-        return f"hidden={self.hidden}, ffn={self.ffn}, experts={self.experts}"
+        return f"{super().extra_repr()}, top_k={self.top_k}"

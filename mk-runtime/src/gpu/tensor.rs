@@ -13,7 +13,7 @@ pub struct TensorRef {
 }
 
 impl TensorRef {
-    /// Borrows device memory of somebody else. Null is allowed for 0 bytes.
+    /// Borrows device memory of another owner. Null is allowed for 0 bytes.
     ///
     /// # Safety
     /// The `bytes` bytes at `ptr` must be device memory that the rank's GPU can access, and must live until every

@@ -30,8 +30,8 @@ pub(super) fn check_dims(source: &KernelSource, dims: &[u32]) -> Result<(), Erro
     Ok(())
 }
 
-/// A tensor map over as many rows as there are: boxes beyond them are clipped. Dimensions of a map of the caller's
-/// tensor that a run-time dimension decides are those of the tensor, or, where it decides the first, that one and the
+/// A tensor map of the launch's extents: boxes beyond them are clipped. Replaces the dimensions of a map of the
+/// caller's tensor that a run-time dimension decides by those of the tensor; if it decides the first, that one and the
 /// row.
 pub(super) fn map(
     source: &KernelSource,
@@ -45,8 +45,7 @@ pub(super) fn map(
     // Innermost first.
     let Some(at) = spec.dims.len().checked_sub(1 + dim) else { return spec };
     spec.dims[at] = rows;
-    // What lies behind each other moves together: strides of the dimensions around it, innermost first, from the second
-    // one on.
+    // Strides of dimensions outside the run-time one change with it: innermost first, from the second one on.
     for outer in at.max(1)..spec.strides_bytes.len() {
         spec.strides_bytes[outer] = spec.strides_bytes[outer - 1] * spec.dims[outer].max(1);
     }
@@ -58,7 +57,7 @@ pub(super) fn decides(source: &KernelSource, tensor: usize) -> bool {
     source.runtime_dims.iter().flat_map(|d| &d.tensors).any(|t| t.tensor as usize == tensor)
 }
 
-/// Hash of plan and values (FNV-1a over their bytes): ranks that enter with others are found out.
+/// Hash of plan and values (FNV-1a over their bytes): detects ranks that enter with different ones.
 pub(super) fn launch_hash(plan_hash: u32, dims: &[u32]) -> u32 {
     dims.iter()
         .flat_map(|d| d.to_le_bytes())

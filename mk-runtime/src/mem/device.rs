@@ -203,7 +203,7 @@ pub(super) fn download(context: &Context, ptr: u64, to: &mut [u8]) -> Result<(),
     context.run(|stream| unsafe { cu!(device, cuMemcpyDtoHAsync_v2(host, ptr, to.len(), stream)) })
 }
 
-/// Waits for everything that a GPU does, whoever enqueued it; launches of other threads on it wait, too. Of the calls
+/// Waits for all work of a GPU, from any thread; launches of other threads on it wait, too. Of the calls
 /// that do that, those that free memory leave captures alone, and of those, this needs no memory of the GPU's.
 pub(crate) fn drain(context: &Context) -> Result<(), Error> {
     let _quiet = between_launches();

@@ -1,9 +1,8 @@
-//! The network of a world: an end, an arena and a proxy for each rank of this process, and what instances have of them.
+//! The network of a world: an endpoint, an arena and a proxy thread for each rank of this process, leased to instances.
 //!
 //! An instance gets a range of every rank's arena (`Leased`), and a fifo for each of its kernels. Both are pinned
-//! memory of the host, which the GPU reaches over PCIe and a card, or a thread that copies, without it. Ranges go back
-//! when no rank sends there any more: in a world of processes, when the next instance is bound and all have dropped the
-//! one before.
+//! host memory, which the GPU reaches over PCIe, and a card or a copying thread directly. Ranges are freed when no rank
+//! sends there any more: in a world of processes, when the next instance is bound and all have dropped the one before.
 //!
 //! A world has one network ([`Net::of`]), made when it is first needed: the best that all its processes have
 //! ([`choose`]), or the one that [`Net::open`] names.
@@ -39,7 +38,7 @@ unsafe impl NetMemory for Pinned {
     }
 }
 
-/// How processes call what they do here.
+/// Names of the collective calls.
 const CALL: &str = "joining a network";
 const LEASE: &str = "leasing net memory";
 /// The network between the nodes of a world. Cheap to clone; closed when the last clone and the last instance are gone.
@@ -59,7 +58,7 @@ struct Inner {
     arena: Mutex<Ranges>,
 }
 
-/// Who has which part of the arenas.
+/// Allocation of the arenas.
 #[derive(Debug)]
 struct Ranges {
     arena: Arena,

@@ -24,7 +24,7 @@ const TEXT: &str = concat!(
 const BULK_SMEM_BYTES: u32 = 198_144;
 /// Dynamic shared memory of GEMMs, in bytes.
 const MMA_SMEM_BYTES: u32 = 197_632;
-/// Products come in so many steps.
+/// GEMMs come in so many steps.
 pub(super) const MMA_STEPS: u32 = 16;
 /// Threads of a CTA that multiplies, and how many sums each keeps.
 pub(super) const MMA_THREADS: u32 = 256;
@@ -84,7 +84,7 @@ impl Shape {
         Shape { grid: sms, block: 64, smem_bytes: BULK_SMEM_BYTES }
     }
 
-    /// Products by so many SMs.
+    /// GEMMs by so many SMs.
     pub(super) fn mma(sms: u32) -> Shape {
         Shape { grid: sms, block: MMA_THREADS, smem_bytes: MMA_SMEM_BYTES }
     }

@@ -35,8 +35,8 @@ impl fmt::Display for Burst {
 }
 
 impl Probe {
-    /// Seconds that products take on rank 0, without the launch and without what fills shared memory before them: those
-    /// of the same kernel without products are taken off.
+    /// Seconds that GEMMs take on rank 0, without the launch and without what fills shared memory before them: those
+    /// of the same kernel without GEMMs are taken off.
     ///
     /// # Errors
     /// [`Error::Shape`] for a burst that cannot be; [`Error::Unmeasured`] when sums are not those of the operands;

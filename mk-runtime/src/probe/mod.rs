@@ -1,10 +1,9 @@
-//! Measures the machine itself: links, memory, flags, launches and tensor cores, one figure at a time, with no plan in
-//! between. For `mk probe`.
+//! Microbenchmarks of the machine, without plans: links, memory, flags, launches and tensor cores, one figure at a
+//! time. For `mk probe`.
 //!
-//! Each figure is the median of some launches after one that does not count. Copies are timed behind one gate: caches
-//! flushed, all ranks released at one moment, the slowest rank counted, launch included. What copies moved is compared,
-//! every word of it, with what they should have moved: a copy that is wrong has no figure. Nor have products of which a
-//! sum is wrong.
+//! Each figure is the median of several launches after a warm-up. Copies are timed from a common start: caches flushed,
+//! all ranks released at once, the slowest rank counted, launch included. Every word of a copy, and a sum of each
+//! GEMM's result, is checked: a wrong one gives no figure.
 
 mod kernels;
 mod machine;

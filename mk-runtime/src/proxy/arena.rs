@@ -91,7 +91,7 @@ mod tests {
         arena.take_back(&b);
         let d = arena.lease(2 * ALIGN).unwrap();
         assert_eq!((d.base, d.instance), (ALIGN, 3));
-        // Of a lease that was taken back before: somebody else's range stays.
+        // Of a lease that was taken back before: another owner's range stays.
         arena.take_back(&Lease { base: d.base, ..b });
         assert!(arena.lease(2 * ALIGN).is_err());
         assert!(arena.lease(u64::MAX).is_err());

@@ -365,7 +365,7 @@ impl Engine {
                     self.fail(edge, error);
                 }
             }
-            // Ends of a world close one after the other; it matters to those who send.
+            // Ends of a world close sequentially; only senders need to know.
             Event::Lost { error, .. } if !self.instances.is_empty() => self.fail(None, error),
             Event::Lost { .. } => {}
             Event::Arrived { immediate, .. } => {

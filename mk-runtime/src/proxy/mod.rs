@@ -37,7 +37,7 @@ pub struct Counts {
     pub dropped: u64,
 }
 
-/// Why a rank's network is of no use any more.
+/// Why a rank's network is unusable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the network of rank {rank} has failed{}: {error}", edge.map_or(String::new(), |e| format!(" at e{e}")))]
 pub struct NetFault {

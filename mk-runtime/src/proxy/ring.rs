@@ -1,9 +1,9 @@
 //! The ring through which a GPU tells its host what to send: one producer, one consumer, no locks.
 //!
 //! The command of number n (from 0) lies in place n mod size, and its last word, `seq`, is n + 1: stored last, with
-//! release, so that who has acquired it sees all words before it. The consumer tells by `taken` how many it has read;
-//! the producer reuses a place only behind that. A producer that stops leaves no hole: what it did not finish has no
-//! number.
+//! release, so that a reader that acquires it sees all words before it. The consumer tells by `taken` how many it has
+//! read; the producer reuses a place only behind that. A producer that stops leaves no hole: what it did not finish has
+//! no number.
 //!
 //! The device's half is `templates/nic/fifo.cuh`. This file is also run over a model of memory that shows every order
 //! which release and acquire allow (`tests/ring.rs`).

@@ -140,7 +140,7 @@ fn run(
     loop {
         match inbox.try_recv() {
             Ok(Request::Attach(instance, answer)) => {
-                // Nobody who has gone needs the answer.
+                // A caller that is gone needs no answer.
                 let _ = answer.send(engine.attach(*instance));
             }
             Ok(Request::Detach(instance, until, answer)) => leaving.push((instance, until, answer)),
@@ -157,7 +157,7 @@ fn run(
             }
             !over
         });
-        // Figures are for people, and a fault is for those who poll: neither is worth a lock in each step.
+        // Figures are for people, and a fault is for pollers: neither is worth a lock in each step.
         if idle == 0 || idle == SPINS || engine.fault().is_some() {
             let mut seen = shared.lock().unwrap_or_else(PoisonError::into_inner);
             seen.counts = engine.counts();

@@ -3,6 +3,7 @@ typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
+typedef long long i64;
 
 // Element types, in the order of the host's table.
 enum : u32 { BF16, F16, F32, E4M3, E5M2 };
@@ -112,7 +113,7 @@ extern "C" __global__ void reference_fill(void* x, u64 n, u32 dtype, u64 seed, f
 }
 
 // Elementwise operations, as `MapOp` in mod.rs numbers them.
-enum : u32 { CAST = 0, ADD = 5, MUL = 6, SWIGLU = 7, BIAS = 8, SCALE = 9, SWIGLU_GRAD = 14, SCALE_ROWS = 15, RECIPROCAL_ROOT = 16 };
+enum : u32 { CAST = 0, ADD = 5, MUL = 6, SWIGLU = 7, BIAS = 8, SCALE = 9, SWIGLU_GRAD = 14, SCALE_ROWS = 15, RECIPROCAL_ROOT = 16, SCALE_STEPS = 17, SCALE_BLOCKS = 18 };
 // Curves from 32 on, and their slopes from 64 on, in the order of `Curve` in mk-dtype.
 enum : u32 { GELU_ERF = 32, GELU_TANH, SILU, RELU };
 enum : u32 { GELU_GRAD = 64, GELU_TANH_GRAD, SILU_GRAD, RELU_GRAD };
@@ -147,6 +148,8 @@ extern "C" __global__ void reference_map(void* out, const void* a, const void* b
     if (op == SWIGLU) y = silu(x) * load(a, a_dtype, at + inner);
     if (op == BIAS) y = x + load(b, b_dtype, i % inner);
     if (op == SCALE_ROWS) y = x * load(b, b_dtype, row);
+    if (op == SCALE_STEPS) y = x * load(b, b_dtype, i % inner / 128 * (n / inner) + row);
+    if (op == SCALE_BLOCKS) y = x * load(b, b_dtype, row / 128 * ((inner + 127) / 128) + i % inner / 128);
     if (op == SCALE) y = x * factor;
     if (op == RECIPROCAL_ROOT) y = 1.f / sqrtf(x + factor);
     if (op == SWIGLU_GRAD) {
@@ -161,19 +164,27 @@ extern "C" __global__ void reference_map(void* out, const void* a, const void* b
 // A score that stays below `cap`, where there is one.
 __device__ __forceinline__ float capped(float score, float cap) { return cap > 0 ? cap * tanhf(score / cap) : score; }
 
+// Where rows of a tensor are in the sequence: the first `count` from `first` on, the others from `second` on.
+struct Places {
+  i64 first;
+  u64 count;
+  i64 second;
+  __device__ i64 operator()(u64 i) const { return i < count ? first + (i64)i : second + (i64)(i - count); }
+};
+
 // o = softmax(scale * q k^T) v and the logarithms of the softmax's sums, for q and o [batch, queries, heads, depth], k and v
 // [batch, keys, groups, depth], lse [batch, heads, queries]; depth <= 256. Of `queries`, `count` are at `first` of the sequence and behind
 // it, the others at `second`. A warp for each row, two passes over the keys: the maximum, then sums.
 extern "C" __global__ void __launch_bounds__(256) reference_attend(
     float* o, float* lse, const void* q, const void* k, const void* v, u64 batch, u64 queries, u64 keys, u64 heads,
-    u64 groups, u64 depth, u64 first, u64 count, u64 second, u32 causal, u32 window, float scale, float cap, u32 q_dtype, u32 k_dtype) {
+    u64 groups, u64 depth, i64 first, u64 count, i64 second, u32 causal, u32 window, float scale, float cap, u32 q_dtype, u32 k_dtype) {
   const u32 lane = threadIdx.x % 32;
   const u64 rows = batch * queries * heads, warps = (u64)gridDim.x * (blockDim.x / 32);
   for (u64 row = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < rows; row += warps) {
     const u64 h = row % heads, i = row / heads % queries, b = row / heads / queries, g = h / (heads / groups);
-    const u64 place = i < count ? first + i : second + (i - count);
-    const u64 seen = causal ? (place + 1 < keys ? place + 1 : keys) : keys;
-    const u64 from = window && place + 1 > window ? place + 1 - window : 0;
+    const i64 place = Places{first, count, second}(i);
+    const i64 end = causal && place + 1 < (i64)keys ? place + 1 : (i64)keys;
+    const u64 seen = end > 0 ? end : 0, from = window && place + 1 > (i64)window ? place + 1 - window : 0;
     float x[8], acc[8] = {};
     for (int e = 0; e < 8; ++e) x[e] = lane + 32 * e < depth ? load(q, q_dtype, row * depth + lane + 32 * e) : 0.f;
     const auto score = [&](u64 j) {
@@ -203,12 +214,6 @@ extern "C" __global__ void __launch_bounds__(256) reference_attend(
     if (lane == 0) lse[(b * heads + h) * queries + i] = seen ? largest + logf(sum) : __int_as_float(0xff800000);
   }
 }
-
-// Where rows of a tensor are in the sequence: the first `count` from `first` on, the others from `second` on.
-struct Places {
-  u64 first, count, second;
-  __device__ u64 operator()(u64 i) const { return i < count ? first + i : second + (i - count); }
-};
 
 __device__ float sum_of_warp(float x) {
   for (u32 step = 16; step; step /= 2) x += __shfl_xor_sync(~0u, x, step);
@@ -261,8 +266,8 @@ __device__ void store_row(float* to, const float (&x)[8], float factor, u64 row,
 // Gradients of queries: a warp for each row.
 extern "C" __global__ void __launch_bounds__(256) reference_attend_dq(
     float* dq, const void* q, const void* d_o, const float* stats, const void* k, const void* v, u64 batch, u64 queries, u64 keys,
-    u64 heads, u64 groups, u64 depth, u64 q_first, u64 q_count, u64 q_second, u64 k_first, u64 k_count,
-    u64 k_second, u32 causal, u32 window, float scale, float cap, u32 q_dtype, u32 k_dtype) {
+    u64 heads, u64 groups, u64 depth, i64 q_first, u64 q_count, i64 q_second, i64 k_first, u64 k_count,
+    i64 k_second, u32 causal, u32 window, float scale, float cap, u32 q_dtype, u32 k_dtype) {
   const Places q_places{q_first, q_count, q_second}, k_places{k_first, k_count, k_second};
   const u64 rows = batch * queries * heads, warps = (u64)gridDim.x * (blockDim.x / 32);
   for (u64 row = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < rows; row += warps) {
@@ -286,8 +291,8 @@ extern "C" __global__ void __launch_bounds__(256) reference_attend_dq(
 // Gradients of keys and values: a warp for each row, over all heads of its group.
 extern "C" __global__ void __launch_bounds__(256) reference_attend_dkv(
     float* dk, float* dv, const void* q, const void* d_o, const float* stats, const void* k, const void* v, u64 batch, u64 queries,
-    u64 keys, u64 heads, u64 groups, u64 depth, u64 q_first, u64 q_count, u64 q_second, u64 k_first, u64 k_count,
-    u64 k_second, u32 causal, u32 window, float scale, float cap, u32 q_dtype, u32 k_dtype) {
+    u64 keys, u64 heads, u64 groups, u64 depth, i64 q_first, u64 q_count, i64 q_second, i64 k_first, u64 k_count,
+    i64 k_second, u32 causal, u32 window, float scale, float cap, u32 q_dtype, u32 k_dtype) {
   const Places q_places{q_first, q_count, q_second}, k_places{k_first, k_count, k_second};
   const u64 rows = batch * keys * groups, warps = (u64)gridDim.x * (blockDim.x / 32);
   for (u64 row = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < rows; row += warps) {

@@ -37,6 +37,10 @@ pub enum MapOp {
     Bias,
     /// x * y, where y is `[M]` and M the first dimension of x.
     ScaleRows,
+    /// x * y of `[M, K]`, where y is `[K / 128, M]`.
+    ScaleSteps,
+    /// x * y of `[M, K]`, where y is `[M / 128, K / 128]`.
+    ScaleBlocks,
     /// A curve of x.
     Curve(Curve),
     /// x times the slope of a curve at y.
@@ -66,6 +70,8 @@ impl MapOp {
             MapOp::Slope(curve) => (64 + curve as u32, 1.0),
             MapOp::SwigluGrad => (14, 1.0),
             MapOp::ScaleRows => (15, 1.0),
+            MapOp::ScaleSteps => (17, 1.0),
+            MapOp::ScaleBlocks => (18, 1.0),
             MapOp::ReciprocalRoot(eps) => (16, eps),
         }
     }
@@ -113,22 +119,22 @@ pub struct Attend {
     /// What scores stay below.
     pub cap: Option<f32>,
     /// The place in the sequence of the first query.
-    pub first: u64,
+    pub first: i64,
     /// How many queries follow from there.
     pub count: u64,
     /// The place of the query behind those.
-    pub second: u64,
+    pub second: i64,
 }
 
 /// Where rows of a tensor are in the sequence: so many from `first` on, the others from `second` on.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
     /// The place of the first row.
-    pub first: u64,
+    pub first: i64,
     /// How many rows follow from there.
     pub count: u64,
     /// The place of the row behind those.
-    pub second: u64,
+    pub second: i64,
 }
 
 /// What gradients of attention are computed with besides their tensors.
@@ -272,7 +278,8 @@ impl Reference {
         same_rank(&[o, lse, q, k, v])?;
         let (kernels, context) = self.on(o.rank())?;
         let params = [o, lse, q, k, v].iter().fold(Params::new(), |p, t| p.word(t.as_arg().ptr()));
-        let sizes = [batch, queries, keys, heads, groups, depth, how.first, how.count, how.second];
+        let places = [how.first as u64, how.count, how.second as u64];
+        let sizes = [[batch, queries, keys], [heads, groups, depth], places].concat();
         let params = sizes.into_iter().fold(params, Params::word);
         let params = params
             .half(u32::from(how.causal))
@@ -384,7 +391,7 @@ impl Reference {
         same_rank(&all)?;
         let params = all.iter().fold(Params::new(), |p, t| p.word(t.as_arg().ptr()));
         let sizes = [batch, queries, keys, heads, groups, depth];
-        let places = [how.queries, how.keys].map(|p| [p.first, p.count, p.second]);
+        let places = [how.queries, how.keys].map(|p| [p.first as u64, p.count, p.second as u64]);
         let params =
             sizes.into_iter().chain(places.into_iter().flatten()).fold(params, Params::word);
         let params = params.half(u32::from(how.causal)).half(how.window.unwrap_or(0));
@@ -416,7 +423,11 @@ impl Reference {
             (op, _, Some(b)) if op.pairs() => same(a) && same(b),
             (MapOp::Bias, _, Some(b)) => same(a) && b.shape() == [inner],
             (MapOp::ScaleRows, &[m, _], Some(b)) => same(a) && b.shape() == [m],
-            (MapOp::Bias | MapOp::ScaleRows, ..) => false,
+            (MapOp::ScaleSteps, &[m, k], Some(b)) => same(a) && b.shape() == [k.div_ceil(128), m],
+            (MapOp::ScaleBlocks, &[m, k], Some(b)) => {
+                same(a) && b.shape() == [m.div_ceil(128), k.div_ceil(128)]
+            }
+            (MapOp::Bias | MapOp::ScaleRows | MapOp::ScaleSteps | MapOp::ScaleBlocks, ..) => false,
             (op, _, None) if op.pairs() => false,
             (_, _, Some(_)) => false,
             (_, _, None) => same(a),

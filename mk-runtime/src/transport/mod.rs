@@ -191,7 +191,7 @@ pub trait Transport: Send {
     /// Makes progress, and adds what has happened to `events`. Never blocks.
     ///
     /// # Errors
-    /// When this end is of no use any more. What fails for one write or peer is an event.
+    /// When this end is unusable. A failure of one write or peer is an event.
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), TransportError>;
 
     /// Sleeps until something may have happened, for at most `limit`.

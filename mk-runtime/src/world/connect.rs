@@ -30,8 +30,8 @@ struct ProcessInfo {
 
 impl World {
     /// This process's part of a world of one process per GPU, as a launcher starts it: torchrun, srun, Open MPI's or
-    /// MPICH's mpirun, or whoever sets `MK_RANK` and the like ([`VARIABLES`](crate::VARIABLES)). Its GPU is that of its
-    /// rank on its host. Collective.
+    /// MPICH's mpirun, or a launcher that sets `MK_RANK` and the like ([`VARIABLES`](crate::VARIABLES)). Its GPU is
+    /// that of its rank on its host. Collective.
     ///
     /// Processes of one host find each other without a port. On several, rank 0 listens at `MK_MEET`, else where the
     /// launcher says, and all need the same token (`MK_TOKEN_FILE`).

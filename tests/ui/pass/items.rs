@@ -34,6 +34,15 @@ mk::pipeline! {
     }
 }
 
+mk::pipeline! {
+    fn experts(
+        x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), dy: bf16[T, N] @ shard(0),
+        w: bf16[E, H, N] @ shard(0),
+    ) {
+        dispatch(x, ids, gate, capacity = R) -> grouped_gemm(w) -> combine_grad(dy)
+    }
+}
+
 macro_rules! column_parallel {
     ($vis:vis $name:ident, $act:ident) => {
         mk::pipeline! {
@@ -53,6 +62,7 @@ fn main() {
     assert_eq!(program.nodes().len(), 5);
     assert_eq!(inner::savedX().results().len(), 2);
     assert_eq!(two_axes().mesh_axes(), ["tp", "dp"]);
+    assert_eq!(experts().nodes()[0].inputs.len(), 3);
     assert_eq!(with_relu().name(), "with_relu");
     assert_eq!(with_silu().name(), "with_silu");
 }

@@ -63,6 +63,21 @@ fn main() {
     assert_eq!(held.arguments().tensors, [tensor(1), tensor(2), tensor(3)]);
 }
 
+/// Rows of experts with weights.
+#[mk::pipelined(dispatch(x, ids, gate) -> grouped_gemm(w))]
+struct Weighted {
+    #[tensor(bf16[T, H] @ shard(0))]
+    x: TensorRef,
+    #[tensor(i32[T, K] @ shard(0))]
+    ids: TensorRef,
+    #[tensor(f32[T, K] @ shard(0))]
+    gate: TensorRef,
+    #[tensor(bf16[E, H, N] @ shard(0))]
+    w: TensorRef,
+    #[result(bf16[R, N] @ shard(0))]
+    rows: TensorRef,
+}
+
 /// Memory of somebody else.
 #[mk::pipelined(gather(a) -> gemm(b))]
 struct Held {

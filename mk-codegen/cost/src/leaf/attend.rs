@@ -72,7 +72,7 @@ impl Unroller<'_> {
     }
 
     /// A tile of attention, or of its gradients: a job for each chunk, with waits of its own. A block is as long as the
-    /// products in it are in tiles of products, which is the least that it can be: the exponentials are taken to be
+    /// GEMMs in it are in tiles of GEMMs, which is the least that it can be: the exponentials are taken to be
     /// under them.
     pub(super) fn attention(
         &mut self,

@@ -11,10 +11,10 @@ impl Cost for HostCopy {
             return Err(Unroller::unsupported(task, x));
         }
         let mut traffic = u.traffic(task, x, 1)?;
-        // One engine moves what the link does, and more of it than SMs, for which the link's rate stands. What it reads
-        // is little of what memory gives, and not a part of it like that of each SM.
+        // One engine saturates the link, at a higher rate than SMs, whose rate the model has for the link. Its reads
+        // are small against memory bandwidth.
         traffic.flows.retain(|f| is_link(f.resource));
-        // What is waited for before the first copy is no copy's; the link is the engine's own for as long.
+        // Start-up time counts for the first copy only; the link is busy meanwhile.
         let first = u.plan.families.iter().find(|(_, f)| f.leaf.is_host_copy());
         let is_first = first.is_some_and(|(id, _)| id == task.family) && task.linear() == 0;
         let begins = if is_first { u.model.engine_begin_s } else { 0.0 };

@@ -13,7 +13,7 @@ use mk_plan::{
 };
 use std::collections::HashMap;
 
-/// With fewer tiles than that CTAs have no time to come apart.
+/// With fewer tiles per CTA than this, CTAs do not drift apart.
 const SEVERAL: usize = 3;
 
 /// A box of a buffer on a rank.
@@ -27,7 +27,7 @@ impl Cost for MmaTile {
 }
 
 impl Unroller<'_> {
-    /// Families of a role whose tiles leave for peers and are dealt out, [`SEVERAL`] and more to a CTA.
+    /// Families of a role with statically assigned tiles that are stored to peers, at least [`SEVERAL`] per CTA.
     pub(crate) fn uneven(&self, role: RoleId, tasks: &[Task], lanes: usize) -> Vec<FamId> {
         let leaves = |a: &Access| a.operand == Operand::C && a.rank != Expr::Var(Var::RANK);
         let dealt = |x: &Family| x.leaf.product().is_some() && x.schedule == Schedule::Static;
@@ -38,9 +38,8 @@ impl Unroller<'_> {
         leaving.filter(several).collect()
     }
 
-    /// Bytes of a tile's operands that come from memory and not from the cache: those that none of the tasks touched,
-    /// or not while as much as the cache holds was touched. Tasks of a wave read side by side, and share what they
-    /// miss.
+    /// Cache misses of a tile's operands in bytes, by an LRU model: bytes not touched before, or not since as much as
+    /// the cache holds was touched. Tasks of a wave read concurrently, and share misses.
     pub(crate) fn misses(&self, tasks: &[Task], lanes: usize) -> Result<Vec<f64>, CostError> {
         let mut out = vec![0.0; tasks.len()];
         let mut seen: HashMap<Place, (f64, usize, FamId)> = HashMap::new();
@@ -146,8 +145,8 @@ impl Unroller<'_> {
         Ok(())
     }
 
-    /// Bytes that a tile moves beside its factors and its result, and for how long that holds it up: sums that it goes
-    /// on with, matrices that its epilogue reads or saves.
+    /// Bytes that a tile moves besides its operands and its result (carried sums, matrices that its epilogue reads or
+    /// saves), and the delay in seconds.
     fn beside(&self, task: &Task, x: &Family) -> Result<(f64, f64), CostError> {
         let (mut bytes, mut held_s) = (0.0, 0.0);
         for a in &x.accesses {
@@ -193,7 +192,7 @@ impl Unroller<'_> {
             Some(_) => (depth.map_or(0, |d| d.1) + i64::from(*k) - 1) / i64::from((*k).max(1)),
             None => 0,
         };
-        // Of the CTAs of a cluster, the one with the most.
+        // The CTA of a cluster with the most work decides.
         let cluster = i64::from(x.leaf.shares_depth());
         let steps = (steps + cluster - 1) / cluster;
         if *consumers == Consumers::PingPong {

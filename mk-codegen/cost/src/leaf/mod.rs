@@ -1,4 +1,4 @@
-//! How long the tasks of a leaf take. A file for each leaf.
+//! Time of a leaf's tasks, one file per leaf.
 
 mod attend;
 mod attend_grad;
@@ -12,7 +12,7 @@ mod sums;
 use super::{error::CostError, unroller::Unroller};
 use mk_plan::{Leaf, Task, of_leaf};
 
-/// Whether jobs were added.
+/// Result of adding jobs.
 type Done = Result<(), CostError>;
 
 /// The cost of a leaf.
@@ -20,12 +20,12 @@ pub(super) trait Cost {
     /// Adds the jobs of a task. `missed` are bytes of its operands that are not in the cache.
     fn jobs(&self, u: &mut Unroller<'_>, task: &Task, missed: f64) -> Done;
 
-    /// How long a task is, beside others of its family; `None` where they are as long as each other.
+    /// Relative length of a task within its family; `None` if all tasks are equally long.
     fn length(&self, _: &Unroller<'_>, _: &Task) -> Result<Option<i64>, CostError> {
         Ok(None)
     }
 
-    /// Whether two lanes of a warpgroup make it that does nothing else, beside what the other warps of the CTA do.
+    /// Whether two lanes of an otherwise idle warpgroup issue it, concurrently with the other warps of the CTA.
     fn is_bulk(&self) -> bool {
         false
     }

@@ -1,8 +1,8 @@
-//! Sums, and what reads and writes as they do: normalised rows, statistics, tables.
+//! Reductions, and leaves with the same memory traffic: normalised rows, statistics, tables.
 
 use super::{Cost, Done};
 use crate::{error::CostError, unroller::Unroller};
-use mk_plan::{Family, NormTile, ReduceTile, StatsTile, Tabulate, Task};
+use mk_plan::{DotTile, Family, NormTile, ReduceTile, StatsTile, Tabulate, Task};
 
 /// In a loop, all iterations are one job.
 fn sum(u: &mut Unroller<'_>, task: &Task, x: &Family, iterations: i64) -> Result<(), CostError> {
@@ -17,6 +17,13 @@ impl Cost for ReduceTile {
         let x = u.family(task);
         let iterations = if x.inner.is_some() { u.points.inner(task)? } else { 1 };
         sum(u, task, x, iterations)
+    }
+}
+
+impl Cost for DotTile {
+    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
+        let iterations = u.points.inner(task)?;
+        sum(u, task, u.family(task), iterations)
     }
 }
 

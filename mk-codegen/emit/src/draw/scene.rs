@@ -78,18 +78,18 @@ pub(super) struct Place {
 pub(super) enum PlaceKind {
     /// A caller's tensor.
     Caller,
-    /// Memory of mk on the own rank.
+    /// Memory of mk on this rank.
     Own,
     /// Memory of peers.
     Peers,
-    /// A signal that the own rank alone raises.
+    /// A signal that this rank alone raises.
     OwnSignal,
     /// A signal that peers raise.
     PeerSignal,
 }
 
 impl PlaceKind {
-    /// Drawn on the left: what stays on the own rank and is no signal.
+    /// Drawn on the left: what stays on this rank and is no signal.
     pub fn is_own_memory(self) -> bool {
         matches!(self, PlaceKind::Caller | PlaceKind::Own)
     }

@@ -26,7 +26,7 @@ path{fill:none;stroke-width:1.5}.rd{stroke:#0969da}.wr{stroke:#bc4c00}.ol{stroke
 .rdf{fill:#58a6ff}.wrf{fill:#f0883e}.olf{fill:#3fb950}.plf{fill:#a371f7}}";
 
 /// The plan as a picture: a lane for each role with its families from top to bottom in the order in which signals let
-/// them go, the own rank's memory on the left, signals and peers' memory on the right. Tooltips have the whole
+/// them go, this rank's memory on the left, signals and peers' memory on the right. Tooltips have the whole
 /// accesses, waits and posts.
 pub fn svg(plan: &Plan) -> String {
     at(plan, None).0

@@ -162,7 +162,7 @@ impl Emitter<'_> {
             let what = format!("no launch decides how deep `{}` is", a.operand);
             return Err(EmitError::unsupported(id.to_string(), what));
         }
-        // What is behind is zeros for those who multiply.
+        // Consumers read zeros beyond it.
         if self.plan.names_stored(&a.region[k].1) {
             return Ok(());
         }

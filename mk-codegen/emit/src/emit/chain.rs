@@ -29,6 +29,8 @@ fn operation(op: EpilogueOp) -> Option<Value> {
         EpilogueOp::Bias => "bias",
         EpilogueOp::ScaleRows => "scale_rows",
         EpilogueOp::ScaleColumns => "scale_columns",
+        EpilogueOp::ScaleSteps => "scale_steps",
+        EpilogueOp::ScaleBlocks => "scale_blocks",
         EpilogueOp::Curve(curve) => curve.cuda(),
         EpilogueOp::Slope(_) | EpilogueOp::MulSilu => {
             return Some(context! { op => "slope", name => slope(op) });
@@ -108,9 +110,10 @@ impl Emitter<'_> {
         let space = if mode == Mode::Write { Space::Out } else { Space::In };
         // The library asks for elements by their place in the tile.
         let dims = match op {
-            EpilogueOp::Bias | EpilogueOp::ScaleRows | EpilogueOp::ScaleColumns => {
-                x.region.len() == 1
-            }
+            EpilogueOp::Bias | EpilogueOp::ScaleColumns => x.region.len() == 1,
+            // Of gathered rows, those of all ranks.
+            EpilogueOp::ScaleRows => x.region.len() <= 2 && buffer.pitch.is_none(),
+            EpilogueOp::ScaleSteps => x.region.len() > 1 && buffer.pitch.is_none(),
             _ if gates => x.region.len() == 3 && buffer.shape[1] == Expr::Const(2),
             // Of a stack of matrices, that of the tile.
             _ if x.region.len() == 3 && x.region == c.region => true,
@@ -118,12 +121,14 @@ impl Emitter<'_> {
         };
         let last = |a: &Access| a.region[a.region.len() - 1].clone();
         let along = match op {
-            EpilogueOp::ScaleRows => {
+            EpilogueOp::ScaleBlocks => true,
+            EpilogueOp::ScaleRows | EpilogueOp::ScaleSteps => {
                 c.region.len() > 1 && last(x).1 == c.region[c.region.len() - 2].1
             }
             _ => last(x) == last(c),
         };
-        let placed = dims && buffer.space == space && x.mode == mode && along;
+        let arrives = op.scales_rows() && buffer.space == Space::Workspace;
+        let placed = dims && (buffer.space == space || arrives) && x.mode == mode && along;
         if x.each.is_some() || !placed {
             let what = format!("operand `{operand}` does not lie as C does");
             return Err(EmitError::unsupported(f.name.clone(), what));
@@ -215,17 +220,30 @@ impl Emitter<'_> {
         cols.chain(&place.pitch).all(|n| n % elements == 0)
     }
 
+    /// The first factor of a tile's rows, or columns, in elements.
+    pub(super) fn first_factor(&self, f: &Family, rows: bool) -> Expr {
+        let ops = f.leaf.epilogue().iter().filter(|op| op.operand().is_some());
+        let mut named = ops.zip(EPILOGUE_OPERANDS);
+        let of = |op: &EpilogueOp| op.scales() && op.scales_rows() == rows;
+        let operand = named.find(|(op, _)| of(op)).map(|(_, o)| o);
+        let Some(x) = f.accesses.iter().find(|a| Some(a.operand) == operand) else {
+            return Expr::Const(0);
+        };
+        self.flat(x, 0, x.region.len())
+    }
+
     /// First row of an epilogue's matrix operands; all have the same.
     pub(super) fn extras_row(&self, f: &Family) -> Result<Expr, EmitError> {
         let by_rows = EPILOGUE_OPERANDS
             .iter()
             .zip(f.leaf.epilogue().iter().filter(|op| op.operand().is_some()));
-        let by_rows: Vec<_> =
-            by_rows.filter(|(_, op)| op.vector() != Some(1)).map(|(operand, _)| *operand).collect();
+        let by_rows: Vec<_> = by_rows
+            .filter(|(_, op)| op.vector().is_none() && !op.scales())
+            .map(|(operand, _)| *operand)
+            .collect();
         let matrices = f.accesses.iter().filter(|a| by_rows.contains(&a.operand));
         // Of what gates and ups are saved to, rows of both.
         let mut rows = matrices.map(|a| match a.region.as_slice() {
-            [rows] => rows.0.clone(),
             [rows, (_, n), _] if *n == Expr::Const(2) || half(self.plan, a).is_some() => {
                 rows.0.clone()
             }

@@ -86,7 +86,7 @@ fn rows(plan: &Plan, id: BufId) -> Result<(), EmitError> {
     Ok(())
 }
 
-/// Whether somebody carries a family out, in its role, with expressions that are emitted.
+/// Whether a template or the host runs a family in its role, and its expressions can be emitted.
 fn carried(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
     let kind = plan.roles[f.role].kind;
     let known = match carrier(f) {
@@ -116,7 +116,9 @@ fn carried(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
 /// Whether a template looks up what a family does.
 fn looked_up(plan: &Plan, f: &Family) -> Result<(), EmitError> {
     let looks = match f.leaf {
-        Leaf::MmaTile(_) | Leaf::CopyTile(CopyTile { via: CopyVia::Gather, .. }) => true,
+        Leaf::MmaTile(_)
+        | Leaf::DotTile(_)
+        | Leaf::CopyTile(CopyTile { via: CopyVia::Gather, .. }) => true,
         Leaf::ReduceTile(_) => f.inner.is_some(),
         _ => false,
     };

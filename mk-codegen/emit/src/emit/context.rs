@@ -63,7 +63,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Elements from one row of the own rank's part to the next.
+    /// Elements from one row of this rank's part to the next.
     pub fn pitch(&self, buffer: BufId) -> Expr {
         let b = &self.plan.buffers[buffer];
         b.pitch.as_ref().or(b.shape.last()).cloned().unwrap_or(Expr::Const(0))
@@ -109,7 +109,7 @@ impl<'a> Emitter<'a> {
         Ok(pitch[0].max(0) as u64 * self.plan.buffers[buffer].dtype.size_bytes())
     }
 
-    /// Bytes from one row of the own rank's part to the next, as C.
+    /// Bytes from one row of this rank's part to the next, as C.
     pub fn own_pitch_bytes(&self, buffer: BufId) -> String {
         let row = CPrinter::new(self.plan, None).print(&self.pitch(buffer));
         format!("bytes_of({row}, {})", self.plan.buffers[buffer].dtype.size_bytes())

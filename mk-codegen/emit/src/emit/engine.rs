@@ -111,7 +111,7 @@ fn check_ends(e: &Emitter<'_>) -> Result<(), EmitError> {
             posts.filter(|p| p.signal == signal).all(|p| p.by == Agent::Engine)
         };
         let only_waits = f.posts.is_empty() && f.waits.iter().all(|w| w.lag == 0);
-        // A post that somebody else waits for, too, is made in memory, and the end of the stream says nothing of it.
+        // A post that others wait for, too, is made in memory, and the end of the stream says nothing of it.
         let stands = |signal| by_engine(signal) && ends_launch(e, signal);
         if !only_waits || !f.waits.iter().all(|w| stands(w.signal)) {
             let what = "the end of a launch can only wait for its copy engines";

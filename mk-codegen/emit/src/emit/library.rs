@@ -55,6 +55,7 @@ library! {
     "comm/norm_rows.cuh",
     "comm/gather_rows.cuh",
     "comm/combine_rows.cuh",
+    "comm/dot_rows.cuh",
     "comm/tabulate.cuh",
     "comm/route.cuh",
 }

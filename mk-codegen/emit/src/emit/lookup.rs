@@ -1,6 +1,6 @@
 //! Tables in memory: where a kernel has them, and how agents come to look up what is there.
 //!
-//! The loader of a product waits once, before its first task, for the words that say that tables are filled; then it
+//! The loader of a GEMM waits once, before its first task, for the words that say that tables are filled; then it
 //! looks up what a task needs, and tells the others which task it is at (a dynamic schedule), who look up the same
 //! entries behind that. Where the wait is given up, it tells them that there is no task: what agents of a CTA look up
 //! cannot differ.
@@ -20,7 +20,7 @@ impl Emitter<'_> {
         })
     }
 
-    /// The waits behind which a product may look up what it does: the same for every task.
+    /// The waits behind which a GEMM may look up what it does: the same for every task.
     ///
     /// # Errors
     /// [`EmitError::Refused`] for a table that no such wait stands for, and for a product of which every agent counts

@@ -77,14 +77,14 @@ struct Map {
     /// Outermost first.
     box_dims: Vec<u32>,
     swizzle: Swizzle,
-    /// The rank whose memory it is; the own rank's if `None`.
+    /// The rank whose memory it is; this rank's if `None`.
     peer: Option<u32>,
 }
 
 /// How the rows of a box lie in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// As products read them.
+    /// As GEMMs read them.
     Swizzled,
     /// As in the tensor, to be copied on.
     Plain,
@@ -97,7 +97,7 @@ pub(super) struct Maps {
 }
 
 impl Maps {
-    /// Index of the map of the own rank's buffer with boxes of `box_dims`, outermost first.
+    /// Index of the map of this rank's buffer with boxes of `box_dims`, outermost first.
     ///
     /// # Errors
     /// [`EmitError::Refused`] for more dimensions than a map has, [`EmitError::Internal`] for a box of another rank

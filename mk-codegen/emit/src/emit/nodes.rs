@@ -22,7 +22,7 @@ fn first_word(signals: &Arena<SigId, Option<u32>>, signal: SigId) -> Option<u32>
     signals.get(signal).copied().flatten()
 }
 
-/// The same by the plan alone, for who reads a kernel.
+/// The same from the plan alone, for readers of a kernel.
 ///
 /// # Errors
 /// Where an extent has no value.

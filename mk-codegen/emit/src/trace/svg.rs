@@ -239,7 +239,7 @@ fn strip(out: &mut String, trace: &Trace, spans: &[&Span], length: f64, y: f64) 
     }
 }
 
-/// One CTA: tasks of the agent that works, and below them whoever waits.
+/// One CTA: tasks of the agent that works, and below them the waits of any agent.
 fn lane(out: &mut String, trace: &Trace, spans: &[&Span], cta: u32, length: f64, y: f64) {
     let mut paths: BTreeMap<&str, String> = BTreeMap::new();
     let mut until: BTreeMap<&str, f64> = BTreeMap::new();

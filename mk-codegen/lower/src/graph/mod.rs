@@ -2,7 +2,7 @@
 
 use mk_abi::DType;
 use mk_plan::{EpilogueOp, GradOf, Mask};
-use mk_syntax::{Bound, Def, Dim, Op, Placement, Program, Scores, ValueId};
+use mk_syntax::{Bound, Def, Dim, Factors, Op, Placement, Program, Scores, ValueId};
 use petgraph::{
     Direction,
     stable_graph::{NodeIndex, StableDiGraph},
@@ -96,15 +96,17 @@ pub enum Kind {
         /// In order of application.
         epilogue: Vec<EpilogueOp>,
     },
-    /// Tokens as rows of their experts. Operands: tokens, experts of each.
+    /// Tokens as rows of their experts. Operands: tokens, experts of each, and perhaps weights of those.
     Dispatch {
         /// See [`Op::Dispatch`].
         drops: bool,
     },
     /// Weighted sums of rows, by token. Operands: rows, experts of each token, weights.
     Combine,
+    /// Products of rows and rows of their tokens, by slot. Operands: rows, experts of each token, rows of tokens.
+    CombineGrad,
     /// Values of eight bits times the factors of their rows. Operands: values, factors.
-    Dequantize,
+    Dequantize(Factors),
     /// An elementwise operation that stands alone.
     Elementwise(EpilogueOp),
     /// Several of them in sequence, which no GEMM, or sum, has taken over. Operands: the first one's input, then one
@@ -125,9 +127,9 @@ pub enum Kind {
     },
     /// The gradient of the input of `swiglu`, from that of its result: `[m, n]` and `[m, 2, n]` become `[m, 2, n]`.
     SwigluGrad,
-    /// What the epilogue of the product that it is an operand of saves on the way: a result.
+    /// What the epilogue of the GEMM that it is an operand of saves on the way: a result.
     Saved,
-    /// The second half of the result `[m, 2, n]` of the product that it is an operand of, whose epilogue saves it on
+    /// The second half of the result `[m, 2, n]` of the GEMM that it is an operand of, whose epilogue saves it on
     /// the way.
     OwnHalf,
     /// Attention. Operands: queries, keys, values.
@@ -298,7 +300,7 @@ fn kind_of(op: Op) -> Kind {
         Op::Gemm { a_transposed, b_transposed } => {
             return Kind::Gemm { epilogue: Vec::new(), a_transposed, b_transposed };
         }
-        Op::Dequantize => return Kind::Dequantize,
+        Op::Dequantize(of) => return Kind::Dequantize(of),
         Op::GroupedGemm { transposed } => {
             return Kind::GroupedGemm { transposed, epilogue: Vec::new() };
         }
@@ -308,6 +310,7 @@ fn kind_of(op: Op) -> Kind {
         }
         Op::Dispatch { drops } => return Kind::Dispatch { drops },
         Op::Combine => return Kind::Combine,
+        Op::CombineGrad => return Kind::CombineGrad,
         Op::Lse => return Kind::Lse,
         Op::AttentionStats => return Kind::AttentionStats,
         Op::AttentionDq { scores, ring } => {

@@ -1,7 +1,7 @@
-//! Moves operations on rows before the gathers of their rows: each rank does its own rows, once, before they are sent.
+//! Moves row-wise operations before the gathers of their rows: each rank computes its own rows, once, before the send.
 //!
-//! Assumes fused epilogues. Leaves: no such operation reads a gather of rows, unless a second operand is not gathered,
-//! too.
+//! Precondition: fused epilogues. Postcondition: a row-wise operation reads a gather of rows only if its other operand
+//! is not gathered.
 
 use crate::graph::{Kind, OpGraph, Value};
 use petgraph::stable_graph::NodeIndex;
@@ -16,7 +16,7 @@ pub(super) fn gathers(g: &mut OpGraph) {
     }
 }
 
-/// What a gather of rows gathers, and over which axis.
+/// The operand and the axis of a gather of rows.
 fn gathered(g: &OpGraph, node: NodeIndex) -> Option<(NodeIndex, usize)> {
     match g.graph[node].kind {
         Kind::Gather { dim: 0, axis } => Some((g.operands(node).first().copied()?, axis)),

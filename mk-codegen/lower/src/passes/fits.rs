@@ -23,7 +23,7 @@ impl LowerError {
 }
 
 fn what_fits(program: &Program, bound: &Bound, config: &Config) -> Option<String> {
-    let given = |kind: &SymbolKind| *kind != SymbolKind::Room;
+    let given = |kind: &SymbolKind| !matches!(kind, SymbolKind::Room | SymbolKind::Blocks(_));
     let symbols = program.symbols().iter().zip(bound.sizes());
     let sizes: BTreeMap<String, u64> = symbols
         .filter(|(symbol, _)| given(&symbol.kind))

@@ -2,13 +2,13 @@
 //!
 //! What none of them takes over becomes chains of its own.
 //!
-//! Assumes nothing. Leaves: a product, or a sum, whose result is read by one elementwise operation alone has taken it
-//! over; a product also where the caller gets that result, too, which it then saves on the way. The whole chain is
+//! Assumes nothing. Leaves: a GEMM, or a sum, whose result is read by one elementwise operation alone has taken it
+//! over; a GEMM also where the caller gets that result, too, which it then saves on the way. The whole chain is
 //! computed in f32 and rounded once, where the operations one by one would round after each.
 
 use crate::graph::{Kind, OpGraph, Value};
 use mk_plan::{EpilogueOp, SWIGLU_GRAD};
-use mk_syntax::Placement;
+use mk_syntax::{Factors, Placement};
 use petgraph::{Direction, stable_graph::NodeIndex, visit::EdgeRef};
 
 /// Runs the pass.
@@ -53,16 +53,22 @@ fn take(g: &mut OpGraph, taker: NodeIndex) {
 }
 
 /// Moves scales behind the GEMM, which multiplies the quantised values. The scale of a row of A scales that row of the
-/// product; the scale of a row of transposed B scales that column.
+/// GEMM; the scale of a row of transposed B scales that column. Those of blocks scale what a step along K adds.
 fn scales(g: &mut OpGraph) {
     let gemms = g.graph.node_indices().filter(|n| matches!(g.graph[*n].kind, Kind::Gemm { .. }));
     for gemm in gemms.collect::<Vec<_>>() {
-        for (place, op) in [(0, EpilogueOp::ScaleRows), (1, EpilogueOp::ScaleColumns)] {
+        for place in 0..2 {
             let operands = g.operands(gemm);
             let Some(x) = operands.get(place).copied() else { continue };
-            if g.graph[x].kind != Kind::Dequantize {
-                continue;
-            }
+            let Kind::Dequantize(of) = g.graph[x].kind else { continue };
+            let op = match (place, of) {
+                (0, Factors::Rows) => EpilogueOp::ScaleRows,
+                (0, Factors::Steps) => EpilogueOp::ScaleSteps,
+                (1, Factors::Rows) => EpilogueOp::ScaleColumns,
+                (1, Factors::Blocks) => EpilogueOp::ScaleBlocks,
+                // The checker refuses these.
+                _ => continue,
+            };
             let &[values, factors] = g.operands(x).as_slice() else { continue };
             let edge = g.graph.edges_connecting(x, gemm).find(|e| *e.weight() == place);
             if let Some(edge) = edge.map(|e| e.id()) {
@@ -76,11 +82,11 @@ fn scales(g: &mut OpGraph) {
         }
     }
     g.graph.retain_nodes(|graph, n| {
-        graph[n].kind != Kind::Dequantize || graph.neighbors(n).next().is_some()
+        !matches!(graph[n].kind, Kind::Dequantize(_)) || graph.neighbors(n).next().is_some()
     });
 }
 
-/// The `swiglu_grad` that alone reads a product, and the values before the activation, where the caller has them in
+/// The `swiglu_grad` that alone reads a GEMM, and the values before the activation, where the caller has them in
 /// memory.
 fn swiglu_grad(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, NodeIndex)> {
     let value = &g.graph[taker];
@@ -111,7 +117,7 @@ fn only_user(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, EpilogueOp)> {
     (commutes || *edge.weight() == 0).then_some((edge.target(), op))
 }
 
-/// Has a product's epilogue write what it has so far to the caller.
+/// Has a GEMM's epilogue write what it has so far to the caller.
 fn save(g: &mut OpGraph, gemm: NodeIndex) {
     let n = g.operands(gemm).len();
     let value = &mut g.graph[gemm];

@@ -6,7 +6,7 @@ use super::{
 };
 use mk_plan::MAX_ENTRIES;
 
-/// Entries of tables, which whoever looks at a plan fills on every rank.
+/// Entries of tables, which every reader of a plan fills on every rank.
 ///
 /// # Errors
 /// [`LowerError::TooLarge`], with the table that goes beyond them.

@@ -17,7 +17,7 @@ use std::{
 };
 use thiserror::Error;
 
-/// Values of a run-time dimension at which the plan of somebody else is evaluated: more than of our own.
+/// Values of a run-time dimension at which a plan from a text is evaluated: more than for plans of the passes.
 const VALUES_OF_A_TEXT: usize = 24;
 
 /// A plan, and what is said of it.

@@ -38,18 +38,18 @@ pub struct Config {
     pub tile_scheduler: Schedule,
     /// Smaller tiles for the last rows.
     pub last_wave: Option<LastWave>,
-    /// Parts of the inner dimension that are multiplied side by side, at most, for products whose tiles are fewer than
+    /// Parts of K that are multiplied side by side, at most, for GEMMs whose tiles are fewer than
     /// SMs and which end in a `reduce_scatter` or `all_reduce` without an elementwise operation between.
     pub split_k: u32,
-    /// CTAs of a cluster that share each tile of a product alone, at most eight: each multiplies a part of the inner
-    /// dimension, and they add their sums through shared memory, in order. For products whose tiles are fewer than SMs.
+    /// CTAs of a cluster that share each tile of a GEMM alone, at most eight: each multiplies a part of the inner
+    /// dimension, and they add their sums through shared memory, in order. For GEMMs whose tiles are fewer than SMs.
     pub cluster: u32,
-    /// CTAs of a cluster that load operands of a product alone together.
+    /// CTAs of a cluster that load operands of a GEMM alone together.
     pub multicast: Option<Multicast>,
     /// Which agents push gathered rows.
     pub gather: Gather,
-    /// Slices of the inner dimension in which gathered rows travel, at most, so that a product begins with the first
-    /// slice. Each slice has whole steps of a product and rows that fit a copy's stage; where there is no such number,
+    /// Slices of K in which gathered rows travel, at most, so that a GEMM begins with the first
+    /// slice. Each slice has whole steps of a GEMM and rows that fit a copy's stage; where there is no such number,
     /// where the rows are a result themselves, or where a launch decides a dimension, rows travel whole.
     pub k_slices: u32,
     /// Bytes that one communication task moves to each peer, at most (at least eight rows, or as many as there are).
@@ -58,7 +58,7 @@ pub struct Config {
     pub copy_stages: u32,
     /// Where contributions are reduced.
     pub reduction: Reduction,
-    /// How an `all_reduce` behind a product moves its contributions.
+    /// How an `all_reduce` behind a GEMM moves its contributions.
     pub all_reduce: AllReduce,
     /// CTAs that multiply; the SMs that no other role has, where it is not set.
     pub compute_sms: Option<u32>,
@@ -104,13 +104,13 @@ impl Default for Config {
 /// (docs/decisions/tile-order.md).
 const RASTER_ROWS: u32 = 1024;
 
-/// Most stages that a product gets unasked. A load from memory takes as long as some ten steps of few rows; or, of 64
+/// Most stages that a GEMM gets unasked. A load from memory takes as long as some ten steps of few rows; or, of 64
 /// columns, some more.
 const MOST_STAGES: u32 = 10;
 const MOST_NARROW_STAGES: u32 = 16;
 
 impl Config {
-    /// Rows of the result that a task of a product makes.
+    /// Rows of the result that a task of a GEMM makes.
     pub(crate) fn rows_of_task(&self) -> i32 {
         let rows = self.block[0].saturating_mul(self.multicast.map_or(1, |m| m.below));
         i32::try_from(rows).unwrap_or(i32::MAX)

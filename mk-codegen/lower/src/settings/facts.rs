@@ -11,7 +11,7 @@ pub struct Facts {
     pub gathers: Vec<GatheredRows>,
     /// GEMMs.
     pub products: Vec<Product>,
-    /// Sums over ranks, behind products or of the caller's tensors.
+    /// Sums over ranks, behind GEMMs or of the caller's tensors.
     pub sums: Vec<Sum>,
     /// Whether keys, or queries, go to other ranks' attention.
     pub ring: bool,
@@ -19,7 +19,7 @@ pub struct Facts {
     pub routed: bool,
     /// Whether rows are ragged: in blocks of 128, as many in each as a launch says.
     pub ragged: bool,
-    /// Groups of ragged rows: matrices of a product, of which each block has one.
+    /// Groups of ragged rows: matrices of a GEMM, of which each block has one.
     pub groups: u64,
     /// Global rows and columns of the first result.
     pub first: [u64; 2],
@@ -38,6 +38,8 @@ pub struct GatheredRows {
     pub made: bool,
     /// Whether tiles may hold rows of several ranks.
     pub spans: bool,
+    /// Whether factors come with them.
+    pub scaled: bool,
 }
 
 /// Rows of a rank up to which tiles that hold rows of several ranks are worth trying.
@@ -50,7 +52,7 @@ pub struct Product {
     pub extents: [u64; 2],
     /// Whether its operand A is gathered.
     pub gathered: bool,
-    /// Whether another product reads it.
+    /// Whether another GEMM reads it.
     pub read: bool,
     /// Whether the caller gets it as it is.
     pub result: bool,
@@ -58,22 +60,24 @@ pub struct Product {
     pub gated: bool,
     /// Whether an elementwise operation follows it, other than a cast.
     pub plain: bool,
-    /// Whether its inner dimension can be cut: it is plain, and as deep on every rank.
+    /// Whether its K can be cut: it is plain, and as deep on every rank.
     pub divisible: bool,
     /// Whether it stores, or saves, other than 16 bits.
     pub odd_bits: bool,
-    /// Its inner dimension, where no launch decides it and every rank has as much of it.
+    /// Its K, where no launch decides it and every rank has as much of it.
     pub depth: Option<u64>,
     /// Whether its operands are the caller's, of 16 bits, as TMA takes them, and it saves nothing on the way.
     pub alone: bool,
     /// Whether its operands have eight bits.
     pub narrow: bool,
+    /// Whether steps along K have factors of their own.
+    pub blocks: bool,
 }
 
 /// A sum over ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sum {
-    /// The product that it adds; none for a caller's tensor.
+    /// The GEMM that it adds; none for a caller's tensor.
     pub product: Option<usize>,
     /// Whether every rank gets all of it (`all_reduce`).
     pub all: bool,
@@ -101,6 +105,11 @@ impl Facts {
         !self.gathers.is_empty()
     }
 
+    /// Whether gathered rows come with factors.
+    pub fn scaled_gathers(&self) -> bool {
+        self.gathers.iter().any(|g| g.scaled)
+    }
+
     /// Whether something is summed over ranks.
     pub fn sums(&self) -> bool {
         !self.sums.is_empty()
@@ -116,17 +125,22 @@ impl Facts {
         self.sums.iter().any(|s| s.epilogue)
     }
 
-    /// Whether some product has operands of eight bits.
+    /// Whether some GEMM has operands of eight bits.
     pub fn narrow(&self) -> bool {
         self.products.iter().any(|p| p.narrow)
     }
 
-    /// Whether some product is gated.
+    /// Whether some GEMM has factors of steps along K.
+    pub fn blocks(&self) -> bool {
+        self.products.iter().any(|p| p.blocks)
+    }
+
+    /// Whether some GEMM is gated.
     pub fn gated(&self) -> bool {
         self.products.iter().any(|p| p.gated)
     }
 
-    /// Whether no product has an elementwise epilogue.
+    /// Whether no GEMM has an elementwise epilogue.
     pub fn plain(&self) -> bool {
         self.products.iter().all(|p| p.plain)
     }
@@ -136,12 +150,12 @@ impl Facts {
         self.ranks > 1 && (self.gathers() || self.sums() || self.ring || self.routed)
     }
 
-    /// Global rows and columns of the products that no other reads: the fewest. Without products, of the first result.
+    /// Global rows and columns of the GEMMs that no other reads: the fewest. Without GEMMs, of the first result.
     pub fn extents(&self) -> [u64; 2] {
         fewest(self.last_products()).unwrap_or(self.first)
     }
 
-    /// The most rows of these products.
+    /// The most rows of these GEMMs.
     pub fn most_rows(&self) -> u64 {
         self.last_products().map(|[rows, _]| rows).max().unwrap_or(self.first[0])
     }
@@ -155,7 +169,7 @@ impl Facts {
         self.products.iter().filter(|p| !p.read).map(|p| p.extents)
     }
 
-    /// The sums of products.
+    /// The sums of GEMMs.
     pub(super) fn product_sums(&self) -> impl Iterator<Item = (&Sum, &Product)> {
         self.sums.iter().filter_map(|s| Some((s, self.products.get(s.product?)?)))
     }

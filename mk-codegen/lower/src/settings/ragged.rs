@@ -12,7 +12,7 @@ pub fn of_ragged(config: &Config, facts: &Facts) -> Option<Config> {
     if !facts.ragged {
         return None;
     }
-    // Those of a product, whoever reads it.
+    // Those of a GEMM, for all its readers.
     let rows = facts.products.iter().map(|p| p.extents[0]).max().unwrap_or(0);
     if rows > 128 * u64::from(FEW_BLOCKS) * facts.groups.max(1) {
         return Some(config.clone());

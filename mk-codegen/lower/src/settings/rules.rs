@@ -94,6 +94,10 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
         );
         return misfit_of_tile(c, why);
     }
+    if facts.blocks() && bn % 128 != 0 {
+        let why = format!("tiles of {bn} columns cut blocks of 128 that have a factor");
+        return misfit_of_tile(c, why);
+    }
     if mma_swaps([bm, bn]) && !swaps(c, facts) {
         let why = format!(
             "only a product alone, of 16-bit results of which nothing is saved, has tiles of {bm} x {bn}"
@@ -161,7 +165,8 @@ pub(super) fn stages(c: &Config, facts: &Facts) -> Fit {
 }
 
 pub(super) fn settle_block(c: &mut Config, facts: &Facts) {
-    if facts.narrow() && !mma_promotes([c.block[0], c.block[1]]) {
+    let cuts = facts.blocks() && !c.block[1].is_multiple_of(128);
+    if facts.narrow() && (cuts || !mma_promotes([c.block[0], c.block[1]])) {
         c.block = [128, 128, 64];
     }
 }
@@ -200,12 +205,15 @@ pub(super) fn k_slices(c: &Config, facts: &Facts) -> Fit {
             "",
             &["k_slices=1", "gather=sms"],
         ),
+        n if n > 1 && (facts.scaled_gathers() || facts.blocks()) => {
+            misfit(format!("factors do not come in {n} slices of K"), "", &["k_slices=1"])
+        }
         _ => Ok(()),
     }
 }
 
-pub(super) fn settle_k_slices(c: &mut Config, _: &Facts) {
-    if c.gather != Gather::Sms {
+pub(super) fn settle_k_slices(c: &mut Config, facts: &Facts) {
+    if c.gather != Gather::Sms || facts.scaled_gathers() || facts.blocks() {
         c.k_slices = Config::default().k_slices;
     }
 }
@@ -220,6 +228,13 @@ pub(super) fn gather(c: &Config, facts: &Facts) -> Fit {
     let Gather::CopyEngine { parts } = c.gather else { return Ok(()) };
     if parts == 0 {
         return misfit("shards in 0 parts", "use 1 or more", &["gather=copy_engine"]);
+    }
+    if let Some(g) = facts.gathers.iter().find(|g| g.scaled) {
+        return misfit(
+            format!("a copy engine cannot send `{}` with its factors", g.name),
+            "",
+            &["gather=sms"],
+        );
     }
     match facts.gathers.iter().find(|g| !g.bulk || !g.fixed || g.made) {
         None => Ok(()),
@@ -268,7 +283,7 @@ pub(super) fn reduction(c: &Config, facts: &Facts) -> Fit {
     if c.split_k > 1 { because("split-K parts are not added in a ring") } else { Ok(()) }
 }
 
-/// CTAs that multiply for several results, none of which another product reads, have registers left to add sums on two
+/// CTAs that multiply for several results, none of which another GEMM reads, have registers left to add sums on two
 /// ranks alone (docs/decisions/choice-and-tuning.md).
 pub(super) fn settle_reduction(c: &mut Config, facts: &Facts) {
     let [bm, bn, _] = c.block;
@@ -288,7 +303,7 @@ pub(super) fn last_wave(c: &Config, facts: &Facts) -> Fit {
         let why = format!("last rows have no smaller tiles beside those of {bm} x {bn}");
         return misfit(why, "", &["last_wave=none"]);
     }
-    let step = if facts.gated() || bm == 64 { 128 } else { 64 };
+    let step = if facts.gated() || facts.blocks() || bm == 64 { 128 } else { 64 };
     let most = if parts > 1 { bn } else { bn - 1 };
     if bn % 64 != 0 {
         return misfit_of_tile(
@@ -334,7 +349,7 @@ pub(super) fn settle_last_wave(c: &mut Config, _: &Facts) {
 
 pub(super) fn split_k(c: &Config, facts: &Facts) -> Fit {
     if c.split_k == 0 {
-        return misfit("0 parts of the inner dimension", "use 1 or more", &["split_k=1"]);
+        return misfit("0 parts of K", "use 1 or more", &["split_k=1"]);
     }
     if c.split_k > 1 && !facts.product_sums().any(|(_, product)| product.divisible) {
         return misfit(
@@ -412,7 +427,7 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
     }
     let steps = depth.div_ceil(u64::from(bk));
     if steps < u64::from(n) {
-        let why = format!("there are {steps} steps of {bk} along the inner dimension");
+        let why = format!("there are {steps} steps of {bk} along K");
         return because(&why, &[&format!("cluster={steps}"), "cluster=1"]);
     }
     Ok(())
@@ -444,7 +459,7 @@ pub(super) fn multicast(c: &Config, facts: &Facts) -> Fit {
     if c.ctas_of_task() > 8 {
         return misfit(
             format!(
-                "clusters of {} CTAs, parts of the inner dimension (`cluster`) times the tiles that load together: at most 8 are",
+                "clusters of {} CTAs, parts of K (`cluster`) times the tiles that load together: at most 8 are",
                 c.ctas_of_task()
             ),
             "",
@@ -470,7 +485,7 @@ pub(super) fn settle_multicast(c: &mut Config, facts: &Facts) {
     }
 }
 
-/// The inner dimension of the product whose tiles clusters may share.
+/// K of the GEMM whose tiles clusters may share.
 pub(super) fn shared_depth(facts: &Facts) -> Option<u64> {
     match facts.products.as_slice() {
         [p] if p.alone && !facts.sums() && !facts.gathers() => p.depth,

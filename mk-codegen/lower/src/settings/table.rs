@@ -133,7 +133,7 @@ pub const SETTINGS: &[Setting] = &[
     row!(copy_stages: u32, "shared-memory stages of a bulk copy", {
         fits: rules::copy_stages,
     }),
-    row!(k_slices: u32, "slices of the inner dimension in which gathered rows travel, at most", {
+    row!(k_slices: u32, "slices of K in which gathered rows travel, at most", {
         applies: rules::products,
         fits: rules::k_slices,
         settle: rules::settle_k_slices,
@@ -145,12 +145,12 @@ pub const SETTINGS: &[Setting] = &[
         values: tried::gather,
         strategy: true,
     }),
-    row!(all_reduce: AllReduce, "how an `all_reduce` behind a product moves its contributions", {
+    row!(all_reduce: AllReduce, "how an `all_reduce` behind a GEMM moves its contributions", {
         applies: rules::all_reduces,
         values: tried::all_reduce,
         strategy: true,
     }),
-    row!(reduction: Reduction, "where the contributions of products are reduced", {
+    row!(reduction: Reduction, "where the contributions of GEMMs are reduced", {
         applies: rules::sums_products,
         fits: rules::reduction,
         settle: rules::settle_reduction,
@@ -163,19 +163,19 @@ pub const SETTINGS: &[Setting] = &[
         settle: rules::settle_last_wave,
         values: tried::last_wave,
     }),
-    row!(split_k: u32, "parts of the inner dimension of summed products, at most", {
+    row!(split_k: u32, "parts of K of summed GEMMs, at most", {
         applies: rules::products,
         fits: rules::split_k,
         settle: rules::settle_split_k,
         values: tried::split_k,
     }),
-    row!(cluster: u32, "CTAs of a cluster that share a tile of a product alone, each with a part of the inner dimension", {
+    row!(cluster: u32, "CTAs of a cluster that share a tile of a single GEMM, each with a part of K", {
         applies: rules::products,
         fits: rules::cluster,
         settle: rules::settle_cluster,
         values: tried::cluster,
     }),
-    row!(multicast: Multicast | "none", "CTAs of a cluster that load operands of a product alone together: tiles below each other share B, side by side A", {
+    row!(multicast: Multicast | "none", "CTAs of a cluster that load operands of a single GEMM together: tiles below each other share B, side by side A", {
         applies: rules::products,
         fits: rules::multicast,
         settle: rules::settle_multicast,

@@ -88,7 +88,7 @@ fn swapped(facts: &Facts, rows: u64) -> Vec<String> {
     [64, 128, 192, 256].into_iter().flat_map(each).collect()
 }
 
-/// Whether there is a product alone of which tiles of 128 x 128 do not fill the GPU.
+/// Whether there is a GEMM alone of which tiles of 128 x 128 do not fill the GPU.
 fn alone_and_small(facts: &Facts) -> bool {
     rules::shared_depth(facts).is_some() && tiles(facts, [128, 128]) <= sms()
 }
@@ -98,7 +98,7 @@ pub(super) fn consumers(facts: &Facts) -> Vec<String> {
 }
 
 pub(super) fn group_m(facts: &Facts) -> Vec<String> {
-    // Of other products no number was better than that of the rows on every depth (docs/decisions/tile-order.md).
+    // Of other GEMMs no number was better than that of the rows on every depth (docs/decisions/tile-order.md).
     if facts.ragged { texts(&[8, 1, 16]) } else { Vec::new() }
 }
 
@@ -173,7 +173,7 @@ pub(super) fn last_wave(facts: &Facts) -> Vec<String> {
     all
 }
 
-/// Last waves of a product alone that take in what is left of whole waves of default tiles, where it has several.
+/// Last waves of a GEMM alone that take in what is left of whole waves of default tiles, where it has several.
 fn partial_wave(facts: &Facts) -> Vec<String> {
     let default = Config::default();
     let [height, width, _] = default.block.map(u64::from);
@@ -202,7 +202,7 @@ pub(super) fn split_k(facts: &Facts) -> Vec<String> {
     if facts.sums() && facts.multiplies() && few { texts(&[1, 2, 3, 4]) } else { Vec::new() }
 }
 
-/// Clusters for products alone, of which there are fewer tiles than SMs.
+/// Clusters for GEMMs alone, of which there are fewer tiles than SMs.
 pub(super) fn cluster(facts: &Facts) -> Vec<String> {
     match rules::shared_depth(facts) {
         Some(depth) if depth >= 256 && alone_and_small(facts) => texts(&[1, 2, 3, 4, 6, 8]),
@@ -210,7 +210,7 @@ pub(super) fn cluster(facts: &Facts) -> Vec<String> {
     }
 }
 
-/// Clusters that load together, for products alone.
+/// Clusters that load together, for GEMMs alone.
 pub(super) fn multicast(facts: &Facts) -> Vec<String> {
     match rules::shared_depth(facts) {
         Some(_) if facts.extents()[0] > 128 => texts(&["none", "2x1", "1x2", "2x2"]),

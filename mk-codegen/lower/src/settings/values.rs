@@ -21,7 +21,7 @@ pub enum Gather {
     },
 }
 
-/// Where the contributions to a `reduce_scatter` or `all_reduce` behind a product are reduced.
+/// Where the contributions to a `reduce_scatter` or `all_reduce` behind a GEMM are reduced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// On dedicated SMs, while the others multiply.
@@ -32,7 +32,7 @@ pub enum Reduction {
     AfterLastWave,
     /// Fused into the epilogue, in a ring: a sum goes from rank to rank, each adds its tile and passes it on, and the
     /// owner of the rows is the last. The sum has the dtype of the result on its way, so that it is rounded on every
-    /// rank; the order of ranks is fixed, and so are the bits. For a `reduce_scatter` of a product whose operand A is
+    /// rank; the order of ranks is fixed, and so are the bits. For a `reduce_scatter` of a GEMM whose operand A is
     /// not gathered.
     Ring,
 }
@@ -53,7 +53,7 @@ pub enum AllReduce {
 }
 
 /// Smaller tiles for the last rows: narrower, or in parts along k, or both. The last wave, which does not fill the GPU,
-/// is then short, and rows that arrive last are multiplied by many SMs. For products that are results as they are; of a
+/// is then short, and rows that arrive last are multiplied by many SMs. For GEMMs that are results as they are; of a
 /// gathered operand, the last rows of every peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastWave {
@@ -61,13 +61,13 @@ pub struct LastWave {
     pub blocks: u32,
     /// Columns of their tiles: a multiple of 64; fewer than the others have, or as many if there are parts.
     pub columns: u32,
-    /// Parts of the inner dimension (split-K), at most. Each makes a contribution in f32, and all CTAs that multiply
+    /// Parts of K (split-K), at most. Each makes a contribution in f32, and all CTAs that multiply
     /// add them up at the end, in order.
     pub parts: u32,
 }
 
 /// CTAs of a cluster that load operands together (TMA multicast): their tiles lie one below the other and share B, and
-/// side by side and share A. One or two of each, not both one. For products alone.
+/// side by side and share A. One or two of each, not both one. For GEMMs alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Multicast {
     /// Tiles one below the other.

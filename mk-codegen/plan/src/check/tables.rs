@@ -11,7 +11,7 @@ use crate::{
 };
 use mk_abi::DType;
 
-/// Most entries of all tables, on all ranks together: whoever runs a plan fills every table on every rank, and the
+/// Most entries of all tables, on all ranks together: each run of a plan fills every table on every rank, and the
 /// verifier holds several fillings.
 pub const MAX_ENTRIES: u64 = 1 << 24;
 
@@ -113,6 +113,11 @@ impl Checker<'_> {
                     matches!(t.source, TableSource::Runtime { min: 0, max } if below(max));
                 runtime && matches!(t.shape[..], [n] if n % (r.rows.max(1) as u32) == 0)
             }
+            RoutePart::Slots => {
+                let max = slots as i32 - 1;
+                t.source == TableSource::Runtime { min: 0, max }
+                    && matches!(t.shape[..], [n] if n % (r.rows.max(1) as u32) == 0)
+            }
             RoutePart::Places => {
                 matches!(t.source, TableSource::Places { .. }) && t.shape == [tokens, slots, 2]
             }
@@ -122,7 +127,7 @@ impl Checker<'_> {
             }
         };
         if !fits || r.keep < 0 || r.rows < 1 || slots < 1 {
-            self.error(place, "is not what follows from a routing: rows of the rank's experts, tokens of packed rows, [tokens, slots, 2] places, whether they are kept, or whether a rank wants each token of the world");
+            self.error(place, "is not what follows from a routing: rows of the rank's experts, tokens of packed rows and their slots, [tokens, slots, 2] places, whether they are kept, or whether a rank wants each token of the world");
         }
         if self.is_ids(t) {
             self.error(place, "follows from a routing, and is one");

@@ -4,7 +4,7 @@ use super::{Record, Store};
 use crate::{
     contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, OperandSpec},
     epilogue::{
-        EPILOGUE_OPERANDS, EpilogueOp, gated, keeps_end, read_epilogue, scales_first,
+        EPILOGUE_OPERANDS, EpilogueOp, gated, keeps_end, read_epilogue, scales_first, scales_steps,
         write_epilogue,
     },
     mma::{mma_consumers, mma_exchange_bytes, mma_narrow, mma_stage_bytes, mma_staging_bytes},
@@ -137,7 +137,7 @@ impl MmaTile {
         self.out_columns() * self.multicast[1]
     }
 
-    /// Whether two products run on the same barriers and stages: they differ in layouts, arithmetic, or the way of
+    /// Whether two GEMMs run on the same barriers and stages: they differ in layouts, arithmetic, or the way of
     /// storing only, or in columns, in whole panels of 64.
     pub(super) fn shares_ring(&self, other: &MmaTile) -> bool {
         let ring = |x: &MmaTile| {
@@ -272,9 +272,11 @@ impl Record for MmaTile {
         let turned = (mma_narrow(self.block[2]) && !along)
             .then(|| "operands of eight bits lie along K: `a=mk b=nk`".to_string());
         let late = (!scales_first(&self.epilogue)).then(|| {
-            "`scale_rows` and `scale_columns` come first in an epilogue, each once".to_string()
+            "factors of rows and of columns come first in an epilogue, each once".to_string()
         });
-        gates.into_iter().chain(keeps).chain(turned).chain(late).collect()
+        let wide = (scales_steps(&self.epilogue) && !mma_narrow(self.block[2]))
+            .then(|| "`scale_steps` and `scale_blocks` are of operands of eight bits".to_string());
+        gates.into_iter().chain(keeps).chain(turned).chain(late).chain(wide).collect()
     }
 
     fn pipeline(&self) -> Option<(&[u32], u32)> {

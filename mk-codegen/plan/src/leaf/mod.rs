@@ -4,6 +4,7 @@
 mod attend;
 mod attend_grad;
 mod copy;
+mod dot;
 mod host_copy;
 mod mma;
 mod nic_send;
@@ -18,6 +19,7 @@ mod tabulate;
 pub use attend::{AttendTile, Carry, Mask, attend_smem_bytes};
 pub use attend_grad::{AttendGradTile, GradOf, attend_grad_smem_bytes};
 pub use copy::{COPY_STAGE_BYTES, CopyTile, CopyVia};
+pub use dot::DotTile;
 pub use host_copy::HostCopy;
 pub use mma::{ALayout, BLayout, Consumers, MmaTile};
 pub use nic_send::NicSend;
@@ -46,6 +48,8 @@ pub enum Leaf {
     MmaTile(MmaTile),
     /// [`ReduceTile`].
     ReduceTile(ReduceTile),
+    /// [`DotTile`].
+    DotTile(DotTile),
     /// [`AttendTile`].
     AttendTile(AttendTile),
     /// [`StatsTile`].
@@ -68,7 +72,7 @@ pub enum Leaf {
 macro_rules! of_leaf {
     ($leaf:expr, $x:ident => $do:expr) => {
         $crate::of_leaf!(@ $leaf, $x, $do, [Signal Enter NicSend HostCopy]
-            [CopyTile MmaTile ReduceTile AttendTile StatsTile AttendGradTile Tabulate NormTile])
+            [CopyTile MmaTile ReduceTile AttendTile StatsTile AttendGradTile Tabulate NormTile DotTile])
     };
     (@ $leaf:expr, $x:ident, $do:expr, [$($unit:ident)*] [$($record:ident)*]) => {
         match $leaf {
@@ -98,6 +102,7 @@ const READERS: &[(&str, Reader)] = &[
     ("copy_tile", |c| CopyTile::read(c).map(Leaf::CopyTile)),
     ("mma_tile", |c| MmaTile::read(c).map(Leaf::MmaTile)),
     ("reduce_tile", |c| ReduceTile::read(c).map(Leaf::ReduceTile)),
+    ("dot_tile", |_| Ok(Leaf::DotTile(DotTile))),
     ("attend_tile", |c| AttendTile::read(c).map(Leaf::AttendTile)),
     ("stats_tile", |c| StatsTile::read(c).map(Leaf::StatsTile)),
     ("attend_dq_tile", |c| AttendGradTile::read(c, GradOf::Queries).map(Leaf::AttendGradTile)),
@@ -120,7 +125,7 @@ impl Leaf {
         reader.1(c)
     }
 
-    /// Whether two leaves of one role run on the same barriers and stages: products that differ in nothing that these
+    /// Whether two leaves of one role run on the same barriers and stages: GEMMs that differ in nothing that these
     /// depend on, and leaves that are equal.
     pub fn shares_ring(&self, other: &Leaf) -> bool {
         match (self.product(), other.product()) {
@@ -195,6 +200,7 @@ mod tests {
         all.push(Leaf::Tabulate(Tabulate { of: Tabulation::Begins { rows: 8 } }));
         all.push(Leaf::ReduceTile(ReduceTile { epilogue: vec![EpilogueOp::Bias] }));
         all.extend([false, true].map(|grad| Leaf::NormTile(NormTile { eps: 0, grad })));
+        all.push(Leaf::DotTile(DotTile));
         all.push(Leaf::StatsTile(StatsTile { block: [128, 64] }));
         all
     }

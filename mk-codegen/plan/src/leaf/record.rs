@@ -116,7 +116,7 @@ pub trait Record {
         1
     }
 
-    /// Whether tasks can be for whoever is free: one agent begins with them, and tells the others.
+    /// Whether tasks can be scheduled dynamically: one agent takes them, and tells the others.
     fn has_dynamic_schedule(&self) -> bool {
         false
     }

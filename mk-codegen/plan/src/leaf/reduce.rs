@@ -14,7 +14,7 @@ use std::fmt::{self, Formatter};
 /// loop, a sum at each iteration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReduceTile {
-    /// Elementwise tail: nothing that needs a product, or saves.
+    /// Elementwise tail: nothing that needs a GEMM, or saves.
     pub epilogue: Vec<EpilogueOp>,
 }
 

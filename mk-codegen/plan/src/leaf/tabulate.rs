@@ -34,6 +34,7 @@ pub enum Tabulation {
     /// | wanted | experts of a chunk, `[tokens, slots]` | for each of its tokens 1 if the rank has one of them, else 0; 0 behind them |
     /// | counts | all lists, `[chunks, width]` | rows of the rank's experts; where rows of each chunk begin, `[chunks + 1, experts]`; group and rows of each block |
     /// | sources | group and rows of some blocks; all lists; where their rows begin | the token in each row of these blocks |
+    /// | slots | experts of all tokens; group and rows of some blocks; the token in each of their rows | which slot of its token each row is |
     /// | places | experts of a chunk; its list; where its rows begin, `[1, experts]` | rank and row of each, `[tokens, slots, 2]`, of no expert 0; 1 for each that has a row, `[tokens, slots]` |
     /// | places, some dropped | the same; the last row of where rows begin, `[1, experts]` | the same, of dropped ones that of the expert's first row |
     Route {
@@ -116,8 +117,9 @@ impl Record for Tabulate {
     }
 
     fn types(&self) -> Vec<OneType> {
-        use RoutePart::{Lists, Places, Wanted};
-        let ids = matches!(self.of, Tabulation::Route { part: Lists | Wanted | Places, .. });
+        use RoutePart::{Lists, Places, Slots, Wanted};
+        let ids =
+            matches!(self.of, Tabulation::Route { part: Lists | Wanted | Places | Slots, .. });
         let first = ids.then_some(Elements::Experts);
         vec![
             OneType { first, ..OneType::new(&[Operand::Src], Elements::I32) },

@@ -1,25 +1,26 @@
-//! What a plan and a program are evaluated in: numbers of the fields, or sets of inputs for messages.
+//! The two domains in which a plan and a program are evaluated: pairs of finite-field elements (the comparison), or
+//! sets of input blocks (for messages).
 
 use super::number::{Pair, Products, mix, random};
 use mk_dtype::{Curve, DType};
 use mk_plan::EpilogueOp;
 use std::collections::{BTreeSet, HashMap};
 
-/// What is done to one element, by a random function that has a key of its own.
+/// An elementwise operation, modelled as a random function with its own key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Function {
     Round(DType),
     Curve(Curve),
     Slope(Curve),
-    /// Of a row's mean of squares and so much, by the bits of an f32.
+    /// `1 / sqrt(mean of squares + eps)` of a row; `eps` as the bits of an f32.
     ReciprocalRoot(u32),
-    /// Scores that stay below the f32 of these bits, and the slope of that.
+    /// Soft cap of scores at the f32 of these bits, and its derivative.
     Cap(u32),
     CapSlope(u32),
 }
 
 impl Function {
-    /// A number of its own.
+    /// A distinct number for each function.
     fn key(self) -> u64 {
         match self {
             Function::Curve(curve) => 0x40 + curve as u64,
@@ -31,7 +32,7 @@ impl Function {
         }
     }
 
-    /// That of an operation of an epilogue, if it is one.
+    /// The function that an epilogue operation applies, if it applies one.
     pub fn of(op: EpilogueOp) -> Option<Function> {
         Some(match op {
             EpilogueOp::Curve(curve) => Function::Curve(curve),
@@ -40,7 +41,7 @@ impl Function {
         })
     }
 
-    /// What an operation of an epilogue makes of its operand before it multiplies by it, if it is one that does.
+    /// The function that an epilogue operation applies to its operand before it multiplies by it.
     pub fn slope_of(op: EpilogueOp) -> Option<Function> {
         Some(match op {
             EpilogueOp::Slope(curve) => Function::Slope(curve),
@@ -50,8 +51,8 @@ impl Function {
     }
 }
 
-/// A block of an input: the tensor, whose it is of the groups along the pipeline's axis, the rank if its contributions
-/// differ from rank to rank, and the cell in each dimension.
+/// A block of an input: the tensor, the group along the pipeline's axis that holds it, the rank if it is partial (a
+/// contribution per rank), and the cell in each dimension.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Block {
     pub tensor: usize,
@@ -60,7 +61,7 @@ pub(super) struct Block {
     pub cells: Vec<usize>,
 }
 
-/// Arithmetic of elements. Storing to memory, of whatever type, is no operation.
+/// Arithmetic of elements. A store does not change a value, whatever the buffer's dtype.
 pub(super) trait Algebra {
     type Elem: Copy + PartialEq;
     /// A sum to which products are added.
@@ -82,19 +83,19 @@ pub(super) trait Algebra {
     fn settled(&mut self, a: Self::Elem) -> Self::Elem;
     /// `exp(a - b)`.
     fn exp_of_difference(&mut self, a: Self::Elem, b: Self::Elem) -> Self::Elem;
-    /// Any number: what a running maximum may be.
+    /// An arbitrary number, for a running maximum.
     fn any(&mut self) -> Self::Elem;
     /// A sum of weighted values over the sum of the weights.
     fn quotient(&mut self, a: Self::Elem, b: Self::Elem) -> Self::Elem;
     /// `log(sum) + max`.
     fn logarithm(&mut self, sum: Self::Elem, max: Self::Elem) -> Self::Elem;
-    /// Whether it gave up: what it makes from then on is of no use.
+    /// Whether it ran out of operations; later results are invalid.
     fn spent(&self) -> bool {
         false
     }
 }
 
-/// Adds a row times a matrix to a row: `row[i]` times `matrix(i, j)` to `to[j]`. `sums` is room.
+/// Adds a row times a matrix to a row: `row[i]` times `matrix(i, j)` to `to[j]`. `sums` is scratch.
 #[inline(always)]
 pub(super) fn add_row_times<A: Algebra>(
     algebra: &mut A,
@@ -115,7 +116,7 @@ pub(super) fn add_row_times<A: Algebra>(
     }
 }
 
-/// Numbers of the fields.
+/// Evaluates in the finite fields.
 pub(super) struct Numbers {
     seed: u64,
     drawn: u64,
@@ -202,26 +203,26 @@ impl Algebra for Numbers {
     }
 }
 
-/// Which blocks of inputs an element is made of: a graph of unions, of which a set is made when one is asked for. What
-/// it takes is bounded: beyond that nothing is made of anything, and [`Algebra::spent`] says so.
+/// Tracks which input blocks an element depends on: a graph of unions, expanded into a set on demand. Nodes and
+/// operations are bounded; past the bound elements depend on nothing, and [`Algebra::spent`] is true.
 pub(super) struct Contributions {
-    /// A block, or two elements that come before: how they stand for each other is decided by `LEAF`.
+    /// `(LEAF, block)`, or the union of two earlier nodes.
     nodes: Vec<(u32, u32)>,
-    /// Unions that were made lately, by a hash of both: the node, or 0.
+    /// Cache of recent unions, by a hash of both nodes: the union's node, or 0.
     lately: Vec<u32>,
-    /// Operations that are left.
+    /// Operations left.
     left: u64,
     blocks: Vec<Block>,
     block_ids: HashMap<Block, u32>,
 }
 
-/// Marks a node that is a block, the number of which is beside it.
+/// Marks a node that is a block.
 const LEAF: u32 = u32::MAX;
 /// Most unions, of 8 bytes each.
 const MAX_UNIONS: usize = 1 << 25;
 /// Most operations.
 const MAX_OPERATIONS: u64 = 1 << 26;
-/// Unions that are remembered.
+/// Entries of the cache of unions.
 const LATELY: usize = 1 << 16;
 
 impl Contributions {
@@ -229,10 +230,10 @@ impl Contributions {
         Contributions::within(MAX_OPERATIONS)
     }
 
-    /// With so many operations.
+    /// Bounded by `left` operations.
     pub fn within(left: u64) -> Contributions {
         Contributions {
-            // The first is nothing.
+            // Node 0 is the empty set.
             nodes: vec![(LEAF, LEAF)],
             lately: vec![0; LATELY],
             left,
@@ -307,7 +308,7 @@ impl Algebra for Contributions {
     }
 
     fn mul(&mut self, a: u32, b: u32) -> u32 {
-        // Nothing comes of what nothing was added up to.
+        // Zero times anything depends on nothing.
         if a == 0 || b == 0 { 0 } else { self.add(a, b) }
     }
 

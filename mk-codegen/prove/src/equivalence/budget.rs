@@ -7,7 +7,7 @@
 use super::unroll::Unrolled;
 
 /// Multiplications that an exponential takes, about.
-pub(super) const EXPONENTIAL: u64 = 64;
+pub(super) const EXPONENTIAL: u64 = 8;
 
 /// Bounds, by what a launch touches.
 #[derive(Clone, Copy, Debug)]

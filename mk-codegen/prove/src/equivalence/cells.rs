@@ -22,6 +22,8 @@ pub(super) struct Lines {
     cuts: Vec<BTreeSet<i32>>,
     links: Set<(u32, i32, u32, i32, i32)>,
     seen: Set<Stretch>,
+    /// Lines on which a window compares places, and its length.
+    windows: Vec<(u32, i32)>,
 }
 
 impl Lines {
@@ -42,12 +44,14 @@ impl Lines {
         }
     }
 
-    /// A window compares elements that are so far apart: who is in it follows from cells alone.
+    /// A window compares places of a line with those so far before. Cells of it keep their first and their last element,
+    /// and one begins with the last place that a cell's first one sees: whoever takes a window to begin elsewhere, or
+    /// skips what is in one, differs in one of these.
     pub fn apart(&mut self, line: u32, distance: u32) {
-        let end = self.cuts[line as usize].last().copied().unwrap_or(0);
-        let left = i32::try_from(distance).ok().map(|distance| (distance, end - distance));
-        if let Some((distance, left)) = left.filter(|(_, left)| *left > 0) {
-            self.link((line, 0, left), (line, distance, left));
+        if let Ok(distance) = i32::try_from(distance)
+            && !self.windows.contains(&(line, distance))
+        {
+            self.windows.push((line, distance));
         }
     }
 
@@ -65,21 +69,42 @@ impl Lines {
     /// Cuts lines until links join cells to cells, and decides how many elements each cell has; at most so many looks
     /// at links and cuts.
     pub fn cells(mut self, most: u64) -> Result<Cells, FieldError> {
-        let links: Vec<_> = self.links.into_iter().collect();
+        let links: Vec<_> = std::mem::take(&mut self.links).into_iter().collect();
+        let mut left = most;
+        self.join(&links, self.cuts.clone(), &mut left)?;
+        let mut news = vec![BTreeSet::new(); self.cuts.len()];
+        for &(line, distance) in &self.windows {
+            let (cuts, news) = (&self.cuts[line as usize], &mut news[line as usize]);
+            let begins = cuts.iter().map(|cut| cut - distance + 1);
+            news.extend(begins.filter(|at| *at > 0 && !cuts.contains(at)));
+        }
+        for (cuts, news) in self.cuts.iter_mut().zip(&news) {
+            cuts.extend(news);
+        }
+        self.join(&links, news, &mut left)?;
+        let ends: BTreeSet<u32> = self.windows.iter().map(|(line, _)| *line).collect();
+        Ok(Cells::new(self.cuts, &links, &ends))
+    }
+
+    /// Cuts what links join to `news`, the cuts that lines have got.
+    fn join(
+        &mut self,
+        links: &[(u32, i32, u32, i32, i32)],
+        mut news: Vec<BTreeSet<i32>>,
+        left: &mut u64,
+    ) -> Result<(), FieldError> {
         let too_many = || FieldError::TooLarge { what: "parts of dimensions".into() };
-        let (mut left, mut total) = (most, self.cuts.iter().map(BTreeSet::len).sum::<usize>());
-        // What cuts a line has got since links were looked at.
-        let mut news = self.cuts.clone();
+        let mut total = self.cuts.iter().map(BTreeSet::len).sum::<usize>();
         while news.iter().any(|cuts| !cuts.is_empty()) {
             let before = std::mem::replace(&mut news, vec![BTreeSet::new(); self.cuts.len()]);
-            left = left.checked_sub((links.len() + news.len()) as u64).ok_or_else(too_many)?;
-            for &(a, at, b, other, len) in &links {
+            *left = left.checked_sub((links.len() + news.len()) as u64).ok_or_else(too_many)?;
+            for &(a, at, b, other, len) in links {
                 for (from, base, to, onto) in [(a, at, b, other), (b, other, a, at)] {
                     if before[from as usize].is_empty() {
                         continue;
                     }
                     for cut in before[from as usize].range(base + 1..base + len) {
-                        left = left.checked_sub(1).ok_or_else(too_many)?;
+                        *left = left.checked_sub(1).ok_or_else(too_many)?;
                         let there = cut - base + onto;
                         if self.cuts[to as usize].insert(there) {
                             news[to as usize].insert(there);
@@ -92,7 +117,7 @@ impl Lines {
                 return Err(too_many());
             }
         }
-        Ok(Cells::new(self.cuts, &links))
+        Ok(())
     }
 }
 
@@ -105,7 +130,12 @@ pub(super) struct Cells {
 }
 
 impl Cells {
-    fn new(cuts: Vec<BTreeSet<i32>>, links: &[(u32, i32, u32, i32, i32)]) -> Cells {
+    /// Of the lines `ends` all cells keep two elements.
+    fn new(
+        cuts: Vec<BTreeSet<i32>>,
+        links: &[(u32, i32, u32, i32, i32)],
+        ends: &BTreeSet<u32>,
+    ) -> Cells {
         let cuts: Vec<Vec<i32>> = cuts.into_iter().map(|c| c.into_iter().collect()).collect();
         let mut first = Vec::with_capacity(cuts.len());
         let mut total = 0;
@@ -126,9 +156,10 @@ impl Cells {
             }
         }
         let mut two = vec![false; total];
-        for (line, first) in cuts.iter().zip(&first) {
+        for (number, (line, first)) in cuts.iter().zip(&first).enumerate() {
             let n = line.len().saturating_sub(1);
-            for i in (0..n).filter(|i| n <= FEW || *i == 0 || *i + 1 == n) {
+            let all = n <= FEW || ends.contains(&(number as u32));
+            for i in (0..n).filter(|i| all || *i == 0 || *i + 1 == n) {
                 two[joined.root(first + i)] = true;
             }
         }
@@ -168,13 +199,17 @@ impl Cells {
         (cuts[cell], cuts[cell + 1])
     }
 
-    /// The place so many elements of the unscaled line before another, if there is one: of a line that is linked to
-    /// itself at that distance.
-    pub fn before(&self, line: u32, at: usize, distance: u32) -> Option<usize> {
-        let cell = self.cell(line, at);
-        let (begin, _) = self.bounds(line, cell);
-        let there = begin.checked_sub_unsigned(distance).filter(|x| *x >= 0)?;
-        Some(self.at(line, there) + at - self.scaled[line as usize][cell] as usize)
+    /// How many places of the scaled line are so many elements of the unscaled one, or more, before another.
+    pub fn before(&self, line: u32, at: usize, distance: u32) -> usize {
+        let last = self.original(line, at) - i64::from(distance);
+        let Ok(there) = i32::try_from(last) else { return 0 };
+        let (cuts, scaled) = (&self.cuts[line as usize], &self.scaled[line as usize]);
+        let cell = cuts.partition_point(|cut| *cut <= there);
+        let Some(cell) = cell.checked_sub(1) else { return 0 };
+        let first = scaled[cell] as usize;
+        let end = scaled.get(cell + 1).map_or(first, |n| *n as usize);
+        // Of the cell there, the first element, and the last where it is that one.
+        first + (first..end).filter(|at| self.original(line, *at) <= last).count()
     }
 
     /// An element that a place in the scaled line stands for.
@@ -214,6 +249,25 @@ impl Joined {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn windows_begin_with_cells() {
+        let mut lines = Lines::default();
+        let line = lines.line(400);
+        lines.cut(line, 128);
+        lines.cut(line, 256);
+        lines.apart(line, 100);
+        let cells = lines.cells(1 << 10).expect("few");
+        assert_eq!(cells.cuts[line as usize], [0, 29, 128, 157, 256, 301, 400]);
+        assert_eq!(cells.extent(line), 12);
+        // The place 128 sees 29 to 128, and 255 sees 156 to 255.
+        let (of_128, of_255) = (cells.at(line, 128), cells.at(line, 256) - 1);
+        assert_eq!(cells.before(line, of_128, 100), cells.at(line, 29));
+        assert_eq!(cells.before(line, of_128, 99), cells.at(line, 29) + 1);
+        assert_eq!(cells.before(line, of_255, 100), cells.at(line, 157) - 1);
+        assert_eq!(cells.before(line, 0, 1), 0);
+        assert_eq!(cells.before(line, 1, 28), 1);
+    }
 
     #[test]
     fn what_cuts_one_side_of_a_link_cuts_the_other() {

@@ -7,6 +7,8 @@ use mk_plan::Operand;
 pub(super) struct Piece<E> {
     pub touch: Touch,
     pub tile: Tile<E>,
+    /// Blocks of 128 that its rows and columns are in, where these have factors of their own.
+    pub blocks: [Vec<usize>; 2],
 }
 
 /// What a task has read and computed so far.
@@ -47,6 +49,12 @@ impl<E: Copy + PartialEq> Context<E> {
     pub fn latest(&self, operand: Operand) -> Option<&Tile<E>> {
         let of = self.pieces.iter().filter(|p| p.touch.operand == operand);
         of.max_by_key(|p| p.touch.phase).map(|p| &p.tile)
+    }
+
+    /// The same, with its blocks.
+    pub fn latest_piece(&self, operand: Operand) -> Option<&Piece<E>> {
+        let of = self.pieces.iter().filter(|p| p.touch.operand == operand);
+        of.max_by_key(|p| p.touch.phase)
     }
 
     pub fn sources(&self, phase: u32, last: u32) -> Vec<(usize, Touch)> {

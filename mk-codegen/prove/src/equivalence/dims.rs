@@ -1,8 +1,11 @@
 //! The dimensions of a pipeline's values, and the values.
 
-use super::{cells::Lines, error::FieldError};
+use super::{
+    cells::{Cells, Lines},
+    error::FieldError,
+};
 use mk_plan::{Mesh, Places};
-use mk_syntax::{Bound, Def, Node, Op, Placement, Program, Scores, ValueId};
+use mk_syntax::{Bound, Def, Factors, Node, Op, Placement, Program, SCALE_BLOCK, Scores, ValueId};
 use std::collections::BTreeMap;
 
 /// Rows of each expert on each rank, by the tensor that has them.
@@ -73,6 +76,9 @@ impl<'a> Dims<'a> {
                 Some(Def::Node(Node { op: Op::Combine, inputs, .. })) => {
                     own[0] = dims.line(inputs[1], 0);
                 }
+                Some(Def::Node(Node { op: Op::CombineGrad, inputs, .. })) => {
+                    own = [0, 1].map(|d| dims.line(inputs[1], d)).to_vec();
+                }
                 _ => {}
             }
             let own = if own.len() == shape.len() {
@@ -137,6 +143,10 @@ impl<'a> Dims<'a> {
                 same(of(0)[0], of(1)[0], extent(node.inputs[0], 0));
                 self.cut_experts(node, lines);
             }
+            Op::CombineGrad => {
+                same(of(0)[1], of(2)[1], extent(node.inputs[0], 1));
+                self.cut_tokens(node, lines);
+            }
             Op::Dispatch { .. } | Op::Combine => self.cut_tokens(node, lines),
             Op::Swiglu => lines.cut(of(0)[1], 1),
             Op::SwigluGrad => {
@@ -145,7 +155,26 @@ impl<'a> Dims<'a> {
                 }
                 lines.cut(of(1)[1], 1);
             }
-            Op::Dequantize => same(of(0)[0], of(1)[0], extent(node.inputs[1], 0)),
+            Op::Dequantize(factors) => {
+                let block = SCALE_BLOCK as i64;
+                match factors {
+                    Factors::Rows => same(of(0)[0], of(1)[0], extent(node.inputs[1], 0)),
+                    Factors::Steps => same(of(0)[0], of(1)[1], extent(node.inputs[1], 1)),
+                    Factors::Blocks => {}
+                }
+                // What shares a factor is apart from the rest, and so is its factor.
+                let pairs = match factors {
+                    Factors::Rows => &[][..],
+                    Factors::Steps => &[(1, 0)],
+                    Factors::Blocks => &[(0, 0), (1, 1)],
+                };
+                for (d, other) in pairs {
+                    for i in 1..extent(node.inputs[1], *other) {
+                        lines.cut(of(0)[*d], (i * block) as i32);
+                        lines.cut(of(1)[*other], i as i32);
+                    }
+                }
+            }
             Op::Bias => {
                 let last = of(0).len() - 1;
                 same(of(0)[last], of(1)[0], extent(node.inputs[1], 0));
@@ -160,16 +189,20 @@ impl<'a> Dims<'a> {
                 }
             }
             Op::Attention { scores: Scores { causal, window, .. }, .. } => {
-                // Places are one index for queries and keys where a mask compares them.
-                let of_keys = if causal { &[0, 1, 3][..] } else { &[0, 3] };
-                for d in of_keys {
-                    same(of(0)[*d], of(1)[*d], extent(node.inputs[1], *d));
+                for d in [0, 3] {
+                    same(of(0)[d], of(1)[d], extent(node.inputs[1], d));
                 }
+                let places = self.places_of(node.inputs[0], node.inputs[1]);
+                if causal {
+                    places.join(lines);
+                }
+                let mut same =
+                    |a: u32, b: u32, n: i64| lines.link((a, 0, n as i32), (b, 0, n as i32));
                 for d in 0..3 {
                     same(of(1)[d], of(2)[d], extent(node.inputs[1], d));
                 }
                 if let Some(keys) = window {
-                    lines.apart(of(0)[1], keys);
+                    lines.apart(places.line, keys);
                 }
                 // Every head is by itself.
                 for (i, d) in [(0, 2), (1, 2)] {
@@ -191,10 +224,15 @@ impl<'a> Dims<'a> {
             Op::AttentionDq { scores: Scores { causal, window, .. }, .. }
             | Op::AttentionDk { scores: Scores { causal, window, .. }, .. } => {
                 let [q, d_o, stats, k, v] = gradient_operands(node.op);
-                let of_keys = if causal { &[0, 1, 3][..] } else { &[0, 3] };
-                for d in of_keys {
-                    same(of(q)[*d], of(k)[*d], extent(node.inputs[k], *d));
+                for d in [0, 3] {
+                    same(of(q)[d], of(k)[d], extent(node.inputs[k], d));
                 }
+                let places = self.places_of(node.inputs[q], node.inputs[k]);
+                if causal {
+                    places.join(lines);
+                }
+                let mut same =
+                    |a: u32, b: u32, n: i64| lines.link((a, 0, n as i32), (b, 0, n as i32));
                 for d in 0..4 {
                     same(of(q)[d], of(d_o)[d], extent(node.inputs[q], d));
                     same(of(k)[d], of(v)[d], extent(node.inputs[k], d));
@@ -203,7 +241,7 @@ impl<'a> Dims<'a> {
                     same(of(q)[d], of(stats)[other], extent(node.inputs[q], d));
                 }
                 if let Some(keys) = window {
-                    lines.apart(of(q)[1], keys);
+                    lines.apart(places.line, keys);
                 }
                 for i in [q, k] {
                     (0..extent(node.inputs[i], 2)).for_each(|at| lines.cut(of(i)[2], at as i32));
@@ -222,6 +260,14 @@ impl<'a> Dims<'a> {
 
     pub fn line(&self, value: ValueId, dim: usize) -> u32 {
         self.lines[value.index()][dim]
+    }
+
+    /// Where queries and keys are in their sequence, of which the last are at one place.
+    pub fn places_of(&self, q: ValueId, k: ValueId) -> SequenceOf {
+        let lines = [q, k].map(|x| self.line(x, 1));
+        let [queries, keys] = [q, k].map(|x| self.extent(x, 1) as i32);
+        let (line, both) = (lines[usize::from(keys > queries)], queries.min(keys));
+        SequenceOf { line, lines, first: [keys - both, queries - both], both }
     }
 
     pub fn extent(&self, value: ValueId, dim: usize) -> i64 {
@@ -284,6 +330,30 @@ impl<'a> Dims<'a> {
             false => self.stretches(value, place, d)[0],
         };
         (0..n).map(of_dim).collect()
+    }
+}
+
+/// The sequence of an attention: the longer one of queries and keys.
+pub(super) struct SequenceOf {
+    pub line: u32,
+    /// Of queries, and of keys.
+    lines: [u32; 2],
+    /// The places of the first of each.
+    first: [i32; 2],
+    /// How many are at one place.
+    both: i32,
+}
+
+impl SequenceOf {
+    /// Where a mask compares places, they are one index for queries and keys.
+    fn join(&self, lines: &mut Lines) {
+        let ([q, k], [ahead, behind]) = (self.lines, self.first);
+        lines.link((q, behind, self.both), (k, ahead, self.both));
+    }
+
+    /// The places of the first query and key in the scaled sequence.
+    pub fn scaled(&self, cells: &Cells) -> [usize; 2] {
+        self.first.map(|at| cells.at(self.line, at))
     }
 }
 

@@ -200,7 +200,7 @@ fn made(
     Ok(Ok(out))
 }
 
-/// Tables in memory have the entries of the launch, where somebody has written them.
+/// Tables in memory have the entries of the launch, where they were written.
 fn compare(
     points: &Points<'_>,
     unrolled: &Unrolled<'_>,

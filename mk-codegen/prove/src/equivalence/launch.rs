@@ -10,7 +10,7 @@ use super::{
     tile::Tile,
     unroll::{Touch, Unrolled},
 };
-use mk_plan::Point;
+use mk_plan::{Family, MMA_STEP_BYTES, Operand, Point, scales_steps};
 use std::collections::VecDeque;
 
 /// Most elements of all memory, scaled; and of all values of a pipeline.
@@ -133,7 +133,10 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
             let rows = self.rows(t);
             if !t.write {
                 match self.read(t, &rows) {
-                    Ok(tile) => context.pieces.push(Piece { touch: *t, tile }),
+                    Ok(tile) => {
+                        let blocks = self.blocks(family, t);
+                        context.pieces.push(Piece { touch: *t, tile, blocks });
+                    }
                     Err(missing) => {
                         self.waiting.entry((t.slab, missing)).or_default().push(task);
                         self.begun.insert(task, (i, context));
@@ -178,6 +181,26 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
             }
         }
         Ok(())
+    }
+
+    /// In which block of 128 of the touch each of its rows and columns is, of operands whose blocks have factors.
+    fn blocks(&self, family: &Family, t: &Touch) -> [Vec<usize>; 2] {
+        let operand = matches!(t.operand, Operand::A | Operand::B);
+        if !operand || !scales_steps(family.leaf.epilogue()) {
+            return [Vec::new(), Vec::new()];
+        }
+        let region = self.unrolled.region(t);
+        [2, 1].map(|from_end| {
+            let Some(d) = region.len().checked_sub(from_end) else { return Vec::new() };
+            let (line, (base, len)) = ((self.line_of)(t.slab) + d as u32, region[d]);
+            let step = MMA_STEP_BYTES as i32;
+            let block = |b: i32| {
+                let end = self.cells.at(line, base + len.min((b + 1) * step));
+                let n = end.saturating_sub(self.cells.at(line, base + b * step));
+                std::iter::repeat_n(b as usize, n)
+            };
+            (0..(len + step - 1) / step).flat_map(block).collect()
+        })
     }
 
     /// The contiguous rows of a touch in scaled memory.

@@ -100,8 +100,10 @@ pub fn evaluate(
     options: &Options,
 ) -> Result<Evaluation, FieldError> {
     let program = &*program.over_placed_axes();
-    let routes =
-        |node: &Node| matches!(node.op, Op::Dispatch { .. } | Op::Combine | Op::GroupedGemm { .. });
+    let routes = |node: &Node| {
+        use Op::{Combine, CombineGrad, Dispatch, GroupedGemm};
+        matches!(node.op, Dispatch { .. } | Combine | CombineGrad | GroupedGemm { .. })
+    };
     if let (true, Some(node)) =
         (program.mesh_axes().len() > 1, program.nodes().iter().find(|n| routes(n)))
     {

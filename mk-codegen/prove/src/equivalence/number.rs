@@ -19,8 +19,24 @@ struct Modulus {
     square: u64,
 }
 
+/// Powers of 4, a square, in the second field: of each byte of an exponent.
+static POWERS: [[u64; 256]; 8] = powers(SECOND.form(4));
 const FIRST: Modulus = Modulus::new(P);
 const SECOND: Modulus = Modulus::new(Q);
+
+const fn powers(base: u64) -> [[u64; 256]; 8] {
+    let (mut out, mut base, mut byte) = ([[SECOND.form(1); 256]; 8], base, 0);
+    while byte < 8 {
+        let mut digit = 1;
+        while digit < 256 {
+            out[byte][digit] = SECOND.mul(out[byte][digit - 1], base);
+            digit += 1;
+        }
+        base = SECOND.mul(out[byte][255], base);
+        byte += 1;
+    }
+    out
+}
 
 impl Modulus {
     const fn new(n: u64) -> Modulus {
@@ -173,8 +189,10 @@ impl Pair {
 
     /// `exp`, from the first field into the second, where it takes sums to products. Nothing is in the first.
     pub fn exp(self) -> Pair {
-        let base = SECOND.form(4);
-        Pair { first: 0, second: SECOND.power(base, FIRST.integer(self.first)) }
+        let digits = FIRST.integer(self.first).to_le_bytes();
+        let factors = digits.iter().zip(&POWERS).map(|(digit, of)| of[usize::from(*digit)]);
+        let product = factors.reduce(|product, x| SECOND.mul(product, x));
+        Pair { first: 0, second: product.unwrap_or(POWERS[0][0]) }
     }
 
     /// `1 / x` in the second field; of 0 it is 0.
@@ -294,5 +312,7 @@ mod tests {
         assert_eq!(a.add(b).exp(), a.exp().mul(b.exp()));
         assert_eq!(a.exp().mul(a.exp().recip()), Pair { first: 0, second: SECOND.form(1) });
         assert_ne!(a.exp(), b.exp());
+        let power = SECOND.power(SECOND.form(4), FIRST.integer(a.first));
+        assert_eq!(a.exp().second, power);
     }
 }

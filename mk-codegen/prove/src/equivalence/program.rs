@@ -13,7 +13,7 @@ use super::{
     norm, ragged, softmax,
 };
 use mk_plan::Mask;
-use mk_syntax::{Curve, DType, Def, Node, Op, Placement, ValueId};
+use mk_syntax::{Curve, DType, Def, Factors, Node, Op, Placement, SCALE_BLOCK, Scores, ValueId};
 
 /// Multiplications and elements that a program takes on scaled tensors, about.
 fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
@@ -31,7 +31,7 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
         let each = match node.op {
             Op::Gemm { a_transposed, .. } => {
                 let inner = usize::from(!a_transposed);
-                // Of an inner dimension that ranks share, each multiplies its part.
+                // Of K, where ranks share it, each multiplies its part.
                 let shares = dims.placements(node.inputs[0]).iter().enumerate();
                 let shares = shares.filter(|(_, p)| p.cut() == Some(inner));
                 let shares: u64 = shares.map(|(axis, _)| dims.along(axis).1 as u64).product();
@@ -47,21 +47,21 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
             | Op::AttentionDq { .. }
             | Op::AttentionDk { .. }
             | Op::AttentionDv => {
-                let (q, keys) = (of(0), of(node.inputs.len().min(2) - 1));
-                let (rows, columns) = (q.get(..3), q.get(3).copied().unwrap_or(1));
-                let keys = keys.get(1).copied().unwrap_or(1);
-                let pairs = rows.map_or(0, volume).saturating_mul(keys);
-                let line = dims.line(node.inputs[0], 1);
-                let seen = |window: u32| -> u64 {
-                    let mask = Mask::Window(window);
-                    let all = 0..keys as usize;
-                    all.map(|i| seen(mask, (cells, line), i, (0, keys as usize)).len() as u64).sum()
+                let Some((q_id, k_id, scores)) = attended(dims, node) else { continue };
+                let (q, keys) = (extents(q_id), extents(k_id)[1]);
+                let places = dims.places_of(q_id, k_id);
+                let [ahead, behind] = places.scaled(cells);
+                let seen = |mask, i: u64| {
+                    let keys = (behind, keys as usize);
+                    seen(mask, (cells, places.line), ahead + i as usize, keys).len() as u64
                 };
                 // Of a window fewer.
-                let pairs = match window(dims, node) {
-                    Some(window) if keys > 0 => (pairs / keys / keys).saturating_mul(seen(window)),
-                    _ => pairs,
+                let of_head = match Mask::of(scores.causal, scores.window) {
+                    mask @ Mask::Window(_) => (0..q[1]).map(|i| seen(mask, i)).sum(),
+                    _ => q[1].saturating_mul(keys),
                 };
+                let pairs = volume(&[q[0], q[2], of_head]);
+                let columns = q[3];
                 let times = if matches!(node.op, Op::Attention { .. } | Op::Lse) { 2 } else { 5 };
                 work = work.saturating_add(pairs.saturating_mul(times * columns + EXPONENTIAL));
                 0
@@ -73,15 +73,17 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
     (work, elements)
 }
 
-/// The window of an attention, or of what goes with one.
-fn window(dims: &Dims<'_>, node: &Node) -> Option<u32> {
+/// Queries and keys of an attention, or of what goes with one, and what becomes of their scores.
+fn attended(dims: &Dims<'_>, node: &Node) -> Option<(ValueId, ValueId, Scores)> {
     match node.op {
-        Op::Attention { scores, .. }
-        | Op::AttentionDq { scores, .. }
-        | Op::AttentionDk { scores, .. } => scores.window.filter(|_| scores.causal),
+        Op::Attention { scores, .. } => Some((node.inputs[0], node.inputs[1], scores)),
+        Op::AttentionDq { scores, .. } | Op::AttentionDk { scores, .. } => {
+            let [q, _, _, k, _] = gradient_operands(node.op);
+            Some((node.inputs[q], node.inputs[k], scores))
+        }
         Op::Lse | Op::AttentionDv => match dims.program.def(*node.inputs.first()?)? {
             Def::Node(first) if !matches!(first.op, Op::Lse | Op::AttentionDv) => {
-                window(dims, first)
+                attended(dims, first)
             }
             _ => None,
         },
@@ -190,7 +192,13 @@ impl<A: Algebra> Evaluator<'_, A> {
             }
             (Op::Dispatch { .. }, _) => {
                 let (dims, cells) = (self.dims, self.cells);
-                Value::whole(ragged::dispatched::<A>(dims, cells, node, x.on(0)))
+                let weights = node.inputs.get(2).map(|w| values[w.index()].on(0));
+                let of = (x.on(0), weights);
+                Value::whole(ragged::dispatched(self.algebra, dims, cells, node, of))
+            }
+            (Op::CombineGrad, _) => {
+                let of = [x.on(0), values[node.inputs[2].index()].on(0)];
+                Value::whole(ragged::products(self.algebra, self.dims, self.cells, node, of))
             }
             (Op::Combine, _) => {
                 let of = [x.on(0), values[node.inputs[2].index()].on(0)];
@@ -199,12 +207,32 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::ReduceScatter { axis, .. } | Op::AllReduce { axis }, _) => {
                 self.sum(x, self.dims.along(axis.index()))
             }
-            (Op::Dequantize, Some(scales)) => self.both(x, scales, |algebra, x, scales| {
-                let width = x.data.len() / x.shape[0].max(1);
-                let each = x.data.iter().enumerate();
-                let data = each.map(|(i, e)| algebra.mul(*e, scales.data[i / width.max(1)]));
-                Tensor { shape: x.shape.clone(), data: data.collect() }
-            }),
+            (Op::Dequantize(factors), Some(scales)) => {
+                let (dims, cells) = (self.dims, self.cells);
+                let of = |d: usize| dims.line(node.inputs[0], d);
+                let to = |d: usize| dims.line(node.inputs[1], d);
+                self.both(x, scales, |algebra, x, scales| {
+                    let width = x.data.len() / x.shape[0].max(1);
+                    let wide = scales.shape.get(1).copied().unwrap_or(1);
+                    let mut data = Vec::with_capacity(x.data.len());
+                    for (i, e) in x.data.iter().enumerate() {
+                        let (row, column) = (i / width.max(1), i % width.max(1));
+                        let block = |d: usize, at: usize| {
+                            (cells.original(of(d), at) / SCALE_BLOCK as i64) as i32
+                        };
+                        let at = match factors {
+                            Factors::Rows => row,
+                            Factors::Steps => cells.at(to(0), block(1, column)) * wide + row,
+                            Factors::Blocks => {
+                                let rows = cells.at(to(0), block(0, row));
+                                rows * wide + cells.at(to(1), block(1, column))
+                            }
+                        };
+                        data.push(algebra.mul(*e, scales.data[at]));
+                    }
+                    Tensor { shape: x.shape.clone(), data }
+                })
+            }
             (Op::Bias | Op::Add, Some(y)) => self.zip(x, y, A::add),
             (Op::Mul, Some(y)) => self.zip(x, y, A::mul),
             (Op::Slope(curve), Some(y)) => {
@@ -225,7 +253,7 @@ impl<A: Algebra> Evaluator<'_, A> {
                 Op::Gemm { .. }
                 | Op::GroupedGemm { .. }
                 | Op::GroupedWgrad
-                | Op::Dequantize
+                | Op::Dequantize(_)
                 | Op::Bias
                 | Op::Add
                 | Op::Mul
@@ -347,7 +375,7 @@ impl<A: Algebra> Evaluator<'_, A> {
         })
     }
 
-    /// A product; where the inner dimension is sharded, each rank's part of it.
+    /// A product; where K is sharded, each rank's part of it.
     fn gemm(&mut self, node: &Node, x: &Value<A::Elem>, y: &Value<A::Elem>) -> Value<A::Elem> {
         let Op::Gemm { a_transposed, b_transposed } = node.op else {
             return self.each(x, |_, t| t.clone());

@@ -271,11 +271,27 @@ impl Dims<'_> {
                 every(node.inputs[2], 0);
                 every(node.inputs[2], 1);
             }
+            Op::CombineGrad => {
+                every(node.inputs[0], 0);
+                every(node.inputs[2], 0);
+                every(node.result, 0);
+                every(node.result, 1);
+            }
             _ => {
                 every(node.inputs[0], 0);
                 every(node.result, 0);
+                for weights in node.inputs.iter().skip(2) {
+                    every(*weights, 0);
+                    every(*weights, 1);
+                }
             }
         }
+    }
+
+    /// The experts that each token names, and how many those are.
+    fn named(&self, ids: ValueId) -> (Vec<i32>, usize) {
+        let experts = self.ragged.get(&ids).map(|of_ranks| of_ranks.concat()).unwrap_or_default();
+        (experts, self.extent(ids, 1).max(1) as usize)
     }
 
     /// Cuts the rows of a product where an expert's begin and end, and experts from each other.
@@ -357,24 +373,64 @@ pub(super) fn wgrad<A: Algebra>(
     Tensor { shape: [&[count, k], &dy.shape[1..]].concat(), data }
 }
 
-/// Each packed row is a token; rows of none have no value.
+/// Each packed row is a token, times the weight of its slot where there are weights; rows of none have no value.
 pub(super) fn dispatched<A: Algebra>(
+    algebra: &mut A,
     dims: &Dims<'_>,
     cells: &Cells,
     node: &Node,
-    x: &Tensor<A::Elem>,
+    (x, weights): (&Tensor<A::Elem>, Option<&Tensor<A::Elem>>),
 ) -> Tensor<A::Elem> {
+    let (experts, slots) = dims.named(node.inputs[1]);
     let packed = dims.packed(node.inputs[1]).unwrap_or_default();
     let (row, token) = (dims.line(node.result, 0), dims.line(node.inputs[0], 0));
     let columns = x.shape[1];
     let rows = cells.extent(row);
     let mut data = vec![A::ZERO; rows * columns];
     for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
-        if let Some(Some((_, t))) = packed.get(cells.original(row, i) as usize) {
-            out.copy_from_slice(&x.data[cells.at(token, *t) * columns..][..columns]);
-        }
+        let Some(Some((e, t))) = packed.get(cells.original(row, i) as usize) else { continue };
+        out.copy_from_slice(&x.data[cells.at(token, *t) * columns..][..columns]);
+        let Some(weights) = weights else { continue };
+        let of_token = experts.chunks(slots).nth(*t as usize).unwrap_or_default();
+        let Some(j) = of_token.iter().position(|id| id == e) else { continue };
+        let [line, slot] = [0, 1].map(|d| dims.line(node.inputs[2], d));
+        let at = cells.at(line, *t) * weights.shape[1] + cells.at(slot, j as i32);
+        out.iter_mut().for_each(|x| *x = algebra.mul(*x, weights.data[at]));
     }
     Tensor { shape: vec![rows, columns], data }
+}
+
+/// Of each slot the product of its row and its token's; 0 where it has no row.
+pub(super) fn products<A: Algebra>(
+    algebra: &mut A,
+    dims: &Dims<'_>,
+    cells: &Cells,
+    node: &Node,
+    [y, dy]: [&Tensor<A::Elem>; 2],
+) -> Tensor<A::Elem> {
+    let ids = node.inputs[1];
+    let packed = dims.packed(ids).unwrap_or_default();
+    let rows = packed.into_iter().enumerate().filter_map(|(row, of)| Some((of?, row as i32)));
+    let rows: BTreeMap<(i32, i32), i32> = rows.collect();
+    let (experts, slots) = dims.named(ids);
+    let [token, slot] = [0, 1].map(|d| dims.line(node.result, d));
+    let [row, of_dy] = [node.inputs[0], node.inputs[2]].map(|of| dims.line(of, 0));
+    let columns = y.shape[1];
+    let [tokens, wide] = [token, slot].map(|line| cells.extent(line));
+    let mut data = vec![A::ZERO; tokens * wide];
+    for (i, out) in data.iter_mut().enumerate() {
+        let (t, j) = (cells.original(token, i / wide), cells.original(slot, i % wide));
+        let of_token = experts.chunks(slots).nth(t as usize).unwrap_or_default();
+        let from = of_token.get(j as usize).and_then(|e| rows.get(&(*e, t as i32)));
+        let Some(from) = from else { continue };
+        let left = &y.data[cells.at(row, *from) * columns..][..columns];
+        let right = &dy.data[cells.at(of_dy, t as i32) * columns..][..columns];
+        for (x, y) in left.iter().zip(right) {
+            let product = algebra.mul(*x, *y);
+            *out = algebra.add(*out, product);
+        }
+    }
+    Tensor { shape: vec![tokens, wide], data }
 }
 
 /// Of each token the sum of its rows, each times its weight.
@@ -389,8 +445,7 @@ pub(super) fn combined<A: Algebra>(
     let packed = dims.packed(ids).unwrap_or_default();
     let rows = packed.into_iter().enumerate().filter_map(|(row, of)| Some((of?, row as i32)));
     let rows: BTreeMap<(i32, i32), i32> = rows.collect();
-    let experts = dims.ragged.get(&ids).map(|of_ranks| of_ranks.concat()).unwrap_or_default();
-    let slots = dims.extent(ids, 1).max(1) as usize;
+    let (experts, slots) = dims.named(ids);
     let (row, token) = (dims.line(node.inputs[0], 0), dims.line(node.result, 0));
     let [weight, slot] = [0, 1].map(|d| dims.line(node.inputs[2], d));
     let columns = y.shape[1];

@@ -26,7 +26,8 @@ pub(super) fn attention<A: Algebra>(
     };
     let (q_id, k_id) = (node.inputs[0], node.inputs[1]);
     let scores = scored(scores, dims.extent(q_id, 3));
-    let line = dims.line(q_id, 1);
+    let places = dims.places_of(q_id, k_id);
+    let [ahead, behind] = places.scaled(cells);
     // Heads are cells of their own.
     let group = (dims.extent(q_id, 2) / dims.extent(k_id, 2).max(1)).max(1);
     let [batch, queries, heads, _] = sizes(q);
@@ -38,8 +39,7 @@ pub(super) fn attention<A: Algebra>(
         let g = cells.at(dims.line(k_id, 2), (head / group) as i32);
         let (q, k, v) = (tile(q, b, h), tile(k, b, g), tile(v, b, g));
         let mut state = Attention::new(algebra, queries, wide);
-        // Queries and keys are one index, where places count.
-        let seen = |i: usize| seen(scores.mask, (cells, line), i, (0, k.rows));
+        let seen = |i: usize| seen(scores.mask, (cells, places.line), ahead + i, (behind, k.rows));
         state.step(algebra, [&q, &k, &v], scores, seen);
         for (i, row) in state.output(algebra).chunks(wide.max(1)).enumerate() {
             let at = ((b * queries + i) * heads + h) * wide;
@@ -92,7 +92,8 @@ pub(super) fn gradients<A: Algebra>(
     let at = gradient_operands(node.op);
     let (q_id, k_id) = (node.inputs[at[0]], node.inputs[at[3]]);
     let scores = scored(scores, dims.extent(q_id, 3));
-    let (scale, line) = (scores.scale, dims.line(q_id, 1));
+    let (scale, places) = (scores.scale, dims.places_of(q_id, k_id));
+    let [ahead, behind] = places.scaled(cells);
     let group = (dims.extent(q_id, 2) / dims.extent(k_id, 2).max(1)).max(1);
     let [batch, _, heads, _] = sizes(q);
     let [_, keys, groups, wide] = sizes(k);
@@ -118,7 +119,8 @@ pub(super) fn gradients<A: Algebra>(
                 let one = |t: &Tile<A::Elem>| chosen(&t.data[i * t.cols..][..t.cols]);
                 let stats = chosen(&stats[i * STATS as usize..][..STATS as usize]);
                 let block = Block { q: &one(&q), d_o: &one(&d_o), stats: &stats, k: &k, v: &v };
-                let seen = |_| seen(scores.mask, (cells, line), *i, (0, keys));
+                let place = ahead + i;
+                let seen = |_| seen(scores.mask, (cells, places.line), place, (behind, keys));
                 match sums {
                     Gradients::Keys { .. } => sums.step(algebra, block, scores, seen),
                     Gradients::Queries(_) => {

@@ -124,7 +124,7 @@ fn alike(
     }
 }
 
-/// Whoever waits for a word runs behind all who post to it: families of a role run one after the other on every CTA, so
+/// The waiter of a word runs after all its posters: families of a role run one after the other on every CTA, so
 /// that the first task in the order of families that has not ended waits for nothing, at any size.
 fn in_order(plan: &Plan) -> Result<(), Unlike> {
     let place = |id: FamId| {

@@ -22,7 +22,7 @@ use super::{
     world::{AccRec, Class, World},
 };
 use mk_plan::{
-    Access, BufId, Entity, Expr, Family, Mode, Plan, Space, TabId, TableSet, TableSource,
+    Access, BufId, Entity, Expr, Family, Mode, Plan, Space, TabId, TableSet, TableSource, Var,
 };
 use std::collections::{BTreeSet, HashSet};
 
@@ -311,8 +311,16 @@ pub(super) fn ragged_dims(plan: &Plan, buffer: BufId) -> Option<Ragged> {
     for x in plan.families.values() {
         for a in x.accesses.iter().filter(|a| a.buffer == buffer && a.mode != Mode::Read) {
             any |= conditional(plan, x, a);
+            // Of a row for each repetition, tables may decide which are written.
+            let chosen = |base: &Expr| {
+                let of = |v: Var| {
+                    base.mentions(v)
+                        && a.when.as_ref().is_some_and(|w| w.mentions(v) && run_time(plan, w))
+                };
+                of(Var::INNER) || of(Var::EACH)
+            };
             for (d, (base, len)) in a.region.iter().enumerate() {
-                if run_time(plan, base) || run_time(plan, len) {
+                if run_time(plan, base) || run_time(plan, len) || chosen(base) {
                     dims.insert(d);
                 }
                 base.visit(&mut |e| {

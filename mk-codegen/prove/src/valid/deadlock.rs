@@ -7,12 +7,12 @@
 //! kernel begins when the one before it on its rank has ended; copies of the copy engine run in the order of their
 //! families, in a queue of their own.
 //!
-//! A dynamic schedule: each worker has one task to begin with, and asks for the next, in order, while it is at one (or
-//! has made its waits). In a role that has one, CTA 0 runs all tasks here, those of a static schedule, too. If that
-//! ends, so does every other way: of the tasks that have not ended, take the one that comes first here. What it waits
-//! for is there. Every CTA runs what it has in the order of the role, so whoever has this one has ended all before it,
-//! and has begun it. If nobody has it, nobody has one behind it in its queue, and all before it have ended: somebody is
-//! free, and takes it.
+//! Dynamic schedule: each CTA starts with one task, and asks for the next, in order, while it runs one (or has made its
+//! waits). For a role with a dynamic schedule, this run puts all its tasks on CTA 0, in order, static ones too. If that
+//! run ends, every assignment to CTAs ends. Proof: take the first unfinished task in the order of this run. Its waits
+//! are satisfied. Each CTA runs its tasks in the role's order, so a CTA that holds this task has ended all earlier ones
+//! and has begun it. If no CTA holds it, no CTA holds a later one, and all earlier ones have ended: a CTA is free, and
+//! takes it.
 //!
 //! Back-pressure: one step of a task may take any number of stages, so an agent that fills stages is through with a
 //! step only when the agent that empties them has reached that step and made its waits (for a plan that ends under
@@ -62,7 +62,7 @@ pub(super) struct Lane {
     queued: bool,
 }
 
-/// The words in the order in which they became complete, with their epochs; or who waits for ever.
+/// The words in the order in which they became complete, with their epochs; or the agents that wait for ever.
 pub(super) type Ended = Result<Vec<(u32, u32)>, Vec<Violation>>;
 
 /// Runs the plan, step by step, as far as it goes.
@@ -76,7 +76,7 @@ pub(super) fn run(world: &World<'_>) -> Ended {
     if run.lanes.iter().all(|l| l.epoch > world.epochs()) {
         Ok(run.order)
     } else if world.rotation.is_folded() {
-        // What is wrong is told of all ranks.
+        // Report violations of all ranks.
         Err(vec![Violation::Deadlock { stuck: Vec::new() }])
     } else {
         Err(run.explain())
@@ -101,7 +101,7 @@ pub(super) struct Run<'w, 'a> {
     pub lane_of: Vec<Vec<u32>>,
     pub lanes: Vec<Lane>,
     pub per_rank: usize,
-    /// By epoch and task: steps whose waits, and whose accesses, each agent has behind it.
+    /// By epoch and task: the steps whose waits, and whose accesses, each agent has done.
     waited: Vec<Vec<[u32; AGENTS]>>,
     done: Vec<Vec<[u32; AGENTS]>>,
     pub posted: Vec<Vec<bool>>,

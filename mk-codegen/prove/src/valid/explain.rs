@@ -1,7 +1,7 @@
 //! Counterexamples in words: which edge is missing (rule 1), or is there but too weak (rule 4).
 //!
 //! When no path orders two accesses, a second search looks for one that ignores agents, completions, scopes and
-//! proxies. If it finds one, the first thing on it that does not suffice is what the report names.
+//! proxies. If it finds one, the report names the first hop that does not suffice.
 
 use super::{
     actor::Actor,
@@ -13,7 +13,7 @@ use super::{
 use mk_plan::{EdgeId, Scope};
 use std::collections::HashSet;
 
-/// What must come first.
+/// The earlier side of a pair.
 pub(super) enum From {
     /// An access in an epoch.
     Access(AccRec, u32),
@@ -21,7 +21,7 @@ pub(super) enum From {
     Caller(Actor, u32, u32),
 }
 
-/// What must come later.
+/// The later side of a pair.
 pub(super) enum To {
     /// An access in an epoch.
     Access(AccRec, u32),
@@ -146,7 +146,7 @@ struct Fault {
     weak: bool,
 }
 
-/// The first thing on a path that does not suffice.
+/// The first post, wait or scope on a path that does not suffice.
 fn fault(world: &World<'_>, from: &From, to: &To, hops: &[Hop]) -> Option<Fault> {
     let plan = world.plan;
     let first = hops.first()?;
@@ -276,7 +276,7 @@ fn posts_after(world: &World<'_>, class: &Class, a: &AccRec) -> String {
     edges(after.map(|p| (within::post_line(world.plan, class, p).edge, site::word(world, p.word))))
 }
 
-/// What the two sides do, and what would order them.
+/// Says what the two sides wait for and post, and which edge would order them.
 fn missing(world: &World<'_>, from: &From, to: &To) -> String {
     let name = |a: &AccRec, e: u32| {
         let class = world.class(e);

@@ -440,7 +440,7 @@ fn words(plan: &Plan, counts: &BTreeSet<usize>, set: &TableSet) -> Result<(), Ve
     let mut known: HashMap<Word, (Vec<i64>, EdgeId)> = HashMap::new();
     let own = Expr::Var(Var::RANK);
     for (id, x) in plan.families.iter() {
-        // Whether somebody waits is nothing to the word.
+        // A word counts up whether or not a task waits for it.
         let waits = x.waits.iter().map(|w| {
             (w.edge, w.signal, &w.index, &own, w.each.as_ref(), group(&mut [&w.count].into_iter()))
         });

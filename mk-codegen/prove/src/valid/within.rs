@@ -1,24 +1,24 @@
-//! Order inside one task, and what one signal edge is worth.
+//! Happens-before inside one task, and what order one signal edge establishes.
 //!
-//! Assumes contracts whose data flows from earlier to later agents in their list. Establishes, for an agent at a
-//! position of a task, how far each other agent of the task is known to have come ([`Reach`]), and the predicates of
+//! Assumes leaf contracts that list agents in the order in which data flows. Computes, for an agent at a position of a
+//! task, the last position of each other agent that happens before it ([`Reach`]), and the predicates of
 //! rule 4: which completion suffices for an access ([`completes`]), and which scopes a signal edge needs.
 //!
 //! An internal edge `from -> to` carries order at a step only if something passes along it there: `from` has a
 //! non-empty access at that step, or `from` merely passes things on (it has an incoming edge, or no operands) and `to`
 //! has one. Then the waits and accesses of `from` up to that step happen before the writes and posts of `to` at that
 //! step (its posts at `start` only if it has an access there), and before everything of `to` at later steps: an agent
-//! may read or post at `start` before it has looked at what others hand over. The command of a `nic_send` passes at
-//! `start`, its immediate at `end`, with or without data, and before they come a host does nothing.
+//! may read or post at `start` before it waits at an internal edge. The command of a `nic_send` passes at
+//! `start`, its immediate at `end`, with or without data; until then the host does nothing.
 //!
-//! With a run-time dimension an access is there for some of its values. What passes along an edge is then asked for a
-//! set of values, and passes if it does for all of them.
+//! With a run-time dimension an access exists for some values only. Queries are then about a set of values: an edge
+//! carries order if something passes along it for every value of the set.
 //!
-//! What a task looks up in memory (`tab`) it reads at one point of its start: behind the waits there that look nothing
-//! up, and before the others, which therefore order no such read.
+//! A task reads tables (`tab`) at one point of its start: after the waits there whose words need no table, and before
+//! the waits whose words do, which therefore order no table read.
 //!
-//! The proxy fence of an internal edge is about the leaf's shared memory (`fence.proxy.async.shared::cta`). What a plan
-//! accesses is global memory, for which only a wait `for async` has a fence.
+//! The proxy fence of an internal edge covers shared memory only (`fence.proxy.async.shared::cta`). Accesses of a plan
+//! are to global memory; only a wait `for async` has a fence for those.
 
 use super::{
     family::{FamInfo, Flow, Late, is_host},
@@ -48,7 +48,7 @@ pub(super) fn post_pos(step: u32) -> i64 {
 pub(super) struct Reach {
     agent: u8,
     bounds: [i64; AGENTS],
-    /// Waits of the agent that come behind this point of its step, though waits come first there.
+    /// Waits of the agent that come after this point, although waits come first in a step.
     behind: Late,
 }
 
@@ -65,14 +65,14 @@ impl Reach {
     }
 }
 
-/// The values of the run-time dimension for which there is an access.
+/// The values of the run-time dimension for which an access exists.
 pub(super) fn live(world: &World<'_>, a: &AccRec) -> LiveId {
     world.boxes.all[a.boxed as usize].live
 }
 
-/// What happens before an access, wherever there is one.
+/// What happens before an access, for all values for which it exists.
 pub(super) fn before(world: &World<'_>, class: &Class, task: &TaskRec, a: &AccRec) -> Reach {
-    // What is read does not depend on what other agents of the task hand over at that step; what is written does.
+    // A read does not depend on data from other agents of the task at that step; a write does.
     let early = a.mode == Mode::Read;
     let pos = access_pos(a.step);
     let pos_before = if early { wait_pos(a.step) } else { pos };
@@ -84,7 +84,7 @@ pub(super) fn before(world: &World<'_>, class: &Class, task: &TaskRec, a: &AccRe
     r
 }
 
-/// Whether an access is a look-up.
+/// Whether an access reads a table.
 pub(super) fn is_tab(world: &World<'_>, task: &TaskRec, a: &AccRec) -> bool {
     world.plan.families[task.family].accesses[a.line as usize].operand == Operand::Tab
 }
@@ -127,14 +127,14 @@ fn passed(
     if pos < 0 {
         return None;
     }
-    // A host does nothing for a task before its command, or the other host's immediate, has come.
+    // A host acts on a task only after its command, or the other host's immediate, has arrived.
     match info.agent(flow.from) {
         Agent::Issuer => return Some(access_pos(0)),
         Agent::Sender => return Some(access_pos(task.steps - 1)),
         _ => {}
     }
     let (step, phase) = (pos / PHASES, pos % PHASES);
-    // What a task posts at its start it may post before it has touched anything, unless it touches something there.
+    // A post at `start` may precede all accesses of the task, unless there is an access at `start`.
     let idle =
         || !accesses(class, task).iter().any(|a| a.agent == flow.to && a.step == 0 && sure(a));
     let upto = if phase == 0 || (pos == post_pos(0) && idle()) { step - 1 } else { step };
@@ -148,7 +148,7 @@ fn accesses<'c>(class: &'c Class, task: &TaskRec) -> &'c [AccRec] {
     &class.accs[task.accs.start as usize..task.accs.end as usize]
 }
 
-/// The last step up to `upto` at which something passes along an edge. `counts` says which accesses are looked at.
+/// The last step up to `upto` at which something passes along an edge. `counts` selects accesses.
 fn last_pass(
     class: &Class,
     info: &FamInfo,
@@ -175,7 +175,7 @@ pub(super) fn passes_at(
     last_pass(class, info, task, flow, step, |_| true) == Some(step)
 }
 
-/// All posts to one word, as far as the worth of an edge depends on them.
+/// The properties of all posts to one word that decide which order an edge establishes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WordPosts {
     /// The rank whose tasks post.
@@ -188,8 +188,8 @@ pub(super) struct WordPosts {
     pub anchored: bool,
 }
 
-/// The posts to each word in each class of epochs. A wait joins those of earlier epochs, too, so that an edge is worth
-/// what the weakest class makes of it.
+/// The posts to each word in each class of epochs. A wait also synchronises with posts of earlier epochs, so the
+/// weakest class decides.
 pub(super) fn all_posts(world: &World<'_>) -> Vec<Vec<Option<WordPosts>>> {
     let words = 0..world.words.total as u32;
     let of = |class| words.clone().map(|w| word_posts(world, class, w)).collect();
@@ -236,7 +236,7 @@ pub(super) fn wait_line<'p>(plan: &'p Plan, class: &Class, w: &WaitRec) -> &'p W
     &plan.families[class.tasks[w.task as usize].family].waits[w.line as usize]
 }
 
-/// Whether the edge from the posts of a word to a wait on `rank` crosses the border of a GPU.
+/// Whether the edge from the posts of a word to a wait on `rank` leaves the GPU.
 pub(super) fn needs_sys(posts: &WordPosts, wait: &Wait, rank: u32) -> bool {
     posts.rank != rank || posts.host || is_host(wait.by)
 }
@@ -258,15 +258,15 @@ pub(super) fn wait_protects(wait: &Wait, posts: &WordPosts, y: Proxy) -> Result<
     }
 }
 
-/// Whether a network card makes the access: it sees what was delivered to its rank before anybody has flushed it. A
-/// copy engine is a part of the GPU.
+/// Whether a network card makes the access: it sees data delivered to its rank even before a flush. A copy engine is
+/// part of the GPU.
 pub(super) fn by_card(world: &World<'_>, epoch: u32, y: &AccRec) -> bool {
     let family = world.class(epoch).tasks[y.task as usize].family;
     y.proxy == Proxy::Host && world.info(family).agent(y.agent) != Agent::Engine
 }
 
-/// Why a post, which `poster` makes after the access `x` of the same task, does not follow its completion, if so.
-/// `to_gpu`: a GPU makes the later access. `data` is the rank of the memory, `word` that of the signal word.
+/// Checks that a post after the access `x` (by agent `by`) of the same task follows its completion; the error says why
+/// not. `to_gpu`: a GPU makes the later access. `data` is the rank of the memory, `word` that of the signal word.
 pub(super) fn completes(
     plan: &Plan,
     x: &AccRec,

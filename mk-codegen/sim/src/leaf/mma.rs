@@ -8,13 +8,14 @@ use crate::{
     memory::within,
 };
 use mk_plan::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, MmaTile, Operand, Region, cluster_part, gated,
-    mma_narrow, saves_gates,
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, MMA_STEP_BYTES, MmaTile, Operand, Region,
+    cluster_part, gated, mma_narrow, saves_gates, scales_steps,
 };
 
 impl Compute for MmaTile {
     fn moving(&self) -> &'static [Operand] {
-        &[Operand::A, Operand::B]
+        // Steps with factors are added where these are, at the end.
+        if scales_steps(&self.epilogue) { &[] } else { &[Operand::A, Operand::B] }
     }
 
     fn consume(&self, context: &mut Context, _: Attends, phase: Phase) -> Result<(), SimError> {
@@ -88,14 +89,21 @@ fn multiply_in_parts(c: &mut Tile, a: &Tile, b: &Tile, parts: u32, step: u32) {
     let step = step.max(1) as usize;
     let steps = a.cols.div_ceil(step) as i64;
     if parts <= 1 {
-        return sum_of_parts(c, a, b, steps as u32, |part| part as usize * step);
+        return sum_of_parts(c, a, b, steps as u32, |part| part as usize * step, |_, c, s| *c += s);
     }
     let at = |part: u32| cluster_part(steps, part.into(), parts.into()) as usize * step;
-    sum_of_parts(c, a, b, parts, at)
+    sum_of_parts(c, a, b, parts, at, |_, c, s| *c += s)
 }
 
-/// Part `i` begins at `at(i)` along k.
-fn sum_of_parts(c: &mut Tile, a: &Tile, b: &Tile, parts: u32, at: impl Fn(u32) -> usize) {
+/// Part `i` begins at `at(i)` along k, and is added to an element, whose number `add` is told.
+fn sum_of_parts(
+    c: &mut Tile,
+    a: &Tile,
+    b: &Tile,
+    parts: u32,
+    at: impl Fn(u32) -> usize,
+    add: impl Fn([usize; 2], &mut f32, f32),
+) {
     for part in 0..parts {
         let (from, to) = (at(part).min(a.cols), at(part + 1).min(a.cols));
         let mut columns = Tile::zeros(a.rows, to - from);
@@ -110,8 +118,56 @@ fn sum_of_parts(c: &mut Tile, a: &Tile, b: &Tile, parts: u32, at: impl Fn(u32) -
         };
         let mut sum = Tile::zeros(c.rows, c.cols);
         multiply_add(&mut sum, &columns, &rows);
-        c.data.iter_mut().zip(&sum.data).for_each(|(c, s)| *c += s);
+        let elements = c.data.iter_mut().zip(&sum.data).enumerate();
+        elements.for_each(|(i, (c, s))| add([part as usize, i], c, *s));
     }
+}
+
+/// The sum of a task's steps along k, each times the factors of its rows and columns; nothing where nothing is loaded.
+fn scaled_steps(
+    context: &Context,
+    epilogue: &[EpilogueOp],
+    phase: Phase,
+) -> Result<Option<Tile>, SimError> {
+    let (Some(a), Some(b)) = (context.latest(Operand::A, phase), context.latest(Operand::B, phase))
+    else {
+        return Ok(None);
+    };
+    let b = transpose(b);
+    if a.cols != b.rows {
+        return Err(misfit(format!("`a` is {}x{} and `b` {}x{}", a.rows, a.cols, b.rows, b.cols)));
+    }
+    let (block, cols) = (MMA_STEP_BYTES as usize, b.cols.max(1));
+    let (steps, blocks) = (a.cols.div_ceil(block), b.cols.div_ceil(block));
+    let mut factors = [None, None];
+    let named = epilogue.iter().filter(|op| op.operand().is_some()).zip(EPILOGUE_OPERANDS);
+    for (op, operand) in named.filter(|(op, _)| op.scales_steps()) {
+        let rows = *op == EpilogueOp::ScaleSteps;
+        let want = steps * if rows { a.rows } else { blocks };
+        let found = context.latest(operand, phase);
+        factors[usize::from(!rows)] =
+            Some(found.filter(|t| t.data.len() == want).ok_or_else(|| {
+                let found = found.map(|t| t.data.len());
+                misfit(format!(
+                    "the operand of {op:?} must have {want} elements, and has {found:?}"
+                ))
+            })?);
+    }
+    within("elements of one tile", (a.rows * b.cols) as u64)?;
+    let mut sum = Tile::zeros(a.rows, b.cols);
+    sum_of_parts(
+        &mut sum,
+        a,
+        &b,
+        steps as u32,
+        |part| part as usize * block,
+        |[k, i], c, s| {
+            let row = factors[0].map_or(1.0, |f| f.data[k * a.rows + i / cols]);
+            let column = factors[1].map_or(1.0, |f| f.data[i % cols / block * steps + k]);
+            *c = s.mul_add(row * column, *c);
+        },
+    );
+    Ok(Some(sum))
 }
 
 /// The tile of a GEMM that `operand` takes: the finished one, or as it is where the epilogue saves it. With nothing to
@@ -123,7 +179,11 @@ fn product(
     region: &Region,
     phase: Phase,
 ) -> Result<Vec<f32>, SimError> {
-    let mut tile = match &context.sum {
+    let scaled = match scales_steps(epilogue) {
+        true => scaled_steps(context, epilogue, phase)?,
+        false => None,
+    };
+    let mut tile = match scaled.as_ref().or(context.sum.as_ref()) {
         Some(sum) => sum.clone(),
         None => {
             let (rows, cols) = matrix(region);
@@ -149,6 +209,10 @@ fn product(
                 }
                 apply(*op, &mut tile, Some(t));
             }
+            continue;
+        }
+        if op.scales_steps() {
+            tails.next();
             continue;
         }
         if *op == EpilogueOp::Save {

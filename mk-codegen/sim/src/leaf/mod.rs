@@ -4,6 +4,7 @@
 mod attend;
 mod attend_grad;
 mod copy;
+mod dot;
 mod epilogue;
 mod idle;
 mod mma;

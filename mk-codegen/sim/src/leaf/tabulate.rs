@@ -7,7 +7,7 @@ use crate::{
 };
 use mk_plan::{
     Operand, RouteError, RoutePart, Tabulate, Tabulation, block_table, kept, listed, own_experts,
-    prefix, route_bases, route_list, route_places, route_sources, route_wanted,
+    prefix, route_bases, route_list, route_places, route_slots, route_sources, route_wanted,
 };
 
 impl Compute for Tabulate {
@@ -73,6 +73,10 @@ impl Compute for Tabulate {
                             let first = (at(0) / rows.max(1) as usize, rows.max(0) as usize);
                             let own = r.rank * own_experts(count, ranks);
                             Ok(route_sources(src(0), first, own, count, src(1), cols(1), src(2)))
+                        }
+                        RoutePart::Slots => {
+                            let of = (rows.max(0) as usize, r.rank * own_experts(count, ranks));
+                            Ok(route_slots(src(0), cols(0), src(1), of, src(2)))
                         }
                         RoutePart::Places => {
                             let of = (count, ranks, keep);

@@ -37,7 +37,7 @@ impl AttentionStep {
         within(from)..within(end)
     }
 
-    /// The score of a product, and what a gradient of it is times to be one of the scaled product.
+    /// The score from a dot product of query and key, and the factor from its gradient to that of the scaled product.
     pub fn score(&self, product: f32) -> (f32, f32) {
         let score = product * self.scale;
         match self.cap {

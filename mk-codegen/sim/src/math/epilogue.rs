@@ -42,6 +42,8 @@ pub(in super::super) fn apply(op: EpilogueOp, acc: &mut Tile, operand: Option<&T
         EpilogueOp::Slope(curve) => slope(acc, other, &|x| slope_at(curve, x)),
         EpilogueOp::Scale(bits) => each(acc, &|x| x * f32::from_bits(bits)),
         EpilogueOp::Round(to) => each(acc, &|x| to.round(x)),
+        // Of steps, before they are added.
+        EpilogueOp::ScaleSteps | EpilogueOp::ScaleBlocks => {}
         EpilogueOp::Widen | EpilogueOp::Save | EpilogueOp::Keep => {}
         EpilogueOp::Swiglu => {
             let half = acc.cols / 2;

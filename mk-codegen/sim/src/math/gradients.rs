@@ -3,20 +3,20 @@
 
 use super::{AttentionStep, Tile};
 
-/// Sums so far, `[rows, d]` each, without the factor on scores: of queries, or of keys and of values.
+/// Accumulated gradients, `[rows, d]` each, without the scale of scores: of queries, or of keys and values.
 #[derive(Clone, Debug, PartialEq)]
 pub(in super::super) enum Gradients {
     Queries(Tile),
     Keys { keys: Tile, values: Tile },
 }
 
-/// What of the queries meets what of the keys.
+/// The operands of one step: a block of queries, and one of keys.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Block<'t> {
-    /// Queries, and gradients of their results, `[queries, d]`.
+    /// Queries, and gradients of their outputs, `[queries, d]`.
     pub q: &'t Tile,
     pub d_o: &'t Tile,
-    /// Logarithms and products with the results, `[queries, 4]`.
+    /// `[lse, sum of o * do, 0, 0]` of each query, `[queries, 4]`.
     pub stats: &'t Tile,
     /// Keys and values, `[keys, d]`.
     pub k: &'t Tile,
@@ -24,7 +24,7 @@ pub(in super::super) struct Block<'t> {
 }
 
 impl Block<'_> {
-    /// Whether all of it fits.
+    /// Whether the shapes agree.
     pub fn fits(&self) -> bool {
         let [q, d_o, stats, k, v] = [self.q, self.d_o, self.stats, self.k, self.v];
         let rows = q.rows == d_o.rows && q.rows == stats.rows && stats.cols == 4;
@@ -33,8 +33,8 @@ impl Block<'_> {
 }
 
 impl Gradients {
-    /// Adds a block's share. Weights and gradients of scores are rounded before they meet other factors, as tensor
-    /// cores have it.
+    /// Adds the contribution of a block. Probabilities and gradients of scores are rounded before they are multiplied,
+    /// as in tensor cores.
     pub fn step(&mut self, block: Block<'_>, step: AttentionStep) {
         let Block { q, d_o, stats, k, v } = block;
         for i in 0..q.rows {

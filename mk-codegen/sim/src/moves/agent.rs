@@ -1,5 +1,6 @@
 //! One agent's walk: for every phase of every task, its waits, then the edges from the agents before it, then its
-//! accesses, then its posts. A move ends where others could see something, so that they can come in between.
+//! accesses, then its posts. A move ends where its effect becomes visible, so that other agents can
+//! interleave there.
 
 use crate::{
     context::Phase,

@@ -63,7 +63,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Waits until the network lets somebody go on. False when nobody waits for it.
+    /// Waits until the network unblocks an agent. False when no agent waits for it.
     fn await_network(&mut self) -> Result<bool, SimError> {
         if self.done() {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! What a run does with a network outside the executor.
+//! Messages of a run over a network outside the executor.
 
 use crate::{
     error::{SimError, place_of},
@@ -11,7 +11,7 @@ use crate::{
 use mk_plan::{Agent, Entity, NicOrdering, Operand, Points, Region, Task};
 
 impl Machine<'_> {
-    /// Refuses what messages do not say.
+    /// Refuses runs that an outside network cannot carry.
     pub fn check_network(&self) -> Result<(), SimError> {
         let Some(joined) = &self.joined else { return Ok(()) };
         let refuse = |message: &str| {
@@ -28,7 +28,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// The words that a send raises: of the receiver, and of its own rank. Each is a net word, and is raised by one.
+    /// The words that a send increments: the receiver's, and the sender's. Each must be a net word, incremented by one.
     fn words_of(
         &self,
         points: &Points<'_>,
@@ -104,7 +104,7 @@ impl Machine<'_> {
         joined.network.issue(&message).map_err(SimError::Network)
     }
 
-    /// Looks at net words that somebody sleeps for, and at fifos that were full. Whether anybody can go on.
+    /// Polls net words that agents wait for, and fifos that were full. Returns whether any agent can go on.
     pub fn look_at_network(&mut self) -> bool {
         let Some(joined) = &self.joined else { return false };
         let mut woken = self.signals.woken(|word| {
@@ -123,7 +123,7 @@ impl Machine<'_> {
         any
     }
 
-    /// What a word has counted.
+    /// The value of a word.
     pub fn seen(&self, word: Word) -> i64 {
         let net = self.joined.as_ref().and_then(|joined| {
             joined.word(word).map(|net| i64::from(joined.network.word(word.rank, net)))

@@ -4,8 +4,8 @@
 //! sends again what is not acknowledged. So a source that is reused too early shows. Delivered data is not in memory
 //! before it is flushed; only network cards see it earlier. On an unordered network the commands of one pair of ranks
 //! are delivered in any order. On an ordered one each pair of ranks has lanes: on each the data of a command, then the
-//! words that its sender raises at the receiver (flags), then the next command; whoever sees a flag sees the data. The
-//! word at the receiver decides the lane.
+//! words that its sender raises at the receiver (flags), then the next command; a reader that sees the flag sees the
+//! data. The word at the receiver decides the lane.
 //!
 //! A host raises the words of one epoch before those of the next, whatever order the network's completions have.
 
@@ -158,7 +158,7 @@ impl Machine<'_> {
         self.may_deliver(id);
     }
 
-    /// A command is the first of its lane. It is held back if its sender is, whoever was ahead of it.
+    /// A command is the first of its lane. It is held back if its sender is, whichever command was ahead of it.
     fn may_deliver(&mut self, id: u64) {
         let Some(op) = self.deliveries.nic.get(&id) else { return };
         self.acting_held = self.chooser.schedule().holds(&op.task, Agent::Sender);

@@ -85,7 +85,7 @@ impl Machine<'_> {
         }
         let x = &self.plan.families[family];
         if x.leaf == Leaf::Signal && !x.posts.is_empty() {
-            // Whoever it tells knows no more of what it has not synchronised with.
+            // The agents that it signals have not synchronised with that either.
             return !weak.synchronises(word, wait, false);
         }
         let accesses = x.accesses.iter().filter(|a| from(a.at));

@@ -218,7 +218,7 @@ fn tabulation(m: &mut Maker<'_>, id: FamId) {
         }
     }
     use RoutePart::*;
-    for other in [Lists, Counts, Wanted, Sources, Places] {
+    for other in [Lists, Counts, Wanted, Sources, Places, Slots] {
         if other != part {
             set(&format!("makes {other}"), route(other, all));
         }

@@ -5,7 +5,9 @@ mod room;
 
 pub use error::{BindError, BindErrors, Given};
 
-use crate::program::{Dim, MAX_DIM, Program, SymbolId, SymbolKind, TensorType, ValueId};
+use crate::program::{
+    Dim, MAX_DIM, Program, SCALE_BLOCK, SymbolId, SymbolKind, TensorType, ValueId,
+};
 use std::collections::BTreeMap;
 
 /// The numbers of one program's symbols. Made by [`Program::bind`].
@@ -235,6 +237,18 @@ impl<'a> Binder<'a> {
         }
     }
 
+    /// Gives blocks their numbers: they follow from those of other symbols.
+    fn blocks(&mut self) {
+        for (i, symbol) in self.program.symbols().iter().enumerate() {
+            let SymbolKind::Blocks(of) = symbol.kind else { continue };
+            if let Some((size, _)) = self.given[of.index()] {
+                let blocks = size.div_ceil(SCALE_BLOCK);
+                let name = self.program.symbols()[of.index()].name.clone();
+                self.set(SymbolId::new(i), blocks, Given::Dim { name, size });
+            }
+        }
+    }
+
     /// The upper bound that the program declares for a symbol.
     fn declared_max(&self, i: usize) -> Option<u64> {
         match self.program.symbols().get(i).map(|s| s.kind) {
@@ -245,6 +259,7 @@ impl<'a> Binder<'a> {
 
     /// `kept` has the upper bounds of an earlier binding.
     fn finish(mut self, kept: Option<&[u64]>, ranks: u64) -> Result<Bound, BindErrors> {
+        self.blocks();
         let room = self.room(kept, ranks);
         let mut missing = Vec::new();
         let mut max_sizes = Vec::new();

@@ -213,7 +213,9 @@ impl<'a> Checker<'a, '_> {
             }
         }
         let names = ["a batch of", "a sequence of", "heads of keys", "heads of"];
-        let pairs = [(b, keys[0]), (s, keys[1]), (keys[2], keys[2]), (d, keys[3])];
+        // What a ring passes on is as long as what it meets.
+        let long = if ring.is_some() { s } else { keys[1] };
+        let pairs = [(b, keys[0]), (long, keys[1]), (keys[2], keys[2]), (d, keys[3])];
         let of_values = keys.iter().zip(&values).map(|(want, found)| (*want, *found));
         let all = pairs.into_iter().zip(names).map(|p| (p, k));
         for (((want, found), what), x) in all.chain(of_values.zip(names).map(|p| (p, v))) {

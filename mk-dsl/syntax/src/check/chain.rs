@@ -72,7 +72,9 @@ impl<'a> Checker<'a, '_> {
             let text = messages::storage_only(op.text, &x.label, x.ty.dtype, sums);
             self.sink.push(op.span, text);
         }
-        if let Some(x) = input.take_if(|x| x.scales.is_some() && info.kind != Gemm) {
+        if let Some(x) =
+            input.take_if(|x| x.scales.is_some() && !matches!(info.kind, Gather | Gemm))
+        {
             self.sink.push(op.span, messages::scaled_elsewhere(op.text, &x.label));
         }
         let ragged = input.as_ref().and_then(|x| x.ragged);
@@ -86,7 +88,7 @@ impl<'a> Checker<'a, '_> {
             // Says anew whose rows they are.
             (value, _) if info.kind == OpKind::Ragged => value,
             // Of tokens.
-            (value, _) if info.kind == OpKind::Combine => value,
+            (value, _) if matches!(info.kind, OpKind::Combine | OpKind::CombineGrad) => value,
             // Of experts.
             (value, _) if info.kind == OpKind::GroupedWgrad => value,
             (Some(value), Some(counts)) => Some(self.keep_ragged(value, counts)),
@@ -102,6 +104,7 @@ impl<'a> Checker<'a, '_> {
             OpKind::GroupedWgrad => self.grouped_wgrad(call),
             OpKind::Dispatch => self.dispatch(call),
             OpKind::Combine => self.combine(call),
+            OpKind::CombineGrad => self.combine_grad(call),
             OpKind::Gather => self.gather(call),
             OpKind::ReduceScatter => self.reduce_scatter(call),
             OpKind::AllReduce => self.all_reduce(call),

@@ -1,4 +1,4 @@
-//! What is known while a pipeline is checked: names, types under inference, nodes.
+//! State of the checker: names, types under inference, nodes.
 
 use super::{
     args::Args,
@@ -9,7 +9,7 @@ use crate::ast::{Operand, Stage, Word};
 use crate::diag::{MAX_SHOWN, Sink};
 use crate::messages;
 use crate::ops;
-use crate::program::{DType, Op, Placement};
+use crate::program::{DType, Factors, Op, Placement};
 use crate::span::Span;
 use crate::suggest::nearest;
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,23 +41,23 @@ pub(super) struct Value {
     pub label: String,
     /// `ty` is that of the transpose; only a factor of `gemm` can be.
     pub is_transposed: bool,
-    /// Behind `ring`, of which this is the keys.
+    /// After `ring`: the tensors beside this value, which is the keys.
     pub ring: Option<Box<Ring>>,
-    /// Rows of experts, of which this is how many each has.
+    /// For rows grouped by expert: the value that has the number of rows of each expert.
     pub ragged: Option<Id>,
-    /// The factors of its rows, as it is stored.
-    pub scales: Option<Id>,
+    /// Its scale factors as stored, and the elements that share one.
+    pub scales: Option<(Id, Factors)>,
 }
 
-/// Keys and values on their way to `attention`: the values, beside the keys that are the value of the chain. Or
-/// queries, which are that value, with the gradients of their results, and statistics.
+/// What travels in a ring with the value of the chain: values with keys, to `attention`; or, in the backward, output
+/// gradients and statistics with queries.
 #[derive(Clone, Debug)]
 pub(super) struct Ring {
     pub axis: usize,
     pub values: Value,
-    /// Statistics of queries, where it passes on queries and their gradients.
+    /// Statistics of queries, in the backward.
     pub stats: Option<Value>,
-    /// Of the word `ring`.
+    /// Span of the word `ring`.
     pub span: Span,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Call<'c, 'a> {
 #[derive(Debug)]
 pub(super) enum State {
     Known(Ty),
-    /// What is not written is `None`.
+    /// `None` for parts that the annotation leaves out.
     Open {
         dtype: Option<DType>,
         dims: Option<Vec<Term>>,
@@ -86,13 +86,13 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Param<'a> {
     pub name: Word<'a>,
-    /// What follows its name: `_scale` of factors of the parameter of that name.
+    /// Suffix of its name: `_scale` for the scale factors of parameter `name`.
     pub suffix: &'static str,
     /// Where its dtype is written; without annotation, its first use.
     pub dtype_span: Span,
     pub state: State,
-    /// The parameter that has the factors of its rows.
-    pub scales: Option<usize>,
+    /// The parameter with its scale factors, and the elements that share one.
+    pub scales: Option<(usize, Factors)>,
 }
 
 #[derive(Debug)]
@@ -151,13 +151,13 @@ pub(super) struct Checker<'a, 's> {
     /// The symbols that are known at launch only, and their declared bounds.
     pub runtime: BTreeMap<&'a str, Option<u64>>,
     pub names: BTreeMap<&'a str, Name<'a>>,
-    /// What stages read that take f32 statistics of queries.
+    /// Names read by stages that take f32 statistics of queries.
     pub statistics: BTreeSet<&'a str>,
-    /// What a `let` further down defines.
+    /// Names that a later `let` defines.
     pub bound_later: BTreeSet<&'a str>,
     pub params: Vec<Param<'a>>,
     pub nodes: Vec<NodeDraft>,
-    /// Rows of dispatched tokens that nothing bounds.
+    /// Unbounded numbers of rows of dispatched tokens.
     pub room: Vec<Term>,
 }
 
@@ -247,7 +247,7 @@ impl<'a> Checker<'a, '_> {
                     is_transposed: false,
                     ring: None,
                     ragged: None,
-                    scales: self.params[i].scales.map(Id::Param),
+                    scales: self.params[i].scales.map(|(i, of)| (Id::Param(i), of)),
                 })
             }
         }
@@ -276,8 +276,9 @@ impl<'a> Checker<'a, '_> {
         let ty = Ty { dtype: dtype.unwrap_or(wanted.dtype), dims, placement: wanted.placement };
         self.validate(name, &ty)?;
         self.params[i].state = State::Known(ty.clone());
-        if let Some(scales) = self.params[i].scales {
-            self.params[scales].state = State::Known(ty.scales());
+        if let Some((scales, of)) = self.params[i].scales {
+            let ty = self.scales_ty(&ty, of);
+            self.params[scales].state = State::Known(ty);
         }
         Some(ty)
     }
@@ -291,21 +292,31 @@ impl<'a> Checker<'a, '_> {
         value
     }
 
+    /// The value with these factors, also under a name.
+    pub fn keep_scales(&mut self, mut value: Value, scales: Option<(Id, Factors)>) -> Value {
+        value.scales = scales;
+        if let Id::Node(i) = value.id {
+            self.nodes[i].value.scales = scales;
+        }
+        value
+    }
+
     /// Parameters are `f32` where they are contributions of ranks, or second operands of elementwise operations, which
     /// are in f32.
     pub fn report_f32(&mut self, results: &[Option<Value>]) {
         for (i, param) in self.params.iter().enumerate() {
             let State::Known(ty) = &param.state else { continue };
             let partial = ty.placement.contains(&Placement::Partial);
-            if ty.dtype != DType::F32 || partial || self.statistics.contains(param.name.text) {
+            let own = !param.suffix.is_empty() || self.statistics.contains(param.name.text);
+            if ty.dtype != DType::F32 || partial || own {
                 continue;
             }
             let id = Id::Param(i);
             let elsewhere = |node: &NodeDraft| {
                 let second = matches!(node.op, Op::Add | Op::Mul | Op::Bias | Op::Slope(_));
                 let taken = match node.op {
-                    Op::Combine => Some(2),
-                    Op::Dequantize => Some(1),
+                    Op::Combine | Op::Dispatch { .. } => Some(2),
+                    Op::Dequantize(_) => Some(1),
                     _ => second.then_some(1),
                 };
                 node.inputs.iter().enumerate().any(|(at, x)| *x == id && taken != Some(at))

@@ -6,7 +6,7 @@ use crate::messages;
 use crate::program::{AxisId, Op, Placement};
 
 impl<'a> Checker<'a, '_> {
-    /// `Shard(d) -> Replicate`.
+    /// `Shard(d) -> Replicate`. Factors of rows go with their rows.
     pub(super) fn gather(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let axis = call.args.axis(self.sink);
         call.args.finish(self.sink);
@@ -28,10 +28,21 @@ impl<'a> Checker<'a, '_> {
         let Placement::Shard(dim) = input.ty.placement[axis] else {
             return None;
         };
+        let scales = input.scales.map(|(id, of)| (id, of, self.scales_ty(&input.ty, of)));
         input.ty.placement[axis] = Placement::Replicate;
         input.gathered[axis] = true;
         let op = Op::Gather { axis: AxisId::new(axis), dim };
-        Some(self.push(op, vec![input.id], input.ty, input.gathered))
+        let scales = scales.map(|(id, of, mut ty)| match ty.placement[axis] {
+            Placement::Shard(dim) => {
+                ty.placement[axis] = Placement::Replicate;
+                let op = Op::Gather { axis: AxisId::new(axis), dim };
+                (self.push(op, vec![id], ty, input.gathered.clone()).id, of)
+            }
+            // All ranks have those of rows that they share.
+            _ => (id, of),
+        });
+        let value = self.push(op, vec![input.id], input.ty, input.gathered);
+        Some(self.keep_scales(value, scales))
     }
 
     /// `Partial -> Shard(dim)`, `dim` being 0 unless given.

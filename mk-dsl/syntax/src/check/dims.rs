@@ -3,6 +3,7 @@
 //! Symbols and numbers of the source are rigid: `M` equals `M` only. The dimensions of a tensor
 //! without annotation are variables, and equal whatever the operations make them.
 
+use crate::program::SCALE_BLOCK;
 use std::collections::BTreeMap;
 
 /// A dimension under inference.
@@ -15,6 +16,8 @@ enum Kind {
     Lit(u64),
     /// Dimension `.1` of the tensor `.0`.
     Var(String, usize),
+    /// Blocks of 128 elements of a symbol.
+    Blocks(Term),
     /// Equal to an earlier term.
     Same(Term),
 }
@@ -23,7 +26,12 @@ enum Kind {
 pub(super) enum Resolved<'a> {
     Sym(&'a str),
     Lit(u64),
-    Var { tensor: &'a str, dim: usize },
+    Var {
+        tensor: &'a str,
+        dim: usize,
+    },
+    /// Blocks of a symbol's elements.
+    Blocks(Term),
 }
 
 /// The union-find forest of all terms.
@@ -52,6 +60,19 @@ impl Dims {
 
     pub fn lit(&mut self, value: u64) -> Term {
         self.push(Kind::Lit(value))
+    }
+
+    /// Blocks of a dimension that is written.
+    pub fn blocks(&mut self, of: Term) -> Term {
+        let of = self.root(of);
+        if let Kind::Lit(n) = self.kinds[of.0 as usize] {
+            return self.lit(n.div_ceil(SCALE_BLOCK));
+        }
+        let known = |kind: &Kind| matches!(kind, Kind::Blocks(other) if *other == of);
+        match self.kinds.iter().position(known) {
+            Some(i) => Term(i as u32),
+            None => self.push(Kind::Blocks(of)),
+        }
     }
 
     pub fn var(&mut self, tensor: &str, dim: usize) -> Term {
@@ -96,6 +117,7 @@ impl Dims {
             Kind::Sym(name) => Resolved::Sym(name),
             Kind::Lit(value) => Resolved::Lit(*value),
             Kind::Var(tensor, dim) => Resolved::Var { tensor, dim: *dim },
+            Kind::Blocks(of) => Resolved::Blocks(*of),
             // `root` ends at a term that is no `Same`.
             Kind::Same(_) => Resolved::Lit(0),
         }
@@ -107,6 +129,13 @@ impl Dims {
             Resolved::Sym(name) => name.to_owned(),
             Resolved::Lit(value) => value.to_string(),
             Resolved::Var { tensor, dim } => format!("{tensor}_{dim}"),
+            Resolved::Blocks(of) => {
+                let mut name = format!("{}_{SCALE_BLOCK}", self.show(of));
+                while self.syms.contains_key(&name) {
+                    name.push('_');
+                }
+                name
+            }
         }
     }
 }

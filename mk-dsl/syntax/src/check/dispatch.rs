@@ -1,4 +1,4 @@
-//! `dispatch(x, ids)`, with a `capacity` or without, and `combine(weights)`: tokens go to the ranks of their experts,
+//! `dispatch(x, ids)`, with a `capacity` or without, `combine(weights)` and `combine_grad(dy)`: tokens go to the ranks of their experts,
 //! as ragged rows, and come back as weighted sums.
 
 use super::checker::{Call, Checker, Id, Shape, State, Ty, Value, Wanted};
@@ -6,13 +6,16 @@ use super::dims::{Resolved, Term};
 use crate::ast::{ArgValue, Operand};
 use crate::messages;
 use crate::program::{DType, Op, Placement, RAGGED_BLOCK};
+use crate::span::Span;
 
 impl<'a> Checker<'a, '_> {
-    /// `x -> dispatch(ids)`, `x -> dispatch(ids, capacity = R)`, `x -> dispatch(ids, capacity = R, drop)`.
+    /// `x -> dispatch(ids)`, `x -> dispatch(ids, capacity = R)`, `x -> dispatch(ids, capacity = R, drop)`, each also with
+    /// weights behind the ids.
     pub(super) fn dispatch(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let operand = call.args.operand(self.sink);
         let capacity = call.args.key("capacity");
         let drop = call.args.flag_at("drop");
+        let factors = call.args.next_name().and_then(|_| call.args.optional_operand());
         call.args.finish(self.sink);
         let op = call.op.span;
         let drops = drop.is_some();
@@ -42,7 +45,7 @@ impl<'a> Checker<'a, '_> {
         };
         let operand = operand?;
         let Some(x) = call.input else {
-            self.touch(operand);
+            [Some(operand), factors].into_iter().flatten().for_each(|operand| self.touch(operand));
             return None;
         };
         let placement = x.ty.placement.clone();
@@ -80,9 +83,14 @@ impl<'a> Checker<'a, '_> {
         if !matches!(ids.id, Id::Param(_)) {
             self.sink.push(at, messages::ragged_counts_made(&ids.label));
         }
+        let mut inputs = vec![x.id, ids.id];
+        if let (Some(factors), &[tokens, slots]) = (factors, ids.ty.dims.as_slice()) {
+            let placement = x.ty.placement.clone();
+            inputs.extend(self.weights("dispatch", factors, [tokens, slots], placement));
+        }
         let rows = rows.filter(|_| self.sink.len() == n_before)?;
         let ty = Ty { dtype: x.ty.dtype, dims: vec![rows, columns], placement: x.ty.placement };
-        let value = self.push(Op::Dispatch { drops }, vec![x.id, ids.id], ty, x.gathered);
+        let value = self.push(Op::Dispatch { drops }, inputs, ty, x.gathered);
         Some(self.keep_ragged(value, ids.id))
     }
 
@@ -98,13 +106,55 @@ impl<'a> Checker<'a, '_> {
         let route = y.ragged.and_then(|id| Some((id, self.route(id)?)));
         let Some((ids, [tokens, slots])) = route else {
             self.touch(operand);
-            self.sink.push(op, messages::combine_of(&y.label));
+            self.sink.push(op, messages::combine_of("combine", &y.label));
             return None;
         };
-        let placement = y.ty.placement.clone();
-        let wanted = Wanted { dtype: DType::F32, shape: Shape::Fresh(2), placement };
-        let weights = self.value(operand, wanted)?;
-        let (n_before, at) = (self.sink.len(), operand.word.span);
+        let n_before = self.sink.len();
+        let weights = self.weights("combine", operand, [tokens, slots], y.ty.placement.clone());
+        let columns = self.combined_columns(&y, op)?;
+        let weights = weights.filter(|_| self.sink.len() == n_before)?;
+        let ty = Ty { dtype: y.ty.dtype, dims: vec![tokens, columns], placement: y.ty.placement };
+        Some(self.push(Op::Combine, vec![y.id, ids, weights], ty, y.gathered))
+    }
+
+    /// `y -> combine_grad(dy)`.
+    pub(super) fn combine_grad(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let operand = call.args.operand(self.sink);
+        call.args.finish(self.sink);
+        let (operand, op) = (operand?, call.op.span);
+        let Some(y) = call.input else {
+            self.touch(operand);
+            return None;
+        };
+        let route = y.ragged.and_then(|id| Some((id, self.route(id)?)));
+        let Some((ids, [tokens, slots])) = route else {
+            self.touch(operand);
+            self.sink.push(op, messages::combine_of("combine_grad", &y.label));
+            return None;
+        };
+        let n_before = self.sink.len();
+        let columns = self.combined_columns(&y, op)?;
+        let dims = vec![tokens, columns];
+        let wanted = Ty { dtype: y.ty.dtype, dims, placement: y.ty.placement.clone() };
+        let shape = Shape::Like(wanted.dims.clone());
+        let placement = wanted.placement.clone();
+        let dy = self.value(operand, Wanted { dtype: wanted.dtype, shape, placement })?;
+        let alike = dy.ty.dims.len() == 2
+            && wanted.dims.iter().zip(&dy.ty.dims).all(|(a, b)| self.dims.unify(*a, *b));
+        if !alike || dy.ty.dtype != wanted.dtype || dy.ty.placement != wanted.placement {
+            let [want, found] = [&wanted, &dy.ty].map(|ty| self.show(ty));
+            let text = messages::combine_grad_dy(&want, &dy.label, &found);
+            self.sink.push(operand.word.span, text);
+        }
+        if self.sink.len() != n_before {
+            return None;
+        }
+        let ty = Ty { dtype: DType::F32, dims: vec![tokens, slots], placement: y.ty.placement };
+        Some(self.push(Op::CombineGrad, vec![y.id, ids, dy.id], ty, y.gathered))
+    }
+
+    /// Columns of rows that go back to their tokens; `None` after a report.
+    fn combined_columns(&mut self, y: &Value, op: Span) -> Option<Term> {
         let [_, columns] = y.ty.dims[..] else {
             let shape = self.show_dims(&y.ty.dims);
             self.sink.push(op, messages::dispatch_rank(&y.label, &shape));
@@ -113,9 +163,24 @@ impl<'a> Checker<'a, '_> {
         if y.ty.dtype == DType::F32 || y.ty.dtype.is_integer() {
             self.sink.push(op, messages::grouped_dtype(&y.label));
         }
+        Some(columns)
+    }
+
+    /// A weight for each slot of these tokens, placed as they are; `None` after a report.
+    fn weights(
+        &mut self,
+        op: &str,
+        operand: Operand<'a>,
+        slots: [Term; 2],
+        placement: Vec<Placement>,
+    ) -> Option<Id> {
+        let wanted =
+            Wanted { dtype: DType::F32, shape: Shape::Fresh(2), placement: placement.clone() };
+        let weights = self.value(operand, wanted)?;
+        let (n_before, at) = (self.sink.len(), operand.word.span);
         match weights.ty.dims[..] {
             [t, k] if weights.ty.dtype == DType::F32 => {
-                for (want, found) in [(tokens, t), (slots, k)] {
+                for (want, found) in slots.into_iter().zip([t, k]) {
                     if !self.dims.unify(want, found) {
                         let (want, found) = (self.dims.show(want), self.dims.show(found));
                         self.sink.push(at, messages::route_tokens(&want, &weights.label, &found));
@@ -124,22 +189,18 @@ impl<'a> Checker<'a, '_> {
             }
             _ => {
                 let found = self.show(&weights.ty);
-                self.sink.push(at, messages::combine_weights(&weights.label, &found));
+                self.sink.push(at, messages::weights_of_slots(op, &weights.label, &found));
             }
         }
-        if weights.ty.placement != y.ty.placement && self.sink.len() == n_before {
-            let show = |v: &Value| self.mesh.show_all(&v.ty.placement);
-            let (want, found) = (show(&y), show(&weights));
-            self.sink.push(at, messages::beside_tokens("combine", &want, &weights.label, &found));
+        if weights.ty.placement != placement && self.sink.len() == n_before {
+            let show = |placement: &[Placement]| self.mesh.show_all(placement);
+            let (want, found) = (show(&placement), show(&weights.ty.placement));
+            self.sink.push(at, messages::beside_tokens(op, &want, &weights.label, &found));
         }
         if !matches!(weights.id, Id::Param(_)) {
             self.sink.push(at, messages::ragged_counts_made(&weights.label));
         }
-        if self.sink.len() != n_before {
-            return None;
-        }
-        let ty = Ty { dtype: y.ty.dtype, dims: vec![tokens, columns], placement: y.ty.placement };
-        Some(self.push(Op::Combine, vec![y.id, ids, weights.id], ty, y.gathered))
+        (self.sink.len() == n_before).then_some(weights.id)
     }
 
     /// How many experts each token names, and how many there are, if numbers say both, and that it names one twice.

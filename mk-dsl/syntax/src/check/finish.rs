@@ -18,6 +18,14 @@ const MAX_NAME: usize = 48;
 impl<'a> Checker<'a, '_> {
     /// Checks what the signature declares against what the body gives.
     pub(super) fn results(&mut self, source: &Source<'a>, found: &[Option<Value>]) {
+        for (chain, value) in source.body.results.iter().zip(found) {
+            if let Some(x) = value.as_ref().filter(|x| x.scales.is_some()) {
+                let word = chain.stages.last().and_then(|s| s.as_ref()).map(|s| s.name);
+                let word = word.or(chain.input.map(|input| input.word));
+                let Some(word) = word else { continue };
+                self.sink.push(word.span, messages::scaled_returned(&x.label));
+            }
+        }
         let Some(results) = source.signature.as_ref().and_then(|s| s.results.as_ref()) else {
             return;
         };
@@ -199,18 +207,27 @@ impl Symbols<'_, '_, '_> {
         let name = match dims.resolve(term) {
             Resolved::Lit(value) => return Dim::Lit(value),
             Resolved::Sym(name) => name.to_owned(),
-            Resolved::Var { .. } => dims.show(term),
+            Resolved::Var { .. } | Resolved::Blocks(_) => dims.show(term),
         };
         let root = dims.root(term);
         if let Some(&id) = self.ids.get(&root) {
             return Dim::Sym(id);
         }
+        // A symbol comes before its blocks.
+        let of = match self.checker.dims.resolve(term) {
+            Resolved::Blocks(of) => Some(self.dim(of)),
+            _ => None,
+        };
         let id = SymbolId::new(self.list.len());
         self.ids.insert(root, id);
-        let kind = match self.checker.runtime.get(name.as_str()) {
-            Some(&max) => SymbolKind::Runtime { max },
-            None if self.checker.room.iter().any(|t| dims.root(*t) == root) => SymbolKind::Room,
-            None => SymbolKind::Fixed,
+        let dims = &self.checker.dims;
+        let kind = match (of, self.checker.runtime.get(name.as_str())) {
+            (Some(Dim::Sym(of)), _) => SymbolKind::Blocks(of),
+            (_, Some(&max)) => SymbolKind::Runtime { max },
+            (_, None) if self.checker.room.iter().any(|t| dims.root(*t) == root) => {
+                SymbolKind::Room
+            }
+            (_, None) => SymbolKind::Fixed,
         };
         self.list.push(Symbol { name, kind });
         Dim::Sym(id)

@@ -5,10 +5,10 @@ use super::checker::{Call, Checker, Id, Shape, Ty, Value, Wanted};
 use super::dims::Resolved;
 use crate::ast::Operand;
 use crate::messages;
-use crate::program::{DType, Op, Placement};
+use crate::program::{DType, Factors, Op, Placement};
 use crate::span::Span;
 
-/// The placement of the product over one axis, from those of its operands.
+/// The placement of the GEMM over one axis, from those of its operands.
 fn product(left: Placement, right: Placement) -> Option<Placement> {
     use Placement::{Partial, Replicate, Shard};
     match (left, right) {
@@ -19,7 +19,7 @@ fn product(left: Placement, right: Placement) -> Option<Placement> {
         (Replicate, Shard(dim @ 1..)) => Some(Shard(dim)),
         // Each rank has some rows.
         (Shard(0), Replicate) => Some(Shard(0)),
-        // The product is linear in operand B.
+        // The GEMM is linear in operand B.
         (Replicate, Partial) => Some(Partial),
         _ => None,
     }
@@ -71,7 +71,7 @@ fn transposed(placement: Vec<Placement>) -> Vec<Placement> {
 }
 
 impl<'a> Checker<'a, '_> {
-    /// The value of an operand of `gemm`, as the product reads it; `wanted` is of that, too.
+    /// The value of an operand of `gemm`, as the GEMM reads it; `wanted` is of that, too.
     pub(super) fn factor(&mut self, operand: Operand<'a>, wanted: Wanted) -> Option<Value> {
         let Some(at) = operand.transposed else {
             return self.stored(operand.word, wanted);
@@ -134,6 +134,12 @@ impl<'a> Checker<'a, '_> {
         if b.ty.dtype.is_narrow() && !b.is_transposed {
             self.sink.push(at, messages::narrow_operand(&b.label, b.ty.dtype, "[N, K]", true));
         }
+        if let Some((_, Factors::Blocks)) = a.scales {
+            self.sink.push(op, messages::factors_of_operand("A", &a.label, "scaled(1, 128)"));
+        }
+        if let Some((_, Factors::Steps)) = b.scales {
+            self.sink.push(at, messages::factors_of_operand("B", &b.label, "scaled(128, 128)"));
+        }
         let ([k, columns @ ..], 2 | 3) = (b.ty.dims.as_slice(), b.ty.dims.len()) else {
             let shape = self.show_dims(&b.ty.dims);
             self.sink.push(at, messages::gemm_right_rank(&b.label, &shape));
@@ -172,12 +178,12 @@ impl<'a> Checker<'a, '_> {
         Some(self.push(op, vec![left, right], ty, a.gathered))
     }
 
-    /// An operand with the factors of its rows, as it is stored.
+    /// An operand with its factors, as it is stored.
     fn dequantized(&mut self, x: &Value) -> Id {
-        let Some(scales) = x.scales else { return x.id };
+        let Some((scales, of)) = x.scales else { return x.id };
         let stored = if x.is_transposed { x.ty.clone().transposed() } else { x.ty.clone() };
         let ty = Ty { dtype: DType::F32, ..stored };
-        self.push(Op::Dequantize, vec![x.id, scales], ty, x.gathered.clone()).id
+        self.push(Op::Dequantize(of), vec![x.id, scales], ty, x.gathered.clone()).id
     }
 
     /// `[M, G, N]` by the transpose of `[K, G, N]`: `[M, K]`, summed over all columns. `turned` is where the `.t`

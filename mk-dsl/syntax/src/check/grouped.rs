@@ -8,14 +8,21 @@ use crate::messages;
 use crate::ops::{self, OpKind};
 use crate::program::{DType, Op, Placement};
 
-/// Whether an operation takes ragged rows: the product, and what goes element by element.
+/// Whether an operation takes ragged rows: the GEMM, and what goes element by element.
 pub(super) fn takes_ragged(kind: OpKind) -> bool {
     use OpKind::*;
     let elementwise = matches!(kind, Curve(_) | Mul | Add | Scale | Cast);
     elementwise
         || matches!(
             kind,
-            Ragged | GroupedGemm | GroupedWgrad | Combine | Swiglu | SwigluGrad | Slope(_)
+            Ragged
+                | GroupedGemm
+                | GroupedWgrad
+                | Combine
+                | CombineGrad
+                | Swiglu
+                | SwigluGrad
+                | Slope(_)
         )
 }
 
@@ -260,7 +267,7 @@ impl<'a> Checker<'a, '_> {
                 let inputs = node.inputs.iter().enumerate();
                 let taken = match node.op {
                     Op::GroupedGemm { .. } | Op::GroupedWgrad => Some(2),
-                    Op::Dispatch { .. } | Op::Combine => Some(1),
+                    Op::Dispatch { .. } | Op::Combine | Op::CombineGrad => Some(1),
                     _ => None,
                 };
                 inputs.into_iter().any(|(at, x)| *x == id && taken != Some(at))

@@ -77,11 +77,20 @@ fn is_attention(kind: Option<OpKind>) -> bool {
 
 /// Whether an operation has the shape of its input.
 fn keeps_shape(kind: Option<OpKind>) -> bool {
-    use OpKind::{Dispatch, Gemm, GroupedGemm, GroupedWgrad, Swiglu, SwigluGrad, Unsupported};
+    use OpKind::{
+        CombineGrad, Dispatch, Gemm, GroupedGemm, GroupedWgrad, Swiglu, SwigluGrad, Unsupported,
+    };
     let other = matches!(
         kind,
         None | Some(
-            Dispatch | Gemm | GroupedGemm | GroupedWgrad | Swiglu | SwigluGrad | Unsupported
+            CombineGrad
+                | Dispatch
+                | Gemm
+                | GroupedGemm
+                | GroupedWgrad
+                | Swiglu
+                | SwigluGrad
+                | Unsupported
         )
     );
     !is_attention(kind) && !other
@@ -125,7 +134,7 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// The placement of the second operand of a `gemm` of `input`, of `n_dims` dimensions as the
-    /// product reads it, with `rest` after it.
+    /// GEMM reads it, with `rest` after it.
     pub(super) fn infer_weight(
         &self,
         input: &Value,

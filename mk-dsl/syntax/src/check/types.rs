@@ -1,11 +1,10 @@
 //! Written types: dtype, dimensions, placements.
 
 use super::checker::{Checker, Id, Param, State, Ty};
-use super::dims::{Resolved, Term};
+use super::dims::{Dims, Resolved, Term};
 use crate::ast::{DimExpr, PlacementExpr, PlacementKind, ScalesExpr, Signature, Type, Word};
 use crate::messages;
-use crate::program::MAX_DIMS;
-use crate::program::{DType, MAX_DIM, Placement};
+use crate::program::{DType, Factors, MAX_DIM, MAX_DIMS, Placement, SCALE_BLOCK};
 use crate::suggest::nearest;
 
 /// A written type; no placement if none is written.
@@ -13,29 +12,38 @@ pub(super) struct Written {
     pub dtype: DType,
     pub dims: Vec<Term>,
     pub placement: Option<Vec<Placement>>,
-    /// Whether each row has a factor.
-    pub scaled: bool,
-}
-
-impl Ty {
-    /// That of the factors of its rows.
-    pub(super) fn scales(&self) -> Ty {
-        let placement = self.placement.iter().map(|p| match p {
-            Placement::Shard(0) => Placement::Shard(0),
-            _ => Placement::Replicate,
-        });
-        let dims = self.dims.first().copied().into_iter().collect();
-        Ty { dtype: DType::F32, dims, placement: placement.collect() }
-    }
+    /// What shares a factor.
+    pub scaled: Option<Factors>,
 }
 
 impl<'a> Checker<'a, '_> {
+    /// The type of the factors of a matrix.
+    pub(super) fn scales_ty(&mut self, of: &Ty, factors: Factors) -> Ty {
+        let [rows, columns] = [of.dims[0], of.dims[1]];
+        // Which dimensions of the factors the matrix's rows and columns have.
+        let (dims, along) = match factors {
+            Factors::Rows => (vec![rows], [Some(0), None]),
+            Factors::Steps => (vec![self.dims.blocks(columns), rows], [Some(1), Some(0)]),
+            Factors::Blocks => {
+                let both = [rows, columns].map(|dim| self.dims.blocks(dim));
+                (both.to_vec(), [Some(0), Some(1)])
+            }
+        };
+        let placement = of.placement.iter().map(|p| match p {
+            Placement::Shard(dim @ 0..=1) => {
+                along[*dim].map_or(Placement::Replicate, Placement::Shard)
+            }
+            _ => Placement::Replicate,
+        });
+        Ty { dtype: DType::F32, dims, placement: placement.collect() }
+    }
+
     pub(super) fn signature(&mut self, signature: &Signature<'a>) {
         self.runtime_symbols(signature);
         for param in &signature.params {
             let dtype_span = param.ty.as_ref().map_or(param.name.span, |ty| ty.dtype.span);
             let written = param.ty.as_ref().and_then(|ty| self.written(ty));
-            let scaled = written.as_ref().is_some_and(|w| w.scaled);
+            let scaled = written.as_ref().and_then(|w| w.scaled);
             let state = match written {
                 None => State::Broken,
                 Some(Written { dtype, dims, placement: None, .. }) => {
@@ -48,14 +56,17 @@ impl<'a> Checker<'a, '_> {
             };
             let i = self.params.len();
             let factors = match &state {
-                State::Known(ty) => State::Known(ty.scales()),
+                State::Known(ty) => match scaled {
+                    Some(of) => State::Known(self.scales_ty(&ty.clone(), of)),
+                    None => State::Broken,
+                },
                 State::Open { .. } => State::Open { dtype: None, dims: None },
                 State::Broken => State::Broken,
             };
-            let (name, scales) = (param.name, scaled.then_some(i + 1));
+            let (name, scales) = (param.name, scaled.map(|of| (i + 1, of)));
             self.params.push(Param { name, suffix: "", dtype_span, state, scales });
             self.define(name, Some(Id::Param(i)));
-            if scaled {
+            if scaled.is_some() {
                 let (suffix, state, scales) = ("_scale", factors, None);
                 self.params.push(Param { name, suffix, dtype_span, state, scales });
                 let taken = |word: &str| word.strip_prefix(name.text) == Some(suffix);
@@ -111,19 +122,20 @@ impl<'a> Checker<'a, '_> {
             });
         }
         let placement = self.placement(&ty.placements, dims.len());
-        let scaled = ty.scales.as_ref().is_some_and(|s| self.scales(s, dtype, &dims, &placement));
+        let scaled = ty.scales.as_ref().and_then(|s| self.scales(s, dtype, &dims, &placement));
         let is_sound = self.sink.len() == n_before;
         Some(Written { dtype: dtype?, dims, placement, scaled }).filter(|_| is_sound)
     }
 
-    /// Reads `scaled(1, K)` of a matrix of eight bits, whose K that is; reports other blocks.
+    /// Reads `scaled(1, K)` of a matrix of eight bits, whose K that is, `scaled(1, 128)` or `scaled(128, 128)`; reports
+    /// other blocks.
     fn scales(
         &mut self,
         scales: &ScalesExpr<'a>,
         dtype: Option<DType>,
         dims: &[Term],
         placement: &Option<Vec<Placement>>,
-    ) -> bool {
+    ) -> Option<Factors> {
         let own = |dim: &DimExpr<'a>| match dim {
             DimExpr::Sym(word) => self.dims.sym(word.text),
             DimExpr::Lit(number) => self.dims.lit(number.value),
@@ -131,18 +143,27 @@ impl<'a> Checker<'a, '_> {
         let block: Vec<_> = scales.block.iter().map(own).collect();
         let &[rows, columns] = block.as_slice() else {
             self.sink.push(scales.span, messages::scales_of_rows());
-            return false;
+            return None;
         };
-        let by_rows = matches!(self.dims.resolve(rows), Resolved::Lit(1));
-        let whole = dims.len() == 2 && self.dims.unify(columns, dims[1]);
+        let number = |dims: &Dims, dim| match dims.resolve(dim) {
+            Resolved::Lit(n) => Some(n),
+            _ => None,
+        };
+        let matrix = dims.len() == 2;
+        let found = match (number(&self.dims, rows), number(&self.dims, columns)) {
+            (Some(1), _) if matrix && self.dims.unify(columns, dims[1]) => Some(Factors::Rows),
+            (Some(1), Some(SCALE_BLOCK)) if matrix => Some(Factors::Steps),
+            (Some(SCALE_BLOCK), Some(SCALE_BLOCK)) if matrix => Some(Factors::Blocks),
+            _ => None,
+        };
         if dtype.is_some_and(|d| !d.is_narrow()) {
             self.sink.push(scales.span, messages::scales_of_dtype(dtype));
-        } else if !by_rows || !whole {
+        } else if found.is_none() {
             self.sink.push(scales.span, messages::scales_of_rows());
         } else if placement.iter().flatten().any(|p| *p == Placement::Partial) {
             self.sink.push(scales.span, messages::scales_of_partial());
         }
-        true
+        found
     }
 
     /// One placement for each axis; `None` if none is written.

@@ -114,13 +114,18 @@ impl Draft {
         self.push(name, placement, dtype, Kind::Op { stage: "gemm".into(), operands, ring: 0 })
     }
 
-    /// Rows of experts times their matrices, read the other way round; of rows that are a parameter `counts` says whose
-    /// they are.
-    pub fn grouped_gemm(&mut self, rows: Id, counts: Option<Id>, matrices: Id) -> Id {
+    /// Rows of experts times their matrices, perhaps read the other way round; of rows that are a parameter, or made of
+    /// one, `counts` says whose they are.
+    pub fn grouped_gemm(
+        &mut self,
+        rows: Id,
+        counts: Option<Id>,
+        (matrices, turned): (Id, bool),
+    ) -> Id {
         let (placement, dtype) = (self.values[rows].placement, self.values[rows].dtype);
         let name = self.fresh(&format!("g{}", self.values.len()));
         let rows = [Some(rows), counts].into_iter().flatten().map(|id| (id, false));
-        let operands = rows.chain([(matrices, true)]).collect();
+        let operands = rows.chain([(matrices, turned)]).collect();
         let kind = Kind::Op { stage: "grouped_gemm".into(), operands, ring: 0 };
         self.push(name, placement, dtype, kind)
     }
@@ -144,7 +149,7 @@ impl Draft {
         self.values.len() - 1
     }
 
-    /// Whether it is a product, or elementwise operations behind one.
+    /// Whether it is a GEMM, or elementwise operations behind one.
     pub fn is_product(&self, id: Id) -> bool {
         match &self.values[id].kind {
             Kind::Op { stage, operands, .. } => match (stage.as_str(), operands.first()) {

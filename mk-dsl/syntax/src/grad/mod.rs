@@ -11,7 +11,7 @@
 //! | `reduce_scatter` | `gather` |
 //! | `all_reduce` | nothing |
 //! | `gemm` | a `gemm` for each operand |
-//! | `bias` | the sum over the rows, as a product with a column of ones |
+//! | `bias` | the sum over the rows, as a GEMM with a column of ones |
 //! | `gelu`, `gelu_tanh`, `silu`, `relu` | their `_grad`, of the value before them (of `relu`, of its result) |
 //! | `swiglu` | `swiglu_grad` |
 //! | `attention` | `attention_stats`, `attention_dq`, `attention_dk`, `attention_dv`; nothing of its `lse` |
@@ -20,7 +20,7 @@
 //! | `mul`, `add`, `scale`, `cast` | `mul`, nothing, `scale`, `cast` |
 //!
 //! What a rank's part of a sum adds to the gradient of a parameter that all ranks have is summed by an `all_reduce`.
-//! Gradients have 16 bits, as the operands of products.
+//! Gradients have 16 bits, as the operands of GEMMs.
 
 mod draft;
 mod error;
@@ -45,11 +45,11 @@ pub fn grad(
     grad_into(program, wanted, saves, &[])
 }
 
-/// As [`grad`]; the gradients of the parameters `into`, by position, are each added to an f32 matrix, by the product
+/// As [`grad`]; the gradients of the parameters `into`, by position, are each added to an f32 matrix, by the GEMM
 /// that makes them: a parameter of the backward ([`Input::Main`]), whose sum with the gradient may take its place.
 ///
 /// # Errors
-/// [`GradError`], also where such a gradient is not the result of a product on each rank.
+/// [`GradError`], also where such a gradient is not the result of a GEMM on each rank.
 pub fn grad_into(
     program: &Program,
     wanted: Option<&[usize]>,
@@ -103,7 +103,7 @@ pub fn grad_into(
     let inputs = parameters.iter().filter(|(id, _)| used.contains(id)).map(|(_, input)| *input);
     let inputs = inputs.collect();
     let runtime = program.symbols().iter().filter_map(|s| match s.kind {
-        SymbolKind::Fixed | SymbolKind::Room => None,
+        SymbolKind::Fixed | SymbolKind::Room | SymbolKind::Blocks(_) => None,
         SymbolKind::Runtime { max: None } => Some(format!("{}: dyn", s.name)),
         SymbolKind::Runtime { max: Some(max) } => Some(format!("{}: dyn <= {max}", s.name)),
     });

@@ -5,7 +5,7 @@ mod experts;
 use super::{
     draft::{Draft, Id},
     error::GradError,
-    types::{Input, Keep, Saves},
+    types::{Behind, Input, Keep, Saves},
 };
 use crate::excerpt::Excerpt;
 use crate::program::{Curve, DType, Def, Dim, Node, Op, Placement, Program, TensorType, ValueId};
@@ -40,6 +40,8 @@ pub(super) struct Walk<'p> {
     pub given: Vec<(Id, Input)>,
     /// Sums over rows: a column of ones each.
     sums: Vec<Id>,
+    /// Gradients that take the data's way back for granted, and are made behind it.
+    behind: Vec<Behind>,
 }
 
 impl<'p> Walk<'p> {
@@ -65,6 +67,7 @@ impl<'p> Walk<'p> {
             saved: Vec::new(),
             given: Vec::new(),
             sums: Vec::new(),
+            behind: Vec::new(),
         }
     }
 
@@ -86,6 +89,9 @@ impl<'p> Walk<'p> {
             {
                 self.node(node, d)?;
             }
+        }
+        for behind in std::mem::take(&mut self.behind) {
+            self.of_experts(behind)?;
         }
         Ok(())
     }
@@ -250,7 +256,7 @@ impl<'p> Walk<'p> {
                 self.add(x, g);
             }
             Op::Attention { .. } => self.attention(node, d)?,
-            Op::Dequantize => {
+            Op::Dequantize(_) => {
                 return Err(GradError::Operation {
                     op: node.op.name(),
                     why: "it reads values of eight bits, which have no gradients",
@@ -262,6 +268,7 @@ impl<'p> Walk<'p> {
             Op::Lse => {}
             Op::Slope(_)
             | Op::GroupedWgrad
+            | Op::CombineGrad
             | Op::SwigluGrad
             | Op::RmsNormGrad { .. }
             | Op::AttentionStats
@@ -472,7 +479,7 @@ impl<'p> Walk<'p> {
                     (before, g) = (self.whole(before), self.whole(g));
                 }
                 let held = (self.draft.values[g].placement, self.draft.values[g].dtype);
-                // What came before is an operand, and the last product adds it.
+                // What came before is an operand, and the last GEMM adds it.
                 let sum = self.draft.op("add", &[g, before], None, held);
                 if self.sums.contains(&g) {
                     self.sums.push(sum);

@@ -64,9 +64,9 @@ pub(crate) fn dispatch_ids(name: &str, found: &str) -> Text {
     )
 }
 
-pub(crate) fn combine_weights(name: &str, found: &str) -> Text {
+pub(crate) fn weights_of_slots(op: &str, name: &str, found: &str) -> Text {
     text(
-        format!("`combine` needs a weight for each expert of a token, and {name} is `{found}`"),
+        format!("`{op}` needs a weight for each expert of a token, and {name} is `{found}`"),
         "declare it `f32[T, K]`",
     )
 }
@@ -78,9 +78,16 @@ pub(crate) fn route_tokens(wanted: &str, name: &str, found: &str) -> Text {
     )
 }
 
-pub(crate) fn combine_of(name: &str) -> Text {
+pub(crate) fn combine_grad_dy(wanted: &str, name: &str, found: &str) -> Text {
     text(
-        format!("`combine` brings back what was dispatched, and {name} was not"),
+        format!("`combine_grad` needs gradients `{wanted}` of tokens, and {name} is `{found}`"),
+        format!("declare {name} `{wanted}`"),
+    )
+}
+
+pub(crate) fn combine_of(op: &str, name: &str) -> Text {
+    text(
+        format!("`{op}` brings back what was dispatched, and {name} was not"),
         "write `dispatch(x, ids) -> grouped_gemm(w) -> combine(weights)`",
     )
 }

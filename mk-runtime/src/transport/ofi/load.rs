@@ -117,7 +117,7 @@ fn project_dirs() -> impl Iterator<Item = PathBuf> {
 }
 
 /// Opens the other libraries of an unpacked libfabric, so that the loader, which does not search their folder, finds
-/// them by name. They need each other in no order that we know: whoever can be opened is, until nothing changes.
+/// them by name. Their dependency order is unknown: opens those that can be opened, until nothing changes.
 fn open_neighbours(dir: &Path) {
     let Ok(list) = std::fs::read_dir(dir) else { return };
     let mut rest: Vec<PathBuf> = list.flatten().map(|e| e.path()).collect();

@@ -1,4 +1,4 @@
-//! A queue pair: its states, and what is posted to it.
+//! A queue pair: its state transitions and work requests.
 
 use super::address;
 use super::choice::Choice;
@@ -12,30 +12,30 @@ use ibverbs_sys as ffi;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-/// Receives beside those of the window: for two messages of credits, and one that ends with an error.
+/// Receives beyond the window: for two messages of credits, and one that ends with an error.
 pub(super) const MORE_RECEIVES: u32 = 4;
-/// A word goes inside its work request.
+/// Inline bytes of a work request: one signal word.
 const INLINE: u32 = 4;
-/// Time that a peer without receives is left, as the specification numbers it: 0.64 ms.
+/// RNR NAK timer code: the sender retries after 0.64 ms if the peer has no receive posted.
 const RNR_TIMER: u8 = 12;
-/// Of a work request's number, the bit that tells receives.
+/// The bit of `wr_id` that marks a receive.
 pub(super) const RECEIVE: u64 = 1 << 47;
-/// Of a work request's number, where the lane's is.
+/// The shift of the lane's index in `wr_id`.
 pub(super) const LANE_SHIFT: u32 = 48;
 
-/// What a queue pair is made with.
+/// Queue depths of a queue pair.
 pub(super) struct Limits {
     /// Work requests of its send queue.
     pub sends: u32,
-    /// Receives that are always posted, but while one is being handled.
+    /// Receives that are kept posted, except while one is handled.
     pub receives: u32,
 }
 
 impl Limits {
-    /// Of options; a write is two work requests.
+    /// From options; a write takes two work requests.
     pub fn of(options: &Options, depth: usize) -> Limits {
         let receives = match options.ordering {
-            // Nothing consumes it. It ends with an error when the queue pair does.
+            // Never consumed: it completes with an error when the queue pair fails.
             Ordering::InOrder => 1,
             Ordering::Unordered => u32::from(options.window) + MORE_RECEIVES,
         };
@@ -65,7 +65,7 @@ pub(super) struct Memory {
 }
 
 impl Lane {
-    /// A queue pair that takes packets of nobody, and has its receives.
+    /// Creates a queue pair in state INIT, with its receives posted.
     pub fn new(
         domain: &Arc<Domain>,
         completions: &Arc<Completions>,
@@ -181,7 +181,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Ends it: whatever is posted fails, and packets of the peer are refused.
+    /// Moves it to state ERR: posted work requests fail, and packets of the peer are refused.
     pub fn end(&self) {
         let mut attr =
             ffi::ibv_qp_attr { qp_state: ffi::ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
@@ -195,7 +195,7 @@ impl Lane {
         unsafe { self.raw.as_ref() }.qp_num
     }
 
-    /// As asynchronous events name it.
+    /// Its identity in asynchronous events.
     pub fn id(&self) -> usize {
         self.raw.as_ptr() as usize
     }
@@ -229,7 +229,7 @@ impl Lane {
         check("ibv_post_recv", code)
     }
 
-    /// Work requests of a write, of which one has so many bytes at most.
+    /// Number of work requests of a write, of at most `most` bytes each.
     pub fn requests(bytes: u64, notify: Notify, most: u64) -> u32 {
         let parts = bytes.div_ceil(most) as u32;
         match notify {
@@ -238,8 +238,8 @@ impl Lane {
         }
     }
 
-    /// Posts a write that the queue has capacity for: data, in parts if it is longer than a work request may be, and
-    /// the word behind it.
+    /// Posts a write for which the queue has capacity: the data, in several work requests if it is long, then the
+    /// signal word.
     ///
     /// # Safety
     /// The bytes are in the registered region, and stay until the write has ended.
@@ -259,7 +259,7 @@ impl Lane {
             lkey: memory.local_key,
         };
         let remote = |at: u64| (memory.remote_base + at, memory.remote_key);
-        // All but the last part. What fails from here on ends the connection, and with it what is posted.
+        // All but the last part. A failure from here on ends the connection, and with it the posted requests.
         let mut done = 0;
         while write.bytes - done > most {
             let (mut part, to) = (data(done, most), remote(write.to + done));
@@ -295,7 +295,7 @@ impl Lane {
         }
     }
 
-    /// Posts a write of nothing that is signalled.
+    /// Posts a signalled write of zero bytes.
     pub fn flush(&mut self, memory: &Memory) -> Result<(), TransportError> {
         let place = self.queue.enter(Item::Flush, 1);
         let id = self.index << LANE_SHIFT | place.number;
@@ -305,7 +305,7 @@ impl Lane {
         self.post(&mut request(id, &mut nothing, to, Op::IBV_WR_RDMA_WRITE, flags))
     }
 
-    /// Gives receives back.
+    /// Returns `n` credits to the peer.
     pub fn give_credits(&mut self, n: u32) -> Result<(), TransportError> {
         let place = self.queue.enter(Item::Credits, 1);
         self.queue.uncredited -= n;
@@ -339,7 +339,7 @@ impl Drop for Lane {
     }
 }
 
-/// A work request; of no bytes it has no memory.
+/// A work request; without an SGE if `memory` is empty.
 fn request(
     wr_id: u64,
     memory: &mut ffi::ibv_sge,
@@ -360,7 +360,7 @@ fn request(
     }
 }
 
-/// 1 is 256 bytes, 5 is 4096.
+/// The enum value of an MTU: 1 is 256 bytes, 5 is 4096.
 pub(super) fn mtu_number(bytes: u32) -> u32 {
     (bytes.max(256).ilog2() - 7).min(5)
 }

@@ -1,9 +1,9 @@
-//! The processes of a world, after they have met: a Unix-domain socket between each two of one host, a TCP connection
-//! (`mesh/`) between each two of different ones.
+//! Control connections between the processes of a world: a Unix-domain socket between any two of one host, a TCP
+//! connection (`mesh/`) between any two of different hosts.
 //!
-//! They carry small gathers, and those of a host file descriptors; their closing tells that a process is gone.
-//! Collective calls are made in the same order by all processes; each names itself, so that a rank that makes another
-//! call is an error and not a confusion.
+//! They carry small all-gathers and, within a host, file descriptors; a closed connection means that the process is
+//! gone. All processes make collective calls in the same order. Each message carries the call's name, so a rank that
+//! makes another call gets an error.
 
 use super::mesh::{self, Bell, Far, Keeping, MeshListener, Stream};
 use super::pack::{Pack, Unpack};
@@ -24,11 +24,11 @@ use std::os::unix::net::{self as unix, UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-/// Bound on building the mesh, once the bootstrap has brought everybody here.
+/// Time limit for connecting all processes, after the bootstrap.
 const MESH: Duration = Duration::from_secs(30);
 
-/// A listening socket under a name of its own. Names are visible to all (`/proc/net/unix`); a peer must be of the same
-/// user, and say the name that it was told.
+/// A listening socket with a random abstract name. Any user can read such names (`/proc/net/unix`), so a peer must run
+/// as the same user, and send the name.
 pub(in crate::world) struct LocalListener {
     listener: UnixListener,
     name: String,
@@ -54,7 +54,7 @@ impl LocalListener {
         &self.name
     }
 
-    /// Takes one peer in, whose rank is checked by the caller; none if none comes in time.
+    /// Accepts one peer and returns the rank it claims, which the caller checks; `None` after the deadline.
     fn admit(&self, deadline: Deadline) -> Result<Option<(u64, UnixStream)>, Error> {
         loop {
             match self.listener.accept() {
@@ -84,16 +84,16 @@ impl LocalListener {
     }
 }
 
-/// Where a process is found.
+/// Address of a process.
 #[derive(Clone, Debug)]
 pub(in crate::world) enum PeerAddress {
     /// On this host, under the name of its listener.
     Near(String),
-    /// On another one.
+    /// On another host.
     Far(SocketAddr),
 }
 
-/// What processes of other hosts are met with.
+/// What connections to other hosts need.
 #[derive(Debug)]
 pub(in crate::world) struct Abroad {
     pub(in crate::world) gate: MeshListener,
@@ -104,17 +104,17 @@ pub(in crate::world) struct Abroad {
 
 #[derive(Debug)]
 struct Links {
-    /// To processes of this host, by rank; none for this one.
+    /// To processes of this host, by rank; `None` for this process.
     streams: Vec<Option<UnixStream>>,
-    /// To those of others.
+    /// To processes of other hosts, by rank.
     far: Vec<Option<Arc<Far>>>,
     /// Collective calls made so far.
     calls: u64,
-    /// The first failure: what the sockets hold after it belongs to nobody.
+    /// The first failure; after it, bytes left in the sockets cannot be attributed to a call.
     broken: Option<Error>,
 }
 
-/// The way to a process.
+/// A connection to a process.
 enum Line<'a> {
     Near(&'a UnixStream),
     Far(&'a Far),
@@ -136,7 +136,7 @@ impl Line<'_> {
     }
 }
 
-/// See the module.
+/// The control connections of this process.
 #[derive(Debug)]
 pub(crate) struct Group {
     rank: u32,
@@ -157,7 +157,7 @@ impl Group {
         let streams = connect_near(rank, addresses, listener, deadline)?;
         let nobody = || addresses.iter().map(|_| None).collect::<Vec<_>>();
         let mut links = Links { streams, far: nobody(), calls: 0, broken: None };
-        // What each process says without a call; see `watch`. Those of other hosts are not in this one.
+        // A shared page per process of this host, read without a call (see `watch`).
         let (mine, fd) = Page::create()?;
         let all = 0..addresses.len() as u32;
         let theirs = links.all_fds(rank, "connecting", fd, all, deadline)??;
@@ -202,9 +202,8 @@ impl Group {
         self.links().checked(|links| links.all_gather(self.rank, call, mine, deadline))
     }
 
-    /// Gives every process of `among`, of which this one is, a descriptor of every other's file there: in the order of
-    /// their ranks, and none for this one. Collective for the whole group, each with the ranks that it shares memory
-    /// with.
+    /// Exchanges file descriptors among the ranks `among`, which include this one: returns those of the others by rank,
+    /// `None` for this one. Collective over the whole group; each rank passes the ranks that it shares memory with.
     ///
     /// # Errors
     /// As [`Group::all_gather`].
@@ -215,11 +214,11 @@ impl Group {
         among: Range<u32>,
         deadline: Deadline,
     ) -> Result<Vec<Option<OwnedFd>>, Error> {
-        // A descriptor that this process may not have is its own failure, and not one of the group.
+        // A descriptor that this process may not receive is an error of this process, not of the group.
         self.links().checked(|links| links.all_fds(self.rank, call, mine, among, deadline))?
     }
 
-    /// Tells the others how this process fares, and hears how they do: an error of one is an error of all.
+    /// Exchanges the result of a step: an error of one process is an error of all.
     ///
     /// # Errors
     /// Its own error; [`Error::PeerFailed`] with that of the lowest rank that has one; as [`Group::all_gather`].
@@ -237,7 +236,7 @@ impl Group {
             }
         };
         let said = self.all_gather(call, &word.done(), deadline);
-        // What went wrong here says more than that the others could not be told.
+        // This process's own error takes precedence over a failed exchange.
         let mine = mine?;
         for (rank, word) in (0..).zip(&said?) {
             let mut fields = Unpack::new(word);
@@ -249,12 +248,12 @@ impl Group {
         Ok(mine)
     }
 
-    /// Counts a launch in which ranks meet, before it is made: of an `instance` (the number that all ranks give it)
-    /// that all ranks launch in the same order, or of one for which that does not matter. Where another rank has
-    /// launched something else in its place, those that wait in that are told to give up.
+    /// Records a launch that waits for other ranks, before it is made. `instance` is the number that all ranks give a
+    /// kernel which they must launch in the same order; `None` where order does not matter. If another rank launched a
+    /// different instance at this place, the waits of that instance are told to give up.
     ///
     /// # Errors
-    /// [`Error::PeerGone`] with a rank that has left, and made none of these; [`Error::OutOfStep`].
+    /// [`Error::PeerGone`] with a rank that left before this launch; [`Error::OutOfStep`].
     pub(crate) fn launching(&self, instance: Option<u32>) -> Result<(), Error> {
         let (Some(astray), Some(instance)) = (self.watch.launching(instance)?, instance) else {
             return Ok(());
@@ -267,18 +266,18 @@ impl Group {
         Err(Error::OutOfStep { launch, rank: self.rank, ours, peer, theirs })
     }
 
-    /// What `peer` launched in the place of a launch of `instance` by `rank`, if it has, in words.
+    /// Describes what `peer` launched where `rank` launched `instance`, if they differ.
     pub(crate) fn other_launch(&self, instance: u32, rank: u32, peer: u32) -> Option<String> {
         Some(self.text(self.watch.other_launch(instance, rank, peer)?, peer))
     }
 
-    /// Whether `peer` has made the launches of `instance` that `rank` has made, too.
+    /// Whether `peer` has made every launch of `instance` that `rank` has made, of at least one.
     pub(crate) fn launched(&self, instance: u32, rank: u32, peer: u32) -> bool {
         self.watch.launched(instance, rank, peer)
     }
 
-    /// From here on launches are not compared: replays are nobody's to count, and after a failure ranks may have made
-    /// different ones.
+    /// Stops comparing launches: graph replays cannot be counted, and after a failure ranks may have made different
+    /// launches.
     pub(crate) fn lose_count(&self) {
         self.watch.lose_count();
     }
@@ -288,28 +287,28 @@ impl Group {
         member.map_or_else(|| format!("a kernel (bind {instance})"), |m| m.text(rank))
     }
 
-    /// A process that has died, if one has, or has left before a launch that this one has made.
+    /// The rank of a process that has died, or that left before a launch which this process has made.
     pub(crate) fn dead(&self) -> Option<u32> {
         self.watch.dead()
     }
 
-    /// Tells other hosts that the kernels of an instance are to give up, for the sake of a rank.
+    /// Tells other hosts that kernels of an instance must give up because of rank `by`.
     pub(crate) fn give_up(&self, instance: u32, by: u32, why: &str) {
         self.watch.give_up(instance, by, why);
     }
 
-    /// Whether this process has.
+    /// Whether the process of `rank` has died.
     pub(crate) fn is_dead(&self, rank: u32) -> bool {
         self.watch.is_dead(rank)
     }
 
-    /// Tells this instance when a process dies, and what others say of it, for as long as somebody holds it.
+    /// Notifies an instance of deaths and of other processes' messages about it, while it is alive.
     pub(crate) fn join(&self, instance: u32, member: Weak<dyn Member>) {
         self.watch.join(instance, member);
     }
 
     fn links(&self) -> MutexGuard<'_, Links> {
-        // A panic inside a call leaves the streams in the middle of one, which the next call finds out by its name.
+        // After a panic in the middle of a call, the next call detects the stale message by its name.
         self.links.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
@@ -331,7 +330,7 @@ impl Links {
         (0..).zip(&self.streams).filter_map(|(rank, s)| s.as_ref().map(|s| (rank, s)))
     }
 
-    /// All of them.
+    /// All other processes.
     fn peers(&self) -> impl Iterator<Item = (u32, Line<'_>)> {
         (0..).zip(self.streams.iter().zip(&self.far)).filter_map(|(rank, (near, far))| {
             let near = near.as_ref().map(Line::Near);
@@ -347,8 +346,7 @@ impl Links {
         deadline: Deadline,
     ) -> Result<Vec<Vec<u8>>, Error> {
         self.calls += 1;
-        // Those whose own time was over before have been told that nothing came; who is so late must not go on without
-        // them.
+        // Ranks that timed out earlier have already reported this one as silent; it must not go on without them.
         if deadline.over() {
             let (during, waited) = (call.into(), deadline.limit());
             return Err(Error::PeerSilent { ranks: vec![rank], during, waited });
@@ -356,13 +354,13 @@ impl Links {
         let frame = |what: &[u8]| Pack::default().u64(self.calls).text(call).bytes(what).done();
         let message = Some(frame(mine)).filter(|m| m.len() <= wire::MAX_FRAME);
         let long = message.is_none();
-        // Without a part of its own it is in the call all the same, or the others would wait for it.
+        // If the payload is too long, an empty message is sent, so that the others do not wait.
         let message = message.unwrap_or_else(|| Pack::default().u64(self.calls).text(call).done());
         let mut all: Vec<Vec<u8>> = self.streams.iter().map(|_| mine.to_vec()).collect();
         let (mut gone, mut silent, mut astray) = (None, Vec::new(), Vec::new());
         let mut too_long = long.then_some(rank);
         for (peer, line) in self.peers() {
-            // To all before anything is believed: a peer that waits for this rank must not wait for another's fault.
+            // Send to all before looking at any reply: no peer waits for this rank because of another's error.
             match line.send(&message, deadline) {
                 // It may have sent its part before it went.
                 Ok(()) | Err(Broken::Gone) => {}
@@ -419,7 +417,7 @@ impl Links {
         among: Range<u32>,
         deadline: Deadline,
     ) -> Result<Result<Vec<Option<OwnedFd>>, Error>, Error> {
-        // So that all are in this call before anybody takes a byte for a descriptor.
+        // All ranks must be in this call before any of them receives descriptors.
         self.all_gather(rank, call, &[], deadline)?;
         let peers = || self.near().filter(|(peer, _)| among.contains(peer));
         for (peer, stream) in peers() {
@@ -502,7 +500,7 @@ fn connect_near(
     }
 }
 
-/// A handle that many may hold.
+/// A shared handle.
 pub(crate) type SharedGroup = Arc<Group>;
 
 #[cfg(test)]

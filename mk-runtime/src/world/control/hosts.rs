@@ -14,21 +14,19 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 const CALL: &str = "connecting hosts";
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// What a process says of its world, beyond its rank and its GPU.
+/// Options of a world beyond rank and GPU.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct WorldOptions {
-    /// The secret that all hosts of the run have. Off loopback addresses there is no world of several hosts without
-    /// one.
+    /// The shared secret of all hosts of the run. Required for several hosts, except over loopback.
     pub token: Option<Token>,
-    /// The address of this host for the others. Else the one from which it reaches rank 0.
+    /// This host's address, for the others. Default: the local address of its route to rank 0.
     pub address: Option<IpAddr>,
-    /// As if the ranks were on so many hosts, neighbours together, wherever they are: to try that on one machine.
+    /// Pretends that the ranks are on so many hosts, consecutive ranks together: for tests on one machine.
     pub nodes: Option<u32>,
-    /// Several processes may have one GPU, to try things on one: they get turns of it, or, where it has a multi-process
-    /// service, parts.
+    /// Lets several processes share a GPU, for tests: by time slices, or concurrently under MPS.
     pub share_gpus: bool,
-    /// A name or an address of rank 0's host, in whose direction this host's own address is looked for.
+    /// Name or address of rank 0's host; the route to it gives this host's own address.
     toward: Option<String>,
 }
 
@@ -55,7 +53,7 @@ impl WorldOptions {
     }
 }
 
-/// What tells this host from others. The same in all containers of a machine, and new at each boot.
+/// Identity of this host: equal in all containers of a machine, new at each boot.
 pub(in crate::world) fn name(
     rank: u32,
     size: u32,
@@ -75,7 +73,7 @@ pub(in crate::world) fn name(
     }
 }
 
-/// The nodes that hosts are, by the names of every rank's.
+/// Number of nodes, and ranks of each, from the host name of every rank.
 pub(in crate::world) fn topology(names: &[&str]) -> Result<Topology, Error> {
     let first = names.first().copied().unwrap_or_default();
     let local = names.iter().take_while(|name| **name == first).count().max(1);
@@ -118,14 +116,14 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr, Error> {
     first.ok_or_else(|| failed("it has none".into()))
 }
 
-/// Where rank 0 meets the others, and by what secret. `several`: the launcher has started processes on more than one
-/// host.
+/// Address at which rank 0 meets the others, and the secret. `several`: the launcher has started processes on more than
+/// one host.
 pub(in crate::world) fn meeting(
     launcher: &Launcher,
     options: &WorldOptions,
     several: bool,
 ) -> Result<(SocketAddr, Token), Error> {
-    // One host that plays several needs no address of others.
+    // One host that simulates several needs no address of others.
     let at = match (&launcher.meet, several) {
         (Err(_), false) => ("localhost".to_string(), port_of(&launcher.run)),
         (meet, _) => meet.clone()?,
@@ -154,13 +152,13 @@ fn port_of(run: &str) -> u16 {
 /// What hosts need to connect.
 pub(in crate::world) struct Met {
     pub(in crate::world) gate: MeshListener,
-    /// Of every rank's gate.
+    /// Address of every rank's listener.
     pub(in crate::world) addresses: Vec<SocketAddr>,
     /// The world's secret.
     pub(in crate::world) token: Token,
 }
 
-/// Opens a gate, and tells where it is. Collective. What one cannot is an error on all.
+/// Opens a listener and exchanges its address. Collective: a failure of one rank is an error on all.
 pub(in crate::world) fn exchange(
     bootstrap: &mut dyn Bootstrap,
     host: &str,
@@ -210,7 +208,7 @@ pub(in crate::world) fn exchange(
     Ok(Met { gate, addresses, token })
 }
 
-/// A rank's address, host, salt, and what shows its token.
+/// A rank's address, host, salt, and proof of its token.
 type Said = (SocketAddr, String, [u8; 32], Vec<u8>);
 
 fn read(bytes: &[u8]) -> Result<Said, String> {
@@ -227,7 +225,7 @@ fn read(bytes: &[u8]) -> Result<Said, String> {
     Ok((address, host, salt, fields.bytes().ok_or_else(cut)?.to_vec()))
 }
 
-/// Of a host that is one of several that a machine plays.
+/// The machine of a host that it simulates.
 fn machine(host: &str) -> &str {
     host.split(',').next().unwrap_or_default()
 }
@@ -255,7 +253,7 @@ fn address(
         return Ok(address);
     }
     match &options.toward {
-        // Nothing is sent: the system says from where it would be.
+        // Connecting a UDP socket sends nothing, but selects the local address.
         Some(host) => {
             let to = resolve(host, 9)?;
             let any: SocketAddr = match to.is_ipv4() {

@@ -15,7 +15,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::Duration;
 
-/// Between two looks for who has come.
+/// Polling interval.
 const PAUSE: Duration = Duration::from_millis(5);
 /// What one newcomer may take to say who it is.
 const HELLO: Duration = Duration::from_secs(2);
@@ -119,7 +119,7 @@ impl UnixBootstrap {
         self.tell(&verdict(&Ok(Vec::new())), deadline)
     }
 
-    /// Tells those who came why there will be no world.
+    /// Tells the processes that came why there will be no world.
     fn refuse(
         &self,
         came: Vec<Option<UnixStream>>,
@@ -129,13 +129,13 @@ impl UnixBootstrap {
     ) -> Error {
         let answer = verdict(&Err((missing.clone(), what.clone())));
         for stream in came.into_iter().flatten() {
-            // One who has given up meanwhile needs no answer.
+            // A process that gave up needs no answer.
             let _ = wire::send(&stream, &answer, Deadline::within(HELLO));
         }
         Error::Rendezvous { rank: self.rank, missing, what, waited: deadline.waited() }
     }
 
-    /// Answers all. Behind one who has gone away those that have no answer yet are told so.
+    /// Answers all. If one is gone, those without an answer yet are told so.
     fn tell(&mut self, answer: &[u8], deadline: Deadline) -> Result<(), Error> {
         let mut failed = None;
         for (rank, stream) in (1..).zip(&self.streams) {

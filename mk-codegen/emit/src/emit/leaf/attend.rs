@@ -277,7 +277,7 @@ fn results(
     rows_at(e, id, o, dim)
 }
 
-/// Address of the first row of a head on the own rank, and the bytes from one to the next, as C.
+/// Address of the first row of a head on this rank, and the bytes from one to the next, as C.
 pub(super) fn rows_at(
     e: &Emitter<'_>,
     id: FamId,

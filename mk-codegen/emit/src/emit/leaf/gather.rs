@@ -1,4 +1,4 @@
-//! Copies of rows that are each looked up, through registers, by all computing threads.
+//! Gathers rows by an index (embedding-style), through registers, by all compute threads.
 
 use super::moves;
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
@@ -31,8 +31,8 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }
 
-/// Single rows of any rank, one for each of the first values of `each`, to rows in order on the own rank; or for some
-/// values of `each`, to the row of each.
+/// Template values of one family. Each value of `each` names a source row, on any rank. Destination rows are on this
+/// rank: the first n values of `each` fill rows `first..first + n`, or each value that exists fills `first + each`.
 fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let f = &e.plan.families[s.id];
     let refuse = |what: &str| Err(EmitError::unsupported(f.name.clone(), what));
@@ -41,14 +41,14 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
         all.next().filter(|_| all.next().is_none())
     };
     let (Some(src), Some(dst)) = (one(Operand::Src), one(Operand::Dst)) else {
-        return refuse("a copy gathers rows of one tensor to one");
+        return refuse("a gather reads one tensor and writes one");
     };
     let own = dst.rank == Expr::Var(Var::RANK) && (dst.each.is_none() || dst.each == src.each);
     let Some(each) = src.each.as_ref().filter(|_| own) else {
-        return refuse("a copy gathers rows to its own rank");
+        return refuse("a gather writes rows of its own rank");
     };
     if src.region.len() != 2 || dst.region.len() != 2 {
-        return refuse("a copy gathers rows of matrices");
+        return refuse("a gather copies rows of matrices");
     }
     let wide = |a: &Access| e.number(&e.extent(a.buffer, 1));
     let whole = |a: &Access| {
@@ -57,19 +57,19 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     };
     let width = &src.region[1].1;
     if src.region[0].1 != Expr::Const(1) || wide(src) != wide(dst) || !whole(src) || !whole(dst) {
-        return refuse("a copy gathers whole rows, one at a time");
+        return refuse("a gather copies whole rows, one for each value of `each`");
     }
-    // The first row, how many there may be, and which of them there are.
+    // First destination row, upper bound of the count, and the condition under which a row exists.
     let (first, rows, exists) = match &dst.each {
         None if dst.when.is_none() && first_ones(src, &dst.region[0].1) => {
             (&dst.region[0].0, &dst.region[0].1, "true".into())
         }
-        None => return refuse("a copy gathers as many rows as it stores: the first ones"),
+        None => return refuse("a gather writes as many rows as it reads, from the first on"),
         Some(each) => match (one_of_several(dst), &src.when) {
             (Some(first), Some(when)) if src.when == dst.when => {
                 (first, &each.extent, e.c(f, Some(each), when))
             }
-            _ => return refuse("a copy gathers some rows, each to where it is among all"),
+            _ => return refuse("a gather with `each` in `dst` writes row `first + each`"),
         },
     };
     let size = e.plan.buffers[src.buffer].dtype.size_bytes();
@@ -98,15 +98,15 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     })
 }
 
-/// The first of rows of which each value of `each` has its own: `first + each`.
+/// `first`, if the destination row is `first + each`.
 fn one_of_several(dst: &Access) -> Option<&Expr> {
     let (row, Expr::Const(1)) = &dst.region[0] else { return None };
     let Expr::Bin(BinOp::Add, first, last) = row else { return None };
     (**last == Expr::Var(Var::EACH) && !first.mentions(Var::EACH)).then_some(first)
 }
 
-/// Whether a source is there for the first values of its `each`, as many as `rows`: `first + each < count`, and
-/// `min(extent, count - first)`; or `each < count`, and `min(extent, count)`.
+/// Whether exactly the first `rows` values of the source's `each` exist: its condition is `first + each < count` and
+/// `rows` is `min(extent, count - first)`; or `each < count` and `min(extent, count)`.
 fn first_ones(src: &Access, rows: &Expr) -> bool {
     let (Some(each), Some(Expr::Bin(BinOp::Lt, at, count))) = (&src.each, &src.when) else {
         return false;

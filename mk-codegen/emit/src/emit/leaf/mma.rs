@@ -13,9 +13,10 @@ use mk_abi::DType;
 use mk_dtype::HALF_BYTES;
 use mk_plan::{
     ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family,
-    Leaf, MmaTile, Mode, Operand, Point, Space, Store, Var, carry_last, gated, mma_consumers,
-    mma_exchange_bytes, mma_narrow, mma_panel_columns, mma_promotes, mma_staging_bytes, mma_swaps,
-    mma_three_by_rows, one_warpgroup_takes, saves_gates, target,
+    Leaf, MMA_STEP_BYTES, MmaTile, Mode, Operand, Point, Space, Store, Var, carry_last, gated,
+    mma_consumers, mma_exchange_bytes, mma_narrow, mma_panel_columns, mma_promotes,
+    mma_staging_bytes, mma_swaps, mma_three_by_rows, one_warpgroup_takes, saves_gates,
+    scales_steps, target,
 };
 use operands::Factor;
 
@@ -285,7 +286,8 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         dtype,
         b_dtype => narrow.then_some(b_dtype),
         promotes => narrow,
-        scaled => epilogue.iter().any(|op| op.scales()),
+        scaled => epilogue.iter().any(|op| op.scales() && !op.scales_steps()),
+        step_scaled => scales_steps(epilogue),
         // Elements along K of a step, as the library has them.
         step => if narrow { "kStepBytes" } else { "kBlockK" },
         out,
@@ -327,6 +329,10 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     let (a, b) = (e.access(f, Operand::A)?, e.access(f, Operand::B)?);
     let gated = gated(epilogue);
     shape(f, *block, gated, *consumers)?;
+    if scales_steps(epilogue) && !block[1].is_multiple_of(MMA_STEP_BYTES) {
+        let what = "a tile's columns are whole blocks of 128 that have a factor";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
     of_three(f)?;
     let ragged = is_ragged(e, f);
     if ragged {
@@ -373,7 +379,8 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     };
     // Applied before everything else, where each factor is loaded once.
     let (row_scales, column_scales) = (called("scale_rows"), called("scale_columns"));
-    let n = row_scales.len() + column_scales.len();
+    let (step_rows, step_columns) = (called("scale_steps"), called("scale_blocks"));
+    let n = epilogue.iter().filter(|op| op.scales()).count();
     let extras: Vec<_> = extras.into_iter().skip(n).collect();
     let steps = steps_along_k(f, a, *a_layout, block[2])?;
     let (all_steps, inner) = match &f.inner {
@@ -406,6 +413,8 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         inner,
         c_row => say_all(&|c| say(&row(c)))?,
         e_row => say(&e.extras_row(f)?),
+        s_row => epilogue.iter().any(|op| op.scales_rows()).then(|| say(&e.first_factor(f, true))),
+        s_col => (!step_columns.is_empty()).then(|| say(&e.first_factor(f, false))),
         gated,
         saved,
         c_col => say(&last(c).0),
@@ -424,6 +433,8 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         extras,
         row_scales,
         column_scales,
+        step_rows,
+        step_columns,
         ..e.slice(s)
     };
     let wide = if e.plan.buffers[c.buffer].dtype == DType::F32 { 32 } else { 64 };
@@ -528,7 +539,7 @@ fn depth(e: &Emitter<'_>, id: FamId) -> Result<(), EmitError> {
     Ok(())
 }
 
-/// Factors lie on the own rank, results where their way of storing reaches.
+/// Factors lie on this rank, results where their way of storing reaches.
 fn check_places(
     e: &Emitter<'_>,
     id: FamId,

@@ -30,6 +30,7 @@ mod attend_grad;
 mod combine;
 mod copy_bulk;
 mod copy_rows;
+mod dot;
 mod gather;
 mod mma;
 mod moves;
@@ -62,6 +63,7 @@ pub(super) const ALL: &[&LeafEmission] = &[
     &tabulate::EMISSION,
     &gather::EMISSION,
     &combine::EMISSION,
+    &dot::EMISSION,
     &copy_bulk::EMISSION,
     &copy_rows::EMISSION,
     &reduce::EMISSION,
@@ -93,6 +95,7 @@ pub(super) fn carrier(f: &Family) -> Carrier {
         }
         Leaf::CopyTile(CopyTile { via: CopyVia::Gather, .. }) => Carrier::Agents(&gather::EMISSION),
         Leaf::ReduceTile(_) if combine::is_weighted(f) => Carrier::Agents(&combine::EMISSION),
+        Leaf::DotTile(_) => Carrier::Agents(&dot::EMISSION),
         Leaf::ReduceTile(_) => Carrier::Agents(&reduce::EMISSION),
         Leaf::AttendTile(AttendTile { carry: Carry::Registers, block, .. }) => {
             Carrier::Agents(attend::emission(*block))

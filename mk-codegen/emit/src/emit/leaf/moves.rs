@@ -169,6 +169,10 @@ fn row_bytes(e: &Emitter<'_>, f: &Family, columns: &Expr, size: u64) -> String {
 /// one dimension is cut, and all behind it are whole, or all a single index.
 fn rows(e: &Emitter<'_>, a: &Access) -> Option<(Expr, Expr)> {
     let leading = &a.region[..a.region.len().checked_sub(1)?];
+    // A vector.
+    if leading.is_empty() {
+        return Some((Expr::Const(1), Expr::Const(1)));
+    }
     let cut = leading.iter().position(|(_, len)| *len != Expr::Const(1));
     let cut = cut.unwrap_or(leading.len().checked_sub(1)?);
     let behind = || leading.iter().enumerate().skip(cut + 1);

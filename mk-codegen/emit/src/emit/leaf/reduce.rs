@@ -81,11 +81,11 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
     let f = &e.plan.families[s.id];
     let src = e.access(f, Operand::Src)?;
     let own = Expr::Var(Var::RANK);
-    // Slots of the own rank, one after the other; or one buffer of several ranks.
+    // Slots of this rank, one after the other; or one buffer of several ranks.
     let apart = in_steps(&src.rank).filter(|(_, step)| *step > 0);
     let everywhere = apart.is_some();
     let n = src.region.len();
-    // One source, of any rows of the own rank.
+    // One source, of any rows of this rank.
     let single = src.each.is_none() && src.rank == own && row_dim(src).is_some();
     let alike = single || if everywhere { n == 3 } else { n >= 3 && src.rank == own };
     let each = src.each.as_ref();

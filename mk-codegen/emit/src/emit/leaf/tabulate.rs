@@ -44,6 +44,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
             RoutePart::Counts => ("BasesTask", 3),
             RoutePart::Sources => ("SourcesTask", 1),
             RoutePart::Places => ("PlacesTask", 1),
+            RoutePart::Slots => ("SlotsTask", 1),
             RoutePart::Kept => {
                 let what = "which rows are kept is made with the places";
                 return Err(EmitError::unsupported(g.name.clone(), what));
@@ -56,7 +57,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }
 
-/// Operands of a table, in their order, each of the own rank; as many as `N`.
+/// Operands of a table, in their order, each of this rank; as many as `N`.
 fn operands<'p, const N: usize>(
     e: &Emitter<'p>,
     f: &'p Family,
@@ -190,6 +191,16 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
                     let mut all = vec![at(entries), at(lists), at(bases), at(sources)];
                     all.extend([n(lists, 0), width(lists), says(experts), expert, first]);
                     all.extend([n(entries, 0), says(rows)]);
+                    all
+                }
+                RoutePart::Slots => {
+                    let ([ids, entries, sources], [slots]) =
+                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                    wide(ids, 2)?;
+                    wide(entries, 2)?;
+                    let expert = format!("static_cast<u32>(rank) * {own}");
+                    let mut all = vec![at(ids), at(entries), at(sources), at(slots), words(ids)];
+                    all.extend([n(ids, 0), n(ids, 1), expert, n(entries, 0), says(rows)]);
                     all
                 }
                 RoutePart::Kept => Vec::new(),

@@ -85,7 +85,8 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
     }
     let operands = reads.into_iter().zip(found).map(|(o, i)| (o, i, params[i].clone()));
     let operands: Vec<(Operand, usize, Tensor)> = operands.collect();
-    let sequence = operands.first().map_or(0, |(o, _, t)| t.shape[along(*o)].capacity());
+    let long = |(o, _, t): &(Operand, usize, Tensor)| t.shape[along(*o)].capacity();
+    let sequence = operands.iter().map(long).max().unwrap_or(0);
     // A window that is as long as the sequence hides nothing.
     if scores.mask.window().is_some_and(|keys| i64::from(keys) >= i64::from(sequence)) {
         scores.mask = Mask::Causal;

@@ -33,7 +33,7 @@ fn is_dense(kind: &Kind) -> bool {
     match kind {
         Kind::Param
         | Kind::Gather { .. }
-        | Kind::Dequantize
+        | Kind::Dequantize(_)
         | Kind::Gemm { .. }
         | Kind::Elementwise(_)
         | Kind::Chain { .. }
@@ -48,6 +48,7 @@ fn is_dense(kind: &Kind) -> bool {
         | Kind::GroupedWgrad { .. }
         | Kind::Dispatch { .. }
         | Kind::Combine
+        | Kind::CombineGrad
         | Kind::Attention { .. }
         | Kind::Lse
         | Kind::AttentionStats

@@ -8,7 +8,7 @@ use crate::passes::shape::{
 };
 use crate::settings::{Facts, GatheredRows, Product, Sum};
 use mk_dtype::HALF_BYTES;
-use mk_plan::{EpilogueOp, gated};
+use mk_plan::{EpilogueOp, gated, scales_steps};
 
 /// Global rows and columns; one column where a tensor has none.
 fn extents(t: &Tensor) -> [u64; 2] {
@@ -17,7 +17,7 @@ fn extents(t: &Tensor) -> [u64; 2] {
     [value(0).unwrap_or(0), columns.unwrap_or(1)]
 }
 
-/// A product's inner dimension, where every launch and every rank has as much of it.
+/// A GEMM's K, where every launch and every rank has as much of it.
 fn depth(kernel: &Kernel, product: &kernel::Product) -> Option<u64> {
     let Op::Operand(operand) = &kernel.ops[product.left] else { return None };
     let (x, dim) = (&kernel.params[operand.param], usize::from(!operand.transposed));
@@ -59,6 +59,7 @@ fn grouped(p: &Grouped, ranks: u32) -> Product {
         alone: false,
         odd_bits: odd(&p.out),
         narrow: false,
+        blocks: false,
     }
 }
 
@@ -78,6 +79,7 @@ fn wgrad(w: &Wgrad, out: &Tensor) -> Product {
         alone: false,
         odd_bits: odd(out),
         narrow: false,
+        blocks: false,
     }
 }
 
@@ -88,12 +90,13 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
         let fixed = x.shape.iter().all(|e| e.runtime_max.is_none());
         let spans = kernel.spans(id);
         let made = operand.param >= kernel.given;
-        GatheredRows { name: x.name.clone(), bulk: x.in_bulk(), fixed, made, spans }
+        let scaled = operand.factors.is_some();
+        GatheredRows { name: x.name.clone(), bulk: x.in_bulk(), fixed, made, spans, scaled }
     });
     let products = kernel.products().map(|(id, p)| {
         let saved = p.extras.iter().filter_map(|x| match x {
             Extra::Result(r) => Some(&kernel.results[*r].out),
-            Extra::Param(_) | Extra::OwnHalf => None,
+            Extra::Param(_) | Extra::Arriving | Extra::OwnHalf => None,
         });
         Product {
             extents: extents(&p.out),
@@ -107,6 +110,7 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
             alone: alone(kernel, p),
             odd_bits: saved.chain([&p.out]).any(odd),
             narrow: kernel.params[p.b].dtype.is_narrow(),
+            blocks: scales_steps(&p.epilogue),
         }
     });
     let sums = kernel.sums().map(|(_, sum)| {

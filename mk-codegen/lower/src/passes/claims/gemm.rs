@@ -30,7 +30,7 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
         matches!(g.graph[node].kind, Kind::ReduceScatter { .. } | Kind::AllReduce { .. })
     };
     let claimed_elsewhere = |node: NodeIndex| !is_dense(&g.graph[node].kind);
-    // Summed products come first, so that their sums are under way beside the other products.
+    // Summed GEMMs come first, so that their sums are under way beside the other GEMMs.
     let mut order: Vec<_> = g.results.iter().copied().enumerate().collect();
     order.retain(|(_, node)| !claimed_elsewhere(*node));
     order.sort_by_key(|(_, node)| !is_sum(*node));
@@ -65,7 +65,7 @@ fn is_dense(kind: &Kind) -> bool {
     match kind {
         Kind::Param
         | Kind::Gather { .. }
-        | Kind::Dequantize
+        | Kind::Dequantize(_)
         | Kind::Gemm { .. }
         | Kind::Elementwise(_)
         | Kind::SwigluGrad
@@ -80,6 +80,7 @@ fn is_dense(kind: &Kind) -> bool {
         | Kind::GroupedWgrad { .. }
         | Kind::Dispatch { .. }
         | Kind::Combine
+        | Kind::CombineGrad
         | Kind::Attention { .. }
         | Kind::Lse
         | Kind::AttentionStats
@@ -88,7 +89,7 @@ fn is_dense(kind: &Kind) -> bool {
     }
 }
 
-/// A value that products read and results are made of, while operations have no numbers yet: an index into the
+/// A value that GEMMs read and results are made of, while operations have no numbers yet: an index into the
 /// builder's lists.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Left {
@@ -96,7 +97,7 @@ enum Left {
     Product(usize),
 }
 
-/// Collects operands and products, each before its readers.
+/// Collects operands and GEMMs, each before its readers.
 struct Builder<'c, 'g> {
     claims: &'c mut Claims<'g>,
     operands: Vec<Operand>,
@@ -104,7 +105,7 @@ struct Builder<'c, 'g> {
 }
 
 impl Builder<'_, '_> {
-    /// Numbers the operations: operands, then products, then sums.
+    /// Numbers the operations: operands, then GEMMs, then sums.
     fn finish(self, sums: Vec<(Left, Sum)>, results: Vec<(usize, Left)>) {
         let Builder { claims: Claims { kernel, .. }, operands, products } = self;
         let first = kernel.ops.len();
@@ -132,14 +133,15 @@ impl Builder<'_, '_> {
         if let Some(i) = self.products.iter().position(|(n, ..)| *n == node) {
             return Ok(Left::Product(i));
         }
-        // Chains are as long as the user wrote them, so this is a loop: products down to the first known value.
+        // Chains are as long as the user wrote them, so this is a loop: GEMMs down to the first known value.
         let mut chain = vec![node];
         let mut left = loop {
             let at = chain[chain.len() - 1];
             let Kind::Gemm { .. } = &self.claims.g.graph[at].kind else {
                 chain.pop();
                 let transposed = chain.last().is_some_and(|by| self.turns_left(*by));
-                break Left::Operand(self.operand(at, transposed)?);
+                let factors = chain.last().and_then(|by| self.row_factors(*by));
+                break Left::Operand(self.operand(at, transposed, factors)?);
             };
             let Some(next) = self.claims.g.operands(at).first().copied() else {
                 return Err(unsupported("gemm", "it has fewer than two operands", CATALOGUE));
@@ -161,10 +163,32 @@ impl Builder<'_, '_> {
         matches!(self.claims.g.graph[gemm].kind, Kind::Gemm { a_transposed: true, .. })
     }
 
-    fn operand(&mut self, node: NodeIndex, transposed: bool) -> Result<usize, LowerError> {
+    /// The factors of a GEMM's rows.
+    fn row_factors(&self, gemm: NodeIndex) -> Option<NodeIndex> {
+        let epilogue = self.claims.g.graph[gemm].kind.epilogue()?;
+        let operands = self.claims.g.operands(gemm);
+        epilogue.first().filter(|op| op.scales_rows())?;
+        operands.get(2).copied()
+    }
+
+    /// What gathered factors are before, which have the rows of an operand that is gathered along `axis`.
+    fn gathered_factors(&self, node: NodeIndex, axis: usize) -> Option<Param> {
+        // Rows are the last dimension of factors.
+        let value = &self.claims.g.graph[node];
+        let Kind::Gather { dim, axis: along } = value.kind else { return None };
+        let from = self.claims.g.operands(node).first().copied()?;
+        self.claims.param(from).filter(|_| along == axis && dim + 1 == value.shape.len())
+    }
+
+    fn operand(
+        &mut self,
+        node: NodeIndex,
+        transposed: bool,
+        factors: Option<NodeIndex>,
+    ) -> Result<usize, LowerError> {
         let value = &self.claims.g.graph[node];
         let operand = match (&value.kind, self.claims.param(node)) {
-            (_, Some(param)) => Operand { param, gathered: None, transposed },
+            (_, Some(param)) => Operand { param, gathered: None, transposed, factors: None },
             (Kind::Gather { dim, axis }, _) => {
                 let operands = self.claims.g.operands(node);
                 let param = operands.first().and_then(|n| self.claims.param(*n));
@@ -180,7 +204,8 @@ impl Builder<'_, '_> {
                     let why = "its operand A is the result of `gather`, transposed";
                     return Err(unsupported("gemm", why, CATALOGUE));
                 }
-                Operand { param, gathered: Some(*axis), transposed }
+                let factors = factors.and_then(|f| self.gathered_factors(f, *axis));
+                Operand { param, gathered: Some(*axis), transposed, factors }
             }
             (Kind::Elementwise(_), _) => {
                 return Err(unsupported(&value.name, "no GEMM comes right before it", CATALOGUE));
@@ -226,6 +251,14 @@ impl Builder<'_, '_> {
         Ok(param)
     }
 
+    /// Whether factors come with an operand.
+    fn arrives_with(&self, left: Left, factors: NodeIndex) -> bool {
+        let Left::Operand(i) = left else { return false };
+        let axis = self.operands[i].gathered;
+        axis.and_then(|axis| self.gathered_factors(factors, axis)).is_some()
+            && self.operands[i].factors.is_some()
+    }
+
     fn product(&self, node: NodeIndex, left: Left) -> Result<Product, LowerError> {
         let value = &self.claims.g.graph[node];
         let operands = self.claims.g.operands(node);
@@ -242,6 +275,9 @@ impl Builder<'_, '_> {
         let extra = |x: &NodeIndex| match self.claims.g.results.iter().position(|r| r == x) {
             Some(r) if self.claims.g.graph[*x].kind == Kind::Saved => Ok(Extra::Result(r)),
             _ if self.claims.g.graph[*x].kind == Kind::OwnHalf => Ok(Extra::OwnHalf),
+            _ if self.arrives_with(left, *x) && self.row_factors(node) == Some(*x) => {
+                Ok(Extra::Arriving)
+            }
             _ => self.given(*x, &value.name).map(Extra::Param),
         };
         let list = few("gemm", extras.iter().map(extra).collect::<Result<Vec<_>, _>>()?)?;

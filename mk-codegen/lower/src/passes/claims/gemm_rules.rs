@@ -7,10 +7,13 @@ use crate::{
         shape::{
             ids::Extra,
             kernel::{Kernel, Op, Operand, Product, Sum},
+            tensor::Tensor,
         },
     },
 };
 use mk_abi::DType;
+use mk_plan::EpilogueOp;
+use mk_syntax::SCALE_BLOCK;
 use std::collections::BTreeSet;
 
 pub(super) const CATALOGUE: &str = "one kernel holds gathers of parameters, GEMMs with elementwise operations after each, \
@@ -23,7 +26,11 @@ pub(super) const CATALOGUE: &str = "one kernel holds gathers of parameters, GEMM
 pub(super) fn check(k: &Kernel, g: &OpGraph) -> Result<(), LowerError> {
     if g.graph.node_weights().any(|v| v.shape.iter().skip(1).any(|e| e.runtime_max.is_some())) {
         let why = "a run-time dimension is not the first of its tensor";
-        return Err(unsupported("dyn", why, "let it count rows of operands A and results"));
+        return Err(unsupported(
+            "dyn",
+            why,
+            "let it count rows of operands A, scaled by rows at most, and of results",
+        ));
     }
     let runtime = g.graph.node_weights().flat_map(|v| &v.shape).filter(|e| e.runtime_max.is_some());
     let names: BTreeSet<_> = runtime.filter_map(|e| e.symbol.as_ref()).collect();
@@ -92,7 +99,7 @@ fn product(k: &Kernel, p: &Product) -> Result<(), LowerError> {
     }
     let saved = |x: &Extra| match x {
         Extra::Result(r) => Some(&k.results[*r].out).filter(|t| t.dtype.is_storage()),
-        Extra::Param(_) | Extra::OwnHalf => None,
+        Extra::Param(_) | Extra::Arriving | Extra::OwnHalf => None,
     };
     if let Some(t) = p.extras.iter().find_map(saved) {
         let why = format!("`{}` is {}, and more is computed with it", t.name, t.dtype);
@@ -100,6 +107,15 @@ fn product(k: &Kernel, p: &Product) -> Result<(), LowerError> {
     }
     if b.shape.iter().any(|e| e.runtime_max.is_some()) {
         deep(k, p, sharded.is_some(), ranks)?;
+    }
+    if p.epilogue.contains(&EpilogueOp::ScaleSteps)
+        && let Op::Operand(Operand { param, .. }) = &k.ops[p.left]
+    {
+        whole_blocks(&k.params[*param], 1)?;
+    }
+    if p.epilogue.contains(&EpilogueOp::ScaleBlocks) {
+        whole_blocks(b, 0)?;
+        whole_blocks(b, 1)?;
     }
     if p.gated() && p.b_transposed {
         let why = "its weights are transposed";
@@ -115,13 +131,25 @@ fn product(k: &Kernel, p: &Product) -> Result<(), LowerError> {
     Ok(())
 }
 
-/// A product over rows that come with each launch, as a weight's gradient is: `x.t` and `dy`, all rows of both on every
+/// Whether every rank has whole blocks of a dimension, each of which has a factor.
+fn whole_blocks(x: &Tensor, dim: usize) -> Result<(), LowerError> {
+    let (n, ranks) = (x.shape[dim].value, x.cut(dim).map_or(1, |cut| cut.ranks));
+    let block = SCALE_BLOCK as i32;
+    if ranks == 1 || n % (block * ranks) == 0 {
+        return Ok(());
+    }
+    let why = format!("shards of {ranks} ranks cut blocks of {block} of {n} in `{}`", x.name);
+    let help = format!("use a multiple of {} there, or `scaled(1, K)`", block * ranks);
+    Err(unsupported("scaled", why, &help))
+}
+
+/// A GEMM over rows that come with each launch, as a weight's gradient is: `x.t` and `dy`, all rows of both on every
 /// rank, in memory that ends where they do, because what is read behind the last must be zeros.
 fn deep(k: &Kernel, p: &Product, cut: bool, ranks: i32) -> Result<(), LowerError> {
     let b = &k.params[p.b];
     let refuse = |why: String, help| Err(unsupported("gemm", why, help));
     let left = match &k.ops[p.left] {
-        Op::Operand(Operand { param, transposed: true, gathered: None }) => &k.params[*param],
+        Op::Operand(Operand { param, transposed: true, gathered: None, .. }) => &k.params[*param],
         _ => {
             let why = format!("the size of `{}` comes with each launch", b.name);
             let help = "let `dyn` count rows of operands A and results, or rows of both operands of `gemm(x.t, y)`";

@@ -6,7 +6,7 @@ use crate::{
     passes::{
         error::{LowerError, unsupported},
         shape::{
-            grouped::{Combine, Grouped, Ragged, Route, Rows, Wgrad},
+            grouped::{Combine, Combined, Grouped, Ragged, Route, Rows, Wgrad},
             ids::{Extra, OpId, Param},
             kernel::{Kernel, Op},
             tensor::{Tensor, aligned},
@@ -52,7 +52,7 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
         [] => Ok(None),
     };
     let dispatch = only(|k| matches!(k, Kind::Dispatch { .. }))?;
-    let combine = only(|k| *k == Kind::Combine)?;
+    let combine = only(|k| matches!(k, Kind::Combine | Kind::CombineGrad))?;
     let operands = g.operands(first);
     let [_, b, counts, ..] = operands[..] else {
         return Err(refuse(claims, first, "an operand is missing"));
@@ -66,6 +66,8 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
     let route = match dispatch.is_some() || routed {
         true => Some(Route {
             x: tokens(claims, dispatch)?,
+            weights: weights(claims, dispatch)?,
+            result: dispatch.and_then(|n| g.results.iter().position(|r| *r == n)),
             experts: match wgrads.is_empty() {
                 true => claims.value(b).shape[0].value,
                 false => claims.value(first).shape[0].value,
@@ -79,7 +81,11 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
         true => made(claims, first),
         false => tensor(claims.value(b), "rows", &claims.sizes),
     };
+    let result = route.as_ref().and_then(|route| route.result);
     let ragged = claims.push(Op::Ragged(Ragged { counts, rows, route }));
+    if let Some(r) = result {
+        claims.kernel.results[r].of = Some(ragged);
+    }
     Ok(Some(Claimed { ragged, gemms, wgrads, dispatch, combine }))
 }
 
@@ -93,11 +99,16 @@ fn made(claims: &Claims<'_>, node: NodeIndex) -> Tensor {
 /// The tokens that are dispatched.
 fn tokens(claims: &Claims<'_>, dispatch: Option<NodeIndex>) -> Result<Option<Param>, LowerError> {
     let Some(dispatch) = dispatch else { return Ok(None) };
-    if claims.g.results.contains(&dispatch) {
-        return Err(refuse(claims, dispatch, "its rows are a result"));
-    }
     let x = claims.g.operands(dispatch).first().and_then(|x| claims.param(*x));
     x.map(Some).ok_or_else(|| refuse(claims, dispatch, "its tokens are not the caller's"))
+}
+
+/// What dispatched rows are multiplied by.
+fn weights(claims: &Claims<'_>, dispatch: Option<NodeIndex>) -> Result<Option<Param>, LowerError> {
+    let Some(dispatch) = dispatch else { return Ok(None) };
+    let Some(weights) = claims.g.operands(dispatch).get(2).copied() else { return Ok(None) };
+    let given = claims.param(weights);
+    given.map(Some).ok_or_else(|| refuse(claims, dispatch, "its weights are not the caller's"))
 }
 
 /// The GEMMs of claimed rows, and the way back to tokens.
@@ -125,7 +136,10 @@ pub(super) fn claim(claims: &mut Claims<'_>, rows: Option<Claimed>) -> Result<()
         claims.kernel.results[result].of = Some(id);
     }
     let own = |n: &NodeIndex| {
-        rows.gemms.contains(n) || rows.wgrads.contains(n) || rows.combine == Some(*n)
+        rows.gemms.contains(n)
+            || rows.wgrads.contains(n)
+            || rows.combine == Some(*n)
+            || rows.dispatch == Some(*n)
     };
     let wrong = |n: &NodeIndex| claims.param(*n).is_some() || own(n) && returned(n) > 1;
     if let Some(n) = g.results.iter().find(|n| wrong(n)) {
@@ -239,14 +253,18 @@ fn combine(
     if g.results.contains(&claimed.gemms[of]) {
         return Err(refuse(claims, claimed.gemms[of], "its rows are a result, and are combined"));
     }
-    let Some(weights) = operands.get(2).and_then(|w| claims.param(*w)) else {
-        return Err(refuse(claims, node, "its weights are not the caller's"));
+    let Some(given) = operands.get(2).and_then(|w| claims.param(*w)) else {
+        return Err(refuse(claims, node, "its weights, or gradients, are not the caller's"));
+    };
+    let how = match claims.value(node).kind {
+        Kind::CombineGrad => Combined::Products(given),
+        _ => Combined::Sum(given),
     };
     let Some(result) = g.results.iter().position(|r| *r == node) else {
         return Err(refuse(claims, node, "its tokens are no result"));
     };
     let out = tensor(claims.value(node), &g.result_names[result], &claims.sizes);
-    Ok(Combine { of: gemms[of], weights, out, result })
+    Ok(Combine { of: gemms[of], how, out, result })
 }
 
 fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), LowerError> {
@@ -280,6 +298,16 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             return refuse(why, "let every rank have one, or ranks be fewer");
         }
         let blocks = ragged.rows.widest(0) / RAGGED_BLOCK as i32;
+        if route.weights.is_some() && tokens.is_some() && counts.shape[0].runtime_max.is_some() {
+            let why = "weights of a number of tokens that comes with each launch".into();
+            return refuse(why, "let the number of tokens be fixed, or leave the weights out");
+        }
+        if let Some(Combined::Products(dy)) = k.combined()
+            && !k.params[dy].in_bulk()
+        {
+            let why = format!("gradients of {} elements", k.params[dy].shape[1].value);
+            return refuse(why, "let their columns be multiples of 8");
+        }
         if route.drops && blocks < least {
             let why = format!("a capacity of {blocks} blocks a rank, for {least} experts");
             return refuse(why, "let each expert keep a block of 128 rows at least");

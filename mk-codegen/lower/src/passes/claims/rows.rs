@@ -1,8 +1,8 @@
-//! Claims operations on rows: normalisation, and what is done element by element to what no GEMM, or sum, of the kernel
-//! makes.
+//! Claims row-wise operations: normalisation, and elementwise chains that are not the epilogue of a GEMM or a
+//! reduction.
 //!
-//! A result of one is written to memory before another operation reads it. The other claims therefore see it as a
-//! parameter of the kernel.
+//! Their results are written to memory before another operation reads them, so other claims see them as parameters of
+//! the kernel.
 
 use super::builder::{Claims, tensor};
 use crate::{
@@ -22,7 +22,7 @@ use petgraph::stable_graph::NodeIndex;
 const HELP: &str = "let it read parameters, gathered or not, or what other operations on rows make of them; \
      a function (`mk.compile`) cuts a pipeline into kernels where one cannot hold it";
 
-/// Claims all of them, in the order in which they read each other.
+/// Claims all of them, in dataflow order.
 ///
 /// # Errors
 /// For operands that another operation of the kernel makes, and rows that no leaf takes.
@@ -39,7 +39,7 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
     Ok(())
 }
 
-/// Why an operand is no memory that is there before.
+/// Why an operand is not in memory before the kernel's other operations.
 fn why(claims: &Claims<'_>, how: &RowWork, operand: NodeIndex) -> String {
     let (g, value) = (claims.g, claims.value(operand));
     let fuses = matches!(how, RowWork::Chain(_)) && value.kind.epilogue().is_some();

@@ -85,7 +85,7 @@ pub(in crate::passes) struct Reader {
 
 /// A place from which an operand is read, with the words that announce the data there.
 ///
-/// An operand may have several, each with a condition: the own rank's memory, a peer's data, another node's. Their
+/// An operand may have several, each with a condition: this rank's memory, a peer's data, another node's. Their
 /// conditions exclude each other.
 pub(in crate::passes) struct Source {
     pub access: Access,
@@ -111,7 +111,7 @@ impl Flow {
 }
 
 impl Writer {
-    /// One post at the end of each task, on the own rank.
+    /// One post at the end of each task, on this rank.
     pub fn new(family: FamId, operand: Operand, word: Vec<Expr>) -> Writer {
         Writer {
             family,

@@ -46,7 +46,7 @@ pub(in crate::passes) struct Draft {
     pub extents: Extents,
     pub kinds: Arena<FamId, RoleKind>,
     pub flows: Arena<FlowId, Flow>,
-    /// Flows that somebody reads, in the order in which they were first read: that of their signals.
+    /// Flows that have a reader, in the order in which they were first read: that of their signals.
     pub flow_order: Vec<FlowId>,
     /// Memory that a flow says is there, in blocks of rows.
     made: Vec<WrittenRows>,
@@ -122,7 +122,7 @@ impl Draft {
         self.extents.dim(e)
     }
 
-    /// A dimension of a tensor on the own rank.
+    /// A dimension of a tensor on this rank.
     pub fn own(&mut self, t: &Tensor, dim: usize) -> Expr {
         self.extents.own(t, dim)
     }
@@ -155,7 +155,7 @@ impl Draft {
         self.flows.push(flow)
     }
 
-    /// From here on, who reads rows of this memory waits for the words of their blocks of so many.
+    /// From here on, readers of rows of this memory wait for the words of their blocks.
     pub fn made(&mut self, buffer: BufId, done: FlowId, height: i32, blocks: i32) {
         self.made.push(WrittenRows { buffer, done, height, blocks });
     }
@@ -269,7 +269,7 @@ fn most(e: &Expr) -> Option<i32> {
     }
 }
 
-/// A read of the own rank's memory at the start of a task.
+/// A read of this rank's memory at the start of a task.
 pub(in crate::passes) fn read(
     operand: Operand,
     buffer: BufId,
@@ -278,7 +278,7 @@ pub(in crate::passes) fn read(
     access(operand, Mode::Read, buffer, region, Point::Start)
 }
 
-/// A write to the own rank's memory at the end of a task.
+/// A write to this rank's memory at the end of a task.
 pub(in crate::passes) fn write(
     operand: Operand,
     buffer: BufId,

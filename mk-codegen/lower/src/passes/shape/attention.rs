@@ -1,6 +1,6 @@
 //! Attention, and the parts of its backward.
 
-use super::{ids::Param, tensor::Tensor};
+use super::{extents::Extents, ids::Param, tensor::Tensor};
 use crate::graph::Scored;
 use mk_plan::{Expr, GradOf, Mask, Operand};
 
@@ -60,6 +60,22 @@ impl Attention {
     /// Whether queries see no key behind their own position.
     pub fn causal(&self) -> bool {
         self.scores.mask != Mask::Full
+    }
+
+    /// Places in the sequence of the first query, and of the first key: the last of both have one place.
+    pub fn begins(&self, extents: &mut Extents) -> [Expr; 2] {
+        let [q, k] = [Operand::Q, Operand::K].map(|o| &self.tensor(o).shape[along(o)]);
+        let [queries, keys] = [q, k].map(|e| extents.dim(e));
+        if queries == keys || (q.runtime_max.or(k.runtime_max).is_none() && q.value == k.value) {
+            return [0.into(), 0.into()];
+        }
+        match (q.runtime_max, k.runtime_max) {
+            (None, None) => [k.value - q.value, q.value - k.value].map(|n| n.max(0).into()),
+            _ => {
+                let apart = |a: &Expr, b: &Expr| Expr::Const(0).max(a.clone() - b.clone());
+                [apart(&keys, &queries), apart(&queries, &keys)]
+            }
+        }
     }
 
     /// The first of `keys`, of a chunk that begins at `first`, that some query from `place` on sees; and how many of

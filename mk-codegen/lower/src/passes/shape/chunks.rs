@@ -49,7 +49,7 @@ impl Chunks {
         self.count > 1
     }
 
-    /// The number of the own rank's chunk `half`.
+    /// The number of this rank's chunk `half`.
     pub fn own(&self, half: &Expr) -> Expr {
         self.of_place(&self.group.place(), half)
     }
@@ -90,7 +90,7 @@ impl Chunks {
         self.whole.runtime_max.is_some() || self.rows * (self.count - 1) >= self.whole.value
     }
 
-    /// Where the own rank's chunk `half` begins in its part of the sequence.
+    /// Where this rank's chunk `half` begins in its part of the sequence.
     pub fn at(&self, extents: &mut Extents, half: &Expr) -> Expr {
         match self.per_rank {
             2 => {

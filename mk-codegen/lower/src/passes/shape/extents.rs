@@ -93,13 +93,13 @@ impl Extents {
         }
     }
 
-    /// A dimension of a tensor on the own rank.
+    /// A dimension of a tensor on this rank.
     pub fn own(&mut self, t: &Tensor, dim: usize) -> Expr {
         let along = t.cut(dim).and_then(|cut| self.axes.get(cut.axis)).unwrap_or(&self.group);
         self.local(t, dim, along.place())
     }
 
-    /// A tensor's shape on the own rank.
+    /// A tensor's shape on this rank.
     pub fn local_shape(&mut self, t: &Tensor) -> Vec<Expr> {
         (0..t.shape.len()).map(|d| self.own(t, d)).collect()
     }

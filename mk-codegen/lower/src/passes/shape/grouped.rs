@@ -19,6 +19,10 @@ pub(in crate::passes) struct Ragged {
 pub(in crate::passes) struct Route {
     /// The tokens; nothing where rows were dispatched by a kernel before.
     pub x: Option<Param>,
+    /// What rows are multiplied by, each its token's slot.
+    pub weights: Option<Param>,
+    /// Which result the dispatched rows are.
+    pub result: Option<usize>,
     /// Experts of the world.
     pub experts: i32,
     /// Rows beyond those that are kept of each expert are dropped, and end no launch.
@@ -89,12 +93,20 @@ pub(in crate::passes) struct Wgrad {
     pub result: usize,
 }
 
-/// Weighted sums of a grouped GEMM's rows, by token.
+/// What becomes of the rows of a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::passes) enum Combined {
+    /// Their sum, by weights `[tokens, slots]`.
+    Sum(Param),
+    /// The product of each and the token's row of `[tokens, columns]`.
+    Products(Param),
+}
+
+/// A grouped GEMM's rows, by token.
 pub(in crate::passes) struct Combine {
     /// The GEMM.
     pub of: OpId,
-    /// `[tokens, slots]`.
-    pub weights: Param,
+    pub how: Combined,
     pub out: Tensor,
     /// Which result it is.
     pub result: usize,

@@ -6,12 +6,14 @@ pub(in crate::passes) type Param = usize;
 /// An index into the kernel's operations.
 pub(in crate::passes) type OpId = usize;
 
-/// A matrix, or vector, of a product's epilogue.
+/// A matrix, or vector, of a GEMM's epilogue.
 #[derive(Clone, Copy)]
 pub(in crate::passes) enum Extra {
     Param(Param),
+    /// Factors of rows that come with the gathered operand A.
+    Arriving,
     /// An index into the kernel's results.
     Result(usize),
-    /// The second half of the product's own result `[m, 2, n]`.
+    /// The second half of the GEMM's own result `[m, 2, n]`.
     OwnHalf,
 }

@@ -2,7 +2,7 @@
 
 use super::{
     attention::Attention,
-    grouped::{Combine, Grouped, Ragged, Wgrad},
+    grouped::{Combine, Combined, Grouped, Ragged, Wgrad},
     ids::{Extra, OpId, Param},
     map::Map,
     tensor::Tensor,
@@ -24,11 +24,11 @@ pub(in crate::passes) struct Kernel {
 
 /// An operation.
 pub(in crate::passes) enum Op {
-    /// A caller's tensor, as it lies on the own rank or gathered.
+    /// A caller's tensor, as it lies on this rank or gathered.
     Operand(Operand),
     /// Rows of one of the parameters, made of others.
     Map(Map),
-    /// A matrix product with its elementwise epilogue.
+    /// A GEMM with its elementwise epilogue.
     Product(Product),
     /// A sum over ranks with its elementwise epilogue.
     Sum(Sum),
@@ -51,6 +51,8 @@ pub(in crate::passes) struct Operand {
     /// Sharded by rows, and gathered along this axis.
     pub gathered: Option<usize>,
     pub transposed: bool,
+    /// Factors of its rows that are gathered with it.
+    pub factors: Option<Param>,
 }
 
 /// One matrix product.
@@ -80,7 +82,7 @@ impl Product {
 
 /// A sum over ranks.
 pub(in crate::passes) struct Sum {
-    /// The contributions: a product, or an operand.
+    /// The contributions: a GEMM, or an operand.
     pub of: OpId,
     pub how: Reduce,
     /// The axis whose ranks contribute.
@@ -126,7 +128,7 @@ impl Kernel {
         })
     }
 
-    /// The products, in order.
+    /// The GEMMs, in order.
     pub fn products(&self) -> impl Iterator<Item = (OpId, &Product)> {
         self.ops.iter().enumerate().filter_map(|(id, op)| match op {
             Op::Product(product) => Some((id, product)),
@@ -166,12 +168,20 @@ impl Kernel {
         })
     }
 
+    /// What becomes of rows that go back to their tokens.
+    pub fn combined(&self) -> Option<Combined> {
+        self.ops.iter().find_map(|op| match op {
+            Op::Combine(combine) => Some(combine.how),
+            _ => None,
+        })
+    }
+
     /// Whether it moves tensors of the caller, and computes nothing but their sums.
     pub fn is_collective(&self) -> bool {
         self.ops.iter().all(|op| matches!(op, Op::Operand(_) | Op::Map(_) | Op::Sum(_)))
     }
 
-    /// The operand at the head of the chain of products that an operation ends.
+    /// The operand at the head of the chain of GEMMs that an operation ends.
     pub fn root(&self, mut op: OpId) -> OpId {
         while let Op::Product(Product { left, .. }) = &self.ops[op] {
             op = *left;
@@ -184,7 +194,7 @@ impl Kernel {
         self.sums().map(|(_, sum)| sum).find(|sum| sum.of == op)
     }
 
-    /// The value of an operation on the own rank: a sum's is that of the caller, and an attention's its first.
+    /// The value of an operation on this rank: a sum's is that of the caller, and an attention's its first.
     pub fn value(&self, op: OpId) -> &Tensor {
         match &self.ops[op] {
             Op::Operand(operand) => &self.params[operand.param],
@@ -212,7 +222,7 @@ impl Kernel {
         self.results.iter().position(|r| r.of == Some(op))
     }
 
-    /// Whether another product reads an operation.
+    /// Whether another GEMM reads an operation.
     pub fn is_read(&self, op: OpId) -> bool {
         self.products().any(|(_, product)| product.left == op)
     }
@@ -223,9 +233,9 @@ impl Kernel {
     }
 
     /// Whether tiles may hold rows of several ranks: every rank has as many rows of a gathered operand, in bulk, which
-    /// only products read whose results the caller gets as they are.
+    /// only GEMMs read whose results the caller gets as they are.
     pub fn spans(&self, op: OpId) -> bool {
-        let Op::Operand(Operand { param, gathered: Some(_), transposed: false }) = self.ops[op]
+        let Op::Operand(Operand { param, gathered: Some(_), transposed: false, .. }) = self.ops[op]
         else {
             return false;
         };
@@ -242,7 +252,7 @@ impl Kernel {
             && self.products().all(plain)
     }
 
-    /// Whether a product's inner dimension may be cut and the parts be added up: nothing else is done to the whole, and
+    /// Whether a GEMM's K may be cut and the parts be added up: nothing else is done to the whole, and
     /// all ranks have equally many steps.
     pub fn is_divisible(&self, product: &Product) -> bool {
         let even = match &self.ops[product.left] {

@@ -1,7 +1,7 @@
-//! Rows that the ranks along two axes share, each in shards of its own: pieces of one shard of both.
+//! Rows that are sharded over two axes, with shards of different sizes.
 //!
-//! A *piece* is what a shard along one axis and one along the other have in common. Seen from either side, a shard is a
-//! few pieces that follow each other, as many of each shard; of some there may be nothing.
+//! A *piece* is the intersection of a shard along one axis and a shard along the other. Along either axis, every shard
+//! is the same number of consecutive pieces, some of which may be empty.
 
 use super::ranks::RankGroup;
 use mk_plan::Expr;
@@ -11,7 +11,7 @@ use mk_plan::Expr;
 pub(in crate::passes) struct Pieces {
     /// All rows.
     whole: i32,
-    /// Of shards along this axis, and along the other one: rows, ranks, and which axis it is.
+    /// Along this axis, and along the other one: rows of a shard, ranks, and the axis.
     pub per: [i32; 2],
     pub groups: [RankGroup; 2],
     pub axes: [usize; 2],
@@ -20,7 +20,7 @@ pub(in crate::passes) struct Pieces {
     others: i32,
     /// Rows of a piece, in whole blocks.
     pub rows: i32,
-    /// Whether each piece of a shard is one of the other axis, with or without rows.
+    /// Whether each piece of a shard is also a piece of a shard of the other axis, even if empty.
     pub exact: bool,
 }
 
@@ -70,7 +70,7 @@ impl Pieces {
         }
     }
 
-    /// The place along the other axis of a block's rows; behind the last one where there may be none.
+    /// The owner along the other axis of a block's rows; past the last one for empty blocks.
     fn other(&self, shard: &Expr, piece: &Expr) -> Expr {
         let [a, b] = self.per;
         match () {

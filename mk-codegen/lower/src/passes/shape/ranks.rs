@@ -126,9 +126,9 @@ impl RankGroup {
 #[derive(Clone, Copy)]
 pub(in crate::passes) struct Nodes {
     pub group: RankGroup,
-    /// Those of the own node.
+    /// Those of this node.
     pub near: RankGroup,
-    /// Those of the own place in every node: the *rail*.
+    /// Those of the same local index in every node: the *rail*.
     pub far: RankGroup,
 }
 
@@ -147,7 +147,7 @@ impl Nodes {
         self.far.place_after(m + 1)
     }
 
-    /// The rank there that has the own place in its node, and its place in the group.
+    /// The rank there that has this rank's local index, and its place in the group.
     pub fn rail(self, m: Expr) -> [Expr; 2] {
         let rank = self.far.rank_after(m.clone() + 1);
         [rank, self.group.place_after((m + 1) * self.local())]
@@ -185,7 +185,7 @@ impl Nodes {
         }
     }
 
-    /// The place that is number `n` by distance before the own one, which is number 0: those of the own node, then node
+    /// The place that is number `n` by distance before the own one, which is number 0: those of this node, then node
     /// by node.
     pub fn before(self, n: Expr) -> Expr {
         let (count, local) = (self.count(), self.local());
@@ -196,7 +196,7 @@ impl Nodes {
         node * local + self.near.place_after(Expr::Const(local) - n % local)
     }
 
-    /// The rank of the own node that has the place that `place` of the group has in its node.
+    /// The rank of this node that has the place that `place` of the group has in its node.
     pub fn same_place(self, place: Expr) -> Expr {
         self.near.rank_of(place % self.local())
     }

@@ -27,7 +27,7 @@ pub(in crate::passes) struct Rows {
     pub blocks: i32,
     /// Shards that exist; 1 means that rows are not cut by rank.
     pub shards: i32,
-    /// Shards that are covered: `count` of them, from `first` places after the own rank.
+    /// Shards that are covered: `count` of them, from `first` places after this rank.
     pub first: i32,
     pub count: i32,
     /// Blocks of each shard that are covered: `walked` of them, from `from` on.
@@ -53,7 +53,7 @@ pub(in crate::passes) struct RowBlock {
 }
 
 impl Rows {
-    /// The rows of `of` in blocks of `height`, by owner along an axis or as the own rank has them.
+    /// The rows of `of` in blocks of `height`, by owner along an axis or as this rank has them.
     pub fn new(extents: &mut Extents, of: &Tensor, owner: Option<usize>, height: i32) -> Rows {
         let e = &of.shape[0];
         let cut = of.cut(0).filter(|cut| !cut.zigzag);
@@ -91,7 +91,7 @@ impl Rows {
         Rows::new(extents, &of, None, height)
     }
 
-    /// Peers first, the own rows last: those need no link, and nobody waits for them.
+    /// Peers first, local rows last: those need no link, and nobody waits for them.
     pub fn peers_first(self) -> Rows {
         Rows { first: i32::from(self.shards > 1), ..self }
     }
@@ -135,7 +135,7 @@ impl Rows {
         Rows { blocks, walked: blocks, pieces: Some(pieces), ..self.clone() }
     }
 
-    /// The rows by those who share them.
+    /// The same rows, by owner along the other axis.
     pub fn by_others(&self) -> Rows {
         let Some(pieces) = &self.pieces else { return self.clone() };
         let theirs = pieces.turned();
@@ -167,7 +167,7 @@ impl Rows {
         (RowBlock { shard, block, at, ..r.clone() }, when)
     }
 
-    /// The rows of the own shard.
+    /// The rows of the local shard.
     pub fn own(&self) -> Rows {
         Rows { first: 0, count: 1, ..self.clone() }
     }
@@ -237,7 +237,7 @@ impl Rows {
         }
     }
 
-    /// The place of a task's shard in the walk over all shards that starts behind the own rank and ends with it.
+    /// The place of a task's shard in the walk over all shards that starts behind this rank and ends with it.
     pub fn hop(&self) -> Expr {
         Var::domain(1).into()
     }

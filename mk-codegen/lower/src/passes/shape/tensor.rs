@@ -76,7 +76,7 @@ impl Tensor {
         parts == 1 || self.shape[dim].value % parts == 0
     }
 
-    /// The same, as rows of the own rank, where ranks along another axis than this one share them, as many each.
+    /// The same, as rows of this rank, where ranks along another axis than this one share them, as many each.
     pub fn on_own_rows(&self, axis: usize) -> Tensor {
         let mut own = self.clone();
         if let Some(cut) = self.cut(0).filter(|cut| cut.axis != axis) {

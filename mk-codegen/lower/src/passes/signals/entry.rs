@@ -41,7 +41,7 @@ pub(in crate::passes) fn guard(draft: &mut Draft) -> Result<(), LowerError> {
     let others = std::mem::take(&mut draft.flow_order);
     let nodes = draft.nodes;
     let world = draft.plan.mesh.size();
-    // Kernels announce themselves to whoever can see it, whether he waits for them or not.
+    // A kernel announces its entry to all ranks that map its memory, whether they wait for it or not.
     let seen_by = RankGroup::of_node(world, draft.plan.local());
     let none = [] as [Access; 0];
     let enter = draft.family("enter", RoleKind::Prologue, Leaf::Enter, vec![], vec![], none);
@@ -86,7 +86,7 @@ fn guarded(draft: &Draft) -> Result<(Vec<Guarded>, Vec<Guarded>), LowerError> {
         let mut g = Guarded { family: id, operand: a.operand, peer, each, when, lag };
         match operand(draft, id, a.operand, ENTERED)?.agent {
             Agent::Sender => sends.push(g),
-            // Nor does a copy engine know of the own rank, by the plan: it is ordered by signals alone. It waits for
+            // Nor does a copy engine know of this rank, by the plan: it is ordered by signals alone. It waits for
             // all.
             Agent::Engine => {
                 let all = draft.plan.mesh.size();

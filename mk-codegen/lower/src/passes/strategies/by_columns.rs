@@ -1,6 +1,6 @@
 //! An all-reduce whose columns have owners: every rank writes its contributions of a block of columns into the owner's
 //! slot, the owner adds the slots in the order of ranks, and pushes the sums to every other rank. As
-//! [`two_shot`](super::two_shot), which cuts rows; but the product's rows stay whole, so that few of them are not cut
+//! [`two_shot`](super::two_shot), which cuts rows; but the GEMM's rows stay whole, so that few of them are not cut
 //! into many blocks that read the right operand again each.
 //!
 //! Assumes tiles of a block's columns. Leaves: `slots`, a symmetric buffer `[world, rows of all shards, n]` of one slot
@@ -60,7 +60,7 @@ impl Columns {
         (self.across % self.group.size != 0).then(|| block.clone().lt(self.across))
     }
 
-    /// What a task of the product, or of its fold, writes: its tile, to the owner of the columns.
+    /// What a task of the GEMM, or of its fold, writes: its tile, to the owner of the columns.
     pub fn write(
         &self,
         operand: Operand,
@@ -121,7 +121,7 @@ impl Columns {
         self.collect(draft, out, result, (finished, family), &rows, kind);
     }
 
-    /// Every rank copies the sums of its peers, after the products in tiles as flat as they are summed in, or as one
+    /// Every rank copies the sums of its peers, after the GEMMs in tiles as flat as they are summed in, or as one
     /// wave of CTAs takes; beside them in tall ones.
     fn collect(
         &self,

@@ -1,13 +1,12 @@
-//! Brings a piece of memory to its readers, the ranks of a group: over NVLink to those of the own node, and once to
-//! each other node by the network card, where the rank of the same place (the *rail*) hands on to its node what has
-//! come.
+//! Delivers memory to its readers, the ranks of a group: over NVLink within the node, and once to each other node by
+//! the network card, to the rank of the same local index (the *rail*), which forwards it within its node.
 //!
-//! Assumes rows without gaps between nodes: a message is one piece of memory. A message waits for a word of the GPU,
-//! and raises a word of the network behind itself; few CTAs may await those, and *relay* them as words of the GPU. What
-//! a message was sent from is handed back when the card has delivered it: a credit, a launch back. A ring between nodes
-//! would move as many bytes over each card, in as many more hops.
+//! Between nodes rows must be contiguous: a message is one piece of memory. It waits for a flag in GPU memory, and
+//! increments a network flag after its data. Only inter roles, of few CTAs, wait for network flags; they *relay* them
+//! as GPU flags. The send buffer is free again when the card has delivered it: a credit, awaited one launch later. A
+//! ring between nodes would move as many bytes over each card, in more hops.
 //!
-//! Loops of a message: block of rows, piece of the block, and the other node last, so that all nodes are sent the first
+//! Loops over messages: block of rows, piece of the block, other node (innermost), so that every node gets the first
 //! rows first.
 
 use crate::passes::{
@@ -21,7 +20,7 @@ use crate::passes::{
 use mk_abi::DType;
 use mk_plan::{Access, BufId, CopyVia, Each, Expr, FamId, Leaf, Operand, RoleKind, Space, Var};
 
-/// The ranks whose memory `what` reads or writes where it lies: all of the group.
+/// The ranks whose memory `what` reads or writes in place: all of the group.
 ///
 /// # Errors
 /// [`LowerError::Unsupported`] where some are on other nodes, whose memory is not mapped.
@@ -34,7 +33,7 @@ pub(in crate::passes) fn mapped(nodes: Nodes, what: &str) -> Result<RankGroup, L
     Ok(group)
 }
 
-/// A write of the own memory, as one of every peer's in a group.
+/// Turns a write of local memory into a write to every peer of a group.
 pub(in crate::passes) fn to_peers(access: Access, group: RankGroup) -> Access {
     let (rank, each) = group.every_peer();
     Access { rank, each: Some(each), ..access }
@@ -71,7 +70,7 @@ impl Pieces {
     pub fn of_few(rows: i32, row_bytes: u64, most_bytes: u32) -> Pieces {
         let most = u64::from(most_bytes) / row_bytes.max(1);
         let piece = i32::try_from(most).unwrap_or(rows).clamp(1, rows.max(1));
-        // As many rows in each, so that none is left with few.
+        // Equal pieces, so that the last one is not small.
         let count = (rows + piece - 1) / piece;
         let piece = (rows + count - 1) / count.max(1);
         Pieces { block: rows, blocks: 1, piece, per_block: (rows + piece - 1) / piece.max(1) }
@@ -112,30 +111,30 @@ pub(in crate::passes) fn vars() -> [Expr; 3] {
     [0, 1, 2].map(|n| Var::domain(n).into())
 }
 
-/// Every other node: which number, and how many.
+/// A loop over the other nodes.
 pub(in crate::passes) fn others(nodes: Nodes) -> Each {
     Each { var: "m".into(), extent: (nodes.count() - 1).into() }
 }
 
-/// The tasks that send, and those that take what has come.
+/// The tasks that send messages, and those that receive them.
 #[derive(Clone)]
 pub(in crate::passes) struct Mail {
     /// Loops; one of them is over other nodes.
     pub domain: Vec<(&'static str, Expr)>,
     /// The number of a task's other node.
     pub other: Expr,
-    /// The messages between two nodes, and that of a task.
+    /// The shape of the set of messages between two nodes, and a task's message in it.
     pub shape: Vec<Expr>,
     pub word: Vec<Expr>,
 }
 
 impl Mail {
-    /// Words by something else, and message.
+    /// Shape of words `[by, message]`.
     fn words(&self, by: i32) -> Vec<Expr> {
         [vec![by.into()], self.shape.clone()].concat()
     }
 
-    /// The word of a task's message there.
+    /// The word `[which, message of the task]`.
     pub fn by(&self, which: Expr) -> Vec<Expr> {
         [vec![which], self.word.clone()].concat()
     }
@@ -144,20 +143,19 @@ impl Mail {
 /// Messages of a rank to its rail.
 pub(in crate::passes) struct Messages {
     pub mail: Mail,
-    /// What is sent, and the words of the GPU that it waits for.
+    /// The source, and the GPU flags that it waits for.
     pub from: Source,
-    /// Where it arrives, by source node, and what of a node's part it is.
+    /// The destination, indexed by source node first, and the region within that node's part.
     pub to: BufId,
     pub there: Vec<(Expr, Expr)>,
-    /// The family that writes what is sent, once that has been delivered; and the words `[other node, message]` that a
-    /// task waits for.
+    /// The family that writes the send buffer, and the credits `[other node, message]` that its tasks wait for.
     pub maker: FamId,
     pub credit: Vec<Expr>,
     pub each: Option<Each>,
 }
 
-/// Sends messages, relays what has come, and hands back what was sent from. Returns words of the GPU by source node and
-/// message: it is here.
+/// Sends messages, relays arrivals, and returns credits for send buffers. Returns the flow of GPU flags `[source node,
+/// message]`: the message has arrived.
 pub(in crate::passes) fn carry(draft: &mut Draft, x: Messages) -> FlowId {
     let (nodes, mail) = (draft.nodes, x.mail);
     let m = mail.other.clone();
@@ -191,12 +189,12 @@ pub(in crate::passes) fn carry(draft: &mut Draft, x: Messages) -> FlowId {
     draft.flow(Flow::new("relayed", shape, 1.into(), vec![seen]))
 }
 
-/// Words of the GPU for those that write again what was sent, by other node and message: those of the network are
-/// awaited in inter roles only. They are of this launch, and need nothing of it.
+/// GPU flags of credits, `[other node, message]`, for writers outside inter roles, which cannot wait for network flags.
+/// They depend on the previous launch only.
 fn room(draft: &mut Draft, sent: FlowId, mail: &Mail) -> FlowId {
     let (domain, none) = (mail.domain.clone(), [] as [Access; 0]);
     let family = draft.family("room", RoleKind::InterReduce, Leaf::Signal, domain, vec![], none);
-    // No relay that waits for other nodes stands before it.
+    // First in its role: no relay that waits for other nodes precedes it.
     draft.first.push(family);
     let word = mail.by(mail.other.clone());
     draft.read(sent, Reader { lag: 1, ..Reader::new(family, Operand::Src, word.clone()) });
@@ -205,34 +203,34 @@ fn room(draft: &mut Draft, sent: FlowId, mail: &Mail) -> FlowId {
     draft.flow(Flow::new("room", shape, 1.into(), vec![seen]))
 }
 
-/// Rows of every rank of a group on their way to all of it.
+/// An all-gather of rows within a group.
 pub(in crate::passes) struct Delivery<'a> {
-    /// Of its net memory.
+    /// Prefix of the names of its net buffers.
     pub name: &'a str,
     pub dtype: DType,
-    /// Rows of a rank, and their length.
+    /// Rows of a rank; `n` is their length.
     pub rows: &'a Rows,
     pub n: Expr,
     pub pieces: Pieces,
     /// `[ranks, rows, n]` of every rank.
     pub to: BufId,
-    /// Who hands on what has come from other nodes, and how.
+    /// Role that forwards rows from other nodes, and its kind of copy.
     pub kind: RoleKind,
     pub via: CopyVia,
-    /// Its name, its words, and by how much each of them counts up; by how much for each piece from another node.
+    /// The flow: name, shape of words, count of each word; `amount` is the increment for a piece from another node.
     pub flow: &'static str,
     pub words: Vec<Expr>,
     pub count: Expr,
     pub amount: Expr,
 }
 
-/// Own rows in memory of the card: who has written them, and the words that say so.
+/// Local rows in a send buffer: the family that writes them, and its flow of words.
 pub(in crate::passes) struct Staged {
     pub memory: BufId,
     pub by: FamId,
     pub words: FlowId,
     pub word: Vec<Expr>,
-    /// Those of a message.
+    /// Rows of a message.
     pub rows: (Expr, Expr),
 }
 
@@ -241,8 +239,8 @@ impl Delivery<'_> {
         (0.into(), self.n.clone())
     }
 
-    /// Brings rows to all: `near` says who writes those of the own rank in its node, and `stage` who writes them for
-    /// the card, where there is more than one rank in a node, and more than one node.
+    /// Brings rows to all ranks. `near` makes the writer of local rows within the node (if it has several ranks),
+    /// `stage` the writer of the send buffer (if there are several nodes).
     pub fn bring(
         &self,
         draft: &mut Draft,
@@ -260,7 +258,7 @@ impl Delivery<'_> {
         draft.flow(Flow::new(self.flow, self.words.clone(), self.count.clone(), from))
     }
 
-    /// Copies own rows from `shard` to memory of the card.
+    /// Copies local rows from `shard` to the send buffer.
     pub fn stage(&self, draft: &mut Draft, shard: BufId) -> Staged {
         let pieces = self.pieces;
         let shape = vec![self.rows.capacity.into(), self.n.clone()];
@@ -282,8 +280,8 @@ impl Delivery<'_> {
         Staged { memory, by, words, word, rows }
     }
 
-    /// Sends own rows to the rail, and copies what has come to every rank of the node, the own one, too: there a
-    /// product reads rows of all ranks in one place, and net memory, which may be the host's, is read once.
+    /// Sends local rows to the rail, and copies arrivals to every rank of the node, this one too: GEMMs read the rows
+    /// of all ranks from one buffer, and net memory, which may be host memory, is read once.
     fn over_rail(&self, draft: &mut Draft, x: Staged) -> Writer {
         let (nodes, pieces) = (draft.nodes, self.pieces);
         let shape = vec![nodes.count().into(), self.rows.capacity.into(), self.n.clone()];

@@ -1,4 +1,4 @@
-//! Where the tiles of a product go.
+//! Where the tiles of a GEMM go.
 
 use super::{
     by_columns::Columns,
@@ -19,7 +19,7 @@ use crate::passes::{
 use crate::settings::Config;
 use mk_plan::{Access, BufId, Expr, FamId, Operand};
 
-/// Where a product goes.
+/// Where a GEMM goes.
 #[derive(Clone, Copy)]
 pub(in crate::passes) enum Destination {
     /// `[rows, n]` of the caller.
@@ -28,9 +28,9 @@ pub(in crate::passes) enum Destination {
     Hidden(BufId),
     /// `[world, rows, n]` on the owner of the rows, which adds the slots: see [`two_shot`](super::two_shot).
     Slots(BufId),
-    /// `[nodes, local, rows, n]` on the rank of the owner's place in the own node: see [`two_level`](super::two_level).
+    /// `[nodes, local, rows, n]` on the rank of the owner's place in this node: see [`two_level`](super::two_level).
     NodeSlots(BufId, Nodes),
-    /// `[shards, rows, n]` of the own rank, for every rank to read: see [`one_shot`](super::one_shot).
+    /// `[shards, rows, n]` of this rank, for every rank to read: see [`one_shot`](super::one_shot).
     Parts(BufId),
     /// Slots on the owner of the columns: see [`by_columns`](super::by_columns).
     Columns(Columns),
@@ -68,7 +68,7 @@ impl Destination {
         }
     }
 
-    /// The writes of some columns of a block of rows, to the own rank's slot where there are slots; of several, one
+    /// The writes of some columns of a block of rows, to this rank's slot where there are slots; of several, one
     /// happens.
     pub fn writes(
         self,
@@ -104,7 +104,7 @@ impl Destination {
         }
     }
 
-    /// A family whose tasks write there, with the rows that whoever reads them knows them by.
+    /// A family whose tasks write there, with the rows by which readers address them.
     pub fn made(self, family: FamId, rows: &Rows, r: &RowBlock) -> TileRows {
         let (r, when) = match self {
             Destination::Slots(_) => rows.owned(r),
@@ -113,7 +113,7 @@ impl Destination {
         TileRows { family, shard: r.shard, block: r.block, when }
     }
 
-    /// The order of a product's tiles, of `group` row blocks each `times` times, with `across` in a row.
+    /// The order of a GEMM's tiles, of `group` row blocks each `times` times, with `across` in a row.
     pub fn order(self, rows: &Rows, group: i32, across: i32, times: i32) -> Vec<Expr> {
         if let Destination::Ring(_) = self {
             return rows.order_by_hop(group, across);

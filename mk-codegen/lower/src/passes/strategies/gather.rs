@@ -1,8 +1,9 @@
 //! A gather of rows: who pushes them, and the copy of what arrives, where it is a result.
 
 use super::{
-    gathered::{Gathered, Slices},
-    push_copy_engine, push_sms,
+    gathered::{Gathered, OwnFactors, Slices},
+    push_copy_engine,
+    push_sms::{self, Push},
 };
 use crate::passes::{
     draft::{Draft, read, write},
@@ -17,11 +18,14 @@ pub(in crate::passes) fn push(
     x: &Tensor,
     shard: BufId,
     rows: &Rows,
-    slices: Option<Slices>,
+    (slices, factors): (Option<Slices>, Option<OwnFactors>),
     config: &Config,
 ) -> Gathered {
     match config.gather {
-        Gather::Sms => push_sms::push(draft, x, shard, rows, slices, false, config),
+        Gather::Sms => {
+            let how = Push { slices, factors, whole: false };
+            push_sms::push(draft, x, shard, rows, how, config)
+        }
         Gather::CopyEngine { parts } => push_copy_engine::push(draft, x, shard, rows, parts),
     }
 }
@@ -32,10 +36,11 @@ pub(in crate::passes) fn push_whole(
     x: &Tensor,
     shard: BufId,
     rows: &Rows,
+    factors: Option<OwnFactors>,
     config: &Config,
 ) -> Gathered {
     let one = rows.in_blocks(rows.capacity.max(1));
-    push_sms::push(draft, x, shard, &one, None, true, config)
+    push_sms::push(draft, x, shard, &one, Push { slices: None, factors, whole: true }, config)
 }
 
 /// A copy of whole rows.

@@ -16,15 +16,52 @@ pub(in crate::passes) struct Gathered {
     /// Rows of a shard, where tiles hold rows of several.
     pub whole: Option<i32>,
     pub slices: Option<Slices>,
-    /// Whether the own rows are in `all`; else they are read from `shard`.
+    /// Whether local rows are in `all`; else they are read from `shard`.
     pub own_rows: bool,
     /// Whether shards arrive one after the other.
     pub by_shard: bool,
+    /// Factors of the rows, which come with them.
+    pub factors: Option<Factors>,
     /// Words by shard, and by blocks of so many rows, of which one covers several; and by slice.
     pub arrived: FlowId,
     pub height: i32,
     pub blocks: i32,
     pub per_word: i32,
+}
+
+/// Factors of the own rows, as the caller gives them: `[rows]`, or `[steps, rows]` where steps along K have their own.
+#[derive(Clone)]
+pub(in crate::passes) struct OwnFactors {
+    pub buffer: BufId,
+    pub steps: Option<Expr>,
+}
+
+/// Factors of gathered rows: those of the own ones, and `[ranks, rows]`, or `[1, ranks * rows]` where tiles hold rows
+/// of several; with steps, `[ranks, steps, rows]` and `[steps, ranks * rows]`.
+#[derive(Clone)]
+pub(in crate::passes) struct Factors {
+    pub own: OwnFactors,
+    pub all: BufId,
+}
+
+impl Factors {
+    /// Rows of the own ones.
+    pub fn own(&self, rows: (Expr, Expr)) -> (BufId, Vec<(Expr, Expr)>) {
+        let steps = self.own.steps.clone().map(|n| (0.into(), n));
+        (self.own.buffer, steps.into_iter().chain([rows]).collect())
+    }
+
+    /// Rows of a shard.
+    pub fn of_shard(&self, shard: Expr, rows: (Expr, Expr)) -> (BufId, Vec<(Expr, Expr)>) {
+        let steps = self.own.steps.clone().map(|n| (0.into(), n));
+        (self.all, [(shard, 1.into())].into_iter().chain(steps).chain([rows]).collect())
+    }
+
+    /// Rows of several shards.
+    pub fn of_several(&self, rows: (Expr, Expr)) -> (BufId, Vec<(Expr, Expr)>) {
+        let steps = self.own.steps.clone().map_or((0.into(), 1.into()), |n| (0.into(), n));
+        (self.all, vec![steps, rows])
+    }
 }
 
 /// More slices would only add signals.
@@ -41,7 +78,7 @@ pub(in crate::passes) struct Slices {
 }
 
 impl Slices {
-    /// At most so many of `k` elements, all of them equal, whole steps of a product, and of rows that a copy's stage
+    /// At most so many of `k` elements, all of them equal, whole steps of a GEMM, and of rows that a copy's stage
     /// holds.
     pub fn new(k: i32, size_bytes: u64, most: u32, step: i32, together: i32) -> Option<Slices> {
         let steps = if k % step == 0 { k / step } else { return None };

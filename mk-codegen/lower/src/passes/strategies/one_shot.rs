@@ -1,6 +1,6 @@
 //! An all-reduce in one shot: every rank reads the contributions of all ranks and adds them for itself.
 //!
-//! Leaves: `parts`, a symmetric buffer `[shards, rows, n]` of the own contributions, a flow per tile to every rank, and
+//! Leaves: `parts`, a symmetric buffer `[shards, rows, n]` of the local contributions, a flow per tile to every rank, and
 //! the ordered sum.
 
 use super::sum::{Adders, Contributions, Place, Share, Summed, adders, place, tiles_across};
@@ -11,7 +11,7 @@ use crate::passes::{
 use crate::settings::Config;
 use mk_plan::{Access, BufId, Each, Operand, Space, Var};
 
-/// The own contributions of a result, where every rank can read them.
+/// The local contributions of a result, where every rank can read them.
 pub(in crate::passes) fn parts(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
     let n = draft.own(out, 1);
     let shape = vec![rows.shards.into(), rows.capacity.into(), n];

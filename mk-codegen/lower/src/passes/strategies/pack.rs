@@ -1,6 +1,6 @@
 //! Repacks matrices that TMA cannot take as they are: rows and boxes begin at multiples of 16 bytes.
 //!
-//! Leaves: a copy in scratch with padded rows, and a flow of one word to those who read it.
+//! Leaves: a copy in scratch with padded rows, and a flow of one word to its readers.
 
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Writer, read, write},

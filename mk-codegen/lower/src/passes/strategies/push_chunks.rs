@@ -229,7 +229,7 @@ impl Pushes<'_> {
         }
     }
 
-    /// Reads of rows of the own chunk in the caller's memory, one of each part.
+    /// Reads of rows of the local chunk in the caller's memory, one of each part.
     fn reads(
         &self,
         draft: &mut Draft,
@@ -265,7 +265,7 @@ impl Pushes<'_> {
         of.into.iter().enumerate().map(of_part).collect()
     }
 
-    /// Pushes own chunks to the peers of the own node, one after the other.
+    /// Pushes local chunks to the peers of this node, one after the other.
     fn family(
         &mut self,
         draft: &mut Draft,
@@ -290,7 +290,7 @@ impl Pushes<'_> {
         self.from.push(Writer::new(push, Operand::Dst, vec![own, batch, head]).on(to));
     }
 
-    /// Sends own chunks to the rail, and forwards what has come to every rank of the own node.
+    /// Sends local chunks to the rail, and forwards what has come to every rank of this node.
     fn over_rail(&mut self, draft: &mut Draft, parts: &[Part<'_>], of: &Moved, config: &Config) {
         let nodes = draft.nodes;
         let (chunks, count) = (self.chunks, parts.len() as i32);

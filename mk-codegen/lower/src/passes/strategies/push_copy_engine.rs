@@ -31,7 +31,7 @@ pub(in crate::passes) fn push(
     let shape = vec![world.into(), rows.capacity.into(), k.clone()];
     let all = draft.buffer(&format!("{}_all", x.name), Space::Workspace, x.dtype, shape, None);
     let (s, p) = (Expr::from(Var::domain(0)), Expr::from(Var::domain(1)));
-    // The first to come is that of the rank after one's own, as products take them.
+    // The first to come is that of the rank after one's own, as GEMMs take them.
     let to = group.rank_after(Expr::Const(world - 1) - s.clone());
     let mine = draft.own(x, 0);
     let part = (p.clone() * height, block_rows(mine, p.clone(), height));
@@ -57,6 +57,7 @@ pub(in crate::passes) fn push(
         all,
         whole: None,
         slices: None,
+        factors: None,
         own_rows: false,
         by_shard: true,
         arrived,

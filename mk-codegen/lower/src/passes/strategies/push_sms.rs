@@ -3,16 +3,18 @@
 //! Assumes a matrix `[M, K] @ shard(0)`. Leaves: `all`, a symmetric buffer `[world, rows, K]` on every rank, written by
 //! the ranks that own the rows, with a word per block of rows.
 //!
-//! With `whole`, `all` is `[world * rows, K]` and holds the own rows, too, so that tiles may hold rows of several
+//! With `whole`, `all` is `[world * rows, K]` and holds local rows, too, so that tiles may hold rows of several
 //! ranks; all of a shard has one word. Assumes that every rank has as many.
 //!
 //! Rows may travel in slices of K: `all` is then `[slices, world, rows, K / slices]`, so that what a task writes is
 //! contiguous, with a word for each slice of a block. The first slices of as many rows as the SMs work on at a time
 //! leave before the second ones do.
+//!
+//! Factors of rows leave first, and raise the words of their rows, too: who waits for rows has their factors.
 
 use super::{
     deliver::{Delivery, Pieces},
-    gathered::{Gathered, Slices},
+    gathered::{Factors, Gathered, OwnFactors, Slices},
 };
 use crate::passes::{
     draft::{Draft, Writer, read, write},
@@ -22,7 +24,17 @@ use crate::passes::{
     },
 };
 use crate::settings::Config;
+use mk_abi::DType;
 use mk_plan::{Access, BufId, CopyVia, Each, Expr, Operand, RoleKind, Space, Var};
+
+/// How rows are pushed.
+pub(in crate::passes) struct Push {
+    pub slices: Option<Slices>,
+    /// The factors of the own rows, which go with them.
+    pub factors: Option<OwnFactors>,
+    /// Whether tiles hold rows of several ranks.
+    pub whole: bool,
+}
 
 /// Adds the push of `x`, which the caller gives in `shard`, perhaps in slices.
 pub(in crate::passes) fn push(
@@ -30,8 +42,7 @@ pub(in crate::passes) fn push(
     x: &Tensor,
     shard: BufId,
     rows: &Rows,
-    slices: Option<Slices>,
-    whole: bool,
+    Push { slices, factors, whole }: Push,
     config: &Config,
 ) -> Gathered {
     let (group, block, nodes) = (rows.group, rows.height, draft.along(rows.axis));
@@ -41,7 +52,7 @@ pub(in crate::passes) fn push(
     let padded = aligned(k_value, size_bytes);
     // Rows that bulk copies cannot take go through registers, into rows that they and TMA can.
     let bulk = x.in_bulk();
-    let slices = slices.filter(|_| bulk);
+    let slices = slices.filter(|_| bulk && factors.is_none());
     let blocks = rows.blocks;
     let row_bytes = (slices.map_or(k_value, |s| s.depth) as u64 * size_bytes).max(1);
     let cut = match whole {
@@ -110,9 +121,37 @@ pub(in crate::passes) fn push(
         via: CopyVia::Bulk,
         flow: "arrived",
         words,
-        count: pieces.into(),
+        count: (pieces + i32::from(factors.is_some())).into(),
         amount: 1.into(),
     };
+    let factors = factors.map(|own| {
+        let (steps, all) = (own.steps.clone(), Expr::Const(world * rows.capacity));
+        let shape: Vec<Expr> = match whole {
+            true => vec![steps.unwrap_or(1.into()), all],
+            false => {
+                [world.into()].into_iter().chain(steps).chain([rows.capacity.into()]).collect()
+            }
+        };
+        let name = format!("{}_factors", x.name);
+        Factors { own, all: draft.buffer(&name, Space::Workspace, DType::F32, shape, None) }
+    });
+    let first = factors.as_ref().map(|factors| {
+        let i = Expr::from(Var::domain(0));
+        let mine = draft.own(x, 0);
+        let (base, len) = Pieces::whole(block, blocks).rows(&i, 0.into(), mine);
+        let (own, from) = factors.own((base.clone(), len.clone()));
+        let (all, there) = match whole {
+            true => factors.of_several((group.place() * rows.capacity + base, len)),
+            false => factors.of_shard(group.place(), (base, len)),
+        };
+        let dst = write(Operand::Dst, all, there);
+        let dst = Access { rank: to.clone(), each: Some(each.clone()), ..dst };
+        let leaf = CopyVia::Ldst.leaf(1);
+        let (kind, domain) = (RoleKind::IntraComm, vec![("i", blocks.into())]);
+        let touched = vec![read(Operand::Src, own, from), dst];
+        let push = draft.family("factors", kind, leaf, domain, vec![], touched);
+        Writer::new(push, Operand::Dst, vec![group.place(), i]).on_each((to.clone(), each.clone()))
+    });
     let near = |draft: &mut Draft| {
         let kind = RoleKind::IntraComm;
         let leaf = via.leaf(config.copy_stages);
@@ -120,12 +159,14 @@ pub(in crate::passes) fn push(
         Writer::new(push, Operand::Dst, word).on_each((to, each))
     };
     let arrived = delivery.bring(draft, near, |draft| delivery.stage(draft, shard));
+    draft.flows[arrived].from.extend(first);
     let whole = whole.then_some(rows.capacity);
     Gathered {
         shard,
         all,
         whole,
         slices,
+        factors,
         own_rows,
         by_shard: false,
         arrived,

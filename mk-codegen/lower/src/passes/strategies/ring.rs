@@ -19,7 +19,7 @@ use mk_plan::{Access, BinOp, BufId, Expr, Operand, Point, Space, Var};
 pub(in crate::passes) struct Ring {
     /// `[hops, rows, n]`: the sums so far, with which the rank before goes on.
     pub passed: BufId,
-    /// `[rows, n]` of the own rank: the finished sums, the caller's.
+    /// `[rows, n]` of this rank: the finished sums, the caller's.
     pub last: BufId,
 }
 

@@ -1,7 +1,8 @@
-//! Adds the parts of products whose inner dimension is cut, on the rank that multiplied them.
+//! Reduces split-K partial results, on the rank that computed them.
 //!
-//! Assumes tiles of each part in `splits`, a scratch buffer `[parts, rows of all shards, n]` in f32. Leaves the sums,
-//! in the order of the inner dimension, rounded once, where the product goes: as tiles of it to whoever reads them.
+//! Precondition: tiles of each part in `splits`, a scratch buffer `[parts, rows of all shards, n]` in f32.
+//! Postcondition: the sums, added in order of K and rounded once, are at the GEMM's destination, as tiles of the GEMM
+//! for its readers.
 
 use super::{
     destination::Destination,
@@ -18,7 +19,7 @@ use crate::settings::Reduction;
 use mk_abi::DType;
 use mk_plan::{Access, BufId, Each, Expr, Leaf, Operand, ReduceTile, Space, Var};
 
-/// The f32 parts of a product whose inner dimension is cut: `[parts, rows of all shards, n]`.
+/// The f32 partial results of a split-K GEMM: `[parts, rows of all shards, n]`.
 pub(in crate::passes) fn splits(draft: &mut Draft, out: &Tensor, rows: &Rows, split: i32) -> BufId {
     let n = draft.own(out, 1);
     let width = out.widest(1);
@@ -28,8 +29,8 @@ pub(in crate::passes) fn splits(draft: &mut Draft, out: &Tensor, rows: &Rows, sp
     draft.buffer("splits", Space::Scratch, DType::F32, shape, pitch)
 }
 
-/// Adds the parts of each tile, in the order of the inner dimension, and writes the rounded sums to where the product
-/// goes. The last loop variable of those who write is the part, the one before it the column block.
+/// Adds the parts of each tile in order of K, and writes the rounded sums to the GEMM's destination. The last loop
+/// variable of the families that write parts is the part, the one before it the column block.
 pub(in crate::passes) fn fold(
     draft: &mut Draft,
     reduction: Reduction,

@@ -115,7 +115,7 @@ pub(in crate::passes) enum Share {
     Four,
 }
 
-/// Sums over tiles of `block`, `across` in a row: beside the products as they are; after them in flatter ones, until
+/// Sums over tiles of `block`, `across` in a row: beside the GEMMs as they are; after them in flatter ones, until
 /// every CTA has its share.
 pub(in crate::passes) fn adders(
     draft: &Draft,

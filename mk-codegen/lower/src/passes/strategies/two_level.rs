@@ -4,7 +4,7 @@
 //! nor go to a rank of the same place.
 //!
 //! Assumes rows cut by owner, without gaps. Leaves: `slots`, a symmetric buffer `[nodes, local, rows, n]` of one slot
-//! for each owner's node and source rank of the own node; `send` and `recv` in net memory; for an all-reduce also
+//! for each owner's node and source rank of this node; `send` and `recv` in net memory; for an all-reduce also
 //! `sums`, as of [`two_shot`](super::two_shot).
 //!
 //! Deterministic: sums are in f32, in the order of ranks and of nodes, and rounded once a node and once at the owner.
@@ -58,7 +58,7 @@ impl Shared {
         (i.clone() * height, block_rows(rows, i.clone(), height))
     }
 
-    /// The contributions of a tile of an owner in `node`: those of the own node's ranks.
+    /// The contributions of a tile of an owner in `node`: those of this node's ranks.
     fn contributions(
         &self,
         draft: &Draft,
@@ -114,7 +114,7 @@ pub(in crate::passes) fn sum(
     }
 }
 
-/// Sums of the own node for owners in other nodes, and their way there.
+/// Sums of this node for owners in other nodes, and their way there.
 fn for_others(draft: &mut Draft, x: &Shared, send: BufId, recv: BufId) -> FlowId {
     let nodes = draft.nodes;
     let [i, m, j] = [0, 1, 2].map(|v| Expr::from(Var::domain(v)));
@@ -145,7 +145,7 @@ fn for_others(draft: &mut Draft, x: &Shared, send: BufId, recv: BufId) -> FlowId
     )
 }
 
-/// Sums of the own node for the own rows, beside those that come.
+/// Sums of this node for local rows, beside those that come.
 fn for_own(draft: &mut Draft, x: &Shared, recv: BufId) -> FlowId {
     let [i, j] = [0, 1].map(|v| Expr::from(Var::domain(v)));
     let rows = x.rows(draft, &i, x.rows.group.place());
@@ -217,7 +217,7 @@ fn at_owner(
 fn spread(draft: &mut Draft, x: &Shared, of: &Summed<'_>, Finished { by, sums, net }: Finished) {
     let nodes = draft.nodes;
     let kind = x.adders.kind;
-    // After the products, the CTAs that multiply have no ring for bulk copies.
+    // After the GEMMs, the CTAs that multiply have no ring for bulk copies.
     let via = if kind == RoleKind::Compute { CopyVia::Ldst } else { CopyVia::Bulk };
     let delivery = Delivery {
         name: "sums",

@@ -95,11 +95,11 @@ pub(in crate::passes) fn sum(
 /// longer ones would leave more to be copied behind the last sum.
 const COPIED_ROW_BYTES: i32 = 8 * 1024;
 
-/// Rows that are copied at once beside the products, at most: several CTAs share those of a sum.
+/// Rows that are copied at once beside the GEMMs, at most: several CTAs share those of a sum.
 pub(in crate::passes) const COPIED_ROWS: i32 = 32;
 
 /// Every rank copies what its peers have pushed to where the caller wants it, in the order in which it is summed:
-/// beside the products some tiles' columns at once in bulk, after them tile by tile.
+/// beside the GEMMs some tiles' columns at once in bulk, after them tile by tile.
 fn collect(
     draft: &mut Draft,
     sums: BufId,

@@ -25,7 +25,7 @@ pub(super) fn gather<'k>(t: &mut Tiler<'k>, id: OpId, operand: Given) -> Value<'
     let (out, config, draft) = (t.results[result], t.config, &mut t.draft);
     let axis = operand.gathered.filter(|axis| draft.along(*axis).group.size > 1);
     let rows = Rows::new(&mut draft.extents, x, axis, 128);
-    let g = axis.is_some().then(|| gather::push(draft, x, shard, &rows, None, config));
+    let g = axis.is_some().then(|| gather::push(draft, x, shard, &rows, (None, None), config));
     let leaf = gather::copy_leaf(x.in_bulk(), config);
     gather::collect(draft, x, shard, g.as_ref(), out, &rows, &leaf);
     Value::Result

@@ -1,10 +1,9 @@
-//! Attention: tiles of queries, each against the chunks of the sequence in turn, in its inner loop. Gradients of
-//! queries go the same way.
+//! Attention forward, and gradients of queries: a task is a tile of queries, its inner loop runs over the chunks of the
+//! sequence.
 //!
-//! Own chunks come first and are read in place; those of peers in the order in which their owners push them. A tile
-//! that masks by position goes through the chunks up to its own, of which it takes the keys up to its last query. Heads
-//! follow each other, so that their keys stay in the cache, in groups of a few, of which the tiles with most keys come
-//! first: the next free CTA takes a tile.
+//! Local chunks come first and are read in place; then those of peers, in the order in which their owners push them. A
+//! causal tile stops at its own chunk, of which it reads the keys up to its last query. Tasks are ordered by groups of
+//! a few heads, so that keys stay in the L2 cache; within a group tiles with most keys come first (dynamic scheduler).
 
 use super::{
     attend_steps::{HEADS, Step, together},
@@ -26,9 +25,9 @@ use mk_plan::{
     Positions, RoleKind, Schedule, Store, Var,
 };
 
-/// Queries of a tile, and keys of a block, by what was measured fastest (docs/decisions/attention.md): results of heads
-/// of 64 leave registers for a third warpgroup of queries, but not beside the waits of a ring. A causal mask wastes
-/// half a block on the diagonal; a cap takes registers.
+/// Queries of a tile and keys of a block: the fastest measured (docs/decisions/attention.md). Heads of 64 leave
+/// registers for a third consumer warpgroup, except in a ring, whose waits need some. A causal mask wastes half a block
+/// on the diagonal; a cap takes registers.
 fn block(makes: Makes, depth: i32, causal: bool, capped: bool, ring: bool) -> [i32; 2] {
     if makes != Makes::Results {
         return gradients::block(depth, false);
@@ -40,7 +39,7 @@ fn block(makes: Makes, depth: i32, causal: bool, capped: bool, ring: bool) -> [i
     }
 }
 
-/// Blocks of keys, and of values, that a CTA has room for.
+/// Stages of the ring of key blocks, and of value blocks, in shared memory.
 const STAGES: u32 = 2;
 
 /// The families of an attention.
@@ -111,8 +110,8 @@ struct Tile<'a> {
 }
 
 impl Tile<'_> {
-    /// The chunks in turn: the own ones, of which the diagonal one comes first where positions mask; then the first
-    /// chunks of the ranks before this one, and then their second ones.
+    /// The chunk of each inner step: local chunks (if causal, the diagonal one first), then the first chunks of the
+    /// preceding ranks, then their second chunks. With two chunks per rank, rank r holds chunks r and 2R - 1 - r.
     fn step(&self, half: &Expr) -> Step {
         let s = Expr::from(Var::INNER);
         let group = self.keys.group;
@@ -129,7 +128,7 @@ impl Tile<'_> {
             return Step { steps, chunk, half: 0.into(), own: Some(s.equals(0)) };
         }
         let mirror = self.keys.mirror(rank.clone());
-        // Behind the two own ones.
+        // After the two local chunks.
         let first = before(s.clone() - 1);
         if !self.a.causal() {
             let second = self.keys.mirror(before(s.clone() - world));
@@ -139,8 +138,8 @@ impl Tile<'_> {
             let steps = Expr::Const(self.keys.count);
             return Step { steps, chunk, half: s.clone(), own: Some(s.lt(2)) };
         }
-        // The second chunks that a second chunk sees are those of the ranks behind this one, of which the last has the
-        // first.
+        // Of the second chunks, a second chunk attends to those of higher ranks; the last rank's comes first in the
+        // sequence.
         let theirs = s.clone().le(world).select(first, s.clone() - 1);
         let own = s.clone().select(rank.clone(), mirror);
         let later = s.clone().lt(2).select(own, theirs);
@@ -177,7 +176,8 @@ impl Tile<'_> {
         let at = i.clone() * self.block[0];
         let rows = block_rows(len, i, self.block[0]);
         let start = self.queries.at(&mut draft.extents, &half) + at.clone();
-        let place = self.queries.first(&own) + at;
+        let [ahead, behind] = a.begins(&mut draft.extents);
+        let place = self.queries.first(&own) + at + ahead;
 
         let depth = q.shape[3].value;
         let wide = (Expr::Const(0), draft.dim(&q.shape[3]));
@@ -185,11 +185,15 @@ impl Tile<'_> {
         let one = |e: &Expr| (e.clone(), Expr::Const(1));
         let step = self.step(&half);
         let keys = self.keys.len(&mut draft.extents, &step.chunk);
-        let first = self.keys.first(&step.chunk);
-        // Keys behind the last query are not read: those of the diagonal chunk, which comes first, or of the only one.
+        let first = self.keys.first(&step.chunk) + behind.clone();
+        // Keys after the last query are not read. Only the diagonal chunk (step 0), or the only chunk, has such keys.
         let seen = match (causal, self.keys.cut()) {
             (false, _) => keys,
-            (true, false) => keys.min(place.clone() + rows.clone()),
+            (true, false) if behind == Expr::Const(0) => keys.min(place.clone() + rows.clone()),
+            // The first queries attend to no keys.
+            (true, false) => {
+                Expr::Const(0).max(keys.min(place.clone() + rows.clone() - first.clone()))
+            }
             (true, true) => {
                 let seen = keys.clone().min(place.clone() - first.clone() + rows.clone());
                 Expr::from(Var::INNER).equals(0).select(seen, keys)
@@ -226,7 +230,7 @@ impl Tile<'_> {
                 let region = vec![one(&step.chunk), one(&b), one(&g), rows, wide.clone()];
                 let when = Some(theirs.clone());
                 let access = Access { at: Point::Inner, when, ..read(operand, *all, region) };
-                // The words of keys stand for values, too.
+                // One flag announces the keys and the values.
                 touched.push(match operand {
                     Operand::K => Source::behind(access, pushed.arrived, word.clone()),
                     _ => access.into(),

@@ -48,7 +48,7 @@ pub(super) fn begins(draft: &mut Draft, blocks: Blocks) -> Begins {
     });
     let whole = |n: i32| vec![(Expr::Const(0), Expr::Const(n))];
     let src = read(Operand::Src, given, whole(experts));
-    // More rows than there is room for end the launch where blocks are made, whoever counts them.
+    // More rows than there is room for end the launch where blocks are made.
     let src = match draft.plan.buffers[given].space {
         Space::In => src.into(),
         _ => Source::behind(src, blocks.built, vec![0.into()]),

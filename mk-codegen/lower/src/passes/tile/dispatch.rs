@@ -9,15 +9,15 @@ use super::blocks::{self, BLOCK, Blocks};
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
     shape::{
-        grouped::{Combine, Ragged, Route},
+        grouped::{Combine, Combined, Ragged, Route},
         ranks::block_rows,
         tensor::Tensor,
     },
 };
 use mk_abi::DType;
 use mk_plan::{
-    Access, BufId, CopyVia, Each, Expr, FamId, LIST_TOKENS, Leaf, NO_EXPERT, Operand, Point,
-    ReduceTile, RoleKind, RoutePart, Routed, Space, TabId, Table, TableSource, Tabulate,
+    Access, BufId, CopyVia, DotTile, Each, Expr, FamId, LIST_TOKENS, Leaf, NO_EXPERT, Operand,
+    Point, ReduceTile, RoleKind, RoutePart, Routed, Space, TabId, Table, TableSource, Tabulate,
     Tabulation, Var, list_width,
 };
 
@@ -61,6 +61,7 @@ pub(super) struct Dispatch<'k> {
     ragged: &'k Ragged,
     route: &'k Route,
     inputs: Vec<BufId>,
+    results: Vec<BufId>,
     /// The most tokens of a rank, and slots of each.
     tokens: i32,
     slots: i32,
@@ -96,6 +97,16 @@ fn one(e: impl Into<Expr>) -> (Expr, Expr) {
     (e.into(), 1.into())
 }
 
+/// A row, or its factor, as the one contribution to a weighted sum of an iteration.
+fn weighted(access: Access, exists: &Expr) -> Access {
+    Access {
+        at: Point::Inner,
+        each: Some(Each { var: "j".into(), extent: 1.into() }),
+        when: Some(exists.clone()),
+        ..access
+    }
+}
+
 /// The leaf of a part of what follows from a routing.
 fn part_of(route: &Route, blocks: i32, world: i32, part: RoutePart) -> Leaf {
     let keep = kept_rows(route, blocks, world);
@@ -111,9 +122,10 @@ fn kept_rows(route: &Route, blocks: i32, world: i32) -> i32 {
     if route.drops { blocks / own * BLOCK } else { 0 }
 }
 
-/// The experts of all tokens on every rank, chunk by chunk, and a word for each chunk. One rank has them.
-fn ids_of_all(
+/// What all ranks say of their tokens on every rank, chunk by chunk, and a word for each chunk. One rank has it.
+fn of_all(
     draft: &mut Draft,
+    [name, said]: [&'static str; 2],
     ids: &Tensor,
     given: BufId,
     chunks: i32,
@@ -126,7 +138,7 @@ fn ids_of_all(
     let (tokens, slots) = (ids.widest(0), ids.shape[1].value);
     let rows = if varies(ids) { world * tokens } else { ids.shape[0].value };
     let shape = vec![rows.into(), slots.into()];
-    let all = draft.buffer("ids_all", Space::Workspace, ids.dtype, shape, None);
+    let all = draft.buffer(&format!("{name}_all"), Space::Workspace, ids.dtype, shape, None);
     let [p, c] = [0, 1].map(|n| Expr::from(Var::domain(n)));
     let rows = block_rows(draft.own(ids, 0), c.clone(), CHUNK);
     let first = c.clone() * CHUNK;
@@ -137,11 +149,11 @@ fn ids_of_all(
     let leaf = CopyVia::Ldst.leaf(1);
     let chunks = chunks.max(1);
     let domain = vec![("p", world.into()), ("c", chunks.into())];
-    let sent = draft.family("ids", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
+    let sent = draft.family(name, RoleKind::Compute, leaf, domain, vec![], [src, dst]);
     let word = group.place() * chunks + c;
     let named = Writer::new(sent, Operand::Dst, vec![word]).on(peer);
     let shape = vec![(world * chunks).into()];
-    (all, Some(draft.flow(Flow::new("named", shape, 1.into(), vec![named]))))
+    (all, Some(draft.flow(Flow::new(said, shape, 1.into(), vec![named]))))
 }
 
 impl<'k> Dispatch<'k> {
@@ -151,7 +163,7 @@ impl<'k> Dispatch<'k> {
         params: &'k [Tensor],
         ragged: &'k Ragged,
         route: &'k Route,
-        inputs: Vec<BufId>,
+        (inputs, results): (Vec<BufId>, Vec<BufId>),
     ) -> Dispatch<'k> {
         let world = draft.ranks();
         let ids = &params[ragged.counts];
@@ -165,7 +177,7 @@ impl<'k> Dispatch<'k> {
         });
         let count = ragged.rows.widest(0) / BLOCK;
         let chunks = (tokens + CHUNK - 1) / CHUNK;
-        let (all, named) = ids_of_all(draft, ids, inputs[ragged.counts], chunks);
+        let (all, named) = of_all(draft, ["ids", "named"], ids, inputs[ragged.counts], chunks);
         let width = list_width(route.experts.max(0) as usize) as i32;
         let (mut all_lists, experts) = (world * chunks, route.experts);
         // One, where there are no tokens.
@@ -232,6 +244,7 @@ impl<'k> Dispatch<'k> {
             ragged,
             route,
             inputs,
+            results,
             tokens,
             slots,
             count,
@@ -257,8 +270,11 @@ impl<'k> Dispatch<'k> {
         (tasks, rows): (i32, (Expr, Expr)),
         made_of: Vec<Source>,
     ) -> Derived {
-        let (name, flow) =
-            if part == RoutePart::Sources { ("sources", "sourced") } else { ("places", "placed") };
+        let (name, flow) = match part {
+            RoutePart::Sources => ("sources", "sourced"),
+            RoutePart::Slots => ("slots", "slotted"),
+            _ => ("places", "placed"),
+        };
         let extents = shape.iter().map(|n| Expr::from(*n)).collect();
         let memory = draft.buffer(name, Space::Scratch, DType::I32, extents, None);
         let table = draft.plan.tables.push(Table {
@@ -333,6 +349,29 @@ impl<'k> Dispatch<'k> {
         let rows = (i * (LISTED * BLOCK), some * BLOCK);
         let shape = [self.count * BLOCK];
         self.table(draft, RoutePart::Sources, source, &shape, (tasks, rows), made_of)
+    }
+
+    /// Which slot of its token each packed row is.
+    fn slots_of(&self, draft: &mut Draft, blocks: Blocks, sources: Derived) -> Derived {
+        let i = Expr::from(Var::domain(0));
+        let some = block_rows(self.count.into(), i.clone(), LISTED);
+        let entries = vec![(i.clone() * LISTED, some.clone()), whole(2)];
+        let rows = (i * (LISTED * BLOCK), some * BLOCK);
+        let all = self.params[self.ragged.counts].shape[0].value;
+        let made_of = vec![
+            // Sources were made of lists of all of them.
+            read(Operand::Src, self.named.0, vec![whole(all), whole(self.slots)]).into(),
+            read(Operand::Src, blocks.memory, entries).into(),
+            Source::behind(
+                read(Operand::Src, sources.memory, vec![rows.clone()]),
+                sources.built,
+                vec![0.into()],
+            ),
+        ];
+        let source = TableSource::Runtime { min: 0, max: self.slots - 1 };
+        let tasks = (self.count + LISTED - 1) / LISTED;
+        let shape = [self.count * BLOCK];
+        self.table(draft, RoutePart::Slots, source, &shape, (tasks, rows), made_of)
     }
 
     /// Where each slot of the rank's tokens has its row.
@@ -497,16 +536,26 @@ impl<'k> Dispatch<'k> {
         let x = &self.params[from];
         let wide = x.shape[1].value;
         let shape = vec![packed.into(), wide.into()];
-        let rows = draft.buffer("rows", Space::Scratch, x.dtype, shape, None);
+        let rows = match self.route.result {
+            Some(result) => self.results[result],
+            None => draft.buffer("rows", Space::Scratch, x.dtype, shape, None),
+        };
+        let slots = self.route.weights.map(|weights| {
+            let given = (&self.params[weights], self.inputs[weights]);
+            let all = of_all(draft, ["weights", "weighed"], given.0, given.1, self.chunks);
+            (self.slots_of(draft, blocks, sources), all)
+        });
         let b = Expr::from(Var::domain(0));
         let count = Expr::Table(blocks.table, vec![b.clone(), 1.into()]);
         let row = b.clone() * BLOCK;
-        let token = Expr::Table(sources.table, vec![row.clone() + Var::EACH]);
+        // Weighted rows are sums, one of each row, in a loop.
+        let q = Expr::from(if slots.is_some() { Var::INNER } else { Var::EACH });
+        let token = Expr::Table(sources.table, vec![row.clone() + q.clone()]);
+        let listed = token.clone();
         // Rows of nobody, or of tokens that a launch lacks, which no routing has, are the rank's first token; of a rank without tokens, the world's
         // first, which it always fetches.
         let (token, here) = match &tokens {
             Some(tokens) => {
-                let listed = token.clone();
                 let at = match self.room() == self.tokens {
                     true => token,
                     false => token.clone() / self.tokens * self.room() + token % self.tokens,
@@ -520,7 +569,7 @@ impl<'k> Dispatch<'k> {
                 let mut there = tokens.wanted.has(at.clone());
                 if varies(x) {
                     let own = draft.local(x, 0, listed.clone() / self.tokens);
-                    there = (listed % self.tokens).lt(own).select(there, 0);
+                    there = (listed.clone() % self.tokens).lt(own).select(there, 0);
                 }
                 let at = there.select(at, first);
                 (at.clone(), Some((tokens.here, at / STAGED)))
@@ -529,38 +578,84 @@ impl<'k> Dispatch<'k> {
             None => (token, None),
         };
         let from = tokens.as_ref().map_or(self.inputs[from], |tokens| tokens.memory);
-        let src = Access {
-            each: Some(Each { var: "q".into(), extent: BLOCK.into() }),
-            when: Some(Expr::from(Var::EACH).lt(count.clone())),
-            ..read(Operand::Src, from, vec![one(token), whole(wide)])
+        let exists = q.lt(count.clone());
+        let src = read(Operand::Src, from, vec![one(token), whole(wide)]);
+        let src = match slots {
+            Some(_) => weighted(src, &exists),
+            None => Access {
+                each: Some(Each { var: "q".into(), extent: BLOCK.into() }),
+                when: Some(exists.clone()),
+                ..src
+            },
         };
         let entry = read(Operand::Tab, blocks.memory, vec![one(b.clone()), whole(2)]);
-        let listed = read(Operand::Tab, sources.memory, vec![(row.clone(), Expr::Const(BLOCK))]);
-        let region = vec![(row, Expr::Const(BLOCK).min(count)), whole(wide)];
+        let of_block = vec![(row.clone(), Expr::Const(BLOCK))];
+        let tokens_of = read(Operand::Tab, sources.memory, of_block.clone());
+        let dst = match slots {
+            Some(_) => {
+                let region = vec![one(row.clone() + Var::INNER), whole(wide)];
+                Access {
+                    at: Point::Inner,
+                    when: Some(exists.clone()),
+                    ..write(Operand::Dst, rows, region)
+                }
+            }
+            None => {
+                let some = (row.clone(), Expr::Const(BLOCK).min(count));
+                write(Operand::Dst, rows, vec![some, whole(wide)])
+            }
+        };
         let mut touched = vec![
             entry.into(),
-            Source::behind(listed, sources.built, vec![0.into()]),
+            match slots {
+                // Which slots rows are was made of it.
+                Some(_) => tokens_of.into(),
+                None => Source::behind(tokens_of, sources.built, vec![0.into()]),
+            },
             match here {
                 Some((here, word)) => Source::behind(src, here, vec![word]),
                 None => src.into(),
             },
-            write(Operand::Dst, rows, region).into(),
+            dst.into(),
         ];
+        if let Some((slots, (weights, weighed))) = slots {
+            let slot = Expr::Table(slots.table, vec![row + Var::INNER]);
+            let factor = read(Operand::W, weights, vec![one(listed.clone()), one(slot)]);
+            let factor = weighted(factor, &exists);
+            let chunk = listed.clone() % self.tokens / CHUNK;
+            let word = listed / self.tokens * self.chunks.max(1) + chunk;
+            touched.push(match weighed {
+                Some(weighed) => Source::behind(factor, weighed, vec![word]),
+                None => factor.into(),
+            });
+            let slots_of = read(Operand::Tab, slots.memory, of_block);
+            touched.push(Source::behind(slots_of, slots.built, vec![0.into()]));
+        }
         if let Some(Tokens { wanted, .. }) = tokens {
             let all = vec![whole(draft.ranks() * self.room())];
             let all = read(Operand::Tab, wanted.memory, all);
             touched.push(Source::behind(all, wanted.built, vec![0.into()]));
         }
-        let leaf = CopyVia::Gather.leaf(1);
         let domain = vec![("b", self.count.into())];
-        let pull = draft.family("pull", RoleKind::Compute, leaf, domain, vec![], touched);
+        let pull = match slots {
+            None => {
+                let leaf = CopyVia::Gather.leaf(1);
+                draft.family("pull", RoleKind::Compute, leaf, domain, vec![], touched)
+            }
+            Some(_) => {
+                let leaf = Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() });
+                let pull = draft.family("pull", RoleKind::Compute, leaf, domain, vec![], touched);
+                draft.plan.families[pull].inner = Some(("q".into(), BLOCK.into()));
+                pull
+            }
+        };
         // Of blocks without rows, too.
         let arrived = Writer::new(pull, Operand::Dst, vec![b]);
         let shape = vec![self.count.into()];
         Some((rows, draft.flow(Flow::new("arrived", shape, 1.into(), vec![arrived]))))
     }
 
-    /// Each token is the weighted sum of its slots' rows, wherever they are, in the order of slots. `made` is a product
+    /// Each token is the weighted sum of its slots' rows, wherever they are, in the order of slots. `made` is a GEMM
     /// that writes `y`, and has so many tiles of a block.
     pub fn combine(
         &self,
@@ -583,7 +678,10 @@ impl<'k> Dispatch<'k> {
         let place = |part: i32| {
             Expr::Table(places.table, vec![token.clone(), Var::EACH.into(), part.into()])
         };
-        let wide = whole(combine.out.shape[1].value);
+        let wide = match combine.how {
+            Combined::Sum(_) => whole(combine.out.shape[1].value),
+            Combined::Products(dy) => whole(self.params[dy].shape[1].value),
+        };
         let inner =
             |access: Access| Access { at: Point::Inner, when: Some(exists.clone()), ..access };
         // What was dropped, or goes to no expert, is neither read nor weighed.
@@ -598,8 +696,18 @@ impl<'k> Dispatch<'k> {
             ..contribution(inner(read(Operand::Src, y, vec![one(place(1)), wide.clone()])))
         };
         let weight = vec![one(token.clone()), one(Var::EACH)];
-        let factor = contribution(inner(read(Operand::W, self.inputs[combine.weights], weight)));
-        let dst = inner(write(Operand::Dst, out, vec![one(token.clone()), wide]));
+        let own_row = vec![one(token.clone()), wide.clone()];
+        // Of GEMMs each has an element of its own, and all of them a row.
+        let (factor, dst) = match combine.how {
+            Combined::Sum(weights) => (
+                contribution(inner(read(Operand::W, self.inputs[weights], weight))),
+                inner(write(Operand::Dst, out, own_row)),
+            ),
+            Combined::Products(dy) => (
+                inner(read(Operand::W, self.inputs[dy], own_row)),
+                Access { each: each.clone(), ..inner(write(Operand::Dst, out, weight)) },
+            ),
+        };
         let rows = (i.clone() * COMBINED, block_rows(own.clone(), i, COMBINED));
         let region = vec![rows.clone(), whole(self.slots), whole(2)];
         let entries = read(Operand::Tab, places.memory, region);
@@ -615,7 +723,10 @@ impl<'k> Dispatch<'k> {
             dst.into(),
         ];
         let touched: Vec<Source> = touched.into_iter().chain(kept).collect();
-        let leaf = Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() });
+        let leaf = match combine.how {
+            Combined::Sum(_) => Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() }),
+            Combined::Products(_) => Leaf::DotTile(DotTile),
+        };
         let domain = vec![("i", ((self.tokens + COMBINED - 1) / COMBINED).into())];
         let family = draft.family("combine", RoleKind::Compute, leaf, domain, vec![], touched);
         draft.plan.families[family].inner = Some(("q".into(), COMBINED.into()));

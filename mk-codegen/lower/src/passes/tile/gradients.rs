@@ -1,7 +1,7 @@
 //! Gradients of attention: statistics of queries, and tiles of keys and values, each against the chunks of queries in
 //! turn.
 //!
-//! In the inner loop of keys are, chunk by chunk, the heads of queries that share them: own chunks first, those of
+//! In the inner loop of keys are, chunk by chunk, the heads of queries that share them: local chunks first, those of
 //! peers as their owners push them. Of a causal mask a tile begins with the queries at its own first key. Gradients of
 //! queries are tiled as attention itself is.
 
@@ -135,7 +135,7 @@ impl Keys<'_> {
             return Step { steps: 1.into(), chunk: 0.into(), half: 0.into(), own: None };
         }
         if self.pushed.is_none() {
-            // Keys that every rank has meet the own queries.
+            // Keys that every rank has meet the local queries.
             let steps = Expr::Const(self.queries.per_rank);
             return Step { steps, chunk: self.queries.own(&s), half: s, own: None };
         }
@@ -204,7 +204,8 @@ impl Keys<'_> {
         let at = i.clone() * self.block[0];
         let rows = block_rows(len, i, self.block[0]);
         let start = self.keys.at(&mut draft.extents, &half) + at.clone();
-        let place = self.keys.first(&own) + at.clone();
+        let [ahead, behind] = a.begins(&mut draft.extents);
+        let place = self.keys.first(&own) + at.clone() + behind.clone();
 
         let depth = k.shape[3].value;
         let wide = (Expr::Const(0), draft.dim(&k.shape[3]));
@@ -217,14 +218,14 @@ impl Keys<'_> {
         };
         let step = self.step(&s, &half);
         let len = self.queries.len(&mut draft.extents, &step.chunk);
-        let first = self.queries.first(&step.chunk);
+        let first = self.queries.first(&step.chunk) + ahead.clone();
         // Queries before the tile's first key see none of it: in the chunk of these keys, which comes first; or
         // wherever they are.
         let from = match (causal, self.pushed.is_some(), self.queries.cut()) {
             (false, ..) => Expr::Const(0),
             (true, true, _) => s.clone().equals(0).select(at, 0),
-            (true, false, false) => place.clone(),
-            (true, false, true) => Expr::Const(0).max(place.clone() - first.clone()),
+            (true, false, false) if ahead == Expr::Const(0) => place.clone(),
+            (true, false, _) => Expr::Const(0).max(place.clone() - first.clone()),
         };
         let met = match a.scores.mask {
             Mask::Full => len,

@@ -49,7 +49,8 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
         let rows = RaggedRows { blocks, begins: None, dispatched: None, route: None };
         return Ok(Value::Ragged(Box::new(rows)));
     };
-    let dispatch = Dispatch::new(draft, &kernel.params, ragged, route, inputs.clone());
+    let dispatch =
+        Dispatch::new(draft, &kernel.params, ragged, route, (inputs.clone(), t.results.clone()));
     let blocks = dispatch.blocks();
     let dispatched = dispatch.rows(draft, blocks);
     let places = route.combines.then(|| dispatch.places(draft, blocks));
@@ -231,7 +232,7 @@ impl Tiles<'_> {
             let buffer = match extra {
                 Extra::Param(param) => self.inputs[*param],
                 Extra::Result(r) => self.results[*r],
-                Extra::OwnHalf => self.into,
+                Extra::Arriving | Extra::OwnHalf => self.into,
             };
             touched.push(match op {
                 EpilogueOp::Save => write(operand, buffer, region).into(),

@@ -1,4 +1,4 @@
-//! Last-wave tiles: those of a product's last rows, smaller than the others.
+//! Last-wave tiles: smaller tiles for a GEMM's last rows.
 
 use super::{
     product::{Cut, Product},
@@ -13,7 +13,7 @@ use crate::passes::{
 use crate::settings::{LastWave, Reduction};
 use mk_plan::{Operand, Store};
 
-/// The tiles of product `op`, which is result `r`, those of the last rows smaller and last.
+/// The tiles of GEMM `op`, which is result `r`; those of the last rows come last and are smaller.
 ///
 /// # Errors
 /// As [`Tiler::tiles`].
@@ -33,7 +33,7 @@ pub(super) fn tiles<'k>(
     let columns = product.set_columns(last_wave.columns);
     product.name += ".last";
     product.rows = last.clone();
-    // The owner has multiplied all of its own.
+    // Tiles of the local shard are complete: only peers' rows are left.
     let mut rows = last;
     if first > 0 || product.own.is_none() {
         product.own = None;

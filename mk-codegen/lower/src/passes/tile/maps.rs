@@ -1,7 +1,8 @@
-//! Operations on rows: a task takes a few rows, and a word says that those of a block are there.
+//! Row-wise operations (normalisation, elementwise chains). A task computes a few rows; a signal word counts the tasks
+//! of a block of rows.
 //!
-//! Leaves: memory that other families read as they read the caller's; the draft lets each of them wait for the words of
-//! the rows that it reads ([`Draft::made`](crate::passes::draft::Draft)).
+//! Postcondition: the result is a buffer that other families read like a parameter; the draft makes each reader wait
+//! for the words of the rows that it reads ([`Draft::made`](crate::passes::draft::Draft)).
 
 use super::tiler::{Tiler, Value};
 use crate::passes::{
@@ -13,12 +14,12 @@ use crate::passes::{
 };
 use mk_plan::{EPILOGUE_OPERANDS, Expr, Leaf, NormTile, Operand, ReduceTile, RoleKind, Var};
 
-/// Most and fewest rows of a task: a warp has one of them, at least.
+/// Fewest and most rows of a task; a warp has at least one row.
 const ROWS: [i32; 2] = [8, 64];
-/// Rows of a block where nothing multiplies them.
+/// Rows of a block in kernels without a GEMM.
 const BLOCK: i32 = 128;
 
-/// The family of one.
+/// The task family of one row-wise operation.
 pub(super) fn families<'k>(t: &mut Tiler<'k>, map: &Map) -> Value<'k> {
     let out = &t.kernel.params[map.out];
     let height = match t.kernel.products().next() {

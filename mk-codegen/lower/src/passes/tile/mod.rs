@@ -48,7 +48,7 @@ pub(super) fn families(
         let made = match op {
             Op::Operand(operand) if is_alone => alone::gather(&mut t, id, *operand),
             Op::Map(map) => maps::families(&mut t, map),
-            Op::Operand(operand) => operands::source(&mut t, id, *operand),
+            Op::Operand(operand) => operands::source(&mut t, id, *operand)?,
             Op::Product(g) => products::product(&mut t, id, g)?,
             Op::Sum(sum) => alone::reduce(&mut t, sum),
             Op::Attention(a) => attention::families(&mut t, a),

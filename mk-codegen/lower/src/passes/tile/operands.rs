@@ -1,7 +1,8 @@
-//! Operands of products from the caller: in place, repacked, or gathered.
+//! Operands of GEMMs from the caller: in place, repacked, or gathered.
 
 use super::tiler::{Given, Left, Tiler, Value};
 use crate::passes::{
+    error::LowerError,
     roles::DEFAULT_COPY_SMS,
     shape::{
         ids::OpId,
@@ -9,13 +10,25 @@ use crate::passes::{
         rows::Rows,
         tensor::Tensor,
     },
-    strategies::{gather, gathered::Slices, pack},
+    strategies::{
+        deliver::mapped,
+        gather,
+        gathered::{OwnFactors, Slices},
+        pack,
+    },
 };
 use crate::settings::{AllReduce, Gather};
-use mk_plan::{self, ALayout, BufId};
+use mk_plan::{self, ALayout, BufId, scales_steps};
 
 /// Gathers or repacks the left operand that operation `op` is.
-pub(super) fn source<'k>(t: &mut Tiler<'k>, op: OpId, operand: Operand) -> Value<'k> {
+///
+/// # Errors
+/// For factors that would go over a network card.
+pub(super) fn source<'k>(
+    t: &mut Tiler<'k>,
+    op: OpId,
+    operand: Operand,
+) -> Result<Value<'k>, LowerError> {
     let kernel = t.kernel;
     let x = &kernel.params[operand.param];
     let height = t.config.rows_of_task();
@@ -27,7 +40,7 @@ pub(super) fn source<'k>(t: &mut Tiler<'k>, op: OpId, operand: Operand) -> Value
     let gathered = operand.gathered.filter(shared);
     let owner = gathered.or(reduced);
     let first = mine().next();
-    // Rows of the product, not of the operand: a transposed one has them along its last dimension.
+    // Rows of the GEMM, not of the operand: a transposed one has them along its last dimension.
     let of = match first {
         Some((_, product)) if operand.gathered.is_none() => &product.out,
         _ => x,
@@ -36,16 +49,24 @@ pub(super) fn source<'k>(t: &mut Tiler<'k>, op: OpId, operand: Operand) -> Value
     let of = own.as_ref().unwrap_or(of);
     let rows = Rows::new(&mut t.draft.extents, of, owner, height).peers_first();
     let buffer = t.params[operand.param];
+    let factors = operand.factors.filter(|_| gathered.is_some()).map(|p| {
+        let tensor = &kernel.params[p];
+        let steps = (tensor.shape.len() > 1).then(|| t.draft.own(tensor, 0));
+        OwnFactors { buffer: t.params[p], steps }
+    });
+    if let (Some(axis), Some(_)) = (gathered, &factors) {
+        mapped(t.draft.along(axis), "gather of a scaled tensor")?;
+    }
     if gathered.is_some() && spans(t, op, x, &rows) {
-        let pushed = gather::push_whole(&mut t.draft, x, buffer, &rows, t.config);
+        let pushed = gather::push_whole(&mut t.draft, x, buffer, &rows, factors, t.config);
         let rows = Rows::whole(&mut t.draft.extents, x, height);
         let (left, depth) = (Left::Gathered(pushed), t.draft.own(x, 1));
-        return Value::Operand(Box::new(Given { rows, left, packed: None, depth }));
+        return Ok(Value::Operand(Box::new(Given { rows, left, packed: None, depth })));
     }
     let (left, packed, depth);
     if gathered.is_some() {
         let slices = slices(t, op, x, &rows, first.map(|(id, _)| id));
-        let pushed = gather::push(&mut t.draft, x, buffer, &rows, slices, t.config);
+        let pushed = gather::push(&mut t.draft, x, buffer, &rows, (slices, factors), t.config);
         (left, packed, depth) = (Left::Gathered(pushed), None, t.draft.own(x, 1));
     } else {
         let draft = &mut t.draft;
@@ -74,7 +95,7 @@ pub(super) fn source<'k>(t: &mut Tiler<'k>, op: OpId, operand: Operand) -> Value
         }
         _ => rows,
     };
-    Value::Operand(Box::new(Given { rows, left, packed, depth }))
+    Ok(Value::Operand(Box::new(Given { rows, left, packed, depth })))
 }
 
 /// Whether tiles of the products of a gathered operand hold rows of several ranks: where each rank has few, fewer tiles
@@ -89,7 +110,7 @@ fn spans(t: &Tiler<'_>, op: OpId, x: &Tensor, rows: &Rows) -> bool {
 }
 
 /// In which slices of K a gathered operand travels, and how many blocks of a shard side by side: as many as the SMs
-/// that are not at the own rows multiply at a time, for the first product.
+/// that are not at local rows multiply at a time, for the first product.
 fn slices(
     t: &Tiler<'_>,
     op: OpId,
@@ -108,11 +129,20 @@ fn slices(
     let own = blocks * across;
     let free = if own < free { free - own } else { free };
     let together = free / (across * i64::from(rows.shards - 1)).max(1);
-    // A rest of less than half a wave fits in where the own rows end.
+    // A rest of less than half a wave fits in where local rows end.
     let together = if blocks * 2 < together * 3 { blocks } else { together };
     let together = i32::try_from(together.clamp(1, blocks.max(1))).unwrap_or(1);
+    // Steps with factors are those of a whole task.
+    if product_scales(t, product) {
+        return None;
+    }
     let step = mk_plan::mma_step(x.dtype) as i32;
     Slices::new(x.widest(1), x.dtype.size_bytes(), t.config.k_slices, step, together)
+}
+
+fn product_scales(t: &Tiler<'_>, product: OpId) -> bool {
+    let found = t.kernel.products().find(|(id, _)| *id == product);
+    found.is_some_and(|(_, p)| scales_steps(&p.epilogue))
 }
 
 /// A right operand, repacked once if it must be.

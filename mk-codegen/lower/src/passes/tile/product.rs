@@ -1,4 +1,4 @@
-//! The tiles of one matrix product: what a family of them reads, in which order, and where each goes.
+//! The tiles of one GEMM: what a family of them reads, in which order, and where each goes.
 
 use crate::passes::{
     draft::{Draft, Source, TileRows, read, write},
@@ -7,14 +7,17 @@ use crate::passes::{
         ranks::block_rows,
         rows::{RowBlock, Rows},
     },
-    strategies::{destination::Destination, gathered::Slices},
+    strategies::{
+        destination::Destination,
+        gathered::{Gathered, Slices},
+    },
 };
 use mk_plan::{
     Access, BLayout, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, MmaTile, Operand, Point,
     RoleKind, Var, carry_last, saves_gates,
 };
 
-/// How a product's inner dimension is cut.
+/// How a GEMM's K is cut.
 #[derive(Clone, Copy)]
 pub(super) struct Cut {
     /// Parts that are multiplied side by side.
@@ -25,7 +28,7 @@ pub(super) struct Cut {
     pub into: BufId,
 }
 
-/// What the tiles of one product share.
+/// What the tiles of one GEMM share.
 #[derive(Clone)]
 pub(super) struct Product<'a> {
     pub g: &'a kernel::Product,
@@ -40,13 +43,32 @@ pub(super) struct Product<'a> {
     pub extras: Vec<BufId>,
     pub destination: Destination,
     pub cut: Option<Cut>,
-    /// The extent of half of the inner dimension, where the loader stops on the way to wait for what a tile goes on
+    /// The extent of half of K, where the loader stops on the way to wait for what a tile goes on
     /// with: its stages are full by then, so that the wait costs nothing.
     pub half: Option<i32>,
     /// Rows of a gathered operand that its owner multiplies, too.
     pub own: Option<Rows>,
     /// Whether peers' rows are multiplied shard by shard.
     pub by_shard: bool,
+}
+
+/// Where a block of operand A's rows is.
+pub(super) struct LeftRows {
+    pub rows: Source,
+    /// Where their factors are, if these come with them: their memory, and region.
+    pub factors: Option<(BufId, Vec<(Expr, Expr)>)>,
+}
+
+impl From<Source> for LeftRows {
+    fn from(rows: Source) -> LeftRows {
+        LeftRows { rows, factors: None }
+    }
+}
+
+impl From<Access> for LeftRows {
+    fn from(rows: Access) -> LeftRows {
+        Source::from(rows).into()
+    }
 }
 
 impl Product<'_> {
@@ -102,10 +124,11 @@ impl Product<'_> {
     }
 
     /// The tiles of a gathered operand's own rows, which the caller gives in `shard`.
-    pub fn own_family(&self, draft: &mut Draft, own: &Rows, shard: BufId) -> TileRows {
+    pub fn own_family(&self, draft: &mut Draft, own: &Rows, x: &Gathered) -> TileRows {
         self.family(draft, &format!("{}.own", self.name), own, None, |r| {
             let rows = vec![(r.at.clone(), r.len.clone()), self.depth(r)];
-            read(Operand::A, shard, rows).into()
+            let factors = x.factors.as_ref().map(|f| f.own((r.at.clone(), r.len.clone())));
+            LeftRows { rows: read(Operand::A, x.shard, rows).into(), factors }
         })
     }
 
@@ -117,12 +140,12 @@ impl Product<'_> {
         name: &str,
         rows: &Rows,
         slices: Option<Slices>,
-        a: impl Fn(&RowBlock) -> Source,
+        a: impl Fn(&RowBlock) -> LeftRows,
     ) -> TileRows {
         let MmaTile { b_layout, epilogue, .. } = &self.tile;
         let width = self.tile.task_columns() as i32;
         let r = rows.block(&mut draft.extents);
-        let mut a = a(&r);
+        let LeftRows { rows: mut a, factors } = a(&r);
         let j = rows.column();
         let cols = (j.clone() * width, block_rows(self.n.clone(), j, width));
         let (depth, at) = match slices {
@@ -142,10 +165,22 @@ impl Product<'_> {
         let row = rows.global(&r);
         let touching = epilogue.iter().filter(|e| e.operand().is_some());
         for ((op, buffer), operand) in touching.zip(&self.extras).zip(EPILOGUE_OPERANDS) {
-            let mut region = match op.vector() {
-                Some(0) => vec![(row.clone(), r.len.clone())],
-                Some(_) => vec![cols.clone()],
-                None => vec![(row.clone(), r.len.clone()), cols.clone()],
+            let factors = factors.as_ref().filter(|_| op.scales_rows());
+            let buffer = factors.map_or(buffer, |(buffer, _)| buffer);
+            let block = mk_plan::MMA_STEP_BYTES as i32;
+            let (at, depth) = self.depth(&r);
+            let arriving = factors.map(|(_, region)| region.clone());
+            let steps = (at.clone() / block, (depth.clone() + (block - 1)) / block);
+            let mut region = match (arriving, op.vector()) {
+                (Some(region), _) => region,
+                _ if *op == EpilogueOp::ScaleSteps => vec![steps, (row.clone(), r.len.clone())],
+                _ if *op == EpilogueOp::ScaleBlocks => {
+                    let (at, len) = cols.clone();
+                    vec![(at / block, (len + (block - 1)) / block), steps]
+                }
+                (_, Some(0)) => vec![(row.clone(), r.len.clone())],
+                (_, Some(_)) => vec![cols.clone()],
+                (_, None) => vec![(row.clone(), r.len.clone()), cols.clone()],
             };
             if operand == Operand::E0 && saves_gates(epilogue) {
                 region.insert(1, (0.into(), 2.into()));

@@ -27,13 +27,13 @@ use crate::passes::{
 use crate::settings::{AllReduce, Reduction};
 use mk_plan::{
     ALayout, BLayout, BufId, CopyVia, EpilogueOp, Expr, MmaTile, Operand, RoleKind, Space, Store,
-    mma_step,
+    mma_step, scales_steps,
 };
 
 /// Columns of a panel of 16-bit results, which a box of TMA stores.
 const PANEL_COLUMNS: i32 = 64;
 
-/// All tiles of one product, and the families that read them.
+/// All tiles of one GEMM, and the families that read them.
 pub(super) fn product<'k>(
     t: &mut Tiler<'k>,
     id: OpId,
@@ -54,7 +54,7 @@ pub(super) fn product<'k>(
     };
     let destination = match (sum, result) {
         (Some(sum), _) => to_sum(t, sum, &rows)?,
-        // The next product reads the caller's rows, if TMA can.
+        // The next GEMM reads the caller's rows, if TMA can.
         (None, Some(r)) if !read || g.out.tma_rows() => Destination::Out(t.results[r]),
         (None, _) => Destination::Hidden(scratch(t, g, &rows, id)),
     };
@@ -83,7 +83,7 @@ pub(super) fn product<'k>(
     }
 }
 
-/// Where the tiles of a product go that is summed, by the way that the settings name.
+/// Destination of the tiles of a GEMM that is reduced over ranks, by the strategy of the settings.
 ///
 /// # Errors
 /// As [`mapped`].
@@ -108,7 +108,7 @@ fn to_sum(t: &mut Tiler<'_>, sum: &Sum, rows: &Rows) -> Result<Destination, Lowe
     })
 }
 
-/// Adds the contributions that the tiles `by` of a product write.
+/// Adds the contributions that the tiles `by` of a GEMM write.
 fn add_up(t: &mut Tiler<'_>, sum: &Sum, p: &Product<'_>, rows: Rows, by: Vec<TileRows>) {
     // Shard by shard, a group is of one.
     let together = match t.gathered(p.g) {
@@ -127,7 +127,7 @@ fn add_up(t: &mut Tiler<'_>, sum: &Sum, p: &Product<'_>, rows: Rows, by: Vec<Til
     p.destination.add_up(draft, config, sum.how, &of, tiles);
 }
 
-/// A product whose tiles add to sums that go from rank to rank.
+/// A GEMM whose epilogue adds to partial sums that travel in a ring.
 fn in_ring<'k>(
     t: &mut Tiler<'k>,
     g: &'k kernel::Product,
@@ -149,7 +149,8 @@ fn in_ring<'k>(
     let fixed = extents.all(|e| e.runtime_max.is_none());
     let steps = 2 * p.tile.block[2] as i32;
     let depth = t.draft.extents.fixed(&t.depth(g)?);
-    p.half = depth.filter(|k| fixed && k % steps == 0).map(|k| k / 2);
+    let whole = !scales_steps(&g.epilogue);
+    p.half = depth.filter(|k| whole && fixed && k % steps == 0).map(|k| k / 2);
     let by = t.tiles(&p)?;
     unpack(t, g, &by);
     for adding in by {
@@ -158,7 +159,7 @@ fn in_ring<'k>(
     Ok(())
 }
 
-/// The families `by` of a product wait for operands that are repacked.
+/// The families `by` of a GEMM wait for operands that are repacked.
 fn unpack(t: &mut Tiler<'_>, g: &kernel::Product, by: &[TileRows]) {
     let packed = match t.made.get(g.left) {
         Some(Value::Operand(given)) => given.packed,
@@ -172,7 +173,7 @@ fn unpack(t: &mut Tiler<'_>, g: &kernel::Product, by: &[TileRows]) {
     }
 }
 
-/// Scratch between two products.
+/// Scratch between two GEMMs.
 fn scratch(t: &mut Tiler<'_>, g: &kernel::Product, rows: &Rows, id: OpId) -> BufId {
     let cols = t.draft.own(&g.out, 1);
     let padded = aligned(g.out.widest(1), g.out.dtype.size_bytes());
@@ -182,7 +183,7 @@ fn scratch(t: &mut Tiler<'_>, g: &kernel::Product, rows: &Rows, id: OpId) -> Buf
     t.draft.buffer(&name, Space::Scratch, g.out.dtype, shape, pitch)
 }
 
-/// A product's number among the products.
+/// A GEMM's number among the GEMMs.
 fn number(kernel: &Kernel, id: OpId) -> usize {
     kernel.products().take_while(|(other, _)| *other != id).count()
 }
@@ -227,6 +228,14 @@ fn new_product<'k>(
     let result = t.kernel.result_of(id);
     let extra = |x: &Extra| match x {
         Extra::Param(p) => Ok(t.params[*p]),
+        Extra::Arriving => {
+            let factors = match &t.kernel.ops[g.left] {
+                kernel::Op::Operand(operand) => operand.factors,
+                _ => None,
+            };
+            let own = factors.map(|p| t.params[p]);
+            own.ok_or_else(|| internal(format!("operation {id} has no gathered factors")))
+        }
         Extra::Result(r) => Ok(t.results[*r]),
         Extra::OwnHalf => {
             let own = result.and_then(|r| t.results.get(r)).copied();
@@ -257,7 +266,7 @@ fn new_product<'k>(
     })
 }
 
-/// The words of a product's blocks of rows, which the tiles `by` raise.
+/// The words of a GEMM's blocks of rows, which the tiles `by` raise.
 fn done(draft: &mut Draft, p: &Product<'_>, rows: &Rows, by: Vec<TileRows>) -> FlowId {
     let writer = |by: TileRows| Writer::new(by.family, Operand::C, vec![by.shard, by.block]);
     let from = by.into_iter().map(writer).collect();
@@ -265,7 +274,7 @@ fn done(draft: &mut Draft, p: &Product<'_>, rows: &Rows, by: Vec<TileRows>) -> F
     draft.flow(Flow::new("hidden", shape, p.col_blocks.into(), from))
 }
 
-/// A product in scratch that the caller wants, too.
+/// A GEMM in scratch that the caller wants, too.
 fn copy_out(t: &mut Tiler<'_>, h: &Hidden, out: &Tensor, r: usize, rows: &Rows) {
     let result = t.results[r];
     let block = rows.block(&mut t.draft.extents);
@@ -297,7 +306,7 @@ pub(super) fn collect(
         Left::Gathered(g) => Some(g),
         Left::Local(..) | Left::ByOwner(_) => None,
     };
-    // Through registers: the bulk ring would not fit beside that of the products.
+    // Through registers: the bulk ring would not fit beside that of the GEMMs.
     let leaf = CopyVia::Ldst.leaf(1);
     let (x, shard, out) = (&t.kernel.params[param], t.params[param], t.results[r]);
     gather::collect(&mut t.draft, x, shard, gathered, out, rows, &leaf);

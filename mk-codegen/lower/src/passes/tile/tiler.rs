@@ -3,7 +3,7 @@
 use super::{
     blocks::{Begins, Blocks},
     dispatch::{Derived, Dispatch},
-    product::{Cut, Product},
+    product::{Cut, LeftRows, Product},
 };
 use crate::passes::{
     draft::{Draft, FlowId, Source, TileRows, read},
@@ -25,27 +25,27 @@ pub(super) struct Given {
     pub rows: Rows,
     pub left: Left,
     pub packed: Option<Packed>,
-    /// Extent along k, on the own rank.
+    /// Extent along k, on this rank.
     pub depth: Expr,
 }
 
 /// The left operand of a product.
 pub(super) enum Left {
-    /// On the own rank: `[rows, k]`, or `[k, rows]`.
+    /// On this rank: `[rows, k]`, or `[k, rows]`.
     Local(BufId, ALayout),
-    /// On the own rank: `[k, shards, rows]`.
+    /// On this rank: `[k, shards, rows]`.
     ByOwner(BufId),
     /// Own rows in the caller's shard, peers' rows through the gather.
     Gathered(Gathered),
 }
 
-/// A product that others read: where it is, and the words of its blocks of rows, by shard.
+/// A GEMM that others read: where it is, and the words of its blocks of rows, by shard.
 pub(super) struct Hidden {
     pub buffer: BufId,
     /// `[shards, rows, n]`; else `[rows, n]`, the caller's.
     pub in_shards: bool,
     pub done: FlowId,
-    /// Extent along n, on the own rank.
+    /// Extent along n, on this rank.
     pub depth: Expr,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct MadeBlocks {
 /// The value of an operation, for those that read it.
 pub(super) enum Value<'k> {
     Operand(Box<Given>),
-    /// A product that another one reads.
+    /// A GEMM that another one reads.
     Hidden(Hidden),
     /// Rows of experts.
     Ragged(Box<RaggedRows<'k>>),
@@ -115,7 +115,7 @@ impl<'k> Tiler<'k> {
         Tiler { kernel, config, draft, params, results, made: Vec::new(), packed }
     }
 
-    /// The operand at the head of a chain of products.
+    /// The operand at the head of a chain of GEMMs.
     ///
     /// # Errors
     /// [`LowerError::Internal`] if there is none.
@@ -126,7 +126,7 @@ impl<'k> Tiler<'k> {
         }
     }
 
-    /// A product's left operand, if it is gathered.
+    /// A GEMM's left operand, if it is gathered.
     pub fn gathered(&self, product: &kernel::Product) -> Option<&Gathered> {
         match self.made.get(product.left) {
             Some(Value::Operand(given)) => match &given.left {
@@ -137,7 +137,7 @@ impl<'k> Tiler<'k> {
         }
     }
 
-    /// Extent of a product's inner dimension, on the own rank.
+    /// Extent of a GEMM's K, on this rank.
     ///
     /// # Errors
     /// [`LowerError::Internal`] if its left operand is not made.
@@ -149,7 +149,7 @@ impl<'k> Tiler<'k> {
         }
     }
 
-    /// Cuts a product's inner dimension for some of its rows, into so many parts at most, with memory for them.
+    /// Cuts a GEMM's K for some of its rows, into so many parts at most, with memory for them.
     /// Each part has whole steps, on every rank.
     ///
     /// # Errors
@@ -198,7 +198,7 @@ impl<'k> Tiler<'k> {
                     false => vec![(p.rows.global(r), r.len.clone()), p.depth(r)],
                 };
                 let word = vec![r.shard.clone(), r.block.clone()];
-                Source::behind(read(Operand::A, h.buffer, rows), h.done, word)
+                Source::behind(read(Operand::A, h.buffer, rows), h.done, word).into()
             })]),
             _ => Err(not_made(p.g)),
         }
@@ -226,13 +226,14 @@ fn of_operand(draft: &mut Draft, p: &Product<'_>, left: &Left) -> Vec<TileRows> 
             vec![p.family(draft, &p.name, &p.rows, None, |r| {
                 let here = (r.at.clone(), r.len.clone());
                 let access = read(Operand::A, x.all, vec![here.clone(), p.depth(r)]);
-                x.span(access, here, p.rows.height, rows)
+                let factors = x.factors.as_ref().map(|f| f.of_several(here.clone()));
+                LeftRows { rows: x.span(access, here, p.rows.height, rows), factors }
             })]
         }
         Left::Gathered(x) => {
             let mut out = Vec::new();
             if let Some(own) = p.own.as_ref().filter(|_| !x.own_rows) {
-                out.push(p.own_family(draft, own, x.shard));
+                out.push(p.own_family(draft, own, x));
             }
             let name = if x.own_rows { p.name.clone() } else { format!("{}.peers", p.name) };
             let count = if x.own_rows { p.rows.shards } else { p.rows.shards - 1 };
@@ -244,10 +245,13 @@ fn of_operand(draft: &mut Draft, p: &Product<'_>, left: &Left) -> Vec<TileRows> 
                 };
                 let slice = x.slices.map(|s| p.slice(r, s));
                 let rows = read(Operand::A, x.all, region);
-                match &p.rows.pieces {
+                let rows = match &p.rows.pieces {
                     Some(pieces) => x.rows(rows, (pieces, p.rows.height), r, slice),
                     None => x.source(rows, r.shard.clone(), r.block.clone(), slice),
-                }
+                };
+                let here = (r.at.clone(), r.len.clone());
+                let factors = x.factors.as_ref().map(|f| f.of_shard(r.shard.clone(), here));
+                LeftRows { rows, factors }
             }));
             out
         }

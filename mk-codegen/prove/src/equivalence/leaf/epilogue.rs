@@ -27,6 +27,10 @@ impl<E: Copy + PartialEq> Context<E> {
         let mut kept = None;
         for op in epilogue {
             match op {
+                // In the sums already.
+                EpilogueOp::ScaleSteps | EpilogueOp::ScaleBlocks => {
+                    tails.next();
+                }
                 EpilogueOp::Keep => kept = Some(tile.clone()),
                 EpilogueOp::Carry => {
                     for p in self.pieces.iter().filter(|p| p.touch.operand == Operand::AccIn) {

@@ -8,7 +8,10 @@ use crate::equivalence::{
     tile::Tile,
     unroll::Touch,
 };
-use mk_plan::{ALayout, BLayout, EpilogueOp, MmaTile, Operand, gated, saves_gates};
+use mk_plan::{
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, MMA_STEP_BYTES, MmaTile, Operand, gated,
+    saves_gates, scales_steps,
+};
 
 impl Links for MmaTile {
     fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
@@ -18,7 +21,8 @@ impl Links for MmaTile {
 
 impl<A: Algebra> Meaning<A> for MmaTile {
     fn moving(&self) -> &'static [Operand] {
-        &[Operand::A, Operand::B]
+        // Steps with factors are added where these are, at the end.
+        if scales_steps(&self.epilogue) { &[] } else { &[Operand::A, Operand::B] }
     }
 
     fn consume(&self, context: &mut Context<A::Elem>, algebra: &mut A, _: Places) -> Work {
@@ -27,7 +31,11 @@ impl<A: Algebra> Meaning<A> for MmaTile {
 
     fn stored(&self, to: &Write<'_>, context: &mut Context<A::Elem>, algebra: &mut A) -> Stored<A> {
         let [rows, cols] = to.size;
-        let tile = match &context.sum {
+        let scaled = match scales_steps(&self.epilogue) {
+            true => context.scaled_steps(algebra, &self.epilogue)?,
+            false => None,
+        };
+        let tile = match scaled.as_ref().or(context.sum.as_ref()) {
             Some(sum) => sum.clone(),
             // Nothing is added up.
             None => match (
@@ -43,6 +51,46 @@ impl<A: Algebra> Meaning<A> for MmaTile {
 }
 
 impl<E: Copy + PartialEq> Context<E> {
+    /// The sum of a task's steps along k, each times the factors of its rows and columns; nothing where nothing is
+    /// loaded.
+    fn scaled_steps<A: Algebra<Elem = E>>(
+        &self,
+        algebra: &mut A,
+        epilogue: &[EpilogueOp],
+    ) -> Result<Option<Tile<E>>, String> {
+        let both = (self.latest_piece(Operand::A), self.latest_piece(Operand::B));
+        let (Some(a), Some(b)) = both else { return Ok(None) };
+        let ([_, depth], [columns, _]) = (&a.blocks, &b.blocks);
+        let (mut left, mut right) = (a.tile.data.clone(), b.tile.data.clone());
+        let (rows, k, n) = (a.tile.rows, a.tile.cols, b.tile.rows);
+        if b.tile.cols != k || depth.len() != k || columns.len() != n {
+            return Err(format!("`a` is {rows}x{k} and `b` {}x{n}", b.tile.cols));
+        }
+        let (steps, blocks) =
+            (depth.last().map_or(0, |b| b + 1), columns.last().map_or(0, |b| b + 1));
+        let named = epilogue.iter().filter(|op| op.operand().is_some()).zip(EPILOGUE_OPERANDS);
+        for (op, operand) in named.filter(|(op, _)| op.scales_steps()) {
+            let by_rows = *op == EpilogueOp::ScaleSteps;
+            let want = steps * if by_rows { rows } else { blocks };
+            let Some(factors) = self.latest(operand).filter(|t| t.data.len() == want) else {
+                return Err(format!("the operand of {op:?} has other steps than the tile"));
+            };
+            let scaled = if by_rows { &mut left } else { &mut right };
+            for (i, x) in scaled.iter_mut().enumerate() {
+                let (line, step) = (i / k.max(1), depth[i % k.max(1)]);
+                let at = if by_rows { step * rows + line } else { columns[line] * steps + step };
+                *x = algebra.mul(*x, factors.data[at]);
+            }
+        }
+        let mut sum = Tile::filled(rows, n, A::ZERO);
+        let mut sums = Vec::new();
+        for (row, x) in sum.data.chunks_mut(n.max(1)).zip(left.chunks(k.max(1))) {
+            let x = x.iter().copied().enumerate();
+            add_row_times(algebra, row, &mut sums, x, |l, j| right[j * k + l]);
+        }
+        Ok(Some(sum))
+    }
+
     fn multiply<A: Algebra<Elem = E>>(
         &mut self,
         algebra: &mut A,
@@ -127,6 +175,21 @@ impl Linker<'_, '_> {
                     self.link((t, m.rows), (c, result.rows))?;
                     self.link((t, m.columns), (c, result.columns))?;
                 }
+                o if of_epilogue(epilogue, o).is_some_and(EpilogueOp::scales_steps) => {
+                    let rows = of_epilogue(epilogue, o) == Some(EpilogueOp::ScaleSteps);
+                    let m = self.matrix(t)?;
+                    self.apart(t, if rows { m.rows } else { m.columns });
+                    if rows {
+                        self.link((t, m.columns), (c, result.rows))?;
+                    } else {
+                        self.apart(t, m.rows);
+                        self.blocks(c, result.columns);
+                    }
+                    let of_k = |o: &&Touch| matches!(o.operand, Operand::A | Operand::B);
+                    for o in touches.iter().filter(of_k) {
+                        self.blocks(o, self.unrolled.region(o).len().checked_sub(1));
+                    }
+                }
                 o => {
                     let m = self.matrix(t)?;
                     match of_epilogue(epilogue, o).and_then(EpilogueOp::vector) {
@@ -150,6 +213,21 @@ impl Linker<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// Each index of a dimension is by itself.
+    fn apart(&mut self, t: &Touch, d: Option<usize>) {
+        let Some(d) = d else { return };
+        let (line, base, len) = self.stretch(t, d);
+        (1..len).for_each(|i| self.lines.cut(line, base + i));
+    }
+
+    /// Each block of 128 of a dimension is by itself.
+    fn blocks(&mut self, t: &Touch, d: Option<usize>) {
+        let Some(d) = d else { return };
+        let (line, base, len) = self.stretch(t, d);
+        let step = MMA_STEP_BYTES as i32;
+        (1..(len + step - 1) / step).for_each(|i| self.lines.cut(line, base + i * step));
     }
 
     /// Rows and columns of `[k, 2, n]`, or for an operand B that lies row by row of `[2, n, k]`; the two are apart from

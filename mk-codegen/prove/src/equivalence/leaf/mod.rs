@@ -4,6 +4,7 @@
 mod attend;
 mod attend_grad;
 mod copy;
+mod dot;
 mod epilogue;
 mod idle;
 mod mma;
@@ -54,9 +55,9 @@ pub(super) fn seen(
     (first, keys): (usize, usize),
 ) -> Range<usize> {
     let within = |place: usize| place.saturating_sub(first).min(keys);
-    let gone = mask.window().and_then(|keys| cells.before(line, query, keys));
+    let gone = mask.window().map_or(0, |keys| cells.before(line, query, keys));
     let end = if mask == Mask::Full { keys } else { within(query + 1) };
-    gone.map_or(0, |gone| within(gone + 1)).min(end)..end
+    within(gone).min(end)..end
 }
 
 /// Which of a step's keys its `i`th query sees.

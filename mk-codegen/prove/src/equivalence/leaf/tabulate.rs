@@ -3,7 +3,7 @@
 use crate::equivalence::unroll::{TaskRun, Touch, Unrolled};
 use mk_plan::{
     Operand, RouteError, RoutePart, Tabulation, block_table, kept, listed, own_experts, prefix,
-    route_bases, route_list, route_places, route_sources, route_wanted,
+    route_bases, route_list, route_places, route_slots, route_sources, route_wanted,
 };
 use std::borrow::Cow;
 
@@ -70,6 +70,10 @@ pub(in crate::equivalence) fn tabulated(
             let first = (first, rows.max(0) as usize);
             let lists = (data(1), columns(1));
             Ok(route_sources(data(0), first, rank * own, experts, lists.0, lists.1, data(2)))
+        }
+        RoutePart::Slots => {
+            let of = (rows.max(0) as usize, rank * own);
+            Ok(route_slots(data(0), columns(0), data(1), of, data(2)))
         }
         RoutePart::Places | RoutePart::Kept => {
             let of = (experts, ranks, keep);

@@ -5,10 +5,16 @@ use super::{
     epilogue::{of_epilogue, tails},
 };
 use crate::valid::touched::{Touched, last_three, made_of, matrix, of, one_place};
-use mk_plan::{ALayout, BLayout, EpilogueOp, Family, MmaTile, Operand, gated, saves_gates};
+use mk_plan::{
+    ALayout, BLayout, EpilogueOp, Family, MMA_STEP_BYTES, MmaTile, Operand, gated, saves_gates,
+    scales_steps,
+};
 
 impl Rules for MmaTile {
-    fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Option<String> {
+    fn misfit(&self, f: &Family, touched: &[Touched<'_>]) -> Option<String> {
+        if f.inner.is_some() && scales_steps(&self.epilogue) {
+            return Some("factors of steps are those of a task without an inner loop".into());
+        }
         product(self.a_layout, self.b_layout, &self.epilogue, touched)
     }
 
@@ -70,6 +76,30 @@ fn product(
                     gates_and_ups(t.operand, two)?;
                     same(&mut rows, m, "rows", t)?;
                     same(&mut columns, n * halves, "columns", t)?;
+                }
+                e if of_epilogue(epilogue, e).is_some_and(EpilogueOp::scales_steps) => {
+                    let Some([lines, n]) = matrix(t)? else { continue };
+                    let block = i64::from(MMA_STEP_BYTES);
+                    let depth = of(touched, Operand::A).find_map(|a| left(a).ok().flatten());
+                    let steps = depth.map_or(0, |[depth, _]| (depth + block - 1) / block);
+                    let (found, along) = match of_epilogue(epilogue, e) {
+                        Some(EpilogueOp::ScaleSteps) => {
+                            same(&mut rows, n, "rows", t)?;
+                            (lines, "rows")
+                        }
+                        _ => (n, "columns"),
+                    };
+                    if found != steps {
+                        return Err(format!(
+                            "`{e}` has {found} {along} of steps, which are {steps}"
+                        ));
+                    }
+                    let blocks = columns.map_or(0, |n: i64| (n + block - 1) / block);
+                    if along == "columns" && lines != blocks {
+                        return Err(format!(
+                            "`{e}` has {lines} rows of blocks, which are {blocks}"
+                        ));
+                    }
                 }
                 e => {
                     let which = of_epilogue(epilogue, e);

@@ -8,6 +8,7 @@
 mod attend;
 mod attend_grad;
 mod copy;
+mod dot;
 mod epilogue;
 mod idle;
 mod mma;

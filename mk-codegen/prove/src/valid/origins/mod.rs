@@ -72,7 +72,8 @@ fn integers(plan: &Plan, id: FamId, x: &Family) -> Option<Violation> {
     let Leaf::Tabulate(Tabulate { of }) = x.leaf else { return None };
     let wide = match of {
         Tabulation::Route { part, .. } => {
-            matches!(part, RoutePart::Lists | RoutePart::Wanted | RoutePart::Places)
+            use RoutePart::{Lists, Places, Slots, Wanted};
+            matches!(part, Lists | Wanted | Places | Slots)
         }
         Tabulation::Blocks { .. } | Tabulation::Begins { .. } => false,
     };
@@ -365,7 +366,7 @@ impl<'p> Walk<'p> {
         Ok(())
     }
 
-    /// Tables of a routing have their own entries, where somebody has written them.
+    /// Tables of a routing have their own entries, where they were written.
     fn tables(&self) -> Result<(), Violation> {
         let routed = |t: &Table| match t.source {
             TableSource::Blocks { of, .. } | TableSource::Prefix { of, .. } => {
@@ -405,6 +406,10 @@ impl<'p> Walk<'p> {
             RoutePart::Counts if routed.keep > 0 => all.min(i64::from(routed.keep)),
             RoutePart::Counts => all,
             RoutePart::Sources => last.map_or(0, |(rank, n)| rank * room + n - 1),
+            RoutePart::Slots => {
+                let of = self.plan.tables[routed.ids].shape.last();
+                of.map_or(0, |slots| i64::from(*slots) - 1)
+            }
             _ => 1,
         };
         let fits = *min <= 0 && most <= i64::from(*max);

@@ -53,6 +53,9 @@ impl Walk<'_> {
             (RoutePart::Sources, [blocks, Some(lists), Some(bases)], [sources]) => {
                 self.sources(says, blocks.as_ref(), [lists, bases], sources.as_ref())
             }
+            (RoutePart::Slots, [Some(ids), Some(blocks), Some(sources)], [Some(slots)]) => {
+                self.slots(says, ids, [blocks, sources], slots)
+            }
             (
                 RoutePart::Places,
                 [ids, Some(list), Some(bases), begins @ ..],
@@ -279,6 +282,56 @@ impl Walk<'_> {
                 self.fill(sources, table, begin * each)
             }
             _ => wrong(format!("{} has not the blocks of these lists", self.named(blocks))),
+        }
+    }
+
+    /// Rows look their token up among the experts of all tokens, which lie by their numbers.
+    fn slots(
+        &mut self,
+        says: Says,
+        ids: &Region,
+        [blocks, sources]: [&Region; 2],
+        slots: &Region,
+    ) -> Result<(), Stop> {
+        let (begin, end) = rows(ids);
+        let mut of = None;
+        for piece in self.get(ids)? {
+            let What::Experts(buffer) = piece.what else {
+                return wrong(format!("{} has not the experts of all tokens", self.named(ids)));
+            };
+            if piece.at != piece.begin || *of.get_or_insert(buffer) != buffer {
+                return wrong(format!("{} has experts of other tokens", self.named(ids)));
+            }
+        }
+        let Some(of) = of else { return wrong("it reads experts of no tokens") };
+        let (tokens, room) = self.tokens(of);
+        let last = (0i64..).zip(tokens).filter(|(_, n)| **n > 0).last();
+        if begin != 0 || last.is_none_or(|(rank, n)| end != rank * room + n) {
+            return wrong(format!("{} has not the experts of all tokens", self.named(ids)));
+        }
+        let table = self.table(says, RoutePart::Slots, Some(of), slots)?;
+        let made_of = self.table(says, RoutePart::Sources, Some(of), sources)?;
+        let Some((of_blocks, counts)) = self.blocks_of(blocks.buffer, says) else {
+            return wrong(format!("{} has no blocks", self.named(blocks)));
+        };
+        let counted = self.plan.tables[counts].routed;
+        let counted = counted.filter(|r| self.plan.tables[r.ids].stored == Some(of));
+        let own = |table: TabId, region: &Region| What::Table(table, region.rank);
+        match (&self.get(blocks)?[..], &self.get(sources)?[..]) {
+            ([b], [s])
+                if (b.begin, &b.what) == (b.at, &own(of_blocks, blocks))
+                    && (s.begin, &s.what) == (s.at, &own(made_of, sources))
+                    && counted.is_some_and(|r| u32::try_from(r.keep) == Ok(says.keep)) =>
+            {
+                let each = i64::from(says.rows);
+                let (first, last) = rows(slots);
+                let wanted = (b.begin * each, b.end * each);
+                if (s.begin, s.end) != wanted || last - first != wanted.1 - wanted.0 {
+                    return wrong(format!("{} is not as long as its blocks", self.named(slots)));
+                }
+                self.fill(slots, table, wanted.0)
+            }
+            _ => wrong("it reads other blocks, or tokens of other rows"),
         }
     }
 

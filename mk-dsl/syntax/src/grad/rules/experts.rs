@@ -1,12 +1,19 @@
 //! The way back of tokens through their experts.
+//!
+//! Rows have the weights of `combine` either way. Where tokens alone have gradients, those of rows are without weights,
+//! and the sums on the way back have them. Where matrices, or weights, have gradients, too, the gradients of tokens are
+//! dispatched times their weights, so that products of rows have them, and the sums on the way back have ones.
 
 use super::Walk;
-use crate::grad::{draft::Id, error::GradError};
-use crate::program::{Def, Dim, Node, Op, ValueId};
+use crate::grad::{
+    draft::Id,
+    error::GradError,
+    types::{Behind, Input},
+};
+use crate::program::{DType, Def, Dim, Node, Op, TensorType, ValueId};
 
 impl<'p> Walk<'p> {
-    /// Backward of what rows of experts go through. All of it is linear, row by row, in their gradients: these are
-    /// without the weights that rows have in sums of tokens, and the sums on the way back have them.
+    /// Backward of what rows of experts go through.
     pub(super) fn experts(&mut self, node: &Node, d: Id) -> Result<(), GradError> {
         let refuse = |why, help| Err(GradError::Operation { op: node.op.name(), why, help });
         let held = (self.draft.values[d].placement, self.draft.values[d].dtype);
@@ -17,17 +24,12 @@ impl<'p> Walk<'p> {
             ),
             (Op::GroupedGemm { .. }, &[x, w, counts]) => {
                 if self.needed[w.index()] {
-                    if self.is_combined(counts) {
-                        return refuse(
-                            "the gradient of its matrices takes rows with the weights of `combine`, which no kernel has so far",
-                            "ask for the gradient of the tokens alone",
-                        );
+                    let behind = Behind::Matrices { w, x, ids: counts, d };
+                    // Of rows that go on to their tokens; the data's way is one kernel where it can be.
+                    match self.combine_of(counts).is_some() {
+                        true => self.behind.push(behind),
+                        false => self.of_experts(behind)?,
                     }
-                    let experts = self.program.ty(w).and_then(|ty| ty.dims.first().copied());
-                    let experts = experts.map_or_else(String::new, |e| self.extent(e));
-                    let [rows, counts] = [self.value(x)?, self.value(counts)?];
-                    let g = self.draft.grouped_wgrad(rows, counts, d, &experts);
-                    self.add(w, g);
                 }
                 if !self.needed[x.index()] {
                     return Ok(());
@@ -37,28 +39,45 @@ impl<'p> Walk<'p> {
                     false => None,
                 };
                 let matrices = self.value(w)?;
-                let g = self.draft.grouped_gemm(d, counts, matrices);
+                let g = self.draft.grouped_gemm(d, counts, (matrices, true));
                 self.add(x, g);
                 Ok(())
             }
             (Op::Combine, &[y, ids, weights]) => {
-                if self.needed[weights.index()] {
-                    return refuse(
-                        "the gradient of its weights is a product of rows, which no kernel has so far",
-                        "ask for the gradient of the tokens alone",
-                    );
-                }
                 let Some(dispatch) = self.dispatch_of(ids) else {
                     return refuse(
                         "its rows were dispatched by another pipeline",
                         "put `dispatch` before it",
                     );
                 };
+                if dispatch.inputs.len() > 2 {
+                    return refuse(
+                        "its rows have weights already, as those of a backward do",
+                        "give the weights to `combine` alone",
+                    );
+                }
+                let weighted = self.is_weighted(ids);
+                let drops = dispatch.op == Op::Dispatch { drops: true };
+                if drops && weighted {
+                    return refuse(
+                        "which rows are dropped is not known to the kernels that make gradients of matrices and weights",
+                        "leave `drop` out, or ask for the gradient of the tokens alone",
+                    );
+                }
                 let rows = dispatch.ty.dims.first();
                 let rows = rows.map_or_else(String::new, |rows| self.extent(*rows));
-                let drops = dispatch.op == Op::Dispatch { drops: true };
                 let drop = if drops { ", drop" } else { "" };
-                let ids = self.value(ids)?;
+                if self.needed[weights.index()] {
+                    let combine = node.result;
+                    self.behind.push(Behind::Weights { combine, d });
+                }
+                if !self.needed[y.index()] {
+                    return Ok(());
+                }
+                let mut operands = vec![d, self.value(ids)?];
+                if weighted {
+                    operands.push(self.value(weights)?);
+                }
                 // Room that follows from a routing is named where rows that forward saved have it, too.
                 let room = dispatch.ty.dims.first().is_some_and(|dim| self.program.is_room(*dim));
                 let linear = |n: &Node| {
@@ -68,16 +87,14 @@ impl<'p> Walk<'p> {
                     )
                 };
                 let mut nodes = self.program.nodes().iter();
-                let saves = nodes.any(|n| self.is_ragged(n.result) && !linear(n));
+                let saves = weighted || nodes.any(|n| self.is_ragged(n.result) && !linear(n));
                 let detail = (saves || !room).then(|| format!("capacity = {rows}{drop}"));
-                let g = self.draft.op("dispatch", &[d, ids], detail, held);
+                let g = self.draft.op("dispatch", &operands, detail, held);
                 self.add(y, g);
                 Ok(())
             }
             (Op::Dispatch { .. }, &[x, ids]) => {
-                let of_rows = |n: &&Node| n.op == Op::Combine && n.inputs.get(1) == Some(&ids);
-                let combine = self.program.nodes().iter().find(of_rows);
-                let Some(weights) = combine.and_then(|n| n.inputs.get(2).copied()) else {
+                let Some(&[_, _, weights]) = self.combine_of(ids).map(|n| &n.inputs[..]) else {
                     return refuse(
                         "its rows do not come back as sums of tokens",
                         "put `combine` behind its last product",
@@ -89,13 +106,55 @@ impl<'p> Walk<'p> {
                         "return what `combine` makes alone",
                     );
                 }
-                let weights = self.value(weights)?;
+                let weights = match self.is_weighted(ids) {
+                    true => self.ones_like(weights),
+                    false => self.value(weights)?,
+                };
                 let g = self.draft.op("combine", &[d, weights], None, held);
                 self.add(x, g);
                 Ok(())
             }
+            (Op::Dispatch { .. }, _) => refuse(
+                "its rows have weights, as those of a backward do",
+                "give the weights to `combine`",
+            ),
             _ => Ok(()),
         }
+    }
+
+    /// A gradient of matrices, or of weights.
+    pub(super) fn of_experts(&mut self, behind: Behind) -> Result<(), GradError> {
+        match behind {
+            Behind::Matrices { w, x, ids, d } => {
+                let experts = self.program.ty(w).and_then(|ty| ty.dims.first().copied());
+                let experts = experts.map_or_else(String::new, |e| self.extent(e));
+                let [rows, ids] = [self.value(x)?, self.value(ids)?];
+                let g = self.draft.grouped_wgrad(rows, ids, d, &experts);
+                self.add(w, g);
+            }
+            Behind::Weights { combine, d } => {
+                let Some(Def::Node(node)) = self.program.def(combine) else { return Ok(()) };
+                let &[y, ids, weights] = &node.inputs[..] else { return Ok(()) };
+                let Some(Def::Node(Node {
+                    op: Op::GroupedGemm { transposed: false }, inputs, ..
+                })) = self.program.def(y)
+                else {
+                    return Err(GradError::Operation {
+                        op: node.op.name(),
+                        why: "something stands between its weights and the product of its rows",
+                        help: "put `combine` directly behind `grouped_gemm`, or ask for no gradient of the weights",
+                    });
+                };
+                // Made once more: as wide as tokens, these rows are the largest of all.
+                let [rows, matrices, ids] =
+                    [self.value(inputs[0])?, self.value(inputs[1])?, self.value(ids)?];
+                let again = self.draft.grouped_gemm(rows, Some(ids), (matrices, false));
+                let held = (self.placement(weights), DType::F32);
+                let g = self.draft.op("combine_grad", &[again, d], None, held);
+                self.add(weights, g);
+            }
+        }
+        Ok(())
     }
 
     /// An extent, as the source writes it.
@@ -106,10 +165,32 @@ impl<'p> Walk<'p> {
         }
     }
 
-    /// Whether rows of these experts of tokens have weights in sums of tokens.
-    fn is_combined(&self, ids: ValueId) -> bool {
-        let of_rows = |n: &Node| n.op == Op::Combine && n.inputs.get(1) == Some(&ids);
-        self.program.nodes().iter().any(of_rows)
+    /// A one for each weight.
+    fn ones_like(&mut self, weights: ValueId) -> Id {
+        let dims = self.program.ty(weights).map(|ty| ty.dims.clone()).unwrap_or_default();
+        let placement = self.placement(weights);
+        let ty = TensorType { dtype: DType::F32, dims, placement: vec![placement] };
+        let ty = self.program.show_type(&ty);
+        let ones = self.draft.param("ones", ty, placement, DType::F32);
+        self.given.push((ones, Input::Ones));
+        ones
+    }
+
+    /// What brings rows of these experts back to their tokens.
+    fn combine_of(&self, ids: ValueId) -> Option<&'p Node> {
+        let of_rows = |n: &&Node| n.op == Op::Combine && n.inputs.get(1) == Some(&ids);
+        self.program.nodes().iter().find(of_rows)
+    }
+
+    /// Whether gradients of rows of these experts have the weights of their sums.
+    fn is_weighted(&self, ids: ValueId) -> bool {
+        let needed = |i: &ValueId| self.needed[i.index()];
+        let mut nodes = self.program.nodes().iter();
+        nodes.any(|n| match n.op {
+            Op::GroupedGemm { .. } => n.inputs.get(2) == Some(&ids) && needed(&n.inputs[1]),
+            Op::Combine => n.inputs.get(1) == Some(&ids) && needed(&n.inputs[2]),
+            _ => false,
+        })
     }
 
     /// The dispatch by these experts of tokens.

@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::Duration;
 
-/// Between two looks at who has come, and between two attempts.
+/// Polling interval, and delay between attempts.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// A listening socket at an address of this host, for processes of others.

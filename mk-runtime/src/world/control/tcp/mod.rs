@@ -1,7 +1,7 @@
 //! Processes of several hosts find each other over TCP.
 //!
 //! Rank 0 listens; every other rank connects, and both show that they know the run's token before either believes the
-//! other (`auth.rs`): neither sends the token, and what was shown to one newcomer is of no use to another. From then on
+//! other (`auth.rs`): neither sends the token, and a proof shown to one newcomer is useless to another. From then on
 //! every frame has a length within bounds and a tag of the connection's own key. Gathers go through rank 0. A stranger,
 //! a wrong token or a frame that is too long ends its own connection, and nothing else.
 //!
@@ -28,7 +28,7 @@ use std::time::Duration;
 const MAX_FRAME: usize = 4 << 20;
 /// Most bytes of a part, so that those of all ranks are a frame.
 pub const MAX_PART: usize = 48 << 10;
-/// Between two looks for who has come, and between two attempts to connect.
+/// Polling interval, and delay between attempts to connect.
 const PAUSE: Duration = Duration::from_millis(5);
 /// What ranks other than 0 wait longer, so that they hear from rank 0 who is missing.
 const SLACK: Duration = Duration::from_secs(1);
@@ -201,7 +201,7 @@ fn join(meeting: &Meeting) -> Result<Link, Error> {
     let deadline = Deadline::within(meeting.limit);
     let (mut why, mut answered) = (Broken::Late, false);
     loop {
-        // Rank 0 may not listen yet; whoever else listens there is not it. It hears one newcomer after the other.
+        // Rank 0 may not listen yet, and another process may listen there. Rank 0 handles newcomers sequentially.
         let patient = Deadline::within(HELLO * meeting.world_size);
         let stream = reach(meeting.address, deadline);
         let answers = stream.is_ok();

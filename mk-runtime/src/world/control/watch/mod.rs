@@ -6,8 +6,8 @@
 //! work on what it sent must not be disturbed. Of a launch behind them it will be no part, so that for those it is as
 //! good as dead.
 //!
-//! Ranks meet in the kernels that they launch, one after the other. Where the n-th is another one on another rank, each
-//! waits for what stands behind the other, and whoever comes second sees it.
+//! Ranks launch the same kernels in the same order. If the n-th launches of two ranks differ, each kernel waits for one
+//! that the other rank launches later; the rank that launches second detects it.
 //!
 //! Processes of other hosts say the same in messages (`mesh/`), which the thread reads and writes: what they have told
 //! stands in a page as if they had written it there. Of two hosts both may come first; each then finds out by the

@@ -1,8 +1,8 @@
-//! The partial sum that a tile of a product goes on with.
+//! The partial sum that a tile of a GEMM goes on with.
 //!
 //! It has C's columns, in a buffer of C's type whose rows begin at multiples of 16 bytes. The loader brings it in the
 //! second half of the tile's steps along k, so that the sum has had the time of the first half to arrive; or behind all
-//! of them, where the product goes through an elementwise chain first.
+//! of them, where the GEMM goes through an elementwise chain first.
 
 use crate::emit::leaf::mma::operands::rows_of;
 use crate::emit::{context::Emitter, error::EmitError, maps::View};
@@ -11,7 +11,7 @@ use mk_plan::{
     Access, EpilogueOp, Expr, FamId, Leaf, MmaTile, Operand, Point, Store, Var, carry_last, gated,
 };
 
-/// Its template values, for a product whose epilogue carries.
+/// Its template values, for a GEMM whose epilogue carries.
 ///
 /// # Errors
 /// [`EmitError::Refused`] for sums that the loader cannot bring.

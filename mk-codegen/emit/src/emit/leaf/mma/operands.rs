@@ -1,4 +1,4 @@
-//! Where the factors of a product lie, as its loader asks TMA for them.
+//! Where the factors of a GEMM lie, as its loader asks TMA for them.
 
 use crate::emit::{context::Emitter, error::EmitError, maps::View};
 use mk_plan::{

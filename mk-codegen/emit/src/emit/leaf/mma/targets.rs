@@ -1,4 +1,4 @@
-//! Where the tiles of a product go: always to one place, or each to one of several.
+//! Where the tiles of a GEMM go: always to one place, or each to one of several.
 
 use crate::emit::leaf::mma::operands::rows_of;
 use crate::emit::{chain::half, context::Emitter, error::EmitError};

@@ -1,0 +1,134 @@
+//! Products of rows that are each looked up, an element for each, with a row of the own rank: in f32, each by a warp.
+
+use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
+use crate::emit::{context::Emitter, error::EmitError, types::Slice};
+use minijinja::{Value, context};
+use mk_plan::{Access, Agent, Expr, Family, Operand, Point, Var};
+
+pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
+    template: "dot_rows",
+    texts: &[
+        ("dot_rows", include_str!("../../../templates/leaf/dot_rows.cu.j2")),
+        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
+    ],
+    warpgroups: Warpgroups::MOVING,
+    ring: None,
+    agents: &[AgentEmission {
+        agent: Agent::Copier,
+        seat: Seat::Computing,
+        state: &[],
+        function: "dot_rows",
+        arguments: "<Dtype::@{ dtype }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
+    }],
+    spills: Spills::NONE,
+    prepare,
+};
+
+/// Rows, products of each, and columns.
+type Sizes = [i32; 3];
+
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+    let families = g.slices.iter().map(|s| family(e, *s)).collect::<Result<_, EmitError>>()?;
+    let all = g.slices.iter().map(|s| sizes(e, &e.plan.families[s.id]));
+    let all = all.collect::<Result<Vec<_>, EmitError>>()?;
+    let [rows, products, columns] = all[0];
+    if all.iter().any(|sizes| *sizes != all[0]) {
+        let what = "products of one group are of as many rows and columns";
+        return Err(EmitError::unsupported(g.name.clone(), what));
+    }
+    let dtype = e.one_dtype(g.slices[0].id, |o| matches!(o, Operand::Src | Operand::W))?;
+    Ok(Prepared {
+        families,
+        hooks: context! { rows, products, columns },
+        call: context! { dtype },
+        workers: g.ctas,
+        choices: vec![],
+    })
+}
+
+/// The one access of an operand, in the inner loop.
+fn one(f: &Family, operand: Operand) -> Result<&Access, EmitError> {
+    let mut all = f.accesses.iter().filter(|a| a.operand == operand);
+    match (all.next(), all.next()) {
+        (Some(a), None) if a.at == Point::Inner => Ok(a),
+        _ => {
+            let what = "a product has rows, one row, and results in its inner loop";
+            Err(EmitError::unsupported(f.name.clone(), what))
+        }
+    }
+}
+
+fn sizes(e: &Emitter<'_>, f: &Family) -> Result<Sizes, EmitError> {
+    let src = one(f, Operand::Src)?;
+    let rows = f.inner.as_ref().and_then(|i| e.number(&i.1));
+    let products = src.each.as_ref().and_then(|each| e.number(&each.extent));
+    let columns = src.region.last().and_then(|(_, n)| e.number(n));
+    match (rows, products, columns) {
+        (Some(rows), Some(products), Some(columns)) if rows.min(products).min(columns) > 0 => {
+            Ok([rows, products, columns])
+        }
+        _ => {
+            let what = "products have a fixed number of rows and columns";
+            Err(EmitError::unsupported(f.name.clone(), what))
+        }
+    }
+}
+
+/// Where a row of all columns lies, or one element of those of a row.
+fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
+    let f = &e.plan.families[s.id];
+    let refuse = |what: &str| Err(EmitError::unsupported(f.name.clone(), what));
+    let [_, _, columns] = sizes(e, f)?;
+    let (src, w, dst) = (one(f, Operand::Src)?, one(f, Operand::W)?, one(f, Operand::Dst)?);
+    let own = |a: &Access| a.rank == Expr::Var(Var::RANK);
+    let whole = |a: &Access| {
+        let (last, front) = a.region.split_last()?;
+        let one = front.iter().all(|(_, n)| *n == Expr::Const(1));
+        let all = e.number(&e.extent(a.buffer, a.region.len() - 1));
+        (one && last.0 == Expr::Const(0) && e.number(&last.1) == all).then_some(all?)
+    };
+    if [src, w].iter().any(|a| whole(a) != Some(columns)) {
+        return refuse("a product is of whole rows, one at a time");
+    }
+    if !own(w) || !own(dst) || w.each.is_some() || dst.each != src.each {
+        return refuse("products are of the own rank, one for each row");
+    }
+    if dst.region.iter().any(|(_, n)| *n != Expr::Const(1))
+        || e.plan.buffers[dst.buffer].pitch.is_some()
+    {
+        return refuse("a product is one element");
+    }
+    if w.when != dst.when || dst.when.as_ref().is_some_and(|w| w.mentions(Var::EACH)) {
+        return refuse("products are there, or are not, as their row is");
+    }
+    let mut looks = f.waits.iter().filter(|w| w.at == Point::Start);
+    if looks.any(|w| e.plan.wait_names_stored(w)) {
+        return refuse("products look words up in their inner loop");
+    }
+    let (Some(each), Some(inner)) = (&src.each, &f.inner) else {
+        return refuse("products run over their rows");
+    };
+    let (from, of_row) = (e.pitch_bytes(&f.name, src.buffer)?, e.own_pitch_bytes(w.buffer));
+    let say = |x: &Expr| e.c(f, Some(each), x);
+    Ok(context! {
+        inner => inner.0.clone(),
+        each => each.var.clone(),
+        exists => dst.when.as_ref().map_or("true".into(), |w| e.c(f, None, w)),
+        there => src.when.as_ref().map_or("true".into(), &say),
+        source => format!("{} + static_cast<u64>({}) * {from}", e.base(src.buffer, &say(&src.rank)), say(&e.row(src))),
+        factor => format!(
+            "{} + static_cast<u64>({}) * {of_row}",
+            e.base(w.buffer, "params.header.rank"),
+            e.c(f, None, &e.row(w))
+        ),
+        destination => format!(
+            "{} + static_cast<u64>({}) * 4",
+            e.base(dst.buffer, "params.header.rank"),
+            say(&e.flat(dst, 0, dst.region.len()))
+        ),
+        decode_waits => e.waits(f, Agent::Copier, Point::Start)?,
+        load_waits => e.waits(f, Agent::Copier, Point::Inner)?,
+        posts => e.posts(f),
+        ..e.slice(s)
+    })
+}

@@ -1,0 +1,169 @@
+"""``mk.attention``: attention with the arguments of torch, without a text."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Literal
+
+from . import _function, _mk, _worlds
+from ._errors import ArgumentError, UnsupportedError
+from ._reference import ReferenceWorld
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_DTYPES = {"bfloat16": "bf16", "float16": "f16"}
+
+
+class _Alone(ReferenceWorld):
+    """CPU tensors of this process, whether or not torch.distributed is initialised."""
+
+    def __new__(cls):
+        return _mk.World.__new__(cls, 1, 0)
+
+    def __init__(self):
+        self._dist, self._group, self.rank = None, None, 0
+        _worlds.register(self)
+
+
+@functools.cache
+def _alone(kind, index):
+    """The world of one device of this process."""
+    return _mk.World.local(devices=[index]) if kind == "cuda" else _Alone()
+
+
+@functools.cache
+def _made(text, world):
+    """The function of a text, kept for as long as the process lives: graphs name it. ``world`` is a device, or a world's name."""
+    return _function.compile(text, _worlds.find(world) if isinstance(world, str) else _alone(*world))
+
+
+def _key(text, world, records):
+    """The name that a graph calls it by."""
+    f = _made(text, world)
+    return f._train._key if records else f._key
+
+
+# What torch.compiler.assume_constant_result says, without torch.
+_key._dynamo_marked_constant = True
+
+
+def call(text, at, operands):
+    """A text on tensors; nothing is recorded."""
+    import torch
+
+    if torch.compiler.is_compiling():
+        key = _key(text, at, False)
+        return torch.ops.mk.call(operands, key)
+    made = _made(text, at)(*operands)
+    return list(made) if isinstance(made, tuple) else [made]
+
+
+class Texts:
+    """Forward and backward of one attention."""
+
+    def __init__(self, dtype, ring, words, longest, same):
+        placed, turned = (f" @ {ring}(1)", f" @ {ring}(2)") if ring else ("", "")
+        q, logs, stats = f"{dtype}[B, S, H, D]{placed}", f"f32[B, H, S]{turned}", f"f32[B, H, S, 4]{turned}"
+        # One kernel has one length of a launch: that of both, or of keys.
+        keys_dim = "S" if ring or longest and same else "T"
+        kv, dims = f"{dtype}[B, {keys_dim}, G, D]{placed}", f"<{keys_dim}: dyn <= {longest}>" if longest else ""
+        over = lambda passed, op, rest: f"ring({passed}) -> {op}({rest}{words})" if ring else None
+        keys, gradients = f"k: {kv}, v: {kv}", f"q: {q}, do: {q}, stats: {stats}, k: {kv}, v: {kv}"
+        o = over("k, v", "attention", "q") or f"attention(q, k, v{words})"
+        dq = over("k, v", "attention_dq", "q, do, stats") or f"attention_dq(q, do, stats, k, v{words})"
+        dk = over("q, do, stats", "attention_dk", "k, v") or f"attention_dk(k, v, q, do, stats{words})"
+        self.forward = f"fn attention{dims}(q: {q}, {keys}) {{ let o = {o}; (o, o -> lse) }}"
+        dims = dims if keys_dim == "S" else ""
+        self.stats = f"fn attention_stats{dims}(o: {q}, do: {q}, logs: {logs}) {{ o -> attention_stats(do, logs) }}"
+        self.queries = f"fn attention_dq{dims}({gradients}) {{ {dq} }}"
+        self.keys = f"fn attention_dk{dims}({gradients}) {{ let dk = {dk}; (dk, dk -> attention_dv) }}"
+
+
+def _check(q, k, v, window, causal, softcap, sinks, enable_gqa, longest, ring):
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise ArgumentError(f"`{name}` is {tuple(x.shape)}, and must be [B, H, S, D]")
+        if x.dtype != q.dtype or x.device != q.device:
+            raise ArgumentError(f"`{name}` is {x.dtype} on {x.device}, and `q` {q.dtype} on {q.device}")
+    if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ArgumentError(f"queries {tuple(q.shape)} do not go with keys {tuple(k.shape)} and values {tuple(v.shape)}: "
+                            "[B, H, S, D], and twice [B, G, T, D]")
+    if q.shape[1] != k.shape[1] and not (enable_gqa and k.shape[1] and q.shape[1] % k.shape[1] == 0):
+        raise ArgumentError(f"{q.shape[1]} heads of queries, and {k.shape[1]} of keys\n  help: pass enable_gqa=True, and a multiple of the heads of keys")
+    if ring and q.shape[2] != k.shape[2]:
+        raise ArgumentError(f"ranks share a sequence of {q.shape[2]} queries and {k.shape[2]} keys each\n  help: pass as many of both")
+    if window is not None and not (isinstance(window, int) and 0 < window < 2**31):
+        raise ArgumentError(f"window is {window!r}, and must be how many keys a query sees, its own the last\n  help: left + 1 of a window (left, 0)")
+    if window is not None and not causal:
+        raise ArgumentError("a window ends at a query's own position\n  help: pass causal=True")
+    if sinks is not None and (sinks.dim() != 1 or sinks.shape[0] != q.shape[1] or sinks.device != q.device):
+        raise ArgumentError(f"sinks are {tuple(sinks.shape)} on {sinks.device}, and must be ({q.shape[1]},) on {q.device}: one of each head of queries")
+    if longest is not None and not (isinstance(longest, int) and longest >= k.shape[2]):
+        raise ArgumentError(f"longest is {longest!r}, and keys are {k.shape[2]}\n  help: pass the most keys that any call has")
+    if softcap is not None and not softcap > 0:
+        raise ArgumentError(f"softcap is {softcap!r}, and must be positive: None is no cap")
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    longest: int | None = None,
+    world: _mk.World | None = None,
+    placement: Literal["zigzag", "shard"] = "zigzag",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """``softmax(scale q k^T) v`` as ``torch.nn.functional.scaled_dot_product_attention`` has it: ``q`` is ``[B, H, S, D]``, ``k`` and ``v``
+    are ``[B, G, T, D]``, bfloat16 or float16, and so is the result. Views of contiguous ``[B, S, H, D]`` are taken as they are, others copied.
+
+    ``causal``: a query sees the keys at its own position and before. The last query and the last key have one position, as in
+    flash-attn and ``torch.nn.attention.bias.causal_lower_right``; ``is_causal`` of torch aligns the first ones. ``window`` is how many of those
+    keys a query sees, its own the last. Scaled scores ``s`` become ``softcap * tanh(s / softcap)``. ``scale`` is ``1 / sqrt(D)`` unless given. With
+    ``enable_gqa`` ``H`` may be a multiple of ``G``. Rows that see no key are 0. ``sinks``, ``[H]``, are added to each sum of
+    exponentials by ``exp(sinks)``. ``return_lse`` returns the logarithms of these sums, too, ``[B, H, S]`` in float32.
+
+    In a ``world`` of several ranks, one in each process, these share the sequence; gradients of ``sinks`` are then of the rank's rows. ``placement`` is ``"zigzag"``, which balances causal masks, or
+    ``"shard"``. Keys and values then go round while ranks compute. Otherwise each process computes by itself, on the tensors' device.
+
+    Records gradients, and is one operator to ``torch.compile``. The first call with new shapes compiles, as that of any function; with ``longest`` one
+    kernel serves all lengths of keys up to it, of which there are as many as queries, or whose queries are as many in all calls.
+
+    Raises ArgumentError, UnsupportedError for heads that no kernel has.
+    """
+    import torch
+
+    if placement not in ("zigzag", "shard"):
+        raise ArgumentError(f'placement is {placement!r}, and must be "zigzag" or "shard"')
+    ring = placement if world is not None and world.size > 1 else None
+    _check(q, k, v, window, causal, softcap, sinks, enable_gqa, longest, ring)
+    dtype = q.dtype
+    if dtype == torch.float32 and torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
+    name = _DTYPES.get(str(dtype).removeprefix("torch."))
+    if name is None:
+        raise UnsupportedError(f"attention of {dtype}\n  help: pass bfloat16 or float16")
+    words = ", causal" if causal else ""
+    for word, number in (("window", window), ("softcap", softcap), ("scale", scale)):
+        words += f", {word} = {number}" if number is not None else ""
+    at = _worlds.name(world) if world is not None else (q.device.type, q.device.index or 0)
+    texts, operands = Texts(name, ring, words, longest, q.shape[2] == k.shape[2]), [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    if return_lse or sinks is not None:
+        from ._attend_sums import Attention
+
+        o, logs = Attention.apply(*(x.to(dtype) for x in operands), sinks, texts, at)
+    elif torch.compiler.is_compiling():
+        records = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        key = _key(texts.forward, at, records)  # which defines the operator
+        o, logs = torch.ops.mk.call([x.to(dtype) for x in operands], key)[:2]
+    else:
+        o, logs = _made(texts.forward, at)(*operands)
+    o = o.transpose(1, 2)
+    return (o, logs) if return_lse else o

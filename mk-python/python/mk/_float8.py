@@ -1,0 +1,94 @@
+"""Linear layers whose GEMMs read eight bits: operands A with factors of 1 x 128, weights of 128 x 128."""
+
+import torch
+
+from ._errors import ArgumentError
+from ._function import compile
+
+__all__ = ["Linear", "dequantized", "quantized"]
+BLOCK, MOST = 128, 448.0
+
+
+def quantized(x, rows=1):
+    """``x``, a matrix, as e4m3, and a factor for each ``rows`` x 128, ``[ceil(M / rows), ceil(K / 128)]``: of zeros 1, of what has a NaN NaN."""
+    m, k = x.shape
+    wide = torch.nn.functional.pad(x.float(), (0, -k % BLOCK, 0, -m % rows))
+    blocks = wide.view(wide.shape[0] // rows, rows, wide.shape[1] // BLOCK, BLOCK)
+    most = blocks.abs().amax((1, 3))
+    scale = torch.where(most == 0, torch.ones_like(most), most / MOST)
+    values = (blocks / scale[:, None, :, None]).view(wide.shape)[:m, :k]
+    return values.to(torch.float8_e4m3fn).contiguous(), scale
+
+
+def dequantized(x, scale, rows=1):
+    """What ``quantized`` stands for, in bfloat16."""
+    m, k = x.shape
+    each = scale.repeat_interleave(BLOCK, 1)[:, :k]
+    return (x.float() * (each if rows == 1 else each.repeat_interleave(rows, 0)[:m])).bfloat16()
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, linear, x, w, bias):
+        (x, sx), (w, sw) = quantized(x), quantized(w, BLOCK)
+        ctx.linear, ctx.biased = linear, bias is not None
+        ctx.save_for_backward(x, sx, w, sw)
+        given = [x, sx.t().contiguous(), w, sw]
+        return linear.forward(*given) if bias is None else linear.forward(*given, bias)
+
+    @staticmethod
+    def backward(ctx, dy):
+        linear = ctx.linear
+        x, sx, w, sw = ctx.saved_tensors
+        d, sd = quantized(dy)
+        dx = dw = dbias = None
+        if ctx.needs_input_grad[1]:
+            # Along the other dimension: the same factors, and bytes the other way round.
+            dx = linear.backward(d, sd.t().contiguous(), w.t().contiguous(), sw.t().contiguous())
+        if ctx.needs_input_grad[2] or ctx.needs_input_grad[3]:
+            d = linear.whole(d, sd, linear.gathers_gradients)
+            if ctx.needs_input_grad[2]:
+                dw = d.t() @ linear.whole(x, sx, linear.gathers_input)
+            if ctx.needs_input_grad[3]:
+                dbias = (d if linear.gathers_gradients else dy).sum(0)
+        return None, dx, dw, dbias
+
+
+class Linear:
+    """The kernels of a layer, ``y = x W^T + b``: of columns, each rank has rows of ``W``; else columns."""
+
+    def __init__(self, world, columns, sequence_parallel, bias, options):
+        self.gathers_input = columns and sequence_parallel
+        self.gathers_gradients = not columns and sequence_parallel
+        x = "shard(0)" if self.gathers_input else "replicate" if columns else "shard(1)"
+        dy = "shard(1)" if columns else "shard(0)" if sequence_parallel else "replicate"
+        sums = " -> reduce_scatter" if sequence_parallel else " -> all_reduce"
+        own, c = ("shard(0)", "@ shard(0)") if columns else ("shard(1)", "")
+        other = "shard(1)" if columns else "shard(0)"
+        product = lambda gathers, to: f"{'gather(x) -> gemm(w.t)' if gathers else 'gemm(x, w.t)'}{to}"
+        operands = lambda a, b: f"x: e4m3[M, K] scaled(1, {BLOCK}) @ {a}, w: e4m3[N, K] scaled({BLOCK}, {BLOCK}) @ {b}"
+        parameter, stage = (f", c: bf16[N] {c}", " -> bias(c)") if bias else ("", "")
+        make = lambda text: compile(text, world, **options)
+        self.forward = make(f"fn linear({operands(x, own)}{parameter}) {{ {product(self.gathers_input, '' if columns else sums)}{stage} }}")
+        # x and w are gradients of y, and the weight the other way round.
+        self.backward = make(f"fn linear_dx({operands(dy, other)}) {{ {product(self.gathers_gradients, sums if columns else '')} }}")
+        self._gather = make("fn whole(x: e4m3[M, K] @ shard(0)) { gather(x) }") if sequence_parallel else None
+
+    def __call__(self, x, weight, bias=None):
+        return _Product.apply(self, x, weight, bias)
+
+    def whole(self, x, scale, gathers):
+        """All rows, in bfloat16. Factors travel as bytes."""
+        if gathers:
+            x = self._gather(x)
+            scale = self._gather(scale.contiguous().view(torch.float8_e4m3fn)).view(torch.float32)
+        return dequantized(x, scale)
+
+
+def check(fp8, dtype, part, what):
+    if fp8 != "1x128":
+        raise ArgumentError(f'fp8 is {fp8!r}, and layers take "1x128"\n  help: leave it out for 16 bits')
+    if dtype != torch.bfloat16:
+        raise ArgumentError(f"dtype is {dtype}, and results of eight bits are torch.bfloat16")
+    if part % BLOCK:
+        raise ArgumentError(f"{what} is {part} on each rank, which cuts blocks of {BLOCK} that share a factor\n  help: use a multiple of {BLOCK}")
