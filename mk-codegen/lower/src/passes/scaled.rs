@@ -1,4 +1,4 @@
-//! Smaller plans in place of one that routes many tokens.
+//! Smaller plans in place of one that routes many tokens, or wide ones.
 //!
 //! Such a plan has a task for every few tokens and rows, each of which looks up what differs from launch to launch.
 //! Here sizes are chosen that leave the same remainders everywhere, so that every number of the plan is affine in how
