@@ -4,11 +4,11 @@
 //! their areas add up; those of several stamps, and accumulations, may lie over each other. An accumulation needs
 //! something to add to: writes of a smaller version that cover it. Inputs are written by the caller and need no cover.
 //!
-//! The other way round, what a task writes to memory that sums are made of is read in its epoch and version, or added
-//! to: a sum that leaves a contribution out leaves a write that nobody reads. Where regions depend on run-time tables
-//! this is not asked for.
+//! Conversely, every write to memory that reductions read must be read in its epoch and version, or added to: a
+//! reduction that omits a contribution leaves a write without a reader. Not checked where regions depend on run-time
+//! tables.
 //!
-//! An output whose regions depend on run-time tables is *ragged*: how much of it is written is the tables' business.
+//! An output whose regions depend on run-time tables is *ragged*: tables decide how much of it is written.
 //! There, every row that is touched must be complete in the dimensions that do not depend on tables, and where rows
 //! begin at a prefix sum, exactly the rows that the table counts are written.
 

@@ -1,6 +1,5 @@
 //! One agent's walk: for every phase of every task, its waits, then the edges from the agents before it, then its
-//! accesses, then its posts. A move ends where its effect becomes visible, so that other agents can
-//! interleave there.
+//! accesses, then its posts. A move ends where its effect becomes visible, so that other agents can interleave there.
 
 use crate::{
     context::Phase,
@@ -112,7 +111,7 @@ impl Machine<'_> {
         self.waits(&points, &task.task, agent.agent, Some(at))
     }
 
-    /// Sets those waits aside that are too weak to hold back what follows.
+    /// Defers waits that are too weak to order what follows.
     fn defer(&mut self, rank: usize, id: usize, t: usize, waits: Vec<Pending>) -> Vec<Pending> {
         if self.weak.is_none() {
             return waits;
@@ -167,7 +166,7 @@ impl Machine<'_> {
         Ok(std::mem::take(&mut self.ranks[rank].program.agents[id].deferred))
     }
 
-    /// Whether other agents of a task get something from this one.
+    /// Whether other agents of a task depend on this one.
     fn hands_on(&self, rank: usize, id: usize, t: usize) -> bool {
         let agent = &self.ranks[rank].program.agents[id];
         let task = &self.ranks[rank].program.units[agent.unit].tasks[t].task;

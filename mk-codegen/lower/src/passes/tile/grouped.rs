@@ -1,4 +1,4 @@
-//! Products of ragged rows: tiles of blocks, each with the matrix of its expert.
+//! Grouped GEMMs: tiles of blocks of rows, each multiplied by the matrix of its expert.
 //!
 //! A table says whose rows a block has, and how many; one task makes it from the rows of each expert, in the launch.
 //! Blocks without rows come last, and have nothing to do. Every write is where the block is: tables only decide which
@@ -148,7 +148,7 @@ fn given_counts(
 /// Columns of the tiles whose epilogues keep most.
 const NARROW: u32 = 128;
 
-/// Tiles of a product.
+/// Tiles of a grouped GEMM.
 struct Tiles<'a> {
     params: &'a [Tensor],
     p: &'a Grouped,
