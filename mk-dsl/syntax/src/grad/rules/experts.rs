@@ -4,17 +4,9 @@
 //! and the sums on the way back have them. Where matrices, or weights, have gradients, too, the gradients of tokens are
 //! dispatched times their weights, so that products of rows have them, and the sums on the way back have ones.
 
-use super::Walk;
+use super::{Behind, Walk};
 use crate::grad::{draft::Id, error::GradError, types::Input};
 use crate::program::{DType, Def, Dim, Node, Op, TensorType, ValueId};
-
-/// A gradient that no other one is made of.
-pub(super) enum Behind {
-    /// Of matrices `w`, which rows `x` of these experts are multiplied by: of gradients of their products.
-    Matrices { w: ValueId, x: ValueId, ids: ValueId, d: Id },
-    /// Of the weights of a `combine`, of gradients of its tokens.
-    Weights { combine: ValueId, d: Id },
-}
 
 impl<'p> Walk<'p> {
     /// Backward of what rows of experts go through.
