@@ -137,7 +137,8 @@ impl Cutter<'_> {
     /// Operations that are element by element become a kernel behind all others: before, they would take operations
     /// away from the kernels that they end.
     fn as_kernel(&self, group: &Group) -> Group {
-        let alone = |fixed| Group { is_kernel: true, sound: true, fixed, nodes: group.nodes.clone() };
+        let alone =
+            |fixed| Group { is_kernel: true, sound: true, fixed, nodes: group.nodes.clone() };
         let found = || [false, true].map(alone).into_iter().find(|g| self.accepts(g));
         (!group.is_kernel).then(found).flatten().unwrap_or_else(|| group.clone())
     }
