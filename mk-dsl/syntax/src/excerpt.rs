@@ -259,9 +259,18 @@ impl<'p> Excerpt<'p> {
         }
     }
 
-    /// Whether its rows are made by the excerpt, which says whose they are.
+    /// Whether its rows are made by the excerpt, which says whose they are: not of parameters alone.
     fn follows(&self, node: &Node) -> bool {
-        node.inputs.first().is_some_and(|rows| self.nodes.contains(rows))
+        let mut at = node;
+        while let Some(rows) = at.inputs.first().filter(|rows| self.nodes.contains(rows)) {
+            let Some(Def::Node(made)) = self.program.def(*rows) else { return false };
+            match made.op {
+                Op::GroupedGemm { .. } | Op::Dispatch { .. } => return true,
+                op if op.is_elementwise() || matches!(op, Op::Swiglu | Op::SwigluGrad) => at = made,
+                _ => return false,
+            }
+        }
+        false
     }
 
     /// Whether its rows are gates and ups, which only a product makes: it says whose they are.

@@ -159,6 +159,26 @@ fn derivatives() {
     assert_eq!(Program::parse(&text).map_err(|e| format!("{e}\n{text}")), Ok(backward));
 }
 
+/// A backward that computes activations again says whose rows they are.
+#[test]
+fn activations_again() {
+    let source = format!(
+        "fn f(x: {X}, ids: {IDS}, gate: {GATE}, w: bf16[E, H, 2, N] @ shard(0), v: bf16[E, N, H] @ shard(0)) {{
+            dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(gate)
+        }}"
+    );
+    let program = Program::parse(&source).unwrap_or_else(|e| panic!("{e}"));
+    let saves = grad::Saves { activations: grad::Keep::Again, ..grad::Saves::default() };
+    let made = grad::grad(&program, Some(&[0, 2, 3, 4]), saves).unwrap_or_else(|e| panic!("{e}"));
+    let backward = made.backward.expect("a backward");
+    let text = Excerpt::whole(&backward).text();
+    assert!(
+        text.contains("-> swiglu") && text.contains("-> ragged(ids) -> grouped_gemm(v) ->"),
+        "{text}"
+    );
+    assert_eq!(Program::parse(&text).map_err(|e| format!("{e}\n{text}")), Ok(backward));
+}
+
 /// What has no derivative, and why.
 #[test]
 fn no_derivatives() {

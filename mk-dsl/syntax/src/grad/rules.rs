@@ -5,7 +5,7 @@ mod experts;
 use super::{
     draft::{Draft, Id},
     error::GradError,
-    types::{Behind, Input, Keep, Saves},
+    types::{Input, Keep, Saves},
 };
 use crate::excerpt::Excerpt;
 use crate::program::{Curve, DType, Def, Dim, Node, Op, Placement, Program, TensorType, ValueId};
@@ -20,6 +20,14 @@ pub(super) struct Output {
     pub value: Id,
     /// Its first column alone.
     pub column: bool,
+}
+
+/// A gradient that no other one is made of.
+enum Behind {
+    /// Of matrices `w`, which rows `x` of these experts are multiplied by: of gradients of their products.
+    Matrices { w: ValueId, x: ValueId, ids: ValueId, d: Id },
+    /// Of the weights of a `combine`, of gradients of its tokens.
+    Weights { combine: ValueId, d: Id },
 }
 
 /// The walk from results to parameters.

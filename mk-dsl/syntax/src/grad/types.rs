@@ -1,7 +1,6 @@
 //! What is asked of a derivative, and what it is made of.
 
-use super::draft::Id;
-use crate::program::{Program, ValueId};
+use crate::program::Program;
 
 /// Where backward has a value from that forward computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -61,12 +60,4 @@ pub struct Gradient {
     pub inputs: Vec<Input>,
     /// For each parameter of the pipeline of which the gradient is wanted, its position, and where the gradient is.
     pub gradients: Vec<(usize, Source)>,
-}
-
-/// A gradient that no other one is made of.
-pub(super) enum Behind {
-    /// Of matrices `w`, which rows `x` of these experts are multiplied by: of gradients of their GEMMs.
-    Matrices { w: ValueId, x: ValueId, ids: ValueId, d: Id },
-    /// Of the weights of a `combine`, of gradients of its tokens.
-    Weights { combine: ValueId, d: Id },
 }

@@ -4,12 +4,8 @@
 //! and the sums on the way back have them. Where matrices, or weights, have gradients, too, the gradients of tokens are
 //! dispatched times their weights, so that products of rows have them, and the sums on the way back have ones.
 
-use super::Walk;
-use crate::grad::{
-    draft::Id,
-    error::GradError,
-    types::{Behind, Input},
-};
+use super::{Behind, Walk};
+use crate::grad::{draft::Id, error::GradError, types::Input};
 use crate::program::{DType, Def, Dim, Node, Op, TensorType, ValueId};
 
 impl<'p> Walk<'p> {
