@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 from . import _mk
 from ._errors import ArgumentError
@@ -35,7 +37,7 @@ class Runner:
         self._ranks = world.size
         self._rank = world.ranks[0]
         # By text and sizes; by sizes; by local shapes, where it is one kernel.
-        self._native, self._steps, self._alone = {}, {}, {}
+        self._native, self._steps, self._alone, self._prepared = {}, {}, {}, set()
         # What is called for all of it, without being cut.
         self._whole = native if whole and not self._reference else None
 
@@ -166,6 +168,7 @@ class Runner:
         return self._steps_of(torch, self.steps(sizes), sizes, tensors, replaced)
 
     def _steps_of(self, torch, steps, sizes, tensors, replaced):
+        self._prepare(steps, sizes)
         values = dict(enumerate(tensors))
         if isinstance(tensors, list):
             tensors.clear()
@@ -189,6 +192,27 @@ class Runner:
                 values[i] = tensor.view(self.local(self.values[i], sizes))
         return [values[i] for _, i in self.program["results"]]
 
+    def _prepare(self, steps, sizes):
+        """Before the first call with these sizes: on the rank that chooses, all kernels are made at a time, and not each as its call binds it."""
+        if id(steps) in self._prepared:
+            return
+        self._prepared.add(id(steps))  # which self._steps keeps
+        kernels = [(step, native) for step, _, native, _ in steps if native is not None]
+        if self._rank == 0 and len(kernels) > 1:
+            with ThreadPoolExecutor(min(len(kernels), os.cpu_count() or 1)) as pool:
+                list(pool.map(lambda one: one[1]._prepare(self.extents(one[0], sizes)[0]), kernels))
+
+    def extents(self, step, sizes):
+        """Global shapes of a step's parameters, by name, and the sizes that no tensor has: experts of rows that a route names."""
+        values, shapes = _mk._describe(step["text"])["values"], {}
+        parameters = [v for v in values if v["op"] == "parameter"]
+        for value, i in zip(parameters, step["inputs"]):
+            whole = self.whole(self.values[i], sizes)
+            shapes[value["name"]] = (*whole[:-2], math.prod(whole[-2:])) if i in step["flat"] else tuple(whole)
+        of_tensors = {dim for v in parameters for dim in v["dims"]}
+        own = {dim for v in values for dim in v["dims"] if isinstance(dim, str)} - of_tensors
+        return shapes, {dim: sizes[dim] for dim in own if dim in sizes}
+
     def _empty(self, torch, i, sizes, flat, like):
         shape = self.local(self.values[i], sizes)
         if flat:
@@ -205,17 +229,8 @@ class Runner:
                 if not step["kernel"]:
                     steps.append([step, _mk._describe(step["text"]), None, []])
                     continue
-                program = _mk._describe(step["text"])
-                names = [v["name"] for v in program["values"] if v["op"] == "parameter"]
-                # Those that no tensor has: experts of rows that a route names.
-                of_tensors = {dim for v in program["values"] if v["op"] == "parameter" for dim in v["dims"]}
-                own = {dim for v in program["values"] for dim in v["dims"] if isinstance(dim, str)} - of_tensors
-                dims = {dim: sizes[dim] for dim in own if dim in sizes}
-                shapes = {}
-                if self.given:
-                    for name, i in zip(names, step["inputs"]):
-                        whole = self.whole(self.values[i], sizes)
-                        shapes[name] = (*whole[:-2], math.prod(whole[-2:])) if i in step["flat"] else tuple(whole)
+                shapes, dims = self.extents(step, sizes)
+                shapes = shapes if self.given else {}
                 at = (step["text"], tuple(sorted(shapes.items())), tuple(sorted(dims.items())))
                 if at not in self._native:
                     self._native[at] = _mk.compile(step["text"], self.world, shapes=shapes or None, dims=dims or None, **self.options)

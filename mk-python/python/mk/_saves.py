@@ -124,12 +124,8 @@ class _Memory:
         for step, _, native, _ in self.steps:
             if native is None:
                 return None
-            names = [v["name"] for v in _mk._describe(step["text"])["values"] if v["op"] == "parameter"]
-            shapes = {}
-            for name, i in zip(names, step["inputs"]):
-                whole = self.runner.whole(self.runner.values[i], self.sizes)
-                shapes[name] = (*whole[:-2], math.prod(whole[-2:])) if i in step["flat"] else tuple(whole)
-            us = _mk._predict(step["text"], ranks=self.runner._ranks, shapes=shapes, gpu=gpu)[0]
+            shapes, dims = self.runner.extents(step, self.sizes)
+            us = _mk._predict(step["text"], ranks=self.runner._ranks, shapes=shapes, dims=dims, gpu=gpu)[0]
             if us is None:
                 return None
             total += us
