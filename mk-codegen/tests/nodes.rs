@@ -30,7 +30,7 @@ fn nodes_of(nodes: u32, local: u32, net: NicOrdering) -> Config {
 
 #[test]
 fn every_pipeline_verifies_or_is_refused() {
-    let (mut verified, mut refused) = (Vec::new(), Vec::new());
+    let (mut verified, mut refused, mut inside) = (Vec::new(), Vec::new(), Vec::new());
     for (i, (name, source, _, shapes)) in common::CASES.iter().enumerate() {
         let (count, local) = [(2, 2), (3, 1), (2, 3)][i % 3];
         for net in ORDERINGS {
@@ -43,10 +43,16 @@ fn every_pipeline_verifies_or_is_refused() {
                     assert!(refusal.why.contains("several pieces of memory"), "{name}: {refusal}");
                     refused.push(*name);
                 }
+                // Factors travel inside a node.
+                Err(e) if e.to_string().contains("no network card carries that") => {
+                    assert!(name.starts_with("gather_scaled"), "{name}: {e}");
+                    inside.push(*name);
+                }
                 Err(e) => panic!("{name}: {e}"),
             }
         }
     }
+    assert!(inside.len() >= 2 && !verified.iter().any(|name| inside.contains(name)), "{inside:?}");
     // Rows that a message cannot hold, twice each.
     refused.dedup();
     let expected = [
@@ -60,7 +66,8 @@ fn every_pipeline_verifies_or_is_refused() {
         "gather_e5m2_odd",
     ];
     assert_eq!(refused, expected);
-    assert_eq!(verified.len(), 2 * (common::CASES.len() - expected.len()));
+    inside.dedup();
+    assert_eq!(verified.len(), 2 * (common::CASES.len() - expected.len() - inside.len()));
 }
 
 /// Rings, forward and backward.
