@@ -40,7 +40,7 @@ def environment(name, value):
 
 
 class Names(unittest.TestCase):
-    MEMBERS = ("backward", "bind", "bind_async", "check", "close", "explain", "infer", "parameters", "plans", "synchronize", "why")
+    MEMBERS = ("backward", "bind", "bind_async", "check", "close", "explain", "infer", "parameters", "plans", "saves", "synchronize", "why")
 
     def test_documented_members_are_there(self):
         f = mk.compile(LINEAR, mk.World.offline(2))

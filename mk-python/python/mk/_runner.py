@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-from concurrent.futures import ThreadPoolExecutor
 
 from . import _mk
 from ._errors import ArgumentError
@@ -37,7 +35,7 @@ class Runner:
         self._ranks = world.size
         self._rank = world.ranks[0]
         # By text and sizes; by sizes; by local shapes, where it is one kernel.
-        self._native, self._steps, self._alone, self._prepared = {}, {}, {}, set()
+        self._native, self._steps, self._alone = {}, {}, {}
         # What is called for all of it, without being cut.
         self._whole = native if whole and not self._reference else None
 
@@ -168,7 +166,6 @@ class Runner:
         return self._steps_of(torch, self.steps(sizes), sizes, tensors, replaced)
 
     def _steps_of(self, torch, steps, sizes, tensors, replaced):
-        self._prepare(steps, sizes)
         values = dict(enumerate(tensors))
         if isinstance(tensors, list):
             tensors.clear()
@@ -191,16 +188,6 @@ class Runner:
             for i, tensor in zip(step["results"], made):
                 values[i] = tensor.view(self.local(self.values[i], sizes))
         return [values[i] for _, i in self.program["results"]]
-
-    def _prepare(self, steps, sizes):
-        """Before the first call with these sizes: on the rank that chooses, all kernels are made at a time, and not each as its call binds it."""
-        if id(steps) in self._prepared:
-            return
-        self._prepared.add(id(steps))  # which self._steps keeps
-        kernels = [(step, native) for step, _, native, _ in steps if native is not None]
-        if self._rank == 0 and len(kernels) > 1:
-            with ThreadPoolExecutor(min(len(kernels), os.cpu_count() or 1)) as pool:
-                list(pool.map(lambda one: one[1]._prepare(self.extents(one[0], sizes)[0]), kernels))
 
     def extents(self, step, sizes):
         """Global shapes of a step's parameters, by name, and the sizes that no tensor has: experts of rows that a route names."""
