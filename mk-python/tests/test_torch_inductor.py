@@ -158,6 +158,8 @@ def by_inductor(case, ranks, world):
 def on_ranks(rank, ranks, path):
     case = unittest.TestCase()
     torch.set_num_threads(1)
+    # A graph that an earlier run, or another rank, has compiled goes through no pass.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(os.path.dirname(path), f"cache{rank}")
     limit = datetime.timedelta(seconds=300)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=ranks, timeout=limit)
     try:

@@ -134,7 +134,9 @@ class Pass(CustomGraphPass):
     def uuid(self):
         files = [pathlib.Path(__file__), pathlib.Path(__file__).with_name("_fx.py")]
         said = b"".join(f.read_bytes() for f in files)
-        options = repr((_mk.__version__, self.strict, self._gpu, sorted(_worlds._worlds.keys())))
+        # The compiler's file: what its cost model chose is in the graphs.
+        built = pathlib.Path(_mk.__file__).stat()
+        options = repr((_mk.__version__, built.st_size, built.st_mtime_ns, self.strict, self._gpu, sorted(_worlds._worlds.keys())))
         other = self._then.uuid() if self._then is not None else b""
         return None if other is None else hashlib.sha256(said + options.encode() + repr(other).encode()).digest()
 
