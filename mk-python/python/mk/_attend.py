@@ -130,8 +130,8 @@ def attention(
     ``enable_gqa`` ``H`` may be a multiple of ``G``. Rows that see no key are 0. ``sinks``, ``[H]``, are added to each sum of
     exponentials by ``exp(sinks)``. ``return_lse`` returns the logarithms of these sums, too, ``[B, H, S]`` in float32.
 
-    In a ``world`` of several ranks, one in each process, these share the sequence; gradients of ``sinks`` are then of the rank's rows. ``placement`` is ``"zigzag"``, which balances causal masks, or
-    ``"shard"``. Keys and values then go round while ranks compute. Otherwise each process computes by itself, on the tensors' device.
+    In a ``world`` of several ranks, one in each process, these share the sequence; gradients of ``sinks`` are then of the rank's rows.
+    ``placement`` is ``"zigzag"``, which balances causal masks, or ``"shard"``. Keys and values then go round while ranks compute. Otherwise each process computes by itself, on the tensors' device.
 
     Records gradients, and is one operator to ``torch.compile``. The first call with new shapes compiles, as that of any function; with ``longest`` one
     kernel serves all lengths of keys up to it, of which there are as many as queries, or whose queries are as many in all calls.
