@@ -55,7 +55,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         match one(args, row, &model, &mut worlds, &mut errors) {
             Ok(value) => {
                 report.push(value);
-                // What was measured is kept if a later row ends the process; a pipe takes the whole once.
+                // A later row may end the process, so a file is written after each. A pipe gets the report once, at the end.
                 if let Some(path) =
                     args.json.as_deref().filter(|path| !path.exists() || path.is_file())
                 {

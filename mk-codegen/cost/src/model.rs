@@ -55,11 +55,10 @@ pub struct DeviceModel {
     pub throttle_s: f64,
     /// What a GPU sends over its links, all ranks sending at once.
     pub link_bytes_per_s: f64,
-    /// What a GEMM's tile on one SM takes up of what it goes on with, while its tensor cores wait.
+    /// Rate at which one SM loads a GEMM's running sums before a tile continues them; its tensor cores wait.
     #[serde(default = "carry_bytes_per_s")]
     pub carry_bytes_per_s: f64,
-    /// What a GEMM's tile on one SM reads of a matrix that its epilogue has for an operand, while its tensor cores
-    /// wait.
+    /// Rate at which one SM's epilogue reads an operand from memory; its tensor cores wait.
     #[serde(default = "operand_bytes_per_s")]
     pub operand_bytes_per_s: f64,
     /// The same of what its epilogue saves.

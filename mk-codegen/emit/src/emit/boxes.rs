@@ -168,7 +168,7 @@ impl Emitter<'_> {
         }
         for rank in 0..self.plan.mesh.size() as usize {
             let shape = self.points.shape(a.buffer, rank)?;
-            // Where the map merges dimensions, what they hold is contiguous.
+            // Dimensions that the map merges are contiguous.
             let merged: Vec<usize> = view.merged(shape.len(), k).collect();
             let names = merged.iter().flat_map(|d| [&a.region[*d].0, &a.region[*d].1]);
             for task in self.tasks_by(id, rank, &names.collect::<Vec<_>>())? {

@@ -117,7 +117,7 @@ fn only_user(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, EpilogueOp)> {
     (commutes || *edge.weight() == 0).then_some((edge.target(), op))
 }
 
-/// Has a GEMM's epilogue write what it has so far to the caller.
+/// Adds a step to a GEMM's epilogue that writes the intermediate value to a result.
 fn save(g: &mut OpGraph, gemm: NodeIndex) {
     let n = g.operands(gemm).len();
     let value = &mut g.graph[gemm];

@@ -400,6 +400,12 @@ pub(super) fn dispatched<A: Algebra>(
     Tensor { shape: vec![rows, columns], data }
 }
 
+/// The row of each expert and token that has one.
+fn packed_rows(dims: &Dims<'_>, ids: ValueId) -> BTreeMap<(i32, i32), i32> {
+    let packed = dims.packed(ids).unwrap_or_default();
+    packed.into_iter().enumerate().filter_map(|(row, of)| Some((of?, row as i32))).collect()
+}
+
 /// Of each slot the product of its row and its token's; 0 where it has no row.
 pub(super) fn products<A: Algebra>(
     algebra: &mut A,
@@ -409,9 +415,7 @@ pub(super) fn products<A: Algebra>(
     [y, dy]: [&Tensor<A::Elem>; 2],
 ) -> Tensor<A::Elem> {
     let ids = node.inputs[1];
-    let packed = dims.packed(ids).unwrap_or_default();
-    let rows = packed.into_iter().enumerate().filter_map(|(row, of)| Some((of?, row as i32)));
-    let rows: BTreeMap<(i32, i32), i32> = rows.collect();
+    let rows = packed_rows(dims, ids);
     let (experts, slots) = dims.named(ids);
     let [token, slot] = [0, 1].map(|d| dims.line(node.result, d));
     let [row, of_dy] = [node.inputs[0], node.inputs[2]].map(|of| dims.line(of, 0));
@@ -442,9 +446,7 @@ pub(super) fn combined<A: Algebra>(
     [y, weights]: [&Tensor<A::Elem>; 2],
 ) -> Tensor<A::Elem> {
     let ids = node.inputs[1];
-    let packed = dims.packed(ids).unwrap_or_default();
-    let rows = packed.into_iter().enumerate().filter_map(|(row, of)| Some((of?, row as i32)));
-    let rows: BTreeMap<(i32, i32), i32> = rows.collect();
+    let rows = packed_rows(dims, ids);
     let (experts, slots) = dims.named(ids);
     let (row, token) = (dims.line(node.inputs[0], 0), dims.line(node.result, 0));
     let [weight, slot] = [0, 1].map(|d| dims.line(node.inputs[2], d));

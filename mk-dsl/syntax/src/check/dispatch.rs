@@ -8,6 +8,9 @@ use crate::messages;
 use crate::program::{DType, Op, Placement, RAGGED_BLOCK};
 use crate::span::Span;
 
+/// Rows, an operand, and the ids by which the rows were routed.
+type Routed<'a> = (Value, Operand<'a>, (Id, [Term; 2]));
+
 impl<'a> Checker<'a, '_> {
     /// `x -> dispatch(ids)`, `x -> dispatch(ids, capacity = R)`, `x -> dispatch(ids, capacity = R, drop)`, each also with
     /// weights behind the ids.
@@ -94,21 +97,28 @@ impl<'a> Checker<'a, '_> {
         Some(self.keep_ragged(value, ids.id))
     }
 
-    /// `y -> combine(weights)`.
-    pub(super) fn combine(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+    /// Rows that `dispatch` routed, the operand of an operation on them, and their ids with the extents of tokens and slots;
+    /// `None` after a report.
+    fn routed(&mut self, name: &str, mut call: Call<'_, 'a>) -> Option<Routed<'a>> {
         let operand = call.args.operand(self.sink);
         call.args.finish(self.sink);
-        let (operand, op) = (operand?, call.op.span);
+        let operand = operand?;
         let Some(y) = call.input else {
             self.touch(operand);
             return None;
         };
-        let route = y.ragged.and_then(|id| Some((id, self.route(id)?)));
-        let Some((ids, [tokens, slots])) = route else {
+        let Some(route) = y.ragged.and_then(|id| Some((id, self.route(id)?))) else {
             self.touch(operand);
-            self.sink.push(op, messages::combine_of("combine", &y.label));
+            self.sink.push(call.op.span, messages::combine_of(name, &y.label));
             return None;
         };
+        Some((y, operand, route))
+    }
+
+    /// `y -> combine(weights)`.
+    pub(super) fn combine(&mut self, call: Call<'_, 'a>) -> Option<Value> {
+        let op = call.op.span;
+        let (y, operand, (ids, [tokens, slots])) = self.routed("combine", call)?;
         let n_before = self.sink.len();
         let weights = self.weights("combine", operand, [tokens, slots], y.ty.placement.clone());
         let columns = self.combined_columns(&y, op)?;
@@ -118,20 +128,9 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// `y -> combine_grad(dy)`.
-    pub(super) fn combine_grad(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
-        let operand = call.args.operand(self.sink);
-        call.args.finish(self.sink);
-        let (operand, op) = (operand?, call.op.span);
-        let Some(y) = call.input else {
-            self.touch(operand);
-            return None;
-        };
-        let route = y.ragged.and_then(|id| Some((id, self.route(id)?)));
-        let Some((ids, [tokens, slots])) = route else {
-            self.touch(operand);
-            self.sink.push(op, messages::combine_of("combine_grad", &y.label));
-            return None;
-        };
+    pub(super) fn combine_grad(&mut self, call: Call<'_, 'a>) -> Option<Value> {
+        let op = call.op.span;
+        let (y, operand, (ids, [tokens, slots])) = self.routed("combine_grad", call)?;
         let n_before = self.sink.len();
         let columns = self.combined_columns(&y, op)?;
         let dims = vec![tokens, columns];

@@ -13,7 +13,7 @@ use crate::passes::{
 use crate::settings::{LastWave, Reduction};
 use mk_plan::{Operand, Store};
 
-/// The tiles of GEMM `op`, which is result `r`; those of the last rows come last and are smaller.
+/// The tiles of GEMM `op`, which is result `r`. Tiles of the last rows are smaller and run last.
 ///
 /// # Errors
 /// As [`Tiler::tiles`].

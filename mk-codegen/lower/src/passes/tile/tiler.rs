@@ -126,7 +126,7 @@ impl<'k> Tiler<'k> {
         }
     }
 
-    /// A GEMM's left operand, if it is gathered.
+    /// Operand A of a GEMM, if it is gathered.
     pub fn gathered(&self, product: &kernel::Product) -> Option<&Gathered> {
         match self.made.get(product.left) {
             Some(Value::Operand(given)) => match &given.left {
