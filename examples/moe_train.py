@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 import mk
 import mk.nn
-from tp_llama import Norm, attention, judge, same
+from tp_llama import Norm, attention, compared, judge, same
 
 
 class Experts(torch.nn.Module):
@@ -177,23 +177,16 @@ def main():
         loss = entropy(logits, part(targets), reduction="sum") / targets.numel()
         loss.backward()
         found = [gradients(ours, part, sums), *(gradients(m, part) for m in (torchs, control, master))]
-        # Squares of each gradient's errors, and of itself, over all ranks: [4, gradients].
-        want = found.pop()
-        squares = [[(f[n] - want[n]).double().square().sum() for n in want] for f in found]
-        squares = torch.tensor([*squares, [g.double().square().sum() for g in want.values()]], dtype=torch.float64)
-        total = torch.tensor([loss.item()], dtype=torch.float64)
-        if several:
-            dist.all_reduce(squares)
-            dist.all_reduce(total)
-        errors.append((squares[:3] / squares[3]).sqrt())
-        a, b, _ = errors[-1].max(1).values.tolist()
-        losses.append((total.item(), theirs.item(), reference.item()))
+        total, measured = compared(found, loss, several)
+        errors.append(measured)
+        a, b, _ = measured.max(1).values.tolist()
+        losses.append((total, theirs.item(), reference.item()))
         if step % max(1, c.steps // 10) == 0 or step == c.steps - 1:
-            say(f"step {step:3}: loss {total.item():.4f} (torch {theirs.item():.4f}), worst gradient error {a:.2e} (torch {b:.2e})")
+            say(f"step {step:3}: loss {total:.4f} (torch {theirs.item():.4f}), worst gradient error {a:.2e} (torch {b:.2e})")
         optimizer.step()
         if several:
             same(master)
-    good = judge(errors, losses, list(want), say)
+    good = judge(errors, losses, list(found[-1]), say)
     if several:
         dist.destroy_process_group()
     sys.exit(not good)

@@ -189,6 +189,18 @@ def same(model):
     torch.nn.utils.vector_to_parameters(flat, model.parameters())
 
 
+def compared(found, loss, several):
+    """The loss over all ranks, and errors relative to the last of ``found``, by model and gradient: ``[3, gradients]``."""
+    *models, want = found
+    squares = [[(f[n] - want[n]).double().square().sum() for n in want] for f in models]
+    squares = torch.tensor([*squares, [g.double().square().sum() for g in want.values()]], dtype=torch.float64)
+    total = torch.tensor([loss.item()], dtype=torch.float64)
+    if several:
+        dist.all_reduce(squares)
+        dist.all_reduce(total)
+    return total.item(), (squares[:3] / squares[3]).sqrt()
+
+
 def judge(errors, losses, names, say, fp8=None):
     """Whether mk's gradients, and its last loss, are as good as torch's: of each step the errors of ``mk``, ``torch`` and the control, by gradient."""
     errors = torch.stack(errors)  # [steps, (mk, torch, control), gradients]
@@ -299,24 +311,17 @@ def main():
             ours.zero_grad(set_to_none=False)
             graph.replay()
         found = [gradients(m, rank, ranks, d) for m, d in ((ours, False), (torchs, True), (control, True), (master, True))]
-        # Squares of each gradient's errors, and of itself, over all ranks' parts: [4, gradients].
-        want = found.pop()
-        squares = [[(f[n] - want[n]).double().square().sum() for n in want] for f in found]
-        squares = torch.tensor([*squares, [g.double().square().sum() for g in want.values()]], dtype=torch.float64)
-        total = torch.tensor([loss.item()], dtype=torch.float64)
-        if several:
-            dist.all_reduce(squares)
-            dist.all_reduce(total)
-        errors.append((squares[:3] / squares[3]).sqrt())
-        a, b, _ = errors[-1].max(1).values.tolist()
-        losses.append((total.item(), theirs.item(), reference.item()))
+        total, measured = compared(found, loss, several)
+        errors.append(measured)
+        a, b, _ = measured.max(1).values.tolist()
+        losses.append((total, theirs.item(), reference.item()))
         if step % max(1, c.steps // 10) == 0 or step == c.steps - 1:
-            say(f"step {step:3}: loss {total.item():.4f} (torch {theirs.item():.4f}), worst gradient error {a:.2e} (torch {b:.2e})")
+            say(f"step {step:3}: loss {total:.4f} (torch {theirs.item():.4f}), worst gradient error {a:.2e} (torch {b:.2e})")
         optimizer.step()
         if several:
             # Float32 attention adds gradients in any order, and AdamW makes much of little: masters would drift apart.
             same(master)
-    good = judge(errors, losses, list(want), say, c.fp8)
+    good = judge(errors, losses, list(found[-1]), say, c.fp8)
     if several:
         dist.destroy_process_group()
     sys.exit(not good)
