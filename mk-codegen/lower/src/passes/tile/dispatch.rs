@@ -5,26 +5,27 @@
 //! symmetric memory; a rank fetches those of others that it has an expert of, each once, and pulls rows from there.
 //! Every write is where its block or its token is: tables only decide which memory is read.
 
+mod combine;
+
 use super::blocks::{self, BLOCK, Blocks};
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
     shape::{
-        grouped::{Combine, Combined, Ragged, Route},
+        grouped::{Ragged, Route},
         ranks::block_rows,
         tensor::Tensor,
     },
 };
 use mk_abi::DType;
 use mk_plan::{
-    Access, BufId, CopyVia, DotTile, Each, Expr, FamId, LIST_TOKENS, Leaf, NO_EXPERT, Operand,
-    Point, ReduceTile, RoleKind, RoutePart, Routed, Space, TabId, Table, TableSource, Tabulate,
-    Tabulation, Var, list_width,
+    Access, BufId, CopyVia, Each, Expr, LIST_TOKENS, Leaf, NO_EXPERT, Operand, Point, ReduceTile,
+    RoleKind, RoutePart, Routed, Space, TabId, Table, TableSource, Tabulate, Tabulation, Var,
+    list_width,
 };
 
-/// Rows that are staged and fetched at once, and tokens that are combined at once. Blocks are pulled whole: a task
+/// Rows that are staged and fetched at once. Blocks are pulled whole: a task
 /// waits and posts for about as long as it copies 16 rows, and with few tokens most pieces of a block have none.
 const STAGED: i32 = 16;
-const COMBINED: i32 = 8;
 /// Tokens of a chunk, and blocks whose tokens are listed at once.
 const CHUNK: i32 = LIST_TOKENS as i32;
 const LISTED: i32 = 8;
@@ -653,82 +654,5 @@ impl<'k> Dispatch<'k> {
         let arrived = Writer::new(pull, Operand::Dst, vec![b]);
         let shape = vec![self.count.into()];
         Some((rows, draft.flow(Flow::new("arrived", shape, 1.into(), vec![arrived]))))
-    }
-
-    /// Each token is the weighted sum of its slots' rows, wherever they are, in the order of slots. `made` is a GEMM
-    /// that writes `y`, and has so many tiles of a block.
-    pub fn combine(
-        &self,
-        draft: &mut Draft,
-        combine: &Combine,
-        (y, made, tiles): (BufId, FamId, i32),
-        out: BufId,
-        places: Derived,
-    ) {
-        let group = draft.nodes.group;
-        let word = vec![group.place(), Var::domain(0).into()];
-        let done = Writer::new(made, Operand::C, word).on_each(group.everyone());
-        let shape = vec![group.size.into(), self.count.into()];
-        let done = draft.flow(Flow::new("done", shape, tiles.into(), vec![done]));
-        let i = Expr::from(Var::domain(0));
-        let token = i.clone() * COMBINED + Var::INNER;
-        let own = draft.own(&combine.out, 0);
-        let exists = token.clone().lt(own.clone());
-        let each = Some(Each { var: "j".into(), extent: self.slots.into() });
-        let place = |part: i32| {
-            Expr::Table(places.table, vec![token.clone(), Var::EACH.into(), part.into()])
-        };
-        let wide = match combine.how {
-            Combined::Sum(_) => whole(combine.out.shape[1].value),
-            Combined::Products(dy) => whole(self.params[dy].shape[1].value),
-        };
-        let inner =
-            |access: Access| Access { at: Point::Inner, when: Some(exists.clone()), ..access };
-        // What was dropped, or goes to no expert, is neither read nor weighed.
-        let there = places.kept.map(|(kept, _)| {
-            let kept = Expr::Table(kept, vec![token.clone(), Var::EACH.into()]);
-            exists.clone().select(kept, 0)
-        });
-        let contribution =
-            |access: Access| Access { each: each.clone(), when: there.clone(), ..access };
-        let src = Access {
-            rank: group.rank_of(place(0)),
-            ..contribution(inner(read(Operand::Src, y, vec![one(place(1)), wide.clone()])))
-        };
-        let weight = vec![one(token.clone()), one(Var::EACH)];
-        let own_row = vec![one(token.clone()), wide.clone()];
-        // Of GEMMs each has an element of its own, and all of them a row.
-        let (factor, dst) = match combine.how {
-            Combined::Sum(weights) => (
-                contribution(inner(read(Operand::W, self.inputs[weights], weight))),
-                inner(write(Operand::Dst, out, own_row)),
-            ),
-            Combined::Products(dy) => (
-                inner(read(Operand::W, self.inputs[dy], own_row)),
-                Access { each: each.clone(), ..inner(write(Operand::Dst, out, weight)) },
-            ),
-        };
-        let rows = (i.clone() * COMBINED, block_rows(own.clone(), i, COMBINED));
-        let region = vec![rows.clone(), whole(self.slots), whole(2)];
-        let entries = read(Operand::Tab, places.memory, region);
-        let kept = places.kept.map(|(_, memory)| {
-            let entries = read(Operand::Tab, memory, vec![rows.clone(), whole(self.slots)]);
-            Source::from(entries)
-        });
-        let touched = vec![
-            Source::behind(entries, places.built, vec![0.into()]),
-            // The words of all slots: that of no expert is the first block's, which has one, too.
-            Source::behind(src, done, vec![place(0), place(1) / BLOCK]).whether(exists.clone()),
-            factor.into(),
-            dst.into(),
-        ];
-        let touched: Vec<Source> = touched.into_iter().chain(kept).collect();
-        let leaf = match combine.how {
-            Combined::Sum(_) => Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() }),
-            Combined::Products(_) => Leaf::DotTile(DotTile),
-        };
-        let domain = vec![("i", ((self.tokens + COMBINED - 1) / COMBINED).into())];
-        let family = draft.family("combine", RoleKind::Compute, leaf, domain, vec![], touched);
-        draft.plan.families[family].inner = Some(("q".into(), COMBINED.into()));
     }
 }
