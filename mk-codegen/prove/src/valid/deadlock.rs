@@ -14,6 +14,9 @@
 //! and has begun it. If no CTA holds it, no CTA holds a later one, and all earlier ones have ended: a CTA is free, and
 //! takes it.
 //!
+//! Agents wait for each other along a leaf's edges wherever the leaf has an operand, also where a task's region is
+//! empty: some leaves hand an empty tile on, others skip it, and a plan that ends if they do also ends if they do not.
+//!
 //! Back-pressure: one step of a task may take any number of stages, so an agent that fills stages is through with a
 //! step only when the agent that empties them has reached that step and made its waits (for a plan that ends under
 //! this, no number of stages is too small). Hosts take the commands of a rank from its fifo in the order in which CTAs
@@ -26,7 +29,7 @@ use super::{
     family::{FamInfo, Flow},
     report::Violation,
     site,
-    within::{AGENTS, passes_at, wait_line},
+    within::{AGENTS, wait_line},
     world::{Class, WaitRec, World},
 };
 use mk_plan::{Agent, Entity, FamId, RoleId, RoleKind, Schedule};
@@ -312,13 +315,13 @@ impl<'w, 'a> Run<'w, 'a> {
             1 => {
                 let late = |flow: &&Flow| {
                     flow.to == a
-                        && passes_at(class, info, task, **flow, c.step)
+                        && info.may_pass(**flow, c.step, task.steps)
                         && self.done[e][t as usize][usize::from(flow.from)] <= c.step
                 };
                 let full = |back: &&Flow| {
                     back.to == a
                         && forward(info, a, back.from)
-                            .is_some_and(|f| passes_at(class, info, task, f, c.step))
+                            .is_some_and(|f| info.may_pass(f, c.step, task.steps))
                         && self.waited[e][t as usize][usize::from(back.from)] <= c.step
                 };
                 let flow = info.flows.iter().find(late).or_else(|| info.backs.iter().find(full));

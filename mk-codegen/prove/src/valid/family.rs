@@ -1,6 +1,6 @@
 //! The contract of a family's leaf, in the form that the rules use.
 
-use mk_plan::{Agent, Contract, Family, Plan};
+use mk_plan::{Agent, Contract, Family, Plan, Point};
 
 /// An edge of a contract by positions in its list of agents.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +20,8 @@ pub(super) struct FamInfo {
     pub relay: Vec<bool>,
     /// The number of each agent that there is, by its place in [`Agent::ALL`].
     numbers: [Option<u8>; Agent::ALL.len()],
+    /// Agents that have an operand at the start, in the inner loop, and at the end of a task: a bit for each.
+    operands: [u16; 3],
     /// Waits that look something up in memory.
     pub late: Late,
 }
@@ -39,7 +41,24 @@ impl FamInfo {
         let numbers = std::array::from_fn(|i| {
             contract.agents.iter().position(|a| *a as usize == i).map(|n| n as u8)
         });
-        FamInfo { relay: relay.collect(), flows, backs, numbers, contract, late }
+        let mut operands = [0; 3];
+        for a in &x.accesses {
+            if let Some(spec) = contract.operand(a.operand) {
+                operands[a.at as usize] |= 1 << at(spec.agent);
+            }
+        }
+        FamInfo { relay: relay.collect(), flows, backs, numbers, operands, contract, late }
+    }
+    /// Whether a kernel may hand something on along an edge at a step of tasks with so many, also where the task's own
+    /// regions are empty: leaves differ in whether an empty tile takes a stage.
+    pub fn may_pass(&self, flow: Flow, step: u32, steps: u32) -> bool {
+        let point = match step {
+            0 => Point::Start,
+            s if s + 1 == steps => Point::End,
+            _ => Point::Inner,
+        };
+        let has = |agent: u8| self.operands[point as usize] & (1 << agent) != 0;
+        has(flow.from) || (self.relay[usize::from(flow.from)] && has(flow.to))
     }
     pub fn agent(&self, index: u8) -> Agent {
         self.contract.agents[usize::from(index)]

@@ -164,17 +164,6 @@ fn last_pass(
     accs[..end].iter().rev().filter(passes).find(|a| counts(a)).map(|a| a.step)
 }
 
-/// Whether something passes along an edge at exactly this step, for some value of the run-time dimension.
-pub(super) fn passes_at(
-    class: &Class,
-    info: &FamInfo,
-    task: &TaskRec,
-    flow: Flow,
-    step: u32,
-) -> bool {
-    last_pass(class, info, task, flow, step, |_| true) == Some(step)
-}
-
 /// The properties of all posts to one word that decide which order an edge establishes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WordPosts {

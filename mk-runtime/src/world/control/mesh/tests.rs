@@ -294,7 +294,9 @@ fn not_both_hosts_miss_it() {
             group.all_gather("round", &[], soon()).unwrap();
             let refused = group.launching(Some(instance)).is_err();
             group.all_gather("made", &[], soon()).unwrap();
-            let told = raised.within(Duration::from_millis(30)).is_some();
+            // Who was let through is told sooner or later, however loaded the machine is.
+            let limit = if refused { Duration::from_millis(30) } else { Duration::from_secs(10) };
+            let told = raised.within(limit).is_some();
             assert!(!(refused && told));
             refused || told
         };
