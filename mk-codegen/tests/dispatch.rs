@@ -292,6 +292,11 @@ const ANY: &str = "fn layer<T: dyn <= 300>(x: bf16[T, H] @ shard(0), ids: i32[T,
     dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
 }";
 
+/// What has no kernel of any number of tokens.
+const ANY_WEIGHTED: &str = "fn hidden<T: dyn <= 300>(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w2: bf16[E, F, H] @ shard(0)) {
+    dispatch(dy, ids, gate) -> grouped_gemm(w2.t)
+}";
+
 /// One kernel, and one proof, for every number of tokens up to a bound: some numbers by a seed that is printed;
 /// `cargo xtask sweep tokens` takes every one.
 #[test]
@@ -628,6 +633,10 @@ fn what_has_no_kernel_is_refused() {
             Case { source: DROPS, blocks: 1, ..SMALL },
         ),
         ("8 experts of each token, of 4", Case { slots: 8, ..SMALL }),
+        (
+            "weights of a number of tokens that comes with each launch",
+            Case { source: ANY_WEIGHTED, ..SMALL },
+        ),
     ] {
         let said = says(case);
         assert!(said.contains(text), "{said}");

@@ -331,10 +331,6 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             let why = format!("{} rows over {world} ranks", x.shape[0].value);
             return refuse(why, "let every rank have whole blocks of 128 of them");
         }
-        if !out.even(0) {
-            let why = format!("{} experts over {world} ranks", out.shape[0].value);
-            return refuse(why, "let them be a multiple of the ranks");
-        }
         if dy.shape.len() != 2 {
             let why = "its gradients are of gates and ups, side by side".into();
             return refuse(why, "let a kernel behind read them, as `[R, 2 N]`");
