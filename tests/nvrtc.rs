@@ -141,10 +141,14 @@ fn products_of_ragged_rows_compile() {
     }";
     let wide = dispatched.replace("i32", "i64");
     let drops = dispatched.replace("= C)", "= C, drop)");
+    let adds = dispatched
+        .replace("shard(0)) ->", "shard(0), s: bf16[R, K] @ shard(0)) ->")
+        .replace("combine(gate)", "combine(gate) -> add(s)");
     for (source, set, trace) in [
         (dispatched, "", false),
         (&wide, "block=128x128x64", true),
         (&drops, "", false),
+        (&adds, "", false),
         (alone, "", false),
         (alone, "block=64x128x64", false),
         (alone, "block=128x128x64 consumers=ping_pong", false),

@@ -69,6 +69,12 @@ const WEIGHTS: &str = "fn weights(a: bf16[R, F] @ shard(0), ids: i32[T, K] @ sha
     ragged(a, ids) -> grouped_gemm(w2) -> combine_grad(dy)
 }";
 
+/// The layer, which adds a tensor to its tokens' sums.
+const ADDS: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0), s: bf16[T, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
+    dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate) -> add(s)
+}";
+
 /// The layer with room for some rows of each expert; others are dropped.
 const DROPS: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
     w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
@@ -359,6 +365,7 @@ fn texts() {
         ("dispatch_hidden", Case { source: HIDDEN, ..SMALL }),
         ("dispatch_weighted", Case { source: WEIGHTED, ..SMALL }),
         ("combine_grad", Case { source: WEIGHTS, ..SMALL }),
+        ("combine_adds", Case { source: ADDS, ..SMALL }),
     ] {
         let plan = case.plan("").unwrap_or_else(|e| panic!("{name}: {e}"));
         let text = plan.to_string();
@@ -572,6 +579,11 @@ fn other_products_and_slots_are_found() {
             "access w: read buf2 @ rank [i * 8 + q : 1, 0 : 8]",
         ),
         (WEIGHTS, "[i * 8 + q : 1, j : 1]", "[i * 8 + q : 1, 0 : 2]"),
+        (
+            ADDS,
+            "access e0: read buf5 @ rank [i * 8 + q : 1, 0 : 24]",
+            "access e0: read buf5 @ rank [i * 8 + q : 1, 0 : 8]",
+        ),
         (WEIGHTED, "part=slots", "part=sources"),
         (WEIGHTED, "\"slots\" [256] runtime 0..=1", "\"slots\" [256] runtime 0..=0"),
     ] {

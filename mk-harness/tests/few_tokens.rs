@@ -9,7 +9,7 @@ const HEAD: &str = "x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0)";
 const EXPERTS: &str = "w1: bf16[E, H, 2, I] @ shard(0), w2: bf16[E, I, H] @ shard(0)";
 
 /// Each kind of pipeline: its name and text.
-fn kinds() -> [(&'static str, String); 5] {
+fn kinds() -> [(&'static str, String); 6] {
     let layer = |args: &str| {
         format!(
             "fn layer({HEAD}, gate: f32[T, K] @ shard(0), {EXPERTS}) -> bf16[T, H] @ shard(0) {{
@@ -21,12 +21,17 @@ fn kinds() -> [(&'static str, String); 5] {
     let dispatched = format!(
         "fn dispatched({HEAD}, w: bf16[E, H, I] @ shard(0)) {{ dispatch(x, ids, capacity = R) -> grouped_gemm(w) }}"
     );
+    // Beside an expert of all tokens, whose results are given.
+    let shared = layer(", capacity = R, drop")
+        .replace("shard(0)) -> bf16", "shard(0), s: bf16[T, H] @ shard(0)) -> bf16")
+        .replace("combine(gate)", "combine(gate) -> add(s)");
     [
         ("dispatch", dispatched),
         ("layer", layer("")),
         ("wide", wide),
         ("capacity", layer(", capacity = R")),
         ("drop", layer(", capacity = R, drop")),
+        ("shared", shared),
     ]
 }
 

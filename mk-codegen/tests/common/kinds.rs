@@ -134,6 +134,13 @@ pub const KINDS: &[(&str, &str)] = &[
         }",
     ),
     (
+        "moe_shared",
+        "fn f(x: bf16[T, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0),
+            w: bf16[E, K, 2, N] @ shard(0), v: bf16[E, N, K] @ shard(0), s: bf16[T, K] @ shard(0)) {
+            dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(gate) -> add(s)
+        }",
+    ),
+    (
         "moe_drop",
         "fn f(x: bf16[T, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0),
             w: bf16[E, K, 2, N] @ shard(0), v: bf16[E, N, K] @ shard(0)) {

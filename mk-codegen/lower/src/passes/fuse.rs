@@ -113,6 +113,11 @@ fn only_user(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, EpilogueOp)> {
     if op == EpilogueOp::Swiglu && !product {
         return None;
     }
+    // Behind tokens' sums a tensor may be added, once.
+    if matches!(&value.kind, Kind::Combine { epilogue } if op != EpilogueOp::Add || !epilogue.is_empty())
+    {
+        return None;
+    }
     let commutes = matches!(op, EpilogueOp::Mul | EpilogueOp::Add);
     (commutes || *edge.weight() == 0).then_some((edge.target(), op))
 }
