@@ -142,15 +142,17 @@ def transformers(world, tokens):
 
 def megatron(world, tokens):
     from megatron.core import parallel_state
-    from test_torch_megatron import mlp
+    from test_torch_megatron import experts, mlp
 
     parallel_state.initialize_model_parallel(SIZE)
     try:
         for sequence_parallel in (True, False):
             mlp(CASE, RANK, SIZE, sequence_parallel)
+        for recompute in (False, True):
+            experts(CASE, RANK, SIZE, 32, recompute)
     finally:
         parallel_state.destroy_model_parallel()
-    say("megatron: an MLP's result and gradients, with sequence parallelism and without")
+    say("megatron: results and gradients of an MLP, with sequence parallelism and without, and of experts, saved and computed again")
 
 
 def torchtitan(world, tokens):
