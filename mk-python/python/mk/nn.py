@@ -135,7 +135,7 @@ class GatedMLP(_Layer):
     as ``torch.nn.Linear`` has them, and so does ``load_state_dict``, as ``gate_proj.weight``, ``up_proj.weight`` and ``down_proj.weight``, or ``w1``,
     ``w3`` and ``w2``.
 
-    ``fp8="1x128"``: as the two linear layers, one behind the other, with a kernel of ``swiglu`` between them.
+    ``fp8="1x128"``: as both linear layers, with a kernel of ``swiglu`` between them.
     """
 
     def __init__(self, hidden, ffn, world, *, sequence_parallel=True, fp8=None, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
