@@ -134,19 +134,25 @@ class GatedMLP(_Layer):
     ``gate_up`` is ``[hidden, 2, ffn / ranks]`` and ``down`` ``[ffn / ranks, hidden]``. ``load(gate, up, down)`` takes this rank's parts
     as ``torch.nn.Linear`` has them, and so does ``load_state_dict``, as ``gate_proj.weight``, ``up_proj.weight`` and ``down_proj.weight``, or ``w1``,
     ``w3`` and ``w2``.
+
+    ``fp8="1x128"``: as both linear layers, with a kernel of ``swiglu`` between them.
     """
 
-    def __init__(self, hidden, ffn, world, *, sequence_parallel=True, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
+    def __init__(self, hidden, ffn, world, *, sequence_parallel=True, fp8=None, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
         super().__init__()
         self.hidden, self.ffn, f = _size(hidden, "hidden"), ffn, _part(ffn, world, "ffn")
         self.gate_up = self._weight(hidden, 2, f, fan_in=hidden, device=device, dtype=dtype)
         self.down = self._weight(f, hidden, fan_in=ffn, device=device, dtype=dtype)
-        t = _dtype(dtype)
+        t, options = _dtype(dtype), _options(world, reserve_sms, options)
+        if fp8 is not None:
+            _float8.check(fp8, dtype, f, "ffn")
+            self.function = _float8.Gated(world, sequence_parallel, options)
+            return
         x, head, reduce = ("shard(0)", "gather(x) -> gemm(w)", "reduce_scatter") if sequence_parallel else (
             "replicate", "gemm(x, w)", "all_reduce")
         self.function = compile(
             f"fn gated(x: {t}[M, K] @ {x}, w: {t}[K, 2, F] @ shard(2), v: {t}[F, K] @ shard(0)) {{ {head} -> swiglu -> gemm(v) -> {reduce} }}",
-            world, **_options(world, reserve_sms, options))
+            world, **options)
 
     @torch.no_grad()
     def load(self, gate, up, down):

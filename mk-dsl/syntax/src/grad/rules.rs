@@ -11,15 +11,12 @@ use crate::excerpt::Excerpt;
 use crate::program::{Curve, DType, Def, Dim, Node, Op, Placement, Program, TensorType, ValueId};
 use std::collections::BTreeMap;
 
-/// Columns of the ones that a matrix is multiplied by where its rows are summed up: rows of 16 bytes.
-const ONES: usize = 8;
-
 /// The gradient of a parameter.
 pub(super) struct Output {
     pub parameter: usize,
     pub value: Id,
-    /// Its first column alone.
-    pub column: bool,
+    /// Its only row.
+    pub row: bool,
 }
 
 /// A gradient that no other one is made of.
@@ -46,7 +43,7 @@ pub(super) struct Walk<'p> {
     pub saved: Vec<ValueId>,
     /// The parameters of the backward.
     pub given: Vec<(Id, Input)>,
-    /// Sums over rows: a column of ones each.
+    /// Sums over rows: matrices of one row.
     sums: Vec<Id>,
     /// Gradients that take the data's way back for granted, and are made behind it.
     behind: Vec<Behind>,
@@ -113,11 +110,11 @@ impl<'p> Walk<'p> {
             if self.placement(id) == Placement::Replicate {
                 value = self.whole(value);
             }
-            let column = self.sums.contains(&value);
+            let row = self.sums.contains(&value);
             if into.contains(&parameter) {
                 value = self.added_to(parameter, value)?;
             }
-            outputs.push(Output { parameter, value, column });
+            outputs.push(Output { parameter, value, row });
         }
         Ok(outputs)
     }
@@ -441,7 +438,7 @@ impl<'p> Walk<'p> {
         Ok(())
     }
 
-    /// The sum of a matrix over its rows, as a product of its transpose with ones.
+    /// The sum of a matrix over its rows: a row of ones times it.
     fn column_sum(&mut self, node: &Node, d: Id) -> Result<Id, GradError> {
         let [rows, _] = node.ty.dims.as_slice() else {
             return Err(GradError::Operation {
@@ -453,14 +450,14 @@ impl<'p> Walk<'p> {
         let d = self.whole(d);
         let (placement, dtype) = (self.draft.values[d].placement, self.draft.values[d].dtype);
         let placement = match placement {
-            Placement::Shard(0) => Placement::Shard(0),
+            Placement::Shard(0) => Placement::Shard(1),
             _ => Placement::Replicate,
         };
         let known = self.ones.iter().find(|o| (o.0, o.1, o.2) == (*rows, placement, dtype));
         let ones = match known.map(|o| o.3) {
             Some(ones) => ones,
             None => {
-                let dims = vec![*rows, Dim::Lit(ONES as u64)];
+                let dims = vec![Dim::Lit(1), *rows];
                 let ty = TensorType { dtype, dims, placement: vec![placement] };
                 let ty = self.program.show_type(&ty);
                 let ones = self.draft.param("ones", ty, placement, dtype);
@@ -469,7 +466,7 @@ impl<'p> Walk<'p> {
                 ones
             }
         };
-        let sum = self.draft.gemm((d, true), (ones, false));
+        let sum = self.draft.gemm((ones, false), (d, false));
         self.sums.push(sum);
         Ok(sum)
     }
