@@ -666,7 +666,8 @@ fn tables_follow_from_one_routing() {
     assert_eq!(plan.tables.values().filter(runtime).count(), 5);
     assert!(plan.buffers.values().any(|b| b.name == "y" && b.space == Space::Workspace));
     let ids = SMALL.routes(0, 1, 0..42);
-    let routing = Routing { ids: &ids, slots: 2, experts: 4, ranks: 2, rows: 128, keep: 0 };
+    let routing =
+        Routing { ids: &ids, slots: 2, experts: 4, ranks: 2, rows: 128, keep: 0, local: 0 };
     assert_eq!(routing.check(2), Ok(()));
 }
 

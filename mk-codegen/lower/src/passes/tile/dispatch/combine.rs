@@ -14,7 +14,7 @@ use mk_plan::{
 };
 
 /// Tokens that are combined at once.
-const COMBINED: i32 = 8;
+pub(super) const COMBINED: i32 = 8;
 
 impl Dispatch<'_> {
     /// Each token is the weighted sum of its slots' rows, wherever they are, in the order of slots. `made` is a GEMM
@@ -27,6 +27,9 @@ impl Dispatch<'_> {
         out: BufId,
         places: Derived,
     ) {
+        if draft.nodes.count() > 1 {
+            return self.combine_nodes(draft, combine, (y, made, tiles), out, places);
+        }
         let group = draft.nodes.group;
         let word = vec![group.place(), Var::domain(0).into()];
         let done = Writer::new(made, Operand::C, word).on_each(group.everyone());
