@@ -222,7 +222,7 @@ fn experts_and_their_backward_compile() {
             sizes.extend(room.map(|name| (name, u64::from(ranks) * 2048)));
             let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
             let bound = bound.on(program, ranks).expect("binds");
-            for step in mk::cut::cut(program, &bound, ranks).expect("is cut") {
+            for step in mk::cut::cut(program, &bound, ranks, &[]).expect("is cut") {
                 let shape = |(id, tensor): (&mk::syntax::ValueId, &mk::syntax::Tensor)| {
                     let mut shape = bound.shape(*id).expect("a shape").to_vec();
                     if step.flat.contains(id) {
@@ -284,7 +284,7 @@ fn gradients_of_attention_compile() {
     let mut kernels = 0;
     for program in [&derived.forward, &backward] {
         let bound = program.bind(&defaults, &BTreeMap::new()).expect("binds");
-        for step in mk::cut::cut(program, &bound, 4).expect("is cut") {
+        for step in mk::cut::cut(program, &bound, 4, &[]).expect("is cut") {
             let known = |(name, _): &(&String, &u64)| step.program.symbol(name).is_some();
             let sizes = defaults.iter().filter(known).map(|(n, v)| (n.clone(), *v));
             let bound = step.program.bind(&sizes.collect(), &BTreeMap::new()).expect("binds");
@@ -492,7 +492,7 @@ fn chosen_settings_of_backwards_have_a_kernel() {
         let backward = backward.expect("a backward");
         let sizes = [("M", m), ("K", k), ("F", f)].map(|(name, n)| (name.to_string(), n));
         let bound = backward.bind(&sizes.into(), &BTreeMap::new()).expect("binds");
-        let steps = mk::cut::cut(&backward, &bound, ranks).expect("steps");
+        let steps = mk::cut::cut(&backward, &bound, ranks, &[]).expect("steps");
         for step in steps.into_iter().filter(|step| step.is_kernel) {
             let shape = |(id, tensor): (&mk::syntax::ValueId, &mk::syntax::Tensor)| {
                 let shape = bound.shape(*id).expect("a shape").to_vec();

@@ -50,7 +50,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let model = model(args.model.as_deref())?;
     let Pipeline { program, bound } = &pipeline::bind(&args.pipeline)?;
     let given = pipeline::config(&args.pipeline)?;
-    let subject = match pipeline::searched(&args.pipeline)? {
+    let (line, on_mesh) = (&args.pipeline, !given.mesh.is_empty());
+    let is_given = on_mesh && !line.tuned && !line.over_nodes();
+    let is_searched = !is_given && pipeline::searched(line)?;
+    let subject = match is_searched {
         true => Subject::Searched,
         false => Subject::Options(&given),
     };

@@ -4,7 +4,7 @@ use crate::{
     failure::{Failure, Kind},
     options::PipelineArgs,
     output::print,
-    pipeline::{bind, no_mesh, parse},
+    pipeline::{bind, parse},
 };
 use mk::{
     Bound, Program, cut,
@@ -43,7 +43,6 @@ enum Save {
 
 /// Prints the texts of forward and backward, with what the backward's parameters and results are.
 pub fn run(args: &Args) -> Result<(), Failure> {
-    no_mesh(&args.pipeline)?;
     let (program, _) = parse(&args.pipeline)?;
     let program = &program;
     let again = |yes| if yes { Keep::Again } else { Keep::Saved };
@@ -102,7 +101,8 @@ fn text(
     let bound = program
         .bind(&known, &BTreeMap::new())
         .map_err(|e| Failure::new(Kind::Unsupported, e.to_string()))?;
-    let steps = cut::cut(program, &bound, args.pipeline.ranks())
+    let mesh = args.pipeline.axes();
+    let steps = cut::cut(program, &bound, args.pipeline.ranks(), &mesh)
         .map_err(|e| Failure::new(Kind::Unsupported, e.to_string()))?;
     for step in steps.iter().filter(|s| s.is_kernel) {
         for (tensor, id) in step.program.tensors().iter().zip(&step.inputs) {

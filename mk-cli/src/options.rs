@@ -75,6 +75,11 @@ impl PipelineArgs {
         self.nodes.is_some_and(|n| n > 1)
     }
 
+    /// Axes of the ranks, if they are given.
+    pub fn axes(&self) -> Vec<(String, u32)> {
+        self.mesh.as_ref().map_or_else(Vec::new, |mesh| mesh.0.clone())
+    }
+
     /// Number of ranks.
     pub fn ranks(&self) -> u32 {
         let of_mesh = self.mesh.as_ref().map(|mesh| mesh.0.iter().map(|(_, n)| n).product());
@@ -111,8 +116,7 @@ impl PipelineArgs {
             Some(Net::Unordered) => NicOrdering::Unordered,
         };
         let (ranks, nodes) = (self.ranks(), self.nodes.unwrap_or(1));
-        let mesh = self.mesh.as_ref().map_or_else(Vec::new, |mesh| mesh.0.clone());
-        let mut config = Config { ranks, mesh, nodes, net, ..Config::default() };
+        let mut config = Config { ranks, mesh: self.axes(), nodes, net, ..Config::default() };
         let words = self.settings().map(|(setting, value)| format!("{}={value}", setting.name));
         let text = words.collect::<Vec<_>>().join(" ");
         settings::read(&mut config, &text).map_err(|e| e.to_string())?;

@@ -403,12 +403,12 @@ pub fn unsearched_nodes(args: &PipelineArgs) -> Result<(), Failure> {
     Err(Failure::with_help(Kind::CommandLine, what, help))
 }
 
-/// Refuses axes where ranks are along one.
+/// Refuses axes where settings are searched.
 pub fn no_mesh(args: &PipelineArgs) -> Result<(), Failure> {
     if args.mesh.is_none() {
         return Ok(());
     }
-    let what = "`--mesh` is for `mk run`, `mk plan`, `mk check` and `mk build`";
+    let what = "settings are not searched over the axes of a `--mesh`";
     let help = "say by `--ranks` how many ranks are along the pipeline's axis";
     Err(Failure::with_help(Kind::CommandLine, what, help))
 }

@@ -226,7 +226,7 @@ fn pieces(case: &Case) -> Res<Vec<(Program, Bound)>> {
     let made = grad(&program, None, Saves::default()).map_err(|e| e.to_string())?;
     let backward = made.backward.ok_or("no backward")?;
     let whole = bind(&backward, case)?;
-    let steps = cut(&backward, &whole, case.ranks)?;
+    let steps = cut(&backward, &whole, case.ranks, &[])?;
     steps.into_iter().filter(|step| step.is_kernel).map(|step| sized(step, &whole)).collect()
 }
 

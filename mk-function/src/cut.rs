@@ -61,12 +61,19 @@ pub enum CutError {
     },
 }
 
-/// Cuts a pipeline with these sizes. A function of its arguments.
+/// Cuts a pipeline with these sizes, for `ranks` ranks by the axes of their mesh; without axes, along the pipeline's
+/// only one. A function of its arguments.
 ///
 /// # Errors
 /// [`CutError`]: an operation that no kernel holds, however it is cut.
-pub fn cut(program: &Program, bound: &Bound, ranks: u32) -> Result<Vec<Step>, CutError> {
-    let mut cutter = Cutter { program, bound, ranks, groups: Vec::new(), of: BTreeMap::new() };
+pub fn cut(
+    program: &Program,
+    bound: &Bound,
+    ranks: u32,
+    mesh: &[(String, u32)],
+) -> Result<Vec<Step>, CutError> {
+    let of = BTreeMap::new();
+    let mut cutter = Cutter { program, bound, ranks, mesh, groups: Vec::new(), of };
     for node in program.nodes() {
         cutter.place(node);
     }
@@ -104,6 +111,7 @@ struct Cutter<'a> {
     program: &'a Program,
     bound: &'a Bound,
     ranks: u32,
+    mesh: &'a [(String, u32)],
     groups: Vec<Group>,
     /// Which group makes a value.
     of: BTreeMap<ValueId, usize>,
@@ -191,21 +199,30 @@ impl Cutter<'_> {
         let a = self.bound.shape(*node.inputs.first()?)?;
         let depth: u64 = if a_transposed { *a.first()? } else { a.get(1..)?.iter().product() };
         let elements: u64 = self.bound.shape(node.result)?.iter().product();
-        let is = |placement: fn(&Placement) -> bool| node.ty.placement.iter().any(placement);
-        let parts = |cut: bool| if cut { u64::from(self.ranks.max(1)) } else { 1 };
-        let is_summed = is(|p| *p == Placement::Partial);
+        let parts = |shared: fn(&Placement) -> bool| {
+            let over = node.ty.placement.iter().enumerate().filter(|(_, p)| shared(p));
+            over.map(|(axis, _)| self.along(axis)).product::<u64>()
+        };
+        let depth_parts = parts(|p| *p == Placement::Partial);
         Some(Product {
-            tiles: elements / parts(is(|p| p.cut().is_some())) / TILE,
-            depth: depth / parts(is_summed),
-            is_summed,
+            tiles: elements / parts(|p| p.cut().is_some()) / TILE,
+            depth: depth / depth_parts,
+            is_summed: node.ty.placement.contains(&Placement::Partial),
         })
+    }
+
+    /// Ranks along an axis of the pipeline.
+    fn along(&self, axis: usize) -> u64 {
+        let name = self.program.mesh_axes().get(axis);
+        let named = self.mesh.iter().find(|(other, _)| Some(other) == name);
+        u64::from(named.map_or(self.ranks, |(_, size)| *size).max(1))
     }
 
     fn accepts(&self, group: &Group) -> bool {
         let excerpt = self.excerpt(group);
         let Ok(program) = Program::parse(&excerpt.text()) else { return false };
         let Some(bound) = self.bind(&excerpt, &program) else { return false };
-        passes::facts(&program, &bound, self.ranks).is_ok()
+        passes::facts_on(&program, &bound, self.ranks, self.mesh).is_ok()
     }
 
     fn bind(&self, excerpt: &Excerpt<'_>, program: &Program) -> Option<Bound> {
@@ -244,7 +261,7 @@ impl Cutter<'_> {
         if group.is_kernel
             && !group.sound
             && let Some(bound) = self.bind(&excerpt, &program)
-            && let Err(error) = passes::facts(&program, &bound, self.ranks)
+            && let Err(error) = passes::facts_on(&program, &bound, self.ranks, self.mesh)
         {
             return Err(CutError::NoKernel { text, error: error.into() });
         }
@@ -289,16 +306,14 @@ impl Cutter<'_> {
             .filter(|id| excerpt.flattens(**id));
         let even = |id: &ValueId| {
             let Some(ty) = self.program.ty(*id) else { return false };
-            match ty.placement.as_slice() {
-                [Placement::Shard(2)] => match ty.dims.get(2) {
-                    Some(Dim::Lit(n)) => n % u64::from(self.ranks) == 0,
-                    Some(dim) => {
-                        self.bound.dim(*dim).is_some_and(|n| n % u64::from(self.ranks) == 0)
-                    }
-                    None => false,
-                },
-                _ => true,
-            }
+            let n = ty.dims.get(2).and_then(|dim| match dim {
+                Dim::Lit(n) => Some(*n),
+                dim => self.bound.dim(*dim),
+            });
+            let mut over = ty.placement.iter().enumerate();
+            over.all(|(axis, p)| {
+                *p != Placement::Shard(2) || n.is_some_and(|n| n % self.along(axis) == 0)
+            })
         };
         let gated = all.clone().any(|n| {
             let gates = matches!(n.op, Op::Swiglu | Op::SwigluGrad);

@@ -97,13 +97,33 @@ pub enum ArgumentError {
         /// The most.
         most: u32,
     },
-    /// A mesh of several axes.
+    /// A pipeline over several axes, on ranks in a row.
     #[error(
-        "the pipeline's ranks form {axes} axes\n  help: write it over one axis; others are not implemented"
+        "the pipeline is over the axes `{axes}`, and the world's ranks have none\n  help: make the world of a mesh that has them: mk.World.from_torch(group=mesh), of a torch DeviceMesh"
     )]
     Axes {
-        /// How many.
-        axes: usize,
+        /// Their names.
+        axes: String,
+    },
+    /// A mesh of other ranks.
+    #[error(
+        "the mesh {mesh} is not of {ranks} ranks\n  help: let the extents' product be the ranks"
+    )]
+    Mesh {
+        /// Its axes.
+        mesh: String,
+        /// The ranks.
+        ranks: u32,
+    },
+    /// A pipeline over an axis that the mesh lacks.
+    #[error(
+        "the pipeline is over the axis `{axis}`, and the world's mesh is {mesh}\n  help: name one of its axes, as in `shard(0, tp)` or `gather(a, tp)`; or make a world of one axis: mk.World.from_torch(group=mesh[\"tp\"])"
+    )]
+    Axis {
+        /// The axis.
+        axis: String,
+        /// The mesh's axes.
+        mesh: String,
     },
     /// A tensor with elements of another type.
     #[error("`{tensor}` is {given}, and the pipeline says {expected}\n  help: {help}")]

@@ -180,6 +180,9 @@ fn gathered_over_one_axis_and_summed_over_another() {
             let body = format!("gather(a, tp) -> gemm(b) -> {sum}");
             right(&read(BOTH, &body, RAGGED), &on(mesh));
             right(&read(BOTH, &body, EVEN), &on(mesh));
+            // What a backward has saved.
+            let body = format!("let x = gather(a, tp); (x -> gemm(b) -> {sum}, x)");
+            right(&read(BOTH, &body, RAGGED), &on(mesh));
         }
     }
 }

@@ -68,16 +68,17 @@ pub fn derive<'py>(
 pub fn cut_up<'py>(
     py: Python<'py>,
     pipeline: &str,
-    ranks: u32,
+    ranks: &Bound<'py, PyAny>,
     shapes: Option<&Bound<'py, PyDict>>,
     dims: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyList>> {
     let program = parse(py, pipeline)?;
     let given = options::sizes(py, shapes, dims)?;
     let argument = |e| crate::errors::argument(py, &e);
-    let signature = Signature::new(program, ranks, given).map_err(argument)?;
+    let options::Ranks { ranks, mesh } = options::Ranks::new(ranks)?;
+    let signature = Signature::on(program, ranks, &mesh, given).map_err(argument)?;
     let sizes = signature.bind(&Default::default()).map_err(argument)?;
-    let steps = py.detach(|| cut::cut(signature.program(), &sizes, ranks));
+    let steps = py.detach(|| cut::cut(signature.program(), &sizes, ranks, &mesh));
     let list = PyList::empty(py);
     for step in steps.map_err(|e| Class::Unsupported.error(py, e.to_string()))? {
         let places = |ids: &[ValueId]| ids.iter().map(|id| id.index()).collect::<Vec<_>>();

@@ -105,7 +105,8 @@ pub fn compile(
 ) -> PyResult<Function> {
     let program = parse(py, pipeline)?;
     let place = world.get().place();
-    let given = options::Given::new(py, place.size(), settings)?;
+    let on = options::Ranks { ranks: place.size(), mesh: world.get().mesh().to_vec() };
+    let given = options::Given::new(py, on.clone(), settings)?;
     let reserve_sms = given.reserve_sms(py, reserve_sms)?;
     let options = FunctionOptions {
         sizes: options::sizes(py, shapes, dims)?,
@@ -123,7 +124,8 @@ pub fn compile(
         },
         ..FunctionOptions::default()
     };
-    let signature = Signature::new(program.clone(), place.size(), options.sizes.clone());
+    let sizes = options.sizes.clone();
+    let signature = Signature::on(program.clone(), on.ranks, &on.mesh, sizes);
     let signature = signature.map_err(|e| errors::argument(py, &e))?;
     let offline = Offline {
         config: Config { reserved_sms: reserve_sms, ..options.config.clone() },
@@ -361,7 +363,7 @@ impl Function {
     /// ``rounds`` launches of each count, in turn, on caches that were flushed. Each result is compared: ``tolerance``
     /// bounds the relative difference over the whole, and four times that over each tile.
     ///
-    /// Raises what a call raises; UnsupportedError for several GPUs in one process, RendezvousError without such a
+    /// Raises what a call raises; UnsupportedError for several GPUs in one process and on a mesh, RendezvousError without such a
     /// process group, Error where the two compute different things.
     #[pyo3(signature = (*args, rounds=20, tolerance=1e-2, **kwargs))]
     fn explain<'py>(
@@ -374,6 +376,10 @@ impl Function {
         let (py, slf) = (this.py(), this.get());
         let comparison = Comparison::new(py, rounds, tolerance)?;
         let given = slf.arguments(py, args, kwargs)?;
+        if !slf.world.get().mesh().is_empty() {
+            let what = "operations one by one in torch are over all ranks, and this world's are along several axes\n  help: Plan.explain() explains without measuring";
+            return Err(Class::Unsupported.error(py, what));
+        }
         let local = slf.place().local();
         let [tensors] = given.as_slice() else {
             return Err(explain::several_ranks(py, local.len()));

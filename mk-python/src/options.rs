@@ -1,7 +1,8 @@
 //! Keyword arguments.
 
-use crate::errors::Class;
+use crate::{errors::Class, numbers};
 use mk::{
+    abi::device::MAX_RANKS,
     function::Sizes,
     kept::Prove,
     runtime::{
@@ -47,6 +48,44 @@ pub fn sizes(
         shapes: shapes.transpose()?.unwrap_or_default(),
         dims: dims.transpose()?.unwrap_or_default(),
     })
+}
+
+/// Ranks in a row, or along the axes of a mesh.
+#[derive(Clone, Debug, Default)]
+pub struct Ranks {
+    pub ranks: u32,
+    /// Axes by name, the last one fastest; none of ranks in a row.
+    pub mesh: Vec<(String, u32)>,
+}
+
+impl Ranks {
+    /// From a number, or a dict of axes to numbers.
+    ///
+    /// # Errors
+    /// ArgumentError for other things, and for more ranks than a world has.
+    pub fn new(given: &Bound<'_, PyAny>) -> PyResult<Ranks> {
+        let most = MAX_RANKS as u64;
+        let Ok(dict) = given.cast::<PyDict>() else {
+            let ranks = numbers::whole(given, "ranks", 1..=most)? as u32;
+            return Ok(Ranks { ranks, mesh: Vec::new() });
+        };
+        let refuse = |what: String| {
+            let help = "give the ranks along each axis, the last one's side by side: {\"dp\": 2, \"tp\": 4}";
+            Err(Class::Argument.error(given.py(), format!("{what}\n  help: {help}")))
+        };
+        let mut mesh = Vec::new();
+        for (name, size) in dict.iter() {
+            let Ok(name) = name.extract::<String>() else {
+                return refuse(format!("{} is no name of an axis", name.repr()?));
+            };
+            mesh.push((name.clone(), numbers::whole(&size, &name, 1..=most)? as u32));
+        }
+        let ranks = mesh.iter().map(|(_, n)| u64::from(*n)).try_fold(1u64, u64::checked_mul);
+        match ranks.filter(|n| *n <= most && !mesh.is_empty()) {
+            Some(ranks) => Ok(Ranks { ranks: ranks as u32, mesh }),
+            None => refuse(format!("ranks is {}, and a mesh has 1 to {most} ranks", given.repr()?)),
+        }
+    }
 }
 
 /// One setting, as ``mk.SETTINGS`` lists it: a row of the table that the command line and searches use.
@@ -100,8 +139,10 @@ pub struct Given {
 }
 
 impl Given {
-    pub fn new(py: Python<'_>, ranks: u32, given: Option<&Bound<'_, PyAny>>) -> PyResult<Given> {
-        let mut this = Given { config: Config { ranks, ..Config::default() }, names: Vec::new() };
+    pub fn new(py: Python<'_>, on: Ranks, given: Option<&Bound<'_, PyAny>>) -> PyResult<Given> {
+        let Ranks { ranks, mesh } = on;
+        let config = Config { ranks, mesh, ..Config::default() };
+        let mut this = Given { config, names: Vec::new() };
         let Some(given) = given else { return Ok(this) };
         let words = match given.cast::<PyDict>() {
             Ok(dict) => dict.iter().map(|(name, value)| word(py, &name, &value)).collect(),

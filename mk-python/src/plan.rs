@@ -3,7 +3,7 @@
 use crate::{errors, errors::Class, interrupt, numbers, options, program, source::Source};
 use mk::{
     Bound as Sizes, Program,
-    abi::{TensorDirection, device::MAX_RANKS},
+    abi::TensorDirection,
     build::{self, Composition, Making, Planned},
     cost::{self, DeviceModel, Gpu},
     draw,
@@ -92,6 +92,7 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Program> {
 
 /// The verified plan of a pipeline, a text or the path of a `.mk` file, made without a GPU.
 ///
+/// ``ranks`` is a number, or a dict of a mesh's axes to the ranks along each, the last one's side by side.
 /// ``shapes`` maps tensors to their global shapes, ``dims`` symbols to their extents; together with the sizes at the
 /// head of a file they must say all. ``settings`` are as for ``mk.compile``, and the defaults where they are not given.
 /// ``fuse`` is too, but for its default: one kernel.
@@ -110,10 +111,11 @@ pub fn plan(
 ) -> PyResult<Plan> {
     let source = Source::new(py, pipeline)?;
     let program = source.parse(py)?;
-    let ranks = numbers::whole(ranks, "ranks", 1..=MAX_RANKS as u64)? as u32;
+    let on = options::Ranks::new(ranks)?;
     let given = source.with_head(py, &program, options::sizes(py, shapes, dims)?)?;
-    let config = options::Given::new(py, ranks, settings)?.config;
-    let signature = Signature::new(program, ranks, given).map_err(|e| errors::argument(py, &e))?;
+    let config = options::Given::new(py, on.clone(), settings)?.config;
+    let signature = Signature::on(program, on.ranks, &on.mesh, given);
+    let signature = signature.map_err(|e| errors::argument(py, &e))?;
     let sizes = signature.bind(&Default::default()).map_err(|e| errors::argument(py, &e))?;
     let fuse = options::fuse(py, fuse)?;
     let program = signature.program();
@@ -231,8 +233,8 @@ impl Plan {
         let mut kernels = Vec::new();
         for (i, config) in self.made.configs.iter().enumerate() {
             let facts = match self.made.parts.get(i) {
-                Some(part) => tune::facts(&part.program, &part.bound, self.ranks()),
-                None => tune::facts(self.program(), &self.sizes, self.ranks()),
+                Some(part) => tune::facts_of(&part.program, &part.bound, config),
+                None => tune::facts_of(self.program(), &self.sizes, config),
             };
             let dict = PyDict::new(py);
             let text = settings::write(config, &facts);

@@ -1,13 +1,17 @@
 //! What the cost model says of a pipeline, without a plan of it.
 
-use crate::{errors, errors::Class, numbers, options, plan::parse};
+use crate::{
+    errors,
+    errors::Class,
+    options::{self, Ranks},
+    plan::parse,
+};
 use mk::{
     Bound, Program,
-    abi::device::MAX_RANKS,
     cost::{DeviceModel, Gpu},
     function::Signature,
     runtime::jit::JitOptions,
-    settings,
+    settings::{self, Config},
     tune::{self, Cache},
 };
 use pyo3::{prelude::*, types::PyDict};
@@ -33,11 +37,20 @@ fn figures(py: Python<'_>, gpu: &str) -> PyResult<DeviceModel> {
 fn best(
     program: &Program,
     bound: &Bound,
-    ranks: u32,
+    on: &Ranks,
     model: &DeviceModel,
 ) -> Option<(f64, String)> {
-    let (config, prediction) = tune::choose(program, bound, ranks, model)?;
-    let facts = tune::facts(program, bound, ranks);
+    let Ranks { ranks, mesh } = on.clone();
+    let (config, prediction) = match mesh.is_empty() {
+        true => tune::choose(program, bound, ranks, model)?,
+        false => {
+            // Settings are not searched over several axes.
+            let config = Config { ranks, mesh, ..Config::default() };
+            let prediction = tune::predict(program, bound, &config, model).ok()?;
+            (config, prediction)
+        }
+    };
+    let facts = tune::facts_of(program, bound, &config);
     Some((1e3 * prediction.ms(), settings::write(&config, &facts)))
 }
 
@@ -54,20 +67,24 @@ pub fn predict(
     gpu: &str,
 ) -> PyResult<Predicted> {
     let program = parse(py, pipeline)?;
-    let ranks = numbers::whole(ranks, "ranks", 1..=MAX_RANKS as u64)? as u32;
+    let on = Ranks::new(ranks)?;
     let given = options::sizes(py, shapes, dims)?;
-    let signature = Signature::new(program, ranks, given).map_err(|e| errors::argument(py, &e))?;
+    let signature =
+        Signature::on(program, on.ranks, &on.mesh, given).map_err(|e| errors::argument(py, &e))?;
     let sizes = signature.bind(&Default::default()).map_err(|e| errors::argument(py, &e))?;
     let model = figures(py, gpu)?;
     Ok(py.detach(|| {
         let program = signature.program();
-        let (whole, settings) = match best(program, &sizes, ranks, &model) {
+        let (whole, settings) = match best(program, &sizes, &on, &model) {
             Some((us, settings)) => (Some(us), settings),
             None => (None, String::new()),
         };
-        let parts = tune::parts(program, &sizes).unwrap_or_default();
+        let parts = match on.mesh.is_empty() {
+            true => tune::parts(program, &sizes).unwrap_or_default(),
+            false => Vec::new(),
+        };
         let parts = parts.into_iter().map(|part| {
-            let us = best(&part.program, &part.bound, ranks, &model).map(|(us, _)| us);
+            let us = best(&part.program, &part.bound, &on, &model).map(|(us, _)| us);
             (part.name, us)
         });
         (whole, settings, parts.collect(), model.gpu.clone())

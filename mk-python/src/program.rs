@@ -10,7 +10,7 @@ use pyo3::{
     types::{PyDict, PyList, PyTuple},
 };
 
-/// ``{"values": [...], "results": [(name, value), ...]}``; see ``Plan.program``.
+/// ``{"values": [...], "results": [(name, value), ...], "axes": [name, ...]}``; see ``Plan.program``.
 pub fn data<'py>(
     py: Python<'py>,
     program: &Program,
@@ -30,7 +30,7 @@ pub fn values<'py>(
     let values = PyList::empty(py);
     for id in (0..program.n_values()).map(ValueId::new) {
         if let Some(def) = program.def(id) {
-            values.append(value(py, def, extent(id)?)?)?;
+            values.append(value(py, def, program.mesh_axes(), extent(id)?)?)?;
         }
     }
     let results = program.result_names().iter().zip(program.results());
@@ -38,6 +38,7 @@ pub fn values<'py>(
     let dict = PyDict::new(py);
     dict.set_item("values", values)?;
     dict.set_item("results", results)?;
+    dict.set_item("axes", program.mesh_axes())?;
     Ok(dict)
 }
 
@@ -51,6 +52,7 @@ pub fn shape<'a>(py: Python<'_>, sizes: &'a Sizes, id: ValueId) -> PyResult<&'a 
 fn value<'py>(
     py: Python<'py>,
     def: Def<'_>,
+    axes: &[String],
     (key, extent): (&str, Bound<'py, PyAny>),
 ) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
@@ -65,6 +67,12 @@ fn value<'py>(
             dict.set_item("op", node.op.name())?;
             let inputs: Vec<usize> = node.inputs.iter().map(|id| id.index()).collect();
             dict.set_item("inputs", inputs)?;
+            if let Op::Gather { axis, .. }
+            | Op::ReduceScatter { axis, .. }
+            | Op::AllReduce { axis } = node.op
+            {
+                dict.set_item("axis", axes.get(axis.index()))?;
+            }
             match node.op {
                 Op::Gather { dim, .. } | Op::ReduceScatter { dim, .. } => {
                     dict.set_item("dim", dim)?;
@@ -93,15 +101,18 @@ fn value<'py>(
     };
     dict.set_item("dtype", ty.dtype.name())?;
     dict.set_item(key, extent)?;
-    // Signatures have one mesh axis.
-    dict.set_item(
-        "placement",
-        match ty.placement.first() {
-            Some(Placement::Shard(dim)) => ("shard", Some(*dim)),
-            Some(Placement::Zigzag(dim)) => ("zigzag", Some(*dim)),
-            Some(Placement::Partial) => ("partial", None),
-            Some(Placement::Replicate) | None => ("replicate", None),
-        },
-    )?;
+    let over = |placement: &Placement| match placement {
+        Placement::Shard(dim) => ("shard", Some(*dim)),
+        Placement::Zigzag(dim) => ("zigzag", Some(*dim)),
+        Placement::Partial => ("partial", None),
+        Placement::Replicate => ("replicate", None),
+    };
+    // Over each axis by name; and over the first one, which is the only one of most pipelines.
+    let placements = PyDict::new(py);
+    for (axis, placement) in axes.iter().zip(&ty.placement) {
+        placements.set_item(axis, over(placement))?;
+    }
+    dict.set_item("placements", placements)?;
+    dict.set_item("placement", ty.placement.first().map(over))?;
     Ok(dict)
 }

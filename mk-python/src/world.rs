@@ -3,7 +3,7 @@
 use crate::{
     errors::{self, Class},
     interrupt::release,
-    options::seconds,
+    options::{Ranks, seconds},
     store::{StoreBootstrap, blame},
     tensor::Home,
 };
@@ -11,7 +11,7 @@ use mk::runtime;
 use pyo3::{
     exceptions::{PyException, PyTypeError},
     prelude::*,
-    types::PyType,
+    types::{PyDict, PyType},
 };
 use std::ops::Range;
 
@@ -25,6 +25,8 @@ const MADE_BY: &str = "World.from_torch(), World.from_env(), World.local(n), Wor
 #[pyclass(frozen, weakref, subclass, module = "mk")]
 pub struct World {
     place: Place,
+    /// The axes of a mesh and the ranks along each, the last one's side by side; none of ranks in a row.
+    mesh: Vec<(String, u32)>,
 }
 
 /// Where functions run.
@@ -45,14 +47,18 @@ pub enum Place {
 
 impl World {
     /// A world that pickles find.
-    fn made(py: Python<'_>, place: Place) -> PyResult<Py<World>> {
-        let world = Py::new(py, World { place })?;
+    fn made(py: Python<'_>, place: Place, mesh: Vec<(String, u32)>) -> PyResult<Py<World>> {
+        let world = Py::new(py, World { place, mesh })?;
         py.import("mk._worlds")?.call_method1("register", (&world,))?;
         Ok(world)
     }
 
     pub fn place(&self) -> &Place {
         &self.place
+    }
+
+    pub fn mesh(&self) -> &[(String, u32)] {
+        &self.mesh
     }
 }
 
@@ -127,15 +133,17 @@ impl World {
     /// Of classes that derive from it only.
     #[new]
     #[classmethod]
-    #[pyo3(signature = (ranks=None, rank=None))]
+    #[pyo3(signature = (ranks=None, rank=None, mesh=None))]
     fn derived(
         class: &Bound<'_, PyType>,
         ranks: Option<u32>,
         rank: Option<u32>,
+        mesh: Option<Vec<(String, u32)>>,
     ) -> PyResult<World> {
         match (ranks, rank) {
             (Some(ranks), Some(rank)) if !class.is(class.py().get_type::<World>()) => {
-                Ok(World { place: Place::Reference { ranks, rank } })
+                let place = Place::Reference { ranks, rank };
+                Ok(World { place, mesh: mesh.unwrap_or_default() })
             }
             _ => Err(PyTypeError::new_err(format!("a world is made by {MADE_BY}"))),
         }
@@ -158,6 +166,9 @@ impl World {
 
     /// One process per GPU, found through ``torch.distributed``. Collective: every rank of ``group``, by default of
     /// all, calls it, in the same order if it is called several times.
+    ///
+    /// ``group`` may be a DeviceMesh, whose named dimensions are then the axes of pipelines: the world is of all its
+    /// ranks, and ``mesh["tp"]`` one of those along an axis.
     ///
     /// Ranks and world size are those of the process group; the default group's store carries the rendezvous, and no
     /// backend is used. Afterwards the processes talk by sockets of their own. ``store`` takes its place if given. The
@@ -187,12 +198,13 @@ impl World {
                         World.from_env() or World.local(n)";
             return Err(Class::Rendezvous.error(py, what));
         }
-        // A DeviceMesh of one dimension.
-        let group = match group {
-            Some(mesh) if mesh.bind(py).hasattr("get_group")? => {
-                Some(mesh.call_method0(py, "get_group")?)
-            }
-            group => group,
+        let of = match &group {
+            Some(group) => Some(py.import("mk._meshes")?.call_method1("ranks", (group,))?),
+            None => None,
+        };
+        let (group, mesh): (Option<Py<PyAny>>, Vec<(String, u32)>) = match of {
+            Some(found) => found.extract()?,
+            None => (None, Vec::new()),
         };
         let rank: i64 = dist.call_method1("get_rank", (&group,))?.extract()?;
         let Ok(rank) = u32::try_from(rank) else {
@@ -230,7 +242,7 @@ impl World {
         let cause = bootstrap.cause();
         let world = py.detach(|| runtime::World::connect(Box::new(bootstrap), device));
         let world = world.map_err(|e| blame(py, &cause, &e))?;
-        World::made(py, Place::Gpus(world))
+        World::made(py, Place::Gpus(world), mesh)
     }
 
     /// One process per GPU, found through the environment variables of torchrun, srun, mpirun or one's own, without
@@ -240,22 +252,25 @@ impl World {
     #[staticmethod]
     fn from_env(py: Python<'_>) -> PyResult<Py<World>> {
         let world = py.detach(runtime::World::from_env).map_err(|e| errors::runtime(py, &e))?;
-        World::made(py, Place::Gpus(world))
+        World::made(py, Place::Gpus(world), Vec::new())
     }
 
     /// One process that owns GPUs ``0..n``, one rank each. Functions then take and return lists of ``n`` tensors,
     /// unless ``n`` is 1. With ``gpu`` all ranks share that GPU, to try things on one: their kernels split its SMs.
-    /// ``devices`` says it rank by rank: ``World.local(devices=[0, 0, 1])``.
+    /// ``devices`` says it rank by rank: ``World.local(devices=[0, 0, 1])``. For ``n`` a dict says how many ranks are along
+    /// each axis of a mesh, the last one's side by side: ``World.local({"dp": 2, "tp": 2})``.
     ///
     /// Raises DeviceError, ArgumentError for a number of ranks that no world has.
     #[staticmethod]
     #[pyo3(signature = (n=None, *, gpu=None, devices=None))]
     fn local(
         py: Python<'_>,
-        n: Option<usize>,
+        n: Option<&Bound<'_, PyAny>>,
         gpu: Option<i32>,
         devices: Option<Vec<i32>>,
     ) -> PyResult<Py<World>> {
+        let on = n.map(Ranks::new).transpose()?;
+        let n = on.as_ref().map(|on| on.ranks as usize);
         let make = || match (n, gpu, &devices) {
             (Some(n), Some(gpu), None) => Some(runtime::World::shared(gpu, n)),
             (Some(n), None, None) => Some(runtime::World::local(n)),
@@ -267,7 +282,7 @@ impl World {
             return Err(Class::Argument.error(py, what));
         };
         let world = world.map_err(|e| errors::runtime(py, &e))?;
-        World::made(py, Place::Gpus(world))
+        World::made(py, Place::Gpus(world), on.unwrap_or_default().mesh)
     }
 
     /// Returns when every process of the world has called it.
@@ -296,20 +311,27 @@ impl World {
         Ok(made.unbind())
     }
 
-    /// No GPU: what rank ``rank`` of ``ranks`` would do. Functions check their tensors and have plans, and calling them
+    /// No GPU: what rank ``rank`` of ``ranks`` would do, a number or a dict of a mesh's axes to numbers. Functions check their tensors and have plans, and calling them
     /// ends in a DeviceError.
     ///
     /// Raises ArgumentError.
     #[staticmethod]
     #[pyo3(signature = (ranks, rank=0))]
-    fn offline(py: Python<'_>, ranks: u32, rank: u32) -> PyResult<Py<World>> {
-        let most = mk::abi::device::MAX_RANKS as u32;
-        if !(1..=most).contains(&ranks) || rank >= ranks {
-            let what =
-                format!("rank {rank} of {ranks}: there are 1 to {most} ranks, counted from 0");
+    fn offline(py: Python<'_>, ranks: &Bound<'_, PyAny>, rank: u32) -> PyResult<Py<World>> {
+        let Ranks { ranks, mesh } = Ranks::new(ranks)?;
+        if rank >= ranks {
+            let what = format!("there is no rank {rank} of {ranks}: they are counted from 0");
             return Err(Class::Argument.error(py, what));
         }
-        World::made(py, Place::Offline { ranks, rank })
+        World::made(py, Place::Offline { ranks, rank }, mesh)
+    }
+
+    /// The axes of a mesh and the ranks along each, the last one's side by side; nothing of ranks in a row.
+    #[getter(mesh)]
+    fn mesh_by_name(this: &Bound<'_, Self>) -> PyResult<Py<PyDict>> {
+        let dict = PyDict::new(this.py());
+        this.get().mesh.iter().try_for_each(|(name, size)| dict.set_item(name, size))?;
+        Ok(dict.unbind())
     }
 
     /// Number of ranks.
@@ -342,7 +364,11 @@ impl World {
 
     fn __repr__(&self) -> String {
         let (ranks, devices) = (self.ranks(), self.devices());
-        let size = mk::abi::count(self.size(), "rank");
+        let mut size = mk::abi::count(self.size(), "rank");
+        let axes: Vec<_> = self.mesh.iter().map(|(name, n)| format!("{name}={n}")).collect();
+        if !axes.is_empty() {
+            size += &format!(" as {}", axes.join(","));
+        }
         match self.place {
             Place::Gpus(_) => {
                 format!("<mk.World of {size}: {ranks:?} here, on GPUs {devices:?}>")
@@ -351,7 +377,7 @@ impl World {
                 format!("<mk.World of {size}: {ranks:?}, offline>")
             }
             Place::Reference { .. } => {
-                format!("<mk.World of {} ranks: {ranks:?} here, on CPU tensors>", self.size())
+                format!("<mk.World of {size}: {ranks:?} here, on CPU tensors>")
             }
         }
     }

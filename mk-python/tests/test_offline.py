@@ -461,7 +461,7 @@ class Calls(Case):
         self.assertEqual(repr(world), "<mk.World of 2 ranks: [0], offline>")
         self.assertIsNone(world.sm_budget)
         for n in (0, 65):
-            with self.raises(mk.ArgumentError, f"a world has 1 to 64 ranks, not {n}"):
+            with self.raises(mk.ArgumentError, f"ranks is {n}, and must be a whole number from 1 to 64"):
                 mk.World.local(n, gpu=0)
         with self.assertRaises(TypeError):
             mk.World.local(2, 0)

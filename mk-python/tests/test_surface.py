@@ -105,7 +105,7 @@ class Names(unittest.TestCase):
         for one in (world, f, f.bind(shapes=SHAPES), mk.SETTINGS[0]):
             self.assertIs(copy.deepcopy({"kept": one})["kept"], one)
             self.assertIs(copy.copy(one), one)
-        self.assertEqual(repr(mk.World.reference()), "<mk.World of 1 ranks: [0] here, on CPU tensors>")
+        self.assertEqual(repr(mk.World.reference()), "<mk.World of 1 rank: [0] here, on CPU tensors>")
 
 
 class Files(unittest.TestCase):

@@ -132,7 +132,7 @@ fn backwards_are_kernels() {
             let derived = derived(&text, &wanted, &dims);
             let backward = derived.backward.as_ref().expect("a backward");
             for (sized, n) in [(&derived.forward, 1), (backward, kernels)] {
-                let steps = cut::cut(&sized.program, &sized.bound, ranks as u32);
+                let steps = cut::cut(&sized.program, &sized.bound, ranks as u32, &[]);
                 let steps = steps.unwrap_or_else(|e| panic!("{text}: {e}"));
                 let texts: Vec<_> = steps.iter().map(|step| step.text.as_str()).collect();
                 assert_eq!(steps.len(), n, "{text}: {}{}", sized.program, texts.join(""));

@@ -10,7 +10,7 @@ use mk::{
     settings::Config,
     sim, simulate,
     syntax::{
-        DType, Placement, ValueId,
+        DType, ValueId,
         grad::{Gradient, Input, Saves, Source, grad},
     },
     tune::{self, Conditions, Fuse},
@@ -35,10 +35,35 @@ impl Rng {
     }
 }
 
+/// Axes of a mesh and the ranks along each; none of ranks in a row.
+pub type Mesh = Vec<(String, u32)>;
+
+/// What a rank of `ranks` has of a value of this global shape.
+fn layout(
+    (program, mesh): (&Program, &Mesh),
+    (id, shape): (ValueId, &[u64]),
+    ranks: usize,
+    rank: usize,
+) -> Layout {
+    let placement = &program.ty(id).expect("a value").placement;
+    let of = |name: &String| {
+        let at = mesh.iter().position(|(axis, _)| axis == name)?;
+        let behind: usize = mesh[at + 1..].iter().map(|(_, n)| *n as usize).product();
+        let size = mesh[at].1 as usize;
+        Some((size, rank / behind % size))
+    };
+    let along = program.mesh_axes().iter().map(|name| of(name).unwrap_or((ranks, rank)));
+    let along: Vec<(usize, usize)> = along.collect();
+    let place = along.iter().fold(0, |place, (size, at)| place * size + at);
+    let sizes: Vec<usize> = along.iter().map(|(size, _)| *size).collect();
+    Layout::over(shape, placement, &sizes, place)
+}
+
 /// A pipeline with sizes.
 pub struct Sized {
     pub program: Program,
     pub bound: Bound,
+    pub mesh: Mesh,
 }
 
 impl Sized {
@@ -46,7 +71,7 @@ impl Sized {
         let known = |n: &&String| program.symbol(n).is_some();
         let dims = dims.iter().filter(|(n, _)| known(n)).map(|(n, v)| (n.clone(), *v)).collect();
         let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
-        Sized { program, bound }
+        Sized { program, bound, mesh: Mesh::new() }
     }
 
     pub fn shape(&self, id: ValueId) -> Vec<usize> {
@@ -54,11 +79,8 @@ impl Sized {
     }
 
     pub fn layout(&self, id: ValueId, ranks: usize, rank: usize) -> Layout {
-        Layout::new(self.bound.shape(id).expect("a value"), self.placement(id), ranks, rank)
-    }
-
-    pub fn placement(&self, id: ValueId) -> Placement {
-        self.program.ty(id).expect("a value").placement[0]
+        let shape = self.bound.shape(id).expect("a value");
+        layout((&self.program, &self.mesh), (id, shape), ranks, rank)
     }
 
     pub fn eval(&self, inputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
@@ -96,6 +118,13 @@ pub fn derive(program: &Program, dims: &BTreeMap<String, u64>, saves: Saves) -> 
 }
 
 impl Derived {
+    /// On a mesh.
+    pub fn on(mut self, mesh: &Mesh) -> Derived {
+        self.forward.mesh = mesh.clone();
+        self.backward.iter_mut().for_each(|b| b.mesh = mesh.clone());
+        self
+    }
+
     /// The gradients in f64, of whole values: `given` are those of results, `forward` all values of the forward.
     pub fn gradients(&self, given: &[Vec<f64>], forward: &[Vec<f64>]) -> Vec<Vec<f64>> {
         let values = self.backward.as_ref().map(|b| {
@@ -126,7 +155,7 @@ pub type Held = BTreeMap<(usize, ValueId), Vec<f32>>;
 
 /// Runs a program step by step; `held` has the parameters, by rank, and then all results of steps.
 pub fn run_steps(sized: &Sized, ranks: usize, held: &mut Held, counts: &mut [usize; 2]) {
-    let steps = cut(&sized.program, &sized.bound, ranks as u32).expect("can be cut");
+    let steps = cut(&sized.program, &sized.bound, ranks as u32, &sized.mesh).expect("can be cut");
     for step in &steps {
         if !step.is_kernel {
             println!("TORCH {}", step.text.replace("\n", " "));
@@ -144,12 +173,12 @@ fn run_step(sized: &Sized, step: &Step, ranks: usize, held: &mut Held) {
                 inputs.map(|list| list.into_iter().map(f64::from).collect()).collect();
             // Values of the step, as values of the pipeline.
             let local = |id: ValueId| {
-                let ty = step.program.ty(id).expect("a value");
                 let dims: BTreeMap<String, u64> = sized_symbols(sized);
                 let made =
                     step.program.bind(&keep(&step.program, dims), &BTreeMap::new()).expect("binds");
                 let shape = made.shape(id).expect("a value").to_vec();
-                let shape = Layout::new(&shape, ty.placement[0], ranks, rank).shape();
+                let on = (&step.program, &sized.mesh);
+                let shape = layout(on, (id, &shape), ranks, rank).shape();
                 shape.into_iter().map(|n| n as usize).collect()
             };
             let values = eval(&step.program, &local, &inputs);
@@ -161,8 +190,9 @@ fn run_step(sized: &Sized, step: &Step, ranks: usize, held: &mut Held) {
         }
         return;
     }
-    let signature =
-        Signature::new(step.program.clone(), ranks as u32, Sizes::default()).expect("a signature");
+    let (n_ranks, mesh) = (ranks as u32, &sized.mesh);
+    let signature = Signature::on(step.program.clone(), n_ranks, mesh, Sizes::default());
+    let signature = signature.expect("a signature");
     let shapes: BTreeMap<String, Vec<u64>> = step
         .inputs
         .iter()
@@ -177,7 +207,7 @@ fn run_step(sized: &Sized, step: &Step, ranks: usize, held: &mut Held) {
         })
         .collect();
     let bound = step.program.bind(&BTreeMap::new(), &shapes).expect("binds");
-    let config = Config { ranks: ranks as u32, ..Config::default() };
+    let config = Config { ranks: n_ranks, mesh: mesh.clone(), ..Config::default() };
     let terms = Conditions { config: &config, fuse: Fuse::Always, overlap: false, search: None };
     let choice = tune::settle(&step.program, &bound, &terms);
     let made = Composition::new(&step.program, &bound, &choice, emit::Options::default())

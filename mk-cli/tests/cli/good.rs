@@ -105,6 +105,14 @@ fn ranks_form_axes() {
     let args = ["run", two, "--device", "cpu", "--mesh", "tp=2,dp=2"];
     let sizes = ["--dim", "M=131", "--dim", "K=72", "--dim", "N=136"];
     assert!(mk(&[&args[..], &sizes[..]].concat()).ok().contains("PASS"));
+    let explain = ["explain", two, "--mesh", "tp=2,dp=2"];
+    let said = mk(&[&explain[..], &sizes[..]].concat()).ok();
+    assert!(said.contains("as the options say") && said.contains("along several axes"), "{said}");
+    // Gradients of weights are summed over the tokens' axis by the kernel that makes them.
+    let layer = "fn f(x: bf16[M, K] @ shard(0, dp), w: bf16[K, N] @ shard(1, tp)) { x -> gemm(w) }";
+    let grad = ["grad", layer, "--mesh", "dp=2,tp=2", "--kernels"];
+    let said = mk(&[&grad[..], &sizes[..]].concat()).ok();
+    assert!(said.contains("gemm(x.t, d_out) -> all_reduce(dp)"), "{said}");
     // A plan says its mesh itself.
     let dir = TempDir::new();
     let path = dir.file("axes.plan");

@@ -302,14 +302,14 @@ impl<'p> Excerpt<'p> {
     }
 
     fn stage(&self, node: &Node, mut arguments: Vec<String>) -> String {
-        let several = self.program.mesh_axes().len() > 1;
+        let named = crate::print::names_axes(self.program.mesh_axes());
         let axis = |axis: AxisId| self.program.mesh_axes().get(axis.index()).cloned();
         match node.op {
-            Op::Gather { axis: a, .. } | Op::AllReduce { axis: a } if several => {
+            Op::Gather { axis: a, .. } | Op::AllReduce { axis: a } if named => {
                 arguments.extend(axis(a))
             }
             Op::ReduceScatter { axis: a, dim } => {
-                arguments.extend(axis(a).filter(|_| several));
+                arguments.extend(axis(a).filter(|_| named));
                 if dim != 0 {
                     arguments.push(format!("dim = {dim}"));
                 }

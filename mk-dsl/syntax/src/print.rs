@@ -12,6 +12,9 @@
 use crate::program::{AxisId, Dim, Node, Op, Placement, Program, Symbol, SymbolKind, TensorType};
 use std::fmt;
 
+/// The axis of a program that names none.
+pub(crate) const UNNAMED: &str = "world";
+
 /// One placement as the source writes it; `axis` where there are several.
 pub(crate) fn placement(placement: Placement, axis: Option<&str>) -> String {
     match (placement, axis) {
@@ -27,15 +30,24 @@ pub(crate) fn placement(placement: Placement, axis: Option<&str>) -> String {
 }
 
 /// The placements over all axes: what is replicated goes without saying, unless all is.
-pub(crate) fn placements<S: AsRef<str>>(placements: &[Placement], axes: &[S]) -> String {
-    let several = axes.len() > 1;
-    let said: Vec<String> = placements
+pub(crate) fn placements<S: AsRef<str>>(all: &[Placement], axes: &[S]) -> String {
+    let named = names_axes(axes);
+    let said: Vec<String> = all
         .iter()
         .zip(axes)
         .filter(|(p, _)| **p != Placement::Replicate)
-        .map(|(&p, axis)| placement(p, several.then_some(axis.as_ref())))
+        .map(|(&p, axis)| placement(p, named.then_some(axis.as_ref())))
         .collect();
-    if said.is_empty() { "replicate".into() } else { said.join(" @ ") }
+    match (said.is_empty(), axes) {
+        (false, _) => said.join(" @ "),
+        (true, [axis]) if named => placement(Placement::Replicate, Some(axis.as_ref())),
+        (true, _) => "replicate".into(),
+    }
+}
+
+/// Whether placements and collectives name their axis: not where there is one that nobody named.
+pub(crate) fn names_axes<S: AsRef<str>>(axes: &[S]) -> bool {
+    axes.len() > 1 || axes.iter().any(|axis| axis.as_ref() != UNNAMED)
 }
 
 /// `M: dyn <= 8192`; `None` for a fixed symbol.

@@ -93,7 +93,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    const WORDS: [(Reason, &'static str); 13] = [
+    const WORDS: [(Reason, &'static str); 14] = [
         (Reason::Asked, "asked"),
         (Reason::Given, "given"),
         (Reason::Overlap, "overlap"),
@@ -107,6 +107,7 @@ impl Reason {
         (Reason::Indivisible(Indivisible::Elementwise), "elementwise"),
         (Reason::Indivisible(Indivisible::Results), "results"),
         (Reason::Indivisible(Indivisible::Unwritten), "unwritten"),
+        (Reason::Indivisible(Indivisible::Mesh), "mesh"),
     ];
 }
 
@@ -224,7 +225,11 @@ pub fn settle(program: &Program, bound: &Bound, terms: &Conditions<'_>) -> Choic
         verdict: Verdict::new(Fusion::Fused, why),
         configs: vec![found.map_or_else(|| terms.config.clone(), |p| p.config)],
     };
-    let list = match (terms.fuse, parts(program, bound)) {
+    let pieces = match terms.config.mesh.is_empty() {
+        true => parts(program, bound),
+        false => Err(Indivisible::Mesh),
+    };
+    let list = match (terms.fuse, pieces) {
         (Fuse::Always, _) => return fused(Reason::Asked, searched()),
         (_, Err(why)) => return fused(Reason::Indivisible(why), searched()),
         (_, Ok(list)) => list,

@@ -23,5 +23,5 @@ pub use choose::{
 pub use fusing::{
     CLEARLY, Choice, Conditions, Fuse, Fusion, Reason, Times, Verdict, settle, verdict,
 };
-pub use space::{candidates, choices, facts, neighbours, read, runners_up};
+pub use space::{candidates, choices, facts, facts_of, neighbours, read, runners_up};
 pub use unfused::{Indivisible, Part, parts};

@@ -14,6 +14,13 @@ pub fn facts(program: &Program, bound: &Bound, ranks: u32) -> Facts {
     passes::facts(program, bound, ranks).unwrap_or(Facts { ranks, ..Facts::default() })
 }
 
+/// The same on the mesh of a config.
+pub fn facts_of(program: &Program, bound: &Bound, config: &Config) -> Facts {
+    let ranks = config.ranks;
+    let facts = passes::facts_on(program, bound, ranks, &config.mesh);
+    facts.unwrap_or(Facts { ranks, ..Facts::default() })
+}
+
 /// The values of each setting that a search tries, first those given in `only`.
 pub fn choices(
     facts: &Facts,

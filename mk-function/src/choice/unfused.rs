@@ -33,8 +33,10 @@ pub enum Indivisible {
     Elementwise,
     /// A result is a parameter, or is there twice.
     Results,
-    /// An operation is none of a pipeline of its own: a mesh of several axes, say.
+    /// An operation is none of a pipeline of its own.
     Unwritten,
+    /// Ranks are along several axes.
+    Mesh,
 }
 
 impl fmt::Display for Indivisible {
@@ -45,6 +47,7 @@ impl fmt::Display for Indivisible {
             Indivisible::Elementwise => "an elementwise operation has no kernel by itself",
             Indivisible::Results => "a result is a parameter, or is there twice",
             Indivisible::Unwritten => "an operation is no pipeline by itself",
+            Indivisible::Mesh => "its ranks are along several axes of a mesh",
         })
     }
 }

@@ -9,8 +9,8 @@ pub use explanation::{Apart, Explanation, Workspace};
 
 use crate::build::Composition;
 use crate::choice::{
-    Cache, Key, Origin, Part, Times, Unpredicted, choices, choose, facts, model_of, parts,
-    predict_all, verdict,
+    Cache, Indivisible, Key, Origin, Part, Times, Unpredicted, choices, choose, facts, facts_of,
+    model_of, parts, predict_all, verdict,
 };
 use mk_codegen::{
     check,
@@ -59,13 +59,19 @@ pub fn explain(
     sources: &Sources<'_>,
 ) -> Result<Explanation, Unpredicted> {
     let Sources { model, cache, chain } = *sources;
-    let facts = facts(program, bound, ranks);
-    let default = Config { ranks, ..Config::default() };
     let mut notes = Vec::new();
-    let (target, searched, fixed) = match subject {
-        Subject::Searched => (&default.target, true, None),
-        Subject::Options(given) => (&given.target, false, Some(given)),
-        Subject::Composition(made) => (&default.target, true, made.configs.first()),
+    let (searched, fixed) = match subject {
+        Subject::Searched => (true, None),
+        Subject::Options(given) => (false, Some(given)),
+        Subject::Composition(made) => (true, made.configs.first()),
+    };
+    let mesh = fixed.map_or(Vec::new(), |config| config.mesh.clone());
+    let on_mesh = !mesh.is_empty();
+    let default = Config { ranks, mesh, ..Config::default() };
+    let facts = facts_of(program, bound, &default);
+    let target = match subject {
+        Subject::Options(given) => &given.target,
+        Subject::Searched | Subject::Composition(_) => &default.target,
     };
     let mut winner = |program: &Program, bound: &Bound| {
         let key = Key::new(program, bound, ranks, target, &model.gpu);
@@ -74,8 +80,12 @@ pub fn explain(
             None
         })
     };
-    let best = winner(program, bound);
-    let chosen = || choose(program, bound, ranks, model).map(|(config, _)| config);
+    // Nothing is measured or searched over several axes.
+    let best = if on_mesh { None } else { winner(program, bound) };
+    let chosen = || match on_mesh {
+        true => None,
+        false => choose(program, bound, ranks, model).map(|(config, _)| config),
+    };
     let same = |a: &Config, b: &Config| settings::write(a, &facts) == settings::write(b, &facts);
     let (config, origin) = match (subject, fixed, &best) {
         (Subject::Options(given), ..) => (given.clone(), Origin::Given),
@@ -103,7 +113,8 @@ pub fn explain(
     };
     let measured_ms = best.filter(|w| same(&w.config, &config)).map(|w| w.ms);
     let times = Times { measured_ms, predicted_ms: Some(prediction.ms()) };
-    let apart = match parts(program, bound) {
+    let pieces = if on_mesh { Err(Indivisible::Mesh) } else { parts(program, bound) };
+    let apart = match pieces {
         Err(why) => Apart::Indivisible(why),
         Ok(list) => {
             let mut known = Vec::with_capacity(list.len());

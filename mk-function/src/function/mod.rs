@@ -108,7 +108,8 @@ impl Function {
         let (target, reserve_sms) = (&options.config.target, options.instance.reserve_sms);
         options.config.reserved_sms = reserved_sms(world, target, reserve_sms);
         let fork = world.shares_gpus().then(|| Fork::new(world)).transpose()?;
-        let signature = Signature::new(program, world.size(), options.sizes.clone())?;
+        let mesh = &options.config.mesh;
+        let signature = Signature::on(program, world.size(), mesh, options.sizes.clone())?;
         Ok(Function {
             world: world.clone(),
             signature,
@@ -239,8 +240,8 @@ impl Function {
     /// Whether no setting is given.
     fn settings_are_free(&self) -> bool {
         let given = &self.options.config;
-        let (ranks, reserved_sms) = (given.ranks, given.reserved_sms);
-        *given == Config { ranks, reserved_sms, ..Config::default() }
+        let Config { ranks, mesh, reserved_sms, .. } = given.clone();
+        *given == Config { ranks, mesh, reserved_sms, ..Config::default() }
     }
 
     /// How to make it for these sizes. Collective where it is looked for: no setting is given, and GPUs are not shared,
@@ -250,6 +251,7 @@ impl Function {
         let reserved_sms = given.reserved_sms;
         let searched = self.options.tuning == Tuning::Auto
             && self.settings_are_free()
+            && given.mesh.is_empty()
             && !self.world.shares_gpus();
         let (world, program) = (&self.world, self.signature.program());
         let (fuse, overlap) = (self.options.fuse, self.options.instance.overlap);

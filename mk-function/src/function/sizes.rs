@@ -2,7 +2,7 @@
 
 use crate::{error::ArgumentError, layout::Layout};
 use mk_abi::DType;
-use mk_syntax::{Bound, Dim, MAX_DIM, Placement, Program, SymbolId, SymbolKind, Tensor, ValueId};
+use mk_syntax::{Bound, Dim, MAX_DIM, Program, SymbolId, SymbolKind, Tensor, ValueId};
 use std::collections::BTreeMap;
 
 /// Global sizes, in elements. What is not given follows from the tensors of a call.
@@ -19,6 +19,8 @@ pub struct Sizes {
 pub struct Signature {
     program: Program,
     ranks: u32,
+    /// Of each of the pipeline's axes its ranks, and how far apart they are in the world.
+    axes: Vec<(u32, u32)>,
     given: Sizes,
 }
 
@@ -35,18 +37,29 @@ impl Signature {
     /// A pipeline on `ranks` ranks, with the sizes that are known already.
     ///
     /// # Errors
-    /// [`ArgumentError`] for no or too many ranks, a mesh of several axes, unknown names, and sizes that contradict
-    /// each other.
+    /// [`ArgumentError`] for no or too many ranks, a pipeline over several axes, unknown names, and sizes that
+    /// contradict each other.
     pub fn new(program: Program, ranks: u32, given: Sizes) -> Result<Signature, ArgumentError> {
+        Signature::on(program, ranks, &[], given)
+    }
+
+    /// The same on a mesh of `ranks` ranks, axes by name, the last one fastest; without axes, on ranks in a row.
+    ///
+    /// # Errors
+    /// As [`Signature::new`]; [`ArgumentError::Mesh`] for a mesh of other ranks, [`ArgumentError::Axis`] for a pipeline
+    /// over an axis that the mesh lacks.
+    pub fn on(
+        program: Program,
+        ranks: u32,
+        mesh: &[(String, u32)],
+        given: Sizes,
+    ) -> Result<Signature, ArgumentError> {
         let most = mk_abi::device::MAX_RANKS as u32;
         if !(1..=most).contains(&ranks) {
             return Err(ArgumentError::Ranks { ranks, most });
         }
-        let axes = program.mesh_axes().len();
-        if axes != 1 {
-            return Err(ArgumentError::Axes { axes });
-        }
-        let this = Signature { program, ranks, given };
+        let axes = along(program.mesh_axes(), ranks, mesh)?;
+        let this = Signature { program, ranks, axes, given };
         this.known()?;
         Ok(this)
     }
@@ -59,6 +72,11 @@ impl Signature {
     /// Number of ranks.
     pub fn ranks(&self) -> u32 {
         self.ranks
+    }
+
+    /// Ranks along each of the pipeline's axes, and the place of one of them.
+    pub fn along(&self, rank: u32) -> impl Iterator<Item = (u32, u32)> {
+        self.axes.iter().map(move |&(size, stride)| (size, rank / stride % size))
     }
 
     /// The names of the parameters, for messages.
@@ -81,7 +99,8 @@ impl Signature {
     }
 
     /// The sizes, from those given and the shapes of tensors: `shapes[i]` are the local shapes of rank `first + i`, in
-    /// the order of the parameters. A sharded dimension without a given size is `ranks` times the local one.
+    /// the order of the parameters. A sharded dimension without a given size is the local one times the ranks that
+    /// share it.
     ///
     /// # Errors
     /// [`ArgumentError`] names the tensor, and what would fit.
@@ -107,17 +126,14 @@ impl Signature {
                     continue;
                 }
                 let shape = shape.as_ref();
-                let (size, from) = match tensor.ty.placement.first() {
-                    Some(Placement::Shard(cut) | Placement::Zigzag(cut)) if *cut == d => (
-                        local.saturating_mul(self.ranks.into()),
-                        format!(
-                            "dimension {d} of `{}`, {} times that of {shape:?}",
-                            tensor.name, self.ranks
-                        ),
-                    ),
-                    _ => {
-                        (*local, format!("dimension {d} of `{}`, which is {shape:?}", tensor.name))
-                    }
+                let cuts = tensor.ty.placement.iter().zip(&self.axes);
+                let parts: u32 =
+                    cuts.filter(|(p, _)| p.cut() == Some(d)).map(|(_, (size, _))| size).product();
+                let cut = tensor.ty.placement.iter().any(|p| p.cut() == Some(d));
+                let (name, size) = (&tensor.name, local.saturating_mul(parts.into()));
+                let from = match cut {
+                    true => format!("dimension {d} of `{name}`, {parts} times that of {shape:?}"),
+                    false => format!("dimension {d} of `{name}`, which is {shape:?}"),
                 };
                 self.set(&mut found, symbol, size, from, LOCAL)?;
             }
@@ -133,10 +149,11 @@ impl Signature {
 
     /// The local shape of a value.
     pub fn local_shape(&self, bound: &Bound, value: ValueId, rank: u32) -> Vec<u64> {
-        let placements = self.program.ty(value).map_or(&[][..], |ty| &ty.placement);
-        let placement = placements.first().copied().unwrap_or(Placement::Replicate);
+        let placement = self.program.ty(value).map_or(&[][..], |ty| &ty.placement);
         let global = bound.shape(value).unwrap_or(&[]);
-        Layout::new(global, placement, self.ranks as usize, rank as usize).shape()
+        let sizes: Vec<usize> = self.axes.iter().map(|(size, _)| *size as usize).collect();
+        let place = self.along(rank).fold(0, |place, (size, at)| place * size + at);
+        Layout::over(global, placement, &sizes, place as usize).shape()
     }
 
     /// Element type and local shape of each result on a rank.
@@ -169,7 +186,7 @@ impl Signature {
         if expected == given {
             return Ok(());
         }
-        let (place, name) = (placed(tensor), &tensor.name);
+        let (place, name) = (self.placed(tensor), &tensor.name);
         let help = match given {
             // GEMMs have no f32 operands.
             DType::F32 => "convert it".to_string(),
@@ -278,7 +295,9 @@ impl Signature {
         }
         let dims = symbols.filter_map(|(s, f)| Some((s.name.clone(), f.as_ref()?.0))).collect();
         let bound = self.program.bind(&dims, &BTreeMap::new());
-        bound.and_then(|bound| bound.on(&self.program, self.ranks)).map_err(ArgumentError::Bind)
+        bound
+            .and_then(|bound| bound.on(&self.program, self.in_group()))
+            .map_err(ArgumentError::Bind)
     }
 
     fn fits(
@@ -298,24 +317,65 @@ impl Signature {
             rank,
             given: given.to_vec(),
             expected,
-            global: format!(
-                "{shape:?} @ {} over {}",
-                placed(tensor),
-                mk_abi::count(self.ranks, "rank")
-            ),
-            sharded: tensor.ty.placement.first().is_some_and(|p| p.cut().is_some()),
+            global: format!("{shape:?} @ {} over {}", self.placed(tensor), self.over()),
+            sharded: tensor.ty.placement.iter().any(|p| p.cut().is_some()),
         })
+    }
+
+    /// The ranks that compute together.
+    fn in_group(&self) -> u32 {
+        self.axes.iter().map(|(size, _)| size).product()
+    }
+
+    /// They, as messages write them.
+    fn over(&self) -> String {
+        match self.axes.as_slice() {
+            [_] => mk_abi::count(self.in_group(), "rank"),
+            axes => {
+                let named = self.program.mesh_axes().iter().zip(axes);
+                written(named.map(|(name, (size, _))| (name.as_str(), *size)))
+            }
+        }
+    }
+
+    /// The placement, as pipelines write it.
+    pub(super) fn placed(&self, tensor: &Tensor) -> String {
+        let ty = self.program.show_type(&tensor.ty);
+        ty.split_once(" @ ").map_or_else(String::new, |(_, placement)| placement.to_string())
     }
 }
 
-/// The placement, as pipelines write it.
-pub(super) fn placed(tensor: &Tensor) -> String {
-    match tensor.ty.placement.first() {
-        Some(Placement::Shard(dim)) => format!("shard({dim})"),
-        Some(Placement::Zigzag(dim)) => format!("zigzag({dim})"),
-        Some(Placement::Partial) => "partial".into(),
-        Some(Placement::Replicate) | None => "replicate".into(),
+/// `tp=4,dp=2`.
+fn written<'a>(axes: impl Iterator<Item = (&'a str, u32)>) -> String {
+    axes.map(|(name, size)| format!("{name}={size}")).collect::<Vec<_>>().join(",")
+}
+
+/// Of each axis the ranks along it, and how far apart they are.
+fn along(
+    axes: &[String],
+    ranks: u32,
+    mesh: &[(String, u32)],
+) -> Result<Vec<(u32, u32)>, ArgumentError> {
+    if mesh.is_empty() {
+        return match axes {
+            [_] => Ok(vec![(ranks, 1)]),
+            _ => Err(ArgumentError::Axes { axes: axes.join("`, `") }),
+        };
     }
+    let shown = || written(mesh.iter().map(|(name, size)| (name.as_str(), *size)));
+    let size = mesh.iter().try_fold(1u32, |n, (_, size)| n.checked_mul(*size));
+    if size != Some(ranks) {
+        return Err(ArgumentError::Mesh { mesh: shown(), ranks });
+    }
+    let of = |axis: &String| {
+        let at = mesh.iter().position(|(name, _)| name == axis)?;
+        let (inner, (_, size)) = (mesh.iter().skip(at + 1), mesh.get(at)?);
+        Some((*size, inner.map(|(_, size)| size).product()))
+    };
+    let found = |axis: &String| {
+        of(axis).ok_or_else(|| ArgumentError::Axis { axis: axis.clone(), mesh: shown() })
+    };
+    axes.iter().map(found).collect()
 }
 
 fn dimensions(tensor: &Tensor, shape: &[u64]) -> Result<(), ArgumentError> {

@@ -92,7 +92,7 @@ impl Sized<'_> {
 
     /// The kernels of the program.
     fn kernels(&self, what: &str) -> Vec<Kernel> {
-        let steps = cut(self.program, &self.bound, self.ranks as u32);
+        let steps = cut(self.program, &self.bound, self.ranks as u32, &[]);
         let steps = steps.unwrap_or_else(|e| panic!("{what}: {e}"));
         steps.iter().map(|step| self.kernel(what, step)).collect()
     }

@@ -126,8 +126,7 @@ class Function:
         self._rows = [v["dims"] for v in self._runner.parameters]
         self._dims = [len(dims) for dims in self._rows]
         results = [self._runner.values[i] for _, i in self._runner.program["results"]]
-        self._results = [(v["dims"], v["placement"]) for v in results]
-        self._placements = [v["placement"] for v in self._runner.parameters]
+        self._results = results
         gather_again, activate_again = CHOICES[save]
         unknown = [name for name in self._grads if name not in self._names]
         if unknown:
@@ -307,7 +306,7 @@ class Function:
             if not isinstance(tensor, torch.Tensor) or not compiling and tensor.layout is not torch.strided:
                 _fake.refuse(self._native, tensors)
             if tensor.dim() > 2 == n:
-                lead = lead or (self._rows[i][0], self._placements[i], tensor.shape[:-1])
+                lead = lead or (self._rows[i][0], i, tensor.shape[:-1])
                 tensors = [*tensors[:i], tensor.flatten(0, -2), *tensors[i + 1 :]]
             elif not tensor.is_contiguous() and n == 2 == tensor.dim() and tensor.t().is_contiguous() and i not in self._grads_at:
                 if self._has_factors(torch, tensors, i):
@@ -385,8 +384,8 @@ class Function:
 
     def _tell_of_rows(self, lead):
         """Once, where ranks share the first of two dimensions of rows and that looks like one of batches."""
-        _, (kind, dim), (first, *rest) = lead
-        if self._told or kind != "shard" or dim or self._world.size == 1 or first >= max(rest):
+        _, at, (first, *rest) = lead
+        if self._told or self._runner.parts(self._runner.parameters[at], 0) == 1 or first >= max(rest):
             return
         self._told = True
         logging.getLogger("mk").warning(
@@ -401,17 +400,11 @@ class Function:
 
     def _with_leading(self, lead, i, result):
         """Rows as the tensor of three dimensions had them: its first dimension is the one that is sharded."""
-        name, (kind, dim), shape = lead
-        dims, (mine, mine_dim) = self._results[i]
-        if dims[0] != name or len(dims) != 2:
+        (name, at, shape), value = lead, self._results[i]
+        if value["dims"][0] != name or len(value["dims"]) != 2:
             return result
-        sharded, was = mine == "shard" and mine_dim == 0, kind == "shard" and dim == 0
-        first = shape[0]
-        if sharded and not was:
-            first = first // self._world.size
-        elif was and not sharded:
-            first = first * self._world.size
-        return result.view(first, *shape[1:], result.shape[-1])
+        was, now = self._runner.parts(self._runner.parameters[at], 0), self._runner.parts(value, 0)
+        return result.view(shape[0] * was // now, *shape[1:], result.shape[-1])
 
     def __deepcopy__(self, memo):
         return self

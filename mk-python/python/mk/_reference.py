@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from . import _mk, _worlds
+from . import _meshes, _mk, _worlds
 from ._errors import ArgumentError, RendezvousError
 
 # How ranks call what they agree upon.
@@ -13,24 +13,29 @@ _UNEVEN = "\n  help: shards that are not even need the global shape when compili
 
 
 class ReferenceWorld(_mk.World):
-    """Made by ``World.reference(group)``. ``group`` may be a DeviceMesh of one dimension."""
+    """Made by ``World.reference(group)``. ``group`` may be a DeviceMesh."""
 
     def __new__(cls, group=None):
         import torch.distributed as dist
 
-        group = _group(group)
         ready = dist.is_available() and dist.is_initialized()
         if group is not None and not ready:
             raise RendezvousError("torch.distributed is not initialised: call torch.distributed.init_process_group() first")
-        size, rank = (dist.get_world_size(group), dist.get_rank(group)) if ready else (1, 0)
+        whole, mesh = _meshes.ranks(group)
+        size, rank = (dist.get_world_size(whole), dist.get_rank(whole)) if ready else (1, 0)
         if rank < 0:
             raise ArgumentError("this process is not in `group`\n  help: every rank of a group, and no other, makes its world")
-        return super().__new__(cls, size, rank)
+        return super().__new__(cls, size, rank, mesh or None)
 
     def __init__(self, group=None):
         import torch.distributed as dist
 
-        self._dist, self._group, self.rank = dist, _group(group), self.ranks[0]
+        self._dist, self.rank = dist, self.ranks[0]
+        self._all = Ranks(dist, _meshes.ranks(group)[0], self.size, self.rank)
+        # By axis of a mesh.
+        self._along = {}
+        for axis, (size, place) in _meshes.along(self, self.mesh).items():
+            self._along[axis] = Ranks(dist, group.get_group(axis), size, place)
         _worlds.register(self)
 
     def agree(self, check, says):
@@ -76,6 +81,25 @@ class ReferenceWorld(_mk.World):
                 raise _known(RendezvousError(
                     f"{_CALL}: rank {self.rank} differs from {ranks} in {what}: `{text}` here, `{there}` on rank {others[0]}; every rank must "
                     f"pass the same{_UNEVEN if what == 'the sizes' else ''}"))
+
+    def collective(self, call, *args):
+        """A collective of all ranks, whose failure is told as on GPUs."""
+        return self._all.collective(call, *args)
+
+    def along(self, axis):
+        """The ranks along an axis of a pipeline."""
+        return self._along.get(axis, self._all)
+
+    def move(self, sizes):
+        """The collectives, for the global shapes ``sizes`` of values."""
+        return lambda kind, x, value: self.along(value["axis"]).move(kind, x, value, sizes)
+
+
+class Ranks:
+    """The ranks of a process group, of which this process is one, and what they do together."""
+
+    def __init__(self, dist, group, size, rank):
+        self._dist, self._group, self.size, self.rank = dist, group, size, rank
 
     def collective(self, call, *args):
         """A collective of the group, whose failure is told as on GPUs."""
@@ -144,25 +168,21 @@ class ReferenceWorld(_mk.World):
 
         return sequence
 
-    def move(self, sizes):
-        """The collectives, for the global shapes ``sizes`` of values."""
-
-        def move(kind, x, value):
-            if self.size == 1:
-                return x.clone()
-            if kind == "all_reduce":
-                x = x.contiguous().clone()
-                self.collective(self._dist.all_reduce, x)
-                return x
-            dim, shape = value["dim"], sizes(value)
-            parts = self.parts(shape[dim])
-            x = x.movedim(dim, 0).contiguous()
-            if kind == "reduce_scatter":
-                self.collective(self._dist.all_reduce, x)
-                return x.split(parts)[self.rank].movedim(0, dim).contiguous()
-            return self.whole_rows(x, shape[dim]).movedim(0, dim).contiguous()
-
-        return move
+    def move(self, kind, x, value, sizes):
+        """A collective, for the global shapes ``sizes`` of values."""
+        if self.size == 1:
+            return x.clone()
+        if kind == "all_reduce":
+            x = x.contiguous().clone()
+            self.collective(self._dist.all_reduce, x)
+            return x
+        dim, shape = value["dim"], sizes(value)
+        parts = self.parts(shape[dim])
+        x = x.movedim(dim, 0).contiguous()
+        if kind == "reduce_scatter":
+            self.collective(self._dist.all_reduce, x)
+            return x.split(parts)[self.rank].movedim(0, dim).contiguous()
+        return self.whole_rows(x, shape[dim]).movedim(0, dim).contiguous()
 
 
 def _known(error):
@@ -170,6 +190,3 @@ def _known(error):
     error._told = True
     return error
 
-
-def _group(group):
-    return group.get_group() if hasattr(group, "get_group") else group

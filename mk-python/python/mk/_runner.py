@@ -9,6 +9,7 @@ from ._errors import ArgumentError
 from ._evaluate import dtype, evaluate
 from ._fake import check
 from ._experts import Experts, experts, room
+from ._meshes import along, parts
 from ._reference import ReferenceWorld
 
 
@@ -32,8 +33,10 @@ class Runner:
         self.values = self.program["values"]
         self.parameters = [v for v in self.values if v["op"] == "parameter"]
         self.name = self.program["name"]
-        self._ranks = world.size
-        self._rank = world.ranks[0]
+        # By axis of the pipeline: ranks, and the place of this one. On one axis they are all that share something.
+        self._along = along(world, self.program["axes"])
+        # As `_cut` and `_predict` take them.
+        self.on = world.mesh or world.size
         # By text and sizes; by sizes; by local shapes, where it is one kernel.
         self._native, self._steps, self._alone = {}, {}, {}
         # What is called for all of it, without being cut.
@@ -52,17 +55,16 @@ class Runner:
         """Global sizes of symbols, from local shapes; they may be symbolic."""
         sizes = dict(self.given)
         for value, shape in zip(self.parameters, shapes):
-            kind, sharded = value["placement"]
             if len(shape) != len(value["dims"]):
                 raise ArgumentError(f"`{value['name']}` has {len(shape)} dimensions, and the pipeline says {len(value['dims'])}")
             for i, (dim, n) in enumerate(zip(value["dims"], shape)):
                 if isinstance(dim, str):
-                    sizes.setdefault(dim, n * self._ranks if kind in ("shard", "zigzag") and i == sharded else n)
+                    sizes.setdefault(dim, n * self.parts(value, i))
         for value in self.values:
             if value["op"] == "dispatch" and value["dims"][0] not in sizes and isinstance(value["dims"][0], str):
                 of = lambda dim: sizes.get(dim, dim)
                 tokens, slots = (of(dim) for dim in self.values[value["inputs"][1]]["dims"])
-                sizes[value["dims"][0]] = room(tokens, slots, of(experts(self.values, value)), self._ranks)
+                sizes[value["dims"][0]] = room(tokens, slots, of(experts(self.values, value)), math.prod(n for n, _ in self._along.values()))
         return sizes
 
     def whole(self, value, sizes):
@@ -71,16 +73,22 @@ class Runner:
 
     def local(self, value, sizes):
         """What this rank has of it."""
-        shape, (kind, dim) = self.whole(value, sizes), value["placement"]
-        if kind in ("shard", "zigzag"):
-            name, n = value["dims"][dim], shape[dim]
+        shape = self.whole(value, sizes)
+        for axis, (kind, dim) in value["placements"].items():
+            if kind not in ("shard", "zigzag"):
+                continue
+            (ranks, rank), name, n = self._along[axis], value["dims"][dim], shape[dim]
             if name in self.given or not isinstance(name, str):
-                parts = [self._rank] if kind == "shard" else [self._rank, 2 * self._ranks - 1 - self._rank]
-                each = -(-n // (len(parts) * self._ranks))
+                parts = [rank] if kind == "shard" else [rank, 2 * ranks - 1 - rank]
+                each = -(-n // (len(parts) * ranks))
                 shape[dim] = sum(max(0, min(each, n - part * each)) for part in parts)
             else:
-                shape[dim] = n // self._ranks
+                shape[dim] = n // ranks
         return shape
+
+    def parts(self, value, dim):
+        """How many ranks share a dimension of a value, each a part of it."""
+        return parts(value, dim, self._along)
 
     def fake(self, torch, tensors):
         """Results without contents."""
@@ -113,13 +121,15 @@ class Runner:
 
         def checked():
             sizes = self._checks._check(*tensors, out=out)
-            Experts(self.world, self.values, lambda value: self.whole(value, sizes)).check(tensors)
+            Experts(self.world.along(self.program["axes"][0]), self.values, lambda value: self.whole(value, sizes)).check(tensors)
             return sizes
 
         sizes = self.world.agree(checked, self.says)
         whole = lambda value: self.whole(value, sizes)
-        move, sequence = self.world.move(whole), self.world.sequence(whole)
-        experts = Experts(self.world, self.values, whole).run
+        move, sequence, experts = self.world.move(whole), None, None
+        if len(self.program["axes"]) == 1:
+            ranks = self.world.along(self.program["axes"][0])
+            sequence, experts = ranks.sequence(whole), Experts(ranks, self.values, whole).run
         try:
             results = evaluate(torch, self.program, tensors, move, sequence, experts, widen=True)
         except Exception as error:
@@ -212,7 +222,7 @@ class Runner:
         steps = self._steps.get(key)
         if steps is None:
             steps = []
-            for step in _mk._cut(self.text, self._ranks, dims=sizes):
+            for step in _mk._cut(self.text, self.on, dims=sizes):
                 if not step["kernel"]:
                     steps.append([step, _mk._describe(step["text"]), None, []])
                     continue
@@ -296,10 +306,9 @@ class Backward:
             known = [(v, t.shape) for v, t in zip(self.runner.parameters, filled) if t is not None]
             sizes = dict(self.runner.given)
             for value, shape in known:
-                kind, sharded = value["placement"]
                 for i, (dim, n) in enumerate(zip(value["dims"], shape)):
                     if isinstance(dim, str):
-                        sizes.setdefault(dim, n * self.runner._ranks if kind == "shard" and i == sharded else n)
+                        sizes.setdefault(dim, n * self.runner.parts(value, i))
             like = next(t for t in filled if t is not None)
             for i, (kind, _) in enumerate(self.inputs):
                 if kind == "ones":

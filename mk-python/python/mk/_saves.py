@@ -86,10 +86,9 @@ def _shaped(back, shapes):
     runner, sizes = back.runner, dict(back.runner.given)
     for value, shape in zip(runner.parameters, shapes):
         if shape is not None:
-            kind, sharded = value["placement"]
             for i, (dim, n) in enumerate(zip(value["dims"], shape)):
                 if isinstance(dim, str):
-                    sizes.setdefault(dim, n * runner._ranks if kind == "shard" and i == sharded else n)
+                    sizes.setdefault(dim, n * runner.parts(value, i))
     return [runner.local(value, sizes) if shape is None else shape for value, shape in zip(runner.parameters, shapes)]
 
 
@@ -125,7 +124,7 @@ class _Memory:
             if native is None:
                 return None
             shapes, dims = self.runner.extents(step, self.sizes)
-            us = _mk._predict(step["text"], ranks=self.runner._ranks, shapes=shapes, dims=dims, gpu=gpu)[0]
+            us = _mk._predict(step["text"], ranks=self.runner.on, shapes=shapes, dims=dims, gpu=gpu)[0]
             if us is None:
                 return None
             total += us

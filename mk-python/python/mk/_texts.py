@@ -7,7 +7,7 @@ import re
 from . import _mk
 from ._errors import PipelineError
 
-_PLACEMENT = r"(?: @ \w+(?:\(\d+\))?)"
+_PLACEMENT = r"(?: @ \w+(?:\([^)]*\))?)"
 
 
 def turned(program, i):
@@ -16,11 +16,14 @@ def turned(program, i):
     readers = [v for v in program["values"] if i in v["inputs"]]
     if len(value["dims"]) != 2 or any(v["op"] != "gemm" for v in readers) or any(i == r for _, r in program["results"]):
         return None
-    name, (kind, dim) = re.escape(value["name"]), value["placement"]
-    rows, columns = value["dims"]
-    place = f"@ shard({1 - dim})" if kind == "shard" else f"@ {kind}"
+    name, (rows, columns) = re.escape(value["name"]), value["dims"]
+    # Axes as the text names them: not where there is one that has no name.
+    named = program["axes"] != ["world"]
+    words = {axis: [str(1 - dim)] if kind == "shard" else [] for axis, (kind, dim) in value["placements"].items()}
+    said = [(kind, words[axis] + [axis] * named) for axis, (kind, _) in value["placements"].items()]
+    place = " ".join(f"@ {kind}({', '.join(list)})" if list else f"@ {kind}" for kind, list in said)
     head, brace, body = program["text"].partition("{")
-    head = re.sub(rf"\b{name}: (\w+)\[[^\]]*\]{_PLACEMENT}?", rf"{value['name']}: \1[{columns}, {rows}] {place}", head, count=1)
+    head = re.sub(rf"\b{name}: (\w+)\[[^\]]*\]{_PLACEMENT}*", rf"{value['name']}: \1[{columns}, {rows}] {place}", head, count=1)
     body = re.sub(rf"(?<![\w.]){name}(\.t)?(?!\w)", lambda m: value["name"] if m.group(1) else f"{value['name']}.t", body)
     return head + brace + body
 

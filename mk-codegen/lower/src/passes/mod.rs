@@ -66,6 +66,24 @@ pub fn facts(program: &Program, bound: &Bound, ranks: u32) -> Result<Facts, Lowe
     Ok(claims::facts(&claimed(&program, bound, &[ranks as i32])?, ranks))
 }
 
+/// [`facts`] on a mesh of `ranks` ranks, axes by name; without axes, on ranks along the pipeline's only one.
+///
+/// # Errors
+/// As [`facts`].
+pub fn facts_on(
+    program: &Program,
+    bound: &Bound,
+    ranks: u32,
+    mesh: &[(String, u32)],
+) -> Result<Facts, LowerError> {
+    if mesh.is_empty() {
+        return facts(program, bound, ranks);
+    }
+    let config = Config { ranks, mesh: mesh.to_vec(), ..Config::default() };
+    let (world, program, config) = &World::of(program, bound, &config)?;
+    Ok(claims::facts(&claimed(program, bound, &world.sizes())?, config.ranks))
+}
+
 /// The plan of a pipeline, not yet verified.
 ///
 /// # Errors

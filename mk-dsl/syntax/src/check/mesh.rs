@@ -40,7 +40,7 @@ impl<'a> Mesh<'a> {
             axes.push(word.text);
         }
         if axes.is_empty() {
-            axes.push("world");
+            axes.push(crate::print::UNNAMED);
         }
         Some(Mesh { axes })
     }
@@ -62,7 +62,7 @@ impl<'a> Mesh<'a> {
 
     /// One placement as the source would write it.
     pub fn show(&self, placement: Placement, axis: usize) -> String {
-        let axis = if self.axes.len() > 1 { self.axes.get(axis).copied() } else { None };
+        let axis = self.axes.get(axis).copied().filter(|_| crate::print::names_axes(&self.axes));
         crate::print::placement(placement, axis)
     }
 

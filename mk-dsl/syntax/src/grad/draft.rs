@@ -9,7 +9,8 @@ pub(super) type Id = usize;
 #[derive(Clone, Debug)]
 pub(super) struct Value {
     pub name: String,
-    pub placement: Placement,
+    /// Over each axis of the mesh.
+    pub placement: Vec<Placement>,
     /// The type of a gradient, or of what is computed with one: of 16 bits.
     pub dtype: DType,
     kind: Kind,
@@ -46,7 +47,7 @@ impl Draft {
     }
 
     /// A parameter, called so or much like it.
-    pub fn param(&mut self, name: &str, ty: String, placement: Placement, dtype: DType) -> Id {
+    pub fn param(&mut self, name: &str, ty: String, placement: Vec<Placement>, dtype: DType) -> Id {
         let name = self.fresh(name);
         self.push(name, placement, dtype, Kind::Param(ty))
     }
@@ -56,7 +57,7 @@ impl Draft {
         &mut self,
         name: &str,
         ty: String,
-        placement: Placement,
+        placement: Vec<Placement>,
         dtype: DType,
     ) -> Id {
         self.push(name.to_owned(), placement, dtype, Kind::Param(ty))
@@ -68,7 +69,7 @@ impl Draft {
         name: &str,
         operands: &[Id],
         detail: Option<String>,
-        (placement, dtype): (Placement, DType),
+        (placement, dtype): (Vec<Placement>, DType),
     ) -> Id {
         self.ring(name, &[], operands, detail, (placement, dtype))
     }
@@ -80,7 +81,7 @@ impl Draft {
         passed: &[Id],
         operands: &[Id],
         detail: Option<String>,
-        (placement, dtype): (Placement, DType),
+        (placement, dtype): (Vec<Placement>, DType),
     ) -> Id {
         let operands = passed.iter().chain(operands).map(|id| (*id, false)).collect();
         let stage = match detail {
@@ -95,19 +96,22 @@ impl Draft {
     /// The product of two values, as they lie or the other way round.
     pub fn gemm(&mut self, a: (Id, bool), b: (Id, bool)) -> Id {
         use Placement::{Partial, Replicate, Shard};
-        let read = |(id, turned): (Id, bool)| match (self.values[id].placement, turned) {
+        let read = |placement: Placement, turned: bool| match (placement, turned) {
             (Shard(0), true) => Shard(1),
             (Shard(1..), true) => Shard(0),
             (p, _) => p,
         };
         // What the checker makes of them; pairs that it refuses are refused there.
-        let placement = match (read(a), read(b)) {
-            (Replicate, Shard(dim @ 1..)) => Shard(dim),
-            (Replicate, Shard(0)) => Replicate,
-            (Shard(1..), Shard(0)) | (Replicate, Partial) => Partial,
-            (Shard(0), Replicate) => Shard(0),
-            _ => Replicate,
-        };
+        let over =
+            |(left, right): (&Placement, &Placement)| match (read(*left, a.1), read(*right, b.1)) {
+                (Replicate, Shard(dim @ 1..)) => Shard(dim),
+                (Replicate, Shard(0)) => Replicate,
+                (Shard(1..), Shard(0)) | (Replicate, Partial) => Partial,
+                (Shard(0), Replicate) => Shard(0),
+                _ => Replicate,
+            };
+        let [left, right] = [a, b].map(|operand| &self.values[operand.0].placement);
+        let placement = left.iter().zip(right).map(over).collect();
         let dtype = self.values[a.0].dtype;
         let name = self.fresh(&format!("g{}", self.values.len()));
         let operands = vec![a, b];
@@ -122,7 +126,7 @@ impl Draft {
         counts: Option<Id>,
         (matrices, turned): (Id, bool),
     ) -> Id {
-        let (placement, dtype) = (self.values[rows].placement, self.values[rows].dtype);
+        let Value { placement, dtype, .. } = self.values[rows].clone();
         let name = self.fresh(&format!("g{}", self.values.len()));
         let rows = [Some(rows), counts].into_iter().flatten().map(|id| (id, false));
         let operands = rows.chain([(matrices, turned)]).collect();
@@ -132,7 +136,7 @@ impl Draft {
 
     /// Gradients of matrices of experts: their rows, the other way round, times gradients of what rows and matrices make.
     pub fn grouped_wgrad(&mut self, rows: Id, counts: Id, d: Id, experts: &str) -> Id {
-        let (placement, dtype) = (self.values[rows].placement, self.values[rows].dtype);
+        let Value { placement, dtype, .. } = self.values[rows].clone();
         let name = self.fresh(&format!("g{}", self.values.len()));
         let operands = [rows, counts, d].map(|id| (id, false)).to_vec();
         let stage = format!("grouped_wgrad experts = {experts}");
@@ -144,7 +148,7 @@ impl Draft {
         matches!(self.values[id].kind, Kind::Param(_))
     }
 
-    fn push(&mut self, name: String, placement: Placement, dtype: DType, kind: Kind) -> Id {
+    fn push(&mut self, name: String, placement: Vec<Placement>, dtype: DType, kind: Kind) -> Id {
         self.values.push(Value { name, placement, dtype, kind });
         self.values.len() - 1
     }

@@ -6,14 +6,6 @@ use crate::diag::Diagnostics;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GradError {
-    /// The mesh has several axes.
-    #[error(
-        "the mesh has {axes} axes, and gradients are derived on one\n  help: write a backward by hand"
-    )]
-    Axes {
-        /// How many.
-        axes: usize,
-    },
     /// An operation has no derivative here.
     #[error("`{op}` has no derivative here: {why}\n  help: {help}")]
     Operation {

@@ -19,7 +19,8 @@
 //! | `grouped_gemm` | a `grouped_gemm` by the transposed matrices, for the rows; a `grouped_wgrad`, for the matrices |
 //! | `mul`, `add`, `scale`, `cast` | `mul`, nothing, `scale`, `cast` |
 //!
-//! What a rank's part of a sum adds to the gradient of a parameter that all ranks have is summed by an `all_reduce`.
+//! What a rank's part of a sum adds to the gradient of a parameter that all ranks have is summed by an `all_reduce`;
+//! of a mesh of several axes, over those along which ranks have parts of it.
 //! Gradients have 16 bits, as the operands of GEMMs.
 
 mod draft;
@@ -56,10 +57,6 @@ pub fn grad_into(
     saves: Saves,
     into: &[usize],
 ) -> Result<Gradient, GradError> {
-    let axes = program.mesh_axes().len();
-    if axes != 1 {
-        return Err(GradError::Axes { axes });
-    }
     let count = program.tensors().len();
     let all: Vec<usize> = (0..count).collect();
     let wanted = wanted.unwrap_or(&all);

@@ -8,7 +8,9 @@ use super::{
     types::{Input, Keep, Saves},
 };
 use crate::excerpt::Excerpt;
-use crate::program::{Curve, DType, Def, Dim, Node, Op, Placement, Program, TensorType, ValueId};
+use crate::program::{
+    AxisId, Curve, DType, Def, Dim, Node, Op, Placement, Program, TensorType, ValueId,
+};
 use std::collections::BTreeMap;
 
 /// The gradient of a parameter.
@@ -37,7 +39,7 @@ pub(super) struct Walk<'p> {
     gradients: Vec<Option<Id>>,
     /// Values of forward, in the backward.
     here: BTreeMap<ValueId, Id>,
-    ones: Vec<(Dim, Placement, DType, Id)>,
+    ones: Vec<(Dim, Vec<Placement>, DType, Id)>,
     pub draft: Draft,
     /// What forward saves, beside its results.
     pub saved: Vec<ValueId>,
@@ -83,7 +85,7 @@ impl<'p> Walk<'p> {
                 continue;
             }
             let (placement, dtype) = (self.gradient_placement(*id), self.dtype(*id));
-            let ty = self.type_of(*id, placement, dtype);
+            let ty = self.type_of(*id, &placement, dtype);
             let d = self.draft.param(&format!("d_{name}"), ty, placement, dtype);
             self.given.push((d, Input::Gradient(i)));
             self.add(*id, d);
@@ -107,8 +109,10 @@ impl<'p> Walk<'p> {
         for &parameter in wanted {
             let id = ValueId::new(parameter);
             let Some(mut value) = self.gradients[parameter] else { continue };
-            if self.placement(id) == Placement::Replicate {
-                value = self.whole(value);
+            for (axis, placement) in self.placement(id).into_iter().enumerate() {
+                if placement == Placement::Replicate {
+                    value = self.whole_over(value, axis);
+                }
             }
             let row = self.sums.contains(&value);
             if into.contains(&parameter) {
@@ -128,11 +132,11 @@ impl<'p> Walk<'p> {
         }
         let id = ValueId::new(parameter);
         let (name, placement) = (&self.program.tensors()[parameter].name, self.placement(id));
-        let ty = self.type_of(id, placement, DType::F32);
+        let ty = self.type_of(id, &placement, DType::F32);
         let main = self.draft.param(&format!("main_{name}"), ty, placement, DType::F32);
         self.given.push((main, Input::Main(parameter)));
-        let held = (self.draft.values[value].placement, DType::F32);
-        let wide = self.draft.op("cast", &[value], Some(DType::F32.name().into()), held);
+        let held = (self.held(value).0, DType::F32);
+        let wide = self.draft.op("cast", &[value], Some(DType::F32.name().into()), held.clone());
         Ok(self.draft.op("add", &[wide, main], None, held))
     }
 
@@ -141,7 +145,7 @@ impl<'p> Walk<'p> {
         let x = input(0);
         let wants =
             |walk: &Self, i: usize| node.inputs.get(i).is_some_and(|v| walk.needed[v.index()]);
-        let held = (self.draft.values[d].placement, self.draft.values[d].dtype);
+        let held = self.held(d);
         let storage = |id: &ValueId| self.program.ty(*id).is_some_and(|t| t.dtype.is_storage());
         if node.inputs.iter().any(|x| self.needed[x.index()] && storage(x)) || storage(&node.result)
         {
@@ -152,25 +156,24 @@ impl<'p> Walk<'p> {
             });
         }
         match node.op {
-            Op::Gather { dim, .. } => {
-                if held.0 != Placement::Partial {
+            Op::Gather { axis, dim } => {
+                if held.0[axis.index()] != Placement::Partial {
                     return Err(GradError::Operation {
                         op: "gather",
                         why: "its gradient is the same on every rank, and no part of a sum",
                         help: "shard what reads the gathered value, or do not gather it",
                     });
                 }
-                let detail = (dim != 0).then(|| format!("dim = {dim}"));
-                let g =
-                    self.draft.op("reduce_scatter", &[d], detail, (Placement::Shard(dim), held.1));
+                let g = self.scattered(d, axis, dim);
                 self.add(x, g);
             }
-            Op::ReduceScatter { .. } => {
-                let g = self.draft.op("gather", &[d], None, (Placement::Replicate, held.1));
+            Op::ReduceScatter { axis, .. } => {
+                let held = self.placed(d, axis.index(), Placement::Replicate);
+                let g = self.draft.op("gather", &[d], self.named(axis), held);
                 self.add(x, g);
             }
-            Op::AllReduce { .. } => {
-                let g = self.whole(d);
+            Op::AllReduce { axis } => {
+                let g = self.whole_over(d, axis.index());
                 self.add(x, g);
             }
             Op::Gemm { a_transposed, b_transposed } => {
@@ -194,16 +197,17 @@ impl<'p> Walk<'p> {
             Op::Swiglu => {
                 let d = self.whole(d);
                 let h = self.value(x)?;
-                let placement = match self.draft.values[d].placement {
+                let wide = |p: Placement| match p {
                     Placement::Shard(1) => Placement::Shard(2),
                     p => p,
                 };
+                let placement = self.held(d).0.into_iter().map(wide).collect();
                 let g = self.draft.op("swiglu_grad", &[d, h], None, (placement, held.1));
                 self.add(x, g);
             }
             Op::RmsNorm { eps } => {
                 let (x, d) = self.own_rows(x, d);
-                let held = (self.draft.values[d].placement, held.1);
+                let held = (self.held(d).0, held.1);
                 let (eps, at) = (Some(format!("eps = {eps:?}")), self.value(x)?);
                 let weight = node.inputs.get(1).copied();
                 if wants(self, 0) {
@@ -211,12 +215,12 @@ impl<'p> Walk<'p> {
                     if let Some(g) = weight {
                         operands.push(self.value(g)?);
                     }
-                    let g = self.draft.op("rmsnorm_grad", &operands, eps.clone(), held);
+                    let g = self.draft.op("rmsnorm_grad", &operands, eps.clone(), held.clone());
                     self.add(x, g);
                 }
                 if let Some(weight) = weight.filter(|_| wants(self, 1)) {
                     // Rows without the weight, times their gradients.
-                    let plain = self.draft.op("rmsnorm", &[at], eps, held);
+                    let plain = self.draft.op("rmsnorm", &[at], eps, held.clone());
                     let product = self.draft.op("mul", &[d, plain], None, held);
                     let sum = self.column_sum(node, product)?;
                     self.add(weight, sum);
@@ -226,17 +230,22 @@ impl<'p> Walk<'p> {
                 let y = input(1);
                 if wants(self, 0) {
                     let factor = self.value(y)?;
-                    let g = self.draft.op("mul", &[d, factor], None, held);
+                    let g = self.draft.op("mul", &[d, factor], None, held.clone());
                     self.add(x, g);
                 }
                 if wants(self, 1) {
                     let factor = self.value(x)?;
                     // Of contributions each rank's part of the sum.
-                    let partial = self.draft.values[factor].placement == Placement::Partial;
-                    let (operands, placement) = match partial {
-                        true => ([factor, d], Placement::Partial),
-                        false => ([d, factor], held.0),
+                    let other = self.held(factor).0;
+                    let operands = match other.contains(&Placement::Partial) {
+                        true => [factor, d],
+                        false => [d, factor],
                     };
+                    let sum = |(own, other): (Placement, Placement)| match other {
+                        Placement::Partial => other,
+                        _ => own,
+                    };
+                    let placement = held.0.into_iter().zip(other).map(sum).collect();
                     let g = self.draft.op("mul", &operands, None, (placement, held.1));
                     self.add(y, g);
                 }
@@ -293,11 +302,12 @@ impl<'p> Walk<'p> {
     /// A value that is read row by row, and its gradient: of gathered rows that only the ranks' parts of the gradient
     /// are there of, the own ones.
     fn own_rows(&mut self, x: ValueId, d: Id) -> (ValueId, Id) {
-        let partial = self.draft.values[d].placement == Placement::Partial;
         match self.program.def(x) {
-            Some(Def::Node(Node { op: Op::Gather { dim: 0, .. }, inputs, .. })) if partial => {
-                let held = (Placement::Shard(0), self.draft.values[d].dtype);
-                (inputs[0], self.draft.op("reduce_scatter", &[d], None, held))
+            Some(Def::Node(Node { op: Op::Gather { dim: 0, axis }, inputs, .. }))
+                if self.held(d).0[axis.index()] == Placement::Partial =>
+            {
+                let d = self.scattered(d, *axis, 0);
+                (inputs[0], self.whole(d))
             }
             _ => (x, self.whole(d)),
         }
@@ -306,7 +316,7 @@ impl<'p> Walk<'p> {
     /// Backward of a curve: the gradient times its slope at a value.
     fn slope(&mut self, x: ValueId, curve: Curve, d: Id, at: ValueId) -> Result<(), GradError> {
         let at = self.value(at)?;
-        let held = (self.draft.values[d].placement, self.draft.values[d].dtype);
+        let held = self.held(d);
         let g = self.draft.op(Op::Slope(curve).name(), &[d, at], None, held);
         self.add(x, g);
         Ok(())
@@ -326,18 +336,16 @@ impl<'p> Walk<'p> {
             });
         };
         let [o, lse] = [self.value(node.result)?, self.logarithms(lse)];
-        let held = |walk: &Self, id: Id| (walk.draft.values[id].placement, DType::F32);
-        let place = held(self, lse);
+        let place = (self.held(lse).0, DType::F32);
         let stats = self.draft.op("attention_stats", &[o, d, lse], None, place);
         let detail = scores.words();
         let detail = (!detail.is_empty()).then(|| detail.join(", "));
         let [queries, keys, values] = [self.value(q)?, self.value(k)?, self.value(v)?];
         let of_queries = [queries, d, stats];
-        let ring = ring.is_some();
-        let typed = |walk: &Self, id: Id, p: Placement| (p, walk.draft.values[id].dtype);
+        let typed = |walk: &Self, id: Id, p: Vec<Placement>| (p, walk.draft.values[id].dtype);
         if self.needed[q.index()] {
             let place = typed(self, queries, self.placement(q));
-            let g = match ring {
+            let g = match ring.is_some() {
                 true => self.draft.ring(
                     "attention_dq",
                     &[keys, values],
@@ -356,16 +364,22 @@ impl<'p> Walk<'p> {
             return Ok(());
         }
         // Of keys that all ranks have, each rank has what its queries give.
-        let place = match (self.placement(q), ring) {
-            (Placement::Shard(1) | Placement::Zigzag(1), false) => Placement::Partial,
-            _ => self.placement(k),
+        let over = |(axis, (q, k)): (usize, (Placement, Placement))| match q {
+            Placement::Shard(1) | Placement::Zigzag(1) if ring != Some(AxisId::new(axis)) => {
+                Placement::Partial
+            }
+            _ => k,
         };
-        let place = typed(self, keys, place);
-        let dk = match ring {
-            true => self.draft.ring("attention_dk", &of_queries, &[keys, values], detail, place),
+        let both = self.placement(q).into_iter().zip(self.placement(k));
+        let place = typed(self, keys, both.enumerate().map(over).collect());
+        let dk = match ring.is_some() {
+            true => {
+                let own = [keys, values];
+                self.draft.ring("attention_dk", &of_queries, &own, detail, place.clone())
+            }
             false => {
                 let all = [&[keys, values], &of_queries[..]].concat();
-                self.draft.op("attention_dk", &all, detail, place)
+                self.draft.op("attention_dk", &all, detail, place.clone())
             }
         };
         if self.needed[k.index()] {
@@ -384,7 +398,7 @@ impl<'p> Walk<'p> {
             return *here;
         }
         let placement = self.placement(id);
-        let ty = self.type_of(id, placement, DType::F32);
+        let ty = self.type_of(id, &placement, DType::F32);
         let made = self.draft.param("logs", ty, placement, DType::F32);
         self.save(id, made);
         self.here.insert(id, made);
@@ -410,7 +424,12 @@ impl<'p> Walk<'p> {
         (a_turned, b_turned): (bool, bool),
     ) -> Result<(), GradError> {
         let &[a, b] = node.inputs.as_slice() else { return Ok(()) };
-        let d = if self.placement(node.result) == Placement::Partial { d } else { self.whole(d) };
+        let mut d = d;
+        for (axis, placement) in self.placement(node.result).into_iter().enumerate() {
+            if placement != Placement::Partial {
+                d = self.whole_over(d, axis);
+            }
+        }
         let wide = [a, b].iter().any(|v| self.program.ty(*v).is_some_and(|t| t.dims.len() > 2));
         if wide && (a_turned || b_turned) {
             return Err(GradError::Operation {
@@ -448,19 +467,20 @@ impl<'p> Walk<'p> {
             });
         };
         let d = self.whole(d);
-        let (placement, dtype) = (self.draft.values[d].placement, self.draft.values[d].dtype);
-        let placement = match placement {
+        let (placement, dtype) = self.held(d);
+        let of_rows = |p: Placement| match p {
             Placement::Shard(0) => Placement::Shard(1),
             _ => Placement::Replicate,
         };
-        let known = self.ones.iter().find(|o| (o.0, o.1, o.2) == (*rows, placement, dtype));
+        let placement: Vec<Placement> = placement.into_iter().map(of_rows).collect();
+        let known = self.ones.iter().find(|o| (o.0, &o.1, o.2) == (*rows, &placement, dtype));
         let ones = match known.map(|o| o.3) {
             Some(ones) => ones,
             None => {
                 let dims = vec![Dim::Lit(1), *rows];
-                let ty = TensorType { dtype, dims, placement: vec![placement] };
+                let ty = TensorType { dtype, dims, placement: placement.clone() };
                 let ty = self.program.show_type(&ty);
-                let ones = self.draft.param("ones", ty, placement, dtype);
+                let ones = self.draft.param("ones", ty, placement.clone(), dtype);
                 self.given.push((ones, Input::Ones));
                 self.ones.push((*rows, placement, dtype, ones));
                 ones
@@ -480,10 +500,12 @@ impl<'p> Walk<'p> {
             None => g,
             Some(before) => {
                 let (mut before, mut g) = (before, g);
-                if self.draft.values[before].placement != self.draft.values[g].placement {
-                    (before, g) = (self.whole(before), self.whole(g));
+                for axis in 0..self.program.mesh_axes().len() {
+                    if self.held(before).0[axis] != self.held(g).0[axis] {
+                        (before, g) = (self.whole_over(before, axis), self.whole_over(g, axis));
+                    }
                 }
-                let held = (self.draft.values[g].placement, self.draft.values[g].dtype);
+                let held = self.held(g);
                 // What came before is an operand, and the last GEMM adds it.
                 let sum = self.draft.op("add", &[g, before], None, held);
                 if self.sums.contains(&g) {
@@ -495,14 +517,46 @@ impl<'p> Walk<'p> {
         self.gradients[value.index()] = Some(sum);
     }
 
-    /// The sum over the ranks, where each has a part of it.
+    /// How a value is placed, and its type.
+    fn held(&self, d: Id) -> (Vec<Placement>, DType) {
+        (self.draft.values[d].placement.clone(), self.draft.values[d].dtype)
+    }
+
+    /// The same, placed otherwise over one axis.
+    fn placed(&self, d: Id, axis: usize, placement: Placement) -> (Vec<Placement>, DType) {
+        let (mut all, dtype) = self.held(d);
+        all[axis] = placement;
+        (all, dtype)
+    }
+
+    /// An axis as collectives name it, where there is another one.
+    fn named(&self, axis: AxisId) -> Option<String> {
+        let axes = self.program.mesh_axes();
+        axes.get(axis.index()).filter(|_| crate::print::names_axes(axes)).cloned()
+    }
+
+    /// The ranks' parts of a sum, each in part `dim`.
+    fn scattered(&mut self, d: Id, axis: AxisId, dim: usize) -> Id {
+        let words = [self.named(axis), (dim != 0).then(|| format!("dim = {dim}"))];
+        let words: Vec<String> = words.into_iter().flatten().collect();
+        let detail = (!words.is_empty()).then(|| words.join(", "));
+        let held = self.placed(d, axis.index(), Placement::Shard(dim));
+        self.draft.op("reduce_scatter", &[d], detail, held)
+    }
+
+    /// The sum over the ranks of each axis along which they have parts of it.
     fn whole(&mut self, d: Id) -> Id {
-        let value = &self.draft.values[d];
-        if value.placement != Placement::Partial {
+        (0..self.program.mesh_axes().len()).fold(d, |d, axis| self.whole_over(d, axis))
+    }
+
+    /// The sum over the ranks along an axis, where each has a part of it.
+    fn whole_over(&mut self, d: Id, axis: usize) -> Id {
+        if self.draft.values[d].placement[axis] != Placement::Partial {
             return d;
         }
-        let held = (Placement::Replicate, value.dtype);
-        let sum = self.draft.op("all_reduce", &[d], None, held);
+        let held = self.placed(d, axis, Placement::Replicate);
+        let detail = self.named(AxisId::new(axis));
+        let sum = self.draft.op("all_reduce", &[d], detail, held);
         if self.sums.contains(&d) {
             self.sums.push(sum);
         }
@@ -529,6 +583,7 @@ impl<'p> Walk<'p> {
                     node.inputs.iter().map(|i| self.value(*i)).collect::<Result<_, _>>()?;
                 let detail = match node.op {
                     Op::Cast(to) => Some(to.name().into()),
+                    Op::Gather { axis, .. } => self.named(axis),
                     _ => None,
                 };
                 self.draft.op(node.op.name(), &operands, detail, (placement, dtype))
@@ -546,7 +601,7 @@ impl<'p> Walk<'p> {
                 });
             }
             _ => {
-                let ty = self.type_of(id, placement, dtype);
+                let ty = self.type_of(id, &placement, dtype);
                 let made = self.draft.param(&excerpt.value_name(id), ty, placement, dtype);
                 self.save(id, made);
                 made
@@ -575,19 +630,24 @@ impl<'p> Walk<'p> {
         }
     }
 
-    fn placement(&self, id: ValueId) -> Placement {
-        let ty = self.program.ty(id);
-        ty.and_then(|t| t.placement.first().copied()).unwrap_or(Placement::Replicate)
+    /// How a value is placed over each axis.
+    fn placement(&self, id: ValueId) -> Vec<Placement> {
+        self.program.ty(id).map(|t| t.placement.clone()).unwrap_or_default()
     }
 
     /// How the gradient of a result is given.
-    fn gradient_placement(&self, id: ValueId) -> Placement {
-        match (self.placement(id), self.program.def(id)) {
+    fn gradient_placement(&self, id: ValueId) -> Vec<Placement> {
+        let gathered = match self.program.def(id) {
+            Some(Def::Node(Node { op: Op::Gather { axis, .. }, .. })) => Some(axis.index()),
+            _ => None,
+        };
+        let over = |(axis, placement): (usize, Placement)| match placement {
             // Ranks read it apart, and each has its part of the gradient.
-            (_, Some(Def::Node(Node { op: Op::Gather { .. }, .. }))) => Placement::Partial,
-            (Placement::Partial, _) => Placement::Replicate,
-            (p, _) => p,
-        }
+            _ if gathered == Some(axis) => Placement::Partial,
+            Placement::Partial => Placement::Replicate,
+            p => p,
+        };
+        self.placement(id).into_iter().enumerate().map(over).collect()
     }
 
     /// The type of a value's gradient: its own, or that of 16 bits that it was made of.
@@ -609,8 +669,8 @@ impl<'p> Walk<'p> {
     }
 
     /// A value's type as the source writes it, placed so.
-    fn type_of(&self, id: ValueId, placement: Placement, dtype: DType) -> String {
+    fn type_of(&self, id: ValueId, placement: &[Placement], dtype: DType) -> String {
         let dims = self.program.ty(id).map(|t| t.dims.clone()).unwrap_or_default();
-        self.program.show_type(&TensorType { dtype, dims, placement: vec![placement] })
+        self.program.show_type(&TensorType { dtype, dims, placement: placement.to_vec() })
     }
 }

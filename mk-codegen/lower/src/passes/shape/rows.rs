@@ -135,6 +135,14 @@ impl Rows {
         Rows { blocks, walked: blocks, pieces: Some(pieces), ..self.clone() }
     }
 
+    /// The same rows, in blocks as if nobody else shared them.
+    pub fn unshared(&self) -> Rows {
+        match self.pieces {
+            Some(_) => Rows { pieces: None, ..self.clone() }.in_blocks(self.height),
+            None => self.clone(),
+        }
+    }
+
     /// The same rows, by owner along the other axis.
     pub fn by_others(&self) -> Rows {
         let Some(pieces) = &self.pieces else { return self.clone() };

@@ -309,6 +309,11 @@ pub(super) fn collect(
     // Through registers: the bulk ring would not fit beside that of the GEMMs.
     let leaf = CopyVia::Ldst.leaf(1);
     let (x, shard, out) = (&t.kernel.params[param], t.params[param], t.results[r]);
-    gather::collect(&mut t.draft, x, shard, gathered, out, rows, &leaf);
+    let rows = match gathered {
+        Some(_) => rows.unshared(),
+        // Of one rank, which has them all: tiles may be by owner along another axis.
+        None => Rows::new(&mut t.draft.extents, x, None, rows.height),
+    };
+    gather::collect(&mut t.draft, x, shard, gathered, out, &rows, &leaf);
     Ok(())
 }

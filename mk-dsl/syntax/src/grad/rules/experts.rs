@@ -12,7 +12,7 @@ impl<'p> Walk<'p> {
     /// Backward of what rows of experts go through.
     pub(super) fn experts(&mut self, node: &Node, d: Id) -> Result<(), GradError> {
         let refuse = |why, help| Err(GradError::Operation { op: node.op.name(), why, help });
-        let held = (self.draft.values[d].placement, self.draft.values[d].dtype);
+        let held = self.held(d);
         match (node.op, &node.inputs[..]) {
             (Op::GroupedGemm { transposed: true }, _) => refuse(
                 "it reads transposed matrices, as a backward does",
@@ -165,7 +165,7 @@ impl<'p> Walk<'p> {
     fn ones_like(&mut self, weights: ValueId) -> Id {
         let dims = self.program.ty(weights).map(|ty| ty.dims.clone()).unwrap_or_default();
         let placement = self.placement(weights);
-        let ty = TensorType { dtype: DType::F32, dims, placement: vec![placement] };
+        let ty = TensorType { dtype: DType::F32, dims, placement: placement.clone() };
         let ty = self.program.show_type(&ty);
         let ones = self.draft.param("ones", ty, placement, DType::F32);
         self.given.push((ones, Input::Ones));

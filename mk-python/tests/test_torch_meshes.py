@@ -1,0 +1,170 @@
+"""Pipelines over the axes of a two-dimensional DeviceMesh, over gloo, beside torch on global tensors. Needs torch."""
+
+import datetime
+import os
+import tempfile
+import unittest
+
+import mk
+
+try:
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+
+    HAS_TORCH = hasattr(torch, "library") and hasattr(torch, "compile")
+except ImportError:
+    HAS_TORCH = False
+
+BOTH = """fn both(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)) {
+    gather(a, tp) -> gemm(b) -> reduce_scatter(dp)
+}"""
+# Tokens over `dp`, weights in parts over `tp`.
+MLP = """fn mlp(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(1, tp), c: bf16[F] @ shard(0, tp), w2: bf16[F, K] @ shard(0, tp)) {
+    x -> gemm(w1) -> bias(c) -> gelu -> gemm(w2) -> all_reduce(tp)
+}"""
+# Weights in parts over both: gathered over `dp` before they are multiplied.
+FSDP = """fn fsdp(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(0, dp) @ shard(1, tp), w2: bf16[F, K] @ shard(0, tp) @ shard(1, dp)) {
+    let u = gather(w1, dp);
+    let v = gather(w2, dp);
+    x -> gemm(u) -> silu -> gemm(v) -> all_reduce(tp)
+}"""
+# Over one axis: along the other, ranks have tensors of their own.
+ROWS = "gather(a, tp) -> gemm(b)"
+MESHES = [{"dp": 2, "tp": 2}, {"tp": 2, "dp": 2}]
+
+
+def drawn(*shape):
+    """The same on every rank."""
+    return (torch.randn(*shape) / 4).bfloat16()
+
+
+class Mesh:
+    """What a rank has of global tensors."""
+
+    def __init__(self, mesh):
+        self.mesh, self.world = mesh, mk.World.reference(mesh)
+
+    def part(self, x, **cuts):
+        for axis, dim in cuts.items():
+            x = x.chunk(self.mesh[axis].size(), dim)[self.mesh.get_local_rank(axis)]
+        return x.contiguous()
+
+    def leaf(self, x, **cuts):
+        return self.part(x, **cuts).clone().requires_grad_()
+
+
+def close(case, what, found, wanted):
+    """Within the rounding of bfloat16 to the largest."""
+    found, wanted = found.float(), wanted.float()
+    case.assertEqual(found.shape, wanted.shape, what)
+    error = (found - wanted).abs().max() / wanted.abs().max()
+    case.assertLess(error.item(), 0.01, what)
+
+
+def forward(case, on):
+    torch.manual_seed(1)
+    a, b = drawn(24, 32), drawn(32, 40)
+    f = mk.compile(BOTH, on.world)
+    mine = on.part(a, tp=0, dp=1), on.part(b, tp=1, dp=0)
+    close(case, "both", f(*mine), on.part(a.float() @ b.float(), dp=0, tp=1))
+    case.assertEqual(f.infer(*[t.shape for t in mine]), [((12, 20), torch.bfloat16)])
+    out = torch.empty(12, 20, dtype=torch.bfloat16)
+    case.assertIs(f(*mine, out=out), out)
+    close(case, "into", out, on.part(a.float() @ b.float(), dp=0, tp=1))
+    # Groups along `dp` have rows of their own, and weights of their own.
+    torch.manual_seed(2 + on.mesh.get_local_rank("dp"))
+    a, b = drawn(24, 32), drawn(32, 40)
+    close(case, "rows", mk.compile(ROWS, on.world)(on.part(a, tp=0), b), a.float() @ b.float())
+
+
+def dense(kind, x, w1, w2, c):
+    act = torch.nn.functional.gelu if kind is MLP else torch.nn.functional.silu
+    u = x @ w1 if c is None else x @ w1 + c
+    return act(u) @ w2
+
+
+def gradients(case, on):
+    for kind, cuts in [(MLP, [{"tp": 1}, {"tp": 0}]), (FSDP, [{"dp": 0, "tp": 1}, {"tp": 0, "dp": 1}])]:
+        for save in ("all", "least") if kind is FSDP else ("all",):
+            torch.manual_seed(3)
+            x, w1, w2, d = drawn(16, 24), drawn(24, 32), drawn(32, 24), drawn(16, 24)
+            c = drawn(32) if kind is MLP else None
+            theirs = [t.float().requires_grad_() for t in (x, w1, w2) + ((c,) if kind is MLP else ())]
+            wanted = dense(kind, *theirs[:3], theirs[3] if kind is MLP else None)
+            wanted.backward(d.float())
+            mine = [on.leaf(x, dp=0), on.leaf(w1, **cuts[0]), on.leaf(w2, **cuts[1])]
+            f = mk.compile(kind, on.world, save=save)
+            args = [mine[0], mine[1], mine[2]]
+            if kind is MLP:
+                mine.append(on.leaf(c, tp=0))
+                args = [mine[0], mine[1], mine[3], mine[2]]
+            y = f(*args)
+            close(case, "forward", y, on.part(wanted.detach(), dp=0))
+            y.backward(on.part(d, dp=0))
+            for own, whole, at in zip(mine, theirs, [{"dp": 0}, *cuts, {"tp": 0}]):
+                # Summed over `dp`, where each rank has the gradients of its tokens.
+                close(case, f"{save} {at}", own.grad, on.part(whole.grad, **at))
+    # Rows of three dimensions are those of two.
+    torch.manual_seed(4)
+    x, w1, c, w2 = drawn(8, 3, 24), drawn(24, 32), drawn(32), drawn(32, 24)
+    y = mk.compile(MLP, on.world)(on.leaf(x, dp=0), on.leaf(w1, tp=1), on.leaf(c, tp=0), on.leaf(w2, tp=0))
+    close(case, "batches", y.detach(), on.part(dense(MLP, x.float(), w1.float(), w2.float(), c.float()), dp=0))
+
+
+def refused(case, on):
+    """What does not fit is refused on every rank, with what to do."""
+    a, b = drawn(12, 16), drawn(16, 20)
+
+    def fails(error, words, call):
+        with case.assertRaises(error) as caught:
+            call()
+        for word in words:
+            case.assertIn(word, str(caught.exception))
+
+    shown = ",".join(f"{name}={n}" for name, n in on.world.mesh.items())
+    for text, axis in [("gather(a) -> gemm(b)", "world"), (BOTH.replace("dp", "pp"), "pp")]:
+        fails(mk.ArgumentError, [f"over the axis `{axis}`", shown, "help:"], lambda: mk.compile(text, on.world))
+    fails(mk.ArgumentError, ["axes `tp`, `dp`", "torch DeviceMesh"], lambda: mk.compile(BOTH, mk.World.reference()))
+    f = mk.compile(BOTH, on.world, shapes={"a": (24, 32), "b": (32, 40)})
+    fails(mk.ArgumentError, ["`a` has shape [12, 15]", "[24, 32] @ shard(0, tp) @ shard(1, dp)", "tp=2,dp=2"], lambda: f(a[:, :15].contiguous(), b))
+    rows = mk.compile(BOTH, on.world)
+    some = a[: 6 + 6 * (dist.get_rank() < 3)].contiguous()
+    fails(mk.RendezvousError, ["differs from rank"], lambda: rows(some, b))
+    fails(mk.UnsupportedError, ["Plan.explain()"], lambda: rows.explain(a, b))
+
+
+def on_ranks(rank, path):
+    case = unittest.TestCase()
+    limit = datetime.timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=4, timeout=limit)
+    try:
+        for axes in MESHES:
+            mesh = dist.init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
+            on = Mesh(mesh)
+            case.assertEqual((on.world.size, on.world.ranks, on.world.mesh), (4, [rank], axes))
+            forward(case, on)
+            gradients(case, on)
+            refused(case, on)
+        unnamed = dist.init_device_mesh("cpu", (2, 2))
+        with case.assertRaisesRegex(mk.ArgumentError, "2 dimensions without names"):
+            mk.World.reference(unnamed)
+        turned = dist.DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("dp", "tp"))
+        with case.assertRaisesRegex(mk.ArgumentError, r"in the order \[0, 2, 1, 3\]"):
+            mk.World.reference(turned)
+        # A mesh of some axes of another one, and one of ranks along an axis.
+        cube = dist.init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+        forward(case, Mesh(cube["dp", "tp"]))
+        a, b = drawn(8, 16), drawn(16, 8)
+        sub = mk.World.reference(cube["tp"])
+        case.assertEqual((sub.size, sub.mesh), (2, {}))
+        close(case, "along tp", mk.compile("gather(a) -> gemm(b)", sub)(a.chunk(2)[cube.get_local_rank("tp")].contiguous(), b), a.float() @ b.float())
+    finally:
+        dist.destroy_process_group()
+
+
+@unittest.skipUnless(HAS_TORCH, "torch is not installed")
+class Meshes(unittest.TestCase):
+    def test_two_axes_of_two_ranks(self):
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(on_ranks, (os.path.join(folder, "store"),), nprocs=4)

@@ -1,0 +1,90 @@
+//! Layers on meshes of two axes: weights in parts over `tp`, tokens over `dp`, over which gradients of weights are
+//! summed by the kernels that make them.
+
+use crate::{
+    differentiates, executed,
+    rig::{Mesh, Sized, derive},
+};
+use mk::{
+    Program, cut,
+    syntax::grad::{Keep, Saves},
+};
+use std::collections::BTreeMap;
+
+/// Tokens over `dp`, whole weights in parts over `tp`.
+const LAYER: &str = "fn f(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(1, tp), c: bf16[F] @ shard(0, tp), w2: bf16[F, K] @ shard(0, tp)) {
+    x -> gemm(w1) -> bias(c) -> gelu -> gemm(w2) -> all_reduce(tp)
+}";
+const GATED: &str = "fn f(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, 2, F] @ shard(2, tp), w2: bf16[F, K] @ shard(0, tp)) {
+    x -> gemm(w1) -> swiglu -> gemm(w2) -> all_reduce(tp) -> add(x)
+}";
+/// Weights in parts over both axes: gathered over `dp` before they are multiplied.
+const FSDP: &str = "fn f(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(0, dp) @ shard(1, tp), w2: bf16[K, F] @ shard(0, dp) @ shard(1, tp)) {
+    let u = gather(w1, dp);
+    let v = gather(w2, dp);
+    x -> gemm(u) -> silu -> gemm(v.t) -> all_reduce(tp)
+}";
+/// Rows gathered over one axis, K shared over another.
+const BOTH: &str = "fn f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)) {
+    gather(a, tp) -> gemm(b) -> reduce_scatter(dp)
+}";
+/// One axis is named: along the other, ranks have tensors of their own.
+const ALONG_ONE: &str = "fn f(x: bf16[M, K] @ shard(0, tp), w: bf16[K, N] @ shard(1, tp)) { gather(x) -> gemm(w) -> relu }";
+
+const AGAIN: Saves = Saves { gathered: Keep::Again, activations: Keep::Again };
+
+fn mesh(axes: &[(&str, u32)]) -> Mesh {
+    axes.iter().map(|(name, n)| (name.to_string(), *n)).collect()
+}
+
+fn sizes(program: &Program) -> BTreeMap<String, u64> {
+    let of = |name: &str| if name == "M" { 48 } else { 72 };
+    program.symbols().iter().map(|s| (s.name.clone(), of(&s.name))).collect()
+}
+
+#[test]
+fn gradients_over_two_axes_are_those_of_differences() {
+    for text in [LAYER, FSDP, BOTH, ALONG_ONE] {
+        differentiates(text, text);
+    }
+    differentiates("gated", GATED);
+}
+
+#[test]
+fn kernels_compute_gradients_over_two_axes() {
+    let meshes = [
+        mesh(&[("dp", 2), ("tp", 2)]),
+        mesh(&[("tp", 2), ("dp", 2)]),
+        mesh(&[("dp", 3), ("tp", 2)]),
+        mesh(&[("tp", 1), ("dp", 2)]),
+    ];
+    for text in [LAYER, GATED, FSDP, BOTH] {
+        let program = Program::parse(text).expect("parses");
+        for (i, mesh) in meshes.iter().enumerate() {
+            let saves = if i == 1 { AGAIN } else { Saves::default() };
+            let ranks: u32 = mesh.iter().map(|(_, n)| n).product();
+            let derived = derive(&program, &sizes(&program), saves).on(mesh);
+            let (error, _) = executed(&program, derived, ranks as usize);
+            assert!(error < 5e-3, "{text} on {mesh:?}: {error}");
+        }
+    }
+}
+
+/// The sums over `dp` are of the kernels that make what is summed.
+#[test]
+fn sums_of_gradients_are_no_kernels_of_their_own() {
+    let mesh = mesh(&[("dp", 2), ("tp", 2)]);
+    for (text, sum) in [(LAYER, "all_reduce(dp)"), (FSDP, "reduce_scatter(dp)")] {
+        let program = Program::parse(text).expect("parses");
+        let derived = derive(&program, &sizes(&program), Saves::default());
+        let Sized { program, bound, .. } = derived.backward.expect("a backward");
+        let steps = cut::cut(&program, &bound, 4, &mesh).expect("is cut");
+        let summed = steps.iter().filter(|step| step.text.contains(sum));
+        let mut n = 0;
+        for step in summed {
+            assert!(step.is_kernel && step.text.contains("gemm("), "{}", step.text);
+            n += step.text.matches(sum).count();
+        }
+        assert!(n >= 2, "{program}");
+    }
+}
