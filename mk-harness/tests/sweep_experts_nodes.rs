@@ -43,9 +43,8 @@ fn kinds() -> Vec<(&'static str, String)> {
         ("any", layer("").replace("layer(", "layer<T: dyn <= 300>(")),
         (
             "products",
-            format!(
-                "fn f(a: bf16[R, I] @ shard(0), ids: i32[T, K] @ shard(0), dy: bf16[T, H] @ shard(0), w: bf16[E, I, H] @ shard(0)) {{ ragged(a, ids) -> grouped_gemm(w) -> combine_grad(dy) }}"
-            ),
+            "fn f(a: bf16[R, I] @ shard(0), ids: i32[T, K] @ shard(0), dy: bf16[T, H] @ shard(0), w: bf16[E, I, H] @ shard(0)) { ragged(a, ids) -> grouped_gemm(w) -> combine_grad(dy) }"
+                .into(),
         ),
         (
             "weighted",
