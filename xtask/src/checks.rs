@@ -83,9 +83,10 @@ pub fn mutants() -> Result<()> {
 }
 
 /// Grids, with the package and the test that takes a part of them.
-const GRIDS: [(&str, &str, &str); 4] = [
+const GRIDS: [(&str, &str, &str); 5] = [
     ("attention", "mk-harness", "sweep_attention"),
     ("experts", "mk-harness", "few_tokens"),
+    ("meshes", "mk-harness", "sweep_meshes"),
     ("nodes", "mk-harness", "sweep_nodes"),
     ("tokens", "mk-codegen", "dispatch"),
 ];
