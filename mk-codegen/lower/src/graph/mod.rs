@@ -60,6 +60,19 @@ impl From<Scores> for Scored {
     }
 }
 
+/// Operations that one part of the passes claims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// GEMMs, what moves and reduces matrices, and elementwise operations on the way.
+    Dense,
+    /// What makes each row of the same rows of its operands, and of vectors.
+    Rows,
+    /// What tokens go through on the way to their experts and back.
+    Experts,
+    /// Attention and its gradients.
+    Attention,
+}
+
 /// How a value comes about.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
@@ -188,9 +201,33 @@ impl Kind {
         }
     }
 
-    /// Whether it makes each row of the same rows of its operands, and of vectors.
-    pub fn works_on_rows(&self) -> bool {
-        matches!(self, Kind::Chain { .. } | Kind::RmsNorm { .. } | Kind::RmsNormGrad { .. })
+    /// Which operations it is claimed with.
+    pub fn group(&self) -> Group {
+        match self {
+            Kind::Param
+            | Kind::Gather { .. }
+            | Kind::Dequantize(_)
+            | Kind::Gemm { .. }
+            | Kind::Elementwise(_)
+            | Kind::SwigluGrad
+            | Kind::Saved
+            | Kind::OwnHalf
+            | Kind::ReduceScatter { .. }
+            | Kind::AllReduce { .. } => Group::Dense,
+            Kind::Chain { .. }
+            | Kind::RmsNorm { .. }
+            | Kind::RmsNormGrad { .. } => Group::Rows,
+            Kind::GroupedGemm { .. }
+            | Kind::GroupedWgrad { .. }
+            | Kind::Dispatch { .. }
+            | Kind::Combine
+            | Kind::CombineGrad => Group::Experts,
+            Kind::Attention { .. }
+            | Kind::Lse
+            | Kind::AttentionStats
+            | Kind::AttentionGrad { .. }
+            | Kind::AttentionDv => Group::Attention,
+        }
     }
 
     /// [`Kind::epilogue`], to add to.

@@ -58,13 +58,3 @@ library! {
     "comm/tabulate.cuh",
     "comm/route.cuh",
 }
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_order_file_is_the_order() {
-        let order = include_str!("../../../../templates/ORDER");
-        let files: Vec<_> = super::FILES.iter().map(|f| f.0).collect();
-        assert_eq!(order.lines().collect::<Vec<_>>(), files);
-    }
-}
