@@ -7,6 +7,7 @@ mod attention;
 mod dispatch;
 mod grouped;
 mod rmsnorm;
+mod rope;
 
 use crate::alias;
 use crate::diag::Text;
@@ -18,6 +19,7 @@ pub(crate) use attention::*;
 pub(crate) use dispatch::*;
 pub(crate) use grouped::*;
 pub(crate) use rmsnorm::*;
+pub(crate) use rope::*;
 
 fn text(message: impl Into<String>, help: impl Into<String>) -> Text {
     Text { message: message.into(), help: help.into(), is_placement: false }
@@ -317,7 +319,7 @@ pub(crate) fn unknown_axis(name: &str, near: Option<&str>, known: &str) -> Text 
 pub(crate) fn f32_parameter(name: &str) -> Text {
     text(
         format!(
-            "`{name}` is `f32`: such a parameter may only be the argument of `add`, `mul`, `bias` or of a derivative"
+            "`{name}` is `f32`: such a parameter may only be the argument of `add`, `mul`, `bias`, `rope` or of a derivative"
         ),
         "declare it `bf16`, or `@ partial` if ranks have contributions to it",
     )

@@ -111,6 +111,7 @@ impl Program {
             | Op::Slope(_)
             | Op::Swiglu
             | Op::SwigluGrad
+            | Op::Rope { .. }
             | Op::Mul
             | Op::Add => {}
         }

@@ -41,6 +41,11 @@ pub enum MapOp {
     ScaleSteps,
     /// x * y of `[M, K]`, where y is `[M / 128, K / 128]`.
     ScaleBlocks,
+    /// Heads of x, `[M, H * D]`, turned by the angles of y, `[M, D]`: D / 2 cosines, then D / 2 sines.
+    Rope {
+        /// The other way.
+        back: bool,
+    },
     /// A curve of x.
     Curve(Curve),
     /// x times the slope of a curve at y.
@@ -73,6 +78,7 @@ impl MapOp {
             MapOp::ScaleSteps => (17, 1.0),
             MapOp::ScaleBlocks => (18, 1.0),
             MapOp::ReciprocalRoot(eps) => (16, eps),
+            MapOp::Rope { back } => (19, if back { -1.0 } else { 1.0 }),
         }
     }
 }
@@ -427,6 +433,11 @@ impl Reference {
             (MapOp::ScaleBlocks, &[m, k], Some(b)) => {
                 same(a) && b.shape() == [m.div_ceil(128), k.div_ceil(128)]
             }
+            (MapOp::Rope { .. }, &[m, n], Some(b)) => {
+                let d = b.shape().last().copied().unwrap_or(0);
+                same(a) && b.shape() == [m, d] && d > 0 && d % 2 == 0 && n % d == 0
+            }
+            (MapOp::Rope { .. }, ..) => false,
             (MapOp::Bias | MapOp::ScaleRows | MapOp::ScaleSteps | MapOp::ScaleBlocks, ..) => false,
             (op, _, None) if op.pairs() => false,
             (_, _, Some(_)) => false,
@@ -450,6 +461,7 @@ impl Reference {
             .word(b.as_arg().ptr())
             .word(out.elements())
             .word(inner.max(1))
+            .word(b.shape().last().copied().unwrap_or(1))
             .half(op)
             .half(factor.to_bits())
             .half(code(out)?)

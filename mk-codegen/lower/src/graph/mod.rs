@@ -138,6 +138,11 @@ pub enum Kind {
         /// As [`Kind::RmsNorm`] has it.
         eps: u32,
     },
+    /// Heads of rows, turned by the angles of their row. Operands: rows, cosines and sines.
+    Rope {
+        /// The other way.
+        back: bool,
+    },
     /// The gradient of the input of `swiglu`, from that of its result: `[m, n]` and `[m, 2, n]` become `[m, 2, n]`.
     SwigluGrad,
     /// What the epilogue of the GEMM that it is an operand of saves on the way: a result.
@@ -216,7 +221,8 @@ impl Kind {
             | Kind::AllReduce { .. } => Group::Dense,
             Kind::Chain { .. }
             | Kind::RmsNorm { .. }
-            | Kind::RmsNormGrad { .. } => Group::Rows,
+            | Kind::RmsNormGrad { .. }
+            | Kind::Rope { .. } => Group::Rows,
             Kind::GroupedGemm { .. }
             | Kind::GroupedWgrad { .. }
             | Kind::Dispatch { .. }
@@ -371,6 +377,7 @@ fn kind_of(op: Op) -> Kind {
         Op::Slope(curve) => EpilogueOp::Slope(curve),
         Op::SwigluGrad => return Kind::SwigluGrad,
         Op::RmsNorm { eps } => return Kind::RmsNorm { eps: (eps as f32).to_bits() },
+        Op::Rope { back } => return Kind::Rope { back },
         Op::RmsNormGrad { eps } => return Kind::RmsNormGrad { eps: (eps as f32).to_bits() },
         Op::Mul => EpilogueOp::Mul,
         Op::Add => EpilogueOp::Add,

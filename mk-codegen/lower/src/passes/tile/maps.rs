@@ -12,7 +12,9 @@ use crate::passes::{
         ranks::block_rows,
     },
 };
-use mk_plan::{EPILOGUE_OPERANDS, Expr, Leaf, NormTile, Operand, ReduceTile, RoleKind, Var};
+use mk_plan::{
+    EPILOGUE_OPERANDS, Expr, Leaf, NormTile, Operand, ReduceTile, RoleKind, RopeTile, Var,
+};
 
 /// Fewest and most rows of a task; a warp has at least one row.
 const ROWS: [i32; 2] = [8, 64];
@@ -46,6 +48,9 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, map: &Map) -> Value<'k> {
             let names = read.iter().copied().chain([Operand::E0]).collect::<Vec<_>>();
             (Leaf::NormTile(NormTile { eps: *eps, grad: *grad }), names)
         }
+        RowWork::Rope { back } => {
+            (Leaf::RopeTile(RopeTile { back: *back }), RopeTile::READS.to_vec())
+        }
         RowWork::Chain(epilogue) => {
             let names = [Operand::Src].into_iter().chain(EPILOGUE_OPERANDS).collect();
             (Leaf::ReduceTile(ReduceTile { epilogue: epilogue.clone() }), names)
@@ -54,13 +59,17 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, map: &Map) -> Value<'k> {
     let vector = |k: usize| t.kernel.params[map.operands[k]].shape.len() == 1;
     let mut touched = Vec::new();
     for (k, operand) in operands.into_iter().enumerate().take(map.operands.len()) {
-        let of = if vector(k) { &region[1..] } else { &region[..] };
-        touched.push(read(operand, t.params[map.operands[k]], of.to_vec()));
+        let mut of = if vector(k) { region[1..].to_vec() } else { region.clone() };
+        if let (RowWork::Rope { .. }, Operand::E0) = (&map.how, operand) {
+            of[1].1 = t.draft.own(&t.kernel.params[map.operands[k]], 1);
+        }
+        touched.push(read(operand, t.params[map.operands[k]], of));
     }
     let buffer = t.params[map.out];
     touched.push(write(Operand::Dst, buffer, region));
     let name = match &map.how {
         RowWork::Norm { .. } => "norm",
+        RowWork::Rope { .. } => "rope",
         RowWork::Chain(_) => "map",
     };
     let domain = vec![("i", (blocks * parts).into())];

@@ -52,6 +52,7 @@ library! {
     "comm/reduce_rows.cuh",
     "comm/stats_rows.cuh",
     "comm/norm_rows.cuh",
+    "comm/rope_rows.cuh",
     "comm/gather_rows.cuh",
     "comm/combine_rows.cuh",
     "comm/dot_rows.cuh",
