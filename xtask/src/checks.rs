@@ -82,12 +82,14 @@ pub fn mutants() -> Result<()> {
     Ok(())
 }
 
+/// Grids, with the package and the tests that take a part of them.
 const GRIDS: [(&str, &str, &[&str]); 6] = [
     ("attention", "mk-harness", &["sweep_attention"]),
     ("experts", "mk-harness", &["few_tokens", "sweep_experts"]),
     ("experts_nodes", "mk-harness", &["sweep_experts_nodes"]),
     ("meshes", "mk-harness", &["sweep_meshes"]),
     ("nodes", "mk-harness", &["sweep_nodes"]),
+    ("tokens", "mk-codegen", &["dispatch"]),
 ];
 
 /// A full grid of sizes.
