@@ -5,7 +5,9 @@ use mk_syntax::Program;
 use std::collections::BTreeMap;
 
 /// Name, pipeline, mesh.
-const CASES: [(&str, &str, [(&str, u32); 2]); 4] = [
+type Case = (&'static str, &'static str, [(&'static str, u32); 2]);
+
+const CASES: [Case; 4] = [
     (
         "gather_gemm_reduce_scatter",
         "fn f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)) {
