@@ -68,6 +68,8 @@ fn check((name, source, ranks, shapes): &common::Case, set: fn(&mut Config)) {
     // Rows that are normalised are multiples of 16 bytes; four ranks do not cut blocks.
     let whole = match () {
         () if source.contains("rmsnorm") => 8,
+        // Whole heads on each rank.
+        () if source.contains("rope") => 128,
         () if source.contains("scaled(128, 128)") => 512,
         () => 1,
     };

@@ -26,6 +26,7 @@ mod math;
 mod near;
 mod nodes;
 mod norm;
+mod rope;
 mod routing;
 mod tolerance;
 mod value;

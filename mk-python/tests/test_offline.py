@@ -713,5 +713,48 @@ class Stubs(Case):
             self.assertTrue(hasattr(mk, name), name)
 
 
+class Meshes(unittest.TestCase):
+    """Ranks along two axes, planned and simulated."""
+
+    BOTH = """fn both(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)) {
+        gather(a, tp) -> gemm(b) -> reduce_scatter(dp)
+    }"""
+    SIZES = {"M": 24, "K": 32, "N": 16}
+
+    def test_a_plan(self):
+        plan = mk.plan(self.BOTH, ranks={"dp": 2, "tp": 2}, dims=self.SIZES)
+        self.assertEqual((plan.ranks, plan.local_shapes(3)), (4, ({"a": (12, 16), "b": (16, 8)}, {"out": (12, 8)})))
+        ones = {"a": [1.0] * (12 * 16), "b": [1.0] * (16 * 8)}
+        for results in plan.simulate([ones] * 4):
+            self.assertEqual(results["out"], [32.0] * (12 * 8))
+        self.assertEqual(plan.settings[0]["reduction"], "dedicated_sms")
+        self.assertIn("along several axes", plan.explain())
+        placements = plan.program["values"][0]["placements"]
+        self.assertEqual((plan.program["axes"], placements), (["tp", "dp"], {"tp": ("shard", 0), "dp": ("shard", 1)}))
+
+    def test_worlds(self):
+        world = mk.World.offline({"dp": 2, "tp": 2}, rank=3)
+        self.assertEqual((repr(world), world.mesh), ("<mk.World of 4 ranks as dp=2,tp=2: [3], offline>", {"dp": 2, "tp": 2}))
+        f = mk.compile(self.BOTH, world)
+        self.assertEqual(f.bind(dims=self.SIZES).ranks, 4)
+        self.assertEqual(len(f.plans), 0)
+        for bad, words in [
+            ({}, "a mesh has 1 to 64 ranks"),
+            ({"dp": 64, "tp": 2}, "a mesh has 1 to 64 ranks"),
+            ({"dp": 2.5}, "dp is 2.5"),
+            ({1: 2}, "1 is no name of an axis"),
+        ]:
+            with self.assertRaises(mk.ArgumentError) as caught:
+                mk.World.offline(bad)
+            self.assertIn(words, str(caught.exception))
+        with self.assertRaises(mk.ArgumentError) as caught:
+            mk.plan(self.BOTH, ranks={"dp": 2, "ep": 2}, dims=self.SIZES)
+        self.assertIn("over the axis `tp`, and the world's mesh is dp=2,ep=2", str(caught.exception))
+        # Ranks in a row have no axes.
+        with self.assertRaises(mk.ArgumentError) as caught:
+            mk.plan(self.BOTH, ranks=4, dims=self.SIZES)
+        self.assertIn("axes `tp`, `dp`", str(caught.exception))
+
+
 if __name__ == "__main__":
     unittest.main()

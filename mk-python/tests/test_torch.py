@@ -104,11 +104,11 @@ def experts(case, rank, ranks, world):
 
 
 def uneven(case, rank, ranks, world):
-    """A layer of which ranks have unequally many tokens, one of them none, with what experts of all tokens made, and all gradients."""
+    """A layer of which ranks have unequally many tokens, one of them none, and experts, with what experts of all tokens made, and all gradients."""
     import mk.nn
 
     counts = [0, 7, 130, 4][-ranks:] if ranks > 1 else [5]
-    number, most, firsts = 2 * ranks, max(counts), [sum(counts[:r]) for r in range(ranks)]
+    number, most, firsts = 3 * ranks - (ranks > 1), max(counts), [sum(counts[:r]) for r in range(ranks)]
     mine = lambda t: t[firsts[rank] : firsts[rank] + counts[rank]]
     layer = mk.nn.MoE(16, 24, number, 2, world)
     gate_up, down = random(number, 48, 16, seed=1, scale=0.25), random(number, 16, 24, seed=2, scale=0.2)
@@ -136,6 +136,9 @@ def uneven(case, rank, ranks, world):
     if counts[rank] > 1:
         with case.assertRaisesRegex(mk.ArgumentError, f"tokens is 1, and this rank has {counts[rank]}"):
             layer(mine(x), mine(ids), mine(weights), tokens=1)
+    if ranks == 4:
+        with case.assertRaisesRegex(mk.ArgumentError, "experts is 6, and of 4 ranks with 2 each some have none"):
+            mk.nn.MoE(16, 24, 6, 2, world)
 
 
 def drops(case, rank, ranks, world):

@@ -134,6 +134,19 @@ def refused(case, on):
     fails(mk.UnsupportedError, ["Plan.explain()"], lambda: rows.explain(a, b))
 
 
+def two_worlds(case, mesh):
+    """Both axes as worlds of their own, at once."""
+    along = {axis: mk.World.reference(mesh[axis]) for axis in ("tp", "dp")}
+    torch.manual_seed(5)
+    x, w, d = drawn(16, 24), drawn(24, 32), drawn(16, 32)
+    part = Mesh(mesh).part
+    gathered = mk.compile("gather(x) -> gemm(w)", along["tp"])
+    summed = mk.compile("fn f(x: bf16[T, M] @ shard(0), d: bf16[T, N] @ shard(0)) { gemm(x.t, d) -> reduce_scatter }", along["dp"])
+    for _ in range(2):
+        close(case, "along tp", gathered(part(x, tp=0), part(w, tp=1)), x.float() @ part(w, tp=1).float())
+        close(case, "along dp", summed(part(x, dp=0), part(d, dp=0)), part(x.float().t() @ d.float(), dp=0))
+
+
 def on_ranks(rank, path):
     case = unittest.TestCase()
     limit = datetime.timedelta(seconds=60)
@@ -146,6 +159,7 @@ def on_ranks(rank, path):
             forward(case, on)
             gradients(case, on)
             refused(case, on)
+            two_worlds(case, mesh)
         unnamed = dist.init_device_mesh("cpu", (2, 2))
         with case.assertRaisesRegex(mk.ArgumentError, "2 dimensions without names"):
             mk.World.reference(unnamed)

@@ -174,6 +174,17 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
             }
             out
         }
+        Op::Rope { back } => {
+            let (n, d) = (shape(node.result)[1], shape(node.inputs[1])[1]);
+            let turned = |i: usize| {
+                let (row, at) = (i / n * d, i % n % d);
+                let (sign, other) = if at < d / 2 { (-1.0, i + d / 2) } else { (1.0, i - d / 2) };
+                let sign = if back { -sign } else { sign };
+                let (cos, sin) = (of(1)[row + at % (d / 2)], of(1)[row + d / 2 + at % (d / 2)]);
+                of(0)[i] * cos + sign * of(0)[other] * sin
+            };
+            (0..of(0).len()).map(turned).collect()
+        }
         Op::Curve(curve) => map(&|x| value(curve, x)),
         Op::Mul => zip(&|x, y| x * y),
         Op::Add => zip(&|x, y| x + y),

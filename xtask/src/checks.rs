@@ -83,10 +83,11 @@ pub fn mutants() -> Result<()> {
 }
 
 /// Grids, with the package and the tests that take a part of them.
-const GRIDS: [(&str, &str, &[&str]); 5] = [
+const GRIDS: [(&str, &str, &[&str]); 6] = [
     ("attention", "mk-harness", &["sweep_attention"]),
     ("experts", "mk-harness", &["few_tokens", "sweep_experts"]),
     ("experts_nodes", "mk-harness", &["sweep_experts_nodes"]),
+    ("meshes", "mk-harness", &["sweep_meshes"]),
     ("nodes", "mk-harness", &["sweep_nodes"]),
     ("tokens", "mk-codegen", &["dispatch"]),
 ];

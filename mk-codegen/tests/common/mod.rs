@@ -396,6 +396,22 @@ pub const CASES: &[Case] = &[
         &[("x", &[1000, 264]), ("ones", &[1000, 8])],
     ),
     (
+        "rope_gather_gemm",
+        "fn f(x: bf16[M, K] @ shard(0), t: f32[M, 64] @ shard(0), w: bf16[K, N] @ shard(1)) {
+             x -> rope(t) -> gather -> gemm(w)
+         }",
+        3,
+        &[("x", &[500, 512]), ("w", &[512, 520])],
+    ),
+    (
+        "rope_heads",
+        "fn f(q: f16[M, N] @ shard(1), d: f16[M, N] @ shard(1), t: f32[M, 32]) {
+             (q -> rope(t), rope_grad(d, t))
+         }",
+        2,
+        &[("q", &[800, 768])],
+    ),
+    (
         "gelu_gather_gemm",
         "gather(x) -> bias(c) -> gelu -> scale(0.5) -> gemm(w)",
         3,

@@ -89,6 +89,7 @@ fn cases(all: bool) -> Vec<Case> {
     }
     out.extend(cases::experts(!all));
     out.extend(cases::nodes(!all));
+    out.extend(cases::meshes(!all));
     out.extend(cases::attention(!all));
     out.extend(cases::small(true));
     if let Ok(part) = std::env::var("MK_MUTANTS_CASE") {

@@ -341,6 +341,38 @@ pub fn experts(few: bool) -> Vec<Case> {
     all.iter().take(if few { 2 } else { all.len() }).map(one).collect()
 }
 
+/// Pipelines over two axes of a mesh, of few rows that both axes share, evenly and not.
+pub fn meshes(few: bool) -> Vec<Case> {
+    const ROWS: &str =
+        "a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)";
+    const TOKENS: &str =
+        "x: bf16[T, M] @ shard(0, dp), d: bf16[T, N] @ shard(0, dp) @ shard(1, tp)";
+    let all = [
+        (ROWS, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", [("tp", 2), ("dp", 2)]),
+        (TOKENS, "gemm(x.t, d) -> all_reduce(dp)", [("dp", 2), ("tp", 2)]),
+        (TOKENS, "gemm(x.t, d) -> reduce_scatter(dp)", [("tp", 2), ("dp", 2)]),
+        (
+            ROWS,
+            "let x = gather(a, tp); (x -> gemm(b) -> all_reduce(dp), x)",
+            [("dp", 2), ("tp", 2)],
+        ),
+        (ROWS, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", [("dp", 3), ("tp", 2)]),
+    ];
+    let one = |(signature, body, mesh): &(&str, &str, [(&str, u32); 2])| {
+        let name = format!("{body}, on {mesh:?}");
+        let text = format!("fn f({signature}) {{ {body} }}");
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        let dims = [("T", 6), ("M", 12), ("K", 12), ("N", 8)];
+        let dims = dims.iter().filter(|(name, _)| program.symbol(name).is_some());
+        let dims = dims.map(|(name, n)| (name.to_string(), *n)).collect();
+        let bound = program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let mesh: Vec<_> = mesh.iter().map(|(axis, n)| (axis.to_string(), *n)).collect();
+        let ranks = mesh.iter().map(|(_, n)| n).product();
+        Case::lowered(name, program, bound, &Config { ranks, mesh, ..Config::default() })
+    };
+    all.iter().take(if few { 2 } else { all.len() }).map(one).collect()
+}
+
 /// Pipelines over two nodes, on networks of both kinds.
 pub fn nodes(few: bool) -> Vec<Case> {
     const SOURCES: &[&str] = &[

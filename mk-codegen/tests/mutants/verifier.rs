@@ -186,9 +186,10 @@ fn every_mutant_is_rejected_or_equivalent() {
 
 /// Attention, nodes and experts: the same as of products.
 #[test]
-fn every_mutant_of_attention_nodes_and_experts_is_rejected_or_equivalent() {
+fn every_mutant_of_attention_nodes_meshes_and_experts_is_rejected_or_equivalent() {
     let mut cases = cases::attention(few());
     cases.extend(cases::nodes(few()));
+    cases.extend(cases::meshes(few()));
     cases.extend(cases::experts(few()));
     for case in &cases {
         let begin = Instant::now();

@@ -145,6 +145,10 @@ const ALIASES: &[Alias] = &[
         says: Write { op: "gelu_tanh", like: "gather(a) -> gemm(b) -> gelu_tanh" },
     },
     Alias {
+        names: &["rotary", "rotary_embedding", "apply_rotary_pos_emb"],
+        says: Write { op: "rope", like: "x -> rope(t)" },
+    },
+    Alias {
         names: &["transpose", "t", "permute", "swapaxes"],
         says: Write { op: "gemm", like: "gather(a) -> gemm(b.t)" },
     },
@@ -155,8 +159,6 @@ const ALIASES: &[Alias] = &[
             "batch_norm",
             "dropout",
             "embedding",
-            "rope",
-            "rotary",
             "topk",
             "cross_entropy",
         ],

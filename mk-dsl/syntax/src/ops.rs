@@ -17,6 +17,8 @@ pub(crate) enum OpKind {
     SwigluGrad,
     RmsNorm,
     RmsNormGrad,
+    Rope,
+    RopeGrad,
     Mul,
     Add,
     Scale,
@@ -60,7 +62,7 @@ const fn later(name: &'static str) -> OpInfo {
     op(name, OpKind::Unsupported, "", "")
 }
 
-pub(crate) const OPS: [OpInfo; 35] = [
+pub(crate) const OPS: [OpInfo; 37] = [
     op("gather", OpKind::Gather, "`gather` or `gather(axis)`", "`gather(x)`"),
     op("gemm", OpKind::Gemm, "`gemm(w)`, or `gemm(x, w)` at the start of a chain", "`gemm(x, w)`"),
     op(
@@ -117,6 +119,13 @@ pub(crate) const OPS: [OpInfo; 35] = [
         OpKind::RmsNormGrad,
         "`rmsnorm_grad(x, g)`, or `rmsnorm_grad(dy, x, g)` at the start of a chain",
         "`rmsnorm_grad(dy, x, g)`",
+    ),
+    op("rope", OpKind::Rope, "`rope(t)`, or `rope(x, t)` at the start of a chain", "`rope(x, t)`"),
+    op(
+        "rope_grad",
+        OpKind::RopeGrad,
+        "`rope_grad(t)`, or `rope_grad(dy, t)` at the start of a chain",
+        "`rope_grad(dy, t)`",
     ),
     op("mul", OpKind::Mul, "`mul(y)`, or `mul(x, y)` at the start of a chain", "`mul(x, y)`"),
     op("add", OpKind::Add, "`add(y)`, or `add(x, y)` at the start of a chain", "`add(x, y)`"),
@@ -224,7 +233,7 @@ pub(crate) fn folded(name: &str) -> String {
 fn is_written(op: &OpInfo) -> bool {
     use OpKind::{
         AttentionDk, AttentionDq, AttentionDv, AttentionStats, CombineGrad, GroupedWgrad,
-        RmsNormGrad, Slope, SwigluGrad,
+        RmsNormGrad, RopeGrad, Slope, SwigluGrad,
     };
     !matches!(
         op.kind,
@@ -234,6 +243,7 @@ fn is_written(op: &OpInfo) -> bool {
             | GroupedWgrad
             | CombineGrad
             | RmsNormGrad
+            | RopeGrad
             | AttentionStats
             | AttentionDq
             | AttentionDk

@@ -123,6 +123,7 @@ impl Program {
             | Op::Slope(_)
             | Op::Swiglu
             | Op::SwigluGrad
+            | Op::Rope { .. }
             | Op::Mul
             | Op::Add => {}
         }

@@ -272,6 +272,13 @@ pub enum Op {
         /// As [`Op::RmsNorm`] has it.
         eps: f64,
     },
+    /// `[x: [M, H * D], t: f32 [M, D]] -> [M, H * D]`: each head of a row turned by the row's angles, of which `t` has
+    /// D / 2 cosines and then D / 2 sines. Elements `i` and `i + D / 2` of a head are a pair: `(x, y)` becomes
+    /// `(x cos - y sin, y cos + x sin)`.
+    Rope {
+        /// By the angles the other way: the backward of `rope`.
+        back: bool,
+    },
     /// `[x, y] -> x * y`.
     Mul,
     /// `[x, y] -> x + y`.
@@ -359,6 +366,8 @@ impl Op {
             Op::Swiglu => "swiglu",
             Op::RmsNorm { .. } => "rmsnorm",
             Op::RmsNormGrad { .. } => "rmsnorm_grad",
+            Op::Rope { back: false } => "rope",
+            Op::Rope { back: true } => "rope_grad",
             Op::Mul => "mul",
             Op::Add => "add",
             Op::Attention { .. } => "attention",
@@ -390,6 +399,7 @@ impl Op {
                 | Op::SwigluGrad
                 | Op::RmsNorm { .. }
                 | Op::RmsNormGrad { .. }
+                | Op::Rope { .. }
                 | Op::Attention { .. }
                 | Op::Lse
                 | Op::AttentionStats

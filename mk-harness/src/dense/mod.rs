@@ -14,6 +14,7 @@ use super::{
     gradients::{Gradients, Operands, statistics},
     near::Near,
     norm::normalised,
+    rope::turned,
     value::{Matrix, Value},
 };
 use mk_abi::DType;
@@ -335,6 +336,7 @@ impl<'a> Dense<'a> {
                 let weight = g.first().map(|g| on(g, 0)).transpose()?;
                 Value::Whole(normalised(eps, on(x, 0)?, weight, Some(on(d, 0)?)))
             }
+            (Op::Rope { back }, [x, t]) => Value::Whole(turned(back, on(x, 0)?, on(t, 0)?)?),
             (Op::Curve(curve), [x]) => x.map(|_, x| x.curve(curve)),
             (Op::Mul, [x, y]) => x.zip(y, Near::mul),
             (Op::Add, [x, y]) => x.zip(y, Near::add),

@@ -173,6 +173,7 @@ impl Evaluator<'_, '_> {
             Op::Curve(curve) => MapOp::Curve(curve),
             Op::Slope(curve) => MapOp::Slope(curve),
             Op::SwigluGrad => MapOp::SwigluGrad,
+            Op::Rope { back } => MapOp::Rope { back },
             Op::RmsNorm { eps } => return self.norm(node, eps, None),
             Op::RmsNormGrad { eps } => return self.norm(node, eps, Some(operand(0)?)),
             Op::Attention { .. } => return Ok(self.attention(node)?.0),

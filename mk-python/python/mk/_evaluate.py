@@ -72,6 +72,17 @@ def _rmsnorm_grad(torch, value, widen, d, x, weight=None):
     return (root * g - x32 * root**3 * (g * x32).mean(-1, keepdim=True)).to(x.dtype)
 
 
+def _rope(back):
+    def turned(torch, value, widen, x, table):
+        rows, head = table.shape
+        cos, sin = (t[:, None] for t in table.float().chunk(2, 1))
+        first, second = x.float().view(rows, -1, head).chunk(2, 2)
+        sin = -sin if back else sin
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], 2).view(x.shape).to(x.dtype)
+
+    return turned
+
+
 def _dequantize(torch, value, widen, x, scales):
     if scales.ndim == 1:
         return x.float() * scales[:, None]
@@ -100,6 +111,8 @@ _OPS = {
     "swiglu_grad": _swiglu_grad,
     "rmsnorm": _rmsnorm,
     "rmsnorm_grad": _rmsnorm_grad,
+    "rope": _rope(False),
+    "rope_grad": _rope(True),
     "mul": lambda torch, value, widen, x, y: x * y,
     "add": lambda torch, value, widen, x, y: x + y,
     "scale": lambda torch, value, widen, x: x * value["factor"],

@@ -196,9 +196,8 @@ class GatedMLP(_Layer):
 class _Experts(_Layer):
     """SwiGLU blocks of experts, of which each rank has ``experts / ranks``."""
 
-    def _experts(self, hidden, ffn, experts, world, device, dtype):
-        self.hidden, self.ffn, self.experts = _size(hidden, "hidden"), _size(ffn, "ffn"), _size(experts, "experts")
-        own = _part(experts, world, "experts")
+    def _experts(self, hidden, ffn, experts, own, device, dtype):
+        self.hidden, self.ffn, self.experts = _size(hidden, "hidden"), _size(ffn, "ffn"), experts
         self.gate_up = self._weight(own, hidden, 2, ffn, fan_in=hidden, device=device, dtype=dtype)
         self.down = self._weight(own, ffn, hidden, fan_in=ffn, device=device, dtype=dtype)
         return _dtype(dtype)
@@ -240,7 +239,7 @@ class GroupedMLP(_Experts):
 
     def __init__(self, hidden, ffn, experts, world, *, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
         super().__init__()
-        t = self._experts(hidden, ffn, experts, world, device, dtype)
+        t = self._experts(hidden, ffn, experts, _part(experts, world, "experts"), device, dtype)
         self.function = compile(
             f"""fn experts(x: {t}[R, K] @ shard(0), counts: i32[E] @ shard(0), w: {t}[E, K, 2, F] @ shard(0), v: {t}[E, F, K] @ shard(0)) {{
                 ragged(x, counts) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v)
@@ -260,20 +259,28 @@ class MoE(_Experts):
     Every rank has as many tokens; else all pass ``tokens``, the most that one of them has, and those that have fewer, or none, are filled up with
     tokens of no expert. ``shared``, as ``x``, is added to the sums before they are rounded: what experts of all tokens make.
 
-    Parameters and their layouts are :class:`GroupedMLP`'s.
+    Parameters and their layouts are :class:`GroupedMLP`'s; of experts that ranks do not divide, each has ``experts / ranks`` rounded up, and the last
+    one the rest.
     """
 
     def __init__(self, hidden, ffn, experts, top_k, world, *, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
         super().__init__()
         self.top_k = _size(top_k, "top_k")
-        if top_k > experts:
+        if top_k > _size(experts, "experts"):
             raise ArgumentError(f"top_k is {top_k}, of {experts} experts\n  help: a token goes to each expert once")
-        t = self._experts(hidden, ffn, experts, world, device, dtype)
+        check_world(world)
+        each = -(-experts // world.size)
+        if each * (world.size - 1) >= experts:
+            raise ArgumentError(f"experts is {experts}, and of {world.size} ranks with {each} each some have none\n  help: let every rank have one")
+        own = min(each, experts - each * world.ranks[0])
+        t = self._experts(hidden, ffn, experts, own, device, dtype)
         text = lambda more, add: f"""fn moe(x: {t}[T, H] @ shard(0), ids: i64[T, K] @ shard(0), weights: f32[T, K] @ shard(0),
             w: {t}[E, H, 2, F] @ shard(0), v: {t}[E, F, H] @ shard(0){more}) {{
                 dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(weights){add}
             }}"""
         options = _options(world, reserve_sms, options)
+        if experts % world.size:
+            options["dims"] = {**(options.get("dims") or {}), "E": experts}
         self.function = compile(text("", ""), world, **options)
         self._with_shared = compile(text(f", s: {t}[T, H] @ shard(0)", " -> add(s)"), world, **options)
 

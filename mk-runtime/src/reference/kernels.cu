@@ -113,7 +113,7 @@ extern "C" __global__ void reference_fill(void* x, u64 n, u32 dtype, u64 seed, f
 }
 
 // Elementwise operations, as `MapOp` in mod.rs numbers them.
-enum : u32 { CAST = 0, ADD = 5, MUL = 6, SWIGLU = 7, BIAS = 8, SCALE = 9, SWIGLU_GRAD = 14, SCALE_ROWS = 15, RECIPROCAL_ROOT = 16, SCALE_STEPS = 17, SCALE_BLOCKS = 18 };
+enum : u32 { CAST = 0, ADD = 5, MUL = 6, SWIGLU = 7, BIAS = 8, SCALE = 9, SWIGLU_GRAD = 14, SCALE_ROWS = 15, RECIPROCAL_ROOT = 16, SCALE_STEPS = 17, SCALE_BLOCKS = 18, ROPE = 19 };
 // Curves from 32 on, and their slopes from 64 on, in the order of `Curve` in mk-dtype.
 enum : u32 { GELU_ERF = 32, GELU_TANH, SILU, RELU };
 enum : u32 { GELU_GRAD = 64, GELU_TANH_GRAD, SILU_GRAD, RELU_GRAD };
@@ -131,7 +131,7 @@ __device__ __forceinline__ float slope(u32 op, float x) {
 }
 
 // out[i] = op(a[i], b[i]). SWIGLU: a is [rows, 2, inner], gate then up, and out [rows, inner]. BIAS: b is [inner].
-extern "C" __global__ void reference_map(void* out, const void* a, const void* b, u64 n, u64 inner, u32 op,
+extern "C" __global__ void reference_map(void* out, const void* a, const void* b, u64 n, u64 inner, u64 b_inner, u32 op,
                                          float factor, u32 out_dtype, u32 a_dtype, u32 b_dtype) {
   const u64 stride = (u64)gridDim.x * blockDim.x;
   for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
@@ -151,6 +151,11 @@ extern "C" __global__ void reference_map(void* out, const void* a, const void* b
     if (op == SCALE_STEPS) y = x * load(b, b_dtype, i % inner / 128 * (n / inner) + row);
     if (op == SCALE_BLOCKS) y = x * load(b, b_dtype, row / 128 * ((inner + 127) / 128) + i % inner / 128);
     if (op == SCALE) y = x * factor;
+    if (op == ROPE) {
+      const u64 half = b_inner / 2, place = i % inner % b_inner, angle = row * b_inner + place % half;
+      const float other = load(a, a_dtype, place < half ? i + half : i - half), sine = load(b, b_dtype, angle + half) * factor;
+      y = x * load(b, b_dtype, angle) + (place < half ? -other : other) * sine;
+    }
     if (op == RECIPROCAL_ROOT) y = 1.f / sqrtf(x + factor);
     if (op == SWIGLU_GRAD) {
       const u64 gate = row / 2 * 2 * inner + i % inner;

@@ -2,9 +2,11 @@
 //! cores, elementwise operations, and error norms. For tests and `mk run`: every call waits for the GPU's launches, and
 //! for itself.
 
+mod attend;
 mod norm;
 mod params;
 
+pub use attend::{Attend, AttendGrad, Places};
 pub use norm::ErrorNorm;
 
 use crate::Error;
@@ -41,6 +43,11 @@ pub enum MapOp {
     ScaleSteps,
     /// x * y of `[M, K]`, where y is `[M / 128, K / 128]`.
     ScaleBlocks,
+    /// Heads of x, `[M, H * D]`, turned by the angles of y, `[M, D]`: D / 2 cosines, then D / 2 sines.
+    Rope {
+        /// The other way.
+        back: bool,
+    },
     /// A curve of x.
     Curve(Curve),
     /// x times the slope of a curve at y.
@@ -73,6 +80,7 @@ impl MapOp {
             MapOp::ScaleSteps => (17, 1.0),
             MapOp::ScaleBlocks => (18, 1.0),
             MapOp::ReciprocalRoot(eps) => (16, eps),
+            MapOp::Rope { back } => (19, if back { -1.0 } else { 1.0 }),
         }
     }
 }
@@ -105,53 +113,6 @@ impl<'a> Operand<'a> {
             }
         }
     }
-}
-
-/// What [`Reference::attend`] does besides its tensors.
-#[derive(Clone, Copy, Debug)]
-pub struct Attend {
-    /// Queries see keys at their own place and before.
-    pub causal: bool,
-    /// The most keys that a query sees of those.
-    pub window: Option<u32>,
-    /// Factor on scores.
-    pub scale: f32,
-    /// What scores stay below.
-    pub cap: Option<f32>,
-    /// The place in the sequence of the first query.
-    pub first: i64,
-    /// How many queries follow from there.
-    pub count: u64,
-    /// The place of the query behind those.
-    pub second: i64,
-}
-
-/// Where rows of a tensor are in the sequence: so many from `first` on, the others from `second` on.
-#[derive(Clone, Copy, Debug)]
-pub struct Places {
-    /// The place of the first row.
-    pub first: i64,
-    /// How many rows follow from there.
-    pub count: u64,
-    /// The place of the row behind those.
-    pub second: i64,
-}
-
-/// What gradients of attention are computed with besides their tensors.
-#[derive(Clone, Copy, Debug)]
-pub struct AttendGrad {
-    /// Queries see keys at their own place and before.
-    pub causal: bool,
-    /// The most keys that a query sees of those.
-    pub window: Option<u32>,
-    /// Factor on scores.
-    pub scale: f32,
-    /// What scores stay below.
-    pub cap: Option<f32>,
-    /// Of queries.
-    pub queries: Places,
-    /// Of keys.
-    pub keys: Places,
 }
 
 struct Kernels {
@@ -246,159 +207,6 @@ impl Reference {
         params.run(&kernels.gemm, context, [tiles(n)?, tiles(m)?])
     }
 
-    /// Attention in fp32: `o` f32 `[B, S, H, D]` and `lse` f32 `[B, H, S]` from `q` `[B, S, H, D]` and `k`, `v` `[B, T,
-    /// G, D]`, of any float types, `D` at most 256. All on one rank.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
-    pub fn attend(
-        &self,
-        [o, lse]: [&DeviceTensor; 2],
-        [q, k, v]: [&DeviceTensor; 3],
-        how: Attend,
-    ) -> Result<(), Error> {
-        let shapes = (q.shape(), k.shape());
-        let (&[batch, queries, heads, depth], &[batch_k, keys, groups, depth_k]) = shapes else {
-            return Err(mismatch(format!("attention of {:?} to {:?}", q.shape(), k.shape())));
-        };
-        let fits = (batch, depth) == (batch_k, depth_k)
-            && depth <= 256
-            && groups > 0
-            && heads.is_multiple_of(groups)
-            && (k.shape(), k.dtype()) == (v.shape(), v.dtype())
-            && o.shape() == q.shape()
-            && lse.shape() == [batch, heads, queries]
-            && [o.dtype(), lse.dtype()] == [DType::F32; 2];
-        if !fits {
-            let [q, k, v, o, lse] = [q, k, v, o, lse].map(|t| t.shape().to_vec());
-            return Err(mismatch(format!(
-                "attention of {q:?} to {k:?} and {v:?} is not {o:?}, {lse:?}"
-            )));
-        }
-        same_rank(&[o, lse, q, k, v])?;
-        let (kernels, context) = self.on(o.rank())?;
-        let params = [o, lse, q, k, v].iter().fold(Params::new(), |p, t| p.word(t.as_arg().ptr()));
-        let places = [how.first as u64, how.count, how.second as u64];
-        let sizes = [[batch, queries, keys], [heads, groups, depth], places].concat();
-        let params = sizes.into_iter().fold(params, Params::word);
-        let params = params
-            .half(u32::from(how.causal))
-            .half(how.window.unwrap_or(0))
-            .half(how.scale.to_bits())
-            .half(how.cap.unwrap_or(0.0).to_bits())
-            .half(code(q)?)
-            .half(code(k)?);
-        let rows = batch.saturating_mul(queries).saturating_mul(heads);
-        params.run(&kernels.attend, context, [flat(rows.saturating_mul(32)), 1])
-    }
-
-    /// Statistics `[B, H, S, 4]` that gradients of attention take, of results and their gradients `[B, S, H, D]` and
-    /// logarithms `[B, H, S]`: of each query the logarithm, the sum of `o * d_o`, and two zeros. Statistics and
-    /// logarithms are f32. All on one rank.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
-    pub fn attend_stats(
-        &self,
-        stats: &DeviceTensor,
-        [o, d_o, lse]: [&DeviceTensor; 3],
-    ) -> Result<(), Error> {
-        let fits = match o.shape() {
-            &[batch, queries, heads, _] => {
-                d_o.shape() == o.shape()
-                    && lse.shape() == [batch, heads, queries]
-                    && stats.shape() == [batch, heads, queries, 4]
-                    && [lse.dtype(), stats.dtype()] == [DType::F32; 2]
-            }
-            _ => false,
-        };
-        let (true, &[batch, queries, heads, depth]) = (fits, o.shape()) else {
-            let [o, d_o, lse, stats] = [o, d_o, lse, stats].map(|t| t.shape().to_vec());
-            return Err(mismatch(format!(
-                "statistics of {o:?}, {d_o:?} and {lse:?} are not {stats:?}"
-            )));
-        };
-        same_rank(&[stats, o, d_o, lse])?;
-        let (kernels, context) = self.on(o.rank())?;
-        let params =
-            [stats, o, d_o, lse].iter().fold(Params::new(), |p, t| p.word(t.as_arg().ptr()));
-        let params = [batch, queries, heads, depth].into_iter().fold(params, Params::word);
-        let params = params.half(code(o)?).half(code(d_o)?);
-        let rows = batch.saturating_mul(queries).saturating_mul(heads);
-        params.run(&kernels.attend_stats, context, [flat(rows.saturating_mul(32)), 1])
-    }
-
-    /// Gradients of the queries of an attention, f32, of queries, results' gradients, statistics, keys and values. All
-    /// on one rank.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
-    pub fn attend_dq(
-        &self,
-        dq: &DeviceTensor,
-        operands: [&DeviceTensor; 5],
-        how: AttendGrad,
-    ) -> Result<(), Error> {
-        let [q, ..] = operands;
-        let rows = q.elements().checked_div(q.shape().last().copied().unwrap_or(1)).unwrap_or(0);
-        let params = self.gradient(&[dq], operands, q.shape(), how)?;
-        let (kernels, context) = self.on(q.rank())?;
-        params.run(&kernels.attend_dq, context, [flat(rows.saturating_mul(32)), 1])
-    }
-
-    /// The same of keys and values.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
-    pub fn attend_dkv(
-        &self,
-        [dk, dv]: [&DeviceTensor; 2],
-        operands: [&DeviceTensor; 5],
-        how: AttendGrad,
-    ) -> Result<(), Error> {
-        let [_, _, _, k, _] = operands;
-        let rows = k.elements().checked_div(k.shape().last().copied().unwrap_or(1)).unwrap_or(0);
-        let params = self.gradient(&[dk, dv], operands, k.shape(), how)?;
-        let (kernels, context) = self.on(k.rank())?;
-        params.run(&kernels.attend_dkv, context, [flat(rows.saturating_mul(32)), 1])
-    }
-
-    fn gradient(
-        &self,
-        results: &[&DeviceTensor],
-        [q, d_o, stats, k, v]: [&DeviceTensor; 5],
-        shape: &[u64],
-        how: AttendGrad,
-    ) -> Result<Params, Error> {
-        let shapes = (q.shape(), k.shape());
-        let (&[batch, queries, heads, depth], &[batch_k, keys, groups, depth_k]) = shapes else {
-            return Err(mismatch(format!("attention of {:?} to {:?}", q.shape(), k.shape())));
-        };
-        let fits = (batch, depth) == (batch_k, depth_k)
-            && depth <= 256
-            && groups > 0
-            && heads.is_multiple_of(groups)
-            && (k.shape(), k.dtype()) == (v.shape(), v.dtype())
-            && (q.shape(), q.dtype()) == (d_o.shape(), d_o.dtype())
-            && stats.shape() == [batch, heads, queries, 4]
-            && stats.dtype() == DType::F32
-            && results.iter().all(|t| t.shape() == shape && t.dtype() == DType::F32);
-        if !fits {
-            let all = [q, d_o, stats, k, v].map(|t| t.shape().to_vec());
-            return Err(mismatch(format!("gradients of attention of {all:?} are not {shape:?}")));
-        }
-        let all: Vec<_> = results.iter().copied().chain([q, d_o, stats, k, v]).collect();
-        same_rank(&all)?;
-        let params = all.iter().fold(Params::new(), |p, t| p.word(t.as_arg().ptr()));
-        let sizes = [batch, queries, keys, heads, groups, depth];
-        let places = [how.queries, how.keys].map(|p| [p.first as u64, p.count, p.second as u64]);
-        let params =
-            sizes.into_iter().chain(places.into_iter().flatten()).fold(params, Params::word);
-        let params = params.half(u32::from(how.causal)).half(how.window.unwrap_or(0));
-        let params = params.half(how.scale.to_bits()).half(how.cap.unwrap_or(0.0).to_bits());
-        Ok(params.half(code(q)?).half(code(k)?))
-    }
-
     /// out = op(a) or op(a, b), elementwise in fp32, rounded to the type of `out`. All on one rank; `out` may be `a`
     /// where the types agree.
     ///
@@ -427,6 +235,11 @@ impl Reference {
             (MapOp::ScaleBlocks, &[m, k], Some(b)) => {
                 same(a) && b.shape() == [m.div_ceil(128), k.div_ceil(128)]
             }
+            (MapOp::Rope { .. }, &[m, n], Some(b)) => {
+                let d = b.shape().last().copied().unwrap_or(0);
+                same(a) && b.shape() == [m, d] && d > 0 && d % 2 == 0 && n % d == 0
+            }
+            (MapOp::Rope { .. }, ..) => false,
             (MapOp::Bias | MapOp::ScaleRows | MapOp::ScaleSteps | MapOp::ScaleBlocks, ..) => false,
             (op, _, None) if op.pairs() => false,
             (_, _, Some(_)) => false,
@@ -450,6 +263,7 @@ impl Reference {
             .word(b.as_arg().ptr())
             .word(out.elements())
             .word(inner.max(1))
+            .word(b.shape().last().copied().unwrap_or(1))
             .half(op)
             .half(factor.to_bits())
             .half(code(out)?)

@@ -1,6 +1,6 @@
 //! The device library: real CUDA headers, concatenated in a fixed order ahead of every generated kernel.
 
-pub use super::arch::SM90_LIBRARY as FILES;
+pub use super::{arch::SM90_LIBRARY as FILES, nodes::Nodes};
 
 /// What a traced kernel has beside [`FILES`].
 pub const TRACE: (&str, &str) = ("sync/trace.cuh", include_str!("../../templates/sync/trace.cuh"));
@@ -10,36 +10,6 @@ pub(super) const RECORDS: &str = "constexpr u32 kTraceRecords = ";
 
 /// Line that ends the library in a generated kernel.
 pub const END: &str = mk_abi::KernelSource::LIBRARY_END;
-
-/// Constants of a plan's nodes, which the library is compiled with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Nodes {
-    /// How many; all else means something only where there are several.
-    pub nodes: u32,
-    /// Ranks of each.
-    pub local: u32,
-    /// Entries of the fifo.
-    pub fifo: u32,
-    /// Lanes to each peer.
-    pub lanes: u32,
-    /// First of the net words that stand for the nodes' entries.
-    pub entered: u32,
-    /// Where the hashes of launches lie in net memory.
-    pub hashes: u64,
-}
-
-impl Nodes {
-    /// All ranks map each other's memory.
-    pub const ONE: Nodes = Nodes { nodes: 1, local: 1, fifo: 1, lanes: 1, entered: 0, hashes: 0 };
-
-    fn text(self) -> String {
-        let Nodes { nodes, local, fifo, lanes, entered, hashes } = self;
-        format!(
-            "constexpr u32 kNodes = {nodes}, kLocal = {local}, kFifo = {fifo}, kLanes = {lanes}, kEnteredNode = {entered};\n\
-             constexpr u64 kNetHashes = {hashes};\n"
-        )
-    }
-}
 
 /// Everything that stands before a kernel's own part: library and host/device structs.
 pub fn text() -> String {

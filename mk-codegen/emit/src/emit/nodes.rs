@@ -1,9 +1,39 @@
 //! What plans over nodes need of the library, and what of them no template carries out.
 
-use super::{error::EmitError, library::Nodes};
+use super::error::EmitError;
 use mk_plan::{
     Arena, Expr, FamId, NetPlan, Plan, PointError, Points, RoleKind, SigId, Space, TableSet,
 };
+
+/// Constants of a plan's nodes, which the library is compiled with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nodes {
+    /// How many; all else means something only where there are several.
+    pub nodes: u32,
+    /// Ranks of each.
+    pub local: u32,
+    /// Entries of the fifo.
+    pub fifo: u32,
+    /// Lanes to each peer.
+    pub lanes: u32,
+    /// First of the net words that stand for the nodes' entries.
+    pub entered: u32,
+    /// Where the hashes of launches lie in net memory.
+    pub hashes: u64,
+}
+
+impl Nodes {
+    /// All ranks map each other's memory.
+    pub const ONE: Nodes = Nodes { nodes: 1, local: 1, fifo: 1, lanes: 1, entered: 0, hashes: 0 };
+
+    pub(super) fn text(self) -> String {
+        let Nodes { nodes, local, fifo, lanes, entered, hashes } = self;
+        format!(
+            "constexpr u32 kNodes = {nodes}, kLocal = {local}, kFifo = {fifo}, kLanes = {lanes}, kEnteredNode = {entered};\n\
+             constexpr u64 kNetHashes = {hashes};\n"
+        )
+    }
+}
 
 /// The constants of a plan's nodes.
 pub(super) fn nodes(plan: &Plan, net: Option<&NetPlan>) -> Nodes {

@@ -60,6 +60,19 @@ impl From<Scores> for Scored {
     }
 }
 
+/// Operations that one part of the passes claims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// GEMMs, what moves and reduces matrices, and elementwise operations on the way.
+    Dense,
+    /// What makes each row of the same rows of its operands, and of vectors.
+    Rows,
+    /// What tokens go through on the way to their experts and back.
+    Experts,
+    /// Attention and its gradients.
+    Attention,
+}
+
 /// How a value comes about.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kind {
@@ -128,6 +141,11 @@ pub enum Kind {
         /// As [`Kind::RmsNorm`] has it.
         eps: u32,
     },
+    /// Heads of rows, turned by the angles of their row. Operands: rows, cosines and sines.
+    Rope {
+        /// The other way.
+        back: bool,
+    },
     /// The gradient of the input of `swiglu`, from that of its result: `[m, n]` and `[m, 2, n]` become `[m, 2, n]`.
     SwigluGrad,
     /// What the epilogue of the GEMM that it is an operand of saves on the way: a result.
@@ -192,9 +210,34 @@ impl Kind {
         }
     }
 
-    /// Whether it makes each row of the same rows of its operands, and of vectors.
-    pub fn works_on_rows(&self) -> bool {
-        matches!(self, Kind::Chain { .. } | Kind::RmsNorm { .. } | Kind::RmsNormGrad { .. })
+    /// Which operations it is claimed with.
+    pub fn group(&self) -> Group {
+        match self {
+            Kind::Param
+            | Kind::Gather { .. }
+            | Kind::Dequantize(_)
+            | Kind::Gemm { .. }
+            | Kind::Elementwise(_)
+            | Kind::SwigluGrad
+            | Kind::Saved
+            | Kind::OwnHalf
+            | Kind::ReduceScatter { .. }
+            | Kind::AllReduce { .. } => Group::Dense,
+            Kind::Chain { .. }
+            | Kind::RmsNorm { .. }
+            | Kind::RmsNormGrad { .. }
+            | Kind::Rope { .. } => Group::Rows,
+            Kind::GroupedGemm { .. }
+            | Kind::GroupedWgrad { .. }
+            | Kind::Dispatch { .. }
+            | Kind::Combine { .. }
+            | Kind::CombineGrad => Group::Experts,
+            Kind::Attention { .. }
+            | Kind::Lse
+            | Kind::AttentionStats
+            | Kind::AttentionGrad { .. }
+            | Kind::AttentionDv => Group::Attention,
+        }
     }
 
     /// [`Kind::epilogue`], to add to.
@@ -339,6 +382,7 @@ fn kind_of(op: Op) -> Kind {
         Op::Slope(curve) => EpilogueOp::Slope(curve),
         Op::SwigluGrad => return Kind::SwigluGrad,
         Op::RmsNorm { eps } => return Kind::RmsNorm { eps: (eps as f32).to_bits() },
+        Op::Rope { back } => return Kind::Rope { back },
         Op::RmsNormGrad { eps } => return Kind::RmsNormGrad { eps: (eps as f32).to_bits() },
         Op::Mul => EpilogueOp::Mul,
         Op::Add => EpilogueOp::Add,

@@ -3,14 +3,14 @@
 //! Precondition: fused epilogues. Postcondition: a row-wise operation reads a gather of rows only if its other operand
 //! is not gathered.
 
-use crate::graph::{Kind, OpGraph, Value};
+use crate::graph::{Group, Kind, OpGraph, Value};
 use petgraph::stable_graph::NodeIndex;
 
 /// Runs the pass.
 pub(super) fn gathers(g: &mut OpGraph) {
     // Chains are as long as the user wrote them: each operation moves past one gather, and the next then reads that.
     for node in g.in_order() {
-        if g.graph[node].kind.works_on_rows() {
+        if g.graph[node].kind.group() == Group::Rows {
             move_before(g, node);
         }
     }

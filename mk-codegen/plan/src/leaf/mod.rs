@@ -11,6 +11,7 @@ mod nic_send;
 mod norm;
 mod record;
 mod reduce;
+mod rope;
 mod signal;
 mod stats;
 mod store;
@@ -26,6 +27,7 @@ pub use nic_send::NicSend;
 pub use norm::NormTile;
 pub use record::Record;
 pub use reduce::ReduceTile;
+pub use rope::RopeTile;
 pub use signal::{Enter, Signal};
 pub use stats::{STATS, StatsTile};
 pub use store::Store;
@@ -58,6 +60,8 @@ pub enum Leaf {
     AttendGradTile(AttendGradTile),
     /// [`NormTile`].
     NormTile(NormTile),
+    /// [`RopeTile`].
+    RopeTile(RopeTile),
     /// [`NicSend`].
     NicSend,
     /// [`HostCopy`].
@@ -72,7 +76,8 @@ pub enum Leaf {
 macro_rules! of_leaf {
     ($leaf:expr, $x:ident => $do:expr) => {
         $crate::of_leaf!(@ $leaf, $x, $do, [Signal Enter NicSend HostCopy]
-            [CopyTile MmaTile ReduceTile AttendTile StatsTile AttendGradTile Tabulate NormTile DotTile])
+            [CopyTile MmaTile ReduceTile AttendTile StatsTile AttendGradTile Tabulate NormTile DotTile
+             RopeTile])
     };
     (@ $leaf:expr, $x:ident, $do:expr, [$($unit:ident)*] [$($record:ident)*]) => {
         match $leaf {
@@ -109,6 +114,8 @@ const READERS: &[(&str, Reader)] = &[
     ("attend_dkv_tile", |c| AttendGradTile::read(c, GradOf::Keys).map(Leaf::AttendGradTile)),
     ("norm_tile", |c| NormTile::read(c, false).map(Leaf::NormTile)),
     ("norm_grad_tile", |c| NormTile::read(c, true).map(Leaf::NormTile)),
+    ("rope_tile", |_| Ok(Leaf::RopeTile(RopeTile { back: false }))),
+    ("rope_back_tile", |_| Ok(Leaf::RopeTile(RopeTile { back: true }))),
     ("nic_send", |_| Ok(Leaf::NicSend)),
     ("host_copy", |_| Ok(Leaf::HostCopy)),
     ("tabulate_blocks", |c| Tabulate::read_blocks(c).map(Leaf::Tabulate)),
@@ -207,6 +214,7 @@ mod tests {
         all.push(Leaf::Tabulate(Tabulate { of: Tabulation::Blocks { rows: 8 } }));
         all.push(Leaf::Tabulate(Tabulate { of: Tabulation::Begins { rows: 8 } }));
         all.push(Leaf::ReduceTile(ReduceTile { epilogue: vec![EpilogueOp::Bias] }));
+        all.extend([false, true].map(|back| Leaf::RopeTile(RopeTile { back })));
         all.extend([false, true].map(|grad| Leaf::NormTile(NormTile { eps: 0, grad })));
         all.push(Leaf::DotTile(DotTile));
         all.push(Leaf::StatsTile(StatsTile { block: [128, 64] }));

@@ -3,6 +3,7 @@
 use super::{
     cells::{Cells, Lines},
     error::FieldError,
+    rope,
 };
 use mk_plan::{Mesh, Places};
 use mk_syntax::{Bound, Def, Factors, Node, Op, Placement, Program, SCALE_BLOCK, Scores, ValueId};
@@ -186,6 +187,13 @@ impl<'a> Dims<'a> {
                     for d in 0..of(i).len() {
                         same(of(0)[if vector { last } else { d }], of(i)[d], extent(*x, d));
                     }
+                }
+            }
+            Op::Rope { .. } => {
+                same(of(0)[0], of(1)[0], extent(node.inputs[0], 0));
+                let lens = node.inputs[..2].iter().map(|x| extent(*x, 1) as i32);
+                if let [columns, head] = lens.collect::<Vec<_>>()[..] {
+                    rope::link(lines, (of(0)[1], 0), (of(1)[1], 0), [columns, head]);
                 }
             }
             Op::Attention { scores: Scores { causal, window, .. }, .. } => {

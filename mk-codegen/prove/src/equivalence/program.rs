@@ -10,7 +10,7 @@ use super::{
     error::FieldError,
     launch::MAX_ELEMENTS,
     leaf::seen,
-    norm, ragged, softmax,
+    norm, ragged, rope, softmax,
 };
 use mk_plan::Mask;
 use mk_syntax::{Curve, DType, Def, Factors, Node, Op, Placement, SCALE_BLOCK, Scores, ValueId};
@@ -246,6 +246,7 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::Scale(factor), _) => self.map(x, |a, e| a.scale(e, factor as f32)),
             (Op::Cast(to), _) => self.map(x, |a, e| a.apply(Function::Round(to), e)),
             (Op::RmsNorm { eps } | Op::RmsNormGrad { eps }, _) => self.norm(node, eps),
+            (Op::Rope { back }, _) => self.rope(node, back),
             (Op::Swiglu, _) => self.each(x, |a, t| swiglu(a, t)),
             (Op::SwigluGrad, Some(h)) => self.both(x, h, swiglu_grad),
             // The checker gives these operations two operands.
@@ -282,6 +283,17 @@ impl<A: Algebra> Evaluator<'_, A> {
             let d = (grad == 1).then_some(&first.data[..]);
             let data = norm::normalised(algebra, eps, cols, &x.data, weight, d);
             Tensor { shape: x.shape.clone(), data }
+        })
+    }
+
+    /// Turned heads; of rows that are not whole heads, which no plan has, what is turned.
+    fn rope(&mut self, node: &Node, back: bool) -> Value<A::Elem> {
+        let [x, t] = [0, 1].map(|i| &self.values[node.inputs[i].index()]);
+        self.each(x, |algebra, x| {
+            let t = t.on(0);
+            let columns = [x, t].map(|t| t.shape.last().copied().unwrap_or(0));
+            let data = rope::turned(algebra, back, columns, &x.data, &t.data);
+            Tensor { shape: x.shape.clone(), data: data.unwrap_or_else(|| x.data.clone()) }
         })
     }
 

@@ -118,6 +118,8 @@ impl<'a> Checker<'a, '_> {
             OpKind::Swiglu => self.swiglu(call),
             OpKind::RmsNorm => self.rmsnorm(call),
             OpKind::RmsNormGrad => self.rmsnorm_grad(call),
+            OpKind::Rope => self.rope(call, false),
+            OpKind::RopeGrad => self.rope(call, true),
             OpKind::Scale => self.scale(call),
             OpKind::Cast => self.cast(call),
             OpKind::Ring => self.ring(call),

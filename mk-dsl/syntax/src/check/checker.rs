@@ -313,7 +313,10 @@ impl<'a> Checker<'a, '_> {
             }
             let id = Id::Param(i);
             let elsewhere = |node: &NodeDraft| {
-                let second = matches!(node.op, Op::Add | Op::Mul | Op::Bias | Op::Slope(_));
+                let second = matches!(
+                    node.op,
+                    Op::Add | Op::Mul | Op::Bias | Op::Slope(_) | Op::Rope { .. }
+                );
                 let taken = match node.op {
                     Op::Combine | Op::Dispatch { .. } => Some(2),
                     Op::Dequantize(_) => Some(1),

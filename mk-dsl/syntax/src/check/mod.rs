@@ -22,6 +22,7 @@ mod grouped;
 mod infer;
 mod mesh;
 mod rmsnorm;
+mod rope;
 mod runtime;
 mod swiglu;
 mod types;

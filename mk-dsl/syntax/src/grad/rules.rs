@@ -226,6 +226,20 @@ impl<'p> Walk<'p> {
                     self.add(weight, sum);
                 }
             }
+            // The table has no gradient.
+            Op::Rope { back: false } if wants(self, 0) => {
+                if held.0.contains(&Placement::Partial) {
+                    return Err(GradError::Operation {
+                        op: "rope",
+                        why: "its gradient is a sum over ranks that is not made",
+                        help: "turn rows before they are gathered",
+                    });
+                }
+                let table = self.value(input(1))?;
+                let g = self.draft.op("rope_grad", &[d, table], None, held);
+                self.add(x, g);
+            }
+            Op::Rope { back: false } => {}
             Op::Mul => {
                 let y = input(1);
                 if wants(self, 0) {
@@ -285,6 +299,7 @@ impl<'p> Walk<'p> {
             | Op::CombineGrad
             | Op::SwigluGrad
             | Op::RmsNormGrad { .. }
+            | Op::Rope { back: true }
             | Op::AttentionStats
             | Op::AttentionDq { .. }
             | Op::AttentionDk { .. }

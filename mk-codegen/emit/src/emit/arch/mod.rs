@@ -3,9 +3,9 @@
 //! A leaf that feeds tensor cores is carried out in another way on each architecture; loads, stores and waits are the
 //! same on all ([`crate::emit::leaf`]). Outside its folder nothing in `emit/` names an architecture.
 
-#[cfg(test)]
-mod renamed;
 mod sm90;
+#[cfg(test)]
+mod tests;
 
 use super::{
     error::EmitError,
@@ -32,7 +32,7 @@ pub(super) struct Arch {
 pub(super) const ALL: &[&Arch] = &[
     &sm90::ARCH,
     #[cfg(test)]
-    &renamed::ARCH,
+    &tests::ARCH,
 ];
 
 /// File names and texts of the device library for [`mk_plan::target::SM_90A`].

@@ -36,6 +36,7 @@ mod nic_send;
 mod norm;
 mod record;
 mod reduce;
+mod rope;
 mod signal;
 mod stats;
 mod tabulate;
@@ -51,6 +52,7 @@ pub(super) use record::{
 pub(super) const ALL: &[&LeafEmission] = &[
     &stats::EMISSION,
     &norm::EMISSION,
+    &rope::EMISSION,
     &tabulate::EMISSION,
     &gather::EMISSION,
     &combine::EMISSION,
@@ -92,6 +94,7 @@ pub(super) fn carrier(f: &Family) -> Carrier {
         Leaf::Signal => Carrier::Agents(&signal::EMISSION),
         Leaf::Enter => Carrier::Frame,
         Leaf::HostCopy => Carrier::Host,
+        Leaf::RopeTile(_) => Carrier::Agents(&rope::EMISSION),
         Leaf::NormTile(_) => Carrier::Agents(&norm::EMISSION),
         Leaf::StatsTile(_) => Carrier::Agents(&stats::EMISSION),
         Leaf::Tabulate(_) => Carrier::Agents(&tabulate::EMISSION),

@@ -1,7 +1,7 @@
 //! Refuses what no kernel does over several axes of a mesh.
 
 use crate::{
-    graph::{Kind, OpGraph, Value},
+    graph::{Group, Kind, OpGraph, Value},
     passes::error::{LowerError, unsupported},
 };
 use petgraph::stable_graph::NodeIndex;
@@ -17,7 +17,9 @@ pub(super) fn check(g: &OpGraph, sizes: &[i32]) -> Result<(), LowerError> {
         return Ok(());
     }
     let values = || g.in_order().into_iter().map(|node| (node, &g.graph[node]));
-    if let Some((_, value)) = values().find(|(_, v)| !is_dense(&v.kind)) {
+    if let Some((_, value)) =
+        values().find(|(_, v)| !matches!(v.kind.group(), Group::Dense | Group::Rows))
+    {
         let why = "the pipeline places tensors over several axes of the mesh";
         return Err(unsupported(&value.name, why, HELP));
     }
@@ -27,34 +29,6 @@ pub(super) fn check(g: &OpGraph, sizes: &[i32]) -> Result<(), LowerError> {
         return Err(unsupported("dyn", why, "let it be fixed, or use one axis"));
     }
     values().try_for_each(|(node, value)| collective(g, node, value, sizes))
-}
-
-fn is_dense(kind: &Kind) -> bool {
-    match kind {
-        Kind::Param
-        | Kind::Gather { .. }
-        | Kind::Dequantize(_)
-        | Kind::Gemm { .. }
-        | Kind::Elementwise(_)
-        | Kind::Chain { .. }
-        | Kind::RmsNorm { .. }
-        | Kind::RmsNormGrad { .. }
-        | Kind::SwigluGrad
-        | Kind::Saved
-        | Kind::OwnHalf
-        | Kind::ReduceScatter { .. }
-        | Kind::AllReduce { .. } => true,
-        Kind::GroupedGemm { .. }
-        | Kind::GroupedWgrad { .. }
-        | Kind::Dispatch { .. }
-        | Kind::Combine { .. }
-        | Kind::CombineGrad
-        | Kind::Attention { .. }
-        | Kind::Lse
-        | Kind::AttentionStats
-        | Kind::AttentionGrad { .. }
-        | Kind::AttentionDv => false,
-    }
 }
 
 /// Memory that a collective writes on other ranks has one extent on all of them: ranks along another axis share rows

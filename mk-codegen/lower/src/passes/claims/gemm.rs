@@ -8,7 +8,7 @@ use super::{
     gemm_rules::{self, CATALOGUE},
 };
 use crate::{
-    graph::{Kind, OpGraph},
+    graph::{Group, Kind, OpGraph},
     passes::{
         error::{LowerError, unsupported},
         shape::{
@@ -29,7 +29,7 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
     let is_sum = |node: NodeIndex| {
         matches!(g.graph[node].kind, Kind::ReduceScatter { .. } | Kind::AllReduce { .. })
     };
-    let claimed_elsewhere = |node: NodeIndex| !is_dense(&g.graph[node].kind);
+    let claimed_elsewhere = |node: NodeIndex| g.graph[node].kind.group() != Group::Dense;
     // Summed GEMMs come first, so that their sums are under way beside the other GEMMs.
     let mut order: Vec<_> = g.results.iter().copied().enumerate().collect();
     order.retain(|(_, node)| !claimed_elsewhere(*node));
@@ -58,35 +58,6 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
     }
     builder.finish(sums, results);
     gemm_rules::check(&claims.kernel, g)
-}
-
-/// Whether a value is for this file to claim.
-fn is_dense(kind: &Kind) -> bool {
-    match kind {
-        Kind::Param
-        | Kind::Gather { .. }
-        | Kind::Dequantize(_)
-        | Kind::Gemm { .. }
-        | Kind::Elementwise(_)
-        | Kind::SwigluGrad
-        | Kind::Saved
-        | Kind::OwnHalf
-        | Kind::ReduceScatter { .. }
-        | Kind::AllReduce { .. } => true,
-        Kind::Chain { .. }
-        | Kind::RmsNorm { .. }
-        | Kind::RmsNormGrad { .. }
-        | Kind::GroupedGemm { .. }
-        | Kind::GroupedWgrad { .. }
-        | Kind::Dispatch { .. }
-        | Kind::Combine { .. }
-        | Kind::CombineGrad
-        | Kind::Attention { .. }
-        | Kind::Lse
-        | Kind::AttentionStats
-        | Kind::AttentionGrad { .. }
-        | Kind::AttentionDv => false,
-    }
 }
 
 /// A value that GEMMs read and results are made of, while operations have no numbers yet: an index into the
@@ -215,7 +186,7 @@ impl Builder<'_, '_> {
                 let help = "put it right behind `gemm`, and return it";
                 return Err(unsupported(&value.name, why, help));
             }
-            (kind, _) if !is_dense(kind) => {
+            (kind, _) if kind.group() != Group::Dense => {
                 let why = "a dense operation reads it";
                 return Err(unsupported(&value.name, why, "read it in a kernel behind"));
             }

@@ -12,6 +12,7 @@ use crate::{
         shape::{
             kernel::Op,
             map::{Map, RowWork},
+            tensor::Tensor,
         },
     },
 };
@@ -31,6 +32,7 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
         let how = match &claims.value(node).kind {
             Kind::RmsNorm { eps } => RowWork::Norm { eps: *eps, grad: false },
             Kind::RmsNormGrad { eps } => RowWork::Norm { eps: *eps, grad: true },
+            Kind::Rope { back } => RowWork::Rope { back: *back },
             Kind::Chain { epilogue } => RowWork::Chain(epilogue.clone()),
             _ => continue,
         };
@@ -56,6 +58,18 @@ fn why(claims: &Claims<'_>, how: &RowWork, operand: NodeIndex) -> String {
     }
 }
 
+/// Both halves of a head are multiples of 16 bytes.
+const HEAD: i32 = 16;
+
+/// Whether every rank has whole heads of what `rope` turns.
+fn heads(claims: &Claims<'_>, operands: &[NodeIndex], out: &Tensor) -> bool {
+    let Some(head) = operands.get(1).and_then(|t| claims.value(*t).shape.last()) else {
+        return false;
+    };
+    let head = head.value;
+    out.even(1) && head > 0 && head % HEAD == 0 && out.widest(1) % head == 0
+}
+
 fn map(claims: &mut Claims<'_>, node: NodeIndex, how: RowWork) -> Result<(), LowerError> {
     let (g, value) = (claims.g, claims.value(node));
     let refuse = |why: String| Err(unsupported(&value.name, why, HELP));
@@ -74,6 +88,7 @@ fn map(claims: &mut Claims<'_>, node: NodeIndex, how: RowWork) -> Result<(), Low
     let out = tensor(value, &value.name, &claims.sizes);
     let taken = match &how {
         RowWork::Norm { .. } => out.in_bulk() && out.dtype.multiplies(),
+        RowWork::Rope { .. } => out.dtype.multiplies() && heads(claims, &operands, &out),
         // Of gates and ups, each half of a gradient leaves out one.
         RowWork::Chain(epilogue) => {
             let out = usize::from(epilogue.contains(&EpilogueOp::Keep));
@@ -85,6 +100,9 @@ fn map(claims: &mut Claims<'_>, node: NodeIndex, how: RowWork) -> Result<(), Low
             RowWork::Norm { .. } => {
                 refuse("its rows are not of bf16 or f16, or no multiples of 16 bytes".into())
             }
+            RowWork::Rope { .. } => refuse(format!(
+                "its rows are not of bf16 or f16, or no whole heads on every rank, of multiples of {HEAD} elements"
+            )),
             RowWork::Chain(_) => refuse("more than four operands follow it".into()),
         };
     }

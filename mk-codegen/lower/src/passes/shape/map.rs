@@ -20,6 +20,8 @@ pub(in crate::passes) struct Map {
 pub(in crate::passes) enum RowWork {
     /// Normalised by the root of their mean square, with these bits added to it; or the gradient of that.
     Norm { eps: u32, grad: bool },
+    /// Each head turned by the angles of the row, or back.
+    Rope { back: bool },
     /// Element by element. With [`SWIGLU_GRAD`](mk_plan::SWIGLU_GRAD) in it both halves are made, each by itself: its
     /// operands are gates, gates again, and ups, and nothing is saved.
     Chain(Vec<EpilogueOp>),

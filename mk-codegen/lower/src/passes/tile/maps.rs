@@ -14,7 +14,7 @@ use crate::passes::{
 };
 use mk_plan::{
     EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, Mode, NormTile, Operand, ReduceTile, RoleKind,
-    SWIGLU_GRAD, Var,
+    RopeTile, SWIGLU_GRAD, Var,
 };
 
 /// Fewest and most rows of a task; a warp has at least one row.
@@ -45,6 +45,7 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, map: &Map) -> Value<'k> {
     let buffer = t.params[map.out];
     let name = match &map.how {
         RowWork::Norm { .. } => "norm",
+        RowWork::Rope { .. } => "rope",
         RowWork::Chain(_) => "map",
     };
     let pieces = pieces(t, map);
@@ -55,7 +56,11 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, map: &Map) -> Value<'k> {
             .map(|(operand, k, half)| {
                 let param = map.operands[*k];
                 let wide = t.kernel.params[param].shape.len();
-                read(*operand, t.params[param], part(&region, wide, *half))
+                let mut of = part(&region, wide, *half);
+                if let (RowWork::Rope { .. }, Operand::E0) = (&map.how, operand) {
+                    of[1].1 = t.draft.own(&t.kernel.params[param], 1);
+                }
+                read(*operand, t.params[param], of)
             })
             .collect();
         touched.push(write(Operand::Dst, buffer, part(&region, out.shape.len(), *half)));
@@ -86,6 +91,11 @@ fn pieces(t: &Tiler<'_>, map: &Map) -> Vec<Piece> {
             let names = read.iter().copied().chain([Operand::E0]).take(n);
             let operands = names.zip(0..).map(|(operand, k)| (operand, k, 0)).collect();
             let leaf = Leaf::NormTile(NormTile { eps: *eps, grad: *grad });
+            return vec![Piece { leaf, operands, half: 0 }];
+        }
+        RowWork::Rope { back } => {
+            let operands = RopeTile::READS.into_iter().zip(0..).map(|(o, k)| (o, k, 0)).collect();
+            let leaf = Leaf::RopeTile(RopeTile { back: *back });
             return vec![Piece { leaf, operands, half: 0 }];
         }
         RowWork::Chain(epilogue) => epilogue,

@@ -6,7 +6,7 @@ use crate::passes::{
     roles::DEFAULT_COPY_SMS,
     shape::{
         ids::OpId,
-        kernel::{Operand, Reduce},
+        kernel::{Operand, Reduce, Sum},
         rows::Rows,
         tensor::Tensor,
     },
@@ -33,10 +33,14 @@ pub(super) fn source<'k>(
     let x = &kernel.params[operand.param];
     let height = t.config.rows_of_task();
     let mine = || kernel.products().filter(|(id, _)| kernel.root(*id) == op);
-    let scattered = |how| how != Reduce::All || t.config.all_reduce == AllReduce::TwoShot;
     let shared = |axis: &usize| t.draft.along(*axis).group.size > 1;
+    // A sum of one rank is in slots, whatever the setting.
+    let scattered = |sum: &&Sum| {
+        let two_shot = t.config.all_reduce == AllReduce::TwoShot;
+        sum.how != Reduce::All || two_shot || !shared(&sum.axis)
+    };
     let sums = || mine().filter_map(|(id, _)| kernel.sum_of(id));
-    let reduced = sums().find(|sum| scattered(sum.how)).map(|sum| sum.axis);
+    let reduced = sums().find(scattered).map(|sum| sum.axis);
     let gathered = operand.gathered.filter(shared);
     let owner = gathered.or(reduced);
     let first = mine().next();

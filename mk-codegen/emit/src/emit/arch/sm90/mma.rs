@@ -1,6 +1,7 @@
 //! Tiles of GEMMs: a lane loads, one to three warpgroups multiply, a lane sends the results.
 
 mod carry;
+mod checks;
 mod operands;
 mod targets;
 
@@ -13,15 +14,15 @@ use crate::emit::{
     maps::View,
     types::Slice,
 };
+use checks::{check_places, depth, of_ragged_depth, of_three, shape};
 use minijinja::{Value, context};
 use mk_abi::DType;
 use mk_dtype::HALF_BYTES;
 use mk_plan::{
     ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family,
     Leaf, MMA_STEP_BYTES, MmaTile, Mode, Operand, Point, Space, Store, Var, carry_last, gated,
-    mma_consumers, mma_exchange_bytes, mma_narrow, mma_panel_columns, mma_promotes,
-    mma_staging_bytes, mma_swaps, mma_three_by_rows, one_warpgroup_takes, saves_gates,
-    scales_steps,
+    mma_consumers, mma_exchange_bytes, mma_narrow, mma_panel_columns, mma_staging_bytes, mma_swaps,
+    saves_gates, scales_steps,
 };
 use operands::Factor;
 
@@ -190,20 +191,6 @@ fn is_ragged(e: &Emitter<'_>, f: &Family) -> bool {
 /// Whether that is so of some of a loop's tiles.
 fn ragged_depth(e: &Emitter<'_>, run: &[FamId]) -> bool {
     run.iter().any(|id| is_ragged(e, &e.plan.families[*id]))
-}
-
-/// Rows of operands that are behind the last one are zeros where both lie row by row.
-fn of_ragged_depth(f: &Family) -> Result<(), EmitError> {
-    let Leaf::MmaTile(MmaTile { block, a_layout, b_layout, .. }) = &f.leaf else { return Ok(()) };
-    let sides = [block[0], block[1]];
-    let fits = (*a_layout, *b_layout) == (ALayout::Km, BLayout::Kn)
-        && !mma_swaps(sides)
-        && !mma_narrow(block[2]);
-    if fits && f.inner.is_none() && f.leaf.cluster() == 1 {
-        return Ok(());
-    }
-    let what = "a table says how deep tiles are of 16-bit operands `a=km b=kn`, each of one CTA";
-    Err(EmitError::unsupported(f.name.clone(), what))
 }
 
 /// Whether a family's loader waits before it loads.
@@ -473,111 +460,6 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     };
     let maps = context! { a_map, a_ends_map, a_part_map, b_map, c_map, line_map, carry };
     Ok((context! { ..value, ..maps }, right.view.rank()))
-}
-
-/// Blocks that the agents multiply.
-fn shape(f: &Family, block: [u32; 3], gated: bool, consumers: Consumers) -> Result<(), EmitError> {
-    let halves = block[1].is_multiple_of(128);
-    let sides = [block[0], block[1]];
-    let swapped = mma_swaps(sides) && block[0].is_multiple_of(16) && block[0] < 256;
-    let split = block[0] == 64 && !gated || swapped && (!gated || block[1] == 256);
-    let parts = block[1].is_multiple_of(64 * mma_consumers(sides));
-    let rows = [128, 256].contains(&block[0]) || split && parts || mma_three_by_rows(sides);
-    let narrow = mma_narrow(block[2]);
-    if narrow && (gated || consumers != Consumers::Cooperative || !mma_promotes(sides)) {
-        let what = "tiles of 8-bit operands have no gate, two warpgroups side by side, and leave them registers for two sets of sums";
-        return Err(EmitError::unsupported(f.name.clone(), what));
-    }
-    if block[2] != 64 && !narrow || !rows || gated && !halves {
-        let what = "tiles have 128 or 256 rows, or 192 and as many columns, or 64, or others in steps of 16, in multiples of 128 columns, or 64 or 192, a depth of 64, and with a gate whole panels of 64 columns of each half, where others than 128 and 256 rows have 256 columns";
-        return Err(EmitError::unsupported(f.name.clone(), what));
-    }
-    if consumers == Consumers::PingPong && !one_warpgroup_takes([block[0], block[1]]) {
-        let what = "one warpgroup multiplies tiles of 128 rows and at most 160 columns by itself";
-        return Err(EmitError::unsupported(f.name.clone(), what));
-    }
-    Ok(())
-}
-
-/// Three warpgroups have tiles whose sums stay with them.
-fn of_three(f: &Family) -> Result<(), EmitError> {
-    let Leaf::MmaTile(MmaTile { block, cluster, epilogue, .. }) = &f.leaf else { return Ok(()) };
-    let handed_on = *cluster > 1 || epilogue.contains(&EpilogueOp::Carry);
-    if mma_consumers([block[0], block[1]]) == 3 && handed_on {
-        let what =
-            "tiles of three warpgroups go on with no sums, and no cluster shares their depth";
-        return Err(EmitError::unsupported(f.name.clone(), what));
-    }
-    // ptxas places accumulators among the registers that a thread begins with, 128 of 512 threads.
-    if mma_consumers([block[0], block[1]]) == 3 && block[0] > 192 {
-        let what = "three warpgroups multiply tiles of at most 192 rows";
-        return Err(EmitError::unsupported(f.name.clone(), what));
-    }
-    Ok(())
-}
-
-/// Each tile has a step, and of those that CTAs share each of them has: consumers hand back the stage of the last.
-fn depth(e: &Emitter<'_>, id: FamId) -> Result<(), EmitError> {
-    let leaf = &e.plan.families[id].leaf;
-    let cluster = leaf.shares_depth();
-    if is_ragged(e, &e.plan.families[id]) {
-        return Ok(());
-    }
-    if leaf.cluster() > 1 && e.runtime() {
-        let what = "dimensions of tiles that a cluster shares are fixed";
-        return Err(EmitError::unsupported(id.to_string(), what));
-    }
-    for rank in 0..e.plan.mesh.size() as usize {
-        for task in e.points.tasks(id, rank, 1)? {
-            if !e.points.steps(&task)?.is_some_and(|(each, times)| each >= 1 && times >= 1) {
-                let what = format!("task {:?} of rank {rank} has no depth", task.domain());
-                return Err(EmitError::unsupported(id.to_string(), what));
-            }
-            if e.points.steps(&task)?.is_some_and(|(each, _)| each < i64::from(cluster)) {
-                let what = format!(
-                    "task {:?} of rank {rank} has fewer steps than its cluster has CTAs",
-                    task.domain()
-                );
-                return Err(EmitError::unsupported(id.to_string(), what));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Factors lie on this rank, results where their way of storing reaches.
-fn check_places(
-    e: &Emitter<'_>,
-    id: FamId,
-    factors: [&Access; 2],
-    targets: &[&Access],
-) -> Result<(), EmitError> {
-    let f = &e.plan.families[id];
-    let Leaf::MmaTile(MmaTile { block, store, .. }) = &f.leaf else { return Ok(()) };
-    let own = Expr::Var(Var::RANK);
-    let mut all = factors.into_iter().chain(targets.iter().copied());
-    if all.any(|x| x.each.is_some()) || factors.iter().any(|x| x.rank != own) {
-        return Err(EmitError::unsupported(f.name.clone(), "operands must lie on the own rank"));
-    }
-    if *store == Store::Direct && (targets.len() > 1 || targets[0].rank != own) {
-        let what = "only TMA stores tiles to peers, or to several places";
-        return Err(EmitError::unsupported(f.name.clone(), what));
-    }
-    for c in targets {
-        match store {
-            Store::Tma => {
-                e.check_starts(id, c)?;
-                let [below, beside] = f.leaf.multicast();
-                if half(e.plan, c).is_some() {
-                    e.check_panels(id, c, mma_panel_columns(block[1]).min(64))?;
-                }
-                e.check_clipped(id, c, [block[0] * below, f.leaf.out_columns() * beside])?;
-            }
-            Store::Direct => e.check_lines(id, c)?,
-        }
-    }
-    let saves = |x: &&Access| EPILOGUE_OPERANDS.contains(&x.operand) && x.mode == Mode::Write;
-    f.accesses.iter().filter(saves).try_for_each(|x| e.check_lines(id, x))
 }
 
 /// The maps that boxes of results leave by, as C.

@@ -1,0 +1,58 @@
+//! Pipelines over two axes of a mesh: snapshots of plans and CUDA.
+
+use mk_codegen::{emit, passes::compile, settings::Config};
+use mk_syntax::Program;
+use std::collections::BTreeMap;
+
+/// Name, pipeline, mesh.
+type Case = (&'static str, &'static str, [(&'static str, u32); 2]);
+
+const CASES: [Case; 4] = [
+    (
+        "gather_gemm_reduce_scatter",
+        "fn f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)) {
+             gather(a, tp) -> gemm(b) -> reduce_scatter(dp)
+         }",
+        [("tp", 4), ("dp", 2)],
+    ),
+    // Shards along one axis do not divide those along the other.
+    (
+        "rows_of_two_owners",
+        "fn f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)) {
+             let x = gather(a, tp);
+             (x -> gemm(b) -> all_reduce(dp), x)
+         }",
+        [("dp", 3), ("tp", 2)],
+    ),
+    (
+        "gradient_of_a_shard",
+        "fn f(x: bf16[M, K] @ shard(0, dp), d: bf16[M, N] @ shard(0, dp) @ shard(1, tp)) {
+             gemm(x.t, d) -> reduce_scatter(dp)
+         }",
+        [("dp", 2), ("tp", 2)],
+    ),
+    (
+        "layer_backward",
+        "fn f(x: bf16[M, K] @ shard(0, dp), w: bf16[K, N] @ shard(1, tp), d: bf16[M, N] @ shard(0, dp) @ shard(1, tp)) {
+             (gemm(d, w.t) -> all_reduce(tp), gemm(x.t, d) -> all_reduce(dp))
+         }",
+        [("dp", 2), ("tp", 2)],
+    ),
+];
+
+#[test]
+fn plans_and_kernels() {
+    for (name, text, mesh) in CASES {
+        let program = Program::parse(text).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let dims = [("M", 768), ("K", 384), ("N", 512)].map(|(dim, n)| (dim.to_string(), n));
+        let bound = program.bind(&dims.into(), &BTreeMap::new()).expect("binds");
+        let mesh: Vec<_> = mesh.iter().map(|(axis, n)| (axis.to_string(), *n)).collect();
+        let ranks = mesh.iter().map(|(_, n)| n).product();
+        let config = Config { ranks, mesh, ..Config::default() };
+        let (plan, _) =
+            compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{name}: {e}"));
+        insta::assert_snapshot!(name, plan);
+        let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+        insta::assert_snapshot!(format!("cuda_{name}"), kernel.generated());
+    }
+}

@@ -1,0 +1,159 @@
+//! Messages of `gemm`, its operands and their factors, and of `swiglu`.
+
+use super::{placed, text};
+use crate::diag::Text;
+use crate::program::DType;
+
+pub(crate) fn gemm_left_rank(name: &str, shape: &str, is_gate_up: bool) -> Text {
+    let help = if is_gate_up {
+        "join gate and up before: `swiglu` gives `[M, F]`"
+    } else {
+        "give it two dimensions: `[M, K]`"
+    };
+    text(format!("`gemm` has a matrix on the left, and {name} is `{shape}`"), help)
+}
+
+pub(crate) fn gemm_right_rank(name: &str, shape: &str) -> Text {
+    text(
+        format!("`gemm` has a weight on the right, and {name} is `{shape}`"),
+        "give it the shape `[K, N]`, or `[K, 2, F]` with gate and up for `swiglu`",
+    )
+}
+
+pub(crate) fn gemm_contraction(left: &str, right: &str, name: &str, dim: usize) -> Text {
+    text(
+        format!("`gemm` contracts `{left}` on the left with `{right}` on the right"),
+        format!("dimension {dim} of `{name}` must be `{left}`"),
+    )
+}
+
+pub(crate) fn transpose_elsewhere(name: &str) -> Text {
+    text(
+        format!("`{name}.t` is no operand of `gemm`, and nothing else reads a transposed tensor"),
+        format!("write `{name}` here, and `.t` where it is multiplied: `gemm({name}.t, w)`"),
+    )
+}
+
+pub(crate) fn transpose_rank(name: &str, shape: &str) -> Text {
+    text(
+        format!("only a matrix can be transposed, and `{name}` is `{shape}`"),
+        format!("write `{name}`, and declare it in the order that `gemm` reads"),
+    )
+}
+
+pub(crate) fn gemm_over_columns(left: &str, right: &str, shape: &str) -> Text {
+    text(
+        format!("{left} has three dimensions, and `{right}` is `{shape}`"),
+        "a product over two dimensions of columns is one of `[M, G, N]` and of the transpose of `[K, G, N]`",
+    )
+}
+
+pub(crate) fn swiglu_rank(name: &str, shape: &str) -> Text {
+    text(
+        format!("`swiglu` joins gate and up, `[M, 2, F]` to `[M, F]`, and {name} is `{shape}`"),
+        "give the weight an axis for them, `[K, 2, F] @ shard(2)`: of a sharded `[K, 2F]`, some \
+         ranks would have gates only",
+    )
+}
+
+pub(crate) fn swiglu_grad_rank(name: &str, shape: &str) -> Text {
+    text(
+        format!(
+            "`swiglu_grad` takes the gradient of what `swiglu` gives, `[M, F]`, and {name} is `{shape}`"
+        ),
+        "write `d -> swiglu_grad(h)`, with `d: [M, F]` and `h: [M, 2, F]`, the input of `swiglu`",
+    )
+}
+
+pub(crate) fn swiglu_axis(name: &str, found: &str) -> Text {
+    text(
+        format!("`swiglu` needs dimension 1 of {name} to be 2, gate and up, and it is `{found}`"),
+        "declare the weight as `[K, 2, F]`",
+    )
+}
+
+pub(crate) fn swiglu_sharded(name: &str, found: &str) -> Text {
+    placed(
+        format!("`swiglu` needs gate and up on one rank, and {name} is `{found}`"),
+        "write `gather ->` before `swiglu`",
+    )
+}
+
+pub(crate) fn product_dtype(op: &str, name: &str, dtype: DType) -> Text {
+    let takes = |d: &DType| d.multiplies() && (op == "gemm" || !d.is_narrow());
+    let all: Vec<_> = DType::ALL.into_iter().filter(takes).map(|d| format!("`{d}`")).collect();
+    let takes = all.join(if all.len() > 2 { ", " } else { " or " });
+    text(
+        format!("{name} is `{dtype}`, and `{op}` takes {takes}"),
+        "convert it before: `cast(bf16)`",
+    )
+}
+
+pub(crate) fn narrow_operand(name: &str, dtype: DType, shape: &str, turned: bool) -> Text {
+    let how = if turned { "write it with `.t`" } else { "leave out `.t`" };
+    text(
+        format!("{name} is `{dtype}` across K, and tensor cores read 8-bit operands along K"),
+        format!("store it as `{shape}`, and {how}"),
+    )
+}
+
+pub(crate) fn scales_of_rows() -> Text {
+    text(
+        "factors are those of a matrix `[M, K]`: of rows, or of blocks of 128",
+        "write `scaled(1, K)`, one for each row; `scaled(1, 128)`; or, of weights, `scaled(128, 128)`",
+    )
+}
+
+pub(crate) fn factors_of_operand(which: &str, name: &str, block: &str) -> Text {
+    text(
+        format!("{name} is operand {which} of `gemm`, whose factors are of other blocks"),
+        format!("declare it `scaled(1, K)` or `{block}`"),
+    )
+}
+
+pub(crate) fn scales_of_dtype(dtype: Option<DType>) -> Text {
+    let found = dtype.map_or("?", DType::name);
+    text(
+        format!("tensors of eight bits are scaled, and this is `{found}`"),
+        "leave out `scaled(..)`, or use `e4m3` or `e5m2`",
+    )
+}
+
+pub(crate) fn scales_of_partial() -> Text {
+    text(
+        "contributions of ranks have factors of their own, and no sum has",
+        "declare it `@ shard(0)`, `@ shard(1)` or `@ replicate`",
+    )
+}
+
+pub(crate) fn scaled_result() -> Text {
+    text("no operation gives scaled values", "leave out `scaled(..)`")
+}
+
+pub(crate) fn scaled_elsewhere(op: &str, name: &str) -> Text {
+    text(
+        format!("{name} is scaled, and `{op}` would leave its factors behind"),
+        "read it in `gemm`, gathered or not",
+    )
+}
+
+pub(crate) fn scaled_returned(name: &str) -> Text {
+    text(
+        format!("{name} is scaled, and as a result it would leave its factors behind"),
+        "return what `gemm` makes of it",
+    )
+}
+
+/// `turned` is an operand B that is read the other way round than it is declared.
+pub(crate) fn gemm_placement(
+    left: &str,
+    right: &str,
+    turned: Option<&str>,
+    help: impl Into<String>,
+) -> Text {
+    let operand = match turned {
+        Some(name) => format!("{name}, which is `{right}`"),
+        None => format!("a `{right}` operand"),
+    };
+    placed(format!("`gemm` cannot multiply a `{left}` input by {operand}"), help)
+}

@@ -1,0 +1,170 @@
+//! Pipelines over two axes of a mesh, proved, and run on the executor against f64: every mesh, form, setting and type,
+//! of sizes at random.
+//!
+//! CI takes as many cases as fit in some seconds, in an order that the printed seed decides; `cargo xtask sweep meshes`
+//! takes all of them. `MK_SEED` repeats an order.
+
+mod sweep;
+
+use mk_codegen::{
+    emit,
+    passes::compile,
+    settings::{AllReduce, Block, Config, Reduction},
+    sim::Schedule,
+};
+use mk_harness::{Case, CpuOptions, run_on_cpu};
+use mk_syntax::Program;
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+
+/// Seconds that CI spends here.
+const SECONDS: u64 = 20;
+
+/// Parameters, what is computed of them, and the extents of which ranks along an axis must have as many each, because a
+/// collective over the other axis moves their parts.
+type Form = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
+
+const ROWS: &str =
+    "a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)";
+const TOKENS: &str = "x: bf16[T, M] @ shard(0, dp), d: bf16[T, N] @ shard(0, dp) @ shard(1, tp)";
+const LAYER: &str = "x: bf16[M, K] @ shard(0, dp), w: bf16[K, N] @ shard(1, tp), d: bf16[M, N] @ shard(0, dp) @ shard(1, tp)";
+
+const FORMS: [Form; 9] = [
+    (ROWS, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", &[("K", "dp"), ("N", "tp")]),
+    (ROWS, "gather(a, tp) -> gemm(b) -> all_reduce(dp)", &[("K", "dp"), ("N", "tp")]),
+    (
+        ROWS,
+        "let x = gather(a, tp); (x -> gemm(b) -> reduce_scatter(dp), x)",
+        &[("K", "dp"), ("N", "tp")],
+    ),
+    (ROWS, "gather(a, tp) -> gemm(b) -> all_reduce(dp) -> silu", &[("K", "dp"), ("N", "tp")]),
+    (TOKENS, "gemm(x.t, d) -> reduce_scatter(dp)", &[("N", "tp")]),
+    (TOKENS, "gemm(x.t, d) -> all_reduce(dp)", &[("N", "tp")]),
+    (
+        "x: bf16[T, M] @ shard(0, dp) @ shard(1, tp), d: bf16[T, N] @ shard(0, dp)",
+        "gemm(x.t, d) -> all_reduce(dp)",
+        &[("M", "tp")],
+    ),
+    // Sums over either axis in one kernel: the backward of a layer.
+    (
+        LAYER,
+        "(gemm(d, w.t) -> all_reduce(tp), gemm(x.t, d) -> all_reduce(dp))",
+        &[("M", "dp"), ("N", "tp")],
+    ),
+    (
+        "a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[M, K] @ shard(1, tp) @ partial(dp)",
+        "(gather(a, tp), b -> all_reduce(dp))",
+        &[("K", "dp"), ("K", "tp")],
+    ),
+];
+
+/// Either innermost, of as many ranks and of more, of one rank.
+const MESHES: [[(&str, u32); 2]; 10] = [
+    [("tp", 2), ("dp", 2)],
+    [("dp", 2), ("tp", 2)],
+    [("tp", 2), ("dp", 3)],
+    [("dp", 3), ("tp", 2)],
+    [("tp", 3), ("dp", 3)],
+    [("tp", 4), ("dp", 2)],
+    [("dp", 4), ("tp", 2)],
+    [("dp", 2), ("tp", 3)],
+    [("tp", 1), ("dp", 2)],
+    [("dp", 1), ("tp", 3)],
+];
+
+const BLOCKS: [Block; 3] = [[128, 64, 64], [128, 128, 64], [128, 256, 64]];
+
+#[derive(Clone, Copy, Debug)]
+struct TwoAxes {
+    form: usize,
+    mesh: [(&'static str, u32); 2],
+    dtype: &'static str,
+    block: Block,
+    all_reduce: Option<AllReduce>,
+    reduction: Reduction,
+}
+
+impl TwoAxes {
+    /// Of few blocks, whole or not, the last ranks perhaps without rows.
+    fn extent(&self, name: &str, rng: &mut SmallRng) -> u64 {
+        let along = |axis: &str| {
+            let found = self.mesh.iter().find(|(name, _)| *name == axis);
+            found.map_or(1, |(_, n)| u64::from(*n))
+        };
+        let even = FORMS[self.form].2.iter().filter(|(dim, _)| *dim == name);
+        let unit: u64 = even.map(|(_, axis)| along(axis)).product();
+        let n: u64 = match rng.random_range(0..4) {
+            0 => 128 * rng.random_range(1..4),
+            // Every rank has tokens.
+            1 if name != "T" => rng.random_range(1..40),
+            _ => rng.random_range(40..400),
+        };
+        // Rows of K and N are of whole 16 bytes.
+        let step = if matches!(name, "K" | "N") { 8 } else { 1 };
+        n.div_ceil(unit * step) * unit * step
+    }
+
+    /// Lowers, proves, evaluates, emits, runs and judges.
+    fn check(&self, seed: u64) {
+        let (params, body, _) = FORMS[self.form];
+        let text = format!("fn f({params}) {{ {body} }}").replace("bf16", self.dtype);
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        let rng = &mut SmallRng::seed_from_u64(seed);
+        let sizes = program.symbols().iter();
+        let sizes = sizes.map(|s| (s.name.clone(), self.extent(&s.name, rng))).collect();
+        let place = || format!("{self:?}, {sizes:?}, {text}");
+        let bound = program.bind(&sizes, &Default::default()).expect("binds");
+        let mesh: Vec<_> = self.mesh.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+        let ranks = mesh.iter().map(|(_, n)| n).product();
+        let plain = Config::default();
+        let config = Config {
+            ranks,
+            mesh,
+            // Of collectives alone there are no tiles.
+            block: if body.contains("gemm") { self.block } else { plain.block },
+            compute_sms: body.contains("gemm").then_some(3),
+            copy_stages: 4,
+            all_reduce: self.all_reduce.unwrap_or(plain.all_reduce),
+            reduction: self.reduction,
+            ..plain
+        };
+        let compiled = compile(&program, &bound, &config);
+        let (plan, _) = compiled.unwrap_or_else(|e| panic!("{}: {e}", place()));
+        emit::emit(&plan).unwrap_or_else(|e| panic!("{}: {e}", place()));
+        let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
+        let schedule = Schedule::Random;
+        let options = CpuOptions { schedule, seed, launches: 1, ..CpuOptions::default() };
+        let run = run_on_cpu(case, &plan, &options).unwrap_or_else(|e| panic!("{}: {e}", place()));
+        for (rank, judged) in run.judged.iter().flatten().enumerate() {
+            assert!(judged.passes(), "{}, rank {rank}: {judged}", place());
+        }
+    }
+}
+
+fn all() -> Vec<TwoAxes> {
+    let mut out = Vec::new();
+    for (form, (_, body, _)) in FORMS.iter().enumerate() {
+        let multiplies = body.contains("gemm");
+        let mut ways = vec![(None, Reduction::default())];
+        if multiplies && body.contains("all_reduce") {
+            ways.extend(
+                [AllReduce::OneShot, AllReduce::ByColumns].map(|w| (Some(w), Reduction::default())),
+            );
+        }
+        if multiplies && body.contains("reduce_scatter") {
+            ways.push((None, Reduction::AfterLastWave));
+        }
+        for (mesh, (all_reduce, reduction)) in
+            MESHES.iter().flat_map(|m| ways.iter().map(move |w| (*m, *w)))
+        {
+            for (dtype, block) in ["bf16", "f16"].iter().flat_map(|t| BLOCKS.map(|b| (*t, b))) {
+                out.push(TwoAxes { form, mesh, dtype, block, all_reduce, reduction });
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn two_axes() {
+    sweep::run("pipelines over two axes", all(), SECONDS, |case, seed| case.check(seed));
+}

@@ -1,0 +1,143 @@
+"""Meshes of two axes on GPUs: ``python3 mk-python/tests/gpu_meshes.py``, four ranks that share the first GPU; ``torchrun --nproc-per-node 4
+mk-python/tests/gpu_meshes.py``, a DeviceMesh of 2 x 2 with gradients, and its two axes as worlds of their own at once. Needs torch.
+
+A rank that fails ends the run with a traceback and a status other than 0.
+"""
+
+import datetime
+import os
+
+import torch
+
+import mk
+
+ROWS = "a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)"
+TOKENS = "x: bf16[T, M] @ shard(0, dp), d: bf16[T, N] @ shard(0, dp) @ shard(1, tp)"
+# Parameters, what is computed, how operands are cut, and how the result is.
+FORMS = [
+    (ROWS, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", ({"tp": 0, "dp": 1}, {"tp": 1, "dp": 0}), {"dp": 0, "tp": 1}),
+    (ROWS, "gather(a, tp) -> gemm(b) -> all_reduce(dp)", ({"tp": 0, "dp": 1}, {"tp": 1, "dp": 0}), {"tp": 1}),
+    (TOKENS, "gemm(x.t, d) -> reduce_scatter(dp)", ({"dp": 0}, {"dp": 0, "tp": 1}), {"dp": 0, "tp": 1}),
+    (TOKENS, "gemm(x.t, d) -> all_reduce(dp)", ({"dp": 0}, {"dp": 0, "tp": 1}), {"tp": 1}),
+]
+LAYER = """fn layer(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(1, tp), w2: bf16[F, K] @ shard(0, tp)) {
+    x -> gemm(w1) -> silu -> gemm(w2) -> all_reduce(tp)
+}"""
+FSDP = """fn fsdp(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(0, dp) @ shard(1, tp), w2: bf16[K, F] @ shard(0, dp) @ shard(1, tp)) {
+    let u = gather(w1, dp);
+    let v = gather(w2, dp);
+    x -> gemm(u) -> silu -> gemm(v.t) -> all_reduce(tp)
+}"""
+
+
+def drawn(*shape, seed=0):
+    g = torch.Generator(device="cuda").manual_seed(seed)
+    return (torch.randn(*shape, generator=g, device="cuda") / shape[0] ** 0.5).bfloat16()
+
+
+def part(x, cuts, places, sizes):
+    for axis, dim in cuts.items():
+        x = x.chunk(sizes[axis], dim)[places[axis]]
+    return x.contiguous()
+
+
+def close(what, found, wanted, limit=6e-3):
+    error = ((found.float() - wanted.float()).norm() / wanted.float().norm()).item()
+    assert found.shape == wanted.shape and error < limit, f"{what}: {found.shape}, {wanted.shape}, relative error {error}"
+
+
+def local():
+    for sizes in ({"dp": 2, "tp": 2}, {"tp": 2, "dp": 2}):
+        world = mk.World.local(sizes, gpu=0)
+        names = list(sizes)
+        places = [dict(zip(names, divmod(rank, 2))) for rank in range(4)]
+        for params, body, cuts, out in FORMS:
+            f = mk.compile(f"fn f({params}) {{ {body} }}", world)
+            for rows, k, n in ((1024, 512, 768), (768, 256, 512)):
+                turned = params is TOKENS
+                left, right = drawn(rows, k, seed=rows), drawn(rows if turned else k, n, seed=n)
+                want = (left.t() if turned else left).float() @ right.float()
+                args = [[part(t, cut, place, sizes) for place in places] for t, cut in zip((left, right), cuts)]
+                for _ in range(3):
+                    results = f(*args)
+                torch.cuda.synchronize()
+                for place, found in zip(places, results):
+                    close(f"{body} on {sizes}", found, part(want, out, place, sizes))
+            f.synchronize()
+            f.close()
+            print(f"right: {body} on {sizes}", flush=True)
+
+
+def time_of(call, rounds=30):
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
+    for _ in range(5):
+        call()
+    events[0].record()
+    for event in events[1:]:
+        call()
+        event.record()
+    torch.cuda.synchronize()
+    times = sorted(a.elapsed_time(b) for a, b in zip(events, events[1:]))
+    return times[rounds // 2]
+
+
+def on_ranks():
+    import torch.distributed as dist
+
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=120))
+    sizes = {"dp": dist.get_world_size() // 2, "tp": 2}
+    mesh = dist.init_device_mesh("cuda", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    places = {axis: mesh.get_local_rank(axis) for axis in sizes}
+    world = mk.World.from_torch(group=mesh)
+    assert world.mesh == sizes, world
+    mine = lambda x, **cuts: part(x, cuts, places, sizes)
+
+    for text, cuts in ((LAYER, ({"tp": 1}, {"tp": 0})), (FSDP, ({"dp": 0, "tp": 1}, {"dp": 0, "tp": 1}))):
+        x, w1, d = drawn(2048, 1024, seed=1), drawn(1024, 4096, seed=2), drawn(2048, 1024, seed=4)
+        w2 = drawn(4096, 1024, seed=3) if text is LAYER else drawn(1024, 4096, seed=3)
+        theirs = [t.float().requires_grad_() for t in (x, w1, w2)]
+        want = torch.nn.functional.silu(theirs[0] @ theirs[1]) @ (theirs[2] if text is LAYER else theirs[2].t())
+        want.backward(d.float())
+        own = [mine(t, **cut).requires_grad_() for t, cut in zip((x, w1, w2), ({"dp": 0}, *cuts))]
+        f = mk.compile(text, world)
+        y = f(*own)
+        close("forward", y, mine(want.detach(), dp=0), 1e-2)
+        y.backward(mine(d, dp=0))
+        for t, whole, cut in zip(own, theirs, ({"dp": 0}, *cuts)):
+            close(f"gradient {cut}", t.grad, mine(whole.grad, **cut), 2e-2)
+        f.synchronize()
+        if rank == 0:
+            print("right:", f.backward, flush=True)
+
+    # Both axes as worlds of their own, in one order on all ranks.
+    along = {axis: mk.World.from_torch(group=mesh[axis]) for axis in sizes}
+    gather = mk.compile("gather(a) -> gemm(b)", along["tp"])
+    total = mk.compile("gemm(a, b) -> all_reduce", along["dp"])
+    a, b = drawn(1024, 512, seed=5), drawn(512, 1024, seed=6)
+    for _ in range(100):
+        y, z = gather(mine(a, tp=0), mine(b, tp=1)), total(mine(a, dp=1), mine(b, dp=0))
+    close("along tp", y, a.float() @ mine(b, tp=1).float())
+    close("along dp", z, a.float() @ b.float())
+    gather.synchronize(), total.synchronize()
+
+    # A gradient summed on the way, beside torch.mm and NCCL.
+    tokens, m, n = 8192, 4096, 14336
+    x, d = mine(drawn(tokens, m, seed=7), dp=0), mine(drawn(tokens, n, seed=8), dp=0, tp=1)
+    f = mk.compile(f"fn f({TOKENS}) {{ gemm(x.t, d) -> all_reduce(dp) }}", world)
+    scatter = mk.compile(f"fn f({TOKENS}) {{ gemm(x.t, d) -> reduce_scatter(dp) }}", world)
+    group, out = mesh.get_group("dp"), torch.empty(m // sizes["dp"], n // 2, dtype=torch.bfloat16, device="cuda")
+    rows = [
+        ("all_reduce", lambda: f(x, d), lambda: dist.all_reduce(x.t() @ d, group=group)),
+        ("reduce_scatter", lambda: scatter(x, d), lambda: dist.reduce_scatter_tensor(out, x.t() @ d, group=group)),
+    ]
+    for name, ours, nccl in rows:
+        times = time_of(ours), time_of(nccl)
+        if rank == 0:
+            print(f"gemm(x.t, d) -> {name}(dp), {sizes}, {tokens} tokens, [{m}, {n}]: mk {times[0]:.3f} ms, torch and NCCL {times[1]:.3f} ms", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    on_ranks() if "RANK" in os.environ else local()
