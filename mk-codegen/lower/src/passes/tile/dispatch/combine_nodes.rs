@@ -17,8 +17,8 @@ use crate::passes::{
 };
 use mk_abi::DType;
 use mk_plan::{
-    Access, BufId, DotTile, Each, Expr, FamId, Leaf, Operand, Point, ReduceTile, RoleKind, Space,
-    Var,
+    Access, BufId, DotTile, Each, EpilogueOp, Expr, FamId, Leaf, Operand, Point, ReduceTile,
+    RoleKind, Space, Var,
 };
 
 /// The family that sums what a node made of its own tokens.
@@ -130,9 +130,14 @@ impl Dispatch<'_> {
         let wire = vec![nodes.other(Var::EACH.into()), i.clone()];
         let wire = Arrival { each: Some(deliver::others(nodes)), ..Arrival::new(relayed, wire) };
         let arrivals = vec![wire, Arrival::new(kept, vec![i])];
+        let addend = combine.addend.map(|x| {
+            let row = vec![rows.clone(), whole(wide)];
+            Source::from(read(Operand::E0, self.inputs[x], row))
+        });
         let dst = write(Operand::Dst, out, vec![rows, whole(wide)]);
-        let touched = vec![Source { access, arrivals }, dst.into()];
-        let leaf = Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() });
+        let touched = [Source { access, arrivals }, dst.into()].into_iter().chain(addend);
+        let epilogue = combine.addend.map(|_| EpilogueOp::Add).into_iter().collect();
+        let leaf = Leaf::ReduceTile(ReduceTile { epilogue });
         draft.family("combine", RoleKind::Compute, leaf, domain, vec![], touched);
     }
 
