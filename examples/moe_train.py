@@ -7,6 +7,8 @@
 Each rank has sequences of its own, and all of attention and router, whose gradients are summed; experts have those of all ranks' tokens. At every
 step, from the same float32 weights, every gradient is compared with float32's, and so is that of the same model by bfloat16 torch. The expert ids of
 the float32 run are imposed on all; their weights are each model's own. The verdict, its statistics and the control are tp_llama.py's.
+
+With --shared a dense block of all tokens is added to what experts make; with --uneven ranks have unequally many sequences.
 """
 
 import argparse
@@ -32,7 +34,7 @@ class Experts(torch.nn.Module):
         make = lambda *shape: torch.nn.Parameter(torch.randn(*shape, **how) * shape[-1] ** -0.5)
         self.gate_up, self.down = make(c.experts, 2 * c.ffn, c.hidden), make(c.experts, c.hidden, c.ffn)
 
-    def forward(self, x, ids, weights):
+    def forward(self, x, ids, weights, shared=None):
         x, shape = x.flatten(0, 1), x.shape
         ids, weights = ids.flatten(0, 1), weights.flatten(0, 1)
         out = torch.zeros(x.shape, device=x.device)
@@ -42,7 +44,8 @@ class Experts(torch.nn.Module):
             # The control's is in float32, rounded once: a little more accurate.
             gated = (F.silu(gate.float()) * up.float()).to(x.dtype) if self.control else F.silu(gate) * up
             out = out.index_add(0, token, (gated @ v.t()).float() * weights[token, slot, None])
-        return out.to(x.dtype).view(shape)
+        y = out.to(x.dtype).view(shape)
+        return y if shared is None else y + shared
 
 
 class Control(Experts):
@@ -56,6 +59,9 @@ class Layer(torch.nn.Module):
         linear = lambda i, o: torch.nn.Linear(i, o, bias=False, **how)
         self.q, self.k, self.v = (linear(c.hidden, n * c.size) for n in (c.heads, c.kv_heads, c.kv_heads))
         self.out, self.router = linear(c.heads * c.size, c.hidden), linear(c.hidden, c.experts)
+        self.wide, self.narrow = (linear(c.hidden, 2 * c.ffn), linear(c.ffn, c.hidden)) if c.shared else (None, None)
+        # What the layer of experts is given beside tokens.
+        self.more = {}
         self.before, self.between = Norm(c.hidden, **how), Norm(c.hidden, **how)
 
     def forward(self, x, ids):
@@ -66,7 +72,11 @@ class Layer(torch.nn.Module):
         if ids is None:
             ids = scores.topk(self.slots).indices
         weights = scores.gather(-1, ids)
-        return x + self.experts(h, ids, weights / weights.sum(-1, keepdim=True)), ids
+        more = dict(self.more)
+        if self.wide is not None:
+            gate, up = self.wide(h).chunk(2, -1)
+            more["shared"] = self.narrow(F.silu(gate) * up)
+        return x + self.experts(h, ids, weights / weights.sum(-1, keepdim=True), **more), ids
 
 
 class Model(torch.nn.Module):
@@ -100,7 +110,7 @@ def gradients(model, part, sums=None):
     """By name, float32; of experts this rank's. ``sums`` adds up those of ranks that have their own tokens."""
     found = {}
     for i, layer in enumerate(model.layers):
-        for name in ("q", "k", "v", "out", "router"):
+        for name in ("q", "k", "v", "out", "router", *(("wide", "narrow") if layer.wide is not None else ())):
             g = getattr(layer, name).weight.grad.float()
             found[f"{i}.{name}"] = g if sums is None else sums(g)
         w, v = layer.experts.gate_up.grad.float(), layer.experts.down.grad.float()
@@ -118,6 +128,8 @@ def main():
     for name, default in (("tokens", 0), ("sequences", 0), ("hidden", 0), ("ffn", 0), ("layers", 0), ("heads", 8), ("kv-heads", 4), ("experts", 8),
                           ("slots", 2), ("vocabulary", 512), ("steps", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--shared", action="store_true", help="a dense block of all tokens beside the experts")
+    parser.add_argument("--uneven", action="store_true", help="the first rank has more sequences than the others")
     parser.add_argument("--mode", choices=("eager", "compiled", "checkpointed"), default="eager")
     c = parser.parse_args()
     small = c.device == "cpu"
@@ -148,6 +160,13 @@ def main():
         for layer in ours.layers:
             layer.experts.compile(fullgraph=True, backend="inductor" if not small else "aot_eager")
     part = lambda t: t.chunk(ranks)[rank]
+    # Of sequences the first rank has what the others leave, which is half of theirs.
+    each = c.sequences // ranks
+    counts = [c.sequences - (ranks - 1) * max(1, each // 2), *[max(1, each // 2)] * (ranks - 1)] if c.uneven else [each] * ranks
+    mine = lambda t: t.split(counts)[rank]
+    if c.uneven:
+        for layer in ours.layers:
+            layer.more = {"tokens": counts[0] * c.tokens}
 
     def sums(g):
         if several:
@@ -173,8 +192,8 @@ def main():
         theirs = entropy(torchs(tokens, routes)[0], targets)
         theirs.backward()
         entropy(control(tokens, routes)[0], targets).backward()
-        logits, _ = ours(part(tokens), [part(ids).contiguous() for ids in routes], c.mode == "checkpointed")
-        loss = entropy(logits, part(targets), reduction="sum") / targets.numel()
+        logits, _ = ours(mine(tokens), [mine(ids).contiguous() for ids in routes], c.mode == "checkpointed")
+        loss = entropy(logits, mine(targets), reduction="sum") / targets.numel()
         loss.backward()
         found = [gradients(ours, part, sums), *(gradients(m, part) for m in (torchs, control, master))]
         total, measured = compared(found, loss, several)

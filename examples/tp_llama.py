@@ -56,24 +56,6 @@ def attention(q, k, v, size):
     return out[0].transpose(0, 1).flatten(1)
 
 
-class EightBits(torch.nn.Module):
-    """The MLP by layers of eight bits."""
-
-    def __init__(self, c, world, **how):
-        super().__init__()
-        column = lambda: mk.nn.ColumnParallelLinear(c.hidden, c.ffn, world, bias=False, fp8=c.fp8, **how)
-        self.gate, self.up = column(), column()
-        self.down = mk.nn.RowParallelLinear(c.ffn, c.hidden, world, bias=False, fp8=c.fp8, **how)
-
-    def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))
-
-    @torch.no_grad()
-    def load(self, gate, up, down):
-        for layer, weight in ((self.gate, gate), (self.up, up), (self.down, down)):
-            layer.weight.copy_(weight)
-
-
 class Parallel(torch.nn.Module):
     """A layer on this rank's parts, by mk."""
 
@@ -87,7 +69,7 @@ class Parallel(torch.nn.Module):
         make = lambda *shape: torch.nn.Parameter(torch.empty(*shape, **how))
         self.q, self.k, self.v = (make(n * c.size // r, c.hidden) for n in (c.heads, c.kv_heads, c.kv_heads))
         self.out = mk.nn.RowParallelLinear(c.heads * c.size, c.hidden, world, bias=False, fp8=c.fp8, **how)
-        self.mlp = EightBits(c, world, **how) if c.fp8 else mk.nn.GatedMLP(c.hidden, c.ffn, world, **how)
+        self.mlp = mk.nn.GatedMLP(c.hidden, c.ffn, world, fp8=c.fp8, **how)
         self.before, self.between = Norm(c.hidden, **how), Norm(c.hidden, **how)
 
     def forward(self, x):
@@ -164,11 +146,8 @@ def gradients(model, rank, ranks, dense):
             parts |= {"out": columns(layer.out.weight.grad), "down": columns(layer.down.weight.grad)}
         else:
             parts = {"q": layer.q.grad, "k": layer.k.grad, "v": layer.v.grad, "out": layer.out.weight.grad}
-            if isinstance(layer.mlp, EightBits):
-                parts |= {n: getattr(layer.mlp, n).weight.grad for n in ("gate", "up", "down")}
-            else:
-                w = layer.mlp.gate_up.grad
-                parts |= {"gate": w[:, 0].t(), "up": w[:, 1].t(), "down": layer.mlp.down.grad.t()}
+            w = layer.mlp.gate_up.grad
+            parts |= {"gate": w[:, 0].t(), "up": w[:, 1].t(), "down": layer.mlp.down.grad.t()}
         found |= {f"{i}.{n}": g.float() for n, g in parts.items()}
     return found
 
@@ -236,8 +215,10 @@ def main():
     parser.add_argument("--fp8", nargs="?", const="1x128", help="eight bits in all layers but the heads; losses alone are judged, within 1.5 %%")
     c = parser.parse_args()
     small = c.device == "cpu"
+    # Of eight bits each rank has whole blocks of 128.
+    blocks = 128 * int(os.environ.get("WORLD_SIZE", 1)) if c.fp8 else 0
     c.tokens, c.hidden, c.ffn, c.steps = (given or (a if small else b) for given, a, b in (
-        (c.tokens, 64, 2048), (c.hidden, 128 if c.fp8 else 64, 1024), (c.ffn, 256 if c.fp8 else 192, 2816), (c.steps, 10, 200)))
+        (c.tokens, 64, 2048), (c.hidden, blocks or 64, 1024), (c.ffn, 2 * blocks or 192, 2816), (c.steps, 10, 200)))
     c.size = c.hidden // c.heads
     several = "RANK" in os.environ
     if c.device == "cuda":

@@ -141,10 +141,14 @@ fn products_of_ragged_rows_compile() {
     }";
     let wide = dispatched.replace("i32", "i64");
     let drops = dispatched.replace("= C)", "= C, drop)");
+    let adds = dispatched
+        .replace("shard(0)) ->", "shard(0), s: bf16[R, K] @ shard(0)) ->")
+        .replace("combine(gate)", "combine(gate) -> add(s)");
     for (source, set, trace) in [
         (dispatched, "", false),
         (&wide, "block=128x128x64", true),
         (&drops, "", false),
+        (&adds, "", false),
         (alone, "", false),
         (alone, "block=64x128x64", false),
         (alone, "block=128x128x64 consumers=ping_pong", false),
@@ -331,6 +335,38 @@ fn plans_over_nodes_compile() {
         let config = Config { ranks: 4, nodes: 2, net, ..Config::default() };
         let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
         judge(&format!("{body} over nodes"), &plan, Options::default());
+    }
+}
+
+/// Layers of experts that go to other nodes, with drops, and of 64-bit experts; gradients of weights; traced, too.
+#[test]
+fn experts_over_nodes_compile() {
+    let layer = |ids: &str, args: &str| {
+        format!(
+            "fn f(x: bf16[T, H] @ shard(0), ids: {ids}[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+                w: bf16[E, H, 2, F] @ shard(0), v: bf16[E, F, H] @ shard(0)) {{
+                dispatch(x, ids{args}) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(gate)
+            }}"
+        )
+    };
+    let gate = "fn f(a: bf16[R, F] @ shard(0), ids: i32[T, K] @ shard(0), dy: bf16[T, H] @ shard(0), w: bf16[E, F, H] @ shard(0)) {
+            ragged(a, ids) -> grouped_gemm(w) -> combine_grad(dy)
+        }";
+    for (text, local, net) in [
+        (layer("i32", ""), 2, mk::settings::NicOrdering::InOrder),
+        (layer("i64", ", capacity = R, drop"), 1, mk::settings::NicOrdering::Unordered),
+        (gate.into(), 2, mk::settings::NicOrdering::Unordered),
+    ] {
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let sizes = [("T", 512), ("H", 256), ("K", 4), ("E", 16), ("F", 128), ("R", 8 * 1024)];
+        let sizes = sizes.iter().filter(|(name, _)| program.symbol(name).is_some());
+        let sizes = sizes.map(|(name, n)| (name.to_string(), *n)).collect();
+        let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
+        let config = Config { ranks: 2 * local, nodes: 2, net, ..Config::default() };
+        let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
+        for trace in [false, true] {
+            judge(&format!("experts over nodes of {local}, {net:?}"), &plan, Options { trace });
+        }
     }
 }
 

@@ -145,8 +145,8 @@ fn legend(program: &Program, made: &Gradient) -> String {
         let name = program.tensors().get(*parameter).map_or("?", |t| t.name.as_str());
         lines.push(match *source {
             Source::Result(i) => format!("// gradient of `{name}`: result {i} of backward"),
-            Source::Column(i) => {
-                format!("// gradient of `{name}`: column 0 of result {i} of backward")
+            Source::Row(i) => {
+                format!("// gradient of `{name}`: row 0 of result {i} of backward")
             }
             Source::Given(i) => format!("// gradient of `{name}`: that of `{}`", result(i)),
         });

@@ -69,6 +69,12 @@ const WEIGHTS: &str = "fn weights(a: bf16[R, F] @ shard(0), ids: i32[T, K] @ sha
     ragged(a, ids) -> grouped_gemm(w2) -> combine_grad(dy)
 }";
 
+/// The layer, which adds a tensor to its tokens' sums.
+const ADDS: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0), s: bf16[T, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
+    dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate) -> add(s)
+}";
+
 /// The layer with room for some rows of each expert; others are dropped.
 const DROPS: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
     w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
@@ -292,6 +298,11 @@ const ANY: &str = "fn layer<T: dyn <= 300>(x: bf16[T, H] @ shard(0), ids: i32[T,
     dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
 }";
 
+/// What has no kernel of any number of tokens.
+const ANY_WEIGHTED: &str = "fn hidden<T: dyn <= 300>(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w2: bf16[E, F, H] @ shard(0)) {
+    dispatch(dy, ids, gate) -> grouped_gemm(w2.t)
+}";
+
 /// One kernel, and one proof, for every number of tokens up to a bound: some numbers by a seed that is printed;
 /// `cargo xtask sweep tokens` takes every one.
 #[test]
@@ -354,6 +365,7 @@ fn texts() {
         ("dispatch_hidden", Case { source: HIDDEN, ..SMALL }),
         ("dispatch_weighted", Case { source: WEIGHTED, ..SMALL }),
         ("combine_grad", Case { source: WEIGHTS, ..SMALL }),
+        ("combine_adds", Case { source: ADDS, ..SMALL }),
     ] {
         let plan = case.plan("").unwrap_or_else(|e| panic!("{name}: {e}"));
         let text = plan.to_string();
@@ -567,6 +579,11 @@ fn other_products_and_slots_are_found() {
             "access w: read buf2 @ rank [i * 8 + q : 1, 0 : 8]",
         ),
         (WEIGHTS, "[i * 8 + q : 1, j : 1]", "[i * 8 + q : 1, 0 : 2]"),
+        (
+            ADDS,
+            "access e0: read buf5 @ rank [i * 8 + q : 1, 0 : 24]",
+            "access e0: read buf5 @ rank [i * 8 + q : 1, 0 : 8]",
+        ),
         (WEIGHTED, "part=slots", "part=sources"),
         (WEIGHTED, "\"slots\" [256] runtime 0..=1", "\"slots\" [256] runtime 0..=0"),
     ] {
@@ -628,6 +645,10 @@ fn what_has_no_kernel_is_refused() {
             Case { source: DROPS, blocks: 1, ..SMALL },
         ),
         ("8 experts of each token, of 4", Case { slots: 8, ..SMALL }),
+        (
+            "weights of a number of tokens that comes with each launch",
+            Case { source: ANY_WEIGHTED, ..SMALL },
+        ),
     ] {
         let said = says(case);
         assert!(said.contains(text), "{said}");
@@ -645,7 +666,8 @@ fn tables_follow_from_one_routing() {
     assert_eq!(plan.tables.values().filter(runtime).count(), 5);
     assert!(plan.buffers.values().any(|b| b.name == "y" && b.space == Space::Workspace));
     let ids = SMALL.routes(0, 1, 0..42);
-    let routing = Routing { ids: &ids, slots: 2, experts: 4, ranks: 2, rows: 128, keep: 0 };
+    let routing =
+        Routing { ids: &ids, slots: 2, experts: 4, ranks: 2, rows: 128, keep: 0, local: 0 };
     assert_eq!(routing.check(2), Ok(()));
 }
 

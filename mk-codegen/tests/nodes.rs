@@ -106,6 +106,36 @@ fn attention(body: &str, placement: &str, tokens: u64) -> (Program, Bound) {
     (program, bound)
 }
 
+/// A layer of experts, and the gradients of its weights.
+const EXPERTS: [(&str, &str); 2] = [
+    (
+        "experts",
+        "fn f(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+            w: bf16[E, H, 2, F] @ shard(0), v: bf16[E, F, H] @ shard(0)) {
+            dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(gate)
+        }",
+    ),
+    (
+        "experts_gate",
+        "fn f(a: bf16[R, F] @ shard(0), ids: i32[T, K] @ shard(0), dy: bf16[T, H] @ shard(0), w: bf16[E, F, H] @ shard(0)) {
+            ragged(a, ids) -> grouped_gemm(w) -> combine_grad(dy)
+        }",
+    ),
+];
+
+/// Tokens of all ranks, slots of each, and elements of one.
+const TOKENS: [u64; 3] = [42, 2, 24];
+
+fn experts(text: &str) -> (Program, Bound) {
+    let program = Program::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
+    let [tokens, slots, wide] = TOKENS;
+    let dims = [("T", tokens), ("K", slots), ("H", wide), ("F", 16), ("E", 8), ("R", 8 * 384)];
+    let dims = dims.iter().filter(|(name, _)| program.symbol(name).is_some());
+    let dims = dims.map(|(name, n)| (name.to_string(), *n)).collect();
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+    (program, bound)
+}
+
 /// An axis that is named so says which ranks are a node, and so do the settings.
 #[test]
 fn an_axis_of_nodes() {
@@ -157,6 +187,17 @@ fn plans() {
         let (program, bound) = attention(body, placement, 330);
         let plan = passes::lower(&program, &bound, &nodes_of(2, 2, ORDERINGS[1])).expect("lowers");
         valid::verify(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let generated = kernel.cuda.split_once(emit::library::END).expect("the library ends").1;
+        insta::assert_snapshot!(format!("nodes_{name}"), plan);
+        insta::assert_snapshot!(format!("nodes_cuda_{name}"), generated);
+    }
+    for (n, (name, text)) in EXPERTS.iter().enumerate() {
+        let (program, bound) = experts(text);
+        let config = nodes_of(2, 2, ORDERINGS[1 - n]);
+        let (plan, _) =
+            passes::compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(plan.to_string().parse::<Plan>().expect("reads"), plan);
         let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
         let generated = kernel.cuda.split_once(emit::library::END).expect("the library ends").1;
         insta::assert_snapshot!(format!("nodes_{name}"), plan);
@@ -301,6 +342,35 @@ fn bytes_of_rings() {
                     .collect();
                 assert_eq!(sent(&plan), expected, "{name} {placement}, {count} nodes of {local}");
             }
+        }
+    }
+}
+
+/// A token goes once to each other node, with the experts and weights of its slots; from each comes a sum in f32.
+#[test]
+fn bytes_of_experts() {
+    let [tokens, slots, wide] = TOKENS;
+    for (count, local) in [(2, 1), (2, 2), (3, 1), (4, 2)] {
+        let world = u64::from(count * local);
+        let config = nodes_of(count, local, NicOrdering::InOrder);
+        let most = tokens.div_ceil(world);
+        let own = |r: u64| tokens.saturating_sub(r * most).min(most);
+        let rails = |r: u64| -> u64 {
+            let rail = |q: &u64| *q != r && *q % u64::from(local) == r % u64::from(local);
+            (0..world).filter(rail).map(own).sum()
+        };
+        let away = u64::from(count) - 1;
+        for (name, text) in EXPERTS {
+            let (program, bound) = experts(text);
+            let plan = passes::lower(&program, &bound, &config).expect("lowers");
+            // Experts, and weights or none; tokens or their gradients; sums or products.
+            let (out, back) = match name {
+                "experts" => (4 * slots + 4 * slots + 2 * wide, 4 * wide),
+                _ => (4 * slots + 2 * wide, 4 * slots),
+            };
+            let expected: Vec<u64> =
+                (0..world).map(|r| away * own(r) * out + rails(r) * back).collect();
+            assert_eq!(sent(&plan), expected, "{name}, {count} nodes of {local}");
         }
     }
 }

@@ -43,33 +43,20 @@ fn examples() -> Vec<(String, Program, Bound)> {
 }
 
 #[test]
-fn over_nodes_everything_has_a_plan_or_is_refused_by_name() {
+fn over_nodes_everything_has_a_plan() {
     let kinds = KINDS.iter().map(|(name, text)| {
         let (program, bound) = kind(text, &[]).expect(name);
         (name.to_string(), program, bound)
     });
     let all: Vec<_> = examples().into_iter().chain(kinds).collect();
     assert!(all.len() > KINDS.len() + 5, "there are examples");
-    let (mut planned, mut refused) = (0, Vec::new());
     for (name, program, bound) in &all {
         for (ranks, nodes, net) in [(2, 2, NicOrdering::InOrder), (4, 2, NicOrdering::Unordered)] {
             let what = format!("{name} on {ranks} ranks of {nodes} nodes");
             let config = Config { ranks, nodes, net, ..Config::default() };
-            match made(program, bound, &config) {
-                Ok(()) => planned += 1,
-                Err(LowerError::Setting(Refusal { setting: "nodes", why, .. })) => {
-                    refused.push((name.clone(), why));
-                }
-                Err(e) => panic!("{what}: {e}"),
-            }
+            made(program, bound, &config).unwrap_or_else(|e| panic!("{what}: {e}"));
         }
     }
-    for (name, why) in &refused {
-        let routed =
-            ["moe", "shared_expert", "dispatch", "combine"].iter().any(|n| name.contains(n));
-        assert!(routed && why.contains("`dispatch`"), "{name}: {why}");
-    }
-    assert!(planned >= 2 * 35 && refused.len() >= 2 * 6, "{planned} plans, {}", refused.len());
 }
 
 const WORLDS: &[(u32, u32)] = &[(1, 1), (2, 1), (3, 1), (4, 1), (8, 1), (2, 2), (4, 2), (6, 3)];

@@ -137,23 +137,25 @@ int main(int, char** argv) {
 }
 "#;
 
-/// What follows from a routing, for one rank: lists of all chunks, where their rows begin, blocks, tokens of rows, and places of its own tokens.
+/// What follows from a routing, for one rank: lists of all chunks, where their rows begin, blocks, tokens of rows, and places of its own tokens,
+/// or of those of its rails in its node.
 const ROUTES: &str = r#"
 static ListTask list;
 static BasesTask bases;
 static SourcesTask sources;
 static SlotsTask slotted;
 static PlacesTask places;
+static NodePlacesTask near;
 static WantedTask wanted;
 static u32 phase, threads;
 
 // Of each routing: tokens of all ranks and the most of one, slots, experts, ranks, the rank, blocks, tokens of a chunk, threads, words of an id,
-// rows of an expert that are kept, and the ids; then the fault's kind, what it saw and where, the id, and the tables between guards.
+// rows of an expert that are kept, ranks of a node or 0, and the ids; then the fault's kind, what it saw and where, the id, and the tables between guards.
 int main(int, char** argv) {
   std::FILE* in = std::fopen(argv[1], "rb");
-  u32 head[11];
-  while (std::fread(head, 4, 11, in) == 11) {
-    const u32 tokens = head[0], most = head[1], slots = head[2], experts = head[3], ranks = head[4], rank = head[5], count = head[6], chunk = head[7], words = head[9], keep = head[10];
+  u32 head[12];
+  while (std::fread(head, 4, 12, in) == 12) {
+    const u32 tokens = head[0], most = head[1], slots = head[2], experts = head[3], ranks = head[4], rank = head[5], count = head[6], chunk = head[7], words = head[9], keep = head[10], local = head[11], nodes = local > 0 ? ranks / local : 1;
     threads = head[8];
     const u32 own = (experts + ranks - 1) / ranks, chunks = (most + chunk - 1) / chunk, all = ranks * chunks;
     const u32 width = ((kListEntries + 1) * experts + 1 + 3) / 4 * 4;
@@ -161,7 +163,7 @@ int main(int, char** argv) {
     std::vector<u32> all_entries(2 * count + 4, 0xdeadbeef);
     u32 *lists = all_lists.data() + 2, *base = all_bases.data() + 2, *entries = all_entries.data() + 2;
     std::vector<u32> of_rows(count * 128 + 4, 0xdeadbeef);
-    std::vector<u32> rows(count * 128 + 4, 0xdeadbeef), place(2 * most * slots + 4, 0xdeadbeef), kept(most * slots + 4, 0xdeadbeef);
+    std::vector<u32> rows(count * 128 + 4, 0xdeadbeef), place(2 * nodes * most * slots + 4, 0xdeadbeef), kept(nodes * most * slots + 4, 0xdeadbeef);
     // Room for whole pieces of each rank's tokens.
     const u32 space = (most + 15) / 16 * 16;
     std::vector<u32> has(ranks * space + 4, 0xdeadbeef);
@@ -199,11 +201,14 @@ int main(int, char** argv) {
         slotted = SlotsTask{0, 0, reinterpret_cast<u64>(ids.data()), sources.blocks, sources.sources, reinterpret_cast<u64>(of_rows.data() + 2 + b * 128), words, tokens, slots, rank * own, sources.count, 128};
         run(threads, [](u32 thread) { tabulate_phase(Context{}, slotted, 0, thread, threads); });
       }
-      for (u32 c = 0; c < chunks; ++c) {
-        const u32 first = rank * most + c * chunk;
-        const u32 n = first < tokens ? min(min(most - c * chunk, chunk), tokens - first) : 0, at = rank * chunks + c;
-        places = PlacesTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(lists + at * width), reinterpret_cast<u64>(base + at * experts), reinterpret_cast<u64>(base + all * experts), reinterpret_cast<u64>(place.data() + 2 + 2 * c * chunk * slots), reinterpret_cast<u64>(kept.data() + 2 + c * chunk * slots), words, n, slots, experts, own, keep};
-        run(threads, [](u32 thread) { tabulate_phase(Context{}, places, 0, thread, threads); });
+      for (u32 i = 0; i < nodes * chunks; ++i) {
+        const u32 node = i / chunks, c = i % chunks, of = local > 0 ? node * local + rank % local : rank;
+        const u32 first = of * most + c * chunk, to = (node * most + c * chunk) * slots;
+        const u32 n = first < tokens ? min(min(most - c * chunk, chunk), tokens - first) : 0, at = of * chunks + c;
+        places = PlacesTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(lists + at * width), reinterpret_cast<u64>(base + at * experts), reinterpret_cast<u64>(base + all * experts), reinterpret_cast<u64>(place.data() + 2 + 2 * to), reinterpret_cast<u64>(kept.data() + 2 + to), words, n, slots, experts, own, keep};
+        near = NodePlacesTask{places, rank / max(1u, local) * local, local};
+        if (local > 0) run(threads, [](u32 thread) { tabulate_phase(Context{}, near, 0, thread, threads); });
+        else run(threads, [](u32 thread) { tabulate_phase(Context{}, places, 0, thread, threads); });
       }
     }
     for (const auto* t : {&all_lists, &all_bases, &all_entries}) {
@@ -351,6 +356,8 @@ struct World {
     threads: u32,
     /// Rows of an expert that are kept, or 0.
     keep: i32,
+    /// Ranks of a node, or 0.
+    local: usize,
 }
 
 fn worlds(n: usize) -> Vec<World> {
@@ -395,7 +402,22 @@ fn worlds(n: usize) -> Vec<World> {
         let chunk = [4, 16, 64, 256][rng.random_range(0..4)];
         let threads = [32, 64, 256][rng.random_range(0..3)];
         let keep = [0, 0, 128, 7][rng.random_range(0..4)];
-        World { ids, wide, tokens, slots, experts, ranks, rank, blocks, chunk, threads, keep }
+        let local = [0, 1, 2][rng.random_range(0..3)];
+        let local = if ranks > local && ranks % local.max(1) == 0 { local } else { 0 };
+        World {
+            ids,
+            wide,
+            tokens,
+            slots,
+            experts,
+            ranks,
+            rank,
+            blocks,
+            chunk,
+            threads,
+            keep,
+            local,
+        }
     };
     (0..n).map(world).collect()
 }
@@ -409,7 +431,7 @@ fn what_follows_from_a_routing() {
         let head = [w.tokens, most, w.slots, w.experts, w.ranks, w.rank, w.blocks, w.chunk];
         let head = head.map(|n| n as i32).into_iter();
         bytes.extend(
-            head.chain([w.threads as i32, 1 + i32::from(w.wide), w.keep])
+            head.chain([w.threads as i32, 1 + i32::from(w.wide), w.keep, w.local as i32])
                 .flat_map(i32::to_le_bytes),
         );
         let words = 4 << u32::from(w.wide);
@@ -422,17 +444,18 @@ fn what_follows_from_a_routing() {
     let guard = 0xdead_beef_u32 as i32;
     let (mut tables, mut outside, mut twice, mut many, mut beyond, mut dropped) =
         (0, 0, 0, 0, 0, 0);
-    let mut padded = 0;
+    let (mut padded, mut near) = (0, 0);
     for (i, w) in worlds.iter().enumerate() {
         let most = w.tokens.div_ceil(w.ranks);
         let said: Vec<i32> = words.by_ref().take(5).collect();
         let id = i64::from(said[4]) << 32 | i64::from(said[3] as u32);
         let space = w.ranks * most.next_multiple_of(16);
+        let nodes = w.ranks.checked_div(w.local).unwrap_or(1);
         let sizes = [
             w.experts.div_ceil(w.ranks),
             w.blocks * 128,
-            2 * most * w.slots,
-            most * w.slots,
+            2 * nodes * most * w.slots,
+            nodes * most * w.slots,
             space,
             w.blocks * 128,
         ];
@@ -445,7 +468,8 @@ fn what_follows_from_a_routing() {
         let narrow = |id: &i64| i32::try_from(*id).unwrap_or(-2);
         let ids: Vec<i32> = w.ids.iter().map(narrow).collect();
         let (experts, keep) = (w.experts as i32, w.keep);
-        let routing = Routes { ids: &ids, slots: w.slots, experts, ranks, rows: 128, keep };
+        let (slots, local) = (w.slots, w.local);
+        let routing = Routes { ids: &ids, slots, experts, ranks, rows: 128, keep, local };
         match routing.check(w.blocks) {
             Ok(()) => {
                 assert_eq!(said[0], 0, "{i}: {said:?} {:?}", w.ids);
@@ -457,17 +481,26 @@ fn what_follows_from_a_routing() {
                     RoutePart::Wanted,
                     RoutePart::Slots,
                 ];
-                let own = most.min(w.tokens.saturating_sub(w.rank * most)) * 2 * w.slots;
-                let bits = own / 2;
-                dropped += i32::from(keep > 0 && found[3][2..bits + 2].contains(&0));
+                // Entries of tokens that there are; others nobody writes.
+                let of = |node: usize| match local {
+                    0 => w.rank,
+                    _ => node * local + w.rank % local,
+                };
+                let own = |i: usize| i % most < w.tokens.saturating_sub(of(i / most) * most);
+                let written = |part: RoutePart, i: usize| match part {
+                    RoutePart::Places => own(i / (2 * slots)),
+                    RoutePart::Kept => own(i / slots),
+                    _ => true,
+                };
+                dropped += i32::from(keep > 0 && found[3].contains(&0));
+                near += i32::from(local > 0 && found[3].contains(&0) && found[3].contains(&1));
                 padded += i32::from(ids.contains(&-1));
-                for ((part, n), found) in parts
-                    .into_iter()
-                    .zip([sizes[0], sizes[1], own, bits, sizes[4], sizes[5]])
-                    .zip(&found)
-                {
-                    assert_eq!(found[2..n + 2], routing.table(part, w.rank, n), "{i}: {part}");
-                    assert!(found[n + 2..].iter().all(|x| *x == guard), "{i}: {part}");
+                for ((part, n), found) in parts.into_iter().zip(sizes).zip(&found) {
+                    let table = routing.table(part, w.rank, n);
+                    for (at, (found, wanted)) in found[2..].iter().zip(table).enumerate() {
+                        let wanted = if written(part, at) { wanted } else { guard };
+                        assert_eq!(*found, wanted, "{i}: {part} {at}");
+                    }
                 }
                 tables += 1;
             }
@@ -495,7 +528,7 @@ fn what_follows_from_a_routing() {
     }
     assert!(words.next().is_none());
     let all = format!(
-        "{tables} tables, {outside} outside, {twice} twice, {many} too many, {beyond} beyond 32 bits, {dropped} drop, {padded} padded"
+        "{tables} tables, {outside} outside, {twice} twice, {many} too many, {beyond} beyond 32 bits, {dropped} drop, {padded} padded, {near} of a node"
     );
     assert!(
         tables > 8000

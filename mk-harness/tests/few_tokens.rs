@@ -1,16 +1,15 @@
 //! Experts of few tokens: plans, proofs, kernels and numbers on the executor, with ranks that have none, and beyond a block of 128 rows.
 
 mod experts;
+mod sweep;
 
 use experts::Size;
-use rand::{SeedableRng, rngs::SmallRng, seq::SliceRandom};
-use std::time::{Duration, UNIX_EPOCH};
 
 const HEAD: &str = "x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0)";
 const EXPERTS: &str = "w1: bf16[E, H, 2, I] @ shard(0), w2: bf16[E, I, H] @ shard(0)";
 
 /// Each kind of pipeline: its name and text.
-fn kinds() -> [(&'static str, String); 5] {
+fn kinds() -> [(&'static str, String); 6] {
     let layer = |args: &str| {
         format!(
             "fn layer({HEAD}, gate: f32[T, K] @ shard(0), {EXPERTS}) -> bf16[T, H] @ shard(0) {{
@@ -22,12 +21,17 @@ fn kinds() -> [(&'static str, String); 5] {
     let dispatched = format!(
         "fn dispatched({HEAD}, w: bf16[E, H, I] @ shard(0)) {{ dispatch(x, ids, capacity = R) -> grouped_gemm(w) }}"
     );
+    // Beside an expert of all tokens, whose results are given.
+    let shared = layer(", capacity = R, drop")
+        .replace("shard(0)) -> bf16", "shard(0), s: bf16[T, H] @ shard(0)) -> bf16")
+        .replace("combine(gate)", "combine(gate) -> add(s)");
     [
         ("dispatch", dispatched),
         ("layer", layer("")),
         ("wide", wide),
         ("capacity", layer(", capacity = R")),
         ("drop", layer(", capacity = R, drop")),
+        ("shared", shared),
     ]
 }
 
@@ -58,31 +62,12 @@ fn grid() -> impl Iterator<Item = (usize, u64, u64, u64)> {
     sizes.flat_map(|(ranks, t, slots)| (0..kinds().len()).map(move |kind| (kind, ranks, t, slots)))
 }
 
-/// How long the drawn sizes may take.
-const CI: Duration = Duration::from_secs(20);
+/// Seconds that CI spends here.
+const SECONDS: u64 = 20;
 
 /// Others, as many as fit, in an order that the printed seed decides; all of the grid for `cargo xtask sweep experts`.
 #[test]
 fn any_number_of_tokens_has_a_plan() {
-    if std::env::var_os("MK_SWEEP").is_some() {
-        let begin = std::time::Instant::now();
-        let n = grid().map(|(kind, ranks, t, slots)| right(kind, ranks, t, slots, t)).count();
-        println!(
-            "experts: {n} sizes, each planned, proved, evaluated, emitted and run under three routings, in {:.0?}",
-            begin.elapsed()
-        );
-        return;
-    }
-    let seed = match std::env::var("MK_SEED") {
-        Ok(text) => text.parse().unwrap_or_else(|e| panic!("MK_SEED={text}: {e}")),
-        Err(_) => UNIX_EPOCH.elapsed().expect("a clock").as_secs(),
-    };
-    println!("MK_SEED={seed}");
-    let mut cases: Vec<_> = grid().collect();
-    cases.shuffle(&mut SmallRng::seed_from_u64(seed));
-    let begin = std::time::Instant::now();
-    let fit = cases.iter().take_while(|_| begin.elapsed() < CI);
-    let n = fit.map(|&(kind, ranks, t, slots)| right(kind, ranks, t, slots, seed + t)).count();
-    println!("{n} of {} sizes, {:.0?}", cases.len(), begin.elapsed());
-    assert!(n > 0);
+    let check = |&(kind, ranks, t, slots): &_, seed: u64| right(kind, ranks, t, slots, seed);
+    sweep::run("sizes of experts", grid().collect(), SECONDS, check);
 }

@@ -47,7 +47,7 @@ pub fn derive<'py>(
     });
     let gradients = made.gradients.iter().map(|(parameter, source)| match *source {
         Source::Result(i) => (*parameter, "result", i),
-        Source::Column(i) => (*parameter, "column", i),
+        Source::Row(i) => (*parameter, "row", i),
         Source::Given(i) => (*parameter, "given", i),
     });
     let dict = PyDict::new(py);

@@ -14,6 +14,7 @@
 mod arguments;
 mod check;
 mod command;
+mod constant;
 mod derive;
 mod errors;
 mod explain;
@@ -40,6 +41,8 @@ mod _mk {
 
     #[pymodule_export]
     use super::command::command;
+    #[pymodule_export]
+    use super::constant::Constant;
     #[pymodule_export]
     use super::derive::{cut_up, derive, describe};
     #[pymodule_export]

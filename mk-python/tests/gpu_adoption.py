@@ -109,15 +109,12 @@ def inductor(world, tokens):
 def transformers(world, tokens):
     import copy
 
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    torch.manual_seed(0)
-    config = LlamaConfig(hidden_size=1024, intermediate_size=2816, num_attention_heads=16, num_key_value_heads=8, num_hidden_layers=4,
-                         vocab_size=4096, max_position_embeddings=512, tie_word_embeddings=False)
-    model = LlamaForCausalLM(config).bfloat16()
-    whole = copy.deepcopy(model)
-    done = mk.nn.replace(model, world, plan="tp")
-    assert sum(1 for _, _, became, _ in done.rows if became) == 4 * 5, str(done)
+    sizes = dict(hidden_size=1024, intermediate_size=2816, num_attention_heads=16, num_key_value_heads=8, num_hidden_layers=4, vocab_size=4096,
+                 max_position_embeddings=512, tie_word_embeddings=False)
+    models = ((LlamaForCausalLM, LlamaConfig(**sizes), "tp", 4 * 5),
+              (Qwen3MoeForCausalLM, Qwen3MoeConfig(**sizes, num_experts=16, num_experts_per_tok=4, moe_intermediate_size=512), "ep", 4))
 
     def losses(m):
         optimizer, found = torch.optim.SGD(m.parameters(), lr=0.05), []
@@ -130,31 +127,41 @@ def transformers(world, tokens):
             found.append(loss.item())
         return found
 
-    got, want = losses(model), losses(whole)
-    assert want[-1] < want[0] - 0.1, want
-    for a, b in zip(got, want):
-        assert abs(a - b) < 0.02 * b, (got, want)
-    say(f"transformers: losses of 8 steps {got[0]:.3f} to {got[-1]:.3f}, unmodified {want[0]:.3f} to {want[-1]:.3f}")
+    for kind, config, plan, n in models:
+        torch.manual_seed(0)
+        model = kind(config).bfloat16()
+        whole = copy.deepcopy(model)
+        done = mk.nn.replace(model, world, plan=plan)
+        assert sum(1 for _, _, became, _ in done.rows if became) == n, str(done)
+        got, want = losses(model), losses(whole)
+        assert want[-1] < want[0] - 0.1, want
+        for a, b in zip(got, want):
+            assert abs(a - b) < 0.02 * b, (got, want)
+        say(f"transformers, {kind.__name__}: losses of 8 steps {got[0]:.3f} to {got[-1]:.3f}, unmodified {want[0]:.3f} to {want[-1]:.3f}")
 
 
 def megatron(world, tokens):
     from megatron.core import parallel_state
-    from test_torch_megatron import mlp
+    from test_torch_megatron import experts, mlp
 
     parallel_state.initialize_model_parallel(SIZE)
     try:
         for sequence_parallel in (True, False):
             mlp(CASE, RANK, SIZE, sequence_parallel)
+        for recompute in (False, True):
+            experts(CASE, RANK, SIZE, 32, recompute)
     finally:
         parallel_state.destroy_model_parallel()
-    say("megatron: an MLP's result and gradients, with sequence parallelism and without")
+    say("megatron: results and gradients of an MLP, with sequence parallelism and without, and of experts, saved and computed again")
 
 
 def torchtitan(world, tokens):
-    from test_torch_torchtitan import layers
+    from test_torch_torchtitan import experts, layers
 
     layers(CASE, RANK, SIZE, "cuda")
     say("torchtitan: results and gradients of the layers of three overrides")
+    experts(CASE, RANK, SIZE, "cuda")
+    say("torchtitan: results and gradients of experts")
 
 
 CASES = {"inductor": (inductor, None), "transformers": (transformers, "transformers"), "megatron": (megatron, "megatron"),

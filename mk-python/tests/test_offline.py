@@ -217,6 +217,10 @@ class Settings(Case):
         with self.raises(mk.ArgumentError, "`ring` is no value of `all_reduce`", "one_shot"):
             mk.compile("gemm(a, b) -> all_reduce", mk.World.offline(4), settings={"all_reduce": "ring"})
 
+    def test_a_constant_lies_on_a_gpu(self):
+        with self.raises(mk.DeviceError, "without GPUs"):
+            mk._mk._Constant(mk.World.offline(4), 0x3F803F80, 1024)
+
     def test_reserved_sms_are_one_thing(self):
         world = mk.World.offline(4)
         bound = [

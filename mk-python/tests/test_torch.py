@@ -103,6 +103,41 @@ def experts(case, rank, ranks, world):
         close(case, got, by_autograd, limit=2e-2)
 
 
+def uneven(case, rank, ranks, world):
+    """A layer of which ranks have unequally many tokens, one of them none, with what experts of all tokens made, and all gradients."""
+    import mk.nn
+
+    counts = [0, 7, 130, 4][-ranks:] if ranks > 1 else [5]
+    number, most, firsts = 2 * ranks, max(counts), [sum(counts[:r]) for r in range(ranks)]
+    mine = lambda t: t[firsts[rank] : firsts[rank] + counts[rank]]
+    layer = mk.nn.MoE(16, 24, number, 2, world)
+    gate_up, down = random(number, 48, 16, seed=1, scale=0.25), random(number, 16, 24, seed=2, scale=0.2)
+    layer.load(gate_up.chunk(ranks)[rank], down.chunk(ranks)[rank])
+    x, s, d = (random(sum(counts), 16, seed=n) for n in (3, 6, 4))
+    weights, ids = torch.rand(sum(counts), number, generator=torch.Generator().manual_seed(5)).topk(2)
+    dense = [t.float().requires_grad_() for t in (x, weights, s, gate_up, down)]
+    rows, gate, shared, w, v = dense
+    want = shared
+    for e in range(number):
+        g, u = (rows @ w[e].t()).chunk(2, 1)
+        want = want + (torch.nn.functional.silu(g) * u) @ v[e].t() * (gate * (ids == e)).sum(1, keepdim=True)
+    by_autograd = torch.autograd.grad(want, dense, d.float())
+    inputs = [mine(t).clone().requires_grad_() for t in (x, weights, s)]
+    y = layer(inputs[0], mine(ids), inputs[1], shared=inputs[2], tokens=most)
+    got = torch.autograd.grad(y, [*inputs, layer.gate_up, layer.down], mine(d))
+    case.assertEqual(y.shape, (counts[rank], 16))
+    if counts[rank]:
+        close(case, y.detach(), mine(want).detach())
+        for a, b in zip(got[:3], by_autograd):
+            close(case, a, mine(b), limit=2e-2)
+    part = lambda t: t.chunk(ranks)[rank]
+    close(case, got[3], layer._turned(part(by_autograd[3])), limit=2e-2)
+    close(case, got[4], part(by_autograd[4]).transpose(1, 2), limit=2e-2)
+    if counts[rank] > 1:
+        with case.assertRaisesRegex(mk.ArgumentError, f"tokens is 1, and this rank has {counts[rank]}"):
+            layer(mine(x), mine(ids), mine(weights), tokens=1)
+
+
 def drops(case, rank, ranks, world):
     """Each expert keeps the first 128 of its rows, by source and token; a token's sum leaves out what was dropped."""
     tokens, number = 200 * ranks - 3, 2 * ranks
@@ -198,6 +233,7 @@ class OneRank(unittest.TestCase):
 
     def test_experts(self):
         experts(self, 0, 1, self.world)
+        uneven(self, 0, 1, self.world)
         text = "fn f(x: bf16[R, K], counts: i32[E], w: bf16[E, K, N]) { ragged(x, counts) -> grouped_gemm(w) }"
         x, w, counts = random(512, 16), random(3, 16, 8, seed=1, scale=0.25), torch.tensor([130, 0, 5], dtype=torch.int32)
         got = mk.compile(text, self.world)(x, counts, w)
@@ -560,6 +596,7 @@ def on_ranks(rank, ranks, path):
         gradients(rank, ranks, dist.group.WORLD)
         gradients(rank % 2, 2, pairs[rank // 2])
         experts(unittest.TestCase(), rank, ranks, mk.World.reference())
+        uneven(unittest.TestCase(), rank, ranks, mk.World.reference())
     finally:
         dist.destroy_process_group()
 

@@ -114,6 +114,27 @@ class Float8(unittest.TestCase):
                         self.assertLess(error, 0.05, (make.__name__, parallel, name))
                         self.assertGreater(error, 0.001 if name != "bias" else -1)
 
+    def test_gated_blocks_of_eight_bits(self):
+        for parallel in (True, False):
+            layer = mk.nn.GatedMLP(256, 384, self.world, sequence_parallel=parallel, fp8="1x128")
+            exact = [p.detach().float().requires_grad_() for p in (layer.gate_up, layer.down)]
+            for call in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+                layer.zero_grad()
+                x = torch.randn(64, 256).bfloat16().requires_grad_()
+                wide = x.detach().float().requires_grad_()
+                dy = torch.randn(64, 256).bfloat16()
+                y = call(x)
+                y.backward(dy)
+                h = torch.einsum("mk,kgf->mgf", wide, exact[0])
+                want = (torch.nn.functional.silu(h[:, 0]) * h[:, 1]) @ exact[1]
+                wanted = [want, *torch.autograd.grad(want, (wide, *exact), dy.float())]
+                for name, found, want in zip(("y", "dx", "gate_up", "down"), (y, x.grad, layer.gate_up.grad, layer.down.grad), wanted):
+                    error = ((found.float() - want).norm() / want.norm()).item()
+                    self.assertLess(error, 0.07, (parallel, name))
+                    self.assertGreater(error, 0.001, (parallel, name))
+        with self.assertRaisesRegex(mk.ArgumentError, "ffn is 192 on each rank"):
+            mk.nn.GatedMLP(256, 192, self.world, fp8="1x128")
+
     def test_layers_name_what_they_do_not_take(self):
         make = mk.nn.ColumnParallelLinear
         for words, call in {

@@ -77,11 +77,51 @@ def layers(case, rank, ranks, device="cpu"):
             close(case, f"{name} {key}", mine.get_parameter(key).grad, whole.get_parameter(key).grad.chunk(ranks, dim)[rank])
 
 
+def experts(case, rank, ranks, device="cpu"):
+    """The experts of a layer on this rank's part of them and its own tokens, beside the stock layer on all experts and all ranks' tokens."""
+    from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+    from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher, LocalTokenDispatcher
+    from mk.integrations import torchtitan as titan
+
+    n, top_k = 8, 3
+    inner = lambda: GroupedExperts.Config(dim=64, hidden_dim=48, num_experts=n)
+    stock = RoutedExperts.Config(inner_experts=inner(), token_dispatcher=LocalTokenDispatcher.Config(num_experts=n, top_k=top_k)).build()
+    ours = titan.experts(RoutedExperts.Config(inner_experts=inner(), token_dispatcher=AllToAllTokenDispatcher.Config(num_experts=n, top_k=top_k)))
+    mine, mesh = ours.build(), torch.distributed.device_mesh.init_device_mesh(device, (ranks,), mesh_dim_names=("ep",))
+    mine.token_dispatcher.wire_meshes(ep_mesh=mesh)
+    torch.manual_seed(0)
+    stock, mine, names = stock.to(device).bfloat16(), mine.to(device).bfloat16(), ("w1_EFD", "w2_EDF", "w3_EFD")
+    case.assertEqual([k for k, _ in mine.named_parameters()], [f"inner_experts.{name}" for name in names])
+    for name in names:
+        whole = getattr(stock.inner_experts, name)
+        torch.nn.init.normal_(whole, 0, 0.1)
+        setattr(mine.inner_experts, name, torch.nn.Parameter(whole.detach().chunk(ranks)[rank].clone()))
+    tokens = (ranks, 2, 5)
+    x = torch.randn(*tokens, 64).bfloat16().to(device).requires_grad_()
+    scores, ids = torch.rand(*tokens, n).topk(top_k, -1, sorted=False)
+    scores, ids = scores.to(device).requires_grad_(), ids.to(device)
+    counts = lambda i: torch.bincount(i.flatten(), minlength=n)
+    x_mine, s_mine = (t.detach()[rank].clone().requires_grad_() for t in (x, scores))
+    got = mine(x_mine, s_mine, ids[rank], counts(ids[rank]))
+    got.float().square().sum().backward()
+    flat = lambda t: t.flatten(0, 1)
+    want = stock(flat(x), flat(scores), flat(ids), counts(ids))
+    want.float().square().sum().backward()
+    close(case, "experts", got, want.unflatten(0, tokens[:2])[rank])
+    close(case, "experts' x", x_mine.grad, x.grad[rank])
+    close(case, "experts' scores", s_mine.grad, scores.grad[rank])
+    for name in names:
+        close(case, name, getattr(mine.inner_experts, name).grad, getattr(stock.inner_experts, name).grad.chunk(ranks)[rank])
+    # Without expert parallelism the stock layer runs.
+    case.assertIsNone(ours.build().token_dispatcher.ep_mesh)
+
+
 def on_ranks(rank, ranks, path):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=300))
     try:
         layers(unittest.TestCase(), rank, ranks)
+        experts(unittest.TestCase(), rank, ranks)
     finally:
         dist.destroy_process_group()
 
@@ -105,11 +145,26 @@ class Titan(unittest.TestCase):
         built = model.layers[0].feed_forward.build()
         self.assertEqual(sorted(dict(built.named_parameters())), ["w1.weight", "w2.weight", "w3.weight"])
 
-    def test_experts_are_refused(self):
+    def test_experts_of_a_model(self):
+        from torchtitan.config.override import OverrideConfig, apply_overrides
+        from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+        from torchtitan.models.common.token_dispatcher import DeepEPTokenDispatcher
+        from torchtitan.models.deepseek_v3 import model_registry
+
         from mk.integrations import torchtitan as titan
 
-        with self.assertRaisesRegex(mk.UnsupportedError, "have no backward yet"):
-            titan.experts(None)
+        model = model_registry("debugmodel").model
+        lines = apply_overrides(OverrideConfig(imports=["mk.integrations.torchtitan.experts"]), model)
+        layers = [layer.moe.routed_experts for layer in model.layers if layer.moe is not None]
+        self.assertEqual(len(lines), len(layers))
+        self.assertTrue(layers)
+        for layer in layers:
+            self.assertIs(type(layer), titan.Experts.Config)
+            self.assertIs(type(layer.inner_experts), titan.Inner.Config)
+        other = DeepEPTokenDispatcher.Config(num_experts=8, top_k=2)
+        config = RoutedExperts.Config(inner_experts=GroupedExperts.Config(dim=64, hidden_dim=48, num_experts=8), token_dispatcher=other)
+        with self.assertRaisesRegex(mk.UnsupportedError, "DeepEPTokenDispatcher"):
+            titan.experts(config)
 
     def test_two_ranks(self):
         with tempfile.TemporaryDirectory() as folder:

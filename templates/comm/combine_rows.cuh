@@ -35,7 +35,8 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
   float factor[kAtOnce];
   u32 there = ~0u;  // a bit for each that has a factor
   const u64 to = hooks.destination(task, row);
-  u64 alignment = to;
+  u64 alignment = to, addend = 0;
+  if constexpr (Hooks::kAdds) alignment |= addend = hooks.addend(task, row);
   const auto look = [&](u32 from) {
 #pragma unroll
     for (u32 j = 0; j < kAtOnce; ++j) {
@@ -84,7 +85,9 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
 #pragma unroll
         for (u32 l = 0; l < Step::kStores; ++l) {
           if (column + s * kStride >= done) continue;
-          const u64 at = to + (column + s * kStride) * element_bytes(kTo) + l * 16;
+          const u64 behind = (column + s * kStride) * element_bytes(kTo) + l * 16, at = to + behind;
+          // What is added has the result's type.
+          if constexpr (Hooks::kAdds) add_weighted<kTo>(sum[s] + l * kVectorElements<kTo>, ld_vec16(reinterpret_cast<const void*>(addend + behind)), 1.0f);
           st_vec16(reinterpret_cast<void*>(at), round_vector<kTo>(sum[s] + l * kVectorElements<kTo>));
         }
       }
@@ -101,6 +104,7 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
         if (from + j < kContributions && (there >> j & 1) != 0) sum += load_element<kFrom>(place[j] + column * element_bytes(kFrom)) * factor[j];
       }
     }
+    if constexpr (Hooks::kAdds) sum += load_element<kTo>(addend + column * element_bytes(kTo));
     store_element<kTo>(to + column * element_bytes(kTo), sum);
   }
 }

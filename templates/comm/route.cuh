@@ -70,6 +70,11 @@ struct PlacesTask {
   u32 keep;
 };
 
+// Places of the experts of a node.
+struct NodePlacesTask : PlacesTask {
+  u32 node, ranks;  // its first rank, and how many they are
+};
+
 struct SlotsTask {
   u32 task;
   u32 family;
@@ -327,13 +332,15 @@ MK_DEVICE void tabulate_phase(const Context&, const SlotsTask& work, u32, u32 th
 }
 
 // Threads have ids, which a list was made of before.
-MK_DEVICE void tabulate_phase(const Context&, const PlacesTask& work, u32, u32 thread, u32 threads) {
+// An expert of another node is none, and a slot of none has the node's first row.
+template <bool kNode>
+MK_DEVICE void tabulate_places(const PlacesTask& work, u32 node, u32 ranks, u32 thread, u32 threads) {
 #pragma unroll 2
   for (u32 i = thread; i < work.tokens * work.slots; i += threads) {
     const u32 expert = id_at(work.ids, work.words, i), token = i / work.slots;
-    if (expert >= work.experts) {
+    if (expert >= work.experts || (kNode && expert / work.own - node >= ranks)) {
       set_entry(work.kept, i, 0);
-      st_u32x2(reinterpret_cast<void*>(work.places + u64{i} * 8), 0, 0);
+      st_u32x2(reinterpret_cast<void*>(work.places + u64{i} * 8), kNode ? node : 0, 0);
       continue;
     }
     u32 row = entry_of(work.bases, expert);
@@ -357,4 +364,12 @@ MK_DEVICE void tabulate_phase(const Context&, const PlacesTask& work, u32, u32 t
     set_entry(work.kept, i, kept ? 1 : 0);
     st_u32x2(reinterpret_cast<void*>(work.places + u64{i} * 8), expert / work.own, row);
   }
+}
+
+MK_DEVICE void tabulate_phase(const Context&, const PlacesTask& work, u32, u32 thread, u32 threads) {
+  tabulate_places<false>(work, 0, 0, thread, threads);
+}
+
+MK_DEVICE void tabulate_phase(const Context&, const NodePlacesTask& work, u32, u32 thread, u32 threads) {
+  tabulate_places<true>(work, work.node, work.ranks, thread, threads);
 }

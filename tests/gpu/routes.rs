@@ -49,7 +49,15 @@ impl Sizes {
 
     fn routing<'a>(&self, ids: &'a [i32]) -> Routing<'a> {
         let [slots, experts] = [1, 2].map(|i| self.all[i] as usize);
-        Routing { ids, slots, experts: experts as i32, ranks: self.ranks, rows: 128, keep: 0 }
+        Routing {
+            ids,
+            slots,
+            experts: experts as i32,
+            ranks: self.ranks,
+            rows: 128,
+            keep: 0,
+            local: 0,
+        }
     }
 
     /// Tables that a rank's scratch has, as the Rust builder makes them.

@@ -232,15 +232,12 @@ fn executed(program: &Program, derived: Derived, ranks: usize) -> (f64, [usize; 
     }
     let mut worst = 0.0f64;
     for ((parameter, source), want) in derived.gradient.gradients.iter().zip(&want) {
-        let (Source::Result(i) | Source::Column(i)) = *source else { continue };
+        let (Source::Result(i) | Source::Row(i)) = *source else { continue };
         let b = derived.backward.as_ref().expect("a backward");
         let tensor = &forward.program.tensors()[*parameter];
         let want = forward.scatter(tensor.id, std::slice::from_ref(want), ranks);
         for (rank, want) in want.iter().enumerate() {
-            let mut found = back[&(rank, b.program.results()[i])].clone();
-            if let Source::Column(_) = source {
-                found = found.into_iter().step_by(8).collect();
-            }
+            let found = &back[&(rank, b.program.results()[i])];
             assert_eq!(found.len(), want.len());
             let size: f64 = want.iter().map(|y| y * y).sum();
             let error: f64 = found.iter().zip(want).map(|(x, y)| (f64::from(*x) - y).powi(2)).sum();
@@ -263,13 +260,19 @@ fn kernels_compute_gradients() {
             if attends && !matches!(ranks, 1 | 2 | 4) {
                 continue;
             }
-            let (error, _) = on_executor(text, ranks, Saves::default());
+            let (error, steps) = on_executor(text, ranks, Saves::default());
+            if steps[1] > 0 {
+                println!("OTHER {name} {ranks} {steps:?}");
+            }
             assert!(error < bound, "{name} on {ranks} ranks: {error}");
         }
         if attends {
             continue;
         }
-        let (error, _) = on_executor(text, 2, AGAIN);
+        let (error, steps) = on_executor(text, 2, AGAIN);
+        if steps[1] > 0 {
+            println!("OTHER again {name} {steps:?}");
+        }
         assert!(error < bound, "{name}, with little saved: {error}");
     }
 }

@@ -145,8 +145,7 @@ impl Derived {
         };
         let one = |(_, source): &(usize, Source)| match *source {
             Source::Given(i) => given[i].clone(),
-            Source::Result(i) => result(i),
-            Source::Column(i) => result(i).into_iter().step_by(8).collect(),
+            Source::Result(i) | Source::Row(i) => result(i),
         };
         self.gradient.gradients.iter().map(one).collect()
     }
@@ -158,6 +157,9 @@ pub type Held = BTreeMap<(usize, ValueId), Vec<f32>>;
 pub fn run_steps(sized: &Sized, ranks: usize, held: &mut Held, counts: &mut [usize; 2]) {
     let steps = cut(&sized.program, &sized.bound, ranks as u32, &sized.mesh).expect("can be cut");
     for step in &steps {
+        if !step.is_kernel {
+            println!("TORCH {}", step.text.replace("\n", " "));
+        }
         counts[usize::from(!step.is_kernel)] += 1;
         run_step(sized, step, ranks, held);
     }

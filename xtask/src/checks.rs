@@ -82,23 +82,27 @@ pub fn mutants() -> Result<()> {
     Ok(())
 }
 
-/// Grids, with the package and the test that takes a part of them.
-const GRIDS: [(&str, &str, &str); 5] = [
-    ("attention", "mk-harness", "sweep_attention"),
-    ("experts", "mk-harness", "few_tokens"),
-    ("meshes", "mk-harness", "sweep_meshes"),
-    ("nodes", "mk-harness", "sweep_nodes"),
-    ("tokens", "mk-codegen", "dispatch"),
+/// Grids, with the package and the tests that take a part of them.
+const GRIDS: [(&str, &str, &[&str]); 6] = [
+    ("attention", "mk-harness", &["sweep_attention"]),
+    ("experts", "mk-harness", &["few_tokens", "sweep_experts"]),
+    ("experts_nodes", "mk-harness", &["sweep_experts_nodes"]),
+    ("meshes", "mk-harness", &["sweep_meshes"]),
+    ("nodes", "mk-harness", &["sweep_nodes"]),
+    ("tokens", "mk-codegen", &["dispatch"]),
 ];
 
 /// A full grid of sizes.
 pub fn sweep(name: &str) -> Result<()> {
-    let Some((_, package, test)) = GRIDS.iter().find(|grid| grid.0 == name) else {
+    let Some((_, package, tests)) = GRIDS.iter().find(|grid| grid.0 == name) else {
         let names = GRIDS.map(|grid| grid.0).join(", ");
         return Err(format!("there is no grid `{name}`: {names}"));
     };
-    let args = ["test", "--release", "-p", package, "--test", test, "--", "--nocapture"];
-    step(name, cargo(&args).env("MK_SWEEP", "all"))
+    let mut grid = cargo(&["test", "--release", "-p", package]);
+    for test in *tests {
+        grid.args(["--test", test]);
+    }
+    step(name, grid.args(["--", "--nocapture"]).env("MK_SWEEP", "all"))
 }
 
 /// Writes the list of decisions, and re-blesses snapshot and ui tests unless only that list is asked for.

@@ -270,6 +270,9 @@ pub struct Routed {
     pub rows: i32,
     /// Rows of an expert that are kept, the first ones; 0: all of them.
     pub keep: i32,
+    /// Of places: ranks of a node, of whose experts alone there are some, of the tokens of its rails, node by node; 0:
+    /// all ranks are one, and tokens the rank's own.
+    pub local: u32,
 }
 
 /// Where a table's contents come from.

@@ -196,6 +196,9 @@ impl Display for Plan {
                 if r.keep != 0 {
                     write!(f, " keep {}", r.keep)?;
                 }
+                if r.local != 0 {
+                    write!(f, " local {}", r.local)?;
+                }
             }
             match t.stored {
                 Some(buffer) => writeln!(f, " in {buffer}")?,

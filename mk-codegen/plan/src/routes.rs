@@ -58,6 +58,8 @@ pub struct Routing<'a> {
     pub rows: i32,
     /// Rows of an expert that are kept, the first ones; 0: all of them.
     pub keep: i32,
+    /// Ranks of a node, of whose experts places are, of the tokens of a rank's rails; 0: all are one.
+    pub local: usize,
 }
 
 impl Routing<'_> {
@@ -151,13 +153,28 @@ impl Routing<'_> {
         let first = self.first();
         let mut next = first.clone();
         let mut out = vec![0; entries];
+        // Tokens of a rank of each node, one node after the other.
+        let (local, node) = (self.local, NodeRanks::of(rank, self.local));
+        let nodes = if local == 0 { 1 } else { self.ranks / local.max(1) };
+        let width = if part == RoutePart::Places { 2 } else { 1 };
+        let room = entries / (nodes * self.slots * width).max(1);
+        if part == RoutePart::Places {
+            out.chunks_exact_mut(2).for_each(|place| place[0] = node.first as i32);
+        }
         for (i, id) in self.ids.iter().enumerate() {
             let token = i / self.slots.max(1);
             let Ok(expert) = usize::try_from(*id) else { continue };
             let Some(row) = next.get_mut(expert) else { continue };
             let (home, at) = (expert / own, *row);
             *row += 1;
-            let (begin, mine_at) = (first[expert], i.wrapping_sub(rank * mine * self.slots));
+            let (begin, of) = (first[expert], token / mine.max(1));
+            let near = node.has(home);
+            let at_home = match local {
+                0 => (of == rank).then_some(0),
+                _ => (of % local == rank % local).then_some(of / local),
+            };
+            let mine_at =
+                at_home.map(|n| (n * room + token % mine.max(1)) * self.slots + i % self.slots);
             let dropped = self.keep > 0 && at - begin >= self.keep;
             match part {
                 RoutePart::Sources if home == rank && !dropped => {
@@ -165,22 +182,44 @@ impl Routing<'_> {
                         *entry = token as i32;
                     }
                 }
-                RoutePart::Places if token / mine.max(1) == rank => {
+                RoutePart::Places if near => {
                     let at = if dropped { begin } else { at };
-                    if let Some(entry) = out.get_mut(2 * mine_at..2 * mine_at + 2) {
+                    let entry = mine_at.and_then(|i| out.get_mut(2 * i..2 * i + 2));
+                    if let Some(entry) = entry {
                         entry.copy_from_slice(&[home as i32, at]);
                     }
                 }
                 RoutePart::Slots if home == rank && !dropped => {
                     set(&mut out, at as usize, (i % self.slots.max(1)) as i32);
                 }
-                RoutePart::Kept if token / mine.max(1) == rank => {
-                    set(&mut out, mine_at, i32::from(!dropped));
+                RoutePart::Kept if near => {
+                    mine_at.into_iter().for_each(|i| set(&mut out, i, i32::from(!dropped)));
                 }
                 _ => {}
             }
         }
         out
+    }
+}
+
+/// The ranks of a rank's node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeRanks {
+    /// The first one.
+    pub first: usize,
+    /// How many there are; 0: all ranks are one node.
+    pub count: usize,
+}
+
+impl NodeRanks {
+    /// Those of a rank, of so many in each node; 0: all ranks are one.
+    pub fn of(rank: usize, local: usize) -> NodeRanks {
+        NodeRanks { first: rank.checked_div(local).map_or(0, |node| node * local), count: local }
+    }
+
+    /// Whether a rank is one of them.
+    pub fn has(self, rank: usize) -> bool {
+        self.count == 0 || (self.first..self.first + self.count).contains(&rank)
     }
 }
 
@@ -322,19 +361,21 @@ pub fn route_sources(
 }
 
 /// Rank and packed row of each of a chunk's ids, by its list, and where its rows begin; and whether it is kept: not
-/// where it is no expert, whose row is the first one of all. `begins` is the last row of where rows begin, and needed
-/// where rows may be dropped.
+/// where it is no expert of the node, whose row is the first one there. `begins` is the last row of where rows begin,
+/// and needed where rows may be dropped.
 pub fn route_places(
     ids: &[i32],
     slots: usize,
     (experts, ranks, keep): (usize, usize, i32),
+    node: NodeRanks,
     list: &[i32],
     bases: &[i32],
     begins: &[i32],
 ) -> (Vec<i32>, Vec<i32>) {
     let own = own_experts(experts, ranks);
     let place = |(i, id): (usize, &i32)| {
-        let Ok(e) = usize::try_from(*id) else { return ([0, 0], 0) };
+        let e = usize::try_from(*id).ok().filter(|e| node.has(e / own));
+        let Some(e) = e else { return ([node.first as i32, 0], 0) };
         let at = tokens_of(list, e).take_while(|t| *t < i / slots.max(1)).count() as i32;
         let of = |e: usize| begins.get(e).copied().unwrap_or(0);
         let (row, begin) = (bases.get(e).copied().unwrap_or(0) + at, of(e) - of(e / own * own));
@@ -406,7 +447,7 @@ mod tests {
 
     /// Two ranks with three and two tokens, two experts each, blocks of 2 rows.
     fn routing(ids: &[i32]) -> Routing<'_> {
-        Routing { ids, slots: 2, experts: 4, ranks: 2, rows: 2, keep: 0 }
+        Routing { ids, slots: 2, experts: 4, ranks: 2, rows: 2, keep: 0, local: 0 }
     }
 
     #[test]
@@ -437,6 +478,27 @@ mod tests {
         assert_eq!(r.table(RoutePart::Kept, 0, 6), [1, 1, 1, 1, 1, 0]);
         assert_eq!(r.table(RoutePart::Kept, 1, 6), [0, 1, 1, 1, 0, 0]);
         assert_eq!(r.table(RoutePart::Places, 1, 12)[..2], [0, 2]);
+    }
+
+    /// The first three tokens are the first rank's; each rank is a node.
+    #[test]
+    fn places_of_a_node_are_of_its_experts() {
+        let r = Routing { local: 1, ..routing(&[3, 1, 0, 1, 2, 1, 1, 3, 2, 0]) };
+        let whole = Routing { local: 0, ..r };
+        for rank in 0..2 {
+            let (near, kept) =
+                (r.table(RoutePart::Places, rank, 24), r.table(RoutePart::Kept, rank, 12));
+            for node in 0..2 {
+                let all = whole.table(RoutePart::Places, node, 12);
+                for (slot, place) in all.chunks_exact(2).enumerate() {
+                    let at = node * 6 + slot;
+                    let here = place[0] == rank as i32 && 3 * node + slot / 2 < 5;
+                    let wanted = if here { [rank as i32, place[1]] } else { [rank as i32, 0] };
+                    assert_eq!(near[2 * at..2 * at + 2], wanted, "{rank} {at}");
+                    assert_eq!(kept[at], i32::from(here), "{rank} {at}");
+                }
+            }
+        }
     }
 
     #[test]

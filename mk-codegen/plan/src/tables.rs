@@ -229,6 +229,20 @@ impl FilledRows {
         self.len == 0
     }
 
+    /// Those of some ranks that follow each other.
+    pub fn of_ranks(&self, ranks: std::ops::Range<usize>) -> FilledRows {
+        let mut out = FilledRows::default();
+        let within = |rank: i32| usize::try_from(rank).is_ok_and(|rank| ranks.contains(&rank));
+        for (i, (before, rank, first)) in self.blocks.iter().enumerate() {
+            if within(*rank) {
+                let end = self.blocks.get(i + 1).map_or(self.len, |next| next.0);
+                out.blocks.push((out.len, *rank, *first));
+                out.len += end - before;
+            }
+        }
+        out
+    }
+
     /// Rank and number of the `i`-th.
     pub fn get(&self, i: u64) -> Option<(i32, i32)> {
         let block = self.blocks.partition_point(|b| b.0 <= i).checked_sub(1)?;
@@ -261,7 +275,8 @@ fn routing<'i>(plan: &Plan, routed: Routed, ids: &'i [i32]) -> Routing<'i> {
     };
     let slots = table.and_then(|t| t.shape.last()).map_or(1, |n| *n as usize);
     let ranks = plan.mesh.size() as usize;
-    Routing { ids, slots, experts, ranks, rows: routed.rows, keep: routed.keep }
+    let (keep, local) = (routed.keep, routed.local as usize);
+    Routing { ids, slots, experts, ranks, rows: routed.rows, keep, local }
 }
 
 /// So many experts of tokens at least: those that are missing go nowhere.

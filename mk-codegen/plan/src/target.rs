@@ -3,8 +3,10 @@
 /// Limits of one GPU that a plan must fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Name in plans: the NVRTC architecture.
+    /// Name in plans.
     pub name: &'static str,
+    /// The architecture that NVRTC compiles for.
+    pub arch: &'static str,
     /// Streaming multiprocessors; one CTA each.
     pub sms: u32,
     /// Shared memory that one CTA can have, in bytes (dynamic and static together).
@@ -22,6 +24,7 @@ pub struct Target {
 /// Hopper: H100 and H200 SXM.
 pub const SM_90A: Target = Target {
     name: "sm_90a",
+    arch: "sm_90a",
     sms: 132,
     smem_bytes: 227 * 1024,
     smem_reserved_bytes: 2 * 1024,

@@ -45,6 +45,11 @@ pub const KINDS: &[(&str, &str)] = &[
             gather(dy) -> gemm(w.t) -> swiglu_grad(h)
         }",
     ),
+    ("swiglu_rows", "fn f(h: bf16[M, 2, N] @ shard(2)) { h -> swiglu }"),
+    (
+        "swiglu_grad_rows",
+        "fn f(d: bf16[M, N] @ shard(1), y: bf16[M, N] @ shard(1), h: bf16[M, 2, N] @ shard(2)) { d -> mul(y) -> swiglu_grad(h) }",
+    ),
     ("dyn_gather", "fn f<M: dyn <= 300>(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1)) { gather(x) -> gemm(w) }"),
     ("dyn_reduce", "fn f<M: dyn <= 300>(x: bf16[M, K] @ shard(1), w: bf16[K, N] @ shard(0)) { gemm(x, w) -> all_reduce }"),
     (
@@ -131,6 +136,13 @@ pub const KINDS: &[(&str, &str)] = &[
         "fn f(x: bf16[T, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0),
             w: bf16[E, K, 2, N] @ shard(0), v: bf16[E, N, K] @ shard(0)) {
             dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(gate)
+        }",
+    ),
+    (
+        "moe_shared",
+        "fn f(x: bf16[T, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0),
+            w: bf16[E, K, 2, N] @ shard(0), v: bf16[E, N, K] @ shard(0), s: bf16[T, K] @ shard(0)) {
+            dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(gate) -> add(s)
         }",
     ),
     (

@@ -255,6 +255,18 @@ pub const CASES: &[Case] = &[
         3,
         &[("dy", &[77, 72]), ("w", &[1000, 72]), ("h", &[77, 2, 1000])],
     ),
+    // Gates and ups without a GEMM before them: of a kernel that keeps only these two, and the gradient of what it left out.
+    ("swiglu_rows", "fn f(h: bf16[M, 2, F] @ shard(2)) { h -> swiglu -> scale(0.5) }", 3, &[("h", &[77, 2, 1000])]),
+    (
+        "swiglu_grad_rows",
+        "fn f(d: f16[M, F] @ shard(1), y: f16[M, F] @ shard(1), h: f16[M, 2, F] @ shard(2), e: f16[M, 2, F] @ shard(2)) {
+            d -> mul(y) -> swiglu_grad(h) -> add(e)
+        }",
+        2,
+        &[("h", &[300, 2, 769])],
+    ),
+    // Each rank's part of a sum.
+    ("partial_rows", "fn f(a: bf16[M, K] @ partial, b: bf16[M, K] @ partial) { a -> add(b) }", 3, &[("a", &[130, 72])]),
     // Eight bits: results, rounded on the way, sums, copies.
     (
         "cast_e4m3",

@@ -321,16 +321,24 @@ pub fn experts(few: bool) -> Vec<Case> {
     let layer = format!(
         "fn f({OF}, gate: f32[T, K] @ shard(0)) {{ dispatch(x, ids) -> grouped_gemm(w) -> silu -> combine(gate) }}"
     );
-    let all = [(&layer, 2, 3, 3, 1), (&alone, 2, 3, 2, 1), (&layer, 3, 5, 3, 2)];
-    let one = |(text, ranks, tokens, experts, slots): &(&String, u32, u64, u64, u64)| {
-        let name = format!("{text}, {ranks} ranks");
+    // The second over nodes of a rank.
+    let all = [
+        (&layer, 2, 3, 3, 1, 1),
+        (&layer, 2, 3, 3, 1, 2),
+        (&alone, 2, 3, 2, 1, 1),
+        (&layer, 3, 5, 3, 2, 1),
+    ];
+    let one = |of: &(&String, u32, u64, u64, u64, u32)| {
+        let (text, ranks, tokens, experts, slots, nodes) = of;
+        let name = format!("{text}, {ranks} ranks on {nodes} nodes");
         let program = Program::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
         let dims = [("T", *tokens), ("H", 8), ("K", *slots), ("E", *experts)];
         let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
         let bound = program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{e}"));
-        Case::lowered(name, program, bound, &Config { ranks: *ranks, ..Config::default() })
+        let config = Config { ranks: *ranks, nodes: *nodes, ..Config::default() };
+        Case::lowered(name, program, bound, &config)
     };
-    all.iter().take(if few { 1 } else { all.len() }).map(one).collect()
+    all.iter().take(if few { 2 } else { all.len() }).map(one).collect()
 }
 
 /// Pipelines over two axes of a mesh, of few rows that both axes share, evenly and not.

@@ -1,6 +1,6 @@
 //! What goes wrong on the way between nodes: each ends within its bound, in a right answer or in an error that says what happened.
 
-use super::{ALL, BACK, GATHER, Prepared, RING, config, judged, net, options, run};
+use super::{ALL, BACK, GATHER, LAYER, Prepared, RING, SLOTS, config, judged, net, options, run};
 use mk_codegen::settings::NicOrdering::{self, InOrder, Unordered};
 use mk_harness::{HarnessError, NetOptions, Wire};
 use mk_runtime::{
@@ -31,7 +31,7 @@ fn fails(source: &str, order: NicOrdering, net: &NetOptions) -> (HarnessError, D
 #[test]
 fn a_link_that_stands_still_for_a_while() {
     let stall = vec![Fault::Stalls { at: 4, time: Duration::from_secs(3) }];
-    for source in [GATHER, RING] {
+    for source in [GATHER, RING, LAYER] {
         let (begin, stall) = (Instant::now(), broken(stall.clone()));
         let ran = run(source, 300, &config(2, 1, InOrder), &stall, &options(3), None);
         judged(&ran.unwrap_or_else(|e| panic!("{e}")), "a stalled link");
@@ -46,7 +46,7 @@ fn a_link_that_stands_still_for_too_long() {
     let patience = Duration::from_millis(400);
     // The end is not drained for as long either.
     let net = NetOptions { patience, silence: patience, ..broken(stall) };
-    for source in [GATHER, RING] {
+    for source in [GATHER, RING, LAYER] {
         let (error, time) = fails(source, InOrder, &net);
         let text = error.to_string();
         assert!(text.contains("nothing has come for") && text.contains("\"relay\""), "{text}");
@@ -56,8 +56,14 @@ fn a_link_that_stands_still_for_too_long() {
 
 #[test]
 fn a_write_that_fails() {
-    for (source, order) in [(GATHER, InOrder), (ALL, Unordered), (RING, Unordered), (BACK, InOrder)]
-    {
+    for (source, order) in [
+        (GATHER, InOrder),
+        (ALL, Unordered),
+        (RING, Unordered),
+        (BACK, InOrder),
+        (LAYER, Unordered),
+        (SLOTS, InOrder),
+    ] {
         let (error, time) = fails(source, order, &broken(vec![Fault::Fails(5)]));
         let text = error.to_string();
         assert!(text.contains("has failed at e") && text.contains("it fails"), "{text}");
@@ -67,7 +73,7 @@ fn a_write_that_fails() {
 
 #[test]
 fn a_peer_that_is_gone() {
-    for source in [GATHER, BACK] {
+    for source in [GATHER, BACK, LAYER] {
         let (error, _) = fails(source, Unordered, &broken(vec![Fault::Gone(3)]));
         let text = error.to_string();
         assert!(text.contains("the transport to rank"), "{text}");
@@ -96,13 +102,17 @@ fn tcp() -> Option<NetOptions> {
     }
 }
 
-/// In a child: how it ends, the name of the run, and whether a ring runs.
+/// In a child: how it ends, the name of the run, and the number of the pipeline that runs.
 const CHILD: &str = "MK_NETWORK_FAULT";
 
-fn start(how: &str, name: &str, ring: bool) -> Child {
+/// Pipelines whose processes end, their rows, and more launches than there is time for.
+const ENDLESS: [(&str, u64, u32); 3] =
+    [(GATHER, 300, 2_500), (RING, 100, 2_500), (LAYER, 60, 1_500)];
+
+fn start(how: &str, name: &str, which: usize) -> Child {
     let mut child = Command::new(env::current_exe().expect("a path"));
     child.args(["--exact", "faults::child", "--nocapture"]).stdin(Stdio::null());
-    child.stdout(Stdio::null()).stderr(Stdio::null()).env(CHILD, format!("{how}\n{name}\n{ring}"));
+    child.stdout(Stdio::null()).stderr(Stdio::null()).env(CHILD, format!("{how}\n{name}\n{which}"));
     child.spawn().expect("a process")
 }
 
@@ -140,33 +150,33 @@ impl Bootstrap for Mortal {
     }
 }
 
-/// More launches than there is time for.
+/// A run that its peer ends.
 fn endless(
     rank: u32,
     name: &str,
-    ring: bool,
+    which: usize,
     net: &NetOptions,
     killed: bool,
 ) -> Result<(), HarnessError> {
-    let (source, rows) = if ring { (RING, 100) } else { (GATHER, 300) };
+    let (source, rows, launches) = ENDLESS[which];
     let prepared = Prepared::new(source, rows, &config(2, 1, Unordered));
     let processes = UnixBootstrap::meet(name, rank, 2, Duration::from_secs(60))?;
     let mut all = Mortal { processes, killed };
-    prepared.run(net, &options(2_500), Some(&mut all)).map(drop)
+    prepared.run(net, &options(launches), Some(&mut all)).map(drop)
 }
 
 /// A process that is killed in the middle of a launch is an error of the other within two seconds.
 #[test]
 fn a_killed_process() {
     let Some(net) = tcp() else { return };
-    for ring in [false, true] {
-        let name = format!("killed-{}-{ring}", std::process::id());
-        let mut child = start("killed", &name, ring);
+    for which in 0..ENDLESS.len() {
+        let name = format!("killed-{}-{which}", std::process::id());
+        let mut child = start("killed", &name, which);
         let died = thread::spawn(move || {
             child.wait().expect("its end");
             Instant::now()
         });
-        let error = endless(0, &name, ring, &net, false).expect_err("a run without its peer");
+        let error = endless(0, &name, which, &net, false).expect_err("a run without its peer");
         let ended = Instant::now();
         let late = ended.saturating_duration_since(died.join().expect("a time"));
         assert!(late < Duration::from_secs(2), "{late:?}: {error}");
@@ -178,10 +188,10 @@ fn a_killed_process() {
 #[test]
 fn a_broken_process() {
     let Some(net) = tcp() else { return };
-    for ring in [false, true] {
-        let name = format!("broken-{}-{ring}", std::process::id());
-        let mut child = start("broken", &name, ring);
-        let error = endless(0, &name, ring, &net, false).expect_err("a run without its peer");
+    for which in 0..ENDLESS.len() {
+        let name = format!("broken-{}-{which}", std::process::id());
+        let mut child = start("broken", &name, which);
+        let error = endless(0, &name, which, &net, false).expect_err("a run without its peer");
         let begin = Instant::now();
         let status = child.wait().expect("its end");
         assert!(status.success() && begin.elapsed() < Duration::from_secs(5), "{status}: {error}");
@@ -192,13 +202,14 @@ fn a_broken_process() {
 #[test]
 fn child() {
     let Ok(spec) = env::var(CHILD) else { return };
-    let [how, name, ring] = spec.split('\n').collect::<Vec<_>>()[..] else { panic!("{spec}") };
+    let [how, name, which] = spec.split('\n').collect::<Vec<_>>()[..] else { panic!("{spec}") };
     let Some(mut net) = tcp() else { return };
     let killed = how == "killed";
     if !killed {
         net.shape.faults = vec![Fault::Fails(200)];
     }
-    let error = endless(1, name, ring == "true", &net, killed).expect_err("a run that ends");
+    let error = endless(1, name, which.parse().expect("a number"), &net, killed)
+        .expect_err("a run that ends");
     let error = error.to_string();
     assert!(error.contains("it fails"), "{error}");
 }

@@ -44,6 +44,16 @@ const BACK: &str = "fn f(q: bf16[B, M, H, D] @ shard(1), do: bf16[B, M, H, D] @ 
     (dk, dk -> attention_dv)
 }";
 
+/// A layer of experts, and the gradients of its weights.
+const LAYER: &str =
+    "fn f(x: bf16[M, N] @ shard(0), ids: i32[M, K] @ shard(0), gate: f32[M, K] @ shard(0),
+                      w1: bf16[E, N, 2, D] @ shard(0), w2: bf16[E, D, N] @ shard(0)) {
+    dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
+}";
+const SLOTS: &str = "fn f(a: bf16[R, D] @ shard(0), ids: i32[M, K] @ shard(0), dy: bf16[M, N] @ shard(0), w: bf16[E, D, N] @ shard(0)) {
+    ragged(a, ids) -> grouped_gemm(w) -> combine_grad(dy)
+}";
+
 #[cfg(feature = "verbs")]
 const WHOLE: &str = "fn f(a: bf16[M, K] @ shard(0), b: bf16[K, N] @ partial) { gather(a) -> gemm(b) -> reduce_scatter }";
 
@@ -83,14 +93,23 @@ struct Prepared {
 impl Prepared {
     fn new(source: &str, rows: u64, config: &Config) -> Prepared {
         let program = Program::parse(source).expect("parses");
-        let dims = [("M", rows), ("K", 136), ("N", 72), ("B", 1), ("H", 2), ("G", 1), ("D", 64)];
+        // Of experts K are the slots of a token, and R is room for any routing.
+        let routed = program.symbol("E").is_some();
+        let (k, experts) = (if routed { 2 } else { 136 }, 2 * u64::from(config.ranks) - 1);
+        let room = u64::from(config.ranks) * 128 * (2 + (2 * rows).div_ceil(128));
+        let more = [("H", 2), ("G", 1), ("D", 64), ("E", experts), ("R", room)];
+        let dims = [[("M", rows), ("K", k), ("N", 72), ("B", 1)].as_slice(), &more].concat();
         let dims = dims.iter().filter(|(name, _)| program.symbol(name).is_some());
         let dims: BTreeMap<_, _> = dims.map(|(n, v)| (n.to_string(), *v)).collect();
         let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
         let mut config = config.clone();
-        if source.contains("attention") {
+        if source.contains("attention") || routed {
             // That of tiles of GEMMs.
             config.block = Config::default().block;
+        }
+        if routed {
+            // The CTAs that multiply move rows, too.
+            config.intra_comm_sms = None;
         }
         let (plan, _) = compile(&program, &bound, &config).expect("compiles");
         Prepared { program, bound, plan }
@@ -129,9 +148,11 @@ const ORDERINGS: [NicOrdering; 2] = [NicOrdering::InOrder, NicOrdering::Unordere
 
 #[test]
 fn loopback() {
-    for (n, source) in [GATHER, SCATTER, ALL, CHAIN, RING, BACK].into_iter().enumerate() {
+    let all = [GATHER, SCATTER, ALL, CHAIN, RING, BACK, LAYER, SLOTS];
+    for (n, source) in all.into_iter().enumerate() {
         for net in ORDERINGS {
-            let (nodes, local) = [(2, 2), (3, 1), (2, 1), (2, 2), (3, 2), (2, 1)][n];
+            let worlds = [(2, 2), (3, 1), (2, 1), (2, 2), (3, 2), (2, 1), (2, 2), (3, 1)];
+            let (nodes, local) = worlds[n];
             let config = config(nodes, local, net);
             let run =
                 run(source, 300, &config, &NetOptions::new(Wire::Loopback), &options(4), None);
@@ -148,7 +169,7 @@ fn shuffled(seed: u64) -> Shape {
 
 #[test]
 fn shuffled_loopback() {
-    for (n, source) in [GATHER, ALL, CHAIN, RING, BACK].into_iter().enumerate() {
+    for (n, source) in [GATHER, ALL, CHAIN, RING, BACK, LAYER, SLOTS].into_iter().enumerate() {
         for net in ORDERINGS {
             let options = options(3);
             let shape =
@@ -194,13 +215,13 @@ fn net(network: &str) -> Net {
                 mk_runtime::transport::Ordering::Unordered,
             );
             let options = NetOptions::new(Wire::Verbs(verbs));
-            Net { options, ordering, local: 1, sources: vec![WHOLE, RING] }
+            Net { options, ordering, local: 1, sources: vec![WHOLE, RING, LAYER] }
         }
         provider => {
             let address = provider.starts_with("tcp").then(|| "127.0.0.1".to_string());
             let options = NetOptions::new(Wire::Ofi { provider: provider.into(), address });
             let local = if provider == "shm" { 1 } else { 2 };
-            let sources = vec![GATHER, ALL, CHAIN, RING, BACK];
+            let sources = vec![GATHER, ALL, CHAIN, RING, BACK, LAYER, SLOTS];
             Net { options, ordering: NicOrdering::Unordered, local, sources }
         }
     }

@@ -13,7 +13,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// Checks cases in an order that a seed draws (`MK_SEED`, or the time), each with a seed of its own, on all cores: for
-/// `seconds`, or with `MK_SWEEP=all` all of them. Says the seed, and how many there were.
+/// `seconds`, or as many as `MK_SWEEP` says, or with `MK_SWEEP=all` all of them. Says the seed, and how many there were.
 ///
 /// # Panics
 /// Where `check` does, and where not one case was checked.
@@ -21,6 +21,7 @@ pub fn run<T: Sync>(what: &str, mut cases: Vec<T>, seconds: u64, check: impl Fn(
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let seed = number("MK_SEED").unwrap_or(now);
     let whole = env::var("MK_SWEEP").is_ok_and(|what| what == "all");
+    let seconds = number("MK_SWEEP").unwrap_or(seconds);
     cases.shuffle(&mut SmallRng::seed_from_u64(seed));
     println!("MK_SEED={seed}");
     let (begin, next, done) = (Instant::now(), AtomicUsize::new(0), AtomicUsize::new(0));

@@ -5,7 +5,7 @@ import torch
 from ._errors import ArgumentError
 from ._function import compile
 
-__all__ = ["Linear", "dequantized", "quantized"]
+__all__ = ["Gated", "Linear", "dequantized", "quantized"]
 BLOCK, MOST = 128, 448.0
 
 
@@ -83,6 +83,18 @@ class Linear:
             x = self._gather(x)
             scale = self._gather(scale.contiguous().view(torch.float8_e4m3fn)).view(torch.float32)
         return dequantized(x, scale)
+
+
+class Gated:
+    """The kernels of a SwiGLU block: gates above ups as rows of one weight."""
+
+    def __init__(self, world, sequence_parallel, options):
+        self.up, self.down = (Linear(world, columns, sequence_parallel, False, options) for columns in (True, False))
+        self.swiglu = compile("fn gated(h: bf16[M, 2, F] @ shard(2)) { h -> swiglu }", world, **options)
+
+    def __call__(self, x, gate_up, down):
+        h = self.up(x, gate_up.permute(1, 2, 0).reshape(-1, gate_up.shape[0]))
+        return self.down(self.swiglu(h.unflatten(1, (2, -1))), down.t())
 
 
 def check(fp8, dtype, part, what):

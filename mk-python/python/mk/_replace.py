@@ -77,26 +77,61 @@ def _linear(kind, old, world, options):
     return new
 
 
+class _Part(torch.autograd.Function):
+    """This rank's rows of what every rank has; their gradients become those of all rows, on every rank."""
+
+    @staticmethod
+    def forward(ctx, whole, world, together):
+        ctx.together = together
+        return ready(_mine(whole, world, 0))
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.together(grad), None, None
+
+
+class _Together(torch.autograd.Function):
+    """The rows of all ranks; of their gradients, which are the same on every rank, the own ones."""
+
+    @staticmethod
+    def forward(ctx, part, world, together):
+        ctx.world = world
+        return together(part)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ready(_mine(grad, ctx.world, 0)), None, None
+
+
 class Experts(torch.nn.Module):
     """The experts of a layer, of which each rank has its part: tokens, the same on every rank, go to the ranks of their experts and come back.
 
-    ``forward(x, ids, weights)`` is that of ``transformers``: ``[T, H]``, and ``[T, K]`` each. No gradients.
+    ``forward(x, ids, weights)`` is that of ``transformers``: ``[T, H]``, and ``[T, K]`` each. ``load_state_dict`` takes ``gate_up_proj`` and
+    ``down_proj`` of all experts, or of this rank's.
     """
 
     def __init__(self, old, world, options):
         super().__init__()
         self._world, self.num_experts, self._functions, self._options = world, old.num_experts, {}, options
-        e, twice, h = old.gate_up_proj.shape
-        each = -(-e // world.size)
+        each = -(-self.num_experts // world.size)
         [rank] = world.ranks
-        mine = slice(rank * each, min(e, (rank + 1) * each))
-        if mine.start >= e:
-            raise UnsupportedError(f"{e} experts and {world.size} ranks: some rank would have none")
-        with torch.no_grad():
-            up = old.gate_up_proj[mine].unflatten(1, (2, twice // 2)).permute(0, 3, 1, 2)
-            self.gate_up = torch.nn.Parameter(up.contiguous(), requires_grad=old.gate_up_proj.requires_grad)
-            down = old.down_proj[mine].permute(0, 2, 1)
-            self.down = torch.nn.Parameter(down.contiguous(), requires_grad=old.down_proj.requires_grad)
+        self._mine = slice(rank * each, min(self.num_experts, (rank + 1) * each))
+        if (world.size - 1) * each >= self.num_experts:
+            raise UnsupportedError(f"{self.num_experts} experts and {world.size} ranks: some rank would have none")
+        for name, turned, was in (("gate_up", self._turned, old.gate_up_proj), ("down", lambda t: t.mT, old.down_proj)):
+            own = turned(was.detach()[self._mine]).contiguous()
+            setattr(self, name, torch.nn.Parameter(own, requires_grad=was.requires_grad))
+
+    @staticmethod
+    def _turned(gate_up):
+        return gate_up.unflatten(1, (2, gate_up.shape[1] // 2)).permute(0, 3, 1, 2)
+
+    def _load_from_state_dict(self, state, prefix, *rest):
+        for was, name, turned in (("gate_up_proj", "gate_up", self._turned), ("down_proj", "down", lambda t: t.mT)):
+            tensor = state.pop(prefix + was, None)
+            if tensor is not None:
+                state[prefix + name] = turned(tensor[self._mine] if len(tensor) == self.num_experts else tensor)
+        super()._load_from_state_dict(state, prefix, *rest)
 
     def _function(self, tokens):
         # Parts that are not even need their sizes.
@@ -112,29 +147,30 @@ class Experts(torch.nn.Module):
                     w: {t}[E, H, 2, I] @ shard(0), v: {t}[E, I, H] @ shard(0)) -> {t}[T, H] @ shard(0) {{
                     dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(weights)
                 }}""", self._world, dims=dims, **self._options)
-            back = compile(f"fn together(y: {t}[T, H] @ shard(0)) {{ gather(y) }}", self._world, dims=None if even else {"T": tokens},
+            rows = compile("fn together(y: bf16[T, H] @ shard(0)) { gather(y) }", self._world, dims=None if even else {"T": tokens},
                            **self._options)
-            self._functions[None if even else tokens] = found = found, back
+            # Whatever the bits stand for.
+            together = lambda y: y if self._world.size == 1 else rows(ready(y).view(torch.bfloat16)).view(y.dtype)
+            self._functions[None if even else tokens] = found = found, together
         return found
 
     def forward(self, hidden_states, top_k_index, top_k_weights):
         x, ids, weights = hidden_states, top_k_index, top_k_weights
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, weights, self.gate_up, self.down)):
-            raise UnsupportedError("experts have no backward\n  help: call the model under torch.no_grad(), or leave them to torch: plan=\"tp\"")
+        world = self._world
+        if x.shape[0] < world.size:
+            raise ArgumentError(f"{x.shape[0]} tokens, and {world.size} ranks: each needs one")
         layer, together = self._function(x.shape[0])
-        if x.shape[0] < self._world.size:
-            raise ArgumentError(f"{x.shape[0]} tokens, and {self._world.size} ranks: each needs one")
-        mine = [ready(_mine(t, self._world, 0)) for t in (x, ids, weights.float())]
-        y = layer(*mine, self.gate_up.detach(), self.down.detach())
-        return y if self._world.size == 1 else together(y)
+        x, weights = (_Part.apply(t, world, together) for t in (x, weights.float()))
+        y = layer(x, ready(_mine(ids, world, 0)), weights, self.gate_up, self.down)
+        return _Together.apply(y, world, together)
 
 
 def replace(model, world, plan="tp", **options):
     """Puts mk's layers in the places of a model's of ``transformers`` (Llama, Qwen3, and others of their form; Mixtral and Qwen3-MoE for experts),
     with its weights, and says what it replaced. Every rank gives the same model and, afterwards, the same inputs.
 
-    ``plan="tp"``: projections of attention, and gated MLPs, of which each rank has its part. ``"ep"``: experts, of which each rank has its part, for
-    forward passes only. ``"tp+ep"``: both. ``load_state_dict`` takes checkpoints of the whole model, and this rank's. ``options`` are those of
+    ``plan="tp"``: projections of attention, and gated MLPs, of which each rank has its part. ``"ep"``: experts, of which each rank has its part.
+    ``"tp+ep"``: both. ``load_state_dict`` takes checkpoints of the whole model, and this rank's. ``options`` are those of
     ``mk.compile``.
 
     Raises ArgumentError for parts that are not equal, UnsupportedError for a model in which there is nothing to replace.
@@ -174,12 +210,12 @@ def replace(model, world, plan="tp", **options):
         elif kind == "mlp":
             _mlp(name, model, module, world, options, rows, column, row, gated)
         elif "ep" not in plan:
-            rows.append((name, type(module).__name__, None, "plan=\"ep\" takes experts, for forward passes only"))
+            rows.append((name, type(module).__name__, None, "plan=\"ep\" takes experts"))
         elif not _is_silu(module):
             rows.append((name, type(module).__name__, None, "its activation is not silu"))
         else:
             _put(model, name, Experts(module, world, options))
-            rows.append((name, type(module).__name__, "Experts", "forward only"))
+            rows.append((name, type(module).__name__, "Experts", ""))
     if not any(became for _, _, became, _ in rows):
         raise UnsupportedError(f"{type(model).__name__} has nothing that plan={plan!r} replaces: attention with q_proj, k_proj, v_proj and o_proj, MLPs "
                                "with gate_proj, up_proj and down_proj, experts with gate_up_proj and down_proj\n" + str(Replaced(rows)))

@@ -271,6 +271,8 @@ class Backward:
         # Parameters whose gradients are added to f32 matrices, with the results that those become; and the other gradients.
         self.added = [(p, i) for p, kind, i in self.gradients if ("main", p) in self.inputs]
         self.returned = [g for g in self.computed if ("main", g[0]) not in self.inputs]
+        # Ones on the GPU, by dtype: what was made, and a view of the most. Graphs that were captured read the smaller ones.
+        self._ones = {}
 
     def operands(self, torch, parameters, results, gradients):
         """What the call takes: ``gradients`` are those of results."""
@@ -282,6 +284,17 @@ class Backward:
             elif kind not in ("ones", "main"):
                 operands.append(parameters[i] if kind == "parameter" else results[i])
         return operands
+
+    def _of_ones(self, torch, dtype, shape, like):
+        """A tensor of ones: on a GPU it is made once, and no kernel fills it at each call."""
+        n, bits = math.prod(shape), {torch.bfloat16: 0x3F803F80, torch.float16: 0x3C003C00, torch.float32: 0x3F800000}
+        if not like.is_cuda or dtype not in bits or n == 0 or isinstance(like, torch._subclasses.FakeTensor):
+            return like.new_ones(shape, dtype=dtype)
+        made = self._ones.setdefault(dtype, [])
+        if not made or made[-1].numel() < n:
+            words = max(1024, 1 << (n * dtype.itemsize // 4).bit_length())
+            made.append(torch.as_tensor(_mk._Constant(self.runner.world, bits[dtype], words), device=like.device).view(dtype))
+        return made[-1][:n].view(shape)
 
     def _filled(self, torch, tensors, into=()):
         """With the ones, and the matrices that are added to, in their places."""
@@ -300,7 +313,7 @@ class Backward:
             for i, (kind, _) in enumerate(self.inputs):
                 if kind == "ones":
                     value = self.runner.parameters[i]
-                    filled[i] = like.new_ones(self.runner.local(value, sizes), dtype=dtype(torch, value))
+                    filled[i] = self._of_ones(torch, dtype(torch, value), self.runner.local(value, sizes), like)
         return filled
 
     def run(self, torch, tensors, into=(), out=(), frees=False):
@@ -311,41 +324,40 @@ class Backward:
             given.clear()
         replaced = {i: t for (_, i), t in zip(self.added, into)}
         for (_, kind, i), tensor in zip(self.returned, out):
-            if kind != "column":
-                replaced.setdefault(i, tensor)
+            replaced.setdefault(i, tensor.unsqueeze(0) if kind == "row" else tensor)
         filled = self._filled(torch, tensors, into)
         tensors.clear()
         made, taken = self.runner.run(torch, filled, replaced), set()
         gradients = []
         for parameter, kind, i in self.returned:
-            gradient = made[i].select(1, 0).contiguous() if kind == "column" else made[i]
+            gradient = made[i].select(0, 0) if kind == "row" else made[i]
             # Two parameters may have one gradient, and results of a call share nothing.
             gradients.append(gradient.clone() if (kind, i) in taken else gradient)
             taken.add((kind, i))
         for gradient, tensor in zip(gradients, out):
-            if gradient is not tensor:
+            if gradient.data_ptr() != tensor.data_ptr():
                 tensor.copy_(gradient)
         return gradients
 
     def fake(self, torch, tensors, into=()):
         made = self.runner.fake(torch, self._filled(torch, tensors, into))
-        shape = lambda kind, t: t.new_empty(t.shape[:1]) if kind == "column" else t.new_empty(t.shape)
+        shape = lambda kind, t: t.new_empty(t.shape[1:] if kind == "row" else t.shape)
         return [shape(kind, made[i]) for _, kind, i in self.returned]
 
     def flops(self, shapes):
         shapes, every = iter(shapes), []
         for (kind, _), value in zip(self.inputs, self.runner.parameters):
             every.append(None if kind in ("ones", "main") else next(shapes))
-        rows = {}
+        sizes = {}
         for value, shape in zip(self.runner.parameters, every):
             if shape is not None:
-                rows.setdefault(value["dims"][0], shape[0])
+                sizes.update((dim, n) for dim, n in zip(value["dims"], shape) if dim not in sizes)
         for i, value in enumerate(self.runner.parameters):
             if every[i] is None and self.inputs[i][0] == "main":
                 # As large as the product that is added to it, whose operands' sizes are known.
                 every[i] = self._main_shape(value, every)
             elif every[i] is None:
-                every[i] = (rows.get(value["dims"][0], 0), value["dims"][1])
+                every[i] = tuple(sizes.get(dim, dim if isinstance(dim, int) else 0) for dim in value["dims"])
         return self.runner.flops(every)
 
     def _main_shape(self, value, shapes):

@@ -134,19 +134,25 @@ class GatedMLP(_Layer):
     ``gate_up`` is ``[hidden, 2, ffn / ranks]`` and ``down`` ``[ffn / ranks, hidden]``. ``load(gate, up, down)`` takes this rank's parts
     as ``torch.nn.Linear`` has them, and so does ``load_state_dict``, as ``gate_proj.weight``, ``up_proj.weight`` and ``down_proj.weight``, or ``w1``,
     ``w3`` and ``w2``.
+
+    ``fp8="1x128"``: as both linear layers, with a kernel of ``swiglu`` between them.
     """
 
-    def __init__(self, hidden, ffn, world, *, sequence_parallel=True, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
+    def __init__(self, hidden, ffn, world, *, sequence_parallel=True, fp8=None, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
         super().__init__()
         self.hidden, self.ffn, f = _size(hidden, "hidden"), ffn, _part(ffn, world, "ffn")
         self.gate_up = self._weight(hidden, 2, f, fan_in=hidden, device=device, dtype=dtype)
         self.down = self._weight(f, hidden, fan_in=ffn, device=device, dtype=dtype)
-        t = _dtype(dtype)
+        t, options = _dtype(dtype), _options(world, reserve_sms, options)
+        if fp8 is not None:
+            _float8.check(fp8, dtype, f, "ffn")
+            self.function = _float8.Gated(world, sequence_parallel, options)
+            return
         x, head, reduce = ("shard(0)", "gather(x) -> gemm(w)", "reduce_scatter") if sequence_parallel else (
             "replicate", "gemm(x, w)", "all_reduce")
         self.function = compile(
             f"fn gated(x: {t}[M, K] @ {x}, w: {t}[K, 2, F] @ shard(2), v: {t}[F, K] @ shard(0)) {{ {head} -> swiglu -> gemm(v) -> {reduce} }}",
-            world, **_options(world, reserve_sms, options))
+            world, **options)
 
     @torch.no_grad()
     def load(self, gate, up, down):
@@ -248,8 +254,11 @@ class GroupedMLP(_Experts):
 class MoE(_Experts):
     """A layer of experts over ranks, in one kernel forward: ``layer(x, ids, weights)``, with gradients of all but ``ids``.
 
-    ``x`` is ``[..., hidden]``, this rank's tokens, as many as every rank has; ``ids`` ``[..., top_k]``, ``int64`` or ``int32``, the experts of each,
-    numbered over all ranks, each once, or -1 for none; ``weights`` ``[..., top_k]`` what their results are multiplied by. A router is the caller's.
+    ``x`` is ``[..., hidden]``, this rank's tokens; ``ids`` ``[..., top_k]``, ``int64`` or ``int32``, the experts of each, numbered over all ranks,
+    each once, or -1 for none; ``weights`` ``[..., top_k]`` what their results are multiplied by. A router is the caller's.
+
+    Every rank has as many tokens; else all pass ``tokens``, the most that one of them has, and those that have fewer, or none, are filled up with
+    tokens of no expert. ``shared``, as ``x``, is added to the sums before they are rounded: what experts of all tokens make.
 
     Parameters and their layouts are :class:`GroupedMLP`'s.
     """
@@ -260,19 +269,32 @@ class MoE(_Experts):
         if top_k > experts:
             raise ArgumentError(f"top_k is {top_k}, of {experts} experts\n  help: a token goes to each expert once")
         t = self._experts(hidden, ffn, experts, world, device, dtype)
-        self.function = compile(
-            f"""fn moe(x: {t}[T, H] @ shard(0), ids: i64[T, K] @ shard(0), weights: f32[T, K] @ shard(0),
-                w: {t}[E, H, 2, F] @ shard(0), v: {t}[E, F, H] @ shard(0)) {{
-                dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(weights)
-            }}""",
-            world, **_options(world, reserve_sms, options))
+        text = lambda more, add: f"""fn moe(x: {t}[T, H] @ shard(0), ids: i64[T, K] @ shard(0), weights: f32[T, K] @ shard(0),
+            w: {t}[E, H, 2, F] @ shard(0), v: {t}[E, F, H] @ shard(0){more}) {{
+                dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(weights){add}
+            }}"""
+        options = _options(world, reserve_sms, options)
+        self.function = compile(text("", ""), world, **options)
+        self._with_shared = compile(text(f", s: {t}[T, H] @ shard(0)", " -> add(s)"), world, **options)
 
-    def forward(self, x, ids, weights):
-        for name, t, n in (("x", x, self.hidden), ("ids", ids, self.top_k), ("weights", weights, self.top_k)):
+    def forward(self, x, ids, weights, *, shared=None, tokens=None):
+        given = (("x", x, self.hidden), ("ids", ids, self.top_k), ("weights", weights, self.top_k))
+        if shared is not None:
+            given += (("shared", shared, self.hidden),)
+        for name, t, n in given:
             if t.shape[-1] != n:
                 raise ArgumentError(f"{name} is {list(t.shape)}, and has {n} columns here")
-        ids, weights = ids.reshape(-1, self.top_k).long(), weights.reshape(-1, self.top_k).float()
-        return self.function(x.reshape(-1, self.hidden), ids, weights, self.gate_up, self.down).view(x.shape)
+        rows = x.numel() // self.hidden
+        parts = [x.reshape(rows, self.hidden), ids.reshape(-1, self.top_k).long(), weights.reshape(-1, self.top_k).float()]
+        if shared is not None:
+            parts.append(shared.reshape(rows, self.hidden))
+        if tokens is not None:
+            if rows > _size(tokens, "tokens"):
+                raise ArgumentError(f"tokens is {tokens}, and this rank has {rows}\n  help: pass the most that a rank has, the same on all of them")
+            parts = [torch.nn.functional.pad(t, (0, 0, 0, tokens - rows), value=-1 if i == 1 else 0) for i, t in enumerate(parts)]
+        function = self.function if shared is None else self._with_shared
+        y = function(*parts[:3], self.gate_up, self.down, *parts[3:])
+        return (y if tokens is None else y[:rows]).view(x.shape)
 
     def extra_repr(self):
         return f"{super().extra_repr()}, top_k={self.top_k}"

@@ -55,6 +55,25 @@ impl DeviceBuffer {
         Ok(buffer)
     }
 
+    /// Allocates, with one word everywhere: a constant that kernels read. Waits for nothing else that the GPU does.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::new`].
+    pub fn of_words(world: &World, rank: u32, word: u32, n: u64) -> Result<DeviceBuffer, Error> {
+        let bytes = n.checked_mul(4).ok_or_else(|| Error::Shape {
+            what: format!("{n} words are more bytes than can be counted"),
+        })?;
+        let buffer = DeviceBuffer::new(world, rank, bytes)?;
+        if n > 0 {
+            let (device, ptr) = (Some(buffer.device()), buffer.ptr);
+            // SAFETY: just allocated, with room for so many words.
+            buffer.context.run(|stream| unsafe {
+                cu!(device, cuMemsetD32Async(ptr, word, n as usize, stream))
+            })?;
+        }
+        Ok(buffer)
+    }
+
     /// Device address; 0 for an empty buffer.
     pub fn ptr(&self) -> u64 {
         self.ptr

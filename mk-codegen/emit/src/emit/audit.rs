@@ -5,8 +5,9 @@
 //! synchronisation line that is missing, doubled or foreign is found by reading, before anything runs.
 
 use super::{
+    arch::{Arch, carrier},
     error::AuditError,
-    leaf::{self, Carrier, LeafEmission, Seat, Warpgroups, carrier},
+    leaf::{Carrier, LeafEmission, Seat, Warpgroups},
     library, nodes,
     signal::several,
     types::Options,
@@ -82,7 +83,7 @@ fn scope(scope: Scope) -> &'static str {
 fn loops(plan: &Plan, role: RoleId) -> Result<Vec<(&Family, &'static LeafEmission)>, AuditError> {
     let record = |run: Vec<_>| {
         let f = &plan.families[run[0]];
-        match carrier(f) {
+        match carrier(plan, f) {
             Carrier::Agents(emission) => Ok((f, emission)),
             Carrier::Frame | Carrier::Host | Carrier::Nobody => {
                 Err(AuditError::Leaf { family: f.name.clone(), leaf: f.leaf.name() })
@@ -90,6 +91,10 @@ fn loops(plan: &Plan, role: RoleId) -> Result<Vec<(&Family, &'static LeafEmissio
         }
     };
     plan.runs(role).into_iter().map(record).collect()
+}
+
+fn arch(plan: &Plan) -> Result<&'static Arch, AuditError> {
+    Arch::of(plan).map_err(|e| AuditError::Target(e.to_string()))
 }
 
 fn lane(warp: u32) -> String {
@@ -102,7 +107,7 @@ fn leaf_calls(plan: &Plan) -> Result<BTreeMap<String, usize>, AuditError> {
     let mut calls = BTreeMap::new();
     let inits = |l: &LeafEmission| l.ring.map_or(&[][..], |r| r.inits);
     // Calls that no loop needs must not be there.
-    for l in leaf::ALL {
+    for l in arch(plan)?.all_leaves() {
         calls.extend(inits(l).iter().map(|(_, init)| (init.to_string(), 0)));
         calls.extend(l.ring.and_then(|r| r.inner_edges).map(|edges| (edges.to_string(), 0)));
         for a in l.agents {
@@ -135,7 +140,7 @@ fn leaf_calls(plan: &Plan) -> Result<BTreeMap<String, usize>, AuditError> {
 
 /// Edges whose barriers are specialised in a traced kernel.
 fn stalls(plan: &Plan) -> usize {
-    let rings = |f: &&Family| matches!(carrier(f), Carrier::Agents(l) if l.ring.is_some());
+    let rings = |f: &&Family| matches!(carrier(plan, f), Carrier::Agents(l) if l.ring.is_some());
     let mut edges: Vec<_> =
         plan.families.values().filter(rings).flat_map(|f| &f.edges).map(|e| e.edge).collect();
     edges.sort_unstable();
@@ -145,6 +150,7 @@ fn stalls(plan: &Plan) -> usize {
 
 /// Calls that every role and every leaf needs, and how often.
 fn frame(plan: &Plan, options: Options) -> Result<Vec<(String, usize)>, AuditError> {
+    let [release, claim] = arch(plan)?.registers;
     let mut queues = 0;
     let with_ctas = || plan.roles.iter().filter(|(_, r)| r.ctas > 0).map(|(id, _)| id);
     for role in with_ctas() {
@@ -157,7 +163,7 @@ fn frame(plan: &Plan, options: Options) -> Result<Vec<(String, usize)>, AuditErr
     let mut first_lanes = 0;
     for role in with_ctas() {
         let waits = |f: &Family| {
-            let Carrier::Agents(l) = carrier(f) else { return false };
+            let Carrier::Agents(l) = carrier(plan, f) else { return false };
             let seated = |by| l.agents.iter().any(|a| a.seat == Seat::Lane(0) && a.agent == by);
             f.waits.iter().any(|w| seated(w.by))
         };
@@ -191,8 +197,8 @@ fn frame(plan: &Plan, options: Options) -> Result<Vec<(String, usize)>, AuditErr
         ("launch_gate_begin(ctx);", gate),
         ("launch_gate_end(ctx);", gate),
         ("cluster_arrive();", 2 * clusters),
-        ("sm90_regs_release<", roles + idle),
-        ("sm90_regs_claim<", roles),
+        (&format!("{release}<"), roles + idle),
+        (&format!("{claim}<"), roles),
         ("launch_count_in(ctx);", counted),
         ("launch_end(ctx);", counted),
         ("static constexpr bool kDynamic = true;", queues),
@@ -224,6 +230,7 @@ pub fn audit(plan: &Plan, cuda: &str) -> Result<(), AuditError> {
 /// As [`audit`].
 pub fn audit_with(plan: &Plan, cuda: &str, options: Options) -> Result<(), AuditError> {
     let library = library::text_with(
+        arch(plan)?.library,
         options.trace.then(|| trace_records(cuda)),
         nodes::of(plan).unwrap_or(library::Nodes::ONE),
     );

@@ -8,7 +8,7 @@ use super::{
 use minijinja::{Value, context};
 use mk_plan::{
     Access, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family, Mode, Operand, Plan, Space,
-    Var, saves_gates,
+    Var, row_dim, saves_gates,
 };
 
 /// An operation by the name that the library, or a template, has for it; none for what is done elsewhere.
@@ -169,7 +169,8 @@ impl Emitter<'_> {
                     EmitError::internal("emit/chain.rs", "more operands than an epilogue has")
                 })?;
                 let x = self.access(f, *operand)?;
-                let place = context! { place => operands };
+                let pitch = if x.region.len() > 1 { self.row_pitch_bytes(x) } else { "0".into() };
+                let place = context! { place => operands, pitch };
                 value = context! { ..place, ..self.elements(f, x)?, ..value };
                 operands += 1;
             }
@@ -192,7 +193,10 @@ impl Emitter<'_> {
             let buffer = &self.plan.buffers[x.buffer];
             let fits = match x.region.as_slice() {
                 [(_, n)] => *op == EpilogueOp::Bias && n == columns,
-                [.., (_, m), (_, n)] => *op != EpilogueOp::Bias && m == rows && n == columns,
+                [.., (_, n)] => {
+                    let of_rows = row_dim(x).is_some_and(|d| x.region[d].1 == *rows);
+                    *op != EpilogueOp::Bias && of_rows && n == columns
+                }
                 [] => false,
             };
             let own = x.each.is_none() && x.rank == Expr::Var(Var::RANK);

@@ -1,8 +1,9 @@
 //! What a plan may say and no template carries out: the emitter would drop it, or print something else.
 
 use super::{
+    arch::{Arch, carrier},
     error::{EmitError, Refused},
-    leaf::{Carrier, carrier},
+    leaf::Carrier,
     nodes,
 };
 use mk_abi::device::MAX_RUNTIME_DIMS;
@@ -20,6 +21,7 @@ const TAKEN: &[&str] =
 /// # Errors
 /// Where an expression has no value.
 pub(super) fn check(plan: &Plan, refused: &mut Refused) -> Result<(), EmitError> {
+    refused.note(Arch::of(plan).map(|_| ()))?;
     refused.note(nodes::check(plan))?;
     misplaced(plan.check_elements().err().unwrap_or_default(), refused)?;
     refused.note(dims(plan))?;
@@ -89,7 +91,7 @@ fn rows(plan: &Plan, id: BufId) -> Result<(), EmitError> {
 /// Whether a template or the host runs a family in its role, and its expressions can be emitted.
 fn carried(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
     let kind = plan.roles[f.role].kind;
-    let known = match carrier(f) {
+    let known = match carrier(plan, f) {
         Carrier::Agents(_) => match (&f.leaf, kind) {
             // What ends a launch surrounds the roles.
             (Leaf::Signal, RoleKind::Epilogue | RoleKind::InterReduce) => true,

@@ -9,7 +9,8 @@ use super::{
 };
 use mk_abi::DType;
 use mk_plan::{
-    Access, BinOp, BufId, CPrinter, Each, Entity, Expr, FamId, Family, Operand, Plan, Points, SigId,
+    Access, BinOp, BufId, CPrinter, Each, Entity, Expr, FamId, Family, Operand, Plan, Points,
+    SigId, row_dim,
 };
 use std::collections::BTreeSet;
 
@@ -113,6 +114,16 @@ impl<'a> Emitter<'a> {
     pub fn own_pitch_bytes(&self, buffer: BufId) -> String {
         let row = CPrinter::new(self.plan, None).print(&self.pitch(buffer));
         format!("bytes_of({row}, {})", self.plan.buffers[buffer].dtype.size_bytes())
+    }
+
+    /// Bytes from one row of a region of this rank to the next: rows lie along the region's only long dimension before
+    /// the last one.
+    pub fn row_pitch_bytes(&self, a: &Access) -> String {
+        let row = row_dim(a).unwrap_or(0);
+        let between = (row + 1..a.region.len().saturating_sub(1)).map(|d| self.extent(a.buffer, d));
+        let all = between.fold(self.pitch(a.buffer), |pitch, n| pitch * n);
+        let size = self.plan.buffers[a.buffer].dtype.size_bytes();
+        format!("bytes_of({}, {size})", CPrinter::new(self.plan, None).print(&all))
     }
 
     /// Address of a buffer's first byte on a rank, as C.

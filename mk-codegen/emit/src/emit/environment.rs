@@ -1,12 +1,12 @@
 //! The template engine, with the templates of all leaves.
 
-use super::{error::EmitError, leaf};
+use super::{arch::Arch, error::EmitError};
 use minijinja::{Environment, UndefinedBehavior, syntax::SyntaxConfig};
 
 const KERNEL: &str = include_str!("../../templates/kernel.cu.j2");
 
 /// Jinja's own delimiters clash with inline PTX and with CUDA's attributes.
-pub(super) fn environment() -> Result<Environment<'static>, EmitError> {
+pub(super) fn environment(arch: &Arch) -> Result<Environment<'static>, EmitError> {
     let mut env = Environment::new();
     env.set_syntax(
         SyntaxConfig::builder()
@@ -20,7 +20,7 @@ pub(super) fn environment() -> Result<Environment<'static>, EmitError> {
     );
     env.set_undefined_behavior(UndefinedBehavior::Strict);
     env.add_template("kernel", KERNEL)?;
-    for (name, text) in leaf::ALL.iter().flat_map(|l| l.texts) {
+    for (name, text) in arch.all_leaves().flat_map(|l| l.texts) {
         env.add_template(name, text)?;
     }
     Ok(env)

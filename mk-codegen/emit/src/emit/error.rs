@@ -110,6 +110,9 @@ impl Refused {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum AuditError {
+    /// The plan's target has no kernels.
+    #[error("{0}")]
+    Target(String),
     /// The device library was changed.
     #[error("line {line} of the kernel differs from the device library: `{text}`")]
     Library {

@@ -1,6 +1,6 @@
 //! The values of the kernel template.
 
-use super::{context::Emitter, error::EmitError, layout::At, spans, trace};
+use super::{arch::Arch, context::Emitter, error::EmitError, layout::At, spans, trace};
 use minijinja::{Value, context};
 use mk_plan::{C_PRELUDE, Entity, Family};
 
@@ -10,6 +10,7 @@ use mk_plan::{C_PRELUDE, Entity, Family};
 /// [`EmitError::Internal`] where records and plan contradict each other.
 pub(super) fn kernel(
     e: &Emitter<'_>,
+    arch: &Arch,
     roles: Vec<Value>,
     threads: u32,
     gate: Option<Value>,
@@ -78,6 +79,8 @@ pub(super) fn kernel(
             384 => "kRegsAtEntry".to_string(),
             _ => format!("kRegsAtEntryOf<{threads}>"),
         },
+        regs_release => arch.registers[0],
+        regs_claim => arch.registers[1],
         trace => e.options.trace,
         counts => e.options.counts(e.plan),
         gate,

@@ -1,64 +1,6 @@
 //! The device library: real CUDA headers, concatenated in a fixed order ahead of every generated kernel.
 
-macro_rules! library {
-    ($($path:literal,)*) => {
-        /// File names and texts, in order; each uses only what stands before it.
-        pub const FILES: &[(&str, &str)] =
-            &[$(($path, include_str!(concat!("../../templates/", $path)))),*];
-    };
-}
-
-library! {
-    "ptx/types.cuh",
-    "ptx/convert.cuh",
-    "ptx/memory.cuh",
-    "ptx/fence.cuh",
-    "ptx/mbarrier.cuh",
-    "ptx/barrier.cuh",
-    "ptx/tma.cuh",
-    "ptx/bulk.cuh",
-    "ptx/stmatrix.cuh",
-    "ptx/sm90_regs.cuh",
-    "ptx/sm90_cluster.cuh",
-    "ptx/sm90_wgmma.cuh",
-    "sync/context.cuh",
-    "sync/fault.cuh",
-    "sync/wait.cuh",
-    "sync/post.cuh",
-    "sync/chaos.cuh",
-    "sync/launch.cuh",
-    "sync/schedule.cuh",
-    "nic/fifo.cuh",
-    "tile/gemm_config.cuh",
-    "tile/gemm_tiles.cuh",
-    "tile/cluster_depth.cuh",
-    "tile/gemm_loader.cuh",
-    "tile/epilogue.cuh",
-    "tile/three_consumers.cuh",
-    "tile/cluster_sums.cuh",
-    "tile/gemm_consumer.cuh",
-    "tile/gemm_storer.cuh",
-    "tile/attend_config.cuh",
-    "tile/attend_loader.cuh",
-    "tile/attend_softmax.cuh",
-    "tile/attend_consumer.cuh",
-    "tile/attend_storer.cuh",
-    "tile/attend_grad_config.cuh",
-    "tile/attend_grad_loader.cuh",
-    "tile/attend_grad_products.cuh",
-    "tile/attend_dq.cuh",
-    "tile/attend_dkv.cuh",
-    "comm/copy_bulk.cuh",
-    "comm/copy_rows.cuh",
-    "comm/reduce_rows.cuh",
-    "comm/stats_rows.cuh",
-    "comm/norm_rows.cuh",
-    "comm/gather_rows.cuh",
-    "comm/combine_rows.cuh",
-    "comm/dot_rows.cuh",
-    "comm/tabulate.cuh",
-    "comm/route.cuh",
-}
+pub use super::arch::SM90_LIBRARY as FILES;
 
 /// What a traced kernel has beside [`FILES`].
 pub const TRACE: (&str, &str) = ("sync/trace.cuh", include_str!("../../templates/sync/trace.cuh"));
@@ -101,13 +43,13 @@ impl Nodes {
 
 /// Everything that stands before a kernel's own part: library and host/device structs.
 pub fn text() -> String {
-    text_with(None, Nodes::ONE)
+    text_with(FILES, None, Nodes::ONE)
 }
 
-/// [`text`], with tracing into rings of so many records, over nodes.
-pub fn text_with(trace_records: Option<u32>, nodes: Nodes) -> String {
+/// [`text`] of the library of an architecture, with tracing into rings of so many records, over nodes.
+pub fn text_with(files: &[(&str, &str)], trace_records: Option<u32>, nodes: Nodes) -> String {
     let mut out = String::new();
-    for (path, body) in FILES {
+    for (path, body) in files {
         // The structs that the host shares use the scalar names, and are used from here on.
         if *path == "sync/context.cuh" {
             out.push_str("// ---- structs shared with the host ----\n");
@@ -124,14 +66,4 @@ pub fn text_with(trace_records: Option<u32>, nodes: Nodes) -> String {
     }
     out.push_str(END);
     out
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_order_file_is_the_order() {
-        let order = include_str!("../../templates/ORDER");
-        let files: Vec<_> = super::FILES.iter().map(|f| f.0).collect();
-        assert_eq!(order.lines().collect::<Vec<_>>(), files);
-    }
 }

@@ -7,6 +7,7 @@
 //! what says parts of a family (`boxes`, `chain`, `signal`, `spans`, `tasks`), then `leaf`, then `role`, `trace`,
 //! `audit`, `check`, `kernel`.
 
+mod arch;
 mod audit;
 mod boxes;
 mod chain;
@@ -60,7 +61,8 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
     check::check(plan, &mut refused)?;
     // What follows takes all of that for granted.
     refused.settle()?;
-    let env = environment::environment()?;
+    let arch = arch::Arch::of(plan)?;
+    let env = environment::environment(arch)?;
     let mut e = Emitter::new(plan, &points, options)?;
     let trace = match options.trace {
         true => Some(trace::layout(&e)?),
@@ -68,7 +70,7 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
     };
     let threads = role::threads(plan)?;
     let (roles, choices) = role::roles(&mut e, &env, threads)?;
-    let kernel = kernel::kernel(&e, roles, threads, engine::gate(&e)?)?;
+    let kernel = kernel::kernel(&e, arch, roles, threads, engine::gate(&e)?)?;
     let generated = env.get_template("kernel")?.render(kernel)?;
     let spill_bytes = spills::spill_bytes(plan, options);
     let choices = choices.join("\n");
@@ -80,6 +82,7 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
     let cuda = format!(
         "{header}\n{}\n{generated}",
         library::text_with(
+            arch.library,
             trace.as_ref().map(|t| t.records),
             nodes::nodes(plan, e.layout.net.as_ref())
         ),
@@ -95,7 +98,7 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
         name: plan.name.clone(),
         cuda,
         entry: "mk_kernel".into(),
-        arch: plan.target.clone(),
+        arch: arch.target.arch.into(),
         // A plan uses part of the library: constants and functions that it does not need are no news.
         options: vec!["--diag-suppress=177".into()],
         world_size: plan.mesh.size(),

@@ -1,15 +1,14 @@
 //! Roles as CUDA functions: which agents run which loops, on which threads.
 
 use super::{
+    arch::{Arch, emission},
     context::Emitter,
     error::{EmitError, Refused},
-    leaf::{
-        Group, IDLE_REGISTERS, LeafEmission, Prepared, RingEmission, Seat, Warpgroups, emission,
-    },
+    leaf::{Group, IDLE_REGISTERS, LeafEmission, Prepared, RingEmission, Seat, Warpgroups},
     types::Slice,
 };
 use minijinja::{Environment, Value, context};
-use mk_plan::{Agent, Expr, FamId, Leaf, Plan, RoleId, Schedule, Var, target};
+use mk_plan::{Agent, Expr, FamId, Leaf, Plan, RoleId, Schedule, Var};
 
 /// A loop of a role, with its leaf's record and the values of its templates.
 struct Loop {
@@ -124,13 +123,12 @@ pub(super) fn threads(plan: &Plan) -> Result<u32, EmitError> {
         }
     }
     let threads = threads.unwrap_or(Warpgroups::MOVING.threads());
-    match target::by_name(&plan.target).map(|t| t.block_threads) {
-        Some(promised) if promised.contains(&threads) => Ok(threads),
-        promised => {
-            let what = format!("CTAs of {threads} threads, where the target says {promised:?}");
-            Err(EmitError::unsupported(format!("target {}", plan.target), what))
-        }
+    let promised = Arch::of(plan)?.target.block_threads;
+    if !promised.contains(&threads) {
+        let what = format!("CTAs of {threads} threads, where the target says {promised:?}");
+        return Err(EmitError::unsupported(format!("target {}", plan.target), what));
     }
+    Ok(threads)
 }
 
 fn groups(

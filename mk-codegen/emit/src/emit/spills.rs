@@ -1,9 +1,6 @@
 //! The spill budget of a kernel, from the records of its leaves.
 
-use super::{
-    leaf::{Carrier, carrier},
-    types::Options,
-};
+use super::{arch::carrier, leaf::Carrier, types::Options};
 use mk_plan::Plan;
 
 /// Bytes of registers that a thread may spill: the most that a leaf of the plan allows.
@@ -13,7 +10,7 @@ pub(super) fn spill_bytes(plan: &Plan, options: Options) -> u32 {
     for role in plan.roles.keys() {
         let (mut several, mut traced, mut loops) = (0, 0, 0);
         for run in plan.runs(role) {
-            let Carrier::Agents(l) = carrier(&plan.families[run[0]]) else { continue };
+            let Carrier::Agents(l) = carrier(plan, &plan.families[run[0]]) else { continue };
             loops += usize::from(l.spills.several_loops > 0);
             several = several.max(l.spills.several_loops);
             traced = traced.max(l.spills.traced_inner_loop);

@@ -2,9 +2,10 @@
 //! device side is `templates/sync/trace.cuh`.
 
 use super::{
+    arch::carrier,
     context::Emitter,
     error::EmitError,
-    leaf::{Carrier, LeafEmission, carrier},
+    leaf::{Carrier, LeafEmission},
 };
 use minijinja::{Value, context};
 use mk_abi::{TraceFamily, TraceLayout};
@@ -22,7 +23,7 @@ const MAX_IDS: usize = 1 << 12;
 pub(super) fn stalls(plan: &Plan) -> Result<Vec<Value>, EmitError> {
     let mut edges = Vec::new();
     for f in plan.families.values() {
-        let Carrier::Agents(LeafEmission { ring: Some(ring), .. }) = carrier(f) else {
+        let Carrier::Agents(LeafEmission { ring: Some(ring), .. }) = carrier(plan, f) else {
             continue;
         };
         for e in &f.edges {

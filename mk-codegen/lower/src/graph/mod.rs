@@ -101,8 +101,11 @@ pub enum Kind {
         /// See [`Op::Dispatch`].
         drops: bool,
     },
-    /// Weighted sums of rows, by token. Operands: rows, experts of each token, weights.
-    Combine,
+    /// Weighted sums of rows, by token. Operands: rows, experts of each token, weights, epilogue operands.
+    Combine {
+        /// An `add`, or nothing.
+        epilogue: Vec<EpilogueOp>,
+    },
     /// Products of rows and rows of their tokens, by slot. Operands: rows, experts of each token, rows of tokens.
     CombineGrad,
     /// Values of eight bits times the factors of their rows. Operands: values, factors.
@@ -181,6 +184,7 @@ impl Kind {
             Kind::Gemm { epilogue, .. }
             | Kind::GroupedGemm { epilogue, .. }
             | Kind::GroupedWgrad { epilogue }
+            | Kind::Combine { epilogue }
             | Kind::Chain { epilogue }
             | Kind::ReduceScatter { epilogue, .. }
             | Kind::AllReduce { epilogue, .. } => Some(epilogue),
@@ -199,6 +203,7 @@ impl Kind {
             Kind::Gemm { epilogue, .. }
             | Kind::GroupedGemm { epilogue, .. }
             | Kind::GroupedWgrad { epilogue }
+            | Kind::Combine { epilogue }
             | Kind::Chain { epilogue }
             | Kind::ReduceScatter { epilogue, .. }
             | Kind::AllReduce { epilogue, .. } => Some(epilogue),
@@ -309,7 +314,7 @@ fn kind_of(op: Op) -> Kind {
             return Kind::Attention { scores: scores.into(), ring: ring.is_some() };
         }
         Op::Dispatch { drops } => return Kind::Dispatch { drops },
-        Op::Combine => return Kind::Combine,
+        Op::Combine => return Kind::Combine { epilogue: Vec::new() },
         Op::CombineGrad => return Kind::CombineGrad,
         Op::Lse => return Kind::Lse,
         Op::AttentionStats => return Kind::AttentionStats,

@@ -8,7 +8,7 @@
 
 use crate::graph::{Kind, OpGraph, Value};
 use mk_plan::{EpilogueOp, SWIGLU_GRAD};
-use mk_syntax::{Factors, Placement};
+use mk_syntax::{Curve, Factors, Placement};
 use petgraph::{Direction, stable_graph::NodeIndex, visit::EdgeRef};
 
 /// Runs the pass.
@@ -23,12 +23,28 @@ pub(super) fn epilogues(g: &mut OpGraph) {
         if !g.graph.contains_node(node) {
             continue;
         }
-        let Kind::Elementwise(op) = g.graph[node].kind else { continue };
-        // Gates and ups lie side by side in memory.
-        if op != EpilogueOp::Swiglu {
-            g.graph[node].kind = Kind::Chain { epilogue: vec![op] };
+        if g.graph[node].kind == Kind::SwigluGrad {
+            // The gradient, gates, gates again, and ups.
+            let operands = g.operands(node);
+            let halves = operands.get(1).map(|h| [(*h, 2), (*h, 3)]).into_iter().flatten();
+            for (h, position) in halves {
+                g.graph.add_edge(h, node, position);
+            }
+            g.graph[node].kind = Kind::Chain { epilogue: SWIGLU_GRAD.to_vec() };
             take(g, node);
         }
+        let Kind::Elementwise(op) = g.graph[node].kind else { continue };
+        let epilogue = match op {
+            // Gates, then the ups that lie beside them.
+            EpilogueOp::Swiglu => {
+                let halves = g.operands(node);
+                halves.first().map(|h| g.graph.add_edge(*h, node, 1));
+                vec![EpilogueOp::Curve(Curve::Silu), EpilogueOp::Mul]
+            }
+            op => vec![op],
+        };
+        g.graph[node].kind = Kind::Chain { epilogue };
+        take(g, node);
     }
 }
 
@@ -44,6 +60,11 @@ fn take(g: &mut OpGraph, taker: NodeIndex) {
         absorb(g, taker, user, &SWIGLU_GRAD);
         // Of gates there is one operand so far: then what is saved, gates again, and ups.
         let n = g.operands(taker).len();
+        if matches!(g.graph[taker].kind, Kind::Chain { .. }) {
+            g.graph.add_edge(h, taker, n);
+            g.graph.add_edge(h, taker, n + 1);
+            return take(g, taker);
+        }
         let saved = Value { kind: Kind::OwnHalf, ..g.graph[taker].clone() };
         let saved = g.graph.add_node(saved);
         for (i, x) in [saved, h, h].into_iter().enumerate() {
@@ -90,7 +111,16 @@ fn scales(g: &mut OpGraph) {
 /// memory.
 fn swiglu_grad(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, NodeIndex)> {
     let value = &g.graph[taker];
-    let plain = matches!(&value.kind, Kind::Gemm { epilogue, .. } | Kind::GroupedGemm { epilogue, .. } if !epilogue.contains(&EpilogueOp::Swiglu));
+    let plain = match &value.kind {
+        Kind::Gemm { epilogue, .. } | Kind::GroupedGemm { epilogue, .. } => {
+            !epilogue.contains(&EpilogueOp::Swiglu)
+        }
+        // What is returned is written by itself.
+        Kind::Chain { epilogue } => {
+            !epilogue.contains(&EpilogueOp::Keep) && !g.results.contains(&taker)
+        }
+        _ => false,
+    };
     let mut users = g.graph.neighbors(taker);
     let (user, None) = (users.next()?, users.next()) else { return None };
     let taken = plain && g.graph[user].kind == Kind::SwigluGrad && g.uses(taker) == 1;
@@ -111,6 +141,11 @@ fn only_user(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, EpilogueOp)> {
     }
     let Kind::Elementwise(op) = g.graph[edge.target()].kind else { return None };
     if op == EpilogueOp::Swiglu && !product {
+        return None;
+    }
+    // Behind tokens' sums a tensor may be added, once.
+    if matches!(&value.kind, Kind::Combine { epilogue } if op != EpilogueOp::Add || !epilogue.is_empty())
+    {
         return None;
     }
     let commutes = matches!(op, EpilogueOp::Mul | EpilogueOp::Add);

@@ -46,10 +46,6 @@ pub(super) fn check(c: &Config, facts: &Facts) -> Result<(), Refusal> {
     if c.nodes == 1 || !facts.communicates() {
         return Ok(());
     }
-    if facts.routed {
-        let why = "`dispatch` and `combine` read the memory of every rank, and no network card carries it between nodes yet";
-        return refuse("nodes", nodes, why, "use one node", &[]);
-    }
     if let Gather::CopyEngine { .. } = c.gather {
         let why = "copy engines do not reach the memory of other nodes";
         let instead = "gather=sms";

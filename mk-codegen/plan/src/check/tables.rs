@@ -94,6 +94,12 @@ impl Checker<'_> {
             return self.error(place, "follows from a table of [tokens, slots]");
         };
         let experts = i64::from(max) + 1;
+        // Nodes of which a rank has the tokens of its rails.
+        let world = ranks as u32;
+        let nodes = match r.local {
+            0 => Some(1),
+            local => (world.is_multiple_of(local) && local < world).then(|| world / local),
+        };
         let fits = match r.part {
             RoutePart::Lists => false,
             RoutePart::Wanted => {
@@ -119,14 +125,18 @@ impl Checker<'_> {
                     && matches!(t.shape[..], [n] if n % (r.rows.max(1) as u32) == 0)
             }
             RoutePart::Places => {
-                matches!(t.source, TableSource::Places { .. }) && t.shape == [tokens, slots, 2]
+                let of_all = nodes.map(|nodes| nodes * tokens);
+                matches!(t.source, TableSource::Places { .. })
+                    && of_all.is_some_and(|tokens| t.shape == [tokens, slots, 2])
             }
             RoutePart::Kept => {
                 let bits = matches!(t.source, TableSource::Runtime { min: 0, max: 1 });
-                bits && t.shape == [tokens, slots]
+                let of_all = nodes.map(|nodes| nodes * tokens);
+                bits && of_all.is_some_and(|tokens| t.shape == [tokens, slots])
             }
         };
-        if !fits || r.keep < 0 || r.rows < 1 || slots < 1 {
+        let of_node = matches!(r.part, RoutePart::Places | RoutePart::Kept);
+        if !fits || r.local != 0 && !of_node || r.keep < 0 || r.rows < 1 || slots < 1 {
             self.error(place, "is not what follows from a routing: rows of the rank's experts, tokens of packed rows and their slots, [tokens, slots, 2] places, whether they are kept, or whether a rank wants each token of the world");
         }
         if self.is_ids(t) {
@@ -190,7 +200,7 @@ impl Checker<'_> {
             }
             _ => false,
         };
-        let (part, experts, ranks, rows, keep) = match of {
+        let (part, experts, ranks, rows, keep, local) = match of {
             Tabulation::Blocks { rows } => {
                 if !plan.tables.iter().any(|t| blocks(rows, t)) {
                     self.error(place, "fills a table of blocks in memory, whole, from the rows of its groups in memory, which no table line says");
@@ -203,8 +213,8 @@ impl Checker<'_> {
                 }
                 return;
             }
-            Tabulation::Route { part, experts, ranks, rows, keep, .. } => {
-                (part, experts, ranks, rows, keep)
+            Tabulation::Route { part, experts, ranks, rows, keep, local, .. } => {
+                (part, experts, ranks, rows, keep, local)
             }
         };
         let filled = |id: TabId, t: &Table| {
@@ -232,6 +242,9 @@ impl Checker<'_> {
                 }
             }
         };
+        if local != 0 && part != RoutePart::Places {
+            self.error(place, "is of nodes: that places alone are");
+        }
         if part == RoutePart::Lists {
             return;
         }
@@ -243,7 +256,7 @@ impl Checker<'_> {
             let of = plan.tables.get(r.ids).map(|ids| &ids.source);
             let max = i32::try_from(experts).unwrap_or(0) - 1;
             (r.part, u32::try_from(r.rows)) == (part, Ok(rows))
-                && u32::try_from(r.keep) == Ok(keep)
+                && (u32::try_from(r.keep), r.local) == (Ok(keep), local)
                 && of == Some(&TableSource::Runtime { min: NO_EXPERT, max })
                 && u64::from(ranks) == u64::from(plan.mesh.size())
                 && filled(id, t)

@@ -186,7 +186,15 @@ mod tests {
         };
         let route = |part| {
             Leaf::Tabulate(Tabulate {
-                of: Tabulation::Route { part, experts: 4, ranks: 2, rows: 8, blocks: 4, keep: 0 },
+                of: Tabulation::Route {
+                    part,
+                    experts: 4,
+                    ranks: 2,
+                    rows: 8,
+                    blocks: 4,
+                    keep: 0,
+                    local: 0,
+                },
             })
         };
         let tails = vec![EpilogueOp::Bias, EpilogueOp::Mul, EpilogueOp::Save, EpilogueOp::Carry];

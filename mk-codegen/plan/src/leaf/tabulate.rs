@@ -37,6 +37,7 @@ pub enum Tabulation {
     /// | slots | experts of all tokens; group and rows of some blocks; the token in each of their rows | which slot of its token each row is |
     /// | places | experts of a chunk; its list; where its rows begin, `[1, experts]` | rank and row of each, `[tokens, slots, 2]`, of no expert 0; 1 for each that has a row, `[tokens, slots]` |
     /// | places, some dropped | the same; the last row of where rows begin, `[1, experts]` | the same, of dropped ones that of the expert's first row |
+    /// | places of a node | the same | the same; an expert of another node is none, and of none the rank is the node's first |
     Route {
         /// What `dst` has.
         part: RoutePart,
@@ -50,6 +51,8 @@ pub enum Tabulation {
         blocks: u32,
         /// Rows of an expert that are kept, the first ones; 0: all of them.
         keep: u32,
+        /// Of places: ranks of a node, of whose experts alone there are some; 0: all ranks are one.
+        local: u32,
     },
 }
 
@@ -76,7 +79,8 @@ impl Tabulate {
         let [experts, ranks] = [c.setting("experts")?, c.setting("ranks")?];
         let [rows, blocks] = [c.setting("rows")?, c.setting("blocks")?];
         let keep = if c.peek().text == "keep" { c.setting("keep")? } else { 0 };
-        Ok(Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks, keep } })
+        let local = if c.peek().text == "local" { c.setting("local")? } else { 0 };
+        Ok(Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks, keep, local } })
     }
 }
 
@@ -90,16 +94,19 @@ impl Record for Tabulate {
     }
 
     fn settings(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let (part, experts, ranks, rows, blocks, keep) = match self.of {
+        let (part, experts, ranks, rows, blocks, keep, local) = match self.of {
             Tabulation::Blocks { rows } | Tabulation::Begins { rows } => {
                 return write!(f, " rows={rows}");
             }
-            Tabulation::Route { part, experts, ranks, rows, blocks, keep } => {
-                (part, experts, ranks, rows, blocks, keep)
+            Tabulation::Route { part, experts, ranks, rows, blocks, keep, local } => {
+                (part, experts, ranks, rows, blocks, keep, local)
             }
         };
         write!(f, " part={part} experts={experts} ranks={ranks} rows={rows} blocks={blocks}")?;
-        if keep != 0 { write!(f, " keep={keep}") } else { Ok(()) }
+        if keep != 0 {
+            write!(f, " keep={keep}")?;
+        }
+        if local != 0 { write!(f, " local={local}") } else { Ok(()) }
     }
 
     fn contract(&self) -> Contract {

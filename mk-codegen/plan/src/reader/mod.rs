@@ -171,7 +171,8 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
             c.keyword("rows")?;
             let rows = c.number()?;
             let keep = if c.eat_word("keep") { c.number()? } else { 0 };
-            Some(Routed { ids, part, rows, keep })
+            let local = if c.eat_word("local") { c.number()? } else { 0 };
+            Some(Routed { ids, part, rows, keep, local })
         }
         false => None,
     };

@@ -76,8 +76,8 @@ fn count_tables(plan: &Plan) -> BTreeSet<usize> {
     out
 }
 
-/// Tables of 0 and 1 in memory that decide in accesses alone, whether they are there and where. An entry that says
-/// which entry of another table is looked up is a number, however few numbers there are.
+/// Tables of 0 and 1 in memory that decide in accesses alone, whether they are there, and where. An entry that says
+/// which entry of another table is looked up, or merely where something is, is a number, however few numbers there are.
 fn flag_tables(plan: &Plan) -> BTreeSet<usize> {
     let mut out: BTreeSet<usize> = plan
         .tables
@@ -87,6 +87,15 @@ fn flag_tables(plan: &Plan) -> BTreeSet<usize> {
             flags.then_some(id.index())
         })
         .collect();
+    let mut decides = BTreeSet::new();
+    for when in plan.families.values().flat_map(|x| &x.accesses).filter_map(|a| a.when.as_ref()) {
+        when.visit(&mut |e| {
+            if let Expr::Table(t, _) = e {
+                decides.insert(t.index());
+            }
+        });
+    }
+    out.retain(|t| decides.contains(t));
     let mut count = |e: &Expr| {
         e.visit(&mut |e| {
             if let Expr::Table(t, _) = e {

@@ -1,8 +1,8 @@
 //! Contents for run-time tables: the cases on which proofs about all tables are tested.
 
-use mk_plan::{Entity, Plan, TabId, TableSet, TableSource, entries, needed};
+use mk_plan::{Entity, Plan, TabId, Table, TableSet, TableSource, entries, needed};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops::Range};
 
 /// A way to fill the run-time tables of a plan. Entries stay within their declared ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +58,7 @@ pub(super) const OTHERS: Samples =
 
 /// Fills the run-time tables of a plan, on every rank, as a launch may have them.
 pub fn sample_tables(plan: &Plan, kind: TableKind) -> TableSet {
+    let nodes = Nodes::of(plan);
     let counts = |rank: usize, id: TabId, raised: bool| {
         let (n, min, max) = bounds(plan, id);
         let at = place(rank, id);
@@ -68,7 +69,7 @@ pub fn sample_tables(plan: &Plan, kind: TableKind) -> TableSet {
             }
             _ => (0..n).map(|i| if kind.is_greatest(rank, i, n) { max } else { min }).collect(),
         };
-        if let (true, 0, Some(first)) = (raised, rank, values.first_mut()) {
+        if let (true, true, Some(first)) = (raised, nodes.first(rank), values.first_mut()) {
             *first = (*first).max(1.min(max));
         }
         fit(plan, id, min, &mut values);
@@ -84,7 +85,10 @@ pub fn sample_tables(plan: &Plan, kind: TableKind) -> TableSet {
     };
     let filled = complete(plan, |rank, id| counts(rank, id, false), |_, _| None, pick);
     // Places are in rows that there are.
-    let empty = |of: &TabId| filled.filled(plan, *of).is_empty();
+    let empty = |of: &TabId| {
+        let rows = filled.filled(plan, *of);
+        nodes.all().any(|node| rows.of_ranks(node).is_empty())
+    };
     let lacking: Vec<TabId> = places(plan).filter(empty).filter_map(|b| counted(plan, b)).collect();
     if lacking.is_empty() {
         return filled;
@@ -107,6 +111,41 @@ impl TableKind {
 /// A seed for a table of a rank.
 fn place(rank: usize, id: TabId) -> u64 {
     (rank as u64) << 32 ^ (id.index() as u64) << 48
+}
+
+/// The nodes in which places are: those of a table that says so, else all ranks are one.
+#[derive(Clone, Copy)]
+struct Nodes {
+    ranks: usize,
+    local: usize,
+}
+
+impl Nodes {
+    fn of(plan: &Plan) -> Nodes {
+        let ranks = plan.mesh.size().max(1) as usize;
+        let local = plan.tables.values().filter_map(|t| t.routed).map(|r| r.local as usize).max();
+        Nodes { ranks, local: local.filter(|local| *local > 0).unwrap_or(ranks) }
+    }
+
+    fn first(self, rank: usize) -> bool {
+        rank.is_multiple_of(self.local)
+    }
+
+    fn last(self, rank: usize) -> bool {
+        self.first(rank + 1)
+    }
+
+    fn all(self) -> impl Iterator<Item = Range<usize>> {
+        (0..self.ranks).step_by(self.local).map(move |first| first..first + self.local)
+    }
+
+    /// The node of a rank, as places of a table go.
+    fn near(table: &Table, rank: usize, ranks: usize) -> Range<usize> {
+        match table.routed.map_or(0, |r| r.local as usize) {
+            0 => 0..ranks,
+            local => rank / local * local..(rank / local + 1) * local,
+        }
+    }
 }
 
 /// The tables of blocks in which there are places.
@@ -163,7 +202,8 @@ fn complete(
     }
     let with = |rank, id| {
         let Some(of) = blocks(id) else { return given(rank, id) };
-        let rows = set.filled(plan, of);
+        let near = Nodes::near(&plan.tables[id], rank, plan.mesh.size() as usize);
+        let rows = set.filled(plan, of).of_ranks(near);
         let n = entries(&plan.tables[id]) / 2;
         let row = |i| rows.get(pick(rank, id, i, rows.len().max(1))).unwrap_or_default();
         (0..n).map(row).flat_map(|(rank, row)| [rank, row]).collect()
@@ -175,7 +215,7 @@ fn complete(
 /// with a launch, its entries; where it has one of blocks, the rows of each. Some tables have entries of a flag's
 /// value, others their least ones.
 ///
-/// Where there are places and no rows, one row is left, in another block in each set.
+/// Where there are places and no rows, one row is left in each node, in another block in each set.
 pub(super) fn uniform(
     plan: &Plan,
     counts: &BTreeSet<usize>,
@@ -191,15 +231,15 @@ pub(super) fn uniform(
             _ => min,
         }
     };
-    let last_rank = plan.mesh.size() as usize - 1;
+    let nodes = Nodes::of(plan);
     let set = |row: Option<End>| {
         let instead = |rank: usize, id: TabId| {
             let n = entries(&plan.tables[id]) / 2;
             let groups = counted(plan, id).filter(|_| counts.contains(&id.index()));
             let groups = groups.map(|of| entries(&plan.tables[of]).max(1))?;
             let kept = |block| match row {
-                Some(End::First) => (rank, block) == (0, 0),
-                Some(End::Last) => (rank, block) == (last_rank, n - 1),
+                Some(End::First) => nodes.first(rank) && block == 0,
+                Some(End::Last) => nodes.last(rank) && block == n - 1,
                 None => false,
             };
             let rows = |block| value(id).max(i32::from(kept(block)));

@@ -6,8 +6,9 @@ use crate::{
     math::Tile,
 };
 use mk_plan::{
-    Operand, RouteError, RoutePart, Tabulate, Tabulation, block_table, kept, listed, own_experts,
-    prefix, route_bases, route_list, route_places, route_slots, route_sources, route_wanted,
+    NodeRanks, Operand, RouteError, RoutePart, Tabulate, Tabulation, block_table, kept, listed,
+    own_experts, prefix, route_bases, route_list, route_places, route_slots, route_sources,
+    route_wanted,
 };
 
 impl Compute for Tabulate {
@@ -28,7 +29,7 @@ impl Compute for Tabulate {
                     Ok(prefix(&counts, *rows as i32).into_iter().map(|x| x as f32).collect())
                 })
             }
-            Tabulation::Route { part, experts, ranks, rows, blocks, keep } => {
+            Tabulation::Route { part, experts, ranks, rows, blocks, keep, local } => {
                 let sources: Vec<(usize, Vec<i32>)> =
                     context.all(Operand::Src).map(|t| (t.cols, integers(t).collect())).collect();
                 let [count, ranks] = [*experts, *ranks].map(|n| n as usize);
@@ -80,8 +81,9 @@ impl Compute for Tabulate {
                         }
                         RoutePart::Places => {
                             let of = (count, ranks, keep);
+                            let node = NodeRanks::of(r.rank, *local as usize);
                             let (places, kept) =
-                                route_places(src(0), cols(0), of, src(1), src(2), src(3));
+                                route_places(src(0), cols(0), of, node, src(1), src(2), src(3));
                             Ok(if r.dims.len() == 2 { kept } else { places })
                         }
                         RoutePart::Kept => {

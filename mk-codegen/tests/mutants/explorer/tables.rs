@@ -1,6 +1,7 @@
 //! Contents of run-time tables: a few fillings that stay in the declared ranges, another for each epoch.
 
-use mk_codegen::plan::{Entity, Plan, TabId, TableSet, TableSource};
+use mk_codegen::plan::{Entity, Plan, TabId, Table, TableSet, TableSource};
+use std::ops::Range;
 
 /// Fillings 0 (all greatest) and 1 (least or greatest) come before the random ones.
 const RANDOM: usize = 2;
@@ -37,27 +38,48 @@ fn fill(plan: &Plan, kind: usize, epoch: u64) -> TableSet {
             }
         };
         let mut values: Vec<i32> = (0..n).map(entry).collect();
-        values[0] = values[0].max(least.min(max));
+        if near(plan, rank).start == rank {
+            values[0] = values[0].max(least.min(max));
+        }
         into_blocks(plan, id, values)
     };
-    // Where there are places, some rank has a row.
+    // Where there are places, some rank has a row, of each node.
     let all = |least: i32| TableSet::new(plan, |rank, id| counts(rank, id, least));
     let places = plan.tables.values().filter_map(|t| match t.source {
         TableSource::Places { of } => Some(of),
         _ => None,
     });
-    let empty = places.into_iter().any(|of| all(0).filled(plan, of).is_empty());
+    let lacks = |of: TabId| {
+        let rows = all(0).filled(plan, of);
+        (0..plan.mesh.size() as usize).any(|rank| rows.of_ranks(near(plan, rank)).is_empty())
+    };
+    let empty = places.into_iter().any(lacks);
     let least = i32::from(empty);
     let set = all(least);
     TableSet::new(plan, |rank, id| {
         let table = &plan.tables[id];
         let TableSource::Places { of } = table.source else { return counts(rank, id, least) };
-        let rows = set.filled(plan, of);
+        let rows = set.filled(plan, of).of_ranks(node(plan, table, rank));
         let n: u32 = table.shape.iter().product();
         let at = |i: u32| hash(rank, id, u64::from(i)) % rows.len();
         let row = |i: u32| rows.get(at(i)).expect("a row");
         (0..n / 2).map(row).flat_map(|(rank, row)| [rank, row]).collect()
     })
+}
+
+/// The ranks in which places of a table are: those of a node, where it says so.
+fn node(plan: &Plan, table: &Table, rank: usize) -> Range<usize> {
+    match table.routed.map_or(0, |r| r.local as usize) {
+        0 => 0..plan.mesh.size() as usize,
+        local => rank / local * local..(rank / local + 1) * local,
+    }
+}
+
+/// The same of all tables: the smallest.
+fn near(plan: &Plan, rank: usize) -> Range<usize> {
+    let places = plan.tables.values().filter(|t| matches!(t.source, TableSource::Places { .. }));
+    let all = places.map(|t| node(plan, t, rank));
+    all.min_by_key(|ranks| ranks.len()).unwrap_or(0..plan.mesh.size() as usize)
 }
 
 /// Counts, of which those come to nothing that the blocks made of them have no room for.

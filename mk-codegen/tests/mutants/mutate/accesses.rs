@@ -198,17 +198,19 @@ fn tabulation(m: &mut Maker<'_>, id: FamId) {
             p.families[id].leaf = Leaf::Tabulate(Tabulate { of });
         });
     };
-    let Tabulation::Route { part, experts, ranks, rows, blocks, keep } = of else { return };
-    let route = |part, [experts, ranks, rows, blocks, keep]: [u32; 5]| Tabulation::Route {
+    let Tabulation::Route { part, experts, ranks, rows, blocks, keep, local } = of else { return };
+    let route = |part, [experts, ranks, rows, blocks, keep, local]: [u32; 6]| Tabulation::Route {
         part,
         experts,
         ranks,
         rows,
         blocks,
         keep,
+        local,
     };
-    let all = [experts, ranks, rows, blocks, keep];
-    for (i, name) in ["experts", "ranks", "rows", "blocks", "keep"].into_iter().enumerate() {
+    let all = [experts, ranks, rows, blocks, keep, local];
+    let names = ["experts", "ranks", "rows", "blocks", "keep", "local"];
+    for (i, name) in names.into_iter().enumerate() {
         for by in [1, u32::MAX] {
             let mut other = all;
             other[i] = other[i].wrapping_add(by);
@@ -268,6 +270,11 @@ fn tables(m: &mut Maker<'_>) {
             for keep in keep {
                 change(&format!("keeps {keep}"), &|t| {
                     t.routed.as_mut().expect("routed").keep = keep;
+                });
+            }
+            for local in [r.local + 1, r.local.wrapping_sub(1)] {
+                change(&format!("of nodes of {local}"), &|t| {
+                    t.routed.as_mut().expect("routed").local = local;
                 });
             }
             change("of other rows", &|t| t.routed.as_mut().expect("routed").rows /= 2);

@@ -11,7 +11,7 @@
 //! | `reduce_scatter` | `gather` |
 //! | `all_reduce` | nothing |
 //! | `gemm` | a `gemm` for each operand |
-//! | `bias` | the sum over the rows, as a GEMM with a column of ones |
+//! | `bias` | the sum over the rows, as a GEMM of a row of ones |
 //! | `gelu`, `gelu_tanh`, `silu`, `relu` | their `_grad`, of the value before them (of `relu`, of its result) |
 //! | `swiglu` | `swiglu_grad` |
 //! | `attention` | `attention_stats`, `attention_dq`, `attention_dk`, `attention_dv`; nothing of its `lse` |
@@ -89,7 +89,7 @@ pub fn grad_into(
                 results.push(output.value);
                 results.len() - 1
             });
-            if output.column { Source::Column(position) } else { Source::Result(position) }
+            if output.row { Source::Row(position) } else { Source::Result(position) }
         };
         gradients.push((output.parameter, source));
     }

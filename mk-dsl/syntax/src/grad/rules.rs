@@ -13,15 +13,12 @@ use crate::program::{
 };
 use std::collections::BTreeMap;
 
-/// Columns of the ones that a matrix is multiplied by where its rows are summed up: rows of 16 bytes.
-const ONES: usize = 8;
-
 /// The gradient of a parameter.
 pub(super) struct Output {
     pub parameter: usize,
     pub value: Id,
-    /// Its first column alone.
-    pub column: bool,
+    /// Its only row.
+    pub row: bool,
 }
 
 /// A gradient that no other one is made of.
@@ -48,7 +45,7 @@ pub(super) struct Walk<'p> {
     pub saved: Vec<ValueId>,
     /// The parameters of the backward.
     pub given: Vec<(Id, Input)>,
-    /// Sums over rows: a column of ones each.
+    /// Sums over rows: matrices of one row.
     sums: Vec<Id>,
     /// Gradients that take the data's way back for granted, and are made behind it.
     behind: Vec<Behind>,
@@ -117,11 +114,11 @@ impl<'p> Walk<'p> {
                     value = self.whole_over(value, axis);
                 }
             }
-            let column = self.sums.contains(&value);
+            let row = self.sums.contains(&value);
             if into.contains(&parameter) {
                 value = self.added_to(parameter, value)?;
             }
-            outputs.push(Output { parameter, value, column });
+            outputs.push(Output { parameter, value, row });
         }
         Ok(outputs)
     }
@@ -460,7 +457,7 @@ impl<'p> Walk<'p> {
         Ok(())
     }
 
-    /// The sum of a matrix over its rows, as a product of its transpose with ones.
+    /// The sum of a matrix over its rows: a row of ones times it.
     fn column_sum(&mut self, node: &Node, d: Id) -> Result<Id, GradError> {
         let [rows, _] = node.ty.dims.as_slice() else {
             return Err(GradError::Operation {
@@ -472,7 +469,7 @@ impl<'p> Walk<'p> {
         let d = self.whole(d);
         let (placement, dtype) = self.held(d);
         let of_rows = |p: Placement| match p {
-            Placement::Shard(0) => Placement::Shard(0),
+            Placement::Shard(0) => Placement::Shard(1),
             _ => Placement::Replicate,
         };
         let placement: Vec<Placement> = placement.into_iter().map(of_rows).collect();
@@ -480,7 +477,7 @@ impl<'p> Walk<'p> {
         let ones = match known.map(|o| o.3) {
             Some(ones) => ones,
             None => {
-                let dims = vec![*rows, Dim::Lit(ONES as u64)];
+                let dims = vec![Dim::Lit(1), *rows];
                 let ty = TensorType { dtype, dims, placement: placement.clone() };
                 let ty = self.program.show_type(&ty);
                 let ones = self.draft.param("ones", ty, placement.clone(), dtype);
@@ -489,7 +486,7 @@ impl<'p> Walk<'p> {
                 ones
             }
         };
-        let sum = self.draft.gemm((d, true), (ones, false));
+        let sum = self.draft.gemm((ones, false), (d, false));
         self.sums.push(sum);
         Ok(sum)
     }

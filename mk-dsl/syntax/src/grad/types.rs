@@ -43,8 +43,8 @@ pub enum Input {
 pub enum Source {
     /// A result of the backward, by position.
     Result(usize),
-    /// The first column of one.
-    Column(usize),
+    /// The only row of one.
+    Row(usize),
     /// The gradient of a result of the pipeline, by position, as it is given.
     Given(usize),
 }

@@ -1,4 +1,4 @@
-"""Megatron-Core 0.16: its column- and row-parallel linear layers, whose collectives mk folds into the products.
+"""Megatron-Core 0.16: its column- and row-parallel linear layers, whose collectives mk folds into the products, and its layer of experts.
 
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     spec = mk.integrations.megatron.layer_spec(get_gpt_layer_local_spec())
@@ -14,6 +14,9 @@ import copy
 import torch
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear as StockColumn
 from megatron.core.tensor_parallel.layers import RowParallelLinear as StockRow
+from megatron.core.tensor_parallel.random import checkpoint
+from megatron.core.transformer.moe.experts import GroupedMLP, SequentialMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer as StockMoE
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from .._errors import UnsupportedError
@@ -21,7 +24,7 @@ from .._function import compile
 from ..nn import _DTYPES, _options
 from ._worlds_of import world_of
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear", "layer_spec"]
+__all__ = ["ColumnParallelLinear", "MoELayer", "RowParallelLinear", "layer_spec"]
 
 
 def _refuse(layer, config, **more):
@@ -90,11 +93,68 @@ class RowParallelLinear(_Parallel, StockRow):
         return (y if self.bias is None else y + self.bias), None
 
 
-_OURS = {StockColumn: ColumnParallelLinear, StockRow: RowParallelLinear}
+_EXPERTS = """fn moe(x: TYPE[T, H] @ shard(0), ids: i64[T, K] @ shard(0), probs: f32[T, K] @ shard(0),
+    w: TYPE[E, H, 2, F] @ shard(0), v: TYPE[E, F, H] @ shard(0)) {
+    dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(probs)
+}"""
+
+
+class MoELayer(_Parallel, StockMoE):
+    """``dispatch -> grouped_gemm -> swiglu -> grouped_gemm -> combine`` in one kernel, over the ranks of expert parallelism.
+
+    Router, shared experts and the parameters of ``SequentialMLP`` or ``GroupedMLP`` are Megatron's; those of ``SequentialMLP`` are copied to mk's
+    layout at each call. Of one expert-parallel rank the stock layer runs.
+    """
+
+    def __init__(self, config, submodules=None, **more):
+        gated = config.gated_linear_unit and config.activation_func is torch.nn.functional.silu
+        latent, capturing = getattr(config, "moe_latent_size", None), getattr(config, "cuda_graph_impl", "none") == "local"
+        kind = getattr(submodules.experts, "module", None)
+        _refuse("MoELayer", config, activation_func=not gated and "experts are gated by silu", add_bias_linear=config.add_bias_linear and "no biases",
+                moe_latent_size=latent and "no latent projections", cuda_graph_impl=capturing and "parts of it are not captured",
+                moe_apply_probs_on_input=config.moe_apply_probs_on_input and "results are weighted, and not tokens",
+                moe_shared_expert_overlap=config.moe_shared_expert_overlap and "shared experts run beside no dispatcher: set it to False",
+                expert_tensor_parallel_size=config.expert_tensor_parallel_size > 1 and "experts are whole on their ranks: set it to 1",
+                experts=kind not in (SequentialMLP, GroupedMLP) and f"the spec's are {getattr(kind, '__name__', kind)}: use SequentialMLP or GroupedMLP")
+        super().__init__(config, submodules, **more)
+        self.tp_group = self.ep_group  # whose world `_compiled` takes
+
+    def _weights(self):
+        if isinstance(self.experts, GroupedMLP):
+            own = self.num_local_experts, self.config.hidden_size
+            return self.experts.weight1.view(*own, 2, -1), self.experts.weight2.view(own[0], -1, own[1])
+        one = lambda name: torch.stack([getattr(e, name).weight for e in self.experts.local_experts])
+        up = one("linear_fc1")
+        return up.unflatten(1, (2, -1)).permute(0, 3, 1, 2).contiguous(), one("linear_fc2").mT.contiguous()
+
+    def forward(self, hidden_states, intermediate_tensors=None, padding_mask=None):
+        if self.ep_group.size() == 1:
+            return super().forward(hidden_states, intermediate_tensors, padding_mask)
+        if intermediate_tensors is not None:
+            raise UnsupportedError("MoELayer of mk is one kernel, and goes on from no part of it\n  help: keep the stock layer there")
+        padding_mask = None if padding_mask is None else padding_mask.transpose(0, 1).bool()
+
+        def run(hidden, mask):
+            shared = self.shared_experts_compute(hidden)
+            probs, routed = self.route(hidden, mask)
+            found, ids = routed.to(torch.int8).topk(self.config.moe_router_topk, -1)
+            # Tokens that a capacity dropped have fewer experts.
+            ids = torch.where(found > 0, ids, -1)
+            weights = probs.gather(1, ids.clamp(min=0)).float()
+            function = self._compiled(hidden.device, _EXPERTS)
+            y = function(hidden.reshape(-1, hidden.shape[-1]), ids, weights, *self._weights()).view(hidden.shape)
+            return y if shared is None else y + shared
+
+        if self.moe_layer_recompute:
+            return checkpoint(run, False, hidden_states, padding_mask), None
+        return run(hidden_states, padding_mask), None
+
+
+_OURS = {StockColumn: ColumnParallelLinear, StockRow: RowParallelLinear, StockMoE: MoELayer}
 
 
 def layer_spec(spec):
-    """A copy of a layer's ModuleSpec with these layers in the places of Megatron's own column- and row-parallel ones.
+    """A copy of a layer's ModuleSpec with these layers in the places of Megatron's own column- and row-parallel ones, and of experts.
 
     Raises UnsupportedError where there is none: specs of Transformer Engine have layers of its own.
     """
@@ -109,7 +169,8 @@ def layer_spec(spec):
                 if isinstance(value.module, type) and value.module in _OURS:
                     value.module = _OURS[value.module]
                     replaced.append(name)
-                if value.submodules is not None:
+                # Experts keep their parameters: the layer around them computes with these.
+                if value.submodules is not None and value.module not in (SequentialMLP, GroupedMLP):
                     visit(value.submodules)
     visit(spec.submodules)
     if not replaced:

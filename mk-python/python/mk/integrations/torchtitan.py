@@ -1,9 +1,11 @@
-"""torchtitan 0.3: its layers that fold tensor-parallel collectives into products, by mk. Parameters, their layouts and checkpoints stay.
+"""torchtitan 0.3: its layers that fold tensor-parallel collectives into products, and its experts, by mk. Parameters, their layouts and
+checkpoints stay.
 
     torchtitan_train --module llama3 --config llama3_debugmodel_dist_gemm --override.imports \\
         mk.integrations.torchtitan.qkv,mk.integrations.torchtitan.wo,mk.integrations.torchtitan.feed_forward
 
-Each override takes what ``tp_gemm_backend="dist_gemm"`` selects, so that torchtitan has set the shardings of such layers.
+These take what ``tp_gemm_backend="dist_gemm"`` selects, so that torchtitan has set the shardings of such layers;
+``mk.integrations.torchtitan.experts`` takes the experts of models with the standard token dispatcher.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from dataclasses import dataclass
 
 import torch
 from torchtitan.config.override import derive, override
-from torchtitan.distributed.spmd_types import current_spmd_mesh
+from torch.distributed.tensor import DTensor
+from torchtitan.distributed.spmd_types import current_spmd_mesh, maybe_set_sparse_mesh
 from torchtitan.models.common.dist_gemm import AllGatherFusedFeedForward, AllGatherFusedQKVLinear, RowParallelLinear
-from torchtitan.models.common.moe import RoutedExperts
+from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher, LocalTokenDispatcher
 
 from .._errors import UnsupportedError
 from .._function import compile
@@ -128,7 +132,60 @@ def feed_forward(cfg):
     return derive(cfg, FeedForward.Config)
 
 
-@override(target=RoutedExperts.Config, description="refused: experts have no backward")
+_EXPERTS = """fn experts(x: TYPE[T, D] @ shard(0), ids: i64[T, K] @ shard(0), scores: f32[T, K] @ shard(0),
+    w: TYPE[E, D, 2, F] @ shard(0), v: TYPE[E, F, D] @ shard(0)) {
+    dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(scores)
+}"""
+
+
+class Inner(GroupedExperts):
+    """The stock layer's parameters; of several ranks the whole way of the tokens, there and back, is this module's: a wrapper that shards
+    parameters makes them whole around it, as around the stock layer."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        """The same fields; it builds this layer."""
+
+    def forward(self, x, counts, way=None):
+        if way is None:
+            return super().forward(x, counts)
+        group, scores, ids = way
+        w1, w2, w3 = (w.to_local() if isinstance(w, DTensor) else w for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
+        # Gates beside ups, and K before N: parameters stay as they are, so this is copied at each call.
+        w = torch.stack((w1, w3), 1).permute(0, 3, 1, 2).bfloat16().contiguous()
+        v = w2.mT.bfloat16().contiguous()
+        y = _function(group, x.bfloat16(), _EXPERTS)(x.bfloat16().contiguous(), ids.contiguous(), scores.float().contiguous(), w, v)
+        return y.type_as(x)
+
+
+class Experts(RoutedExperts):
+    """``dispatch -> grouped_gemm -> swiglu -> grouped_gemm -> combine`` in one kernel, over the ranks of expert parallelism."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(RoutedExperts.Config):
+        """The same fields; it builds this layer."""
+
+        def __post_init__(self):
+            kinds = ((self.inner_experts, (GroupedExperts.Config, Inner.Config)),
+                     (self.token_dispatcher, (LocalTokenDispatcher.Config, AllToAllTokenDispatcher.Config)))
+            for part, known in kinds:
+                if type(part) not in known:
+                    raise UnsupportedError(f"experts with a {type(part).__qualname__} are none of those that mk has\n  help: the standard token "
+                                           "dispatcher and GroupedExperts, or leave mk.integrations.torchtitan.experts out")
+            if type(self.inner_experts) is GroupedExperts.Config:
+                self.inner_experts = derive(self.inner_experts, Inner.Config)
+
+    def forward(self, x_BLD, topk_scores_BLK, topk_expert_ids_BLK, num_local_tokens_per_expert_E):
+        mesh = getattr(self.token_dispatcher, "ep_mesh", None)
+        if mesh is None or mesh.size() == 1:
+            return super().forward(x_BLD, topk_scores_BLK, topk_expert_ids_BLK, num_local_tokens_per_expert_E)
+        rows = x_BLD.shape[0] * x_BLD.shape[1]
+        way = mesh.get_group(), topk_scores_BLK.reshape(rows, -1), topk_expert_ids_BLK.reshape(rows, -1)
+        with maybe_set_sparse_mesh():
+            y = self.inner_experts(x_BLD.reshape(rows, -1), num_local_tokens_per_expert_E, way)
+        return y.view(x_BLD.shape)
+
+
+@override(target=RoutedExperts.Config, description="dispatch, experts and combine by mk")
 def experts(cfg):
-    raise UnsupportedError("experts of mk have no backward yet, and torchtitan trains\n  help: leave mk.integrations.torchtitan.experts out of "
-                           "--override.imports; mk.nn.replace(model, world, plan=\"ep\") is for forward passes")
+    return derive(cfg, Experts.Config)

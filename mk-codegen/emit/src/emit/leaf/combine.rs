@@ -4,7 +4,9 @@
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use minijinja::{Value, context};
-use mk_plan::{Access, Agent, Each, Expr, Family, Leaf, Operand, Point, ReduceTile, Var};
+use mk_plan::{
+    Access, Agent, Each, EpilogueOp, Expr, Family, Leaf, Operand, Point, ReduceTile, Var,
+};
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "combine_rows",
@@ -41,6 +43,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
         )),
     };
     let each = contributions_of(head).map(|each| &each.extent);
+    let adds = addend_of(head).is_some();
     let (rows, contributions) = (constant(head.inner.as_ref().map(|i| &i.1))?, constant(each)?);
     let lacks = may_lack(head);
     for s in &g.slices {
@@ -48,6 +51,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
         if f.inner.as_ref().map(|i| &i.1) != head.inner.as_ref().map(|i| &i.1)
             || contributions_of(f).map(|each| &each.extent) != each
             || may_lack(f) != lacks
+            || addend_of(f).is_some() != adds
         {
             let what = "sums of one group have as many rows and contributions";
             return Err(EmitError::unsupported(f.name.clone(), what));
@@ -59,7 +63,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let of = |operand| e.one_dtype(g.slices[0].id, |o| o == operand);
     Ok(Prepared {
         families,
-        hooks: context! { rows, contributions, columns, lacks },
+        hooks: context! { rows, contributions, columns, lacks, adds },
         call: context! { dtype => of(Operand::Src)?, dtype_to => of(Operand::Dst)? },
         workers: g.ctas,
         choices: vec![],
@@ -75,6 +79,11 @@ fn may_lack(f: &Family) -> bool {
 /// The repetition over a row's contributions.
 fn contributions_of(f: &Family) -> Option<&Each> {
     f.accesses.iter().find(|a| a.operand == Operand::Src).and_then(|a| a.each.as_ref())
+}
+
+/// What is added to the sums.
+fn addend_of(f: &Family) -> Option<&Access> {
+    f.accesses.iter().find(|a| a.operand == Operand::E0)
 }
 
 /// Columns of an access to one row.
@@ -100,8 +109,10 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
             "a weighted sum has one source, one factor and one result in its inner loop",
         );
     };
-    if f.leaf != (Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() })) {
-        return refuse("nothing follows a weighted sum");
+    let addend = addend_of(f);
+    let epilogue = addend.map(|_| EpilogueOp::Add).into_iter().collect();
+    if f.leaf != (Leaf::ReduceTile(ReduceTile { epilogue })) {
+        return refuse("nothing but an `add` follows a weighted sum");
     }
     let own = |a: &Access| a.rank == Expr::Var(Var::RANK);
     let wide = |a: &Access| {
@@ -130,6 +141,19 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     if src.when != w.when && src.when != dst.when || w.when != dst.when && !may_lack(f) {
         return refuse("contributions of a row are where their factors are, or where the row is");
     }
+    if let Some(added) = addend {
+        let as_result = own(added)
+            && added.at == Point::Inner
+            && added.each.is_none()
+            && added.when == dst.when
+            && row(added).is_some_and(|(from, n)| {
+                *from == Expr::Const(0) && number(n).is_some() && number(n) == number(&m)
+            })
+            && e.plan.buffers[added.buffer].dtype == e.plan.buffers[dst.buffer].dtype;
+        if !as_result {
+            return refuse("what is added to a weighted sum is as its result");
+        }
+    }
     let (Some(each), Some(inner)) = (&src.each, &f.inner) else {
         return refuse("a weighted sum runs over its contributions");
     };
@@ -156,6 +180,12 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
             e.base(dst.buffer, "params.header.rank"),
             e.c(f, None, &e.row(dst))
         ),
+        addend => addend.map_or_else(String::new, |x| format!(
+            "{} + static_cast<u64>({}) * {}",
+            e.base(x.buffer, "params.header.rank"),
+            e.c(f, None, &e.row(x)),
+            e.own_pitch_bytes(x.buffer)
+        )),
         decode_waits => e.waits(f, Agent::Copier, Point::Start)?,
         load_waits => e.waits(f, Agent::Copier, Point::Inner)?,
         posts => e.posts(f),

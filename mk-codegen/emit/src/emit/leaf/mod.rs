@@ -25,14 +25,12 @@
 //! a task behind its waits, and hands the result to the others through the ring; it would take a seat of its own
 //! ([`Seat::Lane`]), and the loader's `decode` move into it.
 
-mod attend;
-mod attend_grad;
 mod combine;
 mod copy_bulk;
 mod copy_rows;
 mod dot;
 mod gather;
-mod mma;
+pub(super) mod heads;
 mod moves;
 mod nic_send;
 mod norm;
@@ -42,22 +40,15 @@ mod signal;
 mod stats;
 mod tabulate;
 
-use super::error::EmitError;
-use mk_plan::{
-    AttendGradTile, AttendTile, Carry, CopyTile, CopyVia, FamId, Family, GradOf, Leaf, MmaTile,
-    Plan,
-};
+use mk_plan::{CopyTile, CopyVia, Family, Leaf};
 
 pub(super) use record::{
-    Group, IDLE_REGISTERS, LeafEmission, Prepared, RingEmission, Seat, Warpgroups,
+    AgentEmission, Group, IDLE_REGISTERS, LeafEmission, Prepared, RingEmission, Seat, Spills,
+    Warpgroups,
 };
 
-/// Every leaf that agents of a CTA carry out.
+/// Every leaf that agents of a CTA carry out on any architecture.
 pub(super) const ALL: &[&LeafEmission] = &[
-    &mma::EMISSION,
-    &attend::EMISSION,
-    &attend_grad::OF_QUERIES,
-    &attend_grad::OF_KEYS,
     &stats::EMISSION,
     &norm::EMISSION,
     &tabulate::EMISSION,
@@ -83,10 +74,9 @@ pub(super) enum Carrier {
     Nobody,
 }
 
-/// Who carries out the leaf of a family.
+/// Who carries out the leaf of a family on any architecture.
 pub(super) fn carrier(f: &Family) -> Carrier {
     match &f.leaf {
-        Leaf::MmaTile(MmaTile { block, .. }) => Carrier::Agents(mma::emission(*block)),
         Leaf::CopyTile(CopyTile { via: CopyVia::Bulk, .. }) => {
             Carrier::Agents(&copy_bulk::EMISSION)
         }
@@ -97,9 +87,6 @@ pub(super) fn carrier(f: &Family) -> Carrier {
         Leaf::ReduceTile(_) if combine::is_weighted(f) => Carrier::Agents(&combine::EMISSION),
         Leaf::DotTile(_) => Carrier::Agents(&dot::EMISSION),
         Leaf::ReduceTile(_) => Carrier::Agents(&reduce::EMISSION),
-        Leaf::AttendTile(AttendTile { carry: Carry::Registers, block, .. }) => {
-            Carrier::Agents(attend::emission(*block))
-        }
         Leaf::NicSend => Carrier::Agents(&nic_send::EMISSION),
         // At the end of a launch it has no CTA: the frame waits there.
         Leaf::Signal => Carrier::Agents(&signal::EMISSION),
@@ -107,28 +94,8 @@ pub(super) fn carrier(f: &Family) -> Carrier {
         Leaf::HostCopy => Carrier::Host,
         Leaf::NormTile(_) => Carrier::Agents(&norm::EMISSION),
         Leaf::StatsTile(_) => Carrier::Agents(&stats::EMISSION),
-        Leaf::AttendGradTile(AttendGradTile { of: GradOf::Queries, .. }) => {
-            Carrier::Agents(&attend_grad::OF_QUERIES)
-        }
-        Leaf::AttendGradTile(AttendGradTile { of: GradOf::Keys, .. }) => {
-            Carrier::Agents(&attend_grad::OF_KEYS)
-        }
         Leaf::Tabulate(_) => Carrier::Agents(&tabulate::EMISSION),
-        Leaf::AttendTile(_) => Carrier::Nobody,
-    }
-}
-
-/// The record of a family that runs on CTAs.
-///
-/// # Errors
-/// [`EmitError::Refused`], naming the family, if agents of a CTA do not carry its leaf out.
-pub(super) fn emission(plan: &Plan, family: FamId) -> Result<&'static LeafEmission, EmitError> {
-    let f = &plan.families[family];
-    match carrier(f) {
-        Carrier::Agents(emission) => Ok(emission),
-        Carrier::Frame | Carrier::Host | Carrier::Nobody => {
-            let what = format!("no agents of a CTA carry out {}", f.leaf.name());
-            Err(EmitError::unsupported(format!("{family} {:?}", f.name), what))
-        }
+        // An architecture's own, if it has them.
+        Leaf::MmaTile(_) | Leaf::AttendTile(_) | Leaf::AttendGradTile(_) => Carrier::Nobody,
     }
 }

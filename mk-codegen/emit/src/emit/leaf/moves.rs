@@ -1,6 +1,6 @@
 //! The template values of both leaves that copy: one source, read once, and its destinations, as evenly spaced rows.
 
-use super::{attend::whole_heads, record::Group};
+use super::{heads::whole_heads, record::Group};
 use crate::emit::{context::Emitter, error::EmitError, maps::View, types::Slice};
 use minijinja::{Value, context};
 use mk_plan::{

@@ -1,12 +1,12 @@
 //! Normalised rows: by ordinary loads and stores of all computing threads.
 
 use super::{
-    attend,
+    heads,
     record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups},
 };
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use minijinja::{Value, context};
-use mk_plan::{Access, Agent, Expr, Leaf, NormTile, Operand, Point, Var};
+use mk_plan::{Access, Agent, Expr, Family, Leaf, NormTile, Operand, Point, Var};
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "norm_rows",
@@ -47,46 +47,66 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
         let what = "rows of one loop have a weight, or have none";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
-    let hooks = context! { eps => format!("__uint_as_float(0x{:08x}u)", leaf.eps) };
+    let hooks =
+        context! { task => "NormTask", eps => format!("__uint_as_float(0x{:08x}u)", leaf.eps) };
     let call = context! { dtype, grad => leaf.grad.to_string(), weight => weight.to_string() };
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }
 
+/// An operand that is whole rows of 16-byte multiples on the own rank.
+///
+/// # Errors
+/// [`EmitError::Refused`] for any other.
+pub(super) fn whole_rows<'p>(
+    e: &Emitter<'p>,
+    f: &'p Family,
+    operand: Operand,
+) -> Result<&'p Access, EmitError> {
+    let a = e.access(f, operand)?;
+    let last = a.region.len() - 1;
+    let mut fits = a.each.is_none() && a.rank == Expr::Var(Var::RANK);
+    fits &= a.region[last] == (Expr::Const(0), e.extent(a.buffer, last));
+    for rank in 0..e.plan.mesh.size() as usize {
+        let columns = e.points.shape(a.buffer, rank)?.last().copied().unwrap_or(0);
+        fits &= columns % VECTOR == 0 && e.points.pitch(a.buffer, rank)? % VECTOR == 0;
+    }
+    if !fits {
+        let what = format!("`{operand}` is whole rows of 16-byte multiples, on the own rank");
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    Ok(a)
+}
+
+/// Where the rows of an operand of [`whole_rows`] lie, under a name.
+///
+/// # Errors
+/// As [`whole_rows`].
+pub(super) fn place(
+    e: &Emitter<'_>,
+    f: &Family,
+    name: &str,
+    operand: Operand,
+) -> Result<Value, EmitError> {
+    let a = whole_rows(e, f, operand)?;
+    let (base, pitch) = (e.base(a.buffer, "params.header.rank"), e.own_pitch_bytes(a.buffer));
+    heads::rows_of(f, a)?;
+    let row = e.c(f, None, &e.row(a));
+    let address = format!("{base} + static_cast<u64>({row}) * {pitch}");
+    Ok(context! { name, address, pitch })
+}
+
 fn family(e: &Emitter<'_>, s: Slice, leaf: &NormTile) -> Result<Value, EmitError> {
     let f = &e.plan.families[s.id];
-    let whole = |operand: Operand| -> Result<&Access, EmitError> {
-        let a = e.access(f, operand)?;
-        let last = a.region.len() - 1;
-        let mut fits = a.each.is_none() && a.rank == Expr::Var(Var::RANK);
-        fits &= a.region[last] == (Expr::Const(0), e.extent(a.buffer, last));
-        for rank in 0..e.plan.mesh.size() as usize {
-            let columns = e.points.shape(a.buffer, rank)?.last().copied().unwrap_or(0);
-            fits &= columns % VECTOR == 0 && e.points.pitch(a.buffer, rank)? % VECTOR == 0;
-        }
-        if !fits {
-            let what = format!("`{operand}` is whole rows of 16-byte multiples, on the own rank");
-            return Err(EmitError::unsupported(f.name.clone(), what));
-        }
-        Ok(a)
-    };
-    let place = |name: &str, operand: Operand| -> Result<Value, EmitError> {
-        let a = whole(operand)?;
-        let (base, pitch) = (e.base(a.buffer, "params.header.rank"), e.own_pitch_bytes(a.buffer));
-        attend::rows_of(f, a)?;
-        let row = e.c(f, None, &e.row(a));
-        let address = format!("{base} + static_cast<u64>({row}) * {pitch}");
-        Ok(context! { name, address, pitch })
-    };
-    let mut places = vec![place("x", Operand::Src)?, place("out", Operand::Dst)?];
+    let mut places = vec![place(e, f, "x", Operand::Src)?, place(e, f, "out", Operand::Dst)?];
     if leaf.grad {
-        places.push(place("d", Operand::Do)?);
+        places.push(place(e, f, "d", Operand::Do)?);
     }
     let weight = match f.accesses.iter().any(|a| a.operand == Operand::E0) {
-        true => Some(e.base(whole(Operand::E0)?.buffer, "params.header.rank")),
+        true => Some(e.base(whole_rows(e, f, Operand::E0)?.buffer, "params.header.rank")),
         false => None,
     };
-    let made = whole(Operand::Dst)?;
-    let row = attend::rows_of(f, made)?;
+    let made = whole_rows(e, f, Operand::Dst)?;
+    let row = heads::rows_of(f, made)?;
     Ok(context! {
         places,
         weight,

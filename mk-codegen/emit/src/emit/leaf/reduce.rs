@@ -106,13 +106,16 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
         src.region[n - 3] == (Expr::Var(Var::EACH), Expr::Const(1))
             && src.region[..n - 3].iter().all(one)
     };
-    let ((first, rows), (col, cols)) = (&src.region[n - 2], &src.region[n - 1]);
+    let along = if single { row_dim(src).unwrap_or(0) } else { n - 2 };
+    let ((first, rows), (col, cols)) = (&src.region[along], &src.region[n - 1]);
     let size = e.plan.buffers[src.buffer].dtype.size_bytes();
-    let pitch = e.own_pitch_bytes(src.buffer);
+    let line = e.own_pitch_bytes(src.buffer);
     let (mut destinations, mut n_destinations) = (Vec::new(), 0);
     for dst in f.accesses.iter().filter(|a| a.operand == Operand::Dst) {
         let d = dst.region.len();
-        let same = dst.region[d - 1].1 == *cols && d >= 2 && dst.region[d - 2].1 == *rows;
+        // Rows of a peer are those of a matrix; the own ones may be of one of several that lie side by side.
+        let row = if dst.rank == own { row_dim(dst) } else { d.checked_sub(2) };
+        let same = dst.region[d - 1].1 == *cols && row.is_some_and(|r| dst.region[r].1 == *rows);
         if !leads || !same || dst.when.is_some() {
             let what = "source and destination of a sum differ in shape";
             return Err(EmitError::unsupported(f.name.clone(), what));
@@ -127,16 +130,17 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
             }
         };
         // Rows of another rank must be as long as the own ones; the own ones may be what they are.
-        let (pitch, base) = if dst.rank == own {
-            (e.own_pitch_bytes(dst.buffer), e.base(dst.buffer, "params.header.rank"))
+        let (line, pitch, base) = if dst.rank == own {
+            let line = e.own_pitch_bytes(dst.buffer);
+            (line, e.row_pitch_bytes(dst), e.base(dst.buffer, "params.header.rank"))
         } else {
             let pitch = e.pitch_bytes(&f.name, dst.buffer)?.to_string();
-            (pitch, e.base(dst.buffer, &e.c(f, each, &dst.rank)))
+            (pitch.clone(), pitch, e.base(dst.buffer, &e.c(f, each, &dst.rank)))
         };
         let size = e.plan.buffers[dst.buffer].dtype.size_bytes();
         let (row, col) = (e.c(f, each, &e.row(dst)), e.c(f, each, &dst.region[d - 1].0));
         let address =
-            format!("{base} + static_cast<u64>({row}) * {pitch} + bytes_of({col}, {size})");
+            format!("{base} + static_cast<u64>({row}) * {line} + bytes_of({col}, {size})");
         let each = each.map(|x| x.var.clone());
         destinations.push(context! { address, pitch, each, first => n_destinations, end });
         n_destinations = end;
@@ -151,7 +155,7 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
         (e.base(src.buffer, &e.c(f, None, &first)), e.row(src), stride)
     } else {
         let rows = e.c(f, None, &e.extent(src.buffer, n - 2));
-        let stride = format!("static_cast<u64>({rows}) * {pitch}");
+        let stride = format!("static_cast<u64>({rows}) * {line}");
         let row = match n {
             3 => first.clone(),
             _ => {
@@ -161,6 +165,7 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
         };
         (e.base(src.buffer, "params.header.rank"), row, stride)
     };
+    let pitch = if single { e.row_pitch_bytes(src) } else { line.clone() };
     let operands = e.sum_operands(s, (rows, cols))?;
     let (row, col) = (e.c(f, None, &row), e.c(f, None, col));
     let value = context! {
@@ -168,7 +173,7 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
         rows => e.c(f, None, rows),
         columns => e.c(f, None, cols),
         sources => each.map_or("1".into(), |x| e.c(f, None, &x.extent)),
-        source => format!("{base} + static_cast<u64>({row}) * {pitch} + bytes_of({col}, {size})"),
+        source => format!("{base} + static_cast<u64>({row}) * {line} + bytes_of({col}, {size})"),
         source_stride => stride,
         source_pitch => pitch,
         destinations,

@@ -1,7 +1,7 @@
 //! Statistics of attention's queries: by ordinary loads and stores of all computing threads.
 
 use super::{
-    attend,
+    heads,
     record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups},
 };
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
@@ -47,16 +47,16 @@ fn family(e: &Emitter<'_>, s: Slice, dim: u32) -> Result<Value, EmitError> {
     let f = &e.plan.families[s.id];
     let place = |operand: Operand, dim: u32| -> Result<(Value, &Access), EmitError> {
         let a = e.access(f, operand)?;
-        let (address, pitch) = attend::rows_at(e, s.id, a, dim)?;
+        let (address, pitch) = heads::rows_at(e, s.id, a, dim)?;
         Ok((context! { address, pitch }, a))
     };
     let ((o, from), (d_o, _)) = (place(Operand::O, dim)?, place(Operand::Do, dim)?);
     let (stats, _) = place(Operand::Dst, STATS)?;
-    let row = attend::rows_of(f, from)?;
+    let row = heads::rows_of(f, from)?;
     Ok(context! {
         rows => e.c(f, None, &from.region[row].1),
         o, d_o, stats,
-        lse => attend::logarithms(e, s.id)?,
+        lse => heads::logarithms(e, s.id)?,
         load_waits => e.waits(f, Agent::Copier, Point::Start)?,
         posts => e.posts(f),
         ..e.slice(s)

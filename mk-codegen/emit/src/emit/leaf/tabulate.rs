@@ -38,11 +38,12 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     };
     let families = g.slices.iter().map(family).collect::<Result<Vec<Value>, EmitError>>()?;
     let (task, phases) = match &g.head(e).leaf {
-        Leaf::Tabulate(Tabulate { of: Tabulation::Route { part, .. } }) => match part {
+        Leaf::Tabulate(Tabulate { of: Tabulation::Route { part, local, .. } }) => match part {
             RoutePart::Lists => ("ListTask", 3),
             RoutePart::Wanted => ("WantedTask", 1),
             RoutePart::Counts => ("BasesTask", 3),
             RoutePart::Sources => ("SourcesTask", 1),
+            RoutePart::Places if *local > 0 => ("NodePlacesTask", 1),
             RoutePart::Places => ("PlacesTask", 1),
             RoutePart::Slots => ("SlotsTask", 1),
             RoutePart::Kept => {
@@ -136,7 +137,7 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
             let groups = e.c(f, None, &counts.region[0].1);
             Ok(vec![at(counts), at(begins), groups, rows.to_string()])
         }
-        Tabulation::Route { part, experts, ranks, rows, blocks, keep } => {
+        Tabulation::Route { part, experts, ranks, rows, blocks, keep, local } => {
             let own = experts.div_ceil(ranks.max(1));
             let width = |list: &Access| n(list, 1);
             let says = |n: u32| n.to_string();
@@ -221,6 +222,12 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
                         vec![at(ids), at(list), at(bases), begins, at(places), kept, words(ids)];
                     all.extend([n(ids, 0), n(ids, 1)]);
                     all.extend([says(experts), says(own), says(keep)]);
+                    if local > 0 {
+                        all.extend([
+                            format!("static_cast<u32>(rank) / {local} * {local}"),
+                            says(local),
+                        ]);
+                    }
                     all
                 }
             })

@@ -79,7 +79,7 @@ fn is_dense(kind: &Kind) -> bool {
         | Kind::GroupedGemm { .. }
         | Kind::GroupedWgrad { .. }
         | Kind::Dispatch { .. }
-        | Kind::Combine
+        | Kind::Combine { .. }
         | Kind::CombineGrad
         | Kind::Attention { .. }
         | Kind::Lse

@@ -52,7 +52,7 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
         [] => Ok(None),
     };
     let dispatch = only(|k| matches!(k, Kind::Dispatch { .. }))?;
-    let combine = only(|k| matches!(k, Kind::Combine | Kind::CombineGrad))?;
+    let combine = only(|k| matches!(k, Kind::Combine { .. } | Kind::CombineGrad))?;
     let operands = g.operands(first);
     let [_, b, counts, ..] = operands[..] else {
         return Err(refuse(claims, first, "an operand is missing"));
@@ -263,8 +263,12 @@ fn combine(
     let Some(result) = g.results.iter().position(|r| *r == node) else {
         return Err(refuse(claims, node, "its tokens are no result"));
     };
+    let addend = match operands.get(3).map(|x| claims.param(*x)) {
+        Some(None) => return Err(refuse(claims, node, "what is added to it is not the caller's")),
+        given => given.flatten(),
+    };
     let out = tensor(claims.value(node), &g.result_names[result], &claims.sizes);
-    Ok(Combine { of: gemms[of], how, out, result })
+    Ok(Combine { of: gemms[of], how, addend, out, result })
 }
 
 fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), LowerError> {
@@ -330,10 +334,6 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
         if !x.even(0) || rows % block != 0 {
             let why = format!("{} rows over {world} ranks", x.shape[0].value);
             return refuse(why, "let every rank have whole blocks of 128 of them");
-        }
-        if !out.even(0) {
-            let why = format!("{} experts over {world} ranks", out.shape[0].value);
-            return refuse(why, "let them be a multiple of the ranks");
         }
         if dy.shape.len() != 2 {
             let why = "its gradients are of gates and ups, side by side".into();

@@ -15,7 +15,7 @@ use crate::{
         },
     },
 };
-use mk_plan::EPILOGUE_OPERANDS;
+use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp};
 use mk_syntax::Placement;
 use petgraph::stable_graph::NodeIndex;
 
@@ -64,13 +64,21 @@ fn map(claims: &mut Claims<'_>, node: NodeIndex, how: RowWork) -> Result<(), Low
     if let Some(other) = operands.iter().find(|n| others(n)) {
         return refuse(why(claims, &how, *other));
     }
-    if value.shape.len() != 2 || value.placement.contains(&Placement::Partial) {
+    let norm = matches!(how, RowWork::Norm { .. });
+    let halves = value.shape.len() == 3 && value.shape[1].value == 2;
+    if norm && value.placement.contains(&Placement::Partial)
+        || value.shape.len() != 2 && (norm || !halves)
+    {
         return refuse("it is not of the rows of a matrix that a rank has".into());
     }
     let out = tensor(value, &value.name, &claims.sizes);
     let taken = match &how {
         RowWork::Norm { .. } => out.in_bulk() && out.dtype.multiplies(),
-        RowWork::Chain(_) => operands.len() <= EPILOGUE_OPERANDS.len() + 1,
+        // Of gates and ups, each half of a gradient leaves out one.
+        RowWork::Chain(epilogue) => {
+            let out = usize::from(epilogue.contains(&EpilogueOp::Keep));
+            operands.len() <= EPILOGUE_OPERANDS.len() + 1 + out
+        }
     };
     if !taken {
         return match how {

@@ -107,6 +107,8 @@ pub(in crate::passes) struct Combine {
     /// The GEMM.
     pub of: OpId,
     pub how: Combined,
+    /// What is added to the sums: as large as the result.
+    pub addend: Option<Param>,
     pub out: Tensor,
     /// Which result it is.
     pub result: usize,

@@ -6,7 +6,8 @@ use mk_plan::EpilogueOp;
 /// An operation on rows that one rank has.
 pub(in crate::passes) struct Map {
     pub how: RowWork,
-    /// Matrices as large as what is made, then vectors along the rows, in the order of the operation.
+    /// Matrices as large as what is made, then vectors along the rows, in the order of the operation; gates and ups
+    /// that lie side by side are there twice.
     pub operands: Vec<Param>,
     /// What it makes.
     pub out: Param,
@@ -19,6 +20,7 @@ pub(in crate::passes) struct Map {
 pub(in crate::passes) enum RowWork {
     /// Normalised by the root of their mean square, with these bits added to it; or the gradient of that.
     Norm { eps: u32, grad: bool },
-    /// Element by element.
+    /// Element by element. With [`SWIGLU_GRAD`](mk_plan::SWIGLU_GRAD) in it both halves are made, each by itself: its
+    /// operands are gates, gates again, and ups, and nothing is saved.
     Chain(Vec<EpilogueOp>),
 }

@@ -142,6 +142,11 @@ impl Nodes {
         self.near.size
     }
 
+    /// The own node's part of memory that has one for each.
+    pub fn own_part(self) -> (Expr, Expr) {
+        (self.far.place(), 1.into())
+    }
+
     /// The node `m + 1` after the own one.
     pub fn other(self, m: Expr) -> Expr {
         self.far.place_after(m + 1)

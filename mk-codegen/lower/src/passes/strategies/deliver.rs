@@ -145,7 +145,7 @@ pub(in crate::passes) struct Messages {
     pub mail: Mail,
     /// The source, and the GPU flags that it waits for.
     pub from: Source,
-    /// The destination, indexed by source node first, and the region within that node's part.
+    /// The destination, of which each source node has its part, and the region there.
     pub to: BufId,
     pub there: Vec<(Expr, Expr)>,
     /// The family that writes the send buffer, and the credits `[other node, message]` that its tasks wait for.
@@ -160,8 +160,7 @@ pub(in crate::passes) fn carry(draft: &mut Draft, x: Messages) -> FlowId {
     let (nodes, mail) = (draft.nodes, x.mail);
     let m = mail.other.clone();
     let [to, _] = nodes.rail(m.clone());
-    let there = [vec![(nodes.far.place(), 1.into())], x.there].concat();
-    let dst = Access { rank: to.clone(), ..write(Operand::Dst, x.to, there) };
+    let dst = Access { rank: to.clone(), ..write(Operand::Dst, x.to, x.there) };
     let domain = mail.domain.clone();
     let kind = RoleKind::InterSend;
     let touched = vec![x.from, dst.into()];
@@ -294,7 +293,7 @@ impl Delivery<'_> {
             mail: pieces.to_others(nodes),
             from: Source::behind(sent, x.words, x.word),
             to: recv,
-            there: vec![x.rows, self.wide()],
+            there: vec![nodes.own_part(), x.rows, self.wide()],
             maker: x.by,
             credit: vec![Var::EACH.into(), i.clone(), piece],
             each: Some(others(nodes)),

@@ -12,6 +12,7 @@ pub(in crate::passes) mod pack;
 pub(in crate::passes) mod push_chunks;
 mod push_copy_engine;
 mod push_sms;
+pub(in crate::passes) mod rails;
 pub(in crate::passes) mod ring;
 pub(in crate::passes) mod split_k;
 pub(in crate::passes) mod sum;

@@ -338,7 +338,7 @@ impl Pushes<'_> {
             mail: mail.clone(),
             from,
             to: recv,
-            there: x.in_net(&rows, of),
+            there: [vec![nodes.own_part()], x.in_net(&rows, of)].concat(),
             maker: stage,
             credit,
             each: Some(deliver::others(nodes)),

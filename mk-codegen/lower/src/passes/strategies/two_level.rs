@@ -137,7 +137,8 @@ fn for_others(draft: &mut Draft, x: &Shared, send: BufId, recv: BufId) -> FlowId
     let rows = x.rows(draft, &i, place);
     let region = vec![(other.clone(), 1.into()), rows.clone(), x.wide()];
     let from = Source::behind(read(Operand::Src, send, region), ready, vec![other, i.clone()]);
-    let (there, credit) = (vec![rows, x.wide()], vec![m, i, 0.into()]);
+    let there = vec![nodes.own_part(), rows, x.wide()];
+    let credit = vec![m, i, 0.into()];
     let mail = x.pieces.to_others(nodes);
     deliver::carry(
         draft,

@@ -6,15 +6,17 @@
 //! Every write is where its block or its token is: tables only decide which memory is read.
 
 mod combine;
+mod combine_nodes;
 
 use super::blocks::{self, BLOCK, Blocks};
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
     shape::{
         grouped::{Ragged, Route},
-        ranks::block_rows,
+        ranks::{block_rows, own_rank},
         tensor::Tensor,
     },
+    strategies::rails::{RailRows, near, others_of_node, rail_of},
 };
 use mk_abi::DType;
 use mk_plan::{
@@ -82,6 +84,8 @@ pub(super) struct Dispatch<'k> {
     bases: BufId,
     counted: FlowId,
     blocks: Blocks,
+    /// The weights of all tokens, over nodes, and the words of their chunks.
+    weights: Option<(BufId, Option<FlowId>)>,
 }
 
 /// The first elements of a dimension.
@@ -110,10 +114,17 @@ fn weighted(access: Access, exists: &Expr) -> Access {
 
 /// The leaf of a part of what follows from a routing.
 fn part_of(route: &Route, blocks: i32, world: i32, part: RoutePart) -> Leaf {
+    near_part(route, blocks, world, part, 0)
+}
+
+/// The same of the experts of a node of so many ranks.
+fn near_part(route: &Route, blocks: i32, world: i32, part: RoutePart, local: u32) -> Leaf {
     let keep = kept_rows(route, blocks, world);
     let all = [route.experts, world, BLOCK, blocks, keep];
     let [experts, ranks, rows, blocks, keep] = all.map(|n| n as u32);
-    Leaf::Tabulate(Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks, keep } })
+    Leaf::Tabulate(Tabulate {
+        of: Tabulation::Route { part, experts, ranks, rows, blocks, keep, local },
+    })
 }
 
 /// Rows of an expert that are kept: each expert of a rank may have as many blocks; 0 where rows without room end the
@@ -131,8 +142,8 @@ fn of_all(
     given: BufId,
     chunks: i32,
 ) -> (BufId, Option<FlowId>) {
-    let group = draft.nodes.group;
-    let world = group.size;
+    let nodes = draft.nodes;
+    let (group, world) = (nodes.group, nodes.group.size);
     if world == 1 {
         return (given, None);
     }
@@ -145,16 +156,20 @@ fn of_all(
     let first = c.clone() * CHUNK;
     let src = read(Operand::Src, given, vec![(first.clone(), rows.clone()), whole(slots)]);
     let to = vec![(group.place() * tokens + first, rows), whole(slots)];
-    let peer = group.rank_after(p);
+    let peer = if nodes.local() > 1 { nodes.near.rank_after(p) } else { own_rank() };
     let dst = Access { rank: peer.clone(), ..write(Operand::Dst, all, to) };
     let leaf = CopyVia::Ldst.leaf(1);
     let chunks = chunks.max(1);
-    let domain = vec![("p", world.into()), ("c", chunks.into())];
+    let domain = vec![("p", nodes.local().into()), ("c", chunks.into())];
     let sent = draft.family(name, RoleKind::Compute, leaf, domain, vec![], [src, dst]);
     let word = group.place() * chunks + c;
-    let named = Writer::new(sent, Operand::Dst, vec![word]).on(peer);
+    let mut named = vec![Writer::new(sent, Operand::Dst, vec![word]).on(peer)];
+    if nodes.count() > 1 {
+        let pieces = RailRows { of: ids, height: CHUNK, pieces: chunks };
+        named.push(pieces.to_everyone(draft, name, given, (all, tokens)));
+    }
     let shape = vec![(world * chunks).into()];
-    (all, Some(draft.flow(Flow::new(said, shape, 1.into(), vec![named]))))
+    (all, Some(draft.flow(Flow::new(said, shape, 1.into(), named))))
 }
 
 impl<'k> Dispatch<'k> {
@@ -217,7 +232,13 @@ impl<'k> Dispatch<'k> {
             shape: vec![own as u32],
             source: TableSource::Runtime { min: 0, max },
             stored: Some(memory),
-            routed: Some(Routed { ids: table, part: RoutePart::Counts, rows: BLOCK, keep }),
+            routed: Some(Routed {
+                ids: table,
+                part: RoutePart::Counts,
+                rows: BLOCK,
+                keep,
+                local: 0,
+            }),
         });
         let (table_of_blocks, blocks) = blocks::table(draft, counts, count);
         let src = read(Operand::Src, lists, vec![whole(all_lists), whole(width)]);
@@ -258,6 +279,7 @@ impl<'k> Dispatch<'k> {
             bases,
             counted,
             blocks,
+            weights: None,
         }
     }
 
@@ -271,6 +293,7 @@ impl<'k> Dispatch<'k> {
         (tasks, rows): (i32, (Expr, Expr)),
         made_of: Vec<Source>,
     ) -> Derived {
+        let local = if part == RoutePart::Places { near(draft) } else { 0 };
         let (name, flow) = match part {
             RoutePart::Sources => ("sources", "sourced"),
             RoutePart::Slots => ("slots", "slotted"),
@@ -283,9 +306,9 @@ impl<'k> Dispatch<'k> {
             shape: shape.iter().map(|n| *n as u32).collect(),
             source,
             stored: Some(memory),
-            routed: Some(Routed { ids: self.ids, part, rows: BLOCK, keep: self.keep }),
+            routed: Some(Routed { ids: self.ids, part, rows: BLOCK, keep: self.keep, local }),
         });
-        let kept = (part == RoutePart::Places).then(|| self.kept(draft));
+        let kept = (part == RoutePart::Places).then(|| self.kept(draft, shape[0]));
         let others = shape.iter().skip(1).map(|n| whole(*n));
         let region = [rows.clone()].into_iter().chain(others).collect();
         let mut touched = made_of;
@@ -295,7 +318,7 @@ impl<'k> Dispatch<'k> {
                 write(Operand::Dst, memory, vec![rows, whole(self.slots)]).into()
             }),
         );
-        let leaf = part_of(self.route, self.count, draft.ranks(), part);
+        let leaf = near_part(self.route, self.count, draft.ranks(), part, local);
         let domain = vec![("i", tasks.into())];
         let family = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
         let built = Writer::new(family, Operand::Dst, vec![0.into()]);
@@ -303,14 +326,15 @@ impl<'k> Dispatch<'k> {
         Derived { table, memory, built, kept }
     }
 
-    /// Whether each slot of the rank's tokens has a row.
-    fn kept(&self, draft: &mut Draft) -> (TabId, BufId) {
-        let shape = vec![self.tokens.into(), self.slots.into()];
+    /// Whether each slot of so many tokens has a row.
+    fn kept(&self, draft: &mut Draft, tokens: i32) -> (TabId, BufId) {
+        let shape = vec![tokens.into(), self.slots.into()];
         let memory = draft.buffer("kept", Space::Scratch, DType::I32, shape, None);
-        let routed = Routed { ids: self.ids, part: RoutePart::Kept, rows: BLOCK, keep: self.keep };
+        let (part, local) = (RoutePart::Kept, near(draft));
+        let routed = Routed { ids: self.ids, part, rows: BLOCK, keep: self.keep, local };
         let table = draft.plan.tables.push(Table {
             name: "kept".into(),
-            shape: vec![self.tokens as u32, self.slots as u32],
+            shape: vec![tokens as u32, self.slots as u32],
             source: TableSource::Runtime { min: 0, max: 1 },
             stored: Some(memory),
             routed: Some(routed),
@@ -375,16 +399,32 @@ impl<'k> Dispatch<'k> {
         self.table(draft, RoutePart::Slots, source, &shape, (tasks, rows), made_of)
     }
 
-    /// Where each slot of the rank's tokens has its row.
+    /// Where each slot of the rank's tokens has its row; over nodes, of the tokens of its rails, in its node.
     pub fn places(&self, draft: &mut Draft, blocks: Blocks) -> Derived {
         let ids = &self.params[self.ragged.counts];
         let i = Expr::from(Var::domain(0));
-        let own = draft.own(ids, 0);
-        let rows = (i.clone() * CHUNK, block_rows(own, i.clone(), CHUNK));
-        let list = draft.nodes.group.place() * self.chunks + i;
-        let src = vec![rows.clone(), whole(self.slots)];
+        let nodes = draft.nodes;
+        let (list, rows, src) = match nodes.count() {
+            1 => {
+                let own = draft.own(ids, 0);
+                let rows = (i.clone() * CHUNK, block_rows(own, i.clone(), CHUNK));
+                let src = vec![rows.clone(), whole(self.slots)];
+                let src = read(Operand::Src, self.inputs[self.ragged.counts], src);
+                (nodes.group.place() * self.chunks + i, rows, src)
+            }
+            _ => {
+                let chunks = self.chunks.max(1);
+                let (node, chunk) = (i.clone() / chunks, i % chunks);
+                let of = rail_of(nodes, node.clone());
+                let some = block_rows(draft.local(ids, 0, of.clone()), chunk.clone(), CHUNK);
+                let first = |of: Expr| of * self.tokens + chunk.clone() * CHUNK;
+                let src = vec![(first(of.clone()), some.clone()), whole(self.slots)];
+                let src = read(Operand::Src, self.named.0, src);
+                (of * chunks + chunk.clone(), (first(node), some), src)
+            }
+        };
         let mut made_of = vec![
-            read(Operand::Src, self.inputs[self.ragged.counts], src).into(),
+            src.into(),
             read(Operand::Src, self.lists, vec![one(list.clone()), whole(self.width)]).into(),
             Source::behind(
                 read(Operand::Src, self.bases, vec![one(list), whole(self.route.experts)]),
@@ -398,8 +438,9 @@ impl<'k> Dispatch<'k> {
             made_of.push(read(Operand::Src, self.bases, begins).into());
         }
         let source = TableSource::Places { of: blocks.table };
-        let shape = [self.tokens, self.slots, 2];
-        self.table(draft, RoutePart::Places, source, &shape, (self.chunks, rows), made_of)
+        let shape = [nodes.count() * self.tokens, self.slots, 2];
+        let tasks = nodes.count() * self.chunks;
+        self.table(draft, RoutePart::Places, source, &shape, (tasks, rows), made_of)
     }
 
     /// The blocks of the rank's experts.
@@ -422,8 +463,8 @@ impl<'k> Dispatch<'k> {
     /// the words of pieces of each rank's. Own ones go to symmetric memory, where peers read those that they want,
     /// once: they are in the same place there.
     fn tokens(&self, draft: &mut Draft, from: usize) -> Tokens {
-        let (group, x) = (draft.nodes.group, &self.params[from]);
-        let world = group.size;
+        let (nodes, x) = (draft.nodes, &self.params[from]);
+        let (group, world) = (nodes.group, nodes.group.size);
         let (wide, room) = (x.shape[1].value, self.room());
         let shape = vec![(world * room).into(), wide.into()];
         let tokens = draft.buffer("tokens", Space::Workspace, x.dtype, shape, None);
@@ -440,13 +481,23 @@ impl<'k> Dispatch<'k> {
         let stage = draft.family("stage", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
         let staged = Writer::new(stage, Operand::Dst, vec![group.place(), i.clone()]);
         let word = vec![group.place() * pieces + i.clone()];
-        let own = Writer::new(stage, Operand::Dst, word);
-        let staged = staged.on_each(group.every_peer());
+        let mut here = vec![Writer::new(stage, Operand::Dst, word)];
+        let mut staged = vec![staged.on_each(nodes.near.every_peer())];
+        if nodes.count() > 1 {
+            let rows = RailRows { of: x, height: STAGED, pieces };
+            let (forward, source) =
+                rows.bring(draft, "tokens", self.inputs[from], (tokens, room), None);
+            let i = Expr::from(Var::domain(0));
+            let word = vec![source.clone(), i.clone()];
+            let near = Writer::new(forward, Operand::Dst, word);
+            staged.push(near.on_each(nodes.near.every_peer()));
+            here.push(Writer::new(forward, Operand::Dst, vec![source * pieces + i]));
+        }
         let shape = vec![world.into(), pieces.into()];
-        let staged = draft.flow(Flow::new("staged", shape, 1.into(), vec![staged]));
+        let staged = draft.flow(Flow::new("staged", shape, 1.into(), staged));
         let wanted = self.wanted(draft);
         let [s, i] = [0, 1].map(|n| Expr::from(Var::domain(n)));
-        let (source, at) = (group.place_after(s.clone() + 1), group.rank_after(s + 1));
+        let (source, at, sources) = others_of_node(nodes, s);
         let first = source.clone() * room + i.clone() * STAGED;
         // Entries are 0 or 1, and behind a rank's last token nobody knows which.
         let there = match x.even(0) && room == self.tokens && !varies(x) {
@@ -477,12 +528,14 @@ impl<'k> Dispatch<'k> {
             Source::behind(src, staged, word),
             Access { each: one_row.each, when: one_row.when, ..dst }.into(),
         ];
-        let leaf = CopyVia::Gather.leaf(1);
-        let domain = vec![("s", (world - 1).into()), ("i", pieces.into())];
-        let fetch = draft.family("fetch", RoleKind::Compute, leaf, domain, vec![], touched);
-        let fetched = Writer::new(fetch, Operand::Dst, arrived);
+        if sources > 0 {
+            let leaf = CopyVia::Gather.leaf(1);
+            let domain = vec![("s", sources.into()), ("i", pieces.into())];
+            let fetch = draft.family("fetch", RoleKind::Compute, leaf, domain, vec![], touched);
+            here.push(Writer::new(fetch, Operand::Dst, arrived));
+        }
         let shape = vec![(world * pieces).into()];
-        let here = draft.flow(Flow::new("here", shape, 1.into(), vec![own, fetched]));
+        let here = draft.flow(Flow::new("here", shape, 1.into(), here));
         Tokens { memory: tokens, here, wanted }
     }
 
@@ -501,6 +554,7 @@ impl<'k> Dispatch<'k> {
                 part: RoutePart::Wanted,
                 rows: BLOCK,
                 keep: self.keep,
+                local: 0,
             }),
         });
         let ids = &self.params[self.ragged.counts];

@@ -20,7 +20,6 @@ use crate::passes::{
         rows::in_groups,
         tensor::Tensor,
     },
-    strategies::deliver::mapped,
 };
 use crate::settings::Config;
 use mk_plan::{
@@ -38,9 +37,6 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
         let why = "ranks along another axis of the mesh would have the same experts";
         return Err(unsupported("grouped_gemm", why, "use a mesh of one axis"));
     }
-    if ragged.route.is_some() {
-        mapped(t.draft.nodes, "dispatch")?;
-    }
     let kernel = t.kernel;
     let (draft, inputs) = (&mut t.draft, &t.params);
     let Some(route) = &ragged.route else {
@@ -49,8 +45,9 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
         let rows = RaggedRows { blocks, begins: None, dispatched: None, route: None };
         return Ok(Value::Ragged(Box::new(rows)));
     };
-    let dispatch =
+    let mut dispatch =
         Dispatch::new(draft, &kernel.params, ragged, route, (inputs.clone(), t.results.clone()));
+    dispatch.weigh(draft, kernel.combined());
     let blocks = dispatch.blocks();
     let dispatched = dispatch.rows(draft, blocks);
     let places = route.combines.then(|| dispatch.places(draft, blocks));

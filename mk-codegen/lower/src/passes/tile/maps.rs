@@ -12,14 +12,17 @@ use crate::passes::{
         ranks::block_rows,
     },
 };
-use mk_plan::{EPILOGUE_OPERANDS, Expr, Leaf, NormTile, Operand, ReduceTile, RoleKind, Var};
+use mk_plan::{
+    EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, Mode, NormTile, Operand, ReduceTile, RoleKind,
+    SWIGLU_GRAD, Var,
+};
 
 /// Fewest and most rows of a task; a warp has at least one row.
 const ROWS: [i32; 2] = [8, 64];
 /// Rows of a block in kernels without a GEMM.
 const BLOCK: i32 = 128;
 
-/// The task family of one row-wise operation.
+/// The task families of one row-wise operation.
 pub(super) fn families<'k>(t: &mut Tiler<'k>, map: &Map) -> Value<'k> {
     let out = &t.kernel.params[map.out];
     let height = match t.kernel.products().next() {
@@ -37,36 +40,93 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, map: &Map) -> Value<'k> {
     let i = Expr::from(Var::domain(0));
     let own = t.draft.own(out, 0);
     let len = block_rows(own, i.clone(), each);
-    let columns = t.draft.own(out, 1);
-    let region = vec![(i.clone() * each, len), (Expr::Const(0), columns)];
-    let (leaf, operands) = match &map.how {
-        RowWork::Norm { eps, grad } => {
-            let read: &[Operand] =
-                if *grad { &[Operand::Do, Operand::Src] } else { &[Operand::Src] };
-            let names = read.iter().copied().chain([Operand::E0]).collect::<Vec<_>>();
-            (Leaf::NormTile(NormTile { eps: *eps, grad: *grad }), names)
-        }
-        RowWork::Chain(epilogue) => {
-            let names = [Operand::Src].into_iter().chain(EPILOGUE_OPERANDS).collect();
-            (Leaf::ReduceTile(ReduceTile { epilogue: epilogue.clone() }), names)
-        }
-    };
-    let vector = |k: usize| t.kernel.params[map.operands[k]].shape.len() == 1;
-    let mut touched = Vec::new();
-    for (k, operand) in operands.into_iter().enumerate().take(map.operands.len()) {
-        let of = if vector(k) { &region[1..] } else { &region[..] };
-        touched.push(read(operand, t.params[map.operands[k]], of.to_vec()));
-    }
+    let columns = t.draft.own(out, out.shape.len() - 1);
+    let region = [(i.clone() * each, len), (Expr::Const(0), columns)];
     let buffer = t.params[map.out];
-    touched.push(write(Operand::Dst, buffer, region));
     let name = match &map.how {
         RowWork::Norm { .. } => "norm",
         RowWork::Chain(_) => "map",
     };
-    let domain = vec![("i", (blocks * parts).into())];
-    let by = t.draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
-    let writer = Writer::new(by, Operand::Dst, vec![i / parts]);
-    let done = t.draft.flow(Flow::new("rows", vec![blocks.into()], parts.into(), vec![writer]));
+    let pieces = pieces(t, map);
+    let mut writers = Vec::new();
+    for Piece { leaf, operands, half } in &pieces {
+        let mut touched: Vec<_> = operands
+            .iter()
+            .map(|(operand, k, half)| {
+                let param = map.operands[*k];
+                let wide = t.kernel.params[param].shape.len();
+                read(*operand, t.params[param], part(&region, wide, *half))
+            })
+            .collect();
+        touched.push(write(Operand::Dst, buffer, part(&region, out.shape.len(), *half)));
+        let domain = vec![("i", (blocks * parts).into())];
+        let by = t.draft.family(name, RoleKind::Compute, leaf.clone(), domain, vec![], touched);
+        writers.push(Writer::new(by, Operand::Dst, vec![i.clone() / parts]));
+    }
+    let posts = parts * pieces.len() as i32;
+    let done = t.draft.flow(Flow::new("rows", vec![blocks.into()], posts.into(), writers));
     t.draft.made(buffer, done, height, blocks);
     Value::Result
+}
+
+/// A family's part of the work: what it reads, by the operation's operand, and which halves of what has gates and ups
+/// side by side.
+struct Piece {
+    leaf: Leaf,
+    operands: Vec<(Operand, usize, i32)>,
+    half: i32,
+}
+
+fn pieces(t: &Tiler<'_>, map: &Map) -> Vec<Piece> {
+    let n = map.operands.len();
+    let epilogue = match &map.how {
+        RowWork::Norm { eps, grad } => {
+            let read: &[Operand] =
+                if *grad { &[Operand::Do, Operand::Src] } else { &[Operand::Src] };
+            let names = read.iter().copied().chain([Operand::E0]).take(n);
+            let operands = names.zip(0..).map(|(operand, k)| (operand, k, 0)).collect();
+            let leaf = Leaf::NormTile(NormTile { eps: *eps, grad: *grad });
+            return vec![Piece { leaf, operands, half: 0 }];
+        }
+        RowWork::Chain(epilogue) => epilogue,
+    };
+    let split = epilogue.windows(SWIGLU_GRAD.len()).position(|ops| ops == SWIGLU_GRAD);
+    let halves = if t.kernel.params[map.out].shape.len() == 3 { 2 } else { 1 };
+    let mut pieces = Vec::new();
+    for half in 0..halves {
+        // The operations of this half, with the operands that they have, and which halves of these.
+        let (mut ops, mut operands, mut next) = (Vec::new(), vec![(0, half)], 1);
+        for (i, op) in epilogue.iter().enumerate() {
+            let at = split.and_then(|s| i.checked_sub(s)).filter(|at| *at < SWIGLU_GRAD.len());
+            let own = matches!((at, half), (None, _) | (Some(1), 1) | (Some(3 | 4), 0));
+            let of = match at {
+                None if halves == 1 => 1,
+                None => half,
+                Some(at) => i32::from(SWIGLU_GRAD[at] == EpilogueOp::Mul),
+            };
+            let reads = op.operand() == Some(Mode::Read);
+            if own {
+                ops.push(*op);
+                operands.extend(reads.then_some((next, of)));
+            }
+            next += usize::from(reads);
+        }
+        // Of gates and ups that become one matrix the source is the gates.
+        operands[0].1 = if halves == 1 { 0 } else { half };
+        let names = [Operand::Src].into_iter().chain(EPILOGUE_OPERANDS);
+        let operands = names.zip(operands).map(|(name, (k, half))| (name, k, half)).collect();
+        let leaf = Leaf::ReduceTile(ReduceTile { epilogue: ops });
+        pieces.push(Piece { leaf, operands, half });
+    }
+    pieces
+}
+
+/// A region of a tensor of so many dimensions: of a vector its columns, of gates and ups side by side one of the two.
+fn part(region: &[(Expr, Expr); 2], wide: usize, half: i32) -> Vec<(Expr, Expr)> {
+    let [rows, columns] = region.clone();
+    match wide {
+        1 => vec![columns],
+        3 => vec![rows, (Expr::Const(half), Expr::Const(1)), columns],
+        _ => vec![rows, columns],
+    }
 }

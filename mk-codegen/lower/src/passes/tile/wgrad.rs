@@ -101,7 +101,9 @@ fn tiles(t: &mut Tiler<'_>, w: &Wgrad, name: &str, begins: Begins, blocks: Block
         touched.push(Access { at: Point::End, ..region }.into());
     }
     touched.push(write(Operand::C, t.results[w.result], made).into());
-    let domain = vec![("e", experts.into()), ("i", down.into()), ("j", across.into())];
+    // Of the last ranks there may be fewer.
+    let own = if out.even(0) { experts.into() } else { draft.own(out, 0) };
+    let domain = vec![("e", own), ("i", down.into()), ("j", across.into())];
     let leaf = Leaf::MmaTile(tile);
     let family = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
     // Experts have more rows or fewer.

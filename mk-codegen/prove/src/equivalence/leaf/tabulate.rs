@@ -2,8 +2,8 @@
 
 use crate::equivalence::unroll::{TaskRun, Touch, Unrolled};
 use mk_plan::{
-    Operand, RouteError, RoutePart, Tabulation, block_table, kept, listed, own_experts, prefix,
-    route_bases, route_list, route_places, route_slots, route_sources, route_wanted,
+    NodeRanks, Operand, RouteError, RoutePart, Tabulation, block_table, kept, listed, own_experts,
+    prefix, route_bases, route_list, route_places, route_slots, route_sources, route_wanted,
 };
 use std::borrow::Cow;
 
@@ -29,14 +29,14 @@ pub(in crate::equivalence) fn tabulated(
     let src = |i: usize| src.get(i).unwrap_or(&none);
     let data = |i: usize| &*src(i).data;
     let columns = |i: usize| src(i).columns.max(1);
-    let (part, experts, ranks, rows, blocks, keep) = match of {
+    let (part, experts, ranks, rows, blocks, keep, local) = match of {
         Tabulation::Blocks { rows } => {
             return block_table(data(0), *rows as i32, len / 2).map_err(RouteError::Blocks);
         }
         Tabulation::Begins { rows } => return Ok(prefix(data(0), *rows as i32)),
-        Tabulation::Route { part, experts, ranks, rows, blocks, keep } => {
+        Tabulation::Route { part, experts, ranks, rows, blocks, keep, local } => {
             let [experts, ranks, blocks] = [*experts, *ranks, *blocks].map(|n| n as usize);
-            (*part, experts, ranks, *rows as i32, blocks, *keep as i32)
+            (*part, experts, ranks, *rows as i32, blocks, *keep as i32, *local as usize)
         }
     };
     let (rank, own) = (run.rank as usize, own_experts(experts, ranks));
@@ -77,7 +77,9 @@ pub(in crate::equivalence) fn tabulated(
         }
         RoutePart::Places | RoutePart::Kept => {
             let of = (experts, ranks, keep);
-            let (places, kept) = route_places(data(0), columns(0), of, data(1), data(2), data(3));
+            let node = NodeRanks::of(rank, local);
+            let (places, kept) =
+                route_places(data(0), columns(0), of, node, data(1), data(2), data(3));
             Ok(if result == Some(1) { kept } else { places })
         }
     }

@@ -17,6 +17,7 @@ struct Says {
     ranks: u32,
     rows: u32,
     keep: u32,
+    local: u32,
 }
 
 /// Experts of tokens that a task reads: where they come from, the first token, and how many those are; none of no
@@ -28,12 +29,12 @@ impl Walk<'_> {
     pub(super) fn route(&mut self, task: &Task) -> Result<(), Stop> {
         let x = &self.plan.families[task.family];
         let Leaf::Tabulate(Tabulate {
-            of: Tabulation::Route { part, experts, ranks, rows, keep, .. },
+            of: Tabulation::Route { part, experts, ranks, rows, keep, local, .. },
         }) = x.leaf
         else {
             return Ok(());
         };
-        let says = Says { experts, ranks, rows, keep };
+        let says = Says { experts, ranks, rows, keep, local };
         let src = self.operands(task, Operand::Src)?;
         let dst = self.operands(task, Operand::Dst)?;
         if let Some(away) = dst.iter().chain(&src).flatten().find(|r| r.rank != task.rank()) {
@@ -123,8 +124,8 @@ impl Walk<'_> {
     ) -> Result<TabId, Stop> {
         let fits = |r: Routed| {
             let of = self.plan.tables[r.ids].stored;
-            (r.part, u32::try_from(r.rows), u32::try_from(r.keep))
-                == (part, Ok(says.rows), Ok(says.keep))
+            (r.part, u32::try_from(r.rows), u32::try_from(r.keep), r.local)
+                == (part, Ok(says.rows), Ok(says.keep), says.local)
                 && ids.is_none_or(|ids| of == Some(ids))
         };
         let ranks = says.ranks == self.plan.mesh.size();
@@ -411,7 +412,7 @@ impl Walk<'_> {
         if says.keep > 0 && piece(begins)? != Some((What::Bases(number), behind, 1)) {
             return wrong("it does not read where the rows of experts begin");
         }
-        let (_, most) = self.tokens(ids);
+        let most = self.tokens(ids).1.max(1);
         for (part, region) in written {
             let Some(region) = region else { continue };
             let (begin, end) = rows(region);
@@ -419,7 +420,20 @@ impl Walk<'_> {
             if end - begin != n {
                 return wrong(format!("{} is of other tokens than {n}", self.named(region)));
             }
-            self.fill(region, table, first - region.rank as i64 * most)?;
+            let at = match i64::from(says.local) {
+                0 => first - region.rank as i64 * most,
+                // Node by node, the tokens of the rank with the same place in it.
+                local if first / most % local == region.rank as i64 % local => {
+                    first / most / local * most + first % most
+                }
+                _ => {
+                    return wrong(format!(
+                        "{} has places of tokens from {first} on, which another rank of the node has",
+                        self.named(region)
+                    ));
+                }
+            };
+            self.fill(region, table, at)?;
         }
         Ok(())
     }

@@ -9,11 +9,12 @@ use crate::passes::{
     },
 };
 use mk_plan::{
-    Access, BufId, DotTile, Each, Expr, FamId, Leaf, Operand, Point, ReduceTile, RoleKind, Var,
+    Access, BufId, DotTile, Each, EpilogueOp, Expr, FamId, Leaf, Operand, Point, ReduceTile,
+    RoleKind, Var,
 };
 
 /// Tokens that are combined at once.
-const COMBINED: i32 = 8;
+pub(super) const COMBINED: i32 = 8;
 
 impl Dispatch<'_> {
     /// Each token is the weighted sum of its slots' rows, wherever they are, in the order of slots. `made` is a GEMM
@@ -26,6 +27,9 @@ impl Dispatch<'_> {
         out: BufId,
         places: Derived,
     ) {
+        if draft.nodes.count() > 1 {
+            return self.combine_nodes(draft, combine, (y, made, tiles), out, places);
+        }
         let group = draft.nodes.group;
         let word = vec![group.place(), Var::domain(0).into()];
         let done = Writer::new(made, Operand::C, word).on_each(group.everyone());
@@ -83,9 +87,14 @@ impl Dispatch<'_> {
             factor.into(),
             dst.into(),
         ];
-        let touched: Vec<Source> = touched.into_iter().chain(kept).collect();
+        let addend = combine.addend.map(|x| {
+            let row = vec![one(token.clone()), whole(combine.out.shape[1].value)];
+            Source::from(inner(read(Operand::E0, self.inputs[x], row)))
+        });
+        let touched: Vec<Source> = touched.into_iter().chain(kept).chain(addend).collect();
+        let epilogue = combine.addend.map(|_| EpilogueOp::Add).into_iter().collect();
         let leaf = match combine.how {
-            Combined::Sum(_) => Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() }),
+            Combined::Sum(_) => Leaf::ReduceTile(ReduceTile { epilogue }),
             Combined::Products(_) => Leaf::DotTile(DotTile),
         };
         let domain = vec![("i", ((self.tokens + COMBINED - 1) / COMBINED).into())];

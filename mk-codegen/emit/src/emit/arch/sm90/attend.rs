@@ -1,20 +1,25 @@
 //! Tiles of attention: a lane brings queries, keys and values, two warpgroups attend and store, a lane makes the posts.
 
-use super::record::{
-    AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
+use crate::emit::{
+    context::Emitter,
+    error::EmitError,
+    leaf::{
+        AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
+        heads::{logarithms, rows_at, rows_of, whole_heads},
+    },
+    maps::View,
+    types::Slice,
 };
-use crate::emit::{context::Emitter, error::EmitError, maps::View, types::Slice};
 use minijinja::{Value, context};
 use mk_plan::{
-    Access, Agent, AttendTile, Carry, Expr, FamId, Family, Leaf, Mask, Operand, Point, Store, Var,
-    row_dim,
+    Access, Agent, AttendTile, Carry, Expr, FamId, Leaf, Mask, Operand, Point, Store, Var,
 };
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "attend_tile",
     texts: &[
-        ("attend_tile", include_str!("../../../templates/leaf/attend_tile.cu.j2")),
-        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
+        ("attend_tile", include_str!("../../../../templates/leaf/attend_tile.cu.j2")),
+        ("schedule", include_str!("../../../../templates/leaf/schedule.cu.j2")),
     ],
     warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
     ring: Some(&RingEmission {
@@ -93,7 +98,7 @@ fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
     let Some(Leaf::AttendTile(AttendTile { block: [block_m, block_n, dim], stages, .. })) =
         leaves.first()
     else {
-        return Err(EmitError::internal("emit/leaf/attend.rs", "the ring of another leaf"));
+        return Err(EmitError::internal("emit/arch/sm90/attend.rs", "the ring of another leaf"));
     };
     Ok(context! { block_m, block_n, dim, stages })
 }
@@ -118,7 +123,10 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         store,
     }) = f.leaf
     else {
-        return Err(EmitError::internal("emit/leaf/attend.rs", format!("{id} attends to nothing")));
+        return Err(EmitError::internal(
+            "emit/arch/sm90/attend.rs",
+            format!("{id} attends to nothing"),
+        ));
     };
     if carry != Carry::Registers || store != Store::Direct {
         return Err(refuse("attention is emitted with carry=registers and store=direct".into()));
@@ -167,7 +175,7 @@ pub(super) fn more_options(mask: Mask, cap: Option<u32>) -> Result<String, Strin
 fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let f = &e.plan.families[s.id];
     let Leaf::AttendTile(AttendTile { block: [queries, keys, dim], .. }) = f.leaf else {
-        return Err(EmitError::internal("emit/leaf/attend.rs", format!("{} attends", s.id)));
+        return Err(EmitError::internal("emit/arch/sm90/attend.rs", format!("{} attends", s.id)));
     };
     let storers = f.posts.iter().all(|p| p.by == Agent::Storer);
     if !storers || f.waits.iter().any(|w| w.by != Agent::Loader) {
@@ -209,23 +217,6 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
         posts => e.posts(f),
     };
     Ok(context! { ..value, ..e.slice(s) })
-}
-
-/// The dimension that queries or keys lie along.
-pub(super) fn rows_of(f: &Family, a: &Access) -> Result<usize, EmitError> {
-    row_dim(a).ok_or_else(|| {
-        let what = format!("rows of `{}` lie along several dimensions of {}", a.operand, a.buffer);
-        EmitError::unsupported(f.name.clone(), what)
-    })
-}
-
-/// Whether an access takes all elements of heads, which are `dim`.
-pub(super) fn whole_heads(e: &Emitter<'_>, a: &Access, dim: u32) -> Result<bool, EmitError> {
-    let last = a.region.len() - 1;
-    let (base, len) = &a.region[last];
-    let all = *len == Expr::from(dim as i32) || *len == e.extent(a.buffer, last);
-    let long = e.points.shape(a.buffer, 0)?.last() == Some(&i64::from(dim));
-    Ok(*base == Expr::Const(0) && all && long)
 }
 
 /// Rows of one head, as the loader asks TMA for them, in boxes of so many rows and `wide` of `dim` elements: `[..,
@@ -275,49 +266,4 @@ fn results(
         return Err(EmitError::unsupported(f.name.clone(), "results lie as queries do"));
     }
     rows_at(e, id, o, dim)
-}
-
-/// Address of the first row of a head on this rank, and the bytes from one to the next, as C.
-pub(super) fn rows_at(
-    e: &Emitter<'_>,
-    id: FamId,
-    a: &Access,
-    dim: u32,
-) -> Result<(String, String), EmitError> {
-    let f = &e.plan.families[id];
-    let (n, row) = (a.region.len(), rows_of(f, a)?);
-    let own = a.each.is_none() && a.rank == Expr::Var(Var::RANK);
-    if !own || !whole_heads(e, a, dim)? {
-        let what = format!("`{}` is whole heads of the own rank", a.operand);
-        return Err(EmitError::unsupported(f.name.clone(), what));
-    }
-    e.check_lines(id, a)?;
-    let pitch = e.own_pitch_bytes(a.buffer);
-    let base = e.base(a.buffer, "params.header.rank");
-    let between = (row + 1..n - 1).map(|d| e.extent(a.buffer, d));
-    let step = e.c(f, None, &between.fold(Expr::Const(1), |n, x| n * x));
-    let first = e.c(f, None, &e.row(a));
-    Ok((
-        format!("{base} + static_cast<u64>({first}) * {pitch}"),
-        format!("static_cast<u64>({step}) * {pitch}"),
-    ))
-}
-
-/// Address of the logarithm of a tile's first row, as C; 0 where they are not asked for.
-pub(super) fn logarithms(e: &Emitter<'_>, id: FamId) -> Result<String, EmitError> {
-    let f = &e.plan.families[id];
-    if !f.accesses.iter().any(|a| a.operand == Operand::Lse) {
-        return Ok("0".into());
-    }
-    let lse = e.access(f, Operand::Lse)?;
-    let ones = lse.region[..lse.region.len() - 1].iter().all(|(_, len)| *len == Expr::Const(1));
-    let own = lse.each.is_none() && lse.rank == Expr::Var(Var::RANK);
-    if !own || !ones {
-        let what = "logarithms of sums are of the own rank, those of a head side by side";
-        return Err(EmitError::unsupported(f.name.clone(), what));
-    }
-    let base = e.base(lse.buffer, "params.header.rank");
-    let (row, pitch) = (e.c(f, None, &e.row(lse)), e.own_pitch_bytes(lse.buffer));
-    let last = e.c(f, None, &lse.region[lse.region.len() - 1].0);
-    Ok(format!("{base} + static_cast<u64>({row}) * {pitch} + bytes_of({last}, 4)"))
 }

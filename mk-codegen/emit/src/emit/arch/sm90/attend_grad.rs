@@ -1,19 +1,22 @@
 //! Tiles of attention's gradients: a lane brings what is held and what meets it, two warpgroups compute and store, a
 //! lane makes the posts.
 
-use super::{
-    attend::{head_rows, more_options, name_of, rows_at, rows_of},
-    record::{
+use super::attend::{head_rows, more_options, name_of};
+use crate::emit::{
+    context::Emitter,
+    error::EmitError,
+    leaf::{
         AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
+        heads::{rows_at, rows_of},
     },
+    types::Slice,
 };
-use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use minijinja::{Value, context};
 use mk_plan::{Access, Agent, AttendGradTile, FamId, GradOf, Leaf, Operand, Point, STATS};
 
 const TEXTS: &[(&str, &str)] = &[
-    ("attend_grad_tile", include_str!("../../../templates/leaf/attend_grad_tile.cu.j2")),
-    ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
+    ("attend_grad_tile", include_str!("../../../../templates/leaf/attend_grad_tile.cu.j2")),
+    ("schedule", include_str!("../../../../templates/leaf/schedule.cu.j2")),
 ];
 
 const INNER_EDGES: &str =
@@ -109,7 +112,10 @@ fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
         block: [block_m, block_n, dim], stages, ..
     })) = leaves.first()
     else {
-        return Err(EmitError::internal("emit/leaf/attend_grad.rs", "the ring of another leaf"));
+        return Err(EmitError::internal(
+            "emit/arch/sm90/attend_grad.rs",
+            "the ring of another leaf",
+        ));
     };
     Ok(context! { block_m, block_n, dim, stages })
 }
@@ -143,7 +149,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     }) = f.leaf
     else {
         return Err(EmitError::internal(
-            "emit/leaf/attend_grad.rs",
+            "emit/arch/sm90/attend_grad.rs",
             format!("{id} is no gradient"),
         ));
     };
@@ -196,7 +202,7 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let f = &e.plan.families[s.id];
     let Leaf::AttendGradTile(AttendGradTile { of, block: [rows, others, dim], .. }) = f.leaf else {
         let what = format!("{} is no gradient", s.id);
-        return Err(EmitError::internal("emit/leaf/attend_grad.rs", what));
+        return Err(EmitError::internal("emit/arch/sm90/attend_grad.rs", what));
     };
     let storers = f.posts.iter().all(|p| p.by == Agent::Storer);
     if !storers || f.waits.iter().any(|w| w.by != Agent::Loader) {

@@ -1,6 +1,6 @@
 //! Where the tiles of a GEMM go: always to one place, or each to one of several.
 
-use crate::emit::leaf::mma::operands::rows_of;
+use super::operands::rows_of;
 use crate::emit::{chain::half, context::Emitter, error::EmitError};
 use mk_plan::{Access, FamId, Family, Mode, Operand};
 
@@ -75,7 +75,7 @@ pub(in crate::emit) fn choose(
 ) -> Result<String, EmitError> {
     let Some((last, others)) = texts.split_last().filter(|_| texts.len() == targets.len()) else {
         let what = format!("{} texts of {} places", texts.len(), targets.len());
-        return Err(EmitError::internal("emit/leaf/mma/targets.rs", what));
+        return Err(EmitError::internal("emit/arch/sm90/mma/targets.rs", what));
     };
     if others.iter().all(|text| text == last) {
         return Ok(last.clone());

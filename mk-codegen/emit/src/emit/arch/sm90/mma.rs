@@ -4,10 +4,15 @@ mod carry;
 mod operands;
 mod targets;
 
-use super::record::{
-    AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
+use crate::emit::{
+    arch::Arch,
+    chain::half,
+    context::Emitter,
+    error::EmitError,
+    leaf::{AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups},
+    maps::View,
+    types::Slice,
 };
-use crate::emit::{chain::half, context::Emitter, error::EmitError, maps::View, types::Slice};
 use minijinja::{Value, context};
 use mk_abi::DType;
 use mk_dtype::HALF_BYTES;
@@ -16,16 +21,16 @@ use mk_plan::{
     Leaf, MMA_STEP_BYTES, MmaTile, Mode, Operand, Point, Space, Store, Var, carry_last, gated,
     mma_consumers, mma_exchange_bytes, mma_narrow, mma_panel_columns, mma_promotes,
     mma_staging_bytes, mma_swaps, mma_three_by_rows, one_warpgroup_takes, saves_gates,
-    scales_steps, target,
+    scales_steps,
 };
 use operands::Factor;
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "mma_tile",
     texts: &[
-        ("mma_tile", include_str!("../../../templates/leaf/mma_tile.cu.j2")),
-        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
-        ("chain", include_str!("../../../templates/leaf/chain.cu.j2")),
+        ("mma_tile", include_str!("../../../../templates/leaf/mma_tile.cu.j2")),
+        ("schedule", include_str!("../../../../templates/leaf/schedule.cu.j2")),
+        ("chain", include_str!("../../../../templates/leaf/chain.cu.j2")),
     ],
     warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
     ring: Some(&RingEmission {
@@ -111,7 +116,7 @@ fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
         Some(Leaf::MmaTile(MmaTile { block, stages, consumers, cluster, multicast, .. })),
     ) = (widest, leaves.first())
     else {
-        return Err(EmitError::internal("emit/leaf/mma.rs", "the ring of another leaf"));
+        return Err(EmitError::internal("emit/arch/sm90/mma.rs", "the ring of another leaf"));
     };
     Ok(context! {
         stages,
@@ -139,9 +144,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
         let what = "tiles of one loop come through maps of as many dimensions";
         return Err(EmitError::unsupported(g.name.clone(), what));
     }
-    let target = target::by_name(&e.plan.target).ok_or_else(|| {
-        EmitError::unsupported("target", format!("{} is no machine that is known", e.plan.target))
-    })?;
+    let target = Arch::of(e.plan)?.target;
     let only_tile = e.points.only_tile(&run)?;
     let borrowed_stage = !only_tile && e.points.borrowed_stage(&run)?;
     let b_first = families.iter().any(waits_for_a) && b_is_given(e, &run);
@@ -242,7 +245,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         epilogue,
     }) = &f.leaf
     else {
-        return Err(EmitError::internal("emit/leaf/mma.rs", format!("{id} is no product")));
+        return Err(EmitError::internal("emit/arch/sm90/mma.rs", format!("{id} is no product")));
     };
     let [dtype, b_dtype] =
         [e.one_dtype(id, |o| o == Operand::A)?, e.one_dtype(id, |o| o == Operand::B)?];
@@ -324,7 +327,10 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         ..
     }) = &f.leaf
     else {
-        return Err(EmitError::internal("emit/leaf/mma.rs", format!("{} is no product", s.id)));
+        return Err(EmitError::internal(
+            "emit/arch/sm90/mma.rs",
+            format!("{} is no product", s.id),
+        ));
     };
     let (a, b) = (e.access(f, Operand::A)?, e.access(f, Operand::B)?);
     let gated = gated(epilogue);
@@ -602,7 +608,10 @@ fn c_maps(
 /// Steps along k of one iteration.
 fn steps_along_k(f: &Family, a: &Access, layout: ALayout, step: u32) -> Result<Expr, EmitError> {
     let depth = mk_plan::depth_dim(a, layout).ok_or_else(|| {
-        EmitError::internal("emit/leaf/mma.rs", format!("{:?} has no dimension along k", f.name))
+        EmitError::internal(
+            "emit/arch/sm90/mma.rs",
+            format!("{:?} has no dimension along k", f.name),
+        )
     })?;
     Ok(a.region[depth].1.clone().ceil_div(step as i32))
 }
@@ -618,7 +627,7 @@ fn inner(
     right: &Factor,
 ) -> Result<Value, EmitError> {
     let Leaf::MmaTile(MmaTile { block, a_layout, .. }) = &f.leaf else {
-        return Err(EmitError::internal("emit/leaf/mma.rs", "an inner loop of no product"));
+        return Err(EmitError::internal("emit/arch/sm90/mma.rs", "an inner loop of no product"));
     };
     let step = block[2].max(1) as i32;
     let depth = mk_plan::depth_dim(factors[0], *a_layout).map(|d| &factors[0].region[d].1);

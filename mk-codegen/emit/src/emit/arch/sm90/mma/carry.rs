@@ -4,7 +4,7 @@
 //! second half of the tile's steps along k, so that the sum has had the time of the first half to arrive; or behind all
 //! of them, where the GEMM goes through an elementwise chain first.
 
-use crate::emit::leaf::mma::operands::rows_of;
+use super::operands::rows_of;
 use crate::emit::{context::Emitter, error::EmitError, maps::View};
 use minijinja::{Value, context};
 use mk_plan::{

@@ -1,0 +1,34 @@
+//! Hopper: GEMMs and attention by `wgmma`, which warpgroups issue; TMA feeds them; registers move between warpgroups.
+
+mod attend;
+mod attend_grad;
+mod library;
+mod mma;
+
+use super::Arch;
+use crate::emit::leaf::LeafEmission;
+use mk_plan::{AttendGradTile, AttendTile, Carry, GradOf, Leaf, MmaTile, target};
+
+pub(super) const ARCH: Arch = Arch {
+    target: &target::SM_90A,
+    library: library::FILES,
+    leaves: &[&mma::EMISSION, &attend::EMISSION, &attend_grad::OF_QUERIES, &attend_grad::OF_KEYS],
+    core,
+    registers: ["sm90_regs_release", "sm90_regs_claim"],
+};
+
+fn core(leaf: &Leaf) -> Option<&'static LeafEmission> {
+    match leaf {
+        Leaf::MmaTile(MmaTile { block, .. }) => Some(mma::emission(*block)),
+        Leaf::AttendTile(AttendTile { carry: Carry::Registers, block, .. }) => {
+            Some(attend::emission(*block))
+        }
+        Leaf::AttendGradTile(AttendGradTile { of: GradOf::Queries, .. }) => {
+            Some(&attend_grad::OF_QUERIES)
+        }
+        Leaf::AttendGradTile(AttendGradTile { of: GradOf::Keys, .. }) => {
+            Some(&attend_grad::OF_KEYS)
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,70 @@
+//! Rows of heads on the own rank, for leaves that read and write them by loads and stores.
+
+use crate::emit::{context::Emitter, error::EmitError};
+use mk_plan::{Access, Expr, FamId, Family, Operand, Var, row_dim};
+
+/// The dimension that queries or keys lie along.
+pub(in crate::emit) fn rows_of(f: &Family, a: &Access) -> Result<usize, EmitError> {
+    row_dim(a).ok_or_else(|| {
+        let what = format!("rows of `{}` lie along several dimensions of {}", a.operand, a.buffer);
+        EmitError::unsupported(f.name.clone(), what)
+    })
+}
+
+/// Whether an access takes all elements of heads, which are `dim`.
+pub(in crate::emit) fn whole_heads(
+    e: &Emitter<'_>,
+    a: &Access,
+    dim: u32,
+) -> Result<bool, EmitError> {
+    let last = a.region.len() - 1;
+    let (base, len) = &a.region[last];
+    let all = *len == Expr::from(dim as i32) || *len == e.extent(a.buffer, last);
+    let long = e.points.shape(a.buffer, 0)?.last() == Some(&i64::from(dim));
+    Ok(*base == Expr::Const(0) && all && long)
+}
+
+/// Address of the first row of a head on this rank, and the bytes from one to the next, as C.
+pub(in crate::emit) fn rows_at(
+    e: &Emitter<'_>,
+    id: FamId,
+    a: &Access,
+    dim: u32,
+) -> Result<(String, String), EmitError> {
+    let f = &e.plan.families[id];
+    let (n, row) = (a.region.len(), rows_of(f, a)?);
+    let own = a.each.is_none() && a.rank == Expr::Var(Var::RANK);
+    if !own || !whole_heads(e, a, dim)? {
+        let what = format!("`{}` is whole heads of the own rank", a.operand);
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    e.check_lines(id, a)?;
+    let pitch = e.own_pitch_bytes(a.buffer);
+    let base = e.base(a.buffer, "params.header.rank");
+    let between = (row + 1..n - 1).map(|d| e.extent(a.buffer, d));
+    let step = e.c(f, None, &between.fold(Expr::Const(1), |n, x| n * x));
+    let first = e.c(f, None, &e.row(a));
+    Ok((
+        format!("{base} + static_cast<u64>({first}) * {pitch}"),
+        format!("static_cast<u64>({step}) * {pitch}"),
+    ))
+}
+
+/// Address of the logarithm of a tile's first row, as C; 0 where they are not asked for.
+pub(in crate::emit) fn logarithms(e: &Emitter<'_>, id: FamId) -> Result<String, EmitError> {
+    let f = &e.plan.families[id];
+    if !f.accesses.iter().any(|a| a.operand == Operand::Lse) {
+        return Ok("0".into());
+    }
+    let lse = e.access(f, Operand::Lse)?;
+    let ones = lse.region[..lse.region.len() - 1].iter().all(|(_, len)| *len == Expr::Const(1));
+    let own = lse.each.is_none() && lse.rank == Expr::Var(Var::RANK);
+    if !own || !ones {
+        let what = "logarithms of sums are of the own rank, those of a head side by side";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    let base = e.base(lse.buffer, "params.header.rank");
+    let (row, pitch) = (e.c(f, None, &e.row(lse)), e.own_pitch_bytes(lse.buffer));
+    let last = e.c(f, None, &lse.region[lse.region.len() - 1].0);
+    Ok(format!("{base} + static_cast<u64>({row}) * {pitch} + bytes_of({last}, 4)"))
+}

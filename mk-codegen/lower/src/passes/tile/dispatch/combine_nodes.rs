@@ -1,0 +1,237 @@
+//! Experts over nodes: sums go back as tokens came, each to its rank's rail.
+//!
+//! Each node sums what its own experts make of a token, in f32 and in the order of slots; the token's rank adds the nodes'
+//! sums, in the order of nodes, and rounds once.
+
+use super::{BLOCK, CHUNK, Derived, Dispatch, combine::COMBINED, of_all, whole};
+use crate::passes::{
+    draft::{Arrival, Draft, Flow, FlowId, Source, Writer, read, write},
+    shape::{
+        grouped::{Combine, Combined},
+        ranks::block_rows,
+    },
+    strategies::{
+        deliver::{self, Messages},
+        rails::{RailRows, mail, rail_of},
+    },
+};
+use mk_abi::DType;
+use mk_plan::{
+    Access, BufId, DotTile, Each, Expr, FamId, Leaf, Operand, Point, ReduceTile, RoleKind, Space,
+    Var,
+};
+
+/// The family that sums what a node made of its own tokens.
+const OWN: &str = "combine.own";
+
+/// What a node makes of rows of its experts.
+struct Parts {
+    y: BufId,
+    done: FlowId,
+    places: Derived,
+    factor: Factor,
+}
+
+/// What rows are multiplied by.
+#[derive(Clone, Copy)]
+enum Factor {
+    /// The weights of all tokens, with the words of their chunks.
+    Weights(BufId, Option<FlowId>),
+    /// A row of each token: of this rank's, and of those of its rails where they arrive, with their words.
+    Rows { own: BufId, recv: BufId, relayed: FlowId },
+}
+
+impl Dispatch<'_> {
+    /// Sends weights to everyone, if a sum over nodes has some: before tokens, since they are few bytes.
+    pub fn weigh(&mut self, draft: &mut Draft, how: Option<Combined>) {
+        if let (Some(Combined::Sum(weights)), true) = (how, draft.nodes.count() > 1) {
+            self.weights = Some(self.weights_of_all(draft, weights));
+        }
+    }
+
+    fn weights_of_all(&self, draft: &mut Draft, weights: usize) -> (BufId, Option<FlowId>) {
+        let (of, given) = (&self.params[weights], self.inputs[weights]);
+        of_all(draft, ["weights", "weighed"], of, given, self.chunks)
+    }
+
+    /// Each token is the sum of its nodes' sums, in the order of nodes. `made` is a GEMM that writes `y`, and has so many
+    /// tiles of a block.
+    pub(super) fn combine_nodes(
+        &self,
+        draft: &mut Draft,
+        combine: &Combine,
+        (y, made, tiles): (BufId, FamId, i32),
+        out: BufId,
+        places: Derived,
+    ) {
+        let nodes = draft.nodes;
+        let word = vec![nodes.near.place(), Var::domain(0).into()];
+        let done = Writer::new(made, Operand::C, word);
+        let done = if nodes.local() > 1 { done.on_each(nodes.near.everyone()) } else { done };
+        let shape = vec![nodes.local().into(), self.count.into()];
+        let done = draft.flow(Flow::new("done", shape, tiles.into(), vec![done]));
+        let pieces = (self.tokens + COMBINED - 1) / COMBINED;
+        let factor = match combine.how {
+            Combined::Sum(weights) => {
+                let (all, weighed) =
+                    self.weights.unwrap_or_else(|| self.weights_of_all(draft, weights));
+                Factor::Weights(all, weighed)
+            }
+            Combined::Products(dy) => {
+                let rows = RailRows { of: &self.params[dy], height: COMBINED, pieces };
+                let own = self.inputs[dy];
+                let (recv, relayed) = rows.send(draft, "dy", own);
+                Factor::Rows { own, recv, relayed }
+            }
+        };
+        let parts = Parts { y, done, places, factor };
+        let wide = combine.out.shape[1].value;
+        let one = [self.tokens, wide];
+        let mut net = |name: &str, nodes: i32| {
+            let shape = [nodes].into_iter().chain(one).map(Expr::from).collect();
+            draft.buffer(name, Space::Net, DType::F32, shape, None)
+        };
+        let (send, recv) = (net("part_send", nodes.count() - 1), net("part_recv", nodes.count()));
+        // For tokens of other nodes.
+        let [i, m] = [0, 1].map(|n| Expr::from(Var::domain(n)));
+        let domain = mail(nodes, pieces).domain;
+        let node = nodes.other(m.clone());
+        let family =
+            self.part(draft, combine, &parts, "combine.node", domain, node, (send, m.clone()));
+        let summed = Writer::new(family, Operand::Dst, vec![m.clone(), i.clone()]);
+        let shape = vec![(nodes.count() - 1).into(), pieces.into()];
+        let summed = draft.flow(Flow::new("summed.node", shape, 1.into(), vec![summed]));
+        let [_, place] = nodes.rail(m.clone());
+        let rows = draft.local(&combine.out, 0, place);
+        let rows = (i.clone() * COMBINED, block_rows(rows, i.clone(), COMBINED));
+        let region = vec![(m.clone(), 1.into()), rows.clone(), whole(wide)];
+        let from = read(Operand::Src, send, region);
+        let messages = Messages {
+            mail: mail(nodes, pieces),
+            from: Source::behind(from, summed, vec![m.clone(), i.clone()]),
+            to: recv,
+            there: vec![nodes.own_part(), rows, whole(wide)],
+            maker: family,
+            credit: vec![m, i.clone()],
+            each: None,
+        };
+        let relayed = deliver::carry(draft, messages);
+        // For its own.
+        let (domain, home) = (vec![("i", pieces.into())], nodes.far.place());
+        let into = (recv, home.clone());
+        let family = self.part(draft, combine, &parts, OWN, domain.clone(), home, into);
+        let kept = Writer::new(family, Operand::Dst, vec![i.clone()]);
+        let kept = draft.flow(Flow::new("kept", vec![pieces.into()], 1.into(), vec![kept]));
+        let own = draft.own(&combine.out, 0);
+        let rows = (i.clone() * COMBINED, block_rows(own, i.clone(), COMBINED));
+        let region = vec![(Var::EACH.into(), 1.into()), rows.clone(), whole(wide)];
+        let each = Some(Each { var: "n".into(), extent: nodes.count().into() });
+        let access = Access { each, ..read(Operand::Src, recv, region) };
+        let wire = vec![nodes.other(Var::EACH.into()), i.clone()];
+        let wire = Arrival { each: Some(deliver::others(nodes)), ..Arrival::new(relayed, wire) };
+        let arrivals = vec![wire, Arrival::new(kept, vec![i])];
+        let dst = write(Operand::Dst, out, vec![rows, whole(wide)]);
+        let touched = vec![Source { access, arrivals }, dst.into()];
+        let leaf = Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() });
+        draft.family("combine", RoleKind::Compute, leaf, domain, vec![], touched);
+    }
+
+    /// Sums what this node's experts made of tokens of the rail in `node`, into that part of memory.
+    #[allow(clippy::too_many_arguments)]
+    fn part(
+        &self,
+        draft: &mut Draft,
+        combine: &Combine,
+        x: &Parts,
+        name: &str,
+        domain: Vec<(&str, Expr)>,
+        node: Expr,
+        (into, at): (BufId, Expr),
+    ) -> FamId {
+        let nodes = draft.nodes;
+        let i = Expr::from(Var::domain(0));
+        let of = rail_of(nodes, node.clone());
+        let all = draft.local(&combine.out, 0, of.clone());
+        let token = i.clone() * COMBINED + Var::INNER;
+        let exists = token.clone().lt(all.clone());
+        // Its entries.
+        let listed = node.clone() * self.tokens;
+        let row = listed.clone() + token.clone();
+        let each = Some(Each { var: "j".into(), extent: self.slots.into() });
+        let place = |part: i32| {
+            let at = vec![row.clone(), Var::EACH.into(), part.into()];
+            Expr::Table(x.places.table, at)
+        };
+        let there = x.places.kept.map(|(kept, _)| {
+            let kept = Expr::Table(kept, vec![row.clone(), Var::EACH.into()]);
+            exists.clone().select(kept, 0)
+        });
+        let contribution = |access: Access| Access {
+            at: Point::Inner,
+            each: each.clone(),
+            when: there.clone(),
+            ..access
+        };
+        let one = |e: Expr| (e, Expr::Const(1));
+        let wide = match combine.how {
+            Combined::Sum(_) => whole(combine.out.shape[1].value),
+            Combined::Products(dy) => whole(self.params[dy].shape[1].value),
+        };
+        let y = read(Operand::Src, x.y, vec![one(place(1)), wide.clone()]);
+        let y = if nodes.local() > 1 { Access { rank: place(0), ..y } } else { y };
+        let done = vec![place(0) % nodes.local(), place(1) / BLOCK];
+        let inner =
+            |access: Access| Access { at: Point::Inner, when: Some(exists.clone()), ..access };
+        let own = name == OWN;
+        let factor = match x.factor {
+            Factor::Weights(all, weighed) => {
+                let weight =
+                    vec![one(of.clone() * self.tokens + token.clone()), one(Var::EACH.into())];
+                let weight = contribution(read(Operand::W, all, weight));
+                let chunk = of * self.chunks.max(1) + i.clone() * COMBINED / CHUNK;
+                match weighed {
+                    Some(weighed) => Source::behind(weight, weighed, vec![chunk]),
+                    None => weight.into(),
+                }
+            }
+            Factor::Rows { own: given, .. } if own => {
+                inner(read(Operand::W, given, vec![one(token.clone()), wide.clone()])).into()
+            }
+            Factor::Rows { recv, relayed, .. } => {
+                let row = inner(read(Operand::W, recv, vec![one(row.clone()), wide.clone()]));
+                Source::behind(row, relayed, vec![node, i.clone()])
+            }
+        };
+        // Each product of rows is an element of its own; a sum is a row.
+        let dst = match x.factor {
+            Factor::Weights(..) => {
+                inner(write(Operand::Dst, into, vec![one(at), one(token), wide]))
+            }
+            Factor::Rows { .. } => {
+                let region = vec![one(at), one(token), one(Var::EACH.into())];
+                Access { each: each.clone(), ..inner(write(Operand::Dst, into, region)) }
+            }
+        };
+        let first = i.clone() * COMBINED;
+        let rows = (listed + first.clone(), block_rows(all, i, COMBINED));
+        let region = vec![rows.clone(), whole(self.slots), whole(2)];
+        let entries = read(Operand::Tab, x.places.memory, region);
+        let kept = x.places.kept.map(|(_, memory)| {
+            Source::from(read(Operand::Tab, memory, vec![rows, whole(self.slots)]))
+        });
+        let touched = vec![
+            Source::behind(entries, x.places.built, vec![0.into()]),
+            Source::behind(contribution(y), x.done, done).whether(exists),
+            factor,
+            dst.into(),
+        ];
+        let touched: Vec<Source> = touched.into_iter().chain(kept).collect();
+        let leaf = match x.factor {
+            Factor::Weights(..) => Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() }),
+            Factor::Rows { .. } => Leaf::DotTile(DotTile),
+        };
+        let family = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
+        draft.plan.families[family].inner = Some(("q".into(), COMBINED.into()));
+        family
+    }
+}

@@ -1,0 +1,147 @@
+//! Experts over nodes, on the executor against f64: every world, kind of layer, number of tokens, routing, ordering and schedule.
+//!
+//! CI takes as many cases as fit in some seconds, in an order that the printed seed decides; `cargo xtask sweep experts_nodes` takes all of them.
+//! `MK_SEED` repeats an order.
+
+mod sweep;
+
+use mk_codegen::{
+    emit,
+    passes::compile,
+    settings::{Config, NicOrdering},
+    sim::Schedule,
+};
+use mk_harness::{Case, CpuOptions, Routing, run_on_cpu};
+use mk_syntax::Program;
+use std::collections::BTreeMap;
+
+/// Seconds that CI spends here.
+const SECONDS: u64 = 25;
+
+const HEAD: &str = "x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0)";
+const GATE: &str = "gate: f32[T, K] @ shard(0)";
+const TWO: &str = "w1: bf16[E, H, 2, I] @ shard(0), w2: bf16[E, I, H] @ shard(0)";
+const BODY: &str = "-> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)";
+
+/// Each kind of pipeline: its name and text.
+fn kinds() -> Vec<(&'static str, String)> {
+    let layer = |args: &str| {
+        format!(
+            "fn layer({HEAD}, {GATE}, {TWO}) -> bf16[T, H] @ shard(0) {{ dispatch(x, ids{args}) {BODY} }}"
+        )
+    };
+    let one = "w: bf16[E, H, I] @ shard(0)";
+    vec![
+        (
+            "dispatch",
+            format!("fn f({HEAD}, {one}) {{ dispatch(x, ids, capacity = R) -> grouped_gemm(w) }}"),
+        ),
+        ("layer", layer("")),
+        ("wide", layer("").replace("ids: i32", "ids: i64")),
+        ("capacity", layer(", capacity = R")),
+        ("drop", layer(", capacity = R, drop")),
+        ("any", layer("").replace("layer(", "layer<T: dyn <= 300>(")),
+        (
+            "products",
+            "fn f(a: bf16[R, I] @ shard(0), ids: i32[T, K] @ shard(0), dy: bf16[T, H] @ shard(0), w: bf16[E, I, H] @ shard(0)) { ragged(a, ids) -> grouped_gemm(w) -> combine_grad(dy) }"
+                .into(),
+        ),
+        (
+            "weighted",
+            format!(
+                "fn f({HEAD}, {GATE}, {one}) {{ let rows = dispatch(x, ids, gate, capacity = R); (rows -> grouped_gemm(w), rows) }}"
+            ),
+        ),
+    ]
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Experts {
+    kind: usize,
+    nodes: u32,
+    local: u32,
+    net: NicOrdering,
+    tokens: u64,
+    slots: u64,
+    routing: Routing,
+    schedule: Schedule,
+}
+
+impl Experts {
+    /// Lowers, proves, evaluates, emits, runs and judges.
+    fn check(&self, seed: u64) {
+        let (_, text) = &kinds()[self.kind];
+        let ranks = u64::from(self.nodes * self.local);
+        let program = Program::parse(text).unwrap_or_else(|e| panic!("{self:?}: {e}"));
+        // Experts that ranks do not divide, and room for a block of each.
+        let experts = (2 * ranks - 1).max(self.slots);
+        let own = experts.div_ceil(ranks);
+        let rows = ranks * 128 * (own + (self.tokens * self.slots.min(own)).div_ceil(128));
+        let sizes = [
+            ("T", self.tokens),
+            ("H", 16),
+            ("I", 24),
+            ("E", experts),
+            ("K", self.slots),
+            ("R", rows),
+        ];
+        let sizes = sizes.map(|(name, n)| (name.to_string(), n)).into_iter();
+        let dims: BTreeMap<_, _> = sizes.filter(|(n, _)| program.symbol(n).is_some()).collect();
+        let bound =
+            program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{self:?}: {e}"));
+        let bound = bound.on(&program, ranks as u32).unwrap_or_else(|e| panic!("{self:?}: {e}"));
+        let config = Config {
+            ranks: ranks as u32,
+            nodes: self.nodes,
+            net: self.net,
+            block: [128, 128, 64],
+            compute_sms: Some(3),
+            ..Config::default()
+        };
+        let (plan, _) =
+            compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{self:?}: {e}"));
+        emit::emit(&plan).unwrap_or_else(|e| panic!("{self:?}: {e}"));
+        let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
+        let options = CpuOptions {
+            schedule: self.schedule,
+            seed,
+            launches: 2,
+            routing: self.routing,
+            ..CpuOptions::default()
+        };
+        let run = run_on_cpu(case, &plan, &options).unwrap_or_else(|e| panic!("{self:?}: {e}"));
+        for (launch, judged) in run.judged.iter().enumerate() {
+            for (rank, judged) in judged.iter().enumerate() {
+                let right = judged.passes() || judged.judged == 0;
+                assert!(right, "{self:?}, launch {launch}, rank {rank}: {judged}");
+            }
+        }
+    }
+}
+
+/// Nodes and ranks in each.
+const WORLDS: [(u32, u32); 8] = [(2, 1), (2, 2), (3, 1), (3, 2), (4, 1), (4, 2), (2, 4), (8, 1)];
+/// Tokens of all ranks: fewer than ranks, as many as none divides, and more than a chunk of a rank.
+const TOKENS: [u64; 4] = [1, 21, 130, 300];
+
+fn all() -> Vec<Experts> {
+    let mut out = Vec::new();
+    for (nodes, local) in WORLDS {
+        for net in [NicOrdering::InOrder, NicOrdering::Unordered] {
+            for kind in 0..kinds().len() {
+                for schedule in Schedule::all((nodes * local) as usize) {
+                    let n = out.len();
+                    let routing = [Routing::Random, Routing::One, Routing::Padded][n % 3];
+                    let (tokens, slots) = (TOKENS[n / 3 % 4], [2, 1, 3][n / 12 % 3]);
+                    out.push(Experts { kind, nodes, local, net, tokens, slots, routing, schedule });
+                }
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn experts() {
+    sweep::run("experts over nodes", all(), SECONDS, |case, seed| case.check(seed));
+}
