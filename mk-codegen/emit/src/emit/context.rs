@@ -10,7 +10,7 @@ use super::{
 use mk_abi::DType;
 use mk_plan::{
     Access, BinOp, BufId, CPrinter, Each, Entity, Expr, FamId, Family, Operand, Plan, Points,
-    SigId, row_dim,
+    SigId, row_dim, target::Target,
 };
 use std::collections::BTreeSet;
 
@@ -19,6 +19,7 @@ const BARRIER_BYTES: u32 = 1024;
 
 pub(super) struct Emitter<'a> {
     pub plan: &'a Plan,
+    pub target: &'static Target,
     pub points: &'a Points<'a>,
     pub layout: Layout,
     pub maps: Maps,
@@ -32,14 +33,14 @@ pub(super) struct Emitter<'a> {
 impl<'a> Emitter<'a> {
     pub fn new(
         plan: &'a Plan,
-        points: &'a Points<'a>,
+        (points, target): (&'a Points<'a>, &'static Target),
         options: Options,
     ) -> Result<Self, EmitError> {
         let enter = plan.families.values().filter(|f| f.leaf.enters());
         let entries = enter.flat_map(|f| &f.posts).map(|p| p.signal).collect();
         let (layout, maps) = (layout(plan, points)?, Maps::default());
         let node_entry = nodes::entered(plan);
-        Ok(Emitter { plan, points, layout, maps, options, entries, node_entry })
+        Ok(Emitter { plan, target, points, layout, maps, options, entries, node_entry })
     }
 
     /// An expression of a family as C.

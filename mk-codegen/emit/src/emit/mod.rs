@@ -63,7 +63,7 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
     refused.settle()?;
     let arch = arch::Arch::of(plan)?;
     let env = environment::environment(arch)?;
-    let mut e = Emitter::new(plan, &points, options)?;
+    let mut e = Emitter::new(plan, (&points, arch.target), options)?;
     let trace = match options.trace {
         true => Some(trace::layout(&e)?),
         false => None,

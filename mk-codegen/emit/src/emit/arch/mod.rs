@@ -3,6 +3,7 @@
 //! A leaf that feeds tensor cores is carried out in another way on each architecture; loads, stores and waits are the
 //! same on all ([`crate::emit::leaf`]). Outside its folder nothing in `emit/` names an architecture.
 
+mod record;
 mod sm90;
 #[cfg(test)]
 mod tests;
@@ -11,22 +12,9 @@ use super::{
     error::EmitError,
     leaf::{self, Carrier, LeafEmission},
 };
-use mk_plan::{FamId, Family, Leaf, Plan, target::Target};
+use mk_plan::{FamId, Family, Plan};
 
-/// How kernels are made for one target.
-pub(super) struct Arch {
-    /// Its name in plans, and its limits.
-    pub target: &'static Target,
-    /// File names and texts of the device library, in order; each uses only what stands before it.
-    pub library: &'static [(&'static str, &'static str)],
-    /// Leaves that are its own.
-    pub leaves: &'static [&'static LeafEmission],
-    /// The record of one of them, for a leaf that it carries out.
-    pub core: fn(&Leaf) -> Option<&'static LeafEmission>,
-    /// Function templates of the library over a number of registers, by which the threads of a warpgroup give all
-    /// others back, and take more.
-    pub registers: [&'static str; 2],
-}
+pub(super) use record::Arch;
 
 /// All of them.
 pub(super) const ALL: &[&Arch] = &[

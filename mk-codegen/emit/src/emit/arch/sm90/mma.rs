@@ -6,7 +6,6 @@ mod operands;
 mod targets;
 
 use crate::emit::{
-    arch::Arch,
     chain::half,
     context::Emitter,
     error::EmitError,
@@ -145,12 +144,11 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
         let what = "tiles of one loop come through maps of as many dimensions";
         return Err(EmitError::unsupported(g.name.clone(), what));
     }
-    let target = Arch::of(e.plan)?.target;
     let only_tile = e.points.only_tile(&run)?;
     let borrowed_stage = !only_tile && e.points.borrowed_stage(&run)?;
     let b_first = families.iter().any(waits_for_a) && b_is_given(e, &run);
     let clipped = e.points.ends_clipped(&run)?;
-    let b_evict_first = e.points.evict_first(&run, f64::from(target.l2_bytes))?;
+    let b_evict_first = e.points.evict_first(&run, f64::from(e.target.l2_bytes))?;
     let ragged_depth = ragged_depth(e, &run);
     let short_rows = !ragged_depth && run.iter().all(|id| e.plan.looks_up(&e.plan.families[*id]));
     let choices = [
@@ -178,19 +176,9 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     Ok(Prepared { families, hooks, call, workers: g.ctas / g.cluster, choices })
 }
 
-/// Whether a table in memory says how deep tiles are.
-fn is_ragged(e: &Emitter<'_>, f: &Family) -> bool {
-    let Leaf::MmaTile(MmaTile { a_layout, .. }) = &f.leaf else { return false };
-    let deep = |a: &Access| {
-        let depth = mk_plan::depth_dim(a, *a_layout);
-        depth.is_some_and(|d| e.plan.names_stored(&a.region[d].1))
-    };
-    f.accesses.iter().any(|a| a.operand == Operand::A && deep(a))
-}
-
 /// Whether that is so of some of a loop's tiles.
 fn ragged_depth(e: &Emitter<'_>, run: &[FamId]) -> bool {
-    run.iter().any(|id| is_ragged(e, &e.plan.families[*id]))
+    run.iter().any(|id| checks::is_ragged(e, &e.plan.families[*id]))
 }
 
 /// Whether a family's loader waits before it loads.
@@ -327,7 +315,7 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     of_three(f)?;
-    let ragged = is_ragged(e, f);
+    let ragged = checks::is_ragged(e, f);
     if ragged {
         of_ragged_depth(f)?;
     }

@@ -5,7 +5,7 @@ mod attend_grad;
 mod library;
 mod mma;
 
-use super::Arch;
+use super::record::Arch;
 use crate::emit::leaf::LeafEmission;
 use mk_plan::{AttendGradTile, AttendTile, Carry, GradOf, Leaf, MmaTile, target};
 

@@ -1,10 +1,9 @@
 //! Which tiles the templates carry out.
 
-use super::is_ragged;
 use crate::emit::{chain::half, context::Emitter, error::EmitError};
 use mk_plan::{
     ALayout, Access, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family, Leaf,
-    MmaTile, Mode, Store, Var, mma_consumers, mma_narrow, mma_panel_columns, mma_promotes,
+    MmaTile, Mode, Operand, Store, Var, mma_consumers, mma_narrow, mma_panel_columns, mma_promotes,
     mma_swaps, mma_three_by_rows, one_warpgroup_takes,
 };
 
@@ -130,4 +129,14 @@ pub(super) fn check_places(
     }
     let saves = |x: &&Access| EPILOGUE_OPERANDS.contains(&x.operand) && x.mode == Mode::Write;
     f.accesses.iter().filter(saves).try_for_each(|x| e.check_lines(id, x))
+}
+
+/// Whether a table in memory says how deep tiles are.
+pub(super) fn is_ragged(e: &Emitter<'_>, f: &Family) -> bool {
+    let Leaf::MmaTile(MmaTile { a_layout, .. }) = &f.leaf else { return false };
+    let deep = |a: &Access| {
+        let depth = mk_plan::depth_dim(a, *a_layout);
+        depth.is_some_and(|d| e.plan.names_stored(&a.region[d].1))
+    };
+    f.accesses.iter().any(|a| a.operand == Operand::A && deep(a))
 }
