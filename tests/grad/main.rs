@@ -87,7 +87,7 @@ const MORE: &[(&str, &str)] = &[
              x -> rope(t) -> gather -> gemm(w)
          }",
     ),
-    ("rope_heads", "fn f(x: bf16[M, 192] @ shard(1), t: f32[M, 16]) { x -> rope(t) }"),
+    ("rope_heads", "fn f(x: bf16[M, 384] @ shard(1), t: f32[M, 16]) { x -> rope(t) }"),
     ("both_turned", "fn f(x: bf16[K, M], w: bf16[N, K] @ shard(0)) { gemm(x.t, w.t) -> silu }"),
 ];
 
@@ -103,6 +103,15 @@ fn dims(program: &Program) -> BTreeMap<String, u64> {
     for tensor in program.tensors() {
         if let [_, _, Dim::Sym(columns)] = tensor.ty.dims.as_slice() {
             dims.insert(program.symbols()[columns.index()].name.clone(), 48);
+        }
+    }
+    // Whole heads on as many ranks as there are.
+    for node in program.nodes().iter().filter(|n| matches!(n.op, Op::Rope { .. })) {
+        let last = |id| program.ty(id).and_then(|ty| ty.dims.last().copied());
+        if let [Some(Dim::Sym(columns)), Some(Dim::Lit(head))] =
+            [0, 1].map(|i| last(node.inputs[i]))
+        {
+            dims.insert(program.symbols()[columns.index()].name.clone(), 24 * head);
         }
     }
     dims

@@ -8,7 +8,7 @@
 //! write; the ordered sum; and the copy from `sums` to the caller's tensor.
 
 use super::deliver;
-use super::sum::{Adders, Contributions, Share, Summed, adders, tiles_across};
+use super::sum::{Contributions, ReductionTiles, Share, Summed, reduction_tiles, tiles_across};
 use crate::passes::{
     draft::{Arrival, Draft, Flow, FlowId, Source, TileRows, Writer, read, write},
     shape::{
@@ -81,8 +81,8 @@ impl Columns {
         let (out, result) = (of.out, of.result);
         let Contributions { rows, block, by, operand, .. } = from;
         debug_assert_eq!(block[1], self.width, "a block of columns is a tile's");
-        let Adders { kind, tile, per_block, .. } =
-            adders(draft, config.reduction, Share::One, self.mine(), &rows, block, 1);
+        let ReductionTiles { kind, tile, per_block, .. } =
+            reduction_tiles(draft, config.reduction, Share::One, self.mine(), &rows, block, 1);
         let blocks = rows.blocks;
         let rows = rows.in_blocks(tile[0]);
         let r = rows.block(&mut draft.extents);

@@ -82,10 +82,10 @@ impl Pieces {
     }
 
     /// Messages of these pieces, to other nodes in turn.
-    pub fn to_others(self, nodes: Nodes) -> Mail {
+    pub fn to_others(self, nodes: Nodes) -> MessageTasks {
         let [i, p, m] = vars();
         let others = vec![("m", (nodes.count() - 1).into())];
-        Mail {
+        MessageTasks {
             domain: [self.domain(), others].concat(),
             other: m,
             shape: vec![self.blocks.into(), self.per_block.into()],
@@ -118,7 +118,7 @@ pub(in crate::passes) fn others(nodes: Nodes) -> Each {
 
 /// The tasks that send messages, and those that receive them.
 #[derive(Clone)]
-pub(in crate::passes) struct Mail {
+pub(in crate::passes) struct MessageTasks {
     /// Loops; one of them is over other nodes.
     pub domain: Vec<(&'static str, Expr)>,
     /// The number of a task's other node.
@@ -128,7 +128,7 @@ pub(in crate::passes) struct Mail {
     pub word: Vec<Expr>,
 }
 
-impl Mail {
+impl MessageTasks {
     /// Shape of words `[by, message]`.
     fn words(&self, by: i32) -> Vec<Expr> {
         [vec![by.into()], self.shape.clone()].concat()
@@ -142,7 +142,7 @@ impl Mail {
 
 /// Messages of a rank to its rail.
 pub(in crate::passes) struct Messages {
-    pub mail: Mail,
+    pub message_tasks: MessageTasks,
     /// The source, and the GPU flags that it waits for.
     pub from: Source,
     /// The destination, of which each source node has its part, and the region there.
@@ -157,31 +157,31 @@ pub(in crate::passes) struct Messages {
 /// Sends messages, relays arrivals, and returns credits for send buffers. Returns the flow of GPU flags `[source node,
 /// message]`: the message has arrived.
 pub(in crate::passes) fn carry(draft: &mut Draft, x: Messages) -> FlowId {
-    let (nodes, mail) = (draft.nodes, x.mail);
-    let m = mail.other.clone();
+    let (nodes, message_tasks) = (draft.nodes, x.message_tasks);
+    let m = message_tasks.other.clone();
     let [to, _] = nodes.rail(m.clone());
     let dst = Access { rank: to.clone(), ..write(Operand::Dst, x.to, x.there) };
-    let domain = mail.domain.clone();
+    let domain = message_tasks.domain.clone();
     let kind = RoleKind::InterSend;
     let touched = vec![x.from, dst.into()];
     let send = draft.family("send", kind, Leaf::NicSend, domain.clone(), vec![], touched);
-    let delivered = Writer::new(send, Operand::Src, mail.by(m.clone()));
-    let shape = mail.words(nodes.count() - 1);
+    let delivered = Writer::new(send, Operand::Src, message_tasks.by(m.clone()));
+    let shape = message_tasks.words(nodes.count() - 1);
     let sent = draft.flow(Flow::new("sent", shape, 1.into(), vec![delivered]));
-    let behind = Writer::new(send, Operand::Dst, mail.by(nodes.far.place())).on(to);
-    let shape = mail.words(nodes.count());
+    let behind = Writer::new(send, Operand::Dst, message_tasks.by(nodes.far.place())).on(to);
+    let shape = message_tasks.words(nodes.count());
     let wired = draft.flow(Flow::new("wired", shape.clone(), 1.into(), vec![behind]));
     let none = [] as [Access; 0];
     let relay = draft.family("relay", RoleKind::InterReduce, Leaf::Signal, domain, vec![], none);
     let [from, _] = nodes.source(m);
-    let word = mail.by(from);
+    let word = message_tasks.by(from);
     draft.read(wired, Reader::new(relay, Operand::Src, word.clone()));
     let seen = Writer::new(relay, Operand::Dst, word);
     let credit = Reader { each: x.each, ..Reader::new(x.maker, Operand::Dst, x.credit) };
     match draft.kinds[x.maker] {
         RoleKind::InterSend => draft.read(sent, Reader { lag: 1, ..credit }),
         _ => {
-            let room = room(draft, sent, &mail);
+            let room = room(draft, sent, &message_tasks);
             draft.read(room, credit);
         }
     }
@@ -190,15 +190,15 @@ pub(in crate::passes) fn carry(draft: &mut Draft, x: Messages) -> FlowId {
 
 /// GPU flags of credits, `[other node, message]`, for writers outside inter roles, which cannot wait for network flags.
 /// They depend on the previous launch only.
-fn room(draft: &mut Draft, sent: FlowId, mail: &Mail) -> FlowId {
-    let (domain, none) = (mail.domain.clone(), [] as [Access; 0]);
+fn room(draft: &mut Draft, sent: FlowId, message_tasks: &MessageTasks) -> FlowId {
+    let (domain, none) = (message_tasks.domain.clone(), [] as [Access; 0]);
     let family = draft.family("room", RoleKind::InterReduce, Leaf::Signal, domain, vec![], none);
     // First in its role: no relay that waits for other nodes precedes it.
     draft.first.push(family);
-    let word = mail.by(mail.other.clone());
+    let word = message_tasks.by(message_tasks.other.clone());
     draft.read(sent, Reader { lag: 1, ..Reader::new(family, Operand::Src, word.clone()) });
     let seen = Writer::new(family, Operand::Dst, word);
-    let shape = mail.words(draft.nodes.count() - 1);
+    let shape = message_tasks.words(draft.nodes.count() - 1);
     draft.flow(Flow::new("room", shape, 1.into(), vec![seen]))
 }
 
@@ -290,7 +290,7 @@ impl Delivery<'_> {
         let sent = read(Operand::Src, x.memory, vec![x.rows.clone(), self.wide()]);
         let piece = if x.word.len() > 1 { p.clone() } else { 0.into() };
         let messages = Messages {
-            mail: pieces.to_others(nodes),
+            message_tasks: pieces.to_others(nodes),
             from: Source::behind(sent, x.words, x.word),
             to: recv,
             there: vec![nodes.own_part(), x.rows, self.wide()],
@@ -313,8 +313,9 @@ impl Delivery<'_> {
             None => dst,
         };
         let leaf = self.via.leaf(draft.copy_stages);
-        let (mail, touched) = (pieces.to_others(nodes), vec![src, dst.into()]);
-        let forward = draft.family("forward", self.kind, leaf, mail.domain, vec![], touched);
+        let (message_tasks, touched) = (pieces.to_others(nodes), vec![src, dst.into()]);
+        let forward =
+            draft.family("forward", self.kind, leaf, message_tasks.domain, vec![], touched);
         let come = Writer::new(forward, Operand::Dst, vec![source, i]);
         let come = Writer { amount: self.amount.clone(), ..come };
         match node {

@@ -3,7 +3,9 @@
 //! Leaves: `parts`, a symmetric buffer `[shards, rows, n]` of the local contributions, a flow per tile to every rank, and
 //! the ordered sum.
 
-use super::sum::{Adders, Contributions, Place, Share, Summed, adders, place, tiles_across};
+use super::sum::{
+    Contributions, Place, ReductionTiles, Share, Summed, place, reduction_tiles, tiles_across,
+};
 use crate::passes::{
     draft::{Draft, Flow, Source, TileRows, Writer, read},
     shape::{rows::Rows, tensor::Tensor},
@@ -30,8 +32,8 @@ pub(in crate::passes) fn pull(
     let Contributions { rows, block, by, operand, .. } = from;
     let group = draft.along(of.axis).group;
     let across = tiles_across(of.out, block[1]);
-    let Adders { kind, tile, per_block, .. } =
-        adders(draft, config.reduction, Share::One, across, &rows, block, 1);
+    let ReductionTiles { kind, tile, per_block, .. } =
+        reduction_tiles(draft, config.reduction, Share::One, across, &rows, block, 1);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
     let Place { r, j, columns } = place(draft, of.out, &rows, tile[1]);
     let (rank, everyone) = group.everyone();

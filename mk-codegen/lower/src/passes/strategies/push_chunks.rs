@@ -8,7 +8,7 @@
 //! Leaves: `k_all` and `v_all`, symmetric buffers `[chunks, batch, heads, rows, elements]`, in which every chunk is
 //! retained until the launch ends, with a word for all parts of each chunk, batch and head.
 
-use super::deliver::{self, Mail, Messages};
+use super::deliver::{self, MessageTasks, Messages};
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
     shape::{chunks::Chunks, ranks::block_rows, tensor::Tensor},
@@ -332,10 +332,14 @@ impl Pushes<'_> {
         let from = Source::behind(read(Operand::Src, send, x.in_net(&rows, of)), staged, x.word());
         let shape = [vec![nodes.count().into()], one_node].concat();
         let recv = draft.buffer(&format!("{}_recv", first.name), Space::Net, of.dtype, shape, None);
-        let mail =
-            Mail { domain: x.domain.clone(), other: x.other.clone(), shape: words, word: x.word() };
+        let message_tasks = MessageTasks {
+            domain: x.domain.clone(),
+            other: x.other.clone(),
+            shape: words,
+            word: x.word(),
+        };
         let messages = Messages {
-            mail: mail.clone(),
+            message_tasks: message_tasks.clone(),
             from,
             to: recv,
             there: [vec![nodes.own_part()], x.in_net(&rows, of)].concat(),
@@ -350,7 +354,7 @@ impl Pushes<'_> {
         let rows = self.rows(draft, &x, &chunk);
         let rows = self.wanted(draft, &x, rows, &source, &nodes.ends(&nodes.far.place()));
         let here = [vec![one(&node)], x.in_net(&rows, of)].concat();
-        let src = Source::behind(read(Operand::Src, recv, here), relayed, mail.by(node));
+        let src = Source::behind(read(Operand::Src, recv, here), relayed, message_tasks.by(node));
         let (everyone, each) = nodes.near.everyone();
         let to = (everyone.clone(), Some(each.clone()));
         let mut touched = vec![src];

@@ -3,7 +3,7 @@
 //!
 //! Leaves: a copy in net memory, of pieces that are messages of [`deliver`](super::deliver), and what came beside it.
 
-use super::deliver::{self, Mail, Messages};
+use super::deliver::{self, MessageTasks, Messages};
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
     shape::{
@@ -92,7 +92,7 @@ impl RailRows<'_> {
         let from = read(Operand::Src, send, vec![rows.clone(), self.wide()]);
         let recv = self.net(draft, &format!("{name}_recv"), nodes.count());
         let messages = Messages {
-            mail: mail(nodes, self.pieces),
+            message_tasks: message_tasks(nodes, self.pieces),
             from: Source::behind(from, staged, vec![i.clone()]),
             to: recv,
             there: vec![self.of_node(nodes.far.place(), rows), self.wide()],
@@ -131,7 +131,7 @@ impl RailRows<'_> {
             Some((rank, each)) => Access { rank, each: Some(each), ..dst },
             None => dst,
         };
-        let domain = mail(draft.nodes, self.pieces).domain;
+        let domain = message_tasks(draft.nodes, self.pieces).domain;
         let (kind, leaf) = (RoleKind::Compute, CopyVia::Ldst.leaf(1));
         let name = format!("{name}.forward");
         let forward = draft.family(&name, kind, leaf, domain, vec![], vec![src, dst.into()]);
@@ -159,8 +159,8 @@ impl RailRows<'_> {
 }
 
 /// Messages of so many pieces, to the rails in turn.
-pub(in crate::passes) fn mail(nodes: Nodes, pieces: i32) -> Mail {
-    Mail {
+pub(in crate::passes) fn message_tasks(nodes: Nodes, pieces: i32) -> MessageTasks {
+    MessageTasks {
         domain: vec![("i", pieces.into()), ("m", (nodes.count() - 1).into())],
         other: Var::domain(1).into(),
         shape: vec![pieces.into()],

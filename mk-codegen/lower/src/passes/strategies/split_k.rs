@@ -6,7 +6,7 @@
 
 use super::{
     destination::Destination,
-    sum::{Adders, Contributions, Place, Share, adders, place, tiles_across},
+    sum::{Contributions, Place, ReductionTiles, Share, place, reduction_tiles, tiles_across},
 };
 use crate::passes::{
     draft::{Draft, Flow, Source, TileRows, Writer, read},
@@ -42,8 +42,8 @@ pub(in crate::passes) fn fold(
     let Contributions { rows, block, by, operand, .. } = from;
     let split = Expr::from(parts);
     let across = tiles_across(out, block[1]);
-    let Adders { kind, tile, per_block, .. } =
-        adders(draft, reduction, Share::One, across, &rows, block, 1);
+    let ReductionTiles { kind, tile, per_block, .. } =
+        reduction_tiles(draft, reduction, Share::One, across, &rows, block, 1);
     let (blocks, rows) = (rows.blocks, rows.in_blocks(tile[0]));
     let Place { r, j, columns } = place(draft, out, &rows, tile[1]);
     let row = (rows.in_covered(&r), r.len.clone());

@@ -83,7 +83,7 @@ pub(in crate::passes) struct Contributions {
 
 /// The CTAs that add, and their tiles.
 #[derive(Clone, Copy)]
-pub(in crate::passes) struct Adders {
+pub(in crate::passes) struct ReductionTiles {
     pub kind: RoleKind,
     /// Rows and columns of a tile.
     pub tile: [i32; 2],
@@ -95,7 +95,7 @@ pub(in crate::passes) struct Adders {
     pub together: i32,
 }
 
-impl Adders {
+impl ReductionTiles {
     /// The order of tasks over these rows, of `across` in a row.
     pub fn order(&self, rows: &Rows, across: i32) -> Vec<Expr> {
         if self.together == 1 {
@@ -117,7 +117,7 @@ pub(in crate::passes) enum Share {
 
 /// Sums over tiles of `block`, `across` in a row: beside the GEMMs as they are; after them in flatter ones, until
 /// every CTA has its share.
-pub(in crate::passes) fn adders(
+pub(in crate::passes) fn reduction_tiles(
     draft: &Draft,
     reduction: Reduction,
     share: Share,
@@ -125,7 +125,7 @@ pub(in crate::passes) fn adders(
     rows: &Rows,
     block: [i32; 2],
     together: i32,
-) -> Adders {
+) -> ReductionTiles {
     let mut tile = block;
     let kind = match reduction {
         Reduction::DedicatedSms => RoleKind::IntraComm,
@@ -152,7 +152,7 @@ pub(in crate::passes) fn adders(
         Reduction::DedicatedSms | Reduction::AfterLastWave => together * per_block,
         Reduction::Ring => 1,
     };
-    Adders { kind, tile, across, per_block, together }
+    ReductionTiles { kind, tile, across, per_block, together }
 }
 
 /// Tiles of so many columns in a row of tiles.

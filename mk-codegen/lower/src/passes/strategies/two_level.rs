@@ -10,7 +10,7 @@
 //! Deterministic: sums are in f32, in the order of ranks and of nodes, and rounded once a node and once at the owner.
 
 use super::deliver::{self, Delivery, Messages, Pieces, Staged};
-use super::sum::{Adders, Contributions, Share, Summed, adders, tiles_across};
+use super::sum::{Contributions, ReductionTiles, Share, Summed, reduction_tiles, tiles_across};
 use super::two_shot::COPIED_ROWS;
 use crate::passes::{
     draft::{Arrival, Draft, Flow, FlowId, Source, TileRows, Writer, read, write},
@@ -30,7 +30,7 @@ pub(in crate::passes) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> 
 
 /// What all families of a sum share.
 struct Shared {
-    adders: Adders,
+    reduction_tiles: ReductionTiles,
     /// Blocks as high as the tiles that are added.
     pieces: Pieces,
     across: i32,
@@ -43,7 +43,7 @@ struct Shared {
 
 impl Shared {
     fn columns(&self, j: Expr) -> (Expr, Expr) {
-        let width = self.adders.tile[1];
+        let width = self.reduction_tiles.tile[1];
         (j.clone() * width, block_rows(self.n.clone(), j, width))
     }
 
@@ -71,7 +71,7 @@ impl Shared {
         let columns = self.columns(j.clone());
         let region = vec![(node.clone(), 1.into()), (Var::EACH.into(), 1.into()), rows, columns];
         let src = Access { each: Some(each), ..read(Operand::Src, self.slots, region) };
-        let word = vec![Var::EACH.into(), node, i / self.adders.per_block, j];
+        let word = vec![Var::EACH.into(), node, i / self.reduction_tiles.per_block, j];
         Source::behind(src, self.partial, word)
     }
 }
@@ -89,7 +89,8 @@ pub(in crate::passes) fn sum(
     let Contributions { rows, block, together, by, operand } = from;
     let n = draft.own(out, 1);
     let across = tiles_across(out, block[1]);
-    let adders = adders(draft, config.reduction, Share::One, across, &rows.own(), block, together);
+    let reduction_tiles =
+        reduction_tiles(draft, config.reduction, Share::One, across, &rows.own(), block, together);
     let post = |c: TileRows| {
         let column = draft.plan.families[c.family].domain.len() - 1;
         let node = nodes.node_of(c.shard.clone());
@@ -99,8 +100,9 @@ pub(in crate::passes) fn sum(
     let from = by.into_iter().map(post).collect();
     let shape = vec![nodes.local().into(), nodes.count().into(), rows.blocks.into(), across.into()];
     let partial = draft.flow(Flow::new("partial", shape, 1.into(), from));
-    let pieces = Pieces::whole(adders.tile[0], rows.in_blocks(adders.tile[0]).blocks);
-    let x = Shared { adders, pieces, across, n, rows, partial, slots };
+    let pieces =
+        Pieces::whole(reduction_tiles.tile[0], rows.in_blocks(reduction_tiles.tile[0]).blocks);
+    let x = Shared { reduction_tiles, pieces, across, n, rows, partial, slots };
     let dtype = of.contribution.dtype;
     let one = vec![x.rows.capacity.into(), x.n.clone()];
     let by_node = |count: i32| [vec![Expr::from(count)], one.clone()].concat();
@@ -127,7 +129,7 @@ fn for_others(draft: &mut Draft, x: &Shared, send: BufId, recv: BufId) -> FlowId
     let domain = vec![("i", x.pieces.blocks.into()), ("m", others.clone()), ("j", x.across.into())];
     let leaf = Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() });
     let touched = vec![src, dst.into()];
-    let family = draft.family("reduce.node", x.adders.kind, leaf, domain, vec![], touched);
+    let family = draft.family("reduce.node", x.reduction_tiles.kind, leaf, domain, vec![], touched);
     let added = Writer::new(family, Operand::Dst, vec![m.clone(), i.clone()]);
     let shape = vec![others, x.pieces.blocks.into()];
     let ready = draft.flow(Flow::new("summed.node", shape, x.across.into(), vec![added]));
@@ -139,10 +141,10 @@ fn for_others(draft: &mut Draft, x: &Shared, send: BufId, recv: BufId) -> FlowId
     let from = Source::behind(read(Operand::Src, send, region), ready, vec![other, i.clone()]);
     let there = vec![nodes.own_part(), rows, x.wide()];
     let credit = vec![m, i, 0.into()];
-    let mail = x.pieces.to_others(nodes);
+    let message_tasks = x.pieces.to_others(nodes);
     deliver::carry(
         draft,
-        Messages { mail, from, to: recv, there, maker: family, credit, each: None },
+        Messages { message_tasks, from, to: recv, there, maker: family, credit, each: None },
     )
 }
 
@@ -157,7 +159,7 @@ fn for_own(draft: &mut Draft, x: &Shared, recv: BufId) -> FlowId {
     let domain = vec![("i", x.pieces.blocks.into()), ("j", x.across.into())];
     let leaf = Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() });
     let touched = vec![src, dst.into()];
-    let family = draft.family("reduce.own", x.adders.kind, leaf, domain, vec![], touched);
+    let family = draft.family("reduce.own", x.reduction_tiles.kind, leaf, domain, vec![], touched);
     let shape = vec![x.pieces.blocks.into(), x.across.into()];
     let added = Writer::new(family, Operand::Dst, vec![i, j]);
     draft.flow(Flow::new("kept", shape, 1.into(), vec![added]))
@@ -210,14 +212,14 @@ fn at_owner(
         touched.push(write(Operand::Dst, net, vec![here, columns]).into());
     }
     let domain = vec![("i", x.pieces.blocks.into()), ("j", x.across.into())];
-    let by = draft.family("reduce", x.adders.kind, of.leaf(), domain, vec![], touched);
+    let by = draft.family("reduce", x.reduction_tiles.kind, of.leaf(), domain, vec![], touched);
     all.map(|(sums, net)| Finished { by, sums, net })
 }
 
 /// Brings finished rows to every rank, and every rank copies the others' to where the caller wants them.
 fn spread(draft: &mut Draft, x: &Shared, of: &Summed<'_>, Finished { by, sums, net }: Finished) {
     let nodes = draft.nodes;
-    let kind = x.adders.kind;
+    let kind = x.reduction_tiles.kind;
     // After the GEMMs, the CTAs that multiply have no ring for bulk copies.
     let via = if kind == RoleKind::Compute { CopyVia::Ldst } else { CopyVia::Bulk };
     let delivery = Delivery {

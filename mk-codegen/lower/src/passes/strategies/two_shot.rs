@@ -10,7 +10,9 @@
 //! way.
 
 use super::deliver;
-use super::sum::{Adders, Contributions, Place, Share, Summed, adders, place, tiles_across};
+use super::sum::{
+    Contributions, Place, ReductionTiles, Share, Summed, place, reduction_tiles, tiles_across,
+};
 use crate::passes::{
     draft::{Arrival, Draft, Flow, Source, TileRows, Writer, read, write},
     shape::{kernel::Reduce, ranks::block_rows, rows::Rows, tensor::Tensor},
@@ -42,8 +44,9 @@ pub(in crate::passes) fn sum(
     let n = draft.own(out, 1);
     let across = tiles_across(out, block[1]);
     let share = if how == Reduce::All { Share::One } else { Share::Four };
-    let adders = adders(draft, config.reduction, share, across, &rows.own(), block, together);
-    let Adders { kind, tile, per_block, .. } = adders;
+    let reduction_tiles =
+        reduction_tiles(draft, config.reduction, share, across, &rows.own(), block, together);
+    let ReductionTiles { kind, tile, per_block, .. } = reduction_tiles;
     let own = rows.in_blocks(tile[0]).own();
     let Place { r, j, columns } = place(draft, out, &own, tile[1]);
     let here = (r.at.clone(), r.len.clone());
@@ -84,10 +87,10 @@ pub(in crate::passes) fn sum(
         let theirs = vec![(group.place(), 1.into()), here, columns];
         touched.push(deliver::to_peers(write(Operand::Dst, sums, theirs), group).into());
     }
-    let (domain, order) = (own.domain(across), adders.order(&own, across));
+    let (domain, order) = (own.domain(across), reduction_tiles.order(&own, across));
     let family = draft.family("reduce", kind, of.leaf(), domain, order, touched);
     if let Some(sums) = sums {
-        collect(draft, sums, of.result, family, out, &rows, adders);
+        collect(draft, sums, of.result, family, out, &rows, reduction_tiles);
     }
 }
 
@@ -107,10 +110,10 @@ fn collect(
     reduce: FamId,
     out: &Tensor,
     rows: &Rows,
-    adders: Adders,
+    reduction_tiles: ReductionTiles,
 ) {
     let n = draft.own(out, 1);
-    let Adders { kind, tile, across, together, .. } = adders;
+    let ReductionTiles { kind, tile, across, together, .. } = reduction_tiles;
     let by_tile = kind == RoleKind::Compute;
     // Rows without gaps, or through registers.
     let bulk = !by_tile && out.padded_pitch().is_none();
@@ -137,7 +140,8 @@ fn collect(
     let src = read(Operand::Src, sums, here);
     let to = (theirs.global(&r), r.len.clone());
     let dst = write(Operand::Dst, result, vec![to, cols]);
-    let order = Adders { together: together * per_sum, ..adders }.order(&theirs, copies);
+    let order =
+        ReductionTiles { together: together * per_sum, ..reduction_tiles }.order(&theirs, copies);
     let via = if bulk { CopyVia::Bulk } else { CopyVia::Ldst };
     let leaf = via.leaf(draft.copy_stages);
     // A word for each thing that is copied, or some blocks of rows of it.

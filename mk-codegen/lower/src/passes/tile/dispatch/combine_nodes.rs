@@ -12,7 +12,7 @@ use crate::passes::{
     },
     strategies::{
         deliver::{self, Messages},
-        rails::{RailRows, mail, rail_of},
+        rails::{RailRows, message_tasks, rail_of},
     },
 };
 use mk_abi::DType;
@@ -94,7 +94,7 @@ impl Dispatch<'_> {
         let (send, recv) = (net("part_send", nodes.count() - 1), net("part_recv", nodes.count()));
         // For tokens of other nodes.
         let [i, m] = [0, 1].map(|n| Expr::from(Var::domain(n)));
-        let domain = mail(nodes, pieces).domain;
+        let domain = message_tasks(nodes, pieces).domain;
         let node = nodes.other(m.clone());
         let family =
             self.part(draft, combine, &parts, "combine.node", domain, node, (send, m.clone()));
@@ -107,7 +107,7 @@ impl Dispatch<'_> {
         let region = vec![(m.clone(), 1.into()), rows.clone(), whole(wide)];
         let from = read(Operand::Src, send, region);
         let messages = Messages {
-            mail: mail(nodes, pieces),
+            message_tasks: message_tasks(nodes, pieces),
             from: Source::behind(from, summed, vec![m.clone(), i.clone()]),
             to: recv,
             there: vec![nodes.own_part(), rows, whole(wide)],
