@@ -199,7 +199,8 @@ fn walk(root: &Path, folder: &Path, names: &mut BTreeSet<String>) -> Result<()> 
         let path = entry.map_err(failed)?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let other = [".git", ".softroce", "__pycache__"].contains(&name.as_str());
-        if other || [".nvrtc", ".fabric", "target"].iter().any(|begin| name.starts_with(begin)) {
+        let built = path.is_dir() && name.starts_with("target");
+        if other || built || [".nvrtc", ".fabric"].iter().any(|begin| name.starts_with(begin)) {
             continue;
         }
         let inside = path.strip_prefix(root).unwrap_or(&path);
