@@ -116,12 +116,6 @@ class Plan:
     @property
     def program(self) -> dict[str, list[Any]]: ...
 
-@final
-class _Constant:
-    def __init__(self, world: World, word: int, n: int) -> None: ...
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]: ...
-
 def compile(
     pipeline: str,
     world: World,
