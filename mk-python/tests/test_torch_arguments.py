@@ -201,7 +201,12 @@ class Calls(unittest.TestCase):
 
     def test_texts(self):
         mesh = "fn f(a: bf16[M, K] @ shard(0, tp), b: bf16[K, N] @ shard(1, dp)) { gather(a, tp) -> gemm(b) }"
-        for text, error in ((mesh, mk.Error), ("gather(a) -> gemn(b)", mk.PipelineError), (None, TypeError), (7, TypeError), ("x/f.txt", mk.ArgumentError),
+        # One rank has any axes; several have those of their mesh.
+        for world in self.worlds().values():
+            mk.compile(mesh, world)
+        with self.assertRaisesRegex(mk.ArgumentError, "over the axes `tp`, `dp`, and the world's ranks have none"):
+            mk.compile(mesh, mk.World.offline(4))
+        for text, error in (("gather(a) -> gemn(b)", mk.PipelineError), (None, TypeError), (7, TypeError), ("x/f.txt", mk.ArgumentError),
                             ("none.mk", mk.ArgumentError)):
             with self.subTest(text):
                 found = [caught(lambda: mk.compile(text, world)) for world in self.worlds().values()]

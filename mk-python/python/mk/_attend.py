@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from . import _function, _mk, _worlds
 from ._errors import ArgumentError, UnsupportedError
-from ._reference import ReferenceWorld
+from ._reference import Ranks, ReferenceWorld
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,8 @@ class _Alone(ReferenceWorld):
         return _mk.World.__new__(cls, 1, 0)
 
     def __init__(self):
-        self._dist, self._group, self.rank = None, None, 0
+        self._dist, self.rank = None, 0
+        self._all, self._along = Ranks(None, None, 1, 0), {}
         _worlds.register(self)
 
 
