@@ -182,3 +182,7 @@ class Meshes(unittest.TestCase):
     def test_two_axes_of_two_ranks(self):
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(on_ranks, (os.path.join(folder, "store"),), nprocs=4)
+
+
+if __name__ == "__main__":
+    unittest.main()
