@@ -644,7 +644,7 @@ def attention(case, rank, ranks, world):
         body = f"let o = ring(k, v) -> attention(q{mask}); (o, o -> lse)"
         f = mk.compile(f"fn f(q: {q}, k: {kv}, v: {kv}) {{ {body} }}", world, shapes=shapes)
         whole = [random(*shape, seed=seed) for seed, shape in enumerate(shapes.values())]
-        of = [i for part in world.places(45, placement) for i in part]
+        of = [i for part in world.along(None).places(45, placement) for i in part]
         mine = [x[:, of].clone().requires_grad_() for x in whole]
         dense = [x.float().requires_grad_() for x in whole]
         heads = [x.transpose(1, 2).repeat_interleave(4 // x.shape[2], 1) for x in dense]
@@ -664,7 +664,7 @@ def attention(case, rank, ranks, world):
     whole = [random(2, 48, heads, 8, seed=heads).transpose(1, 2) for heads in (4, 2, 2)]
     want = mk.attention(*whole, causal=True, window=20, enable_gqa=True)
     for placement in ("shard", "zigzag"):
-        of = [i for part in world.places(48, placement) for i in part]
+        of = [i for part in world.along(None).places(48, placement) for i in part]
         mine = [x[:, :, of] for x in whole]
         o = mk.attention(*mine, causal=True, window=20, enable_gqa=True, world=world, placement=placement)
         close(case, o, want[:, :, of])
