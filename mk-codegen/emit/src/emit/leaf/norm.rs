@@ -11,8 +11,8 @@ use mk_plan::{Access, Agent, Expr, Family, Leaf, NormTile, Operand, Point, Var};
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     template: "norm_rows",
     texts: &[
-        ("norm_rows", include_str!("../../../../../templates/leaf/norm_rows.cu.j2")),
-        ("schedule", include_str!("../../../../../templates/leaf/schedule.cu.j2")),
+        ("norm_rows", include_str!("../../../templates/leaf/norm_rows.cu.j2")),
+        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
     ],
     warpgroups: Warpgroups::MOVING,
     ring: None,
