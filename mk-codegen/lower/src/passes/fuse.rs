@@ -115,7 +115,7 @@ fn swiglu_grad(g: &OpGraph, taker: NodeIndex) -> Option<(NodeIndex, NodeIndex)> 
         Kind::Gemm { epilogue, .. } | Kind::GroupedGemm { epilogue, .. } => {
             !epilogue.contains(&EpilogueOp::Swiglu)
         }
-        // What is returned is written by itself.
+        // A chain that the caller gets is written to memory before its gradient is made.
         Kind::Chain { epilogue } => {
             !epilogue.contains(&EpilogueOp::Keep) && !g.results.contains(&taker)
         }

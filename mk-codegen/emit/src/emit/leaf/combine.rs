@@ -151,7 +151,9 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
             })
             && e.plan.buffers[added.buffer].dtype == e.plan.buffers[dst.buffer].dtype;
         if !as_result {
-            return refuse("what is added to a weighted sum is as its result");
+            return refuse(
+                "the addend of a weighted sum has another shape, dtype or condition than its result",
+            );
         }
     }
     let (Some(each), Some(inner)) = (&src.each, &f.inner) else {

@@ -264,7 +264,7 @@ fn combine(
         return Err(refuse(claims, node, "its tokens are no result"));
     };
     let addend = match operands.get(3).map(|x| claims.param(*x)) {
-        Some(None) => return Err(refuse(claims, node, "what is added to it is not the caller's")),
+        Some(None) => return Err(refuse(claims, node, "its addend is not a tensor of the caller")),
         given => given.flatten(),
     };
     let out = tensor(claims.value(node), &g.result_names[result], &claims.sizes);

@@ -49,7 +49,7 @@ impl Dispatch<'_> {
         };
         let inner =
             |access: Access| Access { at: Point::Inner, when: Some(exists.clone()), ..access };
-        // What was dropped, or goes to no expert, is neither read nor weighed.
+        // Dropped slots, and slots of no expert, are neither read nor weighted.
         let there = places.kept.map(|(kept, _)| {
             let kept = Expr::Table(kept, vec![token.clone(), Var::EACH.into()]);
             exists.clone().select(kept, 0)

@@ -67,7 +67,8 @@ pub(super) fn of_three(f: &Family) -> Result<(), EmitError> {
     Ok(())
 }
 
-/// Each tile has a step, and of those that CTAs share each of them has: consumers hand back the stage of the last.
+/// Each tile takes at least one step along K. Where CTAs share a tile, each CTA takes one: consumers hand back the stage
+/// of the last step.
 pub(super) fn depth(e: &Emitter<'_>, id: FamId) -> Result<(), EmitError> {
     let leaf = &e.plan.families[id].leaf;
     let cluster = leaf.shares_depth();
