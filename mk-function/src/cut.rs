@@ -74,7 +74,7 @@ pub fn cut(
 ) -> Result<Vec<Step>, CutError> {
     let of = BTreeMap::new();
     let mut cutter = Cutter { program, bound, ranks, mesh, groups: Vec::new(), of };
-    for node in program.nodes() {
+    for node in program.nodes().iter().filter(|n| !program.is_implied(n)) {
         cutter.place(node);
     }
     let groups = std::mem::take(&mut cutter.groups);
@@ -119,12 +119,14 @@ struct Cutter<'a> {
 
 impl Cutter<'_> {
     fn place(&mut self, node: &Node) {
-        let first = node.inputs.iter().filter_map(|i| self.of.get(i).copied()).max().unwrap_or(0);
+        let unit = self.unit(node);
+        let read = self.program.written_inputs(node);
+        let first = read.iter().filter_map(|i| self.of.get(i).copied()).max().unwrap_or(0);
         let found =
             (first..self.groups.len()).find_map(|i| Some((i, self.with(&self.groups[i], node)?)));
         let (at, group) = found.unwrap_or_else(|| {
             let alone = |is_kernel, fixed| Group {
-                nodes: vec![node.result],
+                nodes: unit.clone(),
                 is_kernel,
                 fixed,
                 sound: true,
@@ -135,11 +137,25 @@ impl Cutter<'_> {
             let group = sound.unwrap_or(Group { sound: pointwise, ..alone(!pointwise, false) });
             (self.groups.len(), group)
         });
-        self.of.insert(node.result, at);
+        self.of.extend(unit.iter().map(|id| (*id, at)));
         match self.groups.get_mut(at) {
             Some(old) => *old = group,
             None => self.groups.push(group),
         }
+    }
+
+    /// What goes with an operation: operands with their factors before it, and its factors behind it.
+    fn unit(&self, node: &Node) -> Vec<ValueId> {
+        let implied = |id: &ValueId| match self.program.def(*id) {
+            Some(Def::Node(n)) => {
+                matches!(n.op, Op::Dequantize(_)) && self.program.is_implied(n)
+            }
+            _ => false,
+        };
+        let before = node.inputs.iter().copied().filter(implied);
+        let factors = self.program.factors(node.result).map(|(id, _)| id);
+        let own = factors.filter(|id| matches!(self.program.def(*id), Some(Def::Node(_))));
+        before.chain([node.result]).chain(own).collect()
     }
 
     /// Operations that are element by element become a kernel behind all others: before, they would take operations
@@ -154,12 +170,12 @@ impl Cutter<'_> {
     /// A group with one operation more, if that can be.
     fn with(&self, group: &Group, node: &Node) -> Option<Group> {
         let mut group = group.clone();
-        group.nodes.push(node.result);
+        group.nodes.extend(self.unit(node));
         if !group.is_kernel {
             return is_pointwise(&node.op).then_some(group);
         }
         let reads = |id: &ValueId| group.nodes.contains(id);
-        let joined = node.inputs.iter().any(reads);
+        let joined = self.program.written_inputs(node).iter().any(reads);
         if (!joined || self.reads_saved(node)) && self.stands_alone(&group, node) {
             return None;
         }
@@ -188,7 +204,8 @@ impl Cutter<'_> {
 
     /// Whether a GEMM's operand A is in memory for the caller anyway, and no peer's rows are waited for.
     fn reads_saved(&self, node: &Node) -> bool {
-        let Some(left) = node.inputs.first() else { return false };
+        let read = self.program.written_inputs(node);
+        let Some(left) = read.first() else { return false };
         let made = matches!(self.program.def(*left), Some(Def::Node(n)) if !matches!(n.op, Op::Gather { .. }));
         made && self.program.results().contains(left)
     }

@@ -8,6 +8,7 @@ mod dispatch;
 mod gemm;
 mod grouped;
 mod rmsnorm;
+mod quantize;
 mod rope;
 
 use crate::alias;
@@ -21,6 +22,7 @@ pub(crate) use dispatch::*;
 pub(crate) use gemm::*;
 pub(crate) use grouped::*;
 pub(crate) use rmsnorm::*;
+pub(crate) use quantize::*;
 pub(crate) use rope::*;
 
 fn text(message: impl Into<String>, help: impl Into<String>) -> Text {

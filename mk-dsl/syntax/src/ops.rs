@@ -23,6 +23,8 @@ pub(crate) enum OpKind {
     Add,
     Scale,
     Cast,
+    Quantize,
+    Dequantize,
     Ring,
     Attention,
     Lse,
@@ -62,7 +64,7 @@ const fn later(name: &'static str) -> OpInfo {
     op(name, OpKind::Unsupported, "", "")
 }
 
-pub(crate) const OPS: [OpInfo; 37] = [
+pub(crate) const OPS: [OpInfo; 39] = [
     op("gather", OpKind::Gather, "`gather` or `gather(axis)`", "`gather(x)`"),
     op("gemm", OpKind::Gemm, "`gemm(w)`, or `gemm(x, w)` at the start of a chain", "`gemm(x, w)`"),
     op(
@@ -131,6 +133,13 @@ pub(crate) const OPS: [OpInfo; 37] = [
     op("add", OpKind::Add, "`add(y)`, or `add(x, y)` at the start of a chain", "`add(x, y)`"),
     op("scale", OpKind::Scale, "`scale(0.5)`", "`x -> scale(0.5)`"),
     op("cast", OpKind::Cast, "`cast(f32)`", "`x -> cast(f32)`"),
+    op(
+        "quantize",
+        OpKind::Quantize,
+        "`quantize(e4m3, 1, 128)`",
+        "`x -> quantize(e4m3, 1, 128)`",
+    ),
+    op("dequantize", OpKind::Dequantize, "`dequantize`", "`q -> dequantize`"),
     op(
         "ring",
         OpKind::Ring,

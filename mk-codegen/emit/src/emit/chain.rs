@@ -127,7 +127,9 @@ impl Emitter<'_> {
             }
             _ => last(x) == last(c),
         };
-        let arrives = op.scales_rows() && buffer.space == Space::Workspace;
+        // Rows are waited for, and their factors with them.
+        let made = matches!(buffer.space, Space::Workspace | Space::Scratch | Space::Out);
+        let arrives = op.scales_rows() && made;
         let placed = dims && (buffer.space == space || arrives) && x.mode == mode && along;
         if x.each.is_some() || !placed {
             let what = format!("operand `{operand}` does not lie as C does");

@@ -10,7 +10,7 @@ use super::{
     tile::Tile,
     unroll::{Touch, Unrolled},
 };
-use mk_plan::{Family, MMA_STEP_BYTES, Operand, Point, scales_steps};
+use mk_plan::{Family, Leaf, MMA_STEP_BYTES, Operand, Point, scales_steps};
 use std::collections::VecDeque;
 
 /// Most elements of all memory, scaled; and of all values of a pipeline.
@@ -185,8 +185,9 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
 
     /// In which block of 128 of the touch each of its rows and columns is, of operands whose blocks have factors.
     fn blocks(&self, family: &Family, t: &Touch) -> [Vec<usize>; 2] {
+        let quantises = matches!(family.leaf, Leaf::QuantTile(_)) && t.operand == Operand::Src;
         let operand = matches!(t.operand, Operand::A | Operand::B);
-        if !operand || !scales_steps(family.leaf.epilogue()) {
+        if !quantises && (!operand || !scales_steps(family.leaf.epilogue())) {
             return [Vec::new(), Vec::new()];
         }
         let region = self.unrolled.region(t);

@@ -38,6 +38,7 @@ mod norm;
 mod number;
 mod program;
 mod ragged;
+mod quant;
 mod rope;
 mod routings;
 mod softmax;

@@ -284,13 +284,15 @@ impl<'p> Walk<'p> {
                 self.add(x, g);
             }
             Op::Attention { .. } => self.attention(node, d)?,
-            Op::Dequantize(_) => {
+            Op::Dequantize(_) | Op::Quantize(_) => {
                 return Err(GradError::Operation {
                     op: node.op.name(),
-                    why: "it reads values of eight bits, which have no gradients",
+                    why: "values of eight bits have no gradients",
                     help: "differentiate the part that computes in 16 bits",
                 });
             }
+            // Of a quantised value.
+            Op::Factor(_) => {}
             Op::GroupedGemm { .. } | Op::Dispatch { .. } | Op::Combine => self.experts(node, d)?,
             // Not differentiated: `needed` leaves it out.
             Op::Lse => {}

@@ -216,14 +216,14 @@ impl Linker<'_, '_> {
     }
 
     /// Each index of a dimension is by itself.
-    fn apart(&mut self, t: &Touch, d: Option<usize>) {
+    pub(super) fn apart(&mut self, t: &Touch, d: Option<usize>) {
         let Some(d) = d else { return };
         let (line, base, len) = self.stretch(t, d);
         (1..len).for_each(|i| self.lines.cut(line, base + i));
     }
 
     /// Each block of 128 of a dimension is by itself.
-    fn blocks(&mut self, t: &Touch, d: Option<usize>) {
+    pub(super) fn blocks(&mut self, t: &Touch, d: Option<usize>) {
         let Some(d) = d else { return };
         let (line, base, len) = self.stretch(t, d);
         let step = MMA_STEP_BYTES as i32;

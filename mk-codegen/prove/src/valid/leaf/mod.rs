@@ -14,6 +14,7 @@ mod idle;
 mod mma;
 mod norm;
 mod reduce;
+mod quant;
 mod rope;
 mod stats;
 mod tabulate;
