@@ -115,6 +115,31 @@ fn torn_pairs_are_refused() {
     assert!(wrong("quantize_gather_gemm", &torn).contains("rule 1"), "{torn}");
 }
 
+/// What a GEMM quantises on the way.
+#[test]
+fn other_factors_of_results_are_refused() {
+    let row = "rank * 500 + i * 128 : min(128, 500 - i * 128)";
+    let blocks = "j * 128 / 128 : (min(128, 1536 - j * 128) + 127) / 128";
+    let factors = format!("access e1: write buf3 @ rank [{blocks}, {row}] at end");
+    let with = |blocks: &str, row: &str| format!("access e1: write buf3 @ rank [{blocks}, {row}] at end");
+    let other = "rank * 500 + (i * 128 + 128) % 512 : min(128, 500 - i * 128)";
+    refused(
+        "swiglu_quantized",
+        &[
+            // To the columns of another type.
+            ("save,swiglu,quantize_e5m2", "save,swiglu,quantize_e4m3", "e5m2"),
+            ("save,swiglu,quantize_e5m2", "save,quantize_e5m2,swiglu", ""),
+            // Of other blocks and rows, of more, and of none.
+            (&factors, &with("(j + 1) % 12 : 1", row), ""),
+            (&factors, &with(blocks, other), ""),
+            (&factors, &with("0 : 2", row), "of blocks"),
+            (&format!("  {factors}\n"), "", ""),
+            // Of halves of blocks.
+            ("block=128x256x64 stages=4 b=kn", "block=128x128x64 stages=4 b=kn", ""),
+        ],
+    );
+}
+
 #[test]
 fn blocks_and_rows_are_whole() {
     let quantize = "x -> quantize(e4m3, 1, 128)";
@@ -122,10 +147,13 @@ fn blocks_and_rows_are_whole() {
         ("x: bf16[M, K] @ shard(1)", quantize, 384, "cut blocks of 128 of 384"),
         ("x: bf16[M, K]", quantize, 264, "no multiples of 16 bytes"),
         ("x: e4m3[M, K] scaled(1, 128) @ shard(1)", "x -> dequantize", 384, "cut blocks of 128"),
+        ("x: bf16[M, K], w: bf16[K, N] @ shard(1)", "gemm(x, w) -> quantize(e4m3, 1, 128)", 64, "cut blocks"),
         ("x: bf16[M, K]", "let q = x -> quantize(e4m3, 1, 128); (q, q)", 256, "it is a result twice"),
     ] {
         let source = format!("fn f({types}) {{ {body} }}");
-        let error = lowered(&source, 2, &[("x", &[64, columns])]);
+        let shapes: &[(&str, &[u64])] = &[("x", &[64, columns]), ("w", &[columns, 320])];
+        let n = if source.contains("w: ") { 2 } else { 1 };
+        let error = lowered(&source, 2, &shapes[..n]);
         let error = error.err().map(|e| e.to_string()).unwrap_or_default();
         assert!(error.contains(says), "{source}: {error}");
     }

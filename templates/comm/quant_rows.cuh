@@ -18,13 +18,6 @@ struct QuantTask {
 // Vectors of a lane that are in flight together.
 constexpr u32 kQuantSteps = 4;
 
-// The factor of a block whose largest magnitude has these bits. A NaN's are above all others', so that it stays.
-template <Dtype kNarrow>
-MK_DEVICE float factor_of(u32 magnitude) {
-  constexpr float kLargest = kNarrow == Dtype::E4m3 ? 448.0f : 57344.0f;
-  return magnitude == 0 ? 1.0f : __fdiv_rn(__uint_as_float(magnitude), kLargest);
-}
-
 // Run by `threads` threads, whole warps, of which this is the `thread`th.
 template <Dtype kDtype, Dtype kNarrow>
 MK_DEVICE void quantize_rows(const QuantRows& r, u32 thread, u32 threads) {

@@ -35,7 +35,7 @@ pub use check::{MAX_ENTRIES, StructureError};
 pub use contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, OperandSpec};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
 pub use epilogue::{
-    EPILOGUE_OPERANDS, EpilogueOp, SWIGLU_GRAD, carry_last, gated, halves, saves_gates,
+    EPILOGUE_OPERANDS, EpilogueOp, SWIGLU_GRAD, carry_last, gated, halves, quantized, saves_gates,
     scales_steps,
 };
 pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};

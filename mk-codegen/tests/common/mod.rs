@@ -435,6 +435,23 @@ pub const CASES: &[Case] = &[
         &[("x", &[1000, 1088]), ("w", &[1040, 1088])],
     ),
     (
+        "gemm_quantized",
+        "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1), c: bf16[N] @ shard(0)) {
+             gather(x) -> gemm(w) -> bias(c) -> gelu -> quantize(e4m3, 1, 128)
+         }",
+        2,
+        &[("x", &[1000, 256]), ("w", &[256, 3072])],
+    ),
+    (
+        "swiglu_quantized",
+        "fn f(x: f16[M, K] @ shard(0), w: f16[K, 2, F] @ shard(2)) {
+             let h = gather(x) -> gemm(w);
+             (h -> swiglu -> quantize(e5m2, 1, 128), h)
+         }",
+        2,
+        &[("x", &[1000, 256]), ("w", &[256, 2, 3072])],
+    ),
+    (
         "quantize_gather_gemm",
         "fn f(x: bf16[M, K] @ shard(0), g: bf16[K], w: e4m3[N, K] scaled(128, 128) @ shard(0)) {
              gather(x) -> rmsnorm(g) -> quantize(e4m3, 1, 128) -> gemm(w.t)

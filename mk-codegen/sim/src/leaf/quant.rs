@@ -3,29 +3,33 @@
 use super::{Compute, Regions, Values, Write, broadcast};
 use crate::context::{Context, Phase, misfit};
 use crate::error::SimError;
+use crate::math::Tile;
+use mk_abi::DType;
 use mk_plan::{Operand, QuantTile};
 
 impl Compute for QuantTile {
     fn values(&self, to: &Write<'_>, context: &mut Context, regions: Regions) -> Values {
         let [rows, factors] = match self.back {
             true => [restored(context, to.phase)?, Vec::new()],
-            false => quantised(self, context, to.phase),
+            false => match context.latest(Operand::Src, to.phase) {
+                Some(x) => quantised(self.narrow, x),
+                None => [Vec::new(), Vec::new()],
+            },
         };
         let values = if to.operand == Operand::E0 { factors } else { rows };
         broadcast(regions, |_| Ok(values.clone()))
     }
 }
 
-/// A task's rows over their factors, not yet rounded, and the factors, `[blocks, rows]`.
-fn quantised(leaf: &QuantTile, context: &Context, phase: Phase) -> [Vec<f32>; 2] {
-    let Some(x) = context.latest(Operand::Src, phase) else { return [Vec::new(), Vec::new()] };
+/// Rows over the factors of their blocks, not yet rounded, and the factors, `[blocks, rows]`.
+pub(super) fn quantised(to: DType, x: &Tile) -> [Vec<f32>; 2] {
     let (columns, block) = (x.cols.max(1), QuantTile::BLOCK as usize);
     let mut rows = Vec::with_capacity(x.data.len());
     let mut factors = vec![0.0; x.rows * columns.div_ceil(block)];
     for (i, row) in x.data.chunks(columns).enumerate() {
         for (j, part) in row.chunks(block).enumerate() {
             let magnitude = part.iter().map(|x| x.abs().to_bits()).max().unwrap_or(0);
-            let factor = leaf.narrow.factor(magnitude);
+            let factor = to.factor(magnitude);
             factors[j * x.rows + i] = factor;
             rows.extend(part.iter().map(|x| x / factor));
         }

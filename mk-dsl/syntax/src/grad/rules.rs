@@ -288,7 +288,9 @@ impl<'p> Walk<'p> {
                 return Err(GradError::Operation {
                     op: node.op.name(),
                     why: "values of eight bits have no gradients",
-                    help: "differentiate the part that computes in 16 bits",
+                    help: "differentiate it in 16 bits; or write the gradient of the input as \
+                           `dy -> quantize(e4m3, 1, 128) -> gemm(v.t)`, `v` being the weight stored the other way \
+                           round, as layers of `mk.nn` do with fp8",
                 });
             }
             // Of a quantised value.

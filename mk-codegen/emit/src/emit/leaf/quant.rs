@@ -69,7 +69,8 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
         );
         let block = i64::from(QuantTile::BLOCK);
         if columns % VECTOR != 0 || blocks != (columns + block - 1) / block {
-            let what = format!("{columns} columns are of {blocks} blocks, or no multiple of {VECTOR}");
+            let what =
+                format!("{columns} columns are of {blocks} blocks, or no multiple of {VECTOR}");
             return Err(EmitError::unsupported(f.name.clone(), what));
         }
     }

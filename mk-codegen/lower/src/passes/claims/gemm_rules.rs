@@ -12,7 +12,7 @@ use crate::{
     },
 };
 use mk_abi::DType;
-use mk_plan::EpilogueOp;
+use mk_plan::{EpilogueOp, quantized};
 use mk_syntax::SCALE_BLOCK;
 use std::collections::BTreeSet;
 
@@ -118,6 +118,9 @@ fn product(k: &Kernel, p: &Product) -> Result<(), LowerError> {
     if p.epilogue.contains(&EpilogueOp::ScaleBlocks) {
         whole_blocks(b, 0)?;
         whole_blocks(b, 1)?;
+    }
+    if quantized(&p.epilogue).is_some() {
+        whole_blocks(&p.out, 1)?;
     }
     if p.gated() && p.b_transposed {
         let why = "its weights are transposed";

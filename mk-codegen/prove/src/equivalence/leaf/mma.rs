@@ -46,7 +46,7 @@ impl<A: Algebra> Meaning<A> for MmaTile {
                 (gated, _) => Tile::filled(rows, if gated { cols * 2 } else { cols }, A::ZERO),
             },
         };
-        context.finished(algebra, &self.epilogue, Some(to.touch.operand), tile)
+        context.finished(algebra, &self.epilogue, Some(to.touch.operand), to.blocks, tile)
     }
 }
 
@@ -174,6 +174,12 @@ impl Linker<'_, '_> {
                     let m = self.gates(t, BLayout::Kn)?;
                     self.link((t, m.rows), (c, result.rows))?;
                     self.link((t, m.columns), (c, result.columns))?;
+                }
+                o if matches!(of_epilogue(epilogue, o), Some(EpilogueOp::Quantize(_))) => {
+                    let m = self.matrix(t)?;
+                    self.apart(t, m.rows);
+                    self.link((t, m.columns), (c, result.rows))?;
+                    self.blocks(c, result.columns);
                 }
                 o if of_epilogue(epilogue, o).is_some_and(EpilogueOp::scales_steps) => {
                     let rows = of_epilogue(epilogue, o) == Some(EpilogueOp::ScaleSteps);
