@@ -119,7 +119,7 @@ struct Cutter<'a> {
 
 impl Cutter<'_> {
     fn place(&mut self, node: &Node) {
-        let unit = self.unit(node);
+        let unit = self.program.unit(node);
         let read = self.program.written_inputs(node);
         let first = read.iter().filter_map(|i| self.of.get(i).copied()).max().unwrap_or(0);
         let found =
@@ -144,20 +144,6 @@ impl Cutter<'_> {
         }
     }
 
-    /// What goes with an operation: operands with their factors before it, and its factors behind it.
-    fn unit(&self, node: &Node) -> Vec<ValueId> {
-        let implied = |id: &ValueId| match self.program.def(*id) {
-            Some(Def::Node(n)) => {
-                matches!(n.op, Op::Dequantize(_)) && self.program.is_implied(n)
-            }
-            _ => false,
-        };
-        let before = node.inputs.iter().copied().filter(implied);
-        let factors = self.program.factors(node.result).map(|(id, _)| id);
-        let own = factors.filter(|id| matches!(self.program.def(*id), Some(Def::Node(_))));
-        before.chain([node.result]).chain(own).collect()
-    }
-
     /// Operations that are element by element become a kernel behind all others: before, they would take operations
     /// away from the kernels that they end.
     fn as_kernel(&self, group: &Group) -> Group {
@@ -170,7 +156,7 @@ impl Cutter<'_> {
     /// A group with one operation more, if that can be.
     fn with(&self, group: &Group, node: &Node) -> Option<Group> {
         let mut group = group.clone();
-        group.nodes.extend(self.unit(node));
+        group.nodes.extend(self.program.unit(node));
         if !group.is_kernel {
             return is_pointwise(&node.op).then_some(group);
         }

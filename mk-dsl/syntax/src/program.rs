@@ -548,6 +548,19 @@ impl Program {
         self.is_operand(node) || self.factors.values().any(|(id, _)| *id == node.result)
     }
 
+    /// An operation with what goes with it: operands with their factors before it, and its own factors behind it.
+    pub fn unit(&self, node: &Node) -> Vec<ValueId> {
+        let node_of = |id: &ValueId| match self.def(*id) {
+            Some(Def::Node(node)) => Some(node),
+            _ => None,
+        };
+        let operand = |id: &ValueId| node_of(id).is_some_and(|n| self.is_operand(n));
+        let before = node.inputs.iter().copied().filter(operand);
+        let factors = self.factors(node.result).map(|(id, _)| id);
+        let own = factors.filter(|id| node_of(id).is_some());
+        before.chain([node.result]).chain(own).collect()
+    }
+
     /// Whether it is an operand of `gemm` with its factors.
     fn is_operand(&self, node: &Node) -> bool {
         matches!(node.op, Op::Dequantize(_)) && node.ty.dtype == DType::F32
