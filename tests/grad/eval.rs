@@ -62,9 +62,11 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
     let zip =
         |f: &dyn Fn(f64, f64) -> f64| of(0).iter().zip(of(1)).map(|(x, y)| f(*x, *y)).collect();
     match node.op {
-        Op::Gather { .. } | Op::ReduceScatter { .. } | Op::AllReduce { .. } | Op::Cast(_) => {
-            of(0).clone()
-        }
+        Op::Gather { .. }
+        | Op::ReduceScatter { .. }
+        | Op::AllReduce { .. }
+        | Op::Cast(_)
+        | Op::View => of(0).clone(),
         Op::Gemm { a_transposed, b_transposed } => {
             let matrix = |i: usize| {
                 let shape = shape(node.inputs[i]);

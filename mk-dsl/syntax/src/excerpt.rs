@@ -248,7 +248,7 @@ impl<'p> Excerpt<'p> {
     }
 
     /// An extent, as the source writes it.
-    fn extent(&self, dim: &Dim) -> String {
+    pub(crate) fn extent(&self, dim: &Dim) -> String {
         match dim {
             Dim::Lit(n) => n.to_string(),
             Dim::Sym(id) => self
@@ -319,6 +319,7 @@ impl<'p> Excerpt<'p> {
                 arguments.push(format!("eps = {eps:?}"))
             }
             Op::Cast(to) => arguments.push(to.name().into()),
+            Op::View => arguments.extend(node.ty.dims.iter().map(|dim| self.extent(dim))),
             _ => {}
         }
         match arguments.is_empty() {

@@ -94,6 +94,22 @@ pub enum Placement {
     Partial,
 }
 
+/// Where the elements of a part lie, of rows seen as heads or the other way round; `alone` with one sequence.
+pub(crate) fn viewed(placement: Placement, to_heads: bool, alone: bool) -> Option<Placement> {
+    use Placement::{Partial, Replicate, Shard, Zigzag};
+    Some(match (placement, to_heads) {
+        (Replicate | Partial, _) => placement,
+        (Shard(0), true) if alone => Shard(1),
+        (Zigzag(0), true) if alone => Zigzag(1),
+        (Shard(0), _) => Shard(0),
+        (Shard(1), true) => Shard(2),
+        (Shard(1), false) if alone => Shard(0),
+        (Zigzag(1), false) if alone => Zigzag(0),
+        (Shard(2), false) => Shard(1),
+        _ => return None,
+    })
+}
+
 /// The placement of `[B, H, S]` beside one of `[B, S, H, D]`.
 pub(crate) fn turned(placement: &[Placement]) -> Vec<Placement> {
     let turned = placement.iter().map(|p| match *p {
@@ -279,6 +295,9 @@ pub enum Op {
         /// By the angles the other way: the backward of `rope`.
         back: bool,
     },
+    /// `[x: [M, K]] -> [B, S, H, D]`, or the way back, of which `M = B * S` and `K = H * D`: the same elements in the same
+    /// order.
+    View,
     /// `[x, y] -> x * y`.
     Mul,
     /// `[x, y] -> x + y`.
@@ -368,6 +387,7 @@ impl Op {
             Op::RmsNormGrad { .. } => "rmsnorm_grad",
             Op::Rope { back: false } => "rope",
             Op::Rope { back: true } => "rope_grad",
+            Op::View => "view",
             Op::Mul => "mul",
             Op::Add => "add",
             Op::Attention { .. } => "attention",
@@ -400,6 +420,7 @@ impl Op {
                 | Op::RmsNorm { .. }
                 | Op::RmsNormGrad { .. }
                 | Op::Rope { .. }
+                | Op::View
                 | Op::Attention { .. }
                 | Op::Lse
                 | Op::AttentionStats

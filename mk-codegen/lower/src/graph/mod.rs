@@ -131,6 +131,8 @@ pub enum Kind {
         /// In order of application.
         epilogue: Vec<EpilogueOp>,
     },
+    /// Rows as heads, or heads as rows: where kernels end.
+    View,
     /// Rows over the root of their mean square. Operands: rows, and perhaps a weight.
     RmsNorm {
         /// The f32 bits of what is added to the mean.
@@ -219,6 +221,7 @@ impl Kind {
             | Kind::Gemm { .. }
             | Kind::Elementwise(_)
             | Kind::SwigluGrad
+            | Kind::View
             | Kind::Saved
             | Kind::OwnHalf
             | Kind::ReduceScatter { .. }
@@ -384,6 +387,7 @@ fn kind_of(op: Op) -> Kind {
         Op::RmsNorm { eps } => return Kind::RmsNorm { eps: (eps as f32).to_bits() },
         Op::Rope { back } => return Kind::Rope { back },
         Op::RmsNormGrad { eps } => return Kind::RmsNormGrad { eps: (eps as f32).to_bits() },
+        Op::View => return Kind::View,
         Op::Mul => EpilogueOp::Mul,
         Op::Add => EpilogueOp::Add,
         Op::Scale(factor) => EpilogueOp::Scale((factor as f32).to_bits()),

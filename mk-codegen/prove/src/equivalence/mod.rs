@@ -111,6 +111,9 @@ pub fn evaluate(
         let what = format!("`{}` of tensors placed over several axes", node.op.name());
         return Err(FieldError::unsupported(what, "place them over one axis"));
     }
+    if program.nodes().iter().any(|n| n.op == Op::View) {
+        return Err(FieldError::unsupported("`view` inside a kernel", "kernels end there"));
+    }
     let unknown = |t: &Table| match t.source {
         _ if t.routed.is_some() => false,
         // The caller's, who has it as a tensor.

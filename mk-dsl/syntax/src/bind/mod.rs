@@ -2,6 +2,7 @@
 
 mod error;
 mod room;
+mod view;
 
 pub use error::{BindError, BindErrors, Given};
 
@@ -260,6 +261,7 @@ impl<'a> Binder<'a> {
     /// `kept` has the upper bounds of an earlier binding.
     fn finish(mut self, kept: Option<&[u64]>, ranks: u64) -> Result<Bound, BindErrors> {
         self.blocks();
+        self.views();
         let room = self.room(kept, ranks);
         let mut missing = Vec::new();
         let mut max_sizes = Vec::new();
@@ -290,6 +292,10 @@ impl<'a> Binder<'a> {
                     missing.push((symbol, tensor));
                 }
             }
+        }
+        // What a wrong `view` leaves open is nothing to ask for.
+        if self.errors.iter().any(|e| matches!(e, BindError::View { .. })) {
+            missing.clear();
         }
         self.errors.extend(
             missing.into_iter().map(|(symbol, tensor)| BindError::Unbound { symbol, tensor }),

@@ -26,6 +26,7 @@ mod rope;
 mod runtime;
 mod swiglu;
 mod types;
+mod view;
 
 use crate::ast::Source;
 use crate::diag::Sink;
