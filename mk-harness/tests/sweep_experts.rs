@@ -8,7 +8,7 @@ use chain::Chain;
 use mk_harness::Routing;
 
 /// Seconds that CI spends here.
-const SECONDS: u64 = 20;
+const SECONDS: u64 = 10;
 
 const ROUTINGS: [Routing; 4] = [Routing::Random, Routing::One, Routing::Padded, Routing::Empty];
 

@@ -88,10 +88,11 @@ pub fn mutants() -> Result<()> {
 }
 
 /// Grids, with the package and the tests that take a part of them.
-const GRIDS: [(&str, &str, &[&str]); 7] = [
+const GRIDS: [(&str, &str, &[&str]); 8] = [
     ("attention", "mk-harness", &["sweep_attention"]),
     ("experts", "mk-harness", &["few_tokens", "sweep_experts"]),
     ("experts_nodes", "mk-harness", &["sweep_experts_nodes"]),
+    ("kernels", "mk-kernels", &["nvrtc"]),
     ("meshes", "mk-harness", &["sweep_meshes"]),
     ("nodes", "mk-harness", &["sweep_nodes"]),
     ("tokens", "mk-codegen", &["dispatch"]),
