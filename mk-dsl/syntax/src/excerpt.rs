@@ -237,14 +237,21 @@ impl<'p> Excerpt<'p> {
             // The route is that of the rows.
             (Op::Combine | Op::CombineGrad, [_, other]) => format!("{}({other})", node.op.name()),
             (Op::GroupedGemm { .. }, [w, counts]) => {
-                format!("ragged({counts}) -> grouped_gemm({w})")
+                format!("ragged({counts}{}) -> grouped_gemm({w})", self.dropped(node))
             }
             (Op::GroupedWgrad, [dy, counts]) => {
+                let drop = self.dropped(node);
                 let experts = node.ty.dims.first().map_or_else(String::new, |e| self.extent(e));
-                format!("ragged({counts}) -> grouped_wgrad({dy}, experts = {experts})")
+                format!("ragged({counts}{drop}) -> grouped_wgrad({dy}, experts = {experts})")
             }
             _ => self.stage(node, arguments),
         }
+    }
+
+    /// What is said of a product's rows, where some were dropped.
+    fn dropped(&self, node: &Node) -> &'static str {
+        let drops = node.inputs.get(2).is_some_and(|ids| self.program.drops(*ids));
+        if drops { ", drop" } else { "" }
     }
 
     /// An extent, as the source writes it.

@@ -471,6 +471,8 @@ pub struct Program {
     pub(crate) nodes: Vec<Node>,
     pub(crate) results: Vec<ValueId>,
     pub(crate) result_names: Vec<String>,
+    /// Routes of which rows without room are dropped.
+    pub(crate) dropped: Vec<ValueId>,
 }
 
 impl Program {
@@ -546,6 +548,30 @@ impl Program {
             Op::GroupedWgrad => n.ty.dims.first().copied(),
             _ => None,
         })
+    }
+
+    /// Whether rows by a route are those that were kept, where others had no room.
+    pub fn drops(&self, ids: ValueId) -> bool {
+        self.dropped.contains(&ids)
+    }
+
+    /// Whether a launch may have none: of a runtime symbol that counts the tokens of a `dispatch`, if no GEMM sums over
+    /// them.
+    pub fn may_be_zero(&self, symbol: SymbolId) -> bool {
+        let dim = Dim::Sym(symbol);
+        let runtime = |s: &Symbol| matches!(s.kind, SymbolKind::Runtime { .. });
+        let has = |value: &ValueId| self.ty(*value).is_some_and(|ty| ty.dims.contains(&dim));
+        let routes = |n: &Node| matches!(n.op, Op::Dispatch { .. });
+        let counts = |n: &Node| {
+            routes(n)
+                && n.inputs.get(1).and_then(|ids| self.ty(*ids)?.dims.first().copied()) == Some(dim)
+        };
+        let sums = |n: &Node| {
+            matches!(n.op, Op::Gemm { .. }) && n.inputs.iter().any(has) && !n.ty.dims.contains(&dim)
+        };
+        self.symbols.get(symbol.index()).is_some_and(runtime)
+            && self.nodes.iter().any(counts)
+            && !self.nodes.iter().any(sums)
     }
 
     /// The symbol called `name`.

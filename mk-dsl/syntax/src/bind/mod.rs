@@ -30,7 +30,8 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// The extent of each symbol in elements, indexed by [`SymbolId`]; each `1..=MAX_DIM`.
+    /// The extent of each symbol in elements, indexed by [`SymbolId`]; each `1..=MAX_DIM`, or 0 where
+    /// [`Program::may_be_zero`].
     pub fn sizes(&self) -> &[u64] {
         &self.sizes
     }
@@ -229,7 +230,8 @@ impl<'a> Binder<'a> {
             }),
             Some(_) => {}
             None => {
-                if !(1..=MAX_DIM).contains(&size) {
+                let least = u64::from(!self.program.may_be_zero(symbol));
+                if !(least..=MAX_DIM).contains(&size) {
                     let (value, from) = (size, from.clone());
                     self.errors.push(BindError::OutOfRange { symbol: name(), value, from });
                 }
@@ -274,6 +276,11 @@ impl<'a> Binder<'a> {
             }
             let given = &self.given[i];
             match (given, max) {
+                // No bound.
+                (Some((0, from)), None) if self.program.may_be_zero(SymbolId::new(i)) => {
+                    let (symbol, from) = (self.program.symbols()[i].name.clone(), from.clone());
+                    self.errors.push(BindError::OutOfRange { symbol, value: 0, from });
+                }
                 (Some((size, _)), None) => max_sizes.push(*size),
                 (_, Some(max)) => max_sizes.push(max),
                 (None, None) => {}

@@ -51,6 +51,7 @@ pub(crate) fn check(source: &Source<'_>, sink: &mut Sink) -> Option<Program> {
         params: Vec::new(),
         nodes: Vec::new(),
         room: Vec::new(),
+        routes: Vec::new(),
     };
     if let Some(signature) = &source.signature {
         checker.signature(signature);
