@@ -373,6 +373,9 @@ pub enum FaultKind {
     ExpertOutside = 9,
     /// A token names an expert twice: `tile` says which token of the world, `seen` the expert.
     ExpertTwice = 10,
+    /// Documents of packed sequences begin where they cannot: entry `tile` is `seen`, and may be `expected` to
+    /// `waited_ns`.
+    Documents = 11,
 }
 
 impl FaultKind {
@@ -389,6 +392,7 @@ impl FaultKind {
             FaultKind::Capacity,
             FaultKind::ExpertOutside,
             FaultKind::ExpertTwice,
+            FaultKind::Documents,
         ]
         .into_iter()
         .find(|k| *k as u32 == kind)

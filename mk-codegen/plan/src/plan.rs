@@ -3,8 +3,8 @@
 use super::{
     entity::{Arena, BufId, DimId, EdgeId, FamId, RoleId, SigId, TabId},
     expr::{Expr, Var},
-    leaf::Leaf,
-    names::{Agent, Mode, Operand, Point, Proxy, RoutePart},
+    leaf::{Leaf, Mask},
+    names::{Agent, Mode, Operand, Point, Proxy, RoutePart, Side},
 };
 use mk_abi::DType;
 use serde::{Deserialize, Serialize};
@@ -313,6 +313,16 @@ pub enum TableSource {
         of: TabId,
         /// Rows of a block.
         rows: i32,
+    },
+    /// Of documents, `[rows, 2]`: the first row of the other side that each row meets, and the one behind the last
+    /// ([`document_bounds`](crate::document_bounds)).
+    Bounds {
+        /// Where documents begin, and the last one ends: a one-dimensional table.
+        of: TabId,
+        /// Whose rows these are.
+        side: Side,
+        /// Which pairs of a document meet.
+        mask: Mask,
     },
     /// Comes with each launch: `[…, 2]`, a rank, and a row that the blocks of that rank fill. Row `i` of block `b` is
     /// number `b * rows + i`.

@@ -82,6 +82,7 @@ impl<'a> Ranges<'a> {
             }
             TableSource::Prefix { .. }
             | TableSource::Blocks { .. }
+            | TableSource::Bounds { .. }
             | TableSource::Places { .. } => NATURAL,
         }
     }

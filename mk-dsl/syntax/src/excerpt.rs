@@ -191,6 +191,9 @@ impl<'p> Excerpt<'p> {
                     _ => 1,
                 };
                 let mut arguments = self.arguments(node, 0);
+                if let Some(cu) = arguments.last_mut().filter(|_| scores.packed) {
+                    cu.insert_str(0, "cu_seqlens = ");
+                }
                 let (held, passed) = arguments.split_at(own.min(arguments.len()));
                 let (mut text, mut list) = (String::new(), arguments.clone());
                 if ring.is_some() {

@@ -303,7 +303,8 @@ pub enum Op {
     /// `[x, y] -> x + y`.
     Add,
     /// `[q: [B, S, H, D], k: [B, S, G, D], v: [B, S, G, D]] -> [B, S, H, D]`: `softmax(scale * q k^T) v` of each head,
-    /// the softmax in f32; head `h` of queries reads head `h / (H / G)` of keys and values.
+    /// the softmax in f32; head `h` of queries reads head `h / (H / G)` of keys and values. Of packed sequences a
+    /// last operand, `i32 [N]`, says where documents begin, and the last one ends; so it does in the gradients.
     Attention {
         /// Which scores there are.
         scores: Scores,
@@ -351,6 +352,8 @@ pub struct Scores {
     pub softcap: Option<f64>,
     /// The factor, `1 / sqrt(D)` unless given; it is finite.
     pub scale: Option<f64>,
+    /// The sequence has documents, and a query sees keys of its own one: an operand says where they begin.
+    pub packed: bool,
 }
 
 impl Scores {

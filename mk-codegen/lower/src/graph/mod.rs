@@ -53,12 +53,19 @@ pub struct Scored {
     pub cap: Option<u32>,
     /// The factor's f32 bits, where it is not `1 / sqrt(D)`.
     pub scale: Option<u32>,
+    /// Queries see keys of their own document: the last operand says where these begin.
+    pub packed: bool,
 }
 
 impl From<Scores> for Scored {
     fn from(s: Scores) -> Scored {
         let bits = |x: Option<f64>| x.map(|x| (x as f32).to_bits());
-        Scored { mask: Mask::of(s.causal, s.window), cap: bits(s.softcap), scale: bits(s.scale) }
+        Scored {
+            mask: Mask::of(s.causal, s.window),
+            cap: bits(s.softcap),
+            scale: bits(s.scale),
+            packed: s.packed,
+        }
     }
 }
 

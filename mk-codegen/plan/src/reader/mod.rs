@@ -6,7 +6,8 @@ mod family;
 
 use super::{
     entity::*,
-    names::RoutePart,
+    leaf::Mask,
+    names::{RoutePart, Side},
     plan::*,
     text::{Cursor, ReadError, Scope, lex},
 };
@@ -147,7 +148,7 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
             break;
         }
     }
-    let source = match c.one_of(&["const", "runtime", "prefix", "blocks", "places"])? {
+    let source = match c.one_of(&["const", "runtime", "prefix", "blocks", "bounds", "places"])? {
         "const" => {
             let mut values = Vec::new();
             while !c.at_newline() && !matches!(c.peek().text, "in" | "routed") {
@@ -169,6 +170,11 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
             let of = c.reference::<TabId>()?;
             c.keyword("rows")?;
             TableSource::Blocks { of, rows: c.number()? }
+        }
+        "bounds" => {
+            let of = c.reference::<TabId>()?;
+            let side = c.named(Side::NAMES, Side::from_name)?;
+            TableSource::Bounds { of, side, mask: Mask::read(c)? }
         }
         _ => TableSource::Places { of: c.reference::<TabId>()? },
     };

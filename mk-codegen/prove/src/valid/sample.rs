@@ -284,7 +284,10 @@ pub(super) fn bounds(plan: &Plan, id: TabId) -> (usize, i32, i32) {
         TableSource::Blocks { of, .. } if counts_nobody(plan, of) => (n, 0, 0),
         TableSource::Runtime { min, max } => (n, min, max.max(min)),
         TableSource::Blocks { rows, .. } => (n, 0, rows),
-        TableSource::Const(_) | TableSource::Prefix { .. } | TableSource::Places { .. } => {
+        TableSource::Const(_)
+        | TableSource::Prefix { .. }
+        | TableSource::Bounds { .. }
+        | TableSource::Places { .. } => {
             (n, 0, 0)
         }
     }

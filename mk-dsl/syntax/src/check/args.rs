@@ -113,6 +113,18 @@ impl<'c, 'a> Args<'c, 'a> {
         Some(self.left.remove(i))
     }
 
+    /// `key = tensor`, if it is there; the outer `None` is a mistake.
+    pub fn key_operand(&mut self, key: &str, sink: &mut Sink) -> Option<Option<Operand<'a>>> {
+        let Some(arg) = self.key(key) else { return Some(None) };
+        match arg.value {
+            ArgValue::Name(operand) => Some(Some(operand)),
+            _ => {
+                self.wrong(arg, "a tensor there", sink);
+                None
+            }
+        }
+    }
+
     /// Whether the word stands among the arguments; takes it.
     pub fn flag(&mut self, name: &str) -> bool {
         self.flag_at(name).is_some()

@@ -263,7 +263,7 @@ impl<'a> Checker<'a, '_> {
         Some(self.push(Op::GroupedWgrad, vec![x.id, dy.id, counts], ty, x.gathered))
     }
 
-    /// Integers say how many rows experts have, and are nothing else.
+    /// Integers say how many rows experts have, or where documents begin, and are nothing else.
     pub(super) fn report_integers(&mut self, results: &[Option<Value>]) {
         for (i, param) in self.params.iter().enumerate() {
             let State::Known(ty) = &param.state else { continue };
@@ -276,6 +276,11 @@ impl<'a> Checker<'a, '_> {
                 let taken = match node.op {
                     Op::GroupedGemm { .. } | Op::GroupedWgrad => Some(2),
                     Op::Dispatch { .. } | Op::Combine | Op::CombineGrad => Some(1),
+                    Op::Attention { scores, .. }
+                    | Op::AttentionDq { scores, .. }
+                    | Op::AttentionDk { scores, .. } => {
+                        scores.packed.then(|| node.inputs.len().saturating_sub(1))
+                    }
                     _ => None,
                 };
                 inputs.into_iter().any(|(at, x)| *x == id && taken != Some(at))

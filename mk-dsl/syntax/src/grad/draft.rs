@@ -192,6 +192,11 @@ impl Draft {
                     };
                     let mut list: Vec<String> = operands.iter().map(operand).collect();
                     let (stage, detail) = stage.split_once(' ').unwrap_or((stage, ""));
+                    if let ("attention_dq" | "attention_dk", [_, _, _, _, _, cu]) =
+                        (stage, &mut list[..])
+                    {
+                        cu.insert_str(0, "cu_seqlens = ");
+                    }
                     if *ring > 0 {
                         let passed: Vec<String> = list.drain(..*ring).collect();
                         list.insert(0, format!("ring({})", passed.join(", ")));

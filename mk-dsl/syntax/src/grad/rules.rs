@@ -352,9 +352,11 @@ impl<'p> Walk<'p> {
 
     /// Backward of `o = attention(q, k, v)`: from `o` and the logarithms of its sums, which forward saves.
     fn attention(&mut self, node: &Node, d: Id) -> Result<(), GradError> {
-        let (Op::Attention { scores, ring }, &[q, k, v]) = (node.op, &node.inputs[..]) else {
+        let (Op::Attention { scores, ring }, [q, k, v, packed @ ..]) = (node.op, &node.inputs[..])
+        else {
             return Ok(());
         };
+        let [q, k, v] = [q, k, v].map(|x| *x);
         let of_o = |n: &&Node| n.op == Op::Lse && n.inputs == [node.result];
         let Some(lse) = self.program.nodes().iter().find(of_o).map(|n| n.result) else {
             return Err(GradError::Operation {
@@ -370,6 +372,7 @@ impl<'p> Walk<'p> {
         let detail = (!detail.is_empty()).then(|| detail.join(", "));
         let [queries, keys, values] = [self.value(q)?, self.value(k)?, self.value(v)?];
         let of_queries = [queries, d, stats];
+        let packed = packed.iter().map(|cu| self.value(*cu)).collect::<Result<Vec<Id>, _>>()?;
         let typed = |walk: &Self, id: Id, p: Vec<Placement>| (p, walk.draft.values[id].dtype);
         if self.needed[q.index()] {
             let place = typed(self, queries, self.placement(q));
@@ -382,7 +385,7 @@ impl<'p> Walk<'p> {
                     place,
                 ),
                 false => {
-                    let all = [&of_queries[..], &[keys, values]].concat();
+                    let all = [&of_queries[..], &[keys, values], &packed].concat();
                     self.draft.op("attention_dq", &all, detail.clone(), place)
                 }
             };
@@ -406,7 +409,7 @@ impl<'p> Walk<'p> {
                 self.draft.ring("attention_dk", &of_queries, &own, detail, place.clone())
             }
             false => {
-                let all = [&[keys, values], &of_queries[..]].concat();
+                let all = [&[keys, values], &of_queries[..], &packed].concat();
                 self.draft.op("attention_dk", &all, detail, place.clone())
             }
         };
