@@ -125,7 +125,8 @@ impl<'a> Checker<'a, '_> {
             })),
         };
         let result_names = self.result_names(results);
-        Some(Program {
+        let order = self.mesh.order();
+        let program = Program {
             name,
             docs: docs.collect(),
             mesh_axes: self.mesh.axes.iter().map(|&axis| axis.to_owned()).collect(),
@@ -134,7 +135,9 @@ impl<'a> Checker<'a, '_> {
             result_names,
             tensors,
             nodes,
-        })
+        };
+        // Of axes that share a dimension, the outer one comes first.
+        Some(if order.is_sorted() { program } else { program.over(&order) })
     }
 
     /// See [`Program::result_names`].
