@@ -4,7 +4,8 @@
 //! reader may rely on the following without looking again.
 //!
 //! - Nodes are in topological order, and every node and every tensor reaches a result.
-//! - Every type has one placement per mesh axis, and no dimension is sharded over two axes.
+//! - Every type has one placement per mesh axis. Of axes that share a dimension, each in `Shard`, the outer one comes
+//!   first: shards over the next are parts of its shards.
 //! - `gemm` has two operands of one 16-bit dtype, or of 8-bit ones which both have K as their last dimension, `[M, K]`
 //!   by `[K, N]` or `[K, G, N]`, as read (a transposed operand is stored the other way round); an elementwise op has
 //!   operands of the shape and placement of its input.
@@ -138,7 +139,7 @@ pub struct TensorType {
     pub dtype: DType,
     /// The global shape, row-major.
     pub dims: Vec<Dim>,
-    /// One entry per axis of [`Program::mesh_axes`], in that order.
+    /// One entry per axis of [`Program::mesh_axes`], in that order, which is also that in which axes cut a dimension.
     pub placement: Vec<Placement>,
 }
 

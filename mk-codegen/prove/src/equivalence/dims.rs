@@ -330,22 +330,27 @@ impl<'a> Dims<'a> {
     }
 
     /// First index and length of the stretches of a dimension that a place has of a value, in order: two in zigzag.
-    /// Shards are as long as the first, as far as there is something.
+    /// Shards are as long as the first, as far as there is something; of axes that share the dimension, each cuts a
+    /// shard of the one before it.
     pub fn stretches(&self, value: ValueId, place: usize, dim: usize) -> Vec<(i32, i32)> {
-        let n = self.extent(value, dim);
-        let cut = self.placements(value).iter().position(|p| p.cut() == Some(dim));
-        let Some(axis) = cut else { return vec![(0, n as i32)] };
-        let (stride, ranks) = self.along(axis);
-        let own = place / stride % ranks;
-        let zigzag = matches!(self.placements(value)[axis], Placement::Zigzag(_));
-        let parts = if zigzag { 2 * ranks } else { ranks };
-        let each = (n + parts as i64 - 1) / parts as i64;
-        let at = |i: usize| (i as i64 * each).min(n) as i32;
-        let part = |i: usize| (at(i), at(i + 1) - at(i));
-        match zigzag {
-            true => vec![part(own), part(parts - 1 - own)],
-            false => vec![part(own)],
+        let (mut first, mut n) = (0, self.extent(value, dim));
+        for (axis, placement) in self.placements(value).iter().enumerate() {
+            if placement.cut() != Some(dim) {
+                continue;
+            }
+            let (stride, ranks) = self.along(axis);
+            let own = place / stride % ranks;
+            let zigzag = matches!(placement, Placement::Zigzag(_));
+            let parts = if zigzag { 2 * ranks } else { ranks };
+            let each = (n + parts as i64 - 1) / parts as i64;
+            let at = |i: usize| (i as i64 * each).min(n);
+            if zigzag {
+                let part = |i: usize| (at(i) as i32, (at(i + 1) - at(i)) as i32);
+                return vec![part(own), part(parts - 1 - own)];
+            }
+            (first, n) = (first + at(own), at(own + 1) - at(own));
         }
+        vec![(first as i32, n as i32)]
     }
 
     /// First index and length of a place's part of a value in each dimension; of one in zigzag all of it.

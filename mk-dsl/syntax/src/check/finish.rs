@@ -125,7 +125,8 @@ impl<'a> Checker<'a, '_> {
             })),
         };
         let result_names = self.result_names(results);
-        Some(Program {
+        let order = self.mesh.order();
+        let program = Program {
             name,
             docs: docs.collect(),
             mesh_axes: self.mesh.axes.iter().map(|&axis| axis.to_owned()).collect(),
@@ -138,7 +139,9 @@ impl<'a> Checker<'a, '_> {
                 let dropped = self.routes.iter().filter(|r| r.1).map(|r| value(r.0));
                 dropped.collect::<BTreeSet<_>>().into_iter().collect()
             },
-        })
+        };
+        // Of axes that share a dimension, the outer one comes first.
+        Some(if order.is_sorted() { program } else { program.over(&order) })
     }
 
     /// See [`Program::result_names`].
