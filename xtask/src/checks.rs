@@ -85,6 +85,7 @@ pub fn mutants() -> Result<()> {
 /// Grids, with the package and the tests that take a part of them.
 const GRIDS: [(&str, &str, &[&str]); 6] = [
     ("attention", "mk-harness", &["sweep_attention"]),
+    ("documents", "mk-harness", &["sweep_documents"]),
     ("experts", "mk-harness", &["few_tokens", "sweep_experts"]),
     ("experts_nodes", "mk-harness", &["sweep_experts_nodes"]),
     ("meshes", "mk-harness", &["sweep_meshes"]),
