@@ -83,11 +83,11 @@ impl Plan {
 
     /// The plan with another value for a run-time dimension: what a launch with that value runs.
     ///
-    /// Values outside `1..=runtime_max`, and dimensions that are fixed, are left as they are.
+    /// Values outside the dimension's range, and dimensions that are fixed, are left as they are.
     pub fn at(&self, dim: DimId, value: i32) -> Plan {
         let mut plan = self.clone();
-        let bound = self.dims.get(dim).and_then(|d| d.runtime_max);
-        if bound.is_some_and(|max| (1..=max).contains(&value)) {
+        let range = self.dims.get(dim).and_then(|d| Some(d.least()..=d.runtime_max?));
+        if range.is_some_and(|range| range.contains(&value)) {
             plan.dims[dim].value = value;
         }
         plan
@@ -236,6 +236,16 @@ pub struct Dim {
     pub value: i32,
     /// Upper bound of a runtime dimension.
     pub runtime_max: Option<i32>,
+    /// Whether a launch may have none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub may_be_zero: bool,
+}
+
+impl Dim {
+    /// The least value of a runtime dimension.
+    pub fn least(&self) -> i32 {
+        i32::from(!self.may_be_zero)
+    }
 }
 
 /// A table of integers. Its contents may differ from rank to rank, and from epoch to epoch if they come at run time.

@@ -174,6 +174,7 @@ impl Display for Plan {
         for (id, d) in self.dims.iter() {
             write!(f, "dim {id} {} = {}", DimText(&d.name), d.value)?;
             match d.runtime_max {
+                Some(max) if d.may_be_zero => writeln!(f, " runtime 0..={max}")?,
                 Some(max) => writeln!(f, " runtime <= {max}")?,
                 None => writeln!(f)?,
             }

@@ -127,6 +127,7 @@ impl Program {
             | Op::Swiglu
             | Op::SwigluGrad
             | Op::Rope { .. }
+            | Op::View
             | Op::Mul
             | Op::Add => {}
         }

@@ -94,6 +94,22 @@ pub enum Placement {
     Partial,
 }
 
+/// Where the elements of a part lie, of rows seen as heads or the other way round; `alone` with one sequence.
+pub(crate) fn viewed(placement: Placement, to_heads: bool, alone: bool) -> Option<Placement> {
+    use Placement::{Partial, Replicate, Shard, Zigzag};
+    Some(match (placement, to_heads) {
+        (Replicate | Partial, _) => placement,
+        (Shard(0), true) if alone => Shard(1),
+        (Zigzag(0), true) if alone => Zigzag(1),
+        (Shard(0), _) => Shard(0),
+        (Shard(1), true) => Shard(2),
+        (Shard(1), false) if alone => Shard(0),
+        (Zigzag(1), false) if alone => Zigzag(0),
+        (Shard(2), false) => Shard(1),
+        _ => return None,
+    })
+}
+
 /// The placement of `[B, H, S]` beside one of `[B, S, H, D]`.
 pub(crate) fn turned(placement: &[Placement]) -> Vec<Placement> {
     let turned = placement.iter().map(|p| match *p {
@@ -279,6 +295,9 @@ pub enum Op {
         /// By the angles the other way: the backward of `rope`.
         back: bool,
     },
+    /// `[x: [M, K]] -> [B, S, H, D]`, or the way back, of which `M = B * S` and `K = H * D`: the same elements in the same
+    /// order.
+    View,
     /// `[x, y] -> x * y`.
     Mul,
     /// `[x, y] -> x + y`.
@@ -385,6 +404,7 @@ impl Op {
             Op::RmsNormGrad { .. } => "rmsnorm_grad",
             Op::Rope { back: false } => "rope",
             Op::Rope { back: true } => "rope_grad",
+            Op::View => "view",
             Op::Mul => "mul",
             Op::Add => "add",
             Op::Attention { .. } => "attention",
@@ -417,6 +437,7 @@ impl Op {
                 | Op::RmsNorm { .. }
                 | Op::RmsNormGrad { .. }
                 | Op::Rope { .. }
+                | Op::View
                 | Op::Attention { .. }
                 | Op::Lse
                 | Op::AttentionStats
@@ -467,6 +488,8 @@ pub struct Program {
     pub(crate) nodes: Vec<Node>,
     pub(crate) results: Vec<ValueId>,
     pub(crate) result_names: Vec<String>,
+    /// Routes of which rows without room are dropped.
+    pub(crate) dropped: Vec<ValueId>,
 }
 
 impl Program {
@@ -542,6 +565,30 @@ impl Program {
             Op::GroupedWgrad => n.ty.dims.first().copied(),
             _ => None,
         })
+    }
+
+    /// Whether rows by a route are those that were kept, where others had no room.
+    pub fn drops(&self, ids: ValueId) -> bool {
+        self.dropped.contains(&ids)
+    }
+
+    /// Whether a launch may have none: of a runtime symbol that counts the tokens of a `dispatch`, if no GEMM sums over
+    /// them.
+    pub fn may_be_zero(&self, symbol: SymbolId) -> bool {
+        let dim = Dim::Sym(symbol);
+        let runtime = |s: &Symbol| matches!(s.kind, SymbolKind::Runtime { .. });
+        let has = |value: &ValueId| self.ty(*value).is_some_and(|ty| ty.dims.contains(&dim));
+        let routes = |n: &Node| matches!(n.op, Op::Dispatch { .. });
+        let counts = |n: &Node| {
+            routes(n)
+                && n.inputs.get(1).and_then(|ids| self.ty(*ids)?.dims.first().copied()) == Some(dim)
+        };
+        let sums = |n: &Node| {
+            matches!(n.op, Op::Gemm { .. }) && n.inputs.iter().any(has) && !n.ty.dims.contains(&dim)
+        };
+        self.symbols.get(symbol.index()).is_some_and(runtime)
+            && self.nodes.iter().any(counts)
+            && !self.nodes.iter().any(sums)
     }
 
     /// The symbol called `name`.

@@ -170,6 +170,7 @@ impl Evaluator<'_, '_> {
                 let dy = self.on(dy, self.rank)?;
                 return grouped::products(self.s, self.rank, &all, (ids, dy), &shape);
             }
+            Op::View => return Err(HarnessError::unsupported("a `view` inside a kernel")),
             Op::Curve(curve) => MapOp::Curve(curve),
             Op::Slope(curve) => MapOp::Slope(curve),
             Op::SwigluGrad => MapOp::SwigluGrad,

@@ -86,12 +86,20 @@ fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
             let name = c.name()?;
             c.sign("=")?;
             let value = c.number()?;
-            let mut runtime_max = None;
+            let (mut runtime_max, mut may_be_zero) = (None, false);
             if c.eat_word("runtime") {
-                c.sign("<=")?;
+                may_be_zero = c.peek().text == "0";
+                match may_be_zero {
+                    true => {
+                        c.number::<i32>()?;
+                        c.sign("..=")?;
+                    }
+                    false => c.sign("<=")?,
+                }
                 runtime_max = Some(c.number()?);
             }
-            let id = plan.dims.push(Dim { name: name.to_string(), value, runtime_max });
+            let id =
+                plan.dims.push(Dim { name: name.to_string(), value, runtime_max, may_be_zero });
             c.declare_dim(name, id);
         }
         "table" => table(c, plan)?,

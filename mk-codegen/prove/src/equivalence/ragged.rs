@@ -270,11 +270,9 @@ impl Dims<'_> {
         let experts: Vec<i32> = self.ragged.get(&ids)?.concat();
         let (each, block) = (rows / self.ranks, RAGGED_BLOCK as usize);
         // Those that are kept of each expert.
-        let dispatch =
-            nodes().find(|n| matches!(n.op, Op::Dispatch { .. }) && n.inputs.get(1) == Some(&ids));
-        let keep = match dispatch.map(|n| n.op) {
-            Some(Op::Dispatch { drops: true }) => each / block / own.max(1) * block,
-            _ => usize::MAX,
+        let keep = match self.program.drops(ids) {
+            true => each / block / own.max(1) * block,
+            false => usize::MAX,
         };
         // Tokens of each expert, in order, each once.
         let mut tokens = vec![Vec::new(); of_world];

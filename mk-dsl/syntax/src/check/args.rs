@@ -24,7 +24,8 @@ impl<'c, 'a> Args<'c, 'a> {
         Args { op: stage.name, left: stage.args.iter().collect() }
     }
 
-    fn positional(&mut self) -> Option<&'c Arg<'a>> {
+    /// The next argument without a key.
+    pub fn positional(&mut self) -> Option<&'c Arg<'a>> {
         let i = self.left.iter().position(|arg| arg.key.is_none())?;
         Some(self.left.remove(i))
     }

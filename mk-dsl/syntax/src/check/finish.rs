@@ -134,6 +134,10 @@ impl<'a> Checker<'a, '_> {
             result_names,
             tensors,
             nodes,
+            dropped: {
+                let dropped = self.routes.iter().filter(|r| r.1).map(|r| value(r.0));
+                dropped.collect::<BTreeSet<_>>().into_iter().collect()
+            },
         })
     }
 

@@ -271,6 +271,19 @@ impl<'p> Walk<'p> {
                     }
                 }
             }
+            Op::View => {
+                // The way back is a view that keeps what each rank has.
+                let Some(ty) = self.program.ty(x) else { return Ok(()) };
+                let to_heads = ty.dims.len() == 4;
+                let alone = [&ty.dims, &node.ty.dims]
+                    .into_iter()
+                    .any(|dims| dims.len() == 4 && dims[0] == Dim::Lit(1));
+                let moved = |p| crate::program::viewed(p, to_heads, alone).unwrap_or(p);
+                let placement = held.0.into_iter().map(moved).collect();
+                let detail = self.dims(ty);
+                let g = self.draft.op("view", &[d], Some(detail), (placement, held.1));
+                self.add(x, g);
+            }
             Op::Scale(factor) => {
                 let g = self.draft.op("scale", &[d], Some(format!("{factor:?}")), held);
                 self.add(x, g);
@@ -547,6 +560,13 @@ impl<'p> Walk<'p> {
         (all, dtype)
     }
 
+    /// The dimensions of a type, as a `view` names them.
+    fn dims(&self, ty: &TensorType) -> String {
+        let excerpt = Excerpt::whole(self.program);
+        let dims: Vec<String> = ty.dims.iter().map(|dim| excerpt.extent(dim)).collect();
+        dims.join(", ")
+    }
+
     /// An axis as collectives name it, where there is another one.
     fn named(&self, axis: AxisId) -> Option<String> {
         let axes = self.program.mesh_axes();
@@ -602,6 +622,7 @@ impl<'p> Walk<'p> {
                 let detail = match node.op {
                     Op::Cast(to) => Some(to.name().into()),
                     Op::Gather { axis, .. } => self.named(axis),
+                    Op::View => Some(self.dims(&node.ty)),
                     _ => None,
                 };
                 self.draft.op(node.op.name(), &operands, detail, (placement, dtype))
@@ -633,6 +654,8 @@ impl<'p> Walk<'p> {
     fn computed_again(&self, node: &Node) -> bool {
         let of = |keep: Keep| keep == Keep::Again && !self.program.results().contains(&node.result);
         match node.op {
+            // It is the same memory.
+            Op::View => true,
             Op::Gather { .. } => {
                 let param = |i: &ValueId| i.index() < self.program.tensors().len();
                 of(self.saves.gathered) && node.inputs.iter().all(param)

@@ -81,7 +81,7 @@ impl Tensor {
         let mut own = self.clone();
         if let Some(cut) = self.cut(0).filter(|cut| cut.axis != axis) {
             let value = shard_extent(&self.shape[0], cut.ranks);
-            own.shape[0] = Extent { value, symbol: None, runtime_max: None };
+            own.shape[0] = Extent { value, symbol: None, runtime_max: None, may_be_zero: false };
             own.cuts.retain(|cut| cut.dim != 0);
         }
         own
