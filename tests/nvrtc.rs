@@ -47,6 +47,42 @@ fn attention_compiles() {
     judge("attention_traced", &plan, Options { trace: true });
 }
 
+/// Packed sequences: every mask that their bounds are made of, with caps, forward and backward, heads of 64 and 128; a
+/// third of them, as of windows and caps.
+#[test]
+fn packed_sequences_compile() {
+    let parts = [
+        "let o = attention(q, k, vWORDS); (o, o -> lse)",
+        "attention_dq(q, do, stats, k, vWORDS)",
+        "let dk = attention_dk(k, v, q, do, statsWORDS); (dk, dk -> attention_dv)",
+    ];
+    let words = ["", ", causal", ", causal, window = 512, softcap = 30"];
+    let (seed, whole) = seed();
+    let mut place = seed;
+    for (part, body) in parts.iter().enumerate() {
+        for (depth, words) in [64, 128].iter().flat_map(|d| words.map(|w| (*d, w))) {
+            place += 1;
+            if !whole && place % 3 != 0 {
+                continue;
+            }
+            let more = match part {
+                0 => String::new(),
+                _ => format!(", do: bf16[1, T, 8, {depth}], stats: f32[1, 8, T, 4]"),
+            };
+            let keys = format!("bf16[1, T, 2, {depth}]");
+            let body = body.replace("WORDS", &format!("{words}, cu_seqlens = cu"));
+            let text = format!(
+                "fn f(q: bf16[1, T, 8, {depth}]{more}, k: {keys}, v: {keys}, cu: i32[N]) {{ {body} }}"
+            );
+            let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+            let sizes = [("T", 8192), ("N", 65)].map(|(n, v)| (n.to_string(), v)).into();
+            let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
+            let plan = mk::passes::lower(&program, &bound, &Config::default()).expect("lowers");
+            judge(&text, &plan, Options::default());
+        }
+    }
+}
+
 /// Windows and capped scores, alone and both, forward and backward, with heads of 64 and 128, alone and over a ring: a
 /// third of them, which the printed seed draws (`MK_SEED` repeats it); `cargo xtask sweep kernels` takes all.
 #[test]

@@ -35,21 +35,22 @@ fn heads(
     };
     let of = |i: usize| values[first.inputs[i].index()].as_slice();
     let shapes = |q: usize, k: usize| [q, k].map(|i| shape(first.inputs[i]));
+    let documents = first.documents().map(|id| values[id.index()].as_slice());
     Some(match first.op {
         Op::Attention { .. } => {
             let [q, k] = shapes(0, 1);
-            let (o, lse) = attention(first, [&q, &k], [of(0), of(1), of(2)]);
+            let (o, lse) = attention(first, [&q, &k], [of(0), of(1), of(2)], documents);
             if node.op == Op::Lse { lse } else { o }
         }
         Op::AttentionStats => statistics(&shape(node.inputs[0]), [of(0), of(1), of(2)]),
         Op::AttentionDq { .. } => {
             let [q, k] = shapes(0, 3);
-            let [dq, ..] = gradients(first, [&q, &k], [0, 1, 2, 3, 4].map(of));
+            let [dq, ..] = gradients(first, [&q, &k], [0, 1, 2, 3, 4].map(of), documents);
             dq
         }
         Op::AttentionDk { .. } => {
             let [q, k] = shapes(2, 0);
-            let [_, dk, dv] = gradients(first, [&q, &k], [2, 3, 4, 0, 1].map(of));
+            let [_, dk, dv] = gradients(first, [&q, &k], [2, 3, 4, 0, 1].map(of), documents);
             if node.op == Op::AttentionDv { dv } else { dk }
         }
         _ => return None,

@@ -88,8 +88,9 @@ pub fn mutants() -> Result<()> {
 }
 
 /// Grids, with the package and the tests that take a part of them.
-const GRIDS: [(&str, &str, &[&str]); 8] = [
+const GRIDS: [(&str, &str, &[&str]); 9] = [
     ("attention", "mk-harness", &["sweep_attention"]),
+    ("documents", "mk-harness", &["sweep_documents"]),
     ("experts", "mk-harness", &["few_tokens", "sweep_experts"]),
     ("experts_nodes", "mk-harness", &["sweep_experts_nodes"]),
     ("kernels", "mk-kernels", &["nvrtc"]),

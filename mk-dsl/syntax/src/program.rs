@@ -368,6 +368,20 @@ impl Scores {
     }
 }
 
+impl Node {
+    /// Where documents begin, of an attention of packed sequences or of its gradients.
+    pub fn documents(&self) -> Option<ValueId> {
+        match self.op {
+            Op::Attention { scores, .. }
+            | Op::AttentionDq { scores, .. }
+            | Op::AttentionDk { scores, .. } => {
+                self.inputs.last().copied().filter(|_| scores.packed)
+            }
+            _ => None,
+        }
+    }
+}
+
 impl Op {
     /// Its name in the source language.
     pub const fn name(self) -> &'static str {

@@ -189,6 +189,15 @@ impl Checker<'_> {
         if line(bounds) != line(span) || !own || !always {
             self.error(place, "`bounds` and `span` read the same rows of the own rank, always");
         }
+        let at = x.positions.as_ref().map(|p| if side == Side::Keys { &p.k } else { &p.q });
+        if at != bounds.region.first().map(|(first, _)| first) {
+            self.error(
+                place,
+                format!(
+                    "bounds are of the rows at the positions of the tile's {side}, and of no others"
+                ),
+            );
+        }
     }
 
     /// A task that fills a table of blocks fills all of it, from all that the table says that it is made of; tasks that

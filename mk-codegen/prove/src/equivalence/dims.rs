@@ -278,15 +278,8 @@ impl<'a> Dims<'a> {
 
     /// Where documents begin in this launch, of an attention of packed sequences or of its gradients.
     pub fn documents(&self, node: &Node) -> Option<&[i32]> {
-        let (Op::Attention { scores, .. }
-        | Op::AttentionDq { scores, .. }
-        | Op::AttentionDk { scores, .. }) = node.op
-        else {
-            return None;
-        };
-        let of = node.inputs.last().filter(|_| scores.packed)?;
         // All ranks have the same.
-        self.ragged.get(of)?.first().map(Vec::as_slice)
+        self.ragged.get(&node.documents()?)?.first().map(Vec::as_slice)
     }
 
     /// Where queries and keys are in their sequence, of which the last are at one place.
