@@ -70,3 +70,18 @@ fn plans_and_kernels() {
         insta::assert_snapshot!(format!("cuda_{name}"), kernel.generated());
     }
 }
+
+/// Of a shard of one row, packed by the other axis' ranks, k is the row, and not the rank.
+#[test]
+fn shards_of_one_row() {
+    let text = "fn f(x: f16[M, K] @ shard(0, dp), w: f16[K, N] @ shard(1, tp), d: f16[M, N] @ shard(0, dp) @ shard(1, tp)) {
+            (gemm(d, w.t) -> all_reduce(tp), gemm(x.t, d) -> all_reduce(dp))
+        }";
+    let program = Program::parse(text).expect("a program");
+    let dims = [("M", 2), ("K", 8), ("N", 24)].map(|(dim, n)| (dim.to_string(), n));
+    let bound = program.bind(&dims.into(), &BTreeMap::new()).expect("binds");
+    let mesh = vec![("dp".to_string(), 2), ("tp".to_string(), 3)];
+    let config = Config { ranks: 6, mesh, ..Config::default() };
+    let (plan, _) = compile(&program, &bound, &config).expect("a plan");
+    emit::emit(&plan).expect("a kernel");
+}

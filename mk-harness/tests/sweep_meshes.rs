@@ -17,7 +17,7 @@ use mk_syntax::Program;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 /// Seconds that CI spends here.
-const SECONDS: u64 = 20;
+const SECONDS: u64 = 10;
 
 /// Parameters, what is computed of them, and the extents of which ranks along an axis must have as many each, because a
 /// collective over the other axis moves their parts.

@@ -315,6 +315,17 @@ class OneRank(unittest.TestCase):
             other = mk.nn.MoE(16, 24, 6, 2, self.world)
             other.load_state_dict(state)
             self.assertTrue(torch.equal(other(x, ids, weights), y))
+        none = layer(x[:0], ids[:0], weights[:0])
+        self.assertEqual(none.shape, (0, 9, 16))
+        for of_none, t in zip(torch.autograd.grad(none, inputs, d[:0]), inputs):
+            self.assertEqual((of_none.shape, of_none.abs().max().item()), (t.shape, 0))
+        any_number = mk.compile(
+            "fn f<T: dyn <= 64>(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w: bf16[E, H, H] @ shard(0))"
+            " { dispatch(x, ids) -> grouped_gemm(w) -> combine(gate) }", self.world)
+        w = random(6, 16, 16, seed=8)
+        for n in (0, 9):
+            y = any_number(x[0, :n].detach(), ids[0, :n], weights[0, :n].detach(), w)
+            self.assertEqual(y.shape, (n, 16))
         with self.assertRaisesRegex(mk.ArgumentError, "top_k is 7, of 6 experts"):
             mk.nn.MoE(16, 24, 6, 7, self.world)
         with self.assertRaisesRegex(mk.ArgumentError, "has 2 columns"):

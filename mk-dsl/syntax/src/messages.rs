@@ -9,6 +9,7 @@ mod gemm;
 mod grouped;
 mod rmsnorm;
 mod rope;
+mod view;
 
 use crate::alias;
 use crate::diag::Text;
@@ -22,6 +23,7 @@ pub(crate) use gemm::*;
 pub(crate) use grouped::*;
 pub(crate) use rmsnorm::*;
 pub(crate) use rope::*;
+pub(crate) use view::*;
 
 fn text(message: impl Into<String>, help: impl Into<String>) -> Text {
     Text { message: message.into(), help: help.into(), is_placement: false }

@@ -19,6 +19,7 @@ pub(crate) enum OpKind {
     RmsNormGrad,
     Rope,
     RopeGrad,
+    View,
     Mul,
     Add,
     Scale,
@@ -62,7 +63,7 @@ const fn later(name: &'static str) -> OpInfo {
     op(name, OpKind::Unsupported, "", "")
 }
 
-pub(crate) const OPS: [OpInfo; 37] = [
+pub(crate) const OPS: [OpInfo; 38] = [
     op("gather", OpKind::Gather, "`gather` or `gather(axis)`", "`gather(x)`"),
     op("gemm", OpKind::Gemm, "`gemm(w)`, or `gemm(x, w)` at the start of a chain", "`gemm(x, w)`"),
     op(
@@ -126,6 +127,12 @@ pub(crate) const OPS: [OpInfo; 37] = [
         OpKind::RopeGrad,
         "`rope_grad(t)`, or `rope_grad(dy, t)` at the start of a chain",
         "`rope_grad(dy, t)`",
+    ),
+    op(
+        "view",
+        OpKind::View,
+        "`view(B, S, H, D)` of rows `[M, K]`, and `view(M, K)` of heads `[B, S, H, D]`",
+        "`x -> view(B, S, H, D)`",
     ),
     op("mul", OpKind::Mul, "`mul(y)`, or `mul(x, y)` at the start of a chain", "`mul(x, y)`"),
     op("add", OpKind::Add, "`add(y)`, or `add(x, y)` at the start of a chain", "`add(x, y)`"),

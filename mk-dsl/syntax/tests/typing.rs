@@ -420,6 +420,34 @@ fn names_of_results() {
 }
 
 #[test]
+fn views_keep_what_ranks_have() {
+    assert_snapshot!(check("fn f(x: bf16[M, K] @ shard(0, dp) @ shard(1, tp)) { x -> view(B, S, H, 64) -> view(M, K) }"), @r#"
+    pipeline f(dp, tp):
+      %0 = x: bf16[M, K] @ shard(0, dp) @ shard(1, tp)
+      %1 = view(%0): bf16[B, S, H, 64] @ shard(0, dp) @ shard(2, tp)
+      %2 = view(%1): bf16[M, K] @ shard(0, dp) @ shard(1, tp)
+      return %2
+    "#);
+    // Of one sequence, ranks have parts.
+    assert_snapshot!(check("fn f(x: bf16[M, K] @ shard(0, cp) @ shard(1, tp)) { x -> view(1, S, H, 64) -> view(M, K) }"), @r#"
+    pipeline f(cp, tp):
+      %0 = x: bf16[M, K] @ shard(0, cp) @ shard(1, tp)
+      %1 = view(%0): bf16[1, S, H, 64] @ shard(1, cp) @ shard(2, tp)
+      %2 = view(%1): bf16[M, K] @ shard(0, cp) @ shard(1, tp)
+      return %2
+    "#);
+    // What comes before heads has them.
+    assert_snapshot!(check("o -> view(M, K) -> gemm(w)"), @r#"
+    pipeline view_gemm(world):
+      %0 = o: bf16[o_0, o_1, o_2, o_3] @ replicate
+      %1 = w: bf16[K, w_1] @ replicate
+      %2 = view(%0): bf16[M, K] @ replicate
+      %3 = gemm(%2, %1): bf16[M, w_1] @ replicate
+      return %3
+    "#);
+}
+
+#[test]
 fn a_dimension_over_two_axes() {
     // The outer axis comes first, whichever is named first.
     assert_snapshot!(check("fn f(w: bf16[K, N] @ shard(1, tp), x: bf16[M, K] @ shard(0, dp) @ shard(0, tp)) { gather(x, tp) -> gemm(w) }"), @r#"

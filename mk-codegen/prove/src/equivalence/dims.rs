@@ -196,13 +196,16 @@ impl<'a> Dims<'a> {
                     rope::link(lines, (of(0)[1], 0), (of(1)[1], 0), [columns, head]);
                 }
             }
-            Op::Attention { scores: Scores { causal, window, .. }, .. } => {
+            Op::Attention { scores: Scores { causal, window, packed, .. }, .. } => {
                 for d in [0, 3] {
                     same(of(0)[d], of(1)[d], extent(node.inputs[1], d));
                 }
                 let places = self.places_of(node.inputs[0], node.inputs[1]);
-                if causal {
+                if causal || packed {
                     places.join(lines);
+                }
+                if let Some(begins) = self.documents(node) {
+                    lines.documents(places.line, begins);
                 }
                 let mut same =
                     |a: u32, b: u32, n: i64| lines.link((a, 0, n as i32), (b, 0, n as i32));
@@ -229,15 +232,18 @@ impl<'a> Dims<'a> {
                 let own = &self.lines[node.result.index()];
                 (1..extent(node.result, 3)).for_each(|at| lines.cut(own[3], at as i32));
             }
-            Op::AttentionDq { scores: Scores { causal, window, .. }, .. }
-            | Op::AttentionDk { scores: Scores { causal, window, .. }, .. } => {
+            Op::AttentionDq { scores: Scores { causal, window, packed, .. }, .. }
+            | Op::AttentionDk { scores: Scores { causal, window, packed, .. }, .. } => {
                 let [q, d_o, stats, k, v] = gradient_operands(node.op);
                 for d in [0, 3] {
                     same(of(q)[d], of(k)[d], extent(node.inputs[k], d));
                 }
                 let places = self.places_of(node.inputs[q], node.inputs[k]);
-                if causal {
+                if causal || packed {
                     places.join(lines);
+                }
+                if let Some(begins) = self.documents(node) {
+                    lines.documents(places.line, begins);
                 }
                 let mut same =
                     |a: u32, b: u32, n: i64| lines.link((a, 0, n as i32), (b, 0, n as i32));
@@ -268,6 +274,12 @@ impl<'a> Dims<'a> {
 
     pub fn line(&self, value: ValueId, dim: usize) -> u32 {
         self.lines[value.index()][dim]
+    }
+
+    /// Where documents begin in this launch, of an attention of packed sequences or of its gradients.
+    pub fn documents(&self, node: &Node) -> Option<&[i32]> {
+        // All ranks have the same.
+        self.ragged.get(&node.documents()?)?.first().map(Vec::as_slice)
     }
 
     /// Where queries and keys are in their sequence, of which the last are at one place.

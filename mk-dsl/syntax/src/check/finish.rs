@@ -135,6 +135,10 @@ impl<'a> Checker<'a, '_> {
             result_names,
             tensors,
             nodes,
+            dropped: {
+                let dropped = self.routes.iter().filter(|r| r.1).map(|r| value(r.0));
+                dropped.collect::<BTreeSet<_>>().into_iter().collect()
+            },
         };
         // Of axes that share a dimension, the outer one comes first.
         Some(if order.is_sorted() { program } else { program.over(&order) })
