@@ -26,8 +26,7 @@ impl Packed {
             "fn packed(q: bf16[B, T, H, D]{more}, k: bf16[B, T, G, D], v: bf16[B, T, G, D], cu: i32[N]) {{ {body} }}"
         );
         let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
-        let dims =
-            [("B", batch), ("T", tokens), ("N", entries), ("H", 4), ("G", 2), ("D", depth)];
+        let dims = [("B", batch), ("T", tokens), ("N", entries), ("H", 4), ("G", 2), ("D", depth)];
         let dims = dims.map(|(name, n)| (name.to_string(), n)).into();
         let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
         let plan = lower(&program, &bound, &Config::default()).unwrap_or_else(|e| panic!("{e}"));
@@ -44,8 +43,7 @@ impl Packed {
 
 const FULL: &str = "let o = attention(q, k, v, cu_seqlens = cu); (o, o -> lse)";
 const CAUSAL: &str = "let o = attention(q, k, v, causal, cu_seqlens = cu); (o, o -> lse)";
-const WINDOW: &str =
-    "attention(q, k, v, causal, window = 50, softcap = 30, cu_seqlens = cu)";
+const WINDOW: &str = "attention(q, k, v, causal, window = 50, softcap = 30, cu_seqlens = cu)";
 const DQ: &str = "attention_dq(q, do, stats, k, v, causal, cu_seqlens = cu)";
 const DKV: &str =
     "let dk = attention_dk(k, v, q, do, stats, causal, cu_seqlens = cu); (dk, dk -> attention_dv)";
@@ -53,10 +51,21 @@ const DKV: &str =
 /// Plans are what they compute, of every mask, side, head and number of documents.
 #[test]
 fn proofs() {
-    for body in [FULL, CAUSAL, WINDOW, DQ, &DQ.replace(", causal", ""), DKV, &DKV.replace(", causal", ""), &DKV.replace("causal", "causal, window = 50")] {
+    for body in [
+        FULL,
+        CAUSAL,
+        WINDOW,
+        DQ,
+        &DQ.replace(", causal", ""),
+        DKV,
+        &DKV.replace(", causal", ""),
+        &DKV.replace("causal", "causal, window = 50"),
+    ] {
         for sizes in [[300, 5, 64], [129, 130, 64], [300, 2, 128], [64, 1, 64]] {
             let packed = Packed::new(body, sizes);
-            packed.judge(&packed.plan).unwrap_or_else(|e| panic!("{body} {sizes:?}: {e}\n{}", packed.plan));
+            packed
+                .judge(&packed.plan)
+                .unwrap_or_else(|e| panic!("{body} {sizes:?}: {e}\n{}", packed.plan));
         }
     }
     let two = Packed::of(CAUSAL, [300, 5, 64], 2);
@@ -65,7 +74,9 @@ fn proofs() {
 
 #[test]
 fn texts() {
-    for (name, body) in [("packed_full", FULL), ("packed_window", WINDOW), ("packed_dq", DQ), ("packed_dkv", DKV)] {
+    for (name, body) in
+        [("packed_full", FULL), ("packed_window", WINDOW), ("packed_dq", DQ), ("packed_dkv", DKV)]
+    {
         let Packed { plan, .. } = Packed::new(body, [2000, 9, 128]);
         let text = plan.to_string();
         assert_eq!(text.parse::<Plan>().as_ref(), Ok(&plan), "{name}");

@@ -23,7 +23,9 @@ pub enum DocumentsError {
         before: i32,
     },
     /// Documents have more tokens than there are.
-    #[error("documents end at {end}, and the sequence has {rows} tokens: let them end there or before")]
+    #[error(
+        "documents end at {end}, and the sequence has {rows} tokens: let them end there or before"
+    )]
     Beyond {
         /// The last number.
         end: i32,
@@ -99,7 +101,8 @@ mod tests {
                     let [from, to] = document_bounds(begins, row, side, mask);
                     (from..to).contains(&other)
                 };
-                let document = |row: i32| begins.windows(2).position(|d| (d[0]..d[1]).contains(&row));
+                let document =
+                    |row: i32| begins.windows(2).position(|d| (d[0]..d[1]).contains(&row));
                 let pairs = (0..12).flat_map(|q| (0..12).map(move |k| (q, k)));
                 for (q, k) in pairs {
                     let same = document(q).is_some() && document(q) == document(k);
@@ -115,7 +118,10 @@ mod tests {
                 for side in [Side::Queries, Side::Keys] {
                     let all = bounds_table(begins, (0, 12), 12, (side, mask)).expect("documents");
                     let ascends = all.chunks(2).zip(all.chunks(2).skip(1));
-                    assert!(ascends.into_iter().all(|(a, b)| a[0] <= b[0] && a[1] <= b[1]), "{all:?}");
+                    assert!(
+                        ascends.into_iter().all(|(a, b)| a[0] <= b[0] && a[1] <= b[1]),
+                        "{all:?}"
+                    );
                 }
             }
         }

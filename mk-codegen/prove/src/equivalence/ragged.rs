@@ -153,8 +153,20 @@ fn documents(even: &[i32], tokens: i32, turn: usize) -> Vec<i32> {
     let begin = |i: usize| match turn % DOCUMENTS {
         _ if i == 0 => 0,
         0 => even[i],
-        1 => if i <= last / 2 { 0 } else { tokens },
-        2 => if i == last { tokens } else { at(i).min(tokens) },
+        1 => {
+            if i <= last / 2 {
+                0
+            } else {
+                tokens
+            }
+        }
+        2 => {
+            if i == last {
+                tokens
+            } else {
+                at(i).min(tokens)
+            }
+        }
         // Behind even ones some are empty, and others longer.
         _ => {
             let end = tokens - tokens.min(3);

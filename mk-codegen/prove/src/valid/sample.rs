@@ -287,8 +287,6 @@ pub(super) fn bounds(plan: &Plan, id: TabId) -> (usize, i32, i32) {
         TableSource::Const(_)
         | TableSource::Prefix { .. }
         | TableSource::Bounds { .. }
-        | TableSource::Places { .. } => {
-            (n, 0, 0)
-        }
+        | TableSource::Places { .. } => (n, 0, 0),
     }
 }

@@ -6,9 +6,9 @@ use crate::{
     math::Tile,
 };
 use mk_plan::{
-    NodeRanks, Operand, RouteError, RoutePart, Tabulate, Tabulation, block_table, bounds_table, kept, listed,
-    own_experts, prefix, route_bases, route_list, route_places, route_slots, route_sources,
-    route_wanted,
+    NodeRanks, Operand, RouteError, RoutePart, Tabulate, Tabulation, block_table, bounds_table,
+    kept, listed, own_experts, prefix, route_bases, route_list, route_places, route_slots,
+    route_sources, route_wanted,
 };
 
 impl Compute for Tabulate {

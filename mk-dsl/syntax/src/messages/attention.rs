@@ -66,7 +66,9 @@ pub(crate) fn packed_whole() -> Text {
 
 pub(crate) fn packed_lengths(queries: &str, keys: &str) -> Text {
     text(
-        format!("with `cu_seqlens` queries and keys are the same tokens, and there are `{queries}` and `{keys}` of them"),
+        format!(
+            "with `cu_seqlens` queries and keys are the same tokens, and there are `{queries}` and `{keys}` of them"
+        ),
         "give both one length",
     )
 }

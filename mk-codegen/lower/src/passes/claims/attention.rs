@@ -128,7 +128,9 @@ fn check(a: &Attention, name: &str, world: i32) -> Result<(), LowerError> {
         let tokens = i64::from(a.tensor(Operand::Q).widest(1));
         let entries = (2 * tokens + i64::from(documents.widest(0))) * i64::from(world);
         if entries > MAX_ENTRIES as i64 {
-            let why = format!("{tokens} packed tokens have tables of {entries} numbers on all ranks, and there is room for {MAX_ENTRIES}");
+            let why = format!(
+                "{tokens} packed tokens have tables of {entries} numbers on all ranks, and there is room for {MAX_ENTRIES}"
+            );
             return refuse(why, "pack fewer tokens");
         }
     }

@@ -7,8 +7,8 @@ use crate::passes::{
 };
 use mk_abi::DType;
 use mk_plan::{
-    Access, BufId, Expr, Leaf, Mask, Operand, Point, RoleKind, Side, Space, Table, TableSource, Tabulate,
-    Tabulation, Var,
+    Access, BufId, Expr, Leaf, Mask, Operand, Point, RoleKind, Side, Space, Table, TableSource,
+    Tabulate, Tabulation, Var,
 };
 
 /// Rows of a task.

@@ -299,6 +299,7 @@ impl Keys<'_> {
         if several {
             family.schedule = Schedule::Dynamic;
         }
-        family.positions = (documents::mask(a) != Mask::Full).then_some(Positions { q: first + from, k: place });
+        family.positions =
+            (documents::mask(a) != Mask::Full).then_some(Positions { q: first + from, k: place });
     }
 }

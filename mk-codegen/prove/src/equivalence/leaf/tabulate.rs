@@ -2,8 +2,9 @@
 
 use crate::equivalence::unroll::{TaskRun, Touch, Unrolled};
 use mk_plan::{
-    NodeRanks, Operand, RouteError, RoutePart, Tabulation, block_table, bounds_table, kept, listed, own_experts,
-    prefix, route_bases, route_list, route_places, route_slots, route_sources, route_wanted,
+    NodeRanks, Operand, RouteError, RoutePart, Tabulation, block_table, bounds_table, kept, listed,
+    own_experts, prefix, route_bases, route_list, route_places, route_slots, route_sources,
+    route_wanted,
 };
 use std::borrow::Cow;
 

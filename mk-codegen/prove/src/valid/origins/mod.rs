@@ -304,9 +304,7 @@ impl<'p> Walk<'p> {
             Leaf::Tabulate(Tabulate { of: Tabulation::Route { .. } }) => self.route(task),
             Leaf::Tabulate(Tabulate {
                 of:
-                    Tabulation::Blocks { .. }
-                    | Tabulation::Begins { .. }
-                    | Tabulation::Bounds { .. },
+                    Tabulation::Blocks { .. } | Tabulation::Begins { .. } | Tabulation::Bounds { .. },
             }) => self.blocks(task),
             leaf if leaf.copies() => self.copy(task),
             _ => {
