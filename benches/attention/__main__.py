@@ -6,6 +6,7 @@
     python3 benches/attention --part window --seed 7     # windows and caps: random shapes against f64, and beside flex_attention
     python3 benches/attention --part lengths             # keys of another length than queries, likewise
     python3 benches/attention --part call                # mk.attention: sinks, logarithms, torch.compile
+    python3 benches/attention --part packed              # documents: packed.py says beside whom
 
 A row is a shape, TFLOP/s of each, the fastest peer's time ÷ mk's, and whether results are right; a wrong one fails the run. Inputs are random and
 rotate, 256 MiB are overwritten between launches, contestants take turns, the median counts. FLOPs of a backward are those of five products.
@@ -45,6 +46,7 @@ WINDOWS = [
     (1, 32768, 16, 16, 128, 1024, None), (1, 16384, 16, 16, 128, 1000, None), (1, 32768, 16, 16, 128, 4096, None), (4, 8192, 16, 16, 128, 1024, 50.0), (4, 8192, 32, 8, 64, 128, None),
     (4, 4096, 16, 16, 128, None, 50.0),
 ]
+PARTS = ["forward", "backward", "ring", "window", "lengths", "call", "packed"]
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash-2": SDPBackend.FLASH_ATTENTION}
 
 
@@ -375,7 +377,7 @@ def ring(bench, world, b, s, h, g, d, causal, placement):
 
 def main():
     parser = argparse.ArgumentParser(prog="attention", description="attention beside torch's, on one GPU")
-    parser.add_argument("--part", action="append", choices=["forward", "backward", "ring", "window", "lengths", "call"], help="[all]")
+    parser.add_argument("--part", action="append", choices=PARTS, help="[all]")
     parser.add_argument("--seed", type=int, default=7, help="of random shapes [7]")
     parser.add_argument("--shapes", type=int, default=24, help="random ones [24]")
     parser.add_argument("--ranks", type=int, default=4, help="that share the GPU, of rings [4]")
@@ -388,7 +390,7 @@ def main():
 
         sys.exit(ranks.main(args))
     torch.set_grad_enabled(False)
-    bench, parts = Bench(args.seconds), args.part or ["forward", "backward", "ring", "window", "lengths", "call"]
+    bench, parts = Bench(args.seconds), args.part or PARTS
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     world = mk.World.local(1, gpu=0)
     if "forward" in parts:
@@ -415,6 +417,11 @@ def main():
     if "call" in parts:
         with torch.enable_grad():
             calls(bench, args.seed, args.shapes)
+    if "packed" in parts:
+        import packed
+
+        with torch.enable_grad():
+            packed.main(bench, args.seed, args.shapes)
     if bench.wrong:
         sys.exit(f"{bench.wrong} wrong")
 

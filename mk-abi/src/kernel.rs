@@ -84,11 +84,13 @@ pub struct RankBinding {
     pub maps: Vec<TensorMapSpec>,
 }
 
-/// A dimension whose value comes with each launch, the same on all ranks: 1 to `max`.
+/// A dimension whose value comes with each launch, the same on all ranks: `min` to `max`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuntimeDim {
     /// Name in the pipeline.
     pub name: String,
+    /// The least value: 0 or 1.
+    pub min: u32,
     /// Inclusive upper bound, in elements.
     pub max: u32,
     /// The caller's tensors of which it decides a dimension.

@@ -9,7 +9,7 @@ use crate::{
 use mk::{
     Bound, Program, cut,
     syntax::{
-        Dim, Excerpt,
+        Dim, Excerpt, Op,
         grad::{Gradient, Input, Keep, Saves, Source, grad},
     },
 };
@@ -120,7 +120,9 @@ fn text(
         true => step.text.clone(),
         false => {
             let lines: Vec<_> = step.text.lines().map(|line| format!("// {line}")).collect();
-            format!("// Between kernels, element by element:\n{}\n", lines.join("\n"))
+            let view = step.program.nodes().iter().any(|n| n.op == Op::View);
+            let what = if view { "the same memory" } else { "element by element" };
+            format!("// Between kernels, {what}:\n{}\n", lines.join("\n"))
         }
     };
     Ok(steps.iter().map(one).collect::<Vec<_>>().join("\n"))

@@ -114,7 +114,7 @@ impl Opened {
         matches!(self, Opened::Plan(_, _, None))
     }
 
-    /// Whether rows go to experts; nothing where that is not known.
+    /// Whether rows go to experts, or tokens are in documents; nothing where that is not known.
     pub fn is_routed(&self) -> Option<bool> {
         let pipeline = match self {
             Opened::Plan(_, _, None) => return None,
@@ -122,7 +122,8 @@ impl Opened {
         };
         let is_routed =
             |op: Op| matches!(op, Op::GroupedGemm { .. } | Op::GroupedWgrad | Op::Dispatch { .. });
-        Some(pipeline.program.nodes().iter().any(|node| is_routed(node.op)))
+        let nodes = pipeline.program.nodes();
+        Some(nodes.iter().any(|node| is_routed(node.op) || node.documents().is_some()))
     }
 
     /// Number of ranks.

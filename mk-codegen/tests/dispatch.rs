@@ -327,9 +327,10 @@ fn every_number_of_tokens() {
         let sampled = proof.sampled.expect("some values");
         assert_eq!((sampled.max, sampled.values[0]), (300, 300));
         let (dim, _) = plan.runtime_dim().expect("tokens");
+        assert!(sampled.values.contains(&0), "{:?}", sampled.values);
         let drawn = |i| 1 + number(seed, 8 * ranks + i) as usize % 300;
-        let some = [1, ranks, ranks + 1, 300].into_iter().chain((0..4).map(drawn)).collect();
-        let values: Vec<usize> = if all { (1..=300).collect() } else { some };
+        let some = [0, 1, ranks, ranks + 1, 300].into_iter().chain((0..4).map(drawn)).collect();
+        let values: Vec<usize> = if all { (0..=300).collect() } else { some };
         for tokens in values {
             let case = of(tokens);
             let route = |epoch: i64, token: usize| case.route(tokens, epoch, token);

@@ -14,7 +14,7 @@ const EXTENTS: [i32; 2] = [9, 4];
 fn plan() -> Plan {
     let mut dims = Arena::new();
     for (name, value) in [("M", 37), ("K", 128)] {
-        dims.push(Dim { name: name.into(), value, runtime_max: None });
+        dims.push(Dim { name: name.into(), value, runtime_max: None, may_be_zero: false });
     }
     let mut tables = Arena::new();
     tables.push(Table {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// Name, pipeline, mesh.
 type Case = (&'static str, &'static str, [(&'static str, u32); 2]);
 
-const CASES: [Case; 4] = [
+const CASES: [Case; 6] = [
     (
         "gather_gemm_reduce_scatter",
         "fn f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)) {
@@ -38,6 +38,20 @@ const CASES: [Case; 4] = [
          }",
         [("dp", 2), ("tp", 2)],
     ),
+    (
+        "tokens_over_both_axes",
+        "fn f(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), w: bf16[K, N] @ shard(1, tp)) {
+             gather(x, tp) -> gemm(w)
+         }",
+        [("dp", 2), ("tp", 2)],
+    ),
+    (
+        "backward_of_tokens_over_both_axes",
+        "fn f(x: bf16[M, K] @ shard(0, dp), w: bf16[K, N] @ shard(1, tp), d: bf16[M, N] @ shard(0, dp) @ shard(1, tp)) {
+             (gemm(d, w.t) -> reduce_scatter(tp), gemm(x.t, d) -> reduce_scatter(dp))
+         }",
+        [("tp", 2), ("dp", 2)],
+    ),
 ];
 
 #[test]
@@ -55,4 +69,19 @@ fn plans_and_kernels() {
         let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
         insta::assert_snapshot!(format!("cuda_{name}"), kernel.generated());
     }
+}
+
+/// Of a shard of one row, packed by the other axis' ranks, k is the row, and not the rank.
+#[test]
+fn shards_of_one_row() {
+    let text = "fn f(x: f16[M, K] @ shard(0, dp), w: f16[K, N] @ shard(1, tp), d: f16[M, N] @ shard(0, dp) @ shard(1, tp)) {
+            (gemm(d, w.t) -> all_reduce(tp), gemm(x.t, d) -> all_reduce(dp))
+        }";
+    let program = Program::parse(text).expect("a program");
+    let dims = [("M", 2), ("K", 8), ("N", 24)].map(|(dim, n)| (dim.to_string(), n));
+    let bound = program.bind(&dims.into(), &BTreeMap::new()).expect("binds");
+    let mesh = vec![("dp".to_string(), 2), ("tp".to_string(), 3)];
+    let config = Config { ranks: 6, mesh, ..Config::default() };
+    let (plan, _) = compile(&program, &bound, &config).expect("a plan");
+    emit::emit(&plan).expect("a kernel");
 }

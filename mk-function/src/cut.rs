@@ -7,7 +7,7 @@
 //!
 //! Operations are taken in their order. Each goes into the kernel that makes its operands, or into one behind that, if
 //! lowering accepts that kernel with it; else it begins a new one. What is done element by element and has no kernel is
-//! a step of its own, which the caller of the steps computes. Whether a kernel of a step pays, or its parts are faster,
+//! a step of its own, which the caller of the steps computes, and so is a `view`, which moves nothing. Whether a kernel of a step pays, or its parts are faster,
 //! is decided where it is made ([`crate::choice`]).
 //!
 //! Large GEMMs that share no value made in the kernel stay apart, and so does one that reads what the caller gets
@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A step of a pipeline that was cut.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// A kernel; otherwise element by element, and nothing moves between ranks.
+    /// A kernel; otherwise a `view` of memory, or element by element, and nothing moves between ranks.
     pub is_kernel: bool,
     /// The text.
     pub text: String,
@@ -50,6 +50,20 @@ pub enum CutError {
         /// Why.
         #[source]
         error: Box<LowerError>,
+    },
+    /// Ranks have parts of a value that are none where it is seen otherwise.
+    #[error(
+        "ranks cannot keep their parts in this `view`:\n{text}`{dim}` is {size}, and {ranks} ranks share it"
+    )]
+    View {
+        /// The part.
+        text: String,
+        /// The dimension of heads that ranks share.
+        dim: String,
+        /// Its number.
+        size: u64,
+        /// How many they are.
+        ranks: u64,
     },
     /// A value has a type that no parameter may have, and stands where kernels are cut.
     #[error("this part of the pipeline is none by itself:\n{text}{diagnostics}")]
@@ -131,7 +145,7 @@ impl Cutter<'_> {
                 fixed,
                 sound: true,
             };
-            let pointwise = is_pointwise(&node.op);
+            let pointwise = is_pointwise(&node.op) || node.op == Op::View;
             let kernels = [false, true].into_iter().map(|fixed| alone(true, fixed));
             let sound = kernels.into_iter().find(|g| !pointwise && self.accepts(g));
             let group = sound.unwrap_or(Group { sound: pointwise, ..alone(!pointwise, false) });
@@ -155,6 +169,11 @@ impl Cutter<'_> {
 
     /// A group with one operation more, if that can be.
     fn with(&self, group: &Group, node: &Node) -> Option<Group> {
+        let is_view =
+            |id: &ValueId| matches!(self.program.def(*id), Some(Def::Node(n)) if n.op == Op::View);
+        if node.op == Op::View || group.nodes.iter().any(is_view) {
+            return None;
+        }
         let mut group = group.clone();
         group.nodes.extend(self.program.unit(node));
         if !group.is_kernel {
@@ -239,10 +258,14 @@ impl Cutter<'_> {
             }
             shapes.insert(tensor.name.clone(), shape);
         }
-        // A capacity may be of no tensor, and so may a number of experts.
-        let own = |n: &&Node| matches!(n.op, Op::Dispatch { .. } | Op::GroupedWgrad);
-        let capacities = program.nodes().iter().filter(own);
-        let named = capacities.filter_map(|n| match n.ty.dims.first()? {
+        // A capacity may be of no tensor, and so may a number of experts, and heads.
+        let own = |op: &Op| match op {
+            Op::Dispatch { .. } | Op::GroupedWgrad => 1,
+            Op::View => 4,
+            _ => 0,
+        };
+        let dims = program.nodes().iter().flat_map(|n| n.ty.dims.iter().take(own(&n.op)));
+        let named = dims.filter_map(|dim| match dim {
             Dim::Sym(id) => program.symbols().get(id.index()),
             Dim::Lit(_) => None,
         });
@@ -257,6 +280,11 @@ impl Cutter<'_> {
     fn step(&self, group: &Group) -> Result<Step, CutError> {
         let excerpt = self.excerpt(group);
         let text = excerpt.text();
+        if let [one] = group.nodes[..]
+            && let Some((dim, size, ranks)) = self.uneven(one)
+        {
+            return Err(CutError::View { text, dim, size, ranks });
+        }
         let program = match Program::parse(&text) {
             Ok(program) => program,
             Err(diagnostics) => return Err(CutError::NoPipeline { text, diagnostics }),
@@ -273,6 +301,29 @@ impl Cutter<'_> {
         let flat = touched.filter(|id| excerpt.flat && excerpt.flattens(*id)).collect();
         let results = excerpt.results;
         Ok(Step { is_kernel: group.is_kernel, text, program, inputs, results, flat })
+    }
+
+    /// The dimension of heads of a `view` that ranks have unequal parts of, where those are no parts of rows; its
+    /// number, and how many ranks they are. Parts of one sequence are parts of its rows.
+    fn uneven(&self, id: ValueId) -> Option<(String, u64, u64)> {
+        let Some(Def::Node(node)) =
+            self.program.def(id).filter(|def| matches!(def, Def::Node(n) if n.op == Op::View))
+        else {
+            return None;
+        };
+        let all = node.inputs.iter().chain([&node.result]).filter_map(|id| self.program.ty(*id));
+        let heads = all.clone().find(|ty| ty.dims.len() == 4)?;
+        let shared = heads.placement.iter().enumerate().filter_map(|(axis, p)| match p {
+            Placement::Shard(d @ (0 | 2)) => Some((heads.dims[*d], self.along(axis))),
+            _ => None,
+        });
+        let mut sized = shared.filter_map(|(dim, ranks)| Some((dim, self.bound.dim(dim)?, ranks)));
+        let (dim, size, ranks) = sized.find(|(_, size, ranks)| size % ranks != 0)?;
+        let name = match dim {
+            Dim::Sym(id) => self.program.symbols().get(id.index()).map(|s| s.name.clone()),
+            Dim::Lit(n) => Some(n.to_string()),
+        };
+        Some((name.unwrap_or_default(), size, ranks))
     }
 
     /// A group's text: its results are what others read, or the caller.

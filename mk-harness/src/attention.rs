@@ -4,6 +4,7 @@
 //! accumulates in f32. Probabilities are rounded independently, so their errors add up as random ones do.
 
 use super::{
+    documents::document,
     near::{LAMBDA, Near, U32, half_ulp},
     value::Matrix,
 };
@@ -11,11 +12,25 @@ use mk_abi::DType;
 use mk_syntax::Scores;
 use std::ops::Range;
 
-/// The keys that query `i` attends to. With fewer queries than keys, the last query is at the last key's position.
-pub(crate) fn seen(scores: Scores, i: usize, [queries, keys]: [usize; 2]) -> Range<usize> {
+/// The keys that query `i` attends to, of its document if there are some. With fewer queries than keys, the last query
+/// is at the last key's position.
+pub(crate) fn seen(
+    scores: Scores,
+    documents: Option<&[i32]>,
+    i: usize,
+    [queries, keys]: [usize; 2],
+) -> Range<usize> {
     let end = if scores.causal { (i + 1 + keys).saturating_sub(queries) } else { keys };
     let window = scores.window.and_then(|n| usize::try_from(n).ok());
-    end.saturating_sub(window.unwrap_or(end))..end
+    let from = end.saturating_sub(window.unwrap_or(end));
+    match documents {
+        None => from..end,
+        Some(begins) => {
+            let own = document(begins, i);
+            let end = end.min(own.end);
+            from.max(own.start).min(end)..end
+        }
+    }
 }
 
 /// The soft-capped score, its derivative, and the error bound of computing it in f32 (tanh as an exponential and a
@@ -32,7 +47,7 @@ pub(crate) fn capped(cap: Option<f64>, score: f64) -> (f64, f64, f64) {
 
 /// Sizes of the global tensors.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Attention {
+pub(crate) struct Attention<'d> {
     /// Number of queries, and of keys.
     pub sequence: [usize; 2],
     /// Heads of queries; heads of keys and values.
@@ -45,9 +60,11 @@ pub(crate) struct Attention {
     pub dtype: DType,
     /// At most so many queries of a head are evaluated, spread over the sequence; the others are not compared.
     pub queries: usize,
+    /// Where documents begin, of packed sequences.
+    pub documents: Option<&'d [i32]>,
 }
 
-impl Attention {
+impl Attention<'_> {
     /// Results `[S, H, D]` and log-sum-exps `[H, S]` of each batch.
     pub fn run(&self, q: &Matrix, k: &Matrix, v: &Matrix) -> [Matrix; 2] {
         let Attention { sequence: both @ [sequence, keys], heads: [heads, groups], depth, .. } =
@@ -66,7 +83,7 @@ impl Attention {
                     // The first and the last query are among them.
                     let i = (n * (sequence - 1)).checked_div(asked - 1).unwrap_or(sequence - 1);
                     let at = (i * heads + h) * depth;
-                    let seen = seen(self.scores, i, both);
+                    let seen = seen(self.scores, self.documents, i, both);
                     let row = |x: &'_ [f64], j: usize| (j * groups + g) * depth..x.len();
                     let of = |j: usize| {
                         let j = seen.start + j;

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 /// Sizes, as the global tensors have them.
 #[derive(Clone, Debug)]
-pub(crate) struct Gradients {
+pub(crate) struct Gradients<'d> {
     /// Queries, and keys.
     pub sequence: [usize; 2],
     /// Heads of queries, and of keys and values.
@@ -31,6 +31,8 @@ pub(crate) struct Gradients {
     /// The most queries, and keys, of a head that are evaluated, spread over the sequence. Results of others are not
     /// asked for.
     pub asked: usize,
+    /// Where documents begin, of packed sequences.
+    pub documents: Option<&'d [i32]>,
 }
 
 /// Operands, `[S, heads, D]` of each batch; statistics `[H, S, 4]`.
@@ -78,7 +80,7 @@ impl Totals {
     }
 }
 
-impl Gradients {
+impl Gradients<'_> {
     /// Gradients of queries, of keys, and of values, of each batch that the operands have.
     pub fn run(&self, operands: &Operands<'_>) -> [Matrix; 3] {
         let Gradients { sequence: both @ [sequence, keys], heads: [heads, groups], depth, .. } =
@@ -110,7 +112,9 @@ impl Gradients {
                 if lse == f64::NEG_INFINITY {
                     continue;
                 }
-                for j in seen(self.scores, i, both).filter(|j| asked[i] || keys_asked[*j]) {
+                for j in seen(self.scores, self.documents, i, both)
+                    .filter(|j| asked[i] || keys_asked[*j])
+                {
                     let from = b * narrow + (j * groups + h / shared) * depth;
                     let [k, v] = [operands.k, operands.v].map(|m| &m.data[from..][..depth]);
                     let (score, off) = dot(q, k);

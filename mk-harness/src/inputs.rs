@@ -1,7 +1,7 @@
 //! Random inputs.
 
 use super::{
-    Case, HarnessError, Layout,
+    Case, HarnessError, Layout, documents,
     local::Sizes,
     math::round,
     routing::{self, Routing},
@@ -57,8 +57,18 @@ impl<'a> Inputs<'a> {
         self.routing.route(tokens as usize, slots as usize, experts, seeds[0], seeds[1])
     }
 
-    /// What a rank is given of a tensor of integers: experts of tokens, or rows of experts.
+    /// Where documents begin, from a tensor of that.
+    pub fn documents(&self, launch: u64, tensor: &Tensor) -> Option<Vec<i32>> {
+        let tokens = documents::tokens(self.case, tensor.id)?;
+        let entries = *self.case.bound.shape(tensor.id)?.first()?;
+        Some(self.routing.documents(entries as usize, tokens, self.seed(launch, tensor, 0)))
+    }
+
+    /// What a rank is given of a tensor of integers: experts of tokens, rows of experts, or where documents begin.
     pub fn integers(&self, launch: u64, tensor: &Tensor, rank: usize) -> Vec<i32> {
+        if let Some(begins) = self.documents(launch, tensor) {
+            return begins;
+        }
         match tensor.ty.dims.len() {
             2 => self.ids(launch, tensor, rank),
             _ => self.counts(launch, tensor, rank),

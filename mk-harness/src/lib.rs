@@ -13,6 +13,7 @@
 mod attention;
 mod cpu;
 mod dense;
+mod documents;
 mod dropped;
 mod error;
 pub mod gpu;

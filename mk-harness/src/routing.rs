@@ -160,11 +160,18 @@ pub(crate) fn experts_of(case: Case<'_>, ids: ValueId) -> Option<usize> {
 
 /// How many rows are kept of each expert, where others are dropped, by the experts of tokens.
 pub(crate) fn keep(case: Case<'_>, ids: ValueId) -> Option<usize> {
-    let drops = |n: &&mk_syntax::Node| {
-        n.op == (Op::Dispatch { drops: true }) && n.inputs.get(1) == Some(&ids)
-    };
-    let node = case.program.nodes().iter().find(drops)?;
-    let rows = *case.bound.shape(node.result)?.first()? as usize;
+    if !case.program.drops(ids) {
+        return None;
+    }
+    // Rows that this pipeline dispatches, or that one before it did.
+    let rows = case.program.nodes().iter().find_map(|n| match n.op {
+        Op::Dispatch { .. } if n.inputs.get(1) == Some(&ids) => Some(n.result),
+        Op::GroupedGemm { .. } | Op::GroupedWgrad if n.inputs.get(2) == Some(&ids) => {
+            n.inputs.first().copied()
+        }
+        _ => None,
+    })?;
+    let rows = *case.bound.shape(rows)?.first()? as usize;
     let (ranks, block) = (case.ranks.max(1), RAGGED_BLOCK as usize);
     let own = experts_of(case, ids)?.div_ceil(ranks).max(1);
     Some(rows / ranks / block / own * block)

@@ -19,8 +19,8 @@ pub fn macs(case: Case<'_>) -> u64 {
         // Scores and results: twice the queries times the keys of each. Of queries scores, their gradients, and sums;
         // of keys two sums.
         let attends = match (node.op, &node.inputs[..]) {
-            (Op::Attention { scores, .. }, [q, k, _]) => Some((*q, *k, scores, 2)),
-            (Op::AttentionDq { scores, .. }, [q, _, _, k, _]) => Some((*q, *k, scores, 3)),
+            (Op::Attention { scores, .. }, [q, k, ..]) => Some((*q, *k, scores, 2)),
+            (Op::AttentionDq { scores, .. }, [q, _, _, k, ..]) => Some((*q, *k, scores, 3)),
             (Op::AttentionDk { scores, .. }, [k, _, q, ..]) => Some((*q, *k, scores, 4)),
             _ => None,
         };

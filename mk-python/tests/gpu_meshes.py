@@ -13,15 +13,22 @@ import mk
 
 ROWS = "a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)"
 TOKENS = "x: bf16[T, M] @ shard(0, dp), d: bf16[T, N] @ shard(0, dp) @ shard(1, tp)"
+TWICE = "x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), w: bf16[K, N] @ shard(1, tp)"
+BACK = "d: bf16[M, N] @ shard(0, dp) @ shard(1, tp), w: bf16[K, N] @ shard(1, tp)"
 # Parameters, what is computed, how operands are cut, and how the result is.
 FORMS = [
     (ROWS, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", ({"tp": 0, "dp": 1}, {"tp": 1, "dp": 0}), {"dp": 0, "tp": 1}),
     (ROWS, "gather(a, tp) -> gemm(b) -> all_reduce(dp)", ({"tp": 0, "dp": 1}, {"tp": 1, "dp": 0}), {"tp": 1}),
     (TOKENS, "gemm(x.t, d) -> reduce_scatter(dp)", ({"dp": 0}, {"dp": 0, "tp": 1}), {"dp": 0, "tp": 1}),
     (TOKENS, "gemm(x.t, d) -> all_reduce(dp)", ({"dp": 0}, {"dp": 0, "tp": 1}), {"tp": 1}),
+    (TWICE, "gather(x, tp) -> gemm(w)", ({"dp": 0, "tp": 0}, {"tp": 1}), {"dp": 0, "tp": 1}),
+    (BACK, "gemm(d, w.t) -> reduce_scatter(tp)", ({"dp": 0, "tp": 1}, {"tp": 1}), {"dp": 0, "tp": 0}),
 ]
 LAYER = """fn layer(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(1, tp), w2: bf16[F, K] @ shard(0, tp)) {
     x -> gemm(w1) -> silu -> gemm(w2) -> all_reduce(tp)
+}"""
+BOTH = """fn both(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), w1: bf16[K, F] @ shard(1, tp), w2: bf16[F, K] @ shard(0, tp)) {
+    gather(x, tp) -> gemm(w1) -> silu -> gemm(w2) -> reduce_scatter(tp)
 }"""
 FSDP = """fn fsdp(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(0, dp) @ shard(1, tp), w2: bf16[K, F] @ shard(0, dp) @ shard(1, tp)) {
     let u = gather(w1, dp);
@@ -54,9 +61,9 @@ def local():
         for params, body, cuts, out in FORMS:
             f = mk.compile(f"fn f({params}) {{ {body} }}", world)
             for rows, k, n in ((1024, 512, 768), (768, 256, 512)):
-                turned = params is TOKENS
-                left, right = drawn(rows, k, seed=rows), drawn(rows if turned else k, n, seed=n)
-                want = (left.t() if turned else left).float() @ right.float()
+                shapes = {TOKENS: ((rows, k), (rows, n)), BACK: ((rows, n), (k, n))}.get(params, ((rows, k), (k, n)))
+                left, right = (drawn(*shape, seed=i) for i, shape in enumerate(shapes))
+                want = (left.t() if params is TOKENS else left).float() @ (right.t() if params is BACK else right).float()
                 args = [[part(t, cut, place, sizes) for place in places] for t, cut in zip((left, right), cuts)]
                 for _ in range(3):
                     results = f(*args)
@@ -94,18 +101,23 @@ def on_ranks():
     assert world.mesh == sizes, world
     mine = lambda x, **cuts: part(x, cuts, places, sizes)
 
-    for text, cuts in ((LAYER, ({"tp": 1}, {"tp": 0})), (FSDP, ({"dp": 0, "tp": 1}, {"dp": 0, "tp": 1}))):
+    layers = [
+        (LAYER, {"dp": 0}, ({"tp": 1}, {"tp": 0})),
+        (FSDP, {"dp": 0}, ({"dp": 0, "tp": 1}, {"dp": 0, "tp": 1})),
+        (BOTH, {"dp": 0, "tp": 0}, ({"tp": 1}, {"tp": 0})),
+    ]
+    for text, rows, cuts in layers:
         x, w1, d = drawn(2048, 1024, seed=1), drawn(1024, 4096, seed=2), drawn(2048, 1024, seed=4)
-        w2 = drawn(4096, 1024, seed=3) if text is LAYER else drawn(1024, 4096, seed=3)
+        w2 = drawn(1024, 4096, seed=3) if text is FSDP else drawn(4096, 1024, seed=3)
         theirs = [t.float().requires_grad_() for t in (x, w1, w2)]
-        want = torch.nn.functional.silu(theirs[0] @ theirs[1]) @ (theirs[2] if text is LAYER else theirs[2].t())
+        want = torch.nn.functional.silu(theirs[0] @ theirs[1]) @ (theirs[2].t() if text is FSDP else theirs[2])
         want.backward(d.float())
-        own = [mine(t, **cut).requires_grad_() for t, cut in zip((x, w1, w2), ({"dp": 0}, *cuts))]
+        own = [mine(t, **cut).requires_grad_() for t, cut in zip((x, w1, w2), (rows, *cuts))]
         f = mk.compile(text, world)
         y = f(*own)
-        close("forward", y, mine(want.detach(), dp=0), 1e-2)
-        y.backward(mine(d, dp=0))
-        for t, whole, cut in zip(own, theirs, ({"dp": 0}, *cuts)):
+        close("forward", y, mine(want.detach(), **rows), 1e-2)
+        y.backward(mine(d, **rows))
+        for t, whole, cut in zip(own, theirs, (rows, *cuts)):
             close(f"gradient {cut}", t.grad, mine(whole.grad, **cut), 2e-2)
         f.synchronize()
         if rank == 0:

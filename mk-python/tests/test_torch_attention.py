@@ -127,6 +127,67 @@ class Attention(unittest.TestCase):
         with self.assertRaisesRegex(mk.UnsupportedError, "attention of torch.float32"):
             mk.attention(q, k, v)
 
+    def packed(self, run, shapes, begins, how, dtype, sinks=False):
+        """Against dense attention of each document by itself; what is behind the last sees nothing."""
+        given = [heads(1, h, t, d, seed, dtype)[0].transpose(0, 1) for seed, (t, h, d) in enumerate(shapes)]
+        if sinks:
+            given.append(torch.randn(shapes[0][1], generator=torch.Generator().manual_seed(3)))
+        mine, theirs = ([x.detach().requires_grad_() for x in given] for _ in range(2))
+        cu, more = torch.tensor(begins, dtype=torch.int32), {"sinks": mine[3]} if sinks else {}
+        o, logs = run(*mine[:3], **how, **more, enable_gqa=True, return_lse=True, cu_seqlens=cu)
+        words = [how.get(name) for name in ("causal", "window", "softcap", "scale")]
+        alone = [dense(*(x[a:b].transpose(0, 1)[None] for x in theirs[:3]), *words, *theirs[3:]) for a, b in zip(begins, begins[1:]) if a < b]
+        t, h, _ = shapes[0]
+        rest = t - begins[-1]
+        want = torch.cat([x[0].transpose(0, 1) for x, _ in alone] + [torch.zeros(rest, h, shapes[0][2], dtype=torch.float64)])
+        none = theirs[3].double()[:, None].expand(h, rest) if sinks else torch.full((h, rest), float("-inf"), dtype=torch.float64)
+        want_logs = torch.cat([x[0] for _, x in alone] + [none], 1)
+        self.assertEqual((o.dtype, logs.dtype), (dtype, torch.float32))
+        self.close(o, want)
+        self.close(logs, want_logs, 1e-4)
+        d = heads(1, h, t, shapes[0][2], 9, dtype)[0].transpose(0, 1)
+        wanted = torch.autograd.grad(want, theirs, d.double(), allow_unused=True)
+        for x, y, given in zip(torch.autograd.grad(o, mine, d), wanted, mine):
+            self.close(x, torch.zeros_like(x) if y is None else y, 2e-2 if given.dim() == 3 else 6e-2)
+        plain = run(*mine[:3], **how, **more, enable_gqa=True, cu_seqlens=cu)
+        self.assertTrue(torch.equal(plain, o))
+        for x, y in zip(torch.autograd.grad(plain, mine[:3], d), wanted):
+            self.close(x, torch.zeros_like(x) if y is None else y)
+
+    def test_packed_sequences(self):
+        draw = random.Random(55)
+        for n in range(14):
+            g, t, d = draw.choice([1, 2, 3]), draw.randrange(1, 70), draw.choice([64, 128])
+            ends = [[t], list(range(1, t + 1)), [0, t, t], sorted(draw.randrange(t + 1) for _ in range(draw.randrange(1, 20)))][min(n % 6, 3)]
+            how = draw.choice([{}, {"causal": True}, {"causal": True, "window": draw.randrange(1, t + 2)}, {"softcap": 1.5}, {"scale": 0.3, "causal": True}])
+            shapes = (t, g * draw.choice([1, 2]), d), (t, g, d), (t, g, d)
+            with self.subTest(shapes=shapes, ends=ends, how=how):
+                self.packed(mk.attention, shapes, [0, *ends], how, draw.choice([torch.bfloat16, torch.float16]), sinks=draw.random() < 0.5)
+
+    def test_packed_sequences_compiled(self):
+        for sinks in (False, True):
+            torch._dynamo.reset()
+            compiled = torch.compile(mk.attention, fullgraph=True, backend="aot_eager")
+            for begins in ([0, 3, 20], [0, 20, 20]):
+                self.packed(compiled, ((20, 4, 64), (20, 2, 64), (20, 2, 64)), begins, {"causal": True}, torch.bfloat16, sinks)
+
+    def test_packed_sequences_refused(self):
+        q, cu = heads(1, 2, 8, 64, 0)[0].transpose(0, 1), torch.tensor([0, 3, 8], dtype=torch.int32)
+        begins = lambda *x: torch.tensor(x, dtype=torch.int32)
+        for args, how, says in [
+            ((q[None], q, q), {"cu_seqlens": cu}, r"must be \[T, H, D\]"),
+            ((q, q[:7], q[:7]), {"cu_seqlens": cu}, "the same tokens"),
+            ((q, q, q), {"cu_seqlens": cu.float()}, r"must be \[documents \+ 1\]"),
+            ((q, q, q), {"cu_seqlens": cu[None]}, r"must be \[documents \+ 1\]"),
+            ((q, q, q), {"cu_seqlens": cu[:1]}, r"must be \[documents \+ 1\]"),
+            ((q, q, q), {"cu_seqlens": begins(1, 8)}, "entry 0 of cu_seqlens is 1"),
+            ((q, q, q), {"cu_seqlens": begins(0, 5, 4, 8)}, "entry 2 of cu_seqlens is 4, and may be 5 to 8"),
+            ((q, q, q), {"cu_seqlens": begins(0, 9)}, "entry 1 of cu_seqlens is 9, and may be 0 to 8"),
+            ((q, q, q), {"cu_seqlens": cu, "longest": 8}, "longest goes with one sequence"),
+        ]:
+            with self.subTest(says), self.assertRaisesRegex(mk.ArgumentError, says):
+                mk.attention(*args, **how)
+
     def test_refused(self):
         q, k = heads(1, 4, 8, 64, 0), heads(1, 2, 8, 64, 1)
         for args, how, says in [

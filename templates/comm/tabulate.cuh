@@ -84,6 +84,68 @@ MK_DEVICE void tabulate_phase(const Context&, const BeginsTask& work, u32, u32 t
   if (thread == 0) st_u32(reinterpret_cast<void*>(work.destination + u64{work.groups} * 4), first);
 }
 
+struct BoundsTask {
+  u32 task;         // linear index in the role
+  u32 family;
+  u64 source;       // where documents begin, and the last one ends, i32
+  u64 destination;  // two i32 of each row
+  u32 entries;      // of the source
+  u32 first;        // row of the sequence
+  u32 rows;         // of the task
+  u32 tokens;       // of the sequence
+  bool keys;        // whose rows these are: those of keys, or of queries
+  bool causal;      // whether a query sees no keys behind it
+  u32 window;       // of those before it, how many, its own among them; 0: all
+};
+
+MK_DEVICE i32 document_begin(const BoundsTask& work, u32 entry) {
+  return static_cast<i32>(ld_u32(reinterpret_cast<const void*>(work.source + u64{entry} * 4)));
+}
+
+// Which positions of the other side rows meet: their document's, as far as the mask goes. Rows of no document meet none, behind all
+// documents. The task of the first rows looks at all entries: those that begin elsewhere, descend, or end behind the last token, end the
+// launch. Whatever they are, bounds are positions of the sequence.
+MK_DEVICE void tabulate_phase(const Context& ctx, const BoundsTask& work, u32, u32 thread, u32 threads) {
+  const i32 tokens = static_cast<i32>(work.tokens), window = static_cast<i32>(work.window);
+#pragma unroll 1
+  for (u32 i = thread; work.first == 0 && i < work.entries; i += threads) {
+    const i32 begin = document_begin(work, i), least = i == 0 ? 0 : document_begin(work, i - 1), most = i == 0 ? 0 : tokens;
+    if (begin >= least && begin <= most) continue;
+    const u64 to = static_cast<u64>(most);
+    give_up(ctx, Fault{FaultKind::Documents, 0, static_cast<u32>(least), static_cast<u32>(begin), i, kNoPeer, to, 0});
+    break;
+  }
+#pragma unroll 1
+  for (u32 r = thread; r < work.rows; r += threads) {
+    const i32 row = static_cast<i32>(work.first + r);
+    // The first entry that is beyond the row.
+    u32 next = 0, end = work.entries;
+    while (next < end) {
+      const u32 middle = (next + end) / 2;
+      if (document_begin(work, middle) <= row) {
+        next = middle + 1;
+      } else {
+        end = middle;
+      }
+    }
+    i32 low, high;
+    if (next == 0 || next == work.entries) {
+      low = high = max(min(document_begin(work, work.entries - 1), tokens), 0);
+    } else {
+      low = max(document_begin(work, next - 1), 0);
+      high = min(document_begin(work, next), tokens);
+      if (work.causal && work.keys) {
+        if (window > 0) high = row + min(window, high - row);
+        low = row;
+      } else if (work.causal) {
+        if (window > 0) low = row + 1 - min(window, row + 1 - low);
+        high = row + 1;
+      }
+    }
+    st_u32x2(reinterpret_cast<void*>(work.destination + u64{r} * 8), static_cast<u32>(low), static_cast<u32>(high));
+  }
+}
+
 MK_DEVICE void tabulate_phase(const Context& ctx, const BlocksTask& work, u32, u32 thread, u32 threads) {
   tabulate_blocks(ctx, work, thread, threads);
 }

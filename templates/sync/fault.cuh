@@ -1,6 +1,6 @@
 // How a kernel gives up: one record for this rank, one abort word for everybody. Nothing returns from the middle.
 // Values of FaultRecord::kind; the host's FaultKind declares the same.
-enum class FaultKind : u32 { WaitTimeout = 1, EntryTimeout = 2, PlanMismatch = 3, PeerAborted = 4, ConcurrentUse = 5, FifoFull = 6, NegativeRows = 7, Capacity = 8, ExpertOutside = 9, ExpertTwice = 10 };
+enum class FaultKind : u32 { WaitTimeout = 1, EntryTimeout = 2, PlanMismatch = 3, PeerAborted = 4, ConcurrentUse = 5, FifoFull = 6, NegativeRows = 7, Capacity = 8, ExpertOutside = 9, ExpertTwice = 10, Documents = 11 };
 
 constexpr u32 kNoPeer = 0xffffffffu;
 

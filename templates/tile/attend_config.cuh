@@ -1,7 +1,8 @@
 // What a tile of attention is made of: a block of queries of one head, blocks of its keys and values; and where all of it lies in
 // shared memory.
-// Which keys a query sees: all; or those whose position is not beyond its own.
-enum class Mask : u32 { Full, Causal };
+// Which keys a query sees: all; those whose position is not beyond its own; or those between two positions that memory has of each
+// row of a tile, of queries or of keys.
+enum class Mask : u32 { Full, Causal, Bounds };
 
 // Everything a generated kernel chooses about its tiles of attention.
 struct AttendOptions {
@@ -25,6 +26,7 @@ struct AttendConfig {
   static constexpr u32 kScaleBits = kOptions.scale_bits;
   static constexpr Dtype kDtype = kOptions.dtype;
   static constexpr bool kCausal = kOptions.mask == Mask::Causal;
+  static constexpr bool kBounded = kOptions.mask == Mask::Bounds;
   static constexpr i32 kWindow = static_cast<i32>(kOptions.window);
   static constexpr u32 kCapBits = kOptions.cap_bits;
   // Factor on what the exponentials are of: scores, or hyperbolic tangents.
@@ -53,6 +55,16 @@ struct AttendConfig {
   static_assert(kStages >= 2, "a block that comes while one is in use");
 };
 
+// Positions of the other side: those that rows of a tile meet, the last one excluded.
+struct AttendSpan {
+  i32 from, end;
+
+  // Of so many rows from a position on, those before the span, and those in it: whatever memory says, no others.
+  MK_DEVICE i32 skipped(i32 position, i32 rows) const { return max(min(from - position, rows), 0); }
+  MK_DEVICE i32 met(i32 position, i32 rows) const { return max(min(end - position, rows), 0) - skipped(position, rows); }
+};
+constexpr u32 kSpanBytes = sizeof(AttendSpan);
+
 // Shared memory of a CTA that attends. `base` is 1024-byte aligned, as the swizzle wants.
 template <class Config>
 struct AttendSmem {
@@ -69,7 +81,8 @@ struct AttendSmem {
   static constexpr u32 kTileFull = kDrained + kMbarrierBytes;
   static constexpr u32 kTileEmpty = kTileFull + kTileSlots * kMbarrierBytes;
   static constexpr u32 kTileIndex = kTileEmpty + kTileSlots * kMbarrierBytes;
-  static constexpr u32 kBytes = kTileIndex + kTileSlots * sizeof(u64);
+  static constexpr u32 kSpan = kTileIndex + kTileSlots * sizeof(u64);
+  static constexpr u32 kBytes = kSpan + kSpanBytes;
   static_assert(kBytes <= 227 * 1024, "sm_90 gives a block 227 KiB");
 
   u32 base;
@@ -98,6 +111,9 @@ struct AttendSmem {
   MK_DEVICE u32 tile_index(u32 slot) const { return base + kTileIndex + slot * sizeof(u64); }
   MK_DEVICE u32 tile_full(u32 slot) const { return base + kTileFull + slot * kMbarrierBytes; }
   MK_DEVICE u32 tile_empty(u32 slot) const { return base + kTileEmpty + slot * kMbarrierBytes; }
+
+  // Where what a tile meets begins and ends, where memory has bounds of its rows.
+  MK_DEVICE u32 span() const { return base + kSpan; }
 
   // One thread, before `launch_begin_sync`. Consumers arrive once per warp: each warp knows of its own wgmmas only.
   MK_DEVICE void init_barriers() const {
@@ -134,6 +150,14 @@ struct AttendRows {
   const TensorMap* map;
   i32 y, z, w;
   bool along_z;
+
+  MK_DEVICE void advance(i32 rows) {
+    if (along_z) {
+      z += rows;
+    } else {
+      y += rows;
+    }
+  }
 };
 
 // What one task is: the plan's index expressions, evaluated.
@@ -146,6 +170,7 @@ struct AttendTile {
   i32 chunks;            // parts that the keys come in
   u64 o, o_pitch_bytes;  // the first query's results; from one query's to the next
   u64 lse;               // the first query's, behind which the next follow; or 0
+  u64 bounds;            // two i32 of each row, where they mask
 };
 
 // A part of the keys, and the values that belong to them.
@@ -154,11 +179,53 @@ struct AttendChunk {
   i32 rows = 0;  // keys that there are
   i32 position;  // of the first key, where a mask asks
 
+  // Leaves out the keys before the first, and behind the last, that some query sees.
+  MK_DEVICE void narrow(const AttendSpan& span) {
+    const i32 skipped = span.skipped(position, rows);
+    rows = span.met(position, rows);
+    position += skipped;
+    k.advance(skipped);
+    v.advance(skipped);
+  }
+
   // Blocks of keys that some query of the tile sees.
   template <class Config, class Tile>
   MK_DEVICE i32 blocks(const Tile& tile) const {
     i32 seen = tile.rows > 0 ? rows : 0;
     if constexpr (Config::kCausal) seen = min(seen, tile.position + tile.rows - position);
     return (max(seen, 0) + static_cast<i32>(Config::kBlockN) - 1) / static_cast<i32>(Config::kBlockN);
+  }
+};
+
+// What a tile's rows meet: bounds ascend from row to row. One lane reads it, and hands it to all, so that they go through the same
+// blocks, also behind an abort, when another CTA may be writing it.
+MK_DEVICE AttendSpan attend_span(u64 bounds, i32 rows) {
+  if (rows <= 0) return AttendSpan{0, 0};
+  const u32 from = ld_u32(reinterpret_cast<const void*>(bounds)), end = ld_u32(reinterpret_cast<const void*>(bounds + (rows - 1) * 8ull + 4));
+  return AttendSpan{static_cast<i32>(from), static_cast<i32>(end)};
+}
+MK_DEVICE void attend_put_span(u32 at, const AttendSpan& span) {
+  st_shared(at, static_cast<u32>(span.from));
+  st_shared(at + 4, static_cast<u32>(span.end));
+}
+MK_DEVICE AttendSpan attend_get_span(u32 at) { return AttendSpan{static_cast<i32>(ld_shared(at)), static_cast<i32>(ld_shared(at + 4))}; }
+
+// The bounds of this thread's two rows of a tile, as wgmma leaves them; rows that there are not have those of the last one.
+struct AttendBounds {
+  i32 from[2], end[2];
+
+  template <class Config>
+  MK_DEVICE void read(u64 bounds, i32 rows, u32 consumer) {
+#pragma unroll
+    for (u32 r = 0; r < 2; ++r) {
+      const i32 row = static_cast<i32>(consumer * Config::kConsumerRows + warp_index() % kWarpgroupWarps * 16 + lane_index() / 4 + r * 8);
+      const u64 at = bounds + max(min(row, rows - 1), 0) * 8ull;
+      from[r] = static_cast<i32>(ld_u32(reinterpret_cast<const void*>(at)));
+      end[r] = static_cast<i32>(ld_u32(reinterpret_cast<const void*>(at + 4)));
+    }
+  }
+  // Whether both rows meet all of so many positions from one on.
+  MK_DEVICE bool all(i32 position, i32 n) const {
+    return max(from[0], from[1]) <= position && min(end[0], end[1]) >= position + n;
   }
 };

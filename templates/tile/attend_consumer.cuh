@@ -69,16 +69,26 @@ struct AttendWalk {
   i32 chunk = -1;
   i32 left = 0;      // blocks of the chunk
   i32 rows = 0;      // keys of the chunk from the block's first on
-  i32 diagonal = 0;  // column of the block that is at the position of the tile's first query
+  i32 diagonal = 0;  // column of the block that is at the position of the tile's first query; of bounds, less the block's position
+  AttendSpan span = {};
+  AttendBounds bounds = {};
+
+  // Where memory has bounds, once the queries are there.
+  MK_DEVICE void begin(u32 at, u32 consumer) {
+    span = attend_get_span(at);
+    bounds.template read<Config>(tile.bounds, tile.rows, consumer);
+  }
 
   MK_DEVICE bool next() {
     constexpr i32 kN = static_cast<i32>(Config::kBlockN);
     while (left == 0) {
       if (++chunk >= tile.chunks) return false;
-      const AttendChunk c = hooks.chunk(tile, chunk);
+      AttendChunk c = hooks.chunk(tile, chunk);
+      if constexpr (Config::kBounded) c.narrow(span);
       left = c.template blocks<Config>(tile);
       rows = c.rows + kN;
       if constexpr (Config::kCausal) diagonal = tile.position - c.position + kN;
+      if constexpr (Config::kBounded) diagonal = kN - c.position;
     }
     --left;
     rows -= kN;
@@ -89,6 +99,12 @@ struct AttendWalk {
   // Of a consumer's scores of the block.
   MK_DEVICE void mask(u32 consumer, float (&s)[Config::kScores]) const {
     constexpr i32 kN = static_cast<i32>(Config::kBlockN);
+    if constexpr (Config::kBounded) {
+      if (rows >= kN && bounds.all(-diagonal, kN)) return;
+      attend_mask_below<Config>(s, bounds.from[0] + diagonal, bounds.from[1] + diagonal);
+      attend_mask<Config>(s, min(rows, bounds.end[0] + diagonal), min(rows, bounds.end[1] + diagonal));
+      return;
+    }
     const i32 first = static_cast<i32>(consumer * Config::kConsumerRows);
     if constexpr (Config::kWindow > 0) {
       // Queries of the consumer see fewer keys before their own than there are here.
@@ -173,6 +189,7 @@ MK_DEVICE void sm90_attend_consumer(const Context& ctx, const AttendSmem<Config>
 #pragma unroll
     for (u32 i = 0; i < Config::kResults; ++i) o[i] = 0.0f;
     mbarrier_wait<Edges::q_full>(smem.q_full(), at.q);
+    if constexpr (Config::kBounded) walk.begin(smem.span(), consumer);
     const bool any = walk.next();
     if (any) {
       mbarrier_wait<Edges::kv_full>(smem.k_full(at.k.stage), at.k.phase);

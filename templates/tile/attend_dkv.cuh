@@ -64,6 +64,7 @@ MK_DEVICE void sm90_attend_dkv_consumer(const Context& ctx, const AttendGradSmem
 #pragma unroll
     for (u32 i = 0; i < Config::kResults; ++i) dk[i] = dv[i] = 0.0f;
     mbarrier_wait<Named::held_full>(smem.held_full(), at.held);
+    if constexpr (Config::kBounded) walk.begin(smem.span(), consumer);
     bool first = true;
 #pragma unroll 1
     while (walk.next()) {

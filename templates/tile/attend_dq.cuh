@@ -16,6 +16,7 @@ MK_DEVICE void sm90_attend_dq_consumer(const Context& ctx, const AttendGradSmem<
 #pragma unroll
     for (u32 i = 0; i < Config::kResults; ++i) dq[i] = 0.0f;
     mbarrier_wait<Named::held_full>(smem.held_full(), at.held);
+    if constexpr (Config::kBounded) walk.begin(smem.span(), consumer);
     float lse[2], delta[2];
 #pragma unroll
     for (u32 r = 0; r < 2; ++r) {

@@ -28,6 +28,7 @@ struct AttendGradConfig {
   static constexpr u32 kScaleBits = kOptions.scale_bits;
   static constexpr Dtype kDtype = kOptions.dtype;
   static constexpr bool kCausal = kOptions.mask == Mask::Causal;
+  static constexpr bool kBounded = kOptions.mask == Mask::Bounds;
   static constexpr i32 kWindow = static_cast<i32>(kOptions.window);
   static constexpr u32 kCapBits = kOptions.cap_bits;
   static constexpr u32 kExponentBits = kCapBits != 0 ? kCapBits : kScaleBits;
@@ -76,7 +77,8 @@ struct AttendGradSmem {
   static constexpr u32 kTileFull = kDrained + kMbarrierBytes;
   static constexpr u32 kTileEmpty = kTileFull + kTileSlots * kMbarrierBytes;
   static constexpr u32 kTileIndex = kTileEmpty + kTileSlots * kMbarrierBytes;
-  static constexpr u32 kBytes = kTileIndex + kTileSlots * sizeof(u64);
+  static constexpr u32 kSpan = kTileIndex + kTileSlots * sizeof(u64);
+  static constexpr u32 kBytes = kSpan + kSpanBytes;
   static_assert(kBytes <= 227 * 1024, "sm_90 gives a block 227 KiB");
 
   u32 base;
@@ -108,6 +110,9 @@ struct AttendGradSmem {
   MK_DEVICE u32 tile_index(u32 slot) const { return base + kTileIndex + slot * sizeof(u64); }
   MK_DEVICE u32 tile_full(u32 slot) const { return base + kTileFull + slot * kMbarrierBytes; }
   MK_DEVICE u32 tile_empty(u32 slot) const { return base + kTileEmpty + slot * kMbarrierBytes; }
+
+  // As of AttendSmem.
+  MK_DEVICE u32 span() const { return base + kSpan; }
 
   // One thread, before `launch_begin_sync`. Consumers arrive once per warp: each warp knows of its own wgmmas only.
   MK_DEVICE void init_barriers() const {
@@ -162,6 +167,7 @@ struct AttendDqTile {
   i32 position;  // of the first query, where a mask asks
   i32 chunks;    // parts that the keys come in
   u64 dq, dq_pitch_bytes;
+  u64 bounds;  // two i32 of each row, where they mask
 };
 
 // Gradients of keys and of values; either may be missing.
@@ -173,6 +179,7 @@ struct AttendDkvTile {
   i32 position;  // of the first key, where a mask asks
   i32 chunks;    // parts that the queries come in: of a group, head by head
   u64 dk, dk_pitch_bytes, dv, dv_pitch_bytes;
+  u64 bounds;  // two i32 of each row, where they mask
 };
 
 // Queries of one head that see keys of the tile, and what belongs to them.
@@ -180,6 +187,16 @@ struct AttendDkvChunk {
   AttendRows q, d_o, stats;
   i32 rows = 0;  // queries that there are
   i32 position;  // of the first query, where a mask asks
+
+  // Leaves out the queries before the first, and behind the last, that see some key.
+  MK_DEVICE void narrow(const AttendSpan& span) {
+    const i32 skipped = span.skipped(position, rows);
+    rows = span.met(position, rows);
+    position += skipped;
+    q.advance(skipped);
+    d_o.advance(skipped);
+    stats.advance(skipped);
+  }
 
   template <class Config>
   MK_DEVICE i32 blocks(const AttendDkvTile& tile) const {

@@ -16,7 +16,10 @@ MK_DEVICE void sm90_attend_grad_loader(const Context& ctx, const AttendGradSmem<
     const auto tile = hooks.decode(tiles.t);
     chaos_delay(ctx, Agent::Loader, tiles.t);
     hooks.before_load(ctx, tile);
+    AttendSpan span{};
+    if constexpr (Config::kBounded) span = attend_span(tile.bounds, tile.rows);
     mbarrier_wait<Named::held_empty>(smem.held_empty(), at.held ^ 1);
+    if constexpr (Config::kBounded) attend_put_span(smem.span(), span);
     if (ctx.aborted() || tile.rows <= 0) {
       mbarrier_arrive<Named::held_full>(smem.held_full());
     } else {
@@ -31,7 +34,8 @@ MK_DEVICE void sm90_attend_grad_loader(const Context& ctx, const AttendGradSmem<
     bool asked = false;
 #pragma unroll 1
     for (i32 c = 0; c < tile.chunks; ++c) {
-      const auto chunk = hooks.chunk(tile, c);
+      auto chunk = hooks.chunk(tile, c);
+      if constexpr (Config::kBounded) chunk.narrow(span);
       const i32 blocks = chunk.template blocks<Config>(tile);
       if (blocks > 0) hooks.before_chunk(ctx, tile, c);
 #pragma unroll 1

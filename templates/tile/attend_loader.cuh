@@ -41,7 +41,10 @@ MK_DEVICE void sm90_attend_loader(const Context& ctx, const AttendSmem<Config>& 
     const AttendTile tile = hooks.decode(tiles.t);
     chaos_delay(ctx, Agent::Loader, tiles.t);
     hooks.before_load(ctx, tile);
+    AttendSpan span{};
+    if constexpr (Config::kBounded) span = attend_span(tile.bounds, tile.rows);
     mbarrier_wait<Edges::q_empty>(smem.q_empty(), at.q ^ 1);
+    if constexpr (Config::kBounded) attend_put_span(smem.span(), span);
     if (ctx.aborted() || tile.rows <= 0) {
       mbarrier_arrive<Edges::q_full>(smem.q_full());
     } else {
@@ -51,7 +54,8 @@ MK_DEVICE void sm90_attend_loader(const Context& ctx, const AttendSmem<Config>& 
     at.q ^= 1;
 #pragma unroll 1
     for (i32 c = 0; c < tile.chunks; ++c) {
-      const AttendChunk chunk = hooks.chunk(tile, c);
+      AttendChunk chunk = hooks.chunk(tile, c);
+      if constexpr (Config::kBounded) chunk.narrow(span);
       const i32 blocks = chunk.template blocks<Config>(tile);
       if (blocks > 0) hooks.before_chunk(ctx, tile, c);
 #pragma unroll 1

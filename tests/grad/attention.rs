@@ -4,7 +4,9 @@ use mk::syntax::{Node, Op, Scores};
 use std::ops::Range;
 
 /// Sizes, and what a query sees.
-struct Heads {
+struct Heads<'d> {
+    /// Where documents begin, of packed sequences.
+    documents: Option<&'d [f64]>,
     batch: usize,
     sequence: usize,
     /// Of queries, and of keys.
@@ -14,8 +16,8 @@ struct Heads {
     scale: f64,
 }
 
-impl Heads {
-    fn of(node: &Node, q: &[usize], k: &[usize]) -> Heads {
+impl<'d> Heads<'d> {
+    fn of(node: &Node, q: &[usize], k: &[usize], documents: Option<&'d [f64]>) -> Heads<'d> {
         let scores = match node.op {
             Op::Attention { scores, .. }
             | Op::AttentionDq { scores, .. }
@@ -24,7 +26,7 @@ impl Heads {
         };
         let &[batch, sequence, h, depth] = q else { panic!("{q:?}") };
         let scale = scores.scale.unwrap_or(1.0 / (depth as f64).sqrt());
-        Heads { batch, sequence, heads: [h, k[2]], depth, scores, scale }
+        Heads { documents, batch, sequence, heads: [h, k[2]], depth, scores, scale }
     }
 
     /// Where a row of queries (0) or of keys (1) begins.
@@ -40,7 +42,13 @@ impl Heads {
             (0..self.sequence).map(move |i| {
                 let end = if self.scores.causal { i + 1 } else { self.sequence };
                 let window = self.scores.window.map_or(end, |n| n as usize);
-                ([b, h, i], end.saturating_sub(window)..end)
+                let from = end.saturating_sub(window);
+                let own = self.documents.map_or(0..self.sequence, |begins| {
+                    let mut all = begins.windows(2).map(|d| d[0] as usize..d[1] as usize);
+                    all.find(|d| d.contains(&i)).unwrap_or(0..0)
+                });
+                let end = end.min(own.end);
+                ([b, h, i], from.max(own.start).min(end)..end)
             })
         })
     }
@@ -69,8 +77,9 @@ pub fn attention(
     node: &Node,
     shapes: [&[usize]; 2],
     [q, k, v]: [&[f64]; 3],
+    documents: Option<&[f64]>,
 ) -> (Vec<f64>, Vec<f64>) {
-    let all = Heads::of(node, shapes[0], shapes[1]);
+    let all = Heads::of(node, shapes[0], shapes[1], documents);
     let (mut o, mut lse) = (vec![0.0; q.len()], vec![0.0; q.len() / all.depth]);
     for (at @ [b, h, i], keys) in all.rows() {
         let query = all.at(0, b, i, h);
@@ -90,7 +99,8 @@ pub fn attention(
 pub fn statistics(shape: &[usize], [o, d_o, lse]: [&[f64]; 3]) -> Vec<f64> {
     let &[batch, sequence, h, depth] = shape else { panic!("{shape:?}") };
     let heads = [h, h];
-    let all = Heads { batch, sequence, heads, depth, scores: Scores::default(), scale: 1.0 };
+    let (documents, scores) = (None, Scores::default());
+    let all = Heads { documents, batch, sequence, heads, depth, scores, scale: 1.0 };
     let mut stats = vec![0.0; lse.len() * 4];
     for (at @ [b, h, i], _) in all.rows() {
         let row = all.at(0, b, i, h);
@@ -106,8 +116,9 @@ pub fn gradients(
     node: &Node,
     shapes: [&[usize]; 2],
     [q, d_o, stats, k, v]: [&[f64]; 5],
+    documents: Option<&[f64]>,
 ) -> [Vec<f64>; 3] {
-    let all = Heads::of(node, shapes[0], shapes[1]);
+    let all = Heads::of(node, shapes[0], shapes[1], documents);
     let [mut dq, mut dk, mut dv] = [q, k, v].map(|x| vec![0.0; x.len()]);
     for (at @ [b, h, i], keys) in all.rows() {
         let (query, stats) = (all.at(0, b, i, h), &stats[4 * all.line(at)..]);

@@ -14,7 +14,7 @@ pub fn eval(
     for node in program.nodes() {
         let made = match heads(program, node, shape, &values) {
             Some(made) => made,
-            None => one(node, shape, &values),
+            None => one(program, node, shape, &values),
         };
         values.push(made);
     }
@@ -35,36 +35,44 @@ fn heads(
     };
     let of = |i: usize| values[first.inputs[i].index()].as_slice();
     let shapes = |q: usize, k: usize| [q, k].map(|i| shape(first.inputs[i]));
+    let documents = first.documents().map(|id| values[id.index()].as_slice());
     Some(match first.op {
         Op::Attention { .. } => {
             let [q, k] = shapes(0, 1);
-            let (o, lse) = attention(first, [&q, &k], [of(0), of(1), of(2)]);
+            let (o, lse) = attention(first, [&q, &k], [of(0), of(1), of(2)], documents);
             if node.op == Op::Lse { lse } else { o }
         }
         Op::AttentionStats => statistics(&shape(node.inputs[0]), [of(0), of(1), of(2)]),
         Op::AttentionDq { .. } => {
             let [q, k] = shapes(0, 3);
-            let [dq, ..] = gradients(first, [&q, &k], [0, 1, 2, 3, 4].map(of));
+            let [dq, ..] = gradients(first, [&q, &k], [0, 1, 2, 3, 4].map(of), documents);
             dq
         }
         Op::AttentionDk { .. } => {
             let [q, k] = shapes(2, 0);
-            let [_, dk, dv] = gradients(first, [&q, &k], [2, 3, 4, 0, 1].map(of));
+            let [_, dk, dv] = gradients(first, [&q, &k], [2, 3, 4, 0, 1].map(of), documents);
             if node.op == Op::AttentionDv { dv } else { dk }
         }
         _ => return None,
     })
 }
 
-fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) -> Vec<f64> {
+fn one(
+    program: &Program,
+    node: &Node,
+    shape: &dyn Fn(ValueId) -> Vec<usize>,
+    values: &[Vec<f64>],
+) -> Vec<f64> {
     let of = |i: usize| &values[node.inputs[i].index()];
     let map = |f: &dyn Fn(f64) -> f64| of(0).iter().map(|x| f(*x)).collect();
     let zip =
         |f: &dyn Fn(f64, f64) -> f64| of(0).iter().zip(of(1)).map(|(x, y)| f(*x, *y)).collect();
     match node.op {
-        Op::Gather { .. } | Op::ReduceScatter { .. } | Op::AllReduce { .. } | Op::Cast(_) => {
-            of(0).clone()
-        }
+        Op::Gather { .. }
+        | Op::ReduceScatter { .. }
+        | Op::AllReduce { .. }
+        | Op::Cast(_)
+        | Op::View => of(0).clone(),
         Op::Gemm { a_transposed, b_transposed } => {
             let matrix = |i: usize| {
                 let shape = shape(node.inputs[i]);
@@ -98,7 +106,7 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
         Op::Dispatch { .. } => {
             let (columns, n) = (shape(node.result)[1], shape(node.result)[0]);
             let mut out = vec![0.0; n * columns];
-            for (row, (e, t)) in rows(of(1), shape(node.inputs[1])[1]) {
+            for (row, (e, t)) in rows(program, node.inputs[1], of(1), shape(node.inputs[1])[1]) {
                 out[row * columns..][..columns].copy_from_slice(&of(0)[t * columns..][..columns]);
                 if node.inputs.len() > 2 {
                     let weight = of(2)[slot_of(of(1), shape(node.inputs[1])[1], (e, t))];
@@ -111,7 +119,7 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
             let width = |id: ValueId, from: usize| shape(id)[from..].iter().product::<usize>();
             let (k, n) = (width(node.inputs[0], 1), width(node.result, 1));
             let mut out = vec![0.0; width(node.result, 0)];
-            for (row, (e, _)) in rows(of(2), shape(node.inputs[2])[1]) {
+            for (row, (e, _)) in rows(program, node.inputs[2], of(2), shape(node.inputs[2])[1]) {
                 let (x, w) = (&of(0)[row * k..][..k], &of(1)[e * k * n..][..k * n]);
                 let at = |l: usize, j: usize| w[if transposed { j * k + l } else { l * n + j }];
                 for (j, y) in out[row * n..][..n].iter_mut().enumerate() {
@@ -124,7 +132,7 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
             let width = |id: ValueId| shape(id)[1..].iter().product::<usize>();
             let (k, n) = (width(node.inputs[0]), width(node.inputs[1]));
             let mut out = vec![0.0; shape(node.result)[0] * k * n];
-            for (row, (e, _)) in rows(of(2), shape(node.inputs[2])[1]) {
+            for (row, (e, _)) in rows(program, node.inputs[2], of(2), shape(node.inputs[2])[1]) {
                 for l in 0..k {
                     let to = &mut out[(e * k + l) * n..][..n];
                     let dy = &of(1)[row * n..][..n];
@@ -136,7 +144,7 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
         Op::Combine => {
             let (columns, slots) = (shape(node.result)[1], shape(node.inputs[1])[1]);
             let mut out = vec![0.0; shape(node.result).iter().product()];
-            for (row, (e, t)) in rows(of(1), slots) {
+            for (row, (e, t)) in rows(program, node.inputs[1], of(1), slots) {
                 let weight = of(2)[slot_of(of(1), slots, (e, t))];
                 let y = &of(0)[row * columns..][..columns];
                 out[t * columns..][..columns].iter_mut().zip(y).for_each(|(x, y)| *x += weight * y);
@@ -146,7 +154,7 @@ fn one(node: &Node, shape: &dyn Fn(ValueId) -> Vec<usize>, values: &[Vec<f64>]) 
         Op::CombineGrad => {
             let (columns, slots) = (shape(node.inputs[0])[1], shape(node.inputs[1])[1]);
             let mut out = vec![0.0; shape(node.result).iter().product()];
-            for (row, (e, t)) in rows(of(1), slots) {
+            for (row, (e, t)) in rows(program, node.inputs[1], of(1), slots) {
                 let y = &of(0)[row * columns..][..columns];
                 let dy = &of(2)[t * columns..][..columns];
                 out[slot_of(of(1), slots, (e, t))] = y.iter().zip(dy).map(|(y, d)| y * d).sum();
@@ -219,11 +227,20 @@ fn root_mean_square(row: &[f64], eps: f64) -> f64 {
 }
 
 /// The packed rows of one rank with all experts: which row is of which expert and token.
-fn rows(ids: &[f64], slots: usize) -> impl Iterator<Item = (usize, (usize, usize))> {
+fn rows(
+    program: &Program,
+    by: ValueId,
+    ids: &[f64],
+    slots: usize,
+) -> impl Iterator<Item = (usize, (usize, usize))> {
+    // Where some are dropped, experts keep a block here.
+    let keep = if program.drops(by) { 128 } else { usize::MAX };
     let most = ids.iter().copied().fold(-1.0, f64::max);
     let (mut all, mut at) = (Vec::new(), 0usize);
     for e in 0..(most + 1.0) as usize {
-        for (t, of) in ids.chunks(slots).enumerate().filter(|(_, of)| of.contains(&(e as f64))) {
+        for (t, of) in
+            ids.chunks(slots).enumerate().filter(|(_, of)| of.contains(&(e as f64))).take(keep)
+        {
             debug_assert!(of.len() == slots);
             all.push((at, (e, t)));
             at += 1;

@@ -11,8 +11,9 @@ mod rig;
 use common::{CASES, VARIANTS};
 use mk::{
     Program,
+    cut::cut,
     syntax::{
-        Def, Dim, Node, Op, Placement,
+        Def, Dim, Node, Op, Placement, SymbolId,
         grad::{Input, Keep, Saves, Source, grad, grad_into},
     },
 };
@@ -70,6 +71,12 @@ const MORE: &[(&str, &str)] = &[
          }",
     ),
     (
+        "documents",
+        "fn f(q: bf16[2, S, 4, 64], k: bf16[2, S, 2, 64], v: bf16[2, S, 2, 64], cu: i32[5]) {
+             attention(q, k, v, causal, window = 9, softcap = 1.5, cu_seqlens = cu)
+         }",
+    ),
+    (
         "heads",
         "fn f(q: bf16[2, S, 8, 64] @ shard(2), k: bf16[2, S, 8, 64] @ shard(2), v: bf16[2, S, 8, 64] @ shard(2)) {
              let o = attention(q, k, v);
@@ -88,6 +95,24 @@ const MORE: &[(&str, &str)] = &[
          }",
     ),
     ("rope_heads", "fn f(x: bf16[M, 384] @ shard(1), t: f32[M, 16]) { x -> rope(t) }"),
+    (
+        "attention_block",
+        "fn f(x: bf16[M, C] @ shard(0), t: f32[M, 64], wq: bf16[C, 256] @ shard(1), wk: bf16[C, 256] @ shard(1), wv: bf16[C, 256] @ shard(1), wo: bf16[256, C] @ shard(0)) {
+             let a = gather(x);
+             let k = a -> gemm(wk) -> rope(t) -> view(2, S, 4, 64);
+             let v = a -> gemm(wv) -> view(2, S, 4, 64);
+             a -> gemm(wq) -> rope(t) -> view(2, S, 4, 64) -> attention(k, v, causal) -> view(M, 256) -> gemm(wo) -> reduce_scatter
+         }",
+    ),
+    (
+        "ring_block",
+        "fn f(x: bf16[M, C] @ shard(0), wq: bf16[C, 128], wk: bf16[C, 64], wv: bf16[C, 64], wo: bf16[128, C]) {
+             let q = gemm(x, wq) -> view(1, S, 2, 64);
+             let k = gemm(x, wk) -> view(1, S, 1, 64);
+             let v = gemm(x, wv) -> view(1, S, 1, 64);
+             ring(k, v) -> attention(q, causal) -> view(M, 128) -> gemm(wo) -> add(x)
+         }",
+    ),
     ("both_turned", "fn f(x: bf16[K, M], w: bf16[N, K] @ shard(0)) { gemm(x.t, w.t) -> silu }"),
 ];
 
@@ -114,6 +139,16 @@ fn dims(program: &Program) -> BTreeMap<String, u64> {
             dims.insert(program.symbols()[columns.index()].name.clone(), 24 * head);
         }
     }
+    // Of rows as heads, whole sequences.
+    for node in program.nodes().iter().filter(|n| n.op == Op::View) {
+        if let [Dim::Lit(batch), Dim::Sym(sequence), ..] = node.ty.dims[..] {
+            let name = |id: SymbolId| program.symbols()[id.index()].name.clone();
+            dims.remove(&name(sequence));
+            if let Some(Dim::Sym(rows)) = program.ty(node.inputs[0]).map(|ty| ty.dims[0]) {
+                dims.insert(name(rows), 40 * batch);
+            }
+        }
+    }
     dims
 }
 
@@ -122,6 +157,10 @@ fn parameters(sized: &Sized, ranks: usize, rng: &mut Rng) -> Vec<Vec<Vec<f64>>> 
     let one = |t: &mk::syntax::Tensor| {
         let shape = sized.shape(t.id);
         let contributions = if t.ty.placement[0] == Placement::Partial { ranks } else { 1 };
+        if t.ty.dtype.is_integer() {
+            // Where documents of 37 tokens begin: one has none, and some tokens have none.
+            return vec![vec![0.0, 11.0, 11.0, 30.0, 35.0]];
+        }
         let by = (shape[0] as f64).sqrt();
         (0..contributions).map(|_| rng.list(shape.iter().product(), by)).collect()
     };
@@ -180,8 +219,10 @@ fn differentiates(name: &str, text: &str) {
         };
         let found = derived.gradients(&given, &forward.eval(&inputs));
         let turns = |n: &Node, id| matches!(n.op, Op::Rope { .. }) && n.inputs.get(1) == Some(&id);
-        // Angles have none.
-        let of = |t: &&mk::syntax::Tensor| !program.nodes().iter().any(|n| turns(n, t.id));
+        // Angles have none, nor have integers.
+        let of = |t: &&mk::syntax::Tensor| {
+            !t.ty.dtype.is_integer() && !program.nodes().iter().any(|n| turns(n, t.id))
+        };
         let wanted = program.tensors().iter().filter(of).count();
         assert_eq!(derived.gradient.gradients.len(), wanted, "{name}");
         for ((parameter, _), gradient) in derived.gradient.gradients.iter().zip(&found) {
@@ -421,4 +462,24 @@ fn what_has_no_backward_is_refused() {
     // Of some parameters alone, there is less to compute.
     let some = grad(&program, Some(&[1]), Saves::default()).expect("has a backward");
     assert_eq!((some.gradients.len(), some.backward.expect("a backward").nodes().len()), (1, 1));
+}
+
+#[test]
+fn ranks_keep_whole_heads_and_sequences() {
+    let error = |text: &str, ranks| {
+        let program = Program::parse(text).expect("parses");
+        let dims = [("M", 12), ("K", 192)].map(|(name, n)| (name.to_string(), n));
+        let bound = program.bind(&dims.into(), &BTreeMap::new()).expect("binds");
+        cut(&program, &bound, ranks, &[]).err().map(|e| e.to_string())
+    };
+    let heads = "fn f(x: bf16[M, K] @ shard(1)) { x -> view(2, S, H, 64) }";
+    assert_eq!(error(heads, 3), None);
+    let said = error(heads, 2).expect("parts of heads");
+    assert!(said.contains("`H` is 3, and 2 ranks share it"), "{said}");
+    let sequences = "fn f(x: bf16[M, K] @ shard(0)) { x -> view(2, S, H, 64) }";
+    assert_eq!(error(sequences, 2), None);
+    let said = error(sequences, 4).expect("parts of sequences");
+    assert!(said.contains("`2` is 2, and 4 ranks share it"), "{said}");
+    // One sequence may end anywhere.
+    assert_eq!(error("fn f(x: bf16[M, K] @ shard(0)) { x -> view(1, S, H, 64) }", 5), None);
 }

@@ -10,7 +10,7 @@ use mk::{
     settings::Config,
     sim, simulate,
     syntax::{
-        DType, ValueId,
+        DType, Op, ValueId,
         grad::{Gradient, Input, Saves, Source, grad},
     },
     tune::{self, Conditions, Fuse},
@@ -157,10 +157,13 @@ pub type Held = BTreeMap<(usize, ValueId), Vec<f32>>;
 pub fn run_steps(sized: &Sized, ranks: usize, held: &mut Held, counts: &mut [usize; 2]) {
     let steps = cut(&sized.program, &sized.bound, ranks as u32, &sized.mesh).expect("can be cut");
     for step in &steps {
-        if !step.is_kernel {
+        let is_view = step.program.nodes().iter().any(|n| n.op == Op::View);
+        if !step.is_kernel && !is_view {
             println!("TORCH {}", step.text.replace("\n", " "));
         }
-        counts[usize::from(!step.is_kernel)] += 1;
+        if !is_view {
+            counts[usize::from(!step.is_kernel)] += 1;
+        }
         run_step(sized, step, ranks, held);
     }
 }

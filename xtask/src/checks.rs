@@ -1,11 +1,12 @@
-//! `cargo xtask test`: formatting, lints, tests, documentation, and what reviewers would otherwise repeat.
+//! `cargo xtask test` and `cargo xtask lint`: tests; formatting, lints, documentation, and what reviewers would otherwise
+//! repeat.
 
 use crate::{
     counts::Counts,
     decisions, documents, fabric, features, help, python,
     run::{Result, cargo, quiet, root, step, target},
     setup::setup,
-    strata, words,
+    strata, tests, words,
 };
 use std::{
     fs,
@@ -46,23 +47,27 @@ fn free_gigabytes() -> Option<f64> {
     Some(kib * 1024.0 / 1e9)
 }
 
-/// Runs everything.
+/// Runs all tests.
 pub fn test() -> Result<()> {
     announce();
     setup()?;
     fabric::setup()?;
+    let mut counts = Counts::default();
+    tests::run(&mut counts)?;
+    python::test(&mut counts)?;
+    counts.finish()
+}
+
+/// Formatting, lints, documentation, and the rules of sources.
+pub fn lint() -> Result<()> {
     tidy()?;
     step("formatting", &mut cargo(&["fmt", "--all", "--check"]))?;
     step(
         "lints",
         &mut cargo(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]),
     )?;
-    let mut counts = Counts::default();
-    counts.run("tests", &mut cargo(&["test", "--workspace", "--no-fail-fast"]))?;
-    python::test(&mut counts)?;
     let mut doc = cargo(&["doc", "--quiet", "--workspace", "--no-deps"]);
-    step("documentation", doc.env("RUSTDOCFLAGS", "-D warnings"))?;
-    counts.finish()
+    step("documentation", doc.env("RUSTDOCFLAGS", "-D warnings"))
 }
 
 /// What a reviewer would otherwise repeat about sources and documents, which takes a second.
@@ -83,14 +88,17 @@ pub fn mutants() -> Result<()> {
 }
 
 /// Grids, with the package and the tests that take a part of them.
-const GRIDS: [(&str, &str, &[&str]); 7] = [
+const GRIDS: [(&str, &str, &[&str]); 10] = [
     ("attention", "mk-harness", &["sweep_attention"]),
+    ("documents", "mk-harness", &["sweep_documents"]),
     ("experts", "mk-harness", &["few_tokens", "sweep_experts"]),
     ("experts_nodes", "mk-harness", &["sweep_experts_nodes"]),
     ("fp8", "mk-harness", &["sweep_fp8"]),
+    ("kernels", "mk-kernels", &["nvrtc"]),
     ("meshes", "mk-harness", &["sweep_meshes"]),
     ("nodes", "mk-harness", &["sweep_nodes"]),
     ("tokens", "mk-codegen", &["dispatch"]),
+    ("ui", "mk-kernels", &["ui"]),
 ];
 
 /// A full grid of sizes.

@@ -4,13 +4,9 @@ use crate::run::{Pulse, Result, target};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    io::{BufRead, BufReader},
-    path::PathBuf,
-    process::{Command, Stdio},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
     time::Instant,
 };
 
@@ -35,57 +31,43 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Runs tests, shows what they print, and counts. That some fail is no error yet: [`Counts::finish`].
-    pub fn run(&mut self, title: &str, command: &mut Command) -> Result<()> {
-        eprintln!("==> {title}");
-        let begin = Instant::now();
-        let heard = Arc::new(AtomicUsize::new(0));
-        let _pulse = Pulse::of(title, Arc::clone(&heard));
-        let list = skip_list();
+    /// The file where tests say that they are skipped, empty.
+    ///
+    /// # Errors
+    /// Where an older one stays.
+    pub fn begin_skips(&self) -> Result<PathBuf> {
+        let list = target().join("skipped.txt");
         match fs::remove_file(&list) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(format!("{}: {e}", list.display()));
+                Err(format!("{}: {e}", list.display()))
             }
-            _ => {}
+            _ => Ok(list),
         }
-        let failed = |e: std::io::Error| format!("{title}: cannot run {command:?}: {e}");
-        let mut child = Command::new(command.get_program());
-        child.args(command.get_args()).envs(command.get_envs().filter_map(|(k, v)| Some((k, v?))));
-        if let Some(folder) = command.get_current_dir() {
-            child.current_dir(folder);
-        }
-        child.env("MK_SKIPPED", &list).stdout(Stdio::piped());
-        let mut child = child.spawn().map_err(failed)?;
-        let (mut results, before) = (0, self.failed);
-        if let Some(out) = child.stdout.take() {
-            for line in BufReader::new(out).lines() {
-                let line = line.map_err(failed)?;
-                println!("{line}");
-                heard.fetch_add(1, Ordering::Relaxed);
-                results += usize::from(self.read_result(&line));
-            }
-        }
-        let status = child.wait().map_err(failed)?;
-        if !status.success() && (results == 0 || self.failed == before) {
-            return Err(format!("{title} failed ({status})"));
-        }
-        if let Ok(text) = fs::read_to_string(&list) {
+    }
+
+    /// Counts what that file says.
+    pub fn end_skips(&mut self, list: &Path) {
+        if let Ok(text) = fs::read_to_string(list) {
             text.lines().for_each(|line| self.read_skip(line));
         }
-        eprintln!("    {title}: {:.1} s", begin.elapsed().as_secs_f64());
-        Ok(())
+    }
+
+    /// Counts what an executable says; whether tests failed there.
+    pub fn read_results(&mut self, text: &str) -> bool {
+        let before = self.failed;
+        text.lines().for_each(|line| self.read_result(line));
+        self.failed > before
     }
 
     /// `test result: ok. 3 passed; 1 failed; …`, as libtest has it.
-    fn read_result(&mut self, line: &str) -> bool {
-        let Some((_, rest)) = line.split_once("test result: ") else { return false };
+    fn read_result(&mut self, line: &str) {
+        let Some((_, rest)) = line.split_once("test result: ") else { return };
         let number = |what: &str| {
             let part = rest.split([';', '.']).map(str::trim).find(|p| p.ends_with(what))?;
             part.split(' ').next()?.parse::<usize>().ok()
         };
         self.passed += number("passed").unwrap_or(0);
         self.failed += number("failed").unwrap_or(0);
-        true
     }
 
     /// `SKIPPED <test>: <reason>`, as `mk-skip` has it.
@@ -196,11 +178,6 @@ impl Counts {
 
 fn n_tests(n: usize) -> String {
     format!("{n} test{}", if n == 1 { "" } else { "s" })
-}
-
-/// Where tests say that they are skipped.
-fn skip_list() -> PathBuf {
-    target().join("skipped.txt")
 }
 
 #[cfg(test)]

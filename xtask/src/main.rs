@@ -16,6 +16,7 @@ mod setup;
 mod site;
 mod softroce;
 mod strata;
+mod tests;
 mod words;
 
 use clap::{Parser, Subcommand};
@@ -38,7 +39,9 @@ enum Command {
     Demo,
     /// Everything that a machine without a GPU can test.
     Test,
-    /// The part of `test` that reads sources and documents: directions of imports, words, links, paths, lengths.
+    /// Formatting, lints, documentation without warnings, and `tidy`.
+    Lint,
+    /// The part of `lint` that reads sources and documents: directions of imports, words, links, paths, lengths.
     Tidy,
     /// Builds the Python wheel into target/wheels, installs it into an environment of its own, and tests it there.
     Wheel,
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
         Command::Setup => setup::setup().and_then(|()| fabric::setup()),
         Command::Demo => demo::demo(),
         Command::Test => checks::test(),
+        Command::Lint => checks::lint(),
         Command::Tidy => checks::tidy(),
         Command::Wheel => python::wheel(),
         Command::Torch { all } => python::torch(all),

@@ -33,7 +33,7 @@ pub struct Args {
     /// Order of steps on the CPU executor: random, reversed, starve:RANK, epoch_apart or srd [default: random]
     #[arg(long)]
     pub(super) schedule: Option<Schedule>,
-    /// How many rows experts have: uniform, skew:N (every eighth expert has N times as many as the others), one (all
+    /// How many rows experts have, or tokens documents: uniform, skew:N (every eighth expert has N times as many as the others), one (all
     /// rows have the same), empty (every other expert has none), random, or padded (random, and some slots go to no
     /// expert: -1) [default: uniform]
     #[arg(long, value_name = "FORM")]
@@ -66,9 +66,10 @@ impl Args {
             return Ok(());
         };
         let what = format!(
-            "`--routing {routing}` says which experts rows go to, and no rows have experts"
+            "`--routing {routing}` says which experts rows go to, or which documents tokens are in, and there are none"
         );
-        let help = "leave the option out, or run a pipeline with `ragged` or `dispatch`";
+        let help =
+            "leave the option out, or run a pipeline with `ragged`, `dispatch` or `cu_seqlens`";
         Err(Failure::with_help(Kind::CommandLine, what, help))
     }
 

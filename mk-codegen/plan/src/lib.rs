@@ -5,6 +5,7 @@ mod allowed;
 mod blocks;
 mod check;
 mod contract;
+mod documents;
 mod elements;
 pub mod entity;
 mod epilogue;
@@ -33,6 +34,7 @@ mod tma;
 pub use blocks::{BlocksError, block_table, needed};
 pub use check::{MAX_ENTRIES, StructureError};
 pub use contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, OperandSpec};
+pub use documents::{DocumentsError, bounds_table, check_documents, document_bounds};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
 pub use epilogue::{
     EPILOGUE_OPERANDS, EpilogueOp, SWIGLU_GRAD, carry_last, gated, halves, quantized, saves_gates,
@@ -52,7 +54,7 @@ pub use mma::{
     mma_panels, mma_promotes, mma_stage_bytes, mma_staging_bytes, mma_staging_panels, mma_step,
     mma_swaps, mma_three_by_rows, one_warpgroup_takes,
 };
-pub use names::{Agent, Mode, Operand, Point, Proxy, RoutePart};
+pub use names::{Agent, Mode, Operand, Point, Proxy, RoutePart, Side};
 pub use net::NetPlan;
 pub use plan::FEW_BLOCKS;
 pub use plan::{
@@ -70,5 +72,5 @@ pub use routes::{
 };
 pub use routes::{NO_EXPERT, kept, listed, own_experts};
 pub use runs::{depth_dim, row_dim};
-pub use tables::{FilledRows, TableSet, entries, prefix};
+pub use tables::{FilledRows, TableSet, entries, prefix, tokens};
 pub use text::ReadError;

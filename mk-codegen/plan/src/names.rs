@@ -55,6 +55,23 @@ names! {
     }
 }
 
+impl Operand {
+    /// Whether it is entries of a table, which say what a task does and are nothing that it moves.
+    pub const fn looks_up(self) -> bool {
+        matches!(self, Operand::Tab | Operand::Bounds | Operand::Span)
+    }
+}
+
+names! {
+    /// A side of attention.
+    Side {
+        /// Queries.
+        Queries = "queries",
+        /// Keys and values.
+        Keys = "keys",
+    }
+}
+
 names! {
     /// What an access is to its leaf.
     Operand {
@@ -88,6 +105,11 @@ names! {
         O = "o",
         /// Logarithm of the sum of a row's exponentials, `[rows]`.
         Lse = "lse",
+        /// Of each row of a tile, the first row of the other side that it meets and the one behind the last, i32
+        /// `[rows, 2]`; both ascend.
+        Bounds = "bounds",
+        /// The same, of who brings the other side.
+        Span = "span",
         /// Gradients of attention's results, `[rows, d]`.
         Do = "do",
         /// Statistics of queries, f32 `[rows, 4]`: `lse`, the product of result and gradient, and two zeros.

@@ -3,8 +3,8 @@
 use super::{
     entity::{Arena, BufId, DimId, EdgeId, FamId, RoleId, SigId, TabId},
     expr::{Expr, Var},
-    leaf::Leaf,
-    names::{Agent, Mode, Operand, Point, Proxy, RoutePart},
+    leaf::{Leaf, Mask},
+    names::{Agent, Mode, Operand, Point, Proxy, RoutePart, Side},
 };
 use mk_abi::DType;
 use serde::{Deserialize, Serialize};
@@ -83,11 +83,11 @@ impl Plan {
 
     /// The plan with another value for a run-time dimension: what a launch with that value runs.
     ///
-    /// Values outside `1..=runtime_max`, and dimensions that are fixed, are left as they are.
+    /// Values outside the dimension's range, and dimensions that are fixed, are left as they are.
     pub fn at(&self, dim: DimId, value: i32) -> Plan {
         let mut plan = self.clone();
-        let bound = self.dims.get(dim).and_then(|d| d.runtime_max);
-        if bound.is_some_and(|max| (1..=max).contains(&value)) {
+        let range = self.dims.get(dim).and_then(|d| Some(d.least()..=d.runtime_max?));
+        if range.is_some_and(|range| range.contains(&value)) {
             plan.dims[dim].value = value;
         }
         plan
@@ -236,6 +236,16 @@ pub struct Dim {
     pub value: i32,
     /// Upper bound of a runtime dimension.
     pub runtime_max: Option<i32>,
+    /// Whether a launch may have none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub may_be_zero: bool,
+}
+
+impl Dim {
+    /// The least value of a runtime dimension.
+    pub fn least(&self) -> i32 {
+        i32::from(!self.may_be_zero)
+    }
 }
 
 /// A table of integers. Its contents may differ from rank to rank, and from epoch to epoch if they come at run time.
@@ -303,6 +313,16 @@ pub enum TableSource {
         of: TabId,
         /// Rows of a block.
         rows: i32,
+    },
+    /// Of documents, `[rows, 2]`: the first row of the other side that each row meets, and the one behind the last
+    /// ([`document_bounds`](crate::document_bounds)).
+    Bounds {
+        /// Where documents begin, and the last one ends: a one-dimensional table.
+        of: TabId,
+        /// Whose rows these are.
+        side: Side,
+        /// Which pairs of a document meet.
+        mask: Mask,
     },
     /// Comes with each launch: `[…, 2]`, a rank, and a row that the blocks of that rank fill. Row `i` of block `b` is
     /// number `b * rows + i`.

@@ -162,7 +162,7 @@ impl<'a> Points<'a> {
     }
 
     /// All entries of a table, as a rank sees it.
-    pub fn contents(&self, rank: usize, id: TabId) -> &[i32] {
+    pub fn contents(&self, rank: usize, id: TabId) -> &'a [i32] {
         self.tables.values(rank, id)
     }
 

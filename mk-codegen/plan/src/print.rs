@@ -174,6 +174,7 @@ impl Display for Plan {
         for (id, d) in self.dims.iter() {
             write!(f, "dim {id} {} = {}", DimText(&d.name), d.value)?;
             match d.runtime_max {
+                Some(max) if d.may_be_zero => writeln!(f, " runtime 0..={max}")?,
                 Some(max) => writeln!(f, " runtime <= {max}")?,
                 None => writeln!(f)?,
             }
@@ -189,6 +190,9 @@ impl Display for Plan {
                 TableSource::Runtime { min, max } => write!(f, "runtime {min}..={max}")?,
                 TableSource::Prefix { of, align } => write!(f, "prefix {of} align {align}")?,
                 TableSource::Blocks { of, rows } => write!(f, "blocks {of} rows {rows}")?,
+                TableSource::Bounds { of, side, mask } => {
+                    write!(f, "bounds {of} {side} mask={mask}")?;
+                }
                 TableSource::Places { of } => write!(f, "places {of}")?,
             }
             if let Some(r) = t.routed {

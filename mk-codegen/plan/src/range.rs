@@ -82,6 +82,7 @@ impl<'a> Ranges<'a> {
             }
             TableSource::Prefix { .. }
             | TableSource::Blocks { .. }
+            | TableSource::Bounds { .. }
             | TableSource::Places { .. } => NATURAL,
         }
     }
@@ -91,7 +92,7 @@ impl<'a> Ranges<'a> {
         match e {
             Expr::Const(c) => Range::point(i64::from(*c)),
             Expr::Dim(d) => self.plan.dims.get(*d).map_or(ANY, |dim| match dim.runtime_max {
-                Some(max) => Range { min: 1, max: i64::from(max) },
+                Some(max) => Range { min: dim.least().into(), max: i64::from(max) },
                 None => Range::point(i64::from(dim.value)),
             }),
             Expr::Var(v) => self.vars.get(v.0 as usize).copied().unwrap_or(ANY),

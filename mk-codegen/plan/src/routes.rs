@@ -7,6 +7,7 @@
 
 use super::{
     blocks::{BlocksError, needed},
+    documents::DocumentsError,
     names::RoutePart,
 };
 use thiserror::Error;
@@ -41,6 +42,9 @@ pub enum RouteError {
     /// They take more blocks than there is room for.
     #[error(transparent)]
     Blocks(BlocksError),
+    /// Documents are not where they could be.
+    #[error(transparent)]
+    Documents(DocumentsError),
 }
 
 /// A routing of all tokens of the world.

@@ -121,7 +121,11 @@ pub fn row_dim(a: &Access) -> Option<usize> {
     let mut wide = leading.iter().enumerate().filter(|(_, (_, len))| *len != Expr::Const(1));
     match (wide.next(), wide.next()) {
         (Some((d, _)), None) => Some(d),
-        (None, _) => leading.len().checked_sub(1),
+        // One row: it lies along what is taken from its beginning, and not where a shard or a matrix is chosen.
+        (None, _) => {
+            let whole = leading.iter().rposition(|(base, _)| *base == Expr::Const(0));
+            whole.or(leading.len().checked_sub(1))
+        }
         (Some(_), Some(_)) => None,
     }
 }

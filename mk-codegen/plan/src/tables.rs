@@ -3,6 +3,7 @@
 
 use super::{
     blocks::{blocks, needed},
+    documents::{check_documents, document_bounds},
     entity::{Entity, TabId},
     names::RoutePart,
     plan::{Plan, Routed, Table, TableSource},
@@ -44,6 +45,11 @@ impl TableSet {
             // Every slot has a row.
             if table.routed.is_some_and(|r| r.part == RoutePart::Kept) {
                 return vec![max; n];
+            }
+            if let Some(rows) = tokens(plan, id) {
+                // Documents of one length.
+                let last = n.saturating_sub(1).max(1) as i64;
+                return (0..n as i64).map(|i| (i * i64::from(rows) / last) as i32).collect();
             }
             let Some((blocks, rows)) = room(id) else { return vec![min; n] };
             let groups = n.max(1) as i64;
@@ -123,6 +129,11 @@ impl TableSet {
                         (TableSource::Blocks { of, rows }, None) => {
                             blocks(before(of), *rows, entries(table))
                         }
+                        (TableSource::Bounds { of, side, mask }, None) => {
+                            let rows = table.shape.first().map_or(0, |n| *n as i32);
+                            let bounds = |row| document_bounds(before(of), row, *side, *mask);
+                            (0..rows).flat_map(bounds).collect()
+                        }
                     };
                     tables.push(values);
                 }
@@ -187,6 +198,10 @@ impl TableSet {
                 let over = need > i64::from(have);
                 over.then(|| format!("the counts of {of} take {need} blocks, and it has {have}"))
             }
+            TableSource::Bounds { of, .. } => {
+                let rows = table.shape.first().map_or(0, |n| *n as i32);
+                check_documents(self.values(rank, of), rows).err().map(|e| e.to_string())
+            }
             TableSource::Places { .. } if table.routed.is_some() => None,
             TableSource::Places { of } => {
                 let place = values.chunks_exact(2).find(|p| !self.is_filled(plan, of, p))?;
@@ -249,6 +264,14 @@ impl FilledRows {
         let (before, rank, first) = self.blocks[block];
         (i < self.len).then(|| (rank, first + (i - before) as i32))
     }
+}
+
+/// Tokens of a sequence, of a table that says where its documents begin.
+pub fn tokens(plan: &Plan, documents: TabId) -> Option<i32> {
+    plan.tables.values().find_map(|t| match t.source {
+        TableSource::Bounds { of, .. } if of == documents => t.shape.first().map(|n| *n as i32),
+        _ => None,
+    })
 }
 
 /// The share of tokens that a rank has an expert of, if each goes to any experts.

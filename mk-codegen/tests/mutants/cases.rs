@@ -347,8 +347,16 @@ pub fn meshes(few: bool) -> Vec<Case> {
         "a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)";
     const TOKENS: &str =
         "x: bf16[T, M] @ shard(0, dp), d: bf16[T, N] @ shard(0, dp) @ shard(1, tp)";
+    const BOTH: &str = "x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), w: bf16[K, N] @ shard(1, tp)";
+    const BACKWARD: &str = "x: bf16[M, K] @ shard(0, dp), w: bf16[K, N] @ shard(1, tp), d: bf16[M, N] @ shard(0, dp) @ shard(1, tp)";
     let all = [
         (ROWS, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", [("tp", 2), ("dp", 2)]),
+        (BOTH, "gather(x, tp) -> gemm(w)", [("dp", 2), ("tp", 2)]),
+        (
+            BACKWARD,
+            "(gemm(d, w.t) -> reduce_scatter(tp), gemm(x.t, d) -> all_reduce(dp))",
+            [("dp", 2), ("tp", 2)],
+        ),
         (TOKENS, "gemm(x.t, d) -> all_reduce(dp)", [("dp", 2), ("tp", 2)]),
         (TOKENS, "gemm(x.t, d) -> reduce_scatter(dp)", [("tp", 2), ("dp", 2)]),
         (

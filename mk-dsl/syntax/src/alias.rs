@@ -22,8 +22,7 @@ use Says::{Nothing, Write};
 const NO_NORM: &str = "of norms a pipeline has `rmsnorm` alone: compute others, dropout and lookups before, and hand in the result";
 const NO_MOVE: &str =
     "ranks exchange data by `gather`, `reduce_scatter`, `all_reduce`, `ring` and `dispatch`";
-const NO_LAYOUT: &str =
-    "a pipeline does not reshape: declare the tensor in the shape that the next operation reads";
+const NO_LAYOUT: &str = "a pipeline has `view` of rows as heads alone: declare the tensor in the shape that the next operation reads";
 const NO_CURVE: &str = "the activations are `gelu`, `gelu_tanh`, `silu`, `relu` and `swiglu`";
 
 const ALIASES: &[Alias] = &[
@@ -169,9 +168,11 @@ const ALIASES: &[Alias] = &[
         says: Nothing(NO_MOVE),
     },
     Alias {
+        names: &["reshape", "unflatten", "rearrange"],
+        says: Write { op: "view", like: "x -> view(B, S, H, D)" },
+    },
+    Alias {
         names: &[
-            "reshape",
-            "view",
             "flatten",
             "contiguous",
             "squeeze",

@@ -31,8 +31,8 @@ impl Program {
         }
     }
 
-    /// The program over some of its axes, all that its values are placed over among them.
-    fn over(&self, axes: &[usize]) -> Program {
+    /// The program over some of its axes in this order, all that its values are placed over among them.
+    pub(crate) fn over(&self, axes: &[usize]) -> Program {
         let mut program = self.clone();
         program.mesh_axes = axes.iter().map(|axis| self.mesh_axes[*axis].clone()).collect();
         let over = |ty: &mut TensorType| {

@@ -208,6 +208,9 @@ impl<'p> Excerpt<'p> {
                     _ => 1,
                 };
                 let mut arguments = self.arguments(node, 0);
+                if let Some(cu) = arguments.last_mut().filter(|_| scores.packed) {
+                    cu.insert_str(0, "cu_seqlens = ");
+                }
                 let (held, passed) = arguments.split_at(own.min(arguments.len()));
                 let (mut text, mut list) = (String::new(), arguments.clone());
                 if ring.is_some() {
@@ -254,18 +257,25 @@ impl<'p> Excerpt<'p> {
             // The route is that of the rows.
             (Op::Combine | Op::CombineGrad, [_, other]) => format!("{}({other})", node.op.name()),
             (Op::GroupedGemm { .. }, [w, counts]) => {
-                format!("ragged({counts}) -> grouped_gemm({w})")
+                format!("ragged({counts}{}) -> grouped_gemm({w})", self.dropped(node))
             }
             (Op::GroupedWgrad, [dy, counts]) => {
+                let drop = self.dropped(node);
                 let experts = node.ty.dims.first().map_or_else(String::new, |e| self.extent(e));
-                format!("ragged({counts}) -> grouped_wgrad({dy}, experts = {experts})")
+                format!("ragged({counts}{drop}) -> grouped_wgrad({dy}, experts = {experts})")
             }
             _ => self.stage(node, arguments),
         }
     }
 
+    /// What is said of a product's rows, where some were dropped.
+    fn dropped(&self, node: &Node) -> &'static str {
+        let drops = node.inputs.get(2).is_some_and(|ids| self.program.drops(*ids));
+        if drops { ", drop" } else { "" }
+    }
+
     /// An extent, as the source writes it.
-    fn extent(&self, dim: &Dim) -> String {
+    pub(crate) fn extent(&self, dim: &Dim) -> String {
         match dim {
             Dim::Lit(n) => n.to_string(),
             Dim::Sym(id) => self
@@ -341,6 +351,7 @@ impl<'p> Excerpt<'p> {
                 arguments.push(node.ty.dtype.to_string());
                 arguments.extend(crate::print::block(factors, self.program.columns(&node.ty)));
             }
+            Op::View => arguments.extend(node.ty.dims.iter().map(|dim| self.extent(dim))),
             _ => {}
         }
         match arguments.is_empty() {

@@ -10,6 +10,7 @@ mod grouped;
 mod rmsnorm;
 mod quantize;
 mod rope;
+mod view;
 
 use crate::alias;
 use crate::diag::Text;
@@ -24,6 +25,7 @@ pub(crate) use grouped::*;
 pub(crate) use rmsnorm::*;
 pub(crate) use quantize::*;
 pub(crate) use rope::*;
+pub(crate) use view::*;
 
 fn text(message: impl Into<String>, help: impl Into<String>) -> Text {
     Text { message: message.into(), help: help.into(), is_placement: false }
@@ -351,10 +353,28 @@ pub(crate) fn axis_twice(axis: &str) -> Text {
     )
 }
 
-pub(crate) fn dim_sharded_twice(dim: usize) -> Text {
+pub(crate) fn zigzag_beside_shard(dim: usize) -> Text {
     text(
-        format!("dimension {dim} is sharded over two mesh axes"),
-        "shard another dimension: one dimension over two axes is not supported yet",
+        format!("dimension {dim} is sharded over two mesh axes, over one of them in zigzag"),
+        "let one axis have it in zigzag, or both as `shard`",
+    )
+}
+
+pub(crate) fn nested_otherwise(outer: &str, inner: &str) -> Text {
+    text(
+        format!(
+            "shards over `{inner}` are parts of shards over `{outer}`, and elsewhere it is the other way round"
+        ),
+        format!(
+            "where both share a dimension, let `{outer}` come first everywhere, or everywhere `{inner}`"
+        ),
+    )
+}
+
+pub(crate) fn gather_of_outer(outer: &str, inner: &str, dim: usize) -> Text {
+    text(
+        format!("dimension {dim} is sharded over `{inner}` within its shards over `{outer}`"),
+        format!("write `gather({inner})` before it"),
     )
 }
 
@@ -473,13 +493,6 @@ pub(crate) fn reduce_of(op: &str, name: &str, found: &str) -> Text {
     placed(
         format!("`{op}` needs a `partial` value, and {name} is `{found}`"),
         format!("remove `{op}`"),
-    )
-}
-
-pub(crate) fn reduce_dim_taken(dim: u64, axis: &str) -> Text {
-    placed(
-        format!("dimension {dim} is sharded over `{axis}` already"),
-        "write `reduce_scatter(dim = 1)`",
     )
 }
 

@@ -19,6 +19,7 @@ pub(crate) enum OpKind {
     RmsNormGrad,
     Rope,
     RopeGrad,
+    View,
     Mul,
     Add,
     Scale,
@@ -64,7 +65,7 @@ const fn later(name: &'static str) -> OpInfo {
     op(name, OpKind::Unsupported, "", "")
 }
 
-pub(crate) const OPS: [OpInfo; 39] = [
+pub(crate) const OPS: [OpInfo; 40] = [
     op("gather", OpKind::Gather, "`gather` or `gather(axis)`", "`gather(x)`"),
     op("gemm", OpKind::Gemm, "`gemm(w)`, or `gemm(x, w)` at the start of a chain", "`gemm(x, w)`"),
     op(
@@ -129,6 +130,12 @@ pub(crate) const OPS: [OpInfo; 39] = [
         "`rope_grad(t)`, or `rope_grad(dy, t)` at the start of a chain",
         "`rope_grad(dy, t)`",
     ),
+    op(
+        "view",
+        OpKind::View,
+        "`view(B, S, H, D)` of rows `[M, K]`, and `view(M, K)` of heads `[B, S, H, D]`",
+        "`x -> view(B, S, H, D)`",
+    ),
     op("mul", OpKind::Mul, "`mul(y)`, or `mul(x, y)` at the start of a chain", "`mul(x, y)`"),
     op("add", OpKind::Add, "`add(y)`, or `add(x, y)` at the start of a chain", "`add(x, y)`"),
     op("scale", OpKind::Scale, "`scale(0.5)`", "`x -> scale(0.5)`"),
@@ -151,7 +158,7 @@ pub(crate) const OPS: [OpInfo; 39] = [
         "attention",
         OpKind::Attention,
         "`attention(q, k, v)`, or `attention(q)` behind `ring(k, v)`; then `causal`, `window = 1024`, \
-         `softcap = 50` and `scale = 0.125` where wanted",
+         `softcap = 50`, `scale = 0.125` and `cu_seqlens = cu` where wanted",
         "`attention(q, k, v)`",
     ),
     op("lse", OpKind::Lse, "`lse`", "`o -> lse`"),

@@ -4,7 +4,8 @@
 //! reader may rely on the following without looking again.
 //!
 //! - Nodes are in topological order, and every node and every tensor reaches a result.
-//! - Every type has one placement per mesh axis, and no dimension is sharded over two axes.
+//! - Every type has one placement per mesh axis. Of axes that share a dimension, each in `Shard`, the outer one comes
+//!   first: shards over the next are parts of its shards.
 //! - `gemm` has two operands of one 16-bit dtype, or of 8-bit ones which both have K as their last dimension, `[M, K]`
 //!   by `[K, N]` or `[K, G, N]`, as read (a transposed operand is stored the other way round); an elementwise op has
 //!   operands of the shape and placement of its input.
@@ -94,6 +95,22 @@ pub enum Placement {
     Partial,
 }
 
+/// Where the elements of a part lie, of rows seen as heads or the other way round; `alone` with one sequence.
+pub(crate) fn viewed(placement: Placement, to_heads: bool, alone: bool) -> Option<Placement> {
+    use Placement::{Partial, Replicate, Shard, Zigzag};
+    Some(match (placement, to_heads) {
+        (Replicate | Partial, _) => placement,
+        (Shard(0), true) if alone => Shard(1),
+        (Zigzag(0), true) if alone => Zigzag(1),
+        (Shard(0), _) => Shard(0),
+        (Shard(1), true) => Shard(2),
+        (Shard(1), false) if alone => Shard(0),
+        (Zigzag(1), false) if alone => Zigzag(0),
+        (Shard(2), false) => Shard(1),
+        _ => return None,
+    })
+}
+
 /// The placement of `[B, H, S]` beside one of `[B, S, H, D]`.
 pub(crate) fn turned(placement: &[Placement]) -> Vec<Placement> {
     let turned = placement.iter().map(|p| match *p {
@@ -122,7 +139,7 @@ pub struct TensorType {
     pub dtype: DType,
     /// The global shape, row-major.
     pub dims: Vec<Dim>,
-    /// One entry per axis of [`Program::mesh_axes`], in that order.
+    /// One entry per axis of [`Program::mesh_axes`], in that order, which is also that in which axes cut a dimension.
     pub placement: Vec<Placement>,
 }
 
@@ -284,12 +301,16 @@ pub enum Op {
         /// By the angles the other way: the backward of `rope`.
         back: bool,
     },
+    /// `[x: [M, K]] -> [B, S, H, D]`, or the way back, of which `M = B * S` and `K = H * D`: the same elements in the same
+    /// order.
+    View,
     /// `[x, y] -> x * y`.
     Mul,
     /// `[x, y] -> x + y`.
     Add,
     /// `[q: [B, S, H, D], k: [B, S, G, D], v: [B, S, G, D]] -> [B, S, H, D]`: `softmax(scale * q k^T) v` of each head,
-    /// the softmax in f32; head `h` of queries reads head `h / (H / G)` of keys and values.
+    /// the softmax in f32; head `h` of queries reads head `h / (H / G)` of keys and values. Of packed sequences a
+    /// last operand, `i32 [N]`, says where documents begin, and the last one ends; so it does in the gradients.
     Attention {
         /// Which scores there are.
         scores: Scores,
@@ -337,6 +358,8 @@ pub struct Scores {
     pub softcap: Option<f64>,
     /// The factor, `1 / sqrt(D)` unless given; it is finite.
     pub scale: Option<f64>,
+    /// The sequence has documents, and a query sees keys of its own one: an operand says where they begin.
+    pub packed: bool,
 }
 
 impl Scores {
@@ -347,6 +370,20 @@ impl Scores {
         words.extend(self.softcap.map(|c| format!("softcap = {c:?}")));
         words.extend(self.scale.map(|s| format!("scale = {s:?}")));
         words
+    }
+}
+
+impl Node {
+    /// Where documents begin, of an attention of packed sequences or of its gradients.
+    pub fn documents(&self) -> Option<ValueId> {
+        match self.op {
+            Op::Attention { scores, .. }
+            | Op::AttentionDq { scores, .. }
+            | Op::AttentionDk { scores, .. } => {
+                self.inputs.last().copied().filter(|_| scores.packed)
+            }
+            _ => None,
+        }
     }
 }
 
@@ -375,6 +412,7 @@ impl Op {
             Op::RmsNormGrad { .. } => "rmsnorm_grad",
             Op::Rope { back: false } => "rope",
             Op::Rope { back: true } => "rope_grad",
+            Op::View => "view",
             Op::Mul => "mul",
             Op::Add => "add",
             Op::Attention { .. } => "attention",
@@ -409,6 +447,7 @@ impl Op {
                 | Op::RmsNorm { .. }
                 | Op::RmsNormGrad { .. }
                 | Op::Rope { .. }
+                | Op::View
                 | Op::Attention { .. }
                 | Op::Lse
                 | Op::AttentionStats
@@ -460,6 +499,8 @@ pub struct Program {
     pub(crate) results: Vec<ValueId>,
     pub(crate) result_names: Vec<String>,
     pub(crate) factors: BTreeMap<ValueId, (ValueId, Factors)>,
+    /// Routes of which rows without room are dropped.
+    pub(crate) dropped: Vec<ValueId>,
 }
 
 impl Program {
@@ -576,6 +617,30 @@ impl Program {
             Op::Dequantize(_) => node.inputs[..1].to_vec(),
             _ => node.inputs.iter().map(stored).collect(),
         }
+    }
+
+    /// Whether rows by a route are those that were kept, where others had no room.
+    pub fn drops(&self, ids: ValueId) -> bool {
+        self.dropped.contains(&ids)
+    }
+
+    /// Whether a launch may have none: of a runtime symbol that counts the tokens of a `dispatch`, if no GEMM sums over
+    /// them.
+    pub fn may_be_zero(&self, symbol: SymbolId) -> bool {
+        let dim = Dim::Sym(symbol);
+        let runtime = |s: &Symbol| matches!(s.kind, SymbolKind::Runtime { .. });
+        let has = |value: &ValueId| self.ty(*value).is_some_and(|ty| ty.dims.contains(&dim));
+        let routes = |n: &Node| matches!(n.op, Op::Dispatch { .. });
+        let counts = |n: &Node| {
+            routes(n)
+                && n.inputs.get(1).and_then(|ids| self.ty(*ids)?.dims.first().copied()) == Some(dim)
+        };
+        let sums = |n: &Node| {
+            matches!(n.op, Op::Gemm { .. }) && n.inputs.iter().any(has) && !n.ty.dims.contains(&dim)
+        };
+        self.symbols.get(symbol.index()).is_some_and(runtime)
+            && self.nodes.iter().any(counts)
+            && !self.nodes.iter().any(sums)
     }
 
     /// The symbol called `name`.

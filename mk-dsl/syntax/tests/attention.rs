@@ -30,6 +30,9 @@ fn accepted() {
             "ring(k, v) -> attention(q, causal, window = 1024, softcap = 50)",
         ),
         over("shard(2)", "shard(2)", "let o = attention(q, k, v); (o, o -> lse)"),
+        "attention(q, k, v, causal, window = 64, cu_seqlens = lens)".to_owned(),
+        over("shard(2)", "shard(2)", "let o = attention(q, k, v, cu_seqlens = cu); (o, o -> lse)")
+            .replace(") {", ", cu: i32[9]) {"),
         // A chunk of queries at the end of the keys.
         over("shard(1)", "replicate", "attention(q, k, v, causal)").replace("[B, S, G", "[B, T, G"),
         over(
@@ -57,6 +60,15 @@ fn mistakes() {
         "attention(q, k, v, softcap = 0)".to_owned(),
         "attention(q, k, v, softcap = 1e-60, window = 3000000000, causal)".to_owned(),
         "attention(q, k, v, sinks = 4, cu_seqlens = lens)".to_owned(),
+        "attention(q, k, v, cu_seqlens = 4)".to_owned(),
+        "ring(k, v) -> attention(q, cu_seqlens = lens)".to_owned(),
+        over("replicate", "replicate", "attention(q, k, v, cu_seqlens = cu)")
+            .replace(") {", ", cu: i64[N]) {"),
+        over("replicate", "replicate", "let o = attention(q, k, v); (o, cu)")
+            .replace(") {", ", cu: i32[N]) {"),
+        over("replicate", "replicate", "attention(q, k, v, cu_seqlens = cu)")
+            .replace(") {", ", cu: i32[N]) {")
+            .replace("[B, S, G", "[B, T, G"),
         "attention(q, k, v, scale = causal)".to_owned(),
         "attention(q, k, v, slope = 2)".to_owned(),
         "x -> lse".to_owned(),
@@ -97,6 +109,14 @@ fn gradients() {
         backward("zigzag(1)", "zigzag(1)", "ring(k, v) -> attention_dq(q, do, stats, causal)"),
         backward("zigzag(1)", "zigzag(1)", ring),
         backward("shard(2)", "shard(2)", dq),
+        backward(
+            "shard(2)",
+            "shard(2)",
+            "attention_dq(q, do, stats, k, v, causal, cu_seqlens = cu)",
+        )
+        .replace(") {", ", cu: i32[N]) {"),
+        backward("replicate", "replicate", "attention_dk(k, v, q, do, stats, cu_seqlens = cu)")
+            .replace(") {", ", cu: i32[N]) {"),
         // Of keys that all ranks have, each adds what its queries give.
         backward("shard(1)", "replicate", dkv),
         // Mistakes.

@@ -295,3 +295,30 @@ fn above_the_bound() {
       = help: add `--dim L=<number>`
     "#);
 }
+
+#[test]
+fn numbers_that_follow_from_views() {
+    let block = "fn f(x: bf16[M, K] @ shard(1)) { x -> view(B, S, H, 64) -> view(R, C) }";
+    assert_snapshot!(bind(block, &[("M", 24), ("K", 256), ("B", 3)], &[]), @r#"
+    %0: [24, 256]
+    %1: [3, 8, 4, 64]
+    %2: [24, 256]
+    "#);
+    // From heads to rows, and from there on.
+    let rows = "fn f(q: bf16[B, S, H, D] @ shard(2)) { q -> view(M, K) -> view(1, L, J, D) }";
+    assert_snapshot!(bind(rows, &[], &[("q", &[2, 5, 6, 64])]), @r#"
+    %0: [2, 5, 6, 64]
+    %1: [10, 384]
+    %2: [1, 10, 6, 64]
+    "#);
+    assert_snapshot!(bind(block, &[("M", 24), ("K", 256), ("B", 5)], &[]), @r#"
+    error: a `view` has `M` = 24 as `B` = 5 times a whole `S`
+      = help: give numbers of which the first is the product
+    "#);
+    assert_snapshot!(bind(block, &[("M", 24), ("K", 256), ("B", 3), ("S", 9), ("R", 24)], &[]), @r#"
+    error: a `view` has `M` = 24 as `B` = 3 times `S` = 9
+      = help: give numbers of which the first is the product
+    error: a `view` has `R` = 24 as `B` = 3 times `S` = 9
+      = help: give numbers of which the first is the product
+    "#);
+}

@@ -54,6 +54,19 @@ fn mistakes() {
             of(X, IDS, GATE, &BODY.replace("capacity = R", "drop")),
             "nothing is dropped without a capacity",
         ),
+        (
+            of(
+                X,
+                IDS,
+                GATE,
+                "let a = dispatch(x, ids, capacity = R, drop) -> grouped_gemm(w); (a -> combine(gate), dispatch(x, ids, capacity = R) -> grouped_gemm(w))",
+            ),
+            "rows by `ids` are dropped in one place, and not in another",
+        ),
+        (
+            of("bf16[R, H]", "i32[E]", GATE, "ragged(x, ids, drop) -> grouped_gemm(w)"),
+            "`drop` is of rows that experts of tokens route, and `ids` counts rows",
+        ),
         (of("bf16[T, H] @ replicate", "i32[T, K]", GATE, BODY), "sends each rank's own tokens"),
         (of(X, "i32[T, K] @ replicate", GATE, BODY), "`dispatch` needs `ids` as `shard(0)`"),
         (of(X, "f32[T, K] @ shard(0)", GATE, BODY), "needs the experts of each token"),
@@ -159,6 +172,26 @@ fn derivatives() {
     assert_eq!(Program::parse(&text).map_err(|e| format!("{e}\n{text}")), Ok(backward));
 }
 
+/// Every kernel of a backward knows that rows were dropped, those that dispatch none too.
+#[test]
+fn derivatives_of_kept_rows() {
+    let body = BODY.replace("= R", "= R, drop");
+    let source =
+        format!("fn f(x: {X}, ids: {IDS}, gate: {GATE}, w: bf16[E, H, N] @ shard(0)) {{ {body} }}");
+    let program = Program::parse(&source).expect("a pipeline");
+    for (wanted, rows, says) in
+        [(&[0, 2, 3][..], "R, drop", 2), (&[2], "", 1), (&[3], "R, drop", 1), (&[0], "R, drop", 0)]
+    {
+        let made = grad::grad(&program, Some(wanted), grad::Saves::default());
+        let backward = made.unwrap_or_else(|e| panic!("{e}")).backward.expect("a backward");
+        let text = Excerpt::whole(&backward).text();
+        assert_eq!(text.contains("dispatch("), !rows.is_empty(), "{text}");
+        assert!(text.contains(rows), "{text}");
+        assert_eq!(text.matches("ragged(ids, drop)").count(), says, "{text}");
+        assert_eq!(Program::parse(&text).map_err(|e| format!("{e}\n{text}")), Ok(backward));
+    }
+}
+
 /// A backward that computes activations again says whose rows they are.
 #[test]
 fn activations_again() {
@@ -183,11 +216,6 @@ fn activations_again() {
 #[test]
 fn no_derivatives() {
     for (said, body, wanted) in [
-        (
-            "which rows are dropped is not known to the kernels",
-            "dispatch(x, ids, capacity = R, drop) -> grouped_gemm(w) -> combine(gate)",
-            3,
-        ),
         (
             "something stands between its weights and the product",
             "dispatch(x, ids) -> grouped_gemm(w) -> scale(0.5) -> combine(gate)",
@@ -239,5 +267,30 @@ fn weights() {
     ] {
         let found = of(gate, body);
         assert!(found.contains(said), "{found}");
+    }
+}
+
+/// Launches may have no tokens, where nothing sums over them, and a bound is known.
+#[test]
+fn tokens_may_be_none() {
+    let bind = |head: &str, tokens: u64, body: &str| {
+        let text = format!(
+            "fn f{head}(x: {X}, ids: {IDS}, gate: {GATE}, w: bf16[E, H, H] @ shard(0)) {{ {body} }}"
+        );
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let dims = [("T", tokens), ("H", 16), ("K", 2), ("E", 4)];
+        let dims: BTreeMap<_, _> = dims.iter().map(|(n, v)| (n.to_string(), *v)).collect();
+        let bound = program.bind(&dims, &BTreeMap::new());
+        bound.map(|b| (b.sizes().to_vec(), b.max_sizes().to_vec())).map_err(|e| e.to_string())
+    };
+    let layer = "dispatch(x, ids) -> grouped_gemm(w) -> combine(gate)";
+    let (sizes, most) = bind("<T: dyn <= 300>", 0, layer).expect("binds");
+    assert_eq!((sizes[0], most[0]), (0, 300));
+    let room = |tokens| bind("<T: dyn <= 300>", tokens, layer).expect("binds").0.pop();
+    assert_eq!(room(0), room(300));
+    let summed = format!("let y = {layer}; (y, gemm(x.t, x))");
+    for (head, body) in [("", layer), ("<T: dyn>", layer), ("<T: dyn <= 300>", summed.as_str())] {
+        let says = bind(head, 0, body).expect_err("no tokens");
+        assert!(says.contains("`T` is 0 by") && says.contains("outside 1..="), "{head}: {says}");
     }
 }

@@ -418,3 +418,68 @@ fn names_of_results() {
     assert_eq!(names("let h = gather(x); let g = h; (h -> gemm(w), g, h)"), "out0, h, out2");
     assert_eq!(names("let out0 = x -> relu; (out0 -> gelu, x, out0)"), "out0_, out1, out0");
 }
+
+#[test]
+fn views_keep_what_ranks_have() {
+    assert_snapshot!(check("fn f(x: bf16[M, K] @ shard(0, dp) @ shard(1, tp)) { x -> view(B, S, H, 64) -> view(M, K) }"), @r#"
+    pipeline f(dp, tp):
+      %0 = x: bf16[M, K] @ shard(0, dp) @ shard(1, tp)
+      %1 = view(%0): bf16[B, S, H, 64] @ shard(0, dp) @ shard(2, tp)
+      %2 = view(%1): bf16[M, K] @ shard(0, dp) @ shard(1, tp)
+      return %2
+    "#);
+    // Of one sequence, ranks have parts.
+    assert_snapshot!(check("fn f(x: bf16[M, K] @ shard(0, cp) @ shard(1, tp)) { x -> view(1, S, H, 64) -> view(M, K) }"), @r#"
+    pipeline f(cp, tp):
+      %0 = x: bf16[M, K] @ shard(0, cp) @ shard(1, tp)
+      %1 = view(%0): bf16[1, S, H, 64] @ shard(1, cp) @ shard(2, tp)
+      %2 = view(%1): bf16[M, K] @ shard(0, cp) @ shard(1, tp)
+      return %2
+    "#);
+    // What comes before heads has them.
+    assert_snapshot!(check("o -> view(M, K) -> gemm(w)"), @r#"
+    pipeline view_gemm(world):
+      %0 = o: bf16[o_0, o_1, o_2, o_3] @ replicate
+      %1 = w: bf16[K, w_1] @ replicate
+      %2 = view(%0): bf16[M, K] @ replicate
+      %3 = gemm(%2, %1): bf16[M, w_1] @ replicate
+      return %3
+    "#);
+}
+
+#[test]
+fn a_dimension_over_two_axes() {
+    // The outer axis comes first, whichever is named first.
+    assert_snapshot!(check("fn f(w: bf16[K, N] @ shard(1, tp), x: bf16[M, K] @ shard(0, dp) @ shard(0, tp)) { gather(x, tp) -> gemm(w) }"), @r#"
+    pipeline f(dp, tp):
+      %0 = w: bf16[K, N] @ shard(1, tp)
+      %1 = x: bf16[M, K] @ shard(0, dp) @ shard(0, tp)
+      %2 = gather(%1, tp, dim = 0): bf16[M, K] @ shard(0, dp)
+      %3 = gemm(%2, %0): bf16[M, N] @ shard(0, dp) @ shard(1, tp)
+      return %3
+    "#);
+    assert_snapshot!(check("fn f(w: bf16[K, N] @ shard(1, tp), d: bf16[M, N] @ shard(0, dp) @ shard(1, tp)) { gemm(d, w.t) -> reduce_scatter(tp) }"), @r#"
+    pipeline f(dp, tp):
+      %0 = w: bf16[K, N] @ shard(1, tp)
+      %1 = d: bf16[M, N] @ shard(0, dp) @ shard(1, tp)
+      %2 = gemm(%1, %0.t): bf16[M, K] @ shard(0, dp) @ partial(tp)
+      %3 = reduce_scatter(%2, tp, dim = 0): bf16[M, K] @ shard(0, dp) @ shard(0, tp)
+      return %3
+    "#);
+    assert_snapshot!(check("fn f(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), d: bf16[M, N] @ shard(0, dp) @ shard(0, tp)) { gemm(x.t, d) -> all_reduce(tp) -> reduce_scatter(dp) }"), @r#"
+    pipeline f(dp, tp):
+      %0 = x: bf16[M, K] @ shard(0, dp) @ shard(0, tp)
+      %1 = d: bf16[M, N] @ shard(0, dp) @ shard(0, tp)
+      %2 = gemm(%0.t, %1): bf16[K, N] @ partial(dp) @ partial(tp)
+      %3 = all_reduce(%2, tp): bf16[K, N] @ partial(dp)
+      %4 = reduce_scatter(%3, dp, dim = 0): bf16[K, N] @ shard(0, dp)
+      return %4
+    "#);
+    assert_snapshot!(check("x -> gather(tp) -> gather(dp)"), @r#"
+    pipeline gather_gather(dp, tp):
+      %0 = x: bf16[x_0, x_1] @ shard(0, dp) @ shard(0, tp)
+      %1 = gather(%0, tp, dim = 0): bf16[x_0, x_1] @ shard(0, dp)
+      %2 = gather(%1, dp, dim = 0): bf16[x_0, x_1] @ replicate
+      return %2
+    "#);
+}

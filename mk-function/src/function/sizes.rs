@@ -278,14 +278,15 @@ impl Signature {
 
     fn finish(&self, found: &[Found]) -> Result<Bound, ArgumentError> {
         let symbols = self.program.symbols().iter().zip(found);
-        for (symbol, found) in symbols.clone() {
+        for (i, (symbol, found)) in symbols.clone().enumerate() {
             let Some((value, from)) = found else { continue };
+            let may_be_zero = self.program.may_be_zero(SymbolId::new(i));
             let (declared, most) = match symbol.kind {
                 SymbolKind::Runtime { max: Some(max) } => (true, max.min(MAX_DIM)),
                 _ => (false, MAX_DIM),
             };
             let (value, symbol, from) = (*value, symbol.name.clone(), from.clone());
-            if value == 0 {
+            if value == 0 && !may_be_zero {
                 return Err(ArgumentError::Empty { symbol, from });
             }
             // Here, where it is known whence a number came.

@@ -320,20 +320,20 @@ impl<'a> Dense<'a> {
                 let places = rows.iter().flat_map(|row| row * width..(row + 1) * width);
                 Value::Whole(factors.pick(width, places))
             }
-            (Op::Attention { .. }, [q, k, v]) => self.attention(node, [q, k, v])?.0,
-            (Op::Lse, [q, k, v]) => self.attention(self.attended(node), [q, k, v])?.1,
+            (Op::Attention { .. }, [q, k, v, ..]) => self.attention(node, [q, k, v])?.0,
+            (Op::Lse, [q, k, v, ..]) => self.attention(self.attended(node), [q, k, v])?.1,
             (Op::AttentionStats, [o, d_o, lse]) => {
                 let o_id = node.inputs[0];
                 let sizes = [1, 2, 3].map(|d| self.extent(o_id, d));
                 Value::Whole(statistics(sizes, [on(o, 0)?, on(d_o, 0)?, on(lse, 0)?]))
             }
-            (Op::AttentionDq { .. }, [q, d_o, stats, k, v]) => {
+            (Op::AttentionDq { .. }, [q, d_o, stats, k, v, ..]) => {
                 self.gradients(node, [q, d_o, stats, k, v], 0)?
             }
-            (Op::AttentionDk { .. }, [k, v, q, d_o, stats]) => {
+            (Op::AttentionDk { .. }, [k, v, q, d_o, stats, ..]) => {
                 self.gradients(node, [q, d_o, stats, k, v], 1)?
             }
-            (Op::AttentionDv, [k, v, q, d_o, stats]) => {
+            (Op::AttentionDv, [k, v, q, d_o, stats, ..]) => {
                 self.gradients(self.attended(node), [q, d_o, stats, k, v], 2)?
             }
             (Op::Slope(curve), [d, x]) => d.zip(x, |d, x| d.slope(curve, x)),
@@ -369,7 +369,7 @@ impl<'a> Dense<'a> {
             Op::AttentionDk { scores, .. } => (scores, [node.inputs[2], node.inputs[0]]),
             _ => return Err(HarnessError::mismatch("gradients of no attention")),
         };
-        let depth = self.extent(q_id, 3);
+        let (depth, documents) = (self.extent(q_id, 3), self.documents(node));
         let sequence = [q_id, k_id].map(|id| self.extent(id, 1));
         let whole = || std::iter::once(0..sequence[0]).collect();
         let all = |queries| Gradients {
@@ -381,6 +381,7 @@ impl<'a> Dense<'a> {
             dtype: self.dtype(q_id),
             queries,
             asked: self.asked(q_id, 6).min(self.asked(k_id, 6)),
+            documents: documents.as_deref(),
         };
         let [q, d_o, stats] = [on(q, 0)?, on(d_o, 0)?, on(stats, 0)?];
         let operands = Operands { q, d_o, stats, k: on(k, 0)?, v: on(v, 0)? };
@@ -394,6 +395,12 @@ impl<'a> Dense<'a> {
         let of_rank = |rank| Ok(made(self.layout(q_id, rank)?.parts(1).to_vec()));
         let contributions = (0..self.inputs.case().ranks).map(of_rank);
         Ok(Value::Contributions(contributions.collect::<Result<_, HarnessError>>()?))
+    }
+
+    /// Where documents begin, of packed sequences.
+    fn documents(&self, node: &Node) -> Option<Vec<i32>> {
+        let tensor = self.inputs.case().program.tensors().get(node.documents()?.index())?;
+        self.inputs.documents(self.launch, tensor)
     }
 
     /// How many queries of each head may be evaluated, if each takes so many products of a row with all rows of the
@@ -443,10 +450,10 @@ impl<'a> Dense<'a> {
         node: &Node,
         [q, k, v]: [&Value; 3],
     ) -> Result<(Value, Value), HarnessError> {
-        let (Op::Attention { scores, .. }, [q_id, k_id, _]) = (node.op, &node.inputs[..]) else {
+        let (Op::Attention { scores, .. }, [q_id, k_id, ..]) = (node.op, &node.inputs[..]) else {
             return Err(HarnessError::mismatch("logarithms of no attention"));
         };
-        let depth = self.extent(*q_id, 3);
+        let (depth, documents) = (self.extent(*q_id, 3), self.documents(node));
         let attention = Attention {
             queries: self.asked(*q_id, 2),
             sequence: [*q_id, *k_id].map(|id| self.extent(id, 1)),
@@ -455,6 +462,7 @@ impl<'a> Dense<'a> {
             scores,
             scale: scores.scale.unwrap_or(1.0 / (depth as f64).sqrt()),
             dtype: self.dtype(*q_id),
+            documents: documents.as_deref(),
         };
         let [o, lse] = attention.run(on(q, 0)?, on(k, 0)?, on(v, 0)?);
         Ok((Value::Whole(o), Value::Whole(lse)))

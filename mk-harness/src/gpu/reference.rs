@@ -170,6 +170,7 @@ impl Evaluator<'_, '_> {
                 let dy = self.on(dy, self.rank)?;
                 return grouped::products(self.s, self.rank, &all, (ids, dy), &shape);
             }
+            Op::View => return Err(HarnessError::unsupported("a `view` inside a kernel")),
             Op::Curve(curve) => MapOp::Curve(curve),
             Op::Slope(curve) => MapOp::Slope(curve),
             Op::SwigluGrad => MapOp::SwigluGrad,
@@ -330,7 +331,7 @@ impl Evaluator<'_, '_> {
 
     /// Result and logarithms of an attention.
     fn attention(&self, node: &Node) -> Result<(DeviceTensor, DeviceTensor), HarnessError> {
-        let (Op::Attention { scores, ring }, &[q_id, k_id, v_id]) = (node.op, &node.inputs[..])
+        let (Op::Attention { scores, ring }, &[q_id, k_id, v_id, ..]) = (node.op, &node.inputs[..])
         else {
             return Err(HarnessError::mismatch("logarithms of no attention"));
         };
@@ -353,6 +354,7 @@ impl Evaluator<'_, '_> {
             first: first.start as i64 + ahead,
             count: first.len() as u64,
             second: second.start as i64 + ahead,
+            documents: self.documents(node)?,
         };
         let attend = |k: &DeviceTensor, v: &DeviceTensor| {
             self.s.reference.attend([&o, &lse], [q, k, v], how)
@@ -372,7 +374,7 @@ impl Evaluator<'_, '_> {
             Op::AttentionDk { scores, ring } => (scores, ring, false),
             _ => return Err(none()),
         };
-        let &[a, b, c, d, e] = &node.inputs[..] else { return Err(none()) };
+        let &[a, b, c, d, e, ..] = &node.inputs[..] else { return Err(none()) };
         // q, d_o, stats, k, v; and which of them every rank passes on.
         let (ids, passed) = match of_queries {
             true => ([a, b, c, d, e], 3..5),
@@ -408,6 +410,7 @@ impl Evaluator<'_, '_> {
             scale: scores.scale.map_or(1.0 / (depth as f32).sqrt(), |s| s as f32),
             queries: places(0)?,
             keys: places(3)?,
+            documents: self.documents(node)?,
         };
         let [q, _, _, k, _] = operands;
         let like = if of_queries { q.shape() } else { k.shape() };
@@ -423,6 +426,11 @@ impl Evaluator<'_, '_> {
             self.s.reference.attend_dkv([&x, &y], operands, how)?;
         }
         Ok((x, Some(y)))
+    }
+
+    /// Where documents begin, of packed sequences.
+    fn documents(&self, node: &Node) -> Result<Option<&DeviceTensor>, HarnessError> {
+        node.documents().map(|id| self.on(id, self.rank)).transpose()
     }
 
     /// By how many places queries are ahead of keys: the last of both have one place.

@@ -29,6 +29,8 @@ pub struct Chain {
     pub slots: usize,
     /// Experts of 64 bits.
     pub wide: bool,
+    /// Whether each expert keeps a block of rows, and others are dropped.
+    pub drops: bool,
 }
 
 /// A number, and how large the terms are that it is made of: what its roundings are relative to.
@@ -164,6 +166,8 @@ struct Given {
     /// The result's gradient.
     dy: Vec<f32>,
     slots: usize,
+    /// The most rows of an expert.
+    keep: usize,
 }
 
 /// The result, and gradients of tokens, weights and matrices.
@@ -186,8 +190,14 @@ impl Given {
             w2: zeros(&self.w2),
         };
         let real = |list: &[f32]| list.iter().copied().map(Real::given).collect::<Vec<_>>();
+        let mut rows = BTreeMap::<usize, usize>::new();
         for (slot, id) in self.ids.iter().enumerate() {
             let Ok(e) = usize::try_from(*id) else { continue };
+            let row = rows.entry(e).or_default();
+            *row += 1;
+            if *row > self.keep {
+                continue;
+            }
             let t = slot / self.slots;
             let (x, dy) = (real(&self.x[t * H..][..H]), real(&self.dy[t * H..][..H]));
             // `[H, 2, I]` and `[I, H]`.
@@ -251,6 +261,7 @@ impl Chain {
             dy: list(tokens * H, 1.0),
             gate: list(tokens * self.slots, 1.0),
             slots: self.slots,
+            keep: if self.drops { 128 } else { usize::MAX },
         }
     }
 
@@ -258,13 +269,15 @@ impl Chain {
     pub fn check(&self, routings: &[Routing], seed: u64) {
         let Chain { ranks, tokens, slots, .. } = *self;
         let text = if self.wide { LAYER.replace("ids: i32", "ids: i64") } else { LAYER.into() };
+        let text = if self.drops { text.replace("= R", "= R, drop") } else { text };
         let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
         let gradient = grad(&program, Some(&[0, 2, 3, 4]), Saves::default());
         let gradient = gradient.unwrap_or_else(|e| panic!("{e}"));
         let what = format!("{self:?}, seed {seed}");
         let experts = self.experts();
         let own = experts.div_ceil(ranks);
-        let rows = ranks * 128 * (own + (tokens * slots.min(own)).div_ceil(128));
+        let blocks = if self.drops { 0 } else { (tokens * slots.min(own)).div_ceil(128) };
+        let rows = ranks * 128 * (own + blocks);
         let dims = [("T", tokens), ("H", H), ("I", I), ("E", experts), ("K", slots), ("R", rows)];
         let sized = |program| Sized { program, bound: bind(program, &dims, &what), ranks };
         let forward = sized(&gradient.forward);
@@ -295,7 +308,9 @@ fn run(
     }
     kernels[0].iter().for_each(|kernel| kernel.launch(what, &mut held, seed));
     // What is saved has no value in rows of nobody.
-    let named = given.ids.iter().filter(|id| **id >= 0).count();
+    let mut named = BTreeMap::<i32, usize>::new();
+    given.ids.iter().filter(|id| **id >= 0).for_each(|id| *named.entry(*id).or_default() += 1);
+    let named: usize = named.values().map(|n| (*n).min(given.keep)).sum();
     for id in forward.program.results().iter().skip(1) {
         let width: u64 = forward.bound.shape(*id).expect("a shape")[1..].iter().product();
         let nans = |rank| held[&(rank, *id)].iter().filter(|x| x.is_nan()).count();
@@ -335,7 +350,7 @@ fn run(
     }
 }
 
-/// Compares each rank's part of a value, of which it holds `found`: every element, and all of them together.
+/// Compares each rank's part of a value, of which it holds `found`: every element, and all together where there are many.
 fn judge(
     what: &str,
     sized: &Sized<'_>,
@@ -343,7 +358,7 @@ fn judge(
     held: &Held,
     (whole, width): (&[Real], usize),
 ) {
-    let (mut off, mut size) = (0.0, 0.0);
+    let (mut off, mut size, mut many) = (0.0, 0.0, 0);
     for rank in 0..sized.ranks {
         let rows = sized.layout(id, rank).rows();
         let want = whole.get(rows.start * width..rows.end * width).unwrap_or_default();
@@ -362,10 +377,12 @@ fn judge(
             );
             off += by * by;
             size += want.x * want.x;
+            many += 1;
         }
     }
+    // A few sums may all cancel: their own bounds judge them.
     assert!(
-        off.sqrt() <= size.sqrt() / 100.0,
+        many < 64 || off.sqrt() <= size.sqrt() / 100.0,
         "{what}: off by {:e} of {:e}",
         off.sqrt(),
         size.sqrt()

@@ -63,14 +63,17 @@ def call(text, at, operands):
 class Texts:
     """Forward and backward of one attention."""
 
-    def __init__(self, dtype, ring, words, longest, same):
+    def __init__(self, dtype, ring, words, longest, same, packed):
         placed, turned = (f" @ {ring}(1)", f" @ {ring}(2)") if ring else ("", "")
         q, logs, stats = f"{dtype}[B, S, H, D]{placed}", f"f32[B, H, S]{turned}", f"f32[B, H, S, 4]{turned}"
         # One kernel has one length of a launch: that of both, or of keys.
         keys_dim = "S" if ring or longest and same else "T"
         kv, dims = f"{dtype}[B, {keys_dim}, G, D]{placed}", f"<{keys_dim}: dyn <= {longest}>" if longest else ""
         over = lambda passed, op, rest: f"ring({passed}) -> {op}({rest}{words})" if ring else None
-        keys, gradients = f"k: {kv}, v: {kv}", f"q: {q}, do: {q}, stats: {stats}, k: {kv}, v: {kv}"
+        if packed:
+            kv, words = f"{dtype}[B, S, G, D]", f"{words}, cu_seqlens = cu"
+        documents = ", cu: i32[N]" if packed else ""
+        keys, gradients = f"k: {kv}, v: {kv}{documents}", f"q: {q}, do: {q}, stats: {stats}, k: {kv}, v: {kv}{documents}"
         o = over("k, v", "attention", "q") or f"attention(q, k, v{words})"
         dq = over("k, v", "attention_dq", "q, do, stats") or f"attention_dq(q, do, stats, k, v{words})"
         dk = over("q, do, stats", "attention_dk", "k, v") or f"attention_dk(k, v, q, do, stats{words})"
@@ -106,6 +109,32 @@ def _check(q, k, v, window, causal, softcap, sinks, enable_gqa, longest, ring):
         raise ArgumentError(f"softcap is {softcap!r}, and must be positive: None is no cap")
 
 
+def _documents(q, k, v, cu_seqlens, longest, world):
+    """``[T, H, D]`` as ``[1, H, T, D]``; and where documents begin, with empty ones behind them, so that one kernel serves many numbers of them."""
+    import torch
+
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 3:
+            raise ArgumentError(f"`{name}` is {tuple(x.shape)}, and with cu_seqlens must be [T, H, D]: the tokens of all documents, one after the other")
+        if x.shape[0] != q.shape[0]:
+            raise ArgumentError(f"`{name}` has {x.shape[0]} tokens, and `q` {q.shape[0]}\n  help: queries and keys of packed sequences are the same tokens")
+    cu, n = cu_seqlens, q.shape[0]
+    if cu.dim() != 1 or cu.dtype not in (torch.int32, torch.int64) or cu.shape[0] < 2 or cu.device != q.device:
+        raise ArgumentError(f"cu_seqlens is {tuple(cu.shape)} of {cu.dtype} on {cu.device}, and must be [documents + 1] of int32 on {q.device}")
+    if world is not None and world.size > 1:
+        raise UnsupportedError("cu_seqlens in a world of several ranks\n  help: call it without a world: each process computes by itself")
+    if longest is not None:
+        raise ArgumentError("longest goes with one sequence\n  help: pass tensors of one length, and cu_seqlens that end before it: tokens behind the last document see nothing")
+    if cu.device.type == "cpu" and not torch.compiler.is_compiling():
+        begins = cu.tolist()
+        for i, (begin, least) in enumerate(zip(begins, [0, *begins])):
+            if not least <= begin <= (n if i else 0):
+                raise ArgumentError(f"entry {i} of cu_seqlens is {begin}, and may be {least} to {n if i else 0}\n  help: let the first one be 0, and all ascend to the number of tokens")
+    entries = max(16, 1 << (cu.shape[0] - 1).bit_length())
+    cu = torch.cat([cu, cu[-1:].expand(entries - cu.shape[0])]).to(torch.int32)
+    return *(x.transpose(0, 1)[None] for x in (q, k, v)), cu
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -119,6 +148,7 @@ def attention(
     enable_gqa: bool = False,
     return_lse: bool = False,
     longest: int | None = None,
+    cu_seqlens: Tensor | None = None,
     world: _mk.World | None = None,
     placement: Literal["zigzag", "shard"] = "zigzag",
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -130,6 +160,11 @@ def attention(
     keys a query sees, its own the last. Scaled scores ``s`` become ``softcap * tanh(s / softcap)``. ``scale`` is ``1 / sqrt(D)`` unless given. With
     ``enable_gqa`` ``H`` may be a multiple of ``G``. Rows that see no key are 0. ``sinks``, ``[H]``, are added to each sum of
     exponentials by ``exp(sinks)``. ``return_lse`` returns the logarithms of these sums, too, ``[B, H, S]`` in float32.
+
+    With ``cu_seqlens``, int32 ``[documents + 1]`` on the tensors' device, ``q``, ``k`` and ``v`` are packed sequences, ``[T, H, D]``, as flash-attn and
+    ``torch.nn.attention.varlen`` have them, and so is the result; logarithms are ``[H, T]``. Document ``n`` has the tokens from ``cu_seqlens[n]`` on,
+    before ``cu_seqlens[n + 1]``, and sees no others; what is behind the last one sees nothing. Nothing is read on the host: on a GPU numbers that
+    do not ascend from 0 to ``T`` end the launch with an error.
 
     In a ``world`` of several ranks, one in each process, these share the sequence; gradients of ``sinks`` are then of the rank's rows.
     ``placement`` is ``"zigzag"``, which balances causal masks, or ``"shard"``. Keys and values then go round while ranks compute. Otherwise each process computes by itself, on the tensors' device.
@@ -144,6 +179,9 @@ def attention(
     if placement not in ("zigzag", "shard"):
         raise ArgumentError(f'placement is {placement!r}, and must be "zigzag" or "shard"')
     ring = placement if world is not None and world.size > 1 else None
+    documents = []
+    if cu_seqlens is not None:
+        q, k, v, *documents = _documents(q, k, v, cu_seqlens, longest, world)
     _check(q, k, v, window, causal, softcap, sinks, enable_gqa, longest, ring)
     dtype = q.dtype
     if dtype == torch.float32 and torch.is_autocast_enabled(q.device.type):
@@ -155,16 +193,19 @@ def attention(
     for word, number in (("window", window), ("softcap", softcap), ("scale", scale)):
         words += f", {word} = {number}" if number is not None else ""
     at = _worlds.name(world) if world is not None else (q.device.type, q.device.index or 0)
-    texts, operands = Texts(name, ring, words, longest, q.shape[2] == k.shape[2]), [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+    texts = Texts(name, ring, words, longest, q.shape[2] == k.shape[2], bool(documents))
+    operands = [x.transpose(1, 2).contiguous().to(dtype) for x in (q, k, v)]
     if return_lse or sinks is not None:
         from ._attend_sums import Attention
 
-        o, logs = Attention.apply(*(x.to(dtype) for x in operands), sinks, texts, at)
+        o, logs = Attention.apply(*operands, sinks, *(documents or [None]), texts, at)
     elif torch.compiler.is_compiling():
         records = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
         key = _key(texts.forward, at, records)  # which defines the operator
-        o, logs = torch.ops.mk.call([x.to(dtype) for x in operands], key)[:2]
+        o, logs = torch.ops.mk.call([*operands, *documents], key)[:2]
     else:
-        o, logs = _made(texts.forward, at)(*operands)
+        o, logs = _made(texts.forward, at)(*operands, *documents)
     o = o.transpose(1, 2)
+    if documents:
+        o, logs = o[0].transpose(0, 1), logs[0]
     return (o, logs) if return_lse else o

@@ -5,7 +5,13 @@ from __future__ import annotations
 import math
 
 
-def _scores(torch, value, q, k, at_q, at_k):
+def _documents(torch, begins, at):
+    """The number of each place's document; of no document, less than 0."""
+    number = torch.searchsorted(begins, at.to(begins.dtype), right=True)
+    return torch.where((number > 0) & (number < begins.numel()), number, -1)
+
+
+def _scores(torch, value, values, q, k, at_q, at_k):
     """Scaled and capped scores ``[B, H, S, T]``, -inf where a query does not see a key; and their slopes by products."""
     k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
     scale = value["scale"] if value["scale"] is not None else 1 / math.sqrt(q.shape[3])
@@ -20,6 +26,9 @@ def _scores(torch, value, q, k, at_q, at_k):
         if value["window"] is not None:
             hidden = hidden | (behind >= value["window"])
         scores = scores.masked_fill(hidden, -math.inf)
+    if value["packed"]:
+        own, other = (_documents(torch, values[value["inputs"][-1]].contiguous(), at) for at in (at_q, at_k))
+        scores = scores.masked_fill((own[:, None] != other[None, :]) | (own < 0)[:, None], -math.inf)
     return scores, slope
 
 
@@ -31,13 +40,13 @@ def _weights(torch, scores, logs):
 
 def _met(all_values, value, values, sequence, dims, passed):
     """Operands by place, all of those whose place is ``passed``, with the places of their rows."""
-    inputs = value["inputs"]
+    inputs = value["inputs"][: len(dims)]
     return [sequence(values[i], all_values[i], dims[n], value["ring"] and n in passed) for n, i in enumerate(inputs)]
 
 
 def _attention(torch, all_values, value, values, sequence, beside):
     (q, at_q), (k, at_k), (v, _) = _met(all_values, value, values, sequence, (1, 1, 1), (1, 2))
-    scores, _ = _scores(torch, value, q, k, at_q, at_k)
+    scores, _ = _scores(torch, value, values, q, k, at_q, at_k)
     logs = scores.logsumexp(-1)
     beside[len(values)] = logs
     v = v.repeat_interleave(q.shape[2] // v.shape[2], 2)
@@ -54,9 +63,9 @@ def _stats(torch, all_values, value, values, sequence, beside):
     return torch.stack([logs, delta, torch.zeros_like(delta), torch.zeros_like(delta)], 3)
 
 
-def _gradients(torch, value, q, d, stats, k, v, at_q, at_k):
+def _gradients(torch, value, values, q, d, stats, k, v, at_q, at_k):
     """Weights, and gradients of scores before they are scaled."""
-    scores, slope = _scores(torch, value, q, k, at_q, at_k)
+    scores, slope = _scores(torch, value, values, q, k, at_q, at_k)
     weights = _weights(torch, scores, stats[..., 0].float())
     v = v.repeat_interleave(q.shape[2] // v.shape[2], 2)
     back = torch.einsum("bshd,bthd->bhst", d.float(), v.float())
@@ -65,13 +74,13 @@ def _gradients(torch, value, q, d, stats, k, v, at_q, at_k):
 
 def _dq(torch, all_values, value, values, sequence, beside):
     (q, at_q), (d, _), (stats, _), (k, at_k), (v, _) = _met(all_values, value, values, sequence, (1, 1, 2, 1, 1), (3, 4))
-    _, ds = _gradients(torch, value, q, d, stats, k, v, at_q, at_k)
+    _, ds = _gradients(torch, value, values, q, d, stats, k, v, at_q, at_k)
     return torch.einsum("bhst,bthd->bshd", ds, k.repeat_interleave(q.shape[2] // k.shape[2], 2).float())
 
 
 def _dk(torch, all_values, value, values, sequence, beside):
     (k, at_k), (v, _), (q, at_q), (d, _), (stats, _) = _met(all_values, value, values, sequence, (1, 1, 1, 1, 2), (2, 3, 4))
-    weights, ds = _gradients(torch, value, q, d, stats, k, v, at_q, at_k)
+    weights, ds = _gradients(torch, value, values, q, d, stats, k, v, at_q, at_k)
     # Sums over the heads that share one of keys.
     shared = lambda x: x.unflatten(2, (k.shape[2], -1)).sum(3)
     beside[len(values)] = shared(torch.einsum("bhst,bshd->bthd", weights, d.float()))

@@ -11,9 +11,9 @@ def dtype(torch, value):
     return getattr(torch, DTYPES[value["dtype"]])
 
 
-def evaluate(torch, program, tensors, move=None, sequence=None, experts=None, widen=False):
+def evaluate(torch, program, tensors, move=None, sequence=None, experts=None, widen=False, local=None):
     """The results of a described pipeline. ``move(kind, x, value)`` is a collective, where there are any, and
-    ``sequence(x, value, dim, passed)`` is what attention meets of a tensor, with its places; ``experts(value, operands)`` computes rows of experts. With ``widen`` everything is computed in float32, and
+    ``sequence(x, value, dim, passed)`` is what attention meets of a tensor, with its places; ``experts(value, operands)`` computes rows of experts; ``local(value)`` is the shape of what this rank has. With ``widen`` everything is computed in float32, and
     results are rounded once."""
     values = [t.float() if widen and t.is_floating_point() else t for t in tensors]
     # What parts of attention have in common with others of the same operation, and factors of quantised values.
@@ -33,6 +33,9 @@ def evaluate(torch, program, tensors, move=None, sequence=None, experts=None, wi
             values.append(q)
         elif value["op"] == "factor":
             values.append(beside[value["inputs"][0]])
+        elif value["op"] == "view":
+            # Alone between kernels, it is the caller who knows the shape.
+            values.append(operands[0] if local is None else operands[0].reshape(local(value)))
         elif value["op"] not in _OPS:
             raise UnsupportedError(f"`{value['op']}` has no torch operations here\n  help: use a world of GPUs")
         else:

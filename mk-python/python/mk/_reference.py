@@ -92,7 +92,17 @@ class ReferenceWorld(_mk.World):
 
     def move(self, sizes):
         """The collectives, for the global shapes ``sizes`` of values."""
-        return lambda kind, x, value: self.along(value["axis"]).move(kind, x, value, sizes)
+
+        def move(kind, x, value):
+            dim, over = value.get("dim"), value["axis"]
+            n = None if dim is None else sizes(value)[dim]
+            # What the group has of a dimension that another axis shares.
+            for axis, placement in value["placements"].items():
+                if axis != over and placement == ("shard", dim):
+                    n = self.along(axis).parts(n)[self.along(axis).rank]
+            return self.along(over).move(kind, x, dim, n)
+
+        return move
 
 
 class Ranks:
@@ -168,21 +178,20 @@ class Ranks:
 
         return sequence
 
-    def move(self, kind, x, value, sizes):
-        """A collective, for the global shapes ``sizes`` of values."""
+    def move(self, kind, x, dim=None, n=None):
+        """A collective of values that have ``n`` elements along ``dim`` on all ranks together."""
         if self.size == 1:
             return x.clone()
         if kind == "all_reduce":
             x = x.contiguous().clone()
             self.collective(self._dist.all_reduce, x)
             return x
-        dim, shape = value["dim"], sizes(value)
-        parts = self.parts(shape[dim])
+        parts = self.parts(n)
         x = x.movedim(dim, 0).contiguous()
         if kind == "reduce_scatter":
             self.collective(self._dist.all_reduce, x)
             return x.split(parts)[self.rank].movedim(0, dim).contiguous()
-        return self.whole_rows(x, shape[dim]).movedim(0, dim).contiguous()
+        return self.whole_rows(x, n).movedim(0, dim).contiguous()
 
 
 def _known(error):

@@ -32,6 +32,7 @@ class Runner:
         self.given = self._given(self.options.pop("shapes", None) or {}, self.options.pop("dims", None) or {})
         self.values = self.program["values"]
         self.parameters = [v for v in self.values if v["op"] == "parameter"]
+        self._views = list(self._relations())
         self.name = self.program["name"]
         # By axis of the pipeline: ranks, and the place of this one. On one axis they are all that share something.
         self._along = along(world, self.program["axes"])
@@ -65,7 +66,30 @@ class Runner:
                 of = lambda dim: sizes.get(dim, dim)
                 tokens, slots = (of(dim) for dim in self.values[value["inputs"][1]]["dims"])
                 sizes[value["dims"][0]] = room(tokens, slots, of(experts(self.values, value)), math.prod(n for n, _ in self._along.values()))
+        while any(self._follow(sizes, *relation) for relation in self._views):
+            pass
         return sizes
+
+    def _relations(self):
+        """Of each ``view`` the dimension of rows, and the two of which it is the product; the same of columns."""
+        for value in self.values:
+            if value["op"] == "view":
+                (m, k), (b, s, h, d) = sorted((self.values[value["inputs"][0]]["dims"], value["dims"]), key=len)
+                yield from ((m, b, s), (k, h, d))
+
+    @staticmethod
+    def _follow(sizes, whole, one, other):
+        """Whether a size follows from the others, and is new."""
+        n = [sizes.get(dim) if isinstance(dim, str) else dim for dim in (whole, one, other)]
+        if n.count(None) != 1:
+            return False
+        if n[0] is None:
+            sizes[whole] = n[1] * n[2]
+        elif n[1] is None:
+            sizes[one] = n[0] // n[2]
+        else:
+            sizes[other] = n[0] // n[1]
+        return True
 
     def whole(self, value, sizes):
         """The global shape of a value."""
@@ -131,12 +155,12 @@ class Runner:
             ranks = self.world.along(self.program["axes"][0])
             sequence, experts = ranks.sequence(whole), Experts(ranks, self.values, whole).run
         try:
-            results = evaluate(torch, self.program, tensors, move, sequence, experts, widen=True)
+            results = evaluate(torch, self.program, tensors, move, sequence, experts, widen=True, local=lambda value: self.local(value, sizes))
         except Exception as error:
             # All ranks are here: they find the same, or have their own.
             error._told = True
             raise
-        results = [r.clone() if any(r is t for t in tensors) else r for r in results]
+        results = [r.clone() if any(r.data_ptr() == t.data_ptr() for t in tensors) else r for r in results]
         if out is not None:
             into = dict(enumerate(out if len(results) > 1 else [out]))
         return [into[i].copy_(r) if into and i in into else r for i, r in enumerate(results)]
@@ -177,6 +201,7 @@ class Runner:
 
     def _steps_of(self, torch, steps, sizes, tensors, replaced):
         values = dict(enumerate(tensors))
+        taken = {t.data_ptr() for t in tensors}
         if isinstance(tensors, list):
             tensors.clear()
         for step, program, native, last in steps:
@@ -197,7 +222,11 @@ class Runner:
                 made = made if isinstance(made, (tuple, list)) else [made]
             for i, tensor in zip(step["results"], made):
                 values[i] = tensor.view(self.local(self.values[i], sizes))
-        return [values[i] for _, i in self.program["results"]]
+        made = [values[i] for _, i in self.program["results"]]
+        if not self._views:
+            return made
+        # Results are new tensors, also where a view is returned.
+        return [t.clone() if t.data_ptr() in taken or taken.add(t.data_ptr()) else t for t in made]
 
     def extents(self, step, sizes):
         """Global shapes of a step's parameters, by name, and the sizes that no tensor has: experts of rows that a route names."""

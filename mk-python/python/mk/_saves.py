@@ -110,7 +110,12 @@ class _Memory:
         """The most bytes at a time beside the inputs, of which those ``free`` are let go; results ``in_place`` have memory already."""
         live = peak = 0
         mine = set(free)
-        for step, _, _, last in self.steps:
+        for step, program, _, last in self.steps:
+            if program is not None and program["values"][-1]["op"] == "view":
+                # The same memory, under another name.
+                if step["inputs"][0] in last and step["inputs"][0] in mine:
+                    mine.update(step["results"])
+                continue
             made = [i for i in step["results"] if i not in in_place]
             live += sum(map(self.bytes, made))
             mine.update(made)
@@ -120,7 +125,9 @@ class _Memory:
 
     def predicted_ms(self, gpu):
         total = 0.0
-        for step, _, native, _ in self.steps:
+        for step, program, native, _ in self.steps:
+            if native is None and program["values"][-1]["op"] == "view":
+                continue
             if native is None:
                 return None
             shapes, dims = self.runner.extents(step, self.sizes)

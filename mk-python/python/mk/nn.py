@@ -256,7 +256,7 @@ class MoE(_Experts):
     ``x`` is ``[..., hidden]``, this rank's tokens; ``ids`` ``[..., top_k]``, ``int64`` or ``int32``, the experts of each, numbered over all ranks,
     each once, or -1 for none; ``weights`` ``[..., top_k]`` what their results are multiplied by. A router is the caller's.
 
-    Every rank has as many tokens; else all pass ``tokens``, the most that one of them has, and those that have fewer, or none, are filled up with
+    Every rank has as many tokens, 0 or more; else all pass ``tokens``, the most that one of them has, and those that have fewer, or none, are filled up with
     tokens of no expert. ``shared``, as ``x``, is added to the sums before they are rounded: what experts of all tokens make.
 
     Parameters and their layouts are :class:`GroupedMLP`'s; of experts that ranks do not divide, each has ``experts / ranks`` rounded up, and the last
@@ -292,16 +292,20 @@ class MoE(_Experts):
             if t.shape[-1] != n:
                 raise ArgumentError(f"{name} is {list(t.shape)}, and has {n} columns here")
         rows = x.numel() // self.hidden
+        if rows == 0 and tokens is None:
+            # Ranks have as many tokens: there is nothing to do on any, and all gradients are zeros.
+            return x + sum(t.flatten()[:0].sum() for t in (weights, self.gate_up, self.down)).to(x.dtype)
         parts = [x.reshape(rows, self.hidden), ids.reshape(-1, self.top_k).long(), weights.reshape(-1, self.top_k).float()]
         if shared is not None:
             parts.append(shared.reshape(rows, self.hidden))
         if tokens is not None:
             if rows > _size(tokens, "tokens"):
                 raise ArgumentError(f"tokens is {tokens}, and this rank has {rows}\n  help: pass the most that a rank has, the same on all of them")
-            parts = [torch.nn.functional.pad(t, (0, 0, 0, tokens - rows), value=-1 if i == 1 else 0) for i, t in enumerate(parts)]
+            more = tokens - rows
+            parts = [torch.nn.functional.pad(t, (0, 0, 0, more), value=-1 if i == 1 else 0) if more else t for i, t in enumerate(parts)]
         function = self.function if shared is None else self._with_shared
         y = function(*parts[:3], self.gate_up, self.down, *parts[3:])
-        return (y if tokens is None else y[:rows]).view(x.shape)
+        return (y if len(y) == rows else y[:rows]).view(x.shape)
 
     def extra_repr(self):
         return f"{super().extra_repr()}, top_k={self.top_k}"

@@ -220,6 +220,11 @@ impl fmt::Display for Fault {
                 "token {} goes to expert {} twice: name each expert once",
                 self.tile, self.seen
             )?,
+            FaultCause::Known(FaultKind::Documents) => write!(
+                f,
+                "entry {} of where documents begin is {}, and may be {}..={}: let the first one be 0, and all ascend to the number of tokens",
+                self.tile, self.seen as i32, self.expected as i32, self.waited_ns
+            )?,
             FaultCause::PeerGone => {
                 self.where_it_stood(f)?;
                 write!(f, "the process of {} is gone", self.peer_name())?;

@@ -19,10 +19,10 @@ pub(super) fn check_dims(source: &KernelSource, dims: &[u32]) -> Result<(), Erro
         });
     }
     for (dim, value) in source.runtime_dims.iter().zip(dims) {
-        if !(1..=dim.max).contains(value) {
+        if !(dim.min..=dim.max).contains(value) {
             let what = format!(
-                "kernel {}: {} = {value} is not from 1 to {}, which it was compiled for",
-                source.name, dim.name, dim.max
+                "kernel {}: {} = {value} is not from {} to {}, which it was compiled for",
+                source.name, dim.name, dim.min, dim.max
             );
             return Err(Error::Shape { what });
         }
@@ -75,7 +75,7 @@ mod tests {
         source.world_size = 3;
         source.ranks = vec![source.ranks[0].clone(); 3];
         let tensors = vec![RuntimeRows { tensor: 0, dim: 0, share }];
-        source.runtime_dims = vec![RuntimeDim { name: "M".into(), max: 8, tensors }];
+        source.runtime_dims = vec![RuntimeDim { name: "M".into(), min: 1, max: 8, tensors }];
         source
     }
 

@@ -6,7 +6,7 @@ use mk_abi::DType;
 
 /// What [`Reference::attend`] does besides its tensors.
 #[derive(Clone, Copy, Debug)]
-pub struct Attend {
+pub struct Attend<'d> {
     /// Queries see keys at their own place and before.
     pub causal: bool,
     /// The most keys that a query sees of those.
@@ -21,6 +21,13 @@ pub struct Attend {
     pub count: u64,
     /// The place of the query behind those.
     pub second: i64,
+    /// Where documents begin, of packed sequences.
+    pub documents: Option<&'d DeviceTensor>,
+}
+
+/// The memory of documents, and how many numbers it has; 0 without.
+fn begins(documents: Option<&DeviceTensor>) -> [u64; 2] {
+    documents.map_or([0, 0], |t| [t.as_arg().ptr(), t.elements()])
 }
 
 /// Where rows of a tensor are in the sequence: so many from `first` on, the others from `second` on.
@@ -36,7 +43,7 @@ pub struct Places {
 
 /// What gradients of attention are computed with besides their tensors.
 #[derive(Clone, Copy, Debug)]
-pub struct AttendGrad {
+pub struct AttendGrad<'d> {
     /// Queries see keys at their own place and before.
     pub causal: bool,
     /// The most keys that a query sees of those.
@@ -49,6 +56,8 @@ pub struct AttendGrad {
     pub queries: Places,
     /// Of keys.
     pub keys: Places,
+    /// Where documents begin, of packed sequences.
+    pub documents: Option<&'d DeviceTensor>,
 }
 
 impl Reference {
@@ -61,7 +70,7 @@ impl Reference {
         &self,
         [o, lse]: [&DeviceTensor; 2],
         [q, k, v]: [&DeviceTensor; 3],
-        how: Attend,
+        how: Attend<'_>,
     ) -> Result<(), Error> {
         let shapes = (q.shape(), k.shape());
         let (&[batch, queries, heads, depth], &[batch_k, keys, groups, depth_k]) = shapes else {
@@ -86,7 +95,7 @@ impl Reference {
         let params = [o, lse, q, k, v].iter().fold(Params::new(), |p, t| p.word(t.as_arg().ptr()));
         let places = [how.first as u64, how.count, how.second as u64];
         let sizes = [[batch, queries, keys], [heads, groups, depth], places].concat();
-        let params = sizes.into_iter().fold(params, Params::word);
+        let params = sizes.into_iter().chain(begins(how.documents)).fold(params, Params::word);
         let params = params
             .half(u32::from(how.causal))
             .half(how.window.unwrap_or(0))
@@ -143,7 +152,7 @@ impl Reference {
         &self,
         dq: &DeviceTensor,
         operands: [&DeviceTensor; 5],
-        how: AttendGrad,
+        how: AttendGrad<'_>,
     ) -> Result<(), Error> {
         let [q, ..] = operands;
         let rows = q.elements().checked_div(q.shape().last().copied().unwrap_or(1)).unwrap_or(0);
@@ -160,7 +169,7 @@ impl Reference {
         &self,
         [dk, dv]: [&DeviceTensor; 2],
         operands: [&DeviceTensor; 5],
-        how: AttendGrad,
+        how: AttendGrad<'_>,
     ) -> Result<(), Error> {
         let [_, _, _, k, _] = operands;
         let rows = k.elements().checked_div(k.shape().last().copied().unwrap_or(1)).unwrap_or(0);
@@ -174,7 +183,7 @@ impl Reference {
         results: &[&DeviceTensor],
         [q, d_o, stats, k, v]: [&DeviceTensor; 5],
         shape: &[u64],
-        how: AttendGrad,
+        how: AttendGrad<'_>,
     ) -> Result<Params, Error> {
         let shapes = (q.shape(), k.shape());
         let (&[batch, queries, heads, depth], &[batch_k, keys, groups, depth_k]) = shapes else {
@@ -198,8 +207,9 @@ impl Reference {
         let params = all.iter().fold(Params::new(), |p, t| p.word(t.as_arg().ptr()));
         let sizes = [batch, queries, keys, heads, groups, depth];
         let places = [how.queries, how.keys].map(|p| [p.first as u64, p.count, p.second as u64]);
-        let params =
-            sizes.into_iter().chain(places.into_iter().flatten()).fold(params, Params::word);
+        let params_of =
+            sizes.into_iter().chain(places.into_iter().flatten()).chain(begins(how.documents));
+        let params = params_of.fold(params, Params::word);
         let params = params.half(u32::from(how.causal)).half(how.window.unwrap_or(0));
         let params = params.half(how.scale.to_bits()).half(how.cap.unwrap_or(0.0).to_bits());
         Ok(params.half(code(q)?).half(code(k)?))

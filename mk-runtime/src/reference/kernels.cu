@@ -186,19 +186,43 @@ struct Places {
   __device__ i64 operator()(u64 i) const { return i < count ? first + (i64)i : second + (i64)(i - count); }
 };
 
+// Documents of packed sequences: where each begins, and the last one ends. None: the whole sequence is one.
+struct Documents {
+  const i32* begins;
+  u64 entries;
+  // The document of a place: its first, and the one behind its last. Of none, nothing.
+  __device__ void find(i64 place, i64& begin, i64& end) const {
+    for (u64 n = 0; n + 1 < entries; ++n) {
+      begin = begins[n], end = begins[n + 1];
+      if (begin <= place && place < end) return;
+    }
+    begin = end = 0;
+  }
+  __device__ bool apart(i64 a, i64 b) const {
+    if (!begins) return false;
+    i64 begin, end;
+    find(a, begin, end);
+    return b < begin || b >= end;
+  }
+};
+
 // o = softmax(scale * q k^T) v and the logarithms of the softmax's sums, for q and o [batch, queries, heads, depth], k and v
 // [batch, keys, groups, depth], lse [batch, heads, queries]; depth <= 256. Of `queries`, `count` are at `first` of the sequence and behind
 // it, the others at `second`. A warp for each row, two passes over the keys: the maximum, then sums.
 extern "C" __global__ void __launch_bounds__(256) reference_attend(
     float* o, float* lse, const void* q, const void* k, const void* v, u64 batch, u64 queries, u64 keys, u64 heads,
-    u64 groups, u64 depth, i64 first, u64 count, i64 second, u32 causal, u32 window, float scale, float cap, u32 q_dtype, u32 k_dtype) {
+    u64 groups, u64 depth, i64 first, u64 count, i64 second, const i32* begins, u64 entries, u32 causal, u32 window, float scale, float cap,
+    u32 q_dtype, u32 k_dtype) {
   const u32 lane = threadIdx.x % 32;
   const u64 rows = batch * queries * heads, warps = (u64)gridDim.x * (blockDim.x / 32);
   for (u64 row = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < rows; row += warps) {
     const u64 h = row % heads, i = row / heads % queries, b = row / heads / queries, g = h / (heads / groups);
     const i64 place = Places{first, count, second}(i);
-    const i64 end = causal && place + 1 < (i64)keys ? place + 1 : (i64)keys;
-    const u64 seen = end > 0 ? end : 0, from = window && place + 1 > (i64)window ? place + 1 - window : 0;
+    i64 begin = 0, end = keys;
+    if (begins) Documents{begins, entries}.find(place, begin, end);
+    end = causal && place + 1 < end ? place + 1 : end;
+    begin = window && place + 1 - (i64)window > begin ? place + 1 - window : begin;
+    const u64 seen = end > begin ? end : 0, from = end > begin ? begin : 0;
     float x[8], acc[8] = {};
     for (int e = 0; e < 8; ++e) x[e] = lane + 32 * e < depth ? load(q, q_dtype, row * depth + lane + 32 * e) : 0.f;
     const auto score = [&](u64 j) {
@@ -281,7 +305,8 @@ __device__ void store_row(float* to, const float (&x)[8], float factor, u64 row,
 extern "C" __global__ void __launch_bounds__(256) reference_attend_dq(
     float* dq, const void* q, const void* d_o, const float* stats, const void* k, const void* v, u64 batch, u64 queries, u64 keys,
     u64 heads, u64 groups, u64 depth, i64 q_first, u64 q_count, i64 q_second, i64 k_first, u64 k_count,
-    i64 k_second, u32 causal, u32 window, float scale, float cap, u32 q_dtype, u32 k_dtype) {
+    i64 k_second, const i32* begins, u64 entries, u32 causal, u32 window, float scale, float cap, u32 q_dtype, u32 k_dtype) {
+  const Documents documents{begins, entries};
   const Places q_places{q_first, q_count, q_second}, k_places{k_first, k_count, k_second};
   const u64 rows = batch * queries * heads, warps = (u64)gridDim.x * (blockDim.x / 32);
   for (u64 row = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < rows; row += warps) {
@@ -293,6 +318,7 @@ extern "C" __global__ void __launch_bounds__(256) reference_attend_dq(
     for (u64 j = 0; j < keys; ++j) {
       if (causal && k_places(j) > q_places(i)) continue;
       if (window && k_places(j) + window <= q_places(i)) continue;
+      if (documents.apart(q_places(i), k_places(j))) continue;
       load_row(y, k, k_dtype, (b * keys + j) * groups + g, depth);
       load_row(z, v, k_dtype, (b * keys + j) * groups + g, depth);
       const Pair p = pair(x, d, y, z, scale, cap, of[0], of[1]);
@@ -306,7 +332,8 @@ extern "C" __global__ void __launch_bounds__(256) reference_attend_dq(
 extern "C" __global__ void __launch_bounds__(256) reference_attend_dkv(
     float* dk, float* dv, const void* q, const void* d_o, const float* stats, const void* k, const void* v, u64 batch, u64 queries,
     u64 keys, u64 heads, u64 groups, u64 depth, i64 q_first, u64 q_count, i64 q_second, i64 k_first, u64 k_count,
-    i64 k_second, u32 causal, u32 window, float scale, float cap, u32 q_dtype, u32 k_dtype) {
+    i64 k_second, const i32* begins, u64 entries, u32 causal, u32 window, float scale, float cap, u32 q_dtype, u32 k_dtype) {
+  const Documents documents{begins, entries};
   const Places q_places{q_first, q_count, q_second}, k_places{k_first, k_count, k_second};
   const u64 rows = batch * keys * groups, warps = (u64)gridDim.x * (blockDim.x / 32);
   for (u64 row = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < rows; row += warps) {
@@ -318,6 +345,7 @@ extern "C" __global__ void __launch_bounds__(256) reference_attend_dkv(
       for (u64 i = 0; i < queries; ++i) {
         if (causal && k_places(j) > q_places(i)) continue;
         if (window && k_places(j) + window <= q_places(i)) continue;
+        if (documents.apart(q_places(i), k_places(j))) continue;
         load_row(x, q, q_dtype, (b * queries + i) * heads + h, depth);
         load_row(d, d_o, q_dtype, (b * queries + i) * heads + h, depth);
         const float* of = stats + ((b * heads + h) * queries + i) * 4;

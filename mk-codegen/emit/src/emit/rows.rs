@@ -18,7 +18,8 @@ pub(super) fn runtime_dims(plan: &Plan) -> Result<Vec<RuntimeDim>, EmitError> {
         let max = u32::try_from(max).map_err(|_| {
             EmitError::unsupported(dim.to_string(), format!("{} is at most {max}", d.name))
         })?;
-        let mut found = RuntimeDim { name: d.name.clone(), max, tensors: Vec::new() };
+        let (name, min) = (d.name.clone(), d.least() as u32);
+        let mut found = RuntimeDim { name, min, max, tensors: Vec::new() };
         let caller = plan.buffers.iter().filter(|(_, b)| matches!(b.space, Space::In | Space::Out));
         for (i, (id, b)) in caller.enumerate() {
             let named: Vec<usize> =

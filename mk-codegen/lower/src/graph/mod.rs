@@ -18,6 +18,8 @@ pub struct Extent {
     pub symbol: Option<String>,
     /// Upper bound, if the value comes with each launch; `value` is then what the plan is checked at.
     pub runtime_max: Option<i32>,
+    /// Whether a launch may have none.
+    pub may_be_zero: bool,
 }
 
 impl Extent {
@@ -51,12 +53,19 @@ pub struct Scored {
     pub cap: Option<u32>,
     /// The factor's f32 bits, where it is not `1 / sqrt(D)`.
     pub scale: Option<u32>,
+    /// Queries see keys of their own document: the last operand says where these begin.
+    pub packed: bool,
 }
 
 impl From<Scores> for Scored {
     fn from(s: Scores) -> Scored {
         let bits = |x: Option<f64>| x.map(|x| (x as f32).to_bits());
-        Scored { mask: Mask::of(s.causal, s.window), cap: bits(s.softcap), scale: bits(s.scale) }
+        Scored {
+            mask: Mask::of(s.causal, s.window),
+            cap: bits(s.softcap),
+            scale: bits(s.scale),
+            packed: s.packed,
+        }
     }
 }
 
@@ -137,6 +146,8 @@ pub enum Kind {
         /// In order of application.
         epilogue: Vec<EpilogueOp>,
     },
+    /// Rows as heads, or heads as rows: where kernels end.
+    View,
     /// Rows over the root of their mean square. Operands: rows, and perhaps a weight.
     RmsNorm {
         /// The f32 bits of what is added to the mean.
@@ -225,6 +236,7 @@ impl Kind {
             | Kind::Gemm { .. }
             | Kind::Elementwise(_)
             | Kind::SwigluGrad
+            | Kind::View
             | Kind::Saved
             | Kind::OwnHalf
             | Kind::ReduceScatter { .. }
@@ -275,6 +287,8 @@ pub struct OpGraph {
     pub results: Vec<NodeIndex>,
     /// What they are called, as many.
     pub result_names: Vec<String>,
+    /// Routes of which rows without room are dropped.
+    pub dropped: Vec<NodeIndex>,
 }
 
 impl OpGraph {
@@ -304,7 +318,9 @@ impl OpGraph {
         }
         let results = program.results().iter().map(|r| nodes[r.index()]).collect();
         let result_names = program.result_names().to_vec();
-        OpGraph { name: program.name().to_string(), graph, results, result_names }
+        let dropped = program.tensors().iter().filter(|t| program.drops(t.id));
+        let dropped = dropped.map(|t| nodes[t.id.index()]).collect();
+        OpGraph { name: program.name().to_string(), graph, results, result_names, dropped }
     }
 
     /// Operands in order.
@@ -348,7 +364,9 @@ fn extent(program: &Program, bound: &Bound, dim: Dim) -> Extent {
     // Binding refuses extents above 2^30.
     // The kernel is the same for every value of a run-time dimension, so it is made at the largest.
     let value = bound.max_dim(dim).and_then(|v| i32::try_from(v).ok()).unwrap_or(0);
-    Extent { value, symbol, runtime_max: bound.is_runtime(dim).then_some(value) }
+    let runtime_max = bound.is_runtime(dim).then_some(value);
+    let may_be_zero = matches!(dim, Dim::Sym(id) if program.may_be_zero(id));
+    Extent { value, symbol, runtime_max, may_be_zero }
 }
 
 fn kind_of(node: &Node) -> Kind {
@@ -396,6 +414,7 @@ fn kind_of(node: &Node) -> Kind {
         Op::RmsNorm { eps } => return Kind::RmsNorm { eps: (eps as f32).to_bits() },
         Op::Rope { back } => return Kind::Rope { back },
         Op::RmsNormGrad { eps } => return Kind::RmsNormGrad { eps: (eps as f32).to_bits() },
+        Op::View => return Kind::View,
         Op::Mul => EpilogueOp::Mul,
         Op::Add => EpilogueOp::Add,
         Op::Scale(factor) => EpilogueOp::Scale((factor as f32).to_bits()),

@@ -179,7 +179,7 @@ fn sizes(
     };
     let product = products().next()?;
     let (rows, ids) = (*product.inputs.first()?, *product.inputs.get(2)?);
-    let drops = program.nodes().iter().any(|n| n.op == Op::Dispatch { drops: true });
+    let drops = program.drops(ids);
     let fixed = |dim: Option<&Dim>| match dim {
         Some(Dim::Sym(symbol)) if bound.runtime().contains(symbol) => None,
         Some(Dim::Sym(symbol)) => Some(Extent::Symbol(*symbol)),

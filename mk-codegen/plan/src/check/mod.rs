@@ -203,6 +203,7 @@ impl Checker<'_> {
             self.expr(&place, extent, Some(x), Scope { inner: false, ..all });
         }
         self.positions(&place, x, all);
+        self.masks_by(&place, x);
         self.contract(&place, x);
         self.errors.extend(self.plan.mistyped(id));
         self.looks_up(&place, x);

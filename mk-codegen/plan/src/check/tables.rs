@@ -4,8 +4,8 @@ use super::checker::Checker;
 use crate::{
     entity::{Entity, TabId},
     expr::{Expr, Var},
-    leaf::{Leaf, Tabulate, Tabulation},
-    names::{Operand, RoutePart},
+    leaf::{Leaf, Mask, Tabulate, Tabulation},
+    names::{Operand, RoutePart, Side},
     plan::{Access, Family, Space, Table, TableSource},
     routes::NO_EXPERT,
 };
@@ -171,6 +171,35 @@ impl Checker<'_> {
         }
     }
 
+    /// Bounds by which a tile masks: rows of a table of its side, the same for who masks and who brings.
+    pub(super) fn masks_by(&mut self, place: &str, x: &Family) {
+        let of = |operand| x.accesses.iter().find(|a| a.operand == operand);
+        let (Some(bounds), Some(span)) = (of(Operand::Bounds), of(Operand::Span)) else { return };
+        let side = if x.leaf.queries_move() { Side::Keys } else { Side::Queries };
+        let is_table = |t: &Table| {
+            let own = matches!(t.source, TableSource::Bounds { side: of, .. } if of == side);
+            own && t.stored == Some(bounds.buffer)
+        };
+        if !self.plan.tables.values().any(is_table) {
+            self.error(place, format!("`bounds` reads no table of the bounds of {side}"));
+        }
+        let line = |a: &Access| (a.buffer, a.rank.clone(), a.region.clone(), a.version.clone());
+        let own = bounds.rank == Expr::Var(Var::RANK) && bounds.version == Expr::Const(0);
+        let always = [bounds, span].iter().all(|a| (&a.each, &a.when) == (&None, &None));
+        if line(bounds) != line(span) || !own || !always {
+            self.error(place, "`bounds` and `span` read the same rows of the own rank, always");
+        }
+        let at = x.positions.as_ref().map(|p| if side == Side::Keys { &p.k } else { &p.q });
+        if at != bounds.region.first().map(|(first, _)| first) {
+            self.error(
+                place,
+                format!(
+                    "bounds are of the rows at the positions of the tile's {side}, and of no others"
+                ),
+            );
+        }
+    }
+
     /// A task that fills a table of blocks fills all of it, from all that the table says that it is made of; tasks that
     /// fill one that follows from a routing, their share of it.
     pub(super) fn fills(&mut self, place: &str, x: &Family) {
@@ -200,7 +229,27 @@ impl Checker<'_> {
             }
             _ => false,
         };
+        // Some of the rows of a table of bounds.
+        let bounds = |(n, own): (u32, (Side, Mask)), t: &Table| {
+            let TableSource::Bounds { of, side, mask } = t.source else { return false };
+            let mut all = x.accesses.iter().filter(|a| a.operand == Operand::Dst);
+            let (Some(a), None) = (all.next(), all.next()) else { return false };
+            let pair = a.region.get(1) == Some(&(Expr::Const(0), Expr::Const(2)));
+            own == (side, mask)
+                && t.shape.first() == Some(&n)
+                && t.stored == Some(a.buffer)
+                && pair
+                && a.rank == Expr::Var(Var::RANK)
+                && (&a.each, &a.when) == (&None, &None)
+                && whole(Operand::Src, of)
+        };
         let (part, experts, ranks, rows, keep, local) = match of {
+            Tabulation::Bounds { rows, side, mask } => {
+                if !plan.tables.values().any(|t| bounds((rows, (side, mask)), t)) {
+                    self.error(place, "fills rows of a table of bounds in memory, from where documents begin in memory, which no table line says");
+                }
+                return;
+            }
             Tabulation::Blocks { rows } => {
                 if !plan.tables.iter().any(|t| blocks(rows, t)) {
                     self.error(place, "fills a table of blocks in memory, whole, from the rows of its groups in memory, which no table line says");
@@ -297,6 +346,19 @@ impl Checker<'_> {
                 }
             }
             TableSource::Blocks { of, rows } => self.blocks(place, id, t, (*of, *rows)),
+            TableSource::Bounds { of, mask, .. } => {
+                let documents = self.before(id, *of).map(|t| (t.shape.len(), &t.source));
+                let [rows, 2] = t.shape[..] else {
+                    return self.error(place, "must be [rows, 2]: the first row that each meets, and the one behind the last");
+                };
+                let runtime = TableSource::Runtime { min: 0, max: rows as i32 };
+                if documents != Some((1, &runtime)) {
+                    self.error(place, format!("must be of a one-dimensional table before it that comes with each launch, of 0..={rows}"));
+                }
+                if *mask == Mask::Bounds {
+                    self.error(place, "follows from a mask, and not from bounds");
+                }
+            }
             TableSource::Places { of } => {
                 let blocks = self.before(id, *of).map(|b| &b.source);
                 if !matches!(blocks, Some(TableSource::Blocks { .. })) {

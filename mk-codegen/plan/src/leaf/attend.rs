@@ -33,6 +33,8 @@ pub enum Mask {
     Causal,
     /// So many of those, its own the last of them.
     Window(u32),
+    /// Those between two numbers that an operand has of each row of a tile ([`Operand::Bounds`]).
+    Bounds,
 }
 
 impl Mask {
@@ -49,13 +51,33 @@ impl Mask {
     pub fn window(self) -> Option<u32> {
         match self {
             Mask::Window(keys) => Some(keys),
-            Mask::Full | Mask::Causal => None,
+            Mask::Full | Mask::Causal | Mask::Bounds => None,
         }
     }
 
-    pub(super) fn read(c: &mut Cursor<'_>) -> Result<Mask, ReadError> {
+    /// Where in a task its operands are read: who masks reads bounds behind who brings the tile.
+    pub(super) fn points(self) -> Vec<(Operand, &'static [Point])> {
+        let point = |o: OperandSpec| match o.agent {
+            Loader => (o.operand, &[Point::Start][..]),
+            _ => (o.operand, &[Point::Inner][..]),
+        };
+        self.operands().into_iter().map(point).collect()
+    }
+
+    /// The operands that it takes, with who reads them.
+    pub(super) fn operands(self) -> Vec<OperandSpec> {
+        if self != Mask::Bounds {
+            return Vec::new();
+        }
+        [(Operand::Span, Loader), (Operand::Bounds, Consumers)]
+            .map(|(o, by)| OperandSpec::new(o, Mode::Read, by, Proxy::Generic, Arity::One))
+            .to_vec()
+    }
+
+    pub(crate) fn read(c: &mut Cursor<'_>) -> Result<Mask, ReadError> {
         let token = c.peek();
-        match c.choice("mask", &["full", "causal", "window"])? {
+        match c.choice("mask", &["full", "causal", "window", "bounds"])? {
+            "bounds" => Ok(Mask::Bounds),
             "full" => Ok(Mask::Full),
             "causal" => Ok(Mask::Causal),
             _ => match c.setting("keys")? {
@@ -75,6 +97,7 @@ impl fmt::Display for Mask {
         match self {
             Mask::Full => f.write_str("full"),
             Mask::Causal => f.write_str("causal"),
+            Mask::Bounds => f.write_str("bounds"),
             Mask::Window(keys) => write!(f, "window keys={keys}"),
         }
     }
@@ -151,6 +174,7 @@ impl Record for AttendTile {
             op(Operand::K, Mode::Read, Loader, Proxy::Async, Arity::Many),
             op(Operand::V, Mode::Read, Loader, Proxy::Async, Arity::Many),
         ];
+        operands.extend(self.mask.operands());
         let own = |o, mode| op(o, mode, Consumers, Proxy::Generic, Arity::Optional);
         if self.carry == Carry::Scratch {
             operands.extend([Operand::AccIn, Operand::StatIn].map(|o| own(o, Mode::Read)));
@@ -188,6 +212,7 @@ impl Record for AttendTile {
         ];
         operands.extend([Operand::AccIn, Operand::StatIn].map(|o| (o, &[Start][..])));
         operands.extend([Operand::AccOut, Operand::StatOut].map(|o| (o, &[End][..])));
+        operands.extend(self.mask.points());
         Allowed {
             operands,
             waits: vec![(Loader, Start), (Loader, Inner), (Consumers, Start)],
@@ -197,8 +222,9 @@ impl Record for AttendTile {
     }
 
     fn types(&self) -> Vec<OneType> {
-        use Operand::{AccIn, AccOut, K, Lse, O, Q, StatIn, StatOut, V};
+        use Operand::{AccIn, AccOut, Bounds, K, Lse, O, Q, Span, StatIn, StatOut, V};
         vec![
+            OneType::new(&[Bounds, Span], Elements::I32),
             OneType::new(&[Q, K, V, O], Elements::Half),
             OneType::new(&[Lse], Elements::F32),
             OneType::new(&[AccIn, AccOut, StatIn, StatOut], Elements::F32),

@@ -8,7 +8,7 @@ use crate::{
     contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, OperandSpec},
     names::{
         Agent::{Consumers, Loader, Storer},
-        Mode, Operand, Point, Proxy,
+        Mode, Operand, Point, Proxy, Side,
     },
     text::{Cursor, ReadError},
 };
@@ -39,6 +39,14 @@ impl GradOf {
         match self {
             GradOf::Queries => &[Operand::K, Operand::V],
             GradOf::Keys => &[Operand::Q, Operand::Do, Operand::Stats],
+        }
+    }
+
+    /// The side that a tile is of.
+    pub const fn side(self) -> Side {
+        match self {
+            GradOf::Queries => Side::Queries,
+            GradOf::Keys => Side::Keys,
         }
     }
 
@@ -118,7 +126,7 @@ impl Record for AttendGradTile {
         // Consumers store past shared memory, and tell the storer when they have.
         Contract {
             agents: vec![Loader, Consumers, Storer],
-            operands: held.chain(moving).chain(made).collect(),
+            operands: held.chain(moving).chain(self.mask.operands()).chain(made).collect(),
             edges: vec![
                 EdgeSpec::flow(own[0], Loader, Consumers),
                 EdgeSpec::once(own[1], Consumers, Loader),
@@ -137,7 +145,7 @@ impl Record for AttendGradTile {
         let moving = self.of.moving().iter().map(|o| (*o, &[Start, Inner][..]));
         let made = self.of.made().iter().map(|o| (*o, &[End][..]));
         Allowed {
-            operands: held.chain(moving).chain(made).collect(),
+            operands: held.chain(moving).chain(self.mask.points()).chain(made).collect(),
             waits: vec![(Loader, Start), (Loader, Inner)],
             posts: vec![(Storer, End)],
             inner: true,
@@ -145,8 +153,9 @@ impl Record for AttendGradTile {
     }
 
     fn types(&self) -> Vec<OneType> {
-        use Operand::{Dk, Do, Dq, Dv, K, Q, Stats, V};
+        use Operand::{Bounds, Dk, Do, Dq, Dv, K, Q, Span, Stats, V};
         vec![
+            OneType::new(&[Bounds, Span], Elements::I32),
             OneType::new(&[Q, K, V, Do, Dq, Dk, Dv], Elements::Half),
             OneType::new(&[Stats], Elements::F32),
         ]

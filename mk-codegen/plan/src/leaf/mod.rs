@@ -126,6 +126,7 @@ const READERS: &[(&str, Reader)] = &[
     ("host_copy", |_| Ok(Leaf::HostCopy)),
     ("tabulate_blocks", |c| Tabulate::read_blocks(c).map(Leaf::Tabulate)),
     ("tabulate_begins", |c| Tabulate::read_begins(c).map(Leaf::Tabulate)),
+    ("tabulate_bounds", |c| Tabulate::read_bounds(c).map(Leaf::Tabulate)),
     ("tabulate_route", |c| Tabulate::read_route(c).map(Leaf::Tabulate)),
 ];
 
@@ -159,7 +160,7 @@ impl Leaf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{EpilogueOp, RoutePart};
+    use crate::{EpilogueOp, RoutePart, Side};
 
     /// One of each leaf.
     fn leaves() -> Vec<Leaf> {
@@ -182,7 +183,7 @@ mod tests {
                 block: [128, 64, 64],
                 scale: 0,
                 stages: 2,
-                mask: Mask::Full,
+                mask: Mask::Bounds,
                 cap: None,
             })
         };
@@ -192,7 +193,7 @@ mod tests {
                 carry,
                 scale: 0,
                 stages: 2,
-                mask: Mask::Full,
+                mask: Mask::Bounds,
                 cap: None,
                 store: Store::Direct,
             })
@@ -219,6 +220,9 @@ mod tests {
         all.extend(RoutePart::ALL.iter().map(|part| route(*part)));
         all.push(Leaf::Tabulate(Tabulate { of: Tabulation::Blocks { rows: 8 } }));
         all.push(Leaf::Tabulate(Tabulate { of: Tabulation::Begins { rows: 8 } }));
+        let side = Side::Keys;
+        let of = Tabulation::Bounds { rows: 8, side, mask: Mask::Causal };
+        all.push(Leaf::Tabulate(Tabulate { of }));
         all.push(Leaf::ReduceTile(ReduceTile { epilogue: vec![EpilogueOp::Bias] }));
         all.extend([false, true].map(|back| Leaf::RopeTile(RopeTile { back })));
         all.extend([false, true].map(|grad| Leaf::NormTile(NormTile { eps: 0, grad })));

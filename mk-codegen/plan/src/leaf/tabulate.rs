@@ -1,9 +1,9 @@
 //! Tables that a kernel fills.
 
-use super::Record;
+use super::{Mask, Record};
 use crate::{
     contract::{Allowed, Arity, Contract, Elements, OneType, OperandSpec},
-    names::{Agent::Copier, Mode, Operand, Point, Proxy, RoutePart},
+    names::{Agent::Copier, Mode, Operand, Point, Proxy, RoutePart, Side},
     text::{Cursor, ReadError},
 };
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,17 @@ pub enum Tabulation {
     Begins {
         /// Rows of a block.
         rows: u32,
+    },
+    /// Which rows of the other side rows meet ([`TableSource::Bounds`](crate::TableSource::Bounds)): `src` says where
+    /// documents begin, `dst` has some of the rows. Numbers that no documents have end the launch
+    /// ([`check_documents`](crate::check_documents)).
+    Bounds {
+        /// Rows of the sequence.
+        rows: u32,
+        /// Whose rows these are.
+        side: Side,
+        /// Which pairs of a document meet.
+        mask: Mask,
     },
     /// What follows from a routing ([`Routing`](crate::Routing)), chunk by chunk of tokens. Experts that there are not,
     /// -1 aside, or that a token names twice, and more blocks on a rank than there are, end the launch.
@@ -72,6 +83,12 @@ impl Tabulate {
         Ok(Tabulate { of: Tabulation::Begins { rows: c.setting("rows")? } })
     }
 
+    pub(super) fn read_bounds(c: &mut Cursor<'_>) -> Result<Tabulate, ReadError> {
+        let side = c.named(Side::NAMES, Side::from_name)?;
+        let mask = Mask::read(c)?;
+        Ok(Tabulate { of: Tabulation::Bounds { rows: c.setting("rows")?, side, mask } })
+    }
+
     pub(super) fn read_route(c: &mut Cursor<'_>) -> Result<Tabulate, ReadError> {
         c.keyword("part")?;
         c.sign("=")?;
@@ -89,6 +106,7 @@ impl Record for Tabulate {
         match self.of {
             Tabulation::Blocks { .. } => "tabulate_blocks",
             Tabulation::Begins { .. } => "tabulate_begins",
+            Tabulation::Bounds { .. } => "tabulate_bounds",
             Tabulation::Route { .. } => "tabulate_route",
         }
     }
@@ -97,6 +115,9 @@ impl Record for Tabulate {
         let (part, experts, ranks, rows, blocks, keep, local) = match self.of {
             Tabulation::Blocks { rows } | Tabulation::Begins { rows } => {
                 return write!(f, " rows={rows}");
+            }
+            Tabulation::Bounds { rows, side, mask } => {
+                return write!(f, " {side} mask={mask} rows={rows}");
             }
             Tabulation::Route { part, experts, ranks, rows, blocks, keep, local } => {
                 (part, experts, ranks, rows, blocks, keep, local)

@@ -6,7 +6,8 @@ mod family;
 
 use super::{
     entity::*,
-    names::RoutePart,
+    leaf::Mask,
+    names::{RoutePart, Side},
     plan::*,
     text::{Cursor, ReadError, Scope, lex},
 };
@@ -85,12 +86,20 @@ fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
             let name = c.name()?;
             c.sign("=")?;
             let value = c.number()?;
-            let mut runtime_max = None;
+            let (mut runtime_max, mut may_be_zero) = (None, false);
             if c.eat_word("runtime") {
-                c.sign("<=")?;
+                may_be_zero = c.peek().text == "0";
+                match may_be_zero {
+                    true => {
+                        c.number::<i32>()?;
+                        c.sign("..=")?;
+                    }
+                    false => c.sign("<=")?,
+                }
                 runtime_max = Some(c.number()?);
             }
-            let id = plan.dims.push(Dim { name: name.to_string(), value, runtime_max });
+            let id =
+                plan.dims.push(Dim { name: name.to_string(), value, runtime_max, may_be_zero });
             c.declare_dim(name, id);
         }
         "table" => table(c, plan)?,
@@ -139,7 +148,7 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
             break;
         }
     }
-    let source = match c.one_of(&["const", "runtime", "prefix", "blocks", "places"])? {
+    let source = match c.one_of(&["const", "runtime", "prefix", "blocks", "bounds", "places"])? {
         "const" => {
             let mut values = Vec::new();
             while !c.at_newline() && !matches!(c.peek().text, "in" | "routed") {
@@ -161,6 +170,11 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
             let of = c.reference::<TabId>()?;
             c.keyword("rows")?;
             TableSource::Blocks { of, rows: c.number()? }
+        }
+        "bounds" => {
+            let of = c.reference::<TabId>()?;
+            let side = c.named(Side::NAMES, Side::from_name)?;
+            TableSource::Bounds { of, side, mask: Mask::read(c)? }
         }
         _ => TableSource::Places { of: c.reference::<TabId>()? },
     };

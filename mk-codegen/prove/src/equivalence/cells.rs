@@ -24,6 +24,8 @@ pub(super) struct Lines {
     seen: Set<Stretch>,
     /// Lines on which a window compares places, and its length.
     windows: Vec<(u32, i32)>,
+    /// Lines of which all cells keep two elements.
+    ends: BTreeSet<u32>,
 }
 
 impl Lines {
@@ -55,6 +57,15 @@ impl Lines {
         }
     }
 
+    /// Documents begin at these places of a line. Cells of it keep their first and their last element, so that whoever
+    /// takes one to begin elsewhere differs in one of these.
+    pub fn documents(&mut self, line: u32, begins: &[i32]) {
+        let end = self.cuts[line as usize].last().copied().unwrap_or(0);
+        let within = begins.iter().filter(|at| (0..=end).contains(*at));
+        self.cuts[line as usize].extend(within);
+        self.ends.insert(line);
+    }
+
     /// Two stretches of one length are the same index.
     pub fn link(&mut self, (a, at, len): Stretch, (b, other, _): Stretch) {
         self.stretch((a, at, len));
@@ -82,7 +93,8 @@ impl Lines {
             cuts.extend(news);
         }
         self.join(&links, news, &mut left)?;
-        let ends: BTreeSet<u32> = self.windows.iter().map(|(line, _)| *line).collect();
+        let mut ends: BTreeSet<u32> = self.windows.iter().map(|(line, _)| *line).collect();
+        ends.append(&mut self.ends);
         Ok(Cells::new(self.cuts, &links, &ends))
     }
 

@@ -200,13 +200,16 @@ impl<'a> Dims<'a> {
                     rope::link(lines, (of(0)[1], 0), (of(1)[1], 0), [columns, head]);
                 }
             }
-            Op::Attention { scores: Scores { causal, window, .. }, .. } => {
+            Op::Attention { scores: Scores { causal, window, packed, .. }, .. } => {
                 for d in [0, 3] {
                     same(of(0)[d], of(1)[d], extent(node.inputs[1], d));
                 }
                 let places = self.places_of(node.inputs[0], node.inputs[1]);
-                if causal {
+                if causal || packed {
                     places.join(lines);
+                }
+                if let Some(begins) = self.documents(node) {
+                    lines.documents(places.line, begins);
                 }
                 let mut same =
                     |a: u32, b: u32, n: i64| lines.link((a, 0, n as i32), (b, 0, n as i32));
@@ -233,15 +236,18 @@ impl<'a> Dims<'a> {
                 let own = &self.lines[node.result.index()];
                 (1..extent(node.result, 3)).for_each(|at| lines.cut(own[3], at as i32));
             }
-            Op::AttentionDq { scores: Scores { causal, window, .. }, .. }
-            | Op::AttentionDk { scores: Scores { causal, window, .. }, .. } => {
+            Op::AttentionDq { scores: Scores { causal, window, packed, .. }, .. }
+            | Op::AttentionDk { scores: Scores { causal, window, packed, .. }, .. } => {
                 let [q, d_o, stats, k, v] = gradient_operands(node.op);
                 for d in [0, 3] {
                     same(of(q)[d], of(k)[d], extent(node.inputs[k], d));
                 }
                 let places = self.places_of(node.inputs[q], node.inputs[k]);
-                if causal {
+                if causal || packed {
                     places.join(lines);
+                }
+                if let Some(begins) = self.documents(node) {
+                    lines.documents(places.line, begins);
                 }
                 let mut same =
                     |a: u32, b: u32, n: i64| lines.link((a, 0, n as i32), (b, 0, n as i32));
@@ -289,6 +295,12 @@ impl<'a> Dims<'a> {
         self.lines[value.index()][dim]
     }
 
+    /// Where documents begin in this launch, of an attention of packed sequences or of its gradients.
+    pub fn documents(&self, node: &Node) -> Option<&[i32]> {
+        // All ranks have the same.
+        self.ragged.get(&node.documents()?)?.first().map(Vec::as_slice)
+    }
+
     /// Where queries and keys are in their sequence, of which the last are at one place.
     pub fn places_of(&self, q: ValueId, k: ValueId) -> SequenceOf {
         let lines = [q, k].map(|x| self.line(x, 1));
@@ -330,22 +342,27 @@ impl<'a> Dims<'a> {
     }
 
     /// First index and length of the stretches of a dimension that a place has of a value, in order: two in zigzag.
-    /// Shards are as long as the first, as far as there is something.
+    /// Shards are as long as the first, as far as there is something; of axes that share the dimension, each cuts a
+    /// shard of the one before it.
     pub fn stretches(&self, value: ValueId, place: usize, dim: usize) -> Vec<(i32, i32)> {
-        let n = self.extent(value, dim);
-        let cut = self.placements(value).iter().position(|p| p.cut() == Some(dim));
-        let Some(axis) = cut else { return vec![(0, n as i32)] };
-        let (stride, ranks) = self.along(axis);
-        let own = place / stride % ranks;
-        let zigzag = matches!(self.placements(value)[axis], Placement::Zigzag(_));
-        let parts = if zigzag { 2 * ranks } else { ranks };
-        let each = (n + parts as i64 - 1) / parts as i64;
-        let at = |i: usize| (i as i64 * each).min(n) as i32;
-        let part = |i: usize| (at(i), at(i + 1) - at(i));
-        match zigzag {
-            true => vec![part(own), part(parts - 1 - own)],
-            false => vec![part(own)],
+        let (mut first, mut n) = (0, self.extent(value, dim));
+        for (axis, placement) in self.placements(value).iter().enumerate() {
+            if placement.cut() != Some(dim) {
+                continue;
+            }
+            let (stride, ranks) = self.along(axis);
+            let own = place / stride % ranks;
+            let zigzag = matches!(placement, Placement::Zigzag(_));
+            let parts = if zigzag { 2 * ranks } else { ranks };
+            let each = (n + parts as i64 - 1) / parts as i64;
+            let at = |i: usize| (i as i64 * each).min(n);
+            if zigzag {
+                let part = |i: usize| (at(i) as i32, (at(i + 1) - at(i)) as i32);
+                return vec![part(own), part(parts - 1 - own)];
+            }
+            (first, n) = (first + at(own), at(own + 1) - at(own));
         }
+        vec![(first as i32, n as i32)]
     }
 
     /// First index and length of a place's part of a value in each dimension; of one in zigzag all of it.

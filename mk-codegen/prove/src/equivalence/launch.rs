@@ -153,11 +153,13 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
                     p if p == run.last => Point::End,
                     _ => Point::Inner,
                 };
+                let bounds = unrolled.bounds.get(&(task as u32)).copied();
                 let places = unrolled.positions.get(&(task as u32, t.phase));
                 let places = places.map(|at| leaf::InSequence {
                     first: at.map(|x| self.cells.at(self.sequence, x)),
                     cells: self.cells,
                     line: self.sequence,
+                    bounds: bounds.map(|rows| leaf::Bounds { rows, first: at.map(i64::from) }),
                 });
                 let work = leaf::consume(&mut context, algebra, family, point, t.phase, places);
                 let left = self.left.checked_sub(work.map_err(misfit)?);

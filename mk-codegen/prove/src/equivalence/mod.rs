@@ -56,7 +56,7 @@ use compare::Case;
 use dims::{Counts, Dims};
 use mk_plan::{Plan, Points, Table, TableSource};
 use mk_syntax::{Bound, Node, Op, Program};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::RangeInclusive};
 use unroll::Moved;
 
 /// How a plan is evaluated.
@@ -112,6 +112,9 @@ pub fn evaluate(
         let what = format!("`{}` of tensors placed over several axes", node.op.name());
         return Err(FieldError::unsupported(what, "place them over one axis"));
     }
+    if program.nodes().iter().any(|n| n.op == Op::View) {
+        return Err(FieldError::unsupported("`view` inside a kernel", "kernels end there"));
+    }
     let unknown = |t: &Table| match t.source {
         _ if t.routed.is_some() => false,
         // The caller's, who has it as a tensor.
@@ -131,7 +134,7 @@ pub fn evaluate(
         return Ok(all);
     };
     let name = plan.dims[dim].name.clone();
-    all.values = values(plan, max, options.values);
+    all.values = values(plan, plan.dims[dim].least()..=max, options.values);
     for value in all.values.clone() {
         let sizes = BTreeMap::from([(name.clone(), value as u64)]);
         let bound = program
@@ -153,7 +156,8 @@ pub fn has_room(plan: &Plan, program: &Program, bound: &Bound) -> Result<(), Fie
 
 /// Values of a run-time dimension that are worth a look: the ends, and beside what the plan's expressions compare with,
 /// some of them.
-fn values(plan: &Plan, max: i32, most: usize) -> Vec<i32> {
+fn values(plan: &Plan, range: RangeInclusive<i32>, most: usize) -> Vec<i32> {
+    let (least, max) = (*range.start(), *range.end());
     let world = plan.mesh.size() as i32;
     let mut steps = std::collections::BTreeSet::new();
     for (_, family) in plan.families.iter() {
@@ -169,13 +173,13 @@ fn values(plan: &Plan, max: i32, most: usize) -> Vec<i32> {
     }
     let near = |n: i32| [n, n - 1, n + 1];
     let of_ranks = steps.iter().rev().flat_map(|n| near(n.saturating_mul(world.min(2))));
-    let wanted = [max, 1, world + 1]
+    let wanted = [max, least, 1, world + 1]
         .into_iter()
         .chain(of_ranks)
         .chain([max - 1, max / 2 + 1, max / 3])
         .chain(steps.iter().flat_map(|n| near(*n)));
     let mut list = Vec::new();
-    for value in wanted.filter(|v| (1..=max).contains(v)) {
+    for value in wanted.filter(|v| range.contains(v)) {
         if list.len() < most && !list.contains(&value) {
             list.push(value);
         }

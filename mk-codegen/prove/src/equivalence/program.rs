@@ -169,7 +169,10 @@ impl<A: Algebra> Evaluator<'_, A> {
         let x = &values[node.inputs[0].index()];
         let y = node.inputs.get(1).map(|y| &values[y.index()]);
         match (node.op, y) {
-            (Op::Gather { .. }, _) | (Op::Cast(DType::F32), _) => self.each(x, |_, t| t.clone()),
+            // No plan has a `view`: `evaluate` refuses it.
+            (Op::Gather { .. } | Op::View, _) | (Op::Cast(DType::F32), _) => {
+                self.each(x, |_, t| t.clone())
+            }
             (Op::Attention { .. }, _) => Value::whole(self.attention(node)[0].clone()),
             (Op::Lse, _) => match self.dims.program.def(node.inputs[0]) {
                 Some(Def::Node(attention)) => Value::whole(self.attention(attention)[1].clone()),

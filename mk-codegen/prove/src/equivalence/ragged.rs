@@ -20,6 +20,8 @@ const LAUNCHES: usize = 3;
 /// Launches, where there are few tokens: in each of them few entries of tables, and flags, differ from their
 /// neighbours.
 const MANY_LAUNCHES: usize = 12;
+/// Forms of documents.
+const DOCUMENTS: usize = 4;
 /// How many tokens are few.
 const FEW_TOKENS: usize = 512;
 
@@ -38,6 +40,7 @@ pub(super) fn launches(
     let n = match (plan.tables.is_empty(), rooms.is_empty()) {
         (true, _) => 1,
         (_, false) if tokens <= FEW_TOKENS => MANY_LAUNCHES,
+        _ if plan.tables.keys().any(|id| mk_plan::tokens(plan, id).is_some()) => DOCUMENTS,
         _ => LAUNCHES,
     };
     let world = plan.mesh.size() as usize;
@@ -56,6 +59,9 @@ pub(super) fn launches(
             else {
                 return even.to_vec();
             };
+            if let Some(tokens) = mk_plan::tokens(plan, id) {
+                return documents(even, tokens, launch);
+            }
             // Ranks that have the same experts have the same counts.
             let sharded = tensor.ty.placement.first() != Some(&Placement::Replicate);
             let rank = if sharded { rank } else { 0 };
@@ -137,6 +143,44 @@ fn room(plan: &Plan, counts: TabId) -> i32 {
         _ => None,
     });
     blocks.min().map_or(i32::MAX, |n| n as i32)
+}
+
+/// Where documents begin, by turns: evenly; one among empty ones; single tokens, and one document of the others; of
+/// uneven lengths, some of them empty, with tokens left over.
+fn documents(even: &[i32], tokens: i32, turn: usize) -> Vec<i32> {
+    let last = even.len().saturating_sub(1);
+    let at = |i: usize| i32::try_from(i).unwrap_or(i32::MAX);
+    let begin = |i: usize| match turn % DOCUMENTS {
+        _ if i == 0 => 0,
+        0 => even[i],
+        1 => {
+            if i <= last / 2 {
+                0
+            } else {
+                tokens
+            }
+        }
+        2 => {
+            if i == last {
+                tokens
+            } else {
+                at(i).min(tokens)
+            }
+        }
+        // Behind even ones some are empty, and others longer.
+        _ => {
+            let end = tokens - tokens.min(3);
+            let of = if i % 4 == 2 { i - 1 } else { i };
+            (even[of] - 5 * at(of % 7)).clamp(0, end)
+        }
+    };
+    let mut begins: Vec<i32> = (0..even.len()).map(begin).collect();
+    let mut most = 0;
+    begins.iter_mut().for_each(|b| {
+        most = most.max(*b);
+        *b = most;
+    });
+    begins
 }
 
 /// As even, all in one expert, or some of them empty, by turns.
@@ -226,11 +270,9 @@ impl Dims<'_> {
         let experts: Vec<i32> = self.ragged.get(&ids)?.concat();
         let (each, block) = (rows / self.ranks, RAGGED_BLOCK as usize);
         // Those that are kept of each expert.
-        let dispatch =
-            nodes().find(|n| matches!(n.op, Op::Dispatch { .. }) && n.inputs.get(1) == Some(&ids));
-        let keep = match dispatch.map(|n| n.op) {
-            Some(Op::Dispatch { drops: true }) => each / block / own.max(1) * block,
-            _ => usize::MAX,
+        let keep = match self.program.drops(ids) {
+            true => each / block / own.max(1) * block,
+            false => usize::MAX,
         };
         // Tokens of each expert, in order, each once.
         let mut tokens = vec![Vec::new(); of_world];

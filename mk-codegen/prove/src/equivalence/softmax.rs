@@ -11,6 +11,7 @@ use super::{
 };
 use mk_plan::{Mask, Operand, STATS};
 use mk_syntax::{Node, Op, Scores};
+use std::ops::Range;
 
 /// Results `[B, S, H, D]` and logarithms `[B, H, S]` of an attention, on scaled tensors.
 pub(super) fn attention<A: Algebra>(
@@ -33,13 +34,17 @@ pub(super) fn attention<A: Algebra>(
     let [batch, queries, heads, _] = sizes(q);
     let wide = v.shape[3];
     let mut o = vec![A::ZERO; batch * queries * heads * wide];
+    let documents = dims.documents(node);
     let mut lse = Vec::with_capacity(batch * heads * queries);
     for (b, h) in (0..batch).flat_map(|b| (0..heads).map(move |h| (b, h))) {
         let head = cells.original(dims.line(q_id, 2), h);
         let g = cells.at(dims.line(k_id, 2), (head / group) as i32);
         let (q, k, v) = (tile(q, b, h), tile(k, b, g), tile(v, b, g));
         let mut state = Attention::new(algebra, queries, wide);
-        let seen = |i: usize| seen(scores.mask, (cells, places.line), ahead + i, (behind, k.rows));
+        let seen = |i: usize| {
+            let all = seen(scores.mask, (cells, places.line), ahead + i, (behind, k.rows));
+            own(all, documents, (cells, places.line), ahead + i, behind)
+        };
         state.step(algebra, [&q, &k, &v], scores, seen);
         for (i, row) in state.output(algebra).chunks(wide.max(1)).enumerate() {
             let at = ((b * queries + i) * heads + h) * wide;
@@ -51,6 +56,27 @@ pub(super) fn attention<A: Algebra>(
         Tensor { shape: vec![batch, queries, heads, wide], data: o },
         Tensor { shape: vec![batch, heads, queries], data: lse },
     ]
+}
+
+/// Of keys from a place of a scaled line on, those of the document that a query's place is in.
+fn own(
+    keys: Range<usize>,
+    documents: Option<&[i32]>,
+    (cells, line): (&Cells, u32),
+    query: usize,
+    first: usize,
+) -> Range<usize> {
+    let Some(begins) = documents else { return keys };
+    let place = cells.original(line, query);
+    let mut all = begins.windows(2).map(|d| (d[0], d[1]));
+    let Some((begin, end)) = all.find(|(b, e)| (i64::from(*b)..i64::from(*e)).contains(&place))
+    else {
+        return 0..0;
+    };
+    // Cells begin where documents do.
+    let [begin, end] = [begin, end].map(|at| cells.at(line, at).saturating_sub(first));
+    let end = end.min(keys.end);
+    begin.max(keys.start).min(end)..end
 }
 
 /// What becomes of scores, of heads of so many elements.
@@ -93,6 +119,7 @@ pub(super) fn gradients<A: Algebra>(
     let (q_id, k_id) = (node.inputs[at[0]], node.inputs[at[3]]);
     let scores = scored(scores, dims.extent(q_id, 3));
     let (scale, places) = (scores.scale, dims.places_of(q_id, k_id));
+    let documents = dims.documents(node);
     let [ahead, behind] = places.scaled(cells);
     let group = (dims.extent(q_id, 2) / dims.extent(k_id, 2).max(1)).max(1);
     let [batch, _, heads, _] = sizes(q);
@@ -120,7 +147,10 @@ pub(super) fn gradients<A: Algebra>(
                 let stats = chosen(&stats[i * STATS as usize..][..STATS as usize]);
                 let block = Block { q: &one(&q), d_o: &one(&d_o), stats: &stats, k: &k, v: &v };
                 let place = ahead + i;
-                let seen = |_| seen(scores.mask, (cells, places.line), place, (behind, keys));
+                let seen = |_| {
+                    let all = seen(scores.mask, (cells, places.line), place, (behind, keys));
+                    own(all, documents, (cells, places.line), place, behind)
+                };
                 match sums {
                     Gradients::Keys { .. } => sums.step(algebra, block, scores, seen),
                     Gradients::Queries(_) => {

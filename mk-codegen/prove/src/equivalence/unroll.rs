@@ -57,6 +57,8 @@ pub(super) struct Unrolled<'a> {
     pub slabs: Vec<Slab>,
     /// Places in the sequence of the first query and the first key, by task and phase, of attention that masks by them.
     pub positions: Map<(u32, u32), [i32; 2]>,
+    /// The bounds by which a task masks, two of each of its rows, and those behind them, by task.
+    pub bounds: Map<u32, &'a [i32]>,
     /// Extents by buffer and rank.
     pub shapes: Vec<Vec<Vec<i64>>>,
     dims: Vec<(i32, i32)>,
@@ -107,7 +109,7 @@ impl Moved {
     /// Whether this is what a family moves; looking up is nothing that it moves.
     pub fn by(self, plan: &Plan, f: &Family) -> Result<bool, FieldError> {
         let integers = |a: &&Access| plan.buffers[a.buffer].dtype.is_integer();
-        let moved = || f.accesses.iter().filter(|a| a.operand != Operand::Tab);
+        let moved = || f.accesses.iter().filter(|a| !a.operand.looks_up());
         let (whole, other) = (moved().find(integers), moved().find(|a| !integers(a)));
         if let (Some(a), Some(b)) = (whole, other) {
             let name = |a: &Access| plan.buffers[a.buffer].dtype.name();
@@ -142,6 +144,7 @@ pub(super) fn unroll<'a>(
             touches: Vec::new(),
             slabs: Vec::new(),
             positions: Map::default(),
+            bounds: Map::default(),
             shapes,
             dims: Vec::new(),
             domains: Vec::new(),
@@ -174,6 +177,8 @@ struct KnownAccess<'a> {
 struct Body<'a> {
     inner: Option<Expr>,
     positions: Option<[Expr; 2]>,
+    /// The table by whose rows its tasks mask, and the first of these rows.
+    bounds: Option<(TabId, Expr)>,
     accesses: Vec<KnownAccess<'a>>,
 }
 
@@ -202,17 +207,23 @@ impl<'a> Walk<'_, 'a> {
             when: a.when.as_ref().map(known),
         };
         let accesses = family.accesses.iter().enumerate();
-        let accesses = accesses.filter(|(_, a)| a.operand != Operand::Tab);
+        let accesses = accesses.filter(|(_, a)| !a.operand.looks_up());
         let mut accesses: Vec<_> = accesses.map(known_access).collect();
         accesses.sort_by_key(|a| a.access.mode != Mode::Read);
         let extents: Vec<_> = family.domain.iter().map(|(_, e)| known(e)).collect();
         let inner = family.inner.as_ref().map(|(_, e)| known(e));
         let positions = family.positions.as_ref().map(|p| [known(&p.q), known(&p.k)]);
+        let by = family.accesses.iter().find(|a| a.operand == Operand::Bounds);
+        let bounds = by.and_then(|a| {
+            let mut tables = self.points.plan.tables.iter();
+            let (table, _) = tables.find(|(_, t)| t.stored == Some(a.buffer))?;
+            Some((table, known(&a.region.first()?.0)))
+        });
         let mut vars = vec![0; Var::DOMAIN as usize + extents.len()];
         vars[Var::RANK.0 as usize] = rank as i64;
         vars[Var::EPOCH.0 as usize] = epoch;
         let mut task = Task { family: id, vars };
-        let body = Body { inner, positions, accesses };
+        let body = Body { inner, positions, bounds, accesses };
         self.nest(&mut task, &extents, &body)
     }
 
@@ -279,6 +290,12 @@ impl<'a> Walk<'_, 'a> {
         let touches = first..self.out.touches.len() as u32;
         if touches.is_empty() {
             return Ok(());
+        }
+        if let Some((table, first)) = &body.bounds {
+            let first = 2 * self.value(task, first)?;
+            let entries = self.points.contents(task.rank(), *table);
+            let own = usize::try_from(first).ok().and_then(|first| entries.get(first..));
+            self.out.bounds.insert(self.out.tasks.len() as u32, own.unwrap_or(&[]));
         }
         let domain = self.out.domains.len() as u32;
         self.out.domains.extend(task.domain().iter().map(|v| *v as i32));

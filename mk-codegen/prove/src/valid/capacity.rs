@@ -58,6 +58,7 @@ pub(super) fn check(plan: &Plan) -> Vec<Violation> {
                 // Two-dimensional ones are not summed.
                 TableSource::Prefix { .. }
                 | TableSource::Blocks { .. }
+                | TableSource::Bounds { .. }
                 | TableSource::Places { .. } => i64::from(i32::MAX),
             };
             let align = i64::from(*align);

@@ -1,6 +1,8 @@
 //! Contents for run-time tables: the cases on which proofs about all tables are tested.
 
-use mk_plan::{Entity, Plan, TabId, Table, TableSet, TableSource, entries, needed};
+use mk_plan::{
+    Entity, Env, Plan, RoutePart, TabId, Table, TableSet, TableSource, entries, needed, no_tables,
+};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use std::{collections::BTreeSet, ops::Range};
 
@@ -242,7 +244,8 @@ pub(super) fn uniform(
                 Some(End::Last) => nodes.last(rank) && block == n - 1,
                 None => false,
             };
-            let rows = |block| value(id).max(i32::from(kept(block)));
+            let most = bounds(plan, id).2;
+            let rows = |block| value(id).max(i32::from(kept(block)).min(most));
             Some((0..n).flat_map(|block| [(block % groups) as i32, rows(block)]).collect())
         };
         let given = |_, id| vec![value(id); bounds(plan, id).0];
@@ -261,15 +264,29 @@ enum End {
     Last,
 }
 
+/// Whether a table counts rows of tokens, of which this launch has none.
+fn counts_nobody(plan: &Plan, id: TabId) -> bool {
+    let routed = plan.tables[id].routed.filter(|r| r.part == RoutePart::Counts);
+    let stored = routed.and_then(|r| plan.tables.get(r.ids)?.stored);
+    let Some(rows) = stored.and_then(|b| plan.buffers.get(b)?.shape.first()) else { return false };
+    let dims: Vec<i64> = plan.dims.values().map(|d| i64::from(d.value)).collect();
+    let of =
+        |rank: u32| rows.eval(&Env { dims: &dims, vars: &[i64::from(rank)], tables: &no_tables });
+    (0..plan.mesh.size()).all(|rank| of(rank) == Ok(0))
+}
+
 /// Entries of a table, and the range of its counts, if it has any.
 pub(super) fn bounds(plan: &Plan, id: TabId) -> (usize, i32, i32) {
     let table = &plan.tables[id];
     let n = entries(table);
     match table.source {
+        TableSource::Runtime { min, .. } if counts_nobody(plan, id) => (n, min, min),
+        TableSource::Blocks { of, .. } if counts_nobody(plan, of) => (n, 0, 0),
         TableSource::Runtime { min, max } => (n, min, max.max(min)),
         TableSource::Blocks { rows, .. } => (n, 0, rows),
-        TableSource::Const(_) | TableSource::Prefix { .. } | TableSource::Places { .. } => {
-            (n, 0, 0)
-        }
+        TableSource::Const(_)
+        | TableSource::Prefix { .. }
+        | TableSource::Bounds { .. }
+        | TableSource::Places { .. } => (n, 0, 0),
     }
 }

@@ -1,13 +1,13 @@
 //! Attention.
 
-use super::{Attends, Compute, Regions, Values, Write, broadcast, matrix};
+use super::{Attends, Compute, Regions, Values, Write, bounds, broadcast, matrix};
 use crate::{
     context::{Context, Phase, misfit},
     error::SimError,
     math::{Attention, AttentionStep},
     memory::within,
 };
-use mk_plan::{AttendTile, Operand};
+use mk_plan::{AttendTile, Operand, Side};
 
 impl Compute for AttendTile {
     fn moving(&self) -> &'static [Operand] {
@@ -15,7 +15,8 @@ impl Compute for AttendTile {
     }
 
     fn consume(&self, context: &mut Context, a: Attends, phase: Phase) -> Result<(), SimError> {
-        attend(context, a.step(self.scale, self.mask, self.cap), phase)
+        let bounds = bounds(context, a, self.mask, Side::Queries, phase)?;
+        attend(context, a.step(self.scale, self.mask, self.cap, bounds), phase)
     }
 
     fn values(&self, to: &Write<'_>, context: &mut Context, regions: Regions) -> Values {
@@ -54,7 +55,7 @@ fn attend(context: &mut Context, step: AttentionStep, phase: Phase) -> Result<()
                 q.rows, q.cols, k.rows, k.cols, v.rows, v.cols, acc.0, acc.1
             )));
         }
-        state.step(q, k, v, step);
+        state.step(q, k, v, &step);
     }
     context.attention = state;
     Ok(())

@@ -1,6 +1,6 @@
 //! Gradients of attention.
 
-use super::{Attends, Compute, Regions, Values, Write, broadcast};
+use super::{Attends, Compute, Regions, Values, Write, bounds, broadcast};
 use crate::{
     context::{Context, Phase, misfit},
     error::SimError,
@@ -15,7 +15,8 @@ impl Compute for AttendGradTile {
     }
 
     fn consume(&self, context: &mut Context, a: Attends, phase: Phase) -> Result<(), SimError> {
-        differentiate(context, self.of, a.step(self.scale, self.mask, self.cap), phase)
+        let bounds = bounds(context, a, self.mask, self.of.side(), phase)?;
+        differentiate(context, self.of, a.step(self.scale, self.mask, self.cap, bounds), phase)
     }
 
     fn values(&self, to: &Write<'_>, context: &mut Context, regions: Regions) -> Values {
@@ -60,7 +61,7 @@ fn differentiate(
                 values: Tile::zeros(v.rows, v.cols),
             },
         });
-        sums.step(block, step);
+        sums.step(block, &step);
     }
     context.gradients = sums;
     Ok(())

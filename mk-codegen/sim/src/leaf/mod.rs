@@ -18,10 +18,10 @@ mod tabulate;
 use super::{
     context::{Context, Phase, misfit},
     error::SimError,
-    math::AttentionStep,
+    math::{AttentionStep, Bounds},
 };
 use mk_abi::DType;
-use mk_plan::{Family, Leaf, Mask, Operand, Point, Region, of_leaf};
+use mk_plan::{Family, Leaf, Mask, Operand, Point, Region, Side, of_leaf};
 
 /// What attention needs to know in one phase besides its operands.
 #[derive(Clone, Copy)]
@@ -33,16 +33,43 @@ pub(super) struct Attends {
 }
 
 impl Attends {
-    fn step(&self, scale: u32, mask: Mask, cap: Option<u32>) -> AttentionStep {
+    fn step(
+        &self,
+        scale: u32,
+        mask: Mask,
+        cap: Option<u32>,
+        bounds: Option<Bounds>,
+    ) -> AttentionStep {
         AttentionStep {
             scale: f32::from_bits(scale),
             // The first query sees keys up to this many, and each one after it one more.
             seen: self.at.filter(|_| mask != Mask::Full).map(|[q, k]| q - k + 1),
             window: mask.window().map(i64::from),
+            bounds,
             cap: cap.map(f32::from_bits),
             probabilities: self.kind.unwrap_or(DType::Bf16),
         }
     }
+}
+
+/// The bounds of a tile's rows, where these mask.
+fn bounds(
+    context: &Context,
+    attends: Attends,
+    mask: Mask,
+    side: Side,
+    phase: Phase,
+) -> Result<Option<Bounds>, SimError> {
+    let found = context.latest(Operand::Bounds, phase).filter(|_| mask == Mask::Bounds);
+    let (Some(tile), Some([q, k])) = (found, attends.at) else { return Ok(None) };
+    let of_keys = side == Side::Keys;
+    let first = if of_keys { q } else { k };
+    let pair = |row: &[f32]| [0, 1].map(|i| row.get(i).map_or(0, |x| *x as i64) - first);
+    let rows: Vec<[i64; 2]> = tile.data.chunks(tile.cols.max(1)).map(pair).collect();
+    if rows.windows(2).any(|w| w[1][0] < w[0][0] || w[1][1] < w[0][1]) {
+        return Err(misfit("`bounds` descend from one row to the next"));
+    }
+    Ok(Some(Bounds { rows, of_keys }))
 }
 
 /// An access that writes: of which family, to which operand, in which phase of its task, and which phase is the last.

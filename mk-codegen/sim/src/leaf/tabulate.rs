@@ -6,9 +6,9 @@ use crate::{
     math::Tile,
 };
 use mk_plan::{
-    NodeRanks, Operand, RouteError, RoutePart, Tabulate, Tabulation, block_table, kept, listed,
-    own_experts, prefix, route_bases, route_list, route_places, route_slots, route_sources,
-    route_wanted,
+    NodeRanks, Operand, RouteError, RoutePart, Tabulate, Tabulation, block_table, bounds_table,
+    kept, listed, own_experts, prefix, route_bases, route_list, route_places, route_slots,
+    route_sources, route_wanted,
 };
 
 impl Compute for Tabulate {
@@ -27,6 +27,16 @@ impl Compute for Tabulate {
                 let counts: Vec<i32> = context.all(Operand::Src).flat_map(integers).collect();
                 broadcast(regions, |_| {
                     Ok(prefix(&counts, *rows as i32).into_iter().map(|x| x as f32).collect())
+                })
+            }
+            Tabulation::Bounds { rows, side, mask } => {
+                let begins: Vec<i32> = context.all(Operand::Src).flat_map(integers).collect();
+                broadcast(regions, |r| {
+                    let first = r.dims.first().map_or(0, |d| d.0) as i32;
+                    let n = (r.len() / 2) as usize;
+                    let table = bounds_table(&begins, (first, n), *rows as i32, (*side, *mask));
+                    let table = table.map_err(|e| misfit(e.to_string()))?;
+                    Ok(table.into_iter().map(|x| x as f32).collect())
                 })
             }
             Tabulation::Route { part, experts, ranks, rows, blocks, keep, local } => {

@@ -13,8 +13,17 @@ pub(in super::super) struct Attention {
     pub stat: Tile,
 }
 
+/// Between which places of the other side each row of a tile meets it, from the first place of this step on.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Bounds {
+    /// The first place, and the one behind the last, of each row; both ascend.
+    pub rows: Vec<[i64; 2]>,
+    /// Whether the rows are keys.
+    pub of_keys: bool,
+}
+
 /// How scores of one step become probabilities.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(in super::super) struct AttentionStep {
     /// Factor on q·k.
     pub scale: f32,
@@ -22,6 +31,8 @@ pub(in super::super) struct AttentionStep {
     pub seen: Option<i64>,
     /// The most keys that a query sees of those: the last.
     pub window: Option<i64>,
+    /// Bounds by which rows see each other, instead.
+    pub bounds: Option<Bounds>,
     /// Scores `s` are `cap * tanh(s / cap)`.
     pub cap: Option<f32>,
     /// Type that probabilities are rounded to before they meet the values.
@@ -31,6 +42,20 @@ pub(in super::super) struct AttentionStep {
 impl AttentionStep {
     /// Which of so many keys query `i` of the step sees.
     pub fn sees(&self, i: usize, keys: usize) -> Range<usize> {
+        match &self.bounds {
+            Some(Bounds { rows, of_keys: true }) => {
+                let meets = |p: &[i64; 2]| p[1] <= i as i64;
+                let (from, end) =
+                    (rows.partition_point(meets), rows.partition_point(|p| p[0] <= i as i64));
+                return from.min(end)..end;
+            }
+            Some(Bounds { rows, of_keys: false }) => {
+                let [from, end] = rows.get(i).copied().unwrap_or_default();
+                let within = |x: i64| x.clamp(0, keys as i64) as usize;
+                return within(from).min(within(end))..within(end);
+            }
+            None => {}
+        }
         let end = self.seen.map_or(keys as i64, |first| first + i as i64);
         let from = self.window.map_or(0, |window| end - window);
         let within = |x: i64| x.clamp(0, keys as i64) as usize;
@@ -60,7 +85,7 @@ impl Attention {
 
     /// One block of keys `[cols, dk]` and values `[cols, d]`. Probabilities are rounded before they meet the values, as
     /// tensor cores have it; their sum is not.
-    pub fn step(&mut self, q: &Tile, k: &Tile, v: &Tile, step: AttentionStep) {
+    pub fn step(&mut self, q: &Tile, k: &Tile, v: &Tile, step: &AttentionStep) {
         let mut scores = vec![0.0f32; k.rows];
         for i in 0..q.rows {
             let query = q.row(i);
@@ -117,6 +142,7 @@ mod tests {
         scale: 1.0,
         seen: None,
         window: None,
+        bounds: None,
         cap: None,
         probabilities: DType::F32,
     };
@@ -129,13 +155,13 @@ mod tests {
         let (v1, v2) = (tile(1, 1, &[4.0]), tile(1, 1, &[-2.0]));
         let step = AttentionStep { scale: 0.5, seen: None, probabilities: DType::Bf16, ..PLAIN };
         let mut state = Attention::new(1, 1);
-        state.step(&q, &k1, &v1, step);
-        state.step(&q, &k2, &v2, step);
+        state.step(&q, &k1, &v1, &step);
+        state.step(&q, &k2, &v2, &step);
         let (a, b) = ((0.125f32).exp(), (1.0f32).exp());
         let want = (4.0 * a - 2.0 * b) / (a + b);
         let got = state.output().data[0];
         assert!((got - want).abs() < 0.01, "{got} is not {want}");
-        state.step(&q, &tile(1, 2, &[f32::NAN, 0.0]), &v1, step);
+        state.step(&q, &tile(1, 2, &[f32::NAN, 0.0]), &v1, &step);
         assert!(state.output().data[0].is_nan());
     }
 
@@ -146,16 +172,34 @@ mod tests {
         let v = tile(2, 1, &[4.0, 8.0]);
         let step = AttentionStep { scale: 1.0, seen: Some(0), probabilities: DType::F16, ..PLAIN };
         let mut state = Attention::new(3, 1);
-        state.step(&q, &k, &v, step);
+        state.step(&q, &k, &v, &step);
         assert_eq!(state.output().data, [0.0, 4.0, 6.0]);
         assert_eq!(state.logarithms(), [f32::NEG_INFINITY, 0.0, 2.0f32.ln()]);
         // Of two keys at most the last.
         let mut narrow = Attention::new(3, 1);
-        narrow.step(&q, &k, &v, AttentionStep { window: Some(1), ..step });
+        narrow.step(&q, &k, &v, &AttentionStep { window: Some(1), ..step.clone() });
         assert_eq!(narrow.output().data, [0.0, 4.0, 8.0]);
         // A block that none of them sees changes nothing.
         let before = state.clone();
-        state.step(&q, &k, &v, AttentionStep { seen: Some(-2), ..step });
+        state.step(&q, &k, &v, &AttentionStep { seen: Some(-2), ..step.clone() });
         assert_eq!(state, before);
+    }
+    /// Bounds of queries and of keys that say the same leave the same pairs.
+    #[test]
+    fn bounds_of_both_sides() {
+        let of = |rows: &[[i64; 2]], of_keys| AttentionStep {
+            bounds: Some(Bounds { rows: rows.to_vec(), of_keys }),
+            ..PLAIN
+        };
+        // Documents of 2, 0 and 3 tokens, causal, and one token of none.
+        let queries = of(&[[0, 1], [0, 2], [2, 3], [2, 4], [2, 5], [5, 5]], false);
+        let keys = of(&[[0, 2], [1, 2], [2, 5], [3, 5], [4, 5], [5, 5]], true);
+        for i in 0..6 {
+            assert_eq!(queries.sees(i, 6).collect::<Vec<_>>(), keys.sees(i, 6).collect::<Vec<_>>());
+        }
+        assert_eq!((queries.sees(3, 6), queries.sees(5, 6).len()), (2..4, 0));
+        // Of a step that begins elsewhere.
+        assert_eq!(of(&[[-3, 2], [1, 9]], false).sees(1, 4), 1..4);
+        assert!(of(&[[-3, -1]], false).sees(0, 4).is_empty());
     }
 }

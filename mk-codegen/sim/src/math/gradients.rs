@@ -35,7 +35,7 @@ impl Block<'_> {
 impl Gradients {
     /// Adds the contribution of a block. Probabilities and gradients of scores are rounded before they are multiplied,
     /// as in tensor cores.
-    pub fn step(&mut self, block: Block<'_>, step: AttentionStep) {
+    pub fn step(&mut self, block: Block<'_>, step: &AttentionStep) {
         let Block { q, d_o, stats, k, v } = block;
         for i in 0..q.rows {
             let [lse, delta, ..] = *stats.row(i) else { continue };
@@ -87,7 +87,7 @@ mod tests {
     }
 
     /// The sum of results times what they are worth, of queries, keys and values.
-    fn worth(q: &Tile, k: &Tile, v: &Tile, d_o: &Tile, step: AttentionStep) -> f64 {
+    fn worth(q: &Tile, k: &Tile, v: &Tile, d_o: &Tile, step: &AttentionStep) -> f64 {
         let mut state = Attention::new(q.rows, v.cols);
         state.step(q, k, v, step);
         let o = state.output();
@@ -101,7 +101,8 @@ mod tests {
             [(None, None, None), (Some(0), None, Some(0.75)), (Some(2), Some(2), None)]
         {
             let probabilities = DType::F32;
-            let step = AttentionStep { scale: 0.5, seen, window, cap, probabilities };
+            let bounds = None;
+            let step = &AttentionStep { scale: 0.5, seen, window, bounds, cap, probabilities };
             let (q, k, v) = (tile(3, 4, 0.0), tile(4, 4, 1.0), tile(4, 4, 2.0));
             let d_o = tile(3, 4, 3.0);
             let mut state = Attention::new(3, 4);

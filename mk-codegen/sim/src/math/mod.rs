@@ -7,7 +7,7 @@ mod erf;
 mod gradients;
 mod matmul;
 
-pub(super) use attend::{Attention, AttentionStep};
+pub(super) use attend::{Attention, AttentionStep, Bounds};
 pub(super) use epilogue::apply;
 pub(super) use gradients::{Block, Gradients, statistics};
 pub(super) use matmul::{multiply_add, transpose};

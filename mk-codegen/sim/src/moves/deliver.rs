@@ -134,17 +134,21 @@ impl Machine<'_> {
             let (mut from, cols) = (0, region.dims.last().map_or(0, |d| d.1 as usize));
             let mut other = None;
             rows(shape, region, |at| {
-                let pairs = want[at..at + cols].iter().zip(&found[from..from + cols]).zip(at..);
+                // A rank with fewer tokens than there is room for has no more entries.
+                let want = (at..).map(|i| want.get(i));
+                let pairs = want.zip(&found[from..from + cols]).zip(at..);
                 from += cols;
-                let mut unlike = pairs.filter(|((want, found), _)| **want as f32 != **found);
-                other = other.or_else(|| unlike.next());
+                let unlike = |want: Option<&i32>, found| want.is_none_or(|w| *w as f32 != found);
+                let mut pairs = pairs.filter(|((want, found), _)| unlike(*want, **found));
+                other = other.or_else(|| pairs.next());
             });
             if let Some(((want, found), at)) = other {
                 return Err(SimError::Violated {
                     access: format!("{place}: `tab` of {} rank {}", region.buffer, region.rank),
                     found: format!(
-                        "entry {at} of {id} {:?} is {found}, and in this launch it is {want}",
-                        table.name
+                        "entry {at} of {id} {:?} is {found}, and in this launch {}",
+                        table.name,
+                        want.map_or("there is none".into(), |want| format!("it is {want}"))
                     ),
                 });
             }

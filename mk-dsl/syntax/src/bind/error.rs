@@ -28,6 +28,8 @@ pub enum Given {
     Elsewhere,
     /// The rows of any routing.
     Routing,
+    /// Other dimensions of a `view`.
+    View,
 }
 
 /// As Rust has it; with `{:#}` as the command line has it.
@@ -43,6 +45,7 @@ impl fmt::Display for Given {
             Given::UpperBound => f.write_str("its upper bound"),
             Given::Elsewhere => f.write_str("another size"),
             Given::Routing => f.write_str("the rows of any routing"),
+            Given::View => f.write_str("the other dimensions of a `view`"),
         }
     }
 }
@@ -131,6 +134,13 @@ pub enum BindError {
         /// The symbol's name.
         symbol: String,
     },
+    /// A dimension of a `view` is not the product of those that it is seen as.
+    View {
+        /// The dimension of the matrix, as `` `M` = 16 ``.
+        whole: String,
+        /// The two dimensions of heads.
+        factors: [String; 2],
+    },
     /// A value's size in bytes does not fit 63 bits.
     TooManyBytes {
         /// The tensor's name, or the value as `%3`.
@@ -192,6 +202,7 @@ impl BindError {
             BindError::NotRuntime { symbol } => {
                 format!("declare it in the pipeline: `fn name<{symbol}: dyn <= 8192>(..)`")
             }
+            BindError::View { .. } => "give numbers of which the first is the product".into(),
             BindError::TooManyBytes { .. } => "choose smaller dimensions".into(),
         }
     }
@@ -221,6 +232,9 @@ impl BindError {
             }
             BindError::NotRuntime { symbol } => {
                 format!("`{symbol}` is a constant of the kernel, and no launch can change it")
+            }
+            BindError::View { whole, factors: [one, other] } => {
+                format!("a `view` has {whole} as {one} times {other}")
             }
             BindError::TooManyBytes { value, shape } => {
                 format!("{value} of shape {shape} is larger than 2^63 - 1 bytes")

@@ -2,6 +2,7 @@
 
 mod error;
 mod room;
+mod view;
 
 pub use error::{BindError, BindErrors, Given};
 
@@ -29,7 +30,8 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// The extent of each symbol in elements, indexed by [`SymbolId`]; each `1..=MAX_DIM`.
+    /// The extent of each symbol in elements, indexed by [`SymbolId`]; each `1..=MAX_DIM`, or 0 where
+    /// [`Program::may_be_zero`].
     pub fn sizes(&self) -> &[u64] {
         &self.sizes
     }
@@ -228,7 +230,8 @@ impl<'a> Binder<'a> {
             }),
             Some(_) => {}
             None => {
-                if !(1..=MAX_DIM).contains(&size) {
+                let least = u64::from(!self.program.may_be_zero(symbol));
+                if !(least..=MAX_DIM).contains(&size) {
                     let (value, from) = (size, from.clone());
                     self.errors.push(BindError::OutOfRange { symbol: name(), value, from });
                 }
@@ -260,6 +263,7 @@ impl<'a> Binder<'a> {
     /// `kept` has the upper bounds of an earlier binding.
     fn finish(mut self, kept: Option<&[u64]>, ranks: u64) -> Result<Bound, BindErrors> {
         self.blocks();
+        self.views();
         let room = self.room(kept, ranks);
         let mut missing = Vec::new();
         let mut max_sizes = Vec::new();
@@ -272,6 +276,11 @@ impl<'a> Binder<'a> {
             }
             let given = &self.given[i];
             match (given, max) {
+                // No bound.
+                (Some((0, from)), None) if self.program.may_be_zero(SymbolId::new(i)) => {
+                    let (symbol, from) = (self.program.symbols()[i].name.clone(), from.clone());
+                    self.errors.push(BindError::OutOfRange { symbol, value: 0, from });
+                }
                 (Some((size, _)), None) => max_sizes.push(*size),
                 (_, Some(max)) => max_sizes.push(max),
                 (None, None) => {}
@@ -290,6 +299,10 @@ impl<'a> Binder<'a> {
                     missing.push((symbol, tensor));
                 }
             }
+        }
+        // What a wrong `view` leaves open is nothing to ask for.
+        if self.errors.iter().any(|e| matches!(e, BindError::View { .. })) {
+            missing.clear();
         }
         self.errors.extend(
             missing.into_iter().map(|(symbol, tensor)| BindError::Unbound { symbol, tensor }),

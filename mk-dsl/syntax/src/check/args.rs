@@ -24,7 +24,8 @@ impl<'c, 'a> Args<'c, 'a> {
         Args { op: stage.name, left: stage.args.iter().collect() }
     }
 
-    fn positional(&mut self) -> Option<&'c Arg<'a>> {
+    /// The next argument without a key.
+    pub fn positional(&mut self) -> Option<&'c Arg<'a>> {
         let i = self.left.iter().position(|arg| arg.key.is_none())?;
         Some(self.left.remove(i))
     }
@@ -110,6 +111,18 @@ impl<'c, 'a> Args<'c, 'a> {
         let has_key = |arg: &&Arg<'a>| arg.key.is_some_and(|k| k.text == key);
         let i = self.left.iter().position(has_key)?;
         Some(self.left.remove(i))
+    }
+
+    /// `key = tensor`, if it is there; the outer `None` is a mistake.
+    pub fn key_operand(&mut self, key: &str, sink: &mut Sink) -> Option<Option<Operand<'a>>> {
+        let Some(arg) = self.key(key) else { return Some(None) };
+        match arg.value {
+            ArgValue::Name(operand) => Some(Some(operand)),
+            _ => {
+                self.wrong(arg, "a tensor there", sink);
+                None
+            }
+        }
     }
 
     /// Whether the word stands among the arguments; takes it.

@@ -4,13 +4,13 @@
 
 use super::checker::{Call, Checker, Id, Ring, Shape, Ty, Value, Wanted};
 use super::dims::{Resolved, Term};
-use crate::ast::Word;
+use crate::ast::{Operand, Word};
 use crate::messages;
 use crate::program::{AxisId, DType, Op, Placement, Scores, turned};
 use crate::span::Span;
 
 /// What later versions will know.
-const LATER: [&str; 4] = ["sinks", "cu_seqlens", "bias", "dropout"];
+const LATER: [&str; 3] = ["sinks", "bias", "dropout"];
 
 pub(super) fn along_sequence(p: Placement) -> bool {
     matches!(p, Placement::Shard(1) | Placement::Zigzag(1))
@@ -82,12 +82,13 @@ impl<'a> Checker<'a, '_> {
             return None;
         }
         let scores = self.scores(&mut call);
+        let packed = call.args.key_operand("cu_seqlens", self.sink)?;
         let mut input = self.input_or_touch(&mut call)?;
         let ring = self.ring_of(&mut input, false)?;
         let first = call.args.operand(self.sink);
         let second = if ring.is_none() { Some(call.args.operand(self.sink)) } else { None };
         call.args.finish(self.sink);
-        let scores = scores?;
+        let mut scores = scores?;
         let (q, k, v, at) = match ring {
             Some(ring) => {
                 let operand = first?;
@@ -111,7 +112,46 @@ impl<'a> Checker<'a, '_> {
                 (input, k, v, None)
             }
         };
-        self.attend(q, k, v, at, op, scores)
+        let place = at.map_or(op, |r| r.1);
+        let axis = at.map(|(axis, _)| axis);
+        self.heads_fit([&q, &k, &v], axis, [op, place])?;
+        let mut inputs = vec![q.id, k.id, v.id];
+        if let Some(cu) = packed {
+            inputs.push(self.packed(cu, [&q, &k], axis, &mut scores)?);
+        }
+        let op = Op::Attention { scores, ring: axis.map(AxisId::new) };
+        Some(self.push(op, inputs, q.ty, q.gathered))
+    }
+
+    /// Where the documents of packed sequences begin: one tensor for all batches, which all ranks have.
+    pub(super) fn packed(
+        &mut self,
+        operand: Operand<'a>,
+        [q, k]: [&Value; 2],
+        ring: Option<usize>,
+        scores: &mut Scores,
+    ) -> Option<Id> {
+        let at = operand.word.span;
+        let placement = vec![Placement::Replicate; q.ty.placement.len()];
+        let wanted = Wanted { dtype: DType::I32, shape: Shape::Fresh(1), placement };
+        let cu = self.value(operand, wanted)?;
+        let n_before = self.sink.len();
+        let whole = cu.ty.placement.iter().all(|p| *p == Placement::Replicate);
+        let given = matches!(cu.id, Id::Param(_));
+        if cu.ty.dtype != DType::I32 || cu.ty.dims.len() != 1 || !whole || !given {
+            let found = self.show(&cu.ty);
+            self.sink.push(at, messages::packed_documents(&cu.label, &found));
+        }
+        if ring.is_some() || q.ty.placement.iter().any(|p| along_sequence(*p)) {
+            self.sink.push(at, messages::packed_whole());
+        }
+        let [s, t] = [q, k].map(|x| x.ty.dims[1]);
+        if !self.dims.unify(s, t) {
+            let (s, t) = (self.dims.show(s), self.dims.show(t));
+            self.sink.push(at, messages::packed_lengths(&s, &t));
+        }
+        scores.packed = true;
+        (self.sink.len() == n_before).then_some(cu.id)
     }
 
     /// The words behind the operands.
@@ -136,7 +176,8 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(at(places[1]), messages::attention_softcap(cap));
         }
         let window = keys.map(|(_, keys)| keys);
-        (self.sink.len() == n_before).then_some(Scores { causal, window, softcap, scale })
+        let scores = Scores { causal, window, softcap, scale, packed: false };
+        (self.sink.len() == n_before).then_some(scores)
     }
 
     /// What a stage reads first; where that has a mistake, its operands are resolved for theirs.
@@ -173,23 +214,6 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(at, messages::attention_rank(&x.label, &shape));
         }
         dims
-    }
-
-    #[allow(clippy::too_many_arguments)]
-    fn attend(
-        &mut self,
-        q: Value,
-        k: Value,
-        v: Value,
-        ring: Option<(usize, Span)>,
-        op: Span,
-        scores: Scores,
-    ) -> Option<Value> {
-        let at = ring.map_or(op, |r| r.1);
-        let ring = ring.map(|(axis, _)| axis);
-        self.heads_fit([&q, &k, &v], ring, [op, at])?;
-        let op = Op::Attention { scores, ring: ring.map(AxisId::new) };
-        Some(self.push(op, vec![q.id, k.id, v.id], q.ty, q.gathered))
     }
 
     /// Checks queries, keys and values; over `ring` keys and values come from everywhere, or queries do. Mistakes are

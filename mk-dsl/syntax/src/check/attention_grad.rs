@@ -50,7 +50,8 @@ impl<'a> Checker<'a, '_> {
     /// `q -> attention_dq(do, stats, k, v)`, or `attention_dq(q, do, stats)` behind `ring(k, v)`.
     pub(super) fn attention_dq(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let op = call.op;
-        let scores = self.scores(&mut call)?;
+        let mut scores = self.scores(&mut call)?;
+        let packed = call.args.key_operand("cu_seqlens", self.sink)?;
         let mut input = self.input_or_touch(&mut call)?;
         let ring = self.ring_of(&mut input, false)?;
         let mut operand = |checker: &mut Self| call.args.operand(checker.sink);
@@ -71,14 +72,19 @@ impl<'a> Checker<'a, '_> {
         self.heads_fit([&q, &k, &v], axis, [op.span, op.span])?;
         let d_o = self.alike(d_o, &q, op)?;
         let stats = self.stats(stats, &q, op.span)?;
+        let mut inputs = vec![q.id, d_o.id, stats.id, k.id, v.id];
+        if let Some(cu) = packed {
+            inputs.push(self.packed(cu, [&q, &k], axis, &mut scores)?);
+        }
         let made = Op::AttentionDq { scores, ring: axis.map(AxisId::new) };
-        Some(self.push(made, vec![q.id, d_o.id, stats.id, k.id, v.id], q.ty, q.gathered))
+        Some(self.push(made, inputs, q.ty, q.gathered))
     }
 
     /// `k -> attention_dk(v, q, do, stats)`, or `attention_dk(k, v)` behind `ring(q, do, stats)`.
     pub(super) fn attention_dk(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let op = call.op;
-        let scores = self.scores(&mut call)?;
+        let mut scores = self.scores(&mut call)?;
+        let packed = call.args.key_operand("cu_seqlens", self.sink)?;
         let mut input = self.input_or_touch(&mut call)?;
         let ring = self.ring_of(&mut input, true)?;
         let mut operand = |checker: &mut Self| call.args.operand(checker.sink);
@@ -110,9 +116,14 @@ impl<'a> Checker<'a, '_> {
             _ => *p,
         };
         let placement = k.ty.placement.iter().enumerate().map(of_axis).collect();
+        let keys = k.clone();
         let ty = Ty { placement, ..k.ty };
+        let mut inputs = vec![k.id, v.id, q.id, d_o.id, stats.id];
+        if let Some(cu) = packed {
+            inputs.push(self.packed(cu, [&q, &keys], axis, &mut scores)?);
+        }
         let made = Op::AttentionDk { scores, ring: axis.map(AxisId::new) };
-        Some(self.push(made, vec![k.id, v.id, q.id, d_o.id, stats.id], ty, k.gathered))
+        Some(self.push(made, inputs, ty, k.gathered))
     }
 
     /// `dk -> attention_dv`.

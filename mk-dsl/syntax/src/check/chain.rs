@@ -120,6 +120,7 @@ impl<'a> Checker<'a, '_> {
             OpKind::RmsNormGrad => self.rmsnorm_grad(call),
             OpKind::Rope => self.rope(call, false),
             OpKind::RopeGrad => self.rope(call, true),
+            OpKind::View => self.view(call),
             OpKind::Scale => self.scale(call),
             OpKind::Cast => self.cast(call),
             OpKind::Quantize => self.quantize(call),

@@ -159,6 +159,8 @@ pub(super) struct Checker<'a, 's> {
     pub nodes: Vec<NodeDraft>,
     /// Unbounded numbers of rows of dispatched tokens.
     pub room: Vec<Term>,
+    /// Ids by which rows are routed, and whether some are dropped.
+    pub routes: Vec<(Id, bool)>,
 }
 
 impl<'a> Checker<'a, '_> {

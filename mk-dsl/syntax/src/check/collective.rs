@@ -5,6 +5,13 @@ use crate::ast::Word;
 use crate::messages;
 use crate::program::{AxisId, Op, Placement};
 
+/// The other axes over which a dimension is sharded.
+fn sharing(x: &Value, axis: usize, dim: usize) -> Vec<usize> {
+    let placement = x.ty.placement.iter().enumerate();
+    let others = placement.filter(|(other, p)| *other != axis && **p == Placement::Shard(dim));
+    others.map(|(other, _)| other).collect()
+}
+
 impl<'a> Checker<'a, '_> {
     /// `Shard(d) -> Replicate`. Factors of rows go with their rows.
     pub(super) fn gather(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
@@ -28,6 +35,13 @@ impl<'a> Checker<'a, '_> {
         let Placement::Shard(dim) = input.ty.placement[axis] else {
             return None;
         };
+        for inner in sharing(&input, axis, dim) {
+            if !self.mesh.nest(inner, axis) {
+                let [outer, inner] = [axis, inner].map(|axis| self.mesh.axes[axis]);
+                self.sink.push(call.op.span, messages::gather_of_outer(outer, inner, dim));
+                return None;
+            }
+        }
         let scales = input.scales.map(|(id, of)| (id, of, self.scales_ty(&input.ty, of)));
         input.ty.placement[axis] = Placement::Replicate;
         input.gathered[axis] = true;
@@ -60,9 +74,8 @@ impl<'a> Checker<'a, '_> {
         }
         let axis = self.partial_axis(call.op, axis, &input)?;
         let dim = dim?;
-        if let Some(other) = input.ty.placement.iter().position(|p| *p == Placement::Shard(dim)) {
-            self.sink.push(at, messages::reduce_dim_taken(value, self.mesh.axes[other]));
-            return None;
+        for outer in sharing(&input, axis, dim) {
+            self.nest(outer, axis, at)?;
         }
         input.ty.placement[axis] = Placement::Shard(dim);
         let op = Op::ReduceScatter { axis: AxisId::new(axis), dim };

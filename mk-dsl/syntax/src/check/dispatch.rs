@@ -91,10 +91,19 @@ impl<'a> Checker<'a, '_> {
             let placement = x.ty.placement.clone();
             inputs.extend(self.weights("dispatch", factors, [tokens, slots], placement));
         }
+        self.drops(ids.id, (drops, at), &ids.label);
         let rows = rows.filter(|_| self.sink.len() == n_before)?;
         let ty = Ty { dtype: x.ty.dtype, dims: vec![rows, columns], placement: x.ty.placement };
         let value = self.push(Op::Dispatch { drops }, inputs, ty, x.gathered);
         Some(self.keep_ragged(value, ids.id))
+    }
+
+    /// Notes whether rows by these ids are dropped, which is one thing in a pipeline.
+    pub(super) fn drops(&mut self, ids: Id, (drops, at): (bool, Span), label: &str) {
+        if self.routes.iter().any(|(of, before)| *of == ids && *before != drops) {
+            self.sink.push(at, messages::drop_of_some(label));
+        }
+        self.routes.push((ids, drops));
     }
 
     /// Rows that `dispatch` routed, the operand of an operation on them, and their ids with the extents of tokens and slots;

@@ -128,7 +128,8 @@ impl<'a> Checker<'a, '_> {
             n.value.scales.map(|(f, of)| (value(Id::Node(i)), (value(f), of)))
         });
         let factors = of_params.chain(of_nodes).collect();
-        Some(Program {
+        let order = self.mesh.order();
+        let program = Program {
             name,
             docs: docs.collect(),
             mesh_axes: self.mesh.axes.iter().map(|&axis| axis.to_owned()).collect(),
@@ -138,7 +139,13 @@ impl<'a> Checker<'a, '_> {
             tensors,
             nodes,
             factors,
-        })
+            dropped: {
+                let dropped = self.routes.iter().filter(|r| r.1).map(|r| value(r.0));
+                dropped.collect::<BTreeSet<_>>().into_iter().collect()
+            },
+        };
+        // Of axes that share a dimension, the outer one comes first.
+        Some(if order.is_sorted() { program } else { program.over(&order) })
     }
 
     /// See [`Program::result_names`].

@@ -27,9 +27,10 @@ pub(super) fn takes_ragged(kind: OpKind) -> bool {
 }
 
 impl<'a> Checker<'a, '_> {
-    /// `x -> ragged(counts)`, and of rows that a kernel before dispatched, `x -> ragged(ids)`.
+    /// `x -> ragged(counts)`, and of rows that a kernel before dispatched, `x -> ragged(ids)`, or `x -> ragged(ids, drop)`.
     pub(super) fn ragged(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let operand = call.args.operand(self.sink);
+        let drop = call.args.flag_at("drop");
         call.args.finish(self.sink);
         let operand = operand?;
         let Some(x) = call.input else {
@@ -68,6 +69,13 @@ impl<'a> Checker<'a, '_> {
         let is_param = matches!(counts.id, Id::Param(_));
         if !is_param {
             self.sink.push(at, messages::ragged_counts_made(&counts.label));
+        }
+        match drop {
+            Some(word) if !is_route => {
+                self.sink.push(word, messages::drop_of_counts(&counts.label))
+            }
+            _ if is_route => self.drops(counts.id, (drop.is_some(), at), &counts.label),
+            _ => {}
         }
         (self.sink.len() == n_before).then_some(Value { ragged: Some(counts.id), ..x })
     }
@@ -255,7 +263,7 @@ impl<'a> Checker<'a, '_> {
         Some(self.push(Op::GroupedWgrad, vec![x.id, dy.id, counts], ty, x.gathered))
     }
 
-    /// Integers say how many rows experts have, and are nothing else.
+    /// Integers say how many rows experts have, or where documents begin, and are nothing else.
     pub(super) fn report_integers(&mut self, results: &[Option<Value>]) {
         for (i, param) in self.params.iter().enumerate() {
             let State::Known(ty) = &param.state else { continue };
@@ -268,6 +276,11 @@ impl<'a> Checker<'a, '_> {
                 let taken = match node.op {
                     Op::GroupedGemm { .. } | Op::GroupedWgrad => Some(2),
                     Op::Dispatch { .. } | Op::Combine | Op::CombineGrad => Some(1),
+                    Op::Attention { scores, .. }
+                    | Op::AttentionDq { scores, .. }
+                    | Op::AttentionDk { scores, .. } => {
+                        scores.packed.then(|| node.inputs.len().saturating_sub(1))
+                    }
                     _ => None,
                 };
                 inputs.into_iter().any(|(at, x)| *x == id && taken != Some(at))

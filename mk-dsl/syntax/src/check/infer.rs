@@ -79,6 +79,7 @@ fn is_attention(kind: Option<OpKind>) -> bool {
 fn keeps_shape(kind: Option<OpKind>) -> bool {
     use OpKind::{
         CombineGrad, Dispatch, Gemm, GroupedGemm, GroupedWgrad, Swiglu, SwigluGrad, Unsupported,
+        View,
     };
     let other = matches!(
         kind,
@@ -91,6 +92,7 @@ fn keeps_shape(kind: Option<OpKind>) -> bool {
                 | Swiglu
                 | SwigluGrad
                 | Unsupported
+                | View
         )
     );
     !is_attention(kind) && !other
@@ -106,11 +108,18 @@ impl<'a> Checker<'a, '_> {
         {
             return Shape::Like(dims.clone());
         }
-        let kinds = stages.iter().map(|s| s.as_ref().and_then(|s| ops::find(s.name.text)));
-        let mut kinds = kinds.map(|op| op.map(|op| op.kind)).skip_while(|kind| keeps_shape(*kind));
-        match kinds.next() {
+        let kind = |s: &Stage<'_>| Some(ops::find(s.name.text)?.kind);
+        let mut known = stages.iter().map(|s| (s.as_ref().and_then(kind), s));
+        let next = known.find(|(kind, _)| !keeps_shape(*kind));
+        match next.map(|(kind, _)| kind) {
             // A matrix has no gate/up axis to transpose around.
             Some(kind) if is_attention(kind) => Shape::Fresh(4),
+            // Of heads.
+            Some(Some(OpKind::View))
+                if next.and_then(|n| n.1.as_ref()).is_some_and(|s| s.args.len() == 2) =>
+            {
+                Shape::Fresh(4)
+            }
             Some(Some(OpKind::Swiglu)) if operand.transposed.is_none() => Shape::GateUp,
             _ => Shape::Fresh(2),
         }

@@ -27,6 +27,7 @@ mod rope;
 mod runtime;
 mod swiglu;
 mod types;
+mod view;
 
 use crate::ast::Source;
 use crate::diag::Sink;
@@ -51,6 +52,7 @@ pub(crate) fn check(source: &Source<'_>, sink: &mut Sink) -> Option<Program> {
         params: Vec::new(),
         nodes: Vec::new(),
         room: Vec::new(),
+        routes: Vec::new(),
     };
     if let Some(signature) = &source.signature {
         checker.signature(signature);

@@ -30,12 +30,14 @@ enum Kind {
 pub(super) struct Draft {
     pub values: Vec<Value>,
     taken: BTreeSet<String>,
+    /// Routes of which rows without room are dropped.
+    pub dropped: BTreeSet<Id>,
 }
 
 impl Draft {
     /// A draft in which these names are taken.
     pub fn new(taken: BTreeSet<String>) -> Draft {
-        Draft { values: Vec::new(), taken }
+        Draft { values: Vec::new(), taken, dropped: BTreeSet::new() }
     }
 
     fn fresh(&mut self, name: &str) -> String {
@@ -190,6 +192,11 @@ impl Draft {
                     };
                     let mut list: Vec<String> = operands.iter().map(operand).collect();
                     let (stage, detail) = stage.split_once(' ').unwrap_or((stage, ""));
+                    if let ("attention_dq" | "attention_dk", [_, _, _, _, _, cu]) =
+                        (stage, &mut list[..])
+                    {
+                        cu.insert_str(0, "cu_seqlens = ");
+                    }
                     if *ring > 0 {
                         let passed: Vec<String> = list.drain(..*ring).collect();
                         list.insert(0, format!("ring({})", passed.join(", ")));
@@ -199,7 +206,9 @@ impl Draft {
                     if let ("grouped_gemm", [rows, counts, _])
                     | ("grouped_wgrad", [rows, counts, _, _]) = (stage, &list[..])
                     {
-                        let rows = format!("{rows} -> ragged({counts})");
+                        let drops = |(id, _): &(Id, bool)| self.dropped.contains(id);
+                        let drop = if operands.get(1).is_some_and(drops) { ", drop" } else { "" };
+                        let rows = format!("{rows} -> ragged({counts}{drop})");
                         list.splice(..2, [rows]);
                     }
                     let _ = match list.split_first() {

@@ -271,6 +271,19 @@ impl<'p> Walk<'p> {
                     }
                 }
             }
+            Op::View => {
+                // The way back is a view that keeps what each rank has.
+                let Some(ty) = self.program.ty(x) else { return Ok(()) };
+                let to_heads = ty.dims.len() == 4;
+                let alone = [&ty.dims, &node.ty.dims]
+                    .into_iter()
+                    .any(|dims| dims.len() == 4 && dims[0] == Dim::Lit(1));
+                let moved = |p| crate::program::viewed(p, to_heads, alone).unwrap_or(p);
+                let placement = held.0.into_iter().map(moved).collect();
+                let detail = self.dims(ty);
+                let g = self.draft.op("view", &[d], Some(detail), (placement, held.1));
+                self.add(x, g);
+            }
             Op::Scale(factor) => {
                 let g = self.draft.op("scale", &[d], Some(format!("{factor:?}")), held);
                 self.add(x, g);
@@ -343,9 +356,11 @@ impl<'p> Walk<'p> {
 
     /// Backward of `o = attention(q, k, v)`: from `o` and the logarithms of its sums, which forward saves.
     fn attention(&mut self, node: &Node, d: Id) -> Result<(), GradError> {
-        let (Op::Attention { scores, ring }, &[q, k, v]) = (node.op, &node.inputs[..]) else {
+        let (Op::Attention { scores, ring }, [q, k, v, packed @ ..]) = (node.op, &node.inputs[..])
+        else {
             return Ok(());
         };
+        let [q, k, v] = [q, k, v].map(|x| *x);
         let of_o = |n: &&Node| n.op == Op::Lse && n.inputs == [node.result];
         let Some(lse) = self.program.nodes().iter().find(of_o).map(|n| n.result) else {
             return Err(GradError::Operation {
@@ -361,6 +376,7 @@ impl<'p> Walk<'p> {
         let detail = (!detail.is_empty()).then(|| detail.join(", "));
         let [queries, keys, values] = [self.value(q)?, self.value(k)?, self.value(v)?];
         let of_queries = [queries, d, stats];
+        let packed = packed.iter().map(|cu| self.value(*cu)).collect::<Result<Vec<Id>, _>>()?;
         let typed = |walk: &Self, id: Id, p: Vec<Placement>| (p, walk.draft.values[id].dtype);
         if self.needed[q.index()] {
             let place = typed(self, queries, self.placement(q));
@@ -373,7 +389,7 @@ impl<'p> Walk<'p> {
                     place,
                 ),
                 false => {
-                    let all = [&of_queries[..], &[keys, values]].concat();
+                    let all = [&of_queries[..], &[keys, values], &packed].concat();
                     self.draft.op("attention_dq", &all, detail.clone(), place)
                 }
             };
@@ -397,7 +413,7 @@ impl<'p> Walk<'p> {
                 self.draft.ring("attention_dk", &of_queries, &own, detail, place.clone())
             }
             false => {
-                let all = [&[keys, values], &of_queries[..]].concat();
+                let all = [&[keys, values], &of_queries[..], &packed].concat();
                 self.draft.op("attention_dk", &all, detail, place.clone())
             }
         };
@@ -548,6 +564,13 @@ impl<'p> Walk<'p> {
         (all, dtype)
     }
 
+    /// The dimensions of a type, as a `view` names them.
+    fn dims(&self, ty: &TensorType) -> String {
+        let excerpt = Excerpt::whole(self.program);
+        let dims: Vec<String> = ty.dims.iter().map(|dim| excerpt.extent(dim)).collect();
+        dims.join(", ")
+    }
+
     /// An axis as collectives name it, where there is another one.
     fn named(&self, axis: AxisId) -> Option<String> {
         let axes = self.program.mesh_axes();
@@ -603,6 +626,7 @@ impl<'p> Walk<'p> {
                 let detail = match node.op {
                     Op::Cast(to) => Some(to.name().into()),
                     Op::Gather { axis, .. } => self.named(axis),
+                    Op::View => Some(self.dims(&node.ty)),
                     _ => None,
                 };
                 self.draft.op(node.op.name(), &operands, detail, (placement, dtype))
@@ -634,6 +658,8 @@ impl<'p> Walk<'p> {
     fn computed_again(&self, node: &Node) -> bool {
         let of = |keep: Keep| keep == Keep::Again && !self.program.results().contains(&node.result);
         match node.op {
+            // It is the same memory.
+            Op::View => true,
             Op::Gather { .. } => {
                 let param = |i: &ValueId| i.index() < self.program.tensors().len();
                 of(self.saves.gathered) && node.inputs.iter().all(param)

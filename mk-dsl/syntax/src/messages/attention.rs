@@ -46,7 +46,30 @@ pub(crate) fn attention_queries(name: &str, found: &str) -> Text {
 pub(crate) fn attention_later(key: &str) -> Text {
     text(
         format!("`attention` with `{key}` is not supported yet by this version"),
-        "remove it: `causal`, `window = 1024`, `softcap = 50` and `scale = 0.125` are known",
+        "remove it: `causal`, `window = 1024`, `softcap = 50`, `scale = 0.125` and `cu_seqlens = cu` are known",
+    )
+}
+
+pub(crate) fn packed_documents(name: &str, found: &str) -> Text {
+    placed(
+        format!("`cu_seqlens` is a parameter `i32[N] @ replicate`, and {name} is `{found}`"),
+        "give it where each document begins, and where the last one ends",
+    )
+}
+
+pub(crate) fn packed_whole() -> Text {
+    text(
+        "`cu_seqlens` with queries that ranks share by the sequence is not supported yet by this version",
+        "let every rank have whole sequences: place tensors by heads, `@ shard(2)`, or `@ replicate`",
+    )
+}
+
+pub(crate) fn packed_lengths(queries: &str, keys: &str) -> Text {
+    text(
+        format!(
+            "with `cu_seqlens` queries and keys are the same tokens, and there are `{queries}` and `{keys}` of them"
+        ),
+        "give both one length",
     )
 }
 

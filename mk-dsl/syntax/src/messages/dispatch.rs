@@ -29,6 +29,20 @@ pub(crate) fn too_many_slots(slots: u64, name: &str, experts: u64) -> Text {
     )
 }
 
+pub(crate) fn drop_of_some(name: &str) -> Text {
+    text(
+        format!("rows by {name} are dropped in one place, and not in another"),
+        "write `drop` in each `dispatch(x, ids, capacity = R, drop)` and `ragged(x, ids, drop)`, or in none",
+    )
+}
+
+pub(crate) fn drop_of_counts(name: &str) -> Text {
+    text(
+        format!("`drop` is of rows that experts of tokens route, and {name} counts rows"),
+        "leave `drop` out",
+    )
+}
+
 pub(crate) fn drop_without_capacity() -> Text {
     text(
         "nothing is dropped without a capacity: there is room for any routing",

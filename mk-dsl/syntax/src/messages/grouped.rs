@@ -120,7 +120,7 @@ pub(crate) fn wgrad_rows(wanted: &str, name: &str, found: &str) -> Text {
 pub(crate) fn integer_parameter(name: &str) -> Text {
     text(
         format!("`{name}` has integers, which nothing computes with"),
-        "use them as counts, `ragged(x, counts)`, or as experts of tokens, `dispatch(x, ids)`",
+        "use them as counts, `ragged(x, counts)`, as experts of tokens, `dispatch(x, ids)`, or as documents, `attention(q, k, v, cu_seqlens = cu)`",
     )
 }
 

@@ -68,3 +68,18 @@ pub(in crate::emit) fn logarithms(e: &Emitter<'_>, id: FamId) -> Result<String, 
     let last = e.c(f, None, &lse.region[lse.region.len() - 1].0);
     Ok(format!("{base} + static_cast<u64>({row}) * {pitch} + bytes_of({last}, 4)"))
 }
+
+/// Address of the bounds of a tile's first row, two i32 each, as C; none where nothing is masked by them.
+pub(in crate::emit) fn bounds(e: &Emitter<'_>, id: FamId) -> Result<Option<String>, EmitError> {
+    let f = &e.plan.families[id];
+    let Some(a) = f.accesses.iter().find(|a| a.operand == Operand::Bounds) else { return Ok(None) };
+    let two = a.region.len() == 2 && a.region[1] == (Expr::Const(0), Expr::Const(2));
+    let shape = e.points.shape(a.buffer, 0)?;
+    if !two || shape.last() != Some(&2) || e.plan.buffers[a.buffer].pitch.is_some() {
+        let what = "bounds are two of each row, side by side";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    let base = e.base(a.buffer, "params.header.rank");
+    let first = e.c(f, None, &a.region[0].0);
+    Ok(Some(format!("{base} + static_cast<u64>({first}) * 8")))
+}

@@ -4,7 +4,8 @@ use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, 
 use crate::emit::{context::Emitter, error::EmitError, types::Slice};
 use minijinja::{Value, context};
 use mk_plan::{
-    Access, Agent, Expr, Family, Leaf, Operand, Point, RoutePart, Tabulate, Tabulation, Var,
+    Access, Agent, Expr, Family, Leaf, Mask, Operand, Point, RoutePart, Side, Tabulate, Tabulation,
+    Var,
 };
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
@@ -52,6 +53,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
             }
         },
         Leaf::Tabulate(Tabulate { of: Tabulation::Begins { .. } }) => ("BeginsTask", 1),
+        Leaf::Tabulate(Tabulate { of: Tabulation::Bounds { .. } }) => ("BoundsTask", 1),
         _ => ("BlocksTask", 1),
     };
     let (hooks, call) = (context! { task, phases }, context! {});
@@ -136,6 +138,25 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
             }
             let groups = e.c(f, None, &counts.region[0].1);
             Ok(vec![at(counts), at(begins), groups, rows.to_string()])
+        }
+        Tabulation::Bounds { rows, side, mask } => {
+            let ([begins], [bounds]) =
+                (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+            wide(begins, 1)?;
+            wide(bounds, 2)?;
+            if bounds.region[1].1 != Expr::Const(2) || begins.region[0].0 != Expr::Const(0) {
+                let what = "bounds are two of each row, of all documents";
+                return Err(EmitError::unsupported(f.name.clone(), what));
+            }
+            let first = format!("static_cast<u32>({})", e.c(f, None, &bounds.region[0].0));
+            let mut all = vec![at(begins), at(bounds), n(begins, 0), first, n(bounds, 0)];
+            all.extend([
+                rows.to_string(),
+                (side == Side::Keys).to_string(),
+                (mask != Mask::Full).to_string(),
+                mask.window().unwrap_or(0).to_string(),
+            ]);
+            Ok(all)
         }
         Tabulation::Route { part, experts, ranks, rows, blocks, keep, local } => {
             let own = experts.div_ceil(ranks.max(1));

@@ -12,7 +12,7 @@ use crate::{
         },
     },
 };
-use mk_plan::{GradOf, Mask, Operand};
+use mk_plan::{GradOf, MAX_ENTRIES, Mask, Operand};
 use std::collections::BTreeSet;
 
 pub(super) const CATALOGUE: &str = "one kernel holds one `attention` of the caller's tensors, whose result, with its `lse` where wanted, the caller gets; \
@@ -23,7 +23,7 @@ fn makes(kind: &Kind) -> Option<(Makes, Scored, bool)> {
     match *kind {
         Kind::Attention { scores, ring } => Some((Makes::Results, scores, ring)),
         Kind::AttentionStats => {
-            let scores = Scored { mask: Mask::Full, cap: None, scale: None };
+            let scores = Scored { mask: Mask::Full, cap: None, scale: None, packed: false };
             Some((Makes::Statistics, scores, false))
         }
         Kind::AttentionGrad { of, scores, ring } => Some((Makes::Gradients(of), scores, ring)),
@@ -57,11 +57,12 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
     let name = &value.name;
     let found: Option<Vec<usize>> = g.operands(node).into_iter().map(|n| claims.param(n)).collect();
     let reads = makes.reads();
-    let Some(found) = found.filter(|found| found.len() == reads.len()) else {
+    let count = reads.len() + usize::from(scores.packed);
+    let Some(found) = found.filter(|found| found.len() == count) else {
         return Err(unsupported(name, "its operands are not the caller's", CATALOGUE));
     };
     let params = &claims.kernel.params;
-    if params.len() != reads.len() {
+    if params.len() != count {
         let why = "it reads a tensor twice, or the pipeline has others";
         return Err(unsupported(name, why, CATALOGUE));
     }
@@ -83,6 +84,7 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
         }
         made.push((operand, i));
     }
+    let documents = found.get(reads.len()).map(|i| (*i, params[*i].clone()));
     let operands = reads.into_iter().zip(found).map(|(o, i)| (o, i, params[i].clone()));
     let operands: Vec<(Operand, usize, Tensor)> = operands.collect();
     let long = |(o, _, t): &(Operand, usize, Tensor)| t.shape[along(*o)].capacity();
@@ -91,7 +93,7 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
     if scores.mask.window().is_some_and(|keys| i64::from(keys) >= i64::from(sequence)) {
         scores.mask = Mask::Causal;
     }
-    let attention = Attention { makes, operands, made, scores, ring };
+    let attention = Attention { makes, operands, documents, made, scores, ring };
     check(&attention, name, claims.ranks as i32)?;
     let results: Vec<usize> = attention.made.iter().map(|(_, result)| *result).collect();
     let id = claims.push(Op::Attention(attention));
@@ -114,6 +116,22 @@ fn check(a: &Attention, name: &str, world: i32) -> Result<(), LowerError> {
                 return refuse(why, "let only the dimension of the sequence be `dyn`");
             }
             lengths.insert(name);
+        }
+    }
+    if let Some((_, documents)) = &a.documents {
+        let fixed = documents.shape.iter().all(|e| e.runtime_max.is_none());
+        if !lengths.is_empty() || !fixed {
+            let why = "the length of packed sequences, or the number of documents, comes with each launch";
+            let help = "fix both, as most of them that there may be: empty documents, and tokens behind the last one, take no time";
+            return refuse(why.into(), help);
+        }
+        let tokens = i64::from(a.tensor(Operand::Q).widest(1));
+        let entries = (2 * tokens + i64::from(documents.widest(0))) * i64::from(world);
+        if entries > MAX_ENTRIES as i64 {
+            let why = format!(
+                "{tokens} packed tokens have tables of {entries} numbers on all ranks, and there is room for {MAX_ENTRIES}"
+            );
+            return refuse(why, "pack fewer tokens");
         }
     }
     if lengths.len() > 1 {

@@ -57,6 +57,7 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
     let [_, b, counts, ..] = operands[..] else {
         return Err(refuse(claims, first, "an operand is missing"));
     };
+    let drops = g.dropped.contains(&counts);
     let (Some(_), Some(counts)) = (claims.param(b), claims.param(counts)) else {
         let what = if wgrads.is_empty() { "matrices" } else { "rows and their gradients" };
         return Err(refuse(claims, first, format!("its {what} are not the caller's")));
@@ -72,7 +73,7 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
                 true => claims.value(b).shape[0].value,
                 false => claims.value(first).shape[0].value,
             },
-            drops: dispatch.is_some_and(|n| claims.value(n).kind == Kind::Dispatch { drops: true }),
+            drops,
             combines: combine.is_some(),
         }),
         false => None,

@@ -50,8 +50,16 @@ pub(super) fn kernel(g: &OpGraph, sizes: &[i32]) -> Result<Kernel, LowerError> {
 /// Whether operations of these kinds have room in one kernel.
 ///
 /// # Errors
-/// Anything beside an attention: the registers of its consumers leave none to another leaf's.
+/// A `view`; anything beside an attention: the registers of its consumers leave none to another leaf's.
 fn together(g: &OpGraph) -> Result<(), LowerError> {
+    if g.graph.node_weights().any(|v| v.kind == Kind::View) {
+        let why = "a kernel ends before it, and another one begins behind it";
+        return Err(unsupported(
+            "view",
+            why,
+            "run the kernels in turn: `mk grad --kernels` shows them, and `mk.compile` in Python runs them",
+        ));
+    }
     let mut nodes = g.graph.node_indices();
     let Some(first) = nodes.find(|n| attention::is_core(&g.graph[*n].kind)) else { return Ok(()) };
     let beside = |n: &NodeIndex| {

@@ -35,6 +35,8 @@ pub(in crate::passes) struct Attention {
     pub makes: Makes,
     /// Its operands' parameters, and their tensors.
     pub operands: Vec<(Operand, Param, Tensor)>,
+    /// Where documents begin, of packed sequences: the parameter, and its tensor.
+    pub documents: Option<(Param, Tensor)>,
     /// What it makes, and which results these are.
     pub made: Vec<(Operand, usize)>,
     pub scores: Scored,
@@ -98,7 +100,7 @@ impl Attention {
         let keys = f64::from(self.tensor(Operand::K).shape[1].capacity());
         let all: f64 = q.iter().map(|e| f64::from(e.capacity())).product();
         let seen = match self.scores.mask {
-            Mask::Full => 1.0,
+            Mask::Full | Mask::Bounds => 1.0,
             Mask::Causal => 0.5,
             // Of so many keys the first queries see half.
             Mask::Window(window) => {

@@ -32,8 +32,8 @@ impl Extents {
         let Some(name) = &e.symbol else { return Expr::Const(e.value) };
         let known = self.dims.iter().find(|(_, d)| d.name == *name).map(|(id, _)| id);
         let id: DimId = known.unwrap_or_else(|| {
-            let runtime_max = e.runtime_max;
-            self.dims.push(Dim { name: name.clone(), value: e.value, runtime_max })
+            let Extent { value, runtime_max, may_be_zero, .. } = *e;
+            self.dims.push(Dim { name: name.clone(), value, runtime_max, may_be_zero })
         });
         Expr::Dim(id)
     }

@@ -88,8 +88,12 @@ impl Net {
         let Net { ordering, lanes, .. } = *self;
         let local = Some(self.local as u32);
         harness::on_nodes(&mut d, Nic { ordering, local, fifo: 3, lanes });
-        let named =
-            |name: &str, value| Extent { value, symbol: Some(name.into()), runtime_max: None };
+        let named = |name: &str, value| Extent {
+            value,
+            symbol: Some(name.into()),
+            runtime_max: None,
+            may_be_zero: false,
+        };
         let (m, k, n) = (named("M", self.rows), named("K", self.depth), named("N", self.columns));
         let tensor = |name: &str, shape: [&Extent; 2], placement| Tensor {
             name: name.into(),

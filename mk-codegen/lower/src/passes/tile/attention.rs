@@ -7,6 +7,7 @@
 
 use super::{
     attend_steps::{HEADS, Step, together},
+    documents::{self, Bounds},
     gradients,
     tiler::{Tiler, Value},
 };
@@ -21,8 +22,8 @@ use crate::passes::{
 };
 use crate::settings::Config;
 use mk_plan::{
-    Access, AttendGradTile, AttendTile, BufId, Carry, Expr, GradOf, Leaf, Operand, Point,
-    Positions, RoleKind, Schedule, Store, Var,
+    Access, AttendGradTile, AttendTile, BufId, Carry, Expr, GradOf, Leaf, Mask, Operand, Point,
+    Positions, RoleKind, Schedule, Side, Store, Var,
 };
 
 /// Queries of a tile and keys of a block: the fastest measured (docs/decisions/attention.md). Heads of 64 leave
@@ -92,7 +93,8 @@ fn of_queries(
         let flops = a.flops(world);
         push_chunks::push(draft, &[("push", &parts)], &keys, wanted, together, flops, config)
     });
-    let tile = Tile { a, queries, keys, block, tiles, group, pushed };
+    let bounds = documents::bounds(draft, a, Side::Queries, inputs);
+    let tile = Tile { a, queries, keys, block, tiles, group, pushed, bounds };
     tile.family(draft, inputs, outputs);
 }
 
@@ -107,6 +109,8 @@ struct Tile<'a> {
     /// Heads whose tiles are dealt out together.
     group: i32,
     pushed: Option<Pushed>,
+    /// Of packed sequences, which keys each query sees.
+    bounds: Option<Bounds>,
 }
 
 impl Tile<'_> {
@@ -215,6 +219,9 @@ impl Tile<'_> {
             touched.push(read(Operand::Do, inputs[a.param(Operand::Do)], tile.clone()).into());
             touched.push(read(Operand::Stats, inputs[a.param(Operand::Stats)], region).into());
         }
+        if let Some(bounds) = &self.bounds {
+            touched.extend(bounds.sources(&(start.clone(), rows.clone())));
+        }
         for operand in [Operand::K, Operand::V] {
             let rows = (start_of_keys.clone(), seen.clone());
             let region = vec![one(&b), rows, one(&g), wide.clone()];
@@ -246,7 +253,7 @@ impl Tile<'_> {
         }
         let block = [self.block[0] as u32, self.block[1] as u32, depth as u32];
         let scale = a.factor(depth);
-        let (mask, cap) = (a.scores.mask, a.scores.cap);
+        let (mask, cap) = (documents::mask(a), a.scores.cap);
         let leaf = match a.makes {
             Makes::Results => {
                 let (carry, stages, store) = (Carry::Registers, STAGES, Store::Direct);
@@ -265,6 +272,6 @@ impl Tile<'_> {
         if several {
             family.schedule = Schedule::Dynamic;
         }
-        family.positions = causal.then_some(Positions { q: place, k: first + from });
+        family.positions = (mask != Mask::Full).then_some(Positions { q: place, k: first + from });
     }
 }

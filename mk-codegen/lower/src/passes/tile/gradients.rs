@@ -5,7 +5,10 @@
 //! peers as their owners push them. Of a causal mask a tile begins with the queries at its own first key. Gradients of
 //! queries are tiled as attention itself is.
 
-use super::attend_steps::{HEADS, Step, together};
+use super::{
+    attend_steps::{HEADS, Step, together},
+    documents::{self, Bounds},
+};
 use crate::passes::{
     draft::{Draft, Source, read, write},
     shape::{
@@ -19,7 +22,7 @@ use crate::passes::{
 use crate::settings::Config;
 use mk_plan::{
     Access, AttendGradTile, BufId, Expr, GradOf, Leaf, Mask, Operand, Point, Positions, RoleKind,
-    Schedule, StatsTile, Var,
+    Schedule, Side, StatsTile, Var,
 };
 
 /// Rows of a tile, and rows of a block of the other side, by what was measured fastest: scores, their gradients and
@@ -105,7 +108,8 @@ pub(super) fn of_keys(
         let families = [("push_stats", &stats[..]), ("push", &parts[..])];
         push_chunks::push(draft, &families, &queries, wanted, together, a.flops(world), config)
     });
-    let tile = Keys { a, queries, keys, block, tiles, group, shared, pushed };
+    let bounds = documents::bounds(draft, a, Side::Keys, inputs);
+    let tile = Keys { a, queries, keys, block, tiles, group, shared, pushed, bounds };
     tile.family(draft, inputs, outputs);
 }
 
@@ -122,6 +126,8 @@ struct Keys<'a> {
     /// Heads of queries that share one of keys.
     shared: i32,
     pushed: Option<Pushed>,
+    /// Of packed sequences, which queries see each key.
+    bounds: Option<Bounds>,
 }
 
 impl Keys<'_> {
@@ -228,7 +234,7 @@ impl Keys<'_> {
             (true, false, _) => Expr::Const(0).max(place.clone() - first.clone()),
         };
         let met = match a.scores.mask {
-            Mask::Full => len,
+            Mask::Full | Mask::Bounds => len,
             Mask::Causal => len - from.clone(),
             // The last query that sees the tile's last key is so far behind it.
             Mask::Window(keys) => {
@@ -245,6 +251,9 @@ impl Keys<'_> {
         let mut touched: Vec<Source> = Vec::new();
         for operand in [Operand::K, Operand::V] {
             touched.push(read(operand, inputs[a.param(operand)], tile.clone()).into());
+        }
+        if let Some(bounds) = &self.bounds {
+            touched.extend(bounds.sources(&tile[1]));
         }
         for operand in [Operand::Q, Operand::Do, Operand::Stats] {
             let rows = (start_of_queries.clone(), met.clone());
@@ -279,7 +288,7 @@ impl Keys<'_> {
             block: [self.block[0] as u32, self.block[1] as u32, depth as u32],
             scale: a.factor(depth),
             stages: STAGES,
-            mask: a.scores.mask,
+            mask: documents::mask(a),
             cap: a.scores.cap,
         });
         let tasks = [&k.shape[0], &k.shape[2]].map(|n| i64::from(n.value)).iter().product::<i64>();
@@ -290,6 +299,7 @@ impl Keys<'_> {
         if several {
             family.schedule = Schedule::Dynamic;
         }
-        family.positions = causal.then_some(Positions { q: first + from, k: place });
+        family.positions =
+            (documents::mask(a) != Mask::Full).then_some(Positions { q: first + from, k: place });
     }
 }

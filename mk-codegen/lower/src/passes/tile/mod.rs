@@ -11,6 +11,7 @@ mod attend_steps;
 mod attention;
 mod blocks;
 mod dispatch;
+mod documents;
 mod ends;
 mod gradients;
 mod grouped;

@@ -9,7 +9,7 @@ use crate::equivalence::{
     linker::Linker,
     unroll::Touch,
 };
-use mk_plan::{AttendTile, Operand};
+use mk_plan::{AttendTile, Operand, Side};
 
 impl Links for AttendTile {
     fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
@@ -71,7 +71,7 @@ impl<E: Copy + PartialEq> Context<E> {
         }
         let work = (q.rows * k.rows * (q.cols + v.cols)) as u64;
         let work = work + EXPONENTIAL * (q.rows * k.rows) as u64;
-        let seen = |i: usize| sees(places, scores.mask, i, k.rows);
+        let seen = |i: usize| sees(places, (scores.mask, Side::Queries), i, k.rows);
         state.step(algebra, [q, k, v], scores, seen);
         self.attention = Some(state);
         Ok(work)

@@ -58,7 +58,7 @@ impl<E: Copy + PartialEq> Context<E> {
         }
         let work = (q.rows * k.rows * (q.cols + v.cols)) as u64;
         let work = work + EXPONENTIAL * (q.rows * k.rows) as u64;
-        let seen = |i: usize| sees(places, scores.mask, i, k.rows);
+        let seen = |i: usize| sees(places, (scores.mask, of.side()), i, k.rows);
         let sums = sums.get_or_insert_with(|| match of {
             GradOf::Queries => Gradients::queries::<A>(q.rows, q.cols),
             GradOf::Keys => Gradients::keys::<A>(k.rows, k.cols, v.cols),

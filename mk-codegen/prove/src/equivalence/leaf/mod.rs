@@ -24,7 +24,7 @@ use super::{
     linker::Linker,
     unroll::{TaskRun, Touch},
 };
-use mk_plan::{Family, Leaf, Mask, Operand, Point, of_leaf};
+use mk_plan::{Family, Leaf, Mask, Operand, Point, Side, of_leaf};
 use std::ops::Range;
 
 /// A task: its number, and what it touches.
@@ -47,6 +47,23 @@ pub(super) struct InSequence<'c> {
     pub first: [usize; 2],
     pub cells: &'c Cells,
     pub line: u32,
+    pub bounds: Option<Bounds<'c>>,
+}
+
+/// Bounds of a tile's rows, two each, and the places of the first query and key in the unscaled sequence.
+#[derive(Clone, Copy)]
+pub(super) struct Bounds<'c> {
+    pub rows: &'c [i32],
+    pub first: [i64; 2],
+}
+
+impl Bounds<'_> {
+    /// Those of a row at a place of the unscaled sequence; the first row is at `from`.
+    fn of(&self, place: i64, from: i64) -> [i64; 2] {
+        let row = usize::try_from(place - from).ok();
+        let pair = row.and_then(|row| self.rows.get(2 * row..2 * row + 2));
+        pair.map_or([0, 0], |pair| [i64::from(pair[0]), i64::from(pair[1])])
+    }
 }
 
 /// Which keys, so many from a place of a scaled line on, a query at another place sees.
@@ -63,8 +80,23 @@ pub(super) fn seen(
 }
 
 /// Which of a step's keys its `i`th query sees.
-fn sees(places: Places<'_>, mask: Mask, i: usize, keys: usize) -> Range<usize> {
-    places.map_or(0..keys, |p| seen(mask, (p.cells, p.line), p.first[0] + i, (p.first[1], keys)))
+fn sees(places: Places<'_>, (mask, side): (Mask, Side), i: usize, keys: usize) -> Range<usize> {
+    let Some(p) = places else { return 0..keys };
+    let (Some(bounds), Mask::Bounds) = (p.bounds, mask) else {
+        return seen(mask, (p.cells, p.line), p.first[0] + i, (p.first[1], keys));
+    };
+    let query = p.cells.original(p.line, p.first[0] + i);
+    let key = |j: usize| p.cells.original(p.line, p.first[1] + j);
+    let met = |j: &usize| {
+        let ([from, end], other) = match side {
+            Side::Queries => (bounds.of(query, bounds.first[0]), key(*j)),
+            Side::Keys => (bounds.of(key(*j), bounds.first[1]), query),
+        };
+        (from..end).contains(&other)
+    };
+    // Bounds ascend, so that keys that meet a query follow each other.
+    let from = (0..keys).find(met).unwrap_or(keys);
+    from..(from..keys).find(|j| !met(j)).unwrap_or(keys)
 }
 
 /// Which dimensions of a leaf's operands are the same index.

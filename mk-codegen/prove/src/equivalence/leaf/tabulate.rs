@@ -2,8 +2,9 @@
 
 use crate::equivalence::unroll::{TaskRun, Touch, Unrolled};
 use mk_plan::{
-    NodeRanks, Operand, RouteError, RoutePart, Tabulation, block_table, kept, listed, own_experts,
-    prefix, route_bases, route_list, route_places, route_slots, route_sources, route_wanted,
+    NodeRanks, Operand, RouteError, RoutePart, Tabulation, block_table, bounds_table, kept, listed,
+    own_experts, prefix, route_bases, route_list, route_places, route_slots, route_sources,
+    route_wanted,
 };
 use std::borrow::Cow;
 
@@ -32,6 +33,11 @@ pub(in crate::equivalence) fn tabulated(
     let (part, experts, ranks, rows, blocks, keep, local) = match of {
         Tabulation::Blocks { rows } => {
             return block_table(data(0), *rows as i32, len / 2).map_err(RouteError::Blocks);
+        }
+        Tabulation::Bounds { rows, side, mask } => {
+            let first = region.first().map_or(0, |d| d.0);
+            let all = bounds_table(data(0), (first, len / 2), *rows as i32, (*side, *mask));
+            return all.map_err(RouteError::Documents);
         }
         Tabulation::Begins { rows } => return Ok(prefix(data(0), *rows as i32)),
         Tabulation::Route { part, experts, ranks, rows, blocks, keep, local } => {

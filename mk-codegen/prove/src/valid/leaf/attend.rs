@@ -48,7 +48,7 @@ fn attend([tile, _, depth]: [u32; 3], touched: &[Touched<'_>]) -> Option<String>
                 Operand::K => (keys.entry(t.step).or_insert(x), width.entry(false).or_insert(y)),
                 Operand::V => (keys.entry(t.step).or_insert(x), width.entry(true).or_insert(y)),
                 Operand::Q => (rows.get_or_insert(x), width.entry(false).or_insert(y)),
-                Operand::StatIn | Operand::StatOut => {
+                Operand::Bounds | Operand::Span | Operand::StatIn | Operand::StatOut => {
                     if y != 2 {
                         return wrong("columns", y, 2);
                     }

@@ -25,7 +25,11 @@ fn grad(side: GradOf, [tile, _, depth]: [u32; 3], touched: &[Touched<'_>]) -> Re
     let mut steps: BTreeMap<Operand, Vec<u32>> = BTreeMap::new();
     for t in touched {
         let Some([x, y]) = matrix(t)? else { continue };
-        let wide = if t.operand == Operand::Stats { STATS } else { depth };
+        let wide = match t.operand {
+            Operand::Stats => STATS,
+            Operand::Bounds | Operand::Span => 2,
+            _ => depth,
+        };
         if y != i64::from(wide) {
             return Err(format!("`{}` has {y} columns, and a tile {wide}", t.operand));
         }

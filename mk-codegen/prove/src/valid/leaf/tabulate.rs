@@ -9,6 +9,7 @@ impl Rules for Tabulate {
         match self.of {
             Tabulation::Blocks { .. } => pairs(touched),
             Tabulation::Begins { .. } => one_more(touched),
+            Tabulation::Bounds { .. } => bounds(touched),
             Tabulation::Route { part, experts, ranks, rows, blocks, .. } => {
                 let own = experts.div_ceil(ranks.max(1));
                 route(part, [experts, own, blocks, rows].map(i64::from), touched)
@@ -32,6 +33,13 @@ fn one_more(touched: &[Touched<'_>]) -> Option<String> {
     (!fits).then(|| {
         format!("`dst` is {}: it has the first row of each group, and one more", text(dst))
     })
+}
+
+/// First and last of the other side of some rows.
+fn bounds(touched: &[Touched<'_>]) -> Option<String> {
+    let dst = of(touched, Operand::Dst).find_map(|t| t.extents)?;
+    let wide = matches!(dst, [_, (0, 2)]);
+    (!wide).then(|| format!("`dst` is {}: it has two bounds of each row", text(dst)))
 }
 
 /// What follows from a routing: as [`Tabulation::Route`] has it. Chunks may be empty on some ranks. Of which tokens

@@ -75,7 +75,7 @@ fn integers(plan: &Plan, id: FamId, x: &Family) -> Option<Violation> {
             use RoutePart::{Lists, Places, Slots, Wanted};
             matches!(part, Lists | Wanted | Places | Slots)
         }
-        Tabulation::Blocks { .. } | Tabulation::Begins { .. } => false,
+        Tabulation::Blocks { .. } | Tabulation::Begins { .. } | Tabulation::Bounds { .. } => false,
     };
     let first = x.accesses.iter().position(|a| a.operand == Operand::Src);
     let found = x.accesses.iter().enumerate().find(|(i, a)| {
@@ -233,7 +233,7 @@ impl<'p> Walk<'p> {
         let plan = self.plan;
         let mut tasks = Vec::new();
         for (id, x) in plan.families.iter() {
-            let moved = || x.accesses.iter().filter(|a| a.operand != Operand::Tab);
+            let moved = || x.accesses.iter().filter(|a| !a.operand.looks_up());
             let mut integers = moved().filter(|a| plan.buffers[a.buffer].dtype.is_integer());
             if integers.next().is_none() {
                 continue;
@@ -303,7 +303,8 @@ impl<'p> Walk<'p> {
         match &x.leaf {
             Leaf::Tabulate(Tabulate { of: Tabulation::Route { .. } }) => self.route(task),
             Leaf::Tabulate(Tabulate {
-                of: Tabulation::Blocks { .. } | Tabulation::Begins { .. },
+                of:
+                    Tabulation::Blocks { .. } | Tabulation::Begins { .. } | Tabulation::Bounds { .. },
             }) => self.blocks(task),
             leaf if leaf.copies() => self.copy(task),
             _ => {

@@ -15,7 +15,7 @@ use mk_plan::{DimId, EdgeId, Expr, Plan, Points, Space, TableSet};
 use std::collections::BTreeSet;
 
 /// Most values that are looked at.
-const MOST: usize = 6;
+const MOST: usize = 7;
 
 /// Proves a plan at some values of its run-time dimension, the greatest one among them.
 pub(super) fn verify(
@@ -106,9 +106,10 @@ fn values(plan: &Plan, dim: DimId, max: i64) -> Vec<i64> {
     }
     let world = i64::from(plan.mesh.size());
     let whole = steps.iter().rev().map(|n| n * world + 1);
-    let wanted = [max, 1, world + 1, max / 2 + 1, max - 1].into_iter().chain(whole);
+    let least = i64::from(plan.dims[dim].least());
+    let wanted = [max, least, 1, world + 1, max / 2 + 1, max - 1].into_iter().chain(whole);
     let mut list = Vec::new();
-    for value in wanted.filter(|v| (1..=max).contains(v)) {
+    for value in wanted.filter(|v| (least..=max).contains(v)) {
         if list.len() < MOST && !list.contains(&value) {
             list.push(value);
         }

@@ -31,7 +31,7 @@ impl<'p> Walk<'p> {
                     return Ok(());
                 }
                 let counts = match self.draft.is_param(d) {
-                    true => Some(self.value(counts)?),
+                    true => Some(self.route(counts)?),
                     false => None,
                 };
                 let matrices = self.value(w)?;
@@ -53,13 +53,7 @@ impl<'p> Walk<'p> {
                     );
                 }
                 let weighted = self.is_weighted(ids);
-                let drops = dispatch.op == Op::Dispatch { drops: true };
-                if drops && weighted {
-                    return refuse(
-                        "which rows are dropped is not known to the kernels that make gradients of matrices and weights",
-                        "leave `drop` out, or ask for the gradient of the tokens alone",
-                    );
-                }
+                let drops = self.program.drops(ids);
                 let rows = dispatch.ty.dims.first();
                 let rows = rows.map_or_else(String::new, |rows| self.extent(*rows));
                 let drop = if drops { ", drop" } else { "" };
@@ -124,7 +118,7 @@ impl<'p> Walk<'p> {
             Behind::Matrices { w, x, ids, d } => {
                 let experts = self.program.ty(w).and_then(|ty| ty.dims.first().copied());
                 let experts = experts.map_or_else(String::new, |e| self.extent(e));
-                let [rows, ids] = [self.value(x)?, self.value(ids)?];
+                let [rows, ids] = [self.value(x)?, self.route(ids)?];
                 let g = self.draft.grouped_wgrad(rows, ids, d, &experts);
                 self.add(w, g);
             }
@@ -143,7 +137,7 @@ impl<'p> Walk<'p> {
                 };
                 // Made once more: as wide as tokens, these rows are the largest of all.
                 let [rows, matrices, ids] =
-                    [self.value(inputs[0])?, self.value(inputs[1])?, self.value(ids)?];
+                    [self.value(inputs[0])?, self.value(inputs[1])?, self.route(ids)?];
                 let again = self.draft.grouped_gemm(rows, Some(ids), (matrices, false));
                 let held = (self.placement(weights), DType::F32);
                 let g = self.draft.op("combine_grad", &[again, d], None, held);
@@ -151,6 +145,15 @@ impl<'p> Walk<'p> {
             }
         }
         Ok(())
+    }
+
+    /// What says whose rows are whose.
+    fn route(&mut self, ids: ValueId) -> Result<Id, GradError> {
+        let id = self.value(ids)?;
+        if self.program.drops(ids) {
+            self.draft.dropped.insert(id);
+        }
+        Ok(id)
     }
 
     /// An extent, as the source writes it.

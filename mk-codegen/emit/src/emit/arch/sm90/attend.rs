@@ -5,7 +5,7 @@ use crate::emit::{
     error::EmitError,
     leaf::{
         AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
-        heads::{logarithms, rows_at, rows_of, whole_heads},
+        heads::{bounds, logarithms, rows_at, rows_of, whole_heads},
     },
     maps::View,
     types::Slice,
@@ -141,7 +141,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     if !factor.is_finite() || factor <= 0.0 {
         return Err(refuse(format!("the factor on scores is positive and finite, not {factor}")));
     }
-    let dtype = e.one_dtype(id, |o| o != Operand::Lse)?;
+    let dtype = e.one_dtype(id, |o| o != Operand::Lse && !o.looks_up())?;
     Ok(context! {
         block_m, block_n, dim, stages, dtype,
         scale => format!("0x{scale:08x}u"),
@@ -154,6 +154,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
 pub(super) fn name_of(mask: Mask) -> &'static str {
     match mask {
         Mask::Full => "Full",
+        Mask::Bounds => "Bounds",
         Mask::Causal | Mask::Window(_) => "Causal",
     }
 }
@@ -212,6 +213,7 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
         k_position => position(|at| &at.k),
         o, o_pitch,
         lse => logarithms(e, s.id)?,
+        bounds => bounds(e, s.id)?,
         load_waits => e.waits(f, Agent::Loader, Point::Start)?,
         chunk_waits => e.waits(f, Agent::Loader, Point::Inner)?,
         posts => e.posts(f),

@@ -7,7 +7,7 @@ use crate::emit::{
     error::EmitError,
     leaf::{
         AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
-        heads::{rows_at, rows_of},
+        heads::{bounds, rows_at, rows_of},
     },
     types::Slice,
 };
@@ -169,7 +169,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     if !factor.is_finite() || factor <= 0.0 {
         return Err(refuse(format!("the factor on scores is positive and finite, not {factor}")));
     }
-    let dtype = e.one_dtype(id, |o| o != Operand::Stats)?;
+    let dtype = e.one_dtype(id, |o| o != Operand::Stats && !o.looks_up())?;
     Ok(context! {
         of_queries => of == GradOf::Queries,
         block_m, block_n, dim, stages, dtype,
@@ -248,6 +248,7 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let queries = of == GradOf::Queries;
     let value = context! {
         held, moving, made,
+        bounds => bounds(e, s.id)?,
         rows => e.c(f, None, &first.region[row].1),
         chunks => f.inner.as_ref().map_or("1".into(), |(_, n)| e.c(f, None, n)),
         inner => f.inner.as_ref().map(|(name, _)| name.clone()),

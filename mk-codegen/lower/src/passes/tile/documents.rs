@@ -1,0 +1,80 @@
+//! Documents of packed sequences: a table of which rows of the other side each row of a side meets. Tasks make it from
+//! where the caller says that documents begin, in the launch; tiles mask by it, and go through no other blocks.
+
+use crate::passes::{
+    draft::{Draft, Flow, FlowId, Source, Writer, read, write},
+    shape::{attention::Attention, ranks::block_rows},
+};
+use mk_abi::DType;
+use mk_plan::{
+    Access, BufId, Expr, Leaf, Mask, Operand, Point, RoleKind, Side, Space, Table, TableSource,
+    Tabulate, Tabulation, Var,
+};
+
+/// Rows of a task.
+const ROWS: i32 = 1024;
+
+/// The table in memory, and the flow that says that it is there.
+#[derive(Clone, Copy)]
+pub(super) struct Bounds {
+    memory: BufId,
+    built: FlowId,
+}
+
+/// The table of a side, of an attention of documents.
+pub(super) fn bounds(
+    draft: &mut Draft,
+    a: &Attention,
+    side: Side,
+    inputs: &[BufId],
+) -> Option<Bounds> {
+    let (param, documents) = a.documents.as_ref()?;
+    let (given, n) = (inputs[*param], documents.widest(0));
+    let (rows, mask) = (a.tensor(Operand::Q).widest(1), a.scores.mask);
+    let of = draft.plan.tables.push(Table {
+        name: "documents".into(),
+        shape: vec![n as u32],
+        source: TableSource::Runtime { min: 0, max: rows },
+        stored: Some(given),
+        routed: None,
+    });
+    // A table's extents are numbers.
+    draft.plan.buffers[given].shape = vec![n.into()];
+    let shape = vec![rows.into(), 2.into()];
+    let memory = draft.buffer("bounds", Space::Scratch, DType::I32, shape, None);
+    draft.plan.tables.push(Table {
+        name: "bounds".into(),
+        shape: vec![rows as u32, 2],
+        source: TableSource::Bounds { of, side, mask },
+        stored: Some(memory),
+        routed: None,
+    });
+    let i = Expr::from(Var::domain(0));
+    let tasks = (rows + ROWS - 1) / ROWS;
+    let own = (i.clone() * ROWS, block_rows(Expr::Const(rows), i, ROWS));
+    let touched = vec![
+        read(Operand::Src, given, vec![(0.into(), n.into())]),
+        write(Operand::Dst, memory, vec![own, (0.into(), 2.into())]),
+    ];
+    let of = Tabulation::Bounds { rows: rows as u32, side, mask };
+    let leaf = Leaf::Tabulate(Tabulate { of });
+    let domain = vec![("i", tasks.into())];
+    let family = draft.family("bounds", RoleKind::Compute, leaf, domain, vec![], touched);
+    let built = Writer::new(family, Operand::Dst, vec![0.into()]);
+    let built = draft.flow(Flow::new("bounded", vec![1.into()], tasks.into(), vec![built]));
+    Some(Bounds { memory, built })
+}
+
+impl Bounds {
+    /// What a tile of these rows reads: who brings blocks waits, and those who mask come behind it.
+    pub fn sources(&self, rows: &(Expr, Expr)) -> [Source; 2] {
+        let of = |operand| read(operand, self.memory, vec![rows.clone(), (0.into(), 2.into())]);
+        let bounds = Access { at: Point::Inner, ..of(Operand::Bounds) };
+        [Source::behind(of(Operand::Span), self.built, vec![0.into()]), bounds.into()]
+    }
+}
+
+/// How tiles of an attention mask.
+pub(super) fn mask(a: &Attention) -> Mask {
+    if a.documents.is_some() { Mask::Bounds } else { a.scores.mask }
+}
