@@ -108,6 +108,10 @@ pub fn parts(program: &Program, bound: &Bound) -> Result<Vec<Part>, Indivisible>
 /// Whether an operation has no kernel of its own.
 fn joins(program: &Program, group: &[&Node], node: &Node) -> bool {
     match node.op {
+        // No kernel gathers values with their factors alone.
+        Op::Gemm { .. } => group.last().is_some_and(|n| {
+            matches!(n.op, Op::Gather { .. }) && program.factors(n.result).is_some()
+        }),
         // On the way, where nobody else gets what is quantised.
         Op::Quantize(_) => {
             let of = node.inputs[0];
