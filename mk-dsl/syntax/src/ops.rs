@@ -24,6 +24,8 @@ pub(crate) enum OpKind {
     Add,
     Scale,
     Cast,
+    Quantize,
+    Dequantize,
     Ring,
     Attention,
     Lse,
@@ -63,7 +65,7 @@ const fn later(name: &'static str) -> OpInfo {
     op(name, OpKind::Unsupported, "", "")
 }
 
-pub(crate) const OPS: [OpInfo; 38] = [
+pub(crate) const OPS: [OpInfo; 40] = [
     op("gather", OpKind::Gather, "`gather` or `gather(axis)`", "`gather(x)`"),
     op("gemm", OpKind::Gemm, "`gemm(w)`, or `gemm(x, w)` at the start of a chain", "`gemm(x, w)`"),
     op(
@@ -138,6 +140,8 @@ pub(crate) const OPS: [OpInfo; 38] = [
     op("add", OpKind::Add, "`add(y)`, or `add(x, y)` at the start of a chain", "`add(x, y)`"),
     op("scale", OpKind::Scale, "`scale(0.5)`", "`x -> scale(0.5)`"),
     op("cast", OpKind::Cast, "`cast(f32)`", "`x -> cast(f32)`"),
+    op("quantize", OpKind::Quantize, "`quantize(e4m3, 1, 128)`", "`x -> quantize(e4m3, 1, 128)`"),
+    op("dequantize", OpKind::Dequantize, "`dequantize`", "`q -> dequantize`"),
     op(
         "ring",
         OpKind::Ring,
