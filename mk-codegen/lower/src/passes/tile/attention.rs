@@ -37,6 +37,7 @@ fn block(a: &Attention, depth: i32, ring: bool) -> [i32; 2] {
     match (depth, a.causal() || capped || packed) {
         (64, _) if !ring && !capped && !packed => [192, 128],
         (_, false) => [128, 176],
+        (128, true) if capped && packed => [128, 96],
         (_, true) => [128, 128],
     }
 }
