@@ -28,14 +28,16 @@ use mk_plan::{
 
 /// Queries of a tile and keys of a block: the fastest measured (docs/decisions/attention.md). Heads of 64 leave
 /// registers for a third consumer warpgroup, except in a ring, whose waits need some. A causal mask wastes half a block
-/// on the diagonal; a cap takes registers.
-fn block(makes: Makes, depth: i32, causal: bool, capped: bool, ring: bool) -> [i32; 2] {
-    if makes != Makes::Results {
+/// on the diagonal, and documents at their ends; a cap takes registers, and so do bounds.
+fn block(a: &Attention, depth: i32, ring: bool) -> [i32; 2] {
+    if a.makes != Makes::Results {
         return gradients::block(depth, false);
     }
-    match (depth, causal || capped) {
-        (64, _) if !ring && !capped => [192, 128],
+    let (capped, packed) = (a.scores.cap.is_some(), a.documents.is_some());
+    match (depth, a.causal() || capped || packed) {
+        (64, _) if !ring && !capped && !packed => [192, 128],
         (_, false) => [128, 176],
+        (128, true) if capped && packed => [128, 96],
         (_, true) => [128, 128],
     }
 }
@@ -74,8 +76,7 @@ fn of_queries(
     let queries = Chunks::of(&mut draft.extents, q, 1);
     let keys = Chunks::of(&mut draft.extents, k, 1);
     let ring = a.ring && world > 1;
-    let capped = a.scores.cap.is_some();
-    let block = block(a.makes, q.shape[3].value, a.causal(), capped, ring);
+    let block = block(a, q.shape[3].value, ring);
     let tiles = (queries.rows + block[0] - 1) / block[0];
     let whole = !q.is_sharded(2);
     let group = match ring {

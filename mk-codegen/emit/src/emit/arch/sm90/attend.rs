@@ -24,7 +24,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
     ring: Some(&RingEmission {
         comment: "The blocks of keys and values that the role's attention shares.",
-        config: "AttendConfig<AttendOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, .stages = @{ stages }@}>",
+        config: "AttendConfig<AttendOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, .stages = @{ stages }@@{ bounded }@}>",
         smem: "AttendSmem",
         asserts: &[],
         inner_edges: Some(
@@ -95,12 +95,12 @@ fn most_keys(queries: u32, dim: u32) -> u32 {
 }
 
 fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
-    let Some(Leaf::AttendTile(AttendTile { block: [block_m, block_n, dim], stages, .. })) =
+    let Some(Leaf::AttendTile(AttendTile { block: [block_m, block_n, dim], stages, mask, .. })) =
         leaves.first()
     else {
         return Err(EmitError::internal("emit/arch/sm90/attend.rs", "the ring of another leaf"));
     };
-    Ok(context! { block_m, block_n, dim, stages })
+    Ok(context! { block_m, block_n, dim, stages, bounded => bounded(*mask) })
 }
 
 fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
@@ -149,6 +149,11 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         windowed => mask.window().is_some(),
         more => more_options(mask, cap).map_err(refuse)?,
     })
+}
+
+/// The option of a ring that has room for bounds.
+pub(super) fn bounded(mask: Mask) -> &'static str {
+    if mask == Mask::Bounds { ", .mask = Mask::Bounds" } else { "" }
 }
 
 pub(super) fn name_of(mask: Mask) -> &'static str {
