@@ -269,6 +269,15 @@ pub enum Op {
         /// The mesh axis summed over.
         axis: AxisId,
     },
+    /// `[x] -> y`: `Shard(concat)` over `axis` becomes `Shard(split)`.
+    AllToAll {
+        /// The mesh axis whose ranks exchange parts.
+        axis: AxisId,
+        /// The dimension that the result is sharded in.
+        split: usize,
+        /// The dimension that becomes whole.
+        concat: usize,
+    },
     /// `[x: [.., N], c: [N]] -> x + c`.
     Bias,
     /// `[x] -> f(x)`.
@@ -396,6 +405,7 @@ impl Op {
             Op::Dequantize(_) => "dequantize",
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce { .. } => "all_reduce",
+            Op::AllToAll { .. } => "all_to_all",
             Op::Bias => "bias",
             Op::Curve(curve) => curve.name(),
             Op::Slope(curve) => curve.grad(),
@@ -433,6 +443,7 @@ impl Op {
                 | Op::Dequantize(_)
                 | Op::ReduceScatter { .. }
                 | Op::AllReduce { .. }
+                | Op::AllToAll { .. }
                 | Op::Swiglu
                 | Op::SwigluGrad
                 | Op::RmsNorm { .. }

@@ -171,6 +171,13 @@ pub enum Kind {
         /// Keys and values are passed on from rank to rank.
         ring: bool,
     },
+    /// Shards of dimension `concat` become shards of dimension `split`.
+    AllToAll {
+        /// The dimension that is split.
+        split: usize,
+        /// The dimension that becomes whole.
+        concat: usize,
+    },
     /// Logarithms of the sums by which the attention that it is an operand of divides.
     Lse,
     /// Statistics of the queries of an attention. Operands: its results, their gradients, its logarithms.
@@ -245,6 +252,7 @@ impl Kind {
             | Kind::Combine { .. }
             | Kind::CombineGrad => Group::Experts,
             Kind::Attention { .. }
+            | Kind::AllToAll { .. }
             | Kind::Lse
             | Kind::AttentionStats
             | Kind::AttentionGrad { .. }
@@ -392,6 +400,7 @@ fn kind_of(op: Op) -> Kind {
         Op::ReduceScatter { dim, axis } => {
             return Kind::ReduceScatter { dim, axis: axis.index(), epilogue: Vec::new() };
         }
+        Op::AllToAll { split, concat, .. } => return Kind::AllToAll { split, concat },
         Op::AllReduce { axis } => {
             return Kind::AllReduce { axis: axis.index(), epilogue: Vec::new() };
         }
