@@ -100,7 +100,9 @@ fn one(
         | Op::AttentionDq { .. }
         | Op::AttentionDk { .. }
         | Op::AttentionDv => unreachable!("`heads` computes it"),
-        Op::Dequantize(_) => unreachable!("it has no derivative"),
+        Op::Dequantize(_) | Op::Quantize(_) | Op::Factor(_) => {
+            unreachable!("it has no derivative")
+        }
         Op::Dispatch { .. } => {
             let (columns, n) = (shape(node.result)[1], shape(node.result)[0]);
             let mut out = vec![0.0; n * columns];

@@ -25,6 +25,8 @@ pub(crate) enum OpKind {
     Add,
     Scale,
     Cast,
+    Quantize,
+    Dequantize,
     Ring,
     Attention,
     Lse,
@@ -58,7 +60,7 @@ const fn op(
     OpInfo { name, kind, usage, first_usage }
 }
 
-pub(crate) const OPS: [OpInfo; 38] = [
+pub(crate) const OPS: [OpInfo; 40] = [
     op("gather", OpKind::Gather, "`gather` or `gather(axis)`", "`gather(x)`"),
     op("gemm", OpKind::Gemm, "`gemm(w)`, or `gemm(x, w)` at the start of a chain", "`gemm(x, w)`"),
     op(
@@ -139,6 +141,8 @@ pub(crate) const OPS: [OpInfo; 38] = [
     op("add", OpKind::Add, "`add(y)`, or `add(x, y)` at the start of a chain", "`add(x, y)`"),
     op("scale", OpKind::Scale, "`scale(0.5)`", "`x -> scale(0.5)`"),
     op("cast", OpKind::Cast, "`cast(f32)`", "`x -> cast(f32)`"),
+    op("quantize", OpKind::Quantize, "`quantize(e4m3, 1, 128)`", "`x -> quantize(e4m3, 1, 128)`"),
+    op("dequantize", OpKind::Dequantize, "`dequantize`", "`q -> dequantize`"),
     op(
         "ring",
         OpKind::Ring,
@@ -150,7 +154,7 @@ pub(crate) const OPS: [OpInfo; 38] = [
         "attention",
         OpKind::Attention,
         "`attention(q, k, v)`, or `attention(q)` behind `ring(k, v)`; then `causal`, `window = 1024`, \
-         `softcap = 50` and `scale = 0.125` where wanted",
+         `softcap = 50`, `scale = 0.125` and `cu_seqlens = cu` where wanted",
         "`attention(q, k, v)`",
     ),
     op("lse", OpKind::Lse, "`lse`", "`o -> lse`"),

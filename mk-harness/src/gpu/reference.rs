@@ -8,7 +8,7 @@ use mk_runtime::{
     DeviceTensor, MapOp, Operand,
     reference::{Attend, AttendGrad, Places},
 };
-use mk_syntax::{Def, Factors, Node, Op, Program, ValueId};
+use mk_syntax::{Def, Factors, Node, Op, Program, SCALE_BLOCK, ValueId};
 
 /// A value on one rank.
 enum Local<'s> {
@@ -206,6 +206,20 @@ impl Evaluator<'_, '_> {
             }
             Op::Swiglu => MapOp::Swiglu,
             Op::Bias => MapOp::Bias,
+            Op::Factor(_) => {
+                return match self.s.case.program.def(node.inputs[0]) {
+                    Some(Def::Node(made)) => self.factors(made),
+                    _ => Err(HarnessError::mismatch("factors of no quantised rows")),
+                };
+            }
+            Op::Quantize(_) => {
+                let out = self.make(node.ty.dtype, &shape)?;
+                if out.elements() > 0 {
+                    let factors = self.factors(node)?;
+                    self.s.reference.map(MapOp::OverSteps, &out, operand(0)?, Some(&factors))?;
+                }
+                return Ok(out);
+            }
             Op::Dequantize(Factors::Rows) => MapOp::ScaleRows,
             Op::Dequantize(Factors::Steps) => MapOp::ScaleSteps,
             Op::Dequantize(Factors::Blocks) => MapOp::ScaleBlocks,
@@ -219,6 +233,20 @@ impl Evaluator<'_, '_> {
         if out.elements() > 0 {
             let second = if node.inputs.len() > 1 { Some(operand(1)?) } else { None };
             self.s.reference.map(map, &out, operand(0)?, second)?;
+        }
+        Ok(out)
+    }
+
+    /// The factors of what `quantize` makes.
+    fn factors(&self, made: &Node) -> Result<DeviceTensor, HarnessError> {
+        let x = self.on(made.inputs[0], self.rank)?;
+        let &[m, k] = x.shape() else {
+            return Err(HarnessError::unsupported("quantised rows of no matrix"));
+        };
+        let out = self.make(DType::F32, &[k.div_ceil(SCALE_BLOCK), m])?;
+        if out.elements() > 0 {
+            let largest = made.ty.dtype.format().float.map_or(1.0, |f| f.largest());
+            self.s.reference.map(MapOp::Factors(largest), &out, x, None)?;
         }
         Ok(out)
     }

@@ -74,6 +74,9 @@ impl<'a> Dims<'a> {
                 Some(Def::Node(Node { op: Op::GroupedWgrad, .. })) => {
                     own[0] = lines.line(shape[0] as i64);
                 }
+                Some(Def::Node(Node { op: Op::Factor(_), inputs, .. })) => {
+                    own = vec![lines.line(shape[0] as i64), dims.line(inputs[0], 0)];
+                }
                 Some(Def::Node(Node { op: Op::Combine, inputs, .. })) => {
                     own[0] = dims.line(inputs[1], 0);
                 }
@@ -157,24 +160,25 @@ impl<'a> Dims<'a> {
                 lines.cut(of(1)[1], 1);
             }
             Op::Dequantize(factors) => {
-                let block = SCALE_BLOCK as i64;
                 match factors {
                     Factors::Rows => same(of(0)[0], of(1)[0], extent(node.inputs[1], 0)),
                     Factors::Steps => same(of(0)[0], of(1)[1], extent(node.inputs[1], 1)),
                     Factors::Blocks => {}
                 }
-                // What shares a factor is apart from the rest, and so is its factor.
-                let pairs = match factors {
-                    Factors::Rows => &[][..],
-                    Factors::Steps => &[(1, 0)],
-                    Factors::Blocks => &[(0, 0), (1, 1)],
-                };
-                for (d, other) in pairs {
-                    for i in 1..extent(node.inputs[1], *other) {
-                        lines.cut(of(0)[*d], (i * block) as i32);
-                        lines.cut(of(1)[*other], i as i32);
-                    }
+                let [x, f] = [0, 1].map(|i| node.inputs[i]);
+                self.cut_blocks(factors, x, f, lines);
+            }
+            Op::Quantize(_) => {
+                // All blocks of rows, with factors or without a reader of them.
+                let line = of(0)[1];
+                for i in 1..(extent(node.inputs[0], 1) as u64).div_ceil(SCALE_BLOCK) {
+                    lines.cut(line, (i * SCALE_BLOCK) as i32);
                 }
+            }
+            Op::Factor(factors) => {
+                let own = &self.lines[node.result.index()];
+                same(of(0)[0], own[1], extent(node.result, 1));
+                self.cut_blocks(factors, node.inputs[0], node.result, lines);
             }
             Op::Bias => {
                 let last = of(0).len() - 1;
@@ -269,6 +273,21 @@ impl<'a> Dims<'a> {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// What shares a factor is apart from the rest, and so is its factor.
+    fn cut_blocks(&self, factors: Factors, x: ValueId, f: ValueId, lines: &mut Lines) {
+        let pairs = match factors {
+            Factors::Rows => &[][..],
+            Factors::Steps => &[(1, 0)],
+            Factors::Blocks => &[(0, 0), (1, 1)],
+        };
+        for (d, other) in pairs {
+            for i in 1..self.extent(f, *other) {
+                lines.cut(self.line(x, *d), (i * SCALE_BLOCK as i64) as i32);
+                lines.cut(self.line(f, *other), i as i32);
+            }
         }
     }
 

@@ -65,15 +65,15 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(ring.span, messages::ring_elsewhere());
             input = None;
         }
-        use OpKind::{Cast, Dispatch, Gather, Gemm, Ragged};
-        let takes = matches!(info.kind, Cast | Dispatch | Gather | Gemm | Ragged);
+        use OpKind::{Cast, Dequantize, Dispatch, Gather, Gemm, Ragged};
+        let takes = matches!(info.kind, Cast | Dequantize | Dispatch | Gather | Gemm | Ragged);
         if let Some(x) = input.take_if(|x| x.ty.dtype.is_storage() && !takes) {
             let sums = matches!(info.kind, OpKind::ReduceScatter | OpKind::AllReduce);
             let text = messages::storage_only(op.text, &x.label, x.ty.dtype, sums);
             self.sink.push(op.span, text);
         }
-        if let Some(x) =
-            input.take_if(|x| x.scales.is_some() && !matches!(info.kind, Gather | Gemm))
+        if let Some(x) = input
+            .take_if(|x| x.scales.is_some() && !matches!(info.kind, Gather | Gemm | Dequantize))
         {
             self.sink.push(op.span, messages::scaled_elsewhere(op.text, &x.label));
         }
@@ -123,6 +123,8 @@ impl<'a> Checker<'a, '_> {
             OpKind::View => self.view(call),
             OpKind::Scale => self.scale(call),
             OpKind::Cast => self.cast(call),
+            OpKind::Quantize => self.quantize(call),
+            OpKind::Dequantize => self.dequantize(call),
             OpKind::Ring => self.ring(call),
             OpKind::Attention => self.attention(call),
             OpKind::Lse => self.lse(call),

@@ -40,6 +40,7 @@ impl<'a> Checker<'a, '_> {
         input.ty.placement[axis] = Placement::Replicate;
         input.gathered[axis] = true;
         let op = Op::Gather { axis: AxisId::new(axis), dim };
+        let value = self.push(op, vec![input.id], input.ty, input.gathered.clone());
         let scales = scales.map(|(id, of, mut ty)| match ty.placement[axis] {
             Placement::Shard(dim) => {
                 ty.placement[axis] = Placement::Replicate;
@@ -49,7 +50,6 @@ impl<'a> Checker<'a, '_> {
             // All ranks have those of rows that they share.
             _ => (id, of),
         });
-        let value = self.push(op, vec![input.id], input.ty, input.gathered);
         Some(self.keep_scales(value, scales))
     }
 

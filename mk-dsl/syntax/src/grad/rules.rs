@@ -305,13 +305,17 @@ impl<'p> Walk<'p> {
                 self.add(x, g);
             }
             Op::Attention { .. } => self.attention(node, d)?,
-            Op::Dequantize(_) => {
+            Op::Dequantize(_) | Op::Quantize(_) => {
                 return Err(GradError::Operation {
                     op: node.op.name(),
-                    why: "it reads values of eight bits, which have no gradients",
-                    help: "differentiate the part that computes in 16 bits",
+                    why: "values of eight bits have no gradients",
+                    help: "differentiate it in 16 bits; or write the gradient of the input as \
+                           `dy -> quantize(e4m3, 1, 128) -> gemm(v.t)`, `v` being the weight stored the other way \
+                           round, as layers of `mk.nn` do with fp8",
                 });
             }
+            // Of a quantised value.
+            Op::Factor(_) => {}
             Op::GroupedGemm { .. } | Op::Dispatch { .. } | Op::Combine => self.experts(node, d)?,
             // Not differentiated: `needed` leaves it out.
             Op::Lse => {}

@@ -9,7 +9,7 @@ use crate::passes::shape::{
 };
 use crate::settings::{Facts, GatheredRows, Product, Sum};
 use mk_dtype::HALF_BYTES;
-use mk_plan::{EpilogueOp, gated, scales_steps};
+use mk_plan::{EpilogueOp, gated, quantized, scales_steps};
 
 /// Global rows and columns; one column where a tensor has none.
 fn extents(t: &Tensor) -> [u64; 2] {
@@ -61,6 +61,7 @@ fn grouped(p: &Grouped, ranks: u32) -> Product {
         odd_bits: odd(&p.out),
         narrow: false,
         blocks: false,
+        quantized: false,
     }
 }
 
@@ -81,6 +82,7 @@ fn wgrad(w: &Wgrad, out: &Tensor) -> Product {
         odd_bits: odd(out),
         narrow: false,
         blocks: false,
+        quantized: false,
     }
 }
 
@@ -112,6 +114,7 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
             odd_bits: saved.chain([&p.out]).any(odd),
             narrow: kernel.params[p.b].dtype.is_narrow(),
             blocks: scales_steps(&p.epilogue),
+            quantized: quantized(&p.epilogue).is_some(),
         }
     });
     let sums = kernel.sums().map(|(_, sum)| {
