@@ -223,7 +223,8 @@ impl<'p> Excerpt<'p> {
             Op::Gather { .. }
             | Op::Gemm { .. }
             | Op::ReduceScatter { .. }
-            | Op::AllReduce { .. } => self.stage(node, self.arguments(node, 0)),
+            | Op::AllReduce { .. }
+            | Op::AllToAll { .. } => self.stage(node, self.arguments(node, 0)),
             _ => {
                 let first = self.arguments(node, 0).into_iter().next().unwrap_or_default();
                 format!("{first} -> {}", self.behind(node))
@@ -335,6 +336,10 @@ impl<'p> Excerpt<'p> {
         match node.op {
             Op::Gather { axis: a, .. } | Op::AllReduce { axis: a } if named => {
                 arguments.extend(axis(a))
+            }
+            Op::AllToAll { axis: a, split, concat } => {
+                arguments.extend(axis(a).filter(|_| named));
+                arguments.push(format!("split = {split}, concat = {concat}"));
             }
             Op::ReduceScatter { axis: a, dim } => {
                 arguments.extend(axis(a).filter(|_| named));

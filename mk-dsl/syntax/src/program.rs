@@ -274,6 +274,15 @@ pub enum Op {
         /// The mesh axis summed over.
         axis: AxisId,
     },
+    /// `[x] -> y`: `Shard(concat)` over `axis` becomes `Shard(split)`.
+    AllToAll {
+        /// The mesh axis whose ranks exchange parts.
+        axis: AxisId,
+        /// The dimension that the result is sharded in.
+        split: usize,
+        /// The dimension that becomes whole.
+        concat: usize,
+    },
     /// `[x: [.., N], c: [N]] -> x + c`.
     Bias,
     /// `[x] -> f(x)`.
@@ -403,6 +412,7 @@ impl Op {
             Op::Factor(_) => "factor",
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce { .. } => "all_reduce",
+            Op::AllToAll { .. } => "all_to_all",
             Op::Bias => "bias",
             Op::Curve(curve) => curve.name(),
             Op::Slope(curve) => curve.grad(),
@@ -442,6 +452,7 @@ impl Op {
                 | Op::Factor(_)
                 | Op::ReduceScatter { .. }
                 | Op::AllReduce { .. }
+                | Op::AllToAll { .. }
                 | Op::Swiglu
                 | Op::SwigluGrad
                 | Op::RmsNorm { .. }

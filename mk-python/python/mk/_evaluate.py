@@ -20,7 +20,7 @@ def evaluate(torch, program, tensors, move=None, sequence=None, experts=None, wi
     beside = {}
     for value in program["values"][len(values) :]:
         operands = [values[i] for i in value["inputs"]]
-        if value["op"] in ("gather", "reduce_scatter", "all_reduce"):
+        if value["op"] in ("gather", "reduce_scatter", "all_reduce", "all_to_all"):
             if move is None:
                 raise UnsupportedError(f"`{value['op']}` between kernels")
             values.append(move(value["op"], operands[0], value))

@@ -170,7 +170,7 @@ impl<A: Algebra> Evaluator<'_, A> {
         let y = node.inputs.get(1).map(|y| &values[y.index()]);
         match (node.op, y) {
             // No plan has a `view`: `evaluate` refuses it.
-            (Op::Gather { .. } | Op::View, _) | (Op::Cast(DType::F32), _) => {
+            (Op::Gather { .. } | Op::AllToAll { .. } | Op::View | Op::Cast(DType::F32), _) => {
                 self.each(x, |_, t| t.clone())
             }
             (Op::Attention { .. }, _) => Value::whole(self.attention(node)[0].clone()),
