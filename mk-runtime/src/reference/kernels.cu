@@ -2,6 +2,7 @@
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
+typedef int i32;
 typedef unsigned long long u64;
 typedef long long i64;
 
