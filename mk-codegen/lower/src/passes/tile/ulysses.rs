@@ -6,7 +6,7 @@
 //! inner loop for a chunk of keys, its own rank's first. Results stay in workspace, from which the rank that has their
 //! part of the sequence copies them to the caller. They are written again behind the next launch's push of that rank.
 
-use super::attention::{STAGES, block};
+use super::attend_steps::{STAGES, block};
 use crate::passes::{
     draft::{Draft, Flow, Source, Writer, read, write},
     error::LowerError,
