@@ -316,7 +316,8 @@ fn eight_bits_go_from_kernel_to_kernel() {
         v: e4m3[N, F] scaled(128, 128) @ shard(1)) -> bf16[M, N] @ shard(0) {
         gather(x) -> gemm(w) -> swiglu -> quantize(e4m3, 1, 128) -> gemm(v.t) -> reduce_scatter
     }";
-    let twice = "pub fn twice(x: bf16[M, K] @ shard(0), w: e4m3[F, K] scaled(128, 128) @ shard(0)) {
+    let twice =
+        "pub fn twice(x: bf16[M, K] @ shard(0), w: e4m3[F, K] scaled(128, 128) @ shard(0)) {
         let q = x -> quantize(e4m3, 1, 128);
         let h = gather(q) -> gemm(w.t);
         (q, h, h -> quantize(e5m2, 1, 128) -> dequantize)
@@ -345,7 +346,8 @@ fn eight_bits_go_from_kernel_to_kernel() {
         }
     }
     // Two large GEMMs of one value are two kernels: a pair is a result of the first, and an operand of the second.
-    let apart = "pub fn apart(x: bf16[M, K], w: e4m3[N, K] scaled(128, 128), v: e4m3[F, K] scaled(1, K)) {
+    let apart =
+        "pub fn apart(x: bf16[M, K], w: e4m3[N, K] scaled(128, 128), v: e4m3[F, K] scaled(1, K)) {
         let q = x -> quantize(e4m3, 1, 128);
         (q, q -> gemm(w.t), q -> gemm(v.t))
     }";

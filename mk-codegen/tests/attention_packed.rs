@@ -83,8 +83,11 @@ fn texts() {
         let json = plan.to_json().expect("JSON");
         assert_eq!(Plan::from_json(&json).expect("a plan"), plan, "{name}");
         valid::verify(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
-        emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
         insta::assert_snapshot!(name, text);
+        if matches!(name, "packed_window" | "packed_dkv") {
+            insta::assert_snapshot!(format!("cuda_{name}"), kernel.generated());
+        }
     }
 }
 

@@ -3,13 +3,13 @@
 
 mod common;
 
+use mk_abi::DType;
 use mk_codegen::{
     passes::{Claim, LowerError, lower},
     plan::{Entity, Plan},
     settings::Config,
     sim::{self, Callbacks, Options},
 };
-use mk_abi::DType;
 use mk_syntax::{Bound, Program};
 use std::collections::BTreeMap;
 
@@ -67,7 +67,11 @@ fn other_factors_are_refused() {
             ("quantize_tile dtype=e4m3", "quantize_tile dtype=e5m2", "e5m2"),
             // Those of the rows behind, and of fewer blocks.
             (&factors, &format!("access e0: write buf3 @ rank [0 : K_128, {other}] at end"), ""),
-            (&factors, &format!("access e0: write buf3 @ rank [0 : 8, {rows}] at end"), "of blocks"),
+            (
+                &factors,
+                &format!("access e0: write buf3 @ rank [0 : 8, {rows}] at end"),
+                "of blocks",
+            ),
             (&factors, &format!("access e0: write buf3 @ rank [1 : K_128 - 1, {rows}] at end"), ""),
             // None.
             (&format!("  {factors}\n"), "", ""),
@@ -80,8 +84,16 @@ fn other_factors_are_refused() {
     refused(
         "dequantize_rows",
         &[
-            (&back, "access e0: read buf1 @ rank [0 : K_128, (i * 8 + 8) % 504 : min(8, 500 - i * 8)] at start", ""),
-            (&back, "access e0: read buf1 @ rank [0 : 8, i * 8 : min(8, 500 - i * 8)] at start", "of blocks"),
+            (
+                &back,
+                "access e0: read buf1 @ rank [0 : K_128, (i * 8 + 8) % 504 : min(8, 500 - i * 8)] at start",
+                "",
+            ),
+            (
+                &back,
+                "access e0: read buf1 @ rank [0 : 8, i * 8 : min(8, 500 - i * 8)] at start",
+                "of blocks",
+            ),
             ("dequantize_tile dtype=e4m3", "dequantize_tile dtype=e5m2", "e5m2"),
         ],
     );
@@ -92,7 +104,8 @@ fn other_factors_are_refused() {
 fn torn_pairs_are_refused() {
     let peers = "wait e17 sig3[(rank + 1) % 2, i] >= 2";
     let post = "  post e16 sig3[rank, i] @ (rank + (s + 1)) % 2 += 1 by copier after program_order scope sys at end each s in 1\n";
-    let [made, sent] = ["  wait e14 sig2[i * 128 / 128] >= 16", "  wait e12 sig2[i * 128 / 128] >= 16"];
+    let [made, sent] =
+        ["  wait e14 sig2[i * 128 / 128] >= 16", "  wait e12 sig2[i * 128 / 128] >= 16"];
     let own = "access e0: read buf7 @ rank [0 : K_128, i * 128 : min(128, 500 - i * 128)] at end";
     let arrived = "access e0: read buf9 @ rank [(rank + 1) % 2 : 1, 0 : K_128, i * 128 : min(128, 500 - i * 128)] at end";
     refused(
@@ -105,8 +118,16 @@ fn torn_pairs_are_refused() {
             (made, "  wait e14 sig1[i * 128 / 128] >= 16", "rule"),
             (sent, "  wait e12 sig1[i * 128 / 128] >= 16", "rule"),
             // Factors of other rows.
-            (own, "access e0: read buf7 @ rank [0 : K_128, (i * 128 + 128) % 512 : min(128, 500 - i * 128)] at end", ""),
-            (arrived, "access e0: read buf9 @ rank [rank : 1, 0 : K_128, i * 128 : min(128, 500 - i * 128)] at end", ""),
+            (
+                own,
+                "access e0: read buf7 @ rank [0 : K_128, (i * 128 + 128) % 512 : min(128, 500 - i * 128)] at end",
+                "",
+            ),
+            (
+                arrived,
+                "access e0: read buf9 @ rank [rank : 1, 0 : K_128, i * 128 : min(128, 500 - i * 128)] at end",
+                "",
+            ),
         ],
     );
     // Both torn at once: factors raise no word, and nobody counts on it.
@@ -121,7 +142,8 @@ fn other_factors_of_results_are_refused() {
     let row = "rank * 500 + i * 128 : min(128, 500 - i * 128)";
     let blocks = "j * 128 / 128 : (min(128, 1536 - j * 128) + 127) / 128";
     let factors = format!("access e1: write buf3 @ rank [{blocks}, {row}] at end");
-    let with = |blocks: &str, row: &str| format!("access e1: write buf3 @ rank [{blocks}, {row}] at end");
+    let with =
+        |blocks: &str, row: &str| format!("access e1: write buf3 @ rank [{blocks}, {row}] at end");
     let other = "rank * 500 + (i * 128 + 128) % 512 : min(128, 500 - i * 128)";
     refused(
         "swiglu_quantized",
@@ -147,8 +169,18 @@ fn blocks_and_rows_are_whole() {
         ("x: bf16[M, K] @ shard(1)", quantize, 384, "cut blocks of 128 of 384"),
         ("x: bf16[M, K]", quantize, 264, "no multiples of 16 bytes"),
         ("x: e4m3[M, K] scaled(1, 128) @ shard(1)", "x -> dequantize", 384, "cut blocks of 128"),
-        ("x: bf16[M, K], w: bf16[K, N] @ shard(1)", "gemm(x, w) -> quantize(e4m3, 1, 128)", 64, "cut blocks"),
-        ("x: bf16[M, K]", "let q = x -> quantize(e4m3, 1, 128); (q, q)", 256, "it is a result twice"),
+        (
+            "x: bf16[M, K], w: bf16[K, N] @ shard(1)",
+            "gemm(x, w) -> quantize(e4m3, 1, 128)",
+            64,
+            "cut blocks",
+        ),
+        (
+            "x: bf16[M, K]",
+            "let q = x -> quantize(e4m3, 1, 128); (q, q)",
+            256,
+            "it is a result twice",
+        ),
     ] {
         let source = format!("fn f({types}) {{ {body} }}");
         let shapes: &[(&str, &[u64])] = &[("x", &[64, columns]), ("w", &[columns, 320])];
@@ -211,8 +243,10 @@ fn every_kind_of_block() {
             assert!(same(values[i], want), "{narrow} {block}: {x} is {} and {want}", values[i]);
             // What it stands for is within half a last place of its own, and of the least number's.
             if factor.is_finite() && factor.is_normal() {
-                let (back, ulp) = (values[i] * factor, if narrow == DType::E4m3 { 16.0 } else { 8.0 });
-                let least = f64::from(factor) * 2f64.powi(if narrow == DType::E4m3 { -10 } else { -17 });
+                let (back, ulp) =
+                    (values[i] * factor, if narrow == DType::E4m3 { 16.0 } else { 8.0 });
+                let least =
+                    f64::from(factor) * 2f64.powi(if narrow == DType::E4m3 { -10 } else { -17 });
                 let off = f64::from((back - x).abs());
                 assert!(off <= f64::from(x.abs()) / ulp * 1.01 + least * 1.01, "{x}: {back}");
             }

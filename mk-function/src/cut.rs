@@ -139,12 +139,8 @@ impl Cutter<'_> {
         let found =
             (first..self.groups.len()).find_map(|i| Some((i, self.with(&self.groups[i], node)?)));
         let (at, group) = found.unwrap_or_else(|| {
-            let alone = |is_kernel, fixed| Group {
-                nodes: unit.clone(),
-                is_kernel,
-                fixed,
-                sound: true,
-            };
+            let alone =
+                |is_kernel, fixed| Group { nodes: unit.clone(), is_kernel, fixed, sound: true };
             let pointwise = is_pointwise(&node.op) || node.op == Op::View;
             let kernels = [false, true].into_iter().map(|fixed| alone(true, fixed));
             let sound = kernels.into_iter().find(|g| !pointwise && self.accepts(g));

@@ -37,7 +37,11 @@ fn factor(to: DType, block: impl Iterator<Item = Near>) -> Near {
         () if bound == 0.0 => Near::exact(to.factor((most as f32).to_bits()).into()),
         // It may be 1, of zeros.
         () if bound >= most => Near::unknown(most / largest),
-        () => Near { x: most / largest, hard: bound / largest + U32 * (most + bound) / largest, sd: 0.0 },
+        () => Near {
+            x: most / largest,
+            hard: bound / largest + U32 * (most + bound) / largest,
+            sd: 0.0,
+        },
     }
 }
 

@@ -157,7 +157,8 @@ fn all() -> Vec<EightBits> {
         };
         let narrow = [["e4m3", "e4m3"], ["e4m3", "e5m2"], ["e5m2", "e4m3"]];
         for (block, narrow) in blocks.iter().flat_map(|b| narrow.map(|n| (*b, n))) {
-            for (half, schedule) in ["bf16", "f16"].iter().flat_map(|h| SCHEDULES.map(|s| (*h, s))) {
+            for (half, schedule) in ["bf16", "f16"].iter().flat_map(|h| SCHEDULES.map(|s| (*h, s)))
+            {
                 out.push(EightBits { form, ranks, half, narrow, block, schedule });
             }
         }

@@ -69,13 +69,18 @@ fn value<'py>(
             dict.set_item("inputs", inputs)?;
             if let Op::Gather { axis, .. }
             | Op::ReduceScatter { axis, .. }
-            | Op::AllReduce { axis } = node.op
+            | Op::AllReduce { axis }
+            | Op::AllToAll { axis, .. } = node.op
             {
                 dict.set_item("axis", program.mesh_axes().get(axis.index()))?;
             }
             match node.op {
                 Op::Gather { dim, .. } | Op::ReduceScatter { dim, .. } => {
                     dict.set_item("dim", dim)?;
+                }
+                Op::AllToAll { split, concat, .. } => {
+                    dict.set_item("split", split)?;
+                    dict.set_item("concat", concat)?;
                 }
                 Op::GroupedGemm { .. } | Op::GroupedWgrad => {
                     let drops = node.inputs.get(2).is_some_and(|ids| program.drops(*ids));

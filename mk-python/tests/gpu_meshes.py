@@ -30,6 +30,11 @@ LAYER = """fn layer(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(1, tp),
 BOTH = """fn both(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), w1: bf16[K, F] @ shard(1, tp), w2: bf16[F, K] @ shard(0, tp)) {
     gather(x, tp) -> gemm(w1) -> silu -> gemm(w2) -> reduce_scatter(tp)
 }"""
+ULYSSES = """fn ulysses(q: bf16[B, S, H, D] @ shard(1), k: bf16[B, S, G, D] @ shard(1), v: bf16[B, S, G, D] @ shard(1)) {
+    let x = all_to_all(k, split = 2, concat = 1);
+    let y = all_to_all(v, split = 2, concat = 1);
+    all_to_all(q, split = 2, concat = 1) -> attention(x, y, causal) -> all_to_all(split = 1, concat = 2)
+}"""
 FSDP = """fn fsdp(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(0, dp) @ shard(1, tp), w2: bf16[K, F] @ shard(0, dp) @ shard(1, tp)) {
     let u = gather(w1, dp);
     let v = gather(w2, dp);
@@ -133,6 +138,7 @@ def on_ranks():
     close("along tp", y, a.float() @ mine(b, tp=1).float())
     close("along dp", z, a.float() @ b.float())
     gather.synchronize(), total.synchronize()
+    exchanged(mesh, rank)
 
     # A gradient summed on the way, beside torch.mm and NCCL.
     tokens, m, n = 8192, 4096, 14336
@@ -148,7 +154,50 @@ def on_ranks():
         times = time_of(ours), time_of(nccl)
         if rank == 0:
             print(f"gemm(x.t, d) -> {name}(dp), {sizes}, {tokens} tokens, [{m}, {n}]: mk {times[0]:.3f} ms, torch and NCCL {times[1]:.3f} ms", flush=True)
+    crossed(mesh, places, mine, rank)
     dist.destroy_process_group()
+
+
+def exchanged(mesh, rank):
+    """Attention by heads of sequences that ranks along `tp` share, beside torch on all of it."""
+    world, place = mk.World.from_torch(group=mesh["tp"]), mesh.get_local_rank("tp")
+    q, k, v = (drawn(1, 2048, heads, 64, seed=9 + i) for i, heads in enumerate((16, 4, 4)))
+    part = lambda x: x.chunk(2, 1)[place].contiguous()
+    f = mk.compile(ULYSSES, world)
+    for _ in range(20):
+        y = f(*map(part, (q, k, v)))
+    want = torch.nn.functional.scaled_dot_product_attention(*(x.float().transpose(1, 2) for x in (q, k, v)), is_causal=True, enable_gqa=True)
+    close("ulysses", y, part(want.transpose(1, 2)), 1e-2)
+    f.synchronize()
+    if rank == 0:
+        print("right: attention between exchanges", flush=True)
+
+
+def crossed(mesh, places, mine, rank):
+    """Ranks launch kernels of two worlds in orders that wait for each other: refused, and nobody hangs."""
+    import torch.distributed as dist
+
+    along = {axis: mk.World.from_torch(group=mesh[axis]) for axis in ("dp", "tp")}
+    gather = mk.compile("gather(a) -> gemm(b)", along["tp"], entry_limit_s=30)
+    total = mk.compile("gemm(a, b) -> all_reduce", along["dp"], entry_limit_s=30)
+    a, b = drawn(1024, 512, seed=5), drawn(512, 1024, seed=6)
+    calls = [lambda: gather(mine(a, tp=0), mine(b, tp=1)), lambda: total(mine(a, dp=1), mine(b, dp=0))]
+    for call in calls:
+        call()
+    gather.synchronize(), total.synchronize()
+    dist.barrier()
+    said = "nothing"
+    try:
+        for call in calls if places["dp"] == places["tp"] else reversed(calls):
+            call()
+        gather.synchronize(), total.synchronize()
+    except mk.Error as error:
+        said = f"{type(error).__name__}: {error}"
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, said)
+    if rank == 0:
+        print("two worlds in opposite orders:", *every, sep="\n  ", flush=True)
+    assert any("behind a kernel of another world" in text for text in every), every
 
 
 if __name__ == "__main__":

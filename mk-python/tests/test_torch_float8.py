@@ -201,7 +201,7 @@ class Float8(unittest.TestCase):
             self.assertTrue(torch.equal(factors.nan_to_num(-1), s.nan_to_num(-1)))
             each = w.float() * sw.repeat_interleave(128, 0)[:40].repeat_interleave(128, 1)[:, :272]
             exact = values.float() * scale.repeat_interleave(128, 1)[:, :272] @ each.t()
-rows = [i for i in range(24) if i not in (3, 5)]
+            rows = [i for i in range(24) if i not in (3, 5)]
             off = (y.float() - exact)[rows].norm(dim=1) / exact[rows].norm(dim=1)
             self.assertLess(off.max().item(), 1e-2)
 

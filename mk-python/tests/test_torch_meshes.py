@@ -33,6 +33,12 @@ FSDP = """fn fsdp(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(0, dp) @ 
 BOTH_SHARE = """fn sp(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), g: bf16[K], w1: bf16[K, F] @ shard(1, tp), w2: bf16[F, K] @ shard(0, tp)) {
     x -> rmsnorm(g, eps = 1e-5) -> gather(tp) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter(tp)
 }"""
+# Parts of the sequence are exchanged for heads, and back.
+ULYSSES = """fn ulysses(q: bf16[B, S, H, 64] @ shard(1), k: bf16[B, S, G, 64] @ shard(1), v: bf16[B, S, G, 64] @ shard(1)) {
+    let x = all_to_all(k, split = 2, concat = 1);
+    let y = all_to_all(v, split = 2, concat = 1);
+    all_to_all(q, split = 2, concat = 1) -> attention(x, y, causal) -> all_to_all(split = 1, concat = 2)
+}"""
 # Over one axis: along the other, ranks have tensors of their own.
 ROWS = "gather(a, tp) -> gemm(b)"
 MESHES = [{"dp": 2, "tp": 2}, {"tp": 2, "dp": 2}]
@@ -165,6 +171,23 @@ def refused(case, on):
     fails(mk.UnsupportedError, ["Plan.explain()"], lambda: rows.explain(a, b))
 
 
+def exchanges(case, mesh):
+    """Attention by heads of sequences that ranks share, with gradients."""
+    rank = mesh.get_local_rank("tp")
+    torch.manual_seed(7)
+    q, k, v, d = (torch.randn(2, n, heads, 64).bfloat16() for n, heads in ((10, 4), (10, 2), (10, 2), (10, 4)))
+    theirs = [t.float().transpose(1, 2).requires_grad_() for t in (q, k, v)]
+    wanted = torch.nn.functional.scaled_dot_product_attention(*theirs, is_causal=True, enable_gqa=True)
+    wanted.backward(d.float().transpose(1, 2))
+    part = lambda x: x.chunk(2, 1)[rank].contiguous()
+    mine = [part(t).clone().requires_grad_() for t in (q, k, v)]
+    y = mk.compile(ULYSSES, mk.World.reference(mesh["tp"]))(*mine)
+    close(case, "ulysses", y, part(wanted.detach().transpose(1, 2)))
+    y.backward(part(d))
+    for own, whole in zip(mine, theirs):
+        close(case, "gradients by heads", own.grad, part(whole.grad.transpose(1, 2)))
+
+
 def two_worlds(case, mesh):
     """Both axes as worlds of their own, at once."""
     along = {axis: mk.World.reference(mesh[axis]) for axis in ("tp", "dp")}
@@ -192,6 +215,7 @@ def on_ranks(rank, path):
             rows_of_both(case, on)
             refused(case, on)
             two_worlds(case, mesh)
+            exchanges(case, mesh)
         unnamed = dist.init_device_mesh("cpu", (2, 2))
         with case.assertRaisesRegex(mk.ArgumentError, "2 dimensions without names"):
             mk.World.reference(unnamed)

@@ -63,7 +63,7 @@ struct AttendSpan {
   MK_DEVICE i32 skipped(i32 position, i32 rows) const { return max(min(from - position, rows), 0); }
   MK_DEVICE i32 met(i32 position, i32 rows) const { return max(min(end - position, rows), 0) - skipped(position, rows); }
 };
-constexpr u32 kSpanBytes = sizeof(AttendSpan);
+constexpr u32 kSpanBytes = sizeof(AttendSpan), kBoundsBytes = 2 * sizeof(i32);
 
 // Shared memory of a CTA that attends. `base` is 1024-byte aligned, as the swizzle wants.
 template <class Config>
@@ -82,7 +82,7 @@ struct AttendSmem {
   static constexpr u32 kTileEmpty = kTileFull + kTileSlots * kMbarrierBytes;
   static constexpr u32 kTileIndex = kTileEmpty + kTileSlots * kMbarrierBytes;
   static constexpr u32 kSpan = kTileIndex + kTileSlots * sizeof(u64);
-  static constexpr u32 kBytes = kSpan + kSpanBytes;
+  static constexpr u32 kBytes = kSpan + (Config::kBounded ? kSpanBytes + Config::kBlockM * kBoundsBytes : 0);
   static_assert(kBytes <= 227 * 1024, "sm_90 gives a block 227 KiB");
 
   u32 base;
@@ -210,22 +210,44 @@ MK_DEVICE void attend_put_span(u32 at, const AttendSpan& span) {
 }
 MK_DEVICE AttendSpan attend_get_span(u32 at) { return AttendSpan{static_cast<i32>(ld_shared(at)), static_cast<i32>(ld_shared(at + 4))}; }
 
-// The bounds of this thread's two rows of a tile, as wgmma leaves them; rows that there are not have those of the last one.
+// The bounds of this thread's two rows of a tile, as wgmma leaves them. They are in shared memory, where its warp has put them:
+// registers are few.
 struct AttendBounds {
   i32 from[2], end[2];
 
-  template <class Config>
-  MK_DEVICE void read(u64 bounds, i32 rows, u32 consumer) {
-#pragma unroll
-    for (u32 r = 0; r < 2; ++r) {
-      const i32 row = static_cast<i32>(consumer * Config::kConsumerRows + warp_index() % kWarpgroupWarps * 16 + lane_index() / 4 + r * 8);
-      const u64 at = bounds + max(min(row, rows - 1), 0) * 8ull;
-      from[r] = static_cast<i32>(ld_u32(reinterpret_cast<const void*>(at)));
-      end[r] = static_cast<i32>(ld_u32(reinterpret_cast<const void*>(at + 4)));
-    }
-  }
   // Whether both rows meet all of so many positions from one on.
   MK_DEVICE bool all(i32 position, i32 n) const {
     return max(from[0], from[1]) <= position && min(end[0], end[1]) >= position + n;
   }
 };
+// Bytes from one of a thread's rows to the other.
+constexpr u32 kBoundsStep = 8 * kBoundsBytes;
+template <class Config>
+MK_DEVICE u32 attend_own_bounds(u32 all, u32 consumer) {
+  return all + (consumer * Config::kConsumerRows + warp_index() % kWarpgroupWarps * 16 + lane_index() / 4) * kBoundsBytes;
+}
+// Rows that there are not have the bounds of the last one.
+template <class Config>
+MK_DEVICE void attend_put_bounds(u32 all, u64 bounds, i32 rows, u32 consumer) {
+  const u32 own = attend_own_bounds<Config>(all, consumer);
+#pragma unroll
+  for (u32 r = 0; r < 2; ++r) {
+    const i32 row = static_cast<i32>((own - all) / kBoundsBytes + r * 8);
+    const u64 at = bounds + max(min(row, rows - 1), 0) * u64{kBoundsBytes};
+    if (lane_index() % 4 != 0) continue;
+    st_shared(own + r * kBoundsStep, ld_u32(reinterpret_cast<const void*>(at)));
+    st_shared(own + r * kBoundsStep + 4, ld_u32(reinterpret_cast<const void*>(at + 4)));
+  }
+  __syncwarp();
+}
+template <class Config>
+MK_DEVICE AttendBounds attend_get_bounds(u32 all, u32 consumer) {
+  const u32 own = attend_own_bounds<Config>(all, consumer);
+  AttendBounds b;
+#pragma unroll
+  for (u32 r = 0; r < 2; ++r) {
+    b.from[r] = static_cast<i32>(ld_shared(own + r * kBoundsStep));
+    b.end[r] = static_cast<i32>(ld_shared(own + r * kBoundsStep + 4));
+  }
+  return b;
+}

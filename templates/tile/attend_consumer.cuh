@@ -70,21 +70,21 @@ struct AttendWalk {
   i32 left = 0;      // blocks of the chunk
   i32 rows = 0;      // keys of the chunk from the block's first on
   i32 diagonal = 0;  // column of the block that is at the position of the tile's first query; of bounds, less the block's position
-  AttendSpan span = {};
-  AttendBounds bounds = {};
+  u32 span = 0;      // in shared memory, and bounds behind it, where these mask
 
-  // Where memory has bounds, once the queries are there.
+  // Where bounds mask, once what the tile holds is there.
   MK_DEVICE void begin(u32 at, u32 consumer) {
-    span = attend_get_span(at);
-    bounds.template read<Config>(tile.bounds, tile.rows, consumer);
+    span = at;
+    attend_put_bounds<Config>(at + kSpanBytes, tile.bounds, tile.rows, consumer);
   }
+  MK_DEVICE AttendBounds bounds(u32 consumer) const { return attend_get_bounds<Config>(span + kSpanBytes, consumer); }
 
   MK_DEVICE bool next() {
     constexpr i32 kN = static_cast<i32>(Config::kBlockN);
     while (left == 0) {
       if (++chunk >= tile.chunks) return false;
       AttendChunk c = hooks.chunk(tile, chunk);
-      if constexpr (Config::kBounded) c.narrow(span);
+      if constexpr (Config::kBounded) c.narrow(attend_get_span(span));
       left = c.template blocks<Config>(tile);
       rows = c.rows + kN;
       if constexpr (Config::kCausal) diagonal = tile.position - c.position + kN;
@@ -100,9 +100,10 @@ struct AttendWalk {
   MK_DEVICE void mask(u32 consumer, float (&s)[Config::kScores]) const {
     constexpr i32 kN = static_cast<i32>(Config::kBlockN);
     if constexpr (Config::kBounded) {
-      if (rows >= kN && bounds.all(-diagonal, kN)) return;
-      attend_mask_below<Config>(s, bounds.from[0] + diagonal, bounds.from[1] + diagonal);
-      attend_mask<Config>(s, min(rows, bounds.end[0] + diagonal), min(rows, bounds.end[1] + diagonal));
+      const AttendBounds b = bounds(consumer);
+      if (rows >= kN && b.all(-diagonal, kN)) return;
+      attend_mask_below<Config>(s, b.from[0] + diagonal, b.from[1] + diagonal);
+      attend_mask<Config>(s, min(rows, b.end[0] + diagonal), min(rows, b.end[1] + diagonal));
       return;
     }
     const i32 first = static_cast<i32>(consumer * Config::kConsumerRows);

@@ -78,7 +78,7 @@ struct AttendGradSmem {
   static constexpr u32 kTileEmpty = kTileFull + kTileSlots * kMbarrierBytes;
   static constexpr u32 kTileIndex = kTileEmpty + kTileSlots * kMbarrierBytes;
   static constexpr u32 kSpan = kTileIndex + kTileSlots * sizeof(u64);
-  static constexpr u32 kBytes = kSpan + kSpanBytes;
+  static constexpr u32 kBytes = kSpan + (Config::kBounded ? kSpanBytes + Config::kBlockM * kBoundsBytes : 0);
   static_assert(kBytes <= 227 * 1024, "sm_90 gives a block 227 KiB");
 
   u32 base;

@@ -57,21 +57,21 @@ struct AttendGradWalk {
   i32 left = 0;      // blocks of the part
   i32 rows = 0;      // rows of the part from the block's first on
   i32 diagonal = 0;  // position of the tile's first row less that of the block's first; of bounds, of 0
-  AttendSpan span = {};
-  AttendBounds bounds = {};
+  u32 span = 0;      // in shared memory, and bounds behind it, where these mask
 
-  // Where memory has bounds, once what is held is there.
+  // Where bounds mask, once what the tile holds is there.
   MK_DEVICE void begin(u32 at, u32 consumer) {
-    span = attend_get_span(at);
-    bounds.template read<Config>(tile.bounds, tile.rows, consumer);
+    span = at;
+    attend_put_bounds<Config>(at + kSpanBytes, tile.bounds, tile.rows, consumer);
   }
+  MK_DEVICE AttendBounds bounds(u32 consumer) const { return attend_get_bounds<Config>(span + kSpanBytes, consumer); }
 
   MK_DEVICE bool next() {
     constexpr i32 kN = static_cast<i32>(Config::kBlockN);
     while (left == 0) {
       if (++chunk >= tile.chunks) return false;
       auto c = hooks.chunk(tile, chunk);
-      if constexpr (Config::kBounded) c.narrow(span);
+      if constexpr (Config::kBounded) c.narrow(attend_get_span(span));
       left = c.template blocks<Config>(tile);
       rows = c.rows + kN;
       if constexpr (Config::kCausal) diagonal = tile.position - c.position + kN;
@@ -89,7 +89,7 @@ struct AttendGradWalk {
   MK_DEVICE bool masked(u32 consumer) const {
     constexpr i32 kN = static_cast<i32>(Config::kBlockN), kM = static_cast<i32>(Config::kConsumerRows);
     const i32 first = static_cast<i32>(consumer) * kM;
-    if constexpr (Config::kBounded) return rows < kN || !bounds.all(-diagonal, kN);
+    if constexpr (Config::kBounded) return rows < kN || !bounds(consumer).all(-diagonal, kN);
     if constexpr (!Config::kCausal) return rows < kN;
     if constexpr (Config::kWindow > 0) {
       if (Config::kHoldsQueries ? diagonal + first + kM > Config::kWindow : diagonal + first + Config::kWindow < kN) return true;
@@ -100,10 +100,11 @@ struct AttendGradWalk {
   MK_DEVICE void mask(u32 consumer, float (&x)[Config::kScores]) const {
     i32 low0 = 0, low1 = 0, end0 = rows, end1 = rows;
     if constexpr (Config::kBounded) {
-      low0 = bounds.from[0] + diagonal;
-      low1 = bounds.from[1] + diagonal;
-      end0 = min(rows, bounds.end[0] + diagonal);
-      end1 = min(rows, bounds.end[1] + diagonal);
+      const AttendBounds b = bounds(consumer);
+      low0 = b.from[0] + diagonal;
+      low1 = b.from[1] + diagonal;
+      end0 = min(rows, b.end[0] + diagonal);
+      end1 = min(rows, b.end[1] + diagonal);
     }
     if constexpr (Config::kCausal) {
       const i32 row = diagonal + static_cast<i32>(consumer * Config::kConsumerRows + warp_index() % kWarpgroupWarps * 16 + lane_index() / 4);

@@ -71,6 +71,7 @@ fn one(
         Op::Gather { .. }
         | Op::ReduceScatter { .. }
         | Op::AllReduce { .. }
+        | Op::AllToAll { .. }
         | Op::Cast(_)
         | Op::View => of(0).clone(),
         Op::Gemm { a_transposed, b_transposed } => {

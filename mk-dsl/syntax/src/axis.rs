@@ -47,7 +47,8 @@ impl Program {
             match &mut node.op {
                 Op::Gather { axis, .. }
                 | Op::ReduceScatter { axis, .. }
-                | Op::AllReduce { axis } => *axis = now(*axis),
+                | Op::AllReduce { axis }
+                | Op::AllToAll { axis, .. } => *axis = now(*axis),
                 Op::Attention { ring, .. }
                 | Op::AttentionDq { ring, .. }
                 | Op::AttentionDk { ring, .. } => *ring = ring.map(now),

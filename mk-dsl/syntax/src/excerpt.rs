@@ -223,7 +223,8 @@ impl<'p> Excerpt<'p> {
             Op::Gather { .. }
             | Op::Gemm { .. }
             | Op::ReduceScatter { .. }
-            | Op::AllReduce { .. } => self.stage(node, self.arguments(node, 0)),
+            | Op::AllReduce { .. }
+            | Op::AllToAll { .. } => self.stage(node, self.arguments(node, 0)),
             _ => {
                 let first = self.arguments(node, 0).into_iter().next().unwrap_or_default();
                 format!("{first} -> {}", self.behind(node))
@@ -336,6 +337,10 @@ impl<'p> Excerpt<'p> {
             Op::Gather { axis: a, .. } | Op::AllReduce { axis: a } if named => {
                 arguments.extend(axis(a))
             }
+            Op::AllToAll { axis: a, split, concat } => {
+                arguments.extend(axis(a).filter(|_| named));
+                arguments.push(format!("split = {split}, concat = {concat}"));
+            }
             Op::ReduceScatter { axis: a, dim } => {
                 arguments.extend(axis(a).filter(|_| named));
                 if dim != 0 {
@@ -347,11 +352,11 @@ impl<'p> Excerpt<'p> {
                 arguments.push(format!("eps = {eps:?}"))
             }
             Op::Cast(to) => arguments.push(to.name().into()),
+            Op::View => arguments.extend(node.ty.dims.iter().map(|dim| self.extent(dim))),
             Op::Quantize(factors) => {
                 arguments.push(node.ty.dtype.to_string());
                 arguments.extend(crate::print::block(factors, self.program.columns(&node.ty)));
             }
-            Op::View => arguments.extend(node.ty.dims.iter().map(|dim| self.extent(dim))),
             _ => {}
         }
         match arguments.is_empty() {

@@ -7,8 +7,8 @@ mod attention;
 mod dispatch;
 mod gemm;
 mod grouped;
-mod rmsnorm;
 mod quantize;
+mod rmsnorm;
 mod rope;
 mod view;
 
@@ -22,8 +22,8 @@ pub(crate) use attention::*;
 pub(crate) use dispatch::*;
 pub(crate) use gemm::*;
 pub(crate) use grouped::*;
-pub(crate) use rmsnorm::*;
 pub(crate) use quantize::*;
+pub(crate) use rmsnorm::*;
 pub(crate) use rope::*;
 pub(crate) use view::*;
 
@@ -259,14 +259,6 @@ pub(crate) fn unknown_op(name: &str, suggested: bool) -> Text {
     text(format!("unknown operation `{name}`"), known.unwrap_or_else(all))
 }
 
-pub(crate) fn unsupported_op(name: &str) -> Text {
-    text(
-        format!("`{name}` is not supported yet by this version"),
-        alias::help(name)
-            .unwrap_or_else(|| format!("the supported operations are {}", ops::written_list())),
-    )
-}
-
 pub(crate) fn runtime_twice(name: &str) -> Text {
     text(format!("the runtime symbol `{name}` is declared twice"), "declare it once in `<..>`")
 }
@@ -368,6 +360,29 @@ pub(crate) fn nested_otherwise(outer: &str, inner: &str) -> Text {
         format!(
             "where both share a dimension, let `{outer}` come first everywhere, or everywhere `{inner}`"
         ),
+    )
+}
+
+pub(crate) fn all_to_all_dims() -> Text {
+    text(
+        "`all_to_all` takes the dimension that becomes sharded and the one that becomes whole",
+        "write `all_to_all(split = 2, concat = 1)`",
+    )
+}
+
+pub(crate) fn all_to_all_same(dim: usize) -> Text {
+    text(
+        format!("`all_to_all` splits and concatenates dimension {dim}"),
+        "name two dimensions, as in `all_to_all(split = 2, concat = 1)`",
+    )
+}
+
+pub(crate) fn all_to_all_of(name: &str, found: &str, dim: usize) -> Text {
+    placed(
+        format!(
+            "`all_to_all(concat = {dim})` needs a value that is `shard({dim})`, and {name} is `{found}`"
+        ),
+        "remove `all_to_all`",
     )
 }
 

@@ -10,8 +10,7 @@
 //! ```
 
 use crate::program::{
-    AxisId, Dim, Factors, Node, Op, Placement, Program, SCALE_BLOCK, Symbol, SymbolKind,
-    TensorType,
+    AxisId, Dim, Factors, Node, Op, Placement, Program, SCALE_BLOCK, Symbol, SymbolKind, TensorType,
 };
 use std::fmt;
 
@@ -120,6 +119,10 @@ impl Program {
                 args.push(format!("dim = {dim}"));
             }
             Op::AllReduce { axis } => args.push(self.axis_name(axis).to_owned()),
+            Op::AllToAll { axis, split, concat } => {
+                args.push(self.axis_name(axis).to_owned());
+                args.push(format!("split = {split}, concat = {concat}"));
+            }
             Op::Scale(factor) => args.push(factor.to_string()),
             Op::RmsNorm { eps } | Op::RmsNormGrad { eps } => args.push(format!("eps = {eps:?}")),
             Op::Cast(dtype) => args.push(dtype.to_string()),

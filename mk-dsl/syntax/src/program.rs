@@ -274,6 +274,15 @@ pub enum Op {
         /// The mesh axis summed over.
         axis: AxisId,
     },
+    /// `[x] -> y`: `Shard(concat)` over `axis` becomes `Shard(split)`.
+    AllToAll {
+        /// The mesh axis whose ranks exchange parts.
+        axis: AxisId,
+        /// The dimension that the result is sharded in.
+        split: usize,
+        /// The dimension that becomes whole.
+        concat: usize,
+    },
     /// `[x: [.., N], c: [N]] -> x + c`.
     Bias,
     /// `[x] -> f(x)`.
@@ -403,6 +412,7 @@ impl Op {
             Op::Factor(_) => "factor",
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce { .. } => "all_reduce",
+            Op::AllToAll { .. } => "all_to_all",
             Op::Bias => "bias",
             Op::Curve(curve) => curve.name(),
             Op::Slope(curve) => curve.grad(),
@@ -442,6 +452,7 @@ impl Op {
                 | Op::Factor(_)
                 | Op::ReduceScatter { .. }
                 | Op::AllReduce { .. }
+                | Op::AllToAll { .. }
                 | Op::Swiglu
                 | Op::SwigluGrad
                 | Op::RmsNorm { .. }
@@ -498,9 +509,9 @@ pub struct Program {
     pub(crate) nodes: Vec<Node>,
     pub(crate) results: Vec<ValueId>,
     pub(crate) result_names: Vec<String>,
-    pub(crate) factors: BTreeMap<ValueId, (ValueId, Factors)>,
     /// Routes of which rows without room are dropped.
     pub(crate) dropped: Vec<ValueId>,
+    pub(crate) factors: BTreeMap<ValueId, (ValueId, Factors)>,
 }
 
 impl Program {
@@ -578,6 +589,30 @@ impl Program {
         })
     }
 
+    /// Whether rows by a route are those that were kept, where others had no room.
+    pub fn drops(&self, ids: ValueId) -> bool {
+        self.dropped.contains(&ids)
+    }
+
+    /// Whether a launch may have none: of a runtime symbol that counts the tokens of a `dispatch`, if no GEMM sums over
+    /// them.
+    pub fn may_be_zero(&self, symbol: SymbolId) -> bool {
+        let dim = Dim::Sym(symbol);
+        let runtime = |s: &Symbol| matches!(s.kind, SymbolKind::Runtime { .. });
+        let has = |value: &ValueId| self.ty(*value).is_some_and(|ty| ty.dims.contains(&dim));
+        let routes = |n: &Node| matches!(n.op, Op::Dispatch { .. });
+        let counts = |n: &Node| {
+            routes(n)
+                && n.inputs.get(1).and_then(|ids| self.ty(*ids)?.dims.first().copied()) == Some(dim)
+        };
+        let sums = |n: &Node| {
+            matches!(n.op, Op::Gemm { .. }) && n.inputs.iter().any(has) && !n.ty.dims.contains(&dim)
+        };
+        self.symbols.get(symbol.index()).is_some_and(runtime)
+            && self.nodes.iter().any(counts)
+            && !self.nodes.iter().any(sums)
+    }
+
     /// The factors of a value of eight bits, if it has some, and what shares one.
     pub fn factors(&self, value: ValueId) -> Option<(ValueId, Factors)> {
         self.factors.get(&value).copied()
@@ -617,30 +652,6 @@ impl Program {
             Op::Dequantize(_) => node.inputs[..1].to_vec(),
             _ => node.inputs.iter().map(stored).collect(),
         }
-    }
-
-    /// Whether rows by a route are those that were kept, where others had no room.
-    pub fn drops(&self, ids: ValueId) -> bool {
-        self.dropped.contains(&ids)
-    }
-
-    /// Whether a launch may have none: of a runtime symbol that counts the tokens of a `dispatch`, if no GEMM sums over
-    /// them.
-    pub fn may_be_zero(&self, symbol: SymbolId) -> bool {
-        let dim = Dim::Sym(symbol);
-        let runtime = |s: &Symbol| matches!(s.kind, SymbolKind::Runtime { .. });
-        let has = |value: &ValueId| self.ty(*value).is_some_and(|ty| ty.dims.contains(&dim));
-        let routes = |n: &Node| matches!(n.op, Op::Dispatch { .. });
-        let counts = |n: &Node| {
-            routes(n)
-                && n.inputs.get(1).and_then(|ids| self.ty(*ids)?.dims.first().copied()) == Some(dim)
-        };
-        let sums = |n: &Node| {
-            matches!(n.op, Op::Gemm { .. }) && n.inputs.iter().any(has) && !n.ty.dims.contains(&dim)
-        };
-        self.symbols.get(symbol.index()).is_some_and(runtime)
-            && self.nodes.iter().any(counts)
-            && !self.nodes.iter().any(sums)
     }
 
     /// The symbol called `name`.

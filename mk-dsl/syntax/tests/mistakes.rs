@@ -78,12 +78,12 @@ fn several_on_two_lines() {
       |                        ^^^^
       = help: did you mean `bf16`?
 
-    error: `all_to_all` is not supported yet by this version
+    error: `all_to_all` takes the dimension that becomes sharded and the one that becomes whole
      --> pipeline:3:8
       |
     3 |     -> all_to_all
       |        ^^^^^^^^^^
-      = help: use `dispatch`, as in `dispatch(x, ids) -> grouped_gemm(w) -> combine(weights)`
+      = help: write `all_to_all(split = 2, concat = 1)`
     "#);
 }
 

@@ -483,3 +483,35 @@ fn a_dimension_over_two_axes() {
       return %2
     "#);
 }
+
+#[test]
+fn exchanges() {
+    assert_snapshot!(check("fn f(q: bf16[B, S, H, D] @ shard(1), k: bf16[B, S, G, D] @ shard(1), v: bf16[B, S, G, D] @ shard(2)) { \
+        let x = all_to_all(k, split = 2, concat = 1); \
+        q -> all_to_all(split = 2, concat = 1) -> attention(x, v) -> all_to_all(split = 1, concat = 2) }"), @r#"
+    pipeline f(world):
+      %0 = q: bf16[B, S, H, D] @ shard(1)
+      %1 = k: bf16[B, S, G, D] @ shard(1)
+      %2 = v: bf16[B, S, G, D] @ shard(2)
+      %3 = all_to_all(%1, world, split = 2, concat = 1): bf16[B, S, G, D] @ shard(2)
+      %4 = all_to_all(%0, world, split = 2, concat = 1): bf16[B, S, H, D] @ shard(2)
+      %5 = attention(%4, %3, %2): bf16[B, S, H, D] @ shard(2)
+      %6 = all_to_all(%5, world, split = 1, concat = 2): bf16[B, S, H, D] @ shard(1)
+      return %6
+    "#);
+    assert_snapshot!(check("q -> all_to_all(split = 2, concat = 1) -> attention(k, v)"), @r#"
+    pipeline all_to_all_attention(world):
+      %0 = q: bf16[q_0, q_1, q_2, q_3] @ shard(1)
+      %1 = k: bf16[q_0, q_1, k_2, q_3] @ shard(2)
+      %2 = v: bf16[q_0, q_1, k_2, q_3] @ shard(2)
+      %3 = all_to_all(%0, world, split = 2, concat = 1): bf16[q_0, q_1, q_2, q_3] @ shard(2)
+      %4 = attention(%3, %1, %2): bf16[q_0, q_1, q_2, q_3] @ shard(2)
+      return %4
+    "#);
+    assert_snapshot!(check("fn f(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp)) { x -> all_to_all(tp, split = 1, concat = 0) }"), @r#"
+    pipeline f(dp, tp):
+      %0 = x: bf16[M, K] @ shard(0, dp) @ shard(0, tp)
+      %1 = all_to_all(%0, tp, split = 1, concat = 0): bf16[M, K] @ shard(0, dp) @ shard(1, tp)
+      return %1
+    "#);
+}

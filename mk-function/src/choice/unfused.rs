@@ -93,9 +93,8 @@ pub fn parts(program: &Program, bound: &Bound) -> Result<Vec<Part>, Indivisible>
         });
         let read = nodes.flat_map(|node| &node.inputs);
         let read: BTreeSet<ValueId> = read.chain(program.results()).copied().collect();
-        let scaled = group.iter().any(|n| {
-            program.unit(n).len() > 1 || matches!(n.op, Op::Dequantize(_))
-        });
+        let scaled =
+            group.iter().any(|n| program.unit(n).len() > 1 || matches!(n.op, Op::Dequantize(_)));
         let made = match scaled {
             true => scaled_part(program, bound, i, group, &read),
             false => part(program, bound, i, group, &read),

@@ -170,7 +170,8 @@ impl<'a> Dense<'a> {
             return false;
         }
         let collective = |op: &Op| {
-            matches!(op, Op::Gather { .. } | Op::ReduceScatter { .. } | Op::AllReduce { .. })
+            use Op::{AllReduce, AllToAll, Gather, ReduceScatter};
+            matches!(op, Gather { .. } | ReduceScatter { .. } | AllReduce { .. } | AllToAll { .. })
         };
         let rounds = matches!(node.op, Op::Cast(to) if to != DType::F32);
         let read = |node: &Node| {
@@ -262,7 +263,7 @@ impl<'a> Dense<'a> {
         let width = self.width(node.result);
         let rows = &*self.rows_of(node.result, set, chosen);
         Ok(match (node.op, operands.as_slice()) {
-            (Op::Gather { .. }, [x]) => (*x).clone(),
+            (Op::Gather { .. } | Op::AllToAll { .. }, [x]) => (*x).clone(),
             (Op::ReduceScatter { axis, .. } | Op::AllReduce { axis }, [x]) => {
                 let contribution = node.inputs.first().copied().unwrap_or(node.result);
                 let along = self.inputs.sizes().axis(axis.index());

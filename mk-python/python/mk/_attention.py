@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 
-def _documents(torch, begins, at):
-    """The number of each place's document; of no document, less than 0."""
-    number = torch.searchsorted(begins, at.to(begins.dtype), right=True)
+def _documents(torch, begins, tokens):
+    """The number of each token's document; of no document, less than 0. This rank has whole sequences."""
+    at = torch.arange(tokens, device=begins.device, dtype=begins.dtype)
+    number = torch.searchsorted(begins, at, right=True)
     return torch.where((number > 0) & (number < begins.numel()), number, -1)
 
 
@@ -27,8 +28,8 @@ def _scores(torch, value, values, q, k, at_q, at_k):
             hidden = hidden | (behind >= value["window"])
         scores = scores.masked_fill(hidden, -math.inf)
     if value["packed"]:
-        own, other = (_documents(torch, values[value["inputs"][-1]].contiguous(), at) for at in (at_q, at_k))
-        scores = scores.masked_fill((own[:, None] != other[None, :]) | (own < 0)[:, None], -math.inf)
+        of = _documents(torch, values[value["inputs"][-1]].contiguous(), q.shape[1])
+        scores = scores.masked_fill((of[:, None] != of[None, :]) | (of < 0)[:, None], -math.inf)
     return scores, slope
 
 

@@ -20,7 +20,7 @@ def evaluate(torch, program, tensors, move=None, sequence=None, experts=None, wi
     beside = {}
     for value in program["values"][len(values) :]:
         operands = [values[i] for i in value["inputs"]]
-        if value["op"] in ("gather", "reduce_scatter", "all_reduce"):
+        if value["op"] in ("gather", "reduce_scatter", "all_reduce", "all_to_all"):
             if move is None:
                 raise UnsupportedError(f"`{value['op']}` between kernels")
             values.append(move(value["op"], operands[0], value))
@@ -28,14 +28,14 @@ def evaluate(torch, program, tensors, move=None, sequence=None, experts=None, wi
             values.append(_attention.OPS[value["op"]](torch, program["values"], value, values, sequence, beside))
         elif value["op"] in ("dispatch", "grouped_gemm", "grouped_wgrad", "combine", "combine_grad") and experts is not None:
             values.append(experts(value, operands))
+        elif value["op"] == "view":
+            # Alone between kernels, it is the caller who knows the shape.
+            values.append(operands[0] if local is None else operands[0].reshape(local(value)))
         elif value["op"] == "quantize":
             q, beside[len(values)] = _quantize(torch, value, *operands)
             values.append(q)
         elif value["op"] == "factor":
             values.append(beside[value["inputs"][0]])
-        elif value["op"] == "view":
-            # Alone between kernels, it is the caller who knows the shape.
-            values.append(operands[0] if local is None else operands[0].reshape(local(value)))
         elif value["op"] not in _OPS:
             raise UnsupportedError(f"`{value['op']}` has no torch operations here\n  help: use a world of GPUs")
         else:

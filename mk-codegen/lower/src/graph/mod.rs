@@ -177,6 +177,13 @@ pub enum Kind {
         /// Keys and values are passed on from rank to rank.
         ring: bool,
     },
+    /// Shards of dimension `concat` become shards of dimension `split`.
+    AllToAll {
+        /// The dimension that is split.
+        split: usize,
+        /// The dimension that becomes whole.
+        concat: usize,
+    },
     /// Logarithms of the sums by which the attention that it is an operand of divides.
     Lse,
     /// Statistics of the queries of an attention. Operands: its results, their gradients, its logarithms.
@@ -254,6 +261,7 @@ impl Kind {
             | Kind::Combine { .. }
             | Kind::CombineGrad => Group::Experts,
             Kind::Attention { .. }
+            | Kind::AllToAll { .. }
             | Kind::Lse
             | Kind::AttentionStats
             | Kind::AttentionGrad { .. }
@@ -404,6 +412,7 @@ fn kind_of(node: &Node) -> Kind {
         Op::ReduceScatter { dim, axis } => {
             return Kind::ReduceScatter { dim, axis: axis.index(), epilogue: Vec::new() };
         }
+        Op::AllToAll { split, concat, .. } => return Kind::AllToAll { split, concat },
         Op::AllReduce { axis } => {
             return Kind::AllReduce { axis: axis.index(), epilogue: Vec::new() };
         }

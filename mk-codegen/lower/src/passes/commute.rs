@@ -69,7 +69,8 @@ fn move_before(g: &mut OpGraph, node: NodeIndex) -> Option<()> {
     (value.name, value.kind) = (gather.name, gather.kind);
     g.graph.add_edge(made, node, 0);
     for x in operands {
-        let unread = |n: NodeIndex| matches!(g.graph[n].kind, Kind::Gather { .. }) && g.uses(n) == 0;
+        let unread =
+            |n: NodeIndex| matches!(g.graph[n].kind, Kind::Gather { .. }) && g.uses(n) == 0;
         if g.graph.contains_node(x) && unread(x) {
             g.graph.remove_node(x);
         }

@@ -71,7 +71,13 @@ fn quantised(g: &mut OpGraph) {
         let saved = g.graph.add_node(saved);
         g.graph.add_edge(saved, of, place);
         for r in &mut g.results {
-            *r = if *r == node { of } else if *r == factors { saved } else { *r };
+            *r = if *r == node {
+                of
+            } else if *r == factors {
+                saved
+            } else {
+                *r
+            };
         }
         g.graph.remove_node(factors);
         g.graph.remove_node(node);

@@ -55,6 +55,11 @@ impl Mask {
         }
     }
 
+    /// Bytes of shared memory that a tile of so many rows takes for it: two bounds of each, and two of all.
+    pub(super) fn smem_bytes(self, rows: u32) -> u32 {
+        if self == Mask::Bounds { rows.saturating_add(1).saturating_mul(8) } else { 0 }
+    }
+
     /// Where in a task its operands are read: who masks reads bounds behind who brings the tile.
     pub(super) fn points(self) -> Vec<(Operand, &'static [Point])> {
         let point = |o: OperandSpec| match o.agent {
@@ -196,7 +201,8 @@ impl Record for AttendTile {
                 EdgeSpec { proxy_fence: tma, ..EdgeSpec::flow("staged", Consumers, Storer) },
                 EdgeSpec::once("drained", Storer, Consumers),
             ],
-            smem_bytes: attend_smem_bytes(self.block, self.stages),
+            smem_bytes: attend_smem_bytes(self.block, self.stages)
+                .saturating_add(self.mask.smem_bytes(self.block[0])),
         }
     }
 

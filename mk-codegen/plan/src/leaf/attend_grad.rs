@@ -135,7 +135,8 @@ impl Record for AttendGradTile {
                 EdgeSpec::flow("staged", Consumers, Storer),
                 EdgeSpec::once("drained", Storer, Consumers),
             ],
-            smem_bytes: attend_grad_smem_bytes(self.of, self.block, self.stages),
+            smem_bytes: attend_grad_smem_bytes(self.of, self.block, self.stages)
+                .saturating_add(self.mask.smem_bytes(self.block[0])),
         }
     }
 

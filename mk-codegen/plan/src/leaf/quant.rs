@@ -53,7 +53,9 @@ impl Record for QuantTile {
     }
 
     fn contract(&self) -> Contract {
-        let op = |mode| move |o: &Operand| OperandSpec::new(*o, mode, Copier, Proxy::Generic, Arity::One);
+        let op = |mode| {
+            move |o: &Operand| OperandSpec::new(*o, mode, Copier, Proxy::Generic, Arity::One)
+        };
         let reads = self.reads().iter().map(op(Mode::Read));
         Contract::of_one(Copier, reads.chain(self.writes().iter().map(op(Mode::Write))).collect())
     }

@@ -170,7 +170,7 @@ impl<A: Algebra> Evaluator<'_, A> {
         let y = node.inputs.get(1).map(|y| &values[y.index()]);
         match (node.op, y) {
             // No plan has a `view`: `evaluate` refuses it.
-            (Op::Gather { .. } | Op::View, _) | (Op::Cast(DType::F32), _) => {
+            (Op::Gather { .. } | Op::AllToAll { .. } | Op::View | Op::Cast(DType::F32), _) => {
                 self.each(x, |_, t| t.clone())
             }
             (Op::Attention { .. }, _) => Value::whole(self.attention(node)[0].clone()),
@@ -277,11 +277,7 @@ impl<A: Algebra> Evaluator<'_, A> {
     }
 
     /// What `quantize` makes: rows, and the factors `[blocks, rows]` of their blocks.
-    fn quantised(
-        &mut self,
-        node: &Node,
-        x: &Value<A::Elem>,
-    ) -> (Value<A::Elem>, Value<A::Elem>) {
+    fn quantised(&mut self, node: &Node, x: &Value<A::Elem>) -> (Value<A::Elem>, Value<A::Elem>) {
         let (line, cells) = (self.dims.line(node.inputs[0], 1), self.cells);
         let x = x.on(0);
         let (rows, columns) = (x.shape[0], x.shape[1].max(1));

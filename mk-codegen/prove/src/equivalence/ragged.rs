@@ -22,6 +22,8 @@ const LAUNCHES: usize = 3;
 const MANY_LAUNCHES: usize = 12;
 /// Forms of documents.
 const DOCUMENTS: usize = 4;
+/// Documents that have tokens, of any number.
+const MOST_DOCUMENTS: usize = 48;
 /// How many tokens are few.
 const FEW_TOKENS: usize = 512;
 
@@ -60,7 +62,7 @@ pub(super) fn launches(
                 return even.to_vec();
             };
             if let Some(tokens) = mk_plan::tokens(plan, id) {
-                return documents(even, tokens, launch);
+                return documents(even.len(), tokens, launch);
             }
             // Ranks that have the same experts have the same counts.
             let sharded = tensor.ty.placement.first() != Some(&Placement::Replicate);
@@ -146,41 +148,32 @@ fn room(plan: &Plan, counts: TabId) -> i32 {
 }
 
 /// Where documents begin, by turns: evenly; one among empty ones; single tokens, and one document of the others; of
-/// uneven lengths, some of them empty, with tokens left over.
-fn documents(even: &[i32], tokens: i32, turn: usize) -> Vec<i32> {
-    let last = even.len().saturating_sub(1);
+/// uneven lengths, some of them empty, with tokens left over. Some of them, however many there may be: all others are
+/// empty.
+fn documents(entries: usize, tokens: i32, turn: usize) -> Vec<i32> {
+    let last = entries.saturating_sub(1).min(MOST_DOCUMENTS);
     let at = |i: usize| i32::try_from(i).unwrap_or(i32::MAX);
+    let even = |i: usize| (i as i64 * i64::from(tokens) / last.max(1) as i64) as i32;
+    // Of uneven ones tokens are left over.
+    let end = if turn % DOCUMENTS == 3 { tokens - tokens.min(3) } else { tokens };
     let begin = |i: usize| match turn % DOCUMENTS {
         _ if i == 0 => 0,
-        0 => even[i],
-        1 => {
-            if i <= last / 2 {
-                0
-            } else {
-                tokens
-            }
-        }
-        2 => {
-            if i == last {
-                tokens
-            } else {
-                at(i).min(tokens)
-            }
-        }
-        // Behind even ones some are empty, and others longer.
+        _ if i >= last => end,
+        0 => even(i),
+        1 if i <= last / 2 => 0,
+        1 => end,
+        2 => at(i).min(end),
         _ => {
-            let end = tokens - tokens.min(3);
             let of = if i % 4 == 2 { i - 1 } else { i };
-            (even[of] - 5 * at(of % 7)).clamp(0, end)
+            (even(of) - 5 * at(of % 7)).clamp(0, end)
         }
     };
-    let mut begins: Vec<i32> = (0..even.len()).map(begin).collect();
     let mut most = 0;
-    begins.iter_mut().for_each(|b| {
-        most = most.max(*b);
-        *b = most;
-    });
-    begins
+    let ascending = |i: usize| {
+        most = most.max(begin(i));
+        most
+    };
+    (0..entries).map(ascending).collect()
 }
 
 /// As even, all in one expert, or some of them empty, by turns.
@@ -509,4 +502,25 @@ pub(super) fn combined<A: Algebra>(
         }
     }
     Tensor { shape: vec![tokens, columns], data }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::documents;
+
+    #[test]
+    fn documents_ascend_and_differ() {
+        for (entries, tokens) in [(1, 9), (2, 9), (9, 100), (130, 129), (5000, 300), (9, 1)] {
+            let forms = [0, 1, 2, 3].map(|turn| documents(entries, tokens, turn));
+            for begins in &forms {
+                assert!(begins.len() == entries && begins[0] == 0 && begins.is_sorted());
+                assert!(begins.last().is_some_and(|end| *end <= tokens), "{begins:?}");
+            }
+            let three = forms[..3].iter().all(|b| entries == 1 || b.last() == Some(&tokens));
+            assert!(three, "{forms:?}");
+        }
+        assert_eq!(documents(4, 12, 0), [0, 4, 8, 12]);
+        assert_eq!(documents(4, 12, 1), [0, 0, 12, 12]);
+        assert_eq!(documents(4, 12, 2), [0, 1, 2, 12]);
+    }
 }

@@ -1,6 +1,9 @@
 //! GEMMs.
 
-use super::{Attends, Compute, Regions, Values, Write, broadcast, epilogue::apply_to, matrix, quant::quantised};
+use super::{
+    Attends, Compute, Regions, Values, Write, broadcast, epilogue::apply_to, matrix,
+    quant::quantised,
+};
 use crate::{
     context::{Context, Phase, misfit},
     error::SimError,

@@ -72,8 +72,8 @@ impl<'a> Checker<'a, '_> {
             let text = messages::storage_only(op.text, &x.label, x.ty.dtype, sums);
             self.sink.push(op.span, text);
         }
-        if let Some(x) =
-            input.take_if(|x| x.scales.is_some() && !matches!(info.kind, Gather | Gemm | Dequantize))
+        if let Some(x) = input
+            .take_if(|x| x.scales.is_some() && !matches!(info.kind, Gather | Gemm | Dequantize))
         {
             self.sink.push(op.span, messages::scaled_elsewhere(op.text, &x.label));
         }
@@ -97,7 +97,6 @@ impl<'a> Checker<'a, '_> {
     }
 
     fn of_kind(&mut self, kind: OpKind, call: Call<'_, 'a>) -> Option<Value> {
-        let op = call.op;
         match kind {
             OpKind::Ragged => self.ragged(call),
             OpKind::GroupedGemm => self.grouped_gemm(call),
@@ -108,6 +107,7 @@ impl<'a> Checker<'a, '_> {
             OpKind::Gather => self.gather(call),
             OpKind::ReduceScatter => self.reduce_scatter(call),
             OpKind::AllReduce => self.all_reduce(call),
+            OpKind::AllToAll => self.all_to_all(call),
             OpKind::Gemm => self.gemm(call),
             OpKind::Bias => self.bias(call),
             OpKind::Mul => self.mul(call),
@@ -132,10 +132,6 @@ impl<'a> Checker<'a, '_> {
             OpKind::AttentionDq => self.attention_dq(call),
             OpKind::AttentionDk => self.attention_dk(call),
             OpKind::AttentionDv => self.attention_dv(call),
-            OpKind::Unsupported => {
-                self.sink.push(op.span, messages::unsupported_op(op.text));
-                None
-            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! `gather`, `reduce_scatter`, `all_reduce`: they change the placement over one mesh axis.
+//! `gather`, `reduce_scatter`, `all_reduce`, `all_to_all`: they change the placement over one mesh axis.
 
 use super::checker::{Call, Checker, Value};
 use crate::ast::Word;
@@ -35,13 +35,7 @@ impl<'a> Checker<'a, '_> {
         let Placement::Shard(dim) = input.ty.placement[axis] else {
             return None;
         };
-        for inner in sharing(&input, axis, dim) {
-            if !self.mesh.nest(inner, axis) {
-                let [outer, inner] = [axis, inner].map(|axis| self.mesh.axes[axis]);
-                self.sink.push(call.op.span, messages::gather_of_outer(outer, inner, dim));
-                return None;
-            }
-        }
+        self.innermost(call.op, &input, axis, dim)?;
         let scales = input.scales.map(|(id, of)| (id, of, self.scales_ty(&input.ty, of)));
         input.ty.placement[axis] = Placement::Replicate;
         input.gathered[axis] = true;
@@ -92,6 +86,59 @@ impl<'a> Checker<'a, '_> {
         input.ty.placement[axis] = Placement::Replicate;
         let op = Op::AllReduce { axis: AxisId::new(axis) };
         Some(self.push(op, vec![input.id], input.ty, input.gathered))
+    }
+
+    /// `Shard(concat) -> Shard(split)`.
+    pub(super) fn all_to_all(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let axis = call.args.axis(self.sink);
+        let [split, concat] = ["split", "concat"].map(|key| call.args.key_int(key, self.sink));
+        call.args.finish(self.sink);
+        let (axis, split, concat) = (self.named_axis(axis?)?, split?, concat?);
+        let (Some(split), Some(concat)) = (split, concat) else {
+            self.sink.push(call.op.span, messages::all_to_all_dims());
+            return None;
+        };
+        let mut input = call.input?;
+        let n_dims = input.ty.dims.len();
+        let dims = [split, concat].map(|n| {
+            let dim = usize::try_from(n.value).ok().filter(|&dim| dim < n_dims);
+            if dim.is_none() {
+                self.sink.push(n.span, messages::shard_out_of_range(n.value, n_dims));
+            }
+            dim
+        });
+        let [Some(to), Some(from)] = dims else { return None };
+        if to == from {
+            self.sink.push(split.span, messages::all_to_all_same(to));
+            return None;
+        }
+        let is_sharded = |p: Placement| p == Placement::Shard(from);
+        let Some(axis) = self.choose_axis(call.op, axis, &input, is_sharded)? else {
+            let found = self.mesh.show_all(&input.ty.placement);
+            let text = messages::all_to_all_of(&input.label, &found, from);
+            self.sink.push(call.op.span, text);
+            return None;
+        };
+        self.innermost(call.op, &input, axis, from)?;
+        for outer in sharing(&input, axis, to) {
+            self.nest(outer, axis, split.span)?;
+        }
+        input.ty.placement[axis] = Placement::Shard(to);
+        let op = Op::AllToAll { axis: AxisId::new(axis), split: to, concat: from };
+        Some(self.push(op, vec![input.id], input.ty, input.gathered))
+    }
+
+    /// Whether an axis is the inner one of those that share a dimension, which is about to be whole; `None` after a
+    /// report.
+    fn innermost(&mut self, op: Word<'a>, input: &Value, axis: usize, dim: usize) -> Option<()> {
+        for inner in sharing(input, axis, dim) {
+            if !self.mesh.nest(inner, axis) {
+                let [outer, inner] = [axis, inner].map(|axis| self.mesh.axes[axis]);
+                self.sink.push(op.span, messages::gather_of_outer(outer, inner, dim));
+                return None;
+            }
+        }
+        Some(())
     }
 
     /// The outer `None` is a mistake.

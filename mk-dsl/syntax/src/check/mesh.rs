@@ -116,7 +116,7 @@ fn axes_of_type<'t, 'a>(ty: &'t Type<'a>) -> impl Iterator<Item = Word<'a>> + 't
 fn axes_of_chain<'t, 'a>(chain: &'t Chain<'a>) -> impl Iterator<Item = Word<'a>> + 't {
     chain.stages.iter().flatten().filter_map(|stage| {
         match ops::find(stage.name.text).map(|op| op.kind) {
-            Some(OpKind::Gather | OpKind::ReduceScatter | OpKind::AllReduce) => {
+            Some(OpKind::Gather | OpKind::ReduceScatter | OpKind::AllReduce | OpKind::AllToAll) => {
                 super::args::axis_word(stage)
             }
             _ => None,

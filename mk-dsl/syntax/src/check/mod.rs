@@ -70,7 +70,8 @@ pub(crate) fn check(source: &Source<'_>, sink: &mut Sink) -> Option<Program> {
         checker.report_integers(&results);
     }
     let with_factors = |v: checker::Value| [Some(v.id), v.scales.map(|(id, _)| id)];
-    let results: Vec<_> = results.into_iter().map(|v| v.map(with_factors)).collect::<Option<_>>()?;
+    let results: Vec<_> =
+        results.into_iter().map(|v| v.map(with_factors)).collect::<Option<_>>()?;
     let results: Vec<_> = results.into_iter().flatten().flatten().collect();
     checker.finish(source, &results)
 }

@@ -172,6 +172,14 @@ impl<'p> Walk<'p> {
                 let g = self.draft.op("gather", &[d], self.named(axis), held);
                 self.add(x, g);
             }
+            Op::AllToAll { axis, split, concat } => {
+                let d = self.whole(d);
+                let dims = format!("split = {concat}, concat = {split}");
+                let words: Vec<String> = self.named(axis).into_iter().chain([dims]).collect();
+                let held = self.placed(d, axis.index(), Placement::Shard(concat));
+                let g = self.draft.op("all_to_all", &[d], Some(words.join(", ")), held);
+                self.add(x, g);
+            }
             Op::AllReduce { axis } => {
                 let g = self.whole_over(d, axis.index());
                 self.add(x, g);

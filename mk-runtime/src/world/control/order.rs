@@ -49,7 +49,7 @@ impl List {
         Ok(List { id, pages: SharedPages::open(&fd, WORDS * size_of::<u64>())?, fd })
     }
 
-    /// Adds a launch. Who adds one and then reads, and another who does, cannot both miss the other's.
+    /// Adds a launch. Of two processes that each add one and then read, at least one sees the other's.
     fn add(&self, (world, number): Launch) {
         let made = self.made();
         let [of, nth] = Self::place(made);

@@ -1,6 +1,7 @@
 //! A kernel as the facts that its settings depend on.
 
 use crate::passes::shape::{
+    attention::Exchange,
     grouped::{Grouped, Wgrad},
     ids::Extra,
     kernel::{self, Kernel, Op, Reduce},
@@ -144,7 +145,7 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
         gathers: gathers.collect(),
         products: products.chain(grouped).chain(wgrads).collect(),
         sums: sums.collect(),
-        ring: kernel.attention().is_some_and(|a| a.ring),
+        ring: kernel.attention().is_some_and(|a| a.ring || a.exchange != Exchange::Nothing),
         routed: ragged.is_some_and(|r| r.route.is_some()),
         ragged: ragged.is_some(),
         groups,

@@ -235,7 +235,8 @@ impl Builder<'_, '_> {
         let (Left::Operand(i), g) = (left, self.claims.g) else { return false };
         let Operand { param, gathered: None, .. } = self.operands[i] else { return false };
         let of = g.operands(factors).first().copied();
-        g.graph[factors].kind == Kind::Factor && of.and_then(|n| self.claims.param(n)) == Some(param)
+        g.graph[factors].kind == Kind::Factor
+            && of.and_then(|n| self.claims.param(n)) == Some(param)
     }
 
     fn product(&self, node: NodeIndex, left: Left) -> Result<Product, LowerError> {

@@ -99,7 +99,8 @@ fn map(claims: &mut Claims<'_>, node: NodeIndex, how: RowWork) -> Result<(), Low
         RowWork::Norm { .. } => out.in_bulk() && out.dtype.multiplies(),
         RowWork::Quant { back, .. } => {
             let narrow = if *back { operands.first().copied() } else { Some(node) };
-            let narrow = narrow.map(|n| tensor(claims.value(n), &claims.value(n).name, &claims.sizes));
+            let narrow =
+                narrow.map(|n| tensor(claims.value(n), &claims.value(n).name, &claims.sizes));
             match narrow.as_ref().and_then(|t| gemm_rules::whole_blocks(t, 1).err()) {
                 Some(error) => return Err(error),
                 None => narrow.is_some_and(|t| t.in_bulk()),

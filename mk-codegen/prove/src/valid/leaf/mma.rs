@@ -6,8 +6,8 @@ use super::{
 };
 use crate::valid::touched::{Touched, last_three, made_of, matrix, of, one_place};
 use mk_plan::{
-    ALayout, BLayout, EpilogueOp, Family, MMA_STEP_BYTES, MmaTile, Operand, QuantTile, gated, saves_gates,
-    scales_steps,
+    ALayout, BLayout, EpilogueOp, Family, MMA_STEP_BYTES, MmaTile, Operand, QuantTile, gated,
+    saves_gates, scales_steps,
 };
 
 impl Rules for MmaTile {

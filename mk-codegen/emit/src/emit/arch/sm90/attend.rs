@@ -24,7 +24,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
     ring: Some(&RingEmission {
         comment: "The blocks of keys and values that the role's attention shares.",
-        config: "AttendConfig<AttendOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, .stages = @{ stages }@}>",
+        config: "AttendConfig<AttendOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, .stages = @{ stages }@@{ bounded }@}>",
         smem: "AttendSmem",
         asserts: &[],
         inner_edges: Some(
@@ -95,12 +95,12 @@ fn most_keys(queries: u32, dim: u32) -> u32 {
 }
 
 fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
-    let Some(Leaf::AttendTile(AttendTile { block: [block_m, block_n, dim], stages, .. })) =
+    let Some(Leaf::AttendTile(AttendTile { block: [block_m, block_n, dim], stages, mask, .. })) =
         leaves.first()
     else {
         return Err(EmitError::internal("emit/arch/sm90/attend.rs", "the ring of another leaf"));
     };
-    Ok(context! { block_m, block_n, dim, stages })
+    Ok(context! { block_m, block_n, dim, stages, bounded => bounded(*mask) })
 }
 
 fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
@@ -151,6 +151,11 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     })
 }
 
+/// The option of a ring that has room for bounds.
+pub(super) fn bounded(mask: Mask) -> &'static str {
+    if mask == Mask::Bounds { ", .mask = Mask::Bounds" } else { "" }
+}
+
 pub(super) fn name_of(mask: Mask) -> &'static str {
     match mask {
         Mask::Full => "Full",
@@ -187,6 +192,7 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let count = |e: &Emitter<'_>, a: &Access, row: usize| e.c(f, None, &a.region[row].1);
     let rows = rows_of(f, q)?;
     let q_rows = head_rows(e, s.id, q, queries, [dim, 64])?;
+    let queries_read = q.region[rows].1.clone();
     let mut sources = |operand| -> Result<Vec<Value>, EmitError> {
         let mut out = Vec::new();
         for a in f.accesses.iter().filter(|a| a.operand == operand) {
@@ -202,7 +208,7 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
         Some(at) => e.c(f, None, of(at)),
         None => "0".into(),
     };
-    let (o, o_pitch) = results(e, s.id, rows, dim)?;
+    let (o, o_pitch) = results(e, s.id, &queries_read, dim)?;
     let value = context! {
         q => q_rows,
         rows => count(e, q, rows),
@@ -259,13 +265,13 @@ pub(super) fn head_rows(
 fn results(
     e: &Emitter<'_>,
     id: FamId,
-    q_row: usize,
+    queries: &Expr,
     dim: u32,
 ) -> Result<(String, String), EmitError> {
     let f = &e.plan.families[id];
     let o = e.access(f, Operand::O)?;
-    if rows_of(f, o)? != q_row {
-        return Err(EmitError::unsupported(f.name.clone(), "results lie as queries do"));
+    if o.region[rows_of(f, o)?].1 != *queries {
+        return Err(EmitError::unsupported(f.name.clone(), "results are as many as queries"));
     }
     rows_at(e, id, o, dim)
 }

@@ -1,7 +1,7 @@
 //! Tiles of attention's gradients: a lane brings what is held and what meets it, two warpgroups compute and store, a
 //! lane makes the posts.
 
-use super::attend::{head_rows, more_options, name_of};
+use super::attend::{bounded, head_rows, more_options, name_of};
 use crate::emit::{
     context::Emitter,
     error::EmitError,
@@ -40,7 +40,7 @@ const STALLS: &[(&str, u32)] = &[
 
 const QUERIES_RING: RingEmission = RingEmission {
     comment: "The blocks of keys and values that the role's gradients of queries share.",
-    config: "AttendDqConfig<AttendDqOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, .stages = @{ stages }@}>",
+    config: "AttendDqConfig<AttendDqOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, .stages = @{ stages }@@{ bounded }@}>",
     smem: "AttendGradSmem",
     asserts: &[],
     inner_edges: Some(INNER_EDGES),
@@ -51,7 +51,7 @@ const QUERIES_RING: RingEmission = RingEmission {
 
 const KEYS_RING: RingEmission = RingEmission {
     comment: "The blocks of queries that the role's gradients of keys share.",
-    config: "AttendDkvConfig<AttendDkvOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, .stages = @{ stages }@}>",
+    config: "AttendDkvConfig<AttendDkvOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, .stages = @{ stages }@@{ bounded }@}>",
     ..QUERIES_RING
 };
 
@@ -109,7 +109,10 @@ pub(in crate::emit) const OF_KEYS: LeafEmission = LeafEmission {
 
 fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
     let Some(Leaf::AttendGradTile(AttendGradTile {
-        block: [block_m, block_n, dim], stages, ..
+        block: [block_m, block_n, dim],
+        stages,
+        mask,
+        ..
     })) = leaves.first()
     else {
         return Err(EmitError::internal(
@@ -117,7 +120,7 @@ fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
             "the ring of another leaf",
         ));
     };
-    Ok(context! { block_m, block_n, dim, stages })
+    Ok(context! { block_m, block_n, dim, stages, bounded => bounded(*mask) })
 }
 
 fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
