@@ -309,6 +309,63 @@ fn a_sequence_computes_what_the_pipeline_does() {
     }
 }
 
+/// Values of eight bits and their factors are made in one kernel, and go together to the next.
+#[test]
+fn eight_bits_go_from_kernel_to_kernel() {
+    let gated = "pub fn gated(x: bf16[M, K] @ shard(0), w: bf16[K, 2, F] @ shard(2),
+        v: e4m3[N, F] scaled(128, 128) @ shard(1)) -> bf16[M, N] @ shard(0) {
+        gather(x) -> gemm(w) -> swiglu -> quantize(e4m3, 1, 128) -> gemm(v.t) -> reduce_scatter
+    }";
+    let twice =
+        "pub fn twice(x: bf16[M, K] @ shard(0), w: e4m3[F, K] scaled(128, 128) @ shard(0)) {
+        let q = x -> quantize(e4m3, 1, 128);
+        let h = gather(q) -> gemm(w.t);
+        (q, h, h -> quantize(e5m2, 1, 128) -> dequantize)
+    }";
+    // A GEMM quantises its result on the way, where the caller does not get that.
+    for (text, kernels) in [(gated, 4), (twice, 5)] {
+        for ranks in [1, 2] {
+            let dims = [("M", 70), ("K", 144), ("F", 512), ("N", 72)];
+            let cut = |steps: Result<Vec<mk::cut::Step>, _>| steps.map(|s| s.len()).ok();
+            let dims: Vec<_> = dims.into_iter().filter(|d| text == gated || d.0 != "N").collect();
+            let (program, bound) = bind(text, &dims);
+            assert_eq!(cut(mk::cut::cut(&program, &bound, ranks, &[])), Some(2), "{text}");
+            let choice = settle(&program, &bound, &default(ranks), Fuse::Auto);
+            assert_eq!(choice.verdict.why, Reason::NoKernel, "{text}");
+            let made = Composition::new(&program, &bound, &choice, emit::Options::default());
+            let made = made.unwrap_or_else(|e| panic!("{text} on {ranks}: {e}"));
+            let of_parts = made.parts.iter().map(|p| p.program.to_string()).collect::<Vec<_>>();
+            assert_eq!(made.parts.len(), kernels, "{of_parts:#?}");
+            let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
+            let run = run_made_on_cpu(case, &made, &CpuOptions::default());
+            let (_, judged) = run.unwrap_or_else(|e| panic!("{text} on {ranks}: {e}"));
+            for judged in judged.iter().flatten() {
+                assert!(judged.passes(), "{text} on {ranks}: {judged}");
+                assert!(judged.norms.global > 0.0, "{text}: nothing was compared");
+            }
+        }
+    }
+    // Two large GEMMs of one value are two kernels: a pair is a result of the first, and an operand of the second.
+    let apart =
+        "pub fn apart(x: bf16[M, K], w: e4m3[N, K] scaled(128, 128), v: e4m3[F, K] scaled(1, K)) {
+        let q = x -> quantize(e4m3, 1, 128);
+        (q, q -> gemm(w.t), q -> gemm(v.t))
+    }";
+    let dims = [("M", 16384), ("K", 4096), ("N", 8192), ("F", 8192)];
+    let (program, bound) = bind(apart, &dims);
+    let steps = mk::cut::cut(&program, &bound, 1, &[]).unwrap_or_else(|e| panic!("{e}"));
+    assert!(steps.len() > 1 && steps.iter().all(|s| s.is_kernel));
+    let ty = |id| program.ty(id).map(|t| (t.dtype, bound.shape(id).map(<[u64]>::len)));
+    for step in &steps {
+        let given = step.program.tensors().iter().map(|t| (t.ty.dtype, Some(t.ty.dims.len())));
+        let made = step.program.results().iter().filter_map(|id| step.program.ty(*id));
+        let made = made.map(|t| (t.dtype, Some(t.dims.len())));
+        assert!(given.map(Some).eq(step.inputs.iter().map(|id| ty(*id))), "{}", step.text);
+        assert!(made.map(Some).eq(step.results.iter().map(|id| ty(*id))), "{}", step.text);
+    }
+    assert!(steps[1].text.contains("scaled(1, 128)"), "{}", steps[1].text);
+}
+
 /// Each kernel makes its own tables of the routing: the same rows, and the same bits.
 #[test]
 fn experts_come_apart() {

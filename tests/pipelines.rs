@@ -13,6 +13,10 @@ fn config(ranks: u32, source: &str) -> Config {
     if source.contains("gemm") {
         config.block = [128, 128, 64];
     }
+    // A consumer has whole blocks of gates and ups.
+    if source.contains("swiglu") && source.contains("quantize") {
+        config.block = [128, 256, 64];
+    }
     if source.contains("gather") {
         config.chunk_bytes = 16 * 1024;
     }

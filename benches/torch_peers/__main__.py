@@ -36,9 +36,13 @@ def arguments():
     parser.add_argument("--json", type=pathlib.Path, help="where the result goes")
     report.outputs(parser)
     parser.add_argument("--random", type=int, metavar="COUNT", help="so many shapes of each operation, by --seed, instead of the table's")
-    parser.add_argument("--seed", type=int, default=1, help="of the inputs [1]")
+    parser.add_argument("--seed", type=int, default=1, help="of the inputs, and of the shapes of --random [1]")
     parser.add_argument("--tune-list", type=int, metavar="RANKS", help="only print mk's kernels, for `mk tune --list`")
     args = parser.parse_args()
+    if args.tune_list is not None and args.tune_list < 1:
+        parser.error("--tune-list takes a number of ranks")
+    if args.random is not None and (args.random < 1 or args.rows or args.row or args.quick):
+        parser.error("--random takes a number of shapes, and neither --rows, --row nor --quick")
     world = args.tune_list or int(os.environ.get("WORLD_SIZE", "4"))
     try:
         args.stored_row = again(parser, args, world) if args.row else None
@@ -52,8 +56,6 @@ def arguments():
         parser.error(str(error))
     if args.quick:
         args.rounds = min(args.rounds, 5)
-    if args.random is not None and (args.random < 1 or args.rows or args.row or args.quick):
-        parser.error("--random takes a number of shapes, and neither --rows, --row nor --quick")
     if args.rounds < 1:
         parser.error("--rounds must be at least 1")
     if args.stored and not args.row:
@@ -114,7 +116,7 @@ def main():
 
 
 def command(args):
-    """What decides the figures of the command line; where files go does not."""
+    """The options of the command line that decide the figures; paths of outputs do not."""
     parts = ["benches/torch_peers", *(["--quick"] if args.quick else []), f"--rounds {args.rounds}", f"--seed {args.seed}"]
     given = {"--random": args.random, "--ops": args.ops, "--rows": args.rows, "--row": args.row, "--config": args.config and args.config.name}
     return " ".join(parts + [f"{name} {value!r}" for name, value in given.items() if value])

@@ -161,7 +161,7 @@ pub const TRACE_AGENTS: usize = 6;
 device_struct! {
     /// Head of one agent's part of a trace buffer. A buffer is `grid * TRACE_AGENTS` parts, CTA by CTA, in each the
     /// agents by warp: loader, storer, `enter`, frame, and the two warpgroups that compute. A part is this head and a
-    /// ring of [`TraceRecord`]s; each is written by one lane, and starts anew with every launch.
+    /// ring of [`TraceRecord`]s; one agent appends to each, and it starts anew with every launch.
     TraceHead, 32 {
         /// Records that the agent made. The ring holds the last of them.
         count: u32 @ 0,

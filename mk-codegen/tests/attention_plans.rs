@@ -41,6 +41,10 @@ fn made(
 
 const RING: &str = "let o = ring(k, v) -> attention(q, causal); (o, o -> lse)";
 
+const ULYSSES: &str = "let x = all_to_all(k, split = 2, concat = 1);
+    let y = all_to_all(v, split = 2, concat = 1);
+    all_to_all(q, split = 2, concat = 1) -> attention(x, y, causal) -> all_to_all(split = 1, concat = 2)";
+
 #[test]
 fn texts() {
     for (name, plan) in [
@@ -53,6 +57,7 @@ fn texts() {
         ("ring_full", plan(3, "shard(1)", "ring(k, v) -> attention(q)", 768)),
         ("ring_causal", plan(3, "shard(1)", RING, 1000)),
         ("ring_causal_zigzag", plan(3, "zigzag(1)", RING, 1000)),
+        ("ulysses", plan(2, "shard(1)", ULYSSES, 1000)),
     ] {
         let text = plan.to_string();
         assert_eq!(text.parse::<Plan>().as_ref(), Ok(&plan), "{name}");
@@ -62,6 +67,9 @@ fn texts() {
         let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(kernel.cuda.contains("sm90_attend_consumer"), "{name}");
         insta::assert_snapshot!(name, text);
+        if name == "ulysses" {
+            insta::assert_snapshot!("cuda_ulysses", kernel.generated());
+        }
     }
 }
 

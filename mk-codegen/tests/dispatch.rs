@@ -69,6 +69,11 @@ const WEIGHTS: &str = "fn weights(a: bf16[R, F] @ shard(0), ids: i32[T, K] @ sha
     ragged(a, ids) -> grouped_gemm(w2) -> combine_grad(dy)
 }";
 
+/// The same of rows of which some were dropped.
+const WEIGHTS_KEPT: &str = "fn weights(a: bf16[R, F] @ shard(0), ids: i32[T, K] @ shard(0), dy: bf16[T, H] @ shard(0), w2: bf16[E, F, H] @ shard(0)) {
+    ragged(a, ids, drop) -> grouped_gemm(w2) -> combine_grad(dy)
+}";
+
 /// The layer, which adds a tensor to its tokens' sums.
 const ADDS: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
     w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0), s: bf16[T, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
@@ -366,6 +371,7 @@ fn texts() {
         ("dispatch_hidden", Case { source: HIDDEN, ..SMALL }),
         ("dispatch_weighted", Case { source: WEIGHTED, ..SMALL }),
         ("combine_grad", Case { source: WEIGHTS, ..SMALL }),
+        ("combine_grad_kept", Case { source: WEIGHTS_KEPT, ..SMALL }),
         ("combine_adds", Case { source: ADDS, ..SMALL }),
     ] {
         let plan = case.plan("").unwrap_or_else(|e| panic!("{name}: {e}"));

@@ -14,7 +14,12 @@ use mk_codegen::{
 };
 use mk_syntax::{Bound, Program, file};
 use random::{Numbers, some_settings};
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::Path,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 /// Plans, proves and evaluates.
 fn made(program: &Program, bound: &Bound, config: &Config) -> Result<(), LowerError> {
@@ -103,6 +108,120 @@ fn nothing_is_an_internal_error() {
     println!("{planned} plans, {refused} refused");
     assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
     assert!(planned > 50 && refused > 50, "{planned} plans, {refused} refused");
+}
+
+/// Experts that [`KINDS`] has not: launches of any number of tokens, and kernels of rows that were kept.
+const EXPERTS: &[(&str, &str)] = &[
+    (
+        "moe_any",
+        "fn f<T: dyn <= 300>(x: bf16[T, K] @ shard(0), ids: i64[T, J] @ shard(0), gate: f32[T, J] @ shard(0),
+            w: bf16[E, K, 2, N] @ shard(0), v: bf16[E, N, K] @ shard(0)) {
+            dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(gate)
+        }",
+    ),
+    (
+        "combine_kept",
+        "fn f(x: bf16[R, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0), w: bf16[E, K, N] @ shard(0)) {
+            ragged(x, ids, drop) -> grouped_gemm(w) -> combine(gate)
+        }",
+    ),
+    (
+        "weights_kept",
+        "fn f(x: bf16[R, K] @ shard(0), ids: i32[T, J] @ shard(0), y: bf16[T, N] @ shard(0), w: bf16[E, K, N] @ shard(0)) {
+            ragged(x, ids, drop) -> grouped_gemm(w) -> combine_grad(y)
+        }",
+    ),
+    (
+        "wgrad_kept",
+        "fn f(x: bf16[R, K] @ shard(0), ids: i32[T, J] @ shard(0), y: bf16[R, N] @ shard(0)) {
+            ragged(x, ids, drop) -> grouped_wgrad(y, experts = E)
+        }",
+    ),
+    (
+        "dispatch_kept",
+        "fn f(x: bf16[T, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0), w: bf16[E, N, K] @ shard(0)) {
+            let rows = dispatch(x, ids, gate, capacity = R, drop);
+            (rows -> grouped_gemm(w.t), rows)
+        }",
+    ),
+];
+
+/// A pipeline of experts with sizes, a world and settings, of which some fit.
+fn of_experts(numbers: &mut Numbers) -> Option<(String, Program, Bound, Config)> {
+    let words = ["ragged", "wgrad", "dispatch", "combine", "moe"];
+    let known = KINDS.iter().filter(|(name, _)| words.iter().any(|w| name.starts_with(w)));
+    let all: Vec<_> = known.chain(EXPERTS).collect();
+    let (name, text) = numbers.of(&all);
+    let mut sizes = Vec::new();
+    for (symbol, some) in [
+        ("T", &[1, 2, 3, 5, 9, 24, 33, 70, 128, 129, 256, 300][..]),
+        ("K", &[8, 16, 24, 64, 72, 136, 9]),
+        ("N", &[8, 16, 40, 64, 136, 264, 65]),
+        ("E", &[1, 2, 3, 4, 5, 7, 8, 16, 33, 64]),
+        ("J", &[1, 2, 2, 3, 4, 8]),
+        ("R", &[128, 256, 384, 512, 768, 1024, 1152, 2048, 200]),
+    ] {
+        // Others are those with which a kind has plans.
+        if numbers.below(3) > 0 {
+            sizes.push((symbol, numbers.of(some)));
+        }
+    }
+    let (program, bound) = kind(text, &sizes)?;
+    let (ranks, nodes) = numbers.of(WORLDS);
+    let mut config = Config { ranks, nodes, ..Config::default() };
+    if numbers.below(2) == 0 {
+        let facts = passes::facts(&program, &bound, ranks).unwrap_or_default();
+        config = some_settings(&facts, &config, numbers);
+    }
+    let text = settings::write_all(&config);
+    let what = format!("{name}, {sizes:?}, {ranks} ranks of {nodes} nodes, {text}");
+    Some((what, program, bound, config))
+}
+
+/// A hundred of them; with `MK_CASES=20000` so many.
+#[test]
+fn experts_are_no_internal_error() {
+    let cases = std::env::var("MK_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(100u64);
+    let (seed, begin) = (seed(), std::time::Instant::now());
+    let wrong = std::sync::Mutex::new(Vec::new());
+    let [next, planned, refused] = [(); 3].map(|()| AtomicU64::new(0));
+    std::thread::scope(|s| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            s.spawn(|| {
+                loop {
+                    let n = next.fetch_add(1, Ordering::Relaxed);
+                    if n >= cases {
+                        return;
+                    }
+                    let mut numbers = Numbers(seed ^ n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+                    numbers.below(2);
+                    let Some((what, program, bound, config)) = of_experts(&mut numbers) else {
+                        continue;
+                    };
+                    let says = match std::panic::catch_unwind(|| made(&program, &bound, &config)) {
+                        Ok(Ok(())) => {
+                            planned.fetch_add(1, Ordering::Relaxed);
+                            continue;
+                        }
+                        Ok(Err(e)) if in_words(&e) => {
+                            refused.fetch_add(1, Ordering::Relaxed);
+                            continue;
+                        }
+                        Ok(Err(e)) => e.to_string(),
+                        Err(_) => "a panic".into(),
+                    };
+                    let text = format!("case {n}: {what}: {says}");
+                    println!("{text}");
+                    wrong.lock().expect("no panic").push(text);
+                }
+            });
+        }
+    });
+    let [planned, refused] = [planned, refused].map(AtomicU64::into_inner);
+    println!("{cases} cases, {planned} plans, {refused} refused, {:.0?}", begin.elapsed());
+    let wrong = wrong.into_inner().expect("no panic");
+    assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(planned > cases / 20 && refused > cases / 20, "{planned} plans, {refused} refused");
 }
 
 /// How far lowering gets before a refusal: nodes, settings in the order of the table, CTAs of roles, ends of rows.

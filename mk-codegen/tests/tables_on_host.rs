@@ -524,6 +524,7 @@ fn what_follows_from_a_routing() {
                 assert!(said[0] == 8 && said[1] > w.blocks as i32, "{i}: {said:?}");
                 many += 1;
             }
+            Err(RouteError::Documents(_)) => panic!("{i}: ids are no documents"),
         }
     }
     assert!(words.next().is_none());

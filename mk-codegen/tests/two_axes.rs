@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// Name, pipeline, mesh.
 type Case = (&'static str, &'static str, [(&'static str, u32); 2]);
 
-const CASES: [Case; 4] = [
+const CASES: [Case; 6] = [
     (
         "gather_gemm_reduce_scatter",
         "fn f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)) {
@@ -37,6 +37,20 @@ const CASES: [Case; 4] = [
              (gemm(d, w.t) -> all_reduce(tp), gemm(x.t, d) -> all_reduce(dp))
          }",
         [("dp", 2), ("tp", 2)],
+    ),
+    (
+        "tokens_over_both_axes",
+        "fn f(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), w: bf16[K, N] @ shard(1, tp)) {
+             gather(x, tp) -> gemm(w)
+         }",
+        [("dp", 2), ("tp", 2)],
+    ),
+    (
+        "backward_of_tokens_over_both_axes",
+        "fn f(x: bf16[M, K] @ shard(0, dp), w: bf16[K, N] @ shard(1, tp), d: bf16[M, N] @ shard(0, dp) @ shard(1, tp)) {
+             (gemm(d, w.t) -> reduce_scatter(tp), gemm(x.t, d) -> reduce_scatter(dp))
+         }",
+        [("tp", 2), ("dp", 2)],
     ),
 ];
 

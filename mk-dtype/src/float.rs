@@ -36,6 +36,11 @@ impl Float {
         digits * 2f64.powi(self.largest_exponent() - self.mantissa as i32 - 1)
     }
 
+    /// The largest number.
+    pub const fn largest(self) -> f32 {
+        self.decode(self.end_code() - 1)
+    }
+
     /// What numbers become from there on.
     pub const fn beyond(self) -> f32 {
         self.decode(self.encode(f32::INFINITY))

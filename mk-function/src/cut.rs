@@ -88,7 +88,7 @@ pub fn cut(
 ) -> Result<Vec<Step>, CutError> {
     let of = BTreeMap::new();
     let mut cutter = Cutter { program, bound, ranks, mesh, groups: Vec::new(), of };
-    for node in program.nodes() {
+    for node in program.nodes().iter().filter(|n| !program.is_implied(n)) {
         cutter.place(node);
     }
     let groups = std::mem::take(&mut cutter.groups);
@@ -133,23 +133,21 @@ struct Cutter<'a> {
 
 impl Cutter<'_> {
     fn place(&mut self, node: &Node) {
-        let first = node.inputs.iter().filter_map(|i| self.of.get(i).copied()).max().unwrap_or(0);
+        let unit = self.program.unit(node);
+        let read = self.program.written_inputs(node);
+        let first = read.iter().filter_map(|i| self.of.get(i).copied()).max().unwrap_or(0);
         let found =
             (first..self.groups.len()).find_map(|i| Some((i, self.with(&self.groups[i], node)?)));
         let (at, group) = found.unwrap_or_else(|| {
-            let alone = |is_kernel, fixed| Group {
-                nodes: vec![node.result],
-                is_kernel,
-                fixed,
-                sound: true,
-            };
+            let alone =
+                |is_kernel, fixed| Group { nodes: unit.clone(), is_kernel, fixed, sound: true };
             let pointwise = is_pointwise(&node.op) || node.op == Op::View;
             let kernels = [false, true].into_iter().map(|fixed| alone(true, fixed));
             let sound = kernels.into_iter().find(|g| !pointwise && self.accepts(g));
             let group = sound.unwrap_or(Group { sound: pointwise, ..alone(!pointwise, false) });
             (self.groups.len(), group)
         });
-        self.of.insert(node.result, at);
+        self.of.extend(unit.iter().map(|id| (*id, at)));
         match self.groups.get_mut(at) {
             Some(old) => *old = group,
             None => self.groups.push(group),
@@ -173,12 +171,12 @@ impl Cutter<'_> {
             return None;
         }
         let mut group = group.clone();
-        group.nodes.push(node.result);
+        group.nodes.extend(self.program.unit(node));
         if !group.is_kernel {
             return is_pointwise(&node.op).then_some(group);
         }
         let reads = |id: &ValueId| group.nodes.contains(id);
-        let joined = node.inputs.iter().any(reads);
+        let joined = self.program.written_inputs(node).iter().any(reads);
         if (!joined || self.reads_saved(node)) && self.stands_alone(&group, node) {
             return None;
         }
@@ -207,7 +205,8 @@ impl Cutter<'_> {
 
     /// Whether a GEMM's operand A is in memory for the caller anyway, and no peer's rows are waited for.
     fn reads_saved(&self, node: &Node) -> bool {
-        let Some(left) = node.inputs.first() else { return false };
+        let read = self.program.written_inputs(node);
+        let Some(left) = read.first() else { return false };
         let made = matches!(self.program.def(*left), Some(Def::Node(n)) if !matches!(n.op, Op::Gather { .. }));
         made && self.program.results().contains(left)
     }

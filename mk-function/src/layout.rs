@@ -19,31 +19,34 @@ impl Layout {
     }
 
     /// The same of one placed over several axes of so many ranks, at a place along them: row-major, the last one
-    /// fastest.
+    /// fastest. Of axes that share a dimension, each cuts what those before it leave.
     pub fn over(shape: &[u64], placement: &[Placement], sizes: &[usize], place: usize) -> Layout {
         let shape: Vec<usize> = shape.iter().map(|n| *n as usize).collect();
-        let part = |n: usize, parts: usize, i: usize| {
-            let each = n.div_ceil(parts.max(1));
-            (i * each).min(n)..((i + 1) * each).min(n)
+        let part = |of: Range<usize>, parts: usize, i: usize| {
+            let each = of.len().div_ceil(parts.max(1));
+            let at = |i: usize| (of.start + i * each).min(of.end);
+            at(i)..at(i + 1)
         };
-        let cut = |(axis, placement): (usize, &Placement)| {
+        let mut layout = Layout { shape, cuts: Vec::new() };
+        for (axis, placement) in placement.iter().enumerate() {
             let ranks = sizes.get(axis).copied().unwrap_or(1);
             let behind: usize = sizes.iter().skip(axis + 1).product();
             let rank = place / behind.max(1) % ranks.max(1);
-            match *placement {
-                Placement::Shard(dim) => {
-                    shape.get(dim).map(|n| (dim, [part(*n, ranks, rank), *n..*n]))
-                }
-                Placement::Zigzag(dim) => {
+            let Some(dim) = placement.cut().filter(|dim| *dim < layout.shape.len()) else {
+                continue;
+            };
+            let whole = layout.range(dim);
+            let parts = match placement {
+                Placement::Zigzag(_) => {
                     let [first, second] = [rank, (2 * ranks).saturating_sub(rank + 1)];
-                    let of = |n: &usize| [first, second].map(|i| part(*n, 2 * ranks, i));
-                    shape.get(dim).map(|n| (dim, of(n)))
+                    [first, second].map(|i| part(whole.clone(), 2 * ranks, i))
                 }
-                Placement::Replicate | Placement::Partial => None,
-            }
-        };
-        let cuts = placement.iter().enumerate().filter_map(cut).collect();
-        Layout { shape, cuts }
+                _ => [part(whole.clone(), ranks, rank), whole.end..whole.end],
+            };
+            layout.cuts.retain(|(cut, _)| *cut != dim);
+            layout.cuts.push((dim, parts));
+        }
+        layout
     }
 
     /// The rank's part of a sharded dimension.
@@ -126,6 +129,16 @@ mod tests {
         let part = |place| Layout::over(&[5, 4], &placement, &[2, 3], place);
         assert_eq!((part(1).rows(), part(1).columns()), (2..4, vec![0, 1]));
         assert_eq!((part(5).rows(), part(5).columns()), (4..5, vec![2, 3]));
+    }
+
+    #[test]
+    fn two_axes_cut_one_dimension() {
+        let placement = [Placement::Shard(0), Placement::Shard(0)];
+        let rows = |n, place| Layout::over(&[n, 4], &placement, &[2, 3], place).rows();
+        let of = |n| (0..6).map(|place| rows(n, place)).collect::<Vec<_>>();
+        assert_eq!(of(12), [0..2, 2..4, 4..6, 6..8, 8..10, 10..12]);
+        // As `torch.chunk` of a chunk.
+        assert_eq!(of(9), [0..2, 2..4, 4..5, 5..7, 7..9, 9..9]);
     }
 
     #[test]

@@ -27,6 +27,7 @@ mod math;
 mod near;
 mod nodes;
 mod norm;
+mod quant;
 mod rope;
 mod routing;
 mod tolerance;

@@ -221,6 +221,89 @@ fn gradients_of_weights() {
     TWO.iter().take(4).for_each(|mesh| drop(right(&layer, &on(mesh))));
 }
 
+/// Tokens over both axes, weights in parts over `tp`.
+const TOKENS: &str = "f(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), w: bf16[K, F] @ shard(1, tp), v: bf16[F, K] @ shard(0, tp))";
+/// What its backward reads.
+const BACKWARD: &str = "f(x: bf16[M, K] @ shard(0, dp), w: bf16[K, N] @ shard(1, tp), d: bf16[M, N] @ shard(0, dp) @ shard(1, tp))";
+
+/// Rows that ranks of `dp` divide, and neither those of `tp` nor tiles.
+const TOKENS_RAGGED: Shapes = &[("x", &[132, 72]), ("w", &[72, 144]), ("v", &[144, 72])];
+const TOKENS_EVEN: Shapes = &[("x", &[768, 192]), ("w", &[192, 384]), ("v", &[384, 192])];
+const BACKWARD_RAGGED: Shapes = &[("x", &[132, 72]), ("w", &[72, 144]), ("d", &[132, 144])];
+const BACKWARD_EVEN: Shapes = &[("x", &[768, 192]), ("w", &[192, 384]), ("d", &[768, 384])];
+
+#[test]
+fn tokens_over_both_axes() {
+    let up = TOKENS.split(", v:").next().expect("a weight").to_string() + ")";
+    for (i, mesh) in TWO.into_iter().enumerate() {
+        for shapes in [TOKENS_RAGGED, TOKENS_EVEN].into_iter().take(if i < 4 { 2 } else { 1 }) {
+            let mlp = "gather(x, tp) -> gemm(w) -> gelu -> gemm(v) -> reduce_scatter(tp)";
+            right(&read(TOKENS, mlp, shapes), &on(mesh));
+            let saved = "let h = gather(x, tp); (h -> gemm(w), h)";
+            right(&read(&up, saved, &shapes[..2]), &on(mesh));
+            right(&read(&up, "gather(x, tp) -> gemm(w) -> silu", &shapes[..2]), &on(mesh));
+        }
+    }
+    // Named the other way round; inside of `tp` where that comes first; and alone.
+    let weight = "f(w: bf16[K, F] @ shard(1, tp), x: bf16[M, K] @ shard(0, dp) @ shard(0, tp))";
+    let inside = "f(x: bf16[M, K] @ shard(0, tp) @ shard(0, dp), w: bf16[K, F])";
+    let alone = "f(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp))";
+    for mesh in &TWO[..4] {
+        right(&read(weight, "gather(x, tp) -> gemm(w)", &TOKENS_RAGGED[..2]), &on(mesh));
+        right(&read(inside, "gather(x, dp) -> gemm(w)", &TOKENS_RAGGED[..2]), &on(mesh));
+        right(&read(inside, "gemm(x, w)", &TOKENS_RAGGED[..2]), &on(mesh));
+        let Config { ranks, mesh, .. } = on(mesh);
+        let config = Config { ranks, mesh, ..Config::default() };
+        right(&read(alone, "gather(x, tp)", &TOKENS_RAGGED[..1]), &config);
+    }
+}
+
+#[test]
+fn gradients_of_tokens_over_both_axes() {
+    for (i, mesh) in TWO.into_iter().enumerate() {
+        let all = [BACKWARD_RAGGED, BACKWARD_EVEN];
+        for shapes in all.into_iter().take(if i < 4 { 2 } else { 1 }) {
+            let tokens = BACKWARD.replace("x: bf16[M, K] @ shard(0, dp), ", "");
+            right(&read(&tokens, "gemm(d, w.t) -> reduce_scatter(tp)", &shapes[1..]), &on(mesh));
+            for sum in ["all_reduce(dp)", "reduce_scatter(dp)"] {
+                let body = format!("(gemm(d, w.t) -> reduce_scatter(tp), gemm(x.t, d) -> {sum})");
+                right(&read(BACKWARD, &body, shapes), &on(mesh));
+            }
+        }
+    }
+    // Of a weight that all ranks have, contributions of one rank of each axis.
+    let both = "f(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), d: bf16[M, N] @ shard(0, dp) @ shard(0, tp))";
+    let shapes: Shapes = &[("x", &[132, 72]), ("d", &[132, 144])];
+    for mesh in &TWO[..4] {
+        right(&read(both, "gemm(x.t, d) -> all_reduce(dp)", shapes), &on(mesh));
+        right(&read(both, "gemm(x.t, d) -> reduce_scatter(tp)", shapes), &on(mesh));
+    }
+}
+
+#[test]
+fn every_way_with_tokens_over_both_axes() {
+    let mlp = "gather(x, tp) -> gemm(w) -> gelu -> gemm(v) -> reduce_scatter(tp)";
+    let ragged = read(TOKENS, mlp, TOKENS_RAGGED);
+    let even = read(TOKENS, mlp, TOKENS_EVEN);
+    let both = "(gemm(d, w.t) -> reduce_scatter(tp), gemm(x.t, d) -> all_reduce(dp))";
+    let all = read(BACKWARD, both, BACKWARD_RAGGED);
+    let scattered = read(BACKWARD, &both.replace("all_reduce", "reduce_scatter"), BACKWARD_RAGGED);
+    for mesh in [TWO[0], TWO[3], TWO[5]] {
+        right(&ragged, &Config { reduction: Reduction::AfterLastWave, ..on(mesh) });
+        right(&even, &Config { gather: Gather::CopyEngine { parts: 2 }, ..on(mesh) });
+        right(&even, &Config { k_slices: 3, ..on(mesh) });
+        right(&even, &Config { split_k: 2, ..on(mesh) });
+        right(&all, &Config { all_reduce: AllReduce::OneShot, ..on(mesh) });
+        right(&all, &Config { all_reduce: AllReduce::ByColumns, ..on(mesh) });
+        right(&scattered, &Config { reduction: Reduction::Ring, ..on(mesh) });
+    }
+    let pipeline = read(TOKENS, mlp, TOKENS_RAGGED);
+    let plan = right(&pipeline, &on(TWO[1]));
+    for schedule in Schedule::all(3) {
+        assert!(run(&pipeline, &plan, schedule).iter().all(Judgement::passes), "{schedule}");
+    }
+}
+
 #[test]
 fn collectives_alone_over_two_axes() {
     let signature = "f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[M, K] @ shard(1, tp) @ partial(dp))";
@@ -249,11 +332,16 @@ fn eight_by_eight_is_proved() {
     let shapes: Shapes = &[("a", &[2048, 1024]), ("b", &[1024, 1024])];
     let gradients = "f(a: bf16[T, M] @ shard(0, dp), b: bf16[T, N] @ shard(0, dp) @ shard(1, tp))";
     let square: Shapes = &[("a", &[1024, 1024]), ("b", &[1024, 1024])];
+    let wide: Shapes = &[("x", &[8192, 512]), ("w", &[512, 1024]), ("v", &[1024, 512])];
     let cases = [
         (read(BOTH, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", shapes), false),
         (read(BOTH, "gather(a, tp) -> gemm(b) -> all_reduce(dp)", shapes), false),
         (read(gradients, "gemm(a.t, b) -> reduce_scatter(dp)", square), true),
         (read(gradients, "gemm(a.t, b) -> all_reduce(dp)", square), true),
+        (
+            read(TOKENS, "gather(x, tp) -> gemm(w) -> gelu -> gemm(v) -> reduce_scatter(tp)", wide),
+            true,
+        ),
     ];
     for ((program, bound), folded) in cases {
         for mesh in [[("tp", 8), ("dp", 8)], [("dp", 8), ("tp", 8)]] {
@@ -284,6 +372,13 @@ fn what_has_no_kernel_over_two_axes_is_refused() {
     assert!(why.contains("over the axis"), "{why}");
     let rows = "f(x: bf16[T, M] @ shard(0, dp) @ shard(1, tp), d: bf16[T, N] @ shard(0, dp))";
     let odd = read(rows, "gemm(x.t, d) -> all_reduce(dp)", &[("x", &[64, 131]), ("d", &[64, 72])]);
+    let why = refused(&odd, &on(TWO[0]));
+    assert!(why.contains("131 rows are not as many on each of 2 ranks"), "{why}");
+    let odd = read(
+        TOKENS,
+        "gather(x, tp) -> gemm(w) -> gemm(v) -> reduce_scatter(tp)",
+        &[("x", &[131, 72]), ("w", &[72, 144]), ("v", &[144, 72])],
+    );
     let why = refused(&odd, &on(TWO[0]));
     assert!(why.contains("131 rows are not as many on each of 2 ranks"), "{why}");
     let signature =
@@ -388,11 +483,21 @@ fn kernels_compile() {
             "gemm(x.t, d) -> reduce_scatter(dp)",
             &[("x", &[512, 264]), ("d", &[512, 1032])],
         ),
+        read(
+            TOKENS,
+            "gather(x, tp) -> gemm(w) -> silu -> gemm(v) -> reduce_scatter(tp)",
+            &[("x", &[1012, 512]), ("w", &[512, 1032]), ("v", &[1032, 512])],
+        ),
+        read(
+            BACKWARD,
+            "(gemm(d, w.t) -> reduce_scatter(tp), gemm(x.t, d) -> all_reduce(dp))",
+            &[("x", &[512, 264]), ("w", &[264, 1040]), ("d", &[512, 1040])],
+        ),
     ];
     for (i, (program, bound)) in pipelines.iter().enumerate() {
         // Each axis, of four and of eight ranks; both.
         let one = [MESHES[1], MESHES[2], MESHES[0], MESHES[1]];
-        let mesh = [&one[..], &[TWO[1], TWO[4], TWO[0]]].concat()[i];
+        let mesh = [&one[..], &[TWO[1], TWO[4], TWO[0], TWO[1], TWO[4]]].concat()[i];
         let compute_sms = None;
         let config =
             Config { compute_sms, copy_stages: 12, block: Config::default().block, ..on(mesh) };

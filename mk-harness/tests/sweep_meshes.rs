@@ -28,7 +28,11 @@ const ROWS: &str =
 const TOKENS: &str = "x: bf16[T, M] @ shard(0, dp), d: bf16[T, N] @ shard(0, dp) @ shard(1, tp)";
 const LAYER: &str = "x: bf16[M, K] @ shard(0, dp), w: bf16[K, N] @ shard(1, tp), d: bf16[M, N] @ shard(0, dp) @ shard(1, tp)";
 
-const FORMS: [Form; 9] = [
+/// Rows that both axes share are as many in each shard over the outer one.
+const TWICE: &str = "x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), w: bf16[K, N] @ shard(1, tp)";
+const MLP: &str = "x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), w: bf16[K, N] @ shard(1, tp), v: bf16[N, F] @ shard(0, tp)";
+
+const FORMS: [Form; 13] = [
     (ROWS, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", &[("K", "dp"), ("N", "tp")]),
     (ROWS, "gather(a, tp) -> gemm(b) -> all_reduce(dp)", &[("K", "dp"), ("N", "tp")]),
     (
@@ -48,6 +52,18 @@ const FORMS: [Form; 9] = [
     (
         LAYER,
         "(gemm(d, w.t) -> all_reduce(tp), gemm(x.t, d) -> all_reduce(dp))",
+        &[("M", "dp"), ("N", "tp")],
+    ),
+    (TWICE, "gather(x, tp) -> gemm(w)", &[("M", "dp")]),
+    (TWICE, "let h = gather(x, tp); (h -> gemm(w) -> silu, h)", &[("M", "dp")]),
+    (
+        MLP,
+        "gather(x, tp) -> gemm(w) -> gelu -> gemm(v) -> reduce_scatter(tp)",
+        &[("M", "dp"), ("N", "tp")],
+    ),
+    (
+        LAYER,
+        "(gemm(d, w.t) -> reduce_scatter(tp), gemm(x.t, d) -> reduce_scatter(dp))",
         &[("M", "dp"), ("N", "tp")],
     ),
     (

@@ -164,6 +164,7 @@ fn class(error: &RuntimeError) -> Class {
         | RuntimeError::Interrupted { .. }
         | RuntimeError::PeerFailed { .. }
         | RuntimeError::OutOfStep { .. }
+        | RuntimeError::Crossed { .. }
         | RuntimeError::Disagree { .. } => Class::Rendezvous,
         RuntimeError::Fault(_) | RuntimeError::Poisoned { .. } | RuntimeError::Aborted => {
             Class::Fault

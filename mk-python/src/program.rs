@@ -30,7 +30,7 @@ pub fn values<'py>(
     let values = PyList::empty(py);
     for id in (0..program.n_values()).map(ValueId::new) {
         if let Some(def) = program.def(id) {
-            values.append(value(py, def, program.mesh_axes(), extent(id)?)?)?;
+            values.append(value(py, program, def, extent(id)?)?)?;
         }
     }
     let results = program.result_names().iter().zip(program.results());
@@ -51,8 +51,8 @@ pub fn shape<'a>(py: Python<'_>, sizes: &'a Sizes, id: ValueId) -> PyResult<&'a 
 
 fn value<'py>(
     py: Python<'py>,
+    program: &Program,
     def: Def<'_>,
-    axes: &[String],
     (key, extent): (&str, Bound<'py, PyAny>),
 ) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
@@ -69,15 +69,26 @@ fn value<'py>(
             dict.set_item("inputs", inputs)?;
             if let Op::Gather { axis, .. }
             | Op::ReduceScatter { axis, .. }
-            | Op::AllReduce { axis } = node.op
+            | Op::AllReduce { axis }
+            | Op::AllToAll { axis, .. } = node.op
             {
-                dict.set_item("axis", axes.get(axis.index()))?;
+                dict.set_item("axis", program.mesh_axes().get(axis.index()))?;
             }
             match node.op {
                 Op::Gather { dim, .. } | Op::ReduceScatter { dim, .. } => {
                     dict.set_item("dim", dim)?;
                 }
-                Op::GroupedGemm { transposed } => dict.set_item("transposed", transposed)?,
+                Op::AllToAll { split, concat, .. } => {
+                    dict.set_item("split", split)?;
+                    dict.set_item("concat", concat)?;
+                }
+                Op::GroupedGemm { .. } | Op::GroupedWgrad => {
+                    let drops = node.inputs.get(2).is_some_and(|ids| program.drops(*ids));
+                    dict.set_item("drops", drops)?;
+                    if let Op::GroupedGemm { transposed } = node.op {
+                        dict.set_item("transposed", transposed)?;
+                    }
+                }
                 Op::Gemm { a_transposed, b_transposed } => {
                     dict.set_item("a_transposed", a_transposed)?;
                     dict.set_item("b_transposed", b_transposed)?;
@@ -110,7 +121,7 @@ fn value<'py>(
     };
     // Over each axis by name; and over the first one, which is the only one of most pipelines.
     let placements = PyDict::new(py);
-    for (axis, placement) in axes.iter().zip(&ty.placement) {
+    for (axis, placement) in program.mesh_axes().iter().zip(&ty.placement) {
         placements.set_item(axis, over(placement))?;
     }
     dict.set_item("placements", placements)?;

@@ -25,7 +25,7 @@ const MADE_BY: &str = "World.from_torch(), World.from_env(), World.local(n), Wor
 #[pyclass(frozen, weakref, subclass, module = "mk")]
 pub struct World {
     place: Place,
-    /// The axes of a mesh and the ranks along each, the last one's side by side; none of ranks in a row.
+    /// The axes of a mesh and the ranks along each, the last one's side by side; empty without a mesh.
     mesh: Vec<(String, u32)>,
 }
 
@@ -106,7 +106,7 @@ impl Place {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // Leaving takes leave of the other processes.
+        // Dropping the world tells the other processes.
         release(std::mem::replace(&mut self.place, Place::Offline { ranks: 1, rank: 0 }));
     }
 }
@@ -130,7 +130,7 @@ fn current_device(py: Python<'_>) -> PyResult<i32> {
 
 #[pymethods]
 impl World {
-    /// Of classes that derive from it only.
+    /// Only for subclasses, and always of CPU tensors.
     #[new]
     #[classmethod]
     #[pyo3(signature = (ranks=None, rank=None, mesh=None))]
@@ -142,8 +142,13 @@ impl World {
     ) -> PyResult<World> {
         match (ranks, rank) {
             (Some(ranks), Some(rank)) if !class.is(class.py().get_type::<World>()) => {
-                let place = Place::Reference { ranks, rank };
-                Ok(World { place, mesh: mesh.unwrap_or_default() })
+                let mesh = mesh.unwrap_or_default();
+                let size = mesh.iter().map(|(_, n)| u64::from(*n)).product::<u64>();
+                if rank >= ranks || !mesh.is_empty() && size != u64::from(ranks) {
+                    let what = format!("rank {rank} of {ranks}, with the mesh {mesh:?}");
+                    return Err(PyTypeError::new_err(what));
+                }
+                Ok(World { place: Place::Reference { ranks, rank }, mesh })
             }
             _ => Err(PyTypeError::new_err(format!("a world is made by {MADE_BY}"))),
         }
@@ -311,8 +316,8 @@ impl World {
         Ok(made.unbind())
     }
 
-    /// No GPU: what rank ``rank`` of ``ranks`` would do, a number or a dict of a mesh's axes to numbers. Functions check their tensors and have plans, and calling them
-    /// ends in a DeviceError.
+    /// No GPU: plans as rank ``rank``; ``ranks`` is a number, or a dict of the axes of a mesh. Functions check their
+    /// tensors and have plans, and calling them ends in a DeviceError.
     ///
     /// Raises ArgumentError.
     #[staticmethod]
@@ -326,7 +331,7 @@ impl World {
         World::made(py, Place::Offline { ranks, rank }, mesh)
     }
 
-    /// The axes of a mesh and the ranks along each, the last one's side by side; nothing of ranks in a row.
+    /// The axes of a mesh and the ranks along each, the last one's side by side; empty without a mesh.
     #[getter(mesh)]
     fn mesh_by_name(this: &Bound<'_, Self>) -> PyResult<Py<PyDict>> {
         let dict = PyDict::new(this.py());

@@ -13,15 +13,27 @@ import mk
 
 ROWS = "a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)"
 TOKENS = "x: bf16[T, M] @ shard(0, dp), d: bf16[T, N] @ shard(0, dp) @ shard(1, tp)"
+TWICE = "x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), w: bf16[K, N] @ shard(1, tp)"
+BACK = "d: bf16[M, N] @ shard(0, dp) @ shard(1, tp), w: bf16[K, N] @ shard(1, tp)"
 # Parameters, what is computed, how operands are cut, and how the result is.
 FORMS = [
     (ROWS, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", ({"tp": 0, "dp": 1}, {"tp": 1, "dp": 0}), {"dp": 0, "tp": 1}),
     (ROWS, "gather(a, tp) -> gemm(b) -> all_reduce(dp)", ({"tp": 0, "dp": 1}, {"tp": 1, "dp": 0}), {"tp": 1}),
     (TOKENS, "gemm(x.t, d) -> reduce_scatter(dp)", ({"dp": 0}, {"dp": 0, "tp": 1}), {"dp": 0, "tp": 1}),
     (TOKENS, "gemm(x.t, d) -> all_reduce(dp)", ({"dp": 0}, {"dp": 0, "tp": 1}), {"tp": 1}),
+    (TWICE, "gather(x, tp) -> gemm(w)", ({"dp": 0, "tp": 0}, {"tp": 1}), {"dp": 0, "tp": 1}),
+    (BACK, "gemm(d, w.t) -> reduce_scatter(tp)", ({"dp": 0, "tp": 1}, {"tp": 1}), {"dp": 0, "tp": 0}),
 ]
 LAYER = """fn layer(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(1, tp), w2: bf16[F, K] @ shard(0, tp)) {
     x -> gemm(w1) -> silu -> gemm(w2) -> all_reduce(tp)
+}"""
+BOTH = """fn both(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), w1: bf16[K, F] @ shard(1, tp), w2: bf16[F, K] @ shard(0, tp)) {
+    gather(x, tp) -> gemm(w1) -> silu -> gemm(w2) -> reduce_scatter(tp)
+}"""
+ULYSSES = """fn ulysses(q: bf16[B, S, H, D] @ shard(1), k: bf16[B, S, G, D] @ shard(1), v: bf16[B, S, G, D] @ shard(1)) {
+    let x = all_to_all(k, split = 2, concat = 1);
+    let y = all_to_all(v, split = 2, concat = 1);
+    all_to_all(q, split = 2, concat = 1) -> attention(x, y, causal) -> all_to_all(split = 1, concat = 2)
 }"""
 FSDP = """fn fsdp(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(0, dp) @ shard(1, tp), w2: bf16[K, F] @ shard(0, dp) @ shard(1, tp)) {
     let u = gather(w1, dp);
@@ -54,9 +66,9 @@ def local():
         for params, body, cuts, out in FORMS:
             f = mk.compile(f"fn f({params}) {{ {body} }}", world)
             for rows, k, n in ((1024, 512, 768), (768, 256, 512)):
-                turned = params is TOKENS
-                left, right = drawn(rows, k, seed=rows), drawn(rows if turned else k, n, seed=n)
-                want = (left.t() if turned else left).float() @ right.float()
+                shapes = {TOKENS: ((rows, k), (rows, n)), BACK: ((rows, n), (k, n))}.get(params, ((rows, k), (k, n)))
+                left, right = (drawn(*shape, seed=i) for i, shape in enumerate(shapes))
+                want = (left.t() if params is TOKENS else left).float() @ (right.t() if params is BACK else right).float()
                 args = [[part(t, cut, place, sizes) for place in places] for t, cut in zip((left, right), cuts)]
                 for _ in range(3):
                     results = f(*args)
@@ -94,18 +106,23 @@ def on_ranks():
     assert world.mesh == sizes, world
     mine = lambda x, **cuts: part(x, cuts, places, sizes)
 
-    for text, cuts in ((LAYER, ({"tp": 1}, {"tp": 0})), (FSDP, ({"dp": 0, "tp": 1}, {"dp": 0, "tp": 1}))):
+    layers = [
+        (LAYER, {"dp": 0}, ({"tp": 1}, {"tp": 0})),
+        (FSDP, {"dp": 0}, ({"dp": 0, "tp": 1}, {"dp": 0, "tp": 1})),
+        (BOTH, {"dp": 0, "tp": 0}, ({"tp": 1}, {"tp": 0})),
+    ]
+    for text, rows, cuts in layers:
         x, w1, d = drawn(2048, 1024, seed=1), drawn(1024, 4096, seed=2), drawn(2048, 1024, seed=4)
-        w2 = drawn(4096, 1024, seed=3) if text is LAYER else drawn(1024, 4096, seed=3)
+        w2 = drawn(1024, 4096, seed=3) if text is FSDP else drawn(4096, 1024, seed=3)
         theirs = [t.float().requires_grad_() for t in (x, w1, w2)]
-        want = torch.nn.functional.silu(theirs[0] @ theirs[1]) @ (theirs[2] if text is LAYER else theirs[2].t())
+        want = torch.nn.functional.silu(theirs[0] @ theirs[1]) @ (theirs[2].t() if text is FSDP else theirs[2])
         want.backward(d.float())
-        own = [mine(t, **cut).requires_grad_() for t, cut in zip((x, w1, w2), ({"dp": 0}, *cuts))]
+        own = [mine(t, **cut).requires_grad_() for t, cut in zip((x, w1, w2), (rows, *cuts))]
         f = mk.compile(text, world)
         y = f(*own)
-        close("forward", y, mine(want.detach(), dp=0), 1e-2)
-        y.backward(mine(d, dp=0))
-        for t, whole, cut in zip(own, theirs, ({"dp": 0}, *cuts)):
+        close("forward", y, mine(want.detach(), **rows), 1e-2)
+        y.backward(mine(d, **rows))
+        for t, whole, cut in zip(own, theirs, (rows, *cuts)):
             close(f"gradient {cut}", t.grad, mine(whole.grad, **cut), 2e-2)
         f.synchronize()
         if rank == 0:
@@ -121,6 +138,7 @@ def on_ranks():
     close("along tp", y, a.float() @ mine(b, tp=1).float())
     close("along dp", z, a.float() @ b.float())
     gather.synchronize(), total.synchronize()
+    exchanged(mesh, rank)
 
     # A gradient summed on the way, beside torch.mm and NCCL.
     tokens, m, n = 8192, 4096, 14336
@@ -136,7 +154,50 @@ def on_ranks():
         times = time_of(ours), time_of(nccl)
         if rank == 0:
             print(f"gemm(x.t, d) -> {name}(dp), {sizes}, {tokens} tokens, [{m}, {n}]: mk {times[0]:.3f} ms, torch and NCCL {times[1]:.3f} ms", flush=True)
+    crossed(mesh, places, mine, rank)
     dist.destroy_process_group()
+
+
+def exchanged(mesh, rank):
+    """Attention by heads of sequences that ranks along `tp` share, beside torch on all of it."""
+    world, place = mk.World.from_torch(group=mesh["tp"]), mesh.get_local_rank("tp")
+    q, k, v = (drawn(1, 2048, heads, 64, seed=9 + i) for i, heads in enumerate((16, 4, 4)))
+    part = lambda x: x.chunk(2, 1)[place].contiguous()
+    f = mk.compile(ULYSSES, world)
+    for _ in range(20):
+        y = f(*map(part, (q, k, v)))
+    want = torch.nn.functional.scaled_dot_product_attention(*(x.float().transpose(1, 2) for x in (q, k, v)), is_causal=True, enable_gqa=True)
+    close("ulysses", y, part(want.transpose(1, 2)), 1e-2)
+    f.synchronize()
+    if rank == 0:
+        print("right: attention between exchanges", flush=True)
+
+
+def crossed(mesh, places, mine, rank):
+    """Ranks launch kernels of two worlds in orders that wait for each other: refused, and nobody hangs."""
+    import torch.distributed as dist
+
+    along = {axis: mk.World.from_torch(group=mesh[axis]) for axis in ("dp", "tp")}
+    gather = mk.compile("gather(a) -> gemm(b)", along["tp"], entry_limit_s=30)
+    total = mk.compile("gemm(a, b) -> all_reduce", along["dp"], entry_limit_s=30)
+    a, b = drawn(1024, 512, seed=5), drawn(512, 1024, seed=6)
+    calls = [lambda: gather(mine(a, tp=0), mine(b, tp=1)), lambda: total(mine(a, dp=1), mine(b, dp=0))]
+    for call in calls:
+        call()
+    gather.synchronize(), total.synchronize()
+    dist.barrier()
+    said = "nothing"
+    try:
+        for call in calls if places["dp"] == places["tp"] else reversed(calls):
+            call()
+        gather.synchronize(), total.synchronize()
+    except mk.Error as error:
+        said = f"{type(error).__name__}: {error}"
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, said)
+    if rank == 0:
+        print("two worlds in opposite orders:", *every, sep="\n  ", flush=True)
+    assert any("behind a kernel of another world" in text for text in every), every
 
 
 if __name__ == "__main__":

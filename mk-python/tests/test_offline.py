@@ -732,6 +732,22 @@ class Meshes(unittest.TestCase):
         placements = plan.program["values"][0]["placements"]
         self.assertEqual((plan.program["axes"], placements), (["tp", "dp"], {"tp": ("shard", 0), "dp": ("shard", 1)}))
 
+    def test_an_exchange_around_attention(self):
+        kv = "bf16[B, S, G, D] @ shard(1)"
+        text = f"""fn f(q: bf16[B, S, H, D] @ shard(1), k: {kv}, v: {kv}) {{
+            let x = all_to_all(k, split = 2, concat = 1);
+            let y = all_to_all(v, split = 2, concat = 1);
+            all_to_all(q, split = 2, concat = 1) -> attention(x, y) -> all_to_all(split = 1, concat = 2)
+        }}"""
+        sizes = {"B": 1, "S": 8, "H": 4, "G": 2, "D": 64}
+        plan = mk.plan(text, ranks=2, dims=sizes)
+        ones = {"q": [1.0] * (4 * 4 * 64), "k": [1.0] * (4 * 2 * 64), "v": [2.0] * (4 * 2 * 64)}
+        for results in plan.simulate([ones] * 2):
+            self.assertEqual(results["out"], [2.0] * (4 * 4 * 64))
+        f = mk.compile(text, mk.World.offline(2))
+        f.bind(dims=sizes)
+        self.assertEqual(f.backward.count("all_to_all"), 4)
+
     def test_worlds(self):
         world = mk.World.offline({"dp": 2, "tp": 2}, rank=3)
         self.assertEqual((repr(world), world.mesh), ("<mk.World of 4 ranks as dp=2,tp=2: [3], offline>", {"dp": 2, "tp": 2}))

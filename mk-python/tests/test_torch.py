@@ -331,6 +331,32 @@ class OneRank(unittest.TestCase):
         with self.assertRaisesRegex(mk.ArgumentError, "has 2 columns"):
             layer(x, ids[..., :1], weights)
 
+    def test_dropped_rows_have_no_gradients(self):
+        f = mk.compile(
+            """fn f(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w: bf16[E, H, 2, F] @ shard(0),
+                v: bf16[E, F, H] @ shard(0)) {
+                dispatch(x, ids, capacity = 384, drop) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(gate)
+            }""", self.world)
+        n = 140
+        tensors = [random(n, 16, seed=1), random(n, 2, seed=2).float(), random(3, 16, 2, 24, seed=3, scale=0.25), random(3, 24, 16, seed=4, scale=0.2)]
+        d, ids = random(n, 16, seed=5), torch.stack([torch.zeros(n, dtype=torch.long), 1 + torch.arange(n) % 2], 1)
+        kept = (ids != 0) | (torch.arange(n)[:, None] < 128)
+        # Also where kernels of the backward dispatch nothing.
+        for wanted in ([0, 1, 2, 3], [1], [2]):
+            given = [t.clone().requires_grad_(i in wanted) for i, t in enumerate(tensors)]
+            y = f(given[0], ids, *given[1:])
+            got = torch.autograd.grad(y, [given[i] for i in wanted], d)
+            x, gate, w, v = dense = [t.float().clone().requires_grad_(i in wanted) for i, t in enumerate(tensors)]
+            want = 0
+            for e in range(3):
+                h = torch.einsum("tk,kgf->tgf", x, w[e])
+                want = want + (torch.nn.functional.silu(h[:, 0]) * h[:, 1]) @ v[e] * (gate * ((ids == e) & kept)).sum(1, keepdim=True)
+            close(self, y, want)
+            for a, b in zip(got, torch.autograd.grad(want, [dense[i] for i in wanted], d.float())):
+                close(self, a, b, limit=2e-2)
+            if 1 in wanted:
+                self.assertEqual(got[wanted.index(1)][~kept].abs().max().item(), 0)
+
     def test_opcheck(self):
         f, tensors = self.mlp()
         f(*tensors)

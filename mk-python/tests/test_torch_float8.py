@@ -180,6 +180,31 @@ class Float8(unittest.TestCase):
             with self.assertRaisesRegex(mk.Error, words):
                 mk.compile(text, self.world)
 
+    def test_rows_are_quantised(self):
+        x = torch.randn(24, 272) * 10.0 ** torch.randint(-4, 5, (24, 272))
+        x[3, :128], x[5, 130] = 0.0, float("nan")
+        x, w = x.bfloat16(), torch.randn(40, 272)
+        w, sw = mk.nn._float8.quantized(w, 128)
+        for name, dtype in self.cases():
+            values, scale = mk.nn._float8.quantized(x, dtype=dtype)
+            q, s = mk.compile(f"fn f(x: bf16[M, K] @ shard(0)) {{ x -> quantize({name}, 1, 128) }}", self.world)(x)
+            self.assertIs(q.dtype, dtype)
+            self.assertEqual(tuple(s.shape), (3, 24))
+            self.assertEqual(bits(q), bits(values))
+            self.assertTrue(torch.equal(s.nan_to_num(-1), scale.t().nan_to_num(-1)))
+            back = mk.compile(f"fn f(q: {name}[M, K] scaled(1, 128) @ shard(0)) {{ q -> dequantize }}", self.world)(q, s)
+            known = mk.nn._float8.dequantized(values, scale)
+            self.assertTrue(torch.equal(back.nan_to_num(-1), known.nan_to_num(-1)))
+            layer = f"fn f(x: bf16[M, K] @ shard(0), w: e4m3[N, K] scaled(128, 128) @ shard(0)) {{ let q = x -> quantize({name}, 1, 128); (gather(q) -> gemm(w.t), q) }}"
+            y, again, factors = mk.compile(layer, self.world)(x, w, sw)
+            self.assertEqual(bits(again), bits(values))
+            self.assertTrue(torch.equal(factors.nan_to_num(-1), s.nan_to_num(-1)))
+            each = w.float() * sw.repeat_interleave(128, 0)[:40].repeat_interleave(128, 1)[:, :272]
+            exact = values.float() * scale.repeat_interleave(128, 1)[:, :272] @ each.t()
+            rows = [i for i in range(24) if i not in (3, 5)]
+            off = (y.float() - exact)[rows].norm(dim=1) / exact[rows].norm(dim=1)
+            self.assertLess(off.max().item(), 1e-2)
+
     def test_there_are_no_gradients(self):
         f = mk.compile("fn f(x: bf16[M, K] @ shard(0)) { gather(x) -> cast(e4m3) }", self.world)
         with self.assertRaisesRegex(mk.Error, "values of eight bits"):

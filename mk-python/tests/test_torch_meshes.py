@@ -29,6 +29,16 @@ FSDP = """fn fsdp(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(0, dp) @ 
     let v = gather(w2, dp);
     x -> gemm(u) -> silu -> gemm(v) -> all_reduce(tp)
 }"""
+# Tokens over both: each rank along `tp` has some of the rows of its place along `dp`.
+BOTH_SHARE = """fn sp(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), g: bf16[K], w1: bf16[K, F] @ shard(1, tp), w2: bf16[F, K] @ shard(0, tp)) {
+    x -> rmsnorm(g, eps = 1e-5) -> gather(tp) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter(tp)
+}"""
+# Parts of the sequence are exchanged for heads, and back.
+ULYSSES = """fn ulysses(q: bf16[B, S, H, 64] @ shard(1), k: bf16[B, S, G, 64] @ shard(1), v: bf16[B, S, G, 64] @ shard(1)) {
+    let x = all_to_all(k, split = 2, concat = 1);
+    let y = all_to_all(v, split = 2, concat = 1);
+    all_to_all(q, split = 2, concat = 1) -> attention(x, y, causal) -> all_to_all(split = 1, concat = 2)
+}"""
 # Over one axis: along the other, ranks have tensors of their own.
 ROWS = "gather(a, tp) -> gemm(b)"
 MESHES = [{"dp": 2, "tp": 2}, {"tp": 2, "dp": 2}]
@@ -112,6 +122,33 @@ def gradients(case, on):
     close(case, "batches", y.detach(), on.part(dense(MLP, x.float(), w1.float(), w2.float(), c.float()), dp=0))
 
 
+def rows_of_both(case, on):
+    """Rows that both axes share, beside torch on all of them."""
+    rows = {"dp": 0, "tp": 0}
+    for save in ("all", "least"):
+        torch.manual_seed(6)
+        x, g, w1, w2, d = drawn(16, 24), drawn(24), drawn(24, 32), drawn(32, 24), drawn(16, 24)
+        theirs = [t.float().requires_grad_() for t in (x, g, w1, w2)]
+        norm = torch.nn.functional.rms_norm(theirs[0], (24,), theirs[1], 1e-5)
+        wanted = torch.nn.functional.gelu(norm @ theirs[2]) @ theirs[3]
+        wanted.backward(d.float())
+        cuts = [rows, {}, {"tp": 1}, {"tp": 0}]
+        mine = [on.leaf(t, **cut) for t, cut in zip((x, g, w1, w2), cuts)]
+        f = mk.compile(BOTH_SHARE, on.world, save=save)
+        y = f(*mine)
+        close(case, "forward", y, on.part(wanted.detach(), **rows))
+        y.backward(on.part(d, **rows))
+        for own, whole, cut in zip(mine, theirs, cuts):
+            close(case, f"{save} {cut}", own.grad, on.part(whole.grad, **cut))
+    case.assertEqual(f.infer((4, 24), (24,), (24, 16), (16, 24)), [((4, 24), torch.bfloat16)])
+    # Batches: the first dimension is shared; a part of a part, as torch.chunk has it, of sizes that are said.
+    y = f(on.part(drawn(8, 3, 24), **rows), *(t.detach() for t in mine[1:]))
+    case.assertEqual(y.shape, (2, 3, 24))
+    odd = mk.compile("fn f(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp)) { gather(x, tp) -> gather(dp) }", on.world, shapes={"x": (11, 8)})
+    x = drawn(11, 8)
+    case.assertTrue(torch.equal(odd(on.part(x, **rows)), x))
+
+
 def refused(case, on):
     """What does not fit is refused on every rank, with what to do."""
     a, b = drawn(12, 16), drawn(16, 20)
@@ -132,6 +169,23 @@ def refused(case, on):
     some = a[: 6 + 6 * (dist.get_rank() < 3)].contiguous()
     fails(mk.RendezvousError, ["differs from rank"], lambda: rows(some, b))
     fails(mk.UnsupportedError, ["Plan.explain()"], lambda: rows.explain(a, b))
+
+
+def exchanges(case, mesh):
+    """Attention by heads of sequences that ranks share, with gradients."""
+    rank = mesh.get_local_rank("tp")
+    torch.manual_seed(7)
+    q, k, v, d = (torch.randn(2, n, heads, 64).bfloat16() for n, heads in ((10, 4), (10, 2), (10, 2), (10, 4)))
+    theirs = [t.float().transpose(1, 2).requires_grad_() for t in (q, k, v)]
+    wanted = torch.nn.functional.scaled_dot_product_attention(*theirs, is_causal=True, enable_gqa=True)
+    wanted.backward(d.float().transpose(1, 2))
+    part = lambda x: x.chunk(2, 1)[rank].contiguous()
+    mine = [part(t).clone().requires_grad_() for t in (q, k, v)]
+    y = mk.compile(ULYSSES, mk.World.reference(mesh["tp"]))(*mine)
+    close(case, "ulysses", y, part(wanted.detach().transpose(1, 2)))
+    y.backward(part(d))
+    for own, whole in zip(mine, theirs):
+        close(case, "gradients by heads", own.grad, part(whole.grad.transpose(1, 2)))
 
 
 def two_worlds(case, mesh):
@@ -158,8 +212,10 @@ def on_ranks(rank, path):
             case.assertEqual((on.world.size, on.world.ranks, on.world.mesh), (4, [rank], axes))
             forward(case, on)
             gradients(case, on)
+            rows_of_both(case, on)
             refused(case, on)
             two_worlds(case, mesh)
+            exchanges(case, mesh)
         unnamed = dist.init_device_mesh("cpu", (2, 2))
         with case.assertRaisesRegex(mk.ArgumentError, "2 dimensions without names"):
             mk.World.reference(unnamed)

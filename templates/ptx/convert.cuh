@@ -67,3 +67,10 @@ MK_DEVICE float widen(u16 x) {
 // To the type's nearest value and back.
 template <Dtype kDtype>
 MK_DEVICE float round_to(float x) { return widen<kDtype>(narrow<kDtype>(x)); }
+
+// The factor of a block whose largest magnitude has these bits. A NaN's are above all others', so that it stays.
+template <Dtype kNarrow>
+MK_DEVICE float factor_of(u32 magnitude) {
+  constexpr float kLargest = kNarrow == Dtype::E4m3 ? 448.0f : 57344.0f;
+  return magnitude == 0 ? 1.0f : __fdiv_rn(__uint_as_float(magnitude), kLargest);
+}

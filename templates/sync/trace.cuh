@@ -1,7 +1,7 @@
 // What each agent did, and when. Only in kernels that are emitted with tracing; the files before this one do not know
 // of it.
 //
-// An agent appends records to a ring of its own, which lies in one part of memory that no other agent writes. Most agents are
+// An agent appends records to a ring of its own, in a part of memory into which no other agent appends. Most agents are
 // one lane; the lanes of a copier's warp, which share its waits and posts, take places from the agent's count in shared memory.
 // A ring that is full overwrites its oldest records; the head says how many there were.
 
@@ -32,7 +32,7 @@ MK_DEVICE u32 trace_clock() {
 
 // Warps of the first warpgroup are agents each, the other warpgroups as a whole.
 MK_DEVICE u32 trace_agent() { return warp_index() < 4 ? warp_index() : 3 + warp_index() / 4; }
-// Of the first warpgroup, lanes that are 0: traces rely on `elect_one` taking that one, of which PTX promises only that it is always the same.
+// Lane 0 of each warp that issues: this assumes that `elect_one` takes lane 0; PTX promises only that it is always the same lane.
 // A third warpgroup that computes has no place.
 MK_DEVICE bool trace_recorder() { return threadIdx.x % (threadIdx.x < 128 ? 32 : 128) == 0 && trace_agent() < kTraceAgents; }
 
@@ -101,7 +101,7 @@ MK_DEVICE bool trace_test_wait(u32 bar, u32 parity) {
   return done != 0;
 }
 
-// In place of `mbarrier_wait`, which generated code specialises with it: the same wait, and how long it was. The clocks
+// Generated code specialises `mbarrier_wait` with this: the same wait, timed. The clocks
 // are read only where there is something to wait for.
 template <u32 kSlot>
 MK_DEVICE void trace_mbarrier_wait(u32 bar, u32 parity) {
@@ -125,7 +125,7 @@ MK_DEVICE void trace_mark(const LaunchHeader& header) {
   trace_write(header, trace_what(TraceKind::Mark, 0, 0), 0, now, 0, 0);
 }
 
-// By every thread after `launch_end`: the CTA's record, and the heads.
+// Called by all threads after `launch_end`, run by lane 0 of warp 3: the CTA's record, and the heads.
 MK_DEVICE void trace_end(const Context& ctx) {
   const LaunchHeader& header = ctx.header;
   if (threadIdx.x != kTraceFrame * 32 || header.trace == 0) return;

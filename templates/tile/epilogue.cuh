@@ -600,6 +600,59 @@ MK_DEVICE void store_pair(u64 address, float x0, float x1, bool pairs, i32 left)
   }
 }
 
+// 64 rows of results in eight bits, and the factors of their blocks of 128 columns: each four lanes have two rows. Results stay where sums
+// were until the largest of a block is known.
+template <class Config, class Hooks>
+MK_DEVICE void store_quantized(const Hooks& hooks, const GemmTile& tile, u32 consumer, u32 m, i32 rows, const Lines& to, bool pairs,
+                               float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  static_assert(Config::kOutColsPerConsumer % kScaleBlock == 0, "a consumer has whole blocks");
+  const Lines factors = hooks.factors(tile);
+#pragma unroll
+  for (u32 half = 0; half < 2; ++half) {
+    const u32 row = fragment_row<Config>(consumer, m) + half * 8;
+    const bool there = static_cast<i32>(row) < rows;
+#pragma unroll
+    for (u32 b = 0; b < Config::kOutColsPerConsumer / kScaleBlock; ++b) {
+      u32 first = Config::first_col(consumer) + b * kScaleBlock;
+      // Or the compiler keeps addresses of columns from one pass to the next, in registers that there are not.
+      asm volatile("" : "+r"(first));
+      u32 magnitude = 0;
+#pragma unroll
+      for (u32 j = 0; j < kScaleBlock / 8; ++j) {
+        const u32 col = first + j * 8 + lane_index() % 4 * 2;
+        float* const x = &acc[m][(b * (kScaleBlock / 8) + j) * 4 + half * 2];
+        if constexpr (Config::kSaves == 0) {
+          apply_gate<Config>(x);
+          apply_gate<Config>(x + 1);
+        }
+        hooks.epilogue(tile, row, col, x[0], x[1]);
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+          const bool counts = static_cast<i32>(col + i) < tile.valid_cols;
+          magnitude = max(magnitude, counts ? __float_as_uint(x[i]) & 0x7fffffffu : 0u);
+        }
+      }
+      magnitude = max(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, 1));
+      magnitude = max(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, 2));
+      if (!there || static_cast<i32>(first) >= tile.valid_cols) continue;
+      const float factor = factor_of<Config::kOut>(magnitude);
+      if (lane_index() % 4 == 0) {
+        const u64 at = factors.data + first / kScaleBlock * factors.pitch_bytes + u64{row} * 4;
+        st_u32(reinterpret_cast<void*>(at), __float_as_uint(factor));
+      }
+      asm volatile("" : "+r"(first));
+      const u64 line = to.data + static_cast<u64>(row) * to.pitch_bytes;
+#pragma unroll
+      for (u32 j = 0; j < kScaleBlock / 8; ++j) {
+        const u32 col = first + j * 8 + lane_index() % 4 * 2;
+        const i32 left = tile.valid_cols - static_cast<i32>(col);
+        const float* const x = &acc[m][(b * (kScaleBlock / 8) + j) * 4 + half * 2];
+        if (left > 0) store_pair<Config::kOut>(line + col, __fdiv_rn(x[0], factor), __fdiv_rn(x[1], factor), pairs, left);
+      }
+    }
+  }
+}
+
 // Results to global memory by ordinary stores, for pitches and columns that TMA cannot address: through a panel, or pair by pair where
 // the elementwise chain reads operands, whose addresses leave no registers for that, or results have eight bits. Every store is predicated on the tile's bounds, and
 // on the abort flag: the loader set it before the arrival that this warp's last wait observed.
@@ -617,7 +670,9 @@ MK_DEVICE void store_tile_direct(const Context& ctx, const GemmSmem<Config>& sme
 #pragma unroll
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
     const u32 row = fragment_row<Config>(consumer, m);
-    if constexpr (Config::kReads) {
+    if constexpr (Config::kQuantizes) {
+      store_quantized<Config>(hooks, tile, consumer, m, rows, to, even, acc);
+    } else if constexpr (Config::kReads) {
 #pragma unroll
       for (u32 half = 0; half < 2; ++half) {
         if (static_cast<i32>(row + half * 8) >= rows) continue;

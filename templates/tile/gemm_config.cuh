@@ -39,6 +39,7 @@ struct GemmOptions {
   bool gated = false;  // B's columns are two halves, gate and up: C = silu(gate) * up has half as many
   bool reads = false;       // Direct: the elementwise chain reads operands, or results have eight bits
   bool chained = false;     // swapped: there is an elementwise chain
+  bool quantizes = false;   // blocks of 128 results of a row are divided by a factor of their own
   u32 saves = 0;            // matrices that the elementwise chain writes on the way
   bool saves_gates = false; // the first two are gates and ups
   bool carried = false;     // a tile goes on with sums that the loader brings
@@ -75,6 +76,7 @@ struct GemmConfig {
   static constexpr bool kGated = kOptions.gated;
   static constexpr bool kReads = kOptions.reads;
   static constexpr bool kChained = kOptions.chained;
+  static constexpr bool kQuantizes = kOptions.quantizes;
   static constexpr u32 kSaves = kOptions.saves;
   static constexpr bool kSavesGates = kOptions.saves_gates;
   static constexpr bool kCarried = kOptions.carried;

@@ -71,6 +71,7 @@ fn one(
         Op::Gather { .. }
         | Op::ReduceScatter { .. }
         | Op::AllReduce { .. }
+        | Op::AllToAll { .. }
         | Op::Cast(_)
         | Op::View => of(0).clone(),
         Op::Gemm { a_transposed, b_transposed } => {
@@ -100,7 +101,9 @@ fn one(
         | Op::AttentionDq { .. }
         | Op::AttentionDk { .. }
         | Op::AttentionDv => unreachable!("`heads` computes it"),
-        Op::Dequantize(_) => unreachable!("it has no derivative"),
+        Op::Dequantize(_) | Op::Quantize(_) | Op::Factor(_) => {
+            unreachable!("it has no derivative")
+        }
         Op::Dispatch { .. } => {
             let (columns, n) = (shape(node.result)[1], shape(node.result)[0]);
             let mut out = vec![0.0; n * columns];

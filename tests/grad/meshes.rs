@@ -28,6 +28,10 @@ const FSDP: &str = "fn f(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(0,
 const BOTH: &str = "fn f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)) {
     gather(a, tp) -> gemm(b) -> reduce_scatter(dp)
 }";
+/// Tokens over both axes, those of `tp` gathered; of rows of a vector, a sum over both.
+const TOKENS: &str = "fn f(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), g: bf16[K], w1: bf16[K, F] @ shard(1, tp), w2: bf16[F, K] @ shard(0, tp)) {
+    x -> rmsnorm(g) -> gather(tp) -> gemm(w1) -> gelu -> gemm(w2) -> reduce_scatter(tp) -> add(x)
+}";
 /// One axis is named: along the other, ranks have tensors of their own.
 const ALONG_ONE: &str = "fn f(x: bf16[M, K] @ shard(0, tp), w: bf16[K, N] @ shard(1, tp)) { gather(x) -> gemm(w) -> relu }";
 
@@ -44,7 +48,7 @@ fn sizes(program: &Program) -> BTreeMap<String, u64> {
 
 #[test]
 fn gradients_over_two_axes_are_those_of_differences() {
-    for text in [LAYER, FSDP, BOTH, ALONG_ONE] {
+    for text in [LAYER, FSDP, BOTH, TOKENS, ALONG_ONE] {
         differentiates(text, text);
     }
     differentiates("gated", GATED);
@@ -58,14 +62,16 @@ fn kernels_compute_gradients_over_two_axes() {
         mesh(&[("dp", 3), ("tp", 2)]),
         mesh(&[("tp", 1), ("dp", 2)]),
     ];
-    for text in [LAYER, GATED, FSDP, BOTH] {
+    for text in [LAYER, GATED, FSDP, BOTH, TOKENS] {
         let program = Program::parse(text).expect("parses");
         for (i, mesh) in meshes.iter().enumerate() {
             let saves = if i == 1 { AGAIN } else { Saves::default() };
             let ranks: u32 = mesh.iter().map(|(_, n)| n).product();
             let derived = derive(&program, &sizes(&program), saves).on(mesh);
             let (error, _) = executed(&program, derived, ranks as usize);
-            assert!(error < 5e-3, "{text} on {mesh:?}: {error}");
+            // Gradients of a norm's weight are rounded for each axis that they are summed over.
+            let bound = if text == TOKENS { 7e-3 } else { 5e-3 };
+            assert!(error < bound, "{text} on {mesh:?}: {error}");
         }
     }
 }
@@ -74,7 +80,9 @@ fn kernels_compute_gradients_over_two_axes() {
 #[test]
 fn sums_of_gradients_are_no_kernels_of_their_own() {
     let mesh = mesh(&[("dp", 2), ("tp", 2)]);
-    for (text, sum) in [(LAYER, "all_reduce(dp)"), (FSDP, "reduce_scatter(dp)")] {
+    let sums =
+        [(LAYER, "all_reduce(dp)"), (FSDP, "reduce_scatter(dp)"), (TOKENS, "all_reduce(dp)")];
+    for (text, sum) in sums {
         let program = Program::parse(text).expect("parses");
         let derived = derive(&program, &sizes(&program), Saves::default());
         let Sized { program, bound, .. } = derived.backward.expect("a backward");

@@ -1,4 +1,4 @@
-//! Scaled types: blocks, dtypes and placements that have no factors, and results.
+//! Scaled types: blocks, dtypes and placements that have no factors, and results without.
 
 mk::pipeline! {
     pub fn layer(

@@ -114,6 +114,17 @@ fn ranks_form_axes() {
     let even = ["--dim", "M=132", "--dim", "K=72", "--dim", "N=136"];
     let said = mk(&[&grad[..], &even[..]].concat()).ok();
     assert!(said.contains("gemm(x.t, d_out) -> all_reduce(dp)"), "{said}");
+    // Rows that both axes share.
+    let both = "fn f(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), w: bf16[K, N] @ shard(1, tp)) { gather(x, tp) -> gemm(w) }";
+    let on = |command, more: &[&str]| {
+        mk(&[&[command, both, "--mesh", "tp=2,dp=2"], &even[..], more].concat()).ok()
+    };
+    assert!(on("run", &["--device", "cpu"]).contains("PASS"));
+    assert!(on("explain", &[]).contains("along several axes"));
+    let said = on("grad", &["--kernels"]);
+    for step in ["gemm(w.t) -> reduce_scatter(tp)", "-> all_reduce(dp)"] {
+        assert!(said.contains(step), "{said}");
+    }
     // A plan says its mesh itself.
     let dir = TempDir::new();
     let path = dir.file("axes.plan");

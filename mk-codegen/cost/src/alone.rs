@@ -13,12 +13,12 @@ use mk_plan::{
 const READS: f64 = 0.45;
 
 impl Products {
-    /// Times that are near add up.
+    /// A power mean: times that are nearly equal add up, else the longer one counts.
     fn join(&self, times: &[f64]) -> f64 {
         times.iter().map(|t| t.powf(self.power)).sum::<f64>().powf(1.0 / self.power)
     }
 
-    /// A step where nothing holds it up, of tiles that there are figures of.
+    /// Seconds of a step along K that waits for nothing; `None` without figures for these tiles.
     fn step_s(&self, block: [u32; 2]) -> Option<f64> {
         let [step_s, column_s, element_s] = self.swapped_s;
         let [rows, columns] = block.map(f64::from);
@@ -30,7 +30,8 @@ impl Products {
 }
 
 /// How long a plan takes that is one GEMM and nothing else, on the rank with the most; `None` for other plans, for
-/// GEMMs whose epilogue saves matrices, and where the model has no figures of such tiles.
+/// GEMMs with an inner loop or whose epilogue saves matrices, for stores past TMA outside a cluster, and where the model
+/// has no figures of such tiles.
 ///
 /// # Errors
 /// Where an expression of the plan has no value.

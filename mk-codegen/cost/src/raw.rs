@@ -13,8 +13,8 @@ pub struct RawFigures {
     pub measured: String,
     /// GPUs of the machine that took part.
     pub ranks: u32,
-    /// Memory that all SMs of a GPU read, launch included, while dirty lines of a cache that was overwritten before are
-    /// written back.
+    /// Memory that all SMs of a GPU read, launch included; the cache begins full of dirty lines, which are written back
+    /// meanwhile.
     pub hbm_read_bytes_per_s: f64,
     /// Memory that all SMs of a GPU read and write in a copy, reads and writes together; what is written last may still
     /// be in the cache.
@@ -56,7 +56,7 @@ impl RawMma {
     }
 }
 
-/// Copies that were made at once, each rank's to the next rank.
+/// Copies that several ranks made at once.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RawCopy {
@@ -150,7 +150,8 @@ impl RawFigures {
             ("launch_device_s", self.launch_device_s),
         ];
         let copies = self.by_sms.iter().chain(&self.by_size);
-        let copies = copies.map(|c| (c.method.words(), c.seconds));
+        let copies =
+            copies.flat_map(|c| [c.seconds, c.bytes as f64].map(|v| (c.method.words(), v)));
         let products = self.mma.iter().flat_map(|m| [("mma flop", m.flop), ("mma", m.seconds)]);
         let all = figures.into_iter().chain(copies).chain(products);
         match all.into_iter().find(|(_, v)| !(*v > 0.0 && v.is_finite())) {

@@ -160,6 +160,8 @@ pub enum Elements {
     I32,
     /// A caller's experts of tokens.
     Experts,
+    /// This one.
+    Only(DType),
 }
 
 impl Elements {
@@ -174,6 +176,7 @@ impl Elements {
             Elements::F32 => matches!(dtype, DType::F32),
             Elements::I32 => matches!(dtype, DType::I32),
             Elements::Experts => dtype.is_integer(),
+            Elements::Only(one) => dtype as u32 == one as u32,
         }
     }
 

@@ -43,6 +43,9 @@ pub enum EpilogueOp {
     /// Adds what has been summed so far, or other ranks' parts of a sum: each `[m, n]` of the result's dtype. Comes
     /// last.
     Carry,
+    /// Divides each 128 columns of a row by their factor, which `QuantTile` defines, and writes factors to the f32 matrix
+    /// `[n / 128, m]`. Comes last; the result has this dtype.
+    Quantize(DType),
     /// Rounds to a dtype and back: what a `cast` inside the chain does.
     #[serde(untagged, with = "rounds")]
     Round(DType),
@@ -114,7 +117,7 @@ impl EpilogueOp {
             | EpilogueOp::Add
             | EpilogueOp::MulSilu
             | EpilogueOp::Slope(_) => Some(Mode::Read),
-            EpilogueOp::Save => Some(Mode::Write),
+            EpilogueOp::Save | EpilogueOp::Quantize(_) => Some(Mode::Write),
             _ => None,
         }
     }
@@ -197,6 +200,14 @@ pub fn scales_steps(epilogue: &[EpilogueOp]) -> bool {
     epilogue.iter().any(|op| op.scales_steps())
 }
 
+/// The type of eight bits that a result is quantised to, if it is.
+pub fn quantized(epilogue: &[EpilogueOp]) -> Option<DType> {
+    epilogue.iter().find_map(|op| match op {
+        EpilogueOp::Quantize(to) => Some(*to),
+        _ => None,
+    })
+}
+
 /// Whether columns of a GEMM's operand B come in pairs of gate and up.
 pub fn gated(epilogue: &[EpilogueOp]) -> bool {
     matches!(epilogue, [EpilogueOp::Swiglu, ..] | [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
@@ -242,6 +253,7 @@ pub(super) fn epilogue_text(op: &EpilogueOp) -> String {
         EpilogueOp::Swiglu => "swiglu".into(),
         EpilogueOp::MulSilu => "mul_silu".into(),
         EpilogueOp::Save => "save".into(),
+        EpilogueOp::Quantize(to) => format!("quantize_{to}"),
         EpilogueOp::Keep => "keep".into(),
         EpilogueOp::Carry => "carry".into(),
     }
@@ -270,7 +282,9 @@ pub(super) fn read_epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadE
                 "carry",
             ];
             let rounds = DType::ALL.into_iter().filter(|to| EpilogueOp::rounds_to(*to));
-            let rounds = rounds.map(EpilogueOp::Round);
+            let quantized = DType::ALL.into_iter().filter(|to| to.is_narrow());
+            let quantized = quantized.map(EpilogueOp::Quantize);
+            let rounds = rounds.map(EpilogueOp::Round).chain(quantized);
             let curves =
                 Curve::ALL.into_iter().flat_map(|c| [EpilogueOp::Curve(c), EpilogueOp::Slope(c)]);
             let rounds: Vec<_> = rounds.chain(curves).map(|op| (epilogue_text(&op), op)).collect();

@@ -412,6 +412,54 @@ pub const CASES: &[Case] = &[
         &[("q", &[800, 768])],
     ),
     (
+        "quantize_rows",
+        "fn f(x: bf16[M, K] @ shard(0), y: f16[M, N] @ shard(1)) {
+             (x -> quantize(e4m3, 1, 128), y -> quantize(e5m2, 1, 128))
+         }",
+        2,
+        &[("x", &[1000, 1088]), ("y", &[1000, 3072])],
+    ),
+    (
+        "dequantize_rows",
+        "fn f(x: e4m3[M, K] scaled(1, 128) @ shard(0)) { x -> dequantize -> gather }",
+        2,
+        &[("x", &[1000, 1088])],
+    ),
+    (
+        "quantize_gemm",
+        "fn f(x: bf16[M, K], w: e4m3[N, K] scaled(128, 128), c: bf16[N]) {
+             let q = x -> quantize(e4m3, 1, 128);
+             (q -> gemm(w.t) -> bias(c), q)
+         }",
+        1,
+        &[("x", &[1000, 1088]), ("w", &[1040, 1088])],
+    ),
+    (
+        "gemm_quantized",
+        "fn f(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1), c: bf16[N] @ shard(0)) {
+             gather(x) -> gemm(w) -> bias(c) -> gelu -> quantize(e4m3, 1, 128)
+         }",
+        2,
+        &[("x", &[1000, 256]), ("w", &[256, 3072])],
+    ),
+    (
+        "swiglu_quantized",
+        "fn f(x: f16[M, K] @ shard(0), w: f16[K, 2, F] @ shard(2)) {
+             let h = gather(x) -> gemm(w);
+             (h -> swiglu -> quantize(e5m2, 1, 128), h)
+         }",
+        2,
+        &[("x", &[1000, 256]), ("w", &[256, 2, 3072])],
+    ),
+    (
+        "quantize_gather_gemm",
+        "fn f(x: bf16[M, K] @ shard(0), g: bf16[K], w: e4m3[N, K] scaled(128, 128) @ shard(0)) {
+             gather(x) -> rmsnorm(g) -> quantize(e4m3, 1, 128) -> gemm(w.t)
+         }",
+        2,
+        &[("x", &[1000, 1088]), ("w", &[3072, 1088])],
+    ),
+    (
         "gelu_gather_gemm",
         "gather(x) -> bias(c) -> gelu -> scale(0.5) -> gemm(w)",
         3,

@@ -290,7 +290,10 @@ pub fn attention(few: bool) -> Vec<Case> {
     const ALONE: &str = "attention(q, k, v)";
     const RING: &str = "ring(k, v) -> attention(q)";
     const CAUSAL: &str = "let o = ring(k, v) -> attention(q, causal); (o, o -> lse)";
+    const ULYSSES: &str = "let x = all_to_all(k, split = 2, concat = 1); let y = all_to_all(v, split = 2, concat = 1);
+        all_to_all(q, split = 2, concat = 1) -> attention(x, y) -> all_to_all(split = 1, concat = 2)";
     let all = [
+        (ULYSSES, "shard(1)", 2, 24),
         (RING, "shard(1)", 3, 24),
         (CAUSAL, "zigzag(1)", 2, 64),
         (ALONE, "replicate", 1, 40),
@@ -304,13 +307,15 @@ pub fn attention(few: bool) -> Vec<Case> {
         let text =
             format!("fn f(q: bf16[B, S, H, D] @ {placement}, k: {kv}, v: {kv}) {{ {body} }}");
         let program = Program::parse(&text).unwrap_or_else(|e| panic!("{text}: {e:?}"));
-        let dims = [("B", 1), ("S", *sequence), ("H", 2), ("G", 1), ("D", 64)];
+        // Ranks have heads of keys of their own.
+        let groups = if body.contains("all_to_all") { 2 } else { 1 };
+        let dims = [("B", 1), ("S", *sequence), ("H", 2), ("G", groups), ("D", 64)];
         let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
         let bound =
             program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{name}: {e:?}"));
         Case::lowered(name, program, bound, &Config { ranks: *ranks, ..Config::default() })
     };
-    all.iter().take(if few { 2 } else { all.len() }).map(one).collect()
+    all.iter().take(if few { 3 } else { all.len() }).map(one).collect()
 }
 
 /// Tokens to their experts and back, of as few as there are kinds: ranks have unequally many tokens and experts.
@@ -347,8 +352,16 @@ pub fn meshes(few: bool) -> Vec<Case> {
         "a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)";
     const TOKENS: &str =
         "x: bf16[T, M] @ shard(0, dp), d: bf16[T, N] @ shard(0, dp) @ shard(1, tp)";
+    const BOTH: &str = "x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), w: bf16[K, N] @ shard(1, tp)";
+    const BACKWARD: &str = "x: bf16[M, K] @ shard(0, dp), w: bf16[K, N] @ shard(1, tp), d: bf16[M, N] @ shard(0, dp) @ shard(1, tp)";
     let all = [
         (ROWS, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", [("tp", 2), ("dp", 2)]),
+        (BOTH, "gather(x, tp) -> gemm(w)", [("dp", 2), ("tp", 2)]),
+        (
+            BACKWARD,
+            "(gemm(d, w.t) -> reduce_scatter(tp), gemm(x.t, d) -> all_reduce(dp))",
+            [("dp", 2), ("tp", 2)],
+        ),
         (TOKENS, "gemm(x.t, d) -> all_reduce(dp)", [("dp", 2), ("tp", 2)]),
         (TOKENS, "gemm(x.t, d) -> reduce_scatter(dp)", [("tp", 2), ("dp", 2)]),
         (

@@ -31,8 +31,8 @@ impl Program {
         }
     }
 
-    /// The program over some of its axes, all that its values are placed over among them.
-    fn over(&self, axes: &[usize]) -> Program {
+    /// The program over some of its axes in this order, all that its values are placed over among them.
+    pub(crate) fn over(&self, axes: &[usize]) -> Program {
         let mut program = self.clone();
         program.mesh_axes = axes.iter().map(|axis| self.mesh_axes[*axis].clone()).collect();
         let over = |ty: &mut TensorType| {
@@ -47,7 +47,8 @@ impl Program {
             match &mut node.op {
                 Op::Gather { axis, .. }
                 | Op::ReduceScatter { axis, .. }
-                | Op::AllReduce { axis } => *axis = now(*axis),
+                | Op::AllReduce { axis }
+                | Op::AllToAll { axis, .. } => *axis = now(*axis),
                 Op::Attention { ring, .. }
                 | Op::AttentionDq { ring, .. }
                 | Op::AttentionDk { ring, .. } => *ring = ring.map(now),

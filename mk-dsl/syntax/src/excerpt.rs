@@ -45,7 +45,11 @@ impl<'p> Excerpt<'p> {
         let read: BTreeSet<ValueId> = nodes.flat_map(|n| n.inputs.iter().copied()).collect();
         let results = self.results.iter().copied();
         let all: BTreeSet<ValueId> = read.into_iter().chain(results).collect();
-        all.into_iter().filter(|id| !made.contains(id)).collect()
+        let given: BTreeSet<ValueId> = all.difference(&made).copied().collect();
+        let factors = |id: &ValueId| self.program.factors(*id).map(|(f, _)| f);
+        let behind: BTreeSet<ValueId> = given.iter().filter_map(factors).collect();
+        let own = given.iter().filter(|id| !behind.contains(id));
+        own.flat_map(|id| [Some(*id), factors(id)]).flatten().collect()
     }
 
     /// What the text calls a value: as the program does, or by its number.
@@ -77,6 +81,7 @@ impl<'p> Excerpt<'p> {
         let inputs = self.inputs();
         let params: Vec<String> = inputs
             .iter()
+            .filter(|id| !self.goes_with(&inputs, **id))
             .filter_map(|id| {
                 let ty = self.show_type(*id)?;
                 Some(format!("{}: {ty}", self.value_name(*id)))
@@ -105,25 +110,36 @@ impl<'p> Excerpt<'p> {
         };
         let mut text = format!("fn {}{runtime}({}) {{\n", self.name, params.join(", "));
         let inlined = self.inlined();
-        for id in self.nodes.iter().filter(|id| !inlined.contains(id)) {
-            if self.results.as_slice() == [*id] {
+        let written = |id: &&ValueId| {
+            !inlined.contains(id) && self.node(**id).is_some_and(|n| !self.program.is_implied(n))
+        };
+        let results = self.results.iter().filter(|id| !self.goes_with(&self.results, **id));
+        let shown: Vec<ValueId> = results.copied().collect();
+        for id in self.nodes.iter().filter(written) {
+            if shown.as_slice() == [*id] {
                 continue;
             }
             // Writing to a String cannot fail.
             let _ =
                 writeln!(text, "    let {} = {};", self.value_name(*id), self.chain(*id, &inlined));
         }
-        let result = |id: &ValueId| match self.results.len() {
+        let result = |id: &ValueId| match shown.len() {
             1 => self.chain(*id, &inlined),
             _ => self.value_name(*id),
         };
-        let results: Vec<String> = self.results.iter().map(result).collect();
+        let results: Vec<String> = shown.iter().map(result).collect();
         let results = match results.as_slice() {
             [one] => one.clone(),
             list => format!("({})", list.join(", ")),
         };
         let _ = write!(text, "    {results}\n}}\n");
         text
+    }
+
+    /// Whether a value is the factors of another of them, and is not written.
+    fn goes_with(&self, values: &[ValueId], id: ValueId) -> bool {
+        let of = |other: &ValueId| self.program.factors(*other).is_some_and(|(f, _)| f == id);
+        values.iter().any(of)
     }
 
     fn node(&self, id: ValueId) -> Option<&'p Node> {
@@ -136,8 +152,9 @@ impl<'p> Excerpt<'p> {
     /// The values that one operation reads, as they lie and as its first operand: chains go on with them.
     fn inlined(&self) -> BTreeSet<ValueId> {
         let mut uses: BTreeMap<ValueId, (usize, bool)> = BTreeMap::new();
-        for node in self.nodes.iter().filter_map(|id| self.node(*id)) {
-            for (i, input) in node.inputs.iter().enumerate() {
+        let written = |n: &&Node| !self.program.is_implied(n);
+        for node in self.nodes.iter().filter_map(|id| self.node(*id)).filter(written) {
+            for (i, input) in self.program.written_inputs(node).iter().enumerate() {
                 // A transposed operand, or one of several, stands by its name.
                 let turned = matches!(
                     node.op,
@@ -165,7 +182,7 @@ impl<'p> Excerpt<'p> {
         let mut at = id;
         while let Some(node) = self.node(at).filter(|_| self.nodes.contains(&at)) {
             nodes.push(node);
-            let Some(first) = node.inputs.first().copied() else { break };
+            let Some(first) = self.program.written_inputs(node).first().copied() else { break };
             at = first;
             if !inlined.contains(&at) {
                 break;
@@ -206,7 +223,8 @@ impl<'p> Excerpt<'p> {
             Op::Gather { .. }
             | Op::Gemm { .. }
             | Op::ReduceScatter { .. }
-            | Op::AllReduce { .. } => self.stage(node, self.arguments(node, 0)),
+            | Op::AllReduce { .. }
+            | Op::AllToAll { .. } => self.stage(node, self.arguments(node, 0)),
             _ => {
                 let first = self.arguments(node, 0).into_iter().next().unwrap_or_default();
                 format!("{first} -> {}", self.behind(node))
@@ -297,7 +315,8 @@ impl<'p> Excerpt<'p> {
 
     /// Operands from the given one on.
     fn arguments(&self, node: &Node, from: usize) -> Vec<String> {
-        let mut list: Vec<String> = node.inputs.iter().map(|id| self.value_name(*id)).collect();
+        let inputs = self.program.written_inputs(node);
+        let mut list: Vec<String> = inputs.iter().map(|id| self.value_name(*id)).collect();
         if let Op::Gemm { a_transposed, b_transposed } = node.op {
             for (name, turned) in list.iter_mut().zip([a_transposed, b_transposed]) {
                 if turned {
@@ -318,6 +337,10 @@ impl<'p> Excerpt<'p> {
             Op::Gather { axis: a, .. } | Op::AllReduce { axis: a } if named => {
                 arguments.extend(axis(a))
             }
+            Op::AllToAll { axis: a, split, concat } => {
+                arguments.extend(axis(a).filter(|_| named));
+                arguments.push(format!("split = {split}, concat = {concat}"));
+            }
             Op::ReduceScatter { axis: a, dim } => {
                 arguments.extend(axis(a).filter(|_| named));
                 if dim != 0 {
@@ -330,6 +353,10 @@ impl<'p> Excerpt<'p> {
             }
             Op::Cast(to) => arguments.push(to.name().into()),
             Op::View => arguments.extend(node.ty.dims.iter().map(|dim| self.extent(dim))),
+            Op::Quantize(factors) => {
+                arguments.push(node.ty.dtype.to_string());
+                arguments.extend(crate::print::block(factors, self.program.columns(&node.ty)));
+            }
             _ => {}
         }
         match arguments.is_empty() {
@@ -353,6 +380,9 @@ impl<'p> Excerpt<'p> {
         let [front @ .., g, n] = ty.dims.as_slice() else {
             return Some(self.program.show_type(ty));
         };
+        if let Some((_, factors)) = self.program.factors(id) {
+            return Some(self.program.show_scaled(ty, factors));
+        }
         if !self.flat || !self.flattens(id) {
             return Some(self.program.show_type(ty));
         }

@@ -7,6 +7,7 @@ mod attention;
 mod dispatch;
 mod gemm;
 mod grouped;
+mod quantize;
 mod rmsnorm;
 mod rope;
 mod view;
@@ -21,6 +22,7 @@ pub(crate) use attention::*;
 pub(crate) use dispatch::*;
 pub(crate) use gemm::*;
 pub(crate) use grouped::*;
+pub(crate) use quantize::*;
 pub(crate) use rmsnorm::*;
 pub(crate) use rope::*;
 pub(crate) use view::*;
@@ -257,14 +259,6 @@ pub(crate) fn unknown_op(name: &str, suggested: bool) -> Text {
     text(format!("unknown operation `{name}`"), known.unwrap_or_else(all))
 }
 
-pub(crate) fn unsupported_op(name: &str) -> Text {
-    text(
-        format!("`{name}` is not supported yet by this version"),
-        alias::help(name)
-            .unwrap_or_else(|| format!("the supported operations are {}", ops::written_list())),
-    )
-}
-
 pub(crate) fn runtime_twice(name: &str) -> Text {
     text(format!("the runtime symbol `{name}` is declared twice"), "declare it once in `<..>`")
 }
@@ -351,10 +345,51 @@ pub(crate) fn axis_twice(axis: &str) -> Text {
     )
 }
 
-pub(crate) fn dim_sharded_twice(dim: usize) -> Text {
+pub(crate) fn zigzag_beside_shard(dim: usize) -> Text {
     text(
-        format!("dimension {dim} is sharded over two mesh axes"),
-        "shard another dimension: one dimension over two axes is not supported yet",
+        format!("dimension {dim} is sharded over two mesh axes, over one of them in zigzag"),
+        "let one axis have it in zigzag, or both as `shard`",
+    )
+}
+
+pub(crate) fn nested_otherwise(outer: &str, inner: &str) -> Text {
+    text(
+        format!(
+            "shards over `{inner}` are parts of shards over `{outer}`, and elsewhere it is the other way round"
+        ),
+        format!(
+            "where both share a dimension, let `{outer}` come first everywhere, or everywhere `{inner}`"
+        ),
+    )
+}
+
+pub(crate) fn all_to_all_dims() -> Text {
+    text(
+        "`all_to_all` takes the dimension that becomes sharded and the one that becomes whole",
+        "write `all_to_all(split = 2, concat = 1)`",
+    )
+}
+
+pub(crate) fn all_to_all_same(dim: usize) -> Text {
+    text(
+        format!("`all_to_all` splits and concatenates dimension {dim}"),
+        "name two dimensions, as in `all_to_all(split = 2, concat = 1)`",
+    )
+}
+
+pub(crate) fn all_to_all_of(name: &str, found: &str, dim: usize) -> Text {
+    placed(
+        format!(
+            "`all_to_all(concat = {dim})` needs a value that is `shard({dim})`, and {name} is `{found}`"
+        ),
+        "remove `all_to_all`",
+    )
+}
+
+pub(crate) fn gather_of_outer(outer: &str, inner: &str, dim: usize) -> Text {
+    text(
+        format!("dimension {dim} is sharded over `{inner}` within its shards over `{outer}`"),
+        format!("write `gather({inner})` before it"),
     )
 }
 
@@ -473,13 +508,6 @@ pub(crate) fn reduce_of(op: &str, name: &str, found: &str) -> Text {
     placed(
         format!("`{op}` needs a `partial` value, and {name} is `{found}`"),
         format!("remove `{op}`"),
-    )
-}
-
-pub(crate) fn reduce_dim_taken(dim: u64, axis: &str) -> Text {
-    placed(
-        format!("dimension {dim} is sharded over `{axis}` already"),
-        "write `reduce_scatter(dim = 1)`",
     )
 }
 

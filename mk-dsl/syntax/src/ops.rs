@@ -10,6 +10,7 @@ pub(crate) enum OpKind {
     Gemm,
     ReduceScatter,
     AllReduce,
+    AllToAll,
     Bias,
     Curve(Curve),
     Slope(Curve),
@@ -24,6 +25,8 @@ pub(crate) enum OpKind {
     Add,
     Scale,
     Cast,
+    Quantize,
+    Dequantize,
     Ring,
     Attention,
     Lse,
@@ -37,8 +40,6 @@ pub(crate) enum OpKind {
     Dispatch,
     CombineGrad,
     Combine,
-    /// In the language, and not yet in the compiler.
-    Unsupported,
 }
 
 pub(crate) struct OpInfo {
@@ -59,11 +60,7 @@ const fn op(
     OpInfo { name, kind, usage, first_usage }
 }
 
-const fn later(name: &'static str) -> OpInfo {
-    op(name, OpKind::Unsupported, "", "")
-}
-
-pub(crate) const OPS: [OpInfo; 38] = [
+pub(crate) const OPS: [OpInfo; 40] = [
     op("gather", OpKind::Gather, "`gather` or `gather(axis)`", "`gather(x)`"),
     op("gemm", OpKind::Gemm, "`gemm(w)`, or `gemm(x, w)` at the start of a chain", "`gemm(x, w)`"),
     op(
@@ -73,6 +70,12 @@ pub(crate) const OPS: [OpInfo; 38] = [
         "`reduce_scatter(x)`",
     ),
     op("all_reduce", OpKind::AllReduce, "`all_reduce` or `all_reduce(axis)`", "`all_reduce(x)`"),
+    op(
+        "all_to_all",
+        OpKind::AllToAll,
+        "`all_to_all(split = 2, concat = 1)` or `all_to_all(axis, split = 2, concat = 1)`",
+        "`all_to_all(x, split = 2, concat = 1)`",
+    ),
     op("bias", OpKind::Bias, "`bias(c)`, or `bias(x, c)` at the start of a chain", "`bias(x, c)`"),
     op("gelu", OpKind::Curve(Curve::Gelu), "`gelu`", "`x -> gelu`"),
     op("silu", OpKind::Curve(Curve::Silu), "`silu`", "`x -> silu`"),
@@ -138,6 +141,8 @@ pub(crate) const OPS: [OpInfo; 38] = [
     op("add", OpKind::Add, "`add(y)`, or `add(x, y)` at the start of a chain", "`add(x, y)`"),
     op("scale", OpKind::Scale, "`scale(0.5)`", "`x -> scale(0.5)`"),
     op("cast", OpKind::Cast, "`cast(f32)`", "`x -> cast(f32)`"),
+    op("quantize", OpKind::Quantize, "`quantize(e4m3, 1, 128)`", "`x -> quantize(e4m3, 1, 128)`"),
+    op("dequantize", OpKind::Dequantize, "`dequantize`", "`q -> dequantize`"),
     op(
         "ring",
         OpKind::Ring,
@@ -149,7 +154,7 @@ pub(crate) const OPS: [OpInfo; 38] = [
         "attention",
         OpKind::Attention,
         "`attention(q, k, v)`, or `attention(q)` behind `ring(k, v)`; then `causal`, `window = 1024`, \
-         `softcap = 50` and `scale = 0.125` where wanted",
+         `softcap = 50`, `scale = 0.125` and `cu_seqlens = cu` where wanted",
         "`attention(q, k, v)`",
     ),
     op("lse", OpKind::Lse, "`lse`", "`o -> lse`"),
@@ -210,15 +215,10 @@ pub(crate) const OPS: [OpInfo; 38] = [
         "`combine_grad(dy)` behind products of dispatched rows",
         "`y -> combine_grad(dy)`",
     ),
-    later("all_to_all"),
 ];
 
 pub(crate) fn find(name: &str) -> Option<&'static OpInfo> {
     OPS.iter().find(|op| op.name == name)
-}
-
-pub(crate) fn is_supported(name: &str) -> bool {
-    find(name).is_none_or(|op| op.kind != OpKind::Unsupported)
 }
 
 /// How to write the operation after an arrow.
@@ -244,8 +244,7 @@ fn is_written(op: &OpInfo) -> bool {
     };
     !matches!(
         op.kind,
-        OpKind::Unsupported
-            | Slope(_)
+        Slope(_)
             | SwigluGrad
             | GroupedWgrad
             | CombineGrad

@@ -9,7 +9,9 @@
 //!   return %3
 //! ```
 
-use crate::program::{AxisId, Dim, Node, Op, Placement, Program, Symbol, SymbolKind, TensorType};
+use crate::program::{
+    AxisId, Dim, Factors, Node, Op, Placement, Program, SCALE_BLOCK, Symbol, SymbolKind, TensorType,
+};
 use std::fmt;
 
 /// The axis of a program that names none.
@@ -59,6 +61,16 @@ fn runtime_symbol(symbol: &Symbol) -> Option<String> {
     }
 }
 
+/// Rows and columns of what shares a factor; columns are `all` where they are a row's.
+pub(crate) fn block(factors: Factors, all: String) -> [String; 2] {
+    let block = SCALE_BLOCK.to_string();
+    match factors {
+        Factors::Rows => ["1".into(), all],
+        Factors::Steps => ["1".into(), block],
+        Factors::Blocks => [block.clone(), block],
+    }
+}
+
 impl Program {
     /// A type as the source writes it: `bf16[M, K] @ shard(0)`.
     pub fn show_type(&self, ty: &TensorType) -> String {
@@ -77,6 +89,24 @@ impl Program {
         format!("{}[{}] @ {placement}", ty.dtype, dims.join(", "))
     }
 
+    /// The same of a value with factors: `e4m3[M, K] scaled(1, 128) @ shard(0)`.
+    pub(crate) fn show_scaled(&self, ty: &TensorType, factors: Factors) -> String {
+        let [rows, columns] = block(factors, self.columns(ty));
+        let scaled = format!(" scaled({rows}, {columns}) @");
+        self.show_type(ty).replacen(" @", &scaled, 1)
+    }
+
+    /// The last dimension of a type.
+    pub(crate) fn columns(&self, ty: &TensorType) -> String {
+        match ty.dims.last() {
+            Some(Dim::Lit(n)) => n.to_string(),
+            Some(Dim::Sym(id)) => {
+                self.symbols().get(id.index()).map_or_else(|| id.to_string(), |s| s.name.clone())
+            }
+            None => String::new(),
+        }
+    }
+
     fn axis_name(&self, axis: AxisId) -> &str {
         self.mesh_axes().get(axis.index()).map_or("?", String::as_str)
     }
@@ -89,9 +119,17 @@ impl Program {
                 args.push(format!("dim = {dim}"));
             }
             Op::AllReduce { axis } => args.push(self.axis_name(axis).to_owned()),
+            Op::AllToAll { axis, split, concat } => {
+                args.push(self.axis_name(axis).to_owned());
+                args.push(format!("split = {split}, concat = {concat}"));
+            }
             Op::Scale(factor) => args.push(factor.to_string()),
             Op::RmsNorm { eps } | Op::RmsNormGrad { eps } => args.push(format!("eps = {eps:?}")),
             Op::Cast(dtype) => args.push(dtype.to_string()),
+            Op::Quantize(factors) => {
+                args.push(node.ty.dtype.to_string());
+                args.extend(block(factors, self.columns(&node.ty)));
+            }
             Op::Gemm { a_transposed, b_transposed } => {
                 for (arg, is_transposed) in args.iter_mut().zip([a_transposed, b_transposed]) {
                     if is_transposed {
@@ -119,6 +157,7 @@ impl Program {
             | Op::Combine
             | Op::CombineGrad
             | Op::Dequantize(_)
+            | Op::Factor(_)
             | Op::AttentionStats
             | Op::AttentionDv
             | Op::Bias

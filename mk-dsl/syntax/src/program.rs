@@ -4,7 +4,8 @@
 //! reader may rely on the following without looking again.
 //!
 //! - Nodes are in topological order, and every node and every tensor reaches a result.
-//! - Every type has one placement per mesh axis, and no dimension is sharded over two axes.
+//! - Every type has one placement per mesh axis. Of axes that share a dimension, each in `Shard`, the outer one comes
+//!   first: shards over the next are parts of its shards.
 //! - `gemm` has two operands of one 16-bit dtype, or of 8-bit ones which both have K as their last dimension, `[M, K]`
 //!   by `[K, N]` or `[K, G, N]`, as read (a transposed operand is stored the other way round); an elementwise op has
 //!   operands of the shape and placement of its input.
@@ -16,7 +17,7 @@
 //! - No symbol is unused, and no literal dimension or bound is zero or above [`MAX_DIM`].
 
 pub use mk_dtype::{Curve, DType};
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 /// The largest extent of one dimension, in elements: `2^30`. Kernels index in 32 bits, and round extents up to whole
 /// blocks.
@@ -138,7 +139,7 @@ pub struct TensorType {
     pub dtype: DType,
     /// The global shape, row-major.
     pub dims: Vec<Dim>,
-    /// One entry per axis of [`Program::mesh_axes`], in that order.
+    /// One entry per axis of [`Program::mesh_axes`], in that order, which is also that in which axes cut a dimension.
     pub placement: Vec<Placement>,
 }
 
@@ -247,9 +248,14 @@ pub enum Op {
         /// a rank may have; others are dropped. Else rows without room end the launch.
         drops: bool,
     },
-    /// `[x: [R, C], scales: f32 [R]] -> f32 [R, C]`: row `r` of 8-bit values times `scales[r]`. An operand of `gemm`
-    /// alone, whose result has these factors.
+    /// `[x: [R, C], scales: f32 [R]] -> [R, C]`: 8-bit values times the factors of their blocks. In f32 it is an operand
+    /// of `gemm` alone, whose result has these factors; in bf16 it is rounded once.
     Dequantize(Factors),
+    /// `[x: [R, C]] -> [R, C]` of eight bits: each block of `x` over its factor, rounded to nearest even. [`Op::Factor`]
+    /// of the result is the factor, the block's largest magnitude over the largest number of the dtype; 1 of zeros.
+    Quantize(Factors),
+    /// `[q: [R, C]] -> f32 [C / 128, R]`, where `q` is a result of `quantize`: the factors of its blocks.
+    Factor(Factors),
     /// `[y: [R, N], ids: i32 or i64 [T, K], weights: f32 [T, K]] -> [T, N]`: of each token the sum of its experts'
     /// rows, each times its weight, in f32 and the order of slots.
     Combine,
@@ -267,6 +273,15 @@ pub enum Op {
     AllReduce {
         /// The mesh axis summed over.
         axis: AxisId,
+    },
+    /// `[x] -> y`: `Shard(concat)` over `axis` becomes `Shard(split)`.
+    AllToAll {
+        /// The mesh axis whose ranks exchange parts.
+        axis: AxisId,
+        /// The dimension that the result is sharded in.
+        split: usize,
+        /// The dimension that becomes whole.
+        concat: usize,
     },
     /// `[x: [.., N], c: [N]] -> x + c`.
     Bias,
@@ -393,8 +408,11 @@ impl Op {
             Op::Combine => "combine",
             Op::CombineGrad => "combine_grad",
             Op::Dequantize(_) => "dequantize",
+            Op::Quantize(_) => "quantize",
+            Op::Factor(_) => "factor",
             Op::ReduceScatter { .. } => "reduce_scatter",
             Op::AllReduce { .. } => "all_reduce",
+            Op::AllToAll { .. } => "all_to_all",
             Op::Bias => "bias",
             Op::Curve(curve) => curve.name(),
             Op::Slope(curve) => curve.grad(),
@@ -430,8 +448,11 @@ impl Op {
                 | Op::Combine
                 | Op::CombineGrad
                 | Op::Dequantize(_)
+                | Op::Quantize(_)
+                | Op::Factor(_)
                 | Op::ReduceScatter { .. }
                 | Op::AllReduce { .. }
+                | Op::AllToAll { .. }
                 | Op::Swiglu
                 | Op::SwigluGrad
                 | Op::RmsNorm { .. }
@@ -490,6 +511,7 @@ pub struct Program {
     pub(crate) result_names: Vec<String>,
     /// Routes of which rows without room are dropped.
     pub(crate) dropped: Vec<ValueId>,
+    pub(crate) factors: BTreeMap<ValueId, (ValueId, Factors)>,
 }
 
 impl Program {
@@ -589,6 +611,47 @@ impl Program {
         self.symbols.get(symbol.index()).is_some_and(runtime)
             && self.nodes.iter().any(counts)
             && !self.nodes.iter().any(sums)
+    }
+
+    /// The factors of a value of eight bits, if it has some, and what shares one.
+    pub fn factors(&self, value: ValueId) -> Option<(ValueId, Factors)> {
+        self.factors.get(&value).copied()
+    }
+
+    /// Whether a node is written as a part of another: factors, which go with their values, and values of eight bits
+    /// with theirs as `gemm` reads them.
+    pub fn is_implied(&self, node: &Node) -> bool {
+        self.is_operand(node) || self.factors.values().any(|(id, _)| *id == node.result)
+    }
+
+    /// An operation with what goes with it: operands with their factors before it, and its own factors behind it.
+    pub fn unit(&self, node: &Node) -> Vec<ValueId> {
+        let node_of = |id: &ValueId| match self.def(*id) {
+            Some(Def::Node(node)) => Some(node),
+            _ => None,
+        };
+        let operand = |id: &ValueId| node_of(id).is_some_and(|n| self.is_operand(n));
+        let before = node.inputs.iter().copied().filter(operand);
+        let factors = self.factors(node.result).map(|(id, _)| id);
+        let own = factors.filter(|id| node_of(id).is_some());
+        before.chain([node.result]).chain(own).collect()
+    }
+
+    /// Whether it is an operand of `gemm` with its factors.
+    fn is_operand(&self, node: &Node) -> bool {
+        matches!(node.op, Op::Dequantize(_)) && node.ty.dtype == DType::F32
+    }
+
+    /// What the text of a node reads: values of eight bits without their factors.
+    pub fn written_inputs(&self, node: &Node) -> Vec<ValueId> {
+        let stored = |id: &ValueId| match self.def(*id) {
+            Some(Def::Node(operand)) if self.is_operand(operand) => operand.inputs[0],
+            _ => *id,
+        };
+        match node.op {
+            Op::Dequantize(_) => node.inputs[..1].to_vec(),
+            _ => node.inputs.iter().map(stored).collect(),
+        }
     }
 
     /// The symbol called `name`.

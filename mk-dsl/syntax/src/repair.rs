@@ -155,8 +155,10 @@ fn of_chain(source: &str, chain: &Chain<'_>, span: Span, is_bare: bool) -> Vec<E
             continue;
         }
         let input = chain.input.filter(|x| i == 0 && stage.name.span.start < x.word.span.start);
-        let collective =
-            |kind| matches!(kind, OpKind::Gather | OpKind::ReduceScatter | OpKind::AllReduce);
+        let collective = |kind| {
+            use OpKind::{AllReduce, AllToAll, Gather, ReduceScatter};
+            matches!(kind, Gather | ReduceScatter | AllReduce | AllToAll)
+        };
         if ops::find(stage.name.text).is_some_and(|op| collective(op.kind)) {
             if stage.name.text == "reduce_scatter" {
                 edits.extend((0..MAX_CUT).filter_map(|dim| along(source, stage, dim)));

@@ -152,7 +152,7 @@ const PIECES: [&str; 50] = [
 ];
 
 /// Stages that mostly type-check.
-const STAGES: [&str; 22] = [
+const STAGES: [&str; 23] = [
     "gather",
     "gather(tp)",
     "gemm(w)",
@@ -164,6 +164,7 @@ const STAGES: [&str; 22] = [
     "reduce_scatter",
     "reduce_scatter(dim = 1)",
     "reduce_scatter(dp)",
+    "gather(dp)",
     "all_reduce",
     "bias(c)",
     "bias(b)",
@@ -209,15 +210,23 @@ proptest! {
         for i in 0..program.n_values() {
             let ty = program.ty(mk_syntax::ValueId::new(i)).unwrap();
             prop_assert_eq!(ty.placement.len(), n_axes);
-            for (axis, placement) in ty.placement.iter().enumerate() {
+            for placement in &ty.placement {
                 if let mk_syntax::Placement::Shard(dim) = placement {
                     prop_assert!(*dim < ty.dims.len());
-                    prop_assert!(!ty.placement[..axis].contains(placement));
                 }
             }
         }
         for node in program.nodes() {
             prop_assert!(node.inputs.iter().all(|input| input < &node.result));
+            // Collectives are over the innermost axis of a dimension.
+            let (axis, dim, sharded) = match node.op {
+                mk_syntax::Op::Gather { axis, dim } => (axis, dim, node.inputs[0]),
+                mk_syntax::Op::ReduceScatter { axis, dim } => (axis, dim, node.result),
+                _ => continue,
+            };
+            let placement = &program.ty(sharded).unwrap().placement;
+            let shard = mk_syntax::Placement::Shard(dim);
+            prop_assert_eq!(placement.iter().rposition(|p| *p == shard), Some(axis.index()));
         }
         prop_assert_eq!(program.nodes().len(), stages.len());
     }

@@ -78,12 +78,12 @@ fn several_on_two_lines() {
       |                        ^^^^
       = help: did you mean `bf16`?
 
-    error: `all_to_all` is not supported yet by this version
+    error: `all_to_all` takes the dimension that becomes sharded and the one that becomes whole
      --> pipeline:3:8
       |
     3 |     -> all_to_all
       |        ^^^^^^^^^^
-      = help: use `dispatch`, as in `dispatch(x, ids) -> grouped_gemm(w) -> combine(weights)`
+      = help: write `all_to_all(split = 2, concat = 1)`
     "#);
 }
 
@@ -236,22 +236,6 @@ fn placements() {
       |              ^^^^^^^^^^
       = help: remove `all_reduce`
     "#);
-    assert_snapshot!(check("x -> gather(tp) -> gather(dp)"), @r#"
-    error: dimension 0 is sharded over two mesh axes
-     --> pipeline:1:1
-      |
-    1 | x -> gather(tp) -> gather(dp)
-      | ^
-      = help: shard another dimension: one dimension over two axes is not supported yet
-    "#);
-    assert_snapshot!(check("reduce_scatter(x, tp) -> gemm(w) -> reduce_scatter(dp) -> gemm(v) -> gather"), @r#"
-    error: dimension 0 is sharded over `tp` already
-     --> pipeline:1:37
-      |
-    1 | reduce_scatter(x, tp) -> gemm(w) -> reduce_scatter(dp) -> gemm(v) -> gather
-      |                                     ^^^^^^^^^^^^^^
-      = help: write `reduce_scatter(dp, dim = 1)`, or remove `reduce_scatter`
-    "#);
     assert_snapshot!(check("reduce_scatter(x, dim = 2)"), @r#"
     error: there is no dimension 2: the tensor has 2 dimensions
      --> pipeline:1:25
@@ -372,13 +356,53 @@ fn axes() {
       |                                 ^^^^^^^^^^^
       = help: give one placement for each mesh axis
     "#);
-    assert_snapshot!(check("fn f(x: bf16[M] @ shard(0, a) @ shard(0, b)) { x }"), @r#"
-    error: dimension 0 is sharded over two mesh axes
+    assert_snapshot!(check("fn f(x: bf16[M] @ shard(0, a) @ zigzag(0, b)) { x }"), @r#"
+    error: dimension 0 is sharded over two mesh axes, over one of them in zigzag
      --> pipeline:1:33
       |
-    1 | fn f(x: bf16[M] @ shard(0, a) @ shard(0, b)) { x }
-      |                                 ^^^^^^^^^^^
-      = help: shard another dimension: one dimension over two axes is not supported yet
+    1 | fn f(x: bf16[M] @ shard(0, a) @ zigzag(0, b)) { x }
+      |                                 ^^^^^^^^^^^^
+      = help: let one axis have it in zigzag, or both as `shard`
+    "#);
+    assert_snapshot!(check("fn f(x: bf16[M] @ shard(0, a) @ shard(0, b), y: bf16[M] @ shard(0, b) @ shard(0, a)) { x -> add(y) }"), @r#"
+    error: shards over `a` are parts of shards over `b`, and elsewhere it is the other way round
+     --> pipeline:1:73
+      |
+    1 | ...[M] @ shard(0, a) @ shard(0, b), y: bf16[M] @ shard(0, b) @ shard(0, a)) { x -> add(y) }
+      |                                                                ^^^^^^^^^^^
+      = help: where both share a dimension, let `b` come first everywhere, or everywhere `a`
+    "#);
+    assert_snapshot!(check("fn f(x: bf16[M, K] @ shard(0, a) @ shard(0, b)) { gather(x, a) -> gather(b) }"), @r#"
+    error: dimension 0 is sharded over `b` within its shards over `a`
+     --> pipeline:1:51
+      |
+    1 | fn f(x: bf16[M, K] @ shard(0, a) @ shard(0, b)) { gather(x, a) -> gather(b) }
+      |                                                   ^^^^^^
+      = help: write `gather(b)` before it
+    "#);
+    assert_snapshot!(check("reduce_scatter(x, a) -> gemm(w) -> reduce_scatter(b) -> gemm(v) -> gather(a)"), @r#"
+    error: dimension 0 is sharded over `b` within its shards over `a`
+     --> pipeline:1:68
+      |
+    1 | ...scatter(x, a) -> gemm(w) -> reduce_scatter(b) -> gemm(v) -> gather(a)
+      |                                                                ^^^^^^
+      = help: write `gather(b)` before it
+    "#);
+    assert_snapshot!(check("fn f(x: bf16[M, K] @ shard(0, a) @ shard(0, b), y: bf16[M, K] @ shard(0, b) @ partial(a)) { (gather(x, b), y -> reduce_scatter(a)) }"), @r#"
+    error: shards over `a` are parts of shards over `b`, and elsewhere it is the other way round
+     --> pipeline:1:113
+      |
+    1 | ...f16[M, K] @ shard(0, b) @ partial(a)) { (gather(x, b), y -> reduce_scatter(a)) }
+      |                                                                ^^^^^^^^^^^^^^
+      = help: where both share a dimension, let `b` come first everywhere, or everywhere `a`
+    "#);
+    assert_snapshot!(check("fn f(x: bf16[M, K] @ shard(0, a) @ shard(0, b)) { gather(x) }"), @r#"
+    error: `gather` needs a mesh axis here
+     --> pipeline:1:51
+      |
+    1 | fn f(x: bf16[M, K] @ shard(0, a) @ shard(0, b)) { gather(x) }
+      |                                                   ^^^^^^
+      = help: name one of `a`, `b`, as in `shard(0, tp)` or `gather(tp)`
     "#);
     assert_snapshot!(check("x -> gather(a) -> gather(b) -> gather(c) -> gather(d) -> gather(e)"), @r#"
     error: more than 4 mesh axes

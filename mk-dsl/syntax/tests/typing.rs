@@ -446,3 +446,72 @@ fn views_keep_what_ranks_have() {
       return %3
     "#);
 }
+
+#[test]
+fn a_dimension_over_two_axes() {
+    // The outer axis comes first, whichever is named first.
+    assert_snapshot!(check("fn f(w: bf16[K, N] @ shard(1, tp), x: bf16[M, K] @ shard(0, dp) @ shard(0, tp)) { gather(x, tp) -> gemm(w) }"), @r#"
+    pipeline f(dp, tp):
+      %0 = w: bf16[K, N] @ shard(1, tp)
+      %1 = x: bf16[M, K] @ shard(0, dp) @ shard(0, tp)
+      %2 = gather(%1, tp, dim = 0): bf16[M, K] @ shard(0, dp)
+      %3 = gemm(%2, %0): bf16[M, N] @ shard(0, dp) @ shard(1, tp)
+      return %3
+    "#);
+    assert_snapshot!(check("fn f(w: bf16[K, N] @ shard(1, tp), d: bf16[M, N] @ shard(0, dp) @ shard(1, tp)) { gemm(d, w.t) -> reduce_scatter(tp) }"), @r#"
+    pipeline f(dp, tp):
+      %0 = w: bf16[K, N] @ shard(1, tp)
+      %1 = d: bf16[M, N] @ shard(0, dp) @ shard(1, tp)
+      %2 = gemm(%1, %0.t): bf16[M, K] @ shard(0, dp) @ partial(tp)
+      %3 = reduce_scatter(%2, tp, dim = 0): bf16[M, K] @ shard(0, dp) @ shard(0, tp)
+      return %3
+    "#);
+    assert_snapshot!(check("fn f(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), d: bf16[M, N] @ shard(0, dp) @ shard(0, tp)) { gemm(x.t, d) -> all_reduce(tp) -> reduce_scatter(dp) }"), @r#"
+    pipeline f(dp, tp):
+      %0 = x: bf16[M, K] @ shard(0, dp) @ shard(0, tp)
+      %1 = d: bf16[M, N] @ shard(0, dp) @ shard(0, tp)
+      %2 = gemm(%0.t, %1): bf16[K, N] @ partial(dp) @ partial(tp)
+      %3 = all_reduce(%2, tp): bf16[K, N] @ partial(dp)
+      %4 = reduce_scatter(%3, dp, dim = 0): bf16[K, N] @ shard(0, dp)
+      return %4
+    "#);
+    assert_snapshot!(check("x -> gather(tp) -> gather(dp)"), @r#"
+    pipeline gather_gather(dp, tp):
+      %0 = x: bf16[x_0, x_1] @ shard(0, dp) @ shard(0, tp)
+      %1 = gather(%0, tp, dim = 0): bf16[x_0, x_1] @ shard(0, dp)
+      %2 = gather(%1, dp, dim = 0): bf16[x_0, x_1] @ replicate
+      return %2
+    "#);
+}
+
+#[test]
+fn exchanges() {
+    assert_snapshot!(check("fn f(q: bf16[B, S, H, D] @ shard(1), k: bf16[B, S, G, D] @ shard(1), v: bf16[B, S, G, D] @ shard(2)) { \
+        let x = all_to_all(k, split = 2, concat = 1); \
+        q -> all_to_all(split = 2, concat = 1) -> attention(x, v) -> all_to_all(split = 1, concat = 2) }"), @r#"
+    pipeline f(world):
+      %0 = q: bf16[B, S, H, D] @ shard(1)
+      %1 = k: bf16[B, S, G, D] @ shard(1)
+      %2 = v: bf16[B, S, G, D] @ shard(2)
+      %3 = all_to_all(%1, world, split = 2, concat = 1): bf16[B, S, G, D] @ shard(2)
+      %4 = all_to_all(%0, world, split = 2, concat = 1): bf16[B, S, H, D] @ shard(2)
+      %5 = attention(%4, %3, %2): bf16[B, S, H, D] @ shard(2)
+      %6 = all_to_all(%5, world, split = 1, concat = 2): bf16[B, S, H, D] @ shard(1)
+      return %6
+    "#);
+    assert_snapshot!(check("q -> all_to_all(split = 2, concat = 1) -> attention(k, v)"), @r#"
+    pipeline all_to_all_attention(world):
+      %0 = q: bf16[q_0, q_1, q_2, q_3] @ shard(1)
+      %1 = k: bf16[q_0, q_1, k_2, q_3] @ shard(2)
+      %2 = v: bf16[q_0, q_1, k_2, q_3] @ shard(2)
+      %3 = all_to_all(%0, world, split = 2, concat = 1): bf16[q_0, q_1, q_2, q_3] @ shard(2)
+      %4 = attention(%3, %1, %2): bf16[q_0, q_1, q_2, q_3] @ shard(2)
+      return %4
+    "#);
+    assert_snapshot!(check("fn f(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp)) { x -> all_to_all(tp, split = 1, concat = 0) }"), @r#"
+    pipeline f(dp, tp):
+      %0 = x: bf16[M, K] @ shard(0, dp) @ shard(0, tp)
+      %1 = all_to_all(%0, tp, split = 1, concat = 0): bf16[M, K] @ shard(0, dp) @ shard(1, tp)
+      return %1
+    "#);
+}

@@ -1,7 +1,7 @@
 //! A pipeline taken apart: one operation each, as separate kernels would run it. Elementwise operations stay with the
 //! GEMM before them.
 
-use mk_syntax::{Bound, Node, Op, Placement, Program, ValueId};
+use mk_syntax::{Bound, Def, Excerpt, Node, Op, Placement, Program, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
 
@@ -58,13 +58,16 @@ impl fmt::Display for Indivisible {
 /// [`Indivisible`], for one that stays in one piece.
 pub fn parts(program: &Program, bound: &Bound) -> Result<Vec<Part>, Indivisible> {
     let mut groups: Vec<Vec<&Node>> = Vec::new();
-    for node in program.nodes() {
+    for node in program.nodes().iter().filter(|n| !program.is_implied(n)) {
         let before = groups.last().and_then(|g| g.last()).map(|n| n.result);
-        let follows = before.is_some() && node.inputs.first().copied() == before;
+        let read = program.written_inputs(node).first().copied();
+        let follows = before.is_some() && read == before;
         match groups.last_mut() {
             // Rows that are dispatched stay in the kernel that multiplies them, and those of a sum in the one that adds
             // them up.
-            Some(group) if follows && (fuses(&node.op) || joins(group, node)) => group.push(node),
+            Some(group) if follows && (fuses(&node.op) || joins(program, group, node)) => {
+                group.push(node);
+            }
             _ if fuses(&node.op) => return Err(Indivisible::Elementwise),
             _ => groups.push(vec![node]),
         }
@@ -83,16 +86,34 @@ pub fn parts(program: &Program, bound: &Bound) -> Result<Vec<Part>, Indivisible>
     let all = groups.iter().enumerate();
     let one = |(i, group): (usize, &Vec<&Node>)| {
         let outside = groups.iter().enumerate().filter(|(other, _)| *other != i);
-        let read = outside.flat_map(|(_, g)| g).flat_map(|node| &node.inputs);
+        let units = outside.flat_map(|(_, g)| g).flat_map(|node| program.unit(node));
+        let nodes = units.filter_map(|id| match program.def(id) {
+            Some(Def::Node(node)) => Some(node),
+            _ => None,
+        });
+        let read = nodes.flat_map(|node| &node.inputs);
         let read: BTreeSet<ValueId> = read.chain(program.results()).copied().collect();
-        part(program, bound, i, group, &read).ok_or(Indivisible::Unwritten)
+        let scaled =
+            group.iter().any(|n| program.unit(n).len() > 1 || matches!(n.op, Op::Dequantize(_)));
+        let made = match scaled {
+            true => scaled_part(program, bound, i, group, &read),
+            false => part(program, bound, i, group, &read),
+        };
+        made.ok_or(Indivisible::Unwritten)
     };
     all.map(one).collect()
 }
 
 /// Whether an operation has no kernel of its own.
-fn joins(group: &[&Node], node: &Node) -> bool {
+fn joins(program: &Program, group: &[&Node], node: &Node) -> bool {
     match node.op {
+        // On the way, where nobody else gets what is quantised.
+        Op::Quantize(_) => {
+            let of = node.inputs[0];
+            let readers = program.nodes().iter().filter(|n| n.inputs.contains(&of)).count();
+            let own = readers == 1 && !program.results().contains(&of);
+            own && group.iter().any(|n| matches!(n.op, Op::Gemm { .. }))
+        }
         Op::GroupedGemm { .. } => group.iter().all(|n| matches!(n.op, Op::Dispatch { .. })),
         Op::Combine | Op::CombineGrad => {
             group.iter().any(|n| matches!(n.op, Op::GroupedGemm { .. }))
@@ -174,6 +195,38 @@ fn part(
     let ops: Vec<&str> = group.iter().map(|n| n.op.name()).collect();
     let name = ops.join(" -> ");
     same.then_some(Part { name, program: made, bound: sizes, inputs, results })
+}
+
+/// The same of a part with values of eight bits that have factors, which are parameters and results beside them.
+fn scaled_part(
+    program: &Program,
+    bound: &Bound,
+    i: usize,
+    group: &[&Node],
+    read: &BTreeSet<ValueId>,
+) -> Option<Part> {
+    let mut nodes: Vec<ValueId> = group.iter().flat_map(|n| program.unit(n)).collect();
+    nodes.sort_unstable();
+    let last = group.last()?.result;
+    let own = program.factors(last).map(|(id, _)| id);
+    let wanted = |id: &ValueId| *id == last || Some(*id) == own || read.contains(id);
+    let results: Vec<ValueId> = nodes.iter().copied().filter(wanted).collect();
+    let name = format!("{}_{}", program.name(), i + 1);
+    let excerpt = Excerpt { program, name, nodes, results, flat: false, fixed: true };
+    let made = Program::parse(&excerpt.text()).ok()?;
+    let (inputs, results) = (excerpt.inputs(), excerpt.results);
+    let shapes = inputs.iter().zip(made.tensors());
+    let shapes = shapes.map(|(id, t)| Some((t.name.clone(), bound.shape(*id)?.to_vec())));
+    let sizes = made.bind(&BTreeMap::new(), &shapes.collect::<Option<_>>()?).ok()?;
+    let here = inputs.iter().chain(&results);
+    let there = made.tensors().iter().map(|t| t.id).chain(made.results().iter().copied());
+    let same = (made.tensors().len(), made.results().len()) == (inputs.len(), results.len())
+        && here.zip(there).all(|(here, there)| {
+            let types = (type_of(&made, &sizes, there), type_of(program, bound, *here));
+            types.0.is_some() && types.0 == types.1
+        });
+    let ops: Vec<&str> = group.iter().map(|n| n.op.name()).collect();
+    same.then_some(Part { name: ops.join(" -> "), program: made, bound: sizes, inputs, results })
 }
 
 /// The body of a part: one chain, which the values that are `named` divide.

@@ -1,8 +1,8 @@
 //! A pipeline as several kernels, launched one after the other, with the tensors between them.
 //!
-//! Parts of one call follow each other on the streams of that call, rank by rank. Calls follow each other because every
-//! kernel waits for the launch before it on its GPU: parts never run beside others ([`InstanceOptions::overlap`]), or
-//! the next call would write tensors that this one still reads. Captured calls are the caller's to order: a replay
+//! Parts of one call follow each other on the streams of that call, rank by rank. Every kernel waits for
+//! the launch before it on its GPU ([`InstanceOptions::overlap`] is off): otherwise the next call could overwrite
+//! tensors that this one still reads. Captured calls are the caller's to order: a replay
 //! beside another call of the same function would mix the tensors between kernels, unseen (of one kernel it is a
 //! fault).
 
@@ -133,7 +133,7 @@ impl Sequence {
         for (i, ranks) in launches.iter().enumerate() {
             let Some(kernel) = self.kernels.get_mut(i) else { break };
             let Err(error) = kernel.instance().launch(streams, ranks) else { continue };
-            // Unless nothing was enqueued, other processes may have launched all of it.
+            // If anything was enqueued, other processes may have launched every kernel.
             if i > 0 || kernel.instance().accepts(ranks).is_err() {
                 self.abort();
             }

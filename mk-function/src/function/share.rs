@@ -10,6 +10,7 @@ pub(super) fn communicates(program: &Program) -> bool {
         Op::Gather { .. }
         | Op::ReduceScatter { .. }
         | Op::AllReduce { .. }
+        | Op::AllToAll { .. }
         | Op::Dispatch { .. }
         | Op::Combine
         | Op::CombineGrad => true,

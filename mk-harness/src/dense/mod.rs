@@ -14,6 +14,7 @@ use super::{
     gradients::{Gradients, Operands, statistics},
     near::Near,
     norm::normalised,
+    quant::quantised,
     rope::turned,
     value::{Matrix, Value},
 };
@@ -153,7 +154,7 @@ impl<'a> Dense<'a> {
     /// The type of the elements that tensor cores read of an operand.
     fn multiplied(&self, value: ValueId) -> DType {
         match self.inputs.case().program.def(value) {
-            Some(Def::Node(Node { op: Op::Dequantize(_), inputs, .. })) => self.dtype(inputs[0]),
+            Some(Def::Node(node)) if is_operand(node) => self.dtype(node.inputs[0]),
             _ => self.dtype(value),
         }
     }
@@ -165,11 +166,12 @@ impl<'a> Dense<'a> {
         let program = self.inputs.case().program;
         let Some(Def::Node(node)) = program.def(value) else { return false };
         // In registers alone, and exact but for the factor.
-        if matches!(node.op, Op::Dequantize(_)) {
+        if is_operand(node) {
             return false;
         }
         let collective = |op: &Op| {
-            matches!(op, Op::Gather { .. } | Op::ReduceScatter { .. } | Op::AllReduce { .. })
+            use Op::{AllReduce, AllToAll, Gather, ReduceScatter};
+            matches!(op, Gather { .. } | ReduceScatter { .. } | AllReduce { .. } | AllToAll { .. })
         };
         let rounds = matches!(node.op, Op::Cast(to) if to != DType::F32);
         let read = |node: &Node| {
@@ -261,7 +263,7 @@ impl<'a> Dense<'a> {
         let width = self.width(node.result);
         let rows = &*self.rows_of(node.result, set, chosen);
         Ok(match (node.op, operands.as_slice()) {
-            (Op::Gather { .. }, [x]) => (*x).clone(),
+            (Op::Gather { .. } | Op::AllToAll { .. }, [x]) => (*x).clone(),
             (Op::ReduceScatter { axis, .. } | Op::AllReduce { axis }, [x]) => {
                 let contribution = node.inputs.first().copied().unwrap_or(node.result);
                 let along = self.inputs.sizes().axis(axis.index());
@@ -308,6 +310,16 @@ impl<'a> Dense<'a> {
                     };
                     x.mul(scales.at(at))
                 })
+            }
+            (Op::Quantize(_), [x]) => {
+                let [values, _] = quantised(node.ty.dtype, on(x, 0)?);
+                Value::Whole(values)
+            }
+            (Op::Factor(_), [x]) => {
+                let to = self.dtype(node.inputs[0]);
+                let [_, factors] = quantised(to, on(x, 0)?);
+                let places = rows.iter().flat_map(|row| row * width..(row + 1) * width);
+                Value::Whole(factors.pick(width, places))
             }
             (Op::Attention { .. }, [q, k, v, ..]) => self.attention(node, [q, k, v])?.0,
             (Op::Lse, [q, k, v, ..]) => self.attention(self.attended(node), [q, k, v])?.1,
@@ -407,7 +419,7 @@ impl<'a> Dense<'a> {
     {
         let program = self.inputs.case().program;
         match (node.op, node.inputs.first().and_then(|o| program.def(*o))) {
-            (Op::Lse | Op::AttentionDv, Some(Def::Node(attention))) => attention,
+            (Op::Lse | Op::AttentionDv | Op::Factor(_), Some(Def::Node(made))) => made,
             _ => node,
         }
     }
@@ -418,6 +430,8 @@ impl<'a> Dense<'a> {
         'a: 'n,
     {
         let program = self.inputs.case().program;
+        // All blocks are of rows that a set of their factors' rows does not name.
+        let set = if matches!(node.op, Op::Factor(_)) { Set::All } else { set };
         needs(self.attended(node), set, move |id| matches!(program.def(id), Some(Def::Param(_))))
     }
 
@@ -492,6 +506,11 @@ impl<'a> Dense<'a> {
         });
         Ok(Value::Contributions(contributions.collect::<Result<_, HarnessError>>()?))
     }
+}
+
+/// Whether it is what tensor cores read, with its factors.
+fn is_operand(node: &Node) -> bool {
+    matches!(node.op, Op::Dequantize(_)) && node.ty.dtype == DType::F32
 }
 
 /// What a rank holds of an operand.

@@ -8,7 +8,7 @@ use mk_runtime::{
     DeviceTensor, MapOp, Operand,
     reference::{Attend, AttendGrad, Places},
 };
-use mk_syntax::{Def, Factors, Node, Op, Program, ValueId};
+use mk_syntax::{Def, Factors, Node, Op, Program, SCALE_BLOCK, ValueId};
 
 /// A value on one rank.
 enum Local<'s> {
@@ -113,6 +113,9 @@ impl Evaluator<'_, '_> {
         };
         let map = match node.op {
             Op::Gather { dim, axis } => return self.gather(node, (dim, axis.index()), &shape),
+            Op::AllToAll { axis, split, concat } => {
+                return self.exchange(node, axis.index(), split.max(concat), &shape);
+            }
             Op::ReduceScatter { dim: 0, axis } | Op::AllReduce { axis } => {
                 return self.sum(node, axis.index(), &shape);
             }
@@ -203,6 +206,20 @@ impl Evaluator<'_, '_> {
             }
             Op::Swiglu => MapOp::Swiglu,
             Op::Bias => MapOp::Bias,
+            Op::Factor(_) => {
+                return match self.s.case.program.def(node.inputs[0]) {
+                    Some(Def::Node(made)) => self.factors(made),
+                    _ => Err(HarnessError::mismatch("factors of no quantised rows")),
+                };
+            }
+            Op::Quantize(_) => {
+                let out = self.make(node.ty.dtype, &shape)?;
+                if out.elements() > 0 {
+                    let factors = self.factors(node)?;
+                    self.s.reference.map(MapOp::OverSteps, &out, operand(0)?, Some(&factors))?;
+                }
+                return Ok(out);
+            }
             Op::Dequantize(Factors::Rows) => MapOp::ScaleRows,
             Op::Dequantize(Factors::Steps) => MapOp::ScaleSteps,
             Op::Dequantize(Factors::Blocks) => MapOp::ScaleBlocks,
@@ -216,6 +233,20 @@ impl Evaluator<'_, '_> {
         if out.elements() > 0 {
             let second = if node.inputs.len() > 1 { Some(operand(1)?) } else { None };
             self.s.reference.map(map, &out, operand(0)?, second)?;
+        }
+        Ok(out)
+    }
+
+    /// The factors of what `quantize` makes.
+    fn factors(&self, made: &Node) -> Result<DeviceTensor, HarnessError> {
+        let x = self.on(made.inputs[0], self.rank)?;
+        let &[m, k] = x.shape() else {
+            return Err(HarnessError::unsupported("quantised rows of no matrix"));
+        };
+        let out = self.make(DType::F32, &[k.div_ceil(SCALE_BLOCK), m])?;
+        if out.elements() > 0 {
+            let largest = made.ty.dtype.format().float.map_or(1.0, |f| f.largest());
+            self.s.reference.map(MapOp::Factors(largest), &out, x, None)?;
         }
         Ok(out)
     }
@@ -246,6 +277,44 @@ impl Evaluator<'_, '_> {
             at += part.size_bytes();
         }
         Ok(all)
+    }
+
+    /// Of each rank along an axis what this one shall have; dimensions behind `last` are whole on both.
+    fn exchange(
+        &self,
+        node: &Node,
+        axis: usize,
+        last: usize,
+        shape: &[u64],
+    ) -> Result<DeviceTensor, HarnessError> {
+        let input = node.inputs.first().copied().unwrap_or(node.result);
+        let out = self.make(self.on(input, self.rank)?.dtype(), shape)?;
+        let own = self.layout(node.result, self.rank)?;
+        let inner = shape.iter().skip(last + 1).product::<u64>() * out.dtype().size_bytes();
+        for rank in self.s.grid.along(axis, self.rank) {
+            let (part, theirs) = (self.on(input, rank)?, self.layout(input, rank)?);
+            let both = |d: usize| {
+                let [a, b] = [own.range(d), theirs.range(d)];
+                a.start.max(b.start)..a.end.min(b.end)
+            };
+            let both: Vec<_> = (0..=last).map(both).collect();
+            let rows: usize = both[..last].iter().map(ExactSizeIterator::len).product();
+            for row in 0..rows {
+                let (mut at, mut from, mut i, mut pitch) = (0, 0, row, [1, 1]);
+                for d in (0..=last).rev() {
+                    let n = if d == last { 1 } else { both[d].len() };
+                    let index = both[d].start + i % n;
+                    at += (index - own.range(d).start) * pitch[0];
+                    from += (index - theirs.range(d).start) * pitch[1];
+                    (i, pitch) =
+                        (i / n, [pitch[0] * own.range(d).len(), pitch[1] * theirs.range(d).len()]);
+                }
+                let bytes = both[last].len() as u64 * inner;
+                let [at, from] = [at, from].map(|elements| elements as u64 * inner);
+                out.buffer().copy_range(at, part.buffer(), from, bytes)?;
+            }
+        }
+        Ok(out)
     }
 
     /// Normalised rows, or the gradients of rows from those of the result: sums of rows are products with ones.

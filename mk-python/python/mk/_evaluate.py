@@ -16,11 +16,11 @@ def evaluate(torch, program, tensors, move=None, sequence=None, experts=None, wi
     ``sequence(x, value, dim, passed)`` is what attention meets of a tensor, with its places; ``experts(value, operands)`` computes rows of experts; ``local(value)`` is the shape of what this rank has. With ``widen`` everything is computed in float32, and
     results are rounded once."""
     values = [t.float() if widen and t.is_floating_point() else t for t in tensors]
-    # What parts of attention have in common with others of the same operation.
+    # What parts of attention have in common with others of the same operation, and factors of quantised values.
     beside = {}
     for value in program["values"][len(values) :]:
         operands = [values[i] for i in value["inputs"]]
-        if value["op"] in ("gather", "reduce_scatter", "all_reduce"):
+        if value["op"] in ("gather", "reduce_scatter", "all_reduce", "all_to_all"):
             if move is None:
                 raise UnsupportedError(f"`{value['op']}` between kernels")
             values.append(move(value["op"], operands[0], value))
@@ -31,6 +31,11 @@ def evaluate(torch, program, tensors, move=None, sequence=None, experts=None, wi
         elif value["op"] == "view":
             # Alone between kernels, it is the caller who knows the shape.
             values.append(operands[0] if local is None else operands[0].reshape(local(value)))
+        elif value["op"] == "quantize":
+            q, beside[len(values)] = _quantize(torch, value, *operands)
+            values.append(q)
+        elif value["op"] == "factor":
+            values.append(beside[value["inputs"][0]])
         elif value["op"] not in _OPS:
             raise UnsupportedError(f"`{value['op']}` has no torch operations here\n  help: use a world of GPUs")
         else:
@@ -86,7 +91,19 @@ def _rope(back):
     return turned
 
 
+def _quantize(torch, value, x):
+    from ._float8 import quantized
+
+    q, scale = quantized(x, dtype=dtype(torch, value))
+    return q, scale.t().contiguous()
+
+
 def _dequantize(torch, value, widen, x, scales):
+    y = _with_factors(x, scales)
+    return y if value["dtype"] == "f32" else _cast(torch, value, widen, y)
+
+
+def _with_factors(x, scales):
     if scales.ndim == 1:
         return x.float() * scales[:, None]
     rows, columns = x.shape

@@ -36,9 +36,8 @@ class Experts:
 
     def check(self, tensors):
         """That rows of groups which the caller counts are there: before any rank does anything."""
-        routed = {value["inputs"][1] for value in self._values if value["op"] == "dispatch"}
         for value in self._values:
-            if value["op"] not in ("grouped_gemm", "grouped_wgrad") or value["inputs"][2] in routed or value["inputs"][2] >= len(tensors):
+            if value["op"] not in ("grouped_gemm", "grouped_wgrad") or value["inputs"][2] >= len(tensors) or tensors[value["inputs"][2]].dim() == 2:
                 continue
             counts, rows = tensors[value["inputs"][2]].tolist(), self._whole(self._values[value["inputs"][0]])[0] // self._world.size
             for group, n in enumerate(counts):
@@ -64,10 +63,21 @@ class Experts:
         return spans
 
     def _dispatch(self, value, x, ids, weights=None):
-        at_x, at_ids = value["inputs"][:2]
-        tokens, number = self._whole(self._values[at_x])[0], self._number(value)
-        x, every = (self._world.whole_rows(t, tokens) for t in (x, ids))
+        at_ids = value["inputs"][1]
+        tokens, capacity = self._whole(self._values[at_ids])[0], self._whole(value)[0] // self._world.size
+        x = self._world.whole_rows(x, tokens)
         weights = None if weights is None else self._world.whole_rows(weights.float(), tokens)
+        self._route(at_ids, ids, capacity, value["drops"])
+        rows = x.new_zeros(capacity, x.shape[1])
+        for (first, n), found in zip(self._spans[at_ids], self._tokens[at_ids]):
+            own = x[found[:, 0]]
+            rows[first : first + n] = own if weights is None else own.float() * weights[found[:, 0], found[:, 1], None]
+        return rows
+
+    def _route(self, at_ids, ids, capacity, drops):
+        """Where this rank's experts have their rows, of ``capacity``, and of which tokens."""
+        every = self._world.whole_rows(ids, self._whole(self._values[at_ids])[0])
+        number = self._number(at_ids)
         # -1 is no expert.
         wrong = ((every < -1) | (every >= number)).nonzero()
         if len(wrong):
@@ -80,8 +90,7 @@ class Experts:
             raise ArgumentError(f"token {t} goes to expert {ordered[t, j].item()} twice")
         # Tokens of each expert, and by which slot.
         lists = [(every == e).nonzero() for e in range(number)]
-        capacity = self._whole(value)[0] // self._world.size
-        if value["drops"]:
+        if drops:
             # Each expert keeps its share of the blocks, the first tokens of it.
             share = capacity // BLOCK // -(-number // self._world.size) * BLOCK
             lists = [found[:share] for found in lists]
@@ -90,35 +99,33 @@ class Experts:
             [own] = self._world.places(number, "shard", r)
             self._packed([len(lists[e]) for e in own], capacity)
         lists = [lists[e] for e in self._own(number)]
-        spans = self._packed([len(found) for found in lists], capacity)
-        self._spans[at_ids], self._tokens[at_ids] = spans, lists
-        rows = x.new_zeros(capacity, x.shape[1])
-        for (first, n), found in zip(spans, lists):
-            own = x[found[:, 0]]
-            rows[first : first + n] = own if weights is None else own.float() * weights[found[:, 0], found[:, 1], None]
-        return rows
+        self._spans[at_ids], self._tokens[at_ids] = self._packed([len(found) for found in lists], capacity), lists
 
-    def _number(self, value):
-        ids = value["inputs"][1]
+    def _number(self, ids):
         product = next(v for v in self._values if v["op"] in ("grouped_gemm", "grouped_wgrad") and v["inputs"][2] == ids)
         return self._whole(self._values[product["inputs"][1]] if product["op"] == "grouped_gemm" else product)[0]
 
-    def _product(self, value, x, w, counts):
+    def _rows(self, value, counts, capacity):
+        """Where experts have their rows, which the caller counts, or tokens name that another kernel dispatched."""
         at = value["inputs"][2]
-        if at not in self._spans:
-            self._spans[at] = self._packed(counts.tolist(), x.shape[0])
+        if at not in self._spans and counts.dim() == 2:
+            self._route(at, counts, capacity, value["drops"])
+        elif at not in self._spans:
+            self._spans[at] = self._packed(counts.tolist(), capacity)
+        return self._spans[at]
+
+    def _product(self, value, x, w, counts):
+        spans = self._rows(value, counts, x.shape[0])
         out = x.new_zeros(x.shape[0], *(w.shape[1:2] if value["transposed"] else w.shape[2:]))
-        for (first, n), matrix in zip(self._spans[at], w):
+        for (first, n), matrix in zip(spans, w):
             matrix = matrix.flatten(1).t() if value["transposed"] else matrix.flatten(1)
             out[first : first + n] = (x[first : first + n].flatten(1) @ matrix).view(n, *out.shape[1:])
         return out
 
     def _wgrad(self, value, x, dy, counts):
-        at = value["inputs"][2]
-        if at not in self._spans:
-            self._spans[at] = self._packed(counts.tolist(), x.shape[0])
-        out = x.new_zeros(len(self._spans[at]), x.shape[1], *dy.shape[1:])
-        for (first, n), matrix in zip(self._spans[at], out):
+        spans = self._rows(value, counts, x.shape[0])
+        out = x.new_zeros(len(spans), x.shape[1], *dy.shape[1:])
+        for (first, n), matrix in zip(spans, out):
             matrix.copy_((x[first : first + n].t() @ dy[first : first + n].flatten(1)).view(matrix.shape))
         return out
 

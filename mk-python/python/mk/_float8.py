@@ -6,18 +6,18 @@ from ._errors import ArgumentError
 from ._function import compile
 
 __all__ = ["Gated", "Linear", "dequantized", "quantized"]
-BLOCK, MOST = 128, 448.0
+BLOCK = 128
 
 
-def quantized(x, rows=1):
-    """``x``, a matrix, as e4m3, and a factor for each ``rows`` x 128, ``[ceil(M / rows), ceil(K / 128)]``: of zeros 1, of what has a NaN NaN."""
+def quantized(x, rows=1, dtype=torch.float8_e4m3fn):
+    """``x``, a matrix, in eight bits, and a factor for each ``rows`` x 128, ``[ceil(M / rows), ceil(K / 128)]``: of zeros 1, of what has a NaN NaN."""
     m, k = x.shape
     wide = torch.nn.functional.pad(x.float(), (0, -k % BLOCK, 0, -m % rows))
     blocks = wide.view(wide.shape[0] // rows, rows, wide.shape[1] // BLOCK, BLOCK)
     most = blocks.abs().amax((1, 3))
-    scale = torch.where(most == 0, torch.ones_like(most), most / MOST)
+    scale = torch.where(most == 0, torch.ones_like(most), most / torch.finfo(dtype).max)
     values = (blocks / scale[:, None, :, None]).view(wide.shape)[:m, :k]
-    return values.to(torch.float8_e4m3fn).contiguous(), scale
+    return values.to(dtype).contiguous(), scale
 
 
 def dequantized(x, scale, rows=1):

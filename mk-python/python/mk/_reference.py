@@ -92,7 +92,25 @@ class ReferenceWorld(_mk.World):
 
     def move(self, sizes):
         """The collectives, for the global shapes ``sizes`` of values."""
-        return lambda kind, x, value: self.along(value["axis"]).move(kind, x, value, sizes)
+
+        def move(kind, x, value):
+            over = value["axis"]
+
+            def whole(dim):
+                """What the group has of a dimension, which another axis may share."""
+                n = sizes(value)[dim]
+                for axis, placement in value["placements"].items():
+                    if axis != over and placement == ("shard", dim):
+                        n = self.along(axis).parts(n)[self.along(axis).rank]
+                return n
+
+            if kind == "all_reduce":
+                return self.along(over).sum(x.contiguous().clone())
+            if kind == "all_to_all":
+                return self.along(over).exchange(x, *((value[key], whole(value[key])) for key in ("split", "concat")))
+            return self.along(over).move(kind, x, value["dim"], whole(value["dim"]))
+
+        return move
 
 
 class Ranks:
@@ -168,21 +186,32 @@ class Ranks:
 
         return sequence
 
-    def move(self, kind, x, value, sizes):
-        """A collective, for the global shapes ``sizes`` of values."""
+    def exchange(self, x, split, concat):
+        """Parts along the first dimension for those along the second one, each with its extent on all ranks together."""
+        import torch
+
         if self.size == 1:
             return x.clone()
-        if kind == "all_reduce":
-            x = x.contiguous().clone()
-            self.collective(self._dist.all_reduce, x)
-            return x
-        dim, shape = value["dim"], sizes(value)
-        parts = self.parts(shape[dim])
+        (to, n), (dim, whole) = split, concat
+        # All of it to all, as gloo has no unequal exchange on every version.
+        padded = x.new_zeros(*(max(self.parts(whole)) if d == dim else n for d, n in enumerate(x.shape)))
+        padded.narrow(dim, 0, x.shape[dim]).copy_(x)
+        every = [torch.empty_like(padded) for _ in range(self.size)]
+        self.collective(self._dist.all_gather, every, padded)
+        rows = torch.cat([part.narrow(dim, 0, m) for part, m in zip(every, self.parts(whole))], dim)
+        parts = self.parts(n)
+        return rows.narrow(to, sum(parts[: self.rank]), parts[self.rank]).contiguous()
+
+    def move(self, kind, x, dim, n):
+        """A collective of values that have ``n`` elements along ``dim`` on all ranks together."""
+        if self.size == 1:
+            return x.clone()
+        parts = self.parts(n)
         x = x.movedim(dim, 0).contiguous()
         if kind == "reduce_scatter":
             self.collective(self._dist.all_reduce, x)
             return x.split(parts)[self.rank].movedim(0, dim).contiguous()
-        return self.whole_rows(x, shape[dim]).movedim(0, dim).contiguous()
+        return self.whole_rows(x, n).movedim(0, dim).contiguous()
 
 
 def _known(error):

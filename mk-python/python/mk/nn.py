@@ -301,10 +301,11 @@ class MoE(_Experts):
         if tokens is not None:
             if rows > _size(tokens, "tokens"):
                 raise ArgumentError(f"tokens is {tokens}, and this rank has {rows}\n  help: pass the most that a rank has, the same on all of them")
-            parts = [torch.nn.functional.pad(t, (0, 0, 0, tokens - rows), value=-1 if i == 1 else 0) for i, t in enumerate(parts)]
+            more = tokens - rows
+            parts = [torch.nn.functional.pad(t, (0, 0, 0, more), value=-1 if i == 1 else 0) if more else t for i, t in enumerate(parts)]
         function = self.function if shared is None else self._with_shared
         y = function(*parts[:3], self.gate_up, self.down, *parts[3:])
-        return (y if tokens is None else y[:rows]).view(x.shape)
+        return (y if len(y) == rows else y[:rows]).view(x.shape)
 
     def extra_repr(self):
         return f"{super().extra_repr()}, top_k={self.top_k}"

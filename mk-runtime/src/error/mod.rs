@@ -396,6 +396,19 @@ pub enum Error {
         /// What that launched.
         theirs: String,
     },
+    /// This launch, which was not made, would wait for itself: ranks launched kernels of several worlds in different
+    /// orders.
+    #[error(
+        "launch {launch} in this world: rank {rank} launches {ours} behind a kernel of another world that waits for it; launch kernels of all worlds in one order on all ranks, or bind them with `overlap` and SMs that fit side by side"
+    )]
+    Crossed {
+        /// Which, counted as in [`Error::OutOfStep`].
+        launch: u64,
+        /// This rank.
+        rank: u32,
+        /// What it launches.
+        ours: String,
+    },
     /// A call of the operating system failed.
     #[error("{call} failed: {what}")]
     System {

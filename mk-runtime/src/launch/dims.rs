@@ -120,6 +120,11 @@ mod tests {
             let error = check_dims(&source, &[bad]).expect_err("refused").to_string();
             assert!(error.contains("is not from 1 to 8"), "{error}");
         }
+        // Of tokens there may be none, and then no rank has rows.
+        let mut tokens = dynamic(Share::Part);
+        tokens.runtime_dims[0].min = 0;
+        assert!(check_dims(&tokens, &[0]).is_ok() && check_dims(&tokens, &[9]).is_err());
+        assert_eq!([0, 1, 2].map(|rank| tokens.shapes(rank, &[0])[0][0]), [0; 3]);
     }
 
     #[test]

@@ -174,7 +174,8 @@ impl Instance {
     /// [`Error::Count`] and [`Error::Tensor`] for arguments that do not fit, [`Error::SameStream`] and
     /// [`Error::MixedCapture`], with nothing launched; [`Error::Poisoned`] after an earlier failure;
     /// [`Error::PeerGone`] when the process of another rank is dead; [`Error::OutOfStep`] when another rank launched
-    /// something else in its place; [`Error::Cuda`] when a launch fails, which aborts the ranks that were launched and
+    /// something else in its place, [`Error::Crossed`] when ranks launched kernels of several worlds in different
+    /// orders; [`Error::Cuda`] when a launch fails, which aborts the ranks that were launched and
     /// poisons the instance.
     pub fn launch(&mut self, streams: &[StreamRef], tensors: &[RankTensors]) -> Result<(), Error> {
         self.launch_with(streams, tensors, &[])

@@ -2,6 +2,7 @@
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
+typedef int i32;
 typedef unsigned long long u64;
 typedef long long i64;
 
@@ -113,7 +114,7 @@ extern "C" __global__ void reference_fill(void* x, u64 n, u32 dtype, u64 seed, f
 }
 
 // Elementwise operations, as `MapOp` in mod.rs numbers them.
-enum : u32 { CAST = 0, ADD = 5, MUL = 6, SWIGLU = 7, BIAS = 8, SCALE = 9, SWIGLU_GRAD = 14, SCALE_ROWS = 15, RECIPROCAL_ROOT = 16, SCALE_STEPS = 17, SCALE_BLOCKS = 18, ROPE = 19 };
+enum : u32 { CAST = 0, ADD = 5, MUL = 6, SWIGLU = 7, BIAS = 8, SCALE = 9, SWIGLU_GRAD = 14, SCALE_ROWS = 15, RECIPROCAL_ROOT = 16, SCALE_STEPS = 17, SCALE_BLOCKS = 18, ROPE = 19, FACTORS = 20, OVER_STEPS = 21 };
 // Curves from 32 on, and their slopes from 64 on, in the order of `Curve` in mk-dtype.
 enum : u32 { GELU_ERF = 32, GELU_TANH, SILU, RELU };
 enum : u32 { GELU_GRAD = 64, GELU_TANH_GRAD, SILU_GRAD, RELU_GRAD };
@@ -137,7 +138,7 @@ extern "C" __global__ void reference_map(void* out, const void* a, const void* b
   for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
     // Of gates and ups there are two for each result.
     const u64 row = i / inner, at = op == SWIGLU ? row * 2 * inner + i % inner : op == SWIGLU_GRAD ? row / 2 * inner + i % inner : i;
-    const float x = load(a, a_dtype, at);
+    const float x = op == FACTORS ? 0.f : load(a, a_dtype, at);
     float y = x;
     if (op == RELU) y = x < 0.f ? 0.f : x;  // not fmaxf, which would make 0 of a NaN
     if (op == SILU) y = silu(x);
@@ -151,6 +152,15 @@ extern "C" __global__ void reference_map(void* out, const void* a, const void* b
     if (op == SCALE_STEPS) y = x * load(b, b_dtype, i % inner / 128 * (n / inner) + row);
     if (op == SCALE_BLOCKS) y = x * load(b, b_dtype, row / 128 * ((inner + 127) / 128) + i % inner / 128);
     if (op == SCALE) y = x * factor;
+    if (op == OVER_STEPS) y = __fdiv_rn(x, load(b, b_dtype, i % inner / 128 * (n / inner) + row));
+    if (op == FACTORS) {
+      // Of row i % inner of `a`, columns from 128 * row on; a NaN is above all others.
+      u32 magnitude = 0;
+      for (u64 c = row * 128; c < row * 128 + 128 && c < b_inner; ++c) {
+        magnitude = max(magnitude, __float_as_uint(load(a, a_dtype, i % inner * b_inner + c)) & 0x7fffffffu);
+      }
+      y = magnitude ? __fdiv_rn(__uint_as_float(magnitude), factor) : 1.f;
+    }
     if (op == ROPE) {
       const u64 half = b_inner / 2, place = i % inner % b_inner, angle = row * b_inner + place % half;
       const float other = load(a, a_dtype, place < half ? i + half : i - half), sine = load(b, b_dtype, angle + half) * factor;

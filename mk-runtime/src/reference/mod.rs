@@ -43,6 +43,11 @@ pub enum MapOp {
     ScaleSteps,
     /// x * y of `[M, K]`, where y is `[M / 128, K / 128]`.
     ScaleBlocks,
+    /// Of x `[M, K]` the factors `[K / 128, M]`: the largest magnitude of a row's 128 elements over this number; 1 of
+    /// zeros.
+    Factors(f32),
+    /// x / y of `[M, K]`, where y is `[K / 128, M]`.
+    OverSteps,
     /// Heads of x, `[M, H * D]`, turned by the angles of y, `[M, D]`: D / 2 cosines, then D / 2 sines.
     Rope {
         /// The other way.
@@ -80,6 +85,8 @@ impl MapOp {
             MapOp::ScaleSteps => (17, 1.0),
             MapOp::ScaleBlocks => (18, 1.0),
             MapOp::ReciprocalRoot(eps) => (16, eps),
+            MapOp::Factors(largest) => (20, largest),
+            MapOp::OverSteps => (21, 1.0),
             MapOp::Rope { back } => (19, if back { -1.0 } else { 1.0 }),
         }
     }
@@ -231,7 +238,11 @@ impl Reference {
             (op, _, Some(b)) if op.pairs() => same(a) && same(b),
             (MapOp::Bias, _, Some(b)) => same(a) && b.shape() == [inner],
             (MapOp::ScaleRows, &[m, _], Some(b)) => same(a) && b.shape() == [m],
-            (MapOp::ScaleSteps, &[m, k], Some(b)) => same(a) && b.shape() == [k.div_ceil(128), m],
+            (MapOp::ScaleSteps | MapOp::OverSteps, &[m, k], Some(b)) => {
+                same(a) && b.shape() == [k.div_ceil(128), m]
+            }
+            (MapOp::Factors(_), &[m, k], None) => out.shape() == [k.div_ceil(128), m],
+            (MapOp::Factors(_) | MapOp::OverSteps, ..) => false,
             (MapOp::ScaleBlocks, &[m, k], Some(b)) => {
                 same(a) && b.shape() == [m.div_ceil(128), k.div_ceil(128)]
             }

@@ -1,7 +1,9 @@
 //! One process per GPU: how a process joins its world.
 
 use super::budget::SmShares;
-use super::control::{Abroad, LocalListener, Pack, PeerAddress, Unpack, hosts, mesh::Keeping};
+use super::control::{
+    Abroad, LocalListener, Orders, Pack, PeerAddress, Unpack, hosts, mesh::Keeping,
+};
 use super::{
     Bootstrap, DeviceLimits, Group, Meeting, TcpBootstrap, Topology, UnixBootstrap, World,
     WorldOptions, limits,
@@ -17,7 +19,7 @@ use std::time::Duration;
 const RENDEZVOUS: Duration = Duration::from_secs(300);
 
 /// Changes with anything that the processes of a world say to each other.
-const PROTOCOL: u64 = 5;
+const PROTOCOL: u64 = 6;
 
 /// What a process tells the others of itself.
 struct ProcessInfo {
@@ -138,7 +140,7 @@ impl World {
             );
         }
         let (address, group) =
-            join(&mut *bootstrap, &topology, &cards, &card.host, &listener, options)?;
+            join(&mut *bootstrap, &topology, &cards, (&card.host, &listener, device), options)?;
         let node = topology.reach(rank);
         let local = reach(device, &cards[node.start as usize..node.end as usize])
             .and_then(|()| Context::retain(device));
@@ -161,15 +163,14 @@ fn join(
     bootstrap: &mut dyn Bootstrap,
     topology: &Topology,
     cards: &[ProcessInfo],
-    host: &str,
-    listener: &LocalListener,
+    (host, listener, device): (&str, &LocalListener, i32),
     options: &WorldOptions,
 ) -> Result<(Option<IpAddr>, Group), Error> {
-    let rank = bootstrap.rank();
+    let (rank, orders) = (bootstrap.rank(), Orders::on(device)?);
     if topology.nodes() == 1 {
         let addresses: Vec<_> =
             cards.iter().map(|card| PeerAddress::Near(card.listener.clone())).collect();
-        return Ok((None, Group::connect(rank, topology, &addresses, listener, None)?));
+        return Ok((None, Group::connect(rank, topology, &addresses, listener, None, orders)?));
     }
     let hosts: Vec<_> = cards.iter().map(|c| c.host.as_str()).collect();
     let met = hosts::exchange(bootstrap, host, &hosts, options)?;
@@ -182,7 +183,7 @@ fn join(
     let addresses: Vec<_> = addresses.collect();
     let address = Some(met.gate.address().ip());
     let abroad = Abroad { gate: met.gate, token: met.token, keeping: Keeping::default() };
-    Ok((address, Group::connect(rank, topology, &addresses, listener, Some(abroad))?))
+    Ok((address, Group::connect(rank, topology, &addresses, listener, Some(abroad), orders)?))
 }
 
 fn prepare(

@@ -35,6 +35,12 @@ mk::pipeline! {
 }
 
 mk::pipeline! {
+    fn rows_of_both(w: bf16[K, N] @ shard(1, tp), x: bf16[M, K] @ shard(0, dp) @ shard(0, tp)) -> bf16[M, N] @ shard(0, dp) @ shard(1, tp) {
+        gather(x, tp) -> gemm(w)
+    }
+}
+
+mk::pipeline! {
     fn experts(
         x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), dy: bf16[T, N] @ shard(0),
         w: bf16[E, H, N] @ shard(0),
@@ -62,6 +68,8 @@ fn main() {
     assert_eq!(program.nodes().len(), 5);
     assert_eq!(inner::savedX().results().len(), 2);
     assert_eq!(two_axes().mesh_axes(), ["tp", "dp"]);
+    // The outer one of axes that share a dimension comes first.
+    assert_eq!(rows_of_both().mesh_axes(), ["dp", "tp"]);
     assert_eq!(experts().nodes()[0].inputs.len(), 3);
     assert_eq!(with_relu().name(), "with_relu");
     assert_eq!(with_silu().name(), "with_silu");

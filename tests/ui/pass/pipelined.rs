@@ -39,6 +39,20 @@ where
     w: Arc<T>,
 }
 
+/// Tokens over both axes of a mesh.
+#[mk::pipelined(gather(x, tp) -> gemm(w) -> gelu)]
+pub struct Tokens {
+    /// Weights.
+    #[tensor(bf16[K, N] @ shard(1, tp))]
+    pub w: DeviceTensor,
+    /// Activations.
+    #[tensor(bf16[M, K] @ shard(0, dp) @ shard(0, tp))]
+    pub x: DeviceTensor,
+    /// The result.
+    #[result(bf16[M, N] @ shard(0, dp) @ shard(1, tp))]
+    pub out: DeviceTensor,
+}
+
 /// What the compiler may use, and need not run.
 #[allow(dead_code)]
 fn arguments(one: &RowParallel, two: &Gated<'_, DeviceTensor>) -> [mk::runtime::RankTensors; 2] {
@@ -50,6 +64,7 @@ fn main() {
     assert_eq!(program.name(), "RowParallel");
     assert_eq!(program.docs(), ["Row-parallel linear layer."]);
     assert_eq!(program.tensors().len(), 2);
+    assert_eq!(Tokens::pipeline().mesh_axes(), ["dp", "tp"]);
     let gated = Gated::<DeviceTensor>::pipeline();
     let names: Vec<_> = gated.tensors().iter().map(|t| t.name.as_str()).collect();
     assert_eq!(names, ["x", "w"]);

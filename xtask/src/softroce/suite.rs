@@ -104,6 +104,9 @@ pub fn judge(outcome: &Outcome, binaries: &[PathBuf], whole: bool) -> Result<()>
     if outcome.log.contains("SKIPPED ") {
         return Err("a test in the VM was skipped".into());
     }
+    if passed.iter().sum::<usize>() == 0 {
+        return Err("no test in the VM has such a name".into());
+    }
     let few = TESTS.iter().zip(passed).find(|(tests, n)| whole && *n < tests.least);
     if let Some((tests, n)) = few {
         let Tests { name, least, .. } = tests;

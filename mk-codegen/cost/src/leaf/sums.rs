@@ -2,7 +2,9 @@
 
 use super::{Cost, Done};
 use crate::{error::CostError, unroller::Unroller};
-use mk_plan::{DotTile, Family, NormTile, ReduceTile, RopeTile, StatsTile, Tabulate, Task};
+use mk_plan::{
+    DotTile, Family, NormTile, QuantTile, ReduceTile, RopeTile, StatsTile, Tabulate, Task,
+};
 
 /// In a loop, all iterations are one job.
 fn sum(u: &mut Unroller<'_>, task: &Task, x: &Family, iterations: i64) -> Result<(), CostError> {
@@ -41,4 +43,4 @@ macro_rules! as_sums {
     )*};
 }
 
-as_sums!(NormTile, RopeTile, StatsTile, Tabulate);
+as_sums!(NormTile, QuantTile, RopeTile, StatsTile, Tabulate);

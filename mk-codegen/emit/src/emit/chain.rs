@@ -7,8 +7,8 @@ use super::{
 };
 use minijinja::{Value, context};
 use mk_plan::{
-    Access, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family, Mode, Operand, Plan, Space,
-    Var, row_dim, saves_gates,
+    Access, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family, Mode, Operand, Plan,
+    QuantTile, Space, Var, row_dim, saves_gates,
 };
 
 /// An operation by the name that the library, or a template, has for it; none for what is done elsewhere.
@@ -38,6 +38,7 @@ fn operation(op: EpilogueOp) -> Option<Value> {
         EpilogueOp::Mul => "mul",
         EpilogueOp::Add => "add",
         EpilogueOp::Save => "save",
+        EpilogueOp::Quantize(_) => "quantize",
     };
     Some(context! { op })
 }
@@ -114,6 +115,7 @@ impl Emitter<'_> {
             // Of gathered rows, those of all ranks.
             EpilogueOp::ScaleRows => x.region.len() <= 2 && buffer.pitch.is_none(),
             EpilogueOp::ScaleSteps => x.region.len() > 1 && buffer.pitch.is_none(),
+            EpilogueOp::Quantize(_) => x.region.len() == 2 && beside(x, c),
             _ if gates => x.region.len() == 3 && buffer.shape[1] == Expr::Const(2),
             // Of a stack of matrices, that of the tile.
             _ if x.region.len() == 3 && x.region == c.region => true,
@@ -121,13 +123,15 @@ impl Emitter<'_> {
         };
         let last = |a: &Access| a.region[a.region.len() - 1].clone();
         let along = match op {
-            EpilogueOp::ScaleBlocks => true,
+            EpilogueOp::ScaleBlocks | EpilogueOp::Quantize(_) => true,
             EpilogueOp::ScaleRows | EpilogueOp::ScaleSteps => {
                 c.region.len() > 1 && last(x).1 == c.region[c.region.len() - 2].1
             }
             _ => last(x) == last(c),
         };
-        let arrives = op.scales_rows() && buffer.space == Space::Workspace;
+        // Rows are waited for, and their factors with them.
+        let made = matches!(buffer.space, Space::Workspace | Space::Scratch | Space::Out);
+        let arrives = op.scales_rows() && made;
         let placed = dims && (buffer.space == space || arrives) && x.mode == mode && along;
         if x.each.is_some() || !placed {
             let what = format!("operand `{operand}` does not lie as C does");
@@ -243,6 +247,7 @@ impl Emitter<'_> {
             .zip(f.leaf.epilogue().iter().filter(|op| op.operand().is_some()));
         let by_rows: Vec<_> = by_rows
             .filter(|(_, op)| op.vector().is_none() && !op.scales())
+            .filter(|(_, op)| !matches!(op, EpilogueOp::Quantize(_)))
             .map(|(operand, _)| *operand)
             .collect();
         let matrices = f.accesses.iter().filter(|a| by_rows.contains(&a.operand));
@@ -268,4 +273,13 @@ pub(super) fn half(plan: &Plan, x: &Access) -> Option<i32> {
         return None;
     };
     (plan.buffers[x.buffer].shape.get(1) == Some(&Expr::Const(2))).then_some(*half)
+}
+
+/// Whether factors are those of the blocks of C's columns, and of its rows.
+fn beside(x: &Access, c: &Access) -> bool {
+    let block = QuantTile::BLOCK;
+    let [(at, len), (row, rows)] = x.region.as_slice() else { return false };
+    let [.., own, (first, columns)] = c.region.as_slice() else { return false };
+    let blocks = (first.clone() / block, (columns.clone() + (block - 1)) / block);
+    c.region.len() == 2 && (row, rows) == (&own.0, &own.1) && (at, len) == (&blocks.0, &blocks.1)
 }

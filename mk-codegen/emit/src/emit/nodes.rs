@@ -1,4 +1,4 @@
-//! What plans over nodes need of the library, and what of them no template carries out.
+//! Constants of a plan over nodes, and the refusal of network plans that no template supports.
 
 use super::error::EmitError;
 use mk_plan::{
@@ -52,7 +52,7 @@ fn first_word(signals: &Arena<SigId, Option<u32>>, signal: SigId) -> Option<u32>
     signals.get(signal).copied().flatten()
 }
 
-/// The same from the plan alone, for readers of a kernel.
+/// [`nodes`], with the layout of net memory computed from the plan.
 ///
 /// # Errors
 /// Where an extent has no value.
@@ -68,7 +68,7 @@ pub(super) fn entered(plan: &Plan) -> Option<SigId> {
     enters.flat_map(|(_, f)| &f.posts).map(|p| p.signal).next()
 }
 
-/// Checks what is said above.
+/// Refuses network plans that no template supports.
 ///
 /// # Errors
 /// [`EmitError::Refused`] for the first line that no template carries out.
@@ -89,10 +89,11 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
         plan.families.values().filter(|f| f.leaf.sends()).map(|f| f.role).collect();
     senders.sort_unstable();
     senders.dedup();
-    for role in senders {
-        let r = &plan.roles[role];
-        let first = plan.roles.iter().filter(|(_, r)| r.ctas > 0).map(|(id, _)| id).next();
-        if r.ctas != 1 || r.kind != RoleKind::InterSend || first == Some(role) {
+    let first = plan.roles.iter().filter(|(_, r)| r.ctas > 0).map(|(id, _)| id).next();
+    for role in &senders {
+        let (role, r) = (*role, &plan.roles[*role]);
+        if senders.len() > 1 || r.ctas != 1 || r.kind != RoleKind::InterSend || first == Some(role)
+        {
             let what = "one lane writes the fifo: sends have one role, inter_send, of one CTA that is not the first";
             return Err(EmitError::unsupported(role.to_string(), what));
         }
@@ -109,7 +110,8 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
             return refuse(id, "sends raise net words, by one, and nothing else does");
         }
         let one_dim = |s: SigId| plan.signals[s].shape.len() == 1;
-        if entry.is_some_and(|s| f.waits.iter().any(|w| w.signal == s && w.lag != 0 || !one_dim(s)))
+        if entry
+            .is_some_and(|s| f.waits.iter().any(|w| w.signal == s && (w.lag != 0 || !one_dim(s))))
         {
             return refuse(id, "a node's entry is one word, of this launch");
         }

@@ -2,7 +2,7 @@
 
 use mk_abi::DType;
 use mk_plan::{EpilogueOp, GradOf, Mask};
-use mk_syntax::{Bound, Def, Dim, Factors, Op, Placement, Program, Scores, ValueId};
+use mk_syntax::{Bound, Def, Dim, Factors, Node, Op, Placement, Program, Scores, ValueId};
 use petgraph::{
     Direction,
     stable_graph::{NodeIndex, StableDiGraph},
@@ -130,8 +130,14 @@ pub enum Kind {
     },
     /// Products of rows and rows of their tokens, by slot. Operands: rows, experts of each token, rows of tokens.
     CombineGrad,
-    /// Values of eight bits times the factors of their rows. Operands: values, factors.
+    /// Values of eight bits times the factors of their rows, as a GEMM reads them. Operands: values, factors.
     Dequantize(Factors),
+    /// Rows in eight bits, each 128 elements over their factor. Operand: rows.
+    Quantize,
+    /// The factors of the blocks of the rows in eight bits that it is an operand of.
+    Factor,
+    /// Rows in eight bits times the factors of their blocks. Operands: values, factors.
+    Restore,
     /// An elementwise operation that stands alone.
     Elementwise(EpilogueOp),
     /// Several of them in sequence, which no GEMM, or sum, has taken over. Operands: the first one's input, then one
@@ -170,6 +176,13 @@ pub enum Kind {
         scores: Scored,
         /// Keys and values are passed on from rank to rank.
         ring: bool,
+    },
+    /// Shards of dimension `concat` become shards of dimension `split`.
+    AllToAll {
+        /// The dimension that is split.
+        split: usize,
+        /// The dimension that becomes whole.
+        concat: usize,
     },
     /// Logarithms of the sums by which the attention that it is an operand of divides.
     Lse,
@@ -238,13 +251,17 @@ impl Kind {
             Kind::Chain { .. }
             | Kind::RmsNorm { .. }
             | Kind::RmsNormGrad { .. }
-            | Kind::Rope { .. } => Group::Rows,
+            | Kind::Rope { .. }
+            | Kind::Quantize
+            | Kind::Factor
+            | Kind::Restore => Group::Rows,
             Kind::GroupedGemm { .. }
             | Kind::GroupedWgrad { .. }
             | Kind::Dispatch { .. }
             | Kind::Combine { .. }
             | Kind::CombineGrad => Group::Experts,
             Kind::Attention { .. }
+            | Kind::AllToAll { .. }
             | Kind::Lse
             | Kind::AttentionStats
             | Kind::AttentionGrad { .. }
@@ -292,7 +309,7 @@ impl OpGraph {
             let Some(def) = program.def(id) else { continue };
             let (name, kind, ty, inputs) = match def {
                 Def::Param(t) => (t.name.as_str(), Kind::Param, &t.ty, &[][..]),
-                Def::Node(n) => (n.op.name(), kind_of(n.op), &n.ty, &n.inputs[..]),
+                Def::Node(n) => (n.op.name(), kind_of(n), &n.ty, &n.inputs[..]),
             };
             let shape = ty.dims.iter().map(|d| extent(program, bound, *d)).collect();
             let node = graph.add_node(Value {
@@ -360,13 +377,16 @@ fn extent(program: &Program, bound: &Bound, dim: Dim) -> Extent {
     Extent { value, symbol, runtime_max, may_be_zero }
 }
 
-fn kind_of(op: Op) -> Kind {
-    Kind::Elementwise(match op {
+fn kind_of(node: &Node) -> Kind {
+    Kind::Elementwise(match node.op {
         Op::Gather { dim, axis } => return Kind::Gather { dim, axis: axis.index() },
         Op::Gemm { a_transposed, b_transposed } => {
             return Kind::Gemm { epilogue: Vec::new(), a_transposed, b_transposed };
         }
-        Op::Dequantize(of) => return Kind::Dequantize(of),
+        Op::Dequantize(of) if node.ty.dtype == DType::F32 => return Kind::Dequantize(of),
+        Op::Dequantize(_) => return Kind::Restore,
+        Op::Quantize(_) => return Kind::Quantize,
+        Op::Factor(_) => return Kind::Factor,
         Op::GroupedGemm { transposed } => {
             return Kind::GroupedGemm { transposed, epilogue: Vec::new() };
         }
@@ -392,6 +412,7 @@ fn kind_of(op: Op) -> Kind {
         Op::ReduceScatter { dim, axis } => {
             return Kind::ReduceScatter { dim, axis: axis.index(), epilogue: Vec::new() };
         }
+        Op::AllToAll { split, concat, .. } => return Kind::AllToAll { split, concat },
         Op::AllReduce { axis } => {
             return Kind::AllReduce { axis: axis.index(), epilogue: Vec::new() };
         }

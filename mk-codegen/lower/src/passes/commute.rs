@@ -1,9 +1,13 @@
 //! Moves row-wise operations before the gathers of their rows: each rank computes its own rows, once, before the send.
 //!
+//! Factors of blocks, a row for each 128 columns, have the rows of what they are of along their last dimension, and are
+//! gathered along it.
+//!
 //! Precondition: fused epilogues. Postcondition: a row-wise operation reads a gather of rows only if its other operand
 //! is not gathered.
 
 use crate::graph::{Group, Kind, OpGraph, Value};
+use mk_syntax::Placement;
 use petgraph::stable_graph::NodeIndex;
 
 /// Runs the pass.
@@ -24,19 +28,37 @@ fn gathered(g: &OpGraph, node: NodeIndex) -> Option<(NodeIndex, usize)> {
     }
 }
 
+/// The placement of factors of blocks, `[K / 128, M]`, beside one of their rows.
+fn mirrored(rows: Placement) -> Placement {
+    match rows {
+        Placement::Shard(dim @ 0..=1) => Placement::Shard(1 - dim),
+        other => other,
+    }
+}
+
 fn move_before(g: &mut OpGraph, node: NodeIndex) -> Option<()> {
     let operands = g.operands(node);
     let (first, axis) = gathered(g, *operands.first()?)?;
     // A vector is the same for all rows; what has rows must come from a gather, too.
     let rows = g.graph[node].shape.len();
-    let own = |x: &NodeIndex| match g.graph[*x].shape.len() < rows {
-        true => Some(*x),
-        false => gathered(g, *x).filter(|of| of.1 == axis).map(|of| of.0),
+    let factors = |(i, x): (usize, &NodeIndex)| match g.graph[*x].kind {
+        Kind::Gather { dim: 1, axis } if i == 1 && g.graph[node].kind == Kind::Restore => {
+            Some((g.operands(*x).first().copied()?, axis))
+        }
+        _ => gathered(g, *x),
     };
-    let own: Vec<NodeIndex> = operands.iter().map(own).collect::<Option<_>>()?;
+    let own = |(i, x): (usize, &NodeIndex)| match g.graph[*x].shape.len() < rows {
+        true => Some(*x),
+        false => factors((i, x)).filter(|of| of.1 == axis).map(|of| of.0),
+    };
+    let own: Vec<NodeIndex> = operands.iter().enumerate().map(own).collect::<Option<_>>()?;
     let Value { name, kind, .. } = g.graph[node].clone();
-    let gather = g.graph[operands[0]].clone();
-    let placement = g.graph[first].placement.clone();
+    let mut gather = g.graph[operands[0]].clone();
+    let mut placement = g.graph[first].placement.clone();
+    if kind == Kind::Factor {
+        gather.kind = Kind::Gather { dim: 1, axis };
+        placement = placement.into_iter().map(mirrored).collect();
+    }
     let made = Value { name, kind, placement, ..g.graph[node].clone() };
     let made = g.graph.add_node(made);
     for (i, x) in own.into_iter().enumerate() {
@@ -47,7 +69,9 @@ fn move_before(g: &mut OpGraph, node: NodeIndex) -> Option<()> {
     (value.name, value.kind) = (gather.name, gather.kind);
     g.graph.add_edge(made, node, 0);
     for x in operands {
-        if g.graph.contains_node(x) && gathered(g, x).is_some() && g.uses(x) == 0 {
+        let unread =
+            |n: NodeIndex| matches!(g.graph[n].kind, Kind::Gather { .. }) && g.uses(n) == 0;
+        if g.graph.contains_node(x) && unread(x) {
             g.graph.remove_node(x);
         }
     }

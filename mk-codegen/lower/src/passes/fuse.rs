@@ -7,7 +7,7 @@
 //! computed in f32 and rounded once, where the operations one by one would round after each.
 
 use crate::graph::{Kind, OpGraph, Value};
-use mk_plan::{EpilogueOp, SWIGLU_GRAD};
+use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, SWIGLU_GRAD, halves};
 use mk_syntax::{Curve, Factors, Placement};
 use petgraph::{Direction, stable_graph::NodeIndex, visit::EdgeRef};
 
@@ -45,6 +45,48 @@ pub(super) fn epilogues(g: &mut OpGraph) {
         };
         g.graph[node].kind = Kind::Chain { epilogue };
         take(g, node);
+    }
+    quantised(g);
+}
+
+/// Quantises the results of GEMMs on the way, where the caller gets them and nothing of the kernel reads them: their
+/// factors are saved.
+fn quantised(g: &mut OpGraph) {
+    let all = g.graph.node_indices().filter(|n| g.graph[*n].kind == Kind::Quantize);
+    for node in all.collect::<Vec<_>>() {
+        let (&[of], narrow) = (g.operands(node).as_slice(), g.graph[node].dtype) else { continue };
+        let readers: Vec<_> = g.graph.neighbors(node).collect();
+        let &[factors] = readers.as_slice() else { continue };
+        let returned = |n: NodeIndex| g.results.iter().filter(|r| **r == n).count() == 1;
+        let own = returned(node) && returned(factors) && g.graph[factors].kind == Kind::Factor;
+        let value = &g.graph[of];
+        let Kind::Gemm { epilogue, .. } = &value.kind else { continue };
+        let operands = epilogue.iter().filter(|op| op.operand().is_some()).count();
+        let whole = !value.placement.contains(&Placement::Partial) && !halves(epilogue);
+        if !own || !whole || g.uses(of) > 1 || operands >= EPILOGUE_OPERANDS.len() {
+            continue;
+        }
+        let place = g.operands(of).len();
+        let saved = Value { kind: Kind::Saved, ..g.graph[factors].clone() };
+        let saved = g.graph.add_node(saved);
+        g.graph.add_edge(saved, of, place);
+        for r in &mut g.results {
+            *r = if *r == node {
+                of
+            } else if *r == factors {
+                saved
+            } else {
+                *r
+            };
+        }
+        g.graph.remove_node(factors);
+        g.graph.remove_node(node);
+        let value = &mut g.graph[of];
+        value.name = format!("{}_quantize", value.name);
+        value.dtype = narrow;
+        if let Some(epilogue) = value.kind.epilogue_mut() {
+            epilogue.push(EpilogueOp::Quantize(narrow));
+        }
     }
 }
 

@@ -72,6 +72,8 @@ pub struct Product {
     pub narrow: bool,
     /// Whether steps along K have factors of their own.
     pub blocks: bool,
+    /// Whether results are quantised, in blocks of 128 columns.
+    pub quantized: bool,
 }
 
 /// A sum over ranks.
@@ -103,6 +105,11 @@ impl Facts {
     /// Whether rows are gathered.
     pub fn gathers(&self) -> bool {
         !self.gathers.is_empty()
+    }
+
+    /// Whether results of GEMMs are quantised.
+    pub fn quantizes(&self) -> bool {
+        self.products.iter().any(|p| p.quantized)
     }
 
     /// Whether gathered rows come with factors.

@@ -98,6 +98,12 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
         let why = format!("tiles of {bn} columns cut blocks of 128 that have a factor");
         return misfit_of_tile(c, why);
     }
+    let halves = [facts.gated(), bm == 64].iter().filter(|h| **h).count();
+    let made = bn >> halves;
+    if facts.quantizes() && (made % 128 != 0 || mma_consumers([bm, bn]) == 3) {
+        let why = format!("no consumer of tiles of {bm} x {bn} has whole blocks of 128 of a row");
+        return misfit_of_tile(c, why);
+    }
     if mma_swaps([bm, bn]) && !swaps(c, facts) {
         let why = format!(
             "only a product alone, of 16-bit results of which nothing is saved, has tiles of {bm} x {bn}"
@@ -303,6 +309,10 @@ pub(super) fn last_wave(c: &Config, facts: &Facts) -> Fit {
         let why = format!("last rows have no smaller tiles beside those of {bm} x {bn}");
         return misfit(why, "", &["last_wave=none"]);
     }
+    if facts.quantizes() {
+        let why = "results that are quantised have tiles of one width";
+        return misfit(why, "", &["last_wave=none"]);
+    }
     let step = if facts.gated() || facts.blocks() || bm == 64 { 128 } else { 64 };
     let most = if parts > 1 { bn } else { bn - 1 };
     if bn % 64 != 0 {
@@ -338,9 +348,10 @@ pub(super) fn last_wave(c: &Config, facts: &Facts) -> Fit {
 }
 
 /// Of other tiles than the last rows had: no wider ones.
-pub(super) fn settle_last_wave(c: &mut Config, _: &Facts) {
+pub(super) fn settle_last_wave(c: &mut Config, facts: &Facts) {
     let [height, width, _] = c.block;
-    let takes = width.is_multiple_of(64) && mma_consumers([height, width]) == 2;
+    let two = mma_consumers([height, width]) == 2;
+    let takes = width.is_multiple_of(64) && two && !facts.quantizes();
     c.last_wave = c.last_wave.filter(|w| takes && (w.parts > 1 || w.columns < width));
     if let Some(last) = &mut c.last_wave {
         last.columns = last.columns.min(width);

@@ -47,7 +47,9 @@ impl Checker<'_> {
         if multicast == [1, 1] {
             return;
         }
-        let other = |op: &EpilogueOp| matches!(op, EpilogueOp::Save | EpilogueOp::Carry);
+        let other = |op: &EpilogueOp| {
+            matches!(op, EpilogueOp::Save | EpilogueOp::Carry | EpilogueOp::Quantize(_))
+        };
         let steps = x.inner.is_some() || x.leaf.epilogue().iter().any(other);
         if x.leaf.cluster() > 8
             || consumers != Consumers::Cooperative

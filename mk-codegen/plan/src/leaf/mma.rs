@@ -1,13 +1,16 @@
 //! GEMMs.
 
-use super::{Record, Store};
+use super::{QuantTile, Record, Store};
 use crate::{
     contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, OperandSpec},
     epilogue::{
-        EPILOGUE_OPERANDS, EpilogueOp, gated, keeps_end, read_epilogue, scales_first, scales_steps,
-        write_epilogue,
+        EPILOGUE_OPERANDS, EpilogueOp, gated, keeps_end, quantized, read_epilogue, scales_first,
+        scales_steps, write_epilogue,
     },
-    mma::{mma_consumers, mma_exchange_bytes, mma_narrow, mma_stage_bytes, mma_staging_bytes},
+    mma::{
+        mma_consumers, mma_exchange_bytes, mma_narrow, mma_stage_bytes, mma_staging_bytes,
+        mma_swaps,
+    },
     names::{Agent, Mode, Operand, Point, Proxy},
     text::{Cursor, ReadError},
 };
@@ -240,6 +243,8 @@ impl Record for MmaTile {
         // Panels of eight bits have no layout, and partial sums are computed with.
         let panels = self.store == Store::Tma || self.epilogue.contains(&EpilogueOp::Carry);
         let result = if panels { Elements::Float } else { Elements::Stored };
+        let quantized = quantized(&self.epilogue);
+        let result = quantized.map_or(result, Elements::Only);
         let mut all = vec![OneType::new(&[Operand::C, Operand::AccIn], result)];
         // Of eight bits the two may differ.
         match mma_narrow(self.block[2]) {
@@ -248,7 +253,11 @@ impl Record for MmaTile {
             }
             false => all.push(OneType::new(&[Operand::A, Operand::B], Elements::Half)),
         }
-        all.extend(EPILOGUE_OPERANDS.map(|e| OneType::new(&[e], Elements::Float)));
+        let operands = self.epilogue.iter().filter(|op| op.operand().is_some()).count();
+        all.extend(EPILOGUE_OPERANDS.into_iter().enumerate().map(|(i, e)| {
+            let factors = quantized.is_some() && i + 1 == operands;
+            OneType::new(&[e], if factors { Elements::F32 } else { Elements::Float })
+        }));
         all
     }
 
@@ -276,7 +285,19 @@ impl Record for MmaTile {
         });
         let wide = (scales_steps(&self.epilogue) && !mma_narrow(self.block[2]))
             .then(|| "`scale_steps` and `scale_blocks` are of operands of eight bits".to_string());
-        gates.into_iter().chain(keeps).chain(turned).chain(late).chain(wide).collect()
+        let whole = self.task_columns().is_multiple_of(QuantTile::BLOCK as u32)
+            && self.store == Store::Direct
+            && self.cluster == 1
+            && !mma_swaps([self.block[0], self.block[1]]);
+        let last = match self.epilogue.split_last() {
+            Some((EpilogueOp::Quantize(_), rest)) => quantized(rest).is_none(),
+            _ => false,
+        };
+        let blocks = (quantized(&self.epilogue).is_some() && !(whole && last)).then(|| {
+            "`quantize` comes last, of results that one CTA has in whole blocks of 128 columns and stores directly"
+                .to_string()
+        });
+        gates.into_iter().chain(blocks).chain(keeps).chain(turned).chain(late).chain(wide).collect()
     }
 
     fn pipeline(&self) -> Option<(&[u32], u32)> {

@@ -9,6 +9,7 @@ mod host_copy;
 mod mma;
 mod nic_send;
 mod norm;
+mod quant;
 mod record;
 mod reduce;
 mod rope;
@@ -25,6 +26,7 @@ pub use host_copy::HostCopy;
 pub use mma::{ALayout, BLayout, Consumers, MmaTile};
 pub use nic_send::NicSend;
 pub use norm::NormTile;
+pub use quant::QuantTile;
 pub use record::Record;
 pub use reduce::ReduceTile;
 pub use rope::RopeTile;
@@ -62,6 +64,8 @@ pub enum Leaf {
     NormTile(NormTile),
     /// [`RopeTile`].
     RopeTile(RopeTile),
+    /// [`QuantTile`].
+    QuantTile(QuantTile),
     /// [`NicSend`].
     NicSend,
     /// [`HostCopy`].
@@ -77,7 +81,7 @@ macro_rules! of_leaf {
     ($leaf:expr, $x:ident => $do:expr) => {
         $crate::of_leaf!(@ $leaf, $x, $do, [Signal Enter NicSend HostCopy]
             [CopyTile MmaTile ReduceTile AttendTile StatsTile AttendGradTile Tabulate NormTile DotTile
-             RopeTile])
+             RopeTile QuantTile])
     };
     (@ $leaf:expr, $x:ident, $do:expr, [$($unit:ident)*] [$($record:ident)*]) => {
         match $leaf {
@@ -116,6 +120,8 @@ const READERS: &[(&str, Reader)] = &[
     ("norm_grad_tile", |c| NormTile::read(c, true).map(Leaf::NormTile)),
     ("rope_tile", |_| Ok(Leaf::RopeTile(RopeTile { back: false }))),
     ("rope_back_tile", |_| Ok(Leaf::RopeTile(RopeTile { back: true }))),
+    ("quantize_tile", |c| QuantTile::read(c, false).map(Leaf::QuantTile)),
+    ("dequantize_tile", |c| QuantTile::read(c, true).map(Leaf::QuantTile)),
     ("nic_send", |_| Ok(Leaf::NicSend)),
     ("host_copy", |_| Ok(Leaf::HostCopy)),
     ("tabulate_blocks", |c| Tabulate::read_blocks(c).map(Leaf::Tabulate)),
@@ -220,6 +226,8 @@ mod tests {
         all.push(Leaf::ReduceTile(ReduceTile { epilogue: vec![EpilogueOp::Bias] }));
         all.extend([false, true].map(|back| Leaf::RopeTile(RopeTile { back })));
         all.extend([false, true].map(|grad| Leaf::NormTile(NormTile { eps: 0, grad })));
+        let quant = |back| Leaf::QuantTile(QuantTile { narrow: mk_abi::DType::E4m3, back });
+        all.extend([false, true].map(quant));
         all.push(Leaf::DotTile(DotTile));
         all.push(Leaf::StatsTile(StatsTile { block: [128, 64] }));
         all

@@ -76,8 +76,8 @@ impl Record for ReduceTile {
     }
 
     fn misuse(&self) -> Vec<String> {
-        use EpilogueOp::{Carry, Keep, Save, Swiglu};
-        let other = |op: &&EpilogueOp| matches!(op, Swiglu | Save | Keep | Carry);
+        use EpilogueOp::{Carry, Keep, Quantize, Save, Swiglu};
+        let other = |op: &&EpilogueOp| matches!(op, Swiglu | Save | Keep | Carry | Quantize(_));
         let other = self.epilogue.iter().find(other);
         other
             .map(|op| format!("a sum has no `{}` behind it", epilogue_text(op)))

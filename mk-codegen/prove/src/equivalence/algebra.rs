@@ -12,6 +12,10 @@ pub(super) enum Function {
     Round(DType),
     Curve(Curve),
     Slope(Curve),
+    /// Of a quantised block: what its factor is made of, the factor, and one over it.
+    Magnitude,
+    Factor(DType),
+    Inverse(DType),
     /// `1 / sqrt(mean of squares + eps)` of a row; `eps` as the bits of an f32.
     ReciprocalRoot(u32),
     /// Soft cap of scores at the f32 of these bits, and its derivative.
@@ -25,6 +29,9 @@ impl Function {
         match self {
             Function::Curve(curve) => 0x40 + curve as u64,
             Function::Slope(curve) => 0x80 + curve as u64,
+            Function::Magnitude => 0x20,
+            Function::Factor(to) => 0xc0 + to as u64,
+            Function::Inverse(to) => 0xe0 + to as u64,
             Function::ReciprocalRoot(eps) => 1 << 32 | u64::from(eps),
             Function::Cap(cap) => 2 << 32 | u64::from(cap),
             Function::CapSlope(cap) => 3 << 32 | u64::from(cap),

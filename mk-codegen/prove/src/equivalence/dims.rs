@@ -74,6 +74,9 @@ impl<'a> Dims<'a> {
                 Some(Def::Node(Node { op: Op::GroupedWgrad, .. })) => {
                     own[0] = lines.line(shape[0] as i64);
                 }
+                Some(Def::Node(Node { op: Op::Factor(_), inputs, .. })) => {
+                    own = vec![lines.line(shape[0] as i64), dims.line(inputs[0], 0)];
+                }
                 Some(Def::Node(Node { op: Op::Combine, inputs, .. })) => {
                     own[0] = dims.line(inputs[1], 0);
                 }
@@ -157,24 +160,25 @@ impl<'a> Dims<'a> {
                 lines.cut(of(1)[1], 1);
             }
             Op::Dequantize(factors) => {
-                let block = SCALE_BLOCK as i64;
                 match factors {
                     Factors::Rows => same(of(0)[0], of(1)[0], extent(node.inputs[1], 0)),
                     Factors::Steps => same(of(0)[0], of(1)[1], extent(node.inputs[1], 1)),
                     Factors::Blocks => {}
                 }
-                // What shares a factor is apart from the rest, and so is its factor.
-                let pairs = match factors {
-                    Factors::Rows => &[][..],
-                    Factors::Steps => &[(1, 0)],
-                    Factors::Blocks => &[(0, 0), (1, 1)],
-                };
-                for (d, other) in pairs {
-                    for i in 1..extent(node.inputs[1], *other) {
-                        lines.cut(of(0)[*d], (i * block) as i32);
-                        lines.cut(of(1)[*other], i as i32);
-                    }
+                let [x, f] = [0, 1].map(|i| node.inputs[i]);
+                self.cut_blocks(factors, x, f, lines);
+            }
+            Op::Quantize(_) => {
+                // All blocks of rows, with factors or without a reader of them.
+                let line = of(0)[1];
+                for i in 1..(extent(node.inputs[0], 1) as u64).div_ceil(SCALE_BLOCK) {
+                    lines.cut(line, (i * SCALE_BLOCK) as i32);
                 }
+            }
+            Op::Factor(factors) => {
+                let own = &self.lines[node.result.index()];
+                same(of(0)[0], own[1], extent(node.result, 1));
+                self.cut_blocks(factors, node.inputs[0], node.result, lines);
             }
             Op::Bias => {
                 let last = of(0).len() - 1;
@@ -272,6 +276,21 @@ impl<'a> Dims<'a> {
         }
     }
 
+    /// What shares a factor is apart from the rest, and so is its factor.
+    fn cut_blocks(&self, factors: Factors, x: ValueId, f: ValueId, lines: &mut Lines) {
+        let pairs = match factors {
+            Factors::Rows => &[][..],
+            Factors::Steps => &[(1, 0)],
+            Factors::Blocks => &[(0, 0), (1, 1)],
+        };
+        for (d, other) in pairs {
+            for i in 1..self.extent(f, *other) {
+                lines.cut(self.line(x, *d), (i * SCALE_BLOCK as i64) as i32);
+                lines.cut(self.line(f, *other), i as i32);
+            }
+        }
+    }
+
     pub fn line(&self, value: ValueId, dim: usize) -> u32 {
         self.lines[value.index()][dim]
     }
@@ -323,22 +342,27 @@ impl<'a> Dims<'a> {
     }
 
     /// First index and length of the stretches of a dimension that a place has of a value, in order: two in zigzag.
-    /// Shards are as long as the first, as far as there is something.
+    /// Shards are as long as the first, as far as there is something; of axes that share the dimension, each cuts a
+    /// shard of the one before it.
     pub fn stretches(&self, value: ValueId, place: usize, dim: usize) -> Vec<(i32, i32)> {
-        let n = self.extent(value, dim);
-        let cut = self.placements(value).iter().position(|p| p.cut() == Some(dim));
-        let Some(axis) = cut else { return vec![(0, n as i32)] };
-        let (stride, ranks) = self.along(axis);
-        let own = place / stride % ranks;
-        let zigzag = matches!(self.placements(value)[axis], Placement::Zigzag(_));
-        let parts = if zigzag { 2 * ranks } else { ranks };
-        let each = (n + parts as i64 - 1) / parts as i64;
-        let at = |i: usize| (i as i64 * each).min(n) as i32;
-        let part = |i: usize| (at(i), at(i + 1) - at(i));
-        match zigzag {
-            true => vec![part(own), part(parts - 1 - own)],
-            false => vec![part(own)],
+        let (mut first, mut n) = (0, self.extent(value, dim));
+        for (axis, placement) in self.placements(value).iter().enumerate() {
+            if placement.cut() != Some(dim) {
+                continue;
+            }
+            let (stride, ranks) = self.along(axis);
+            let own = place / stride % ranks;
+            let zigzag = matches!(placement, Placement::Zigzag(_));
+            let parts = if zigzag { 2 * ranks } else { ranks };
+            let each = (n + parts as i64 - 1) / parts as i64;
+            let at = |i: usize| (i as i64 * each).min(n);
+            if zigzag {
+                let part = |i: usize| (at(i) as i32, (at(i + 1) - at(i)) as i32);
+                return vec![part(own), part(parts - 1 - own)];
+            }
+            (first, n) = (first + at(own), at(own + 1) - at(own));
         }
+        vec![(first as i32, n as i32)]
     }
 
     /// First index and length of a place's part of a value in each dimension; of one in zigzag all of it.

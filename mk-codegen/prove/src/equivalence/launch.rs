@@ -10,7 +10,7 @@ use super::{
     tile::Tile,
     unroll::{Touch, Unrolled},
 };
-use mk_plan::{Family, MMA_STEP_BYTES, Operand, Point, scales_steps};
+use mk_plan::{Family, Leaf, MMA_STEP_BYTES, Operand, Point, quantized, scales_steps};
 use std::collections::VecDeque;
 
 /// Most elements of all memory, scaled; and of all values of a pipeline.
@@ -168,8 +168,13 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
             if t.write {
                 let len = rows.starts.len() * rows.cols;
                 let size = [rows.starts.len(), rows.cols];
+                let c = touches.iter().find(|c| c.write && c.operand == Operand::C);
+                let [_, blocks] = match c.filter(|_| quantized(family.leaf.epilogue()).is_some()) {
+                    Some(c) => self.in_blocks(c),
+                    None => [Vec::new(), Vec::new()],
+                };
                 let data = leaf::stored(
-                    &Write { family, touch: t, size, last: run.last },
+                    &Write { family, touch: t, size, blocks: &blocks, last: run.last },
                     &mut context,
                     algebra,
                 )
@@ -187,10 +192,16 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
 
     /// In which block of 128 of the touch each of its rows and columns is, of operands whose blocks have factors.
     fn blocks(&self, family: &Family, t: &Touch) -> [Vec<usize>; 2] {
+        let quantises = matches!(family.leaf, Leaf::QuantTile(_)) && t.operand == Operand::Src;
         let operand = matches!(t.operand, Operand::A | Operand::B);
-        if !operand || !scales_steps(family.leaf.epilogue()) {
+        if !quantises && (!operand || !scales_steps(family.leaf.epilogue())) {
             return [Vec::new(), Vec::new()];
         }
+        self.in_blocks(t)
+    }
+
+    /// In which block of 128 of the touch each of its rows and columns is.
+    fn in_blocks(&self, t: &Touch) -> [Vec<usize>; 2] {
         let region = self.unrolled.region(t);
         [2, 1].map(|from_end| {
             let Some(d) = region.len().checked_sub(from_end) else { return Vec::new() };

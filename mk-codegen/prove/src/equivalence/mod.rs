@@ -37,6 +37,7 @@ mod links;
 mod norm;
 mod number;
 mod program;
+mod quant;
 mod ragged;
 mod rope;
 mod routings;

@@ -10,7 +10,7 @@ use super::{
     error::FieldError,
     launch::MAX_ELEMENTS,
     leaf::seen,
-    norm, ragged, rope, softmax,
+    norm, quant, ragged, rope, softmax,
 };
 use mk_plan::Mask;
 use mk_syntax::{Curve, DType, Def, Factors, Node, Op, Placement, SCALE_BLOCK, Scores, ValueId};
@@ -170,7 +170,7 @@ impl<A: Algebra> Evaluator<'_, A> {
         let y = node.inputs.get(1).map(|y| &values[y.index()]);
         match (node.op, y) {
             // No plan has a `view`: `evaluate` refuses it.
-            (Op::Gather { .. } | Op::View, _) | (Op::Cast(DType::F32), _) => {
+            (Op::Gather { .. } | Op::AllToAll { .. } | Op::View | Op::Cast(DType::F32), _) => {
                 self.each(x, |_, t| t.clone())
             }
             (Op::Attention { .. }, _) => Value::whole(self.attention(node)[0].clone()),
@@ -236,6 +236,14 @@ impl<A: Algebra> Evaluator<'_, A> {
                     Tensor { shape: x.shape.clone(), data }
                 })
             }
+            (Op::Quantize(_), _) => self.quantised(node, x).0,
+            (Op::Factor(_), _) => match self.dims.program.def(node.inputs[0]) {
+                Some(Def::Node(made)) => {
+                    let x = &values[made.inputs[0].index()];
+                    self.quantised(made, x).1
+                }
+                _ => self.each(x, |_, t| t.clone()),
+            },
             (Op::Bias | Op::Add, Some(y)) => self.zip(x, y, A::add),
             (Op::Mul, Some(y)) => self.zip(x, y, A::mul),
             (Op::Slope(curve), Some(y)) => {
@@ -266,6 +274,22 @@ impl<A: Algebra> Evaluator<'_, A> {
                 None,
             ) => self.each(x, |_, t| t.clone()),
         }
+    }
+
+    /// What `quantize` makes: rows, and the factors `[blocks, rows]` of their blocks.
+    fn quantised(&mut self, node: &Node, x: &Value<A::Elem>) -> (Value<A::Elem>, Value<A::Elem>) {
+        let (line, cells) = (self.dims.line(node.inputs[0], 1), self.cells);
+        let x = x.on(0);
+        let (rows, columns) = (x.shape[0], x.shape[1].max(1));
+        let of: Vec<usize> = (0..x.shape[1])
+            .map(|at| (cells.original(line, at) / SCALE_BLOCK as i64) as usize)
+            .collect();
+        let blocks = of.last().map_or(0, |b| b + 1);
+        let place = |i: usize| of[i % columns] * rows + i / columns;
+        let made = quant::quantised(self.algebra, node.ty.dtype, &x.data, blocks * rows, place);
+        let values = Tensor { shape: x.shape.clone(), data: made.values };
+        let factors = Tensor { shape: vec![blocks, rows], data: made.factors };
+        (Value::whole(values), Value::whole(factors))
     }
 
     fn attention(&mut self, node: &Node) -> [Tensor<A::Elem>; 2] {

@@ -1,6 +1,9 @@
 //! GEMMs.
 
-use super::{Attends, Compute, Regions, Values, Write, broadcast, epilogue::apply_to, matrix};
+use super::{
+    Attends, Compute, Regions, Values, Write, broadcast, epilogue::apply_to, matrix,
+    quant::quantised,
+};
 use crate::{
     context::{Context, Phase, misfit},
     error::SimError,
@@ -220,6 +223,14 @@ fn product(
                 return Ok(tile.data);
             }
             tile = kept.take().unwrap_or(tile);
+            continue;
+        }
+        if let EpilogueOp::Quantize(to) = op {
+            let [values, factors] = quantised(*to, &tile);
+            if tails.next() == Some(&operand) {
+                return Ok(factors);
+            }
+            tile.data = values;
             continue;
         }
         apply_to(&mut tile, *op, &mut tails, context, phase)?;

@@ -44,6 +44,8 @@ pub(in super::super) fn apply(op: EpilogueOp, acc: &mut Tile, operand: Option<&T
         EpilogueOp::Round(to) => each(acc, &|x| to.round(x)),
         // Of steps, before they are added.
         EpilogueOp::ScaleSteps | EpilogueOp::ScaleBlocks => {}
+        // What is quantised is a tile's.
+        EpilogueOp::Quantize(_) => {}
         EpilogueOp::Widen | EpilogueOp::Save | EpilogueOp::Keep => {}
         EpilogueOp::Swiglu => {
             let half = acc.cols / 2;

@@ -65,15 +65,15 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(ring.span, messages::ring_elsewhere());
             input = None;
         }
-        use OpKind::{Cast, Dispatch, Gather, Gemm, Ragged};
-        let takes = matches!(info.kind, Cast | Dispatch | Gather | Gemm | Ragged);
+        use OpKind::{Cast, Dequantize, Dispatch, Gather, Gemm, Ragged};
+        let takes = matches!(info.kind, Cast | Dequantize | Dispatch | Gather | Gemm | Ragged);
         if let Some(x) = input.take_if(|x| x.ty.dtype.is_storage() && !takes) {
             let sums = matches!(info.kind, OpKind::ReduceScatter | OpKind::AllReduce);
             let text = messages::storage_only(op.text, &x.label, x.ty.dtype, sums);
             self.sink.push(op.span, text);
         }
-        if let Some(x) =
-            input.take_if(|x| x.scales.is_some() && !matches!(info.kind, Gather | Gemm))
+        if let Some(x) = input
+            .take_if(|x| x.scales.is_some() && !matches!(info.kind, Gather | Gemm | Dequantize))
         {
             self.sink.push(op.span, messages::scaled_elsewhere(op.text, &x.label));
         }
@@ -97,7 +97,6 @@ impl<'a> Checker<'a, '_> {
     }
 
     fn of_kind(&mut self, kind: OpKind, call: Call<'_, 'a>) -> Option<Value> {
-        let op = call.op;
         match kind {
             OpKind::Ragged => self.ragged(call),
             OpKind::GroupedGemm => self.grouped_gemm(call),
@@ -108,6 +107,7 @@ impl<'a> Checker<'a, '_> {
             OpKind::Gather => self.gather(call),
             OpKind::ReduceScatter => self.reduce_scatter(call),
             OpKind::AllReduce => self.all_reduce(call),
+            OpKind::AllToAll => self.all_to_all(call),
             OpKind::Gemm => self.gemm(call),
             OpKind::Bias => self.bias(call),
             OpKind::Mul => self.mul(call),
@@ -123,6 +123,8 @@ impl<'a> Checker<'a, '_> {
             OpKind::View => self.view(call),
             OpKind::Scale => self.scale(call),
             OpKind::Cast => self.cast(call),
+            OpKind::Quantize => self.quantize(call),
+            OpKind::Dequantize => self.dequantize(call),
             OpKind::Ring => self.ring(call),
             OpKind::Attention => self.attention(call),
             OpKind::Lse => self.lse(call),
@@ -130,10 +132,6 @@ impl<'a> Checker<'a, '_> {
             OpKind::AttentionDq => self.attention_dq(call),
             OpKind::AttentionDk => self.attention_dk(call),
             OpKind::AttentionDv => self.attention_dv(call),
-            OpKind::Unsupported => {
-                self.sink.push(op.span, messages::unsupported_op(op.text));
-                None
-            }
         }
     }
 

@@ -1,9 +1,16 @@
-//! `gather`, `reduce_scatter`, `all_reduce`: they change the placement over one mesh axis.
+//! `gather`, `reduce_scatter`, `all_reduce`, `all_to_all`: they change the placement over one mesh axis.
 
 use super::checker::{Call, Checker, Value};
 use crate::ast::Word;
 use crate::messages;
 use crate::program::{AxisId, Op, Placement};
+
+/// The other axes over which a dimension is sharded.
+fn sharing(x: &Value, axis: usize, dim: usize) -> Vec<usize> {
+    let placement = x.ty.placement.iter().enumerate();
+    let others = placement.filter(|(other, p)| *other != axis && **p == Placement::Shard(dim));
+    others.map(|(other, _)| other).collect()
+}
 
 impl<'a> Checker<'a, '_> {
     /// `Shard(d) -> Replicate`. Factors of rows go with their rows.
@@ -28,10 +35,12 @@ impl<'a> Checker<'a, '_> {
         let Placement::Shard(dim) = input.ty.placement[axis] else {
             return None;
         };
+        self.innermost(call.op, &input, axis, dim)?;
         let scales = input.scales.map(|(id, of)| (id, of, self.scales_ty(&input.ty, of)));
         input.ty.placement[axis] = Placement::Replicate;
         input.gathered[axis] = true;
         let op = Op::Gather { axis: AxisId::new(axis), dim };
+        let value = self.push(op, vec![input.id], input.ty, input.gathered.clone());
         let scales = scales.map(|(id, of, mut ty)| match ty.placement[axis] {
             Placement::Shard(dim) => {
                 ty.placement[axis] = Placement::Replicate;
@@ -41,7 +50,6 @@ impl<'a> Checker<'a, '_> {
             // All ranks have those of rows that they share.
             _ => (id, of),
         });
-        let value = self.push(op, vec![input.id], input.ty, input.gathered);
         Some(self.keep_scales(value, scales))
     }
 
@@ -60,9 +68,8 @@ impl<'a> Checker<'a, '_> {
         }
         let axis = self.partial_axis(call.op, axis, &input)?;
         let dim = dim?;
-        if let Some(other) = input.ty.placement.iter().position(|p| *p == Placement::Shard(dim)) {
-            self.sink.push(at, messages::reduce_dim_taken(value, self.mesh.axes[other]));
-            return None;
+        for outer in sharing(&input, axis, dim) {
+            self.nest(outer, axis, at)?;
         }
         input.ty.placement[axis] = Placement::Shard(dim);
         let op = Op::ReduceScatter { axis: AxisId::new(axis), dim };
@@ -79,6 +86,59 @@ impl<'a> Checker<'a, '_> {
         input.ty.placement[axis] = Placement::Replicate;
         let op = Op::AllReduce { axis: AxisId::new(axis) };
         Some(self.push(op, vec![input.id], input.ty, input.gathered))
+    }
+
+    /// `Shard(concat) -> Shard(split)`.
+    pub(super) fn all_to_all(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let axis = call.args.axis(self.sink);
+        let [split, concat] = ["split", "concat"].map(|key| call.args.key_int(key, self.sink));
+        call.args.finish(self.sink);
+        let (axis, split, concat) = (self.named_axis(axis?)?, split?, concat?);
+        let (Some(split), Some(concat)) = (split, concat) else {
+            self.sink.push(call.op.span, messages::all_to_all_dims());
+            return None;
+        };
+        let mut input = call.input?;
+        let n_dims = input.ty.dims.len();
+        let dims = [split, concat].map(|n| {
+            let dim = usize::try_from(n.value).ok().filter(|&dim| dim < n_dims);
+            if dim.is_none() {
+                self.sink.push(n.span, messages::shard_out_of_range(n.value, n_dims));
+            }
+            dim
+        });
+        let [Some(to), Some(from)] = dims else { return None };
+        if to == from {
+            self.sink.push(split.span, messages::all_to_all_same(to));
+            return None;
+        }
+        let is_sharded = |p: Placement| p == Placement::Shard(from);
+        let Some(axis) = self.choose_axis(call.op, axis, &input, is_sharded)? else {
+            let found = self.mesh.show_all(&input.ty.placement);
+            let text = messages::all_to_all_of(&input.label, &found, from);
+            self.sink.push(call.op.span, text);
+            return None;
+        };
+        self.innermost(call.op, &input, axis, from)?;
+        for outer in sharing(&input, axis, to) {
+            self.nest(outer, axis, split.span)?;
+        }
+        input.ty.placement[axis] = Placement::Shard(to);
+        let op = Op::AllToAll { axis: AxisId::new(axis), split: to, concat: from };
+        Some(self.push(op, vec![input.id], input.ty, input.gathered))
+    }
+
+    /// Whether an axis is the inner one of those that share a dimension, which is about to be whole; `None` after a
+    /// report.
+    fn innermost(&mut self, op: Word<'a>, input: &Value, axis: usize, dim: usize) -> Option<()> {
+        for inner in sharing(input, axis, dim) {
+            if !self.mesh.nest(inner, axis) {
+                let [outer, inner] = [axis, inner].map(|axis| self.mesh.axes[axis]);
+                self.sink.push(op.span, messages::gather_of_outer(outer, inner, dim));
+                return None;
+            }
+        }
+        Some(())
     }
 
     /// The outer `None` is a mistake.

@@ -18,14 +18,6 @@ const MAX_NAME: usize = 48;
 impl<'a> Checker<'a, '_> {
     /// Checks what the signature declares against what the body gives.
     pub(super) fn results(&mut self, source: &Source<'a>, found: &[Option<Value>]) {
-        for (chain, value) in source.body.results.iter().zip(found) {
-            if let Some(x) = value.as_ref().filter(|x| x.scales.is_some()) {
-                let word = chain.stages.last().and_then(|s| s.as_ref()).map(|s| s.name);
-                let word = word.or(chain.input.map(|input| input.word));
-                let Some(word) = word else { continue };
-                self.sink.push(word.span, messages::scaled_returned(&x.label));
-            }
-        }
         let Some(results) = source.signature.as_ref().and_then(|s| s.results.as_ref()) else {
             return;
         };
@@ -40,11 +32,13 @@ impl<'a> Checker<'a, '_> {
         for ty in &results.types {
             let value = found.next().and_then(Option::as_ref);
             let Some(ty) = ty else { continue };
-            if let Some(scales) = &ty.scales {
-                self.sink.push(scales.span, messages::scaled_result());
-            }
             let written = self.written(ty);
             if let (Some(written), Some(value)) = (written, value) {
+                let found = value.scales.map(|(_, of)| of);
+                if written.scaled != found {
+                    let at = ty.scales.as_ref().map_or(ty.dtype.span, |s| s.span);
+                    self.sink.push(at, messages::scaled_result(written.scaled, found));
+                }
                 self.result(ty, &written, &value.ty);
             }
         }
@@ -125,7 +119,17 @@ impl<'a> Checker<'a, '_> {
             })),
         };
         let result_names = self.result_names(results);
-        Some(Program {
+        let params = self.params.iter().enumerate();
+        let of_params = params.filter_map(|(i, p)| {
+            p.scales.map(|(f, of)| (value(Id::Param(i)), (value(Id::Param(f)), of)))
+        });
+        let drafts = self.nodes.iter().enumerate();
+        let of_nodes = drafts.filter_map(|(i, n)| {
+            n.value.scales.map(|(f, of)| (value(Id::Node(i)), (value(f), of)))
+        });
+        let factors = of_params.chain(of_nodes).collect();
+        let order = self.mesh.order();
+        let program = Program {
             name,
             docs: docs.collect(),
             mesh_axes: self.mesh.axes.iter().map(|&axis| axis.to_owned()).collect(),
@@ -134,17 +138,27 @@ impl<'a> Checker<'a, '_> {
             result_names,
             tensors,
             nodes,
+            factors,
             dropped: {
                 let dropped = self.routes.iter().filter(|r| r.1).map(|r| value(r.0));
                 dropped.collect::<BTreeSet<_>>().into_iter().collect()
             },
-        })
+        };
+        // Of axes that share a dimension, the outer one comes first.
+        Some(if order.is_sorted() { program } else { program.over(&order) })
     }
 
     /// See [`Program::result_names`].
     fn result_names(&self, results: &[Id]) -> Vec<String> {
         let mut bound: BTreeMap<usize, Word<'a>> = BTreeMap::new();
-        if results.len() > 1 {
+        // Factors stand behind what they are of.
+        let factors_of = |id: Id| match id {
+            Id::Param(i) => self.params[i].scales.map(|(i, _)| Id::Param(i)),
+            Id::Node(i) => self.nodes[i].value.scales.map(|(id, _)| id),
+        };
+        let is_factors = |i: usize| i > 0 && factors_of(results[i - 1]) == Some(results[i]);
+        let several = (0..results.len()).filter(|i| !is_factors(*i)).count() > 1;
+        if several {
             for name in self.names.values() {
                 if let Some(Id::Node(i)) = name.id {
                     // Of two names for one value, the first.
@@ -156,22 +170,30 @@ impl<'a> Checker<'a, '_> {
             }
         }
         let mut taken: BTreeSet<String> = self.names.keys().map(|&name| name.to_owned()).collect();
-        let name = |(i, &id): (usize, &Id)| {
+        let (mut names, mut place) = (Vec::<String>::new(), 0);
+        for (i, &id) in results.iter().enumerate() {
             // The name of a value that is two results is the first one's.
             let word = match id {
                 Id::Node(node) => bound.remove(&node),
                 Id::Param(_) => None,
             };
-            if let Some(word) = word {
-                return word.text.to_owned();
-            }
-            let mut name = if results.len() == 1 { "out".to_owned() } else { format!("out{i}") };
+            let mut name = match (names.last().filter(|_| is_factors(i)), word) {
+                (Some(of), _) => format!("{of}_scale"),
+                (None, Some(word)) => {
+                    names.push(word.text.to_owned());
+                    place += 1;
+                    continue;
+                }
+                (None, None) if several => format!("out{place}"),
+                (None, None) => "out".to_owned(),
+            };
+            place += usize::from(!is_factors(i));
             while !taken.insert(name.clone()) {
                 name.push('_');
             }
-            name
-        };
-        results.iter().enumerate().map(name).collect()
+            names.push(name);
+        }
+        names
     }
 }
 

@@ -4,7 +4,7 @@
 //! is not elementwise (`docs/dsl.md` states it for users, in "Bare names").
 
 use super::checker::{Checker, Id, Shape, State, Value};
-use crate::ast::{Operand, Stage};
+use crate::ast::{ArgValue, Operand, Stage};
 use crate::ops::{self, OpKind};
 use crate::program::Placement;
 
@@ -17,6 +17,8 @@ enum Next {
         reduced: bool,
     },
     Reduce,
+    /// This dimension becomes whole.
+    Concat(usize),
     Ring,
     Dispatch,
     Nothing,
@@ -30,6 +32,13 @@ fn next<'s, 'a>(stages: &'s [Option<Stage<'a>>], axis: &str) -> (Next, &'s [Opti
         let found = match kind {
             Some(OpKind::Gemm) => Next::Gemm { reduced: false },
             Some(OpKind::Dispatch) => Next::Dispatch,
+            Some(OpKind::AllToAll) if is_over(stage, axis) => {
+                let concat = stage.args.iter().find(|a| a.key.is_some_and(|k| k.text == "concat"));
+                match concat.map(|arg| arg.value) {
+                    Some(ArgValue::Int(n)) => Next::Concat(n.value as usize),
+                    _ => continue,
+                }
+            }
             Some(OpKind::Gather) if is_over(stage, axis) => Next::Gather,
             Some(OpKind::Ring) if is_ring_over(stage, axis) => Next::Ring,
             Some(OpKind::ReduceScatter | OpKind::AllReduce) if is_over(stage, axis) => Next::Reduce,
@@ -78,21 +87,12 @@ fn is_attention(kind: Option<OpKind>) -> bool {
 /// Whether an operation has the shape of its input.
 fn keeps_shape(kind: Option<OpKind>) -> bool {
     use OpKind::{
-        CombineGrad, Dispatch, Gemm, GroupedGemm, GroupedWgrad, Swiglu, SwigluGrad, Unsupported,
-        View,
+        CombineGrad, Dispatch, Gemm, GroupedGemm, GroupedWgrad, Swiglu, SwigluGrad, View,
     };
     let other = matches!(
         kind,
         None | Some(
-            CombineGrad
-                | Dispatch
-                | Gemm
-                | GroupedGemm
-                | GroupedWgrad
-                | Swiglu
-                | SwigluGrad
-                | Unsupported
-                | View
+            CombineGrad | Dispatch | Gemm | GroupedGemm | GroupedWgrad | Swiglu | SwigluGrad | View
         )
     );
     !is_attention(kind) && !other
@@ -138,6 +138,7 @@ impl<'a> Checker<'a, '_> {
             Next::Gemm { reduced: true } => Placement::Shard(columns(n_dims)),
             Next::Gemm { reduced: false } | Next::Nothing => Placement::Replicate,
             Next::Reduce => Placement::Partial,
+            Next::Concat(dim) => Placement::Shard(dim),
         })
         .collect()
     }
@@ -158,7 +159,9 @@ impl<'a> Checker<'a, '_> {
             Placement::Replicate => match next_two(rest, axis) {
                 Next::Reduce => Placement::Partial,
                 Next::Gemm { reduced: true } | Next::Gather => columns,
-                Next::Gemm { reduced: false } | Next::Ring | Next::Dispatch => Placement::Replicate,
+                Next::Gemm { reduced: false } | Next::Ring | Next::Dispatch | Next::Concat(_) => {
+                    Placement::Replicate
+                }
                 Next::Nothing if gathered => columns,
                 Next::Nothing => Placement::Replicate,
             },

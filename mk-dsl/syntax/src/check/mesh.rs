@@ -1,4 +1,4 @@
-//! The mesh axes that a program names.
+//! The mesh axes that a program names, and their order where they share a dimension.
 
 use crate::ast::{Chain, Source, Type, Word};
 use crate::diag::Sink;
@@ -12,6 +12,8 @@ use crate::suggest::nearest;
 #[derive(Debug)]
 pub(super) struct Mesh<'a> {
     pub axes: Vec<&'a str>,
+    /// Pairs of axes that share a dimension: the second one's shards are parts of the first one's.
+    nested: Vec<[usize; 2]>,
 }
 
 impl<'a> Mesh<'a> {
@@ -42,7 +44,38 @@ impl<'a> Mesh<'a> {
         if axes.is_empty() {
             axes.push(crate::print::UNNAMED);
         }
-        Some(Mesh { axes })
+        Some(Mesh { axes, nested: Vec::new() })
+    }
+
+    /// Notes that shards over `inner` are parts of shards over `outer`; `false` if it is the other way round elsewhere.
+    pub fn nest(&mut self, outer: usize, inner: usize) -> bool {
+        let mut within = vec![inner];
+        let mut at = 0;
+        while let Some(axis) = within.get(at).copied() {
+            at += 1;
+            for [_, more] in self.nested.iter().filter(|pair| pair[0] == axis) {
+                if !within.contains(more) {
+                    within.push(*more);
+                }
+            }
+        }
+        let consistent = !within.contains(&outer);
+        if consistent && !self.nested.contains(&[outer, inner]) {
+            self.nested.push([outer, inner]);
+        }
+        consistent
+    }
+
+    /// The axes, outer ones before inner ones, else as they are named.
+    pub fn order(&self) -> Vec<usize> {
+        let mut left: Vec<usize> = (0..self.axes.len()).collect();
+        let mut order = Vec::new();
+        while !left.is_empty() {
+            let inside = |axis: &usize| left.iter().any(|o| self.nested.contains(&[*o, *axis]));
+            let first = left.iter().position(|axis| !inside(axis)).unwrap_or(0);
+            order.push(left.remove(first));
+        }
+        order
     }
 
     /// The position of the axis `word`, or a report.
@@ -68,7 +101,10 @@ impl<'a> Mesh<'a> {
 
     /// All placements of a value.
     pub fn show_all(&self, placement: &[Placement]) -> String {
-        crate::print::placements(placement, &self.axes)
+        let order = self.order();
+        let axes: Vec<&str> = order.iter().map(|axis| self.axes[*axis]).collect();
+        let placement: Vec<Placement> = order.iter().map(|axis| placement[*axis]).collect();
+        crate::print::placements(&placement, &axes)
     }
 }
 
@@ -80,7 +116,7 @@ fn axes_of_type<'t, 'a>(ty: &'t Type<'a>) -> impl Iterator<Item = Word<'a>> + 't
 fn axes_of_chain<'t, 'a>(chain: &'t Chain<'a>) -> impl Iterator<Item = Word<'a>> + 't {
     chain.stages.iter().flatten().filter_map(|stage| {
         match ops::find(stage.name.text).map(|op| op.kind) {
-            Some(OpKind::Gather | OpKind::ReduceScatter | OpKind::AllReduce) => {
+            Some(OpKind::Gather | OpKind::ReduceScatter | OpKind::AllReduce | OpKind::AllToAll) => {
                 super::args::axis_word(stage)
             }
             _ => None,

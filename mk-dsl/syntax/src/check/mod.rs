@@ -21,6 +21,7 @@ mod gemm;
 mod grouped;
 mod infer;
 mod mesh;
+mod quantize;
 mod rmsnorm;
 mod rope;
 mod runtime;
@@ -68,6 +69,9 @@ pub(crate) fn check(source: &Source<'_>, sink: &mut Sink) -> Option<Program> {
         checker.report_f32(&results);
         checker.report_integers(&results);
     }
-    let results = results.into_iter().map(|v| v.map(|v| v.id)).collect::<Option<Vec<_>>>()?;
+    let with_factors = |v: checker::Value| [Some(v.id), v.scales.map(|(id, _)| id)];
+    let results: Vec<_> =
+        results.into_iter().map(|v| v.map(with_factors)).collect::<Option<_>>()?;
+    let results: Vec<_> = results.into_iter().flatten().flatten().collect();
     checker.finish(source, &results)
 }

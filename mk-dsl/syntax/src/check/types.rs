@@ -5,6 +5,7 @@ use super::dims::{Dims, Resolved, Term};
 use crate::ast::{DimExpr, PlacementExpr, PlacementKind, ScalesExpr, Signature, Type, Word};
 use crate::messages;
 use crate::program::{DType, Factors, MAX_DIM, MAX_DIMS, Placement, SCALE_BLOCK};
+use crate::span::Span;
 use crate::suggest::nearest;
 
 /// A written type; no placement if none is written.
@@ -80,11 +81,6 @@ impl<'a> Checker<'a, '_> {
     /// What a parameter must satisfy, written or inferred.
     pub(super) fn validate(&mut self, name: Word<'a>, ty: &Ty) -> Option<()> {
         let n_before = self.sink.len();
-        for dim in 0..ty.dims.len() {
-            if ty.placement.iter().filter(|p| p.cut() == Some(dim)).count() > 1 {
-                self.sink.push(name.span, messages::dim_sharded_twice(dim));
-            }
-        }
         let sharded = ty.placement.iter().filter_map(|p| p.cut());
         // Only an inferred placement can be out of range here.
         if let Some(dim) = sharded.max().filter(|dim| *dim >= ty.dims.len()) {
@@ -198,15 +194,20 @@ impl<'a> Checker<'a, '_> {
                 continue;
             };
             let is_first = slot.is_none();
-            let is_taken = axes.iter().flatten().any(|p| p.cut() == placement.cut());
-            match placement {
-                _ if !is_first => {
-                    self.sink.push(expr.span, messages::axis_twice(self.mesh.axes[axis]));
+            if !is_first {
+                self.sink.push(expr.span, messages::axis_twice(self.mesh.axes[axis]));
+            }
+            let cut = placement.cut().filter(|_| is_first);
+            let outer = axes.iter().enumerate().filter_map(|(outer, p)| Some((outer, (*p)?)));
+            let outer: Vec<_> = outer.filter(|(_, p)| cut.is_some() && p.cut() == cut).collect();
+            for (outer, other) in outer {
+                let zigzag = [placement, other].iter().any(|p| matches!(p, Placement::Zigzag(_)));
+                match cut {
+                    Some(dim) if zigzag => {
+                        self.sink.push(expr.span, messages::zigzag_beside_shard(dim));
+                    }
+                    _ => drop(self.nest(outer, axis, expr.span)),
                 }
-                Placement::Shard(dim) | Placement::Zigzag(dim) if is_taken => {
-                    self.sink.push(expr.span, messages::dim_sharded_twice(dim));
-                }
-                _ => {}
             }
             axes[axis] = Some(placement);
         }
@@ -226,6 +227,16 @@ impl<'a> Checker<'a, '_> {
                 None
             }
         }
+    }
+
+    /// Notes that shards over `inner` are parts of shards over `outer`; `None` after a report.
+    pub(super) fn nest(&mut self, outer: usize, inner: usize, span: Span) -> Option<()> {
+        let consistent = self.mesh.nest(outer, inner);
+        if !consistent {
+            let [outer, inner] = [outer, inner].map(|axis| self.mesh.axes[axis]);
+            self.sink.push(span, messages::nested_otherwise(outer, inner));
+        }
+        consistent.then_some(())
     }
 
     /// A type as the source would write it.

@@ -10,6 +10,7 @@
 //! | `gather` | `reduce_scatter` |
 //! | `reduce_scatter` | `gather` |
 //! | `all_reduce` | nothing |
+//! | `all_to_all` | `all_to_all` the other way |
 //! | `gemm` | a `gemm` for each operand |
 //! | `bias` | the sum over the rows, as a GEMM of a row of ones |
 //! | `gelu`, `gelu_tanh`, `silu`, `relu` | their `_grad`, of the value before them (of `relu`, of its result) |

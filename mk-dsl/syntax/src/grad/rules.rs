@@ -172,6 +172,14 @@ impl<'p> Walk<'p> {
                 let g = self.draft.op("gather", &[d], self.named(axis), held);
                 self.add(x, g);
             }
+            Op::AllToAll { axis, split, concat } => {
+                let d = self.whole(d);
+                let dims = format!("split = {concat}, concat = {split}");
+                let words: Vec<String> = self.named(axis).into_iter().chain([dims]).collect();
+                let held = self.placed(d, axis.index(), Placement::Shard(concat));
+                let g = self.draft.op("all_to_all", &[d], Some(words.join(", ")), held);
+                self.add(x, g);
+            }
             Op::AllReduce { axis } => {
                 let g = self.whole_over(d, axis.index());
                 self.add(x, g);
@@ -297,13 +305,17 @@ impl<'p> Walk<'p> {
                 self.add(x, g);
             }
             Op::Attention { .. } => self.attention(node, d)?,
-            Op::Dequantize(_) => {
+            Op::Dequantize(_) | Op::Quantize(_) => {
                 return Err(GradError::Operation {
                     op: node.op.name(),
-                    why: "it reads values of eight bits, which have no gradients",
-                    help: "differentiate the part that computes in 16 bits",
+                    why: "values of eight bits have no gradients",
+                    help: "differentiate it in 16 bits; or write the gradient of the input as \
+                           `dy -> quantize(e4m3, 1, 128) -> gemm(v.t)`, `v` being the weight stored the other way \
+                           round, as layers of `mk.nn` do with fp8",
                 });
             }
+            // Of a quantised value.
+            Op::Factor(_) => {}
             Op::GroupedGemm { .. } | Op::Dispatch { .. } | Op::Combine => self.experts(node, d)?,
             // Not differentiated: `needed` leaves it out.
             Op::Lse => {}

@@ -2,7 +2,7 @@
 
 use super::{placed, text};
 use crate::diag::Text;
-use crate::program::DType;
+use crate::program::{DType, Factors};
 
 pub(crate) fn gemm_left_rank(name: &str, shape: &str, is_gate_up: bool) -> Text {
     let help = if is_gate_up {
@@ -126,21 +126,23 @@ pub(crate) fn scales_of_partial() -> Text {
     )
 }
 
-pub(crate) fn scaled_result() -> Text {
-    text("no operation gives scaled values", "leave out `scaled(..)`")
+/// `declared` of a result: with factors or without, or with others.
+pub(crate) fn scaled_result(declared: Option<Factors>, found: Option<Factors>) -> Text {
+    let help = match found {
+        Some(Factors::Steps) => "write `scaled(1, 128)`",
+        Some(Factors::Blocks) => "write `scaled(128, 128)`",
+        Some(Factors::Rows) => "write `scaled(1, K)`, K being its last dimension",
+        None => "leave out `scaled(..)`, or put `quantize(e4m3, 1, 128)` behind it",
+    };
+    let has = |x: Option<Factors>| if x.is_some() { "factors" } else { "no factors" };
+    let found = if declared.is_some() && found.is_some() { "others" } else { has(found) };
+    text(format!("this result has {found}, and is declared with {}", has(declared)), help)
 }
 
 pub(crate) fn scaled_elsewhere(op: &str, name: &str) -> Text {
     text(
         format!("{name} is scaled, and `{op}` would leave its factors behind"),
-        "read it in `gemm`, gathered or not",
-    )
-}
-
-pub(crate) fn scaled_returned(name: &str) -> Text {
-    text(
-        format!("{name} is scaled, and as a result it would leave its factors behind"),
-        "return what `gemm` makes of it",
+        "read it in `gemm` or `gather`, or put `dequantize` before it",
     )
 }
 

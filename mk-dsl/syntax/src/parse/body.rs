@@ -119,7 +119,7 @@ impl<'a> Parser<'a, '_> {
         };
         if input.is_some() {
             stage.args.remove(0);
-        } else if ops::is_supported(stage.name.text) {
+        } else {
             self.sink.push(stage.name.span, messages::no_input(stage.name.text));
         }
         stages.push(Some(stage));

@@ -8,7 +8,7 @@
 //!   write.
 //! - Completions are selective (`queue.rs`); a peer that nothing is sent to is asked for a sign of life, so that its
 //!   death shows.
-//! - Receives are consumed by immediates only. A receiver gives them back as credits, by sends without memory.
+//! - Only immediates consume receives. A receiver returns credits by empty sends, which have immediates, too.
 //!
 //! Feature `verbs` has the device side, by crates `ibverbs` and `ibverbs-sys`. The library is opened when an end is; a
 //! program with the feature starts without it. Choices (device, port, GID, GPU memory) are functions of what is there,

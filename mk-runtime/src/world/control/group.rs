@@ -6,6 +6,7 @@
 //! makes another call gets an error.
 
 use super::mesh::{self, Bell, Far, Keeping, MeshListener, Stream};
+use super::order::{self, Orders};
 use super::pack::{Pack, Unpack};
 use super::page::Page;
 use super::rendezvous::os;
@@ -142,16 +143,21 @@ pub(crate) struct Group {
     rank: u32,
     links: Mutex<Links>,
     watch: Watch,
+    /// The world's number among all of them, and the launches of this process in all of its worlds.
+    world: u64,
+    orders: Arc<Orders>,
 }
 
 impl Group {
-    /// Connects this process with every other one. `addresses` say where they are, by rank.
+    /// Connects this process with every other one. `addresses` say where they are, by rank; `orders` are the launches of
+    /// this one on its GPU.
     pub(in crate::world) fn connect(
         rank: u32,
         topology: &Topology,
         addresses: &[PeerAddress],
         listener: &LocalListener,
         abroad: Option<Abroad>,
+        orders: Arc<Orders>,
     ) -> Result<Group, Error> {
         let deadline = Deadline::within(MESH);
         let streams = connect_near(rank, addresses, listener, deadline)?;
@@ -165,6 +171,7 @@ impl Group {
             .iter()
             .map(|fd| fd.as_ref().map(Page::open).transpose())
             .collect::<Result<Vec<_>, _>>()?;
+        let world = links.orders(rank, &orders, deadline)?;
         let (bell, ears) = UnixStream::pair().map_err(|e| os("socketpair", &e))?;
         let bell = Arc::new(Bell::new(bell).map_err(|e| os("socketpair", &e))?);
         let mut far = Vec::new();
@@ -183,7 +190,7 @@ impl Group {
         let near = near.collect::<Result<Vec<_>, _>>().map_err(|e| os("dup", &e))?;
         let alike = topology.alike(rank).collect();
         let watch = Watch::start(mine, Others { near, pages, far, alike, bell, ears })?;
-        let group = Group { rank, links: Mutex::new(links), watch };
+        let group = Group { rank, links: Mutex::new(links), watch, world, orders };
         group.all_gather("connecting", &[], deadline)?;
         Ok(group)
     }
@@ -253,10 +260,22 @@ impl Group {
     /// different instance at this place, the waits of that instance are told to give up.
     ///
     /// # Errors
-    /// [`Error::PeerGone`] with a rank that left before this launch; [`Error::OutOfStep`].
+    /// [`Error::PeerGone`] with a rank that left before this launch; [`Error::OutOfStep`], [`Error::Crossed`].
     pub(crate) fn launching(&self, instance: Option<u32>) -> Result<(), Error> {
-        let (Some(astray), Some(instance)) = (self.watch.launching(instance)?, instance) else {
-            return Ok(());
+        let astray = self.watch.launching(instance)?;
+        let Some(instance) = instance else { return Ok(()) };
+        let Some(astray) = astray else {
+            let Some(launch) = self.watch.ordered() else { return Ok(()) };
+            if !self.orders.launching((self.world, launch)) {
+                return Ok(());
+            }
+            self.watch.refuse(launch);
+            // Others that have launched it would wait.
+            if let Some(own) = self.watch.member(instance) {
+                own.raise(self.rank);
+            }
+            let (rank, ours) = (self.rank, self.text(instance, self.rank));
+            return Err(Error::Crossed { launch, rank, ours });
         };
         if let Some(other) = self.watch.member(astray.theirs) {
             other.raise(self.rank);
@@ -336,6 +355,33 @@ impl Links {
             let near = near.as_ref().map(Line::Near);
             Some((rank, near.or(far.as_deref().map(Line::Far))?))
         })
+    }
+
+    /// Tells the processes of this host of all launches that others of them have listed. The number of this world, which
+    /// no other one has.
+    fn orders(&mut self, rank: u32, orders: &Orders, deadline: Deadline) -> Result<u64, Error> {
+        const CALL: &str = "connecting";
+        let mine = orders.known()?;
+        let ids = mine.iter().fold(Pack::default().u64(order::random()?), |p, (id, _)| p.u64(*id));
+        let all = self.all_gather(rank, CALL, &ids.done(), deadline)?;
+        let numbers = |bytes: &Vec<u8>| {
+            let mut fields = Unpack::new(bytes);
+            std::iter::from_fn(|| fields.u64()).collect::<Vec<_>>()
+        };
+        let all: Vec<_> = all.iter().map(numbers).collect();
+        let rounds = all.iter().map(|ids| ids.len().saturating_sub(1)).max().unwrap_or(0);
+        for i in 0..rounds {
+            // Who knows fewer tells the last one again.
+            let Some((_, fd)) = mine.get(i).or(mine.last()) else { break };
+            let fd = fd.try_clone().map_err(|e| os("dup", &e))?;
+            let theirs = self.all_fds(rank, CALL, fd, 0..all.len() as u32, deadline)??;
+            for (ids, fd) in all.iter().zip(theirs) {
+                if let (Some(id), Some(fd)) = (ids.get(1 + i), fd) {
+                    orders.learn(*id, fd)?;
+                }
+            }
+        }
+        Ok(all.first().and_then(|ids| ids.first()).copied().unwrap_or_default())
     }
 
     fn all_gather(

@@ -34,6 +34,7 @@ pub(super) mod heads;
 mod moves;
 mod nic_send;
 mod norm;
+mod quant;
 mod record;
 mod reduce;
 mod rope;
@@ -53,6 +54,7 @@ pub(super) const ALL: &[&LeafEmission] = &[
     &stats::EMISSION,
     &norm::EMISSION,
     &rope::EMISSION,
+    &quant::EMISSION,
     &tabulate::EMISSION,
     &gather::EMISSION,
     &combine::EMISSION,
@@ -95,6 +97,7 @@ pub(super) fn carrier(f: &Family) -> Carrier {
         Leaf::Enter => Carrier::Frame,
         Leaf::HostCopy => Carrier::Host,
         Leaf::RopeTile(_) => Carrier::Agents(&rope::EMISSION),
+        Leaf::QuantTile(_) => Carrier::Agents(&quant::EMISSION),
         Leaf::NormTile(_) => Carrier::Agents(&norm::EMISSION),
         Leaf::StatsTile(_) => Carrier::Agents(&stats::EMISSION),
         Leaf::Tabulate(_) => Carrier::Agents(&tabulate::EMISSION),

@@ -6,13 +6,14 @@ use crate::{
     passes::{
         error::{LowerError, unsupported},
         shape::{
-            attention::{Attention, Makes, along},
+            attention::{Attention, Exchange, Makes, along},
             kernel::Op,
             tensor::Tensor,
         },
     },
 };
 use mk_plan::{GradOf, MAX_ENTRIES, Mask, Operand};
+use petgraph::stable_graph::NodeIndex;
 use std::collections::BTreeSet;
 
 pub(super) const CATALOGUE: &str = "one kernel holds one `attention` of the caller's tensors, whose result, with its `lse` where wanted, the caller gets; \
@@ -39,7 +40,7 @@ pub(super) fn is_core(kind: &Kind) -> bool {
 /// Whether an operation is a further result of an attention, or of a part of its backward.
 pub(super) fn goes_with(kind: &Kind, core: &Kind) -> bool {
     match kind {
-        Kind::Lse => matches!(core, Kind::Attention { .. }),
+        Kind::Lse | Kind::AllToAll { .. } => matches!(core, Kind::Attention { .. }),
         Kind::AttentionDv => matches!(core, Kind::AttentionGrad { of: GradOf::Keys, .. }),
         _ => false,
     }
@@ -51,11 +52,34 @@ pub(super) fn goes_with(kind: &Kind, core: &Kind) -> bool {
 /// For operands that are not, and for sizes and placements that no pass lowers.
 pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
     let g = claims.g;
-    let Some(node) = claims.all(is_core).first().copied() else { return Ok(()) };
+    let Some(node) = claims.all(is_core).first().copied() else {
+        let alone = claims.all(|kind| matches!(kind, Kind::AllToAll { .. }));
+        return alone.first().map_or(Ok(()), |node| {
+            let why = "no attention stands before or behind it";
+            Err(unsupported(&g.graph[*node].name, why, CATALOGUE))
+        });
+    };
     let value = claims.value(node);
     let Some((makes, mut scores, ring)) = makes(&value.kind) else { return Ok(()) };
     let name = &value.name;
-    let found: Option<Vec<usize>> = g.operands(node).into_iter().map(|n| claims.param(n)).collect();
+    let exchanged = |n: NodeIndex, dims: [usize; 2]| match g.graph[n].kind {
+        Kind::AllToAll { split, concat } if [split, concat] == dims => {
+            g.operands(n).first().copied()
+        }
+        _ => None,
+    };
+    let operands = g.operands(node);
+    let from: Option<Vec<_>> = operands.iter().map(|n| exchanged(*n, [2, 1])).collect();
+    let back = g.results.iter().any(|n| exchanged(*n, [1, 2]) == Some(node));
+    let exchange = match (&from, back) {
+        // Of one rank, what is exchanged is there.
+        _ if claims.ranks == 1 => Exchange::Nothing,
+        (None, _) => Exchange::Nothing,
+        (Some(_), false) => Exchange::Operands,
+        (Some(_), true) => Exchange::Both,
+    };
+    let operands = from.unwrap_or(operands);
+    let found: Option<Vec<usize>> = operands.into_iter().map(|n| claims.param(n)).collect();
     let reads = makes.reads();
     let count = reads.len() + usize::from(scores.packed);
     let Some(found) = found.filter(|found| found.len() == count) else {
@@ -71,6 +95,13 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
         let operand = match g.graph[*n].kind {
             Kind::Lse => Operand::Lse,
             Kind::AttentionDv => Operand::Dv,
+            Kind::AllToAll { .. }
+                if exchanged(*n, [1, 2]) != Some(node)
+                    || exchange != Exchange::Both && claims.ranks > 1 =>
+            {
+                let why = "it exchanges other than heads and parts of the sequence, before an attention and behind it";
+                return Err(unsupported(&g.graph[*n].name, why, CATALOGUE));
+            }
             _ => match makes {
                 Makes::Results => Operand::O,
                 Makes::Statistics => Operand::Dst,
@@ -93,7 +124,7 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
     if scores.mask.window().is_some_and(|keys| i64::from(keys) >= i64::from(sequence)) {
         scores.mask = Mask::Causal;
     }
-    let attention = Attention { makes, operands, documents, made, scores, ring };
+    let attention = Attention { makes, operands, documents, made, scores, ring, exchange };
     check(&attention, name, claims.ranks as i32)?;
     let results: Vec<usize> = attention.made.iter().map(|(_, result)| *result).collect();
     let id = claims.push(Op::Attention(attention));
@@ -154,7 +185,20 @@ fn check(a: &Attention, name: &str, world: i32) -> Result<(), LowerError> {
         let why = format!("{heads} heads of queries cannot share {groups} of keys evenly");
         return refuse(why, "let the heads of queries be a multiple of those of keys");
     }
-    if q.is_sharded(2) && (heads % world != 0 || groups % world != 0) {
+    let exchanges = a.exchange != Exchange::Nothing;
+    if exchanges && !lengths.is_empty() {
+        let why = "a length comes with each launch, and ranks exchange parts of the sequence";
+        return refuse(why.into(), "let it be fixed");
+    }
+    if exchanges && q.shape[1].value != a.tensor(Operand::K).shape[1].value {
+        let why = "queries and keys are not as many, and ranks exchange both";
+        return refuse(why.into(), "exchange sequences of one length");
+    }
+    if a.exchange == Exchange::Both && a.made.len() > 1 {
+        let why = "its `lse` stays where its result does not";
+        return refuse(why.into(), "return `lse` beside a result that is not exchanged");
+    }
+    if (exchanges || q.is_sharded(2)) && (heads % world != 0 || groups % world != 0) {
         let why = format!("{heads} heads of queries and {groups} of keys over {world} ranks");
         return refuse(why, "let both be multiples of the ranks");
     }

@@ -28,7 +28,28 @@ pub(super) fn check(g: &OpGraph, sizes: &[i32]) -> Result<(), LowerError> {
         let why = "a dimension comes with each launch, and tensors are placed over several axes";
         return Err(unsupported("dyn", why, "let it be fixed, or use one axis"));
     }
+    values().try_for_each(|(_, value)| nested(value, sizes))?;
     values().try_for_each(|(node, value)| collective(g, node, value, sizes))
+}
+
+/// Of axes that share a dimension, all but the innermost have shards of one size.
+fn nested(value: &Value, sizes: &[i32]) -> Result<(), LowerError> {
+    for (dim, extent) in value.shape.iter().enumerate() {
+        let along = value.placement.iter().zip(sizes).filter(|(p, _)| p.cut() == Some(dim));
+        let along: Vec<i32> = along.map(|(_, size)| *size).collect();
+        let ranks: i32 = along.iter().rev().skip(1).product();
+        if extent.value % ranks != 0 {
+            return Err(uneven(value, dim, extent.value, ranks));
+        }
+    }
+    Ok(())
+}
+
+fn uneven(value: &Value, dim: usize, extent: i32, ranks: i32) -> LowerError {
+    let what = if dim == 0 { "rows" } else { "columns" };
+    let why = format!("{extent} {what} are not as many on each of {ranks} ranks that share them");
+    let help = "use a number that these ranks divide, or one axis in a kernel";
+    unsupported(&value.name, why, help)
 }
 
 /// Memory that a collective writes on other ranks has one extent on all of them: ranks along another axis share rows
@@ -49,13 +70,7 @@ fn collective(
     for (axis, dim) in of.placement.iter().enumerate().filter_map(|(i, p)| Some((i, p.cut()?))) {
         let Some(extent) = of.shape.get(dim).filter(|_| axis != own) else { continue };
         if extent.value % sizes[axis] != 0 {
-            let what = if dim == 0 { "rows" } else { "columns" };
-            let why = format!(
-                "{} {what} are not as many on each of {} ranks that share them",
-                extent.value, sizes[axis]
-            );
-            let help = "use a number that these ranks divide, or one axis in a kernel";
-            return Err(unsupported(&value.name, why, help));
+            return Err(uneven(value, dim, extent.value, sizes[axis]));
         }
     }
     Ok(())

@@ -69,5 +69,5 @@ impl<'g> Claims<'g> {
 /// A value under this name, on so many ranks along each axis.
 pub(super) fn tensor(v: &Value, name: &str, sizes: &[i32]) -> Tensor {
     let cuts = cuts(&v.placement, sizes);
-    Tensor { name: name.into(), dtype: v.dtype, shape: v.shape.clone(), cuts }
+    Tensor { name: name.into(), dtype: v.dtype, shape: v.shape.clone(), cuts }.on_inner_axes()
 }

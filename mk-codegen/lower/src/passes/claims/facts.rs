@@ -1,6 +1,7 @@
 //! A kernel as the facts that its settings depend on.
 
 use crate::passes::shape::{
+    attention::Exchange,
     grouped::{Grouped, Wgrad},
     ids::Extra,
     kernel::{self, Kernel, Op, Reduce},
@@ -8,7 +9,7 @@ use crate::passes::shape::{
 };
 use crate::settings::{Facts, GatheredRows, Product, Sum};
 use mk_dtype::HALF_BYTES;
-use mk_plan::{EpilogueOp, gated, scales_steps};
+use mk_plan::{EpilogueOp, gated, quantized, scales_steps};
 
 /// Global rows and columns; one column where a tensor has none.
 fn extents(t: &Tensor) -> [u64; 2] {
@@ -60,6 +61,7 @@ fn grouped(p: &Grouped, ranks: u32) -> Product {
         odd_bits: odd(&p.out),
         narrow: false,
         blocks: false,
+        quantized: false,
     }
 }
 
@@ -80,6 +82,7 @@ fn wgrad(w: &Wgrad, out: &Tensor) -> Product {
         odd_bits: odd(out),
         narrow: false,
         blocks: false,
+        quantized: false,
     }
 }
 
@@ -111,6 +114,7 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
             odd_bits: saved.chain([&p.out]).any(odd),
             narrow: kernel.params[p.b].dtype.is_narrow(),
             blocks: scales_steps(&p.epilogue),
+            quantized: quantized(&p.epilogue).is_some(),
         }
     });
     let sums = kernel.sums().map(|(_, sum)| {
@@ -141,7 +145,7 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
         gathers: gathers.collect(),
         products: products.chain(grouped).chain(wgrads).collect(),
         sums: sums.collect(),
-        ring: kernel.attention().is_some_and(|a| a.ring),
+        ring: kernel.attention().is_some_and(|a| a.ring || a.exchange != Exchange::Nothing),
         routed: ragged.is_some_and(|r| r.route.is_some()),
         ragged: ragged.is_some(),
         groups,

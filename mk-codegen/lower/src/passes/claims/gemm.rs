@@ -230,6 +230,15 @@ impl Builder<'_, '_> {
             && self.operands[i].factors.is_some()
     }
 
+    /// Whether factors are made beside a left operand, which is waited for.
+    fn made_with(&self, left: Left, factors: NodeIndex) -> bool {
+        let (Left::Operand(i), g) = (left, self.claims.g) else { return false };
+        let Operand { param, gathered: None, .. } = self.operands[i] else { return false };
+        let of = g.operands(factors).first().copied();
+        g.graph[factors].kind == Kind::Factor
+            && of.and_then(|n| self.claims.param(n)) == Some(param)
+    }
+
     fn product(&self, node: NodeIndex, left: Left) -> Result<Product, LowerError> {
         let value = &self.claims.g.graph[node];
         let operands = self.claims.g.operands(node);
@@ -249,6 +258,7 @@ impl Builder<'_, '_> {
             _ if self.arrives_with(left, *x) && self.row_factors(node) == Some(*x) => {
                 Ok(Extra::Arriving)
             }
+            _ if self.made_with(left, *x) => self.param(*x, &value.name).map(Extra::Param),
             _ => self.given(*x, &value.name).map(Extra::Param),
         };
         let list = few("gemm", extras.iter().map(extra).collect::<Result<Vec<_>, _>>()?)?;

@@ -12,7 +12,7 @@ use crate::{
     },
 };
 use mk_abi::DType;
-use mk_plan::EpilogueOp;
+use mk_plan::{EpilogueOp, quantized};
 use mk_syntax::SCALE_BLOCK;
 use std::collections::BTreeSet;
 
@@ -51,6 +51,8 @@ pub(super) fn check(k: &Kernel, g: &OpGraph) -> Result<(), LowerError> {
 fn same_value(k: &Kernel, a: Option<usize>, b: Option<usize>) -> bool {
     match (a.map(|a| &k.ops[a]), b.map(|b| &k.ops[b])) {
         (Some(Op::Sum(a)), Some(Op::Sum(b))) => a.of == b.of && a.how == b.how,
+        // Values and their factors.
+        (Some(Op::Map(map)), Some(Op::Map(_))) if map.factors.is_some() => false,
         _ => a == b,
     }
 }
@@ -117,6 +119,9 @@ fn product(k: &Kernel, p: &Product) -> Result<(), LowerError> {
         whole_blocks(b, 0)?;
         whole_blocks(b, 1)?;
     }
+    if quantized(&p.epilogue).is_some() {
+        whole_blocks(&p.out, 1)?;
+    }
     if p.gated() && p.b_transposed {
         let why = "its weights are transposed";
         return Err(unsupported("swiglu", why, "store them as `[K, 2, F]`"));
@@ -132,7 +137,7 @@ fn product(k: &Kernel, p: &Product) -> Result<(), LowerError> {
 }
 
 /// Whether every rank has whole blocks of a dimension, each of which has a factor.
-fn whole_blocks(x: &Tensor, dim: usize) -> Result<(), LowerError> {
+pub(super) fn whole_blocks(x: &Tensor, dim: usize) -> Result<(), LowerError> {
     let (n, ranks) = (x.shape[dim].value, x.cut(dim).map_or(1, |cut| cut.ranks));
     let block = SCALE_BLOCK as i32;
     if ranks == 1 || n % (block * ranks) == 0 {

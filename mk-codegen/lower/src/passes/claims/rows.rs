@@ -4,7 +4,10 @@
 //! Their results are written to memory before another operation reads them, so other claims see them as parameters of
 //! the kernel.
 
-use super::builder::{Claims, tensor};
+use super::{
+    builder::{Claims, tensor},
+    gemm_rules,
+};
 use crate::{
     graph::Kind,
     passes::{
@@ -33,6 +36,12 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
             Kind::RmsNorm { eps } => RowWork::Norm { eps: *eps, grad: false },
             Kind::RmsNormGrad { eps } => RowWork::Norm { eps: *eps, grad: true },
             Kind::Rope { back } => RowWork::Rope { back: *back },
+            Kind::Quantize => RowWork::Quant { narrow: claims.value(node).dtype, back: false },
+            Kind::Restore => {
+                let values = claims.g.operands(node);
+                let of = values.first().map_or(node, |x| *x);
+                RowWork::Quant { narrow: claims.value(of).dtype, back: true }
+            }
             Kind::Chain { epilogue } => RowWork::Chain(epilogue.clone()),
             _ => continue,
         };
@@ -78,7 +87,7 @@ fn map(claims: &mut Claims<'_>, node: NodeIndex, how: RowWork) -> Result<(), Low
     if let Some(other) = operands.iter().find(|n| others(n)) {
         return refuse(why(claims, &how, *other));
     }
-    let norm = matches!(how, RowWork::Norm { .. });
+    let norm = matches!(how, RowWork::Norm { .. } | RowWork::Quant { .. });
     let halves = value.shape.len() == 3 && value.shape[1].value == 2;
     if norm && value.placement.contains(&Placement::Partial)
         || value.shape.len() != 2 && (norm || !halves)
@@ -88,6 +97,15 @@ fn map(claims: &mut Claims<'_>, node: NodeIndex, how: RowWork) -> Result<(), Low
     let out = tensor(value, &value.name, &claims.sizes);
     let taken = match &how {
         RowWork::Norm { .. } => out.in_bulk() && out.dtype.multiplies(),
+        RowWork::Quant { back, .. } => {
+            let narrow = if *back { operands.first().copied() } else { Some(node) };
+            let narrow =
+                narrow.map(|n| tensor(claims.value(n), &claims.value(n).name, &claims.sizes));
+            match narrow.as_ref().and_then(|t| gemm_rules::whole_blocks(t, 1).err()) {
+                Some(error) => return Err(error),
+                None => narrow.is_some_and(|t| t.in_bulk()),
+            }
+        }
         RowWork::Rope { .. } => out.dtype.multiplies() && heads(claims, &operands, &out),
         // Of gates and ups, each half of a gradient leaves out one.
         RowWork::Chain(epilogue) => {
@@ -100,21 +118,33 @@ fn map(claims: &mut Claims<'_>, node: NodeIndex, how: RowWork) -> Result<(), Low
             RowWork::Norm { .. } => {
                 refuse("its rows are not of bf16 or f16, or no multiples of 16 bytes".into())
             }
+            RowWork::Quant { .. } => {
+                refuse("its rows of eight bits are no multiples of 16 bytes".into())
+            }
             RowWork::Rope { .. } => refuse(format!(
                 "its rows are not of bf16 or f16, or no whole heads on every rank, of multiples of {HEAD} elements"
             )),
             RowWork::Chain(_) => refuse("more than four operands follow it".into()),
         };
     }
-    let returned: Vec<usize> = (0..g.results.len()).filter(|r| g.results[*r] == node).collect();
-    if returned.len() > 1 {
+    let returned =
+        |n: NodeIndex| (0..g.results.len()).filter(|r| g.results[*r] == n).collect::<Vec<_>>();
+    let beside = g.graph.neighbors(node).find(|n| g.graph[*n].kind == Kind::Factor);
+    let all = [Some(node), beside].map(|n| n.map_or(Vec::new(), returned));
+    if all.iter().any(|r| r.len() > 1) {
         return refuse("it is a result twice".into());
     }
+    let [result, other] = all.map(|r| r.first().copied());
     let operands = operands.iter().filter_map(|n| claims.param(*n)).collect();
-    let result = returned.first().copied();
+    let name = format!("{}_scale", value.name);
     let made = claims.made(node, out);
-    let id = claims.push(Op::Map(Map { how, operands, out: made, result }));
-    if let Some(r) = result {
+    let factors = beside.map(|n| {
+        let factors = tensor(claims.value(n), &name, &claims.sizes);
+        (claims.made(n, factors), other)
+    });
+    let map = Map { how, operands, out: made, result, factors };
+    let id = claims.push(Op::Map(map));
+    for r in [result, other].into_iter().flatten() {
         claims.kernel.results[r].of = Some(id);
     }
     Ok(())

@@ -34,6 +34,8 @@ pub(in crate::passes) struct TileRows {
 /// Rows that are there when a word says so, one word for each block of them.
 struct WrittenRows {
     buffer: BufId,
+    /// The dimension of the buffer that rows lie along.
+    along: usize,
     done: FlowId,
     height: i32,
     blocks: i32,
@@ -156,14 +158,14 @@ impl Draft {
     }
 
     /// From here on, readers of rows of this memory wait for the words of their blocks.
-    pub fn made(&mut self, buffer: BufId, done: FlowId, height: i32, blocks: i32) {
-        self.made.push(WrittenRows { buffer, done, height, blocks });
+    pub fn made(&mut self, buffer: BufId, along: usize, done: FlowId, height: i32, blocks: i32) {
+        self.made.push(WrittenRows { buffer, along, done, height, blocks });
     }
 
     /// The words of rows that an access reads.
     fn awaited(&self, access: &Access) -> Option<Arrival> {
         let made = self.made.iter().find(|m| m.buffer == access.buffer)?;
-        let (at, len) = access.region.first().filter(|_| access.mode == Mode::Read)?;
+        let (at, len) = access.region.get(made.along).filter(|_| access.mode == Mode::Read)?;
         let first = at.clone() / made.height;
         let (step, most) = (multiple(at, made.height), most(len));
         if most.is_some_and(|most| most <= step) {
@@ -211,10 +213,14 @@ impl Draft {
         };
         self.kinds.push(kind);
         let id = self.plan.families.next_id();
-        let mut accesses = Vec::new();
+        let (mut accesses, mut waited) = (Vec::new(), Vec::<FlowId>::new());
         for source in touched {
             let Source { access, mut arrivals } = source.into();
-            arrivals.extend(self.awaited(&access));
+            // Factors that are made beside rows are there with them.
+            let beside = self.made.iter().any(|m| m.buffer == access.buffer && m.along > 0);
+            let there = |a: &Arrival| beside && waited.contains(&a.flow);
+            arrivals.extend(self.awaited(&access).filter(|a| !there(a)));
+            waited.extend(arrivals.iter().map(|a| a.flow));
             for arrival in arrivals {
                 let (flow, reader) = arrival.reader(id, &access);
                 self.read(flow, reader);

@@ -42,6 +42,17 @@ pub(in crate::passes) struct Attention {
     pub scores: Scored,
     /// Whether what comes in blocks is passed on from rank to rank.
     pub ring: bool,
+    pub exchange: Exchange,
+}
+
+/// What ranks exchange, parts of the sequence for heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::passes) enum Exchange {
+    Nothing,
+    /// Queries, keys and values.
+    Operands,
+    /// Those, and results the other way.
+    Both,
 }
 
 impl Attention {

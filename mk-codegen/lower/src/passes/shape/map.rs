@@ -1,6 +1,7 @@
 //! Operations on rows. A result of one is a buffer of the kernel; other operations read it like a tensor of the caller.
 
 use super::ids::Param;
+use mk_abi::DType;
 use mk_plan::EpilogueOp;
 
 /// An operation on rows that one rank has.
@@ -13,6 +14,15 @@ pub(in crate::passes) struct Map {
     pub out: Param,
     /// Its index into the kernel's results, if it is one.
     pub result: Option<usize>,
+    /// Factors of blocks that it makes beside that, and their index.
+    pub factors: Option<(Param, Option<usize>)>,
+}
+
+impl Map {
+    /// What it makes, in order, each with its index into the kernel's results.
+    pub fn made(&self) -> impl Iterator<Item = (Param, Option<usize>)> {
+        [(self.out, self.result)].into_iter().chain(self.factors)
+    }
 }
 
 /// What is done to rows.
@@ -22,6 +32,8 @@ pub(in crate::passes) enum RowWork {
     Norm { eps: u32, grad: bool },
     /// Each head turned by the angles of the row, or back.
     Rope { back: bool },
+    /// In eight bits of this type with factors, or back.
+    Quant { narrow: DType, back: bool },
     /// Element by element. With [`SWIGLU_GRAD`](mk_plan::SWIGLU_GRAD) in it both halves are made, each by itself: its
     /// operands are gates, gates again, and ups, and nothing is saved.
     Chain(Vec<EpilogueOp>),

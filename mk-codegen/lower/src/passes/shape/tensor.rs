@@ -80,11 +80,28 @@ impl Tensor {
     pub fn on_own_rows(&self, axis: usize) -> Tensor {
         let mut own = self.clone();
         if let Some(cut) = self.cut(0).filter(|cut| cut.axis != axis) {
-            let value = shard_extent(&self.shape[0], cut.ranks);
-            own.shape[0] = Extent { value, symbol: None, runtime_max: None, may_be_zero: false };
-            own.cuts.retain(|cut| cut.dim != 0);
+            own.within(cut);
         }
         own
+    }
+
+    /// The same, as the shard of the outer ones of axes that share a dimension, whose ranks have as many elements each:
+    /// one axis cuts it.
+    pub fn on_inner_axes(mut self) -> Tensor {
+        for dim in 0..self.shape.len() {
+            let along: Vec<Cut> = self.cuts.iter().copied().filter(|cut| cut.dim == dim).collect();
+            for cut in along.iter().rev().skip(1).rev() {
+                self.within(*cut);
+            }
+        }
+        self
+    }
+
+    /// Becomes a shard of itself.
+    fn within(&mut self, cut: Cut) {
+        let value = shard_extent(&self.shape[cut.dim], cut.ranks);
+        self.shape[cut.dim] = Extent { value, symbol: None, runtime_max: None, may_be_zero: false };
+        self.cuts.retain(|other| *other != cut);
     }
 
     /// Whether rows of the last dimension are what TMA takes, on every rank.

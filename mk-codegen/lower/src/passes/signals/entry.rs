@@ -51,7 +51,9 @@ pub(in crate::passes) fn guard(draft: &mut Draft) -> Result<(), LowerError> {
     for Guarded { family, operand: touched, peer, each, when, lag } in guarded {
         let spec = operand(draft, family, touched, ENTERED)?;
         let reader = Reader::new(family, touched, vec![peer]);
-        let by = Some(spec.agent);
+        // The loader of an attention waits for its consumers, who come behind its queries.
+        let attends = matches!(draft.plan.families[family].leaf, Leaf::AttendTile(_));
+        let by = Some(spec.agent).filter(|by| !attends || *by != Agent::Consumers);
         draft.read(entered, Reader { each, when, lag, by, at: Some(Point::Start), ..reader });
     }
     if !sends.is_empty() {

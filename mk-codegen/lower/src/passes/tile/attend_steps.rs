@@ -1,7 +1,23 @@
 //! Steps and heads of attention's tiles, forward and backward.
 
-use crate::passes::draft::Draft;
+use crate::passes::{draft::Draft, shape::attention::Attention};
 use mk_plan::Expr;
+
+/// Stages of the ring of key blocks, and of value blocks, in shared memory.
+pub(super) const STAGES: u32 = 2;
+
+/// Forward, queries of a tile and keys of a block: the fastest measured (docs/decisions/attention.md). Heads of 64 leave
+/// registers for a third consumer warpgroup, except where tiles wait for keys, which needs some. A causal mask wastes
+/// half a block on the diagonal, and documents at their ends; a cap takes registers, and so do bounds.
+pub(super) fn block(a: &Attention, depth: i32, waits: bool) -> [i32; 2] {
+    let (capped, packed) = (a.scores.cap.is_some(), a.documents.is_some());
+    match (depth, a.causal() || capped || packed) {
+        (64, _) if !waits && !capped && !packed => [192, 128],
+        (_, false) => [128, 176],
+        (128, true) if capped && packed => [128, 96],
+        (_, true) => [128, 128],
+    }
+}
 
 /// Heads whose tiles are dealt out together, at most: more of them, and their keys leave the cache.
 pub(super) const HEADS: i32 = 16;

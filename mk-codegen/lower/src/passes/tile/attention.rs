@@ -6,15 +6,17 @@
 //! a few heads, so that keys stay in the L2 cache; within a group tiles with most keys come first (dynamic scheduler).
 
 use super::{
-    attend_steps::{HEADS, Step, together},
+    attend_steps::{self, HEADS, STAGES, Step, together},
     documents::{self, Bounds},
     gradients,
     tiler::{Tiler, Value},
+    ulysses,
 };
 use crate::passes::{
     draft::{Draft, Source, read, write},
+    error::LowerError,
     shape::{
-        attention::{Attention, Makes},
+        attention::{Attention, Exchange, Makes},
         chunks::Chunks,
         ranks::block_rows,
     },
@@ -26,30 +28,24 @@ use mk_plan::{
     Positions, RoleKind, Schedule, Side, Store, Var,
 };
 
-/// Queries of a tile and keys of a block: the fastest measured (docs/decisions/attention.md). Heads of 64 leave
-/// registers for a third consumer warpgroup, except in a ring, whose waits need some. A causal mask wastes half a block
-/// on the diagonal, and documents at their ends; a cap takes registers, and so do bounds.
 fn block(a: &Attention, depth: i32, ring: bool) -> [i32; 2] {
-    if a.makes != Makes::Results {
-        return gradients::block(depth, false);
-    }
-    let (capped, packed) = (a.scores.cap.is_some(), a.documents.is_some());
-    match (depth, a.causal() || capped || packed) {
-        (64, _) if !ring && !capped && !packed => [192, 128],
-        (_, false) => [128, 176],
-        (128, true) if capped && packed => [128, 96],
-        (_, true) => [128, 128],
+    match a.makes {
+        Makes::Results => attend_steps::block(a, depth, ring),
+        _ => gradients::block(depth, false),
     }
 }
 
-/// Stages of the ring of key blocks, and of value blocks, in shared memory.
-const STAGES: u32 = 2;
-
 /// The families of an attention.
-pub(super) fn families<'k>(t: &mut Tiler<'k>, a: &Attention) -> Value<'k> {
+///
+/// # Errors
+/// As those of an exchange.
+pub(super) fn families<'k>(t: &mut Tiler<'k>, a: &Attention) -> Result<Value<'k>, LowerError> {
     let Tiler { kernel, config, draft, params: inputs, results, .. } = t;
     let outputs: Vec<_> = a.made.iter().map(|(made, r)| (*made, results[*r])).collect();
     match a.makes {
+        _ if a.exchange != Exchange::Nothing => {
+            ulysses::families(draft, a, inputs, &outputs, config)?;
+        }
         Makes::Statistics => {
             let out = a.made.first().map(|(_, r)| &kernel.results[*r].out);
             gradients::statistics(draft, a, inputs, &outputs, out);
@@ -61,7 +57,7 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, a: &Attention) -> Value<'k> {
             of_queries(draft, a, inputs, &outputs, config);
         }
     }
-    Value::Result
+    Ok(Value::Result)
 }
 
 fn of_queries(

@@ -8,13 +8,14 @@ use super::tiler::{Tiler, Value};
 use crate::passes::{
     draft::{Flow, Writer, read, write},
     shape::{
+        ids::Param,
         map::{Map, RowWork},
         ranks::block_rows,
     },
 };
 use mk_plan::{
-    EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, Mode, NormTile, Operand, ReduceTile, RoleKind,
-    RopeTile, SWIGLU_GRAD, Var,
+    EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, Mode, NormTile, Operand, QuantTile, ReduceTile,
+    RoleKind, RopeTile, SWIGLU_GRAD, Var,
 };
 
 /// Fewest and most rows of a task; a warp has at least one row.
@@ -46,6 +47,8 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, map: &Map) -> Value<'k> {
     let name = match &map.how {
         RowWork::Norm { .. } => "norm",
         RowWork::Rope { .. } => "rope",
+        RowWork::Quant { back: false, .. } => "quantize",
+        RowWork::Quant { back: true, .. } => "dequantize",
         RowWork::Chain(_) => "map",
     };
     let pieces = pieces(t, map);
@@ -60,18 +63,38 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, map: &Map) -> Value<'k> {
                 if let (RowWork::Rope { .. }, Operand::E0) = (&map.how, operand) {
                     of[1].1 = t.draft.own(&t.kernel.params[param], 1);
                 }
+                if let (RowWork::Quant { .. }, Operand::E0) = (&map.how, operand) {
+                    of = all_blocks(t, param, &region);
+                }
                 read(*operand, t.params[param], of)
             })
             .collect();
         touched.push(write(Operand::Dst, buffer, part(&region, out.shape.len(), *half)));
+        if let Some((factors, _)) = map.factors {
+            let of = all_blocks(t, factors, &region);
+            touched.push(write(Operand::E0, t.params[factors], of));
+        }
         let domain = vec![("i", (blocks * parts).into())];
         let by = t.draft.family(name, RoleKind::Compute, leaf.clone(), domain, vec![], touched);
         writers.push(Writer::new(by, Operand::Dst, vec![i.clone() / parts]));
     }
     let posts = parts * pieces.len() as i32;
     let done = t.draft.flow(Flow::new("rows", vec![blocks.into()], posts.into(), writers));
-    t.draft.made(buffer, done, height, blocks);
+    t.draft.made(buffer, 0, done, height, blocks);
+    if let Some((factors, _)) = map.factors {
+        t.draft.made(t.params[factors], 1, done, height, blocks);
+    }
     Value::Result
+}
+
+/// The factors of all blocks of some rows.
+fn all_blocks(
+    t: &mut Tiler<'_>,
+    factors: Param,
+    [rows, _]: &[(Expr, Expr); 2],
+) -> Vec<(Expr, Expr)> {
+    let all = t.draft.own(&t.kernel.params[factors], 0);
+    vec![(Expr::Const(0), all), rows.clone()]
 }
 
 /// A family's part of the work: what it reads, by the operation's operand, and which halves of what has gates and ups
@@ -97,6 +120,11 @@ fn pieces(t: &Tiler<'_>, map: &Map) -> Vec<Piece> {
             let operands = RopeTile::READS.into_iter().zip(0..).map(|(o, k)| (o, k, 0)).collect();
             let leaf = Leaf::RopeTile(RopeTile { back: *back });
             return vec![Piece { leaf, operands, half: 0 }];
+        }
+        RowWork::Quant { narrow, back } => {
+            let leaf = QuantTile { narrow: *narrow, back: *back };
+            let operands = leaf.reads().iter().zip(0..).map(|(o, k)| (*o, k, 0)).collect();
+            return vec![Piece { leaf: Leaf::QuantTile(leaf), operands, half: 0 }];
         }
         RowWork::Chain(epilogue) => epilogue,
     };

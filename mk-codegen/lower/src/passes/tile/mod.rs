@@ -21,6 +21,7 @@ mod operands;
 mod product;
 mod products;
 mod tiler;
+mod ulysses;
 mod wgrad;
 
 use super::{
@@ -52,7 +53,7 @@ pub(super) fn families(
             Op::Operand(operand) => operands::source(&mut t, id, *operand)?,
             Op::Product(g) => products::product(&mut t, id, g)?,
             Op::Sum(sum) => alone::reduce(&mut t, sum),
-            Op::Attention(a) => attention::families(&mut t, a),
+            Op::Attention(a) => attention::families(&mut t, a)?,
             Op::Ragged(rows) => grouped::rows(&mut t, rows)?,
             Op::Grouped(g) => grouped::gemm(&mut t, g)?,
             Op::Wgrad(w) => wgrad::families(&mut t, w)?,

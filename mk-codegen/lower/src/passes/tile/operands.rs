@@ -34,7 +34,7 @@ pub(super) fn source<'k>(
     let height = t.config.rows_of_task();
     let mine = || kernel.products().filter(|(id, _)| kernel.root(*id) == op);
     let shared = |axis: &usize| t.draft.along(*axis).group.size > 1;
-    // A sum of one rank is in slots, whatever the setting.
+    // A reduction of one rank counts as scattered, whatever the strategy.
     let scattered = |sum: &&Sum| {
         let two_shot = t.config.all_reduce == AllReduce::TwoShot;
         sum.how != Reduce::All || two_shot || !shared(&sum.axis)
@@ -102,8 +102,8 @@ pub(super) fn source<'k>(
     Ok(Value::Operand(Box::new(Given { rows, left, packed, depth })))
 }
 
-/// Whether tiles of the products of a gathered operand hold rows of several ranks: where each rank has few, fewer tiles
-/// read the right operand so, and there is little to begin with before peers' rows arrive.
+/// Whether tiles of the GEMMs of a gathered operand hold rows of several ranks: if each rank has few, fewer tiles then
+/// read operand B, and there is little to begin with before peers' rows arrive.
 fn spans(t: &Tiler<'_>, op: OpId, x: &Tensor, rows: &Rows) -> bool {
     let (kernel, world, height) = (t.kernel, rows.group.size, rows.height);
     let per_rank = x.widest(0);
@@ -113,8 +113,8 @@ fn spans(t: &Tiler<'_>, op: OpId, x: &Tensor, rows: &Rows) -> bool {
     by_sms && fewer && kernel.spans(op)
 }
 
-/// In which slices of K a gathered operand travels, and how many blocks of a shard side by side: as many as the SMs
-/// that are not at local rows multiply at a time, for the first product.
+/// The slices of K in which a gathered operand A travels, and how many blocks of a shard travel together: as many as
+/// the SMs that are not at local rows multiply at a time, for the first GEMM.
 fn slices(
     t: &Tiler<'_>,
     op: OpId,

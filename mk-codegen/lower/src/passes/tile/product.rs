@@ -14,7 +14,7 @@ use crate::passes::{
 };
 use mk_plan::{
     Access, BLayout, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, MmaTile, Operand, Point,
-    RoleKind, Var, carry_last, saves_gates,
+    QuantTile, RoleKind, Var, carry_last, saves_gates,
 };
 
 /// How a GEMM's K is cut.
@@ -171,9 +171,15 @@ impl Product<'_> {
             let (at, depth) = self.depth(&r);
             let arriving = factors.map(|(_, region)| region.clone());
             let steps = (at.clone() / block, (depth.clone() + (block - 1)) / block);
+            let of_row = QuantTile::BLOCK;
             let mut region = match (arriving, op.vector()) {
                 (Some(region), _) => region,
                 _ if *op == EpilogueOp::ScaleSteps => vec![steps, (row.clone(), r.len.clone())],
+                _ if matches!(op, EpilogueOp::Quantize(_)) => {
+                    let (at, len) = cols.clone();
+                    let blocks = (at / of_row, (len + (of_row - 1)) / of_row);
+                    vec![blocks, (row.clone(), r.len.clone())]
+                }
                 _ if *op == EpilogueOp::ScaleBlocks => {
                     let (at, len) = cols.clone();
                     vec![(at / block, (len + (block - 1)) / block), steps]
@@ -192,7 +198,7 @@ impl Product<'_> {
             }
             // Touched by the consumers once the tile is computed.
             accesses.push(match op {
-                EpilogueOp::Save => write(operand, *buffer, region),
+                EpilogueOp::Save | EpilogueOp::Quantize(_) => write(operand, *buffer, region),
                 _ => Access { at: Point::End, ..read(operand, *buffer, region) },
             });
         }

@@ -105,8 +105,8 @@ impl<'k> Tiler<'k> {
         let mut params: Vec<_> = given.iter().map(|t| draft.tensor(t, Space::In)).collect();
         let results: Vec<_> =
             kernel.results.iter().map(|r| draft.tensor(&r.out, Space::Out)).collect();
-        for (map, t) in kernel.maps().zip(made) {
-            params.push(match map.result {
+        for ((_, result), t) in kernel.maps().flat_map(|map| map.made()).zip(made) {
+            params.push(match result {
                 Some(r) => results[r],
                 None => draft.tensor(t, Space::Scratch),
             });

@@ -3,6 +3,7 @@
 use crate::equivalence::{
     algebra::{Algebra, Function},
     context::{Context, Misfit},
+    quant::quantised,
     tile::Tile,
 };
 use mk_dtype::Curve;
@@ -21,6 +22,7 @@ impl<E: Copy + PartialEq> Context<E> {
         algebra: &mut A,
         epilogue: &[EpilogueOp],
         operand: Option<Operand>,
+        blocks: &[usize],
         mut tile: Tile<E>,
     ) -> Result<Vec<E>, Misfit> {
         let mut tails = EPILOGUE_OPERANDS.iter();
@@ -46,6 +48,19 @@ impl<E: Copy + PartialEq> Context<E> {
                         return Ok(tile.data);
                     }
                     tile = kept.take().unwrap_or(tile);
+                }
+                EpilogueOp::Quantize(to) => {
+                    if blocks.len() != tile.cols {
+                        return Err("columns are of no blocks".into());
+                    }
+                    let (rows, cols) = (tile.rows, tile.cols.max(1));
+                    let n = blocks.last().map_or(0, |b| b + 1) * rows;
+                    let of = |i: usize| blocks[i % cols] * rows + i / cols;
+                    let made = quantised(algebra, *to, &tile.data, n, of);
+                    if tails.next().copied() == operand {
+                        return Ok(made.factors);
+                    }
+                    tile.data = made.values;
                 }
                 EpilogueOp::ScaleRows | EpilogueOp::ScaleColumns => {
                     let other = tails.next().and_then(|o| self.latest(*o));

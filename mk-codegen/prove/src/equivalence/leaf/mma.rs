@@ -46,7 +46,7 @@ impl<A: Algebra> Meaning<A> for MmaTile {
                 (gated, _) => Tile::filled(rows, if gated { cols * 2 } else { cols }, A::ZERO),
             },
         };
-        context.finished(algebra, &self.epilogue, Some(to.touch.operand), tile)
+        context.finished(algebra, &self.epilogue, Some(to.touch.operand), to.blocks, tile)
     }
 }
 
@@ -175,6 +175,12 @@ impl Linker<'_, '_> {
                     self.link((t, m.rows), (c, result.rows))?;
                     self.link((t, m.columns), (c, result.columns))?;
                 }
+                o if matches!(of_epilogue(epilogue, o), Some(EpilogueOp::Quantize(_))) => {
+                    let m = self.matrix(t)?;
+                    self.apart(t, m.rows);
+                    self.link((t, m.columns), (c, result.rows))?;
+                    self.blocks(c, result.columns);
+                }
                 o if of_epilogue(epilogue, o).is_some_and(EpilogueOp::scales_steps) => {
                     let rows = of_epilogue(epilogue, o) == Some(EpilogueOp::ScaleSteps);
                     let m = self.matrix(t)?;
@@ -216,14 +222,14 @@ impl Linker<'_, '_> {
     }
 
     /// Each index of a dimension is by itself.
-    fn apart(&mut self, t: &Touch, d: Option<usize>) {
+    pub(super) fn apart(&mut self, t: &Touch, d: Option<usize>) {
         let Some(d) = d else { return };
         let (line, base, len) = self.stretch(t, d);
         (1..len).for_each(|i| self.lines.cut(line, base + i));
     }
 
     /// Each block of 128 of a dimension is by itself.
-    fn blocks(&mut self, t: &Touch, d: Option<usize>) {
+    pub(super) fn blocks(&mut self, t: &Touch, d: Option<usize>) {
         let Some(d) = d else { return };
         let (line, base, len) = self.stretch(t, d);
         let step = MMA_STEP_BYTES as i32;

@@ -9,6 +9,7 @@ mod epilogue;
 mod idle;
 mod mma;
 mod norm;
+mod quant;
 mod reduce;
 mod rope;
 mod stats;
@@ -109,6 +110,8 @@ pub(super) struct Write<'p> {
     pub family: &'p Family,
     pub touch: &'p Touch,
     pub size: [usize; 2],
+    /// Of a result that is quantised, the block of 128 that each column is in.
+    pub blocks: &'p [usize],
     pub last: u32,
 }
 

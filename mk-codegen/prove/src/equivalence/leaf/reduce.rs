@@ -24,7 +24,7 @@ impl<A: Algebra> Meaning<A> for ReduceTile {
         if data.len() != rows * cols {
             return Err("the sum has another size than its destination".into());
         }
-        context.finished(algebra, &self.epilogue, None, Tile { rows, cols, data })
+        context.finished(algebra, &self.epilogue, None, &[], Tile { rows, cols, data })
     }
 }
 

@@ -6,8 +6,8 @@ use super::{
 };
 use crate::valid::touched::{Touched, last_three, made_of, matrix, of, one_place};
 use mk_plan::{
-    ALayout, BLayout, EpilogueOp, Family, MMA_STEP_BYTES, MmaTile, Operand, gated, saves_gates,
-    scales_steps,
+    ALayout, BLayout, EpilogueOp, Family, MMA_STEP_BYTES, MmaTile, Operand, QuantTile, gated,
+    saves_gates, scales_steps,
 };
 
 impl Rules for MmaTile {
@@ -76,6 +76,16 @@ fn product(
                     gates_and_ups(t.operand, two)?;
                     same(&mut rows, m, "rows", t)?;
                     same(&mut columns, n * halves, "columns", t)?;
+                }
+                e if matches!(of_epilogue(epilogue, e), Some(EpilogueOp::Quantize(_))) => {
+                    let Some([blocks, m]) = matrix(t)? else { continue };
+                    same(&mut rows, m, "rows", t)?;
+                    let block = i64::from(QuantTile::BLOCK);
+                    let own = columns.map_or(0, |n: i64| (n / halves + block - 1) / block);
+                    let first = of(touched, Operand::C).find_map(|c| c.extents?.last().copied());
+                    if blocks != own || first.is_some_and(|(base, _)| base % block != 0) {
+                        return Err(format!("`{e}` has {blocks} rows of blocks, which are {own}"));
+                    }
                 }
                 e if of_epilogue(epilogue, e).is_some_and(EpilogueOp::scales_steps) => {
                     let Some([lines, n]) = matrix(t)? else { continue };

@@ -13,6 +13,7 @@ mod epilogue;
 mod idle;
 mod mma;
 mod norm;
+mod quant;
 mod reduce;
 mod rope;
 mod stats;

@@ -14,7 +14,7 @@ fn connect(rank: u32, names: Vec<Vec<u8>>, listener: &LocalListener) -> Result<G
     let topology = Topology::one_node(names.len() as u32);
     let addresses: Vec<_> =
         names.into_iter().map(|n| PeerAddress::Near(String::from_utf8(n).unwrap())).collect();
-    Group::connect(rank, &topology, &addresses, listener, None)
+    Group::connect(rank, &topology, &addresses, listener, None, Orders::new()?)
 }
 
 /// Builds a group per rank, each on a thread, as processes would.
@@ -415,6 +415,64 @@ fn a_rank_that_launches_something_else_is_told() {
         group.launching(Some(2)).unwrap();
         round();
     });
+}
+
+/// Four processes, each in a world of those of its row and in one of those of its column. Three launch a kernel of one
+/// of them, then of the other, so that each waits for the next.
+#[test]
+fn launches_of_two_worlds_that_wait_for_each_other() {
+    let run = format!("group/crossed/{}", std::process::id());
+    let pair = |axis: &str, group: u32, place: u32, orders: &Arc<Orders>| {
+        let run = format!("{run}/{axis}{group}");
+        let mut b = UnixBootstrap::meet(&run, place, 2, Duration::from_secs(10)).unwrap();
+        let listener = LocalListener::open().unwrap();
+        let names = b.all_gather(listener.name().as_bytes()).unwrap();
+        let names = names.into_iter().map(|n| PeerAddress::Near(String::from_utf8(n).unwrap()));
+        let (names, topology) = (names.collect::<Vec<_>>(), Topology::one_node(2));
+        Group::connect(place, &topology, &names, &listener, None, orders.clone()).unwrap()
+    };
+    let work = &|rank: u32| {
+        let orders = Orders::new().unwrap();
+        let (row, column) = (rank / 2, rank % 2);
+        let tp = pair("tp", row, column, &orders);
+        let dp = pair("dp", column, row, &orders);
+        // The second world tells of the lists of the first ones.
+        assert_eq!(orders.known().unwrap().len(), 4);
+        let raised = [&tp, &dp].map(|world| {
+            let member = Arc::new(Raised(AtomicU32::new(0)));
+            world.join(1, weak(&member));
+            member
+        });
+        // A row, and then all.
+        let round = || {
+            for world in [&tp, &dp] {
+                world.all_gather("round", &[], soon()).unwrap();
+            }
+        };
+        // In one order, any number of them.
+        for _ in 0..300 {
+            for world in [&tp, &dp] {
+                world.launching(Some(1)).unwrap();
+            }
+        }
+        round();
+        let order = if column == row { [&tp, &dp] } else { [&dp, &tp] };
+        order[0].launching(Some(1)).unwrap();
+        round();
+        if rank > 0 {
+            order[1].launching(Some(1)).unwrap();
+        }
+        round();
+        if rank == 0 {
+            let error = order[1].launching(Some(1)).unwrap_err();
+            let Error::Crossed { launch: 301, rank: 0, ours } = &error else { panic!("{error}") };
+            assert_eq!(ours, "what rank 0 launches");
+            // Kernels of the launch that is not made give up, on every rank.
+            assert_eq!(raised.each_ref().map(|r| r.0.load(Ordering::Acquire)), [0, 1]);
+        }
+        round();
+    };
+    std::thread::scope(|s| (0..4).map(|rank| s.spawn(move || work(rank))).for_each(drop));
 }
 
 /// Who was refused a launch and leaves is missed in what the others launched, also if nothing here knows that instance

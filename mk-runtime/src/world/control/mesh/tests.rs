@@ -1,4 +1,5 @@
 use super::super::group::{Abroad, Group, LocalListener, PeerAddress};
+use super::super::order::Orders;
 use super::super::tcp::Token;
 use super::super::watch::{GRACE, Member};
 use super::super::wire::MAX_FRAME;
@@ -114,7 +115,9 @@ fn hosts<T: Send>(
                 });
                 let addresses: Vec<_> = addresses.collect();
                 let abroad = Some(Abroad { gate, token: token(), keeping });
-                work(Group::connect(rank, &topology, &addresses, &listener, abroad).unwrap(), rank)
+                let orders = Orders::new().unwrap();
+                let group = Group::connect(rank, &topology, &addresses, &listener, abroad, orders);
+                work(group.unwrap(), rank)
             })
         };
         let all: Vec<_> = (0..size).map(start).collect();
@@ -398,7 +401,8 @@ fn finish(
     });
     let addresses: Vec<_> = addresses.collect();
     let abroad = Some(Abroad { gate, token: token(), keeping: Keeping::default() });
-    Group::connect(rank, topology, &addresses, listener, abroad).unwrap()
+    let orders = Orders::new().unwrap();
+    Group::connect(rank, topology, &addresses, listener, abroad, orders).unwrap()
 }
 
 fn check(group: &Group) {

@@ -147,15 +147,29 @@ impl Watch {
         self.mine.note(count.ordered, instance);
         let astray = self.astray(count.ordered, instance);
         // It is not made then, and a farewell must not say so; its place stays taken.
-        if astray.is_some() {
-            count.made -= 1;
-            count.refused = Some(count.ordered);
-        }
+        let launch = count.ordered;
         drop(count);
+        if astray.is_some() {
+            self.refuse(launch);
+        }
         if !self.far.is_empty() {
             self.bell.ring();
         }
         Ok(astray)
+    }
+
+    /// The number of the last launch that all ranks make in one order, if it is still that of the others.
+    pub(super) fn ordered(&self) -> Option<u64> {
+        let n = self.shared.count().ordered;
+        let pages = self.theirs.iter().flatten().chain([&self.mine]);
+        pages.into_iter().all(|page| page.counts(n)).then_some(n)
+    }
+
+    /// Takes back the last launch, which keeps its place: it is not made.
+    pub(super) fn refuse(&self, launch: u64) {
+        let mut count = self.shared.count();
+        count.made -= 1;
+        count.refused = Some(launch);
     }
 
     /// The instance that `peer` launched in the place of a launch of `instance` by `rank`, if it has.

@@ -192,6 +192,7 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let count = |e: &Emitter<'_>, a: &Access, row: usize| e.c(f, None, &a.region[row].1);
     let rows = rows_of(f, q)?;
     let q_rows = head_rows(e, s.id, q, queries, [dim, 64])?;
+    let queries_read = q.region[rows].1.clone();
     let mut sources = |operand| -> Result<Vec<Value>, EmitError> {
         let mut out = Vec::new();
         for a in f.accesses.iter().filter(|a| a.operand == operand) {
@@ -207,7 +208,7 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
         Some(at) => e.c(f, None, of(at)),
         None => "0".into(),
     };
-    let (o, o_pitch) = results(e, s.id, rows, dim)?;
+    let (o, o_pitch) = results(e, s.id, &queries_read, dim)?;
     let value = context! {
         q => q_rows,
         rows => count(e, q, rows),
@@ -264,13 +265,13 @@ pub(super) fn head_rows(
 fn results(
     e: &Emitter<'_>,
     id: FamId,
-    q_row: usize,
+    queries: &Expr,
     dim: u32,
 ) -> Result<(String, String), EmitError> {
     let f = &e.plan.families[id];
     let o = e.access(f, Operand::O)?;
-    if rows_of(f, o)? != q_row {
-        return Err(EmitError::unsupported(f.name.clone(), "results lie as queries do"));
+    if o.region[rows_of(f, o)?].1 != *queries {
+        return Err(EmitError::unsupported(f.name.clone(), "results are as many as queries"));
     }
     rows_at(e, id, o, dim)
 }

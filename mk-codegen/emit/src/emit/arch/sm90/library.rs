@@ -52,6 +52,7 @@ pub(super) const FILES: &[(&str, &str)] = &[
     header!("comm/stats_rows.cuh"),
     header!("comm/norm_rows.cuh"),
     header!("comm/rope_rows.cuh"),
+    header!("comm/quant_rows.cuh"),
     header!("comm/gather_rows.cuh"),
     header!("comm/combine_rows.cuh"),
     header!("comm/dot_rows.cuh"),

@@ -21,7 +21,7 @@ use mk_plan::{
     ALayout, Access, Agent, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family,
     Leaf, MMA_STEP_BYTES, MmaTile, Mode, Operand, Point, Space, Store, Var, carry_last, gated,
     mma_consumers, mma_exchange_bytes, mma_narrow, mma_panel_columns, mma_staging_bytes, mma_swaps,
-    saves_gates, scales_steps,
+    quantized, saves_gates, scales_steps,
 };
 use operands::Factor;
 
@@ -264,6 +264,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         dtype,
         b_dtype => narrow.then_some(b_dtype),
         promotes => narrow,
+        quantizes => quantized(epilogue).is_some(),
         scaled => epilogue.iter().any(|op| op.scales() && !op.scales_steps()),
         step_scaled => scales_steps(epilogue),
         // Elements along K of a step, as the library has them.
@@ -314,6 +315,12 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         let what = "a tile's columns are whole blocks of 128 that have a factor";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
+    if quantized(epilogue).is_some()
+        && (block[0] == 64 && block[1] % 256 != 0 || mma_consumers([block[0], block[1]]) == 3)
+    {
+        let what = "a consumer has whole blocks of 128 columns of what it quantises";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
     of_three(f)?;
     let ragged = checks::is_ragged(e, f);
     if ragged {
@@ -361,8 +368,10 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     // Applied before everything else, where each factor is loaded once.
     let (row_scales, column_scales) = (called("scale_rows"), called("scale_columns"));
     let (step_rows, step_columns) = (called("scale_steps"), called("scale_blocks"));
+    let factors = called("quantize");
     let n = epilogue.iter().filter(|op| op.scales()).count();
-    let extras: Vec<_> = extras.into_iter().skip(n).collect();
+    let elementwise = extras.len() - factors.len();
+    let extras: Vec<_> = extras.into_iter().take(elementwise).skip(n).collect();
     let steps = steps_along_k(f, a, *a_layout, block[2])?;
     let (all_steps, inner) = match &f.inner {
         None => (steps, None),
@@ -416,6 +425,7 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         column_scales,
         step_rows,
         step_columns,
+        factors,
         ..e.slice(s)
     };
     let wide = if e.plan.buffers[c.buffer].dtype == DType::F32 { 32 } else { 64 };

@@ -4,7 +4,7 @@ use crate::emit::{chain::half, context::Emitter, error::EmitError};
 use mk_plan::{
     ALayout, Access, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family, Leaf,
     MmaTile, Mode, Operand, Store, Var, mma_consumers, mma_narrow, mma_panel_columns, mma_promotes,
-    mma_swaps, mma_three_by_rows, one_warpgroup_takes,
+    mma_swaps, mma_three_by_rows, one_warpgroup_takes, quantized,
 };
 
 /// Rows of operands that are behind the last one are zeros where both lie row by row.
@@ -128,7 +128,14 @@ pub(super) fn check_places(
             Store::Direct => e.check_lines(id, c)?,
         }
     }
-    let saves = |x: &&Access| EPILOGUE_OPERANDS.contains(&x.operand) && x.mode == Mode::Write;
+    // Factors leave one by one.
+    let epilogue = f.leaf.epilogue();
+    let operands = epilogue.iter().filter(|op| op.operand().is_some()).count();
+    let factors = quantized(epilogue).and(EPILOGUE_OPERANDS.get(operands.wrapping_sub(1)));
+    let saves = |x: &&Access| {
+        let written = EPILOGUE_OPERANDS.contains(&x.operand) && x.mode == Mode::Write;
+        written && factors != Some(&x.operand)
+    };
     f.accesses.iter().filter(saves).try_for_each(|x| e.check_lines(id, x))
 }
 

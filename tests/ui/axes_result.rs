@@ -1,0 +1,9 @@
+//! A result that lies otherwise over one of two axes.
+
+mk::pipeline! {
+    pub fn f(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), w: bf16[K, N] @ shard(1, tp)) -> bf16[M, N] @ shard(1, tp) {
+        gather(x, tp) -> gemm(w)
+    }
+}
+
+fn main() {}
