@@ -587,7 +587,6 @@ fn kind(family: &Family) -> String {
     format!("{leaf} {} {waits:?} {posts:?}", family.inner.is_some())
 }
 
-/// Traced, only plans with a kind of task that none before had: what is not traced is compiled by the other test.
 /// What draws a part of the kernels; or whether all are wanted.
 fn seed() -> (u64, bool) {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
@@ -596,6 +595,7 @@ fn seed() -> (u64, bool) {
     (seed, std::env::var("MK_SWEEP").is_ok_and(|what| what == "all"))
 }
 
+/// Traced, only plans with a kind of task that none before had: what is not traced is compiled by the other test.
 fn compile(emission: Options) {
     let defaults = CASES.iter().map(|case| (&case.0, plan(case.1, case.2, case.3)));
     let variants = VARIANTS.iter().map(|v| (&v.case.0, v.plan(v.case.2)));
@@ -609,6 +609,14 @@ fn compile(emission: Options) {
             plans.push((*name, plan));
         }
     }
+    // Here a third of them, which the printed seed draws; all by `cargo xtask sweep kernels`, as CI does.
+    let (seed, whole) = seed();
+    let mut place = seed;
+    plans.retain(|_| {
+        place += 1;
+        whole || place % 3 == 0
+    });
+    assert!(!plans.is_empty());
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some((name, plan)) = plans.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -633,12 +641,11 @@ fn judge(name: &str, plan: &Plan, emission: Options) {
     let entry = compiled.report.entry(&kernel.entry).expect("the entry point is reported");
     // What warpgroups hand each other adds up to what they begin with: fewer, and a claim waits for ever.
     assert_eq!(entry.registers, 65536 / kernel.block / 8 * 8, "{name}");
-    // Traced in an inner loop, agents keep some words in memory.
-    let traced_loop = emission.trace && plan.families.values().any(|f| f.inner.is_some());
+    // Traced, agents may keep some words in memory: in inner loops, and beside promoted sums.
     // And so do experts' tiles that save: 16 bytes at most so far, of the 32 that the leaf allows beside other loops.
     let saves = |f: &Family| f.leaf.epilogue().contains(&EpilogueOp::Save);
     let experts = plan.families.values().any(|f| plan.looks_up(f) && saves(f));
-    let allowed = if traced_loop || experts { kernel.spill_bytes } else { 0 };
+    let allowed = if emission.trace || experts { kernel.spill_bytes } else { 0 };
     assert!(
         entry.spill_store_bytes <= allowed && (allowed > 0 || !entry.spills()),
         "{name} spills: {entry:?}"

@@ -122,7 +122,7 @@ fn ranks_form_axes() {
     assert!(on("run", &["--device", "cpu"]).contains("PASS"));
     assert!(on("explain", &[]).contains("along several axes"));
     let said = on("grad", &["--kernels"]);
-    for step in ["gemm(w.t) -> reduce_scatter(tp)", "-> all_reduce(dp)"] {
+    for step in ["gemm(d_out, w.t) -> reduce_scatter(tp)", "-> all_reduce(dp)"] {
         assert!(said.contains(step), "{said}");
     }
     // A plan says its mesh itself.

@@ -1,11 +1,17 @@
 //! The spill budget of a kernel, from the records of its leaves.
 
 use super::{arch::carrier, leaf::Carrier, types::Options};
-use mk_plan::Plan;
+use mk_plan::{Operand, Plan};
 
 /// Bytes of registers that a thread may spill: the most that a leaf of the plan allows.
 pub(super) fn spill_bytes(plan: &Plan, options: Options) -> u32 {
-    let traced_loop = options.trace && plan.families.values().any(|f| f.inner.is_some());
+    // Registers are short in inner loops, and beside the sums of eight bits that are promoted.
+    let narrow = |f: &mk_plan::Family| {
+        let mut operands = f.accesses.iter().filter(|a| a.operand == Operand::A);
+        f.leaf.product().is_some() && operands.any(|a| plan.buffers[a.buffer].dtype.is_narrow())
+    };
+    let traced_loop =
+        options.trace && plan.families.values().any(|f| f.inner.is_some() || narrow(f));
     let mut most = 0;
     for role in plan.roles.keys() {
         let (mut several, mut traced, mut loops) = (0, 0, 0);

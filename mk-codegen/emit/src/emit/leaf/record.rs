@@ -134,7 +134,7 @@ pub(in crate::emit) enum Seat {
 pub(in crate::emit) struct Spills {
     /// Where a role has several loops of this leaf.
     pub several_loops: u32,
-    /// Where its inner loop is traced.
+    /// Where its inner loop is traced, or sums of eight bits.
     pub traced_inner_loop: u32,
 }
 
