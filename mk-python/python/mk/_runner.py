@@ -201,7 +201,7 @@ class Runner:
 
     def _steps_of(self, torch, steps, sizes, tensors, replaced):
         values = dict(enumerate(tensors))
-        taken = {t.data_ptr() for t in tensors}
+        taken = {t.data_ptr() for t in tensors} if self._views else set()
         if isinstance(tensors, list):
             tensors.clear()
         for step, program, native, last in steps:
