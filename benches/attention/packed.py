@@ -65,7 +65,7 @@ def drawn(bench, seed, count):
         cu = torch.tensor(ends, dtype=torch.int32, device="cuda")
         q, k, v = inputs(bench, tokens, h, g, d, n)
         d_o = inputs(bench, tokens, h, h, d, n + 1)[0]
-        # What is behind the last document is no number, and nobody sees it.
+        # Tokens behind the last document are NaN: no query may see them.
         for x in (q, k, v, d_o):
             x[ends[-1] :] = float("nan")
         results = []

@@ -30,7 +30,8 @@ macro_rules! device_struct {
                 let mut out = format!("struct {} {{\n", stringify!($name));
                 $(out.push_str(&format!("  {} {}{};\n", stringify!($ty), stringify!($field), device_struct!(@dims $([$n])?)));)*
                 out.push_str("};\n");
-                $(out.push_str(&format!("static_assert(__INTADDR__(&(({0}*)0)->{1}) == {2}, \"host and device disagree on {0}::{1}\");\n", stringify!($name), stringify!($field), $offset));)*
+                $(out.push_str(&format!("static_assert(__INTADDR__(&(({0}*)0)->{1}) == {2}, \"host and device \
+                    disagree on {0}::{1}\");\n", stringify!($name), stringify!($field), $offset));)*
                 out.push_str(&format!("static_assert(sizeof({0}) == {1}, \"host and device disagree on {0}\");\n", stringify!($name), $size));
                 out
             }

@@ -241,7 +241,8 @@ impl Loaded {
             }
             (NotProved::Verify(failure), true) if is_too_large => Failure::too_large(
                 &failure,
-                "the numbers stand in the plan: make them smaller there, or make the plan anew from its pipeline with smaller ones",
+                "the numbers stand in the plan: make them smaller there, or make the plan anew from its pipeline with \
+                 smaller ones",
             ),
             (NotProved::Verify(failure), false) => {
                 let before = "internal error, a pass is wrong: ";

@@ -1,5 +1,5 @@
-//! The nonlinear functions of one element, in one table. A reader asks for a column, and names none of them, but where it
-//! computes them: docs/add-an-op.md lists these places.
+//! The nonlinear functions of one element, in one table. A reader asks for a column, and names none of them, but where
+//! it computes them: docs/add-an-op.md lists these places.
 
 use serde::{Deserialize, Serialize};
 

@@ -169,7 +169,8 @@ impl DType {
     }
 
     /// The factor of a block of values whose largest magnitude has these bits of an f32, and whether values over it fit
-    /// this type: the magnitude over the largest number, 1 of zeros. A NaN, whose bits are above all others', stays one.
+    /// this type: the magnitude over the largest number, 1 of zeros. A NaN, whose bits are above all others', stays
+    /// one.
     pub fn factor(self, magnitude: u32) -> f32 {
         let largest = self.format().float.map_or(1.0, Float::largest);
         if magnitude == 0 { 1.0 } else { f32::from_bits(magnitude) / largest }

@@ -7,7 +7,8 @@ use std::{rc::Rc, sync::Arc};
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no tensor that a kernel can be given",
     label = "not an `mk::AsTensor`",
-    note = "use `mk::runtime::DeviceTensor`, `mk::runtime::TensorRef` for memory of somebody else, or a reference to one"
+    note = "use `mk::runtime::DeviceTensor`, `mk::runtime::TensorRef` for memory of somebody else, or a reference to \
+        one"
 )]
 pub trait AsTensor {
     /// Its address and size. Launches check the size.

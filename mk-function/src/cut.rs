@@ -7,8 +7,8 @@
 //!
 //! Operations are taken in their order. Each goes into the kernel that makes its operands, or into one behind that, if
 //! lowering accepts that kernel with it; else it begins a new one. What is done element by element and has no kernel is
-//! a step of its own, which the caller of the steps computes, and so is a `view`, which moves nothing. Whether a kernel of a step pays, or its parts are faster,
-//! is decided where it is made ([`crate::choice`]).
+//! a step of its own, which the caller of the steps computes, and so is a `view`, which moves nothing. Whether a kernel
+//! of a step pays, or its parts are faster, is decided where it is made ([`crate::choice`]).
 //!
 //! Large GEMMs that share no value made in the kernel stay apart, and so does one that reads what the caller gets
 //! anyway: one kernel of both hides nothing that two do not, and has one tile shape for both. Two H100, `[32768, 4096]`

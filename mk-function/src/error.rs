@@ -75,7 +75,8 @@ pub enum ArgumentError {
     },
     /// A number that a tensor of integers does not hold.
     #[error(
-        "`{tensor}`, which is {dtype}, has {value} at {at} on rank {rank}\n  help: give whole numbers from -2^24 to 2^24, which the executor holds exactly"
+        "`{tensor}`, which is {dtype}, has {value} at {at} on rank {rank}\n  help: give whole numbers from -2^24 to \
+         2^24, which the executor holds exactly"
     )]
     Integer {
         /// The tensor.
@@ -99,7 +100,8 @@ pub enum ArgumentError {
     },
     /// A pipeline over several axes, on ranks in a row.
     #[error(
-        "the pipeline is over the axes `{axes}`, and the world's ranks have none\n  help: make the world of a mesh that has them: mk.World.from_torch(group=mesh), of a torch DeviceMesh"
+        "the pipeline is over the axes `{axes}`, and the world's ranks have none\n  help: make the world of a mesh \
+         that has them: mk.World.from_torch(group=mesh), of a torch DeviceMesh"
     )]
     Axes {
         /// Their names.
@@ -117,7 +119,8 @@ pub enum ArgumentError {
     },
     /// A pipeline over an axis that the mesh lacks.
     #[error(
-        "the pipeline is over the axis `{axis}`, and the world's mesh is {mesh}\n  help: name one of its axes, as in `shard(0, tp)` or `gather(a, tp)`; or make a world of one axis: mk.World.from_torch(group=mesh[\"tp\"])"
+        "the pipeline is over the axis `{axis}`, and the world's mesh is {mesh}\n  help: name one of its axes, as in \
+         `shard(0, tp)` or `gather(a, tp)`; or make a world of one axis: mk.World.from_torch(group=mesh[\"tp\"])"
     )]
     Axis {
         /// The axis.

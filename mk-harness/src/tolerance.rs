@@ -59,7 +59,8 @@ impl Tolerance {
     /// Norms in words, and what passes.
     pub fn beside(&self, norms: &Norms) -> String {
         format!(
-            "error {:.2e} (at most {:.1e}), worst tile {:.2e} ({:.1e}), worst element {:.2e} ({:.1e}), {} elements not finite",
+            "error {:.2e} (at most {:.1e}), worst tile {:.2e} ({:.1e}), worst element {:.2e} ({:.1e}), {} elements \
+             not finite",
             norms.global,
             self.global,
             norms.worst_tile,

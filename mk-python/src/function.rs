@@ -363,8 +363,8 @@ impl Function {
     /// ``rounds`` launches of each count, in turn, on caches that were flushed. Each result is compared: ``tolerance``
     /// bounds the relative difference over the whole, and four times that over each tile.
     ///
-    /// Raises what a call raises; UnsupportedError for several GPUs in one process and on a mesh, RendezvousError without such a
-    /// process group, Error where the two compute different things.
+    /// Raises what a call raises; UnsupportedError for several GPUs in one process and on a mesh, RendezvousError
+    /// without such a process group, Error where the two compute different things.
     #[pyo3(signature = (*args, rounds=20, tolerance=1e-2, **kwargs))]
     fn explain<'py>(
         this: &Bound<'py, Function>,
@@ -377,7 +377,8 @@ impl Function {
         let comparison = Comparison::new(py, rounds, tolerance)?;
         let given = slf.arguments(py, args, kwargs)?;
         if !slf.world.get().mesh().is_empty() {
-            let what = "operations one by one in torch are over all ranks, and this world's are along several axes\n  help: Plan.explain() explains without measuring";
+            let what = "operations one by one in torch are over all ranks, and this world's are along several axes\n  \
+                help: Plan.explain() explains without measuring";
             return Err(Class::Unsupported.error(py, what));
         }
         let local = slf.place().local();

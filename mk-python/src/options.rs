@@ -190,7 +190,8 @@ fn word(py: Python<'_>, name: &Bound<'_, PyAny>, value: &Bound<'_, PyAny>) -> Py
             let item = format!("{}: {}", name.repr()?, value.repr()?);
             Err(Class::Argument.error(
                 py,
-                format!("settings maps a name to a str or an int, and has {{{item}}}\n  help: for instance settings={{\"block\": \"128x128x64\", \"split_k\": 2}}; mk.SETTINGS lists them"),
+                format!("settings maps a name to a str or an int, and has {{{item}}}\n  help: for instance \
+                    settings={{\"block\": \"128x128x64\", \"split_k\": 2}}; mk.SETTINGS lists them"),
             ))
         }
     }
@@ -200,7 +201,10 @@ fn not_settings(py: Python<'_>, given: &Bound<'_, PyAny>) -> PyErr {
     let kind = given.get_type().name().map(|n| n.to_string()).unwrap_or_default();
     Class::Argument.error(
         py,
-        format!("settings is a {kind}, and must be a dict of names to str or int, or a text such as \"block=128x128x64 split_k=2\""),
+        format!(
+            "settings is a {kind}, and must be a dict of names to str or int, or a text such as \
+            \"block=128x128x64 split_k=2\""
+        ),
     )
 }
 

@@ -287,8 +287,8 @@ impl Plan {
         Ok((inputs, outputs))
     }
 
-    /// Milliseconds that the cost model predicts for all kernels, one after the other, on the GPU that the plan was made
-    /// for, or an H200; None where it has no figures of it, or of a kernel.
+    /// Milliseconds that the cost model predicts for all kernels, one after the other, on the GPU that the plan was
+    /// made for, or an H200; None where it has no figures of it, or of a kernel.
     #[getter]
     fn predicted_ms(&self, py: Python<'_>) -> Option<f64> {
         let gpu = self.gpu.clone().unwrap_or_else(|| DeviceModel::h200().gpu.as_str().into());
@@ -321,7 +321,8 @@ impl Plan {
         }
         let unsupported = |what: String| Class::Unsupported.error(py, what);
         let ([_], [config]) = (self.made.kernels.as_slice(), self.made.configs.as_slice()) else {
-            let what = "a timeline is of one kernel, and these are several\n  help: fuse=\"always\", or a plan of each part";
+            let what = "a timeline is of one kernel, and these are several\n  help: fuse=\"always\", or a plan of \
+                each part";
             return Err(unsupported(what.into()));
         };
         let gpu = self.gpu.clone().unwrap_or_else(|| DeviceModel::h200().gpu.as_str().into());

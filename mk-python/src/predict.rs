@@ -26,7 +26,8 @@ fn figures(py: Python<'_>, gpu: &str) -> PyResult<DeviceModel> {
     let cache = Cache::new(&JitOptions::default());
     tune::model_of(&gpu, cache.as_ref()).0.ok_or_else(|| {
         let what = format!(
-            "there are no figures of `{}`\n  help: \"h100\" or \"h200\", whose figures ship; `mk probe --install` measures this machine's",
+            "there are no figures of `{}`\n  help: \"h100\" or \"h200\", whose figures ship; `mk probe --install` \
+             measures this machine's",
             gpu.name
         );
         Class::Argument.error(py, what)

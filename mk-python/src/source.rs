@@ -78,7 +78,8 @@ fn looks_like_a_file(text: &str) -> bool {
 
 fn no_pipeline(py: Python<'_>, text: &str) -> PyErr {
     let what = format!(
-        "`{text}` is no pipeline\n  help: give one, such as \"gather(a) -> gemm(b)\", or a file x.mk, or any other as pathlib.Path(\"{text}\")"
+        "`{text}` is no pipeline\n  help: give one, such as \"gather(a) -> gemm(b)\", or a file x.mk, or any other as \
+         pathlib.Path(\"{text}\")"
     );
     Class::Argument.error(py, what)
 }

@@ -118,7 +118,8 @@ impl Torch {
         let wants = out.getattr_opt(intern!(py, "requires_grad"))?;
         let wants = wants.map(|w| w.is_truthy()).transpose()?;
         if wants == Some(true) && self.is_grad_enabled(py)? {
-            let what = "`out` requires a gradient, and none is recorded here\n  help: pass a tensor without, or call under torch.no_grad()";
+            let what = "`out` requires a gradient, and none is recorded here\n  help: pass a tensor without, or call \
+                under torch.no_grad()";
             return Err(Class::Argument.error(py, what));
         }
         Ok(())
@@ -242,7 +243,8 @@ impl Torch {
                     "is on meta, without memory of its own\n  help: torch.empty_like({name}, device=..) has some"
                 ),
                 _ => format!(
-                    "is a {class} without memory of its own\n  help: pass the local tensor, as {name}.to_local() of a DTensor"
+                    "is a {class} without memory of its own\n  help: pass the local tensor, as {name}.to_local() of a \
+                     DTensor"
                 ),
             }));
         }

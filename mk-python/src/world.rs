@@ -262,8 +262,8 @@ impl World {
 
     /// One process that owns GPUs ``0..n``, one rank each. Functions then take and return lists of ``n`` tensors,
     /// unless ``n`` is 1. With ``gpu`` all ranks share that GPU, to try things on one: their kernels split its SMs.
-    /// ``devices`` says it rank by rank: ``World.local(devices=[0, 0, 1])``. For ``n`` a dict says how many ranks are along
-    /// each axis of a mesh, the last one's side by side: ``World.local({"dp": 2, "tp": 2})``.
+    /// ``devices`` says it rank by rank: ``World.local(devices=[0, 0, 1])``. For ``n`` a dict says how many ranks are
+    /// along each axis of a mesh, the last one's side by side: ``World.local({"dp": 2, "tp": 2})``.
     ///
     /// Raises DeviceError, ArgumentError for a number of ranks that no world has.
     #[staticmethod]

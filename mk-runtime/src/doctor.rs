@@ -155,7 +155,8 @@ impl Doctor {
         let most = NetOptions::default().arena_bytes;
         if let Some(bytes) = nics::locked_memory().filter(|b| *b < most && !cards.is_empty()) {
             let what = format!(
-                "{bytes} bytes may be locked for cards, and a net arena has {most}: raise `ulimit -l`, or LimitMEMLOCK= of a service"
+                "{bytes} bytes may be locked for cards, and a net arena has {most}: raise `ulimit -l`, or \
+                 LimitMEMLOCK= of a service"
             );
             lack(what, "a network between nodes");
         }

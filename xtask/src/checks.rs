@@ -1,5 +1,5 @@
-//! `cargo xtask test` and `cargo xtask lint`: tests; formatting, lints, documentation, and what reviewers would otherwise
-//! repeat.
+//! `cargo xtask test` and `cargo xtask lint`: tests; formatting, lints, documentation, and what reviewers would
+//! otherwise repeat.
 
 use crate::{
     counts::Counts,

@@ -1,4 +1,5 @@
-//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | torch | site | mutants | sweep | bless | sass | softroce`.
+//! Developer commands: `cargo xtask setup | demo | test | tidy | wheel | torch | site | mutants | sweep | bless | sass
+//! | softroce`.
 
 mod checks;
 mod counts;

@@ -34,7 +34,8 @@ pub fn site() -> Result<()> {
     let rust = [("mk, the crate", "rust/mk/index.html".to_string())].into_iter();
     let all = rust.chain(modules.iter().map(|m| (*m, format!("python/{m}.html"))));
     let page = format!(
-        "<!doctype html>\n<meta charset=\"utf-8\">\n<title>mk: reference</title>\n<h1>mk: reference</h1>\n<ul>\n{}</ul>\n",
+        "<!doctype html>\n<meta charset=\"utf-8\">\n<title>mk: reference</title>\n<h1>mk: \
+         reference</h1>\n<ul>\n{}</ul>\n",
         all.map(item).collect::<String>()
     );
     let index = site.join("index.html");

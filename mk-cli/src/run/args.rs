@@ -33,9 +33,9 @@ pub struct Args {
     /// Order of steps on the CPU executor: random, reversed, starve:RANK, epoch_apart or srd [default: random]
     #[arg(long)]
     pub(super) schedule: Option<Schedule>,
-    /// How many rows experts have, or tokens documents: uniform, skew:N (every eighth expert has N times as many as the others), one (all
-    /// rows have the same), empty (every other expert has none), random, or padded (random, and some slots go to no
-    /// expert: -1) [default: uniform]
+    /// How many rows experts have, or tokens documents: uniform, skew:N (every eighth expert has N times as many as the
+    /// others), one (all rows have the same), empty (every other expert has none), random, or padded (random, and some
+    /// slots go to no expert: -1) [default: uniform]
     #[arg(long, value_name = "FORM")]
     pub(super) routing: Option<Routing>,
     /// Launches in a row, each with other inputs

@@ -55,7 +55,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         match one(args, row, &model, &mut worlds, &mut errors) {
             Ok(value) => {
                 report.push(value);
-                // A later row may end the process, so a file is written after each. A pipe gets the report once, at the end.
+                // A later row may end the process, so a file is written after each. A pipe gets the report once, at the
+                // end.
                 if let Some(path) =
                     args.json.as_deref().filter(|path| !path.exists() || path.is_file())
                 {

@@ -30,8 +30,8 @@ impl Products {
 }
 
 /// How long a plan takes that is one GEMM and nothing else, on the rank with the most; `None` for other plans, for
-/// GEMMs with an inner loop or whose epilogue saves matrices, for stores past TMA outside a cluster, and where the model
-/// has no figures of such tiles.
+/// GEMMs with an inner loop or whose epilogue saves matrices, for stores past TMA outside a cluster, and where the
+/// model has no figures of such tiles.
 ///
 /// # Errors
 /// Where an expression of the plan has no value.

@@ -74,7 +74,8 @@ impl DeviceModel {
         model.movers = model.movers.faster(clock);
         model.gpu = name.into();
         model.measured = format!(
-            "nobody measured it: derived from {} by {:.2} times its memory's rate, {:.2} times its clock and {} of {} SMs",
+            "nobody measured it: derived from {} by {:.2} times its memory's rate, {:.2} times its clock and {} of {} \
+             SMs",
             self.gpu, memory, clock, chip.sms, from.sms
         );
         (model.chip, model.raw) = (Some(chip), None);

@@ -43,8 +43,8 @@ pub enum EpilogueOp {
     /// Adds what has been summed so far, or other ranks' parts of a sum: each `[m, n]` of the result's dtype. Comes
     /// last.
     Carry,
-    /// Divides each 128 columns of a row by their factor, which `QuantTile` defines, and writes factors to the f32 matrix
-    /// `[n / 128, m]`. Comes last; the result has this dtype.
+    /// Divides each 128 columns of a row by their factor, which `QuantTile` defines, and writes factors to the f32
+    /// matrix `[n / 128, m]`. Comes last; the result has this dtype.
     Quantize(DType),
     /// Rounds to a dtype and back: what a `cast` inside the chain does.
     #[serde(untagged, with = "rounds")]

@@ -21,7 +21,8 @@ pub enum JsonError {
     Json(#[from] serde_json::Error),
     /// It is of another version of mk, or of something else.
     #[error(
-        "the text has {found}, and this version reads `\"schema\": {PLAN_SCHEMA}`: make the plan anew with `mk plan --format json`"
+        "the text has {found}, and this version reads `\"schema\": {PLAN_SCHEMA}`: make the plan anew with `mk plan \
+         --format json`"
     )]
     Schema {
         /// What it has.

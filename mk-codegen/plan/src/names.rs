@@ -56,7 +56,7 @@ names! {
 }
 
 impl Operand {
-    /// Whether it is entries of a table, which say what a task does and are nothing that it moves.
+    /// Whether it is entries of a table: they say what a task does, and no task moves them.
     pub const fn looks_up(self) -> bool {
         matches!(self, Operand::Tab | Operand::Bounds | Operand::Span)
     }

@@ -41,7 +41,8 @@ impl Points<'_> {
                 }
                 if let Some(wrong) = wrong {
                     let message = format!(
-                        "`{operand}` goes through TMA, and rows of {buffer} {:?} are {wrong} apart: give it a pitch that is a multiple of {STRIDE_BYTES} bytes",
+                        "`{operand}` goes through TMA, and rows of {buffer} {:?} are {wrong} apart: give it a pitch \
+                         that is a multiple of {STRIDE_BYTES} bytes",
                         b.name
                     );
                     let place = format!("{id} {:?}", x.name);

@@ -19,10 +19,12 @@ enum Says {
 }
 use Says::{Nothing, Write};
 
-const NO_NORM: &str = "of norms a pipeline has `rmsnorm` alone: compute others, dropout and lookups before, and hand in the result";
+const NO_NORM: &str = "of norms a pipeline has `rmsnorm` alone: compute others, dropout and lookups before, and hand \
+    in the result";
 const NO_MOVE: &str =
     "ranks exchange data by `gather`, `reduce_scatter`, `all_reduce`, `ring` and `dispatch`";
-const NO_LAYOUT: &str = "a pipeline has `view` of rows as heads alone: declare the tensor in the shape that the next operation reads";
+const NO_LAYOUT: &str = "a pipeline has `view` of rows as heads alone: declare the tensor in the shape that the next \
+    operation reads";
 const NO_CURVE: &str = "the activations are `gelu`, `gelu_tanh`, `silu`, `relu` and `swiglu`";
 
 const ALIASES: &[Alias] = &[

@@ -248,11 +248,12 @@ pub enum Op {
         /// a rank may have; others are dropped. Else rows without room end the launch.
         drops: bool,
     },
-    /// `[x: [R, C], scales: f32 [R]] -> [R, C]`: 8-bit values times the factors of their blocks. In f32 it is an operand
-    /// of `gemm` alone, whose result has these factors; in bf16 it is rounded once.
+    /// `[x: [R, C], scales: f32 [R]] -> [R, C]`: 8-bit values times the factors of their blocks. In f32 it is an
+    /// operand of `gemm` alone, whose result has these factors; in bf16 it is rounded once.
     Dequantize(Factors),
-    /// `[x: [R, C]] -> [R, C]` of eight bits: each block of `x` over its factor, rounded to nearest even. [`Op::Factor`]
-    /// of the result is the factor, the block's largest magnitude over the largest number of the dtype; 1 of zeros.
+    /// `[x: [R, C]] -> [R, C]` of eight bits: each block of `x` over its factor, rounded to nearest even.
+    /// [`Op::Factor`] of the result is the factor, the block's largest magnitude over the largest number of the dtype;
+    /// 1 of zeros.
     Quantize(Factors),
     /// `[q: [R, C]] -> f32 [C / 128, R]`, where `q` is a result of `quantize`: the factors of its blocks.
     Factor(Factors),
@@ -310,8 +311,8 @@ pub enum Op {
         /// By the angles the other way: the backward of `rope`.
         back: bool,
     },
-    /// `[x: [M, K]] -> [B, S, H, D]`, or the way back, of which `M = B * S` and `K = H * D`: the same elements in the same
-    /// order.
+    /// `[x: [M, K]] -> [B, S, H, D]`, or the way back, of which `M = B * S` and `K = H * D`: the same elements in the
+    /// same order.
     View,
     /// `[x, y] -> x * y`.
     Mul,

@@ -135,7 +135,8 @@ impl Explanation {
             }
             Fusion::Fused => writeln!(
                 f,
-                "verdict    separate kernels would be {:.2} times as fast, which is within the model's error: one kernel",
+                "verdict    separate kernels would be {:.2} times as fast, which is within the model's error: one \
+                 kernel",
                 one / sum
             ),
             Fusion::Apart => {

@@ -28,7 +28,8 @@ pub struct Signature {
 const GLOBAL: &str = "give it one number: given shapes are global, of all ranks together";
 
 /// What to do where a rank's tensors contradict each other, or what was given.
-const LOCAL: &str = "the shapes are those of one rank's tensors; if shards are uneven, give the global shape when compiling";
+const LOCAL: &str = "the shapes are those of one rank's tensors; if shards are uneven, give the global shape when \
+    compiling";
 
 /// A number of a symbol, and where it comes from.
 type Found = Option<(u64, String)>;

@@ -122,8 +122,8 @@ impl Dense<'_> {
         mine.map(|(row, _)| row).collect()
     }
 
-    /// Rows of experts, which are tokens, each times the weight of its slot where there are weights; rows of none are not
-    /// judged.
+    /// Rows of experts, which are tokens, each times the weight of its slot where there are weights; rows of none are
+    /// not judged.
     pub(super) fn dispatched(
         &self,
         node: &Node,

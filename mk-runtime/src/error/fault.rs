@@ -222,7 +222,8 @@ impl fmt::Display for Fault {
             )?,
             FaultCause::Known(FaultKind::Documents) => write!(
                 f,
-                "entry {} of where documents begin is {}, and may be {}..={}: let the first one be 0, and all ascend to the number of tokens",
+                "entry {} of where documents begin is {}, and may be {}..={}: let the first one be 0, and all ascend \
+                 to the number of tokens",
                 self.tile, self.seen as i32, self.expected as i32, self.waited_ns
             )?,
             FaultCause::PeerGone => {

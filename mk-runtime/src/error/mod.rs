@@ -16,7 +16,8 @@ use std::time::Duration;
 pub enum Error {
     /// The CUDA driver library is not on this machine.
     #[error(
-        "no CUDA driver: libcuda.so.1 was not found; install the NVIDIA driver (version 580 or newer), or use the CPU executor: `mk::simulate` in Rust, `Plan.simulate` in Python, `mk run --device cpu`"
+        "no CUDA driver: libcuda.so.1 was not found; install the NVIDIA driver (version 580 or newer), or use the CPU \
+         executor: `mk::simulate` in Rust, `Plan.simulate` in Python, `mk run --device cpu`"
     )]
     DriverMissing,
     /// The driver is older than the kernels need.
@@ -50,7 +51,8 @@ pub enum Error {
     },
     /// Two GPUs cannot reach each other's memory.
     #[error(
-        "GPU {from} cannot access the memory of GPU {to}: symmetric memory needs peer access (NVLink or PCIe P2P) between all pairs"
+        "GPU {from} cannot access the memory of GPU {to}: symmetric memory needs peer access (NVLink or PCIe P2P) \
+         between all pairs"
     )]
     NoPeerAccess {
         /// The GPU that would access.
@@ -70,7 +72,8 @@ pub enum Error {
     },
     /// No NVRTC library was found.
     #[error(
-        "NVRTC (libnvrtc.so.13) was not found; get it with `cargo xtask setup`, or `pip install nvidia-cuda-nvrtc==13.0.88`, or set MK_NVRTC_DIR to the directory that holds it; searched: {}",
+        "NVRTC (libnvrtc.so.13) was not found; get it with `cargo xtask setup`, or `pip install \
+         nvidia-cuda-nvrtc==13.0.88`, or set MK_NVRTC_DIR to the directory that holds it; searched: {}",
         list(searched)
     )]
     NvrtcMissing {
@@ -105,7 +108,8 @@ pub enum Error {
     },
     /// Registers were spilled to local memory.
     #[error(
-        "kernel {kernel}: entry {entry} spills registers ({store_bytes} bytes of stores, {load_bytes} bytes of loads); a plan must allow it explicitly"
+        "kernel {kernel}: entry {entry} spills registers ({store_bytes} bytes of stores, {load_bytes} bytes of \
+         loads); a plan must allow it explicitly"
     )]
     Spill {
         /// Kernel.
@@ -119,7 +123,8 @@ pub enum Error {
     },
     /// The assembler could not keep the kernel's asynchronous MMAs or its register allocation as written.
     #[error(
-        "kernel {kernel}: ptxas {code}: {text}; such a kernel would run its products one after the other, and is never taken"
+        "kernel {kernel}: ptxas {code}: {text}; such a kernel would run its products one after the other, and is \
+         never taken"
     )]
     Serialised {
         /// Kernel.
@@ -131,7 +136,8 @@ pub enum Error {
     },
     /// Compiled kernels, proofs and tuning results cannot be kept on disk.
     #[error(
-        "the kernel cache{} cannot be used: {what}; set MK_CACHE_DIR to a directory that you alone can write and that has room, or every start compiles and proves anew",
+        "the kernel cache{} cannot be used: {what}; set MK_CACHE_DIR to a directory that you alone can write and that \
+         has room, or every start compiles and proves anew",
         dir.as_ref().map_or_else(String::new, |d| format!(" {}", d.display()))
     )]
     CacheUnusable {
@@ -158,7 +164,8 @@ pub enum Error {
     },
     /// The driver was told to block on every launch.
     #[error(
-        "CUDA_LAUNCH_BLOCKING is set: the first rank's launch would block while its kernel waits for ranks that are not launched yet; unset it"
+        "CUDA_LAUNCH_BLOCKING is set: the first rank's launch would block while its kernel waits for ranks that are \
+         not launched yet; unset it"
     )]
     LaunchBlocking,
     /// The plan was made for another number of ranks.
@@ -201,7 +208,8 @@ pub enum Error {
     },
     /// The grid does not fit on the device at once.
     #[error(
-        "kernel {kernel} needs {grid} CTAs (clusters of {cluster}) resident at once, and GPU {device} can hold {fits}{}{}",
+        "kernel {kernel} needs {grid} CTAs (clusters of {cluster}) resident at once, and GPU {device} can hold \
+         {fits}{}{}",
         if *reserved > 0 { format!(" beside {reserved} SMs that are kept free") } else { String::new() },
         if *sharing > 1 { format!(" for each of the {sharing} ranks that share it") } else { String::new() }
     )]
@@ -223,7 +231,8 @@ pub enum Error {
     },
     /// Copy engines between ranks of one GPU: such a copy may need an SM, and the ranks' kernels may hold them all.
     #[error(
-        "kernel {kernel} has copy engines work between ranks that share GPU {device}, whose SMs their kernels hold; gather by `sms` there"
+        "kernel {kernel} has copy engines work between ranks that share GPU {device}, whose SMs their kernels hold; \
+         gather by `sms` there"
     )]
     EngineOnSharedGpu {
         /// Kernel.
@@ -233,7 +242,8 @@ pub enum Error {
     },
     /// A stream of copies is part of a capture that has not ended, and would be of another.
     #[error(
-        "kernel {kernel} is captured on rank {rank} while another capture that it is part of has not ended; end that one first"
+        "kernel {kernel} is captured on rank {rank} while another capture that it is part of has not ended; end that \
+         one first"
     )]
     TwoCaptures {
         /// Kernel.
@@ -243,7 +253,8 @@ pub enum Error {
     },
     /// Two ranks of one GPU launch in one stream.
     #[error(
-        "kernel {kernel}: ranks {} and {} share a GPU and were given the same stream, in which the first one's kernel would wait for the second's for ever; give every rank a stream of its own",
+        "kernel {kernel}: ranks {} and {} share a GPU and were given the same stream, in which the first one's kernel \
+         would wait for the second's for ever; give every rank a stream of its own",
         ranks.0, ranks.1
     )]
     SameStream {
@@ -382,7 +393,8 @@ pub enum Error {
     },
     /// Another rank launched something else in the place of this launch, which was not made.
     #[error(
-        "launch {launch} in this world: rank {rank} launches {ours}, and rank {peer} launched {theirs}; every rank must launch the same kernels in the same order"
+        "launch {launch} in this world: rank {rank} launches {ours}, and rank {peer} launched {theirs}; every rank \
+         must launch the same kernels in the same order"
     )]
     OutOfStep {
         /// Which, counted from 1: of kernels in which ranks meet, and that do not overlap others.
@@ -399,7 +411,9 @@ pub enum Error {
     /// This launch, which was not made, would wait for itself: ranks launched kernels of several worlds in different
     /// orders.
     #[error(
-        "launch {launch} in this world: rank {rank} launches {ours} behind a kernel of another world that waits for it; launch kernels of all worlds in one order on all ranks, or bind them with `overlap` and SMs that fit side by side"
+        "launch {launch} in this world: rank {rank} launches {ours} behind a kernel of another world that waits for \
+         it; launch kernels of all worlds in one order on all ranks, or bind them with `overlap` and SMs that fit \
+         side by side"
     )]
     Crossed {
         /// Which, counted as in [`Error::OutOfStep`].
@@ -419,7 +433,8 @@ pub enum Error {
     },
     /// Some streams of a launch are being captured, and others are not.
     #[error(
-        "kernel {kernel}: the stream of rank {captured} is being captured and that of rank {eager} is not; capture the streams of all ranks or of none"
+        "kernel {kernel}: the stream of rank {captured} is being captured and that of rank {eager} is not; capture \
+         the streams of all ranks or of none"
     )]
     MixedCapture {
         /// Kernel.
@@ -431,7 +446,8 @@ pub enum Error {
     },
     /// Plans that shall run side by side do not fit the GPU together.
     #[error(
-        "kernel {kernel} wants {wants} SMs of GPU {device} beside other plans, which hold {held} of its {sms} and keep {reserved} free; give the plans fewer CTAs, or bind without `overlap` to run them one after the other"
+        "kernel {kernel} wants {wants} SMs of GPU {device} beside other plans, which hold {held} of its {sms} and \
+         keep {reserved} free; give the plans fewer CTAs, or bind without `overlap` to run them one after the other"
     )]
     SmBudget {
         /// Kernel.
@@ -486,7 +502,8 @@ fn remedy(code: u32) -> &'static str {
     match code {
         // CUDA_ERROR_OUT_OF_MEMORY
         2 => {
-            "\n  help: the GPU's memory is taken, by a framework's cache perhaps (torch.cuda.empty_cache() gives it back); bind before it fills"
+            "\n  help: the GPU's memory is taken, by a framework's cache perhaps (torch.cuda.empty_cache() gives it \
+             back); bind before it fills"
         }
         _ => "",
     }

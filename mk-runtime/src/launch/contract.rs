@@ -173,7 +173,8 @@ pub(super) fn check_tensors(
             "is a null pointer".into()
         } else if !tensor.ptr.is_multiple_of(16) {
             format!(
-                "is at {:#x}, which is not a multiple of 16 bytes; a part of another tensor may begin anywhere, a copy of it does not",
+                "is at {:#x}, which is not a multiple of 16 bytes; a part of another tensor may begin anywhere, a \
+                 copy of it does not",
                 tensor.ptr
             )
         } else if let Some(other) = overlapping(source, given, i) {

@@ -464,7 +464,8 @@ impl Drop for Instance {
         let replayed = |context: &Arc<Context>| !self.captured || drain(context).is_ok();
         if !self.world.distinct_contexts().iter().all(replayed) {
             tracing::warn!(
-                "a captured instance was dropped whose replays cannot be waited for: its memory stays until the process ends"
+                "a captured instance was dropped whose replays cannot be waited for: its memory stays until the \
+                 process ends"
             );
             return self.leave();
         }

@@ -21,7 +21,8 @@ pub(super) fn check(source: &KernelSource, program: &HostProgram) -> Result<(), 
         let waits = ops.iter().filter(|op| **op == HostOp::AwaitEntry).count();
         if ops.first() != Some(&HostOp::AwaitEntry) || waits != 1 {
             return Err(format!(
-                "the host operations of rank {rank} wait for the ranks' entry {waits} times, and must once, before all others"
+                "the host operations of rank {rank} wait for the ranks' entry {waits} times, and must once, before \
+                 all others"
             ));
         }
         if let Some(op) = ops.iter().find(|op| !inside(source, rank, op)) {

@@ -12,7 +12,8 @@ use std::{
 /// Memory of the VM: the image three times, and arenas of 64 MiB writes on both sides.
 const MIB: u32 = 2048;
 const CPUS: u32 = 2;
-const BOOT: &str = "console=ttyS0 quiet panic=-1 oops=panic mitigations=off nokaslr tsc=reliable no_timer_check random.trust_cpu=on";
+const BOOT: &str = "console=ttyS0 quiet panic=-1 oops=panic mitigations=off nokaslr tsc=reliable no_timer_check \
+    random.trust_cpu=on";
 
 /// What came out.
 pub struct Outcome {

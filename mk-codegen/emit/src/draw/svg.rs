@@ -99,7 +99,8 @@ impl Svg {
     fn rect(&mut self, class: &str, r: Rect, radius: f64) {
         let Rect { x, y, width, height } = r;
         self.line(&format!(
-            "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" rx=\"{radius}\"/>"
+            "<rect class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" \
+             rx=\"{radius}\"/>"
         ));
     }
 

@@ -66,7 +66,8 @@ impl Emitter<'_> {
                     })?;
                     if start * size % 16 != 0 {
                         let what = format!(
-                            "task {:?} of rank {rank} begins {} at element {start} of a row, which is not a multiple of 16 bytes",
+                            "task {:?} of rank {rank} begins {} at element {start} of a row, which is not a multiple \
+                             of 16 bytes",
                             task.domain(),
                             a.operand
                         );
@@ -103,7 +104,8 @@ impl Emitter<'_> {
                 let n = region.dims.last().map_or(0, |d| d.1);
                 if n % i64::from(columns) != 0 {
                     let what = format!(
-                        "task {:?} of rank {rank} has {n} columns of one half, no multiple of {columns}: use store=direct",
+                        "task {:?} of rank {rank} has {n} columns of one half, no multiple of {columns}: use \
+                         store=direct",
                         task.domain()
                     );
                     return Err(EmitError::unsupported(id.to_string(), what));
@@ -131,7 +133,8 @@ impl Emitter<'_> {
                 let whole = start * size % 16 == 0 && (end == columns || end * size % 16 == 0);
                 if gap || !whole {
                     let what = format!(
-                        "task {:?} of rank {rank} writes elements {start} to {end} of rows of {columns} to `{}`: parts of rows are multiples of 16 bytes, and rows of an odd number lie side by side",
+                        "task {:?} of rank {rank} writes elements {start} to {end} of rows of {columns} to `{}`: \
+                         parts of rows are multiples of 16 bytes, and rows of an odd number lie side by side",
                         task.domain(),
                         a.operand
                     );
@@ -183,7 +186,8 @@ impl Emitter<'_> {
                 }
                 if depth > 0 && depth % i64::from(step) != 0 && !last {
                     let what = format!(
-                        "task {:?} of rank {rank} reads {depth} of `{}` along k, which are no multiple of {step} and end inside the tensor",
+                        "task {:?} of rank {rank} reads {depth} of `{}` along k, which are no multiple of {step} and \
+                         end inside the tensor",
                         task.domain(),
                         a.operand
                     );

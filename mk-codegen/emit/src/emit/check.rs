@@ -143,7 +143,8 @@ fn names(f: &Family, place: &str) -> Result<(), EmitError> {
     };
     let Some(name) = loops.chain(each).find(taken) else { return Ok(()) };
     let what = format!(
-        "the loop variable `{name}` would hide a name of the kernel: use none of {TAKEN:?}, and none that begins with `k` and a capital letter"
+        "the loop variable `{name}` would hide a name of the kernel: use none of {TAKEN:?}, and none that begins with \
+         `k` and a capital letter"
     );
     Err(EmitError::unsupported(place, what))
 }
@@ -215,7 +216,8 @@ fn entry(plan: &Plan) -> Result<(), EmitError> {
     let Some((id, f)) = enter.next() else { return Ok(()) };
     let refuse = |id: FamId| {
         let what = format!(
-            "ranks enter by one family with one post, `sig[rank] @ p += 1` at scope sys for each p in {world} (of the node, where there are nodes), of a signal that nobody else posts, and without waits or loops"
+            "ranks enter by one family with one post, `sig[rank] @ p += 1` at scope sys for each p in {world} (of the \
+             node, where there are nodes), of a signal that nobody else posts, and without waits or loops"
         );
         Err(EmitError::unsupported(format!("{id} {:?}", plan.families[id].name), what))
     };

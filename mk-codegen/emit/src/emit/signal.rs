@@ -126,7 +126,8 @@ impl Emitter<'_> {
         };
         let all = rows * n;
         Ok(format!(
-            "for (int item_ = lane_index(); item_ < {all}; item_ += 32) {{ [[maybe_unused]] const int {var} = item_ / {n}{own}; {when}{call} }}"
+            "for (int item_ = lane_index(); item_ < {all}; item_ += 32) {{ [[maybe_unused]] const int {var} = item_ / \
+             {n}{own}; {when}{call} }}"
         ))
     }
 

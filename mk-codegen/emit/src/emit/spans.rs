@@ -23,7 +23,8 @@ pub(super) fn net(rank: &str, word: &str) -> String {
 pub(super) fn send(edge: EdgeId) -> String {
     let (id, word) = (edge.index(), net("work.peer", "work.remote_word"));
     format!(
-        "if (work.remote_word != kNoWord) trace_signal(params.header, TraceKind::Post, work.family, {id}, work.task, {word}, trace_clock());"
+        "if (work.remote_word != kNoWord) trace_signal(params.header, TraceKind::Post, work.family, {id}, work.task, \
+         {word}, trace_clock());"
     )
 }
 

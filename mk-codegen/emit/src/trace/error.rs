@@ -44,7 +44,8 @@ pub enum TraceError {
     },
     /// Parts of several launches.
     #[error(
-        "the trace mixes launches {one} and {other} (rank {rank}, CTA {cta}): read it when the launch has ended on all ranks"
+        "the trace mixes launches {one} and {other} (rank {rank}, CTA {cta}): read it when the launch has ended on \
+         all ranks"
     )]
     Mixed {
         /// The rank.

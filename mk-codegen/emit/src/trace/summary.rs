@@ -57,7 +57,8 @@ fn clocks(out: &mut String, trace: &Trace) {
         if a.bounds_ns.iter().any(unknown) { "cannot be compared, not all of them" } else { how };
     let _ = writeln!(
         out,
-        "clocks    timers tick every {tick} ns, SMs run at {} MHz; the ranks' timers {how}: offsets to the first within {} ns",
+        "clocks    timers tick every {tick} ns, SMs run at {} MHz; the ranks' timers {how}: offsets to the first \
+         within {} ns",
         mhz.join(", "),
         bounds.join(" ")
     );
@@ -105,7 +106,8 @@ fn entry(out: &mut String, trace: &Trace, rank: u32, spans: &[&Span]) {
     };
     let _ = writeln!(
         out,
-        "rank {rank}    begins at {:.1}, its last CTA {:.1} us later{posts}; {met}; last task ends at {:.1}, last CTA {:.1} us after it",
+        "rank {rank}    begins at {:.1}, its last CTA {:.1} us later{posts}; {met}; last task ends at {:.1}, last CTA \
+         {:.1} us after it",
         begin / 1e3,
         (late - begin) / 1e3,
         done / 1e3,
@@ -170,7 +172,8 @@ fn role(out: &mut String, trace: &Trace, index: usize, of_rank: &[&Span]) {
     let median = ends.get(ends.len() / 2).copied().unwrap_or(0.0);
     let _ = writeln!(
         out,
-        "  {:<11} {:3} CTAs  busy {:5.1}%  waits {}; tasks from {:.1}; CTAs done at {:.1} / {:.1} / {:.1} (first, median, last)",
+        "  {:<11} {:3} CTAs  busy {:5.1}%  waits {}; tasks from {:.1}; CTAs done at {:.1} / {:.1} / {:.1} (first, \
+         median, last)",
         info.name,
         info.ctas,
         100.0 * busy / all,
@@ -225,7 +228,8 @@ fn families(out: &mut String, trace: &Trace) {
         let at = |q: f64| lengths[((n - 1.0) * q) as usize] / 1e3;
         let _ = writeln!(
             out,
-            "fam{} {:<16} {:6} tasks by agent, from {:.1} to {:.1}: mean {:.2} us, median {:.2}, 90% {:.2}, longest {:.2}; of the mean {:.2} at the ring, {:.2} for panels, {:.2} at signals",
+            "fam{} {:<16} {:6} tasks by agent, from {:.1} to {:.1}: mean {:.2} us, median {:.2}, 90% {:.2}, longest \
+             {:.2}; of the mean {:.2} at the ring, {:.2} for panels, {:.2} at signals",
             f.id,
             f.name,
             lengths.len(),

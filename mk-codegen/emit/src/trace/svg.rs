@@ -291,7 +291,8 @@ fn arrows(out: &mut String, chain: &Chain, lanes: &Lanes, length: f64) {
         let end = x_of(before.end + wait.delivery.unwrap_or(0.0), length);
         let _ = writeln!(
             out,
-            "<path d=\"M{begin:.1} {from:.1}L{end:.1} {to:.1}\" stroke=\"#000\" fill=\"none\"/><circle cx=\"{end:.1}\" cy=\"{to:.1}\" r=\"2.5\"/>"
+            "<path d=\"M{begin:.1} {from:.1}L{end:.1} {to:.1}\" stroke=\"#000\" fill=\"none\"/><circle \
+             cx=\"{end:.1}\" cy=\"{to:.1}\" r=\"2.5\"/>"
         );
     }
 }

@@ -112,8 +112,8 @@ pub enum Kind {
         /// In order of application.
         epilogue: Vec<EpilogueOp>,
     },
-    /// Gradients of the matrices of [`Kind::GroupedGemm`]. Operands: rows, gradients of what they make, counts, epilogue
-    /// operands.
+    /// Gradients of the matrices of [`Kind::GroupedGemm`]. Operands: rows, gradients of what they make, counts,
+    /// epilogue operands.
     GroupedWgrad {
         /// In order of application.
         epilogue: Vec<EpilogueOp>,

@@ -1,7 +1,7 @@
 //! Moves row-wise operations before the gathers of their rows: each rank computes its own rows, once, before the send.
 //!
-//! Factors of blocks, a row for each 128 columns, have the rows of what they are of along their last dimension, and are
-//! gathered along it.
+//! Factors of blocks have one row for each 128 columns: token rows lie along the last dimension, which the gather
+//! follows.
 //!
 //! Precondition: fused epilogues. Postcondition: a row-wise operation reads a gather of rows only if its other operand
 //! is not gathered.

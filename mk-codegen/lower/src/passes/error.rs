@@ -68,7 +68,8 @@ pub(super) fn no_room(error: FieldError) -> LowerError {
     match error {
         FieldError::Room { needed, most } => LowerError::OutOfRange {
             what: format!(
-                "there is room for no routing: tokens go to their experts as {needed} rows, and blocks, each of one expert, hold {most} at most"
+                "there is room for no routing: tokens go to their experts as {needed} rows, and blocks, each of one \
+                 expert, hold {most} at most"
             ),
             help: "raise the capacity, or let `dispatch` drop rows (`drop`)".into(),
         },

@@ -18,7 +18,8 @@ pub(super) fn check(draft: &Draft) -> Result<(), LowerError> {
         entries = entries.saturating_add(sizes.fold(ranks, u64::saturating_mul));
         if entries > MAX_ENTRIES {
             let what = format!(
-                "{id} {:?} has, with the tables before it and on all ranks together, {entries} entries, of at most {MAX_ENTRIES}",
+                "{id} {:?} has, with the tables before it and on all ranks together, {entries} entries, of at most \
+                 {MAX_ENTRIES}",
                 t.name
             );
             return Err(too_large(what));

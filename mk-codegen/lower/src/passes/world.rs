@@ -26,8 +26,8 @@ pub(super) struct World {
 }
 
 impl World {
-    /// The world of a pipeline, the pipeline over the axes that it places tensors over, and the settings as they are for
-    /// the ranks along those.
+    /// The world of a pipeline, the pipeline over the axes that it places tensors over, and the settings as they are
+    /// for the ranks along those.
     ///
     /// # Errors
     /// [`LowerError::OutOfRange`] for a target that is not known, and for a mesh that is not of these ranks or nodes;
@@ -76,7 +76,8 @@ impl World {
         let cut = mesh.axes.iter().any(|(axis, _)| axis == NODES);
         if cut && config.nodes.checked_mul(on_node) != Some(config.ranks) {
             let what = format!(
-                "the axis `{NODES}` of the mesh {axes} says that a node has {on_node} of {} ranks, and there are {} nodes",
+                "the axis `{NODES}` of the mesh {axes} says that a node has {on_node} of {} ranks, and there are {} \
+                 nodes",
                 config.ranks, config.nodes
             );
             let help = format!(

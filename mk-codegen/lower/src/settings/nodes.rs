@@ -58,7 +58,8 @@ pub(super) fn check(c: &Config, facts: &Facts) -> Result<(), Refusal> {
         return refuse("k_slices", value, why, "set `k_slices=1`", &["k_slices=1"]);
     }
     if c.reduction == Reduction::Ring && facts.sums() {
-        let why = "a ring moves as many bytes over each network card as messages to the owner, in as many more hops as there are nodes";
+        let why = "a ring moves as many bytes over each network card as messages to the owner, in as many more hops \
+            as there are nodes";
         return refuse(
             "reduction",
             "ring".into(),
@@ -91,7 +92,8 @@ pub(super) fn check(c: &Config, facts: &Facts) -> Result<(), Refusal> {
     });
     if let Some(rows) = gaps {
         let why = format!(
-            "{rows} are no multiple of 16 bytes, so that they are several pieces of memory, and a message of a network card is one"
+            "{rows} are no multiple of 16 bytes, so that they are several pieces of memory, and a message of a \
+             network card is one"
         );
         let help = "use rows of a multiple of 16 bytes, or one node";
         return refuse("nodes", nodes, &why, help, &[]);

@@ -338,7 +338,8 @@ pub(super) fn last_wave(c: &Config, facts: &Facts) -> Fit {
     if !facts.products.iter().any(|p| p.result && !p.read && (parts == 1 || p.divisible)) {
         return misfit(
             format!(
-                "no product here can have a last wave in {parts} parts: only one that is a result as it is can; and, in parts, one without an elementwise operation that is as deep on every rank"
+                "no product here can have a last wave in {parts} parts: only one that is a result as it is can; and, \
+                 in parts, one without an elementwise operation that is as deep on every rank"
             ),
             "",
             &[&format!("last_wave={blocks}x{columns}"), "last_wave=none"],
@@ -365,7 +366,8 @@ pub(super) fn split_k(c: &Config, facts: &Facts) -> Fit {
     if c.split_k > 1 && !facts.product_sums().any(|(_, product)| product.divisible) {
         return misfit(
             format!(
-                "no product here can be cut into {} parts: only one that is reduced, with no elementwise operation between, and as deep on every rank, can",
+                "no product here can be cut into {} parts: only one that is reduced, with no elementwise operation \
+                 between, and as deep on every rank, can",
                 c.split_k
             ),
             "",

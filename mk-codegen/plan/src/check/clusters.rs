@@ -56,7 +56,8 @@ impl Checker<'_> {
             || steps
             || !x.waits.is_empty()
         {
-            self.error(place, "CTAs that load together are at most 8 of a cluster, wait for nobody, work on each of their tiles, have no inner loop, save nothing and go on with nothing");
+            self.error(place, "CTAs that load together are at most 8 of a cluster, wait for nobody, work on each of \
+                their tiles, have no inner loop, save nothing and go on with nothing");
         }
         self.one_cluster(place, x);
     }

@@ -190,7 +190,8 @@ impl Checker<'_> {
         if x.schedule == Schedule::Dynamic {
             let owns = self.plan.roles.get(x.role).is_some_and(|r| r.ctas > 0);
             if !x.leaf.has_dynamic_schedule() || !owns {
-                self.error(&place, "only products, sums and copies by loads and stores, in CTAs of their role, have a dynamic schedule");
+                self.error(&place, "only products, sums and copies by loads and stores, in CTAs of their role, have a \
+                    dynamic schedule");
             }
         }
         for e in &x.order {

@@ -33,7 +33,8 @@ impl Checker<'_> {
             if before <= MAX_ENTRIES && entries > MAX_ENTRIES {
                 self.too_large(
                     &place,
-                    format!("has, with the tables before it and on all ranks together, more than {MAX_ENTRIES} entries: make tables smaller, or ranks fewer"),
+                    format!("has, with the tables before it and on all ranks together, more than {MAX_ENTRIES} \
+                        entries: make tables smaller, or ranks fewer"),
                 );
             }
             self.source(&place, id, t, len);
@@ -65,7 +66,8 @@ impl Checker<'_> {
         // Tokens that are routed may be fewer in a launch.
         let routes = self.plan.tables.values().any(|t| t.routed.is_some());
         if self.plan.runtime_dim().is_some() && !routes {
-            self.error(place, "is in memory, in a plan with a dimension that comes with each launch: use one or the other");
+            self.error(place, "is in memory, in a plan with a dimension that comes with each launch: use one or the \
+                other");
         }
         if matches!(t.source, TableSource::Const(_)) {
             self.error(place, "is in the plan already: it needs no memory");
@@ -137,7 +139,9 @@ impl Checker<'_> {
         };
         let of_node = matches!(r.part, RoutePart::Places | RoutePart::Kept);
         if !fits || r.local != 0 && !of_node || r.keep < 0 || r.rows < 1 || slots < 1 {
-            self.error(place, "is not what follows from a routing: rows of the rank's experts, tokens of packed rows and their slots, [tokens, slots, 2] places, whether they are kept, or whether a rank wants each token of the world");
+            self.error(place, "is not what follows from a routing: rows of the rank's experts, tokens of packed rows \
+                and their slots, [tokens, slots, 2] places, whether they are kept, or whether a rank wants each token \
+                of the world");
         }
         if self.is_ids(t) {
             self.error(place, "follows from a routing, and is one");
@@ -153,7 +157,8 @@ impl Checker<'_> {
         let loops = loops.chain(&x.order);
         let places = x.positions.iter().flat_map(|p| [&p.q, &p.k]);
         if loops.chain(places).any(tables) {
-            self.error(place, "a table in memory decides how many tasks there are, or their order: let conditions and lengths do");
+            self.error(place, "a table in memory decides how many tasks there are, or their order: let conditions and \
+                lengths do");
         }
         let tab = |a: &&Access| a.operand == Operand::Tab;
         if x.accesses.iter().filter(tab).any(|a| a.rank != Expr::Var(Var::RANK)) {
@@ -246,19 +251,28 @@ impl Checker<'_> {
         let (part, experts, ranks, rows, keep, local) = match of {
             Tabulation::Bounds { rows, side, mask } => {
                 if !plan.tables.values().any(|t| bounds((rows, (side, mask)), t)) {
-                    self.error(place, "fills rows of a table of bounds in memory, from where documents begin in memory, which no table line says");
+                    self.error(
+                        place,
+                        "fills rows of a table of bounds in memory, from where documents begin in \
+                        memory, which no table line says",
+                    );
                 }
                 return;
             }
             Tabulation::Blocks { rows } => {
                 if !plan.tables.iter().any(|t| blocks(rows, t)) {
-                    self.error(place, "fills a table of blocks in memory, whole, from the rows of its groups in memory, which no table line says");
+                    self.error(
+                        place,
+                        "fills a table of blocks in memory, whole, from the rows of its groups in \
+                        memory, which no table line says",
+                    );
                 }
                 return;
             }
             Tabulation::Begins { rows } => {
                 if !plan.tables.iter().any(|t| begins(rows, t)) {
-                    self.error(place, "fills a table of where rows of groups begin in memory, whole, from the rows of its groups in memory, which no table line says");
+                    self.error(place, "fills a table of where rows of groups begin in memory, whole, from the rows of \
+                        its groups in memory, which no table line says");
                 }
                 return;
             }
@@ -349,11 +363,21 @@ impl Checker<'_> {
             TableSource::Bounds { of, mask, .. } => {
                 let documents = self.before(id, *of).map(|t| (t.shape.len(), &t.source));
                 let [rows, 2] = t.shape[..] else {
-                    return self.error(place, "must be [rows, 2]: the first row that each meets, and the one behind the last");
+                    return self.error(
+                        place,
+                        "must be [rows, 2]: the first row that each meets, and the one behind \
+                        the last",
+                    );
                 };
                 let runtime = TableSource::Runtime { min: 0, max: rows as i32 };
                 if documents != Some((1, &runtime)) {
-                    self.error(place, format!("must be of a one-dimensional table before it that comes with each launch, of 0..={rows}"));
+                    self.error(
+                        place,
+                        format!(
+                            "must be of a one-dimensional table before it that comes with each \
+                        launch, of 0..={rows}"
+                        ),
+                    );
                 }
                 if *mask == Mask::Bounds {
                     self.error(place, "follows from a mask, and not from bounds");

@@ -46,7 +46,8 @@ impl Cursor<'_> {
             return Ok(Deep { expr, depth: depth + 1 });
         }
         Err(self.error_here(format!(
-            "the expression is too deep: at most {MAX_DEPTH} operations on each other's results, each term of a sum or product being one"
+            "the expression is too deep: at most {MAX_DEPTH} operations on each other's results, each term of a sum \
+             or product being one"
         )))
     }
 

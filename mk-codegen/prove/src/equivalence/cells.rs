@@ -46,9 +46,9 @@ impl Lines {
         }
     }
 
-    /// A window compares places of a line with those so far before. Cells of it keep their first and their last element,
-    /// and one begins with the last place that a cell's first one sees: whoever takes a window to begin elsewhere, or
-    /// skips what is in one, differs in one of these.
+    /// A window compares places of a line with those so far before. Cells of it keep their first and their last
+    /// element, and one begins with the last place that a cell's first one sees: whoever takes a window to begin
+    /// elsewhere, or skips what is in one, differs in one of these.
     pub fn apart(&mut self, line: u32, distance: u32) {
         if let Ok(distance) = i32::try_from(distance)
             && !self.windows.contains(&(line, distance))

@@ -27,7 +27,8 @@ pub enum FieldError {
     },
     /// A table in memory has another entry than follows from the routing.
     #[error(
-        "the plan fills {table} with something else than follows from the launch:\n  entry {entry} is {is} on rank {rank}, and {want} follows"
+        "the plan fills {table} with something else than follows from the launch:\n  entry {entry} is {is} on rank \
+         {rank}, and {want} follows"
     )]
     Entry {
         /// The table.
@@ -51,7 +52,8 @@ pub enum FieldError {
     },
     /// No routing of all tokens fits into the blocks that ranks have.
     #[error(
-        "the plan has room for no routing: tokens go to their experts as {needed} rows, and blocks, each of one expert, hold {most} at most\n  help: raise the capacity"
+        "the plan has room for no routing: tokens go to their experts as {needed} rows, and blocks, each of one \
+         expert, hold {most} at most\n  help: raise the capacity"
     )]
     Room {
         /// Rows of all tokens.

@@ -1,5 +1,5 @@
-//! Values in eight bits with factors: a factor is any function of the elements of its block, and a value any function of
-//! an element and its factor.
+//! Values in eight bits with factors: a factor is any function of the elements of its block, and a value any function
+//! of an element and its factor.
 
 use super::algebra::{Algebra, Function};
 use mk_dtype::DType;

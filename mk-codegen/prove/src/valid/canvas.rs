@@ -92,7 +92,8 @@ impl Canvas {
         // Writing to a string does not fail.
         let _ = write!(
             out,
-            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" font-weight=\"{weight}\" fill=\"{fill}\">{safe}</text>"
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" font-weight=\"{weight}\" \
+             fill=\"{fill}\">{safe}</text>"
         );
         self.shape(out);
     }
@@ -115,7 +116,8 @@ impl Canvas {
         let (fill, stroke) = colour.pair();
         let (stroke, wide) = if thick { (Colour::Wrong.pair().1, 2.5) } else { (stroke, 1.0) };
         self.shape(format!(
-            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" rx=\"6\" fill=\"{fill}\" stroke=\"{stroke}\" stroke-width=\"{wide}\"/>"
+            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\" rx=\"6\" fill=\"{fill}\" \
+             stroke=\"{stroke}\" stroke-width=\"{wide}\"/>"
         ));
     }
 

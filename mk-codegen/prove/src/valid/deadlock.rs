@@ -92,7 +92,8 @@ fn host_waits(world: &World<'_>) -> Vec<Violation> {
     by_sender
         .map(|(id, w): (FamId, _)| Violation::HostOrder {
             place: format!("{}: {}", site::family(world, id), w.edge),
-            message: "the sending host would hold back the commands behind this one, in whatever order the fifo has them: wait `by issuer`".into(),
+            message: "the sending host would hold back the commands behind this one, in whatever order the fifo has \
+                them: wait `by issuer`".into(),
         })
         .collect()
 }

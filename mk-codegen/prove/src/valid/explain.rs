@@ -290,11 +290,13 @@ fn missing(world: &World<'_>, from: &From, to: &To) -> String {
             let posts = posts_after(world, world.class(*xe), x);
             let hint = if xe < ye && !is_host(ax) {
                 format!(
-                    "add a wait by `{ay}` of {fy} until rank {rx} has entered a later epoch than {xe}, or for a post that {fx} makes after this access"
+                    "add a wait by `{ay}` of {fy} until rank {rx} has entered a later epoch than {xe}, or for a post \
+                     that {fx} makes after this access"
                 )
             } else if is_host(ax) {
                 format!(
-                    "a kernel's end does not wait for the network: add a wait in {fy} for a post that {fx} makes by `{ax}` when it is through"
+                    "a kernel's end does not wait for the network: add a wait in {fy} for a post that {fx} makes by \
+                     `{ax}` when it is through"
                 )
             } else {
                 format!(
@@ -316,7 +318,8 @@ fn missing(world: &World<'_>, from: &From, to: &To) -> String {
             let (fx, ax, _) = name(x, *xe);
             let posts = posts_after(world, world.class(*xe), x);
             format!(
-                "after it, {fx} posts {posts}; the kernel of rank {rank} must not end in epoch {e} before `{ax}` of {fx} is through: let it wait for a post to rank {rank}"
+                "after it, {fx} posts {posts}; the kernel of rank {rank} must not end in epoch {e} before `{ax}` of \
+                 {fx} is through: let it wait for a post to rank {rank}"
             )
         }
         (From::Caller(..), To::Caller(..)) => String::new(),

@@ -392,7 +392,8 @@ fn groups(plan: &Plan, counts: &BTreeSet<usize>, flags: &BTreeSet<usize>) -> Vec
             list.for_each(&mut look);
             loops.iter().for_each(|e| look(e));
             if mixed {
-                let message = "looks up the counts of two groups, or two flags; a proof for every table takes one of each at a time";
+                let message = "looks up the counts of two groups, or two flags; a proof for every table takes one of \
+                    each at a time";
                 out.push(Violation::Ragged {
                     place: format!("{id} {:?}: {what}", x.name),
                     message: message.into(),
@@ -488,7 +489,8 @@ fn words(plan: &Plan, counts: &BTreeSet<usize>, set: &TableSet) -> Result<(), Ve
                         return Err(vec![Violation::Ragged {
                             place: format!("{id} {:?}: {edge}", x.name),
                             message: format!(
-                                "its word follows from the counts of two groups, here and at {other}; a proof for every table takes one group at a time"
+                                "its word follows from the counts of two groups, here and at {other}; a proof for \
+                                 every table takes one group at a time"
                             ),
                         }]);
                     }

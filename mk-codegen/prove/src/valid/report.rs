@@ -69,7 +69,8 @@ pub enum Violation {
     },
     /// Rule 3: several ranks post to one word.
     #[error(
-        "{word} is posted by several ranks: {producers}; a rank one launch ahead would stand in for a late one: give each rank a word of its own"
+        "{word} is posted by several ranks: {producers}; a rank one launch ahead would stand in for a late one: give \
+         each rank a word of its own"
     )]
     Producers {
         /// The word.

@@ -96,7 +96,8 @@ fn posted(world: &World<'_>, sums: &[Vec<i64>], word: u32, class: usize) -> Stri
         return "and nothing posts to it".into();
     }
     if by.is_empty() {
-        return "but in some epochs nothing posts to it, and in others something does: the sum must be the same in every epoch".into();
+        return "but in some epochs nothing posts to it, and in others something does: the sum must be the same in \
+            every epoch".into();
     }
     let list: Vec<_> =
         by.iter().take(6).map(|((e, r), n)| format!("{n} by {e} on rank {r}")).collect();
@@ -145,7 +146,8 @@ fn producers(
         out.push(Violation::Signalling {
             place: site::word(world, word),
             message: format!(
-                "is posted to by {}: posts of hosts come later than kernels end, so that those of two epochs may stand for one",
+                "is posted to by {}: posts of hosts come later than kernels end, so that those of two epochs may \
+                 stand for one",
                 kinds.join(" and ")
             ),
         });

@@ -2,21 +2,21 @@
 //!
 //! Most plans look the same from every rank: turning all ranks by one place along an axis of their mesh takes each task
 //! to the task at the same place in the next rank's list, each access, wait and post of it to one of that task, and so
-//! the plan to itself. Then every two accesses, every word and every wait has an image in the memory of rank 0, and what is shown
-//! of that one holds of all: tasks of rank 0 stand for those of all ranks, and memory and words are looked at on rank 0
-//! only.
+//! the plan to itself. Then every two accesses, every word and every wait has an image in the memory of rank 0, and
+//! what is shown of that one holds of all: tasks of rank 0 stand for those of all ranks, and memory and words are
+//! looked at on rank 0 only.
 //!
 //! The symmetry is proved, not assumed. A rotation takes an element of a buffer to the element at the same place of the
 //! next rank's buffer, or to the same place of the next of `n` equal blocks in some of its dimensions (slots by source
-//! rank, shards of a whole), one for each place along an axis, or for each rank; a word of a signal likewise. Which dimensions these are is guessed from some tasks
-//! ([`guess`]): any choice is a one-to-one map of memory and of words. Then *every* task of every rank is unrolled and
-//! compared with rank 0's (`unroll.rs`): family, number of steps, and as sets the lines, steps, regions and versions of
-//! its accesses, words and thresholds of its waits, and words and amounts of its posts. Where a single one differs, the
-//! plan is not folded.
+//! rank, shards of a whole), one for each place along an axis, or for each rank; a word of a signal likewise. Which
+//! dimensions these are is guessed from some tasks ([`guess`]): any choice is a one-to-one map of memory and of words.
+//! Then *every* task of every rank is unrolled and compared with rank 0's (`unroll.rs`): family, number of steps, and
+//! as sets the lines, steps, regions and versions of its accesses, words and thresholds of its waits, and words and
+//! amounts of its posts. Where a single one differs, the plan is not folded.
 //!
-//! An element or word *as rank 0 has it* is named in the frame of its own rank, turned back. An access of rank 0's task to memory of
-//! rank `m` is, turned back by `m`, an access to memory of rank 0 by the task at the same place on rank `-m`, its place
-//! along each axis taken modulo the axis' size: its *turn*.
+//! An element or word *as rank 0 has it* is named in the frame of its own rank, turned back. An access of rank 0's task
+//! to memory of rank `m` is, turned back by `m`, an access to memory of rank 0 by the task at the same place on rank
+//! `-m`, its place along each axis taken modulo the axis' size: its *turn*.
 //!
 //! Deadlock: the system is monotone, so that one run decides (rule 2). In the run in which all ranks take the same step
 //! at once, each state is symmetric, and rank 0's tells it: a post to a word of rank `m` comes with its image, a post

@@ -234,7 +234,8 @@ pub(super) fn needs_sys(posts: &WordPosts, wait: &Wait, rank: u32) -> bool {
 pub(super) fn wait_protects(wait: &Wait, posts: &WordPosts, y: Proxy) -> Result<(), String> {
     match y {
         Proxy::Async if wait.proxy != Proxy::Async => Err(format!(
-            "it is a wait for {} accesses, and the later access goes through the async proxy: wait `for async`, so that a proxy fence follows",
+            "it is a wait for {} accesses, and the later access goes through the async proxy: wait `for async`, so \
+             that a proxy fence follows",
             wait.proxy.name()
         )),
         Proxy::Generic if wait.proxy == Proxy::Host => {
@@ -272,7 +273,8 @@ pub(super) fn completes(
     match (x.proxy, x.mode) {
         (Proxy::Generic, _) => Ok(()),
         (Proxy::Async, Mode::Read) if post.by == by => Err(format!(
-            "bulk reads of `{by}` are complete only for agents whom an edge of the leaf tells; `{by}` itself has merely issued them"
+            "bulk reads of `{by}` are complete only for agents whom an edge of the leaf tells; `{by}` itself has \
+             merely issued them"
         )),
         (Proxy::Async, Mode::Read) => Ok(()),
         (Proxy::Async, _) if post.after == GlobalWriteDone => Ok(()),
@@ -292,10 +294,12 @@ pub(super) fn completes(
             Ok(())
         }
         (Proxy::Host, _) if in_order => Err(format!(
-            "after {after} the data need not be visible to the GPU: post to its own rank behind it, or after nic_flushed"
+            "after {after} the data need not be visible to the GPU: post to its own rank behind it, or after \
+             nic_flushed"
         )),
         (Proxy::Host, _) => Err(format!(
-            "an unordered network brings data and signal in any order: post `by receiver after nic_flushed`, not `by {} after {after}`",
+            "an unordered network brings data and signal in any order: post `by receiver after nic_flushed`, not `by \
+             {} after {after}`",
             post.by
         )),
     }

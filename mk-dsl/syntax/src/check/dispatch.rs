@@ -1,5 +1,5 @@
-//! `dispatch(x, ids)`, with a `capacity` or without, `combine(weights)` and `combine_grad(dy)`: tokens go to the ranks of their experts,
-//! as ragged rows, and come back as weighted sums.
+//! `dispatch(x, ids)`, with a `capacity` or without, `combine(weights)` and `combine_grad(dy)`: tokens go to the ranks
+//! of their experts, as ragged rows, and come back as weighted sums.
 
 use super::checker::{Call, Checker, Id, Shape, State, Ty, Value, Wanted};
 use super::dims::{Resolved, Term};
@@ -12,8 +12,8 @@ use crate::span::Span;
 type Routed<'a> = (Value, Operand<'a>, (Id, [Term; 2]));
 
 impl<'a> Checker<'a, '_> {
-    /// `x -> dispatch(ids)`, `x -> dispatch(ids, capacity = R)`, `x -> dispatch(ids, capacity = R, drop)`, each also with
-    /// weights behind the ids.
+    /// `x -> dispatch(ids)`, `x -> dispatch(ids, capacity = R)`, `x -> dispatch(ids, capacity = R, drop)`, each also
+    /// with weights behind the ids.
     pub(super) fn dispatch(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let operand = call.args.operand(self.sink);
         let capacity = call.args.key("capacity");
@@ -106,8 +106,8 @@ impl<'a> Checker<'a, '_> {
         self.routes.push((ids, drops));
     }
 
-    /// Rows that `dispatch` routed, the operand of an operation on them, and their ids with the extents of tokens and slots;
-    /// `None` after a report.
+    /// Rows that `dispatch` routed, the operand of an operation on them, and their ids with the extents of tokens and
+    /// slots; `None` after a report.
     fn routed(&mut self, name: &str, mut call: Call<'_, 'a>) -> Option<Routed<'a>> {
         let operand = call.args.operand(self.sink);
         call.args.finish(self.sink);

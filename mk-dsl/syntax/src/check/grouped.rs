@@ -27,7 +27,8 @@ pub(super) fn takes_ragged(kind: OpKind) -> bool {
 }
 
 impl<'a> Checker<'a, '_> {
-    /// `x -> ragged(counts)`, and of rows that a kernel before dispatched, `x -> ragged(ids)`, or `x -> ragged(ids, drop)`.
+    /// `x -> ragged(counts)`, and of rows that a kernel before dispatched, `x -> ragged(ids)`, or `x -> ragged(ids,
+    /// drop)`.
     pub(super) fn ragged(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
         let operand = call.args.operand(self.sink);
         let drop = call.args.flag_at("drop");

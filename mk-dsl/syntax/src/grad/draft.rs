@@ -136,7 +136,8 @@ impl Draft {
         self.push(name, placement, dtype, kind)
     }
 
-    /// Gradients of matrices of experts: their rows, the other way round, times gradients of what rows and matrices make.
+    /// Gradients of matrices of experts: their rows, the other way round, times gradients of what rows and matrices
+    /// make.
     pub fn grouped_wgrad(&mut self, rows: Id, counts: Id, d: Id, experts: &str) -> Id {
         let Value { placement, dtype, .. } = self.values[rows].clone();
         let name = self.fresh(&format!("g{}", self.values.len()));

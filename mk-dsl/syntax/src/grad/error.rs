@@ -26,7 +26,8 @@ pub enum GradError {
     },
     /// A gradient that cannot be added to an f32 matrix on the way.
     #[error(
-        "the gradient of `{name}` is not what a product of this rank makes, which could add it to an f32 matrix\n  help: let it be a gradient of its own, and add it behind"
+        "the gradient of `{name}` is not what a product of this rank makes, which could add it to an f32 matrix\n  \
+         help: let it be a gradient of its own, and add it behind"
     )]
     NoProduct {
         /// The parameter.

@@ -125,7 +125,8 @@ pub(crate) fn ring_elsewhere() -> Text {
 pub(crate) fn ring_parts(takes_stats: bool) -> Text {
     match takes_stats {
         true => text(
-            "`attention_dk` meets queries, gradients of their results, and statistics, and `ring` passes on two tensors",
+            "`attention_dk` meets queries, gradients of their results, and statistics, and `ring` passes on two \
+             tensors",
             "write `ring(q, do, stats) -> attention_dk(k, v)`",
         ),
         false => text(

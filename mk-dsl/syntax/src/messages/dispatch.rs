@@ -8,7 +8,8 @@ pub(crate) fn dispatch_capacity() -> Text {
     text(
         "a capacity is a number of rows",
         format!(
-            "write `capacity = R`, rows of all ranks together, whole blocks of {RAGGED_BLOCK} on each, or leave it out: then there is room for any routing"
+            "write `capacity = R`, rows of all ranks together, whole blocks of {RAGGED_BLOCK} on each, or leave it \
+             out: then there is room for any routing"
         ),
     )
 }
@@ -17,7 +18,8 @@ pub(crate) fn capacity_in_blocks(rows: u64) -> Text {
     text(
         format!("a capacity of {rows} rows is no number of whole blocks"),
         format!(
-            "write a multiple of {RAGGED_BLOCK}, whole blocks on each rank, or leave it out: then there is room for any routing"
+            "write a multiple of {RAGGED_BLOCK}, whole blocks on each rank, or leave it out: then there is room for \
+             any routing"
         ),
     )
 }

@@ -74,7 +74,8 @@ pub(crate) fn grouped_rank(name: &str, shape: &str) -> Text {
 pub(crate) fn grouped_transposed(rows: &str, name: &str, shape: &str) -> Text {
     text(
         format!(
-            "`grouped_gemm` sums over the columns of {rows}, and those of {name}, read the other way round, are `{shape}`"
+            "`grouped_gemm` sums over the columns of {rows}, and those of {name}, read the other way round, are \
+             `{shape}`"
         ),
         "of rows `[R, N]` declare the matrices `[E, K, N]`, and of `[R, 2, N]` `[E, K, 2, N]`",
     )
@@ -120,7 +121,8 @@ pub(crate) fn wgrad_rows(wanted: &str, name: &str, found: &str) -> Text {
 pub(crate) fn integer_parameter(name: &str) -> Text {
     text(
         format!("`{name}` has integers, which nothing computes with"),
-        "use them as counts, `ragged(x, counts)`, as experts of tokens, `dispatch(x, ids)`, or as documents, `attention(q, k, v, cu_seqlens = cu)`",
+        "use them as counts, `ragged(x, counts)`, as experts of tokens, `dispatch(x, ids)`, or as documents, \
+         `attention(q, k, v, cu_seqlens = cu)`",
     )
 }
 

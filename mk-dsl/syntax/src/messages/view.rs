@@ -6,7 +6,8 @@ use crate::diag::Text;
 pub(crate) fn view_rank(name: &str, shape: &str, n_dims: usize) -> Text {
     text(
         format!(
-            "`view` makes heads `[B, S, H, D]` of rows `[M, K]`, and rows of heads; {name} is `{shape}`, and {n_dims} dimensions are given"
+            "`view` makes heads `[B, S, H, D]` of rows `[M, K]`, and rows of heads; {name} is `{shape}`, and {n_dims} \
+             dimensions are given"
         ),
         "give `view(B, S, H, D)` of a matrix, or `view(M, K)` of heads",
     )

@@ -149,8 +149,8 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Connects this process with every other one. `addresses` say where they are, by rank; `orders` are the launches of
-    /// this one on its GPU.
+    /// Connects this process with every other one. `addresses` say where they are, by rank; `orders` are the launches
+    /// of this one on its GPU.
     pub(in crate::world) fn connect(
         rank: u32,
         topology: &Topology,
@@ -357,8 +357,8 @@ impl Links {
         })
     }
 
-    /// Tells the processes of this host of all launches that others of them have listed. The number of this world, which
-    /// no other one has.
+    /// Tells the processes of this host of all launches that others of them have listed. The number of this world,
+    /// which no other one has.
     fn orders(&mut self, rank: u32, orders: &Orders, deadline: Deadline) -> Result<u64, Error> {
         const CALL: &str = "connecting";
         let mine = orders.known()?;

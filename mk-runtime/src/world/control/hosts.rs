@@ -190,14 +190,16 @@ pub(in crate::world) fn exchange(
         };
         if !same {
             let what = format!(
-                "rank {rank} has another token than rank {}, or one of them has none: MK_TOKEN_FILE must name the same secret on all hosts",
+                "rank {rank} has another token than rank {}, or one of them has none: MK_TOKEN_FILE must name the \
+                 same secret on all hosts",
                 bootstrap.rank()
             );
             return Err(Error::SeveralHosts { what });
         }
         if address.ip().is_loopback() && machine(&theirs) != machine(host) {
             let what = format!(
-                "rank {rank} is on another machine, and says that it is at {address}: name its address by MK_ADDRESS there"
+                "rank {rank} is on another machine, and says that it is at {address}: name its address by MK_ADDRESS \
+                 there"
             );
             return Err(Error::SeveralHosts { what });
         }

@@ -1,8 +1,8 @@
 //! Launches of several worlds, in the order in which the processes of this host make them.
 //!
-//! A kernel waits for those before it on its GPU, and for its peers to launch it, too. Where ranks launch kernels of two
-//! worlds in different orders, each may wait for the other: `tp` then `dp` here, `dp` then `tp` there. So every process
-//! lists its launches in shared memory, and the launch that would close a circle is refused.
+//! A kernel waits for those before it on its GPU, and for its peers to launch it, too. Where ranks launch kernels of
+//! two worlds in different orders, each may wait for the other: `tp` then `dp` here, `dp` then `tp` there. So every
+//! process lists its launches in shared memory, and the launch that would close a circle is refused.
 //!
 //! Who connects to a world tells its peers of all lists that it knows. So of the axes of a mesh that become worlds one
 //! after the other, every rank knows the lists of all.

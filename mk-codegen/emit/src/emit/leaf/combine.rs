@@ -21,7 +21,8 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
         seat: Seat::Computing,
         state: &[],
         function: "combine_rows",
-        arguments: "<Dtype::@{ dtype }@, Dtype::@{ dtype_to }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
+        arguments: "<Dtype::@{ dtype }@, Dtype::@{ dtype_to }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ \
+            name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
     }],
     spills: Spills::NONE,
     prepare,

@@ -18,7 +18,8 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
         seat: Seat::Computing,
         state: &[],
         function: "dot_rows",
-        arguments: "<Dtype::@{ dtype }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
+        arguments: "<Dtype::@{ dtype }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, \
+            threadIdx.x - kWarpgroupThreads);",
     }],
     spills: Spills::NONE,
     prepare,

@@ -19,7 +19,8 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
         seat: Seat::Computing,
         state: &[],
         function: "gather_rows",
-        arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges@{ \", 1\" if bytes else \"\" }@>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
+        arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges@{ \", 1\" if bytes else \"\" }@>(ctx, @{ name \
+            }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
     }],
     spills: Spills::NONE,
     prepare,

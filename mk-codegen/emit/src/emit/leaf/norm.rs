@@ -21,7 +21,8 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
         seat: Seat::Computing,
         state: &[],
         function: "norm_tasks",
-        arguments: "<Dtype::@{ dtype }@, @{ grad }@, @{ weight }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
+        arguments: "<Dtype::@{ dtype }@, @{ grad }@, @{ weight }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ \
+            name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
     }],
     spills: Spills::NONE,
     prepare,

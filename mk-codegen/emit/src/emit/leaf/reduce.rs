@@ -20,7 +20,8 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
         seat: Seat::Computing,
         state: &[],
         function: "reduce_rows",
-        arguments: "<Dtype::@{ dtype }@, Dtype::@{ dtype_to }@, @{ teams }@, @{ 2 // teams }@ * kWarpgroupThreads, @{ 1 + teams }@, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
+        arguments: "<Dtype::@{ dtype }@, Dtype::@{ dtype_to }@, @{ teams }@, @{ 2 // teams }@ * kWarpgroupThreads, @{ \
+            1 + teams }@, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
     }],
     spills: Spills::NONE,
     prepare,

@@ -72,7 +72,7 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
     let from: Option<Vec<_>> = operands.iter().map(|n| exchanged(*n, [2, 1])).collect();
     let back = g.results.iter().any(|n| exchanged(*n, [1, 2]) == Some(node));
     let exchange = match (&from, back) {
-        // Of one rank, what is exchanged is there.
+        // A rank alone has all parts: nothing is exchanged.
         _ if claims.ranks == 1 => Exchange::Nothing,
         (None, _) => Exchange::Nothing,
         (Some(_), false) => Exchange::Operands,
@@ -153,14 +153,16 @@ fn check(a: &Attention, name: &str, world: i32) -> Result<(), LowerError> {
         let fixed = documents.shape.iter().all(|e| e.runtime_max.is_none());
         if !lengths.is_empty() || !fixed {
             let why = "the length of packed sequences, or the number of documents, comes with each launch";
-            let help = "fix both, as most of them that there may be: empty documents, and tokens behind the last one, take no time";
+            let help = "fix both, as most of them that there may be: empty documents, and tokens behind the last one, \
+                take no time";
             return refuse(why.into(), help);
         }
         let tokens = i64::from(a.tensor(Operand::Q).widest(1));
         let entries = (2 * tokens + i64::from(documents.widest(0))) * i64::from(world);
         if entries > MAX_ENTRIES as i64 {
             let why = format!(
-                "{tokens} packed tokens have tables of {entries} numbers on all ranks, and there is room for {MAX_ENTRIES}"
+                "{tokens} packed tokens have tables of {entries} numbers on all ranks, and there is room for \
+                 {MAX_ENTRIES}"
             );
             return refuse(why, "pack fewer tokens");
         }

@@ -6,7 +6,8 @@ use crate::{
 };
 use petgraph::stable_graph::NodeIndex;
 
-const HELP: &str = "let one kernel place its tensors over one axis, and leave out the others: along those, ranks do the same with tensors of their own";
+const HELP: &str = "let one kernel place its tensors over one axis, and leave out the others: along those, ranks do \
+    the same with tensors of their own";
 
 /// Whether a kernel is over one axis, or dense, of sizes that are known, and its rows are shared as passes share them.
 ///

@@ -230,7 +230,7 @@ impl Builder<'_, '_> {
             && self.operands[i].factors.is_some()
     }
 
-    /// Whether factors are made beside a left operand, which is waited for.
+    /// Whether one kernel makes both operand A and its factors, so that the wait for A covers them.
     fn made_with(&self, left: Left, factors: NodeIndex) -> bool {
         let (Left::Operand(i), g) = (left, self.claims.g) else { return false };
         let Operand { param, gathered: None, .. } = self.operands[i] else { return false };

@@ -50,7 +50,8 @@ impl Extents {
         }
     }
 
-    /// The part of an extent that place `q` of so many owns: `torch.chunk`'s, so the last ranks may own less, or nothing.
+    /// The part of an extent that place `q` of so many owns: `torch.chunk`'s, so the last ranks may own less, or
+    /// nothing.
     pub fn shard(&mut self, e: &Extent, ranks: i32, q: impl Into<Expr>) -> Expr {
         if ranks == 1 {
             return self.dim(e);

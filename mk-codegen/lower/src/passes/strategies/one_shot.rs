@@ -1,7 +1,7 @@
 //! An all-reduce in one shot: every rank reads the contributions of all ranks and adds them for itself.
 //!
-//! Leaves: `parts`, a symmetric buffer `[shards, rows, n]` of the local contributions, a flow per tile to every rank, and
-//! the ordered sum.
+//! Leaves: `parts`, a symmetric buffer `[shards, rows, n]` of the local contributions, a flow per tile to every rank,
+//! and the ordered sum.
 
 use super::sum::{
     Contributions, Place, ReductionTiles, Share, Summed, place, reduction_tiles, tiles_across,

@@ -1,5 +1,5 @@
-//! Rows of each rank that go once to each other node, to the rank of the same place (its *rail*), from where those of its
-//! node fetch them, or which copies them to each: tokens, and what a routing says of them.
+//! Rows of each rank that go once to each other node, to the rank of the same place (its *rail*), from where those of
+//! its node fetch them, or which copies them to each: tokens, and what a routing says of them.
 //!
 //! Leaves: a copy in net memory, of pieces that are messages of [`deliver`](super::deliver), and what came beside it.
 

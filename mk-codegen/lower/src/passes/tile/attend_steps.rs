@@ -6,9 +6,9 @@ use mk_plan::Expr;
 /// Stages of the ring of key blocks, and of value blocks, in shared memory.
 pub(super) const STAGES: u32 = 2;
 
-/// Forward, queries of a tile and keys of a block: the fastest measured (docs/decisions/attention.md). Heads of 64 leave
-/// registers for a third consumer warpgroup, except where tiles wait for keys, which needs some. A causal mask wastes
-/// half a block on the diagonal, and documents at their ends; a cap takes registers, and so do bounds.
+/// Forward, queries of a tile and keys of a block: the fastest measured (docs/decisions/attention.md). Heads of 64
+/// leave registers for a third consumer warpgroup, except where tiles wait for keys, which needs some. A causal mask
+/// wastes half a block on the diagonal, and documents at their ends; a cap takes registers, and so do bounds.
 pub(super) fn block(a: &Attention, depth: i32, waits: bool) -> [i32; 2] {
     let (capped, packed) = (a.scores.cap.is_some(), a.documents.is_some());
     match (depth, a.causal() || capped || packed) {

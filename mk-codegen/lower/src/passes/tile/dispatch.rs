@@ -607,8 +607,8 @@ impl<'k> Dispatch<'k> {
         let q = Expr::from(if slots.is_some() { Var::INNER } else { Var::EACH });
         let token = Expr::Table(sources.table, vec![row.clone() + q.clone()]);
         let listed = token.clone();
-        // Rows of nobody, or of tokens that a launch lacks, which no routing has, are the rank's first token; of a rank without tokens, the world's
-        // first, which it always fetches.
+        // Rows of nobody, or of tokens that a launch lacks, which no routing has, are the rank's first token; of a rank
+        // without tokens, the world's first, which it always fetches.
         let (token, here) = match &tokens {
             Some(tokens) => {
                 let at = match self.room() == self.tokens {

@@ -36,7 +36,8 @@ pub(in crate::passes) fn check(
         let swaps = mma_swaps([block[0], block[1]]);
         if swaps && (a_layout == ALayout::Km || store == Store::Direct && cluster == 1) {
             let why = format!("no tiles of {} x {} multiply these operands", block[0], block[1]);
-            let help = "with other than 64, 128 or 256 rows, rows of the left operand and of the result are multiples of 16 bytes, and not transposed";
+            let help = "with other than 64, 128 or 256 rows, rows of the left operand and of the result are multiples \
+                of 16 bytes, and not transposed";
             return refused(why, help);
         }
         if store == Store::Direct || columns.is_multiple_of(64) && !swaps {
@@ -46,7 +47,8 @@ pub(in crate::passes) fn check(
             // Without a value there, the plan is refused elsewhere, with the place.
             if let Ok(Some(_)) = points.clipped(id, c, [block[0], columns]) {
                 let why = format!("rows end inside tiles of {} x {}", block[0], block[1]);
-                let help = "use a multiple of 64 columns, and 64, 128 or 256 rows, where ranks have rows that are no multiple of a tile's, or rows come with each launch";
+                let help = "use a multiple of 64 columns, and 64, 128 or 256 rows, where ranks have rows that are no \
+                    multiple of a tile's, or rows come with each launch";
                 return refused(why, help);
             }
         }

@@ -13,7 +13,7 @@ use crate::passes::{
 use crate::settings::{LastWave, Reduction};
 use mk_plan::{Operand, Store};
 
-/// The tiles of GEMM `op`, result `r`. Tiles of the last rows are smaller and run last.
+/// The tiles of GEMM `op`, whose result is `r`. The last rows have smaller tiles, which run last.
 ///
 /// # Errors
 /// As [`Tiler::tiles`].

@@ -1,10 +1,11 @@
 //! Attention between exchanges of heads for parts of the sequence (Ulysses): ranks have a part of the sequence of all
 //! heads, and each computes all of it of some heads.
 //!
-//! Ranks push queries, keys and values to the rank that computes their heads, own ones included, piece by piece and head
-//! by head, with a word for each chunk, batch and head of keys. A tile waits for its queries, and at each step of its
-//! inner loop for a chunk of keys, its own rank's first. Results stay in workspace, from which the rank that has their
-//! part of the sequence copies them to the caller. They are written again behind the next launch's push of that rank.
+//! Ranks push queries, keys and values to the rank that computes their heads, own ones included, piece by piece and
+//! head by head, with a word for each chunk, batch and head of keys. A tile waits for its queries, and at each step of
+//! its inner loop for a chunk of keys, its own rank's first. Results stay in workspace, from which the rank that has
+//! their part of the sequence copies them to the caller. They are written again behind the next launch's push of that
+//! rank.
 
 use super::attend_steps::{STAGES, block};
 use crate::passes::{

@@ -209,7 +209,8 @@ impl<'p> Walk<'p> {
                     return Err(Violation::Capacity {
                         place: format!("{id} {:?}", b.name),
                         message: format!(
-                            "has {n} of {all} tokens on rank {rank}: each rank has {most} of a routing, as long as there are some"
+                            "has {n} of {all} tokens on rank {rank}: each rank has {most} of a routing, as long as \
+                             there are some"
                         ),
                     });
                 }

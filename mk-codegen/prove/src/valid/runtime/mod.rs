@@ -82,7 +82,8 @@ pub(super) fn verify(plan: &Plan, dim: DimId, max: i64, ranks: Ranks) -> Result<
         let too_many = cells.len().checked_pow((period + 2).max(2 * period));
         if too_many.is_none_or(|n| n > MAX_SEQUENCES) {
             let message = format!(
-                "depends on {name} in {} ways or more, and launches of all of them may follow each other: let regions depend on it, and not tasks, waits or posts",
+                "depends on {name} in {} ways or more, and launches of all of them may follow each other: let regions \
+                 depend on it, and not tasks, waits or posts",
                 cells.len()
             );
             return Err(refuse(vec![undecided(divided, message)]));
@@ -164,7 +165,9 @@ fn points(cell: &Domain, place: &str, text: &str, name: &str) -> Result<Domain, 
         return Err(vec![undecided(
             place.into(),
             format!(
-                "`{text}` is not linear in {name} piece by piece, for which all values can be proved together: use sums, multiples, min, max, select, and / and % by small numbers; or let {name} be at most {MAX_VALUES}, up to which each value is looked at"
+                "`{text}` is not linear in {name} piece by piece, for which all values can be proved together: use \
+                 sums, multiples, min, max, select, and / and % by small numbers; or let {name} be at most \
+                 {MAX_VALUES}, up to which each value is looked at"
             ),
         )]);
     }

@@ -28,7 +28,8 @@ pub(super) fn check(cell: &Cell<'_>) -> Result<(), Halt> {
             return Err(Halt::Broken(vec![Violation::RunTime {
                 place: format!("{id} {:?}", signal.name),
                 message: format!(
-                    "`{}` depends on the run-time dimension, and words count over launches with different ones: use its bound",
+                    "`{}` depends on the run-time dimension, and words count over launches with different ones: use \
+                     its bound",
                     plan.text(None, None, e)
                 ),
             }]));

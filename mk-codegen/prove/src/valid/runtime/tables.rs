@@ -1,8 +1,8 @@
 //! Plans with tables of a launch, too: proved at the bound, and at some other values.
 //!
 //! Tasks, posts and counts of waits are the same for all values, or nothing is proved: a launch with fewer rows does
-//! what one of the bound does in which the others go to no group, but for accesses to rows that it does not have. So the
-//! bound is looked at as a plan without the dimension is, other values with fewer tables, and launches of different
+//! what one of the bound does in which the others go to no group, but for accesses to rows that it does not have. So
+//! the bound is looked at as a plan without the dimension is, other values with fewer tables, and launches of different
 //! values behind each other.
 
 use super::super::{

@@ -107,7 +107,8 @@ fn go(address: SocketAddr, me: End<'_>, peer: u32, deadline: Deadline) -> Result
                 return Err(Error::Interrupted { during: "connecting".into() });
             }
             let what = format!(
-                "its host is not reached at {address}: {broken}; open the ports between the hosts, or name an address by MK_ADDRESS"
+                "its host is not reached at {address}: {broken}; open the ports between the hosts, or name an address \
+                 by MK_ADDRESS"
             );
             return Err(Error::PeerFailed { rank: peer, during: "connecting".into(), what });
         }

@@ -24,7 +24,8 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
     ring: Some(&RingEmission {
         comment: "The blocks of keys and values that the role's attention shares.",
-        config: "AttendConfig<AttendOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, .stages = @{ stages }@@{ bounded }@}>",
+        config: "AttendConfig<AttendOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, \
+            .stages = @{ stages }@@{ bounded }@}>",
         smem: "AttendSmem",
         asserts: &[],
         inner_edges: Some(
@@ -47,21 +48,24 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
             seat: Seat::Lane(0),
             state: &[AT],
             function: "sm90_attend_loader",
-            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, at);",
+            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name \
+                }@Hooks{params}, at);",
         },
         AgentEmission {
             agent: Agent::Consumers,
             seat: Seat::Computing,
             state: &[AT],
             function: "sm90_attend_consumer",
-            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, warpgroup - 1, at);",
+            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name \
+                }@Hooks{params}, warpgroup - 1, at);",
         },
         AgentEmission {
             agent: Agent::Storer,
             seat: Seat::Lane(1),
             state: &[AT],
             function: "sm90_attend_storer",
-            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, at);",
+            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name \
+                }@Hooks{params}, at);",
         },
     ],
     // What tracing counts of a ring's steps takes registers of the loader.
@@ -134,7 +138,8 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     let widths = [64, 96, 128, 160, 176];
     if !widths.contains(&block_n) || block_n > most_keys(block_m, dim) || stages < 2 {
         return Err(refuse(format!(
-            "tiles of attention have 128 queries and {widths:?} keys at a time, with heads of 64 or 128; or 192 queries and up to 128 keys, with heads of 64; and 2 stages or more"
+            "tiles of attention have 128 queries and {widths:?} keys at a time, with heads of 64 or 128; or 192 \
+             queries and up to 128 keys, with heads of 64; and 2 stages or more"
         )));
     }
     let factor = f32::from_bits(scale);

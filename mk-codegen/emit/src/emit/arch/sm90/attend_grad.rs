@@ -24,9 +24,11 @@ const INNER_EDGES: &str =
 
 const AT: &str = "AttendGradCursor<@{ ring }@Config::kStages> at;";
 
-const ARGUMENTS: &str = "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, at);";
+const ARGUMENTS: &str = "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name \
+    }@Hooks{params}, at);";
 
-const CONSUMER: &str = "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, warpgroup - 1, at);";
+const CONSUMER: &str = "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name \
+    }@Hooks{params}, warpgroup - 1, at);";
 
 /// Slots of the edges: what is waited for first, and the room for it.
 const STALLS: &[(&str, u32)] = &[
@@ -40,7 +42,8 @@ const STALLS: &[(&str, u32)] = &[
 
 const QUERIES_RING: RingEmission = RingEmission {
     comment: "The blocks of keys and values that the role's gradients of queries share.",
-    config: "AttendDqConfig<AttendDqOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, .stages = @{ stages }@@{ bounded }@}>",
+    config: "AttendDqConfig<AttendDqOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, \
+        .stages = @{ stages }@@{ bounded }@}>",
     smem: "AttendGradSmem",
     asserts: &[],
     inner_edges: Some(INNER_EDGES),
@@ -51,7 +54,8 @@ const QUERIES_RING: RingEmission = RingEmission {
 
 const KEYS_RING: RingEmission = RingEmission {
     comment: "The blocks of queries that the role's gradients of keys share.",
-    config: "AttendDkvConfig<AttendDkvOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, .stages = @{ stages }@@{ bounded }@}>",
+    config: "AttendDkvConfig<AttendDkvOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, \
+        .stages = @{ stages }@@{ bounded }@}>",
     ..QUERIES_RING
 };
 

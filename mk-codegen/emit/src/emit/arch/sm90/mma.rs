@@ -35,13 +35,18 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
     ring: Some(&RingEmission {
         comment: "The ring of stages that the role's GEMMs share.",
-        config: "GemmConfig<GemmOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .stages = @{ stages }@@{ \", .cluster = %d\" | format(cluster) if cluster != 1 else \"\" }@@{ \", .below = %d, .beside = %d\" | format(below, beside) if below * beside != 1 else \"\" }@@{ \", .store = StorePath::Direct\" if cluster != 1 else \"\" }@@{ \", .consumers = Consumers::PingPong\" if ping_pong else \"\" }@}>",
+        config: "GemmConfig<GemmOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .stages = @{ stages }@@{ \
+            \", .cluster = %d\" | format(cluster) if cluster != 1 else \"\" }@@{ \", .below = %d, .beside = %d\" | \
+            format(below, beside) if below * beside != 1 else \"\" }@@{ \", .store = StorePath::Direct\" if cluster \
+            != 1 else \"\" }@@{ \", .consumers = Consumers::PingPong\" if ping_pong else \"\" }@}>",
         smem: "GemmSmem",
         asserts: &[
-            "static_assert(@{ name }@Config::kStagingBytes == @{ staging }@, \"the leaf's contract promises other panels\");",
+            "static_assert(@{ name }@Config::kStagingBytes == @{ staging }@, \"the leaf's contract promises other \
+             panels\");",
         ],
         inner_edges: Some(
-            "staging_full = staged, staging_free = drained, turn = kWithinAgent, tile_full = kWithinAgent, tile_empty = kWithinAgent;",
+            "staging_full = staged, staging_free = drained, turn = kWithinAgent, tile_full = kWithinAgent, tile_empty \
+             = kWithinAgent;",
         ),
         inits: &[(0, "smem.init_barriers();"), (64, "smem.init_staging_barriers();")],
         stalls: &[("full", 0), ("empty", 0), ("staged", 0), ("drained", 1)],
@@ -53,21 +58,24 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
             seat: Seat::Lane(0),
             state: &[RING, TILES],
             function: "sm90_gemm_loader",
-            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, ring, tiles);",
+            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name \
+                }@Hooks{params}, ring, tiles);",
         },
         AgentEmission {
             agent: Agent::Consumers,
             seat: Seat::Computing,
             state: &[RING, STAGING, TILES],
             function: "sm90_gemm_consumer",
-            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, warpgroup - 1, ring, staging, tiles);",
+            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name \
+                }@Hooks{params}, warpgroup - 1, ring, staging, tiles);",
         },
         AgentEmission {
             agent: Agent::Storer,
             seat: Seat::Lane(1),
             state: &[RING, STAGING, TILES],
             function: "sm90_gemm_storer",
-            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name }@Hooks{params}, ring, staging, tiles);",
+            arguments: "<@{ name }@Config, @{ ring }@Edges>(ctx, smem.of<@{ name }@Config>(), @{ name \
+                }@Hooks{params}, ring, staging, tiles);",
         },
     ],
     // Several loops: 0 for most shapes, 4 to 8 for some, seen in the epilogue. Traced, where rows come in slices: 4 to
@@ -234,7 +242,8 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     if mma_swaps([block[0], block[1]])
         && !(as_it_is && leaves && *consumers == Consumers::Cooperative)
     {
-        let what = "operands are swapped for 16-bit results of which nothing is saved, of rows that TMA stores, or clusters";
+        let what = "operands are swapped for 16-bit results of which nothing is saved, of rows that TMA stores, or \
+            clusters";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     let saves_f32 = f.accesses.iter().any(|a| {
@@ -518,7 +527,8 @@ fn inner(
     let both = factors.iter().all(|a| a.at == Point::Inner);
     let moves = [&right.across, &right.up].iter().any(|x| x.mentions(Var::INNER));
     if steps == 0 || !both || moves || e.runtime() {
-        let what = "an inner loop walks both operands along k, in equal parts of whole steps, and needs dimensions that no launch decides";
+        let what = "an inner loop walks both operands along k, in equal parts of whole steps, and needs dimensions \
+            that no launch decides";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     let say = |x: &Expr| e.c(f, None, x);

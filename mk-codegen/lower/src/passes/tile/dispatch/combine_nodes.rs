@@ -1,7 +1,7 @@
 //! Experts over nodes: sums go back as tokens came, each to its rank's rail.
 //!
-//! Each node sums what its own experts make of a token, in f32 and in the order of slots; the token's rank adds the nodes'
-//! sums, in the order of nodes, and rounds once.
+//! Each node sums what its own experts make of a token, in f32 and in the order of slots; the token's rank adds the
+//! nodes' sums, in the order of nodes, and rounds once.
 
 use super::{BLOCK, CHUNK, Derived, Dispatch, combine::COMBINED, of_all, whole};
 use crate::passes::{
@@ -54,8 +54,8 @@ impl Dispatch<'_> {
         of_all(draft, ["weights", "weighed"], of, given, self.chunks)
     }
 
-    /// Each token is the sum of its nodes' sums, in the order of nodes. `made` is a GEMM that writes `y`, and has so many
-    /// tiles of a block.
+    /// Each token is the sum of its nodes' sums, in the order of nodes. `made` is a GEMM that writes `y`, and has so
+    /// many tiles of a block.
     pub(super) fn combine_nodes(
         &self,
         draft: &mut Draft,

@@ -79,7 +79,9 @@ fn in_time(e: &Emitter<'_>, id: FamId, x: &Access, last: bool) -> Result<(), Emi
             let early = last || x.at != Point::End;
             if !matches!(reads.as_slice(), [i] if early && (last || 2 * i <= iterations)) {
                 let what = format!(
-                    "task {:?} of rank {rank} reads the partial sum of `carry` at {}, in iterations {reads:?} of {iterations}: it is read once, in an iteration that begins in the first half of the steps along k, or with the second; or at any point behind elementwise operations",
+                    "task {:?} of rank {rank} reads the partial sum of `carry` at {}, in iterations {reads:?} of \
+                     {iterations}: it is read once, in an iteration that begins in the first half of the steps along \
+                     k, or with the second; or at any point behind elementwise operations",
                     task.domain(),
                     x.at.name()
                 );

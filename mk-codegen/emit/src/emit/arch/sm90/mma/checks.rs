@@ -36,11 +36,14 @@ pub(super) fn shape(
     let rows = [128, 256].contains(&block[0]) || split && parts || mma_three_by_rows(sides);
     let narrow = mma_narrow(block[2]);
     if narrow && (gated || consumers != Consumers::Cooperative || !mma_promotes(sides)) {
-        let what = "tiles of 8-bit operands have no gate, two warpgroups side by side, and leave them registers for two sets of sums";
+        let what = "tiles of 8-bit operands have no gate, two warpgroups side by side, and leave them registers for \
+            two sets of sums";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     if block[2] != 64 && !narrow || !rows || gated && !halves {
-        let what = "tiles have 128 or 256 rows, or 192 and as many columns, or 64, or others in steps of 16, in multiples of 128 columns, or 64 or 192, a depth of 64, and with a gate whole panels of 64 columns of each half, where others than 128 and 256 rows have 256 columns";
+        let what = "tiles have 128 or 256 rows, or 192 and as many columns, or 64, or others in steps of 16, in \
+            multiples of 128 columns, or 64 or 192, a depth of 64, and with a gate whole panels of 64 columns of each \
+            half, where others than 128 and 256 rows have 256 columns";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     if consumers == Consumers::PingPong && !one_warpgroup_takes([block[0], block[1]]) {
@@ -67,8 +70,8 @@ pub(super) fn of_three(f: &Family) -> Result<(), EmitError> {
     Ok(())
 }
 
-/// Each tile takes at least one step along K. Where CTAs share a tile, each CTA takes one: consumers hand back the stage
-/// of the last step.
+/// Refuses tiles without a step along K, and CTAs without one of a tile that several share: consumers return the stage
+/// of their last step.
 pub(super) fn depth(e: &Emitter<'_>, id: FamId) -> Result<(), EmitError> {
     let leaf = &e.plan.families[id].leaf;
     let cluster = leaf.shares_depth();
