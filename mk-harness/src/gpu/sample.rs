@@ -31,6 +31,10 @@ impl Session<'_> {
                 }
             }
         }
+        // A rank of whose rows only padding was drawn is not asked, if another one is.
+        if judged.iter().any(|all| all.judged > 0) {
+            judged.iter_mut().filter(|all| all.judged == 0).for_each(|all| all.unknown = 0);
+        }
         Ok(judged)
     }
 }
