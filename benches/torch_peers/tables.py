@@ -22,8 +22,8 @@ RUNS = (
     ("two H200", ["two/peers.json"]),
     ("two H100, random shapes", [f"two-h100/random-{seed}.json" for seed in (20261127, 20261128, 20261129)]),
     ("two H200, random shapes", ["two-h200/random-90421.json"]),
-    ("one H200", ["one/peers.json"]),
     ("one H100", ["one/h100.json"]),
+    ("one H200, tuned", ["one/peers.json"]),
 )
 
 
@@ -127,6 +127,17 @@ def over_ranks(layer, dispatch):
     return lines(["pipeline", "tokens, both ranks", "mk, ms", "best peer ÷ mk: even, uneven routing", "bound ÷ mk"], body)
 
 
+def predictions(predicted, measured):
+    """Milliseconds of each row: on four GPUs as measured and as predicted, on more as predicted. Fixed width, as text."""
+    ms = {(row["key"], row["ranks"]): row["ms"] for row in predicted["rows"]}
+    found = {row["key"]: report.derive(row)["ours"] for row in measured["rows"]}
+    ranks = sorted({n for _, n in ms})
+    assert ranks[0] == measured["ranks"]
+    head = f"{'':<45}{'measured':>10}" + "".join(f"{f'{n} GPUs':>10}" for n in ranks)
+    body = [f"{shape(key):<45}{report.digits(found[key]):>10}" + "".join(f"{report.digits(ms[key, n]):>10}" for n in ranks) for key in found]
+    return "\n".join(["```text", head, *body, "```"]) + "\n"
+
+
 def fastest(row):
     return min(us for name, us in row["us"].items() if name != "mk") / row["us"]["mk"]
 
@@ -156,6 +167,7 @@ def blocks():
         "random": random_products([kept(f"random/{path.name}") for path in sorted((KEPT / "random").glob("*.json"))]),
         "grouped": grouped([experts("h100-grouped"), experts("h200-grouped")]),
         "layers": layers([experts("h100-layer"), experts("h200-layer")]),
+        "predicted": predictions(kept("predicted.json"), report.load(KEPT / "peers.json")),
         "ranks": over_ranks(experts("two-h100-layer"), experts("two-h100-dispatch")),
     }
 

@@ -16,6 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import ours  # noqa: E402
 import plot  # noqa: E402
 import predicted  # noqa: E402
+import predictions  # noqa: E402
 import report  # noqa: E402
 import rows as table  # noqa: E402
 import tables  # noqa: E402
@@ -268,6 +269,25 @@ class Report(unittest.TestCase):
                 "| rows; a peer is faster in | 2; 0 | 4; 1 |",
             ],
         )
+
+    def test_predictions_stand_beside_what_was_measured(self):
+        key = "gather-gemm 4096x4096x1024"
+        of = lambda ranks, ms: {"key": key, "ranks": ranks, "ms": ms}
+        measured = result() | {"ranks": 4}
+        measured["rows"] = measured["rows"][:1]
+        lines = tables.predictions({"rows": [of(4, 0.12), of(8, 0.1)]}, measured).splitlines()
+        self.assertEqual([line.split() for line in lines[1:3]], [
+            ["measured", "4", "GPUs", "8", "GPUs"], ["gather-gemm", "4096×4096×1024", ".1280", ".1200", ".1000"]])
+        self.assertEqual(len(lines[1]), len(lines[2]))
+
+    def test_kept_predictions_are_those_of_the_model(self):
+        kept = tables.kept("predicted.json")
+        rows = {row.key: row for row in table.ROWS}
+        self.assertEqual({(r["key"], r["ranks"]) for r in kept["rows"]}, {(row.key, n) for n in predictions.RANKS for row in table.select(world=n)})
+        for one in kept["rows"]:
+            if one["key"] in ("gather-gemm 4096x4096x1024", "gemm-all_reduce 64x7168x8192"):
+                self.assertEqual(report.rounded(list(predictions.predict(rows[one["key"]], one["ranks"]))), [one["ms"], one["settings"]],
+                                 "run benches/torch_peers/predictions.py")
 
     def test_only_the_block_is_replaced(self):
         name = "runs"
