@@ -1,4 +1,4 @@
-//! Attention with windows and capped scores, on the executor against f64: every world, placement, part of the backward,
+//! Attention with windows, capped scores and sinks, on the executor against f64: every world, placement, part of the backward,
 //! number of heads and type, with windows and lengths at random.
 //!
 //! CI takes as many cases as fit in some seconds, in an order that the printed seed decides; `cargo xtask sweep attention`
@@ -53,6 +53,8 @@ struct Attention {
     /// Of a whole launch; a window is drawn for it.
     windowed: bool,
     capped: bool,
+    /// Of the forward.
+    sinks: bool,
 }
 
 impl Attention {
@@ -102,10 +104,18 @@ impl Attention {
         if self.capped {
             words += ", softcap = 1.5";
         }
+        let mut given = String::new();
+        if self.sinks {
+            words += ", sinks = s";
+            given =
+                format!(", s: f32[H] @ {}", if q == "shard(2)" { "shard(0)" } else { "replicate" });
+        }
         let body = PARTS[self.part][usize::from(!ring)].replace("WORDS", &words);
         let s = if ring { "S" } else { "T" };
         let narrow = format!("{t}[B, {s}, G, D] @ {kv}");
-        format!("fn f(q: {t}[B, S, H, D] @ {q}{more}, k: {narrow}, v: {narrow}) {{ {body} }}")
+        format!(
+            "fn f(q: {t}[B, S, H, D] @ {q}{more}, k: {narrow}, v: {narrow}{given}) {{ {body} }}"
+        )
     }
 
     /// Lowers, proves, evaluates, runs and judges.
@@ -147,8 +157,12 @@ fn all() -> Vec<Attention> {
         .flat_map(|(part, placed)| RANKS.map(|ranks| (part, placed, ranks)))
     {
         for (heads, dtype) in HEADS.iter().flat_map(|h| ["bf16", "f16"].map(|t| (*h, t))) {
-            for (windowed, capped) in [(true, false), (false, true), (true, true)] {
-                out.push(Attention { part, placed, heads, ranks, dtype, windowed, capped });
+            let plain = [(true, false), (false, true), (true, true)].map(|(w, c)| (w, c, false));
+            let sunk = [(false, false), (true, false), (true, true)].map(|(w, c)| (w, c, true));
+            // Gradients of sums with sinks are those of sums without.
+            let sunk = sunk.iter().filter(|_| part == 0);
+            for (windowed, capped, sinks) in plain.iter().chain(sunk).copied() {
+                out.push(Attention { part, placed, heads, ranks, dtype, windowed, capped, sinks });
             }
         }
     }

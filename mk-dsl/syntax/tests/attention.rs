@@ -33,6 +33,11 @@ fn accepted() {
         "attention(q, k, v, causal, window = 64, cu_seqlens = lens)".to_owned(),
         over("shard(2)", "shard(2)", "let o = attention(q, k, v, cu_seqlens = cu); (o, o -> lse)")
             .replace(") {", ", cu: i32[9]) {"),
+        over("shard(2)", "shard(2)", "attention(q, k, v, causal, sinks = s, cu_seqlens = cu)")
+            .replace(") {", ", s: f32[H] @ shard(0), cu: i32[N]) {"),
+        "ring(k, v) -> attention(q, sinks = logits)".to_owned(),
+        over("zigzag(1)", "zigzag(1)", "ring(k, v) -> attention(q, causal, cu_seqlens = cu)")
+            .replace(") {", ", cu: i32[N]) {"),
         // A chunk of queries at the end of the keys.
         over("shard(1)", "replicate", "attention(q, k, v, causal)").replace("[B, S, G", "[B, T, G"),
         over(
@@ -59,9 +64,14 @@ fn mistakes() {
         "attention(q, k, v, causal, window = q)".to_owned(),
         "attention(q, k, v, softcap = 0)".to_owned(),
         "attention(q, k, v, softcap = 1e-60, window = 3000000000, causal)".to_owned(),
-        "attention(q, k, v, sinks = 4, cu_seqlens = lens)".to_owned(),
+        "attention(q, k, v, bias = 4, cu_seqlens = lens)".to_owned(),
+        "attention(q, k, v, sinks = 4)".to_owned(),
+        over("shard(2)", "shard(2)", "attention(q, k, v, sinks = s)")
+            .replace(") {", ", s: f32[H]) {"),
+        over("replicate", "replicate", "attention(q, k, v, sinks = s)")
+            .replace(") {", ", s: bf16[G]) {"),
+        over("replicate", "replicate", "let o = attention(q, k, v); attention(q, k, v, sinks = o)"),
         "attention(q, k, v, cu_seqlens = 4)".to_owned(),
-        "ring(k, v) -> attention(q, cu_seqlens = lens)".to_owned(),
         over("replicate", "replicate", "attention(q, k, v, cu_seqlens = cu)")
             .replace(") {", ", cu: i64[N]) {"),
         over("replicate", "replicate", "let o = attention(q, k, v); (o, cu)")
@@ -117,6 +127,12 @@ fn gradients() {
         .replace(") {", ", cu: i32[N]) {"),
         backward("replicate", "replicate", "attention_dk(k, v, q, do, stats, cu_seqlens = cu)")
             .replace(") {", ", cu: i32[N]) {"),
+        backward(
+            "zigzag(1)",
+            "zigzag(1)",
+            "ring(q, do, stats) -> attention_dk(k, v, causal, cu_seqlens = cu)",
+        )
+        .replace(") {", ", cu: i32[N]) {"),
         // Of keys that all ranks have, each adds what its queries give.
         backward("shard(1)", "replicate", dkv),
         // Mistakes.

@@ -74,7 +74,7 @@ impl<'a> Checker<'a, '_> {
         let stats = self.stats(stats, &q, op.span)?;
         let mut inputs = vec![q.id, d_o.id, stats.id, k.id, v.id];
         if let Some(cu) = packed {
-            inputs.push(self.packed(cu, [&q, &k], axis, &mut scores)?);
+            inputs.push(self.packed(cu, [&q, &k], &mut scores)?);
         }
         let made = Op::AttentionDq { scores, ring: axis.map(AxisId::new) };
         Some(self.push(made, inputs, q.ty, q.gathered))
@@ -120,7 +120,7 @@ impl<'a> Checker<'a, '_> {
         let ty = Ty { placement, ..k.ty };
         let mut inputs = vec![k.id, v.id, q.id, d_o.id, stats.id];
         if let Some(cu) = packed {
-            inputs.push(self.packed(cu, [&q, &keys], axis, &mut scores)?);
+            inputs.push(self.packed(cu, [&q, &keys], &mut scores)?);
         }
         let made = Op::AttentionDk { scores, ring: axis.map(AxisId::new) };
         Some(self.push(made, inputs, ty, k.gathered))

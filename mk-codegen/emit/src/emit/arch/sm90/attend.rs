@@ -5,7 +5,7 @@ use crate::emit::{
     error::EmitError,
     leaf::{
         AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
-        heads::{bounds, logarithms, rows_at, rows_of, whole_heads},
+        heads::{bounds, logarithms, rows_at, rows_of, sink, whole_heads},
     },
     maps::View,
     types::Slice,
@@ -146,13 +146,16 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     if !factor.is_finite() || factor <= 0.0 {
         return Err(refuse(format!("the factor on scores is positive and finite, not {factor}")));
     }
-    let dtype = e.one_dtype(id, |o| o != Operand::Lse && !o.looks_up())?;
+    let f32s = [Operand::Lse, Operand::Sinks];
+    let dtype = e.one_dtype(id, |o| !f32s.contains(&o) && !o.looks_up())?;
+    let sinks = f.accesses.iter().any(|a| a.operand == Operand::Sinks);
+    let sinks = if sinks { ", .sinks = true" } else { "" };
     Ok(context! {
         block_m, block_n, dim, stages, dtype,
         scale => format!("0x{scale:08x}u"),
         mask => name_of(mask),
         windowed => mask.window().is_some(),
-        more => more_options(mask, cap).map_err(refuse)?,
+        more => more_options(mask, cap).map_err(refuse)? + sinks,
     })
 }
 
@@ -225,6 +228,7 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
         o, o_pitch,
         lse => logarithms(e, s.id)?,
         bounds => bounds(e, s.id)?,
+        sink => sink(e, s.id)?,
         load_waits => e.waits(f, Agent::Loader, Point::Start)?,
         chunk_waits => e.waits(f, Agent::Loader, Point::Inner)?,
         posts => e.posts(f),
