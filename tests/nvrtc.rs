@@ -69,6 +69,37 @@ fn sinks_compile() {
     }
 }
 
+/// Heads of 192 and 256, alone and over a ring, with every mask, caps, sinks and documents, in both types.
+#[test]
+fn wide_heads_compile() {
+    let all = [
+        "",
+        ", causal",
+        ", causal, window = 512",
+        ", softcap = 30",
+        ", causal, softcap = 30, sinks = s, cu_seqlens = cu",
+        ", causal, cu_seqlens = cu",
+    ];
+    for (depth, words, ring) in
+        [192, 256].iter().flat_map(|d| all.map(|w| [(d, w, false), (d, w, true)])).flatten()
+    {
+        let p = if ring { "zigzag(1)" } else { "replicate" };
+        let t = if ring { "f16" } else { "bf16" };
+        let keys = format!("{t}[1, 8192, 2, {depth}] @ {p}");
+        let cu = if words.contains("cu") { ", cu: i32[65]" } else { "" };
+        let sinks = if words.contains("sinks") { ", s: f32[8]" } else { "" };
+        let text = format!(
+            "fn f(q: {t}[1, 8192, 8, {depth}] @ {p}, k: {keys}, v: {keys}{sinks}{cu}) {{ {} }}",
+            PARTS[0][usize::from(ring)].replace("WORDS", words)
+        );
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let bound = program.bind(&BTreeMap::new(), &BTreeMap::new()).expect("binds");
+        let config = Config { ranks: if ring { 4 } else { 1 }, ..Config::default() };
+        let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
+        judge(&text, &plan, Options::default());
+    }
+}
+
 /// Packed sequences: every mask that their bounds are made of, with caps, forward and backward, heads of 64 and 128,
 /// alone and over a ring; a third of them, as of windows and caps.
 #[test]

@@ -42,6 +42,16 @@ fn made(
 
 const RING: &str = "let o = ring(k, v) -> attention(q, causal); (o, o -> lse)";
 
+/// Heads of 256 elements, of packed sequences, capped.
+fn wide() -> Plan {
+    let text = "fn wide(q: bf16[1, 1000, 4, 256], k: bf16[1, 1000, 2, 256], v: bf16[1, 1000, 2, 256], cu: i32[9]) {
+        attention(q, k, v, causal, softcap = 50, cu_seqlens = cu)
+    }";
+    let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
+    let bound = program.bind(&BTreeMap::new(), &BTreeMap::new()).expect("binds");
+    lower(&program, &bound, &Config::default()).expect("lowers")
+}
+
 const SINKS: &str = "let o = attention(q, k, v, causal, sinks = s); (o, o -> lse)";
 
 const ULYSSES: &str = "let x = all_to_all(k, split = 2, concat = 1);
@@ -58,6 +68,7 @@ fn texts() {
         ),
         ("attention_chunk", lengths("attention(q, k, v, causal)", [100, 300]).2),
         ("attention_sinks", plan(1, "replicate", SINKS, 300)),
+        ("attention_wide", wide()),
         ("ring_full", plan(3, "shard(1)", "ring(k, v) -> attention(q)", 768)),
         ("ring_causal", plan(3, "shard(1)", RING, 1000)),
         ("ring_causal_zigzag", plan(3, "zigzag(1)", RING, 1000)),
@@ -71,7 +82,7 @@ fn texts() {
         let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(kernel.cuda.contains("sm90_attend_consumer"), "{name}");
         insta::assert_snapshot!(name, text);
-        if matches!(name, "ulysses" | "attention_sinks") {
+        if matches!(name, "ulysses" | "attention_sinks" | "attention_wide") {
             insta::assert_snapshot!(format!("cuda_{name}"), kernel.generated());
         }
     }

@@ -52,8 +52,8 @@ struct AttendConfig {
 
   static_assert(kBlockM == 128 || kBlockM == 192, "two or three consumers");
   static_assert(kCausal || kWindow == 0, "a window ends at a query's own position");
-  static_assert(kBlockN % 16 == 0 && kBlockN >= 64 && kBlockN <= 192, "what wgmma takes, and registers hold");
-  static_assert(kDim == 64 || kDim == 128, "whole panels, and accumulators that fit");
+  static_assert(kBlockN % 16 == 0 && kBlockN >= 48 && kBlockN <= 192, "what wgmma takes, and registers hold");
+  static_assert(kDim % 64 == 0 && kDim <= 256, "whole panels, and accumulators that fit");
   static_assert(kStages >= 2, "a block that comes while one is in use");
 };
 

@@ -91,7 +91,7 @@ fn mistakes() {
         over("zigzag(1)", "zigzag(1)", "let k2 = k -> gather; ring(k, v) -> attention(q)"),
         over("zigzag(4)", "zigzag(1)", "ring(k, v) -> attention(q)"),
         over("shard(1)", "shard(1)", "q -> gelu -> lse"),
-        "pub fn f(q: bf16[B, S, H, 192], k: bf16[B, S, G, 192], v: bf16[B, S, G, 192]) { attention(q, k, v) }".to_owned(),
+        "pub fn f(q: bf16[B, S, H, 96], k: bf16[B, S, G, 96], v: bf16[B, S, G, 96]) { attention(q, k, v) }".to_owned(),
         "pub fn f(q: bf16[B, S, H, D], k: f16[B, S, G, D], v: bf16[B, T, G, D]) { attention(q, k, v) }".to_owned(),
         over("shard(1)", "shard(1)", "ring(k, v) -> attention(q)").replace("[B, S, G", "[B, T, G"),
         "pub fn f(q: bf16[S, H, D], k: bf16[S, G, D], v: bf16[S, G, D]) { attention(q, k, v) }".to_owned(),
@@ -138,6 +138,8 @@ fn gradients() {
         // Mistakes.
         backward("shard(1)", "shard(1)", dkv),
         "x -> attention_dv".to_owned(),
+        backward("replicate", "replicate", "attention_dq(q, do, stats, k, v)")
+            .replace("D]", "256]"),
         backward("shard(1)", "shard(1)", "ring(q, do, stats) -> attention(k)"),
         backward("shard(1)", "shard(1)", "ring(k, v) -> attention_dk(q, do)"),
         backward("shard(1)", "shard(1)", "ring(k, v) -> attention_dq(q, do, q)"),

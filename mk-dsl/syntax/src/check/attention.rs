@@ -272,7 +272,7 @@ impl<'a> Checker<'a, '_> {
             }
         }
         if let Resolved::Lit(depth) = self.dims.resolve(d)
-            && !matches!(depth, 64 | 128)
+            && !matches!(depth, 64 | 128 | 192 | 256)
         {
             self.sink.push(at, messages::attention_depth(depth));
         }

@@ -20,7 +20,14 @@ pub(crate) fn attention_dim(what: &str, wanted: &str, name: &str, found: &str) -
 pub(crate) fn attention_depth(depth: u64) -> Text {
     text(
         format!("`attention` with heads of {depth} elements is not supported yet by this version"),
-        "use heads of 64 or 128 elements",
+        "use heads of 64, 128, 192 or 256 elements",
+    )
+}
+
+pub(crate) fn gradient_depth(op: &str, depth: u64) -> Text {
+    text(
+        format!("`{op}` of heads of {depth} elements is not supported yet by this version"),
+        "use heads of 64 or 128 elements where gradients are taken",
     )
 }
 

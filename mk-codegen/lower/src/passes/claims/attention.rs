@@ -179,9 +179,13 @@ fn check(a: &Attention, name: &str, world: i32) -> Result<(), LowerError> {
     let wide = if a.makes == Makes::Statistics { Operand::O } else { Operand::Q };
     let q = a.tensor(wide);
     let depth = q.shape[3].value;
-    if !matches!(depth, 64 | 128) {
+    if !matches!(depth, 64 | 128 | 192 | 256) {
         let why = format!("its heads have {depth} elements");
-        return refuse(why, "use 64 or 128; 192 and 256 are not supported yet");
+        return refuse(why, "use 64, 128, 192 or 256");
+    }
+    if depth > 128 && a.makes != Makes::Results {
+        let why = format!("gradients of heads of {depth} take more registers than a thread has");
+        return refuse(why, "use heads of 64 or 128 where gradients are taken");
     }
     let heads = q.shape[2].value;
     let groups = match a.makes {

@@ -93,6 +93,8 @@ const QUERIES: [u32; 2] = [128, 192];
 fn most_keys(queries: u32, dim: u32) -> u32 {
     match (queries, dim) {
         (128, 64 | 128) => 176,
+        (128, 192) => 96,
+        (128, 256) => 80,
         (192, 64) => 128,
         _ => 0,
     }
@@ -135,11 +137,12 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     if carry != Carry::Registers || store != Store::Direct {
         return Err(refuse("attention is emitted with carry=registers and store=direct".into()));
     }
-    let widths = [64, 96, 128, 160, 176];
+    let widths = [48, 64, 80, 96, 128, 160, 176];
     if !widths.contains(&block_n) || block_n > most_keys(block_m, dim) || stages < 2 {
         return Err(refuse(format!(
-            "tiles of attention have 128 queries and {widths:?} keys at a time, with heads of 64 or 128; or 192 \
-             queries and up to 128 keys, with heads of 64; and 2 stages or more"
+            "tiles of attention have 128 queries and {widths:?} keys at a time, with heads of 64 or 128, up to 96 \
+             with heads of 192, up to 80 with heads of 256; or 192 queries and up to 128 keys, with heads of 64; and \
+             2 stages or more"
         )));
     }
     let factor = f32::from_bits(scale);
