@@ -396,6 +396,7 @@ impl Evaluator<'_, '_> {
             count: first.len() as u64,
             second: second.start as i64 + ahead,
             documents: self.documents(node)?,
+            sinks: node.sinks().map(|id| self.on(id, self.rank)).transpose()?,
         };
         let attend = |k: &DeviceTensor, v: &DeviceTensor| {
             self.s.reference.attend([&o, &lse], [q, k, v], how)
