@@ -38,6 +38,11 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
         return Err(unsupported("grouped_gemm", why, "use a mesh of one axis"));
     }
     let kernel = t.kernel;
+    if kernel.params[ragged.counts].own_rows() && t.draft.nodes.count() > 1 {
+        let why = "each rank's own number of tokens, over several nodes";
+        let help = "declare them `dyn`, the same on all ranks, and fill `ids` up with -1";
+        return Err(unsupported("own", why, help));
+    }
     let (draft, inputs) = (&mut t.draft, &t.params);
     let Some(route) = &ragged.route else {
         let counts = given_counts(draft, kernel, ragged, inputs[ragged.counts]);
