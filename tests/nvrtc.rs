@@ -189,7 +189,12 @@ fn products_of_ragged_rows_compile() {
         .replace("shard(0)) ->", "shard(0), s: bf16[R, K] @ shard(0)) ->")
         .replace("combine(gate)", "combine(gate) -> add(s)");
     let own = adds.replace("fn f(", "fn f<R: own>(");
+    let biased = "fn f(x: bf16[R, K], n: i32[E], w: bf16[E, K, F], b: bf16[E, F]) {
+        ragged(x, n) -> grouped_gemm(w) -> bias(b) -> gelu
+    }";
     for (source, set, trace) in [
+        (biased, "", false),
+        (biased, "block=128x128x64", true),
         (dispatched, "", false),
         (&own, "", true),
         (&wide, "block=128x128x64", true),

@@ -26,7 +26,8 @@ fn kinds() -> [(&'static str, String); 8] {
         .replace("shard(0)) -> bf16", "shard(0), s: bf16[T, H] @ shard(0)) -> bf16")
         .replace("combine(gate)", "combine(gate) -> add(s)");
     let own = |text: &str| text.replace("fn layer(", "fn layer<T: own>(");
-    let (own_drop, own_shared) = (own(&wide.replace("ids)", "ids, capacity = R, drop)")), own(&shared));
+    let (own_drop, own_shared) =
+        (own(&wide.replace("ids)", "ids, capacity = R, drop)")), own(&shared));
     [
         ("dispatch", dispatched),
         ("layer", layer("")),

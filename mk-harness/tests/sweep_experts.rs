@@ -44,7 +44,9 @@ fn gradients_of_kept_rows() {
 /// Ranks bring tensors of their own number of rows, none among others, and get as many.
 #[test]
 fn gradients_of_own_rows() {
-    for (ranks, tokens, slots, drops) in [(1, 140, 2, false), (2, 200, 2, true), (3, 36, 2, false), (4, 12, 1, false)] {
+    for (ranks, tokens, slots, drops) in
+        [(1, 140, 2, false), (2, 200, 2, true), (3, 36, 2, false), (4, 12, 1, false)]
+    {
         let chain = Chain { ranks, tokens, slots, wide: true, drops, own: true };
         chain.check(&[Routing::Random, Routing::One], 5);
     }

@@ -244,7 +244,9 @@ pub(crate) fn nested_call(inner: &str) -> Text {
 
 pub(crate) fn own_rows(name: &str) -> Text {
     text(
-        format!("`{name}: own` is a number of rows, each rank's own, and stands behind others here"),
+        format!(
+            "`{name}: own` is a number of rows, each rank's own, and stands behind others here"
+        ),
         format!("let it be the first dimension, or declare `{name}: dyn`, the same on all ranks"),
     )
 }

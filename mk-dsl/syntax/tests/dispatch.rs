@@ -283,7 +283,9 @@ fn own_numbers_of_tokens() {
         let dims = [("H", 16), ("K", 2), ("E", 4)].into_iter().chain(tokens.map(|n| ("T", n)));
         let dims: BTreeMap<_, _> = dims.map(|(n, v)| (n.to_string(), v)).collect();
         let bound = program.bind(&dims, &BTreeMap::new());
-        bound.map(|b| (b.sizes()[0], b.max_sizes()[0], b.runtime().len())).map_err(|e| e.to_string())
+        bound
+            .map(|b| (b.sizes()[0], b.max_sizes()[0], b.runtime().len()))
+            .map_err(|e| e.to_string())
     };
     let program = layer("<T: own <= 300>");
     assert!(program.to_string().starts_with("pipeline f<T: own <= 300>(world):"), "{program}");

@@ -121,7 +121,8 @@ impl Sequence {
                     None => &local.between,
                     Some(_) => {
                         let all = local.between.iter().zip(&self.wiring.between);
-                        of_rank = all.map(|(a, id)| first_rows(&self.signature, *id, a, own)).collect();
+                        of_rank =
+                            all.map(|(a, id)| first_rows(&self.signature, *id, a, own)).collect();
                         &of_rank
                     }
                 };
@@ -199,9 +200,8 @@ impl Sequence {
         let shapes: Vec<&[u64]> = call.inputs.iter().map(|a| a.shape.as_slice()).collect();
         let own = self.signature.own_rows(&shapes);
         let results = local.results.iter().zip(program.results());
-        let results = results.map(|((dtype, shape), id)| {
-            (dtype, self.signature.of_own(*id, shape.clone(), own))
-        });
+        let results = results
+            .map(|((dtype, shape), id)| (dtype, self.signature.of_own(*id, shape.clone(), own)));
         for ((out, (dtype, shape)), name) in
             call.outputs.iter().zip(results).zip(program.result_names())
         {

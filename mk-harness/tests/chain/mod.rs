@@ -350,7 +350,8 @@ fn run(
                 Input::Parameter(i) => of(forward.program.tensors()[i].id),
                 Input::Saved(i) => of(forward.program.results()[i]),
                 Input::Ones => {
-                    let wide: u64 = backward.bound.shape(t.id).expect("a shape")[1..].iter().product();
+                    let wide: u64 =
+                        backward.bound.shape(t.id).expect("a shape")[1..].iter().product();
                     vec![1.0; backward.rows(t.id, rank).len() * wide as usize]
                 }
                 Input::Main(_) => unreachable!("none was asked for"),

@@ -331,6 +331,29 @@ pub(super) mod tests {
         assert_eq!([0x1000, 0x1010, 0x1100].map(|at| both(&two, at)), [false, false, true]);
         two.tensors[1].in_place = Some(0);
         assert_eq!([0x1000, 0x1010, 0x1100].map(|at| both(&two, at)), [true, false, true]);
+        // Of its own number of rows, 0 to 8, as many of each.
+        two.tensors.iter_mut().for_each(|t| (t.own_rows, t.in_place) = (true, None));
+        two.ranks[0].tensor_shapes.push(vec![8, 16]);
+        let own = |x: u64, y: u64| {
+            let place = |ptr, bytes| TensorRef { ptr, bytes };
+            let tensors = RankTensors::from(vec![place(0x1000, x), place(0x2000, y)]);
+            let rows = own_rows(&two, 0, &[256, 256], &tensors);
+            let checked = check_tensors(&two, 0, &[256, 256], &[], &tensors);
+            checked.and(rows).map_err(|e| e.to_string())
+        };
+        assert_eq!([0, 32, 256].map(|bytes| own(bytes, bytes)), [Ok(0), Ok(1), Ok(8)]);
+        assert!(
+            own(64, 32)
+                .expect_err("fewer")
+                .contains("y of rank 0 has 32 bytes, and bf16 [2, 16] has 64")
+        );
+        for bytes in [16, 288] {
+            assert!(
+                own(bytes, bytes)
+                    .expect_err("no rows")
+                    .contains("0 to 8 of them, have 32 bytes each")
+            );
+        }
         let none = check_tensors(&source, 0, &[256], &[], &RankTensors::default());
         assert!(matches!(none, Err(Error::Count { expected: 1, given: 0, .. })));
     }

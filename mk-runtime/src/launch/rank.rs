@@ -160,7 +160,11 @@ impl Rank {
     }
 
     /// Puts the number of its own rows into the parameter block.
-    pub(super) fn set_own_rows(&mut self, source: &KernelSource, given: &RankTensors) -> Result<(), Error> {
+    pub(super) fn set_own_rows(
+        &mut self,
+        source: &KernelSource,
+        given: &RankTensors,
+    ) -> Result<(), Error> {
         let rows = own_rows(source, self.rank, &self.expected_bytes, given)?;
         self.params.update_header(|header| header.own_rows = rows);
         Ok(())

@@ -8,8 +8,8 @@ use super::{
 };
 use mk_abi::device::MAX_RUNTIME_DIMS;
 use mk_plan::{
-    Access, BufId, CopyTile, CopyVia, Expr, FamId, Family, Leaf, Operand, Plan, Points, Post, RoleKind, Scope,
-    Space, StructureError, TableSet, Var,
+    Access, BufId, CopyTile, CopyVia, Expr, FamId, Family, Leaf, Operand, Plan, Points, Post,
+    RoleKind, Scope, Space, StructureError, TableSet, Var,
 };
 
 /// Names that the templates give to their own variables, around expressions of the plan.
@@ -147,7 +147,11 @@ fn own_rows(plan: &Plan, f: &Family) -> Result<(), EmitError> {
     match f.accesses.iter().filter(own).find(|a| !ends(a) || !rows(a)) {
         None => Ok(()),
         Some(a) => {
-            let what = format!("no template of {} ends where a rank's own rows of {} do", f.leaf.name(), a.buffer);
+            let what = format!(
+                "no template of {} ends where a rank's own rows of {} do",
+                f.leaf.name(),
+                a.buffer
+            );
             Err(EmitError::unsupported(f.name.clone(), what))
         }
     }

@@ -45,17 +45,24 @@ pub(super) fn check(k: &Kernel) -> Result<(), LowerError> {
         }
     }
     let Some(tokens) = tokens.filter(|e| e.own) else {
-        return refuse(&first.name, "each rank has its own number of its rows, and they are no tokens");
+        return refuse(
+            &first.name,
+            "each rank has its own number of its rows, and they are no tokens",
+        );
     };
     let given = k.params.iter().enumerate().map(|(i, t)| (t, read.contains(&i)));
     let results = k.results.iter().enumerate().map(|(i, r)| (&r.out, made.contains(&i)));
     for (t, known) in given.chain(results) {
         let rows = t.shape.first().filter(|e| e.own);
         if rows.is_some_and(|rows| !known || rows != tokens) {
-            return refuse(&t.name, "each rank has its own number of its rows, and they are no tokens");
+            return refuse(
+                &t.name,
+                "each rank has its own number of its rows, and they are no tokens",
+            );
         }
         if !t.even(0) && rows.is_some() {
-            let why = format!("a bound of {} rows, which ranks have no equal parts of", t.shape[0].value);
+            let why =
+                format!("a bound of {} rows, which ranks have no equal parts of", t.shape[0].value);
             return Err(unsupported(&t.name, why, "let the bound be a multiple of the ranks"));
         }
     }
