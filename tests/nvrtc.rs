@@ -237,8 +237,15 @@ fn products_of_ragged_rows_compile() {
     let adds = dispatched
         .replace("shard(0)) ->", "shard(0), s: bf16[R, K] @ shard(0)) ->")
         .replace("combine(gate)", "combine(gate) -> add(s)");
+    let own = adds.replace("fn f(", "fn f<R: own>(");
+    let biased = "fn f(x: bf16[R, K], n: i32[E], w: bf16[E, K, F], b: bf16[E, F]) {
+        ragged(x, n) -> grouped_gemm(w) -> bias(b) -> gelu
+    }";
     for (source, set, trace) in [
+        (biased, "", false),
+        (biased, "block=128x128x64", true),
         (dispatched, "", false),
+        (&own, "", true),
         (&wide, "block=128x128x64", true),
         (&drops, "", false),
         (&adds, "", false),
@@ -289,6 +296,8 @@ fn experts_and_their_backward_compile() {
         w: bf16[E, H, I] @ shard(0), v: bf16[E, I, H] @ shard(0)) {
         dispatch(x, ids) -> grouped_gemm(w) -> silu -> grouped_gemm(v) -> combine(gate)
     }";
+    // Each rank brings its own number of tokens.
+    let own = &layer.replace("fn moe_layer(", "fn moe_layer<T: own>(");
     // Of tokens alone, then of weights and matrices, too.
     let all = [0, 2, 3, 4];
     for (source, columns, ranks, wanted, n) in [
@@ -298,6 +307,8 @@ fn experts_and_their_backward_compile() {
         (plain, 512, 2, &all[..1], 2),
         (layer, 512, 2, &all[..], 4),
         (plain, 96, 1, &all[..], 4),
+        (own, 512, 2, &all[..], 4),
+        (own, 512, 1, &all[..], 4),
     ] {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
         let derived = grad(&program, Some(wanted), Saves::default()).expect("has a backward");
