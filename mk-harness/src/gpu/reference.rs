@@ -205,6 +205,11 @@ impl Evaluator<'_, '_> {
                 };
             }
             Op::Swiglu => MapOp::Swiglu,
+            Op::Bias
+                if self.s.case.program.ty(node.inputs[1]).is_some_and(|ty| ty.dims.len() > 1) =>
+            {
+                return Err(HarnessError::unsupported("a bias of experts on GPUs"));
+            }
             Op::Bias => MapOp::Bias,
             Op::Factor(_) => {
                 return match self.s.case.program.def(node.inputs[0]) {
@@ -396,6 +401,7 @@ impl Evaluator<'_, '_> {
             count: first.len() as u64,
             second: second.start as i64 + ahead,
             documents: self.documents(node)?,
+            sinks: node.sinks().map(|id| self.on(id, self.rank)).transpose()?,
         };
         let attend = |k: &DeviceTensor, v: &DeviceTensor| {
             self.s.reference.attend([&o, &lse], [q, k, v], how)
