@@ -11,8 +11,8 @@ use mk_codegen::{
     emit,
     passes::{self, LowerError},
     settings::{
-        self, AllReduce, Config, FLAT, Facts, Gather, MANY_SENDERS, Reduction, SMALL_CHUNK,
-        Schedule, Setting,
+        self, AllReduce, Config, FLAT, Facts, Gather, IN_PARTS, IN_PARTS_BLOCK, MANY_SENDERS,
+        Reduction, SMALL_CHUNK, Schedule, Setting,
     },
     target,
 };
@@ -138,10 +138,18 @@ fn choose_from(
         let from = with(flat.as_ref().unwrap_or(&default), chunk, &SMALL_CHUNK.to_string())?;
         with(&from, sms, &MANY_SENDERS.to_string())
     });
+    // Tiles all of whose K is cut are wide ones, and neither alone is a gain.
+    let cut = setting("last_wave", IN_PARTS).zip(setting("block", IN_PARTS_BLOCK)).and_then(
+        |(wave, block)| {
+            let from = small.as_ref().unwrap_or(&default);
+            with(&with(from, block, &IN_PARTS_BLOCK.to_string())?, wave, &IN_PARTS.to_string())
+        },
+    );
+    let starts: Vec<Config> = flat.into_iter().chain(small).chain(cut).collect();
     // A share of it each, so that a later one is not what is left of the first.
-    let budget = BUDGET_TASKS / (1 + usize::from(flat.is_some()) + usize::from(small.is_some()));
+    let budget = BUDGET_TASKS / (1 + starts.len());
     let mut found = search.descend(default, budget, true);
-    for start in flat.into_iter().chain(small) {
+    for start in starts {
         found = better(found, search.descend(start, budget, true));
     }
     // Ways of moving and adding need numbers of their own: one that is a little slower with the others' may be the

@@ -9,6 +9,12 @@ pub const FLAT: &str = "64x128x64";
 /// Bytes of a chunk of few rows.
 pub const SMALL_CHUNK: &str = "8192";
 
+/// A last wave that is all of few rows, in parts along K.
+pub const IN_PARTS: &str = "16x192/3";
+
+/// Its tiles.
+pub const IN_PARTS_BLOCK: &str = "128x192x64";
+
 /// SMs that send them: 24 were the best of 4, 12, 24 and 32 for 256 to 448 rows of two H200, by 1 to 18 %.
 pub const MANY_SENDERS: &str = "24";
 
@@ -167,10 +173,21 @@ pub(super) fn last_wave(facts: &Facts) -> Vec<String> {
         if facts.extents()[0] <= 128 {
             all.push("1x128/2".into());
         }
+        all.extend(texts(all_in_parts(facts)));
     }
     let more: Vec<_> = partial_wave(facts).into_iter().filter(|t| !all.contains(t)).collect();
     all.extend(more);
     all
+}
+
+/// K of all tiles is cut where a gather stands beside less than a wave of them: a last wave of more blocks than few
+/// rows have is the whole.
+fn all_in_parts(facts: &Facts) -> &'static [&'static str] {
+    let few = facts.extents()[0] <= FEW_ROWS && tiles(facts, [128, 128]) < sms();
+    match gathers_for_products(facts) && few {
+        true => &["16x128/2", "16x128/3", "16x128/4", "16x192/2", IN_PARTS, "16x192/4"],
+        false => &[],
+    }
 }
 
 /// Last waves of a GEMM alone that take in what is left of whole waves of default tiles, where it has several.
