@@ -115,7 +115,7 @@ fn loaded(plan: &Plan, rank: usize) -> (i64, i64) {
 
 /// B is most of what few rows read: a block of tiles reads it once, whatever the number of ranks that its rows come from.
 #[test]
-fn few_gathered_rows_share_loads_of_operand_b() {
+fn few_gathered_rows_load_the_weights_once_for_each_block_of_rows() {
     for shape in [[128, 8128, 8064], [128, 4352, 1088], [64, 1152, 576], [192, 3392, 832]] {
         for ranks in [2, 4, 8] {
             let config = chosen(shape, ranks);
