@@ -245,7 +245,8 @@ impl Function {
         let local = self.place().local();
         let shapes = shapes(&calls);
         let results = |function: &core::Function, which| {
-            local.clone().map(|rank| function.results(which, rank)).collect::<Vec<_>>()
+            let ranks = local.clone().zip(&shapes);
+            ranks.map(|(rank, own)| function.results_of(which, rank, own)).collect::<Vec<_>>()
         };
         let found = self.with(py, |function| {
             let which = function.find(&shapes)?;

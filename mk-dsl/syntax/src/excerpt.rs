@@ -1,6 +1,7 @@
 //! Some operations of a program as the text of a pipeline of their own.
 
-use crate::program::{AxisId, Def, Dim, Node, Op, Placement, Program, SymbolKind, ValueId};
+use crate::print::runtime_symbol;
+use crate::program::{AxisId, Def, Dim, Node, Op, Placement, Program, ValueId};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
@@ -97,13 +98,7 @@ impl<'p> Excerpt<'p> {
             })
             .collect();
         let runtime = symbols.enumerate().filter(|(i, _)| seen.contains(i) && !self.fixed);
-        let runtime: Vec<String> = runtime
-            .filter_map(|(_, s)| match s.kind {
-                SymbolKind::Fixed | SymbolKind::Room | SymbolKind::Blocks(_) => None,
-                SymbolKind::Runtime { max: None } => Some(format!("{}: dyn", s.name)),
-                SymbolKind::Runtime { max: Some(max) } => Some(format!("{}: dyn <= {max}", s.name)),
-            })
-            .collect();
+        let runtime: Vec<String> = runtime.filter_map(|(_, s)| runtime_symbol(s)).collect();
         let runtime = match runtime.is_empty() {
             true => String::new(),
             false => format!("<{}>", runtime.join(", ")),

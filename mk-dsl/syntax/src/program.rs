@@ -154,6 +154,12 @@ pub enum SymbolKind {
         /// number that the program is bound with is the bound.
         max: Option<u64>,
     },
+    /// Rows, of which each rank gives its own number at launch, 0 to its part: those behind them are tokens of no
+    /// expert. The number that the program is bound with is the bound of all ranks together.
+    Own {
+        /// As of [`SymbolKind::Runtime`].
+        max: Option<u64>,
+    },
     /// Rows that are dispatched without a `capacity`: as many as no routing exceeds, which follows from the other
     /// numbers and the number of ranks ([`Bound::on`](crate::Bound::on)), unless one is given.
     Room,
@@ -633,6 +639,13 @@ impl Program {
         self.symbols.get(symbol.index()).is_some_and(runtime)
             && self.nodes.iter().any(counts)
             && !self.nodes.iter().any(sums)
+    }
+
+    /// Whether each rank has its own number of these.
+    pub fn is_own(&self, dim: Dim) -> bool {
+        let Dim::Sym(symbol) = dim else { return false };
+        let own = |s: &Symbol| matches!(s.kind, SymbolKind::Own { .. });
+        self.symbols.get(symbol.index()).is_some_and(own)
     }
 
     /// The factors of a value of eight bits, if it has some, and what shares one.

@@ -393,6 +393,19 @@ impl Function {
         self.bound.get_mut(which.kernel).map_or(&mut [], |b| b.run.kernels())
     }
 
+    /// [`Function::results`] of a call with inputs of these shapes: a rank may have its own number of rows.
+    pub fn results_of<S: AsRef<[u64]>>(
+        &self,
+        which: Specialisation,
+        rank: u32,
+        shapes: &[S],
+    ) -> Vec<(DType, Vec<u64>)> {
+        let own = self.signature.own_rows(shapes);
+        let results = self.results(which, rank).into_iter();
+        let named = results.zip(self.signature.program().results());
+        named.map(|((dtype, shape), id)| (dtype, self.signature.of_own(*id, shape, own))).collect()
+    }
+
     /// Element type and local shape of each result on a rank of this process.
     pub fn results(&self, which: Specialisation, rank: u32) -> Vec<(DType, Vec<u64>)> {
         match self.bound.get(which.kernel).map(|b| &b.run) {

@@ -16,6 +16,7 @@ use super::{
     norm::normalised,
     quant::quantised,
     rope::turned,
+    routing,
     value::{Matrix, Value},
 };
 use mk_abi::DType;
@@ -287,6 +288,11 @@ impl<'a> Dense<'a> {
                 let set = self.needs(node, set).next().map_or(Set::All, |(_, set)| set);
                 let held = self.rows_of(node.inputs[0], set, chosen);
                 self.combined(node, rows, (y, &held), weights)?
+            }
+            (Op::Bias, [x, c])
+                if routing::counts_of(self.inputs.case().program, node.result).is_some() =>
+            {
+                self.biased(node, rows, [x, c])?
             }
             (Op::Bias, [x, c]) => {
                 let Value::Whole(c) = c else {

@@ -205,6 +205,11 @@ impl Evaluator<'_, '_> {
                 };
             }
             Op::Swiglu => MapOp::Swiglu,
+            Op::Bias
+                if self.s.case.program.ty(node.inputs[1]).is_some_and(|ty| ty.dims.len() > 1) =>
+            {
+                return Err(HarnessError::unsupported("a bias of experts on GPUs"));
+            }
             Op::Bias => MapOp::Bias,
             Op::Factor(_) => {
                 return match self.s.case.program.def(node.inputs[0]) {

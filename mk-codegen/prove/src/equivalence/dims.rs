@@ -180,6 +180,13 @@ impl<'a> Dims<'a> {
                 same(of(0)[0], own[1], extent(node.result, 1));
                 self.cut_blocks(factors, node.inputs[0], node.result, lines);
             }
+            Op::Bias if of(1).len() > 1 => {
+                for d in 1..of(1).len() {
+                    same(of(0)[d], of(1)[d], extent(node.inputs[1], d));
+                }
+                let line = of(1)[0];
+                (1..extent(node.inputs[1], 0)).for_each(|e| lines.cut(line, e as i32));
+            }
             Op::Bias => {
                 let last = of(0).len() - 1;
                 same(of(0)[last], of(1)[0], extent(node.inputs[1], 0));

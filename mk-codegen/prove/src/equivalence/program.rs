@@ -244,6 +244,10 @@ impl<A: Algebra> Evaluator<'_, A> {
                 }
                 _ => self.each(x, |_, t| t.clone()),
             },
+            (Op::Bias, Some(y)) if self.dims.experts(node.result).is_some() => {
+                let of = [x.on(0), y.on(0)];
+                Value::whole(ragged::biased(self.algebra, self.dims, self.cells, node, of))
+            }
             (Op::Bias | Op::Add, Some(y)) => self.zip(x, y, A::add),
             (Op::Mul, Some(y)) => self.zip(x, y, A::mul),
             (Op::Slope(curve), Some(y)) => {

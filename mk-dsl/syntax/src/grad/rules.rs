@@ -192,6 +192,14 @@ impl<'p> Walk<'p> {
                     self.add(x, d);
                 }
                 if wants(self, 1) {
+                    let vectors = self.program.ty(input(1)).is_some_and(|ty| ty.dims.len() > 1);
+                    if vectors {
+                        return Err(GradError::Operation {
+                            op: node.op.name(),
+                            why: "each expert has a vector, whose gradient is a sum over its rows",
+                            help: "ask for no gradient of the vectors",
+                        });
+                    }
                     let sum = self.column_sum(node, d)?;
                     self.add(input(1), sum);
                 }

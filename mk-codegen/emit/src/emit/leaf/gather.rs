@@ -79,12 +79,18 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let each = Some(each);
     let base = e.base(src.buffer, &e.c(f, each, &src.rank));
     let row = e.c(f, each, &src.region[0].0);
+    let source = format!("{base} + static_cast<u64>({row}) * {from}");
+    // No table names a row that is not there; such a one would be left out.
+    let source = match e.plan.buffers[src.buffer].own_rows {
+        true => format!("static_cast<u32>({row}) < params.header.own_rows ? {source} : 0"),
+        false => source,
+    };
     let (decode_waits, load_waits) = e.waits_to_look_up(f)?;
     Ok(context! {
         rows => e.c(f, None, rows),
         exists,
         row_bytes => format!("bytes_of({}, {size})", e.c(f, None, width)),
-        source => format!("{base} + static_cast<u64>({row}) * {from}"),
+        source,
         destination => format!(
             "{} + static_cast<u64>({}) * {to}",
             e.base(dst.buffer, "params.header.rank"),

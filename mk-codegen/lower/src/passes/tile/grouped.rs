@@ -38,6 +38,11 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
         return Err(unsupported("grouped_gemm", why, "use a mesh of one axis"));
     }
     let kernel = t.kernel;
+    if kernel.params[ragged.counts].own_rows() && t.draft.nodes.count() > 1 {
+        let why = "each rank's own number of tokens, over several nodes";
+        let help = "declare them `dyn`, the same on all ranks, and fill `ids` up with -1";
+        return Err(unsupported("own", why, help));
+    }
     let (draft, inputs) = (&mut t.draft, &t.params);
     let Some(route) = &ragged.route else {
         let counts = given_counts(draft, kernel, ragged, inputs[ragged.counts]);
@@ -196,10 +201,10 @@ impl Tiles<'_> {
         let one = |e: Expr| (e, Expr::Const(1));
         // No block has rows of an expert that the last rank does not have, and proofs need not know it.
         let own = draft.own(b, 0);
-        let expert = if b.even(0) { of(0) } else { of(0).min(own - 1) };
+        let expert = one(if b.even(0) { of(0) } else { of(0).min(own - 1) });
         let mut matrix = match p.transposed {
-            true => vec![one(expert), cols.clone(), depth.clone()],
-            false => vec![one(expert), depth.clone(), cols.clone()],
+            true => vec![expert.clone(), cols.clone(), depth.clone()],
+            false => vec![expert.clone(), depth.clone(), cols.clone()],
         };
         if gated {
             matrix.insert(2, (0.into(), 2.into()));
@@ -218,7 +223,8 @@ impl Tiles<'_> {
         let touching = p.epilogue.iter().filter(|op| op.operand().is_some());
         let half = |ups: bool| (Expr::Const(ups.into()), Expr::Const(1));
         for ((op, extra), operand) in touching.zip(&p.extras).zip(EPILOGUE_OPERANDS) {
-            let mut region = vec![rows.clone(), cols.clone()];
+            let first = if *op == EpilogueOp::Bias { &expert } else { &rows };
+            let mut region = vec![first.clone(), cols.clone()];
             if operand == Operand::E0 && saves_gates(&p.epilogue) {
                 region.insert(1, (0.into(), 2.into()));
             }
