@@ -66,6 +66,8 @@ impl Attention {
             1 => rng.random_range(1..40),
             _ => rng.random_range(40..400),
         };
+        // Wide heads take their time.
+        let tokens = if self.heads[2] > 128 { tokens.min(160) } else { tokens };
         let window = match rng.random_range(0..4) {
             0 => 1,
             1 => 64 * rng.random_range(1..4),

@@ -84,6 +84,8 @@ impl Packed {
             1 => rng.random_range(1..40),
             _ => rng.random_range(40..400),
         };
+        // Wide heads take their time.
+        let tokens = if self.heads[2] > 128 { tokens.min(160) } else { tokens };
         let entries = match rng.random_range(0..6) {
             0 => 2,
             1 => tokens + 1,
