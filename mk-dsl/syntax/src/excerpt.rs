@@ -203,16 +203,16 @@ impl<'p> Excerpt<'p> {
                     _ => 1,
                 };
                 let mut arguments = self.arguments(node, 0);
-                if let Some(cu) = arguments.last_mut().filter(|_| scores.packed) {
-                    cu.insert_str(0, "cu_seqlens = ");
-                }
+                scores.name(&mut arguments);
+                let named = usize::from(scores.packed) + usize::from(scores.sinks);
+                let named = arguments.split_off(arguments.len().saturating_sub(named));
                 let (held, passed) = arguments.split_at(own.min(arguments.len()));
                 let (mut text, mut list) = (String::new(), arguments.clone());
                 if ring.is_some() {
                     text = format!("ring({}) -> ", passed.join(", "));
                     list = held.to_vec();
                 }
-                arguments = list.into_iter().chain(scores.words()).collect();
+                arguments = list.into_iter().chain(named).chain(scores.words()).collect();
                 text + &format!("{}({})", node.op.name(), arguments.join(", "))
             }
             Op::Gather { .. }

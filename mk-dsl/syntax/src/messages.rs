@@ -326,7 +326,7 @@ pub(crate) fn unknown_axis(name: &str, near: Option<&str>, known: &str) -> Text 
 pub(crate) fn f32_parameter(name: &str) -> Text {
     text(
         format!(
-            "`{name}` is `f32`: such a parameter may only be the argument of `add`, `mul`, `bias`, `rope` or of a \
+            "`{name}` is `f32`: such a parameter may only be the argument of `add`, `mul`, `bias`, `rope`, `sinks` or of a \
              derivative"
         ),
         "declare it `bf16`, or `@ partial` if ranks have contributions to it",

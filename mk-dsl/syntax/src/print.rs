@@ -142,9 +142,7 @@ impl Program {
             Op::Attention { scores, ring }
             | Op::AttentionDq { scores, ring }
             | Op::AttentionDk { scores, ring } => {
-                if let Some(cu) = args.last_mut().filter(|_| scores.packed) {
-                    cu.insert_str(0, "cu_seqlens = ");
-                }
+                scores.name(&mut args);
                 args.extend(ring.map(|axis| format!("ring = {}", self.axis_name(axis))));
                 args.extend(scores.words());
             }

@@ -59,7 +59,7 @@ fn arguments(one: &RowParallel, two: &Gated<'_, DeviceTensor>) -> [mk::runtime::
     [one.arguments(), two.arguments()]
 }
 
-fn main() {
+pub fn main() {
     let program: &'static mk::Program = RowParallel::pipeline();
     assert_eq!(program.name(), "RowParallel");
     assert_eq!(program.docs(), ["Row-parallel linear layer."]);

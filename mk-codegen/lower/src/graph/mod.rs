@@ -57,6 +57,8 @@ pub struct Scored {
     pub scale: Option<u32>,
     /// Queries see keys of their own document: the last operand says where these begin.
     pub packed: bool,
+    /// The fourth operand has a sink of each head.
+    pub sinks: bool,
 }
 
 impl From<Scores> for Scored {
@@ -67,6 +69,7 @@ impl From<Scores> for Scored {
             cap: bits(s.softcap),
             scale: bits(s.scale),
             packed: s.packed,
+            sinks: s.sinks,
         }
     }
 }

@@ -226,6 +226,10 @@ impl<'a> Dims<'a> {
                 if let Some(keys) = window {
                     lines.apart(places.line, keys);
                 }
+                if node.sinks().is_some() {
+                    let heads = extent(node.inputs[0], 2) as i32;
+                    lines.link((of(0)[2], 0, heads), (of(3)[0], 0, heads));
+                }
                 // Every head is by itself.
                 for (i, d) in [(0, 2), (1, 2)] {
                     (0..extent(node.inputs[i], d)).for_each(|at| lines.cut(of(i)[d], at as i32));

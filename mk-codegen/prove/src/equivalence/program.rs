@@ -299,7 +299,8 @@ impl<A: Algebra> Evaluator<'_, A> {
     fn attention(&mut self, node: &Node) -> [Tensor<A::Elem>; 2] {
         let values = self.values;
         let operands = [0, 1, 2].map(|i| values[node.inputs[i].index()].on(0));
-        softmax::attention(self.algebra, self.dims, self.cells, node, operands)
+        let sinks = node.sinks().map(|id| values[id.index()].on(0));
+        softmax::attention(self.algebra, self.dims, self.cells, node, operands, sinks)
     }
 
     /// Normalised rows, or gradients of them: the first operand of these is the gradient of the result.
