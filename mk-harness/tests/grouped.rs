@@ -68,8 +68,10 @@ fn layer_is_right(text: &str) {
         let routing: Routing = form.parse().expect("a routing");
         let options = CpuOptions { routing, seed: 3, launches: 2, ..CpuOptions::default() };
         let run = run_on_cpu(case, &plan, &options).expect("runs");
-        for judged in run.judged.iter().flatten() {
-            assert!(judged.passes() && judged.judged > 0, "{form}: {judged}");
+        // Of its own rows a rank may have none.
+        for judged in &run.judged {
+            let any = judged.iter().any(|judged| judged.judged > 0);
+            assert!(any && judged.iter().all(|judged| judged.passes()), "{form}: {judged:?}");
         }
     }
 }

@@ -146,9 +146,17 @@ impl Draft {
         self.push(name, placement, dtype, Kind::Op { stage, operands, ring: 0 })
     }
 
-    /// Whether it is a parameter.
-    pub fn is_param(&self, id: Id) -> bool {
-        matches!(self.values[id].kind, Kind::Param(_))
+    /// Whether its text says whose rows it has: it is made of what a route, or a product, has said it of.
+    pub fn is_ragged(&self, id: Id) -> bool {
+        let mut at = id;
+        while let Kind::Op { stage, operands, .. } = &self.values[at].kind {
+            if stage.starts_with("dispatch") || stage == "grouped_gemm" {
+                return true;
+            }
+            let Some((first, _)) = operands.first() else { return false };
+            at = *first;
+        }
+        false
     }
 
     fn push(&mut self, name: String, placement: Vec<Placement>, dtype: DType, kind: Kind) -> Id {

@@ -30,9 +30,9 @@ impl<'p> Walk<'p> {
                 if !self.needed[x.index()] {
                     return Ok(());
                 }
-                let counts = match self.draft.is_param(d) {
-                    true => Some(self.route(counts)?),
-                    false => None,
+                let counts = match self.draft.is_ragged(d) {
+                    true => None,
+                    false => Some(self.route(counts)?),
                 };
                 let matrices = self.value(w)?;
                 let g = self.draft.grouped_gemm(d, counts, (matrices, true));
