@@ -3,7 +3,7 @@
 use mk_codegen::{
     cost::{self, DeviceModel},
     emit, equivalence,
-    passes::lower,
+    passes::{compile, lower},
     plan::Plan,
     settings::Config,
     valid,
@@ -71,6 +71,20 @@ fn texts() {
             insta::assert_snapshot!("cuda_ulysses", kernel.generated());
         }
     }
+}
+
+/// Keys and values to heads, results back to parts of the sequence: what a backward does around attention's parts.
+#[test]
+fn exchanges() {
+    let text = "fn exchange(k: bf16[1, S, 4, 64] @ shard(1), o: bf16[1, S, 4, 128] @ shard(2)) {
+        (k -> all_to_all(split = 2, concat = 1), o -> all_to_all(split = 1, concat = 2))
+    }";
+    let program = Program::parse(text).expect("a program");
+    let bound = program.bind(&[("S".to_string(), 1000)].into(), &BTreeMap::new()).expect("binds");
+    let config = Config { ranks: 2, ..Config::default() };
+    let (plan, _) = compile(&program, &bound, &config).expect("a plan");
+    insta::assert_snapshot!("exchanges", plan);
+    insta::assert_snapshot!("cuda_exchanges", emit::emit(&plan).expect("a kernel").generated());
 }
 
 /// A plan with another window or cap, or with keys at other places, does not compute the program.

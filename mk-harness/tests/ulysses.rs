@@ -127,6 +127,85 @@ fn over_an_axis_of_a_mesh() {
     }
 }
 
+/// Heads over `up`, and parts of the sequence over `cp`: of queries `before` the exchange, and results behind it.
+fn over_both(words: &str, back: bool) -> String {
+    let into = IN.replace("(split", "(up, split");
+    let ty = |h: &str| format!("bf16[B, S, {h}, D] @ shard(1, cp) @ shard(1, up)");
+    let back = if back { OUT.replace("(split", "(up, split") } else { String::new() };
+    format!(
+        "fn f(q: {}, k: {kv}, v: {kv}) {{ let h = q -> {into}; let x = k -> {into}; let y = v -> {into}; \
+         ring(x, y, cp) -> attention(h{words}){back} }}",
+        ty("H"),
+        kv = ty("G")
+    )
+}
+
+fn mesh(axes: &[(&str, u32)]) -> Config {
+    let mesh: Vec<_> = axes.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+    Config { mesh, ..on(axes.iter().map(|(_, n)| n).product()) }
+}
+
+/// Heads over one axis, a ring over the other: either innermost, axes of one rank, a third axis beside.
+#[test]
+fn with_a_ring_over_another_axis() {
+    for axes in [
+        &[("cp", 2), ("up", 2)][..],
+        &[("up", 2), ("cp", 2)],
+        &[("cp", 2), ("up", 3)],
+        &[("up", 3), ("cp", 2)],
+        &[("cp", 4), ("up", 2)],
+        &[("up", 2), ("cp", 4)],
+        &[("cp", 1), ("up", 2)],
+        &[("cp", 2), ("up", 1)],
+        &[("up", 2), ("dp", 2), ("cp", 2)],
+    ] {
+        let of = |name: &str| axes.iter().find(|(axis, _)| *axis == name).map_or(1, |(_, n)| *n);
+        let (cp, up) = (u64::from(of("cp")), u64::from(of("up")));
+        for (words, back, each) in
+            [("", true, 40), (", causal", true, 33), (", causal, window = 40", false, 70)]
+        {
+            let dims = [("B", 1), ("S", cp * each), ("H", 2 * up), ("G", up), ("D", 64)];
+            right(&read(&over_both(words, back), &dims), &mesh(axes), &[Schedule::Random]);
+        }
+    }
+}
+
+/// Without an attention, several in a kernel, there and back; with a sequence or heads that another axis shares, too.
+#[test]
+fn exchanges_alone() {
+    for (ranks, dims, t) in
+        [(1, [1, 9, 2], "bf16"), (2, [2, 300, 4], "f16"), (3, [1, 4, 3], "bf16")]
+    {
+        let text = format!(
+            "fn f(x: {t}[B, S, H, 64] @ shard(1), y: {t}[B, S, H, 72] @ shard(2)) {{ (x -> {IN}, y{OUT}) }}"
+        );
+        let dims = [("B", dims[0]), ("S", dims[1]), ("H", dims[2])];
+        let config = Config { ranks, compute_sms: Some(3), ..Config::default() };
+        right(&read(&text, &dims), &config, &Schedule::all(ranks as usize));
+    }
+    let text = format!(
+        "fn f(x: bf16[B, S, H, 4] @ shard(1, cp) @ shard(1, up), y: bf16[B, S, H, 64] @ shard(2, cp) @ shard(2, up)) {{ \
+         (x -> {}, y{}) }}",
+        IN.replace("(split", "(up, split"),
+        OUT.replace("(split", "(up, split")
+    );
+    for axes in [[("cp", 2), ("up", 3)], [("up", 3), ("cp", 2)], [("cp", 1), ("up", 2)]] {
+        let config = Config { intra_comm_sms: None, ..mesh(&axes) };
+        right(&read(&text, &[("B", 1), ("S", 22), ("H", 6)]), &config, &[Schedule::Random]);
+    }
+}
+
+/// Sixty-four ranks, either axis innermost.
+#[test]
+fn eight_by_eight_is_proved() {
+    for (axes, words) in [([("cp", 8), ("up", 8)], ", causal"), ([("up", 8), ("cp", 8)], "")] {
+        let dims = [("B", 1), ("S", 128), ("H", 8), ("G", 8), ("D", 64)];
+        let (program, bound) = read(&over_both(words, true), &dims);
+        let (plan, _) = compile(&program, &bound, &mesh(&axes)).unwrap_or_else(|e| panic!("{e}"));
+        emit::emit(&plan).expect("emits");
+    }
+}
+
 #[track_caller]
 fn refused(text: &str, dims: &[(&str, u64)], config: &Config) -> String {
     let (program, bound) = read(text, dims);
@@ -146,10 +225,37 @@ fn what_no_kernel_does_is_refused() {
     };
     assert!(why(&on(4)).contains("2 of keys over 4 ranks"));
     assert!(why(&Config { nodes: 2, ..on(2) }).contains("no network card carries that"));
-    let kv = "bf16[B, S, G, D] @ shard(1)";
-    let alone = format!("fn f(k: {kv}) {{ k -> {IN} }}");
-    let dims_of_keys = [dims[0], dims[1], dims[3], dims[4]];
-    assert!(refused(&alone, &dims_of_keys, &on(2)).contains("no attention stands before"));
+    let alone = |text: &str| refused(&format!("fn f({text}"), &dims[..3], &on(2));
+    let x = "x: bf16[B, S, H, 64]";
+    for (text, words) in [
+        (
+            format!("{x} @ shard(2)) {{ x -> all_to_all(split = 0, concat = 2) }}"),
+            "dimensions 2 and 0",
+        ),
+        (
+            format!("{x} @ shard(1)) {{ x -> {IN} -> relu }}"),
+            "an `all_to_all` is in the same pipeline",
+        ),
+        (format!("{x} @ shard(1)) {{ let y = x -> {IN}; (y, y{OUT}) }}"), "not the caller's"),
+        (format!("{x} @ shard(1)) {{ let y = x -> {IN}; (y, y) }}"), "no result, or one twice"),
+    ] {
+        let why = alone(&text);
+        assert!(why.contains(words), "{why}");
+    }
+    let odd = format!("fn f({x} @ shard(1)) {{ x -> {IN} }}");
+    assert!(refused(&odd, &dims[..3], &on(3)).contains("4 heads over 3 ranks"));
+    let uneven = refused(
+        &over_both("", true),
+        &[("B", 1), ("S", 63), ("H", 4), ("G", 2), ("D", 64)],
+        &mesh(&[("cp", 2), ("up", 2)]),
+    );
+    assert!(uneven.contains("dimension 1, 63, is not as long on each of 2 ranks"), "{uneven}");
+    let both = "bf16[B, S, H, 64] @ shard(1, cp) @ shard(1, up)";
+    let two = format!(
+        "fn f(q: {both}, k: bf16[B, S, H, 64], v: bf16[B, S, H, 64]) {{ attention(q, k, v) }}"
+    );
+    let two = refused(&two, &dims[..3], &mesh(&[("cp", 2), ("up", 2)]));
+    assert!(two.contains("ranks along 2 axes share its sequence"), "{two}");
     let some = format!(
         "fn f(q: bf16[B, S, H, D] @ shard(1), k: bf16[B, S, G, D] @ shard(2), v: bf16[B, S, G, D] @ shard(2)) \
          {{ q -> {IN} -> attention(k, v) }}"
@@ -163,10 +269,27 @@ fn kernels_compile() {
         Err(Error::NvrtcMissing { .. }) => return skip(Need::Nvrtc, ""),
         found => found.map(|_| ()).expect("a compiler"),
     }
-    for (heads, depth, words) in [([8, 4], 64, ""), ([4, 4], 128, ", causal")] {
+    let alone = |heads, depth, words| {
         let shape = Shape { heads, depth, sequence: 1000, ..SMALL };
-        let (program, bound) = exchanged(shape, words, OUT);
-        let config = Config { ranks: 4, ..Config::default() };
+        (exchanged(shape, words, OUT), Vec::new())
+    };
+    let in_ring = |depth, words| {
+        let dims = [("B", 1), ("S", 1000), ("H", 8), ("G", 4), ("D", depth)];
+        let mesh = ["cp", "up"].map(|axis| (axis.to_string(), 2)).to_vec();
+        (read(&over_both(words, true), &dims), mesh)
+    };
+    let text = format!(
+        "fn f(x: bf16[1, S, 8, 128] @ shard(1), y: bf16[1, S, 8, 4] @ shard(2)) {{ (x -> {IN}, y{OUT}) }}"
+    );
+    for ((program, bound), mesh) in [
+        (read(&text, &[("S", 1000)]), Vec::new()),
+        alone([8, 4], 64, ""),
+        alone([4, 4], 128, ", causal"),
+        in_ring(64, ", causal"),
+        in_ring(128, ""),
+        in_ring(128, ", causal, window = 100, softcap = 30"),
+    ] {
+        let config = Config { ranks: 4, mesh, ..Config::default() };
         let plan = lower(&program, &bound, &config).expect("lowers");
         let kernel = emit::emit(&plan).expect("emits");
         let cache_dir = Some(std::env::temp_dir().join("mk-test-cache"));

@@ -1,8 +1,8 @@
 //! Claims an attention, or a part of its backward.
 
-use super::builder::Claims;
+use super::{axes::uneven, builder::Claims, exchange};
 use crate::{
-    graph::{Kind, Scored},
+    graph::{Kind, Scored, Value},
     passes::{
         error::{LowerError, unsupported},
         shape::{
@@ -19,13 +19,13 @@ use std::collections::BTreeSet;
 pub(super) const CATALOGUE: &str = "one kernel holds one `attention` of the caller's tensors, whose result, with its `lse` where wanted, the caller gets; \
      or one `attention_stats`, one `attention_dq`, or one `attention_dk` with its `attention_dv`";
 
-/// What an operation makes, of which scores, and whether over a ring.
-fn makes(kind: &Kind) -> Option<(Makes, Scored, bool)> {
+/// What an operation makes, of which scores, and the axis of its ring.
+fn makes(kind: &Kind) -> Option<(Makes, Scored, Option<usize>)> {
     match *kind {
         Kind::Attention { scores, ring } => Some((Makes::Results, scores, ring)),
         Kind::AttentionStats => {
             let scores = Scored { mask: Mask::Full, cap: None, scale: None, packed: false };
-            Some((Makes::Statistics, scores, false))
+            Some((Makes::Statistics, scores, None))
         }
         Kind::AttentionGrad { of, scores, ring } => Some((Makes::Gradients(of), scores, ring)),
         _ => None,
@@ -53,34 +53,35 @@ pub(super) fn goes_with(kind: &Kind, core: &Kind) -> bool {
 pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
     let g = claims.g;
     let Some(node) = claims.all(is_core).first().copied() else {
-        let alone = claims.all(|kind| matches!(kind, Kind::AllToAll { .. }));
-        return alone.first().map_or(Ok(()), |node| {
-            let why = "no attention stands before or behind it";
-            Err(unsupported(&g.graph[*node].name, why, CATALOGUE))
-        });
+        return exchange::claim(claims);
     };
     let value = claims.value(node);
     let Some((makes, mut scores, ring)) = makes(&value.kind) else { return Ok(()) };
     let name = &value.name;
+    // The axis over which a value is exchanged, and what is.
     let exchanged = |n: NodeIndex, dims: [usize; 2]| match g.graph[n].kind {
-        Kind::AllToAll { split, concat } if [split, concat] == dims => {
-            g.operands(n).first().copied()
+        Kind::AllToAll { axis, split, concat } if [split, concat] == dims => {
+            g.operands(n).first().map(|of| (axis, *of))
         }
         _ => None,
     };
     let operands = g.operands(node);
-    let from: Option<Vec<_>> = operands.iter().map(|n| exchanged(*n, [2, 1])).collect();
-    let back = g.results.iter().any(|n| exchanged(*n, [1, 2]) == Some(node));
-    let exchange = match (&from, back) {
-        // A rank alone has all parts: nothing is exchanged.
-        _ if claims.ranks == 1 => Exchange::Nothing,
-        (None, _) => Exchange::Nothing,
-        (Some(_), false) => Exchange::Operands,
-        (Some(_), true) => Exchange::Both,
-    };
-    let operands = from.unwrap_or(operands);
-    let found: Option<Vec<usize>> = operands.into_iter().map(|n| claims.param(n)).collect();
     let reads = makes.reads();
+    // Where documents begin, all ranks know.
+    let (attended, documents) = operands.split_at(reads.len().min(operands.len()));
+    let from: Option<Vec<_>> = attended.iter().map(|n| exchanged(*n, [2, 1])).collect();
+    let axis = from.as_ref().and_then(|from| from.first()).map(|(axis, _)| *axis);
+    let from = from.filter(|from| from.iter().all(|(along, _)| Some(*along) == axis));
+    let returned = |n: NodeIndex| from.is_some() && exchanged(n, [1, 2]) == axis.map(|a| (a, node));
+    let back = g.results.iter().any(|n| returned(*n));
+    // A rank alone has all parts: nothing is exchanged, and nothing passed on.
+    let several = |axis: &usize| claims.sizes.get(*axis).is_some_and(|ranks| *ranks > 1);
+    let ring = ring.filter(several);
+    let exchange = axis.filter(|axis| from.is_some() && several(axis));
+    let exchange = exchange.map(|axis| Exchange { axis, back });
+    let given = from.as_ref().map_or(attended.to_vec(), |f| f.iter().map(|(_, n)| *n).collect());
+    let found = given.iter().chain(documents).map(|n| claims.param(*n));
+    let found: Option<Vec<usize>> = found.collect();
     let count = reads.len() + usize::from(scores.packed);
     let Some(found) = found.filter(|found| found.len() == count) else {
         return Err(unsupported(name, "its operands are not the caller's", CATALOGUE));
@@ -95,10 +96,7 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
         let operand = match g.graph[*n].kind {
             Kind::Lse => Operand::Lse,
             Kind::AttentionDv => Operand::Dv,
-            Kind::AllToAll { .. }
-                if exchanged(*n, [1, 2]) != Some(node)
-                    || exchange != Exchange::Both && claims.ranks > 1 =>
-            {
+            Kind::AllToAll { .. } if !returned(*n) => {
                 let why = "it exchanges other than heads and parts of the sequence, before an attention and behind it";
                 return Err(unsupported(&g.graph[*n].name, why, CATALOGUE));
             }
@@ -116,23 +114,69 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
         made.push((operand, i));
     }
     let documents = found.get(reads.len()).map(|i| (*i, params[*i].clone()));
-    let operands = reads.into_iter().zip(found).map(|(o, i)| (o, i, params[i].clone()));
-    let operands: Vec<(Operand, usize, Tensor)> = operands.collect();
-    let long = |(o, _, t): &(Operand, usize, Tensor)| t.shape[along(*o)].capacity();
+    let moving = [ring, exchange.map(|e| e.axis)];
+    let operands = reads.into_iter().zip(found).map(|(o, i)| {
+        let of = &g.graph[claims.params[i]];
+        Ok((o, i, along_moving(of, &params[i], o, moving, &claims.sizes)?))
+    });
+    let operands: Vec<_> = operands.collect::<Result<_, LowerError>>()?;
+    let long = |(o, i, _): &(Operand, usize, Tensor)| {
+        g.graph[claims.params[*i]].shape[along(*o)].capacity()
+    };
     let sequence = operands.iter().map(long).max().unwrap_or(0);
     // A window that is as long as the sequence hides nothing.
     if scores.mask.window().is_some_and(|keys| i64::from(keys) >= i64::from(sequence)) {
         scores.mask = Mask::Causal;
     }
     let attention = Attention { makes, operands, documents, made, scores, ring, exchange };
-    check(&attention, name, claims.ranks as i32)?;
+    check(&attention, name, &claims.sizes)?;
     let results: Vec<usize> = attention.made.iter().map(|(_, result)| *result).collect();
     let id = claims.push(Op::Attention(attention));
     results.into_iter().for_each(|r| claims.kernel.results[r].of = Some(id));
     Ok(())
 }
 
-fn check(a: &Attention, name: &str, world: i32) -> Result<(), LowerError> {
+/// An operand as ranks have it that pass keys on or exchange heads: sequences and heads that ranks along another axis
+/// share are those of this rank.
+///
+/// # Errors
+/// For those that are not as many on each, and for a sequence that ranks along several axes share otherwise.
+fn along_moving(
+    of: &Value,
+    t: &Tensor,
+    operand: Operand,
+    moving: [Option<usize>; 2],
+    sizes: &[i32],
+) -> Result<Tensor, LowerError> {
+    let sequence = along(operand);
+    let cuts = of.placement.iter().zip(sizes).enumerate();
+    let cuts = cuts.filter_map(|(axis, (p, ranks))| Some((axis, p.cut()?, *ranks)));
+    let cuts: Vec<_> = cuts.filter(|(.., ranks)| *ranks > 1).collect();
+    let by: Vec<_> = cuts.iter().filter(|(_, dim, _)| *dim == sequence).collect();
+    if by.len() > 1 && !by.iter().all(|(axis, ..)| moving.contains(&Some(*axis))) {
+        let why = format!("ranks along {} axes share its sequence", by.len());
+        let help =
+            "shard the sequence over the axis of `ring` and that of `all_to_all`, or over one axis";
+        return Err(unsupported(&of.name, why, help));
+    }
+    let mut own = t.clone();
+    if moving == [None; 2] {
+        return Ok(own);
+    }
+    for (axis, dim, ranks) in cuts {
+        if dim == sequence || moving.contains(&Some(axis)) {
+            continue;
+        }
+        if of.shape[dim].value % ranks != 0 {
+            return Err(uneven(of, dim, of.shape[dim].value, ranks));
+        }
+        own.within_axis(axis);
+    }
+    Ok(own)
+}
+
+fn check(a: &Attention, name: &str, sizes: &[i32]) -> Result<(), LowerError> {
+    let world: i32 = sizes.iter().product();
     let refuse = |why: String, help: &str| Err(unsupported(name, why, help));
     if a.makes == Makes::Results && a.made.iter().all(|(made, _)| *made != Operand::O) {
         return refuse("its result is no result of the pipeline".into(), CATALOGUE);
@@ -187,7 +231,7 @@ fn check(a: &Attention, name: &str, world: i32) -> Result<(), LowerError> {
         let why = format!("{heads} heads of queries cannot share {groups} of keys evenly");
         return refuse(why, "let the heads of queries be a multiple of those of keys");
     }
-    let exchanges = a.exchange != Exchange::Nothing;
+    let exchanges = a.exchange.is_some();
     if exchanges && !lengths.is_empty() {
         let why = "a length comes with each launch, and ranks exchange parts of the sequence";
         return refuse(why.into(), "let it be fixed");
@@ -196,12 +240,16 @@ fn check(a: &Attention, name: &str, world: i32) -> Result<(), LowerError> {
         let why = "queries and keys are not as many, and ranks exchange both";
         return refuse(why.into(), "exchange sequences of one length");
     }
-    if a.exchange == Exchange::Both && a.made.len() > 1 {
+    if a.exchange.is_some_and(|e| e.back) && a.made.len() > 1 {
         let why = "its `lse` stays where its result does not";
         return refuse(why.into(), "return `lse` beside a result that is not exchanged");
     }
-    if (exchanges || q.is_sharded(2)) && (heads % world != 0 || groups % world != 0) {
-        let why = format!("{heads} heads of queries and {groups} of keys over {world} ranks");
+    let ranks = match a.exchange {
+        Some(exchange) => sizes.get(exchange.axis).copied(),
+        None => q.cut(2).map(|cut| cut.ranks),
+    };
+    if let Some(ranks) = ranks.filter(|ranks| heads % ranks != 0 || groups % ranks != 0) {
+        let why = format!("{heads} heads of queries and {groups} of keys over {ranks} ranks");
         return refuse(why, "let both be multiples of the ranks");
     }
     Ok(())

@@ -16,7 +16,7 @@ use crate::passes::{
     draft::{Draft, Source, read, write},
     error::LowerError,
     shape::{
-        attention::{Attention, Exchange, Makes},
+        attention::{Attention, Makes},
         chunks::Chunks,
         ranks::block_rows,
     },
@@ -43,9 +43,7 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, a: &Attention) -> Result<Value<'k>
     let Tiler { kernel, config, draft, params: inputs, results, .. } = t;
     let outputs: Vec<_> = a.made.iter().map(|(made, r)| (*made, results[*r])).collect();
     match a.makes {
-        _ if a.exchange != Exchange::Nothing => {
-            ulysses::families(draft, a, inputs, &outputs, config)?;
-        }
+        _ if a.exchange.is_some() => ulysses::families(draft, a, inputs, &outputs, config)?,
         Makes::Statistics => {
             let out = a.made.first().map(|(_, r)| &kernel.results[*r].out);
             gradients::statistics(draft, a, inputs, &outputs, out);
@@ -68,10 +66,9 @@ fn of_queries(
     config: &Config,
 ) {
     let [q, k, v] = [Operand::Q, Operand::K, Operand::V].map(|o| a.tensor(o));
-    let world = draft.ranks();
     let queries = Chunks::of(&mut draft.extents, q, 1);
     let keys = Chunks::of(&mut draft.extents, k, 1);
-    let ring = a.ring && world > 1;
+    let ring = a.ring.is_some();
     let block = block(a, q.shape[3].value, ring);
     let tiles = (queries.rows + block[0] - 1) / block[0];
     let whole = !q.is_sharded(2);
@@ -87,7 +84,7 @@ fn of_queries(
         let parts = [(k, Operand::K), (v, Operand::V)];
         let parts = parts.map(|(tensor, o)| Part { tensor, from: from(o), along: 1 });
         let wanted = if a.causal() { Wanted::Behind } else { Wanted::Everywhere };
-        let flops = a.flops(world);
+        let flops = a.flops(keys.group.size);
         push_chunks::push(draft, &[("push", &parts)], &keys, wanted, together, flops, config)
     });
     let bounds = documents::bounds(draft, a, Side::Queries, inputs);

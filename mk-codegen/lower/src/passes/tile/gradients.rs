@@ -84,10 +84,9 @@ pub(super) fn of_keys(
     config: &Config,
 ) {
     let [q, k] = [Operand::Q, Operand::K].map(|o| a.tensor(o));
-    let world = draft.ranks();
     let (queries, keys) =
         (Chunks::of(&mut draft.extents, q, 1), Chunks::of(&mut draft.extents, k, 1));
-    let ring = a.ring && world > 1;
+    let ring = a.ring.is_some();
     let block = block(k.shape[3].value, a.scores.cap.is_some());
     let tiles = (keys.rows + block[0] - 1) / block[0];
     let whole = !k.is_sharded(2);
@@ -106,7 +105,15 @@ pub(super) fn of_keys(
         let stats = [part(Operand::Stats)];
         let parts = [part(Operand::Q), part(Operand::Do)];
         let families = [("push_stats", &stats[..]), ("push", &parts[..])];
-        push_chunks::push(draft, &families, &queries, wanted, together, a.flops(world), config)
+        push_chunks::push(
+            draft,
+            &families,
+            &queries,
+            wanted,
+            together,
+            a.flops(queries.group.size),
+            config,
+        )
     });
     let bounds = documents::bounds(draft, a, Side::Keys, inputs);
     let tile = Keys { a, queries, keys, block, tiles, group, shared, pushed, bounds };
