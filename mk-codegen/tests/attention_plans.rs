@@ -87,6 +87,27 @@ fn exchanges() {
     insta::assert_snapshot!("cuda_exchanges", emit::emit(&plan).expect("a kernel").generated());
 }
 
+/// Gradients of keys and values, exchanged as tiles make them.
+#[test]
+fn exchanges_behind() {
+    let heads = "bf16[1, S, 4, 64] @ shard(2)";
+    let text = format!(
+        "fn exchange(q: {heads}, k: {heads}, v: {heads}, d: {heads}, stats: f32[1, 4, S, 4] @ shard(1)) {{
+            let dk = attention_dk(k, v, q, d, stats, causal);
+            (dk -> all_to_all(split = 1, concat = 2), dk -> attention_dv -> all_to_all(split = 1, concat = 2))
+        }}"
+    );
+    let program = Program::parse(&text).expect("a program");
+    let bound = program.bind(&[("S".to_string(), 1000)].into(), &BTreeMap::new()).expect("binds");
+    let config = Config { ranks: 2, ..Config::default() };
+    let (plan, _) = compile(&program, &bound, &config).expect("a plan");
+    insta::assert_snapshot!("exchanges_behind", plan);
+    insta::assert_snapshot!(
+        "cuda_exchanges_behind",
+        emit::emit(&plan).expect("a kernel").generated()
+    );
+}
+
 /// A plan with another window or cap, or with keys at other places, does not compute the program.
 #[test]
 fn other_windows_compute_something_else() {

@@ -1,6 +1,10 @@
 //! Claims an attention, or a part of its backward.
 
-use super::{axes::uneven, builder::Claims, exchange};
+use super::{
+    axes::uneven,
+    builder::{Claims, tensor},
+    exchange,
+};
 use crate::{
     graph::{Kind, Scored, Value},
     passes::{
@@ -40,7 +44,8 @@ pub(super) fn is_core(kind: &Kind) -> bool {
 /// Whether an operation is a further result of an attention, or of a part of its backward.
 pub(super) fn goes_with(kind: &Kind, core: &Kind) -> bool {
     match kind {
-        Kind::Lse | Kind::AllToAll { .. } => matches!(core, Kind::Attention { .. }),
+        Kind::Lse => matches!(core, Kind::Attention { .. }),
+        Kind::AllToAll { .. } => *core != Kind::AttentionStats,
         Kind::AttentionDv => matches!(core, Kind::AttentionGrad { of: GradOf::Keys, .. }),
         _ => false,
     }
@@ -91,27 +96,49 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
         let why = "it reads a tensor twice, or the pipeline has others";
         return Err(unsupported(name, why, CATALOGUE));
     }
-    let mut made: Vec<(Operand, usize)> = Vec::new();
+    let (mut made, mut kept) = (Vec::<(Operand, usize)>::new(), Vec::<(Operand, usize)>::new());
+    let mut passed: Vec<(Operand, NodeIndex, NodeIndex, usize)> = Vec::new();
+    let twice = || {
+        let why = "it is a result twice, or a parameter is one";
+        unsupported(name, why, CATALOGUE)
+    };
     for (i, n) in g.results.iter().enumerate() {
         let operand = match g.graph[*n].kind {
             Kind::Lse => Operand::Lse,
             Kind::AttentionDv => Operand::Dv,
             Kind::AllToAll { .. } if !returned(*n) => {
+                // An operand that the caller gets, too.
+                let at = attended.iter().position(|of| of == n).filter(|_| exchange.is_some());
+                if let Some(operand) = at.and_then(|at| reads.get(at).copied()) {
+                    keep(&mut kept, operand, i).ok_or_else(twice)?;
+                    continue;
+                }
+                // What it makes is exchanged behind it.
+                let behind = exchanged(*n, [1, 2]).filter(|_| exchange.is_none());
+                let behind = behind.and_then(|(axis, of)| {
+                    let operand = match g.graph[of].kind {
+                        Kind::AttentionDv if g.operands(of).first() == Some(&node) => Operand::Dv,
+                        _ if of == node => made_by(makes),
+                        _ => return None,
+                    };
+                    Some((axis, of, operand))
+                });
+                if let Some((axis, of, operand)) = behind {
+                    keep(&mut made, operand, i).ok_or_else(twice)?;
+                    if several(&axis) {
+                        made.pop();
+                        passed.push((operand, of, *n, i));
+                    }
+                    continue;
+                }
                 let why = "it exchanges other than heads and parts of the sequence, before an attention and behind it";
                 return Err(unsupported(&g.graph[*n].name, why, CATALOGUE));
             }
-            _ => match makes {
-                Makes::Results => Operand::O,
-                Makes::Statistics => Operand::Dst,
-                Makes::Gradients(GradOf::Queries) => Operand::Dq,
-                Makes::Gradients(GradOf::Keys) => Operand::Dk,
-            },
+            _ => made_by(makes),
         };
-        if made.iter().any(|(other, _)| *other == operand) || claims.param(*n).is_some() {
-            let why = "it is a result twice, or a parameter is one";
-            return Err(unsupported(name, why, CATALOGUE));
-        }
-        made.push((operand, i));
+        let by_heads = *n == node && exchange.is_some_and(|e| e.back);
+        let into = if by_heads { &mut kept } else { &mut made };
+        keep(into, operand, i).filter(|()| claims.param(*n).is_none()).ok_or_else(twice)?;
     }
     let documents = found.get(reads.len()).map(|i| (*i, params[*i].clone()));
     let moving = [ring, exchange.map(|e| e.axis)];
@@ -128,12 +155,48 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
     if scores.mask.window().is_some_and(|keys| i64::from(keys) >= i64::from(sequence)) {
         scores.mask = Mask::Causal;
     }
-    let attention = Attention { makes, operands, documents, made, scores, ring, exchange };
-    check(&attention, name, &claims.sizes)?;
-    let results: Vec<usize> = attention.made.iter().map(|(_, result)| *result).collect();
+    let twice_made = |(operand, of, ..): &(Operand, NodeIndex, NodeIndex, usize)| {
+        let other =
+            |(o, other, ..): &&(Operand, NodeIndex, NodeIndex, usize)| o == operand && other == of;
+        made.iter().any(|(o, _)| o == operand) || passed.iter().filter(other).count() > 1
+    };
+    if passed.iter().any(twice_made) {
+        return Err(twice());
+    }
+    let behind: Vec<_> = passed
+        .iter()
+        .map(|(operand, of, node, result)| {
+            let memory = tensor(&g.graph[*of], &operand.to_string(), &claims.sizes);
+            (*operand, claims.made(*of, memory), *of, *node, *result)
+        })
+        .collect();
+    let passed = behind.iter().map(|(operand, param, ..)| (*operand, *param)).collect();
+    let attention =
+        Attention { makes, operands, documents, made, passed, kept, scores, ring, exchange };
+    check(&attention, &g.graph[node].name, &claims.sizes)?;
+    let results = attention.made.iter().chain(&attention.kept).map(|(_, result)| *result);
+    let results: Vec<usize> = results.collect();
     let id = claims.push(Op::Attention(attention));
     results.into_iter().for_each(|r| claims.kernel.results[r].of = Some(id));
-    Ok(())
+    behind
+        .into_iter()
+        .try_for_each(|(_, param, of, node, r)| exchange::add(claims, node, of, param, r))
+}
+
+/// The first of what it makes.
+fn made_by(makes: Makes) -> Operand {
+    match makes {
+        Makes::Results => Operand::O,
+        Makes::Statistics => Operand::Dst,
+        Makes::Gradients(GradOf::Queries) => Operand::Dq,
+        Makes::Gradients(GradOf::Keys) => Operand::Dk,
+    }
+}
+
+/// Adds a result; `None` where it is there.
+fn keep(of: &mut Vec<(Operand, usize)>, operand: Operand, result: usize) -> Option<()> {
+    let known = of.iter().any(|(other, _)| *other == operand);
+    (!known).then(|| of.push((operand, result)))
 }
 
 /// An operand as ranks have it that pass keys on or exchange heads: sequences and heads that ranks along another axis
@@ -178,7 +241,8 @@ fn along_moving(
 fn check(a: &Attention, name: &str, sizes: &[i32]) -> Result<(), LowerError> {
     let world: i32 = sizes.iter().product();
     let refuse = |why: String, help: &str| Err(unsupported(name, why, help));
-    if a.makes == Makes::Results && a.made.iter().all(|(made, _)| *made != Operand::O) {
+    let mut all = a.made.iter().chain(&a.passed);
+    if a.makes == Makes::Results && all.all(|(made, _)| *made != Operand::O) {
         return refuse("its result is no result of the pipeline".into(), CATALOGUE);
     }
     let mut lengths = BTreeSet::new();
@@ -236,13 +300,15 @@ fn check(a: &Attention, name: &str, sizes: &[i32]) -> Result<(), LowerError> {
         let why = "a length comes with each launch, and ranks exchange parts of the sequence";
         return refuse(why.into(), "let it be fixed");
     }
+    if exchanges && a.documents.is_some() {
+        let why = "sequences are packed, and ranks exchange parts of them";
+        let help = "exchange them in a kernel before; results may be exchanged behind it. A function (`mk.compile`) cuts \
+            a pipeline so";
+        return refuse(why.into(), help);
+    }
     if exchanges && q.shape[1].value != a.tensor(Operand::K).shape[1].value {
         let why = "queries and keys are not as many, and ranks exchange both";
         return refuse(why.into(), "exchange sequences of one length");
-    }
-    if a.exchange.is_some_and(|e| e.back) && a.made.len() > 1 {
-        let why = "its `lse` stays where its result does not";
-        return refuse(why.into(), "return `lse` beside a result that is not exchanged");
     }
     let ranks = match a.exchange {
         Some(exchange) => sizes.get(exchange.axis).copied(),

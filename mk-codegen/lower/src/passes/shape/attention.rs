@@ -39,6 +39,10 @@ pub(in crate::passes) struct Attention {
     pub documents: Option<(Param, Tensor)>,
     /// What it makes, and which results these are.
     pub made: Vec<(Operand, usize)>,
+    /// What an exchange behind it reads, and which parameters of the kernel these are.
+    pub passed: Vec<(Operand, Param)>,
+    /// What it has by heads, between exchanges, and which results these are.
+    pub kept: Vec<(Operand, usize)>,
     pub scores: Scored,
     /// The axis along which what comes in blocks is passed on from rank to rank.
     pub ring: Option<usize>,

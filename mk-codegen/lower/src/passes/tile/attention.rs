@@ -41,9 +41,13 @@ fn block(a: &Attention, depth: i32, ring: bool) -> [i32; 2] {
 /// As those of an exchange.
 pub(super) fn families<'k>(t: &mut Tiler<'k>, a: &Attention) -> Result<Value<'k>, LowerError> {
     let Tiler { kernel, config, draft, params: inputs, results, .. } = t;
-    let outputs: Vec<_> = a.made.iter().map(|(made, r)| (*made, results[*r])).collect();
+    let of = |list: &[(Operand, usize)]| list.iter().map(|(o, r)| (*o, results[*r])).collect();
+    let (mut outputs, kept): (Vec<_>, Vec<_>) = (of(&a.made), of(&a.kept));
+    outputs.extend(a.passed.iter().map(|(operand, param)| (*operand, inputs[*param])));
     match a.makes {
-        _ if a.exchange.is_some() => ulysses::families(draft, a, inputs, &outputs, config)?,
+        _ if a.exchange.is_some() => {
+            ulysses::families(draft, a, inputs, [&outputs, &kept], config)?
+        }
         Makes::Statistics => {
             let out = a.made.first().map(|(_, r)| &kernel.results[*r].out);
             gradients::statistics(draft, a, inputs, &outputs, out);
@@ -172,7 +176,7 @@ impl Tile<'_> {
         let own = self.queries.own(&half);
         let len = self.queries.len(&mut draft.extents, &own);
         let at = i.clone() * self.block[0];
-        let rows = block_rows(len, i, self.block[0]);
+        let rows = block_rows(len, i.clone(), self.block[0]);
         let start = self.queries.at(&mut draft.extents, &half) + at.clone();
         let [ahead, behind] = a.begins(&mut draft.extents);
         let place = self.queries.first(&own) + at + ahead;
@@ -267,5 +271,6 @@ impl Tile<'_> {
             family.schedule = Schedule::Dynamic;
         }
         family.positions = (mask != Mask::Full).then_some(Positions { q: place, k: first + from });
+        attend_steps::pass_on(draft, attend, q, a, inputs, (self.block[0], self.tiles), [b, h, i]);
     }
 }

@@ -41,6 +41,9 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, x: &AllToAll) -> Result<Value<'k>,
     let pieces = (chunks.rows + height - 1) / height;
     let bulk = aligned(elements, of.dtype.size_bytes()) == elements;
     let leaf = gather::copy_leaf(bulk, config);
+    // The registers of an attention leave none to copies.
+    let beside = t.kernel.attention().is_some();
+    let collects = if beside { RoleKind::IntraComm } else { RoleKind::Compute };
     let one = |e: &Expr| (e.clone(), Expr::Const(1));
 
     // Of the part that place `part` has, those heads that place `by` has: where they are, by parts and by heads.
@@ -57,18 +60,21 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, x: &AllToAll) -> Result<Value<'k>,
         |b: &Expr, side: &Side| vec![one(b), side.rows.clone(), one(&side.head), columns.clone()];
     let place = group.place();
 
-    let [b, h, p] = [0, 1, 2].map(|i| Expr::from(Var::domain(i)));
-    let mut own = piece(draft, &place, &place, &h, &p);
-    if x.back {
-        own.reverse();
-    }
-    let touched = vec![
-        read(Operand::Src, from, region(&b, &own[0])),
-        write(Operand::Dst, out, region(&b, &own[1])),
-    ];
-    let domain = vec![("b", batch.clone()), ("h", heads.into()), ("p", pieces.into())];
-    draft.family("copy.own", RoleKind::Compute, leaf.clone(), domain, vec![], touched);
+    let copy_own = |draft: &mut Draft| {
+        let [b, h, p] = [0, 1, 2].map(|i| Expr::from(Var::domain(i)));
+        let mut own = piece(draft, &place, &place, &h, &p);
+        if x.back {
+            own.reverse();
+        }
+        let touched = vec![
+            read(Operand::Src, from, region(&b, &own[0])),
+            write(Operand::Dst, out, region(&b, &own[1])),
+        ];
+        let domain = vec![("b", batch.clone()), ("h", heads.into()), ("p", pieces.into())];
+        draft.family("copy.own", collects, leaf.clone(), domain, vec![], touched);
+    };
     if group.size == 1 {
+        copy_own(draft);
         return Ok(Value::Result);
     }
 
@@ -101,6 +107,7 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, x: &AllToAll) -> Result<Value<'k>,
     let shape = vec![group.size.into(), batch.clone(), heads.into()];
     let arrived = draft.flow(Flow::new("arrived", shape, pieces.into(), vec![pushed]));
 
+    copy_own(draft);
     let source = group.place_after(s + 1);
     let [in_part, in_all] = match x.back {
         false => piece(draft, &source, &place, &h, &p),
@@ -111,6 +118,6 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, x: &AllToAll) -> Result<Value<'k>,
     let kept = if x.back { &in_part } else { &in_all };
     let dst = write(Operand::Dst, out, region(&b, kept));
     let touched = vec![src, dst.into()];
-    draft.family("copy.peers", RoleKind::Compute, leaf, domain(), vec![], touched);
+    draft.family("copy.peers", collects, leaf, domain(), vec![], touched);
     Ok(Value::Result)
 }

@@ -6,7 +6,7 @@
 //! queries are tiled as attention itself is.
 
 use super::{
-    attend_steps::{HEADS, Step, together},
+    attend_steps::{HEADS, Step, pass_on, together},
     documents::{self, Bounds},
 };
 use crate::passes::{
@@ -214,7 +214,7 @@ impl Keys<'_> {
         };
         let own = self.keys.own(&half);
         let len = self.keys.len(&mut draft.extents, &own);
-        let at = i.clone() * self.block[0];
+        let (at, tile_of) = (i.clone() * self.block[0], i.clone());
         let rows = block_rows(len, i, self.block[0]);
         let start = self.keys.at(&mut draft.extents, &half) + at.clone();
         let [ahead, behind] = a.begins(&mut draft.extents);
@@ -308,5 +308,6 @@ impl Keys<'_> {
         }
         family.positions =
             (documents::mask(a) != Mask::Full).then_some(Positions { q: first + from, k: place });
+        pass_on(draft, attend, k, a, inputs, (self.block[0], self.tiles), [b, g, tile_of]);
     }
 }

@@ -101,7 +101,7 @@ pub(super) fn families(
     draft: &mut Draft,
     a: &Attention,
     inputs: &[BufId],
-    outputs: &[(Operand, BufId)],
+    [outputs, kept]: [&[(Operand, BufId)]; 2],
     config: &Config,
 ) -> Result<(), LowerError> {
     let along = |axis: Option<usize>| axis.map(|axis| draft.along(axis));
@@ -213,6 +213,7 @@ pub(super) fn families(
     // In the own shard, and in the sequence.
     let local = chunks.first(&chunk) + at.clone();
     let place = shares.first(ring.place(), &chunk) + at.clone();
+    let tile_at = vec![chunk.clone(), b.clone(), h.clone(), i.clone()];
     let step = Expr::from(Var::INNER);
     let number = shares.number(ring.place(), chunk.clone());
     let (of_keys, [from, part], steps) = shares.keys(&number, &step);
@@ -279,7 +280,50 @@ pub(super) fn families(
         family.schedule = Schedule::Dynamic;
     }
     family.positions = a.causal().then_some(Positions { q: place, k: first + from });
-    let (Some(all), Some((_, out))) = (o_all, outputs.first()) else { return Ok(()) };
+    // By heads, as the tiles read and make them.
+    for (operand, out) in kept {
+        let [b, h, l, p] = [0, 1, 2, 3].map(|i| Expr::from(Var::domain(i)));
+        let of_keys = shares.number(ring.place(), l.clone());
+        let (all, number, n, height, behind) = match operand {
+            Operand::Q => {
+                let word = vec![l.clone(), b.clone(), h.clone() / ratio];
+                (q_all, l.clone(), own_heads, height, (queries_arrived, word))
+            }
+            Operand::K | Operand::V => {
+                let word = vec![of_keys.clone(), b.clone(), h.clone()];
+                let all = if *operand == Operand::K { k_all } else { v_all };
+                (all, of_keys, heads, height, (keys_arrived, word))
+            }
+            _ => {
+                let made = vec![Writer::new(attend, Operand::O, tile_at.clone())];
+                let shape = vec![group.size.into(), batch.clone(), own_heads.into(), tiles.into()];
+                let made = draft.flow(Flow::new("made", shape, 1.into(), made));
+                let word = vec![l.clone(), b.clone(), h.clone(), p.clone()];
+                (o_all.unwrap_or(*out), l.clone(), own_heads, block[0], (made, word))
+            }
+        };
+        let part = chunks.len(&mut draft.extents, &l);
+        let rows = block_rows(part, p.clone(), height);
+        let at = (p.clone() * height, rows.clone());
+        let src = vec![one(&number), one(&b), one(&h), at, columns.clone()];
+        let src = Source::behind(read(Operand::Src, all, src), behind.0, behind.1);
+        let at = (chunks.first(&l) + p * height, rows);
+        let dst = write(Operand::Dst, *out, vec![one(&b), at, one(&h), columns.clone()]);
+        let pieces = (chunks.rows + height - 1) / height;
+        let domain = vec![
+            ("b", batch.clone()),
+            ("h", n.into()),
+            ("l", group.size.into()),
+            ("p", pieces.into()),
+        ];
+        let leaf = CopyVia::Bulk.leaf(config.copy_stages);
+        let name = format!("keep.{operand}");
+        draft.family(&name, RoleKind::IntraComm, leaf, domain, vec![], vec![src, dst.into()]);
+    }
+    let (Some(all), Some((_, out))) = (o_all, outputs.iter().find(|(o, _)| *o == Operand::O))
+    else {
+        return Ok(());
+    };
 
     let word = vec![group.place(), b, i];
     let done = Writer::new(attend, Operand::O, word).on(group.rank_of(chunk));
