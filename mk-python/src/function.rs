@@ -354,6 +354,18 @@ impl Function {
         Ok(Plan::new(self.signature.clone(), sizes, made, self.gpu()))
     }
 
+    /// Chooses, proves and compiles for these global shapes what the first call with them binds, which finds it in the
+    /// caches. Not collective; what fails here is told there.
+    fn _prepare(&self, py: Python<'_>, shapes: &Bound<'_, PyDict>) -> PyResult<()> {
+        let more = options::sizes(py, Some(shapes), None)?;
+        let sizes = self.signature.bind(&more).map_err(|e| errors::argument(py, &e))?;
+        self.with(py, |function| {
+            // The call says what is wrong, on all ranks.
+            let _ = function.prepare(&sizes);
+            Ok(())
+        })
+    }
+
     /// Why it takes as long as it does on these tensors, as an ``Explanation``: ``str()`` of it is what `mk explain`
     /// prints, and what was measured here beside the same operations one by one in torch: ``torch.mm`` (cuBLAS), NCCL
     /// through ``torch.distributed``, elementwise operations. Collective; needs a process per GPU, and the default

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 from . import _mk
 from ._errors import ArgumentError
@@ -39,7 +41,7 @@ class Runner:
         # As `_cut` and `_predict` take them.
         self.on = world.mesh or world.size
         # By text and sizes; by sizes; by local shapes, where it is one kernel.
-        self._native, self._steps, self._alone = {}, {}, {}
+        self._native, self._steps, self._alone, self._prepared = {}, {}, {}, set()
         # What is called for all of it, without being cut.
         self._whole = native if whole and not self._reference else None
 
@@ -191,12 +193,15 @@ class Runner:
             results = [i for _, i in self.program["results"]]
             if step["inputs"] == list(range(len(tensors))) and sorted(step["results"]) == sorted(results):
                 self._alone[shapes] = native, [step["results"].index(i) for i in results]
+        self._prepare(steps, sizes)
         return self._steps_of(torch, steps, sizes, tensors, {})
 
     def _cut(self, torch, tensors, into):
         sizes = self.sizes([t.shape for t in tensors])
         replaced = {value: into[i] for i, (_, value) in enumerate(self.program["results"]) if i in into}
-        return self._steps_of(torch, self.steps(sizes), sizes, tensors, replaced)
+        steps = self.steps(sizes)
+        self._prepare(steps, sizes)
+        return self._steps_of(torch, steps, sizes, tensors, replaced)
 
     def _steps_of(self, torch, steps, sizes, tensors, replaced):
         values = dict(enumerate(tensors))
@@ -226,6 +231,17 @@ class Runner:
             return made
         # Results are new tensors, also where a view is returned.
         return [t.clone() if t.data_ptr() in taken or taken.add(t.data_ptr()) else t for t in made]
+
+    def _prepare(self, steps, sizes):
+        """Before the first call with these sizes: on the rank that chooses, all kernels are made at a time, and not each as its call binds it."""
+        if id(steps) in self._prepared:
+            return
+        self._prepared.add(id(steps))  # which self._steps keeps
+        kernels = [(step, native) for step, _, native, _ in steps if native is not None]
+        if self.world.ranks[0] == 0 and len(kernels) > 1:
+            prepare = lambda kernel: kernel[1]._prepare(self.extents(kernel[0], sizes)[0])
+            with ThreadPoolExecutor(min(len(kernels), os.cpu_count() or 1)) as pool:
+                list(pool.map(prepare, kernels))
 
     def extents(self, step, sizes):
         """Global shapes of a step's parameters, by name, and the sizes that no tensor has: experts of rows that a route names."""
