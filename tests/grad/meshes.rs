@@ -112,14 +112,24 @@ fn sums_of_gradients_are_no_kernels_of_their_own() {
     }
 }
 
-/// What a forward saves for its backward comes from the one kernel that exchanges it.
+/// What a forward saves for its backward comes from the one kernel that exchanges it; gradients go back from the kernels
+/// that make them.
 #[test]
-fn an_exchange_saves_on_the_way() {
+fn exchanges_are_no_kernels_of_their_own() {
     let mesh = mesh(&[("dp", 2), ("tp", 2)]);
     let program = Program::parse(EXCHANGED).expect("parses");
     let derived = derive(&program, &sizes(&program), Saves::default());
-    let Sized { program, bound, .. } = derived.forward;
-    let steps = cut::cut(&program, &bound, 4, &mesh).expect("is cut");
-    assert_eq!(steps.len(), 1, "{program}");
-    assert_eq!(steps[0].results.len(), 6, "{program}");
+    let steps =
+        |Sized { program, bound, .. }: &Sized| cut::cut(program, bound, 4, &mesh).expect("is cut");
+    let forward = steps(&derived.forward);
+    assert_eq!(forward.len(), 1, "{}", derived.forward.program);
+    assert_eq!(forward[0].results.len(), 6, "{}", derived.forward.program);
+    // The gradient of the result, statistics, and two of gradients.
+    let backward = steps(derived.backward.as_ref().expect("a backward"));
+    let of = |step: &cut::Step| {
+        ["stats(", "_dk(", "_dq(", "all_to_all("].map(|op| step.text.matches(op).count())
+    };
+    let mut found: Vec<_> = backward.iter().map(of).collect();
+    found.sort_unstable();
+    assert_eq!(found, [[0, 0, 0, 1], [0, 0, 1, 1], [0, 1, 0, 2], [1, 0, 0, 0]]);
 }
