@@ -3,7 +3,7 @@
 use mk_codegen::{
     cost::{self, DeviceModel},
     emit, equivalence,
-    passes::lower,
+    passes::{compile, lower},
     plan::Plan,
     settings::Config,
     valid,
@@ -118,6 +118,41 @@ fn other_sinks_compute_something_else() {
             assert!(judge(&other).is_err(), "{body}\n{other}");
         }
     }
+}
+
+/// Keys and values to heads, results back to parts of the sequence: what a backward does around attention's parts.
+#[test]
+fn exchanges() {
+    let text = "fn exchange(k: bf16[1, S, 4, 64] @ shard(1), o: bf16[1, S, 4, 128] @ shard(2)) {
+        (k -> all_to_all(split = 2, concat = 1), o -> all_to_all(split = 1, concat = 2))
+    }";
+    let program = Program::parse(text).expect("a program");
+    let bound = program.bind(&[("S".to_string(), 1000)].into(), &BTreeMap::new()).expect("binds");
+    let config = Config { ranks: 2, ..Config::default() };
+    let (plan, _) = compile(&program, &bound, &config).expect("a plan");
+    insta::assert_snapshot!("exchanges", plan);
+    insta::assert_snapshot!("cuda_exchanges", emit::emit(&plan).expect("a kernel").generated());
+}
+
+/// Gradients of keys and values, exchanged as tiles make them.
+#[test]
+fn exchanges_behind() {
+    let heads = "bf16[1, S, 4, 64] @ shard(2)";
+    let text = format!(
+        "fn exchange(q: {heads}, k: {heads}, v: {heads}, d: {heads}, stats: f32[1, 4, S, 4] @ shard(1)) {{
+            let dk = attention_dk(k, v, q, d, stats, causal);
+            (dk -> all_to_all(split = 1, concat = 2), dk -> attention_dv -> all_to_all(split = 1, concat = 2))
+        }}"
+    );
+    let program = Program::parse(&text).expect("a program");
+    let bound = program.bind(&[("S".to_string(), 1000)].into(), &BTreeMap::new()).expect("binds");
+    let config = Config { ranks: 2, ..Config::default() };
+    let (plan, _) = compile(&program, &bound, &config).expect("a plan");
+    insta::assert_snapshot!("exchanges_behind", plan);
+    insta::assert_snapshot!(
+        "cuda_exchanges_behind",
+        emit::emit(&plan).expect("a kernel").generated()
+    );
 }
 
 /// A plan with another window or cap, or with keys at other places, does not compute the program.

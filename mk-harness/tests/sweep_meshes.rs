@@ -17,7 +17,8 @@ use mk_syntax::Program;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 /// Seconds that CI spends here.
-const SECONDS: u64 = 10;
+const SECONDS: u64 = 6;
+const SECONDS_OF_ATTENTION: u64 = 4;
 
 /// Parameters, what is computed of them, and the extents of which ranks along an axis must have as many each, because a
 /// collective over the other axis moves their parts.
@@ -183,4 +184,141 @@ fn all() -> Vec<TwoAxes> {
 #[test]
 fn two_axes() {
     sweep::run("pipelines over two axes", all(), SECONDS, |case, seed| case.check(seed));
+}
+
+const INTO: &str = "let h = q -> all_to_all(up, split = 2, concat = 1);
+    let x = k -> all_to_all(up, split = 2, concat = 1); let y = v -> all_to_all(up, split = 2, concat = 1); ";
+const OPERANDS: &str =
+    "q: bf16[B, S, H, D] @ AT, k: bf16[B, S, G, D] @ AT, v: bf16[B, S, G, D] @ AT";
+const GRADIENTS: &str = "q: bf16[B, S, H, D] @ AT, k: bf16[B, S, G, D] @ AT, v: bf16[B, S, G, D] @ AT, \
+    d: bf16[B, S, H, D] @ AT, stats: f32[B, H, S, 4] @ TURNED";
+
+/// What is computed of which parameters, and the placements of these.
+const ATTENTION: [(&str, &str, &[&str]); 6] = [
+    (
+        OPERANDS,
+        "ring(x, y, cp) -> attention(h, MASK) -> all_to_all(up, split = 1, concat = 2)",
+        &["shard(1, cp) @ shard(1, up)"],
+    ),
+    (
+        OPERANDS,
+        "let o = ring(x, y, cp) -> attention(h, MASK); (o, o -> lse)",
+        &["shard(1, cp) @ shard(1, up)"],
+    ),
+    // One exchange, along the other axis ranks have heads or sequences of their own.
+    (
+        OPERANDS,
+        "attention(h, x, y, MASK) -> all_to_all(up, split = 1, concat = 2)",
+        &["shard(2, cp) @ shard(1, up)", "shard(0, cp) @ shard(1, up)"],
+    ),
+    (
+        OPERANDS,
+        "let o = ring(k, v, cp) -> attention(q, MASK); (o, o -> lse)",
+        &[
+            "shard(1, cp) @ shard(2, up)",
+            "zigzag(1, cp) @ shard(2, up)",
+            "zigzag(1, cp) @ shard(0, up)",
+        ],
+    ),
+    (
+        GRADIENTS,
+        "ring(k, v, cp) -> attention_dq(q, d, stats, MASK)",
+        &["shard(1, cp) @ shard(2, up)", "zigzag(1, cp) @ shard(2, up)"],
+    ),
+    (
+        GRADIENTS,
+        "let dk = ring(q, d, stats, cp) -> attention_dk(k, v, MASK); (dk, dk -> attention_dv)",
+        &["shard(1, cp) @ shard(2, up)", "zigzag(1, cp) @ shard(2, up)"],
+    ),
+];
+const MASKS: [&str; 3] = ["softcap = 20", "causal", "causal, window = 50"];
+
+/// Attention along one axis, with exchanges, or heads and sequences of their own, along the other.
+#[derive(Clone, Copy, Debug)]
+struct Attention {
+    form: usize,
+    placed: &'static str,
+    mask: &'static str,
+    mesh: [(&'static str, u32); 2],
+    dtype: &'static str,
+}
+
+impl Attention {
+    fn check(&self, seed: u64) {
+        let (params, body, _) = ATTENTION[self.form];
+        let turned = |p: &str| p.replace("(1", "(*").replace("(2", "(1").replace("(*", "(2");
+        let into = if body.contains("(h") { INTO } else { "" };
+        let text = format!("fn f({params}) {{ {into}{body} }}").replace("bf16", self.dtype);
+        let text = text
+            .replace("AT,", &format!("{},", self.placed))
+            .replace("AT)", &format!("{})", self.placed));
+        let text = text.replace("TURNED", &turned(self.placed)).replace("MASK", self.mask);
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        let rng = &mut SmallRng::seed_from_u64(seed);
+        let [cp, up] = ["cp", "up"].map(|axis| {
+            let found = self.mesh.iter().find(|(name, _)| *name == axis);
+            found.map_or(1, |(_, n)| u64::from(*n))
+        });
+        // Shards over the outer axis are of one length, those over the inner one perhaps empty.
+        let rows = match rng.random_range(0..3) {
+            0 => rng.random_range(1..8),
+            _ => rng.random_range(8..150),
+        };
+        let groups = if self.placed.contains("(2, cp)") { cp * up } else { up };
+        let sizes = [
+            (
+                "B",
+                if self.placed.contains("(0, up)") {
+                    up
+                } else if self.placed.contains("(0, cp)") {
+                    cp
+                } else {
+                    1
+                },
+            ),
+            ("S", if into.is_empty() || !body.contains("ring") { 2 * rows } else { cp * rows }),
+            ("G", groups),
+            ("H", groups * rng.random_range(1..3)),
+            ("D", 64),
+        ];
+        let sizes = sizes.map(|(name, n)| (name.to_string(), n)).into();
+        let place = || format!("{self:?}, {sizes:?}, {text}");
+        let bound = program.bind(&sizes, &Default::default()).expect("binds");
+        let mesh: Vec<_> = self.mesh.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+        let ranks = mesh.iter().map(|(_, n)| n).product();
+        let config =
+            Config { ranks, mesh, compute_sms: Some(3), copy_stages: 4, ..Config::default() };
+        let compiled = compile(&program, &bound, &config);
+        let (plan, _) = compiled.unwrap_or_else(|e| panic!("{}: {e}", place()));
+        emit::emit(&plan).unwrap_or_else(|e| panic!("{}: {e}", place()));
+        let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
+        let schedule = Schedule::Random;
+        let options = CpuOptions { schedule, seed, launches: 1, ..CpuOptions::default() };
+        let run = run_on_cpu(case, &plan, &options).unwrap_or_else(|e| panic!("{}: {e}", place()));
+        for (rank, judged) in run.judged.iter().flatten().enumerate() {
+            assert!(judged.passes(), "{}, rank {rank}: {judged}", place());
+        }
+    }
+}
+
+fn all_of_attention() -> Vec<Attention> {
+    let mut out = Vec::new();
+    let forms = ATTENTION
+        .iter()
+        .enumerate()
+        .flat_map(|(form, (.., placed))| placed.iter().map(move |p| (form, *p)));
+    for ((form, placed), mask) in forms.flat_map(|f| MASKS.map(|mask| (f, mask))) {
+        for (mesh, dtype) in MESHES.iter().flat_map(|mesh| ["bf16", "f16"].map(|t| (*mesh, t))) {
+            let named =
+                |(axis, n): (&'static str, u32)| (if axis == "tp" { "up" } else { "cp" }, n);
+            out.push(Attention { form, placed, mask, mesh: mesh.map(named), dtype });
+        }
+    }
+    out
+}
+
+#[test]
+fn attention() {
+    let check = |case: &Attention, seed| case.check(seed);
+    sweep::run("attention over two axes", all_of_attention(), SECONDS_OF_ATTENTION, check);
 }

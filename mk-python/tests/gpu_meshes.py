@@ -35,6 +35,18 @@ ULYSSES = """fn ulysses(q: bf16[B, S, H, D] @ shard(1), k: bf16[B, S, G, D] @ sh
     let y = all_to_all(v, split = 2, concat = 1);
     all_to_all(q, split = 2, concat = 1) -> attention(x, y, causal) -> all_to_all(split = 1, concat = 2)
 }"""
+# Heads over `tp`, a ring over `dp`: of a sequence that ranks of both share, and of heads that ranks along `tp` have.
+ATTENDS = [
+    ("""fn both(q: bf16[B, S, H, D] @ shard(1, dp) @ shard(1, tp), k: bf16[B, S, G, D] @ shard(1, dp) @ shard(1, tp), v: bf16[B, S, G, D] @ shard(1, dp) @ shard(1, tp)) {
+        let h = all_to_all(q, tp, split = 2, concat = 1);
+        let x = all_to_all(k, tp, split = 2, concat = 1);
+        let y = all_to_all(v, tp, split = 2, concat = 1);
+        ring(x, y, dp) -> attention(h, causal) -> all_to_all(tp, split = 1, concat = 2)
+    }""", {"dp": 1, "tp": 1}),
+    ("""fn ring(q: bf16[B, S, H, D] @ shard(1, dp) @ shard(2, tp), k: bf16[B, S, G, D] @ shard(1, dp) @ shard(2, tp), v: bf16[B, S, G, D] @ shard(1, dp) @ shard(2, tp)) {
+        ring(k, v, dp) -> attention(q, causal)
+    }""", {"dp": 1, "tp": 2}),
+]
 FSDP = """fn fsdp(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(0, dp) @ shard(1, tp), w2: bf16[K, F] @ shard(0, dp) @ shard(1, tp)) {
     let u = gather(w1, dp);
     let v = gather(w2, dp);
@@ -78,6 +90,22 @@ def local():
             f.synchronize()
             f.close()
             print(f"right: {body} on {sizes}", flush=True)
+        for text, cuts in ATTENDS:
+            f = mk.compile(text, world)
+            q, k, v = (drawn(1, 2048, heads, 128, seed=i) for i, heads in enumerate((8, 4, 4)))
+            want = attention(*(x.float().transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+            for _ in range(3):
+                results = f(*([part(t, cuts, place, sizes) for place in places] for t in (q, k, v)))
+            torch.cuda.synchronize()
+            for place, found in zip(places, results):
+                close(f"attention {cuts} on {sizes}", found, part(want, cuts, place, sizes), 1e-2)
+            f.synchronize()
+            f.close()
+            print(f"right: attention {cuts} on {sizes}", flush=True)
+
+
+def attention(q, k, v):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 def time_of(call, rounds=30):
@@ -139,6 +167,8 @@ def on_ranks():
     close("along dp", z, a.float() @ b.float())
     gather.synchronize(), total.synchronize()
     exchanged(mesh, rank)
+    for text, cuts in ATTENDS:
+        attended(mk.compile(text, world), lambda x: mine(x, **cuts), rank)
 
     # A gradient summed on the way, beside torch.mm and NCCL.
     tokens, m, n = 8192, 4096, 14336
@@ -166,11 +196,27 @@ def exchanged(mesh, rank):
     f = mk.compile(ULYSSES, world)
     for _ in range(20):
         y = f(*map(part, (q, k, v)))
-    want = torch.nn.functional.scaled_dot_product_attention(*(x.float().transpose(1, 2) for x in (q, k, v)), is_causal=True, enable_gqa=True)
+    want = attention(*(x.float().transpose(1, 2) for x in (q, k, v)))
     close("ulysses", y, part(want.transpose(1, 2)), 1e-2)
+    attended(f, part, rank)
+
+
+def attended(f, part, rank):
+    """Attention and its gradients, beside torch on the whole sequence and all heads."""
+    q, k, v, d = (drawn(1, 2048, heads, 64, seed=20 + i) for i, heads in enumerate((16, 4, 4, 16)))
+    theirs = [x.float().transpose(1, 2).requires_grad_() for x in (q, k, v)]
+    want = attention(*theirs)
+    want.backward(d.float().transpose(1, 2))
+    for _ in range(5):
+        own = [part(x).requires_grad_() for x in (q, k, v)]
+        y = f(*own)
+        y.backward(part(d))
+    close("attention", y, part(want.detach().transpose(1, 2)), 1e-2)
+    for t, whole in zip(own, theirs):
+        close("gradient by heads", t.grad, part(whole.grad.transpose(1, 2)), 2e-2)
     f.synchronize()
     if rank == 0:
-        print("right: attention between exchanges", flush=True)
+        print("right:", f.backward, flush=True)
 
 
 def crossed(mesh, places, mine, rank):

@@ -747,6 +747,13 @@ class Meshes(unittest.TestCase):
         f = mk.compile(text, mk.World.offline(2))
         f.bind(dims=sizes)
         self.assertEqual(f.backward.count("all_to_all"), 4)
+        # Heads over one axis, a ring over the other.
+        both = text.replace("all_to_all(", "all_to_all(up, ").replace("(up, k", "(k, up").replace("(up, v", "(v, up").replace("(up, q", "(q, up")
+        both = both.replace("@ shard(1)", "@ shard(1, cp) @ shard(1, up)").replace("-> attention(x, y)", "-> lined")
+        both = both.replace("all_to_all(q, up, split = 2, concat = 1) -> lined", "let h = all_to_all(q, up, split = 2, concat = 1); ring(x, y, cp) -> attention(h)")
+        plan = mk.plan(both, ranks={"cp": 2, "up": 2}, dims={**sizes, "S": 16})
+        for results in plan.simulate([ones] * 4):
+            self.assertEqual(results["out"], [2.0] * (4 * 4 * 64))
 
     def test_worlds(self):
         world = mk.World.offline({"dp": 2, "tp": 2}, rank=3)

@@ -39,6 +39,17 @@ ULYSSES = """fn ulysses(q: bf16[B, S, H, 64] @ shard(1), k: bf16[B, S, G, 64] @ 
     let y = all_to_all(v, split = 2, concat = 1);
     all_to_all(q, split = 2, concat = 1) -> attention(x, y, causal) -> all_to_all(split = 1, concat = 2)
 }"""
+# Heads over `tp`, a ring over `dp`: ranks of both share the sequence.
+BOTH_EXCHANGE = """fn f(q: bf16[B, S, H, 64] @ shard(1, dp) @ shard(1, tp), k: bf16[B, S, G, 64] @ shard(1, dp) @ shard(1, tp), v: bf16[B, S, G, 64] @ shard(1, dp) @ shard(1, tp)) {
+    let h = all_to_all(q, tp, split = 2, concat = 1);
+    let x = all_to_all(k, tp, split = 2, concat = 1);
+    let y = all_to_all(v, tp, split = 2, concat = 1);
+    ring(x, y, dp) -> attention(h, causal) -> all_to_all(tp, split = 1, concat = 2)
+}"""
+# A ring over `dp` of heads that ranks along `tp` have.
+RING = """fn f(q: bf16[B, S, H, 64] @ zigzag(1, dp) @ shard(2, tp), k: bf16[B, S, G, 64] @ zigzag(1, dp) @ shard(2, tp), v: bf16[B, S, G, 64] @ zigzag(1, dp) @ shard(2, tp)) {
+    ring(k, v, dp) -> attention(q, causal)
+}"""
 # Over one axis: along the other, ranks have tensors of their own.
 ROWS = "gather(a, tp) -> gemm(b)"
 MESHES = [{"dp": 2, "tp": 2}, {"tp": 2, "dp": 2}]
@@ -188,6 +199,23 @@ def exchanges(case, mesh):
         close(case, "gradients by heads", own.grad, part(whole.grad.transpose(1, 2)))
 
 
+def attends(case, on):
+    """Attention whose sequence ranks along one axis share, and its heads those along the other; or both its sequence."""
+    turned = lambda x: torch.cat([x.chunk(4, 1)[i] for i in (0, 3, 1, 2)], 1)
+    for text, cuts, order in [(BOTH_EXCHANGE, {"dp": 1, "tp": 1}, lambda x: x), (RING, {"dp": 1, "tp": 2}, turned)]:
+        torch.manual_seed(8)
+        q, k, v, d = (torch.randn(2, 12, heads, 64).bfloat16() for heads in (4, 2, 2, 4))
+        theirs = [t.float().transpose(1, 2).requires_grad_() for t in (q, k, v)]
+        wanted = torch.nn.functional.scaled_dot_product_attention(*theirs, is_causal=True, enable_gqa=True)
+        wanted.backward(d.float().transpose(1, 2))
+        mine = [on.leaf(order(t), **cuts) for t in (q, k, v)]
+        y = mk.compile(text, on.world)(*mine)
+        close(case, "heads and parts", y, on.part(order(wanted.detach().transpose(1, 2)), **cuts))
+        y.backward(on.part(order(d), **cuts))
+        for own, whole in zip(mine, theirs):
+            close(case, "their gradients", own.grad, on.part(order(whole.grad.transpose(1, 2)), **cuts))
+
+
 def two_worlds(case, mesh):
     """Both axes as worlds of their own, at once."""
     along = {axis: mk.World.reference(mesh[axis]) for axis in ("tp", "dp")}
@@ -213,6 +241,7 @@ def on_ranks(rank, path):
             forward(case, on)
             gradients(case, on)
             rows_of_both(case, on)
+            attends(case, on)
             refused(case, on)
             two_worlds(case, mesh)
             exchanges(case, mesh)

@@ -65,6 +65,15 @@ const MORE: &[(&str, &str)] = &[
          }",
     ),
     (
+        "ulysses",
+        "fn f(q: bf16[2, S, 4, 64] @ shard(1), k: bf16[2, S, 4, 64] @ shard(1), v: bf16[2, S, 4, 64] @ shard(1)) {
+             let h = all_to_all(q, split = 2, concat = 1);
+             let x = all_to_all(k, split = 2, concat = 1);
+             let y = all_to_all(v, split = 2, concat = 1);
+             attention(h, x, y, causal, softcap = 1.5) -> all_to_all(split = 1, concat = 2)
+         }",
+    ),
+    (
         "window",
         "fn f(q: bf16[2, S, 4, 64], k: bf16[2, S, 2, 64], v: bf16[2, S, 2, 64]) {
              attention(q, k, v, causal, window = 11, softcap = 1.5)

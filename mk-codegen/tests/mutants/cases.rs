@@ -292,8 +292,17 @@ pub fn attention(few: bool) -> Vec<Case> {
     const CAUSAL: &str = "let o = ring(k, v) -> attention(q, causal); (o, o -> lse)";
     const ULYSSES: &str = "let x = all_to_all(k, split = 2, concat = 1); let y = all_to_all(v, split = 2, concat = 1);
         all_to_all(q, split = 2, concat = 1) -> attention(x, y) -> all_to_all(split = 1, concat = 2)";
+    const BOTH: &str = "let h = all_to_all(q, up, split = 2, concat = 1);
+        let x = all_to_all(k, up, split = 2, concat = 1); let y = all_to_all(v, up, split = 2, concat = 1);
+        ring(x, y, cp) -> attention(h, causal) -> all_to_all(up, split = 1, concat = 2)";
+    const KEPT: &str = "let x = all_to_all(k, split = 2, concat = 1); let y = all_to_all(v, split = 2, concat = 1);
+        let o = all_to_all(q, split = 2, concat = 1) -> attention(x, y); (o -> all_to_all(split = 1, concat = 2), x, o)";
+    const BEHIND: &str = "attention(q, k, v) -> all_to_all(split = 1, concat = 2)";
     let all = [
         (ULYSSES, "shard(1)", 2, 24),
+        (BOTH, "shard(1, cp) @ shard(1, up)", 4, 24),
+        (KEPT, "shard(1)", 2, 24),
+        (BEHIND, "shard(2)", 2, 140),
         (RING, "shard(1)", 3, 24),
         (CAUSAL, "zigzag(1)", 2, 64),
         (ALONE, "replicate", 1, 40),
@@ -313,9 +322,11 @@ pub fn attention(few: bool) -> Vec<Case> {
         let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
         let bound =
             program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{name}: {e:?}"));
-        Case::lowered(name, program, bound, &Config { ranks: *ranks, ..Config::default() })
+        let axes: &[&str] = if *body == BOTH { &["cp", "up"] } else { &[] };
+        let mesh = axes.iter().map(|axis| (axis.to_string(), 2)).collect();
+        Case::lowered(name, program, bound, &Config { ranks: *ranks, mesh, ..Config::default() })
     };
-    all.iter().take(if few { 3 } else { all.len() }).map(one).collect()
+    all.iter().take(if few { 6 } else { all.len() }).map(one).collect()
 }
 
 /// Tokens to their experts and back, of as few as there are kinds: ranks have unequally many tokens and experts.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from . import _meshes, _mk, _worlds
-from ._errors import ArgumentError, RendezvousError
+from ._errors import ArgumentError, RendezvousError, UnsupportedError
 
 # How ranks call what they agree upon.
 _CALL = "calling a function"
@@ -89,6 +89,19 @@ class ReferenceWorld(_mk.World):
     def along(self, axis):
         """The ranks along an axis of a pipeline."""
         return self._along.get(axis, self._all)
+
+    def sequence(self, axes, sizes):
+        """``Ranks.sequence`` along the axis that shares a value's sequence."""
+        along = {axis: self.along(axis).sequence(sizes) for axis in axes}
+
+        def sequence(x, value, dim, passed):
+            over = [axis for axis, placement in value["placements"].items() if placement[1:] == (dim,)]
+            if len(over) > 1:
+                raise UnsupportedError(f"axes {', '.join(over)} share a sequence\n  help: exchange it for heads over one of them")
+            axis = over[0] if over else axes[0]
+            return along[axis](x, {**value, "placement": value["placements"][axis] if over else ("replicate", None)}, dim, passed)
+
+        return sequence
 
     def move(self, sizes):
         """The collectives, for the global shapes ``sizes`` of values."""

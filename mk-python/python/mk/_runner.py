@@ -174,10 +174,9 @@ class Runner:
 
         sizes = self.world.agree(checked, self.says)
         whole = lambda value: self.whole(value, sizes)
-        move, sequence, experts = self.world.move(whole), None, None
+        move, sequence, experts = self.world.move(whole), self.world.sequence(self.program["axes"], whole), None
         if len(self.program["axes"]) == 1:
-            ranks = self.world.along(self.program["axes"][0])
-            sequence, experts = ranks.sequence(whole), Experts(ranks, self.values, whole).run
+            experts = Experts(self.world.along(self.program["axes"][0]), self.values, whole).run
         tensors, cut = self._filled(torch, tensors, sizes)
         try:
             results = evaluate(torch, self.program, tensors, move, sequence, experts, widen=True, local=lambda value: self.local(value, sizes))

@@ -179,11 +179,13 @@ pub enum Kind {
     Attention {
         /// Which scores there are.
         scores: Scored,
-        /// Keys and values are passed on from rank to rank.
-        ring: bool,
+        /// The axis along which keys and values are passed on from rank to rank.
+        ring: Option<usize>,
     },
     /// Shards of dimension `concat` become shards of dimension `split`.
     AllToAll {
+        /// The axis of the ranks that exchange.
+        axis: usize,
         /// The dimension that is split.
         split: usize,
         /// The dimension that becomes whole.
@@ -200,8 +202,8 @@ pub enum Kind {
         of: GradOf,
         /// As [`Kind::Attention`] has them.
         scores: Scored,
-        /// What comes in blocks is passed on from rank to rank.
-        ring: bool,
+        /// The axis along which what comes in blocks is passed on from rank to rank.
+        ring: Option<usize>,
     },
     /// Gradients of values, beside those of keys that it is an operand of.
     AttentionDv,
@@ -397,7 +399,7 @@ fn kind_of(node: &Node) -> Kind {
         }
         Op::GroupedWgrad => return Kind::GroupedWgrad { epilogue: Vec::new() },
         Op::Attention { scores, ring } => {
-            return Kind::Attention { scores: scores.into(), ring: ring.is_some() };
+            return Kind::Attention { scores: scores.into(), ring: ring.map(|axis| axis.index()) };
         }
         Op::Dispatch { drops } => return Kind::Dispatch { drops },
         Op::Combine => return Kind::Combine { epilogue: Vec::new() },
@@ -406,18 +408,20 @@ fn kind_of(node: &Node) -> Kind {
         Op::AttentionStats => return Kind::AttentionStats,
         Op::AttentionDq { scores, ring } => {
             let (of, scores) = (GradOf::Queries, scores.into());
-            return Kind::AttentionGrad { of, scores, ring: ring.is_some() };
+            return Kind::AttentionGrad { of, scores, ring: ring.map(|axis| axis.index()) };
         }
         Op::AttentionDk { scores, ring } => {
             let (of, scores) = (GradOf::Keys, scores.into());
-            return Kind::AttentionGrad { of, scores, ring: ring.is_some() };
+            return Kind::AttentionGrad { of, scores, ring: ring.map(|axis| axis.index()) };
         }
         Op::AttentionDv => return Kind::AttentionDv,
         Op::Swiglu => EpilogueOp::Swiglu,
         Op::ReduceScatter { dim, axis } => {
             return Kind::ReduceScatter { dim, axis: axis.index(), epilogue: Vec::new() };
         }
-        Op::AllToAll { split, concat, .. } => return Kind::AllToAll { split, concat },
+        Op::AllToAll { axis, split, concat } => {
+            return Kind::AllToAll { axis: axis.index(), split, concat };
+        }
         Op::AllReduce { axis } => {
             return Kind::AllReduce { axis: axis.index(), epilogue: Vec::new() };
         }

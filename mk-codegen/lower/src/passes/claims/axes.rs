@@ -18,9 +18,7 @@ pub(super) fn check(g: &OpGraph, sizes: &[i32]) -> Result<(), LowerError> {
         return Ok(());
     }
     let values = || g.in_order().into_iter().map(|node| (node, &g.graph[node]));
-    if let Some((_, value)) =
-        values().find(|(_, v)| !matches!(v.kind.group(), Group::Dense | Group::Rows))
-    {
+    if let Some((_, value)) = values().find(|(_, v)| v.kind.group() == Group::Experts) {
         let why = "the pipeline places tensors over several axes of the mesh";
         return Err(unsupported(&value.name, why, HELP));
     }
@@ -46,9 +44,13 @@ fn nested(value: &Value, sizes: &[i32]) -> Result<(), LowerError> {
     Ok(())
 }
 
-fn uneven(value: &Value, dim: usize, extent: i32, ranks: i32) -> LowerError {
-    let what = if dim == 0 { "rows" } else { "columns" };
-    let why = format!("{extent} {what} are not as many on each of {ranks} ranks that share them");
+pub(super) fn uneven(value: &Value, dim: usize, extent: i32, ranks: i32) -> LowerError {
+    let of = "on each of";
+    let why = match (value.shape.len(), dim) {
+        (2, 0) => format!("{extent} rows are not as many {of} {ranks} ranks that share them"),
+        (2, _) => format!("{extent} columns are not as many {of} {ranks} ranks that share them"),
+        _ => format!("dimension {dim}, {extent}, is not as long {of} {ranks} ranks that share it"),
+    };
     let help = "use a number that these ranks divide, or one axis in a kernel";
     unsupported(&value.name, why, help)
 }

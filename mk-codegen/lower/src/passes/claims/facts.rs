@@ -1,7 +1,6 @@
 //! A kernel as the facts that its settings depend on.
 
 use crate::passes::shape::{
-    attention::Exchange,
     grouped::{Grouped, Wgrad},
     ids::Extra,
     kernel::{self, Kernel, Op, Reduce},
@@ -145,7 +144,8 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
         gathers: gathers.collect(),
         products: products.chain(grouped).chain(wgrads).collect(),
         sums: sums.collect(),
-        ring: kernel.attention().is_some_and(|a| a.ring || a.exchange != Exchange::Nothing),
+        ring: kernel.exchanges()
+            || kernel.attention().is_some_and(|a| a.ring.is_some() || a.exchange.is_some()),
         routed: ragged.is_some_and(|r| r.route.is_some()),
         ragged: ragged.is_some(),
         groups,

@@ -8,6 +8,7 @@
 mod attention;
 mod axes;
 mod builder;
+mod exchange;
 mod facts;
 mod gemm;
 mod gemm_rules;
@@ -63,7 +64,9 @@ fn together(g: &OpGraph) -> Result<(), LowerError> {
         ));
     }
     let mut nodes = g.graph.node_indices();
-    let Some(first) = nodes.find(|n| attention::is_core(&g.graph[*n].kind)) else { return Ok(()) };
+    let Some(first) = nodes.find(|n| attention::is_core(&g.graph[*n].kind)) else {
+        return exchange::together(g);
+    };
     let beside = |n: &NodeIndex| {
         let kind = &g.graph[*n].kind;
         *n != first && *kind != Kind::Param && !attention::goes_with(kind, &g.graph[first].kind)

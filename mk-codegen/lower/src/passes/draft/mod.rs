@@ -36,6 +36,8 @@ struct WrittenRows {
     buffer: BufId,
     /// The dimension of the buffer that rows lie along.
     along: usize,
+    /// Those of which each element has words of its own.
+    by: &'static [usize],
     done: FlowId,
     height: i32,
     blocks: i32,
@@ -169,22 +171,36 @@ impl Draft {
 
     /// From here on, readers of rows of this memory wait for the words of their blocks.
     pub fn made(&mut self, buffer: BufId, along: usize, done: FlowId, height: i32, blocks: i32) {
-        self.made.push(WrittenRows { buffer, along, done, height, blocks });
+        self.made_by(buffer, (along, &[]), done, height, blocks);
+    }
+
+    /// The same, where each element of other dimensions has words of its own.
+    pub fn made_by(
+        &mut self,
+        buffer: BufId,
+        (along, by): (usize, &'static [usize]),
+        done: FlowId,
+        height: i32,
+        blocks: i32,
+    ) {
+        self.made.push(WrittenRows { buffer, along, by, done, height, blocks });
     }
 
     /// The words of rows that an access reads.
     fn awaited(&self, access: &Access) -> Option<Arrival> {
         let made = self.made.iter().find(|m| m.buffer == access.buffer)?;
         let (at, len) = access.region.get(made.along).filter(|_| access.mode == Mode::Read)?;
+        let of = || made.by.iter().filter_map(|d| Some(access.region.get(*d)?.0.clone()));
+        let word = |block: Expr| of().chain([block]).collect::<Vec<_>>();
         let first = at.clone() / made.height;
         let (step, most) = (multiple(at, made.height), most(len));
         if most.is_some_and(|most| most <= step) {
-            return Some(Arrival::new(made.done, vec![first]));
+            return Some(Arrival::new(made.done, word(first)));
         }
         // Fewer where rows end: then the last one again.
         let last = ((at.clone() + len.clone() - 1) / made.height).max(0);
         let extent = most.map_or(made.blocks, |most| (most / made.height + 2).min(made.blocks));
-        let word = vec![(first + Var::EACH).min(last)];
+        let word = word((first + Var::EACH).min(last));
         let each = Some(Each { var: "q".into(), extent: extent.into() });
         Some(Arrival { flow: made.done, word, each, when: None })
     }

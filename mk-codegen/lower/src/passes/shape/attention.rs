@@ -39,20 +39,23 @@ pub(in crate::passes) struct Attention {
     pub documents: Option<(Param, Tensor)>,
     /// What it makes, and which results these are.
     pub made: Vec<(Operand, usize)>,
+    /// What an exchange behind it reads, and which parameters of the kernel these are.
+    pub passed: Vec<(Operand, Param)>,
+    /// What it has by heads, between exchanges, and which results these are.
+    pub kept: Vec<(Operand, usize)>,
     pub scores: Scored,
-    /// Whether what comes in blocks is passed on from rank to rank.
-    pub ring: bool,
-    pub exchange: Exchange,
+    /// The axis along which what comes in blocks is passed on from rank to rank.
+    pub ring: Option<usize>,
+    pub exchange: Option<Exchange>,
 }
 
-/// What ranks exchange, parts of the sequence for heads.
+/// Ranks exchange parts of the sequence for heads: queries, keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::passes) enum Exchange {
-    Nothing,
-    /// Queries, keys and values.
-    Operands,
-    /// Those, and results the other way.
-    Both,
+pub(in crate::passes) struct Exchange {
+    /// The axis that they are along.
+    pub axis: usize,
+    /// And results the other way.
+    pub back: bool,
 }
 
 impl Attention {
@@ -99,7 +102,7 @@ impl Attention {
         (from.clone(), Expr::Const(0).max(end - from))
     }
 
-    /// Floating-point operations of a rank.
+    /// Floating-point operations of a rank, of so many that share the operands.
     pub fn flops(&self, world: i32) -> f64 {
         let products = match self.makes {
             Makes::Statistics => return 0.0,

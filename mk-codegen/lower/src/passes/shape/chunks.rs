@@ -32,7 +32,8 @@ pub(in crate::passes) struct Chunks {
 impl Chunks {
     /// Those of dimension `dim` of a tensor.
     pub fn of(extents: &mut Extents, t: &Tensor, dim: usize) -> Chunks {
-        let (group, nodes) = (extents.group, extents.nodes);
+        let nodes = extents.along(t.cut(dim).map_or(0, |cut| cut.axis));
+        let group = nodes.group;
         let whole = t.shape[dim].clone();
         let (per_rank, count) = match t.cut(dim) {
             Some(Cut { zigzag: false, .. }) => (1, group.size),

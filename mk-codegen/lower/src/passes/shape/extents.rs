@@ -22,6 +22,14 @@ impl Extents {
         Extents { group: nodes.group, nodes, axes, dims: Arena::new() }
     }
 
+    /// The ranks along an axis, by node.
+    pub fn along(&self, axis: usize) -> Nodes {
+        match self.axes.get(axis) {
+            Some(group) if axis > 0 => group.in_one_node(),
+            _ => self.nodes,
+        }
+    }
+
     /// The dimensions that expressions name.
     pub fn into_dims(self) -> Arena<DimId, Dim> {
         self.dims

@@ -32,6 +32,8 @@ pub(in crate::passes) enum Op {
     Product(Product),
     /// A sum over ranks with its elementwise epilogue.
     Sum(Sum),
+    /// A caller's tensor, exchanged.
+    AllToAll(AllToAll),
     /// Attention, or a part of its backward.
     Attention(Attention),
     /// Rows of experts.
@@ -95,6 +97,19 @@ pub(in crate::passes) struct Sum {
     pub result: usize,
 }
 
+/// A caller's `[B, S, H, D]` of which ranks have parts of the sequence, and then heads; or the other way.
+pub(in crate::passes) struct AllToAll {
+    pub param: Param,
+    /// As the ranks along the axis have it, by parts of the sequence.
+    pub shared: Tensor,
+    /// The axis whose ranks exchange.
+    pub axis: usize,
+    /// Whether heads become parts of the sequence.
+    pub back: bool,
+    /// An index into [`Kernel::results`].
+    pub result: usize,
+}
+
 /// Where sums go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::passes) enum Reduce {
@@ -142,6 +157,11 @@ impl Kernel {
             Op::Sum(sum) => Some((id, sum)),
             _ => None,
         })
+    }
+
+    /// Whether it exchanges tensors of the caller.
+    pub fn exchanges(&self) -> bool {
+        self.ops.iter().any(|op| matches!(op, Op::AllToAll(_)))
     }
 
     /// The attention, or the part of its backward, that it is.
@@ -200,9 +220,9 @@ impl Kernel {
             Op::Operand(operand) => &self.params[operand.param],
             Op::Map(map) => &self.params[map.out],
             Op::Product(product) => &product.out,
-            Op::Sum(Sum { result, .. }) | Op::Combine(Combine { result, .. }) => {
-                &self.results[*result].out
-            }
+            Op::Sum(Sum { result, .. })
+            | Op::Combine(Combine { result, .. })
+            | Op::AllToAll(AllToAll { result, .. }) => &self.results[*result].out,
             Op::Attention(attention) => {
                 &self.results[attention.made.first().map_or(0, |(_, result)| *result)].out
             }

@@ -35,6 +35,11 @@ impl RankGroup {
         RankGroup::of(Axis { stride: 1, size: local }, world)
     }
 
+    /// This rank alone.
+    pub fn alone(self) -> RankGroup {
+        RankGroup { size: 1, ..self }
+    }
+
     /// Whether all ranks are in it.
     pub fn is_world(self) -> bool {
         self.size == self.world
@@ -119,6 +124,28 @@ impl RankGroup {
             near: RankGroup { size: near, ..self },
             far: RankGroup { stride: stride * near, size: self.size / near, ..self },
         })
+    }
+}
+
+/// The ranks along two axes of a mesh.
+#[derive(Clone, Copy)]
+pub(in crate::passes) struct RankGrid {
+    pub outer: RankGroup,
+    pub inner: RankGroup,
+}
+
+impl RankGrid {
+    /// The rank of a place along either.
+    pub fn rank_of(self, outer: Expr, inner: Expr) -> Expr {
+        let RankGrid { outer: o, inner: i } = self;
+        if o.size == 1 {
+            return i.rank_of(inner);
+        }
+        let at = |o_at: Expr, i_at: Expr| o_at * o.stride + i_at * i.stride;
+        match o.size * i.size == o.world {
+            true => at(outer, inner),
+            false => own_rank() - at(o.place(), i.place()) + at(outer, inner),
+        }
     }
 }
 

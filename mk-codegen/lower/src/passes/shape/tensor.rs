@@ -90,11 +90,24 @@ impl Tensor {
     pub fn on_inner_axes(mut self) -> Tensor {
         for dim in 0..self.shape.len() {
             let along: Vec<Cut> = self.cuts.iter().copied().filter(|cut| cut.dim == dim).collect();
-            for cut in along.iter().rev().skip(1).rev() {
-                self.within(*cut);
+            // An axis of one rank cuts nothing.
+            let inner = along.iter().rposition(|cut| cut.ranks > 1);
+            let inner = inner.unwrap_or(along.len().saturating_sub(1));
+            for (_, cut) in along.iter().enumerate().filter(|(i, _)| *i != inner) {
+                match cut.ranks {
+                    1 => self.cuts.retain(|other| other != cut),
+                    _ => self.within(*cut),
+                }
             }
         }
         self
+    }
+
+    /// Becomes its shard along an axis.
+    pub fn within_axis(&mut self, axis: usize) {
+        if let Some(cut) = self.cuts.iter().copied().find(|cut| cut.axis == axis) {
+            self.within(cut);
+        }
     }
 
     /// Becomes a shard of itself.

@@ -116,10 +116,10 @@ pub(in crate::passes) fn push(
     let mut shape = vec![chunks.count.into()];
     for (name, parts) in families {
         let moved = pushes.buffers(draft, parts);
-        if draft.nodes.local() > 1 {
+        if chunks.nodes.local() > 1 {
             pushes.family(draft, name, parts, &moved, config);
         }
-        if draft.nodes.count() > 1 {
+        if chunks.nodes.count() > 1 {
             pushes.over_rail(draft, parts, &moved, config);
         }
         shape = vec![chunks.count.into(), moved.batch, moved.heads];
@@ -274,7 +274,7 @@ impl Pushes<'_> {
         of: &Moved,
         config: &Config,
     ) {
-        let nodes = draft.nodes;
+        let nodes = self.chunks.nodes;
         let x = self.loops(parts.len(), of, Some(("s", nodes.local() - 1)));
         let step = x.other.clone() + 1;
         let (place, to) = (nodes.near_after(step.clone()), nodes.near.rank_after(step));
@@ -292,7 +292,7 @@ impl Pushes<'_> {
 
     /// Sends local chunks to the rail, and forwards what has come to every rank of this node.
     fn over_rail(&mut self, draft: &mut Draft, parts: &[Part<'_>], of: &Moved, config: &Config) {
-        let nodes = draft.nodes;
+        let nodes = self.chunks.nodes;
         let (chunks, count) = (self.chunks, parts.len() as i32);
         let first = &parts[0].tensor;
         let words = vec![

@@ -1,7 +1,10 @@
 //! Steps and heads of attention's tiles, forward and backward.
 
-use crate::passes::{draft::Draft, shape::attention::Attention};
-use mk_plan::Expr;
+use crate::passes::{
+    draft::{Draft, Flow, Writer},
+    shape::{attention::Attention, tensor::Tensor},
+};
+use mk_plan::{BufId, Expr, FamId};
 
 /// Stages of the ring of key blocks, and of value blocks, in shared memory.
 pub(super) const STAGES: u32 = 2;
@@ -40,4 +43,24 @@ pub(super) struct Step {
     /// The own chunk that it is, and whether it is.
     pub half: Expr,
     pub own: Option<Expr>,
+}
+
+/// What tiles make for an exchange behind them is there when the word of their batch, head and block of rows says so.
+/// `of` is the side of the tiles, `tile` the batch, the head and the block of one.
+pub(super) fn pass_on(
+    draft: &mut Draft,
+    attend: FamId,
+    of: &Tensor,
+    a: &Attention,
+    inputs: &[BufId],
+    (height, blocks): (i32, i32),
+    tile: [Expr; 3],
+) {
+    let Some((operand, _)) = a.passed.first() else { return };
+    let shape = vec![draft.own(of, 0), draft.own(of, 2), blocks.into()];
+    let made = Writer::new(attend, *operand, tile.to_vec());
+    let made = draft.flow(Flow::new("made", shape, 1.into(), vec![made]));
+    for (_, param) in &a.passed {
+        draft.made_by(inputs[*param], (1, &[0, 2]), made, height, blocks);
+    }
 }

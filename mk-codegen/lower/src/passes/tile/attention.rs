@@ -16,7 +16,7 @@ use crate::passes::{
     draft::{Draft, Source, read, write},
     error::LowerError,
     shape::{
-        attention::{Attention, Exchange, Makes},
+        attention::{Attention, Makes},
         chunks::Chunks,
         ranks::block_rows,
     },
@@ -41,10 +41,12 @@ fn block(a: &Attention, depth: i32, ring: bool) -> [i32; 2] {
 /// As those of an exchange.
 pub(super) fn families<'k>(t: &mut Tiler<'k>, a: &Attention) -> Result<Value<'k>, LowerError> {
     let Tiler { kernel, config, draft, params: inputs, results, .. } = t;
-    let outputs: Vec<_> = a.made.iter().map(|(made, r)| (*made, results[*r])).collect();
+    let of = |list: &[(Operand, usize)]| list.iter().map(|(o, r)| (*o, results[*r])).collect();
+    let (mut outputs, kept): (Vec<_>, Vec<_>) = (of(&a.made), of(&a.kept));
+    outputs.extend(a.passed.iter().map(|(operand, param)| (*operand, inputs[*param])));
     match a.makes {
-        _ if a.exchange != Exchange::Nothing => {
-            ulysses::families(draft, a, inputs, &outputs, config)?;
+        _ if a.exchange.is_some() => {
+            ulysses::families(draft, a, inputs, [&outputs, &kept], config)?
         }
         Makes::Statistics => {
             let out = a.made.first().map(|(_, r)| &kernel.results[*r].out);
@@ -68,10 +70,9 @@ fn of_queries(
     config: &Config,
 ) {
     let [q, k, v] = [Operand::Q, Operand::K, Operand::V].map(|o| a.tensor(o));
-    let world = draft.ranks();
     let queries = Chunks::of(&mut draft.extents, q, 1);
     let keys = Chunks::of(&mut draft.extents, k, 1);
-    let ring = a.ring && world > 1;
+    let ring = a.ring.is_some();
     let block = block(a, q.shape[3].value, ring);
     let tiles = (queries.rows + block[0] - 1) / block[0];
     let whole = !q.is_sharded(2);
@@ -87,7 +88,7 @@ fn of_queries(
         let parts = [(k, Operand::K), (v, Operand::V)];
         let parts = parts.map(|(tensor, o)| Part { tensor, from: from(o), along: 1 });
         let wanted = if a.causal() { Wanted::Behind } else { Wanted::Everywhere };
-        let flops = a.flops(world);
+        let flops = a.flops(keys.group.size);
         push_chunks::push(draft, &[("push", &parts)], &keys, wanted, together, flops, config)
     });
     let bounds = documents::bounds(draft, a, (Side::Queries, &queries), inputs);
@@ -175,7 +176,7 @@ impl Tile<'_> {
         let own = self.queries.own(&half);
         let len = self.queries.len(&mut draft.extents, &own);
         let at = i.clone() * self.block[0];
-        let rows = block_rows(len, i, self.block[0]);
+        let rows = block_rows(len, i.clone(), self.block[0]);
         let start = self.queries.at(&mut draft.extents, &half) + at.clone();
         let [ahead, behind] = a.begins(&mut draft.extents);
         let place = self.queries.first(&own) + at + ahead;
@@ -274,5 +275,6 @@ impl Tile<'_> {
             family.schedule = Schedule::Dynamic;
         }
         family.positions = (mask != Mask::Full).then_some(Positions { q: place, k: first + from });
+        attend_steps::pass_on(draft, attend, q, a, inputs, (self.block[0], self.tiles), [b, h, i]);
     }
 }

@@ -6,7 +6,7 @@
 //! queries are tiled as attention itself is.
 
 use super::{
-    attend_steps::{HEADS, Step, together},
+    attend_steps::{HEADS, Step, pass_on, together},
     documents::{self, Bounds},
 };
 use crate::passes::{
@@ -84,10 +84,9 @@ pub(super) fn of_keys(
     config: &Config,
 ) {
     let [q, k] = [Operand::Q, Operand::K].map(|o| a.tensor(o));
-    let world = draft.ranks();
     let (queries, keys) =
         (Chunks::of(&mut draft.extents, q, 1), Chunks::of(&mut draft.extents, k, 1));
-    let ring = a.ring && world > 1;
+    let ring = a.ring.is_some();
     let depth = k.shape[3].value;
     let crowded = depth == 128 && ring && a.causal() && a.documents.is_some();
     let block = block(depth, a.scores.cap.is_some() || crowded);
@@ -108,7 +107,15 @@ pub(super) fn of_keys(
         let stats = [part(Operand::Stats)];
         let parts = [part(Operand::Q), part(Operand::Do)];
         let families = [("push_stats", &stats[..]), ("push", &parts[..])];
-        push_chunks::push(draft, &families, &queries, wanted, together, a.flops(world), config)
+        push_chunks::push(
+            draft,
+            &families,
+            &queries,
+            wanted,
+            together,
+            a.flops(queries.group.size),
+            config,
+        )
     });
     let bounds = documents::bounds(draft, a, (Side::Keys, &keys), inputs);
     let tile = Keys { a, queries, keys, block, tiles, group, shared, pushed, bounds };
@@ -209,7 +216,7 @@ impl Keys<'_> {
         };
         let own = self.keys.own(&half);
         let len = self.keys.len(&mut draft.extents, &own);
-        let at = i.clone() * self.block[0];
+        let (at, tile_of) = (i.clone() * self.block[0], i.clone());
         let rows = block_rows(len, i, self.block[0]);
         let start = self.keys.at(&mut draft.extents, &half) + at.clone();
         let [ahead, behind] = a.begins(&mut draft.extents);
@@ -304,5 +311,6 @@ impl Keys<'_> {
         }
         family.positions =
             (documents::mask(a) != Mask::Full).then_some(Positions { q: first + from, k: place });
+        pass_on(draft, attend, k, a, inputs, (self.block[0], self.tiles), [b, g, tile_of]);
     }
 }

@@ -13,6 +13,7 @@ mod blocks;
 mod dispatch;
 mod documents;
 mod ends;
+mod exchange;
 mod gradients;
 mod grouped;
 mod last_wave;
@@ -53,6 +54,7 @@ pub(super) fn families(
             Op::Operand(operand) => operands::source(&mut t, id, *operand)?,
             Op::Product(g) => products::product(&mut t, id, g)?,
             Op::Sum(sum) => alone::reduce(&mut t, sum),
+            Op::AllToAll(x) => exchange::families(&mut t, x)?,
             Op::Attention(a) => attention::families(&mut t, a)?,
             Op::Ragged(rows) => grouped::rows(&mut t, rows)?,
             Op::Grouped(g) => grouped::gemm(&mut t, g)?,

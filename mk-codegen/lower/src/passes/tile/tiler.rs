@@ -111,6 +111,10 @@ impl<'k> Tiler<'k> {
                 None => draft.tensor(t, Space::Scratch),
             });
         }
+        // What an attention makes for an exchange behind it.
+        let rest = kernel.params.iter().skip(params.len());
+        let rest: Vec<_> = rest.map(|t| draft.tensor(t, Space::Scratch)).collect();
+        params.extend(rest);
         let packed = kernel.params.iter().map(|_| None).collect();
         Tiler { kernel, config, draft, params, results, made: Vec::new(), packed }
     }
