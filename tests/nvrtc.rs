@@ -216,6 +216,53 @@ fn products_of_ragged_rows_compile() {
     }
 }
 
+/// Experts in eight bits: alone, in sequence, with gates and ups saved, and of tokens that travel so, quantised before or
+/// in the kernel; one traced.
+#[test]
+fn experts_of_eight_bits_compile() {
+    let rows = "x: e4m3[R, H] scaled(1, 128), n: i32[E], w: e4m3[E, 2, F, H] scaled(128, 128)";
+    let alone = "fn f(x: e5m2[R, H] scaled(1, 128), n: i32[E], w: e4m3[E, F, H] scaled(128, 128)) {
+        ragged(x, n) -> grouped_gemm(w.t) -> gelu
+    }";
+    let hidden = format!(
+        "fn f({rows}) {{
+            let h = ragged(x, n) -> grouped_gemm(w.t);
+            (h -> swiglu -> quantize(e4m3, 1, 128), h)
+        }}"
+    );
+    let experts = format!(
+        "fn f({rows}, v: e4m3[E, H, F] scaled(128, 128)) {{
+            ragged(x, n) -> grouped_gemm(w.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t)
+        }}"
+    );
+    let layer = "fn f(x: e4m3[T, H] scaled(1, 128) @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+        w: e4m3[E, 2, F, H] scaled(128, 128) @ shard(0), v: e4m3[E, H, F] scaled(128, 128) @ shard(0)) {
+        dispatch(x, ids) -> grouped_gemm(w.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t) -> combine(gate)
+    }";
+    let tokens = layer.replace("e4m3[T, H] scaled(1, 128)", "bf16[T, H]").replace(
+        "dispatch(x, ids)",
+        "x -> quantize(e4m3, 1, 128) -> dispatch(ids, capacity = R, drop)",
+    );
+    for (source, trace) in [
+        (alone, false),
+        (hidden.as_str(), false),
+        (experts.as_str(), false),
+        (layer, false),
+        (layer, true),
+        (tokens.as_str(), false),
+    ] {
+        let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
+        let sizes = [("R", 69_632), ("T", 8192), ("H", 2048), ("F", 768), ("E", 32), ("K", 8)];
+        let has = |name: &str| program.symbol(name).is_some();
+        let sizes = sizes.iter().filter(|(name, _)| has(name));
+        let sizes = sizes.map(|(name, n)| (name.to_string(), *n)).collect();
+        let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
+        let config = Config { ranks: 4, ..Config::default() };
+        let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
+        judge(&format!("eight bits, {}", program.tensors().len()), &plan, Options { trace });
+    }
+}
+
 /// Layers of fewer tokens than ranks, and of some more: ranks have none, or one.
 #[test]
 fn layers_of_few_tokens_compile() {
