@@ -177,7 +177,7 @@ class Float8(unittest.TestCase):
         f = mk.compile(
             "fn f(x: e4m3[R, K] scaled(1, 128), c: i32[E], w: e4m3[E, 2, F, K] scaled(128, 128)) { ragged(x, c) -> grouped_gemm(w.t) -> swiglu }",
             self.world)
-        y = f(q, sx.t(), counts, v, sv)
+        y = f(q, sx.t().contiguous(), counts, v, sv)
         wide = q.float() * sx.repeat_interleave(128, 1)[:, :272]
         each = v.float() * sv.repeat_interleave(128, -2).repeat_interleave(128, -1)[..., :272]
         for first, n, e in ((0, 100, 0), (128, 40, 2)):
