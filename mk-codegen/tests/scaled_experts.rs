@@ -153,7 +153,7 @@ fn other_factors_are_refused() {
         &[
             ("gemm1", &steps, &steps.replace(rows, next), ""),
             ("gemm1", &steps, &steps.replace("[0 : (H + 127) / 128", "[0 : 2"), "of steps"),
-            // Of another expert, of ups and gates, of other columns, of one half.
+            // Of another expert, of other columns, of one of both projections.
             ("gemm1", blocks, &blocks.replace("tab2[b, 0]", "(tab2[b, 0] + 1) % 2"), ""),
             ("gemm1", blocks, &blocks.replace("j * 128 / 128", "(j + 1) % 2"), ""),
             ("gemm1", blocks, &blocks.replace("0 : 2,", "0 : 1,"), "gates and ups"),

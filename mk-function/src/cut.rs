@@ -193,7 +193,9 @@ impl Cutter<'_> {
     fn grows(&self, group: &Group, node: &Node) -> bool {
         let pair = matches!(node.op, Op::Gather { .. });
         let pair = pair && self.program.factors(node.result).is_some();
-        let reads = |n: &&Node| self.program.written_inputs(n).contains(&node.result);
+        let reads = |n: &&Node| {
+            !self.program.is_implied(n) && self.program.written_inputs(n).contains(&node.result)
+        };
         let Some(reader) = self.program.nodes().iter().find(reads).filter(|_| pair) else {
             return false;
         };
