@@ -34,7 +34,7 @@ pub use mk_codegen::{
     check, cost, draw, emit, equivalence, passes, plan, settings, sim, target, trace, valid,
 };
 pub use mk_dsl::{pipeline, pipelined};
-pub use mk_function::{AsTensor, Function, build, cut, function, kept, simulate};
+pub use mk_function::{AsTensor, Balance, Function, balance, build, cut, function, kept, simulate};
 pub use mk_runtime as runtime;
 pub use mk_syntax as syntax;
 pub use mk_syntax::{Bound, Diagnostics, Program, file};

@@ -14,6 +14,7 @@ rotate, 256 MiB are overwritten between launches, contestants take turns, the me
 
 import argparse
 import os
+import pathlib
 import random
 import sys
 
@@ -22,6 +23,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import mk
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "torch_peers"))
+
+import predicted  # noqa: E402
 
 # B, S, H, G, D, causal.
 FORWARD = [
@@ -71,7 +76,7 @@ class Bench:
         self.flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
         # As long as a launch takes, so that short ones are timed more often.
         self.seconds = seconds
-        self.wrong = 0
+        self.rows, self.wrong = [], 0
 
     def inputs(self, b, s, h, g, d, seed, keys=None):
         generator = torch.Generator(device="cuda").manual_seed(seed)
@@ -120,7 +125,8 @@ class Bench:
         self.wrong += not right
         return f"error {worst:.1e}, tile {tile:.1e} {'ok' if right else 'WRONG'}"
 
-    def row(self, label, flops, times, judged, ours="mk"):
+    def row(self, label, flops, times, judged, ours="mk", plans=()):
+        self.rows.append({"shape": label, "mk_ms": times[ours], "predicted_ms": predicted.of(plans)})
         rates = " ".join(f"{name} {flops / t / 1e9:.0f}" for name, t in times.items())
         best = min(t for name, t in times.items() if name != ours)
         print(f"{label} | {times[ours]:.3f} ms | {rates} | peer / mk {best / times[ours]:.3f} | {judged}", flush=True)
@@ -165,7 +171,7 @@ def forward(bench, world, b, s, h, g, d, causal):
     # Both are rounded.
     judged = bench.judge([out[0]], [others["cudnn"](*sets[0])], 5e-3)
     flops = 4 * b * h * s * s * d * (0.5 if causal else 1)
-    bench.row(label("forward", b, s, h, g, d, causal), flops, bench.time(contestants), judged)
+    bench.row(label("forward", b, s, h, g, d, causal), flops, bench.time(contestants), judged, plans=f.plans[-1:])
     f.close()
 
 
@@ -422,8 +428,7 @@ def main():
 
         with torch.enable_grad():
             packed.main(bench, args.seed, args.shapes)
-    if bench.wrong:
-        sys.exit(f"{bench.wrong} wrong")
+    sys.exit(predicted.status(bench.rows, bench.wrong))
 
 
 if __name__ == "__main__":

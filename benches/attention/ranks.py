@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "torch_peers"))
 
 import link  # noqa: E402
+import predicted  # noqa: E402
 from align import Alignment  # noqa: E402
 from check import Judge, good  # noqa: E402
 from contestant import ALONE, OURS, PEER, Contestant  # noqa: E402
@@ -112,7 +113,8 @@ class Bench:
         self.wrong += not right
         shape = f"{tokens} tokens a rank, B{b} H{h}:{g} D{d} {'causal, zigzag' if causal else 'full'}"
         ratios = {"mk / alone": ms["mk"] / ms["cuDNN alone"], "peer / mk": ms["NCCL gather, cuDNN"] / ms["mk"]}
-        self.rows.append({"shape": shape, "results": {name: result.json() for name, result in found.items()}, "link_ms": wire, "right": right} | ratios)
+        known = {"mk_ms": ms["mk"], "predicted_ms": predicted.of(f.plans[-1:])}
+        self.rows.append(known | {"shape": shape, "results": {name: result.json() for name, result in found.items()}, "link_ms": wire, "right": right} | ratios)
         if self.rank == 0:
             times = ", ".join(f"{name} {1e3 * t:.1f}" for name, t in ms.items())
             said = " | ".join(f"{name} {value:.3f}" for name, value in ratios.items())
@@ -130,4 +132,4 @@ def main(args):
         about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "mk": mk.__version__, "seed": args.seed, "ranks": bench.size}
         pathlib.Path(args.json).write_text(json.dumps({**about, "link_bytes_per_s": bench.rate, "rows": bench.rows}, indent=1) + "\n")
     dist.destroy_process_group()
-    return f"{bench.wrong} results are wrong" if bench.wrong else None
+    return predicted.status(bench.rows, bench.wrong)

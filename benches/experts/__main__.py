@@ -19,14 +19,18 @@ also timed with those, as contestants of mk's own that are no peers.
 import argparse
 import json
 import os
+import pathlib
 import sys
 
 # Before torch and NCCL read them.
 os.environ.update({"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"})
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "torch_peers"))
+
 import torch  # noqa: E402
 
 import mk  # noqa: E402
+import predicted  # noqa: E402
 
 SETS = 3
 GROUPED = "fn grouped(x: bf16[R, K], counts: i32[E], w: bf16[E, K, N]) { ragged(x, counts) -> grouped_gemm(w) }"
@@ -87,10 +91,11 @@ class Bench:
         self.wrong += not right
         return {"error": whole, "worst_rows": max(parts), "right": right}
 
-    def row(self, part, shape, times, judged, **more):
+    def row(self, part, shape, times, judged, plans=(), **more):
         peers = [t for name, t in times.items() if name != "mk" and "=" not in name]
         ratio = min(peers) / times["mk"] if peers else None
-        self.rows.append({"part": part, "shape": shape, "us": times, "peer_over_mk": ratio, **judged, **more})
+        known = {"mk_ms": times["mk"] / 1e3, "predicted_ms": predicted.of(plans)}
+        self.rows.append({"part": part, "shape": shape, "us": times, "peer_over_mk": ratio, **known, **judged, **more})
         rates = " ".join(f"{name} {t:.1f}" for name, t in times.items())
         beside = f" | peer / mk {ratio:.3f}" if ratio else ""
         said = "ok" if judged["right"] else "WRONG"
@@ -170,7 +175,7 @@ def product(bench, world, rows, depth, columns, experts, skew, settings):
             judged = found if judged is None or not found["right"] else judged
     times = bench.time({**{name: runs for name, runs in ours.items() if runs}, "grouped_mm": grouped, "mm_loop": loops})
     flops = 2 * rows * depth * columns
-    bench.row("grouped", f"R{rows} K{depth} N{columns} E{experts} skew {skew}", times, judged, tflops=round(flops / times["mk"] / 1e6))
+    bench.row("grouped", f"R{rows} K{depth} N{columns} E{experts} skew {skew}", times, judged, functions["mk"].plans[-1:], tflops=round(flops / times["mk"] / 1e6))
     for f in functions.values():
         f.close()
 
@@ -251,7 +256,7 @@ def layer(bench, world, tokens, hidden, inner, experts, slots, skew, settings):
     times = bench.time(contestants)
     flops = 6 * tokens * slots * hidden * inner
     shape = f"T{tokens} H{hidden} I{inner} E{experts} k{slots} skew {skew}"
-    bench.row("layer", shape, times, judged, tflops=round(flops / times["mk"] / 1e6), **note)
+    bench.row("layer", shape, times, judged, f.plans[-1:], tflops=round(flops / times["mk"] / 1e6), **note)
     for g in (f, apart, *others.values()):
         g.close()
 
@@ -313,7 +318,7 @@ def tables(bench, world, tokens, experts, slots):
         found = bench.judge(torch.cat(got), torch.cat(want), 6e-3)
         judged = found if judged is None or not found["right"] else judged
     times = bench.time({"mk": ours, "torch_tables": theirs})
-    bench.row("tables", f"T{tokens} E{experts} k{slots}", times, judged, of_mk=f"tables, rows of {NARROW} elements, and their product")
+    bench.row("tables", f"T{tokens} E{experts} k{slots}", times, judged, f.plans[-1:], of_mk=f"tables, rows of {NARROW} elements, and their product")
     f.close()
 
 
@@ -353,8 +358,7 @@ def main():
         about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "mk": mk.__version__, "seed": args.seed, "rounds": args.rounds}
         with open(args.json, "w") as file:
             json.dump({**about, "rows": bench.rows}, file, indent=1)
-    if bench.wrong:
-        sys.exit(f"{bench.wrong} results are wrong")
+    sys.exit(predicted.status(bench.rows, bench.wrong))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "torch_peers"))
 
 import link  # noqa: E402
+import predicted  # noqa: E402
 from align import Alignment  # noqa: E402
 from check import Judge, good  # noqa: E402
 from contestant import ALONE, OURS, PEER, Contestant  # noqa: E402
@@ -117,7 +118,7 @@ class Bench:
         weights, ids = scores.softmax(1).topk(slots)
         return Routing(ids.contiguous(), experts), (weights / weights.sum(1, keepdim=True)).contiguous()
 
-    def row(self, part, shape, contestants, judges, bytes_moved):
+    def row(self, part, shape, contestants, judges, bytes_moved, plans):
         results = self.timer.measure(contestants, judges, self.args.rounds)
         found = {one.name: result for one, result in zip(contestants, results)}
         moved = torch.tensor(bytes_moved / self.rate, dtype=torch.float64, device="cuda")
@@ -130,7 +131,7 @@ class Bench:
         self.wrong += not right
         self.rows.append({
             "part": part, "shape": shape, "results": {name: result.json() for name, result in found.items()}, "link_ms": 1e3 * moved.item(),
-            "bound_ms": bound, "peer_over_mk": min(peers) / ours.middle, "bound_over_mk": bound / ours.middle, "right": right,
+            "mk_ms": ours.middle, "predicted_ms": predicted.of(plans), "bound_ms": bound, "peer_over_mk": min(peers) / ours.middle, "bound_over_mk": bound / ours.middle, "right": right,
         })
         if self.rank == 0:
             times = ", ".join(f"{name} {1e3 * result.middle:.1f}" for name, result in found.items())
@@ -173,7 +174,7 @@ class Bench:
             Contestant("products alone", ALONE, alone),
         ]
         moved = 2 * hidden * max(self.elsewhere(s[1].once_sent) for s in sets)
-        self.row("dispatch", f"T{tokens * self.size} H{hidden} N{columns} E{experts} k{slots} skew {skew}", contestants, judges, moved)
+        self.row("dispatch", f"T{tokens * self.size} H{hidden} N{columns} E{experts} k{slots} skew {skew}", contestants, judges, moved, f.plans[-1:])
         f.close()
 
     def elsewhere(self, rows):
@@ -230,7 +231,7 @@ class Bench:
             Contestant("products and gates alone", ALONE, alone),
         ]
         moved = 2 * hidden * max(self.elsewhere(s[1].once_sent) + self.elsewhere(s[1].once_received) for s in sets)
-        self.row("layer", f"T{tokens} a rank, H{hidden} I{inner} E{experts} k{slots} skew {skew}", contestants, judges, moved)
+        self.row("layer", f"T{tokens} a rank, H{hidden} I{inner} E{experts} k{slots} skew {skew}", contestants, judges, moved, f.plans[-1:])
         f.close()
 
     def sum_of_experts(self, rows, route, gates, w1, w2):
@@ -273,4 +274,4 @@ def main(args, chosen, pipeline):
         about |= {"ranks": bench.size, "link_bytes_per_s": bench.rate}
         pathlib.Path(args.json).write_text(json.dumps({**about, "rows": bench.rows}, indent=1) + "\n")
     dist.destroy_process_group()
-    return f"{bench.wrong} results are wrong" if bench.wrong else None
+    return predicted.status(bench.rows, bench.wrong)

@@ -92,7 +92,9 @@ def main():
     print(summary.text(result), flush=True)
     wrong = summary.wrong(result)
     print("\n".join(wrong) if wrong else f"every result of mk is right; {result['seconds']} s", flush=True)
-    sys.exit(1 if wrong else 0)
+    missed = summary.missed(result)
+    print("\n".join(missed) if missed else "every prediction is within 30 %", flush=True)
+    sys.exit(1 if wrong or missed else 0)
 
 
 if __name__ == "__main__":

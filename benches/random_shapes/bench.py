@@ -31,8 +31,8 @@ TOGETHER = 16  # shapes whose kernels are bound before they run
 class Contestant:
     """``run(i)`` enqueues on the inputs of set ``i``, and writes ``out``."""
 
-    def __init__(self, name, run, out, settings=None):
-        self.name, self.run, self.out, self.settings = name, run, out, settings
+    def __init__(self, name, run, out, settings=None, predicted_ms=None):
+        self.name, self.run, self.out, self.settings, self.predicted_ms = name, run, out, settings, predicted_ms
         self.ms, self.late, self.worst, self.flushes = [], 0, None, 4
 
     def judge(self, errors):
@@ -50,6 +50,7 @@ class Contestant:
             "tile_error": tile_error,
             "good": check.good(error, tile_error),
             "settings": self.settings,
+            **({} if self.predicted_ms is None else {"predicted_ms": self.predicted_ms}),
         }
 
 
@@ -177,7 +178,7 @@ class Bench:
         sets = [list(s.values()) for s in inputs.sets]
         # As in a captured step: host time is another benchmark's.
         settings = {"settings": plan.settings[0], "roles": plan.roles, "verdict": plan.verdict, "bind_seconds": seconds}
-        return Contestant(name, lambda i: f(*sets[i], out=out), out, settings)
+        return Contestant(name, lambda i: f(*sets[i], out=out), out, settings, plan.predicted_ms)
 
     def torch_way(self, name, inputs, out):
         """``torch.mm``, and operations of torch behind it."""

@@ -1,6 +1,12 @@
 """From a result to the figures that count. Needs neither torch nor a GPU."""
 
 import math
+import pathlib
+import sys
+
+sys.path.append(str(pathlib.Path(__file__).parents[1] / "torch_peers"))
+
+import predicted  # noqa: E402
 
 FEW_ROWS = 128  # as in decoding
 PEER = "torch"
@@ -60,6 +66,12 @@ def wrong(result):
         out += [f"WRONG: {row['shape']}: {r['name']} has errors {r['error']:.1e}, {r['tile_error']:.1e}" for r in ours if not r["good"]]
         out += [f"MISSING: {row['shape']}: {m['name']}: {m['reason']}" for m in row["missing"] if m["name"].startswith("mk")]
     return out
+
+
+def missed(result):
+    """The rows whose time the cost model predicted wrongly, with the settings that it chose."""
+    ours = [(row, r) for row in result["rows"] for r in row["results"] if r["name"] == "mk"]
+    return predicted.missed((row["shape"], r["ms"], r.get("predicted_ms")) for row, r in ours)
 
 
 def text(result):

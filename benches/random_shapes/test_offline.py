@@ -55,6 +55,13 @@ class Figures(unittest.TestCase):
         self.assertAlmostEqual(f["p5"], 0.55)
         self.assertTrue(any("WRONG" in line for line in summary.wrong({"rows": rows})[:1]))
 
+    def test_a_missed_prediction_fails_the_run(self):
+        rows = [row(16, 2.0, 1.0), row(32, 2.0, 1.0), row(64, 2.0, 1.0)]
+        self.assertEqual(summary.missed({"rows": rows}), [])
+        for one, predicted_ms in zip(rows, (1.29, 1.31, 0.69)):
+            one["results"][1]["predicted_ms"] = predicted_ms
+        self.assertEqual([line.split()[1] for line in summary.missed({"rows": rows})], ["32x64x64", "64x64x64"])
+
     def test_a_picture_has_a_dot_for_each_ratio(self):
         rows = [row(16, 2.0, 1.0), row(512, 1.0, 9.0), row(8, 9.0, 1.0, good=False)]
         result = {"op": "product", "seed": 1, "date": "2026-11-25", "machine": {"gpu": "a GPU"}, "rows": rows}

@@ -6,7 +6,8 @@
 ``mk.nn.GatedMLP``, and a whole layer of a Llama, beside the same in torch: eager with NCCL, and compiled with async-TP (what ``torch.compile``
 makes of functional collectives); a block also beside its GEMMs alone, each by cuBLASLt's fastest algorithm. Gradients of each are judged by
 float32. Memory is what a step adds to parameters, gradients and inputs: the peak of torch's allocator, and what lies outside of it (symmetric
-memory, NCCL's and mk's workspace).
+memory, NCCL's and mk's workspace). A run fails of wrong gradients, of kernels of others in mk's backward (of a layer: GEMMs, attention and
+collectives), of workspace that `mk explain` did not say, and of a block's time that the cost model missed by 30 %.
 """
 
 import argparse
@@ -34,6 +35,8 @@ import torch.distributed._symmetric_memory as symm_mem  # noqa: E402
 import lt  # noqa: E402
 import measure  # noqa: E402
 import mk  # noqa: E402
+import predicted  # noqa: E402
+import said  # noqa: E402
 from block import Gated  # noqa: E402
 from layer import LAYERS, Layer  # noqa: E402
 
@@ -110,7 +113,13 @@ class Bench:
         if mode == "plain" and "mk" in steps:
             step, inputs = steps["mk"]
             parts = measure.kernels(step, inputs[0], made.dy[0])
-            row["kernels"], row["others"] = parts, sorted({name for name, _ in parts[1] if not measure.is_ours(name)})
+            layer = isinstance(made, Layer)
+            row["kernels"], (row["others"], row["strangers"]) = parts, said.strangers(parts[1], layer)
+            plans = step.plans()
+            row["workspace_mib"] = [said.workspace([plan.explain() for plan in plans]), found["mk"]["memory_mib"][1]]
+            self.wrong += bool(row["strangers"]) or row["workspace_mib"][0] is None or not said.is_as_said(*row["workspace_mib"])
+            if not layer:
+                row |= {"mk_ms": statistics.median(found["mk"]["ms"]), "predicted_ms": predicted.of(plans)}
         self.rows.append(row)
         self.tell(row)
 
@@ -127,6 +136,12 @@ class Bench:
         times = lambda part: ", ".join(f"{us:.0f}{label(name)}" for name, us in part)
         if "kernels" in row:
             self.say(f"   mk's kernels, us: forward {times(row['kernels'][0])} | backward {times(row['kernels'][1])}")
+            mib, held = row["workspace_mib"]
+            told = "nothing" if mib is None else f"{mib:.0f} MiB"
+            known = row.get("predicted_ms")
+            self.say(f"   mk explain: workspace {told} ({held:.0f} allocated), step {'-' if known is None else f'{known:.3f} ms'}")
+            for name in row["strangers"]:
+                self.say(f"   NOT OURS: {name}")
         if row["products_ms"]:
             self.say("   GEMMs, us: " + ", ".join(f"{name} {1e3 * ms:.0f}" for name, ms in row["products_ms"].items()))
 
@@ -177,7 +192,7 @@ def main():
             Path(args.json).write_text(json.dumps({**about, "rounds": args.rounds, "rows": bench.rows}, indent=1))
     bench.table()
     dist.destroy_process_group()
-    raise SystemExit(bench.wrong)
+    raise SystemExit(predicted.status(bench.rows, bench.wrong))
 
 
 if __name__ == "__main__":

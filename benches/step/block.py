@@ -58,8 +58,8 @@ def collectives(compiled):
 class Step:
     """A contestant: parameters, and a function of this rank's tokens, forward and backward."""
 
-    def __init__(self, name, forward, parameters, gradients, mode="plain", adds=False):
-        self.name, self.forward, self.parameters, self.mode = name, forward, parameters, mode
+    def __init__(self, name, forward, parameters, gradients, mode="plain", adds=False, functions=()):
+        self.name, self.forward, self.parameters, self.mode, self.functions = name, forward, parameters, mode, functions
         # Converts the gradients of the packed parameters to the layout of torch.nn.Linear.
         self.gradients = gradients
         # Whether the backward adds to main gradients by itself.
@@ -69,6 +69,10 @@ class Step:
         if mode == "micro":
             for p in parameters:
                 p.main_grad = torch.zeros(p.shape, device=p.device)
+
+    def plans(self):
+        """Plans of mk's kernels that ran last, of forward and backward."""
+        return [plan for function in self.functions for native in function._all() for plan in native.plans[-1:]]
 
     def gradient(self, p):
         return p.main_grad if self.mode == "micro" else p.grad
@@ -125,7 +129,7 @@ class Gated:
         mains = {"grads": {"w": "main_grad", "v": "main_grad"}} if mode == "micro" else {}
         layer = mk.nn.GatedMLP(self.gate.shape[1], self.gate.shape[0] * self.ranks, world, device="cuda", **mains)
         layer.load(self.gate, self.up, self.down)
-        step = Step("mk", layer, [layer.gate_up, layer.down], None, mode, adds=True)
+        step = Step("mk", layer, [layer.gate_up, layer.down], None, mode, True, [layer.function])
 
         def gradients():
             both, down = step.gradient(layer.gate_up), step.gradient(layer.down)

@@ -87,7 +87,8 @@ class Layer:
             return [mine[n] for n in self.NAMES]
 
         step = torch.compile(forward, dynamic=False) if compiled else forward
-        return Step(name, step, [*w.values(), out.weight, mlp.gate_up, mlp.down], gradients, mode)
+        functions = [heads, attend, out.function, mlp.function]
+        return Step(name, step, [*w.values(), out.weight, mlp.gate_up, mlp.down], gradients, mode, functions=functions)
 
     def torch(self, name, mode, compiled, dtype=torch.bfloat16):
         w = {n: torch.nn.Parameter(t.to(dtype, copy=True)) for n, t in self.weights.items() if n not in ("q", "k", "v", "gate", "up")}

@@ -101,8 +101,3 @@ def kernels(step, x, dy):
         ran = [e for e in seen.events() if e.device_type == torch.autograd.DeviceType.CUDA and e.device_time_total > 0]
         lists.append([(e.name, e.device_time_total) for e in sorted(ran, key=lambda e: e.time_range.start)])
     return lists
-
-
-def is_ours(name):
-    """Kernels of mk, and what its copy engines move."""
-    return name.startswith(("mk_", "Memcpy PtoP"))

@@ -12,6 +12,7 @@ import pathlib
 import sys
 
 import plot
+import predicted
 import rows as table
 
 class FormatError(ValueError):
@@ -61,18 +62,10 @@ def wrong(result):
     return out
 
 
-# A prediction that is farther off is a fault of the cost model, by which settings are chosen.
-MISSED = 0.3
-
-
 def missed(result):
     """The rows whose time the cost model predicted wrongly."""
-    out = []
-    for row in result["rows"]:
-        for r in row["results"]:
-            if abs(r.get("predicted_ms", r["ms"]) / r["ms"] - 1) > MISSED:
-                out.append(f"PREDICTION: {row['key']}: {r['name']} takes {r['ms']:.4f} ms, and {r['predicted_ms']:.4f} were predicted")
-    return out
+    every = [(row, r) for row in result["rows"] for r in row["results"]]
+    return predicted.missed((f"{row['key']}: {r['name']}", r["ms"], r.get("predicted_ms")) for row, r in every)
 
 
 def markdown(result):

@@ -15,6 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import ours  # noqa: E402
 import plot  # noqa: E402
+import predicted  # noqa: E402
 import report  # noqa: E402
 import rows as table  # noqa: E402
 import tables  # noqa: E402
@@ -231,6 +232,23 @@ class Report(unittest.TestCase):
         for factor in (0.69, 1.31):
             one["rows"][0]["results"][0]["predicted_ms"] = factor * one["rows"][0]["results"][0]["ms"]
             self.assertEqual([line.split(": ")[1] for line in report.missed(one)], [one["rows"][0]["key"]])
+
+    def test_other_benches_fail_of_missed_predictions(self):
+        for bench in ("experts", "attention", "step"):
+            text = "".join(path.read_text() for path in sorted((pathlib.Path(__file__).parents[1] / bench).glob("*.py")))
+            self.assertIn("predicted.status(", text, bench)
+        rows = [{"shape": "T64", "mk_ms": 1.0, "predicted_ms": 1.29}, {"row": "8192x4096", "mk_ms": 1.0, "predicted_ms": None}, {"row": "none"}]
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            self.assertIsNone(predicted.status(rows, 0))
+            self.assertEqual(said.getvalue(), "")
+            rows[1]["predicted_ms"] = 0.69
+            self.assertEqual(predicted.status(rows, 0), "1 predictions are off by 30 %")
+            self.assertEqual(predicted.status(rows, 2), "2 results are wrong; 1 predictions are off by 30 %")
+        self.assertIn("PREDICTION: 8192x4096 takes 1.0000 ms, and 0.6900 were predicted", said.getvalue())
+        plan = types.SimpleNamespace
+        self.assertEqual(predicted.of([plan(predicted_ms=1.0), plan(predicted_ms=0.5)]), 1.5)
+        self.assertIsNone(predicted.of([plan(predicted_ms=1.0), plan(predicted_ms=None)]))
+        self.assertIsNone(predicted.of([]))
 
     def test_a_quick_look_says_so(self):
         self.assertIn("quick look", report.markdown(result() | {"quick": True}))

@@ -79,8 +79,8 @@ device_struct! {
         gated: u32 @ 100,
         /// This instance's number on the network between nodes.
         instance: u32 @ 104,
-        /// Unused, 0.
-        reserved: u32 @ 108,
+        /// Rows of this rank's tensors that have its own number of them.
+        own_rows: u32 @ 108,
         /// This rank's range of the net arena, or 0; see [`NetLayout`](crate::NetLayout).
         net: u64 @ 112,
         /// This rank's [`NetFifo`], or 0.

@@ -27,6 +27,10 @@ pub struct TensorArg {
     /// The tensor, by index, in whose memory it may lie: a parameter that it replaces, element by element.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_place: Option<u32>,
+    /// Whether each rank has its own number of rows in a launch, those of its shape at most: as many of each such
+    /// tensor. [`LaunchHeader::own_rows`](crate::device::LaunchHeader::own_rows) says how many.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub own_rows: bool,
 }
 
 /// Where the memory under a tensor map begins.

@@ -5,7 +5,7 @@ use mk_codegen::{emit, equivalence, passes::lower, plan::Plan, settings::Config,
 use mk_syntax::{Bound, Program};
 use std::collections::BTreeMap;
 
-/// A part of an attention of packed sequences on one rank: its program, sizes and plan.
+/// A part of an attention of packed sequences, on one rank or over a ring: its program, sizes and plan.
 struct Packed {
     program: Program,
     bound: Bound,
@@ -14,22 +14,33 @@ struct Packed {
 
 impl Packed {
     fn new(body: &str, [tokens, entries, depth]: [u64; 3]) -> Packed {
-        Packed::of(body, [tokens, entries, depth], 1)
+        Packed::of(body, [tokens, entries, depth], 1, &Config::default())
     }
 
-    fn of(body: &str, [tokens, entries, depth]: [u64; 3], batch: u64) -> Packed {
-        let more = match body.contains("do,") {
-            true => ", do: bf16[B, T, H, D], stats: f32[B, H, T, 4]",
-            false => "",
+    /// Over a ring of so many ranks.
+    fn ring(body: &str, sizes: [u64; 3], ranks: u32) -> Packed {
+        Packed::of(body, sizes, 1, &Config { ranks, ..Config::default() })
+    }
+
+    fn of(body: &str, [tokens, entries, depth]: [u64; 3], batch: u64, config: &Config) -> Packed {
+        let [at, turned] = match (body.contains("ring"), config.ranks) {
+            (true, 2) => ["zigzag(1)", "zigzag(2)"],
+            (true, _) => ["shard(1)", "shard(2)"],
+            _ => ["replicate"; 2],
         };
+        let more = match body.contains("do,") {
+            true => format!(", do: bf16[B, T, H, D] @ {at}, stats: f32[B, H, T, 4] @ {turned}"),
+            false => String::new(),
+        };
+        let keys = format!("bf16[B, T, G, D] @ {at}");
         let text = format!(
-            "fn packed(q: bf16[B, T, H, D]{more}, k: bf16[B, T, G, D], v: bf16[B, T, G, D], cu: i32[N]) {{ {body} }}"
+            "fn packed(q: bf16[B, T, H, D] @ {at}{more}, k: {keys}, v: {keys}, cu: i32[N]) {{ {body} }}"
         );
         let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
         let dims = [("B", batch), ("T", tokens), ("N", entries), ("H", 4), ("G", 2), ("D", depth)];
         let dims = dims.map(|(name, n)| (name.to_string(), n)).into();
         let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
-        let plan = lower(&program, &bound, &Config::default()).unwrap_or_else(|e| panic!("{e}"));
+        let plan = lower(&program, &bound, config).unwrap_or_else(|e| panic!("{e}"));
         Packed { program, bound, plan }
     }
 
@@ -47,6 +58,11 @@ const WINDOW: &str = "attention(q, k, v, causal, window = 50, softcap = 30, cu_s
 const DQ: &str = "attention_dq(q, do, stats, k, v, causal, cu_seqlens = cu)";
 const DKV: &str =
     "let dk = attention_dk(k, v, q, do, stats, causal, cu_seqlens = cu); (dk, dk -> attention_dv)";
+
+const RING: &str = "let o = ring(k, v) -> attention(q, causal, cu_seqlens = cu); (o, o -> lse)";
+const RING_DQ: &str = "ring(k, v) -> attention_dq(q, do, stats, causal, cu_seqlens = cu)";
+const RING_DKV: &str = "let dk = ring(q, do, stats) -> attention_dk(k, v, causal, cu_seqlens = cu);
+    (dk, dk -> attention_dv)";
 
 /// Plans are what they compute, of every mask, side, head and number of documents.
 #[test]
@@ -68,16 +84,29 @@ fn proofs() {
                 .unwrap_or_else(|e| panic!("{body} {sizes:?}: {e}\n{}", packed.plan));
         }
     }
-    let two = Packed::of(CAUSAL, [300, 5, 64], 2);
+    for body in [RING, RING_DQ, RING_DKV] {
+        let masks = [", causal", "", ", causal, window = 50"];
+        for (mask, ranks) in masks.iter().flat_map(|m| [2, 3].map(|ranks| (m, ranks))) {
+            let body = body.replace(", causal", mask);
+            let ring = Packed::ring(&body, [300, 5, 64], ranks);
+            ring.judge(&ring.plan).unwrap_or_else(|e| panic!("{body} {ranks}: {e}\n{}", ring.plan));
+        }
+    }
+    let two = Packed::of(CAUSAL, [300, 5, 64], 2, &Config::default());
     two.judge(&two.plan).unwrap_or_else(|e| panic!("{e}"));
 }
 
 #[test]
 fn texts() {
-    for (name, body) in
-        [("packed_full", FULL), ("packed_window", WINDOW), ("packed_dq", DQ), ("packed_dkv", DKV)]
-    {
-        let Packed { plan, .. } = Packed::new(body, [2000, 9, 128]);
+    for (name, body, ranks) in [
+        ("packed_full", FULL, 1),
+        ("packed_window", WINDOW, 1),
+        ("packed_dq", DQ, 1),
+        ("packed_dkv", DKV, 1),
+        ("packed_ring", RING, 2),
+        ("packed_ring_dkv", RING_DKV, 3),
+    ] {
+        let Packed { plan, .. } = Packed::ring(body, [2000, 9, 128], ranks);
         let text = plan.to_string();
         assert_eq!(text.parse::<Plan>().as_ref(), Ok(&plan), "{name}");
         let json = plan.to_json().expect("JSON");
@@ -85,7 +114,7 @@ fn texts() {
         valid::verify(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
         let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
         insta::assert_snapshot!(name, text);
-        if matches!(name, "packed_window" | "packed_dkv") {
+        if matches!(name, "packed_window" | "packed_dkv" | "packed_ring") {
             insta::assert_snapshot!(format!("cuda_{name}"), kernel.generated());
         }
     }
@@ -95,8 +124,8 @@ fn texts() {
 #[test]
 fn nothing_can_be_left_out() {
     let mut n = 0;
-    for body in [CAUSAL, DQ, DKV] {
-        let packed = Packed::new(body, [2000, 5, 64]);
+    for (body, ranks) in [(CAUSAL, 1), (DQ, 1), (DKV, 1), (RING, 2), (RING_DKV, 2)] {
+        let packed = Packed::ring(body, [2000, 5, 64], ranks);
         for (id, f) in packed.plan.families.iter() {
             let without: [fn(&mut Plan, _, usize); 3] = [
                 |plan, id, i| drop(plan.families[id].waits.remove(i)),
@@ -160,8 +189,18 @@ fn other_bounds_compute_something_else() {
         (FULL, &[("mask=full", "mask=causal")]),
         (DKV, &[("mask=causal", "mask=full"), ("keys mask=causal", "queries mask=causal")]),
         (DQ, &[("mask=causal", "mask=full"), ("mask=causal", "mask=window keys=100")]),
+        (
+            RING,
+            &[
+                ("mask=causal", "mask=full"),
+                ("mask=bounds", "mask=causal"),
+                ("rows=300", "rows=299"),
+            ],
+        ),
+        (RING_DQ, &[("mask=causal", "mask=full")]),
+        (RING_DKV, &[("mask=causal", "mask=full"), ("keys mask=causal", "queries mask=causal")]),
     ] {
-        let packed = Packed::new(body, [300, 5, 64]);
+        let packed = Packed::ring(body, [300, 5, 64], if body.contains("ring") { 2 } else { 1 });
         packed.judge(&packed.plan).unwrap_or_else(|e| panic!("{body}: {e}"));
         let text = packed.plan.to_string();
         let refused = |other: String, what: &str| {
@@ -178,7 +217,7 @@ fn other_bounds_compute_something_else() {
             let line = text.lines().find(|l| l.trim_start().starts_with(side)).expect(side);
             refused(text.replacen(line, &format!("{line} + 1"), 1), side);
         }
-        let side = if body == DKV { "position k " } else { "position q " };
+        let side = if body.contains("attention_dk") { "position k " } else { "position q " };
         refused(both(&text, side, "1 + "), "bounds of the next row");
         refused(both(&text, side, "0 * "), "bounds of the first rows");
     }

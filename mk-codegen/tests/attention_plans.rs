@@ -17,19 +17,20 @@ fn plan(ranks: u32, placement: &str, body: &str, sequence: u64) -> Plan {
 }
 
 fn plan_of(heads: u64, ranks: u32, placement: &str, body: &str, sequence: u64) -> Plan {
-    made(heads, ranks, placement, body, sequence).2
+    made(heads, ranks, [placement; 2], body, sequence).2
 }
 
 fn made(
     heads: u64,
     ranks: u32,
-    placement: &str,
+    [placement, kv]: [&str; 2],
     body: &str,
     sequence: u64,
 ) -> (Program, Bound, Plan) {
-    let kv = format!("bf16[B, S, G, D] @ {placement}");
+    let kv = format!("bf16[B, S, G, D] @ {kv}");
+    let sinks = if body.contains("sinks = s") { ", s: f32[H]" } else { "" };
     let text = format!(
-        "fn attention_plan(q: bf16[B, S, H, D] @ {placement}, k: {kv}, v: {kv}) {{ {body} }}"
+        "fn attention_plan(q: bf16[B, S, H, D] @ {placement}, k: {kv}, v: {kv}{sinks}) {{ {body} }}"
     );
     let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
     let dims = [("B", 1), ("S", sequence), ("H", heads), ("G", heads / 2), ("D", 64)];
@@ -40,6 +41,18 @@ fn made(
 }
 
 const RING: &str = "let o = ring(k, v) -> attention(q, causal); (o, o -> lse)";
+
+/// Heads of 256 elements, of packed sequences, capped.
+fn wide() -> Plan {
+    let text = "fn wide(q: bf16[1, 1000, 4, 256], k: bf16[1, 1000, 2, 256], v: bf16[1, 1000, 2, 256], cu: i32[9]) {
+        attention(q, k, v, causal, softcap = 50, cu_seqlens = cu)
+    }";
+    let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
+    let bound = program.bind(&BTreeMap::new(), &BTreeMap::new()).expect("binds");
+    lower(&program, &bound, &Config::default()).expect("lowers")
+}
+
+const SINKS: &str = "let o = attention(q, k, v, causal, sinks = s); (o, o -> lse)";
 
 const ULYSSES: &str = "let x = all_to_all(k, split = 2, concat = 1);
     let y = all_to_all(v, split = 2, concat = 1);
@@ -54,6 +67,8 @@ fn texts() {
             plan(1, "replicate", "attention(q, k, v, causal, window = 100, softcap = 50)", 300),
         ),
         ("attention_chunk", lengths("attention(q, k, v, causal)", [100, 300]).2),
+        ("attention_sinks", plan(1, "replicate", SINKS, 300)),
+        ("attention_wide", wide()),
         ("ring_full", plan(3, "shard(1)", "ring(k, v) -> attention(q)", 768)),
         ("ring_causal", plan(3, "shard(1)", RING, 1000)),
         ("ring_causal_zigzag", plan(3, "zigzag(1)", RING, 1000)),
@@ -67,8 +82,40 @@ fn texts() {
         let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(kernel.cuda.contains("sm90_attend_consumer"), "{name}");
         insta::assert_snapshot!(name, text);
-        if name == "ulysses" {
-            insta::assert_snapshot!("cuda_ulysses", kernel.generated());
+        if matches!(name, "ulysses" | "attention_sinks" | "attention_wide") {
+            insta::assert_snapshot!(format!("cuda_{name}"), kernel.generated());
+        }
+    }
+}
+
+/// A plan without sinks, with another head's, or with two of them, does not compute the program.
+#[test]
+fn other_sinks_compute_something_else() {
+    for (ranks, placement, body) in [
+        (1, "replicate", SINKS),
+        (2, "zigzag(1)", "ring(k, v) -> attention(q, causal, sinks = s)"),
+        (2, "shard(1)", "attention(q, k, v, sinks = s)"),
+    ] {
+        let kv = if body.contains("ring") { placement } else { "replicate" };
+        let (program, bound, plan) = made(4, ranks, [placement, kv], body, 300);
+        let options = equivalence::Options::default();
+        let judge = |plan: &Plan| {
+            valid::verify(plan).map_err(|e| e.to_string())?;
+            equivalence::evaluate(plan, &program, &bound, &options).map_err(|e| e.to_string())
+        };
+        judge(&plan).unwrap_or_else(|e| panic!("{body}: {e}"));
+        let text = plan.to_string();
+        let line = text.lines().find(|l| l.contains("access sinks")).expect("sinks").to_owned();
+        let at = line.split_once('[').and_then(|(_, x)| x.split_once(" :")).expect("a head").0;
+        for other in [
+            String::new(),
+            line.replacen(&format!("[{at} :"), "[0 :", 1),
+            line.replacen(&format!("[{at} :"), &format!("[3 - ({at}) :"), 1),
+            line.replacen(&format!("[{at} : 1"), "[0 : 2", 1),
+        ] {
+            assert_ne!(other, line, "{body}");
+            let other: Plan = text.replacen(&line, &other, 1).parse().expect("a plan");
+            assert!(judge(&other).is_err(), "{body}\n{other}");
         }
     }
 }
@@ -80,7 +127,7 @@ fn other_windows_compute_something_else() {
         (1, "replicate", "attention(q, k, v, causal, window = 100, softcap = 50)"),
         (3, "zigzag(1)", "ring(k, v) -> attention(q, causal, window = 100, softcap = 50)"),
     ] {
-        let (program, bound, plan) = made(2, ranks, placement, body, 300);
+        let (program, bound, plan) = made(2, ranks, [placement; 2], body, 300);
         let options = equivalence::Options::default();
         let judge = |plan: &Plan| equivalence::evaluate(plan, &program, &bound, &options);
         judge(&plan).unwrap_or_else(|e| panic!("{body}: {e}"));

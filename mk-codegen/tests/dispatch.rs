@@ -80,6 +80,17 @@ const ADDS: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0)
     dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate) -> add(s)
 }";
 
+/// The layer, of as many tokens as each rank brings, which adds as many rows of a tensor.
+const OWN: &str = "fn layer<T: own>(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0), s: bf16[T, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
+    dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate) -> add(s)
+}";
+
+/// Products of rows and as many gradients as each rank has.
+const OWN_WEIGHTS: &str = "fn weights<T: own <= 42>(a: bf16[R, F] @ shard(0), ids: i32[T, K] @ shard(0), dy: bf16[T, H] @ shard(0), w2: bf16[E, F, H] @ shard(0)) {
+    ragged(a, ids) -> grouped_gemm(w2) -> combine_grad(dy)
+}";
+
 /// The layer with room for some rows of each expert; others are dropped.
 const DROPS: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
     w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
@@ -373,6 +384,9 @@ fn texts() {
         ("combine_grad", Case { source: WEIGHTS, ..SMALL }),
         ("combine_grad_kept", Case { source: WEIGHTS_KEPT, ..SMALL }),
         ("combine_adds", Case { source: ADDS, ..SMALL }),
+        ("own_rows", Case { source: OWN, ..SMALL }),
+        ("own_rows_alone", Case { source: OWN, ranks: 1, ..SMALL }),
+        ("own_weights", Case { source: OWN_WEIGHTS, ..SMALL }),
     ] {
         let plan = case.plan("").unwrap_or_else(|e| panic!("{name}: {e}"));
         let text = plan.to_string();
@@ -383,6 +397,32 @@ fn texts() {
         let generated = source.cuda.split_once(emit::library::END).expect("the library ends").1;
         insta::assert_snapshot!(format!("cuda_{name}"), generated);
     }
+}
+
+/// Rows of which each rank has its own number are tokens, on one node, of a bound that ranks divide.
+#[test]
+fn own_rows_are_tokens() {
+    let layer = Case { source: OWN, ..SMALL };
+    let refused = |case: Case, says: &str| {
+        let error = case.plan("").expect_err(says).to_string();
+        assert!(error.contains(says) && error.contains("\n  help: let"), "{error}");
+    };
+    let dense = "fn f<T: own>(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+        w: bf16[E, H, H] @ shard(0), v: bf16[H, N]) {
+        (dispatch(x, ids) -> grouped_gemm(w) -> combine(gate), gemm(x, v))
+    }";
+    refused(Case { source: dense, ..SMALL }, "a dense operation stands beside its rows");
+    let only = "fn f<T: own>(x: bf16[T, H] @ shard(0), v: bf16[H, N]) { gemm(x, v) }";
+    refused(Case { source: only, ..SMALL }, "a dense operation stands beside its rows");
+    let counted = "fn f<R: own>(x: bf16[R, H] @ shard(0), n: i32[E] @ shard(0), w: bf16[E, H, N] @ shard(0)) {
+        ragged(x, n) -> grouped_gemm(w)
+    }";
+    refused(Case { source: counted, ..SMALL }, "and they are no tokens");
+    refused(Case { tokens: 41, ..layer }, "which ranks have no equal parts of");
+    let (program, bound) = layer.bound();
+    let config = Config { ranks: 2, nodes: 2, ..Config::default() };
+    let error = lower(&program, &bound, &config).expect_err("nodes").to_string();
+    assert!(error.contains("over several nodes\n  help: declare them `dyn`"), "{error}");
 }
 
 #[test]

@@ -120,6 +120,26 @@ const EXPERTS: &[(&str, &str)] = &[
         }",
     ),
     (
+        "moe_own",
+        "fn f<T: own>(x: bf16[T, K] @ shard(0), ids: i64[T, J] @ shard(0), gate: f32[T, J] @ shard(0),
+            w: bf16[E, K, 2, N] @ shard(0), v: bf16[E, N, K] @ shard(0), b: bf16[E, K] @ shard(0)) {
+            dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> bias(b) -> combine(gate)
+        }",
+    ),
+    (
+        "dispatch_own",
+        "fn f<T: own>(x: bf16[T, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0), w: bf16[E, N, K] @ shard(0)) {
+            let rows = dispatch(x, ids, gate, capacity = R, drop);
+            (rows -> grouped_gemm(w.t), rows)
+        }",
+    ),
+    (
+        "weights_own",
+        "fn f<T: own>(x: bf16[R, K] @ shard(0), ids: i32[T, J] @ shard(0), y: bf16[T, N] @ shard(0), w: bf16[E, K, N] @ shard(0)) {
+            ragged(x, ids) -> grouped_gemm(w) -> combine_grad(y)
+        }",
+    ),
+    (
         "combine_kept",
         "fn f(x: bf16[R, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0), w: bf16[E, K, N] @ shard(0)) {
             ragged(x, ids, drop) -> grouped_gemm(w) -> combine(gate)

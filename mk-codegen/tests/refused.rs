@@ -103,6 +103,14 @@ family fam3 \"wait\" role2 {
 }
 
 #[test]
+fn own_rows_that_no_template_ends_at() {
+    let says = "no template of copy_tile ends where a rank's own rows of buf1 do";
+    refused(&[("out bf16[12, N]", "out bf16[12, N] own")], says);
+    let tile = [("\"a\" in bf16[M, K]", "\"a\" in bf16[M, K] own")];
+    refused_of(TILE, &tile, "no template of mma_tile ends where a rank's own rows of buf0 do");
+}
+
+#[test]
 fn tensors_of_peers() {
     let says = "is the caller's: a kernel reaches it only `@ rank`";
     refused(&[("in bf16", "in shared bf16"), ("buf0 @ rank", "buf0 @ d")], says);

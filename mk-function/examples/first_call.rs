@@ -29,6 +29,7 @@ use std::{
     fs,
     path::Path,
     process::Command,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -100,6 +101,7 @@ const CASES: &[Case] = &[
 
 /// Parts of the time.
 const PARTS: [&str; 6] = ["read, cut", "binary", "choose", "lower", "prove", "NVRTC"];
+type Parts = [Duration; PARTS.len()];
 /// Those that are columns of their own.
 const COLUMNS: std::ops::Range<usize> = 2..6;
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/first-call.md");
@@ -179,41 +181,64 @@ fn row(name: &str, cold: f64, parts: &[f64], warm: f64) -> String {
     format!("| {name} | {cold:.2} | {} | {warm:.2} |", parts.join(" | "))
 }
 
-/// A first call, and the times of its parts on stdout.
+/// A first call, and the times of its parts on stdout. The kernels of a backward are made at a time, as Python makes them.
 fn one(case: &Case) -> Res<()> {
     let jit = JitOptions::default();
     let mut parts = [Duration::ZERO; PARTS.len()];
     let pieces = timed(&mut parts[0], || pieces(case))?;
-    let gpu = Gpu::from("NVIDIA H100 80GB HBM3");
-    let (choices, proofs) = timed(&mut parts[1], || {
+    let kept = timed(&mut parts[1], || {
         (Choices::new(&jit, Prove::Cached), Proofs::new(&jit, Prove::Cached))
     });
-    for (program, bound) in pieces {
-        let config = Config { ranks: case.ranks, ..Config::default() };
-        let search = Some((&gpu, None));
-        let terms = Conditions { config: &config, fuse: Fuse::Auto, overlap: false, search };
-        let choice = timed(&mut parts[2], || choices.settle(&program, &bound, &terms));
-        let emission = emit::Options::default();
-        let making = Making { program: &program, bound: &bound, emission };
-        if in_cpu() {
-            let made = timed(&mut parts[4], || Composition::with(making, &choice, &proofs))?;
-            // Some have no kernel with what was chosen: what takes its place takes as long.
-            let _ = timed(&mut parts[5], || made.compile(&jit));
-            // What the first of these held.
-            let mut lower = Duration::ZERO;
-            timed(&mut lower, || Composition::with(making, &choice, &proofs))?;
-            parts[3] += lower;
-            parts[4] = parts[4].saturating_sub(lower);
-            continue;
-        }
-        let (made, compiled) = Composition::make(making, &choice, &jit, Some(&config), &proofs)?;
-        parts[3] += made.kernels.iter().map(|k| k.lower_time).sum::<Duration>();
-        parts[4] += made.kernels.iter().map(|k| k.prove_time).sum::<Duration>();
-        parts[5] += compiled.iter().map(|c| c.compile_time).sum::<Duration>();
+    let one = |(program, bound): &(Program, Bound)| {
+        made(case, program, bound, &jit, &kept).map_err(|e| e.to_string())
+    };
+    let made: Vec<Result<Parts, String>> = if in_cpu() {
+        pieces.iter().map(one).collect()
+    } else {
+        thread::scope(|s| {
+            let threads: Vec<_> = pieces.iter().map(|piece| s.spawn(|| one(piece))).collect();
+            threads.into_iter().map(|t| t.join().expect("no piece panics")).collect()
+        })
+    };
+    for made in made {
+        parts.iter_mut().zip(made?).for_each(|(sum, part)| *sum += part);
     }
     let words = parts.map(|p| p.as_secs_f64().to_string());
     println!("parts {}", words.join(" "));
     Ok(())
+}
+
+/// Chooses, proves and compiles one kernel.
+fn made(
+    case: &Case,
+    program: &Program,
+    bound: &Bound,
+    jit: &JitOptions,
+    (choices, proofs): &(Choices, Proofs),
+) -> Res<Parts> {
+    let mut parts = [Duration::ZERO; PARTS.len()];
+    let gpu = Gpu::from("NVIDIA H100 80GB HBM3");
+    let config = Config { ranks: case.ranks, ..Config::default() };
+    let search = Some((&gpu, None));
+    let terms = Conditions { config: &config, fuse: Fuse::Auto, overlap: false, search };
+    let choice = timed(&mut parts[2], || choices.settle(program, bound, &terms));
+    let making = Making { program, bound, emission: emit::Options::default() };
+    if in_cpu() {
+        let made = timed(&mut parts[4], || Composition::with(making, &choice, proofs))?;
+        // Some have no kernel with what was chosen: what takes its place takes as long.
+        let _ = timed(&mut parts[5], || made.compile(jit));
+        // What the first of these held.
+        let mut lower = Duration::ZERO;
+        timed(&mut lower, || Composition::with(making, &choice, proofs))?;
+        parts[3] += lower;
+        parts[4] = parts[4].saturating_sub(lower);
+        return Ok(parts);
+    }
+    let (made, compiled) = Composition::make(making, &choice, jit, Some(&config), proofs)?;
+    parts[3] += made.kernels.iter().map(|k| k.lower_time).sum::<Duration>();
+    parts[4] += made.kernels.iter().map(|k| k.prove_time).sum::<Duration>();
+    parts[5] += compiled.iter().map(|c| c.compile_time).sum::<Duration>();
+    Ok(parts)
 }
 
 /// What is compiled: the pipeline, or the kernels of its backward.

@@ -10,6 +10,7 @@
 //! `mk-tune`'s and `mk-harness`'s, which use this crate.
 
 mod arguments;
+mod balance;
 pub mod build;
 pub mod choice;
 pub mod cut;
@@ -23,6 +24,7 @@ mod progress;
 mod simulate;
 
 pub use arguments::AsTensor;
+pub use balance::{Balance, balance};
 pub use error::{ArgumentError, FunctionError};
 pub use function::{Argument, Call, Function, FunctionOptions, Kernel};
 pub use layout::Layout;

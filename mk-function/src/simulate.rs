@@ -89,8 +89,15 @@ fn given(
     let mut held = Held::new();
     for (rank, tensors) in (0..ranks).zip(inputs) {
         signature.count(tensors.len())?;
+        let mut own = None;
         for (i, (param, values)) in signature.program().tensors().iter().zip(tensors).enumerate() {
-            let expected = signature.local_shape(bound, param.id, rank);
+            let mut expected = signature.local_shape(bound, param.id, rank);
+            if param.ty.dims.first().is_some_and(|dim| signature.program().is_own(*dim)) {
+                let row = expected.iter().skip(1).product::<u64>().max(1);
+                let most = expected.first().copied().unwrap_or(0);
+                let rows = own.get_or_insert((values.len() as u64 / row).min(most));
+                expected = signature.of_own(param.id, expected, Some(*rows));
+            }
             let (n, given) = (expected.iter().product::<u64>(), values.len() as u64);
             if n != given {
                 let (tensor, given) = (param.name.clone(), vec![given]);

@@ -65,8 +65,8 @@ pub(crate) struct Attention<'d> {
 }
 
 impl Attention<'_> {
-    /// Results `[S, H, D]` and log-sum-exps `[H, S]` of each batch.
-    pub fn run(&self, q: &Matrix, k: &Matrix, v: &Matrix) -> [Matrix; 2] {
+    /// Results `[S, H, D]` and log-sum-exps `[H, S]` of each batch, with sinks of the heads if there are some.
+    pub fn run(&self, [q, k, v]: [&Matrix; 3], sinks: Option<&Matrix>) -> [Matrix; 2] {
         let Attention { sequence: both @ [sequence, keys], heads: [heads, groups], depth, .. } =
             *self;
         let (wide, narrow) = (sequence * heads * depth, keys * groups * depth);
@@ -79,6 +79,7 @@ impl Attention<'_> {
             let [k, v] = [k, v].map(|x| &x.data[b * narrow..][..narrow]);
             for h in 0..heads {
                 let g = h / (heads / groups).max(1);
+                let sink = sinks.and_then(|s| s.data.get(h)).copied();
                 for n in 0..asked {
                     // The first and the last query are among them.
                     let i = (n * (sequence - 1)).checked_div(asked - 1).unwrap_or(sequence - 1);
@@ -89,8 +90,12 @@ impl Attention<'_> {
                         let j = seen.start + j;
                         (&k[row(k, j)][..depth], &v[row(v, j)][..depth])
                     };
-                    let sum =
-                        self.row(&q[at..at + depth], seen.len(), of, &mut out[at..at + depth]);
+                    let sum = self.row(
+                        &q[at..at + depth],
+                        (seen.len(), sink),
+                        of,
+                        &mut out[at..at + depth],
+                    );
                     lse[(b * heads + h) * sequence + i] = sum;
                 }
             }
@@ -98,11 +103,11 @@ impl Attention<'_> {
         [(wide, o), (heads * sequence, lse)].map(|(cols, x)| Matrix::collect(cols, x.into_iter()))
     }
 
-    /// One query against `keys` keys and values; returns the log-sum-exp.
+    /// One query against `keys` keys and values, and a sink; returns the log-sum-exp.
     fn row<'k>(
         &self,
         q: &[f64],
-        keys: usize,
+        (keys, sink): (usize, Option<f64>),
         of: impl Fn(usize) -> (&'k [f64], &'k [f64]),
         out: &mut [Near],
     ) -> Near {
@@ -119,11 +124,13 @@ impl Attention<'_> {
             (x, off * slope + of_cap)
         };
         let scores: Vec<(f64, f64)> = (0..keys).map(score).collect();
-        let max = scores.iter().map(|s| s.0).fold(f64::NEG_INFINITY, f64::max);
-        if keys == 0 {
+        let none = sink.unwrap_or(f64::NEG_INFINITY);
+        let max = scores.iter().map(|s| s.0).fold(none, f64::max);
+        if keys == 0 && sink.is_none() {
             return Near::exact(f64::NEG_INFINITY);
         }
-        let total: f64 = scores.iter().map(|s| (s.0 - max).exp()).sum();
+        let all = scores.iter().map(|s| s.0).chain(sink);
+        let total: f64 = all.map(|s| (s - max).exp()).sum();
         let rounding = half_ulp(self.dtype, 1.0);
         // Probabilities below the least normal number of their type lose more.
         let least = half_ulp(self.dtype, 0.0);

@@ -7,7 +7,7 @@ use super::{
     routing::{self, Routing},
 };
 use mk_runtime::reference::random_value;
-use mk_syntax::Tensor;
+use mk_syntax::{Tensor, ValueId};
 
 /// The inputs of every launch: uniform in [-1, 1), rounded to the tensor's type. Shards and contributions differ from
 /// rank to rank, replicas do not.
@@ -41,6 +41,22 @@ impl<'a> Inputs<'a> {
         Inputs { routing, ..self }
     }
 
+    /// How many rows a rank has in a launch of a tensor of which each has its own number: none, all that it has room
+    /// for, or any number; `None` for other tensors.
+    pub fn own_rows(&self, launch: u64, value: ValueId, rank: usize) -> Option<usize> {
+        let (program, ty) = (self.case.program, self.case.program.ty(value)?);
+        let own = ty.dims.first().is_some_and(|dim| program.is_own(*dim));
+        let shape = self.case.bound.shape(value).filter(|_| own)?;
+        let most = self.sizes.layout(shape, &ty.placement, rank).ok()?.rows().len();
+        let seed = self.seed.wrapping_add(launch.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let chance = |i: u64| f64::from(random_value(seed, 2 * rank as u64 + i, 0.5)) + 0.5;
+        Some(match chance(0) {
+            few if few < 0.2 => 0,
+            all if all > 0.8 => most,
+            _ => (chance(1) * (most + 1) as f64) as usize,
+        })
+    }
+
     /// Rows of each expert of a rank, from a tensor of them.
     pub fn counts(&self, launch: u64, tensor: &Tensor, rank: usize) -> Vec<i32> {
         let experts = self.layout(tensor, rank).map_or(0, |layout| layout.rows().len());
@@ -54,7 +70,11 @@ impl<'a> Inputs<'a> {
         let [tokens, slots] = shape[..] else { return Vec::new() };
         let experts = routing::experts_of(self.case, tensor.id).unwrap_or(1);
         let seeds = [0, rank].map(|rank| self.seed(launch, tensor, rank));
-        self.routing.route(tokens as usize, slots as usize, experts, seeds[0], seeds[1])
+        let (tokens, slots) = (tokens as usize, slots as usize);
+        let mut ids = self.routing.route(tokens, slots, experts, seeds[0], seeds[1]);
+        let own = self.own_rows(launch, tensor.id, rank).unwrap_or(tokens);
+        ids.iter_mut().skip(own * slots).for_each(|id| *id = -1);
+        ids
     }
 
     /// Where documents begin, from a tensor of that.
@@ -112,8 +132,12 @@ impl<'a> Inputs<'a> {
             true => self.integers(launch, tensor, rank),
             false => Vec::new(),
         };
+        let own = self.own_rows(launch, tensor.id, rank);
+        let shape = self.layout(tensor, rank).map_or(Vec::new(), |layout| layout.shape());
+        let behind = own.map(|own| own as u64 * shape.iter().skip(1).product::<u64>());
         move |i| match integers.get(i) {
             Some(n) => f64::from(*n),
+            None if behind.is_some_and(|behind| i as u64 >= behind) => 0.0,
             None => round(dtype, f64::from(random_value(seed, i as u64, 1.0))),
         }
     }

@@ -313,8 +313,8 @@ fn refused_by_name() {
         other => panic!("{other:?}"),
     };
     let depth = |depth| refused(ring(Shape { depth, ..SMALL }, "shard(1)", ""), 2);
-    assert!(depth(192).contains("heads have 192 elements"));
-    assert!(depth(256).contains("192 and 256 are not supported yet"));
+    assert!(depth(96).contains("heads have 96 elements"));
+    assert!(depth(512).contains("use 64, 128, 192 or 256"));
     let heads = ring(Shape { heads: [5, 2], ..SMALL }, "shard(1)", "");
     assert!(refused(heads, 2).contains("5 heads of queries cannot share 2"));
     let text = |body: &str| {

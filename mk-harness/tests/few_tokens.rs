@@ -9,7 +9,7 @@ const HEAD: &str = "x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0)";
 const EXPERTS: &str = "w1: bf16[E, H, 2, I] @ shard(0), w2: bf16[E, I, H] @ shard(0)";
 
 /// Each kind of pipeline: its name and text.
-fn kinds() -> [(&'static str, String); 6] {
+fn kinds() -> [(&'static str, String); 8] {
     let layer = |args: &str| {
         format!(
             "fn layer({HEAD}, gate: f32[T, K] @ shard(0), {EXPERTS}) -> bf16[T, H] @ shard(0) {{
@@ -25,6 +25,9 @@ fn kinds() -> [(&'static str, String); 6] {
     let shared = layer(", capacity = R, drop")
         .replace("shard(0)) -> bf16", "shard(0), s: bf16[T, H] @ shard(0)) -> bf16")
         .replace("combine(gate)", "combine(gate) -> add(s)");
+    let own = |text: &str| text.replace("fn layer(", "fn layer<T: own>(");
+    let (own_drop, own_shared) =
+        (own(&wide.replace("ids)", "ids, capacity = R, drop)")), own(&shared));
     [
         ("dispatch", dispatched),
         ("layer", layer("")),
@@ -32,6 +35,8 @@ fn kinds() -> [(&'static str, String); 6] {
         ("capacity", layer(", capacity = R")),
         ("drop", layer(", capacity = R, drop")),
         ("shared", shared),
+        ("own", own_drop),
+        ("own_shared", own_shared),
     ]
 }
 
@@ -64,6 +69,18 @@ fn grid() -> impl Iterator<Item = (usize, u64, u64, u64)> {
 
 /// Seconds that CI spends here.
 const SECONDS: u64 = 10;
+
+/// Ranks have their own number of tokens, none of them among others.
+#[test]
+fn every_rank_has_its_own_number() {
+    for kind in [6, 7] {
+        for (ranks, tokens) in [(1, 5), (1, 300), (2, 40), (3, 6), (4, 1100), (8, 24)] {
+            for seed in 0..2 {
+                right(kind, ranks, tokens, 2, seed);
+            }
+        }
+    }
+}
 
 /// Others, as many as fit, in an order that the printed seed decides; all of the grid for `cargo xtask sweep experts`.
 #[test]

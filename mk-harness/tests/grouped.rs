@@ -41,8 +41,22 @@ fn every_routing_is_right() {
 fn layers_are_right() {
     let text = "fn layer(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w1: bf16[E, H, I] @ shard(0),
         w2: bf16[E, I, H] @ shard(0)) { dispatch(x, ids) -> grouped_gemm(w1) -> silu -> grouped_gemm(w2) -> combine(gate) }";
+    layer_is_right(text);
+    let biased = text
+        .replace("shard(0)) {", "shard(0), b1: bf16[E, I] @ shard(0), b2: bf16[E, H] @ shard(0)) {")
+        .replace("(w1)", "(w1) -> bias(b1)")
+        .replace("(w2)", "(w2) -> bias(b2)");
+    layer_is_right(&biased);
+    layer_is_right(
+        &biased
+            .replace("fn layer(", "fn layer<T: own>(")
+            .replace("ids)", "ids, capacity = 2304, drop)"),
+    );
+}
+
+fn layer_is_right(text: &str) {
     let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
-    let dims = [("T", 50), ("K", 2), ("E", 7), ("H", 16), ("I", 24)];
+    let dims = [("T", 51), ("K", 2), ("E", 7), ("H", 16), ("I", 24)];
     let dims = dims.map(|(name, n)| (name.to_string(), n)).into();
     let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
     let ranks = 3;

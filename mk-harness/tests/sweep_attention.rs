@@ -1,4 +1,4 @@
-//! Attention with windows and capped scores, on the executor against f64: every world, placement, part of the backward,
+//! Attention with windows, capped scores and sinks, on the executor against f64: every world, placement, part of the backward,
 //! number of heads and type, with windows and lengths at random.
 //!
 //! CI takes as many cases as fit in some seconds, in an order that the printed seed decides; `cargo xtask sweep attention`
@@ -39,7 +39,8 @@ const PLACED: [([&str; 2], bool); 6] = [
 ];
 
 /// Heads of queries and of keys, of each rank that has heads of its own, and elements of a head.
-const HEADS: [[u64; 3]; 4] = [[1, 1, 64], [1, 1, 128], [2, 1, 64], [4, 2, 64]];
+const HEADS: [[u64; 3]; 6] =
+    [[1, 1, 64], [1, 1, 128], [2, 1, 64], [4, 2, 64], [1, 1, 192], [2, 1, 256]];
 
 const RANKS: [u32; 5] = [1, 2, 3, 4, 8];
 
@@ -53,6 +54,8 @@ struct Attention {
     /// Of a whole launch; a window is drawn for it.
     windowed: bool,
     capped: bool,
+    /// Of the forward.
+    sinks: bool,
 }
 
 impl Attention {
@@ -102,10 +105,18 @@ impl Attention {
         if self.capped {
             words += ", softcap = 1.5";
         }
+        let mut given = String::new();
+        if self.sinks {
+            words += ", sinks = s";
+            given =
+                format!(", s: f32[H] @ {}", if q == "shard(2)" { "shard(0)" } else { "replicate" });
+        }
         let body = PARTS[self.part][usize::from(!ring)].replace("WORDS", &words);
         let s = if ring { "S" } else { "T" };
         let narrow = format!("{t}[B, {s}, G, D] @ {kv}");
-        format!("fn f(q: {t}[B, S, H, D] @ {q}{more}, k: {narrow}, v: {narrow}) {{ {body} }}")
+        format!(
+            "fn f(q: {t}[B, S, H, D] @ {q}{more}, k: {narrow}, v: {narrow}{given}) {{ {body} }}"
+        )
     }
 
     /// Lowers, proves, evaluates, runs and judges.
@@ -146,9 +157,15 @@ fn all() -> Vec<Attention> {
         .flat_map(|part| (0..PLACED.len()).map(move |placed| (part, placed)))
         .flat_map(|(part, placed)| RANKS.map(|ranks| (part, placed, ranks)))
     {
-        for (heads, dtype) in HEADS.iter().flat_map(|h| ["bf16", "f16"].map(|t| (*h, t))) {
-            for (windowed, capped) in [(true, false), (false, true), (true, true)] {
-                out.push(Attention { part, placed, heads, ranks, dtype, windowed, capped });
+        // Gradients are of heads of up to 128 elements.
+        let heads = HEADS.iter().filter(|h| part == 0 || h[2] <= 128);
+        for (heads, dtype) in heads.flat_map(|h| ["bf16", "f16"].map(|t| (*h, t))) {
+            let plain = [(true, false), (false, true), (true, true)].map(|(w, c)| (w, c, false));
+            let sunk = [(false, false), (true, false), (true, true)].map(|(w, c)| (w, c, true));
+            // Gradients of sums with sinks are those of sums without.
+            let sunk = sunk.iter().filter(|_| part == 0);
+            for (windowed, capped, sinks) in plain.iter().chain(sunk).copied() {
+                out.push(Attention { part, placed, heads, ranks, dtype, windowed, capped, sinks });
             }
         }
     }

@@ -24,6 +24,7 @@ fn all() -> Vec<Chain> {
         slots,
         wide: tokens % 2 == 1,
         drops,
+        own: tokens.is_multiple_of(ranks) && tokens % 4 > 1,
     };
     // Some of few tokens with a capacity that holds all, and all of many, of which some are dropped.
     let drops = |&(_, tokens, _): &(usize, usize, usize)| tokens % 10 == 0 || tokens > 70;
@@ -35,8 +36,19 @@ fn all() -> Vec<Chain> {
 #[test]
 fn gradients_of_kept_rows() {
     for (ranks, tokens, slots) in [(1, 140, 2), (2, 200, 1), (3, 150, 2)] {
-        let chain = Chain { ranks, tokens, slots, wide: ranks == 2, drops: true };
+        let chain = Chain { ranks, tokens, slots, wide: ranks == 2, drops: true, own: false };
         chain.check(&[Routing::One, Routing::Padded], 7);
+    }
+}
+
+/// Ranks bring tensors of their own number of rows, none among others, and get as many.
+#[test]
+fn gradients_of_own_rows() {
+    for (ranks, tokens, slots, drops) in
+        [(1, 140, 2, false), (2, 200, 2, true), (3, 36, 2, false), (4, 12, 1, false)]
+    {
+        let chain = Chain { ranks, tokens, slots, wide: true, drops, own: true };
+        chain.check(&[Routing::Random, Routing::One], 5);
     }
 }
 

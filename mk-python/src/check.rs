@@ -19,6 +19,15 @@ use pyo3::{
 };
 
 impl Function {
+    /// Element type and local shape of each result of a call.
+    fn results(&self, sizes: &Sizes, rank: u32, call: &Call) -> Vec<(DType, Vec<u64>)> {
+        let shapes: Vec<&[u64]> = call.inputs.iter().map(|a| &*a.shape).collect();
+        let own = self.signature.own_rows(&shapes);
+        let all = self.signature.results(sizes, rank).into_iter();
+        let all = all.zip(self.signature.program().results());
+        all.map(|((dtype, shape), id)| (dtype, self.signature.of_own(*id, shape, own))).collect()
+    }
+
     /// All of it, without a call: the global sizes that follow.
     pub(crate) fn checked(
         &self,
@@ -38,7 +47,8 @@ impl Function {
         let sizes = sizes.map_err(|e| errors::argument(py, &e))?;
         if let Some(out) = out {
             let local = self.place().local();
-            let results: Vec<_> = local.map(|rank| self.signature.results(&sizes, rank)).collect();
+            let results = local.zip(&calls).map(|(rank, call)| self.results(&sizes, rank, call));
+            let results: Vec<_> = results.collect();
             let outputs = self.outputs(py, torch, Some(out), &results)?;
             self.read_outputs(torch, &outputs, &results, &mut calls)?;
             self.check_outputs(py, &results, &calls)?;

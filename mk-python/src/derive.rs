@@ -13,6 +13,7 @@ use pyo3::{
     prelude::*,
     types::{PyDict, PyList},
 };
+use std::collections::BTreeMap;
 
 /// The derivative of a pipeline: ``{"forward": text, "backward": text or None, "inputs": [(kind, position), ...],
 /// "gradients": [(parameter, kind, position), ...]}``.
@@ -117,6 +118,12 @@ pub fn describe<'py>(py: Python<'py>, pipeline: &str) -> PyResult<Bound<'py, PyD
     let runtime = runtime.filter(|s| !matches!(s.kind, SymbolKind::Fixed | SymbolKind::Blocks(_)));
     dict.set_item("name", checked.name())?;
     dict.set_item("runtime", runtime.map(|s| s.name.as_str()).collect::<Vec<_>>())?;
+    // Of rows that each rank has its own number of, the most of all ranks together, where the text says it.
+    let own = checked.symbols().iter().filter_map(|s| match s.kind {
+        SymbolKind::Own { max } => Some((s.name.clone(), max)),
+        _ => None,
+    });
+    dict.set_item("own", own.collect::<BTreeMap<_, _>>())?;
     dict.set_item("text", Excerpt::whole(&checked).text())?;
     Ok(dict)
 }

@@ -245,7 +245,8 @@ impl Function {
         let local = self.place().local();
         let shapes = shapes(&calls);
         let results = |function: &core::Function, which| {
-            local.clone().map(|rank| function.results(which, rank)).collect::<Vec<_>>()
+            let ranks = local.clone().zip(&shapes);
+            ranks.map(|(rank, own)| function.results_of(which, rank, own)).collect::<Vec<_>>()
         };
         let found = self.with(py, |function| {
             let which = function.find(&shapes)?;
@@ -352,6 +353,18 @@ impl Function {
         };
         let made = made.ok_or_else(|| Class::Error.error(py, "nothing was bound"))?;
         Ok(Plan::new(self.signature.clone(), sizes, made, self.gpu()))
+    }
+
+    /// Chooses, proves and compiles for these global shapes what the first call with them binds, which finds it in the
+    /// caches. Not collective; what fails here is told there.
+    fn _prepare(&self, py: Python<'_>, shapes: &Bound<'_, PyDict>) -> PyResult<()> {
+        let more = options::sizes(py, Some(shapes), None)?;
+        let sizes = self.signature.bind(&more).map_err(|e| errors::argument(py, &e))?;
+        self.with(py, |function| {
+            // The call says what is wrong, on all ranks.
+            let _ = function.prepare(&sizes);
+            Ok(())
+        })
     }
 
     /// Why it takes as long as it does on these tensors, as an ``Explanation``: ``str()`` of it is what `mk explain`

@@ -3,7 +3,7 @@
 //! `world.rs` and `store.rs` find the ranks, `tensor.rs` reads torch tensors, `function.rs` calls, `arguments.rs` takes
 //! arguments apart, `check.rs` checks them in worlds of every kind, `plan.rs` shows and simulates what would run,
 //! `program.rs` gives the pipeline as data, `source.rs` reads its text, `predict.rs` asks the cost model, `derive.rs`
-//! gives derivatives as texts, `explain.rs` explains and has it compared, `options.rs` reads keyword arguments,
+//! gives derivatives as texts, `balance.rs` orders documents, `explain.rs` explains and has it compared, `options.rs` reads keyword arguments,
 //! `interrupt.rs` looks for signals, `log.rs` passes warnings on, `command.rs` is the `mk` command, `errors.rs` turns
 //! errors into exceptions.
 //!
@@ -12,6 +12,7 @@
 //! binds, which may need the interpreter; therefore nobody waits for that lock while attached.
 
 mod arguments;
+mod balance;
 mod check;
 mod command;
 mod constant;
@@ -39,6 +40,8 @@ use std::collections::BTreeMap;
 mod _mk {
     use super::*;
 
+    #[pymodule_export]
+    use super::balance::balance;
     #[pymodule_export]
     use super::command::command;
     #[pymodule_export]

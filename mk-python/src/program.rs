@@ -102,6 +102,7 @@ fn value<'py>(
                     dict.set_item("scale", scores.scale)?;
                     dict.set_item("ring", ring.is_some())?;
                     dict.set_item("packed", scores.packed)?;
+                    dict.set_item("sinks", scores.sinks)?;
                 }
                 Op::RmsNorm { eps } | Op::RmsNormGrad { eps } => dict.set_item("eps", eps)?,
                 Op::Scale(factor) => dict.set_item("factor", factor)?,

@@ -141,6 +141,18 @@ def uneven(case, rank, ranks, world):
             mk.nn.MoE(16, 24, 6, 2, world)
 
 
+def biased(case, rank, ranks, world):
+    """Products of rows of experts, to each of which its expert's vector is added."""
+    number = 2 * ranks
+    x, w, b = random(12 * ranks, 16), random(number, 16, 24, seed=1), random(number, 24, seed=2)
+    weights, ids = torch.rand(12 * ranks, number, generator=torch.Generator().manual_seed(3)).topk(2)
+    f = mk.compile("""fn f(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), g: f32[T, K] @ shard(0), w: bf16[E, H, N] @ shard(0),
+        b: bf16[E, N] @ shard(0)) { dispatch(x, ids) -> grouped_gemm(w) -> bias(b) -> silu -> combine(g) }""", world)
+    want = sum(torch.nn.functional.silu(x.float() @ w[e].float() + b[e]) * (weights * (ids == e)).sum(1, keepdim=True) for e in range(number))
+    mine = [t.chunk(ranks)[rank].contiguous() for t in (x, ids, weights, w, b)]
+    close(case, f(*mine), want.chunk(ranks)[rank])
+
+
 def drops(case, rank, ranks, world):
     """Each expert keeps the first 128 of its rows, by source and token; a token's sum leaves out what was dropped."""
     tokens, number = 200 * ranks - 3, 2 * ranks
@@ -637,6 +649,7 @@ def on_ranks(rank, ranks, path):
         gradients(rank % 2, 2, pairs[rank // 2])
         experts(unittest.TestCase(), rank, ranks, mk.World.reference())
         uneven(unittest.TestCase(), rank, ranks, mk.World.reference())
+        biased(unittest.TestCase(), rank, ranks, mk.World.reference())
     finally:
         dist.destroy_process_group()
 

@@ -1,6 +1,7 @@
 """``mk.attention`` on CPU tensors, against torch's and against dense masks in float64, with gradients, eager and compiled. Needs torch."""
 
 import random
+import tempfile
 import unittest
 
 import mk
@@ -39,6 +40,28 @@ def heads(b, h, s, d, seed, dtype=None):
     """``[B, H, S, D]`` as models have it: a view of rows that hold all heads."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(b, s, h, d, generator=generator).to(dtype or torch.bfloat16).transpose(1, 2)
+
+
+def documents_of_a_ring(rank, path, size):
+    """Parts of packed sequences, against the whole on one rank."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
+    world, tokens = mk.World.reference(), 8 * size
+    chunk = tokens // (2 * size)
+    parts = {"shard": range(rank * 8, rank * 8 + 8)}
+    parts["zigzag"] = [i for c in (rank, 2 * size - 1 - rank) for i in range(c * chunk, (c + 1) * chunk)]
+    for placement, begins in [("zigzag", [0, 3, 3, tokens]), ("shard", [0, tokens - 5, tokens - 2])]:
+        cu = torch.tensor(begins, dtype=torch.int32)
+        whole = [heads(1, h, tokens, 64, seed)[0].transpose(0, 1).requires_grad_() for seed, h in enumerate((4, 2, 2))]
+        how = {"causal": True, "enable_gqa": True, "cu_seqlens": cu, "return_lse": True}
+        want = mk.attention(*whole, **how)
+        rows = list(parts[placement])
+        own = [x.detach()[rows].requires_grad_() for x in whole]
+        found = mk.attention(*own, **how, world=world, placement=placement)
+        d = heads(1, 4, tokens, 64, 9)[0].transpose(0, 1)
+        wanted = torch.autograd.grad(want[0], whole, d)
+        for x, y in [(found[0], want[0][rows]), (found[1], want[1][:, rows]), *zip(torch.autograd.grad(found[0], own, d[rows]), (g[rows] for g in wanted))]:
+            assert torch.allclose(x.float(), y.float(), atol=2e-2, rtol=2e-2), (placement, rank, x.shape, (x.float() - y.float()).abs().max())
+    torch.distributed.destroy_process_group()
 
 
 @unittest.skipUnless(HAS_TORCH, "torch is not installed")
@@ -170,6 +193,29 @@ class Attention(unittest.TestCase):
             compiled = torch.compile(mk.attention, fullgraph=True, backend="aot_eager")
             for begins in ([0, 3, 20], [0, 20, 20]):
                 self.packed(compiled, ((20, 4, 64), (20, 2, 64), (20, 2, 64)), begins, {"causal": True}, torch.bfloat16, sinks)
+
+    def test_packed_sequences_over_a_ring(self):
+        with tempfile.TemporaryDirectory() as folder:
+            torch.multiprocessing.spawn(documents_of_a_ring, (f"{folder}/meet", 3), nprocs=3)
+
+    def test_balance(self):
+        draw = random.Random(56)
+        lengths = [draw.randrange(1, 900) for _ in range(120)]
+        begins = [sum(lengths[:n]) for n in range(len(lengths) + 1)]
+        order, ratio = mk.balance(torch.tensor(begins, dtype=torch.int32), 4)
+        self.assertEqual(sorted(order), list(range(120)))
+        self.assertLessEqual(ratio, 1.05)
+        self.assertEqual(mk.balance(begins, 4), (order, ratio))
+        # Pairs of a query and a key, by rank.
+        chunk, work, at = -(-begins[-1] // 8), [0] * 4, 0
+        for n in order:
+            for i in range(lengths[n]):
+                part = at // chunk
+                work[min(part, 7 - part)] += i + 1
+                at += 1
+        self.assertAlmostEqual(max(work) * 4 / sum(work), ratio)
+        with self.assertRaisesRegex(mk.ArgumentError, "entry 2 is 3"):
+            mk.balance([0, 5, 3], 2)
 
     def test_packed_sequences_refused(self):
         q, cu = heads(1, 2, 8, 64, 0)[0].transpose(0, 1), torch.tensor([0, 3, 8], dtype=torch.int32)

@@ -13,7 +13,7 @@ template <class Config>
 struct CopySmem {
   static constexpr u32 kFull = Config::kStages * Config::kPieceBytes;
   static constexpr u32 kEmpty = kFull + Config::kStages * kMbarrierBytes;
-  static constexpr u32 kState = kEmpty + Config::kStages * kMbarrierBytes;
+  static constexpr u32 kState = (kEmpty + Config::kStages * kMbarrierBytes + 15) / 16 * 16;
   static constexpr u32 kBytes = kState + sizeof(CtaState);
   static_assert(kBytes <= 227 * 1024, "sm_90 gives a block 227 KiB");
 

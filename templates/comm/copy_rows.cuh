@@ -9,6 +9,8 @@ struct RowsTask {
   u64 row_bytes;          // a multiple of `kLeast`
   u32 rows;
   u32 destinations;
+  u32 given;  // of a rank's own number of rows: how many are there; for the others each word is `fill`
+  u32 fill;
 };
 
 // Loads in flight per thread before the first store.
@@ -46,28 +48,32 @@ template <>
 struct RowVector<16> {
   typedef Vec16 Type;
   MK_DEVICE static Type load(u64 p) { return ld_vec16(reinterpret_cast<const void*>(p)); }
+  MK_DEVICE static Type of(u32 word) { return Type{{word, word, word, word}}; }
   MK_DEVICE static void store(u64 p, Type v) { st_vec16(reinterpret_cast<void*>(p), v); }
 };
 template <>
 struct RowVector<4> {
   typedef u32 Type;
   MK_DEVICE static Type load(u64 p) { return ld_u32(reinterpret_cast<const void*>(p)); }
+  MK_DEVICE static Type of(u32 word) { return word; }
   MK_DEVICE static void store(u64 p, Type v) { st_u32(reinterpret_cast<void*>(p), v); }
 };
 template <>
 struct RowVector<1> {
   typedef u16 Type;
   MK_DEVICE static Type load(u64 p) { return ld_u8(reinterpret_cast<const void*>(p)); }
+  MK_DEVICE static Type of(u32 word) { return static_cast<Type>(word); }
   MK_DEVICE static void store(u64 p, Type v) { st_u8(reinterpret_cast<void*>(p), v); }
 };
 template <>
 struct RowVector<2> {
   typedef u16 Type;
   MK_DEVICE static Type load(u64 p) { return ld_u16(reinterpret_cast<const void*>(p)); }
+  MK_DEVICE static Type of(u32 word) { return static_cast<Type>(word); }
   MK_DEVICE static void store(u64 p, Type v) { st_u16(reinterpret_cast<void*>(p), v); }
 };
 
-template <u32 kBytes, u32 kThreads, class Hooks>
+template <u32 kBytes, u32 kThreads, bool kOwnRows, class Hooks>
 MK_DEVICE void copy_rows_by(const Hooks& hooks, const RowsTask& task, u32 thread) {
   typedef RowVector<kBytes> Vector;
   RowWalk at = RowWalk::of<kBytes>(thread, kThreads, task.rows, static_cast<u32>(task.row_bytes / kBytes));
@@ -77,7 +83,12 @@ MK_DEVICE void copy_rows_by(const Hooks& hooks, const RowsTask& task, u32 thread
     RowWalk from = at;
 #pragma unroll
     for (u32 i = 0; i < kRowsUnroll; ++i) {
-      if (from.row < task.rows) v[i] = Vector::load(task.source + from.row * task.source_pitch_bytes + u64{from.vector} * kBytes);
+      const u64 place = task.source + from.row * task.source_pitch_bytes + u64{from.vector} * kBytes;
+      if constexpr (kOwnRows) {
+        v[i] = from.row < task.given ? Vector::load(place) : Vector::of(task.fill);
+      } else if (from.row < task.rows) {
+        v[i] = Vector::load(place);
+      }
       from.advance();
     }
 #pragma unroll 1
@@ -151,8 +162,9 @@ struct Turns<Hooks, true> {
 
 // Run by `kThreads` threads, numbered from 0 by `thread`; a multiple of 32. The first warp waits and posts for all, each
 // lane for its share of the words, over the named barrier `kBarrier`: `Edges::start` orders its acquires before everybody's
-// loads, `Edges::done` everybody's stores before its releases. `kLeast`: bytes of the smallest elements.
-template <u32 kThreads, u32 kBarrier, class Edges, u32 kLeast = 2, class Hooks>
+// loads, `Edges::done` everybody's stores before its releases. `kLeast`: bytes of the smallest elements. `kOwnRows`: whether tasks say how
+// many rows are there.
+template <u32 kThreads, u32 kBarrier, class Edges, u32 kLeast = 2, bool kOwnRows = false, class Hooks>
 MK_DEVICE void copy_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
 #pragma unroll 1
   for (Turns<Hooks> turns(ctx, hooks, 0, 1);; turns.advance()) {
@@ -168,11 +180,11 @@ MK_DEVICE void copy_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
       u64 alignment = task.source | task.source_pitch_bytes | task.destination_pitch_bytes | task.row_bytes;
       for (u32 d = 0; d < task.destinations; ++d) alignment |= hooks.destination(task, d);
       if (alignment % 16 == 0) {
-        copy_rows_by<16, kThreads>(hooks, task, thread);
+        copy_rows_by<16, kThreads, kOwnRows>(hooks, task, thread);
       } else if (alignment % 4 == 0) {
-        copy_rows_by<4, kThreads>(hooks, task, thread);
+        copy_rows_by<4, kThreads, kOwnRows>(hooks, task, thread);
       } else {
-        copy_rows_by<kLeast, kThreads>(hooks, task, thread);
+        copy_rows_by<kLeast, kThreads, kOwnRows>(hooks, task, thread);
       }
     }
     named_barrier_sync<Edges::done, kBarrier, kThreads>();

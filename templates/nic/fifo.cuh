@@ -43,6 +43,7 @@ MK_DEVICE void net_issue(const Context& ctx, NetIssuer& issuer, const NetTask& t
       issuer.taken = ld_acquire<Scope::Sys>(&fifo->taken);
       if (reached(issuer.taken, expected)) break;
       nanosleep(kNetNapNs);
+      if (ctx.aborted()) return;
       const u64 waited_ns = globaltimer_ns() - begin;
       u32 abort = ld_relaxed_sys(&ctx.sym_header(ctx.header.rank)->abort);
       if (abort == 0) abort = heed_host(ctx);

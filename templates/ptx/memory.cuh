@@ -113,6 +113,11 @@ MK_DEVICE void st_shared(u32 address, u32 v) {
 }
 
 // What TMA has brought: an mbarrier came before.
+MK_DEVICE u32 atom_exch_shared(u32 address, u32 v) {
+  u32 old;
+  asm volatile("atom.relaxed.cta.shared::cta.exch.b32 %0, [%1], %2;" : "=r"(old) : "r"(address), "r"(v) : "memory");
+  return old;
+}
 MK_DEVICE void ld_shared_f32x2(u32 address, float& x, float& y) {
   asm volatile("ld.shared::cta.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(address) : "memory");
 }
@@ -124,6 +129,10 @@ MK_DEVICE Vec16 ld_shared_vec16(u32 address) {
   return v;
 }
 // For the async proxy to read: a proxy fence and a named barrier follow.
+MK_DEVICE void st_shared_vec16(u32 address, const Vec16& v) {
+  asm volatile("st.shared::cta.v4.u32 [%0], {%1, %2, %3, %4};"
+               :: "r"(address), "r"(v.x[0]), "r"(v.x[1]), "r"(v.x[2]), "r"(v.x[3]) : "memory");
+}
 MK_DEVICE void st_shared_zeros(u32 address) {
   asm volatile("st.shared::cta.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
 }

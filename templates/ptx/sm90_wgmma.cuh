@@ -194,6 +194,11 @@ MK_WGMMA(16, MK_REGS_0_LOW, "%8", "%9", "%10", "%11", "%12", MK_OPS_0_LOW)
 MK_WGMMA_FROM_REGISTERS(64, MK_REGS_0 ", " MK_REGS_1, "%32", "%33", "%34", "%35", "%36", "%37", "%38", MK_OPS_0, MK_OPS_1)
 MK_WGMMA_FROM_REGISTERS(128, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3, "%64", "%65", "%66", "%67", "%68", "%69", "%70",
                         MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3)
+MK_WGMMA_FROM_REGISTERS(192, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5, "%96", "%97", "%98", "%99",
+                        "%100", "%101", "%102", MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5)
+MK_WGMMA_FROM_REGISTERS(256, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5 ", " MK_REGS_6 ", " MK_REGS_7, "%128",
+                        "%129", "%130", "%131", "%132", "%133", "%134", MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5, MK_OPS_6,
+                        MK_OPS_7)
 #undef MK_WGMMA_FROM_REGISTERS
 #undef MK_WGMMA_A
 #undef MK_WGMMA

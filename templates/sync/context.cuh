@@ -1,9 +1,11 @@
 // What every agent of a CTA shares: the launch header, the abort flag, and this launch's epoch where an agent has read it.
 // One CTA's mutable state, in shared memory. An agent that gives up sets `aborted` before the mbarrier arrival that
 // lets the next agent go on, so that whoever works on the tile after it sees the flag.
-struct CtaState {
+struct alignas(16) CtaState {
   u32 aborted;  // first: Context addresses it by the struct
   u32 taken[2];  // by each worker of a dynamic schedule: the task that it is at
+  u32 gave_up;   // whether an agent did, whose fault stands behind this
+  u32 fault[12];
 };
 
 // In place of the first word of the entries: no rank touches another's memory, and none announces itself.
@@ -22,6 +24,8 @@ struct Context {
 
   MK_DEVICE bool aborted() const { return ld_shared(state) != 0; }
   MK_DEVICE void set_aborted() const { st_shared(state, 1); }
+  // Shared address of `CtaState::gave_up`.
+  MK_DEVICE u32 fault() const { return state + 12; }
   // Shared address of `CtaState::taken`.
   MK_DEVICE u32 taken(u32 worker) const { return state + 4 + 4 * worker; }
 

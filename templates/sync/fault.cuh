@@ -1,4 +1,5 @@
-// How a kernel gives up: one record for this rank, one abort word for everybody. Nothing returns from the middle.
+// How a kernel gives up: one record for this rank, one abort word for everybody. Nothing returns from the middle. Agents only leave what they know
+// in shared memory, since a wait stands in many places; one thread reports it when all have ended.
 // Values of FaultRecord::kind; the host's FaultKind declares the same.
 enum class FaultKind : u32 { WaitTimeout = 1, EntryTimeout = 2, PlanMismatch = 3, PeerAborted = 4, ConcurrentUse = 5, FifoFull = 6, NegativeRows = 7, Capacity = 8, ExpertOutside = 9, ExpertTwice = 10, Documents = 11 };
 
@@ -25,7 +26,7 @@ MK_DEVICE void record_fault(const Context& ctx, const Fault& fault) {
   out->rank = ctx.header.rank;
   out->cta = blockIdx.x;
   out->edge = fault.edge;
-  out->epoch = ctx.epoch();
+  out->epoch = ctx.read_past() + 1;
   out->expected = fault.expected;
   out->seen = fault.seen;
   out->tile = fault.tile;
@@ -49,10 +50,22 @@ MK_DEVICE u32 heed_host(const Context& ctx) {
   return abort;
 }
 
-// Record, tell the others, mark this CTA. The record precedes the abort word, so that no CTA of this rank can
-// claim the record with "a peer aborted" first.
+// Marks this CTA; the first fault in it counts.
 MK_DEVICE void give_up(const Context& ctx, const Fault& fault) {
+  if (atom_exch_shared(ctx.fault(), 1) == 0) {
+    st_shared_vec16(ctx.fault() + 4, Vec16{{static_cast<u32>(fault.kind), fault.edge, fault.expected, fault.seen}});
+    st_shared_vec16(ctx.fault() + 20, Vec16{{fault.tile, fault.peer, static_cast<u32>(fault.waited_ns), static_cast<u32>(fault.waited_ns >> 32)}});
+    st_shared(ctx.fault() + 36, fault.word);
+  }
+  ctx.set_aborted();
+}
+
+// What an agent of this CTA gave up for, if one did. By one thread, behind all agents. The record precedes the abort word, so that no CTA of
+// this rank can claim the record with "a peer aborted" first.
+MK_DEVICE void report_fault(const Context& ctx) {
+  if (ld_shared(ctx.fault()) == 0) return;
+  const auto word = [&](u32 i) { return ld_shared(ctx.fault() + 4 + 4 * i); };
+  const Fault fault{static_cast<FaultKind>(word(0)), word(1), word(2), word(3), word(4), word(5), static_cast<u64>(word(7)) << 32 | word(6), word(8)};
   record_fault(ctx, fault);
   if (fault.kind != FaultKind::PeerAborted) raise_abort(ctx);
-  ctx.set_aborted();
 }

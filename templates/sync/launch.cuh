@@ -1,7 +1,10 @@
 // Entering and leaving a launch: the epoch, the in-flight count, the hand-shake with peers.
 // First thing in the kernel, by the first warpgroup (the gate has half of one, and asks for nothing ahead). Initialise mbarriers between this and `launch_begin_sync`.
 MK_DEVICE void launch_begin(const Context& ctx) {
-  if (threadIdx.x == 0) st_shared(ctx.state, 0);
+  if (threadIdx.x == 0) {
+    st_shared(ctx.state, 0);
+    st_shared(ctx.fault(), 0);
+  }
   if (threadIdx.x == 64) prefetch_l2(&ctx.control()->epoch[blockIdx.x]);
 }
 
@@ -34,6 +37,7 @@ MK_DEVICE void launch_begin_sync() { asm volatile("bar.sync 0;" ::: "memory"); }
 MK_DEVICE void launch_end(const Context& ctx) {
   __syncthreads();
   if (threadIdx.x == 0) {
+    report_fault(ctx);
     red_add_gpu(&ctx.control()->epoch[blockIdx.x], 1);
     red_add_gpu(&ctx.control()->active, 0xffffffffu);
   }
@@ -69,6 +73,7 @@ MK_DEVICE void launch_gate_begin(const Context& ctx) {
 MK_DEVICE void launch_gate_end(const Context& ctx) {
   __syncthreads();
   if (threadIdx.x == 0) {
+    report_fault(ctx);
     if (!ctx.aborted()) ctx.control()->launch = ctx.epoch();
     red_add_gpu(&ctx.control()->active, 0xffffffffu);
   }

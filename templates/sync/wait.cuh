@@ -37,6 +37,7 @@ MK_DEVICE bool wait_word(const Context& ctx, const u32* word, u32 expected, Wait
     if (reached(seen, expected)) return true;
     if constexpr (kNapNs != 0) nanosleep(kNapNs);
     if (polls % kPollsPerCheck != 0) continue;
+    if (ctx.aborted()) return false;
     const u64 now = globaltimer_ns();
     while (!kEntry && entered < ctx.end_rank() &&
            reached(ld_relaxed_sys(ctx.signal(rank, ctx.entered + entered)), ctx.epoch())) {

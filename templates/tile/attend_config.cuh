@@ -15,6 +15,7 @@ struct AttendOptions {
   Mask mask = Mask::Full;
   u32 window = 0;    // of a causal mask, keys that a query sees, its own the last of them; 0: all
   u32 cap_bits = 0;  // what scores stay below, as the bits of an f32; 0: nothing
+  bool sinks = false;  // whether sums have the exponential of their head's sink, too
 };
 
 template <AttendOptions kOptions>
@@ -29,6 +30,7 @@ struct AttendConfig {
   static constexpr bool kBounded = kOptions.mask == Mask::Bounds;
   static constexpr i32 kWindow = static_cast<i32>(kOptions.window);
   static constexpr u32 kCapBits = kOptions.cap_bits;
+  static constexpr bool kSinks = kOptions.sinks;
   // Factor on what the exponentials are of: scores, or hyperbolic tangents.
   static constexpr u32 kExponentBits = kCapBits != 0 ? kCapBits : kScaleBits;
 
@@ -50,8 +52,8 @@ struct AttendConfig {
 
   static_assert(kBlockM == 128 || kBlockM == 192, "two or three consumers");
   static_assert(kCausal || kWindow == 0, "a window ends at a query's own position");
-  static_assert(kBlockN % 16 == 0 && kBlockN >= 64 && kBlockN <= 192, "what wgmma takes, and registers hold");
-  static_assert(kDim == 64 || kDim == 128, "whole panels, and accumulators that fit");
+  static_assert(kBlockN % 16 == 0 && kBlockN >= 48 && kBlockN <= 192, "what wgmma takes, and registers hold");
+  static_assert(kDim % 64 == 0 && kDim <= 256, "whole panels, and accumulators that fit");
   static_assert(kStages >= 2, "a block that comes while one is in use");
 };
 
@@ -171,6 +173,7 @@ struct AttendTile {
   u64 o, o_pitch_bytes;  // the first query's results; from one query's to the next
   u64 lse;               // the first query's, behind which the next follow; or 0
   u64 bounds;            // two i32 of each row, where they mask
+  u64 sink;              // the head's, f32, where there are sinks
 };
 
 // A part of the keys, and the values that belong to them.
@@ -226,7 +229,7 @@ template <class Config>
 MK_DEVICE u32 attend_own_bounds(u32 all, u32 consumer) {
   return all + (consumer * Config::kConsumerRows + warp_index() % kWarpgroupWarps * 16 + lane_index() / 4) * kBoundsBytes;
 }
-// Rows that there are not have the bounds of the last one.
+// Rows that there are not have the bounds of the last one; a tile of none meets nothing.
 template <class Config>
 MK_DEVICE void attend_put_bounds(u32 all, u64 bounds, i32 rows, u32 consumer) {
   const u32 own = attend_own_bounds<Config>(all, consumer);
@@ -234,7 +237,7 @@ MK_DEVICE void attend_put_bounds(u32 all, u64 bounds, i32 rows, u32 consumer) {
   for (u32 r = 0; r < 2; ++r) {
     const i32 row = static_cast<i32>((own - all) / kBoundsBytes + r * 8);
     const u64 at = bounds + max(min(row, rows - 1), 0) * u64{kBoundsBytes};
-    if (lane_index() % 4 != 0) continue;
+    if (lane_index() % 4 != 0 || rows <= 0) continue;
     st_shared(own + r * kBoundsStep, ld_u32(reinterpret_cast<const void*>(at)));
     st_shared(own + r * kBoundsStep + 4, ld_u32(reinterpret_cast<const void*>(at + 4)));
   }

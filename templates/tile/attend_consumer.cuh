@@ -165,9 +165,17 @@ MK_DEVICE void attend_store(const Context& ctx, const AttendTile& tile, u32 cons
     const u32 row = consumer * Config::kConsumerRows + warp_index() % kWarpgroupWarps * 16 + lane_index() / 4 + r * 8;
     const float sum = row_sum(state.sum[r]);
     const bool stores = !aborted && static_cast<i32>(row) < tile.rows;
-    const float share = sum == 0.0f ? 0.0f : 1.0f / sum;
+    float share = sum == 0.0f ? 0.0f : 1.0f / sum, most = state.most[r] * scale, total = sum;
+    if constexpr (Config::kSinks) {
+      // Both by the greater of them: a sink may be far from all scores.
+      const float sink = __uint_as_float(ld_u32(reinterpret_cast<const void*>(tile.sink))) * kLog2E, top = fmaxf(most, sink);
+      const float own = most == top ? 1.0f : exp2_approx(most - top);
+      total = sum * own + (sink == top ? 1.0f : exp2_approx(sink - top));
+      share = own / total;
+      most = top;
+    }
     if (stores && lane_index() % 4 == 0 && tile.lse != 0) {
-      const float lse = sum == 0.0f ? minus_infinity() : (state.most[r] * scale + log2_approx(sum)) * kLn2;
+      const float lse = total == 0.0f ? minus_infinity() : (most + log2_approx(total)) * kLn2;
       st_u32(reinterpret_cast<void*>(tile.lse + row * 4ull), __float_as_uint(lse));
     }
     attend_store_row<Config>(tile.o + row * tile.o_pitch_bytes, r, share, stores, o);

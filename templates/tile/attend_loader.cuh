@@ -55,7 +55,8 @@ MK_DEVICE void sm90_attend_loader(const Context& ctx, const AttendSmem<Config>& 
 #pragma unroll 1
     for (i32 c = 0; c < tile.chunks; ++c) {
       AttendChunk chunk = hooks.chunk(tile, c);
-      if constexpr (Config::kBounded) chunk.narrow(span);
+      // From shared memory again: a loader has few registers.
+      if constexpr (Config::kBounded) chunk.narrow(attend_get_span(smem.span()));
       const i32 blocks = chunk.template blocks<Config>(tile);
       if (blocks > 0) hooks.before_chunk(ctx, tile, c);
 #pragma unroll 1

@@ -259,7 +259,7 @@ struct GemmSmem {
   static constexpr u32 kTileIndex = kTileEmpty + kTileSlots * kMbarrierBytes;
   static constexpr u32 kExchange = kTileIndex + kTileSlots * sizeof(u64);
   static constexpr u32 kStageRead = kExchange + (Config::kCluster > 1 ? 2 * kMbarrierBytes : 0);
-  static constexpr u32 kState = kStageRead + (Config::kThree ? kMbarrierBytes : 0);
+  static constexpr u32 kState = (kStageRead + (Config::kThree ? kMbarrierBytes : 0) + 15) / 16 * 16;
   static constexpr u32 kBytes = kState + sizeof(CtaState);
   static_assert(kBytes <= 227 * 1024, "sm_90 gives a block 227 KiB");
 

@@ -77,6 +77,12 @@ const MORE: &[(&str, &str)] = &[
          }",
     ),
     (
+        "ring_documents",
+        "fn f(q: bf16[2, S, 4, 64] @ zigzag(1), k: bf16[2, S, 2, 64] @ zigzag(1), v: bf16[2, S, 2, 64] @ zigzag(1), cu: i32[5]) {
+             ring(k, v) -> attention(q, causal, window = 9, softcap = 1.5, cu_seqlens = cu)
+         }",
+    ),
+    (
         "heads",
         "fn f(q: bf16[2, S, 8, 64] @ shard(2), k: bf16[2, S, 8, 64] @ shard(2), v: bf16[2, S, 8, 64] @ shard(2)) {
              let o = attention(q, k, v);

@@ -243,6 +243,7 @@ fn tensor(name: &str) -> TensorArg {
         dtype: DType::I32,
         direction: TensorDirection::Out,
         in_place: None,
+        own_rows: false,
     }
 }
 

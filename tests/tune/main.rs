@@ -1,6 +1,7 @@
 //! Tuning without GPUs: the settings that are tried, what is chosen, and what is kept.
 
 mod kept;
+mod traffic;
 
 use kept::in_a_cache;
 use mk::{

@@ -17,6 +17,7 @@ const GLIBC: &str = "2.28";
 const MODULE_TESTS: &str = "mk-python/tests";
 const BENCH_TESTS: &str = "benches/torch_peers";
 const SHAPES_TESTS: &str = "benches/random_shapes";
+const STEP_TESTS: &str = "benches/step";
 
 /// Builds the module and runs its tests and those of what uses it, without torch and without a GPU.
 pub fn test(counts: &mut Counts) -> Result<()> {
@@ -25,6 +26,7 @@ pub fn test(counts: &mut Counts) -> Result<()> {
         ("Python tests", MODULE_TESTS),
         ("tests of the comparison", BENCH_TESTS),
         ("tests of random shapes", SHAPES_TESTS),
+        ("tests of the step's kernels", STEP_TESTS),
     ] {
         counts.run_python(name, tests(Path::new("python3"), folder).env("PYTHONPATH", &path))?;
     }

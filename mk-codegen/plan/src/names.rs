@@ -105,6 +105,8 @@ names! {
         O = "o",
         /// Logarithm of the sum of a row's exponentials, `[rows]`.
         Lse = "lse",
+        /// What the sums of a head's rows have the exponential of, too, f32 `[1]`.
+        Sinks = "sinks",
         /// Of each row of a tile, the first row of the other side that it meets and the one behind the last, i32
         /// `[rows, 2]`; both ascend.
         Bounds = "bounds",

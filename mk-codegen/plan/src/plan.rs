@@ -349,6 +349,10 @@ pub struct Buffer {
     pub space: Space,
     /// A caller's tensor that peers may touch in place (`SymTensor`).
     pub shared: bool,
+    /// A caller's tensor of which each rank has its own number of rows in a launch, `shape`'s at most. Rows behind them
+    /// are read as zeros, of integers as -1, and what is written there is not kept: a plan is proved with all rows.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub own_rows: bool,
     /// Element type.
     pub dtype: DType,
     /// Extents, row-major; may depend on `rank`.

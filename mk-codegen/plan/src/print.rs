@@ -213,10 +213,10 @@ impl Display for Plan {
             let shared = if b.shared { " shared" } else { "" };
             let shape = self.exprs(None, None, &b.shape);
             write!(f, "buffer {id} {:?} {}{shared} {}[{shape}]", b.name, b.space.name(), b.dtype)?;
-            match &b.pitch {
-                Some(pitch) => writeln!(f, " pitch {}", self.text(None, None, pitch))?,
-                None => writeln!(f)?,
+            if let Some(pitch) = &b.pitch {
+                write!(f, " pitch {}", self.text(None, None, pitch))?;
             }
+            writeln!(f, "{}", if b.own_rows { " own" } else { "" })?;
         }
         for (id, s) in self.signals.iter() {
             let net = if s.net { "net " } else { "" };

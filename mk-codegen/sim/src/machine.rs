@@ -57,6 +57,8 @@ pub(super) struct Rank {
     pub unseen: Vec<u64>,
     /// The last launch whose outputs the caller has read.
     pub outputs_read: i64,
+    /// Rows of tensors that have this rank's own number of them; `None` where no tensor has told it.
+    pub own_rows: Option<usize>,
 }
 
 impl<'a> Machine<'a> {
@@ -109,6 +111,7 @@ impl<'a> Machine<'a> {
                     host: Host::default(),
                     unseen: Vec::new(),
                     outputs_read: 0,
+                    own_rows: None,
                 })
                 .collect(),
             chooser: Chooser::new(options.schedule, options.seed, world)?,

@@ -9,7 +9,7 @@ use crate::{
 use mk_codegen::valid;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 /// What the two say of a mutant.
@@ -86,9 +86,13 @@ pub fn judge(case: &Case, mutant: &Mutant) -> Option<Judged> {
     Some(Judged { case, kind: mutant.kind, name, outcome, rule, rules, says, took })
 }
 
-/// Judges every so-manieth mutant of each plan.
+/// Judges every so-manieth mutant of each plan, from one on that the seed draws (`MK_SEED` repeats it).
 fn judge_some(cases: &[Case], stride: usize) -> Vec<Judged> {
-    let of = |c: &Case| mutants(&c.plan).into_iter().step_by(stride);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let seed = std::env::var("MK_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(now);
+    println!("MK_SEED={seed}");
+    let first = seed as usize % stride;
+    let of = |c: &Case| mutants(&c.plan).into_iter().skip(first).step_by(stride);
     let all: Vec<(&Case, Mutant)> = cases.iter().flat_map(|c| of(c).map(move |m| (c, m))).collect();
     in_parallel(&all, |(case, mutant)| judge(case, mutant)).into_iter().flatten().collect()
 }
@@ -150,7 +154,7 @@ fn every_mutant_is_rejected_or_equivalent() {
         );
         valid::verify(&case.plan).unwrap_or_else(|e| panic!("{}: {e}", case.name));
     }
-    let judged = judge_some(&cases, if few() { 2 } else { 1 });
+    let judged = judge_some(&cases, if few() { 5 } else { 1 });
     println!("{} plans\n{}", cases.len(), table(&judged));
     let mut rules: BTreeMap<Option<u8>, usize> = BTreeMap::new();
     judged.iter().for_each(|j| *rules.entry(j.rule).or_default() += 1);
@@ -169,7 +173,8 @@ fn every_mutant_is_rejected_or_equivalent() {
     };
     for rule in 1..=5 {
         println!("rule {rule} alone rejects {} mutants that go wrong", caught(rule));
-        assert!(caught(rule) > 0, "rule {rule}");
+        // Of a fifth of all mutants rule 5 alone rejects four or so: a draw may have none.
+        assert!(caught(rule) > 0 || few() && rule == 5, "rule {rule}");
     }
     let missed: Vec<_> = judged
         .iter()
@@ -193,7 +198,7 @@ fn every_mutant_of_attention_nodes_meshes_and_experts_is_rejected_or_equivalent(
         println!("{}: explored in {:?}", case.name, begin.elapsed());
         valid::verify(&case.plan).unwrap_or_else(|e| panic!("{}: {e}", case.name));
     }
-    let stride = if few() { 10 } else { 1 };
+    let stride = if few() { 20 } else { 1 };
     let judged = judge_some(&cases, stride);
     println!("{} plans\n{}", cases.len(), table(&judged));
     say(&judged);
@@ -214,7 +219,7 @@ fn every_mutant_of_a_draft_is_rejected_or_equivalent() {
         assert!(matches!(verdict, Verdict::Fine { .. }), "{}: {verdict:?}", case.name);
         println!("{}: explored in {:?}", case.name, begin.elapsed());
     }
-    let judged = judge_some(&drafts, if few() { 3 } else { 1 });
+    let judged = judge_some(&drafts, if few() { 6 } else { 1 });
     println!("{} drafts\n{}", drafts.len(), table(&judged));
     say(&judged);
     let mut time: BTreeMap<&str, [Duration; 2]> = BTreeMap::new();

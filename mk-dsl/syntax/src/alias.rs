@@ -29,6 +29,13 @@ const NO_CURVE: &str = "the activations are `gelu`, `gelu_tanh`, `silu`, `relu` 
 
 const ALIASES: &[Alias] = &[
     Alias {
+        names: &["dropped", "count_dropped", "dropped_tokens", "num_dropped", "overflow"],
+        says: Nothing(
+            "how many rows a launch drops is no result: `plan::Routing::dropped` counts them from the ids, and `mk run` \
+             prints them",
+        ),
+    },
+    Alias {
         names: &[
             "all_gather",
             "all_gather_into_tensor",

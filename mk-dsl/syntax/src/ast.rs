@@ -40,6 +40,8 @@ pub(crate) struct Signature<'a> {
 #[derive(Debug)]
 pub(crate) struct RuntimeSymbol<'a> {
     pub name: Word<'a>,
+    /// `own`, in place of `dyn`.
+    pub own: bool,
     pub max: Option<Number<u64>>,
 }
 

@@ -1,6 +1,7 @@
 //! Some operations of a program as the text of a pipeline of their own.
 
-use crate::program::{AxisId, Def, Dim, Node, Op, Placement, Program, SymbolKind, ValueId};
+use crate::print::runtime_symbol;
+use crate::program::{AxisId, Def, Dim, Node, Op, Placement, Program, ValueId};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
@@ -97,13 +98,7 @@ impl<'p> Excerpt<'p> {
             })
             .collect();
         let runtime = symbols.enumerate().filter(|(i, _)| seen.contains(i) && !self.fixed);
-        let runtime: Vec<String> = runtime
-            .filter_map(|(_, s)| match s.kind {
-                SymbolKind::Fixed | SymbolKind::Room | SymbolKind::Blocks(_) => None,
-                SymbolKind::Runtime { max: None } => Some(format!("{}: dyn", s.name)),
-                SymbolKind::Runtime { max: Some(max) } => Some(format!("{}: dyn <= {max}", s.name)),
-            })
-            .collect();
+        let runtime: Vec<String> = runtime.filter_map(|(_, s)| runtime_symbol(s)).collect();
         let runtime = match runtime.is_empty() {
             true => String::new(),
             false => format!("<{}>", runtime.join(", ")),
@@ -208,16 +203,16 @@ impl<'p> Excerpt<'p> {
                     _ => 1,
                 };
                 let mut arguments = self.arguments(node, 0);
-                if let Some(cu) = arguments.last_mut().filter(|_| scores.packed) {
-                    cu.insert_str(0, "cu_seqlens = ");
-                }
+                scores.name(&mut arguments);
+                let named = usize::from(scores.packed) + usize::from(scores.sinks);
+                let named = arguments.split_off(arguments.len().saturating_sub(named));
                 let (held, passed) = arguments.split_at(own.min(arguments.len()));
                 let (mut text, mut list) = (String::new(), arguments.clone());
                 if ring.is_some() {
                     text = format!("ring({}) -> ", passed.join(", "));
                     list = held.to_vec();
                 }
-                arguments = list.into_iter().chain(scores.words()).collect();
+                arguments = list.into_iter().chain(named).chain(scores.words()).collect();
                 text + &format!("{}({})", node.op.name(), arguments.join(", "))
             }
             Op::Gather { .. }

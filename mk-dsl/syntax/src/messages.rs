@@ -184,7 +184,7 @@ pub(crate) fn expected(expected: Expected, found: &str) -> Text {
             ("`,` or `]`", "a dimension is one symbol or one number: `bf16[M, 4096]`")
         }
         Expected::Dyn => {
-            ("`: dyn`", "a symbol declared here is known at launch: `<M: dyn <= 8192>`")
+            ("`: dyn` or `: own`", "a symbol declared here is known at launch: `<M: dyn <= 8192>`")
         }
         Expected::EndOfBody => ("`}`", "close the body"),
         Expected::EndOfChain => ("`->` or the end", "a pipeline is one chain, or one `pub fn`"),
@@ -240,6 +240,15 @@ pub(crate) fn nested_call(inner: &str) -> Text {
         ),
     };
     text(message, help)
+}
+
+pub(crate) fn own_rows(name: &str) -> Text {
+    text(
+        format!(
+            "`{name}: own` is a number of rows, each rank's own, and stands behind others here"
+        ),
+        format!("let it be the first dimension, or declare `{name}: dyn`, the same on all ranks"),
+    )
 }
 
 pub(crate) fn runtime_in_shape(name: &str) -> Text {
@@ -317,7 +326,7 @@ pub(crate) fn unknown_axis(name: &str, near: Option<&str>, known: &str) -> Text 
 pub(crate) fn f32_parameter(name: &str) -> Text {
     text(
         format!(
-            "`{name}` is `f32`: such a parameter may only be the argument of `add`, `mul`, `bias`, `rope` or of a \
+            "`{name}` is `f32`: such a parameter may only be the argument of `add`, `mul`, `bias`, `rope`, `sinks` or of a \
              derivative"
         ),
         "declare it `bf16`, or `@ partial` if ranks have contributions to it",

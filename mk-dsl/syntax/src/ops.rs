@@ -154,7 +154,7 @@ pub(crate) const OPS: [OpInfo; 40] = [
         "attention",
         OpKind::Attention,
         "`attention(q, k, v)`, or `attention(q)` behind `ring(k, v)`; then `causal`, `window = 1024`, \
-         `softcap = 50`, `scale = 0.125` and `cu_seqlens = cu` where wanted",
+         `softcap = 50`, `scale = 0.125`, `sinks = s` and `cu_seqlens = cu` where wanted",
         "`attention(q, k, v)`",
     ),
     op("lse", OpKind::Lse, "`lse`", "`o -> lse`"),

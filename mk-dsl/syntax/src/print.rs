@@ -53,12 +53,14 @@ pub(crate) fn names_axes<S: AsRef<str>>(axes: &[S]) -> bool {
 }
 
 /// `M: dyn <= 8192`; `None` for a fixed symbol.
-fn runtime_symbol(symbol: &Symbol) -> Option<String> {
-    match symbol.kind {
-        SymbolKind::Fixed | SymbolKind::Room | SymbolKind::Blocks(_) => None,
-        SymbolKind::Runtime { max: None } => Some(format!("{}: dyn", symbol.name)),
-        SymbolKind::Runtime { max: Some(max) } => Some(format!("{}: dyn <= {max}", symbol.name)),
-    }
+pub(crate) fn runtime_symbol(symbol: &Symbol) -> Option<String> {
+    let (kind, max) = match symbol.kind {
+        SymbolKind::Fixed | SymbolKind::Room | SymbolKind::Blocks(_) => return None,
+        SymbolKind::Runtime { max } => ("dyn", max),
+        SymbolKind::Own { max } => ("own", max),
+    };
+    let bound = max.map_or_else(String::new, |max| format!(" <= {max}"));
+    Some(format!("{}: {kind}{bound}", symbol.name))
 }
 
 /// Rows and columns of what shares a factor; columns are `all` where they are a row's.
@@ -140,9 +142,7 @@ impl Program {
             Op::Attention { scores, ring }
             | Op::AttentionDq { scores, ring }
             | Op::AttentionDk { scores, ring } => {
-                if let Some(cu) = args.last_mut().filter(|_| scores.packed) {
-                    cu.insert_str(0, "cu_seqlens = ");
-                }
+                scores.name(&mut args);
                 args.extend(ring.map(|axis| format!("ring = {}", self.axis_name(axis))));
                 args.extend(scores.words());
             }

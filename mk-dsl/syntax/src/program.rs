@@ -154,6 +154,12 @@ pub enum SymbolKind {
         /// number that the program is bound with is the bound.
         max: Option<u64>,
     },
+    /// Rows, of which each rank gives its own number at launch, 0 to its part: those behind them are tokens of no
+    /// expert. The number that the program is bound with is the bound of all ranks together.
+    Own {
+        /// As of [`SymbolKind::Runtime`].
+        max: Option<u64>,
+    },
     /// Rows that are dispatched without a `capacity`: as many as no routing exceeds, which follows from the other
     /// numbers and the number of ranks ([`Bound::on`](crate::Bound::on)), unless one is given.
     Room,
@@ -322,8 +328,9 @@ pub enum Op {
     /// `[x, y] -> x + y`.
     Add,
     /// `[q: [B, S, H, D], k: [B, S, G, D], v: [B, S, G, D]] -> [B, S, H, D]`: `softmax(scale * q k^T) v` of each head,
-    /// the softmax in f32; head `h` of queries reads head `h / (H / G)` of keys and values. Of packed sequences a
-    /// last operand, `i32 [N]`, says where documents begin, and the last one ends; so it does in the gradients.
+    /// the softmax in f32; head `h` of queries reads head `h / (H / G)` of keys and values. With sinks a fourth operand,
+    /// `f32 [H]`, is what each sum of a head has the exponential of, too. Of packed sequences a last operand, `i32 [N]`,
+    /// says where documents begin, and the last one ends; so it does in the gradients.
     Attention {
         /// Which scores there are.
         scores: Scores,
@@ -373,6 +380,8 @@ pub struct Scores {
     pub scale: Option<f64>,
     /// The sequence has documents, and a query sees keys of its own one: an operand says where they begin.
     pub packed: bool,
+    /// Sums have the exponential of a sink in them, which an operand of the forward has of each head.
+    pub sinks: bool,
 }
 
 impl Scores {
@@ -384,9 +393,27 @@ impl Scores {
         words.extend(self.scale.map(|s| format!("scale = {s:?}")));
         words
     }
+
+    /// Names those of an attention's operands, or of its gradients', that are said by name.
+    pub fn name(self, operands: &mut [String]) {
+        let mut last = operands.iter_mut().rev();
+        for (is, name) in [(self.packed, "cu_seqlens"), (self.sinks, "sinks")] {
+            if let Some(operand) = is.then(|| last.next()).flatten() {
+                *operand = format!("{name} = {operand}");
+            }
+        }
+    }
 }
 
 impl Node {
+    /// What the sums of an attention have the exponentials of, head by head.
+    pub fn sinks(&self) -> Option<ValueId> {
+        match self.op {
+            Op::Attention { scores: Scores { sinks: true, .. }, .. } => self.inputs.get(3).copied(),
+            _ => None,
+        }
+    }
+
     /// Where documents begin, of an attention of packed sequences or of its gradients.
     pub fn documents(&self) -> Option<ValueId> {
         match self.op {
@@ -616,6 +643,13 @@ impl Program {
         self.symbols.get(symbol.index()).is_some_and(runtime)
             && self.nodes.iter().any(counts)
             && !self.nodes.iter().any(sums)
+    }
+
+    /// Whether each rank has its own number of these.
+    pub fn is_own(&self, dim: Dim) -> bool {
+        let Dim::Sym(symbol) = dim else { return false };
+        let own = |s: &Symbol| matches!(s.kind, SymbolKind::Own { .. });
+        self.symbols.get(symbol.index()).is_some_and(own)
     }
 
     /// The factors of a value of eight bits, if it has some, and what shares one.

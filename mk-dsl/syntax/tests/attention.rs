@@ -33,6 +33,11 @@ fn accepted() {
         "attention(q, k, v, causal, window = 64, cu_seqlens = lens)".to_owned(),
         over("shard(2)", "shard(2)", "let o = attention(q, k, v, cu_seqlens = cu); (o, o -> lse)")
             .replace(") {", ", cu: i32[9]) {"),
+        over("shard(2)", "shard(2)", "attention(q, k, v, causal, sinks = s, cu_seqlens = cu)")
+            .replace(") {", ", s: f32[H] @ shard(0), cu: i32[N]) {"),
+        "ring(k, v) -> attention(q, sinks = logits)".to_owned(),
+        over("zigzag(1)", "zigzag(1)", "ring(k, v) -> attention(q, causal, cu_seqlens = cu)")
+            .replace(") {", ", cu: i32[N]) {"),
         // A chunk of queries at the end of the keys.
         over("shard(1)", "replicate", "attention(q, k, v, causal)").replace("[B, S, G", "[B, T, G"),
         over(
@@ -59,9 +64,14 @@ fn mistakes() {
         "attention(q, k, v, causal, window = q)".to_owned(),
         "attention(q, k, v, softcap = 0)".to_owned(),
         "attention(q, k, v, softcap = 1e-60, window = 3000000000, causal)".to_owned(),
-        "attention(q, k, v, sinks = 4, cu_seqlens = lens)".to_owned(),
+        "attention(q, k, v, bias = 4, cu_seqlens = lens)".to_owned(),
+        "attention(q, k, v, sinks = 4)".to_owned(),
+        over("shard(2)", "shard(2)", "attention(q, k, v, sinks = s)")
+            .replace(") {", ", s: f32[H]) {"),
+        over("replicate", "replicate", "attention(q, k, v, sinks = s)")
+            .replace(") {", ", s: bf16[G]) {"),
+        over("replicate", "replicate", "let o = attention(q, k, v); attention(q, k, v, sinks = o)"),
         "attention(q, k, v, cu_seqlens = 4)".to_owned(),
-        "ring(k, v) -> attention(q, cu_seqlens = lens)".to_owned(),
         over("replicate", "replicate", "attention(q, k, v, cu_seqlens = cu)")
             .replace(") {", ", cu: i64[N]) {"),
         over("replicate", "replicate", "let o = attention(q, k, v); (o, cu)")
@@ -81,7 +91,7 @@ fn mistakes() {
         over("zigzag(1)", "zigzag(1)", "let k2 = k -> gather; ring(k, v) -> attention(q)"),
         over("zigzag(4)", "zigzag(1)", "ring(k, v) -> attention(q)"),
         over("shard(1)", "shard(1)", "q -> gelu -> lse"),
-        "pub fn f(q: bf16[B, S, H, 192], k: bf16[B, S, G, 192], v: bf16[B, S, G, 192]) { attention(q, k, v) }".to_owned(),
+        "pub fn f(q: bf16[B, S, H, 96], k: bf16[B, S, G, 96], v: bf16[B, S, G, 96]) { attention(q, k, v) }".to_owned(),
         "pub fn f(q: bf16[B, S, H, D], k: f16[B, S, G, D], v: bf16[B, T, G, D]) { attention(q, k, v) }".to_owned(),
         over("shard(1)", "shard(1)", "ring(k, v) -> attention(q)").replace("[B, S, G", "[B, T, G"),
         "pub fn f(q: bf16[S, H, D], k: bf16[S, G, D], v: bf16[S, G, D]) { attention(q, k, v) }".to_owned(),
@@ -117,11 +127,19 @@ fn gradients() {
         .replace(") {", ", cu: i32[N]) {"),
         backward("replicate", "replicate", "attention_dk(k, v, q, do, stats, cu_seqlens = cu)")
             .replace(") {", ", cu: i32[N]) {"),
+        backward(
+            "zigzag(1)",
+            "zigzag(1)",
+            "ring(q, do, stats) -> attention_dk(k, v, causal, cu_seqlens = cu)",
+        )
+        .replace(") {", ", cu: i32[N]) {"),
         // Of keys that all ranks have, each adds what its queries give.
         backward("shard(1)", "replicate", dkv),
         // Mistakes.
         backward("shard(1)", "shard(1)", dkv),
         "x -> attention_dv".to_owned(),
+        backward("replicate", "replicate", "attention_dq(q, do, stats, k, v)")
+            .replace("D]", "256]"),
         backward("shard(1)", "shard(1)", "ring(q, do, stats) -> attention(k)"),
         backward("shard(1)", "shard(1)", "ring(k, v) -> attention_dk(q, do)"),
         backward("shard(1)", "shard(1)", "ring(k, v) -> attention_dq(q, do, q)"),

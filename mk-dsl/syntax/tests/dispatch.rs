@@ -270,6 +270,34 @@ fn weights() {
     }
 }
 
+/// Each rank's own number of tokens: a bound that ranks share, as it is written or a smaller one.
+#[test]
+fn own_numbers_of_tokens() {
+    let layer = |head: &str| {
+        let text = format!(
+            "fn f{head}(x: {X}, ids: {IDS}, gate: {GATE}, w: bf16[E, H, H] @ shard(0)) {{ dispatch(x, ids) -> grouped_gemm(w) -> combine(gate) }}"
+        );
+        Program::parse(&text).unwrap_or_else(|e| panic!("{e}"))
+    };
+    let bind = |program: &Program, tokens: Option<u64>| {
+        let dims = [("H", 16), ("K", 2), ("E", 4)].into_iter().chain(tokens.map(|n| ("T", n)));
+        let dims: BTreeMap<_, _> = dims.map(|(n, v)| (n.to_string(), v)).collect();
+        let bound = program.bind(&dims, &BTreeMap::new());
+        bound
+            .map(|b| (b.sizes()[0], b.max_sizes()[0], b.runtime().len()))
+            .map_err(|e| e.to_string())
+    };
+    let program = layer("<T: own <= 300>");
+    assert!(program.to_string().starts_with("pipeline f<T: own <= 300>(world):"), "{program}");
+    assert_eq!(bind(&program, None), Ok((300, 300, 0)));
+    assert_eq!(bind(&program, Some(100)), Ok((100, 100, 0)));
+    assert!(bind(&program, Some(301)).expect_err("above").contains("above its upper bound 300"));
+    assert!(bind(&layer("<T: own>"), None).expect_err("no bound").contains("`T` has no value"));
+    let back = mk_syntax::grad::grad(&program, Some(&[0, 2, 3]), Default::default());
+    let back = back.expect("has a backward").backward.expect("a backward").to_string();
+    assert!(back.starts_with("pipeline f_backward<T: own <= 300>(world):"), "{back}");
+}
+
 /// Launches may have no tokens, where nothing sums over them, and a bound is known.
 #[test]
 fn tokens_may_be_none() {

@@ -24,6 +24,18 @@ fn types() {
     assert!(said(sharded).starts_with("pipeline f(world)"), "{}", said(sharded));
 }
 
+/// A vector for each expert; its gradient is none of the language's operations.
+#[test]
+fn biases() {
+    let text = "fn f(x: bf16[R, K] @ shard(0), n: i32[E] @ shard(0), w: bf16[E, K, N] @ shard(0), b: bf16[E, N] @ shard(0))
+        -> bf16[R, N] @ shard(0) { ragged(x, n) -> grouped_gemm(w) -> bias(b) -> silu }";
+    let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
+    let back = |wanted: &[usize]| mk_syntax::grad::grad(&program, Some(wanted), Default::default());
+    let error = back(&[3]).expect_err("a gradient of vectors").to_string();
+    assert!(error.contains("ask for no gradient of the vectors"), "{error}");
+    back(&[0, 2]).unwrap_or_else(|e| panic!("{e}"));
+}
+
 #[test]
 fn mistakes() {
     let typed = |x: &str, n: &str, w: &str, body: &str| {
@@ -34,7 +46,13 @@ fn mistakes() {
     for (text, says) in [
         (said("grouped_gemm(x, w)"), "nothing says which rows of `x` are whose"),
         (said("ragged(x, n) -> gemm(w)"), "`gemm` does not take ragged rows"),
-        (said("ragged(x, n) -> grouped_gemm(w) -> bias(c)"), "`bias` does not take ragged rows"),
+        (said("ragged(x, n) -> bias(c) -> grouped_gemm(w)"), "no product made `x`"),
+        (
+            said(
+                "fn f(x: bf16[R, K], n: i32[E], w: bf16[E, K, N], b: bf16[N]) { ragged(x, n) -> grouped_gemm(w) -> bias(b) }",
+            ),
+            "`[E, N]`",
+        ),
         (said("ragged(x) -> grouped_gemm(w)"), "`ragged` needs a tensor operand"),
         (
             typed(x, "bf16[E]", w, body),

@@ -527,7 +527,7 @@ fn grammar() {
       = help: write `shard(0)`, `replicate` or `partial`
     "#);
     assert_snapshot!(check("fn f<M>(x: bf16[M]) { x }"), @r#"
-    error: expected `: dyn`, found `>`
+    error: expected `: dyn` or `: own`, found `>`
      --> pipeline:1:7
       |
     1 | fn f<M>(x: bf16[M]) { x }

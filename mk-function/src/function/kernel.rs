@@ -170,6 +170,11 @@ impl Kernel {
         dims: &[u32],
     ) -> Result<RankTensors, ArgumentError> {
         let mut tensors: Vec<Option<TensorRef>> = vec![None; self.source().tensors.len()];
+        let (inputs, outputs): (Vec<_>, Vec<_>) = (inputs.collect(), outputs.collect());
+        let own = self.inputs.iter().zip(&inputs).find_map(|(place, given)| {
+            self.source().tensors.get(*place).filter(|arg| arg.own_rows)?;
+            given.shape.first().copied()
+        });
         for (places, given, what) in
             [(&self.inputs, inputs.len(), "tensors"), (&self.outputs, outputs.len(), "results")]
         {
@@ -182,7 +187,7 @@ impl Kernel {
         for (place, argument) in
             self.inputs.iter().zip(inputs).chain(self.outputs.iter().zip(outputs))
         {
-            self.check(rank, *place, argument, dims)?;
+            self.check((rank, own), *place, argument, dims)?;
             if let Some(slot) = tensors.get_mut(*place) {
                 *slot = Some(argument.tensor);
             }
@@ -193,7 +198,7 @@ impl Kernel {
 
     fn check(
         &self,
-        rank: u32,
+        (rank, own): (u32, Option<u64>),
         place: usize,
         given: &Argument,
         dims: &[u32],
@@ -210,6 +215,8 @@ impl Kernel {
         let (shape, decided) = self.shape(rank, place, dims);
         let of_launch = |(d, n): (usize, &u64)| match decided {
             Some((at, extent)) if at == d => extent,
+            // More than there is room for are no shape of its.
+            _ if d == 0 && arg.own_rows => own.unwrap_or(*n).min(*n),
             _ => *n,
         };
         let expected = shape.iter().enumerate().map(of_launch);

@@ -30,7 +30,7 @@ use crate::{
     build::{Composition, Draft, Making, Planned},
     choice::{self, Cache, Choice, Conditions, Verdict},
     explain::explain_made,
-    kept::{Choices, Proofs},
+    kept::{Choices, Proofs, Prove},
     progress::{doing, watch},
 };
 use bind::{Bind, Run};
@@ -237,6 +237,27 @@ impl Function {
         Ok(made)
     }
 
+    /// Chooses, proves and compiles for these sizes, so that [`Function::bind`] finds all of it in the caches: for several
+    /// functions at a time, which bind one after the other. Waits for no other rank, and binds nothing. Does nothing
+    /// where another rank chooses, or nothing is kept.
+    ///
+    /// # Errors
+    /// What [`Function::bind`] will say, too.
+    pub fn prepare(&self, sizes: &Bound) -> Result<(), FunctionError> {
+        let chooses = self.world.local_ranks().start == 0;
+        if !chooses || self.options.prove == Prove::Always || self.known(sizes).is_some() {
+            return Ok(());
+        }
+        let _watch = watch();
+        let mut choice = if self.searches() { self.search(sizes) } else { self.settled(sizes) };
+        choice.configs.iter_mut().for_each(|c| c.reserved_sms = self.options.config.reserved_sms);
+        let (program, jit) = (self.signature.program(), &self.options.jit);
+        let instead = self.settings_are_free().then_some(&self.options.config);
+        let making = Making { program, bound: sizes, emission: self.options.emission };
+        let proofs = Proofs::new(jit, self.options.prove);
+        Composition::make(making, &choice, jit, instead, &proofs).map(drop)
+    }
+
     /// Whether no setting is given.
     fn settings_are_free(&self) -> bool {
         let given = &self.options.config;
@@ -244,31 +265,46 @@ impl Function {
         *given == Config { ranks, mesh, reserved_sms, ..Config::default() }
     }
 
-    /// How to make it for these sizes. Collective where it is looked for: no setting is given, and GPUs are not shared,
-    /// for which there are neither measurements nor a model.
-    fn choose(&self, sizes: &Bound) -> Result<Choice, FunctionError> {
-        let given = &self.options.config;
-        let reserved_sms = given.reserved_sms;
-        let searched = self.options.tuning == Tuning::Auto
+    /// Whether settings are looked for: none is given, and GPUs are not shared, for which there are neither measurements
+    /// nor a model.
+    fn searches(&self) -> bool {
+        self.options.tuning == Tuning::Auto
             && self.settings_are_free()
-            && given.mesh.is_empty()
-            && !self.world.shares_gpus();
-        let (world, program) = (&self.world, self.signature.program());
+            && self.options.config.mesh.is_empty()
+            && !self.world.shares_gpus()
+    }
+
+    fn terms(&self) -> Conditions<'_> {
         let (fuse, overlap) = (self.options.fuse, self.options.instance.overlap);
-        let terms = Conditions { config: given, fuse, overlap, search: None };
-        if !searched {
-            return Ok(choice::settle(program, sizes, &terms));
+        Conditions { config: &self.options.config, fuse, overlap, search: None }
+    }
+
+    /// By the settings that are given.
+    fn settled(&self, sizes: &Bound) -> Choice {
+        choice::settle(self.signature.program(), sizes, &self.terms())
+    }
+
+    /// As this process finds it, for all ranks.
+    fn search(&self, sizes: &Bound) -> Choice {
+        let program = self.signature.program();
+        let cache = Cache::new(&self.options.jit);
+        // Of a GPU that the driver does not describe there is neither a measurement nor a model: the default.
+        let gpu = choice::gpu_of(&self.world, 0).unwrap_or_else(|_| "".into());
+        let terms = Conditions { search: Some((&gpu, cache.as_ref())), ..self.terms() };
+        let _doing = doing(format!("choosing settings of `{}`", program.name()));
+        Choices::new(&self.options.jit, self.options.prove).settle(program, sizes, &terms)
+    }
+
+    /// How to make it for these sizes. Collective where it is looked for.
+    fn choose(&self, sizes: &Bound) -> Result<Choice, FunctionError> {
+        if !self.searches() {
+            return Ok(self.settled(sizes));
         }
+        let (world, program) = (&self.world, self.signature.program());
+        let reserved_sms = self.options.config.reserved_sms;
         let mut said = Vec::new();
         if world.local_ranks().start == 0 {
-            let cache = Cache::new(&self.options.jit);
-            // Of a GPU that the driver does not describe there is neither a measurement nor a model: the default.
-            let gpu = choice::gpu_of(world, 0).unwrap_or_else(|_| "".into());
-            let terms = Conditions { search: Some((&gpu, cache.as_ref())), ..terms };
-            let _doing = doing(format!("choosing settings of `{}`", program.name()));
-            let choices = Choices::new(&self.options.jit, self.options.prove);
-            let choice = choices.settle(program, sizes, &terms);
-            said = choice.write(program, sizes).into_bytes();
+            said = self.search(sizes).write(program, sizes).into_bytes();
         }
         let limit = self.options.instance.entry_limit.max(PATIENCE);
         let _doing = doing(format!("waiting for the settings of `{}`", program.name()));
@@ -355,6 +391,19 @@ impl Function {
     /// function.
     pub fn kernels(&mut self, which: Specialisation) -> &mut [Kernel] {
         self.bound.get_mut(which.kernel).map_or(&mut [], |b| b.run.kernels())
+    }
+
+    /// [`Function::results`] of a call with inputs of these shapes: a rank may have its own number of rows.
+    pub fn results_of<S: AsRef<[u64]>>(
+        &self,
+        which: Specialisation,
+        rank: u32,
+        shapes: &[S],
+    ) -> Vec<(DType, Vec<u64>)> {
+        let own = self.signature.own_rows(shapes);
+        let results = self.results(which, rank).into_iter();
+        let named = results.zip(self.signature.program().results());
+        named.map(|((dtype, shape), id)| (dtype, self.signature.of_own(*id, shape, own))).collect()
     }
 
     /// Element type and local shape of each result on a rank of this process.

@@ -18,7 +18,7 @@ use crate::{
 };
 use mk_abi::DType;
 use mk_runtime::{DeviceTensor, Error, Instance, InstanceOptions, StreamRef, World, jit::Compiled};
-use mk_syntax::Bound;
+use mk_syntax::{Bound, ValueId};
 use std::ops::Range;
 
 /// The kernels of a pipeline that came apart, bound to a world. Dropping them waits for this process's GPUs.
@@ -114,10 +114,22 @@ impl Sequence {
         for (kernel, wires) in self.kernels.iter_mut().zip(&self.wiring.parts) {
             let mut ranks = Vec::with_capacity(calls.len());
             for ((rank, local), call) in each.clone() {
+                let shapes: Vec<&[u64]> = call.inputs.iter().map(|a| a.shape.as_slice()).collect();
+                let own = self.signature.own_rows(&shapes);
+                let of_rank: Vec<Argument>;
+                let between = match own {
+                    None => &local.between,
+                    Some(_) => {
+                        let all = local.between.iter().zip(&self.wiring.between);
+                        of_rank =
+                            all.map(|(a, id)| first_rows(&self.signature, *id, a, own)).collect();
+                        &of_rank
+                    }
+                };
                 let find = |place: &Place| match *place {
                     Place::Input(i) => call.inputs.get(i),
                     Place::Output(i) => call.outputs.get(i),
-                    Place::Between(i) => local.between.get(i),
+                    Place::Between(i) => between.get(i),
                 };
                 // A tensor too few is an error of the kernel's.
                 let inputs: Vec<&Argument> = wires.inputs.iter().filter_map(find).collect();
@@ -185,16 +197,21 @@ impl Sequence {
             let names = names.join(", ");
             return Err(ArgumentError::Count { what: "results", given, expected, names }.into());
         }
+        let shapes: Vec<&[u64]> = call.inputs.iter().map(|a| a.shape.as_slice()).collect();
+        let own = self.signature.own_rows(&shapes);
+        let results = local.results.iter().zip(program.results());
+        let results = results
+            .map(|((dtype, shape), id)| (dtype, self.signature.of_own(*id, shape.clone(), own)));
         for ((out, (dtype, shape)), name) in
-            call.outputs.iter().zip(&local.results).zip(program.result_names())
+            call.outputs.iter().zip(results).zip(program.result_names())
         {
             if out.dtype != *dtype {
                 let (tensor, expected, given) = (name.clone(), *dtype, out.dtype);
                 let help = format!("bring a tensor of {expected}");
                 return Err(ArgumentError::DType { tensor, expected, given, help }.into());
             }
-            if out.shape != *shape {
-                let (tensor, expected, given) = (name.clone(), shape.clone(), out.shape.clone());
+            if out.shape != shape {
+                let (tensor, expected, given) = (name.clone(), shape, out.shape.clone());
                 return Err(ArgumentError::Local { tensor, rank, given, expected }.into());
             }
         }
@@ -233,6 +250,13 @@ fn overlapping(call: &Call, in_place: &[Option<usize>]) -> Option<usize> {
         all.iter().enumerate().any(|(j, b)| !apart(j, b) && a.0 < b.1 && b.0 < a.1)
     };
     outputs.position(meets)
+}
+
+/// A tensor between parts, of so many rows where the rank has its own number of them.
+fn first_rows(signature: &Signature, id: ValueId, whole: &Argument, own: Option<u64>) -> Argument {
+    let shape = signature.of_own(id, whole.shape.clone(), own);
+    let bytes = shape.iter().product::<u64>() * whole.dtype.size_bytes();
+    Argument { tensor: whole.tensor.first(bytes), dtype: whole.dtype, shape }
 }
 
 fn argument(t: &DeviceTensor) -> Argument {

@@ -122,6 +122,10 @@ impl Signature {
         for (tensor, shape) in tensors.iter().zip(shapes.first().into_iter().flatten()) {
             for (d, (dim, local)) in tensor.ty.dims.iter().zip(shape.as_ref()).enumerate() {
                 let Dim::Sym(symbol) = *dim else { continue };
+                // A rank's own rows say nothing of the others'.
+                if self.program.is_own(*dim) {
+                    continue;
+                }
                 // What was said beats what can be guessed; `fits` compares.
                 if given.get(symbol.index()).copied().unwrap_or(true) {
                     continue;
@@ -141,8 +145,9 @@ impl Signature {
         }
         let bound = self.finish(&found)?;
         for (rank, local) in (first..).zip(shapes) {
+            let own = self.own_rows(local);
             for (tensor, shape) in tensors.iter().zip(local) {
-                self.fits(&bound, tensor, rank, shape.as_ref())?;
+                self.fits(&bound, tensor, (rank, own), shape.as_ref())?;
             }
         }
         Ok(bound)
@@ -157,7 +162,26 @@ impl Signature {
         Layout::over(global, placement, &sizes, place as usize).shape()
     }
 
-    /// Element type and local shape of each result on a rank.
+    /// The rows of a rank's tensors that have its own number of them, by the shapes of its tensors.
+    pub fn own_rows<S: AsRef<[u64]>>(&self, shapes: &[S]) -> Option<u64> {
+        let mut given = self.program.tensors().iter().zip(shapes);
+        given.find_map(|(t, shape)| {
+            t.ty.dims.first().filter(|dim| self.program.is_own(**dim))?;
+            shape.as_ref().first().copied()
+        })
+    }
+
+    /// A local shape, of so many rows where ranks have their own number of them.
+    pub fn of_own(&self, value: ValueId, mut shape: Vec<u64>, own: Option<u64>) -> Vec<u64> {
+        let dim = self.program.ty(value).and_then(|ty| ty.dims.first());
+        let counted = dim.is_some_and(|dim| self.program.is_own(*dim));
+        if let (true, Some(own), Some(rows)) = (counted, own, shape.first_mut()) {
+            *rows = own;
+        }
+        shape
+    }
+
+    /// Element type and local shape of each result on a rank: of the most rows, where it has its own number of them.
     pub fn results(&self, bound: &Bound, rank: u32) -> Vec<(DType, Vec<u64>)> {
         let all = self.program.results().iter();
         let typed = all.filter_map(|id| Some((*id, self.program.ty(*id)?.dtype)));
@@ -306,10 +330,12 @@ impl Signature {
         &self,
         bound: &Bound,
         tensor: &Tensor,
-        rank: u32,
+        (rank, own): (u32, Option<u64>),
         given: &[u64],
     ) -> Result<(), ArgumentError> {
-        let expected = self.local_shape(bound, tensor.id, rank);
+        let most = self.local_shape(bound, tensor.id, rank);
+        let own = own.filter(|own| most.first().is_some_and(|most| own <= most));
+        let expected = self.of_own(tensor.id, most, own);
         if expected == given {
             return Ok(());
         }

@@ -16,6 +16,7 @@ use super::{
     norm::normalised,
     quant::quantised,
     rope::turned,
+    routing,
     value::{Matrix, Value},
 };
 use mk_abi::DType;
@@ -289,6 +290,11 @@ impl<'a> Dense<'a> {
                 let held = self.rows_of(node.inputs[0], set, chosen);
                 self.combined(node, rows, (y, &held), weights)?
             }
+            (Op::Bias, [x, c])
+                if routing::counts_of(self.inputs.case().program, node.result).is_some() =>
+            {
+                self.biased(node, rows, [x, c])?
+            }
             (Op::Bias, [x, c]) => {
                 let Value::Whole(c) = c else {
                     return Err(HarnessError::unsupported("a bias of contributions"));
@@ -332,8 +338,12 @@ impl<'a> Dense<'a> {
                 let places = rows.iter().flat_map(|row| row * width..(row + 1) * width);
                 Value::Whole(factors.pick(width, places))
             }
-            (Op::Attention { .. }, [q, k, v, ..]) => self.attention(node, [q, k, v])?.0,
-            (Op::Lse, [q, k, v, ..]) => self.attention(self.attended(node), [q, k, v])?.1,
+            (Op::Attention { .. }, [q, k, v, rest @ ..]) => {
+                self.attention(node, [q, k, v], rest.first().copied())?.0
+            }
+            (Op::Lse, [q, k, v, rest @ ..]) => {
+                self.attention(self.attended(node), [q, k, v], rest.first().copied())?.1
+            }
             (Op::AttentionStats, [o, d_o, lse]) => {
                 let o_id = node.inputs[0];
                 let sizes = [1, 2, 3].map(|d| self.extent(o_id, d));
@@ -486,6 +496,7 @@ impl<'a> Dense<'a> {
         &self,
         node: &Node,
         [q, k, v]: [&Value; 3],
+        sinks: Option<&Value>,
     ) -> Result<(Value, Value), HarnessError> {
         let (Op::Attention { scores, .. }, [q_id, k_id, ..]) = (node.op, &node.inputs[..]) else {
             return Err(HarnessError::mismatch("logarithms of no attention"));
@@ -501,7 +512,8 @@ impl<'a> Dense<'a> {
             dtype: self.dtype(*q_id),
             documents: documents.as_deref(),
         };
-        let [o, lse] = attention.run(on(q, 0)?, on(k, 0)?, on(v, 0)?);
+        let sinks = sinks.filter(|_| scores.sinks).map(|s| on(s, 0)).transpose()?;
+        let [o, lse] = attention.run([on(q, 0)?, on(k, 0)?, on(v, 0)?], sinks);
         Ok((Value::Whole(o), Value::Whole(lse)))
     }
 

@@ -100,10 +100,39 @@ impl Dense<'_> {
         Ok(Value::Whole(Matrix::collect(rows, near)))
     }
 
+    /// Rows, each with the vector of its expert; rows of none are not judged.
+    pub(super) fn biased(
+        &self,
+        node: &Node,
+        rows: &[usize],
+        [x, c]: [&Value; 2],
+    ) -> Result<Value, HarnessError> {
+        let (x, c, n) = (on(x, 0)?, on(c, 0)?, self.width(node.result));
+        let program = self.inputs.case().program;
+        let counts = routing::counts_of(program, node.result);
+        let experts = self.experts_by(counts, self.extent(node.result, 0))?;
+        let near = rows.iter().enumerate().flat_map(|(i, row)| {
+            let expert = experts.get(*row).copied().flatten();
+            (0..n).map(move |j| match expert {
+                Some(e) => x.at(i * n + j).add(c.at(e * n + j)),
+                None => Near::unasked(),
+            })
+        });
+        Ok(Value::Whole(Matrix::collect(n, near)))
+    }
+
     /// The expert of each of so many rows, by the counts or the route of a product.
     fn experts(&self, node: &Node, n_rows: usize) -> Result<Vec<Option<usize>>, HarnessError> {
+        self.experts_by(node.inputs.get(2).copied(), n_rows)
+    }
+
+    fn experts_by(
+        &self,
+        counts: Option<ValueId>,
+        n_rows: usize,
+    ) -> Result<Vec<Option<usize>>, HarnessError> {
         let case = self.inputs.case();
-        let counts = node.inputs.get(2).and_then(|id| case.program.tensors().get(id.index()));
+        let counts = counts.and_then(|id| case.program.tensors().get(id.index()));
         let counts = counts.ok_or_else(|| HarnessError::mismatch("counts that are made"))?;
         Ok(match self.packed(counts.id, n_rows) {
             Some(packed) => packed.iter().map(|row| Some((*row)?.0)).collect(),

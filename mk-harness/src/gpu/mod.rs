@@ -61,6 +61,10 @@ impl<'a> Session<'a> {
         if world.local_ranks() != (0..world.size()) {
             return Err(HarnessError::mismatch("a session needs all ranks in this process"));
         }
+        if source.tensors.iter().any(|t| t.own_rows) {
+            let what = "each rank's own number of rows on GPUs: run it on the executor (`--device cpu`), or by `mk.compile`";
+            return Err(HarnessError::unsupported(what));
+        }
         let jit = JitOptions::default();
         let dims = dims(case, source)?;
         let grid = Grid::along_one(case.ranks);

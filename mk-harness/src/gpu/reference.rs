@@ -34,7 +34,7 @@ pub(super) fn evaluate(s: &Setting<'_>) -> Result<Vec<Vec<DeviceTensor>>, Harnes
     // The last node that reads a value; results are kept.
     let mut last = vec![0; program.n_values()];
     for node in program.nodes() {
-        let reads = attended(program, node).into_iter().chain([node]).flat_map(|n| &n.inputs);
+        let reads = made_with(program, node).into_iter().chain([node]).flat_map(|n| &n.inputs);
         reads.for_each(|i| last[i.index()] = node.result.index());
     }
     program.results().iter().for_each(|r| last[r.index()] = usize::MAX);
@@ -65,11 +65,11 @@ pub(super) fn evaluate(s: &Setting<'_>) -> Result<Vec<Vec<DeviceTensor>>, Harnes
     program.results().iter().map(result).collect()
 }
 
-/// The attention whose logarithms a node takes, or the gradients of keys that it has the values' beside: of their
-/// operands it is computed.
-fn attended<'p>(program: &'p Program, node: &Node) -> Option<&'p Node> {
+/// The attention whose logarithms a node takes, the gradients of keys that it has the values' beside, or the quantised
+/// rows whose factors it is: of their operands it is computed.
+fn made_with<'p>(program: &'p Program, node: &Node) -> Option<&'p Node> {
     match (node.op, node.inputs.first().and_then(|o| program.def(*o))) {
-        (Op::Lse | Op::AttentionDv, Some(Def::Node(attention))) => Some(attention),
+        (Op::Lse | Op::AttentionDv | Op::Factor(_), Some(Def::Node(made))) => Some(made),
         _ => None,
     }
 }
@@ -188,7 +188,7 @@ impl Evaluator<'_, '_> {
             Op::RmsNormGrad { eps } => return self.norm(node, eps, Some(operand(0)?)),
             Op::Attention { .. } => return Ok(self.attention(node)?.0),
             Op::Lse => {
-                return match attended(self.s.case.program, node) {
+                return match made_with(self.s.case.program, node) {
                     Some(attention) => Ok(self.attention(attention)?.1),
                     None => Err(HarnessError::mismatch("logarithms of no attention")),
                 };
@@ -204,13 +204,18 @@ impl Evaluator<'_, '_> {
             Op::AttentionDq { .. } => return Ok(self.gradients(node)?.0),
             Op::AttentionDk { .. } => return Ok(self.gradients(node)?.0),
             Op::AttentionDv => {
-                return match attended(self.s.case.program, node).map(|n| self.gradients(n)) {
+                return match made_with(self.s.case.program, node).map(|n| self.gradients(n)) {
                     Some(Ok((_, Some(dv)))) => Ok(dv),
                     Some(Err(e)) => Err(e),
                     _ => Err(HarnessError::mismatch("gradients of no attention")),
                 };
             }
             Op::Swiglu => MapOp::Swiglu,
+            Op::Bias
+                if self.s.case.program.ty(node.inputs[1]).is_some_and(|ty| ty.dims.len() > 1) =>
+            {
+                return Err(HarnessError::unsupported("a bias of experts on GPUs"));
+            }
             Op::Bias => MapOp::Bias,
             Op::Factor(_) => {
                 return match self.s.case.program.def(node.inputs[0]) {
@@ -428,6 +433,7 @@ impl Evaluator<'_, '_> {
             count: first.len() as u64,
             second: second.start as i64 + ahead,
             documents: self.documents(node)?,
+            sinks: node.sinks().map(|id| self.on(id, self.rank)).transpose()?,
         };
         let attend = |k: &DeviceTensor, v: &DeviceTensor| {
             self.s.reference.attend([&o, &lse], [q, k, v], how)

@@ -31,15 +31,25 @@ impl Session<'_> {
                 }
             }
         }
+        // A rank of whose rows only padding was drawn is not asked, if another one is.
+        if judged.iter().any(|all| all.judged > 0) {
+            judged.iter_mut().filter(|all| all.judged == 0).for_each(|all| all.unknown = 0);
+        }
         Ok(judged)
     }
 }
 
-/// Rows spread over the result, the first and the last among them.
+/// Rows spread over the result, the first of each rank and the last among them.
 fn choose(s: &Session<'_>, result: ValueId, launch: u64, count: usize) -> Vec<usize> {
     let shape = s.case.bound.shape(result).unwrap_or(&[]);
     let n = shape.first().map_or(0, |n| *n as usize);
-    let mut rows = vec![0, n.saturating_sub(1)];
+    let placements = s.case.program.ty(result).map_or(&[][..], |t| &t.placement);
+    let first = |rank| {
+        let layout = s.grid.sizes.layout(shape, placements, s.grid.of(rank).1);
+        layout.map_or(0, |l| l.rows().start)
+    };
+    let mut rows: Vec<usize> = (0..s.grid.world).map(first).collect();
+    rows.push(n.saturating_sub(1));
     for i in 2..count as u64 {
         let unit = f64::from(random_value(s.seed ^ launch, i, 0.5)) + 0.5;
         rows.push((unit * n as f64) as usize);

@@ -31,6 +31,8 @@ pub struct Chain {
     pub wide: bool,
     /// Whether each expert keeps a block of rows, and others are dropped.
     pub drops: bool,
+    /// Whether each rank brings its own number of tokens, none of them among others.
+    pub own: bool,
 }
 
 /// A number, and how large the terms are that it is made of: what its roundings are relative to.
@@ -85,10 +87,17 @@ impl Sized<'_> {
         Layout::new(self.bound.shape(id).expect("a shape"), placement, self.ranks, rank)
     }
 
+    /// The rows that a rank has of a value, among all.
+    fn rows(&self, id: ValueId, rank: usize) -> std::ops::Range<usize> {
+        let rows = self.layout(id, rank).rows();
+        let own = self.program.is_own(self.program.ty(id).expect("a value").dims[0]);
+        rows.start..if own { rows.start + own_rows(rank, rows.len()) } else { rows.end }
+    }
+
     /// A rank's part of a whole.
     fn part(&self, id: ValueId, rank: usize, whole: &[f32]) -> Vec<f32> {
         let width: u64 = self.bound.shape(id).expect("a shape")[1..].iter().product();
-        let rows = self.layout(id, rank).rows();
+        let rows = self.rows(id, rank);
         rows.flat_map(|r| &whole[r * width as usize..][..width as usize]).copied().collect()
     }
 
@@ -236,6 +245,15 @@ impl Given {
     }
 }
 
+/// How many tokens a rank has of as many as it has room for.
+fn own_rows(rank: usize, most: usize) -> usize {
+    match rank % 3 {
+        0 => (most * 2).div_ceil(3),
+        1 => 0,
+        _ => most,
+    }
+}
+
 /// The layer, and its gradients of all that has some.
 const LAYER: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w1: bf16[E, H, 2, I] @ shard(0), w2: bf16[E, I, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
     dispatch(x, ids, capacity = R) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
@@ -253,9 +271,14 @@ impl Chain {
             (0..n).map(|_| DType::Bf16.round(rng.random_range(-1.0..1.0) * by)).collect()
         };
         let (tokens, experts) = (self.tokens, self.experts());
+        let mut ids = routing.route(tokens, self.slots, experts, seed, seed / 7);
+        for (rank, ids) in ids.chunks_mut(tokens.div_ceil(self.ranks) * self.slots).enumerate() {
+            let own = own_rows(rank, ids.len() / self.slots);
+            ids.iter_mut().skip(own * self.slots).filter(|_| self.own).for_each(|id| *id = -1);
+        }
         Given {
             x: list(tokens * H, 1.0),
-            ids: routing.route(tokens, self.slots, experts, seed, seed / 7),
+            ids,
             w1: list(experts * H * 2 * I, 0.5),
             w2: list(experts * I * H, 0.5),
             dy: list(tokens * H, 1.0),
@@ -270,6 +293,7 @@ impl Chain {
         let Chain { ranks, tokens, slots, .. } = *self;
         let text = if self.wide { LAYER.replace("ids: i32", "ids: i64") } else { LAYER.into() };
         let text = if self.drops { text.replace("= R", "= R, drop") } else { text };
+        let text = if self.own { text.replace("fn layer", "fn layer<T: own>") } else { text };
         let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
         let gradient = grad(&program, Some(&[0, 2, 3, 4]), Saves::default());
         let gradient = gradient.unwrap_or_else(|e| panic!("{e}"));
@@ -325,7 +349,11 @@ fn run(
                 Input::Gradient(_) => backward.part(t.id, rank, &given.dy),
                 Input::Parameter(i) => of(forward.program.tensors()[i].id),
                 Input::Saved(i) => of(forward.program.results()[i]),
-                Input::Ones => vec![1.0; backward.layout(t.id, rank).elements()],
+                Input::Ones => {
+                    let wide: u64 =
+                        backward.bound.shape(t.id).expect("a shape")[1..].iter().product();
+                    vec![1.0; backward.rows(t.id, rank).len() * wide as usize]
+                }
                 Input::Main(_) => unreachable!("none was asked for"),
             };
             behind.insert((rank, t.id), values);
@@ -360,7 +388,7 @@ fn judge(
 ) {
     let (mut off, mut size, mut many) = (0.0, 0.0, 0);
     for rank in 0..sized.ranks {
-        let rows = sized.layout(id, rank).rows();
+        let rows = sized.rows(id, rank);
         let want = whole.get(rows.start * width..rows.end * width).unwrap_or_default();
         let got = &held[&(rank, found)];
         assert_eq!(got.len(), want.len(), "{what}, rank {rank}");

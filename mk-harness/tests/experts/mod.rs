@@ -16,6 +16,8 @@ pub struct Size {
 /// Runs a pipeline at a size under three routings; `R`, where the text has it, has room for every routing.
 pub fn right(name: &str, source: &str, size: Size, seed: u64) {
     let Size { ranks, tokens, slots } = size;
+    // Each rank has up to as many.
+    let tokens = if source.contains(": own") { tokens.next_multiple_of(ranks) } else { tokens };
     let program = Program::parse(source).unwrap_or_else(|e| panic!("{name}: {e}"));
     // Experts that ranks do not divide where there are many, and room for a block of each.
     let experts = if ranks == 3 { 5.max(slots) } else { (2 * ranks).max(slots) };

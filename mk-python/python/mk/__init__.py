@@ -19,6 +19,7 @@ from ._errors import (
 )
 from ._explain import Explanation
 from ._attend import attention
+from ._balance import balance
 from ._function import Function, compile, recover
 from ._pipeline import Pipeline, load
 from ._saves import Saving
@@ -45,6 +46,7 @@ __all__ = [
     "World",
     "__version__",
     "attention",
+    "balance",
     "compile",
     "load",
     "plan",

@@ -63,7 +63,7 @@ def call(text, at, operands):
 class Texts:
     """Forward and backward of one attention."""
 
-    def __init__(self, dtype, ring, words, longest, same, packed):
+    def __init__(self, dtype, ring, words, longest, same, packed, sinks):
         placed, turned = (f" @ {ring}(1)", f" @ {ring}(2)") if ring else ("", "")
         q, logs, stats = f"{dtype}[B, S, H, D]{placed}", f"f32[B, H, S]{turned}", f"f32[B, H, S, 4]{turned}"
         # One kernel has one length of a launch: that of both, or of keys.
@@ -71,13 +71,14 @@ class Texts:
         kv, dims = f"{dtype}[B, {keys_dim}, G, D]{placed}", f"<{keys_dim}: dyn <= {longest}>" if longest else ""
         over = lambda passed, op, rest: f"ring({passed}) -> {op}({rest}{words})" if ring else None
         if packed:
-            kv, words = f"{dtype}[B, S, G, D]", f"{words}, cu_seqlens = cu"
+            kv, words = f"{dtype}[B, S, G, D]{placed}", f"{words}, cu_seqlens = cu"
         documents = ", cu: i32[N]" if packed else ""
         keys, gradients = f"k: {kv}, v: {kv}{documents}", f"q: {q}, do: {q}, stats: {stats}, k: {kv}, v: {kv}{documents}"
-        o = over("k, v", "attention", "q") or f"attention(q, k, v{words})"
+        sums, given = (", sinks = s", ", s: f32[H]") if sinks else ("", "")
+        o = over("k, v", "attention", f"q{sums}") or f"attention(q, k, v{sums}{words})"
         dq = over("k, v", "attention_dq", "q, do, stats") or f"attention_dq(q, do, stats, k, v{words})"
         dk = over("q, do, stats", "attention_dk", "k, v") or f"attention_dk(k, v, q, do, stats{words})"
-        self.forward = f"fn attention{dims}(q: {q}, {keys}) {{ let o = {o}; (o, o -> lse) }}"
+        self.forward = f"fn attention{dims}(q: {q}, {keys}{given}) {{ let o = {o}; (o, o -> lse) }}"
         dims = dims if keys_dim == "S" else ""
         self.stats = f"fn attention_stats{dims}(o: {q}, do: {q}, logs: {logs}) {{ o -> attention_stats(do, logs) }}"
         self.queries = f"fn attention_dq{dims}({gradients}) {{ {dq} }}"
@@ -109,7 +110,7 @@ def _check(q, k, v, window, causal, softcap, sinks, enable_gqa, longest, ring):
         raise ArgumentError(f"softcap is {softcap!r}, and must be positive: None is no cap")
 
 
-def _documents(q, k, v, cu_seqlens, longest, world):
+def _documents(q, k, v, cu_seqlens, longest, ring):
     """``[T, H, D]`` as ``[1, H, T, D]``; and where documents begin, with empty ones behind them, so that one kernel serves many numbers of them."""
     import torch
 
@@ -121,12 +122,12 @@ def _documents(q, k, v, cu_seqlens, longest, world):
     cu, n = cu_seqlens, q.shape[0]
     if cu.dim() != 1 or cu.dtype not in (torch.int32, torch.int64) or cu.shape[0] < 2 or cu.device != q.device:
         raise ArgumentError(f"cu_seqlens is {tuple(cu.shape)} of {cu.dtype} on {cu.device}, and must be [documents + 1] of int32 on {q.device}")
-    if world is not None and world.size > 1:
-        raise UnsupportedError("cu_seqlens in a world of several ranks\n  help: call it without a world: each process computes by itself")
     if longest is not None:
         raise ArgumentError("longest goes with one sequence\n  help: pass tensors of one length, and cu_seqlens that end before it: tokens behind the last document see nothing")
     if cu.device.type == "cpu" and not torch.compiler.is_compiling():
         begins = cu.tolist()
+        # Ranks that share the tokens have at most as many each as the first.
+        n = n if ring is None else 2**31 - 1
         for i, (begin, least) in enumerate(zip(begins, [0, *begins])):
             if not least <= begin <= (n if i else 0):
                 raise ArgumentError(f"entry {i} of cu_seqlens is {begin}, and may be {least} to {n if i else 0}\n  help: let the first one be 0, and all ascend to the number of tokens")
@@ -163,7 +164,7 @@ def attention(
 
     With ``cu_seqlens``, int32 ``[documents + 1]`` on the tensors' device, ``q``, ``k`` and ``v`` are packed sequences, ``[T, H, D]``, as flash-attn and
     ``torch.nn.attention.varlen`` have them, and so is the result; logarithms are ``[H, T]``. Document ``n`` has the tokens from ``cu_seqlens[n]`` on,
-    before ``cu_seqlens[n + 1]``, and sees no others; what is behind the last one sees nothing. Nothing is read on the host: on a GPU numbers that
+    before ``cu_seqlens[n + 1]``, and sees no others; what is behind the last one sees nothing. Ranks that share the tokens all pass the same. Nothing is read on the host: on a GPU numbers that
     do not ascend from 0 to ``T`` end the launch with an error.
 
     In a ``world`` of several ranks, one in each process, these share the sequence; gradients of ``sinks`` are then of the rank's rows.
@@ -181,7 +182,7 @@ def attention(
     ring = placement if world is not None and world.size > 1 else None
     documents = []
     if cu_seqlens is not None:
-        q, k, v, *documents = _documents(q, k, v, cu_seqlens, longest, world)
+        q, k, v, *documents = _documents(q, k, v, cu_seqlens, longest, ring)
     _check(q, k, v, window, causal, softcap, sinks, enable_gqa, longest, ring)
     dtype = q.dtype
     if dtype == torch.float32 and torch.is_autocast_enabled(q.device.type):
@@ -193,7 +194,7 @@ def attention(
     for word, number in (("window", window), ("softcap", softcap), ("scale", scale)):
         words += f", {word} = {number}" if number is not None else ""
     at = _worlds.name(world) if world is not None else (q.device.type, q.device.index or 0)
-    texts = Texts(name, ring, words, longest, q.shape[2] == k.shape[2], bool(documents))
+    texts = Texts(name, ring, words, longest, q.shape[2] == k.shape[2], bool(documents), sinks is not None)
     operands = [x.transpose(1, 2).contiguous().to(dtype) for x in (q, k, v)]
     if return_lse or sinks is not None:
         from ._attend_sums import Attention

@@ -1,4 +1,4 @@
-"""Attention whose logarithms have gradients, too, and whose sums may have sinks in them: kernels with torch's operations between them."""
+"""Attention whose logarithms and sinks have gradients, too: kernels with torch's operations between them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, sinks, documents, texts, at):
         documents = [] if documents is None else [documents]
-        o, logs = call(texts.forward, at, [q, k, v, *documents])
-        if sinks is not None:
-            each = sinks.float()[None, :, None]
-            share = torch.sigmoid(logs - each).transpose(1, 2).contiguous()
-            o = (o * share[..., None]).to(o.dtype)
-            logs = torch.logaddexp(logs, each)
+        given = [] if sinks is None else [sinks.float().contiguous()]
+        o, logs = call(texts.forward, at, [q, k, v, *documents, *given])
         ctx.save_for_backward(q, k, v, sinks, o, logs, *documents)
         ctx.texts, ctx.at = texts, at
         return o, logs

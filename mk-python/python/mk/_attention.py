@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 
-def _documents(torch, begins, tokens):
-    """The number of each token's document; of no document, less than 0. This rank has whole sequences."""
-    at = torch.arange(tokens, device=begins.device, dtype=begins.dtype)
-    number = torch.searchsorted(begins, at, right=True)
+def _documents(torch, begins, at):
+    """The number of the document at each place; of no document, less than 0."""
+    number = torch.searchsorted(begins, at.to(begins), right=True)
     return torch.where((number > 0) & (number < begins.numel()), number, -1)
 
 
@@ -28,8 +27,10 @@ def _scores(torch, value, values, q, k, at_q, at_k):
             hidden = hidden | (behind >= value["window"])
         scores = scores.masked_fill(hidden, -math.inf)
     if value["packed"]:
-        of = _documents(torch, values[value["inputs"][-1]].contiguous(), q.shape[1])
-        scores = scores.masked_fill((of[:, None] != of[None, :]) | (of < 0)[:, None], -math.inf)
+        # Places are from the end on, of all tokens, which one side has.
+        tokens = max(q.shape[1], k.shape[1])
+        of, its = (_documents(torch, values[value["inputs"][-1]].contiguous(), at + tokens) for at in (at_q, at_k))
+        scores = scores.masked_fill((of[:, None] != its[None, :]) | (of < 0)[:, None], -math.inf)
     return scores, slope
 
 
@@ -49,6 +50,8 @@ def _attention(torch, all_values, value, values, sequence, beside):
     (q, at_q), (k, at_k), (v, _) = _met(all_values, value, values, sequence, (1, 1, 1), (1, 2))
     scores, _ = _scores(torch, value, values, q, k, at_q, at_k)
     logs = scores.logsumexp(-1)
+    if value["sinks"]:
+        logs = torch.logaddexp(logs, values[value["inputs"][3]].float()[None, :, None])
     beside[len(values)] = logs
     v = v.repeat_interleave(q.shape[2] // v.shape[2], 2)
     return torch.einsum("bhst,bthd->bshd", _weights(torch, scores, logs), v.float())

@@ -28,6 +28,8 @@ def evaluate(torch, program, tensors, move=None, sequence=None, experts=None, wi
             values.append(_attention.OPS[value["op"]](torch, program["values"], value, values, sequence, beside))
         elif value["op"] in ("dispatch", "grouped_gemm", "grouped_wgrad", "combine", "combine_grad") and experts is not None:
             values.append(experts(value, operands))
+        elif value["op"] == "bias" and operands[1].dim() > 1 and experts is not None:
+            values.append(experts(value, operands))
         elif value["op"] == "view":
             # Alone between kernels, it is the caller who knows the shape.
             values.append(operands[0] if local is None else operands[0].reshape(local(value)))

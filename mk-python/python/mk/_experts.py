@@ -53,7 +53,7 @@ class Experts:
 
     def run(self, value, operands):
         return {"dispatch": self._dispatch, "grouped_gemm": self._product, "grouped_wgrad": self._wgrad, "combine": self._combine,
-                "combine_grad": self._combine_grad}[value["op"]](value, *operands)
+                "combine_grad": self._combine_grad, "bias": self._bias}[value["op"]](value, *operands)
 
     def _own(self, number):
         [own] = self._world.places(number, "shard")
@@ -143,6 +143,14 @@ class Experts:
             matrix = matrix.flatten(behind - 1).flatten(0, behind - 2).t() if value["transposed"] else matrix.flatten(1)
             out[first : first + n] = (x[first : first + n].flatten(1) @ matrix).view(n, *out.shape[1:])
         return out
+
+    def _bias(self, value, x, vectors):
+        at, made = value["inputs"][0], x.clone()
+        while self._values[at]["op"] != "grouped_gemm":
+            at = self._values[at]["inputs"][0]
+        for (first, n), vector in zip(self._spans[self._values[at]["inputs"][2]], vectors):
+            made[first : first + n] += vector
+        return made
 
     def _wgrad(self, value, x, dy, counts):
         spans = self._rows(value, counts, x.shape[0])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 from . import _mk
 from ._errors import ArgumentError
@@ -11,6 +13,12 @@ from ._fake import check
 from ._experts import Experts, experts, room
 from ._meshes import along, parts
 from ._reference import ReferenceWorld
+
+
+class Sizes(dict):
+    """Global sizes of symbols; ``rows`` are this rank's of tensors of which each rank has its own number, where it is known."""
+
+    rows = None
 
 
 class Runner:
@@ -34,12 +42,14 @@ class Runner:
         self.parameters = [v for v in self.values if v["op"] == "parameter"]
         self._views = list(self._relations())
         self.name = self.program["name"]
+        # Symbols of which each rank has its own number, and the most of all ranks.
+        self._own = {name: self.given.get(name, most) for name, most in self.program["own"].items()}
         # By axis of the pipeline: ranks, and the place of this one. On one axis they are all that share something.
         self._along = along(world, self.program["axes"])
         # As `_cut` and `_predict` take them.
         self.on = world.mesh or world.size
         # By text and sizes; by sizes; by local shapes, where it is one kernel.
-        self._native, self._steps, self._alone = {}, {}, {}
+        self._native, self._steps, self._alone, self._prepared = {}, {}, {}, set()
         # What is called for all of it, without being cut.
         self._whole = native if whole and not self._reference else None
 
@@ -54,12 +64,14 @@ class Runner:
 
     def sizes(self, shapes):
         """Global sizes of symbols, from local shapes; they may be symbolic."""
-        sizes = dict(self.given)
+        sizes = Sizes(self.given)
         for value, shape in zip(self.parameters, shapes):
             if len(shape) != len(value["dims"]):
                 raise ArgumentError(f"`{value['name']}` has {len(shape)} dimensions, and the pipeline says {len(value['dims'])}")
             for i, (dim, n) in enumerate(zip(value["dims"], shape)):
-                if isinstance(dim, str):
+                if dim in self._own:
+                    self._count(sizes, dim, n)
+                elif isinstance(dim, str):
                     sizes.setdefault(dim, n * self.parts(value, i))
         for value in self.values:
             if value["op"] == "dispatch" and value["dims"][0] not in sizes and isinstance(value["dims"][0], str):
@@ -69,6 +81,15 @@ class Runner:
         while any(self._follow(sizes, *relation) for relation in self._views):
             pass
         return sizes
+
+    def _count(self, sizes, dim, rows):
+        """Notes this rank's rows, and the most of all ranks."""
+        if self._own[dim] is None:
+            raise ArgumentError(f"`{dim}: own` has no bound, and this rank's rows say nothing of the others'\n  help: write `{dim}: own <= 8192`, "
+                                f"or give dims={{\"{dim}\": 8192}}: the most rows of all ranks together")
+        sizes[dim] = self._own[dim]
+        if sizes.rows is None:
+            sizes.rows = rows
 
     def _relations(self):
         """Of each ``view`` the dimension of rows, and the two of which it is the product; the same of columns."""
@@ -98,6 +119,8 @@ class Runner:
     def local(self, value, sizes):
         """What this rank has of it."""
         shape = self.whole(value, sizes)
+        if getattr(sizes, "rows", None) is not None and value["dims"][0] in self._own:
+            return [sizes.rows, *shape[1:]]
         for axis, (kind, dim) in value["placements"].items():
             if kind not in ("shard", "zigzag"):
                 continue
@@ -124,7 +147,8 @@ class Runner:
 
     def infer(self, shapes):
         """Local shapes of the results, from those of the tensors."""
-        sizes = self._checks._infer([list(shape) for shape in shapes])
+        sizes = Sizes(self._checks._infer([list(shape) for shape in shapes]))
+        sizes.rows = self.sizes(shapes).rows
         return [(tuple(self.local(self.values[i], sizes)), self.values[i]) for _, i in self.program["results"]]
 
     def flops(self, shapes):
@@ -154,16 +178,32 @@ class Runner:
         if len(self.program["axes"]) == 1:
             ranks = self.world.along(self.program["axes"][0])
             sequence, experts = ranks.sequence(whole), Experts(ranks, self.values, whole).run
+        tensors, cut = self._filled(torch, tensors, sizes)
         try:
             results = evaluate(torch, self.program, tensors, move, sequence, experts, widen=True, local=lambda value: self.local(value, sizes))
         except Exception as error:
             # All ranks are here: they find the same, or have their own.
             error._told = True
             raise
+        results = cut(results)
         results = [r.clone() if any(r.data_ptr() == t.data_ptr() for t in tensors) else r for r in results]
         if out is not None:
             into = dict(enumerate(out if len(results) > 1 else [out]))
         return [into[i].copy_(r) if into and i in into else r for i, r in enumerate(results)]
+
+    def _filled(self, torch, tensors, sizes):
+        """Tensors of this rank's own number of rows with all that it has room for, and what takes the others from results."""
+        own = lambda value: value["dims"] and value["dims"][0] in self._own
+        if not self._own:
+            return tensors, lambda results: results
+        rows, filled = None, []
+        for value, t in zip(self.parameters, tensors):
+            if own(value):
+                rows, more = len(t), self.local(value, sizes)[0] - len(t)
+                t = torch.nn.functional.pad(t, (0, 0) * (t.dim() - 1) + (0, more), value=0 if t.is_floating_point() else -1)
+            filled.append(t)
+        values = [self.values[i] for _, i in self.program["results"]]
+        return filled, lambda results: [r[:rows] if own(value) else r for value, r in zip(values, results)]
 
     def run(self, torch, tensors, into=None):
         """New tensors, none of which is an input; but results ``into``, by position, take the place of the given tensors. Where it is several
@@ -192,12 +232,15 @@ class Runner:
             results = [i for _, i in self.program["results"]]
             if step["inputs"] == list(range(len(tensors))) and sorted(step["results"]) == sorted(results):
                 self._alone[shapes] = native, [step["results"].index(i) for i in results]
+        self._prepare(steps, sizes)
         return self._steps_of(torch, steps, sizes, tensors, {})
 
     def _cut(self, torch, tensors, into):
         sizes = self.sizes([t.shape for t in tensors])
         replaced = {value: into[i] for i, (_, value) in enumerate(self.program["results"]) if i in into}
-        return self._steps_of(torch, self.steps(sizes), sizes, tensors, replaced)
+        steps = self.steps(sizes)
+        self._prepare(steps, sizes)
+        return self._steps_of(torch, steps, sizes, tensors, replaced)
 
     def _steps_of(self, torch, steps, sizes, tensors, replaced):
         values = dict(enumerate(tensors))
@@ -227,6 +270,17 @@ class Runner:
             return made
         # Results are new tensors, also where a view is returned.
         return [t.clone() if t.data_ptr() in taken or taken.add(t.data_ptr()) else t for t in made]
+
+    def _prepare(self, steps, sizes):
+        """Before the first call with these sizes: on the rank that chooses, all kernels are made at a time, and not each as its call binds it."""
+        if id(steps) in self._prepared:
+            return
+        self._prepared.add(id(steps))  # which self._steps keeps
+        kernels = [(step, native) for step, _, native, _ in steps if native is not None]
+        if self.world.ranks[0] == 0 and len(kernels) > 1:
+            prepare = lambda kernel: kernel[1]._prepare(self.extents(kernel[0], sizes)[0])
+            with ThreadPoolExecutor(min(len(kernels), os.cpu_count() or 1)) as pool:
+                list(pool.map(prepare, kernels))
 
     def extents(self, step, sizes):
         """Global shapes of a step's parameters, by name, and the sizes that no tensor has: experts of rows that a route names."""
@@ -333,10 +387,12 @@ class Backward:
             filled.append(None if kind == "ones" else mains[i] if kind == "main" else next(tensors))
         if any(kind == "ones" for kind, _ in self.inputs):
             known = [(v, t.shape) for v, t in zip(self.runner.parameters, filled) if t is not None]
-            sizes = dict(self.runner.given)
+            sizes = Sizes(self.runner.given)
             for value, shape in known:
                 for i, (dim, n) in enumerate(zip(value["dims"], shape)):
-                    if isinstance(dim, str):
+                    if dim in self.runner._own:
+                        self.runner._count(sizes, dim, n)
+                    elif isinstance(dim, str):
                         sizes.setdefault(dim, n * self.runner.parts(value, i))
             like = next(t for t in filled if t is not None)
             for i, (kind, _) in enumerate(self.inputs):

@@ -269,8 +269,8 @@ class MoE(_Experts):
     ``x`` is ``[..., hidden]``, this rank's tokens; ``ids`` ``[..., top_k]``, ``int64`` or ``int32``, the experts of each, numbered over all ranks,
     each once, or -1 for none; ``weights`` ``[..., top_k]`` what their results are multiplied by. A router is the caller's.
 
-    Every rank has as many tokens, 0 or more; else all pass ``tokens``, the most that one of them has, and those that have fewer, or none, are filled up with
-    tokens of no expert. ``shared``, as ``x``, is added to the sums before they are rounded: what experts of all tokens make.
+    Every rank has as many tokens, 0 or more; else all pass ``tokens``, the most that one of them has, the same in each call: the kernel takes fewer
+    on each rank, or none. ``shared``, as ``x``, is added to the sums before they are rounded: what experts of all tokens make.
 
     Parameters, their layouts and ``fp8`` are :class:`GroupedMLP`'s; in eight bits tokens travel so. Of experts that ranks do not divide, each has
     ``experts / ranks`` rounded up, and the last one the rest.
@@ -287,25 +287,37 @@ class MoE(_Experts):
             raise ArgumentError(f"experts is {experts}, and of {world.size} ranks with {each} each some have none\n  help: let every rank have one")
         own = min(each, experts - each * world.ranks[0])
         t = self._experts(hidden, ffn, experts, own, device, dtype)
-        text = lambda more, add: f"""fn moe(x: {t}[T, H] @ shard(0), ids: i64[T, K] @ shard(0), weights: f32[T, K] @ shard(0),
-            w: {t}[E, H, 2, F] @ shard(0), v: {t}[E, F, H] @ shard(0){more}) {{
-                dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(weights){add}
-            }}"""
         options = _options(world, reserve_sms, options)
         if experts % world.size:
             options["dims"] = {**(options.get("dims") or {}), "E": experts}
-        more = f", s: {t}[T, H] @ shard(0)", " -> add(s)"
-        self.function, self._with_shared = (compile(text(*rest), world, **options) for rest in (("", ""), more))
         if fp8 is not None:
             _float8.check(fp8, dtype, ffn, "ffn")
-            text = lambda more, add: f"""fn moe(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), weights: f32[T, K] @ shard(0),
-                w: e4m3[E, 2, F, H] scaled(128, 128) @ shard(0), v: e4m3[E, H, F] scaled(128, 128) @ shard(0){more}) {{
-                    x -> quantize(e4m3, 1, 128) -> dispatch(ids) -> grouped_gemm(w.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t)
-                        -> combine(weights){add}
-                }}"""
-            eight = [compile(text(*rest), world, **options) for rest in (("", ""), more)]
-            both = zip(eight, (self.function, self._with_shared))
-            self.function, self._with_shared = (_float8.Experts(e, exact, 3, False) for e, exact in both)
+        self._made_of = t, world, options, fp8
+        # By whether something is added, and the most tokens of a rank where each has another number.
+        self._functions = {(adds, None): self._function(adds) for adds in (False, True)}
+        self.function = self._functions[False, None]
+
+    def _function(self, adds, tokens=None):
+        t, world, options, fp8 = self._made_of
+        if fp8 is not None and tokens is not None:
+            raise ArgumentError("tokens is given, and layers of eight bits have as many on every rank\n  help: leave out tokens, or fp8")
+        own, more, add = "" if tokens is None else "<T: own>", f", s: {t}[T, H] @ shard(0)" if adds else "", " -> add(s)" if adds else ""
+        if tokens is not None:
+            options = {**options, "dims": {**(options.get("dims") or {}), "T": tokens * world.size}}
+        exact = compile(
+            f"""fn moe{own}(x: {t}[T, H] @ shard(0), ids: i64[T, K] @ shard(0), weights: f32[T, K] @ shard(0),
+            w: {t}[E, H, 2, F] @ shard(0), v: {t}[E, F, H] @ shard(0){more}) {{
+                dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(weights){add}
+            }}""",
+            world, **options)
+        if fp8 is None:
+            return exact
+        eight = f"""fn moe(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), weights: f32[T, K] @ shard(0),
+            w: e4m3[E, 2, F, H] scaled(128, 128) @ shard(0), v: e4m3[E, H, F] scaled(128, 128) @ shard(0){more}) {{
+                x -> quantize(e4m3, 1, 128) -> dispatch(ids) -> grouped_gemm(w.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t)
+                    -> combine(weights){add}
+            }}"""
+        return _float8.Experts(compile(eight, world, **options), exact, 3, False)
 
     def forward(self, x, ids, weights, *, shared=None, tokens=None):
         given = (("x", x, self.hidden), ("ids", ids, self.top_k), ("weights", weights, self.top_k))
@@ -324,11 +336,10 @@ class MoE(_Experts):
         if tokens is not None:
             if rows > _size(tokens, "tokens"):
                 raise ArgumentError(f"tokens is {tokens}, and this rank has {rows}\n  help: pass the most that a rank has, the same on all of them")
-            more = tokens - rows
-            parts = [torch.nn.functional.pad(t, (0, 0, 0, more), value=-1 if i == 1 else 0) if more else t for i, t in enumerate(parts)]
-        function = self.function if shared is None else self._with_shared
-        y = function(*parts[:3], self.gate_up, self.down, *parts[3:])
-        return (y if len(y) == rows else y[:rows]).view(x.shape)
+        key = shared is not None, tokens
+        if key not in self._functions:
+            self._functions[key] = self._function(*key)
+        return self._functions[key](*parts[:3], self.gate_up, self.down, *parts[3:]).view(x.shape)
 
     def extra_repr(self):
         return f"{super().extra_repr()}, top_k={self.top_k}"

@@ -346,6 +346,20 @@ mod tests {
         );
     }
 
+    /// As a launch with `reserve_sms=0` ends beside NCCL.
+    #[test]
+    fn a_launch_that_others_keep_from_starting_says_what_to_reserve() {
+        let mut fault = Fault::from_record(&source(), &FaultRecord { peer: 1, ..record(2, 0) });
+        fault.cause = FaultCause::NotStarted;
+        assert_eq!(
+            fault.to_string(),
+            "kernel ag_gemm, rank 0, role intra_comm, CTA 117, epoch 3: tile 42 waited 30.0 s at e7 \
+             (fam1 gemm.remote, loader: wait sig1 \"arrived\" >= 8): rank 1 launched it, too, but its GPU did not start it \
+             within 30.0 s: kernels of others hold SMs there or stand before it in its stream. If they wait for this rank in \
+             turn, as NCCL's do on another stream, keep SMs free for them: reserve_sms (in Python reserve_sms=\"nccl\")"
+        );
+    }
+
     #[test]
     fn records_that_nobody_listed_still_read() {
         let mut r = record(99, 1);

@@ -27,6 +27,11 @@ impl TensorRef {
         self.ptr
     }
 
+    /// Its first bytes, so many at most.
+    pub fn first(self, bytes: u64) -> TensorRef {
+        TensorRef { ptr: self.ptr, bytes: bytes.min(self.bytes) }
+    }
+
     /// Size in bytes.
     pub fn size_bytes(self) -> u64 {
         self.bytes

@@ -146,6 +146,35 @@ fn overlapping<'s>(source: &'s KernelSource, given: &RankTensors, i: usize) -> O
     Some(&source.tensors[j].name)
 }
 
+/// The rows of a rank's tensors that have its own number of them, by the size of the first; 0 without any.
+///
+/// # Errors
+/// [`Error::Tensor`] for a part of a row, and for more rows than there is room for.
+pub(super) fn own_rows(
+    source: &KernelSource,
+    rank: u32,
+    expected_bytes: &[u64],
+    given: &RankTensors,
+) -> Result<u32, Error> {
+    let Some(i) = source.tensors.iter().position(|t| t.own_rows) else { return Ok(0) };
+    let shape = source.ranks.get(rank as usize).and_then(|r| r.tensor_shapes.get(i));
+    let most = shape.and_then(|s| s.first()).copied().unwrap_or(0);
+    let row = expected_bytes.get(i).and_then(|bytes| bytes.checked_div(most)).unwrap_or(0);
+    let bytes = given.tensors.get(i).map_or(0, |t| t.bytes);
+    let rows = bytes.checked_div(row).unwrap_or(0);
+    match u32::try_from(rows) {
+        Ok(n) if rows <= most && rows * row == bytes => Ok(n),
+        _ => Err(Error::Tensor {
+            kernel: source.name.clone(),
+            rank,
+            tensor: source.tensors[i].name.clone(),
+            what: format!(
+                "has {bytes} bytes, and its rows, 0 to {most} of them, have {row} bytes each"
+            ),
+        }),
+    }
+}
+
 /// Checks the arguments of one rank. No allocation unless it fails.
 pub(super) fn check_tensors(
     source: &KernelSource,
@@ -162,9 +191,16 @@ pub(super) fn check_tensors(
             given: given.tensors.len(),
         });
     }
-    for (i, (tensor, expected)) in given.tensors.iter().zip(expected_bytes).enumerate() {
+    let own = own_rows(source, rank, expected_bytes, given)?;
+    for (i, (tensor, most)) in given.tensors.iter().zip(expected_bytes).enumerate() {
+        let shape = source.ranks.get(rank as usize).and_then(|r| r.tensor_shapes.get(i));
+        let rows = shape.and_then(|s| s.first()).filter(|_| source.tensors[i].own_rows);
+        let expected = &rows.map_or(*most, |rows| most / (*rows).max(1) * u64::from(own));
         let what = if tensor.bytes != *expected {
-            let shape = &source.shapes(rank, dims)[i];
+            let mut shape = source.shapes(rank, dims)[i].clone();
+            if let (Some(_), Some(first)) = (rows, shape.first_mut()) {
+                *first = own.into();
+            }
             format!(
                 "has {} bytes, and {} {shape:?} has {expected}",
                 tensor.bytes, source.tensors[i].dtype
@@ -220,6 +256,7 @@ pub(super) mod tests {
                 dtype: DType::Bf16,
                 direction: TensorDirection::In,
                 in_place: None,
+                own_rows: false,
             }],
             ranks: vec![RankBinding {
                 tensor_shapes: vec![vec![8, 16]],
@@ -284,6 +321,7 @@ pub(super) mod tests {
             dtype: DType::Bf16,
             direction: TensorDirection::Out,
             in_place: None,
+            own_rows: false,
         });
         let both = |two: &KernelSource, result| {
             let place = |ptr| TensorRef { ptr, bytes: 256 };
@@ -293,6 +331,29 @@ pub(super) mod tests {
         assert_eq!([0x1000, 0x1010, 0x1100].map(|at| both(&two, at)), [false, false, true]);
         two.tensors[1].in_place = Some(0);
         assert_eq!([0x1000, 0x1010, 0x1100].map(|at| both(&two, at)), [true, false, true]);
+        // Of its own number of rows, 0 to 8, as many of each.
+        two.tensors.iter_mut().for_each(|t| (t.own_rows, t.in_place) = (true, None));
+        two.ranks[0].tensor_shapes.push(vec![8, 16]);
+        let own = |x: u64, y: u64| {
+            let place = |ptr, bytes| TensorRef { ptr, bytes };
+            let tensors = RankTensors::from(vec![place(0x1000, x), place(0x2000, y)]);
+            let rows = own_rows(&two, 0, &[256, 256], &tensors);
+            let checked = check_tensors(&two, 0, &[256, 256], &[], &tensors);
+            checked.and(rows).map_err(|e| e.to_string())
+        };
+        assert_eq!([0, 32, 256].map(|bytes| own(bytes, bytes)), [Ok(0), Ok(1), Ok(8)]);
+        assert!(
+            own(64, 32)
+                .expect_err("fewer")
+                .contains("y of rank 0 has 32 bytes, and bf16 [2, 16] has 64")
+        );
+        for bytes in [16, 288] {
+            assert!(
+                own(bytes, bytes)
+                    .expect_err("no rows")
+                    .contains("0 to 8 of them, have 32 bytes each")
+            );
+        }
         let none = check_tensors(&source, 0, &[256], &[], &RankTensors::default());
         assert!(matches!(none, Err(Error::Count { expected: 1, given: 0, .. })));
     }

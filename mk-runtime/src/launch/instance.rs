@@ -210,6 +210,7 @@ impl Instance {
             let kind = if rank.is_captured(*stream)? { &mut captured } else { &mut eager };
             kind.get_or_insert(rank.rank);
             rank.set_tensors(&self.source, given)?;
+            rank.set_own_rows(&self.source, given)?;
         }
         if let (Some(captured), Some(eager)) = (captured, eager) {
             return Err(Error::MixedCapture { kernel: self.source.name.clone(), captured, eager });

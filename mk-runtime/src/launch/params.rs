@@ -105,7 +105,7 @@ pub(super) const fn zero_header() -> LaunchHeader {
         dims: [0; 4],
         gated: 0,
         instance: 0,
-        reserved: 0,
+        own_rows: 0,
         net: 0,
         fifo: 0,
     }

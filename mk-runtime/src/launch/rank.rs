@@ -1,6 +1,6 @@
 //! One rank's part of an instance: its module, its memory, its parameter block.
 
-use super::contract::tensor_bytes;
+use super::contract::{own_rows, tensor_bytes};
 use super::dims;
 use super::engine::Engine;
 use super::maps::{Bases, encode};
@@ -156,6 +156,17 @@ impl Rank {
             }
         }
         self.dims = dims.to_vec();
+        Ok(())
+    }
+
+    /// Puts the number of its own rows into the parameter block.
+    pub(super) fn set_own_rows(
+        &mut self,
+        source: &KernelSource,
+        given: &RankTensors,
+    ) -> Result<(), Error> {
+        let rows = own_rows(source, self.rank, &self.expected_bytes, given)?;
+        self.params.update_header(|header| header.own_rows = rows);
         Ok(())
     }
 

@@ -23,6 +23,8 @@ pub struct Attend<'d> {
     pub second: i64,
     /// Where documents begin, of packed sequences.
     pub documents: Option<&'d DeviceTensor>,
+    /// What the sums of each head have the exponential of, too, f32 `[H]`.
+    pub sinks: Option<&'d DeviceTensor>,
 }
 
 /// The memory of documents, and how many numbers it has; 0 without.
@@ -83,7 +85,8 @@ impl Reference {
             && (k.shape(), k.dtype()) == (v.shape(), v.dtype())
             && o.shape() == q.shape()
             && lse.shape() == [batch, heads, queries]
-            && [o.dtype(), lse.dtype()] == [DType::F32; 2];
+            && [o.dtype(), lse.dtype()] == [DType::F32; 2]
+            && how.sinks.is_none_or(|s| (s.shape(), s.dtype()) == (&[heads][..], DType::F32));
         if !fits {
             let [q, k, v, o, lse] = [q, k, v, o, lse].map(|t| t.shape().to_vec());
             return Err(mismatch(format!(
@@ -97,6 +100,7 @@ impl Reference {
         let sizes = [[batch, queries, keys], [heads, groups, depth], places].concat();
         let params = sizes.into_iter().chain(begins(how.documents)).fold(params, Params::word);
         let params = params
+            .word(begins(how.sinks)[0])
             .half(u32::from(how.causal))
             .half(how.window.unwrap_or(0))
             .half(how.scale.to_bits())

@@ -209,11 +209,12 @@ struct Documents {
 
 // o = softmax(scale * q k^T) v and the logarithms of the softmax's sums, for q and o [batch, queries, heads, depth], k and v
 // [batch, keys, groups, depth], lse [batch, heads, queries]; depth <= 256. Of `queries`, `count` are at `first` of the sequence and behind
-// it, the others at `second`. A warp for each row, two passes over the keys: the maximum, then sums.
+// it, the others at `second`. Sums of a head have the exponential of its sink, where there are some. A warp for each row, two passes over the
+// keys: the maximum, then sums.
 extern "C" __global__ void __launch_bounds__(256) reference_attend(
     float* o, float* lse, const void* q, const void* k, const void* v, u64 batch, u64 queries, u64 keys, u64 heads,
-    u64 groups, u64 depth, i64 first, u64 count, i64 second, const i32* begins, u64 entries, u32 causal, u32 window, float scale, float cap,
-    u32 q_dtype, u32 k_dtype) {
+    u64 groups, u64 depth, i64 first, u64 count, i64 second, const i32* begins, u64 entries, const float* sinks, u32 causal, u32 window,
+    float scale, float cap, u32 q_dtype, u32 k_dtype) {
   const u32 lane = threadIdx.x % 32;
   const u64 rows = batch * queries * heads, warps = (u64)gridDim.x * (blockDim.x / 32);
   for (u64 row = ((u64)blockIdx.x * blockDim.x + threadIdx.x) / 32; row < rows; row += warps) {
@@ -234,7 +235,8 @@ extern "C" __global__ void __launch_bounds__(256) reference_attend(
       for (u32 step = 16; step; step /= 2) dot += __shfl_xor_sync(~0u, dot, step);
       return capped(dot * scale, cap);
     };
-    float largest = __int_as_float(0xff800000), sum = 0;
+    const float sink = sinks ? sinks[h] : __int_as_float(0xff800000);
+    float largest = sink, sum = 0;
     bool nan = false;
     for (u64 j = from; j < seen; ++j) {
       const float s = score(j);
@@ -248,9 +250,10 @@ extern "C" __global__ void __launch_bounds__(256) reference_attend(
       for (int e = 0; e < 8; ++e)
         if (lane + 32 * e < depth) acc[e] = fmaf(p, load(v, k_dtype, at + lane + 32 * e), acc[e]);
     }
+    if (sinks) sum += expf(sink - largest);
     for (int e = 0; e < 8; ++e)
       if (lane + 32 * e < depth) o[row * depth + lane + 32 * e] = seen ? acc[e] / sum : 0.f;
-    if (lane == 0) lse[(b * heads + h) * queries + i] = seen ? largest + logf(sum) : __int_as_float(0xff800000);
+    if (lane == 0) lse[(b * heads + h) * queries + i] = seen || sinks ? largest + logf(sum) : __int_as_float(0xff800000);
   }
 }
 

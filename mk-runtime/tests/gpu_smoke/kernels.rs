@@ -20,7 +20,7 @@ fn text(n_maps: usize, n_tensors: usize, body: &str) -> String {
 }
 
 fn tensor(name: &str, dtype: DType, direction: TensorDirection) -> TensorArg {
-    TensorArg { name: name.into(), dtype, direction, in_place: None }
+    TensorArg { name: name.into(), dtype, direction, in_place: None, own_rows: false }
 }
 
 /// Every rank writes `1000 * epoch + 10 * rank + p` to every peer p; `out[s]` of rank p is what s sent.

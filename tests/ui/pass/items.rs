@@ -61,7 +61,7 @@ macro_rules! column_parallel {
 column_parallel!(with_relu, relu);
 column_parallel!(pub(crate) with_silu, silu);
 
-fn main() {
+pub fn main() {
     let program = mlp();
     assert_eq!(program.name(), "mlp");
     assert_eq!(program.docs()[2], "The `\"hidden\"` dimension is sharded.");

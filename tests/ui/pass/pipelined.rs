@@ -59,13 +59,16 @@ fn arguments(one: &RowParallel, two: &Gated<'_, DeviceTensor>) -> [mk::runtime::
     [one.arguments(), two.arguments()]
 }
 
-fn main() {
+pub fn main() {
     let program: &'static mk::Program = RowParallel::pipeline();
     assert_eq!(program.name(), "RowParallel");
     assert_eq!(program.docs(), ["Row-parallel linear layer."]);
     assert_eq!(program.tensors().len(), 2);
     assert_eq!(Tokens::pipeline().mesh_axes(), ["dp", "tp"]);
     let gated = Gated::<DeviceTensor>::pipeline();
+    assert!(
+        OwnTokens::pipeline().to_string().starts_with("pipeline OwnTokens<T: own <= 8192>(world):")
+    );
     let names: Vec<_> = gated.tensors().iter().map(|t| t.name.as_str()).collect();
     assert_eq!(names, ["x", "w"]);
     assert_eq!(gated.results().len(), 2);
@@ -91,6 +94,21 @@ struct Weighted {
     w: TensorRef,
     #[result(bf16[R, N] @ shard(0))]
     rows: TensorRef,
+}
+
+/// Tokens of which each rank has its own number.
+#[mk::pipelined(<T: own <= 8192> dispatch(x, ids) -> grouped_gemm(w) -> combine(gate))]
+struct OwnTokens {
+    #[tensor(bf16[T, H] @ shard(0))]
+    x: TensorRef,
+    #[tensor(i32[T, K] @ shard(0))]
+    ids: TensorRef,
+    #[tensor(f32[T, K] @ shard(0))]
+    gate: TensorRef,
+    #[tensor(bf16[E, H, N] @ shard(0))]
+    w: TensorRef,
+    #[result(bf16[T, N] @ shard(0))]
+    out: TensorRef,
 }
 
 /// Memory of somebody else.

@@ -229,7 +229,9 @@ pub fn audit(plan: &Plan, cuda: &str) -> Result<(), AuditError> {
 /// # Errors
 /// As [`audit`].
 pub fn audit_with(plan: &Plan, cuda: &str, options: Options) -> Result<(), AuditError> {
-    let library = library::text_with(
+    let own = cuda.split_once(library::END).map_or(cuda, |(_, own)| own);
+    let library = library::text_for(
+        own,
         arch(plan)?.library,
         options.trace.then(|| trace_records(cuda)),
         nodes::of(plan).unwrap_or(library::Nodes::ONE),

@@ -111,6 +111,7 @@ impl Emitter<'_> {
         let space = if mode == Mode::Write { Space::Out } else { Space::In };
         // The library asks for elements by their place in the tile.
         let dims = match op {
+            EpilogueOp::Bias if x.region.len() == 2 => x.region[0].1 == Expr::Const(1),
             EpilogueOp::Bias | EpilogueOp::ScaleColumns => x.region.len() == 1,
             // Of gathered rows, those of all ranks.
             EpilogueOp::ScaleRows => x.region.len() <= 2 && buffer.pitch.is_none(),
@@ -248,11 +249,14 @@ impl Emitter<'_> {
             .iter()
             .zip(f.leaf.epilogue().iter().filter(|op| op.operand().is_some()));
         let by_rows: Vec<_> = by_rows
-            .filter(|(_, op)| op.vector().is_none() && !op.scales())
+            // Of several vectors, the row is that of the tile's.
+            .filter(|(_, op)| op.vector().is_none() || **op == EpilogueOp::Bias)
+            .filter(|(_, op)| !op.scales())
             .filter(|(_, op)| !matches!(op, EpilogueOp::Quantize(_)))
             .map(|(operand, _)| *operand)
             .collect();
         let matrices = f.accesses.iter().filter(|a| by_rows.contains(&a.operand));
+        let matrices = matrices.filter(|a| a.region.len() > 1);
         // Of what gates and ups are saved to, rows of both.
         let mut rows = matrices.map(|a| match a.region.as_slice() {
             [rows, (_, n), _] if *n == Expr::Const(2) || half(self.plan, a).is_some() => {

@@ -8,8 +8,8 @@ use super::{
 };
 use mk_abi::device::MAX_RUNTIME_DIMS;
 use mk_plan::{
-    BufId, CopyTile, CopyVia, Expr, FamId, Family, Leaf, Plan, Points, Post, RoleKind, Scope,
-    Space, StructureError, TableSet, Var,
+    Access, BufId, CopyTile, CopyVia, Expr, FamId, Family, Leaf, Operand, Plan, Points, Post,
+    RoleKind, Scope, Space, StructureError, TableSet, Var,
 };
 
 /// Names that the templates give to their own variables, around expressions of the plan.
@@ -36,6 +36,7 @@ pub(super) fn check(plan: &Plan, refused: &mut Refused) -> Result<(), EmitError>
         let place = format!("{id} {:?}", f.name);
         refused.note(carried(plan, f, &place))?;
         refused.note(looked_up(plan, f))?;
+        refused.note(own_rows(plan, f))?;
         refused.note(names(f, &place))?;
         // The host evaluates what its copy engines do, for every rank.
         if !f.leaf.is_host_copy() {
@@ -129,6 +130,31 @@ fn looked_up(plan: &Plan, f: &Family) -> Result<(), EmitError> {
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     Ok(())
+}
+
+/// Whether the templates of a family end where a rank's own rows do.
+fn own_rows(plan: &Plan, f: &Family) -> Result<(), EmitError> {
+    let ends = |a: &Access| match f.leaf {
+        Leaf::CopyTile(CopyTile { via: CopyVia::Ldst | CopyVia::Gather, .. }) => {
+            a.operand == Operand::Src
+        }
+        Leaf::ReduceTile(_) => f.accesses.iter().any(|a| a.operand == Operand::W),
+        Leaf::DotTile(_) => true,
+        _ => false,
+    };
+    let own = |a: &&Access| plan.buffers.get(a.buffer).is_some_and(|b| b.own_rows);
+    let rows = |a: &Access| a.region.len() == 2;
+    match f.accesses.iter().filter(own).find(|a| !ends(a) || !rows(a)) {
+        None => Ok(()),
+        Some(a) => {
+            let what = format!(
+                "no template of {} ends where a rank's own rows of {} do",
+                f.leaf.name(),
+                a.buffer
+            );
+            Err(EmitError::unsupported(f.name.clone(), what))
+        }
+    }
 }
 
 /// A loop variable must not stand in front of a constant of the kernel (`kDim_M`, `kSig0`), or of a template's

@@ -90,6 +90,20 @@ impl<'a> Emitter<'a> {
         row
     }
 
+    /// A condition of an access to rows, as C, and that its row is there where each rank has its own number of them.
+    pub fn there(&self, f: &Family, each: Option<&Each>, a: &Access) -> String {
+        let when = a.when.as_ref().map(|w| self.c(f, each, w));
+        let own = self.plan.buffers[a.buffer].own_rows.then(|| {
+            let row = self.c(f, each, &a.region[0].0);
+            format!("static_cast<u32>({row}) < params.header.own_rows")
+        });
+        match (when, own) {
+            (Some(when), Some(own)) => format!("({when}) && {own}"),
+            (Some(one), None) | (None, Some(one)) => one,
+            (None, None) => "true".into(),
+        }
+    }
+
     /// What the hooks of a leaf may name: the rank, and dimensions that come with each launch.
     pub fn locals(&self) -> String {
         let rank = "[[maybe_unused]] const int rank = params.header.rank;".to_string();

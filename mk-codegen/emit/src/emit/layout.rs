@@ -117,7 +117,8 @@ pub(super) fn layout(plan: &Plan, points: &Points<'_>) -> Result<Layout, EmitErr
                     if b.space == Space::In { TensorDirection::In } else { TensorDirection::Out };
                 let (name, dtype) = (b.name.clone(), b.dtype);
                 places.insert(id, tensors.len() as u32);
-                tensors.push(TensorArg { name, dtype, direction, in_place: None });
+                let own_rows = b.own_rows;
+                tensors.push(TensorArg { name, dtype, direction, in_place: None, own_rows });
                 At::Tensor(tensors.len() as u32 - 1)
             }
             Space::Workspace => {

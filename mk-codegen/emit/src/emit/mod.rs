@@ -1,7 +1,7 @@
 //! From a verified plan to one CUDA translation unit.
 //!
-//! The device library comes first, word for word; then constants, one struct per family with the plan's own index
-//! expressions, hooks for each leaf, one function per role, and the kernel. Deterministic; no IO; no GPU.
+//! What it uses of the device library comes first, word for word; then constants, one struct per family with the plan's
+//! own index expressions, hooks for each leaf, one function per role, and the kernel. Deterministic; no IO; no GPU.
 //!
 //! Imports among the files go one way: `types`, `error`, `library`, then `nodes`, `layout`, `maps`, `context`, then
 //! what says parts of a family (`boxes`, `chain`, `signal`, `spans`, `tasks`), then `leaf`, then `role`, `trace`,
@@ -81,7 +81,8 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
     let header = header.replace("// \n", "//\n");
     let cuda = format!(
         "{header}\n{}\n{generated}",
-        library::text_with(
+        library::text_for(
+            &generated,
             arch.library,
             trace.as_ref().map(|t| t.records),
             nodes::nodes(plan, e.layout.net.as_ref())

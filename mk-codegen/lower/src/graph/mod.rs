@@ -20,6 +20,8 @@ pub struct Extent {
     pub runtime_max: Option<i32>,
     /// Whether a launch may have none.
     pub may_be_zero: bool,
+    /// Whether each rank has its own number of them, up to its part.
+    pub own: bool,
 }
 
 impl Extent {
@@ -55,6 +57,8 @@ pub struct Scored {
     pub scale: Option<u32>,
     /// Queries see keys of their own document: the last operand says where these begin.
     pub packed: bool,
+    /// The fourth operand has a sink of each head.
+    pub sinks: bool,
 }
 
 impl From<Scores> for Scored {
@@ -65,6 +69,7 @@ impl From<Scores> for Scored {
             cap: bits(s.softcap),
             scale: bits(s.scale),
             packed: s.packed,
+            sinks: s.sinks,
         }
     }
 }
@@ -377,7 +382,7 @@ fn extent(program: &Program, bound: &Bound, dim: Dim) -> Extent {
     let value = bound.max_dim(dim).and_then(|v| i32::try_from(v).ok()).unwrap_or(0);
     let runtime_max = bound.is_runtime(dim).then_some(value);
     let may_be_zero = matches!(dim, Dim::Sym(id) if program.may_be_zero(id));
-    Extent { value, symbol, runtime_max, may_be_zero }
+    Extent { value, symbol, runtime_max, may_be_zero, own: program.is_own(dim) }
 }
 
 fn kind_of(node: &Node) -> Kind {

@@ -109,6 +109,9 @@ impl Checker<'_> {
             if b.shared && !matches!(b.space, Space::In | Space::Out) {
                 self.error(&place, "`shared` is for caller tensors; workspace is shared by nature");
             }
+            if b.own_rows && (b.shared || !matches!(b.space, Space::In | Space::Out)) {
+                self.error(&place, "`own` is for caller tensors that peers do not touch");
+            }
         }
         for (id, s) in plan.signals.iter() {
             let place = format!("{id} {:?}", s.name);

@@ -124,8 +124,8 @@ pub fn attend_smem_bytes([rows, keys, depth]: [u32; 3], stages: u32) -> u32 {
 }
 
 /// One block of queries against keys and values, with a running maximum and sum. The keys of a step are the rows of its
-/// `k` access; the leaf goes through them in blocks, the last of which may be short. Rows without a key have a result
-/// of 0 and a logarithm of -inf.
+/// `k` access; the leaf goes through them in blocks, the last of which may be short. With a sink sums have its
+/// exponential, too. Rows without a key have a result of 0 and a logarithm of -inf, or the sink.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttendTile {
     /// Queries of a tile, keys of a block, elements of a head.
@@ -188,6 +188,7 @@ impl Record for AttendTile {
         let (agent, proxy) = if tma { (Storer, Proxy::Async) } else { (Consumers, Proxy::Generic) };
         operands.push(op(Operand::O, Mode::Write, agent, proxy, Arity::Optional));
         operands.push(own(Operand::Lse, Mode::Write));
+        operands.push(own(Operand::Sinks, Mode::Read));
         // Queries come once a task, and `o` leaves once: from where the queries were, or past shared memory by the
         // consumers themselves, who then tell the storer when they have.
         Contract {
@@ -215,6 +216,7 @@ impl Record for AttendTile {
             (Operand::V, &[Start, Inner]),
             (Operand::O, &[End]),
             (Operand::Lse, &[End]),
+            (Operand::Sinks, &[Start]),
         ];
         operands.extend([Operand::AccIn, Operand::StatIn].map(|o| (o, &[Start][..])));
         operands.extend([Operand::AccOut, Operand::StatOut].map(|o| (o, &[End][..])));
@@ -228,11 +230,11 @@ impl Record for AttendTile {
     }
 
     fn types(&self) -> Vec<OneType> {
-        use Operand::{AccIn, AccOut, Bounds, K, Lse, O, Q, Span, StatIn, StatOut, V};
+        use Operand::{AccIn, AccOut, Bounds, K, Lse, O, Q, Sinks, Span, StatIn, StatOut, V};
         vec![
             OneType::new(&[Bounds, Span], Elements::I32),
             OneType::new(&[Q, K, V, O], Elements::Half),
-            OneType::new(&[Lse], Elements::F32),
+            OneType::new(&[Lse, Sinks], Elements::F32),
             OneType::new(&[AccIn, AccOut, StatIn, StatOut], Elements::F32),
         ]
     }

@@ -116,7 +116,8 @@ fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
             let dtype = c.named(&DType::ALL.map(DType::name), DType::from_name)?;
             let shape = c.bracketed(&Scope::plan())?;
             let pitch = if c.eat_word("pitch") { Some(c.expr(&Scope::plan())?) } else { None };
-            plan.buffers.push(Buffer { name, space, shared, dtype, shape, pitch });
+            let own_rows = c.eat_word("own");
+            plan.buffers.push(Buffer { name, space, shared, own_rows, dtype, shape, pitch });
         }
         "signal" => {
             c.id::<SigId>(plan.signals.len())?;

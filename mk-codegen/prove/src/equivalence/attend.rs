@@ -99,6 +99,14 @@ impl<E: Copy + PartialEq> Attention<E> {
         }
     }
 
+    /// The sums with the exponential of a sink, too.
+    pub fn sink<A: Algebra<Elem = E>>(&mut self, algebra: &mut A, sink: E) {
+        for stat in self.stat.data.chunks_mut(2) {
+            let weight = algebra.exp_of_difference(sink, stat[0]);
+            stat[1] = algebra.add(stat[1], weight);
+        }
+    }
+
     /// The result, `[rows, d]`.
     pub fn output<A: Algebra<Elem = E>>(&self, algebra: &mut A) -> Vec<E> {
         let cols = self.acc.cols.max(1);

@@ -191,6 +191,13 @@ impl<'a> Dims<'a> {
                 same(of(0)[0], own[1], extent(node.result, 1));
                 self.cut_blocks(factors, node.inputs[0], node.result, lines);
             }
+            Op::Bias if of(1).len() > 1 => {
+                for d in 1..of(1).len() {
+                    same(of(0)[d], of(1)[d], extent(node.inputs[1], d));
+                }
+                let line = of(1)[0];
+                (1..extent(node.inputs[1], 0)).for_each(|e| lines.cut(line, e as i32));
+            }
             Op::Bias => {
                 let last = of(0).len() - 1;
                 same(of(0)[last], of(1)[0], extent(node.inputs[1], 0));
@@ -229,6 +236,10 @@ impl<'a> Dims<'a> {
                 }
                 if let Some(keys) = window {
                     lines.apart(places.line, keys);
+                }
+                if node.sinks().is_some() {
+                    let heads = extent(node.inputs[0], 2) as i32;
+                    lines.link((of(0)[2], 0, heads), (of(3)[0], 0, heads));
                 }
                 // Every head is by itself.
                 for (i, d) in [(0, 2), (1, 2)] {

@@ -251,6 +251,10 @@ impl<A: Algebra> Evaluator<'_, A> {
                 }
                 _ => self.each(x, |_, t| t.clone()),
             },
+            (Op::Bias, Some(y)) if self.dims.experts(node.result).is_some() => {
+                let of = [x.on(0), y.on(0)];
+                Value::whole(ragged::biased(self.algebra, self.dims, self.cells, node, of))
+            }
             (Op::Bias | Op::Add, Some(y)) => self.zip(x, y, A::add),
             (Op::Mul, Some(y)) => self.zip(x, y, A::mul),
             (Op::Slope(curve), Some(y)) => {
@@ -302,7 +306,8 @@ impl<A: Algebra> Evaluator<'_, A> {
     fn attention(&mut self, node: &Node) -> [Tensor<A::Elem>; 2] {
         let values = self.values;
         let operands = [0, 1, 2].map(|i| values[node.inputs[i].index()].on(0));
-        softmax::attention(self.algebra, self.dims, self.cells, node, operands)
+        let sinks = node.sinks().map(|id| values[id.index()].on(0));
+        softmax::attention(self.algebra, self.dims, self.cells, node, operands, sinks)
     }
 
     /// Normalised rows, or gradients of them: the first operand of these is the gradient of the result.

@@ -397,6 +397,26 @@ pub(super) fn product<A: Algebra>(
     Tensor { shape: [&x.shape[..1], columns].concat(), data }
 }
 
+/// Each row, and the vector of its expert; rows of none have no value.
+pub(super) fn biased<A: Algebra>(
+    algebra: &mut A,
+    dims: &Dims<'_>,
+    cells: &Cells,
+    node: &Node,
+    [x, vectors]: [&Tensor<A::Elem>; 2],
+) -> Tensor<A::Elem> {
+    let experts = dims.experts(node.result).unwrap_or_default();
+    let (row, expert) = (dims.line(node.result, 0), dims.line(node.inputs[1], 0));
+    let columns = x.shape[1..].iter().product::<usize>();
+    let mut data = x.data.clone();
+    for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
+        let Some(Some(e)) = experts.get(cells.original(row, i) as usize) else { continue };
+        let vector = &vectors.data[cells.at(expert, *e) * columns..];
+        out.iter_mut().zip(vector).for_each(|(x, y)| *x = algebra.add(*x, *y));
+    }
+    Tensor { shape: x.shape.clone(), data }
+}
+
 /// Of each expert its rows, the other way round, times gradients of theirs.
 pub(super) fn wgrad<A: Algebra>(
     algebra: &mut A,

@@ -20,6 +20,7 @@ pub(super) fn attention<A: Algebra>(
     cells: &Cells,
     node: &Node,
     [q, k, v]: [&Tensor<A::Elem>; 3],
+    sinks: Option<&Tensor<A::Elem>>,
 ) -> [Tensor<A::Elem>; 2] {
     let scores = match node.op {
         Op::Attention { scores, .. } => scores,
@@ -46,6 +47,9 @@ pub(super) fn attention<A: Algebra>(
             own(all, documents, (cells, places.line), ahead + i, behind)
         };
         state.step(algebra, [&q, &k, &v], scores, seen);
+        if let Some(sink) = sinks.and_then(|s| s.data.get(h)) {
+            state.sink(algebra, *sink);
+        }
         for (i, row) in state.output(algebra).chunks(wide.max(1)).enumerate() {
             let at = ((b * queries + i) * heads + h) * wide;
             o[at..at + wide].copy_from_slice(row);

@@ -28,7 +28,11 @@ impl Compute for AttendTile {
             let (rows, cols) =
                 if to.operand == Operand::Lse { (r.len() as usize, 1) } else { (rows, cols) };
             let fresh = || Attention::new(rows, cols);
-            let state = context.attention.clone().unwrap_or_else(fresh);
+            let mut state = context.attention.clone().unwrap_or_else(fresh);
+            let sink = context.latest(Operand::Sinks, to.phase).and_then(|t| t.data.first());
+            if let (Some(sink), Operand::O | Operand::Lse) = (sink, to.operand) {
+                state.sink(*sink);
+            }
             Ok(match to.operand {
                 Operand::AccOut => state.acc.data,
                 Operand::StatOut => state.stat.data,

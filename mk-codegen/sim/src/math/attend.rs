@@ -117,6 +117,18 @@ impl Attention {
         }
     }
 
+    /// The sums with the exponential of a sink, too; rows without a key have its maximum.
+    pub fn sink(&mut self, sink: f32) {
+        let d = self.acc.cols;
+        for (i, stat) in self.stat.data.chunks_mut(2).enumerate() {
+            let (old, most) = (stat[0], stat[0].max(sink));
+            let shrink = if old == most { 1.0 } else { (old - most).exp() };
+            self.acc.data[i * d..(i + 1) * d].iter_mut().for_each(|x| *x *= shrink);
+            stat[1] = stat[1] * shrink + (sink - most).exp();
+            stat[0] = most;
+        }
+    }
+
     /// Logarithms of the sums of exponentials, `[rows]`.
     pub fn logarithms(&self) -> Vec<f32> {
         self.stat.data.chunks(2).map(|stat| stat[0] + stat[1].ln()).collect()

@@ -8,13 +8,28 @@ impl Machine<'_> {
     /// The caller's turn before the next launch: new inputs, in place of the old ones.
     pub fn between_launches(&mut self, rank: usize) -> Result<(), SimError> {
         let epoch = self.ranks[rank].epoch + 1;
+        self.ranks[rank].own_rows = None;
         for (id, buffer) in self.plan.buffers.iter() {
             if buffer.space != Space::In {
                 continue;
             }
             let shape = self.memory.shape(rank, id).to_vec();
-            let values = self.caller.input(epoch, rank, id, &shape);
+            let mut values = self.caller.input(epoch, rank, id, &shape);
             let want = self.memory.values(rank, id).len();
+            if buffer.own_rows {
+                let row: usize = shape.iter().skip(1).product();
+                let rows = values.len() / row.max(1);
+                let own = self.ranks[rank].own_rows.get_or_insert(rows);
+                if values.len() > want || *own * row != values.len() {
+                    let message = format!(
+                        "{id} {:?} has {} elements, and the rank has {own} rows of {row}",
+                        buffer.name,
+                        values.len()
+                    );
+                    return Err(SimError::Caller { epoch, rank, message });
+                }
+                values.resize(want, if buffer.dtype.is_integer() { -1.0 } else { 0.0 });
+            }
             if values.len() != want {
                 return Err(SimError::Caller {
                     epoch,
@@ -136,9 +151,13 @@ impl Machine<'_> {
         self.check_outputs(rank, epoch)?;
         for (id, buffer) in self.plan.buffers.iter() {
             if buffer.space == Space::Out {
-                let shape = self.memory.shape(rank, id);
-                let values = self.memory.values(rank, id);
-                self.caller.output(epoch, rank, id, shape, values);
+                let mut shape = self.memory.shape(rank, id).to_vec();
+                if let (true, Some(rows)) = (buffer.own_rows, self.ranks[rank].own_rows) {
+                    shape[0] = rows;
+                }
+                let n: usize = shape.iter().product();
+                let values = self.memory.values(rank, id).get(..n).unwrap_or_default();
+                self.caller.output(epoch, rank, id, &shape, values);
             }
         }
         if epoch < i64::from(self.options.launches) {

@@ -255,7 +255,7 @@ impl<'a> Binder<'a> {
     /// The upper bound that the program declares for a symbol.
     fn declared_max(&self, i: usize) -> Option<u64> {
         match self.program.symbols().get(i).map(|s| s.kind) {
-            Some(SymbolKind::Runtime { max }) => max,
+            Some(SymbolKind::Runtime { max } | SymbolKind::Own { max }) => max,
             _ => None,
         }
     }
@@ -282,6 +282,10 @@ impl<'a> Binder<'a> {
                     self.errors.push(BindError::OutOfRange { symbol, value: 0, from });
                 }
                 (Some((size, _)), None) => max_sizes.push(*size),
+                // A smaller bound than the declared one: no launch has more.
+                (Some((size, _)), Some(_)) if self.program.is_own(Dim::Sym(SymbolId::new(i))) => {
+                    max_sizes.push(*size);
+                }
                 (_, Some(max)) => max_sizes.push(max),
                 (None, None) => {}
             }

@@ -58,7 +58,9 @@ impl Binder<'_> {
                 let is_runtime = |s: &Symbol| matches!(s.kind, SymbolKind::Runtime { .. });
                 let most = kept.and_then(|max| max.get(i).copied()).or(self.declared_max(i));
                 let most = most.filter(|_| program.symbols().get(i).is_some_and(is_runtime));
-                most.or_else(|| Some(self.given.get(i)?.as_ref()?.0))
+                let given = self.given.get(i).and_then(Option::as_ref).map(|given| given.0);
+                // Of a rank's own number that is not given, the bound that is declared.
+                most.or(given).or_else(|| self.declared_max(i))
             }
         };
         let ids = *dispatch.inputs.get(1)?;

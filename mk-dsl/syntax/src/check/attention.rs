@@ -10,7 +10,7 @@ use crate::program::{AxisId, DType, Op, Placement, Scores, turned};
 use crate::span::Span;
 
 /// What later versions will know.
-const LATER: [&str; 3] = ["sinks", "bias", "dropout"];
+const LATER: [&str; 2] = ["bias", "dropout"];
 
 pub(super) fn along_sequence(p: Placement) -> bool {
     matches!(p, Placement::Shard(1) | Placement::Zigzag(1))
@@ -83,6 +83,7 @@ impl<'a> Checker<'a, '_> {
         }
         let scores = self.scores(&mut call);
         let packed = call.args.key_operand("cu_seqlens", self.sink)?;
+        let sinks = call.args.key_operand("sinks", self.sink)?;
         let mut input = self.input_or_touch(&mut call)?;
         let ring = self.ring_of(&mut input, false)?;
         let first = call.args.operand(self.sink);
@@ -116,11 +117,37 @@ impl<'a> Checker<'a, '_> {
         let axis = at.map(|(axis, _)| axis);
         self.heads_fit([&q, &k, &v], axis, [op, place])?;
         let mut inputs = vec![q.id, k.id, v.id];
+        if let Some(sinks) = sinks {
+            inputs.push(self.sinks(sinks, &q)?);
+            scores.sinks = true;
+        }
         if let Some(cu) = packed {
-            inputs.push(self.packed(cu, [&q, &k], axis, &mut scores)?);
+            inputs.push(self.packed(cu, [&q, &k], &mut scores)?);
         }
         let op = Op::Attention { scores, ring: axis.map(AxisId::new) };
         Some(self.push(op, inputs, q.ty, q.gathered))
+    }
+
+    /// One number for each head of queries, with those of which it lies.
+    fn sinks(&mut self, operand: Operand<'a>, q: &Value) -> Option<Id> {
+        let of = |p: &Placement| match p {
+            Placement::Shard(2) => Placement::Shard(0),
+            _ => Placement::Replicate,
+        };
+        let placement: Vec<_> = q.ty.placement.iter().map(of).collect();
+        let dims = vec![q.ty.dims[2]];
+        let shape = Shape::Like(dims.clone());
+        let wanted = Wanted { dtype: DType::F32, shape, placement: placement.clone() };
+        let sinks = self.value(operand, wanted)?;
+        let given = matches!(sinks.id, Id::Param(_));
+        let fits = sinks.ty.dims.len() == 1 && self.dims.unify(dims[0], sinks.ty.dims[0]);
+        if !given || !fits || sinks.ty.dtype != DType::F32 || sinks.ty.placement != placement {
+            let wanted = self.show(&Ty { dtype: DType::F32, dims, placement });
+            let found = self.show(&sinks.ty);
+            self.sink.push(operand.word.span, messages::sinks(&wanted, &sinks.label, &found));
+            return None;
+        }
+        Some(sinks.id)
     }
 
     /// Where the documents of packed sequences begin: one tensor for all batches, which all ranks have.
@@ -128,7 +155,6 @@ impl<'a> Checker<'a, '_> {
         &mut self,
         operand: Operand<'a>,
         [q, k]: [&Value; 2],
-        ring: Option<usize>,
         scores: &mut Scores,
     ) -> Option<Id> {
         let at = operand.word.span;
@@ -141,9 +167,6 @@ impl<'a> Checker<'a, '_> {
         if cu.ty.dtype != DType::I32 || cu.ty.dims.len() != 1 || !whole || !given {
             let found = self.show(&cu.ty);
             self.sink.push(at, messages::packed_documents(&cu.label, &found));
-        }
-        if ring.is_some() || q.ty.placement.iter().any(|p| along_sequence(*p)) {
-            self.sink.push(at, messages::packed_whole());
         }
         let [s, t] = [q, k].map(|x| x.ty.dims[1]);
         if !self.dims.unify(s, t) {
@@ -176,7 +199,7 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(at(places[1]), messages::attention_softcap(cap));
         }
         let window = keys.map(|(_, keys)| keys);
-        let scores = Scores { causal, window, softcap, scale, packed: false };
+        let scores = Scores { causal, window, softcap, scale, packed: false, sinks: false };
         (self.sink.len() == n_before).then_some(scores)
     }
 
@@ -249,7 +272,7 @@ impl<'a> Checker<'a, '_> {
             }
         }
         if let Resolved::Lit(depth) = self.dims.resolve(d)
-            && !matches!(depth, 64 | 128)
+            && !matches!(depth, 64 | 128 | 192 | 256)
         {
             self.sink.push(at, messages::attention_depth(depth));
         }

@@ -2,6 +2,7 @@
 
 use super::attention::{along_sequence, beside};
 use super::checker::{Call, Checker, Id, Ring, Shape, Ty, Value, Wanted};
+use super::dims::Resolved;
 use crate::ast::{ArgValue, Operand, Source, Stage, Word};
 use crate::messages;
 use crate::ops::{self, OpKind};
@@ -70,11 +71,12 @@ impl<'a> Checker<'a, '_> {
         };
         call.args.finish(self.sink);
         self.heads_fit([&q, &k, &v], axis, [op.span, op.span])?;
+        self.narrow(&q, op)?;
         let d_o = self.alike(d_o, &q, op)?;
         let stats = self.stats(stats, &q, op.span)?;
         let mut inputs = vec![q.id, d_o.id, stats.id, k.id, v.id];
         if let Some(cu) = packed {
-            inputs.push(self.packed(cu, [&q, &k], axis, &mut scores)?);
+            inputs.push(self.packed(cu, [&q, &k], &mut scores)?);
         }
         let made = Op::AttentionDq { scores, ring: axis.map(AxisId::new) };
         Some(self.push(made, inputs, q.ty, q.gathered))
@@ -107,6 +109,7 @@ impl<'a> Checker<'a, '_> {
         };
         call.args.finish(self.sink);
         self.heads_fit([&q, &k, &v], axis, [op.span, op.span])?;
+        self.narrow(&q, op)?;
         if axis.is_some() {
             self.is_like(&d_o, &q.ty, op)?;
         }
@@ -120,10 +123,22 @@ impl<'a> Checker<'a, '_> {
         let ty = Ty { placement, ..k.ty };
         let mut inputs = vec![k.id, v.id, q.id, d_o.id, stats.id];
         if let Some(cu) = packed {
-            inputs.push(self.packed(cu, [&q, &keys], axis, &mut scores)?);
+            inputs.push(self.packed(cu, [&q, &keys], &mut scores)?);
         }
         let made = Op::AttentionDk { scores, ring: axis.map(AxisId::new) };
         Some(self.push(made, inputs, ty, k.gathered))
+    }
+
+    /// Heads of which gradients are taken have few elements.
+    fn narrow(&mut self, q: &Value, op: Word<'_>) -> Option<()> {
+        let [.., depth] = self.four(q, op.span)?;
+        if let Resolved::Lit(depth) = self.dims.resolve(depth)
+            && depth > 128
+        {
+            self.sink.push(op.span, messages::gradient_depth(op.text, depth));
+            return None;
+        }
+        Some(())
     }
 
     /// `dk -> attention_dv`.

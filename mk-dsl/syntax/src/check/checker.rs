@@ -9,7 +9,7 @@ use crate::ast::{Operand, Stage, Word};
 use crate::diag::{MAX_SHOWN, Sink};
 use crate::messages;
 use crate::ops;
-use crate::program::{DType, Factors, Op, Placement};
+use crate::program::{DType, Factors, Op, Placement, SymbolKind};
 use crate::span::Span;
 use crate::suggest::nearest;
 use std::collections::{BTreeMap, BTreeSet};
@@ -148,8 +148,8 @@ pub(super) struct Checker<'a, 's> {
     pub dims: Dims,
     /// Unknown names are parameters.
     pub is_bare: bool,
-    /// The symbols that are known at launch only, and their declared bounds.
-    pub runtime: BTreeMap<&'a str, Option<u64>>,
+    /// The symbols that are known at launch only.
+    pub runtime: BTreeMap<&'a str, SymbolKind>,
     pub names: BTreeMap<&'a str, Name<'a>>,
     /// Names read by stages that take f32 statistics of queries.
     pub statistics: BTreeSet<&'a str>,
@@ -323,6 +323,7 @@ impl<'a> Checker<'a, '_> {
                     Op::Combine | Op::Dispatch { .. } => Some(2),
                     Op::Dequantize(_) => Some(1),
                     Op::DispatchFactors => Some(0),
+                    Op::Attention { scores, .. } if scores.sinks => Some(3),
                     _ => second.then_some(1),
                 };
                 node.inputs.iter().enumerate().any(|(at, x)| *x == id && taken != Some(at))

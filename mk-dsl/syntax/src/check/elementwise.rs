@@ -61,8 +61,20 @@ impl<'a> Checker<'a, '_> {
         self.push(op, vec![input.id], input.ty, input.gathered)
     }
 
-    /// `bias(c)`: a vector along the columns, with their placement.
-    pub(super) fn bias(&mut self, call: Call<'_, 'a>) -> Option<Value> {
+    /// `bias(c)`: a vector along the columns, with their placement; of rows of experts one for each expert, placed as
+    /// they are.
+    pub(super) fn bias(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        if let Some(x) = call.input.as_ref().filter(|x| x.ragged.is_some()) {
+            let Some(experts) = self.experts_of(x.id) else {
+                self.sink.push(call.op.span, messages::bias_of_experts(&x.label));
+                call.args.operand(self.sink).into_iter().for_each(|vectors| self.touch(vectors));
+                return None;
+            };
+            return self.binary(call, Op::Bias, |x| {
+                let dims = [experts].into_iter().chain(x.dims.iter().skip(1).copied());
+                (dims.collect(), x.placement.clone())
+            });
+        }
         self.binary(call, Op::Bias, |x| {
             let last = x.dims.len().checked_sub(1);
             let placement = x.placement.iter().map(|p| match p {

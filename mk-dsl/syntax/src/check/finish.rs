@@ -249,7 +249,7 @@ impl Symbols<'_, '_, '_> {
         let dims = &self.checker.dims;
         let kind = match (of, self.checker.runtime.get(name.as_str())) {
             (Some(Dim::Sym(of)), _) => SymbolKind::Blocks(of),
-            (_, Some(&max)) => SymbolKind::Runtime { max },
+            (_, Some(&kind)) => kind,
             (_, None) if self.checker.room.iter().any(|t| dims.root(*t) == root) => {
                 SymbolKind::Room
             }

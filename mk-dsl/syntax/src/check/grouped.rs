@@ -3,6 +3,7 @@
 //! `ragged` makes no node of its own: it says whose rows are whose, for all that follows in the chain.
 
 use super::checker::{Call, Checker, Id, NodeDraft, Shape, State, Ty, Value, Wanted};
+use super::dims::Term;
 use crate::ast::{ArgValue, Operand};
 use crate::messages;
 use crate::ops::{self, OpKind};
@@ -11,7 +12,7 @@ use crate::program::{DType, Factors, Op, Placement};
 /// Whether an operation takes ragged rows: the GEMM, and what goes element by element.
 pub(super) fn takes_ragged(kind: OpKind) -> bool {
     use OpKind::*;
-    let elementwise = matches!(kind, Curve(_) | Mul | Add | Scale | Cast | Quantize);
+    let elementwise = matches!(kind, Curve(_) | Mul | Add | Scale | Cast | Bias | Quantize);
     elementwise
         || matches!(
             kind,
@@ -79,6 +80,21 @@ impl<'a> Checker<'a, '_> {
             _ => {}
         }
         (self.sink.len() == n_before).then_some(Value { ragged: Some(counts.id), ..x })
+    }
+
+    /// How many experts have made rows, by the matrices of their last product; `None` for rows of none.
+    pub(super) fn experts_of(&self, rows: Id) -> Option<Term> {
+        let mut at = rows;
+        loop {
+            let Id::Node(i) = at else { return None };
+            let node = &self.nodes[i];
+            if let Op::GroupedGemm { .. } = node.op {
+                let Id::Param(w) = *node.inputs.get(1)? else { return None };
+                let State::Known(ty) = &self.params[w].state else { return None };
+                return ty.dims.first().copied();
+            }
+            at = *node.inputs.first()?;
+        }
     }
 
     /// Marks a result as ragged rows, as its input is.

@@ -30,7 +30,8 @@ mod rules;
 mod types;
 
 use crate::excerpt::Excerpt;
-use crate::program::{DType, Node, Op, Program, SymbolKind, TensorType, ValueId};
+use crate::print::runtime_symbol;
+use crate::program::{DType, Node, Op, Program, TensorType, ValueId};
 pub use error::GradError;
 use rules::Walk;
 pub use types::{Gradient, Input, Keep, Saves, Source};
@@ -100,12 +101,7 @@ pub fn grad_into(
     let used = draft.used(&results);
     let inputs = parameters.iter().filter(|(id, _)| used.contains(id)).map(|(_, input)| *input);
     let inputs = inputs.collect();
-    let runtime = program.symbols().iter().filter_map(|s| match s.kind {
-        SymbolKind::Fixed | SymbolKind::Room | SymbolKind::Blocks(_) => None,
-        SymbolKind::Runtime { max: None } => Some(format!("{}: dyn", s.name)),
-        SymbolKind::Runtime { max: Some(max) } => Some(format!("{}: dyn <= {max}", s.name)),
-    });
-    let runtime: Vec<String> = runtime.collect();
+    let runtime: Vec<String> = program.symbols().iter().filter_map(runtime_symbol).collect();
     let runtime = match runtime.is_empty() {
         true => String::new(),
         false => format!("<{}>", runtime.join(", ")),

@@ -192,6 +192,14 @@ impl<'p> Walk<'p> {
                     self.add(x, d);
                 }
                 if wants(self, 1) {
+                    let vectors = self.program.ty(input(1)).is_some_and(|ty| ty.dims.len() > 1);
+                    if vectors {
+                        return Err(GradError::Operation {
+                            op: node.op.name(),
+                            why: "each expert has a vector, whose gradient is a sum over its rows",
+                            help: "ask for no gradient of the vectors",
+                        });
+                    }
                     let sum = self.column_sum(node, d)?;
                     self.add(input(1), sum);
                 }
@@ -364,11 +372,26 @@ impl<'p> Walk<'p> {
 
     /// Backward of `o = attention(q, k, v)`: from `o` and the logarithms of its sums, which forward saves.
     fn attention(&mut self, node: &Node, d: Id) -> Result<(), GradError> {
-        let (Op::Attention { scores, ring }, [q, k, v, packed @ ..]) = (node.op, &node.inputs[..])
-        else {
+        let (Op::Attention { scores, ring }, [q, k, v, ..]) = (node.op, &node.inputs[..]) else {
             return Ok(());
         };
+        if node.sinks().is_some_and(|s| self.needed[s.index()]) {
+            return Err(GradError::Operation {
+                op: "attention",
+                why: "no operation sums the gradients of its `sinks`",
+                help: "leave them out of what gradients are of, and add up `-exp(sinks - lse) * delta` of \
+                    each head, `delta` being the second of its statistics; `mk.attention` does",
+            });
+        }
         let [q, k, v] = [q, k, v].map(|x| *x);
+        let depth = self.program.ty(q).and_then(|ty| ty.dims.last());
+        if matches!(depth, Some(Dim::Lit(depth)) if *depth > 128) {
+            return Err(GradError::Operation {
+                op: "attention",
+                why: "no operation takes gradients of heads of more than 128 elements",
+                help: "use heads of 64 or 128 elements where gradients are taken",
+            });
+        }
         let of_o = |n: &&Node| n.op == Op::Lse && n.inputs == [node.result];
         let Some(lse) = self.program.nodes().iter().find(of_o).map(|n| n.result) else {
             return Err(GradError::Operation {
@@ -384,18 +407,16 @@ impl<'p> Walk<'p> {
         let detail = (!detail.is_empty()).then(|| detail.join(", "));
         let [queries, keys, values] = [self.value(q)?, self.value(k)?, self.value(v)?];
         let of_queries = [queries, d, stats];
-        let packed = packed.iter().map(|cu| self.value(*cu)).collect::<Result<Vec<Id>, _>>()?;
+        let packed = node.documents().into_iter().map(|cu| self.value(cu));
+        let packed = packed.collect::<Result<Vec<Id>, _>>()?;
         let typed = |walk: &Self, id: Id, p: Vec<Placement>| (p, walk.draft.values[id].dtype);
         if self.needed[q.index()] {
             let place = typed(self, queries, self.placement(q));
             let g = match ring.is_some() {
-                true => self.draft.ring(
-                    "attention_dq",
-                    &[keys, values],
-                    &of_queries,
-                    detail.clone(),
-                    place,
-                ),
+                true => {
+                    let own = [&of_queries[..], &packed].concat();
+                    self.draft.ring("attention_dq", &[keys, values], &own, detail.clone(), place)
+                }
                 false => {
                     let all = [&of_queries[..], &[keys, values], &packed].concat();
                     self.draft.op("attention_dq", &all, detail.clone(), place)
@@ -417,7 +438,7 @@ impl<'p> Walk<'p> {
         let place = typed(self, keys, both.enumerate().map(over).collect());
         let dk = match ring.is_some() {
             true => {
-                let own = [keys, values];
+                let own = [&[keys, values][..], &packed].concat();
                 self.draft.ring("attention_dk", &of_queries, &own, detail, place.clone())
             }
             false => {

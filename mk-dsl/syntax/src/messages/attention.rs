@@ -20,7 +20,14 @@ pub(crate) fn attention_dim(what: &str, wanted: &str, name: &str, found: &str) -
 pub(crate) fn attention_depth(depth: u64) -> Text {
     text(
         format!("`attention` with heads of {depth} elements is not supported yet by this version"),
-        "use heads of 64 or 128 elements",
+        "use heads of 64, 128, 192 or 256 elements",
+    )
+}
+
+pub(crate) fn gradient_depth(op: &str, depth: u64) -> Text {
+    text(
+        format!("`{op}` of heads of {depth} elements is not supported yet by this version"),
+        "use heads of 64 or 128 elements where gradients are taken",
     )
 }
 
@@ -46,7 +53,14 @@ pub(crate) fn attention_queries(name: &str, found: &str) -> Text {
 pub(crate) fn attention_later(key: &str) -> Text {
     text(
         format!("`attention` with `{key}` is not supported yet by this version"),
-        "remove it: `causal`, `window = 1024`, `softcap = 50`, `scale = 0.125` and `cu_seqlens = cu` are known",
+        "remove it: `causal`, `window = 1024`, `softcap = 50`, `scale = 0.125`, `sinks = s` and `cu_seqlens = cu` are known",
+    )
+}
+
+pub(crate) fn sinks(wanted: &str, name: &str, found: &str) -> Text {
+    placed(
+        format!("`sinks` are a parameter `{wanted}`, and {name} is `{found}`"),
+        "give it one number of each head of queries",
     )
 }
 
@@ -54,13 +68,6 @@ pub(crate) fn packed_documents(name: &str, found: &str) -> Text {
     placed(
         format!("`cu_seqlens` is a parameter `i32[N] @ replicate`, and {name} is `{found}`"),
         "give it where each document begins, and where the last one ends",
-    )
-}
-
-pub(crate) fn packed_whole() -> Text {
-    text(
-        "`cu_seqlens` with queries that ranks share by the sequence is not supported yet by this version",
-        "let every rank have whole sequences: place tensors by heads, `@ shard(2)`, or `@ replicate`",
     )
 }
 

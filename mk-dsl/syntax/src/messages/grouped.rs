@@ -108,6 +108,13 @@ pub(crate) fn grouped_dim(what: &str, wanted: &str, name: &str, found: &str) -> 
     )
 }
 
+pub(crate) fn bias_of_experts(name: &str) -> Text {
+    text(
+        format!("`bias` adds a vector of each expert to its rows, and no product made {name}"),
+        "put it behind `grouped_gemm(w)`: `grouped_gemm(w) -> bias(b)` with `b: [E, N]`",
+    )
+}
+
 pub(crate) fn wgrad_of(name: &str) -> Text {
     text(
         format!(

@@ -64,11 +64,12 @@ impl<'a> Parser<'a, '_> {
         Some(Signature { name, runtime, params: params.into_iter().flatten().collect(), results })
     }
 
-    /// `M: dyn`, `M: dyn <= 8192`.
+    /// `M: dyn`, `M: dyn <= 8192`, `T: own <= 8192`.
     fn runtime_symbol(&mut self) -> Option<RuntimeSymbol<'a>> {
         let name = self.word(Expected::SymbolName)?;
         self.expect(Kind::Punct(':'), Expected::Dyn)?;
-        if self.eat_keyword("dyn").is_none() {
+        let own = self.eat_keyword("own").is_some();
+        if !own && self.eat_keyword("dyn").is_none() {
             self.error(Expected::Dyn);
             return None;
         }
@@ -76,7 +77,7 @@ impl<'a> Parser<'a, '_> {
             Some(_) => Some(self.int(Expected::Bound)?),
             None => None,
         };
-        Some(RuntimeSymbol { name, max })
+        Some(RuntimeSymbol { name, own, max })
     }
 
     /// A parameter whose type cannot be read keeps its name, so that its uses are no mistakes.

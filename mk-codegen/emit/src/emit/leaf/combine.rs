@@ -77,6 +77,13 @@ fn may_lack(f: &Family) -> bool {
     factors.any(|w| w.when.as_ref().is_some_and(|when| when.mentions(Var::EACH)))
 }
 
+/// Whether rows end where the rank's own do: nothing is read of those behind.
+fn ends_with_own(e: &Emitter<'_>, [src, w, dst]: [&Access; 3], addend: Option<&Access>) -> bool {
+    let own = |a: &Access| e.plan.buffers[a.buffer].own_rows;
+    let of_row = |a: &Access| !own(a) || own(dst) && a.region[0] == dst.region[0];
+    of_row(w) && !own(src) && addend.is_none_or(of_row)
+}
+
 /// The repetition over a row's contributions.
 fn contributions_of(f: &Family) -> Option<&Each> {
     f.accesses.iter().find(|a| a.operand == Operand::Src).and_then(|a| a.each.as_ref())
@@ -157,6 +164,9 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
             );
         }
     }
+    if !ends_with_own(e, [src, w, dst], addend) {
+        return refuse("a weighted sum reads a rank's own rows where it makes one of them");
+    }
     let (Some(each), Some(inner)) = (&src.each, &f.inner) else {
         return refuse("a weighted sum runs over its contributions");
     };
@@ -170,8 +180,8 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     Ok(context! {
         inner => inner.0.clone(),
         each => each.var.clone(),
-        exists => dst.when.as_ref().map_or("true".into(), |w| e.c(f, None, w)),
-        there => w.when.as_ref().map_or("true".into(), &say),
+        exists => e.there(f, None, dst),
+        there => e.there(f, Some(each), w),
         source => format!("{} + static_cast<u64>({}) * {from}", e.base(src.buffer, &say(&src.rank)), say(&e.row(src))),
         factor => format!(
             "{} + static_cast<u64>({}) * 4",

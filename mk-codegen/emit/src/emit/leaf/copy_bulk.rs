@@ -56,7 +56,8 @@ fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
 }
 
 fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
-    let families = g.slices.iter().map(|s| moves::copy(e, *s, true)).collect::<Result<_, _>>()?;
+    let families =
+        g.slices.iter().map(|s| moves::copy(e, *s, (true, false))).collect::<Result<_, _>>()?;
     let (hooks, call, choices) = (context! {}, context! {}, Vec::new());
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices })
 }

@@ -21,7 +21,8 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
         seat: Seat::Computing,
         state: &[],
         function: "copy_rows",
-        arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges@{ \", 1\" if bytes else \"\" }@>(ctx, @{ name \
+        arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges@{ \", 1\" if bytes else (\", 2\" if \
+            own else \"\") }@@{ \", true\" if own else \"\" }@>(ctx, @{ name \
             }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
     }],
     spills: Spills::NONE,
@@ -29,7 +30,9 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
 };
 
 fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
-    let families = g.slices.iter().map(|s| moves::copy(e, *s, false)).collect::<Result<_, _>>()?;
-    let (hooks, call) = (context! {}, context! { bytes => moves::of_bytes(e, g) });
+    let own = moves::of_own_rows(e, g);
+    let families =
+        g.slices.iter().map(|s| moves::copy(e, *s, (false, own))).collect::<Result<_, _>>()?;
+    let (hooks, call) = (context! {}, context! { bytes => moves::of_bytes(e, g), own });
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }

@@ -102,6 +102,10 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     if w.when != dst.when || dst.when.as_ref().is_some_and(|w| w.mentions(Var::EACH)) {
         return refuse("products are there, or are not, as their row is");
     }
+    let own = |a: &Access| e.plan.buffers[a.buffer].own_rows;
+    if own(src) || own(w) != own(dst) || w.region[0] != dst.region[0] {
+        return refuse("products of a rank's own rows are those of these rows");
+    }
     let mut looks = f.waits.iter().filter(|w| w.at == Point::Start);
     if looks.any(|w| e.plan.wait_names_stored(w)) {
         return refuse("products look words up in their inner loop");
@@ -114,7 +118,7 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     Ok(context! {
         inner => inner.0.clone(),
         each => each.var.clone(),
-        exists => dst.when.as_ref().map_or("true".into(), |w| e.c(f, None, w)),
+        exists => e.there(f, None, w),
         there => src.when.as_ref().map_or("true".into(), &say),
         source => format!("{} + static_cast<u64>({}) * {from}", e.base(src.buffer, &say(&src.rank)), say(&e.row(src))),
         factor => format!(

@@ -104,6 +104,12 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
             format!("bytes_of({}, {size})", e.c(f, None, first)),
         ],
     };
+    let source = format!("{base} + {source}");
+    // No table names a row that is not there; such a one would be left out.
+    let source = match e.plan.buffers[src.buffer].own_rows {
+        true => format!("static_cast<u32>({row}) < params.header.own_rows ? {source} : 0"),
+        false => source,
+    };
     let (decode_waits, load_waits) = e.waits_to_look_up(f)?;
     Ok(context! {
         rows => e.c(f, None, rows),
@@ -111,7 +117,7 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
         row_bytes => format!("bytes_of({}, {size})", e.c(f, None, width)),
         lines => (along == 1).then(|| e.c(f, None, width)),
         source_pitch => from,
-        source => format!("{base} + {source}"),
+        source,
         destination => format!("{} + {destination}", e.base(dst.buffer, "params.header.rank")),
         destination_pitch => to,
         each => each.map(|each| each.var.clone()),

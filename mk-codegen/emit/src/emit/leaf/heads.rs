@@ -69,6 +69,21 @@ pub(in crate::emit) fn logarithms(e: &Emitter<'_>, id: FamId) -> Result<String, 
     Ok(format!("{base} + static_cast<u64>({row}) * {pitch} + bytes_of({last}, 4)"))
 }
 
+/// Address of the sink of a tile's head, as C; none where there are no sinks.
+pub(in crate::emit) fn sink(e: &Emitter<'_>, id: FamId) -> Result<Option<String>, EmitError> {
+    let f = &e.plan.families[id];
+    let Some(a) = f.accesses.iter().find(|a| a.operand == Operand::Sinks) else { return Ok(None) };
+    let own = a.each.is_none() && a.when.is_none() && a.rank == Expr::Var(Var::RANK);
+    let [(first, _)] = &a.region[..] else {
+        return Err(EmitError::unsupported(f.name.clone(), "sinks are one of each head"));
+    };
+    if !own {
+        return Err(EmitError::unsupported(f.name.clone(), "sinks are of the own rank, always"));
+    }
+    let (base, first) = (e.base(a.buffer, "params.header.rank"), e.c(f, None, first));
+    Ok(Some(format!("{base} + bytes_of({first}, 4)")))
+}
+
 /// Address of the bounds of a tile's first row, two i32 each, as C; none where nothing is masked by them.
 pub(in crate::emit) fn bounds(e: &Emitter<'_>, id: FamId) -> Result<Option<String>, EmitError> {
     let f = &e.plan.families[id];

@@ -14,8 +14,31 @@ pub(super) fn of_bytes(e: &Emitter<'_>, g: &Group) -> bool {
     moved.any(|a| e.plan.buffers[a.buffer].dtype.size_bytes() == 1)
 }
 
+/// Whether some copies read rows of which each rank has its own number.
+pub(super) fn of_own_rows(e: &Emitter<'_>, g: &Group) -> bool {
+    let mut read = g.slices.iter().flat_map(|s| &e.plan.families[s.id].accesses);
+    read.any(|a| a.operand == Operand::Src && e.plan.buffers[a.buffer].own_rows)
+}
+
+/// Of a task's rows those that are there, and the word that others are full of; where a loop has both, all rows of the
+/// others are there.
+fn given_rows(e: &Emitter<'_>, f: &Family, src: &Access) -> String {
+    let buffer = &e.plan.buffers[src.buffer];
+    if !buffer.own_rows {
+        return ", rows, 0".into();
+    }
+    let first = e.c(f, None, &src.region[0].0);
+    let fill = if buffer.dtype.is_integer() { "~0u" } else { "0" };
+    let left = format!("static_cast<int>(params.header.own_rows) - ({first})");
+    format!(", static_cast<u32>(max_i(0, min_i(rows, {left}))), {fill}")
+}
+
 /// One copy family: a contiguous block (bulk) or rows (ldst), read once and written to each destination.
-pub(super) fn copy(e: &mut Emitter<'_>, s: Slice, bulk: bool) -> Result<Value, EmitError> {
+pub(super) fn copy(
+    e: &mut Emitter<'_>,
+    s: Slice,
+    (bulk, own): (bool, bool),
+) -> Result<Value, EmitError> {
     let f = &e.plan.families[s.id];
     let (sources, targets) = (choice(e, s.id, Operand::Src)?, choice(e, s.id, Operand::Dst)?);
     let (src, dst) = (sources[0], targets[0]);
@@ -78,6 +101,7 @@ pub(super) fn copy(e: &mut Emitter<'_>, s: Slice, bulk: bool) -> Result<Value, E
         destination_pitch => spaced(to, &e.c(f, None, &d_step)),
         each => each.map(|x| x.var.clone()),
         destinations => each.map_or("1".into(), |x| e.c(f, None, &x.extent)),
+        own_rows => if own { given_rows(e, f, src) } else { String::new() },
         load_waits => e.waits(f, if bulk { Agent::Loader } else { Agent::Copier }, Point::Start)?,
         store_waits => e.waits(f, Agent::Storer, Point::Start)?,
         store_signals => f.waits.iter().any(|w| w.by == Agent::Storer && !e.is_entry(w.signal)),

@@ -24,7 +24,8 @@ fn makes(kind: &Kind) -> Option<(Makes, Scored, bool)> {
     match *kind {
         Kind::Attention { scores, ring } => Some((Makes::Results, scores, ring)),
         Kind::AttentionStats => {
-            let scores = Scored { mask: Mask::Full, cap: None, scale: None, packed: false };
+            let mask = Mask::Full;
+            let scores = Scored { mask, cap: None, scale: None, packed: false, sinks: false };
             Some((Makes::Statistics, scores, false))
         }
         Kind::AttentionGrad { of, scores, ring } => Some((Makes::Gradients(of), scores, ring)),
@@ -69,7 +70,11 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
         _ => None,
     };
     let operands = g.operands(node);
-    let from: Option<Vec<_>> = operands.iter().map(|n| exchanged(*n, [2, 1])).collect();
+    let mut reads = makes.reads();
+    let (ours, named) = operands.split_at(reads.len().min(operands.len()));
+    let from: Option<Vec<_>> = ours.iter().map(|n| exchanged(*n, [2, 1])).collect();
+    let from = from.map(|from| [&from, named].concat());
+    reads.extend(scores.sinks.then_some(Operand::Sinks));
     let back = g.results.iter().any(|n| exchanged(*n, [1, 2]) == Some(node));
     let exchange = match (&from, back) {
         // A rank alone has all parts: nothing is exchanged.
@@ -78,9 +83,8 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
         (Some(_), false) => Exchange::Operands,
         (Some(_), true) => Exchange::Both,
     };
-    let operands = from.unwrap_or(operands);
+    let operands = from.unwrap_or_else(|| operands.clone());
     let found: Option<Vec<usize>> = operands.into_iter().map(|n| claims.param(n)).collect();
-    let reads = makes.reads();
     let count = reads.len() + usize::from(scores.packed);
     let Some(found) = found.filter(|found| found.len() == count) else {
         return Err(unsupported(name, "its operands are not the caller's", CATALOGUE));
@@ -119,7 +123,8 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
     let operands = reads.into_iter().zip(found).map(|(o, i)| (o, i, params[i].clone()));
     let operands: Vec<(Operand, usize, Tensor)> = operands.collect();
     let long = |(o, _, t): &(Operand, usize, Tensor)| t.shape[along(*o)].capacity();
-    let sequence = operands.iter().map(long).max().unwrap_or(0);
+    let rows = operands.iter().filter(|(o, ..)| *o != Operand::Sinks);
+    let sequence = rows.map(long).max().unwrap_or(0);
     // A window that is as long as the sequence hides nothing.
     if scores.mask.window().is_some_and(|keys| i64::from(keys) >= i64::from(sequence)) {
         scores.mask = Mask::Causal;
@@ -174,9 +179,13 @@ fn check(a: &Attention, name: &str, world: i32) -> Result<(), LowerError> {
     let wide = if a.makes == Makes::Statistics { Operand::O } else { Operand::Q };
     let q = a.tensor(wide);
     let depth = q.shape[3].value;
-    if !matches!(depth, 64 | 128) {
+    if !matches!(depth, 64 | 128 | 192 | 256) {
         let why = format!("its heads have {depth} elements");
-        return refuse(why, "use 64 or 128; 192 and 256 are not supported yet");
+        return refuse(why, "use 64, 128, 192 or 256");
+    }
+    if depth > 128 && a.makes != Makes::Results {
+        let why = format!("gradients of heads of {depth} take more registers than a thread has");
+        return refuse(why, "use heads of 64 or 128 where gradients are taken");
     }
     let heads = q.shape[2].value;
     let groups = match a.makes {

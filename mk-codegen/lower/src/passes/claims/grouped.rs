@@ -322,7 +322,10 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
         let blocks = ragged.rows.widest(0) / RAGGED_BLOCK as i32;
         if route.weights.is_some() && tokens.is_some() && counts.shape[0].runtime_max.is_some() {
             let why = "weights of a number of tokens that comes with each launch".into();
-            return refuse(why, "let the number of tokens be fixed, or leave the weights out");
+            return refuse(
+                why,
+                "let the number of tokens be fixed, or each rank's `own`, or leave the weights out",
+            );
         }
         if let Some(Combined::Products(dy)) = k.combined()
             && !k.params[dy].in_bulk()
@@ -404,6 +407,19 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
         if p.halves() && p.result.is_none() {
             let why = "gradients of gates and ups are no result".into();
             return refuse(why, "return what `swiglu_grad` makes, and read it in a kernel behind");
+        }
+        let biased = p.epilogue.contains(&EpilogueOp::Bias);
+        if biased && (stacked || p.halves()) {
+            let why = "a bias of gates and ups, which are registers of one tile".into();
+            return refuse(why, "leave it out, or put `bias(b)` behind a product of `[E, K, N]`");
+        }
+        let beside = |op: &&EpilogueOp| op.operand().is_some() && op.vector().is_none();
+        if biased && p.epilogue.iter().find(beside).is_some() {
+            let why = "a bias of experts stands beside another operand of the same product".into();
+            return refuse(
+                why,
+                "let another kernel read that operand: `fuse=\"never\"` cuts there",
+            );
         }
         if p.epilogue.contains(&EpilogueOp::Swiglu) && !gated(&p.epilogue) {
             let why = "something stands between `swiglu` and its product".into();

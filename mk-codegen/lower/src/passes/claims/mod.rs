@@ -12,6 +12,7 @@ mod facts;
 mod gemm;
 mod gemm_rules;
 mod grouped;
+mod own;
 mod rows;
 
 use super::{
@@ -38,6 +39,7 @@ pub(super) fn kernel(g: &OpGraph, sizes: &[i32]) -> Result<Kernel, LowerError> {
     let experts = grouped::rows(&mut claims)?;
     gemm::claim(&mut claims)?;
     grouped::claim(&mut claims, experts)?;
+    own::check(&claims.kernel)?;
     let mut results = g.results.iter().zip(&claims.kernel.results);
     let unclaimed = results.find(|(n, r)| r.of.is_none() && g.graph[**n].kind != Kind::Saved);
     if let Some((n, _)) = unclaimed {

@@ -137,7 +137,9 @@ impl Draft {
     /// A caller's tensor, in its local shape.
     pub fn tensor(&mut self, t: &Tensor, space: Space) -> BufId {
         let shape = self.extents.local_shape(t);
-        self.buffer(&t.name, space, t.dtype, shape, None)
+        let buffer = self.buffer(&t.name, space, t.dtype, shape, None);
+        self.plan.buffers[buffer].own_rows = t.own_rows();
+        buffer
     }
 
     pub fn buffer(
@@ -148,7 +150,15 @@ impl Draft {
         shape: Vec<Expr>,
         pitch: Option<Expr>,
     ) -> BufId {
-        let buffer = Buffer { name: name.into(), space, shared: false, dtype, shape, pitch };
+        let buffer = Buffer {
+            name: name.into(),
+            space,
+            shared: false,
+            own_rows: false,
+            dtype,
+            shape,
+            pitch,
+        };
         self.plan.buffers.push(buffer)
     }
 

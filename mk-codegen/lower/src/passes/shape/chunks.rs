@@ -44,6 +44,12 @@ impl Chunks {
         Chunks { whole, group, nodes, per_rank, count, rows, part }
     }
 
+    /// The same sequence, of which every rank has all.
+    pub fn together(&self) -> Chunks {
+        let rows = self.whole.capacity();
+        Chunks { per_rank: 1, count: 1, rows, part: rows.into(), ..self.clone() }
+    }
+
     /// Whether ranks have different chunks.
     pub fn cut(&self) -> bool {
         self.count > 1

@@ -100,8 +100,14 @@ impl Tensor {
     /// Becomes a shard of itself.
     fn within(&mut self, cut: Cut) {
         let value = shard_extent(&self.shape[cut.dim], cut.ranks);
-        self.shape[cut.dim] = Extent { value, symbol: None, runtime_max: None, may_be_zero: false };
+        self.shape[cut.dim] =
+            Extent { value, symbol: None, runtime_max: None, may_be_zero: false, own: false };
         self.cuts.retain(|other| *other != cut);
+    }
+
+    /// Whether each rank has its own number of rows.
+    pub fn own_rows(&self) -> bool {
+        self.shape.first().is_some_and(|e| e.own)
     }
 
     /// Whether rows of the last dimension are what TMA takes, on every rank.

@@ -92,6 +92,7 @@ impl Net {
             value,
             symbol: Some(name.into()),
             runtime_max: None,
+            own: false,
             may_be_zero: false,
         };
         let (m, k, n) = (named("M", self.rows), named("K", self.depth), named("N", self.columns));

@@ -56,7 +56,7 @@ const RETAINED: Ring = Ring {
 };
 
 fn fixed(value: i32) -> Extent {
-    Extent { value, symbol: None, runtime_max: None, may_be_zero: false }
+    Extent { value, symbol: None, runtime_max: None, may_be_zero: false, own: false }
 }
 
 impl Ring {

@@ -12,6 +12,10 @@ pub(super) const STAGES: u32 = 2;
 pub(super) fn block(a: &Attention, depth: i32, waits: bool) -> [i32; 2] {
     let (capped, packed) = (a.scores.cap.is_some(), a.documents.is_some());
     match (depth, a.causal() || capped || packed) {
+        // What shared memory has room for, of two stages, and registers beside the results.
+        (192, _) => [128, if capped { 64 } else { 96 }],
+        (256, _) if capped && packed => [128, 48],
+        (256, _) => [128, if capped || packed { 64 } else { 80 }],
         (64, _) if !waits && !capped && !packed => [192, 128],
         (_, false) => [128, 176],
         (128, true) if capped && packed => [128, 96],

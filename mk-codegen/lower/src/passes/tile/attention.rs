@@ -90,7 +90,7 @@ fn of_queries(
         let flops = a.flops(world);
         push_chunks::push(draft, &[("push", &parts)], &keys, wanted, together, flops, config)
     });
-    let bounds = documents::bounds(draft, a, Side::Queries, inputs);
+    let bounds = documents::bounds(draft, a, (Side::Queries, &queries), inputs);
     let tile = Tile { a, queries, keys, block, tiles, group, pushed, bounds };
     tile.family(draft, inputs, outputs);
 }
@@ -217,7 +217,7 @@ impl Tile<'_> {
             touched.push(read(Operand::Stats, inputs[a.param(Operand::Stats)], region).into());
         }
         if let Some(bounds) = &self.bounds {
-            touched.extend(bounds.sources(&(start.clone(), rows.clone())));
+            touched.extend(bounds.sources(&(place.clone(), rows.clone())));
         }
         for operand in [Operand::K, Operand::V] {
             let rows = (start_of_keys.clone(), seen.clone());
@@ -240,6 +240,10 @@ impl Tile<'_> {
                     _ => access.into(),
                 });
             }
+        }
+        if a.scores.sinks {
+            let sink = read(Operand::Sinks, inputs[a.param(Operand::Sinks)], vec![one(&h)]);
+            touched.push(sink.into());
         }
         for (made, buffer) in outputs {
             let region = match made {

@@ -160,7 +160,8 @@ fn kept_rows(route: &Route, blocks: i32, world: i32) -> i32 {
     if route.drops { blocks / own * BLOCK } else { 0 }
 }
 
-/// What all ranks say of their tokens on every rank, chunk by chunk, and a word for each chunk. One rank has it.
+/// What all ranks say of their tokens on every rank, chunk by chunk, and a word for each chunk. One rank has it, unless
+/// a launch has fewer tokens: all others read the copy, which has what is behind them.
 fn of_all(
     draft: &mut Draft,
     [name, said]: [&'static str; 2],
@@ -170,7 +171,7 @@ fn of_all(
 ) -> (BufId, Option<FlowId>) {
     let nodes = draft.nodes;
     let (group, world) = (nodes.group, nodes.group.size);
-    if world == 1 {
+    if world == 1 && !ids.own_rows() {
         return (given, None);
     }
     let (tokens, slots) = (ids.widest(0), ids.shape[1].value);
@@ -434,8 +435,12 @@ impl<'k> Dispatch<'k> {
             1 => {
                 let own = draft.own(ids, 0);
                 let rows = (i.clone() * CHUNK, block_rows(own, i.clone(), CHUNK));
-                let src = vec![rows.clone(), whole(self.slots)];
-                let src = read(Operand::Src, self.inputs[self.ragged.counts], src);
+                let src = match ids.own_rows() {
+                    false => (self.inputs[self.ragged.counts], rows.0.clone()),
+                    true => (self.named.0, nodes.group.place() * self.tokens + rows.0.clone()),
+                };
+                let region = vec![(src.1, rows.1.clone()), whole(self.slots)];
+                let src = read(Operand::Src, src.0, region);
                 (nodes.group.place() * self.chunks + i, rows, src)
             }
             _ => {
@@ -640,7 +645,9 @@ impl<'k> Dispatch<'k> {
             .into_iter()
             .chain(self.route.factors.map(|f| of(f, true)))
             .collect();
-        let tokens = (draft.ranks() > 1).then(|| self.tokens(draft, &travel));
+        // Weighted rows are sums, which read no rows that may not be there.
+        let staged = self.route.weights.is_some() && x.own_rows();
+        let tokens = (draft.ranks() > 1 || staged).then(|| self.tokens(draft, &travel));
         let packed = self.count * BLOCK;
         let sources = self.sources(draft, blocks);
         let buffers: Vec<_> = travel

@@ -3,7 +3,7 @@
 
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
-    shape::{attention::Attention, ranks::block_rows},
+    shape::{attention::Attention, chunks::Chunks, ranks::block_rows},
 };
 use mk_abi::DType;
 use mk_plan::{
@@ -21,16 +21,17 @@ pub(super) struct Bounds {
     built: FlowId,
 }
 
-/// The table of a side, of an attention of documents.
+/// The table of a side, of an attention of documents: of the whole sequence, of which a rank makes the rows of its own
+/// chunks.
 pub(super) fn bounds(
     draft: &mut Draft,
     a: &Attention,
-    side: Side,
+    (side, chunks): (Side, &Chunks),
     inputs: &[BufId],
 ) -> Option<Bounds> {
     let (param, documents) = a.documents.as_ref()?;
     let (given, n) = (inputs[*param], documents.widest(0));
-    let (rows, mask) = (a.tensor(Operand::Q).widest(1), a.scores.mask);
+    let (rows, mask) = (chunks.whole.value, a.scores.mask);
     let of = draft.plan.tables.push(Table {
         name: "documents".into(),
         shape: vec![n as u32],
@@ -49,24 +50,36 @@ pub(super) fn bounds(
         stored: Some(memory),
         routed: None,
     });
-    let i = Expr::from(Var::domain(0));
-    let tasks = (rows + ROWS - 1) / ROWS;
-    let own = (i.clone() * ROWS, block_rows(Expr::Const(rows), i, ROWS));
+    let tasks = (chunks.rows + ROWS - 1) / ROWS;
+    let [half, i] = match chunks.per_rank {
+        1 => [Expr::Const(0), Var::domain(0).into()],
+        _ => [0, 1].map(|n| Expr::from(Var::domain(n))),
+    };
+    let chunk = chunks.own(&half);
+    let len = match chunks.cut() {
+        true => chunks.len(&mut draft.extents, &chunk),
+        false => rows.into(),
+    };
+    let own = (chunks.first(&chunk) + i.clone() * ROWS, block_rows(len, i, ROWS));
     let touched = vec![
         read(Operand::Src, given, vec![(0.into(), n.into())]),
         write(Operand::Dst, memory, vec![own, (0.into(), 2.into())]),
     ];
     let of = Tabulation::Bounds { rows: rows as u32, side, mask };
     let leaf = Leaf::Tabulate(Tabulate { of });
-    let domain = vec![("i", tasks.into())];
+    let mut domain = vec![("i", tasks.into())];
+    if chunks.per_rank > 1 {
+        domain.insert(0, ("half", chunks.per_rank.into()));
+    }
     let family = draft.family("bounds", RoleKind::Compute, leaf, domain, vec![], touched);
     let built = Writer::new(family, Operand::Dst, vec![0.into()]);
-    let built = draft.flow(Flow::new("bounded", vec![1.into()], tasks.into(), vec![built]));
+    let count = (tasks * chunks.per_rank).into();
+    let built = draft.flow(Flow::new("bounded", vec![1.into()], count, vec![built]));
     Some(Bounds { memory, built })
 }
 
 impl Bounds {
-    /// What a tile of these rows reads: who brings blocks waits, and those who mask come behind it.
+    /// What a tile of these rows of the sequence reads: who brings blocks waits, and those who mask come behind it.
     pub fn sources(&self, rows: &(Expr, Expr)) -> [Source; 2] {
         let of = |operand| read(operand, self.memory, vec![rows.clone(), (0.into(), 2.into())]);
         let bounds = Access { at: Point::Inner, ..of(Operand::Bounds) };

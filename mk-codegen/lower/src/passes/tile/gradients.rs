@@ -26,9 +26,9 @@ use mk_plan::{
 };
 
 /// Rows of a tile, and rows of a block of the other side, by what was measured fastest: scores, their gradients and
-/// sums are in registers, and beside both sums so is what the slope of a cap takes.
-pub(super) fn block(depth: i32, capped: bool) -> [i32; 2] {
-    match (depth, capped) {
+/// sums are in registers, and beside both sums so is what the slope of a cap takes, or what finds the documents of a ring.
+pub(super) fn block(depth: i32, crowded: bool) -> [i32; 2] {
+    match (depth, crowded) {
         (64, false) => [128, 96],
         (64, true) => [128, 64],
         (_, false) => [128, 64],
@@ -88,7 +88,9 @@ pub(super) fn of_keys(
     let (queries, keys) =
         (Chunks::of(&mut draft.extents, q, 1), Chunks::of(&mut draft.extents, k, 1));
     let ring = a.ring && world > 1;
-    let block = block(k.shape[3].value, a.scores.cap.is_some());
+    let depth = k.shape[3].value;
+    let crowded = depth == 128 && ring && a.causal() && a.documents.is_some();
+    let block = block(depth, a.scores.cap.is_some() || crowded);
     let tiles = (keys.rows + block[0] - 1) / block[0];
     let whole = !k.is_sharded(2);
     let heads = k.shape[2].value;
@@ -108,7 +110,7 @@ pub(super) fn of_keys(
         let families = [("push_stats", &stats[..]), ("push", &parts[..])];
         push_chunks::push(draft, &families, &queries, wanted, together, a.flops(world), config)
     });
-    let bounds = documents::bounds(draft, a, Side::Keys, inputs);
+    let bounds = documents::bounds(draft, a, (Side::Keys, &keys), inputs);
     let tile = Keys { a, queries, keys, block, tiles, group, shared, pushed, bounds };
     tile.family(draft, inputs, outputs);
 }
@@ -246,6 +248,7 @@ impl Keys<'_> {
         let met = Expr::Const(0).lt(rows.clone()).select(met, 0);
         let start_of_queries = self.queries.at(&mut draft.extents, &step.half) + from.clone();
 
+        let own_rows = (place.clone(), rows.clone());
         let tile = vec![one(&b), (start, rows), one(&g), wide.clone()];
         let four = (Expr::Const(0), draft.dim(&a.tensor(Operand::Stats).shape[3]));
         let mut touched: Vec<Source> = Vec::new();
@@ -253,7 +256,7 @@ impl Keys<'_> {
             touched.push(read(operand, inputs[a.param(operand)], tile.clone()).into());
         }
         if let Some(bounds) = &self.bounds {
-            touched.extend(bounds.sources(&tile[1]));
+            touched.extend(bounds.sources(&own_rows));
         }
         for operand in [Operand::Q, Operand::Do, Operand::Stats] {
             let rows = (start_of_queries.clone(), met.clone());

@@ -39,6 +39,11 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
         return Err(unsupported("grouped_gemm", why, "use a mesh of one axis"));
     }
     let kernel = t.kernel;
+    if kernel.params[ragged.counts].own_rows() && t.draft.nodes.count() > 1 {
+        let why = "each rank's own number of tokens, over several nodes";
+        let help = "declare them `dyn`, the same on all ranks, and fill `ids` up with -1";
+        return Err(unsupported("own", why, help));
+    }
     let (draft, inputs) = (&mut t.draft, &t.params);
     let Some(route) = &ragged.route else {
         let counts = given_counts(draft, kernel, ragged, inputs[ragged.counts]);
@@ -55,6 +60,10 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
     if over_nodes {
         let why = "tokens of eight bits, with their factors, go to several nodes";
         return Err(unsupported("dispatch", why, "use one node, or tokens of 16 bits"));
+    }
+    if route.factors.is_some() && route.x.is_some_and(|x| kernel.params[x].own_rows()) {
+        let why = "each rank has its own number of tokens of eight bits";
+        return Err(unsupported("dispatch", why, "use as many on every rank, or 16 bits"));
     }
     let (dispatched, factors) = match dispatch.rows(draft, blocks) {
         Some((rows, factors, arrived)) => (Some((rows, arrived)), factors),
@@ -235,10 +244,10 @@ impl Tiles<'_> {
         let one = |e: Expr| (e, Expr::Const(1));
         // No block has rows of an expert that the last rank does not have, and proofs need not know it.
         let own = draft.own(b, 0);
-        let expert = if b.even(0) { of(0) } else { of(0).min(own - 1) };
+        let expert = one(if b.even(0) { of(0) } else { of(0).min(own - 1) });
         let mut matrix = match p.transposed {
-            true => vec![one(expert.clone()), cols.clone(), depth.clone()],
-            false => vec![one(expert.clone()), depth.clone(), cols.clone()],
+            true => vec![expert.clone(), cols.clone(), depth.clone()],
+            false => vec![expert.clone(), depth.clone(), cols.clone()],
         };
         if gated {
             matrix.insert(if p.transposed { 1 } else { 2 }, (0.into(), 2.into()));
@@ -264,7 +273,7 @@ impl Tiles<'_> {
                 EpilogueOp::ScaleSteps => vec![steps.clone(), rows.clone()],
                 EpilogueOp::ScaleBlocks => {
                     let columns = in_blocks(cols.clone(), MMA_STEP_BYTES as i32);
-                    let mut region = vec![one(expert.clone()), columns, steps.clone()];
+                    let mut region = vec![expert.clone(), columns, steps.clone()];
                     if gated {
                         region.insert(1, (0.into(), 2.into()));
                     }
@@ -273,6 +282,7 @@ impl Tiles<'_> {
                 EpilogueOp::Quantize(_) => {
                     vec![in_blocks(cols.clone(), QuantTile::BLOCK), rows.clone()]
                 }
+                EpilogueOp::Bias => vec![expert.clone(), cols.clone()],
                 _ => vec![rows.clone(), cols.clone()],
             };
             if gates_operand(&p.epilogue) == Some(operand) {

@@ -7,7 +7,10 @@
 //! their part of the sequence copies them to the caller. They are written again behind the next launch's push of that
 //! rank.
 
-use super::attend_steps::{STAGES, block};
+use super::{
+    attend_steps::{STAGES, block},
+    documents,
+};
 use crate::passes::{
     draft::{Draft, Flow, Source, Writer, read, write},
     error::LowerError,
@@ -21,8 +24,8 @@ use crate::passes::{
 };
 use crate::settings::Config;
 use mk_plan::{
-    Access, AttendTile, BufId, Carry, CopyVia, Expr, Leaf, Operand, Point, Positions, RoleKind,
-    Schedule, Space, Store, Var,
+    Access, AttendTile, BufId, Carry, CopyVia, Expr, Leaf, Mask, Operand, Point, Positions,
+    RoleKind, Schedule, Side, Space, Store, Var,
 };
 
 /// Rows of a piece: a multiple of this, where there are as many.
@@ -111,6 +114,7 @@ pub(super) fn families(
     let count = (pieces * (ratio + 2)).into();
     let arrived = draft.flow(Flow::new("arrived", shape, count, pushed));
 
+    let bounds = documents::bounds(draft, a, (Side::Queries, &chunks.together()), inputs);
     let depth = q.shape[3].value;
     let block = block(a, depth, true);
     let tiles = (chunks.rows + block[0] - 1) / block[0];
@@ -147,6 +151,9 @@ pub(super) fn families(
     let tile = vec![one(&chunk), one(&b), one(&h), (at.clone(), rows.clone()), columns.clone()];
     let word = |chunk: &Expr| vec![chunk.clone(), b.clone(), g.clone()];
     let mut touched = vec![Source::behind(read(Operand::Q, q_all, tile), arrived, word(&chunk))];
+    if let Some(bounds) = bounds {
+        touched.extend(bounds.sources(&(place.clone(), rows.clone())));
+    }
     for (operand, all) in [(Operand::K, k_all), (Operand::V, v_all)] {
         let rows = (from.clone(), seen.clone());
         let region = vec![one(&of_keys), one(&b), one(&g), rows, columns.clone()];
@@ -156,6 +163,9 @@ pub(super) fn families(
             Operand::K => Source::behind(access, arrived, word(&of_keys)),
             _ => access.into(),
         });
+    }
+    if a.scores.sinks {
+        touched.push(read(Operand::Sinks, inputs[a.param(Operand::Sinks)], vec![one(&h)]).into());
     }
     let own_heads = heads * ratio;
     let o_all = (a.exchange == Exchange::Both).then(|| {
@@ -179,7 +189,7 @@ pub(super) fn families(
         carry: Carry::Registers,
         scale: a.factor(depth),
         stages: STAGES,
-        mask: a.scores.mask,
+        mask: documents::mask(a),
         cap: a.scores.cap,
         store: Store::Direct,
     };
@@ -194,7 +204,8 @@ pub(super) fn families(
     if several {
         family.schedule = Schedule::Dynamic;
     }
-    family.positions = a.causal().then_some(Positions { q: place, k: first + from });
+    let masks = documents::mask(a) != Mask::Full;
+    family.positions = masks.then_some(Positions { q: place, k: first + from });
     let (Some(all), Some((_, out))) = (o_all, outputs.first()) else { return Ok(()) };
 
     let word = vec![group.place(), b, i];

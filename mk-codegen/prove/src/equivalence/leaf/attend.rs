@@ -37,11 +37,15 @@ impl<A: Algebra> Meaning<A> for AttendTile {
                 cols,
             ),
         };
+        let mut sunk = state.clone();
+        if let Some(sink) = context.latest(Operand::Sinks).and_then(|t| t.data.first().copied()) {
+            sunk.sink(algebra, sink);
+        }
         let values = match to.touch.operand {
             Operand::AccOut => state.acc.data.clone(),
             Operand::StatOut => state.stat.data.clone(),
-            Operand::Lse => state.logarithms(algebra),
-            _ => state.output(algebra),
+            Operand::Lse => sunk.logarithms(algebra),
+            _ => sunk.output(algebra),
         };
         context.attention = Some(state);
         Ok(values)
@@ -99,7 +103,7 @@ impl Linker<'_, '_> {
         for t in touches {
             let m = self.matrix(t)?;
             match t.operand {
-                Operand::Q => {}
+                Operand::Q | Operand::Sinks => {}
                 Operand::K => {
                     // Who is masked follows from places in the sequence, which are one index for queries and keys.
                     if let (Some(at), Some(q)) =

@@ -35,7 +35,7 @@ fn attend([tile, _, depth]: [u32; 3], touched: &[Touched<'_>]) -> Option<String>
         }
         paired(touched)?;
         let (mut rows, mut keys, mut width) = (None, BTreeMap::new(), BTreeMap::new());
-        for t in touched.iter().filter(|t| t.operand != Operand::Lse) {
+        for t in touched.iter().filter(|t| !matches!(t.operand, Operand::Lse | Operand::Sinks)) {
             let Some([x, y]) = matrix(t)? else { continue };
             if t.operand == Operand::Q && (x > i64::from(tile) || y != i64::from(depth)) {
                 return Err(format!("`q` is {x} x {y}, and a tile {tile} x {depth}"));
@@ -66,6 +66,9 @@ fn attend([tile, _, depth]: [u32; 3], touched: &[Touched<'_>]) -> Option<String>
             if *of_width != y {
                 return wrong("columns", y, *of_width);
             }
+        }
+        if let Some(n) = of(touched, Operand::Sinks).map(area).find(|n| *n != 1) {
+            return Err(format!("`sinks` has {n} elements, and a tile is of one head"));
         }
         for lse in of(touched, Operand::Lse).filter(|t| t.extents.is_some()) {
             let rows = rows.unwrap_or(0);

@@ -5,7 +5,7 @@ use crate::emit::{
     error::EmitError,
     leaf::{
         AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
-        heads::{bounds, logarithms, rows_at, rows_of, whole_heads},
+        heads::{bounds, logarithms, rows_at, rows_of, sink, whole_heads},
     },
     maps::View,
     types::Slice,
@@ -93,6 +93,8 @@ const QUERIES: [u32; 2] = [128, 192];
 fn most_keys(queries: u32, dim: u32) -> u32 {
     match (queries, dim) {
         (128, 64 | 128) => 176,
+        (128, 192) => 96,
+        (128, 256) => 80,
         (192, 64) => 128,
         _ => 0,
     }
@@ -135,24 +137,28 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     if carry != Carry::Registers || store != Store::Direct {
         return Err(refuse("attention is emitted with carry=registers and store=direct".into()));
     }
-    let widths = [64, 96, 128, 160, 176];
+    let widths = [48, 64, 80, 96, 128, 160, 176];
     if !widths.contains(&block_n) || block_n > most_keys(block_m, dim) || stages < 2 {
         return Err(refuse(format!(
-            "tiles of attention have 128 queries and {widths:?} keys at a time, with heads of 64 or 128; or 192 \
-             queries and up to 128 keys, with heads of 64; and 2 stages or more"
+            "tiles of attention have 128 queries and {widths:?} keys at a time, with heads of 64 or 128, up to 96 \
+             with heads of 192, up to 80 with heads of 256; or 192 queries and up to 128 keys, with heads of 64; and \
+             2 stages or more"
         )));
     }
     let factor = f32::from_bits(scale);
     if !factor.is_finite() || factor <= 0.0 {
         return Err(refuse(format!("the factor on scores is positive and finite, not {factor}")));
     }
-    let dtype = e.one_dtype(id, |o| o != Operand::Lse && !o.looks_up())?;
+    let f32s = [Operand::Lse, Operand::Sinks];
+    let dtype = e.one_dtype(id, |o| !f32s.contains(&o) && !o.looks_up())?;
+    let sinks = f.accesses.iter().any(|a| a.operand == Operand::Sinks);
+    let sinks = if sinks { ", .sinks = true" } else { "" };
     Ok(context! {
         block_m, block_n, dim, stages, dtype,
         scale => format!("0x{scale:08x}u"),
         mask => name_of(mask),
         windowed => mask.window().is_some(),
-        more => more_options(mask, cap).map_err(refuse)?,
+        more => more_options(mask, cap).map_err(refuse)? + sinks,
     })
 }
 
@@ -225,6 +231,7 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
         o, o_pitch,
         lse => logarithms(e, s.id)?,
         bounds => bounds(e, s.id)?,
+        sink => sink(e, s.id)?,
         load_waits => e.waits(f, Agent::Loader, Point::Start)?,
         chunk_waits => e.waits(f, Agent::Loader, Point::Inner)?,
         posts => e.posts(f),
