@@ -272,6 +272,53 @@ fn products_of_ragged_rows_compile() {
     }
 }
 
+/// Experts in eight bits: alone, in sequence, with gates and ups saved, and of tokens that travel so, quantised before or
+/// in the kernel.
+#[test]
+fn experts_of_eight_bits_compile() {
+    let rows = "x: e4m3[R, H] scaled(1, 128), n: i32[E], w: e4m3[E, 2, F, H] scaled(128, 128)";
+    let alone = "fn f(x: e5m2[R, H] scaled(1, 128), n: i32[E], w: e4m3[E, F, H] scaled(128, 128)) {
+        ragged(x, n) -> grouped_gemm(w.t) -> gelu
+    }";
+    let hidden = format!(
+        "fn f({rows}) {{
+            let h = ragged(x, n) -> grouped_gemm(w.t);
+            (h -> swiglu -> quantize(e4m3, 1, 128), h)
+        }}"
+    );
+    let experts = format!(
+        "fn f({rows}, v: e4m3[E, H, F] scaled(128, 128)) {{
+            ragged(x, n) -> grouped_gemm(w.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t)
+        }}"
+    );
+    let layer = "fn f(x: e4m3[T, H] scaled(1, 128) @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+        w: e4m3[E, 2, F, H] scaled(128, 128) @ shard(0), v: e4m3[E, H, F] scaled(128, 128) @ shard(0)) {
+        dispatch(x, ids) -> grouped_gemm(w.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t) -> combine(gate)
+    }";
+    let tokens = layer.replace("e4m3[T, H] scaled(1, 128)", "bf16[T, H]").replace(
+        "dispatch(x, ids)",
+        "x -> quantize(e4m3, 1, 128) -> dispatch(ids, capacity = R, drop)",
+    );
+    // Traced, a layer spills more than its leaves allow.
+    for (source, trace) in [
+        (alone, false),
+        (hidden.as_str(), false),
+        (experts.as_str(), false),
+        (layer, false),
+        (tokens.as_str(), false),
+    ] {
+        let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
+        let sizes = [("R", 69_632), ("T", 8192), ("H", 2048), ("F", 768), ("E", 32), ("K", 8)];
+        let has = |name: &str| program.symbol(name).is_some();
+        let sizes = sizes.iter().filter(|(name, _)| has(name));
+        let sizes = sizes.map(|(name, n)| (name.to_string(), *n)).collect();
+        let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
+        let config = Config { ranks: 4, ..Config::default() };
+        let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
+        judge(&format!("eight bits, {}", program.tensors().len()), &plan, Options { trace });
+    }
+}
+
 /// Layers of fewer tokens than ranks, and of some more: ranks have none, or one.
 #[test]
 fn layers_of_few_tokens_compile() {
@@ -707,7 +754,11 @@ fn judge(name: &str, plan: &Plan, emission: Options) {
     assert_eq!(entry.registers, 65536 / kernel.block / 8 * 8, "{name}");
     // Traced, agents may keep some words in memory: in inner loops, and beside promoted sums.
     // And so do experts' tiles that save: 16 bytes at most so far, of the 32 that the leaf allows beside other loops.
-    let saves = |f: &Family| f.leaf.epilogue().contains(&EpilogueOp::Save);
+    // Of layers in eight bits 8 bytes, in the lanes that load and store, which have 40 registers.
+    let saves = |f: &Family| {
+        let ops = f.leaf.epilogue();
+        ops.iter().any(|op| matches!(op, EpilogueOp::Save | EpilogueOp::Quantize(_)))
+    };
     let experts = plan.families.values().any(|f| plan.looks_up(f) && saves(f));
     let allowed = if emission.trace || experts { kernel.spill_bytes } else { 0 };
     assert!(

@@ -25,7 +25,43 @@ struct Gated {
     x: TensorRef,
 }
 
+/// Tensors of eight bits, and their factors: in any order, too.
+#[mk::pipelined(gather(x) -> gemm(w.t) -> gelu -> quantize(e4m3, 1, 128))]
+struct EightBits {
+    #[factors]
+    w_scale: TensorRef,
+    #[result(e4m3[M, N] scaled(1, 128) @ shard(1))]
+    y: TensorRef,
+    #[tensor(e4m3[M, K] scaled(1, 128) @ shard(0))]
+    x: TensorRef,
+    #[factors]
+    y_scale: TensorRef,
+    #[tensor(e4m3[N, K] scaled(128, 128) @ shard(0))]
+    w: TensorRef,
+    #[factors]
+    x_scale: TensorRef,
+}
+
 const RANKS: usize = 2;
+
+#[test]
+fn factors_stand_behind_their_tensors() {
+    let program = EightBits::pipeline();
+    let tensors: Vec<&str> = program.tensors().iter().map(|t| t.name.as_str()).collect();
+    assert_eq!(tensors, ["x", "x_scale", "w", "w_scale"]);
+    assert_eq!(program.result_names(), ["out", "out_scale"]);
+    // SAFETY: nothing is launched.
+    let tensor = |i: u64| unsafe { TensorRef::from_raw(i, 2) };
+    let held = EightBits {
+        w_scale: tensor(4),
+        y: tensor(5),
+        x: tensor(1),
+        y_scale: tensor(6),
+        w: tensor(3),
+        x_scale: tensor(2),
+    };
+    assert_eq!(held.arguments().tensors, [1, 2, 3, 4, 5, 6].map(tensor));
+}
 
 #[test]
 fn a_kernel_takes_the_fields_in_the_order_of_arguments() {

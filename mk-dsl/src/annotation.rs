@@ -7,6 +7,8 @@
 //!     #[result(R)] y: ..,
 //! }
 //! ```
+//!
+//! A tensor `x` of eight bits that is `scaled(..)` has its factors in `#[factors] x_scale`.
 
 use crate::expand::{compile_errors, program_of};
 use crate::messages;
@@ -44,6 +46,45 @@ struct Tensor {
     /// In the pipeline's language.
     ty: TokenStream,
     is_result: bool,
+    /// The field of its factors.
+    factors: Option<Ident>,
+}
+
+/// A field before it is known whose factors it has.
+enum Part {
+    Tensor(Tensor),
+    Factors(Ident),
+}
+
+impl Tensor {
+    /// Whether its type is written with factors.
+    fn is_scaled(&self) -> bool {
+        let mut tokens = self.ty.clone().into_iter();
+        tokens.any(|t| matches!(t, TokenTree::Ident(word) if word == "scaled"))
+    }
+}
+
+/// Gives each scaled tensor the field of its factors.
+fn with_factors(parts: Vec<Part>, errors: &mut TokenStream) -> Vec<Tensor> {
+    let (mut tensors, mut all) = (Vec::new(), Vec::new());
+    for part in parts {
+        match part {
+            Part::Tensor(tensor) => tensors.push(tensor),
+            Part::Factors(name) => all.push(name),
+        }
+    }
+    for tensor in tensors.iter_mut().filter(|t| t.is_scaled()) {
+        let wanted = format!("{}_scale", tensor.name);
+        let at = all.iter().position(|name| *name == wanted);
+        tensor.factors = at.map(|at| all.remove(at));
+        if tensor.factors.is_none() {
+            errors.extend(messages::no_factors(&tensor.name.to_string()).on(&tensor.name));
+        }
+    }
+    for name in all {
+        errors.extend(messages::factors_of_nothing(&name.to_string()).on(&name));
+    }
+    tensors
 }
 
 /// Takes the attributes that are ours from the fields.
@@ -52,15 +93,17 @@ fn read_fields(item: &mut ItemStruct, errors: &mut TokenStream) -> Vec<Tensor> {
         errors.extend(messages::no_named_fields().on(&item.ident));
         return Vec::new();
     };
-    let tensors: Vec<_> = fields.named.iter_mut().filter_map(|f| read_field(f, errors)).collect();
+    let parts: Vec<_> = fields.named.iter_mut().filter_map(|f| read_field(f, errors)).collect();
+    let tensors = with_factors(parts, errors);
     if errors.is_empty() && !tensors.iter().any(|t| t.is_result) {
         errors.extend(messages::no_result().on(&item.ident));
     }
     tensors
 }
 
-fn read_field(field: &mut Field, errors: &mut TokenStream) -> Option<Tensor> {
-    let is_ours = |a: &Attribute| a.path().is_ident("tensor") || a.path().is_ident("result");
+fn read_field(field: &mut Field, errors: &mut TokenStream) -> Option<Part> {
+    let is_ours =
+        |a: &Attribute| ["tensor", "result", "factors"].iter().any(|word| a.path().is_ident(word));
     let ours: Vec<Attribute> = field.attrs.extract_if(.., |a| is_ours(a)).collect();
     let name = field.ident.clone()?;
     let attribute = match ours.as_slice() {
@@ -75,9 +118,16 @@ fn read_field(field: &mut Field, errors: &mut TokenStream) -> Option<Tensor> {
         }
     };
     let is_result = attribute.path().is_ident("result");
+    if attribute.path().is_ident("factors") {
+        if !matches!(attribute.meta, Meta::Path(_)) {
+            errors.extend(messages::type_of_factors().on(attribute));
+        }
+        return Some(Part::Factors(name));
+    }
     match &attribute.meta {
         Meta::List(list) if !list.tokens.is_empty() => {
-            Some(Tensor { name, ty: list.tokens.clone(), is_result })
+            let ty = list.tokens.clone();
+            Some(Part::Tensor(Tensor { name, ty, is_result, factors: None }))
         }
         _ => {
             let word = if is_result { "result" } else { "tensor" };
@@ -129,7 +179,9 @@ fn impls(item: &ItemStruct, tensors: &[Tensor], program: &TokenStream) -> TokenS
     let (generics, arguments, bounds) = item.generics.split_for_impl();
     // A kernel takes its parameters first, then its results.
     let (results, parameters): (Vec<_>, Vec<_>) = tensors.iter().partition(|t| t.is_result);
-    let refs = parameters.iter().chain(&results).map(|Tensor { name, .. }| {
+    // Factors stand behind what they are of.
+    let all = parameters.iter().chain(&results).flat_map(|t| [Some(&t.name), t.factors.as_ref()]);
+    let refs = all.flatten().map(|name| {
         let field = item.fields.iter().find(|f| f.ident.as_ref() == Some(name));
         // A type that is no tensor is an error on that type.
         let span = field.map_or(name.span(), |f| f.ty.to_token_stream().span());
@@ -145,7 +197,7 @@ fn impls(item: &ItemStruct, tensors: &[Tensor], program: &TokenStream) -> TokenS
             }
 
             /// The arguments of this rank for `mk::runtime::Instance::launch`: parameters, then results, each in the
-            /// order of the fields.
+            /// order of the fields, with its factors behind it.
             #vis fn arguments(&self) -> ::mk::runtime::RankTensors {
                 ::mk::runtime::RankTensors::from(::std::vec![#(#refs),*])
             }

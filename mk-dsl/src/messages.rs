@@ -75,6 +75,24 @@ pub(crate) fn two_types(field: &str) -> Text {
     )
 }
 
+pub(crate) fn no_factors(field: &str) -> Text {
+    text(
+        format!("the tensor `{field}` is scaled, and no field `{field}_scale` has its factors"),
+        "add one behind it, `#[factors] x_scale: DeviceTensor`, called as the tensor with `_scale`",
+    )
+}
+
+pub(crate) fn factors_of_nothing(field: &str) -> Text {
+    text(
+        format!("`{field}` has the factors of no tensor of the struct"),
+        "call it as a tensor of eight bits that is `scaled(..)`, with `_scale` behind: `x_scale` of `x`",
+    )
+}
+
+pub(crate) fn type_of_factors() -> Text {
+    text("the type of factors follows from that of their tensor", "write `#[factors]` alone")
+}
+
 pub(crate) fn empty_type(word: &str) -> Text {
     text(
         format!("`#[{word}]` has no type"),

@@ -183,8 +183,25 @@ impl Cutter<'_> {
         let unsound = !group.sound && joined;
         match self.accepts(&group) {
             true => Some(Group { sound: true, ..group }),
+            false if joined && self.grows(&group, node) => Some(Group { sound: false, ..group }),
             false => unsound.then_some(group),
         }
+    }
+
+    /// Whether a gather of values with their factors, which no kernel ends in, goes with the operations before it and
+    /// the GEMM behind it.
+    fn grows(&self, group: &Group, node: &Node) -> bool {
+        let pair = matches!(node.op, Op::Gather { .. });
+        let pair = pair && self.program.factors(node.result).is_some();
+        let reads = |n: &&Node| {
+            !self.program.is_implied(n) && self.program.written_inputs(n).contains(&node.result)
+        };
+        let Some(reader) = self.program.nodes().iter().find(reads).filter(|_| pair) else {
+            return false;
+        };
+        let mut larger = group.clone();
+        larger.nodes.extend(self.program.unit(reader));
+        self.accepts(&larger)
     }
 
     /// Whether a GEMM gains nothing by standing beside those of a group: each side fills the GPU several times, and

@@ -27,6 +27,9 @@ pub(crate) fn quantised(to: DType, x: &Matrix) -> [Matrix; 2] {
 fn factor(to: DType, block: impl Iterator<Item = Near>) -> Near {
     let (mut most, mut bound, mut nan) = (0.0f64, 0.0f64, false);
     for x in block {
+        if x.is_unasked() {
+            return x;
+        }
         nan |= x.x.is_nan();
         (most, bound) = (most.max(x.x.abs()), bound.max(x.bound()));
     }
@@ -47,6 +50,9 @@ fn factor(to: DType, block: impl Iterator<Item = Near>) -> Near {
 
 /// Exact of what is exact: rounded to the type.
 fn quotient(to: DType, x: Near, factor: Near) -> Near {
+    if x.is_unasked() || factor.is_unasked() {
+        return Near::unasked();
+    }
     let y = x.x / factor.x;
     if x.is_nan() || factor.is_nan() {
         return Near::exact(f64::NAN);
@@ -59,5 +65,11 @@ fn quotient(to: DType, x: Near, factor: Near) -> Near {
     }
     let least = factor.x - factor.bound();
     let hard = (x.bound() + y.abs() * factor.bound()) / least + U32 * y.abs();
-    Near { x: y, hard, sd: 0.0 }
+    // No element is over its block's largest, which becomes the dtype's: none leaves its range.
+    let most = to.format().float.map_or(f64::INFINITY, |f| f64::from(f.largest())) * (1.0 - 1e-9);
+    if y.abs() + hard < most {
+        return Near { x: y, hard, sd: 0.0 };
+    }
+    let least = (y.abs() - hard).clamp(0.0, most);
+    Near { x: f64::midpoint(least, most).copysign(y), hard: (most - least) / 2.0, sd: 0.0 }
 }

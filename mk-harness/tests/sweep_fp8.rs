@@ -20,10 +20,10 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 const SECONDS: u64 = 10;
 
 /// Parameters, what is computed of them, and the extents of which every rank has whole blocks. `H` is of 16 bits, `E` and
-/// `F` of eight.
+/// `F` of eight. Of experts, `G` is their number, `S` of how many a token is, `R` their rows.
 type Form = (&'static str, &'static str, &'static str);
 
-const FORMS: [Form; 12] = [
+const FORMS: [Form; 16] = [
     ("x: H[M, K] @ shard(0)", "x -> quantize(E, 1, 128)", ""),
     ("x: H[M, K] @ shard(1)", "let q = x -> quantize(E, 1, 128); (q, q -> dequantize)", "K"),
     ("x: E[M, K] scaled(1, 128) @ shard(0)", "x -> dequantize -> gather", ""),
@@ -72,6 +72,29 @@ const FORMS: [Form; 12] = [
         "gather(x) -> gemm(w.t) -> gelu -> quantize(F, 1, 128)",
         "N",
     ),
+    (
+        "x: E[R, K] scaled(1, 128) @ shard(0), c: i32[G] @ shard(0), w: F[G, N, K] scaled(128, 128) @ shard(0)",
+        "ragged(x, c) -> grouped_gemm(w.t) -> gelu",
+        "R",
+    ),
+    (
+        "x: E[R, K] scaled(1, 128) @ shard(0), c: i32[G] @ shard(0), w: F[G, 2, N, K] scaled(128, 128) @ shard(0)",
+        "let h = ragged(x, c) -> grouped_gemm(w.t); (h -> swiglu -> quantize(E, 1, 128), h)",
+        "RN",
+    ),
+    (
+        "x: E[M, K] scaled(1, 128) @ shard(0), ids: i32[M, S] @ shard(0), g: f32[M, S] @ shard(0), w: F[G, 2, N, K] \
+         scaled(128, 128) @ shard(0), v: F[G, K, N] scaled(128, 128) @ shard(0)",
+        "dispatch(x, ids) -> grouped_gemm(w.t) -> swiglu -> quantize(E, 1, 128) -> grouped_gemm(v.t) -> combine(g)",
+        "N",
+    ),
+    (
+        "x: H[M, K] @ shard(0), ids: i64[M, S] @ shard(0), g: f32[M, S] @ shard(0), w: F[G, N, K] \
+         scaled(128, 128) @ shard(0), v: F[G, K, N] scaled(128, 128) @ shard(0)",
+        "x -> quantize(E, 1, 128) -> dispatch(ids) -> grouped_gemm(w.t) -> silu -> quantize(F, 1, 128) \
+         -> grouped_gemm(v.t) -> combine(g)",
+        "N",
+    ),
 ];
 
 const BLOCKS: [Block; 3] = [[128, 128, 64], [128, 256, 64], [256, 128, 64]];
@@ -103,7 +126,9 @@ impl EightBits {
     fn extent(&self, name: &str, rng: &mut SmallRng) -> u64 {
         let unit = match name {
             "M" => 1,
-            _ if FORMS[self.form].2 == name => 128 * u64::from(self.ranks),
+            "S" => return rng.random_range(1..3),
+            "G" => return u64::from(self.ranks) * rng.random_range(2..4),
+            _ if FORMS[self.form].2.contains(name) => 128 * u64::from(self.ranks),
             _ => 16 * u64::from(self.ranks),
         };
         let n: u64 = match rng.random_range(0..4) {
@@ -120,16 +145,17 @@ impl EightBits {
         let program = Program::parse(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
         let rng = &mut SmallRng::seed_from_u64(seed);
         // Blocks are those of the extents that they are of.
-        let own = program.symbols().iter().filter(|s| matches!(s.name.as_str(), "M" | "N" | "K"));
+        let own = program.symbols().iter().filter(|s| s.name.len() == 1);
         let sizes = own.map(|s| (s.name.clone(), self.extent(&s.name, rng))).collect();
         let place = || format!("{self:?}, {sizes:?}, {text}");
         let bound = program.bind(&sizes, &Default::default()).unwrap_or_else(|e| panic!("{e}"));
         let plain = Config::default();
         let multiplies = text.contains("gemm");
+        let experts = text.contains("grouped");
         let config = Config {
             ranks: self.ranks,
             block: if multiplies { self.block } else { plain.block },
-            compute_sms: multiplies.then_some(3),
+            compute_sms: (multiplies && !experts).then_some(3),
             chunk_bytes: if text.contains("gather") { 16 * 1024 } else { plain.chunk_bytes },
             ..plain
         };
@@ -153,6 +179,7 @@ fn all() -> Vec<EightBits> {
         let blocks = match () {
             () if !body.contains("gemm") => &BLOCKS[..1],
             () if body.contains("swiglu") => &BLOCKS[1..2],
+            () if body.contains("grouped") => &BLOCKS[..2],
             () => &BLOCKS[..],
         };
         let narrow = [["e4m3", "e4m3"], ["e4m3", "e5m2"], ["e5m2", "e4m3"]];

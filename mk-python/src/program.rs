@@ -107,6 +107,7 @@ fn value<'py>(
                 Op::RmsNorm { eps } | Op::RmsNormGrad { eps } => dict.set_item("eps", eps)?,
                 Op::Scale(factor) => dict.set_item("factor", factor)?,
                 Op::Dispatch { drops } => dict.set_item("drops", drops)?,
+                Op::DispatchFactors => dict.set_item("factors", true)?,
                 _ => {}
             }
             &node.ty

@@ -135,6 +135,56 @@ class Float8(unittest.TestCase):
         with self.assertRaisesRegex(mk.ArgumentError, "ffn is 192 on each rank"):
             mk.nn.GatedMLP(256, 192, self.world, fp8="1x128")
 
+    def test_experts_of_eight_bits(self):
+        ids = torch.stack([torch.randperm(4)[:2] for _ in range(40)])
+        ids[3] = -1
+        weights, counts = torch.rand(40, 2), torch.tensor([100, 0, 128, 3], dtype=torch.int32)
+        there = [*range(100), *range(128, 259)]
+        layers = {
+            "tokens": (mk.nn.MoE, (4, 2), lambda layer, x, w: layer(x, ids, w)),
+            "shared": (mk.nn.MoE, (4, 2), lambda layer, x, w: layer(x, ids, w, shared=x * 0.5)),
+            "rows": (mk.nn.GroupedMLP, (4,), lambda layer, x, w: layer(x, counts)[there] + w.sum() * 0),
+        }
+        for name, (make, sizes, call) in layers.items():
+            layer, exact = (make(272, 128, *sizes, self.world, **more) for more in ({"fp8": "1x128"}, {}))
+            exact.load_state_dict(layer.state_dict())
+            n = 512 if name == "rows" else 40
+            x, dy = torch.randn(n, 272).bfloat16(), torch.randn(len(there) if name == "rows" else n, 272).bfloat16()
+            results = []
+            for at in (layer, exact, torch.compile(layer, backend="aot_eager")):
+                at.zero_grad()
+                given = x.clone().requires_grad_(), weights.clone().requires_grad_()
+                y = call(at, *given)
+                y.backward(dy)
+                parameters = (layer if at is not exact else exact).parameters()
+                results.append((y.detach(), [t.grad.clone() for t in (*given, *parameters)]))
+            (y, grads), (want, wanted), (again, _) = results
+            self.assertTrue(torch.equal(y, again), name)
+            error = ((y.float() - want.float()).norm() / want.float().norm()).item()
+            self.assertLess(error, 0.07, name)
+            self.assertGreater(error, 0.001, name)
+            # Those of the layer in 16 bits.
+            for found, of in zip(grads, wanted):
+                self.assertTrue(torch.equal(found, of), name)
+        with self.assertRaisesRegex(mk.ArgumentError, "ffn is 192 on each rank"):
+            mk.nn.MoE(256, 192, 4, 2, self.world, fp8="1x128")
+
+    def test_stacks_have_the_factors_of_their_matrices(self):
+        x, w = torch.randn(256, 272), torch.randn(3, 2, 128, 272)
+        (q, sx), (v, sv) = mk.nn._float8.quantized(x), mk.nn._float8.stacked(w)
+        self.assertEqual(tuple(sv.shape), (3, 2, 1, 3))
+        counts = torch.tensor([100, 0, 40], dtype=torch.int32)
+        f = mk.compile(
+            "fn f(x: e4m3[R, K] scaled(1, 128), c: i32[E], w: e4m3[E, 2, F, K] scaled(128, 128)) { ragged(x, c) -> grouped_gemm(w.t) -> swiglu }",
+            self.world)
+        y = f(q, sx.t().contiguous(), counts, v, sv)
+        wide = q.float() * sx.repeat_interleave(128, 1)[:, :272]
+        each = v.float() * sv.repeat_interleave(128, -2).repeat_interleave(128, -1)[..., :272]
+        for first, n, e in ((0, 100, 0), (128, 40, 2)):
+            h = torch.einsum("mk,gfk->gmf", wide[first : first + n], each[e])
+            want = torch.nn.functional.silu(h[0]) * h[1]
+            self.assertTrue(torch.allclose(y[first : first + n].float(), want, rtol=2**-6, atol=1e-2))
+
     def test_layers_name_what_they_do_not_take(self):
         make = mk.nn.ColumnParallelLinear
         for words, call in {

@@ -6,6 +6,9 @@ struct GatherTask {
   u64 pitch_bytes;
   u64 row_bytes;    // a multiple of `kLeast`
   u32 rows;  // at most
+  // Columns of f32 in the place of rows: elements of each, which lie below each other; 0: rows.
+  u32 lines = 0;
+  u64 source_pitch_bytes = 0;
 };
 
 // Vectors of each of two rows that a lane has in flight: fewer wait for memory most of the time.
@@ -45,9 +48,25 @@ MK_DEVICE void gather_two_rows(u64 from, u64 to, u64 other, u64 other_to, u64 ro
   }
 }
 
+// Columns: threads side by side take columns side by side, of which each element is a word of a line.
+template <u32 kThreads, class Hooks>
+MK_DEVICE void gather_columns(const Hooks& hooks, const GatherTask& task, u32 thread) {
+  const u32 across = task.rows <= 32 ? 32 : 128;
+#pragma unroll 1
+  for (u32 column = thread % across; column < task.rows; column += across) {
+    const u64 from = hooks.exists(task, column) ? hooks.source(task, column) : 0;
+    if (from == 0) continue;
+    const u64 to = task.destination + column * u64{4};
+#pragma unroll 4
+    for (u32 line = thread / across; line < task.lines; line += kThreads / across) {
+      RowVector<4>::store(to + line * task.pitch_bytes, RowVector<4>::load(from + line * task.source_pitch_bytes));
+    }
+  }
+}
+
 // The first warp waits for what is looked up, then, by that, for what is copied, and only behind both, unless the launch has ended, the
 // others look up: where tables are not filled, nothing is read by them. Threads and barrier as of `copy_rows`.
-template <u32 kThreads, u32 kBarrier, class Edges, u32 kLeast = 2, class Hooks>
+template <u32 kThreads, u32 kBarrier, class Edges, u32 kLeast = 2, bool kColumns = false, class Hooks>
 MK_DEVICE void gather_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
   const u32 lane = thread % 32;
 #pragma unroll 1
@@ -64,8 +83,11 @@ MK_DEVICE void gather_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
     if (__ballot_sync(0xffffffffu, ctx.aborted()) == 0) {
       const GatherTask task = hooks.decode(t);
       constexpr u32 kWarps = kThreads / 32;
+      if constexpr (kColumns) {
+        if (task.lines > 0) gather_columns<kThreads>(hooks, task, thread);
+      }
 #pragma unroll 1
-      for (u32 first = thread / 32; first < task.rows; first += 32 * kWarps) {
+      for (u32 first = thread / 32; first < (kColumns && task.lines > 0 ? 0 : task.rows); first += 32 * kWarps) {
         // Lanes look rows up in parallel: each look-up takes several dependent trips to memory.
         const u32 mine = first + lane * kWarps;
         const u64 place = mine < task.rows && hooks.exists(task, mine) ? hooks.source(task, mine) : 0;

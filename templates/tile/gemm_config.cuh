@@ -216,7 +216,7 @@ struct GemmConfig {
   // Promoted, a step's sums are of so many columns at a time, so that they have registers beside the tile's.
   static constexpr u32 kPartCols = kPromotes && (kMmasPerStep + 1) * kAccumulators > 192 ? kMmaN / 2 : kMmaN;
   static_assert(kPromotes ? kMmasPerStep * kAccumulators + kPartCols / 2 <= 192 : kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
-  static_assert(!kBytes || (kA == ALayout::KMajor && kB == BLayout::KMajor && !kSwapped && !kGated && element_bytes(kDtypeB) == 1), "8-bit operands lie along k");
+  static_assert(!kBytes || (kA == ALayout::KMajor && kB == BLayout::KMajor && !kSwapped && (!kGated || (kBlockM == 128 && kBlockN == 256)) && element_bytes(kDtypeB) == 1), "8-bit operands lie along k");
   static_assert(!kStepScaled || (kPromotes && kPartCols == kScaleBlock), "a step's sums are of one block of columns");
   static_assert(!kPromotes || (kBytes && !kThree), "sums of 8-bit operands, of two consumers");
   static_assert(!kPingPong || kBlockM == 128, "tiles that one warpgroup multiplies");

@@ -134,8 +134,7 @@ struct StepFactors {
 };
 
 template <class Config, class Hooks>
-MK_DEVICE StepFactors<Config> load_step_factors(const Hooks& hooks, const GemmTile& tile, u32 consumer, u32 k) {
-  StepFactors<Config> factors;
+MK_DEVICE void load_step_rows(const Hooks& hooks, const GemmTile& tile, u32 consumer, u32 k, StepFactors<Config>& factors) {
 #pragma unroll
   for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
 #pragma unroll
@@ -147,17 +146,32 @@ MK_DEVICE StepFactors<Config> load_step_factors(const Hooks& hooks, const GemmTi
       }
     }
   }
-#pragma unroll
-  for (u32 n = 0; n < Config::kMmaN / Config::kPartCols; ++n) {
-    factors.columns[n] = 1.0f;
-    if constexpr (Hooks::kStepsColumns) {
-      const Lines lines = hooks.step_columns(tile);
-      const u32 col = Config::first_col(consumer) + n * Config::kPartCols;
-      // Blocks without columns have no factors.
-      const i32 steps = static_cast<i32>(col) < tile.valid_cols ? static_cast<i32>(tile.k_blocks) : 0;
-      factors.columns[n] = load_factor(lines.data + col / kScaleBlock * lines.pitch_bytes, k, steps);
+}
+
+// Of part `n`.
+template <class Config, class Hooks>
+MK_DEVICE float load_step_columns(const Hooks& hooks, const GemmTile& tile, u32 consumer, u32 k, u32 n) {
+  if constexpr (Hooks::kStepsColumns) {
+    const Lines lines = hooks.step_columns(tile);
+    const u32 col = Config::first_col(consumer) + n * Config::kPartCols;
+    if constexpr (Config::kGated) {
+      // One part of gates, and one of ups, of which there are some.
+      return load_factor(lines.data + n * Hooks::kStepUps * lines.pitch_bytes, k, static_cast<i32>(k + 1));
     }
+    // Blocks without columns have no factors.
+    const i32 steps = static_cast<i32>(col) < tile.valid_cols ? static_cast<i32>(tile.k_blocks) : 0;
+    return load_factor(lines.data + col / kScaleBlock * lines.pitch_bytes, k, steps);
+  } else {
+    return 1.0f;
   }
+}
+
+template <class Config, class Hooks>
+MK_DEVICE StepFactors<Config> load_step_factors(const Hooks& hooks, const GemmTile& tile, u32 consumer, u32 k) {
+  StepFactors<Config> factors;
+  load_step_rows<Config>(hooks, tile, consumer, k, factors);
+#pragma unroll
+  for (u32 n = 0; n < Config::kMmaN / Config::kPartCols; ++n) factors.columns[n] = load_step_columns<Config>(hooks, tile, consumer, k, n);
   return factors;
 }
 
@@ -182,7 +196,10 @@ MK_DEVICE void sm90_promoted_steps(const GemmSmem<Config>& smem, [[maybe_unused]
 #pragma unroll 1
   for (u32 k = from; k < to; ++k) {
     mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
-    [[maybe_unused]] const StepFactors<Config> factors = next;
+    [[maybe_unused]] StepFactors<Config> factors = next;
+    // Where tiles are looked up: addresses are made anew in each step, since there are no registers that they could wait in.
+    [[maybe_unused]] GemmTile here = tile;
+    if constexpr (Config::kShortRows) asm volatile("" : "+r"(here.s_row), "+r"(here.s_col));
     const u64 a = sm90_descriptor_k_major(smem.a(ring.stage) + Config::first_row(consumer) * kStepBytes);
     const u64 b = sm90_descriptor_k_major(smem.b(ring.stage) + Config::first_col(consumer) * kStepBytes);
 #pragma unroll
@@ -199,7 +216,9 @@ MK_DEVICE void sm90_promoted_steps(const GemmSmem<Config>& smem, [[maybe_unused]
       sm90_wgmma_commit();
       // A step ahead, while the first part multiplies.
       if constexpr (Config::kStepScaled) {
-        if (p == 0 && k + 1 < to) next = load_step_factors<Config>(hooks, tile, consumer, k + 1);
+        if constexpr (!Config::kShortRows) {
+          if (p == 0 && k + 1 < to) next = load_step_factors<Config>(hooks, tile, consumer, k + 1);
+        }
       }
       sm90_wgmma_wait<0>();
       sm90_pin_registers(part);
@@ -212,6 +231,13 @@ MK_DEVICE void sm90_promoted_steps(const GemmSmem<Config>& smem, [[maybe_unused]
           sum = fmaf(part[i], factors.rows[m][i / 2 % 2] * factors.columns[n], sum);
         } else {
           sum += part[i];
+        }
+      }
+      // In the place of those that this step is done with: they come while the next one multiplies.
+      if constexpr (Config::kStepScaled && Config::kShortRows) {
+        if (m + 1 == Config::kMmasPerStep && k + 1 < to) {
+          next.columns[n] = load_step_columns<Config>(hooks, here, consumer, k + 1, n);
+          if (n + 1 == kAcross) load_step_rows<Config>(hooks, here, consumer, k + 1, next);
         }
       }
     }
@@ -344,6 +370,13 @@ MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& sm
       sm90_pass_steps<Config, Edges>(smem, tile.steps<Config>(), Config::kBorrowedPanels > 0, ring);
     } else {
       sm90_mma_tile<Config, Edges>(smem, hooks, tile, consumer, ring, acc);
+    }
+    if constexpr (Config::kStepScaled && Config::kShortRows) {
+      // Looked up again: sums and factors leave no registers for where results go.
+      u32 again = tiles.t;
+      asm volatile("" : "+r"(again));
+      tile = hooks.template decode<true>(again);
+      take_part<Config>(tile);
     }
     if constexpr (Config::kSaves > 0) {
       if (!ctx.aborted()) save_tile<0, Config, Edges>(smem, hooks, tile, consumer, staging.mine, acc);

@@ -23,7 +23,7 @@ pub enum EpilogueOp {
     Scale(u32),
     /// Nothing: a `cast` to f32, the accumulator's own type.
     Widen,
-    /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first, but for a `Save`: `b` is then `[k, 2, n]`, and a tile of
+    /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first, but for factors and a `Save`: `b` is then `[k, 2, n]`, and a tile of
     /// it has half its columns from each.
     Swiglu,
     /// Multiplies each row by its number of the f32 vector `[m]`. Comes first, as does the next.
@@ -208,14 +208,25 @@ pub fn quantized(epilogue: &[EpilogueOp]) -> Option<DType> {
     })
 }
 
-/// Whether columns of a GEMM's operand B come in pairs of gate and up.
-pub fn gated(epilogue: &[EpilogueOp]) -> bool {
-    matches!(epilogue, [EpilogueOp::Swiglu, ..] | [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
+/// How many factors come first.
+fn scales(epilogue: &[EpilogueOp]) -> usize {
+    epilogue.iter().take_while(|op| op.scales()).count()
 }
 
-/// Whether the first operand of the epilogue takes gates and ups as the GEMM has them.
+/// Whether columns of a GEMM's operand B come in pairs of gate and up.
+pub fn gated(epilogue: &[EpilogueOp]) -> bool {
+    let behind = &epilogue[scales(epilogue)..];
+    matches!(behind, [EpilogueOp::Swiglu, ..] | [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
+}
+
+/// Whether the first save of the epilogue takes gates and ups as the GEMM has them.
 pub fn saves_gates(epilogue: &[EpilogueOp]) -> bool {
-    matches!(epilogue, [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
+    matches!(&epilogue[scales(epilogue)..], [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
+}
+
+/// The operand that takes gates and ups, if one does: behind those of factors.
+pub fn gates_operand(epilogue: &[EpilogueOp]) -> Option<Operand> {
+    EPILOGUE_OPERANDS.get(scales(epilogue)).copied().filter(|_| saves_gates(epilogue))
 }
 
 /// Whether sums that a tile goes on with are added behind its last step: an elementwise operation of its own comes

@@ -154,6 +154,7 @@ impl Program {
             | Op::GroupedGemm { transposed: false }
             | Op::GroupedWgrad
             | Op::Dispatch { drops: false }
+            | Op::DispatchFactors
             | Op::Combine
             | Op::CombineGrad
             | Op::Dequantize(_)

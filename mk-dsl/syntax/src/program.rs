@@ -177,7 +177,7 @@ pub enum Factors {
     Rows,
     /// 128 elements of a row, `scaled(1, 128)`: factors `[K / 128, R]`.
     Steps,
-    /// 128 elements of 128 rows, `scaled(128, 128)`: factors `[R / 128, K / 128]`.
+    /// 128 elements of 128 rows, `scaled(128, 128)`: factors `[R / 128, K / 128]`; of a stack of matrices of each.
     Blocks,
 }
 
@@ -254,6 +254,9 @@ pub enum Op {
         /// a rank may have; others are dropped. Else rows without room end the launch.
         drops: bool,
     },
+    /// `[scales: f32 [C / 128, T], ids: i32 or i64 [T, K]] -> [C / 128, R]`: the factors of the rows that
+    /// [`Op::Dispatch`] makes of the same ids.
+    DispatchFactors,
     /// `[x: [R, C], scales: f32 [R]] -> [R, C]`: 8-bit values times the factors of their blocks. In f32 it is an
     /// operand of `gemm` alone, whose result has these factors; in bf16 it is rounded once.
     Dequantize(Factors),
@@ -432,7 +435,7 @@ impl Op {
             Op::Gemm { .. } => "gemm",
             Op::GroupedGemm { .. } => "grouped_gemm",
             Op::GroupedWgrad => "grouped_wgrad",
-            Op::Dispatch { .. } => "dispatch",
+            Op::Dispatch { .. } | Op::DispatchFactors => "dispatch",
             Op::Combine => "combine",
             Op::CombineGrad => "combine_grad",
             Op::Dequantize(_) => "dequantize",
@@ -473,6 +476,7 @@ impl Op {
                 | Op::GroupedGemm { .. }
                 | Op::GroupedWgrad
                 | Op::Dispatch { .. }
+                | Op::DispatchFactors
                 | Op::Combine
                 | Op::CombineGrad
                 | Op::Dequantize(_)

@@ -75,7 +75,7 @@ fn mistakes() {
             "ragged rows are those of the rank's experts",
         ),
         (typed("bf16[R, 2, K]", n, w, body), "ragged rows are `[R, K]`"),
-        (typed("i32[R, K]", n, w, body), "takes `bf16` or `f16`"),
+        (typed("i32[R, K]", n, w, body), "take `bf16`, `f16`"),
         (
             typed(x, n, "bf16[E, K, N]", "n -> relu"),
             "`n` has integers, which nothing computes with",

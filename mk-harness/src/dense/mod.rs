@@ -20,7 +20,7 @@ use super::{
     value::{Matrix, Value},
 };
 use mk_abi::DType;
-use mk_syntax::{Def, Node, Op, Placement, Tensor, ValueId};
+use mk_syntax::{Def, Factors, Node, Op, Placement, SCALE_BLOCK, Tensor, ValueId};
 use routes::Routes;
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -283,6 +283,7 @@ impl<'a> Dense<'a> {
             (Op::Dispatch { .. }, [x, _, weights @ ..]) => {
                 self.dispatched(node, rows, (x, weights.first().copied()))?
             }
+            (Op::DispatchFactors, [x, _]) => self.factors_dispatched(node, rows, x)?,
             (Op::CombineGrad, [y, _, dy]) => self.products(node, rows, [y, dy])?,
             (Op::Combine, [y, _, weights]) => {
                 let set = self.needs(node, set).next().map_or(Set::All, |(_, set)| set);
@@ -304,6 +305,16 @@ impl<'a> Dense<'a> {
                     _ => i % c.len(),
                 };
                 x.map(|i, x| x.add(c.at(at(i))))
+            }
+            (Op::Dequantize(_), [x, rows]) if self.quantised_by(node).is_some() => {
+                // The factors of these rows alone.
+                let [_, factors] = quantised(self.dtype(node.inputs[0]), on(rows, 0)?);
+                let scales = Value::Whole(factors).stored(DType::F32);
+                let (scales, held) = (on(&scales, 0)?, rows_held(x, width));
+                x.map(|i, x| {
+                    let (row, column) = (i / width.max(1), i % width.max(1));
+                    x.mul(scales.at(column / SCALE_BLOCK as usize * held + row))
+                })
             }
             (Op::Dequantize(factors), [x, scales]) => {
                 let scales = on(scales, 0)?;
@@ -442,7 +453,32 @@ impl<'a> Dense<'a> {
         let program = self.inputs.case().program;
         // All blocks are of rows that a set of their factors' rows does not name.
         let set = if matches!(node.op, Op::Factor(_)) { Set::All } else { set };
-        needs(self.attended(node), set, move |id| matches!(program.def(id), Some(Def::Param(_))))
+        let given = move |id| matches!(program.def(id), Some(Def::Param(_)));
+        // Of the caller's stacks, with their factors or without, each matrix is read when it is met.
+        let stack = move |id: ValueId| match program.def(id) {
+            Some(Def::Node(n)) if matches!(n.op, Op::Dequantize(Factors::Blocks)) => {
+                n.inputs.iter().all(|id| given(*id))
+            }
+            _ => given(id),
+        };
+        let before = self.quantised_by(node).map(|made| made.inputs[0]);
+        needs(self.attended(node), set, stack).enumerate().map(move |(i, key)| match before {
+            Some(x) if i == 1 => (x.index(), set),
+            _ => key,
+        })
+    }
+
+    /// The `quantize` of what is dequantised, whose factors these are.
+    fn quantised_by(&self, node: &Node) -> Option<&'a Node> {
+        let program = self.inputs.case().program;
+        let (Op::Dequantize(_), &[_, factors]) = (node.op, &node.inputs[..]) else { return None };
+        let Some(Def::Node(Node { op: Op::Factor(_), inputs, .. })) = program.def(factors) else {
+            return None;
+        };
+        match program.def(inputs[0]) {
+            Some(Def::Node(made)) => Some(made),
+            _ => None,
+        }
     }
 
     /// The global rows of a value in a set.
@@ -520,6 +556,11 @@ impl<'a> Dense<'a> {
     }
 }
 
+/// How many rows of so many elements a value has here.
+fn rows_held(x: &Value, width: usize) -> usize {
+    on(x, 0).map_or(0, |x| x.len() / width.max(1))
+}
+
 /// Whether it is what tensor cores read, with its factors.
 fn is_operand(node: &Node) -> bool {
     matches!(node.op, Op::Dequantize(_)) && node.ty.dtype == DType::F32
@@ -546,7 +587,7 @@ fn needs<'n>(
             (Op::GroupedGemm { .. } | Op::Bias | Op::Dequantize(_) | Op::Combine, 1)
             | (Op::GroupedGemm { .. }, 2) => Set::All,
             (Op::RmsNorm { .. }, 1) | (Op::RmsNormGrad { .. }, 2) => Set::All,
-            (Op::Dispatch { .. } | Op::CombineGrad, _) => Set::All,
+            (Op::Dispatch { .. } | Op::DispatchFactors | Op::CombineGrad, _) => Set::All,
             _ => set,
         };
         (input.index(), set)

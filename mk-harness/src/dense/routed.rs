@@ -8,7 +8,7 @@ use crate::{
     routing,
     value::{Matrix, Value},
 };
-use mk_syntax::{Node, Op, ValueId};
+use mk_syntax::{Def, Factors, Node, Op, SCALE_BLOCK, ValueId};
 use std::{collections::BTreeMap, sync::Arc};
 
 impl Dense<'_> {
@@ -20,8 +20,7 @@ impl Dense<'_> {
         [x, w]: [&Value; 2],
     ) -> Result<Value, HarnessError> {
         let (x, w) = (on(x, 0)?, on(w, 0)?);
-        let case = self.inputs.case();
-        let given = case.program.tensors().get(node.inputs[1].index());
+        let narrow = self.multiplied(node.inputs[0]).is_narrow();
         let experts = self.experts(node, self.extent(node.result, 0))?;
         let (k, n) = (self.width(node.inputs[0]), self.width(node.result));
         let transposed = node.op == (Op::GroupedGemm { transposed: true });
@@ -35,18 +34,70 @@ impl Dense<'_> {
                 continue;
             }
             let left = x.pick(k, mine.iter().flat_map(|i| i * k..(i + 1) * k));
-            let right = match given {
-                Some(given) => on(&self.input(given, Set::Chosen, &[e])?, 0)?.pick(wide, 0..k * n),
+            let right = match self.matrix_of(node.inputs[1], e)? {
+                Some(matrix) => matrix.pick(wide, 0..k * n),
                 None => w.pick(wide, e * k * n..(e + 1) * k * n),
             };
             let turned = (0..k).flat_map(|c| (0..n).map(move |r| r * k + c));
             let right = if transposed { right.pick(n, turned) } else { right };
-            let made = left.product(&right, mine.len(), k, false);
+            let made = left.product(&right, mine.len(), k, narrow);
             for (from, to) in mine.iter().enumerate() {
                 (0..n).for_each(|j| near[to * n + j] = made.at(from * n + j));
             }
         }
         Ok(Value::Whole(Matrix::collect(n, near.into_iter())))
+    }
+
+    /// Matrix `e` of the caller's stack, times the factors of its blocks if it has some; `None` of one that is made.
+    fn matrix_of(&self, stack: ValueId, e: usize) -> Result<Option<Matrix>, HarnessError> {
+        let program = self.inputs.case().program;
+        let given = |id: ValueId| program.tensors().get(id.index());
+        let one = |t| Ok::<_, HarnessError>(on(&self.input(t, Set::Chosen, &[e])?, 0)?.clone());
+        if let Some(given) = given(stack) {
+            return one(given).map(Some);
+        }
+        let Some(Def::Node(Node { op: Op::Dequantize(Factors::Blocks), inputs, .. })) =
+            program.def(stack)
+        else {
+            return Ok(None);
+        };
+        let (Some(values), Some(factors)) = (given(inputs[0]), given(inputs[1])) else {
+            return Ok(None);
+        };
+        let (values, factors) = (one(values)?, one(factors)?);
+        // Rows, and columns of each; factors of the last two dimensions.
+        let dims = |id| self.inputs.case().bound.shape(id).unwrap_or(&[]).to_vec();
+        let (shape, blocks) = (dims(inputs[0]), dims(inputs[1]));
+        let of = |dims: &[u64], from_end: usize| {
+            dims.len().checked_sub(from_end).map_or(1, |d| dims[d].max(1) as usize)
+        };
+        let [height, width] = [of(&shape, 2), of(&shape, 1)];
+        let (wide, each) = (of(&blocks, 1), of(&blocks, 2) * of(&blocks, 1));
+        let block = SCALE_BLOCK as usize;
+        let scaled = (0..values.len()).map(|i| {
+            let (row, column) = (i / width % height, i % width);
+            let at = i / width / height * each + row / block * wide + column / block;
+            values.at(i).mul(factors.at(at))
+        });
+        Ok(Some(Matrix::collect(width, scaled)))
+    }
+
+    /// The factors of tokens in rows of experts, `[blocks, rows]`; those of no token are not judged.
+    pub(super) fn factors_dispatched(
+        &self,
+        node: &Node,
+        blocks: &[usize],
+        x: &Value,
+    ) -> Result<Value, HarnessError> {
+        let (x, rows) = (on(x, 0)?, self.extent(node.result, 1));
+        let tokens = self.extent(node.inputs[0], 1);
+        let packed = self.packed(node.inputs[1], rows).unwrap_or_default();
+        let all = blocks.iter().flat_map(|b| (0..rows).map(move |row| (*b, row)));
+        let near = all.map(|(block, row)| match packed.get(row).copied().flatten() {
+            Some((_, token)) => x.at(block * tokens + token),
+            None => Near::unasked(),
+        });
+        Ok(Value::Whole(Matrix::collect(rows, near)))
     }
 
     /// Rows, each with the vector of its expert; rows of none are not judged.

@@ -94,7 +94,9 @@ pub(super) fn product(
 ) -> Result<DeviceTensor, HarnessError> {
     let make = |dtype, shape: &[u64]| DeviceTensor::new(s.world, rank as u32, dtype, shape);
     let out = DeviceTensor::zeros(s.world, rank as u32, DType::F32, shape)?;
-    let (first_dim, others) = (w.shape()[1], w.shape()[2..].iter().product::<u64>());
+    let behind = if transposed { w.shape().len() + 1 - x.shape().len() } else { 2 };
+    let [first_dim, others] =
+        [&w.shape()[1..behind], &w.shape()[behind..]].map(|s| s.iter().product::<u64>());
     let (depth, columns) = if transposed { (others, first_dim) } else { (first_dim, others) };
     for Stretch { expert, first, rows } in stretches(s, rank, counts)? {
         let a = make(x.dtype(), &[rows, depth])?;
@@ -166,6 +168,38 @@ pub(super) fn dispatched(
         row.into_iter().for_each(|row| to.copy_from_slice(row));
     }
     out.buffer().upload(&bytes)?;
+    Ok(out)
+}
+
+/// Factors of tokens of all ranks, `[blocks, tokens]`, where experts of a rank have them as rows; all others are 0.
+///
+/// # Errors
+/// [`HarnessError::Runtime`].
+pub(super) fn factors_dispatched(
+    s: &Setting<'_>,
+    rank: usize,
+    x: &[&DeviceTensor],
+    ids: ValueId,
+    shape: &[u64],
+) -> Result<DeviceTensor, HarnessError> {
+    let out = DeviceTensor::zeros(s.world, rank as u32, DType::F32, shape)?;
+    if out.elements() == 0 {
+        return Ok(out);
+    }
+    let [blocks, rows] = [shape[0], shape[1]].map(|n| n as usize);
+    let packed = packed(s, ids, shape[1])?;
+    let most = x.first().map_or(1, |x| x.shape()[1] as usize).max(1);
+    let all = x.iter().map(|x| x.download_f32()).collect::<Result<Vec<_>, _>>()?;
+    let mut made = vec![0.0f32; blocks * rows];
+    for (row, of) in packed.rows.iter().skip(rank * rows).take(rows).enumerate() {
+        let Some((_, token)) = *of else { continue };
+        let (home, token) = (token / most, token % most);
+        let tokens = x.get(home).map_or(1, |x| x.shape()[1] as usize);
+        for block in 0..blocks {
+            made[block * rows + row] = all[home][block * tokens + token];
+        }
+    }
+    out.upload_f32(&made)?;
     Ok(out)
 }
 

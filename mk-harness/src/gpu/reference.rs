@@ -159,6 +159,12 @@ impl Evaluator<'_, '_> {
                 let weights = weights.collect::<Result<Vec<_>, _>>()?;
                 return grouped::weighted(self.s, self.rank, [&all, &weights], ids, &shape);
             }
+            Op::DispatchFactors => {
+                let [x, ids] = [node.inputs[0], node.inputs[1]];
+                let all = (0..self.s.case.ranks).map(|rank| self.on(x, rank));
+                let all = all.collect::<Result<Vec<_>, _>>()?;
+                return grouped::factors_dispatched(self.s, self.rank, &all, ids, &shape);
+            }
             Op::Combine => {
                 let [y, ids, weights] = grouped::operands(node);
                 let all = (0..self.s.case.ranks).map(|rank| self.on(y, rank));
@@ -225,6 +231,9 @@ impl Evaluator<'_, '_> {
                 }
                 return Ok(out);
             }
+            Op::Dequantize(Factors::Blocks) if shape.len() > 2 => {
+                return self.stack(operand(0)?, operand(1)?);
+            }
             Op::Dequantize(Factors::Rows) => MapOp::ScaleRows,
             Op::Dequantize(Factors::Steps) => MapOp::ScaleSteps,
             Op::Dequantize(Factors::Blocks) => MapOp::ScaleBlocks,
@@ -238,6 +247,29 @@ impl Evaluator<'_, '_> {
         if out.elements() > 0 {
             let second = if node.inputs.len() > 1 { Some(operand(1)?) } else { None };
             self.s.reference.map(map, &out, operand(0)?, second)?;
+        }
+        Ok(out)
+    }
+
+    /// A stack of matrices times the factors of the blocks of each.
+    fn stack(&self, x: &DeviceTensor, f: &DeviceTensor) -> Result<DeviceTensor, HarnessError> {
+        let out = self.make(DType::F32, x.shape())?;
+        let matrix = |t: &DeviceTensor| {
+            let (stack, matrix) = t.shape().split_at(t.shape().len().saturating_sub(2));
+            (stack.iter().product::<u64>(), matrix.to_vec())
+        };
+        let part = |t: &DeviceTensor, i: u64| {
+            let (_, shape) = matrix(t);
+            let one = self.make(t.dtype(), &shape)?;
+            let bytes = one.buffer().size_bytes();
+            one.buffer().copy_range(0, t.buffer(), i * bytes, bytes)?;
+            Ok::<_, HarnessError>(one)
+        };
+        for i in 0..matrix(x).0 {
+            let made = self.make(DType::F32, &matrix(x).1)?;
+            self.s.reference.map(MapOp::ScaleBlocks, &made, &part(x, i)?, Some(&part(f, i)?))?;
+            let bytes = made.buffer().size_bytes();
+            out.buffer().copy_range(i * bytes, made.buffer(), 0, bytes)?;
         }
         Ok(out)
     }

@@ -108,6 +108,10 @@ def _dequantize(torch, value, widen, x, scales):
 def _with_factors(x, scales):
     if scales.ndim == 1:
         return x.float() * scales[:, None]
+    if x.dim() > 2:
+        # Of a stack, each matrix has its own, of 128 rows.
+        each = scales.repeat_interleave(128, -2)[..., : x.shape[-2], :]
+        return x.float() * each.repeat_interleave(128, -1)[..., : x.shape[-1]]
     rows, columns = x.shape
     # Factors of 128 elements of a row are [K / 128, rows]; of 128 rows, [rows / 128, K / 128].
     if scales.shape[1] == rows:

@@ -26,6 +26,12 @@ def experts(values, value):
     return None
 
 
+def _uint8(x):
+    import torch
+
+    return torch.uint8
+
+
 class Experts:
     """What a pipeline of experts does on one rank of a reference world. ``whole(value)`` is a global shape."""
 
@@ -64,15 +70,29 @@ class Experts:
 
     def _dispatch(self, value, x, ids, weights=None):
         at_ids = value["inputs"][1]
+        if value.get("factors"):
+            # Of tokens that went before: [K / 128, tokens].
+            return self._dispatched(at_ids, x.t().contiguous(), self._whole(value)[1] // self._world.size).t().contiguous()
         tokens, capacity = self._whole(self._values[at_ids])[0], self._whole(value)[0] // self._world.size
+        if weights is None:
+            self._route(at_ids, ids, capacity, value["drops"])
+            return self._dispatched(at_ids, x, capacity)
         x = self._world.whole_rows(x, tokens)
-        weights = None if weights is None else self._world.whole_rows(weights.float(), tokens)
+        weights = self._world.whole_rows(weights.float(), tokens)
         self._route(at_ids, ids, capacity, value["drops"])
         rows = x.new_zeros(capacity, x.shape[1])
         for (first, n), found in zip(self._spans[at_ids], self._tokens[at_ids]):
-            own = x[found[:, 0]]
-            rows[first : first + n] = own if weights is None else own.float() * weights[found[:, 0], found[:, 1], None]
+            rows[first : first + n] = x[found[:, 0]].float() * weights[found[:, 0], found[:, 1], None]
         return rows
+
+    def _dispatched(self, at_ids, x, capacity):
+        """Rows of this rank's experts, of tokens of all ranks. Eight bits travel as bytes."""
+        dtype, x = x.dtype, x.view(_uint8(x)) if x.dtype.itemsize == 1 else x
+        x = self._world.whole_rows(x, self._whole(self._values[at_ids])[0])
+        rows = x.new_zeros(capacity, x.shape[1])
+        for (first, n), found in zip(self._spans[at_ids], self._tokens[at_ids]):
+            rows[first : first + n] = x[found[:, 0]]
+        return rows.view(dtype)
 
     def _route(self, at_ids, ids, capacity, drops):
         """Where this rank's experts have their rows, of ``capacity``, and of which tokens."""
@@ -116,9 +136,11 @@ class Experts:
 
     def _product(self, value, x, w, counts):
         spans = self._rows(value, counts, x.shape[0])
-        out = x.new_zeros(x.shape[0], *(w.shape[1:2] if value["transposed"] else w.shape[2:]))
+        # Those of a matrix's dimensions that rows do not have are columns of the result.
+        behind = w.dim() + 1 - x.dim()
+        out = x.new_zeros(x.shape[0], *(w.shape[1:behind] if value["transposed"] else w.shape[2:]))
         for (first, n), matrix in zip(spans, w):
-            matrix = matrix.flatten(1).t() if value["transposed"] else matrix.flatten(1)
+            matrix = matrix.flatten(behind - 1).flatten(0, behind - 2).t() if value["transposed"] else matrix.flatten(1)
             out[first : first + n] = (x[first : first + n].flatten(1) @ matrix).view(n, *out.shape[1:])
         return out
 

@@ -5,7 +5,7 @@ import torch
 from ._errors import ArgumentError
 from ._function import compile
 
-__all__ = ["Gated", "Linear", "dequantized", "quantized"]
+__all__ = ["Experts", "Gated", "Linear", "dequantized", "quantized", "stacked"]
 BLOCK = 128
 
 
@@ -18,6 +18,13 @@ def quantized(x, rows=1, dtype=torch.float8_e4m3fn):
     scale = torch.where(most == 0, torch.ones_like(most), most / torch.finfo(dtype).max)
     values = (blocks / scale[:, None, :, None]).view(wide.shape)[:m, :k]
     return values.to(dtype).contiguous(), scale
+
+
+def stacked(w):
+    """Matrices ``[..., N, K]`` in eight bits, and a factor for each 128 x 128 of each, ``[..., ceil(N / 128), ceil(K / 128)]``."""
+    flat = [quantized(matrix, BLOCK) for matrix in w.contiguous().flatten(0, -3)]
+    values, scales = (torch.stack(list(t)) for t in zip(*flat))
+    return values.view(w.shape), scales.view(*w.shape[:-2], *scales.shape[1:])
 
 
 def dequantized(x, scale, rows=1):
@@ -95,6 +102,45 @@ class Gated:
     def __call__(self, x, gate_up, down):
         h = self.up(x, gate_up.permute(1, 2, 0).reshape(-1, gate_up.shape[0]))
         return self.down(self.swiglu(h.unflatten(1, (2, -1))), down.t())
+
+
+class _Experts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, layer, *given):
+        ctx.layer = layer
+        ctx.save_for_backward(*given)
+        at = layer.weights
+        w, v = given[at : at + 2]
+        # Both with K last, as tensor cores read eight bits.
+        (w, sw), (v, sv) = stacked(w.permute(0, 2, 3, 1)), stacked(v.transpose(1, 2))
+        rows = given[:at]
+        if layer.quantizes:
+            x, sx = quantized(rows[0])
+            rows = (x, sx.t().contiguous(), *rows[1:])
+        return layer.eight(*rows, w, sw, v, sv, *given[at + 2 :])
+
+    @staticmethod
+    def backward(ctx, dy):
+        given = [t.detach().requires_grad_(need) for t, need in zip(ctx.saved_tensors, ctx.needs_input_grad[1:])]
+        wanted = [t for t in given if t.requires_grad]
+        with torch.enable_grad():
+            y = ctx.layer.exact(*given)
+        found = iter(torch.autograd.grad(y, wanted, dy))
+        return None, *(next(found) if t.requires_grad else None for t in given)
+
+
+class Experts:
+    """Experts whose forward is in eight bits. Gradients are those of ``exact``, the layer in 16 bits, whose forward runs again for them.
+
+    Matrices are arguments ``weights`` and the one behind, and ``quantizes`` says whether rows come in eight bits; else the kernel quantises them.
+    """
+
+    def __init__(self, eight, exact, weights, quantizes):
+        self.eight, self.exact, self.weights, self.quantizes = eight, exact, weights, quantizes
+
+    @torch.compiler.disable
+    def __call__(self, *given):
+        return _Experts.apply(self, *given)
 
 
 def check(fp8, dtype, part, what):

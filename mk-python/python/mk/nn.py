@@ -235,16 +235,29 @@ class GroupedMLP(_Experts):
     ``gate_up`` is ``[experts / ranks, hidden, 2, ffn]`` and ``down`` ``[experts / ranks, ffn, hidden]``. ``load(gate_up, down)`` takes this rank's
     experts as transformers has them, and ``load_state_dict`` as ``gate_up_proj`` and ``down_proj``, or as Megatron's ``linear_fc1.weight0``,
     ``linear_fc2.weight0``, and so on.
+
+    ``fp8="1x128"``: forward in e4m3 as the linear layers', rows and matrices quantised in each call; gradients are those of bfloat16, for which forward
+    runs again. A call is a graph break of ``torch.compile``.
     """
 
-    def __init__(self, hidden, ffn, experts, world, *, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
+    def __init__(self, hidden, ffn, experts, world, *, fp8=None, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
         super().__init__()
         t = self._experts(hidden, ffn, experts, _part(experts, world, "experts"), device, dtype)
+        options = _options(world, reserve_sms, options)
         self.function = compile(
             f"""fn experts(x: {t}[R, K] @ shard(0), counts: i32[E] @ shard(0), w: {t}[E, K, 2, F] @ shard(0), v: {t}[E, F, K] @ shard(0)) {{
                 ragged(x, counts) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v)
             }}""",
-            world, **_options(world, reserve_sms, options))
+            world, **options)
+        if fp8 is not None:
+            _float8.check(fp8, dtype, ffn, "ffn")
+            eight = compile(
+                """fn experts(x: e4m3[R, K] scaled(1, 128) @ shard(0), counts: i32[E] @ shard(0), w: e4m3[E, 2, F, K] scaled(128, 128) @ shard(0),
+                    v: e4m3[E, K, F] scaled(128, 128) @ shard(0)) {
+                    ragged(x, counts) -> grouped_gemm(w.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t)
+                }""",
+                world, **options)
+            self.function = _float8.Experts(eight, self.function, 2, True)
 
     def forward(self, x, counts):
         return self.function(x, counts, self.gate_up, self.down)
@@ -259,11 +272,11 @@ class MoE(_Experts):
     Every rank has as many tokens, 0 or more; else all pass ``tokens``, the most that one of them has, the same in each call: the kernel takes fewer
     on each rank, or none. ``shared``, as ``x``, is added to the sums before they are rounded: what experts of all tokens make.
 
-    Parameters and their layouts are :class:`GroupedMLP`'s; of experts that ranks do not divide, each has ``experts / ranks`` rounded up, and the last
-    one the rest.
+    Parameters, their layouts and ``fp8`` are :class:`GroupedMLP`'s; in eight bits tokens travel so. Of experts that ranks do not divide, each has
+    ``experts / ranks`` rounded up, and the last one the rest.
     """
 
-    def __init__(self, hidden, ffn, experts, top_k, world, *, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
+    def __init__(self, hidden, ffn, experts, top_k, world, *, fp8=None, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
         super().__init__()
         self.top_k = _size(top_k, "top_k")
         if top_k > _size(experts, "experts"):
@@ -277,22 +290,34 @@ class MoE(_Experts):
         options = _options(world, reserve_sms, options)
         if experts % world.size:
             options["dims"] = {**(options.get("dims") or {}), "E": experts}
-        self._made_of = t, world, options
+        if fp8 is not None:
+            _float8.check(fp8, dtype, ffn, "ffn")
+        self._made_of = t, world, options, fp8
         # By whether something is added, and the most tokens of a rank where each has another number.
         self._functions = {(adds, None): self._function(adds) for adds in (False, True)}
         self.function = self._functions[False, None]
 
     def _function(self, adds, tokens=None):
-        t, world, options = self._made_of
+        t, world, options, fp8 = self._made_of
+        if fp8 is not None and tokens is not None:
+            raise ArgumentError("tokens is given, and layers of eight bits have as many on every rank\n  help: leave out tokens, or fp8")
         own, more, add = "" if tokens is None else "<T: own>", f", s: {t}[T, H] @ shard(0)" if adds else "", " -> add(s)" if adds else ""
         if tokens is not None:
             options = {**options, "dims": {**(options.get("dims") or {}), "T": tokens * world.size}}
-        return compile(
+        exact = compile(
             f"""fn moe{own}(x: {t}[T, H] @ shard(0), ids: i64[T, K] @ shard(0), weights: f32[T, K] @ shard(0),
             w: {t}[E, H, 2, F] @ shard(0), v: {t}[E, F, H] @ shard(0){more}) {{
                 dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(weights){add}
             }}""",
             world, **options)
+        if fp8 is None:
+            return exact
+        eight = f"""fn moe(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), weights: f32[T, K] @ shard(0),
+            w: e4m3[E, 2, F, H] scaled(128, 128) @ shard(0), v: e4m3[E, H, F] scaled(128, 128) @ shard(0){more}) {{
+                x -> quantize(e4m3, 1, 128) -> dispatch(ids) -> grouped_gemm(w.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t)
+                    -> combine(weights){add}
+            }}"""
+        return _float8.Experts(compile(eight, world, **options), exact, 3, False)
 
     def forward(self, x, ids, weights, *, shared=None, tokens=None):
         given = (("x", x, self.hidden), ("ids", ids, self.top_k), ("weights", weights, self.top_k))

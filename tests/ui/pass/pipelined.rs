@@ -66,7 +66,9 @@ pub fn main() {
     assert_eq!(program.tensors().len(), 2);
     assert_eq!(Tokens::pipeline().mesh_axes(), ["dp", "tp"]);
     let gated = Gated::<DeviceTensor>::pipeline();
-    assert!(OwnTokens::pipeline().to_string().starts_with("pipeline OwnTokens<T: own <= 8192>(world):"));
+    assert!(
+        OwnTokens::pipeline().to_string().starts_with("pipeline OwnTokens<T: own <= 8192>(world):")
+    );
     let names: Vec<_> = gated.tensors().iter().map(|t| t.name.as_str()).collect();
     assert_eq!(names, ["x", "w"]);
     assert_eq!(gated.results().len(), 2);

@@ -115,7 +115,9 @@ impl Emitter<'_> {
             EpilogueOp::Bias | EpilogueOp::ScaleColumns => x.region.len() == 1,
             // Of gathered rows, those of all ranks.
             EpilogueOp::ScaleRows => x.region.len() <= 2 && buffer.pitch.is_none(),
-            EpilogueOp::ScaleSteps => x.region.len() > 1 && buffer.pitch.is_none(),
+            EpilogueOp::ScaleSteps | EpilogueOp::ScaleBlocks => {
+                x.region.len() > 1 && buffer.pitch.is_none()
+            }
             EpilogueOp::Quantize(_) => x.region.len() == 2 && beside(x, c),
             _ if gates => x.region.len() == 3 && buffer.shape[1] == Expr::Const(2),
             // Of a stack of matrices, that of the tile.
@@ -130,9 +132,9 @@ impl Emitter<'_> {
             }
             _ => last(x) == last(c),
         };
-        // Rows are waited for, and their factors with them.
+        // Rows are waited for, and their factors with them; who reads results waits for theirs.
         let made = matches!(buffer.space, Space::Workspace | Space::Scratch | Space::Out);
-        let arrives = op.scales_rows() && made;
+        let arrives = (op.scales_rows() || matches!(op, EpilogueOp::Quantize(_))) && made;
         let placed = dims && (buffer.space == space || arrives) && x.mode == mode && along;
         if x.each.is_some() || !placed {
             let what = format!("operand `{operand}` does not lie as C does");

@@ -128,6 +128,8 @@ pub enum Kind {
         /// See [`Op::Dispatch`].
         drops: bool,
     },
+    /// Factors of tokens, `[K / 128, T]`, as those of their rows. Operands: factors, experts of each token.
+    DispatchFactors,
     /// Weighted sums of rows, by token. Operands: rows, experts of each token, weights, epilogue operands.
     Combine {
         /// An `add`, or nothing.
@@ -265,6 +267,7 @@ impl Kind {
             Kind::GroupedGemm { .. }
             | Kind::GroupedWgrad { .. }
             | Kind::Dispatch { .. }
+            | Kind::DispatchFactors
             | Kind::Combine { .. }
             | Kind::CombineGrad => Group::Experts,
             Kind::Attention { .. }
@@ -402,6 +405,7 @@ fn kind_of(node: &Node) -> Kind {
             return Kind::Attention { scores: scores.into(), ring: ring.map(|axis| axis.index()) };
         }
         Op::Dispatch { drops } => return Kind::Dispatch { drops },
+        Op::DispatchFactors => return Kind::DispatchFactors,
         Op::Combine => return Kind::Combine { epilogue: Vec::new() },
         Op::CombineGrad => return Kind::CombineGrad,
         Op::Lse => return Kind::Lse,

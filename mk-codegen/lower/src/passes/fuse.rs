@@ -49,37 +49,44 @@ pub(super) fn epilogues(g: &mut OpGraph) {
     quantised(g);
 }
 
-/// Quantises the results of GEMMs on the way, where the caller gets them and nothing of the kernel reads them: their
-/// factors are saved.
+/// Quantises the results of GEMMs on the way, with factors that are a result, too, or that a grouped GEMM reads beside
+/// its rows.
 fn quantised(g: &mut OpGraph) {
     let all = g.graph.node_indices().filter(|n| g.graph[*n].kind == Kind::Quantize);
     for node in all.collect::<Vec<_>>() {
         let (&[of], narrow) = (g.operands(node).as_slice(), g.graph[node].dtype) else { continue };
-        let readers: Vec<_> = g.graph.neighbors(node).collect();
-        let &[factors] = readers.as_slice() else { continue };
-        let returned = |n: NodeIndex| g.results.iter().filter(|r| **r == n).count() == 1;
-        let own = returned(node) && returned(factors) && g.graph[factors].kind == Kind::Factor;
         let value = &g.graph[of];
-        let Kind::Gemm { epilogue, .. } = &value.kind else { continue };
+        let (Kind::Gemm { epilogue, .. } | Kind::GroupedGemm { epilogue, .. }) = &value.kind else {
+            continue;
+        };
+        let grouped = matches!(value.kind, Kind::GroupedGemm { .. });
         let operands = epilogue.iter().filter(|op| op.operand().is_some()).count();
         let whole = !value.placement.contains(&Placement::Partial) && !halves(epilogue);
-        if !own || !whole || g.uses(of) > 1 || operands >= EPILOGUE_OPERANDS.len() {
+        if !whole || g.uses(of) > 1 || operands >= EPILOGUE_OPERANDS.len() {
             continue;
         }
-        let place = g.operands(of).len();
-        let saved = Value { kind: Kind::Saved, ..g.graph[factors].clone() };
-        let saved = g.graph.add_node(saved);
-        g.graph.add_edge(saved, of, place);
-        for r in &mut g.results {
-            *r = if *r == node {
-                of
-            } else if *r == factors {
-                saved
-            } else {
-                *r
-            };
+        let readers: Vec<_> = g.graph.neighbors(node).collect();
+        let is_factors = |n: &&NodeIndex| g.graph[**n].kind == Kind::Factor;
+        let returned = |n: NodeIndex| g.results.iter().filter(|r| **r == n).count();
+        match (readers.as_slice(), readers.iter().find(is_factors).copied()) {
+            ([_], Some(factors)) if returned(node) == 1 && returned(factors) == 1 => {
+                returned_with(g, node, of, factors);
+            }
+            ([_, _], Some(factors)) if grouped && returned(node) + returned(factors) == 0 => {
+                let next = readers.iter().copied().find(|n| *n != factors);
+                let reads = |n: &NodeIndex| matches!(g.graph[*n].kind, Kind::GroupedGemm { .. });
+                let Some(next) = next.filter(|n| reads(n) && g.operands(*n).first() == Some(&node))
+                else {
+                    continue;
+                };
+                g.detach(factors);
+                g.graph.add_edge(of, factors, 0);
+                let edge = g.graph.find_edge(node, next);
+                edge.map(|edge| g.graph.remove_edge(edge));
+                g.graph.add_edge(of, next, 0);
+            }
+            _ => continue,
         }
-        g.graph.remove_node(factors);
         g.graph.remove_node(node);
         let value = &mut g.graph[of];
         value.name = format!("{}_quantize", value.name);
@@ -88,6 +95,24 @@ fn quantised(g: &mut OpGraph) {
             epilogue.push(EpilogueOp::Quantize(narrow));
         }
     }
+}
+
+/// A GEMM in the place of its quantised result, with a node for the factors that its epilogue saves.
+fn returned_with(g: &mut OpGraph, node: NodeIndex, of: NodeIndex, factors: NodeIndex) {
+    let place = g.operands(of).len();
+    let saved = Value { kind: Kind::Saved, ..g.graph[factors].clone() };
+    let saved = g.graph.add_node(saved);
+    g.graph.add_edge(saved, of, place);
+    for r in &mut g.results {
+        *r = if *r == node {
+            of
+        } else if *r == factors {
+            saved
+        } else {
+            *r
+        };
+    }
+    g.graph.remove_node(factors);
 }
 
 /// Takes over what follows, as far as it can be.
@@ -118,7 +143,8 @@ fn take(g: &mut OpGraph, taker: NodeIndex) {
 /// Moves scales behind the GEMM, which multiplies the quantised values. The scale of a row of A scales that row of the
 /// GEMM; the scale of a row of transposed B scales that column. Those of blocks scale what a step along K adds.
 fn scales(g: &mut OpGraph) {
-    let gemms = g.graph.node_indices().filter(|n| matches!(g.graph[*n].kind, Kind::Gemm { .. }));
+    let multiplies = |k: &Kind| matches!(k, Kind::Gemm { .. } | Kind::GroupedGemm { .. });
+    let gemms = g.graph.node_indices().filter(|n| multiplies(&g.graph[*n].kind));
     for gemm in gemms.collect::<Vec<_>>() {
         for place in 0..2 {
             let operands = g.operands(gemm);

@@ -98,6 +98,12 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
         let why = format!("tiles of {bn} columns cut blocks of 128 that have a factor");
         return misfit_of_tile(c, why);
     }
+    let pairs = facts.narrow() && facts.gated();
+    if pairs && [bm, bn] != [128, 256] {
+        let why =
+            format!("tiles of {bm} x {bn} cut blocks of 128 gates, or ups, that have a factor");
+        return misfit_of_tile(c, why);
+    }
     let halves = [facts.gated(), bm == 64].iter().filter(|h| **h).count();
     let made = bn >> halves;
     if facts.quantizes() && (made % 128 != 0 || mma_consumers([bm, bn]) == 3) {
@@ -174,6 +180,9 @@ pub(super) fn settle_block(c: &mut Config, facts: &Facts) {
     let cuts = facts.blocks() && !c.block[1].is_multiple_of(128);
     if facts.narrow() && (cuts || !mma_promotes([c.block[0], c.block[1]])) {
         c.block = [128, 128, 64];
+    }
+    if facts.narrow() && facts.gated() {
+        c.block = [128, 256, 64];
     }
 }
 

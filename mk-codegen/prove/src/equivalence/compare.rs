@@ -212,14 +212,15 @@ impl<'c, 'a> Case<'c, 'a> {
         let (values, memory) = self.both(numbers, cells)?;
         let mut found = Comparison { wrong: None, elements: 0, of: 0 };
         for (result, value) in self.results() {
-            let experts = self.dims.experts(value);
+            let (experts, along) = (self.dims.experts(value), self.dims.rows_along(value));
             for rank in 0..self.dims.world {
                 let (shape, places) = self.places(value, rank, cells);
                 let columns = whole_columns(&self.dims, value, cells);
                 // Rows of no expert have no value.
                 let none = |place: usize| {
                     experts.as_ref().is_some_and(|experts| {
-                        let row = cells.original(self.dims.line(value, 0), place / columns);
+                        let at = if along == 0 { place / columns } else { place % columns };
+                        let row = cells.original(self.dims.line(value, along), at);
                         !matches!(experts.get(row as usize), Some(Some(_)))
                     })
                 };

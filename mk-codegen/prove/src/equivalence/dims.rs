@@ -74,6 +74,9 @@ impl<'a> Dims<'a> {
                 Some(Def::Node(Node { op: Op::GroupedWgrad, .. })) => {
                     own[0] = lines.line(shape[0] as i64);
                 }
+                Some(Def::Node(Node { op: Op::DispatchFactors, inputs, .. })) => {
+                    own = vec![dims.line(inputs[0], 0), lines.line(shape[1] as i64)];
+                }
                 Some(Def::Node(Node { op: Op::Factor(_), inputs, .. })) => {
                     own = vec![lines.line(shape[0] as i64), dims.line(inputs[0], 0)];
                 }
@@ -114,7 +117,10 @@ impl<'a> Dims<'a> {
                 [&[row], columns].concat()
             }
             Op::GroupedGemm { transposed: false } => [&of(0)[..1], &of(1)[2..]].concat(),
-            Op::GroupedGemm { transposed: true } => vec![of(0)[0], of(1)[1]],
+            Op::GroupedGemm { transposed: true } => {
+                let behind = of(1).len() + 1 - of(0).len();
+                [&of(0)[..1], &of(1)[1..behind]].concat()
+            }
             Op::GroupedWgrad => [&of(0)[..2], &of(1)[1..]].concat(),
             Op::Swiglu => vec![of(0)[0], of(0)[2]],
             Op::SwigluGrad => of(1).to_vec(),
@@ -137,7 +143,7 @@ impl<'a> Dims<'a> {
                 same(of(0)[k], of(1)[other], extent(node.inputs[0], k));
             }
             Op::GroupedGemm { transposed } => {
-                let summed = if transposed { 2 } else { 1 };
+                let summed = if transposed { of(1).len() + 1 - of(0).len() } else { 1 };
                 for (d, line) in of(0).iter().enumerate().skip(1) {
                     same(*line, of(1)[summed + d - 1], extent(node.inputs[0], d));
                 }
@@ -151,7 +157,7 @@ impl<'a> Dims<'a> {
                 same(of(0)[1], of(2)[1], extent(node.inputs[0], 1));
                 self.cut_tokens(node, lines);
             }
-            Op::Dispatch { .. } | Op::Combine => self.cut_tokens(node, lines),
+            Op::Dispatch { .. } | Op::DispatchFactors | Op::Combine => self.cut_tokens(node, lines),
             Op::Swiglu => lines.cut(of(0)[1], 1),
             Op::SwigluGrad => {
                 for (d, other) in [(0, 0), (1, 2)] {
@@ -163,7 +169,12 @@ impl<'a> Dims<'a> {
                 match factors {
                     Factors::Rows => same(of(0)[0], of(1)[0], extent(node.inputs[1], 0)),
                     Factors::Steps => same(of(0)[0], of(1)[1], extent(node.inputs[1], 1)),
-                    Factors::Blocks => {}
+                    // Of a stack, each matrix has its own.
+                    Factors::Blocks => {
+                        for d in 0..of(0).len() - 2 {
+                            same(of(0)[d], of(1)[d], extent(node.inputs[0], d));
+                        }
+                    }
                 }
                 let [x, f] = [0, 1].map(|i| node.inputs[i]);
                 self.cut_blocks(factors, x, f, lines);
@@ -294,10 +305,11 @@ impl<'a> Dims<'a> {
             Factors::Steps => &[(1, 0)],
             Factors::Blocks => &[(0, 0), (1, 1)],
         };
-        for (d, other) in pairs {
-            for i in 1..self.extent(f, *other) {
-                lines.cut(self.line(x, *d), (i * SCALE_BLOCK as i64) as i32);
-                lines.cut(self.line(f, *other), i as i32);
+        let stack = self.lines[x.index()].len().saturating_sub(2);
+        for (d, other) in pairs.iter().map(|(d, other)| (stack + d, stack + other)) {
+            for i in 1..self.extent(f, other) {
+                lines.cut(self.line(x, d), (i * SCALE_BLOCK as i64) as i32);
+                lines.cut(self.line(f, other), i as i32);
             }
         }
     }

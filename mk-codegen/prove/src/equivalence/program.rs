@@ -37,8 +37,7 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
                 let shares: u64 = shares.map(|(axis, _)| dims.along(axis).1 as u64).product();
                 of(0)[inner].saturating_mul(contributions) / shares.max(1)
             }
-            Op::GroupedGemm { transposed: false } => of(1)[1],
-            Op::GroupedGemm { transposed: true } => of(1).iter().skip(2).product(),
+            Op::GroupedGemm { .. } => of(0).iter().skip(1).product(),
             // Each row meets one matrix.
             Op::GroupedWgrad => of(0)[0],
             // Each query with each key: scores, weights, sums; and their derivatives.
@@ -199,6 +198,10 @@ impl<A: Algebra> Evaluator<'_, A> {
                 let of = (x.on(0), weights);
                 Value::whole(ragged::dispatched(self.algebra, dims, cells, node, of))
             }
+            (Op::DispatchFactors, _) => {
+                let (dims, cells) = (self.dims, self.cells);
+                Value::whole(ragged::factors_dispatched(self.algebra, dims, cells, node, x.on(0)))
+            }
             (Op::CombineGrad, _) => {
                 let of = [x.on(0), values[node.inputs[2].index()].on(0)];
                 Value::whole(ragged::products(self.algebra, self.dims, self.cells, node, of))
@@ -212,14 +215,18 @@ impl<A: Algebra> Evaluator<'_, A> {
             }
             (Op::Dequantize(factors), Some(scales)) => {
                 let (dims, cells) = (self.dims, self.cells);
-                let of = |d: usize| dims.line(node.inputs[0], d);
-                let to = |d: usize| dims.line(node.inputs[1], d);
+                let stack = dims.lines[node.inputs[0].index()].len().saturating_sub(2);
+                let of = |d: usize| dims.line(node.inputs[0], stack + d);
+                let to = |d: usize| dims.line(node.inputs[1], stack + d);
                 self.both(x, scales, |algebra, x, scales| {
-                    let width = x.data.len() / x.shape[0].max(1);
-                    let wide = scales.shape.get(1).copied().unwrap_or(1);
+                    let [height, width] = [x.shape[stack].max(1), x.shape[stack + 1].max(1)];
+                    let wide = scales.shape.get(stack + 1).copied().unwrap_or(1);
+                    let each = scales.shape[stack..].iter().product::<usize>();
                     let mut data = Vec::with_capacity(x.data.len());
                     for (i, e) in x.data.iter().enumerate() {
-                        let (row, column) = (i / width.max(1), i % width.max(1));
+                        let (row, column) = (i / width % height, i % width);
+                        // Of a stack, the matrix's own.
+                        let first = i / width / height * each;
                         let block = |d: usize, at: usize| {
                             (cells.original(of(d), at) / SCALE_BLOCK as i64) as i32
                         };
@@ -231,7 +238,7 @@ impl<A: Algebra> Evaluator<'_, A> {
                                 rows * wide + cells.at(to(1), block(1, column))
                             }
                         };
-                        data.push(algebra.mul(*e, scales.data[at]));
+                        data.push(algebra.mul(*e, scales.data[first + at]));
                     }
                     Tensor { shape: x.shape.clone(), data }
                 })

@@ -208,7 +208,8 @@ impl Dims<'_> {
             };
             match node.op {
                 Op::GroupedGemm { .. } => return node.inputs.get(2).copied(),
-                Op::Dispatch { .. } => return node.inputs.get(1).copied(),
+                Op::Dispatch { .. } | Op::DispatchFactors => return node.inputs.get(1).copied(),
+                Op::Quantize(_) | Op::Dequantize(_) | Op::Factor(_) => at = *node.inputs.first()?,
                 op if op.is_elementwise() || matches!(op, Op::Swiglu | Op::SwigluGrad) => {
                     at = *node.inputs.first()?
                 }
@@ -222,12 +223,25 @@ impl Dims<'_> {
         self.experts_by(self.counts(value)?, value)
     }
 
+    /// The dimension that rows lie along: of factors of their blocks the last.
+    pub fn rows_along(&self, value: ValueId) -> usize {
+        match self.program.def(value) {
+            Some(mk_syntax::Def::Node(n))
+                if matches!(n.op, Op::Factor(_) | Op::DispatchFactors) =>
+            {
+                1
+            }
+            _ => 0,
+        }
+    }
+
     /// The same of a value whose rows are whose these counts, or this route, say.
     fn experts_by(&self, of: ValueId, value: ValueId) -> Option<Vec<Option<i32>>> {
         if let Some(packed) = self.packed(of) {
             return Some(packed.into_iter().map(|row| Some(row?.0)).collect());
         }
-        let (counts, rows) = (self.ragged.get(&of)?, self.extent(value, 0) as usize);
+        let along = self.rows_along(value);
+        let (counts, rows) = (self.ragged.get(&of)?, self.extent(value, along) as usize);
         let block = RAGGED_BLOCK as usize;
         let sharded = self.placements(value).first() != Some(&Placement::Replicate);
         let ranks = if sharded { self.ranks } else { 1 };
@@ -312,6 +326,10 @@ impl Dims<'_> {
                 every(node.result, 0);
                 every(node.result, 1);
             }
+            Op::DispatchFactors => {
+                every(node.inputs[0], 1);
+                every(node.result, 1);
+            }
             _ => {
                 every(node.inputs[0], 0);
                 every(node.result, 0);
@@ -360,8 +378,10 @@ pub(super) fn product<A: Algebra>(
     let experts = dims.experts(node.result).unwrap_or_default();
     let (row, expert) = (dims.line(node.result, 0), dims.line(node.inputs[1], 0));
     let transposed = node.op == (Op::GroupedGemm { transposed: true });
-    let (first, others) = (w.shape[1], w.shape[2..].iter().product::<usize>());
-    let (depth, columns) = if transposed { (others, first) } else { (first, others) };
+    let behind = if transposed { w.shape.len() + 1 - x.shape.len() } else { 2 };
+    let [first, others] = [&w.shape[1..behind], &w.shape[behind..]].map(|s| s.iter().product());
+    let (depth, columns): (usize, usize) =
+        if transposed { (others, first) } else { (first, others) };
     let (mut data, mut sums) = (vec![A::ZERO; x.shape[0] * columns], Vec::new());
     for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
         if algebra.spent() {
@@ -373,7 +393,7 @@ pub(super) fn product<A: Algebra>(
         let right = |l, j| matrix[if transposed { j * depth + l } else { l * columns + j }];
         add_row_times(algebra, out, &mut sums, row, right);
     }
-    let columns = if transposed { &w.shape[1..2] } else { &w.shape[2..] };
+    let columns = if transposed { &w.shape[1..behind] } else { &w.shape[2..] };
     Tensor { shape: [&x.shape[..1], columns].concat(), data }
 }
 
@@ -453,6 +473,26 @@ pub(super) fn dispatched<A: Algebra>(
         out.iter_mut().for_each(|x| *x = algebra.mul(*x, weights.data[at]));
     }
     Tensor { shape: vec![rows, columns], data }
+}
+
+/// The factors of each packed row's token, `[blocks, rows]`; rows of none have no value.
+pub(super) fn factors_dispatched<A: Algebra>(
+    _: &A,
+    dims: &Dims<'_>,
+    cells: &Cells,
+    node: &Node,
+    x: &Tensor<A::Elem>,
+) -> Tensor<A::Elem> {
+    let packed = dims.packed(node.inputs[1]).unwrap_or_default();
+    let (row, token) = (dims.line(node.result, 1), dims.line(node.inputs[0], 1));
+    let (blocks, tokens, rows) = (x.shape[0], x.shape[1], cells.extent(row));
+    let mut data = vec![A::ZERO; blocks * rows];
+    for i in 0..rows {
+        let Some(Some((_, t))) = packed.get(cells.original(row, i) as usize) else { continue };
+        let from = cells.at(token, *t);
+        (0..blocks).for_each(|b| data[b * rows + i] = x.data[b * tokens + from]);
+    }
+    Tensor { shape: vec![blocks, rows], data }
 }
 
 /// The row of each expert and token that has one.

@@ -12,7 +12,7 @@ use crate::{
 };
 use mk_plan::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, MMA_STEP_BYTES, MmaTile, Operand, Region,
-    cluster_part, gated, mma_narrow, saves_gates, scales_steps,
+    cluster_part, gated, gates_operand, mma_narrow, scales_steps,
 };
 
 impl Compute for MmaTile {
@@ -141,7 +141,11 @@ fn scaled_steps(
         return Err(misfit(format!("`a` is {}x{} and `b` {}x{}", a.rows, a.cols, b.rows, b.cols)));
     }
     let (block, cols) = (MMA_STEP_BYTES as usize, b.cols.max(1));
-    let (steps, blocks) = (a.cols.div_ceil(block), b.cols.div_ceil(block));
+    // Gates, then ups, each in blocks of their own.
+    let halves = if gated(epilogue) { 2 } else { 1 };
+    let half = (cols / halves).max(1);
+    let (steps, of_half) = (a.cols.div_ceil(block), (b.cols / halves).div_ceil(block));
+    let blocks = halves * of_half;
     let mut factors = [None, None];
     let named = epilogue.iter().filter(|op| op.operand().is_some()).zip(EPILOGUE_OPERANDS);
     for (op, operand) in named.filter(|(op, _)| op.scales_steps()) {
@@ -166,7 +170,9 @@ fn scaled_steps(
         |part| part as usize * block,
         |[k, i], c, s| {
             let row = factors[0].map_or(1.0, |f| f.data[k * a.rows + i / cols]);
-            let column = factors[1].map_or(1.0, |f| f.data[i % cols / block * steps + k]);
+            let (ups, column) = (i % cols / half, i % cols % half);
+            let line = ups * of_half + column / block;
+            let column = factors[1].map_or(1.0, |f| f.data[line * steps + k]);
             *c = s.mul_add(row * column, *c);
         },
     );
@@ -190,7 +196,7 @@ fn product(
         Some(sum) => sum.clone(),
         None => {
             let (rows, cols) = matrix(region);
-            match (gated(epilogue), operand == Operand::E0 && saves_gates(epilogue)) {
+            match (gated(epilogue), gates_operand(epilogue) == Some(operand)) {
                 (true, true) => Tile::zeros(rows / 2, cols * 2),
                 (gated, _) => Tile::zeros(rows, if gated { cols * 2 } else { cols }),
             }

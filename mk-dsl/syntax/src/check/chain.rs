@@ -65,16 +65,16 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(ring.span, messages::ring_elsewhere());
             input = None;
         }
-        use OpKind::{Cast, Dequantize, Dispatch, Gather, Gemm, Ragged};
-        let takes = matches!(info.kind, Cast | Dequantize | Dispatch | Gather | Gemm | Ragged);
+        use OpKind::{Cast, Dequantize, Dispatch, Gather, Gemm, GroupedGemm, Ragged};
+        let scaled =
+            matches!(info.kind, Dequantize | Dispatch | Gather | Gemm | GroupedGemm | Ragged);
+        let takes = scaled || info.kind == Cast;
         if let Some(x) = input.take_if(|x| x.ty.dtype.is_storage() && !takes) {
             let sums = matches!(info.kind, OpKind::ReduceScatter | OpKind::AllReduce);
             let text = messages::storage_only(op.text, &x.label, x.ty.dtype, sums);
             self.sink.push(op.span, text);
         }
-        if let Some(x) = input
-            .take_if(|x| x.scales.is_some() && !matches!(info.kind, Gather | Gemm | Dequantize))
-        {
+        if let Some(x) = input.take_if(|x| x.scales.is_some() && !scaled) {
             self.sink.push(op.span, messages::scaled_elsewhere(op.text, &x.label));
         }
         let ragged = input.as_ref().and_then(|x| x.ragged);

@@ -322,6 +322,7 @@ impl<'a> Checker<'a, '_> {
                 let taken = match node.op {
                     Op::Combine | Op::Dispatch { .. } => Some(2),
                     Op::Dequantize(_) => Some(1),
+                    Op::DispatchFactors => Some(0),
                     Op::Attention { scores, .. } if scores.sinks => Some(3),
                     _ => second.then_some(1),
                 };

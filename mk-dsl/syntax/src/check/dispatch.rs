@@ -5,7 +5,7 @@ use super::checker::{Call, Checker, Id, Shape, State, Ty, Value, Wanted};
 use super::dims::{Resolved, Term};
 use crate::ast::{ArgValue, Operand};
 use crate::messages;
-use crate::program::{DType, Op, Placement, RAGGED_BLOCK};
+use crate::program::{DType, Factors, Op, Placement, RAGGED_BLOCK};
 use crate::span::Span;
 
 /// Rows, an operand, and the ids by which the rows were routed.
@@ -86,6 +86,12 @@ impl<'a> Checker<'a, '_> {
         if !matches!(ids.id, Id::Param(_)) {
             self.sink.push(at, messages::ragged_counts_made(&ids.label));
         }
+        if !matches!(x.scales, None | Some((_, Factors::Steps))) {
+            self.sink.push(op, messages::dispatch_factors(&x.label));
+        }
+        if let (Some(factors), true) = (factors, x.ty.dtype.is_narrow()) {
+            self.sink.push(factors.word.span, messages::dispatch_weights(&x.label, x.ty.dtype));
+        }
         let mut inputs = vec![x.id, ids.id];
         if let (Some(factors), &[tokens, slots]) = (factors, ids.ty.dims.as_slice()) {
             let placement = x.ty.placement.clone();
@@ -94,7 +100,12 @@ impl<'a> Checker<'a, '_> {
         self.drops(ids.id, (drops, at), &ids.label);
         let rows = rows.filter(|_| self.sink.len() == n_before)?;
         let ty = Ty { dtype: x.ty.dtype, dims: vec![rows, columns], placement: x.ty.placement };
-        let value = self.push(Op::Dispatch { drops }, inputs, ty, x.gathered);
+        let value = self.push(Op::Dispatch { drops }, inputs, ty.clone(), x.gathered.clone());
+        let scales = x.scales.map(|(factors, of)| {
+            let ty = self.scales_ty(&ty, of);
+            (self.push(Op::DispatchFactors, vec![factors, ids.id], ty, x.gathered).id, of)
+        });
+        let value = self.keep_scales(value, scales);
         Some(self.keep_ragged(value, ids.id))
     }
 
@@ -168,7 +179,7 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(op, messages::dispatch_rank(&y.label, &shape));
             return None;
         };
-        if y.ty.dtype == DType::F32 || y.ty.dtype.is_integer() {
+        if !y.ty.dtype.multiplies() || y.ty.dtype.is_narrow() {
             self.sink.push(op, messages::grouped_dtype(&y.label));
         }
         Some(columns)

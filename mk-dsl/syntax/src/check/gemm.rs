@@ -179,7 +179,7 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// An operand with its factors, as it is stored.
-    fn dequantized(&mut self, x: &Value) -> Id {
+    pub(super) fn dequantized(&mut self, x: &Value) -> Id {
         let Some((scales, of)) = x.scales else { return x.id };
         let stored = if x.is_transposed { x.ty.clone().transposed() } else { x.ty.clone() };
         let ty = Ty { dtype: DType::F32, ..stored };

@@ -7,12 +7,12 @@ use super::dims::Term;
 use crate::ast::{ArgValue, Operand};
 use crate::messages;
 use crate::ops::{self, OpKind};
-use crate::program::{DType, Op, Placement};
+use crate::program::{DType, Factors, Op, Placement};
 
 /// Whether an operation takes ragged rows: the GEMM, and what goes element by element.
 pub(super) fn takes_ragged(kind: OpKind) -> bool {
     use OpKind::*;
-    let elementwise = matches!(kind, Curve(_) | Mul | Add | Scale | Cast | Bias);
+    let elementwise = matches!(kind, Curve(_) | Mul | Add | Scale | Cast | Bias | Quantize);
     elementwise
         || matches!(
             kind,
@@ -121,8 +121,10 @@ impl<'a> Checker<'a, '_> {
             return None;
         };
         let next = call.rest.iter().flatten().next().and_then(|s| ops::find(s.name.text));
-        let transposed = operand.transposed.is_some();
+        let (transposed, narrow) = (operand.transposed.is_some(), x.ty.dtype.is_narrow());
         let shape = match next.map(|op| op.kind) {
+            // Of eight bits, gates and ups lie before K.
+            Some(OpKind::Swiglu) if transposed && narrow => Shape::Fresh(4),
             _ if transposed => Shape::Fresh(x.ty.dims.len() + 1),
             Some(OpKind::Swiglu) => Shape::Stacked,
             _ => Shape::Fresh(3),
@@ -144,11 +146,21 @@ impl<'a> Checker<'a, '_> {
             return None;
         };
         for value in [&x, &w] {
-            if !value.ty.dtype.multiplies() || value.ty.dtype.is_narrow() {
+            if !value.ty.dtype.multiplies() {
                 self.sink.push(op, messages::grouped_dtype(&value.label));
             }
         }
-        if w.ty.dtype != x.ty.dtype && self.sink.len() == n_before {
+        let both = narrow && w.ty.dtype.is_narrow();
+        if narrow && !matches!(x.scales, Some((_, Factors::Steps))) {
+            self.sink.push(op, messages::grouped_factors(&x.label, "scaled(1, 128)"));
+        }
+        if both && !matches!(w.scales, Some((_, Factors::Blocks))) {
+            self.sink.push(at, messages::grouped_factors(&w.label, "scaled(128, 128)"));
+        }
+        if both && !transposed {
+            self.sink.push(at, messages::narrow_stack(&w.label, w.ty.dtype));
+        }
+        if w.ty.dtype != x.ty.dtype && !both && self.sink.len() == n_before {
             let text = messages::dtype_mismatch("grouped_gemm", x.ty.dtype, &w.label, w.ty.dtype);
             self.sink.push(at, text);
         }
@@ -163,15 +175,22 @@ impl<'a> Checker<'a, '_> {
         };
         // Those of the matrices that are summed over, and those that remain.
         let (summed, columns) = match transposed {
-            true => (columns, std::slice::from_ref(&k)),
-            false => (std::slice::from_ref(&k), columns),
+            true if both => match [&[k], columns].concat() {
+                all if all.len() > depth.len() => {
+                    let (columns, summed) = all.split_at(all.len() - depth.len());
+                    (summed.to_vec(), columns.to_vec())
+                }
+                all => (all, Vec::new()),
+            },
+            true => (columns.to_vec(), vec![k]),
+            false => (vec![k], columns.to_vec()),
         };
         if summed.len() != depth.len() {
             let shape = self.show_dims(&w.ty.dims);
             self.sink.push(at, messages::grouped_transposed(&x.label, &w.label, &shape));
             return None;
         }
-        let summed = depth.iter().zip(summed).map(|(want, found)| ("a K of", Some(*want), *found));
+        let summed = depth.iter().zip(&summed).map(|(want, found)| ("a K of", Some(*want), *found));
         for (what, want, found) in [("experts", n_experts, experts)].into_iter().chain(summed) {
             let Some(want) = want else { continue };
             if !self.dims.unify(want, found) {
@@ -190,9 +209,11 @@ impl<'a> Checker<'a, '_> {
         if self.sink.len() != n_before {
             return None;
         }
-        let dims = [rows].into_iter().chain(columns.iter().copied()).collect();
-        let ty = Ty { dtype: x.ty.dtype, dims, placement: x.ty.placement };
-        Some(self.push(Op::GroupedGemm { transposed }, vec![x.id, w.id, counts], ty, x.gathered))
+        let dims = [rows].into_iter().chain(columns).collect();
+        let dtype = if narrow { DType::Bf16 } else { x.ty.dtype };
+        let ty = Ty { dtype, dims, placement: x.ty.placement.clone() };
+        let (left, right) = (self.dequantized(&x), self.dequantized(&w));
+        Some(self.push(Op::GroupedGemm { transposed }, vec![left, right, counts], ty, x.gathered))
     }
 
     /// `ragged(x, counts) -> grouped_wgrad(dy)`, and of a route, `grouped_wgrad(dy, experts = E)`.
@@ -292,7 +313,9 @@ impl<'a> Checker<'a, '_> {
                 let inputs = node.inputs.iter().enumerate();
                 let taken = match node.op {
                     Op::GroupedGemm { .. } | Op::GroupedWgrad => Some(2),
-                    Op::Dispatch { .. } | Op::Combine | Op::CombineGrad => Some(1),
+                    Op::Dispatch { .. } | Op::DispatchFactors | Op::Combine | Op::CombineGrad => {
+                        Some(1)
+                    }
                     Op::Attention { scores, .. }
                     | Op::AttentionDq { scores, .. }
                     | Op::AttentionDk { scores, .. } => {

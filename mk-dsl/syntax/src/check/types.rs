@@ -20,7 +20,9 @@ pub(super) struct Written {
 impl<'a> Checker<'a, '_> {
     /// The type of the factors of a matrix.
     pub(super) fn scales_ty(&mut self, of: &Ty, factors: Factors) -> Ty {
-        let [rows, columns] = [of.dims[0], of.dims[1]];
+        // Of a stack, each matrix has factors of its own.
+        let (stack, matrix) = of.dims.split_at(of.dims.len().saturating_sub(2));
+        let [rows, columns] = [matrix[0], matrix[1]];
         // Which dimensions of the factors the matrix's rows and columns have.
         let (dims, along) = match factors {
             Factors::Rows => (vec![rows], [Some(0), None]),
@@ -31,11 +33,15 @@ impl<'a> Checker<'a, '_> {
             }
         };
         let placement = of.placement.iter().map(|p| match p {
-            Placement::Shard(dim @ 0..=1) => {
-                along[*dim].map_or(Placement::Replicate, Placement::Shard)
-            }
+            Placement::Shard(dim) if *dim < stack.len() => *p,
+            Placement::Shard(dim) => along
+                .get(dim - stack.len())
+                .copied()
+                .flatten()
+                .map_or(Placement::Replicate, |d| Placement::Shard(stack.len() + d)),
             _ => Placement::Replicate,
         });
+        let dims = [stack, &dims].concat();
         Ty { dtype: DType::F32, dims, placement: placement.collect() }
     }
 
@@ -124,7 +130,7 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// Reads `scaled(1, K)` of a matrix of eight bits, whose K that is, `scaled(1, 128)` or `scaled(128, 128)`; reports
-    /// other blocks.
+    /// other blocks. A stack of matrices has the last.
     fn scales(
         &mut self,
         scales: &ScalesExpr<'a>,
@@ -145,11 +151,11 @@ impl<'a> Checker<'a, '_> {
             Resolved::Lit(n) => Some(n),
             _ => None,
         };
-        let matrix = dims.len() == 2;
+        let (matrix, stack) = (dims.len() == 2, matches!(dims.len(), 2..=4));
         let found = match (number(&self.dims, rows), number(&self.dims, columns)) {
             (Some(1), _) if matrix && self.dims.unify(columns, dims[1]) => Some(Factors::Rows),
             (Some(1), Some(SCALE_BLOCK)) if matrix => Some(Factors::Steps),
-            (Some(SCALE_BLOCK), Some(SCALE_BLOCK)) if matrix => Some(Factors::Blocks),
+            (Some(SCALE_BLOCK), Some(SCALE_BLOCK)) if stack => Some(Factors::Blocks),
             _ => None,
         };
         if dtype.is_some_and(|d| !d.is_narrow()) {

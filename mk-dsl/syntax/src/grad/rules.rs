@@ -322,8 +322,8 @@ impl<'p> Walk<'p> {
                            round, as layers of `mk.nn` do with fp8",
                 });
             }
-            // Of a quantised value.
-            Op::Factor(_) => {}
+            // Of values of eight bits.
+            Op::Factor(_) | Op::DispatchFactors => {}
             Op::GroupedGemm { .. } | Op::Dispatch { .. } | Op::Combine => self.experts(node, d)?,
             // Not differentiated: `needed` leaves it out.
             Op::Lse => {}

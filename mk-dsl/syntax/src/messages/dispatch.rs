@@ -2,7 +2,23 @@
 
 use super::{declare, placed, text};
 use crate::diag::Text;
-use crate::program::RAGGED_BLOCK;
+use crate::program::{DType, RAGGED_BLOCK};
+
+pub(crate) fn dispatch_factors(name: &str) -> Text {
+    text(
+        format!("`dispatch` sends factors of 128 elements of a token, and {name} has others"),
+        "declare it `scaled(1, 128)`",
+    )
+}
+
+pub(crate) fn dispatch_weights(name: &str, dtype: DType) -> Text {
+    text(
+        format!(
+            "{name} is `{dtype}`, and rows of eight bits are multiplied by no weights on the way"
+        ),
+        "leave the weights out, and give them to `combine`; or dispatch tokens of 16 bits",
+    )
+}
 
 pub(crate) fn dispatch_capacity() -> Text {
     text(

@@ -2,7 +2,7 @@
 
 use super::{declare, placed, text};
 use crate::diag::Text;
-use crate::program::RAGGED_BLOCK;
+use crate::program::{DType, RAGGED_BLOCK};
 
 pub(crate) fn ragged_rank(name: &str, shape: &str) -> Text {
     text(
@@ -15,8 +15,28 @@ pub(crate) fn ragged_rank(name: &str, shape: &str) -> Text {
 
 pub(crate) fn grouped_dtype(name: &str) -> Text {
     text(
-        format!("`grouped_gemm` takes `bf16` or `f16`, and {name} is neither"),
+        format!(
+            "experts take `bf16`, `f16`, or eight bits with factors, and {name} is none of these"
+        ),
         "convert it before: `cast(bf16)`",
+    )
+}
+
+pub(crate) fn grouped_factors(name: &str, block: &str) -> Text {
+    text(
+        format!(
+            "`grouped_gemm` of eight bits has factors of blocks, and {name} has others, or none"
+        ),
+        format!("declare it `{block}`"),
+    )
+}
+
+pub(crate) fn narrow_stack(name: &str, dtype: DType) -> Text {
+    text(
+        format!(
+            "tensor cores read `{dtype}` along K, the last dimension, and {name} is read along another"
+        ),
+        "store it `[E, N, K]`, or `[E, 2, N, K]` before `swiglu`, and write `grouped_gemm(w.t)`",
     )
 }
 

@@ -19,7 +19,8 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
         seat: Seat::Computing,
         state: &[],
         function: "gather_rows",
-        arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges@{ \", 1\" if bytes else \"\" }@>(ctx, @{ name \
+        arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges@{ \", 1\" if bytes else \", 2\" if columns else \"\" }@@{ \
+            \", true\" if columns else \"\" }@>(ctx, @{ name \
             }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
     }],
     spills: Spills::NONE,
@@ -27,9 +28,17 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
 };
 
 fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
-    let families = g.slices.iter().map(|s| family(e, *s)).collect::<Result<_, EmitError>>()?;
-    let (hooks, call) = (context! {}, context! { bytes => moves::of_bytes(e, g) });
+    let families: Vec<_> =
+        g.slices.iter().map(|s| family(e, *s)).collect::<Result<_, EmitError>>()?;
+    let columns = families.iter().any(by_columns);
+    let call = context! { bytes => moves::of_bytes(e, g), columns };
+    let hooks = context! { columns };
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
+}
+
+/// Whether a family copies columns.
+fn by_columns(family: &Value) -> bool {
+    family.get_attr("lines").is_ok_and(|lines| !lines.is_none() && !lines.is_undefined())
 }
 
 /// Template values of one family. Each value of `each` names a source row, on any rank. Destination rows are on this
@@ -51,35 +60,51 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     if src.region.len() != 2 || dst.region.len() != 2 {
         return refuse("a gather copies rows of matrices");
     }
-    let wide = |a: &Access| e.number(&e.extent(a.buffer, 1));
+    // Whole rows, or whole columns: factors of rows lie below each other.
+    let along = usize::from(src.region[1].0.mentions(Var::EACH));
+    let wide = |a: &Access| e.number(&e.extent(a.buffer, 1 - along));
     let whole = |a: &Access| {
-        let (from, n) = &a.region[1];
+        let (from, n) = &a.region[1 - along];
         *from == Expr::Const(0) && wide(a).is_some() && e.number(n) == wide(a)
     };
-    let width = &src.region[1].1;
-    if src.region[0].1 != Expr::Const(1) || wide(src) != wide(dst) || !whole(src) || !whole(dst) {
-        return refuse("a gather copies whole rows, one for each value of `each`");
+    let size = e.plan.buffers[src.buffer].dtype.size_bytes();
+    let width = &src.region[1 - along].1;
+    let one = src.region[along].1 == Expr::Const(1);
+    if !one || wide(src) != wide(dst) || !whole(src) || !whole(dst) || along == 1 && size != 4 {
+        return refuse(
+            "a gather copies whole rows, or columns of f32, one for each value of `each`",
+        );
     }
     // First destination row, upper bound of the count, and the condition under which a row exists.
     let (first, rows, exists) = match &dst.each {
-        None if dst.when.is_none() && first_ones(src, &dst.region[0].1) => {
-            (&dst.region[0].0, &dst.region[0].1, "true".into())
+        None if dst.when.is_none() && first_ones(src, &dst.region[along].1) => {
+            (&dst.region[along].0, &dst.region[along].1, "true".into())
         }
         None => return refuse("a gather writes as many rows as it reads, from the first on"),
-        Some(each) => match (one_of_several(dst), &src.when) {
+        Some(each) => match (one_of_several(&dst.region[along]), &src.when) {
             (Some(first), Some(when)) if src.when == dst.when => {
                 (first, &each.extent, e.c(f, Some(each), when))
             }
             _ => return refuse("a gather with `each` in `dst` writes row `first + each`"),
         },
     };
-    let size = e.plan.buffers[src.buffer].dtype.size_bytes();
     let from = e.pitch_bytes(&f.name, src.buffer)?;
     let to = e.own_pitch_bytes(dst.buffer);
     let each = Some(each);
     let base = e.base(src.buffer, &e.c(f, each, &src.rank));
-    let row = e.c(f, each, &src.region[0].0);
-    let source = format!("{base} + static_cast<u64>({row}) * {from}");
+    let row = e.c(f, each, &src.region[along].0);
+    // Of columns, what lies between two of them is an element, and between two of their elements a row.
+    let [source, destination] = match along {
+        0 => [
+            format!("static_cast<u64>({row}) * {from}"),
+            format!("static_cast<u64>({}) * {to}", e.c(f, None, first)),
+        ],
+        _ => [
+            format!("bytes_of({row}, {size})"),
+            format!("bytes_of({}, {size})", e.c(f, None, first)),
+        ],
+    };
+    let source = format!("{base} + {source}");
     // No table names a row that is not there; such a one would be left out.
     let source = match e.plan.buffers[src.buffer].own_rows {
         true => format!("static_cast<u32>({row}) < params.header.own_rows ? {source} : 0"),
@@ -90,12 +115,10 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
         rows => e.c(f, None, rows),
         exists,
         row_bytes => format!("bytes_of({}, {size})", e.c(f, None, width)),
+        lines => (along == 1).then(|| e.c(f, None, width)),
+        source_pitch => from,
         source,
-        destination => format!(
-            "{} + static_cast<u64>({}) * {to}",
-            e.base(dst.buffer, "params.header.rank"),
-            e.c(f, None, first)
-        ),
+        destination => format!("{} + {destination}", e.base(dst.buffer, "params.header.rank")),
         destination_pitch => to,
         each => each.map(|each| each.var.clone()),
         decode_waits,
@@ -106,8 +129,8 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
 }
 
 /// `first`, if the destination row is `first + each`.
-fn one_of_several(dst: &Access) -> Option<&Expr> {
-    let (row, Expr::Const(1)) = &dst.region[0] else { return None };
+fn one_of_several(rows: &(Expr, Expr)) -> Option<&Expr> {
+    let (row, Expr::Const(1)) = rows else { return None };
     let Expr::Bin(BinOp::Add, first, last) = row else { return None };
     (**last == Expr::Var(Var::EACH) && !first.mentions(Var::EACH)).then_some(first)
 }

@@ -58,9 +58,9 @@ fn grouped(p: &Grouped, ranks: u32) -> Product {
         depth: None,
         alone: false,
         odd_bits: odd(&p.out),
-        narrow: false,
-        blocks: false,
-        quantized: false,
+        narrow: scales_steps(&p.epilogue),
+        blocks: scales_steps(&p.epilogue),
+        quantized: quantized(&p.epilogue).is_some(),
     }
 }
 
@@ -98,7 +98,7 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
     let products = kernel.products().map(|(id, p)| {
         let saved = p.extras.iter().filter_map(|x| match x {
             Extra::Result(r) => Some(&kernel.results[*r].out),
-            Extra::Param(_) | Extra::Arriving | Extra::OwnHalf => None,
+            _ => None,
         });
         Product {
             extents: extents(&p.out),

@@ -101,7 +101,7 @@ fn product(k: &Kernel, p: &Product) -> Result<(), LowerError> {
     }
     let saved = |x: &Extra| match x {
         Extra::Result(r) => Some(&k.results[*r].out).filter(|t| t.dtype.is_storage()),
-        Extra::Param(_) | Extra::Arriving | Extra::OwnHalf => None,
+        _ => None,
     };
     if let Some(t) = p.extras.iter().find_map(saved) {
         let why = format!("`{}` is {}, and more is computed with it", t.name, t.dtype);

@@ -14,8 +14,8 @@ use crate::{
     },
 };
 use mk_abi::DType;
-use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, gated};
-use mk_syntax::RAGGED_BLOCK;
+use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, gated, quantized};
+use mk_syntax::{RAGGED_BLOCK, SCALE_BLOCK};
 use petgraph::stable_graph::NodeIndex;
 
 const CATALOGUE: &str = "one kernel holds `grouped_gemm`s of the same `ragged` or dispatched rows, one after the other, with elementwise \
@@ -27,6 +27,7 @@ pub(super) struct Claimed {
     gemms: Vec<NodeIndex>,
     wgrads: Vec<NodeIndex>,
     dispatch: Option<NodeIndex>,
+    factors: Option<NodeIndex>,
     combine: Option<NodeIndex>,
 }
 
@@ -52,6 +53,7 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
         [] => Ok(None),
     };
     let dispatch = only(|k| matches!(k, Kind::Dispatch { .. }))?;
+    let factors = only(|k| matches!(k, Kind::DispatchFactors))?;
     let combine = only(|k| matches!(k, Kind::Combine { .. } | Kind::CombineGrad))?;
     let operands = g.operands(first);
     let [_, b, counts, ..] = operands[..] else {
@@ -67,6 +69,7 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
     let route = match dispatch.is_some() || routed {
         true => Some(Route {
             x: tokens(claims, dispatch)?,
+            factors: tokens(claims, factors)?,
             weights: weights(claims, dispatch)?,
             result: dispatch.and_then(|n| g.results.iter().position(|r| *r == n)),
             experts: match wgrads.is_empty() {
@@ -83,11 +86,14 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
         false => tensor(claims.value(b), "rows", &claims.sizes),
     };
     let result = route.as_ref().and_then(|route| route.result);
+    if let (Some(node), true) = (dispatch, result.is_some() && factors.is_some()) {
+        return Err(refuse(claims, node, "its rows of eight bits are a result"));
+    }
     let ragged = claims.push(Op::Ragged(Ragged { counts, rows, route }));
     if let Some(r) = result {
         claims.kernel.results[r].of = Some(ragged);
     }
-    Ok(Some(Claimed { ragged, gemms, wgrads, dispatch, combine }))
+    Ok(Some(Claimed { ragged, gemms, wgrads, dispatch, factors, combine }))
 }
 
 /// What a grouped GEMM makes, under the name of its result.
@@ -184,14 +190,25 @@ fn gemm(
         _ if Some(x) == claimed.dispatch => Rows::Dispatched,
         _ => return Err(refuse(claims, node, "its rows come from elsewhere")),
     };
+    let beside = |n: &NodeIndex| {
+        g.graph[*n].kind == Kind::Factor && g.operands(*n).first() == Some(&x)
+            || claimed.factors == Some(*n)
+    };
     let extra = |x: &NodeIndex| match g.results.iter().position(|r| r == x) {
         Some(r) if g.graph[*x].kind == Kind::Saved => Some(Extra::Result(r)),
         _ if g.graph[*x].kind == Kind::OwnHalf => Some(Extra::OwnHalf),
+        _ if claims.param(*x).is_none() && beside(x) => Some(Extra::Arriving),
         _ => claims.param(*x).map(Extra::Param),
     };
-    let Some(extras) = extras.iter().map(extra).collect::<Option<Vec<_>>>() else {
+    let Some(mut extras) = extras.iter().map(extra).collect::<Option<Vec<_>>>() else {
         return Err(refuse(claims, node, "an operand of its epilogue is not the caller's"));
     };
+    let epilogue = claims.value(node).kind.epilogue().unwrap_or_default().to_vec();
+    // Factors that are no result.
+    let operands = epilogue.iter().filter(|op| op.operand().is_some()).count();
+    if quantized(&epilogue).is_some() && extras.len() < operands {
+        extras.push(Extra::OwnFactors);
+    }
     if extras.len() > EPILOGUE_OPERANDS.len() {
         return Err(refuse(claims, node, "more than four epilogue operands follow it"));
     }
@@ -204,7 +221,7 @@ fn gemm(
         rows,
         b,
         transposed,
-        epilogue: claims.value(node).kind.epilogue().unwrap_or_default().to_vec(),
+        epilogue,
         extras,
         out: made(claims, node),
         result: g.results.iter().position(|r| *r == node),
@@ -370,7 +387,20 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             }
         }
         let stacked = b.shape.len() == 4;
-        if stacked && p.transposed {
+        let narrow = b.dtype.is_narrow();
+        if let Rows::Given(x) = p.rows
+            && x >= k.given
+        {
+            let why = "its rows are made in the same kernel".into();
+            let help =
+                "give it rows that another kernel made, or quantise tokens before `dispatch`";
+            return refuse(why, help);
+        }
+        if k.grouped().any(|other| k.params[other.b].dtype.is_narrow() != narrow) {
+            let why = "matrices of 16 bits, and of eight, are in one kernel".into();
+            return refuse(why, "use eight bits for all products of the rows, or for none");
+        }
+        if stacked && p.transposed && !narrow {
             let why = "it sums over gates and ups, side by side".into();
             return refuse(why, "let a kernel behind read its rows, as `[R, 2 N]`");
         }
@@ -399,9 +429,13 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             let why = "gates and ups are results of their own".into();
             return refuse(why, "write `swiglu` behind `grouped_gemm(w)` with `w: [E, K, 2, N]`");
         }
-        if p.out.dtype.is_storage() {
+        if quantized(&p.epilogue).is_some() && columns % SCALE_BLOCK as i32 != 0 && p.read {
+            let why = format!("{columns} columns in blocks of {SCALE_BLOCK}, each with a factor");
+            return refuse(why, "let the width between two products be a multiple of 128");
+        }
+        if p.out.dtype.is_storage() && quantized(&p.epilogue).is_none() {
             let why = format!("results of {}", p.out.dtype);
-            return refuse(why, "let `cast` be to 16 bits, or `f32`");
+            return refuse(why, "let `cast` be to 16 bits, or `f32`; or write `quantize`");
         }
         if p.read && p.out.dtype == DType::F32 {
             return refuse(

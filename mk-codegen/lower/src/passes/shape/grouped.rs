@@ -19,6 +19,8 @@ pub(in crate::passes) struct Ragged {
 pub(in crate::passes) struct Route {
     /// The tokens; nothing where rows were dispatched by a kernel before.
     pub x: Option<Param>,
+    /// Their factors.
+    pub factors: Option<Param>,
     /// What rows are multiplied by, each its token's slot.
     pub weights: Option<Param>,
     /// Which result the dispatched rows are.
@@ -66,9 +68,19 @@ pub(in crate::passes) struct Grouped {
 impl Grouped {
     /// Global K, and columns of the result, by the stack of matrices; of gates and ups those of one of them.
     pub fn depth_and_columns(&self, b: &Tensor) -> (i32, i32) {
-        let last = b.shape.last().map_or(0, |e| e.value);
-        let depth = b.shape.get(1).map_or(0, |e| e.value);
-        if self.transposed { (last, depth) } else { (depth, last) }
+        let (depth, columns) = self.dims(b);
+        let of = |d: usize| b.shape.get(d).map_or(0, |e| e.value);
+        (of(depth), of(columns))
+    }
+
+    /// The dimensions of the stack that these are: `[E, K, N]`, `[E, K, 2, N]`; transposed `[E, N, K]`, `[E, 2, N, K]`.
+    pub fn dims(&self, b: &Tensor) -> (usize, usize) {
+        let last = b.shape.len() - 1;
+        match self.transposed {
+            true if mk_plan::gated(&self.epilogue) => (last, last - 1),
+            true => (last, 1),
+            false => (1, last),
+        }
     }
 
     /// Whether its result is `[rows, 2, n]`, the gradient of what `swiglu` takes.

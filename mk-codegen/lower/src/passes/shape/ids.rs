@@ -10,10 +10,12 @@ pub(in crate::passes) type OpId = usize;
 #[derive(Clone, Copy)]
 pub(in crate::passes) enum Extra {
     Param(Param),
-    /// Factors of rows that come with the gathered operand A.
+    /// Factors of rows that come with operand A.
     Arriving,
     /// An index into the kernel's results.
     Result(usize),
+    /// Factors of the GEMM's own result, which another GEMM reads with it.
+    OwnFactors,
     /// The second half of the GEMM's own result `[m, 2, n]`.
     OwnHalf,
 }

@@ -51,11 +51,37 @@ impl Derived {
 
 /// Tokens of the world that a rank has an expert of.
 struct Tokens {
-    /// Room for all of them.
-    memory: BufId,
+    /// Room for all of them: of each tensor that travels.
+    memory: Vec<BufId>,
     /// Words of pieces.
     here: FlowId,
     wanted: Derived,
+}
+
+/// A tensor of tokens: values `[T, H]`, or the factors `[H / 128, T]` that go with them.
+#[derive(Clone, Copy)]
+struct Travels {
+    from: usize,
+    factors: bool,
+    /// Extent of the dimension that is not tokens.
+    wide: i32,
+}
+
+impl Travels {
+    /// A name of what it is in.
+    fn name(self, of: &str) -> String {
+        if self.factors { format!("{of}_factors") } else { of.into() }
+    }
+
+    /// So many tokens, or rows.
+    fn region(self, rows: (Expr, Expr)) -> Vec<(Expr, Expr)> {
+        if self.factors { vec![whole(self.wide), rows] } else { vec![rows, whole(self.wide)] }
+    }
+
+    fn shape(self, rows: i32) -> Vec<Expr> {
+        let [rows, wide] = [rows, self.wide].map(Expr::from);
+        if self.factors { vec![wide, rows] } else { vec![rows, wide] }
+    }
 }
 
 /// The experts of all tokens on every rank, and what follows from them.
@@ -467,27 +493,38 @@ impl<'k> Dispatch<'k> {
     /// Tokens of which the rank has an expert: where they are then, in the order of the world with room for each, and
     /// the words of pieces of each rank's. Own ones go to symmetric memory, where peers read those that they want,
     /// once: they are in the same place there.
-    fn tokens(&self, draft: &mut Draft, from: usize) -> Tokens {
-        let (nodes, x) = (draft.nodes, &self.params[from]);
+    fn tokens(&self, draft: &mut Draft, travel: &[Travels]) -> Tokens {
+        let (nodes, from) = (draft.nodes, travel[0].from);
+        let x = &self.params[from];
         let (group, world) = (nodes.group, nodes.group.size);
-        let (wide, room) = (x.shape[1].value, self.room());
-        let shape = vec![(world * room).into(), wide.into()];
-        let tokens = draft.buffer("tokens", Space::Workspace, x.dtype, shape, None);
-        let i = Expr::from(Var::domain(0));
-        let own = draft.own(x, 0);
-        let rows = block_rows(own, i.clone(), STAGED);
-        let src = vec![(i.clone() * STAGED, rows.clone()), whole(wide)];
-        let src = read(Operand::Src, self.inputs[from], src);
-        let first = group.place() * room + i.clone() * STAGED;
-        let dst = write(Operand::Dst, tokens, vec![(first, rows), whole(wide)]);
-        let leaf = CopyVia::Ldst.leaf(1);
+        let (room, n) = (self.room(), travel.len() as i32);
         let pieces = room / STAGED;
-        let domain = vec![("i", pieces.into())];
-        let stage = draft.family("stage", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
-        let staged = Writer::new(stage, Operand::Dst, vec![group.place(), i.clone()]);
-        let word = vec![group.place() * pieces + i.clone()];
-        let mut here = vec![Writer::new(stage, Operand::Dst, word)];
-        let mut staged = vec![staged.on_each(nodes.near.every_peer())];
+        let i = Expr::from(Var::domain(0));
+        let (mut memory, mut here, mut staged) = (Vec::new(), Vec::new(), Vec::new());
+        // Factors raise the words of their tokens, too: who waits for tokens has their factors.
+        for t in travel {
+            let shape = t.shape(world * room);
+            let dtype = self.params[t.from].dtype;
+            let tokens = draft.buffer(&t.name("tokens"), Space::Workspace, dtype, shape, None);
+            memory.push(tokens);
+            let own = draft.own(x, 0);
+            let rows = block_rows(own, i.clone(), STAGED);
+            let src = t.region((i.clone() * STAGED, rows.clone()));
+            let src = read(Operand::Src, self.inputs[t.from], src);
+            let first = group.place() * room + i.clone() * STAGED;
+            let dst = write(Operand::Dst, tokens, t.region((first, rows)));
+            let leaf = CopyVia::Ldst.leaf(1);
+            let domain = vec![("i", pieces.into())];
+            let touched = [src, dst];
+            let name = t.name("stage");
+            let stage = draft.family(&name, RoleKind::Compute, leaf, domain, vec![], touched);
+            let words = vec![group.place(), i.clone()];
+            let peers = nodes.near.every_peer();
+            staged.push(Writer::new(stage, Operand::Dst, words).on_each(peers));
+            let word = vec![group.place() * pieces + i.clone()];
+            here.push(Writer::new(stage, Operand::Dst, word));
+        }
+        let tokens = memory[0];
         if nodes.count() > 1 {
             let rows = RailRows { of: x, height: STAGED, pieces };
             let (forward, source) =
@@ -499,7 +536,7 @@ impl<'k> Dispatch<'k> {
             here.push(Writer::new(forward, Operand::Dst, vec![source * pieces + i]));
         }
         let shape = vec![world.into(), pieces.into()];
-        let staged = draft.flow(Flow::new("staged", shape, 1.into(), staged));
+        let staged = draft.flow(Flow::new("staged", shape, n.into(), staged));
         let wanted = self.wanted(draft);
         let [s, i] = [0, 1].map(|n| Expr::from(Var::domain(n)));
         let (source, at, sources) = others_of_node(nodes, s);
@@ -518,30 +555,32 @@ impl<'k> Dispatch<'k> {
                 (i.clone() * STAGED + Var::EACH).lt(own * entry)
             }
         };
-        let one_row = Access {
-            each: Some(Each { var: "q".into(), extent: STAGED.into() }),
-            when: Some(there),
-            ..read(Operand::Src, tokens, vec![one(first.clone() + Var::EACH), whole(wide)])
-        };
-        let entries = read(Operand::Tab, wanted.memory, vec![(first, STAGED.into())]);
-        let word = vec![source.clone(), i.clone()];
-        let arrived = vec![source.clone() * pieces + i];
-        let src = Access { rank: at, ..one_row.clone() };
-        let dst = write(Operand::Dst, tokens, one_row.region.clone());
-        let touched = vec![
-            Source::behind(entries, wanted.built, vec![0.into()]),
-            Source::behind(src, staged, word),
-            Access { each: one_row.each, when: one_row.when, ..dst }.into(),
-        ];
-        if sources > 0 {
+        for (t, tokens) in travel.iter().zip(&memory).filter(|_| sources > 0) {
+            let one_row = Access {
+                each: Some(Each { var: "q".into(), extent: STAGED.into() }),
+                when: Some(there.clone()),
+                ..read(Operand::Src, *tokens, t.region(one(first.clone() + Var::EACH)))
+            };
+            let entries = vec![(first.clone(), STAGED.into())];
+            let entries = read(Operand::Tab, wanted.memory, entries);
+            let word = vec![source.clone(), i.clone()];
+            let src = Access { rank: at.clone(), ..one_row.clone() };
+            let dst = write(Operand::Dst, *tokens, one_row.region.clone());
+            let touched = vec![
+                Source::behind(entries, wanted.built, vec![0.into()]),
+                Source::behind(src, staged, word),
+                Access { each: one_row.each, when: one_row.when, ..dst }.into(),
+            ];
             let leaf = CopyVia::Gather.leaf(1);
             let domain = vec![("s", sources.into()), ("i", pieces.into())];
-            let fetch = draft.family("fetch", RoleKind::Compute, leaf, domain, vec![], touched);
+            let name = t.name("fetch");
+            let fetch = draft.family(&name, RoleKind::Compute, leaf, domain, vec![], touched);
+            let arrived = vec![source.clone() * pieces + i.clone()];
             here.push(Writer::new(fetch, Operand::Dst, arrived));
         }
         let shape = vec![(world * pieces).into()];
-        let here = draft.flow(Flow::new("here", shape, 1.into(), here));
-        Tokens { memory: tokens, here, wanted }
+        let here = draft.flow(Flow::new("here", shape, n.into(), here));
+        Tokens { memory, here, wanted }
     }
 
     /// Which tokens of the world this rank has an expert of.
@@ -586,22 +625,41 @@ impl<'k> Dispatch<'k> {
         Derived { table, memory, built, kept: None }
     }
 
-    /// The rows of all blocks, of tokens that are here: where they are then, and the words of blocks. Nothing where
-    /// they were dispatched before.
-    pub fn rows(&self, draft: &mut Draft, blocks: Blocks) -> Option<(BufId, FlowId)> {
-        let from = self.route.x?;
+    /// The rows of all blocks, of tokens that are here: where they are then, with their factors, and the words of
+    /// blocks. Nothing where they were dispatched before.
+    pub fn rows(
+        &self,
+        draft: &mut Draft,
+        blocks: Blocks,
+    ) -> Option<(BufId, Option<BufId>, FlowId)> {
+        let x = &self.params[self.route.x?];
+        let of = |from: usize, factors: bool| Travels {
+            from,
+            factors,
+            wide: self.params[from].shape[usize::from(!factors)].value,
+        };
+        let travel: Vec<_> = self
+            .route
+            .x
+            .map(|x| of(x, false))
+            .into_iter()
+            .chain(self.route.factors.map(|f| of(f, true)))
+            .collect();
         // Weighted rows are sums, which read no rows that may not be there.
-        let staged = self.route.weights.is_some() && self.params[from].own_rows();
-        let tokens = (draft.ranks() > 1 || staged).then(|| self.tokens(draft, from));
+        let staged = self.route.weights.is_some() && x.own_rows();
+        let tokens = (draft.ranks() > 1 || staged).then(|| self.tokens(draft, &travel));
         let packed = self.count * BLOCK;
         let sources = self.sources(draft, blocks);
-        let x = &self.params[from];
-        let wide = x.shape[1].value;
-        let shape = vec![packed.into(), wide.into()];
-        let rows = match self.route.result {
-            Some(result) => self.results[result],
-            None => draft.buffer("rows", Space::Scratch, x.dtype, shape, None),
-        };
+        let buffers: Vec<_> = travel
+            .iter()
+            .map(|t| match self.route.result {
+                Some(result) if !t.factors => self.results[result],
+                _ => {
+                    let dtype = self.params[t.from].dtype;
+                    draft.buffer(&t.name("rows"), Space::Scratch, dtype, t.shape(packed), None)
+                }
+            })
+            .collect();
         let slots = self.route.weights.map(|weights| {
             let given = (&self.params[weights], self.inputs[weights]);
             let all = of_all(draft, ["weights", "weighed"], given.0, given.1, self.chunks);
@@ -639,81 +697,84 @@ impl<'k> Dispatch<'k> {
             None if varies(x) => (token.min(draft.own(x, 0) - 1), None),
             None => (token, None),
         };
-        let from = tokens.as_ref().map_or(self.inputs[from], |tokens| tokens.memory);
         let exists = q.lt(count.clone());
-        let src = read(Operand::Src, from, vec![one(token), whole(wide)]);
-        let src = match slots {
-            Some(_) => weighted(src, &exists),
-            None => Access {
-                each: Some(Each { var: "q".into(), extent: BLOCK.into() }),
-                when: Some(exists.clone()),
-                ..src
-            },
-        };
         let entry = read(Operand::Tab, blocks.memory, vec![one(b.clone()), whole(2)]);
         let of_block = vec![(row.clone(), Expr::Const(BLOCK))];
         let tokens_of = read(Operand::Tab, sources.memory, of_block.clone());
-        let dst = match slots {
-            Some(_) => {
-                let region = vec![one(row.clone() + Var::INNER), whole(wide)];
-                Access {
+        let mut arrived = Vec::new();
+        for (k, (t, rows)) in travel.iter().zip(&buffers).enumerate() {
+            let from = tokens.as_ref().map_or(self.inputs[t.from], |tokens| tokens.memory[k]);
+            let src = read(Operand::Src, from, t.region(one(token.clone())));
+            let src = match slots {
+                Some(_) => weighted(src, &exists),
+                None => Access {
+                    each: Some(Each { var: "q".into(), extent: BLOCK.into() }),
+                    when: Some(exists.clone()),
+                    ..src
+                },
+            };
+            let dst = match slots {
+                Some(_) => Access {
                     at: Point::Inner,
                     when: Some(exists.clone()),
-                    ..write(Operand::Dst, rows, region)
+                    ..write(Operand::Dst, *rows, t.region(one(row.clone() + Var::INNER)))
+                },
+                // Columns beside each other, each from a place of its own.
+                None if t.factors => Access {
+                    each: src.each.clone(),
+                    when: Some(exists.clone()),
+                    ..write(Operand::Dst, *rows, t.region(one(row.clone() + Var::EACH)))
+                },
+                None => {
+                    let some = (row.clone(), Expr::Const(BLOCK).min(count.clone()));
+                    write(Operand::Dst, *rows, t.region(some))
                 }
+            };
+            let mut touched = vec![
+                entry.clone().into(),
+                match slots {
+                    // Which slots rows are was made of it.
+                    Some(_) => tokens_of.clone().into(),
+                    None => Source::behind(tokens_of.clone(), sources.built, vec![0.into()]),
+                },
+                match &here {
+                    Some((here, word)) => Source::behind(src, *here, vec![word.clone()]),
+                    None => src.into(),
+                },
+                dst.into(),
+            ];
+            if let Some((slots, (weights, weighed))) = slots {
+                let slot = Expr::Table(slots.table, vec![row.clone() + Var::INNER]);
+                let factor = read(Operand::W, weights, vec![one(listed.clone()), one(slot)]);
+                let factor = weighted(factor, &exists);
+                let chunk = listed.clone() % self.tokens / CHUNK;
+                let word = listed.clone() / self.tokens * self.chunks.max(1) + chunk;
+                touched.push(match weighed {
+                    Some(weighed) => Source::behind(factor, weighed, vec![word]),
+                    None => factor.into(),
+                });
+                let slots_of = read(Operand::Tab, slots.memory, of_block.clone());
+                touched.push(Source::behind(slots_of, slots.built, vec![0.into()]));
             }
-            None => {
-                let some = (row.clone(), Expr::Const(BLOCK).min(count));
-                write(Operand::Dst, rows, vec![some, whole(wide)])
+            if let Some(Tokens { wanted, .. }) = &tokens {
+                let all = vec![whole(draft.ranks() * self.room())];
+                let all = read(Operand::Tab, wanted.memory, all);
+                touched.push(Source::behind(all, wanted.built, vec![0.into()]));
             }
-        };
-        let mut touched = vec![
-            entry.into(),
-            match slots {
-                // Which slots rows are was made of it.
-                Some(_) => tokens_of.into(),
-                None => Source::behind(tokens_of, sources.built, vec![0.into()]),
-            },
-            match here {
-                Some((here, word)) => Source::behind(src, here, vec![word]),
-                None => src.into(),
-            },
-            dst.into(),
-        ];
-        if let Some((slots, (weights, weighed))) = slots {
-            let slot = Expr::Table(slots.table, vec![row + Var::INNER]);
-            let factor = read(Operand::W, weights, vec![one(listed.clone()), one(slot)]);
-            let factor = weighted(factor, &exists);
-            let chunk = listed.clone() % self.tokens / CHUNK;
-            let word = listed / self.tokens * self.chunks.max(1) + chunk;
-            touched.push(match weighed {
-                Some(weighed) => Source::behind(factor, weighed, vec![word]),
-                None => factor.into(),
-            });
-            let slots_of = read(Operand::Tab, slots.memory, of_block);
-            touched.push(Source::behind(slots_of, slots.built, vec![0.into()]));
-        }
-        if let Some(Tokens { wanted, .. }) = tokens {
-            let all = vec![whole(draft.ranks() * self.room())];
-            let all = read(Operand::Tab, wanted.memory, all);
-            touched.push(Source::behind(all, wanted.built, vec![0.into()]));
-        }
-        let domain = vec![("b", self.count.into())];
-        let pull = match slots {
-            None => {
-                let leaf = CopyVia::Gather.leaf(1);
-                draft.family("pull", RoleKind::Compute, leaf, domain, vec![], touched)
-            }
-            Some(_) => {
-                let leaf = Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() });
-                let pull = draft.family("pull", RoleKind::Compute, leaf, domain, vec![], touched);
+            let (name, domain) = (t.name("pull"), vec![("b", self.count.into())]);
+            let leaf = match slots {
+                None => CopyVia::Gather.leaf(1),
+                Some(_) => Leaf::ReduceTile(ReduceTile { epilogue: Vec::new() }),
+            };
+            let pull = draft.family(&name, RoleKind::Compute, leaf, domain, vec![], touched);
+            if slots.is_some() {
                 draft.plan.families[pull].inner = Some(("q".into(), BLOCK.into()));
-                pull
             }
-        };
-        // Of blocks without rows, too.
-        let arrived = Writer::new(pull, Operand::Dst, vec![b]);
-        let shape = vec![self.count.into()];
-        Some((rows, draft.flow(Flow::new("arrived", shape, 1.into(), vec![arrived]))))
+            // Of blocks without rows, too.
+            arrived.push(Writer::new(pull, Operand::Dst, vec![b.clone()]));
+        }
+        let (shape, n) = (vec![self.count.into()], travel.len() as i32);
+        let arrived = draft.flow(Flow::new("arrived", shape, n.into(), arrived));
+        Some((buffers[0], buffers.get(1).copied(), arrived))
     }
 }

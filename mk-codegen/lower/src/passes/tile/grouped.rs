@@ -22,10 +22,11 @@ use crate::passes::{
     },
 };
 use crate::settings::Config;
+use mk_abi::DType;
 use mk_plan::{
-    ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Leaf, MmaTile,
-    Operand, Point, RoleKind, Schedule, Space, Store, TabId, Table, TableSource, Var, gated,
-    saves_gates,
+    ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Leaf,
+    MMA_STEP_BYTES, MmaTile, Operand, Point, QuantTile, RoleKind, Schedule, Space, Store, TabId,
+    Table, TableSource, Var, gated, gates_operand, mma_narrow, mma_step, quantized,
 };
 
 /// The rows, and what follows from a routing.
@@ -47,17 +48,30 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
     let Some(route) = &ragged.route else {
         let counts = given_counts(draft, kernel, ragged, inputs[ragged.counts]);
         let blocks = blocks::blocks(draft, ragged, counts);
-        let rows = RaggedRows { blocks, begins: None, dispatched: None, route: None };
+        let rows =
+            RaggedRows { blocks, begins: None, dispatched: None, factors: None, route: None };
         return Ok(Value::Ragged(Box::new(rows)));
     };
     let mut dispatch =
         Dispatch::new(draft, &kernel.params, ragged, route, (inputs.clone(), t.results.clone()));
     dispatch.weigh(draft, kernel.combined());
     let blocks = dispatch.blocks();
-    let dispatched = dispatch.rows(draft, blocks);
+    let over_nodes = draft.nodes.count() > 1 && route.factors.is_some();
+    if over_nodes {
+        let why = "tokens of eight bits, with their factors, go to several nodes";
+        return Err(unsupported("dispatch", why, "use one node, or tokens of 16 bits"));
+    }
+    if route.factors.is_some() && route.x.is_some_and(|x| kernel.params[x].own_rows()) {
+        let why = "each rank has its own number of tokens of eight bits";
+        return Err(unsupported("dispatch", why, "use as many on every rank, or 16 bits"));
+    }
+    let (dispatched, factors) = match dispatch.rows(draft, blocks) {
+        Some((rows, factors, arrived)) => (Some((rows, arrived)), factors),
+        None => (None, None),
+    };
     let places = route.combines.then(|| dispatch.places(draft, blocks));
     let route = Some((dispatch, places));
-    Ok(Value::Ragged(Box::new(RaggedRows { blocks, begins: None, dispatched, route })))
+    Ok(Value::Ragged(Box::new(RaggedRows { blocks, begins: None, dispatched, factors, route })))
 }
 
 /// The tiles of a GEMM of such rows.
@@ -86,6 +100,12 @@ pub(super) fn gemm<'k>(t: &mut Tiler<'k>, p: &Grouped) -> Result<Value<'k>, Lowe
             draft.buffer(&name, space, p.out.dtype, shape, None)
         }
     };
+    // Factors of its results, which only the next GEMM reads.
+    let own = p.extras.iter().any(|x| matches!(x, Extra::OwnFactors)).then(|| {
+        let [rows, columns] = [0, 1].map(|d| p.out.widest(d));
+        let shape = vec![((columns + QuantTile::BLOCK - 1) / QuantTile::BLOCK).into(), rows.into()];
+        draft.buffer(&format!("h{}_factors", i + 1), Space::Scratch, DType::F32, shape, None)
+    });
     let rows = match p.rows {
         Rows::Given(param) => (t.params[param], None),
         Rows::Dispatched => match ragged.dispatched {
@@ -97,14 +117,35 @@ pub(super) fn gemm<'k>(t: &mut Tiler<'k>, p: &Grouped) -> Result<Value<'k>, Lowe
             _ => return Err(internal(format!("{name} reads rows that are not made before it"))),
         },
     };
-    let params = &t.kernel.params;
+    let arriving = match p.rows {
+        Rows::Given(_) => None,
+        Rows::Dispatched => ragged.factors,
+        Rows::Made(from) => match t.made.get(from) {
+            Some(Value::Blocks(made)) => made.factors,
+            _ => None,
+        },
+    };
     let (inputs, results) = (&t.params, &t.results);
-    let tiles = Tiles { params, p, name: &name, blocks, rows, into: buffer, inputs, results };
+    let extra = |x: &Extra| match x {
+        Extra::Param(param) => Ok(inputs[*param]),
+        Extra::Result(r) => Ok(results[*r]),
+        Extra::OwnHalf => Ok(buffer),
+        Extra::Arriving => {
+            arriving.ok_or_else(|| internal(format!("{name} has no factors of its rows")))
+        }
+        Extra::OwnFactors => {
+            own.ok_or_else(|| internal(format!("{name} has no factors of its results")))
+        }
+    };
+    let extras = p.extras.iter().map(extra).collect::<Result<_, LowerError>>()?;
+    let params = &t.kernel.params;
+    let pairs = t.kernel.grouped().any(|p| gated(&p.epilogue));
+    let tiles = Tiles { params, p, name: &name, blocks, rows, into: buffer, inputs, extras, pairs };
     let (family, tiles) = tiles.family(draft, t.config);
     let done = Writer::new(family, Operand::C, vec![Var::domain(0).into()]);
     let name = if i == 0 { "hidden" } else { "hidden_more" };
     let done = draft.flow(Flow::new(name, vec![blocks.count.into()], tiles.into(), vec![done]));
-    Ok(Value::Blocks(MadeBlocks { buffer, done, family, tiles }))
+    Ok(Value::Blocks(MadeBlocks { buffer, factors: own, done, family, tiles }))
 }
 
 /// Rows on their way back to tokens.
@@ -160,15 +201,19 @@ struct Tiles<'a> {
     rows: (BufId, Option<FlowId>),
     into: BufId,
     inputs: &'a [BufId],
-    results: &'a [BufId],
+    /// Operands of its epilogue.
+    extras: Vec<BufId>,
+    /// Whether the kernel has gates and ups.
+    pairs: bool,
 }
 
 impl Tiles<'_> {
     /// Their family, and how many there are of a block.
     fn family(&self, draft: &mut Draft, config: &Config) -> (FamId, i32) {
         let p = self.p;
+        let b = &self.params[p.b];
         let tile = MmaTile {
-            block: self.block(config),
+            block: self.block(config, mma_step(b.dtype)),
             stages: config.stages_on(draft.target),
             a_layout: ALayout::Mk,
             b_layout: if p.transposed { BLayout::Nk } else { BLayout::Kn },
@@ -178,10 +223,8 @@ impl Tiles<'_> {
             multicast: [1, 1],
             epilogue: p.epilogue.clone(),
         };
-        let b = &self.params[p.b];
         let gated = gated(&p.epilogue);
-        let last = b.shape.len() - 1;
-        let (of_depth, of_columns) = if p.transposed { (last, 1) } else { (1, last) };
+        let (of_depth, of_columns) = p.dims(b);
         let (height, width) = (config.block[0] as i32, tile.task_columns() as i32);
         let columns = b.widest(of_columns);
         let [parts, across] = [(BLOCK, height), (columns, width)].map(|(n, of)| (n + of - 1) / of);
@@ -207,8 +250,11 @@ impl Tiles<'_> {
             false => vec![expert.clone(), depth.clone(), cols.clone()],
         };
         if gated {
-            matrix.insert(2, (0.into(), 2.into()));
+            matrix.insert(if p.transposed { 1 } else { 2 }, (0.into(), 2.into()));
         }
+        let in_blocks =
+            |(at, len): (Expr, Expr), block: i32| (at / block, (len + (block - 1)) / block);
+        let steps = in_blocks(depth.clone(), MMA_STEP_BYTES as i32);
         let entry = vec![one(block.clone()), (0.into(), 2.into())];
         let tab = read(Operand::Tab, self.blocks.memory, entry);
         let a = read(Operand::A, self.rows.0, vec![rows.clone(), depth]);
@@ -222,24 +268,35 @@ impl Tiles<'_> {
         ];
         let touching = p.epilogue.iter().filter(|op| op.operand().is_some());
         let half = |ups: bool| (Expr::Const(ups.into()), Expr::Const(1));
-        for ((op, extra), operand) in touching.zip(&p.extras).zip(EPILOGUE_OPERANDS) {
-            let first = if *op == EpilogueOp::Bias { &expert } else { &rows };
-            let mut region = vec![first.clone(), cols.clone()];
-            if operand == Operand::E0 && saves_gates(&p.epilogue) {
+        for ((op, buffer), operand) in touching.zip(&self.extras).zip(EPILOGUE_OPERANDS) {
+            let mut region = match op {
+                EpilogueOp::ScaleSteps => vec![steps.clone(), rows.clone()],
+                EpilogueOp::ScaleBlocks => {
+                    let columns = in_blocks(cols.clone(), MMA_STEP_BYTES as i32);
+                    let mut region = vec![expert.clone(), columns, steps.clone()];
+                    if gated {
+                        region.insert(1, (0.into(), 2.into()));
+                    }
+                    region
+                }
+                EpilogueOp::Quantize(_) => {
+                    vec![in_blocks(cols.clone(), QuantTile::BLOCK), rows.clone()]
+                }
+                EpilogueOp::Bias => vec![expert.clone(), cols.clone()],
+                _ => vec![rows.clone(), cols.clone()],
+            };
+            if gates_operand(&p.epilogue) == Some(operand) {
                 region.insert(1, (0.into(), 2.into()));
             }
             if p.halves() {
                 // Of gates, their gradients, and ups, the last two lie behind the first.
                 region.insert(1, half(matches!(op, EpilogueOp::Save | EpilogueOp::Mul)));
             }
-            let buffer = match extra {
-                Extra::Param(param) => self.inputs[*param],
-                Extra::Result(r) => self.results[*r],
-                Extra::Arriving | Extra::OwnHalf => self.into,
-            };
             touched.push(match op {
-                EpilogueOp::Save => write(operand, buffer, region).into(),
-                _ => Access { at: Point::End, ..read(operand, buffer, region) }.into(),
+                EpilogueOp::Save | EpilogueOp::Quantize(_) => {
+                    write(operand, *buffer, region).into()
+                }
+                _ => Access { at: Point::End, ..read(operand, *buffer, region) }.into(),
             });
         }
         let mut made = vec![rows, cols];
@@ -260,16 +317,19 @@ impl Tiles<'_> {
     }
 
     /// Tiles of gradients of gates and ups are narrow: of 256 columns they spill 32 bytes, of 128 none (CUDA 13, a
-    /// layer of 512 columns on two ranks).
-    fn block(&self, config: &Config) -> [u32; 3] {
-        let [m, n, k] = config.block;
-        [m, if self.p.halves() { n.min(NARROW) } else { n }, k]
+    /// layer of 512 columns on two ranks). So are those of eight bits without gates and ups in the kernel, whose
+    /// consumers have more registers: of 256 columns they spill 12 bytes.
+    fn block(&self, config: &Config, k: u32) -> [u32; 3] {
+        let [m, n, _] = config.block;
+        let narrow = self.p.halves() || mma_narrow(k) && !self.pairs;
+        [m, if narrow { n.min(NARROW) } else { n }, k]
     }
 
-    /// Halves of a result that TMA has no panels for are stored element by element.
+    /// Halves of a result that TMA has no panels for are stored element by element, and so are eight bits.
     fn store(&self) -> Store {
         let (_, columns) = self.p.depth_and_columns(&self.params[self.p.b]);
-        if self.p.halves() && columns % 64 != 0 { Store::Direct } else { Store::Tma }
+        let odd = self.p.halves() && columns % 64 != 0 || quantized(&self.p.epilogue).is_some();
+        if odd { Store::Direct } else { Store::Tma }
     }
 
     /// Blocks that are walked together, so that those of an expert share its matrix in the cache; blocks without rows

@@ -14,7 +14,7 @@ use crate::passes::{
 };
 use mk_plan::{
     Access, BLayout, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, Leaf, MmaTile, Operand, Point,
-    QuantTile, RoleKind, Var, carry_last, saves_gates,
+    QuantTile, RoleKind, Var, carry_last, gates_operand,
 };
 
 /// How a GEMM's K is cut.
@@ -188,7 +188,7 @@ impl Product<'_> {
                 (_, Some(_)) => vec![cols.clone()],
                 (_, None) => vec![(row.clone(), r.len.clone()), cols.clone()],
             };
-            if operand == Operand::E0 && saves_gates(epilogue) {
+            if gates_operand(epilogue) == Some(operand) {
                 region.insert(1, (0.into(), 2.into()));
             }
             if self.g.halves() {

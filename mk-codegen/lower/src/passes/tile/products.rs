@@ -237,6 +237,8 @@ fn new_product<'k>(
             own.ok_or_else(|| internal(format!("operation {id} has no gathered factors")))
         }
         Extra::Result(r) => Ok(t.results[*r]),
+        // Only grouped GEMMs read what others quantise.
+        Extra::OwnFactors => Err(internal(format!("operation {id} has factors of its own"))),
         Extra::OwnHalf => {
             let own = result.and_then(|r| t.results.get(r)).copied();
             own.ok_or_else(|| internal(format!("operation {id} is no result, and has halves")))

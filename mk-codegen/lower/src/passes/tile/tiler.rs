@@ -56,6 +56,8 @@ pub(super) struct RaggedRows<'k> {
     pub begins: Option<Begins>,
     /// Rows that were dispatched, and the words of their blocks.
     pub dispatched: Option<(BufId, FlowId)>,
+    /// Factors of these.
+    pub factors: Option<BufId>,
     /// Where the rows of a rank's tokens are, for those that go back.
     pub route: Option<(Dispatch<'k>, Option<Derived>)>,
 }
@@ -64,6 +66,8 @@ pub(super) struct RaggedRows<'k> {
 #[derive(Clone, Copy)]
 pub(super) struct MadeBlocks {
     pub buffer: BufId,
+    /// Factors of these, if they are quantised for the next GEMM.
+    pub factors: Option<BufId>,
     /// The words of blocks.
     pub done: FlowId,
     pub family: FamId,

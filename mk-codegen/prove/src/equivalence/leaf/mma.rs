@@ -10,7 +10,7 @@ use crate::equivalence::{
 };
 use mk_plan::{
     ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, MMA_STEP_BYTES, MmaTile, Operand, gated,
-    saves_gates, scales_steps,
+    gates_operand, scales_steps,
 };
 
 impl Links for MmaTile {
@@ -40,7 +40,7 @@ impl<A: Algebra> Meaning<A> for MmaTile {
             // Nothing is added up.
             None => match (
                 gated(&self.epilogue),
-                to.touch.operand == Operand::E0 && saves_gates(&self.epilogue),
+                gates_operand(&self.epilogue) == Some(to.touch.operand),
             ) {
                 (true, true) => Tile::filled(rows / 2, cols * 2, A::ZERO),
                 (gated, _) => Tile::filled(rows, if gated { cols * 2 } else { cols }, A::ZERO),
@@ -61,13 +61,18 @@ impl<E: Copy + PartialEq> Context<E> {
         let both = (self.latest_piece(Operand::A), self.latest_piece(Operand::B));
         let (Some(a), Some(b)) = both else { return Ok(None) };
         let ([_, depth], [columns, _]) = (&a.blocks, &b.blocks);
+        let blocks = columns.last().map_or(0, |b| b + 1);
+        // Gates, then ups, each in blocks of their own.
+        let halves = if gated(epilogue) { 2 } else { 1 };
+        let columns: Vec<usize> =
+            (0..halves).flat_map(|h| columns.iter().map(move |b| h * blocks + b)).collect();
+        let blocks = halves * blocks;
         let (mut left, mut right) = (a.tile.data.clone(), b.tile.data.clone());
         let (rows, k, n) = (a.tile.rows, a.tile.cols, b.tile.rows);
         if b.tile.cols != k || depth.len() != k || columns.len() != n {
             return Err(format!("`a` is {rows}x{k} and `b` {}x{n}", b.tile.cols));
         }
-        let (steps, blocks) =
-            (depth.last().map_or(0, |b| b + 1), columns.last().map_or(0, |b| b + 1));
+        let steps = depth.last().map_or(0, |b| b + 1);
         let named = epilogue.iter().filter(|op| op.operand().is_some()).zip(EPILOGUE_OPERANDS);
         for (op, operand) in named.filter(|(op, _)| op.scales_steps()) {
             let by_rows = *op == EpilogueOp::ScaleSteps;
@@ -170,7 +175,7 @@ impl Linker<'_, '_> {
                     self.link((t, columns), (c, result.columns))?;
                     right = Some((t, depth));
                 }
-                Operand::E0 if saves_gates(epilogue) => {
+                o if gates_operand(epilogue) == Some(o) => {
                     let m = self.gates(t, BLayout::Kn)?;
                     self.link((t, m.rows), (c, result.rows))?;
                     self.link((t, m.columns), (c, result.columns))?;
@@ -183,12 +188,13 @@ impl Linker<'_, '_> {
                 }
                 o if of_epilogue(epilogue, o).is_some_and(EpilogueOp::scales_steps) => {
                     let rows = of_epilogue(epilogue, o) == Some(EpilogueOp::ScaleSteps);
-                    let m = self.matrix(t)?;
-                    self.apart(t, if rows { m.rows } else { m.columns });
+                    let m = if rows { self.matrix(t)? } else { result };
                     if rows {
+                        self.apart(t, m.rows);
                         self.link((t, m.columns), (c, result.rows))?;
                     } else {
-                        self.apart(t, m.rows);
+                        let n = self.unrolled.region(t).len();
+                        (0..n).for_each(|d| self.apart(t, Some(d)));
                         self.blocks(c, result.columns);
                     }
                     let of_k = |o: &&Touch| matches!(o.operand, Operand::A | Operand::B);

@@ -7,7 +7,7 @@ use super::{
 use crate::valid::touched::{Touched, last_three, made_of, matrix, of, one_place};
 use mk_plan::{
     ALayout, BLayout, EpilogueOp, Family, MMA_STEP_BYTES, MmaTile, Operand, QuantTile, gated,
-    saves_gates, scales_steps,
+    gates_operand, scales_steps,
 };
 
 impl Rules for MmaTile {
@@ -71,7 +71,7 @@ fn product(
                     same(&mut rows, m, "rows", t)?;
                     same(&mut columns, n * halves, "columns", t)?;
                 }
-                Operand::E0 if saves_gates(epilogue) => {
+                o if gates_operand(epilogue) == Some(o) => {
                     let Some([m, two, n]) = last_three(t)? else { continue };
                     gates_and_ups(t.operand, two)?;
                     same(&mut rows, m, "rows", t)?;
@@ -88,7 +88,15 @@ fn product(
                     }
                 }
                 e if of_epilogue(epilogue, e).is_some_and(EpilogueOp::scales_steps) => {
-                    let Some([lines, n]) = matrix(t)? else { continue };
+                    let by_columns =
+                        of_epilogue(epilogue, e) == Some(EpilogueOp::ScaleBlocks) && gated;
+                    let found = match by_columns {
+                        true => last_three(t)?.map(|[two, lines, n]| {
+                            gates_and_ups(t.operand, two).map(|()| [lines, n])
+                        }),
+                        false => matrix(t)?.map(Ok),
+                    };
+                    let Some([lines, n]) = found.transpose()? else { continue };
                     let block = i64::from(MMA_STEP_BYTES);
                     let depth = of(touched, Operand::A).find_map(|a| left(a).ok().flatten());
                     let steps = depth.map_or(0, |[depth, _]| (depth + block - 1) / block);
@@ -104,7 +112,7 @@ fn product(
                             "`{e}` has {found} {along} of steps, which are {steps}"
                         ));
                     }
-                    let blocks = columns.map_or(0, |n: i64| (n + block - 1) / block);
+                    let blocks = columns.map_or(0, |n: i64| (n / halves + block - 1) / block);
                     if along == "columns" && lines != blocks {
                         return Err(format!(
                             "`{e}` has {lines} rows of blocks, which are {blocks}"

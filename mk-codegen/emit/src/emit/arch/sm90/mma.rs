@@ -96,11 +96,19 @@ const ONE: LeafEmission = LeafEmission {
     ..EMISSION
 };
 
+/// The same with 192 accumulators, and factors of their steps along K.
+const PAIRS: LeafEmission = LeafEmission {
+    warpgroups: Warpgroups { issuing_registers: 40, computing_registers: 232, computing: 2 },
+    ..EMISSION
+};
+
 /// The record for tiles of so many rows and columns.
-pub(in crate::emit) fn emission([rows, columns, _]: [u32; 3]) -> &'static LeafEmission {
+pub(in crate::emit) fn emission(tile: &MmaTile) -> &'static LeafEmission {
+    let [rows, columns, depth] = tile.block;
     match mma_consumers([rows, columns]) {
         1 => &ONE,
         3 => &THREE,
+        _ if mma_narrow(depth) && gated(&tile.epilogue) => &PAIRS,
         _ => &EMISSION,
     }
 }
@@ -378,6 +386,8 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     let (row_scales, column_scales) = (called("scale_rows"), called("scale_columns"));
     let (step_rows, step_columns) = (called("scale_steps"), called("scale_blocks"));
     let factors = called("quantize");
+    // From the factors of gates to those of ups, in lines.
+    let step_ups = if gated { step_ups(e, f)? } else { "0".into() };
     let n = epilogue.iter().filter(|op| op.scales()).count();
     let elementwise = extras.len() - factors.len();
     let extras: Vec<_> = extras.into_iter().take(elementwise).skip(n).collect();
@@ -434,6 +444,7 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         column_scales,
         step_rows,
         step_columns,
+        step_ups,
         factors,
         ..e.slice(s)
     };
@@ -467,6 +478,21 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     };
     let maps = context! { a_map, a_ends_map, a_part_map, b_map, c_map, line_map, carry };
     Ok((context! { ..value, ..maps }, right.view.rank()))
+}
+
+/// Blocks of columns of each half of operand B, whose factors lie below each other.
+fn step_ups(e: &Emitter<'_>, f: &Family) -> Result<String, EmitError> {
+    let named = f.leaf.epilogue().iter().filter(|op| op.operand().is_some());
+    let mut named = named.zip(EPILOGUE_OPERANDS);
+    let Some((_, operand)) = named.find(|(op, _)| **op == EpilogueOp::ScaleBlocks) else {
+        return Ok("0".into());
+    };
+    let x = e.access(f, operand)?;
+    let blocks = x.region.len().checked_sub(2).map(|d| e.extent(x.buffer, d));
+    let number = blocks.and_then(|blocks| e.number(&blocks)).ok_or_else(|| {
+        EmitError::unsupported(f.name.clone(), "factors of gates and ups are of fixed sizes")
+    })?;
+    Ok(number.to_string())
 }
 
 /// The maps that boxes of results leave by, as C.

@@ -7,7 +7,7 @@ mod mma;
 
 use super::record::Arch;
 use crate::emit::leaf::LeafEmission;
-use mk_plan::{AttendGradTile, AttendTile, Carry, GradOf, Leaf, MmaTile, target};
+use mk_plan::{AttendGradTile, AttendTile, Carry, GradOf, Leaf, target};
 
 pub(super) const ARCH: Arch = Arch {
     target: &target::SM_90A,
@@ -19,7 +19,7 @@ pub(super) const ARCH: Arch = Arch {
 
 fn core(leaf: &Leaf) -> Option<&'static LeafEmission> {
     match leaf {
-        Leaf::MmaTile(MmaTile { block, .. }) => Some(mma::emission(*block)),
+        Leaf::MmaTile(tile) => Some(mma::emission(tile)),
         Leaf::AttendTile(AttendTile { carry: Carry::Registers, block, .. }) => {
             Some(attend::emission(*block))
         }

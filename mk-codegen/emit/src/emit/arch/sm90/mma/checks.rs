@@ -35,9 +35,11 @@ pub(super) fn shape(
     let parts = block[1].is_multiple_of(64 * mma_consumers(sides));
     let rows = [128, 256].contains(&block[0]) || split && parts || mma_three_by_rows(sides);
     let narrow = mma_narrow(block[2]);
-    if narrow && (gated || consumers != Consumers::Cooperative || !mma_promotes(sides)) {
-        let what = "tiles of 8-bit operands have no gate, two warpgroups side by side, and leave them registers for \
-            two sets of sums";
+    // A gate's half is a block of columns that has a factor.
+    let pairs = !gated || sides == [128, 256];
+    if narrow && (!pairs || consumers != Consumers::Cooperative || !mma_promotes(sides)) {
+        let what = "tiles of 8-bit operands have two warpgroups side by side, leave them registers for two sets of \
+            sums, and with a gate are of 128 rows and 256 columns";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     if block[2] != 64 && !narrow || !rows || gated && !halves {
