@@ -21,7 +21,7 @@ RUNS = (
     ("four H200, random shapes", ["four-h200/random-560411.json"]),
     ("two H200", ["two/peers.json"]),
     ("two H100, random shapes", [f"two-h100/random-{seed}.json" for seed in (20261127, 20261128, 20261129)]),
-    ("two H200, random shapes", ["two-h200/random-90421.json"]),
+    ("two H200, random shapes", ["two-h200/random-681128.json"]),
     ("one H100", ["one/h100.json"]),
     ("one H200, tuned", ["one/peers.json"]),
 )

@@ -3,7 +3,7 @@
 use super::setting::Setting;
 use crate::{HarnessError, routing};
 use mk_abi::DType;
-use mk_runtime::{DeviceTensor, Operand};
+use mk_runtime::{DeviceTensor, MapOp, Operand};
 use mk_syntax::{Node, ValueId};
 
 /// Consecutive rows of an expert on a rank.
@@ -107,6 +107,32 @@ pub(super) fn product(
         let c = make(DType::F32, &[rows, columns])?;
         s.reference.gemm(&c, Operand::new(&a), right, false)?;
         copy_rows((&out, first), (&c, 0), rows, columns)?;
+    }
+    Ok(out)
+}
+
+/// Rows with their expert's vector added, in f32; rows of none are 0. `shape` is the result's on the rank.
+///
+/// # Errors
+/// [`HarnessError::Runtime`].
+pub(super) fn biased(
+    s: &Setting<'_>,
+    rank: usize,
+    [x, b]: [&DeviceTensor; 2],
+    counts: ValueId,
+    shape: &[u64],
+) -> Result<DeviceTensor, HarnessError> {
+    let make = |dtype, shape: &[u64]| DeviceTensor::new(s.world, rank as u32, dtype, shape);
+    let out = DeviceTensor::zeros(s.world, rank as u32, DType::F32, shape)?;
+    let n = shape.iter().skip(1).product::<u64>();
+    for Stretch { expert, first, rows } in stretches(s, rank, counts)? {
+        let a = make(x.dtype(), &[rows, n])?;
+        copy_rows((&a, 0), (x, first), rows, n)?;
+        let c = make(b.dtype(), &[n])?;
+        copy_rows((&c, 0), (b, expert), 1, n)?;
+        let sum = make(DType::F32, &[rows, n])?;
+        s.reference.map(MapOp::Bias, &sum, &a, Some(&c))?;
+        copy_rows((&out, first), (&sum, 0), rows, n)?;
     }
     Ok(out)
 }

@@ -2,13 +2,13 @@
 //! [`mk_runtime::reference`]; collectives are copies and sums. Intermediate values are f32.
 
 use super::{grouped, setting::Setting};
-use crate::{HarnessError, Layout};
+use crate::{HarnessError, Layout, routing};
 use mk_abi::DType;
 use mk_runtime::{
     DeviceTensor, MapOp, Operand,
     reference::{Attend, AttendGrad, Places},
 };
-use mk_syntax::{Def, Factors, Node, Op, Program, SCALE_BLOCK, ValueId};
+use mk_syntax::{AxisId, Def, Factors, Node, Op, Program, SCALE_BLOCK, ValueId};
 
 /// A value on one rank.
 enum Local<'s> {
@@ -211,12 +211,13 @@ impl Evaluator<'_, '_> {
                 };
             }
             Op::Swiglu => MapOp::Swiglu,
-            Op::Bias
-                if self.s.case.program.ty(node.inputs[1]).is_some_and(|ty| ty.dims.len() > 1) =>
-            {
-                return Err(HarnessError::unsupported("a bias of experts on GPUs"));
-            }
-            Op::Bias => MapOp::Bias,
+            Op::Bias => match routing::counts_of(self.s.case.program, node.result) {
+                Some(counts) => {
+                    let of = [operand(0)?, operand(1)?];
+                    return grouped::biased(self.s, self.rank, of, counts, &shape);
+                }
+                None => MapOp::Bias,
+            },
             Op::Factor(_) => {
                 return match self.s.case.program.def(node.inputs[0]) {
                     Some(Def::Node(made)) => self.factors(made),
@@ -438,8 +439,10 @@ impl Evaluator<'_, '_> {
         let attend = |k: &DeviceTensor, v: &DeviceTensor| {
             self.s.reference.attend([&o, &lse], [q, k, v], how)
         };
-        match ring {
-            Some(_) => attend(&self.sequence(k_id, 1)?, &self.sequence(v_id, 1)?)?,
+        match ring.map(AxisId::index) {
+            Some(axis) => {
+                attend(&self.sequence(k_id, 1, axis)?, &self.sequence(v_id, 1, axis)?)?;
+            }
             None => attend(self.on(k_id, self.rank)?, self.on(v_id, self.rank)?)?,
         }
         Ok((o, lse))
@@ -460,9 +463,11 @@ impl Evaluator<'_, '_> {
             false => ([c, d, e, a, b], 0..3),
         };
         let mut gathered: [Option<DeviceTensor>; 5] = Default::default();
-        for i in passed.filter(|_| ring.is_some()) {
-            // Statistics are `[B, H, S, 4]`.
-            gathered[i] = Some(self.sequence(ids[i], if i == 2 { 2 } else { 1 })?);
+        if let Some(axis) = ring.map(AxisId::index) {
+            for i in passed {
+                // Statistics are `[B, H, S, 4]`.
+                gathered[i] = Some(self.sequence(ids[i], if i == 2 { 2 } else { 1 }, axis)?);
+            }
         }
         let mut operands = Vec::new();
         for (id, whole) in ids.iter().zip(&gathered) {
@@ -519,14 +524,16 @@ impl Evaluator<'_, '_> {
         length(k) - length(q)
     }
 
-    /// All parts of a sequence, which is dimension `dim`, where they belong.
-    fn sequence(&self, id: ValueId, dim: usize) -> Result<DeviceTensor, HarnessError> {
-        let shape = self.s.case.bound.shape(id).unwrap_or(&[]).to_vec();
+    /// All parts of a sequence, which is dimension `dim`, that ranks along an axis have, where they belong.
+    fn sequence(&self, id: ValueId, dim: usize, axis: usize) -> Result<DeviceTensor, HarnessError> {
+        let whole = self.s.case.bound.shape(id).and_then(|shape| shape.get(dim)).copied();
+        let whole = whole.unwrap_or(1);
+        let mut shape = self.layout(id, self.rank)?.shape();
+        shape.iter_mut().skip(dim).take(1).for_each(|n| *n = whole);
         let all = self.make(self.on(id, self.rank)?.dtype(), &shape)?;
         let row: u64 = shape.iter().skip(dim + 1).product::<u64>() * all.dtype().size_bytes();
         let outer: u64 = shape.iter().take(dim).product();
-        let whole = shape.get(dim).copied().unwrap_or(1);
-        for rank in 0..self.s.case.ranks {
+        for rank in self.s.grid.along(axis, self.rank) {
             let held = self.on(id, rank)?.buffer();
             let parts = self.layout(id, rank)?.parts(dim);
             let local: u64 = parts.iter().map(|p| p.len() as u64).sum();

@@ -103,7 +103,7 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
         return refuse("products are there, or are not, as their row is");
     }
     let own = |a: &Access| e.plan.buffers[a.buffer].own_rows;
-    if own(src) || own(w) != own(dst) || w.region[0] != dst.region[0] {
+    if own(src) || own(w) != own(dst) || own(w) && w.region[0] != dst.region[0] {
         return refuse("products of a rank's own rows are those of these rows");
     }
     let mut looks = f.waits.iter().filter(|w| w.at == Point::Start);
