@@ -386,11 +386,6 @@ fn what_has_no_kernel_over_two_axes_is_refused() {
     let dynamic = read(signature, "gather(a, tp) -> gemm(b) -> all_reduce(dp)", RAGGED);
     let why = refused(&dynamic, &on(TWO[0]));
     assert!(why.contains("comes with each launch"), "{why}");
-    let heads = "f(q: bf16[B, S, H, D] @ shard(1, cp) @ shard(2, tp), k: bf16[B, S, G, D] @ shard(1, cp) @ shard(2, tp), v: bf16[B, S, G, D] @ shard(1, cp) @ shard(2, tp))";
-    let shapes: Shapes = &[("q", &[1, 64, 2, 64]), ("k", &[1, 64, 2, 64]), ("v", &[1, 64, 2, 64])];
-    let ring = read(heads, "ring(k, v, cp) -> attention(q)", shapes);
-    let why = refused(&ring, &on(&[("cp", 2), ("tp", 2)]));
-    assert!(why.contains("several axes"), "{why}");
 }
 
 #[test]

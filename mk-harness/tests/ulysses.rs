@@ -318,14 +318,15 @@ fn what_no_kernel_does_is_refused() {
         &mesh(&[("cp", 2), ("up", 2)]),
     );
     assert!(uneven.contains("dimension 1, 63, is not as long on each of 2 ranks"), "{uneven}");
-    let packed = format!(
-        "fn f(q: {x1}, k: {x1}, v: {x1}, cu: i32[N]) {{ let x = k -> {IN}; let y = v -> {IN}; \
-         q -> {IN} -> attention(x, y, cu_seqlens = cu) }}",
-        x1 = "bf16[B, S, H, 64] @ shard(1)"
-    );
-    let packed = refused(&packed, &[dims[0], dims[1], dims[2], ("N", 4)], &on(2));
-    assert!(packed.contains("sequences are packed, and ranks exchange"), "{packed}");
     let both = "bf16[B, S, H, 64] @ shard(1, cp) @ shard(1, up)";
+    let up = "all_to_all(up, split = 2, concat = 1)";
+    let packed = format!(
+        "fn f(q: {both}, k: {both}, v: {both}, cu: i32[N]) {{ let x = k -> {up}; let y = v -> {up}; \
+         let z = q -> {up}; ring(x, y, cp) -> attention(z, cu_seqlens = cu) }}"
+    );
+    let on_both = mesh(&[("cp", 2), ("up", 2)]);
+    let packed = refused(&packed, &[dims[0], dims[1], dims[2], ("N", 4)], &on_both);
+    assert!(packed.contains("sequences are packed, and ranks exchange"), "{packed}");
     let two = format!(
         "fn f(q: {both}, k: bf16[B, S, H, 64], v: bf16[B, S, H, 64]) {{ attention(q, k, v) }}"
     );
