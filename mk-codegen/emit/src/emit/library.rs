@@ -2,7 +2,7 @@
 //! uses.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -63,7 +63,9 @@ fn text_of(files: &[(&str, &str)], trace_records: Option<u32>, nodes: Nodes) -> 
 fn used<'f>(files: &[(&'f str, &'static str)], texts: &[&str]) -> Vec<(&'f str, &'static str)> {
     let of: Vec<_> = files.iter().map(|(_, body)| names(body)).collect();
     let mut takes: Vec<bool> = files.iter().map(|(path, _)| *path == "sync/context.cuh").collect();
-    let mut open: BTreeSet<&str> = texts.iter().flat_map(|t| identifiers(t)).collect();
+    let known: HashSet<&str> = of.iter().flat_map(|names| &names.declared).copied().collect();
+    let words = texts.iter().flat_map(|t| identifiers(t));
+    let mut open: BTreeSet<&str> = words.filter(|word| known.contains(word)).collect();
     // Behind every file stands what uses it.
     for i in (0..files.len()).rev() {
         takes[i] |= of[i].declared.iter().any(|name| open.contains(name));
