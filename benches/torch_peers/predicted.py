@@ -22,7 +22,7 @@ def of(plans):
 
 
 def status(rows, wrong):
-    """What a run ends with once its rows are written: None, or why it fails. A row has ``mk_ms`` and ``predicted_ms`` where both are known."""
+    """None, or why a run fails, which ends with that when its rows are written. A row has ``mk_ms`` and ``predicted_ms`` where both are known."""
     found = missed((row.get("shape") or row["row"], row["mk_ms"], row["predicted_ms"]) for row in rows if "predicted_ms" in row)
     for line in found:
         print(line, file=sys.stderr, flush=True)

@@ -154,7 +154,7 @@ fn every_mutant_is_rejected_or_equivalent() {
         );
         valid::verify(&case.plan).unwrap_or_else(|e| panic!("{}: {e}", case.name));
     }
-    let judged = judge_some(&cases, if few() { 5 } else { 1 });
+    let judged = judge_some(&cases, if few() { 2 } else { 1 });
     println!("{} plans\n{}", cases.len(), table(&judged));
     let mut rules: BTreeMap<Option<u8>, usize> = BTreeMap::new();
     judged.iter().for_each(|j| *rules.entry(j.rule).or_default() += 1);
@@ -173,8 +173,7 @@ fn every_mutant_is_rejected_or_equivalent() {
     };
     for rule in 1..=5 {
         println!("rule {rule} alone rejects {} mutants that go wrong", caught(rule));
-        // Of a fifth of all mutants rule 5 alone rejects four or so: a draw may have none.
-        assert!(caught(rule) > 0 || few() && rule == 5, "rule {rule}");
+        assert!(caught(rule) > 0, "rule {rule}");
     }
     let missed: Vec<_> = judged
         .iter()

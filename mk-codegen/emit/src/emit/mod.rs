@@ -1,6 +1,6 @@
 //! From a verified plan to one CUDA translation unit.
 //!
-//! What it uses of the device library comes first, word for word; then constants, one struct per family with the plan's
+//! The used files of the device library come first, word for word; then constants, one struct per family with the plan's
 //! own index expressions, hooks for each leaf, one function per role, and the kernel. Deterministic; no IO; no GPU.
 //!
 //! Imports among the files go one way: `types`, `error`, `library`, then `nodes`, `layout`, `maps`, `context`, then

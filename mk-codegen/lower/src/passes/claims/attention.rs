@@ -115,7 +115,7 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
                     keep(&mut kept, operand, i).ok_or_else(twice)?;
                     continue;
                 }
-                // What it makes is exchanged behind it.
+                // A result of the attention is exchanged behind it.
                 let behind = exchanged(*n, [1, 2]).filter(|_| exchange.is_none());
                 let behind = behind.and_then(|(axis, of)| {
                     let operand = match g.graph[of].kind {

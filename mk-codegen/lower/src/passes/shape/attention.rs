@@ -41,10 +41,10 @@ pub(in crate::passes) struct Attention {
     pub made: Vec<(Operand, usize)>,
     /// What an exchange behind it reads, and which parameters of the kernel these are.
     pub passed: Vec<(Operand, Param)>,
-    /// What it has by heads, between exchanges, and which results these are.
+    /// Operands and results by heads, between exchanges, and their places among the results.
     pub kept: Vec<(Operand, usize)>,
     pub scores: Scored,
-    /// The axis along which what comes in blocks is passed on from rank to rank.
+    /// The axis of the ring: blocks are passed on along it, from rank to rank.
     pub ring: Option<usize>,
     pub exchange: Option<Exchange>,
 }
