@@ -137,8 +137,8 @@ impl GpuArena {
     /// [`TransportError::Memory`] for bytes that are not inside; [`Error::Cuda`].
     pub fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Error> {
         self.inside(at, out.len())?;
-        // SAFETY: inside, and `out` has as many bytes.
         let from = self.base().wrapping_add(at as usize);
+        // SAFETY: inside, and `out` has as many bytes.
         unsafe { self.moved(from, out.as_mut_ptr(), out.len() as u64, None) }
     }
 
