@@ -88,7 +88,7 @@ const ROWS: [Row; 6] = [
             dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(gate)
         }",
         small: &[("T", 600), ("K", 2), ("E", 8), ("H", 136), ("I", 72)],
-        large: &[("T", 16384), ("K", 8), ("E", 128), ("H", 2048), ("I", 768)],
+        large: &[("T", 8192), ("K", 8), ("E", 128), ("H", 2048), ("I", 768)],
         alone: None,
     },
 ];
