@@ -241,8 +241,20 @@ fn products_of_ragged_rows_compile() {
     let biased = "fn f(x: bf16[R, K], n: i32[E], w: bf16[E, K, F], b: bf16[E, F]) {
         ragged(x, n) -> grouped_gemm(w) -> bias(b) -> gelu
     }";
+    // As a training step saves gates and ups.
+    let gate_bias = dispatched
+        .replace(
+            "shard(0)) ->",
+            "shard(0), b: bf16[E, 2, F] @ shard(0), c: bf16[E, K] @ shard(0)) ->",
+        )
+        .replace("-> bf16[R, K] @ shard(0) {", "{ let h =")
+        .replace("(w1) ->", "(w1) -> bias(b); (h ->")
+        .replace("(w2)", "(w2) -> bias(c)")
+        .replace("combine(gate)", "combine(gate), h)");
     for (source, set, trace) in [
         (biased, "", false),
+        (&gate_bias, "", false),
+        (&gate_bias, "block=128x128x64", true),
         (biased, "block=128x128x64", true),
         (dispatched, "", false),
         (&own, "", true),
