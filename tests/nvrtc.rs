@@ -311,12 +311,20 @@ fn experts_of_eight_bits_compile() {
         "dispatch(x, ids)",
         "x -> quantize(e4m3, 1, 128) -> dispatch(ids, capacity = R, drop)",
     );
-    // Traced, a layer spills more than its leaves allow.
+    let biased = layer
+        .replace(
+            "shard(0)) {",
+            "shard(0), b: bf16[E, 2, F] @ shard(0), c: bf16[E, H] @ shard(0)) {",
+        )
+        .replace("(w.t)", "(w.t) -> bias(b)")
+        .replace("(v.t)", "(v.t) -> bias(c)");
     for (source, trace) in [
         (alone, false),
         (hidden.as_str(), false),
         (experts.as_str(), false),
         (layer, false),
+        (layer, true),
+        (biased.as_str(), false),
         (tokens.as_str(), false),
     ] {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));

@@ -138,6 +138,10 @@ MK_DEVICE void apply_gate_bias(const Hooks& hooks, const GemmTile& tile, u32 con
         x[Config::kAccumulators / 2 + 1] += ups.x1;
       }
     }
+    // Of eight bits, sums leave registers for some loads in flight, not for all.
+    if constexpr (Config::kStepScaled) {
+      if (j % 4 == 3) asm volatile("" : "+r"(first) : "f"(acc[0][j * 4]));
+    }
   }
 }
 

@@ -321,7 +321,6 @@ MK_DEVICE void sm90_mma_tile(const GemmSmem<Config>& smem, const Hooks& hooks, c
   // Tiles of more steps than one, which those with a borrowed stage are, have taken all by now.
   if constexpr (Config::kBorrowedPanels == 0) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
   if constexpr (Config::kScaled) apply_scales<Config>(hooks, tile, consumer, acc);
-  if constexpr (Config::kGateBias) apply_gate_bias<Config>(hooks, tile, consumer, acc);
   if constexpr (Config::kCarryLast) apply_epilogue<Config>(hooks, tile, consumer, acc);
   if constexpr (Config::kCarried && Config::kBorrowedPanels == 0) {
 #pragma unroll 1
@@ -379,6 +378,7 @@ MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& sm
       tile = hooks.template decode<true>(again);
       take_part<Config>(tile);
     }
+    if constexpr (Config::kGateBias) apply_gate_bias<Config>(hooks, tile, consumer, acc);
     if constexpr (Config::kSaves > 0) {
       if (!ctx.aborted()) save_tile<0, Config, Edges>(smem, hooks, tile, consumer, staging.mine, acc);
     }
