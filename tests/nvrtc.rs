@@ -241,8 +241,20 @@ fn products_of_ragged_rows_compile() {
     let biased = "fn f(x: bf16[R, K], n: i32[E], w: bf16[E, K, F], b: bf16[E, F]) {
         ragged(x, n) -> grouped_gemm(w) -> bias(b) -> gelu
     }";
+    // As a training step saves gates and ups.
+    let gate_bias = dispatched
+        .replace(
+            "shard(0)) ->",
+            "shard(0), b: bf16[E, 2, F] @ shard(0), c: bf16[E, K] @ shard(0)) ->",
+        )
+        .replace("-> bf16[R, K] @ shard(0) {", "{ let h =")
+        .replace("(w1) ->", "(w1) -> bias(b); (h ->")
+        .replace("(w2)", "(w2) -> bias(c)")
+        .replace("combine(gate)", "combine(gate), h)");
     for (source, set, trace) in [
         (biased, "", false),
+        (&gate_bias, "", false),
+        (&gate_bias, "block=128x128x64", true),
         (biased, "block=128x128x64", true),
         (dispatched, "", false),
         (&own, "", true),
@@ -299,12 +311,20 @@ fn experts_of_eight_bits_compile() {
         "dispatch(x, ids)",
         "x -> quantize(e4m3, 1, 128) -> dispatch(ids, capacity = R, drop)",
     );
-    // Traced, a layer spills more than its leaves allow.
+    let biased = layer
+        .replace(
+            "shard(0)) {",
+            "shard(0), b: bf16[E, 2, F] @ shard(0), c: bf16[E, H] @ shard(0)) {",
+        )
+        .replace("(w.t)", "(w.t) -> bias(b)")
+        .replace("(v.t)", "(v.t) -> bias(c)");
     for (source, trace) in [
         (alone, false),
         (hidden.as_str(), false),
         (experts.as_str(), false),
         (layer, false),
+        (layer, true),
+        (biased.as_str(), false),
         (tokens.as_str(), false),
     ] {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));

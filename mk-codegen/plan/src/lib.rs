@@ -37,8 +37,8 @@ pub use contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, Operan
 pub use documents::{DocumentsError, bounds_table, check_documents, document_bounds};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
 pub use epilogue::{
-    EPILOGUE_OPERANDS, EpilogueOp, SWIGLU_GRAD, carry_last, gated, gates_operand, halves,
-    quantized, saves_gates, scales_steps,
+    EPILOGUE_OPERANDS, EpilogueOp, SWIGLU_GRAD, applied_first, carry_last, gate_bias, gated,
+    gates_operand, halves, quantized, saves_gates, scales_steps,
 };
 pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
 pub use factors::Factors;

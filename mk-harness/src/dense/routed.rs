@@ -3,13 +3,38 @@
 use super::routes::{Packed, known};
 use super::{Dense, Set, on};
 use crate::{
-    HarnessError,
+    HarnessError, math,
     near::Near,
     routing,
     value::{Matrix, Value},
 };
-use mk_syntax::{Def, Factors, Node, Op, SCALE_BLOCK, ValueId};
-use std::{collections::BTreeMap, sync::Arc};
+use mk_syntax::{Def, Factors, Node, Op, SCALE_BLOCK, Tensor, ValueId};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+/// Columns of a matrix that are made, and multiplied, at once.
+const COLUMNS: usize = 128;
+
+/// Elements by their place.
+type Elements<'e> = Box<dyn Fn(usize) -> f64 + Send + Sync + 'e>;
+
+/// A matrix of a stack, whose elements are made when they are read.
+struct Stacked<'e> {
+    values: Elements<'e>,
+    /// Those of its blocks; and the matrix's rows and columns, and the blocks'.
+    factors: Option<(Vec<f64>, [usize; 4])>,
+}
+
+impl Stacked<'_> {
+    fn at(&self, i: usize) -> Near {
+        let x = (self.values)(i);
+        let Some((factors, [height, width, down, across])) = &self.factors else {
+            return Near::exact(x);
+        };
+        let (row, column, block) = (i / width % height, i % width, SCALE_BLOCK as usize);
+        let matrix = i / width / height * down * across;
+        Near::product(x, factors[matrix + row / block * across + column / block])
+    }
+}
 
 impl Dense<'_> {
     /// Rows of `x` by the matrices of their experts; rows of none are not judged.
@@ -24,8 +49,6 @@ impl Dense<'_> {
         let experts = self.experts(node, self.extent(node.result, 0))?;
         let (k, n) = (self.width(node.inputs[0]), self.width(node.result));
         let transposed = node.op == (Op::GroupedGemm { transposed: true });
-        // A stored matrix, as rows.
-        let wide = if transposed { k } else { n };
         let mut near = vec![Near::unasked(); rows.len() * n];
         for e in 0..self.extent(node.inputs[1], 0) {
             let of_expert = |(_, row): &(usize, &usize)| experts.get(**row) == Some(&Some(e));
@@ -34,27 +57,39 @@ impl Dense<'_> {
                 continue;
             }
             let left = x.pick(k, mine.iter().flat_map(|i| i * k..(i + 1) * k));
-            let right = match self.matrix_of(node.inputs[1], e)? {
-                Some(matrix) => matrix.pick(wide, 0..k * n),
-                None => w.pick(wide, e * k * n..(e + 1) * k * n),
+            let given = self.matrix_of(node.inputs[1], e)?;
+            // Columns of it, of which only so many are held at once.
+            let right = |columns: &Range<usize>| {
+                let place = |c: usize, j: usize| if transposed { j * k + c } else { c * n + j };
+                let places = (0..k).flat_map(|c| columns.clone().map(move |j| place(c, j)));
+                match &given {
+                    Some(matrix) => Matrix::collect(columns.len(), places.map(|i| matrix.at(i))),
+                    None => w.pick(columns.len(), places.map(|i| e * k * n + i)),
+                }
             };
-            let turned = (0..k).flat_map(|c| (0..n).map(move |r| r * k + c));
-            let right = if transposed { right.pick(n, turned) } else { right };
-            let made = left.product(&right, mine.len(), k, narrow);
-            for (from, to) in mine.iter().enumerate() {
-                (0..n).for_each(|j| near[to * n + j] = made.at(from * n + j));
+            let parts = (0..n).step_by(COLUMNS).map(|from| from..(from + COLUMNS).min(n));
+            let parts: Vec<Range<usize>> = parts.collect();
+            let made =
+                math::each(&parts, &|columns| left.product(&right(columns), mine.len(), k, narrow));
+            for (columns, made) in parts.iter().zip(made) {
+                for (from, to) in mine.iter().enumerate() {
+                    let row = &mut near[to * n..][columns.clone()];
+                    row.iter_mut().enumerate().for_each(|(j, x)| {
+                        *x = made.at(from * columns.len() + j);
+                    });
+                }
             }
         }
         Ok(Value::Whole(Matrix::collect(n, near.into_iter())))
     }
 
     /// Matrix `e` of the caller's stack, times the factors of its blocks if it has some; `None` of one that is made.
-    fn matrix_of(&self, stack: ValueId, e: usize) -> Result<Option<Matrix>, HarnessError> {
+    fn matrix_of(&self, stack: ValueId, e: usize) -> Result<Option<Stacked<'_>>, HarnessError> {
         let program = self.inputs.case().program;
         let given = |id: ValueId| program.tensors().get(id.index());
-        let one = |t| Ok::<_, HarnessError>(on(&self.input(t, Set::Chosen, &[e])?, 0)?.clone());
         if let Some(given) = given(stack) {
-            return one(given).map(Some);
+            let values = self.elements_of(given, e)?;
+            return Ok(Some(Stacked { values, factors: None }));
         }
         let Some(Def::Node(Node { op: Op::Dequantize(Factors::Blocks), inputs, .. })) =
             program.def(stack)
@@ -64,22 +99,33 @@ impl Dense<'_> {
         let (Some(values), Some(factors)) = (given(inputs[0]), given(inputs[1])) else {
             return Ok(None);
         };
-        let (values, factors) = (one(values)?, one(factors)?);
         // Rows, and columns of each; factors of the last two dimensions.
         let dims = |id| self.inputs.case().bound.shape(id).unwrap_or(&[]).to_vec();
         let (shape, blocks) = (dims(inputs[0]), dims(inputs[1]));
         let of = |dims: &[u64], from_end: usize| {
             dims.len().checked_sub(from_end).map_or(1, |d| dims[d].max(1) as usize)
         };
-        let [height, width] = [of(&shape, 2), of(&shape, 1)];
-        let (wide, each) = (of(&blocks, 1), of(&blocks, 2) * of(&blocks, 1));
-        let block = SCALE_BLOCK as usize;
-        let scaled = (0..values.len()).map(|i| {
-            let (row, column) = (i / width % height, i % width);
-            let at = i / width / height * each + row / block * wide + column / block;
-            values.at(i).mul(factors.at(at))
-        });
-        Ok(Some(Matrix::collect(width, scaled)))
+        let sizes = [of(&shape, 2), of(&shape, 1), of(&blocks, 2), of(&blocks, 1)];
+        let of_blocks = self.elements_of(factors, e)?;
+        let n = blocks.iter().skip(1).map(|n| *n as usize).product();
+        let of_blocks = (0..n).map(of_blocks).collect();
+        let values = self.elements_of(values, e)?;
+        Ok(Some(Stacked { values, factors: Some((of_blocks, sizes)) }))
+    }
+
+    /// The elements of a row of a tensor of the caller.
+    fn elements_of(&self, tensor: &Tensor, row: usize) -> Result<Elements<'_>, HarnessError> {
+        let width = self.width(tensor.id);
+        for rank in 0..self.inputs.case().ranks {
+            let layout = self.inputs.layout(tensor, rank)?;
+            if layout.rows().contains(&row) && layout.columns().len() == width {
+                let from = (row - layout.rows().start) * width;
+                let element = self.inputs.elements(self.launch, tensor, rank);
+                return Ok(Box::new(move |i| element(from + i)));
+            }
+        }
+        let all = on(&self.input(tensor, Set::Chosen, &[row])?, 0)?.clone();
+        Ok(Box::new(move |i| all.data[i]))
     }
 
     /// The factors of tokens in rows of experts, `[blocks, rows]`; those of no token are not judged.

@@ -408,13 +408,14 @@ class Backward:
             given.clear()
         replaced = {i: t for (_, i), t in zip(self.added, into)}
         for (_, kind, i), tensor in zip(self.returned, out):
-            replaced.setdefault(i, tensor.unsqueeze(0) if kind == "row" else tensor)
+            if kind != "rows":
+                replaced.setdefault(i, tensor.unsqueeze(0) if kind == "row" else tensor)
         filled = self._filled(torch, tensors, into)
         tensors.clear()
         made, taken = self.runner.run(torch, filled, replaced), set()
         gradients = []
         for parameter, kind, i in self.returned:
-            gradient = made[i].select(0, 0) if kind == "row" else made[i]
+            gradient = made[i].select(("row", "rows").index(kind), 0) if kind in ("row", "rows") else made[i]
             # Two parameters may have one gradient, and results of a call share nothing.
             gradients.append(gradient.clone() if (kind, i) in taken else gradient)
             taken.add((kind, i))
@@ -425,8 +426,8 @@ class Backward:
 
     def fake(self, torch, tensors, into=()):
         made = self.runner.fake(torch, self._filled(torch, tensors, into))
-        shape = lambda kind, t: t.new_empty(t.shape[1:] if kind == "row" else t.shape)
-        return [shape(kind, made[i]) for _, kind, i in self.returned]
+        part = lambda kind, t: t.new_empty(t.shape).select(1, 0) if kind == "rows" else t.new_empty(t.shape[1:] if kind == "row" else t.shape)
+        return [part(kind, made[i]) for _, kind, i in self.returned]
 
     def flops(self, shapes):
         shapes, every = iter(shapes), []

@@ -89,8 +89,13 @@ impl<'a> Checker<'a, '_> {
             let Id::Node(i) = at else { return None };
             let node = &self.nodes[i];
             if let Op::GroupedGemm { .. } = node.op {
-                let Id::Param(w) = *node.inputs.get(1)? else { return None };
-                let State::Known(ty) = &self.params[w].state else { return None };
+                let ty = match *node.inputs.get(1)? {
+                    Id::Node(w) => &self.nodes[w].value.ty,
+                    Id::Param(w) => match &self.params[w].state {
+                        State::Known(ty) => ty,
+                        _ => return None,
+                    },
+                };
                 return ty.dims.first().copied();
             }
             at = *node.inputs.first()?;
@@ -123,8 +128,8 @@ impl<'a> Checker<'a, '_> {
         let next = call.rest.iter().flatten().next().and_then(|s| ops::find(s.name.text));
         let (transposed, narrow) = (operand.transposed.is_some(), x.ty.dtype.is_narrow());
         let shape = match next.map(|op| op.kind) {
-            // Of eight bits, gates and ups lie before K.
-            Some(OpKind::Swiglu) if transposed && narrow => Shape::Fresh(4),
+            // Gates and ups lie before K.
+            Some(OpKind::Swiglu) if transposed => Shape::Fresh(4),
             _ if transposed => Shape::Fresh(x.ty.dims.len() + 1),
             Some(OpKind::Swiglu) => Shape::Stacked,
             _ => Shape::Fresh(3),
@@ -175,14 +180,14 @@ impl<'a> Checker<'a, '_> {
         };
         // Those of the matrices that are summed over, and those that remain.
         let (summed, columns) = match transposed {
-            true if both => match [&[k], columns].concat() {
+            // As many of the last dimensions as rows have.
+            true => match [&[k], columns].concat() {
                 all if all.len() > depth.len() => {
                     let (columns, summed) = all.split_at(all.len() - depth.len());
                     (summed.to_vec(), columns.to_vec())
                 }
-                all => (all, Vec::new()),
+                _ => (columns.to_vec(), vec![k]),
             },
-            true => (columns.to_vec(), vec![k]),
             false => (vec![k], columns.to_vec()),
         };
         if summed.len() != depth.len() {

@@ -17,7 +17,7 @@ use crate::{
         },
     },
 };
-use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, gated, halves};
+use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, gate_bias, gated, halves};
 use petgraph::stable_graph::NodeIndex;
 
 /// Claims what results are made of, as far as it is dense.
@@ -265,6 +265,14 @@ impl Builder<'_, '_> {
         if epilogue.contains(&EpilogueOp::Swiglu) && !gated(epilogue) {
             let why = "something stands between it and its GEMM";
             return Err(unsupported("swiglu", why, "put `swiglu` directly behind `gemm`"));
+        }
+        if gate_bias(epilogue).is_some() {
+            let why = "it stands between `swiglu` and a dense GEMM";
+            return Err(unsupported(
+                "bias",
+                why,
+                "put `bias` behind `swiglu`, or use `grouped_gemm`",
+            ));
         }
         let mut out = tensor(value, &value.name, &self.claims.sizes);
         if halves(epilogue) {

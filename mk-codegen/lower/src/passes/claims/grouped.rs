@@ -400,26 +400,13 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             let why = "matrices of 16 bits, and of eight, are in one kernel".into();
             return refuse(why, "use eight bits for all products of the rows, or for none");
         }
-        if stacked && p.transposed && !narrow {
+        if stacked && p.transposed && !narrow && !gated(&p.epilogue) {
             let why = "it sums over gates and ups, side by side".into();
             return refuse(why, "let a kernel behind read its rows, as `[R, 2 N]`");
         }
         if p.halves() && p.result.is_none() {
             let why = "gradients of gates and ups are no result".into();
             return refuse(why, "return what `swiglu_grad` makes, and read it in a kernel behind");
-        }
-        let biased = p.epilogue.contains(&EpilogueOp::Bias);
-        if biased && (stacked || p.halves()) {
-            let why = "a bias of gates and ups, which are registers of one tile".into();
-            return refuse(why, "leave it out, or put `bias(b)` behind a product of `[E, K, N]`");
-        }
-        let beside = |op: &&EpilogueOp| op.operand().is_some() && op.vector().is_none();
-        if biased && p.epilogue.iter().find(beside).is_some() {
-            let why = "a bias of experts stands beside another operand of the same product".into();
-            return refuse(
-                why,
-                "let another kernel read that operand: `fuse=\"never\"` cuts there",
-            );
         }
         if p.epilogue.contains(&EpilogueOp::Swiglu) && !gated(&p.epilogue) {
             let why = "something stands between `swiglu` and its product".into();

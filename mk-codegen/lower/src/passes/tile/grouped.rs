@@ -26,7 +26,7 @@ use mk_abi::DType;
 use mk_plan::{
     ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Leaf,
     MMA_STEP_BYTES, MmaTile, Operand, Point, QuantTile, RoleKind, Schedule, Space, Store, TabId,
-    Table, TableSource, Var, gated, gates_operand, mma_narrow, mma_step, quantized,
+    Table, TableSource, Var, gate_bias, gated, gates_operand, mma_narrow, mma_step, quantized,
 };
 
 /// The rows, and what follows from a routing.
@@ -283,13 +283,16 @@ impl Tiles<'_> {
                 EpilogueOp::Quantize(_) => {
                     vec![in_blocks(cols.clone(), QuantTile::BLOCK), rows.clone()]
                 }
+                EpilogueOp::Bias if gate_bias(&p.epilogue) == Some(operand) => {
+                    vec![expert.clone(), (0.into(), 2.into()), cols.clone()]
+                }
                 EpilogueOp::Bias => vec![expert.clone(), cols.clone()],
                 _ => vec![rows.clone(), cols.clone()],
             };
             if gates_operand(&p.epilogue) == Some(operand) {
                 region.insert(1, (0.into(), 2.into()));
             }
-            if p.halves() {
+            if p.halves() && *op != EpilogueOp::Bias {
                 // Of gates, their gradients, and ups, the last two lie behind the first.
                 region.insert(1, half(matches!(op, EpilogueOp::Save | EpilogueOp::Mul)));
             }
