@@ -16,6 +16,7 @@ use crate::passes::{
 use crate::settings::Config;
 use mk_abi::DType;
 use mk_plan::{Access, BufId, CopyVia, Each, Expr, Operand, RoleKind, Space, Var};
+use std::ops::Range;
 
 /// What is on its way.
 pub(in crate::passes) struct Pushed {
@@ -83,8 +84,8 @@ fn wants(
     }
 }
 
-/// Adds the push of these parts, of which chunks go to ranks that want them. Parts of one family lie alike, and take
-/// turns; families follow each other. `together`: heads that tiles meet at the same time, a divisor of all. `flops`:
+/// Adds the push of these parts, of which chunks go to ranks that want them. Parts of one family lie alike, but for how
+/// wide heads are, and take turns; families follow each other. `together`: heads that tiles meet at the same time, a divisor of all. `flops`:
 /// operations of the rank that receives.
 pub(in crate::passes) fn push(
     draft: &mut Draft,
@@ -120,7 +121,12 @@ pub(in crate::passes) fn push(
             pushes.family(draft, name, parts, &moved, config);
         }
         if chunks.nodes.count() > 1 {
-            pushes.over_rail(draft, parts, &moved, config);
+            // Messages of one family are as wide as each other.
+            let alike = moved.wide.iter().all(|wide| *wide == moved.wide[0]);
+            let all: Vec<_> = (0..parts.len()).map(|i| i..i + 1).collect();
+            for of in if alike { vec![0..parts.len()] } else { all } {
+                pushes.over_rail(draft, &parts[of.clone()], &moved.of(of), config);
+            }
         }
         shape = vec![chunks.count.into(), moved.batch, moved.heads];
         pushes.all.extend(moved.into);
@@ -131,13 +137,15 @@ pub(in crate::passes) fn push(
 }
 
 /// Parts that lie alike, on their way.
+#[derive(Clone)]
 struct Moved {
     batch: Expr,
     heads: Expr,
     /// Windows of heads.
     windows: i32,
     dtype: DType,
-    wide: Expr,
+    /// Elements of a head of each part.
+    wide: Vec<Expr>,
     /// Where each part arrives.
     into: Vec<BufId>,
 }
@@ -175,10 +183,9 @@ impl Pushes<'_> {
         let of_heads = &first.tensor.shape[3 - first.along];
         let windows = of_heads.value / self.together;
         let (batch, heads) = (draft.dim(&first.tensor.shape[0]), draft.dim(of_heads));
-        let wide = draft.dim(&first.tensor.shape[3]);
+        let wide: Vec<_> = parts.iter().map(|p| draft.dim(&p.tensor.shape[3])).collect();
         let mut into = Vec::new();
-        for Part { tensor: t, .. } in parts {
-            let wide = draft.dim(&t.shape[3]);
+        for (Part { tensor: t, .. }, wide) in parts.iter().zip(wide.clone()) {
             let shape =
                 vec![chunks.count.into(), batch.clone(), heads.clone(), chunks.rows.into(), wide];
             let name = format!("{}_all", t.name);
@@ -240,7 +247,7 @@ impl Pushes<'_> {
     ) -> Vec<Access> {
         let start = self.chunks.at(&mut draft.extents, &x.half);
         let of_part = |(i, part): (usize, &Part<'_>)| {
-            let mut region = vec![one(&x.batch), one(&x.head), one(&x.head), of.wide()];
+            let mut region = vec![one(&x.batch), one(&x.head), one(&x.head), of.wide(i)];
             region[part.along] = (start.clone() + at.clone(), len.clone());
             Access { when: x.is_part(i, parts), ..read(Operand::Src, part.from, region) }
         };
@@ -258,7 +265,7 @@ impl Pushes<'_> {
         (to, each): (Expr, Option<Each>),
     ) -> Vec<Access> {
         let of_part = |(i, buffer): (usize, &BufId)| {
-            let region = vec![one(chunk), one(&x.batch), one(&x.head), rows.clone(), of.wide()];
+            let region = vec![one(chunk), one(&x.batch), one(&x.head), rows.clone(), of.wide(i)];
             let access = write(Operand::Dst, *buffer, region);
             Access { rank: to.clone(), each: each.clone(), when: x.is_part(i, parts), ..access }
         };
@@ -308,7 +315,7 @@ impl Pushes<'_> {
             of.batch.clone(),
             of.heads.clone(),
             chunks.rows.into(),
-            of.wide.clone(),
+            of.wide[0].clone(),
         ];
         let leaf = CopyVia::Bulk.leaf(config.copy_stages);
 
@@ -371,8 +378,14 @@ fn one(e: &Expr) -> (Expr, Expr) {
 }
 
 impl Moved {
-    fn wide(&self) -> (Expr, Expr) {
-        (0.into(), self.wide.clone())
+    fn wide(&self, part: usize) -> (Expr, Expr) {
+        (0.into(), self.wide[part].clone())
+    }
+
+    /// Some of the parts.
+    fn of(&self, parts: Range<usize>) -> Moved {
+        let (wide, into) = (self.wide[parts.clone()].to_vec(), self.into[parts].to_vec());
+        Moved { wide, into, ..self.clone() }
     }
 }
 
@@ -395,7 +408,7 @@ impl Loops {
             one(&self.batch),
             one(&self.head),
             rows.clone(),
-            of.wide(),
+            of.wide(0),
         ]
     }
 }

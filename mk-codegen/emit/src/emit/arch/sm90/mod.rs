@@ -26,9 +26,7 @@ fn core(leaf: &Leaf) -> Option<&'static LeafEmission> {
         Leaf::AttendGradTile(AttendGradTile { of: GradOf::Queries, .. }) => {
             Some(&attend_grad::OF_QUERIES)
         }
-        Leaf::AttendGradTile(AttendGradTile { of: GradOf::Keys, .. }) => {
-            Some(&attend_grad::OF_KEYS)
-        }
+        Leaf::AttendGradTile(AttendGradTile { .. }) => Some(&attend_grad::OF_KEYS),
         _ => None,
     }
 }
