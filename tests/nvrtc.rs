@@ -148,6 +148,50 @@ fn packed_sequences_compile() {
     }
 }
 
+/// As many heads of keys as of queries, of long packed sequences: nothing is shared, and places are large.
+#[test]
+fn long_packed_sequences_compile() {
+    for (bodies, words) in PARTS.iter().flat_map(|b| ["", ", causal"].map(|w| (b, w))) {
+        let more = match bodies[0].contains("stats") {
+            false => "",
+            true => ", do: bf16[1, T, 16, 128], stats: f32[1, 16, T, 4]",
+        };
+        let heads = "bf16[1, T, 16, 128]";
+        let body = bodies[0].replace("WORDS", &format!("{words}, cu_seqlens = cu"));
+        let text =
+            format!("fn f(q: {heads}{more}, k: {heads}, v: {heads}, cu: i32[33]) {{ {body} }}");
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let sizes = [("T".to_string(), 32768)].into();
+        let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
+        let plan = mk::passes::lower(&program, &bound, &Config::default()).expect("lowers");
+        judge(&text, &plan, Options::default());
+    }
+}
+
+/// Few queries behind many keys, in parts, with and without sinks: alone beside heads that share keys, or several.
+#[test]
+fn parts_of_keys_compile() {
+    for (queries, heads, words) in [
+        (1, [128, 128], ""),
+        (1, [64, 64], ", causal, window = 30000"),
+        (7, [128, 128], ", causal, sinks = s"),
+        (16, [192, 128], ", causal, softcap = 30"),
+        (2, [256, 256], ", causal, sinks = s"),
+    ] {
+        let [k, v] = heads.map(|wide| format!("bf16[1, 65536, 2, {wide}]"));
+        let sinks = if words.contains("sinks") { ", s: f32[8]" } else { "" };
+        let text = format!(
+            "fn f(q: bf16[1, {queries}, 8, {}], k: {k}, v: {v}{sinks}) {{ let o = attention(q, k, v{words}); (o, o -> lse) }}",
+            heads[0]
+        );
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let bound = program.bind(&BTreeMap::new(), &BTreeMap::new()).expect("binds");
+        let plan = mk::passes::lower(&program, &bound, &Config::default()).expect("lowers");
+        assert!(plan.families.values().any(|f| f.leaf.name() == "merge_tile"), "{text}");
+        judge(&text, &plan, Options::default());
+    }
+}
+
 /// Attention and the parts of its backward, alone and over a ring; `WORDS` are those behind the operands.
 const PARTS: [[&str; 2]; 3] = [
     [

@@ -16,7 +16,6 @@ use crate::passes::{
 use crate::settings::Config;
 use mk_abi::DType;
 use mk_plan::{Access, BufId, CopyVia, Each, Expr, Operand, RoleKind, Space, Var};
-use std::ops::Range;
 
 /// What is on its way.
 pub(in crate::passes) struct Pushed {
@@ -84,8 +83,8 @@ fn wants(
     }
 }
 
-/// Adds the push of these parts, of which chunks go to ranks that want them. Parts of one family lie alike, but for how
-/// wide heads are, and take turns; families follow each other. `together`: heads that tiles meet at the same time, a divisor of all. `flops`:
+/// Adds the push of these parts, of which chunks go to ranks that want them. Parts of one family lie alike, and take
+/// turns; families follow each other, and so do parts whose heads are not as wide. `together`: heads that tiles meet at the same time, a divisor of all. `flops`:
 /// operations of the rank that receives.
 pub(in crate::passes) fn push(
     draft: &mut Draft,
@@ -112,21 +111,26 @@ pub(in crate::passes) fn push(
         (_, 1) => 0.5,
         _ => 0.75,
     };
+    // Parts whose heads are not as wide do not lie alike.
+    let wide = |p: &Part<'_>| p.tensor.shape[3].value;
+    let alike = |parts: &[Part<'_>]| parts.iter().all(|p| wide(p) == wide(&parts[0]));
+    let apart = families.iter().flat_map(|(name, parts)| {
+        let each = if alike(parts) { parts.len() } else { 1 };
+        let named =
+            move |(i, part)| (if i == 0 { name.to_string() } else { format!("{name}.{i}") }, part);
+        parts.chunks(each.max(1)).enumerate().map(named)
+    });
+    let apart: Vec<_> = apart.collect();
     draft.bytes_per_flop = Some(sent * parts().map(bytes).sum::<f64>() / flops.max(1.0));
     let mut pushes = Pushes { chunks, wanted, together, height, all: Vec::new(), from: Vec::new() };
     let mut shape = vec![chunks.count.into()];
-    for (name, parts) in families {
+    for (name, parts) in apart {
         let moved = pushes.buffers(draft, parts);
         if chunks.nodes.local() > 1 {
-            pushes.family(draft, name, parts, &moved, config);
+            pushes.family(draft, &name, parts, &moved, config);
         }
         if chunks.nodes.count() > 1 {
-            // Messages of one family are as wide as each other.
-            let alike = moved.wide.iter().all(|wide| *wide == moved.wide[0]);
-            let all: Vec<_> = (0..parts.len()).map(|i| i..i + 1).collect();
-            for of in if alike { vec![0..parts.len()] } else { all } {
-                pushes.over_rail(draft, &parts[of.clone()], &moved.of(of), config);
-            }
+            pushes.over_rail(draft, parts, &moved, config);
         }
         shape = vec![chunks.count.into(), moved.batch, moved.heads];
         pushes.all.extend(moved.into);
@@ -137,15 +141,13 @@ pub(in crate::passes) fn push(
 }
 
 /// Parts that lie alike, on their way.
-#[derive(Clone)]
 struct Moved {
     batch: Expr,
     heads: Expr,
     /// Windows of heads.
     windows: i32,
     dtype: DType,
-    /// Elements of a head of each part.
-    wide: Vec<Expr>,
+    wide: Expr,
     /// Where each part arrives.
     into: Vec<BufId>,
 }
@@ -183,9 +185,10 @@ impl Pushes<'_> {
         let of_heads = &first.tensor.shape[3 - first.along];
         let windows = of_heads.value / self.together;
         let (batch, heads) = (draft.dim(&first.tensor.shape[0]), draft.dim(of_heads));
-        let wide: Vec<_> = parts.iter().map(|p| draft.dim(&p.tensor.shape[3])).collect();
+        let wide = draft.dim(&first.tensor.shape[3]);
         let mut into = Vec::new();
-        for (Part { tensor: t, .. }, wide) in parts.iter().zip(wide.clone()) {
+        for Part { tensor: t, .. } in parts {
+            let wide = draft.dim(&t.shape[3]);
             let shape =
                 vec![chunks.count.into(), batch.clone(), heads.clone(), chunks.rows.into(), wide];
             let name = format!("{}_all", t.name);
@@ -247,7 +250,7 @@ impl Pushes<'_> {
     ) -> Vec<Access> {
         let start = self.chunks.at(&mut draft.extents, &x.half);
         let of_part = |(i, part): (usize, &Part<'_>)| {
-            let mut region = vec![one(&x.batch), one(&x.head), one(&x.head), of.wide(i)];
+            let mut region = vec![one(&x.batch), one(&x.head), one(&x.head), of.wide()];
             region[part.along] = (start.clone() + at.clone(), len.clone());
             Access { when: x.is_part(i, parts), ..read(Operand::Src, part.from, region) }
         };
@@ -265,7 +268,7 @@ impl Pushes<'_> {
         (to, each): (Expr, Option<Each>),
     ) -> Vec<Access> {
         let of_part = |(i, buffer): (usize, &BufId)| {
-            let region = vec![one(chunk), one(&x.batch), one(&x.head), rows.clone(), of.wide(i)];
+            let region = vec![one(chunk), one(&x.batch), one(&x.head), rows.clone(), of.wide()];
             let access = write(Operand::Dst, *buffer, region);
             Access { rank: to.clone(), each: each.clone(), when: x.is_part(i, parts), ..access }
         };
@@ -315,7 +318,7 @@ impl Pushes<'_> {
             of.batch.clone(),
             of.heads.clone(),
             chunks.rows.into(),
-            of.wide[0].clone(),
+            of.wide.clone(),
         ];
         let leaf = CopyVia::Bulk.leaf(config.copy_stages);
 
@@ -378,14 +381,8 @@ fn one(e: &Expr) -> (Expr, Expr) {
 }
 
 impl Moved {
-    fn wide(&self, part: usize) -> (Expr, Expr) {
-        (0.into(), self.wide[part].clone())
-    }
-
-    /// Some of the parts.
-    fn of(&self, parts: Range<usize>) -> Moved {
-        let (wide, into) = (self.wide[parts.clone()].to_vec(), self.into[parts].to_vec());
-        Moved { wide, into, ..self.clone() }
+    fn wide(&self) -> (Expr, Expr) {
+        (0.into(), self.wide.clone())
     }
 }
 
@@ -408,7 +405,7 @@ impl Loops {
             one(&self.batch),
             one(&self.head),
             rows.clone(),
-            of.wide(0),
+            of.wide(),
         ]
     }
 }

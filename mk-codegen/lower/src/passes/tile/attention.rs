@@ -193,7 +193,11 @@ impl Tile<'_> {
         let own = self.queries.own(&half);
         let len = self.queries.len(&mut draft.extents, &own);
         let at = i.clone() * self.block[0];
-        let rows = block_rows(len, i.clone(), self.block[0]);
+        // A query alone, where heads are rows.
+        let rows = match together {
+            1 => block_rows(len, i.clone(), self.block[0]),
+            _ => 1.into(),
+        };
         let start = self.queries.at(&mut draft.extents, &half) + at.clone();
         let [ahead, behind] = a.begins(&mut draft.extents);
         let place = self.queries.first(&own) + at + ahead;
@@ -230,7 +234,7 @@ impl Tile<'_> {
 
         let of_heads = (h.clone() * together, Expr::Const(together));
         let tile = vec![one(&b), (start.clone(), rows.clone()), of_heads.clone(), wide.clone()];
-        let results = [&tile[..3], &[of_values.clone()]].concat();
+        let results = [&tile[..3], std::slice::from_ref(&of_values)].concat();
         let stats = |rows: &[(Expr, Expr)], wide: (Expr, Expr)| {
             vec![rows[0].clone(), rows[2].clone(), rows[1].clone(), wide]
         };

@@ -12,7 +12,9 @@ use crate::emit::{
     types::Slice,
 };
 use minijinja::{Value, context};
-use mk_plan::{Access, Agent, AttendGradTile, FamId, GradOf, Leaf, Operand, Point, STATS};
+use mk_plan::{
+    Access, Agent, AttendGradTile, FamId, Family, GradOf, Leaf, Mask, Operand, Point, STATS,
+};
 
 const TEXTS: &[(&str, &str)] = &[
     ("attend_grad_tile", include_str!("../../../../templates/leaf/attend_grad_tile.cu.j2")),
@@ -110,6 +112,19 @@ pub(in crate::emit) const OF_KEYS: LeafEmission = LeafEmission {
     agents: KEYS_AGENTS,
     ..OF_QUERIES
 };
+
+/// The same where documents mask and all queries come from one place: bounds take registers, which the loader has left.
+const OF_KEYS_IN_PLACE: LeafEmission = LeafEmission {
+    warpgroups: Warpgroups { issuing_registers: 40, computing_registers: 232, computing: 2 },
+    ..OF_KEYS
+};
+
+/// The record for gradients of keys and values of a family.
+pub(in crate::emit) fn of_keys(f: &Family, tile: &AttendGradTile) -> &'static LeafEmission {
+    let places = f.accesses.iter().filter(|a| a.operand == Operand::Q).count();
+    let in_place = tile.mask == Mask::Bounds && places == 1;
+    if in_place { &OF_KEYS_IN_PLACE } else { &OF_KEYS }
+}
 
 fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
     let Some(Leaf::AttendGradTile(AttendGradTile {
