@@ -46,8 +46,9 @@ pub use in_place::in_place;
 pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
     ALayout, AttendGradTile, AttendTile, BLayout, COPY_STAGE_BYTES, Carry, Consumers, CopyTile,
-    CopyVia, DotTile, GradOf, Leaf, Mask, MmaTile, NormTile, QuantTile, ReduceTile, RopeTile,
-    STATS, StatsTile, Store, Tabulate, Tabulation, attend_grad_smem_bytes, attend_smem_bytes,
+    CopyVia, DotTile, GradOf, Leaf, Mask, MergeTile, MmaTile, NormTile, QuantTile, ReduceTile,
+    RopeTile, STATS, StatsTile, Store, Tabulate, Tabulation, attend_grad_smem_bytes,
+    attend_smem_bytes,
 };
 pub use mma::{
     MMA_SHIFT_COLUMNS, MMA_STEP_BYTES, cluster_part, mma_consumers, mma_exchange_bytes, mma_narrow,

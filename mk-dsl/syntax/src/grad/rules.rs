@@ -403,14 +403,6 @@ impl<'p> Walk<'p> {
             });
         }
         let [q, k, v] = [q, k, v].map(|x| *x);
-        let depth = self.program.ty(q).and_then(|ty| ty.dims.last());
-        if matches!(depth, Some(Dim::Lit(depth)) if *depth > 128) {
-            return Err(GradError::Operation {
-                op: "attention",
-                why: "no operation takes gradients of heads of more than 128 elements",
-                help: "use heads of 64 or 128 elements where gradients are taken",
-            });
-        }
         let of_o = |n: &&Node| n.op == Op::Lse && n.inputs == [node.result];
         let Some(lse) = self.program.nodes().iter().find(of_o).map(|n| n.result) else {
             return Err(GradError::Operation {

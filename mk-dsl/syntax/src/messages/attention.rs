@@ -24,10 +24,12 @@ pub(crate) fn attention_depth(depth: u64) -> Text {
     )
 }
 
-pub(crate) fn gradient_depth(op: &str, depth: u64) -> Text {
+pub(crate) fn attention_depths(keys: u64, values: u64) -> Text {
     text(
-        format!("`{op}` of heads of {depth} elements is not supported yet by this version"),
-        "use heads of 64 or 128 elements where gradients are taken",
+        format!(
+            "`attention` with heads of {keys} elements of keys and {values} of values is not supported yet by this version"
+        ),
+        "use heads of as many of both, or of 192 and 128",
     )
 }
 

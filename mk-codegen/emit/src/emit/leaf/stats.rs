@@ -34,8 +34,8 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
         return Err(EmitError::internal("emit/leaf/stats.rs", format!("{id} has no statistics")));
     };
     let dtype = e.one_dtype(id, |o| matches!(o, Operand::O | Operand::Do))?;
-    if !matches!(dim, 64 | 128) {
-        let what = "statistics are of results with heads of 64 or 128 elements";
+    if !matches!(dim, 64 | 128 | 192 | 256) {
+        let what = "statistics are of results with heads of 64, 128, 192 or 256 elements";
         return Err(EmitError::unsupported(f.name.clone(), what));
     }
     let families =

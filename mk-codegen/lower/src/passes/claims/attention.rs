@@ -192,7 +192,7 @@ fn made_by(makes: Makes) -> Operand {
         Makes::Results => Operand::O,
         Makes::Statistics => Operand::Dst,
         Makes::Gradients(GradOf::Queries) => Operand::Dq,
-        Makes::Gradients(GradOf::Keys) => Operand::Dk,
+        Makes::Gradients(_) => Operand::Dk,
     }
 }
 
@@ -285,13 +285,18 @@ fn check(a: &Attention, name: &str, sizes: &[i32]) -> Result<(), LowerError> {
     let wide = if a.makes == Makes::Statistics { Operand::O } else { Operand::Q };
     let q = a.tensor(wide);
     let depth = q.shape[3].value;
-    if !matches!(depth, 64 | 128 | 192 | 256) {
-        let why = format!("its heads have {depth} elements");
-        return refuse(why, "use 64, 128, 192 or 256");
+    let [_, values] = a.heads();
+    if !(matches!(depth, 64 | 128 | 192 | 256) && values == depth || (depth, values) == (192, 128))
+    {
+        let why = match values == depth {
+            true => format!("its heads have {depth} elements"),
+            false => format!("its heads have {depth} elements, and those of values {values}"),
+        };
+        return refuse(why, "use 64, 128, 192 or 256; or 192, and 128 of values");
     }
-    if depth > 128 && a.makes != Makes::Results {
-        let why = format!("gradients of heads of {depth} take more registers than a thread has");
-        return refuse(why, "use heads of 64 or 128 where gradients are taken");
+    if a.values().is_some() && a.exchange.is_some() {
+        let why = "heads of values have other elements, and ranks exchange them";
+        return refuse(why.into(), "exchange heads of one number of elements");
     }
     let heads = q.shape[2].value;
     let groups = match a.makes {

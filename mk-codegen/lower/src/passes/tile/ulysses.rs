@@ -199,7 +199,7 @@ pub(super) fn families(
 
     let bounds = documents::bounds(draft, a, (Side::Queries, &chunks.together()), inputs);
     let depth = q.shape[3].value;
-    let block = block(a, depth, true);
+    let block = block(a, true);
     let tiles = (chunks.rows + block[0] - 1) / block[0];
     let [b, h, i] = [0, 1, 2].map(|i| Expr::from(Var::domain(i)));
     let g = h.clone() / ratio;
@@ -271,6 +271,7 @@ pub(super) fn families(
     }
     let tile = AttendTile {
         block: [block[0] as u32, block[1] as u32, depth as u32],
+        values: None,
         carry: Carry::Registers,
         scale: a.factor(depth),
         stages: STAGES,
