@@ -19,7 +19,28 @@ impl Dense<'_> {
         rows: &[usize],
         [x, w]: [&Value; 2],
     ) -> Result<Value, HarnessError> {
-        let (x, w) = (on(x, 0)?, on(w, 0)?);
+        let k = self.width(node.inputs[0]);
+        if !self.is_partial(node) {
+            let all = (0..k).collect::<Vec<_>>();
+            return Ok(Value::Whole(self.share(node, rows, [on(x, 0)?, on(w, 0)?], &all)?));
+        }
+        // Of a K that ranks share, each has its part.
+        let of_rank = |rank: usize| {
+            let part = self.layout(node.inputs[0], rank)?.columns();
+            self.share(node, rows, [on(x, rank)?, on(w, rank)?], &part)
+        };
+        let contributions = (0..self.inputs.case().ranks).map(of_rank);
+        Ok(Value::Contributions(contributions.collect::<Result<_, HarnessError>>()?))
+    }
+
+    /// The same over a part of K.
+    fn share(
+        &self,
+        node: &Node,
+        rows: &[usize],
+        [x, w]: [&Matrix; 2],
+        part: &[usize],
+    ) -> Result<Matrix, HarnessError> {
         let narrow = self.multiplied(node.inputs[0]).is_narrow();
         let experts = self.experts(node, self.extent(node.result, 0))?;
         let (k, n) = (self.width(node.inputs[0]), self.width(node.result));
@@ -33,19 +54,30 @@ impl Dense<'_> {
             if mine.is_empty() {
                 continue;
             }
-            let left = x.pick(k, mine.iter().flat_map(|i| i * k..(i + 1) * k));
+            let of_row = |i: &usize| {
+                part.iter().map({
+                    let first = i * k;
+                    move |c| first + c
+                })
+            };
+            let left = x.pick(part.len(), mine.iter().flat_map(of_row));
             let right = match self.matrix_of(node.inputs[1], e)? {
                 Some(matrix) => matrix.pick(wide, 0..k * n),
                 None => w.pick(wide, e * k * n..(e + 1) * k * n),
             };
-            let turned = (0..k).flat_map(|c| (0..n).map(move |r| r * k + c));
-            let right = if transposed { right.pick(n, turned) } else { right };
-            let made = left.product(&right, mine.len(), k, narrow);
+            let turned = part.iter().flat_map(|c| (0..n).map(move |r| r * k + c));
+            let whole = part.len() == k;
+            let right = match transposed {
+                true => right.pick(n, turned),
+                false if whole => right,
+                false => right.pick(n, part.iter().flat_map(|c| c * n..(c + 1) * n)),
+            };
+            let made = left.product(&right, mine.len(), part.len(), narrow);
             for (from, to) in mine.iter().enumerate() {
                 (0..n).for_each(|j| near[to * n + j] = made.at(from * n + j));
             }
         }
-        Ok(Value::Whole(Matrix::collect(n, near.into_iter())))
+        Ok(Matrix::collect(n, near.into_iter()))
     }
 
     /// Matrix `e` of the caller's stack, times the factors of its blocks if it has some; `None` of one that is made.
@@ -137,9 +169,11 @@ impl Dense<'_> {
         Ok(match self.packed(counts.id, n_rows) {
             Some(packed) => packed.iter().map(|row| Some((*row)?.0)).collect(),
             None => {
-                let parts = 0..routing::parts(case, counts);
-                let of_ranks: Vec<_> =
-                    parts.map(|rank| self.inputs.counts(self.launch, counts, rank)).collect();
+                let parts = self.inputs.sharing(counts.id);
+                let of_ranks: Vec<_> = parts
+                    .into_iter()
+                    .map(|rank| self.inputs.counts(self.launch, counts, rank))
+                    .collect();
                 routing::experts(n_rows, &of_ranks)
             }
         })
@@ -178,7 +212,10 @@ impl Dense<'_> {
         let case = self.inputs.case();
         let of_rank = |tensor, rank| self.inputs.ids(self.launch, tensor, rank);
         let make = || match case.program.tensors().get(ids.index()) {
-            Some(tensor) => (0..case.ranks).flat_map(|rank| of_rank(tensor, rank)).collect(),
+            Some(tensor) => {
+                let ranks = self.inputs.sharing(ids);
+                ranks.into_iter().flat_map(|rank| of_rank(tensor, rank)).collect()
+            }
             None => Vec::new(),
         };
         known(&self.routes, |known| &mut known.ids, ids, make)
@@ -189,7 +226,8 @@ impl Dense<'_> {
         let case = self.inputs.case();
         let experts = routing::experts_of(case, ids)?;
         let slots = self.extent(ids, 1);
-        let of = (case.ranks, routing::keep(case, ids));
+        let ranks = self.inputs.sharing(ids).len();
+        let of = (ranks, routing::keep(case, ids, ranks));
         let make = || routing::packed(&self.ids(ids), slots, experts, rows, of);
         Some(known(&self.routes, |known| &mut known.packed, (ids, rows), make))
     }
@@ -238,7 +276,30 @@ impl Dense<'_> {
         tokens: &[usize],
         [y, dy]: [&Value; 2],
     ) -> Result<Value, HarnessError> {
-        let (y, dy) = (on(y, 0)?, on(dy, 0)?);
+        self.of_each(y, |rank, y| self.products_of(node, tokens, [y, on(dy, rank)?]))
+    }
+
+    /// What is made of a value; of contributions, of each.
+    fn of_each(
+        &self,
+        of: &Value,
+        make: impl Fn(usize, &Matrix) -> Result<Matrix, HarnessError>,
+    ) -> Result<Value, HarnessError> {
+        Ok(match of {
+            Value::Whole(whole) => Value::Whole(make(0, whole)?),
+            Value::Contributions(all) => {
+                let made = all.iter().enumerate().map(|(rank, one)| make(rank, one));
+                Value::Contributions(made.collect::<Result<_, _>>()?)
+            }
+        })
+    }
+
+    fn products_of(
+        &self,
+        node: &Node,
+        tokens: &[usize],
+        [y, dy]: [&Matrix; 2],
+    ) -> Result<Matrix, HarnessError> {
         let n = self.width(node.inputs[0]);
         let packed =
             self.packed(node.inputs[1], self.extent(node.inputs[0], 0)).unwrap_or_default();
@@ -257,7 +318,7 @@ impl Dense<'_> {
             }
         };
         let all = tokens.iter().flat_map(|t| (0..slots).map(move |j| (*t, j)));
-        Ok(Value::Whole(Matrix::collect(slots, all.map(product))))
+        Ok(Matrix::collect(slots, all.map(product)))
     }
 
     /// Tokens as weighted sums of their rows, of which `y` has those that are named beside it.
@@ -268,7 +329,16 @@ impl Dense<'_> {
         (y, held): (&Value, &[usize]),
         weights: &Value,
     ) -> Result<Value, HarnessError> {
-        let (y, weights) = (on(y, 0)?, on(weights, 0)?);
+        self.of_each(y, |rank, y| self.combined_of(node, tokens, (y, held), on(weights, rank)?))
+    }
+
+    fn combined_of(
+        &self,
+        node: &Node,
+        tokens: &[usize],
+        (y, held): (&Matrix, &[usize]),
+        weights: &Matrix,
+    ) -> Result<Matrix, HarnessError> {
         let n = self.width(node.result);
         let ids = node.inputs[1];
         let packed = self.packed(ids, self.extent(node.inputs[0], 0)).unwrap_or_default();
@@ -277,7 +347,7 @@ impl Dense<'_> {
             .enumerate()
             .filter_map(|(i, row)| Some((packed.get(*row).copied()??, i)))
             .collect();
-        let drops = routing::keep(self.inputs.case(), ids).is_some();
+        let drops = self.inputs.case().program.drops(ids);
         let (slots, ids) = (self.extent(ids, 1), self.ids(ids));
         let mut near = Vec::with_capacity(tokens.len() * n);
         for (i, token) in tokens.iter().enumerate() {
@@ -298,6 +368,6 @@ impl Dense<'_> {
                 terms.reduce(Near::add).unwrap_or_else(Near::unasked)
             }));
         }
-        Ok(Value::Whole(Matrix::collect(n, near.into_iter())))
+        Ok(Matrix::collect(n, near.into_iter()))
     }
 }

@@ -6,7 +6,7 @@
 
 use super::{Behind, Walk};
 use crate::grad::{draft::Id, error::GradError, types::Input};
-use crate::program::{DType, Def, Dim, Node, Op, TensorType, ValueId};
+use crate::program::{DType, Def, Dim, Node, Op, Placement, TensorType, ValueId};
 
 impl<'p> Walk<'p> {
     /// Backward of what rows of experts go through.
@@ -139,7 +139,14 @@ impl<'p> Walk<'p> {
                 let [rows, matrices, ids] =
                     [self.value(inputs[0])?, self.value(inputs[1])?, self.route(ids)?];
                 let again = self.draft.grouped_gemm(rows, Some(ids), (matrices, false));
-                let held = (self.placement(weights), DType::F32);
+                // Of rows of which ranks have contributions, products are contributions.
+                let of_rows = self.held(again).0;
+                let partial = |(own, of): (Placement, Placement)| match of {
+                    Placement::Partial => of,
+                    _ => own,
+                };
+                let placement = self.placement(weights).into_iter().zip(of_rows).map(partial);
+                let held = (placement.collect(), DType::F32);
                 let g = self.draft.op("combine_grad", &[again, d], None, held);
                 self.add(weights, g);
             }
