@@ -12,6 +12,16 @@ use mk_plan::{
 /// 26 to 35).
 const READS: f64 = 0.45;
 
+/// Seconds of a step along K whose rows of B are shifted: TMA takes as long for boxes of 64 columns as for those of 128
+/// (one H200, 160 shapes of `benches/random_shapes --odd --rows 1 128`).
+pub(crate) fn shifted_step_s(product: Option<&MmaTile>) -> f64 {
+    const STEP_S: f64 = 0.62e-6;
+    match product {
+        Some(MmaTile { shifted: true, .. }) => STEP_S,
+        _ => 0.0,
+    }
+}
+
 impl Products {
     /// A power mean: times that are nearly equal add up, else the longer one counts.
     fn join(&self, times: &[f64]) -> f64 {
@@ -53,6 +63,7 @@ pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostErro
     let Some(step_s) = figures.step_s([block[0], block[1]]).filter(|_| lines) else {
         return Ok(None);
     };
+    let step_s = step_s.max(shifted_step_s(x.leaf.product()));
     if !plan.keeps_nothing() || saves || x.inner.is_some() {
         return Ok(None);
     }

@@ -194,8 +194,17 @@ impl Points<'_> {
     pub fn borrowed_stage(&self, run: &[FamId]) -> Result<bool, PointError> {
         let Some(first) = run.first() else { return Ok(false) };
         let leaf = &self.plan.families[*first].leaf;
-        let Some(MmaTile { block, stages, a_layout, b_layout, store, consumers, epilogue, .. }) =
-            leaf.product()
+        let Some(MmaTile {
+            block,
+            stages,
+            a_layout,
+            b_layout,
+            shifted,
+            store,
+            consumers,
+            epilogue,
+            ..
+        }) = leaf.product()
         else {
             return Ok(false);
         };
@@ -210,7 +219,7 @@ impl Points<'_> {
         let [m, n, _] = *block;
         let own_rows = *consumers == Consumers::Cooperative
             && *a_layout == ALayout::Mk
-            && (!mma_swaps([m, n]) || *b_layout == BLayout::Kn);
+            && (!mma_swaps([m, n]) || *b_layout == BLayout::Kn && !shifted);
         // All of the stage, when all of three warpgroups have read it: room for results of 16 bits.
         let three = mma_three_by_rows([m, n]);
         let all = three && !f32;
@@ -234,7 +243,7 @@ impl Points<'_> {
         let Some(first) = run.first() else { return Ok(false) };
         let role = self.plan.families[*first].role;
         let leaf = &self.plan.families[*first].leaf;
-        let Some(MmaTile { block, stages, a_layout, store, consumers, epilogue, .. }) =
+        let Some(MmaTile { block, stages, a_layout, shifted, store, consumers, epilogue, .. }) =
             leaf.product()
         else {
             return Ok(false);
@@ -250,6 +259,7 @@ impl Points<'_> {
         // Of A, or of columns of B.
         let swaps = mma_swaps([block[0], block[1]]);
         let own_rows = *a_layout == ALayout::Mk
+            && !shifted
             && (swaps || block[0] > 64)
             && mma_panel_columns(block[1]) == 64;
         let across = 64 * mma_consumers([block[0], block[1]]);
