@@ -368,7 +368,7 @@ pub fn experts(few: bool) -> Vec<Case> {
         let config = Config { ranks: *ranks, nodes: *nodes, mesh, ..Config::default() };
         Case::lowered(name, program, bound, &config)
     };
-    all.iter().take(if few { 3 } else { all.len() }).map(one).collect()
+    all.iter().take(if few { 2 } else { all.len() }).map(one).collect()
 }
 
 /// Pipelines over two axes of a mesh, of few rows that both axes share, evenly and not.
