@@ -44,7 +44,28 @@ impl Dense<'_> {
         rows: &[usize],
         [x, w]: [&Value; 2],
     ) -> Result<Value, HarnessError> {
-        let (x, w) = (on(x, 0)?, on(w, 0)?);
+        let k = self.width(node.inputs[0]);
+        if !self.is_partial(node) {
+            let all = (0..k).collect::<Vec<_>>();
+            return Ok(Value::Whole(self.share(node, rows, [on(x, 0)?, on(w, 0)?], &all)?));
+        }
+        // Of a K that ranks share, each has its part.
+        let of_rank = |rank: usize| {
+            let part = self.layout(node.inputs[0], rank)?.columns();
+            self.share(node, rows, [on(x, rank)?, on(w, rank)?], &part)
+        };
+        let contributions = (0..self.inputs.case().ranks).map(of_rank);
+        Ok(Value::Contributions(contributions.collect::<Result<_, HarnessError>>()?))
+    }
+
+    /// The same over a part of K.
+    fn share(
+        &self,
+        node: &Node,
+        rows: &[usize],
+        [x, w]: [&Matrix; 2],
+        part: &[usize],
+    ) -> Result<Matrix, HarnessError> {
         let narrow = self.multiplied(node.inputs[0]).is_narrow();
         let experts = self.experts(node, self.extent(node.result, 0))?;
         let (k, n) = (self.width(node.inputs[0]), self.width(node.result));
@@ -56,12 +77,16 @@ impl Dense<'_> {
             if mine.is_empty() {
                 continue;
             }
-            let left = x.pick(k, mine.iter().flat_map(|i| i * k..(i + 1) * k));
+            let of_row = |i: &usize| {
+                let first = i * k;
+                part.iter().map(move |c| first + c)
+            };
+            let left = x.pick(part.len(), mine.iter().flat_map(of_row));
             let given = self.matrix_of(node.inputs[1], e)?;
             // Columns of it, of which only so many are held at once.
             let right = |columns: &Range<usize>| {
                 let place = |c: usize, j: usize| if transposed { j * k + c } else { c * n + j };
-                let places = (0..k).flat_map(|c| columns.clone().map(move |j| place(c, j)));
+                let places = part.iter().flat_map(|c| columns.clone().map(move |j| place(*c, j)));
                 match &given {
                     Some(matrix) => Matrix::collect(columns.len(), places.map(|i| matrix.at(i))),
                     None => w.pick(columns.len(), places.map(|i| e * k * n + i)),
@@ -69,8 +94,9 @@ impl Dense<'_> {
             };
             let parts = (0..n).step_by(COLUMNS).map(|from| from..(from + COLUMNS).min(n));
             let parts: Vec<Range<usize>> = parts.collect();
-            let made =
-                math::each(&parts, &|columns| left.product(&right(columns), mine.len(), k, narrow));
+            let made = math::each(&parts, &|columns| {
+                left.product(&right(columns), mine.len(), part.len(), narrow)
+            });
             for (columns, made) in parts.iter().zip(made) {
                 for (from, to) in mine.iter().enumerate() {
                     let row = &mut near[to * n..][columns.clone()];
@@ -80,7 +106,7 @@ impl Dense<'_> {
                 }
             }
         }
-        Ok(Value::Whole(Matrix::collect(n, near.into_iter())))
+        Ok(Matrix::collect(n, near.into_iter()))
     }
 
     /// Matrix `e` of the caller's stack, times the factors of its blocks if it has some; `None` of one that is made.
@@ -183,9 +209,11 @@ impl Dense<'_> {
         Ok(match self.packed(counts.id, n_rows) {
             Some(packed) => packed.iter().map(|row| Some((*row)?.0)).collect(),
             None => {
-                let parts = 0..routing::parts(case, counts);
-                let of_ranks: Vec<_> =
-                    parts.map(|rank| self.inputs.counts(self.launch, counts, rank)).collect();
+                let parts = self.inputs.sharing(counts.id);
+                let of_ranks: Vec<_> = parts
+                    .into_iter()
+                    .map(|rank| self.inputs.counts(self.launch, counts, rank))
+                    .collect();
                 routing::experts(n_rows, &of_ranks)
             }
         })
@@ -224,7 +252,10 @@ impl Dense<'_> {
         let case = self.inputs.case();
         let of_rank = |tensor, rank| self.inputs.ids(self.launch, tensor, rank);
         let make = || match case.program.tensors().get(ids.index()) {
-            Some(tensor) => (0..case.ranks).flat_map(|rank| of_rank(tensor, rank)).collect(),
+            Some(tensor) => {
+                let ranks = self.inputs.sharing(ids);
+                ranks.into_iter().flat_map(|rank| of_rank(tensor, rank)).collect()
+            }
             None => Vec::new(),
         };
         known(&self.routes, |known| &mut known.ids, ids, make)
@@ -235,7 +266,8 @@ impl Dense<'_> {
         let case = self.inputs.case();
         let experts = routing::experts_of(case, ids)?;
         let slots = self.extent(ids, 1);
-        let of = (case.ranks, routing::keep(case, ids));
+        let ranks = self.inputs.sharing(ids).len();
+        let of = (ranks, routing::keep(case, ids, ranks));
         let make = || routing::packed(&self.ids(ids), slots, experts, rows, of);
         Some(known(&self.routes, |known| &mut known.packed, (ids, rows), make))
     }
@@ -284,7 +316,30 @@ impl Dense<'_> {
         tokens: &[usize],
         [y, dy]: [&Value; 2],
     ) -> Result<Value, HarnessError> {
-        let (y, dy) = (on(y, 0)?, on(dy, 0)?);
+        self.of_each(y, |rank, y| self.products_of(node, tokens, [y, on(dy, rank)?]))
+    }
+
+    /// What is made of a value; of contributions, of each.
+    fn of_each(
+        &self,
+        of: &Value,
+        make: impl Fn(usize, &Matrix) -> Result<Matrix, HarnessError>,
+    ) -> Result<Value, HarnessError> {
+        Ok(match of {
+            Value::Whole(whole) => Value::Whole(make(0, whole)?),
+            Value::Contributions(all) => {
+                let made = all.iter().enumerate().map(|(rank, one)| make(rank, one));
+                Value::Contributions(made.collect::<Result<_, _>>()?)
+            }
+        })
+    }
+
+    fn products_of(
+        &self,
+        node: &Node,
+        tokens: &[usize],
+        [y, dy]: [&Matrix; 2],
+    ) -> Result<Matrix, HarnessError> {
         let n = self.width(node.inputs[0]);
         let packed =
             self.packed(node.inputs[1], self.extent(node.inputs[0], 0)).unwrap_or_default();
@@ -303,7 +358,7 @@ impl Dense<'_> {
             }
         };
         let all = tokens.iter().flat_map(|t| (0..slots).map(move |j| (*t, j)));
-        Ok(Value::Whole(Matrix::collect(slots, all.map(product))))
+        Ok(Matrix::collect(slots, all.map(product)))
     }
 
     /// Tokens as weighted sums of their rows, of which `y` has those that are named beside it.
@@ -314,7 +369,16 @@ impl Dense<'_> {
         (y, held): (&Value, &[usize]),
         weights: &Value,
     ) -> Result<Value, HarnessError> {
-        let (y, weights) = (on(y, 0)?, on(weights, 0)?);
+        self.of_each(y, |rank, y| self.combined_of(node, tokens, (y, held), on(weights, rank)?))
+    }
+
+    fn combined_of(
+        &self,
+        node: &Node,
+        tokens: &[usize],
+        (y, held): (&Matrix, &[usize]),
+        weights: &Matrix,
+    ) -> Result<Matrix, HarnessError> {
         let n = self.width(node.result);
         let ids = node.inputs[1];
         let packed = self.packed(ids, self.extent(node.inputs[0], 0)).unwrap_or_default();
@@ -323,7 +387,7 @@ impl Dense<'_> {
             .enumerate()
             .filter_map(|(i, row)| Some((packed.get(*row).copied()??, i)))
             .collect();
-        let drops = routing::keep(self.inputs.case(), ids).is_some();
+        let drops = self.inputs.case().program.drops(ids);
         let (slots, ids) = (self.extent(ids, 1), self.ids(ids));
         let mut near = Vec::with_capacity(tokens.len() * n);
         for (i, token) in tokens.iter().enumerate() {
@@ -344,6 +408,6 @@ impl Dense<'_> {
                 terms.reduce(Near::add).unwrap_or_else(Near::unasked)
             }));
         }
-        Ok(Value::Whole(Matrix::collect(n, near.into_iter())))
+        Ok(Matrix::collect(n, near.into_iter()))
     }
 }

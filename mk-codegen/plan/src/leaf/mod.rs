@@ -217,6 +217,7 @@ mod tests {
                     part,
                     experts: 4,
                     ranks: 2,
+                    stride: 3,
                     rows: 8,
                     blocks: 4,
                     keep: 0,

@@ -37,7 +37,8 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
                 let shares: u64 = shares.map(|(axis, _)| dims.along(axis).1 as u64).product();
                 of(0)[inner].saturating_mul(contributions) / shares.max(1)
             }
-            Op::GroupedGemm { .. } => of(0).iter().skip(1).product(),
+            // Where ranks share K, each multiplies its part.
+            Op::GroupedGemm { .. } => of(0).iter().skip(1).product::<u64>() / contributions,
             // Each row meets one matrix.
             Op::GroupedWgrad => of(0)[0],
             // Each query with each key: scores, weights, sums; and their derivatives.
@@ -184,10 +185,7 @@ impl<A: Algebra> Evaluator<'_, A> {
                 _ => self.each(x, |_, t| t.clone()),
             },
             (Op::Gemm { .. }, Some(y)) => self.gemm(node, x, y),
-            (Op::GroupedGemm { .. }, Some(w)) => {
-                let of = [x.on(0), w.on(0)];
-                Value::whole(ragged::product(self.algebra, self.dims, self.cells, node, of))
-            }
+            (Op::GroupedGemm { .. }, Some(w)) => self.grouped(node, x, w),
             (Op::GroupedWgrad, Some(dy)) => {
                 let of = [x.on(0), dy.on(0)];
                 Value::whole(ragged::wgrad(self.algebra, self.dims, self.cells, node, of))
@@ -203,12 +201,16 @@ impl<A: Algebra> Evaluator<'_, A> {
                 Value::whole(ragged::factors_dispatched(self.algebra, dims, cells, node, x.on(0)))
             }
             (Op::CombineGrad, _) => {
-                let of = [x.on(0), values[node.inputs[2].index()].on(0)];
-                Value::whole(ragged::products(self.algebra, self.dims, self.cells, node, of))
+                let (dims, cells) = (self.dims, self.cells);
+                self.both(x, &values[node.inputs[2].index()], |algebra, y, dy| {
+                    ragged::products(algebra, dims, cells, node, [y, dy])
+                })
             }
             (Op::Combine, _) => {
-                let of = [x.on(0), values[node.inputs[2].index()].on(0)];
-                Value::whole(ragged::combined(self.algebra, self.dims, self.cells, node, of))
+                let (dims, cells) = (self.dims, self.cells);
+                self.both(x, &values[node.inputs[2].index()], |algebra, y, weights| {
+                    ragged::combined(algebra, dims, cells, node, [y, weights])
+                })
             }
             (Op::ReduceScatter { axis, .. } | Op::AllReduce { axis }, _) => {
                 self.sum(x, self.dims.along(axis.index()))
@@ -423,6 +425,28 @@ impl<A: Algebra> Evaluator<'_, A> {
                 }
             }
             total
+        })
+    }
+
+    /// Rows by the matrices of their experts; where K is sharded, each rank's part of it.
+    fn grouped(&mut self, node: &Node, x: &Value<A::Elem>, w: &Value<A::Elem>) -> Value<A::Elem> {
+        let (dims, cells) = (self.dims, self.cells);
+        let shape = &x.on(0).shape;
+        let all = 0..shape.iter().skip(1).product();
+        // Of gates and ups, which are beside each other, columns are shared, and K is of two dimensions.
+        let last = shape.len() - 1;
+        let cut = dims.placements(node.inputs[0]).iter().any(|p| p.cut() == Some(last));
+        Value::made(dims.over(node.result), |place| {
+            let part = match cut && last == 1 {
+                true => {
+                    let (base, len) = dims.part(node.inputs[0], place)[last];
+                    let line = dims.line(node.inputs[0], last);
+                    cells.at(line, base)..cells.at(line, base + len)
+                }
+                false => all.clone(),
+            };
+            let of = [x.on(place), w.on(place)];
+            ragged::product(self.algebra, dims, cells, node, (of, part))
         })
     }
 

@@ -27,6 +27,38 @@ pub(super) fn takes_ragged(kind: OpKind) -> bool {
         )
 }
 
+/// How gradients of matrices are placed along an axis, by how rows and gradients of what these make are.
+fn gradient((rows, dy): (&Placement, &Placement)) -> Option<Placement> {
+    match (*rows, *dy) {
+        (Placement::Replicate, Placement::Replicate) => Some(Placement::Replicate),
+        (Placement::Shard(0), Placement::Shard(0)) => Some(Placement::Shard(0)),
+        (Placement::Shard(1), Placement::Replicate) => Some(Placement::Shard(1)),
+        (Placement::Replicate, Placement::Shard(d @ 1..)) => Some(Placement::Shard(d + 1)),
+        _ => None,
+    }
+}
+
+/// How a product of rows is placed along an axis, by how rows and matrices are: the dimensions of the matrices that are
+/// summed over, and those that remain, begin so, and are so many. Ranks share experts, columns, or what is summed over.
+fn product(
+    (rows, matrices): (&Placement, &Placement),
+    depth: [usize; 2],
+    columns: [usize; 2],
+) -> Option<Placement> {
+    let within = |d: usize, [first, n]: [usize; 2]| (first..first + n).contains(&d);
+    match (*rows, *matrices) {
+        (Placement::Replicate, Placement::Replicate) => Some(Placement::Replicate),
+        (Placement::Shard(0), Placement::Shard(0)) => Some(Placement::Shard(0)),
+        (Placement::Replicate, Placement::Shard(d)) if within(d, columns) => {
+            Some(Placement::Shard(d - columns[0] + 1))
+        }
+        (Placement::Shard(of @ 1..), Placement::Shard(d)) => {
+            (within(d, depth) && d - depth[0] == of - 1).then_some(Placement::Partial)
+        }
+        _ => None,
+    }
+}
+
 impl<'a> Checker<'a, '_> {
     /// `x -> ragged(counts)`, and of rows that a kernel before dispatched, `x -> ragged(ids)`, or `x -> ragged(ids,
     /// drop)`.
@@ -39,8 +71,14 @@ impl<'a> Checker<'a, '_> {
             self.touch(operand);
             return None;
         };
+        // Ranks that share rows by columns have the same experts.
+        let beside = |p: &Placement| match p {
+            Placement::Shard(0) => Placement::Shard(0),
+            _ => Placement::Replicate,
+        };
+        let placement: Vec<Placement> = x.ty.placement.iter().map(beside).collect();
         let wanted =
-            Wanted { dtype: DType::I32, shape: Shape::Fresh(1), placement: x.ty.placement.clone() };
+            Wanted { dtype: DType::I32, shape: Shape::Fresh(1), placement: placement.clone() };
         let counts = self.value(operand, wanted)?;
         let n_before = self.sink.len();
         let (op, at) = (call.op.span, operand.word.span);
@@ -54,18 +92,27 @@ impl<'a> Checker<'a, '_> {
         // Rows that were dispatched before are whose a route says.
         let is_route = self.route(counts.id).is_some()
             && counts.ty.dtype.is_integer()
-            && counts.ty.placement.iter().all(|p| *p == Placement::Shard(0));
+            && counts.ty.placement.contains(&Placement::Shard(0));
         if !is_route && (counts.ty.dims.len() != 1 || counts.ty.dtype != DType::I32) {
             let found = self.show(&counts.ty);
             self.sink.push(at, messages::ragged_counts(&counts.label, &found));
         }
-        let fine = |p: &Placement| matches!(p, Placement::Replicate | Placement::Shard(0));
-        if !x.ty.placement.iter().all(fine) {
+        // Of a mesh of several axes, columns over another one.
+        let along = x.ty.placement.iter().filter(|p| **p == Placement::Shard(0)).count();
+        let fine = |p: &Placement| match p {
+            Placement::Replicate | Placement::Shard(0) => true,
+            Placement::Shard(1) => along == 1,
+            _ => false,
+        };
+        if along > 1 {
+            let found = self.mesh.show_all(&x.ty.placement);
+            self.sink.push(op, messages::dispatch_axes(&x.label, &found));
+        } else if !x.ty.placement.iter().all(fine) {
             let found = self.mesh.show_all(&x.ty.placement);
             self.sink.push(op, messages::ragged_placement(&x.label, &found));
-        } else if counts.ty.placement != x.ty.placement {
-            let show = |v: &Value| self.mesh.show_all(&v.ty.placement);
-            let (want, found) = (show(&x), show(&counts));
+        } else if counts.ty.placement != placement {
+            let show = |placement: &[Placement]| self.mesh.show_all(placement);
+            let (want, found) = (show(&placement), show(&counts.ty.placement));
             self.sink.push(at, messages::beside_ragged("ragged", &want, &counts.label, &found));
         }
         let is_param = matches!(counts.id, Id::Param(_));
@@ -206,17 +253,33 @@ impl<'a> Checker<'a, '_> {
         if let Some((slots, found)) = self.too_many_slots(counts, experts) {
             self.sink.push(at, messages::too_many_slots(slots, &w.label, found));
         }
-        if w.ty.placement != x.ty.placement {
-            let show = |v: &Value| self.mesh.show_all(&v.ty.placement);
-            let (want, found) = (show(&x), show(&w));
+        // The first dimensions of the matrices that are summed over, and that remain.
+        let [of_depth, of_columns] = match transposed {
+            true if both => [w.ty.dims.len() - depth.len(), 1],
+            true => [2, 1],
+            false => [1, 2],
+        };
+        // Experts that all ranks have are whole.
+        let over = x.ty.placement.contains(&Placement::Shard(0));
+        let pairs = x.ty.placement.iter().zip(&w.ty.placement);
+        let along = |pair: (&Placement, &Placement)| {
+            let made = product(pair, [of_depth, depth.len()], [of_columns, columns.len()]);
+            made.filter(|_| over || pair.0 == pair.1)
+        };
+        let made: Option<Vec<Placement>> = pairs.map(along).collect();
+        if made.is_none() {
+            let own = |p: &Placement| match p {
+                Placement::Shard(d @ 1..) => Placement::Shard(of_depth + d - 1),
+                p => *p,
+            };
+            let wanted: Vec<Placement> = x.ty.placement.iter().map(own).collect();
+            let (want, found) = (self.mesh.show_all(&wanted), self.mesh.show_all(&w.ty.placement));
             self.sink.push(at, messages::beside_ragged("grouped_gemm", &want, &w.label, &found));
         }
-        if self.sink.len() != n_before {
-            return None;
-        }
+        let placement = made.filter(|_| self.sink.len() == n_before)?;
         let dims = [rows].into_iter().chain(columns).collect();
         let dtype = if narrow { DType::Bf16 } else { x.ty.dtype };
-        let ty = Ty { dtype, dims, placement: x.ty.placement.clone() };
+        let ty = Ty { dtype, dims, placement };
         let (left, right) = (self.dequantized(&x), self.dequantized(&w));
         Some(self.push(Op::GroupedGemm { transposed }, vec![left, right, counts], ty, x.gathered))
     }
@@ -292,7 +355,12 @@ impl<'a> Checker<'a, '_> {
             let (want, found) = (self.dims.show(rows), self.dims.show(of_dy));
             self.sink.push(at, messages::wgrad_rows(&want, &dy.label, &found));
         }
-        if dy.ty.placement != x.ty.placement {
+        let pairs = x.ty.placement.iter().zip(&dy.ty.placement);
+        let over = x.ty.placement.contains(&Placement::Shard(0));
+        let along =
+            |pair: (&Placement, &Placement)| gradient(pair).filter(|_| over || pair.0 == pair.1);
+        let made: Option<Vec<Placement>> = pairs.map(along).collect();
+        if made.is_none() {
             let show = |v: &Value| self.mesh.show_all(&v.ty.placement);
             let (want, found) = (show(&x), show(&dy));
             self.sink.push(at, messages::beside_ragged("grouped_wgrad", &want, &dy.label, &found));
@@ -302,7 +370,7 @@ impl<'a> Checker<'a, '_> {
         }
         let experts = experts.filter(|_| self.sink.len() == n_before)?;
         let dims = [experts, k].into_iter().chain(columns.iter().copied()).collect();
-        let ty = Ty { dtype: x.ty.dtype, dims, placement: x.ty.placement };
+        let ty = Ty { dtype: x.ty.dtype, dims, placement: made? };
         Some(self.push(Op::GroupedWgrad, vec![x.id, dy.id, counts], ty, x.gathered))
     }
 

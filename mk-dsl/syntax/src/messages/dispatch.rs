@@ -82,6 +82,21 @@ pub(crate) fn dispatch_placement(name: &str, found: &str) -> Text {
     )
 }
 
+pub(crate) fn dispatch_axes(name: &str, found: &str) -> Text {
+    placed(
+        format!("experts are over one axis of the mesh, and {name} is `{found}`"),
+        "let tokens be `shard(0)` over the axis of their experts alone: ranks along other axes have tokens of their \
+         own, or the same",
+    )
+}
+
+pub(crate) fn combine_columns(name: &str, found: &str) -> Text {
+    placed(
+        format!("tokens get whole rows back, and {name} is `{found}`"),
+        "let the last `grouped_gemm` sum over what ranks share, and reduce behind `combine`",
+    )
+}
+
 pub(crate) fn beside_tokens(op: &str, wanted: &str, name: &str, found: &str) -> Text {
     placed(
         format!("`{op}` needs {name} as `{wanted}`, like the tokens, and it is `{found}`"),

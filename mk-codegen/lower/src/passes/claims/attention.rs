@@ -268,7 +268,14 @@ fn check(a: &Attention, name: &str, sizes: &[i32]) -> Result<(), LowerError> {
                 take no time";
             return refuse(why.into(), help);
         }
-        let tokens = i64::from(a.tensor(Operand::Q).widest(1));
+        let tokens = match a.exchange {
+            // Of a sequence that ranks along both axes share, the shard of this one's.
+            Some(_) => {
+                let ring = a.ring.and_then(|axis| sizes.get(axis)).copied().unwrap_or(1);
+                i64::from(a.tensor(Operand::Q).shape[1].value) * i64::from(ring)
+            }
+            None => i64::from(a.tensor(Operand::Q).widest(1)),
+        };
         let entries = (2 * tokens + i64::from(documents.widest(0))) * i64::from(world);
         if entries > MAX_ENTRIES as i64 {
             let why = format!(
@@ -311,12 +318,6 @@ fn check(a: &Attention, name: &str, sizes: &[i32]) -> Result<(), LowerError> {
     if exchanges && !lengths.is_empty() {
         let why = "a length comes with each launch, and ranks exchange parts of the sequence";
         return refuse(why.into(), "let it be fixed");
-    }
-    if exchanges && a.ring.is_some() && a.documents.is_some() {
-        let why = "sequences are packed, and ranks exchange parts of them beside a ring";
-        let help = "exchange them in a kernel before; results may be exchanged behind it. A function (`mk.compile`) cuts \
-            a pipeline so";
-        return refuse(why.into(), help);
     }
     if exchanges && q.shape[1].value != a.tensor(Operand::K).shape[1].value {
         let why = "queries and keys are not as many, and ranks exchange both";

@@ -6,6 +6,7 @@
 use super::{
     builder::{Claims, tensor},
     gemm_rules::{self, CATALOGUE},
+    grouped,
 };
 use crate::{
     graph::{Group, Kind, OpGraph},
@@ -29,7 +30,9 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
     let is_sum = |node: NodeIndex| {
         matches!(g.graph[node].kind, Kind::ReduceScatter { .. } | Kind::AllReduce { .. })
     };
-    let claimed_elsewhere = |node: NodeIndex| g.graph[node].kind.group() != Group::Dense;
+    let claimed_elsewhere = |node: NodeIndex| {
+        g.graph[node].kind.group() != Group::Dense || grouped::tokens_of(g, node).is_some()
+    };
     // Summed GEMMs come first, so that their sums are under way beside the other GEMMs.
     let mut order: Vec<_> = g.results.iter().copied().enumerate().collect();
     order.retain(|(_, node)| !claimed_elsewhere(*node));

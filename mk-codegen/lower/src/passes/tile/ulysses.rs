@@ -197,7 +197,12 @@ pub(super) fn families(
     }
     let [queries_arrived, keys_arrived] = [arrivals[0], arrivals[1]];
 
-    let bounds = documents::bounds(draft, a, (Side::Queries, &chunks.together()), inputs);
+    // A rank has all queries of its place in the ring.
+    let of_ring = match a.ring {
+        Some(axis) => chunks.shards(draft.along(axis)),
+        None => chunks.together(),
+    };
+    let bounds = documents::bounds(draft, a, (Side::Queries, &of_ring), inputs);
     let depth = q.shape[3].value;
     let block = block(a, true);
     let tiles = (chunks.rows + block[0] - 1) / block[0];

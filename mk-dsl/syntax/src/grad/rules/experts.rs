@@ -6,7 +6,7 @@
 
 use super::{Behind, Walk};
 use crate::grad::{draft::Id, error::GradError};
-use crate::program::{DType, Def, Dim, Node, Op, TensorType, ValueId};
+use crate::program::{DType, Def, Dim, Node, Op, Placement, TensorType, ValueId};
 
 /// Columns of ones that rows of gradients are summed by.
 const ONES: u64 = 8;
@@ -192,7 +192,14 @@ impl<'p> Walk<'p> {
                     let (vectors, held) = (self.value(vectors)?, self.held(again));
                     again = self.draft.op("bias", &[again, vectors], None, held);
                 }
-                let held = (self.placement(weights), DType::F32);
+                // Of rows of which ranks have contributions, products are contributions.
+                let of_rows = self.held(again).0;
+                let partial = |(own, of): (Placement, Placement)| match of {
+                    Placement::Partial => of,
+                    _ => own,
+                };
+                let placement = self.placement(weights).into_iter().zip(of_rows).map(partial);
+                let held = (placement.collect(), DType::F32);
                 let g = self.draft.op("combine_grad", &[again, d], None, held);
                 self.add(weights, g);
             }
