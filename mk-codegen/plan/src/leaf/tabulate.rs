@@ -2,9 +2,9 @@
 
 use super::{Mask, Record};
 use crate::{
+    axis::Axis,
     contract::{Allowed, Arity, Contract, Elements, OneType, OperandSpec},
     names::{Agent::Copier, Mode, Operand, Point, Proxy, RoutePart, Side},
-    plan::Axis,
     text::{Cursor, ReadError},
 };
 use serde::{Deserialize, Serialize};
