@@ -147,7 +147,7 @@ impl<'a> World<'a> {
             classes: Vec::new(),
             class_of: Vec::new(),
             period,
-            window: Window { later: period, back: u32::MAX },
+            window: Window { later: period, near: 0, back: u32::MAX },
             ends_only: false,
             shapes: shapes(plan, first)?,
             whole: Vec::new(),

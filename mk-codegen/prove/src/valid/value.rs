@@ -79,23 +79,62 @@ pub fn sampled(plan: &Plan, ranks: Ranks, samples: Samples) -> Result<Proof, Fai
     }
     // Each launch brings other tables. Where the plan repeats with them, they follow each other in one world: each set
     // is the last one's, behind as many launches as a proof looks back to, and is unrolled once.
-    let n = sets.len() as u32;
-    let (turns, later) = if n.is_multiple_of(period) { (period, n) } else { (n, period) };
-    let launches = later + proof.epochs - period;
+    let order: Vec<usize> = (0..sets.len()).collect();
+    let (turns, later) = turns(&order, period);
+    let mut events = 0;
     for first in 0..turns {
-        let epochs: Vec<_> = (0..launches).map(|e| ((first + e) % n) as usize).collect();
+        let epochs = follow(&order, first, later + proof.epochs - period);
         let mut world = World::new(plan, period, &epochs, &sets).map_err(&fail)?;
-        world.window = Window { later, back: proof.epochs - 1 };
+        world.window = Window { later, near: 0, back: proof.epochs - 1 };
         let of_class = |c| sets.get(epochs[world.class_of.iter().position(|x| *x == c)?]);
         let class_sets: Vec<&TableSet> = (0..world.classes.len()).filter_map(of_class).collect();
         run(&world, &mut proof, &mut used, |world, groups, overlaps| {
             coverage::check(world, groups, overlaps, &class_sets).into()
         })
         .map_err(|found| fail(found.violations))?;
+        let of_class = |c: &Class| c.tasks.len() + c.accs.len() + world.words.total * world.ranks;
+        events = events.max(world.classes.iter().map(of_class).max().unwrap_or(0) as u64);
+    }
+    // A launch may bring what any other one did, or the same again: between it and the last one, too, all is ordered.
+    if run_time {
+        let n = sets.len();
+        let all = (n * n) as u64;
+        let order = if events * all <= samples.work { each_behind_each(n) } else { twice_each(n) };
+        let (turns, later) = self::turns(&order, period);
+        for first in 0..turns {
+            let epochs = follow(&order, first, later + proof.epochs - period);
+            let mut world = World::new(plan, period, &epochs, &sets).map_err(&fail)?;
+            world.window = Window { later, near: 1, back: 1 };
+            run(&world, &mut proof, &mut used, |_, _, _| Found::default())
+                .map_err(|found| fail(found.violations))?;
+        }
     }
     proof.tables = sets.len();
     proof.name_waits(plan, used);
     Ok(proof)
+}
+
+/// Into how many worlds launches in this order go, each of them at each place of a period, and how many of each are
+/// looked at.
+fn turns(order: &[usize], period: u32) -> (u32, u32) {
+    let n = order.len() as u32;
+    if n.is_multiple_of(period) { (period, n) } else { (n, period) }
+}
+
+/// So many launches in this order, over and over, from the first one on.
+fn follow(order: &[usize], first: u32, launches: u32) -> Vec<usize> {
+    order.iter().cycle().skip(first as usize).take(launches as usize).copied().collect()
+}
+
+/// The shortest order of `n`, over and over, in which each comes right behind each, itself included.
+fn each_behind_each(n: usize) -> Vec<usize> {
+    let others = |a: usize| (a + 1..n).flat_map(move |b| [a, b]);
+    (0..n).flat_map(|a| [a].into_iter().chain(others(a))).collect()
+}
+
+/// Of `n`, each behind itself.
+fn twice_each(n: usize) -> Vec<usize> {
+    (0..n).flat_map(|a| [a, a]).collect()
 }
 
 /// The proof of a plan that is the same from every rank; `None` if it is not, or is not proved.
@@ -202,4 +241,20 @@ fn events<'w, 'a>(world: &'w World<'a>) -> Events<'w, 'a> {
     let ended = (!broken).then(|| deadlock::run(world));
     let paths = ended.map(|ended| ended.map(|order| paths::Paths::new(world, &order)));
     Events { found, thresholds, paths }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_comes_behind_each() {
+        for n in 1..10 {
+            let order = each_behind_each(n);
+            assert_eq!(order.len(), n * n);
+            let pairs: BTreeSet<_> =
+                order.iter().zip(follow(&order, 1, (n * n) as u32)).map(|(a, b)| (*a, b)).collect();
+            assert_eq!(pairs.len(), n * n, "{order:?}");
+        }
+    }
 }

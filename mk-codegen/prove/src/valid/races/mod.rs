@@ -67,10 +67,13 @@ pub(super) fn check<'p, 'w, 'a>(
     let there: Vec<_> = groups.iter().map(there).collect();
     let last = world.epochs();
     for later in last + 1 - world.window.later.min(last)..=last {
-        r.callers(later);
-        r.strangers(later);
+        if world.window.near == 0 {
+            r.callers(later);
+            r.strangers(later);
+        }
         // The nearest pairs first: they make the plainest counterexamples.
-        for earlier in (later.saturating_sub(world.window.back).max(1)..=later).rev() {
+        let (near, back) = (later - world.window.near, later.saturating_sub(world.window.back));
+        for earlier in (back.max(1)..=near).rev() {
             if earlier < later && world.boxes.spans.is_some() {
                 boundaries.launches(&mut r, earlier, later);
                 if r.is_over() {

@@ -142,7 +142,7 @@ fn in_turns(
     let epochs: Vec<usize> = (0..launches as usize).map(|e| e % n % points.len()).collect();
     let fail = |violations: Vec<Violation>| Failure::of(plan, violations);
     let mut world = World::of(plan, period, &epochs, &points).map_err(fail)?;
-    world.window = Window { later, back: proof.epochs - 1 };
+    world.window = Window { later, near: 0, back: proof.epochs - 1 };
     let (tasks, accesses) = (proof.tasks, proof.accesses);
     value::run(&world, proof, used, |_, _, _| Found::default()).map_err(|f| fail(f.violations))?;
     (proof.tasks, proof.accesses) = (tasks.max(proof.tasks), accesses.max(proof.accesses));
