@@ -135,8 +135,7 @@ impl<'a> Checker<'a, '_> {
         if let Resolved::Lit(depth) = self.dims.resolve(depth)
             && depth > 128
         {
-            self.sink.push(op.span, messages::gradient_depth(op.text, depth));
-            return None;
+            return self.sink.refuse(op.span, messages::gradient_depth(op.text, depth));
         }
         Some(())
     }
@@ -150,8 +149,7 @@ impl<'a> Checker<'a, '_> {
             Id::Param(_) => false,
         };
         if !is_dk {
-            self.sink.push(call.op.span, messages::attention_dv_of(&dk.label));
-            return None;
+            return self.sink.refuse(call.op.span, messages::attention_dv_of(&dk.label));
         }
         Some(self.push(Op::AttentionDv, vec![dk.id], dk.ty, dk.gathered))
     }
@@ -206,8 +204,7 @@ impl<'a> Checker<'a, '_> {
         }
         let (wanted, found) = (self.show(ty), self.show(&value.ty));
         let text = messages::attention_operand(op.text, &value.label, &wanted, &found);
-        self.sink.push(op.span, text);
-        None
+        self.sink.refuse(op.span, text)
     }
 
     /// Queries are whole, or cut where attention may cut them.
@@ -216,8 +213,7 @@ impl<'a> Checker<'a, '_> {
             let fine = matches!(p, Placement::Replicate | Placement::Shard(0 | 2));
             if !fine && !along_sequence(*p) {
                 let shown = self.mesh.show(*p, axis);
-                self.sink.push(at, messages::attention_queries(&o.label, &shown));
-                return None;
+                return self.sink.refuse(at, messages::attention_queries(&o.label, &shown));
             }
         }
         Some(())
