@@ -23,39 +23,25 @@ struct Names {
     local_size: &'static str,
 }
 
-const OWN: Names = Names {
-    rank: "MK_RANK",
-    size: "MK_WORLD_SIZE",
-    local_rank: "MK_LOCAL_RANK",
-    local_size: "MK_LOCAL_WORLD_SIZE",
-};
-const TORCH: Names = Names {
-    rank: "RANK",
-    size: "WORLD_SIZE",
-    local_rank: "LOCAL_RANK",
-    local_size: "LOCAL_WORLD_SIZE",
-};
-const OPEN_MPI: Names = Names {
-    rank: "OMPI_COMM_WORLD_RANK",
-    size: "OMPI_COMM_WORLD_SIZE",
-    local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-    local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
-};
-const MPICH: Names = Names {
-    rank: "PMI_RANK",
-    size: "PMI_SIZE",
-    local_rank: "MPI_LOCALRANKID",
-    local_size: "MPI_LOCALNRANKS",
-};
-const SLURM: Names = Names {
-    rank: "SLURM_PROCID",
-    size: "SLURM_NTASKS",
-    local_rank: "SLURM_LOCALID",
-    local_size: "SLURM_STEP_TASKS_PER_NODE",
-};
+const fn names([rank, size, local_rank, local_size]: [&'static str; 4]) -> Names {
+    Names { rank, size, local_rank, local_size }
+}
 
-/// A launcher's variables are all taken, or none. Own ones come first; a job of Slurm may have an mpirun inside.
-const ALL: [&Names; 5] = [&OWN, &TORCH, &OPEN_MPI, &MPICH, &SLURM];
+/// A launcher's variables are all taken, or none. Own ones come first; a job of Slurm may have an mpirun inside: that of
+/// Open MPI, or of MPICH.
+const ALL: [Names; 5] = [
+    names(["MK_RANK", "MK_WORLD_SIZE", "MK_LOCAL_RANK", "MK_LOCAL_WORLD_SIZE"]),
+    TORCH,
+    names([
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ]),
+    names(["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"]),
+    names(["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"]),
+];
+const TORCH: Names = names(["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]);
 
 /// Which launcher sets a variable, for messages.
 pub(crate) fn set_by(variable: &str) -> &'static str {
@@ -95,8 +81,8 @@ fn number(get: Get<'_>, variable: &'static str) -> Result<u32, Error> {
 
 /// A process's place by its variables, as `get` reads them.
 pub(crate) fn parse(get: Get<'_>) -> Result<Launcher, Error> {
-    let set = |names: &&&Names| get(names.rank).is_some_and(|v| !v.is_empty());
-    let names = *ALL.iter().find(set).unwrap_or(&&TORCH);
+    let set = |names: &&Names| get(names.rank).is_some_and(|v| !v.is_empty());
+    let names = ALL.iter().find(set).unwrap_or(&TORCH);
     let most = mk_abi::device::MAX_RANKS as u32;
     let world_size = number(get, names.size)?;
     if !(1..=most).contains(&world_size) {
