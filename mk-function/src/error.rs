@@ -35,6 +35,9 @@ pub enum FunctionError {
     Runtime(#[from] mk_runtime::Error),
 }
 
+/// A result of this crate.
+pub(crate) type Result<T, E = FunctionError> = std::result::Result<T, E>;
+
 impl From<ArgumentError> for FunctionError {
     fn from(error: ArgumentError) -> FunctionError {
         FunctionError::Argument(Box::new(error))

@@ -44,6 +44,9 @@ pub enum HarnessError {
     Runtime(#[from] mk_runtime::Error),
 }
 
+/// What may fail in the harness.
+pub(crate) type Result<T, E = HarnessError> = std::result::Result<T, E>;
+
 impl HarnessError {
     pub(super) fn mismatch(what: impl Into<String>) -> HarnessError {
         HarnessError::Mismatch { what: what.into() }

@@ -114,6 +114,9 @@ pub enum SimError {
     },
 }
 
+/// A result of this crate.
+pub(crate) type Result<T, E = SimError> = std::result::Result<T, E>;
+
 fn list(errors: &[StructureError]) -> String {
     let all: Vec<_> = errors.iter().map(ToString::to_string).collect();
     all.join("; ")

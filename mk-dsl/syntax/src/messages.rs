@@ -3,8 +3,8 @@
 //! House rules: the message says what is wrong, in lower case, without a full stop; the help
 //! says what to write. Words of the source are in backticks.
 
-/// Rows of the catalogue: `text`, or `placed` of a placement that does not fit; a name and what it is told; the message;
-/// the help, behind `=>` where it is computed.
+/// Rows of the catalogue: `text`, or `placed` of a placement that does not fit; a name and what it is told; the
+/// message; the help, behind `=>` where it is computed.
 macro_rules! messages {
     ($($(#[$doc:meta])* $kind:ident $name:ident($($arg:ident: $of:ty),*)
         $message:literal; $($help:literal)? $(=> $computed:expr)?;)*) => {$(

@@ -3,7 +3,7 @@
 use super::routes::{Packed, known};
 use super::{Dense, Set, on};
 use crate::{
-    HarnessError,
+    HarnessError, Result,
     near::Near,
     routing,
     value::{Matrix, Value},
@@ -18,7 +18,7 @@ impl Dense<'_> {
         node: &Node,
         rows: &[usize],
         [x, w]: [&Value; 2],
-    ) -> Result<Value, HarnessError> {
+    ) -> Result<Value> {
         let (x, w) = (on(x, 0)?, on(w, 0)?);
         let narrow = self.multiplied(node.inputs[0]).is_narrow();
         let experts = self.experts(node, self.extent(node.result, 0))?;
@@ -49,7 +49,7 @@ impl Dense<'_> {
     }
 
     /// Matrix `e` of the caller's stack, times the factors of its blocks if it has some; `None` of one that is made.
-    fn matrix_of(&self, stack: ValueId, e: usize) -> Result<Option<Matrix>, HarnessError> {
+    fn matrix_of(&self, stack: ValueId, e: usize) -> Result<Option<Matrix>> {
         let program = self.inputs.case().program;
         let given = |id: ValueId| program.tensors().get(id.index());
         let one = |t| Ok::<_, HarnessError>(on(&self.input(t, Set::Chosen, &[e])?, 0)?.clone());
@@ -88,7 +88,7 @@ impl Dense<'_> {
         node: &Node,
         blocks: &[usize],
         x: &Value,
-    ) -> Result<Value, HarnessError> {
+    ) -> Result<Value> {
         let (x, rows) = (on(x, 0)?, self.extent(node.result, 1));
         let tokens = self.extent(node.inputs[0], 1);
         let packed = self.packed(node.inputs[1], rows).unwrap_or_default();
@@ -101,12 +101,7 @@ impl Dense<'_> {
     }
 
     /// Rows, each with the vector of its expert; rows of none are not judged.
-    pub(super) fn biased(
-        &self,
-        node: &Node,
-        rows: &[usize],
-        [x, c]: [&Value; 2],
-    ) -> Result<Value, HarnessError> {
+    pub(super) fn biased(&self, node: &Node, rows: &[usize], [x, c]: [&Value; 2]) -> Result<Value> {
         let (x, c, n) = (on(x, 0)?, on(c, 0)?, self.width(node.result));
         let program = self.inputs.case().program;
         let counts = routing::counts_of(program, node.result);
@@ -122,15 +117,11 @@ impl Dense<'_> {
     }
 
     /// The expert of each of so many rows, by the counts or the route of a product.
-    fn experts(&self, node: &Node, n_rows: usize) -> Result<Vec<Option<usize>>, HarnessError> {
+    fn experts(&self, node: &Node, n_rows: usize) -> Result<Vec<Option<usize>>> {
         self.experts_by(node.inputs.get(2).copied(), n_rows)
     }
 
-    fn experts_by(
-        &self,
-        counts: Option<ValueId>,
-        n_rows: usize,
-    ) -> Result<Vec<Option<usize>>, HarnessError> {
+    fn experts_by(&self, counts: Option<ValueId>, n_rows: usize) -> Result<Vec<Option<usize>>> {
         let case = self.inputs.case();
         let counts = counts.and_then(|id| case.program.tensors().get(id.index()));
         let counts = counts.ok_or_else(|| HarnessError::mismatch("counts that are made"))?;
@@ -151,7 +142,7 @@ impl Dense<'_> {
         node: &Node,
         chosen: &[usize],
         [x, dy]: [&Value; 2],
-    ) -> Result<Value, HarnessError> {
+    ) -> Result<Value> {
         let (x, dy) = (on(x, 0)?, on(dy, 0)?);
         let experts = self.experts(node, self.extent(node.inputs[0], 0))?;
         let (k, n) = (self.width(node.inputs[0]), self.width(node.inputs[1]));
@@ -209,7 +200,7 @@ impl Dense<'_> {
         node: &Node,
         rows: &[usize],
         (x, weights): (&Value, Option<&Value>),
-    ) -> Result<Value, HarnessError> {
+    ) -> Result<Value> {
         let (x, n) = (on(x, 0)?, self.width(node.result));
         let weights = weights.map(|w| on(w, 0)).transpose()?;
         let packed = self.packed(node.inputs[1], self.extent(node.result, 0)).unwrap_or_default();
@@ -237,7 +228,7 @@ impl Dense<'_> {
         node: &Node,
         tokens: &[usize],
         [y, dy]: [&Value; 2],
-    ) -> Result<Value, HarnessError> {
+    ) -> Result<Value> {
         let (y, dy) = (on(y, 0)?, on(dy, 0)?);
         let n = self.width(node.inputs[0]);
         let packed =
@@ -267,7 +258,7 @@ impl Dense<'_> {
         tokens: &[usize],
         (y, held): (&Value, &[usize]),
         weights: &Value,
-    ) -> Result<Value, HarnessError> {
+    ) -> Result<Value> {
         let (y, weights) = (on(y, 0)?, on(weights, 0)?);
         let n = self.width(node.result);
         let ids = node.inputs[1];

@@ -61,9 +61,20 @@ pub enum EmitError {
     Audit(#[from] AuditError),
 }
 
+/// A result of emission.
+pub(super) type Result<T, E = EmitError> = std::result::Result<T, E>;
+
 impl EmitError {
     pub(super) fn unsupported(place: impl Into<String>, what: impl Into<String>) -> EmitError {
         EmitError::Refused(Refusals(vec![Refusal { place: place.into(), what: what.into() }]))
+    }
+
+    /// Nothing, for something that no template carries out.
+    pub(super) fn refuse<T>(
+        place: impl Into<String>,
+        what: impl Into<String>,
+    ) -> Result<T, EmitError> {
+        Err(EmitError::unsupported(place, what))
     }
 
     pub(super) fn internal(place: &'static str, what: impl Into<String>) -> EmitError {

@@ -2,8 +2,8 @@
 
 use super::Record;
 use crate::{
-    contract::{Allowed, Arity, Contract, Elements, OneType, OperandSpec},
-    names::{Agent::Copier, Mode, Operand, Point, Proxy},
+    contract::{Arity, Contract, Elements, OneType, OperandSpec},
+    names::{Agent::Copier, Mode, Operand, Proxy},
     text::{Cursor, ReadError},
 };
 use serde::{Deserialize, Serialize};
@@ -53,16 +53,6 @@ impl Record for NormTile {
         operands.push(op(Operand::E0, Mode::Read, Arity::Optional));
         operands.push(op(Operand::Dst, Mode::Write, Arity::One));
         Contract::of_one(Copier, operands)
-    }
-
-    fn allowed(&self, _: bool) -> Allowed {
-        let read = [Operand::Src, Operand::Do, Operand::E0].map(|o| (o, &[Point::Start][..]));
-        Allowed {
-            operands: [&read[..], &[(Operand::Dst, &[Point::End])]].concat(),
-            waits: vec![(Copier, Point::Start)],
-            posts: vec![(Copier, Point::End)],
-            inner: false,
-        }
     }
 
     fn types(&self) -> Vec<OneType> {

@@ -2,8 +2,8 @@
 
 use super::{Mask, Record};
 use crate::{
-    contract::{Allowed, Arity, Contract, Elements, OneType, OperandSpec},
-    names::{Agent::Copier, Mode, Operand, Point, Proxy, RoutePart, Side},
+    contract::{Arity, Contract, Elements, OneType, OperandSpec},
+    names::{Agent::Copier, Mode, Operand, Proxy, RoutePart, Side},
     text::{Cursor, ReadError},
 };
 use serde::{Deserialize, Serialize};
@@ -133,15 +133,6 @@ impl Record for Tabulate {
     fn contract(&self) -> Contract {
         let op = |o, mode| OperandSpec::new(o, mode, Copier, Proxy::Generic, Arity::Many);
         Contract::of_one(Copier, vec![op(Operand::Src, Mode::Read), op(Operand::Dst, Mode::Write)])
-    }
-
-    fn allowed(&self, _: bool) -> Allowed {
-        Allowed {
-            operands: vec![(Operand::Src, &[Point::Start]), (Operand::Dst, &[Point::End])],
-            waits: vec![(Copier, Point::Start)],
-            posts: vec![(Copier, Point::End)],
-            inner: false,
-        }
     }
 
     fn types(&self) -> Vec<OneType> {

@@ -10,7 +10,9 @@ use super::{
     error::FieldError,
     launch::MAX_ELEMENTS,
     leaf::seen,
-    norm, quant, ragged, rope, softmax,
+    norm, quant,
+    ragged::Rows,
+    rope, softmax,
 };
 use mk_plan::Mask;
 use mk_syntax::{Curve, DType, Def, Factors, Node, Op, Placement, SCALE_BLOCK, Scores, ValueId};
@@ -167,6 +169,11 @@ impl<A: Algebra> Evaluator<'_, A> {
         let values = self.values;
         let x = &values[node.inputs[0].index()];
         let y = node.inputs.get(1).map(|y| &values[y.index()]);
+        let operands: Vec<_> = node.inputs.iter().map(|x| values[x.index()].on(0)).collect();
+        let rows = Rows { algebra: self.algebra, dims: self.dims, cells: self.cells, node };
+        if let Some(made) = rows.made(&operands) {
+            return Value::whole(made);
+        }
         match (node.op, y) {
             // No plan has a `view`: `evaluate` refuses it.
             (Op::Gather { .. } | Op::AllToAll { .. } | Op::View | Op::Cast(DType::F32), _) => {
@@ -184,32 +191,6 @@ impl<A: Algebra> Evaluator<'_, A> {
                 _ => self.each(x, |_, t| t.clone()),
             },
             (Op::Gemm { .. }, Some(y)) => self.gemm(node, x, y),
-            (Op::GroupedGemm { .. }, Some(w)) => {
-                let of = [x.on(0), w.on(0)];
-                Value::whole(ragged::product(self.algebra, self.dims, self.cells, node, of))
-            }
-            (Op::GroupedWgrad, Some(dy)) => {
-                let of = [x.on(0), dy.on(0)];
-                Value::whole(ragged::wgrad(self.algebra, self.dims, self.cells, node, of))
-            }
-            (Op::Dispatch { .. }, _) => {
-                let (dims, cells) = (self.dims, self.cells);
-                let weights = node.inputs.get(2).map(|w| values[w.index()].on(0));
-                let of = (x.on(0), weights);
-                Value::whole(ragged::dispatched(self.algebra, dims, cells, node, of))
-            }
-            (Op::DispatchFactors, _) => {
-                let (dims, cells) = (self.dims, self.cells);
-                Value::whole(ragged::factors_dispatched(self.algebra, dims, cells, node, x.on(0)))
-            }
-            (Op::CombineGrad, _) => {
-                let of = [x.on(0), values[node.inputs[2].index()].on(0)];
-                Value::whole(ragged::products(self.algebra, self.dims, self.cells, node, of))
-            }
-            (Op::Combine, _) => {
-                let of = [x.on(0), values[node.inputs[2].index()].on(0)];
-                Value::whole(ragged::combined(self.algebra, self.dims, self.cells, node, of))
-            }
             (Op::ReduceScatter { axis, .. } | Op::AllReduce { axis }, _) => {
                 self.sum(x, self.dims.along(axis.index()))
             }
@@ -251,10 +232,6 @@ impl<A: Algebra> Evaluator<'_, A> {
                 }
                 _ => self.each(x, |_, t| t.clone()),
             },
-            (Op::Bias, Some(y)) if self.dims.experts(node.result).is_some() => {
-                let of = [x.on(0), y.on(0)];
-                Value::whole(ragged::biased(self.algebra, self.dims, self.cells, node, of))
-            }
             (Op::Bias | Op::Add, Some(y)) => self.zip(x, y, A::add),
             (Op::Mul, Some(y)) => self.zip(x, y, A::mul),
             (Op::Slope(curve), Some(y)) => {
@@ -271,18 +248,22 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::Rope { back }, _) => self.rope(node, back),
             (Op::Swiglu, _) => self.each(x, |a, t| swiglu(a, t)),
             (Op::SwigluGrad, Some(h)) => self.both(x, h, swiglu_grad),
-            // The checker gives these operations two operands.
+            // Rows of experts are made above; the checker gives the others two operands.
             (
-                Op::Gemm { .. }
-                | Op::GroupedGemm { .. }
+                Op::GroupedGemm { .. }
                 | Op::GroupedWgrad
+                | Op::Dispatch { .. }
+                | Op::DispatchFactors
+                | Op::CombineGrad
+                | Op::Combine
+                | Op::Gemm { .. }
                 | Op::Dequantize(_)
                 | Op::Bias
                 | Op::Add
                 | Op::Mul
                 | Op::Slope(_)
                 | Op::SwigluGrad,
-                None,
+                _,
             ) => self.each(x, |_, t| t.clone()),
         }
     }
