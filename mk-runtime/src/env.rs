@@ -1,7 +1,7 @@
 //! Every environment variable that this crate reads: [`VARIABLES`].
 
-use crate::Error;
 use crate::launcher::{self, Launcher};
+use crate::{Error, Result};
 use std::path::PathBuf;
 
 /// Every environment variable that mk reads, and its meaning: what `mk --help` lists.
@@ -93,7 +93,7 @@ pub(crate) fn launch_blocking() -> bool {
 }
 
 /// The launcher's variables; refused when one is missing or makes no sense.
-pub(crate) fn launcher() -> Result<Launcher, Error> {
+pub(crate) fn launcher() -> Result<Launcher> {
     let get = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     launcher::parse(&get)
 }
@@ -107,7 +107,7 @@ pub(crate) fn net() -> Option<String> {
 ///
 /// # Errors
 /// [`Error::Variable`] for what is no number from 1 on.
-pub fn nccl_channels() -> Result<Option<u32>, Error> {
+pub fn nccl_channels() -> Result<Option<u32>> {
     let Some(value) = std::env::var_os("NCCL_MAX_NCHANNELS").filter(|v| !v.is_empty()) else {
         return Ok(None);
     };
@@ -138,7 +138,7 @@ pub(crate) struct WorldVariables {
 }
 
 /// Reads them; refuses what makes no sense.
-pub(crate) fn world() -> Result<WorldVariables, Error> {
+pub(crate) fn world() -> Result<WorldVariables> {
     let text = |name| std::env::var(name).ok().filter(|v| !v.is_empty());
     let refuse = |variable, value: String, what: &str| {
         Err(Error::Variable { variable, value, what: what.into() })

@@ -1,6 +1,6 @@
 //! What launchers tell the processes that they start: torchrun, srun, mpirun, or variables of our own.
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// A process's place in its run.
 #[derive(Clone, Debug)]
@@ -12,7 +12,7 @@ pub(crate) struct Launcher {
     /// The same in all processes of a run, and in no others on this host.
     pub(crate) run: String,
     /// Host and port where rank 0 meets those of other hosts, or which variable would say it.
-    pub(crate) meet: Result<(String, u16), Error>,
+    pub(crate) meet: Result<(String, u16)>,
 }
 
 /// The variables of a launcher: rank, number of ranks, and both on this host.
@@ -63,24 +63,24 @@ pub(crate) fn set_by(variable: &str) -> &'static str {
 
 pub(crate) type Get<'a> = &'a dyn Fn(&'static str) -> Option<String>;
 
-fn refuse<T>(variable: &'static str, value: Option<String>, what: &str) -> Result<T, Error> {
+fn refuse<T>(variable: &'static str, value: Option<String>, what: &str) -> Result<T> {
     Err(Error::Environment { variable, value, what: what.into() })
 }
 
-fn text(get: Get<'_>, variable: &'static str) -> Result<String, Error> {
+fn text(get: Get<'_>, variable: &'static str) -> Result<String> {
     match get(variable) {
         Some(value) if !value.is_empty() => Ok(value),
         value => refuse(variable, value, "a value is needed"),
     }
 }
 
-fn number(get: Get<'_>, variable: &'static str) -> Result<u32, Error> {
+fn number(get: Get<'_>, variable: &'static str) -> Result<u32> {
     let value = text(get, variable)?;
     value.parse().or_else(|_| refuse(variable, Some(value), "a whole number is needed"))
 }
 
 /// A process's place by its variables, as `get` reads them.
-pub(crate) fn parse(get: Get<'_>) -> Result<Launcher, Error> {
+pub(crate) fn parse(get: Get<'_>) -> Result<Launcher> {
     let set = |names: &&Names| get(names.rank).is_some_and(|v| !v.is_empty());
     let names = ALL.iter().find(set).unwrap_or(&TORCH);
     let most = mk_abi::device::MAX_RANKS as u32;
@@ -112,7 +112,7 @@ pub(crate) fn parse(get: Get<'_>) -> Result<Launcher, Error> {
 }
 
 /// `4(x2)`, `4` or `4,4`: as many tasks on each host.
-fn tasks_per_node(get: Get<'_>) -> Result<u32, Error> {
+fn tasks_per_node(get: Get<'_>) -> Result<u32> {
     let variable = "SLURM_STEP_TASKS_PER_NODE";
     let value = text(get, variable)?;
     let counts = value.split(',').map(|part| {
@@ -128,12 +128,12 @@ fn tasks_per_node(get: Get<'_>) -> Result<u32, Error> {
 }
 
 /// What no other run on this host has.
-fn run(get: Get<'_>, names: &Names) -> Result<String, Error> {
+fn run(get: Get<'_>, names: &Names) -> Result<String> {
     if let Some(meet) = get("MK_MEET").filter(|v| !v.is_empty()) {
         let again = get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
         return Ok(format!("{meet}/{again}"));
     }
-    let two = |a, b| -> Result<String, Error> { Ok([text(get, a)?, text(get, b)?].join("/")) };
+    let two = |a, b| -> Result<String> { Ok([text(get, a)?, text(get, b)?].join("/")) };
     match names.rank {
         "SLURM_PROCID" => two("SLURM_JOB_ID", "SLURM_STEP_ID"),
         "OMPI_COMM_WORLD_RANK" => text(get, "PMIX_NAMESPACE"),
@@ -152,7 +152,7 @@ fn run(get: Get<'_>, names: &Names) -> Result<String, Error> {
     }
 }
 
-fn meet(get: Get<'_>, names: &Names) -> Result<(String, u16), Error> {
+fn meet(get: Get<'_>, names: &Names) -> Result<(String, u16)> {
     if let Some(value) = get("MK_MEET").filter(|v| !v.is_empty()) {
         let parts = value.rsplit_once(':').and_then(|(host, port)| {
             let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -238,7 +238,7 @@ mod tests {
         ("MK_MEET", "head:7000"),
     ];
 
-    fn with(given: Given, name: &str, value: Option<&str>) -> Result<Launcher, Error> {
+    fn with(given: Given, name: &str, value: Option<&str>) -> Result<Launcher> {
         parse(&|n| match value {
             value if n == name => value.map(str::to_string),
             _ => given.iter().find(|(k, _)| *k == n).map(|(_, v)| v.to_string()),

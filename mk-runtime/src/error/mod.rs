@@ -485,6 +485,9 @@ pub enum Error {
     },
 }
 
+/// A result of this crate.
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
+
 impl Error {
     /// Whether the failure says that this machine has no usable GPU, so that a test may skip.
     pub fn is_no_device(&self) -> bool {

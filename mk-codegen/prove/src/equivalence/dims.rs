@@ -1,8 +1,8 @@
 //! The dimensions of a pipeline's values, and the values.
 
 use super::{
+    FieldError, Result,
     cells::{Cells, Lines},
-    error::FieldError,
     rope,
 };
 use mk_plan::{Mesh, Places};
@@ -36,7 +36,7 @@ impl<'a> Dims<'a> {
         mesh: &Mesh,
         ragged: Counts,
         lines: &mut Lines,
-    ) -> Result<Dims<'a>, FieldError> {
+    ) -> Result<Dims<'a>> {
         let [places, others] = mesh.places(program.mesh_axes()).map_err(|name| {
             FieldError::Interface { what: format!("its mesh has no axis `{name}`") }
         })?;

@@ -82,6 +82,9 @@ pub enum FieldError {
     Point(#[from] PointError),
 }
 
+/// A result of evaluation.
+pub(super) type Result<T, E = FieldError> = std::result::Result<T, E>;
+
 impl FieldError {
     pub(super) fn misfit(place: impl Into<String>, message: impl Into<String>) -> FieldError {
         FieldError::Misfit { place: place.into(), message: message.into() }

@@ -47,6 +47,7 @@ mod tests;
 mod tile;
 mod unroll;
 
+use error::Result;
 pub use error::{FieldError, WrongElement};
 
 use algebra::{Contributions, Numbers};
@@ -100,7 +101,7 @@ pub fn evaluate(
     program: &Program,
     bound: &Bound,
     options: &Options,
-) -> Result<Evaluation, FieldError> {
+) -> Result<Evaluation> {
     let program = &*program.over_placed_axes();
     let routes = |node: &Node| {
         use Op::{Combine, CombineGrad, Dispatch, GroupedGemm};
@@ -150,7 +151,7 @@ pub fn evaluate(
 ///
 /// # Errors
 /// [`FieldError::Room`].
-pub fn has_room(plan: &Plan, program: &Program, bound: &Bound) -> Result<(), FieldError> {
+pub fn has_room(plan: &Plan, program: &Program, bound: &Bound) -> Result<()> {
     ragged::rooms(plan, program, bound).map(drop)
 }
 
@@ -195,7 +196,7 @@ fn launches(
     options: &Options,
     with: &str,
     all: &mut Evaluation,
-) -> Result<(), FieldError> {
+) -> Result<()> {
     let launches = ragged::launches(plan, program, bound)?;
     if launches.is_empty() {
         let help = "raise the capacity: rows that are even over experts should fit";
@@ -216,7 +217,7 @@ fn with_tables(
     options: &Options,
     with: &str,
     all: &mut Evaluation,
-) -> Result<(), FieldError> {
+) -> Result<()> {
     let plan = points.plan;
     for epoch in 1..=i64::from(options.period.max(1)) {
         integers::check(points, epoch)?;

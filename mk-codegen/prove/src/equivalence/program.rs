@@ -3,11 +3,11 @@
 //! Nothing of the passes is used: a mistake of theirs cannot be in both.
 
 use super::{
+    FieldError, Result,
     algebra::{Algebra, Block, Function, add_row_times},
     budget::EXPONENTIAL,
     cells::Cells,
     dims::{Dims, Tensor, Value, gradient_operands},
-    error::FieldError,
     launch::MAX_ELEMENTS,
     leaf::seen,
     norm, quant,
@@ -99,7 +99,7 @@ pub(super) fn evaluate<A: Algebra>(
     cells: &Cells,
     group: usize,
     most: u64,
-) -> Result<Vec<Value<A::Elem>>, FieldError> {
+) -> Result<Vec<Value<A::Elem>>> {
     let (work, elements) = size(dims, cells);
     if elements > MAX_ELEMENTS as u64 {
         return Err(FieldError::TooLarge { what: "elements of the pipeline's values".into() });

@@ -5,10 +5,10 @@
 //! other memory.
 
 use super::{
+    FieldError, Result,
     algebra::{Algebra, add_row_times},
     cells::{Cells, Lines},
     dims::{Counts, Dims, Tensor},
-    error::FieldError,
     routings::Room,
 };
 use mk_plan::{Plan, RoutePart, Space, TabId, TableSet, TableSource};
@@ -35,7 +35,7 @@ pub(super) fn launches(
     plan: &Plan,
     program: &Program,
     bound: &Bound,
-) -> Result<Vec<(TableSet, Counts)>, FieldError> {
+) -> Result<Vec<(TableSet, Counts)>> {
     let given = |id: TabId| given(plan, program, id);
     let rooms = rooms(plan, program, bound)?;
     let tokens: usize = rooms.values().map(|room| room.tokens.iter().sum::<usize>()).sum();
@@ -100,7 +100,7 @@ pub(super) fn rooms(
     plan: &Plan,
     program: &Program,
     bound: &Bound,
-) -> Result<BTreeMap<TabId, Room>, FieldError> {
+) -> Result<BTreeMap<TabId, Room>> {
     let world = plan.mesh.size() as usize;
     let tokens = |rank: usize, id: TabId| {
         let dims = &given(plan, program, id)?.ty.dims;
