@@ -14,7 +14,7 @@ use super::{
     },
     names::Operand,
     plan::{Access, Buffer, Family, Plan, Schedule, Space},
-    points::{PointError, Points, Task},
+    points::{Points, Result, Task},
 };
 use mk_abi::DType;
 
@@ -136,7 +136,7 @@ impl Points<'_> {
     ///
     /// # Errors
     /// Where an extent has no value.
-    pub fn steps(&self, task: &Task) -> Result<Option<(i64, i64)>, PointError> {
+    pub fn steps(&self, task: &Task) -> Result<Option<(i64, i64)>> {
         let f = &self.plan.families[task.family];
         let Some(MmaTile { block, a_layout, .. }) = f.leaf.product() else { return Ok(None) };
         let a = self.plan.operand(task.family, Operand::A);
@@ -152,7 +152,7 @@ impl Points<'_> {
     ///
     /// # Errors
     /// As [`Self::steps`].
-    fn least_steps(&self, run: &[FamId]) -> Result<i64, PointError> {
+    fn least_steps(&self, run: &[FamId]) -> Result<i64> {
         // A launch may leave a tile without rows, which makes one step.
         let mut least = if self.plan.runtime_dim().is_some() { 1 } else { i64::MAX };
         for id in run {
@@ -202,7 +202,7 @@ impl Points<'_> {
     ///
     /// # Errors
     /// As [`Self::steps`].
-    pub fn borrowed_stage(&self, run: &[FamId]) -> Result<bool, PointError> {
+    pub fn borrowed_stage(&self, run: &[FamId]) -> Result<bool> {
         let Some((leaf, tile, f32, panels)) = self.panels(run) else { return Ok(false) };
         let MmaTile { block, stages, a_layout, b_layout, store, consumers, .. } = tile;
         // Swapped, a warp's columns of a panel lie where its columns of B do, if those are contiguous.
@@ -229,7 +229,7 @@ impl Points<'_> {
     ///
     /// # Errors
     /// Where an extent has no value.
-    pub fn only_tile(&self, run: &[FamId]) -> Result<bool, PointError> {
+    pub fn only_tile(&self, run: &[FamId]) -> Result<bool> {
         let Some((leaf, tile, _, panels)) = self.panels(run) else { return Ok(false) };
         let role = self.plan.families[run[0]].role;
         let MmaTile { block, stages, a_layout, store, consumers, .. } = tile;
@@ -265,7 +265,7 @@ impl Points<'_> {
     ///
     /// # Errors
     /// Where a region has no value.
-    pub fn ends_clipped(&self, run: &[FamId]) -> Result<bool, PointError> {
+    pub fn ends_clipped(&self, run: &[FamId]) -> Result<bool> {
         let mut ends = false;
         if self.plan.runtime_dim().is_some() {
             return Ok(false);
@@ -300,7 +300,7 @@ impl Points<'_> {
     ///
     /// # Errors
     /// As [`Self::streams`].
-    pub fn evict_first(&self, run: &[FamId], cache_bytes: f64) -> Result<bool, PointError> {
+    pub fn evict_first(&self, run: &[FamId], cache_bytes: f64) -> Result<bool> {
         for id in run {
             if !self.streams(*id, Operand::B, cache_bytes)? {
                 return Ok(false);
@@ -320,7 +320,7 @@ impl Points<'_> {
     ///
     /// # Errors
     /// Where an extent has no value.
-    pub fn teams(&self, run: &[FamId]) -> Result<u32, PointError> {
+    pub fn teams(&self, run: &[FamId]) -> Result<u32> {
         let Some(first) = run.first() else { return Ok(1) };
         let ctas = self.plan.workers(self.plan.families[*first].role);
         let mut tasks = 0;

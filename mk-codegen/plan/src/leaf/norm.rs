@@ -4,7 +4,7 @@ use super::Record;
 use crate::{
     contract::{Arity, Contract, Elements, OneType, OperandSpec},
     names::{Agent::Copier, Mode, Operand, Proxy},
-    text::{Cursor, ReadError},
+    text::{Cursor, Result},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
@@ -20,7 +20,7 @@ pub struct NormTile {
 }
 
 impl NormTile {
-    pub(super) fn read(c: &mut Cursor<'_>, grad: bool) -> Result<NormTile, ReadError> {
+    pub(super) fn read(c: &mut Cursor<'_>, grad: bool) -> Result<NormTile> {
         c.keyword("eps")?;
         c.sign("=")?;
         Ok(NormTile { eps: c.number()?, grad })

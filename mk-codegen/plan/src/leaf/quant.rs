@@ -4,7 +4,7 @@ use super::Record;
 use crate::{
     contract::{Arity, Contract, Elements, OneType, OperandSpec},
     names::{Agent::Copier, Mode, Operand, Proxy},
-    text::{Cursor, ReadError},
+    text::{Cursor, Result},
 };
 use mk_abi::DType;
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,7 @@ pub struct QuantTile {
 }
 
 impl QuantTile {
-    pub(super) fn read(c: &mut Cursor<'_>, back: bool) -> Result<QuantTile, ReadError> {
+    pub(super) fn read(c: &mut Cursor<'_>, back: bool) -> Result<QuantTile> {
         c.keyword("dtype")?;
         c.sign("=")?;
         let narrow = c.named(&DType::ALL.map(DType::name), DType::from_name)?;

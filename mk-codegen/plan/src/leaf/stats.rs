@@ -4,7 +4,7 @@ use super::Record;
 use crate::{
     contract::{Arity, Contract, Elements, OneType, OperandSpec},
     names::{Agent::Copier, Mode, Operand, Proxy},
-    text::{Cursor, ReadError},
+    text::{Cursor, Result},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
@@ -20,7 +20,7 @@ pub struct StatsTile {
 }
 
 impl StatsTile {
-    pub(super) fn read(c: &mut Cursor<'_>) -> Result<StatsTile, ReadError> {
+    pub(super) fn read(c: &mut Cursor<'_>) -> Result<StatsTile> {
         Ok(StatsTile { block: c.block()? })
     }
 }

@@ -4,7 +4,7 @@ use super::{Mask, Record};
 use crate::{
     contract::{Arity, Contract, Elements, OneType, OperandSpec},
     names::{Agent::Copier, Mode, Operand, Proxy, RoutePart, Side},
-    text::{Cursor, ReadError},
+    text::{Cursor, Result},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
@@ -75,21 +75,21 @@ pub struct Tabulate {
 }
 
 impl Tabulate {
-    pub(super) fn read_blocks(c: &mut Cursor<'_>) -> Result<Tabulate, ReadError> {
+    pub(super) fn read_blocks(c: &mut Cursor<'_>) -> Result<Tabulate> {
         Ok(Tabulate { of: Tabulation::Blocks { rows: c.setting("rows")? } })
     }
 
-    pub(super) fn read_begins(c: &mut Cursor<'_>) -> Result<Tabulate, ReadError> {
+    pub(super) fn read_begins(c: &mut Cursor<'_>) -> Result<Tabulate> {
         Ok(Tabulate { of: Tabulation::Begins { rows: c.setting("rows")? } })
     }
 
-    pub(super) fn read_bounds(c: &mut Cursor<'_>) -> Result<Tabulate, ReadError> {
+    pub(super) fn read_bounds(c: &mut Cursor<'_>) -> Result<Tabulate> {
         let side = c.named(Side::NAMES, Side::from_name)?;
         let mask = Mask::read(c)?;
         Ok(Tabulate { of: Tabulation::Bounds { rows: c.setting("rows")?, side, mask } })
     }
 
-    pub(super) fn read_route(c: &mut Cursor<'_>) -> Result<Tabulate, ReadError> {
+    pub(super) fn read_route(c: &mut Cursor<'_>) -> Result<Tabulate> {
         c.keyword("part")?;
         c.sign("=")?;
         let part = c.named(RoutePart::NAMES, RoutePart::from_name)?;

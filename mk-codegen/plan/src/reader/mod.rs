@@ -9,7 +9,7 @@ use super::{
     leaf::Mask,
     names::{RoutePart, Side},
     plan::*,
-    text::{Cursor, ReadError, Scope, lex},
+    text::{Cursor, ReadError, Result, Scope, lex},
 };
 use mk_abi::DType;
 use std::str::FromStr;
@@ -20,7 +20,7 @@ const MAX_BYTES: usize = 16 << 20;
 impl FromStr for Plan {
     type Err = ReadError;
 
-    fn from_str(source: &str) -> Result<Plan, ReadError> {
+    fn from_str(source: &str) -> Result<Plan> {
         // Editors of some systems write it.
         let source = source.strip_prefix('\u{feff}').unwrap_or(source);
         if source.len() > MAX_BYTES {
@@ -60,7 +60,7 @@ const HEADS: &[&str] = &["plan", "mesh", "target"];
 const STATEMENTS: &[&str] =
     &["plan", "mesh", "target", "nic", "dim", "table", "buffer", "signal", "role", "family"];
 
-fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
+fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<()> {
     match c.one_of(STATEMENTS)? {
         "plan" => plan.name = c.text()?,
         "mesh" => {
@@ -137,7 +137,7 @@ fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
     c.newline()
 }
 
-fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
+fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<()> {
     c.id::<TabId>(plan.tables.len())?;
     let name = c.text()?;
     c.sign("[")?;
