@@ -161,7 +161,7 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(at, messages::packed_documents(&cu.label, &found));
         }
         let [s, t] = [q, k].map(|x| x.ty.dims[1]);
-        self.fit([s, t], at, |s, t| messages::packed_lengths(s, t));
+        self.fit([s, t], at, messages::packed_lengths);
         scores.packed = true;
         (self.sink.len() == n_before).then_some(cu.id)
     }
