@@ -43,24 +43,6 @@ const ALL: [Names; 5] = [
 ];
 const TORCH: Names = names(["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]);
 
-/// Which launcher sets a variable, for messages.
-pub(crate) fn set_by(variable: &str) -> &'static str {
-    let begins = |prefixes: &[&str]| prefixes.iter().any(|p| variable.starts_with(p));
-    if variable == "MK_MEET" {
-        "set it by hand, the same for all processes"
-    } else if begins(&["MK"]) {
-        "no launcher sets it: give MK_RANK, MK_WORLD_SIZE, MK_LOCAL_RANK and MK_LOCAL_WORLD_SIZE, or none of them"
-    } else if begins(&["SLURM_"]) {
-        "srun sets it for its processes"
-    } else if begins(&["OMPI_", "PMIX_"]) {
-        "Open MPI's mpirun sets it"
-    } else if begins(&["PMI_", "MPI_"]) {
-        "the mpirun of MPICH and of Intel sets it"
-    } else {
-        "a launcher such as torchrun sets it"
-    }
-}
-
 pub(crate) type Get<'a> = &'a dyn Fn(&'static str) -> Option<String>;
 
 fn refuse<T>(variable: &'static str, value: Option<String>, what: &str) -> Result<T> {

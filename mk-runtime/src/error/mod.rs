@@ -207,7 +207,7 @@ mk_abi::errors! {
         /// A kernel gave up.
         Fault("{0}") = (Box<Fault>),
         /// An environment variable of the launcher is missing or makes no sense.
-        Environment("{variable}{}: {what}; {}", is(value), crate::launcher::set_by(variable)) {
+        Environment("{variable}{}: {what}; {}", is(value), set_by(variable)) {
             variable: &'static str = "The variable",
             value: Option<String> = "What it holds, if it is set",
             what: String = "What is wrong with it",
@@ -385,4 +385,22 @@ fn missing_ranks(missing: &[u32]) -> String {
         return String::new();
     }
     format!("; missing: {}", ranks_text(missing))
+}
+
+/// Which launcher sets a variable, for messages.
+fn set_by(variable: &str) -> &'static str {
+    let begins = |prefixes: &[&str]| prefixes.iter().any(|p| variable.starts_with(p));
+    if variable == "MK_MEET" {
+        "set it by hand, the same for all processes"
+    } else if begins(&["MK"]) {
+        "no launcher sets it: give MK_RANK, MK_WORLD_SIZE, MK_LOCAL_RANK and MK_LOCAL_WORLD_SIZE, or none of them"
+    } else if begins(&["SLURM_"]) {
+        "srun sets it for its processes"
+    } else if begins(&["OMPI_", "PMIX_"]) {
+        "Open MPI's mpirun sets it"
+    } else if begins(&["PMI_", "MPI_"]) {
+        "the mpirun of MPICH and of Intel sets it"
+    } else {
+        "a launcher such as torchrun sets it"
+    }
 }
