@@ -51,6 +51,7 @@ fn kernels_of_other_ways_of_lowering() {
         "queued_all_after",
         "three_slices",
         "three_scatter",
+        "shifted",
     ] {
         let v = VARIANTS.iter().find(|v| v.case.0 == name).expect("there is such a variant");
         let plan = v.plan(v.case.2).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -99,6 +100,26 @@ fn a_second_warpgroup_is_idle_beside_one() {
     let tall = plan.to_string().replace("block=64x64x64", "block=208x192x64");
     let error = emit(&tall.parse().expect("reads")).expect_err("accumulators").to_string();
     assert!(error.contains("at most 192 rows"), "{error}");
+}
+
+/// Beside one that multiplies, a second moves rows; the first CTA of a cluster repacks for all.
+#[test]
+fn a_second_warpgroup_repacks_beside_one() {
+    let v = VARIANTS.iter().find(|v| v.case.0 == "shifted").expect("there is one");
+    let plan = v.plan(1).expect("lowers");
+    let cuda = emit(&plan).expect("emits").cuda;
+    assert!(!cuda.contains("sm90_regs_release<24>();"));
+    let guard = "if (warpgroup <= 1) sm90_gemm_consumer";
+    let first = "(blockIdx.x - 0) % 4 != 0 ? end() : first_task";
+    for text in [guard, first] {
+        assert_eq!(cuda.matches(text).count(), 1, "{text}");
+    }
+    assert!(!plan.families.values().any(|f| f.name.contains("pack.b")));
+    audit(&plan, &cuda).expect("as emitted");
+    let wide = plan.to_string().replace("block=48x64x64", "block=128x64x64");
+    let wide: mk_plan::Plan = wide.parse().expect("reads");
+    let errors = wide.check_structure().expect_err("tiles that multiply as they are");
+    assert!(errors.iter().any(|e| e.to_string().contains("`shifted` is of")), "{errors:?}");
 }
 
 /// Beside tiles of three warpgroups, the third of a CTA that adds gives up its registers, and the audit knows it.

@@ -121,6 +121,11 @@ MK_DEVICE u32 atom_exch_shared(u32 address, u32 v) {
 MK_DEVICE void ld_shared_f32x2(u32 address, float& x, float& y) {
   asm volatile("ld.shared::cta.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(address) : "memory");
 }
+MK_DEVICE u32 ld_shared_u16(u32 address) {
+  u16 v;
+  asm volatile("ld.shared::cta.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
+  return v;
+}
 // What this warp has put there.
 MK_DEVICE Vec16 ld_shared_vec16(u32 address) {
   Vec16 v;

@@ -157,23 +157,6 @@ MK_WGMMA(240, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REG
 #define MK_REGS_0_LOW "%0, %1, %2, %3, %4, %5, %6, %7"
 #define MK_OPS_0_LOW "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
 MK_WGMMA(16, MK_REGS_0_LOW, "%8", "%9", "%10", "%11", "%12", MK_OPS_0_LOW)
-#undef MK_REGS_0_LOW
-#undef MK_OPS_0_LOW
-#undef MK_REGS_1_LOW
-#undef MK_OPS_1_LOW
-#undef MK_REGS_2_LOW
-#undef MK_OPS_2_LOW
-#undef MK_REGS_3_LOW
-#undef MK_OPS_3_LOW
-#undef MK_REGS_4_LOW
-#undef MK_OPS_4_LOW
-#undef MK_REGS_5_LOW
-#undef MK_OPS_5_LOW
-#undef MK_REGS_6_LOW
-#undef MK_OPS_6_LOW
-#undef MK_REGS_7_LOW
-#undef MK_OPS_7_LOW
-
 // D += A * B with A in registers, four of each thread, as `pack2` makes them of a product's accumulators: pairs of 16 columns. B: [K, N].
 #define MK_WGMMA_A(N, TYPE, REGS, A0, A1, A2, A3, DB, SCALE, TRANS, ...)                                 \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " SCALE ", 0;\n"                                      \
@@ -199,6 +182,30 @@ MK_WGMMA_FROM_REGISTERS(192, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REG
 MK_WGMMA_FROM_REGISTERS(256, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4 ", " MK_REGS_5 ", " MK_REGS_6 ", " MK_REGS_7, "%128",
                         "%129", "%130", "%131", "%132", "%133", "%134", MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4, MK_OPS_5, MK_OPS_6,
                         MK_OPS_7)
+MK_WGMMA_FROM_REGISTERS(16, MK_REGS_0_LOW, "%8", "%9", "%10", "%11", "%12", "%13", "%14", MK_OPS_0_LOW)
+MK_WGMMA_FROM_REGISTERS(32, MK_REGS_0, "%16", "%17", "%18", "%19", "%20", "%21", "%22", MK_OPS_0)
+MK_WGMMA_FROM_REGISTERS(48, MK_REGS_0 ", " MK_REGS_1_LOW, "%24", "%25", "%26", "%27", "%28", "%29", "%30", MK_OPS_0, MK_OPS_1_LOW)
+MK_WGMMA_FROM_REGISTERS(80, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2_LOW, "%40", "%41", "%42", "%43", "%44", "%45", "%46", MK_OPS_0, MK_OPS_1, MK_OPS_2_LOW)
+MK_WGMMA_FROM_REGISTERS(96, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2, "%48", "%49", "%50", "%51", "%52", "%53", "%54", MK_OPS_0, MK_OPS_1, MK_OPS_2)
+MK_WGMMA_FROM_REGISTERS(112, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3_LOW, "%56", "%57", "%58", "%59", "%60", "%61", "%62", MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3_LOW)
+MK_WGMMA_FROM_REGISTERS(144, MK_REGS_0 ", " MK_REGS_1 ", " MK_REGS_2 ", " MK_REGS_3 ", " MK_REGS_4_LOW, "%72", "%73", "%74", "%75", "%76", "%77", "%78", MK_OPS_0, MK_OPS_1, MK_OPS_2, MK_OPS_3, MK_OPS_4_LOW)
+#undef MK_REGS_0_LOW
+#undef MK_OPS_0_LOW
+#undef MK_REGS_1_LOW
+#undef MK_OPS_1_LOW
+#undef MK_REGS_2_LOW
+#undef MK_OPS_2_LOW
+#undef MK_REGS_3_LOW
+#undef MK_OPS_3_LOW
+#undef MK_REGS_4_LOW
+#undef MK_OPS_4_LOW
+#undef MK_REGS_5_LOW
+#undef MK_OPS_5_LOW
+#undef MK_REGS_6_LOW
+#undef MK_OPS_6_LOW
+#undef MK_REGS_7_LOW
+#undef MK_OPS_7_LOW
+
 #undef MK_WGMMA_FROM_REGISTERS
 #undef MK_WGMMA_A
 #undef MK_WGMMA

@@ -113,6 +113,62 @@ MK_DEVICE void store_eight(u64 address, const Vec16& v, bool wide, bool pairs, i
   }
 }
 
+// Sixteen rows and columns of results, which are added and through their elementwise operations, to the caller's rows: lanes side by side
+// store what lies side by side; through room of this warp's.
+template <class Config, class Hooks>
+MK_DEVICE void store_unit(const Hooks& hooks, const GemmTile& tile, u64 data, u32 room, u32 row, u32 col, i32 rows, float (&x)[8]) {
+  constexpr u32 kBytes = element_bytes(Config::kOut);
+  const bool wide = (data | tile.c_pitch_bytes) % 16 == 0, pairs = (data | tile.c_pitch_bytes) % (2 * kBytes) == 0;
+  if constexpr (Config::kSwapped && Config::kChained) {
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j) {
+      pair_columns(x[2 * j], x[2 * j + 1]);
+      hooks.epilogue(tile, row + j / 2 * 8 + paired_row(), col + j % 2 * 8 + paired_col(), x[2 * j], x[2 * j + 1]);
+    }
+  }
+  __syncwarp();
+  const u32 packed[4] = {pack2<Config::kOut>(x[0], x[1]), pack2<Config::kOut>(x[2], x[3]), pack2<Config::kOut>(x[4], x[5]),
+                         pack2<Config::kOut>(x[6], x[7])};
+  if constexpr (Config::kSwapped && Config::kChained) {
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j) {
+      st_shared(room + (j / 2 * 8 + paired_row()) * 32 + j % 2 * 16 + paired_col() * 2, packed[j]);
+    }
+  } else if constexpr (Config::kSwapped) {
+    const u32 r = lane_index() / 16 * 8 + lane_index() % 8;
+    stmatrix_x4_trans(room + r * 32 + lane_index() / 8 % 2 * 16, packed[0], packed[1], packed[2], packed[3]);
+  } else {
+    stmatrix_x4(room + lane_index() % 16 * 32 + lane_index() / 16 * 16, packed[0], packed[1], packed[2], packed[3]);
+  }
+  __syncwarp();
+  const Vec16 v = ld_shared_vec16(room + lane_index() * 16);
+  const u32 r = row + lane_index() / 2, c = col + lane_index() % 2 * 8;
+  const i32 left = static_cast<i32>(r) < rows ? tile.valid_cols - static_cast<i32>(c) : 0;
+  if (left > 0) store_eight(data + r * tile.c_pitch_bytes + c * kBytes, v, wide, pairs, left);
+}
+
+// Stores a tile of swapped operands past TMA, in place of `store_tile_direct`.
+template <class Config, class Edges, class Hooks>
+MK_DEVICE void store_swapped_direct(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
+                                    RingCursor<Config::kPanels>& staging, const float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  mbarrier_wait<Edges::staging_free>(smem.staging_free(consumer, staging.stage), staging.phase ^ 1);
+  const u64 data = tile.c_data + static_cast<u64>(tile.c_row) * tile.c_pitch_bytes + static_cast<u64>(tile.c_col) * element_bytes(Config::kOut);
+  const u32 room = smem.panel(consumer, staging.stage) + warp_index() % kWarpgroupWarps * 512;
+  const i32 rows = ctx.aborted() ? 0 : tile.valid_rows;
+#pragma unroll
+  for (u32 i = 0; i < Config::kUnits; ++i) {
+    const u32 row = unit_row<Config>(consumer, i);
+    if (static_cast<i32>(row) >= rows) continue;
+    float x[8];
+#pragma unroll
+    for (u32 e = 0; e < 8; ++e) x[e] = unit_vector<Config>(acc, i, e / 4)[e % 4];
+    store_unit<Config>(hooks, tile, data, room, row, unit_col<Config>(consumer, i), rows, x);
+  }
+  __syncwarp();
+  if (lane_index() == 0) mbarrier_arrive<Edges::staging_full>(smem.staging_full(consumer, staging.stage));
+  staging.advance();
+}
+
 // Run by all threads of both consumers, in place of `store_tile_direct`, with the same edges. `last`: the CTA has no tile behind it.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void store_tile_shared(const Context& ctx, const GemmSmem<Config>& smem, const Hooks& hooks, const GemmTile& tile, u32 consumer,
@@ -136,7 +192,7 @@ MK_DEVICE void store_tile_shared(const Context& ctx, const GemmSmem<Config>& sme
   send_sums<Config>(smem, tile, consumer, rank, acc, mine);
   mbarrier_wait_cluster(smem.exchange_full(), tiles & 1);
   const u64 data = tile.c_data + static_cast<u64>(tile.c_row) * tile.c_pitch_bytes + static_cast<u64>(tile.c_col) * kBytes;
-  const bool wide = (data | tile.c_pitch_bytes) % 16 == 0, pairs = (data | tile.c_pitch_bytes) % (2 * kBytes) == 0;
+  [[maybe_unused]] const bool pairs = (data | tile.c_pitch_bytes) % (2 * kBytes) == 0;
   const i32 rows = ctx.aborted() ? 0 : tile.valid_rows;
   const u32 first = first_unit<Config>(rank), units = first_unit<Config>(rank + 1) - first;
 #pragma unroll
@@ -150,13 +206,7 @@ MK_DEVICE void store_tile_shared(const Context& ctx, const GemmSmem<Config>& sme
 #pragma unroll
       for (u32 e = 0; e < 4; ++e) x[e] = silu(x[e]) * x[4 + e];
     }
-    if constexpr (Config::kSwapped && Config::kChained) {
-#pragma unroll
-      for (u32 j = 0; j < 4; ++j) {
-        pair_columns(x[2 * j], x[2 * j + 1]);
-        hooks.epilogue(tile, row + j / 2 * 8 + paired_row(), col + j % 2 * 8 + paired_col(), x[2 * j], x[2 * j + 1]);
-      }
-    } else if constexpr (!Config::kSwapped) {
+    if constexpr (!Config::kSwapped) {
 #pragma unroll
       for (u32 j = 0; j < Config::kUnitCols / 4; ++j) {
         const u32 r = row + lane_index() / 4 + j % 2 * 8, c = col + j / 2 * 8 + lane_index() % 4 * 2;
@@ -166,29 +216,8 @@ MK_DEVICE void store_tile_shared(const Context& ctx, const GemmSmem<Config>& sme
         if constexpr (!kThrough) store_pair<Config::kOut>(data + r * tile.c_pitch_bytes + c * kBytes, x[2 * j], x[2 * j + 1], pairs, left);
       }
     }
-    if constexpr (kThrough) {
-      // Lanes side by side store what lies side by side; through room of this warp's that it has read.
-      const u32 room = smem.sums(0, i, 0) - lane_index() * 16;
-      __syncwarp();
-      const u32 packed[4] = {pack2<Config::kOut>(x[0], x[1]), pack2<Config::kOut>(x[2], x[3]), pack2<Config::kOut>(x[4], x[5]),
-                             pack2<Config::kOut>(x[6], x[7])};
-      if constexpr (Config::kSwapped && Config::kChained) {
-#pragma unroll
-        for (u32 j = 0; j < 4; ++j) {
-          st_shared(room + (j / 2 * 8 + paired_row()) * 32 + j % 2 * 16 + paired_col() * 2, packed[j]);
-        }
-      } else if constexpr (Config::kSwapped) {
-        const u32 r = lane_index() / 16 * 8 + lane_index() % 8;
-        stmatrix_x4_trans(room + r * 32 + lane_index() / 8 % 2 * 16, packed[0], packed[1], packed[2], packed[3]);
-      } else {
-        stmatrix_x4(room + lane_index() % 16 * 32 + lane_index() / 16 * 16, packed[0], packed[1], packed[2], packed[3]);
-      }
-      __syncwarp();
-      const Vec16 v = ld_shared_vec16(room + lane_index() * 16);
-      const u32 r = row + lane_index() / 2, c = col + lane_index() % 2 * 8;
-      const i32 left = static_cast<i32>(r) < rows ? tile.valid_cols - static_cast<i32>(c) : 0;
-      if (left > 0) store_eight(data + r * tile.c_pitch_bytes + c * kBytes, v, wide, pairs, left);
-    }
+    // Through room of this warp's that it has read.
+    if constexpr (kThrough) store_unit<Config>(hooks, tile, data, smem.sums(0, i, 0) - lane_index() * 16, row, col, rows, x);
   }
   __syncwarp();
   // This CTA's own warps, too: CTAs that finish nothing wait for nobody, and would be two phases ahead of it.

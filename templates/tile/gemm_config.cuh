@@ -9,6 +9,8 @@ enum class StorePath : u32 { Tma, Direct };
 
 // The k step: one 128-byte swizzle row, of 16-bit elements `kBlockK`, of 8-bit ones as many as bytes.
 constexpr u32 kStepBytes = 128;
+constexpr u32 kShiftRows = 8;     // rows of 16-bit elements, of whatever length, take a multiple of 16 bytes
+constexpr u32 kShiftCols = 32;    // columns more of a shifted row: up to 7 of the row before, and up to 24 that keep banks apart
 constexpr u32 kScaleBlock = 128;  // elements that share a factor, along each dimension that has blocks
 constexpr u32 kBlockK = kStepBytes / kElemBytes;
 constexpr u32 kWarpgroupThreads = 128;
@@ -35,6 +37,7 @@ struct GemmOptions {
   Dtype out = Dtype::Bf16;
   ALayout a = ALayout::KMajor;
   BLayout b = BLayout::NMajor;
+  bool shifted = false; // rows of B begin at any element, and stages have them as they lie
   u32 b_rank = 2;      // dimensions of B's map: with 3, the outermost chooses a matrix of a stack
   bool gated = false;  // B's columns are two halves, gate and up: C = silu(gate) * up has half as many
   bool reads = false;       // Direct: the elementwise chain reads operands, or results have eight bits
@@ -73,6 +76,7 @@ struct GemmConfig {
   static constexpr Dtype kOut = kOptions.out;
   static constexpr ALayout kA = kOptions.a;
   static constexpr BLayout kB = kOptions.b;
+  static constexpr bool kShifted = kOptions.shifted;
   static constexpr bool kGated = kOptions.gated;
   static constexpr bool kReads = kOptions.reads;
   static constexpr bool kChained = kOptions.chained;
@@ -141,13 +145,17 @@ struct GemmConfig {
   static constexpr bool kLoadsParts = kShortRows && kA == ALayout::KMajor && kBeside == 1;
   static constexpr bool kPassesSteps = kShortRows && !kPingPong;
 
+  // Shifted: every eighth row of B lies a multiple of 16 bytes behind the last, so that a box has those. It begins at the multiple before them.
+  static constexpr u32 kShiftedRowBytes = (kBlockN + kShiftCols) * kElemBytes;
+  static constexpr u32 kShiftedBoxBytes = kBlockK / kShiftRows * kShiftedRowBytes;
+
   static constexpr u32 kABytes = kBlockM * kStepBytes;
   static constexpr u32 kALoadedBytes = kARows * kStepBytes;
   // The layouts, the way of storing and the gate do not change what lies where: tiles that differ in them share a ring. So
   // do narrower ones, which leave a part of each stage empty.
   static constexpr u32 kRingN = kOptions.ring_n == 0 ? kBlockN : kOptions.ring_n;
-  static constexpr u32 kBBytes = kRingN * kStepBytes;
-  static constexpr u32 kBLoadedBytes = kBlockN * kStepBytes;
+  static constexpr u32 kBBytes = (kRingN + (kShifted ? kShiftCols : 0)) * kStepBytes;
+  static constexpr u32 kBLoadedBytes = (kBlockN + (kShifted ? kShiftCols : 0)) * kStepBytes;
   static constexpr u32 kStageBytes = kABytes + kBBytes;
   static constexpr u32 kPanelBytes = 64 * kPanelRowBytes;
   // A unit of a cluster's exchange: a wgmma's sums of 16 of its N, or of 8 of gates and as many of ups; 32 bytes of each thread.
@@ -208,7 +216,9 @@ struct GemmConfig {
 
   static_assert(!kSwapped || (kBlockM % 16 == 0 && kBlockM >= 16 && kBlockM < 256), "rows that are columns of a wgmma");
   static_assert(!kSwapped || (kA == ALayout::KMajor && element_bytes(kOut) == 2 && !kCarried && kSaves == 0), "16-bit results, and nothing saved");
-  static_assert(!kSwapped || kStore == StorePath::Tma || kCluster > 1, "results leave by TMA, or from clusters");
+  static_assert(!kShifted || (kSwapped && kB == BLayout::NMajor && !kGated && kBRank == 2 && !kLoadsTogether && kBlockM <= 144 && kBlockN <= 192),
+                "columns of B that fill the rows of a wgmma, from registers");
+  static_assert(!kShifted || !kOptions.borrowed_stage, "a stage's rows belong to all consumers");
   static_assert(kRingN == kBlockN || (kRingN > kBlockN && kRingN % 64 == 0 && kBlockN % 64 == 0), "a ring is as wide as its widest tiles");
   static_assert(kBlockN % 32 == 0 && kBlockN >= 32 && kBlockN <= 256, "what wgmma and the panels take");
   static_assert(!kSplitColumns || (kBlockN % (64 * kConsumers) == 0 && (!kGated || kSwapped)), "each consumer has whole panels, and gates lie beside their ups");
@@ -388,12 +398,14 @@ struct GemmTile {
   i32 a_row, a_k;          // A's first M and K coordinate
   i32 b_col, b_k;          // B's first N and K coordinate
   i32 b_up;                // gated: from a gate's column of B to that of its up
+  u64 b_data;              // shifted: address of B[0, 0]
+  i32 b_pitch;             // shifted: elements from a row of B to the next
   i32 b_outer;             // with b_rank 3, the matrix of the stack
   i32 c_row, c_col;        // C's first row and column
   i32 e_row;               // first row of the epilogue's matrix operands
   i32 s_row, s_col;        // first factor of rows, and of columns
   u32 k_blocks;            // steps of kStepBytes, at least 1
-  i32 depth;               // ragged: elements along K, which may be 0
+  i32 depth;               // ragged, which may be 0, and shifted: elements along K
   i32 valid_rows;          // of this tile, may be <= 0 or more than the block
   i32 valid_cols;
   u64 c_data;              // direct path: address of C[0, 0]

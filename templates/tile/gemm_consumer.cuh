@@ -79,6 +79,66 @@ MK_DEVICE void sm90_zero_behind(const GemmSmem<Config>& smem, u32 consumer, u32 
   consumer_sync<Edges::turn, Config::kConsumers>(consumer);
 }
 
+// A warp's part of the step's shifted columns: pairs along K of column `lane / 4`, and of the eighth behind it, for each wgmma (PTX ISA,
+// "Register Fragments for wgmma.mma_async.m64nNk16").
+template <class Config>
+struct ShiftedStep {
+  u32 pairs[kBlockK / kWgmmaK][Config::kMmasPerStep][4];
+};
+
+// What is behind the last row of B is 0; its last rows, fewer than eight, are read where they lie.
+template <class Config>
+MK_DEVICE void load_shifted(const GemmSmem<Config>& smem, const GemmTile& tile, u32 consumer, u32 stage, i32 k0, ShiftedStep<Config>& step) {
+  const u32 lane = lane_index(), first = Config::first_col(consumer) + warp_index() % kWarpgroupWarps * 16 + lane / 4;
+  const u32 low = lane % 4 * 2;
+  u32 at[2];
+#pragma unroll
+  for (u32 i = 0; i < 2; ++i) {
+    at[i] = smem.b(stage) + (low + i) * Config::kShiftedBoxBytes + (shifted_by(low + i, tile.b_pitch) + first) * kElemBytes;
+  }
+  const i32 whole = tile.depth / static_cast<i32>(kShiftRows) * static_cast<i32>(kShiftRows);
+  const bool ends = k0 + static_cast<i32>(kBlockK) > whole;
+#pragma unroll
+  for (u32 kk = 0; kk < kBlockK / kWgmmaK; ++kk) {
+#pragma unroll
+    for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+#pragma unroll
+      for (u32 part = 0; part < 4; ++part) {
+        const u32 row = kk * 2 + part / 2, col = m * 64 + part % 2 * 8;
+        const u32 offset = row * Config::kShiftedRowBytes + col * kElemBytes;
+        u32 x[2];
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) x[i] = ld_shared_u16(at[i] + offset);
+        if (ends) {
+#pragma unroll
+          for (u32 i = 0; i < 2; ++i) {
+            const i32 k = k0 + static_cast<i32>(row * kShiftRows + low + i);
+            if (k < whole) continue;
+            const bool there = k < tile.depth && static_cast<i32>(first + col) < tile.valid_cols;
+            const u64 from = tile.b_data + (static_cast<u64>(k) * static_cast<u64>(tile.b_pitch) + static_cast<u64>(tile.b_col) + first + col) * kElemBytes;
+            x[i] = there ? ld_u16(reinterpret_cast<const void*>(from)) : 0;
+          }
+        }
+        step.pairs[kk][m][part] = x[0] | x[1] << 16;
+      }
+    }
+  }
+}
+
+// The same with columns of C from registers.
+template <class Config>
+MK_DEVICE void sm90_mma_step_shifted(const GemmSmem<Config>& smem, u32 stage, bool first, const ShiftedStep<Config>& step,
+                                     float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  const u64 b = sm90_descriptor_k_major(smem.a(stage));
+#pragma unroll
+  for (u32 kk = 0; kk < kBlockK / kWgmmaK; ++kk) {
+#pragma unroll
+    for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+      sm90_wgmma_from_registers<Config::kDtype, BLayout::KMajor>(acc[m], step.pairs[kk][m], b + ((kk * kKMajorStepBytes) >> 4), !(first && kk == 0));
+    }
+  }
+}
+
 template <class Config>
 MK_DEVICE void sm90_pin_all(float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
 #pragma unroll
@@ -269,11 +329,42 @@ MK_DEVICE void sm90_mma_steps(const GemmSmem<Config>& smem, u32 consumer, u32 fr
   }
 }
 
+// The same of shifted columns. A step's are in registers before its wgmmas, which read them until they have ended.
+template <class Config, class Edges>
+MK_DEVICE void sm90_shifted_steps(const GemmSmem<Config>& smem, const GemmTile& tile, u32 consumer, u32 from, u32 to,
+                                  RingCursor<Config::kStages>& ring, float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  if (from == to) return;
+  // Two of them, each with a name: one is read while the other is filled.
+  ShiftedStep<Config> even, odd;
+  const auto load = [&](u32 k, ShiftedStep<Config>& step) {
+    mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
+    load_shifted<Config>(smem, tile, consumer, ring.stage, tile.b_k + static_cast<i32>(k * kBlockK), step);
+  };
+  const auto multiply = [&](u32 k, const ShiftedStep<Config>& step, ShiftedStep<Config>& next) {
+    sm90_wgmma_fence();
+    sm90_mma_step_shifted<Config>(smem, ring.stage, k == 0, step, acc);
+    sm90_wgmma_commit();
+    ring.advance();
+    // The last stage goes back behind the loop.
+    if (k + 1 < to) load(k + 1, next);
+    sm90_wgmma_wait<0>();
+    if (k + 1 < to) sm90_release_stage<Config, Edges>(smem, ring.previous_stage());
+  };
+  load(from, even);
+#pragma unroll 1
+  for (u32 k = from; k < to; k += 2) {
+    multiply(k, even, odd);
+    if (k + 1 < to) multiply(k + 1, odd, even);
+  }
+}
+
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_steps(const GemmSmem<Config>& smem, [[maybe_unused]] const Hooks& hooks, const GemmTile& tile, u32 consumer, u32 from, u32 to,
                           RingCursor<Config::kStages>& ring, float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
   if constexpr (Config::kPromotes) {
     sm90_promoted_steps<Config, Edges>(smem, hooks, tile, consumer, from, to, ring, acc);
+  } else if constexpr (Config::kShifted) {
+    sm90_shifted_steps<Config, Edges>(smem, tile, consumer, from, to, ring, acc);
   } else {
     sm90_mma_steps<Config, Edges>(smem, consumer, from, to, tile.depth, ring, acc);
   }
@@ -389,6 +480,8 @@ MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& sm
       stage_tile_of_three<Config, Edges>(smem, hooks, tile, consumer, ring, staging, acc);
     } else if constexpr (Config::kStore == StorePath::Tma) {
       stage_tile<Config, Edges>(smem, hooks, tile, consumer, ring, staging, acc);
+    } else if constexpr (Config::kSwapped && Config::kCluster == 1) {
+      store_swapped_direct<Config, Edges>(ctx, smem, hooks, tile, consumer, staging.mine, acc);
     } else if constexpr (Config::kCluster > 1) {
       store_tile_shared<Config, Edges>(ctx, smem, hooks, tile, consumer, staging.mine, shared_tiles, tiles.last(), acc);
     } else {

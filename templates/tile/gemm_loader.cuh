@@ -30,7 +30,7 @@ MK_DEVICE u32 sm90_b_panels(const GemmTile& tile) {
 // Bytes of B that come to a stage.
 template <class Config>
 MK_DEVICE u32 sm90_b_bytes(const GemmTile& tile) {
-  if constexpr (Config::kB != BLayout::NMajor) return Config::kBLoadedBytes;
+  if constexpr (Config::kB != BLayout::NMajor || Config::kShifted) return Config::kBLoadedBytes;
   return sm90_b_panels<Config>(tile) * (Config::kGated ? 2 : 1) * mn_panel_bytes(Config::kBPanelCols);
 }
 
@@ -70,9 +70,26 @@ MK_DEVICE void sm90_issue_a(const GemmSmem<Config>& smem, const GemmTile& tile, 
   }
 }
 
+// Columns that a shifted row lies further right than the multiple of 16 bytes before it, as lanes that read several rows like it.
+MK_DEVICE u32 shifted_by(u32 row, i32 pitch) { return row * static_cast<u32>(pitch) % 8 + row / 2 * 8; }
+
+// Issues B's part of a stage as its rows lie: of every eighth row a box. Rows behind the last eight whole ones are not there.
+template <class Config>
+MK_DEVICE void sm90_issue_shifted_b(const GemmSmem<Config>& smem, const GemmTile& tile, u32 stage, i32 k) {
+#pragma unroll 1
+  for (u32 row = 0; row < kShiftRows; ++row) {
+    const i32 from = static_cast<i32>(row) * tile.b_pitch + tile.b_col - static_cast<i32>(shifted_by(row, tile.b_pitch));
+    tma_load_2d<Config::kBEvictFirst>(smem.b(stage) + row * Config::kShiftedBoxBytes, tile.b, smem.full(stage), from, k / static_cast<i32>(kShiftRows));
+  }
+}
+
 // Issues B's part of a stage, box by box. Gated: half the boxes are gates, the other half their ups.
 template <class Config>
 MK_DEVICE void sm90_issue_b(const GemmSmem<Config>& smem, const GemmTile& tile, u32 stage, i32 k) {
+  if constexpr (Config::kShifted) {
+    sm90_issue_shifted_b<Config>(smem, tile, stage, k);
+    return;
+  }
   constexpr bool kAcross = Config::kB == BLayout::NMajor;
   constexpr u32 kBoxes = kAcross ? Config::kBPanels : Config::kBlockN / (Config::kBBoxRows * Config::kBelow);
   constexpr u32 kBoxCols = Config::kBlockN / kBoxes;

@@ -221,6 +221,47 @@ fn few_rows_in_several_waves_of_clusters() {
     }
 }
 
+/// Rows of B that begin at any element, in tiles that shift them: K that ends before eight rows, in a step and behind
+/// several; columns that end beside a tile; rows of A that are repacked beside clusters.
+#[test]
+fn few_rows_by_odd_columns() {
+    let _alone = alone();
+    let Some(world) = worlds("few_rows_by_odd_columns").into_iter().next() else { return };
+    let ways =
+        ["16x64x64", "48x128x64", "144x192x64", "16x64x64 cluster=4", "112x128x64 cluster=2"];
+    let texts = [
+        ALONE[0],
+        "fn f(a: f16[M, K], b: f16[K, N], c: f16[N], y: f16[M, N]) { gemm(a, b) -> bias(c) -> gelu -> add(y) }",
+    ];
+    let shapes =
+        [[1, 545, 6900], [7, 71, 131], [16, 4096, 4095], [47, 1033, 1218], [128, 8825, 577]];
+    let mut cases = Vec::new();
+    for text in texts {
+        let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
+        for [m, k, n] in shapes {
+            let bound = bind(&program, &[("M", m), ("K", k), ("N", n)]);
+            let fits = |way: &&&str| k >= 256 || !way.contains("cluster");
+            cases.extend(
+                ways.iter()
+                    .filter(fits)
+                    .map(|way| (program.clone(), bound.clone(), *way, [m, k, n])),
+            );
+        }
+    }
+    let kernels = in_parallel(&cases, |(program, bound, way, shape)| {
+        let mut config = config_for(&world, &Config::default());
+        let way = format!("block={way}");
+        mk::settings::read(&mut config, &way).unwrap_or_else(|e| panic!("{e}"));
+        Kernel::new(
+            format!("{} {shape:?} {way}", program.name()),
+            program.clone(),
+            bound.clone(),
+            &config,
+        )
+    });
+    kernels.iter().for_each(|k| k.judge(&world, 3, &options(), 0));
+}
+
 /// Every leaf and every way through it, on few tiles.
 const SMALL: &[Wide] = &[
     (

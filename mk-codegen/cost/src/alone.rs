@@ -12,6 +12,17 @@ use mk_plan::{
 /// 26 to 35).
 const READS: f64 = 0.45;
 
+/// Seconds of a step along K whose rows of B are shifted, however few there are: a fixed part, and that of each column
+/// (one H200, 100 shapes of `benches/random_shapes --odd --rows 1 128`).
+pub(crate) fn shifted_step_s(product: Option<&MmaTile>) -> f64 {
+    const STEP_S: f64 = 0.3e-6;
+    const COLUMN_S: f64 = 3.2e-9;
+    match product {
+        Some(MmaTile { shifted: true, block, .. }) => STEP_S + COLUMN_S * f64::from(block[1]),
+        _ => 0.0,
+    }
+}
+
 impl Products {
     /// A power mean: times that are nearly equal add up, else the longer one counts.
     fn join(&self, times: &[f64]) -> f64 {
@@ -53,6 +64,7 @@ pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>> {
     let Some(step_s) = figures.step_s([block[0], block[1]]).filter(|_| lines) else {
         return Ok(None);
     };
+    let step_s = step_s.max(shifted_step_s(x.leaf.product()));
     if !plan.keeps_nothing() || saves || x.inner.is_some() {
         return Ok(None);
     }

@@ -21,6 +21,21 @@ pub fn mma_stage_bytes([m, n, k]: [u32; 3]) -> u32 {
     m.saturating_add(n).saturating_mul(k).saturating_mul(element)
 }
 
+/// Columns more in each row of a stage whose operand B is not aligned: rows come from the multiple of 16 bytes before
+/// them, up to 48 bytes further right than others, so that the lanes that read eight of them meet in no bank.
+pub const MMA_SHIFT_COLUMNS: u32 = 32;
+
+/// Whether tiles of so many rows and columns take an operand B whose rows begin at any element: its columns fill the
+/// rows of a wgmma and come from registers, and a box of them is one of TMA's.
+pub fn mma_shifts([m, n]: [u32; 2]) -> bool {
+    mma_swaps([m, n]) && m <= 144 && n <= 192
+}
+
+/// Bytes of one stage where rows of operand B begin at any element.
+pub fn mma_shifted_stage_bytes([m, n, k]: [u32; 3]) -> u32 {
+    mma_stage_bytes([m, n.saturating_add(MMA_SHIFT_COLUMNS), k])
+}
+
 /// Whether a consumer has registers for a tile of so many rows and columns of 8-bit operands: its sums, and those of a
 /// step of 64 rows, or of half their columns.
 pub fn mma_promotes([m, n]: [u32; 2]) -> bool {

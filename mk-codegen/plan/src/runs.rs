@@ -204,12 +204,12 @@ impl Points<'_> {
     /// As [`Self::steps`].
     pub fn borrowed_stage(&self, run: &[FamId]) -> Result<bool> {
         let Some((leaf, tile, f32, panels)) = self.panels(run) else { return Ok(false) };
-        let MmaTile { block, stages, a_layout, b_layout, store, consumers, .. } = tile;
+        let MmaTile { block, stages, a_layout, b_layout, shifted, store, consumers, .. } = tile;
         // Swapped, a warp's columns of a panel lie where its columns of B do, if those are contiguous.
         let [m, n, _] = *block;
         let own_rows = *consumers == Consumers::Cooperative
             && *a_layout == ALayout::Mk
-            && (!mma_swaps([m, n]) || *b_layout == BLayout::Kn);
+            && (!mma_swaps([m, n]) || *b_layout == BLayout::Kn && !shifted);
         // All of the stage, when all of three warpgroups have read it: room for results of 16 bits.
         let three = mma_three_by_rows([m, n]);
         let all = three && !f32;
@@ -232,11 +232,12 @@ impl Points<'_> {
     pub fn only_tile(&self, run: &[FamId]) -> Result<bool> {
         let Some((leaf, tile, _, panels)) = self.panels(run) else { return Ok(false) };
         let role = self.plan.families[run[0]].role;
-        let MmaTile { block, stages, a_layout, store, consumers, .. } = tile;
+        let MmaTile { block, stages, a_layout, shifted, store, consumers, .. } = tile;
         let beyond = panels.saturating_sub(mma_staging_panels([block[0], block[1]], *stages));
         // Of A, or of columns of B.
         let swaps = mma_swaps([block[0], block[1]]);
         let own_rows = *a_layout == ALayout::Mk
+            && !shifted
             && (swaps || block[0] > 64)
             && mma_panel_columns(block[1]) == 64;
         let across = 64 * mma_consumers([block[0], block[1]]);

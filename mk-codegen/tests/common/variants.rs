@@ -546,6 +546,22 @@ pub const VARIANTS: &[Variant] = &[
     variant(("swapped_one_tall", "gemm(a, b)", 1, SEVERAL_WAVES_ALIGNED), |c| {
         c.block = [240, 64, 64]
     }),
+    // Rows of B that begin at any element: shared by a cluster beside repacked rows of A, of one warpgroup and of three.
+    variant(("shifted", "gemm(a, b)", 1, &[("a", &[33, 1003]), ("b", &[1003, 1217])]), |c| {
+        (c.block, c.cluster) = ([48, 64, 64], 4)
+    }),
+    variant(("shifted_even", "gemm(a, b)", 1, &[("a", &[16, 1472]), ("b", &[1472, 705])]), |c| {
+        c.block = [16, 128, 64]
+    }),
+    variant(
+        (
+            "shifted_chain",
+            "fn f(a: f16[M, K], b: f16[K, N], c: f16[N], y: f16[M, N]) { gemm(a, b) -> bias(c) -> gelu -> add(y) }",
+            1,
+            &[("a", &[130, 331]), ("b", &[331, 1218])],
+        ),
+        |c| c.block = [144, 192, 64],
+    ),
     variant(("engine_alone", "gather(a)", 3, &[("a", &[1000, 1056])]), |c| {
         c.gather = Gather::CopyEngine { parts: 2 };
     }),

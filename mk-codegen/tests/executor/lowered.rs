@@ -56,6 +56,16 @@ fn few_rows_travel_in_pieces() {
     }
 }
 
+/// Rows of B that tiles shift, beside rows of A that are repacked in parts of few columns.
+#[test]
+fn rows_are_shifted() {
+    for name in ["shifted", "shifted_even"] {
+        let v =
+            common::VARIANTS.iter().find(|v| v.case.0 == name).expect("there is such a variant");
+        right_plan(v.plan(1).expect("lowers"), v.case.1, 1);
+    }
+}
+
 #[test]
 fn odd_pitches_and_epilogues() {
     let shapes: &[(&str, &[u64])] = &[("a", &[131, 33]), ("b", &[33, 65]), ("c", &[65])];

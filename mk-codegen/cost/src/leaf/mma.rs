@@ -3,6 +3,7 @@
 use super::{Cost, Done};
 use crate::{
     CostError, Result,
+    alone::shifted_step_s,
     model::TileRate,
     unroller::Unroller,
     work::{Flow, Kind, Out, Tile, gcd, link, memory},
@@ -193,6 +194,7 @@ impl Unroller<'_> {
             rate.step_s *= self.model.ping_pong;
         }
         rate.step_s = rate.step_s.max(self.lines(task, x, product)? * self.model.line_s);
+        rate.step_s = rate.step_s.max(shifted_step_s(Some(product)));
         if let (Some(c), true) = (&c, cluster > 1) {
             let bytes = c.len() as f64 * 4.0;
             rate.tile_s += self.model.exchange_s + bytes / self.model.exchange_bytes_per_s;

@@ -174,9 +174,11 @@ fn frame(plan: &Plan, options: Options) -> Result<Vec<(String, usize)>, AuditErr
     let mut computing = Vec::new();
     for role in with_ctas() {
         let loops = loops(plan, role)?;
-        let all = loops.iter().map(|(_, l)| *l).filter(|l| l.computes());
+        let all = || loops.iter().map(|(_, l)| *l).filter(|l| l.computes());
         let of = |l: &LeafEmission| (l.warpgroups != Warpgroups::MOVING, l.warpgroups.computing);
-        computing.extend(all.map(of).max());
+        let moves = all().filter(|l| l.warpgroups == Warpgroups::MOVING);
+        let least = moves.map(|l| l.warpgroups.computing).max().unwrap_or(0);
+        computing.extend(all().map(of).max().map(|(tiles, n)| (tiles, n.max(least))));
     }
     let there = computing.iter().map(|(_, n)| *n).max().max(Some(Warpgroups::MOVING.computing));
     let idle = computing.iter().filter(|(_, n)| Some(*n) < there).count();

@@ -20,17 +20,24 @@ const MAX_RANK: usize = 5;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct View {
     cuts: Vec<usize>,
+    /// Rows of a matrix that are one of the map's: of those that TMA cannot take one by one, eight.
+    together: i64,
 }
 
 impl View {
     /// Rows of the last dimension, all that come before being one.
     pub fn rows(dims: usize) -> View {
-        View { cuts: vec![dims.saturating_sub(1)] }
+        View { cuts: vec![dims.saturating_sub(1)], together: 1 }
     }
 
     /// Cut at these dimensions, which ascend.
     pub fn cut(cuts: impl IntoIterator<Item = usize>) -> View {
-        View { cuts: cuts.into_iter().collect() }
+        View { cuts: cuts.into_iter().collect(), together: 1 }
+    }
+
+    /// Whole groups of so many rows of a matrix without gaps, each a row of the map.
+    pub fn together(rows: i64) -> View {
+        View { cuts: vec![1], together: rows.max(1) }
     }
 
     /// How many dimensions the map has.
@@ -53,6 +60,10 @@ impl View {
 
     /// Extents and strides of the map in elements, outermost first. Only the buffer's last dimension has a pitch.
     fn extents(&self, shape: &[i64], pitch: i64) -> Vec<(i64, i64)> {
+        if let ([rows, _], true) = (shape, self.together > 1) {
+            let row = self.together * pitch;
+            return vec![(rows / self.together, row), (row, 1)];
+        }
         let last = shape.len() - 1;
         let below = |d: usize| -> i64 { shape[d..last].iter().product::<i64>() * pitch };
         let group = |(from, to): (usize, usize)| {
@@ -253,5 +264,6 @@ mod tests {
         assert_eq!(View::cut([1, 2, 3]).extents(&shape, 32), apart);
         assert_eq!(View::cut([2]).extents(&[40, 0, 24], 32), [(0, 32), (24, 1)]);
         assert_eq!(View::cut([1]).extents(&[40, 2, 24], 24), [(40, 48), (48, 1)]);
+        assert_eq!(View::together(8).extents(&[43, 25], 25), [(5, 200), (200, 1)]);
     }
 }

@@ -241,6 +241,8 @@ fn hooks_of(
         first_cta => g.first_cta,
         ctas => g.ctas / g.cluster,
         cluster => g.cluster,
+        // A cluster's tasks that its CTAs do not share are the first one's.
+        leads => e.plan.families[first.id].leaf.cluster() < g.cluster,
         ring => ring.map(|r| r.value.clone()),
         posts => g.slices.iter().any(|s| !e.plan.families[s.id].posts.is_empty()),
         trace => e.options.trace,
@@ -314,7 +316,10 @@ fn warpgroups(role: &str, loops: &[Loop], threads: u32) -> Result<Warpgroups> {
         let what = "leaves of one role have as many computing warpgroups";
         return EmitError::refuse(role, what);
     }
-    Ok(most)
+    // Beside one that multiplies, another that only moves rows.
+    let moves = |l: &Loop| l.emission.warpgroups == Warpgroups::MOVING && l.emission.computes();
+    let least = if loops.iter().any(moves) { Warpgroups::MOVING.computing } else { 0 };
+    Ok(Warpgroups { computing: most.computing.max(least), ..most })
 }
 
 fn camel(name: &str) -> String {

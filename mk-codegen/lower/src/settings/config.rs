@@ -3,8 +3,8 @@
 use super::values::{AllReduce, Block, Gather, LastWave, Multicast, Reduction};
 use mk_plan::target::{self, Target};
 use mk_plan::{
-    Consumers, NicOrdering, Schedule, mma_consumers, mma_exchange_bytes, mma_stage_bytes,
-    mma_staging_bytes,
+    Consumers, NicOrdering, Schedule, mma_consumers, mma_exchange_bytes, mma_shifted_stage_bytes,
+    mma_stage_bytes, mma_staging_bytes,
 };
 
 /// Everything that decides a plan, apart from the pipeline and its sizes: the world, the GPU, and the settings of
@@ -127,23 +127,32 @@ impl Config {
         self.cluster.saturating_mul(tiles)
     }
 
-    /// Shared-memory stages of a GEMM on `target`.
-    pub fn stages_on(&self, target: &Target) -> u32 {
+    /// Shared-memory stages of a GEMM on `target`, whose operand B may be `shifted`.
+    pub fn stages_on(&self, target: &Target, shifted: bool) -> u32 {
         self.stages.unwrap_or_else(|| {
             let [m, n, _] = self.block;
             let most = if mma_consumers([m, n]) == 1 { MOST_NARROW_STAGES } else { MOST_STAGES };
-            stages_that_fit(self.block, self.cluster, target).clamp(2, most)
+            stages_that_fit(self.block, self.cluster, shifted, target).clamp(2, most)
         })
     }
 }
 
 /// Stages of a tile that fit shared memory beside the staging of its results, or beside what the others of a cluster
 /// send.
-pub(super) fn stages_that_fit([m, n, k]: Block, cluster: u32, target: &Target) -> u32 {
+pub(super) fn stages_that_fit(
+    [m, n, k]: Block,
+    cluster: u32,
+    shifted: bool,
+    target: &Target,
+) -> u32 {
+    let stage = match shifted {
+        true => mma_shifted_stage_bytes([m, n, k]),
+        false => mma_stage_bytes([m, n, k]),
+    };
     let room = target.smem_bytes.saturating_sub(target.smem_reserved_bytes);
     let beside =
         |stages| mma_staging_bytes([m, n], stages).max(mma_exchange_bytes([m, n], cluster));
     // More stages never ask for more staging.
-    let most = room.saturating_sub(beside(u32::MAX)) / mma_stage_bytes([m, n, k]).max(1);
-    room.saturating_sub(beside(most)) / mma_stage_bytes([m, n, k]).max(1)
+    let most = room.saturating_sub(beside(u32::MAX)) / stage.max(1);
+    room.saturating_sub(beside(most)) / stage.max(1)
 }

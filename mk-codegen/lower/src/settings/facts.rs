@@ -66,8 +66,13 @@ pub struct Product {
     pub odd_bits: bool,
     /// Its K, where no launch decides it and every rank has as much of it.
     pub depth: Option<u64>,
-    /// Whether its operands are the caller's, of 16 bits, as TMA takes them, and it saves nothing on the way.
+    /// Whether its operands are the caller's, of 16 bits, as the loops of tiles take them, and it saves nothing on the
+    /// way.
     pub alone: bool,
+    /// Whether TMA takes rows of both operands.
+    pub whole: bool,
+    /// Whether rows of operand B begin at any element, and tiles can shift them.
+    pub shifts: bool,
     /// Whether its operands have eight bits.
     pub narrow: bool,
     /// Whether steps along K have factors of their own.

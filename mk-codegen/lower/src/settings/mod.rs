@@ -43,7 +43,10 @@ pub fn normalise(config: &Config, facts: &Facts, target: &Target) -> Result<Conf
     if let Some((at, misfit)) = help::first_misfit(config, facts) {
         return Err(help::refusal(at, misfit, config, facts));
     }
-    Ok(Config { stages: Some(config.stages_on(target)), ..config.clone() })
+    Ok(Config {
+        stages: Some(config.stages_on(target, rules::shifted(config, facts))),
+        ..config.clone()
+    })
 }
 
 /// Whether [`normalise`] takes them; why not takes it longer to say than a search has for each.

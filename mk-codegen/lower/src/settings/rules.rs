@@ -8,7 +8,7 @@ use super::{
 };
 use mk_plan::target::{self, Target};
 use mk_plan::{
-    COPY_STAGE_BYTES, Consumers, Schedule, mma_consumers, mma_promotes, mma_swaps,
+    COPY_STAGE_BYTES, Consumers, Schedule, mma_consumers, mma_promotes, mma_shifts, mma_swaps,
     one_warpgroup_takes,
 };
 
@@ -164,7 +164,7 @@ pub(super) fn stages(c: &Config, facts: &Facts) -> Fit {
     else {
         return Ok(());
     };
-    let most = stages_that_fit(c.block, c.cluster, target);
+    let most = stages_that_fit(c.block, c.cluster, shifted(c, facts), target);
     if (2..=most).contains(&n) {
         return Ok(());
     }
@@ -418,6 +418,9 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
         );
     };
     let [bm, bn, bk] = c.block;
+    if repacks(c, facts) {
+        return tile("rows of its right operand are repacked first, but for other tiles");
+    }
     if mma_consumers([bm, bn]) == 3 {
         return tile("three warpgroups leave no registers for the others' sums");
     }
@@ -430,7 +433,8 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
             &["consumers=cooperative last_wave=none tile_scheduler=static", "cluster=1"],
         );
     }
-    let fits = target::by_name(&c.target).is_none_or(|t| stages_that_fit(c.block, n, t) >= 2);
+    let fits = target::by_name(&c.target)
+        .is_none_or(|t| stages_that_fit(c.block, n, shifted(c, facts), t) >= 2);
     if bn % 64 != 0 || !fits {
         return tile("its sums do not fit beside two stages");
     }
@@ -478,6 +482,9 @@ pub(super) fn multicast(c: &Config, facts: &Facts) -> Fit {
             &["multicast=none"],
         );
     }
+    if !facts.products.iter().all(|p| p.whole) {
+        return misfit("CTAs load together what TMA takes", "", &["multicast=none"]);
+    }
     if c.ctas_of_task() > 8 {
         return misfit(
             format!(
@@ -513,6 +520,18 @@ pub(super) fn shared_depth(facts: &Facts) -> Option<u64> {
         [p] if p.alone && !facts.sums() && !facts.gathers() => p.depth,
         _ => None,
     }
+}
+
+/// Whether tiles shift rows of operand B that TMA cannot take: those with swapped operands do, others need them
+/// repacked.
+pub(super) fn shifted(c: &Config, facts: &Facts) -> bool {
+    shared_depth(facts).is_some()
+        && facts.products[0].shifts
+        && mma_shifts([c.block[0], c.block[1]])
+}
+
+fn repacks(c: &Config, facts: &Facts) -> bool {
+    facts.products.iter().any(|p| p.shifts) && !shifted(c, facts)
 }
 
 pub(super) fn settle_cluster(c: &mut Config, facts: &Facts) {

@@ -1,7 +1,7 @@
 //! The values of settings that a search tries for a kernel.
 
 use super::{config::Config, facts::Facts, rules};
-use mk_plan::target;
+use mk_plan::{mma_shifts, target};
 
 /// Tiles of few rows, where few columns make enough of them.
 pub const FLAT: &str = "64x128x64";
@@ -21,6 +21,9 @@ pub const MANY_SENDERS: &str = "24";
 /// Rows up to which an `all_reduce` whose rows are not cut is worth its slots, which are as large as the result for
 /// each rank.
 const FEW_ROWS: u64 = 1024;
+
+/// Rows up to which only tiles that shift rows of operand B are worth trying, where those begin at any element.
+const FEW_SHIFTED: u64 = 128;
 
 fn texts<T: ToString>(values: &[T]) -> Vec<String> {
     values.iter().map(T::to_string).collect()
@@ -55,9 +58,12 @@ pub(super) fn blocks(facts: &Facts) -> Vec<String> {
     } else if most >= 256 {
         blocks.push("256x128x64");
     }
-    let mut texts = texts(&blocks);
+    // Other tiles would repack operand B for few rows.
+    let shifts = rows <= FEW_SHIFTED && facts.products.iter().any(|p| p.shifts);
+    let mut texts = if shifts { Vec::new() } else { texts(&blocks) };
     if rules::swaps(&Config::default(), facts) {
-        texts.extend(swapped(facts, rows));
+        let swapped = swapped(facts, rows).filter(|b| !shifts || mma_shifts(*b));
+        texts.extend(swapped.map(|[m, n]| format!("{m}x{n}x64")));
     }
     texts
 }
@@ -75,10 +81,10 @@ fn sms() -> u64 {
 
 /// Tiles with swapped operands: of those that cut so many rows into as many blocks, the flattest. Of 64 columns where
 /// two waves take all of them, and of 192 where there are rows for what three warpgroups multiply.
-fn swapped(facts: &Facts, rows: u64) -> Vec<String> {
-    let each = |columns: u32| {
+fn swapped(facts: &Facts, rows: u64) -> impl Iterator<Item = [u32; 2]> {
+    let each = move |columns: u32| {
         let heights = rules::swapped_rows(columns).into_iter().flatten();
-        let blocks = |m: u32| rows.div_ceil(m.into());
+        let blocks = move |m: u32| rows.div_ceil(m.into());
         // Of few rows alone a tile has fewer than 48: others would load operand B once more.
         let least = move |m: u32| m >= 48 || rows <= m.into();
         let flattest = move |m: &u32| {
@@ -89,9 +95,9 @@ fn swapped(facts: &Facts, rows: u64) -> Vec<String> {
             192 => rows > 128,
             _ => true,
         };
-        heights.filter(flattest).filter(worth).map(move |m| format!("{m}x{columns}x64"))
+        heights.filter(flattest).filter(worth).map(move |m| [m, columns])
     };
-    [64, 128, 192, 256].into_iter().flat_map(each).collect()
+    [64, 128, 192, 256].into_iter().flat_map(each)
 }
 
 /// Whether there is a GEMM alone of which tiles of 128 x 128 do not fill the GPU.

@@ -1,6 +1,10 @@
 //! The mistakes found so far, and what is known of the plan.
 
-use crate::{entity::Entity, plan::Plan};
+use crate::{
+    entity::Entity,
+    leaf::{CopyVia, Leaf},
+    plan::Plan,
+};
 use std::collections::HashSet;
 use thiserror::Error;
 
@@ -51,11 +55,14 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// Of each role.
+/// Of each role. Copies through registers are the first CTA's of a cluster.
 fn of_roles(plan: &Plan) -> Vec<OfRole> {
     let mut all = vec![OfRole::default(); plan.roles.len()];
     for x in plan.families.values() {
         if let Some(of) = all.get_mut(x.role.index()) {
+            if matches!(&x.leaf, Leaf::CopyTile(copy) if copy.via == CopyVia::Ldst) {
+                continue;
+            }
             let cluster = x.leaf.cluster();
             of.mixed |= *of.first.get_or_insert(cluster) != cluster;
         }

@@ -8,8 +8,8 @@ use crate::{
         scales_steps, write_epilogue,
     },
     mma::{
-        mma_consumers, mma_exchange_bytes, mma_narrow, mma_stage_bytes, mma_staging_bytes,
-        mma_swaps,
+        mma_consumers, mma_exchange_bytes, mma_narrow, mma_shifted_stage_bytes, mma_shifts,
+        mma_stage_bytes, mma_staging_bytes, mma_swaps,
     },
     names::{Agent, Mode, Operand, Point, Proxy},
     text::{Cursor, Result},
@@ -53,6 +53,10 @@ fn is_one(n: &u32) -> bool {
     *n == 1
 }
 
+fn is_false(b: &bool) -> bool {
+    !b
+}
+
 /// No cluster that loads together.
 fn alone() -> [u32; 2] {
     [1, 1]
@@ -73,6 +77,10 @@ pub struct MmaTile {
     pub a_layout: ALayout,
     /// Layout of `b`.
     pub b_layout: BLayout,
+    /// Whether rows of `b` begin at any element: a stage has them as they lie, and the consumers, whose operands are
+    /// swapped, shift them on the way to registers.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub shifted: bool,
     /// How `c` is written.
     pub store: Store,
     /// Who multiplies a tile.
@@ -101,6 +109,7 @@ impl MmaTile {
         }
         let b_layout =
             if c.choice("b", &["kn", "nk"])? == "kn" { BLayout::Kn } else { BLayout::Nk };
+        let shifted = c.eat_word("shifted");
         let store = Store::read(c)?;
         let mut consumers = Consumers::Cooperative;
         if c.eat_word("consumers") {
@@ -127,6 +136,7 @@ impl MmaTile {
             stages,
             a_layout,
             b_layout,
+            shifted,
             store,
             consumers,
             cluster,
@@ -145,7 +155,8 @@ impl MmaTile {
     pub(super) fn shares_ring(&self, other: &MmaTile) -> bool {
         let ring = |x: &MmaTile| {
             let [m, n, k] = x.block;
-            ([m, k, x.stages, x.cluster], x.consumers, x.multicast, mma_consumers([m, n]))
+            let sides = ([m, k, x.stages, x.cluster], x.multicast, mma_consumers([m, n]));
+            (sides, x.consumers, x.shifted)
         };
         let [n, n2] = [self.block[1], other.block[1]];
         ring(self) == ring(other) && (n == n2 || n.is_multiple_of(64) && n2.is_multiple_of(64))
@@ -162,7 +173,8 @@ impl Record for MmaTile {
         let a = if self.a_layout == ALayout::Mk { "" } else { " a=km" };
         let b = if self.b_layout == BLayout::Kn { "kn" } else { "nk" };
         let (stages, store) = (self.stages, self.store.name());
-        write!(f, " block={m}x{n}x{k} stages={stages}{a} b={b} store={store}")?;
+        let shifted = if self.shifted { " shifted" } else { "" };
+        write!(f, " block={m}x{n}x{k} stages={stages}{a} b={b}{shifted} store={store}")?;
         if self.consumers == Consumers::PingPong {
             f.write_str(" consumers=ping_pong")?;
         }
@@ -206,12 +218,15 @@ impl Record for MmaTile {
         ];
         let [m, n, _] = self.block;
         let staging = mma_staging_bytes([m, n], self.stages);
+        let stage = match self.shifted {
+            true => mma_shifted_stage_bytes(self.block),
+            false => mma_stage_bytes(self.block),
+        };
         Contract {
             agents: vec![Loader, Consumers, Storer],
             operands,
             edges,
-            smem_bytes: self.stages * mma_stage_bytes(self.block)
-                + staging.max(mma_exchange_bytes([m, n], self.cluster)),
+            smem_bytes: self.stages * stage + staging.max(mma_exchange_bytes([m, n], self.cluster)),
         }
     }
 
@@ -263,7 +278,8 @@ impl Record for MmaTile {
 
     fn through_tma(&self) -> Vec<Operand> {
         let stored = (self.store == Store::Tma).then_some(Operand::C);
-        [Operand::A, Operand::B, Operand::AccIn].into_iter().chain(stored).collect()
+        let b = (!self.shifted).then_some(Operand::B);
+        [Operand::A, Operand::AccIn].into_iter().chain(b).chain(stored).collect()
     }
 
     fn epilogue(&self) -> &[EpilogueOp] {
@@ -297,7 +313,24 @@ impl Record for MmaTile {
             "`quantize` comes last, of results that one CTA has in whole blocks of 128 columns and stores directly"
                 .to_string()
         });
-        gates.into_iter().chain(blocks).chain(keeps).chain(turned).chain(late).chain(wide).collect()
+        let shifts = self.b_layout == BLayout::Kn
+            && self.multicast == alone()
+            && !gated(&self.epilogue)
+            && mma_shifts([self.block[0], self.block[1]]);
+        let shifted = (self.shifted && !shifts).then(|| {
+            "`shifted` is of `b=kn`, of results without gates whose columns fill the rows of a wgmma, and of CTAs that \
+             load alone"
+                .to_string()
+        });
+        gates
+            .into_iter()
+            .chain(shifted)
+            .chain(blocks)
+            .chain(keeps)
+            .chain(turned)
+            .chain(late)
+            .chain(wide)
+            .collect()
     }
 
     fn pipeline(&self) -> Option<(&[u32], u32)> {

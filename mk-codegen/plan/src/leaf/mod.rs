@@ -170,6 +170,7 @@ mod tests {
                 stages: 3,
                 a_layout: ALayout::Mk,
                 b_layout: BLayout::Kn,
+                shifted: false,
                 store: Store::Tma,
                 consumers: Consumers::Cooperative,
                 cluster: 1,

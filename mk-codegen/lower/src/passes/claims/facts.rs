@@ -25,18 +25,37 @@ fn depth(kernel: &Kernel, product: &kernel::Product) -> Option<u64> {
     (fixed && x.even(dim)).then(|| x.widest(dim).max(0) as u64)
 }
 
-/// Whether its operands are the caller's, of 16 bits, as TMA takes them, and it saves nothing on the way.
+/// Whether TMA takes rows of both operands.
+fn whole(kernel: &Kernel, product: &kernel::Product) -> bool {
+    let left = match &kernel.ops[product.left] {
+        Op::Operand(operand) => kernel.params[operand.param].tma_rows(),
+        _ => true,
+    };
+    left && kernel.params[product.b].tma_rows()
+}
+
+/// Whether rows of operand B begin at any element, and tiles can shift them.
+fn shifts(kernel: &Kernel, product: &kernel::Product) -> bool {
+    kernel.params[product.b].shifts() && !product.b_transposed && !product.gated()
+}
+
+/// Whether its operands are the caller's, of 16 bits, as the loops of tiles take them, and it saves nothing on the way.
 fn alone(kernel: &Kernel, product: &kernel::Product) -> bool {
     let Op::Operand(operand) = &kernel.ops[product.left] else { return false };
     let made = |p: usize| p >= kernel.given;
     if made(operand.param) || made(product.b) {
         return false;
     }
-    let both = [&kernel.params[operand.param], &kernel.params[product.b]];
+    let [a, b] = [&kernel.params[operand.param], &kernel.params[product.b]];
+    // Rows of A that TMA does not take are repacked.
+    let rows = |t: &Tensor, otherwise: bool| t.tma_rows() || otherwise;
+    if !rows(a, !operand.transposed) || !rows(b, shifts(kernel, product)) {
+        return false;
+    }
     let saves = product.extras.iter().any(|x| matches!(x, Extra::Result(_) | Extra::OwnHalf));
     let fixed = |t: &Tensor| t.shape.iter().all(|e| e.runtime_max.is_none());
-    let plain = |t: &&Tensor| t.tma_rows() && fixed(t) && !t.dtype.is_narrow();
-    both.iter().all(plain) && !saves
+    let plain = |t: &&Tensor| fixed(t) && !t.dtype.is_narrow();
+    [a, b].iter().all(plain) && !saves
 }
 
 /// Whether elements have other than 16 bits.
@@ -57,6 +76,8 @@ fn grouped(p: &Grouped, ranks: u32) -> Product {
         divisible: false,
         depth: None,
         alone: false,
+        whole: true,
+        shifts: false,
         odd_bits: odd(&p.out),
         narrow: scales_steps(&p.epilogue),
         blocks: scales_steps(&p.epilogue),
@@ -78,6 +99,8 @@ fn wgrad(w: &Wgrad, out: &Tensor) -> Product {
         divisible: false,
         depth: None,
         alone: false,
+        whole: true,
+        shifts: false,
         odd_bits: odd(out),
         narrow: false,
         blocks: false,
@@ -110,6 +133,8 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
             divisible: kernel.is_divisible(p),
             depth: depth(kernel, p),
             alone: alone(kernel, p),
+            whole: whole(kernel, p),
+            shifts: shifts(kernel, p),
             odd_bits: saved.chain([&p.out]).any(odd),
             narrow: kernel.params[p.b].dtype.is_narrow(),
             blocks: scales_steps(&p.epilogue),

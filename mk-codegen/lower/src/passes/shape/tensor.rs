@@ -130,6 +130,13 @@ impl Tensor {
         aligned(cols, self.dtype.size_bytes()) == cols && self.even(last)
     }
 
+    /// Whether rows that TMA does not take can be shifted on the way to registers: groups of eight rows are what it takes.
+    pub fn shifts(&self) -> bool {
+        let fixed = self.shape.iter().all(|e| e.runtime_max.is_none());
+        let matrix = self.shape.len() == 2 && self.even(0) && self.even(1);
+        matrix && fixed && !self.dtype.is_narrow() && !self.tma_rows() && self.widest(0) >= 8
+    }
+
     /// Whether bulk copies take its rows: they have no gaps.
     pub fn in_bulk(&self) -> bool {
         let k = self.widest(1);

@@ -14,6 +14,8 @@ use mk_plan::{BufId, CopyVia, Expr, FamId, Operand, RoleKind, Space, Var};
 
 /// Most rows that one repacking task copies.
 const MOST_ROWS: i32 = 64;
+/// Fewest elements of a row that one task copies, where few rows are cut.
+const LEAST_COLUMNS: i32 = 512;
 /// Elements of 16 bits in a line of the cache.
 const LINE: i32 = 64;
 
@@ -30,12 +32,14 @@ pub(in crate::passes) struct Packed {
     pub done: FlowId,
 }
 
-/// Copies a matrix into rows that TMA can take, if its own cannot be taken on every rank.
+/// Copies a matrix into rows that TMA can take, if its own cannot be taken on every rank. Of so many CTAs that share
+/// tasks one copies.
 pub(in crate::passes) fn matrix(
     draft: &mut Draft,
     t: &Tensor,
     from: BufId,
     operand: Operand,
+    ctas_of_worker: u32,
 ) -> Option<Packed> {
     if t.tma_rows() {
         return None;
@@ -58,15 +62,35 @@ pub(in crate::passes) fn matrix(
     let len = block_rows(shape[0].clone(), i.clone(), rows);
     let mut region = vec![(i * rows, len)];
     region.extend(shape[1..].iter().map(|n| (Expr::Const(0), n.clone())));
+    let mut domain = vec![("i", blocks.into())];
+    let columns = columns_of_task(draft, blocks, widest, ctas_of_worker);
+    let parts = (widest + columns - 1) / columns;
+    if parts > 1 {
+        let j = Expr::from(Var::domain(1));
+        region[last] = (j.clone() * columns, block_rows(shape[last].clone(), j, columns));
+        domain.push(("j", parts.into()));
+    }
     let by = draft.family(
         &format!("pack.{}", t.name),
         RoleKind::Compute,
         CopyVia::Ldst.leaf(1),
-        vec![("i", blocks.into())],
+        domain,
         vec![],
         vec![read(Operand::Src, from, region.clone()), write(Operand::Dst, buffer, region)],
     );
-    Some(Packed { buffer, done: done(draft, operand, by, blocks) })
+    Some(Packed { buffer, done: done(draft, operand, by, blocks * parts) })
+}
+
+/// Columns that one task copies of so many blocks of rows: whole lines of some, where there are fewer blocks than
+/// workers.
+fn columns_of_task(draft: &Draft, blocks: i32, columns: i32, ctas_of_worker: u32) -> i32 {
+    let workers = draft.sms() / i64::from(ctas_of_worker.max(1));
+    let workers = i32::try_from(workers).unwrap_or(i32::MAX);
+    let parts = (workers / blocks.max(1)).min(columns / LEAST_COLUMNS);
+    match parts > 1 {
+        true => ((columns + parts - 1) / parts + LINE - 1) / LINE * LINE,
+        false => columns,
+    }
 }
 
 /// Copies a matrix whose columns are cut by owner into one where every owner's columns begin at a multiple of 16 bytes,

@@ -259,6 +259,7 @@ impl Packed {
             stages: 4,
             a_layout: ALayout::Mk,
             b_layout: BLayout::Kn,
+            shifted: false,
             store: Store::Tma,
             consumers: Consumers::Cooperative,
             cluster: 1,

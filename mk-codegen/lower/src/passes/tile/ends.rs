@@ -30,14 +30,13 @@ pub(in crate::passes) fn check(
     let points = Points::new(plan, &tables);
     for (id, f) in plan.families.iter() {
         let columns = f.leaf.out_columns();
-        let Leaf::MmaTile(MmaTile { block, store, a_layout, cluster, .. }) = f.leaf else {
+        let Leaf::MmaTile(MmaTile { block, store, a_layout, .. }) = f.leaf else {
             continue;
         };
         let swaps = mma_swaps([block[0], block[1]]);
-        if swaps && (a_layout == ALayout::Km || store == Store::Direct && cluster == 1) {
+        if swaps && a_layout == ALayout::Km {
             let why = format!("no tiles of {} x {} multiply these operands", block[0], block[1]);
-            let help = "with other than 64, 128 or 256 rows, rows of the left operand and of the result are multiples \
-                of 16 bytes, and not transposed";
+            let help = "with other than 64, 128 or 256 rows, operand A is not transposed";
             return refused(why, help);
         }
         if store == Store::Direct || columns.is_multiple_of(64) && !swaps {

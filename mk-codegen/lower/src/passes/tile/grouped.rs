@@ -214,9 +214,10 @@ impl Tiles<'_> {
         let b = &self.params[p.b];
         let tile = MmaTile {
             block: self.block(config, mma_step(b.dtype)),
-            stages: config.stages_on(draft.target),
+            stages: config.stages_on(draft.target, false),
             a_layout: ALayout::Mk,
             b_layout: if p.transposed { BLayout::Nk } else { BLayout::Kn },
+            shifted: false,
             store: self.store(),
             consumers: config.consumers,
             cluster: 1,

@@ -6,7 +6,7 @@ use crate::passes::{
     roles::DEFAULT_COPY_SMS,
     shape::{
         ids::OpId,
-        kernel::{Operand, Reduce, Sum},
+        kernel::{Operand, Product, Reduce, Sum},
         rows::Rows,
         tensor::Tensor,
     },
@@ -18,7 +18,7 @@ use crate::passes::{
     },
 };
 use crate::settings::{AllReduce, Gather};
-use mk_plan::{self, ALayout, BufId, scales_steps};
+use mk_plan::{self, ALayout, BufId, mma_shifts, scales_steps};
 
 /// Gathers or repacks the left operand that operation `op` is.
 ///
@@ -84,7 +84,7 @@ pub(super) fn source<'k>(
             packed = Some(p);
         } else {
             packed = if first.is_some() {
-                pack::matrix(draft, x, buffer, mk_plan::Operand::A)
+                pack::matrix(draft, x, buffer, mk_plan::Operand::A, t.config.ctas_of_task())
             } else {
                 None
             };
@@ -149,11 +149,21 @@ fn product_scales(t: &Tiler<'_>, product: OpId) -> bool {
     found.is_some_and(|(_, p)| scales_steps(&p.epilogue))
 }
 
-/// A right operand, repacked once if it must be.
-pub(super) fn right(t: &mut Tiler<'_>, b: usize) -> BufId {
-    if t.packed[b].is_none() {
-        t.packed[b] =
-            pack::matrix(&mut t.draft, &t.kernel.params[b], t.params[b], mk_plan::Operand::B);
+/// Whether tiles of a GEMM shift rows of operand B that TMA cannot take ([`MmaTile::shifted`]).
+///
+/// [`MmaTile::shifted`]: mk_plan::MmaTile::shifted
+pub(super) fn shifts(t: &Tiler<'_>, g: &Product) -> bool {
+    let [m, n, _] = t.config.block;
+    let alone = t.config.multicast.is_none() && t.kernel.params[g.b].shifts();
+    alone && !g.b_transposed && !g.gated() && mma_shifts([m, n])
+}
+
+/// Operand B of a GEMM, repacked once if it must be.
+pub(super) fn right(t: &mut Tiler<'_>, g: &Product) -> BufId {
+    let b = g.b;
+    if t.packed[b].is_none() && !shifts(t, g) {
+        let (x, each) = (&t.kernel.params[b], t.config.ctas_of_task());
+        t.packed[b] = pack::matrix(&mut t.draft, x, t.params[b], mk_plan::Operand::B, each);
     }
     t.packed[b].as_ref().map_or(t.params[b], |p| p.buffer)
 }

@@ -42,7 +42,7 @@ pub(super) fn product<'k>(
     let kernel = t.kernel;
     let rows = t.given(id)?.rows.clone();
     let (sum, result, read) = (kernel.sum_of(id), kernel.result_of(id), kernel.is_read(id));
-    let b = operands::right(t, g.b);
+    let b = operands::right(t, g);
     let shared = sum.filter(|sum| t.draft.along(sum.axis).group.size > 1);
     if let (Some(sum), Reduction::Ring) = (shared, t.config.reduction) {
         in_ring(t, g, sum, &rows, b)?;
@@ -211,11 +211,13 @@ fn new_product<'k>(
     let rows_fit = g.out.tma_rows() && (whole || !g.halves()) && !g.out.dtype.is_storage();
     let direct = matches!(destination, Destination::Out(_)) && !rows_fit;
     let [m, columns, _] = t.config.block;
+    let shifted = operands::shifts(t, g);
     let tile = MmaTile {
         block: [m, columns, mma_step(t.kernel.params[g.b].dtype)],
-        stages: t.config.stages_on(t.draft.target),
+        stages: t.config.stages_on(t.draft.target, shifted),
         a_layout,
         b_layout: if g.b_transposed { BLayout::Nk } else { BLayout::Kn },
+        shifted,
         store: if direct || t.config.cluster > 1 { Store::Direct } else { Store::Tma },
         consumers: t.config.consumers,
         cluster: t.config.cluster,

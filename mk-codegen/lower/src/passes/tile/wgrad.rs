@@ -59,9 +59,10 @@ fn tiles(t: &mut Tiler<'_>, w: &Wgrad, name: &str, begins: Begins, blocks: Block
     let [m, n, _] = config.block;
     let tile = MmaTile {
         block: config.block,
-        stages: config.stages_on(draft.target),
+        stages: config.stages_on(draft.target, false),
         a_layout: ALayout::Km,
         b_layout: BLayout::Kn,
+        shifted: false,
         store: Store::Tma,
         consumers: config.consumers,
         cluster: 1,

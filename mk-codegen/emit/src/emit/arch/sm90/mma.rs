@@ -35,7 +35,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
     ring: Some(&RingEmission {
         comment: "The ring of stages that the role's GEMMs share.",
-        config: "GemmConfig<GemmOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .stages = @{ stages }@@{ \
+        config: "GemmConfig<GemmOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .stages = @{ stages }@@{ \", .b = BLayout::NMajor, .shifted = true\" if shifted else \"\" }@@{ \
             \", .cluster = %d\" | format(cluster) if cluster != 1 else \"\" }@@{ \", .below = %d, .beside = %d\" | \
             format(below, beside) if below * beside != 1 else \"\" }@@{ \", .store = StorePath::Direct\" if cluster \
             != 1 else \"\" }@@{ \", .consumers = Consumers::PingPong\" if ping_pong else \"\" }@}>",
@@ -129,13 +129,16 @@ fn ring(leaves: &[&Leaf]) -> Result<Value> {
     let widest = columns.collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().max());
     let (
         Some(block_n),
-        Some(Leaf::MmaTile(MmaTile { block, stages, consumers, cluster, multicast, .. })),
+        Some(Leaf::MmaTile(MmaTile {
+            block, stages, shifted, consumers, cluster, multicast, ..
+        })),
     ) = (widest, leaves.first())
     else {
         return Err(EmitError::internal("emit/arch/sm90/mma.rs", "the ring of another leaf"));
     };
     Ok(context! {
         stages,
+        shifted,
         ping_pong => *consumers == Consumers::PingPong,
         cluster,
         below => multicast[0],
@@ -162,6 +165,11 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     }
     let only_tile = e.points.only_tile(&run)?;
     let borrowed_stage = !only_tile && e.points.borrowed_stage(&run)?;
+    let shifted = run.iter().any(|id| operands::shifted(&e.plan.families[*id]));
+    if shifted && !b_is_given(e, &run) {
+        let what = "rows that are shifted are the caller's, and no task writes them";
+        return Err(EmitError::unsupported(g.name.clone(), what));
+    }
     let b_first = families.iter().any(waits_for_a) && b_is_given(e, &run);
     let clipped = e.points.ends_clipped(&run)?;
     let b_evict_first = e.points.evict_first(&run, f64::from(e.target.l2_bytes))?;
@@ -175,10 +183,12 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
         (only_tile, "one tile per CTA"),
         (short_rows, "short rows"),
         (ragged_depth, "ragged depth"),
+        (shifted, "shifted b"),
     ];
     let choices = choices.iter().filter(|(on, _)| *on).map(|(_, text)| text.to_string()).collect();
     let tile = context! {
         b_rank,
+        shifted,
         borrowed_stage,
         b_evict_first,
         b_first,
@@ -204,12 +214,12 @@ fn waits_for_a(family: &Value) -> bool {
 }
 
 /// Whether the operands B of a loop are tensors of the caller that no task writes, so that no wait orders their loads,
-/// and each tile's stages are filled by its CTA alone, step by step.
+/// and a CTA fills the stages of its part of a tile alone, step by step.
 fn b_is_given(e: &Emitter<'_>, run: &[FamId]) -> bool {
     run.iter().all(|id| {
         let f = &e.plan.families[*id];
         let carried = f.leaf.epilogue().contains(&EpilogueOp::Carry);
-        let alone = f.leaf.multicast() == [1, 1] && f.leaf.shares_depth() == 1 && !carried;
+        let alone = f.leaf.multicast() == [1, 1] && !carried;
         alone
             && f.inner.is_none()
             && !e.plan.looks_up(f)
@@ -234,6 +244,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
         cluster,
         multicast: [below, beside],
         epilogue,
+        ..
     }) = &f.leaf
     else {
         return Err(EmitError::internal("emit/arch/sm90/mma.rs", format!("{id} is no product")));
@@ -246,12 +257,8 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
     let kept = epilogue.iter().any(|op| matches!(op, EpilogueOp::Save | EpilogueOp::Carry));
     let as_it_is =
         *a_layout == ALayout::Mk && out_bytes == HALF_BYTES && !kept && !saves_gates(epilogue);
-    let leaves = *store == Store::Tma || *cluster > 1;
-    if mma_swaps([block[0], block[1]])
-        && !(as_it_is && leaves && *consumers == Consumers::Cooperative)
-    {
-        let what = "operands are swapped for 16-bit results of which nothing is saved, of rows that TMA stores, or \
-            clusters";
+    if mma_swaps([block[0], block[1]]) && !(as_it_is && *consumers == Consumers::Cooperative) {
+        let what = "operands are swapped for 16-bit results of which nothing is saved";
         return EmitError::refuse(&f.name, what);
     }
     let saves_f32 = f.accesses.iter().any(|a| {
@@ -418,6 +425,14 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         b_up => say(&right.up),
         scalars => e.scalars(f, right.outer.iter().map(|x| ("b_outer", x))),
         k_blocks,
+        shifted => operands::shifted(f).then(|| {
+            let rows = say(&e.extent(b.buffer, 0));
+            context! {
+                data => e.base(b.buffer, "params.header.rank"),
+                pitch => say(&e.pitch(b.buffer)),
+                rows,
+            }
+        }),
         depth => ragged.then(|| say(&a.region[a.region.len() - 2].1)),
         inner,
         c_row => say_all(&|c| say(&row(c)))?,
@@ -460,7 +475,10 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         Store::Direct => ("&params.maps[0]".into(), "&params.maps[0]".into()),
     };
     let a_map = e.maps.index(e.plan, a.buffer, &left.view, &left.box_dims)?;
-    let b_map = e.maps.index(e.plan, b.buffer, &right.view, &right.box_dims)?;
+    let b_map = match operands::shifted(f) {
+        true => operands::shifted_map(e, f, b.buffer, block[1])?,
+        false => e.maps.index(e.plan, b.buffer, &right.view, &right.box_dims)?,
+    };
     let a_ends_map = match operands::end_rows(e, run, *block, *multicast)? {
         Some(rows) if rows < loaded_rows => {
             Some(e.maps.index(e.plan, a.buffer, &left.view, &[rows / beside, block[2]])?)

@@ -1,11 +1,44 @@
 //! Where the factors of a GEMM lie, as its loader asks TMA for them.
 
 use crate::emit::{EmitError, Result, context::Emitter, maps::View};
+use mk_dtype::HALF_BYTES;
 use mk_plan::{
-    ALayout, Access, BLayout, Expr, FamId, Leaf, MmaTile, Operand, Var, depth_dim,
-    mma_panel_columns, row_dim,
+    ALayout, Access, BLayout, BufId, Expr, FamId, Family, Leaf, MMA_SHIFT_COLUMNS, MMA_STEP_BYTES,
+    MmaTile, Operand, Var, depth_dim, mma_panel_columns, row_dim,
 };
 use std::collections::BTreeSet;
+
+/// Rows of 16-bit elements that together take a multiple of 16 bytes, whatever their length.
+const SHIFT_ROWS: u32 = 8;
+
+/// Whether tiles shift rows of operand B.
+pub(in crate::emit) fn shifted(f: &Family) -> bool {
+    matches!(f.leaf, Leaf::MmaTile(MmaTile { shifted: true, .. }))
+}
+
+/// The map of such rows, of which eight are one: a box has every eighth row of a step.
+///
+/// # Errors
+/// [`EmitError::Refused`] for other than a matrix of eight rows and more, without gaps.
+pub(in crate::emit) fn shifted_map(
+    e: &mut Emitter<'_>,
+    f: &Family,
+    b: BufId,
+    columns: u32,
+) -> Result<usize, EmitError> {
+    let place = &e.layout.buffers[b];
+    let whole = |(shape, pitch): (&Vec<i64>, &i64)| match shape[..] {
+        [rows, columns] => rows >= i64::from(SHIFT_ROWS) && columns == *pitch,
+        _ => false,
+    };
+    if e.runtime() || !place.shape.iter().zip(&place.pitch).all(whole) {
+        let what = "rows that are shifted are eight and more, of a matrix without gaps";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
+    let depth = MMA_STEP_BYTES / HALF_BYTES / SHIFT_ROWS;
+    let boxes = [depth, columns + MMA_SHIFT_COLUMNS];
+    e.maps.index_plain(e.plan, b, &View::together(SHIFT_ROWS.into()), &boxes)
+}
 
 /// A tile of a factor: coordinates in a tensor map.
 pub(in crate::emit) struct Factor {
