@@ -148,9 +148,13 @@ fn choose_from(
     let starts: Vec<Config> = flat.into_iter().chain(small).chain(cut).collect();
     // A share of it each, so that a later one is not what is left of the first.
     let budget = BUDGET_TASKS / (1 + starts.len());
-    let mut found = search.descend(default, budget, true);
+    let mut found = search.descend(default.clone(), budget, true);
     for start in starts {
         found = better(found, search.descend(start, budget, true));
+    }
+    // Of a GEMM alone whose rows are repacked first there is no closed form, but few tasks.
+    if facts.products.iter().any(|p| p.alone) {
+        found = better(found, search.pairs(&default, ["block", "cluster"]));
     }
     // Ways of moving and adding need numbers of their own: one that is a little slower with the others' may be the
     // fastest with its own.
@@ -250,6 +254,19 @@ impl Search<'_> {
             }
         }
         best.map(|score| (config, score))
+    }
+
+    /// The best of all values of two settings together, all else as it is.
+    fn pairs(&self, config: &Config, names: [&str; 2]) -> Option<Found> {
+        let [one, two] = names.map(|name| self.choices.iter().find(|(s, _)| s.name == name));
+        let ((one, values), (two, others)) = one.zip(two)?;
+        let tried = values.iter().filter_map(|value| (self.with)(config, one, value));
+        let tried: Vec<Config> = tried
+            .flat_map(|c| others.iter().filter_map(move |value| (self.with)(&c, two, value)))
+            .collect();
+        let scores = self.scores.of(&tried);
+        let known = tried.into_iter().zip(scores);
+        known.fold(None, |best, (config, score)| better(best, score.map(|score| (config, score))))
     }
 
     /// What differs from the best only in its way, and is not far behind; the nearest first, and of each way once.

@@ -1,7 +1,7 @@
 //! The values of settings that a search tries for a kernel.
 
 use super::{config::Config, facts::Facts, rules};
-use mk_plan::{mma_shifts, target};
+use mk_plan::{mma_shifts, mma_swaps, target};
 
 /// Tiles of few rows, where few columns make enough of them.
 pub const FLAT: &str = "64x128x64";
@@ -62,7 +62,7 @@ pub(super) fn blocks(facts: &Facts) -> Vec<String> {
     let shifts = rows <= FEW_SHIFTED && facts.products.iter().any(|p| p.shifts);
     let mut texts = if shifts { Vec::new() } else { texts(&blocks) };
     if rules::swaps(&Config::default(), facts) {
-        let swapped = swapped(facts, rows).filter(|b| !shifts || mma_shifts(*b));
+        let swapped = swapped(facts, rows, shifts).filter(|b| !shifts || mma_shifts(*b));
         texts.extend(swapped.map(|[m, n]| format!("{m}x{n}x64")));
     }
     texts
@@ -81,14 +81,20 @@ fn sms() -> u64 {
 
 /// Tiles with swapped operands: of those that cut so many rows into as many blocks, the flattest. Of 64 columns where
 /// two waves take all of them, and of 192 where there are rows for what three warpgroups multiply.
-fn swapped(facts: &Facts, rows: u64) -> impl Iterator<Item = [u32; 2]> {
+fn swapped(facts: &Facts, rows: u64, only: bool) -> impl Iterator<Item = [u32; 2]> {
     let each = move |columns: u32| {
         let heights = rules::swapped_rows(columns).into_iter().flatten();
         let blocks = move |m: u32| rows.div_ceil(m.into());
         // Of few rows alone a tile has fewer than 48: others would load operand B once more.
         let least = move |m: u32| m >= 48 || rows <= m.into();
+        // Of `only` swapped ones some heights are missing.
+        let flatter = move |m: u32| match only && !mma_swaps([m - 16, columns]) {
+            true => m - 32,
+            false => m - 16,
+        };
         let flattest = move |m: &u32| {
-            least(*m) && (*m == 16 || !least(*m - 16) || blocks(*m) != blocks(*m - 16))
+            let other = || blocks(*m) != blocks(flatter(*m));
+            least(*m) && (*m == 16 || !least(flatter(*m)) || other())
         };
         let worth = move |m: &u32| match columns {
             64 => tiles(facts, [*m, 64]) <= 2 * sms(),
