@@ -70,7 +70,7 @@ pub fn macs(case: Case<'_>) -> u64 {
                 })
             };
             let (Some(a), Some(b)) = (local(a), local(b)) else { continue };
-            // Each element of the right operand meets each row of the left one.
+            // Each element of operand B meets each row of A.
             let rows = a.get(usize::from(a_transposed)).copied().unwrap_or(1);
             let product = b.iter().fold(rows, |n, x| n.saturating_mul(*x));
             sum = sum.saturating_add(product);
