@@ -74,7 +74,8 @@ fn sinks_compile() {
     }
 }
 
-/// Heads of 192 and 256, alone and over a ring, with every mask, caps, sinks and documents, in both types.
+/// Heads of 192 and 256, and of 192 with values of 128, forward and backward, alone and over a ring, with every mask,
+/// caps, sinks and documents, in both types.
 #[test]
 fn wide_heads_compile() {
     let all = [
@@ -82,20 +83,30 @@ fn wide_heads_compile() {
         ", causal",
         ", causal, window = 512",
         ", softcap = 30",
-        ", causal, softcap = 30, sinks = s, cu_seqlens = cu",
+        ", cu_seqlens = cu",
+        ", causal, softcap = 30, cu_seqlens = cu",
         ", causal, cu_seqlens = cu",
     ];
-    for (depth, words, ring) in
-        [192, 256].iter().flat_map(|d| all.map(|w| [(d, w, false), (d, w, true)])).flatten()
+    let heads = [[192, 192], [192, 128], [256, 256]];
+    for ((part, [depth, wide]), (words, ring)) in (0..PARTS.len())
+        .flat_map(|part| heads.map(|h| (part, h)))
+        .flat_map(|x| all.iter().flat_map(move |w| [(x, (*w, false)), (x, (*w, true))]))
     {
-        let p = if ring { "zigzag(1)" } else { "replicate" };
+        let [p, turned] = if ring { ["zigzag(1)", "zigzag(2)"] } else { ["replicate"; 2] };
         let t = if ring { "f16" } else { "bf16" };
-        let keys = format!("{t}[1, 8192, 2, {depth}] @ {p}");
+        let [k, v] = [depth, wide].map(|wide| format!("{t}[1, 8192, 2, {wide}] @ {p}"));
         let cu = if words.contains("cu") { ", cu: i32[65]" } else { "" };
-        let sinks = if words.contains("sinks") { ", s: f32[8]" } else { "" };
+        let (words, more) = match part {
+            0 => (format!(", sinks = s{words}"), ", s: f32[8]".to_string()),
+            _ => {
+                let stats = format!("f32[1, 8, 8192, 4] @ {turned}");
+                let d_o = format!("{t}[1, 8192, 8, {wide}] @ {p}");
+                (words.to_string(), format!(", do: {d_o}, stats: {stats}"))
+            }
+        };
         let text = format!(
-            "fn f(q: {t}[1, 8192, 8, {depth}] @ {p}, k: {keys}, v: {keys}{sinks}{cu}) {{ {} }}",
-            PARTS[0][usize::from(ring)].replace("WORDS", words)
+            "fn f(q: {t}[1, 8192, 8, {depth}] @ {p}, k: {k}, v: {v}{more}{cu}) {{ {} }}",
+            PARTS[part][usize::from(ring)].replace("WORDS", &words)
         );
         let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
         let bound = program.bind(&BTreeMap::new(), &BTreeMap::new()).expect("binds");
@@ -134,6 +145,50 @@ fn packed_sequences_compile() {
             let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
             judge(&text, &plan, Options::default());
         }
+    }
+}
+
+/// As many heads of keys as of queries, of long packed sequences: nothing is shared, and places are large.
+#[test]
+fn long_packed_sequences_compile() {
+    for (bodies, words) in PARTS.iter().flat_map(|b| ["", ", causal"].map(|w| (b, w))) {
+        let more = match bodies[0].contains("stats") {
+            false => "",
+            true => ", do: bf16[1, T, 16, 128], stats: f32[1, 16, T, 4]",
+        };
+        let heads = "bf16[1, T, 16, 128]";
+        let body = bodies[0].replace("WORDS", &format!("{words}, cu_seqlens = cu"));
+        let text =
+            format!("fn f(q: {heads}{more}, k: {heads}, v: {heads}, cu: i32[33]) {{ {body} }}");
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let sizes = [("T".to_string(), 32768)].into();
+        let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
+        let plan = mk::passes::lower(&program, &bound, &Config::default()).expect("lowers");
+        judge(&text, &plan, Options::default());
+    }
+}
+
+/// Few queries behind many keys, in parts, with and without sinks: alone beside heads that share keys, or several.
+#[test]
+fn parts_of_keys_compile() {
+    for (queries, heads, words) in [
+        (1, [128, 128], ""),
+        (1, [64, 64], ", causal, window = 30000"),
+        (7, [128, 128], ", causal, sinks = s"),
+        (16, [192, 128], ", causal, softcap = 30"),
+        (2, [256, 256], ", causal, sinks = s"),
+    ] {
+        let [k, v] = heads.map(|wide| format!("bf16[1, 65536, 2, {wide}]"));
+        let sinks = if words.contains("sinks") { ", s: f32[8]" } else { "" };
+        let text = format!(
+            "fn f(q: bf16[1, {queries}, 8, {}], k: {k}, v: {v}{sinks}) {{ let o = attention(q, k, v{words}); (o, o -> lse) }}",
+            heads[0]
+        );
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let bound = program.bind(&BTreeMap::new(), &BTreeMap::new()).expect("binds");
+        let plan = mk::passes::lower(&program, &bound, &Config::default()).expect("lowers");
+        assert!(plan.families.values().any(|f| f.leaf.name() == "merge_tile"), "{text}");
+        judge(&text, &plan, Options::default());
     }
 }
 
@@ -241,8 +296,20 @@ fn products_of_ragged_rows_compile() {
     let biased = "fn f(x: bf16[R, K], n: i32[E], w: bf16[E, K, F], b: bf16[E, F]) {
         ragged(x, n) -> grouped_gemm(w) -> bias(b) -> gelu
     }";
+    // As a training step saves gates and ups.
+    let gate_bias = dispatched
+        .replace(
+            "shard(0)) ->",
+            "shard(0), b: bf16[E, 2, F] @ shard(0), c: bf16[E, K] @ shard(0)) ->",
+        )
+        .replace("-> bf16[R, K] @ shard(0) {", "{ let h =")
+        .replace("(w1) ->", "(w1) -> bias(b); (h ->")
+        .replace("(w2)", "(w2) -> bias(c)")
+        .replace("combine(gate)", "combine(gate), h)");
     for (source, set, trace) in [
         (biased, "", false),
+        (&gate_bias, "", false),
+        (&gate_bias, "block=128x128x64", true),
         (biased, "block=128x128x64", true),
         (dispatched, "", false),
         (&own, "", true),
@@ -299,12 +366,20 @@ fn experts_of_eight_bits_compile() {
         "dispatch(x, ids)",
         "x -> quantize(e4m3, 1, 128) -> dispatch(ids, capacity = R, drop)",
     );
-    // Traced, a layer spills more than its leaves allow.
+    let biased = layer
+        .replace(
+            "shard(0)) {",
+            "shard(0), b: bf16[E, 2, F] @ shard(0), c: bf16[E, H] @ shard(0)) {",
+        )
+        .replace("(w.t)", "(w.t) -> bias(b)")
+        .replace("(v.t)", "(v.t) -> bias(c)");
     for (source, trace) in [
         (alone, false),
         (hidden.as_str(), false),
         (experts.as_str(), false),
         (layer, false),
+        (layer, true),
+        (biased.as_str(), false),
         (tokens.as_str(), false),
     ] {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));

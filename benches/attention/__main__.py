@@ -7,6 +7,7 @@
     python3 benches/attention --part lengths             # keys of another length than queries, likewise
     python3 benches/attention --part call                # mk.attention: sinks, logarithms, torch.compile
     python3 benches/attention --part packed              # documents: packed.py says beside whom
+    python3 benches/attention --part heads --part decode # heads of 192 and 256, few queries: heads.py
 
 A row is a shape, TFLOP/s of each, the fastest peer's time ÷ mk's, and whether results are right; a wrong one fails the run. Inputs are random and
 rotate, 256 MiB are overwritten between launches, contestants take turns, the median counts. FLOPs of a backward are those of five products.
@@ -51,7 +52,7 @@ WINDOWS = [
     (1, 32768, 16, 16, 128, 1024, None), (1, 16384, 16, 16, 128, 1000, None), (1, 32768, 16, 16, 128, 4096, None), (4, 8192, 16, 16, 128, 1024, 50.0), (4, 8192, 32, 8, 64, 128, None),
     (4, 4096, 16, 16, 128, None, 50.0),
 ]
-PARTS = ["forward", "backward", "ring", "window", "lengths", "call", "packed"]
+PARTS = ["forward", "backward", "ring", "window", "lengths", "call", "packed", "heads", "decode"]
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash-2": SDPBackend.FLASH_ATTENTION}
 
 
@@ -428,6 +429,11 @@ def main():
 
         with torch.enable_grad():
             packed.main(bench, args.seed, args.shapes)
+    for part in ("heads", "decode"):
+        if part in parts:
+            import heads
+
+            heads.main(bench, part, dense, args.seed, args.shapes)
     sys.exit(predicted.status(bench.rows, bench.wrong))
 
 

@@ -12,12 +12,7 @@ from block import Step, collectives
 # Hidden, ffn, heads of queries, of keys and values.
 LAYERS = {"llama-3-8b": (4096, 14336, 32, 8), "llama-3-70b": (8192, 28672, 64, 8)}
 SIZE = 128
-HEADS = """
-fn heads(x: bf16[M, K] @ shard(0), q: bf16[N, K] @ shard(0), k: bf16[G, K] @ shard(0), v: bf16[G, K] @ shard(0)) {
-    let whole = gather(x);
-    (whole -> gemm(q.t), whole -> gemm(k.t), whole -> gemm(v.t))
-}
-"""
+HEADS = "fn heads(x: bf16[M, K] @ shard(0), w: bf16[N, K] @ shard(0)) { gather(x) -> gemm(w.t) }"
 ATTENTION = """
 fn attend(q: bf16[B, S, H, D] @ shard(2), k: bf16[B, S, G, D] @ shard(2), v: bf16[B, S, G, D] @ shard(2)) { attention(q, k, v, causal) }
 """
@@ -52,6 +47,18 @@ class Layer:
             self.weights[n] = torch.ones(hidden, device="cuda", dtype=torch.bfloat16)
         angles = torch.arange(tokens, device="cuda")[:, None] * 500000.0 ** (-torch.arange(0, SIZE, 2, device="cuda") / SIZE)
         self.cos, self.sin = angles.cos()[:, None], angles.sin()[:, None]
+        self.cuts = [self.weights[n].shape[0] for n in "qkv"]
+        self.load()
+
+    def load(self):
+        """Runs what torch computes for all: code that it loads, and stacks that it grows, are nobody's workspace."""
+        tokens = self.ranks * self.x[0].shape[0]
+        x, w = self.x[0].clone().requires_grad_(), self.weights["before"].clone().requires_grad_()
+        y = norm(x, w)
+        (x + y).backward(y.detach())
+        heads = self.x[0].new_ones(tokens, sum(self.cuts)).requires_grad_()
+        q, k, v = self.split(*heads.split(self.cuts, 1))
+        torch.autograd.grad([q, k, v], heads, [q.detach(), k.detach(), v.detach()])
 
     def contestants(self, world, mode):
         yield "mk", lambda: self.ours("mk", world, mode, False)
@@ -61,6 +68,10 @@ class Layer:
 
     def parameters(self, names):
         return {n: torch.nn.Parameter(self.weights[n].clone()) for n in names}
+
+    def heads(self, dtype=torch.bfloat16):
+        """One weight of queries, keys and values, as Megatron has it: one GEMM."""
+        return torch.nn.Parameter(torch.cat([self.weights[n] for n in "qkv"]).to(dtype))
 
     def split(self, *tensors):
         """Heads of queries and keys, turned, and of values: ``[1, tokens, heads, size]``."""
@@ -74,16 +85,18 @@ class Layer:
         mlp.load(*(self.weights[n] for n in ("gate", "up", "down")))
         with torch.no_grad():
             out.weight.copy_(self.weights["out"])
-        w = self.parameters(("before", "q", "k", "v", "between"))
+        w = self.parameters(("before", "between"))
+        w["heads"] = self.heads()
 
         def forward(x):
-            q, k, v = self.split(*heads(norm(x, w["before"]), w["q"], w["k"], w["v"]))
-            x = x + out(attend(q, k, v).flatten(2)[0])
+            q, k, v = self.split(*heads(norm(x, w["before"]), w["heads"]).split(self.cuts, 1))
+            x = x + out(attend(q, k, v.contiguous()).flatten(2)[0])
             return x + mlp(norm(x, w["between"]))
 
         def gradients():
             both = mlp.gate_up.grad
-            mine = {**{n: p.grad for n, p in w.items()}, "out": out.weight.grad, "gate": both[:, 0].t(), "up": both[:, 1].t(), "down": mlp.down.grad.t()}
+            mine = {n: p.grad for n, p in w.items()} | dict(zip("qkv", w["heads"].grad.split(self.cuts)))
+            mine |= {"out": out.weight.grad, "gate": both[:, 0].t(), "up": both[:, 1].t(), "down": mlp.down.grad.t()}
             return [mine[n] for n in self.NAMES]
 
         step = torch.compile(forward, dynamic=False) if compiled else forward
@@ -92,13 +105,12 @@ class Layer:
 
     def torch(self, name, mode, compiled, dtype=torch.bfloat16):
         w = {n: torch.nn.Parameter(t.to(dtype, copy=True)) for n, t in self.weights.items() if n not in ("q", "k", "v", "gate", "up")}
-        w["heads"] = torch.nn.Parameter(torch.cat([self.weights[n] for n in "qkv"]).to(dtype))
+        w["heads"] = self.heads(dtype)
         w["both"] = torch.nn.Parameter(torch.cat([self.weights[n] for n in ("gate", "up")]).to(dtype))
-        cuts = [self.weights[n].shape[0] for n in "qkv"]
         gather, scatter = collectives(compiled)
 
         def forward(x):
-            q, k, v = self.split(*F.linear(gather(norm(x, w["before"])), w["heads"]).split(cuts, 1))
+            q, k, v = self.split(*F.linear(gather(norm(x, w["before"])), w["heads"]).split(self.cuts, 1))
             o = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True, enable_gqa=True)
             x = x + scatter(F.linear(o.transpose(1, 2).flatten(2)[0], w["out"]))
             g, u = F.linear(gather(norm(x, w["between"])), w["both"]).chunk(2, 1)
@@ -106,7 +118,7 @@ class Layer:
 
         def gradients():
             mine = {n: p.grad for n, p in w.items()}
-            mine |= dict(zip("qkv", w["heads"].grad.split(cuts))) | dict(zip(("gate", "up"), w["both"].grad.chunk(2)))
+            mine |= dict(zip("qkv", w["heads"].grad.split(self.cuts))) | dict(zip(("gate", "up"), w["both"].grad.chunk(2)))
             return [mine[n] for n in self.NAMES]
 
         return Step(name, torch.compile(forward, dynamic=False) if compiled else forward, list(w.values()), gradients, mode)

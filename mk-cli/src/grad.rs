@@ -150,6 +150,9 @@ fn legend(program: &Program, made: &Gradient) -> String {
             Source::Row(i) => {
                 format!("// gradient of `{name}`: row 0 of result {i} of backward")
             }
+            Source::Rows(i) => {
+                format!("// gradient of `{name}`: row 0 of each matrix of result {i} of backward")
+            }
             Source::Given(i) => format!("// gradient of `{name}`: that of `{}`", result(i)),
         });
     }

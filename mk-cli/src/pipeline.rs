@@ -50,8 +50,9 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// With the sizes that it has on so many ranks.
-    fn on(mut self, ranks: u32, args: &PipelineArgs) -> Result<Pipeline> {
+    /// With the sizes that it has on so many ranks of a mesh.
+    fn on(mut self, ranks: u32, mesh: &[(String, u32)], args: &PipelineArgs) -> Result<Pipeline> {
+        let ranks = self.program.ranks_of_experts(ranks, mesh);
         let bound = self.bound.on(&self.program, ranks);
         self.bound = bound.map_err(|mistakes| Failure::in_numbers(&mistakes, hint(args)))?;
         Ok(self)
@@ -150,9 +151,9 @@ impl Opened {
         let pipeline = match self {
             Opened::Pipeline(pipeline) => pipeline,
             Opened::Plan(plan, time, reference) => {
-                let ranks = plan.mesh.size();
+                let (ranks, mesh) = (plan.mesh.size(), &plan.mesh.axes);
                 let pipeline = |pipeline: Box<Pipeline>| {
-                    Ok::<_, Failure>(pipeline.on(ranks, args)?.over_placed_axes())
+                    Ok::<_, Failure>(pipeline.on(ranks, mesh, args)?.over_placed_axes())
                 };
                 let pipeline = reference.map(pipeline).transpose()?;
                 return Ok(Loaded { plan: *plan, pipeline, smaller: None, is_read: true, time });
@@ -163,7 +164,7 @@ impl Opened {
             gpus::fit(&mut config, world, args)?;
         }
         let begin = Instant::now();
-        let pipeline = pipeline.on(config.ranks, args)?;
+        let pipeline = pipeline.on(config.ranks, &config.mesh, args)?;
         let Pipeline { program, bound } = &pipeline;
         let plan = passes::lower(program, bound, &config)
             .map_err(|error| error.with_what_fits(program, bound, &config))?;
@@ -310,7 +311,7 @@ pub fn bind(args: &PipelineArgs) -> Result<Pipeline> {
         dims.retain(|name, _| program.symbol(name).is_some());
     }
     dims.extend(once("dim", &args.dims).map_err(usage)?);
-    let ranks = args.config().map_or(1, |config| config.ranks);
+    let ranks = args.config().map_or(1, |c| program.ranks_of_experts(c.ranks, &c.mesh));
     let bound = program
         .bind(&dims, &shapes)
         .and_then(|bound| bound.on(&program, ranks))

@@ -40,6 +40,18 @@ fn plan(ranks: u32, placement: &str, body: &str, sequence: u64) -> Plan {
     lower(&program, &bound, &Config { ranks, ..Config::default() }).expect("lowers")
 }
 
+/// Gradients of keys of 192 elements and values of 128, over a ring.
+fn wide() -> Plan {
+    let [d, e] = [192, 128].map(|n| format!("{n}] @ zigzag(1)"));
+    let text = format!(
+        "fn wide(q: bf16[1, 1000, 4, {d}, do: bf16[1, 1000, 4, {e}, stats: f32[1, 4, 1000, 4] @ zigzag(2), \
+         k: bf16[1, 1000, 2, {d}, v: bf16[1, 1000, 2, {e}) {{ {DKV} }}"
+    );
+    let program = Program::parse(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+    let bound = program.bind(&BTreeMap::new(), &BTreeMap::new()).expect("binds");
+    lower(&program, &bound, &Config { ranks: 2, ..Config::default() }).expect("lowers")
+}
+
 const STATS: &str = "o -> attention_stats(do, logs)";
 const DQ: &str = "ring(k, v) -> attention_dq(q, do, stats, causal)";
 const DKV: &str =
@@ -53,6 +65,7 @@ fn texts_and_kernels() {
         ("stats", "stats_tasks<", plan(1, "replicate", STATS, 300)),
         ("dq", "sm90_attend_dq_consumer<", plan(3, "zigzag(1)", DQ, 1000)),
         ("dkv", "sm90_attend_dkv_consumer<", plan(3, "zigzag(1)", DKV, 1000)),
+        ("dkv_wide", "sm90_attend_dkv_consumer<", wide()),
         ("dkv_window", "sm90_attend_dkv_consumer<", plan(1, "replicate", WINDOW, 300)),
         ("dkv_alone", "sm90_attend_dkv_consumer<", plan(1, "replicate", ALONE, 300)),
     ] {
@@ -120,7 +133,7 @@ fn what_no_tile_does_is_refused() {
         (&dkv, "stages=3", "stages=1", "2 stages or more"),
         (&dkv, "scale=0x3db504f3", "scale=0xbdb504f3", "positive and finite"),
         (&dq, "\"k\" in bf16", "\"k\" in f16", "attend_dq_tile converts nothing, bf16 to f16"),
-        (&stats, "block=128x128", "block=128x96", "heads of 64 or 128"),
+        (&stats, "block=128x128", "block=128x96", "heads of 64, 128, 192 or 256"),
     ] {
         let text = plan.to_string();
         assert!(text.contains(from), "{from}: {text}");

@@ -4,7 +4,7 @@ use mk_codegen::{
     cost::{self, DeviceModel},
     emit, equivalence,
     passes::{compile, lower},
-    plan::Plan,
+    plan::{Expr, Operand, Plan},
     settings::Config,
     valid,
 };
@@ -52,6 +52,21 @@ fn wide() -> Plan {
     lower(&program, &bound, &Config::default()).expect("lowers")
 }
 
+/// A query alone of heads that share keys, behind many of these.
+fn few() -> (Program, Bound, Plan) {
+    let keys = "bf16[1, 20000, 2, 128]";
+    let text = format!(
+        "fn few(q: bf16[1, 1, 8, 128], k: {keys}, v: {keys}, s: f32[8]) {{
+        let o = attention(q, k, v, causal, sinks = s);
+        (o, o -> lse)
+    }}"
+    );
+    let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+    let bound = program.bind(&BTreeMap::new(), &BTreeMap::new()).expect("binds");
+    let plan = lower(&program, &bound, &Config::default()).expect("lowers");
+    (program, bound, plan)
+}
+
 const SINKS: &str = "let o = attention(q, k, v, causal, sinks = s); (o, o -> lse)";
 
 const ULYSSES: &str = "let x = all_to_all(k, split = 2, concat = 1);
@@ -69,6 +84,7 @@ fn texts() {
         ("attention_chunk", lengths("attention(q, k, v, causal)", [100, 300]).2),
         ("attention_sinks", plan(1, "replicate", SINKS, 300)),
         ("attention_wide", wide()),
+        ("attention_few", few().2),
         ("ring_full", plan(3, "shard(1)", "ring(k, v) -> attention(q)", 768)),
         ("ring_causal", plan(3, "shard(1)", RING, 1000)),
         ("ring_causal_zigzag", plan(3, "zigzag(1)", RING, 1000)),
@@ -82,10 +98,44 @@ fn texts() {
         let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert!(kernel.cuda.contains("sm90_attend_consumer"), "{name}");
         insta::assert_snapshot!(name, text);
-        if matches!(name, "ulysses" | "attention_sinks" | "attention_wide") {
+        if matches!(name, "ulysses" | "attention_sinks" | "attention_wide" | "attention_few") {
             insta::assert_snapshot!(format!("cuda_{name}"), kernel.generated());
         }
     }
+}
+
+/// Parts that are not waited for, not all read, or of other keys, are refused.
+#[test]
+fn parts_of_keys_are_all_put_together() {
+    let (program, bound, plan) = few();
+    let options = equivalence::Options::default();
+    let judge = |plan: &Plan| {
+        valid::verify(plan).map_err(|e| e.to_string())?;
+        equivalence::evaluate(plan, &program, &bound, &options).map_err(|e| e.to_string())
+    };
+    judge(&plan).unwrap_or_else(|e| panic!("{e}"));
+    let (id, merge) =
+        plan.families.iter().find(|(_, f)| f.leaf.name() == "merge_tile").expect("merges");
+    let mut less = plan.clone();
+    less.families[id].waits.clear();
+    assert!(judge(&less).is_err(), "no wait");
+    let mut less = plan.clone();
+    let parts = merge.inner.clone().expect("parts");
+    less.families[id].inner = Some((parts.0, parts.1 - 1));
+    assert!(judge(&less).is_err(), "a part less");
+    for operand in [Operand::AccIn, Operand::StatIn, Operand::Sinks] {
+        let mut less = plan.clone();
+        less.families[id].accesses.retain(|a| a.operand != operand);
+        assert!(judge(&less).is_err(), "without {operand}");
+    }
+    // Every part has the first one's keys.
+    let mut same = plan.clone();
+    for (_, f) in same.families.iter_mut().filter(|(_, f)| f.leaf.attends()) {
+        for a in f.accesses.iter_mut().filter(|a| matches!(a.operand, Operand::K | Operand::V)) {
+            a.region[1].0 = Expr::Const(0);
+        }
+    }
+    assert!(judge(&same).is_err(), "the same keys");
 }
 
 /// A plan without sinks, with another head's, or with two of them, does not compute the program.

@@ -63,6 +63,12 @@ fn refusals_say_what_works() {
             &[("x", &[512, 640]), ("w", &[640, 640])],
         ),
         (
+            "biased_gates",
+            "fn f(a: bf16[M, K], w: bf16[K, 2, F], c: bf16[F]) { gemm(a, w) -> bias(c) -> swiglu }",
+            1,
+            &[("a", &[64, 64]), ("w", &[64, 2, 64])],
+        ),
+        (
             "saved_contribution",
             "fn f(a: bf16[M, K] @ shard(1), b: bf16[K, N] @ shard(0)) {
                  let h = gemm(a, b);

@@ -52,7 +52,8 @@ pub(crate) struct Attention<'d> {
     pub sequence: [usize; 2],
     /// Heads of queries; heads of keys and values.
     pub heads: [usize; 2],
-    pub depth: usize,
+    /// Elements of a head of queries and keys, and of values and results.
+    pub depth: [usize; 2],
     /// Mask and cap; `scale` below replaces its factor.
     pub scores: Scores,
     pub scale: f64,
@@ -65,42 +66,48 @@ pub(crate) struct Attention<'d> {
 }
 
 impl Attention<'_> {
-    /// Results `[S, H, D]` and log-sum-exps `[H, S]` of each batch, with sinks of the heads if there are some.
+    /// Results `[S, H, E]` and log-sum-exps `[H, S]` of each batch, with sinks of the heads if there are some.
     pub fn run(&self, [q, k, v]: [&Matrix; 3], sinks: Option<&Matrix>) -> [Matrix; 2] {
         let Attention { sequence: both @ [sequence, keys], heads: [heads, groups], depth, .. } =
             *self;
-        let (wide, narrow) = (sequence * heads * depth, keys * groups * depth);
-        let batches = q.data.len().checked_div(wide).unwrap_or(0);
-        let mut o = vec![Near::unasked(); batches * wide];
+        let [depth, wide] = depth;
+        let of_queries = sequence * heads * depth;
+        let batches = q.data.len().checked_div(of_queries).unwrap_or(0);
+        let of_results = sequence * heads * wide;
+        let mut o = vec![Near::unasked(); batches * of_results];
         let mut lse = vec![Near::unasked(); batches * heads * sequence];
         let asked = self.queries.min(sequence);
         for b in 0..batches {
-            let (q, out) = (&q.data[b * wide..][..wide], &mut o[b * wide..][..wide]);
-            let [k, v] = [k, v].map(|x| &x.data[b * narrow..][..narrow]);
+            let q = &q.data[b * of_queries..][..of_queries];
+            let out = &mut o[b * of_results..][..of_results];
+            let [k, v] = [(k, depth), (v, wide)].map(|(x, depth)| {
+                let all = keys * groups * depth;
+                &x.data[b * all..][..all]
+            });
             for h in 0..heads {
                 let g = h / (heads / groups).max(1);
                 let sink = sinks.and_then(|s| s.data.get(h)).copied();
                 for n in 0..asked {
                     // The first and the last query are among them.
                     let i = (n * (sequence - 1)).checked_div(asked - 1).unwrap_or(sequence - 1);
-                    let at = (i * heads + h) * depth;
+                    let at = i * heads + h;
                     let seen = seen(self.scores, self.documents, i, both);
-                    let row = |x: &'_ [f64], j: usize| (j * groups + g) * depth..x.len();
                     let of = |j: usize| {
-                        let j = seen.start + j;
-                        (&k[row(k, j)][..depth], &v[row(v, j)][..depth])
+                        let row = (seen.start + j) * groups + g;
+                        (&k[row * depth..][..depth], &v[row * wide..][..wide])
                     };
                     let sum = self.row(
-                        &q[at..at + depth],
+                        &q[at * depth..][..depth],
                         (seen.len(), sink),
                         of,
-                        &mut out[at..at + depth],
+                        &mut out[at * wide..][..wide],
                     );
                     lse[(b * heads + h) * sequence + i] = sum;
                 }
             }
         }
-        [(wide, o), (heads * sequence, lse)].map(|(cols, x)| Matrix::collect(cols, x.into_iter()))
+        [(of_results, o), (heads * sequence, lse)]
+            .map(|(cols, x)| Matrix::collect(cols, x.into_iter()))
     }
 
     /// One query against `keys` keys and values, and a sink; returns the log-sum-exp.

@@ -17,10 +17,12 @@ pub fn dropped(inputs: &Inputs<'_>, launch: u64) -> Option<Vec<Dropped>> {
     let case = inputs.case();
     let mut all: Option<Vec<Dropped>> = None;
     for tensor in case.program.tensors() {
-        let Some(keep) = keep(case, tensor.id) else { continue };
+        let sharing = inputs.sharing(tensor.id);
+        let Some(keep) = keep(case, tensor.id, sharing.len()) else { continue };
         let sums = all.get_or_insert_with(|| vec![Dropped::default(); case.ranks]);
         let mut kept = BTreeMap::<i32, usize>::new();
-        for (rank, sum) in sums.iter_mut().enumerate() {
+        for rank in sharing {
+            let Some(sum) = sums.get_mut(rank) else { continue };
             // A slot of no expert has no row.
             for expert in inputs.ids(launch, tensor, rank).into_iter().filter(|e| *e >= 0) {
                 let n = kept.entry(expert).or_default();

@@ -20,7 +20,8 @@ pub(crate) struct Gradients<'d> {
     pub sequence: [usize; 2],
     /// Heads of queries, and of keys and values.
     pub heads: [usize; 2],
-    pub depth: usize,
+    /// Elements of a head of queries and keys, and of values and results.
+    pub depth: [usize; 2],
     /// Their factor is `scale`.
     pub scores: Scores,
     pub scale: f64,
@@ -85,16 +86,18 @@ impl Gradients<'_> {
     pub fn run(&self, operands: &Operands<'_>) -> [Matrix; 3] {
         let Gradients { sequence: both @ [sequence, keys], heads: [heads, groups], depth, .. } =
             *self;
+        let [depth, values] = depth;
         let (wide, narrow) = (sequence * heads * depth, keys * groups * depth);
+        let of_values = keys * groups * values;
         let of_stats = heads * sequence * 4;
         let batches = operands.q.data.len().checked_div(wide).unwrap_or(0);
         let shared = (heads / groups).max(1);
-        let [mut dq, mut dk, mut dv] = [wide, narrow, narrow].map(|n| Totals::new(batches * n));
+        let [mut dq, mut dk, mut dv] = [wide, narrow, of_values].map(|n| Totals::new(batches * n));
         let rounding = half_ulp(self.dtype, 1.0);
         let least = half_ulp(self.dtype, 0.0);
-        let n = depth as f64;
-        let accumulation = U32 * (4.0 * n.sqrt() + n / 4.0 + 8.0) * n.sqrt() / LAMBDA;
         let dot = |x: &[f64], y: &[f64]| {
+            let n = x.len() as f64;
+            let accumulation = U32 * (4.0 * n.sqrt() + n / 4.0 + 8.0) * n.sqrt() / LAMBDA;
             let terms = || x.iter().zip(y).map(|(x, y)| x * y);
             (terms().sum::<f64>(), accumulation * terms().map(|t| t * t).sum::<f64>().sqrt())
         };
@@ -105,8 +108,10 @@ impl Gradients<'_> {
         };
         for (b, h) in (0..batches).flat_map(|b| (0..heads).map(move |h| (b, h))) {
             for i in self.queries.iter().cloned().flatten() {
-                let at = b * wide + (i * heads + h) * depth;
-                let (q, d_o) = (&operands.q.data[at..][..depth], &operands.d_o.data[at..][..depth]);
+                let row = (b * sequence + i) * heads + h;
+                let at = row * depth;
+                let q = &operands.q.data[at..][..depth];
+                let d_o = &operands.d_o.data[row * values..][..values];
                 let stats = &operands.stats.data[b * of_stats + (h * sequence + i) * 4..];
                 let (lse, delta) = (stats[0], stats[1]);
                 if lse == f64::NEG_INFINITY {
@@ -115,8 +120,9 @@ impl Gradients<'_> {
                 for j in seen(self.scores, self.documents, i, both)
                     .filter(|j| asked[i] || keys_asked[*j])
                 {
-                    let from = b * narrow + (j * groups + h / shared) * depth;
-                    let [k, v] = [operands.k, operands.v].map(|m| &m.data[from..][..depth]);
+                    let row = (b * keys + j) * groups + h / shared;
+                    let k = &operands.k.data[row * depth..][..depth];
+                    let v = &operands.v.data[row * values..][..values];
                     let (score, off) = dot(q, k);
                     let score = score * self.scale;
                     let off = off * self.scale.abs() + 4.0 * U32 * (1.0 + score.abs());
@@ -136,8 +142,8 @@ impl Gradients<'_> {
                     let slope = (slope, of_slope + (slope * rounding).powi(2));
                     let weight = (weight, of_weight + (weight * rounding).powi(2));
                     dq.add(at, slope, least, k);
-                    dk.add(from, slope, least, q);
-                    dv.add(from, weight, least, d_o);
+                    dk.add(row * depth, slope, least, q);
+                    dv.add(row * values, weight, least, d_o);
                 }
             }
         }
@@ -150,11 +156,11 @@ impl Gradients<'_> {
             };
             x.into_iter().enumerate().map(at).collect::<Vec<_>>()
         };
-        let [of_queries, of_keys] = [heads * depth, groups * depth];
+        let [of_queries, of_keys, of_value] = [heads * depth, groups * depth, groups * values];
         let dq = only(&asked, of_queries, dq.finish(keys, self.scale).collect());
         let dk = only(&keys_asked, of_keys, dk.finish(terms, self.scale).collect());
-        let dv = only(&keys_asked, of_keys, dv.finish(terms, 1.0).collect());
-        [(wide, dq), (narrow, dk), (narrow, dv)].map(|(n, x)| Matrix::collect(n, x.into_iter()))
+        let dv = only(&keys_asked, of_value, dv.finish(terms, 1.0).collect());
+        [(wide, dq), (narrow, dk), (of_values, dv)].map(|(n, x)| Matrix::collect(n, x.into_iter()))
     }
 
     /// Which of so many places are evaluated, the first and the last among them.

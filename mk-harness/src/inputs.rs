@@ -60,7 +60,7 @@ impl<'a> Inputs<'a> {
     /// Rows of each expert of a rank, from a tensor of them.
     pub fn counts(&self, launch: u64, tensor: &Tensor, rank: usize) -> Vec<i32> {
         let experts = self.layout(tensor, rank).map_or(0, |layout| layout.rows().len());
-        let blocks = routing::blocks(self.case, tensor, rank);
+        let blocks = routing::blocks(self.case, self.sizes, tensor, rank);
         self.routing.counts(experts, blocks, self.seed(launch, tensor, rank))
     }
 
@@ -75,6 +75,12 @@ impl<'a> Inputs<'a> {
         let own = self.own_rows(launch, tensor.id, rank).unwrap_or(tokens);
         ids.iter_mut().skip(own * slots).for_each(|id| *id = -1);
         ids
+    }
+
+    /// The places that share experts, by a tensor of them or of their rows.
+    pub(crate) fn sharing(&self, tensor: ValueId) -> Vec<usize> {
+        let ty = self.case.program.ty(tensor);
+        routing::sharing(self.sizes, ty.map_or(&[], |ty| &ty.placement))
     }
 
     /// Where documents begin, from a tensor of that.

@@ -143,6 +143,25 @@ pub(super) fn matmul(c: &mut [f64], a: &[f64], b: &[f64], k: usize, n: usize) {
     });
 }
 
+/// What becomes of each of some items, by as many threads as there are processors.
+pub(super) fn each<T: Sync, R: Send>(items: &[T], make: &(impl Fn(&T) -> R + Sync)) -> Vec<R> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    if items.len() < 2 || threads < 2 {
+        return items.iter().map(make).collect();
+    }
+    let share = items.len().div_ceil(threads);
+    std::thread::scope(|scope| {
+        let parts = items.chunks(share);
+        let running = parts.map(|part| scope.spawn(|| part.iter().map(make).collect::<Vec<R>>()));
+        let running: Vec<_> = running.collect();
+        let joined = running.into_iter().map(|thread| match thread.join() {
+            Ok(made) => made,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        joined.flatten().collect()
+    })
+}
+
 /// Columns that are walked together: a block of `b` as wide stays in the cache while the rows of `a` pass.
 const BLOCK: usize = 128;
 

@@ -137,6 +137,16 @@ impl Near {
         Near::f32(x, hard, a * o.sd + b * self.sd, 0.0)
     }
 
+    /// The product of two exact numbers.
+    pub fn product(a: f64, b: f64) -> Near {
+        let x = a * b;
+        // Far from where f32 ends.
+        match x.abs() < 1e30 {
+            true => Near { x, hard: U32 * x.abs() + TINY, sd: 0.0 },
+            false => Near::exact(a).mul(Near::exact(b)),
+        }
+    }
+
     /// Times a constant, which the kernel has in f32.
     pub fn scale(self, factor: f64) -> Near {
         let (size, off) = (factor.abs(), (factor - f64::from(factor as f32)).abs());

@@ -1,6 +1,6 @@
 //! How many rows experts have, in each launch.
 
-use super::{Case, Layout, local::placement};
+use super::{Case, local::Sizes};
 use mk_runtime::reference::random_value;
 use mk_syntax::{Def, Op, Placement, Program, RAGGED_BLOCK, Tensor, ValueId};
 use std::{fmt, str::FromStr};
@@ -158,8 +158,8 @@ pub(crate) fn experts_of(case: Case<'_>, ids: ValueId) -> Option<usize> {
     case.bound.dim(case.program.experts_of(ids)?).map(|n| n as usize)
 }
 
-/// How many rows are kept of each expert, where others are dropped, by the experts of tokens.
-pub(crate) fn keep(case: Case<'_>, ids: ValueId) -> Option<usize> {
+/// How many rows are kept of each expert, where others are dropped, by the experts of tokens, which so many ranks share.
+pub(crate) fn keep(case: Case<'_>, ids: ValueId, ranks: usize) -> Option<usize> {
     if !case.program.drops(ids) {
         return None;
     }
@@ -172,7 +172,7 @@ pub(crate) fn keep(case: Case<'_>, ids: ValueId) -> Option<usize> {
         _ => None,
     })?;
     let rows = *case.bound.shape(rows)?.first()? as usize;
-    let (ranks, block) = (case.ranks.max(1), RAGGED_BLOCK as usize);
+    let (ranks, block) = (ranks.max(1), RAGGED_BLOCK as usize);
     let own = experts_of(case, ids)?.div_ceil(ranks).max(1);
     Some(rows / ranks / block / own * block)
 }
@@ -228,8 +228,19 @@ pub(crate) fn counts_of(program: &Program, value: ValueId) -> Option<ValueId> {
     }
 }
 
+/// The places that share experts, by a tensor of their counts, or of the experts of tokens; one where all have the same.
+pub(crate) fn sharing(sizes: Sizes, placement: &[Placement]) -> Vec<usize> {
+    match placement.iter().position(|p| *p == Placement::Shard(0)) {
+        None => vec![0],
+        Some(axis) => {
+            let (stride, n) = sizes.axis(axis);
+            (0..n).map(|i| i * stride).collect()
+        }
+    }
+}
+
 /// Capacity of a rank in blocks of rows, where a tensor has rows of experts.
-pub(crate) fn blocks(case: Case<'_>, counts: &Tensor, rank: usize) -> u64 {
+pub(crate) fn blocks(case: Case<'_>, sizes: Sizes, counts: &Tensor, rank: usize) -> u64 {
     let of = |node: &&mk_syntax::Node| {
         matches!(node.op, Op::GroupedGemm { .. } | Op::GroupedWgrad)
             && node.inputs.get(2) == Some(&counts.id)
@@ -237,8 +248,8 @@ pub(crate) fn blocks(case: Case<'_>, counts: &Tensor, rank: usize) -> u64 {
     let node = case.program.nodes().iter().find(of);
     let rows = node.and_then(|node| {
         let shape = case.bound.shape(node.inputs[0])?;
-        let placement = placement(&node.ty.placement).ok()?;
-        Layout::new(shape, placement, case.ranks, rank).shape().first().copied()
+        let placement = &case.program.ty(node.inputs[0])?.placement;
+        sizes.layout(shape, placement, rank).ok()?.shape().first().copied()
     });
     rows.unwrap_or(0) / RAGGED_BLOCK
 }
@@ -257,14 +268,6 @@ pub(crate) fn experts(rows: usize, of_ranks: &[Vec<i32>]) -> Vec<Option<usize>> 
         }
     }
     all
-}
-
-/// Ranks whose counts differ: one where all have the same.
-pub(crate) fn parts(case: Case<'_>, counts: &Tensor) -> usize {
-    match placement(&counts.ty.placement) {
-        Ok(Placement::Replicate) | Err(_) => 1,
-        Ok(_) => case.ranks,
-    }
 }
 
 #[cfg(test)]

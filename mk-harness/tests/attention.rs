@@ -219,6 +219,37 @@ fn keys_of_another_length() {
     }
 }
 
+/// Few queries behind many keys: parts of the keys side by side, put together in the kernel. Lengths that no block
+/// divides; a query alone, of heads that share keys; windows, caps, sinks; lengths of a launch.
+#[test]
+fn parts_of_keys() {
+    let plain = "attention(q, k, v, causal)";
+    for (b, s, t, [h, g], [d, e], placement, body) in [
+        (1, 1, 8192, [4, 2], [64, 64], "replicate", "attention(q, k, v)"),
+        (2, 1, 7001, [4, 1], [64, 64], "replicate", plain),
+        (1, 1, 9000, [2, 2], [64, 64], "replicate", "attention(q, k, v, causal, sinks = s)"),
+        (1, 3, 6000, [2, 1], [64, 64], "replicate", plain),
+        (1, 16, 5000, [2, 1], [128, 128], "replicate", "attention(q, k, v, causal, softcap = 2)"),
+        (1, 20, 5000, [2, 1], [192, 128], "replicate", "attention(q, k, v, causal, window = 3600)"),
+        (1, 2, 6000, [4, 2], [64, 64], "shard(2)", "attention(q, k, v, causal, sinks = s)"),
+        (2, 1, 9000, [2, 1], [64, 64], "shard(0)", "attention(q, k, v, causal, window = 8000)"),
+    ] {
+        let ranks = if placement == "replicate" { 1 } else { 2 };
+        let sinks = if placement == "shard(2)" { "shard(0)" } else { "replicate" };
+        let sinks =
+            if body.contains("sinks") { format!(", s: f32[H] @ {sinks}") } else { String::new() };
+        let text = format!(
+            "fn f(q: bf16[B, S, H, D] @ {placement}, k: bf16[B, T, G, D] @ {placement}, \
+             v: bf16[B, T, G, E] @ {placement}{sinks}) {{ let o = {body}; (o, o -> lse) }}"
+        );
+        let sizes = [("B", b), ("S", s), ("T", t), ("H", h), ("G", g), ("D", d), ("E", e)];
+        let pipeline = bind(&text, &sizes);
+        let merges = |f: &mk_codegen::plan::Family| f.leaf.name() == "merge_tile";
+        assert!(plan(&pipeline, ranks).families.values().any(merges), "{text}");
+        passes(&pipeline, ranks, RANDOM);
+    }
+}
+
 /// Key blocks that tiles of a rank go through.
 fn key_blocks(plan: &Plan, rank: usize) -> i64 {
     use mk_codegen::plan::{AttendTile, Leaf, Operand, Point, Points, TableSet};

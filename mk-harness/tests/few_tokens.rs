@@ -9,7 +9,7 @@ const HEAD: &str = "x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0)";
 const EXPERTS: &str = "w1: bf16[E, H, 2, I] @ shard(0), w2: bf16[E, I, H] @ shard(0)";
 
 /// Each kind of pipeline: its name and text.
-fn kinds() -> [(&'static str, String); 8] {
+fn kinds() -> [(&'static str, String); 10] {
     let layer = |args: &str| {
         format!(
             "fn layer({HEAD}, gate: f32[T, K] @ shard(0), {EXPERTS}) -> bf16[T, H] @ shard(0) {{
@@ -28,6 +28,18 @@ fn kinds() -> [(&'static str, String); 8] {
     let own = |text: &str| text.replace("fn layer(", "fn layer<T: own>(");
     let (own_drop, own_shared) =
         (own(&wide.replace("ids)", "ids, capacity = R, drop)")), own(&shared));
+    let biased = layer("")
+        .replace(
+            "shard(0)) ->",
+            "shard(0), b: bf16[E, 2, I] @ shard(0), c: bf16[E, H] @ shard(0)) ->",
+        )
+        .replace("(w1)", "(w1) -> bias(b)")
+        .replace("(w2)", "(w2) -> bias(c)");
+    let turned = layer("")
+        .replace("[E, H, 2, I]", "[E, 2, I, H]")
+        .replace("[E, I, H]", "[E, H, I]")
+        .replace("(w1)", "(w1.t)")
+        .replace("(w2)", "(w2.t)");
     [
         ("dispatch", dispatched),
         ("layer", layer("")),
@@ -37,6 +49,8 @@ fn kinds() -> [(&'static str, String); 8] {
         ("shared", shared),
         ("own", own_drop),
         ("own_shared", own_shared),
+        ("biased", biased),
+        ("turned", turned),
     ]
 }
 

@@ -433,11 +433,6 @@ fn what_has_no_plan_is_refused() {
     assert!(why.contains("2 nodes cut the axis `tp`"), "{why}");
     let why = refused(&one, &Config { nodes: 3, ..on(MESHES[0]) });
     assert!(why.contains("3 nodes cut the axis `tp`"), "{why}");
-    let signature = "f(x: bf16[R, K] @ shard(0, ep), w: bf16[E, K, N] @ shard(0, ep), n: i32[E] @ shard(0, ep))";
-    let shapes: Shapes = &[("x", &[512, 64]), ("w", &[4, 64, 64]), ("n", &[4])];
-    let experts = read(signature, "ragged(x, n) -> grouped_gemm(w)", shapes);
-    let why = refused(&experts, &on(&[("ep", 2), ("dp", 2)]));
-    assert!(why.contains("another axis of the mesh"), "{why}");
 }
 
 /// A plan that reads from, or waits for, a rank of another group is no plan of the pipeline.

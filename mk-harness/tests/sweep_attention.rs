@@ -38,9 +38,16 @@ const PLACED: [([&str; 2], bool); 6] = [
     (["shard(2)"; 2], false),
 ];
 
-/// Heads of queries and of keys, of each rank that has heads of its own, and elements of a head.
-const HEADS: [[u64; 3]; 6] =
-    [[1, 1, 64], [1, 1, 128], [2, 1, 64], [4, 2, 64], [1, 1, 192], [2, 1, 256]];
+/// Heads of queries and of keys, of each rank that has heads of its own, and elements of a head of both and of values.
+const HEADS: [[u64; 4]; 7] = [
+    [1, 1, 64, 64],
+    [1, 1, 128, 128],
+    [2, 1, 64, 64],
+    [4, 2, 64, 64],
+    [1, 1, 192, 192],
+    [2, 1, 192, 128],
+    [2, 1, 256, 256],
+];
 
 const RANKS: [u32; 5] = [1, 2, 3, 4, 8];
 
@@ -48,7 +55,7 @@ const RANKS: [u32; 5] = [1, 2, 3, 4, 8];
 struct Attention {
     part: usize,
     placed: usize,
-    heads: [u64; 3],
+    heads: [u64; 4],
     ranks: u32,
     dtype: &'static str,
     /// Of a whole launch; a window is drawn for it.
@@ -96,7 +103,7 @@ impl Attention {
         );
         let more = match self.part {
             0 => String::new(),
-            _ => format!(", do: {t}[B, S, H, D] @ {q}, stats: f32[B, H, S, 4] @ {turned}"),
+            _ => format!(", do: {t}[B, S, H, E] @ {q}, stats: f32[B, H, S, 4] @ {turned}"),
         };
         let mut words = match window {
             Some(n) => format!(", causal, window = {n}"),
@@ -115,10 +122,8 @@ impl Attention {
         }
         let body = PARTS[self.part][usize::from(!ring)].replace("WORDS", &words);
         let s = if ring { "S" } else { "T" };
-        let narrow = format!("{t}[B, {s}, G, D] @ {kv}");
-        format!(
-            "fn f(q: {t}[B, S, H, D] @ {q}{more}, k: {narrow}, v: {narrow}{given}) {{ {body} }}"
-        )
+        let [k, v] = ["D", "E"].map(|wide| format!("{t}[B, {s}, G, {wide}] @ {kv}"));
+        format!("fn f(q: {t}[B, S, H, D] @ {q}{more}, k: {k}, v: {v}{given}) {{ {body} }}")
     }
 
     /// Lowers, proves, evaluates, runs and judges.
@@ -128,8 +133,9 @@ impl Attention {
         let place = || format!("{self:?}, {tokens} and {keys} tokens, {text}");
         let program = Program::parse(&text).unwrap_or_else(|e| panic!("{}: {e}", place()));
         let each = if PLACED[self.placed].0[0] == "shard(2)" { u64::from(self.ranks) } else { 1 };
-        let [h, g, d] = [self.heads[0] * each, self.heads[1] * each, self.heads[2]];
-        let dims = [("B", 1), ("S", tokens), ("T", keys), ("H", h), ("G", g), ("D", d)];
+        let [h, g, d, e] = self.heads;
+        let [h, g] = [h * each, g * each];
+        let dims = [("B", 1), ("S", tokens), ("T", keys), ("H", h), ("G", g), ("D", d), ("E", e)];
         let dims = dims.iter().filter(|(name, _)| program.symbol(name).is_some());
         let dims: BTreeMap<_, _> = dims.map(|(n, v)| (n.to_string(), *v)).collect();
         let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
@@ -159,9 +165,7 @@ fn all() -> Vec<Attention> {
         .flat_map(|part| (0..PLACED.len()).map(move |placed| (part, placed)))
         .flat_map(|(part, placed)| RANKS.map(|ranks| (part, placed, ranks)))
     {
-        // Gradients are of heads of up to 128 elements.
-        let heads = HEADS.iter().filter(|h| part == 0 || h[2] <= 128);
-        for (heads, dtype) in heads.flat_map(|h| ["bf16", "f16"].map(|t| (*h, t))) {
+        for (heads, dtype) in HEADS.iter().flat_map(|h| ["bf16", "f16"].map(|t| (*h, t))) {
             let plain = [(true, false), (false, true), (true, true)].map(|(w, c)| (w, c, false));
             let sunk = [(false, false), (true, false), (true, true)].map(|(w, c)| (w, c, true));
             // Gradients of sums with sinks are those of sums without.

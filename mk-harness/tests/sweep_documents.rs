@@ -43,7 +43,8 @@ const PLACED: [([&str; 2], usize); 6] = [
 ];
 
 /// Heads of queries and of keys of each rank, and elements of a head.
-const HEADS: [[u64; 3]; 5] = [[1, 1, 64], [1, 1, 128], [2, 1, 64], [4, 2, 64], [2, 1, 256]];
+const HEADS: [[u64; 3]; 6] =
+    [[1, 1, 64], [1, 1, 128], [2, 1, 64], [4, 2, 64], [1, 1, 192], [2, 1, 256]];
 
 const RANKS: [u32; 5] = [1, 2, 3, 4, 8];
 
@@ -165,9 +166,7 @@ fn all() -> Vec<Packed> {
     let parts = placed.flat_map(|p| (0..PARTS.len()).map(move |part| (part, p)));
     for (part, (placed, ranks)) in parts.filter(|(part, (p, _))| PLACED[*p].1 < PARTS[*part].len())
     {
-        // Gradients are of heads of up to 128 elements.
-        let heads = HEADS.iter().filter(|h| part == 0 || h[2] <= 128);
-        for (heads, dtype) in heads.flat_map(|h| ["bf16", "f16"].map(|t| (*h, t))) {
+        for (heads, dtype) in HEADS.iter().flat_map(|h| ["bf16", "f16"].map(|t| (*h, t))) {
             for (documents, mask) in FORMS.iter().flat_map(|f| MASKS.map(|m| (*f, m))) {
                 out.push(Packed { part, placed, heads, ranks, dtype, documents, mask });
             }

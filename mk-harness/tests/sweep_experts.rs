@@ -25,6 +25,7 @@ fn all() -> Vec<Chain> {
         wide: tokens % 2 == 1,
         drops,
         own: tokens.is_multiple_of(ranks) && tokens % 4 > 1,
+        biased: (tokens + slots) % 3 == 0,
     };
     // Some of few tokens with a capacity that holds all, and all of many, of which some are dropped.
     let drops = |&(_, tokens, _): &(usize, usize, usize)| tokens % 10 == 0 || tokens > 70;
@@ -36,7 +37,8 @@ fn all() -> Vec<Chain> {
 #[test]
 fn gradients_of_kept_rows() {
     for (ranks, tokens, slots) in [(1, 140, 2), (2, 200, 1), (3, 150, 2)] {
-        let chain = Chain { ranks, tokens, slots, wide: ranks == 2, drops: true, own: false };
+        let (wide, drops) = (ranks == 2, true);
+        let chain = Chain { ranks, tokens, slots, wide, drops, own: false, biased: ranks > 1 };
         chain.check(&[Routing::One, Routing::Padded], 7);
     }
 }
@@ -47,8 +49,19 @@ fn gradients_of_own_rows() {
     for (ranks, tokens, slots, drops) in
         [(1, 140, 2, false), (2, 200, 2, true), (3, 36, 2, false), (4, 12, 1, false)]
     {
-        let chain = Chain { ranks, tokens, slots, wide: true, drops, own: true };
+        let chain = Chain { ranks, tokens, slots, wide: true, drops, own: true, biased: false };
         chain.check(&[Routing::Random, Routing::One], 5);
+    }
+}
+
+/// Vectors that experts add, before gates and to their results, and their gradients: sums over rows of each.
+#[test]
+fn gradients_of_biases() {
+    for (ranks, tokens, slots) in [(1, 140, 2), (2, 40, 2), (3, 7, 1), (4, 20, 8), (8, 24, 2)] {
+        let own = ranks == 4;
+        let chain =
+            Chain { ranks, tokens, slots, wide: ranks == 2, drops: false, own, biased: true };
+        chain.check(&ROUTINGS, 9);
     }
 }
 

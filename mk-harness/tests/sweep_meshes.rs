@@ -12,13 +12,14 @@ use mk_codegen::{
     settings::{AllReduce, Block, Config, Reduction},
     sim::Schedule,
 };
-use mk_harness::{Case, CpuOptions, run_on_cpu};
+use mk_harness::{Case, CpuOptions, Routing, run_on_cpu};
 use mk_syntax::Program;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 /// Seconds that CI spends here.
 const SECONDS: u64 = 6;
 const SECONDS_OF_ATTENTION: u64 = 4;
+const SECONDS_OF_EXPERTS: u64 = 3;
 
 /// Parameters, what is computed of them, and the extents of which ranks along an axis must have as many each, because a
 /// collective over the other axis moves their parts.
@@ -321,4 +322,100 @@ fn all_of_attention() -> Vec<Attention> {
 fn attention() {
     let check = |case: &Attention, seed| case.check(seed);
     sweep::run("attention over two axes", all_of_attention(), SECONDS_OF_ATTENTION, check);
+}
+
+/// First matrices and what becomes of their rows; experts that drop rows or do not.
+const EXPERTS: [(&str, &str); 2] = [
+    ("w1: bf16[E, H, 2, I] @ shard(0, ep) @ shard(3, tp)", "swiglu"),
+    ("w1: bf16[E, H, I] @ shard(0, ep) @ shard(2, tp)", "silu"),
+];
+
+/// Experts along one axis, whose matrices ranks along the other share.
+#[derive(Clone, Copy, Debug)]
+struct Experts {
+    form: usize,
+    sum: &'static str,
+    drops: bool,
+    mesh: [(&'static str, u32); 2],
+    dtype: &'static str,
+}
+
+impl Experts {
+    fn check(&self, seed: u64) {
+        let ((up, curve), sum) = (EXPERTS[self.form], self.sum);
+        let capacity = if self.drops { ", capacity = R, drop" } else { "" };
+        let text = format!(
+            "fn f(x: bf16[T, H] @ shard(0, ep), ids: i32[T, K] @ shard(0, ep), gate: f32[T, K] @ shard(0, ep), {up}, \
+             w2: bf16[E, I, H] @ shard(0, ep) @ shard(1, tp)) {{ dispatch(x, ids{capacity}) -> grouped_gemm(w1) -> \
+             {curve} -> grouped_gemm(w2) -> combine(gate) -> {sum}(tp) }}"
+        );
+        let text = text.replace("bf16", self.dtype);
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        let rng = &mut SmallRng::seed_from_u64(seed);
+        let [ep, tp] = ["ep", "tp"].map(|axis| {
+            let found = self.mesh.iter().find(|(name, _)| *name == axis);
+            found.map_or(1, |(_, n)| u64::from(*n))
+        });
+        // Ranks along `ep` have as many tokens where those along `tp` share them, and each has an expert.
+        let tokens = rng.random_range(1..60).max(ep);
+        let tokens = if sum == "reduce_scatter" { tokens.next_multiple_of(ep) } else { tokens };
+        let own = rng.random_range(1..4);
+        let experts = own * (ep - 1) + rng.random_range(1..=own);
+        let slots = rng.random_range(1..=experts.min(3));
+        let sizes = [
+            ("T", tokens),
+            ("H", 8 * rng.random_range(1..20)),
+            ("I", 8 * tp * rng.random_range(1..20)),
+            ("E", experts),
+            ("K", slots),
+            ("R", 128 * ep * own),
+        ];
+        let known = sizes.into_iter().filter(|(name, _)| program.symbol(name).is_some());
+        let sizes = known.map(|(name, n)| (name.to_string(), n)).collect();
+        let place = || format!("{self:?}, {sizes:?}, {text}");
+        let mesh: Vec<_> = self.mesh.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+        let ranks: u32 = mesh.iter().map(|(_, n)| n).product();
+        let bound = program.bind(&sizes, &Default::default()).expect("binds");
+        let sharing = program.ranks_of_experts(ranks, &mesh);
+        let bound = bound.on(&program, sharing).unwrap_or_else(|e| panic!("{}: {e}", place()));
+        let config = Config { ranks, mesh, block: [128, 128, 64], ..Config::default() };
+        let compiled = compile(&program, &bound, &config);
+        let (plan, _) = compiled.unwrap_or_else(|e| panic!("{}: {e}", place()));
+        emit::emit(&plan).unwrap_or_else(|e| panic!("{}: {e}", place()));
+        let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
+        let routings = [Routing::Random, Routing::One, Routing::Padded, Routing::Empty];
+        let routing = routings[rng.random_range(0..routings.len())];
+        let options = CpuOptions {
+            schedule: Schedule::Random,
+            seed,
+            launches: 1,
+            routing,
+            ..CpuOptions::default()
+        };
+        let run = run_on_cpu(case, &plan, &options).unwrap_or_else(|e| panic!("{}: {e}", place()));
+        for (rank, judged) in run.judged.iter().flatten().enumerate() {
+            let right = judged.passes() || judged.judged == 0;
+            assert!(right, "{}, {routing:?}, rank {rank}: {judged}", place());
+        }
+    }
+}
+
+fn all_of_experts() -> Vec<Experts> {
+    let mut out = Vec::new();
+    for (form, drops) in (0..EXPERTS.len()).flat_map(|form| [false, true].map(|d| (form, d))) {
+        let sums = ["all_reduce", "reduce_scatter"];
+        for (mesh, sum) in MESHES.iter().flat_map(|mesh| sums.map(|sum| (*mesh, sum))) {
+            let named =
+                |(axis, n): (&'static str, u32)| (if axis == "tp" { axis } else { "ep" }, n);
+            let mesh = mesh.map(named);
+            out.extend(["bf16", "f16"].map(|dtype| Experts { form, sum, drops, mesh, dtype }));
+        }
+    }
+    out
+}
+
+#[test]
+fn experts() {
+    let check = |case: &Experts, seed| case.check(seed);
+    sweep::run("experts over two axes", all_of_experts(), SECONDS_OF_EXPERTS, check);
 }

@@ -1,16 +1,17 @@
 //! Rings over nodes, on the executor against f64: every world, mask, placement, part of the backward, ordering and schedule.
 //!
-//! CI takes as many cases as fit in some seconds, in an order that the printed seed decides; `cargo xtask sweep nodes` takes all of them. `MK_SEED`
-//! repeats an order.
+//! CI takes as many cases as fit in some seconds, in an order that the printed seed decides, each under one schedule;
+//! `cargo xtask sweep nodes` takes all of them, under all. `MK_SEED` repeats an order.
 
+#[path = "sweep/nodes.rs"]
+mod nodes;
 mod sweep;
 
 use mk_codegen::{
     passes::compile,
     settings::{Config, NicOrdering},
-    sim::Schedule,
 };
-use mk_harness::{Case, CpuOptions, run_on_cpu};
+use mk_harness::{Case, Judgement, Routing};
 use mk_syntax::Program;
 use std::collections::BTreeMap;
 
@@ -35,7 +36,6 @@ struct Ring {
     /// Tokens; and whether they are so many in every launch.
     tokens: u64,
     fixed: bool,
-    schedule: Schedule,
 }
 
 impl Ring {
@@ -55,7 +55,7 @@ impl Ring {
         format!("fn f{sizes}(q: {wide}{more}, k: {narrow}, v: {narrow}) {{ {body} }}")
     }
 
-    /// Lowers, proves, evaluates, runs and judges.
+    /// Lowers, proves, runs and judges.
     fn check(&self, seed: u64) {
         let program = Program::parse(&self.text()).unwrap_or_else(|e| panic!("{self:?}: {e}"));
         let dims = [("B", 1), ("S", self.tokens), ("H", 2), ("G", 1), ("D", 64)];
@@ -75,14 +75,7 @@ impl Ring {
         let (plan, _) =
             compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{self:?}: {e}"));
         let case = Case { program: &program, bound: &bound, ranks: config.ranks as usize };
-        let options =
-            CpuOptions { schedule: self.schedule, seed, launches: 2, ..CpuOptions::default() };
-        let run = run_on_cpu(case, &plan, &options).unwrap_or_else(|e| panic!("{self:?}: {e}"));
-        for (launch, judged) in run.judged.iter().enumerate() {
-            for (rank, judged) in judged.iter().enumerate() {
-                assert!(judged.passes(), "{self:?}, launch {launch}, rank {rank}: {judged}");
-            }
-        }
+        nodes::judge(self, case, &plan, Routing::default(), seed, Judgement::passes);
     }
 }
 
@@ -90,21 +83,14 @@ impl Ring {
 const TOKENS: [u64; 3] = [300, 21, 144];
 
 fn all() -> Vec<Ring> {
-    let worlds = (2..=4).flat_map(|nodes| (1..=4).map(move |local| (nodes, local)));
     let mut out = Vec::new();
-    for (nodes, local) in worlds {
-        for net in [NicOrdering::InOrder, NicOrdering::Unordered] {
-            for form in 0..12 {
-                let (zigzag, causal, part) = (form % 2 == 1, form / 2 % 2 == 1, form / 4);
-                for schedule in Schedule::all((nodes * local) as usize) {
-                    let n = out.len();
-                    let fixed = n % 5 != 0;
-                    let tokens = if fixed { TOKENS[n % 3] } else { [160, 37][n % 2] };
-                    let of =
-                        Ring { nodes, local, net, zigzag, causal, part, tokens, fixed, schedule };
-                    out.push(of);
-                }
-            }
+    for (nodes, local, net) in nodes::worlds() {
+        for form in 0..12 {
+            let (zigzag, causal, part) = (form % 2 == 1, form / 2 % 2 == 1, form / 4);
+            let n = out.len();
+            let fixed = n % 5 != 0;
+            let tokens = if fixed { TOKENS[n % 3] } else { [160, 37][n % 2] };
+            out.push(Ring { nodes, local, net, zigzag, causal, part, tokens, fixed });
         }
     }
     out

@@ -169,6 +169,27 @@ fn with_a_ring_over_another_axis() {
     }
 }
 
+/// Documents in a sequence that ranks along both axes share.
+#[test]
+fn documents_with_a_ring_over_another_axis() {
+    for axes in [
+        &[("cp", 2), ("up", 2)][..],
+        &[("up", 2), ("cp", 2)],
+        &[("cp", 3), ("up", 2)],
+        &[("cp", 2), ("up", 1)],
+        &[("cp", 1), ("up", 2)],
+    ] {
+        let of = |name: &str| axes.iter().find(|(axis, _)| *axis == name).map_or(1, |(_, n)| *n);
+        let (cp, up) = (u64::from(of("cp")), u64::from(of("up")));
+        for (words, back) in [("", true), (", causal", true), (", causal, window = 30", false)] {
+            let words = format!("{words}, cu_seqlens = cu");
+            let text = over_both(&words, back).replace(") { let h", ", cu: i32[N]) { let h");
+            let dims = [("B", 1), ("S", cp * 45), ("H", 2 * up), ("G", up), ("D", 64), ("N", 5)];
+            right(&read(&text, &dims), &mesh(axes), &[Schedule::Random]);
+        }
+    }
+}
+
 /// Without an attention, several in a kernel, there and back; with a sequence or heads that another axis shares, too.
 #[test]
 fn exchanges_alone() {
@@ -319,14 +340,6 @@ fn what_no_kernel_does_is_refused() {
     );
     assert!(uneven.contains("dimension 1, 63, is not as long on each of 2 ranks"), "{uneven}");
     let both = "bf16[B, S, H, 64] @ shard(1, cp) @ shard(1, up)";
-    let up = "all_to_all(up, split = 2, concat = 1)";
-    let packed = format!(
-        "fn f(q: {both}, k: {both}, v: {both}, cu: i32[N]) {{ let x = k -> {up}; let y = v -> {up}; \
-         let z = q -> {up}; ring(x, y, cp) -> attention(z, cu_seqlens = cu) }}"
-    );
-    let on_both = mesh(&[("cp", 2), ("up", 2)]);
-    let packed = refused(&packed, &[dims[0], dims[1], dims[2], ("N", 4)], &on_both);
-    assert!(packed.contains("sequences are packed, and ranks exchange"), "{packed}");
     let two = format!(
         "fn f(q: {both}, k: bf16[B, S, H, 64], v: bf16[B, S, H, 64]) {{ attention(q, k, v) }}"
     );

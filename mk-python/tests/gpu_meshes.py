@@ -47,6 +47,11 @@ ATTENDS = [
         ring(k, v, dp) -> attention(q, causal)
     }""", {"dp": 1, "tp": 2}),
 ]
+# Experts over `dp`, their matrices over `tp`.
+EXPERTS = """fn experts(x: bf16[T, H] @ shard(0, dp), ids: i32[T, K] @ shard(0, dp), gate: f32[T, K] @ shard(0, dp),
+        w1: bf16[E, H, 2, I] @ shard(0, dp) @ shard(3, tp), w2: bf16[E, I, H] @ shard(0, dp) @ shard(1, tp)) {
+    dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate) -> SUM(tp)
+}"""
 FSDP = """fn fsdp(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(0, dp) @ shard(1, tp), w2: bf16[K, F] @ shard(0, dp) @ shard(1, tp)) {
     let u = gather(w1, dp);
     let v = gather(w2, dp);
@@ -90,6 +95,7 @@ def local():
             f.synchronize()
             f.close()
             print(f"right: {body} on {sizes}", flush=True)
+        experts(world, sizes, places)
         for text, cuts in ATTENDS:
             f = mk.compile(text, world)
             q, k, v = (drawn(1, 2048, heads, 128, seed=i) for i, heads in enumerate((8, 4, 4)))
@@ -102,6 +108,30 @@ def local():
             f.synchronize()
             f.close()
             print(f"right: attention {cuts} on {sizes}", flush=True)
+
+
+def experts(world, sizes, places):
+    """Tokens to their experts and back, on four ranks, beside torch on all of them."""
+    tokens, hidden, inner, number, slots = 512, 256, 512, 8, 2
+    x, w1, w2 = (drawn(*shape, seed=i) for i, shape in enumerate(((tokens, hidden), (number, hidden, 2, inner), (number, inner, hidden))))
+    scores = torch.rand(tokens, number, generator=torch.Generator(device="cuda").manual_seed(7), device="cuda")
+    gate, ids = scores.softmax(1).topk(slots)
+    want = torch.zeros(tokens, hidden, device="cuda")
+    for e in range(number):
+        rows = torch.nn.functional.silu(x.float() @ w1[e, :, 0].float()) * (x.float() @ w1[e, :, 1].float())
+        want += (gate * (ids == e)).sum(1, keepdim=True) * (rows @ w2[e].float())
+    tensors, cuts = (x, ids.int(), gate, w1, w2), ({"dp": 0}, {"dp": 0}, {"dp": 0}, {"dp": 0, "tp": 3}, {"dp": 0, "tp": 1})
+    for how, out in (("all_reduce", {"dp": 0}), ("reduce_scatter", {"dp": 0, "tp": 0})):
+        f = mk.compile(EXPERTS.replace("SUM", how), world)
+        args = [[part(t, cut, place, sizes) for place in places] for t, cut in zip(tensors, cuts)]
+        for _ in range(3):
+            results = f(*args)
+        torch.cuda.synchronize()
+        for place, found in zip(places, results):
+            close(f"experts, {how} on {sizes}", found, part(want, out, place, sizes), 1.5e-2)
+        f.synchronize()
+        f.close()
+        print(f"right: experts, {how}(tp) on {sizes}", flush=True)
 
 
 def attention(q, k, v):

@@ -104,27 +104,29 @@ def experts(case, rank, ranks, world):
 
 
 def uneven(case, rank, ranks, world):
-    """A layer of which ranks have unequally many tokens, one of them none, and experts, with what experts of all tokens made, and all gradients."""
+    """A layer of which ranks have unequally many tokens, one of them none, and experts, with biases, what experts of all tokens made, and all
+    gradients."""
     import mk.nn
 
     counts = [0, 7, 130, 4][-ranks:] if ranks > 1 else [5]
     number, most, firsts = 3 * ranks - (ranks > 1), max(counts), [sum(counts[:r]) for r in range(ranks)]
     mine = lambda t: t[firsts[rank] : firsts[rank] + counts[rank]]
-    layer = mk.nn.MoE(16, 24, number, 2, world)
+    layer = mk.nn.MoE(16, 24, number, 2, world, bias=True)
     gate_up, down = random(number, 48, 16, seed=1, scale=0.25), random(number, 16, 24, seed=2, scale=0.2)
-    layer.load(gate_up.chunk(ranks)[rank], down.chunk(ranks)[rank])
+    b, c = random(number, 48, seed=8), random(number, 16, seed=9)
+    layer.load(*(t.chunk(ranks)[rank] for t in (gate_up, down, b, c)))
     x, s, d = (random(sum(counts), 16, seed=n) for n in (3, 6, 4))
     weights, ids = torch.rand(sum(counts), number, generator=torch.Generator().manual_seed(5)).topk(2)
-    dense = [t.float().requires_grad_() for t in (x, weights, s, gate_up, down)]
-    rows, gate, shared, w, v = dense
+    dense = [t.float().requires_grad_() for t in (x, weights, s, gate_up, down, b, c)]
+    rows, gate, shared, w, v, b, c = dense
     want = shared
     for e in range(number):
-        g, u = (rows @ w[e].t()).chunk(2, 1)
-        want = want + (torch.nn.functional.silu(g) * u) @ v[e].t() * (gate * (ids == e)).sum(1, keepdim=True)
+        g, u = (rows @ w[e].t() + b[e]).chunk(2, 1)
+        want = want + ((torch.nn.functional.silu(g) * u) @ v[e].t() + c[e]) * (gate * (ids == e)).sum(1, keepdim=True)
     by_autograd = torch.autograd.grad(want, dense, d.float())
     inputs = [mine(t).clone().requires_grad_() for t in (x, weights, s)]
     y = layer(inputs[0], mine(ids), inputs[1], shared=inputs[2], tokens=most)
-    got = torch.autograd.grad(y, [*inputs, layer.gate_up, layer.down], mine(d))
+    got = torch.autograd.grad(y, [*inputs, layer.gate_up, layer.down, layer.gate_up_bias, layer.down_bias], mine(d))
     case.assertEqual(y.shape, (counts[rank], 16))
     if counts[rank]:
         close(case, y.detach(), mine(want).detach())
@@ -133,6 +135,8 @@ def uneven(case, rank, ranks, world):
     part = lambda t: t.chunk(ranks)[rank]
     close(case, got[3], layer._turned(part(by_autograd[3])), limit=2e-2)
     close(case, got[4], part(by_autograd[4]).transpose(1, 2), limit=2e-2)
+    close(case, got[5], part(by_autograd[5]).view(-1, 2, 24), limit=2e-2)
+    close(case, got[6], part(by_autograd[6]), limit=2e-2)
     if counts[rank] > 1:
         with case.assertRaisesRegex(mk.ArgumentError, f"tokens is 1, and this rank has {counts[rank]}"):
             layer(mine(x), mine(ids), mine(weights), tokens=1)
@@ -293,6 +297,54 @@ class OneRank(unittest.TestCase):
             other = mk.nn.GroupedMLP(16, 24, 3, self.world)
             other.load_state_dict(state)
             self.assertTrue(torch.equal(other.gate_up, layer.gate_up) and torch.equal(other.down, layer.down))
+
+    def test_experts_have_biases(self):
+        import mk.nn
+
+        gate_up, down = random(4, 48, 16, seed=1, scale=0.25), random(4, 16, 24, seed=2, scale=0.2)
+        b, c = random(4, 48, seed=3), random(4, 16, seed=4)
+        counts, spans = torch.tensor([130, 0, 5, 1], dtype=torch.int32), [(0, 130), (256, 0), (256, 5), (384, 1)]
+        weights, ids = random(9, 4, seed=5).float().softmax(-1).topk(2)
+        rows, gate, whose = [], [], []
+        for e in range(4):
+            t, j = (ids == e).nonzero(as_tuple=True)
+            rows, gate, whose = [*rows, t], [*gate, weights[t, j]], [*whose, *[e] * len(t)]
+        for moe in (False, True):
+            layer = mk.nn.MoE(16, 24, 4, 2, self.world, bias=True) if moe else mk.nn.GroupedMLP(16, 24, 4, self.world, bias=True)
+            layer.load(gate_up, down, b, c)
+            x, d = random(9 if moe else 512, 16, seed=6).requires_grad_(), random(9 if moe else 512, 16, seed=7)
+            parameters = [layer.gate_up, layer.down, layer.gate_up_bias, layer.down_bias]
+            call = (lambda l: l(x, ids, weights)) if moe else (lambda l: l(x, counts))
+            got = torch.autograd.grad(call(layer), [x, *parameters], d)
+            dense = [t.detach().float().requires_grad_() for t in (x, *parameters)]
+            wide, w, v, bias, last = dense
+            of = [(rows[e], gate[e]) if moe else (torch.arange(n) + first, torch.ones(n)) for e, (first, n) in enumerate(spans)]
+            want = torch.zeros(*x.shape)
+            for e, (t, g) in enumerate(of):
+                h = torch.einsum("mk,kgf->mgf", wide[t], w[e]) + bias[e]
+                y = (torch.nn.functional.silu(h[:, 0]) * h[:, 1]) @ v[e] + last[e]
+                want = want.index_add(0, t, y * g[:, None])
+            there = torch.cat([t for t, _ in of]).unique()
+            close(self, call(layer)[there], want[there])
+            for i, (a, by_autograd) in enumerate(zip(got, torch.autograd.grad(want, dense, d.float()))):
+                a, by_autograd = (a[there], by_autograd[there]) if i == 0 else (a, by_autograd)
+                self.assertEqual(a.shape, by_autograd.shape)
+                close(self, a, by_autograd, limit=2e-2)
+            # Some alone, and whole in a graph.
+            for i in (3, 4):
+                self.assertTrue(torch.equal(torch.autograd.grad(call(layer), [x, *parameters][i], d)[0], got[i]))
+            whole = torch.compile(layer, fullgraph=True, backend="aot_eager")
+            for a, again in zip(got, torch.autograd.grad(call(whole), [x, *parameters], d)):
+                self.assertTrue(torch.equal(a, again))
+            for state in ({"gate_up_proj": gate_up, "down_proj": down, "gate_up_proj_bias": b, "down_proj_bias": c},
+                          {f"linear_fc{i}.{kind}{e}": t[e] for (i, kind), t in
+                           {(1, "weight"): gate_up, (2, "weight"): down, (1, "bias"): b, (2, "bias"): c}.items() for e in range(4)}):
+                layer.load_state_dict(state)
+                self.assertTrue(torch.equal(layer.gate_up_bias, b.view(4, 2, 24)) and torch.equal(layer.down_bias, c))
+            with self.assertRaisesRegex(mk.ArgumentError, "the layer has biases"):
+                layer.load(gate_up, down)
+        with self.assertRaisesRegex(mk.ArgumentError, "the layer has no biases"):
+            mk.nn.MoE(16, 24, 4, 2, self.world).load(gate_up, down, b, c)
 
     def test_layers_of_experts_train(self):
         from torch.utils.checkpoint import checkpoint

@@ -85,7 +85,7 @@ class Attention(unittest.TestCase):
         self.assertEqual((o.dtype, logs.dtype), (dtype, torch.float32))
         self.close(o, want)
         self.close(logs, want_logs, 1e-4)
-        d = heads(*shapes[0], 9, dtype)
+        d = heads(*shapes[0][:3], shapes[2][3], 9, dtype)
         # Of rows that see something.
         d_logs = torch.randn(logs.shape, generator=torch.Generator().manual_seed(5)).where(logs.isfinite(), 0)
         wanted = torch.autograd.grad([want, want_logs.masked_fill(want_logs.isinf(), 0)], theirs, [d.double(), d_logs.double()], retain_graph=True)
@@ -103,10 +103,10 @@ class Attention(unittest.TestCase):
     def test_any_lengths_heads_and_masks(self):
         draw = random.Random(54)
         for _ in range(16):
-            g, s, d = draw.choice([1, 2, 3]), draw.randrange(1, 70), draw.choice([64, 128])
+            g, s, (d, e) = draw.choice([1, 2, 3]), draw.randrange(1, 70), draw.choice([(64, 64), (128, 128), (192, 128), (256, 256)])
             t = draw.choice([s, draw.randrange(1, 90)])
             how = draw.choice([{}, {"causal": True}, {"causal": True, "window": draw.randrange(1, t + 2)}, {"softcap": 1.5}, {"scale": 0.3, "causal": True}])
-            shapes = (2, g * draw.choice([1, 2]), s, d), (2, g, t, d), (2, g, t, d)
+            shapes = (2, g * draw.choice([1, 2]), s, d), (2, g, t, d), (2, g, t, e)
             with self.subTest(shapes=shapes, how=how):
                 self.agree(mk.attention, shapes, how, draw.choice([torch.bfloat16, torch.float16]), sinks=draw.random() < 0.5)
 

@@ -50,6 +50,11 @@ BOTH_EXCHANGE = """fn f(q: bf16[B, S, H, 64] @ shard(1, dp) @ shard(1, tp), k: b
 RING = """fn f(q: bf16[B, S, H, 64] @ zigzag(1, dp) @ shard(2, tp), k: bf16[B, S, G, 64] @ zigzag(1, dp) @ shard(2, tp), v: bf16[B, S, G, 64] @ zigzag(1, dp) @ shard(2, tp)) {
     ring(k, v, dp) -> attention(q, causal)
 }"""
+# Experts over `dp`, their matrices over `tp`.
+EXPERTS = """fn experts(x: bf16[T, H] @ shard(0, dp), ids: i32[T, K] @ shard(0, dp), gate: f32[T, K] @ shard(0, dp),
+        w1: bf16[E, H, 2, I] @ shard(0, dp) @ shard(3, tp), w2: bf16[E, I, H] @ shard(0, dp) @ shard(1, tp)) {
+    dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate) -> SUM(tp)
+}"""
 # Over one axis: along the other, ranks have tensors of their own.
 ROWS = "gather(a, tp) -> gemm(b)"
 MESHES = [{"dp": 2, "tp": 2}, {"tp": 2, "dp": 2}]
@@ -216,6 +221,28 @@ def attends(case, on):
             close(case, "their gradients", own.grad, on.part(order(whole.grad.transpose(1, 2)), **cuts))
 
 
+def experts(case, on):
+    """Tokens to their experts and back, and gradients of them and of the matrices, beside torch on all of both."""
+    for how, out in (("all_reduce", {"dp": 0}), ("reduce_scatter", {"dp": 0, "tp": 0})):
+        torch.manual_seed(9)
+        x, w1, w2, d = drawn(16, 24), drawn(5, 24, 2, 16), drawn(5, 16, 24), drawn(16, 24)
+        gate, ids = torch.rand(16, 5).topk(2)
+        theirs = [t.float().requires_grad_() for t in (x, w1, w2)]
+        wanted = 0
+        for e in range(5):
+            rows = torch.nn.functional.silu(theirs[0] @ theirs[1][e, :, 0]) * (theirs[0] @ theirs[1][e, :, 1])
+            wanted = wanted + (gate * (ids == e)).sum(1, keepdim=True) * (rows @ theirs[2][e])
+        wanted.backward(d.float())
+        cuts = [{"dp": 0}, {"dp": 0, "tp": 3}, {"dp": 0, "tp": 1}]
+        mine = [on.leaf(t, **cut) for t, cut in zip((x, w1, w2), cuts)]
+        f = mk.compile(EXPERTS.replace("SUM", how), on.world)
+        y = f(mine[0], on.part(ids.int(), dp=0), on.part(gate, dp=0), *mine[1:])
+        close(case, f"experts, {how}", y, on.part(wanted.detach(), **out))
+        y.backward(on.part(d, **out))
+        for own, whole, cut in zip(mine, theirs, cuts):
+            close(case, f"experts, {how}, {cut}", own.grad, on.part(whole.grad, **cut))
+
+
 def two_worlds(case, mesh):
     """Both axes as worlds of their own, at once."""
     along = {axis: mk.World.reference(mesh[axis]) for axis in ("tp", "dp")}
@@ -242,6 +269,7 @@ def on_ranks(rank, path):
             gradients(case, on)
             rows_of_both(case, on)
             attends(case, on)
+            experts(case, on)
             refused(case, on)
             two_worlds(case, mesh)
             exchanges(case, mesh)

@@ -35,6 +35,8 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ("MK_ADDRESS", "address of this host for the run's other hosts"),
     ("MK_NODES", "as if the ranks were on so many hosts, to try that on one"),
     ("MK_NET", "network between hosts: efa, verbs, tcp or a provider of libfabric"),
+    ("MK_NET_MEMORY", "gpu: that network writes to GPUs; host, the default: to pinned memory"),
+    ("MK_NET_MIB", "MiB of that memory for all kernels of a rank; 256 if not set"),
     ("MK_SHARE_GPU", "1: processes may share a GPU, to try several on one"),
     ("NCCL_MAX_NCHANNELS", "SMs that reserve_sms=\"nccl\" keeps free in Python; 24 if not set"),
     ("CUDA_LAUNCH_BLOCKING", "refused: ranks wait for each other inside their kernels"),
@@ -101,6 +103,41 @@ pub(crate) fn launcher() -> Result<Launcher> {
 /// `MK_NET`.
 pub(crate) fn net() -> Option<String> {
     std::env::var("MK_NET").ok().filter(|v| !v.is_empty())
+}
+
+/// `MK_NET_MEMORY`: whether arenas are memory of GPUs.
+///
+/// # Errors
+/// [`Error::Variable`] for another place.
+pub(crate) fn net_on_gpus() -> Result<bool> {
+    match std::env::var("MK_NET_MEMORY").ok().as_deref() {
+        None | Some("" | "host") => Ok(false),
+        Some("gpu") => Ok(true),
+        Some(other) => Err(Error::Variable {
+            variable: "MK_NET_MEMORY",
+            value: other.into(),
+            what: "`host` or `gpu` is needed".into(),
+        }),
+    }
+}
+
+/// `MK_NET_MIB`, in bytes.
+///
+/// # Errors
+/// [`Error::Variable`] for what is no number from 1 on, or one of more bytes than can be counted.
+pub(crate) fn net_bytes() -> Result<Option<u64>> {
+    let Some(value) = std::env::var_os("MK_NET_MIB").filter(|v| !v.is_empty()) else {
+        return Ok(None);
+    };
+    let value = value.to_string_lossy().into_owned();
+    match value.parse().ok().filter(|mib| *mib > 0).and_then(|mib: u64| mib.checked_mul(1 << 20)) {
+        Some(bytes) => Ok(Some(bytes)),
+        None => Err(Error::Variable {
+            variable: "MK_NET_MIB",
+            value,
+            what: "a number from 1 on is needed".into(),
+        }),
+    }
 }
 
 /// Channels of NCCL, each of which takes an SM: `NCCL_MAX_NCHANNELS`, where it is set.

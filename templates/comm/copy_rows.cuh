@@ -73,9 +73,33 @@ struct RowVector<2> {
   MK_DEVICE static void store(u64 p, Type v) { st_u16(reinterpret_cast<void*>(p), v); }
 };
 
-template <u32 kBytes, u32 kThreads, bool kOwnRows, class Hooks>
-MK_DEVICE void copy_rows_by(const Hooks& hooks, const RowsTask& task, u32 thread) {
-  typedef RowVector<kBytes> Vector;
+// 16 bytes that begin at any element of two: the words that they are in, shifted when all have come.
+struct ShiftedVector {
+  struct Type {
+    u32 words[5];
+    bool apart;
+  };
+  MK_DEVICE static Type load(u64 p) {
+    Type v;
+    v.apart = p % 4 != 0;
+    const u32* const from = reinterpret_cast<const u32*>(p - p % 4);
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) v.words[i] = ld_u32(from + i);
+    // Nothing behind the last element.
+    v.words[4] = v.apart ? ld_u16(from + 4) : 0;
+    return v;
+  }
+  MK_DEVICE static Type of(u32 word) { return Type{{word, word, word, word, word}, false}; }
+  MK_DEVICE static void store(u64 p, const Type& v) {
+    Vec16 out;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) out.x[i] = v.apart ? __funnelshift_r(v.words[i], v.words[i + 1], 16) : v.words[i];
+    st_vec16(reinterpret_cast<void*>(p), out);
+  }
+};
+
+template <u32 kBytes, u32 kThreads, bool kOwnRows, class Vector = RowVector<kBytes>, class Hooks>
+MK_DEVICE void copy_rows_by(const Hooks& hooks, const RowsTask& task, u32 thread, u64 behind = 0) {
   RowWalk at = RowWalk::of<kBytes>(thread, kThreads, task.rows, static_cast<u32>(task.row_bytes / kBytes));
 #pragma unroll 1
   while (at.row < task.rows) {
@@ -93,7 +117,7 @@ MK_DEVICE void copy_rows_by(const Hooks& hooks, const RowsTask& task, u32 thread
     }
 #pragma unroll 1
     for (u32 d = 0; d < task.destinations; ++d) {
-      const u64 first = hooks.destination(task, d);
+      const u64 first = hooks.destination(task, d) + behind;
       RowWalk to = at;
 #pragma unroll
       for (u32 i = 0; i < kRowsUnroll; ++i) {
@@ -103,6 +127,17 @@ MK_DEVICE void copy_rows_by(const Hooks& hooks, const RowsTask& task, u32 thread
     }
     at = from;
   }
+}
+
+// Rows that begin at any element of two bytes, to rows that begin at multiples of 16: whole vectors, and what is left of each row.
+template <u32 kThreads, class Hooks>
+MK_DEVICE void copy_shifted_rows(const Hooks& hooks, const RowsTask& task, u32 thread) {
+  RowsTask part = task;
+  part.row_bytes = task.row_bytes / 16 * 16;
+  copy_rows_by<16, kThreads, false, ShiftedVector>(hooks, part, thread);
+  part.source += part.row_bytes;
+  part.row_bytes = task.row_bytes % 16;
+  if (part.row_bytes > 0) copy_rows_by<2, kThreads, false>(hooks, part, thread, task.row_bytes - part.row_bytes);
 }
 
 // The tasks of a worker, number `worker` of `workers` in this CTA. With a static schedule every so many of the role's; with a dynamic one
@@ -177,10 +212,13 @@ MK_DEVICE void copy_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
       break;
     }
     if (!ctx.aborted()) {
-      u64 alignment = task.source | task.source_pitch_bytes | task.destination_pitch_bytes | task.row_bytes;
-      for (u32 d = 0; d < task.destinations; ++d) alignment |= hooks.destination(task, d);
+      u64 to = task.destination_pitch_bytes;
+      for (u32 d = 0; d < task.destinations; ++d) to |= hooks.destination(task, d);
+      const u64 alignment = to | task.source | task.source_pitch_bytes | task.row_bytes;
       if (alignment % 16 == 0) {
         copy_rows_by<16, kThreads, kOwnRows>(hooks, task, thread);
+      } else if (!kOwnRows && kLeast == 2 && to % 16 == 0) {
+        copy_shifted_rows<kThreads>(hooks, task, thread);
       } else if (alignment % 4 == 0) {
         copy_rows_by<4, kThreads, kOwnRows>(hooks, task, thread);
       } else {

@@ -8,8 +8,11 @@ template <StatsOptions kOptions>
 struct StatsConfig {
   static constexpr Dtype kDtype = kOptions.dtype;
   static constexpr u32 kRowBytes = kOptions.dim * element_bytes(kDtype);
-  static constexpr u32 kLanes = kRowBytes / 16;  // of a row
-  static_assert(kLanes == 8 || kLanes == 16, "rows of which a warp takes some at a time");
+  static constexpr u32 kVectors = kRowBytes / 16;  // of a row
+  static constexpr u32 kLanes = kVectors % 16 == 0 ? 16 : 8, kParts = kVectors / kLanes;
+  // Rows that a thread has parts of at a time: their loads are in flight together.
+  static constexpr u32 kSteps = kParts == 1 ? 3 : 1;
+  static_assert(kVectors == 8 || kVectors == 16 || kVectors == 24 || kVectors == 32, "rows of which a warp takes some at a time");
 };
 
 // Addresses of the first row; those of `lse` and `stats` follow each other.
@@ -20,9 +23,6 @@ struct StatsTile {
   i32 rows;
 };
 
-// Rows that a thread has parts of at a time: their loads are in flight together.
-constexpr u32 kStatsSteps = 3;
-
 // Run by `threads` threads, whole warps, of which this is the `thread`th.
 template <class Config>
 MK_DEVICE void stats_rows(const Context& ctx, const StatsTile& tile, u32 thread, u32 threads) {
@@ -31,25 +31,30 @@ MK_DEVICE void stats_rows(const Context& ctx, const StatsTile& tile, u32 thread,
   const u32 rows = static_cast<u32>(max(tile.rows, 0));
   // As many turns for all lanes of a warp: they add up together.
 #pragma unroll 1
-  for (u32 first = thread / Config::kLanes; first - thread / Config::kLanes < rows; first += kStatsSteps * each) {
-    Vec16 x[kStatsSteps], y[kStatsSteps];
-    u32 lse[kStatsSteps];
+  for (u32 first = thread / Config::kLanes; first - thread / Config::kLanes < rows; first += Config::kSteps * each) {
+    Vec16 x[Config::kSteps][Config::kParts], y[Config::kSteps][Config::kParts];
+    u32 lse[Config::kSteps];
 #pragma unroll
-    for (u32 s = 0; s < kStatsSteps; ++s) {
+    for (u32 s = 0; s < Config::kSteps; ++s) {
       // Behind the last row the last once more: no branch stands between loads.
       const u32 row = min(first + s * each, rows - 1);
-      x[s] = ld_vec16(reinterpret_cast<const void*>(tile.o + row * tile.o_pitch_bytes + lane * 16));
-      y[s] = ld_vec16(reinterpret_cast<const void*>(tile.d_o + row * tile.d_o_pitch_bytes + lane * 16));
+#pragma unroll
+      for (u32 p = 0; p < Config::kParts; ++p) {
+        const u32 at = (p * Config::kLanes + lane) * 16;
+        x[s][p] = ld_vec16(reinterpret_cast<const void*>(tile.o + row * tile.o_pitch_bytes + at));
+        y[s][p] = ld_vec16(reinterpret_cast<const void*>(tile.d_o + row * tile.d_o_pitch_bytes + at));
+      }
       lse[s] = ld_u32(reinterpret_cast<const void*>(tile.lse + row * sizeof(float)));
     }
 #pragma unroll
-    for (u32 s = 0; s < kStatsSteps; ++s) {
+    for (u32 s = 0; s < Config::kSteps; ++s) {
       const u32 row = first + s * each;
       float sum = 0.0f;
 #pragma unroll
-      for (u32 i = 0; i < 4; ++i) {
-        sum += unpack_lo<Config::kDtype>(x[s].x[i]) * unpack_lo<Config::kDtype>(y[s].x[i]);
-        sum += unpack_hi<Config::kDtype>(x[s].x[i]) * unpack_hi<Config::kDtype>(y[s].x[i]);
+      for (u32 i = 0; i < 4 * Config::kParts; ++i) {
+        const u32 a = x[s][i / 4].x[i % 4], b = y[s][i / 4].x[i % 4];
+        sum += unpack_lo<Config::kDtype>(a) * unpack_lo<Config::kDtype>(b);
+        sum += unpack_hi<Config::kDtype>(a) * unpack_hi<Config::kDtype>(b);
       }
 #pragma unroll
       for (u32 apart = Config::kLanes / 2; apart > 0; apart /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, apart);

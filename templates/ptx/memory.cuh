@@ -89,6 +89,9 @@ MK_DEVICE void st_u32(void* p, u32 v) { asm volatile("st.global.u32 [%0], %1;" :
 MK_DEVICE void st_u32x2(void* p, u32 x, u32 y) {
   asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(x), "r"(y) : "memory");
 }
+MK_DEVICE void ld_f32x2(const void* p, float& x, float& y) {
+  asm volatile("ld.global.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "l"(p) : "memory");
+}
 MK_DEVICE u16 ld_u16(const void* p) {
   u16 v;
   asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");

@@ -8,14 +8,16 @@ enum class Mask : u32 { Full, Causal, Bounds };
 struct AttendOptions {
   u32 block_m = 128;   // queries of a tile, 64 for each consumer
   u32 block_n = 128;   // keys of a step
-  u32 dim = 128;       // elements of a head
+  u32 dim = 128;       // elements of a head of queries and keys
   u32 stages = 2;      // blocks of keys, and of values, on their way or in use
   u32 scale_bits = 0;  // factor on q·k, positive, as the bits of an f32
   Dtype dtype = Dtype::Bf16;
   Mask mask = Mask::Full;
   u32 window = 0;    // of a causal mask, keys that a query sees, its own the last of them; 0: all
   u32 cap_bits = 0;  // what scores stay below, as the bits of an f32; 0: nothing
+  bool parts = false;  // whether tiles store what a part of the keys gave
   bool sinks = false;  // whether sums have the exponential of their head's sink, too
+  u32 values = 0;      // elements of a head of values and results; 0: as many
 };
 
 template <AttendOptions kOptions>
@@ -23,6 +25,7 @@ struct AttendConfig {
   static constexpr u32 kBlockM = kOptions.block_m;
   static constexpr u32 kBlockN = kOptions.block_n;
   static constexpr u32 kDim = kOptions.dim;
+  static constexpr u32 kValueDim = kOptions.values != 0 ? kOptions.values : kOptions.dim;
   static constexpr u32 kStages = kOptions.stages;
   static constexpr u32 kScaleBits = kOptions.scale_bits;
   static constexpr Dtype kDtype = kOptions.dtype;
@@ -30,7 +33,7 @@ struct AttendConfig {
   static constexpr bool kBounded = kOptions.mask == Mask::Bounds;
   static constexpr i32 kWindow = static_cast<i32>(kOptions.window);
   static constexpr u32 kCapBits = kOptions.cap_bits;
-  static constexpr bool kSinks = kOptions.sinks;
+  static constexpr bool kSinks = kOptions.sinks, kParts = kOptions.parts;
   // Factor on what the exponentials are of: scores, or hyperbolic tangents.
   static constexpr u32 kExponentBits = kCapBits != 0 ? kCapBits : kScaleBits;
 
@@ -40,20 +43,21 @@ struct AttendConfig {
   // Registers of a thread: of scores, of the same as 16-bit weights, two to a register, and of results.
   static constexpr u32 kScores = kBlockN / 2;
   static constexpr u32 kWeights = kBlockN / 4;
-  static constexpr u32 kResults = kDim / 2;
+  static constexpr u32 kResults = kValueDim / 2;
 
   // Boxes of the tensor maps: 64 elements of a head, 128-byte swizzle, kBlockM queries or kBlockN keys.
-  static constexpr u32 kPanels = kDim / 64;
+  static constexpr u32 kPanels = kDim / 64, kValuePanels = kValueDim / 64;
   static constexpr u32 kPanelRowBytes = 64 * kElemBytes;
   static constexpr u32 kQPanelBytes = kBlockM * kPanelRowBytes;
   static constexpr u32 kKvPanelBytes = kBlockN * kPanelRowBytes;
   static constexpr u32 kQBytes = kPanels * kQPanelBytes;
-  static constexpr u32 kKvBytes = kPanels * kKvPanelBytes;
+  static constexpr u32 kKBytes = kPanels * kKvPanelBytes;
+  static constexpr u32 kVBytes = kValuePanels * kKvPanelBytes;
 
   static_assert(kBlockM == 128 || kBlockM == 192, "two or three consumers");
   static_assert(kCausal || kWindow == 0, "a window ends at a query's own position");
   static_assert(kBlockN % 16 == 0 && kBlockN >= 48 && kBlockN <= 192, "what wgmma takes, and registers hold");
-  static_assert(kDim % 64 == 0 && kDim <= 256, "whole panels, and accumulators that fit");
+  static_assert(kDim % 64 == 0 && kValueDim % 64 == 0 && kValueDim <= 256, "whole panels, and accumulators that fit");
   static_assert(kStages >= 2, "a block that comes while one is in use");
 };
 
@@ -71,8 +75,8 @@ constexpr u32 kSpanBytes = sizeof(AttendSpan), kBoundsBytes = 2 * sizeof(i32);
 template <class Config>
 struct AttendSmem {
   static constexpr u32 kK = Config::kQBytes;
-  static constexpr u32 kV = kK + Config::kStages * Config::kKvBytes;
-  static constexpr u32 kQFull = kV + Config::kStages * Config::kKvBytes;
+  static constexpr u32 kV = kK + Config::kStages * Config::kKBytes;
+  static constexpr u32 kQFull = kV + Config::kStages * Config::kVBytes;
   static constexpr u32 kQEmpty = kQFull + kMbarrierBytes;
   static constexpr u32 kKFull = kQEmpty + kMbarrierBytes;
   static constexpr u32 kKEmpty = kKFull + Config::kStages * kMbarrierBytes;
@@ -97,8 +101,8 @@ struct AttendSmem {
   }
 
   MK_DEVICE u32 q() const { return base; }
-  MK_DEVICE u32 k(u32 stage) const { return base + kK + stage * Config::kKvBytes; }
-  MK_DEVICE u32 v(u32 stage) const { return base + kV + stage * Config::kKvBytes; }
+  MK_DEVICE u32 k(u32 stage) const { return base + kK + stage * Config::kKBytes; }
+  MK_DEVICE u32 v(u32 stage) const { return base + kV + stage * Config::kVBytes; }
   MK_DEVICE u32 q_full() const { return base + kQFull; }
   MK_DEVICE u32 q_empty() const { return base + kQEmpty; }
   MK_DEVICE u32 k_full(u32 stage) const { return base + kKFull + stage * kMbarrierBytes; }
@@ -171,7 +175,8 @@ struct AttendTile {
   i32 position;          // of the first query, where a mask asks
   i32 chunks;            // parts that the keys come in
   u64 o, o_pitch_bytes;  // the first query's results; from one query's to the next
-  u64 lse;               // the first query's, behind which the next follow; or 0
+  u64 lse;               // the first query's, behind which the next follow; or 0. Of parts, the maximum and the sum
+  u64 stat_pitch_bytes;  // of parts, from one query's to the next
   u64 bounds;            // two i32 of each row, where they mask
   u64 sink;              // the head's, f32, where there are sinks
 };

@@ -34,11 +34,11 @@ MK_DEVICE void attend_scores(const AttendSmem<Config>& smem, u32 consumer, u32 s
 }
 
 // Behind a chunk's last row is whatever memory holds, and a weight of zero makes NaN of a NaN. Each consumer clears it for itself.
-template <class Config, class Edges>
+template <class Config, class Edges, u32 kPanels>
 MK_DEVICE void attend_clear_rest(u32 block, u32 consumer, i32 rows) {
   const u32 words = (Config::kBlockN - static_cast<u32>(rows)) * (Config::kPanelRowBytes / 8);
 #pragma unroll 1
-  for (u32 p = 0; p < Config::kPanels; ++p) {
+  for (u32 p = 0; p < kPanels; ++p) {
     const u32 rest = block + p * Config::kKvPanelBytes + static_cast<u32>(rows) * Config::kPanelRowBytes;
 #pragma unroll 1
     for (u32 i = threadIdx.x % kWarpgroupThreads; i < words; i += kWarpgroupThreads) st_shared_f32x2(rest + i * 8, 0.0f, 0.0f);
@@ -138,11 +138,11 @@ MK_DEVICE Vec16 quad_transpose(u32 w0, u32 w1, u32 w2, u32 w3) {
 }
 
 // The `r`th of a thread's two rows, times `factor`: of four lanes, 64 bytes of it each time.
-template <class Config>
-MK_DEVICE void attend_store_row(u64 line, u32 r, float factor, bool stores, const float (&o)[Config::kResults]) {
+template <class Config, u32 kResults>
+MK_DEVICE void attend_store_row(u64 line, u32 r, float factor, bool stores, const float (&o)[kResults]) {
   line += lane_index() % 4 * 16;
 #pragma unroll
-  for (u32 g = 0; g < Config::kDim / 32; ++g) {
+  for (u32 g = 0; g < kResults / 16; ++g) {
     u32 w[4];
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
@@ -151,6 +151,28 @@ MK_DEVICE void attend_store_row(u64 line, u32 r, float factor, bool stores, cons
     }
     const Vec16 part = quad_transpose(w[0], w[1], w[2], w[3]);
     if (stores) st_vec16(reinterpret_cast<void*>(line + g * 64), part);
+  }
+}
+
+// What a part of the keys gave, in f32: unnormalised results, and a maximum and a sum of each query.
+template <class Config>
+MK_DEVICE void attend_store_part(const Context& ctx, const AttendTile& tile, u32 consumer, const SoftmaxState& state,
+                                 const float (&o)[Config::kResults]) {
+  const bool aborted = ctx.aborted();
+#pragma unroll
+  for (u32 r = 0; r < 2; ++r) {
+    const u32 row = consumer * Config::kConsumerRows + warp_index() % kWarpgroupWarps * 16 + lane_index() / 4 + r * 8;
+    const float sum = row_sum(state.sum[r]), most = state.most[r] * __uint_as_float(Config::kExponentBits);
+    if (aborted || static_cast<i32>(row) >= tile.rows) continue;
+    if (lane_index() % 4 == 0) {
+      st_u32x2(reinterpret_cast<void*>(tile.lse + row * tile.stat_pitch_bytes), __float_as_uint(most), __float_as_uint(sum));
+    }
+    const u64 line = tile.o + row * tile.o_pitch_bytes + lane_index() % 4 * 8;
+#pragma unroll
+    for (u32 g = 0; g < Config::kResults / 4; ++g) {
+      const u32 at = g * 4 + r * 2;
+      st_u32x2(reinterpret_cast<void*>(line + g * 32), __float_as_uint(o[at]), __float_as_uint(o[at + 1]));
+    }
   }
 }
 
@@ -229,7 +251,7 @@ MK_DEVICE void sm90_attend_consumer(const Context& ctx, const AttendSmem<Config>
         // Beside the scores.
         attend_shrink<Config>(o, shrink);
         mbarrier_wait<Edges::kv_full>(smem.v_full(at.v.stage), at.v.phase);
-        if (values < static_cast<i32>(Config::kBlockN)) attend_clear_rest<Config, Edges>(smem.v(at.v.stage), consumer, values);
+        if (values < static_cast<i32>(Config::kBlockN)) attend_clear_rest<Config, Edges, Config::kValuePanels>(smem.v(at.v.stage), consumer, values);
         attend_results<Config>(smem, at.v.stage, p, o);
         sm90_wgmma_wait<1>();
         sm90_pin_registers(s);
@@ -242,7 +264,7 @@ MK_DEVICE void sm90_attend_consumer(const Context& ctx, const AttendSmem<Config>
       attend_arrive<Edges::q_empty>(smem.q_empty());
       attend_shrink<Config>(o, shrink);
       mbarrier_wait<Edges::kv_full>(smem.v_full(at.v.stage), at.v.phase);
-      if (walk.rows < static_cast<i32>(Config::kBlockN)) attend_clear_rest<Config, Edges>(smem.v(at.v.stage), consumer, walk.rows);
+      if (walk.rows < static_cast<i32>(Config::kBlockN)) attend_clear_rest<Config, Edges, Config::kValuePanels>(smem.v(at.v.stage), consumer, walk.rows);
       attend_results<Config>(smem, at.v.stage, p, o);
       sm90_wgmma_wait<0>();
       sm90_pin_registers(o);
@@ -252,7 +274,11 @@ MK_DEVICE void sm90_attend_consumer(const Context& ctx, const AttendSmem<Config>
       attend_arrive<Edges::q_empty>(smem.q_empty());
     }
     mbarrier_wait<Edges::drained>(smem.drained(), at.q ^ 1);
-    attend_store<Config>(ctx, tile, consumer, state, o);
+    if constexpr (Config::kParts) {
+      attend_store_part<Config>(ctx, tile, consumer, state, o);
+    } else {
+      attend_store<Config>(ctx, tile, consumer, state, o);
+    }
     __syncwarp();
     attend_arrive<Edges::staged>(smem.staged());
     at.q ^= 1;

@@ -28,8 +28,8 @@ MK_DEVICE void sm90_attend_dq_consumer(const Context& ctx, const AttendGradSmem<
 #pragma unroll 1
     while (walk.next()) {
       mbarrier_wait<Named::moved_full>(smem.moved_full(at.moved.stage), at.moved.phase);
-      attend_grad_scores<Config>(smem.template held<0>(), smem.template moved<0>(at.moved.stage), consumer, s);
-      attend_grad_scores<Config>(smem.template held<1>(), smem.template moved<1>(at.moved.stage), consumer, dp);
+      attend_grad_scores<Config, Config::kDim>(smem.template held<0>(), smem.template moved<0>(at.moved.stage), consumer, s);
+      attend_grad_scores<Config, Config::kValueDim>(smem.template held<1>(), smem.template moved<1>(at.moved.stage), consumer, dp);
       sm90_wgmma_wait<1>();
       sm90_pin_registers(s);
       if (!first) attend_arrive<Named::moved_empty>(smem.moved_empty(at.moved.previous_stage()));
@@ -50,7 +50,7 @@ MK_DEVICE void sm90_attend_dq_consumer(const Context& ctx, const AttendGradSmem<
       }
       if (masked) walk.mask(consumer, s);
       attend_pack<Config>(s, ds);
-      if (walk.ragged()) attend_clear_rest<Config, Edges>(smem.template moved<0>(at.moved.stage), consumer, walk.rows);
+      if (walk.ragged()) attend_clear_rest<Config, Edges, Config::kPanels>(smem.template moved<0>(at.moved.stage), consumer, walk.rows);
       attend_grad_add<Config>(smem.template moved<0>(at.moved.stage), ds, dq);
       at.moved.advance();
     }

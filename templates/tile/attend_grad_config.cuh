@@ -1,17 +1,19 @@
 // What a tile of attention's gradients is made of. Two rows of matrices are held: queries and the results' gradients, or keys and
 // values. Blocks of the other two move past. Gradients of what is held are summed in registers, in the order of the blocks.
-// What is held, and whose gradients come out.
+// What is held, and whose gradients come out: of keys those of the values, too, or one of both.
 enum class Holds : u32 { Queries, Keys };
+enum class KeyGradients : u32 { Both, Keys, Values };
 
 struct AttendGradOptions {
   u32 block_m = 128;   // rows held, 64 for each consumer
   u32 block_n = 64;    // rows of a step
-  u32 dim = 128;       // elements of a head
+  u32 dim = 128;       // elements of a head of queries and keys
   u32 stages = 2;      // blocks on their way or in use
   u32 scale_bits = 0;  // factor on q·k, positive, as the bits of an f32
   Dtype dtype = Dtype::Bf16;
   Mask mask = Mask::Full;
-  u32 window = 0, cap_bits = 0;  // as of AttendOptions
+  u32 window = 0, cap_bits = 0, values = 0;  // as of AttendOptions
+  KeyGradients made = KeyGradients::Both;
 };
 using AttendDqOptions = AttendGradOptions;
 using AttendDkvOptions = AttendGradOptions;
@@ -24,6 +26,8 @@ struct AttendGradConfig {
   static constexpr u32 kBlockM = kOptions.block_m;
   static constexpr u32 kBlockN = kOptions.block_n;
   static constexpr u32 kDim = kOptions.dim;
+  static constexpr u32 kValueDim = kOptions.values != 0 ? kOptions.values : kOptions.dim;
+  static constexpr bool kMakesKeys = kOptions.made != KeyGradients::Values, kMakesValues = kOptions.made != KeyGradients::Keys;
   static constexpr u32 kStages = kOptions.stages;
   static constexpr u32 kScaleBits = kOptions.scale_bits;
   static constexpr Dtype kDtype = kOptions.dtype;
@@ -40,21 +44,23 @@ struct AttendGradConfig {
   // Registers of a thread: of scores, of as many 16-bit weights, two to a register, and of a gradient.
   static constexpr u32 kScores = kBlockN / 2;
   static constexpr u32 kWeights = kBlockN / 4;
-  static constexpr u32 kResults = kDim / 2;
+  static constexpr u32 kResults = kDim / 2, kValueResults = kValueDim / 2;
 
   // Boxes of the tensor maps: 64 elements of a head, 128-byte swizzle, kBlockM or kBlockN rows.
-  static constexpr u32 kPanels = kDim / 64;
+  static constexpr u32 kPanels = kDim / 64, kValuePanels = kValueDim / 64;
   static constexpr u32 kPanelRowBytes = 64 * kElemBytes;
   static constexpr u32 kHeldPanelBytes = kBlockM * kPanelRowBytes;
   static constexpr u32 kKvPanelBytes = kBlockN * kPanelRowBytes;
-  static constexpr u32 kHeldBytes = kPanels * kHeldPanelBytes;
-  static constexpr u32 kMovedBytes = kPanels * kKvPanelBytes;
+  // Of queries and keys, and of values and gradients of results.
+  static constexpr u32 kFirstHeldBytes = kPanels * kHeldPanelBytes, kHeldBytes = (kPanels + kValuePanels) * kHeldPanelBytes;
+  static constexpr u32 kFirstMovedBytes = kPanels * kKvPanelBytes, kMovedBytes = (kPanels + kValuePanels) * kKvPanelBytes;
   static constexpr u32 kHeldStatsBytes = kHoldsQueries ? kBlockM * kStatsBytes : 0;
   static constexpr u32 kMovedStatsBytes = kHoldsQueries ? 0 : kBlockN * kStatsBytes;
 
   static_assert(kBlockM == 128 || kBlockM == 192, "two or three consumers");
-  static_assert(kBlockN % 16 == 0 && kBlockN >= 48 && kBlockN <= 128, "what wgmma takes, and registers hold");
-  static_assert(kDim == 64 || kDim == 128, "whole panels, and accumulators that fit");
+  static_assert(kBlockN % 16 == 0 && kBlockN >= 32 && kBlockN <= 128, "what wgmma takes, and registers hold");
+  static_assert(kDim % 64 == 0 && kValueDim % 64 == 0 && kDim <= 256 && kValueDim <= 256, "whole panels");
+  static_assert(kHoldsQueries || kDim <= 128 || !kMakesKeys || !kMakesValues, "accumulators that fit");
   static_assert(kStages >= 2, "a block that comes while one is in use");
 };
 template <AttendGradOptions kOptions>
@@ -65,8 +71,8 @@ using AttendDkvConfig = AttendGradConfig<kOptions, Holds::Keys>;
 // Shared memory of a CTA that computes gradients. `base` is 1024-byte aligned, as the swizzle wants.
 template <class Config>
 struct AttendGradSmem {
-  static constexpr u32 kMoved = 2 * Config::kHeldBytes;
-  static constexpr u32 kHeldStats = kMoved + Config::kStages * 2 * Config::kMovedBytes;
+  static constexpr u32 kMoved = Config::kHeldBytes;
+  static constexpr u32 kHeldStats = kMoved + Config::kStages * Config::kMovedBytes;
   static constexpr u32 kMovedStats = kHeldStats + Config::kHeldStatsBytes;
   static constexpr u32 kHeldFull = kMovedStats + Config::kStages * Config::kMovedStatsBytes;
   static constexpr u32 kHeldEmpty = kHeldFull + kMbarrierBytes;
@@ -93,9 +99,9 @@ struct AttendGradSmem {
 
   // The first and the second of the matrices.
   template <u32 kMatrix>
-  MK_DEVICE u32 held() const { return base + kMatrix * Config::kHeldBytes; }
+  MK_DEVICE u32 held() const { return base + kMatrix * Config::kFirstHeldBytes; }
   template <u32 kMatrix>
-  MK_DEVICE u32 moved(u32 stage) const { return base + kMoved + (2 * stage + kMatrix) * Config::kMovedBytes; }
+  MK_DEVICE u32 moved(u32 stage) const { return base + kMoved + stage * Config::kMovedBytes + kMatrix * Config::kFirstMovedBytes; }
   MK_DEVICE u32 held_stats() const { return base + kHeldStats; }
   MK_DEVICE u32 moved_stats(u32 stage) const { return base + kMovedStats + stage * Config::kMovedStatsBytes; }
   MK_DEVICE u32 held_full() const { return base + kHeldFull; }

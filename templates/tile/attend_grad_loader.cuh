@@ -23,9 +23,9 @@ MK_DEVICE void sm90_attend_grad_loader(const Context& ctx, const AttendGradSmem<
     if (ctx.aborted() || tile.rows <= 0) {
       mbarrier_arrive<Named::held_full>(smem.held_full());
     } else {
-      mbarrier_arrive_expect_tx<Named::held_full>(smem.held_full(), 2 * Config::kHeldBytes + Config::kHeldStatsBytes);
-      sm90_attend_issue<Config, Config::kHeldPanelBytes>(smem.template held<0>(), attend_grad_rows(tile, false), smem.held_full(), 0);
-      sm90_attend_issue<Config, Config::kHeldPanelBytes>(smem.template held<1>(), attend_grad_rows(tile, true), smem.held_full(), 0);
+      mbarrier_arrive_expect_tx<Named::held_full>(smem.held_full(), Config::kHeldBytes + Config::kHeldStatsBytes);
+      sm90_attend_issue<Config::kPanels, Config::kHeldPanelBytes>(smem.template held<0>(), attend_grad_rows(tile, false), smem.held_full(), 0);
+      sm90_attend_issue<Config::kValuePanels, Config::kHeldPanelBytes>(smem.template held<1>(), attend_grad_rows(tile, true), smem.held_full(), 0);
       if constexpr (Config::kHoldsQueries) {
         sm90_attend_grad_issue_stats(smem.held_stats(), attend_grad_stats(tile), smem.held_full(), 0);
       }
@@ -52,12 +52,12 @@ MK_DEVICE void sm90_attend_grad_loader(const Context& ctx, const AttendGradSmem<
           mbarrier_arrive<Named::moved_full>(full);
         } else {
           const i32 first = block * static_cast<i32>(Config::kBlockN);
-          mbarrier_arrive_expect_tx<Named::moved_full>(full, 2 * Config::kMovedBytes + Config::kMovedStatsBytes);
-          sm90_attend_issue<Config, Config::kKvPanelBytes>(smem.template moved<0>(at.moved.stage), attend_grad_rows(chunk, false), full, first);
+          mbarrier_arrive_expect_tx<Named::moved_full>(full, Config::kMovedBytes + Config::kMovedStatsBytes);
+          sm90_attend_issue<Config::kPanels, Config::kKvPanelBytes>(smem.template moved<0>(at.moved.stage), attend_grad_rows(chunk, false), full, first);
           if constexpr (!Config::kHoldsQueries) {
             sm90_attend_grad_issue_stats(smem.moved_stats(at.moved.stage), attend_grad_stats(chunk), full, first);
           }
-          sm90_attend_issue<Config, Config::kKvPanelBytes>(smem.template moved<1>(at.moved.stage), attend_grad_rows(chunk, true), full, first);
+          sm90_attend_issue<Config::kValuePanels, Config::kKvPanelBytes>(smem.template moved<1>(at.moved.stage), attend_grad_rows(chunk, true), full, first);
         }
         at.moved.advance();
       }

@@ -1,12 +1,12 @@
 // Products and masks of attention's gradients, of one consumer's 64 rows; registers lie as in attend_softmax.cuh.
-// X Y^T of a consumer's rows of a held matrix and a block of a moving one, left in flight.
-template <class Config>
+// X Y^T of a consumer's rows of a held matrix and a block of a moving one, `kDepth` deep, left in flight.
+template <class Config, u32 kDepth>
 MK_DEVICE void attend_grad_scores(u32 held, u32 moved, u32 consumer, float (&s)[Config::kScores]) {
   const u64 a = sm90_descriptor_k_major(held + consumer * Config::kConsumerRows * Config::kPanelRowBytes);
   const u64 b = sm90_descriptor_k_major(moved);
   sm90_wgmma_fence();
 #pragma unroll
-  for (u32 kk = 0; kk < Config::kDim / kWgmmaK; ++kk) {
+  for (u32 kk = 0; kk < kDepth / kWgmmaK; ++kk) {
     const u32 step = kk % 4 * kKMajorStepBytes;
     sm90_wgmma<Config::kDtype, ALayout::KMajor, BLayout::KMajor>(s, a + ((kk / 4 * Config::kHeldPanelBytes + step) >> 4),
                                                                  b + ((kk / 4 * Config::kKvPanelBytes + step) >> 4), kk != 0);
@@ -15,8 +15,8 @@ MK_DEVICE void attend_grad_scores(u32 held, u32 moved, u32 consumer, float (&s)[
 }
 
 // Adds weights, in registers, times a block of a moving matrix; left in flight.
-template <class Config>
-MK_DEVICE void attend_grad_add(u32 moved, const u32 (&w)[Config::kWeights], float (&sum)[Config::kResults]) {
+template <class Config, u32 kResults>
+MK_DEVICE void attend_grad_add(u32 moved, const u32 (&w)[Config::kWeights], float (&sum)[kResults]) {
   const u64 b = sm90_descriptor_mn_major<Config::kPanelRowBytes>(moved, Config::kBlockN);
   sm90_wgmma_fence();
 #pragma unroll
@@ -129,9 +129,9 @@ struct AttendGradWalk {
 };
 
 // This consumer's rows of a gradient, times `factor`, by ordinary stores.
-template <class Config>
+template <class Config, u32 kResults>
 MK_DEVICE void attend_grad_store(const Context& ctx, u64 first, u64 pitch_bytes, i32 rows, u32 consumer, float factor,
-                                 const float (&sum)[Config::kResults]) {
+                                 const float (&sum)[kResults]) {
   const bool aborted = ctx.aborted();
 #pragma unroll
   for (u32 r = 0; r < 2; ++r) {

@@ -1,25 +1,25 @@
 // The agent that brings queries, keys and values: one lane, all tiles of its CTA. Within a chunk a block of
 // values is asked for behind the keys of the block after it, in the order in which consumers want them.
 // Rows from `first` on: boxes of 64 elements of as many rows as a box has.
-template <class Config, u32 kPanelBytes>
+template <u32 kPanels, u32 kPanelBytes>
 MK_DEVICE void sm90_attend_issue(u32 dst, const AttendRows& rows, u32 bar, i32 first) {
   const i32 y = rows.y + (rows.along_z ? 0 : first), z = rows.z + (rows.along_z ? first : 0);
 #pragma unroll
-  for (u32 p = 0; p < Config::kPanels; ++p) {
+  for (u32 p = 0; p < kPanels; ++p) {
     tma_load_4d(dst + p * kPanelBytes, rows.map, bar, static_cast<i32>(p * 64), y, z, rows.w);
   }
 }
 
 // A block of keys or of values, when its stage is free; after an abort, nothing.
-template <class Config, class Edges>
+template <class Config, class Edges, u32 kPanels>
 MK_DEVICE void sm90_attend_load(const Context& ctx, u32 dst, u32 full, u32 empty, const AttendRows& rows, i32 block,
                                 RingCursor<Config::kStages>& at) {
   mbarrier_wait<Edges::kv_empty>(empty, at.phase ^ 1);
   if (ctx.aborted()) {
     mbarrier_arrive<Edges::kv_full>(full);
   } else {
-    mbarrier_arrive_expect_tx<Edges::kv_full>(full, Config::kKvBytes);
-    sm90_attend_issue<Config, Config::kKvPanelBytes>(dst, rows, full, block * static_cast<i32>(Config::kBlockN));
+    mbarrier_arrive_expect_tx<Edges::kv_full>(full, kPanels * Config::kKvPanelBytes);
+    sm90_attend_issue<kPanels, Config::kKvPanelBytes>(dst, rows, full, block * static_cast<i32>(Config::kBlockN));
   }
   at.advance();
 }
@@ -31,10 +31,10 @@ template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_attend_loader(const Context& ctx, const AttendSmem<Config>& smem, const Hooks& hooks,
                                   AttendCursor<Config::kStages>& at) {
   const auto load_k = [&](const AttendChunk& chunk, i32 block) {
-    sm90_attend_load<Config, Edges>(ctx, smem.k(at.k.stage), smem.k_full(at.k.stage), smem.k_empty(at.k.stage), chunk.k, block, at.k);
+    sm90_attend_load<Config, Edges, Config::kPanels>(ctx, smem.k(at.k.stage), smem.k_full(at.k.stage), smem.k_empty(at.k.stage), chunk.k, block, at.k);
   };
   const auto load_v = [&](const AttendRows& v, i32 block) {
-    sm90_attend_load<Config, Edges>(ctx, smem.v(at.v.stage), smem.v_full(at.v.stage), smem.v_empty(at.v.stage), v, block, at.v);
+    sm90_attend_load<Config, Edges, Config::kValuePanels>(ctx, smem.v(at.v.stage), smem.v_full(at.v.stage), smem.v_empty(at.v.stage), v, block, at.v);
   };
 #pragma unroll 1
   for (LoaderTiles<AttendSmem<Config>, Edges, Hooks> tiles(ctx, smem, hooks, at.tiles); tiles.more(); tiles.advance()) {
@@ -49,7 +49,7 @@ MK_DEVICE void sm90_attend_loader(const Context& ctx, const AttendSmem<Config>& 
       mbarrier_arrive<Edges::q_full>(smem.q_full());
     } else {
       mbarrier_arrive_expect_tx<Edges::q_full>(smem.q_full(), Config::kQBytes);
-      sm90_attend_issue<Config, Config::kQPanelBytes>(smem.q(), tile.q, smem.q_full(), 0);
+      sm90_attend_issue<Config::kPanels, Config::kQPanelBytes>(smem.q(), tile.q, smem.q_full(), 0);
     }
     at.q ^= 1;
 #pragma unroll 1

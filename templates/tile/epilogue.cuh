@@ -117,6 +117,34 @@ MK_DEVICE void apply_scales(const Hooks& hooks, const GemmTile& tile, u32 consum
   }
 }
 
+// Gates and ups plus their vectors.
+template <class Config, class Hooks>
+MK_DEVICE void apply_gate_bias(const Hooks& hooks, const GemmTile& tile, u32 consumer,
+                               float (&acc)[Config::kMmasPerStep][Config::kAccumulators]) {
+  u32 first = Config::first_col(consumer) + lane_index() % 4 * 2;
+  // As for factors.
+  asm volatile("" : "+r"(first));
+#pragma unroll
+  for (u32 j = 0; j < Config::kAccumulators / 8; ++j) {
+    const Pair gates = hooks.template gate_bias<false>(tile, first + j * 8), ups = hooks.template gate_bias<true>(tile, first + j * 8);
+#pragma unroll
+    for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
+#pragma unroll
+      for (u32 half = 0; half < 2; ++half) {
+        float* x = &acc[m][j * 4 + half * 2];
+        x[0] += gates.x0;
+        x[1] += gates.x1;
+        x[Config::kAccumulators / 2] += ups.x0;
+        x[Config::kAccumulators / 2 + 1] += ups.x1;
+      }
+    }
+    // Of eight bits, sums leave registers for some loads in flight, not for all.
+    if constexpr (Config::kStepScaled) {
+      if (j % 4 == 3) asm volatile("" : "+r"(first) : "f"(acc[0][j * 4]));
+    }
+  }
+}
+
 // Gated: the accumulator of a gate's column takes in its up, which lies half the tile further in the same thread.
 template <class Config>
 MK_DEVICE void apply_gate(float* acc) {

@@ -45,6 +45,7 @@ struct GemmOptions {
   bool quantizes = false;   // blocks of 128 results of a row are divided by a factor of their own
   u32 saves = 0;            // matrices that the elementwise chain writes on the way
   bool saves_gates = false; // the first two are gates and ups
+  bool gate_bias = false;   // a vector is added to gates, and one to ups
   bool carried = false;     // a tile goes on with sums that the loader brings
   bool carry_last = false;  // and not before its own product has been through the elementwise chain
   bool b_evict_first = false;   // no other tile reads what a tile reads of B
@@ -83,6 +84,7 @@ struct GemmConfig {
   static constexpr bool kQuantizes = kOptions.quantizes;
   static constexpr u32 kSaves = kOptions.saves;
   static constexpr bool kSavesGates = kOptions.saves_gates;
+  static constexpr bool kGateBias = kOptions.gate_bias;
   static constexpr bool kCarried = kOptions.carried;
   static constexpr bool kCarryLast = kOptions.carry_last;
   static constexpr u32 kBRank = kOptions.b_rank;
@@ -233,6 +235,7 @@ struct GemmConfig {
   static_assert(kConsumers != 3 || (kCluster == 1 && !kCarried), "sums that are handed on belong to one of two warpgroups");
   static_assert(!kBorrowsAll || kConsumers * kBorrowedPanels * kPanelBytes <= kStageBytes, "one stage has room for all of them");
   static_assert(!kGated || kBlockN % 128 == 0, "whole panels of gate, and of up");
+  static_assert(!kGateBias || (kGated && !kSwapped && kCluster == 1), "gates and ups of a column are one thread's");
   static_assert(!kCarried || (!kGated && kStore == StorePath::Tma && kMostCarryPanels > 0), "sums come in panels, as results leave");
   static_assert(!kCarryLast || !kOptions.borrowed_stage, "the last stage belongs to one consumer");
   static_assert(kCluster == 1 || (kStore == StorePath::Direct && !kPingPong && kSaves == 0), "who shares a tile stores it, and saves nothing");
@@ -403,6 +406,7 @@ struct GemmTile {
   i32 b_outer;             // with b_rank 3, the matrix of the stack
   i32 c_row, c_col;        // C's first row and column
   i32 e_row;               // first row of the epilogue's matrix operands
+  i32 v_row;               // the one of several vectors that is added
   i32 s_row, s_col;        // first factor of rows, and of columns
   u32 k_blocks;            // steps of kStepBytes, at least 1
   i32 depth;               // ragged, which may be 0, and shifted: elements along K

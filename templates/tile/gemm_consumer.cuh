@@ -469,6 +469,7 @@ MK_DEVICE void sm90_gemm_consumer(const Context& ctx, const GemmSmem<Config>& sm
       tile = hooks.template decode<true>(again);
       take_part<Config>(tile);
     }
+    if constexpr (Config::kGateBias) apply_gate_bias<Config>(hooks, tile, consumer, acc);
     if constexpr (Config::kSaves > 0) {
       if (!ctx.aborted()) save_tile<0, Config, Edges>(smem, hooks, tile, consumer, staging.mine, acc);
     }

@@ -1,6 +1,7 @@
 //! Whole pipelines on GPUs: worlds of 1 to 4 ranks, which share a GPU where there are fewer GPUs. Without a GPU every test
 //! is skipped.
 
+mod arenas;
 mod attention;
 mod correct;
 mod experts;

@@ -146,6 +146,7 @@ impl Derived {
         let one = |(_, source): &(usize, Source)| match *source {
             Source::Given(i) => given[i].clone(),
             Source::Result(i) | Source::Row(i) => result(i),
+            Source::Rows(_) => unreachable!("no experts"),
         };
         self.gradient.gradients.iter().map(one).collect()
     }

@@ -88,11 +88,12 @@ pub fn mutants() -> Result<()> {
 }
 
 /// Grids, with the package and the tests that take a part of them.
-const GRIDS: [(&str, &str, &[&str]); 10] = [
+const GRIDS: [(&str, &str, &[&str]); 11] = [
     ("attention", "mk-harness", &["sweep_attention"]),
     ("documents", "mk-harness", &["sweep_documents"]),
     ("experts", "mk-harness", &["few_tokens", "sweep_experts"]),
     ("experts_nodes", "mk-harness", &["sweep_experts_nodes"]),
+    ("gemms_nodes", "mk-harness", &["sweep_gemms_nodes"]),
     ("kernels", "mk-kernels", &["nvrtc"]),
     ("fp8", "mk-harness", &["sweep_fp8"]),
     ("meshes", "mk-harness", &["sweep_meshes"]),

@@ -23,7 +23,7 @@ pub enum EpilogueOp {
     Scale(u32),
     /// Nothing: a `cast` to f32, the accumulator's own type.
     Widen,
-    /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first, but for factors and a `Save`: `b` is then `[k, 2, n]`, and a tile of
+    /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first, but for factors, a `Bias` and a `Save`: `b` is then `[k, 2, n]`, and a tile of
     /// it has half its columns from each.
     Swiglu,
     /// Multiplies each row by its number of the f32 vector `[m]`. Comes first, as does the next.
@@ -213,20 +213,38 @@ fn scales(epilogue: &[EpilogueOp]) -> usize {
     epilogue.iter().take_while(|op| op.scales()).count()
 }
 
+/// How many operations come before gates: factors, and vectors that are added to gates and ups. Each has an operand.
+fn before_gates(epilogue: &[EpilogueOp]) -> usize {
+    let n = scales(epilogue);
+    n + usize::from(epilogue.get(n) == Some(&EpilogueOp::Bias))
+}
+
+/// How many operations are applied before everything else, where each operand is loaded once: factors, and vectors of
+/// gates and ups.
+pub fn applied_first(epilogue: &[EpilogueOp]) -> usize {
+    if gated(epilogue) { before_gates(epilogue) } else { scales(epilogue) }
+}
+
 /// Whether columns of a GEMM's operand B come in pairs of gate and up.
 pub fn gated(epilogue: &[EpilogueOp]) -> bool {
-    let behind = &epilogue[scales(epilogue)..];
+    let behind = &epilogue[before_gates(epilogue)..];
     matches!(behind, [EpilogueOp::Swiglu, ..] | [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
 }
 
-/// Whether the first save of the epilogue takes gates and ups as the GEMM has them.
-pub fn saves_gates(epilogue: &[EpilogueOp]) -> bool {
-    matches!(&epilogue[scales(epilogue)..], [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
+/// The operand that is added to gates and ups, `[2, n]`, if one is.
+pub fn gate_bias(epilogue: &[EpilogueOp]) -> Option<Operand> {
+    let n = scales(epilogue);
+    EPILOGUE_OPERANDS.get(n).copied().filter(|_| gated(epilogue) && before_gates(epilogue) > n)
 }
 
-/// The operand that takes gates and ups, if one does: behind those of factors.
+/// Whether the first save of the epilogue takes gates and ups, as `swiglu` takes them.
+pub fn saves_gates(epilogue: &[EpilogueOp]) -> bool {
+    matches!(&epilogue[before_gates(epilogue)..], [EpilogueOp::Save, EpilogueOp::Swiglu, ..])
+}
+
+/// The operand that takes gates and ups, if one does: behind those of factors and vectors.
 pub fn gates_operand(epilogue: &[EpilogueOp]) -> Option<Operand> {
-    EPILOGUE_OPERANDS.get(scales(epilogue)).copied().filter(|_| saves_gates(epilogue))
+    EPILOGUE_OPERANDS.get(before_gates(epilogue)).copied().filter(|_| saves_gates(epilogue))
 }
 
 /// Whether sums that a tile goes on with are added behind its last step: an elementwise operation of its own comes

@@ -37,8 +37,8 @@ pub use contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, Operan
 pub use documents::{DocumentsError, bounds_table, check_documents, document_bounds};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
 pub use epilogue::{
-    EPILOGUE_OPERANDS, EpilogueOp, SWIGLU_GRAD, carry_last, gated, gates_operand, halves,
-    quantized, saves_gates, scales_steps,
+    EPILOGUE_OPERANDS, EpilogueOp, SWIGLU_GRAD, applied_first, carry_last, gate_bias, gated,
+    gates_operand, halves, quantized, saves_gates, scales_steps,
 };
 pub use expr::{BinOp, Env, EvalError, Expr, Var, no_tables};
 pub use factors::Factors;
@@ -46,8 +46,9 @@ pub use in_place::in_place;
 pub use json::{JsonError, PLAN_SCHEMA};
 pub use leaf::{
     ALayout, AttendGradTile, AttendTile, BLayout, COPY_STAGE_BYTES, Carry, Consumers, CopyTile,
-    CopyVia, DotTile, GradOf, Leaf, Mask, MmaTile, NormTile, QuantTile, ReduceTile, RopeTile,
-    STATS, StatsTile, Store, Tabulate, Tabulation, attend_grad_smem_bytes, attend_smem_bytes,
+    CopyVia, DotTile, GradOf, Leaf, Mask, MergeTile, MmaTile, NormTile, QuantTile, ReduceTile,
+    RopeTile, STATS, StatsTile, Store, Tabulate, Tabulation, attend_grad_smem_bytes,
+    attend_smem_bytes,
 };
 pub use mma::{
     MMA_SHIFT_COLUMNS, MMA_STEP_BYTES, cluster_part, mma_consumers, mma_exchange_bytes, mma_narrow,

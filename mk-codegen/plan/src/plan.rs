@@ -171,7 +171,8 @@ impl Places {
 }
 
 /// The ranks along an axis of a mesh: how far they are apart, and how many.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Axis {
     /// From one to the next.
     pub stride: u32,
@@ -189,6 +190,12 @@ impl Axis {
     pub fn group(&self, rank: usize) -> usize {
         let (stride, size) = ((self.stride as usize).max(1), (self.size as usize).max(1));
         rank / (stride * size) * stride + rank % stride
+    }
+
+    /// The rank at a place of the group that a rank is in.
+    pub fn rank(&self, of: usize, place: usize) -> usize {
+        let stride = (self.stride as usize).max(1);
+        of - self.place(of) * stride + place * stride
     }
 }
 
@@ -283,6 +290,16 @@ pub struct Routed {
     /// Of places: ranks of a node, of whose experts alone there are some, of the tokens of its rails, node by node; 0:
     /// all ranks are one, and tokens the rank's own.
     pub local: u32,
+    /// The ranks that share tokens and experts, along an axis of the mesh; `None`: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub along: Option<Axis>,
+}
+
+impl Routed {
+    /// The ranks that share tokens and experts.
+    pub fn over(&self, mesh: &Mesh) -> Axis {
+        self.along.unwrap_or(Axis { stride: 1, size: mesh.size() })
+    }
 }
 
 /// Where a table's contents come from.

@@ -203,6 +203,9 @@ impl Display for Plan {
                 if r.local != 0 {
                     write!(f, " local {}", r.local)?;
                 }
+                if let Some(Axis { stride, size }) = r.along {
+                    write!(f, " ranks {size} stride {stride}")?;
+                }
             }
             match t.stored {
                 Some(buffer) => writeln!(f, " in {buffer}")?,

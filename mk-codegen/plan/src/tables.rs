@@ -69,22 +69,23 @@ impl TableSet {
         mut given: impl FnMut(usize, TabId) -> Vec<i32>,
     ) -> Result<TableSet, (usize, String)> {
         let ranks = plan.mesh.size() as usize;
-        let mut all: Vec<Vec<i32>> = Vec::new();
+        // Of each table, by rank.
+        let mut all: Vec<Vec<Vec<i32>>> = Vec::new();
+        // Those of the ranks that share tokens with one, in their order.
+        let shared = |all: &[Vec<Vec<i32>>], routed: Routed, rank: usize| -> Option<Vec<i32>> {
+            let (of, over) = (all.get(routed.ids.index())?, routed.over(&plan.mesh));
+            let ranks = (0..over.size as usize).map(|place| over.rank(rank, place));
+            Some(ranks.filter_map(|rank| of.get(rank)).flatten().copied().collect())
+        };
         for (id, table) in plan.tables.iter() {
             let of_ids = |r: Routed| r.ids == id;
             let is_ids = plan.tables.values().filter_map(|t| t.routed).any(of_ids);
             all.push(match is_ids {
                 // Ranks may have fewer tokens than there is room for: those of the next one come behind that.
-                true => {
-                    (0..ranks).flat_map(|rank| padded(given(rank, id), entries(table))).collect()
-                }
+                true => (0..ranks).map(|rank| padded(given(rank, id), entries(table))).collect(),
                 false => Vec::new(),
             });
-            let Some((routed, ids)) = table.routed.and_then(|r| Some((r, all.get(r.ids.index())?)))
-            else {
-                continue;
-            };
-            let routing = routing(plan, routed, ids);
+            let Some(routed) = table.routed.filter(|r| r.ids.index() < all.len()) else { continue };
             // Of the same ids.
             let counted = |of: &TabId| plan.tables.get(*of)?.routed.map(|r| (r.ids, r.part));
             let blocks = plan.tables.values().find_map(|t| match &t.source {
@@ -96,13 +97,19 @@ impl TableSet {
                 _ => None,
             });
             let blocks = blocks.unwrap_or(usize::MAX);
-            routing.check(blocks).map_err(|e| (0, format!("{id} {:?}: {e}", table.name)))?;
+            let over = routed.over(&plan.mesh);
+            for rank in (0..ranks).filter(|rank| over.place(*rank) == 0) {
+                let ids = shared(&all, routed, rank).unwrap_or_default();
+                let checked = routing(plan, routed, &ids).check(blocks);
+                checked.map_err(|e| (rank, format!("{id} {:?}: {e}", table.name)))?;
+            }
         }
         let contents = |rank: usize, id: TabId| {
             let table = &plan.tables[id];
             let routed = table.routed?;
-            let routing = routing(plan, routed, all.get(routed.ids.index())?);
-            Some(routing.table(routed.part, rank, entries(table)))
+            let ids = shared(&all, routed, rank)?;
+            let place = routed.over(&plan.mesh).place(rank);
+            Some(routing(plan, routed, &ids).table(routed.part, place, entries(table)))
         };
         let each = |rank: usize, id: TabId| contents(rank, id).unwrap_or_else(|| given(rank, id));
         Ok(TableSet::with(plan, each, |_, _| None))
@@ -244,14 +251,14 @@ impl FilledRows {
         self.len == 0
     }
 
-    /// Those of some ranks that follow each other.
-    pub fn of_ranks(&self, ranks: std::ops::Range<usize>) -> FilledRows {
+    /// Those of some ranks, each under the number that it has there.
+    pub fn of_ranks(&self, number: impl Fn(usize) -> Option<usize>) -> FilledRows {
         let mut out = FilledRows::default();
-        let within = |rank: i32| usize::try_from(rank).is_ok_and(|rank| ranks.contains(&rank));
         for (i, (before, rank, first)) in self.blocks.iter().enumerate() {
-            if within(*rank) {
+            let rank = usize::try_from(*rank).ok().and_then(&number);
+            if let Some(rank) = rank.and_then(|rank| i32::try_from(rank).ok()) {
                 let end = self.blocks.get(i + 1).map_or(self.len, |next| next.0);
-                out.blocks.push((out.len, *rank, *first));
+                out.blocks.push((out.len, rank, *first));
                 out.len += end - before;
             }
         }
@@ -297,7 +304,7 @@ fn routing<'i>(plan: &Plan, routed: Routed, ids: &'i [i32]) -> Routing<'i> {
         _ => 0,
     };
     let slots = table.and_then(|t| t.shape.last()).map_or(1, |n| *n as usize);
-    let ranks = plan.mesh.size() as usize;
+    let ranks = routed.over(&plan.mesh).size as usize;
     let (keep, local) = (routed.keep, routed.local as usize);
     Routing { ids, slots, experts, ranks, rows: routed.rows, keep, local }
 }

@@ -337,21 +337,35 @@ pub fn experts(few: bool) -> Vec<Case> {
     let layer = format!(
         "fn f({OF}, gate: f32[T, K] @ shard(0)) {{ dispatch(x, ids) -> grouped_gemm(w) -> silu -> combine(gate) }}"
     );
+    // Matrices that ranks along another axis share, and what tokens get back, summed.
+    let both = |sum: &str| {
+        format!(
+            "fn f(x: bf16[T, H] @ shard(0, ep), ids: i64[T, K] @ shard(0, ep), gate: f32[T, K] @ shard(0, ep), \
+             w: bf16[E, H, N] @ shard(0, ep) @ shard(2, tp), v: bf16[E, N, H] @ shard(0, ep) @ shard(1, tp)) {{ \
+             dispatch(x, ids) -> grouped_gemm(w) -> silu -> grouped_gemm(v) -> combine(gate) -> {sum}(tp) }}"
+        )
+    };
+    let [all_reduced, scattered] = ["all_reduce", "reduce_scatter"].map(both);
     // The second over nodes of a rank.
     let all = [
         (&layer, 2, 3, 3, 1, 1),
         (&layer, 2, 3, 3, 1, 2),
+        (&all_reduced, 4, 4, 3, 1, 1),
         (&alone, 2, 3, 2, 1, 1),
         (&layer, 3, 5, 3, 2, 1),
+        (&scattered, 4, 6, 3, 2, 1),
     ];
     let one = |of: &(&String, u32, u64, u64, u64, u32)| {
         let (text, ranks, tokens, experts, slots, nodes) = of;
         let name = format!("{text}, {ranks} ranks on {nodes} nodes");
         let program = Program::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
-        let dims = [("T", *tokens), ("H", 8), ("K", *slots), ("E", *experts)];
-        let dims = dims.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+        let dims = [("T", *tokens), ("H", 8), ("K", *slots), ("E", *experts), ("N", 16)];
+        let dims = dims.iter().filter(|(name, _)| program.symbol(name).is_some());
+        let dims = dims.map(|(name, n)| (name.to_string(), *n)).collect();
         let bound = program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{e}"));
-        let config = Config { ranks: *ranks, nodes: *nodes, ..Config::default() };
+        let axes: &[&str] = if text.contains("tp)") { &["tp", "ep"] } else { &[] };
+        let mesh = axes.iter().map(|axis| (axis.to_string(), 2)).collect();
+        let config = Config { ranks: *ranks, nodes: *nodes, mesh, ..Config::default() };
         Case::lowered(name, program, bound, &config)
     };
     all.iter().take(if few { 2 } else { all.len() }).map(one).collect()

@@ -31,6 +31,35 @@ impl Program {
         }
     }
 
+    /// The axis whose ranks share experts and tokens, or counts of rows; `None` where there are no experts, or all ranks
+    /// have all of them.
+    pub fn axis_of_experts(&self) -> Option<usize> {
+        let said = self.nodes.iter().find_map(|n| match n.op {
+            Op::GroupedGemm { .. } | Op::GroupedWgrad => n.inputs.get(2),
+            Op::Dispatch { .. } => n.inputs.get(1),
+            _ => None,
+        })?;
+        self.ty(*said)?.placement.iter().position(|p| *p == Placement::Shard(0))
+    }
+
+    /// Of so many ranks, in a mesh if there is one, those that share experts: along their axis, or all.
+    pub fn ranks_of_experts(&self, ranks: u32, mesh: &[(String, u32)]) -> u32 {
+        let name = self.axis_of_experts().and_then(|axis| self.mesh_axes.get(axis));
+        let along = mesh.iter().filter(|_| mesh.len() > 1).find(|(axis, _)| Some(axis) == name);
+        along.map_or(ranks, |(_, n)| *n)
+    }
+
+    /// The program with the axis of its experts before the others.
+    pub fn experts_first(&self) -> Cow<'_, Program> {
+        match self.axis_of_experts() {
+            None | Some(0) => Cow::Borrowed(self),
+            Some(first) => {
+                let others = (0..self.mesh_axes.len()).filter(|axis| *axis != first);
+                Cow::Owned(self.over(&[first].into_iter().chain(others).collect::<Vec<_>>()))
+            }
+        }
+    }
+
     /// The program over some of its axes in this order, all that its values are placed over among them.
     pub(crate) fn over(&self, axes: &[usize]) -> Program {
         let mut program = self.clone();

@@ -133,13 +133,18 @@ fn gradients() {
             "ring(q, do, stats) -> attention_dk(k, v, causal, cu_seqlens = cu)",
         )
         .replace(") {", ", cu: i32[N]) {"),
+        // Heads of values may have other elements, and so have gradients of results.
+        backward("replicate", "replicate", dkv)
+            .replace("v: bf16[B, S, G, D]", "v: bf16[B, S, G, E]")
+            .replace("do: bf16[B, S, H, D]", "do: bf16[B, S, H, E]"),
         // Of keys that all ranks have, each adds what its queries give.
         backward("shard(1)", "replicate", dkv),
         // Mistakes.
         backward("shard(1)", "shard(1)", dkv),
         "x -> attention_dv".to_owned(),
         backward("replicate", "replicate", "attention_dq(q, do, stats, k, v)")
-            .replace("D]", "256]"),
+            .replace("D]", "256]")
+            .replace("v: bf16[B, S, G, 256]", "v: bf16[B, S, G, 192]"),
         backward("shard(1)", "shard(1)", "ring(q, do, stats) -> attention(k)"),
         backward("shard(1)", "shard(1)", "ring(k, v) -> attention_dk(q, do)"),
         backward("shard(1)", "shard(1)", "ring(k, v) -> attention_dq(q, do, q)"),

@@ -322,7 +322,7 @@ impl Signature {
         let dims = symbols.filter_map(|(s, f)| Some((s.name.clone(), f.as_ref()?.0))).collect();
         let bound = self.program.bind(&dims, &BTreeMap::new());
         bound
-            .and_then(|bound| bound.on(&self.program, self.in_group()))
+            .and_then(|bound| bound.on(&self.program, self.sharing_experts()))
             .map_err(ArgumentError::Bind)
     }
 
@@ -353,6 +353,12 @@ impl Signature {
     /// The ranks that compute together.
     fn in_group(&self) -> u32 {
         self.axes.iter().map(|(size, _)| size).product()
+    }
+
+    /// Those of them that share experts.
+    fn sharing_experts(&self) -> u32 {
+        let along = self.program.axis_of_experts().and_then(|axis| self.axes.get(axis));
+        along.map_or_else(|| self.in_group(), |(size, _)| *size)
     }
 
     /// They, as messages write them.

@@ -386,9 +386,9 @@ impl<'a> Dense<'a> {
         [q, d_o, stats, k, v]: [&Value; 5],
         which: usize,
     ) -> Result<Value> {
-        let (scores, [q_id, k_id]) = match node.op {
-            Op::AttentionDq { scores, .. } => (scores, [node.inputs[0], node.inputs[3]]),
-            Op::AttentionDk { scores, .. } => (scores, [node.inputs[2], node.inputs[0]]),
+        let (scores, [q_id, k_id, v_id]) = match node.op {
+            Op::AttentionDq { scores, .. } => (scores, [0, 3, 4].map(|i| node.inputs[i])),
+            Op::AttentionDk { scores, .. } => (scores, [2, 0, 1].map(|i| node.inputs[i])),
             _ => return Err(HarnessError::mismatch("gradients of no attention")),
         };
         let (depth, documents) = (self.extent(q_id, 3), self.documents(node));
@@ -397,7 +397,7 @@ impl<'a> Dense<'a> {
         let all = |queries| Gradients {
             sequence,
             heads: [self.extent(q_id, 2), self.extent(k_id, 2)],
-            depth,
+            depth: [depth, self.extent(v_id, 3)],
             scores,
             scale: scores.scale.unwrap_or(1.0 / (depth as f64).sqrt()),
             dtype: self.dtype(q_id),
@@ -498,7 +498,8 @@ impl<'a> Dense<'a> {
         [q, k, v]: [&Value; 3],
         sinks: Option<&Value>,
     ) -> Result<(Value, Value)> {
-        let (Op::Attention { scores, .. }, [q_id, k_id, ..]) = (node.op, &node.inputs[..]) else {
+        let (Op::Attention { scores, .. }, [q_id, k_id, v_id, ..]) = (node.op, &node.inputs[..])
+        else {
             return Err(HarnessError::mismatch("logarithms of no attention"));
         };
         let (depth, documents) = (self.extent(*q_id, 3), self.documents(node));
@@ -506,7 +507,7 @@ impl<'a> Dense<'a> {
             queries: self.asked(*q_id, 2),
             sequence: [*q_id, *k_id].map(|id| self.extent(id, 1)),
             heads: [self.extent(*q_id, 2), self.extent(*k_id, 2)],
-            depth,
+            depth: [depth, self.extent(*v_id, 3)],
             scores,
             scale: scores.scale.unwrap_or(1.0 / (depth as f64).sqrt()),
             dtype: self.dtype(*q_id),

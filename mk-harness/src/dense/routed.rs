@@ -3,13 +3,38 @@
 use super::routes::{Packed, known};
 use super::{Dense, Set, on};
 use crate::{
-    HarnessError, Result,
+    HarnessError, Result, math,
     near::Near,
     routing,
     value::{Matrix, Value},
 };
-use mk_syntax::{Def, Factors, Node, Op, SCALE_BLOCK, ValueId};
-use std::{collections::BTreeMap, sync::Arc};
+use mk_syntax::{Def, Factors, Node, Op, SCALE_BLOCK, Tensor, ValueId};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+/// Columns of a matrix that are made, and multiplied, at once.
+const COLUMNS: usize = 128;
+
+/// Elements by their place.
+type Elements<'e> = Box<dyn Fn(usize) -> f64 + Send + Sync + 'e>;
+
+/// A matrix of a stack, whose elements are made when they are read.
+struct Stacked<'e> {
+    values: Elements<'e>,
+    /// Those of its blocks; and the matrix's rows and columns, and the blocks'.
+    factors: Option<(Vec<f64>, [usize; 4])>,
+}
+
+impl Stacked<'_> {
+    fn at(&self, i: usize) -> Near {
+        let x = (self.values)(i);
+        let Some((factors, [height, width, down, across])) = &self.factors else {
+            return Near::exact(x);
+        };
+        let (row, column, block) = (i / width % height, i % width, SCALE_BLOCK as usize);
+        let matrix = i / width / height * down * across;
+        Near::product(x, factors[matrix + row / block * across + column / block])
+    }
+}
 
 impl Dense<'_> {
     /// Rows of `x` by the matrices of their experts; rows of none are not judged.
@@ -19,13 +44,32 @@ impl Dense<'_> {
         rows: &[usize],
         [x, w]: [&Value; 2],
     ) -> Result<Value> {
-        let (x, w) = (on(x, 0)?, on(w, 0)?);
+        let k = self.width(node.inputs[0]);
+        if !self.is_partial(node) {
+            let all = (0..k).collect::<Vec<_>>();
+            return Ok(Value::Whole(self.share(node, rows, [on(x, 0)?, on(w, 0)?], &all)?));
+        }
+        // Of a K that ranks share, each has its part.
+        let of_rank = |rank: usize| {
+            let part = self.layout(node.inputs[0], rank)?.columns();
+            self.share(node, rows, [on(x, rank)?, on(w, rank)?], &part)
+        };
+        let contributions = (0..self.inputs.case().ranks).map(of_rank);
+        Ok(Value::Contributions(contributions.collect::<Result<_>>()?))
+    }
+
+    /// The same over a part of K.
+    fn share(
+        &self,
+        node: &Node,
+        rows: &[usize],
+        [x, w]: [&Matrix; 2],
+        part: &[usize],
+    ) -> Result<Matrix> {
         let narrow = self.multiplied(node.inputs[0]).is_narrow();
         let experts = self.experts(node, self.extent(node.result, 0))?;
         let (k, n) = (self.width(node.inputs[0]), self.width(node.result));
         let transposed = node.op == (Op::GroupedGemm { transposed: true });
-        // A stored matrix, as rows.
-        let wide = if transposed { k } else { n };
         let mut near = vec![Near::unasked(); rows.len() * n];
         for e in 0..self.extent(node.inputs[1], 0) {
             let of_expert = |(_, row): &(usize, &usize)| experts.get(**row) == Some(&Some(e));
@@ -33,28 +77,45 @@ impl Dense<'_> {
             if mine.is_empty() {
                 continue;
             }
-            let left = x.pick(k, mine.iter().flat_map(|i| i * k..(i + 1) * k));
-            let right = match self.matrix_of(node.inputs[1], e)? {
-                Some(matrix) => matrix.pick(wide, 0..k * n),
-                None => w.pick(wide, e * k * n..(e + 1) * k * n),
+            let of_row = |i: &usize| {
+                let first = i * k;
+                part.iter().map(move |c| first + c)
             };
-            let turned = (0..k).flat_map(|c| (0..n).map(move |r| r * k + c));
-            let right = if transposed { right.pick(n, turned) } else { right };
-            let made = left.product(&right, mine.len(), k, narrow);
-            for (from, to) in mine.iter().enumerate() {
-                (0..n).for_each(|j| near[to * n + j] = made.at(from * n + j));
+            let left = x.pick(part.len(), mine.iter().flat_map(of_row));
+            let given = self.matrix_of(node.inputs[1], e)?;
+            // Columns of it, of which only so many are held at once.
+            let right = |columns: &Range<usize>| {
+                let place = |c: usize, j: usize| if transposed { j * k + c } else { c * n + j };
+                let places = part.iter().flat_map(|c| columns.clone().map(move |j| place(*c, j)));
+                match &given {
+                    Some(matrix) => Matrix::collect(columns.len(), places.map(|i| matrix.at(i))),
+                    None => w.pick(columns.len(), places.map(|i| e * k * n + i)),
+                }
+            };
+            let parts = (0..n).step_by(COLUMNS).map(|from| from..(from + COLUMNS).min(n));
+            let parts: Vec<Range<usize>> = parts.collect();
+            let made = math::each(&parts, &|columns| {
+                left.product(&right(columns), mine.len(), part.len(), narrow)
+            });
+            for (columns, made) in parts.iter().zip(made) {
+                for (from, to) in mine.iter().enumerate() {
+                    let row = &mut near[to * n..][columns.clone()];
+                    row.iter_mut().enumerate().for_each(|(j, x)| {
+                        *x = made.at(from * columns.len() + j);
+                    });
+                }
             }
         }
-        Ok(Value::Whole(Matrix::collect(n, near.into_iter())))
+        Ok(Matrix::collect(n, near.into_iter()))
     }
 
     /// Matrix `e` of the caller's stack, times the factors of its blocks if it has some; `None` of one that is made.
-    fn matrix_of(&self, stack: ValueId, e: usize) -> Result<Option<Matrix>> {
+    fn matrix_of(&self, stack: ValueId, e: usize) -> Result<Option<Stacked<'_>>> {
         let program = self.inputs.case().program;
         let given = |id: ValueId| program.tensors().get(id.index());
-        let one = |t| Ok::<_, HarnessError>(on(&self.input(t, Set::Chosen, &[e])?, 0)?.clone());
         if let Some(given) = given(stack) {
-            return one(given).map(Some);
+            let values = self.elements_of(given, e)?;
+            return Ok(Some(Stacked { values, factors: None }));
         }
         let Some(Def::Node(Node { op: Op::Dequantize(Factors::Blocks), inputs, .. })) =
             program.def(stack)
@@ -64,22 +125,33 @@ impl Dense<'_> {
         let (Some(values), Some(factors)) = (given(inputs[0]), given(inputs[1])) else {
             return Ok(None);
         };
-        let (values, factors) = (one(values)?, one(factors)?);
         // Rows, and columns of each; factors of the last two dimensions.
         let dims = |id| self.inputs.case().bound.shape(id).unwrap_or(&[]).to_vec();
         let (shape, blocks) = (dims(inputs[0]), dims(inputs[1]));
         let of = |dims: &[u64], from_end: usize| {
             dims.len().checked_sub(from_end).map_or(1, |d| dims[d].max(1) as usize)
         };
-        let [height, width] = [of(&shape, 2), of(&shape, 1)];
-        let (wide, each) = (of(&blocks, 1), of(&blocks, 2) * of(&blocks, 1));
-        let block = SCALE_BLOCK as usize;
-        let scaled = (0..values.len()).map(|i| {
-            let (row, column) = (i / width % height, i % width);
-            let at = i / width / height * each + row / block * wide + column / block;
-            values.at(i).mul(factors.at(at))
-        });
-        Ok(Some(Matrix::collect(width, scaled)))
+        let sizes = [of(&shape, 2), of(&shape, 1), of(&blocks, 2), of(&blocks, 1)];
+        let of_blocks = self.elements_of(factors, e)?;
+        let n = blocks.iter().skip(1).map(|n| *n as usize).product();
+        let of_blocks = (0..n).map(of_blocks).collect();
+        let values = self.elements_of(values, e)?;
+        Ok(Some(Stacked { values, factors: Some((of_blocks, sizes)) }))
+    }
+
+    /// The elements of a row of a tensor of the caller.
+    fn elements_of(&self, tensor: &Tensor, row: usize) -> Result<Elements<'_>> {
+        let width = self.width(tensor.id);
+        for rank in 0..self.inputs.case().ranks {
+            let layout = self.inputs.layout(tensor, rank)?;
+            if layout.rows().contains(&row) && layout.columns().len() == width {
+                let from = (row - layout.rows().start) * width;
+                let element = self.inputs.elements(self.launch, tensor, rank);
+                return Ok(Box::new(move |i| element(from + i)));
+            }
+        }
+        let all = on(&self.input(tensor, Set::Chosen, &[row])?, 0)?.clone();
+        Ok(Box::new(move |i| all.data[i]))
     }
 
     /// The factors of tokens in rows of experts, `[blocks, rows]`; those of no token are not judged.
@@ -128,9 +200,11 @@ impl Dense<'_> {
         Ok(match self.packed(counts.id, n_rows) {
             Some(packed) => packed.iter().map(|row| Some((*row)?.0)).collect(),
             None => {
-                let parts = 0..routing::parts(case, counts);
-                let of_ranks: Vec<_> =
-                    parts.map(|rank| self.inputs.counts(self.launch, counts, rank)).collect();
+                let parts = self.inputs.sharing(counts.id);
+                let of_ranks: Vec<_> = parts
+                    .into_iter()
+                    .map(|rank| self.inputs.counts(self.launch, counts, rank))
+                    .collect();
                 routing::experts(n_rows, &of_ranks)
             }
         })
@@ -169,7 +243,10 @@ impl Dense<'_> {
         let case = self.inputs.case();
         let of_rank = |tensor, rank| self.inputs.ids(self.launch, tensor, rank);
         let make = || match case.program.tensors().get(ids.index()) {
-            Some(tensor) => (0..case.ranks).flat_map(|rank| of_rank(tensor, rank)).collect(),
+            Some(tensor) => {
+                let ranks = self.inputs.sharing(ids);
+                ranks.into_iter().flat_map(|rank| of_rank(tensor, rank)).collect()
+            }
             None => Vec::new(),
         };
         known(&self.routes, |known| &mut known.ids, ids, make)
@@ -180,7 +257,8 @@ impl Dense<'_> {
         let case = self.inputs.case();
         let experts = routing::experts_of(case, ids)?;
         let slots = self.extent(ids, 1);
-        let of = (case.ranks, routing::keep(case, ids));
+        let ranks = self.inputs.sharing(ids).len();
+        let of = (ranks, routing::keep(case, ids, ranks));
         let make = || routing::packed(&self.ids(ids), slots, experts, rows, of);
         Some(known(&self.routes, |known| &mut known.packed, (ids, rows), make))
     }
@@ -229,7 +307,25 @@ impl Dense<'_> {
         tokens: &[usize],
         [y, dy]: [&Value; 2],
     ) -> Result<Value> {
-        let (y, dy) = (on(y, 0)?, on(dy, 0)?);
+        self.of_each(y, |rank, y| self.products_of(node, tokens, [y, on(dy, rank)?]))
+    }
+
+    /// What is made of a value; of contributions, of each.
+    fn of_each(
+        &self,
+        of: &Value,
+        make: impl Fn(usize, &Matrix) -> Result<Matrix>,
+    ) -> Result<Value> {
+        Ok(match of {
+            Value::Whole(whole) => Value::Whole(make(0, whole)?),
+            Value::Contributions(all) => {
+                let made = all.iter().enumerate().map(|(rank, one)| make(rank, one));
+                Value::Contributions(made.collect::<Result<_, _>>()?)
+            }
+        })
+    }
+
+    fn products_of(&self, node: &Node, tokens: &[usize], [y, dy]: [&Matrix; 2]) -> Result<Matrix> {
         let n = self.width(node.inputs[0]);
         let packed =
             self.packed(node.inputs[1], self.extent(node.inputs[0], 0)).unwrap_or_default();
@@ -248,7 +344,7 @@ impl Dense<'_> {
             }
         };
         let all = tokens.iter().flat_map(|t| (0..slots).map(move |j| (*t, j)));
-        Ok(Value::Whole(Matrix::collect(slots, all.map(product))))
+        Ok(Matrix::collect(slots, all.map(product)))
     }
 
     /// Tokens as weighted sums of their rows, of which `y` has those that are named beside it.
@@ -259,7 +355,16 @@ impl Dense<'_> {
         (y, held): (&Value, &[usize]),
         weights: &Value,
     ) -> Result<Value> {
-        let (y, weights) = (on(y, 0)?, on(weights, 0)?);
+        self.of_each(y, |rank, y| self.combined_of(node, tokens, (y, held), on(weights, rank)?))
+    }
+
+    fn combined_of(
+        &self,
+        node: &Node,
+        tokens: &[usize],
+        (y, held): (&Matrix, &[usize]),
+        weights: &Matrix,
+    ) -> Result<Matrix> {
         let n = self.width(node.result);
         let ids = node.inputs[1];
         let packed = self.packed(ids, self.extent(node.inputs[0], 0)).unwrap_or_default();
@@ -268,7 +373,7 @@ impl Dense<'_> {
             .enumerate()
             .filter_map(|(i, row)| Some((packed.get(*row).copied()??, i)))
             .collect();
-        let drops = routing::keep(self.inputs.case(), ids).is_some();
+        let drops = self.inputs.case().program.drops(ids);
         let (slots, ids) = (self.extent(ids, 1), self.ids(ids));
         let mut near = Vec::with_capacity(tokens.len() * n);
         for (i, token) in tokens.iter().enumerate() {
@@ -289,6 +394,6 @@ impl Dense<'_> {
                 terms.reduce(Near::add).unwrap_or_else(Near::unasked)
             }));
         }
-        Ok(Value::Whole(Matrix::collect(n, near.into_iter())))
+        Ok(Matrix::collect(n, near.into_iter()))
     }
 }

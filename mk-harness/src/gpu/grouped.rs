@@ -16,6 +16,9 @@ struct Stretch {
 
 /// What ranks were given of a tensor of integers: by rank.
 fn integers(s: &Setting<'_>, id: ValueId) -> Result<Vec<Vec<i32>>> {
+    if s.case.program.mesh_axes().len() > 1 {
+        return Err(HarnessError::unsupported("a GPU's reference of experts over two axes"));
+    }
     let of_rank = |rank: usize| {
         let tensor = s.case.program.tensors().get(id.index()).and_then(|t| s.held(rank, t));
         let tensor = tensor.ok_or_else(|| HarnessError::mismatch("integers that are made"))?;
@@ -41,7 +44,7 @@ impl Packed {
         let slots = s.case.bound.shape(ids).and_then(|d| d.get(1)).map_or(1, |n| *n as usize);
         let experts = routing::experts_of(s.case, ids).unwrap_or(1);
         let all = integers(s, ids)?.concat();
-        let of = (s.case.ranks, routing::keep(s.case, ids));
+        let of = (s.case.ranks, routing::keep(s.case, ids, s.case.ranks));
         let rows = routing::packed(&all, slots, experts, rows as usize * s.case.ranks, of);
         let places = rows.iter().enumerate().filter_map(|(row, of)| Some(((*of)?, row))).collect();
         Ok(Packed { ids: all, slots, rows, places })
@@ -72,7 +75,7 @@ fn stretches(s: &Setting<'_>, rank: usize, id: ValueId) -> Result<Vec<Stretch>> 
                 let mine = usize::try_from(e).ok().and_then(|e| e.checked_sub(rank * own));
                 mine.and_then(|e| counts.get_mut(e)).into_iter().for_each(|n| *n += 1);
             }
-            let keep = routing::keep(s.case, id).and_then(|n| i32::try_from(n).ok());
+            let keep = routing::keep(s.case, id, s.case.ranks).and_then(|n| i32::try_from(n).ok());
             counts.iter_mut().for_each(|n: &mut i32| *n = (*n).min(keep.unwrap_or(i32::MAX)));
             counts
         }

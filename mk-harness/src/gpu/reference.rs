@@ -374,7 +374,8 @@ impl Evaluator<'_, '_> {
         let &[batch, queries, heads, depth] = q.shape() else {
             return Err(HarnessError::mismatch("queries of other dimensions"));
         };
-        let o = self.make(DType::F32, &[batch, queries, heads, depth])?;
+        let wide = self.on(v_id, self.rank)?.shape().last().copied().unwrap_or(depth);
+        let o = self.make(DType::F32, &[batch, queries, heads, wide])?;
         let lse = self.make(DType::F32, &[batch, heads, queries])?;
         if o.elements() == 0 {
             return Ok((o, lse));
@@ -452,7 +453,7 @@ impl Evaluator<'_, '_> {
             keys: places(3)?,
             documents: self.documents(node)?,
         };
-        let [q, _, _, k, _] = operands;
+        let [q, _, _, k, v] = operands;
         let like = if of_queries { q.shape() } else { k.shape() };
         let x = self.make(DType::F32, like)?;
         if of_queries {
@@ -461,7 +462,7 @@ impl Evaluator<'_, '_> {
             }
             return Ok((x, None));
         }
-        let y = self.make(DType::F32, like)?;
+        let y = self.make(DType::F32, v.shape())?;
         if x.elements() > 0 {
             self.s.reference.attend_dkv([&x, &y], operands, how)?;
         }

@@ -33,6 +33,8 @@ pub struct Chain {
     pub drops: bool,
     /// Whether each rank brings its own number of tokens, none of them among others.
     pub own: bool,
+    /// Whether experts add vectors, before gates and to their results.
+    pub biased: bool,
 }
 
 /// A number, and how large the terms are that it is made of: what its roundings are relative to.
@@ -172,6 +174,9 @@ struct Given {
     gate: Vec<f32>,
     w1: Vec<f32>,
     w2: Vec<f32>,
+    /// Zeros where none are added.
+    b1: Vec<f32>,
+    b2: Vec<f32>,
     /// The result's gradient.
     dy: Vec<f32>,
     slots: usize,
@@ -179,13 +184,15 @@ struct Given {
     keep: usize,
 }
 
-/// The result, and gradients of tokens, weights and matrices.
+/// The result, and gradients of tokens, weights, matrices and vectors.
 struct Wanted {
     y: Vec<Real>,
     x: Vec<Real>,
     gate: Vec<Real>,
     w1: Vec<Real>,
     w2: Vec<Real>,
+    b1: Vec<Real>,
+    b2: Vec<Real>,
 }
 
 impl Given {
@@ -197,6 +204,8 @@ impl Given {
             gate: zeros(&self.gate),
             w1: zeros(&self.w1),
             w2: zeros(&self.w2),
+            b1: zeros(&self.b1),
+            b2: zeros(&self.b2),
         };
         let real = |list: &[f32]| list.iter().copied().map(Real::given).collect::<Vec<_>>();
         let mut rows = BTreeMap::<usize, usize>::new();
@@ -214,9 +223,16 @@ impl Given {
             let w2 = real(&self.w2[e * I * H..][..I * H]);
             let gate = Real::given(self.gate[slot]);
             let column = |c: usize| w1.iter().skip(c).step_by(2 * I).copied();
-            let h: Vec<Real> =
+            let mut h: Vec<Real> =
                 (0..2 * I).map(|c| Real::dot(x.iter().copied(), column(c))).collect();
+            let b1 = real(&self.b1[e * 2 * I..][..2 * I]);
+            h.iter_mut().zip(b1).for_each(|(h, b)| h.add(b));
             let mut of_gate = Real::default();
+            for (n, b) in real(&self.b2[e * H..][..H]).into_iter().enumerate() {
+                out.y[t * H + n].add(gate.times(b));
+                of_gate.add(b.times(dy[n]));
+                out.b2[e * H + n].add(gate.times(dy[n]));
+            }
             for i in 0..I {
                 let ([silu, slope], up) = (h[i].silu(), h[I + i]);
                 let a = silu.times(up);
@@ -229,6 +245,7 @@ impl Given {
                 let da = gate.times(u);
                 let dh = [da.times(up).times(slope), da.times(silu)];
                 for (c, d) in [i, I + i].into_iter().zip(dh) {
+                    out.b1[e * 2 * I + c].add(d);
                     for (k, x) in x.iter().enumerate() {
                         let at = (k * 2 * I) + c;
                         out.x[t * H + k].add(d.times(w1[at]));
@@ -259,6 +276,15 @@ const LAYER: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0
     dispatch(x, ids, capacity = R) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
 }";
 
+/// The layer with vectors that its experts add.
+fn biased(text: &str) -> String {
+    let parameters =
+        "w2: bf16[E, I, H] @ shard(0), b1: bf16[E, 2, I] @ shard(0), b2: bf16[E, H] @ shard(0)";
+    text.replace("w2: bf16[E, I, H] @ shard(0)", parameters)
+        .replace("(w1)", "(w1) -> bias(b1)")
+        .replace("(w2)", "(w2) -> bias(b2)")
+}
+
 impl Chain {
     /// Experts that ranks do not divide where there are three, and as many as slots at least.
     fn experts(&self) -> usize {
@@ -276,7 +302,14 @@ impl Chain {
             let own = own_rows(rank, ids.len() / self.slots);
             ids.iter_mut().skip(own * self.slots).filter(|_| self.own).for_each(|id| *id = -1);
         }
+        let mut vectors = |n: usize| -> Vec<f32> {
+            let made = list(n, 1.0);
+            if self.biased { made } else { vec![0.0; n] }
+        };
+        let [b1, b2] = [2 * I, H].map(|n| vectors(experts * n));
         Given {
+            b1,
+            b2,
             x: list(tokens * H, 1.0),
             ids,
             w1: list(experts * H * 2 * I, 0.5),
@@ -294,8 +327,11 @@ impl Chain {
         let text = if self.wide { LAYER.replace("ids: i32", "ids: i64") } else { LAYER.into() };
         let text = if self.drops { text.replace("= R", "= R, drop") } else { text };
         let text = if self.own { text.replace("fn layer", "fn layer<T: own>") } else { text };
+        let text = if self.biased { biased(&text) } else { text };
         let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
-        let gradient = grad(&program, Some(&[0, 2, 3, 4]), Saves::default());
+        let wanted = [0, 2, 3, 4, 5, 6];
+        let wanted = if self.biased { &wanted[..] } else { &wanted[..4] };
+        let gradient = grad(&program, Some(wanted), Saves::default());
         let gradient = gradient.unwrap_or_else(|e| panic!("{e}"));
         let what = format!("{self:?}, seed {seed}");
         let experts = self.experts();
@@ -324,7 +360,7 @@ fn run(
     seed: u64,
 ) {
     let ids: Vec<f32> = given.ids.iter().map(|id| *id as f32).collect();
-    let inputs = [&given.x, &ids, &given.gate, &given.w1, &given.w2];
+    let inputs = [&given.x, &ids, &given.gate, &given.w1, &given.w2, &given.b1, &given.b2];
     let mut held = Held::new();
     for rank in 0..forward.ranks {
         let parts = forward.program.tensors().iter().zip(inputs);
@@ -365,12 +401,29 @@ fn run(
     judge(&format!("{what}, y"), forward, (y, y), &held, (&wanted.y, H));
     for (parameter, source) in &gradient.gradients {
         let tensor = &forward.program.tensors()[*parameter];
-        let Source::Result(i) = *source else { panic!("{what}: {source:?}") };
         let (whole, width) = match tensor.name.as_str() {
             "x" => (&wanted.x, H),
             "gate" => (&wanted.gate, given.slots),
             "w1" => (&wanted.w1, H * 2 * I),
-            _ => (&wanted.w2, I * H),
+            "w2" => (&wanted.w2, I * H),
+            "b1" => (&wanted.b1, 2 * I),
+            _ => (&wanted.b2, H),
+        };
+        let i = match *source {
+            Source::Result(i) => i,
+            Source::Rows(i) => {
+                // Of each expert's rows, which are all alike, the first.
+                for rank in 0..backward.ranks {
+                    let all = behind.get_mut(&(rank, backward.program.results()[i]));
+                    let all = all.expect("a result");
+                    let expert = all.chunks(8 * width);
+                    let alike = |m: &[f32]| m.chunks(width).all(|row| row == &m[..width]);
+                    assert!(expert.clone().all(alike), "{what}, rank {rank}: rows differ");
+                    *all = expert.flat_map(|m| &m[..width]).copied().collect();
+                }
+                i
+            }
+            _ => panic!("{what}: {source:?}"),
         };
         let of = (tensor.id, backward.program.results()[i]);
         let what = format!("{what}, d_{}", tensor.name);

@@ -63,24 +63,27 @@ def call(text, at, operands):
 class Texts:
     """Forward and backward of one attention."""
 
-    def __init__(self, dtype, ring, words, longest, same, packed, sinks):
+    def __init__(self, dtype, ring, words, longest, same, packed, sinks, values):
         placed, turned = (f" @ {ring}(1)", f" @ {ring}(2)") if ring else ("", "")
         q, logs, stats = f"{dtype}[B, S, H, D]{placed}", f"f32[B, H, S]{turned}", f"f32[B, H, S, 4]{turned}"
         # One kernel has one length of a launch: that of both, or of keys.
         keys_dim = "S" if ring or longest and same else "T"
-        kv, dims = f"{dtype}[B, {keys_dim}, G, D]{placed}", f"<{keys_dim}: dyn <= {longest}>" if longest else ""
+        dims = f"<{keys_dim}: dyn <= {longest}>" if longest else ""
         over = lambda passed, op, rest: f"ring({passed}) -> {op}({rest}{words})" if ring else None
         if packed:
-            kv, words = f"{dtype}[B, S, G, D]{placed}", f"{words}, cu_seqlens = cu"
+            keys_dim, words = "S", f"{words}, cu_seqlens = cu"
+        # Heads of values may have other elements.
+        wide = "E" if values else "D"
+        k, v, do = f"{dtype}[B, {keys_dim}, G, D]{placed}", f"{dtype}[B, {keys_dim}, G, {wide}]{placed}", f"{dtype}[B, S, H, {wide}]{placed}"
         documents = ", cu: i32[N]" if packed else ""
-        keys, gradients = f"k: {kv}, v: {kv}{documents}", f"q: {q}, do: {q}, stats: {stats}, k: {kv}, v: {kv}{documents}"
+        keys, gradients = f"k: {k}, v: {v}{documents}", f"q: {q}, do: {do}, stats: {stats}, k: {k}, v: {v}{documents}"
         sums, given = (", sinks = s", ", s: f32[H]") if sinks else ("", "")
         o = over("k, v", "attention", f"q{sums}") or f"attention(q, k, v{sums}{words})"
         dq = over("k, v", "attention_dq", "q, do, stats") or f"attention_dq(q, do, stats, k, v{words})"
         dk = over("q, do, stats", "attention_dk", "k, v") or f"attention_dk(k, v, q, do, stats{words})"
         self.forward = f"fn attention{dims}(q: {q}, {keys}{given}) {{ let o = {o}; (o, o -> lse) }}"
         dims = dims if keys_dim == "S" else ""
-        self.stats = f"fn attention_stats{dims}(o: {q}, do: {q}, logs: {logs}) {{ o -> attention_stats(do, logs) }}"
+        self.stats = f"fn attention_stats{dims}(o: {do}, do: {do}, logs: {logs}) {{ o -> attention_stats(do, logs) }}"
         self.queries = f"fn attention_dq{dims}({gradients}) {{ {dq} }}"
         self.keys = f"fn attention_dk{dims}({gradients}) {{ let dk = {dk}; (dk, dk -> attention_dv) }}"
 
@@ -91,9 +94,9 @@ def _check(q, k, v, window, causal, softcap, sinks, enable_gqa, longest, ring):
             raise ArgumentError(f"`{name}` is {tuple(x.shape)}, and must be [B, H, S, D]")
         if x.dtype != q.dtype or x.device != q.device:
             raise ArgumentError(f"`{name}` is {x.dtype} on {x.device}, and `q` {q.dtype} on {q.device}")
-    if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ArgumentError(f"queries {tuple(q.shape)} do not go with keys {tuple(k.shape)} and values {tuple(v.shape)}: "
-                            "[B, H, S, D], and twice [B, G, T, D]")
+                            "[B, H, S, D], [B, G, T, D] and [B, G, T, E]")
     if q.shape[1] != k.shape[1] and not (enable_gqa and k.shape[1] and q.shape[1] % k.shape[1] == 0):
         raise ArgumentError(f"{q.shape[1]} heads of queries, and {k.shape[1]} of keys\n  help: pass enable_gqa=True, and a multiple of the heads of keys")
     if ring and q.shape[2] != k.shape[2]:
@@ -154,7 +157,7 @@ def attention(
     placement: Literal["zigzag", "shard"] = "zigzag",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``softmax(scale q k^T) v`` as ``torch.nn.functional.scaled_dot_product_attention`` has it: ``q`` is ``[B, H, S, D]``, ``k`` and ``v``
-    are ``[B, G, T, D]``, bfloat16 or float16, and so is the result. Views of contiguous ``[B, S, H, D]`` are taken as they are, others copied.
+    are ``[B, G, T, D]``, bfloat16 or float16, and so is the result; heads of values may have others than 192, 128. Views of contiguous ``[B, S, H, D]`` are taken as they are, others copied.
 
     ``causal``: a query sees the keys at its own position and before. The last query and the last key have one position, as in
     flash-attn and ``torch.nn.attention.bias.causal_lower_right``; ``is_causal`` of torch aligns the first ones. ``window`` is how many of those
@@ -194,7 +197,7 @@ def attention(
     for word, number in (("window", window), ("softcap", softcap), ("scale", scale)):
         words += f", {word} = {number}" if number is not None else ""
     at = _worlds.name(world) if world is not None else (q.device.type, q.device.index or 0)
-    texts = Texts(name, ring, words, longest, q.shape[2] == k.shape[2], bool(documents), sinks is not None)
+    texts = Texts(name, ring, words, longest, q.shape[2] == k.shape[2], bool(documents), sinks is not None, q.shape[3] != v.shape[3])
     operands = [x.transpose(1, 2).contiguous().to(dtype) for x in (q, k, v)]
     if return_lse or sinks is not None:
         from ._attend_sums import Attention

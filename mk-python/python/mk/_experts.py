@@ -26,6 +26,16 @@ def experts(values, value):
     return None
 
 
+def axis(program):
+    """The axis of a pipeline's mesh whose ranks share experts: the first, where nothing says which."""
+    for value in program["values"]:
+        at = {"grouped_gemm": 2, "grouped_wgrad": 2, "dispatch": 1}.get(value["op"])
+        if at is not None:
+            placements = program["values"][value["inputs"][at]]["placements"]
+            return next((axis for axis, p in placements.items() if tuple(p) == ("shard", 0)), program["axes"][0])
+    return program["axes"][0]
+
+
 def _uint8(x):
     import torch
 

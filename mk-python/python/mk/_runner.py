@@ -10,7 +10,7 @@ from . import _mk
 from ._errors import ArgumentError
 from ._evaluate import dtype, evaluate
 from ._fake import check
-from ._experts import Experts, experts, room
+from ._experts import Experts, axis, experts, room
 from ._meshes import along, parts
 from ._reference import ReferenceWorld
 
@@ -77,7 +77,7 @@ class Runner:
             if value["op"] == "dispatch" and value["dims"][0] not in sizes and isinstance(value["dims"][0], str):
                 of = lambda dim: sizes.get(dim, dim)
                 tokens, slots = (of(dim) for dim in self.values[value["inputs"][1]]["dims"])
-                sizes[value["dims"][0]] = room(tokens, slots, of(experts(self.values, value)), math.prod(n for n, _ in self._along.values()))
+                sizes[value["dims"][0]] = room(tokens, slots, of(experts(self.values, value)), self._along[axis(self.program)][0])
         while any(self._follow(sizes, *relation) for relation in self._views):
             pass
         return sizes
@@ -169,14 +169,13 @@ class Runner:
 
         def checked():
             sizes = self._checks._check(*tensors, out=out)
-            Experts(self.world.along(self.program["axes"][0]), self.values, lambda value: self.whole(value, sizes)).check(tensors)
+            Experts(self.world.along(axis(self.program)), self.values, lambda value: self.whole(value, sizes)).check(tensors)
             return sizes
 
         sizes = self.world.agree(checked, self.says)
         whole = lambda value: self.whole(value, sizes)
-        move, sequence, experts = self.world.move(whole), self.world.sequence(self.program["axes"], whole), None
-        if len(self.program["axes"]) == 1:
-            experts = Experts(self.world.along(self.program["axes"][0]), self.values, whole).run
+        move, sequence = self.world.move(whole), self.world.sequence(self.program["axes"], whole)
+        experts = Experts(self.world.along(axis(self.program)), self.values, whole).run
         tensors, cut = self._filled(torch, tensors, sizes)
         try:
             results = evaluate(torch, self.program, tensors, move, sequence, experts, widen=True, local=lambda value: self.local(value, sizes))
@@ -408,13 +407,14 @@ class Backward:
             given.clear()
         replaced = {i: t for (_, i), t in zip(self.added, into)}
         for (_, kind, i), tensor in zip(self.returned, out):
-            replaced.setdefault(i, tensor.unsqueeze(0) if kind == "row" else tensor)
+            if kind != "rows":
+                replaced.setdefault(i, tensor.unsqueeze(0) if kind == "row" else tensor)
         filled = self._filled(torch, tensors, into)
         tensors.clear()
         made, taken = self.runner.run(torch, filled, replaced), set()
         gradients = []
         for parameter, kind, i in self.returned:
-            gradient = made[i].select(0, 0) if kind == "row" else made[i]
+            gradient = made[i].select(("row", "rows").index(kind), 0) if kind in ("row", "rows") else made[i]
             # Two parameters may have one gradient, and results of a call share nothing.
             gradients.append(gradient.clone() if (kind, i) in taken else gradient)
             taken.add((kind, i))
@@ -425,8 +425,8 @@ class Backward:
 
     def fake(self, torch, tensors, into=()):
         made = self.runner.fake(torch, self._filled(torch, tensors, into))
-        shape = lambda kind, t: t.new_empty(t.shape[1:] if kind == "row" else t.shape)
-        return [shape(kind, made[i]) for _, kind, i in self.returned]
+        part = lambda kind, t: t.new_empty(t.shape).select(1, 0) if kind == "rows" else t.new_empty(t.shape[1:] if kind == "row" else t.shape)
+        return [part(kind, made[i]) for _, kind, i in self.returned]
 
     def flops(self, shapes):
         shapes, every = iter(shapes), []

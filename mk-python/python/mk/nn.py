@@ -196,34 +196,56 @@ class GatedMLP(_Layer):
 class _Experts(_Layer):
     """SwiGLU blocks of experts, of which each rank has ``experts / ranks``."""
 
-    def _experts(self, hidden, ffn, experts, own, device, dtype):
+    def _experts(self, hidden, ffn, experts, own, bias, device, dtype):
         self.hidden, self.ffn, self.experts = _size(hidden, "hidden"), _size(ffn, "ffn"), experts
         self.gate_up = self._weight(own, hidden, 2, ffn, fan_in=hidden, device=device, dtype=dtype)
         self.down = self._weight(own, ffn, hidden, fan_in=ffn, device=device, dtype=dtype)
+        self.gate_up_bias = self._weight(own, 2, ffn, fan_in=hidden, device=device, dtype=dtype) if bias else None
+        self.down_bias = self._weight(own, hidden, fan_in=ffn, device=device, dtype=dtype) if bias else None
         return _dtype(dtype)
 
+    def _biases(self):
+        return () if self.gate_up_bias is None else (self.gate_up_bias, self.down_bias)
+
+    def _stages(self, t, hidden):
+        """Their parameters in a text, and what stands behind each product."""
+        if self.gate_up_bias is None:
+            return "", "", ""
+        return f", b: {t}[E, 2, F] @ shard(0), c: {t}[E, {hidden}] @ shard(0)", " -> bias(b)", " -> bias(c)"
+
     @torch.no_grad()
-    def load(self, gate_up, down):
-        """Copies weights ``[experts / ranks, 2 * ffn, hidden]``, gates above ups, and ``[experts / ranks, hidden, ffn]``."""
+    def load(self, gate_up, down, gate_up_bias=None, down_bias=None):
+        """Copies weights ``[experts / ranks, 2 * ffn, hidden]``, gates above ups, and ``[experts / ranks, hidden, ffn]``, and biases
+        ``[experts / ranks, 2 * ffn]`` and ``[experts / ranks, hidden]``, where the layer has them."""
+        given = [gate_up_bias, down_bias]
+        if [t is not None for t in given] != [t is not None for t in (self.gate_up_bias, self.down_bias)]:
+            raise ArgumentError(f"the layer has {'no ' if self.gate_up_bias is None else ''}biases\n  help: give both, or none, as bias says")
         self.gate_up.copy_(self._turned(gate_up))
         self.down.copy_(down.transpose(1, 2))
+        if self.gate_up_bias is not None:
+            self.gate_up_bias.copy_(gate_up_bias.view(-1, 2, self.ffn))
+            self.down_bias.copy_(down_bias)
 
     def _turned(self, gate_up):
         return gate_up.view(-1, 2, self.ffn, self.hidden).permute(0, 3, 1, 2)
 
     def _load_from_state_dict(self, state, prefix, *rest):
-        own = range(len(self.down))
-        megatron = [[f"{prefix}linear_fc{i}.weight{e}" for e in own] for i in (1, 2)]
-        if all(name in state for names in megatron for name in names):
-            for names, name in zip(megatron, ("gate_up_proj", "down_proj")):
+        own, kinds = range(len(self.down)), ["weight"] if self.gate_up_bias is None else ["weight", "bias"]
+        megatron = {(i, kind): [f"{prefix}linear_fc{i}.{kind}{e}" for e in own] for i in (1, 2) for kind in kinds}
+        if all(name in state for names in megatron.values() for name in names):
+            for (i, kind), names in megatron.items():
+                name = ("gate_up_proj", "down_proj")[i - 1] + ("_bias" if kind == "bias" else "")
                 state[prefix + name] = torch.stack([state.pop(name) for name in names])
         if all(prefix + name in state for name in ("gate_up_proj", "down_proj")):
             state[f"{prefix}gate_up"] = self._turned(state.pop(f"{prefix}gate_up_proj"))
             state[f"{prefix}down"] = state.pop(f"{prefix}down_proj").transpose(1, 2)
+            if all(f"{prefix}{name}_proj_bias" in state for name in ("gate_up", "down")):
+                state[f"{prefix}gate_up_bias"] = state.pop(f"{prefix}gate_up_proj_bias").view(-1, 2, self.ffn)
+                state[f"{prefix}down_bias"] = state.pop(f"{prefix}down_proj_bias")
         super()._load_from_state_dict(state, prefix, *rest)
 
     def extra_repr(self):
-        return f"hidden={self.hidden}, ffn={self.ffn}, experts={self.experts}"
+        return f"hidden={self.hidden}, ffn={self.ffn}, experts={self.experts}, bias={self.gate_up_bias is not None}"
 
 
 class GroupedMLP(_Experts):
@@ -234,33 +256,34 @@ class GroupedMLP(_Experts):
 
     ``gate_up`` is ``[experts / ranks, hidden, 2, ffn]`` and ``down`` ``[experts / ranks, ffn, hidden]``. ``load(gate_up, down)`` takes this rank's
     experts as transformers has them, and ``load_state_dict`` as ``gate_up_proj`` and ``down_proj``, or as Megatron's ``linear_fc1.weight0``,
-    ``linear_fc2.weight0``, and so on.
+    ``linear_fc2.weight0``, and so on. With ``bias`` there are ``gate_up_bias``, ``[experts / ranks, 2, ffn]``, and ``down_bias``,
+    ``[experts / ranks, hidden]``, which are loaded as ``gate_up_proj_bias`` and ``down_proj_bias``, or ``linear_fc1.bias0``, and so on.
 
     ``fp8="1x128"``: forward in e4m3 as the linear layers', rows and matrices quantised in each call; gradients are those of bfloat16, for which forward
     runs again. A call is a graph break of ``torch.compile``.
     """
 
-    def __init__(self, hidden, ffn, experts, world, *, fp8=None, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
+    def __init__(self, hidden, ffn, experts, world, *, bias=False, fp8=None, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
         super().__init__()
-        t = self._experts(hidden, ffn, experts, _part(experts, world, "experts"), device, dtype)
-        options = _options(world, reserve_sms, options)
+        t = self._experts(hidden, ffn, experts, _part(experts, world, "experts"), bias, device, dtype)
+        options, (more, b, c) = _options(world, reserve_sms, options), self._stages(t, "K")
         self.function = compile(
-            f"""fn experts(x: {t}[R, K] @ shard(0), counts: i32[E] @ shard(0), w: {t}[E, K, 2, F] @ shard(0), v: {t}[E, F, K] @ shard(0)) {{
-                ragged(x, counts) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v)
+            f"""fn experts(x: {t}[R, K] @ shard(0), counts: i32[E] @ shard(0), w: {t}[E, K, 2, F] @ shard(0), v: {t}[E, F, K] @ shard(0){more}) {{
+                ragged(x, counts) -> grouped_gemm(w){b} -> swiglu -> grouped_gemm(v){c}
             }}""",
             world, **options)
         if fp8 is not None:
             _float8.check(fp8, dtype, ffn, "ffn")
             eight = compile(
-                """fn experts(x: e4m3[R, K] scaled(1, 128) @ shard(0), counts: i32[E] @ shard(0), w: e4m3[E, 2, F, K] scaled(128, 128) @ shard(0),
-                    v: e4m3[E, K, F] scaled(128, 128) @ shard(0)) {
-                    ragged(x, counts) -> grouped_gemm(w.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t)
-                }""",
+                f"""fn experts(x: e4m3[R, K] scaled(1, 128) @ shard(0), counts: i32[E] @ shard(0), w: e4m3[E, 2, F, K] scaled(128, 128) @ shard(0),
+                    v: e4m3[E, K, F] scaled(128, 128) @ shard(0){more}) {{
+                    ragged(x, counts) -> grouped_gemm(w.t){b} -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t){c}
+                }}""",
                 world, **options)
             self.function = _float8.Experts(eight, self.function, 2, True)
 
     def forward(self, x, counts):
-        return self.function(x, counts, self.gate_up, self.down)
+        return self.function(x, counts, self.gate_up, self.down, *self._biases())
 
 
 class MoE(_Experts):
@@ -272,11 +295,12 @@ class MoE(_Experts):
     Every rank has as many tokens, 0 or more; else all pass ``tokens``, the most that one of them has, the same in each call: the kernel takes fewer
     on each rank, or none. ``shared``, as ``x``, is added to the sums before they are rounded: what experts of all tokens make.
 
-    Parameters, their layouts and ``fp8`` are :class:`GroupedMLP`'s; in eight bits tokens travel so. Of experts that ranks do not divide, each has
+    Parameters, their layouts, ``bias`` and ``fp8`` are :class:`GroupedMLP`'s; in eight bits tokens travel so. Of experts that ranks do not divide, each has
     ``experts / ranks`` rounded up, and the last one the rest.
     """
 
-    def __init__(self, hidden, ffn, experts, top_k, world, *, fp8=None, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
+    def __init__(self, hidden, ffn, experts, top_k, world, *, bias=False, fp8=None, device=None, dtype=torch.bfloat16, reserve_sms=None,
+                 **options):
         super().__init__()
         self.top_k = _size(top_k, "top_k")
         if top_k > _size(experts, "experts"):
@@ -286,7 +310,7 @@ class MoE(_Experts):
         if each * (world.size - 1) >= experts:
             raise ArgumentError(f"experts is {experts}, and of {world.size} ranks with {each} each some have none\n  help: let every rank have one")
         own = min(each, experts - each * world.ranks[0])
-        t = self._experts(hidden, ffn, experts, own, device, dtype)
+        t = self._experts(hidden, ffn, experts, own, bias, device, dtype)
         options = _options(world, reserve_sms, options)
         if experts % world.size:
             options["dims"] = {**(options.get("dims") or {}), "E": experts}
@@ -301,20 +325,22 @@ class MoE(_Experts):
         t, world, options, fp8 = self._made_of
         if fp8 is not None and tokens is not None:
             raise ArgumentError("tokens is given, and layers of eight bits have as many on every rank\n  help: leave out tokens, or fp8")
-        own, more, add = "" if tokens is None else "<T: own>", f", s: {t}[T, H] @ shard(0)" if adds else "", " -> add(s)" if adds else ""
+        more, b, c = self._stages(t, "H")
+        own, add = "" if tokens is None else "<T: own>", " -> add(s)" if adds else ""
+        more += f", s: {t}[T, H] @ shard(0)" if adds else ""
         if tokens is not None:
             options = {**options, "dims": {**(options.get("dims") or {}), "T": tokens * world.size}}
         exact = compile(
             f"""fn moe{own}(x: {t}[T, H] @ shard(0), ids: i64[T, K] @ shard(0), weights: f32[T, K] @ shard(0),
             w: {t}[E, H, 2, F] @ shard(0), v: {t}[E, F, H] @ shard(0){more}) {{
-                dispatch(x, ids) -> grouped_gemm(w) -> swiglu -> grouped_gemm(v) -> combine(weights){add}
+                dispatch(x, ids) -> grouped_gemm(w){b} -> swiglu -> grouped_gemm(v){c} -> combine(weights){add}
             }}""",
             world, **options)
         if fp8 is None:
             return exact
         eight = f"""fn moe(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), weights: f32[T, K] @ shard(0),
             w: e4m3[E, 2, F, H] scaled(128, 128) @ shard(0), v: e4m3[E, H, F] scaled(128, 128) @ shard(0){more}) {{
-                x -> quantize(e4m3, 1, 128) -> dispatch(ids) -> grouped_gemm(w.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t)
+                x -> quantize(e4m3, 1, 128) -> dispatch(ids) -> grouped_gemm(w.t){b} -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t){c}
                     -> combine(weights){add}
             }}"""
         return _float8.Experts(compile(eight, world, **options), exact, 3, False)
@@ -329,7 +355,7 @@ class MoE(_Experts):
         rows = x.numel() // self.hidden
         if rows == 0 and tokens is None:
             # Ranks have as many tokens: there is nothing to do on any, and all gradients are zeros.
-            return x + sum(t.flatten()[:0].sum() for t in (weights, self.gate_up, self.down)).to(x.dtype)
+            return x + sum(t.flatten()[:0].sum() for t in (weights, self.gate_up, self.down, *self._biases())).to(x.dtype)
         parts = [x.reshape(rows, self.hidden), ids.reshape(-1, self.top_k).long(), weights.reshape(-1, self.top_k).float()]
         if shared is not None:
             parts.append(shared.reshape(rows, self.hidden))
@@ -339,7 +365,7 @@ class MoE(_Experts):
         key = shared is not None, tokens
         if key not in self._functions:
             self._functions[key] = self._function(*key)
-        return self._functions[key](*parts[:3], self.gate_up, self.down, *parts[3:]).view(x.shape)
+        return self._functions[key](*parts[:3], self.gate_up, self.down, *self._biases(), *parts[3:]).view(x.shape)
 
     def extra_repr(self):
         return f"{super().extra_repr()}, top_k={self.top_k}"

@@ -1,6 +1,6 @@
 //! Which network a world has.
 
-use super::options::{NetOptions, PATIENCE};
+use super::options::{ArenaMemory, NetOptions, PATIENCE};
 use crate::Error;
 use crate::driver;
 use crate::env;
@@ -57,6 +57,10 @@ pub(super) fn ends(network: &Network, world: &World, options: &NetOptions) -> Re
         }
         Network::Ofi(_) | Network::Verbs(_) => {
             let mut all = Vec::new();
+            let mut network = network.clone();
+            if let Network::Ofi(of) = &mut network {
+                of.gpu_memory |= options.memory == ArenaMemory::Gpu;
+            }
             for rank in ranks.clone() {
                 let own = || world.address().map_or("127.0.0.1".into(), |a| a.to_string());
                 let near = network.clone().near(&driver::pci(world.device(rank)?.ordinal)?, own);

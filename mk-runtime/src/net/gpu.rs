@@ -1,36 +1,275 @@
-//! A net arena in a GPU's memory: what a network card reads and writes there without the host.
+//! A net arena in a GPU's memory: what a network card, or another GPU's copy engine, reads and writes there without the
+//! host.
 
-use crate::Error;
-use crate::driver::cu;
+use crate::driver::{Context, attribute, can_access_peer, cu, ledger::between_launches};
 use crate::mem::DeviceBuffer;
-use crate::transport::{Dmabuf, Gpu, NetMemory};
+use crate::transport::{CopyEngine, Dmabuf, Gpu, NetMemory, TransportError};
 use crate::world::World;
+use crate::{Error, Result};
 use cudarc::driver::sys;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Alignment of base and length: pages of the GPU, and a multiple of the host's, as dmabufs ask for.
 const PAGE: u64 = 64 << 10;
+/// Streams that copy; one more sets words.
+const COPIES: usize = 4;
 
 /// Memory of a rank's GPU that can be an arena, zeroed. A transport that cannot reach it refuses it with the reason
 /// ([`register`](crate::transport::Transport::register)); pinned memory of the host serves then.
 #[derive(Debug)]
 pub struct GpuArena {
+    streams: Streams,
+    turn: AtomicUsize,
     buffer: DeviceBuffer,
     base: u64,
     bytes: u64,
 }
 
+/// Streams for copies, and the last one for words. Of the highest priority: others never share a queue of the GPU with
+/// the stream of a kernel, behind which they would wait.
+#[derive(Debug)]
+struct Streams {
+    context: Arc<Context>,
+    all: Vec<sys::CUstream>,
+}
+
+// SAFETY: a CUstream may be used from any thread.
+unsafe impl Send for Streams {}
+// SAFETY: as above.
+unsafe impl Sync for Streams {}
+
+impl Streams {
+    fn new(context: &Arc<Context>) -> Result<Streams> {
+        let mut this = Streams { context: context.clone(), all: Vec::new() };
+        let device = Some(context.ordinal());
+        let (mut lowest, mut highest) = (0, 0);
+        // They may wait for the GPU.
+        let _quiet = between_launches();
+        let _in = context.enter()?;
+        // SAFETY: valid out-pointers; the context is current.
+        unsafe { cu!(device, cuCtxGetStreamPriorityRange(&mut lowest, &mut highest)) }?;
+        for _ in 0..=COPIES {
+            let mut raw = std::ptr::null_mut();
+            let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            // SAFETY: as above.
+            unsafe { cu!(device, cuStreamCreateWithPriority(&mut raw, flags, highest)) }?;
+            this.all.push(raw);
+        }
+        Ok(this)
+    }
+
+    /// Enqueues, in the stream of this number.
+    fn enqueue(
+        &self,
+        which: usize,
+        enqueue: impl FnOnce(Option<i32>, sys::CUstream) -> Result<()>,
+    ) -> Result<()> {
+        let _in = self.context.enter()?;
+        enqueue(Some(self.context.ordinal()), self.all[which % self.all.len()])
+    }
+
+    fn wait(&self, which: usize) -> Result<()> {
+        self.enqueue(which, |device, stream| {
+            // SAFETY: our stream; its context is current.
+            unsafe { cu!(device, cuStreamSynchronize(stream)) }
+        })
+    }
+}
+
+impl Drop for Streams {
+    fn drop(&mut self) {
+        let destroyed = self.context.enter().and_then(|_in| {
+            let device = Some(self.context.ordinal());
+            // SAFETY: our streams; the driver finishes their work before it frees them.
+            self.all.iter().try_for_each(|s| unsafe { cu!(device, cuStreamDestroy_v2(*s)) })
+        });
+        if let Err(error) = destroyed {
+            tracing::warn!(%error, "streams of a net arena were not destroyed");
+        }
+    }
+}
+
 impl GpuArena {
-    /// Allocates at least so many bytes, in whole pages.
+    /// Allocates at least so many bytes, in whole pages, and lets the GPU reach those of this process's other ranks.
     ///
     /// # Errors
     /// [`Error::Cuda`], out of memory among others.
-    pub fn new(world: &World, rank: u32, bytes: u64) -> Result<GpuArena, Error> {
+    pub fn new(world: &World, rank: u32, bytes: u64) -> Result<GpuArena> {
         let bytes = bytes.max(1).next_multiple_of(PAGE);
         let buffer = DeviceBuffer::zeroed(world, rank, bytes + PAGE)?;
         let base = buffer.ptr().next_multiple_of(PAGE);
-        Ok(GpuArena { buffer, base, bytes })
+        let context = world.context(rank)?;
+        for other in world.local_ranks() {
+            reach(context, world.context(other)?)?;
+        }
+        let streams = Streams::new(context)?;
+        let arena = GpuArena { streams, turn: AtomicUsize::new(0), buffer, base, bytes };
+        // What the driver makes at the first use of a stream is made before a kernel runs.
+        for _ in 0..COPIES {
+            let (zero, at) = ([0; 8], arena.base());
+            // SAFETY: inside, and nobody's yet.
+            unsafe { arena.moved(zero.as_ptr(), at, 8, Some((at, 0))) }?;
+        }
+        // SAFETY: as above.
+        unsafe { arena.word(arena.base(), 0) }?;
+        arena.streams.wait(COPIES)?;
+        Ok(arena)
     }
+
+    /// Whether the GPU sees what a network card writes to its memory in the order in which it is written, so that a
+    /// word behind data needs no flush.
+    ///
+    /// # Errors
+    /// [`TransportError::Refused`] where the driver promises less, with the reason; [`Error::Cuda`].
+    pub(crate) fn visible(world: &World, rank: u32, transport: &str) -> Result<()> {
+        let ordinal = world.device(rank)?.ordinal;
+        let asked = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING;
+        let owner = sys::CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
+        let ordering = attribute(ordinal, asked)?;
+        promised(transport, ordinal, ordering, owner as i32).map_err(Error::Transport)
+    }
+
+    /// Copies bytes of it to the host, and waits.
+    ///
+    /// # Errors
+    /// [`TransportError::Memory`] for bytes that are not inside; [`Error::Cuda`].
+    pub fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.inside(at, out.len())?;
+        let from = self.base().wrapping_add(at as usize);
+        // SAFETY: inside, and `out` has as many bytes.
+        unsafe { self.moved(from, out.as_mut_ptr(), out.len() as u64, None) }
+    }
+
+    /// Copies bytes of the host into it, and waits.
+    ///
+    /// # Errors
+    /// As [`GpuArena::read`].
+    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.inside(at, bytes.len())?;
+        let to = self.base().wrapping_add(at as usize);
+        // SAFETY: inside, and `bytes` has as many.
+        unsafe { self.moved(bytes.as_ptr(), to, bytes.len() as u64, None) }
+    }
+
+    /// Fills bytes, and waits.
+    ///
+    /// # Errors
+    /// As [`GpuArena::read`].
+    pub(crate) fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
+        self.inside(at, bytes as usize)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let which = self.turn();
+        self.streams.enqueue(which, |device, stream| {
+            // SAFETY: inside.
+            unsafe { cu!(device, cuMemsetD8Async(self.base + at, byte, bytes as usize, stream)) }
+        })?;
+        self.streams.wait(which)
+    }
+
+    /// What kernels call its first byte.
+    pub(crate) fn device(&self) -> u64 {
+        self.base
+    }
+
+    fn inside(&self, at: u64, bytes: usize) -> Result<()> {
+        if at.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes) {
+            return Ok(());
+        }
+        let what = format!("{bytes} bytes at {at} of an arena of {}", self.bytes);
+        Err(Error::Transport(TransportError::Memory { what }))
+    }
+
+    /// A stream for copies.
+    fn turn(&self) -> usize {
+        self.turn.fetch_add(1, Ordering::Relaxed) % COPIES
+    }
+
+    /// # Safety
+    /// As [`CopyEngine::pull`].
+    unsafe fn moved(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        bytes: u64,
+        word: Option<(*mut u8, u32)>,
+    ) -> Result<()> {
+        let which = self.turn();
+        self.streams.enqueue(which, |device, stream| {
+            if bytes > 0 {
+                // SAFETY: the caller's. With unified addressing an address says where it is.
+                unsafe {
+                    cu!(device, cuMemcpyAsync(to as u64, from as u64, bytes as usize, stream))
+                }?;
+            }
+            // SAFETY: the caller's. Without a flag, behind a barrier of memory.
+            word.map_or(Ok(()), |(at, value)| unsafe {
+                cu!(device, cuStreamWriteValue32_v2(stream, at as u64, value, 0))
+            })
+        })?;
+        self.streams.wait(which)
+    }
+
+    /// # Safety
+    /// As [`CopyEngine::set`].
+    unsafe fn word(&self, at: *mut u8, value: u32) -> Result<()> {
+        self.streams.enqueue(COPIES, |device, stream| {
+            // SAFETY: the caller's.
+            unsafe { cu!(device, cuStreamWriteValue32_v2(stream, at as u64, value, 0)) }
+        })
+    }
+}
+
+impl CopyEngine for GpuArena {
+    unsafe fn pull(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        bytes: u64,
+        word: Option<(*mut u8, u32)>,
+    ) -> Result<(), String> {
+        // SAFETY: the caller's.
+        unsafe { self.moved(from, to, bytes, word) }.map_err(|e| e.to_string())
+    }
+
+    unsafe fn set(&self, word: *mut u8, value: u32) -> Result<(), String> {
+        // SAFETY: the caller's.
+        unsafe { self.word(word, value) }.map_err(|e| e.to_string())
+    }
+
+    fn settle(&self) -> Result<(), String> {
+        self.streams.wait(COPIES).map_err(|e| e.to_string())
+    }
+}
+
+/// Lets a GPU reach another's memory, where it can; otherwise copies go by way of the host.
+fn reach(from: &Context, to: &Context) -> Result<()> {
+    if from.ordinal() == to.ordinal() || !can_access_peer(from.ordinal(), to.ordinal())? {
+        return Ok(());
+    }
+    let _quiet = between_launches();
+    let _in = from.enter()?;
+    // SAFETY: a live context; its own is current.
+    let status = unsafe { sys::cuCtxEnablePeerAccess(to.raw(), 0) };
+    match status {
+        sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+        _ => crate::driver::check(status, "cuCtxEnablePeerAccess", Some(from.ordinal())),
+    }
+}
+
+/// The rule of visibility, by what the driver says of the GPU.
+fn promised(transport: &str, gpu: i32, ordering: i32, owner: i32) -> Result<(), TransportError> {
+    if ordering >= owner {
+        return Ok(());
+    }
+    let what = format!(
+        "GPU {gpu} may see a card's word before the data in front of it (GPUDirect write ordering {ordering}, and {owner} \
+         is needed); use pinned memory of the host"
+    );
+    Err(TransportError::Refused { transport: transport.into(), what })
 }
 
 // SAFETY: allocated in `new`, a page of room for the alignment, and freed with the value.
@@ -45,6 +284,10 @@ unsafe impl NetMemory for GpuArena {
 
     fn gpu(&self) -> Option<Gpu> {
         Some(Gpu { ordinal: self.buffer.device() })
+    }
+
+    fn copy_engine(&self) -> Option<&dyn CopyEngine> {
+        Some(self)
     }
 
     fn dmabuf(&self) -> Result<Dmabuf, String> {
@@ -62,5 +305,18 @@ unsafe impl NetMemory for GpuArena {
         // SAFETY: the driver has just made it for us.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Dmabuf { fd, offset: 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cards_write_to_gpus_that_see_it_in_order() {
+        assert_eq!(promised("verbs", 0, 100, 100), Ok(()));
+        assert_eq!(promised("verbs", 0, 200, 100), Ok(()));
+        let error = promised("verbs", 3, 0, 100).unwrap_err().to_string();
+        assert!(error.contains("GPU 3") && error.contains("write ordering 0"), "{error}");
     }
 }

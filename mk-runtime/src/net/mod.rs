@@ -1,7 +1,8 @@
 //! The network of a world: an endpoint, an arena and a proxy thread for each rank of this process, leased to instances.
 //!
-//! An instance gets a range of every rank's arena (`Leased`), and a fifo for each of its kernels. Both are pinned
-//! host memory, which the GPU reaches over PCIe, and a card or a copying thread directly. Ranges are freed when no rank
+//! An instance gets a range of every rank's arena (`Leased`), and a fifo for each of its kernels. Fifos are pinned
+//! host memory. So are arenas, which the GPU then reaches over PCIe, and a card or a copying thread directly, unless
+//! [`NetOptions::memory`] says that they are the GPU's. Ranges are freed when no rank
 //! sends there any more: in a world of processes, when the next instance is bound and all have dropped the one before.
 //!
 //! A world has one network ([`Net::of`]), made when it is first needed: the best that all its processes have
@@ -13,15 +14,16 @@ mod options;
 
 pub use choice::choose;
 pub use gpu::GpuArena;
-pub use options::NetOptions;
+pub use options::{ArenaMemory, NetOptions};
 
-use crate::Error;
+use crate::env;
 use crate::mem::Pinned;
 use crate::proxy::{
     Arena, Attached, Counts, Ends, Engine, Fifo, Lease, NetFault, Proxy, Watch, connect,
 };
 use crate::transport::{NetMemory, Network, Ordering, TransportError};
 use crate::world::{Deadline, World};
+use crate::{Error, Result};
 use mk_abi::NetLayout;
 use options::PATIENCE;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -88,7 +90,65 @@ impl Ranges {
 #[derive(Debug)]
 struct End {
     proxy: Proxy,
-    memory: Arc<Pinned>,
+    memory: Memory,
+}
+
+/// A rank's arena.
+#[derive(Clone, Debug)]
+enum Memory {
+    Host(Arc<Pinned>),
+    Gpu(Arc<GpuArena>),
+}
+
+impl Memory {
+    fn new(world: &World, rank: u32, options: &NetOptions) -> Result<Memory> {
+        let bytes = options.arena_bytes;
+        Ok(match options.memory {
+            ArenaMemory::Host => {
+                Memory::Host(Arc::new(Pinned::zeroed(world.context(rank)?, bytes)?))
+            }
+            ArenaMemory::Gpu => Memory::Gpu(Arc::new(GpuArena::new(world, rank, bytes)?)),
+        })
+    }
+
+    fn registered(&self) -> Arc<dyn NetMemory> {
+        match self {
+            Memory::Host(memory) => memory.clone(),
+            Memory::Gpu(memory) => memory.clone(),
+        }
+    }
+
+    /// What kernels call its first byte.
+    fn device(&self) -> u64 {
+        match self {
+            Memory::Host(memory) => memory.device(),
+            Memory::Gpu(memory) => memory.device(),
+        }
+    }
+
+    /// Words that are 0, and buffers of `poison`.
+    ///
+    /// # Safety
+    /// The range is inside, and no card and no kernel touches it.
+    unsafe fn clear(&self, base: u64, layout: &NetLayout, poison: u8) -> Result<()> {
+        let behind = layout.bytes - layout.buffers;
+        match self {
+            Memory::Host(memory) => {
+                // SAFETY: the caller's.
+                unsafe {
+                    let start = memory.host().add(base as usize);
+                    std::ptr::write_bytes(start, 0, layout.buffers as usize);
+                    let buffers = start.add(layout.buffers as usize);
+                    std::ptr::write_bytes(buffers, poison, behind as usize);
+                }
+                Ok(())
+            }
+            Memory::Gpu(memory) => {
+                memory.fill(base, layout.buffers, 0)?;
+                memory.fill(base + layout.buffers, behind, poison)
+            }
+        }
+    }
 }
 
 impl Net {
@@ -97,10 +157,19 @@ impl Net {
     ///
     /// # Errors
     /// As [`Net::open`]; [`TransportError::Unavailable`] where the processes have none in common, with what each lacks.
-    pub fn of(world: &World) -> Result<Net, Error> {
+    pub fn of(world: &World) -> Result<Net> {
         match Net::kept(world) {
             Some(net) => Ok(net),
-            None => Net::open(world, &choose(world)?, &NetOptions::default()),
+            None => {
+                let memory = match env::net_on_gpus()? {
+                    true => ArenaMemory::Gpu,
+                    false => ArenaMemory::Host,
+                };
+                let usual = NetOptions::default();
+                let arena_bytes = env::net_bytes()?.unwrap_or(usual.arena_bytes);
+                let options = NetOptions { memory, arena_bytes, ..usual };
+                Net::open(world, &choose(world)?, &options)
+            }
         }
     }
 
@@ -108,7 +177,7 @@ impl Net {
     ///
     /// # Errors
     /// [`Error::Shape`] for a world of one node, or one that has a network; as [`Net::over`].
-    pub fn open(world: &World, network: &Network, options: &NetOptions) -> Result<Net, Error> {
+    pub fn open(world: &World, network: &Network, options: &NetOptions) -> Result<Net> {
         let net = Net::over(world, network, options)?;
         match world.kept().set(Box::new(net.clone())) {
             Ok(()) => Ok(net),
@@ -125,7 +194,7 @@ impl Net {
     ///
     /// # Errors
     /// [`Error::Shape`] for a world of one node, and one of several processes; [`Error::Cuda`], [`Error::Transport`].
-    pub fn loopback(world: &World, ordering: Ordering, options: &NetOptions) -> Result<Net, Error> {
+    pub fn loopback(world: &World, ordering: Ordering, options: &NetOptions) -> Result<Net> {
         Net::over(world, &choice::inside(ordering), options)
     }
 
@@ -135,14 +204,14 @@ impl Net {
     /// # Errors
     /// [`Error::Shape`] for a world of one node, and for `loopback` between processes; [`Error::Cuda`],
     /// [`Error::Transport`].
-    pub fn over(world: &World, network: &Network, options: &NetOptions) -> Result<Net, Error> {
+    pub fn over(world: &World, network: &Network, options: &NetOptions) -> Result<Net> {
         let topology = *world.topology();
         if topology.nodes() < 2 {
             let what = "a network joins the ranks of several nodes, and the world has one".into();
             return Err(Error::Shape { what });
         }
         let opened = choice::ends(network, world, options);
-        let opened = opened.and_then(|ends| register(world, ends, options));
+        let opened = opened.and_then(|ends| register(world, network, ends, options));
         let deadline = Deadline::within(PATIENCE);
         let (mut ends, memories) = world.agree_within(CALL, opened, deadline)?;
         let mut gather = |mine: &[u8]| match world.group() {
@@ -154,10 +223,10 @@ impl Net {
         let connected = connect(&mut ends, world.size(), local, &mut gather);
         let start = |()| {
             let all = ends.into_iter().zip(memories).map(|((rank, end), memory)| {
-                let engine = Engine::new(rank, world.size(), end, memory.clone());
+                let engine = Engine::new(rank, world.size(), end, memory.registered());
                 Ok(End { proxy: Proxy::start(rank, engine, options.drain)?, memory })
             });
-            all.collect::<Result<Vec<_>, Error>>()
+            all.collect::<Result<Vec<_>>>()
         };
         // Nobody sends before all are connected.
         let joined = world.agree_within(CALL, connected.and_then(start), deadline)?;
@@ -197,7 +266,7 @@ impl Net {
         layout: &NetLayout,
         poison: u8,
         deadline: Deadline,
-    ) -> Result<Leased, Error> {
+    ) -> Result<Leased> {
         let group = world.group();
         let said = match group {
             Some(group) => group.all_gather(LEASE, &self.ranges().said(), deadline)?,
@@ -223,17 +292,12 @@ impl Net {
         layout: &NetLayout,
         lease: Lease,
         poison: u8,
-    ) -> Result<Leased, Error> {
+    ) -> Result<Leased> {
         let mut leased =
             Leased { net: self.clone(), lease, fifos: Vec::new(), group: world.group().is_some() };
         for (rank, end) in (self.inner.first..).zip(&self.inner.ends) {
-            let (base, buffers) = (lease.base as usize, layout.buffers as usize);
             // SAFETY: the range is inside the arena, and leased to nobody else: no card and no kernel touches it.
-            unsafe {
-                let start = end.memory.host().add(base);
-                std::ptr::write_bytes(start, 0, buffers);
-                std::ptr::write_bytes(start.add(buffers), poison, layout.bytes as usize - buffers);
-            }
+            unsafe { end.memory.clear(lease.base, layout, poison) }?;
             let fifo = Pinned::zeroed(world.context(rank)?, Fifo::bytes(layout.fifo))?;
             leased.fifos.push(Arc::new(fifo));
         }
@@ -244,13 +308,18 @@ impl Net {
 /// Gives each end an arena.
 fn register(
     world: &World,
+    network: &Network,
     mut ends: Ends,
     options: &NetOptions,
-) -> Result<(Ends, Vec<Arc<Pinned>>), Error> {
+) -> Result<(Ends, Vec<Memory>)> {
     let mut memories = Vec::new();
     for (rank, end) in &mut ends {
-        let memory = Arc::new(Pinned::zeroed(world.context(*rank)?, options.arena_bytes)?);
-        end.register(memory.clone())?;
+        // A copy engine sets a word behind its own data; a card's writes must be seen in order.
+        if options.memory == ArenaMemory::Gpu && !matches!(network, Network::Loopback(_)) {
+            GpuArena::visible(world, *rank, &network.label())?;
+        }
+        let memory = Memory::new(world, *rank, options)?;
+        end.register(memory.registered())?;
         memories.push(memory);
     }
     Ok((ends, memories))

@@ -6,11 +6,24 @@ use std::time::Duration;
 /// How long processes wait for each other where the caller gives no time.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Where arenas are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ArenaMemory {
+    /// Pinned memory of the host.
+    #[default]
+    Host,
+    /// Memory of each rank's GPU. Refused where the network cannot reach it, or the GPU might see a word before its
+    /// data.
+    Gpu,
+}
+
 /// Of what a [`Net`](super::Net) is made.
 #[derive(Clone, Debug)]
 pub struct NetOptions {
     /// Bytes of each rank's arena, in which all its instances have their ranges.
     pub arena_bytes: u64,
+    /// Where it is.
+    pub memory: ArenaMemory,
     /// How long writes may take to end when an instance is dropped, or the network closed.
     pub drain: Duration,
     /// A slower, less orderly or broken network than it is.
@@ -20,10 +33,11 @@ pub struct NetOptions {
 }
 
 impl Default for NetOptions {
-    /// 256 MiB, 10 s, as fast as it is, two threads for each rank.
+    /// 256 MiB of the host, 10 s, as fast as it is, two threads for each rank.
     fn default() -> NetOptions {
         NetOptions {
             arena_bytes: 256 << 20,
+            memory: ArenaMemory::Host,
             drain: Duration::from_secs(10),
             shape: Shape::default(),
             threads: 2,

@@ -10,7 +10,6 @@ use mk_abi::NetLayout;
 use mk_abi::device::{NO_WORD, NetCommand, NetCommandKind};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering as Atomic};
 use std::time::Duration;
 
 /// Commands of an instance that are taken in one step, so that another's are not held up.
@@ -272,9 +271,10 @@ impl Engine {
         };
         if kind == NetCommandKind::Enter {
             let hash = x.lease.base + x.layout.hash(self.world, c.epoch, self.rank);
-            store(&*self.memory, hash, c.launch_hash);
+            self.transport.raise(hash, c.launch_hash)?;
             (write.from, write.to, write.bytes) = (hash, hash, 4);
         }
+        let x = &self.instances[i];
         let word = (c.remote_word != NO_WORD).then_some(c.remote_word);
         let notify = match word {
             None => Notify::Nothing,
@@ -422,12 +422,4 @@ impl Drop for Engine {
 
 fn bad(c: &NetCommand, what: String) -> TransportError {
     TransportError::Command { seq: c.seq, epoch: c.epoch, what }
-}
-
-/// Sets a word that this rank sends from. Inside: the layout was checked when its instance was attached.
-fn store(memory: &dyn NetMemory, at: u64, value: u32) {
-    debug_assert!(at.is_multiple_of(4) && at + 4 <= memory.bytes());
-    // SAFETY: inside, aligned, and accessed as an atomic word by all.
-    let word = unsafe { AtomicU32::from_ptr(memory.base().add(at as usize).cast()) };
-    word.store(value, Atomic::Release);
 }

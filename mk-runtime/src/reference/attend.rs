@@ -63,8 +63,8 @@ pub struct AttendGrad<'d> {
 }
 
 impl Reference {
-    /// Attention in fp32: `o` f32 `[B, S, H, D]` and `lse` f32 `[B, H, S]` from `q` `[B, S, H, D]` and `k`, `v` `[B, T,
-    /// G, D]`, of any float types, `D` at most 256. All on one rank.
+    /// Attention in fp32: `o` f32 `[B, S, H, E]` and `lse` f32 `[B, H, S]` from `q` `[B, S, H, D]`, `k` `[B, T, G, D]` and
+    /// `v` `[B, T, G, E]`, of any float types, `D` and `E` at most 256. All on one rank.
     ///
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape) for shapes, types or ranks that do not fit; [`Error::Cuda`](crate::Error::Cuda).
@@ -78,12 +78,14 @@ impl Reference {
         let (&[batch, queries, heads, depth], &[batch_k, keys, groups, depth_k]) = shapes else {
             return Err(mismatch(format!("attention of {:?} to {:?}", q.shape(), k.shape())));
         };
+        let wide = v.shape().last().copied().unwrap_or(0);
         let fits = (batch, depth) == (batch_k, depth_k)
             && depth <= 256
             && groups > 0
             && heads.is_multiple_of(groups)
-            && (k.shape(), k.dtype()) == (v.shape(), v.dtype())
-            && o.shape() == q.shape()
+            && (&k.shape()[..3], k.dtype()) == (v.shape().get(..3).unwrap_or(&[]), v.dtype())
+            && wide <= 256
+            && o.shape() == [batch, queries, heads, wide]
             && lse.shape() == [batch, heads, queries]
             && [o.dtype(), lse.dtype()] == [DType::F32; 2]
             && how.sinks.is_none_or(|s| (s.shape(), s.dtype()) == (&[heads][..], DType::F32));
@@ -97,7 +99,7 @@ impl Reference {
         let (kernels, context) = self.on(o.rank())?;
         let params = [o, lse, q, k, v].iter().fold(Params::new(), |p, t| p.word(t.as_arg().ptr()));
         let places = [how.first as u64, how.count, how.second as u64];
-        let sizes = [[batch, queries, keys], [heads, groups, depth], places].concat();
+        let sizes = [&[batch, queries, keys, heads, groups, depth, wide][..], &places].concat();
         let params = sizes.into_iter().chain(begins(how.documents)).fold(params, Params::word);
         let params = params
             .word(begins(how.sinks)[0])
@@ -160,7 +162,7 @@ impl Reference {
     ) -> Result<()> {
         let [q, ..] = operands;
         let rows = q.elements().checked_div(q.shape().last().copied().unwrap_or(1)).unwrap_or(0);
-        let params = self.gradient(&[dq], operands, q.shape(), how)?;
+        let params = self.gradient(&[(dq, q.shape())], operands, how)?;
         let (kernels, context) = self.on(q.rank())?;
         params.run(&kernels.attend_dq, context, [flat(rows.saturating_mul(32)), 1])
     }
@@ -175,41 +177,44 @@ impl Reference {
         operands: [&DeviceTensor; 5],
         how: AttendGrad<'_>,
     ) -> Result<()> {
-        let [_, _, _, k, _] = operands;
+        let [_, _, _, k, v] = operands;
         let rows = k.elements().checked_div(k.shape().last().copied().unwrap_or(1)).unwrap_or(0);
-        let params = self.gradient(&[dk, dv], operands, k.shape(), how)?;
+        let params = self.gradient(&[(dk, k.shape()), (dv, v.shape())], operands, how)?;
         let (kernels, context) = self.on(k.rank())?;
         params.run(&kernels.attend_dkv, context, [flat(rows.saturating_mul(32)), 1])
     }
 
     fn gradient(
         &self,
-        results: &[&DeviceTensor],
+        results: &[(&DeviceTensor, &[u64])],
         [q, d_o, stats, k, v]: [&DeviceTensor; 5],
-        shape: &[u64],
         how: AttendGrad<'_>,
     ) -> Result<Params> {
         let shapes = (q.shape(), k.shape());
         let (&[batch, queries, heads, depth], &[batch_k, keys, groups, depth_k]) = shapes else {
             return Err(mismatch(format!("attention of {:?} to {:?}", q.shape(), k.shape())));
         };
+        let wide = v.shape().last().copied().unwrap_or(0);
         let fits = (batch, depth) == (batch_k, depth_k)
             && depth <= 256
             && groups > 0
             && heads.is_multiple_of(groups)
-            && (k.shape(), k.dtype()) == (v.shape(), v.dtype())
-            && (q.shape(), q.dtype()) == (d_o.shape(), d_o.dtype())
+            && wide <= 256
+            && (&[batch, keys, groups, wide][..], k.dtype()) == (v.shape(), v.dtype())
+            && (&[batch, queries, heads, wide][..], q.dtype()) == (d_o.shape(), d_o.dtype())
             && stats.shape() == [batch, heads, queries, 4]
             && stats.dtype() == DType::F32
-            && results.iter().all(|t| t.shape() == shape && t.dtype() == DType::F32);
+            && results.iter().all(|(t, shape)| t.shape() == *shape && t.dtype() == DType::F32);
+        let made = results.iter().map(|(t, _)| *t);
         if !fits {
             let all = [q, d_o, stats, k, v].map(|t| t.shape().to_vec());
-            return Err(mismatch(format!("gradients of attention of {all:?} are not {shape:?}")));
+            let made: Vec<_> = made.map(|t| t.shape().to_vec()).collect();
+            return Err(mismatch(format!("gradients of attention of {all:?} are not {made:?}")));
         }
-        let all: Vec<_> = results.iter().copied().chain([q, d_o, stats, k, v]).collect();
+        let all: Vec<_> = made.chain([q, d_o, stats, k, v]).collect();
         same_rank(&all)?;
         let params = all.iter().fold(Params::new(), |p, t| p.word(t.as_arg().ptr()));
-        let sizes = [batch, queries, keys, heads, groups, depth];
+        let sizes = [batch, queries, keys, heads, groups, depth, wide];
         let places = [how.queries, how.keys].map(|p| [p.first as u64, p.count, p.second as u64]);
         let params_of =
             sizes.into_iter().chain(places.into_iter().flatten()).chain(begins(how.documents));

@@ -207,13 +207,13 @@ struct Documents {
   }
 };
 
-// o = softmax(scale * q k^T) v and the logarithms of the softmax's sums, for q and o [batch, queries, heads, depth], k and v
-// [batch, keys, groups, depth], lse [batch, heads, queries]; depth <= 256. Of `queries`, `count` are at `first` of the sequence and behind
+// o = softmax(scale * q k^T) v and the logarithms of the softmax's sums, for q [batch, queries, heads, depth], k [batch, keys, groups, depth],
+// v and o with `wide` elements of a head, lse [batch, heads, queries]; depth and wide <= 256. Of `queries`, `count` are at `first` of the sequence and behind
 // it, the others at `second`. Sums of a head have the exponential of its sink, where there are some. A warp for each row, two passes over the
 // keys: the maximum, then sums.
 extern "C" __global__ void __launch_bounds__(256) reference_attend(
     float* o, float* lse, const void* q, const void* k, const void* v, u64 batch, u64 queries, u64 keys, u64 heads,
-    u64 groups, u64 depth, i64 first, u64 count, i64 second, const i32* begins, u64 entries, const float* sinks, u32 causal, u32 window,
+    u64 groups, u64 depth, u64 wide, i64 first, u64 count, i64 second, const i32* begins, u64 entries, const float* sinks, u32 causal, u32 window,
     float scale, float cap, u32 q_dtype, u32 k_dtype) {
   const u32 lane = threadIdx.x % 32;
   const u64 rows = batch * queries * heads, warps = (u64)gridDim.x * (blockDim.x / 32);
@@ -245,14 +245,14 @@ extern "C" __global__ void __launch_bounds__(256) reference_attend(
     }
     for (u64 j = from; j < seen; ++j) {
       const float p = nan ? __int_as_float(0x7fffffff) : expf(score(j) - largest);
-      const u64 at = ((b * keys + j) * groups + g) * depth;
+      const u64 at = ((b * keys + j) * groups + g) * wide;
       sum += p;
       for (int e = 0; e < 8; ++e)
-        if (lane + 32 * e < depth) acc[e] = fmaf(p, load(v, k_dtype, at + lane + 32 * e), acc[e]);
+        if (lane + 32 * e < wide) acc[e] = fmaf(p, load(v, k_dtype, at + lane + 32 * e), acc[e]);
     }
     if (sinks) sum += expf(sink - largest);
     for (int e = 0; e < 8; ++e)
-      if (lane + 32 * e < depth) o[row * depth + lane + 32 * e] = seen ? acc[e] / sum : 0.f;
+      if (lane + 32 * e < wide) o[row * wide + lane + 32 * e] = seen ? acc[e] / sum : 0.f;
     if (lane == 0) lse[(b * heads + h) * queries + i] = seen || sinks ? largest + logf(sum) : __int_as_float(0xff800000);
   }
 }
@@ -308,7 +308,7 @@ __device__ void store_row(float* to, const float (&x)[8], float factor, u64 row,
 // Gradients of queries: a warp for each row.
 extern "C" __global__ void __launch_bounds__(256) reference_attend_dq(
     float* dq, const void* q, const void* d_o, const float* stats, const void* k, const void* v, u64 batch, u64 queries, u64 keys,
-    u64 heads, u64 groups, u64 depth, i64 q_first, u64 q_count, i64 q_second, i64 k_first, u64 k_count,
+    u64 heads, u64 groups, u64 depth, u64 wide, i64 q_first, u64 q_count, i64 q_second, i64 k_first, u64 k_count,
     i64 k_second, const i32* begins, u64 entries, u32 causal, u32 window, float scale, float cap, u32 q_dtype, u32 k_dtype) {
   const Documents documents{begins, entries};
   const Places q_places{q_first, q_count, q_second}, k_places{k_first, k_count, k_second};
@@ -317,14 +317,14 @@ extern "C" __global__ void __launch_bounds__(256) reference_attend_dq(
     const u64 h = row % heads, i = row / heads % queries, b = row / heads / queries, g = h / (heads / groups);
     float x[8], d[8], y[8], z[8], sum[8] = {};
     load_row(x, q, q_dtype, row, depth);
-    load_row(d, d_o, q_dtype, row, depth);
+    load_row(d, d_o, q_dtype, row, wide);
     const float* of = stats + ((b * heads + h) * queries + i) * 4;
     for (u64 j = 0; j < keys; ++j) {
       if (causal && k_places(j) > q_places(i)) continue;
       if (window && k_places(j) + window <= q_places(i)) continue;
       if (documents.apart(q_places(i), k_places(j))) continue;
       load_row(y, k, k_dtype, (b * keys + j) * groups + g, depth);
-      load_row(z, v, k_dtype, (b * keys + j) * groups + g, depth);
+      load_row(z, v, k_dtype, (b * keys + j) * groups + g, wide);
       const Pair p = pair(x, d, y, z, scale, cap, of[0], of[1]);
       for (int e = 0; e < 8; ++e) sum[e] = fmaf(p.slope, y[e], sum[e]);
     }
@@ -335,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(256) reference_attend_dq(
 // Gradients of keys and values: a warp for each row, over all heads of its group.
 extern "C" __global__ void __launch_bounds__(256) reference_attend_dkv(
     float* dk, float* dv, const void* q, const void* d_o, const float* stats, const void* k, const void* v, u64 batch, u64 queries,
-    u64 keys, u64 heads, u64 groups, u64 depth, i64 q_first, u64 q_count, i64 q_second, i64 k_first, u64 k_count,
+    u64 keys, u64 heads, u64 groups, u64 depth, u64 wide, i64 q_first, u64 q_count, i64 q_second, i64 k_first, u64 k_count,
     i64 k_second, const i32* begins, u64 entries, u32 causal, u32 window, float scale, float cap, u32 q_dtype, u32 k_dtype) {
   const Documents documents{begins, entries};
   const Places q_places{q_first, q_count, q_second}, k_places{k_first, k_count, k_second};
@@ -344,21 +344,21 @@ extern "C" __global__ void __launch_bounds__(256) reference_attend_dkv(
     const u64 g = row % groups, j = row / groups % keys, b = row / groups / keys;
     float x[8], d[8], y[8], z[8], of_key[8] = {}, of_value[8] = {};
     load_row(y, k, k_dtype, row, depth);
-    load_row(z, v, k_dtype, row, depth);
+    load_row(z, v, k_dtype, row, wide);
     for (u64 h = g * (heads / groups); h < (g + 1) * (heads / groups); ++h) {
       for (u64 i = 0; i < queries; ++i) {
         if (causal && k_places(j) > q_places(i)) continue;
         if (window && k_places(j) + window <= q_places(i)) continue;
         if (documents.apart(q_places(i), k_places(j))) continue;
         load_row(x, q, q_dtype, (b * queries + i) * heads + h, depth);
-        load_row(d, d_o, q_dtype, (b * queries + i) * heads + h, depth);
+        load_row(d, d_o, q_dtype, (b * queries + i) * heads + h, wide);
         const float* of = stats + ((b * heads + h) * queries + i) * 4;
         const Pair p = pair(x, d, y, z, scale, cap, of[0], of[1]);
         for (int e = 0; e < 8; ++e) of_key[e] = fmaf(p.slope, x[e], of_key[e]), of_value[e] = fmaf(p.weight, d[e], of_value[e]);
       }
     }
     store_row(dk, of_key, scale, row, depth);
-    store_row(dv, of_value, 1.f, row, depth);
+    store_row(dv, of_value, 1.f, row, wide);
   }
 }
 

@@ -1,4 +1,6 @@
 //! Transport `loopback`: ranks of one process, and threads of the host that copy between their arenas, as cards would.
+//! Arenas in memory of GPUs are copied by the receiving GPU's copy engines. Copies inside one GPU stand still while a
+//! kernel fills it, so that peers on one GPU are refused.
 //!
 //! A [`LoopbackNetwork`] has an end for each rank and a few copying threads. In order, a lane belongs to one thread;
 //! unordered, writes go to the threads by turns, and overtake each other. A copy holds both arenas, so that an arena
@@ -10,6 +12,7 @@ use super::{
     check_write, memory,
 };
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
@@ -113,7 +116,7 @@ impl LoopbackNetwork {
             lanes,
             depth,
             max_bytes: 1 << 30,
-            gpu_memory: false,
+            gpu_memory: true,
         };
         Ok(Loopback {
             rank,
@@ -122,6 +125,7 @@ impl LoopbackNetwork {
             peers: HashMap::new(),
             outstanding: 0,
             turn: rank as usize,
+            raised: 0..0,
             closed: false,
         })
     }
@@ -149,6 +153,8 @@ pub struct Loopback {
     outstanding: usize,
     /// The thread that has the next unordered write.
     turn: usize,
+    /// Where words of a GPU may not be set yet.
+    raised: Range<u64>,
     closed: bool,
 }
 
@@ -178,6 +184,9 @@ impl Loopback {
     /// No peer's write reaches the arena from here on; it waits for copies that do.
     fn close(&mut self) {
         self.closed = true;
+        if let Some(Err(error)) = self.arena().ok().map(|arena| memory::settle(&*arena.memory)) {
+            tracing::warn!(rank = self.rank, %error, "words of a closed end may not be set");
+        }
         *self.end().arena.write().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
@@ -188,7 +197,7 @@ impl Transport for Loopback {
     }
 
     fn register(&mut self, memory: Arc<dyn NetMemory>) -> Result<(), TransportError> {
-        if let Some(gpu) = memory.gpu() {
+        if let Some(gpu) = memory.gpu().filter(|_| memory.copy_engine().is_none()) {
             let what =
                 format!("memory of GPU {}: its threads copy memory of the host", gpu.ordinal);
             return Err(TransportError::Refused { transport: self.caps.name.clone(), what });
@@ -218,6 +227,19 @@ impl Transport for Loopback {
             );
             return Err(TransportError::Card { what });
         }
+        let gpu = self.arena()?.memory.gpu();
+        let there = self.wires.ends[peer as usize].arena.read();
+        let there = there.unwrap_or_else(PoisonError::into_inner);
+        let theirs = there.as_ref().and_then(|arena| arena.memory.gpu());
+        if let Some(gpu) = gpu.filter(|gpu| theirs.as_ref() == Some(gpu)) {
+            let what = format!(
+                "ranks {} and {peer} have arenas on GPU {}, inside which copies stand still while a kernel fills it; use \
+                 pinned memory of the host",
+                self.rank, gpu.ordinal
+            );
+            return Err(TransportError::Refused { transport: self.caps.name.clone(), what });
+        }
+        drop(there);
         self.peers.insert(peer, card);
         Ok(())
     }
@@ -233,9 +255,17 @@ impl Transport for Loopback {
         if self.outstanding >= self.caps.depth {
             return Ok(Posted::WouldBlock);
         }
+        if write.from < self.raised.end && self.raised.start < write.from + write.bytes {
+            memory::settle(&*self.arena()?.memory)?;
+            self.raised = 0..0;
+        }
         let jobs = locked(&self.wires.jobs);
         let thread = match self.caps.ordering {
-            Ordering::InOrder => (write.peer as usize).wrapping_mul(31) + write.lane as usize,
+            // Lanes of several ranks to threads of their own, where there are as many.
+            Ordering::InOrder => {
+                let before = (self.rank as usize).wrapping_mul(self.caps.lanes as usize);
+                (write.peer as usize).wrapping_mul(31) + before + write.lane as usize
+            }
             Ordering::Unordered => {
                 self.turn = self.turn.wrapping_add(1);
                 self.turn
@@ -250,7 +280,13 @@ impl Transport for Loopback {
     }
 
     fn raise(&mut self, at: u64, value: u32) -> Result<(), TransportError> {
-        memory::raise(&*self.arena()?.memory, at, value)
+        let memory = self.arena()?.memory;
+        memory::raise_soon(&*memory, at, value)?;
+        if memory.copy_engine().is_some() {
+            let Range { start, end } = self.raised.clone();
+            self.raised = if start == end { at..at + 4 } else { start.min(at)..end.max(at + 4) };
+        }
+        Ok(())
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), TransportError> {
@@ -335,12 +371,23 @@ fn copy(ends: &[End], from: u32, key: Key, write: &Write) -> Result<(), Transpor
     if !caps(write.to, write.bytes) || word.is_some_and(|(at, _)| !caps(at, 4)) {
         return Err(gone("the write is outside its arena"));
     }
-    // SAFETY: `post` has checked the source, the lines above the destination; both are held, and are of different
-    // ranks. Other threads and GPUs may touch the bytes as a card's would be: the plan orders what matters.
-    unsafe {
-        let source = home.memory.base().add(write.from as usize);
-        let target = there.memory.base().add(write.to as usize);
-        std::ptr::copy(source, target, write.bytes as usize);
+    let source = home.memory.base().wrapping_add(write.from as usize);
+    let target = there.memory.base().wrapping_add(write.to as usize);
+    let engines = (there.memory.copy_engine(), home.memory.copy_engine());
+    if let (Some(engine), _) | (None, Some(engine)) = engines {
+        // Words of the host are set by the host, below.
+        let at = |(at, value)| (there.memory.base().wrapping_add(at as usize), value);
+        let behind = word.filter(|_| there.memory.copy_engine().is_some()).map(at);
+        // SAFETY: `post` has checked the source, the lines above destination and word; both arenas are held.
+        let pulled = unsafe { engine.pull(source, target, write.bytes, behind) };
+        pulled.map_err(|what| TransportError::Memory { what })?;
+        if behind.is_some() {
+            return Ok(());
+        }
+    } else {
+        // SAFETY: as above, and they are of different ranks. Other threads and GPUs may touch the bytes as a card's
+        // would be: the plan orders what matters.
+        unsafe { std::ptr::copy(source, target, write.bytes as usize) };
     }
     word.map_or(Ok(()), |(at, value)| memory::raise(&*there.memory, at, value))
 }

@@ -28,6 +28,11 @@ pub unsafe trait NetMemory: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// What moves its bytes and sets its words, where no load or store of the host may reach it.
+    fn copy_engine(&self) -> Option<&dyn CopyEngine> {
+        None
+    }
+
     /// A dmabuf of the memory.
     ///
     /// # Errors
@@ -35,6 +40,40 @@ pub unsafe trait NetMemory: Send + Sync + std::fmt::Debug {
     fn dmabuf(&self) -> Result<Dmabuf, String> {
         Err("it is memory of the host".into())
     }
+}
+
+/// Copy engines of a GPU, for memory of its own. They go on while a kernel fills the GPU, but for copies inside it.
+pub trait CopyEngine: Send + Sync {
+    /// Copies bytes, and sets a word behind them; returns when all of it is there.
+    ///
+    /// # Errors
+    /// Of the driver.
+    ///
+    /// # Safety
+    /// `bytes` bytes from `from` on stay readable, and those from `to` on, and the word, writable: memory of this GPU, of
+    /// another one, or of the host. The word is in memory of this GPU.
+    unsafe fn pull(
+        &self,
+        from: *const u8,
+        to: *mut u8,
+        bytes: u64,
+        word: Option<(*mut u8, u32)>,
+    ) -> Result<(), String>;
+
+    /// Sets a word, soon, behind those that were set before.
+    ///
+    /// # Errors
+    /// Of the driver.
+    ///
+    /// # Safety
+    /// The word is in memory of this GPU, aligned, and stays there until [`CopyEngine::settle`].
+    unsafe fn set(&self, word: *mut u8, value: u32) -> Result<(), String>;
+
+    /// Returns when all words are set.
+    ///
+    /// # Errors
+    /// Of the driver.
+    fn settle(&self) -> Result<(), String>;
 }
 
 /// A GPU, as a network sees it.
@@ -175,12 +214,33 @@ impl Drop for HostMemory {
     }
 }
 
-/// Sets a word of an arena behind everything that this thread has seen: what [`raise`](super::Transport::raise) does to
-/// memory of the host.
+/// Sets a word of an arena behind everything that this thread has seen: what [`raise`](super::Transport::raise) does.
+/// It is set when this returns.
 pub(super) fn raise(memory: &dyn NetMemory, at: u64, value: u32) -> Result<(), TransportError> {
+    raise_soon(memory, at, value)?;
+    settle(memory)
+}
+
+/// Returns when words of an arena are set.
+pub(super) fn settle(memory: &dyn NetMemory) -> Result<(), TransportError> {
+    let settled = memory.copy_engine().map_or(Ok(()), CopyEngine::settle);
+    settled.map_err(|what| TransportError::Memory { what })
+}
+
+/// [`raise`], where that takes a GPU's copy engine soon after this returns.
+pub(super) fn raise_soon(
+    memory: &dyn NetMemory,
+    at: u64,
+    value: u32,
+) -> Result<(), TransportError> {
     if !at.is_multiple_of(4) || at.checked_add(4).is_none_or(|end| end > memory.bytes()) {
         let what = format!("a word at byte {at} of an arena of {}", memory.bytes());
         return Err(TransportError::Memory { what });
+    }
+    if let Some(engine) = memory.copy_engine() {
+        // SAFETY: inside and aligned, and owners of arenas settle words before they go.
+        let set = unsafe { engine.set(memory.base().wrapping_add(at as usize), value) };
+        return set.map_err(|what| TransportError::Memory { what });
     }
     if let Some(Gpu { ordinal }) = memory.gpu() {
         let what = format!("a word of GPU {ordinal}'s memory, which the host does not store to");

@@ -30,7 +30,7 @@ pub mod shaped;
 pub mod verbs;
 
 pub use crate::error::TransportError;
-pub use memory::{Dmabuf, Gpu, HostMemory, NetMemory};
+pub use memory::{CopyEngine, Dmabuf, Gpu, HostMemory, NetMemory};
 pub use network::{Network, TRANSPORTS, TransportRow};
 pub use place::Place;
 
@@ -182,7 +182,7 @@ pub trait Transport: Send {
     fn post(&mut self, write: &Write) -> Result<Posted, TransportError>;
 
     /// Sets a word of the own arena, visibly behind all data whose arrival was reported: what a receiver's host does on
-    /// an unordered network.
+    /// an unordered network. In memory of a GPU it may be set a little later, but a write that is posted then has it.
     ///
     /// # Errors
     /// For a word outside the arena.

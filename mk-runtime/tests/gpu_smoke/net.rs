@@ -26,8 +26,14 @@ fn an_arena_has_a_dmabuf() {
         // The kernel or its driver has none: that is an answer, and a transport decides by it.
         Err(why) => println!("no dmabuf: {why}"),
     }
-    // A thread that copies cannot have it.
-    let mut fabric = LoopbackNetwork::new(Options::new(1, Ordering::InOrder)).unwrap();
-    let refused = fabric.end(0).unwrap().register(Arc::new(arena)).unwrap_err();
+    // A copy between two arenas of a GPU would wait for a kernel that fills it.
+    let other = GpuArena::new(&world, 0, 1 << 20).unwrap();
+    let mut fabric = LoopbackNetwork::new(Options::new(2, Ordering::InOrder)).unwrap();
+    let mut ends = [fabric.end(0).unwrap(), fabric.end(1).unwrap()];
+    for (end, arena) in ends.iter_mut().zip([arena, other]) {
+        end.register(Arc::new(arena)).unwrap();
+    }
+    let card = ends[1].card(0).unwrap();
+    let refused = ends[0].connect(1, &card).unwrap_err();
     assert!(matches!(refused, TransportError::Refused { .. }), "{refused}");
 }

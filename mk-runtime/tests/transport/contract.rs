@@ -2,7 +2,6 @@
 
 use super::side::{OUT, Side, patient, pattern};
 use mk_runtime::transport::{Notify, Posted, TransportError, Write, card::MAX_CARD};
-use std::sync::atomic::Ordering as Atomic;
 use std::time::{Duration, Instant};
 
 /// A case: its name, bytes of either area, and the body of both ranks.
@@ -131,7 +130,7 @@ fn order(s: &mut Side) {
             s.post_all(&Write { notify: Notify::Word { at: 0, value: round }, ..word });
             assert_eq!(s.recv(), b"seen");
         } else {
-            s.until("a word", |s| s.memory.word(0).load(Atomic::Acquire) == round);
+            s.until("a word", |s| s.memory.word(0) == round);
             let right = s.bytes(s.incoming(), BIG) == pattern(u64::from(round), BIG);
             assert!(right, "the word of round {round} came before its data");
             s.send(b"seen");
@@ -147,7 +146,7 @@ fn order(s: &mut Side) {
     } else {
         let mut before = 0;
         s.until("the last word", |s| {
-            let now = s.memory.word(4).load(Atomic::Acquire);
+            let now = s.memory.word(4);
             assert!(now >= before, "{now} after {before}");
             before = now;
             now == LAST
@@ -308,7 +307,7 @@ fn hostile(s: &mut Side, field: usize) {
 /// What no network could do is refused at once, and so is what is no card.
 fn refusals(s: &mut Side) {
     let peer = s.peer();
-    let again = s.memory.clone();
+    let again = s.memory.registered();
     assert!(s.transport().register(again).is_err(), "a second arena");
     let unconnected = s.write(0, (0, 0, 8), 0);
     assert!(matches!(s.post(&unconnected), Err(TransportError::State { .. })));
@@ -337,7 +336,7 @@ fn refusals(s: &mut Side) {
         assert!(matches!(s.post(&write), Err(TransportError::Write { .. })), "{write:?}");
     }
     s.transport().raise(8, 5).unwrap();
-    assert_eq!(s.memory.word(8).load(Atomic::Acquire), 5);
+    s.until("a word that was raised", |s| s.memory.word(8) == 5);
     for at in [2, whole + 8192, u64::MAX - 3] {
         assert!(s.transport().raise(at, 1).is_err(), "{at}");
     }

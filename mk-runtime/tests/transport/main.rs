@@ -10,12 +10,14 @@ mod verbs_faults;
 
 use contract::CASES;
 use mk_runtime::TransportError;
+use mk_runtime::net::GpuArena;
 use mk_runtime::transport::{
     Network, Ordering, TRANSPORTS, Transport, loopback, ofi,
     shaped::{Shape, Shaped},
     verbs,
 };
-use side::{Control, Side};
+use mk_runtime::world::World;
+use side::{Control, Memory, Side};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::Duration;
 
@@ -124,14 +126,36 @@ impl Control for Pipe {
 
 /// Runs a case in two threads.
 fn in_threads(ends: Ends, case: &str) {
+    let area = CASES.iter().find(|c| c.0 == case).expect("a case").1;
+    in_memory(ends, [0, 1].map(|_| Memory::of_host(area)), case);
+}
+
+/// The same with arenas on two GPUs, or on one and on its host.
+fn on_gpus(ends: Ends, case: &str) {
+    let area = CASES.iter().find(|c| c.0 == case).expect("a case").1;
+    let world = World::on_nodes(&[0, 1], 2).or_else(|_| World::shared(0, 1));
+    let world = match world {
+        Ok(world) => world,
+        Err(error) if error.is_no_device() => return mk_skip::skip(mk_skip::Need::Gpus(1), error),
+        Err(error) => panic!("{error}"),
+    };
+    let memory = |rank| match world.local_ranks().contains(&rank) {
+        true => Memory::Gpu(GpuArena::new(&world, rank, Memory::bytes(area)).unwrap().into()),
+        false => Memory::of_host(area),
+    };
+    println!("arenas on {} GPUs", world.size());
+    in_memory(ends, [memory(0), memory(1)], case);
+}
+
+fn in_memory(ends: Ends, [of_a, of_b]: [Memory; 2], case: &str) {
     let Some([a, b]) = present(ends) else { return };
     let (to_b, from_a) = channel();
     let (to_a, from_b) = channel();
     let area = CASES.iter().find(|c| c.0 == case).expect("a case").1;
     let nothing: fn() = || {};
     let mut ranks = [
-        Side::new(0, a, Box::new(Pipe(to_b, from_b)), area, nothing),
-        Side::new(1, b, Box::new(Pipe(to_a, from_a)), area, nothing),
+        Side::new(0, a, of_a, Box::new(Pipe(to_b, from_b)), area, nothing),
+        Side::new(1, b, of_b, Box::new(Pipe(to_a, from_a)), area, nothing),
     ];
     let [first, second] = &mut ranks;
     std::thread::scope(|scope| {
@@ -176,6 +200,8 @@ macro_rules! contract {
 contract! {
     loopback_in_order: |case| crate::in_threads(crate::both("loopback", case), case);
     loopback_unordered: |case| crate::in_threads(crate::both("loopback unordered", case), case);
+    loopback_in_order_of_gpus: |case| crate::on_gpus(crate::both("loopback", case), case);
+    loopback_unordered_of_gpus: |case| crate::on_gpus(crate::both("loopback unordered", case), case);
     shaped_in_order: |case| crate::in_threads(crate::shaped("loopback", case), case);
     shaped_unordered: |case| crate::in_threads(crate::shaped("loopback unordered", case), case);
     ofi_tcp: |case| crate::in_threads(crate::both("tcp", case), case);

@@ -1,7 +1,7 @@
 //! A case with each rank in a process of its own: rank 1 is this test binary, started again, here or on another host.
 
 use super::contract::{self, CASES};
-use super::side::{Control, Side};
+use super::side::{Control, Memory, Side};
 use std::env;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -86,7 +86,8 @@ pub fn in_two(network: &str, case: &str) {
     std::fs::remove_file(&path).unwrap();
     let area = CASES.iter().find(|c| c.0 == case).expect("a case").1;
     let nothing: fn() = || {};
-    let mut side = Side::new(0, end, Box::new(local(stream)), area, nothing);
+    let memory = Memory::of_host(area);
+    let mut side = Side::new(0, end, memory, Box::new(local(stream)), area, nothing);
     contract::run(case, &mut side);
     // A child that still waits for this rank sees the socket close.
     drop(side);
@@ -116,7 +117,7 @@ fn child() {
     // No destructor runs: that of a process that is killed does not.
     // SAFETY: ends the process, and nothing else.
     let die: fn() = || unsafe { nix::libc::_exit(0) };
-    let mut side = Side::new(1, end, control, area, die);
+    let mut side = Side::new(1, end, Memory::of_host(area), control, area, die);
     contract::run(case, &mut side);
 }
 
@@ -154,7 +155,8 @@ fn two_hosts() {
         let (stream, _) = listener.accept().unwrap();
         let end = super::open(network, case, 0).unwrap();
         let nothing: fn() = || {};
-        let mut side = Side::new(0, end, Box::new(remote(stream)), *area, nothing);
+        let memory = Memory::of_host(*area);
+        let mut side = Side::new(0, end, memory, Box::new(remote(stream)), *area, nothing);
         contract::run(case, &mut side);
         println!("{network}: {case}");
     }

@@ -1,7 +1,8 @@
 //! One of the two ranks of a case: its end, its arena, and a channel to the other rank.
 
+use mk_runtime::net::GpuArena;
 use mk_runtime::transport::{
-    Event, HostMemory, Notify, Ordering, Posted, Transport, TransportError, Write,
+    Event, HostMemory, NetMemory, Notify, Ordering, Posted, Transport, TransportError, Write,
 };
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -27,11 +28,61 @@ pub trait Control: Send {
     fn try_recv(&mut self) -> Option<Vec<u8>>;
 }
 
+/// A rank's arena, as a case looks at it.
+#[derive(Clone)]
+pub enum Memory {
+    Host(Arc<HostMemory>),
+    Gpu(Arc<GpuArena>),
+}
+
+impl Memory {
+    /// Bytes of an arena with areas of so many.
+    pub fn bytes(area: u64) -> u64 {
+        OUT + 2 * area
+    }
+
+    pub fn of_host(area: u64) -> Memory {
+        Memory::Host(Arc::new(HostMemory::new(Memory::bytes(area) as usize).unwrap()))
+    }
+
+    pub fn registered(&self) -> Arc<dyn NetMemory> {
+        match self {
+            Memory::Host(memory) => memory.clone(),
+            Memory::Gpu(memory) => memory.clone(),
+        }
+    }
+
+    pub fn write(&self, at: u64, bytes: &[u8]) {
+        match self {
+            Memory::Host(memory) => memory.write(at, bytes),
+            Memory::Gpu(memory) => memory.write(at, bytes).unwrap(),
+        }
+    }
+
+    pub fn read(&self, at: u64, out: &mut [u8]) {
+        match self {
+            Memory::Host(memory) => memory.read(at, out),
+            Memory::Gpu(memory) => memory.read(at, out).unwrap(),
+        }
+    }
+
+    pub fn word(&self, at: u64) -> u32 {
+        match self {
+            Memory::Host(memory) => memory.word(at).load(Atomic::Acquire),
+            Memory::Gpu(memory) => {
+                let mut word = [0; 4];
+                memory.read(at, &mut word).unwrap();
+                u32::from_le_bytes(word)
+            }
+        }
+    }
+}
+
 pub struct Side {
     pub me: u32,
     /// None once the rank is dead.
     transport: Option<Box<dyn Transport>>,
-    pub memory: Arc<HostMemory>,
+    pub memory: Memory,
     control: Box<dyn Control>,
     /// How this rank dies, if not by dropping its end.
     pub die: fn(),
@@ -49,12 +100,12 @@ impl Side {
     pub fn new(
         me: u32,
         mut transport: Box<dyn Transport>,
+        memory: Memory,
         control: Box<dyn Control>,
         area: u64,
         die: fn(),
     ) -> Side {
-        let memory = Arc::new(HostMemory::new((OUT + 2 * area) as usize).unwrap());
-        transport.register(memory.clone()).unwrap();
+        transport.register(memory.registered()).unwrap();
         Side {
             me,
             transport: Some(transport),
@@ -211,7 +262,7 @@ impl Side {
     /// Whether notification `word` is here.
     pub fn has(&mut self, word: u32) -> bool {
         match self.ordered() {
-            true => self.memory.word(u64::from(word) * 4).load(Atomic::Acquire) == 1,
+            true => self.memory.word(u64::from(word) * 4) == 1,
             false => self.arrived.contains_key(&word),
         }
     }

@@ -35,6 +35,15 @@ mk::pipeline! {
 }
 
 mk::pipeline! {
+    fn experts_of_both(
+        x: bf16[T, H] @ shard(0, ep), ids: i32[T, K] @ shard(0, ep), gate: f32[T, K] @ shard(0, ep),
+        w: bf16[E, H, I] @ shard(0, ep) @ shard(2, tp), v: bf16[E, I, H] @ shard(0, ep) @ shard(1, tp),
+    ) -> bf16[T, H] @ shard(0, ep) @ shard(0, tp) {
+        dispatch(x, ids) -> grouped_gemm(w) -> silu -> grouped_gemm(v) -> combine(gate) -> reduce_scatter(tp)
+    }
+}
+
+mk::pipeline! {
     fn rows_of_both(w: bf16[K, N] @ shard(1, tp), x: bf16[M, K] @ shard(0, dp) @ shard(0, tp)) -> bf16[M, N] @ shard(0, dp) @ shard(1, tp) {
         gather(x, tp) -> gemm(w)
     }
@@ -70,6 +79,7 @@ pub fn main() {
     assert_eq!(two_axes().mesh_axes(), ["tp", "dp"]);
     // The outer one of axes that share a dimension comes first.
     assert_eq!(rows_of_both().mesh_axes(), ["dp", "tp"]);
+    assert_eq!(experts_of_both().mesh_axes(), ["ep", "tp"]);
     assert_eq!(experts().nodes()[0].inputs.len(), 3);
     assert_eq!(with_relu().name(), "with_relu");
     assert_eq!(with_silu().name(), "with_silu");

@@ -53,6 +53,29 @@ pub struct Tokens {
     pub out: DeviceTensor,
 }
 
+/// Experts over one axis of a mesh, their matrices over another.
+#[mk::pipelined(dispatch(x, ids) -> grouped_gemm(w) -> gelu -> grouped_gemm(v) -> combine(gate) -> all_reduce(tp))]
+pub struct Experts {
+    /// Tokens.
+    #[tensor(bf16[T, H] @ shard(0, ep))]
+    pub x: DeviceTensor,
+    /// The experts of each.
+    #[tensor(i32[T, K] @ shard(0, ep))]
+    pub ids: DeviceTensor,
+    /// Their weights.
+    #[tensor(f32[T, K] @ shard(0, ep))]
+    pub gate: DeviceTensor,
+    /// Matrices.
+    #[tensor(bf16[E, H, I] @ shard(0, ep) @ shard(2, tp))]
+    pub w: DeviceTensor,
+    /// Others.
+    #[tensor(bf16[E, I, H] @ shard(0, ep) @ shard(1, tp))]
+    pub v: DeviceTensor,
+    /// The result.
+    #[result(bf16[T, H] @ shard(0, ep))]
+    pub out: DeviceTensor,
+}
+
 /// What the compiler may use, and need not run.
 #[allow(dead_code)]
 fn arguments(one: &RowParallel, two: &Gated<'_, DeviceTensor>) -> [mk::runtime::RankTensors; 2] {
@@ -65,6 +88,7 @@ pub fn main() {
     assert_eq!(program.docs(), ["Row-parallel linear layer."]);
     assert_eq!(program.tensors().len(), 2);
     assert_eq!(Tokens::pipeline().mesh_axes(), ["dp", "tp"]);
+    assert_eq!(Experts::pipeline().mesh_axes(), ["ep", "tp"]);
     let gated = Gated::<DeviceTensor>::pipeline();
     assert!(
         OwnTokens::pipeline().to_string().starts_with("pipeline OwnTokens<T: own <= 8192>(world):")

@@ -13,10 +13,11 @@ use mk_plan::{AttendTile, Family, Mode, Operand, Point, Schedule, Task};
 pub(super) struct Attends {
     /// Rows of a tile, rows of a block of the other side, elements of a head.
     pub block: [u32; 3],
+    /// Columns of all products of each block that are as deep as it has rows.
+    pub wide: u32,
     pub stages: u32,
-    /// Products of each block that are as deep as heads, and that are as wide.
-    pub scores: f64,
-    pub results: f64,
+    /// Depth of all products of each block with its rows.
+    pub deep: u32,
     /// What comes in blocks.
     pub moving: Operand,
 }
@@ -34,7 +35,7 @@ impl Cost for AttendTile {
 
 fn attends(x: &AttendTile) -> Attends {
     let (block, stages) = (x.block, x.stages);
-    Attends { block, stages, scores: 1.0, results: 1.0, moving: Operand::K }
+    Attends { block, stages, deep: block[2], wide: x.value_dim(), moving: Operand::K }
 }
 
 impl Unroller<'_> {
@@ -74,14 +75,11 @@ impl Unroller<'_> {
         if x.inner.is_none() {
             return Err(Unroller::unsupported(task, x));
         }
-        let Attends { block: [rows, others, depth], stages, scores, results, .. } = *attends;
+        let Attends { block: [rows, others, _], stages, deep, wide, .. } = *attends;
         let iterations = self.points.inner(task)?.max(1);
         let known = self.model.tile([rows, others]);
-        // A step is 64 deep: scores are `depth` deep, results `others`, and as wide as a head.
-        let score_steps = scores * f64::from(depth) / 64.0;
-        let wide = f64::from(depth) / f64::from(others.max(1));
-        let result_steps = results * f64::from(others) / 64.0 * wide;
-        let block_s = (score_steps + result_steps) * known.step_s;
+        // A step is 64 deep and `others` wide: scores are as deep as heads, results `others`, and as wide as heads.
+        let block_s = f64::from(deep + wide) / 64.0 * known.step_s;
         let mut out = 0.0;
         for a in x.accesses.iter().filter(|a| a.mode != Mode::Read || a.at == Point::Start) {
             out += self.points.region(task, a)?.map_or(0.0, |r| self.bytes(&r));

@@ -2,7 +2,7 @@
 
 use super::{Cost, Done, attend::Attends};
 use crate::{error::Result, unroller::Unroller};
-use mk_plan::{AttendGradTile, Task};
+use mk_plan::{AttendGradTile, GradOf, Operand, Task};
 
 impl Cost for AttendGradTile {
     fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
@@ -16,11 +16,9 @@ impl Cost for AttendGradTile {
 }
 
 fn attends(x: &AttendGradTile) -> Attends {
-    Attends {
-        block: x.block,
-        stages: x.stages,
-        scores: 2.0,
-        results: x.of.made().len() as f64,
-        moving: x.of.moving()[0],
-    }
+    let (block, [keys, values]) = (x.block, [x.block[2], x.value_dim()]);
+    // Scores, and weights' gradients where these are asked for; then a product for each result.
+    let deep = if x.of == GradOf::ValuesAlone { keys } else { keys + values };
+    let wide = x.of.made().iter().map(|o| if *o == Operand::Dv { values } else { keys }).sum();
+    Attends { block, stages: x.stages, deep, wide, moving: x.of.moving()[0] }
 }

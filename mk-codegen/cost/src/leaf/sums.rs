@@ -3,7 +3,8 @@
 use super::{Cost, Done};
 use crate::{error::Result, unroller::Unroller};
 use mk_plan::{
-    DotTile, Family, NormTile, QuantTile, ReduceTile, RopeTile, StatsTile, Tabulate, Task,
+    DotTile, Family, MergeTile, NormTile, QuantTile, ReduceTile, RopeTile, StatsTile, Tabulate,
+    Task,
 };
 
 /// In a loop, all iterations are one job.
@@ -22,12 +23,18 @@ impl Cost for ReduceTile {
     }
 }
 
-impl Cost for DotTile {
-    fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
-        let iterations = u.points.inner(task)?;
-        sum(u, task, u.family(task), iterations)
-    }
+macro_rules! over_inner {
+    ($($leaf:ty),*) => {$(
+        impl Cost for $leaf {
+            fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
+                let iterations = u.points.inner(task)?;
+                sum(u, task, u.family(task), iterations)
+            }
+        }
+    )*};
 }
+
+over_inner!(DotTile, MergeTile);
 
 macro_rules! as_sums {
     ($($leaf:ty),*) => {$(

@@ -8,7 +8,7 @@ use super::{
 use minijinja::{Value, context};
 use mk_plan::{
     Access, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family, Mode, Operand, Plan,
-    QuantTile, Space, Var, row_dim, saves_gates,
+    QuantTile, Space, Var, applied_first, gate_bias, row_dim, saves_gates,
 };
 
 /// An operation by the name that the library, or a template, has for it; none for what is done elsewhere.
@@ -52,19 +52,13 @@ fn slope(op: EpilogueOp) -> &'static str {
 }
 
 impl Emitter<'_> {
-    /// What the epilogue does, with its operands (columns as C's, rows from `e_row` on): what it saves, each with what
-    /// comes before, and what it does then.
-    pub(super) fn chain(
-        &self,
-        id: FamId,
-        epilogue: &[EpilogueOp],
-        c: &Access,
-    ) -> Result<(Vec<Value>, Vec<Value>)> {
+    /// What the epilogue does, with its operands (columns as C's, rows from `e_row` on).
+    pub(super) fn chain(&self, id: FamId, epilogue: &[EpilogueOp], c: &Access) -> Result<Chain> {
         let f = &self.plan.families[id];
         let mut operands = EPILOGUE_OPERANDS.into_iter();
         let (mut saved, mut chain) = (Vec::<Value>::new(), Vec::new());
-        let mut kept = None;
-        for op in epilogue {
+        let (mut kept, mut first) = (None, Vec::new());
+        for (i, op) in epilogue.iter().enumerate() {
             if *op == EpilogueOp::Keep {
                 // A copy is made of accumulators as the save before left them.
                 kept = Some(chain.clone());
@@ -76,6 +70,10 @@ impl Emitter<'_> {
                     EmitError::internal("emit/chain.rs", "more operands than an epilogue has")
                 })?;
                 value = context! { ..self.extra(f, operand, (*op, mode), gates, c)?, ..value };
+            }
+            if i < applied_first(epilogue) {
+                first.push(value);
+                continue;
             }
             if *op != EpilogueOp::Save {
                 chain.push(value);
@@ -94,7 +92,7 @@ impl Emitter<'_> {
                 save(value, std::mem::replace(&mut chain, kept.take().unwrap_or_default()));
             }
         }
-        Ok((saved, chain))
+        Ok(Chain { first, saved, rest: chain })
     }
 
     /// Where an epilogue's operand lies; `gates`: those of the tile and their ups, `[m, 2, n]`.
@@ -111,7 +109,13 @@ impl Emitter<'_> {
         let space = if mode == Mode::Write { Space::Out } else { Space::In };
         // The library asks for elements by their place in the tile.
         let dims = match op {
+            // The vector of a tile's expert, `[n]` or `[2, n]`.
             EpilogueOp::Bias if x.region.len() == 2 => x.region[0].1 == Expr::Const(1),
+            EpilogueOp::Bias if x.region.len() == 3 => {
+                let [one, two] = [0, 1].map(|d| &x.region[d].1);
+                gate_bias(f.leaf.epilogue()) == Some(operand)
+                    && [one, two] == [&1.into(), &2.into()]
+            }
             EpilogueOp::Bias | EpilogueOp::ScaleColumns => x.region.len() == 1,
             // Of gathered rows, those of all ranks.
             EpilogueOp::ScaleRows => x.region.len() <= 2 && buffer.pitch.is_none(),
@@ -243,20 +247,26 @@ impl Emitter<'_> {
         self.flat(x, 0, x.region.len())
     }
 
+    /// The expert whose vector is added to a tile, where one of several is.
+    pub(super) fn vector_row(&self, f: &Family) -> Option<Expr> {
+        let ops = f.leaf.epilogue().iter().filter(|op| op.operand().is_some());
+        let mut named = ops.zip(EPILOGUE_OPERANDS);
+        let (_, operand) = named.find(|(op, _)| **op == EpilogueOp::Bias)?;
+        let x = f.accesses.iter().find(|a| a.operand == operand)?;
+        (x.region.len() > 1).then(|| x.region[0].0.clone())
+    }
+
     /// First row of an epilogue's matrix operands; all have the same.
     pub(super) fn extras_row(&self, f: &Family) -> Result<Expr> {
         let by_rows = EPILOGUE_OPERANDS
             .iter()
             .zip(f.leaf.epilogue().iter().filter(|op| op.operand().is_some()));
         let by_rows: Vec<_> = by_rows
-            // Of several vectors, the row is that of the tile's.
-            .filter(|(_, op)| op.vector().is_none() || **op == EpilogueOp::Bias)
-            .filter(|(_, op)| !op.scales())
+            .filter(|(_, op)| op.vector().is_none() && !op.scales())
             .filter(|(_, op)| !matches!(op, EpilogueOp::Quantize(_)))
             .map(|(operand, _)| *operand)
             .collect();
         let matrices = f.accesses.iter().filter(|a| by_rows.contains(&a.operand));
-        let matrices = matrices.filter(|a| a.region.len() > 1);
         // Of what gates and ups are saved to, rows of both.
         let mut rows = matrices.map(|a| match a.region.as_slice() {
             [rows, (_, n), _] if *n == Expr::Const(2) || half(self.plan, a).is_some() => {
@@ -271,6 +281,16 @@ impl Emitter<'_> {
         }
         Ok(first)
     }
+}
+
+/// What an epilogue does.
+pub(super) struct Chain {
+    /// To all accumulators, before everything else.
+    pub first: Vec<Value>,
+    /// What it saves, each with what comes before.
+    pub saved: Vec<Value>,
+    /// What it does then.
+    pub rest: Vec<Value>,
 }
 
 /// Which half of `[m, 2, n]` an access touches, if it touches one.

@@ -34,12 +34,17 @@ pub use roles::{DEFAULT_COPY_SMS, DEFAULT_REDUCE_SMS};
 pub use scaled::{Smaller, smaller};
 use world::World;
 
-/// The numbers of a world of so many ranks.
+/// The numbers of a world of so many ranks that share experts.
 fn on(program: &Program, bound: &Bound, ranks: u32) -> Result<Bound, LowerError> {
     bound.on(program, ranks).map_err(|e| LowerError::OutOfRange {
         what: "room for dispatched rows".into(),
         help: e.iter().next().map_or_else(String::new, |e| format!("{e}: {}", e.help())),
     })
+}
+
+/// The ranks that share experts.
+fn sharing(program: &Program, config: &Config) -> u32 {
+    program.ranks_of_experts(config.ranks, &config.mesh)
 }
 
 /// The kernel of a pipeline on so many ranks along each of its axes.
@@ -50,7 +55,8 @@ fn claimed(program: &Program, bound: &Bound, sizes: &[i32]) -> Result<Kernel, Lo
         let help = format!("use 1 to {}", mk_abi::device::MAX_RANKS);
         return Err(LowerError::OutOfRange { what, help });
     }
-    let bound = &on(program, bound, ranks)?;
+    let sharing = if program.axis_of_experts() == Some(0) { sizes[0] as u32 } else { ranks };
+    let bound = &on(program, bound, sharing)?;
     let mut graph = OpGraph::new(program, bound);
     fuse::epilogues(&mut graph);
     commute::gathers(&mut graph);
@@ -93,7 +99,7 @@ pub fn facts_on(
 pub fn lower(program: &Program, bound: &Bound, config: &Config) -> Result<Plan, LowerError> {
     let plan = lower_of_any_capacity(program, bound, config)?;
     let (_, program, config) = &World::of(program, bound, config)?;
-    equivalence::has_room(&plan, program, &on(program, bound, config.ranks)?)
+    equivalence::has_room(&plan, program, &on(program, bound, sharing(program, config))?)
         .map_err(error::no_room)?;
     Ok(plan)
 }
@@ -140,7 +146,7 @@ pub fn compile(
     bound: &Bound,
     config: &Config,
 ) -> Result<(Plan, valid::Proof), LowerError> {
-    let bound = &on(program, bound, config.ranks)?;
+    let bound = &on(program, bound, sharing(program, config))?;
     let plan = lower(program, bound, config)
         .map_err(|error| error.with_what_fits(program, bound, config))?;
     let proof = prove(program, bound, config, &plan)?;
@@ -159,7 +165,7 @@ pub fn prove(
     config: &Config,
     plan: &Plan,
 ) -> Result<valid::Proof, LowerError> {
-    let bound = &on(program, bound, config.ranks)?;
+    let bound = &on(program, bound, sharing(program, config))?;
     let smaller = smaller(program, bound, config, plan);
     let shown = Claim::made(plan, program, bound, smaller.as_ref()).prove()?;
     Ok(shown.proof)

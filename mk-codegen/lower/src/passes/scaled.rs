@@ -75,7 +75,7 @@ impl Smaller {
 /// Smaller plans to look at in place of this one; `None` for one that is small, or routes nothing, or of which others
 /// do not say enough.
 pub fn smaller(program: &Program, bound: &Bound, config: &Config, plan: &Plan) -> Option<Smaller> {
-    let bound = bound.on(program, config.ranks).ok()?;
+    let bound = bound.on(program, super::sharing(program, config)).ok()?;
     // Where a width decides more than numbers, only that of rows may be less.
     [true, false].into_iter().find_map(|narrow| {
         let (few, many) = sizes(program, &bound, config, narrow)?;

@@ -42,7 +42,10 @@ impl World {
             let what = format!("target `{}` is not known", config.target);
             LowerError::OutOfRange { what, help: format!("use {}", known.join(", ")) }
         })?;
-        let program = program.over_placed_axes();
+        let program = match program.over_placed_axes() {
+            Cow::Borrowed(program) => program.experts_first(),
+            Cow::Owned(program) => Cow::Owned(program.experts_first().into_owned()),
+        };
         let mesh = match config.mesh.is_empty() {
             true => Mesh { axes: vec![(program.mesh_axes()[0].clone(), config.ranks)] },
             false => Mesh { axes: config.mesh.clone() },

@@ -85,7 +85,13 @@ impl Checker<'_> {
     /// routing has.
     fn routed(&mut self, place: &str, id: TabId, t: &Table) {
         let Some(r) = t.routed else { return };
-        let ranks = self.plan.mesh.size().max(1) as i64;
+        let over = r.over(&self.plan.mesh);
+        let ranks = over.size.max(1) as i64;
+        let is_axis = |(name, _): &(String, u32)| self.plan.mesh.axis(name) == Some(over);
+        if r.along.is_some() && (r.local != 0 || !self.plan.mesh.axes.iter().any(is_axis)) {
+            return self
+                .error(place, "follows from a routing over ranks that are no axis of the mesh");
+        }
         let Some(ids) = self.before(id, r.ids) else {
             return self.error(place, "follows from a table before it");
         };
@@ -97,7 +103,7 @@ impl Checker<'_> {
         };
         let experts = i64::from(max) + 1;
         // Nodes of which a rank has the tokens of its rails.
-        let world = ranks as u32;
+        let world = over.size;
         let nodes = match r.local {
             0 => Some(1),
             local => (world.is_multiple_of(local) && local < world).then(|| world / local),
@@ -248,7 +254,8 @@ impl Checker<'_> {
                 && (&a.each, &a.when) == (&None, &None)
                 && whole(Operand::Src, of)
         };
-        let (part, experts, ranks, rows, keep, local) = match of {
+        let over = of.over();
+        let (part, experts, rows, keep, local) = match of {
             Tabulation::Bounds { rows, side, mask } => {
                 if !plan.tables.values().any(|t| bounds((rows, (side, mask)), t)) {
                     self.error(
@@ -276,8 +283,8 @@ impl Checker<'_> {
                 }
                 return;
             }
-            Tabulation::Route { part, experts, ranks, rows, keep, local, .. } => {
-                (part, experts, ranks, rows, keep, local)
+            Tabulation::Route { part, experts, rows, keep, local, .. } => {
+                (part, experts, rows, keep, local)
             }
         };
         let filled = |id: TabId, t: &Table| {
@@ -321,7 +328,7 @@ impl Checker<'_> {
             (r.part, u32::try_from(r.rows)) == (part, Ok(rows))
                 && (u32::try_from(r.keep), r.local) == (Ok(keep), local)
                 && of == Some(&TableSource::Runtime { min: NO_EXPERT, max })
-                && u64::from(ranks) == u64::from(plan.mesh.size())
+                && over == Some(r.over(&plan.mesh))
                 && filled(id, t)
         };
         if !plan.tables.iter().any(routed) {

@@ -117,10 +117,19 @@ pub(super) fn read_cap(c: &mut Cursor<'_>) -> Result<Option<u32>> {
     if c.peek().text == "cap" { c.setting("cap").map(Some) } else { Ok(None) }
 }
 
-/// Bytes of a block of queries, and of as many blocks of keys and of values as there are stages.
-pub fn attend_smem_bytes([rows, keys, depth]: [u32; 3], stages: u32) -> u32 {
-    let blocks = keys.saturating_mul(2).saturating_mul(stages);
-    rows.saturating_add(blocks).saturating_mul(depth).saturating_mul(HALF_BYTES)
+/// ` values=128`, where heads of values have other elements.
+pub(super) fn write_values(values: Option<u32>, f: &mut Formatter<'_>) -> fmt::Result {
+    values.map_or(Ok(()), |wide| write!(f, " values={wide}"))
+}
+
+pub(super) fn read_values(c: &mut Cursor<'_>) -> Result<Option<u32>> {
+    if c.peek().text == "values" { c.setting("values").map(Some) } else { Ok(None) }
+}
+
+/// Bytes of a block of queries, and of as many blocks of keys and of values, that are so wide, as there are stages.
+pub fn attend_smem_bytes([rows, keys, depth]: [u32; 3], values: u32, stages: u32) -> u32 {
+    let blocks = keys.saturating_mul(stages).saturating_mul(depth.saturating_add(values));
+    rows.saturating_mul(depth).saturating_add(blocks).saturating_mul(HALF_BYTES)
 }
 
 /// One block of queries against keys and values, with a running maximum and sum. The keys of a step are the rows of its
@@ -130,6 +139,8 @@ pub fn attend_smem_bytes([rows, keys, depth]: [u32; 3], stages: u32) -> u32 {
 pub struct AttendTile {
     /// Queries of a tile, keys of a block, elements of a head.
     pub block: [u32; 3],
+    /// Elements of a head of values, and of results, where they are not as many.
+    pub values: Option<u32>,
     /// Where the state is between steps.
     pub carry: Carry,
     /// Factor on q·k, by its f32 bits.
@@ -146,14 +157,19 @@ pub struct AttendTile {
 
 impl AttendTile {
     pub(super) fn read(c: &mut Cursor<'_>) -> Result<AttendTile> {
-        let block = c.block()?;
+        let (block, values) = (c.block()?, read_values(c)?);
         let carry = match c.choice("carry", &["registers", "scratch"])? {
             "registers" => Carry::Registers,
             _ => Carry::Scratch,
         };
         let (scale, stages) = (c.setting("scale")?, c.stages()?);
         let (mask, cap) = (Mask::read(c)?, read_cap(c)?);
-        Ok(AttendTile { block, carry, scale, stages, mask, cap, store: Store::read(c)? })
+        Ok(AttendTile { block, values, carry, scale, stages, mask, cap, store: Store::read(c)? })
+    }
+
+    /// Elements of a head of values.
+    pub fn value_dim(&self) -> u32 {
+        self.values.unwrap_or(self.block[2])
     }
 }
 
@@ -163,9 +179,11 @@ impl Record for AttendTile {
     }
 
     fn settings(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let AttendTile { block: [m, n, d], carry, scale, stages, mask, cap, store } = self;
+        let AttendTile { block: [m, n, d], values, carry, scale, stages, mask, cap, store } = self;
         let carry = if *carry == Carry::Registers { "registers" } else { "scratch" };
-        write!(f, " block={m}x{n}x{d} carry={carry} scale=0x{scale:08x} stages={stages}")?;
+        write!(f, " block={m}x{n}x{d}")?;
+        write_values(*values, f)?;
+        write!(f, " carry={carry} scale=0x{scale:08x} stages={stages}")?;
         write!(f, " mask={mask}")?;
         write_cap(*cap, f)?;
         write!(f, " store={}", store.name())
@@ -183,8 +201,9 @@ impl Record for AttendTile {
         let own = |o, mode| op(o, mode, Consumers, Proxy::Generic, Arity::Optional);
         if self.carry == Carry::Scratch {
             operands.extend([Operand::AccIn, Operand::StatIn].map(|o| own(o, Mode::Read)));
-            operands.extend([Operand::AccOut, Operand::StatOut].map(|o| own(o, Mode::Write)));
         }
+        // Of a step, or of a part of the keys.
+        operands.extend([Operand::AccOut, Operand::StatOut].map(|o| own(o, Mode::Write)));
         let (agent, proxy) = if tma { (Storer, Proxy::Async) } else { (Consumers, Proxy::Generic) };
         operands.push(op(Operand::O, Mode::Write, agent, proxy, Arity::Optional));
         operands.push(own(Operand::Lse, Mode::Write));
@@ -202,7 +221,7 @@ impl Record for AttendTile {
                 EdgeSpec { proxy_fence: tma, ..EdgeSpec::flow("staged", Consumers, Storer) },
                 EdgeSpec::once("drained", Storer, Consumers),
             ],
-            smem_bytes: attend_smem_bytes(self.block, self.stages)
+            smem_bytes: attend_smem_bytes(self.block, self.value_dim(), self.stages)
                 .saturating_add(self.mask.smem_bytes(self.block[0])),
         }
     }

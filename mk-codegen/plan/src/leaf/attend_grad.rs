@@ -2,7 +2,7 @@
 
 use super::{
     Mask, Record, STATS,
-    attend::{read_cap, write_cap},
+    attend::{read_cap, read_values, write_cap, write_values},
 };
 use crate::{
     contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, OperandSpec},
@@ -23,6 +23,10 @@ pub enum GradOf {
     Queries,
     /// Keys and values.
     Keys,
+    /// Keys alone: of wide heads, whose other sum has no room beside.
+    KeysAlone,
+    /// Values alone.
+    ValuesAlone,
 }
 
 impl GradOf {
@@ -30,7 +34,7 @@ impl GradOf {
     pub const fn held(self) -> &'static [Operand] {
         match self {
             GradOf::Queries => &[Operand::Q, Operand::Do, Operand::Stats],
-            GradOf::Keys => &[Operand::K, Operand::V],
+            _ => &[Operand::K, Operand::V],
         }
     }
 
@@ -38,7 +42,7 @@ impl GradOf {
     pub const fn moving(self) -> &'static [Operand] {
         match self {
             GradOf::Queries => &[Operand::K, Operand::V],
-            GradOf::Keys => &[Operand::Q, Operand::Do, Operand::Stats],
+            _ => &[Operand::Q, Operand::Do, Operand::Stats],
         }
     }
 
@@ -46,7 +50,7 @@ impl GradOf {
     pub const fn side(self) -> Side {
         match self {
             GradOf::Queries => Side::Queries,
-            GradOf::Keys => Side::Keys,
+            _ => Side::Keys,
         }
     }
 
@@ -55,16 +59,23 @@ impl GradOf {
         match self {
             GradOf::Queries => &[Operand::Dq],
             GradOf::Keys => &[Operand::Dk, Operand::Dv],
+            GradOf::KeysAlone => &[Operand::Dk],
+            GradOf::ValuesAlone => &[Operand::Dv],
         }
     }
 }
 
-/// Bytes of a tile of attention's gradients, and of as many blocks of the other side as there are stages; and of the
-/// queries' statistics.
-pub fn attend_grad_smem_bytes(of: GradOf, [rows, others, depth]: [u32; 3], stages: u32) -> u32 {
+/// Bytes of a tile of attention's gradients, and of as many blocks of the other side as there are stages, of values that
+/// are so wide; and of the queries' statistics.
+pub fn attend_grad_smem_bytes(
+    of: GradOf,
+    [rows, others, depth]: [u32; 3],
+    values: u32,
+    stages: u32,
+) -> u32 {
     let moved = others.saturating_mul(stages);
     let queries = if of == GradOf::Queries { rows } else { moved };
-    let elements = rows.saturating_add(moved).saturating_mul(2).saturating_mul(depth);
+    let elements = rows.saturating_add(moved).saturating_mul(depth.saturating_add(values));
     let stats = queries.saturating_mul(STATS * F32_BYTES);
     elements.saturating_mul(HALF_BYTES).saturating_add(stats)
 }
@@ -78,6 +89,8 @@ pub struct AttendGradTile {
     pub of: GradOf,
     /// Rows of a tile, rows of a block of the other side, elements of a head.
     pub block: [u32; 3],
+    /// As [`AttendTile`](super::AttendTile) has them.
+    pub values: Option<u32>,
     /// Factor on q·k, by its f32 bits.
     pub scale: u32,
     /// Shared-memory stages, of a block of the other side each.
@@ -90,9 +103,14 @@ pub struct AttendGradTile {
 
 impl AttendGradTile {
     pub(super) fn read(c: &mut Cursor<'_>, of: GradOf) -> Result<AttendGradTile> {
-        let (block, scale) = (c.block()?, c.setting("scale")?);
+        let (block, values, scale) = (c.block()?, read_values(c)?, c.setting("scale")?);
         let (stages, mask) = (c.stages()?, Mask::read(c)?);
-        Ok(AttendGradTile { of, block, scale, stages, mask, cap: read_cap(c)? })
+        Ok(AttendGradTile { of, block, values, scale, stages, mask, cap: read_cap(c)? })
+    }
+
+    /// Elements of a head of values.
+    pub fn value_dim(&self) -> u32 {
+        self.values.unwrap_or(self.block[2])
     }
 }
 
@@ -101,19 +119,23 @@ impl Record for AttendGradTile {
         match self.of {
             GradOf::Queries => "attend_dq_tile",
             GradOf::Keys => "attend_dkv_tile",
+            GradOf::KeysAlone => "attend_dk_tile",
+            GradOf::ValuesAlone => "attend_dv_tile",
         }
     }
 
     fn settings(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let AttendGradTile { block: [m, n, d], scale, stages, mask, cap, .. } = self;
-        write!(f, " block={m}x{n}x{d} scale=0x{scale:08x} stages={stages} mask={mask}")?;
+        let AttendGradTile { block: [m, n, d], values, scale, stages, mask, cap, .. } = self;
+        write!(f, " block={m}x{n}x{d}")?;
+        write_values(*values, f)?;
+        write!(f, " scale=0x{scale:08x} stages={stages} mask={mask}")?;
         write_cap(*cap, f)
     }
 
     fn contract(&self) -> Contract {
         let read =
             |o: &Operand, arity| OperandSpec::new(*o, Mode::Read, Loader, Proxy::Async, arity);
-        let arity = if self.of == GradOf::Queries { Arity::One } else { Arity::Optional };
+        let arity = if self.of == GradOf::Keys { Arity::Optional } else { Arity::One };
         let made = self.of.made().iter();
         let made =
             made.map(|o| OperandSpec::new(*o, Mode::Write, Consumers, Proxy::Generic, arity));
@@ -121,7 +143,7 @@ impl Record for AttendGradTile {
         let moving = self.of.moving().iter().map(|o| read(o, Arity::Many));
         let [own, other] = match self.of {
             GradOf::Queries => [["q_full", "q_empty"], ["kv_full", "kv_empty"]],
-            GradOf::Keys => [["kv_full", "kv_empty"], ["q_full", "q_empty"]],
+            _ => [["kv_full", "kv_empty"], ["q_full", "q_empty"]],
         };
         // Consumers store past shared memory, and tell the storer when they have.
         Contract {
@@ -135,7 +157,7 @@ impl Record for AttendGradTile {
                 EdgeSpec::flow("staged", Consumers, Storer),
                 EdgeSpec::once("drained", Storer, Consumers),
             ],
-            smem_bytes: attend_grad_smem_bytes(self.of, self.block, self.stages)
+            smem_bytes: attend_grad_smem_bytes(self.of, self.block, self.value_dim(), self.stages)
                 .saturating_add(self.mask.smem_bytes(self.block[0])),
         }
     }
@@ -187,7 +209,7 @@ impl Record for AttendGradTile {
     }
 
     fn queries_move(&self) -> bool {
-        self.of == GradOf::Keys
+        self.of.side() == Side::Keys
     }
 
     fn has_dynamic_schedule(&self) -> bool {

@@ -6,6 +6,7 @@ mod attend_grad;
 mod copy;
 mod dot;
 mod host_copy;
+mod merge;
 mod mma;
 mod nic_send;
 mod norm;
@@ -23,6 +24,7 @@ pub use attend_grad::{AttendGradTile, GradOf, attend_grad_smem_bytes};
 pub use copy::{COPY_STAGE_BYTES, CopyTile, CopyVia};
 pub use dot::DotTile;
 pub use host_copy::HostCopy;
+pub use merge::MergeTile;
 pub use mma::{ALayout, BLayout, Consumers, MmaTile};
 pub use nic_send::NicSend;
 pub use norm::NormTile;
@@ -58,6 +60,8 @@ pub enum Leaf {
     AttendTile(AttendTile),
     /// [`StatsTile`].
     StatsTile(StatsTile),
+    /// [`MergeTile`].
+    MergeTile(MergeTile),
     /// [`AttendGradTile`].
     AttendGradTile(AttendGradTile),
     /// [`NormTile`].
@@ -80,7 +84,7 @@ pub enum Leaf {
 macro_rules! of_leaf {
     ($leaf:expr, $x:ident => $do:expr) => {
         $crate::of_leaf!(@ $leaf, $x, $do, [Signal Enter NicSend HostCopy]
-            [CopyTile MmaTile ReduceTile AttendTile StatsTile AttendGradTile Tabulate NormTile DotTile
+            [CopyTile MmaTile ReduceTile AttendTile MergeTile StatsTile AttendGradTile Tabulate NormTile DotTile
              RopeTile QuantTile])
     };
     (@ $leaf:expr, $x:ident, $do:expr, [$($unit:ident)*] [$($record:ident)*]) => {
@@ -113,9 +117,12 @@ const READERS: &[(&str, Reader)] = &[
     ("reduce_tile", |c| ReduceTile::read(c).map(Leaf::ReduceTile)),
     ("dot_tile", |_| Ok(Leaf::DotTile(DotTile))),
     ("attend_tile", |c| AttendTile::read(c).map(Leaf::AttendTile)),
+    ("merge_tile", |c| MergeTile::read(c).map(Leaf::MergeTile)),
     ("stats_tile", |c| StatsTile::read(c).map(Leaf::StatsTile)),
     ("attend_dq_tile", |c| AttendGradTile::read(c, GradOf::Queries).map(Leaf::AttendGradTile)),
     ("attend_dkv_tile", |c| AttendGradTile::read(c, GradOf::Keys).map(Leaf::AttendGradTile)),
+    ("attend_dk_tile", |c| AttendGradTile::read(c, GradOf::KeysAlone).map(Leaf::AttendGradTile)),
+    ("attend_dv_tile", |c| AttendGradTile::read(c, GradOf::ValuesAlone).map(Leaf::AttendGradTile)),
     ("norm_tile", |c| NormTile::read(c, false).map(Leaf::NormTile)),
     ("norm_grad_tile", |c| NormTile::read(c, true).map(Leaf::NormTile)),
     ("rope_tile", |_| Ok(Leaf::RopeTile(RopeTile { back: false }))),
@@ -140,10 +147,13 @@ impl Leaf {
     }
 
     /// Whether two leaves of one role run on the same barriers and stages: GEMMs that differ in nothing that these
-    /// depend on, and leaves that are equal.
+    /// depend on, gradients of keys beside those of values, and leaves that are equal.
     pub fn shares_ring(&self, other: &Leaf) -> bool {
-        match (self.product(), other.product()) {
-            (Some(a), Some(b)) => a.shares_ring(b),
+        match (self, other) {
+            (Leaf::MmaTile(a), Leaf::MmaTile(b)) => a.shares_ring(b),
+            (Leaf::AttendGradTile(a), Leaf::AttendGradTile(b)) => {
+                a.of.side() == b.of.side() && *a == AttendGradTile { of: a.of, ..b.clone() }
+            }
             _ => self == other,
         }
     }
@@ -182,6 +192,7 @@ mod tests {
             Leaf::AttendGradTile(AttendGradTile {
                 of,
                 block: [128, 64, 64],
+                values: None,
                 scale: 0,
                 stages: 2,
                 mask: Mask::Bounds,
@@ -191,6 +202,7 @@ mod tests {
         let attend = |carry| {
             Leaf::AttendTile(AttendTile {
                 block: [128, 128, 64],
+                values: None,
                 carry,
                 scale: 0,
                 stages: 2,
@@ -205,6 +217,7 @@ mod tests {
                     part,
                     experts: 4,
                     ranks: 2,
+                    stride: 3,
                     rows: 8,
                     blocks: 4,
                     keep: 0,
@@ -216,7 +229,8 @@ mod tests {
         let copies = [CopyVia::Bulk, CopyVia::Ldst, CopyVia::Gather];
         let mut all = vec![Leaf::Signal, Leaf::Enter, Leaf::NicSend, Leaf::HostCopy, mma(tails)];
         all.extend(copies.map(|via| Leaf::CopyTile(CopyTile { via, stages: 1 })));
-        all.extend([GradOf::Queries, GradOf::Keys].map(grad));
+        let of = [GradOf::Queries, GradOf::Keys, GradOf::KeysAlone, GradOf::ValuesAlone];
+        all.extend(of.map(grad));
         all.extend([Carry::Registers, Carry::Scratch].map(attend));
         all.extend(RoutePart::ALL.iter().map(|part| route(*part)));
         all.push(Leaf::Tabulate(Tabulate { of: Tabulation::Blocks { rows: 8 } }));
@@ -231,6 +245,7 @@ mod tests {
         all.extend([false, true].map(quant));
         all.push(Leaf::DotTile(DotTile));
         all.push(Leaf::StatsTile(StatsTile { block: [128, 64] }));
+        all.push(Leaf::MergeTile(MergeTile { block: [128, 64] }));
         all
     }
 

@@ -4,6 +4,7 @@ use super::{Mask, Record};
 use crate::{
     contract::{Arity, Contract, Elements, OneType, OperandSpec},
     names::{Agent::Copier, Mode, Operand, Proxy, RoutePart, Side},
+    plan::Axis,
     text::{Cursor, Result},
 };
 use serde::{Deserialize, Serialize};
@@ -56,6 +57,9 @@ pub enum Tabulation {
         experts: u32,
         /// Ranks that share them, and the tokens.
         ranks: u32,
+        /// How far these are apart.
+        #[serde(default = "next", skip_serializing_if = "is_next")]
+        stride: u32,
         /// Rows of a block.
         rows: u32,
         /// Blocks that a rank has room for.
@@ -67,11 +71,29 @@ pub enum Tabulation {
     },
 }
 
+fn next() -> u32 {
+    1
+}
+
+fn is_next(stride: &u32) -> bool {
+    *stride == 1
+}
+
 /// Fills a table: integers from integers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tabulate {
     /// Which one.
     pub of: Tabulation,
+}
+
+impl Tabulation {
+    /// The ranks that share the experts of a routing.
+    pub fn over(&self) -> Option<Axis> {
+        match *self {
+            Tabulation::Route { ranks, stride, .. } => Some(Axis { stride, size: ranks }),
+            _ => None,
+        }
+    }
 }
 
 impl Tabulate {
@@ -94,10 +116,12 @@ impl Tabulate {
         c.sign("=")?;
         let part = c.named(RoutePart::NAMES, RoutePart::from_name)?;
         let [experts, ranks] = [c.setting("experts")?, c.setting("ranks")?];
+        let stride = if c.peek().text == "stride" { c.setting("stride")? } else { 1 };
         let [rows, blocks] = [c.setting("rows")?, c.setting("blocks")?];
         let keep = if c.peek().text == "keep" { c.setting("keep")? } else { 0 };
         let local = if c.peek().text == "local" { c.setting("local")? } else { 0 };
-        Ok(Tabulate { of: Tabulation::Route { part, experts, ranks, rows, blocks, keep, local } })
+        let of = Tabulation::Route { part, experts, ranks, stride, rows, blocks, keep, local };
+        Ok(Tabulate { of })
     }
 }
 
@@ -112,18 +136,22 @@ impl Record for Tabulate {
     }
 
     fn settings(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let (part, experts, ranks, rows, blocks, keep, local) = match self.of {
+        let (part, experts, [ranks, stride], rows, blocks, keep, local) = match self.of {
             Tabulation::Blocks { rows } | Tabulation::Begins { rows } => {
                 return write!(f, " rows={rows}");
             }
             Tabulation::Bounds { rows, side, mask } => {
                 return write!(f, " {side} mask={mask} rows={rows}");
             }
-            Tabulation::Route { part, experts, ranks, rows, blocks, keep, local } => {
-                (part, experts, ranks, rows, blocks, keep, local)
+            Tabulation::Route { part, experts, ranks, stride, rows, blocks, keep, local } => {
+                (part, experts, [ranks, stride], rows, blocks, keep, local)
             }
         };
-        write!(f, " part={part} experts={experts} ranks={ranks} rows={rows} blocks={blocks}")?;
+        write!(f, " part={part} experts={experts} ranks={ranks}")?;
+        if stride != 1 {
+            write!(f, " stride={stride}")?;
+        }
+        write!(f, " rows={rows} blocks={blocks}")?;
         if keep != 0 {
             write!(f, " keep={keep}")?;
         }

@@ -187,7 +187,15 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<()> {
             let rows = c.number()?;
             let keep = if c.eat_word("keep") { c.number()? } else { 0 };
             let local = if c.eat_word("local") { c.number()? } else { 0 };
-            Some(Routed { ids, part, rows, keep, local })
+            let along = match c.eat_word("ranks") {
+                true => {
+                    let size = c.number()?;
+                    c.keyword("stride")?;
+                    Some(Axis { stride: c.number()?, size })
+                }
+                false => None,
+            };
+            Some(Routed { ids, part, rows, keep, local, along })
         }
         false => None,
     };

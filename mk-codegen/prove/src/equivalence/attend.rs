@@ -97,6 +97,26 @@ impl<E: Copy + PartialEq> Attention<E> {
         }
     }
 
+    /// Adds what another part of the keys gave.
+    pub fn merge<A: Algebra<Elem = E>>(&mut self, algebra: &mut A, part: &Attention<E>) {
+        let cols = self.acc.cols;
+        for i in 0..self.acc.rows {
+            let [old, other] = [&self.stat, &part.stat].map(|s| s.data[2 * i]);
+            let new = algebra.any();
+            let own = algebra.exp_of_difference(old, new);
+            let theirs = algebra.exp_of_difference(other, new);
+            let mut both = |x: E, y: E| {
+                let (x, y) = (algebra.mul(x, own), algebra.mul(y, theirs));
+                algebra.add(x, y)
+            };
+            for at in i * cols..(i + 1) * cols {
+                self.acc.data[at] = both(self.acc.data[at], part.acc.data[at]);
+            }
+            let sum = both(self.stat.data[2 * i + 1], part.stat.data[2 * i + 1]);
+            (self.stat.data[2 * i], self.stat.data[2 * i + 1]) = (new, sum);
+        }
+    }
+
     /// The sums with the exponential of a sink, too.
     pub fn sink<A: Algebra<Elem = E>>(&mut self, algebra: &mut A, sink: E) {
         for stat in self.stat.data.chunks_mut(2) {

@@ -126,6 +126,13 @@ impl<'a> Dims<'a> {
             Op::SwigluGrad => of(1).to_vec(),
             // As wide as values.
             Op::Attention { .. } => [&of(0)[..3], &of(2)[3..]].concat(),
+            Op::AttentionDv => match self.program.def(node.inputs[0]) {
+                Some(Def::Node(dk)) => {
+                    let values = &self.lines[dk.inputs[1].index()];
+                    [&of(0)[..3], &values[3..]].concat()
+                }
+                _ => of(0).to_vec(),
+            },
             // Of statistics, those of a query are a line of their own.
             Op::Lse | Op::AttentionStats => vec![of(0)[0], of(0)[2], of(0)[1]],
             _ => of(0).to_vec(),
@@ -248,10 +255,11 @@ impl<'a> Dims<'a> {
                 for d in [0, 3] {
                     same(of(q)[d], of(k)[d], extent(node.inputs[k], d));
                 }
-                for d in 0..4 {
+                for d in 0..3 {
                     same(of(q)[d], of(d_o)[d], extent(node.inputs[q], d));
                     same(of(k)[d], of(v)[d], extent(node.inputs[k], d));
                 }
+                same(of(v)[3], of(d_o)[3], extent(node.inputs[v], 3));
                 for (d, other) in [(0, 0), (2, 1), (1, 2)] {
                     same(of(q)[d], of(stats)[other], extent(node.inputs[q], d));
                 }

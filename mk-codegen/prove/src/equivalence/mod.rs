@@ -56,7 +56,7 @@ use cells::Lines;
 use compare::Case;
 use dims::{Counts, Dims};
 use mk_plan::{Plan, Points, Table, TableSource};
-use mk_syntax::{Bound, Node, Op, Program};
+use mk_syntax::{Bound, Op, Program};
 use std::{collections::BTreeMap, ops::RangeInclusive};
 use unroll::Moved;
 
@@ -103,16 +103,6 @@ pub fn evaluate(
     options: &Options,
 ) -> Result<Evaluation> {
     let program = &*program.over_placed_axes();
-    let routes = |node: &Node| {
-        use Op::{Combine, CombineGrad, Dispatch, GroupedGemm};
-        matches!(node.op, Dispatch { .. } | Combine | CombineGrad | GroupedGemm { .. })
-    };
-    if let (true, Some(node)) =
-        (program.mesh_axes().len() > 1, program.nodes().iter().find(|n| routes(n)))
-    {
-        let what = format!("`{}` of tensors placed over several axes", node.op.name());
-        return Err(FieldError::unsupported(what, "place them over one axis"));
-    }
     if program.nodes().iter().any(|n| n.op == Op::View) {
         return Err(FieldError::unsupported("`view` inside a kernel", "kernels end there"));
     }

@@ -39,7 +39,8 @@ fn size(dims: &Dims<'_>, cells: &Cells) -> (u64, u64) {
                 let shares: u64 = shares.map(|(axis, _)| dims.along(axis).1 as u64).product();
                 of(0)[inner].saturating_mul(contributions) / shares.max(1)
             }
-            Op::GroupedGemm { .. } => of(0).iter().skip(1).product(),
+            // Where ranks share K, each multiplies its part.
+            Op::GroupedGemm { .. } => of(0).iter().skip(1).product::<u64>() / contributions,
             // Each row meets one matrix.
             Op::GroupedWgrad => of(0)[0],
             // Each query with each key: scores, weights, sums; and their derivatives.
@@ -191,6 +192,19 @@ impl<A: Algebra> Evaluator<'_, A> {
                 _ => self.each(x, |_, t| t.clone()),
             },
             (Op::Gemm { .. }, Some(y)) => self.gemm(node, x, y),
+            (Op::GroupedGemm { .. }, Some(w)) => self.grouped(node, x, w),
+            (Op::CombineGrad, _) => {
+                let (dims, cells) = (self.dims, self.cells);
+                self.both(x, &values[node.inputs[2].index()], |algebra, y, dy| {
+                    Rows { algebra, dims, cells, node }.products([y, dy])
+                })
+            }
+            (Op::Combine, _) => {
+                let (dims, cells) = (self.dims, self.cells);
+                self.both(x, &values[node.inputs[2].index()], |algebra, y, weights| {
+                    Rows { algebra, dims, cells, node }.combined([y, weights])
+                })
+            }
             (Op::ReduceScatter { axis, .. } | Op::AllReduce { axis }, _) => {
                 self.sum(x, self.dims.along(axis.index()))
             }
@@ -248,14 +262,12 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::Rope { back }, _) => self.rope(node, back),
             (Op::Swiglu, _) => self.each(x, |a, t| swiglu(a, t)),
             (Op::SwigluGrad, Some(h)) => self.both(x, h, swiglu_grad),
-            // Rows of experts are made above; the checker gives the others two operands.
+            // Most rows of experts are made above; the checker gives the others two operands.
             (
                 Op::GroupedGemm { .. }
                 | Op::GroupedWgrad
                 | Op::Dispatch { .. }
                 | Op::DispatchFactors
-                | Op::CombineGrad
-                | Op::Combine
                 | Op::Gemm { .. }
                 | Op::Dequantize(_)
                 | Op::Bias
@@ -404,6 +416,28 @@ impl<A: Algebra> Evaluator<'_, A> {
                 }
             }
             total
+        })
+    }
+
+    /// Rows by the matrices of their experts; where K is sharded, each rank's part of it.
+    fn grouped(&mut self, node: &Node, x: &Value<A::Elem>, w: &Value<A::Elem>) -> Value<A::Elem> {
+        let (dims, cells) = (self.dims, self.cells);
+        let shape = &x.on(0).shape;
+        let all = 0..shape.iter().skip(1).product();
+        // Of gates and ups, which are beside each other, columns are shared, and K is of two dimensions.
+        let last = shape.len() - 1;
+        let cut = dims.placements(node.inputs[0]).iter().any(|p| p.cut() == Some(last));
+        Value::made(dims.over(node.result), |place| {
+            let part = match cut && last == 1 {
+                true => {
+                    let (base, len) = dims.part(node.inputs[0], place)[last];
+                    let line = dims.line(node.inputs[0], last);
+                    cells.at(line, base)..cells.at(line, base + len)
+                }
+                false => all.clone(),
+            };
+            let of = [x.on(place), w.on(place)];
+            Rows { algebra: self.algebra, dims, cells, node }.product(of, part)
         })
     }
 

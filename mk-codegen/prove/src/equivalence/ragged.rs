@@ -11,9 +11,9 @@ use super::{
     dims::{Counts, Dims, Tensor},
     routings::Room,
 };
-use mk_plan::{Plan, RoutePart, Space, TabId, TableSet, TableSource};
+use mk_plan::{Axis, Plan, RoutePart, Space, TabId, TableSet, TableSource};
 use mk_syntax::{Bound, Node, Op, Placement, Program, RAGGED_BLOCK, ValueId};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 /// Forms of routings; as many launches are looked at, at least.
 const LAUNCHES: usize = 3;
@@ -45,13 +45,15 @@ pub(super) fn launches(
         _ if plan.tables.keys().any(|id| mk_plan::tokens(plan, id).is_some()) => DOCUMENTS,
         _ => LAUNCHES,
     };
-    let world = plan.mesh.size() as usize;
+    let over = over(plan, program);
     let launch = |launch: usize| {
         let example = TableSet::example(plan);
         let route = |(id, room): (&TabId, &Room)| Some((*id, room.routing(launch)?));
         let routes: BTreeMap<TabId, Vec<Vec<i32>>> =
             rooms.iter().map(route).collect::<Option<_>>()?;
         let counts = |rank: usize, id: TabId| {
+            // Of several groups, each has the same: of some of them tokens may be the same.
+            let rank = over.place(rank);
             if let Some(ids) = routes.get(&id) {
                 return ids[rank].clone();
             }
@@ -65,7 +67,7 @@ pub(super) fn launches(
                 return documents(even.len(), tokens, launch);
             }
             // Ranks that have the same experts have the same counts.
-            let sharded = tensor.ty.placement.first() != Some(&Placement::Replicate);
+            let sharded = tensor.ty.placement.iter().any(|p| *p != Placement::Replicate);
             let rank = if sharded { rank } else { 0 };
             uneven(even, room(plan, id), *max, launch + rank)
         };
@@ -76,13 +78,21 @@ pub(super) fn launches(
             return Some(Err(FieldError::Interface { what }));
         }
         let of_table = |id: TabId| {
-            let values = (0..world).map(|rank| set.values(rank, id).to_vec()).collect();
+            let ranks = (0..over.size as usize).map(|place| over.rank(0, place));
+            let values = ranks.map(|rank| set.values(rank, id).to_vec()).collect();
             Some((given(id)?.id, values))
         };
         let counts = plan.tables.keys().filter_map(of_table).collect();
         Some(Ok((set, counts)))
     };
     (0..n).filter_map(launch).collect()
+}
+
+/// The ranks that share experts, by the pipeline: of a plan over one axis, all of it.
+fn over(plan: &Plan, program: &Program) -> Axis {
+    let name = program.axis_of_experts().and_then(|axis| program.mesh_axes().get(axis));
+    let axis = name.and_then(|name| plan.mesh.axis(name));
+    axis.unwrap_or(Axis { stride: 1, size: plan.mesh.size() })
 }
 
 /// The caller's tensor that is a table.
@@ -101,16 +111,16 @@ pub(super) fn rooms(
     program: &Program,
     bound: &Bound,
 ) -> Result<BTreeMap<TabId, Room>> {
-    let world = plan.mesh.size() as usize;
+    let ranks = over(plan, program).size as usize;
     let tokens = |rank: usize, id: TabId| {
         let dims = &given(plan, program, id)?.ty.dims;
         let extent = dims.first().and_then(|d| bound.dim(*d))? as usize;
-        let own = extent.div_ceil(world.max(1));
+        let own = extent.div_ceil(ranks.max(1));
         Some(extent.saturating_sub(rank * own).min(own))
     };
     let mut rooms = BTreeMap::new();
     for id in plan.tables.keys() {
-        let tokens = (0..world).map(|rank| tokens(rank, id).unwrap_or(0)).collect();
+        let tokens = (0..ranks).map(|rank| tokens(rank, id).unwrap_or(0)).collect();
         let Some(room) = to_route(plan, id, tokens) else { continue };
         if room.needed() > room.most() {
             return Err(FieldError::Room { needed: room.needed(), most: room.most() });
@@ -235,6 +245,12 @@ impl Dims<'_> {
         }
     }
 
+    /// The ranks among which rows are shared, by counts or a route.
+    fn sharing(&self, of: ValueId) -> usize {
+        let along = self.placements(of).iter().position(|p| *p == Placement::Shard(0));
+        along.map_or(1, |axis| self.along(axis).1)
+    }
+
     /// The same of a value whose rows are whose these counts, or this route, say.
     fn experts_by(&self, of: ValueId, value: ValueId) -> Option<Vec<Option<i32>>> {
         if let Some(packed) = self.packed(of) {
@@ -243,8 +259,7 @@ impl Dims<'_> {
         let along = self.rows_along(value);
         let (counts, rows) = (self.ragged.get(&of)?, self.extent(value, along) as usize);
         let block = RAGGED_BLOCK as usize;
-        let sharded = self.placements(value).first() != Some(&Placement::Replicate);
-        let ranks = if sharded { self.ranks } else { 1 };
+        let ranks = self.sharing(of);
         let mut all = vec![None; rows];
         for (rank, counts) in counts.iter().take(ranks).enumerate() {
             let mut at = rank * (rows / ranks);
@@ -273,9 +288,10 @@ impl Dims<'_> {
             Op::GroupedWgrad => self.extent(product.result, 0),
             _ => self.extent(product.inputs[1], 0),
         } as usize;
-        let own = of_world.div_ceil(self.ranks);
+        let ranks = self.sharing(ids);
+        let own = of_world.div_ceil(ranks);
         let experts: Vec<i32> = self.ragged.get(&ids)?.concat();
-        let (each, block) = (rows / self.ranks, RAGGED_BLOCK as usize);
+        let (each, block) = (rows / ranks, RAGGED_BLOCK as usize);
         // Those that are kept of each expert.
         let keep = match self.program.drops(ids) {
             true => each / block / own.max(1) * block,
@@ -292,7 +308,7 @@ impl Dims<'_> {
             }
         }
         let mut all = vec![None; rows];
-        for rank in 0..self.ranks {
+        for rank in 0..ranks {
             let mut at = 0usize;
             for (e, tokens) in tokens.iter().enumerate().skip(rank * own).take(own) {
                 let end = at.saturating_add(keep).min(each);
@@ -382,10 +398,9 @@ pub(super) struct Rows<'e, A> {
 }
 
 impl<A: Algebra> Rows<'_, A> {
-    /// What it makes of its operands; `None` for other operations.
+    /// What it makes of its operands, which all ranks have; `None` for other operations.
     pub fn made(self, of: &[&Tensor<A::Elem>]) -> Option<Tensor<A::Elem>> {
         Some(match (self.node.op, of) {
-            (Op::GroupedGemm { .. }, [x, w, ..]) => self.product([x, w]),
             (Op::GroupedWgrad, [x, dy, ..]) => self.wgrad([x, dy]),
             (Op::Bias, [x, c]) if self.dims.experts(self.node.result).is_some() => {
                 self.biased([x, c])
@@ -394,14 +409,12 @@ impl<A: Algebra> Rows<'_, A> {
                 self.dispatched((x, weights.first().copied()))
             }
             (Op::DispatchFactors, [x, ..]) => self.factors_dispatched(x),
-            (Op::CombineGrad, [y, _, dy]) => self.products([y, dy]),
-            (Op::Combine, [y, _, weights]) => self.combined([y, weights]),
             _ => return None,
         })
     }
 
-    /// Each row times the matrix of its expert; rows of none have no value.
-    fn product(self, [x, w]: [&Tensor<A::Elem>; 2]) -> Tensor<A::Elem> {
+    /// Each row times the matrix of its expert, as far as K is in a part of it; rows of none have no value.
+    pub fn product(self, [x, w]: [&Tensor<A::Elem>; 2], part: Range<usize>) -> Tensor<A::Elem> {
         let Rows { algebra, dims, cells, node } = self;
         let experts = dims.experts(node.result).unwrap_or_default();
         let (row, expert) = (dims.line(node.result, 0), dims.line(node.inputs[1], 0));
@@ -418,6 +431,7 @@ impl<A: Algebra> Rows<'_, A> {
             let Some(Some(e)) = experts.get(cells.original(row, i) as usize) else { continue };
             let matrix = &w.data[cells.at(expert, *e) * depth * columns..];
             let row = x.data[i * depth..][..depth].iter().copied().enumerate();
+            let row = row.skip(part.start).take(part.len());
             let right = |l, j| matrix[if transposed { j * depth + l } else { l * columns + j }];
             add_row_times(algebra, out, &mut sums, row, right);
         }
@@ -506,7 +520,7 @@ impl<A: Algebra> Rows<'_, A> {
     }
 
     /// Of each slot the product of its row and its token's; 0 where it has no row.
-    fn products(self, [y, dy]: [&Tensor<A::Elem>; 2]) -> Tensor<A::Elem> {
+    pub fn products(self, [y, dy]: [&Tensor<A::Elem>; 2]) -> Tensor<A::Elem> {
         let Rows { algebra, dims, cells, node } = self;
         let ids = node.inputs[1];
         let rows = packed_rows(dims, ids);
@@ -531,7 +545,7 @@ impl<A: Algebra> Rows<'_, A> {
     }
 
     /// Of each token the sum of its rows, each times its weight.
-    fn combined(self, [y, weights]: [&Tensor<A::Elem>; 2]) -> Tensor<A::Elem> {
+    pub fn combined(self, [y, weights]: [&Tensor<A::Elem>; 2]) -> Tensor<A::Elem> {
         let Rows { algebra, dims, cells, node } = self;
         let ids = node.inputs[1];
         let rows = packed_rows(dims, ids);

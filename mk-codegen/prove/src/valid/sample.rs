@@ -1,10 +1,11 @@
 //! Contents for run-time tables: the cases on which proofs about all tables are tested.
 
 use mk_plan::{
-    Entity, Env, Plan, RoutePart, TabId, Table, TableSet, TableSource, entries, needed, no_tables,
+    Axis, Entity, Env, Plan, RoutePart, TabId, Table, TableSet, TableSource, entries, needed,
+    no_tables,
 };
 use rand::{Rng, SeedableRng, rngs::SmallRng};
-use std::{collections::BTreeSet, ops::Range};
+use std::collections::BTreeSet;
 
 /// A way to fill the run-time tables of a plan. Entries stay within their declared ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +64,7 @@ pub fn sample_tables(plan: &Plan, kind: TableKind) -> TableSet {
     let nodes = Nodes::of(plan);
     let counts = |rank: usize, id: TabId, raised: bool| {
         let (n, min, max) = bounds(plan, id);
+        let rank = nodes.number(rank);
         let at = place(rank, id);
         let mut values: Vec<i32> = match kind {
             TableKind::Random(seed) => {
@@ -79,17 +81,17 @@ pub fn sample_tables(plan: &Plan, kind: TableKind) -> TableSet {
     };
     let pick = |rank: usize, id: TabId, i: usize, of: u64| match kind {
         TableKind::Random(seed) => {
-            let at = place(rank, id) ^ (i as u64) << 8;
+            let at = place(nodes.number(rank), id) ^ (i as u64) << 8;
             SmallRng::seed_from_u64(seed ^ at).random_range(0..of)
         }
-        _ if kind.is_greatest(rank, i, usize::MAX) => of - 1,
+        _ if kind.is_greatest(nodes.number(rank), i, usize::MAX) => of - 1,
         _ => 0,
     };
     let filled = complete(plan, |rank, id| counts(rank, id, false), |_, _| None, pick);
     // Places are in rows that there are.
     let empty = |of: &TabId| {
         let rows = filled.filled(plan, *of);
-        nodes.all().any(|node| rows.of_ranks(node).is_empty())
+        nodes.all().any(|of| rows.of_ranks(|rank| nodes.near(of, rank)).is_empty())
     };
     let lacking: Vec<TabId> = places(plan).filter(empty).filter_map(|b| counted(plan, b)).collect();
     if lacking.is_empty() {
@@ -115,38 +117,55 @@ fn place(rank: usize, id: TabId) -> u64 {
     (rank as u64) << 32 ^ (id.index() as u64) << 48
 }
 
-/// The nodes in which places are: those of a table that says so, else all ranks are one.
+/// The ranks among which places are: those that share a routing; of a table that says so, those of a node. Ranks at one
+/// place of several groups have the same tables: some of them may have the same tokens.
 #[derive(Clone, Copy)]
 struct Nodes {
     ranks: usize,
+    over: Axis,
     local: usize,
 }
 
 impl Nodes {
     fn of(plan: &Plan) -> Nodes {
         let ranks = plan.mesh.size().max(1) as usize;
-        let local = plan.tables.values().filter_map(|t| t.routed).map(|r| r.local as usize).max();
-        Nodes { ranks, local: local.filter(|local| *local > 0).unwrap_or(ranks) }
+        let routed = || plan.tables.values().filter_map(|t| t.routed);
+        let over = routed().find_map(|r| r.along);
+        let over = over.unwrap_or(Axis { stride: 1, size: ranks as u32 });
+        let local = routed().map(|r| r.local as usize).max().filter(|local| *local > 0);
+        Nodes { ranks, over, local: local.unwrap_or(over.size as usize) }
+    }
+
+    /// As places of a table go.
+    fn of_table(self, table: &Table) -> Nodes {
+        match table.routed.map_or(0, |r| r.local as usize) {
+            0 => Nodes { local: self.over.size as usize, ..self },
+            local => Nodes { local, ..self },
+        }
+    }
+
+    /// The number of a rank among those that share a routing.
+    fn number(self, rank: usize) -> usize {
+        self.over.place(rank)
     }
 
     fn first(self, rank: usize) -> bool {
-        rank.is_multiple_of(self.local)
+        self.number(rank).is_multiple_of(self.local)
     }
 
     fn last(self, rank: usize) -> bool {
-        self.first(rank + 1)
+        (self.number(rank) + 1).is_multiple_of(self.local)
     }
 
-    fn all(self) -> impl Iterator<Item = Range<usize>> {
-        (0..self.ranks).step_by(self.local).map(move |first| first..first + self.local)
+    /// A rank of each.
+    fn all(self) -> impl Iterator<Item = usize> {
+        (0..self.ranks).filter(move |rank| self.first(*rank))
     }
 
-    /// The node of a rank, as places of a table go.
-    fn near(table: &Table, rank: usize, ranks: usize) -> Range<usize> {
-        match table.routed.map_or(0, |r| r.local as usize) {
-            0 => 0..ranks,
-            local => rank / local * local..(rank / local + 1) * local,
-        }
+    /// The number of a rank that is in the same one as `of`.
+    fn near(self, of: usize, rank: usize) -> Option<usize> {
+        let node = |rank: usize| (self.over.group(rank), self.number(rank) / self.local);
+        (node(of) == node(rank)).then(|| self.number(rank))
     }
 }
 
@@ -204,8 +223,8 @@ fn complete(
     }
     let with = |rank, id| {
         let Some(of) = blocks(id) else { return given(rank, id) };
-        let near = Nodes::near(&plan.tables[id], rank, plan.mesh.size() as usize);
-        let rows = set.filled(plan, of).of_ranks(near);
+        let near = Nodes::of(plan).of_table(&plan.tables[id]);
+        let rows = set.filled(plan, of).of_ranks(|other| near.near(rank, other));
         let n = entries(&plan.tables[id]) / 2;
         let row = |i| rows.get(pick(rank, id, i, rows.len().max(1))).unwrap_or_default();
         (0..n).map(row).flat_map(|(rank, row)| [rank, row]).collect()

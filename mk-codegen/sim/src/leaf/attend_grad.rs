@@ -56,7 +56,7 @@ fn differentiate(
         within("elements of one tile", (q.rows.max(k.rows) * k.cols) as u64)?;
         let sums = sums.get_or_insert_with(|| match of {
             GradOf::Queries => Gradients::Queries(Tile::zeros(q.rows, q.cols)),
-            GradOf::Keys => Gradients::Keys {
+            _ => Gradients::Keys {
                 keys: Tile::zeros(k.rows, k.cols),
                 values: Tile::zeros(v.rows, v.cols),
             },

@@ -6,9 +6,9 @@ use crate::{
     math::Tile,
 };
 use mk_plan::{
-    NodeRanks, Operand, RouteError, RoutePart, Tabulate, Tabulation, block_table, bounds_table,
-    kept, listed, own_experts, prefix, route_bases, route_list, route_places, route_slots,
-    route_sources, route_wanted,
+    Axis, NodeRanks, Operand, RouteError, RoutePart, Tabulate, Tabulation, block_table,
+    bounds_table, kept, listed, own_experts, prefix, route_bases, route_list, route_places,
+    route_slots, route_sources, route_wanted,
 };
 
 impl Compute for Tabulate {
@@ -39,9 +39,10 @@ impl Compute for Tabulate {
                     Ok(table.into_iter().map(|x| x as f32).collect())
                 })
             }
-            Tabulation::Route { part, experts, ranks, rows, blocks, keep, local } => {
+            Tabulation::Route { part, experts, ranks, stride, rows, blocks, keep, local } => {
                 let sources: Vec<(usize, Vec<i32>)> =
                     context.all(Operand::Src).map(|t| (t.cols, integers(t).collect())).collect();
+                let over = Axis { stride: *stride, size: *ranks };
                 let [count, ranks] = [*experts, *ranks].map(|n| n as usize);
                 let none = Vec::new();
                 let src = |i: usize| sources.get(i).map_or(&none, |s| &s.1).as_slice();
@@ -50,6 +51,7 @@ impl Compute for Tabulate {
                 let made = || to.family.accesses.iter().filter(|a| a.operand == Operand::Dst);
                 broadcast(regions, |r| {
                     let at = |d: usize| r.dims.get(d).map_or(0, |d| d.0.max(0)) as usize;
+                    let rank = over.place(r.rank);
                     let table = match part {
                         RoutePart::Lists => {
                             let experts = i32::try_from(count).unwrap_or(i32::MAX);
@@ -58,7 +60,7 @@ impl Compute for Tabulate {
                         }
                         RoutePart::Wanted => {
                             let own = own_experts(count, ranks);
-                            Ok(route_wanted(src(0), cols(0), own, r.rank, r.len().max(0) as usize))
+                            Ok(route_wanted(src(0), cols(0), own, rank, r.len().max(0) as usize))
                         }
                         RoutePart::Counts => {
                             let bases =
@@ -67,7 +69,7 @@ impl Compute for Tabulate {
                             let of = |e: usize| {
                                 let lists = src(0).chunks_exact(cols(0).max(1));
                                 // The last rank may have fewer.
-                                let e = Some(r.rank * own + e).filter(|e| *e < count);
+                                let e = Some(rank * own + e).filter(|e| *e < count);
                                 kept(
                                     e.map_or(0, |e| lists.map(|l| listed(l, count, e)).sum()),
                                     keep,
@@ -82,16 +84,16 @@ impl Compute for Tabulate {
                         }
                         RoutePart::Sources => {
                             let first = (at(0) / rows.max(1) as usize, rows.max(0) as usize);
-                            let own = r.rank * own_experts(count, ranks);
+                            let own = rank * own_experts(count, ranks);
                             Ok(route_sources(src(0), first, own, count, src(1), cols(1), src(2)))
                         }
                         RoutePart::Slots => {
-                            let of = (rows.max(0) as usize, r.rank * own_experts(count, ranks));
+                            let of = (rows.max(0) as usize, rank * own_experts(count, ranks));
                             Ok(route_slots(src(0), cols(0), src(1), of, src(2)))
                         }
                         RoutePart::Places => {
                             let of = (count, ranks, keep);
-                            let node = NodeRanks::of(r.rank, *local as usize);
+                            let node = NodeRanks::of(rank, *local as usize);
                             let (places, kept) =
                                 route_places(src(0), cols(0), of, node, src(1), src(2), src(3));
                             Ok(if r.dims.len() == 2 { kept } else { places })

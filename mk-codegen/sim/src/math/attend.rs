@@ -117,6 +117,22 @@ impl Attention {
         }
     }
 
+    /// Adds what another part of the keys gave.
+    pub fn merge(&mut self, part: &Attention) {
+        let d = self.acc.cols;
+        for (i, stat) in self.stat.data.chunks_mut(2).enumerate() {
+            let (old, new) = (stat[0], part.stat.data[2 * i]);
+            // A NaN must survive.
+            let most = if new > old || new.is_nan() { new } else { old };
+            let shrink = |x: f32| if x == most { 1.0 } else { (x - most).exp() };
+            let (own, theirs) = (shrink(old), shrink(new));
+            let acc = self.acc.data[i * d..(i + 1) * d].iter_mut();
+            acc.zip(part.acc.row(i)).for_each(|(x, y)| *x = *x * own + y * theirs);
+            stat[1] = stat[1] * own + part.stat.data[2 * i + 1] * theirs;
+            stat[0] = most;
+        }
+    }
+
     /// The sums with the exponential of a sink, too; rows without a key have its maximum.
     pub fn sink(&mut self, sink: f32) {
         let d = self.acc.cols;

@@ -1,7 +1,6 @@
 //! Contents of run-time tables: a few fillings that stay in the declared ranges, another for each epoch.
 
-use mk_codegen::plan::{Entity, Plan, TabId, Table, TableSet, TableSource};
-use std::ops::Range;
+use mk_codegen::plan::{Axis, Entity, Plan, TabId, Table, TableSet, TableSource};
 
 /// Fillings 0 (all greatest) and 1 (least or greatest) come before the random ones.
 const RANDOM: usize = 2;
@@ -19,6 +18,7 @@ pub fn tables(plan: &Plan) -> Vec<Vec<TableSet>> {
 /// One filling for one epoch, which a launch could have.
 fn fill(plan: &Plan, kind: usize, epoch: u64) -> TableSet {
     let hash = |rank: usize, id: TabId, i: u64| {
+        let rank = over(plan).place(rank);
         let place = [kind as u64, epoch, rank as u64, id.index() as u64, i];
         place.into_iter().fold(0, |h, x| mix(h ^ x))
     };
@@ -33,12 +33,12 @@ fn fill(plan: &Plan, kind: usize, epoch: u64) -> TableSet {
                 1 if h % 2 == 0 => min,
                 1 => max,
                 // A rank that gets little runs as far ahead as the plan lets it.
-                _ if kind == RANDOM + rank => min,
+                _ if kind == RANDOM + over(plan).place(rank) => min,
                 _ => min + (h % (u64::from(max.abs_diff(min)) + 1)) as i32,
             }
         };
         let mut values: Vec<i32> = (0..n).map(entry).collect();
-        if near(plan, rank).start == rank {
+        if over(plan).place(rank).is_multiple_of(smallest(plan)) {
             values[0] = values[0].max(least.min(max));
         }
         into_blocks(plan, id, values)
@@ -51,7 +51,8 @@ fn fill(plan: &Plan, kind: usize, epoch: u64) -> TableSet {
     });
     let lacks = |of: TabId| {
         let rows = all(0).filled(plan, of);
-        (0..plan.mesh.size() as usize).any(|rank| rows.of_ranks(near(plan, rank)).is_empty())
+        (0..plan.mesh.size() as usize)
+            .any(|rank| rows.of_ranks(near(plan, smallest(plan), rank)).is_empty())
     };
     let empty = places.into_iter().any(lacks);
     let least = i32::from(empty);
@@ -59,7 +60,7 @@ fn fill(plan: &Plan, kind: usize, epoch: u64) -> TableSet {
     TableSet::new(plan, |rank, id| {
         let table = &plan.tables[id];
         let TableSource::Places { of } = table.source else { return counts(rank, id, least) };
-        let rows = set.filled(plan, of).of_ranks(node(plan, table, rank));
+        let rows = set.filled(plan, of).of_ranks(near(plan, node(plan, table), rank));
         let n: u32 = table.shape.iter().product();
         let at = |i: u32| hash(rank, id, u64::from(i)) % rows.len();
         let row = |i: u32| rows.get(at(i)).expect("a row");
@@ -67,19 +68,32 @@ fn fill(plan: &Plan, kind: usize, epoch: u64) -> TableSet {
     })
 }
 
-/// The ranks in which places of a table are: those of a node, where it says so.
-fn node(plan: &Plan, table: &Table, rank: usize) -> Range<usize> {
+/// The ranks that share a routing; ranks at one place of several groups have the same tables, as their tokens may be the
+/// same.
+fn over(plan: &Plan) -> Axis {
+    let along = plan.tables.values().filter_map(|t| t.routed).find_map(|r| r.along);
+    along.unwrap_or(Axis { stride: 1, size: plan.mesh.size() })
+}
+
+/// The ranks among which places of a table are: of a node, where it says so.
+fn node(plan: &Plan, table: &Table) -> usize {
     match table.routed.map_or(0, |r| r.local as usize) {
-        0 => 0..plan.mesh.size() as usize,
-        local => rank / local * local..(rank / local + 1) * local,
+        0 => over(plan).size as usize,
+        local => local,
     }
 }
 
-/// The same of all tables: the smallest.
-fn near(plan: &Plan, rank: usize) -> Range<usize> {
+/// The least of all tables.
+fn smallest(plan: &Plan) -> usize {
     let places = plan.tables.values().filter(|t| matches!(t.source, TableSource::Places { .. }));
-    let all = places.map(|t| node(plan, t, rank));
-    all.min_by_key(|ranks| ranks.len()).unwrap_or(0..plan.mesh.size() as usize)
+    places.map(|t| node(plan, t)).min().unwrap_or(over(plan).size as usize)
+}
+
+/// The numbers of ranks that are with one, so many together.
+fn near(plan: &Plan, together: usize, rank: usize) -> impl Fn(usize) -> Option<usize> {
+    let over = over(plan);
+    let of = move |rank: usize| (over.group(rank), over.place(rank) / together);
+    move |other| (of(other) == of(rank)).then(|| over.place(other))
 }
 
 /// Counts, of which those come to nothing that the blocks made of them have no room for.

@@ -198,18 +198,14 @@ fn tabulation(m: &mut Maker<'_>, id: FamId) {
             p.families[id].leaf = Leaf::Tabulate(Tabulate { of });
         });
     };
-    let Tabulation::Route { part, experts, ranks, rows, blocks, keep, local } = of else { return };
-    let route = |part, [experts, ranks, rows, blocks, keep, local]: [u32; 6]| Tabulation::Route {
-        part,
-        experts,
-        ranks,
-        rows,
-        blocks,
-        keep,
-        local,
+    let Tabulation::Route { part, experts, ranks, stride, rows, blocks, keep, local } = of else {
+        return;
     };
-    let all = [experts, ranks, rows, blocks, keep, local];
-    let names = ["experts", "ranks", "rows", "blocks", "keep", "local"];
+    let route = |part, [experts, ranks, stride, rows, blocks, keep, local]: [u32; 7]| {
+        Tabulation::Route { part, experts, ranks, stride, rows, blocks, keep, local }
+    };
+    let all = [experts, ranks, stride, rows, blocks, keep, local];
+    let names = ["experts", "ranks", "stride", "rows", "blocks", "keep", "local"];
     for (i, name) in names.into_iter().enumerate() {
         for by in [1, u32::MAX] {
             let mut other = all;
@@ -285,6 +281,11 @@ fn tables(m: &mut Maker<'_>) {
                 });
             }
             change("follows from no routing", &|t| t.routed = None);
+            // Over ranks along another axis, and over all.
+            let axes = plan.mesh.axes.iter().map(|(axis, _)| plan.mesh.axis(axis));
+            for along in axes.chain([None]).filter(|_| plan.mesh.axes.len() > 1) {
+                change("over others", &|t| t.routed.as_mut().expect("routed").along = along);
+            }
         }
         if let TableSource::Runtime { min, max } = t.source {
             change("up to one more", &|t| t.source = TableSource::Runtime { min, max: max + 1 });

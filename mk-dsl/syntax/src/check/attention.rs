@@ -116,7 +116,8 @@ impl<'a> Checker<'a, '_> {
             inputs.push(self.packed(cu, [&q, &k], &mut scores)?);
         }
         let op = Op::Attention { scores, ring: axis.map(AxisId::new) };
-        Some(self.push(op, inputs, q.ty, q.gathered))
+        let ty = wide_as(&q.ty, &v.ty);
+        Some(self.push(op, inputs, ty, q.gathered))
     }
 
     /// One number for each head of queries, with those of which it lies.
@@ -251,17 +252,28 @@ impl<'a> Checker<'a, '_> {
         // What a ring passes on is as long as what it meets.
         let long = if ring.is_some() { s } else { keys[1] };
         let pairs = [(b, keys[0]), (long, keys[1]), (keys[2], keys[2]), (d, keys[3])];
-        let of_values = keys.iter().zip(&values).map(|(want, found)| (*want, *found));
+        // Heads of values may have other elements.
+        let of_values = keys[..3].iter().zip(&values).map(|(want, found)| (*want, *found));
         let all = pairs.into_iter().zip(names).map(|p| (p, k));
         for (((want, found), what), x) in all.chain(of_values.zip(names).map(|p| (p, v))) {
             self.fit([want, found], at, |want, found| {
                 messages::attention_dim(what, want, &x.label, found)
             });
         }
-        if let Resolved::Lit(depth) = self.dims.resolve(d)
-            && !matches!(depth, 64 | 128 | 192 | 256)
-        {
-            self.sink.push(at, messages::attention_depth(depth));
+        let of_values = match self.dims.resolve(values[3]) {
+            Resolved::Lit(depth) => Some(depth),
+            _ => None,
+        };
+        if let Resolved::Lit(depth) = self.dims.resolve(d) {
+            let alike = of_values.is_none_or(|n| n == depth);
+            let fine = matches!(depth, 64 | 128 | 192 | 256) && alike;
+            if !fine && (depth, of_values) != (192, Some(128)) {
+                let text = match of_values.filter(|_| !alike) {
+                    Some(values) => messages::attention_depths(depth, values),
+                    None => messages::attention_depth(depth),
+                };
+                self.sink.push(at, text);
+            }
         }
         for axis in 0..q.ty.placement.len() {
             self.attends_over(axis, q, k, v, ring, at);
@@ -323,6 +335,15 @@ impl<'a> Checker<'a, '_> {
         let ty = Ty { dtype: DType::F32, dims: vec![b, h, s], placement };
         Some(self.push(Op::Lse, vec![o.id], ty, o.gathered))
     }
+}
+
+/// Queries, or keys, with heads as wide as those of values.
+pub(super) fn wide_as(of: &Ty, values: &Ty) -> Ty {
+    let mut ty = of.clone();
+    if let (Some(own), Some(wide)) = (ty.dims.last_mut(), values.dims.last()) {
+        *own = *wide;
+    }
+    ty
 }
 
 /// The placement of keys and values that every rank has what its queries need of, without a ring.

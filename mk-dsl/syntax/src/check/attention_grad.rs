@@ -1,8 +1,7 @@
 //! `attention_stats`, `attention_dq`, `attention_dk` and `attention_dv`: the backward of `attention`.
 
-use super::attention::{along_sequence, beside};
-use super::checker::{Call, Checker, Id, Ring, Shape, Ty, Value, Wanted};
-use super::dims::Resolved;
+use super::attention::{along_sequence, beside, wide_as};
+use super::checker::{Call, Checker, Id, Ring, Shape, State, Ty, Value, Wanted};
 use crate::ast::{ArgValue, Operand, Source, Stage, Word};
 use crate::messages;
 use crate::ops::{self, OpKind};
@@ -71,8 +70,7 @@ impl<'a> Checker<'a, '_> {
         };
         call.args.finish(self.sink);
         self.heads_fit([&q, &k, &v], axis, [op.span, op.span])?;
-        self.narrow(&q, op)?;
-        let d_o = self.alike(d_o, &q, op)?;
+        let d_o = self.typed(d_o, wide_as(&q.ty, &v.ty), op)?;
         let stats = self.stats(stats, &q, op.span)?;
         let mut inputs = vec![q.id, d_o.id, stats.id, k.id, v.id];
         if let Some(cu) = packed {
@@ -94,24 +92,23 @@ impl<'a> Checker<'a, '_> {
             Some(Ring { axis, values, stats: Some(stats), .. }) => {
                 let [k, v] = [operand(self)?, operand(self)?];
                 let k = self.queries_of(k, &input)?;
-                let v = self.alike(v, &k, op)?;
+                let v = self.values_of(v, &k, op)?;
                 (input, values, stats, k, v, Some(axis))
             }
             _ => {
                 let [v, q, d_o, stats] =
                     [operand(self)?, operand(self)?, operand(self)?, operand(self)?];
-                let v = self.alike(v, &input, op)?;
+                let v = self.values_of(v, &input, op)?;
                 let q = self.queries_of(q, &input)?;
-                let d_o = self.alike(d_o, &q, op)?;
+                let d_o = self.typed(d_o, wide_as(&q.ty, &v.ty), op)?;
                 let stats = self.stats(stats, &q, op.span)?;
                 (q, d_o, stats, input, v, None)
             }
         };
         call.args.finish(self.sink);
         self.heads_fit([&q, &k, &v], axis, [op.span, op.span])?;
-        self.narrow(&q, op)?;
         if axis.is_some() {
-            self.is_like(&d_o, &q.ty, op)?;
+            self.is_like(&d_o, &wide_as(&q.ty, &v.ty), op)?;
         }
         // Of keys that all ranks have, each rank adds what its queries give.
         let of_axis = |(i, p): (usize, &Placement)| match q.ty.placement.get(i) {
@@ -129,29 +126,28 @@ impl<'a> Checker<'a, '_> {
         Some(self.push(made, inputs, ty, k.gathered))
     }
 
-    /// Heads of which gradients are taken have few elements.
-    fn narrow(&mut self, q: &Value, op: Word<'_>) -> Option<()> {
-        let [.., depth] = self.four(q, op.span)?;
-        if let Resolved::Lit(depth) = self.dims.resolve(depth)
-            && depth > 128
-        {
-            return self.sink.refuse(op.span, messages::gradient_depth(op.text, depth));
-        }
-        Some(())
-    }
-
     /// `dk -> attention_dv`.
     pub(super) fn attention_dv(&mut self, call: Call<'_, 'a>) -> Option<Value> {
         call.args.finish(self.sink);
         let dk = call.input?;
-        let is_dk = match dk.id {
-            Id::Node(i) => matches!(self.nodes[i].op, Op::AttentionDk { .. }),
-            Id::Param(_) => false,
+        let of = match dk.id {
+            Id::Node(i) if matches!(self.nodes[i].op, Op::AttentionDk { .. }) => {
+                self.nodes[i].inputs.get(1).copied()
+            }
+            _ => None,
         };
-        if !is_dk {
+        let ty = match of {
+            Some(Id::Node(i)) => Some(&self.nodes[i].value.ty),
+            Some(Id::Param(i)) => match &self.params[i].state {
+                State::Known(ty) => Some(ty),
+                State::Open { .. } | State::Broken => None,
+            },
+            None => None,
+        };
+        let Some(ty) = ty.map(|values| wide_as(&dk.ty, values)) else {
             return self.sink.refuse(call.op.span, messages::attention_dv_of(&dk.label));
-        }
-        Some(self.push(Op::AttentionDv, vec![dk.id], dk.ty, dk.gathered))
+        };
+        Some(self.push(Op::AttentionDv, vec![dk.id], ty, dk.gathered))
     }
 
     /// Queries beside keys, or keys beside queries: with other heads.
@@ -160,6 +156,16 @@ impl<'a> Checker<'a, '_> {
         let shape = like.map_or(Shape::Fresh(4), |like| Shape::Heads { like });
         let placement = beside.ty.placement.clone();
         self.value(operand, Wanted { dtype: beside.ty.dtype, shape, placement })
+    }
+
+    /// Values beside keys, of heads that may have other elements.
+    fn values_of(&mut self, operand: Operand<'a>, keys: &Value, op: Word<'a>) -> Option<Value> {
+        let (dtype, placement) = (keys.ty.dtype, keys.ty.placement.clone());
+        let shape = Shape::Like(keys.ty.dims.clone());
+        let values = self.value(operand, Wanted { dtype, shape, placement })?;
+        let ty = wide_as(&keys.ty, &values.ty);
+        self.is_like(&values, &ty, Word { span: operand.word.span, ..op })?;
+        Some(values)
     }
 
     /// Keys and values beside queries.

@@ -8,6 +8,15 @@ use crate::messages;
 use crate::program::{DType, Factors, Op, Placement, RAGGED_BLOCK};
 use crate::span::Span;
 
+/// How whole tokens are placed beside rows of them, of which ranks may have contributions.
+fn of_tokens(rows: &[Placement]) -> Vec<Placement> {
+    let of = |p: &Placement| match p {
+        Placement::Shard(0) => Placement::Shard(0),
+        _ => Placement::Replicate,
+    };
+    rows.iter().map(of).collect()
+}
+
 /// Rows, an operand, and the ids by which the rows were routed.
 type Routed<'a> = (Value, Operand<'a>, (Id, [Term; 2]));
 
@@ -48,6 +57,8 @@ impl<'a> Checker<'a, '_> {
         let placement = x.ty.placement.clone();
         let wanted = Wanted { dtype: DType::I32, shape: Shape::Fresh(2), placement };
         let ids = self.value(operand, wanted)?;
+        let tokens_along = x.ty.placement.iter().filter(|p| **p == Placement::Shard(0)).count();
+        let whole = |p: &Placement| matches!(p, Placement::Shard(0) | Placement::Replicate);
         let (n_before, at) = (self.sink.len(), operand.word.span);
         let [tokens, columns] = x.ty.dims[..] else {
             let shape = self.show_dims(&x.ty.dims);
@@ -56,7 +67,10 @@ impl<'a> Checker<'a, '_> {
         if x.ty.dtype == DType::F32 || x.ty.dtype.is_integer() {
             self.sink.push(op, messages::grouped_dtype(&x.label));
         }
-        if x.ty.placement.iter().any(|p| *p != Placement::Shard(0)) {
+        if tokens_along > 1 {
+            let found = self.mesh.show_all(&x.ty.placement);
+            self.sink.push(op, messages::dispatch_axes(&x.label, &found));
+        } else if tokens_along < 1 || !x.ty.placement.iter().all(whole) {
             let found = self.mesh.show_all(&x.ty.placement);
             self.sink.push(op, messages::dispatch_placement(&x.label, &found));
         } else {
@@ -128,7 +142,8 @@ impl<'a> Checker<'a, '_> {
         let op = call.op.span;
         let (y, operand, (ids, [tokens, slots])) = self.routed("combine", call)?;
         let n_before = self.sink.len();
-        let weights = self.weights("combine", operand, [tokens, slots], y.ty.placement.clone());
+        let placement = of_tokens(&y.ty.placement);
+        let weights = self.weights("combine", operand, [tokens, slots], placement);
         let columns = self.combined_columns(&y, op)?;
         let weights = weights.filter(|_| self.sink.len() == n_before)?;
         let ty = Ty { dtype: y.ty.dtype, dims: vec![tokens, columns], placement: y.ty.placement };
@@ -142,7 +157,7 @@ impl<'a> Checker<'a, '_> {
         let n_before = self.sink.len();
         let columns = self.combined_columns(&y, op)?;
         let dims = vec![tokens, columns];
-        let wanted = Ty { dtype: y.ty.dtype, dims, placement: y.ty.placement.clone() };
+        let wanted = Ty { dtype: y.ty.dtype, dims, placement: of_tokens(&y.ty.placement) };
         let shape = Shape::Like(wanted.dims.clone());
         let placement = wanted.placement.clone();
         let dy = self.value(operand, Wanted { dtype: wanted.dtype, shape, placement })?;
@@ -166,6 +181,10 @@ impl<'a> Checker<'a, '_> {
         };
         if !y.ty.dtype.multiplies() || y.ty.dtype.is_narrow() {
             self.sink.push(op, messages::grouped_dtype(&y.label));
+        }
+        if y.ty.placement.contains(&Placement::Shard(1)) {
+            let found = self.mesh.show_all(&y.ty.placement);
+            self.sink.push(op, messages::combine_columns(&y.label, &found));
         }
         Some(columns)
     }

@@ -27,6 +27,38 @@ pub(super) fn takes_ragged(kind: OpKind) -> bool {
         )
 }
 
+/// How gradients of matrices are placed along an axis, by how rows and gradients of what these make are.
+fn gradient((rows, dy): (&Placement, &Placement)) -> Option<Placement> {
+    match (*rows, *dy) {
+        (Placement::Replicate, Placement::Replicate) => Some(Placement::Replicate),
+        (Placement::Shard(0), Placement::Shard(0)) => Some(Placement::Shard(0)),
+        (Placement::Shard(1), Placement::Replicate) => Some(Placement::Shard(1)),
+        (Placement::Replicate, Placement::Shard(d @ 1..)) => Some(Placement::Shard(d + 1)),
+        _ => None,
+    }
+}
+
+/// How a product of rows is placed along an axis, by how rows and matrices are: the dimensions of the matrices that are
+/// summed over, and those that remain, begin so, and are so many. Ranks share experts, columns, or what is summed over.
+fn product(
+    (rows, matrices): (&Placement, &Placement),
+    depth: [usize; 2],
+    columns: [usize; 2],
+) -> Option<Placement> {
+    let within = |d: usize, [first, n]: [usize; 2]| (first..first + n).contains(&d);
+    match (*rows, *matrices) {
+        (Placement::Replicate, Placement::Replicate) => Some(Placement::Replicate),
+        (Placement::Shard(0), Placement::Shard(0)) => Some(Placement::Shard(0)),
+        (Placement::Replicate, Placement::Shard(d)) if within(d, columns) => {
+            Some(Placement::Shard(d - columns[0] + 1))
+        }
+        (Placement::Shard(of @ 1..), Placement::Shard(d)) => {
+            (within(d, depth) && d - depth[0] == of - 1).then_some(Placement::Partial)
+        }
+        _ => None,
+    }
+}
+
 impl<'a> Checker<'a, '_> {
     /// `x -> ragged(counts)`, and of rows that a kernel before dispatched, `x -> ragged(ids)`, or `x -> ragged(ids,
     /// drop)`.
@@ -36,8 +68,14 @@ impl<'a> Checker<'a, '_> {
         call.args.finish(self.sink);
         let operand = operand?;
         let x = self.input_of(call.input, [operand])?;
+        // Ranks that share rows by columns have the same experts.
+        let beside = |p: &Placement| match p {
+            Placement::Shard(0) => Placement::Shard(0),
+            _ => Placement::Replicate,
+        };
+        let placement: Vec<Placement> = x.ty.placement.iter().map(beside).collect();
         let wanted =
-            Wanted { dtype: DType::I32, shape: Shape::Fresh(1), placement: x.ty.placement.clone() };
+            Wanted { dtype: DType::I32, shape: Shape::Fresh(1), placement: placement.clone() };
         let counts = self.value(operand, wanted)?;
         let n_before = self.sink.len();
         let (op, at) = (call.op.span, operand.word.span);
@@ -51,19 +89,28 @@ impl<'a> Checker<'a, '_> {
         // Rows that were dispatched before are whose a route says.
         let is_route = self.route(counts.id).is_some()
             && counts.ty.dtype.is_integer()
-            && counts.ty.placement.iter().all(|p| *p == Placement::Shard(0));
+            && counts.ty.placement.contains(&Placement::Shard(0));
         if !is_route && (counts.ty.dims.len() != 1 || counts.ty.dtype != DType::I32) {
             let found = self.show(&counts.ty);
             self.sink.push(at, messages::ragged_counts(&counts.label, &found));
         }
-        let fine = |p: &Placement| matches!(p, Placement::Replicate | Placement::Shard(0));
-        if !x.ty.placement.iter().all(fine) {
+        // Of a mesh of several axes, columns over another one.
+        let along = x.ty.placement.iter().filter(|p| **p == Placement::Shard(0)).count();
+        let fine = |p: &Placement| match p {
+            Placement::Replicate | Placement::Shard(0) => true,
+            Placement::Shard(1) => along == 1,
+            _ => false,
+        };
+        if along > 1 {
+            let found = self.mesh.show_all(&x.ty.placement);
+            self.sink.push(op, messages::dispatch_axes(&x.label, &found));
+        } else if !x.ty.placement.iter().all(fine) {
             let found = self.mesh.show_all(&x.ty.placement);
             self.sink.push(op, messages::ragged_placement(&x.label, &found));
-        } else {
-            self.placed_as(&x, &counts, at, |want, found| {
-                messages::beside_ragged("ragged", want, &counts.label, found)
-            });
+        } else if counts.ty.placement != placement {
+            let show = |placement: &[Placement]| self.mesh.show_all(placement);
+            let (want, found) = (show(&placement), show(&counts.ty.placement));
+            self.sink.push(at, messages::beside_ragged("ragged", &want, &counts.label, &found));
         }
         let is_param = matches!(counts.id, Id::Param(_));
         if !is_param {
@@ -86,8 +133,13 @@ impl<'a> Checker<'a, '_> {
             let Id::Node(i) = at else { return None };
             let node = &self.nodes[i];
             if let Op::GroupedGemm { .. } = node.op {
-                let Id::Param(w) = *node.inputs.get(1)? else { return None };
-                let State::Known(ty) = &self.params[w].state else { return None };
+                let ty = match *node.inputs.get(1)? {
+                    Id::Node(w) => &self.nodes[w].value.ty,
+                    Id::Param(w) => match &self.params[w].state {
+                        State::Known(ty) => ty,
+                        _ => return None,
+                    },
+                };
                 return ty.dims.first().copied();
             }
             at = *node.inputs.first()?;
@@ -116,8 +168,8 @@ impl<'a> Checker<'a, '_> {
         let next = call.rest.iter().flatten().next().and_then(|s| ops::find(s.name.text));
         let (transposed, narrow) = (operand.transposed.is_some(), x.ty.dtype.is_narrow());
         let shape = match next.map(|op| op.kind) {
-            // Of eight bits, gates and ups lie before K.
-            Some(OpKind::Swiglu) if transposed && narrow => Shape::Fresh(4),
+            // Gates and ups lie before K.
+            Some(OpKind::Swiglu) if transposed => Shape::Fresh(4),
             _ if transposed => Shape::Fresh(x.ty.dims.len() + 1),
             Some(OpKind::Swiglu) => Shape::Stacked,
             _ => Shape::Fresh(3),
@@ -166,14 +218,14 @@ impl<'a> Checker<'a, '_> {
         };
         // Those of the matrices that are summed over, and those that remain.
         let (summed, columns) = match transposed {
-            true if both => match [&[k], columns].concat() {
+            // As many of the last dimensions as rows have.
+            true => match [&[k], columns].concat() {
                 all if all.len() > depth.len() => {
                     let (columns, summed) = all.split_at(all.len() - depth.len());
                     (summed.to_vec(), columns.to_vec())
                 }
-                all => (all, Vec::new()),
+                _ => (columns.to_vec(), vec![k]),
             },
-            true => (columns.to_vec(), vec![k]),
             false => (vec![k], columns.to_vec()),
         };
         if summed.len() != depth.len() {
@@ -190,13 +242,33 @@ impl<'a> Checker<'a, '_> {
         if let Some((slots, found)) = self.too_many_slots(counts, experts) {
             self.sink.push(at, messages::too_many_slots(slots, &w.label, found));
         }
-        self.placed_as(&x, &w, at, |want, found| {
-            messages::beside_ragged("grouped_gemm", want, &w.label, found)
-        });
-        self.sink.fine_since(n_before)?;
+        // The first dimensions of the matrices that are summed over, and that remain.
+        let [of_depth, of_columns] = match transposed {
+            true if both => [w.ty.dims.len() - depth.len(), 1],
+            true => [2, 1],
+            false => [1, 2],
+        };
+        // Experts that all ranks have are whole.
+        let over = x.ty.placement.contains(&Placement::Shard(0));
+        let pairs = x.ty.placement.iter().zip(&w.ty.placement);
+        let along = |pair: (&Placement, &Placement)| {
+            let made = product(pair, [of_depth, depth.len()], [of_columns, columns.len()]);
+            made.filter(|_| over || pair.0 == pair.1)
+        };
+        let made: Option<Vec<Placement>> = pairs.map(along).collect();
+        if made.is_none() {
+            let own = |p: &Placement| match p {
+                Placement::Shard(d @ 1..) => Placement::Shard(of_depth + d - 1),
+                p => *p,
+            };
+            let wanted: Vec<Placement> = x.ty.placement.iter().map(own).collect();
+            let (want, found) = (self.mesh.show_all(&wanted), self.mesh.show_all(&w.ty.placement));
+            self.sink.push(at, messages::beside_ragged("grouped_gemm", &want, &w.label, &found));
+        }
+        let placement = made.filter(|_| self.sink.len() == n_before)?;
         let dims = [rows].into_iter().chain(columns).collect();
         let dtype = if narrow { DType::Bf16 } else { x.ty.dtype };
-        let ty = Ty { dtype, dims, placement: x.ty.placement.clone() };
+        let ty = Ty { dtype, dims, placement };
         let (left, right) = (self.dequantized(&x), self.dequantized(&w));
         Some(self.push(Op::GroupedGemm { transposed }, vec![left, right, counts], ty, x.gathered))
     }
@@ -260,15 +332,22 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(at, text);
         }
         self.fit([rows, of_dy], at, |want, found| messages::wgrad_rows(want, &dy.label, found));
-        self.placed_as(&x, &dy, at, |want, found| {
-            messages::beside_ragged("grouped_wgrad", want, &dy.label, found)
-        });
+        let pairs = x.ty.placement.iter().zip(&dy.ty.placement);
+        let over = x.ty.placement.contains(&Placement::Shard(0));
+        let along =
+            |pair: (&Placement, &Placement)| gradient(pair).filter(|_| over || pair.0 == pair.1);
+        let made: Option<Vec<Placement>> = pairs.map(along).collect();
+        if made.is_none() {
+            let show = |v: &Value| self.mesh.show_all(&v.ty.placement);
+            let (want, found) = (show(&x), show(&dy));
+            self.sink.push(at, messages::beside_ragged("grouped_wgrad", &want, &dy.label, &found));
+        }
         if dy.ragged.is_some_and(|of| of != counts) {
             self.sink.push(at, messages::wgrad_of(&dy.label));
         }
         let experts = experts.filter(|_| self.sink.len() == n_before)?;
         let dims = [experts, k].into_iter().chain(columns.iter().copied()).collect();
-        let ty = Ty { dtype: x.ty.dtype, dims, placement: x.ty.placement };
+        let ty = Ty { dtype: x.ty.dtype, dims, placement: made? };
         Some(self.push(Op::GroupedWgrad, vec![x.id, dy.id, counts], ty, x.gathered))
     }
 

@@ -128,7 +128,16 @@ impl Draft {
         counts: Option<Id>,
         (matrices, turned): (Id, bool),
     ) -> Id {
+        use Placement::{Partial, Replicate, Shard};
         let Value { placement, dtype, .. } = self.values[rows].clone();
+        // As the checker has it.
+        let made = |(rows, of): (&Placement, &Placement)| match (*rows, *of) {
+            (Replicate, Shard(1)) if turned => Shard(1),
+            (Replicate, Shard(dim @ 2..)) if !turned => Shard(dim - 1),
+            (Shard(1..), Shard(_)) => Partial,
+            (own, _) => own,
+        };
+        let placement = placement.iter().zip(&self.values[matrices].placement).map(made).collect();
         let name = self.fresh(&format!("g{}", self.values.len()));
         let rows = [Some(rows), counts].into_iter().flatten().map(|id| (id, false));
         let operands = rows.chain([(matrices, turned)]).collect();
@@ -139,7 +148,13 @@ impl Draft {
     /// Gradients of matrices of experts: their rows, the other way round, times gradients of what rows and matrices
     /// make.
     pub fn grouped_wgrad(&mut self, rows: Id, counts: Id, d: Id, experts: &str) -> Id {
+        use Placement::{Replicate, Shard};
         let Value { placement, dtype, .. } = self.values[rows].clone();
+        let made = |(rows, d): (&Placement, &Placement)| match (*rows, *d) {
+            (Replicate, Shard(dim @ 1..)) => Shard(dim + 1),
+            (own, _) => own,
+        };
+        let placement = placement.iter().zip(&self.values[d].placement).map(made).collect();
         let name = self.fresh(&format!("g{}", self.values.len()));
         let operands = [rows, counts, d].map(|id| (id, false)).to_vec();
         let stage = format!("grouped_wgrad experts = {experts}");

@@ -12,7 +12,7 @@
 //! | `all_reduce` | nothing |
 //! | `all_to_all` | `all_to_all` the other way |
 //! | `gemm` | a `gemm` for each operand |
-//! | `bias` | the sum over the rows, as a GEMM of a row of ones |
+//! | `bias` | the sum over the rows, as a GEMM of a row of ones; of experts, a `grouped_wgrad` of ones |
 //! | `gelu`, `gelu_tanh`, `silu`, `relu` | their `_grad`, of the value before them (of `relu`, of its result) |
 //! | `swiglu` | `swiglu_grad` |
 //! | `attention` | `attention_stats`, `attention_dq`, `attention_dk`, `attention_dv`; nothing of its `lse` |
@@ -33,7 +33,7 @@ use crate::excerpt::Excerpt;
 use crate::print::runtime_symbol;
 use crate::program::{DType, Node, Op, Program, TensorType, ValueId};
 pub use error::GradError;
-use rules::Walk;
+use rules::{Part, Walk};
 pub use types::{Gradient, Input, Keep, Saves, Source};
 
 /// Derives the gradients of parameters, `wanted` by position, or of all.
@@ -91,7 +91,11 @@ pub fn grad_into(
                 results.push(output.value);
                 results.len() - 1
             });
-            if output.row { Source::Row(position) } else { Source::Result(position) }
+            match output.part {
+                Part::Whole => Source::Result(position),
+                Part::Row => Source::Row(position),
+                Part::Rows => Source::Rows(position),
+            }
         };
         gradients.push((output.parameter, source));
     }

@@ -17,14 +17,25 @@ use std::collections::BTreeMap;
 pub(super) struct Output {
     pub parameter: usize,
     pub value: Id,
+    pub part: Part,
+}
+
+/// Which part of a value is a gradient.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Whole,
     /// Its only row.
-    pub row: bool,
+    Row,
+    /// Of each expert's matrix a row, which are all alike.
+    Rows,
 }
 
 /// A gradient that no other one is made of.
 enum Behind {
     /// Of matrices `w`, which rows `x` of these experts are multiplied by: of gradients of their products.
     Matrices { w: ValueId, x: ValueId, ids: ValueId, d: Id },
+    /// Of vectors that are added to rows of these experts, of gradients of the sums.
+    Vectors { vectors: ValueId, ids: ValueId, d: Id },
     /// Of the weights of a `combine`, of gradients of its tokens.
     Weights { combine: ValueId, d: Id },
 }
@@ -39,7 +50,7 @@ pub(super) struct Walk<'p> {
     gradients: Vec<Option<Id>>,
     /// Values of forward, in the backward.
     here: BTreeMap<ValueId, Id>,
-    ones: Vec<(Dim, Vec<Placement>, DType, Id)>,
+    ones: Vec<(TensorType, Id)>,
     pub draft: Draft,
     /// What forward saves, beside its results.
     pub saved: Vec<ValueId>,
@@ -47,6 +58,8 @@ pub(super) struct Walk<'p> {
     pub given: Vec<(Id, Input)>,
     /// Sums over rows: matrices of one row.
     sums: Vec<Id>,
+    /// Sums over rows of each expert: matrices of rows that are all alike.
+    vectors: Vec<Id>,
     /// Gradients that take the data's way back for granted, and are made behind it.
     behind: Vec<Behind>,
 }
@@ -74,6 +87,7 @@ impl<'p> Walk<'p> {
             saved: Vec::new(),
             given: Vec::new(),
             sums: Vec::new(),
+            vectors: Vec::new(),
             behind: Vec::new(),
         }
     }
@@ -114,18 +128,23 @@ impl<'p> Walk<'p> {
                     value = self.whole_over(value, axis);
                 }
             }
-            let row = self.sums.contains(&value);
+            let part = match () {
+                () if self.sums.contains(&value) => Part::Row,
+                () if self.vectors.contains(&value) => Part::Rows,
+                () => Part::Whole,
+            };
             if into.contains(&parameter) {
                 value = self.added_to(parameter, value)?;
             }
-            outputs.push(Output { parameter, value, row });
+            outputs.push(Output { parameter, value, part });
         }
         Ok(outputs)
     }
 
     /// The sum of a gradient and an f32 matrix.
     fn added_to(&mut self, parameter: usize, value: Id) -> Result<Id, GradError> {
-        if self.sums.contains(&value) || !self.draft.is_product(value) {
+        let sums = [&self.sums, &self.vectors];
+        if sums.iter().any(|all| all.contains(&value)) || !self.draft.is_product(value) {
             return Err(GradError::NoProduct {
                 name: self.program.tensors()[parameter].name.clone(),
             });
@@ -192,16 +211,16 @@ impl<'p> Walk<'p> {
                     self.add(x, d);
                 }
                 if wants(self, 1) {
-                    let vectors = self.program.ty(input(1)).is_some_and(|ty| ty.dims.len() > 1);
-                    if vectors {
-                        return Err(GradError::Operation {
-                            op: node.op.name(),
-                            why: "each expert has a vector, whose gradient is a sum over its rows",
-                            help: "ask for no gradient of the vectors",
-                        });
+                    match self.experts_of(node.result) {
+                        Some(ids) => {
+                            let vectors = Behind::Vectors { vectors: input(1), ids, d };
+                            self.after_data(ids, vectors)?;
+                        }
+                        None => {
+                            let sum = self.column_sum(node, d)?;
+                            self.add(input(1), sum);
+                        }
                     }
-                    let sum = self.column_sum(node, d)?;
-                    self.add(input(1), sum);
                 }
             }
             Op::Curve(Curve::Relu) => {
@@ -384,14 +403,6 @@ impl<'p> Walk<'p> {
             });
         }
         let [q, k, v] = [q, k, v].map(|x| *x);
-        let depth = self.program.ty(q).and_then(|ty| ty.dims.last());
-        if matches!(depth, Some(Dim::Lit(depth)) if *depth > 128) {
-            return Err(GradError::Operation {
-                op: "attention",
-                why: "no operation takes gradients of heads of more than 128 elements",
-                help: "use heads of 64 or 128 elements where gradients are taken",
-            });
-        }
         let of_o = |n: &&Node| n.op == Op::Lse && n.inputs == [node.result];
         let Some(lse) = self.program.nodes().iter().find(of_o).map(|n| n.result) else {
             return Err(GradError::Operation {
@@ -537,22 +548,23 @@ impl<'p> Walk<'p> {
             _ => Placement::Replicate,
         };
         let placement: Vec<Placement> = placement.into_iter().map(of_rows).collect();
-        let known = self.ones.iter().find(|o| (o.0, &o.1, o.2) == (*rows, &placement, dtype));
-        let ones = match known.map(|o| o.3) {
-            Some(ones) => ones,
-            None => {
-                let dims = vec![Dim::Lit(1), *rows];
-                let ty = TensorType { dtype, dims, placement: placement.clone() };
-                let ty = self.program.show_type(&ty);
-                let ones = self.draft.param("ones", ty, placement.clone(), dtype);
-                self.given.push((ones, Input::Ones));
-                self.ones.push((*rows, placement, dtype, ones));
-                ones
-            }
-        };
+        let dims = vec![Dim::Lit(1), *rows];
+        let ones = self.ones(TensorType { dtype, dims, placement });
         let sum = self.draft.gemm((ones, false), (d, false));
         self.sums.push(sum);
         Ok(sum)
+    }
+
+    /// Ones of a type, once.
+    fn ones(&mut self, ty: TensorType) -> Id {
+        if let Some((_, ones)) = self.ones.iter().find(|(known, _)| *known == ty) {
+            return *ones;
+        }
+        let shown = self.program.show_type(&ty);
+        let ones = self.draft.param("ones", shown, ty.placement.clone(), ty.dtype);
+        self.given.push((ones, Input::Ones));
+        self.ones.push((ty, ones));
+        ones
     }
 
     /// Adds to the gradient of a value.
@@ -572,8 +584,10 @@ impl<'p> Walk<'p> {
                 let held = self.held(g);
                 // What came before is an operand, and the last GEMM adds it.
                 let sum = self.draft.op("add", &[g, before], None, held);
-                if self.sums.contains(&g) {
-                    self.sums.push(sum);
+                for all in [&mut self.sums, &mut self.vectors] {
+                    if all.contains(&g) {
+                        all.push(sum);
+                    }
                 }
                 sum
             }

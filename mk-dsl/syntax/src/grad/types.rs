@@ -45,6 +45,8 @@ pub enum Source {
     Result(usize),
     /// The only row of one.
     Row(usize),
+    /// The first row of each matrix of one, `[E, 8, N]` or `[E, 8, 2, N]`.
+    Rows(usize),
     /// The gradient of a result of the pipeline, by position, as it is given.
     Given(usize),
 }

@@ -13,9 +13,9 @@ messages! {
     text attention_depth(depth: u64)
         "`attention` with heads of {depth} elements is not supported yet by this version";
         "use heads of 64, 128, 192 or 256 elements";
-    text gradient_depth(op: &str, depth: u64)
-        "`{op}` of heads of {depth} elements is not supported yet by this version";
-        "use heads of 64 or 128 elements where gradients are taken";
+    text attention_depths(keys: u64, values: u64)
+        "`attention` with heads of {keys} elements of keys and {values} of values is not supported yet by this version";
+        "use heads of as many of both, or of 192 and 128";
     placed attention_placement(queries: &str, name: &str, wanted: &str, found: &str)
         "`attention` of `{queries}` queries needs {name} `{wanted}`, and it is `{found}`";
         => declare(name, &format!("`@ {wanted}`"), "attention");

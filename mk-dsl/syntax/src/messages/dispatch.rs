@@ -37,6 +37,13 @@ messages! {
     placed dispatch_placement(name: &str, found: &str)
         "`dispatch` sends each rank's own tokens, and {name} is `{found}`";
         => declare(name, "`@ shard(0)`", "dispatch");
+    placed dispatch_axes(name: &str, found: &str)
+        "experts are over one axis of the mesh, and {name} is `{found}`";
+        "let tokens be `shard(0)` over the axis of their experts alone: ranks along other axes have tokens of their own, \
+         or the same";
+    placed combine_columns(name: &str, found: &str)
+        "tokens get whole rows back, and {name} is `{found}`";
+        "let the last `grouped_gemm` sum over what ranks share, and reduce behind `combine`";
     placed beside_tokens(op: &str, wanted: &str, name: &str, found: &str)
         "`{op}` needs {name} as `{wanted}`, like the tokens, and it is `{found}`";
         "declare {name} `@ {wanted}`";

@@ -41,7 +41,7 @@ impl Arch {
 
     /// Who carries out the leaf of a family.
     pub fn carrier(&self, f: &Family) -> Carrier {
-        (self.core)(&f.leaf).map_or_else(|| leaf::carrier(f), Carrier::Agents)
+        (self.core)(f).map_or_else(|| leaf::carrier(f), Carrier::Agents)
     }
 
     /// Every leaf that agents of a CTA carry out.

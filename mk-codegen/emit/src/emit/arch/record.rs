@@ -1,7 +1,7 @@
 //! What is said of an architecture.
 
 use crate::emit::leaf::LeafEmission;
-use mk_plan::{Leaf, target::Target};
+use mk_plan::{Family, target::Target};
 
 /// How kernels are made for one target.
 pub(in crate::emit) struct Arch {
@@ -12,7 +12,7 @@ pub(in crate::emit) struct Arch {
     /// Leaves that are its own.
     pub leaves: &'static [&'static LeafEmission],
     /// The record of one of them, for a leaf that it carries out.
-    pub core: fn(&Leaf) -> Option<&'static LeafEmission>,
+    pub core: fn(&Family) -> Option<&'static LeafEmission>,
     /// Function templates of the library over a number of registers, by which the threads of a warpgroup give all
     /// others back, and take more.
     pub registers: [&'static str; 2],

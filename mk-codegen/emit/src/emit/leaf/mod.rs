@@ -31,6 +31,7 @@ mod copy_rows;
 mod dot;
 mod gather;
 pub(super) mod heads;
+mod merge;
 mod moves;
 mod nic_send;
 mod norm;
@@ -52,6 +53,7 @@ pub(super) use record::{
 /// Every leaf that agents of a CTA carry out on any architecture.
 pub(super) const ALL: &[&LeafEmission] = &[
     &stats::EMISSION,
+    &merge::EMISSION,
     &norm::EMISSION,
     &rope::EMISSION,
     &quant::EMISSION,
@@ -99,6 +101,7 @@ pub(super) fn carrier(f: &Family) -> Carrier {
         Leaf::RopeTile(_) => Carrier::Agents(&rope::EMISSION),
         Leaf::QuantTile(_) => Carrier::Agents(&quant::EMISSION),
         Leaf::NormTile(_) => Carrier::Agents(&norm::EMISSION),
+        Leaf::MergeTile(_) => Carrier::Agents(&merge::EMISSION),
         Leaf::StatsTile(_) => Carrier::Agents(&stats::EMISSION),
         Leaf::Tabulate(_) => Carrier::Agents(&tabulate::EMISSION),
         // An architecture's own, if it has them.

@@ -20,8 +20,8 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
         return Err(EmitError::internal("emit/leaf/stats.rs", format!("{id} has no statistics")));
     };
     let dtype = e.one_dtype(id, |o| matches!(o, Operand::O | Operand::Do))?;
-    if !matches!(dim, 64 | 128) {
-        let what = "statistics are of results with heads of 64 or 128 elements";
+    if !matches!(dim, 64 | 128 | 192 | 256) {
+        let what = "statistics are of results with heads of 64, 128, 192 or 256 elements";
         return EmitError::refuse(&f.name, what);
     }
     let families = g.slices.iter().map(|s| family(e, *s, dim)).collect::<Result<Vec<_>>>()?;

@@ -142,8 +142,13 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
             ]);
             Ok(all)
         }
-        Tabulation::Route { part, experts, ranks, rows, blocks, keep, local } => {
+        Tabulation::Route { part, experts, ranks, stride, rows, blocks, keep, local } => {
             let own = experts.div_ceil(ranks.max(1));
+            // The place of the rank among those that share the experts.
+            let place = match (stride, ranks) {
+                (1, ranks) if ranks == e.plan.mesh.size() => "static_cast<u32>(rank)".to_string(),
+                _ => format!("static_cast<u32>(rank / {stride} % {ranks})"),
+            };
             let width = |list: &Access| n(list, 1);
             let says = |n: u32| n.to_string();
             let words =
@@ -164,9 +169,8 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
                         (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
                     wide(ids, 2)?;
                     wide(wanted, 1)?;
-                    let rank = "static_cast<u32>(rank)".to_string();
                     let mut all = vec![at(ids), at(wanted), words(ids), n(ids, 0), n(ids, 1)];
-                    all.extend([says(own), rank, n(wanted, 0)]);
+                    all.extend([says(own), place, n(wanted, 0)]);
                     all
                 }
                 RoutePart::Counts => {
@@ -174,13 +178,12 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
                         (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
                     wide(lists, 2)?;
                     wide(entries, 2)?;
-                    let rank = "static_cast<u32>(rank)".to_string();
                     let mut all = vec![at(lists), at(counts), at(bases), at(entries)];
                     all.extend([n(lists, 0), width(lists)]);
                     all.extend([
                         says(experts),
                         says(own),
-                        rank,
+                        place,
                         says(rows),
                         says(blocks),
                         says(keep),
@@ -193,7 +196,7 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
                     wide(entries, 2)?;
                     wide(lists, 2)?;
                     let first = format!("static_cast<u32>({})", e.c(f, None, &entries.region[0].0));
-                    let expert = format!("static_cast<u32>(rank) * {own}");
+                    let expert = format!("{place} * {own}");
                     let mut all = vec![at(entries), at(lists), at(bases), at(sources)];
                     all.extend([n(lists, 0), width(lists), says(experts), expert, first]);
                     all.extend([n(entries, 0), says(rows)]);
@@ -204,7 +207,7 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
                         (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
                     wide(ids, 2)?;
                     wide(entries, 2)?;
-                    let expert = format!("static_cast<u32>(rank) * {own}");
+                    let expert = format!("{place} * {own}");
                     let mut all = vec![at(ids), at(entries), at(sources), at(slots), words(ids)];
                     all.extend([n(ids, 0), n(ids, 1), expert, n(entries, 0), says(rows)]);
                     all

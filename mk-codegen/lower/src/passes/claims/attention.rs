@@ -192,7 +192,7 @@ fn made_by(makes: Makes) -> Operand {
         Makes::Results => Operand::O,
         Makes::Statistics => Operand::Dst,
         Makes::Gradients(GradOf::Queries) => Operand::Dq,
-        Makes::Gradients(GradOf::Keys) => Operand::Dk,
+        Makes::Gradients(_) => Operand::Dk,
     }
 }
 
@@ -268,7 +268,14 @@ fn check(a: &Attention, name: &str, sizes: &[i32]) -> Result<(), LowerError> {
                 take no time";
             return refuse(why.into(), help);
         }
-        let tokens = i64::from(a.tensor(Operand::Q).widest(1));
+        let tokens = match a.exchange {
+            // Of a sequence that ranks along both axes share, the shard of this one's.
+            Some(_) => {
+                let ring = a.ring.and_then(|axis| sizes.get(axis)).copied().unwrap_or(1);
+                i64::from(a.tensor(Operand::Q).shape[1].value) * i64::from(ring)
+            }
+            None => i64::from(a.tensor(Operand::Q).widest(1)),
+        };
         let entries = (2 * tokens + i64::from(documents.widest(0))) * i64::from(world);
         if entries > MAX_ENTRIES as i64 {
             let why = format!(
@@ -285,13 +292,18 @@ fn check(a: &Attention, name: &str, sizes: &[i32]) -> Result<(), LowerError> {
     let wide = if a.makes == Makes::Statistics { Operand::O } else { Operand::Q };
     let q = a.tensor(wide);
     let depth = q.shape[3].value;
-    if !matches!(depth, 64 | 128 | 192 | 256) {
-        let why = format!("its heads have {depth} elements");
-        return refuse(why, "use 64, 128, 192 or 256");
+    let [_, values] = a.heads();
+    if !(matches!(depth, 64 | 128 | 192 | 256) && values == depth || (depth, values) == (192, 128))
+    {
+        let why = match values == depth {
+            true => format!("its heads have {depth} elements"),
+            false => format!("its heads have {depth} elements, and those of values {values}"),
+        };
+        return refuse(why, "use 64, 128, 192 or 256; or 192, and 128 of values");
     }
-    if depth > 128 && a.makes != Makes::Results {
-        let why = format!("gradients of heads of {depth} take more registers than a thread has");
-        return refuse(why, "use heads of 64 or 128 where gradients are taken");
+    if a.values().is_some() && a.exchange.is_some() {
+        let why = "heads of values have other elements, and ranks exchange them";
+        return refuse(why.into(), "exchange heads of one number of elements");
     }
     let heads = q.shape[2].value;
     let groups = match a.makes {
@@ -306,12 +318,6 @@ fn check(a: &Attention, name: &str, sizes: &[i32]) -> Result<(), LowerError> {
     if exchanges && !lengths.is_empty() {
         let why = "a length comes with each launch, and ranks exchange parts of the sequence";
         return refuse(why.into(), "let it be fixed");
-    }
-    if exchanges && a.ring.is_some() && a.documents.is_some() {
-        let why = "sequences are packed, and ranks exchange parts of them beside a ring";
-        let help = "exchange them in a kernel before; results may be exchanged behind it. A function (`mk.compile`) cuts \
-            a pipeline so";
-        return refuse(why.into(), help);
     }
     if exchanges && q.shape[1].value != a.tensor(Operand::K).shape[1].value {
         let why = "queries and keys are not as many, and ranks exchange both";

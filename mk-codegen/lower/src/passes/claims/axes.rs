@@ -1,5 +1,6 @@
 //! Refuses what no kernel does over several axes of a mesh.
 
+use super::grouped;
 use crate::{
     graph::{Group, Kind, OpGraph, Value},
     passes::error::{LowerError, unsupported},
@@ -18,9 +19,15 @@ pub(super) fn check(g: &OpGraph, sizes: &[i32]) -> Result<(), LowerError> {
         return Ok(());
     }
     let values = || g.in_order().into_iter().map(|node| (node, &g.graph[node]));
-    if let Some((_, value)) = values().find(|(_, v)| v.kind.group() == Group::Experts) {
-        let why = "the pipeline places tensors over several axes of the mesh";
+    let experts = values().find(|(_, v)| v.kind.group() == Group::Experts);
+    if let (Some((_, value)), true) = (experts, sizes.len() > 2) {
+        let why = format!("the pipeline places tensors over {} axes of the mesh", sizes.len());
         return Err(unsupported(&value.name, why, HELP));
+    }
+    let dense = |v: &Value| matches!(v.kind, Kind::Gemm { .. } | Kind::Gather { .. });
+    if let (Some(_), Some((_, value))) = (experts, values().find(|(_, v)| dense(v))) {
+        let why = "experts over two axes of the mesh are in the same kernel";
+        return Err(unsupported(&value.name, why, "let a kernel of its own have it"));
     }
     let mut extents = values().flat_map(|(_, v)| &v.shape);
     if extents.any(|e| e.runtime_max.is_some()) {
@@ -45,14 +52,25 @@ fn nested(value: &Value, sizes: &[i32]) -> Result<(), LowerError> {
 }
 
 pub(super) fn uneven(value: &Value, dim: usize, extent: i32, ranks: i32) -> LowerError {
+    uneven_extent(&value.name, value.shape.len(), dim, extent, ranks)
+}
+
+/// The same of a tensor of so many dimensions.
+pub(super) fn uneven_extent(
+    name: &str,
+    dims: usize,
+    dim: usize,
+    extent: i32,
+    ranks: i32,
+) -> LowerError {
     let of = "on each of";
-    let why = match (value.shape.len(), dim) {
+    let why = match (dims, dim) {
         (2, 0) => format!("{extent} rows are not as many {of} {ranks} ranks that share them"),
         (2, _) => format!("{extent} columns are not as many {of} {ranks} ranks that share them"),
         _ => format!("dimension {dim}, {extent}, is not as long {of} {ranks} ranks that share it"),
     };
     let help = "use a number that these ranks divide, or one axis in a kernel";
-    unsupported(&value.name, why, help)
+    unsupported(name, why, help)
 }
 
 /// Memory that a collective writes on other ranks has one extent on all of them: ranks along another axis share rows
@@ -69,6 +87,10 @@ fn collective(
         | Kind::ReduceScatter { axis, .. } => axis,
         _ => return Ok(()),
     };
+    // Sums of what tokens get back are read, and not written, on other ranks.
+    if grouped::tokens_of(g, node).is_some() {
+        return Ok(());
+    }
     let Some(of) = g.operands(node).first().map(|of| &g.graph[*of]) else { return Ok(()) };
     for (axis, dim) in of.placement.iter().enumerate().filter_map(|(i, p)| Some((i, p.cut()?))) {
         let Some(extent) = of.shape.get(dim).filter(|_| axis != own) else { continue };

@@ -13,7 +13,6 @@ use petgraph::stable_graph::NodeIndex;
 /// A kernel in the making.
 pub(super) struct Claims<'g> {
     pub g: &'g OpGraph,
-    pub ranks: u32,
     pub sizes: Vec<i32>,
     pub params: Vec<NodeIndex>,
     pub kernel: Kernel,
@@ -33,8 +32,7 @@ impl<'g> Claims<'g> {
             ops: Vec::new(),
             results: results.map(|out| Outcome { of: None, out }).collect(),
         };
-        let ranks = sizes.iter().map(|n| *n as u32).product();
-        Claims { g, ranks, sizes: sizes.to_vec(), params, kernel }
+        Claims { g, sizes: sizes.to_vec(), params, kernel }
     }
 
     /// Adds an operation.

@@ -6,6 +6,7 @@
 use super::{
     builder::{Claims, tensor},
     gemm_rules::{self, CATALOGUE},
+    grouped,
 };
 use crate::{
     graph::{Group, Kind, OpGraph},
@@ -17,7 +18,7 @@ use crate::{
         },
     },
 };
-use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, gated, halves};
+use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, gate_bias, gated, halves};
 use petgraph::stable_graph::NodeIndex;
 
 /// Claims what results are made of, as far as it is dense.
@@ -29,7 +30,9 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
     let is_sum = |node: NodeIndex| {
         matches!(g.graph[node].kind, Kind::ReduceScatter { .. } | Kind::AllReduce { .. })
     };
-    let claimed_elsewhere = |node: NodeIndex| g.graph[node].kind.group() != Group::Dense;
+    let claimed_elsewhere = |node: NodeIndex| {
+        g.graph[node].kind.group() != Group::Dense || grouped::tokens_of(g, node).is_some()
+    };
     // Summed GEMMs come first, so that their sums are under way beside the other GEMMs.
     let mut order: Vec<_> = g.results.iter().copied().enumerate().collect();
     order.retain(|(_, node)| !claimed_elsewhere(*node));
@@ -265,6 +268,14 @@ impl Builder<'_, '_> {
         if epilogue.contains(&EpilogueOp::Swiglu) && !gated(epilogue) {
             let why = "something stands between it and its GEMM";
             return Err(unsupported("swiglu", why, "put `swiglu` directly behind `gemm`"));
+        }
+        if gate_bias(epilogue).is_some() {
+            let why = "it stands between `swiglu` and a dense GEMM";
+            return Err(unsupported(
+                "bias",
+                why,
+                "put `bias` behind `swiglu`, or use `grouped_gemm`",
+            ));
         }
         let mut out = tensor(value, &value.name, &self.claims.sizes);
         if halves(epilogue) {

@@ -2,13 +2,13 @@
 
 use super::builder::{Claims, tensor};
 use crate::{
-    graph::{Extent, Kind},
+    graph::{Extent, Kind, OpGraph},
     passes::{
         error::{LowerError, unsupported},
         shape::{
             grouped::{Combine, Combined, Grouped, Ragged, Route, Rows, Wgrad},
             ids::{Extra, OpId, Param},
-            kernel::{Kernel, Op},
+            kernel::{Kernel, Op, Reduce},
             tensor::{Tensor, aligned},
         },
     },
@@ -161,7 +161,7 @@ pub(super) fn claim(claims: &mut Claims<'_>, rows: Option<Claimed>) -> Result<()
     let first = rows.gemms.first().or(rows.wgrads.first());
     let name = first.map_or("grouped_gemm", |n| &claims.value(*n).name);
     match &claims.kernel.ops[rows.ragged] {
-        Op::Ragged(ragged) => check(&claims.kernel, ragged, name, claims.ranks as i32),
+        Op::Ragged(ragged) => check(&claims.kernel, ragged, name, claims.sizes[0]),
         _ => Ok(()),
     }
 }
@@ -264,6 +264,7 @@ fn combine(
 ) -> Result<Combine, LowerError> {
     let g = claims.g;
     let operands = g.operands(node);
+    let summed = g.graph.neighbors(node).find_map(|sum| Some((sum, sum_of_tokens(claims, sum)?)));
     let of = operands.first().and_then(|y| claimed.gemms.iter().position(|p| p == y));
     let Some(of) = of.filter(|of| of + 1 == gemms.len()) else {
         return Err(refuse(claims, node, "its rows are not those of the last product"));
@@ -275,18 +276,53 @@ fn combine(
         return Err(refuse(claims, node, "its weights, or gradients, are not the caller's"));
     };
     let how = match claims.value(node).kind {
+        Kind::CombineGrad if summed.is_some() => {
+            let why = "ranks have contributions to its products, whose sum is of f32";
+            return Err(refuse(claims, node, why));
+        }
         Kind::CombineGrad => Combined::Products(given),
         _ => Combined::Sum(given),
     };
-    let Some(result) = g.results.iter().position(|r| *r == node) else {
+    let last = summed.as_ref().map_or(node, |(sum, _)| *sum);
+    let Some(result) = g.results.iter().position(|r| *r == last) else {
         return Err(refuse(claims, node, "its tokens are no result"));
     };
-    let addend = match operands.get(3).map(|x| claims.param(*x)) {
+    let summed = summed.map(|(_, how)| how).transpose()?;
+    let added = match summed {
+        None => operands.get(3).copied(),
+        Some(_) if operands.len() > 3 => {
+            return Err(refuse(claims, node, "something is added before ranks' sums are"));
+        }
+        Some(_) => g.operands(last).get(1).copied(),
+    };
+    let addend = match added.map(|x| claims.param(x)) {
         Some(None) => return Err(refuse(claims, node, "its addend is not a tensor of the caller")),
         given => given.flatten(),
     };
-    let out = tensor(claims.value(node), &g.result_names[result], &claims.sizes);
-    Ok(Combine { of: gemms[of], how, addend, out, result })
+    let out = tensor(claims.value(last), &g.result_names[result], &claims.sizes);
+    Ok(Combine { of: gemms[of], how, addend, out, result, summed })
+}
+
+/// What a sum over ranks adds up, if that is what tokens get back.
+pub(super) fn tokens_of(g: &OpGraph, node: NodeIndex) -> Option<NodeIndex> {
+    let sums = matches!(g.graph[node].kind, Kind::ReduceScatter { .. } | Kind::AllReduce { .. });
+    let of = g.operands(node).first().copied().filter(|_| sums)?;
+    matches!(g.graph[of].kind, Kind::Combine { .. } | Kind::CombineGrad).then_some(of)
+}
+
+/// How a sum of what tokens get back is shared; `None` of another operation.
+fn sum_of_tokens(claims: &Claims<'_>, node: NodeIndex) -> Option<Result<Reduce, LowerError>> {
+    tokens_of(claims.g, node)?;
+    let refuse = |why: &str| Some(Err(refuse(claims, node, why)));
+    let (how, epilogue) = match &claims.value(node).kind {
+        Kind::ReduceScatter { dim: 0, epilogue, .. } => (Reduce::Scatter, epilogue),
+        Kind::AllReduce { epilogue, .. } => (Reduce::All, epilogue),
+        _ => return refuse("columns of tokens are scattered"),
+    };
+    if !matches!(epilogue[..], [] | [EpilogueOp::Add]) {
+        return refuse("something other than an `add` follows the sum of tokens");
+    }
+    Some(Ok(how))
 }
 
 fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), LowerError> {
@@ -360,8 +396,13 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             let why = "its gradients are of gates and ups, side by side".into();
             return refuse(why, "let a kernel behind read them, as `[R, 2 N]`");
         }
+        let shared = [1, 2].into_iter().find(|d| !out.even(*d));
+        if let Some((d, cut)) = shared.and_then(|d| Some((d, out.cut(d)?))) {
+            let n = out.shape[d].value;
+            return Err(super::axes::uneven_extent(&out.name, 3, d, n, cut.ranks));
+        }
         let wide = [(1, x.dtype, x), (1, dy.dtype, dy), (2, out.dtype, out)];
-        for (n, dtype) in wide.map(|(d, dtype, t)| (t.shape[d].value, dtype)) {
+        for (n, dtype) in wide.map(|(d, dtype, t)| (t.widest(d), dtype)) {
             if aligned(n, dtype.size_bytes()) != n {
                 let why = format!("rows of {n} elements");
                 return refuse(why, "let K and N be multiples of 8");
@@ -373,6 +414,16 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
         }
     }
     for p in k.grouped() {
+        let b = &k.params[p.b];
+        let (of_depth, of_columns) = p.dims(b);
+        if let Some(d) = [of_depth, of_columns].into_iter().find(|d| !b.even(*d)) {
+            let (n, ranks) = (b.shape[d].value, b.cut(d).map_or(1, |cut| cut.ranks));
+            return Err(super::axes::uneven_extent(&b.name, b.shape.len(), d, n, ranks));
+        }
+        if b.dtype.is_narrow() && (b.cut(of_depth).is_some() || b.cut(of_columns).is_some()) {
+            let why = "ranks along another axis share matrices of eight bits".into();
+            return refuse(why, "use 16 bits, or let each rank have whole matrices");
+        }
         let (rows, block) = (p.out.widest(0), RAGGED_BLOCK as i32);
         if !p.out.even(0) || rows % block != 0 {
             let why = format!("{} rows over {world} ranks", p.out.shape[0].value);
@@ -400,26 +451,13 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             let why = "matrices of 16 bits, and of eight, are in one kernel".into();
             return refuse(why, "use eight bits for all products of the rows, or for none");
         }
-        if stacked && p.transposed && !narrow {
+        if stacked && p.transposed && !narrow && !gated(&p.epilogue) {
             let why = "it sums over gates and ups, side by side".into();
             return refuse(why, "let a kernel behind read its rows, as `[R, 2 N]`");
         }
         if p.halves() && p.result.is_none() {
             let why = "gradients of gates and ups are no result".into();
             return refuse(why, "return what `swiglu_grad` makes, and read it in a kernel behind");
-        }
-        let biased = p.epilogue.contains(&EpilogueOp::Bias);
-        if biased && (stacked || p.halves()) {
-            let why = "a bias of gates and ups, which are registers of one tile".into();
-            return refuse(why, "leave it out, or put `bias(b)` behind a product of `[E, K, N]`");
-        }
-        let beside = |op: &&EpilogueOp| op.operand().is_some() && op.vector().is_none();
-        if biased && p.epilogue.iter().find(beside).is_some() {
-            let why = "a bias of experts stands beside another operand of the same product".into();
-            return refuse(
-                why,
-                "let another kernel read that operand: `fuse=\"never\"` cuts there",
-            );
         }
         if p.epilogue.contains(&EpilogueOp::Swiglu) && !gated(&p.epilogue) {
             let why = "something stands between `swiglu` and its product".into();

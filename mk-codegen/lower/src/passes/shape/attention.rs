@@ -73,6 +73,21 @@ impl Attention {
         self.operands.iter().position(|(o, ..)| *o == operand).unwrap_or(0)
     }
 
+    /// Elements of a head of queries and keys, and of values and results.
+    pub fn heads(&self) -> [i32; 2] {
+        let of = |o: Operand| self.tensor(o).shape[3].value;
+        match self.makes {
+            Makes::Statistics => [of(Operand::O); 2],
+            _ => [of(Operand::Q), of(Operand::V)],
+        }
+    }
+
+    /// Elements of a head of values, where they are not as many as of queries.
+    pub fn values(&self) -> Option<u32> {
+        let [keys, values] = self.heads();
+        (keys != values).then_some(values as u32)
+    }
+
     /// Whether queries see no key behind their own position.
     pub fn causal(&self) -> bool {
         self.scores.mask != Mask::Full
@@ -104,15 +119,16 @@ impl Attention {
 
     /// Floating-point operations of a rank, of so many that share the operands.
     pub fn flops(&self, world: i32) -> f64 {
-        let products = match self.makes {
+        let [deep, wide] = self.heads().map(f64::from);
+        let elements = match self.makes {
             Makes::Statistics => return 0.0,
-            Makes::Results => 2.0,
-            Makes::Gradients(GradOf::Queries) => 3.0,
-            Makes::Gradients(GradOf::Keys) => 4.0,
+            Makes::Results => deep + wide,
+            Makes::Gradients(GradOf::Queries) => 2.0 * deep + wide,
+            Makes::Gradients(_) => 2.0 * (deep + wide),
         };
         let q = &self.tensor(Operand::Q).shape;
         let keys = f64::from(self.tensor(Operand::K).shape[1].capacity());
-        let all: f64 = q.iter().map(|e| f64::from(e.capacity())).product();
+        let all: f64 = q[..3].iter().map(|e| f64::from(e.capacity())).product();
         let seen = match self.scores.mask {
             Mask::Full | Mask::Bounds => 1.0,
             Mask::Causal => 0.5,
@@ -122,7 +138,7 @@ impl Attention {
                 part * (1.0 - part / 2.0)
             }
         };
-        2.0 * products * all * keys * seen / f64::from(world)
+        2.0 * elements * all * keys * seen / f64::from(world)
     }
 
     /// The factor's f32 bits.

@@ -51,6 +51,13 @@ impl Chunks {
         Chunks { per_rank: 1, count: 1, rows, part: rows.into(), ..self.clone() }
     }
 
+    /// Of a sequence of which it is a shard, as long as all others, the shards: each rank along an axis has one.
+    pub fn shards(&self, nodes: Nodes) -> Chunks {
+        let (group, rows) = (nodes.group, self.whole.value);
+        let whole = Extent { value: rows * group.size, symbol: None, ..self.whole.clone() };
+        Chunks { whole, group, nodes, per_rank: 1, count: group.size, rows, part: rows.into() }
+    }
+
     /// Whether ranks have different chunks.
     pub fn cut(&self) -> bool {
         self.count > 1

@@ -2,6 +2,7 @@
 
 use super::{
     ids::{Extra, OpId, Param},
+    kernel::Reduce,
     tensor::Tensor,
 };
 use mk_plan::EpilogueOp;
@@ -66,10 +67,10 @@ pub(in crate::passes) struct Grouped {
 }
 
 impl Grouped {
-    /// Global K, and columns of the result, by the stack of matrices; of gates and ups those of one of them.
+    /// K, and columns of the result, that a rank has, by the stack of matrices; of gates and ups those of one of them.
     pub fn depth_and_columns(&self, b: &Tensor) -> (i32, i32) {
         let (depth, columns) = self.dims(b);
-        let of = |d: usize| b.shape.get(d).map_or(0, |e| e.value);
+        let of = |d: usize| if d < b.shape.len() { b.widest(d) } else { 0 };
         (of(depth), of(columns))
     }
 
@@ -124,4 +125,6 @@ pub(in crate::passes) struct Combine {
     pub out: Tensor,
     /// Which result it is.
     pub result: usize,
+    /// Whether ranks along the other axis have contributions to rows, which are added up here.
+    pub summed: Option<Reduce>,
 }

@@ -35,6 +35,16 @@ impl RankGroup {
         RankGroup::of(Axis { stride: 1, size: local }, world)
     }
 
+    /// As an axis of the mesh; `None` of all ranks.
+    pub fn axis(self) -> Option<Axis> {
+        (!self.is_world()).then_some(self.over())
+    }
+
+    /// How far its ranks are apart, and how many there are.
+    pub fn over(self) -> Axis {
+        Axis { stride: self.stride as u32, size: self.size as u32 }
+    }
+
     /// This rank alone.
     pub fn alone(self) -> RankGroup {
         RankGroup { size: 1, ..self }
@@ -135,6 +145,37 @@ pub(in crate::passes) struct RankGrid {
 }
 
 impl RankGrid {
+    /// How many ranks there are.
+    pub fn size(self) -> i32 {
+        self.outer.size * self.inner.size
+    }
+
+    /// The number of a place along each axis.
+    pub fn number(self, outer: Expr, inner: Expr) -> Expr {
+        outer * self.inner.size + inner
+    }
+
+    /// The own number.
+    pub fn own(self) -> Expr {
+        self.number(self.outer.place(), self.inner.place())
+    }
+
+    /// The rank of a number.
+    fn numbered(self, number: Expr) -> Expr {
+        self.rank_of(number.clone() / self.inner.size, number % self.inner.size)
+    }
+
+    /// Every rank, in order: which, and how many.
+    pub fn everyone(self) -> (Expr, Each) {
+        (self.numbered(Var::EACH.into()), Each { var: "p".into(), extent: self.size().into() })
+    }
+
+    /// Every rank but this one: which, and how many.
+    pub fn every_peer(self) -> (Expr, Each) {
+        let each = Each { var: "p".into(), extent: (self.size() - 1).into() };
+        (self.numbered((self.own() + Var::EACH + 1) % self.size()), each)
+    }
+
     /// The rank of a place along either.
     pub fn rank_of(self, outer: Expr, inner: Expr) -> Expr {
         let RankGrid { outer: o, inner: i } = self;

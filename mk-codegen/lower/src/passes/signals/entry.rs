@@ -8,7 +8,7 @@ use super::ends::operand;
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Reader, Writer, read, write},
     error::{LowerError, internal},
-    shape::ranks::{Nodes, RankGroup, own_rank},
+    shape::ranks::{Nodes, RankGrid, RankGroup, own_rank},
 };
 use mk_plan::{
     Access, Agent, Completion, Each, Expr, FamId, Leaf, Mode, NicOrdering, Operand, Point,
@@ -111,8 +111,17 @@ fn guarded(draft: &Draft) -> Result<(Vec<Guarded>, Vec<Guarded>), LowerError> {
     for (id, a) in accesses().filter(|(_, a)| read_by_peers(a)) {
         let named: Vec<Nodes> = draft.axes().filter(|nodes| reads(a, nodes)).collect();
         let all: Vec<Nodes> = draft.axes().collect();
-        for nodes in if named.is_empty() { all } else { named } {
-            let (peer, each) = nodes.near.every_peer();
+        // Data name ranks along both axes.
+        let chosen = |b: &Access| b.buffer == a.buffer && b.mode == Mode::Read && is_chosen(b);
+        let peers: Vec<(Expr, Each)> = match (&named[..], &all[..]) {
+            ([], [outer, inner]) if accesses().any(|(_, b)| chosen(b)) => {
+                let grid = RankGrid { outer: outer.group, inner: inner.group };
+                vec![grid.every_peer()]
+            }
+            ([], all) => all.iter().map(|nodes| nodes.near.every_peer()).collect(),
+            (named, _) => named.iter().map(|nodes| nodes.near.every_peer()).collect(),
+        };
+        for (peer, each) in peers {
             guarded.push(Guarded {
                 family: id,
                 operand: a.operand,

@@ -84,7 +84,7 @@ fn wants(
 }
 
 /// Adds the push of these parts, of which chunks go to ranks that want them. Parts of one family lie alike, and take
-/// turns; families follow each other. `together`: heads that tiles meet at the same time, a divisor of all. `flops`:
+/// turns; families follow each other, and so do parts whose heads are not as wide. `together`: heads that tiles meet at the same time, a divisor of all. `flops`:
 /// operations of the rank that receives.
 pub(in crate::passes) fn push(
     draft: &mut Draft,
@@ -111,13 +111,23 @@ pub(in crate::passes) fn push(
         (_, 1) => 0.5,
         _ => 0.75,
     };
+    // Parts whose heads are not as wide do not lie alike.
+    let wide = |p: &Part<'_>| p.tensor.shape[3].value;
+    let alike = |parts: &[Part<'_>]| parts.iter().all(|p| wide(p) == wide(&parts[0]));
+    let apart = families.iter().flat_map(|(name, parts)| {
+        let each = if alike(parts) { parts.len() } else { 1 };
+        let named =
+            move |(i, part)| (if i == 0 { name.to_string() } else { format!("{name}.{i}") }, part);
+        parts.chunks(each.max(1)).enumerate().map(named)
+    });
+    let apart: Vec<_> = apart.collect();
     draft.bytes_per_flop = Some(sent * parts().map(bytes).sum::<f64>() / flops.max(1.0));
     let mut pushes = Pushes { chunks, wanted, together, height, all: Vec::new(), from: Vec::new() };
     let mut shape = vec![chunks.count.into()];
-    for (name, parts) in families {
+    for (name, parts) in apart {
         let moved = pushes.buffers(draft, parts);
         if chunks.nodes.local() > 1 {
-            pushes.family(draft, name, parts, &moved, config);
+            pushes.family(draft, &name, parts, &moved, config);
         }
         if chunks.nodes.count() > 1 {
             pushes.over_rail(draft, parts, &moved, config);

@@ -284,6 +284,7 @@ impl Chunks {
         let scale = (1.0 / (depth as f32).sqrt()).to_bits();
         let leaf = Leaf::AttendTile(AttendTile {
             block: [rows[0] as u32, rows[1] as u32, depth as u32],
+            values: None,
             carry: Carry::Registers,
             scale,
             stages: 2,

@@ -2,9 +2,9 @@
 
 use crate::passes::{
     draft::{Draft, Flow, Writer},
-    shape::{attention::Attention, tensor::Tensor},
+    shape::{attention::Attention, ids::Param, tensor::Tensor},
 };
-use mk_plan::{BufId, Expr, FamId};
+use mk_plan::{BufId, Expr, FamId, Operand};
 
 /// Stages of the ring of key blocks, and of value blocks, in shared memory.
 pub(super) const STAGES: u32 = 2;
@@ -12,8 +12,12 @@ pub(super) const STAGES: u32 = 2;
 /// Forward, queries of a tile and keys of a block: the fastest measured (docs/decisions/attention.md). Heads of 64
 /// leave registers for a third consumer warpgroup, except where tiles wait for keys, which needs some. A causal mask
 /// wastes half a block on the diagonal, and documents at their ends; a cap takes registers, and so do bounds.
-pub(super) fn block(a: &Attention, depth: i32, waits: bool) -> [i32; 2] {
+pub(super) fn block(a: &Attention, waits: bool) -> [i32; 2] {
     let (capped, packed) = (a.scores.cap.is_some(), a.documents.is_some());
+    let depth = match a.heads() {
+        [192, 128] => return [128, if capped || packed { 96 } else { 128 }],
+        [depth, _] => depth,
+    };
     match (depth, a.causal() || capped || packed) {
         // What shared memory has room for, of two stages, and registers beside the results.
         (192, _) => [128, if capped { 64 } else { 96 }],
@@ -46,21 +50,23 @@ pub(super) struct Step {
 }
 
 /// What tiles make for an exchange behind them is there when the word of their batch, head and block of rows says so.
-/// `of` is the side of the tiles, `tile` the batch, the head and the block of one.
+/// `outputs` are what they make, `of` is the side of the tiles, `tile` the batch, the head and the block of one.
 pub(super) fn pass_on(
     draft: &mut Draft,
     attend: FamId,
     of: &Tensor,
     a: &Attention,
-    inputs: &[BufId],
+    (inputs, outputs): (&[BufId], &[(Operand, BufId)]),
     (height, blocks): (i32, i32),
     tile: [Expr; 3],
 ) {
-    let Some((operand, _)) = a.passed.first() else { return };
+    let made = |(operand, _): &&(Operand, Param)| outputs.iter().any(|(o, _)| o == operand);
+    let passed: Vec<_> = a.passed.iter().filter(made).collect();
+    let Some((operand, _)) = passed.first() else { return };
     let shape = vec![draft.own(of, 0), draft.own(of, 2), blocks.into()];
     let made = Writer::new(attend, *operand, tile.to_vec());
     let made = draft.flow(Flow::new("made", shape, 1.into(), vec![made]));
-    for (_, param) in &a.passed {
+    for (_, param) in passed {
         draft.made_by(inputs[*param], (1, &[0, 2]), made, height, blocks);
     }
 }

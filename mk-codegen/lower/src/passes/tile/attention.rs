@@ -4,11 +4,13 @@
 //! Local chunks come first and are read in place; then those of peers, in the order in which their owners push them. A
 //! causal tile stops at its own chunk, of which it reads the keys up to its last query. Tasks are ordered by groups of
 //! a few heads, so that keys stay in the L2 cache; within a group tiles with most keys come first (dynamic scheduler).
+//! Tiles of few queries are cut into parts of their keys ([`key_parts`](super::key_parts)).
 
 use super::{
     attend_steps::{self, HEADS, STAGES, Step, together},
     documents::{self, Bounds},
     gradients,
+    key_parts::{Cut, Parts},
     tiler::{Tiler, Value},
     ulysses,
 };
@@ -28,10 +30,10 @@ use mk_plan::{
     Positions, RoleKind, Schedule, Side, Store, Var,
 };
 
-fn block(a: &Attention, depth: i32, ring: bool) -> [i32; 2] {
+fn block_of(a: &Attention, ring: bool) -> [i32; 2] {
     match a.makes {
-        Makes::Results => attend_steps::block(a, depth, ring),
-        _ => gradients::block(depth, false),
+        Makes::Results => attend_steps::block(a, ring),
+        _ => gradients::block(a, false),
     }
 }
 
@@ -52,12 +54,10 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, a: &Attention) -> Result<Value<'k>
             let out = a.made.first().map(|(_, r)| &kernel.results[*r].out);
             gradients::statistics(draft, a, inputs, &outputs, out);
         }
-        Makes::Gradients(GradOf::Keys) => {
-            gradients::of_keys(draft, a, inputs, &outputs, config);
-        }
         Makes::Results | Makes::Gradients(GradOf::Queries) => {
             of_queries(draft, a, inputs, &outputs, config);
         }
+        Makes::Gradients(_) => gradients::of_keys(draft, a, inputs, &outputs, config),
     }
     Ok(Value::Result)
 }
@@ -73,10 +73,16 @@ fn of_queries(
     let queries = Chunks::of(&mut draft.extents, q, 1);
     let keys = Chunks::of(&mut draft.extents, k, 1);
     let ring = a.ring.is_some();
-    let block = block(a, q.shape[3].value, ring);
+    let mut block = block_of(a, ring);
+    // Few queries have two consumers.
+    let few = attend_steps::block(a, true);
+    let cut = Cut::of(draft, a, (queries.rows + few[0] - 1) / few[0], few[1]);
+    if cut.is_some() {
+        block = few;
+    }
     let tiles = (queries.rows + block[0] - 1) / block[0];
     let whole = !q.is_sharded(2);
-    let group = match ring {
+    let group = match ring || cut.is_some() {
         // Chunks arrive head by head.
         true => 1,
         false => (1..=HEADS).rev().find(|n| whole && q.shape[2].value % n == 0).unwrap_or(1),
@@ -92,7 +98,8 @@ fn of_queries(
         push_chunks::push(draft, &[("push", &parts)], &keys, wanted, together, flops, config)
     });
     let bounds = documents::bounds(draft, a, (Side::Queries, &queries), inputs);
-    let tile = Tile { a, queries, keys, block, tiles, group, pushed, bounds };
+    let parts = cut.map(|cut| (cut, Parts::new(draft, a, cut)));
+    let tile = Tile { a, queries, keys, block, tiles, group, pushed, bounds, parts };
     tile.family(draft, inputs, outputs);
 }
 
@@ -109,6 +116,8 @@ struct Tile<'a> {
     pushed: Option<Pushed>,
     /// Of packed sequences, which keys each query sees.
     bounds: Option<Bounds>,
+    /// Of few queries, in which parts their keys are.
+    parts: Option<(Cut, Parts)>,
 }
 
 impl Tile<'_> {
@@ -158,7 +167,15 @@ impl Tile<'_> {
         let (halves, causal) = (self.queries.per_rank, a.causal());
         let tiles = halves * self.tiles;
         let (batch, heads) = (draft.own(q, 0), draft.own(q, 2));
+        let part = Expr::from(Var::domain(3));
+        // Heads whose queries are rows of one tile.
+        let together = self.parts.as_ref().map_or(1, |(cut, _)| cut.heads);
         let (h, domain) = match self.group {
+            _ if let Some((cut, _)) = &self.parts => {
+                let groups = if together > 1 { draft.own(k, 2) } else { heads };
+                let parts = cut.parts.into();
+                (w, vec![("b", batch), ("h", groups), ("i", tiles.into()), ("c", parts)])
+            }
             1 => (w, vec![("b", batch), ("h", heads), ("i", tiles.into())]),
             n => {
                 let groups = (q.shape[2].value / n).into();
@@ -176,14 +193,20 @@ impl Tile<'_> {
         let own = self.queries.own(&half);
         let len = self.queries.len(&mut draft.extents, &own);
         let at = i.clone() * self.block[0];
-        let rows = block_rows(len, i.clone(), self.block[0]);
+        // A query alone, where heads are rows.
+        let rows = match together {
+            1 => block_rows(len, i.clone(), self.block[0]),
+            _ => 1.into(),
+        };
         let start = self.queries.at(&mut draft.extents, &half) + at.clone();
         let [ahead, behind] = a.begins(&mut draft.extents);
         let place = self.queries.first(&own) + at + ahead;
 
         let depth = q.shape[3].value;
-        let wide = (Expr::Const(0), draft.dim(&q.shape[3]));
-        let g = h.clone() / (q.shape[2].value / k.shape[2].value);
+        // Of queries and keys, and of values and results.
+        let columns = [q, a.tensor(Operand::V)].map(|t| (Expr::Const(0), draft.dim(&t.shape[3])));
+        let [wide, of_values] = columns;
+        let g = h.clone() / (q.shape[2].value / k.shape[2].value / together);
         let one = |e: &Expr| (e.clone(), Expr::Const(1));
         let step = self.step(&half);
         let keys = self.keys.len(&mut draft.extents, &step.chunk);
@@ -203,10 +226,15 @@ impl Tile<'_> {
         };
         // A tile without queries has no keys.
         let seen = Expr::Const(0).lt(rows.clone()).select(seen, 0);
-        let (from, seen) = a.window(&place, &first, seen);
+        let (mut from, mut seen) = a.window(&place, &first, seen);
+        if let Some((cut, _)) = &self.parts {
+            (from, seen) = cut.part(&part, (from, seen), self.block[1]);
+        }
         let start_of_keys = self.keys.at(&mut draft.extents, &step.half) + from.clone();
 
-        let tile = vec![one(&b), (start.clone(), rows.clone()), one(&h), wide.clone()];
+        let of_heads = (h.clone() * together, Expr::Const(together));
+        let tile = vec![one(&b), (start.clone(), rows.clone()), of_heads.clone(), wide.clone()];
+        let results = [&tile[..3], std::slice::from_ref(&of_values)].concat();
         let stats = |rows: &[(Expr, Expr)], wide: (Expr, Expr)| {
             vec![rows[0].clone(), rows[2].clone(), rows[1].clone(), wide]
         };
@@ -214,13 +242,13 @@ impl Tile<'_> {
             vec![read(Operand::Q, inputs[a.param(Operand::Q)], tile.clone()).into()];
         if a.makes != Makes::Results {
             let region = stats(&tile, (0.into(), draft.dim(&a.tensor(Operand::Stats).shape[3])));
-            touched.push(read(Operand::Do, inputs[a.param(Operand::Do)], tile.clone()).into());
+            touched.push(read(Operand::Do, inputs[a.param(Operand::Do)], results.clone()).into());
             touched.push(read(Operand::Stats, inputs[a.param(Operand::Stats)], region).into());
         }
         if let Some(bounds) = &self.bounds {
             touched.extend(bounds.sources(&(place.clone(), rows.clone())));
         }
-        for operand in [Operand::K, Operand::V] {
+        for (operand, wide) in [(Operand::K, &wide), (Operand::V, &of_values)] {
             let rows = (start_of_keys.clone(), seen.clone());
             let region = vec![one(&b), rows, one(&g), wide.clone()];
             let when = self.pushed.is_some().then(|| step.own.clone()).flatten();
@@ -230,7 +258,8 @@ impl Tile<'_> {
         if let (Some(pushed), Some(own)) = (&self.pushed, &step.own) {
             let theirs = own.clone().equals(0);
             let word = vec![step.chunk.clone(), b.clone(), g.clone()];
-            for (operand, all) in [Operand::K, Operand::V].into_iter().zip(&pushed.all) {
+            let of = [(Operand::K, &wide), (Operand::V, &of_values)];
+            for ((operand, wide), all) in of.into_iter().zip(&pushed.all) {
                 let rows = (from.clone(), seen.clone());
                 let region = vec![one(&step.chunk), one(&b), one(&g), rows, wide.clone()];
                 let when = Some(theirs.clone());
@@ -242,32 +271,48 @@ impl Tile<'_> {
                 });
             }
         }
-        if a.scores.sinks {
+        if a.scores.sinks && self.parts.is_none() {
             let sink = read(Operand::Sinks, inputs[a.param(Operand::Sinks)], vec![one(&h)]);
             touched.push(sink.into());
         }
-        for (made, buffer) in outputs {
+        if let Some((_, parts)) = &self.parts {
+            touched
+                .extend(parts.written(&part, [one(&b), of_heads, (start.clone(), rows.clone())]));
+        }
+        for (made, buffer) in outputs.iter().filter(|_| self.parts.is_none()) {
             let region = match made {
                 Operand::Lse => vec![one(&b), one(&h), (start.clone(), rows.clone())],
+                Operand::O => results.clone(),
                 _ => tile.clone(),
             };
             touched.push(write(*made, *buffer, region).into());
         }
         let block = [self.block[0] as u32, self.block[1] as u32, depth as u32];
-        let scale = a.factor(depth);
-        let (mask, cap) = (documents::mask(a), a.scores.cap);
+        let (scale, values) = (a.factor(depth), a.values());
+        // A query alone, of several heads, sees all keys that are read.
+        let mask = if together > 1 { Mask::Full } else { documents::mask(a) };
+        let cap = a.scores.cap;
         let leaf = match a.makes {
             Makes::Results => {
                 let (carry, stages, store) = (Carry::Registers, STAGES, Store::Direct);
-                Leaf::AttendTile(AttendTile { block, carry, scale, stages, mask, cap, store })
+                Leaf::AttendTile(AttendTile {
+                    block,
+                    values,
+                    carry,
+                    scale,
+                    stages,
+                    mask,
+                    cap,
+                    store,
+                })
             }
             _ => {
-                let (of, stages) = (GradOf::Queries, gradients::STAGES);
-                Leaf::AttendGradTile(AttendGradTile { of, block, scale, stages, mask, cap })
+                let (of, stages) = (GradOf::Queries, gradients::stages(a));
+                Leaf::AttendGradTile(AttendGradTile { of, block, values, scale, stages, mask, cap })
             }
         };
         let tasks = [&q.shape[0], &q.shape[2]].map(|n| i64::from(n.value)).iter().product::<i64>();
-        let several = tasks * i64::from(tiles) > draft.sms();
+        let several = self.parts.is_none() && tasks * i64::from(tiles) > draft.sms();
         let attend = draft.family("attend", RoleKind::Compute, leaf, domain, vec![], touched);
         let family = &mut draft.plan.families[attend];
         family.inner = Some(("s".into(), step.steps));
@@ -275,6 +320,10 @@ impl Tile<'_> {
             family.schedule = Schedule::Dynamic;
         }
         family.positions = (mask != Mask::Full).then_some(Positions { q: place, k: first + from });
-        attend_steps::pass_on(draft, attend, q, a, inputs, (self.block[0], self.tiles), [b, h, i]);
+        let blocks = (self.block[0], self.tiles);
+        if let Some((_, parts)) = &self.parts {
+            parts.merge(draft, a, attend, blocks, (inputs, outputs));
+        }
+        attend_steps::pass_on(draft, attend, q, a, (inputs, outputs), blocks, [b, h, i]);
     }
 }

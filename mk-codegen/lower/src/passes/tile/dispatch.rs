@@ -20,9 +20,9 @@ use crate::passes::{
 };
 use mk_abi::DType;
 use mk_plan::{
-    Access, BufId, CopyVia, Each, Expr, LIST_TOKENS, Leaf, NO_EXPERT, Operand, Point, ReduceTile,
-    RoleKind, RoutePart, Routed, Space, TabId, Table, TableSource, Tabulate, Tabulation, Var,
-    list_width,
+    Access, Axis, BufId, CopyVia, Each, Expr, LIST_TOKENS, Leaf, NO_EXPERT, Operand, Point,
+    ReduceTile, RoleKind, RoutePart, Routed, Space, TabId, Table, TableSource, Tabulate,
+    Tabulation, Var, list_width,
 };
 
 /// Rows that are staged and fetched at once. Blocks are pulled whole: a task
@@ -139,17 +139,18 @@ fn weighted(access: Access, exists: &Expr) -> Access {
 }
 
 /// The leaf of a part of what follows from a routing.
-fn part_of(route: &Route, blocks: i32, world: i32, part: RoutePart) -> Leaf {
-    near_part(route, blocks, world, part, 0)
+fn part_of(route: &Route, blocks: i32, over: Axis, part: RoutePart) -> Leaf {
+    near_part(route, blocks, over, part, 0)
 }
 
 /// The same of the experts of a node of so many ranks.
-fn near_part(route: &Route, blocks: i32, world: i32, part: RoutePart, local: u32) -> Leaf {
-    let keep = kept_rows(route, blocks, world);
-    let all = [route.experts, world, BLOCK, blocks, keep];
-    let [experts, ranks, rows, blocks, keep] = all.map(|n| n as u32);
+fn near_part(route: &Route, blocks: i32, over: Axis, part: RoutePart, local: u32) -> Leaf {
+    let keep = kept_rows(route, blocks, over.size as i32);
+    let all = [route.experts, BLOCK, blocks, keep];
+    let [experts, rows, blocks, keep] = all.map(|n| n as u32);
+    let Axis { stride, size: ranks } = over;
     Leaf::Tabulate(Tabulate {
-        of: Tabulation::Route { part, experts, ranks, rows, blocks, keep, local },
+        of: Tabulation::Route { part, experts, ranks, stride, rows, blocks, keep, local },
     })
 }
 
@@ -209,6 +210,7 @@ impl<'k> Dispatch<'k> {
         (inputs, results): (Vec<BufId>, Vec<BufId>),
     ) -> Dispatch<'k> {
         let world = draft.ranks();
+        let (over, along) = (draft.nodes.group.over(), draft.nodes.group.axis());
         let ids = &params[ragged.counts];
         let (tokens, slots) = (ids.widest(0), ids.shape[1].value);
         let table = draft.plan.tables.push(Table {
@@ -243,7 +245,7 @@ impl<'k> Dispatch<'k> {
             None => src.into(),
         };
         let touched = vec![src, dst.into()];
-        let leaf = part_of(route, count, world, RoutePart::Lists);
+        let leaf = part_of(route, count, over, RoutePart::Lists);
         let domain = vec![("c", all_lists.into())];
         let family = draft.family("lists", RoleKind::Compute, leaf, domain, vec![], touched);
         let listed = Writer::new(family, Operand::Dst, vec![0.into()]);
@@ -265,6 +267,7 @@ impl<'k> Dispatch<'k> {
                 rows: BLOCK,
                 keep,
                 local: 0,
+                along,
             }),
         });
         let (table_of_blocks, blocks) = blocks::table(draft, counts, count);
@@ -275,7 +278,7 @@ impl<'k> Dispatch<'k> {
             write(Operand::Dst, bases, vec![whole(all_lists + 1), whole(experts)]).into(),
             write(Operand::Dst, blocks, vec![whole(count), whole(2)]).into(),
         ];
-        let leaf = part_of(route, count, world, RoutePart::Counts);
+        let leaf = part_of(route, count, over, RoutePart::Counts);
         let domain = vec![("i", 1.into())];
         let family = draft.family("counts", RoleKind::Compute, leaf, domain, vec![], touched);
         let counted = Writer::new(family, Operand::Dst, vec![0.into()]);
@@ -333,7 +336,7 @@ impl<'k> Dispatch<'k> {
             shape: shape.iter().map(|n| *n as u32).collect(),
             source,
             stored: Some(memory),
-            routed: Some(Routed { ids: self.ids, part, rows: BLOCK, keep: self.keep, local }),
+            routed: Some(self.routed(draft, part, local)),
         });
         let kept = (part == RoutePart::Places).then(|| self.kept(draft, shape[0]));
         let others = shape.iter().skip(1).map(|n| whole(*n));
@@ -345,7 +348,7 @@ impl<'k> Dispatch<'k> {
                 write(Operand::Dst, memory, vec![rows, whole(self.slots)]).into()
             }),
         );
-        let leaf = near_part(self.route, self.count, draft.ranks(), part, local);
+        let leaf = near_part(self.route, self.count, draft.nodes.group.over(), part, local);
         let domain = vec![("i", tasks.into())];
         let family = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
         let built = Writer::new(family, Operand::Dst, vec![0.into()]);
@@ -358,7 +361,7 @@ impl<'k> Dispatch<'k> {
         let shape = vec![tokens.into(), self.slots.into()];
         let memory = draft.buffer("kept", Space::Scratch, DType::I32, shape, None);
         let (part, local) = (RoutePart::Kept, near(draft));
-        let routed = Routed { ids: self.ids, part, rows: BLOCK, keep: self.keep, local };
+        let routed = self.routed(draft, part, local);
         let table = draft.plan.tables.push(Table {
             name: "kept".into(),
             shape: vec![tokens as u32, self.slots as u32],
@@ -367,6 +370,12 @@ impl<'k> Dispatch<'k> {
             routed: Some(routed),
         });
         (table, memory)
+    }
+
+    /// That a table has this part.
+    fn routed(&self, draft: &Draft, part: RoutePart, local: u32) -> Routed {
+        let along = draft.nodes.group.axis();
+        Routed { ids: self.ids, part, rows: BLOCK, keep: self.keep, local, along }
     }
 
     /// The lists of all chunks.
@@ -593,13 +602,7 @@ impl<'k> Dispatch<'k> {
             shape: vec![shape as u32],
             source: TableSource::Runtime { min: 0, max: 1 },
             stored: Some(memory),
-            routed: Some(Routed {
-                ids: self.ids,
-                part: RoutePart::Wanted,
-                rows: BLOCK,
-                keep: self.keep,
-                local: 0,
-            }),
+            routed: Some(self.routed(draft, RoutePart::Wanted, 0)),
         });
         let ids = &self.params[self.ragged.counts];
         let [s, c] = [0, 1].map(|n| Expr::from(Var::domain(n)));
@@ -616,7 +619,7 @@ impl<'k> Dispatch<'k> {
         };
         let touched = vec![src, write(Operand::Dst, memory, vec![(first, entries)]).into()];
         let chunks = (room + CHUNK - 1) / CHUNK;
-        let leaf = part_of(self.route, self.count, world, RoutePart::Wanted);
+        let leaf = part_of(self.route, self.count, draft.nodes.group.over(), RoutePart::Wanted);
         let domain = vec![("s", world.into()), ("c", chunks.into())];
         let family = draft.family("wanted", RoleKind::Compute, leaf, domain, vec![], touched);
         let built = Writer::new(family, Operand::Dst, vec![0.into()]);

@@ -27,17 +27,26 @@ use mk_plan::{
 
 /// Rows of a tile, and rows of a block of the other side, by what was measured fastest: scores, their gradients and
 /// sums are in registers, and beside both sums so is what the slope of a cap takes, or what finds the documents of a ring.
-pub(super) fn block(depth: i32, crowded: bool) -> [i32; 2] {
-    match (depth, crowded) {
+pub(super) fn block(a: &Attention, crowded: bool) -> [i32; 2] {
+    match (a.heads()[0], crowded) {
         (64, false) => [128, 96],
         (64, true) => [128, 64],
-        (_, false) => [128, 64],
-        (_, true) => [128, 48],
+        (128, true) => [128, 48],
+        (128 | 192, _) => [128, 64],
+        // All that shared memory has room for.
+        _ => [128, 32],
     }
 }
 
 /// Blocks of the other side that a CTA has room for.
-pub(super) const STAGES: u32 = 3;
+pub(super) fn stages(a: &Attention) -> u32 {
+    if is_wide(a) { 2 } else { 3 }
+}
+
+/// Whether registers have no room for the gradients of keys beside those of values: tiles make one of both.
+fn is_wide(a: &Attention) -> bool {
+    a.heads()[0] > 128
+}
 
 /// Queries whose statistics a task makes.
 const STATISTICS: i32 = 128;
@@ -89,7 +98,7 @@ pub(super) fn of_keys(
     let ring = a.ring.is_some();
     let depth = k.shape[3].value;
     let crowded = depth == 128 && ring && a.causal() && a.documents.is_some();
-    let block = block(depth, a.scores.cap.is_some() || crowded);
+    let block = block(a, a.scores.cap.is_some() || crowded);
     let tiles = (keys.rows + block[0] - 1) / block[0];
     let whole = !k.is_sharded(2);
     let heads = k.shape[2].value;
@@ -119,7 +128,16 @@ pub(super) fn of_keys(
     });
     let bounds = documents::bounds(draft, a, (Side::Keys, &keys), inputs);
     let tile = Keys { a, queries, keys, block, tiles, group, shared, pushed, bounds };
-    tile.family(draft, inputs, outputs);
+    if !is_wide(a) {
+        tile.family(draft, GradOf::Keys, inputs, outputs);
+        return;
+    }
+    for (of, operand) in [(GradOf::KeysAlone, Operand::Dk), (GradOf::ValuesAlone, Operand::Dv)] {
+        let made: Vec<_> = outputs.iter().filter(|(o, _)| *o == operand).copied().collect();
+        if !made.is_empty() {
+            tile.family(draft, of, inputs, &made);
+        }
+    }
 }
 
 struct Keys<'a> {
@@ -193,7 +211,13 @@ impl Keys<'_> {
         }
     }
 
-    fn family(&self, draft: &mut Draft, inputs: &[BufId], outputs: &[(Operand, BufId)]) {
+    fn family(
+        &self,
+        draft: &mut Draft,
+        of: GradOf,
+        inputs: &[BufId],
+        outputs: &[(Operand, BufId)],
+    ) {
         let a = self.a;
         let k = a.tensor(Operand::K);
         let [b, w, i, m] = [0, 1, 2, 3].map(|n| Expr::from(Var::domain(n)));
@@ -223,7 +247,12 @@ impl Keys<'_> {
         let place = self.keys.first(&own) + at.clone() + behind.clone();
 
         let depth = k.shape[3].value;
-        let wide = (Expr::Const(0), draft.dim(&k.shape[3]));
+        // Of queries and keys, and of values and results.
+        let columns = [k, a.tensor(Operand::V)].map(|t| (Expr::Const(0), draft.dim(&t.shape[3])));
+        let wide = |o: Operand| match o {
+            Operand::V | Operand::Do | Operand::Dv => columns[1].clone(),
+            _ => columns[0].clone(),
+        };
         let one = |e: &Expr| (e.clone(), Expr::Const(1));
         let inner = Expr::from(Var::INNER);
         // A chunk is gone through head by head.
@@ -256,11 +285,11 @@ impl Keys<'_> {
         let start_of_queries = self.queries.at(&mut draft.extents, &step.half) + from.clone();
 
         let own_rows = (place.clone(), rows.clone());
-        let tile = vec![one(&b), (start, rows), one(&g), wide.clone()];
+        let tile = |o| vec![one(&b), (start.clone(), rows.clone()), one(&g), wide(o)];
         let four = (Expr::Const(0), draft.dim(&a.tensor(Operand::Stats).shape[3]));
         let mut touched: Vec<Source> = Vec::new();
         for operand in [Operand::K, Operand::V] {
-            touched.push(read(operand, inputs[a.param(operand)], tile.clone()).into());
+            touched.push(read(operand, inputs[a.param(operand)], tile(operand)).into());
         }
         if let Some(bounds) = &self.bounds {
             touched.extend(bounds.sources(&own_rows));
@@ -269,7 +298,7 @@ impl Keys<'_> {
             let rows = (start_of_queries.clone(), met.clone());
             let region = match operand {
                 Operand::Stats => vec![one(&b), one(&h), rows, four.clone()],
-                _ => vec![one(&b), rows, one(&h), wide.clone()],
+                _ => vec![one(&b), rows, one(&h), wide(operand)],
             };
             let when = self.pushed.is_some().then(|| step.own.clone()).flatten();
             let access = read(operand, inputs[a.param(operand)], region);
@@ -277,10 +306,11 @@ impl Keys<'_> {
         }
         if let (Some(pushed), Some(own)) = (&self.pushed, &step.own) {
             let word = vec![step.chunk.clone(), b.clone(), h.clone()];
-            let of = [(Operand::Stats, &four), (Operand::Q, &wide), (Operand::Do, &wide)];
-            for ((operand, wide), all) in of.into_iter().zip(&pushed.all) {
+            let of = [Operand::Stats, Operand::Q, Operand::Do];
+            for (operand, all) in of.into_iter().zip(&pushed.all) {
+                let wide = if operand == Operand::Stats { four.clone() } else { wide(operand) };
                 let rows = (Expr::Const(0), met.clone());
-                let region = vec![one(&step.chunk), one(&b), one(&h), rows, wide.clone()];
+                let region = vec![one(&step.chunk), one(&b), one(&h), rows, wide];
                 let when = Some(own.clone().equals(0));
                 let access = Access { at: Point::Inner, when, ..read(operand, *all, region) };
                 // A word stands for all three.
@@ -291,19 +321,25 @@ impl Keys<'_> {
             }
         }
         for (made, buffer) in outputs {
-            touched.push(write(*made, *buffer, tile.clone()).into());
+            touched.push(write(*made, *buffer, tile(*made)).into());
         }
         let leaf = Leaf::AttendGradTile(AttendGradTile {
-            of: GradOf::Keys,
+            of,
             block: [self.block[0] as u32, self.block[1] as u32, depth as u32],
+            values: a.values(),
             scale: a.factor(depth),
-            stages: STAGES,
+            stages: stages(a),
             mask: documents::mask(a),
             cap: a.scores.cap,
         });
         let tasks = [&k.shape[0], &k.shape[2]].map(|n| i64::from(n.value)).iter().product::<i64>();
         let several = tasks * i64::from(tiles) > draft.sms();
-        let attend = draft.family("attend", RoleKind::Compute, leaf, domain, vec![], touched);
+        let name = match of {
+            GradOf::KeysAlone => "attend.dk",
+            GradOf::ValuesAlone => "attend.dv",
+            _ => "attend",
+        };
+        let attend = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
         let family = &mut draft.plan.families[attend];
         family.inner = Some(("s".into(), step.steps * self.shared));
         if several {
@@ -311,6 +347,7 @@ impl Keys<'_> {
         }
         family.positions =
             (documents::mask(a) != Mask::Full).then_some(Positions { q: first + from, k: place });
-        pass_on(draft, attend, k, a, inputs, (self.block[0], self.tiles), [b, g, tile_of]);
+        let blocks = (self.block[0], self.tiles);
+        pass_on(draft, attend, k, a, (inputs, outputs), blocks, [b, g, tile_of]);
     }
 }

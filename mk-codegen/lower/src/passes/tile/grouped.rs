@@ -26,17 +26,17 @@ use mk_abi::DType;
 use mk_plan::{
     ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Leaf,
     MMA_STEP_BYTES, MmaTile, Operand, Point, QuantTile, RoleKind, Schedule, Space, Store, TabId,
-    Table, TableSource, Var, gated, gates_operand, mma_narrow, mma_step, quantized,
+    Table, TableSource, Var, gate_bias, gated, gates_operand, mma_narrow, mma_step, quantized,
 };
 
 /// The rows, and what follows from a routing.
 ///
 /// # Errors
-/// As [`mapped`] for those that are dispatched, and where ranks along another axis would have the same experts.
+/// For what goes to several nodes, and what of it does not.
 pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k>, LowerError> {
-    if !t.draft.nodes.group.is_world() {
-        let why = "ranks along another axis of the mesh would have the same experts";
-        return Err(unsupported("grouped_gemm", why, "use a mesh of one axis"));
+    if !t.draft.nodes.group.is_world() && t.draft.nodes.count() > 1 {
+        let why = "experts over one axis of a mesh whose ranks are on several nodes";
+        return Err(unsupported("grouped_gemm", why, "let each node have whole groups along it"));
     }
     let kernel = t.kernel;
     if kernel.params[ragged.counts].own_rows() && t.draft.nodes.count() > 1 {
@@ -239,8 +239,8 @@ impl Tiles<'_> {
         } else {
             (block.clone() * BLOCK, of(1))
         };
-        let depth = (Expr::Const(0), draft.dim(&b.shape[of_depth]));
-        let n = draft.dim(&b.shape[of_columns]);
+        let depth = (Expr::Const(0), draft.own(b, of_depth));
+        let n = draft.own(b, of_columns);
         let cols = (j.clone() * width, block_rows(n, j, width));
         let one = |e: Expr| (e, Expr::Const(1));
         // No block has rows of an expert that the last rank does not have, and proofs need not know it.
@@ -283,13 +283,16 @@ impl Tiles<'_> {
                 EpilogueOp::Quantize(_) => {
                     vec![in_blocks(cols.clone(), QuantTile::BLOCK), rows.clone()]
                 }
+                EpilogueOp::Bias if gate_bias(&p.epilogue) == Some(operand) => {
+                    vec![expert.clone(), (0.into(), 2.into()), cols.clone()]
+                }
                 EpilogueOp::Bias => vec![expert.clone(), cols.clone()],
                 _ => vec![rows.clone(), cols.clone()],
             };
             if gates_operand(&p.epilogue) == Some(operand) {
                 region.insert(1, (0.into(), 2.into()));
             }
-            if p.halves() {
+            if p.halves() && *op != EpilogueOp::Bias {
                 // Of gates, their gradients, and ups, the last two lie behind the first.
                 region.insert(1, half(matches!(op, EpilogueOp::Save | EpilogueOp::Mul)));
             }

@@ -16,6 +16,7 @@ mod ends;
 mod exchange;
 mod gradients;
 mod grouped;
+mod key_parts;
 mod last_wave;
 mod maps;
 mod operands;

@@ -197,9 +197,14 @@ pub(super) fn families(
     }
     let [queries_arrived, keys_arrived] = [arrivals[0], arrivals[1]];
 
-    let bounds = documents::bounds(draft, a, (Side::Queries, &chunks.together()), inputs);
+    // A rank has all queries of its place in the ring.
+    let of_ring = match a.ring {
+        Some(axis) => chunks.shards(draft.along(axis)),
+        None => chunks.together(),
+    };
+    let bounds = documents::bounds(draft, a, (Side::Queries, &of_ring), inputs);
     let depth = q.shape[3].value;
-    let block = block(a, depth, true);
+    let block = block(a, true);
     let tiles = (chunks.rows + block[0] - 1) / block[0];
     let [b, h, i] = [0, 1, 2].map(|i| Expr::from(Var::domain(i)));
     let g = h.clone() / ratio;
@@ -271,6 +276,7 @@ pub(super) fn families(
     }
     let tile = AttendTile {
         block: [block[0] as u32, block[1] as u32, depth as u32],
+        values: None,
         carry: Carry::Registers,
         scale: a.factor(depth),
         stages: STAGES,

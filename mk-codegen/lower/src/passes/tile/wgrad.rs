@@ -78,7 +78,7 @@ fn tiles(t: &mut Tiler<'_>, w: &Wgrad, name: &str, begins: Begins, blocks: Block
     // No routing has more rows than there are, and proofs need not know it.
     let count = Expr::Table(counts, vec![e.clone()]).min(Expr::Const(all) - begin.clone());
     let depth = (begin, count);
-    let [m, n] = [1, 2].map(|d| draft.dim(&out.shape[d]));
+    let [m, n] = [1, 2].map(|d| draft.own(out, d));
     let down_rows = (i.clone() * height, block_rows(m, i, height));
     let cols = (j.clone() * width, block_rows(n, j, width));
     let one = |e: Expr| (e, Expr::Const(1));

@@ -61,7 +61,7 @@ impl<E: Copy + PartialEq> Context<E> {
         let seen = |i: usize| sees(places, (scores.mask, of.side()), i, k.rows);
         let sums = sums.get_or_insert_with(|| match of {
             GradOf::Queries => Gradients::queries::<A>(q.rows, q.cols),
-            GradOf::Keys => Gradients::keys::<A>(k.rows, k.cols, v.cols),
+            _ => Gradients::keys::<A>(k.rows, k.cols, v.cols),
         });
         sums.step(algebra, block, scores, seen);
         self.gradients = Some(sums.clone());

@@ -9,8 +9,8 @@ use crate::equivalence::{
     unroll::Touch,
 };
 use mk_plan::{
-    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, MMA_STEP_BYTES, MmaTile, Operand, gated,
-    gates_operand, scales_steps,
+    ALayout, BLayout, EPILOGUE_OPERANDS, EpilogueOp, MMA_STEP_BYTES, MmaTile, Operand, gate_bias,
+    gated, gates_operand, scales_steps,
 };
 
 impl Links for MmaTile {
@@ -178,6 +178,10 @@ impl Linker<'_, '_> {
                 o if gates_operand(epilogue) == Some(o) => {
                     let m = self.gates(t, BLayout::Kn)?;
                     self.link((t, m.rows), (c, result.rows))?;
+                    self.link((t, m.columns), (c, result.columns))?;
+                }
+                o if gate_bias(epilogue) == Some(o) => {
+                    let m = self.gates(t, BLayout::Kn)?;
                     self.link((t, m.columns), (c, result.columns))?;
                 }
                 o if matches!(of_epilogue(epilogue, o), Some(EpilogueOp::Quantize(_))) => {

@@ -2,8 +2,8 @@
 
 use crate::equivalence::unroll::{TaskRun, Touch, Unrolled};
 use mk_plan::{
-    NodeRanks, Operand, RouteError, RoutePart, Tabulation, block_table, bounds_table, kept, listed,
-    own_experts, prefix, route_bases, route_list, route_places, route_slots, route_sources,
+    Axis, NodeRanks, Operand, RouteError, RoutePart, Tabulation, block_table, bounds_table, kept,
+    listed, own_experts, prefix, route_bases, route_list, route_places, route_slots, route_sources,
     route_wanted,
 };
 use std::borrow::Cow;
@@ -30,6 +30,7 @@ pub(in crate::equivalence) fn tabulated(
     let src = |i: usize| src.get(i).unwrap_or(&none);
     let data = |i: usize| &*src(i).data;
     let columns = |i: usize| src(i).columns.max(1);
+    let over = of.over().unwrap_or(Axis { stride: 1, size: 1 });
     let (part, experts, ranks, rows, blocks, keep, local) = match of {
         Tabulation::Blocks { rows } => {
             return block_table(data(0), *rows as i32, len / 2).map_err(RouteError::Blocks);
@@ -40,12 +41,12 @@ pub(in crate::equivalence) fn tabulated(
             return all.map_err(RouteError::Documents);
         }
         Tabulation::Begins { rows } => return Ok(prefix(data(0), *rows as i32)),
-        Tabulation::Route { part, experts, ranks, rows, blocks, keep, local } => {
+        Tabulation::Route { part, experts, ranks, rows, blocks, keep, local, .. } => {
             let [experts, ranks, blocks] = [*experts, *ranks, *blocks].map(|n| n as usize);
             (*part, experts, ranks, *rows as i32, blocks, *keep as i32, *local as usize)
         }
     };
-    let (rank, own) = (run.rank as usize, own_experts(experts, ranks));
+    let (rank, own) = (over.place(run.rank as usize), own_experts(experts, ranks));
     // Which of the results of a family this is.
     let family = &unrolled.plan.families[run.family];
     let results = family.accesses.iter().enumerate().filter(|(_, a)| a.operand == Operand::Dst);

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 impl Rules for AttendTile {
     fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Option<String> {
-        attend(self.block, touched)
+        attend([self.block[0], self.block[2], self.value_dim()], touched)
     }
 
     fn contributions(&self) -> &'static [Operand] {
@@ -26,7 +26,7 @@ fn paired(touched: &[Touched<'_>]) -> Result<(), String> {
     }
 }
 
-fn attend([tile, _, depth]: [u32; 3], touched: &[Touched<'_>]) -> Option<String> {
+fn attend([tile, depth, values]: [u32; 3], touched: &[Touched<'_>]) -> Option<String> {
     let check = || -> Result<(), String> {
         one_place(touched, &[Operand::Q, Operand::K, Operand::V])?;
         let result = |t: &Touched<'_>| matches!(t.operand, Operand::O | Operand::AccOut);
@@ -34,7 +34,8 @@ fn attend([tile, _, depth]: [u32; 3], touched: &[Touched<'_>]) -> Option<String>
             made_of(touched, &[Operand::Q, Operand::K, Operand::V])?;
         }
         paired(touched)?;
-        let (mut rows, mut keys, mut width) = (None, BTreeMap::new(), BTreeMap::new());
+        let (mut rows, mut keys) = (None, BTreeMap::new());
+        let mut width = BTreeMap::from([(true, i64::from(values))]);
         for t in touched.iter().filter(|t| !matches!(t.operand, Operand::Lse | Operand::Sinks)) {
             let Some([x, y]) = matrix(t)? else { continue };
             if t.operand == Operand::Q && (x > i64::from(tile) || y != i64::from(depth)) {

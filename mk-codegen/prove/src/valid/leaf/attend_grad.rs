@@ -7,13 +7,17 @@ use std::collections::BTreeMap;
 
 impl Rules for AttendGradTile {
     fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Option<String> {
-        grad(self.of, self.block, touched).err()
+        grad(self.of, [self.block[0], self.block[2], self.value_dim()], touched).err()
     }
 }
 
-/// What belongs to queries has as many rows at each step, and what belongs to keys; all are as wide as a head, but for
+/// What belongs to queries has as many rows at each step, and what belongs to keys; all are as wide as their head, but for
 /// the statistics.
-fn grad(side: GradOf, [tile, _, depth]: [u32; 3], touched: &[Touched<'_>]) -> Result<(), String> {
+fn grad(
+    side: GradOf,
+    [tile, depth, values]: [u32; 3],
+    touched: &[Touched<'_>],
+) -> Result<(), String> {
     let all = [side.held(), side.moving()].concat();
     one_place(touched, &all)?;
     let made = |t: &Touched<'_>| side.made().contains(&t.operand) && t.extents.is_some();
@@ -28,6 +32,7 @@ fn grad(side: GradOf, [tile, _, depth]: [u32; 3], touched: &[Touched<'_>]) -> Re
         let wide = match t.operand {
             Operand::Stats => STATS,
             Operand::Bounds | Operand::Span => 2,
+            Operand::V | Operand::Do | Operand::Dv => values,
             _ => depth,
         };
         if y != i64::from(wide) {

@@ -6,8 +6,8 @@ use super::{
 };
 use crate::valid::touched::{Touched, last_three, made_of, matrix, of, one_place};
 use mk_plan::{
-    ALayout, BLayout, EpilogueOp, Family, MMA_STEP_BYTES, MmaTile, Operand, QuantTile, gated,
-    gates_operand, scales_steps,
+    ALayout, BLayout, EpilogueOp, Family, MMA_STEP_BYTES, MmaTile, Operand, QuantTile, gate_bias,
+    gated, gates_operand, scales_steps,
 };
 
 impl Rules for MmaTile {
@@ -118,6 +118,16 @@ fn product(
                             "`{e}` has {lines} rows of blocks, which are {blocks}"
                         ));
                     }
+                }
+                e if gate_bias(epilogue) == Some(e) => {
+                    let Some([one, two, n]) = last_three(t)? else { continue };
+                    gates_and_ups(e, two)?;
+                    if one != 1 {
+                        return Err(format!(
+                            "`{e}` has {one} vectors, and a tile is of one expert"
+                        ));
+                    }
+                    same(&mut columns, n * halves, "columns", t)?;
                 }
                 e => {
                     let which = of_epilogue(epilogue, e);

@@ -11,6 +11,7 @@ mod copy;
 mod dot;
 mod epilogue;
 mod idle;
+mod merge;
 mod mma;
 mod norm;
 mod quant;

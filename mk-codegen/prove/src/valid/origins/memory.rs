@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 /// What a row of integers has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
-    /// The experts of a token of the world, as this input has them.
-    Experts(BufId),
+    /// The experts of a token.
+    Experts(Ids),
     /// The list of a chunk of tokens.
     List(Chunk),
     /// Where the rows of a chunk begin, and behind all chunks those of experts, of a partition.
@@ -18,10 +18,13 @@ pub(super) enum What {
     Other,
 }
 
+/// The input that has the experts of tokens, and the first of the ranks that share them.
+pub(super) type Ids = (BufId, usize);
+
 /// Tokens that are listed together; if there are none, they are of no input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
-    pub ids: Option<BufId>,
+    pub ids: Option<Ids>,
     pub experts: u32,
     pub first: i64,
     pub tokens: i64,
@@ -116,7 +119,7 @@ mod tests {
 
     #[test]
     fn pieces_meet_where_they_go_on() {
-        let (mut memory, ids) = (Memory::default(), BufId::new(1));
+        let (mut memory, ids) = (Memory::default(), (BufId::new(1), 0));
         let slab = (BufId::new(0), 0, 0);
         let experts = || What::Experts(ids);
         memory.put(slab, (0, 20), experts(), 0);

@@ -10,11 +10,12 @@ mod memory;
 mod route;
 
 use super::report::Violation;
-use memory::{Memory, Slab, What, rows, slab};
+use memory::{Ids, Memory, Slab, What, rows, slab};
 use mk_abi::DType;
 use mk_plan::{
-    BufId, Expr, FamId, Family, Leaf, MAX_TASKS, Mode, Operand, Plan, Point, PointError, Points,
-    Region, RoutePart, Space, TabId, Table, TableSet, TableSource, Tabulate, Tabulation, Task,
+    Axis, BufId, Expr, FamId, Family, Leaf, MAX_TASKS, Mode, Operand, Plan, Point, PointError,
+    Points, Region, RoutePart, Space, TabId, Table, TableSet, TableSource, Tabulate, Tabulation,
+    Task,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -24,7 +25,7 @@ const MAX_LOOKS: u64 = 1 << 23;
 /// All chunks in their order: their first tokens, and how many those are.
 #[derive(Debug, PartialEq, Eq)]
 struct Partition {
-    ids: Option<BufId>,
+    ids: Option<Ids>,
     experts: u32,
     chunks: Vec<(i64, i64)>,
 }
@@ -98,8 +99,8 @@ struct Walk<'p> {
     partitions: Vec<Partition>,
     /// Partitions, by the rows of lists that they are.
     known: HashMap<(Slab, (i64, i64)), usize>,
-    /// By the input that has the experts of tokens: tokens of each rank, and room for those of one. Token `i` of rank
-    /// `r` is number `r * room + i` of the world.
+    /// By the input that has the experts of tokens: tokens of each of the ranks that share them, and room for those of
+    /// one. Token `i` of rank `r` of these is number `r * room + i`.
     tokens: BTreeMap<BufId, (Vec<i64>, i64)>,
     /// Memory of which tables decide where it is written.
     chosen: BTreeSet<BufId>,
@@ -198,14 +199,19 @@ impl<'p> Walk<'p> {
             let stored = self.plan.tables.iter().filter(|(_, t)| t.stored == Some(id));
             let stored: Vec<TabId> = stored.map(|(id, _)| id).collect();
             let routed = || self.plan.tables.values().filter_map(|t| t.routed);
-            let is_ids = stored.iter().any(|t| routed().any(|r| r.ids == *t));
-            let (all, ranks) = (tokens.iter().sum::<i64>(), tokens.len().max(1) as i64);
+            let over = routed().find(|r| stored.contains(&r.ids)).map(|r| r.over(&self.plan.mesh));
+            let is_ids = over.is_some();
+            let over = over.unwrap_or(Axis { stride: 1, size: tokens.len() as u32 });
+            let shared = (0..over.size as usize).map(|place| tokens[over.rank(0, place)]);
+            let shared: Vec<i64> = shared.collect();
+            let (all, ranks) = (shared.iter().sum::<i64>(), shared.len().max(1) as i64);
             let most = (all + ranks - 1) / ranks;
             let room =
                 |id: &TabId| self.plan.tables[*id].shape.first().map_or(0, |n| i64::from(*n));
             let room = stored.iter().map(room).max().unwrap_or(0).max(most);
             for (rank, n) in tokens.iter().enumerate() {
-                if is_ids && *n != (all - rank as i64 * most).clamp(0, most) {
+                let place = over.place(rank) as i64;
+                if is_ids && *n != (all - place * most).clamp(0, most) {
                     return Err(Violation::Capacity {
                         place: format!("{id} {:?}", b.name),
                         message: format!(
@@ -215,7 +221,7 @@ impl<'p> Walk<'p> {
                     });
                 }
                 let (what, at) = match stored.first() {
-                    _ if is_ids => (What::Experts(id), rank as i64 * room),
+                    _ if is_ids => (What::Experts((id, over.rank(rank, 0))), place * room),
                     Some(table) => (What::Table(*table, rank), 0),
                     None => (What::Other, 0),
                 };
@@ -223,7 +229,7 @@ impl<'p> Walk<'p> {
                     self.memory.put((id, rank, 0), (0, *n), what, at);
                 }
             }
-            self.tokens.insert(id, (tokens, room));
+            self.tokens.insert(id, (shared, room));
         }
         Ok(())
     }

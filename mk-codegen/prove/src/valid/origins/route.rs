@@ -2,11 +2,11 @@
 
 use super::{
     Partition, Stop, Walk,
-    memory::{Chunk, Piece, What, rows, slab},
+    memory::{Chunk, Ids, Piece, What, rows, slab},
     wrong,
 };
 use mk_plan::{
-    BufId, Leaf, NO_EXPERT, Operand, Region, RoutePart, Routed, TabId, TableSource, Tabulate,
+    Axis, BufId, Leaf, NO_EXPERT, Operand, Region, RoutePart, Routed, TabId, TableSource, Tabulate,
     Tabulation, Task,
 };
 
@@ -14,7 +14,7 @@ use mk_plan::{
 #[derive(Clone, Copy)]
 struct Says {
     experts: u32,
-    ranks: u32,
+    over: Axis,
     rows: u32,
     keep: u32,
     local: u32,
@@ -22,19 +22,20 @@ struct Says {
 
 /// Experts of tokens that a task reads: where they come from, the first token, and how many those are; none of no
 /// tokens.
-type Experts = Option<(BufId, i64, i64)>;
+type Experts = Option<(Ids, i64, i64)>;
 
 impl Walk<'_> {
     /// A task that makes a part of what follows from a routing.
     pub(super) fn route(&mut self, task: &Task) -> Result<(), Stop> {
         let x = &self.plan.families[task.family];
         let Leaf::Tabulate(Tabulate {
-            of: Tabulation::Route { part, experts, ranks, rows, keep, local, .. },
+            of: Tabulation::Route { part, experts, ranks, stride, rows, keep, local, .. },
         }) = x.leaf
         else {
             return Ok(());
         };
-        let says = Says { experts, ranks, rows, keep, local };
+        let over = Axis { stride, size: ranks };
+        let says = Says { experts, over, rows, keep, local };
         let src = self.operands(task, Operand::Src)?;
         let dst = self.operands(task, Operand::Dst)?;
         if let Some(away) = dst.iter().chain(&src).flatten().find(|r| r.rank != task.rank()) {
@@ -76,12 +77,18 @@ impl Walk<'_> {
         let Some(region) = region else { return Ok(None) };
         match &self.get(region)?[..] {
             [Piece { begin, end, what: What::Experts(ids), at }] => {
+                if ids.1 != says.over.rank(region.rank, 0) {
+                    return wrong(format!(
+                        "{} has the experts of tokens that it does not share",
+                        self.named(region)
+                    ));
+                }
                 let routed = self.plan.tables.values().filter_map(|t| t.routed);
                 let of = |r: Routed| {
                     let t = &self.plan.tables[r.ids];
                     let max = i64::from(says.experts) - 1;
                     let fits = matches!(t.source, TableSource::Runtime { min: NO_EXPERT, max: m } if i64::from(m) == max);
-                    fits && t.stored == Some(*ids)
+                    fits && t.stored == Some(ids.0)
                 };
                 match routed.into_iter().any(of) {
                     true => Ok(Some((*ids, *at, end - begin))),
@@ -99,13 +106,13 @@ impl Walk<'_> {
         }
     }
 
-    /// Tokens of each rank, and room for those of one.
-    fn tokens(&self, ids: BufId) -> (&[i64], i64) {
-        self.tokens.get(&ids).map_or((&[], 0), |(tokens, room)| (tokens, *room))
+    /// Tokens of each of the ranks that share them, and room for those of one.
+    fn tokens(&self, ids: Ids) -> (&[i64], i64) {
+        self.tokens.get(&ids.0).map_or((&[], 0), |(tokens, room)| (tokens, *room))
     }
 
     /// The first token that is not before a number.
-    fn token(&self, ids: Option<BufId>, number: i64) -> i64 {
+    fn token(&self, ids: Option<Ids>, number: i64) -> i64 {
         let (tokens, room) = ids.map_or((&[][..], 0), |ids| self.tokens(ids));
         let of_rank = |(rank, n): (i64, &i64)| {
             let first = number.max(rank * room);
@@ -119,17 +126,17 @@ impl Walk<'_> {
         &self,
         says: Says,
         part: RoutePart,
-        ids: Option<BufId>,
+        ids: Option<Ids>,
         region: &Region,
     ) -> Result<TabId, Stop> {
         let fits = |r: Routed| {
             let of = self.plan.tables[r.ids].stored;
             (r.part, u32::try_from(r.rows), u32::try_from(r.keep), r.local)
                 == (part, Ok(says.rows), Ok(says.keep), says.local)
-                && ids.is_none_or(|ids| of == Some(ids))
+                && ids.is_none_or(|ids| of == Some(ids.0))
+                && r.over(&self.plan.mesh) == says.over
         };
-        let ranks = says.ranks == self.plan.mesh.size();
-        let mut tables = self.plan.tables.iter().filter(|_| ranks);
+        let mut tables = self.plan.tables.iter();
         let table =
             tables.find(|(_, t)| t.stored == Some(region.buffer) && t.routed.is_some_and(fits));
         match table {
@@ -177,7 +184,9 @@ impl Walk<'_> {
             // Rows that have the same list one after the other are no piece, but for those of no tokens.
             let follows = chunk.tokens == 0 || chunk.first == self.token(chunk.ids, next);
             let same = chunk.experts == says.experts
-                && chunk.ids.is_none_or(|of| *ids.get_or_insert(of) == of);
+                && chunk.ids.is_none_or(|of| {
+                    of.1 == says.over.rank(lists.rank, 0) && *ids.get_or_insert(of) == of
+                });
             if !follows || !same || piece.end - piece.begin != 1 {
                 return wrong(format!(
                     "row {} of {} lists {} tokens from {} on, behind {next}",
@@ -269,7 +278,7 @@ impl Walk<'_> {
             let t = &self.plan.tables[*counts];
             t.routed.is_some_and(|r| {
                 let of = self.plan.tables[r.ids].stored;
-                u32::try_from(r.keep) == Ok(says.keep) && ids.is_none_or(|ids| of == Some(ids))
+                u32::try_from(r.keep) == Ok(says.keep) && ids.is_none_or(|ids| of == Some(ids.0))
             })
         });
         let same = |of: TabId, what: &What| *what == What::Table(of, blocks.rank);
@@ -300,7 +309,8 @@ impl Walk<'_> {
             let What::Experts(buffer) = piece.what else {
                 return wrong(format!("{} has not the experts of all tokens", self.named(ids)));
             };
-            if piece.at != piece.begin || *of.get_or_insert(buffer) != buffer {
+            let own = buffer.1 == says.over.rank(ids.rank, 0);
+            if piece.at != piece.begin || *of.get_or_insert(buffer) != buffer || !own {
                 return wrong(format!("{} has experts of other tokens", self.named(ids)));
             }
         }
@@ -316,7 +326,7 @@ impl Walk<'_> {
             return wrong(format!("{} has no blocks", self.named(blocks)));
         };
         let counted = self.plan.tables[counts].routed;
-        let counted = counted.filter(|r| self.plan.tables[r.ids].stored == Some(of));
+        let counted = counted.filter(|r| self.plan.tables[r.ids].stored == Some(of.0));
         let own = |table: TabId, region: &Region| What::Table(table, region.rank);
         match (&self.get(blocks)?[..], &self.get(sources)?[..]) {
             ([b], [s])
@@ -345,10 +355,13 @@ impl Walk<'_> {
         let found = self.experts(says, ids)?;
         let Some(wanted) = wanted else { return Ok(()) };
         let table = self.table(says, RoutePart::Wanted, found.map(|f| f.0), wanted)?;
-        let stored = || self.plan.tables[self.plan.tables[table].routed?.ids].stored;
+        let stored = || {
+            let of = self.plan.tables[self.plan.tables[table].routed?.ids].stored?;
+            Some((of, says.over.rank(wanted.rank, 0)))
+        };
         let ids = found.map(|f| f.0).or_else(stored);
         let entries = self.plan.tables[table].shape.iter().product::<u32>();
-        let room = i64::from(entries) / i64::from(says.ranks.max(1));
+        let room = i64::from(entries) / i64::from(says.over.size.max(1));
         let (tokens, most) = ids.map_or((&[][..], 0), |ids| self.tokens(ids));
         let (first, n) = found.map_or((0, 0), |(_, first, n)| (first, n));
         let (begin, end) = rows(wanted);
@@ -421,7 +434,7 @@ impl Walk<'_> {
                 return wrong(format!("{} is of other tokens than {n}", self.named(region)));
             }
             let at = match i64::from(says.local) {
-                0 => first - region.rank as i64 * most,
+                0 => first - says.over.place(region.rank) as i64 * most,
                 // Node by node, the tokens of the rank with the same place in it.
                 local if first / most % local == region.rank as i64 % local => {
                     first / most / local * most + first % most

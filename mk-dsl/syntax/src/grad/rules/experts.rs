@@ -5,8 +5,11 @@
 //! dispatched times their weights, so that products of rows have them, and the sums on the way back have ones.
 
 use super::{Behind, Walk};
-use crate::grad::{draft::Id, error::GradError, types::Input};
-use crate::program::{DType, Def, Dim, Node, Op, TensorType, ValueId};
+use crate::grad::{draft::Id, error::GradError};
+use crate::program::{DType, Def, Dim, Node, Op, Placement, TensorType, ValueId};
+
+/// Columns of ones that rows of gradients are summed by.
+const ONES: u64 = 8;
 
 impl<'p> Walk<'p> {
     /// Backward of what rows of experts go through.
@@ -20,12 +23,7 @@ impl<'p> Walk<'p> {
             ),
             (Op::GroupedGemm { .. }, &[x, w, counts]) => {
                 if self.needed[w.index()] {
-                    let behind = Behind::Matrices { w, x, ids: counts, d };
-                    // Of rows that go on to their tokens; the data's way is one kernel where it can be.
-                    match self.combine_of(counts).is_some() {
-                        true => self.behind.push(behind),
-                        false => self.of_experts(behind)?,
-                    }
+                    self.after_data(counts, Behind::Matrices { w, x, ids: counts, d })?;
                 }
                 if !self.needed[x.index()] {
                     return Ok(());
@@ -112,7 +110,30 @@ impl<'p> Walk<'p> {
         }
     }
 
-    /// A gradient of matrices, or of weights.
+    /// What no other gradient is made of. Of rows that go on to their tokens it comes last: the data's way is one kernel
+    /// where it can be.
+    pub(super) fn after_data(&mut self, ids: ValueId, behind: Behind) -> Result<(), GradError> {
+        if self.combine_of(ids).is_none() {
+            return self.of_experts(behind);
+        }
+        self.behind.push(behind);
+        Ok(())
+    }
+
+    /// What says whose rows these are, if they are rows that experts have made.
+    pub(super) fn experts_of(&self, rows: ValueId) -> Option<ValueId> {
+        let mut at = rows;
+        loop {
+            let Some(Def::Node(node)) = self.program.def(at) else { return None };
+            match node.op {
+                Op::GroupedGemm { .. } => return node.inputs.get(2).copied(),
+                op if op.is_elementwise() || op == Op::Swiglu => at = node.inputs[0],
+                _ => return None,
+            }
+        }
+    }
+
+    /// A gradient of matrices, of vectors, or of weights.
     pub(super) fn of_experts(&mut self, behind: Behind) -> Result<(), GradError> {
         match behind {
             Behind::Matrices { w, x, ids, d } => {
@@ -122,24 +143,63 @@ impl<'p> Walk<'p> {
                 let g = self.draft.grouped_wgrad(rows, ids, d, &experts);
                 self.add(w, g);
             }
+            Behind::Vectors { vectors, ids, d } => {
+                let Some(ty) = self.program.ty(vectors) else { return Ok(()) };
+                let experts = ty.dims.first().map_or_else(String::new, |e| self.extent(*e));
+                let rows = self.program.nodes().iter().find(|n| {
+                    matches!(n.op, Op::GroupedGemm { .. }) && n.inputs.get(2) == Some(&ids)
+                });
+                let Some(rows) = rows.and_then(|n| n.ty.dims.first().copied()) else {
+                    return Ok(());
+                };
+                let (route, (placement, dtype)) = (self.route(ids)?, self.held(d));
+                // A tensor map's rows are multiples of 16 bytes.
+                let dims = vec![rows, Dim::Lit(ONES)];
+                let ones = self.ones(TensorType { dtype, dims, placement });
+                let g = self.draft.grouped_wgrad(ones, route, d, &experts);
+                self.vectors.push(g);
+                self.add(vectors, g);
+            }
             Behind::Weights { combine, d } => {
                 let Some(Def::Node(node)) = self.program.def(combine) else { return Ok(()) };
                 let &[y, ids, weights] = &node.inputs[..] else { return Ok(()) };
-                let Some(Def::Node(Node {
-                    op: Op::GroupedGemm { transposed: false }, inputs, ..
-                })) = self.program.def(y)
-                else {
-                    return Err(GradError::Operation {
-                        op: node.op.name(),
-                        why: "something stands between its weights and the product of its rows",
-                        help: "put `combine` directly behind `grouped_gemm`, or ask for no gradient of the weights",
-                    });
+                let (mut at, mut added) = (y, Vec::new());
+                let inputs = loop {
+                    match self.program.def(at) {
+                        Some(Def::Node(Node {
+                            op: Op::GroupedGemm { transposed: false },
+                            inputs,
+                            ..
+                        })) => break inputs,
+                        Some(Def::Node(Node { op: Op::Bias, inputs, .. })) => {
+                            added.push(inputs[1]);
+                            at = inputs[0];
+                        }
+                        _ => {
+                            return Err(GradError::Operation {
+                                op: node.op.name(),
+                                why: "something stands between its weights and the product of its rows",
+                                help: "put `combine` directly behind `grouped_gemm`, or its `bias`, or ask for no gradient of the weights",
+                            });
+                        }
+                    }
                 };
                 // Made once more: as wide as tokens, these rows are the largest of all.
                 let [rows, matrices, ids] =
                     [self.value(inputs[0])?, self.value(inputs[1])?, self.route(ids)?];
-                let again = self.draft.grouped_gemm(rows, Some(ids), (matrices, false));
-                let held = (self.placement(weights), DType::F32);
+                let mut again = self.draft.grouped_gemm(rows, Some(ids), (matrices, false));
+                for vectors in added.into_iter().rev() {
+                    let (vectors, held) = (self.value(vectors)?, self.held(again));
+                    again = self.draft.op("bias", &[again, vectors], None, held);
+                }
+                // Of rows of which ranks have contributions, products are contributions.
+                let of_rows = self.held(again).0;
+                let partial = |(own, of): (Placement, Placement)| match of {
+                    Placement::Partial => of,
+                    _ => own,
+                };
+                let placement = self.placement(weights).into_iter().zip(of_rows).map(partial);
+                let held = (placement.collect(), DType::F32);
                 let g = self.draft.op("combine_grad", &[again, d], None, held);
                 self.add(weights, g);
             }
@@ -168,11 +228,7 @@ impl<'p> Walk<'p> {
     fn ones_like(&mut self, weights: ValueId) -> Id {
         let dims = self.program.ty(weights).map(|ty| ty.dims.clone()).unwrap_or_default();
         let placement = self.placement(weights);
-        let ty = TensorType { dtype: DType::F32, dims, placement: placement.clone() };
-        let ty = self.program.show_type(&ty);
-        let ones = self.draft.param("ones", ty, placement, DType::F32);
-        self.given.push((ones, Input::Ones));
-        ones
+        self.ones(TensorType { dtype: DType::F32, dims, placement })
     }
 
     /// What brings rows of these experts back to their tokens.
@@ -188,6 +244,7 @@ impl<'p> Walk<'p> {
         nodes.any(|n| match n.op {
             Op::GroupedGemm { .. } => n.inputs.get(2) == Some(&ids) && needed(&n.inputs[1]),
             Op::Combine => n.inputs.get(1) == Some(&ids) && needed(&n.inputs[2]),
+            Op::Bias => needed(&n.inputs[1]) && self.experts_of(n.result) == Some(ids),
             _ => false,
         })
     }

@@ -25,7 +25,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     ring: Some(&RingEmission {
         comment: "The blocks of keys and values that the role's attention shares.",
         config: "AttendConfig<AttendOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, \
-            .stages = @{ stages }@@{ bounded }@}>",
+            .stages = @{ stages }@@{ bounded }@@{ values }@}>",
         smem: "AttendSmem",
         asserts: &[],
         inner_edges: Some(
@@ -89,24 +89,31 @@ const AT: &str = "AttendCursor<@{ ring }@Config::kStages> at;";
 /// Queries of a tile: 64 for each of two warpgroups, or of three.
 const QUERIES: [u32; 2] = [128, 192];
 
-/// Most keys of a block: scores, weights and results are in registers.
-fn most_keys(queries: u32, dim: u32) -> u32 {
-    match (queries, dim) {
-        (128, 64 | 128) => 176,
-        (128, 192) => 96,
-        (128, 256) => 80,
-        (192, 64) => 128,
+/// Most keys of a block: scores, weights and results are in registers, and queries, keys and values in shared memory.
+fn most_keys(queries: u32, heads: [u32; 2]) -> u32 {
+    match (queries, heads) {
+        (128, [64, 64] | [128, 128]) => 176,
+        (128, [192, 128]) => 128,
+        (128, [192, 192]) => 96,
+        (128, [256, 256]) => 80,
+        (192, [64, 64]) => 128,
         _ => 0,
     }
 }
 
 fn ring(leaves: &[&Leaf]) -> Result<Value> {
-    let Some(Leaf::AttendTile(AttendTile { block: [block_m, block_n, dim], stages, mask, .. })) =
-        leaves.first()
+    let Some(Leaf::AttendTile(AttendTile {
+        block: [block_m, block_n, dim],
+        values,
+        stages,
+        mask,
+        ..
+    })) = leaves.first()
     else {
         return Err(EmitError::internal("emit/arch/sm90/attend.rs", "the ring of another leaf"));
     };
-    Ok(context! { block_m, block_n, dim, stages, bounded => bounded(*mask) })
+    let (bounded, values) = (bounded(*mask), values_option(*values));
+    Ok(context! { block_m, block_n, dim, stages, bounded, values })
 }
 
 fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
@@ -121,6 +128,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
     let refuse = |what: String| EmitError::unsupported(f.name.clone(), what);
     let Leaf::AttendTile(AttendTile {
         block: [block_m, block_n, dim],
+        values,
         carry,
         scale,
         stages,
@@ -137,11 +145,12 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
     if carry != Carry::Registers || store != Store::Direct {
         return Err(refuse("attention is emitted with carry=registers and store=direct".into()));
     }
+    let heads = [dim, values.unwrap_or(dim)];
     let widths = [48, 64, 80, 96, 128, 160, 176];
-    if !widths.contains(&block_n) || block_n > most_keys(block_m, dim) || stages < 2 {
+    if !widths.contains(&block_n) || block_n > most_keys(block_m, heads) || stages < 2 {
         return Err(refuse(format!(
             "tiles of attention have 128 queries and {widths:?} keys at a time, with heads of 64 or 128, up to 96 \
-             with heads of 192, up to 80 with heads of 256; or 192 queries and up to 128 keys, with heads of 64; and \
+             with heads of 192 (128, if those of values have 128), up to 80 with heads of 256; or 192 queries and up to 128 keys, with heads of 64; and \
              2 stages or more"
         )));
     }
@@ -149,17 +158,29 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
     if !factor.is_finite() || factor <= 0.0 {
         return Err(refuse(format!("the factor on scores is positive and finite, not {factor}")));
     }
-    let f32s = [Operand::Lse, Operand::Sinks];
+    let f32s = [Operand::Lse, Operand::Sinks, Operand::AccOut, Operand::StatOut];
     let dtype = e.one_dtype(id, |o| !f32s.contains(&o) && !o.looks_up())?;
     let sinks = f.accesses.iter().any(|a| a.operand == Operand::Sinks);
+    let parts = f.accesses.iter().any(|a| a.operand == Operand::AccOut);
+    if parts && (sinks || f.accesses.iter().any(|a| a.operand == Operand::O)) {
+        return Err(refuse(
+            "what a part of the keys gave is no result yet, and has no sink".into(),
+        ));
+    }
+    let parts = if parts { ", .parts = true" } else { "" };
     let sinks = if sinks { ", .sinks = true" } else { "" };
     Ok(context! {
         block_m, block_n, dim, stages, dtype,
         scale => format!("0x{scale:08x}u"),
         mask => name_of(mask),
         windowed => mask.window().is_some(),
-        more => more_options(mask, cap).map_err(refuse)? + sinks,
+        more => more_options(mask, cap).map_err(refuse)? + parts + sinks + &values_option(values),
     })
+}
+
+/// The option of heads of values that have other elements.
+pub(super) fn values_option(values: Option<u32>) -> String {
+    values.map_or(String::new(), |wide| format!(", .values = {wide}"))
 }
 
 /// The option of a ring that has room for bounds.
@@ -191,9 +212,10 @@ pub(super) fn more_options(mask: Mask, cap: Option<u32>) -> Result<String, Strin
 /// Template values of one family.
 fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value> {
     let f = &e.plan.families[s.id];
-    let Leaf::AttendTile(AttendTile { block: [queries, keys, dim], .. }) = f.leaf else {
+    let Leaf::AttendTile(x) = &f.leaf else {
         return Err(EmitError::internal("emit/arch/sm90/attend.rs", format!("{} attends", s.id)));
     };
+    let ([queries, keys, dim], wide) = (x.block, x.value_dim());
     let storers = f.posts.iter().all(|p| p.by == Agent::Storer);
     if !storers || f.waits.iter().any(|w| w.by != Agent::Loader) {
         let what = "in attention the loader waits and the storer posts";
@@ -207,6 +229,7 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value> {
     let mut sources = |operand| -> Result<Vec<Value>> {
         let mut out = Vec::new();
         for a in f.accesses.iter().filter(|a| a.operand == operand) {
+            let dim = if operand == Operand::V { wide } else { dim };
             let text = head_rows(e, s.id, a, keys, [dim, 64])?;
             let row = rows_of(f, a)?;
             let (condition, count) = (e.condition(f, a), count(e, a, row));
@@ -219,7 +242,14 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value> {
         Some(at) => e.c(f, None, of(at)),
         None => "0".into(),
     };
-    let (o, o_pitch) = results(e, s.id, &queries_read, dim)?;
+    let made = |o: Operand| f.accesses.iter().any(|a| a.operand == o);
+    let ((o, o_pitch), lse, stat_pitch) = if made(Operand::AccOut) {
+        let stat = e.access(f, Operand::StatOut)?;
+        let (at, pitch) = rows_at(e, s.id, stat, 2)?;
+        (results(e, s.id, Operand::AccOut, &queries_read, wide)?, at, Some(pitch))
+    } else {
+        (results(e, s.id, Operand::O, &queries_read, wide)?, logarithms(e, s.id)?, None)
+    };
     let value = context! {
         q => q_rows,
         rows => count(e, q, rows),
@@ -228,8 +258,7 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value> {
         keys, values,
         q_position => position(|at| &at.q),
         k_position => position(|at| &at.k),
-        o, o_pitch,
-        lse => logarithms(e, s.id)?,
+        o, o_pitch, lse, stat_pitch,
         bounds => bounds(e, s.id)?,
         sink => sink(e, s.id)?,
         load_waits => e.waits(f, Agent::Loader, Point::Start)?,
@@ -274,9 +303,15 @@ pub(super) fn head_rows(
 }
 
 /// Address of a tile's first row of results, and the bytes from one to the next, as C.
-fn results(e: &Emitter<'_>, id: FamId, queries: &Expr, dim: u32) -> Result<(String, String)> {
+fn results(
+    e: &Emitter<'_>,
+    id: FamId,
+    operand: Operand,
+    queries: &Expr,
+    dim: u32,
+) -> Result<(String, String)> {
     let f = &e.plan.families[id];
-    let o = e.access(f, Operand::O)?;
+    let o = e.access(f, operand)?;
     if o.region[rows_of(f, o)?].1 != *queries {
         return EmitError::refuse(&f.name, "results are as many as queries");
     }

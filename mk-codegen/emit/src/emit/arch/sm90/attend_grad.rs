@@ -1,7 +1,7 @@
 //! Tiles of attention's gradients: a lane brings what is held and what meets it, two warpgroups compute and store, a
 //! lane makes the posts.
 
-use super::attend::{bounded, head_rows, more_options, name_of};
+use super::attend::{bounded, head_rows, more_options, name_of, values_option};
 use crate::emit::{
     EmitError, Result,
     context::Emitter,
@@ -12,7 +12,9 @@ use crate::emit::{
     types::Slice,
 };
 use minijinja::{Value, context};
-use mk_plan::{Access, Agent, AttendGradTile, FamId, GradOf, Leaf, Operand, Point, STATS};
+use mk_plan::{
+    Access, Agent, AttendGradTile, FamId, Family, GradOf, Leaf, Mask, Operand, Point, STATS,
+};
 
 const TEXTS: &[(&str, &str)] = &[
     ("attend_grad_tile", include_str!("../../../../templates/leaf/attend_grad_tile.cu.j2")),
@@ -43,7 +45,7 @@ const STALLS: &[(&str, u32)] = &[
 const QUERIES_RING: RingEmission = RingEmission {
     comment: "The blocks of keys and values that the role's gradients of queries share.",
     config: "AttendDqConfig<AttendDqOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, \
-        .stages = @{ stages }@@{ bounded }@}>",
+        .stages = @{ stages }@@{ bounded }@@{ values }@}>",
     smem: "AttendGradSmem",
     asserts: &[],
     inner_edges: Some(INNER_EDGES),
@@ -55,7 +57,7 @@ const QUERIES_RING: RingEmission = RingEmission {
 const KEYS_RING: RingEmission = RingEmission {
     comment: "The blocks of queries that the role's gradients of keys share.",
     config: "AttendDkvConfig<AttendDkvOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .dim = @{ dim }@, \
-        .stages = @{ stages }@@{ bounded }@}>",
+        .stages = @{ stages }@@{ bounded }@@{ values }@}>",
     ..QUERIES_RING
 };
 
@@ -111,9 +113,24 @@ pub(in crate::emit) const OF_KEYS: LeafEmission = LeafEmission {
     ..OF_QUERIES
 };
 
+/// The same where documents mask and all queries come from one place: bounds take registers, which the loader has left.
+const OF_KEYS_IN_PLACE: LeafEmission = LeafEmission {
+    warpgroups: Warpgroups { issuing_registers: 40, computing_registers: 232, computing: 2 },
+    ..OF_KEYS
+};
+
+/// The record for gradients of keys and values of a family.
+pub(in crate::emit) fn of_keys(f: &Family, tile: &AttendGradTile) -> &'static LeafEmission {
+    let places = f.accesses.iter().filter(|a| a.operand == Operand::Q).count();
+    let in_place = tile.mask == Mask::Bounds && places == 1;
+    if in_place { &OF_KEYS_IN_PLACE } else { &OF_KEYS }
+}
+
 fn ring(leaves: &[&Leaf]) -> Result<Value> {
     let Some(Leaf::AttendGradTile(AttendGradTile {
+        of,
         block: [block_m, block_n, dim],
+        values,
         stages,
         mask,
         ..
@@ -124,7 +141,8 @@ fn ring(leaves: &[&Leaf]) -> Result<Value> {
             "the ring of another leaf",
         ));
     };
-    Ok(context! { block_m, block_n, dim, stages, bounded => bounded(*mask) })
+    let values = values_option(*values) + made_option(*of);
+    Ok(context! { block_m, block_n, dim, stages, bounded => bounded(*mask), values })
 }
 
 fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
@@ -134,12 +152,26 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     Ok(Prepared { families, hooks, call: context! {}, workers: g.ctas, choices: vec![] })
 }
 
-/// Most rows of a block of the other side: scores, their gradients and sums are in registers.
-fn most_rows(of: GradOf, dim: u32) -> u32 {
-    match (of, dim) {
-        (GradOf::Queries, 64) => 128,
-        (GradOf::Queries, _) | (GradOf::Keys, 64) => 96,
-        (GradOf::Keys, _) => 64,
+/// The option of one gradient of both, which the other side's memory does not depend on.
+fn made_option(of: GradOf) -> &'static str {
+    match of {
+        GradOf::Queries | GradOf::Keys => "",
+        GradOf::KeysAlone => ", .made = KeyGradients::Keys",
+        GradOf::ValuesAlone => ", .made = KeyGradients::Values",
+    }
+}
+
+/// Most rows of a block of the other side: scores, their gradients and sums are in registers, and both sides in shared
+/// memory.
+fn most_rows(of: GradOf, heads: [u32; 2]) -> u32 {
+    match (of, heads) {
+        (GradOf::Queries, [64, 64]) => 128,
+        (GradOf::Queries, [128, 128]) | (GradOf::Keys, [64, 64]) => 96,
+        (GradOf::Keys, [128, 128]) => 64,
+        (GradOf::Keys, _) => 0,
+        (_, [192, 128 | 192]) => 64,
+        (_, [256, 256]) => 48,
+        _ => 0,
     }
 }
 
@@ -149,6 +181,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
     let Leaf::AttendGradTile(AttendGradTile {
         of,
         block: [block_m, block_n, dim],
+        values,
         scale,
         stages,
         mask,
@@ -161,15 +194,15 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
         ));
     };
     let refuse = |what: String| EmitError::unsupported(f.name.clone(), what);
-    let fits = block_m == 128 && matches!(dim, 64 | 128) && matches!(block_n, 48 | 64 | 96 | 128);
-    if !fits || block_n > most_rows(of, dim) || stages < 2 {
-        let most = [64, 128].map(|dim| most_rows(of, dim));
+    let fits = block_m == 128 && matches!(block_n, 32 | 48 | 64 | 96 | 128);
+    if !fits || block_n > most_rows(of, [dim, values.unwrap_or(dim)]) || stages < 2 {
+        let most = [64, 128, 192, 256].map(|dim| (most_rows(of, [dim; 2]), dim));
+        let most = most.into_iter().filter(|(rows, _)| *rows > 0);
+        let most: Vec<_> = most.map(|(rows, dim)| format!("{rows} with heads of {dim}")).collect();
         return Err(refuse(format!(
-            "{} has 128 rows, and 48, 64, 96 or 128 rows of the other side at a time, up to {} with heads of 64 and {} with heads of 128; \
-             and 2 stages or more",
+            "{} has 128 rows, and 32, 48, 64, 96 or 128 rows of the other side at a time, up to {}; and 2 stages or more",
             f.leaf.name(),
-            most[0],
-            most[1]
+            most.join(" and "),
         )));
     }
     let factor = f32::from_bits(scale);
@@ -182,7 +215,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
         block_m, block_n, dim, stages, dtype,
         scale => format!("0x{scale:08x}u"),
         mask => name_of(mask),
-        more => more_options(mask, cap).map_err(refuse)?,
+        more => more_options(mask, cap).map_err(refuse)? + &values_option(values) + made_option(of),
     })
 }
 
@@ -201,9 +234,14 @@ fn source(e: &mut Emitter<'_>, id: FamId, a: &Access, rows: u32, dim: u32) -> Re
 /// Template values of one family.
 fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value> {
     let f = &e.plan.families[s.id];
-    let Leaf::AttendGradTile(AttendGradTile { of, block: [rows, others, dim], .. }) = f.leaf else {
+    let Leaf::AttendGradTile(x) = &f.leaf else {
         let what = format!("{} is no gradient", s.id);
         return Err(EmitError::internal("emit/arch/sm90/attend_grad.rs", what));
+    };
+    let (of, [rows, others, dim]) = (x.of, x.block);
+    let wide = |o: Operand| match o {
+        Operand::V | Operand::Do | Operand::Dv => x.value_dim(),
+        _ => dim,
     };
     let storers = f.posts.iter().all(|p| p.by == Agent::Storer);
     if !storers || f.waits.iter().any(|w| w.by != Agent::Loader) {
@@ -213,12 +251,12 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value> {
     let mut held = Vec::new();
     for operand in of.held() {
         let a = e.access(f, *operand)?;
-        let rows = source(e, s.id, a, rows, dim)?;
+        let rows = source(e, s.id, a, rows, wide(*operand))?;
         held.push(context! { member => member(*operand), rows });
     }
     let mut moving = Vec::new();
     for a in f.accesses.iter().filter(|a| of.moving().contains(&a.operand)) {
-        let rows = source(e, s.id, a, others, dim)?;
+        let rows = source(e, s.id, a, others, wide(a.operand))?;
         let row = rows_of(f, a)?;
         moving.push(context! {
             member => member(a.operand), rows,
@@ -230,7 +268,9 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value> {
     let first = e.access(f, of.held()[0])?;
     let row = rows_of(f, first)?;
     let mut made = Vec::new();
-    for operand in of.made() {
+    let results: &[_] =
+        if of == GradOf::Queries { &[Operand::Dq] } else { &[Operand::Dk, Operand::Dv] };
+    for operand in results {
         let Some(a) = f.accesses.iter().find(|a| a.operand == *operand) else {
             made.push(context! { member => member(*operand), address => "0", pitch => "0" });
             continue;
@@ -239,7 +279,7 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value> {
             let what = "gradients lie as what they are of";
             return EmitError::refuse(&f.name, what);
         }
-        let (address, pitch) = rows_at(e, s.id, a, dim)?;
+        let (address, pitch) = rows_at(e, s.id, a, wide(*operand))?;
         made.push(context! { member => member(*operand), address, pitch });
     }
     let position = |queries: bool| match &f.positions {

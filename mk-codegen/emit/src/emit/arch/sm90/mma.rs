@@ -7,7 +7,7 @@ mod targets;
 
 use crate::emit::{
     EmitError, Result,
-    chain::half,
+    chain::{Chain, half},
     context::Emitter,
     leaf::{AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups},
     maps::View,
@@ -99,6 +99,8 @@ const ONE: LeafEmission = LeafEmission {
 /// The same with 192 accumulators, and factors of their steps along K.
 const PAIRS: LeafEmission = LeafEmission {
     warpgroups: Warpgroups { issuing_registers: 40, computing_registers: 232, computing: 2 },
+    // Traced, where rows come in slices: 204 to 232.
+    spills: Spills { several_loops: 32, traced_inner_loop: 256 },
     ..EMISSION
 };
 
@@ -302,6 +304,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
         // Gates and ups are two.
         saves => saves + usize::from(saves_gates(epilogue)),
         saves_gates => saves_gates(epilogue),
+        gate_bias => mk_plan::gate_bias(epilogue).is_some(),
         carried => epilogue.contains(&EpilogueOp::Carry),
         carry_last => carry_last(epilogue),
         store => if *store == Store::Tma { "Tma" } else { "Direct" },
@@ -384,20 +387,21 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     let rows = |x: &Access| x.region[x.region.len() - if halves { 3 } else { 2 }].clone();
     let row = |x: &Access| if halves { rows(x).0 } else { e.row(x) };
     let say = |x: &Expr| e.c(f, None, x);
-    let (saved, extras) = e.chain(s.id, epilogue, c)?;
-    let called = |name: &str| {
-        let named = |value: &&Value| value.get_attr("op").is_ok_and(|op| op.as_str() == Some(name));
-        extras.iter().filter(named).cloned().collect::<Vec<_>>()
-    };
-    // Applied before everything else, where each factor is loaded once.
+    let Chain { first, saved, mut rest } = e.chain(s.id, epilogue, c)?;
+    let named =
+        |value: &Value, name: &str| value.get_attr("op").is_ok_and(|op| op.as_str() == Some(name));
+    let called = |name: &str| first.iter().filter(|v| named(v, name)).cloned().collect::<Vec<_>>();
     let (row_scales, column_scales) = (called("scale_rows"), called("scale_columns"));
     let (step_rows, step_columns) = (called("scale_steps"), called("scale_blocks"));
-    let factors = called("quantize");
+    let gate_bias = called("bias");
+    let factors: Vec<_> = rest.iter().filter(|v| named(v, "quantize")).cloned().collect();
+    rest.truncate(rest.len() - factors.len());
+    if !gate_bias.is_empty() && mma_swaps([block[0], block[1]]) {
+        let what = "vectors of gates and ups are added where both are in one thread's registers";
+        return Err(EmitError::unsupported(f.name.clone(), what));
+    }
     // From the factors of gates to those of ups, in lines.
     let step_ups = if gated { step_ups(e, f)? } else { "0".into() };
-    let n = epilogue.iter().filter(|op| op.scales()).count();
-    let elementwise = extras.len() - factors.len();
-    let extras: Vec<_> = extras.into_iter().take(elementwise).skip(n).collect();
     let steps = steps_along_k(f, a, *a_layout, block[2])?;
     let (all_steps, inner) = match &f.inner {
         None => (steps, None),
@@ -437,6 +441,7 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         inner,
         c_row => say_all(&|c| say(&row(c)))?,
         e_row => say(&e.extras_row(f)?),
+        v_row => e.vector_row(f).map(|row| say(&row)),
         s_row => epilogue.iter().any(|op| op.scales_rows()).then(|| say(&e.first_factor(f, true))),
         s_col => (!step_columns.is_empty()).then(|| say(&e.first_factor(f, false))),
         gated,
@@ -454,7 +459,8 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         load_waits => e.waits_without(f, Agent::Loader, Point::Start, &tables)?,
         store_waits => e.waits(f, Agent::Storer, Point::Start)?,
         posts => e.posts(f),
-        extras,
+        extras => rest,
+        gate_bias,
         row_scales,
         column_scales,
         step_rows,

@@ -7,7 +7,7 @@ mod mma;
 
 use super::record::Arch;
 use crate::emit::leaf::LeafEmission;
-use mk_plan::{AttendGradTile, AttendTile, Carry, GradOf, Leaf, target};
+use mk_plan::{AttendGradTile, AttendTile, Carry, Family, GradOf, Leaf, target};
 
 pub(super) const ARCH: Arch = Arch {
     target: &target::SM_90A,
@@ -17,8 +17,8 @@ pub(super) const ARCH: Arch = Arch {
     registers: ["sm90_regs_release", "sm90_regs_claim"],
 };
 
-fn core(leaf: &Leaf) -> Option<&'static LeafEmission> {
-    match leaf {
+fn core(f: &Family) -> Option<&'static LeafEmission> {
+    match &f.leaf {
         Leaf::MmaTile(tile) => Some(mma::emission(tile)),
         Leaf::AttendTile(AttendTile { carry: Carry::Registers, block, .. }) => {
             Some(attend::emission(*block))
@@ -26,9 +26,7 @@ fn core(leaf: &Leaf) -> Option<&'static LeafEmission> {
         Leaf::AttendGradTile(AttendGradTile { of: GradOf::Queries, .. }) => {
             Some(&attend_grad::OF_QUERIES)
         }
-        Leaf::AttendGradTile(AttendGradTile { of: GradOf::Keys, .. }) => {
-            Some(&attend_grad::OF_KEYS)
-        }
+        Leaf::AttendGradTile(tile) => Some(attend_grad::of_keys(f, tile)),
         _ => None,
     }
 }

@@ -5,7 +5,8 @@ use crate::passes::{
     draft::{Draft, Flow, Source, Writer, read, write},
     shape::{
         grouped::{Combine, Combined},
-        ranks::block_rows,
+        kernel::Reduce,
+        ranks::{RankGrid, block_rows},
     },
 };
 use mk_plan::{
@@ -30,19 +31,44 @@ impl Dispatch<'_> {
         if draft.nodes.count() > 1 {
             return self.combine_nodes(draft, combine, (y, made, tiles), out, places);
         }
-        let group = draft.nodes.group;
-        let word = vec![group.place(), Var::domain(0).into()];
-        let done = Writer::new(made, Operand::C, word).on_each(group.everyone());
-        let shape = vec![group.size.into(), self.count.into()];
-        let done = draft.flow(Flow::new("done", shape, tiles.into(), vec![done]));
+        // Along the other axis, ranks have contributions to a row; else one has all of it.
+        let (group, further) = (draft.nodes.group, draft.along(1).group);
+        let grid = RankGrid {
+            outer: group,
+            inner: if combine.summed.is_some() { further } else { group.alone() },
+        };
+        let one_axis = grid.inner.size == 1;
+        let (own_number, everyone) = match one_axis {
+            true => (group.place(), group.everyone()),
+            false => (grid.own(), grid.everyone()),
+        };
+        let done = Writer::new(made, Operand::C, vec![own_number, Var::domain(0).into()]);
+        let shape = vec![grid.size().into(), self.count.into()];
+        let done = vec![done.on_each(everyone)];
+        let done = draft.flow(Flow::new("done", shape, tiles.into(), done));
         let i = Expr::from(Var::domain(0));
         let token = i.clone() * COMBINED + Var::INNER;
         let own = draft.own(&combine.out, 0);
         let exists = token.clone().lt(own.clone());
-        let each = Some(Each { var: "j".into(), extent: self.slots.into() });
-        let place = |part: i32| {
-            Expr::Table(places.table, vec![token.clone(), Var::EACH.into(), part.into()])
+        // Contributions to the row of a slot follow each other.
+        let each = Some(Each { var: "j".into(), extent: (self.slots * grid.inner.size).into() });
+        let (slot, share) = match one_axis {
+            true => (Expr::from(Var::EACH), Expr::Const(0)),
+            false => {
+                (Expr::from(Var::EACH) / grid.inner.size, Expr::from(Var::EACH) % grid.inner.size)
+            }
         };
+        // Of those that ranks along the other axis have, too, the first one that this rank sums.
+        let first = match combine.summed {
+            Some(Reduce::Scatter) if !one_axis => grid.inner.place() * combine.out.widest(0),
+            _ => Expr::Const(0),
+        };
+        let named = match first {
+            Expr::Const(_) => token.clone(),
+            _ => first.clone() + token.clone(),
+        };
+        let place =
+            |part: i32| Expr::Table(places.table, vec![named.clone(), slot.clone(), part.into()]);
         let wide = match combine.how {
             Combined::Sum(_) => whole(combine.out.shape[1].value),
             Combined::Products(dy) => whole(self.params[dy].shape[1].value),
@@ -51,16 +77,21 @@ impl Dispatch<'_> {
             |access: Access| Access { at: Point::Inner, when: Some(exists.clone()), ..access };
         // Dropped slots, and slots of no expert, are neither read nor weighted.
         let there = places.kept.map(|(kept, _)| {
-            let kept = Expr::Table(kept, vec![token.clone(), Var::EACH.into()]);
+            let kept = Expr::Table(kept, vec![named.clone(), slot.clone()]);
             exists.clone().select(kept, 0)
         });
         let contribution =
             |access: Access| Access { each: each.clone(), when: there.clone(), ..access };
         let src = Access {
-            rank: group.rank_of(place(0)),
+            rank: match one_axis {
+                true => group.rank_of(place(0)),
+                // A rank alone has place 0, and data name it all the same.
+                false if group.size == 1 => grid.inner.rank_of(share.clone()) + place(0),
+                false => grid.rank_of(place(0), share.clone()),
+            },
             ..contribution(inner(read(Operand::Src, y, vec![one(place(1)), wide.clone()])))
         };
-        let weight = vec![one(token.clone()), one(Var::EACH)];
+        let weight = vec![one(named.clone()), one(slot.clone())];
         let own_row = vec![one(token.clone()), wide.clone()];
         // Each product of rows is an element of its own; a sum is a row.
         let (factor, dst) = match combine.how {
@@ -73,17 +104,25 @@ impl Dispatch<'_> {
                 Access { each: each.clone(), ..inner(write(Operand::Dst, out, weight)) },
             ),
         };
-        let rows = (i.clone() * COMBINED, block_rows(own.clone(), i, COMBINED));
+        let some = block_rows(own.clone(), i.clone(), COMBINED);
+        let rows = match first {
+            Expr::Const(_) => (i * COMBINED, some),
+            _ => (first + i * COMBINED, some),
+        };
         let region = vec![rows.clone(), whole(self.slots), whole(2)];
         let entries = read(Operand::Tab, places.memory, region);
         let kept = places.kept.map(|(_, memory)| {
             let entries = read(Operand::Tab, memory, vec![rows.clone(), whole(self.slots)]);
             Source::from(entries)
         });
+        let from = match one_axis {
+            true => place(0),
+            false => grid.number(place(0), share),
+        };
         let touched = vec![
             Source::behind(entries, places.built, vec![0.into()]),
             // The words of all slots: that of no expert is the first block's, which has one, too.
-            Source::behind(src, done, vec![place(0), place(1) / BLOCK]).whether(exists.clone()),
+            Source::behind(src, done, vec![from, place(1) / BLOCK]).whether(exists.clone()),
             factor.into(),
             dst.into(),
         ];
@@ -97,7 +136,8 @@ impl Dispatch<'_> {
             Combined::Sum(_) => Leaf::ReduceTile(ReduceTile { epilogue }),
             Combined::Products(_) => Leaf::DotTile(DotTile),
         };
-        let domain = vec![("i", ((self.tokens + COMBINED - 1) / COMBINED).into())];
+        let most = if one_axis { self.tokens } else { combine.out.widest(0) };
+        let domain = vec![("i", ((most + COMBINED - 1) / COMBINED).into())];
         let family = draft.family("combine", RoleKind::Compute, leaf, domain, vec![], touched);
         draft.plan.families[family].inner = Some(("q".into(), COMBINED.into()));
     }
