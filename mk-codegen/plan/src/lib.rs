@@ -2,6 +2,7 @@
 //! emitter and the printer share.
 
 mod allowed;
+mod axis;
 mod blocks;
 mod check;
 mod contract;
@@ -31,6 +32,7 @@ pub mod target;
 mod text;
 mod tma;
 
+pub use axis::Axis;
 pub use blocks::{BlocksError, block_table, needed};
 pub use check::{MAX_ENTRIES, StructureError};
 pub use contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, OperandSpec};
@@ -60,8 +62,8 @@ pub use names::{Agent, Mode, Operand, Point, Proxy, RoutePart, Side};
 pub use net::NetPlan;
 pub use plan::FEW_BLOCKS;
 pub use plan::{
-    Access, Axis, Buffer, Completion, Dim, Each, Family, InternalEdge, Mesh, Nic, NicOrdering,
-    Places, Plan, Positions, Post, Role, RoleKind, Routed, Schedule, Scope, Signal, Space, Table,
+    Access, Buffer, Completion, Dim, Each, Family, InternalEdge, Mesh, Nic, NicOrdering, Places,
+    Plan, Positions, Post, Role, RoleKind, Routed, Schedule, Scope, Signal, Space, Table,
     TableSource, Wait,
 };
 pub use points::{MAX_TASKS, PointError, Points, Region, Task};

@@ -1,6 +1,7 @@
 //! The text format, writing side. `reader` reads it back: printing what was read gives the same text.
 
 use super::{
+    axis::Axis,
     entity::FamId,
     expr::{BinOp, Expr, Var},
     leaf::Leaf,

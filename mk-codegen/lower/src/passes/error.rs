@@ -44,6 +44,24 @@ pub(super) fn unsupported(op: &str, why: impl Into<String>, help: &str) -> Lower
     LowerError::Unsupported { op: op.into(), why: why.into(), help: help.into() }
 }
 
+/// A dimension of a tensor of so many that ranks do not share evenly.
+pub(super) fn uneven_extent(
+    name: &str,
+    dims: usize,
+    dim: usize,
+    extent: i32,
+    ranks: i32,
+) -> LowerError {
+    let of = "on each of";
+    let why = match (dims, dim) {
+        (2, 0) => format!("{extent} rows are not as many {of} {ranks} ranks that share them"),
+        (2, _) => format!("{extent} columns are not as many {of} {ranks} ranks that share them"),
+        _ => format!("dimension {dim}, {extent}, is not as long {of} {ranks} ranks that share it"),
+    };
+    let help = "use a number that these ranks divide, or one axis in a kernel";
+    unsupported(name, why, help)
+}
+
 pub(super) fn too_large(what: impl Into<String>) -> LowerError {
     LowerError::TooLarge { what: what.into(), fits: None }
 }

@@ -2,9 +2,9 @@
 
 use super::{Mask, Record};
 use crate::{
+    axis::Axis,
     contract::{Arity, Contract, Elements, OneType, OperandSpec},
     names::{Agent::Copier, Mode, Operand, Proxy, RoutePart, Side},
-    plan::Axis,
     text::{Cursor, Result},
 };
 use serde::{Deserialize, Serialize};

@@ -5,6 +5,7 @@
 mod family;
 
 use super::{
+    axis::Axis,
     entity::*,
     leaf::Mask,
     names::{RoutePart, Side},

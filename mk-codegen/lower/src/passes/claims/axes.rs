@@ -3,7 +3,7 @@
 use super::grouped;
 use crate::{
     graph::{Group, Kind, OpGraph, Value},
-    passes::error::{LowerError, unsupported},
+    passes::error::{LowerError, uneven_extent, unsupported},
 };
 use petgraph::stable_graph::NodeIndex;
 
@@ -53,24 +53,6 @@ fn nested(value: &Value, sizes: &[i32]) -> Result<(), LowerError> {
 
 pub(super) fn uneven(value: &Value, dim: usize, extent: i32, ranks: i32) -> LowerError {
     uneven_extent(&value.name, value.shape.len(), dim, extent, ranks)
-}
-
-/// The same of a tensor of so many dimensions.
-pub(super) fn uneven_extent(
-    name: &str,
-    dims: usize,
-    dim: usize,
-    extent: i32,
-    ranks: i32,
-) -> LowerError {
-    let of = "on each of";
-    let why = match (dims, dim) {
-        (2, 0) => format!("{extent} rows are not as many {of} {ranks} ranks that share them"),
-        (2, _) => format!("{extent} columns are not as many {of} {ranks} ranks that share them"),
-        _ => format!("dimension {dim}, {extent}, is not as long {of} {ranks} ranks that share it"),
-    };
-    let help = "use a number that these ranks divide, or one axis in a kernel";
-    unsupported(name, why, help)
 }
 
 /// Memory that a collective writes on other ranks has one extent on all of them: ranks along another axis share rows

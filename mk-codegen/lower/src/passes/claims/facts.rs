@@ -2,8 +2,8 @@
 
 use crate::passes::shape::{
     grouped::{Grouped, Wgrad},
-    ids::Extra,
-    kernel::{self, Kernel, Op, Reduce},
+    ids::{Extra, Reduce},
+    kernel::{self, Kernel, Op},
     tensor::Tensor,
 };
 use crate::settings::{Facts, GatheredRows, Product, Sum};

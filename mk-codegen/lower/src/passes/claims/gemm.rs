@@ -13,8 +13,8 @@ use crate::{
     passes::{
         error::{LowerError, unsupported},
         shape::{
-            ids::{Extra, OpId, Param},
-            kernel::{Op, Operand, Product, Reduce, Sum},
+            ids::{Extra, OpId, Param, Reduce},
+            kernel::{Op, Operand, Product, Sum},
         },
     },
 };

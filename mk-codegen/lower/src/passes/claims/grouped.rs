@@ -4,11 +4,11 @@ use super::builder::{Claims, tensor};
 use crate::{
     graph::{Extent, Kind, OpGraph},
     passes::{
-        error::{LowerError, unsupported},
+        error::{LowerError, uneven_extent, unsupported},
         shape::{
             grouped::{Combine, Combined, Grouped, Ragged, Route, Rows, Wgrad},
-            ids::{Extra, OpId, Param},
-            kernel::{Kernel, Op, Reduce},
+            ids::{Extra, OpId, Param, Reduce},
+            kernel::{Kernel, Op},
             tensor::{Tensor, aligned},
         },
     },
@@ -399,7 +399,7 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
         let shared = [1, 2].into_iter().find(|d| !out.even(*d));
         if let Some((d, cut)) = shared.and_then(|d| Some((d, out.cut(d)?))) {
             let n = out.shape[d].value;
-            return Err(super::axes::uneven_extent(&out.name, 3, d, n, cut.ranks));
+            return Err(uneven_extent(&out.name, 3, d, n, cut.ranks));
         }
         let wide = [(1, x.dtype, x), (1, dy.dtype, dy), (2, out.dtype, out)];
         for (n, dtype) in wide.map(|(d, dtype, t)| (t.widest(d), dtype)) {
@@ -418,7 +418,7 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
         let (of_depth, of_columns) = p.dims(b);
         if let Some(d) = [of_depth, of_columns].into_iter().find(|d| !b.even(*d)) {
             let (n, ranks) = (b.shape[d].value, b.cut(d).map_or(1, |cut| cut.ranks));
-            return Err(super::axes::uneven_extent(&b.name, b.shape.len(), d, n, ranks));
+            return Err(uneven_extent(&b.name, b.shape.len(), d, n, ranks));
         }
         if b.dtype.is_narrow() && (b.cut(of_depth).is_some() || b.cut(of_columns).is_some()) {
             let why = "ranks along another axis share matrices of eight bits".into();

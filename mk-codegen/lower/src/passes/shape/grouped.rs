@@ -1,8 +1,7 @@
 //! Ragged rows, GEMMs of them, and the weighted sums that go back to tokens.
 
 use super::{
-    ids::{Extra, OpId, Param},
-    kernel::Reduce,
+    ids::{Extra, OpId, Param, Reduce},
     tensor::Tensor,
 };
 use mk_plan::EpilogueOp;

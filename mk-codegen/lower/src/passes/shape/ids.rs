@@ -19,3 +19,12 @@ pub(in crate::passes) enum Extra {
     /// The second half of the GEMM's own result `[m, 2, n]`.
     OwnHalf,
 }
+
+/// Where sums go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::passes) enum Reduce {
+    /// Each rank gets its rows.
+    Scatter,
+    /// Each rank gets all rows.
+    All,
+}

@@ -3,7 +3,7 @@
 use super::{
     attention::Attention,
     grouped::{Combine, Combined, Grouped, Ragged, Wgrad},
-    ids::{Extra, OpId, Param},
+    ids::{Extra, OpId, Param, Reduce},
     map::Map,
     tensor::Tensor,
 };
@@ -108,15 +108,6 @@ pub(in crate::passes) struct AllToAll {
     pub back: bool,
     /// An index into [`Kernel::results`].
     pub result: usize,
-}
-
-/// Where sums go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::passes) enum Reduce {
-    /// Each rank gets its rows.
-    Scatter,
-    /// Each rank gets all rows.
-    All,
 }
 
 /// One result.

@@ -10,7 +10,7 @@ use super::{
 use crate::passes::{
     draft::{Draft, TileRows, write},
     shape::{
-        kernel::Reduce,
+        ids::Reduce,
         ranks::Nodes,
         rows::{RowBlock, Rows},
         tensor::Tensor,

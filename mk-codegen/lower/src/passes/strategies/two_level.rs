@@ -14,7 +14,7 @@ use super::sum::{Contributions, ReductionTiles, Share, Summed, reduction_tiles, 
 use super::two_shot::COPIED_ROWS;
 use crate::passes::{
     draft::{Arrival, Draft, Flow, FlowId, Source, TileRows, Writer, read, write},
-    shape::{kernel::Reduce, ranks::block_rows, rows::Rows, tensor::Tensor},
+    shape::{ids::Reduce, ranks::block_rows, rows::Rows, tensor::Tensor},
 };
 use crate::settings::Config;
 use mk_plan::{

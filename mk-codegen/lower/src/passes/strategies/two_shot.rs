@@ -15,7 +15,7 @@ use super::sum::{
 };
 use crate::passes::{
     draft::{Arrival, Draft, Flow, Source, TileRows, Writer, read, write},
-    shape::{kernel::Reduce, ranks::block_rows, rows::Rows, tensor::Tensor},
+    shape::{ids::Reduce, ranks::block_rows, rows::Rows, tensor::Tensor},
 };
 use crate::settings::Config;
 use mk_plan::{Access, BufId, CopyVia, Each, Expr, FamId, Operand, RoleKind, Space, Var};

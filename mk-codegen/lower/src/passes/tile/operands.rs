@@ -5,8 +5,8 @@ use crate::passes::{
     error::LowerError,
     roles::DEFAULT_COPY_SMS,
     shape::{
-        ids::OpId,
-        kernel::{Operand, Product, Reduce, Sum},
+        ids::{OpId, Reduce},
+        kernel::{Operand, Product, Sum},
         rows::Rows,
         tensor::Tensor,
     },

@@ -9,8 +9,8 @@ use crate::passes::{
     draft::{Draft, Flow, FlowId, Reader, Source, TileRows, Writer, read, write},
     error::{LowerError, internal},
     shape::{
-        ids::{Extra, OpId},
-        kernel::{self, Kernel, Reduce, Sum},
+        ids::{Extra, OpId, Reduce},
+        kernel::{self, Kernel, Sum},
         rows::Rows,
         tensor::{Tensor, aligned},
     },

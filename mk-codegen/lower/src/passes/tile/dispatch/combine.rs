@@ -5,7 +5,7 @@ use crate::passes::{
     draft::{Draft, Flow, Source, Writer, read, write},
     shape::{
         grouped::{Combine, Combined},
-        kernel::Reduce,
+        ids::Reduce,
         ranks::{RankGrid, block_rows},
     },
 };
