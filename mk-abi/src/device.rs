@@ -43,6 +43,23 @@ macro_rules! device_struct {
     (@dims [$n:expr]) => { format!("[{}]", $n) };
 }
 
+/// Numbers that the device writes or reads, and what reads them back.
+macro_rules! codes {
+    ($(#[$meta:meta])* $name:ident, $reads:literal { $($(#[$vmeta:meta])* $code:ident = $value:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u32)]
+        pub enum $name { $($(#[$vmeta])* $code = $value,)* }
+
+        impl $name {
+            #[doc = $reads]
+            pub fn from_u32(code: u32) -> Option<$name> {
+                match code { $($value => Some($name::$code),)* _ => None }
+            }
+        }
+    };
+}
+
 device_struct! {
     /// What every launch is told. Constant across launches of an instance, so that a captured graph can replay it; but
     /// for `gated`, which is so for all captured ones.
@@ -249,94 +266,47 @@ device_struct! {
 /// In place of a word: none is raised.
 pub const NO_WORD: u32 = u32::MAX;
 
-/// What a [`NetCommand`] is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum NetCommandKind {
-    /// A message.
-    Send = 1,
-    /// A node's entry into a launch: the proxy lets the launch's hash go before the word.
-    Enter = 2,
-}
-
-impl NetCommandKind {
-    /// Reads [`NetCommand::kind`].
-    pub fn from_u32(kind: u32) -> Option<NetCommandKind> {
-        [NetCommandKind::Send, NetCommandKind::Enter].into_iter().find(|k| *k as u32 == kind)
+codes! {
+    /// What a [`NetCommand`] is.
+    NetCommandKind, "Reads [`NetCommand::kind`]." {
+        /// A message.
+        Send = 1,
+        /// A node's entry into a launch: the proxy lets the launch's hash go before the word.
+        Enter = 2,
     }
 }
 
 impl NetCommand {
     /// As it lies in the fifo.
     pub fn to_words(self) -> [u32; 16] {
-        let NetCommand { from, to, .. } = self;
-        [
-            from as u32,
-            (from >> 32) as u32,
-            to as u32,
-            (to >> 32) as u32,
-            self.bytes,
-            self.peer,
-            self.lane,
-            self.instance,
-            self.epoch,
-            self.remote_word,
-            self.local_word,
-            self.launch_hash,
-            self.kind,
-            self.edge,
-            self.reserved,
-            self.seq,
-        ]
+        // SAFETY: both are 64 bytes of integers, without padding.
+        unsafe { std::mem::transmute(self) }
     }
 
     /// Reads what [`NetCommand::to_words`] gives. Any words are a command; the proxy checks what it asks for.
-    pub fn from_words(w: [u32; 16]) -> NetCommand {
-        let long = |i: usize| u64::from(w[i]) | u64::from(w[i + 1]) << 32;
-        NetCommand {
-            from: long(0),
-            to: long(2),
-            bytes: w[4],
-            peer: w[5],
-            lane: w[6],
-            instance: w[7],
-            epoch: w[8],
-            remote_word: w[9],
-            local_word: w[10],
-            launch_hash: w[11],
-            kind: w[12],
-            edge: w[13],
-            reserved: w[14],
-            seq: w[15],
-        }
+    pub fn from_words(words: [u32; 16]) -> NetCommand {
+        // SAFETY: both are 64 bytes of integers, without padding.
+        unsafe { std::mem::transmute(words) }
     }
 }
 
-/// What a [`TraceRecord`] tells of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum TraceKind {
-    /// A task, as one agent saw it.
-    Task = 1,
-    /// A wait for a signal word of this launch.
-    Wait = 2,
-    /// A wait for a signal word of the launch before.
-    WaitBefore = 3,
-    /// A post; it began before the word was raised.
-    Post = 4,
-    /// The posts by which a rank announces itself to every rank.
-    Enter = 5,
-    /// Nothing but a reading of both clocks.
-    Mark = 6,
-    /// The CTA's whole time in the kernel.
-    Cta = 7,
-}
-
-impl TraceKind {
-    /// Reads bits 0 to 7 of [`TraceRecord::what`].
-    pub fn from_u32(kind: u32) -> Option<TraceKind> {
-        use TraceKind::{Cta, Enter, Mark, Post, Task, Wait, WaitBefore};
-        [Task, Wait, WaitBefore, Post, Enter, Mark, Cta].into_iter().find(|k| *k as u32 == kind)
+codes! {
+    /// What a [`TraceRecord`] tells of.
+    TraceKind, "Reads bits 0 to 7 of [`TraceRecord::what`]." {
+        /// A task, as one agent saw it.
+        Task = 1,
+        /// A wait for a signal word of this launch.
+        Wait = 2,
+        /// A wait for a signal word of the launch before.
+        WaitBefore = 3,
+        /// A post; it began before the word was raised.
+        Post = 4,
+        /// The posts by which a rank announces itself to every rank.
+        Enter = 5,
+        /// Nothing but a reading of both clocks.
+        Mark = 6,
+        /// The CTA's whole time in the kernel.
+        Cta = 7,
     }
 }
 
@@ -349,54 +319,33 @@ pub fn cuda_trace_declarations() -> String {
     )
 }
 
-/// Why a kernel gave up; the values of [`FaultRecord::kind`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum FaultKind {
-    /// A wait outlived `wait_limit_ns`.
-    WaitTimeout = 1,
-    /// A peer did not enter the launch within `entry_limit_ns`.
-    EntryTimeout = 2,
-    /// A peer entered with another plan or other per-launch values.
-    PlanMismatch = 3,
-    /// A peer set the abort flag.
-    PeerAborted = 4,
-    /// The instance was launched while it was still running.
-    ConcurrentUse = 5,
-    /// The proxy took no command within `wait_limit_ns`, and the fifo is full.
-    FifoFull = 6,
-    /// A group has fewer than no rows: `tile` says which, `seen` how many.
-    NegativeRows = 7,
-    /// Rows take more blocks than a table has: `seen` or more, of `expected`.
-    Capacity = 8,
-    /// A token names no expert of the layer, and not -1. `tile`: the token, counted over all ranks; `waited_ns`: the
-    /// id, an i64; `seen`: its low word; `expected`: the number of experts.
-    ExpertOutside = 9,
-    /// A token names an expert twice: `tile` says which token of the world, `seen` the expert.
-    ExpertTwice = 10,
-    /// Documents of packed sequences begin where they cannot: entry `tile` is `seen`, and may be `expected` to
-    /// `waited_ns`.
-    Documents = 11,
-}
-
-impl FaultKind {
-    /// Reads the value that a kernel wrote.
-    pub fn from_u32(kind: u32) -> Option<FaultKind> {
-        [
-            FaultKind::WaitTimeout,
-            FaultKind::EntryTimeout,
-            FaultKind::PlanMismatch,
-            FaultKind::PeerAborted,
-            FaultKind::ConcurrentUse,
-            FaultKind::FifoFull,
-            FaultKind::NegativeRows,
-            FaultKind::Capacity,
-            FaultKind::ExpertOutside,
-            FaultKind::ExpertTwice,
-            FaultKind::Documents,
-        ]
-        .into_iter()
-        .find(|k| *k as u32 == kind)
+codes! {
+    /// Why a kernel gave up; the values of [`FaultRecord::kind`].
+    FaultKind, "Reads the value that a kernel wrote." {
+        /// A wait outlived `wait_limit_ns`.
+        WaitTimeout = 1,
+        /// A peer did not enter the launch within `entry_limit_ns`.
+        EntryTimeout = 2,
+        /// A peer entered with another plan or other per-launch values.
+        PlanMismatch = 3,
+        /// A peer set the abort flag.
+        PeerAborted = 4,
+        /// The instance was launched while it was still running.
+        ConcurrentUse = 5,
+        /// The proxy took no command within `wait_limit_ns`, and the fifo is full.
+        FifoFull = 6,
+        /// A group has fewer than no rows: `tile` says which, `seen` how many.
+        NegativeRows = 7,
+        /// Rows take more blocks than a table has: `seen` or more, of `expected`.
+        Capacity = 8,
+        /// A token names no expert of the layer, and not -1. `tile`: the token, counted over all ranks; `waited_ns`: the
+        /// id, an i64; `seen`: its low word; `expected`: the number of experts.
+        ExpertOutside = 9,
+        /// A token names an expert twice: `tile` says which token of the world, `seen` the expert.
+        ExpertTwice = 10,
+        /// Documents of packed sequences begin where they cannot: entry `tile` is `seen`, and may be `expected` to
+        /// `waited_ns`.
+        Documents = 11,
     }
 }
 

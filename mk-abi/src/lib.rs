@@ -8,6 +8,7 @@
 //! offsets.
 
 pub mod device;
+mod errors;
 mod host;
 mod kernel;
 mod net;

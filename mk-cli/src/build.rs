@@ -1,7 +1,7 @@
 //! `mk build`.
 
 use crate::{
-    failure::Failure,
+    failure::Result,
     options::PipelineArgs,
     output::{self, all_writable, detail, write_file},
     pipeline::load,
@@ -51,7 +51,7 @@ const OPCODES: &[(&str, &str)] = &[
 ];
 
 /// Compiles and reports.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<()> {
     all_writable([&args.output])?;
     let options = Options { trace: args.trace };
     let kernel = load(&args.pipeline)?.kernel(options)?;
@@ -67,11 +67,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 
 /// The CUBIN of a kernel. Where its settings are nobody's, it may spill registers: a default must build. Given settings
 /// that spill are refused, and so are plans.
-pub fn compile(
-    kernel: &KernelSource,
-    args: &PipelineArgs,
-    use_cache: bool,
-) -> Result<Compiled, Failure> {
+pub fn compile(kernel: &KernelSource, args: &PipelineArgs, use_cache: bool) -> Result<Compiled> {
     let options = JitOptions { use_cache, ..JitOptions::default() };
     let jit = |options| {
         let _progress = Progress::new("compiling");
@@ -96,7 +92,7 @@ fn say_all(
     kernel: &KernelSource,
     compiled: &Compiled,
     sass: &Result<SassCounts, Error>,
-) -> Result<(), Failure> {
+) -> Result<()> {
     detail!(
         "kernel         {} ({}), {}",
         kernel.name,

@@ -1,7 +1,7 @@
 //! `mk check`.
 
 use crate::{
-    failure::{Failure, Kind},
+    failure::{Failure, Kind, Result},
     options::PipelineArgs,
     output::{self, detail, write_file},
     pipeline::{Loaded, each, open},
@@ -30,7 +30,7 @@ pub struct Args {
 
 /// Prints what was proved. A counterexample is a failure, and so is a plan that no kernel carries out: what is accepted
 /// is emitted.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<()> {
     let each = each(&args.pipeline)?;
     if each.len() > 1 && args.json {
         let what = format!("the text has {} pipelines, and `--json` prints one object", each.len());
@@ -39,7 +39,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     each.iter().try_for_each(|pipeline| one(args, pipeline))
 }
 
-fn one(args: &Args, pipeline: &PipelineArgs) -> Result<(), Failure> {
+fn one(args: &Args, pipeline: &PipelineArgs) -> Result<()> {
     let opened = open(pipeline, "--against", args.against.as_deref())?;
     let loaded = opened.lower(pipeline, None)?;
     let checked = match loaded.check(Options::default()) {
@@ -114,7 +114,7 @@ fn report(loaded: &Loaded, shown: &Shown) -> Value {
     })
 }
 
-fn draw(loaded: &Loaded, path: &Path) -> Result<(), Failure> {
+fn draw(loaded: &Loaded, path: &Path) -> Result<()> {
     let Err(failure) = valid::verify(&loaded.plan) else { return Ok(()) };
     let picture = valid::timeline(&failure.plan_at(&loaded.plan), &failure);
     write_file(path, picture.as_bytes())

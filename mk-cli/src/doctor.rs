@@ -1,7 +1,7 @@
 //! `mk doctor`.
 
 use crate::{
-    failure::Failure,
+    failure::Result,
     output::{self, say},
 };
 use mk::runtime::{
@@ -20,7 +20,7 @@ pub struct Args {
 }
 
 /// A machine that lacks something is no failure: saying so is the command's purpose.
-pub fn run() -> Result<(), Failure> {
+pub fn run() -> Result<()> {
     let doctor = Doctor::examine(&JitOptions::default());
     output::report(|| json(&doctor))?;
     say!("{}", doctor.to_string().trim_end())?;

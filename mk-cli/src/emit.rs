@@ -1,7 +1,7 @@
 //! `mk emit`.
 
 use crate::{
-    failure::Failure,
+    failure::Result,
     options::PipelineArgs,
     output::{all_writable, print, say, write_file},
     pipeline::load,
@@ -23,7 +23,7 @@ pub struct Args {
 }
 
 /// What is emitted is what was verified.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<()> {
     all_writable([&args.output])?;
     let options = Options { trace: args.trace };
     let kernel = load(&args.pipeline)?.kernel(options)?;

@@ -1,7 +1,7 @@
 //! `mk explain`.
 
 use crate::{
-    failure::Failure,
+    failure::Result,
     options::PipelineArgs,
     output::{self, all_writable, print, say, write_file},
     pipeline::{self, Pipeline},
@@ -45,7 +45,7 @@ pub struct Args {
 }
 
 /// Says what is predicted, and why.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<()> {
     all_writable([&args.svg, &args.html])?;
     let model = model(args.model.as_deref())?;
     let Pipeline { program, bound } = &pipeline::bind(&args.pipeline)?;
@@ -77,11 +77,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// The predicted timeline.
-fn predicted(
-    program: &Program,
-    bound: &Bound,
-    explained: &Explanation,
-) -> Result<Option<Trace>, Failure> {
+fn predicted(program: &Program, bound: &Bound, explained: &Explanation) -> Result<Option<Trace>> {
     let planned = build::plan_with(program, bound, &explained.config, Options { trace: true })?;
     Ok(tune::timeline(&planned.plan, &planned.source, &explained.prediction))
 }

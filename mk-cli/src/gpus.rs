@@ -1,7 +1,7 @@
 //! `--gpus`: the GPU of each rank, and what of it a rank's kernel may take.
 
 use crate::{
-    failure::{Failure, Kind},
+    failure::{Failure, Kind, Result},
     options::PipelineArgs,
 };
 use mk::{
@@ -40,7 +40,7 @@ impl GpuList {
     }
 
     /// These options, with a rank for each GPU of the list. A plan has its own number.
-    pub fn ranked(&self, args: &PipelineArgs) -> Result<PipelineArgs, Failure> {
+    pub fn ranked(&self, args: &PipelineArgs) -> Result<PipelineArgs> {
         let n = self.gpus.len();
         if n == 0 || args.is_plan() {
             return Ok(args.clone());
@@ -70,12 +70,12 @@ impl GpuList {
     }
 
     /// A world on the GPUs of the list, or on the first ones. `without` says what can be done without any.
-    pub fn world(&self, ranks: u32, without: &str) -> Result<World, Failure> {
+    pub fn world(&self, ranks: u32, without: &str) -> Result<World> {
         self.nodes(ranks, 1, without)
     }
 
     /// As [`GpuList::world`], as if the ranks were on several nodes.
-    pub fn nodes(&self, ranks: u32, nodes: u32, without: &str) -> Result<World, Failure> {
+    pub fn nodes(&self, ranks: u32, nodes: u32, without: &str) -> Result<World> {
         self.find(ranks, nodes).map_err(|e| e.failure(&share_one(ranks), without))
     }
 
@@ -126,7 +126,7 @@ impl Unusable {
 }
 
 /// A world of that many GPUs of this machine, of its own each. `without` says what can be done without any.
-pub fn gpus(ranks: u32, without: &str) -> Result<World, Failure> {
+pub fn gpus(ranks: u32, without: &str) -> Result<World> {
     let found = GpuList::default().find(ranks, 1);
     found.map_err(|e| e.failure("give `--ranks` a number of GPUs", without))
 }
@@ -141,7 +141,7 @@ pub fn loopback(
     kernel: &KernelSource,
     shape: Shape,
     binds: u64,
-) -> Result<Option<Net>, Failure> {
+) -> Result<Option<Net>> {
     let Some(layout) = &kernel.net else { return Ok(None) };
     let ordering = match layout.in_order {
         true => Ordering::InOrder,
@@ -183,7 +183,7 @@ pub fn describe(world: &World) -> String {
 }
 
 /// Leaves SMs to the other ranks of a GPU.
-pub fn fit(config: &mut Config, world: &World, args: &PipelineArgs) -> Result<(), Failure> {
+pub fn fit(config: &mut Config, world: &World, args: &PipelineArgs) -> Result<()> {
     if args.tuned && world.shares_gpus() {
         let what = "`--tuned` takes settings for ranks with GPUs of their own, and `--gpus` has several ranks on one";
         return Err(Failure::with_help(
@@ -200,7 +200,7 @@ pub fn fit(config: &mut Config, world: &World, args: &PipelineArgs) -> Result<()
 }
 
 /// Refuses CTAs, one per SM, that a rank has no SMs for.
-fn check_split([compute, intra_comm]: [Option<u32>; 2], budget: u32) -> Result<(), Failure> {
+fn check_split([compute, intra_comm]: [Option<u32>; 2], budget: u32) -> Result<()> {
     let given = [("compute_sms", compute), ("intra_comm_sms", intra_comm)];
     let given: Vec<_> = given.into_iter().filter_map(|(name, n)| Some((name, n?))).collect();
     let asked: u64 = given.iter().map(|(_, n)| u64::from(*n)).sum();

@@ -1,7 +1,7 @@
 //! `mk grad`.
 
 use crate::{
-    failure::{Failure, Kind},
+    failure::{Failure, Kind, Result},
     options::PipelineArgs,
     output::print,
     pipeline::{bind, parse},
@@ -42,7 +42,7 @@ enum Save {
 }
 
 /// Prints the texts of forward and backward, with what the backward's parameters and results are.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<()> {
     let (program, _) = parse(&args.pipeline)?;
     let program = &program;
     let again = |yes| if yes { Keep::Again } else { Keep::Saved };
@@ -92,7 +92,7 @@ fn text(
     sizes: &BTreeMap<String, u64>,
     shown: &mut BTreeMap<String, u64>,
     args: &Args,
-) -> Result<String, Failure> {
+) -> Result<String> {
     if !args.kernels {
         return Ok(Excerpt::whole(program).text());
     }

@@ -1,6 +1,6 @@
 //! `mk completions` and `mk man`: scripts and pages that are made from the options themselves.
 
-use crate::{failure::Failure, output};
+use crate::{failure::Result, output};
 use std::path::PathBuf;
 
 /// Options of `mk completions`.
@@ -18,15 +18,15 @@ pub struct Man {
 }
 
 /// Prints a script.
-pub fn completions(args: &Completions, mut command: clap::Command) -> Result<(), Failure> {
+pub fn completions(args: &Completions, mut command: clap::Command) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "mk", &mut script);
     print(&script)
 }
 
 /// Prints the page of the command, or writes those of its commands, too.
-pub fn man(args: &Man, mut command: clap::Command) -> Result<(), Failure> {
-    let page = |command: &clap::Command| -> Result<Vec<u8>, Failure> {
+pub fn man(args: &Man, mut command: clap::Command) -> Result<()> {
+    let page = |command: &clap::Command| -> Result<Vec<u8>> {
         let mut page = Vec::new();
         clap_mangen::Man::new(command.clone()).render(&mut page)?;
         Ok(page)
@@ -46,6 +46,6 @@ pub fn man(args: &Man, mut command: clap::Command) -> Result<(), Failure> {
     Ok(())
 }
 
-fn print(text: &[u8]) -> Result<(), Failure> {
+fn print(text: &[u8]) -> Result<()> {
     output::print(format_args!("{}", String::from_utf8_lossy(text)))
 }

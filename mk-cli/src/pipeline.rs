@@ -1,7 +1,7 @@
 //! From the command line to a plan: reads, checks, binds, lowers, verifies.
 
 use crate::{
-    failure::{Failure, Kind},
+    failure::{Failure, Kind, Result},
     gpus,
     options::{PipelineArgs, has_extension, once},
     progress::Progress,
@@ -51,12 +51,7 @@ pub struct Pipeline {
 
 impl Pipeline {
     /// With the sizes that it has on so many ranks of a mesh.
-    fn on(
-        mut self,
-        ranks: u32,
-        mesh: &[(String, u32)],
-        args: &PipelineArgs,
-    ) -> Result<Pipeline, Failure> {
+    fn on(mut self, ranks: u32, mesh: &[(String, u32)], args: &PipelineArgs) -> Result<Pipeline> {
         let ranks = self.program.ranks_of_experts(ranks, mesh);
         let bound = self.bound.on(&self.program, ranks);
         self.bound = bound.map_err(|mistakes| Failure::in_numbers(&mistakes, hint(args)))?;
@@ -70,7 +65,7 @@ impl Pipeline {
     }
 
     /// The places along its axes of a plan's mesh.
-    pub fn places(&self, plan: &Plan) -> Result<Places, Failure> {
+    pub fn places(&self, plan: &Plan) -> Result<Places> {
         let [places, _] = plan.mesh.places(self.program.mesh_axes()).map_err(|name| {
             let what = format!("the plan's mesh has no axis `{name}`, which the pipeline is over");
             let help = "name another pipeline, or another axis in it";
@@ -90,7 +85,7 @@ pub enum Opened {
 
 /// Reads the PIPELINE argument; of a plan, also the pipeline that the option `flag` says it computes. Options for sizes
 /// are then the pipeline's.
-pub fn open(args: &PipelineArgs, flag: &str, reference: Option<&str>) -> Result<Opened, Failure> {
+pub fn open(args: &PipelineArgs, flag: &str, reference: Option<&str>) -> Result<Opened> {
     let begin = Instant::now();
     match (args.is_plan(), reference) {
         (true, None) => Ok(Opened::Plan(Box::new(read_plan(args)?), begin.elapsed(), None)),
@@ -152,7 +147,7 @@ impl Opened {
     }
 
     /// Lowers it with the settings of the options, for the GPUs of a world where there is one.
-    pub fn lower(self, args: &PipelineArgs, world: Option<&World>) -> Result<Loaded, Failure> {
+    pub fn lower(self, args: &PipelineArgs, world: Option<&World>) -> Result<Loaded> {
         let pipeline = match self {
             Opened::Pipeline(pipeline) => pipeline,
             Opened::Plan(plan, time, reference) => {
@@ -182,7 +177,7 @@ impl Opened {
 }
 
 /// Makes or reads the plan.
-pub fn load(args: &PipelineArgs) -> Result<Loaded, Failure> {
+pub fn load(args: &PipelineArgs) -> Result<Loaded> {
     open(args, "", None)?.lower(args, None)
 }
 
@@ -199,7 +194,7 @@ impl Loaded {
     }
 
     /// Whether the plan is right, computes what it shall, and has a kernel.
-    pub fn check(&self, options: Options) -> Result<Checked, Failure> {
+    pub fn check(&self, options: Options) -> Result<Checked> {
         let checked = check::check_with(&self.claim(), options, |stage| {
             Progress::new(match stage {
                 Stage::Verify => "verifying",
@@ -214,13 +209,13 @@ impl Loaded {
     }
 
     /// The kernel of a plan that is right, and has one.
-    pub fn kernel(&self, options: Options) -> Result<KernelSource, Failure> {
+    pub fn kernel(&self, options: Options) -> Result<KernelSource> {
         self.check(options)?.into_kernel().map_err(|error| self.refused(error))
     }
 
     /// Proves the plan right, for a run that is judged by results: whether it computes what it shall, and has a kernel,
     /// is not asked.
-    pub fn verify(&self) -> Result<(), Failure> {
+    pub fn verify(&self) -> Result<()> {
         let _progress = Progress::new("verifying");
         self.claim().verify().map(drop).map_err(|failure| self.refused(failure.into()))
     }
@@ -261,7 +256,7 @@ impl Loaded {
     }
 }
 
-fn read_plan(args: &PipelineArgs) -> Result<Plan, Failure> {
+fn read_plan(args: &PipelineArgs) -> Result<Plan> {
     let path = &args.pipeline;
     if let Some(flag) = args.given().first() {
         return Err(Failure::with_help(
@@ -299,7 +294,7 @@ fn looks_like_a_file(text: &str) -> bool {
 }
 
 /// Reads and checks the pipeline, and gives its symbols numbers.
-pub fn bind(args: &PipelineArgs) -> Result<Pipeline, Failure> {
+pub fn bind(args: &PipelineArgs) -> Result<Pipeline> {
     let (program, text) = parse(args)?;
     let shapes = once("shape", &args.shapes).map_err(usage)?;
     let mut dims = file::defaults(&text).map_err(|mistakes| mistaken(args, &mistakes, ""))?;
@@ -344,7 +339,7 @@ fn mistaken(args: &PipelineArgs, mistakes: &mk::Diagnostics, more: &str) -> Fail
 }
 
 /// The options for each pipeline of a file, or of stdin, that has several; for anything else the options as they are.
-pub fn each(args: &PipelineArgs) -> Result<Vec<PipelineArgs>, Failure> {
+pub fn each(args: &PipelineArgs) -> Result<Vec<PipelineArgs>> {
     let is_text = args.pipeline == STDIN || has_extension(&args.pipeline, "mk");
     if args.is_plan() || !is_text {
         return Ok(vec![args.clone()]);
@@ -357,7 +352,7 @@ pub fn each(args: &PipelineArgs) -> Result<Vec<PipelineArgs>, Failure> {
 }
 
 /// Reads the PIPELINE argument, which is no plan: the pipeline, without sizes, and its text.
-pub fn parse(args: &PipelineArgs) -> Result<(Program, String), Failure> {
+pub fn parse(args: &PipelineArgs) -> Result<(Program, String)> {
     if args.is_plan() {
         return Err(Failure::with_help(
             Kind::CommandLine,
@@ -372,7 +367,7 @@ pub fn parse(args: &PipelineArgs) -> Result<(Program, String), Failure> {
 }
 
 /// Its text.
-fn parse_text(args: &PipelineArgs) -> Result<String, Failure> {
+fn parse_text(args: &PipelineArgs) -> Result<String> {
     let is_stdin = args.pipeline == STDIN;
     let is_file = is_stdin || has_extension(&args.pipeline, "mk");
     let text = match is_file {
@@ -400,7 +395,7 @@ pub fn gpu() -> Gpu {
 }
 
 /// Refuses nodes, and axes, where settings are searched.
-pub fn unsearched_nodes(args: &PipelineArgs) -> Result<(), Failure> {
+pub fn unsearched_nodes(args: &PipelineArgs) -> Result<()> {
     no_mesh(args)?;
     if !args.over_nodes() {
         return Ok(());
@@ -412,7 +407,7 @@ pub fn unsearched_nodes(args: &PipelineArgs) -> Result<(), Failure> {
 }
 
 /// Refuses axes where settings are searched.
-pub fn no_mesh(args: &PipelineArgs) -> Result<(), Failure> {
+pub fn no_mesh(args: &PipelineArgs) -> Result<()> {
     if args.mesh.is_none() {
         return Ok(());
     }
@@ -422,7 +417,7 @@ pub fn no_mesh(args: &PipelineArgs) -> Result<(), Failure> {
 }
 
 /// Whether the settings are left to mk.
-pub fn searched(args: &PipelineArgs) -> Result<bool, Failure> {
+pub fn searched(args: &PipelineArgs) -> Result<bool> {
     unsearched_nodes(args)?;
     match args.settings().next() {
         Some((setting, value)) if args.tuned => Err(Failure::with_help(
@@ -438,7 +433,7 @@ pub fn searched(args: &PipelineArgs) -> Result<bool, Failure> {
 }
 
 /// The settings of the options, or those that `--tuned` finds.
-pub fn chosen(args: &PipelineArgs, pipeline: &Pipeline) -> Result<Config, Failure> {
+pub fn chosen(args: &PipelineArgs, pipeline: &Pipeline) -> Result<Config> {
     let given = config(args)?;
     if !args.tuned {
         return Ok(given);
@@ -460,6 +455,6 @@ fn usage(what: String) -> Failure {
 }
 
 /// The world and the settings that the options say.
-pub fn config(args: &PipelineArgs) -> Result<Config, Failure> {
+pub fn config(args: &PipelineArgs) -> Result<Config> {
     args.config().map_err(usage)
 }

@@ -1,7 +1,7 @@
 //! `mk plan`.
 
 use crate::{
-    failure::{Failure, Kind},
+    failure::{Failure, Kind, Result},
     options::PipelineArgs,
     output::{all_writable, say, write_file},
     pipeline::load,
@@ -39,7 +39,7 @@ enum Format {
 }
 
 /// Prints the plan as the passes leave it. It is not verified here, so that a wrong plan can be looked at.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<()> {
     all_writable([&args.output])?;
     let plan = load(&args.pipeline)?.plan;
     if let Some(room) = room(&plan) {

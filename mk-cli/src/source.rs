@@ -1,6 +1,6 @@
 //! The PIPELINE argument: text, a file, or `-` for stdin.
 
-use crate::failure::{Failure, Kind};
+use crate::failure::{Failure, Kind, Result};
 use std::io::Read;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -46,7 +46,7 @@ fn begins_as(text: &str) -> Form {
 }
 
 /// The text of stdin, which is read once.
-pub fn stdin() -> Result<&'static str, Failure> {
+pub fn stdin() -> Result<&'static str> {
     static TEXT: OnceLock<Result<String, String>> = OnceLock::new();
     let text = TEXT.get_or_init(|| limited(std::io::stdin().lock()));
     let failed = |what: &String| Failure::new(Kind::File, format!("cannot read stdin: {what}"));
@@ -54,7 +54,7 @@ pub fn stdin() -> Result<&'static str, Failure> {
 }
 
 /// Reads a text file, up to a limit: a device may have no end.
-pub fn read(path: &Path) -> Result<String, Failure> {
+pub fn read(path: &Path) -> Result<String> {
     let failed =
         |what: String| Failure::new(Kind::File, format!("cannot read {}: {what}", path.display()));
     let file = std::fs::File::open(path).map_err(|e| failed(e.to_string()))?;

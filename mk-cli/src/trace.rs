@@ -2,7 +2,7 @@
 
 use crate::{
     build::compile,
-    failure::{Failure, Kind},
+    failure::{Failure, Kind, Result},
     gpus::{GpuList, describe, loopback},
     options::PipelineArgs,
     output::{all_writable, detail, print, say, write_file},
@@ -74,7 +74,7 @@ enum Device {
 const JUDGED: u64 = 2;
 
 /// Runs, judges, times, and shows the last launch that was timed.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<()> {
     all_writable([&args.output, &args.svg, &args.html])?;
     let options = args.gpus.ranked(&args.pipeline)?;
     no_mesh(&options)?;
@@ -143,7 +143,7 @@ fn bind<'a>(
     case: Case<'a>,
     kernel: &'a KernelSource,
     net: &Option<Net>,
-) -> Result<Session<'a>, Failure> {
+) -> Result<Session<'a>> {
     let compiled = compile(kernel, &args.pipeline, true)?;
     let limit = Duration::from_millis(args.wait_limit_ms);
     let options = InstanceOptions {
@@ -155,7 +155,7 @@ fn bind<'a>(
     Ok(Session::bind(world, case, kernel, &compiled, &options, args.seed)?)
 }
 
-fn time(what: &str, timing: &Timing) -> Result<(), Failure> {
+fn time(what: &str, timing: &Timing) -> Result<()> {
     let (median, least) = (1e3 * timing.median_ms, 1e3 * timing.least_ms);
     let n = count(timing.launches, "launch");
     detail!("time      tracing {what}: {median:.1} us median, {least:.1} us least of {n}")
@@ -169,7 +169,7 @@ fn cost(
     loaded: &Loaded,
     (traced, net): (&mut Session<'_>, &Option<Net>),
     rounds: u32,
-) -> Result<(), Failure> {
+) -> Result<()> {
     let kernel = check::kernel(&loaded.plan, Options::default());
     let kernel = kernel.map_err(|error| loaded.refused(error))?;
     let mut plain = bind(args, world, case, &kernel, net)?;

@@ -1,8 +1,8 @@
 //! From a pipeline with sizes to a loadable kernel: plan, proof, CUDA, CUBIN. Needs no GPU.
 
 use crate::{
+    FunctionError, Result,
     choice::{Choice, Fusion, Part, Verdict, parts},
-    error::FunctionError,
     kept::{Digests, Proofs, Proved},
     parallel::in_parallel,
     progress::doing,
@@ -63,7 +63,7 @@ pub fn lower(
     bound: &Bound,
     config: &Config,
     emission: emit::Options,
-) -> Result<Lowered, FunctionError> {
+) -> Result<Lowered> {
     let begin = Instant::now();
     let plan = passes::lower(program, bound, config)?;
     let source = check::kernel(&plan, emission)?;
@@ -74,7 +74,7 @@ pub fn lower(
 ///
 /// # Errors
 /// As [`lower`]; [`FunctionError::Lower`] for what is too large to prove.
-pub fn plan(program: &Program, bound: &Bound, config: &Config) -> Result<Planned, FunctionError> {
+pub fn plan(program: &Program, bound: &Bound, config: &Config) -> Result<Planned> {
     plan_with(program, bound, config, emit::Options::default())
 }
 
@@ -87,7 +87,7 @@ pub fn plan_with(
     bound: &Bound,
     config: &Config,
     emission: emit::Options,
-) -> Result<Planned, FunctionError> {
+) -> Result<Planned> {
     let lowered = lower(program, bound, config, emission)?;
     let (plan, source) = (&lowered.plan, &lowered.source);
     let proved = Proofs::none().prove(program, bound, config, emission, plan, source)?;
@@ -112,7 +112,7 @@ impl Planned {
     ///
     /// # Errors
     /// [`FunctionError::Runtime`]: see [`jit::compile`].
-    pub fn compile(&self, options: &JitOptions) -> Result<Compiled, FunctionError> {
+    pub fn compile(&self, options: &JitOptions) -> Result<Compiled> {
         Ok(jit::compile(&self.source, options)?)
     }
 }
@@ -165,7 +165,7 @@ pub struct Making<'a> {
 }
 
 /// Proofs, where this process makes them, and what the compiler made meanwhile.
-type ProvedAndCompiled = (Option<Vec<Proved>>, Result<Vec<Compiled>, FunctionError>);
+type ProvedAndCompiled = (Option<Vec<Proved>>, Result<Vec<Compiled>>);
 
 /// What a process has before ranks have agreed: kernels, and their proofs where it is the one that proves.
 pub(crate) struct Draft {
@@ -184,7 +184,7 @@ impl Composition {
         bound: &Bound,
         choice: &Choice,
         emission: emit::Options,
-    ) -> Result<Composition, FunctionError> {
+    ) -> Result<Composition> {
         Composition::with(Making { program, bound, emission }, choice, &Proofs::none())
     }
 
@@ -192,11 +192,7 @@ impl Composition {
     ///
     /// # Errors
     /// As [`Composition::new`].
-    pub fn with(
-        making: Making<'_>,
-        choice: &Choice,
-        proofs: &Proofs,
-    ) -> Result<Composition, FunctionError> {
+    pub fn with(making: Making<'_>, choice: &Choice, proofs: &Proofs) -> Result<Composition> {
         let made = Composition::lower(making, choice)?;
         let proved = made.prove(making, proofs)?;
         Ok(made.proved(proved))
@@ -215,7 +211,7 @@ impl Composition {
         options: &JitOptions,
         instead: Option<&Config>,
         proofs: &Proofs,
-    ) -> Result<(Composition, Vec<Compiled>), FunctionError> {
+    ) -> Result<(Composition, Vec<Compiled>)> {
         Draft::new(making, choice, options, instead, Some(proofs))?.finish()
     }
 
@@ -223,14 +219,14 @@ impl Composition {
     ///
     /// # Errors
     /// As [`Planned::compile`].
-    pub fn compile(&self, options: &JitOptions) -> Result<Vec<Compiled>, FunctionError> {
+    pub fn compile(&self, options: &JitOptions) -> Result<Vec<Compiled>> {
         in_parallel(&self.kernels, |k| k.compile(options)).into_iter().collect()
     }
 }
 
 impl Composition<Lowered> {
     /// Lowers and emits what was chosen.
-    fn lower(making: Making<'_>, choice: &Choice) -> Result<Self, FunctionError> {
+    fn lower(making: Making<'_>, choice: &Choice) -> Result<Self> {
         let Making { program, bound, emission } = making;
         let verdict = choice.verdict;
         let parts = match verdict.made {
@@ -260,7 +256,7 @@ impl Composition<Lowered> {
     }
 
     /// The proof of each kernel's plan.
-    fn prove(&self, making: Making<'_>, proofs: &Proofs) -> Result<Vec<Proved>, FunctionError> {
+    fn prove(&self, making: Making<'_>, proofs: &Proofs) -> Result<Vec<Proved>> {
         let list: Vec<_> = self.pieces(making).into_iter().zip(&self.kernels).collect();
         let one = |((program, bound, config), k): &((&Program, &Bound, &Config), &Lowered)| {
             proofs.prove(program, bound, config, making.emission, &k.plan, &k.source)
@@ -274,7 +270,7 @@ impl Composition<Lowered> {
         Composition { verdict, parts, kernels, configs, gave_way }
     }
 
-    fn compile(&self, options: &JitOptions) -> Result<Vec<Compiled>, FunctionError> {
+    fn compile(&self, options: &JitOptions) -> Result<Vec<Compiled>> {
         let all = in_parallel(&self.kernels, |k| {
             let _doing = doing(format!("compiling `{}`", k.source.name));
             jit::compile(&k.source, options)
@@ -288,7 +284,7 @@ impl Composition<Lowered> {
         making: Making<'_>,
         options: &JitOptions,
         proofs: Option<&Proofs>,
-    ) -> Result<ProvedAndCompiled, FunctionError> {
+    ) -> Result<ProvedAndCompiled> {
         let compile = || self.compile(options);
         let (proved, compiled) = thread::scope(|threads| {
             let beside = thread::Builder::new().spawn_scoped(threads, compile);
@@ -309,7 +305,7 @@ impl Draft {
         options: &JitOptions,
         instead: Option<&Config>,
         proofs: Option<&Proofs>,
-    ) -> Result<Draft, FunctionError> {
+    ) -> Result<Draft> {
         let made = Composition::lower(making, choice)?;
         let (mut proved, compiled) = made.compile_and_prove(making, options, proofs)?;
         let (mut made, mut refused) = match compiled {
@@ -355,7 +351,7 @@ impl Draft {
     ///
     /// # Errors
     /// [`FunctionError::Mismatch`] for what is no proof; [`Error::Disagree`], of this `rank`.
-    pub(crate) fn hear(&mut self, said: &str, rank: u32) -> Result<(), FunctionError> {
+    pub(crate) fn hear(&mut self, said: &str, rank: u32) -> Result<()> {
         let lines: Vec<&str> = said.split_inclusive('\n').collect();
         let all = lines.chunks(Proved::LINES).map(|lines| Proved::read(&lines.concat()));
         let all: Option<Vec<Proved>> = all.collect();
@@ -375,7 +371,7 @@ impl Draft {
     ///
     /// # Errors
     /// [`FunctionError::Mismatch`] where there are none: an error of this crate.
-    pub(crate) fn finish(self) -> Result<(Composition, Vec<Compiled>), FunctionError> {
+    pub(crate) fn finish(self) -> Result<(Composition, Vec<Compiled>)> {
         let Draft { made, proved, compiled } = self;
         let proved =
             proved.ok_or_else(|| FunctionError::mismatch("nobody has proved the plans"))?;

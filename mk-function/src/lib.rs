@@ -25,6 +25,7 @@ mod simulate;
 
 pub use arguments::AsTensor;
 pub use balance::{Balance, balance};
+use error::Result;
 pub use error::{ArgumentError, FunctionError};
 pub use function::{Argument, Call, Function, FunctionOptions, Kernel};
 pub use layout::Layout;

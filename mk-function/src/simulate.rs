@@ -3,7 +3,7 @@
 
 use crate::{
     build::Composition,
-    error::{ArgumentError, FunctionError},
+    error::{ArgumentError, FunctionError, Result},
     function::Signature,
 };
 use mk_codegen::{
@@ -26,7 +26,7 @@ pub fn simulate(
     made: &Composition,
     inputs: &[Vec<Vec<f32>>],
     options: &Options,
-) -> Result<Vec<Vec<Vec<f32>>>, FunctionError> {
+) -> Result<Vec<Vec<Vec<f32>>>> {
     let program = signature.program();
     let mut held = given(signature, bound, inputs)?;
     let options = Options { launches: 1, ..options.clone() };
@@ -71,11 +71,7 @@ pub fn simulate(
 type Held = BTreeMap<(usize, ValueId), Vec<f32>>;
 
 /// The parameters of all ranks, once they are as large as they should be.
-fn given(
-    signature: &Signature,
-    bound: &Bound,
-    inputs: &[Vec<Vec<f32>>],
-) -> Result<Held, FunctionError> {
+fn given(signature: &Signature, bound: &Bound, inputs: &[Vec<Vec<f32>>]) -> Result<Held> {
     let ranks = signature.ranks();
     if inputs.len() != ranks as usize {
         return Err(ArgumentError::Count {
@@ -111,10 +107,7 @@ fn given(
 }
 
 /// Which value each input of a plan is.
-fn reads(
-    plan: &Plan,
-    values: &BTreeMap<&str, ValueId>,
-) -> Result<BTreeMap<BufId, ValueId>, FunctionError> {
+fn reads(plan: &Plan, values: &BTreeMap<&str, ValueId>) -> Result<BTreeMap<BufId, ValueId>> {
     let inputs = plan.buffers.iter().filter(|(_, b)| b.space == Space::In);
     let find = |(id, b): (BufId, &mk_codegen::plan::Buffer)| {
         let what = || format!("the pipeline has no tensor `{}`", b.name);

@@ -1,8 +1,8 @@
 //! Plans on the CPU executor.
 
 use super::{
-    Case, Dense, Expected, HarnessError, Held, Inputs, Judgement, Routing, check_work, grid::Grid,
-    judge, math::round,
+    Case, Dense, Expected, HarnessError, Held, Inputs, Judgement, Result, Routing, check_work,
+    grid::Grid, judge, math::round,
 };
 use mk_abi::DType;
 use mk_codegen::{
@@ -69,11 +69,7 @@ pub struct CpuRun {
 /// # Errors
 /// [`HarnessError::TooLarge`] before anything runs; [`HarnessError::Mismatch`] for a plan of another pipeline;
 /// [`HarnessError::Sim`].
-pub fn run_on_cpu(
-    case: Case<'_>,
-    plan: &Plan,
-    options: &CpuOptions,
-) -> Result<CpuRun, HarnessError> {
+pub fn run_on_cpu(case: Case<'_>, plan: &Plan, options: &CpuOptions) -> Result<CpuRun> {
     run_by(case, plan, options, |plan, user| Ok(sim::run(plan, user, &options.executor())?))
 }
 
@@ -82,8 +78,8 @@ pub(super) fn run_by(
     case: Case<'_>,
     plan: &Plan,
     options: &CpuOptions,
-    run: impl FnOnce(&Plan, &mut dyn Caller) -> Result<RunReport, HarnessError>,
-) -> Result<CpuRun, HarnessError> {
+    run: impl FnOnce(&Plan, &mut dyn Caller) -> Result<RunReport>,
+) -> Result<CpuRun> {
     check_work(case, options.launches)?;
     let plan = &at(plan, case);
     let mut user = User::new(case, &plan.mesh, options)?;
@@ -106,7 +102,7 @@ pub fn run_made_on_cpu(
     case: Case<'_>,
     made: &Composition,
     options: &CpuOptions,
-) -> Result<(Vec<RunReport>, Vec<Vec<Judgement>>), HarnessError> {
+) -> Result<(Vec<RunReport>, Vec<Vec<Judgement>>)> {
     if let ([], [planned]) = (made.parts.as_slice(), made.kernels.as_slice()) {
         let run = run_on_cpu(case, &planned.plan, options)?;
         return Ok((vec![run.report], run.judged));
@@ -200,7 +196,7 @@ impl Keep {
 }
 
 impl<'a> User<'a> {
-    fn new(case: Case<'a>, mesh: &Mesh, options: &CpuOptions) -> Result<User<'a>, HarnessError> {
+    fn new(case: Case<'a>, mesh: &Mesh, options: &CpuOptions) -> Result<User<'a>> {
         let grid = Grid::new(case, mesh)?;
         let inputs = (0..grid.groups())
             .map(|group| grid.inputs(case, options.seed, group).routed(options.routing));
@@ -225,7 +221,7 @@ impl<'a> User<'a> {
         plan: &Plan,
         values: &BTreeMap<&str, ValueId>,
         results: &[ValueId],
-    ) -> Result<(), HarnessError> {
+    ) -> Result<()> {
         self.tensors.clear();
         for (id, buffer) in plan.buffers.iter().filter(|(_, b)| b.space == Space::In) {
             let value = values.get(buffer.name.as_str()).ok_or_else(|| {
@@ -248,7 +244,7 @@ impl<'a> User<'a> {
         result: ValueId,
         shape: &[usize],
         values: &[f32],
-    ) -> Result<(), HarnessError> {
+    ) -> Result<()> {
         let (group, place) = self.grid.of(rank);
         let (ranks, key) = (self.case.ranks, (launch, group, result));
         if !self.expected.contains_key(&key) {
@@ -330,7 +326,7 @@ impl Caller for User<'_> {
 ///
 /// # Errors
 /// [`HarnessError::Unsupported`] for a plan with run-time tables; [`HarnessError::Sim`].
-pub fn repeat_on_cpu(plan: &Plan, options: &CpuOptions) -> Result<Repeated, HarnessError> {
+pub fn repeat_on_cpu(plan: &Plan, options: &CpuOptions) -> Result<Repeated> {
     if plan.tables.values().any(|t| matches!(t.source, TableSource::Runtime { .. })) {
         return Err(HarnessError::unsupported(
             "a plan with run-time tables, which its caller makes",
@@ -369,7 +365,7 @@ fn record(
     plan: &Plan,
     run: &CpuOptions,
     options: &Options,
-) -> Result<(RunReport, Outputs, Vec<Held>), HarnessError> {
+) -> Result<(RunReport, Outputs, Vec<Held>)> {
     let mut recorder =
         Recorder { seed: run.seed, outputs: Outputs::new(), keep: Keep::new(plan, run) };
     let report = sim::run(plan, &mut recorder, options)?;

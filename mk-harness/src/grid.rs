@@ -1,6 +1,6 @@
 //! The ranks of a mesh, in groups along a pipeline's axes.
 
-use super::{Case, HarnessError, Inputs, local::Sizes};
+use super::{Case, HarnessError, Inputs, Result, local::Sizes};
 use mk_codegen::plan::{Mesh, Places};
 
 /// By what the seeds of two groups along the pipeline's axes differ.
@@ -29,7 +29,7 @@ impl Grid {
     ///
     /// # Errors
     /// [`HarnessError::Mismatch`] if it lacks an axis of the pipeline, or has other ranks along them than the case.
-    pub fn new(case: Case<'_>, mesh: &Mesh) -> Result<Grid, HarnessError> {
+    pub fn new(case: Case<'_>, mesh: &Mesh) -> Result<Grid> {
         let [places, groups] = mesh.places(case.program.mesh_axes()).map_err(|name| {
             HarnessError::mismatch(format!("the plan's mesh has no axis `{name}`"))
         })?;

@@ -1,7 +1,7 @@
 //! Random inputs.
 
 use super::{
-    Case, HarnessError, Layout, documents,
+    Case, Layout, Result, documents,
     local::Sizes,
     math::round,
     routing::{self, Routing},
@@ -120,8 +120,8 @@ impl<'a> Inputs<'a> {
     /// What a rank holds of a tensor.
     ///
     /// # Errors
-    /// [`HarnessError::Unsupported`] for a pipeline over other axes.
-    pub fn layout(&self, tensor: &Tensor, rank: usize) -> Result<Layout, HarnessError> {
+    /// [`HarnessError::Unsupported`](crate::HarnessError::Unsupported) for a pipeline over other axes.
+    pub fn layout(&self, tensor: &Tensor, rank: usize) -> Result<Layout> {
         let shape = self.case.bound.shape(tensor.id).unwrap_or(&[]);
         self.sizes.layout(shape, &tensor.ty.placement, rank)
     }

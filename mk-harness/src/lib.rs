@@ -48,6 +48,7 @@ pub use tolerance::Tolerance;
 pub use value::{Matrix, Value};
 pub use work::{MAX_ELEMENTS, MAX_MACS, check_work, macs};
 
+use error::Result;
 use mk_syntax::{Bound, Program};
 
 /// A pipeline with its sizes, on a number of ranks.

@@ -1,6 +1,6 @@
 //! What ranks hold of a tensor.
 
-use super::HarnessError;
+use super::{HarnessError, Result};
 use mk_function::Layout;
 use mk_syntax::Placement;
 
@@ -8,7 +8,7 @@ use mk_syntax::Placement;
 const MAX_AXES: usize = 4;
 
 /// The placement on the one axis.
-pub(crate) fn placement(placements: &[Placement]) -> Result<Placement, HarnessError> {
+pub(crate) fn placement(placements: &[Placement]) -> Result<Placement> {
     match placements {
         [one] => Ok(*one),
         _ => Err(HarnessError::unsupported("a mesh of several axes")),
@@ -49,12 +49,7 @@ impl Sizes {
     ///
     /// # Errors
     /// [`HarnessError::Unsupported`] for a placement over other axes.
-    pub fn layout(
-        &self,
-        shape: &[u64],
-        placement: &[Placement],
-        place: usize,
-    ) -> Result<Layout, HarnessError> {
+    pub fn layout(&self, shape: &[u64], placement: &[Placement], place: usize) -> Result<Layout> {
         if placement.len() != self.axes {
             return Err(HarnessError::unsupported("a mesh of several axes"));
         }

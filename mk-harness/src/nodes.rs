@@ -1,7 +1,7 @@
 //! Plans over nodes on the CPU executor, with a real network between the nodes: what a kernel's commands, its proxy and
 //! a transport do is done; only the ranks' arithmetic is the executor's. Nodes may be in several processes.
 
-use super::{Case, CpuOptions, CpuRun, HarnessError, cpu::run_by};
+use super::{Case, CpuOptions, CpuRun, HarnessError, Result, cpu::run_by};
 use mk_abi::{
     NetLayout,
     device::{NO_WORD, NetCommand, NetCommandKind},
@@ -87,7 +87,7 @@ pub fn run_over_network(
     options: &CpuOptions,
     net: &NetOptions,
     mut processes: Option<&mut dyn Bootstrap>,
-) -> Result<NetRun, HarnessError> {
+) -> Result<NetRun> {
     let mut joined = None;
     let run = run_by(case, plan, options, |plan, user| {
         let ends = Joined::new(plan, net, &mut processes)?;
@@ -130,7 +130,7 @@ struct Watched<'p, 'b> {
 type Processes<'p, 'b> = &'p mut Option<&'b mut dyn Bootstrap>;
 
 /// Every process's bytes; of one process its own.
-fn gather(processes: Processes<'_, '_>, mine: &[u8]) -> Result<Vec<Vec<u8>>, HarnessError> {
+fn gather(processes: Processes<'_, '_>, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
     match processes {
         Some(all) => Ok(all.all_gather(mine)?),
         None => Ok(vec![mine.to_vec()]),
@@ -138,11 +138,7 @@ fn gather(processes: Processes<'_, '_>, mine: &[u8]) -> Result<Vec<Vec<u8>>, Har
 }
 
 impl Joined {
-    fn new(
-        plan: &Plan,
-        net: &NetOptions,
-        processes: Processes<'_, '_>,
-    ) -> Result<Joined, HarnessError> {
+    fn new(plan: &Plan, net: &NetOptions, processes: Processes<'_, '_>) -> Result<Joined> {
         let tables = TableSet::new(plan, |_, _| Vec::new());
         let places =
             NetPlan::new(plan, &Points::new(plan, &tables)).map_err(sim::SimError::Point)?;
@@ -201,7 +197,7 @@ impl Joined {
     }
 
     /// Ends the instance everywhere before any end is closed.
-    fn leave(self, processes: Processes<'_, '_>) -> Result<Vec<Counts>, HarnessError> {
+    fn leave(self, processes: Processes<'_, '_>) -> Result<Vec<Counts>> {
         for end in &self.ranks {
             if !end.proxy.detach(end.lease.instance, self.patience)? {
                 let what = "writes are under way that do not end".into();

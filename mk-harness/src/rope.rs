@@ -1,12 +1,15 @@
 //! Heads of rows, turned by the angles of their row.
 
-use crate::{error::HarnessError, value::Matrix};
+use crate::{
+    error::{HarnessError, Result},
+    value::Matrix,
+};
 
 /// Each head of `x` turned by `table`, which has as many columns as a head: cosines and then sines.
 ///
 /// # Errors
 /// For rows that are not whole heads, or have no angles.
-pub(crate) fn turned(back: bool, x: &Matrix, table: &Matrix) -> Result<Matrix, HarnessError> {
+pub(crate) fn turned(back: bool, x: &Matrix, table: &Matrix) -> Result<Matrix> {
     let (columns, head) = (x.cols, table.cols);
     let half = head / 2;
     let whole = half > 0 && head % 2 == 0 && columns % head == 0;

@@ -2,7 +2,7 @@
 //! none.
 
 use crate::{
-    Case, Dense, HarnessError, Inputs, Norms, judge::Judgement, judge::judge, work::SAMPLED_WORK,
+    Case, Dense, Inputs, Norms, Result, judge::Judgement, judge::judge, work::SAMPLED_WORK,
 };
 
 /// Rows of each result of which the bounds are computed.
@@ -26,13 +26,13 @@ impl Tolerance {
     /// Of a pipeline with inputs of this seed: from bounds of rows of each result, evaluated on the host.
     ///
     /// # Errors
-    /// [`HarnessError::Unsupported`] for a mesh of several axes.
-    pub fn new(case: Case<'_>, seed: u64) -> Result<Tolerance, HarnessError> {
+    /// [`HarnessError::Unsupported`](crate::HarnessError::Unsupported) for a mesh of several axes.
+    pub fn new(case: Case<'_>, seed: u64) -> Result<Tolerance> {
         Tolerance::of(Inputs::new(case, seed))
     }
 
     /// The same, of these inputs.
-    pub(crate) fn of(inputs: Inputs<'_>) -> Result<Tolerance, HarnessError> {
+    pub(crate) fn of(inputs: Inputs<'_>) -> Result<Tolerance> {
         let case = inputs.case();
         let mut all = Judgement::default();
         for result in case.program.results() {

@@ -1,6 +1,6 @@
 //! How much a run on the CPU takes on: a refusal is better than a run without an end.
 
-use super::{Case, HarnessError, Layout, local::placement};
+use super::{Case, HarnessError, Layout, Result, local::placement};
 use mk_syntax::{Op, Placement, ValueId};
 
 /// Most multiply-adds of a run on the CPU, over all ranks and launches (a product of 2048 x 2048 x 2048): 10 s on two
@@ -70,7 +70,7 @@ pub fn macs(case: Case<'_>) -> u64 {
                 })
             };
             let (Some(a), Some(b)) = (local(a), local(b)) else { continue };
-            // Each element of the right operand meets each row of the left one.
+            // Each element of operand B meets each row of A.
             let rows = a.get(usize::from(a_transposed)).copied().unwrap_or(1);
             let product = b.iter().fold(rows, |n, x| n.saturating_mul(*x));
             sum = sum.saturating_add(product);
@@ -83,7 +83,7 @@ pub fn macs(case: Case<'_>) -> u64 {
 ///
 /// # Errors
 /// [`HarnessError::TooLarge`].
-pub fn check_work(case: Case<'_>, launches: u32) -> Result<(), HarnessError> {
+pub fn check_work(case: Case<'_>, launches: u32) -> Result<()> {
     let wanted = macs(case).saturating_mul(launches.into());
     if wanted > MAX_MACS {
         return Err(HarnessError::TooLarge { what: "multiply-adds", wanted, limit: MAX_MACS });

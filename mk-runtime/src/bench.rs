@@ -1,11 +1,11 @@
 //! Fair timing on several GPUs: caches flushed, all ranks released at one moment, the slowest rank counted.
 
-use crate::Error;
 use crate::driver::{Context, cu};
 use crate::gpu::{Event, Kernel, Module, Stream};
 use crate::jit::{JitOptions, Unit, compile_unit};
 use crate::mem::DeviceBuffer;
 use crate::world::World;
+use crate::{Error, Result};
 use std::sync::Arc;
 
 /// Larger than any L2.
@@ -33,7 +33,7 @@ impl Delay {
     ///
     /// # Errors
     /// [`Error::Cuda`], and what compiling a small kernel may say.
-    pub fn new(world: &World, options: &JitOptions) -> Result<Delay, Error> {
+    pub fn new(world: &World, options: &JitOptions) -> Result<Delay> {
         let unit = Unit { name: "gate", cuda: TEXT, arch: "sm_90a", options: &[] };
         let compiled = compile_unit(unit, options)?;
         let load = |rank| {
@@ -47,7 +47,7 @@ impl Delay {
     ///
     /// # Errors
     /// [`Error::Shape`] for a rank that there is not; [`Error::Cuda`].
-    pub fn enqueue(&self, rank: usize, stream: &Stream, mut ns: u64) -> Result<(), Error> {
+    pub fn enqueue(&self, rank: usize, stream: &Stream, mut ns: u64) -> Result<()> {
         let spin = self.spin.get(rank).ok_or_else(|| Error::Shape {
             what: format!("there is no {rank}-th rank of {} to delay", self.spin.len()),
         })?;
@@ -75,7 +75,7 @@ impl Gate {
     ///
     /// # Errors
     /// [`Error::Cuda`], and what compiling a small kernel may say.
-    pub fn new(world: &World, options: &JitOptions) -> Result<Gate, Error> {
+    pub fn new(world: &World, options: &JitOptions) -> Result<Gate> {
         let unit = Unit { name: "gate", cuda: TEXT, arch: "sm_90a", options: &[] };
         let compiled = compile_unit(unit, options)?;
         let context: &Arc<Context> = world.first_context()?;
@@ -105,7 +105,7 @@ impl Gate {
     ///
     /// # Errors
     /// What `work` returns; [`Error::Cuda`].
-    pub fn time_ms(&self, work: impl FnOnce() -> Result<(), Error>) -> Result<f32, Error> {
+    pub fn time_ms(&self, work: impl FnOnce() -> Result<()>) -> Result<f32> {
         for ((stream, buffer), event) in self.streams.iter().zip(&self.flush).zip(&self.flushed) {
             let _in = stream.context().enter()?;
             let device = Some(stream.context().ordinal());

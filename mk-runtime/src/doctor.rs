@@ -1,7 +1,7 @@
 //! What this machine has, what it lacks, and how to get it. Never fails: a missing part is part of the answer.
 
 use crate::driver;
-use crate::error::Error;
+use crate::error::Result;
 use crate::jit::{self, JitOptions, NvrtcVersion};
 use crate::net::NetOptions;
 use crate::nics;
@@ -77,17 +77,17 @@ pub struct Missing {
 #[derive(Clone, Debug)]
 pub struct Doctor {
     /// CUDA version that the driver supports: 1000 * major + 10 * minor.
-    pub driver: Result<i32, Error>,
+    pub driver: Result<i32>,
     /// GPUs; empty without a driver.
     pub gpus: Vec<Gpu>,
     /// `peers[from][to]`; `None` on the diagonal and where the driver does not say.
     pub peers: Vec<Vec<Option<Peer>>>,
     /// The compiler.
-    pub nvrtc: Result<NvrtcInfo, Error>,
+    pub nvrtc: Result<NvrtcInfo>,
     /// The disassembler, which is optional.
     pub nvdisasm: Option<PathBuf>,
     /// Where compiled kernels and tuning results are kept, after a trial, or why they cannot be.
-    pub cache: Result<PathBuf, Error>,
+    pub cache: Result<PathBuf>,
     /// How much is kept there.
     pub kept: Vec<Kept>,
     /// Transports between nodes.
@@ -190,7 +190,7 @@ fn row(from: &Gpu, gpus: &[Gpu]) -> Vec<Option<Peer>> {
         .collect()
 }
 
-fn gpu(ordinal: i32, cards: &[Nic]) -> Result<Gpu, Error> {
+fn gpu(ordinal: i32, cards: &[Nic]) -> Result<Gpu> {
     let device = driver::device(ordinal)?;
     let mut memory = 0;
     // SAFETY: a valid out-pointer, a live device.
@@ -213,7 +213,7 @@ fn gpu(ordinal: i32, cards: &[Nic]) -> Result<Gpu, Error> {
     })
 }
 
-fn peer(from: i32, to: i32) -> Result<Peer, Error> {
+fn peer(from: i32, to: i32) -> Result<Peer> {
     let (a, b) = (driver::device(from)?, driver::device(to)?);
     let get = |which: sys::CUdevice_P2PAttribute| {
         let mut value = 0;

@@ -1,7 +1,7 @@
 //! Every environment variable that this crate reads: [`VARIABLES`].
 
-use crate::Error;
 use crate::launcher::{self, Launcher};
+use crate::{Error, Result};
 use std::path::PathBuf;
 
 /// Every environment variable that mk reads, and its meaning: what `mk --help` lists.
@@ -95,7 +95,7 @@ pub(crate) fn launch_blocking() -> bool {
 }
 
 /// The launcher's variables; refused when one is missing or makes no sense.
-pub(crate) fn launcher() -> Result<Launcher, Error> {
+pub(crate) fn launcher() -> Result<Launcher> {
     let get = |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     launcher::parse(&get)
 }
@@ -109,7 +109,7 @@ pub(crate) fn net() -> Option<String> {
 ///
 /// # Errors
 /// [`Error::Variable`] for another place.
-pub(crate) fn net_on_gpus() -> Result<bool, Error> {
+pub(crate) fn net_on_gpus() -> Result<bool> {
     match std::env::var("MK_NET_MEMORY").ok().as_deref() {
         None | Some("" | "host") => Ok(false),
         Some("gpu") => Ok(true),
@@ -125,7 +125,7 @@ pub(crate) fn net_on_gpus() -> Result<bool, Error> {
 ///
 /// # Errors
 /// [`Error::Variable`] for what is no number from 1 on, or one of more bytes than can be counted.
-pub(crate) fn net_bytes() -> Result<Option<u64>, Error> {
+pub(crate) fn net_bytes() -> Result<Option<u64>> {
     let Some(value) = std::env::var_os("MK_NET_MIB").filter(|v| !v.is_empty()) else {
         return Ok(None);
     };
@@ -144,7 +144,7 @@ pub(crate) fn net_bytes() -> Result<Option<u64>, Error> {
 ///
 /// # Errors
 /// [`Error::Variable`] for what is no number from 1 on.
-pub fn nccl_channels() -> Result<Option<u32>, Error> {
+pub fn nccl_channels() -> Result<Option<u32>> {
     let Some(value) = std::env::var_os("NCCL_MAX_NCHANNELS").filter(|v| !v.is_empty()) else {
         return Ok(None);
     };
@@ -175,7 +175,7 @@ pub(crate) struct WorldVariables {
 }
 
 /// Reads them; refuses what makes no sense.
-pub(crate) fn world() -> Result<WorldVariables, Error> {
+pub(crate) fn world() -> Result<WorldVariables> {
     let text = |name| std::env::var(name).ok().filter(|v| !v.is_empty());
     let refuse = |variable, value: String, what: &str| {
         Err(Error::Variable { variable, value, what: what.into() })

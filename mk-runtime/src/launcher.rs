@@ -1,6 +1,6 @@
 //! What launchers tell the processes that they start: torchrun, srun, mpirun, or variables of our own.
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// A process's place in its run.
 #[derive(Clone, Debug)]
@@ -12,7 +12,7 @@ pub(crate) struct Launcher {
     /// The same in all processes of a run, and in no others on this host.
     pub(crate) run: String,
     /// Host and port where rank 0 meets those of other hosts, or which variable would say it.
-    pub(crate) meet: Result<(String, u16), Error>,
+    pub(crate) meet: Result<(String, u16)>,
 }
 
 /// The variables of a launcher: rank, number of ranks, and both on this host.
@@ -23,80 +23,48 @@ struct Names {
     local_size: &'static str,
 }
 
-const OWN: Names = Names {
-    rank: "MK_RANK",
-    size: "MK_WORLD_SIZE",
-    local_rank: "MK_LOCAL_RANK",
-    local_size: "MK_LOCAL_WORLD_SIZE",
-};
-const TORCH: Names = Names {
-    rank: "RANK",
-    size: "WORLD_SIZE",
-    local_rank: "LOCAL_RANK",
-    local_size: "LOCAL_WORLD_SIZE",
-};
-const OPEN_MPI: Names = Names {
-    rank: "OMPI_COMM_WORLD_RANK",
-    size: "OMPI_COMM_WORLD_SIZE",
-    local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-    local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
-};
-const MPICH: Names = Names {
-    rank: "PMI_RANK",
-    size: "PMI_SIZE",
-    local_rank: "MPI_LOCALRANKID",
-    local_size: "MPI_LOCALNRANKS",
-};
-const SLURM: Names = Names {
-    rank: "SLURM_PROCID",
-    size: "SLURM_NTASKS",
-    local_rank: "SLURM_LOCALID",
-    local_size: "SLURM_STEP_TASKS_PER_NODE",
-};
-
-/// A launcher's variables are all taken, or none. Own ones come first; a job of Slurm may have an mpirun inside.
-const ALL: [&Names; 5] = [&OWN, &TORCH, &OPEN_MPI, &MPICH, &SLURM];
-
-/// Which launcher sets a variable, for messages.
-pub(crate) fn set_by(variable: &str) -> &'static str {
-    let begins = |prefixes: &[&str]| prefixes.iter().any(|p| variable.starts_with(p));
-    if variable == "MK_MEET" {
-        "set it by hand, the same for all processes"
-    } else if begins(&["MK"]) {
-        "no launcher sets it: give MK_RANK, MK_WORLD_SIZE, MK_LOCAL_RANK and MK_LOCAL_WORLD_SIZE, or none of them"
-    } else if begins(&["SLURM_"]) {
-        "srun sets it for its processes"
-    } else if begins(&["OMPI_", "PMIX_"]) {
-        "Open MPI's mpirun sets it"
-    } else if begins(&["PMI_", "MPI_"]) {
-        "the mpirun of MPICH and of Intel sets it"
-    } else {
-        "a launcher such as torchrun sets it"
-    }
+const fn names([rank, size, local_rank, local_size]: [&'static str; 4]) -> Names {
+    Names { rank, size, local_rank, local_size }
 }
+
+/// A launcher's variables are all taken, or none. Own ones come first; a job of Slurm may have an mpirun inside: that of
+/// Open MPI, or of MPICH.
+const ALL: [Names; 5] = [
+    names(["MK_RANK", "MK_WORLD_SIZE", "MK_LOCAL_RANK", "MK_LOCAL_WORLD_SIZE"]),
+    TORCH,
+    names([
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ]),
+    names(["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"]),
+    names(["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"]),
+];
+const TORCH: Names = names(["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]);
 
 pub(crate) type Get<'a> = &'a dyn Fn(&'static str) -> Option<String>;
 
-fn refuse<T>(variable: &'static str, value: Option<String>, what: &str) -> Result<T, Error> {
+fn refuse<T>(variable: &'static str, value: Option<String>, what: &str) -> Result<T> {
     Err(Error::Environment { variable, value, what: what.into() })
 }
 
-fn text(get: Get<'_>, variable: &'static str) -> Result<String, Error> {
+fn text(get: Get<'_>, variable: &'static str) -> Result<String> {
     match get(variable) {
         Some(value) if !value.is_empty() => Ok(value),
         value => refuse(variable, value, "a value is needed"),
     }
 }
 
-fn number(get: Get<'_>, variable: &'static str) -> Result<u32, Error> {
+fn number(get: Get<'_>, variable: &'static str) -> Result<u32> {
     let value = text(get, variable)?;
     value.parse().or_else(|_| refuse(variable, Some(value), "a whole number is needed"))
 }
 
 /// A process's place by its variables, as `get` reads them.
-pub(crate) fn parse(get: Get<'_>) -> Result<Launcher, Error> {
-    let set = |names: &&&Names| get(names.rank).is_some_and(|v| !v.is_empty());
-    let names = *ALL.iter().find(set).unwrap_or(&&TORCH);
+pub(crate) fn parse(get: Get<'_>) -> Result<Launcher> {
+    let set = |names: &&Names| get(names.rank).is_some_and(|v| !v.is_empty());
+    let names = ALL.iter().find(set).unwrap_or(&TORCH);
     let most = mk_abi::device::MAX_RANKS as u32;
     let world_size = number(get, names.size)?;
     if !(1..=most).contains(&world_size) {
@@ -126,7 +94,7 @@ pub(crate) fn parse(get: Get<'_>) -> Result<Launcher, Error> {
 }
 
 /// `4(x2)`, `4` or `4,4`: as many tasks on each host.
-fn tasks_per_node(get: Get<'_>) -> Result<u32, Error> {
+fn tasks_per_node(get: Get<'_>) -> Result<u32> {
     let variable = "SLURM_STEP_TASKS_PER_NODE";
     let value = text(get, variable)?;
     let counts = value.split(',').map(|part| {
@@ -142,12 +110,12 @@ fn tasks_per_node(get: Get<'_>) -> Result<u32, Error> {
 }
 
 /// What no other run on this host has.
-fn run(get: Get<'_>, names: &Names) -> Result<String, Error> {
+fn run(get: Get<'_>, names: &Names) -> Result<String> {
     if let Some(meet) = get("MK_MEET").filter(|v| !v.is_empty()) {
         let again = get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
         return Ok(format!("{meet}/{again}"));
     }
-    let two = |a, b| -> Result<String, Error> { Ok([text(get, a)?, text(get, b)?].join("/")) };
+    let two = |a, b| -> Result<String> { Ok([text(get, a)?, text(get, b)?].join("/")) };
     match names.rank {
         "SLURM_PROCID" => two("SLURM_JOB_ID", "SLURM_STEP_ID"),
         "OMPI_COMM_WORLD_RANK" => text(get, "PMIX_NAMESPACE"),
@@ -166,7 +134,7 @@ fn run(get: Get<'_>, names: &Names) -> Result<String, Error> {
     }
 }
 
-fn meet(get: Get<'_>, names: &Names) -> Result<(String, u16), Error> {
+fn meet(get: Get<'_>, names: &Names) -> Result<(String, u16)> {
     if let Some(value) = get("MK_MEET").filter(|v| !v.is_empty()) {
         let parts = value.rsplit_once(':').and_then(|(host, port)| {
             let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -252,7 +220,7 @@ mod tests {
         ("MK_MEET", "head:7000"),
     ];
 
-    fn with(given: Given, name: &str, value: Option<&str>) -> Result<Launcher, Error> {
+    fn with(given: Given, name: &str, value: Option<&str>) -> Result<Launcher> {
         parse(&|n| match value {
             value if n == name => value.map(str::to_string),
             _ => given.iter().find(|(k, _)| *k == n).map(|(_, v)| v.to_string()),

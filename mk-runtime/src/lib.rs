@@ -30,6 +30,7 @@ pub mod transport;
 pub mod world;
 
 pub use env::{VARIABLES, nccl_channels};
+use error::Result;
 pub use error::{Error, Fault, FaultCause, TransportError};
 pub use gpu::{DeviceTensor, Event, Graph, Stream, StreamRef, TensorRef};
 pub use launch::{Instance, InstanceOptions, RankTensors};

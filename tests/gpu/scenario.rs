@@ -228,7 +228,7 @@ impl Scenario {
                 "reduce_scatter" | "all_reduce" => continue,
                 "gemm" => {
                     let b = self.input_of(rank, q, arg(args.len() - 1)?, epoch)?;
-                    let a = x.take().ok_or("no left operand")?;
+                    let a = x.take().ok_or("no operand A")?;
                     let c = self.f32(rank, &[a.shape()[0], b.shape()[1]])?;
                     if c.elements() > 0 {
                         self.reference.gemm(&c, Operand::new(&a), Operand::new(&b), false)?;

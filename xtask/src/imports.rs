@@ -157,7 +157,8 @@ impl Reader {
         let mut place = self.place.clone();
         let mut rest = path;
         match path.first()?.as_str() {
-            "crate" => (place, rest) = (Vec::new(), &path[1..]),
+            // Alone it is a visibility, `pub(crate)` in a macro's arguments.
+            "crate" if path.len() > 1 => (place, rest) = (Vec::new(), &path[1..]),
             "self" => rest = &path[1..],
             "super" => {
                 while rest.first().is_some_and(|s| s == "super") {

@@ -24,6 +24,9 @@ pub enum Failure {
     ClosedPipe,
 }
 
+/// A result of the command.
+pub type Result<T, E = Failure> = std::result::Result<T, E>;
+
 /// What is wrong.
 #[derive(Debug)]
 pub struct Mistakes {

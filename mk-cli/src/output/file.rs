@@ -1,12 +1,12 @@
 //! Files that the command writes.
 
-use crate::failure::{Failure, Kind};
+use crate::failure::{Failure, Kind, Result};
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// Writes a file, whole or not at all: it is renamed into place, with the permissions of the file that was there. A
 /// link stays, and the file that it names is written.
-pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let failed = |error| cannot_write(path, error);
     let target = target(path)?;
     let before = target.metadata().ok();
@@ -30,7 +30,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
 }
 
 /// Makes sure before long work that [`write_file`] will find a folder in which it may write.
-pub fn writable(path: &Path) -> Result<(), Failure> {
+pub fn writable(path: &Path) -> Result<()> {
     let target = target(path)?;
     if target.metadata().is_ok_and(|m| !m.is_file() && !m.is_dir()) {
         return Ok(());
@@ -48,7 +48,7 @@ fn cannot_write(path: &Path, error: io::Error) -> Failure {
 }
 
 /// The file that is written in the end.
-fn target(path: &Path) -> Result<PathBuf, Failure> {
+fn target(path: &Path) -> Result<PathBuf> {
     let target = followed(path).map_err(|error| cannot_write(path, error))?;
     match target.file_name() {
         Some(_) => Ok(target),
@@ -86,20 +86,18 @@ fn followed(path: &Path) -> io::Result<PathBuf> {
 }
 
 /// [`writable`] of each file that options name.
-pub fn all_writable<'p>(
-    paths: impl IntoIterator<Item = &'p Option<PathBuf>>,
-) -> Result<(), Failure> {
+pub fn all_writable<'p>(paths: impl IntoIterator<Item = &'p Option<PathBuf>>) -> Result<()> {
     paths.into_iter().flatten().try_for_each(|path| writable(path))
 }
 
 /// Makes a folder before long work, and makes sure that files can be written into it.
-pub fn writable_folder(path: &Path) -> Result<(), Failure> {
+pub fn writable_folder(path: &Path) -> Result<()> {
     make_folder(path)?;
     writable(&path.join("mk"))
 }
 
 /// Makes a folder, and those above it.
-pub fn make_folder(path: &Path) -> Result<(), Failure> {
+pub fn make_folder(path: &Path) -> Result<()> {
     std::fs::create_dir_all(path).map_err(|error| {
         Failure::new(Kind::File, format!("cannot make the folder {}: {error}", path.display()))
     })

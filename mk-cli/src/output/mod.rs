@@ -4,7 +4,7 @@ mod file;
 
 pub use file::{all_writable, make_folder, writable, writable_folder, write_file};
 
-use crate::{failure::Failure, terminal};
+use crate::{failure::Result, terminal};
 use serde_json::{Value, json};
 use std::fmt::Arguments;
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use std::io::{self, Write};
 const SCHEMA: u32 = 1;
 
 /// Writes to stdout, unless that is for an object.
-pub fn print(text: Arguments<'_>) -> Result<(), Failure> {
+pub fn print(text: Arguments<'_>) -> Result<()> {
     if terminal::mode().json.is_some() {
         return Ok(());
     }
@@ -40,7 +40,7 @@ macro_rules! detail {
 pub(crate) use detail;
 
 /// Says how it all ended: in colour, where there are colours.
-pub fn verdict(good: bool, text: impl std::fmt::Display) -> Result<(), Failure> {
+pub fn verdict(good: bool, text: impl std::fmt::Display) -> Result<()> {
     if terminal::mode().json.is_some() {
         return Ok(());
     }
@@ -50,7 +50,7 @@ pub fn verdict(good: bool, text: impl std::fmt::Display) -> Result<(), Failure> 
 }
 
 /// Writes the one object of a command with `--json`: success, or mistakes, and the report.
-pub fn object(command: &str, done: Result<(), Vec<Value>>, report: Value) -> Result<(), Failure> {
+pub fn object(command: &str, done: Result<(), Vec<Value>>, report: Value) -> Result<()> {
     let mut value = json!({ "schema": SCHEMA, "command": command, "ok": done.is_ok() });
     if let Err(list) = done {
         value["errors"] = list.into();
@@ -64,7 +64,7 @@ pub fn object(command: &str, done: Result<(), Vec<Value>>, report: Value) -> Res
 }
 
 /// Writes the report of a command that succeeded, where it is asked for as an object.
-pub fn report(value: impl FnOnce() -> Value) -> Result<(), Failure> {
+pub fn report(value: impl FnOnce() -> Value) -> Result<()> {
     match terminal::mode().json {
         Some(command) => object(command, Ok(()), value()),
         None => Ok(()),

@@ -3,7 +3,7 @@
 mod table;
 
 use crate::{
-    failure::{Failure, Kind},
+    failure::{Failure, Kind, Result},
     gpus::gpus,
     output::{print, say, writable, write_file},
     pipeline::{self, Pipeline},
@@ -58,7 +58,7 @@ const RAW_ROUNDS: std::ops::RangeInclusive<i64> =
     *probe::ROUNDS.start() as i64..=*probe::ROUNDS.end() as i64;
 
 /// Measures the machine raw; then measures plans, and fits the figures of the cost model to their times.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<()> {
     args.output.as_deref().map_or(Ok(()), writable)?;
     if args.raw {
         return raw_only(args);
@@ -123,7 +123,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// `--raw`.
-fn raw_only(args: &Args) -> Result<(), Failure> {
+fn raw_only(args: &Args) -> Result<()> {
     let raw = measure_raw(args)?;
     print(format_args!("{}", Tables(&raw)))?;
     match &args.output {
@@ -136,7 +136,7 @@ fn raw_only(args: &Args) -> Result<(), Failure> {
 const WITHOUT: &str =
     "`mk doctor` says what is missing; predictions need no figures of this machine";
 
-fn measure_raw(args: &Args) -> Result<RawFigures, Failure> {
+fn measure_raw(args: &Args) -> Result<RawFigures> {
     let world = gpus(args.ranks, WITHOUT)?;
     let _progress = Progress::new("measuring links, memory, flags, launches and tensor cores");
     Ok(tune::measure_raw(&world, &JitOptions::default(), args.raw_rounds)?)
@@ -147,7 +147,7 @@ fn internal(what: String) -> Failure {
     Failure::new(Kind::Internal, format!("internal error in the list of plans: {what}"))
 }
 
-fn measure(args: &Args) -> Result<Vec<Sample>, Failure> {
+fn measure(args: &Args) -> Result<Vec<Sample>> {
     let mut samples = Vec::new();
     let (alone, all) = (gpus(1, WITHOUT)?, gpus(args.ranks, WITHOUT)?);
     let limits = Limits { finalists: 1, final_rounds: 5, ..Limits::default() };

@@ -2,7 +2,7 @@
 
 use super::{link, npy};
 use crate::{
-    failure::{Failure, Kind},
+    failure::{Failure, Kind, Result},
     gpus::GpuList,
     options::PipelineArgs,
     output::detail,
@@ -61,7 +61,7 @@ pub struct Args {
 
 impl Args {
     /// Refuses a routing where nothing is routed.
-    pub(super) fn routed(&self, opened: &Opened) -> Result<(), Failure> {
+    pub(super) fn routed(&self, opened: &Opened) -> Result<()> {
         let (Some(routing), Some(false)) = (self.routing, opened.is_routed()) else {
             return Ok(());
         };
@@ -78,10 +78,7 @@ impl Args {
     }
 
     /// Writes tensors where `--out` says, and lists them for `--json`.
-    pub(super) fn export(
-        &self,
-        tensors: impl Iterator<Item = Result<Held, Failure>>,
-    ) -> Result<Vec<Value>, Failure> {
+    pub(super) fn export(&self, tensors: impl Iterator<Item = Result<Held>>) -> Result<Vec<Value>> {
         let Some(dir) = &self.out else { return Ok(Vec::new()) };
         let files = npy::write(dir, tensors)?;
         let results = files.iter().filter(|f| f["input"] == false).count();

@@ -6,7 +6,7 @@ use super::{
     verdict::{Verdict, launches},
 };
 use crate::{
-    failure::{Failure, Kind},
+    failure::{Failure, Kind, Result},
     output::{self, detail},
     pipeline::Loaded,
     progress::Progress,
@@ -22,7 +22,7 @@ use mk_harness::{
 };
 use serde_json::{Value, json};
 
-pub fn run(args: &Args, loaded: &Loaded) -> Result<(), Failure> {
+pub fn run(args: &Args, loaded: &Loaded) -> Result<()> {
     let schedule = args.schedule.unwrap_or(Schedule::Random);
     let (seed, launches, keep) = (args.seed, args.launches, args.out.is_some());
     let options = CpuOptions { schedule, seed, launches, keep, routing: args.routing() };
@@ -68,7 +68,7 @@ fn over(
     options: &CpuOptions,
     transport: &Transport,
     link: Option<&Link>,
-) -> Result<CpuRun, Failure> {
+) -> Result<CpuRun> {
     let net = link::network(transport, link);
     let run = run_over_network(case, plan, options, &net, None).map_err(failure)?;
     let commands: u64 = run.counts.iter().map(|c| c.commands).sum();
@@ -81,7 +81,7 @@ fn over(
     Ok(run.run)
 }
 
-fn said(plan: &Plan, options: &CpuOptions, ran: &RunReport) -> Result<(), Failure> {
+fn said(plan: &Plan, options: &CpuOptions, ran: &RunReport) -> Result<()> {
     detail!("plan      {:?}, verified", plan.name)?;
     detail!("schedule  {}, seed {}: {}", options.schedule, options.seed, figures(ran))
 }
@@ -101,7 +101,7 @@ fn report(plan: &Plan, options: &CpuOptions, ran: &RunReport, files: Vec<Value>)
 
 /// A plan by itself does not say what it computes, so that nothing says whether the numbers are right; two runs in
 /// different orders must at least agree.
-fn without_reference(args: &Args, plan: &Plan, options: &CpuOptions) -> Result<(), Failure> {
+fn without_reference(args: &Args, plan: &Plan, options: &CpuOptions) -> Result<()> {
     let run = {
         let _progress = Progress::new("running the plan twice on the CPU");
         repeat_on_cpu(plan, options).map_err(failure)?

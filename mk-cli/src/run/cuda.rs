@@ -3,7 +3,7 @@
 use super::{args::Args, link, verdict::Verdict};
 use crate::{
     build::compile,
-    failure::{Failure, Kind},
+    failure::{Failure, Kind, Result},
     gpus::loopback,
     output::detail,
     pipeline::Loaded,
@@ -21,7 +21,7 @@ use std::time::Duration;
 /// Rows of each result of which every element is judged, in f64.
 const SAMPLED_ROWS: usize = 8;
 
-pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<(), Failure> {
+pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<()> {
     let Some(pipeline) = &loaded.pipeline else {
         return Err(Failure::with_help(
             Kind::CommandLine,

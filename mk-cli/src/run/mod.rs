@@ -11,7 +11,7 @@ pub use args::Args;
 pub use verdict::Verdict;
 
 use crate::{
-    failure::{Failure, Kind},
+    failure::{Failure, Kind, Result},
     gpus::{Unusable, describe, share_one},
     output::{detail, writable_folder},
     pipeline::{Opened, open},
@@ -20,7 +20,7 @@ use args::Device;
 use mk::{abi::count, runtime::World};
 
 /// Runs and judges.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<()> {
     let pipeline = args.gpu.gpus.ranked(&args.pipeline)?;
     let opened = open(&pipeline, "--reference", args.reference.as_deref())?;
     args.routed(&opened)?;
@@ -71,7 +71,7 @@ enum Choice {
     Cpu(Option<String>),
 }
 
-fn choose(args: &Args, opened: &Opened, ranks: u32) -> Result<Choice, Failure> {
+fn choose(args: &Args, opened: &Opened, ranks: u32) -> Result<Choice> {
     let nodes = opened.nodes(&args.pipeline);
     if nodes > 1 && args.device == Device::Auto {
         return Ok(Choice::Cpu(Some(NODES_ASK.into())));

@@ -2,7 +2,7 @@
 //! <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 
 use crate::{
-    failure::{Failure, Kind},
+    failure::{Failure, Kind, Result},
     output::{make_folder, write_file},
 };
 use mk::abi::DType;
@@ -15,10 +15,7 @@ const ALIGN: usize = 64;
 const MAGIC: &[u8] = b"\x93NUMPY\x01\x00";
 
 /// Writes tensors as `NAME.rankR.npy`, inputs into a folder of their own, and says which.
-pub fn write(
-    dir: &Path,
-    tensors: impl IntoIterator<Item = Result<Held, Failure>>,
-) -> Result<Vec<Value>, Failure> {
+pub fn write(dir: &Path, tensors: impl IntoIterator<Item = Result<Held>>) -> Result<Vec<Value>> {
     let mut files = Vec::new();
     for held in tensors {
         let held = held?;

@@ -1,7 +1,7 @@
 //! Errors in words, and what they come to.
 
 use crate::{
-    failure::{Failure, Kind},
+    failure::{Failure, Kind, Result},
     output::{self, detail},
 };
 use mk::{abi::count, plan::Places};
@@ -48,7 +48,7 @@ impl<'a> Verdict<'a> {
     }
 
     /// Takes what a launch (from 1) dropped of each rank's tokens.
-    pub fn dropped(&mut self, launch: u32, of_ranks: &[Dropped]) -> Result<(), Failure> {
+    pub fn dropped(&mut self, launch: u32, of_ranks: &[Dropped]) -> Result<()> {
         let sum = self.dropped.get_or_insert_default();
         for (rank, Dropped { dropped, of }) in of_ranks.iter().enumerate() {
             sum.dropped += dropped;
@@ -59,7 +59,7 @@ impl<'a> Verdict<'a> {
     }
 
     /// Takes what a launch left, by rank, of which every element was judged.
-    pub fn launch(&mut self, judged: &[Judgement]) -> Result<(), Failure> {
+    pub fn launch(&mut self, judged: &[Judgement]) -> Result<()> {
         self.launches += 1;
         for (rank, judged) in judged.iter().enumerate() {
             self.unknown += judged.unknown;
@@ -69,7 +69,7 @@ impl<'a> Verdict<'a> {
     }
 
     /// Takes the errors of a launch as a whole, by rank, and what passes.
-    pub fn norms(&mut self, norms: &[Norms], tolerance: &Tolerance) -> Result<(), Failure> {
+    pub fn norms(&mut self, norms: &[Norms], tolerance: &Tolerance) -> Result<()> {
         self.launches += 1;
         self.tolerance = Some(*tolerance);
         for (rank, norm) in norms.iter().enumerate() {
@@ -93,7 +93,7 @@ impl<'a> Verdict<'a> {
         Ok(())
     }
 
-    fn rank(&mut self, rank: usize, norms: &Norms, text: &str, right: bool) -> Result<(), Failure> {
+    fn rank(&mut self, rank: usize, norms: &Norms, text: &str, right: bool) -> Result<()> {
         let place = format!("launch {}, rank {rank}", self.launches);
         if !self.owns(rank) {
             return detail!("{place}: holds no part of the result");
@@ -114,7 +114,7 @@ impl<'a> Verdict<'a> {
     }
 
     /// Takes some rows of the launch, by rank, of which every element was judged.
-    pub fn rows(&mut self, judged: Vec<Judgement>) -> Result<(), Failure> {
+    pub fn rows(&mut self, judged: Vec<Judgement>) -> Result<()> {
         let all = judged.into_iter().fold(Judgement::default(), Judgement::and);
         let place = format!("launch {}, sampled rows against f64", self.launches);
         self.unknown += all.unknown;
@@ -126,7 +126,7 @@ impl<'a> Verdict<'a> {
     }
 
     /// PASS or FAIL, with a report of what ran.
-    pub fn finish(self, mut report: Value) -> Result<(), Failure> {
+    pub fn finish(self, mut report: Value) -> Result<()> {
         let below = |of: fn(&Tolerance) -> f64| {
             self.tolerance.map_or(String::new(), |t| format!(" (at most {:.0e})", of(&t)))
         };

@@ -4,7 +4,7 @@ use super::{
     args::Args,
     best::{fit, store},
 };
-use crate::{failure::Failure, output::say, progress::Progress, terminal::note_on_stderr};
+use crate::{failure::Result, output::say, progress::Progress, terminal::note_on_stderr};
 use mk::{
     Bound, Program,
     cost::DeviceModel,
@@ -24,7 +24,7 @@ pub fn measure(
     world: &World,
     model: &DeviceModel,
     fused_ms: Option<f64>,
-) -> Result<Option<Value>, Failure> {
+) -> Result<Option<Value>> {
     let parts = match tune::parts(program, bound) {
         Ok(parts) => parts,
         Err(Indivisible::Single) => return Ok(None),
@@ -54,12 +54,7 @@ pub fn measure(
 }
 
 /// The best candidate of a part, where one could be measured.
-fn best(
-    args: &Args,
-    part: &Part,
-    world: &World,
-    model: &DeviceModel,
-) -> Result<Option<Trial>, Failure> {
+fn best(args: &Args, part: &Part, world: &World, model: &DeviceModel) -> Result<Option<Trial>> {
     let (program, bound, ranks) = (&part.program, &part.bound, world.size());
     let mut configs = tune::candidates(program, bound, ranks, &BTreeMap::new());
     fit(&mut configs, world);

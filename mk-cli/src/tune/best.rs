@@ -1,6 +1,6 @@
 //! The best of earlier runs and of this one.
 
-use crate::{failure::Failure, terminal::note_on_stderr};
+use crate::{failure::Result, terminal::note_on_stderr};
 use mk::{
     Bound, Program,
     function::reserved_sms,
@@ -16,7 +16,7 @@ pub(super) fn fit(configs: &mut [Config], world: &World) {
 }
 
 /// Keeps the best.
-pub(super) fn store(world: &World, case: Case<'_>, trials: &[Trial]) -> Result<(), Failure> {
+pub(super) fn store(world: &World, case: Case<'_>, trials: &[Trial]) -> Result<()> {
     let best = trials.iter().find_map(|t| Some((t, t.ms()?)));
     let (Some((best, ms)), Some(cache)) = (best, Cache::new(&JitOptions::default())) else {
         return Ok(());

@@ -1,7 +1,7 @@
 //! Lists of pipelines: a file with a command line on each line.
 
 use crate::{
-    failure::{Failure, Kind},
+    failure::{Failure, Kind, Result},
     options::PipelineArgs,
     source,
 };
@@ -20,7 +20,7 @@ pub struct Line {
 }
 
 /// Reads a list.
-pub fn read(path: &Path) -> Result<Vec<Line>, Failure> {
+pub fn read(path: &Path) -> Result<Vec<Line>> {
     let text = source::read(path)?;
     let mut lines = Vec::new();
     for (number, line) in text.lines().enumerate() {

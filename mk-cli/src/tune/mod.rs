@@ -9,7 +9,7 @@ mod report;
 pub use args::Args;
 
 use crate::{
-    failure::{Failure, Kind},
+    failure::{Failure, Kind, Result},
     options::{PipelineArgs, once},
     output::{say, writable, write_file},
     pipeline::{self, Pipeline},
@@ -40,7 +40,7 @@ struct Row {
 }
 
 /// Measures candidates and says which is best, and whether the pipeline is faster apart.
-pub fn run(args: &Args) -> Result<(), Failure> {
+pub fn run(args: &Args) -> Result<()> {
     // A search takes minutes: that its result can be written is certain before.
     args.json.as_deref().map_or(Ok(()), writable)?;
     let model = model(args.model.as_deref())?;
@@ -85,7 +85,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn write_report(path: &std::path::Path, rows: &[Value]) -> Result<(), Failure> {
+fn write_report(path: &std::path::Path, rows: &[Value]) -> Result<()> {
     let text = serde_json::to_string_pretty(rows).map_err(|e| Failure::new(Kind::Internal, e))?;
     write_file(path, text.as_bytes())
 }
@@ -94,7 +94,7 @@ fn write_report(path: &std::path::Path, rows: &[Value]) -> Result<(), Failure> {
 const MAX_COMBINATIONS: u64 = 1 << 23;
 
 /// The figures of a file; else those installed for this machine's GPU, or those that ship with mk.
-pub fn model(path: Option<&std::path::Path>) -> Result<DeviceModel, Failure> {
+pub fn model(path: Option<&std::path::Path>) -> Result<DeviceModel> {
     let Some(path) = path else {
         let cache = Cache::new(&JitOptions::default());
         let (model, note) = tune::model_of(&pipeline::gpu(), cache.as_ref());
@@ -109,7 +109,7 @@ pub fn model(path: Option<&std::path::Path>) -> Result<DeviceModel, Failure> {
 }
 
 /// The pipelines asked for.
-fn rows(args: &Args) -> Result<Vec<Row>, Failure> {
+fn rows(args: &Args) -> Result<Vec<Row>> {
     let new = |line| Row { line, known: None };
     if let Some(path) = &args.from {
         return known(path);
@@ -137,7 +137,7 @@ fn rows(args: &Args) -> Result<Vec<Row>, Failure> {
 }
 
 /// Every candidate that was measured in a file that `--json` wrote, with its median in milliseconds.
-pub fn measured(path: &std::path::Path) -> Result<Vec<(PipelineArgs, Config, f64)>, Failure> {
+pub fn measured(path: &std::path::Path) -> Result<Vec<(PipelineArgs, Config, f64)>> {
     let mut out = Vec::new();
     for row in known(path)? {
         let ranks = pipeline::config(&row.line.pipeline)?.ranks;
@@ -153,7 +153,7 @@ pub fn measured(path: &std::path::Path) -> Result<Vec<(PipelineArgs, Config, f64
 }
 
 /// The pipelines of a file that `--json` wrote.
-fn known(path: &std::path::Path) -> Result<Vec<Row>, Failure> {
+fn known(path: &std::path::Path) -> Result<Vec<Row>> {
     let failed = |what: String| Failure::new(Kind::File, format!("{}: {what}", path.display()));
     let text = source::read(path)?;
     let value: Value = serde_json::from_str(&text).map_err(|e| failed(e.to_string()))?;
@@ -172,7 +172,7 @@ fn one(
     model: &DeviceModel,
     worlds: &mut BTreeMap<u32, World>,
     errors: &mut Errors,
-) -> Result<Value, Failure> {
+) -> Result<Value> {
     let line = args.gpus.ranked(&row.line.pipeline)?;
     pipeline::unsearched_nodes(&line)?;
     let Pipeline { program, bound } = pipeline::bind(&line)?;
@@ -194,7 +194,7 @@ fn one(
     let mut configs = match &row.known {
         Some(known) => {
             let read = |e: &Entry| Ok(tune::read(&e.config, ranks)?);
-            known.iter().map(read).collect::<Result<Vec<_>, Failure>>()?
+            known.iter().map(read).collect::<Result<Vec<_>>>()?
         }
         None => fixed(tune::candidates(&program, &bound, ranks, &only), &only, &row.line, &config)?,
     };
@@ -350,11 +350,7 @@ fn usage(what: String) -> Failure {
 }
 
 /// The values of settings that are fixed: by `--try`, or by `--set`.
-fn only(
-    args: &Args,
-    line: &Line,
-    config: &Config,
-) -> Result<BTreeMap<String, Vec<String>>, Failure> {
+fn only(args: &Args, line: &Line, config: &Config) -> Result<BTreeMap<String, Vec<String>>> {
     let mut only = once("try", &args.tries).map_err(usage)?;
     only.extend(once("try", &line.tries).map_err(usage)?);
     for (name, values) in &only {
@@ -376,7 +372,7 @@ fn fixed(
     only: &BTreeMap<String, Vec<String>>,
     line: &Line,
     config: &Config,
-) -> Result<Vec<Config>, Failure> {
+) -> Result<Vec<Config>> {
     if line.pipeline.tuned {
         let what = "`--tuned` takes what was measured, and this measures";
         return Err(Failure::with_help(Kind::CommandLine, what, "leave it out"));

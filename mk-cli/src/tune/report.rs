@@ -1,6 +1,6 @@
 //! What is said of candidates.
 
-use crate::{failure::Failure, output::say};
+use crate::{failure::Result, output::say};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -67,7 +67,7 @@ impl Entry {
 }
 
 /// The candidates of one pipeline, best first.
-pub fn table(entries: &[Entry], all: bool) -> Result<(), Failure> {
+pub fn table(entries: &[Entry], all: bool) -> Result<()> {
     let best = entries.iter().find_map(Entry::ms).unwrap_or(f64::NAN);
     let cell = |v: Option<f64>| v.map_or_else(|| "-".to_string(), |v| format!("{v:.4}"));
     say!("  {:>9}  {:>9}  {:>9}  {:>6}  config", "ms", "least", "predicted", "/best")?;
@@ -120,7 +120,7 @@ impl Errors {
     }
 
     /// Says it, where there is something to compare.
-    pub fn say(&mut self) -> Result<(), Failure> {
+    pub fn say(&mut self) -> Result<()> {
         if self.relative.is_empty() {
             return Ok(());
         }

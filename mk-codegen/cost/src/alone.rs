@@ -2,7 +2,7 @@
 //! the cache and of memory meanwhile. Fitted to products of random shapes ([`Products`]); the discrete-event run of the
 //! same plan says where the time goes.
 
-use super::{error::CostError, model::DeviceModel, products::Products, work::gcd};
+use super::{error::Result, model::DeviceModel, products::Products, work::gcd};
 use mk_plan::{
     ALayout, Access, MmaTile, Mode, Operand, Plan, Points, Store, TableSet, mma_consumers,
     mma_swaps, row_dim,
@@ -45,7 +45,7 @@ impl Products {
 ///
 /// # Errors
 /// Where an expression of the plan has no value.
-pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostError> {
+pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>> {
     let (Some(figures), [(id, x)]) =
         (&model.products, &plan.families.iter().collect::<Vec<_>>()[..])
     else {
@@ -89,7 +89,7 @@ pub fn alone_s(plan: &Plan, model: &DeviceModel) -> Result<Option<f64>, CostErro
             shape.iter().map(|n| *n as f64).product::<f64>() * size
         };
         // How far rows begin from lines: 0 at lines.
-        let off = |x: &Access| -> Result<f64, CostError> {
+        let off = |x: &Access| -> Result<f64> {
             let size = plan.buffers[x.buffer].dtype.size_bytes() as i64;
             let pitch = points.pitch(x.buffer, rank)? * size;
             Ok(1.0 - gcd(pitch.max(1), 128) as f64 / 128.0)

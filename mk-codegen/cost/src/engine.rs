@@ -9,7 +9,7 @@
 //! One store at a time leaves a lane.
 
 use super::{
-    error::CostError,
+    CostError, Result,
     model::DeviceModel,
     work::{Give, Job, Kind, Out, Tile, Work, is_link},
 };
@@ -159,7 +159,7 @@ struct Run<'w> {
 }
 
 /// Runs all lanes to their end.
-pub(super) fn run(work: &Work, model: &DeviceModel) -> Result<Vec<Ran>, CostError> {
+pub(super) fn run(work: &Work, model: &DeviceModel) -> Result<Vec<Ran>> {
     let resource = |i: u32| Resource {
         rate: if is_link(i) { model.link_bytes_per_s } else { model.hbm_bytes_per_s },
         present: 0,

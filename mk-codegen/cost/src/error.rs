@@ -46,3 +46,6 @@ pub enum ModelError {
         what: String,
     },
 }
+
+/// A result of this crate.
+pub(crate) type Result<T, E = CostError> = std::result::Result<T, E>;

@@ -3,10 +3,7 @@
 //! Coordinate descent on the mean relative error: each figure is raised and lowered by steps that shrink, and kept
 //! where the plans' times fit better. What no plan depends on stays as it was.
 
-use super::{
-    model::{DeviceModel, Mover},
-    predict,
-};
+use super::{model::DeviceModel, predict};
 use mk_plan::Plan;
 use std::sync::{
     Mutex, PoisonError,
@@ -30,46 +27,21 @@ struct Figure(Box<Find>);
 
 fn figures(model: &DeviceModel) -> Vec<Figure> {
     let mut all: Vec<Figure> = Vec::new();
-    let mut add = |f: fn(&mut DeviceModel) -> &mut f64| {
-        all.push(Figure(Box::new(move |m| Some(f(m)))));
-    };
-    add(|m| &mut m.launch_s);
-    add(|m| &mut m.engine_begin_s);
-    add(|m| &mut m.link_bytes_per_s);
-    add(|m| &mut m.carry_bytes_per_s);
-    add(|m| &mut m.operand_bytes_per_s);
-    add(|m| &mut m.save_bytes_per_s);
-    add(|m| &mut m.hbm_bytes_per_s);
-    add(|m| &mut m.hbm_slices_bytes_per_s);
-    add(|m| &mut m.hbm_once_bytes_per_s);
-    add(|m| &mut m.line_s);
-    add(|m| &mut m.exchange_s);
-    add(|m| &mut m.exchange_bytes_per_s);
-    add(|m| &mut m.fill_s);
-    add(|m| &mut m.flag_peer_s);
-    add(|m| &mut m.flag_local_s);
-    add(|m| &mut m.written_s);
-    add(|m| &mut m.ping_pong);
+    macro_rules! add {
+        ($($figure:ident)*) => {
+            $(all.push(Figure(Box::new(|m| Some(&mut m.$figure))));)*
+        };
+    }
+    add!(launch_s engine_begin_s link_bytes_per_s carry_bytes_per_s operand_bytes_per_s save_bytes_per_s);
+    add!(hbm_bytes_per_s hbm_slices_bytes_per_s hbm_once_bytes_per_s line_s exchange_s exchange_bytes_per_s);
+    add!(fill_s flag_peer_s flag_local_s written_s ping_pong);
     for i in 0..model.tiles.len() {
         all.push(Figure(Box::new(move |m| Some(&mut m.tiles.get_mut(i)?.step_s))));
         all.push(Figure(Box::new(move |m| Some(&mut m.tiles.get_mut(i)?.tile_s))));
     }
-    let movers: [fn(&mut DeviceModel) -> &mut Mover; 11] = [
-        |m| &mut m.movers.bulk_local,
-        |m| &mut m.movers.bulk_push,
-        |m| &mut m.movers.bulk_pull,
-        |m| &mut m.movers.ldst_local,
-        |m| &mut m.movers.ldst_push,
-        |m| &mut m.movers.ldst_pull,
-        |m| &mut m.movers.sum_local,
-        |m| &mut m.movers.sum_push,
-        |m| &mut m.movers.sum_pull,
-        |m| &mut m.movers.tile_push,
-        |m| &mut m.movers.engine,
-    ];
-    for mover in movers {
-        all.push(Figure(Box::new(move |m| Some(&mut mover(m).bytes_per_s))));
-        all.push(Figure(Box::new(move |m| Some(&mut mover(m).task_s))));
+    for i in 0..model.movers.all().len() {
+        all.push(Figure(Box::new(move |m| Some(&mut m.movers.at(i)?.bytes_per_s))));
+        all.push(Figure(Box::new(move |m| Some(&mut m.movers.at(i)?.task_s))));
     }
     all
 }

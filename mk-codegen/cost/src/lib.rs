@@ -16,6 +16,11 @@
 //! Architecture invariant: the model knows leaves and resources, never a pipeline; the plan is read through
 //! [`Points`](mk_plan::Points), as the verifier and the executor do.
 
+/// Figures with their names.
+macro_rules! named {
+    ($of:expr; $($name:ident)*) => { [$((stringify!($name), $of.$name)),*] };
+}
+
 mod alone;
 mod engine;
 mod error;
@@ -31,6 +36,7 @@ mod unroller;
 mod work;
 
 pub use alone::alone_s;
+use error::Result;
 pub use error::{CostError, ModelError};
 pub use fit::{Sample, error, fit};
 pub use gpu::Gpu;
@@ -45,7 +51,7 @@ use mk_plan::Plan;
 ///
 /// # Errors
 /// [`CostError`]. A plan that was verified fails for its leaves or its size only.
-pub fn predict(plan: &Plan, model: &DeviceModel) -> Result<Prediction, CostError> {
+pub fn predict(plan: &Plan, model: &DeviceModel) -> Result<Prediction> {
     let work = unroll::unroll(plan, model)?;
     let done = engine::run(&work, model)?;
     let prediction = prediction::summarise(plan, &work, done);

@@ -2,7 +2,7 @@
 
 use super::{error::ModelError, products::Products, raw::RawFigures};
 use serde::{Deserialize, Serialize};
-use std::sync::OnceLock;
+use std::sync::LazyLock;
 
 /// Figures of one GPU among its peers. Seconds and bytes throughout; times are of a launch at the clock that long
 /// compute leaves, not of the first microseconds.
@@ -116,33 +116,55 @@ pub struct TileRate {
     pub tile_s: f64,
 }
 
-/// What one SM moves, by method. Bytes are those that are written, to all places; for sums those read and written.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Movers {
+/// Methods by which one SM moves bytes.
+macro_rules! movers {
+    ($($(#[$meta:meta])* $name:ident,)*) => {
+        /// What one SM moves, by method. Bytes are those that are written, to all places; for sums those read and
+        /// written.
+        #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct Movers {
+            $($(#[$meta])* pub $name: Mover,)*
+        }
+
+        impl Movers {
+            /// Each with its name.
+            pub fn all(&self) -> Vec<(&'static str, Mover)> {
+                vec![$((stringify!($name), self.$name)),*]
+            }
+
+            /// The one at this place of the list.
+            pub(crate) fn at(&mut self, place: usize) -> Option<&mut Mover> {
+                [$(&mut self.$name),*].into_iter().nth(place)
+            }
+        }
+    };
+}
+
+movers! {
     /// Bulk copies inside a GPU.
-    pub bulk_local: Mover,
+    bulk_local,
     /// Bulk copies to peers.
-    pub bulk_push: Mover,
+    bulk_push,
     /// Bulk copies from a peer.
-    pub bulk_pull: Mover,
+    bulk_pull,
     /// Loads and stores inside a GPU.
-    pub ldst_local: Mover,
+    ldst_local,
     /// Loads, and stores to peers.
-    pub ldst_push: Mover,
+    ldst_push,
     /// Loads from a peer, and stores.
-    pub ldst_pull: Mover,
+    ldst_pull,
     /// Sums of what lies on the GPU.
-    pub sum_local: Mover,
+    sum_local,
     /// Sums whose result goes to peers.
-    pub sum_push: Mover,
+    sum_push,
     /// Sums of what lies on peers.
-    pub sum_pull: Mover,
+    sum_pull,
     /// A GEMM's tile written to a peer.
-    pub tile_push: Mover,
+    tile_push,
     /// The copy engine, to peers, all ranks at once: not one SM, but all of them.
     #[serde(default = "Mover::engine")]
-    pub engine: Mover,
+    engine,
 }
 
 /// A method's rate on one SM.
@@ -155,66 +177,43 @@ pub struct Mover {
     pub task_s: f64,
 }
 
-/// On an H200, where nobody measured another.
-fn engine_begin_s() -> f64 {
-    9.5e-6
+/// Figures where nobody measured another.
+macro_rules! defaults {
+    ($($(#[$meta:meta])* $name:ident = $figure:literal;)*) => {$(
+        $(#[$meta])*
+        fn $name() -> f64 {
+            $figure
+        }
+    )*};
 }
 
-/// On an H200, where nobody measured another: 1 us for 128 x 256 elements of 16 bits.
-fn carry_bytes_per_s() -> f64 {
-    65.5e9
-}
-
-/// On an H200, where nobody measured another: 13 to 18 by GEMMs alone with `mul` (docs/decisions/cost-model.md).
-fn operand_bytes_per_s() -> f64 {
-    16e9
-}
-
-/// On an H200, where nobody measured another: 1.24 to 1.5 by GEMMs whose columns are no multiple of 64.
-fn line_s() -> f64 {
-    1.3e-9
-}
-
-/// On an H200, where nobody measured another: 2 to 4 by products of few rows.
-fn exchange_s() -> f64 {
-    2.6e-6
-}
-
-/// The same of tiles with more rows: 7 to 9 for 128 x 256.
-fn exchange_bytes_per_s() -> f64 {
-    14e9
-}
-
-/// The same of results from before: 34 to 44.
-fn save_bytes_per_s() -> f64 {
-    38e9
-}
-
-/// On H100s: raster groups of 4096 rows of 16384 and 32768 elements take 1.13 and 1.8 times as long as of 1024
-/// (docs/decisions/tile-order.md).
-fn drift_bytes() -> f64 {
-    260e6
-}
-
-/// On two H100s, 19 plans of random shapes.
-fn ping_pong() -> f64 {
-    1.12
-}
-
-/// On H100s: GEMMs of 3 ms take 6 % longer than their steps at first, those of 21 ms 14 %.
-fn throttle() -> f64 {
-    0.17
-}
-
-/// See [`throttle`].
-fn throttle_s() -> f64 {
-    5.6e-3
-}
-
-/// On an H200, where nobody measured another: in the middle of what the dynamic scheduler gains on four
-/// (docs/decisions/tile-order.md).
-fn uneven() -> f64 {
-    0.025
+defaults! {
+    /// On an H200, where nobody measured another.
+    engine_begin_s = 9.5e-6;
+    /// On an H200, where nobody measured another: 1 us for 128 x 256 elements of 16 bits.
+    carry_bytes_per_s = 65.5e9;
+    /// On an H200, where nobody measured another: 13 to 18 by GEMMs alone with `mul` (docs/decisions/cost-model.md).
+    operand_bytes_per_s = 16e9;
+    /// On an H200, where nobody measured another: 1.24 to 1.5 by GEMMs whose columns are no multiple of 64.
+    line_s = 1.3e-9;
+    /// On an H200, where nobody measured another: 2 to 4 by products of few rows.
+    exchange_s = 2.6e-6;
+    /// The same of tiles with more rows: 7 to 9 for 128 x 256.
+    exchange_bytes_per_s = 14e9;
+    /// The same of results from before: 34 to 44.
+    save_bytes_per_s = 38e9;
+    /// On H100s: raster groups of 4096 rows of 16384 and 32768 elements take 1.13 and 1.8 times as long as of 1024
+    /// (docs/decisions/tile-order.md).
+    drift_bytes = 260e6;
+    /// On two H100s, 19 plans of random shapes.
+    ping_pong = 1.12;
+    /// On H100s: GEMMs of 3 ms take 6 % longer than their steps at first, those of 21 ms 14 %.
+    throttle = 0.17;
+    /// See [`throttle`].
+    throttle_s = 5.6e-3;
+    /// On an H200, where nobody measured another: in the middle of what the dynamic scheduler gains on four
+    /// (docs/decisions/tile-order.md).
+    uneven = 0.025;
 }
 
 impl Mover {
@@ -230,6 +229,10 @@ impl Mover {
     }
 }
 
+fn shipped(text: &str) -> DeviceModel {
+    DeviceModel::parse(text).expect("the shipped model reads; tested")
+}
+
 impl DeviceModel {
     /// The models that ship with mk.
     pub fn shipped_models() -> Vec<&'static DeviceModel> {
@@ -238,18 +241,14 @@ impl DeviceModel {
 
     /// Two H100s of one host, with 80 GB of HBM3 each, NVLink.
     pub fn h100() -> &'static DeviceModel {
-        static MODEL: OnceLock<DeviceModel> = OnceLock::new();
-        MODEL.get_or_init(|| {
-            DeviceModel::parse(include_str!("h100.json")).expect("the shipped model reads; tested")
-        })
+        static MODEL: LazyLock<DeviceModel> = LazyLock::new(|| shipped(include_str!("h100.json")));
+        &MODEL
     }
 
     /// Four H200s of one host, NVLink.
     pub fn h200() -> &'static DeviceModel {
-        static MODEL: OnceLock<DeviceModel> = OnceLock::new();
-        MODEL.get_or_init(|| {
-            DeviceModel::parse(include_str!("h200.json")).expect("the shipped model reads; tested")
-        })
+        static MODEL: LazyLock<DeviceModel> = LazyLock::new(|| shipped(include_str!("h200.json")));
+        &MODEL
     }
 
     /// Reads a file.
@@ -273,18 +272,10 @@ impl DeviceModel {
     fn check(&self) -> Result<(), ModelError> {
         let refuse = |what: String| Err(ModelError::Value { what });
         let movers = self.movers.all();
-        let rates = [
-            ("hbm_bytes_per_s", self.hbm_bytes_per_s),
-            ("hbm_slices_bytes_per_s", self.hbm_slices_bytes_per_s),
-            ("hbm_once_bytes_per_s", self.hbm_once_bytes_per_s),
-            ("link_bytes_per_s", self.link_bytes_per_s),
-            ("carry_bytes_per_s", self.carry_bytes_per_s),
-            ("operand_bytes_per_s", self.operand_bytes_per_s),
-            ("save_bytes_per_s", self.save_bytes_per_s),
-            ("exchange_bytes_per_s", self.exchange_bytes_per_s),
-            ("l2_bytes", self.l2_bytes),
-            ("drift_bytes", self.drift_bytes),
-        ];
+        let rates = named!(self;
+            hbm_bytes_per_s hbm_slices_bytes_per_s hbm_once_bytes_per_s link_bytes_per_s
+            carry_bytes_per_s operand_bytes_per_s save_bytes_per_s exchange_bytes_per_s l2_bytes
+            drift_bytes);
         let of_movers = movers.iter().map(|(name, m)| (*name, m.bytes_per_s));
         let (of_products, more) = self.products.as_ref().map(Products::all).unzip();
         let of_products = of_products.into_iter().flatten();
@@ -296,19 +287,9 @@ impl DeviceModel {
         {
             return refuse(format!("{name} is {v}, and must be 1e3 to 1e18"));
         }
-        let times = [
-            ("launch_s", self.launch_s),
-            ("engine_begin_s", self.engine_begin_s),
-            ("fill_s", self.fill_s),
-            ("flag_local_s", self.flag_local_s),
-            ("flag_peer_s", self.flag_peer_s),
-            ("written_s", self.written_s),
-            ("line_s", self.line_s),
-            ("exchange_s", self.exchange_s),
-            ("uneven", self.uneven),
-            ("throttle", self.throttle),
-            ("throttle_s", self.throttle_s),
-        ];
+        let times = named!(self;
+            launch_s engine_begin_s fill_s flag_local_s flag_peer_s written_s line_s exchange_s
+            uneven throttle throttle_s);
         let of_tiles = self.tiles.iter().flat_map(|t| [("step_s", t.step_s), ("tile_s", t.tile_s)]);
         let of_movers = movers.iter().map(|(name, m)| (*name, m.task_s));
         let all =
@@ -354,25 +335,6 @@ impl DeviceModel {
             let scale = area(block) / area(t.block);
             TileRate { block, step_s: t.step_s * scale, tile_s: t.tile_s * scale }
         })
-    }
-}
-
-impl Movers {
-    /// Each with its name.
-    pub fn all(&self) -> [(&'static str, Mover); 11] {
-        [
-            ("bulk_local", self.bulk_local),
-            ("bulk_push", self.bulk_push),
-            ("bulk_pull", self.bulk_pull),
-            ("ldst_local", self.ldst_local),
-            ("ldst_push", self.ldst_push),
-            ("ldst_pull", self.ldst_pull),
-            ("sum_local", self.sum_local),
-            ("sum_push", self.sum_push),
-            ("sum_pull", self.sum_pull),
-            ("tile_push", self.tile_push),
-            ("engine", self.engine),
-        ]
     }
 }
 

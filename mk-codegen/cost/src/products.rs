@@ -83,22 +83,10 @@ impl Products {
 
     /// Each figure with its name: rates, and times.
     pub(super) fn all(&self) -> ([Named; 3], Vec<Named>) {
-        let rates = [
-            ("exchange_bytes_per_s", self.exchange_bytes_per_s),
-            ("memory_bytes_per_s", self.memory_bytes_per_s),
-            ("sm_bytes_per_s", self.sm_bytes_per_s),
-        ];
-        let times = [
-            ("launch_s", self.launch_s),
-            ("tile_s", self.tile_s),
-            ("line_s", self.line_s),
-            ("cache_line_s", self.cache_line_s),
-            ("cold_s", self.cold_s),
-            ("latency_s", self.latency_s),
-            ("exchange_s", self.exchange_s),
-            ("exchange_cta_s", self.exchange_cta_s),
-            ("multicast_s", self.multicast_s),
-        ];
+        let rates = named!(self; exchange_bytes_per_s memory_bytes_per_s sm_bytes_per_s);
+        let times = named!(self;
+            launch_s tile_s line_s cache_line_s cold_s latency_s exchange_s exchange_cta_s
+            multicast_s);
         let steps = self.steps.iter().map(|s| s.1).chain(self.swapped_s).map(|s| ("steps", s));
         (rates, times.into_iter().chain(steps).collect())
     }

@@ -141,14 +141,9 @@ impl RawFigures {
     }
 
     pub(super) fn check(&self) -> Result<(), ModelError> {
-        let figures = [
-            ("hbm_read_bytes_per_s", self.hbm_read_bytes_per_s),
-            ("hbm_copy_bytes_per_s", self.hbm_copy_bytes_per_s),
-            ("flag_local_s", self.flag_local_s),
-            ("flag_peer_s", self.flag_peer_s),
-            ("launch_host_s", self.launch_host_s),
-            ("launch_device_s", self.launch_device_s),
-        ];
+        let figures = named!(self;
+            hbm_read_bytes_per_s hbm_copy_bytes_per_s flag_local_s flag_peer_s launch_host_s
+            launch_device_s);
         let copies = self.by_sms.iter().chain(&self.by_size);
         let copies =
             copies.flat_map(|c| [c.seconds, c.bytes as f64].map(|v| (c.method.words(), v)));

@@ -2,8 +2,7 @@
 //! posts.
 
 use super::{
-    error::CostError,
-    leaf,
+    CostError, Result, leaf,
     model::DeviceModel,
     unroller::Unroller,
     work::{Lane, Work},
@@ -13,7 +12,7 @@ use mk_plan::{Entity, MAX_TASKS, Plan, Points, TableSet, Task};
 /// Most tasks of all ranks, those of inner loops one by one.
 const MAX_JOBS: usize = 4_000_000;
 
-pub(super) fn unroll(plan: &Plan, model: &DeviceModel) -> Result<Work, CostError> {
+pub(super) fn unroll(plan: &Plan, model: &DeviceModel) -> Result<Work> {
     let tables = TableSet::example(plan);
     let points = Points::new(plan, &tables);
     let ranks = plan.mesh.size() as usize;
@@ -55,7 +54,7 @@ pub(super) fn unroll(plan: &Plan, model: &DeviceModel) -> Result<Work, CostError
 }
 
 impl Unroller<'_> {
-    fn rank(&mut self, rank: usize) -> Result<(), CostError> {
+    fn rank(&mut self, rank: usize) -> Result<()> {
         let mut first_cta = 0;
         for (role_id, role) in self.plan.roles.iter() {
             let (mut tasks, mut jobs) = (Vec::new(), 0);

@@ -1,7 +1,7 @@
 //! Jobs of a plan's tasks, as far as they do not depend on the leaf.
 
 use super::{
-    error::CostError,
+    CostError, Result,
     model::{DeviceModel, Mover},
     work::{Flow, Give, Job, Kind, Need, Work, link, memory},
 };
@@ -78,7 +78,7 @@ impl<'a> Unroller<'a> {
     }
 
     /// What a task moves, in so many iterations.
-    pub fn traffic(&self, task: &Task, x: &Family, iterations: i64) -> Result<Traffic, CostError> {
+    pub fn traffic(&self, task: &Task, x: &Family, iterations: i64) -> Result<Traffic> {
         let own = task.rank();
         let (mut read, mut written, mut pulls, mut pushes) = (0.0, 0.0, false, false);
         let mut flows: Vec<Flow> = Vec::new();
@@ -126,7 +126,7 @@ impl<'a> Unroller<'a> {
         iterations: i64,
         traffic: Traffic,
         seconds: f64,
-    ) -> Result<(), CostError> {
+    ) -> Result<()> {
         let idle = traffic.read + traffic.written == 0.0;
         let seconds = if idle { 0.0 } else { seconds };
         let from = self.work.flows.len();
@@ -143,7 +143,7 @@ impl<'a> Unroller<'a> {
         kind: Kind,
         main_s: f64,
         flows_from: usize,
-    ) -> Result<(), CostError> {
+    ) -> Result<()> {
         let mut waits = self.waits(task, x, 0)?;
         for i in 1..iterations {
             waits.end = self.waits(task, x, i)?.end;
@@ -161,12 +161,7 @@ impl<'a> Unroller<'a> {
     }
 
     /// The waits before iteration `i` of a task's inner loop; the first has those of its start, too.
-    pub fn waits(
-        &mut self,
-        task: &Task,
-        x: &Family,
-        i: i64,
-    ) -> Result<std::ops::Range<usize>, CostError> {
+    pub fn waits(&mut self, task: &Task, x: &Family, i: i64) -> Result<std::ops::Range<usize>> {
         let from = self.work.waits.len();
         // Words of an earlier launch, and what a host waits for, hold nobody back here.
         let now = |at| at == Point::Inner || (at == Point::Start && i == 0);
@@ -186,7 +181,7 @@ impl<'a> Unroller<'a> {
         Ok(from..self.work.waits.len())
     }
 
-    pub fn posts(&mut self, task: &Task, x: &Family) -> Result<std::ops::Range<usize>, CostError> {
+    pub fn posts(&mut self, task: &Task, x: &Family) -> Result<std::ops::Range<usize>> {
         let from = self.work.posts.len();
         for p in &x.posts {
             let mut all = Vec::new();
@@ -203,7 +198,7 @@ impl<'a> Unroller<'a> {
         Ok(from..self.work.posts.len())
     }
 
-    fn index(&self, at: &Task, list: &[mk_plan::Expr]) -> Result<Vec<i64>, CostError> {
+    fn index(&self, at: &Task, list: &[mk_plan::Expr]) -> Result<Vec<i64>> {
         list.iter().map(|e| Ok(self.points.eval(at, e)?)).collect()
     }
 }

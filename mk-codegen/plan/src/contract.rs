@@ -141,6 +141,19 @@ pub struct Allowed {
     pub inner: bool,
 }
 
+impl Allowed {
+    /// Reads at the start, after waits, and writes at the end, before posts.
+    pub(crate) fn at_both_ends(contract: &Contract) -> Allowed {
+        let point = |mode| if mode == Mode::Read { &[Point::Start] } else { &[Point::End] };
+        Allowed {
+            operands: contract.operands.iter().map(|o| (o.operand, &point(o.mode)[..])).collect(),
+            waits: contract.agents.iter().map(|a| (*a, Point::Start)).collect(),
+            posts: contract.agents.iter().map(|a| (*a, Point::End)).collect(),
+            inner: false,
+        }
+    }
+}
+
 /// Types that a template takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Elements {

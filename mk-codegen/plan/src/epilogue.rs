@@ -2,7 +2,7 @@
 
 use super::{
     names::{Mode, Operand},
-    text::{Cursor, ReadError},
+    text::{Cursor, Result},
 };
 use mk_dtype::{Curve, DType};
 use serde::{Deserialize, Serialize};
@@ -289,7 +289,7 @@ pub(super) fn epilogue_text(op: &EpilogueOp) -> String {
 }
 
 /// `epilogue=bias,gelu`, if it is there.
-pub(super) fn read_epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>, ReadError> {
+pub(super) fn read_epilogue(c: &mut Cursor<'_>) -> Result<Vec<EpilogueOp>> {
     let mut epilogue = Vec::new();
     if c.eat_word("epilogue") {
         c.sign("=")?;

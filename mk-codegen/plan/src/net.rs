@@ -5,7 +5,7 @@ use super::{
     entity::{Arena, BufId, FamId, SigId},
     expr::Expr,
     plan::{NicOrdering, Plan, Space},
-    points::{PointError, Points, Region},
+    points::{Points, Region, Result},
 };
 use mk_abi::NetLayout;
 
@@ -30,7 +30,7 @@ impl NetPlan {
     ///
     /// # Errors
     /// Where an extent has no value.
-    pub fn new(plan: &Plan, points: &Points<'_>) -> Result<Option<NetPlan>, PointError> {
+    pub fn new(plan: &Plan, points: &Points<'_>) -> Result<Option<NetPlan>> {
         let Some((nic, local)) = plan.nic.and_then(|nic| nic.local.map(|local| (nic, local)))
         else {
             return Ok(None);
@@ -87,7 +87,7 @@ impl NetPlan {
     ///
     /// # Errors
     /// Where an extent has no value.
-    pub fn place(&self, points: &Points<'_>, region: &Region) -> Result<Option<u64>, PointError> {
+    pub fn place(&self, points: &Points<'_>, region: &Region) -> Result<Option<u64>> {
         let Some(base) = self.buffers[region.buffer] else { return Ok(None) };
         let shape = points.shape(region.buffer, region.rank)?;
         let pitch = points.pitch(region.buffer, region.rank)?;
@@ -112,7 +112,7 @@ impl Plan {
 }
 
 /// Bytes of the longest message.
-fn longest(plan: &Plan, points: &Points<'_>) -> Result<u64, PointError> {
+fn longest(plan: &Plan, points: &Points<'_>) -> Result<u64> {
     let mut most = 0;
     for (id, family) in plan.families.iter().filter(|(_, f)| f.leaf.sends()) {
         for rank in 0..plan.mesh.size() as usize {

@@ -16,6 +16,9 @@ use thiserror::Error;
 /// Most tasks of one epoch, over all ranks, of a plan that anybody unrolls.
 pub const MAX_TASKS: u64 = 1 << 20;
 
+/// What has a value at a point.
+pub(crate) type Result<T, E = PointError> = std::result::Result<T, E>;
+
 /// An expression of a plan that has no value at a point that the plan reaches.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("rank {rank}: {place}: `{text}`: {source}")]
@@ -170,7 +173,7 @@ impl<'a> Points<'a> {
     ///
     /// # Errors
     /// Where the expression has no value.
-    pub fn eval(&self, task: &Task, e: &Expr) -> Result<i64, PointError> {
+    pub fn eval(&self, task: &Task, e: &Expr) -> Result<i64> {
         self.raw(task.rank(), &task.vars, e).map_err(|source| self.error(task, e, source))
     }
 
@@ -189,7 +192,7 @@ impl<'a> Points<'a> {
     ///
     /// # Errors
     /// Where an extent has no value.
-    pub fn shape(&self, buffer: BufId, rank: usize) -> Result<Vec<i64>, PointError> {
+    pub fn shape(&self, buffer: BufId, rank: usize) -> Result<Vec<i64>> {
         self.plan_exprs(&self.plan.buffers[buffer].shape, rank, || buffer.to_string())
     }
 
@@ -198,12 +201,7 @@ impl<'a> Points<'a> {
     ///
     /// # Errors
     /// As [`Self::shape`].
-    pub fn streams(
-        &self,
-        family: FamId,
-        operand: Operand,
-        cache_bytes: f64,
-    ) -> Result<bool, PointError> {
+    pub fn streams(&self, family: FamId, operand: Operand, cache_bytes: f64) -> Result<bool> {
         let f = &self.plan.families[family];
         let access = f.accesses.iter().find(|a| a.operand == operand);
         let (Some(a), true) = (access, self.plan.reads_once(family, operand)) else {
@@ -221,12 +219,7 @@ impl<'a> Points<'a> {
     ///
     /// # Errors
     /// Where a task or a region has no value.
-    pub fn clipped(
-        &self,
-        family: FamId,
-        c: &Access,
-        block: [u32; 2],
-    ) -> Result<Option<Task>, PointError> {
+    pub fn clipped(&self, family: FamId, c: &Access, block: [u32; 2]) -> Result<Option<Task>> {
         let product = self.plan.families[family].leaf.product();
         let swaps = product.is_some_and(|x| mma_swaps([x.block[0], x.block[1]]));
         let row_by_row = block[1].is_multiple_of(64) && !swaps;
@@ -255,7 +248,7 @@ impl<'a> Points<'a> {
     ///
     /// # Errors
     /// Where the pitch has no value.
-    pub fn pitch(&self, buffer: BufId, rank: usize) -> Result<i64, PointError> {
+    pub fn pitch(&self, buffer: BufId, rank: usize) -> Result<i64> {
         let b = &self.plan.buffers[buffer];
         let row = b.pitch.as_ref().or(b.shape.last());
         let list = self
@@ -267,7 +260,7 @@ impl<'a> Points<'a> {
     ///
     /// # Errors
     /// Where an extent has no value.
-    pub fn signal_shape(&self, signal: super::SigId, rank: usize) -> Result<Vec<i64>, PointError> {
+    pub fn signal_shape(&self, signal: super::SigId, rank: usize) -> Result<Vec<i64>> {
         self.plan_exprs(&self.plan.signals[signal].shape, rank, || signal.to_string())
     }
 
@@ -276,7 +269,7 @@ impl<'a> Points<'a> {
         list: &[Expr],
         rank: usize,
         place: impl Fn() -> String,
-    ) -> Result<Vec<i64>, PointError> {
+    ) -> Result<Vec<i64>> {
         let one = |e: &Expr| {
             self.raw(rank, &[rank as i64], e).map_err(|source| PointError {
                 rank,
@@ -293,7 +286,7 @@ impl<'a> Points<'a> {
     /// # Errors
     /// Where an extent or an `order` expression has no value. Whether `order` names every point once is the
     /// verifier's business.
-    pub fn tasks(&self, family: FamId, rank: usize, epoch: i64) -> Result<Vec<Task>, PointError> {
+    pub fn tasks(&self, family: FamId, rank: usize, epoch: i64) -> Result<Vec<Task>> {
         let x = &self.plan.families[family];
         let mut vars = vec![0; Var::DOMAIN as usize + x.domain.len()];
         vars[Var::RANK.0 as usize] = rank as i64;
@@ -317,13 +310,7 @@ impl<'a> Points<'a> {
     ///
     /// # Errors
     /// Where an extent has no value.
-    pub fn count(
-        &self,
-        family: FamId,
-        rank: usize,
-        epoch: i64,
-        limit: u64,
-    ) -> Result<u64, PointError> {
+    pub fn count(&self, family: FamId, rank: usize, epoch: i64, limit: u64) -> Result<u64> {
         let domain = &self.plan.families[family].domain;
         let mut vars = vec![0; Var::DOMAIN as usize + domain.len()];
         vars[Var::RANK.0 as usize] = rank as i64;
@@ -331,12 +318,7 @@ impl<'a> Points<'a> {
         self.below(&mut Task { family, vars }, domain, limit)
     }
 
-    fn below(
-        &self,
-        task: &mut Task,
-        rest: &[(String, Expr)],
-        limit: u64,
-    ) -> Result<u64, PointError> {
+    fn below(&self, task: &mut Task, rest: &[(String, Expr)], limit: u64) -> Result<u64> {
         let depth = task.vars.len() - Var::DOMAIN as usize - rest.len();
         let Some(((_, extent), inner)) = rest.split_first() else { return Ok(1) };
         let n = self.eval(task, extent)?.max(0);
@@ -359,7 +341,7 @@ impl<'a> Points<'a> {
     ///
     /// # Errors
     /// As [`Points::tasks`].
-    pub fn ends(&self, family: FamId, rank: usize, epoch: i64) -> Result<Vec<Task>, PointError> {
+    pub fn ends(&self, family: FamId, rank: usize, epoch: i64) -> Result<Vec<Task>> {
         let x = &self.plan.families[family];
         let mut task = Task { family, vars: vec![0; Var::DOMAIN as usize + x.domain.len()] };
         task.vars[Var::RANK.0 as usize] = rank as i64;
@@ -389,7 +371,7 @@ impl<'a> Points<'a> {
         depth: usize,
         some: &dyn Fn(i64) -> Vec<i64>,
         out: &mut Vec<Task>,
-    ) -> Result<(), PointError> {
+    ) -> Result<()> {
         let Some((_, extent)) = x.domain.get(depth) else {
             out.push(task.clone());
             return Ok(());
@@ -405,7 +387,7 @@ impl<'a> Points<'a> {
     ///
     /// # Errors
     /// Where the extent has no value.
-    pub fn inner(&self, task: &Task) -> Result<i64, PointError> {
+    pub fn inner(&self, task: &Task) -> Result<i64> {
         match &self.plan.families[task.family].inner {
             Some((_, extent)) => Ok(self.eval(task, extent)?.max(0)),
             None => Ok(1),
@@ -417,7 +399,7 @@ impl<'a> Points<'a> {
     ///
     /// # Errors
     /// Where a position has no value.
-    pub fn positions(&self, task: &Task, inner: i64) -> Result<Option<[i64; 2]>, PointError> {
+    pub fn positions(&self, task: &Task, inner: i64) -> Result<Option<[i64; 2]>> {
         let Some(Positions { q, k }) = &self.plan.families[task.family].positions else {
             return Ok(None);
         };
@@ -460,18 +442,13 @@ impl<'a> Points<'a> {
     ///
     /// # Errors
     /// Where an expression has no value, or the rank is outside the mesh.
-    pub fn region(&self, at: &Task, access: &Access) -> Result<Option<Region>, PointError> {
+    pub fn region(&self, at: &Task, access: &Access) -> Result<Option<Region>> {
         let mut region = Region { dims: Vec::with_capacity(access.region.len()), ..Region::none() };
         Ok(self.region_into(at, access, &mut region)?.then_some(region))
     }
 
     /// As [`Points::region`], in the place of another one. Whether there is one.
-    pub fn region_into(
-        &self,
-        at: &Task,
-        access: &Access,
-        region: &mut Region,
-    ) -> Result<bool, PointError> {
+    pub fn region_into(&self, at: &Task, access: &Access, region: &mut Region) -> Result<bool> {
         region.dims.clear();
         // A kernel has the rank of a region in which there is nothing, too.
         region.rank = self.rank(at, &access.rank)?;
@@ -491,7 +468,7 @@ impl<'a> Points<'a> {
     ///
     /// # Errors
     /// Where it has no value or names no rank.
-    pub fn rank(&self, at: &Task, e: &Expr) -> Result<usize, PointError> {
+    pub fn rank(&self, at: &Task, e: &Expr) -> Result<usize> {
         let rank = self.eval(at, e)?;
         let world = i64::from(self.plan.mesh.size());
         if (0..world).contains(&rank) {

@@ -7,14 +7,14 @@ use super::{
     entity::{Entity, FamId, RoleId},
     epilogue::{EPILOGUE_OPERANDS, carry_last},
     expr::Expr,
-    leaf::{ALayout, BLayout, Consumers, MmaTile, Store},
+    leaf::{ALayout, BLayout, Consumers, Leaf, MmaTile, Store},
     mma::{
         mma_consumers, mma_panel_columns, mma_panels, mma_staging_panels, mma_swaps,
         mma_three_by_rows,
     },
     names::Operand,
     plan::{Access, Buffer, Family, Plan, Schedule, Space},
-    points::{PointError, Points, Task},
+    points::{Points, Result, Task},
 };
 use mk_abi::DType;
 
@@ -136,7 +136,7 @@ impl Points<'_> {
     ///
     /// # Errors
     /// Where an extent has no value.
-    pub fn steps(&self, task: &Task) -> Result<Option<(i64, i64)>, PointError> {
+    pub fn steps(&self, task: &Task) -> Result<Option<(i64, i64)>> {
         let f = &self.plan.families[task.family];
         let Some(MmaTile { block, a_layout, .. }) = f.leaf.product() else { return Ok(None) };
         let a = self.plan.operand(task.family, Operand::A);
@@ -152,7 +152,7 @@ impl Points<'_> {
     ///
     /// # Errors
     /// As [`Self::steps`].
-    fn least_steps(&self, run: &[FamId]) -> Result<i64, PointError> {
+    fn least_steps(&self, run: &[FamId]) -> Result<i64> {
         // A launch may leave a tile without rows, which makes one step.
         let mut least = if self.plan.runtime_dim().is_some() { 1 } else { i64::MAX };
         for id in run {
@@ -178,6 +178,17 @@ impl Points<'_> {
         Ok(least)
     }
 
+    /// The GEMM of a [run](Plan::runs) that may hand results over outside of staging, whether they are f32, and the
+    /// panels of a tile. Longer epilogues leave no registers for it.
+    fn panels(&self, run: &[FamId]) -> Option<(&Leaf, &MmaTile, bool, u32)> {
+        let first = *run.first()?;
+        let leaf = &self.plan.families[first].leaf;
+        let tile = leaf.product().filter(|tile| tile.epilogue.len() <= 2)?;
+        let c = self.plan.operand(first, Operand::C);
+        let f32 = c.is_some_and(|c| self.plan.buffers[c.buffer].dtype == DType::F32);
+        Some((leaf, tile, f32, mma_panels(tile.block, leaf.out_columns(), f32)))
+    }
+
     /// Whether the tiles of a [run](Plan::runs) borrow the stage of their last step for results that staging has no
     /// room for.
     ///
@@ -191,30 +202,9 @@ impl Points<'_> {
     ///
     /// # Errors
     /// As [`Self::steps`].
-    pub fn borrowed_stage(&self, run: &[FamId]) -> Result<bool, PointError> {
-        let Some(first) = run.first() else { return Ok(false) };
-        let leaf = &self.plan.families[*first].leaf;
-        let Some(MmaTile {
-            block,
-            stages,
-            a_layout,
-            b_layout,
-            shifted,
-            store,
-            consumers,
-            epilogue,
-            ..
-        }) = leaf.product()
-        else {
-            return Ok(false);
-        };
-        // Longer ones leave no registers for it.
-        if epilogue.len() > 2 {
-            return Ok(false);
-        }
-        let c = self.plan.operand(*first, Operand::C);
-        let f32 = c.is_some_and(|c| self.plan.buffers[c.buffer].dtype == DType::F32);
-        let panels = mma_panels(*block, leaf.out_columns(), f32);
+    pub fn borrowed_stage(&self, run: &[FamId]) -> Result<bool> {
+        let Some((leaf, tile, f32, panels)) = self.panels(run) else { return Ok(false) };
+        let MmaTile { block, stages, a_layout, b_layout, shifted, store, consumers, .. } = tile;
         // Swapped, a warp's columns of a panel lie where its columns of B do, if those are contiguous.
         let [m, n, _] = *block;
         let own_rows = *consumers == Consumers::Cooperative
@@ -239,22 +229,10 @@ impl Points<'_> {
     ///
     /// # Errors
     /// Where an extent has no value.
-    pub fn only_tile(&self, run: &[FamId]) -> Result<bool, PointError> {
-        let Some(first) = run.first() else { return Ok(false) };
-        let role = self.plan.families[*first].role;
-        let leaf = &self.plan.families[*first].leaf;
-        let Some(MmaTile { block, stages, a_layout, shifted, store, consumers, epilogue, .. }) =
-            leaf.product()
-        else {
-            return Ok(false);
-        };
-        // Longer ones leave no registers for it.
-        if epilogue.len() > 2 {
-            return Ok(false);
-        }
-        let c = self.plan.operand(*first, Operand::C);
-        let f32 = c.is_some_and(|c| self.plan.buffers[c.buffer].dtype == DType::F32);
-        let panels = mma_panels(*block, leaf.out_columns(), f32);
+    pub fn only_tile(&self, run: &[FamId]) -> Result<bool> {
+        let Some((leaf, tile, _, panels)) = self.panels(run) else { return Ok(false) };
+        let role = self.plan.families[run[0]].role;
+        let MmaTile { block, stages, a_layout, shifted, store, consumers, .. } = tile;
         let beyond = panels.saturating_sub(mma_staging_panels([block[0], block[1]], *stages));
         // Of A, or of columns of B.
         let swaps = mma_swaps([block[0], block[1]]);
@@ -288,7 +266,7 @@ impl Points<'_> {
     ///
     /// # Errors
     /// Where a region has no value.
-    pub fn ends_clipped(&self, run: &[FamId]) -> Result<bool, PointError> {
+    pub fn ends_clipped(&self, run: &[FamId]) -> Result<bool> {
         let mut ends = false;
         if self.plan.runtime_dim().is_some() {
             return Ok(false);
@@ -323,7 +301,7 @@ impl Points<'_> {
     ///
     /// # Errors
     /// As [`Self::streams`].
-    pub fn evict_first(&self, run: &[FamId], cache_bytes: f64) -> Result<bool, PointError> {
+    pub fn evict_first(&self, run: &[FamId], cache_bytes: f64) -> Result<bool> {
         for id in run {
             if !self.streams(*id, Operand::B, cache_bytes)? {
                 return Ok(false);
@@ -343,7 +321,7 @@ impl Points<'_> {
     ///
     /// # Errors
     /// Where an extent has no value.
-    pub fn teams(&self, run: &[FamId]) -> Result<u32, PointError> {
+    pub fn teams(&self, run: &[FamId]) -> Result<u32> {
         let Some(first) = run.first() else { return Ok(1) };
         let ctas = self.plan.workers(self.plan.families[*first].role);
         let mut tasks = 0;

@@ -3,7 +3,7 @@
 
 use super::{
     check::StructureError,
-    points::{PointError, Points},
+    points::{Points, Result},
 };
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ impl Points<'_> {
     ///
     /// # Errors
     /// Where a pitch has no value.
-    pub fn rows_for_tma(&self) -> Result<Vec<StructureError>, PointError> {
+    pub fn rows_for_tma(&self) -> Result<Vec<StructureError>> {
         let mut out = Vec::new();
         for (id, x) in self.plan.families.iter() {
             let loaded = x.leaf.through_tma();

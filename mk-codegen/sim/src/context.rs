@@ -1,7 +1,7 @@
 //! What the agents of one task hand each other: loaded tiles, sums, and the progress of each agent.
 
 use super::{
-    error::SimError,
+    Result, SimError,
     math::{Attention, Gradients, Tile},
 };
 use mk_plan::{Agent, Operand};
@@ -101,7 +101,7 @@ impl Context {
     }
 
     /// The factor of a contribution.
-    pub fn factor(&self, of: &Piece) -> Result<Option<f32>, SimError> {
+    pub fn factor(&self, of: &Piece) -> Result<Option<f32>> {
         let mut all = self.pieces.iter().filter(|p| p.operand == Operand::W);
         let factor = all.find(|p| (p.phase, p.each) == (of.phase, of.each));
         match factor.map(|p| &p.tile.data[..]) {

@@ -40,6 +40,7 @@ mod stamps;
 mod weak;
 
 pub use caller::{Callbacks, Caller};
+use error::Result;
 pub use error::{Blocked, Deadlock, SimError, WaitsFor};
 pub use network::{Message, Network};
 pub use options::{MAX_ELEMENTS, MAX_REPEAT, MAX_TASKS, Options, RunReport};
@@ -53,7 +54,7 @@ use mk_plan::Plan;
 /// # Errors
 /// If the plan is not well formed, cannot be evaluated, deadlocks, is too large, or the caller's data does not fit it.
 /// Wrong numbers are no error here: the caller compares them.
-pub fn run(plan: &Plan, caller: &mut dyn Caller, options: &Options) -> Result<RunReport, SimError> {
+pub fn run(plan: &Plan, caller: &mut dyn Caller, options: &Options) -> Result<RunReport> {
     Machine::new(plan, caller, options, None)?.run()
 }
 
@@ -68,6 +69,6 @@ pub fn run_over(
     caller: &mut dyn Caller,
     options: &Options,
     network: &dyn Network,
-) -> Result<RunReport, SimError> {
+) -> Result<RunReport> {
     Machine::new(plan, caller, options, Some(network))?.run()
 }

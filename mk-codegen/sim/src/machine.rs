@@ -1,9 +1,9 @@
 //! The state of a run.
 
 use super::{
+    Result, SimError,
     caller::Caller,
     delivery::Deliveries,
-    error::SimError,
     host::Host,
     memory::{Memory, within},
     network::{Joined, Network},
@@ -67,10 +67,10 @@ impl<'a> Machine<'a> {
         caller: &'a mut dyn Caller,
         options: &'a Options,
         network: Option<&'a dyn Network>,
-    ) -> Result<Machine<'a>, SimError> {
-        plan.check_structure().map_err(SimError::Structure)?;
+    ) -> Result<Machine<'a>> {
+        plan.check_structure().map_err(|errors| SimError::Structure { errors })?;
         if !options.anywhere {
-            plan.check_points().map_err(SimError::Structure)?;
+            plan.check_points().map_err(|errors| SimError::Structure { errors })?;
         }
         let world = plan.mesh.size() as usize;
         let mut entries = 0u64;
@@ -83,7 +83,7 @@ impl<'a> Machine<'a> {
         let points = Points::new(plan, &none);
         let rows = points.rows_for_tma()?;
         if !rows.is_empty() {
-            return Err(SimError::Structure(rows));
+            return Err(SimError::Structure { errors: rows });
         }
         let joined = match network {
             None => None,
@@ -136,7 +136,7 @@ impl<'a> Machine<'a> {
         })
     }
 
-    pub fn step(&mut self) -> Result<(), SimError> {
+    pub fn step(&mut self) -> Result<()> {
         self.report.steps += 1;
         if self.report.steps > self.options.max_steps {
             return Err(SimError::Steps { limit: self.options.max_steps });
@@ -145,7 +145,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Takes room for numbers that a task or a delivery holds.
-    pub fn hold(&mut self, n: u64) -> Result<(), SimError> {
+    pub fn hold(&mut self, n: u64) -> Result<()> {
         self.held = self.held.saturating_add(n);
         within("elements in flight", self.held)
     }

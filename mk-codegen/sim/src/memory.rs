@@ -1,7 +1,7 @@
 //! Buffers of all ranks. Numbers are kept as f32 and rounded to the buffer's type when they are stored; memory that
 //! nobody has written is NaN.
 
-use super::{error::SimError, math::Tile, options::MAX_ELEMENTS};
+use super::{Result, SimError, math::Tile, options::MAX_ELEMENTS};
 use mk_abi::DType;
 use mk_plan::{BufId, Entity, Plan, Points, Region};
 
@@ -18,7 +18,7 @@ struct Slab {
 
 impl Memory {
     /// Poisoned memory for a plan.
-    pub fn new(plan: &Plan, points: &Points<'_>) -> Result<Memory, SimError> {
+    pub fn new(plan: &Plan, points: &Points<'_>) -> Result<Memory> {
         let mut total = 0u64;
         let mut ranks = Vec::new();
         for rank in 0..plan.mesh.size() as usize {
@@ -101,7 +101,7 @@ impl Memory {
 }
 
 /// Product of extents, none of which may be negative.
-pub(super) fn elements(shape: &[i64], what: impl Fn() -> String) -> Result<u64, SimError> {
+pub(super) fn elements(shape: &[i64], what: impl Fn() -> String) -> Result<u64> {
     let mut len = 1u64;
     for n in shape {
         let n = u64::try_from(*n).map_err(|_| SimError::Operands {
@@ -115,7 +115,7 @@ pub(super) fn elements(shape: &[i64], what: impl Fn() -> String) -> Result<u64, 
 }
 
 /// Refuses more than [`MAX_ELEMENTS`].
-pub(super) fn within(what: &str, wanted: u64) -> Result<(), SimError> {
+pub(super) fn within(what: &str, wanted: u64) -> Result<()> {
     if wanted <= MAX_ELEMENTS {
         return Ok(());
     }

@@ -5,8 +5,8 @@
 //! to CTA n mod ctas, or with a dynamic schedule to any.
 
 use super::{
+    Result, SimError,
     context::{Context, Phase},
-    error::SimError,
     options::{MAX_REPEAT, MAX_TASKS},
     signals::Word,
 };
@@ -193,7 +193,7 @@ impl Program {
         rank: usize,
         epoch: i64,
         mut taker: impl FnMut(usize) -> usize,
-    ) -> Result<Program, SimError> {
+    ) -> Result<Program> {
         let mut budget = MAX_TASKS / u64::from(plan.mesh.size().max(1));
         let (mut before, mut after, mut engine) = (Vec::new(), Vec::new(), Vec::new());
         let mut ctas: Vec<Vec<Task>> = Vec::new();
@@ -244,7 +244,7 @@ impl Program {
         points: &Points<'_>,
         place: Place,
         list: Vec<Task>,
-    ) -> Result<(), SimError> {
+    ) -> Result<()> {
         let plan = points.plan;
         let mut unit = Unit {
             place,
@@ -328,13 +328,8 @@ fn count(
     rank: usize,
     epoch: i64,
     budget: &mut u64,
-) -> Result<(), SimError> {
-    fn nest(
-        points: &Points<'_>,
-        task: &mut Task,
-        depth: usize,
-        budget: &mut u64,
-    ) -> Result<(), SimError> {
+) -> Result<()> {
+    fn nest(points: &Points<'_>, task: &mut Task, depth: usize, budget: &mut u64) -> Result<()> {
         let Some(left) = budget.checked_sub(1) else {
             return Err(SimError::TooLarge {
                 what: format!("tasks of one launch on all ranks, up to {}", task.family),
@@ -367,8 +362,8 @@ pub(super) fn repeat(
     inner: i64,
     each: Option<&mk_plan::Each>,
     when: Option<&mk_plan::Expr>,
-    f: impl FnMut(&Task) -> Result<(), SimError>,
-) -> Result<(), SimError> {
+    f: impl FnMut(&Task) -> Result<()>,
+) -> Result<()> {
     if let Some(each) = each {
         let mut at = task.clone();
         at.vars[Var::INNER.0 as usize] = inner;

@@ -1,6 +1,6 @@
 //! Who goes next: the adversary.
 
-use super::error::SimError;
+use super::error::{Result, SimError};
 use mk_plan::{Agent, FamId, Task};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use std::{fmt, str::FromStr};
@@ -177,7 +177,7 @@ pub(super) struct Chooser {
 }
 
 impl Chooser {
-    pub fn new(schedule: Schedule, seed: u64, world: usize) -> Result<Chooser, SimError> {
+    pub fn new(schedule: Schedule, seed: u64, world: usize) -> Result<Chooser> {
         if let Schedule::Starve(rank) = schedule
             && rank >= world
         {

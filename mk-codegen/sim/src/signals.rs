@@ -1,7 +1,7 @@
 //! Signal words of all ranks, and who sleeps until one of them counts far enough.
 
 use super::{
-    error::SimError,
+    error::Result,
     memory::{elements, within},
     schedule::Actor,
 };
@@ -28,7 +28,7 @@ struct Array {
 
 impl Signals {
     /// All words at 0: they count over all launches of a run.
-    pub fn new(plan: &Plan, points: &Points<'_>) -> Result<Signals, SimError> {
+    pub fn new(plan: &Plan, points: &Points<'_>) -> Result<Signals> {
         let mut total = 0u64;
         let mut ranks = Vec::new();
         for rank in 0..plan.mesh.size() as usize {

@@ -6,7 +6,7 @@
 //! has read it.
 
 use super::{
-    error::SimError,
+    error::Result,
     memory::{elements, rows},
 };
 use mk_plan::{BufId, Entity, Plan, Points, Region};
@@ -25,7 +25,7 @@ struct Slab {
 }
 
 impl Stamps {
-    pub fn new(plan: &Plan, points: &Points<'_>) -> Result<Stamps, SimError> {
+    pub fn new(plan: &Plan, points: &Points<'_>) -> Result<Stamps> {
         let mut ranks = Vec::new();
         for rank in 0..plan.mesh.size() as usize {
             let mut slabs = Vec::new();

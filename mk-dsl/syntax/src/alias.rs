@@ -27,177 +27,56 @@ const NO_LAYOUT: &str = "a pipeline has `view` of rows as heads alone: declare t
     operation reads";
 const NO_CURVE: &str = "the activations are `gelu`, `gelu_tanh`, `silu`, `relu` and `swiglu`";
 
-const ALIASES: &[Alias] = &[
-    Alias {
-        names: &["dropped", "count_dropped", "dropped_tokens", "num_dropped", "overflow"],
-        says: Nothing(
-            "how many rows a launch drops is no result: `plan::Routing::dropped` counts them from the ids, and `mk run` \
-             prints them",
-        ),
-    },
-    Alias {
-        names: &[
-            "all_gather",
-            "all_gather_into_tensor",
-            "all_gather_tensor",
-            "nccl_all_gather",
-            "unshard",
-        ],
-        says: Write { op: "gather", like: "gather(a) -> gemm(b)" },
-    },
-    Alias {
-        names: &[
-            "matmul",
-            "mm",
-            "bmm",
-            "dot",
-            "linear",
-            "addmm",
-            "einsum",
-            "dense",
-            "fc",
-            "product",
-            "column_parallel",
-            "column_parallel_linear",
-        ],
-        says: Write { op: "gemm", like: "gather(a) -> gemm(b)" },
-    },
-    Alias {
-        names: &["row_parallel", "row_parallel_linear"],
-        says: Write { op: "gemm", like: "gemm(a, b) -> reduce_scatter" },
-    },
-    Alias {
-        names: &["reduce_scatter_tensor", "nccl_reduce_scatter", "psum_scatter", "scatter_reduce"],
-        says: Write { op: "reduce_scatter", like: "gemm(a, b) -> reduce_scatter" },
-    },
-    Alias {
-        names: &["all_to_all_single", "all2all"],
-        says: Write {
-            op: "all_to_all",
-            like: "all_to_all(x, split = 2, concat = 1) -> attention(k, v)",
-        },
-    },
-    Alias {
-        names: &["nccl_all_reduce", "psum", "all_reduce_sum", "reduce"],
-        says: Write { op: "all_reduce", like: "gemm(a, b) -> all_reduce" },
-    },
-    Alias {
-        names: &["all_to_all_v", "moe_dispatch", "permute_tokens"],
-        says: Write {
-            op: "dispatch",
-            like: "dispatch(x, ids) -> grouped_gemm(w) -> combine(weights)",
-        },
-    },
-    Alias {
-        names: &["moe_combine", "unpermute", "unpermute_tokens"],
-        says: Write {
-            op: "combine",
-            like: "dispatch(x, ids) -> grouped_gemm(w) -> combine(weights)",
-        },
-    },
-    Alias {
-        names: &["grouped_mm", "grouped_matmul", "group_gemm", "moe", "experts", "ragged_dot"],
-        says: Write { op: "grouped_gemm", like: "ragged(x, counts) -> grouped_gemm(w)" },
-    },
-    Alias {
-        names: &[
-            "sdpa",
-            "scaled_dot_product_attention",
-            "flash_attention",
-            "flash_attn",
-            "flash_attn_func",
-            "mha",
-            "multi_head_attention",
-            "self_attention",
-            "softmax",
-        ],
-        says: Write { op: "attention", like: "attention(q, k, v, causal)" },
-    },
-    Alias {
-        names: &["ring_attention", "context_parallel"],
-        says: Write { op: "ring", like: "ring(k, v) -> attention(q, causal)" },
-    },
-    Alias {
-        names: &["logsumexp", "softmax_lse"],
-        says: Write { op: "lse", like: "let o = attention(q, k, v); (o, o -> lse)" },
-    },
-    Alias {
-        names: &["add_bias", "bias_add"],
-        says: Write { op: "bias", like: "gather(a) -> gemm(b) -> bias(c)" },
-    },
-    Alias {
-        names: &["plus", "residual", "residual_add", "sum", "skip"],
-        says: Write { op: "add", like: "gather(a) -> gemm(b) -> add(c)" },
-    },
-    Alias {
-        names: &["multiply", "times", "hadamard"],
-        says: Write { op: "mul", like: "gather(a) -> gemm(b) -> mul(c)" },
-    },
-    Alias {
-        names: &["div", "divide", "alpha", "mul_scalar"],
-        says: Write { op: "scale", like: "gather(a) -> gemm(b) -> scale(0.5)" },
-    },
-    Alias {
-        names: &[
-            "to", "type", "astype", "convert", "half", "bfloat16", "float", "float16", "float32",
-        ],
-        says: Write { op: "cast", like: "gather(a) -> gemm(b) -> cast(f32)" },
-    },
-    Alias { names: &["swish"], says: Write { op: "silu", like: "gather(a) -> gemm(b) -> silu" } },
-    Alias {
-        names: &["glu", "silu_and_mul"],
-        says: Write { op: "swiglu", like: "gather(a) -> gemm(b) -> swiglu" },
-    },
-    Alias {
-        names: &["gelu_new", "gelu_fast", "new_gelu", "fast_gelu", "approximate_gelu"],
-        says: Write { op: "gelu_tanh", like: "gather(a) -> gemm(b) -> gelu_tanh" },
-    },
-    Alias {
-        names: &["rotary", "rotary_embedding", "apply_rotary_pos_emb"],
-        says: Write { op: "rope", like: "x -> rope(t)" },
-    },
-    Alias {
-        names: &["transpose", "t", "permute", "swapaxes"],
-        says: Write { op: "gemm", like: "gather(a) -> gemm(b.t)" },
-    },
-    Alias {
-        names: &[
-            "layer_norm",
-            "norm",
-            "batch_norm",
-            "dropout",
-            "embedding",
-            "topk",
-            "cross_entropy",
-        ],
-        says: Nothing(NO_NORM),
-    },
-    Alias {
-        names: &["broadcast", "scatter", "send", "recv", "isend", "irecv", "ppermute", "barrier"],
-        says: Nothing(NO_MOVE),
-    },
-    Alias {
-        names: &["reshape", "unflatten", "rearrange"],
-        says: Write { op: "view", like: "x -> view(B, S, H, D)" },
-    },
-    Alias {
-        names: &[
-            "flatten",
-            "contiguous",
-            "squeeze",
-            "unsqueeze",
-            "cat",
-            "concat",
-            "split",
-            "chunk",
-        ],
-        says: Nothing(NO_LAYOUT),
-    },
-    Alias {
-        names: &["sigmoid", "tanh", "geglu", "leaky_relu", "elu", "mish", "softplus", "quick_gelu"],
-        says: Nothing(NO_CURVE),
-    },
-];
+/// A row for each thing: what others call it, and what to do.
+macro_rules! aliases {
+    ($([$($name:ident)*] => $says:expr;)*) => {
+        const ALIASES: &[Alias] = &[$(Alias { names: &[$(stringify!($name)),*], says: $says }),*];
+    };
+}
+
+aliases! {
+    [dropped count_dropped dropped_tokens num_dropped overflow]
+        => Nothing("how many rows a launch drops is no result: `plan::Routing::dropped` counts them from the \
+            ids, and `mk run` prints them");
+    [all_gather all_gather_into_tensor all_gather_tensor nccl_all_gather unshard]
+        => Write { op: "gather", like: "gather(a) -> gemm(b)" };
+    [matmul mm bmm dot linear addmm einsum dense fc product column_parallel column_parallel_linear]
+        => Write { op: "gemm", like: "gather(a) -> gemm(b)" };
+    [row_parallel row_parallel_linear] => Write { op: "gemm", like: "gemm(a, b) -> reduce_scatter" };
+    [reduce_scatter_tensor nccl_reduce_scatter psum_scatter scatter_reduce]
+        => Write { op: "reduce_scatter", like: "gemm(a, b) -> reduce_scatter" };
+    [all_to_all_single all2all]
+        => Write { op: "all_to_all", like: "all_to_all(x, split = 2, concat = 1) -> attention(k, v)" };
+    [nccl_all_reduce psum all_reduce_sum reduce] => Write { op: "all_reduce", like: "gemm(a, b) -> all_reduce" };
+    [all_to_all_v moe_dispatch permute_tokens]
+        => Write { op: "dispatch", like: "dispatch(x, ids) -> grouped_gemm(w) -> combine(weights)" };
+    [moe_combine unpermute unpermute_tokens]
+        => Write { op: "combine", like: "dispatch(x, ids) -> grouped_gemm(w) -> combine(weights)" };
+    [grouped_mm grouped_matmul group_gemm moe experts ragged_dot]
+        => Write { op: "grouped_gemm", like: "ragged(x, counts) -> grouped_gemm(w)" };
+    [sdpa scaled_dot_product_attention flash_attention flash_attn flash_attn_func mha multi_head_attention
+     self_attention softmax]
+        => Write { op: "attention", like: "attention(q, k, v, causal)" };
+    [ring_attention context_parallel] => Write { op: "ring", like: "ring(k, v) -> attention(q, causal)" };
+    [logsumexp softmax_lse] => Write { op: "lse", like: "let o = attention(q, k, v); (o, o -> lse)" };
+    [add_bias bias_add] => Write { op: "bias", like: "gather(a) -> gemm(b) -> bias(c)" };
+    [plus residual residual_add sum skip] => Write { op: "add", like: "gather(a) -> gemm(b) -> add(c)" };
+    [multiply times hadamard] => Write { op: "mul", like: "gather(a) -> gemm(b) -> mul(c)" };
+    [div divide alpha mul_scalar] => Write { op: "scale", like: "gather(a) -> gemm(b) -> scale(0.5)" };
+    [to type astype convert half bfloat16 float float16 float32]
+        => Write { op: "cast", like: "gather(a) -> gemm(b) -> cast(f32)" };
+    [swish] => Write { op: "silu", like: "gather(a) -> gemm(b) -> silu" };
+    [glu silu_and_mul] => Write { op: "swiglu", like: "gather(a) -> gemm(b) -> swiglu" };
+    [gelu_new gelu_fast new_gelu fast_gelu approximate_gelu]
+        => Write { op: "gelu_tanh", like: "gather(a) -> gemm(b) -> gelu_tanh" };
+    [rotary rotary_embedding apply_rotary_pos_emb] => Write { op: "rope", like: "x -> rope(t)" };
+    [transpose t permute swapaxes] => Write { op: "gemm", like: "gather(a) -> gemm(b.t)" };
+    [layer_norm norm batch_norm dropout embedding topk cross_entropy] => Nothing(NO_NORM);
+    [broadcast scatter send recv isend irecv ppermute barrier] => Nothing(NO_MOVE);
+    [reshape unflatten rearrange] => Write { op: "view", like: "x -> view(B, S, H, D)" };
+    [flatten contiguous squeeze unsqueeze cat concat split chunk] => Nothing(NO_LAYOUT);
+    [sigmoid tanh geglu leaky_relu elu mish softplus quick_gelu] => Nothing(NO_CURVE);
+}
 
 /// What to do about a name that others use: its help line.
 pub(crate) fn help(name: &str) -> Option<String> {

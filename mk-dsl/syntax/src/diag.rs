@@ -73,6 +73,17 @@ impl Sink {
         self.list.push((span, text));
     }
 
+    /// Reports a mistake that leaves no value.
+    pub fn refuse<T>(&mut self, span: Span, text: Text) -> Option<T> {
+        self.push(span, text);
+        None
+    }
+
+    /// `None` if there are more mistakes than before.
+    pub fn fine_since(&self, n_before: usize) -> Option<()> {
+        (self.len() == n_before).then_some(())
+    }
+
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }

@@ -51,171 +51,90 @@ pub(crate) struct OpInfo {
     first_usage: &'static str,
 }
 
-const fn op(
-    name: &'static str,
-    kind: OpKind,
-    usage: &'static str,
-    first_usage: &'static str,
-) -> OpInfo {
-    OpInfo { name, kind, usage, first_usage }
+/// A row for each operation: its name and kind; how it is written after an arrow; and at the start of a chain.
+macro_rules! operations {
+    ($($name:ident $kind:expr, $usage:literal, $first_usage:literal;)*) => {
+        pub(crate) const OPS: &[OpInfo] = &[$(OpInfo {
+            name: stringify!($name),
+            kind: $kind,
+            usage: $usage,
+            first_usage: $first_usage,
+        }),*];
+    };
 }
 
-pub(crate) const OPS: [OpInfo; 40] = [
-    op("gather", OpKind::Gather, "`gather` or `gather(axis)`", "`gather(x)`"),
-    op("gemm", OpKind::Gemm, "`gemm(w)`, or `gemm(x, w)` at the start of a chain", "`gemm(x, w)`"),
-    op(
-        "reduce_scatter",
-        OpKind::ReduceScatter,
-        "`reduce_scatter`, `reduce_scatter(axis)` or `reduce_scatter(dim = 0)`",
-        "`reduce_scatter(x)`",
-    ),
-    op("all_reduce", OpKind::AllReduce, "`all_reduce` or `all_reduce(axis)`", "`all_reduce(x)`"),
-    op(
-        "all_to_all",
-        OpKind::AllToAll,
+use OpKind as Kind;
+operations! {
+    gather Kind::Gather, "`gather` or `gather(axis)`", "`gather(x)`";
+    gemm Kind::Gemm, "`gemm(w)`, or `gemm(x, w)` at the start of a chain", "`gemm(x, w)`";
+    reduce_scatter Kind::ReduceScatter,
+        "`reduce_scatter`, `reduce_scatter(axis)` or `reduce_scatter(dim = 0)`", "`reduce_scatter(x)`";
+    all_reduce Kind::AllReduce, "`all_reduce` or `all_reduce(axis)`", "`all_reduce(x)`";
+    all_to_all Kind::AllToAll,
         "`all_to_all(split = 2, concat = 1)` or `all_to_all(axis, split = 2, concat = 1)`",
-        "`all_to_all(x, split = 2, concat = 1)`",
-    ),
-    op("bias", OpKind::Bias, "`bias(c)`, or `bias(x, c)` at the start of a chain", "`bias(x, c)`"),
-    op("gelu", OpKind::Curve(Curve::Gelu), "`gelu`", "`x -> gelu`"),
-    op("silu", OpKind::Curve(Curve::Silu), "`silu`", "`x -> silu`"),
-    op("relu", OpKind::Curve(Curve::Relu), "`relu`", "`x -> relu`"),
-    op("gelu_tanh", OpKind::Curve(Curve::GeluTanh), "`gelu_tanh`", "`x -> gelu_tanh`"),
-    op(
-        "gelu_grad",
-        OpKind::Slope(Curve::Gelu),
-        "`gelu_grad(h)`, or `gelu_grad(dy, h)` at the start of a chain",
-        "`gelu_grad(dy, h)`",
-    ),
-    op(
-        "gelu_tanh_grad",
-        OpKind::Slope(Curve::GeluTanh),
-        "`gelu_tanh_grad(h)`, or `gelu_tanh_grad(dy, h)` at the start of a chain",
-        "`gelu_tanh_grad(dy, h)`",
-    ),
-    op(
-        "silu_grad",
-        OpKind::Slope(Curve::Silu),
-        "`silu_grad(h)`, or `silu_grad(dy, h)` at the start of a chain",
-        "`silu_grad(dy, h)`",
-    ),
-    op(
-        "relu_grad",
-        OpKind::Slope(Curve::Relu),
-        "`relu_grad(h)`, or `relu_grad(dy, h)` at the start of a chain",
-        "`relu_grad(dy, h)`",
-    ),
-    op(
-        "swiglu_grad",
-        OpKind::SwigluGrad,
-        "`swiglu_grad(h)`, or `swiglu_grad(dy, h)` at the start of a chain",
-        "`swiglu_grad(dy, h)`",
-    ),
-    op("swiglu", OpKind::Swiglu, "`swiglu`", "`x -> swiglu`"),
-    op(
-        "rmsnorm",
-        OpKind::RmsNorm,
-        "`rmsnorm(g)`, or `rmsnorm(x, g)` at the start of a chain; then `eps = 1e-6` where wanted",
-        "`rmsnorm(x, g)`",
-    ),
-    op(
-        "rmsnorm_grad",
-        OpKind::RmsNormGrad,
-        "`rmsnorm_grad(x, g)`, or `rmsnorm_grad(dy, x, g)` at the start of a chain",
-        "`rmsnorm_grad(dy, x, g)`",
-    ),
-    op("rope", OpKind::Rope, "`rope(t)`, or `rope(x, t)` at the start of a chain", "`rope(x, t)`"),
-    op(
-        "rope_grad",
-        OpKind::RopeGrad,
-        "`rope_grad(t)`, or `rope_grad(dy, t)` at the start of a chain",
-        "`rope_grad(dy, t)`",
-    ),
-    op(
-        "view",
-        OpKind::View,
-        "`view(B, S, H, D)` of rows `[M, K]`, and `view(M, K)` of heads `[B, S, H, D]`",
-        "`x -> view(B, S, H, D)`",
-    ),
-    op("mul", OpKind::Mul, "`mul(y)`, or `mul(x, y)` at the start of a chain", "`mul(x, y)`"),
-    op("add", OpKind::Add, "`add(y)`, or `add(x, y)` at the start of a chain", "`add(x, y)`"),
-    op("scale", OpKind::Scale, "`scale(0.5)`", "`x -> scale(0.5)`"),
-    op("cast", OpKind::Cast, "`cast(f32)`", "`x -> cast(f32)`"),
-    op("quantize", OpKind::Quantize, "`quantize(e4m3, 1, 128)`", "`x -> quantize(e4m3, 1, 128)`"),
-    op("dequantize", OpKind::Dequantize, "`dequantize`", "`q -> dequantize`"),
-    op(
-        "ring",
-        OpKind::Ring,
+        "`all_to_all(x, split = 2, concat = 1)`";
+    bias Kind::Bias, "`bias(c)`, or `bias(x, c)` at the start of a chain", "`bias(x, c)`";
+    gelu Kind::Curve(Curve::Gelu), "`gelu`", "`x -> gelu`";
+    silu Kind::Curve(Curve::Silu), "`silu`", "`x -> silu`";
+    relu Kind::Curve(Curve::Relu), "`relu`", "`x -> relu`";
+    gelu_tanh Kind::Curve(Curve::GeluTanh), "`gelu_tanh`", "`x -> gelu_tanh`";
+    gelu_grad Kind::Slope(Curve::Gelu),
+        "`gelu_grad(h)`, or `gelu_grad(dy, h)` at the start of a chain", "`gelu_grad(dy, h)`";
+    gelu_tanh_grad Kind::Slope(Curve::GeluTanh),
+        "`gelu_tanh_grad(h)`, or `gelu_tanh_grad(dy, h)` at the start of a chain", "`gelu_tanh_grad(dy, h)`";
+    silu_grad Kind::Slope(Curve::Silu),
+        "`silu_grad(h)`, or `silu_grad(dy, h)` at the start of a chain", "`silu_grad(dy, h)`";
+    relu_grad Kind::Slope(Curve::Relu),
+        "`relu_grad(h)`, or `relu_grad(dy, h)` at the start of a chain", "`relu_grad(dy, h)`";
+    swiglu_grad Kind::SwigluGrad,
+        "`swiglu_grad(h)`, or `swiglu_grad(dy, h)` at the start of a chain", "`swiglu_grad(dy, h)`";
+    swiglu Kind::Swiglu, "`swiglu`", "`x -> swiglu`";
+    rmsnorm Kind::RmsNorm,
+        "`rmsnorm(g)`, or `rmsnorm(x, g)` at the start of a chain; then `eps = 1e-6` where wanted", "`rmsnorm(x, g)`";
+    rmsnorm_grad Kind::RmsNormGrad,
+        "`rmsnorm_grad(x, g)`, or `rmsnorm_grad(dy, x, g)` at the start of a chain", "`rmsnorm_grad(dy, x, g)`";
+    rope Kind::Rope, "`rope(t)`, or `rope(x, t)` at the start of a chain", "`rope(x, t)`";
+    rope_grad Kind::RopeGrad, "`rope_grad(t)`, or `rope_grad(dy, t)` at the start of a chain", "`rope_grad(dy, t)`";
+    view Kind::View,
+        "`view(B, S, H, D)` of rows `[M, K]`, and `view(M, K)` of heads `[B, S, H, D]`", "`x -> view(B, S, H, D)`";
+    mul Kind::Mul, "`mul(y)`, or `mul(x, y)` at the start of a chain", "`mul(x, y)`";
+    add Kind::Add, "`add(y)`, or `add(x, y)` at the start of a chain", "`add(x, y)`";
+    scale Kind::Scale, "`scale(0.5)`", "`x -> scale(0.5)`";
+    cast Kind::Cast, "`cast(f32)`", "`x -> cast(f32)`";
+    quantize Kind::Quantize, "`quantize(e4m3, 1, 128)`", "`x -> quantize(e4m3, 1, 128)`";
+    dequantize Kind::Dequantize, "`dequantize`", "`q -> dequantize`";
+    ring Kind::Ring,
         "`ring(k, v)` at the start of a chain, and `attention(q)` behind it; or `ring(q, do, stats)` and \
          `attention_dk(k, v)`",
-        "`ring(k, v)`",
-    ),
-    op(
-        "attention",
-        OpKind::Attention,
+        "`ring(k, v)`";
+    attention Kind::Attention,
         "`attention(q, k, v)`, or `attention(q)` behind `ring(k, v)`; then `causal`, `window = 1024`, \
          `softcap = 50`, `scale = 0.125`, `sinks = s` and `cu_seqlens = cu` where wanted",
-        "`attention(q, k, v)`",
-    ),
-    op("lse", OpKind::Lse, "`lse`", "`o -> lse`"),
-    op(
-        "attention_stats",
-        OpKind::AttentionStats,
+        "`attention(q, k, v)`";
+    lse Kind::Lse, "`lse`", "`o -> lse`";
+    attention_stats Kind::AttentionStats,
         "`attention_stats(do, lse)`, or `attention_stats(o, do, lse)` at the start of a chain",
-        "`attention_stats(o, do, lse)`",
-    ),
-    op(
-        "attention_dq",
-        OpKind::AttentionDq,
+        "`attention_stats(o, do, lse)`";
+    attention_dq Kind::AttentionDq,
         "`attention_dq(q, do, stats, k, v)`, or `attention_dq(q, do, stats)` behind `ring(k, v)`; then `causal` and \
          the others as `attention` has them",
-        "`attention_dq(q, do, stats, k, v)`",
-    ),
-    op(
-        "attention_dk",
-        OpKind::AttentionDk,
+        "`attention_dq(q, do, stats, k, v)`";
+    attention_dk Kind::AttentionDk,
         "`attention_dk(k, v, q, do, stats)`, or `attention_dk(k, v)` behind `ring(q, do, stats)`; then `causal` and \
          the others as `attention` has them",
-        "`attention_dk(k, v, q, do, stats)`",
-    ),
-    op("attention_dv", OpKind::AttentionDv, "`attention_dv`", "`dk -> attention_dv`"),
-    op(
-        "ragged",
-        OpKind::Ragged,
-        "`ragged(x, counts)` at the start of a chain, and `grouped_gemm(w)` behind it",
-        "`ragged(x, counts)`",
-    ),
-    op(
-        "grouped_gemm",
-        OpKind::GroupedGemm,
-        "`grouped_gemm(w)`",
-        "`ragged(x, counts) -> grouped_gemm(w)`",
-    ),
-    op(
-        "grouped_wgrad",
-        OpKind::GroupedWgrad,
+        "`attention_dk(k, v, q, do, stats)`";
+    attention_dv Kind::AttentionDv, "`attention_dv`", "`dk -> attention_dv`";
+    ragged Kind::Ragged,
+        "`ragged(x, counts)` at the start of a chain, and `grouped_gemm(w)` behind it", "`ragged(x, counts)`";
+    grouped_gemm Kind::GroupedGemm, "`grouped_gemm(w)`", "`ragged(x, counts) -> grouped_gemm(w)`";
+    grouped_wgrad Kind::GroupedWgrad,
         "`grouped_wgrad(dy)`, and `grouped_wgrad(dy, experts = E)` of rows that a route names",
-        "`ragged(x, counts) -> grouped_wgrad(dy)`",
-    ),
-    op(
-        "dispatch",
-        OpKind::Dispatch,
-        "`dispatch(ids)`, or `dispatch(ids, weights)` for rows times their weights",
-        "`dispatch(x, ids)`",
-    ),
-    op(
-        "combine",
-        OpKind::Combine,
-        "`combine(weights)` behind `dispatch` and products",
-        "`y -> combine(weights)`",
-    ),
-    op(
-        "combine_grad",
-        OpKind::CombineGrad,
-        "`combine_grad(dy)` behind products of dispatched rows",
-        "`y -> combine_grad(dy)`",
-    ),
-];
+        "`ragged(x, counts) -> grouped_wgrad(dy)`";
+    dispatch Kind::Dispatch,
+        "`dispatch(ids)`, or `dispatch(ids, weights)` for rows times their weights", "`dispatch(x, ids)`";
+    combine Kind::Combine, "`combine(weights)` behind `dispatch` and products", "`y -> combine(weights)`";
+    combine_grad Kind::CombineGrad, "`combine_grad(dy)` behind products of dispatched rows", "`y -> combine_grad(dy)`";
+}
 
 pub(crate) fn find(name: &str) -> Option<&'static OpInfo> {
     OPS.iter().find(|op| op.name == name)

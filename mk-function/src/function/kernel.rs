@@ -1,6 +1,6 @@
 //! A compiled pipeline on the GPUs of a world, ready to launch.
 
-use crate::error::{ArgumentError, FunctionError};
+use crate::error::{ArgumentError, FunctionError, Result};
 use mk_abi::{DType, KernelSource, TensorDirection};
 use mk_codegen::trace::{self, RankBuffer, Trace};
 use mk_runtime::{
@@ -52,7 +52,7 @@ impl Kernel {
         source: &KernelSource,
         compiled: &Compiled,
         options: &InstanceOptions,
-    ) -> Result<Kernel, FunctionError> {
+    ) -> Result<Kernel> {
         let places = |direction| {
             let all = source.tensors.iter().enumerate();
             all.filter(move |(_, a)| a.direction == direction)
@@ -131,12 +131,7 @@ impl Kernel {
     ///
     /// # Errors
     /// [`FunctionError::Argument`] for tensors that do not fit, with nothing launched; [`FunctionError::Runtime`].
-    pub fn launch(
-        &mut self,
-        streams: &[StreamRef],
-        calls: &[Call],
-        dims: &[u32],
-    ) -> Result<(), FunctionError> {
+    pub fn launch(&mut self, streams: &[StreamRef], calls: &[Call], dims: &[u32]) -> Result<()> {
         let mut ranks = Vec::with_capacity(calls.len());
         for (rank, call) in self.ranks.clone().zip(calls) {
             ranks.push(self.tensors(rank, call.inputs.iter(), call.outputs.iter(), dims)?);
@@ -150,7 +145,7 @@ impl Kernel {
     /// # Errors
     /// [`FunctionError::Runtime`] when the launch failed; [`FunctionError::Trace`], also without tracing, and before
     /// the first launch.
-    pub fn trace(&mut self) -> Result<Trace, FunctionError> {
+    pub fn trace(&mut self) -> Result<Trace> {
         self.instance.synchronize()?;
         let buffers = self.ranks.clone().map(|rank| self.instance.trace(rank));
         let buffers = buffers.collect::<Result<Vec<_>, _>>()?;

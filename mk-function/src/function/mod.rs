@@ -19,6 +19,7 @@ mod share;
 mod sizes;
 mod wiring;
 
+use crate::Result;
 pub use crate::error::{ArgumentError, FunctionError};
 pub use kernel::{Argument, Call, Kernel};
 pub use options::{FunctionOptions, Tuning};
@@ -87,11 +88,7 @@ impl Function {
     ///
     /// # Errors
     /// [`FunctionError::Argument`] for given sizes that do not fit the pipeline; [`FunctionError::Runtime`].
-    pub fn new(
-        world: &World,
-        program: Program,
-        mut options: FunctionOptions,
-    ) -> Result<Function, FunctionError> {
+    pub fn new(world: &World, program: Program, mut options: FunctionOptions) -> Result<Function> {
         options.config.ranks = world.size();
         options.config.nodes = world.topology().nodes();
         if options.config.nodes > 1 {
@@ -135,10 +132,7 @@ impl Function {
     ///
     /// # Errors
     /// [`FunctionError::Argument`] for shapes that do not fit.
-    pub fn find<S: AsRef<[u64]>>(
-        &mut self,
-        shapes: &[Vec<S>],
-    ) -> Result<Option<Specialisation>, FunctionError> {
+    pub fn find<S: AsRef<[u64]>>(&mut self, shapes: &[Vec<S>]) -> Result<Option<Specialisation>> {
         let key = key(shapes);
         if let Some(known) = self.by_shapes.get(&key) {
             return Ok(Some(*known));
@@ -155,10 +149,7 @@ impl Function {
     ///
     /// # Errors
     /// Any of [`FunctionError`]: shapes that do not fit, no plan, no compiler, no memory.
-    pub fn specialise<S: AsRef<[u64]>>(
-        &mut self,
-        shapes: &[Vec<S>],
-    ) -> Result<Specialisation, FunctionError> {
+    pub fn specialise<S: AsRef<[u64]>>(&mut self, shapes: &[Vec<S>]) -> Result<Specialisation> {
         if let Some(known) = self.find(shapes)? {
             return Ok(known);
         }
@@ -168,7 +159,7 @@ impl Function {
         Ok(made)
     }
 
-    fn infer<S: AsRef<[u64]>>(&self, shapes: &[Vec<S>]) -> Result<Bound, FunctionError> {
+    fn infer<S: AsRef<[u64]>>(&self, shapes: &[Vec<S>]) -> Result<Bound> {
         let local = self.world.local_ranks();
         if shapes.len() != local.len() {
             return Err(ArgumentError::Count {
@@ -186,7 +177,7 @@ impl Function {
     ///
     /// # Errors
     /// As [`Function::specialise`].
-    pub fn bind(&mut self, sizes: &Bound) -> Result<Specialisation, FunctionError> {
+    pub fn bind(&mut self, sizes: &Bound) -> Result<Specialisation> {
         if let Some(known) = self.known(sizes) {
             return Ok(known);
         }
@@ -243,7 +234,7 @@ impl Function {
     ///
     /// # Errors
     /// What [`Function::bind`] will say, too.
-    pub fn prepare(&self, sizes: &Bound) -> Result<(), FunctionError> {
+    pub fn prepare(&self, sizes: &Bound) -> Result<()> {
         let chooses = self.world.local_ranks().start == 0;
         if !chooses || self.options.prove == Prove::Always || self.known(sizes).is_some() {
             return Ok(());
@@ -296,7 +287,7 @@ impl Function {
     }
 
     /// How to make it for these sizes. Collective where it is looked for.
-    fn choose(&self, sizes: &Bound) -> Result<Choice, FunctionError> {
+    fn choose(&self, sizes: &Bound) -> Result<Choice> {
         if !self.searches() {
             return Ok(self.settled(sizes));
         }
@@ -360,7 +351,7 @@ impl Function {
     ///
     /// # Errors
     /// [`FunctionError::Mismatch`] for a specialisation of another function; [`FunctionError::Runtime`].
-    pub fn explain(&self, which: Specialisation, sizes: &Bound) -> Result<String, FunctionError> {
+    pub fn explain(&self, which: Specialisation, sizes: &Bound) -> Result<String> {
         let made = self.composition(which);
         let made = made.ok_or_else(|| FunctionError::mismatch("no such specialisation"))?;
         let world = &self.world;
@@ -425,7 +416,7 @@ impl Function {
         which: Specialisation,
         streams: &[StreamRef],
         calls: &[Call],
-    ) -> Result<(), FunctionError> {
+    ) -> Result<()> {
         let run = &mut find_bind(&mut self.bound, which)?.run;
         let mut launch = |streams: &[StreamRef]| match run {
             Run::One(kernel) => kernel.launch(streams, calls, which.dims()),
@@ -442,11 +433,7 @@ impl Function {
     ///
     /// # Errors
     /// As [`Function::specialise`] and [`Kernel::launch`].
-    pub fn call(
-        &mut self,
-        streams: &[StreamRef],
-        calls: &[Call],
-    ) -> Result<Specialisation, FunctionError> {
+    pub fn call(&mut self, streams: &[StreamRef], calls: &[Call]) -> Result<Specialisation> {
         for call in calls {
             for (i, input) in call.inputs.iter().enumerate() {
                 self.signature.check_dtype(i, input.dtype)?;
@@ -469,7 +456,7 @@ impl Function {
     ///
     /// # Errors
     /// [`FunctionError::Mismatch`] for a specialisation of another function; as [`Kernel::trace`].
-    pub fn trace(&mut self, which: Specialisation) -> Result<Vec<Trace>, FunctionError> {
+    pub fn trace(&mut self, which: Specialisation) -> Result<Vec<Trace>> {
         let run = &mut find_bind(&mut self.bound, which)?.run;
         run.kernels().iter_mut().map(Kernel::trace).collect()
     }
@@ -478,7 +465,7 @@ impl Function {
     ///
     /// # Errors
     /// [`FunctionError::Runtime`] when a kernel gave up.
-    pub fn check(&mut self) -> Result<(), FunctionError> {
+    pub fn check(&mut self) -> Result<()> {
         self.bound.iter_mut().try_for_each(|b| Ok(b.run.each(Instance::check)?))
     }
 
@@ -487,12 +474,12 @@ impl Function {
     ///
     /// # Errors
     /// [`FunctionError::Runtime`] when a kernel gave up.
-    pub fn synchronize(&mut self) -> Result<(), FunctionError> {
+    pub fn synchronize(&mut self) -> Result<()> {
         self.bound.iter_mut().try_for_each(|b| Ok(b.run.each(Instance::synchronize)?))
     }
 }
 
-fn find_bind(bound: &mut [Bind], which: Specialisation) -> Result<&mut Bind, FunctionError> {
+fn find_bind(bound: &mut [Bind], which: Specialisation) -> Result<&mut Bind> {
     let bind = bound.get_mut(which.kernel);
     bind.ok_or_else(|| FunctionError::mismatch("no such specialisation"))
 }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     build::Composition,
-    error::{ArgumentError, FunctionError},
+    error::{ArgumentError, FunctionError, Result},
 };
 use mk_abi::DType;
 use mk_runtime::{DeviceTensor, Error, Instance, InstanceOptions, StreamRef, World, jit::Compiled};
@@ -54,7 +54,7 @@ impl Sequence {
         made: &Composition,
         compiled: &[Compiled],
         options: &InstanceOptions,
-    ) -> Result<Sequence, FunctionError> {
+    ) -> Result<Sequence> {
         let program = signature.program();
         let wiring = Wiring::new(program, &made.parts)
             .ok_or_else(|| FunctionError::mismatch("the parts are of another pipeline"))?;
@@ -103,11 +103,7 @@ impl Sequence {
     ///
     /// # Errors
     /// As [`Kernel::launch`].
-    pub(super) fn launch(
-        &mut self,
-        streams: &[StreamRef],
-        calls: &[Call],
-    ) -> Result<(), FunctionError> {
+    pub(super) fn launch(&mut self, streams: &[StreamRef], calls: &[Call]) -> Result<()> {
         let each = (self.first..).zip(&self.ranks).zip(calls);
         each.clone().try_for_each(|((rank, local), call)| self.check(rank, local, call))?;
         let mut launches = Vec::with_capacity(self.kernels.len());
@@ -188,7 +184,7 @@ impl Sequence {
     }
 
     /// What one kernel would check of a call as a whole; parameters' sizes are left to the parts, who call them alike.
-    fn check(&self, rank: u32, local: &Local, call: &Call) -> Result<(), FunctionError> {
+    fn check(&self, rank: u32, local: &Local, call: &Call) -> Result<()> {
         self.signature.count(call.inputs.len())?;
         let program = self.signature.program();
         let (given, expected) = (call.outputs.len(), local.results.len());

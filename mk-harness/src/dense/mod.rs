@@ -9,7 +9,7 @@ mod routed;
 mod routes;
 
 use super::{
-    HarnessError, Inputs, Layout,
+    HarnessError, Inputs, Layout, Result,
     attention::Attention,
     gradients::{Gradients, Operands, statistics},
     near::Near,
@@ -71,7 +71,7 @@ impl<'a> Dense<'a> {
     ///
     /// # Errors
     /// [`HarnessError::Unsupported`] for a mesh of several axes.
-    pub fn local(&self, result: ValueId) -> Result<Vec<Vec<f64>>, HarnessError> {
+    pub fn local(&self, result: ValueId) -> Result<Vec<Vec<f64>>> {
         Ok(self.expected(result)?.into_iter().map(|e| e.matrix.data).collect())
     }
 
@@ -79,7 +79,7 @@ impl<'a> Dense<'a> {
     ///
     /// # Errors
     /// [`HarnessError::Unsupported`] for a mesh of several axes.
-    pub fn expected(&self, result: ValueId) -> Result<Vec<Expected>, HarnessError> {
+    pub fn expected(&self, result: ValueId) -> Result<Vec<Expected>> {
         let rows: Vec<usize> = (0..self.extent(result, 0)).collect();
         Ok(self.expected_rows(result, &rows)?.into_iter().map(|(_, expected)| expected).collect())
     }
@@ -92,7 +92,7 @@ impl<'a> Dense<'a> {
         &self,
         result: ValueId,
         rows: &[usize],
-    ) -> Result<Vec<(Vec<usize>, Expected)>, HarnessError> {
+    ) -> Result<Vec<(Vec<usize>, Expected)>> {
         let value = self.rows(result, rows)?;
         let (width, dtype) = (self.width(result), self.dtype(result));
         let of_rank = |rank| {
@@ -113,7 +113,7 @@ impl<'a> Dense<'a> {
     ///
     /// # Errors
     /// [`HarnessError::Unsupported`] for a mesh of several axes.
-    pub fn rows(&self, value: ValueId, rows: &[usize]) -> Result<Value, HarnessError> {
+    pub fn rows(&self, value: ValueId, rows: &[usize]) -> Result<Value> {
         let program = self.inputs.case().program;
         let every = rows.iter().copied().eq(0..self.extent(value, 0));
         let first = if every { Set::All } else { Set::Chosen };
@@ -202,7 +202,7 @@ impl<'a> Dense<'a> {
         shape.iter().skip(1).map(|n| *n as usize).product()
     }
 
-    fn layout(&self, value: ValueId, rank: usize) -> Result<Layout, HarnessError> {
+    fn layout(&self, value: ValueId, rank: usize) -> Result<Layout> {
         let case = self.inputs.case();
         let ty = case.program.ty(value);
         let placement = ty.map_or(&[][..], |t| &t.placement);
@@ -210,7 +210,7 @@ impl<'a> Dense<'a> {
     }
 
     /// A parameter, put together from what the ranks hold.
-    fn input(&self, tensor: &Tensor, set: Set, chosen: &[usize]) -> Result<Value, HarnessError> {
+    fn input(&self, tensor: &Tensor, set: Set, chosen: &[usize]) -> Result<Value> {
         let ranks = self.inputs.case().ranks;
         let rows = &*self.rows_of(tensor.id, set, chosen);
         let cols = self.width(tensor.id);
@@ -257,7 +257,7 @@ impl<'a> Dense<'a> {
         set: Set,
         chosen: &[usize],
         values: &BTreeMap<(usize, Set), Value>,
-    ) -> Result<Value, HarnessError> {
+    ) -> Result<Value> {
         let operands: Option<Vec<&Value>> =
             self.needs(node, set).map(|key| values.get(&key)).collect();
         let operands = operands.unwrap_or_default();
@@ -385,7 +385,7 @@ impl<'a> Dense<'a> {
         node: &Node,
         [q, d_o, stats, k, v]: [&Value; 5],
         which: usize,
-    ) -> Result<Value, HarnessError> {
+    ) -> Result<Value> {
         let (scores, [q_id, k_id, v_id]) = match node.op {
             Op::AttentionDq { scores, .. } => (scores, [0, 3, 4].map(|i| node.inputs[i])),
             Op::AttentionDk { scores, .. } => (scores, [2, 0, 1].map(|i| node.inputs[i])),
@@ -416,7 +416,7 @@ impl<'a> Dense<'a> {
         }
         let of_rank = |rank| Ok(made(self.layout(q_id, rank)?.parts(1).to_vec()));
         let contributions = (0..self.inputs.case().ranks).map(of_rank);
-        Ok(Value::Contributions(contributions.collect::<Result<_, HarnessError>>()?))
+        Ok(Value::Contributions(contributions.collect::<Result<_>>()?))
     }
 
     /// Where documents begin, of packed sequences.
@@ -497,7 +497,7 @@ impl<'a> Dense<'a> {
         node: &Node,
         [q, k, v]: [&Value; 3],
         sinks: Option<&Value>,
-    ) -> Result<(Value, Value), HarnessError> {
+    ) -> Result<(Value, Value)> {
         let (Op::Attention { scores, .. }, [q_id, k_id, v_id, ..]) = (node.op, &node.inputs[..])
         else {
             return Err(HarnessError::mismatch("logarithms of no attention"));
@@ -519,13 +519,7 @@ impl<'a> Dense<'a> {
     }
 
     /// Rank `r`'s contribution to a GEMM with a sharded K is the GEMM over its part of K.
-    fn gemm(
-        &self,
-        node: &Node,
-        a: &Value,
-        b: &Value,
-        b_transposed: bool,
-    ) -> Result<Value, HarnessError> {
+    fn gemm(&self, node: &Node, a: &Value, b: &Value, b_transposed: bool) -> Result<Value> {
         let right = node.inputs.get(1).copied().unwrap_or(node.result);
         let k = match b_transposed {
             true => self.width(right),
@@ -553,7 +547,7 @@ impl<'a> Dense<'a> {
             let rows = depth.iter().flat_map(|i| i * n..(i + 1) * n);
             Ok(part.product(&b.pick(n, rows), m, depth.len(), narrow))
         });
-        Ok(Value::Contributions(contributions.collect::<Result<_, HarnessError>>()?))
+        Ok(Value::Contributions(contributions.collect::<Result<_>>()?))
     }
 }
 
@@ -568,7 +562,7 @@ fn is_operand(node: &Node) -> bool {
 }
 
 /// What a rank holds of an operand.
-fn on(value: &Value, rank: usize) -> Result<&Matrix, HarnessError> {
+fn on(value: &Value, rank: usize) -> Result<&Matrix> {
     value.on(rank).ok_or_else(|| HarnessError::mismatch("a product without an operand"))
 }
 

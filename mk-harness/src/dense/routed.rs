@@ -3,7 +3,7 @@
 use super::routes::{Packed, known};
 use super::{Dense, Set, on};
 use crate::{
-    HarnessError, math,
+    HarnessError, Result, math,
     near::Near,
     routing,
     value::{Matrix, Value},
@@ -43,7 +43,7 @@ impl Dense<'_> {
         node: &Node,
         rows: &[usize],
         [x, w]: [&Value; 2],
-    ) -> Result<Value, HarnessError> {
+    ) -> Result<Value> {
         let k = self.width(node.inputs[0]);
         if !self.is_partial(node) {
             let all = (0..k).collect::<Vec<_>>();
@@ -55,7 +55,7 @@ impl Dense<'_> {
             self.share(node, rows, [on(x, rank)?, on(w, rank)?], &part)
         };
         let contributions = (0..self.inputs.case().ranks).map(of_rank);
-        Ok(Value::Contributions(contributions.collect::<Result<_, HarnessError>>()?))
+        Ok(Value::Contributions(contributions.collect::<Result<_>>()?))
     }
 
     /// The same over a part of K.
@@ -65,7 +65,7 @@ impl Dense<'_> {
         rows: &[usize],
         [x, w]: [&Matrix; 2],
         part: &[usize],
-    ) -> Result<Matrix, HarnessError> {
+    ) -> Result<Matrix> {
         let narrow = self.multiplied(node.inputs[0]).is_narrow();
         let experts = self.experts(node, self.extent(node.result, 0))?;
         let (k, n) = (self.width(node.inputs[0]), self.width(node.result));
@@ -110,7 +110,7 @@ impl Dense<'_> {
     }
 
     /// Matrix `e` of the caller's stack, times the factors of its blocks if it has some; `None` of one that is made.
-    fn matrix_of(&self, stack: ValueId, e: usize) -> Result<Option<Stacked<'_>>, HarnessError> {
+    fn matrix_of(&self, stack: ValueId, e: usize) -> Result<Option<Stacked<'_>>> {
         let program = self.inputs.case().program;
         let given = |id: ValueId| program.tensors().get(id.index());
         if let Some(given) = given(stack) {
@@ -140,7 +140,7 @@ impl Dense<'_> {
     }
 
     /// The elements of a row of a tensor of the caller.
-    fn elements_of(&self, tensor: &Tensor, row: usize) -> Result<Elements<'_>, HarnessError> {
+    fn elements_of(&self, tensor: &Tensor, row: usize) -> Result<Elements<'_>> {
         let width = self.width(tensor.id);
         for rank in 0..self.inputs.case().ranks {
             let layout = self.inputs.layout(tensor, rank)?;
@@ -160,7 +160,7 @@ impl Dense<'_> {
         node: &Node,
         blocks: &[usize],
         x: &Value,
-    ) -> Result<Value, HarnessError> {
+    ) -> Result<Value> {
         let (x, rows) = (on(x, 0)?, self.extent(node.result, 1));
         let tokens = self.extent(node.inputs[0], 1);
         let packed = self.packed(node.inputs[1], rows).unwrap_or_default();
@@ -173,12 +173,7 @@ impl Dense<'_> {
     }
 
     /// Rows, each with the vector of its expert; rows of none are not judged.
-    pub(super) fn biased(
-        &self,
-        node: &Node,
-        rows: &[usize],
-        [x, c]: [&Value; 2],
-    ) -> Result<Value, HarnessError> {
+    pub(super) fn biased(&self, node: &Node, rows: &[usize], [x, c]: [&Value; 2]) -> Result<Value> {
         let (x, c, n) = (on(x, 0)?, on(c, 0)?, self.width(node.result));
         let program = self.inputs.case().program;
         let counts = routing::counts_of(program, node.result);
@@ -194,15 +189,11 @@ impl Dense<'_> {
     }
 
     /// The expert of each of so many rows, by the counts or the route of a product.
-    fn experts(&self, node: &Node, n_rows: usize) -> Result<Vec<Option<usize>>, HarnessError> {
+    fn experts(&self, node: &Node, n_rows: usize) -> Result<Vec<Option<usize>>> {
         self.experts_by(node.inputs.get(2).copied(), n_rows)
     }
 
-    fn experts_by(
-        &self,
-        counts: Option<ValueId>,
-        n_rows: usize,
-    ) -> Result<Vec<Option<usize>>, HarnessError> {
+    fn experts_by(&self, counts: Option<ValueId>, n_rows: usize) -> Result<Vec<Option<usize>>> {
         let case = self.inputs.case();
         let counts = counts.and_then(|id| case.program.tensors().get(id.index()));
         let counts = counts.ok_or_else(|| HarnessError::mismatch("counts that are made"))?;
@@ -225,7 +216,7 @@ impl Dense<'_> {
         node: &Node,
         chosen: &[usize],
         [x, dy]: [&Value; 2],
-    ) -> Result<Value, HarnessError> {
+    ) -> Result<Value> {
         let (x, dy) = (on(x, 0)?, on(dy, 0)?);
         let experts = self.experts(node, self.extent(node.inputs[0], 0))?;
         let (k, n) = (self.width(node.inputs[0]), self.width(node.inputs[1]));
@@ -287,7 +278,7 @@ impl Dense<'_> {
         node: &Node,
         rows: &[usize],
         (x, weights): (&Value, Option<&Value>),
-    ) -> Result<Value, HarnessError> {
+    ) -> Result<Value> {
         let (x, n) = (on(x, 0)?, self.width(node.result));
         let weights = weights.map(|w| on(w, 0)).transpose()?;
         let packed = self.packed(node.inputs[1], self.extent(node.result, 0)).unwrap_or_default();
@@ -315,7 +306,7 @@ impl Dense<'_> {
         node: &Node,
         tokens: &[usize],
         [y, dy]: [&Value; 2],
-    ) -> Result<Value, HarnessError> {
+    ) -> Result<Value> {
         self.of_each(y, |rank, y| self.products_of(node, tokens, [y, on(dy, rank)?]))
     }
 
@@ -323,8 +314,8 @@ impl Dense<'_> {
     fn of_each(
         &self,
         of: &Value,
-        make: impl Fn(usize, &Matrix) -> Result<Matrix, HarnessError>,
-    ) -> Result<Value, HarnessError> {
+        make: impl Fn(usize, &Matrix) -> Result<Matrix>,
+    ) -> Result<Value> {
         Ok(match of {
             Value::Whole(whole) => Value::Whole(make(0, whole)?),
             Value::Contributions(all) => {
@@ -334,12 +325,7 @@ impl Dense<'_> {
         })
     }
 
-    fn products_of(
-        &self,
-        node: &Node,
-        tokens: &[usize],
-        [y, dy]: [&Matrix; 2],
-    ) -> Result<Matrix, HarnessError> {
+    fn products_of(&self, node: &Node, tokens: &[usize], [y, dy]: [&Matrix; 2]) -> Result<Matrix> {
         let n = self.width(node.inputs[0]);
         let packed =
             self.packed(node.inputs[1], self.extent(node.inputs[0], 0)).unwrap_or_default();
@@ -368,7 +354,7 @@ impl Dense<'_> {
         tokens: &[usize],
         (y, held): (&Value, &[usize]),
         weights: &Value,
-    ) -> Result<Value, HarnessError> {
+    ) -> Result<Value> {
         self.of_each(y, |rank, y| self.combined_of(node, tokens, (y, held), on(weights, rank)?))
     }
 
@@ -378,7 +364,7 @@ impl Dense<'_> {
         tokens: &[usize],
         (y, held): (&Matrix, &[usize]),
         weights: &Matrix,
-    ) -> Result<Matrix, HarnessError> {
+    ) -> Result<Matrix> {
         let n = self.width(node.result);
         let ids = node.inputs[1];
         let packed = self.packed(ids, self.extent(node.inputs[0], 0)).unwrap_or_default();

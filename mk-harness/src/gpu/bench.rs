@@ -1,7 +1,7 @@
 //! Many kernels of one pipeline on the same inputs: made once, judged by one reference, timed one beside the other.
 
 use super::{Arguments, allocate, dims, fill, inputs, ranks, reference, setting::Setting};
-use crate::{Case, HarnessError, Inputs, Norms, Tolerance, grid::Grid, judge::worse};
+use crate::{Case, HarnessError, Inputs, Norms, Result, Tolerance, grid::Grid, judge::worse};
 use mk_abi::{KernelSource, TensorArg, TensorDirection};
 use mk_codegen::settings::Config;
 use mk_function::Kernel;
@@ -37,7 +37,7 @@ impl<'a> Bench<'a> {
         kernel: &Kernel,
         jit: &JitOptions,
         seed: u64,
-    ) -> Result<Bench<'a>, HarnessError> {
+    ) -> Result<Bench<'a>> {
         if world.local_ranks() != (0..world.size()) {
             return Err(HarnessError::mismatch("a bench needs all ranks in this process"));
         }
@@ -74,7 +74,7 @@ impl<'a> Bench<'a> {
         self.case
     }
 
-    fn takes(&self, source: &KernelSource) -> Result<(), HarnessError> {
+    fn takes(&self, source: &KernelSource) -> Result<()> {
         match source.tensors == self.tensors {
             true => Ok(()),
             false => {
@@ -92,7 +92,7 @@ impl Rig for Bench<'_> {
     /// # Errors
     /// [`HarnessError::Mismatch`] for a kernel that takes other tensors; [`HarnessError::Runtime`], where a fault names
     /// the wait that did not end.
-    fn judge(&self, kernel: &mut Kernel) -> Result<Judged, HarnessError> {
+    fn judge(&self, kernel: &mut Kernel) -> Result<Judged> {
         self.takes(kernel.source())?;
         let Some(set) = self.sets.first() else {
             return Err(HarnessError::mismatch("a bench without tensors"));
@@ -121,7 +121,7 @@ impl Rig for Bench<'_> {
     }
 
     /// Sets of inputs take turns, and caches are flushed before.
-    fn time_ms(&self, kernel: &mut Kernel, round: usize) -> Result<f32, HarnessError> {
+    fn time_ms(&self, kernel: &mut Kernel, round: usize) -> Result<f32> {
         self.takes(kernel.source())?;
         let Some(set) = self.sets.get(round % self.sets.len().max(1)) else {
             return Err(HarnessError::mismatch("a bench without tensors"));
@@ -147,7 +147,7 @@ pub fn measure(
     jit: &JitOptions,
     limits: &Limits,
     seed: u64,
-) -> Result<Vec<Trial>, HarnessError> {
+) -> Result<Vec<Trial>> {
     let rig = |kernel: &Kernel| Bench::new(world, case, kernel, jit, seed);
     mk_tune::measure(world, (case.program, case.bound), configs, jit, limits, rig)
 }

@@ -1,10 +1,11 @@
 //! Ragged rows on a GPU: each expert's rows are a product of their own, and rows that no expert has are not compared.
 
-use super::setting::Setting;
-use crate::{HarnessError, routing};
+use super::{reference::Evaluator, setting::Setting};
+use crate::{HarnessError, Result, routing};
 use mk_abi::DType;
 use mk_runtime::{DeviceTensor, MapOp, Operand};
-use mk_syntax::{Node, ValueId};
+use mk_syntax::{Node, Op, ValueId};
+use std::collections::BTreeMap;
 
 /// Consecutive rows of an expert on a rank.
 struct Stretch {
@@ -14,7 +15,7 @@ struct Stretch {
 }
 
 /// What ranks were given of a tensor of integers: by rank.
-fn integers(s: &Setting<'_>, id: ValueId) -> Result<Vec<Vec<i32>>, HarnessError> {
+fn integers(s: &Setting<'_>, id: ValueId) -> Result<Vec<Vec<i32>>> {
     if s.case.program.mesh_axes().len() > 1 {
         return Err(HarnessError::unsupported("a GPU's reference of experts over two axes"));
     }
@@ -27,25 +28,43 @@ fn integers(s: &Setting<'_>, id: ValueId) -> Result<Vec<Vec<i32>>, HarnessError>
     (0..s.case.ranks).map(of_rank).collect()
 }
 
-/// Expert and token of each row of all ranks, by the experts of their tokens.
-fn packed(s: &Setting<'_>, ids: ValueId, rows: u64) -> Result<Packed, HarnessError> {
-    let slots = s.case.bound.shape(ids).and_then(|d| d.get(1)).map_or(1, |n| *n as usize);
-    let experts = routing::experts_of(s.case, ids).unwrap_or(1);
-    let all = integers(s, ids)?.concat();
-    let of = (s.case.ranks, routing::keep(s.case, ids, s.case.ranks));
-    let rows = routing::packed(&all, slots, experts, rows as usize * s.case.ranks, of);
-    Ok(Packed { ids: all, slots, rows })
-}
-
 /// A routing of all ranks.
 struct Packed {
     ids: Vec<i32>,
     slots: usize,
+    /// Expert and token of each row.
     rows: Vec<Option<(usize, usize)>>,
+    /// The rows of experts and tokens.
+    places: BTreeMap<(usize, usize), usize>,
+}
+
+impl Packed {
+    /// By the experts of tokens, with so many rows on each rank.
+    fn new(s: &Setting<'_>, ids: ValueId, rows: u64) -> Result<Packed> {
+        let slots = s.case.bound.shape(ids).and_then(|d| d.get(1)).map_or(1, |n| *n as usize);
+        let experts = routing::experts_of(s.case, ids).unwrap_or(1);
+        let all = integers(s, ids)?.concat();
+        let of = (s.case.ranks, routing::keep(s.case, ids, s.case.ranks));
+        let rows = routing::packed(&all, slots, experts, rows as usize * s.case.ranks, of);
+        let places = rows.iter().enumerate().filter_map(|(row, of)| Some(((*of)?, row))).collect();
+        Ok(Packed { ids: all, slots, rows, places })
+    }
+
+    /// The row of a token's slot, if it has one.
+    fn row(&self, token: usize, slot: usize) -> Option<usize> {
+        let expert = usize::try_from(*self.ids.get(token * self.slots + slot)?).ok()?;
+        self.places.get(&(expert, token)).copied()
+    }
+
+    /// The slot of a token that names an expert.
+    fn slot(&self, token: usize, expert: usize) -> Option<usize> {
+        let named = self.ids.iter().skip(token * self.slots).take(self.slots);
+        named.map(|id| usize::try_from(*id)).position(|id| id == Ok(expert))
+    }
 }
 
 /// The rows of each of a rank's experts, by the counts that it was given, or by the experts of all tokens.
-fn stretches(s: &Setting<'_>, rank: usize, id: ValueId) -> Result<Vec<Stretch>, HarnessError> {
+fn stretches(s: &Setting<'_>, rank: usize, id: ValueId) -> Result<Vec<Stretch>> {
     let given = integers(s, id)?;
     let counts = match routing::experts_of(s.case, id) {
         None => given.into_iter().nth(rank).unwrap_or_default(),
@@ -72,280 +91,220 @@ fn stretches(s: &Setting<'_>, rank: usize, id: ValueId) -> Result<Vec<Stretch>, 
     Ok(all.into_iter().filter(|s| s.rows > 0).collect())
 }
 
-/// Rows from one place of a tensor to another of the same rows.
-fn copy_rows(
-    to: (&DeviceTensor, u64),
-    from: (&DeviceTensor, u64),
-    rows: u64,
-    columns: u64,
-) -> Result<(), HarnessError> {
-    let row = columns * from.0.dtype().size_bytes();
-    Ok(to.0.buffer().copy_range(to.1 * row, from.0.buffer(), from.1 * row, rows * row)?)
+/// Elements of a row.
+fn columns(t: &DeviceTensor) -> u64 {
+    t.shape()[1..].iter().product()
 }
 
-/// `x` by the matrices of the experts, in f32; rows of none are 0. `shape` is the result's on the rank.
-///
-/// # Errors
-/// [`HarnessError::Runtime`].
-pub(super) fn product(
-    s: &Setting<'_>,
-    rank: usize,
-    [x, w]: [&DeviceTensor; 2],
-    counts: ValueId,
-    shape: &[u64],
-    transposed: bool,
-) -> Result<DeviceTensor, HarnessError> {
-    let make = |dtype, shape: &[u64]| DeviceTensor::new(s.world, rank as u32, dtype, shape);
-    let out = DeviceTensor::zeros(s.world, rank as u32, DType::F32, shape)?;
-    let behind = if transposed { w.shape().len() + 1 - x.shape().len() } else { 2 };
-    let [first_dim, others] =
-        [&w.shape()[1..behind], &w.shape()[behind..]].map(|s| s.iter().product::<u64>());
-    let (depth, columns) = if transposed { (others, first_dim) } else { (first_dim, others) };
-    for Stretch { expert, first, rows } in stretches(s, rank, counts)? {
-        let a = make(x.dtype(), &[rows, depth])?;
-        copy_rows((&a, 0), (x, first), rows, depth)?;
-        let b = make(w.dtype(), &[first_dim, others])?;
-        copy_rows((&b, 0), (w, expert * first_dim), first_dim, others)?;
-        let right = if transposed { Operand::t(&b) } else { Operand::new(&b) };
-        let c = make(DType::F32, &[rows, columns])?;
-        s.reference.gemm(&c, Operand::new(&a), right, false)?;
-        copy_rows((&out, first), (&c, 0), rows, columns)?;
-    }
-    Ok(out)
+/// Writes `from` into `to`, from an element on.
+fn put(to: &DeviceTensor, at: u64, from: &DeviceTensor) -> Result<()> {
+    let (bytes, size) = (from.buffer().size_bytes(), from.dtype().size_bytes());
+    Ok(to.buffer().copy_range(at * size, from.buffer(), 0, bytes)?)
 }
 
-/// Rows with their expert's vector added, in f32; rows of none are 0. `shape` is the result's on the rank.
-///
-/// # Errors
-/// [`HarnessError::Runtime`].
-pub(super) fn biased(
-    s: &Setting<'_>,
-    rank: usize,
-    [x, b]: [&DeviceTensor; 2],
-    counts: ValueId,
-    shape: &[u64],
-) -> Result<DeviceTensor, HarnessError> {
-    let make = |dtype, shape: &[u64]| DeviceTensor::new(s.world, rank as u32, dtype, shape);
-    let out = DeviceTensor::zeros(s.world, rank as u32, DType::F32, shape)?;
-    let n = shape.iter().skip(1).product::<u64>();
-    for Stretch { expert, first, rows } in stretches(s, rank, counts)? {
-        let a = make(x.dtype(), &[rows, n])?;
-        copy_rows((&a, 0), (x, first), rows, n)?;
-        let c = make(b.dtype(), &[n])?;
-        copy_rows((&c, 0), (b, expert), 1, n)?;
-        let sum = make(DType::F32, &[rows, n])?;
-        s.reference.map(MapOp::Bias, &sum, &a, Some(&c))?;
-        copy_rows((&out, first), (&sum, 0), rows, n)?;
-    }
-    Ok(out)
-}
-
-/// Of each expert its rows, the other way round, times those of `dy`, in f32. `shape` is the result's on the rank.
-///
-/// # Errors
-/// [`HarnessError::Runtime`].
-pub(super) fn wgrad(
-    s: &Setting<'_>,
-    rank: usize,
-    [x, dy]: [&DeviceTensor; 2],
-    counts: ValueId,
-    shape: &[u64],
-) -> Result<DeviceTensor, HarnessError> {
-    let make = |dtype, shape: &[u64]| DeviceTensor::new(s.world, rank as u32, dtype, shape);
-    let out = DeviceTensor::zeros(s.world, rank as u32, DType::F32, shape)?;
-    let [k, n] = [x, dy].map(|t| t.shape()[1..].iter().product::<u64>());
-    for Stretch { expert, first, rows } in stretches(s, rank, counts)? {
-        let a = make(x.dtype(), &[rows, k])?;
-        copy_rows((&a, 0), (x, first), rows, k)?;
-        let b = make(dy.dtype(), &[rows, n])?;
-        copy_rows((&b, 0), (dy, first), rows, n)?;
-        let c = make(DType::F32, &[k, n])?;
-        s.reference.gemm(&c, Operand::t(&a), Operand::new(&b), false)?;
-        copy_rows((&out, expert * k), (&c, 0), k, n)?;
-    }
-    Ok(out)
-}
-
-/// Tokens of all ranks where experts of a rank have them as rows; all others are 0.
-///
-/// # Errors
-/// [`HarnessError::Runtime`].
-pub(super) fn dispatched(
-    s: &Setting<'_>,
-    rank: usize,
-    x: &[&DeviceTensor],
-    ids: ValueId,
-    shape: &[u64],
-) -> Result<DeviceTensor, HarnessError> {
-    let dtype = x.first().map_or(DType::F32, |x| x.dtype());
-    let out = DeviceTensor::zeros(s.world, rank as u32, dtype, shape)?;
-    let (rows, columns) = (shape[0], shape[1..].iter().product::<u64>());
-    if out.elements() == 0 {
-        return Ok(out);
-    }
-    let packed = packed(s, ids, rows)?;
-    let tokens = x.first().map_or(1, |x| x.shape()[0] as usize).max(1);
-    // By way of the host: a copy for each row would be tens of thousands of calls.
-    let from = x.iter().map(|x| x.buffer().download()).collect::<Result<Vec<_>, _>>()?;
-    let row_bytes = (columns * dtype.size_bytes()) as usize;
-    let mut bytes = vec![0; rows as usize * row_bytes];
-    let own = packed.rows.iter().skip(rank * rows as usize);
-    for (to, of) in bytes.chunks_exact_mut(row_bytes).zip(own) {
-        let Some((_, token)) = of else { continue };
-        let first = token % tokens * row_bytes;
-        let row = from.get(token / tokens).and_then(|all| all.get(first..first + row_bytes));
-        row.into_iter().for_each(|row| to.copy_from_slice(row));
-    }
-    out.buffer().upload(&bytes)?;
-    Ok(out)
-}
-
-/// Factors of tokens of all ranks, `[blocks, tokens]`, where experts of a rank have them as rows; all others are 0.
-///
-/// # Errors
-/// [`HarnessError::Runtime`].
-pub(super) fn factors_dispatched(
-    s: &Setting<'_>,
-    rank: usize,
-    x: &[&DeviceTensor],
-    ids: ValueId,
-    shape: &[u64],
-) -> Result<DeviceTensor, HarnessError> {
-    let out = DeviceTensor::zeros(s.world, rank as u32, DType::F32, shape)?;
-    if out.elements() == 0 {
-        return Ok(out);
-    }
-    let [blocks, rows] = [shape[0], shape[1]].map(|n| n as usize);
-    let packed = packed(s, ids, shape[1])?;
-    let most = x.first().map_or(1, |x| x.shape()[1] as usize).max(1);
-    let all = x.iter().map(|x| x.download_f32()).collect::<Result<Vec<_>, _>>()?;
-    let mut made = vec![0.0f32; blocks * rows];
-    for (row, of) in packed.rows.iter().skip(rank * rows).take(rows).enumerate() {
-        let Some((_, token)) = *of else { continue };
-        let (home, token) = (token / most, token % most);
-        let tokens = x.get(home).map_or(1, |x| x.shape()[1] as usize);
-        for block in 0..blocks {
-            made[block * rows + row] = all[home][block * tokens + token];
-        }
-    }
-    out.upload_f32(&made)?;
-    Ok(out)
-}
-
-/// Tokens of a rank as weighted sums of rows of all ranks, summed on the host.
-///
-/// # Errors
-/// [`HarnessError::Runtime`].
-pub(super) fn combined(
-    s: &Setting<'_>,
-    rank: usize,
-    y: &[&DeviceTensor],
-    (ids, weights): (ValueId, &DeviceTensor),
-    shape: &[u64],
-) -> Result<DeviceTensor, HarnessError> {
-    let out = DeviceTensor::zeros(s.world, rank as u32, DType::F32, shape)?;
-    if out.elements() == 0 {
-        return Ok(out);
-    }
-    let rows = y.first().map_or(0, |y| y.shape()[0]);
-    let packed = packed(s, ids, rows)?;
-    let all = y.iter().map(|y| y.download_f32()).collect::<Result<Vec<_>, _>>()?;
-    let weights = weights.download_f32()?;
-    let (tokens, columns) = (shape[0] as usize, shape[1..].iter().product::<u64>() as usize);
-    let most = s.case.bound.shape(ids).map_or(0, |d| d[0] as usize).div_ceil(s.case.ranks.max(1));
-    let places: std::collections::BTreeMap<(usize, usize), usize> =
-        packed.rows.iter().enumerate().filter_map(|(row, of)| Some(((*of)?, row))).collect();
-    let mut sums = vec![0.0f32; tokens * columns];
-    for (i, sum) in sums.chunks_mut(columns.max(1)).enumerate() {
-        let token = rank * most + i;
-        for slot in 0..packed.slots {
-            let id = packed.ids.get(token * packed.slots + slot).copied().unwrap_or(-1);
-            let Ok(expert) = usize::try_from(id) else { continue };
-            let Some(row) = places.get(&(expert, token)) else { continue };
-            let (home, row) = (row / rows as usize, row % rows as usize);
-            let weight = weights[i * packed.slots + slot];
-            let from = &all[home][row * columns..(row + 1) * columns];
-            sum.iter_mut().zip(from).for_each(|(x, y)| *x += weight * y);
-        }
-    }
-    out.upload_f32(&sums)?;
-    Ok(out)
-}
-
-/// Rows of a rank's experts, which are tokens times the weights of their slots, multiplied on the host.
-///
-/// # Errors
-/// [`HarnessError::Runtime`].
-pub(super) fn weighted(
-    s: &Setting<'_>,
-    rank: usize,
-    [x, weights]: [&[&DeviceTensor]; 2],
-    ids: ValueId,
-    shape: &[u64],
-) -> Result<DeviceTensor, HarnessError> {
-    let out = DeviceTensor::zeros(s.world, rank as u32, DType::F32, shape)?;
-    if out.elements() == 0 {
-        return Ok(out);
-    }
-    let (rows, columns) = (shape[0] as usize, shape[1..].iter().product::<u64>() as usize);
-    let packed = packed(s, ids, shape[0])?;
-    let all =
-        |of: &[&DeviceTensor]| of.iter().map(|t| t.download_f32()).collect::<Result<Vec<_>, _>>();
-    let (x, weights) = (all(x)?.concat(), all(weights)?.concat());
-    let mut made = vec![0.0f32; rows * columns];
-    for (to, of) in made.chunks_mut(columns.max(1)).zip(packed.rows.iter().skip(rank * rows)) {
-        let Some((expert, token)) = *of else { continue };
-        let named = packed.ids.iter().skip(token * packed.slots).take(packed.slots);
-        let Some(slot) = named.map(|id| usize::try_from(*id)).position(|id| id == Ok(expert))
-        else {
-            continue;
+impl Evaluator<'_, '_> {
+    /// What an operation on rows of experts makes, of this shape on the rank; rows of none are 0.
+    ///
+    /// # Errors
+    /// [`HarnessError::Mismatch`] for other operations; [`HarnessError::Runtime`].
+    pub(super) fn of_experts(&self, node: &Node, shape: &[u64]) -> Result<DeviceTensor> {
+        let [a, b, c] = [0, 1, 2].map(|i| node.inputs.get(i).copied().unwrap_or(node.result));
+        let counts = routing::counts_of(self.s.case.program, node.result);
+        let moves = matches!(node.op, Op::Dispatch { .. }) && node.inputs.len() == 2;
+        let fill: &dyn Fn(&DeviceTensor) -> Result<()> = match (node.op, counts) {
+            (Op::GroupedGemm { transposed }, _) => {
+                &move |out| self.product(out, [a, b], c, transposed)
+            }
+            (Op::GroupedWgrad, _) => &move |out| self.wgrad(out, [a, b], c),
+            (Op::Bias, Some(counts)) => &move |out| self.biased(out, [a, b], counts),
+            (Op::Dispatch { .. }, _) if moves => &move |out| self.dispatched(out, a, b),
+            (Op::Dispatch { .. }, _) => &move |out| self.weighted(out, a, b, c),
+            (Op::DispatchFactors, _) => &move |out| self.factors_dispatched(out, a, b),
+            (Op::Combine, _) => &move |out| self.combined(out, a, b, c),
+            (Op::CombineGrad, _) => &move |out| self.products(out, a, b, c),
+            _ => return Err(HarnessError::mismatch("an operation on other rows")),
         };
-        let weight = weights[token * packed.slots + slot];
-        let from = &x[token * columns..(token + 1) * columns];
-        to.iter_mut().zip(from).for_each(|(to, x)| *to = weight * x);
+        let dtype = if moves { self.on(a, self.rank)?.dtype() } else { DType::F32 };
+        let out = DeviceTensor::zeros(self.s.world, self.rank as u32, dtype, shape)?;
+        if out.elements() > 0 {
+            fill(&out)?;
+        }
+        Ok(out)
     }
-    out.upload_f32(&made)?;
-    Ok(out)
-}
 
-/// Of each slot of a rank's tokens the product of its row and the token's, on the host.
-///
-/// # Errors
-/// [`HarnessError::Runtime`].
-pub(super) fn products(
-    s: &Setting<'_>,
-    rank: usize,
-    y: &[&DeviceTensor],
-    (ids, dy): (ValueId, &DeviceTensor),
-    shape: &[u64],
-) -> Result<DeviceTensor, HarnessError> {
-    let out = DeviceTensor::zeros(s.world, rank as u32, DType::F32, shape)?;
-    if out.elements() == 0 {
-        return Ok(out);
+    /// Elements of a tensor from one on, in this shape.
+    fn part(&self, t: &DeviceTensor, at: u64, shape: &[u64]) -> Result<DeviceTensor> {
+        let part = self.make(t.dtype(), shape)?;
+        let (bytes, size) = (part.buffer().size_bytes(), t.dtype().size_bytes());
+        part.buffer().copy_range(0, t.buffer(), at * size, bytes)?;
+        Ok(part)
     }
-    let rows = y.first().map_or(0, |y| y.shape()[0]);
-    let packed = packed(s, ids, rows)?;
-    let all = y.iter().map(|y| y.download_f32()).collect::<Result<Vec<_>, _>>()?;
-    let dy = dy.download_f32()?;
-    let (tokens, slots) = (shape[0] as usize, packed.slots);
-    let columns = dy.len() / tokens.max(1);
-    let most = s.case.bound.shape(ids).map_or(0, |d| d[0] as usize).div_ceil(s.case.ranks.max(1));
-    let places: std::collections::BTreeMap<(usize, usize), usize> =
-        packed.rows.iter().enumerate().filter_map(|(row, of)| Some(((*of)?, row))).collect();
-    let mut made = vec![0.0f32; tokens * slots];
-    for (i, product) in made.iter_mut().enumerate() {
-        let (at, slot) = (i / slots, i % slots);
-        let token = rank * most + at;
-        let id = packed.ids.get(token * slots + slot).copied().unwrap_or(-1);
-        let Ok(expert) = usize::try_from(id) else { continue };
-        let Some(row) = places.get(&(expert, token)) else { continue };
-        let (home, row) = (row / rows as usize, row % rows as usize);
-        let row = &all[home][row * columns..(row + 1) * columns];
-        let of_token = &dy[at * columns..(at + 1) * columns];
-        *product = row.iter().zip(of_token).map(|(x, y)| x * y).sum();
+
+    /// What all ranks have of a value, one after the other.
+    fn floats(&self, id: ValueId) -> Result<Vec<f32>> {
+        let of_rank = |rank| Ok(self.on(id, rank)?.download_f32()?);
+        let all = (0..self.s.case.ranks).map(of_rank);
+        Ok(all.collect::<Result<Vec<_>>>()?.concat())
     }
-    out.upload_f32(&made)?;
-    Ok(out)
+
+    /// The first of the rank's tokens.
+    fn first_token(&self, ids: ValueId) -> usize {
+        let tokens = self.s.case.bound.shape(ids).map_or(0, |d| d[0] as usize);
+        self.rank * tokens.div_ceil(self.s.case.ranks.max(1))
+    }
+
+    /// `x` by the matrices of the experts.
+    fn product(
+        &self,
+        out: &DeviceTensor,
+        operands: [ValueId; 2],
+        counts: ValueId,
+        transposed: bool,
+    ) -> Result<()> {
+        let [x, w] = [self.on(operands[0], self.rank)?, self.on(operands[1], self.rank)?];
+        let behind = if transposed { w.shape().len() + 1 - x.shape().len() } else { 2 };
+        let [first_dim, others] =
+            [&w.shape()[1..behind], &w.shape()[behind..]].map(|s| s.iter().product::<u64>());
+        let (depth, columns) = if transposed { (others, first_dim) } else { (first_dim, others) };
+        for Stretch { expert, first, rows } in stretches(self.s, self.rank, counts)? {
+            let a = self.part(x, first * depth, &[rows, depth])?;
+            let b = self.part(w, expert * first_dim * others, &[first_dim, others])?;
+            let right = if transposed { Operand::t(&b) } else { Operand::new(&b) };
+            let c = self.make(DType::F32, &[rows, columns])?;
+            self.s.reference.gemm(&c, Operand::new(&a), right, false)?;
+            put(out, first * columns, &c)?;
+        }
+        Ok(())
+    }
+
+    /// Rows with their expert's vector added.
+    fn biased(&self, out: &DeviceTensor, operands: [ValueId; 2], counts: ValueId) -> Result<()> {
+        let [x, b] = [self.on(operands[0], self.rank)?, self.on(operands[1], self.rank)?];
+        let n = columns(out);
+        for Stretch { expert, first, rows } in stretches(self.s, self.rank, counts)? {
+            let a = self.part(x, first * n, &[rows, n])?;
+            let sum = self.make(DType::F32, &[rows, n])?;
+            let vector = self.part(b, expert * n, &[n])?;
+            self.s.reference.map(MapOp::Bias, &sum, &a, Some(&vector))?;
+            put(out, first * n, &sum)?;
+        }
+        Ok(())
+    }
+
+    /// Of each expert its rows, the other way round, times those of `dy`.
+    fn wgrad(&self, out: &DeviceTensor, operands: [ValueId; 2], counts: ValueId) -> Result<()> {
+        let [x, dy] = [self.on(operands[0], self.rank)?, self.on(operands[1], self.rank)?];
+        let [k, n] = [columns(x), columns(dy)];
+        for Stretch { expert, first, rows } in stretches(self.s, self.rank, counts)? {
+            let a = self.part(x, first * k, &[rows, k])?;
+            let b = self.part(dy, first * n, &[rows, n])?;
+            let c = self.make(DType::F32, &[k, n])?;
+            self.s.reference.gemm(&c, Operand::t(&a), Operand::new(&b), false)?;
+            put(out, expert * k * n, &c)?;
+        }
+        Ok(())
+    }
+
+    /// Tokens of all ranks where experts of the rank have them as rows.
+    fn dispatched(&self, out: &DeviceTensor, x: ValueId, ids: ValueId) -> Result<()> {
+        let rows = out.shape()[0];
+        let packed = Packed::new(self.s, ids, rows)?;
+        // By way of the host: a copy for each row would be tens of thousands of calls.
+        let of_rank = |rank| Ok(self.on(x, rank)?.buffer().download()?);
+        let all = (0..self.s.case.ranks).map(of_rank);
+        let from = all.collect::<Result<Vec<_>>>()?.concat();
+        let row_bytes = (columns(out) * out.dtype().size_bytes()) as usize;
+        let mut bytes = vec![0; rows as usize * row_bytes];
+        let own = packed.rows.iter().skip(self.rank * rows as usize);
+        for (to, of) in bytes.chunks_exact_mut(row_bytes).zip(own) {
+            let Some((_, token)) = of else { continue };
+            let row = from.get(token * row_bytes..(token + 1) * row_bytes);
+            row.into_iter().for_each(|row| to.copy_from_slice(row));
+        }
+        Ok(out.buffer().upload(&bytes)?)
+    }
+
+    /// Rows of the rank's experts, which are tokens times the weights of their slots, multiplied on the host.
+    fn weighted(
+        &self,
+        out: &DeviceTensor,
+        x: ValueId,
+        ids: ValueId,
+        weights: ValueId,
+    ) -> Result<()> {
+        let (rows, columns) = (out.shape()[0] as usize, columns(out) as usize);
+        let packed = Packed::new(self.s, ids, rows as u64)?;
+        let (x, weights) = (self.floats(x)?, self.floats(weights)?);
+        let mut made = vec![0.0f32; rows * columns];
+        let own = packed.rows.iter().skip(self.rank * rows);
+        for (to, of) in made.chunks_mut(columns.max(1)).zip(own) {
+            let Some((expert, token)) = *of else { continue };
+            let Some(slot) = packed.slot(token, expert) else { continue };
+            let weight = weights[token * packed.slots + slot];
+            let from = &x[token * columns..][..columns];
+            to.iter_mut().zip(from).for_each(|(to, x)| *to = weight * x);
+        }
+        Ok(out.upload_f32(&made)?)
+    }
+
+    /// Factors of tokens of all ranks, `[blocks, tokens]`, where experts of the rank have them as rows.
+    fn factors_dispatched(&self, out: &DeviceTensor, x: ValueId, ids: ValueId) -> Result<()> {
+        let [blocks, rows] = [out.shape()[0], out.shape()[1]].map(|n| n as usize);
+        let packed = Packed::new(self.s, ids, rows as u64)?;
+        let all = (0..self.s.case.ranks).map(|rank| self.on(x, rank));
+        let all = all.collect::<Result<Vec<_>, _>>()?;
+        let most = all[0].shape()[1].max(1) as usize;
+        let from = all.iter().map(|x| x.download_f32()).collect::<Result<Vec<_>, _>>()?;
+        let mut made = vec![0.0f32; blocks * rows];
+        for (row, of) in packed.rows.iter().skip(self.rank * rows).take(rows).enumerate() {
+            let Some((_, token)) = *of else { continue };
+            let (home, token) = (token / most, token % most);
+            let tokens = all[home].shape()[1] as usize;
+            for block in 0..blocks {
+                made[block * rows + row] = from[home][block * tokens + token];
+            }
+        }
+        Ok(out.upload_f32(&made)?)
+    }
+
+    /// Tokens of the rank as weighted sums of rows of all ranks, summed on the host.
+    fn combined(
+        &self,
+        out: &DeviceTensor,
+        y: ValueId,
+        ids: ValueId,
+        weights: ValueId,
+    ) -> Result<()> {
+        let packed = Packed::new(self.s, ids, self.on(y, self.rank)?.shape()[0])?;
+        let (y, weights) = (self.floats(y)?, self.on(weights, self.rank)?.download_f32()?);
+        let (columns, first) = (columns(out) as usize, self.first_token(ids));
+        let mut sums = vec![0.0f32; out.shape()[0] as usize * columns];
+        for (i, sum) in sums.chunks_mut(columns.max(1)).enumerate() {
+            for slot in 0..packed.slots {
+                let Some(row) = packed.row(first + i, slot) else { continue };
+                let weight = weights[i * packed.slots + slot];
+                let from = &y[row * columns..][..columns];
+                sum.iter_mut().zip(from).for_each(|(x, y)| *x += weight * y);
+            }
+        }
+        Ok(out.upload_f32(&sums)?)
+    }
+
+    /// Of each slot of the rank's tokens the product of its row and the token's, on the host.
+    fn products(&self, out: &DeviceTensor, y: ValueId, ids: ValueId, dy: ValueId) -> Result<()> {
+        let packed = Packed::new(self.s, ids, self.on(y, self.rank)?.shape()[0])?;
+        let (y, dy) = (self.floats(y)?, self.on(dy, self.rank)?.download_f32()?);
+        let (tokens, first) = (out.shape()[0] as usize, self.first_token(ids));
+        let columns = dy.len() / tokens.max(1);
+        let mut made = vec![0.0f32; tokens * packed.slots];
+        for (i, product) in made.iter_mut().enumerate() {
+            let (at, slot) = (i / packed.slots, i % packed.slots);
+            let Some(row) = packed.row(first + at, slot) else { continue };
+            let both = y[row * columns..][..columns].iter().zip(&dy[at * columns..][..columns]);
+            *product = both.map(|(x, y)| x * y).sum();
+        }
+        Ok(out.upload_f32(&made)?)
+    }
 }
 
 /// The rows that experts have, and 0 in all others.
@@ -357,11 +316,11 @@ pub(super) fn masked(
     rank: usize,
     counts: ValueId,
     t: &DeviceTensor,
-) -> Result<DeviceTensor, HarnessError> {
+) -> Result<DeviceTensor> {
     let out = DeviceTensor::zeros(s.world, rank as u32, t.dtype(), t.shape())?;
-    let columns = t.shape()[1..].iter().product();
+    let row = columns(t) * t.dtype().size_bytes();
     for Stretch { first, rows, .. } in stretches(s, rank, counts)? {
-        copy_rows((&out, first), (t, first), rows, columns)?;
+        out.buffer().copy_range(first * row, t.buffer(), first * row, rows * row)?;
     }
     Ok(out)
 }
@@ -370,17 +329,8 @@ pub(super) fn masked(
 ///
 /// # Errors
 /// [`HarnessError::Runtime`].
-pub(super) fn own_rows(
-    s: &Setting<'_>,
-    rank: usize,
-    counts: ValueId,
-) -> Result<Vec<u64>, HarnessError> {
+pub(super) fn own_rows(s: &Setting<'_>, rank: usize, counts: ValueId) -> Result<Vec<u64>> {
     let block = mk_syntax::RAGGED_BLOCK;
     let of = |s: Stretch| (0..s.rows.div_ceil(block)).map(move |b| (s.rows - b * block).min(block));
     Ok(stretches(s, rank, counts)?.into_iter().flat_map(of).collect())
-}
-
-/// The operands of a product.
-pub(super) fn operands(node: &Node) -> [ValueId; 3] {
-    [0, 1, 2].map(|i| node.inputs.get(i).copied().unwrap_or(node.result))
 }

@@ -11,7 +11,8 @@ pub use bench::{Bench, measure};
 pub use timing::Timing;
 
 use crate::{
-    Case, HarnessError, Held, Inputs, Norms, Routing, Tolerance, grid::Grid, judge::worse, routing,
+    Case, HarnessError, Held, Inputs, Norms, Result, Routing, Tolerance, grid::Grid, judge::worse,
+    routing,
 };
 use mk_abi::{KernelSource, TensorArg, TensorDirection};
 use mk_codegen::{plan::Mesh, trace::Trace};
@@ -57,7 +58,7 @@ impl<'a> Session<'a> {
         compiled: &Compiled,
         options: &InstanceOptions,
         seed: u64,
-    ) -> Result<Session<'a>, HarnessError> {
+    ) -> Result<Session<'a>> {
         if world.local_ranks() != (0..world.size()) {
             return Err(HarnessError::mismatch("a session needs all ranks in this process"));
         }
@@ -89,7 +90,7 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// [`HarnessError::Mismatch`] for another mesh.
-    pub fn over(self, mesh: &Mesh) -> Result<Session<'a>, HarnessError> {
+    pub fn over(self, mesh: &Mesh) -> Result<Session<'a>> {
         let grid = Grid::new(self.case, mesh)?;
         Ok(Session { grid, ..self })
     }
@@ -104,7 +105,7 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// [`HarnessError::Runtime`].
-    pub fn rebind(&mut self, bound: &'a Bound) -> Result<(), HarnessError> {
+    pub fn rebind(&mut self, bound: &'a Bound) -> Result<()> {
         self.graphs.clear();
         self.case.bound = bound;
         self.dims = dims(self.case, self.source)?;
@@ -116,11 +117,11 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// [`HarnessError::Runtime`].
-    pub fn fill(&self, launch: u64) -> Result<(), HarnessError> {
+    pub fn fill(&self, launch: u64) -> Result<()> {
         self.fill_arguments(&self.arguments, launch)
     }
 
-    fn fill_arguments(&self, arguments: &Arguments, launch: u64) -> Result<(), HarnessError> {
+    fn fill_arguments(&self, arguments: &Arguments, launch: u64) -> Result<()> {
         let given = |rank| {
             let (group, place) = self.grid.of(rank);
             (self.inputs(group), place)
@@ -132,7 +133,7 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// [`HarnessError::Runtime`]: a fault names the wait that did not end.
-    pub fn launch(&mut self) -> Result<(), HarnessError> {
+    pub fn launch(&mut self) -> Result<()> {
         let streams: Vec<_> = self.streams.iter().map(Stream::as_ref).collect();
         if self.graphs.is_empty() {
             let dims = &self.dims;
@@ -154,7 +155,7 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// [`HarnessError::Function`], for a kernel without tracing among others.
-    pub fn trace(&mut self) -> Result<Trace, HarnessError> {
+    pub fn trace(&mut self) -> Result<Trace> {
         Ok(self.kernel.trace()?)
     }
 
@@ -167,7 +168,7 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// [`HarnessError::Runtime`].
-    pub fn capture(&mut self) -> Result<(), HarnessError> {
+    pub fn capture(&mut self) -> Result<()> {
         let streams: Vec<_> = self.streams.iter().map(Stream::as_ref).collect();
         let instance = self.kernel.instance();
         let arguments = ranks(&self.arguments);
@@ -182,7 +183,7 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// [`HarnessError::Unsupported`] for pipelines that the reference does not compute; [`HarnessError::Runtime`].
-    pub fn norms(&self) -> Result<Vec<Norms>, HarnessError> {
+    pub fn norms(&self) -> Result<Vec<Norms>> {
         let mut norms = vec![Norms::NONE; self.grid.world];
         let setting = self.setting()?;
         let expected = reference::evaluate(&setting)?;
@@ -208,7 +209,7 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// As [`Tolerance::new`].
-    pub fn tolerance(&self) -> Result<Tolerance, HarnessError> {
+    pub fn tolerance(&self) -> Result<Tolerance> {
         Tolerance::of(self.inputs(0))
     }
 
@@ -216,7 +217,7 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// [`HarnessError::Runtime`], of each by itself.
-    pub fn held(&self) -> impl Iterator<Item = Result<Held, HarnessError>> {
+    pub fn held(&self) -> impl Iterator<Item = Result<Held>> {
         let ranks = self.arguments.iter().enumerate();
         ranks.flat_map(|(rank, tensors)| {
             let named = self.source.tensors.iter().zip(tensors);
@@ -236,7 +237,7 @@ impl<'a> Session<'a> {
         self.case.program.results().iter().copied().zip(places.map(held))
     }
 
-    fn setting(&self) -> Result<setting::Setting<'_>, HarnessError> {
+    fn setting(&self) -> Result<setting::Setting<'_>> {
         let (case, kernel) = (self.case, &self.kernel);
         let inputs =
             self.arguments.iter().map(|t| inputs(case, kernel, t)).collect::<Result<_, _>>()?;
@@ -246,7 +247,7 @@ impl<'a> Session<'a> {
 }
 
 /// What a rank holds of one of a kernel's arguments.
-fn held(rank: usize, arg: &TensorArg, tensor: &DeviceTensor) -> Result<Held, HarnessError> {
+fn held(rank: usize, arg: &TensorArg, tensor: &DeviceTensor) -> Result<Held> {
     let values = match tensor.elements() {
         0 => Vec::new(),
         _ if arg.dtype.is_integer() => {
@@ -269,7 +270,7 @@ fn inputs<'t>(
     case: Case<'_>,
     kernel: &Kernel,
     tensors: &'t [DeviceTensor],
-) -> Result<Vec<&'t DeviceTensor>, HarnessError> {
+) -> Result<Vec<&'t DeviceTensor>> {
     let held = |param: &Tensor| {
         let tensor = kernel.input(param.id.index()).and_then(|i| tensors.get(i));
         let what = || HarnessError::mismatch(format!("the kernel does not take `{}`", param.name));
@@ -279,7 +280,7 @@ fn inputs<'t>(
 }
 
 /// Values of a kernel's run-time dimensions in a case.
-fn dims(case: Case<'_>, source: &KernelSource) -> Result<Vec<u32>, HarnessError> {
+fn dims(case: Case<'_>, source: &KernelSource) -> Result<Vec<u32>> {
     let value = |dim: &mk_abi::RuntimeDim| {
         let symbol = case.program.symbol(&dim.name).map(mk_syntax::Dim::Sym);
         let value = symbol.and_then(|s| case.bound.dim(s)).and_then(|v| u32::try_from(v).ok());
@@ -288,7 +289,7 @@ fn dims(case: Case<'_>, source: &KernelSource) -> Result<Vec<u32>, HarnessError>
     source.runtime_dims.iter().map(value).collect()
 }
 
-fn allocate(world: &World, source: &KernelSource, dims: &[u32]) -> Result<Arguments, HarnessError> {
+fn allocate(world: &World, source: &KernelSource, dims: &[u32]) -> Result<Arguments> {
     let mut all = Vec::new();
     for rank in world.local_ranks() {
         let shapes = source.shapes(rank, dims);
@@ -306,7 +307,7 @@ fn fill<'a>(
     source: &KernelSource,
     arguments: &Arguments,
     launch: u64,
-) -> Result<(), HarnessError> {
+) -> Result<()> {
     for (rank, tensors) in arguments.iter().enumerate() {
         let (inputs, place) = given(rank);
         for (tensor, arg) in tensors.iter().zip(&source.tensors) {

@@ -1,8 +1,8 @@
 //! The fp32 reference: every rank evaluates the pipeline on what it holds, by the plain kernels of
 //! [`mk_runtime::reference`]; collectives are copies and sums. Intermediate values are f32.
 
-use super::{grouped, setting::Setting};
-use crate::{HarnessError, Layout, routing};
+use super::setting::Setting;
+use crate::{HarnessError, Layout, Result, routing};
 use mk_abi::DType;
 use mk_runtime::{
     DeviceTensor, MapOp, Operand,
@@ -29,7 +29,7 @@ impl Local<'_> {
 type Values<'s> = Vec<Vec<Local<'s>>>;
 
 /// What each rank should hold of each result, by result and rank.
-pub(super) fn evaluate(s: &Setting<'_>) -> Result<Vec<Vec<DeviceTensor>>, HarnessError> {
+pub(super) fn evaluate(s: &Setting<'_>) -> Result<Vec<Vec<DeviceTensor>>> {
     let program = s.case.program;
     // The last node that reads a value; results are kept.
     let mut last = vec![0; program.n_values()];
@@ -74,7 +74,7 @@ fn made_with<'p>(program: &'p Program, node: &Node) -> Option<&'p Node> {
     }
 }
 
-fn widened(s: &Setting<'_>, rank: usize, t: &DeviceTensor) -> Result<DeviceTensor, HarnessError> {
+fn widened(s: &Setting<'_>, rank: usize, t: &DeviceTensor) -> Result<DeviceTensor> {
     let out = DeviceTensor::new(s.world, rank as u32, DType::F32, t.shape())?;
     if out.elements() > 0 {
         s.reference.map(MapOp::Cast, &out, t, None)?;
@@ -82,30 +82,30 @@ fn widened(s: &Setting<'_>, rank: usize, t: &DeviceTensor) -> Result<DeviceTenso
     Ok(out)
 }
 
-struct Evaluator<'e, 's> {
-    s: &'e Setting<'s>,
+pub(super) struct Evaluator<'e, 's> {
+    pub(super) s: &'e Setting<'s>,
     values: &'e Values<'e>,
-    rank: usize,
+    pub(super) rank: usize,
 }
 
 impl Evaluator<'_, '_> {
-    fn layout(&self, id: ValueId, rank: usize) -> Result<Layout, HarnessError> {
+    fn layout(&self, id: ValueId, rank: usize) -> Result<Layout> {
         let case = self.s.case;
         let placements = case.program.ty(id).map_or(&[][..], |t| &t.placement);
         let shape = case.bound.shape(id).unwrap_or(&[]);
         self.s.grid.sizes.layout(shape, placements, self.s.grid.of(rank).1)
     }
 
-    fn on(&self, id: ValueId, rank: usize) -> Result<&DeviceTensor, HarnessError> {
+    pub(super) fn on(&self, id: ValueId, rank: usize) -> Result<&DeviceTensor> {
         let local = self.values.get(id.index()).and_then(|v| v.get(rank));
         local.map(Local::tensor).ok_or_else(|| HarnessError::mismatch("a value before its use"))
     }
 
-    fn make(&self, dtype: DType, shape: &[u64]) -> Result<DeviceTensor, HarnessError> {
+    pub(super) fn make(&self, dtype: DType, shape: &[u64]) -> Result<DeviceTensor> {
         Ok(DeviceTensor::new(self.s.world, self.rank as u32, dtype, shape)?)
     }
 
-    fn node(&self, node: &Node) -> Result<DeviceTensor, HarnessError> {
+    fn node(&self, node: &Node) -> Result<DeviceTensor> {
         let shape = self.layout(node.result, self.rank)?.shape();
         let operand = |i: usize| {
             let id = node.inputs.get(i).copied().unwrap_or(node.result);
@@ -137,48 +137,12 @@ impl Evaluator<'_, '_> {
                 }
                 return self.reshaped(&c, &shape);
             }
-            Op::GroupedGemm { transposed } => {
-                let [x, w, counts] = grouped::operands(node);
-                let operands = [self.on(x, self.rank)?, self.on(w, self.rank)?];
-                let of = (self.s, self.rank);
-                return grouped::product(of.0, of.1, operands, counts, &shape, transposed);
-            }
-            Op::GroupedWgrad => {
-                let [x, dy, counts] = grouped::operands(node);
-                let operands = [self.on(x, self.rank)?, self.on(dy, self.rank)?];
-                return grouped::wgrad(self.s, self.rank, operands, counts, &shape);
-            }
-            Op::Dispatch { .. } => {
-                let [x, ids, _] = grouped::operands(node);
-                let all = (0..self.s.case.ranks).map(|rank| self.on(x, rank));
-                let all = all.collect::<Result<Vec<_>, _>>()?;
-                let Some(weights) = node.inputs.get(2) else {
-                    return grouped::dispatched(self.s, self.rank, &all, ids, &shape);
-                };
-                let weights = (0..self.s.case.ranks).map(|rank| self.on(*weights, rank));
-                let weights = weights.collect::<Result<Vec<_>, _>>()?;
-                return grouped::weighted(self.s, self.rank, [&all, &weights], ids, &shape);
-            }
-            Op::DispatchFactors => {
-                let [x, ids] = [node.inputs[0], node.inputs[1]];
-                let all = (0..self.s.case.ranks).map(|rank| self.on(x, rank));
-                let all = all.collect::<Result<Vec<_>, _>>()?;
-                return grouped::factors_dispatched(self.s, self.rank, &all, ids, &shape);
-            }
-            Op::Combine => {
-                let [y, ids, weights] = grouped::operands(node);
-                let all = (0..self.s.case.ranks).map(|rank| self.on(y, rank));
-                let all = all.collect::<Result<Vec<_>, _>>()?;
-                let weights = self.on(weights, self.rank)?;
-                return grouped::combined(self.s, self.rank, &all, (ids, weights), &shape);
-            }
-            Op::CombineGrad => {
-                let [y, ids, dy] = grouped::operands(node);
-                let all = (0..self.s.case.ranks).map(|rank| self.on(y, rank));
-                let all = all.collect::<Result<Vec<_>, _>>()?;
-                let dy = self.on(dy, self.rank)?;
-                return grouped::products(self.s, self.rank, &all, (ids, dy), &shape);
-            }
+            Op::GroupedGemm { .. }
+            | Op::GroupedWgrad
+            | Op::Dispatch { .. }
+            | Op::DispatchFactors
+            | Op::Combine
+            | Op::CombineGrad => return self.of_experts(node, &shape),
             Op::View => return Err(HarnessError::unsupported("a `view` inside a kernel")),
             Op::Curve(curve) => MapOp::Curve(curve),
             Op::Slope(curve) => MapOp::Slope(curve),
@@ -212,10 +176,7 @@ impl Evaluator<'_, '_> {
             }
             Op::Swiglu => MapOp::Swiglu,
             Op::Bias => match routing::counts_of(self.s.case.program, node.result) {
-                Some(counts) => {
-                    let of = [operand(0)?, operand(1)?];
-                    return grouped::biased(self.s, self.rank, of, counts, &shape);
-                }
+                Some(_) => return self.of_experts(node, &shape),
                 None => MapOp::Bias,
             },
             Op::Factor(_) => {
@@ -253,7 +214,7 @@ impl Evaluator<'_, '_> {
     }
 
     /// A stack of matrices times the factors of the blocks of each.
-    fn stack(&self, x: &DeviceTensor, f: &DeviceTensor) -> Result<DeviceTensor, HarnessError> {
+    fn stack(&self, x: &DeviceTensor, f: &DeviceTensor) -> Result<DeviceTensor> {
         let out = self.make(DType::F32, x.shape())?;
         let matrix = |t: &DeviceTensor| {
             let (stack, matrix) = t.shape().split_at(t.shape().len().saturating_sub(2));
@@ -276,7 +237,7 @@ impl Evaluator<'_, '_> {
     }
 
     /// The factors of what `quantize` makes.
-    fn factors(&self, made: &Node) -> Result<DeviceTensor, HarnessError> {
+    fn factors(&self, made: &Node) -> Result<DeviceTensor> {
         let x = self.on(made.inputs[0], self.rank)?;
         let &[m, k] = x.shape() else {
             return Err(HarnessError::unsupported("quantised rows of no matrix"));
@@ -290,7 +251,7 @@ impl Evaluator<'_, '_> {
     }
 
     /// The same elements in another shape.
-    fn reshaped(&self, t: &DeviceTensor, shape: &[u64]) -> Result<DeviceTensor, HarnessError> {
+    fn reshaped(&self, t: &DeviceTensor, shape: &[u64]) -> Result<DeviceTensor> {
         let to = self.make(t.dtype(), shape)?;
         to.buffer().copy_range(0, t.buffer(), 0, t.buffer().size_bytes())?;
         Ok(to)
@@ -302,7 +263,7 @@ impl Evaluator<'_, '_> {
         node: &Node,
         (dim, axis): (usize, usize),
         shape: &[u64],
-    ) -> Result<DeviceTensor, HarnessError> {
+    ) -> Result<DeviceTensor> {
         if dim != 0 {
             return Err(HarnessError::unsupported("a gather of columns on a GPU"));
         }
@@ -324,7 +285,7 @@ impl Evaluator<'_, '_> {
         axis: usize,
         last: usize,
         shape: &[u64],
-    ) -> Result<DeviceTensor, HarnessError> {
+    ) -> Result<DeviceTensor> {
         let input = node.inputs.first().copied().unwrap_or(node.result);
         let out = self.make(self.on(input, self.rank)?.dtype(), shape)?;
         let own = self.layout(node.result, self.rank)?;
@@ -356,12 +317,7 @@ impl Evaluator<'_, '_> {
     }
 
     /// Normalised rows, or the gradients of rows from those of the result: sums of rows are products with ones.
-    fn norm(
-        &self,
-        node: &Node,
-        eps: f64,
-        d: Option<&DeviceTensor>,
-    ) -> Result<DeviceTensor, HarnessError> {
+    fn norm(&self, node: &Node, eps: f64, d: Option<&DeviceTensor>) -> Result<DeviceTensor> {
         let first = usize::from(d.is_some());
         let x = self.on(node.inputs[first], self.rank)?;
         let &[m, n] = x.shape() else {
@@ -409,7 +365,7 @@ impl Evaluator<'_, '_> {
     }
 
     /// Result and logarithms of an attention.
-    fn attention(&self, node: &Node) -> Result<(DeviceTensor, DeviceTensor), HarnessError> {
+    fn attention(&self, node: &Node) -> Result<(DeviceTensor, DeviceTensor)> {
         let (Op::Attention { scores, ring }, &[q_id, k_id, v_id, ..]) = (node.op, &node.inputs[..])
         else {
             return Err(HarnessError::mismatch("logarithms of no attention"));
@@ -450,7 +406,7 @@ impl Evaluator<'_, '_> {
     }
 
     /// Gradients of queries; or those of keys, and of values beside them.
-    fn gradients(&self, node: &Node) -> Result<(DeviceTensor, Option<DeviceTensor>), HarnessError> {
+    fn gradients(&self, node: &Node) -> Result<(DeviceTensor, Option<DeviceTensor>)> {
         let none = || HarnessError::mismatch("gradients of no attention");
         let (scores, ring, of_queries) = match node.op {
             Op::AttentionDq { scores, ring } => (scores, ring, true),
@@ -479,7 +435,7 @@ impl Evaluator<'_, '_> {
         }
         let operands = <[&DeviceTensor; 5]>::try_from(operands).map_err(|_| none())?;
         let depth = operands[0].shape().last().copied().unwrap_or(1);
-        let places = |i: usize| -> Result<Places, HarnessError> {
+        let places = |i: usize| -> Result<Places> {
             let ahead = if i == 0 { self.ahead(ids[0], ids[3]) } else { 0 };
             if let Some(whole) = &gathered[i] {
                 return Ok(Places { first: 0, count: whole.shape()[1], second: 0 });
@@ -514,7 +470,7 @@ impl Evaluator<'_, '_> {
     }
 
     /// Where documents begin, of packed sequences.
-    fn documents(&self, node: &Node) -> Result<Option<&DeviceTensor>, HarnessError> {
+    fn documents(&self, node: &Node) -> Result<Option<&DeviceTensor>> {
         node.documents().map(|id| self.on(id, self.rank)).transpose()
     }
 
@@ -526,7 +482,7 @@ impl Evaluator<'_, '_> {
     }
 
     /// All parts of a sequence, which is dimension `dim`, that ranks along an axis have, where they belong.
-    fn sequence(&self, id: ValueId, dim: usize, axis: usize) -> Result<DeviceTensor, HarnessError> {
+    fn sequence(&self, id: ValueId, dim: usize, axis: usize) -> Result<DeviceTensor> {
         let whole = self.s.case.bound.shape(id).and_then(|shape| shape.get(dim)).copied();
         let whole = whole.unwrap_or(1);
         let mut shape = self.layout(id, self.rank)?.shape();
@@ -552,7 +508,7 @@ impl Evaluator<'_, '_> {
     }
 
     /// The sum over the ranks along an axis, of the rows that this rank gets, in order of ranks.
-    fn sum(&self, node: &Node, axis: usize, shape: &[u64]) -> Result<DeviceTensor, HarnessError> {
+    fn sum(&self, node: &Node, axis: usize, shape: &[u64]) -> Result<DeviceTensor> {
         let input = node.inputs.first().copied().unwrap_or(node.result);
         let sum = self.make(DType::F32, shape)?;
         if sum.elements() == 0 {

@@ -1,7 +1,7 @@
 //! Some rows of a result, judged by the bounds of the host's reference: a check of the fp32 reference, too.
 
 use super::Session;
-use crate::{Dense, HarnessError, Judgement, judge, work::SAMPLED_WORK};
+use crate::{Dense, Judgement, Result, judge, work::SAMPLED_WORK};
 use mk_runtime::{DeviceTensor, reference::random_value};
 use mk_syntax::ValueId;
 
@@ -10,8 +10,8 @@ impl Session<'_> {
     /// that owns none of them.
     ///
     /// # Errors
-    /// As [`Dense::expected_rows`]; [`HarnessError::Runtime`].
-    pub fn sampled_rows(&self, launch: u64, count: usize) -> Result<Vec<Judgement>, HarnessError> {
+    /// As [`Dense::expected_rows`]; [`HarnessError::Runtime`](crate::HarnessError::Runtime).
+    pub fn sampled_rows(&self, launch: u64, count: usize) -> Result<Vec<Judgement>> {
         let mut judged = vec![Judgement::default(); self.grid.world];
         for (result, held) in self.outputs() {
             let rows = choose(self, result, launch, count);
@@ -67,7 +67,7 @@ fn download(
     rows: &[usize],
     rank: usize,
     out: &DeviceTensor,
-) -> Result<Vec<f32>, HarnessError> {
+) -> Result<Vec<f32>> {
     let placements = s.case.program.ty(result).map_or(&[][..], |t| &t.placement);
     let shape = s.case.bound.shape(result).unwrap_or(&[]);
     let layout = s.grid.sizes.layout(shape, placements, s.grid.of(rank).1)?;

@@ -1,7 +1,7 @@
 //! How long a launch takes.
 
 use super::{Session, allocate, ranks};
-use crate::HarnessError;
+use crate::Result;
 use mk_runtime::{
     Graph, Stream,
     bench::{Gate, median},
@@ -28,8 +28,8 @@ impl Session<'_> {
     /// them.
     ///
     /// # Errors
-    /// [`HarnessError::Runtime`].
-    pub fn time(&mut self) -> Result<Timing, HarnessError> {
+    /// [`HarnessError::Runtime`](crate::HarnessError::Runtime).
+    pub fn time(&mut self) -> Result<Timing> {
         let mut sets = Vec::new();
         for set in 0..SETS {
             let arguments = allocate(&self.world, self.source, &self.dims)?;

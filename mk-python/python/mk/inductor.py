@@ -264,7 +264,7 @@ class _Graph:
         return None if shape[0] == 1 else (shape[0], -1)
 
     def _products_of(self, g):
-        """Products whose left operand is the rows of a node, not transposed."""
+        """Products whose operand A is the rows of a node, not transposed."""
         seen, todo, made = set(), [g], []
         while todo:
             for user in todo.pop().users:

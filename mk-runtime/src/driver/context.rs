@@ -1,7 +1,7 @@
 //! Primary contexts, the ones that PyTorch and the CUDA runtime use too.
 
 use super::{cu, device};
-use crate::Error;
+use crate::Result;
 use cudarc::driver::sys;
 use std::sync::Mutex;
 use sys::CUstreamCaptureMode as CaptureMode;
@@ -23,7 +23,7 @@ unsafe impl Sync for Context {}
 
 impl Context {
     /// Retains the primary context of a device.
-    pub(crate) fn retain(ordinal: i32) -> Result<Context, Error> {
+    pub(crate) fn retain(ordinal: i32) -> Result<Context> {
         let device = device(ordinal)?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: a valid out-pointer; released in Drop.
@@ -39,7 +39,7 @@ impl Context {
     /// Makes this the thread's context until the guard drops, which restores the caller's. Until then no call of this
     /// thread spoils a capture, of whatever mode, that it or another thread has open, but for `cuCtxSynchronize`, and
     /// what is put into the captured stream.
-    pub(crate) fn enter(&self) -> Result<Entered, Error> {
+    pub(crate) fn enter(&self) -> Result<Entered> {
         let mut previous = std::ptr::null_mut();
         // SAFETY: a valid out-pointer; the driver is initialised because a context exists.
         unsafe { cu!(Some(self.ordinal), cuCtxGetCurrent(&mut previous)) }?;
@@ -58,7 +58,7 @@ impl Context {
     }
 
     /// Makes this the thread's context, inside the life of a [`keep_current`] guard.
-    pub(crate) fn switch_to(&self, _keep: &Entered) -> Result<(), Error> {
+    pub(crate) fn switch_to(&self, _keep: &Entered) -> Result<()> {
         // SAFETY: `raw` is retained for as long as `self` lives, and the guard restores the caller's.
         unsafe { cu!(Some(self.ordinal), cuCtxSetCurrent(self.raw)) }
     }
@@ -86,7 +86,7 @@ impl Drop for Context {
 }
 
 /// A guard that restores the thread's present context, for a loop over several.
-pub(crate) fn keep_current() -> Result<Entered, Error> {
+pub(crate) fn keep_current() -> Result<Entered> {
     let mut previous = std::ptr::null_mut();
     // SAFETY: a valid out-pointer; callers hold a context, so the driver is initialised.
     unsafe { cu!(None, cuCtxGetCurrent(&mut previous)) }?;
@@ -101,7 +101,7 @@ pub(crate) struct Entered {
 }
 
 /// Sets what calls of this thread that a capture cannot record mean for captures; returns what it was.
-fn exchange_mode(mut mode: CaptureMode) -> Result<CaptureMode, Error> {
+fn exchange_mode(mut mode: CaptureMode) -> Result<CaptureMode> {
     // SAFETY: a valid pointer to a mode, where the driver leaves another.
     unsafe { cu!(None, cuThreadExchangeStreamCaptureMode(&mut mode)) }?;
     Ok(mode)

@@ -1,16 +1,13 @@
 //! Copies, memsets and plain kernels that a call waits for, in a stream of the context's own.
 
 use super::{Context, cu, ledger::between_launches};
-use crate::Error;
+use crate::Result;
 use cudarc::driver::sys;
 
 impl Context {
     /// Enqueues copies, memsets or plain kernels in a stream that has nothing else, and waits for them. (Not in the
     /// default stream: that waits for other blocking ones, of which one may be captured.)
-    pub(crate) fn run(
-        &self,
-        enqueue: impl FnOnce(sys::CUstream) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    pub(crate) fn run(&self, enqueue: impl FnOnce(sys::CUstream) -> Result<()>) -> Result<()> {
         let _in = self.enter()?;
         let stream = self.copies()?;
         let enqueued = enqueue(stream);
@@ -19,7 +16,7 @@ impl Context {
     }
 
     /// The context is current. One stream for as long as this lives: its creation may wait for the GPU.
-    fn copies(&self) -> Result<sys::CUstream, Error> {
+    fn copies(&self) -> Result<sys::CUstream> {
         let copies = || self.copies.lock().unwrap_or_else(|e| e.into_inner());
         let there = *copies();
         if !there.is_null() {

@@ -8,7 +8,7 @@
 //! One ledger for the whole process, not one per world: its SMs are shared by all worlds.
 
 use super::Event;
-use crate::Error;
+use crate::{Error, Result};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -93,7 +93,7 @@ impl DerefMut for LockedLedger {
 
 /// Waits for what was launched on a GPU, but for captured launches. Not with the ledger locked: another thread's launch
 /// may be what is missing.
-pub(crate) fn wait_for_launches(device: i32) -> Result<(), Error> {
+pub(crate) fn wait_for_launches(device: i32) -> Result<()> {
     let ledger = between_launches();
     let all = ledger.as_ref().map(|ledger| ledger.before(device, 0, false)).unwrap_or_default();
     drop(ledger);
@@ -149,7 +149,7 @@ impl Ledger {
         wants: u32,
         reserve: u32,
         sms: u32,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let claims = &mut self.gpus.entry(device).or_default().claims;
         let held: u32 = claims.values().map(|(held, _)| held).sum();
         let reserved = claims.values().map(|(_, keep)| *keep).max().unwrap_or(0).max(reserve);
@@ -175,12 +175,7 @@ impl Ledger {
 mod tests {
     use super::*;
 
-    fn claim(
-        ledger: &mut Ledger,
-        launcher: Launcher,
-        wants: u32,
-        reserve: u32,
-    ) -> Result<(), Error> {
+    fn claim(ledger: &mut Ledger, launcher: Launcher, wants: u32, reserve: u32) -> Result<()> {
         ledger.claim(0, launcher, "k", wants, reserve, 132)
     }
 

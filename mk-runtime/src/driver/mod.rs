@@ -8,7 +8,7 @@ mod stream;
 pub(crate) use context::{Context, Entered, keep_current};
 pub use stream::{Event, StreamRef};
 
-use crate::Error;
+use crate::{Error, Result};
 use cudarc::driver::sys;
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -25,11 +25,7 @@ macro_rules! cu {
 pub(crate) use cu;
 
 /// See [`cu`].
-pub(crate) fn check(
-    status: sys::CUresult,
-    call: &'static str,
-    device: Option<i32>,
-) -> Result<(), Error> {
+pub(crate) fn check(status: sys::CUresult, call: &'static str, device: Option<i32>) -> Result<()> {
     if status == sys::CUresult::CUDA_SUCCESS {
         return Ok(());
     }
@@ -48,8 +44,8 @@ pub(crate) fn check(
 }
 
 /// Loads and initialises the driver once per process.
-pub(crate) fn init() -> Result<(), Error> {
-    static INIT: OnceLock<Result<(), Error>> = OnceLock::new();
+pub(crate) fn init() -> Result<()> {
+    static INIT: OnceLock<Result<()>> = OnceLock::new();
     INIT.get_or_init(|| {
         let have = version()?;
         if have < MIN_DRIVER {
@@ -62,7 +58,7 @@ pub(crate) fn init() -> Result<(), Error> {
 }
 
 /// The CUDA version that the driver supports (1000 * major + 10 * minor); does not initialise it.
-pub(crate) fn version() -> Result<i32, Error> {
+pub(crate) fn version() -> Result<i32> {
     static PRESENT: OnceLock<bool> = OnceLock::new();
     // SAFETY: opens and closes libcuda, which has no other effect.
     if !*PRESENT.get_or_init(|| unsafe { sys::is_culib_present() }) {
@@ -75,7 +71,7 @@ pub(crate) fn version() -> Result<i32, Error> {
 }
 
 /// Number of devices.
-pub(crate) fn device_count() -> Result<i32, Error> {
+pub(crate) fn device_count() -> Result<i32> {
     init()?;
     let mut count = 0;
     // SAFETY: a valid out-pointer, after cuInit.
@@ -84,7 +80,7 @@ pub(crate) fn device_count() -> Result<i32, Error> {
 }
 
 /// A handle of the ordinal.
-pub(crate) fn device(ordinal: i32) -> Result<sys::CUdevice, Error> {
+pub(crate) fn device(ordinal: i32) -> Result<sys::CUdevice> {
     let count = device_count()?;
     if !(0..count).contains(&ordinal) {
         return Err(Error::NoSuchDevice { device: ordinal, count });
@@ -96,7 +92,7 @@ pub(crate) fn device(ordinal: i32) -> Result<sys::CUdevice, Error> {
 }
 
 /// One integer attribute of a device.
-pub(crate) fn attribute(ordinal: i32, which: sys::CUdevice_attribute) -> Result<i32, Error> {
+pub(crate) fn attribute(ordinal: i32, which: sys::CUdevice_attribute) -> Result<i32> {
     let device = device(ordinal)?;
     let mut value = 0;
     // SAFETY: a valid out-pointer and a device that the driver gave.
@@ -105,7 +101,7 @@ pub(crate) fn attribute(ordinal: i32, which: sys::CUdevice_attribute) -> Result<
 }
 
 /// The driver's name of a GPU.
-pub(crate) fn name(ordinal: i32) -> Result<String, Error> {
+pub(crate) fn name(ordinal: i32) -> Result<String> {
     let device = device(ordinal)?;
     let mut name = [0u8; 128];
     // SAFETY: a buffer of the length given, which the driver terminates, and a device that the driver gave.
@@ -117,7 +113,7 @@ pub(crate) fn name(ordinal: i32) -> Result<String, Error> {
 }
 
 /// What identifies a GPU in every process of a machine, whichever ordinals each of them sees.
-pub(crate) fn uuid(ordinal: i32) -> Result<String, Error> {
+pub(crate) fn uuid(ordinal: i32) -> Result<String> {
     let device = device(ordinal)?;
     let mut uuid = sys::CUuuid { bytes: [0; 16] };
     // SAFETY: a valid out-pointer and a device that the driver gave.
@@ -126,7 +122,7 @@ pub(crate) fn uuid(ordinal: i32) -> Result<String, Error> {
 }
 
 /// A GPU's place on the bus: `0000:3b:00.0`.
-pub(crate) fn pci(ordinal: i32) -> Result<String, Error> {
+pub(crate) fn pci(ordinal: i32) -> Result<String> {
     let device = device(ordinal)?;
     let mut text = [0u8; 32];
     // SAFETY: a buffer of the length given, which the driver terminates, and a device that the driver gave.
@@ -150,7 +146,7 @@ pub(crate) enum Place {
 }
 
 /// Asks where an address lies. A look-up in the driver's tables.
-pub(crate) fn place(ptr: u64) -> Result<Place, Error> {
+pub(crate) fn place(ptr: u64) -> Result<Place> {
     use sys::CUpointer_attribute as A;
     let mut asked = [A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL];
     let (mut kind, mut ordinal) = (0u32, -1i32);
@@ -166,7 +162,7 @@ pub(crate) fn place(ptr: u64) -> Result<Place, Error> {
 }
 
 /// Whether `from` can access memory of `to`.
-pub(crate) fn can_access_peer(from: i32, to: i32) -> Result<bool, Error> {
+pub(crate) fn can_access_peer(from: i32, to: i32) -> Result<bool> {
     let (a, b) = (device(from)?, device(to)?);
     let mut can = 0;
     // SAFETY: a valid out-pointer and devices that the driver gave.

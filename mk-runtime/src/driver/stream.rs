@@ -1,7 +1,7 @@
 //! Handles of streams, and events.
 
 use super::{Context, cu};
-use crate::Error;
+use crate::Result;
 use cudarc::driver::sys;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl StreamRef {
 impl StreamRef {
     /// The capture that the stream of a GPU is part of, if it is, also where that is already spoilt. The context is
     /// current.
-    pub(crate) fn capture(self, device: i32) -> Result<Option<u64>, Error> {
+    pub(crate) fn capture(self, device: i32) -> Result<Option<u64>> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let mut id = 0;
         // SAFETY: valid out-pointers and a live stream; what is null is not asked for.
@@ -82,10 +82,7 @@ unsafe impl Sync for Event {}
 
 impl Event {
     /// A new event in a context.
-    pub(crate) fn in_context(
-        context: Arc<Context>,
-        flags: sys::CUevent_flags,
-    ) -> Result<Event, Error> {
+    pub(crate) fn in_context(context: Arc<Context>, flags: sys::CUevent_flags) -> Result<Event> {
         let mut raw = std::ptr::null_mut();
         let entered = context.enter()?;
         // SAFETY: a valid out-pointer; the context is current.
@@ -97,14 +94,14 @@ impl Event {
     /// Marks the end of what is in the stream now.
     ///
     /// # Errors
-    /// [`Error::Cuda`].
-    pub fn record(&self, stream: StreamRef) -> Result<(), Error> {
+    /// [`Error::Cuda`](crate::Error::Cuda).
+    pub fn record(&self, stream: StreamRef) -> Result<()> {
         let _in = self.context.enter()?;
         self.record_entered(stream)
     }
 
     /// As [`Event::record`], with the context current already.
-    pub(crate) fn record_entered(&self, stream: StreamRef) -> Result<(), Error> {
+    pub(crate) fn record_entered(&self, stream: StreamRef) -> Result<()> {
         // SAFETY: a live event and stream of the same context.
         unsafe { cu!(Some(self.context.ordinal()), cuEventRecord(self.raw, stream.raw)) }
     }
@@ -112,14 +109,14 @@ impl Event {
     /// Makes later work of the stream wait for the event. An event that was never recorded is over.
     ///
     /// # Errors
-    /// [`Error::Cuda`].
-    pub fn hold(&self, stream: StreamRef) -> Result<(), Error> {
+    /// [`Error::Cuda`](crate::Error::Cuda).
+    pub fn hold(&self, stream: StreamRef) -> Result<()> {
         let _in = self.context.enter()?;
         self.hold_entered(stream)
     }
 
     /// As [`Event::hold`], with the context current already.
-    pub(crate) fn hold_entered(&self, stream: StreamRef) -> Result<(), Error> {
+    pub(crate) fn hold_entered(&self, stream: StreamRef) -> Result<()> {
         // SAFETY: a live event and stream.
         unsafe { cu!(Some(self.context.ordinal()), cuStreamWaitEvent(stream.raw, self.raw, 0)) }
     }
@@ -127,8 +124,8 @@ impl Event {
     /// Blocks until the event is over.
     ///
     /// # Errors
-    /// [`Error::Cuda`], also that of an earlier kernel.
-    pub fn synchronize(&self) -> Result<(), Error> {
+    /// [`Error::Cuda`](crate::Error::Cuda), also that of an earlier kernel.
+    pub fn synchronize(&self) -> Result<()> {
         let _in = self.context.enter()?;
         // SAFETY: a live event.
         unsafe { cu!(Some(self.context.ordinal()), cuEventSynchronize(self.raw)) }
@@ -137,8 +134,8 @@ impl Event {
     /// Time from this event to a later one, in milliseconds (resolution about 0.5 us). Both must be over.
     ///
     /// # Errors
-    /// [`Error::Cuda`].
-    pub fn elapsed_ms(&self, later: &Event) -> Result<f32, Error> {
+    /// [`Error::Cuda`](crate::Error::Cuda).
+    pub fn elapsed_ms(&self, later: &Event) -> Result<f32> {
         let _in = self.context.enter()?;
         let mut ms = 0.0;
         // SAFETY: a valid out-pointer and live events.

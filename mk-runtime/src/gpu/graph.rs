@@ -1,7 +1,7 @@
 //! CUDA graphs: a launch captured once and replayed.
 
 use super::stream::Stream;
-use crate::Error;
+use crate::Result;
 use crate::driver::StreamRef;
 use crate::driver::ledger::between_launches;
 use crate::driver::{Context, cu};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// What a graph has captured, and may have failed since.
 pub(crate) trait Usable: Send + Sync {
     /// Whether it may still run.
-    fn usable(&self) -> Result<(), Error>;
+    fn usable(&self) -> Result<()>;
 }
 
 thread_local! {
@@ -53,11 +53,8 @@ impl Graph {
     /// Records what `enqueue` puts into the streams, one graph per stream, and uploads the graphs.
     ///
     /// # Errors
-    /// What `enqueue` returns; [`Error::Cuda`] for what cannot be captured.
-    pub fn capture(
-        streams: &[Stream],
-        enqueue: impl FnOnce() -> Result<(), Error>,
-    ) -> Result<Vec<Graph>, Error> {
+    /// What `enqueue` returns; [`Error::Cuda`](crate::Error::Cuda) for what cannot be captured.
+    pub fn capture(streams: &[Stream], enqueue: impl FnOnce() -> Result<()>) -> Result<Vec<Graph>> {
         let mut begun = 0;
         let mut result = Ok(());
         for stream in streams {
@@ -81,8 +78,8 @@ impl Graph {
     /// Replays the graph into a stream of its GPU.
     ///
     /// # Errors
-    /// [`Error::Poisoned`] when an instance in it has failed; [`Error::PeerGone`]; [`Error::Cuda`].
-    pub fn launch(&mut self, stream: StreamRef) -> Result<(), Error> {
+    /// [`Error::Poisoned`](crate::Error::Poisoned) when an instance in it has failed; [`Error::PeerGone`](crate::Error::PeerGone); [`Error::Cuda`](crate::Error::Cuda).
+    pub fn launch(&mut self, stream: StreamRef) -> Result<()> {
         for captured in &self.captured {
             captured.usable()?;
         }
@@ -92,7 +89,7 @@ impl Graph {
     }
 }
 
-fn begin(stream: &Stream) -> Result<(), Error> {
+fn begin(stream: &Stream) -> Result<()> {
     let context = stream.context();
     let _in = context.enter()?;
     // Thread-local: other threads of the process may go on allocating.
@@ -119,7 +116,7 @@ impl Drop for Recorded {
     }
 }
 
-fn end(stream: &Stream) -> Result<Recorded, Error> {
+fn end(stream: &Stream) -> Result<Recorded> {
     let context = stream.context();
     let _in = context.enter()?;
     let mut raw = std::ptr::null_mut();
@@ -128,11 +125,7 @@ fn end(stream: &Stream) -> Result<Recorded, Error> {
     Ok(Recorded { context: context.clone(), raw })
 }
 
-fn instantiate(
-    recorded: Recorded,
-    stream: &Stream,
-    captured: &[Arc<dyn Usable>],
-) -> Result<Graph, Error> {
+fn instantiate(recorded: Recorded, stream: &Stream, captured: &[Arc<dyn Usable>]) -> Result<Graph> {
     let _quiet = between_launches();
     let context = recorded.context.clone();
     let device = Some(context.ordinal());

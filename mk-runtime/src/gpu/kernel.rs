@@ -1,8 +1,8 @@
 //! A loaded module and one of its functions.
 
-use crate::Error;
 use crate::driver::ledger::between_launches;
 use crate::driver::{Context, cu};
+use crate::{Error, Result};
 use cudarc::driver::sys;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ unsafe impl Sync for Module {}
 
 impl Module {
     /// Loads a CUBIN.
-    pub(crate) fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Arc<Module>, Error> {
+    pub(crate) fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Arc<Module>> {
         let _quiet = between_launches();
         let _in = context.enter()?;
         let mut raw = std::ptr::null_mut();
@@ -59,7 +59,7 @@ unsafe impl Sync for Kernel {}
 impl Kernel {
     /// Finds a function and loads it now: a lazy load at the first launch may wait for the GPU, and the GPU may be
     /// waiting for the launch.
-    pub(crate) fn new(module: &Arc<Module>, entry: &str, kernel: &str) -> Result<Kernel, Error> {
+    pub(crate) fn new(module: &Arc<Module>, entry: &str, kernel: &str) -> Result<Kernel> {
         let name = CString::new(entry).map_err(|_| Error::BadSource {
             kernel: kernel.into(),
             what: "the entry point's name contains a NUL byte".into(),
@@ -85,7 +85,7 @@ impl Kernel {
     }
 
     /// Size of the first parameter, in bytes; `None` when there are none or several.
-    pub(crate) fn only_param_bytes(&self) -> Result<Option<usize>, Error> {
+    pub(crate) fn only_param_bytes(&self) -> Result<Option<usize>> {
         let device = Some(self.context().ordinal());
         let _in = self.context().enter()?;
         let mut sizes = [0usize; 2];
@@ -105,7 +105,7 @@ impl Kernel {
     }
 
     /// Sets a function attribute.
-    pub(crate) fn set(&self, which: sys::CUfunction_attribute, value: i32) -> Result<(), Error> {
+    pub(crate) fn set(&self, which: sys::CUfunction_attribute, value: i32) -> Result<()> {
         let _in = self.context().enter()?;
         // SAFETY: a live function.
         unsafe {
@@ -125,7 +125,7 @@ impl Kernel {
         smem_bytes: u32,
         stream: sys::CUstream,
         params: &mut [*mut c_void],
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let _in = self.context().enter()?;
         // SAFETY: by the caller.
         unsafe {

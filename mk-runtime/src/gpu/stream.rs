@@ -1,6 +1,6 @@
 //! Streams that are owned, and events of a rank.
 
-use crate::Error;
+use crate::Result;
 use crate::driver::{Context, Event, StreamRef, cu, ledger::between_launches};
 use crate::world::World;
 use cudarc::driver::sys;
@@ -17,12 +17,12 @@ impl Stream {
     /// Creates a stream on a rank's GPU.
     ///
     /// # Errors
-    /// [`Error::Cuda`].
-    pub fn new(world: &World, rank: u32) -> Result<Stream, Error> {
+    /// [`Error::Cuda`](crate::Error::Cuda).
+    pub fn new(world: &World, rank: u32) -> Result<Stream> {
         Stream::in_context(world.context(rank)?.clone())
     }
 
-    pub(crate) fn in_context(context: Arc<Context>) -> Result<Stream, Error> {
+    pub(crate) fn in_context(context: Arc<Context>) -> Result<Stream> {
         let mut raw = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // It may wait for the GPU.
@@ -38,7 +38,7 @@ impl Stream {
     ///
     /// # Errors
     /// As [`Stream::new`].
-    pub fn per_rank(world: &World) -> Result<Vec<Stream>, Error> {
+    pub fn per_rank(world: &World) -> Result<Vec<Stream>> {
         world.local_ranks().map(|r| Stream::new(world, r)).collect()
     }
 
@@ -50,8 +50,8 @@ impl Stream {
     /// Waits until everything in the stream is done.
     ///
     /// # Errors
-    /// [`Error::Cuda`], also that of an earlier kernel.
-    pub fn synchronize(&self) -> Result<(), Error> {
+    /// [`Error::Cuda`](crate::Error::Cuda), also that of an earlier kernel.
+    pub fn synchronize(&self) -> Result<()> {
         let _in = self.context.enter()?;
         // SAFETY: our stream, in its context.
         unsafe { cu!(Some(self.context.ordinal()), cuStreamSynchronize(self.raw.raw())) }
@@ -78,16 +78,16 @@ impl Event {
     /// An event that takes the time.
     ///
     /// # Errors
-    /// [`Error::Cuda`].
-    pub fn new(world: &World, rank: u32) -> Result<Event, Error> {
+    /// [`Error::Cuda`](crate::Error::Cuda).
+    pub fn new(world: &World, rank: u32) -> Result<Event> {
         Event::in_context(world.context(rank)?.clone(), sys::CUevent_flags::CU_EVENT_DEFAULT)
     }
 
     /// An event that orders only, which is cheaper.
     ///
     /// # Errors
-    /// [`Error::Cuda`].
-    pub fn untimed(world: &World, rank: u32) -> Result<Event, Error> {
+    /// [`Error::Cuda`](crate::Error::Cuda).
+    pub fn untimed(world: &World, rank: u32) -> Result<Event> {
         Event::in_context(world.context(rank)?.clone(), sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 }

@@ -1,8 +1,8 @@
 //! Dense row-major tensors in device memory.
 
-use crate::Error;
 use crate::mem::DeviceBuffer;
 use crate::world::World;
+use crate::{Error, Result};
 use mk_abi::DType;
 
 /// A tensor argument of a launch: an address and a size.
@@ -52,12 +52,7 @@ impl DeviceTensor {
     ///
     /// # Errors
     /// [`Error::Cuda`], out of memory among others; [`Error::Shape`] when the size overflows.
-    pub fn new(
-        world: &World,
-        rank: u32,
-        dtype: DType,
-        shape: &[u64],
-    ) -> Result<DeviceTensor, Error> {
+    pub fn new(world: &World, rank: u32, dtype: DType, shape: &[u64]) -> Result<DeviceTensor> {
         let bytes =
             shape.iter().try_fold(dtype.size_bytes(), |n, d| n.checked_mul(*d)).ok_or_else(
                 || Error::Shape { what: format!("a tensor of shape {shape:?} is too large") },
@@ -74,12 +69,7 @@ impl DeviceTensor {
     ///
     /// # Errors
     /// As [`DeviceTensor::new`].
-    pub fn zeros(
-        world: &World,
-        rank: u32,
-        dtype: DType,
-        shape: &[u64],
-    ) -> Result<DeviceTensor, Error> {
+    pub fn zeros(world: &World, rank: u32, dtype: DType, shape: &[u64]) -> Result<DeviceTensor> {
         let tensor = DeviceTensor::new(world, rank, dtype, shape)?;
         tensor.buffer.fill(0)?;
         Ok(tensor)
@@ -95,7 +85,7 @@ impl DeviceTensor {
         dtype: DType,
         shape: &[u64],
         values: &[f32],
-    ) -> Result<DeviceTensor, Error> {
+    ) -> Result<DeviceTensor> {
         let tensor = DeviceTensor::new(world, rank, dtype, shape)?;
         tensor.upload_f32(values)?;
         Ok(tensor)
@@ -136,7 +126,7 @@ impl DeviceTensor {
     /// # Errors
     /// [`Error::Shape`] when the number of values is not the number of elements, or the type is not a float;
     /// [`Error::Cuda`].
-    pub fn upload_f32(&self, values: &[f32]) -> Result<(), Error> {
+    pub fn upload_f32(&self, values: &[f32]) -> Result<()> {
         if self.dtype.is_integer() {
             return Err(self.not("of floats"));
         }
@@ -147,7 +137,7 @@ impl DeviceTensor {
     ///
     /// # Errors
     /// [`Error::Shape`] when the type is not a float; [`Error::Cuda`], also that of an earlier kernel.
-    pub fn download_f32(&self) -> Result<Vec<f32>, Error> {
+    pub fn download_f32(&self) -> Result<Vec<f32>> {
         let bytes = self.buffer.download()?;
         if self.dtype.is_integer() {
             return Err(self.not("of floats"));
@@ -159,7 +149,7 @@ impl DeviceTensor {
     ///
     /// # Errors
     /// [`Error::Shape`] when the number of values or the type does not fit; [`Error::Cuda`].
-    pub fn upload_i32(&self, values: &[i32]) -> Result<(), Error> {
+    pub fn upload_i32(&self, values: &[i32]) -> Result<()> {
         if self.dtype != DType::I32 {
             return Err(self.not("of integers"));
         }
@@ -170,7 +160,7 @@ impl DeviceTensor {
     ///
     /// # Errors
     /// [`Error::Shape`] when the type does not fit; [`Error::Cuda`], also that of an earlier kernel.
-    pub fn download_i32(&self) -> Result<Vec<i32>, Error> {
+    pub fn download_i32(&self) -> Result<Vec<i32>> {
         if self.dtype != DType::I32 {
             return Err(self.not("of integers"));
         }
@@ -182,7 +172,7 @@ impl DeviceTensor {
     /// # Errors
     /// [`Error::Shape`] when the number of values or the type does not fit, or a value is beyond the type;
     /// [`Error::Cuda`].
-    pub fn upload_integers(&self, values: &[i64]) -> Result<(), Error> {
+    pub fn upload_integers(&self, values: &[i64]) -> Result<()> {
         if self.dtype == DType::I64 {
             return self.buffer.upload(&pack(values, i64::to_le_bytes));
         }
@@ -194,7 +184,7 @@ impl DeviceTensor {
     ///
     /// # Errors
     /// [`Error::Shape`] when the type does not fit; [`Error::Cuda`], also that of an earlier kernel.
-    pub fn download_integers(&self) -> Result<Vec<i64>, Error> {
+    pub fn download_integers(&self) -> Result<Vec<i64>> {
         if self.dtype == DType::I64 {
             return Ok(unpack(&self.buffer.download()?, i64::from_le_bytes));
         }
@@ -205,7 +195,7 @@ impl DeviceTensor {
     ///
     /// # Errors
     /// [`Error::Cuda`].
-    pub fn poison(&self) -> Result<(), Error> {
+    pub fn poison(&self) -> Result<()> {
         self.buffer.fill(0xFF)
     }
 
@@ -213,7 +203,7 @@ impl DeviceTensor {
     ///
     /// # Errors
     /// [`Error::Shape`] when they differ; [`Error::Cuda`].
-    pub fn copy_from(&self, from: &DeviceTensor) -> Result<(), Error> {
+    pub fn copy_from(&self, from: &DeviceTensor) -> Result<()> {
         if self.dtype != from.dtype || self.elements() != from.elements() {
             return Err(Error::Shape {
                 what: format!(

@@ -9,7 +9,7 @@
 use super::JitOptions;
 use super::cache::Cache;
 use super::nvrtc::{Library, NvrtcVersion};
-use crate::{Error, env};
+use crate::{Error, Result, env};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -34,16 +34,16 @@ impl Nvrtc {
     ///
     /// # Errors
     /// [`Error::NvrtcUnusable`].
-    pub fn version(&self) -> Result<NvrtcVersion, Error> {
+    pub fn version(&self) -> Result<NvrtcVersion> {
         Ok(self.load()?.version())
     }
 
-    pub(super) fn load(&self) -> Result<&'static Library, Error> {
+    pub(super) fn load(&self) -> Result<&'static Library> {
         Library::open(&self.path)
     }
 
     /// What tells this compiler from others in a cache key. A file that was asked before is not loaded again.
-    pub(super) fn build_id(&self, cache: &Cache) -> Result<String, Error> {
+    pub(super) fn build_id(&self, cache: &Cache) -> Result<String> {
         let Some(stamp) = self.stamp() else {
             return Ok(self.load()?.build_id());
         };
@@ -68,7 +68,7 @@ impl Nvrtc {
 ///
 /// # Errors
 /// [`Error::NvrtcMissing`] lists the directories that were searched.
-pub fn find_nvrtc(options: &JitOptions) -> Result<Nvrtc, Error> {
+pub fn find_nvrtc(options: &JitOptions) -> Result<Nvrtc> {
     if let Some(dir) = options.nvrtc_dir.clone().or_else(env::nvrtc_dir) {
         return in_dir(&dir).ok_or(Error::NvrtcMissing { searched: vec![dir] });
     }

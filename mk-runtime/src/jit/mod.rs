@@ -16,7 +16,7 @@ pub use nvrtc::NvrtcVersion;
 pub use options::{JitOptions, Unit};
 pub use sass::{SassCounts, count_sass, disassemble, find_nvdisasm};
 
-use crate::Error;
+use crate::{Error, Result};
 use mk_abi::KernelSource;
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ impl fmt::Debug for Compiled {
 /// [`Error::Spill`] unless `options` or the source allow it; [`Error::Serialised`] for wgmma that ptxas serialised and
 /// for a setmaxnreg that it ignored; [`Error::BadSource`] when the entry point is not in the result. A cache that
 /// cannot be read or written is not an error.
-pub fn compile(source: &KernelSource, options: &JitOptions) -> Result<Compiled, Error> {
+pub fn compile(source: &KernelSource, options: &JitOptions) -> Result<Compiled> {
     let unit = Unit {
         name: &source.name,
         cuda: &source.cuda,
@@ -79,7 +79,7 @@ pub fn compile(source: &KernelSource, options: &JitOptions) -> Result<Compiled, 
 ///
 /// # Errors
 /// As [`compile`], the entry point excepted.
-pub fn compile_unit(unit: Unit<'_>, options: &JitOptions) -> Result<Compiled, Error> {
+pub fn compile_unit(unit: Unit<'_>, options: &JitOptions) -> Result<Compiled> {
     let start = Instant::now();
     let flags = flags(unit, options);
     let nvrtc = find_nvrtc(options)?;
@@ -129,7 +129,7 @@ fn flags(unit: Unit<'_>, options: &JitOptions) -> Vec<String> {
 }
 
 /// Refuses a kernel that stores more than `allowed` bytes of registers per thread in local memory.
-fn refuse_spills(kernel: &str, report: &Report, allowed: u32) -> Result<(), Error> {
+fn refuse_spills(kernel: &str, report: &Report, allowed: u32) -> Result<()> {
     match report.all().find(|e| e.spills() && e.spill_store_bytes > allowed) {
         Some(e) => Err(Error::Spill {
             kernel: kernel.into(),
@@ -141,7 +141,7 @@ fn refuse_spills(kernel: &str, report: &Report, allowed: u32) -> Result<(), Erro
     }
 }
 
-fn accept(kernel: &str, report: &Report, options: &JitOptions) -> Result<(), Error> {
+fn accept(kernel: &str, report: &Report, options: &JitOptions) -> Result<()> {
     if let Some(w) = report.warnings.iter().find(|w| w.is_serialisation()) {
         return Err(Error::Serialised {
             kernel: kernel.into(),

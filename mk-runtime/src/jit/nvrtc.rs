@@ -4,7 +4,7 @@
 //! offers first, and the cache key would lie.
 
 use super::{Unit, cache::Output};
-use crate::Error;
+use crate::{Error, Result};
 use libloading::os::unix::{Library as Dl, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -61,7 +61,7 @@ const NO_CACHE_SINCE: (c_int, c_int) = (12, 9);
 
 impl Library {
     /// Opens the library, once per path.
-    pub(super) fn open(path: &Path) -> Result<&'static Library, Error> {
+    pub(super) fn open(path: &Path) -> Result<&'static Library> {
         static OPEN: Mutex<Option<HashMap<PathBuf, &'static Library>>> = Mutex::new(None);
         let mut open = OPEN.lock().unwrap_or_else(|e| e.into_inner());
         let open = open.get_or_insert_default();
@@ -119,7 +119,7 @@ impl Library {
     }
 
     /// Compiles to CUBIN.
-    pub(super) fn compile(&self, unit: Unit<'_>, flags: &[String]) -> Result<Output, Error> {
+    pub(super) fn compile(&self, unit: Unit<'_>, flags: &[String]) -> Result<Output> {
         let c_string = |s: &str, what: &str| {
             CString::new(s).map_err(|_| Error::BadSource {
                 kernel: unit.name.into(),
@@ -187,7 +187,7 @@ impl Library {
         call: &'static str,
         size: SizeFn,
         get: GetFn,
-    ) -> Result<Vec<u8>, Error> {
+    ) -> Result<Vec<u8>> {
         let mut n = 0;
         // SAFETY: a live program and a valid out-pointer.
         self.check(unit, call, unsafe { size(program.raw, &mut n) })?;
@@ -199,7 +199,7 @@ impl Library {
         Ok(out)
     }
 
-    fn check(&self, unit: Unit<'_>, call: &'static str, status: Status) -> Result<(), Error> {
+    fn check(&self, unit: Unit<'_>, call: &'static str, status: Status) -> Result<()> {
         if status == SUCCESS {
             return Ok(());
         }

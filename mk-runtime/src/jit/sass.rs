@@ -1,7 +1,7 @@
 //! Machine code as text, for tests and for the curious: counts of the instructions that matter.
 
 use super::find::{project_roots, site_packages, toolkits};
-use crate::{Error, env};
+use crate::{Error, Result, env};
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ pub fn find_nvdisasm() -> Option<PathBuf> {
 ///
 /// # Errors
 /// [`Error::ToolMissing`] without `nvdisasm`, [`Error::ToolFailed`] when it refuses the CUBIN.
-pub fn disassemble(cubin: &[u8]) -> Result<String, Error> {
+pub fn disassemble(cubin: &[u8]) -> Result<String> {
     const TOOL: &str = "nvdisasm";
     let tool = find_nvdisasm().ok_or(Error::ToolMissing {
         tool: TOOL,
@@ -64,7 +64,7 @@ pub fn disassemble(cubin: &[u8]) -> Result<String, Error> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-fn temp_file(failed: &impl Fn(String) -> Error) -> Result<(PathBuf, std::fs::File), Error> {
+fn temp_file(failed: &impl Fn(String) -> Error) -> Result<(PathBuf, std::fs::File)> {
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .map_or(0, |d| d.as_nanos());

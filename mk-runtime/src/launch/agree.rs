@@ -2,8 +2,8 @@
 //! memory is made.
 
 use super::options::InstanceOptions;
-use crate::Error;
 use crate::world::{Deadline, Group};
+use crate::{Error, Result};
 use mk_abi::KernelSource;
 use sha2::{Digest, Sha256};
 
@@ -55,9 +55,9 @@ pub(super) fn agree(
     source: &KernelSource,
     options: &InstanceOptions,
     generation: u64,
-    mine: Result<(), Error>,
+    mine: Result<()>,
     deadline: Deadline,
-) -> Result<(), Error> {
+) -> Result<()> {
     let parts = parts(source, options, generation);
     // First the hashes: a rank with an error of its own still tells what it has.
     let all = group.all_gather(CALL, parts.as_flattened(), deadline)?;
@@ -66,7 +66,7 @@ pub(super) fn agree(
     group.agree(CALL, mine.and(same), deadline)
 }
 
-fn compare(rank: u32, mine: &[Hash; 5], all: &[Vec<u8>]) -> Result<(), Error> {
+fn compare(rank: u32, mine: &[Hash; 5], all: &[Vec<u8>]) -> Result<()> {
     for (i, (hash, what)) in mine.iter().zip(PARTS).enumerate() {
         let theirs = |bytes: &Vec<u8>| bytes.get(i * 32..i * 32 + 32) == Some(&hash[..]);
         let ranks: Vec<u32> =

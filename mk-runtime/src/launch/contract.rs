@@ -2,13 +2,13 @@
 
 use super::options::RankTensors;
 use super::program;
-use crate::Error;
+use crate::{Error, Result};
 use mk_abi::device::{MAX_CTAS, MAX_RANKS, MAX_RUNTIME_DIMS, SymHeader};
 use mk_abi::{KernelSource, MapBase, TensorDirection, TensorMapSpec};
 use std::mem::size_of;
 
 /// Checks a source against itself.
-pub(super) fn check_source(source: &KernelSource) -> Result<(), Error> {
+pub(super) fn check_source(source: &KernelSource) -> Result<()> {
     let bad = |what: String| Error::BadSource { kernel: source.name.clone(), what };
     let ensure = |ok: bool, what: &dyn Fn() -> String| if ok { Ok(()) } else { Err(bad(what())) };
 
@@ -110,7 +110,7 @@ pub(super) fn tensor_bytes(
     source: &KernelSource,
     rank: u32,
     shapes: &[Vec<u64>],
-) -> Result<Vec<u64>, Error> {
+) -> Result<Vec<u64>> {
     shapes
         .iter()
         .zip(&source.tensors)
@@ -155,7 +155,7 @@ pub(super) fn own_rows(
     rank: u32,
     expected_bytes: &[u64],
     given: &RankTensors,
-) -> Result<u32, Error> {
+) -> Result<u32> {
     let Some(i) = source.tensors.iter().position(|t| t.own_rows) else { return Ok(0) };
     let shape = source.ranks.get(rank as usize).and_then(|r| r.tensor_shapes.get(i));
     let most = shape.and_then(|s| s.first()).copied().unwrap_or(0);
@@ -182,7 +182,7 @@ pub(super) fn check_tensors(
     expected_bytes: &[u64],
     dims: &[u32],
     given: &RankTensors,
-) -> Result<(), Error> {
+) -> Result<()> {
     if given.tensors.len() != expected_bytes.len() {
         return Err(Error::Count {
             kernel: source.name.clone(),

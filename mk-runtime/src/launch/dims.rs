@@ -1,6 +1,6 @@
 //! Dimensions that come with each launch: what they do to shapes, tensor maps, and the hash that ranks compare.
 
-use crate::Error;
+use crate::{Error, Result};
 use mk_abi::{KernelSource, MapBase, TensorMapSpec};
 
 /// Checks the values that a launch gives.
@@ -8,7 +8,7 @@ use mk_abi::{KernelSource, MapBase, TensorMapSpec};
 /// # Errors
 /// [`Error::Count`] for another number of values than the kernel has dimensions; [`Error::Shape`] for one outside its
 /// bounds.
-pub(super) fn check_dims(source: &KernelSource, dims: &[u32]) -> Result<(), Error> {
+pub(super) fn check_dims(source: &KernelSource, dims: &[u32]) -> Result<()> {
     let expected = source.runtime_dims.len();
     if dims.len() != expected {
         return Err(Error::Count {

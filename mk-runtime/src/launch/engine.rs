@@ -17,7 +17,7 @@
 
 use super::program::{WORD, no_transport};
 use crate::driver::cu;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::gpu::{Event, Kernel, Module, Stream, StreamRef};
 use crate::mem::Layout;
 use crate::world::World;
@@ -60,7 +60,7 @@ impl Engine {
         module: &Arc<Module>,
         control: u64,
         symmetric: &Layout,
-    ) -> Result<Engine, Error> {
+    ) -> Result<Engine> {
         let place = |op: &HostOp| {
             Ok(match *op {
                 HostOp::AwaitEntry => Placed::AwaitEntry,
@@ -84,7 +84,7 @@ impl Engine {
         Ok(Engine {
             gate: Kernel::new(module, &program.gate, &source.name)?,
             threads: program.gate_threads,
-            ops: program.ranks[rank as usize].iter().map(place).collect::<Result<_, Error>>()?,
+            ops: program.ranks[rank as usize].iter().map(place).collect::<Result<_>>()?,
             epoch: control + offset_of!(ControlBlock, launch) as u64,
             begins: control + offset_of!(ControlBlock, engines) as u64,
             captured: Stream::new(world, rank)?,
@@ -100,7 +100,7 @@ impl Engine {
 
     /// Whether a launch may be captured: the engine's stream belongs to no capture, or to the one that the caller's
     /// does. The context is current.
-    pub(super) fn may_capture(&self, stream: StreamRef) -> Result<bool, Error> {
+    pub(super) fn may_capture(&self, stream: StreamRef) -> Result<bool> {
         let device = self.gate.context().ordinal();
         let own = self.captured.as_ref().capture(device)?;
         Ok(own.is_none() || own == stream.capture(device)?)
@@ -115,7 +115,7 @@ impl Engine {
         &self,
         stream: StreamRef,
         params: *mut std::ffi::c_void,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let block = [self.threads, 1, 1];
         // SAFETY: the gate takes the kernel's parameter (checked at bind); the rest by the caller.
         unsafe { self.gate.launch([1; 3], block, 0, stream.raw(), &mut [params]) }?;
@@ -125,12 +125,7 @@ impl Engine {
 
     /// Enqueues the operations on these tensors, and has the caller's stream wait for them. The kernel is enqueued; the
     /// context is current.
-    pub(super) fn carry_out(
-        &self,
-        stream: StreamRef,
-        eager: bool,
-        tensors: &[u64],
-    ) -> Result<(), Error> {
+    pub(super) fn carry_out(&self, stream: StreamRef, eager: bool, tensors: &[u64]) -> Result<()> {
         let own = if eager { self.eager.as_ref() } else { self.captured.as_ref() };
         let mut held = false;
         let made = self.ops.iter().try_for_each(|op| match op {
@@ -150,7 +145,7 @@ impl Engine {
     }
 
     /// Has the engine's stream wait for the kernel's word.
-    fn hold(&self, own: StreamRef) -> Result<(), Error> {
+    fn hold(&self, own: StreamRef) -> Result<()> {
         let (device, when) = (
             Some(self.gate.context().ordinal()),
             sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ,
@@ -161,21 +156,21 @@ impl Engine {
     }
 
     /// For the next launch, whose kernel is behind this stream's end.
-    fn take_back(&self, own: StreamRef) -> Result<(), Error> {
+    fn take_back(&self, own: StreamRef) -> Result<()> {
         let device = Some(self.gate.context().ordinal());
         let how = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT;
         // SAFETY: as in `hold`.
         unsafe { cu!(device, cuStreamWriteValue32_v2(own.raw(), self.begins, 0, how as u32)) }
     }
 
-    fn copy(&self, stream: StreamRef, from: u64, to: u64, bytes: usize) -> Result<(), Error> {
+    fn copy(&self, stream: StreamRef, from: u64, to: u64, bytes: usize) -> Result<()> {
         let device = Some(self.gate.context().ordinal());
         // SAFETY: as in `raise`; a caller's tensor may also be pinned memory of the host.
         unsafe { cu!(device, cuMemcpyAsync(to, from, bytes, stream.raw())) }
     }
 
     /// Copies the epoch to a word.
-    fn raise(&self, stream: StreamRef, word: u64) -> Result<(), Error> {
+    fn raise(&self, stream: StreamRef, word: u64) -> Result<()> {
         let device = Some(self.gate.context().ordinal());
         // SAFETY: both ranges were checked against their memory (the source at bind, the tensors at this launch);
         // peers' memory is mapped for as long as the instance lives, which ends behind its streams.

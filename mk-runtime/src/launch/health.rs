@@ -3,7 +3,7 @@
 //! Shared with the graphs that captured the instance, so that a replay is refused as a launch is.
 
 use crate::driver::ledger;
-use crate::error::{Error, Fault, FaultCause};
+use crate::error::{Error, Fault, FaultCause, Result};
 use crate::gpu::Usable;
 use crate::mem::FaultRecords;
 use crate::proxy::{NetFault, Watch};
@@ -61,7 +61,7 @@ impl Health {
     }
 
     /// What kernels wrote; with `finished`, those of this process are done. Poisons.
-    pub(super) fn absorb(&self, finished: bool) -> Result<(), Error> {
+    pub(super) fn absorb(&self, finished: bool) -> Result<()> {
         let mut state = self.state();
         if !state.faults.any() {
             return Ok(());
@@ -132,7 +132,7 @@ impl Health {
     }
 
     /// Frees the records. No kernel of this process may run any more.
-    pub(super) fn release(&self) -> Result<(), Error> {
+    pub(super) fn release(&self) -> Result<()> {
         self.state().faults.release()
     }
 
@@ -188,7 +188,7 @@ impl Watch for Health {
 }
 
 impl Usable for Health {
-    fn usable(&self) -> Result<(), Error> {
+    fn usable(&self) -> Result<()> {
         if self.state().poisoned.is_none() {
             // The fault itself is what this call finds; `Poisoned` carries it.
             let _ = self.absorb(false);

@@ -11,7 +11,7 @@ use super::residency::Attributes;
 use crate::driver::ledger::{self, Launcher, Ledger};
 use crate::driver::{Context, Entered, keep_current};
 use crate::env;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::gpu::{StreamRef, Usable, note_capture};
 use crate::jit::Compiled;
 use crate::mem::{FaultRecords, SymmetricMemory, drain};
@@ -78,7 +78,7 @@ impl Instance {
         source: &KernelSource,
         compiled: &Compiled,
         options: &InstanceOptions,
-    ) -> Result<Instance, Error> {
+    ) -> Result<Instance> {
         let generation = world.next_generation();
         let deadline = Deadline::within(options.entry_limit.max(PATIENCE));
         let sound = check(world, source, options);
@@ -177,7 +177,7 @@ impl Instance {
     /// something else in its place, [`Error::Crossed`] when ranks launched kernels of several worlds in different
     /// orders; [`Error::Cuda`] when a launch fails, which aborts the ranks that were launched and
     /// poisons the instance.
-    pub fn launch(&mut self, streams: &[StreamRef], tensors: &[RankTensors]) -> Result<(), Error> {
+    pub fn launch(&mut self, streams: &[StreamRef], tensors: &[RankTensors]) -> Result<()> {
         self.launch_with(streams, tensors, &[])
     }
 
@@ -191,7 +191,7 @@ impl Instance {
         streams: &[StreamRef],
         tensors: &[RankTensors],
         dims: &[u32],
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         self.health.usable()?;
         self.count("streams", streams.len())?;
         self.count("lists of tensors", tensors.len())?;
@@ -285,7 +285,7 @@ impl Instance {
     ///
     /// # Errors
     /// As [`Instance::launch`], but for those of streams and of the driver.
-    pub fn accepts(&self, tensors: &[RankTensors]) -> Result<(), Error> {
+    pub fn accepts(&self, tensors: &[RankTensors]) -> Result<()> {
         self.health.usable()?;
         self.count("lists of tensors", tensors.len())?;
         check_dims(&self.source, &[])?;
@@ -296,7 +296,7 @@ impl Instance {
     }
 
     /// In one stream a kernel would wait for one behind it.
-    fn check_streams(&self, streams: &[StreamRef]) -> Result<(), Error> {
+    fn check_streams(&self, streams: &[StreamRef]) -> Result<()> {
         if !self.source.meets || !self.world.shares_gpus() {
             return Ok(());
         }
@@ -313,7 +313,7 @@ impl Instance {
 
     /// Orders a launch after those before it. On all ranks before the first is enqueued: ranks that share a GPU wait
     /// for each other's last launch, and must not wait for this one.
-    fn hold(&self, ledger: &Ledger, keep: &Entered, streams: &[StreamRef]) -> Result<(), Error> {
+    fn hold(&self, ledger: &Ledger, keep: &Entered, streams: &[StreamRef]) -> Result<()> {
         for (rank, stream) in self.ranks.iter().zip(streams) {
             let context = rank.kernel.context();
             context.switch_to(keep)?;
@@ -342,7 +342,7 @@ impl Instance {
     ///
     /// # Errors
     /// [`Error::Fault`] when a kernel gave up, also one of another process; the instance is poisoned then.
-    pub fn check(&mut self) -> Result<(), Error> {
+    pub fn check(&mut self) -> Result<()> {
         self.health.absorb(false)
     }
 
@@ -351,7 +351,7 @@ impl Instance {
     ///
     /// # Errors
     /// [`Error::Fault`] when a kernel gave up; [`Error::Cuda`] when one crashed. The instance is poisoned then.
-    pub fn synchronize(&mut self) -> Result<(), Error> {
+    pub fn synchronize(&mut self) -> Result<()> {
         let mut waited = Ok(());
         for rank in &self.ranks {
             waited = waited.and(rank.done.synchronize());
@@ -376,7 +376,7 @@ impl Instance {
     ///
     /// # Errors
     /// [`Error::Cuda`].
-    pub fn poison_workspace(&self, byte: u8) -> Result<(), Error> {
+    pub fn poison_workspace(&self, byte: u8) -> Result<()> {
         let space = &self.source.workspace;
         self.symmetric.fill(space.zeroed_bytes, space.symmetric_bytes, byte)?;
         for rank in &self.ranks {
@@ -390,7 +390,7 @@ impl Instance {
     ///
     /// # Errors
     /// [`Error::Shape`] for a rank that is not one of this process; [`Error::Cuda`].
-    pub fn trace(&self, rank: u32) -> Result<Vec<u8>, Error> {
+    pub fn trace(&self, rank: u32) -> Result<Vec<u8>> {
         let found = self.world.local_index(rank).and_then(|i| self.ranks.get(i));
         match found {
             Some(Rank { trace: Some(trace), .. }) => trace.download(),
@@ -403,7 +403,7 @@ impl Instance {
     ///
     /// # Errors
     /// [`Error::Shape`] for a rank that is not one of this process; [`Error::Cuda`].
-    pub fn scratch(&self, rank: u32) -> Result<Vec<u8>, Error> {
+    pub fn scratch(&self, rank: u32) -> Result<Vec<u8>> {
         let found = self.world.local_index(rank).and_then(|i| self.ranks.get(i));
         found.ok_or_else(|| self.world.no_rank(rank))?.scratch.download()
     }
@@ -436,7 +436,7 @@ impl Instance {
         std::mem::forget((self.world.clone(), self.health.clone()));
     }
 
-    fn count(&self, what: &'static str, given: usize) -> Result<(), Error> {
+    fn count(&self, what: &'static str, given: usize) -> Result<()> {
         let expected = self.ranks.len();
         if given == expected {
             return Ok(());
@@ -484,7 +484,7 @@ impl Drop for Instance {
 }
 
 /// What this process can judge alone.
-fn check(world: &World, source: &KernelSource, options: &InstanceOptions) -> Result<(), Error> {
+fn check(world: &World, source: &KernelSource, options: &InstanceOptions) -> Result<()> {
     if env::launch_blocking() {
         return Err(Error::LaunchBlocking);
     }
@@ -499,7 +499,7 @@ fn check(world: &World, source: &KernelSource, options: &InstanceOptions) -> Res
 }
 
 /// Whether the kernel is for the world's nodes and its network.
-fn check_net(source: &KernelSource, world: &World, options: &InstanceOptions) -> Result<(), Error> {
+fn check_net(source: &KernelSource, world: &World, options: &InstanceOptions) -> Result<()> {
     let (kernel, topology) = (source.name.clone(), world.topology());
     let per_node = topology.reach(world.local_ranks().start).len() as u32;
     let local = source.net.as_ref().map_or(source.world_size, |net| net.local);
@@ -528,7 +528,7 @@ fn claim(
     source: &KernelSource,
     ranks: &[Rank],
     reserve_sms: u32,
-) -> Result<(), Error> {
+) -> Result<()> {
     for rank in ranks {
         let limits = world.device(rank.rank)?;
         ledger.claim(limits.ordinal, who, &source.name, rank.sms, reserve_sms, limits.sms)?;

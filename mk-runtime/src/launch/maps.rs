@@ -1,8 +1,8 @@
 //! Tensor maps: encoded at bind, and again only when a caller's pointer changes (shape and stride cannot).
 
-use crate::Error;
 use crate::driver::cu;
 use crate::mem::Layout;
+use crate::{Error, Result};
 use cudarc::driver::sys;
 use mk_abi::device::TENSOR_MAP_BYTES;
 use mk_abi::{DType, KernelSource, MapBase, Swizzle, TensorMapSpec};
@@ -25,7 +25,7 @@ impl Bases {
     ///
     /// # Errors
     /// [`Error::Unreachable`] for memory of a rank of another node.
-    pub(super) fn resolve(&self, base: MapBase) -> Result<Option<u64>, Error> {
+    pub(super) fn resolve(&self, base: MapBase) -> Result<Option<u64>> {
         Ok(match base {
             MapBase::Tensor(_) => None,
             MapBase::Symmetric(at) => Some(self.symmetric.address(self.rank)? + at),
@@ -44,7 +44,7 @@ pub(super) fn encode(
     address: u64,
     bases: &Bases,
     out: &mut [u8; TENSOR_MAP_BYTES],
-) -> Result<(), Error> {
+) -> Result<()> {
     let n = spec.dims.len();
     // A rank that owns no rows never copies through the map, and the driver refuses an extent of 0.
     let address = if address == 0 { bases.somewhere } else { address };

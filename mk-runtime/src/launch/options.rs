@@ -1,8 +1,8 @@
 //! What a caller decides about an instance, and what it passes to a launch.
 
-use crate::Error;
 use crate::gpu::{DeviceTensor, TensorRef};
 use crate::net::Net;
+use crate::{Error, Result};
 use mk_abi::KernelSource;
 use std::time::Duration;
 
@@ -61,7 +61,7 @@ impl Default for InstanceOptions {
 
 impl InstanceOptions {
     /// `(wait_limit, entry_limit, chaos_max)` in nanoseconds, refused when they do not fit the kernel's fields.
-    pub(super) fn nanoseconds(&self, source: &KernelSource) -> Result<(u64, u64, u32), Error> {
+    pub(super) fn nanoseconds(&self, source: &KernelSource) -> Result<(u64, u64, u32)> {
         let refuse =
             |what: &str| Error::BadSource { kernel: source.name.clone(), what: what.into() };
         let limit = |d: Duration, what| match u64::try_from(d.as_nanos()) {

@@ -1,8 +1,8 @@
 //! What a host program must satisfy, and which peers' memory a kernel may name, before anything is allocated for it.
 
 use super::dims;
-use crate::Error;
 use crate::world::Topology;
+use crate::{Error, Result};
 use mk_abi::{HostOp, HostProgram, KernelSource, MapBase};
 
 /// Bytes of a flag.
@@ -77,7 +77,7 @@ fn inside(source: &KernelSource, rank: usize, op: &HostOp) -> bool {
 ///
 /// # Errors
 /// [`Error::Unreachable`] for a peer of another node; [`Error::Unsupported`] for a send.
-pub(super) fn check_reach(source: &KernelSource, topology: &Topology) -> Result<(), Error> {
+pub(super) fn check_reach(source: &KernelSource, topology: &Topology) -> Result<()> {
     for (rank, binding) in (0..).zip(&source.ranks) {
         for map in &binding.maps {
             if let MapBase::Peer(peer, _) = map.base {

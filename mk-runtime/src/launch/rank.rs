@@ -8,7 +8,7 @@ use super::options::{InstanceOptions, RankTensors};
 use super::params::{MAX_PARAM_BYTES, ParamBlock, zero_header};
 use super::residency::{Attributes, prepare};
 use crate::driver::{self, Place, cu};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::gpu::{Event, Kernel, Module, StreamRef, TensorRef};
 use crate::jit::Compiled;
 use crate::mem::{DeviceBuffer, FaultRecords, SymmetricMemory};
@@ -59,7 +59,7 @@ impl Rank {
         compiled: &Compiled,
         options: &InstanceOptions,
         shared: Shared<'_>,
-    ) -> Result<Rank, Error> {
+    ) -> Result<Rank> {
         let Shared { symmetric, faults, net } = shared;
         let net = net.and_then(|net| net.place(rank)).unwrap_or_default();
         let (wait_limit_ns, entry_limit_ns, chaos_max_ns) = options.nanoseconds(source)?;
@@ -140,7 +140,7 @@ impl Rank {
     }
 
     /// Puts the values of run-time dimensions into the parameter block.
-    pub(super) fn set_dims(&mut self, source: &KernelSource, dims: &[u32]) -> Result<(), Error> {
+    pub(super) fn set_dims(&mut self, source: &KernelSource, dims: &[u32]) -> Result<()> {
         if self.dims == dims {
             return Ok(());
         }
@@ -164,7 +164,7 @@ impl Rank {
         &mut self,
         source: &KernelSource,
         given: &RankTensors,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let rows = own_rows(source, self.rank, &self.expected_bytes, given)?;
         self.params.update_header(|header| header.own_rows = rows);
         Ok(())
@@ -174,11 +174,7 @@ impl Rank {
     ///
     /// # Errors
     /// [`Error::Tensor`] for memory that is not on this rank's GPU; the block then holds no pointer of that tensor.
-    pub(super) fn set_tensors(
-        &mut self,
-        source: &KernelSource,
-        given: &RankTensors,
-    ) -> Result<(), Error> {
+    pub(super) fn set_tensors(&mut self, source: &KernelSource, given: &RankTensors) -> Result<()> {
         for (t, tensor) in given.tensors.iter().enumerate() {
             if self.tensors[t] == tensor.ptr {
                 continue;
@@ -204,12 +200,7 @@ impl Rank {
     }
 
     /// A pointer into another GPU's memory, or into none, would end the context of the rank that follows it.
-    fn check_place(
-        &self,
-        source: &KernelSource,
-        t: usize,
-        tensor: &TensorRef,
-    ) -> Result<(), Error> {
+    fn check_place(&self, source: &KernelSource, t: usize, tensor: &TensorRef) -> Result<()> {
         if tensor.bytes == 0 {
             return Ok(());
         }
@@ -228,19 +219,19 @@ impl Rank {
     }
 
     /// Whether a stream is being captured. The context is current.
-    pub(super) fn is_captured(&self, stream: StreamRef) -> Result<bool, Error> {
+    pub(super) fn is_captured(&self, stream: StreamRef) -> Result<bool> {
         Ok(stream.capture(self.kernel.context().ordinal())?.is_some())
     }
 
     /// Whether this rank's launch may be captured. The context is current.
-    pub(super) fn may_capture(&self, stream: StreamRef) -> Result<bool, Error> {
+    pub(super) fn may_capture(&self, stream: StreamRef) -> Result<bool> {
         self.engine.as_ref().map_or(Ok(true), |engine| engine.may_capture(stream))
     }
 
     /// Enqueues the host operations that go beside the kernel, if there are and all before them is enqueued (nothing
     /// else keeps them from memory that peers still read), and marks the end of all unless it is captured: also where
     /// something failed, because the rest runs. The context is current.
-    pub(super) fn finish(&self, stream: StreamRef, eager: bool, whole: bool) -> Result<(), Error> {
+    pub(super) fn finish(&self, stream: StreamRef, eager: bool, whole: bool) -> Result<()> {
         let copied = match &self.engine {
             Some(engine) if whole => engine.carry_out(stream, eager, &self.tensors),
             _ => Ok(()),
@@ -256,7 +247,7 @@ impl Rank {
         attributes: &mut Attributes,
         stream: StreamRef,
         eager: bool,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let device = Some(self.kernel.context().ordinal());
         let config = attributes.config(source, stream.raw());
         if self.engine.is_some() {
@@ -290,7 +281,7 @@ fn trace_bytes(source: &KernelSource, options: &InstanceOptions) -> u64 {
 }
 
 /// The kernel must take one by-value struct of the block's size.
-fn check_param(source: &KernelSource, kernel: &Kernel, params: &ParamBlock) -> Result<(), Error> {
+fn check_param(source: &KernelSource, kernel: &Kernel, params: &ParamBlock) -> Result<()> {
     let content = ParamBlock::bytes_for(source.ranks[0].maps.len(), source.tensors.len());
     let given = kernel.only_param_bytes()?;
     if given.is_some_and(|bytes| params.fits(bytes)) && content <= MAX_PARAM_BYTES {

@@ -1,9 +1,9 @@
 //! Whether a whole grid is resident at once, and the attributes that make it so.
 
-use crate::Error;
 use crate::driver::cu;
 use crate::gpu::Kernel;
 use crate::world::{DeviceLimits, World};
+use crate::{Error, Result};
 use cudarc::driver::sys;
 use mk_abi::KernelSource;
 
@@ -81,7 +81,7 @@ pub(super) fn prepare(
     source: &KernelSource,
     kernel: &Kernel,
     reserve_sms: u32,
-) -> Result<u32, Error> {
+) -> Result<u32> {
     let limits = world.device(rank)?;
     check_arch(source, &limits)?;
     if source.smem_bytes > limits.smem_optin_bytes {
@@ -123,7 +123,7 @@ fn resident_ctas(
     limits: &DeviceLimits,
     reserve_sms: u32,
     sharing: u32,
-) -> Result<(u32, u32), Error> {
+) -> Result<(u32, u32)> {
     let _in = kernel.context().enter()?;
     let device = Some(limits.ordinal);
     let mut per_sm = 0;
@@ -156,7 +156,7 @@ fn resident_ctas(
 }
 
 /// `sm_90a` runs on 9.0 only; `sm_90` on 9.x.
-fn check_arch(source: &KernelSource, limits: &DeviceLimits) -> Result<(), Error> {
+fn check_arch(source: &KernelSource, limits: &DeviceLimits) -> Result<()> {
     let (major, minor) = limits.capability;
     let runs = match parse_arch(&source.arch) {
         Some((m, n, true)) => (m, n) == (major, minor),

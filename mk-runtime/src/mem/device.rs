@@ -1,9 +1,9 @@
 //! Plain device memory of one rank (`cuMemAlloc`).
 
-use crate::Error;
 use crate::driver::ledger::{between_launches, wait_for_launches};
 use crate::driver::{Context, cu};
 use crate::world::World;
+use crate::{Error, Result};
 use std::sync::Arc;
 
 /// Device memory, freed on drop. Freeing waits for the GPU, other methods for the launches of instances on it and for
@@ -20,11 +20,11 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// [`Error::Cuda`], out of memory among others.
-    pub fn new(world: &World, rank: u32, bytes: u64) -> Result<DeviceBuffer, Error> {
+    pub fn new(world: &World, rank: u32, bytes: u64) -> Result<DeviceBuffer> {
         DeviceBuffer::in_context(world.context(rank)?.clone(), bytes)
     }
 
-    fn in_context(context: Arc<Context>, bytes: u64) -> Result<DeviceBuffer, Error> {
+    fn in_context(context: Arc<Context>, bytes: u64) -> Result<DeviceBuffer> {
         let mut ptr = 0;
         if bytes > 0 {
             let _quiet = between_launches();
@@ -39,17 +39,12 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// As [`DeviceBuffer::new`].
-    pub fn zeroed(world: &World, rank: u32, bytes: u64) -> Result<DeviceBuffer, Error> {
+    pub fn zeroed(world: &World, rank: u32, bytes: u64) -> Result<DeviceBuffer> {
         DeviceBuffer::filled(world, rank, bytes, 0)
     }
 
     /// Like [`DeviceBuffer::zeroed`], with another byte.
-    pub(crate) fn filled(
-        world: &World,
-        rank: u32,
-        bytes: u64,
-        byte: u8,
-    ) -> Result<DeviceBuffer, Error> {
+    pub(crate) fn filled(world: &World, rank: u32, bytes: u64, byte: u8) -> Result<DeviceBuffer> {
         let buffer = DeviceBuffer::new(world, rank, bytes)?;
         memset(&buffer.context, buffer.ptr, byte, bytes)?;
         Ok(buffer)
@@ -59,7 +54,7 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// As [`DeviceBuffer::new`].
-    pub fn of_words(world: &World, rank: u32, word: u32, n: u64) -> Result<DeviceBuffer, Error> {
+    pub fn of_words(world: &World, rank: u32, word: u32, n: u64) -> Result<DeviceBuffer> {
         let bytes = n.checked_mul(4).ok_or_else(|| Error::Shape {
             what: format!("{n} words are more bytes than can be counted"),
         })?;
@@ -98,7 +93,7 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// [`Error::Cuda`].
-    pub fn fill(&self, byte: u8) -> Result<(), Error> {
+    pub fn fill(&self, byte: u8) -> Result<()> {
         wait_for_launches(self.device())?;
         memset(&self.context, self.ptr, byte, self.bytes)
     }
@@ -107,7 +102,7 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// [`Error::Shape`] when the lengths differ; [`Error::Cuda`].
-    pub fn upload(&self, bytes: &[u8]) -> Result<(), Error> {
+    pub fn upload(&self, bytes: &[u8]) -> Result<()> {
         self.same_size(bytes.len() as u64)?;
         if bytes.is_empty() {
             return Ok(());
@@ -124,7 +119,7 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// [`Error::Cuda`], also that of an earlier kernel.
-    pub fn download(&self) -> Result<Vec<u8>, Error> {
+    pub fn download(&self) -> Result<Vec<u8>> {
         let mut out = vec![0u8; self.bytes as usize];
         if out.is_empty() {
             return Ok(out);
@@ -138,7 +133,7 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// [`Error::Shape`] when the sizes differ; [`Error::Cuda`].
-    pub fn copy_from(&self, from: &DeviceBuffer) -> Result<(), Error> {
+    pub fn copy_from(&self, from: &DeviceBuffer) -> Result<()> {
         self.same_size(from.bytes)?;
         self.copy_range(0, from, 0, self.bytes)
     }
@@ -147,13 +142,7 @@ impl DeviceBuffer {
     ///
     /// # Errors
     /// [`Error::Shape`] when a range does not fit; [`Error::Cuda`].
-    pub fn copy_range(
-        &self,
-        at: u64,
-        from: &DeviceBuffer,
-        from_at: u64,
-        bytes: u64,
-    ) -> Result<(), Error> {
+    pub fn copy_range(&self, at: u64, from: &DeviceBuffer, from_at: u64, bytes: u64) -> Result<()> {
         let fits = |buffer: &DeviceBuffer, at: u64| {
             at.checked_add(bytes).is_some_and(|end| end <= buffer.bytes)
         };
@@ -179,7 +168,7 @@ impl DeviceBuffer {
         })
     }
 
-    fn same_size(&self, bytes: u64) -> Result<(), Error> {
+    fn same_size(&self, bytes: u64) -> Result<()> {
         if bytes == self.bytes {
             return Ok(());
         }
@@ -206,7 +195,7 @@ impl Drop for DeviceBuffer {
 /// Fills device memory that nothing uses at present with a byte, and waits for that alone: the GPU may be at work on
 /// what only ends when a peer does something, who may be waiting for this process. (The driver waits all the same for
 /// one stream of some 75.)
-pub(super) fn memset(context: &Context, ptr: u64, byte: u8, bytes: u64) -> Result<(), Error> {
+pub(super) fn memset(context: &Context, ptr: u64, byte: u8, bytes: u64) -> Result<()> {
     if bytes == 0 {
         return Ok(());
     }
@@ -216,7 +205,7 @@ pub(super) fn memset(context: &Context, ptr: u64, byte: u8, bytes: u64) -> Resul
 }
 
 /// Fills host memory from device memory that nothing writes at present.
-pub(super) fn download(context: &Context, ptr: u64, to: &mut [u8]) -> Result<(), Error> {
+pub(super) fn download(context: &Context, ptr: u64, to: &mut [u8]) -> Result<()> {
     let (device, host) = (Some(context.ordinal()), to.as_mut_ptr().cast());
     // SAFETY: the callers pass ranges of that length.
     context.run(|stream| unsafe { cu!(device, cuMemcpyDtoHAsync_v2(host, ptr, to.len(), stream)) })
@@ -224,7 +213,7 @@ pub(super) fn download(context: &Context, ptr: u64, to: &mut [u8]) -> Result<(),
 
 /// Waits for all work of a GPU, from any thread; launches of other threads on it wait, too. Of the calls
 /// that do that, those that free memory leave captures alone, and of those, this needs no memory of the GPU's.
-pub(crate) fn drain(context: &Context) -> Result<(), Error> {
+pub(crate) fn drain(context: &Context) -> Result<()> {
     let _quiet = between_launches();
     let _in = context.enter()?;
     let (device, mut page) = (Some(context.ordinal()), std::ptr::null_mut());

@@ -1,8 +1,8 @@
 //! The same memory on every rank: each process makes its own, and imports what others of its node made.
 
 use super::vmm::Physical;
-use crate::Error;
 use crate::world::{Deadline, Group, World};
+use crate::{Error, Result};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
@@ -15,7 +15,7 @@ pub(super) fn everywhere(
     world: &World,
     bytes: u64,
     deadline: Deadline,
-) -> Result<Vec<(u32, Physical)>, Error> {
+) -> Result<Vec<(u32, Physical)>> {
     let create = |rank, exported| {
         let own = Physical::create(world.context(rank)?.ordinal(), bytes, exported)?;
         Ok((rank, own))
@@ -40,7 +40,7 @@ fn import(
     own: OwnedFd,
     bytes: u64,
     deadline: Deadline,
-) -> Result<Vec<(u32, Physical)>, Error> {
+) -> Result<Vec<(u32, Physical)>> {
     let size = bytes.to_le_bytes();
     let sizes = group.all_gather(CALL, &size, deadline)?;
     let fds = group.all_fds(CALL, own, node.clone(), deadline)?;

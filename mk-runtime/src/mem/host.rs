@@ -4,9 +4,9 @@
 //! In a world of processes each has a page with its own record, registered for its GPU, and maps those of the others on
 //! its node, so that every rank can say what went wrong on the rank where it did.
 
-use crate::Error;
 use crate::driver::{Context, cu};
 use crate::world::{Deadline, Group, SharedPages, World};
+use crate::{Error, Result};
 use cudarc::driver::sys;
 use mk_abi::device::FaultRecord;
 use std::mem::{offset_of, size_of};
@@ -45,14 +45,14 @@ unsafe impl Sync for FaultRecords {}
 
 impl FaultRecords {
     /// Collective.
-    pub(crate) fn new(world: &World, deadline: Deadline) -> Result<FaultRecords, Error> {
+    pub(crate) fn new(world: &World, deadline: Deadline) -> Result<FaultRecords> {
         match world.group() {
             None => FaultRecords::pinned(world),
             Some(group) => FaultRecords::shared(world, group, deadline),
         }
     }
 
-    fn pinned(world: &World) -> Result<FaultRecords, Error> {
+    fn pinned(world: &World) -> Result<FaultRecords> {
         let context = world.first_context()?.clone();
         let ranks = world.size() as usize;
         let _in = context.enter()?;
@@ -76,7 +76,7 @@ impl FaultRecords {
         Ok(records)
     }
 
-    fn shared(world: &World, group: &Group, deadline: Deadline) -> Result<FaultRecords, Error> {
+    fn shared(world: &World, group: &Group, deadline: Deadline) -> Result<FaultRecords> {
         let call = "sharing fault records";
         let made = SharedPages::create(size_of::<FaultRecord>());
         let (page, fd) = group.agree(call, made, deadline)?;
@@ -114,7 +114,7 @@ impl FaultRecords {
     }
 
     /// The context is current.
-    fn find_device(&mut self, raw: *mut std::ffi::c_void) -> Result<(), Error> {
+    fn find_device(&mut self, raw: *mut std::ffi::c_void) -> Result<()> {
         let ordinal = Some(self.context.ordinal());
         // SAFETY: a valid out-pointer and the start of pinned memory. With unified addressing the address holds on
         // all GPUs.
@@ -162,7 +162,7 @@ impl FaultRecords {
     }
 
     /// What dropping does; nothing is left for the drop then.
-    pub(crate) fn release(&mut self) -> Result<(), Error> {
+    pub(crate) fn release(&mut self) -> Result<()> {
         let memory = std::mem::replace(&mut self.memory, Memory::Released);
         let host = std::mem::take(&mut self.host);
         let ordinal = Some(self.context.ordinal());

@@ -1,7 +1,7 @@
 //! Where the ranks' parts of symmetric memory are.
 
-use crate::Error;
 use crate::world::Topology;
+use crate::{Error, Result};
 use std::ops::Range;
 
 /// Addresses of symmetric memory as one rank's process maps it: rank `p`'s part is at `base + p * stride_bytes`, for
@@ -33,7 +33,7 @@ impl Layout {
         rank: u32,
         size_bytes: u64,
         granularity: u64,
-    ) -> Result<Layout, Error> {
+    ) -> Result<Layout> {
         let stride = size_bytes.checked_next_multiple_of(granularity);
         let total = stride.and_then(|s| s.checked_mul(topology.ranks().into()));
         let (Some(stride_bytes), Some(1..)) = (stride, total) else {
@@ -55,7 +55,7 @@ impl Layout {
         shared_bytes: u64,
         size_bytes: u64,
         granularity: u64,
-    ) -> Result<Layout, Error> {
+    ) -> Result<Layout> {
         let own = Layout::new(topology, rank, own_bytes, granularity)?;
         let all = own.stride_bytes.saturating_add(shared_bytes);
         let lead_bytes = own.stride_bytes - own_bytes;
@@ -83,7 +83,7 @@ impl Layout {
     ///
     /// # Errors
     /// [`Error::Unreachable`] for a rank whose part is not mapped.
-    pub(crate) fn address(&self, rank: u32) -> Result<u64, Error> {
+    pub(crate) fn address(&self, rank: u32) -> Result<u64> {
         self.topology.check(self.rank, rank)?;
         Ok(self.base + u64::from(rank) * self.stride_bytes)
     }

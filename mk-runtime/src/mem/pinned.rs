@@ -1,6 +1,6 @@
 //! Pinned memory of the host that all GPUs of this process reach.
 
-use crate::Error;
+use crate::Result;
 use crate::driver::{Context, cu};
 use cudarc::driver::sys;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ unsafe impl Sync for Pinned {}
 
 impl Pinned {
     /// # Errors
-    /// [`Error::Cuda`].
-    pub(crate) fn zeroed(context: &Arc<Context>, bytes: u64) -> Result<Pinned, Error> {
+    /// [`Error::Cuda`](crate::Error::Cuda).
+    pub(crate) fn zeroed(context: &Arc<Context>, bytes: u64) -> Result<Pinned> {
         let ordinal = Some(context.ordinal());
         let _in = context.enter()?;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;

@@ -7,8 +7,8 @@
 
 use super::exchange::{CALL, everywhere};
 use super::vmm::Physical;
-use crate::Error;
 use crate::world::{Deadline, World};
+use crate::{Error, Result};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -54,7 +54,7 @@ impl Pool {
         bytes: u64,
         granularity: u64,
         deadline: Deadline,
-    ) -> Result<Taken, Error> {
+    ) -> Result<Taken> {
         let pool = Pool::of(world);
         let live: Vec<Arc<Chunk>> = pool.list().iter().filter_map(Weak::upgrade).collect();
         let numbers: Vec<u64> = live.iter().map(|c| c.number).collect();

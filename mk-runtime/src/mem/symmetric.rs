@@ -13,10 +13,10 @@ use super::exchange::{CALL, everywhere};
 use super::layout::Layout;
 use super::pool::{Pool, Taken};
 use super::vmm::{self, Physical};
-use crate::Error;
 use crate::driver::ledger::wait_for_launches;
 use crate::driver::{Context, cu};
 use crate::world::{Deadline, World};
+use crate::{Error, Result};
 use std::sync::Arc;
 
 /// Symmetric memory of a world. Dropping it waits for the GPUs of this process, then unmaps and frees.
@@ -42,7 +42,7 @@ impl SymmetricMemory {
     /// # Errors
     /// [`Error::Cuda`], out of memory among others; [`Error::Shape`] for 0 bytes or more than can be addressed; in a
     /// world of processes also [`Error::PeerFailed`], [`Error::PeerGone`] and [`Error::PeerSilent`].
-    pub fn new(world: &World, size_bytes: u64) -> Result<SymmetricMemory, Error> {
+    pub fn new(world: &World, size_bytes: u64) -> Result<SymmetricMemory> {
         SymmetricMemory::within(world, size_bytes, Deadline::within(PATIENCE))
     }
 
@@ -50,7 +50,7 @@ impl SymmetricMemory {
         world: &World,
         size_bytes: u64,
         deadline: Deadline,
-    ) -> Result<SymmetricMemory, Error> {
+    ) -> Result<SymmetricMemory> {
         let made = granularity(world).and_then(|unit| {
             let of = |rank| Layout::new(*world.topology(), rank, size_bytes, unit);
             SymmetricMemory::reserve(world, of, Taken::default())
@@ -69,7 +69,7 @@ impl SymmetricMemory {
         own_bytes: u64,
         size_bytes: u64,
         deadline: Deadline,
-    ) -> Result<SymmetricMemory, Error> {
+    ) -> Result<SymmetricMemory> {
         let unit = world.agree_within(CALL, granularity(world), deadline)?;
         let taken = Pool::take(world, size_bytes.saturating_sub(own_bytes), unit, deadline)?;
         let (topology, shared_bytes) = (*world.topology(), taken.bytes());
@@ -85,9 +85,9 @@ impl SymmetricMemory {
     /// Chooses the addresses; nothing is mapped yet.
     fn reserve(
         world: &World,
-        layout: impl Fn(u32) -> Result<Layout, Error>,
+        layout: impl Fn(u32) -> Result<Layout>,
         taken: Taken,
-    ) -> Result<SymmetricMemory, Error> {
+    ) -> Result<SymmetricMemory> {
         let contexts = world
             .local_ranks()
             .map(|r| world.context(r).cloned())
@@ -112,7 +112,7 @@ impl SymmetricMemory {
     }
 
     /// Maps memory of its own, and what is shared behind it, of all ranks that are mapped.
-    fn map_all(&mut self, own: &[(u32, Physical)]) -> Result<(), Error> {
+    fn map_all(&mut self, own: &[(u32, Physical)]) -> Result<()> {
         let chunks = self.taken.chunks.clone();
         let own_bytes = self.stride_bytes() - self.taken.bytes();
         for (rank, memory) in own {
@@ -128,7 +128,7 @@ impl SymmetricMemory {
         self.give_access()
     }
 
-    fn map(&mut self, rank: u32, at: u64, bytes: u64, memory: &Physical) -> Result<(), Error> {
+    fn map(&mut self, rank: u32, at: u64, bytes: u64, memory: &Physical) -> Result<()> {
         let layout = self.layout(rank)?;
         let at = layout.address(rank)? - layout.lead_bytes + at;
         memory.map(at, bytes)?;
@@ -136,7 +136,7 @@ impl SymmetricMemory {
         Ok(())
     }
 
-    fn give_access(&self) -> Result<(), Error> {
+    fn give_access(&self) -> Result<()> {
         let mut ordinals: Vec<i32> = self.contexts.iter().map(|c| c.ordinal()).collect();
         ordinals.sort_unstable();
         ordinals.dedup();
@@ -156,7 +156,7 @@ impl SymmetricMemory {
     ///
     /// # Errors
     /// [`Error::Unreachable`] for a rank whose node has none here.
-    pub(crate) fn layout(&self, rank: u32) -> Result<&Layout, Error> {
+    pub(crate) fn layout(&self, rank: u32) -> Result<&Layout> {
         let found = self.layouts.iter().find(|l| l.mapped().contains(&rank));
         found.ok_or(Error::Unreachable { from: self.first, to: rank })
     }
@@ -166,7 +166,7 @@ impl SymmetricMemory {
     ///
     /// # Errors
     /// [`Error::Unreachable`] for a rank whose node has none here.
-    pub fn base(&self, rank: u32) -> Result<u64, Error> {
+    pub fn base(&self, rank: u32) -> Result<u64> {
         Ok(self.layout(rank)?.base)
     }
 
@@ -184,7 +184,7 @@ impl SymmetricMemory {
     ///
     /// # Errors
     /// [`Error::Unreachable`] for a rank of another node.
-    pub fn rank_ptr(&self, rank: u32) -> Result<u64, Error> {
+    pub fn rank_ptr(&self, rank: u32) -> Result<u64> {
         self.layout(rank)?.address(rank)
     }
 
@@ -192,7 +192,7 @@ impl SymmetricMemory {
     ///
     /// # Errors
     /// [`Error::Shape`] when the range does not fit; [`Error::Cuda`].
-    pub fn fill(&self, from: u64, to: u64, byte: u8) -> Result<(), Error> {
+    pub fn fill(&self, from: u64, to: u64, byte: u8) -> Result<()> {
         for context in &self.contexts {
             wait_for_launches(context.ordinal())?;
         }
@@ -200,7 +200,7 @@ impl SymmetricMemory {
     }
 
     /// Like [`SymmetricMemory::fill`] where no work uses that memory: waits for no other.
-    pub(crate) fn fill_unused(&self, from: u64, to: u64, byte: u8) -> Result<(), Error> {
+    pub(crate) fn fill_unused(&self, from: u64, to: u64, byte: u8) -> Result<()> {
         if from > to || to > self.size_bytes() {
             return Err(Error::Shape {
                 what: format!(
@@ -221,7 +221,7 @@ impl SymmetricMemory {
     /// # Errors
     /// [`Error::Shape`] when the range does not fit; [`Error::Unreachable`] for a rank of another node;
     /// [`Error::Cuda`].
-    pub fn download(&self, rank: u32, from: u64, bytes: u64) -> Result<Vec<u8>, Error> {
+    pub fn download(&self, rank: u32, from: u64, bytes: u64) -> Result<Vec<u8>> {
         let fits = from.checked_add(bytes).is_some_and(|end| end <= self.size_bytes());
         let own = rank.checked_sub(self.first).and_then(|i| self.contexts.get(i as usize));
         let context = own.or(self.contexts.first()).filter(|_| fits);
@@ -250,7 +250,7 @@ impl SymmetricMemory {
     }
 
     /// What dropping does; nothing is left for the drop then.
-    pub(crate) fn release(&mut self) -> Result<(), Error> {
+    pub(crate) fn release(&mut self) -> Result<()> {
         if let Some(error) = self.contexts.iter().find_map(|context| drain(context).err()) {
             self.leave();
             return Err(error);
@@ -282,7 +282,7 @@ impl Drop for SymmetricMemory {
 }
 
 /// What sizes and addresses in a world must be multiples of, in bytes.
-fn granularity(world: &World) -> Result<u64, Error> {
+fn granularity(world: &World) -> Result<u64> {
     let mut unit = 1;
     for rank in world.local_ranks() {
         let ordinal = world.context(rank)?.ordinal();

@@ -1,6 +1,6 @@
 //! The driver's virtual-memory API: physical memory, its descriptors, mappings, access.
 
-use crate::Error;
+use crate::Result;
 use crate::driver::cu;
 use cudarc::driver::sys;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -16,7 +16,7 @@ pub(super) struct Physical {
 
 impl Physical {
     /// Allocates; `bytes` is a multiple of [`granularity`]. With `shared`, other processes may map it.
-    pub(super) fn create(device: i32, bytes: u64, shared: bool) -> Result<Physical, Error> {
+    pub(super) fn create(device: i32, bytes: u64, shared: bool) -> Result<Physical> {
         let (prop, mut handle) = (properties(device, shared), 0);
         // SAFETY: valid pointers.
         unsafe { cu!(Some(device), cuMemCreate(&mut handle, bytes as usize, &prop, 0)) }?;
@@ -24,7 +24,7 @@ impl Physical {
     }
 
     /// A file descriptor that another process can import. It holds a reference.
-    pub(super) fn export(&self) -> Result<OwnedFd, Error> {
+    pub(super) fn export(&self) -> Result<OwnedFd> {
         let mut fd: RawFd = -1;
         // SAFETY: for this handle type the out-pointer is that of an int.
         unsafe {
@@ -36,7 +36,7 @@ impl Physical {
     }
 
     /// What another process exported.
-    pub(super) fn import(fd: OwnedFd) -> Result<Physical, Error> {
+    pub(super) fn import(fd: OwnedFd) -> Result<Physical> {
         let mut handle = 0;
         let raw = fd.as_raw_fd() as usize as *mut std::ffi::c_void;
         // SAFETY: for this handle type the descriptor itself stands for the pointer. The driver keeps a copy.
@@ -45,7 +45,7 @@ impl Physical {
     }
 
     /// Maps all of it at a reserved address. The mapping keeps the memory alive.
-    pub(super) fn map(&self, at: u64, bytes: u64) -> Result<(), Error> {
+    pub(super) fn map(&self, at: u64, bytes: u64) -> Result<()> {
         // SAFETY: the caller reserved the range, and nothing is mapped there.
         unsafe { cu!(None, cuMemMap(at, bytes as usize, 0, self.handle, 0)) }
     }
@@ -61,7 +61,7 @@ impl Drop for Physical {
 }
 
 /// Lets GPUs read and write a mapped range.
-pub(super) fn give_access(devices: &[i32], at: u64, bytes: u64) -> Result<(), Error> {
+pub(super) fn give_access(devices: &[i32], at: u64, bytes: u64) -> Result<()> {
     let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     let access: Vec<sys::CUmemAccessDesc> = devices
         .iter()
@@ -72,7 +72,7 @@ pub(super) fn give_access(devices: &[i32], at: u64, bytes: u64) -> Result<(), Er
 }
 
 /// What sizes and addresses must be multiples of, in bytes.
-pub(super) fn granularity(device: i32, shared: bool) -> Result<u64, Error> {
+pub(super) fn granularity(device: i32, shared: bool) -> Result<u64> {
     let (prop, mut bytes) = (properties(device, shared), 0usize);
     let minimum = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     // SAFETY: valid pointers.

@@ -1,11 +1,11 @@
 //! A net arena in a GPU's memory: what a network card, or another GPU's copy engine, reads and writes there without the
 //! host.
 
-use crate::Error;
 use crate::driver::{Context, attribute, can_access_peer, cu, ledger::between_launches};
 use crate::mem::DeviceBuffer;
 use crate::transport::{CopyEngine, Dmabuf, Gpu, NetMemory, TransportError};
 use crate::world::World;
+use crate::{Error, Result};
 use cudarc::driver::sys;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ unsafe impl Send for Streams {}
 unsafe impl Sync for Streams {}
 
 impl Streams {
-    fn new(context: &Arc<Context>) -> Result<Streams, Error> {
+    fn new(context: &Arc<Context>) -> Result<Streams> {
         let mut this = Streams { context: context.clone(), all: Vec::new() };
         let device = Some(context.ordinal());
         let (mut lowest, mut highest) = (0, 0);
@@ -64,13 +64,13 @@ impl Streams {
     fn enqueue(
         &self,
         which: usize,
-        enqueue: impl FnOnce(Option<i32>, sys::CUstream) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+        enqueue: impl FnOnce(Option<i32>, sys::CUstream) -> Result<()>,
+    ) -> Result<()> {
         let _in = self.context.enter()?;
         enqueue(Some(self.context.ordinal()), self.all[which % self.all.len()])
     }
 
-    fn wait(&self, which: usize) -> Result<(), Error> {
+    fn wait(&self, which: usize) -> Result<()> {
         self.enqueue(which, |device, stream| {
             // SAFETY: our stream; its context is current.
             unsafe { cu!(device, cuStreamSynchronize(stream)) }
@@ -96,7 +96,7 @@ impl GpuArena {
     ///
     /// # Errors
     /// [`Error::Cuda`], out of memory among others.
-    pub fn new(world: &World, rank: u32, bytes: u64) -> Result<GpuArena, Error> {
+    pub fn new(world: &World, rank: u32, bytes: u64) -> Result<GpuArena> {
         let bytes = bytes.max(1).next_multiple_of(PAGE);
         let buffer = DeviceBuffer::zeroed(world, rank, bytes + PAGE)?;
         let base = buffer.ptr().next_multiple_of(PAGE);
@@ -123,7 +123,7 @@ impl GpuArena {
     ///
     /// # Errors
     /// [`TransportError::Refused`] where the driver promises less, with the reason; [`Error::Cuda`].
-    pub(crate) fn visible(world: &World, rank: u32, transport: &str) -> Result<(), Error> {
+    pub(crate) fn visible(world: &World, rank: u32, transport: &str) -> Result<()> {
         let ordinal = world.device(rank)?.ordinal;
         let asked = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING;
         let owner = sys::CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
@@ -135,7 +135,7 @@ impl GpuArena {
     ///
     /// # Errors
     /// [`TransportError::Memory`] for bytes that are not inside; [`Error::Cuda`].
-    pub fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Error> {
+    pub fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
         self.inside(at, out.len())?;
         let from = self.base().wrapping_add(at as usize);
         // SAFETY: inside, and `out` has as many bytes.
@@ -146,7 +146,7 @@ impl GpuArena {
     ///
     /// # Errors
     /// As [`GpuArena::read`].
-    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Error> {
+    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.inside(at, bytes.len())?;
         let to = self.base().wrapping_add(at as usize);
         // SAFETY: inside, and `bytes` has as many.
@@ -157,7 +157,7 @@ impl GpuArena {
     ///
     /// # Errors
     /// As [`GpuArena::read`].
-    pub(crate) fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<(), Error> {
+    pub(crate) fn fill(&self, at: u64, bytes: u64, byte: u8) -> Result<()> {
         self.inside(at, bytes as usize)?;
         if bytes == 0 {
             return Ok(());
@@ -175,7 +175,7 @@ impl GpuArena {
         self.base
     }
 
-    fn inside(&self, at: u64, bytes: usize) -> Result<(), Error> {
+    fn inside(&self, at: u64, bytes: usize) -> Result<()> {
         if at.checked_add(bytes as u64).is_some_and(|end| end <= self.bytes) {
             return Ok(());
         }
@@ -196,7 +196,7 @@ impl GpuArena {
         to: *mut u8,
         bytes: u64,
         word: Option<(*mut u8, u32)>,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let which = self.turn();
         self.streams.enqueue(which, |device, stream| {
             if bytes > 0 {
@@ -215,7 +215,7 @@ impl GpuArena {
 
     /// # Safety
     /// As [`CopyEngine::set`].
-    unsafe fn word(&self, at: *mut u8, value: u32) -> Result<(), Error> {
+    unsafe fn word(&self, at: *mut u8, value: u32) -> Result<()> {
         self.streams.enqueue(COPIES, |device, stream| {
             // SAFETY: the caller's.
             unsafe { cu!(device, cuStreamWriteValue32_v2(stream, at as u64, value, 0)) }
@@ -246,7 +246,7 @@ impl CopyEngine for GpuArena {
 }
 
 /// Lets a GPU reach another's memory, where it can; otherwise copies go by way of the host.
-fn reach(from: &Context, to: &Context) -> Result<(), Error> {
+fn reach(from: &Context, to: &Context) -> Result<()> {
     if from.ordinal() == to.ordinal() || !can_access_peer(from.ordinal(), to.ordinal())? {
         return Ok(());
     }

@@ -16,7 +16,6 @@ pub use choice::choose;
 pub use gpu::GpuArena;
 pub use options::{ArenaMemory, NetOptions};
 
-use crate::Error;
 use crate::env;
 use crate::mem::Pinned;
 use crate::proxy::{
@@ -24,6 +23,7 @@ use crate::proxy::{
 };
 use crate::transport::{NetMemory, Network, Ordering, TransportError};
 use crate::world::{Deadline, World};
+use crate::{Error, Result};
 use mk_abi::NetLayout;
 use options::PATIENCE;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -101,7 +101,7 @@ enum Memory {
 }
 
 impl Memory {
-    fn new(world: &World, rank: u32, options: &NetOptions) -> Result<Memory, Error> {
+    fn new(world: &World, rank: u32, options: &NetOptions) -> Result<Memory> {
         let bytes = options.arena_bytes;
         Ok(match options.memory {
             ArenaMemory::Host => {
@@ -130,7 +130,7 @@ impl Memory {
     ///
     /// # Safety
     /// The range is inside, and no card and no kernel touches it.
-    unsafe fn clear(&self, base: u64, layout: &NetLayout, poison: u8) -> Result<(), Error> {
+    unsafe fn clear(&self, base: u64, layout: &NetLayout, poison: u8) -> Result<()> {
         let behind = layout.bytes - layout.buffers;
         match self {
             Memory::Host(memory) => {
@@ -157,7 +157,7 @@ impl Net {
     ///
     /// # Errors
     /// As [`Net::open`]; [`TransportError::Unavailable`] where the processes have none in common, with what each lacks.
-    pub fn of(world: &World) -> Result<Net, Error> {
+    pub fn of(world: &World) -> Result<Net> {
         match Net::kept(world) {
             Some(net) => Ok(net),
             None => {
@@ -177,7 +177,7 @@ impl Net {
     ///
     /// # Errors
     /// [`Error::Shape`] for a world of one node, or one that has a network; as [`Net::over`].
-    pub fn open(world: &World, network: &Network, options: &NetOptions) -> Result<Net, Error> {
+    pub fn open(world: &World, network: &Network, options: &NetOptions) -> Result<Net> {
         let net = Net::over(world, network, options)?;
         match world.kept().set(Box::new(net.clone())) {
             Ok(()) => Ok(net),
@@ -194,7 +194,7 @@ impl Net {
     ///
     /// # Errors
     /// [`Error::Shape`] for a world of one node, and one of several processes; [`Error::Cuda`], [`Error::Transport`].
-    pub fn loopback(world: &World, ordering: Ordering, options: &NetOptions) -> Result<Net, Error> {
+    pub fn loopback(world: &World, ordering: Ordering, options: &NetOptions) -> Result<Net> {
         Net::over(world, &choice::inside(ordering), options)
     }
 
@@ -204,7 +204,7 @@ impl Net {
     /// # Errors
     /// [`Error::Shape`] for a world of one node, and for `loopback` between processes; [`Error::Cuda`],
     /// [`Error::Transport`].
-    pub fn over(world: &World, network: &Network, options: &NetOptions) -> Result<Net, Error> {
+    pub fn over(world: &World, network: &Network, options: &NetOptions) -> Result<Net> {
         let topology = *world.topology();
         if topology.nodes() < 2 {
             let what = "a network joins the ranks of several nodes, and the world has one".into();
@@ -226,7 +226,7 @@ impl Net {
                 let engine = Engine::new(rank, world.size(), end, memory.registered());
                 Ok(End { proxy: Proxy::start(rank, engine, options.drain)?, memory })
             });
-            all.collect::<Result<Vec<_>, Error>>()
+            all.collect::<Result<Vec<_>>>()
         };
         // Nobody sends before all are connected.
         let joined = world.agree_within(CALL, connected.and_then(start), deadline)?;
@@ -266,7 +266,7 @@ impl Net {
         layout: &NetLayout,
         poison: u8,
         deadline: Deadline,
-    ) -> Result<Leased, Error> {
+    ) -> Result<Leased> {
         let group = world.group();
         let said = match group {
             Some(group) => group.all_gather(LEASE, &self.ranges().said(), deadline)?,
@@ -292,7 +292,7 @@ impl Net {
         layout: &NetLayout,
         lease: Lease,
         poison: u8,
-    ) -> Result<Leased, Error> {
+    ) -> Result<Leased> {
         let mut leased =
             Leased { net: self.clone(), lease, fifos: Vec::new(), group: world.group().is_some() };
         for (rank, end) in (self.inner.first..).zip(&self.inner.ends) {
@@ -311,7 +311,7 @@ fn register(
     network: &Network,
     mut ends: Ends,
     options: &NetOptions,
-) -> Result<(Ends, Vec<Memory>), Error> {
+) -> Result<(Ends, Vec<Memory>)> {
     let mut memories = Vec::new();
     for (rank, end) in &mut ends {
         // A copy engine sets a word behind its own data; a card's writes must be seen in order.

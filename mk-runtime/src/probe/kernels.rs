@@ -1,10 +1,10 @@
 //! The kernels of `kernels.cu` and `mma.cu`, loaded on a GPU.
 
 use super::piece::Piece;
-use crate::Error;
 use crate::gpu::{Kernel, Module, Stream};
 use crate::jit::{JitOptions, Unit, compile_unit};
 use crate::world::World;
+use crate::{Error, Result};
 use cudarc::driver::sys::CUfunction_attribute;
 use std::ffi::c_void;
 
@@ -117,7 +117,7 @@ pub(super) struct Kernels {
 }
 
 impl Kernels {
-    pub(super) fn load(world: &World, rank: u32, options: &JitOptions) -> Result<Kernels, Error> {
+    pub(super) fn load(world: &World, rank: u32, options: &JitOptions) -> Result<Kernels> {
         let compiled = compile_unit(unit(), options)?;
         let module = Module::load(world.context(rank)?, &compiled.cubin)?;
         let kernel = |entry: &str| Kernel::new(&module, entry, NAME);
@@ -171,7 +171,7 @@ pub(super) unsafe fn enqueue(
     shape: Shape,
     stream: &Stream,
     args: &[u64],
-) -> Result<(), Error> {
+) -> Result<()> {
     let mut args = args.to_vec();
     let mut pointers: Vec<*mut c_void> =
         args.iter_mut().map(|word| std::ptr::from_mut(word).cast()).collect();

@@ -1,13 +1,13 @@
 //! Memory, kernels and clocks of all ranks, and the figures that need no more: reads, flags, launches.
 
 use super::kernels::{Kernels, Report, Shape, enqueue};
-use crate::Error;
 use crate::bench::{Gate, median};
 use crate::driver::ledger::between_launches;
 use crate::gpu::Stream;
 use crate::jit::JitOptions;
 use crate::mem::{DeviceBuffer, SymmetricMemory};
 use crate::world::World;
+use crate::{Error, Result};
 use std::ops::RangeInclusive;
 use std::time::Instant;
 
@@ -48,7 +48,7 @@ impl Probe {
     /// # Errors
     /// [`Error::Shape`] for `rounds` outside [`ROUNDS`], and a world of one rank or of several processes;
     /// [`Error::WrongArch`]; [`Error::LaunchBlocking`]; as [`crate::jit::compile_unit`]; [`Error::Cuda`].
-    pub fn new(world: &World, options: &JitOptions, rounds: u32) -> Result<Probe, Error> {
+    pub fn new(world: &World, options: &JitOptions, rounds: u32) -> Result<Probe> {
         let shape = |what: String| Err(Error::Shape { what });
         if !ROUNDS.contains(&rounds) {
             return shape(format!(
@@ -77,14 +77,14 @@ impl Probe {
             let report = DeviceBuffer::zeroed(world, rank, Report::BYTES)?;
             Ok(Rank { kernels: Kernels::load(world, rank, options)?, report, sum: 0 })
         };
-        let ranks = world.local_ranks().map(load).collect::<Result<Vec<_>, Error>>()?;
+        let ranks = world.local_ranks().map(load).collect::<Result<Vec<_>>>()?;
         let gate = Gate::new(world, options)?;
         let mut probe = Probe { world: world.clone(), rounds, memory, ranks, gate };
         probe.fill()?;
         Ok(probe)
     }
 
-    fn fill(&mut self) -> Result<(), Error> {
+    fn fill(&mut self) -> Result<()> {
         let words = (MAX_BYTES / 4) as u32;
         for rank in self.world.local_ranks() {
             let (own, stream) = self.on(rank)?;
@@ -103,7 +103,7 @@ impl Probe {
     ///
     /// # Errors
     /// As [`World::device`].
-    pub fn sms(&self) -> Result<u32, Error> {
+    pub fn sms(&self) -> Result<u32> {
         let mut least = u32::MAX;
         for rank in self.world.local_ranks() {
             least = least.min(self.world.device(rank)?.sms);
@@ -115,7 +115,7 @@ impl Probe {
     ///
     /// # Errors
     /// [`Error::Unmeasured`] when they read something else than what is there; [`Error::Cuda`].
-    pub fn hbm_read_bytes_per_s(&self) -> Result<f64, Error> {
+    pub fn hbm_read_bytes_per_s(&self) -> Result<f64> {
         let what = "reads of memory";
         let (own, stream) = self.on(0)?;
         let shape = Shape::ldst(self.world.device(0)?.sms);
@@ -138,11 +138,11 @@ impl Probe {
     ///
     /// # Errors
     /// [`Error::Shape`] for ranks that there are not; [`Error::Unmeasured`] when a flag does not come; [`Error::Cuda`].
-    pub fn flag_s(&self, from: u32, to: u32) -> Result<f64, Error> {
+    pub fn flag_s(&self, from: u32, to: u32) -> Result<f64> {
         let what = format!("flags between rank {from} and rank {to}");
         let local = from == to;
         let (second, first) = (self.on(to)?, self.on(from)?);
-        let word = |rank, i| -> Result<u64, Error> {
+        let word = |rank, i| -> Result<u64> {
             Ok(self.memory.rank_ptr(rank)? + FLAGS_AT + i * FLAG_PITCH)
         };
         let words: [u64; 2] = [word(from, 0)?, word(to, 1)?];
@@ -177,7 +177,7 @@ impl Probe {
     ///
     /// # Errors
     /// [`Error::Cuda`].
-    pub fn launch_host_s(&self) -> Result<f64, Error> {
+    pub fn launch_host_s(&self) -> Result<f64> {
         let (_, stream) = self.on(0)?;
         // Who launches much has the context current.
         let _in = stream.context().enter()?;
@@ -197,13 +197,13 @@ impl Probe {
     ///
     /// # Errors
     /// [`Error::Cuda`].
-    pub fn launch_device_s(&self) -> Result<f64, Error> {
+    pub fn launch_device_s(&self) -> Result<f64> {
         let one = self.time_s(|| self.enqueue_nothing(1))?;
         let more = self.time_s(|| self.enqueue_nothing(1 + LAUNCHES))?;
         Ok((more - one) / f64::from(LAUNCHES))
     }
 
-    fn enqueue_nothing(&self, times: u32) -> Result<(), Error> {
+    fn enqueue_nothing(&self, times: u32) -> Result<()> {
         let (own, stream) = self.on(0)?;
         // SAFETY: probe_nothing has no parameters.
         (0..times)
@@ -211,7 +211,7 @@ impl Probe {
     }
 
     /// The median of the rounds that count, in seconds.
-    pub(super) fn time_s(&self, work: impl Fn() -> Result<(), Error>) -> Result<f64, Error> {
+    pub(super) fn time_s(&self, work: impl Fn() -> Result<()>) -> Result<f64> {
         let mut times = Vec::new();
         for _ in 0..=self.rounds {
             times.push(self.gate.time_ms(&work)?);
@@ -219,12 +219,12 @@ impl Probe {
         Ok(behind_the_first(&mut times) * 1e-3)
     }
 
-    pub(super) fn clear_reports(&self) -> Result<(), Error> {
+    pub(super) fn clear_reports(&self) -> Result<()> {
         self.ranks.iter().try_for_each(|rank| rank.report.fill(0))
     }
 
     /// What kernels have left on every rank, when they are done.
-    pub(super) fn reports(&self, what: &str) -> Result<Vec<Report>, Error> {
+    pub(super) fn reports(&self, what: &str) -> Result<Vec<Report>> {
         for stream in self.gate.streams() {
             stream.synchronize()?;
         }
@@ -242,24 +242,24 @@ impl Probe {
     }
 
     /// What a rank's kernel has left, when all are done.
-    pub(super) fn report(&self, what: &str, rank: u32) -> Result<Report, Error> {
+    pub(super) fn report(&self, what: &str, rank: u32) -> Result<Report> {
         let reports = self.reports(what)?;
         reports.into_iter().nth(rank as usize).ok_or_else(|| self.world.no_rank(rank))
     }
 
-    pub(super) fn on(&self, rank: u32) -> Result<(&Rank, &Stream), Error> {
+    pub(super) fn on(&self, rank: u32) -> Result<(&Rank, &Stream)> {
         let index = rank as usize;
         let found = self.ranks.get(index).zip(self.gate.streams().get(index));
         found.ok_or_else(|| self.world.no_rank(rank))
     }
 
     /// What a rank sends.
-    pub(super) fn source(&self, rank: u32) -> Result<u64, Error> {
+    pub(super) fn source(&self, rank: u32) -> Result<u64> {
         self.memory.rank_ptr(rank)
     }
 
     /// Where a rank is sent to.
-    pub(super) fn inbox(&self, rank: u32) -> Result<u64, Error> {
+    pub(super) fn inbox(&self, rank: u32) -> Result<u64> {
         Ok(self.memory.rank_ptr(rank)? + MAX_BYTES)
     }
 }

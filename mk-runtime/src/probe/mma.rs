@@ -2,7 +2,7 @@
 
 use super::kernels::{MMA_KEPT, MMA_STEPS, MMA_THREADS, Shape, enqueue};
 use super::machine::{MAX_BYTES, Probe, unmeasured};
-use crate::Error;
+use crate::{Error, Result};
 use std::fmt;
 use std::ops::RangeInclusive;
 
@@ -41,7 +41,7 @@ impl Probe {
     /// # Errors
     /// [`Error::Shape`] for a burst that cannot be; [`Error::Unmeasured`] when sums are not those of the operands;
     /// [`Error::Cuda`].
-    pub fn mma_s(&self, burst: &Burst) -> Result<f64, Error> {
+    pub fn mma_s(&self, burst: &Burst) -> Result<f64> {
         let Burst { sms, steps } = *burst;
         let fits = (1..=self.sms()?).contains(&sms) && Burst::RANGE.contains(&steps);
         if !fits || !steps.is_multiple_of(Burst::STEPS) {

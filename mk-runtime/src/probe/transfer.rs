@@ -3,8 +3,8 @@
 use super::kernels::{LDST_BYTES, Shape, enqueue};
 use super::machine::{MAX_BYTES, Probe, unmeasured};
 use super::piece::Piece;
-use crate::Error;
 use crate::driver::cu;
+use crate::{Error, Result};
 use std::fmt;
 
 /// How bytes get from one memory to another.
@@ -65,11 +65,11 @@ impl Probe {
     /// # Errors
     /// [`Error::Shape`] for a transfer that cannot be; [`Error::Unmeasured`] when something else than the bytes that
     /// were sent has arrived; [`Error::Cuda`].
-    pub fn transfer_s(&self, transfer: &Transfer) -> Result<f64, Error> {
+    pub fn transfer_s(&self, transfer: &Transfer) -> Result<f64> {
         self.check_shape(transfer)?;
         let what = transfer.to_string();
         let legs = (0..transfer.senders).map(|rank| self.leg(transfer, rank));
-        let legs = legs.collect::<Result<Vec<Leg>, Error>>()?;
+        let legs = legs.collect::<Result<Vec<Leg>>>()?;
         let adds = matches!(transfer.method, Method::BulkReduce(_));
         // Nothing of the pattern is 0xffff.
         let before = if adds { 0 } else { 0xff };
@@ -82,7 +82,7 @@ impl Probe {
         Ok(seconds)
     }
 
-    fn leg(&self, transfer: &Transfer, rank: u32) -> Result<Leg, Error> {
+    fn leg(&self, transfer: &Transfer, rank: u32) -> Result<Leg> {
         let next = (rank + 1) % self.world.size();
         let (of, at) = match transfer.method {
             Method::BulkLocal(_) | Method::LdstLocal => (rank, rank),
@@ -95,7 +95,7 @@ impl Probe {
     }
 
     /// Enqueues the copy on the rank's stream. The transfer is in shape.
-    fn enqueue_leg(&self, transfer: &Transfer, leg: &Leg) -> Result<(), Error> {
+    fn enqueue_leg(&self, transfer: &Transfer, leg: &Leg) -> Result<()> {
         let (own, stream) = self.on(leg.rank)?;
         let args = [leg.to, leg.from, transfer.bytes, own.report.ptr()];
         let bulk = |piece, add| {
@@ -128,7 +128,7 @@ impl Probe {
         }
     }
 
-    fn check_shape(&self, transfer: &Transfer) -> Result<(), Error> {
+    fn check_shape(&self, transfer: &Transfer) -> Result<()> {
         let Transfer { method, senders, sms, bytes } = *transfer;
         let (unit, fits) = match method {
             Method::CopyEngine => (4, sms == 0),
@@ -148,7 +148,7 @@ impl Probe {
     }
 
     /// Compares every word that should have arrived.
-    fn check_arrived(&self, what: &str, legs: &[Leg], bytes: u64, times: u32) -> Result<(), Error> {
+    fn check_arrived(&self, what: &str, legs: &[Leg], bytes: u64, times: u32) -> Result<()> {
         let words = (bytes / 4) as u32;
         for leg in legs {
             let (own, stream) = self.on(leg.at)?;

@@ -1,7 +1,7 @@
 //! Attention and its gradients.
 
 use super::{Reference, code, flat, mismatch, params::Params, same_rank};
-use crate::{Error, gpu::DeviceTensor};
+use crate::{Result, gpu::DeviceTensor};
 use mk_abi::DType;
 
 /// What [`Reference::attend`] does besides its tensors.
@@ -67,13 +67,13 @@ impl Reference {
     /// `v` `[B, T, G, E]`, of any float types, `D` and `E` at most 256. All on one rank.
     ///
     /// # Errors
-    /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
+    /// [`Error::Shape`](crate::Error::Shape) for shapes, types or ranks that do not fit; [`Error::Cuda`](crate::Error::Cuda).
     pub fn attend(
         &self,
         [o, lse]: [&DeviceTensor; 2],
         [q, k, v]: [&DeviceTensor; 3],
         how: Attend<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let shapes = (q.shape(), k.shape());
         let (&[batch, queries, heads, depth], &[batch_k, keys, groups, depth_k]) = shapes else {
             return Err(mismatch(format!("attention of {:?} to {:?}", q.shape(), k.shape())));
@@ -118,12 +118,12 @@ impl Reference {
     /// logarithms are f32. All on one rank.
     ///
     /// # Errors
-    /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
+    /// [`Error::Shape`](crate::Error::Shape) for shapes, types or ranks that do not fit; [`Error::Cuda`](crate::Error::Cuda).
     pub fn attend_stats(
         &self,
         stats: &DeviceTensor,
         [o, d_o, lse]: [&DeviceTensor; 3],
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let fits = match o.shape() {
             &[batch, queries, heads, _] => {
                 d_o.shape() == o.shape()
@@ -153,13 +153,13 @@ impl Reference {
     /// on one rank.
     ///
     /// # Errors
-    /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
+    /// [`Error::Shape`](crate::Error::Shape) for shapes, types or ranks that do not fit; [`Error::Cuda`](crate::Error::Cuda).
     pub fn attend_dq(
         &self,
         dq: &DeviceTensor,
         operands: [&DeviceTensor; 5],
         how: AttendGrad<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let [q, ..] = operands;
         let rows = q.elements().checked_div(q.shape().last().copied().unwrap_or(1)).unwrap_or(0);
         let params = self.gradient(&[(dq, q.shape())], operands, how)?;
@@ -170,13 +170,13 @@ impl Reference {
     /// The same of keys and values.
     ///
     /// # Errors
-    /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
+    /// [`Error::Shape`](crate::Error::Shape) for shapes, types or ranks that do not fit; [`Error::Cuda`](crate::Error::Cuda).
     pub fn attend_dkv(
         &self,
         [dk, dv]: [&DeviceTensor; 2],
         operands: [&DeviceTensor; 5],
         how: AttendGrad<'_>,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let [_, _, _, k, v] = operands;
         let rows = k.elements().checked_div(k.shape().last().copied().unwrap_or(1)).unwrap_or(0);
         let params = self.gradient(&[(dk, k.shape()), (dv, v.shape())], operands, how)?;
@@ -189,7 +189,7 @@ impl Reference {
         results: &[(&DeviceTensor, &[u64])],
         [q, d_o, stats, k, v]: [&DeviceTensor; 5],
         how: AttendGrad<'_>,
-    ) -> Result<Params, Error> {
+    ) -> Result<Params> {
         let shapes = (q.shape(), k.shape());
         let (&[batch, queries, heads, depth], &[batch_k, keys, groups, depth_k]) = shapes else {
             return Err(mismatch(format!("attention of {:?} to {:?}", q.shape(), k.shape())));

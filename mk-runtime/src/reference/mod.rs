@@ -9,11 +9,11 @@ mod params;
 pub use attend::{Attend, AttendGrad, Places};
 pub use norm::ErrorNorm;
 
-use crate::Error;
 use crate::driver::Context;
 use crate::gpu::{DeviceTensor, Kernel, Module};
 use crate::jit::{JitOptions, Unit, compile_unit};
 use crate::world::World;
+use crate::{Error, Result};
 use mk_abi::DType;
 use mk_dtype::Curve;
 use params::Params;
@@ -111,7 +111,7 @@ impl<'a> Operand<'a> {
     }
 
     /// `(rows, columns, row stride, column stride)`, in elements.
-    fn view(self) -> Result<(u64, u64, u64, u64), Error> {
+    fn view(self) -> Result<(u64, u64, u64, u64)> {
         match (self.tensor.shape(), self.transposed) {
             (&[rows, cols], false) => Ok((rows, cols, cols, 1)),
             (&[rows, cols], true) => Ok((cols, rows, 1, cols)),
@@ -145,7 +145,7 @@ impl Reference {
     ///
     /// # Errors
     /// As [`crate::jit::compile_unit`]; [`Error::Cuda`].
-    pub fn new(world: &World, options: &JitOptions) -> Result<Reference, Error> {
+    pub fn new(world: &World, options: &JitOptions) -> Result<Reference> {
         let mut ranks: Vec<Arc<Kernels>> = Vec::new();
         for rank in world.local_ranks() {
             let ordinal = world.device(rank)?.ordinal;
@@ -163,7 +163,7 @@ impl Reference {
     ///
     /// # Errors
     /// [`Error::Shape`] for a tensor of integers; [`Error::Cuda`].
-    pub fn fill_random(&self, x: &DeviceTensor, seed: u64, scale: f32) -> Result<(), Error> {
+    pub fn fill_random(&self, x: &DeviceTensor, seed: u64, scale: f32) -> Result<()> {
         let (kernels, context) = self.on(x.rank())?;
         let params = Params::new()
             .word(x.as_arg().ptr())
@@ -185,7 +185,7 @@ impl Reference {
         a: Operand<'_>,
         b: Operand<'_>,
         accumulate: bool,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let (m, k, a_row, a_col) = a.view()?;
         let (k2, n, b_row, b_col) = b.view()?;
         if k != k2 || c.shape() != [m, n] || c.dtype() != DType::F32 {
@@ -226,7 +226,7 @@ impl Reference {
         out: &DeviceTensor,
         a: &DeviceTensor,
         b: Option<&DeviceTensor>,
-    ) -> Result<(), Error> {
+    ) -> Result<()> {
         let inner = out.shape().last().copied().unwrap_or(1);
         let same = |t: &DeviceTensor| t.elements() == out.elements();
         let fits = match (op, a.shape(), b) {
@@ -288,7 +288,7 @@ impl Reference {
     ///
     /// # Errors
     /// [`Error::Shape`] for shapes, types or ranks that do not fit; [`Error::Cuda`].
-    pub fn error(&self, x: &DeviceTensor, reference: &DeviceTensor) -> Result<ErrorNorm, Error> {
+    pub fn error(&self, x: &DeviceTensor, reference: &DeviceTensor) -> Result<ErrorNorm> {
         self.error_of(x, reference, None)
     }
 
@@ -302,7 +302,7 @@ impl Reference {
         x: &DeviceTensor,
         reference: &DeviceTensor,
         own: &[u64],
-    ) -> Result<ErrorNorm, Error> {
+    ) -> Result<ErrorNorm> {
         self.error_of(x, reference, Some(own))
     }
 
@@ -311,7 +311,7 @@ impl Reference {
         x: &DeviceTensor,
         reference: &DeviceTensor,
         own: Option<&[u64]>,
-    ) -> Result<ErrorNorm, Error> {
+    ) -> Result<ErrorNorm> {
         if x.shape() != reference.shape() {
             return Err(mismatch(format!(
                 "{:?} cannot be compared with {:?}",
@@ -342,7 +342,7 @@ impl Reference {
         Ok(ErrorNorm::from_tiles(&out.download()?, rows, cols, own))
     }
 
-    fn on(&self, rank: u32) -> Result<(&Kernels, &Context), Error> {
+    fn on(&self, rank: u32) -> Result<(&Kernels, &Context)> {
         let context = self.world.context(rank)?;
         let kernels = self.world.local_index(rank).and_then(|i| self.ranks.get(i));
         Ok((kernels.ok_or_else(|| self.world.no_rank(rank))?, context))
@@ -350,7 +350,7 @@ impl Reference {
 }
 
 impl Kernels {
-    fn load(world: &World, rank: u32, options: &JitOptions) -> Result<Kernels, Error> {
+    fn load(world: &World, rank: u32, options: &JitOptions) -> Result<Kernels> {
         let (major, minor) = world.device(rank)?.capability;
         let compiled = compile_unit(
             Unit {
@@ -389,14 +389,14 @@ pub fn random_value(seed: u64, index: u64, scale: f32) -> f32 {
 }
 
 /// The kernels' number of a tensor's type.
-fn code(x: &DeviceTensor) -> Result<u32, Error> {
+fn code(x: &DeviceTensor) -> Result<u32> {
     match x.dtype().is_integer() {
         false => Ok(x.dtype() as u32),
         true => Err(mismatch("the reference kernels take floats only".into())),
     }
 }
 
-fn same_rank(tensors: &[&DeviceTensor]) -> Result<(), Error> {
+fn same_rank(tensors: &[&DeviceTensor]) -> Result<()> {
     let first = tensors[0].rank();
     match tensors.iter().find(|t| t.rank() != first) {
         None => Ok(()),
@@ -413,7 +413,7 @@ fn flat(n: u64) -> u32 {
 }
 
 /// 128-wide tiles along a dimension.
-fn tiles(n: u64) -> Result<u32, Error> {
+fn tiles(n: u64) -> Result<u32> {
     let tiles = n.div_ceil(128);
     // The y dimension of a grid ends at 65535.
     u32::try_from(tiles).ok().filter(|t| *t <= 65_535).ok_or_else(|| {

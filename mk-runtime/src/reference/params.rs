@@ -1,6 +1,6 @@
 //! Calls of the reference kernels.
 
-use crate::Error;
+use crate::Result;
 use crate::driver::Context;
 use crate::driver::ledger::wait_for_launches;
 use crate::gpu::Kernel;
@@ -26,12 +26,7 @@ impl Params {
     }
 
     /// Runs after the GPU's launches, and waits.
-    pub(super) fn run(
-        mut self,
-        kernel: &Kernel,
-        context: &Context,
-        grid: [u32; 2],
-    ) -> Result<(), Error> {
+    pub(super) fn run(mut self, kernel: &Kernel, context: &Context, grid: [u32; 2]) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
         }

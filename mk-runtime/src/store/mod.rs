@@ -10,7 +10,7 @@
 
 mod trust;
 
-use crate::{Error, env};
+use crate::{Error, Result, env};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
@@ -177,7 +177,7 @@ impl Store {
     }
 
     /// Renames a file into an entry. One in whose place a folder stands is lost, and no other.
-    fn replace(&self, temp: &Path, path: &Path) -> Result<(), Error> {
+    fn replace(&self, temp: &Path, path: &Path) -> Result<()> {
         let Err(error) = fs::rename(temp, path) else { return Ok(()) };
         if !path.is_dir() {
             return Err(unusable(&self.dir, "renaming a file", &error));
@@ -215,7 +215,7 @@ pub fn count(dir: &Path) -> Vec<Kept> {
 }
 
 /// Makes a directory if need be, and refuses one that others may write.
-fn usable(dir: &Path) -> Result<(), Error> {
+fn usable(dir: &Path) -> Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(DIR_MODE)
@@ -275,7 +275,7 @@ const PROBE_BYTES: usize = 1 << 20;
 ///
 /// # Errors
 /// [`Error::CacheUnusable`] with the first step that fails.
-pub(crate) fn probe(dir: Option<PathBuf>) -> Result<PathBuf, Error> {
+pub(crate) fn probe(dir: Option<PathBuf>) -> Result<PathBuf> {
     let dir = dir.ok_or_else(no_place)?;
     usable(&dir)?;
     let (temp, path) = (temporary(&dir), temporary(&dir).with_extension("probe"));

@@ -2,7 +2,7 @@
 
 use super::{Cost, Done};
 use crate::{
-    error::CostError,
+    CostError, Result,
     model::TileRate,
     unroller::Unroller,
     work::{Flow, Kind, Out, Tile, memory},
@@ -28,7 +28,7 @@ impl Cost for AttendTile {
         u.attention(task, x, &attends(self))
     }
 
-    fn length(&self, u: &Unroller<'_>, task: &Task) -> Result<Option<i64>, CostError> {
+    fn length(&self, u: &Unroller<'_>, task: &Task) -> Result<Option<i64>> {
         u.attended(task, &attends(self))
     }
 }
@@ -41,11 +41,7 @@ fn attends(x: &AttendTile) -> Attends {
 impl Unroller<'_> {
     /// Blocks that a tile of attention goes through, with one more for what it begins and ends with, where it goes to
     /// the next CTA that is free; `None` where tiles take turns.
-    pub(super) fn attended(
-        &self,
-        task: &Task,
-        attends: &Attends,
-    ) -> Result<Option<i64>, CostError> {
+    pub(super) fn attended(&self, task: &Task, attends: &Attends) -> Result<Option<i64>> {
         if self.plan.families[task.family].schedule != Schedule::Dynamic {
             return Ok(None);
         }
@@ -57,7 +53,7 @@ impl Unroller<'_> {
     }
 
     /// Blocks of the other side that a tile of attention meets at an iteration.
-    fn blocks(&self, task: &Task, i: i64, attends: &Attends) -> Result<i64, CostError> {
+    fn blocks(&self, task: &Task, i: i64, attends: &Attends) -> Result<i64> {
         let [_, others, depth] = attends.block.map(i64::from);
         let block = (others * depth).max(1);
         let accesses = &self.plan.families[task.family].accesses;
@@ -75,12 +71,7 @@ impl Unroller<'_> {
     /// A tile of attention, or of its gradients: a job for each chunk, with waits of its own. A block is as long as the
     /// GEMMs in it are in tiles of GEMMs, which is the least that it can be: the exponentials are taken to be
     /// under them.
-    pub(super) fn attention(
-        &mut self,
-        task: &Task,
-        x: &Family,
-        attends: &Attends,
-    ) -> Result<(), CostError> {
+    pub(super) fn attention(&mut self, task: &Task, x: &Family, attends: &Attends) -> Result<()> {
         if x.inner.is_none() {
             return Err(Unroller::unsupported(task, x));
         }

@@ -1,7 +1,7 @@
 //! Gradients of attention.
 
 use super::{Cost, Done, attend::Attends};
-use crate::{error::CostError, unroller::Unroller};
+use crate::{error::Result, unroller::Unroller};
 use mk_plan::{AttendGradTile, GradOf, Operand, Task};
 
 impl Cost for AttendGradTile {
@@ -10,7 +10,7 @@ impl Cost for AttendGradTile {
         u.attention(task, x, &attends(self))
     }
 
-    fn length(&self, u: &Unroller<'_>, task: &Task) -> Result<Option<i64>, CostError> {
+    fn length(&self, u: &Unroller<'_>, task: &Task) -> Result<Option<i64>> {
         u.attended(task, &attends(self))
     }
 }

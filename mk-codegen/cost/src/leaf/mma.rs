@@ -2,8 +2,8 @@
 
 use super::{Cost, Done};
 use crate::{
+    CostError, Result,
     alone::shifted_step_s,
-    error::CostError,
     model::TileRate,
     unroller::Unroller,
     work::{Flow, Kind, Out, Tile, gcd, link, memory},
@@ -41,7 +41,7 @@ impl Unroller<'_> {
 
     /// Cache misses of a tile's operands in bytes, by an LRU model: bytes not touched before, or not since as much as
     /// the cache holds was touched. Tasks of a wave read concurrently, and share misses.
-    pub(crate) fn misses(&self, tasks: &[Task], lanes: usize) -> Result<Vec<f64>, CostError> {
+    pub(crate) fn misses(&self, tasks: &[Task], lanes: usize) -> Result<Vec<f64>> {
         let mut out = vec![0.0; tasks.len()];
         let mut seen: HashMap<Place, (f64, usize, FamId)> = HashMap::new();
         let mut clock = 0.0;
@@ -110,13 +110,7 @@ impl Unroller<'_> {
     }
 
     /// A tile: one job, or one for each iteration of its inner loop, which has waits of its own.
-    fn product(
-        &mut self,
-        task: &Task,
-        x: &Family,
-        product: &MmaTile,
-        missed: f64,
-    ) -> Result<(), CostError> {
+    fn product(&mut self, task: &Task, x: &Family, product: &MmaTile, missed: f64) -> Result<()> {
         let iterations = self.points.inner(task)?.max(1);
         for i in 0..iterations {
             let waits = self.waits(task, x, i)?;
@@ -148,7 +142,7 @@ impl Unroller<'_> {
 
     /// Bytes that a tile moves besides its operands and its result (carried sums, matrices that its epilogue reads or
     /// saves), and the delay in seconds.
-    fn beside(&self, task: &Task, x: &Family) -> Result<(f64, f64), CostError> {
+    fn beside(&self, task: &Task, x: &Family) -> Result<(f64, f64)> {
         let (mut bytes, mut held_s) = (0.0, 0.0);
         for a in &x.accesses {
             let rate = match (a.operand, a.mode) {
@@ -170,7 +164,7 @@ impl Unroller<'_> {
         Ok((bytes, held_s))
     }
 
-    fn tile(&self, task: &Task, x: &Family, product: &MmaTile) -> Result<(Kind, f64), CostError> {
+    fn tile(&self, task: &Task, x: &Family, product: &MmaTile) -> Result<(Kind, f64)> {
         let MmaTile { block: [m, n, k], stages, b_layout, consumers, .. } = product;
         let find = |o: Operand| x.accesses.iter().find(|a| a.operand == o);
         let region = |a: Option<&Access>| match a {
@@ -223,7 +217,7 @@ impl Unroller<'_> {
 
     /// Lines of 128 bytes that a step along k touches: one for each row of a box, and the next one where rows do not
     /// begin at lines.
-    fn lines(&self, task: &Task, x: &Family, product: &MmaTile) -> Result<f64, CostError> {
+    fn lines(&self, task: &Task, x: &Family, product: &MmaTile) -> Result<f64> {
         const LINE: i64 = 128;
         let MmaTile { block: [m, n, k], a_layout, b_layout, .. } = product;
         let mut lines = 0.0;
@@ -250,7 +244,7 @@ impl Unroller<'_> {
     }
 
     /// Where a tile goes: of several places, the one that this task writes.
-    fn written(&self, task: &Task, x: &Family) -> Result<Option<Region>, CostError> {
+    fn written(&self, task: &Task, x: &Family) -> Result<Option<Region>> {
         let mut to = None;
         for c in x.accesses.iter().filter(|a| a.operand == Operand::C) {
             self.points.for_each(task, 0, c.each.as_ref(), c.when.as_ref(), |at| {

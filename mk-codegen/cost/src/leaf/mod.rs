@@ -9,11 +9,11 @@ mod nic_send;
 mod signal;
 mod sums;
 
-use super::{error::CostError, unroller::Unroller};
+use super::{error::Result, unroller::Unroller};
 use mk_plan::{Leaf, Task, of_leaf};
 
 /// Result of adding jobs.
-type Done = Result<(), CostError>;
+type Done = Result<()>;
 
 /// The cost of a leaf.
 pub(super) trait Cost {
@@ -21,7 +21,7 @@ pub(super) trait Cost {
     fn jobs(&self, u: &mut Unroller<'_>, task: &Task, missed: f64) -> Done;
 
     /// Relative length of a task within its family; `None` if all tasks are equally long.
-    fn length(&self, _: &Unroller<'_>, _: &Task) -> Result<Option<i64>, CostError> {
+    fn length(&self, _: &Unroller<'_>, _: &Task) -> Result<Option<i64>> {
         Ok(None)
     }
 

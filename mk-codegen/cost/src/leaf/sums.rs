@@ -1,14 +1,14 @@
 //! Reductions, and leaves with the same memory traffic: normalised rows, statistics, tables.
 
 use super::{Cost, Done};
-use crate::{error::CostError, unroller::Unroller};
+use crate::{error::Result, unroller::Unroller};
 use mk_plan::{
     DotTile, Family, MergeTile, NormTile, QuantTile, ReduceTile, RopeTile, StatsTile, Tabulate,
     Task,
 };
 
 /// In a loop, all iterations are one job.
-fn sum(u: &mut Unroller<'_>, task: &Task, x: &Family, iterations: i64) -> Result<(), CostError> {
+fn sum(u: &mut Unroller<'_>, task: &Task, x: &Family, iterations: i64) -> Result<()> {
     let (traffic, m) = (u.traffic(task, x, iterations)?, &u.model.movers);
     let mover = traffic.pick(m.sum_local, m.sum_push, m.sum_pull);
     let seconds = mover.seconds(traffic.read + traffic.written);

@@ -1,11 +1,11 @@
 //! Where the boxes that TMA moves may begin and end.
 
-use super::{context::Emitter, error::EmitError, maps::View};
+use super::{EmitError, Result, context::Emitter, maps::View};
 use mk_plan::{Access, Expr, FamId, Family, Point, Space, Task, Var};
 
 impl Emitter<'_> {
     /// Tasks of a family on a rank: of those in which these expressions have one value, one, in no order.
-    fn tasks_by(&self, id: FamId, rank: usize, list: &[&Expr]) -> Result<Vec<Task>, EmitError> {
+    fn tasks_by(&self, id: FamId, rank: usize, list: &[&Expr]) -> Result<Vec<Task>> {
         let f = &self.plan.families[id];
         let names = |e: &Expr, d: usize| {
             let mut found = false;
@@ -28,13 +28,7 @@ impl Emitter<'_> {
     }
 
     /// `named`: loops that are gone through, from the one at which `task` is on.
-    fn nest(
-        &self,
-        task: &mut Task,
-        f: &Family,
-        named: &[bool],
-        out: &mut Vec<Task>,
-    ) -> Result<(), EmitError> {
+    fn nest(&self, task: &mut Task, f: &Family, named: &[bool], out: &mut Vec<Task>) -> Result<()> {
         let Some((goes, rest)) = named.split_first() else {
             out.push(task.clone());
             return Ok(());
@@ -51,7 +45,7 @@ impl Emitter<'_> {
 
     /// A box begins at a multiple of 16 bytes along the last dimension: TMA takes anything else for an illegal
     /// instruction.
-    pub(super) fn check_starts(&self, id: FamId, a: &Access) -> Result<(), EmitError> {
+    pub(super) fn check_starts(&self, id: FamId, a: &Access) -> Result<()> {
         let size = self.plan.buffers[a.buffer].dtype.size_bytes() as i64;
         let inner = self.plan.families[id].inner.iter().map(|(_, extent)| extent);
         let names: Vec<&Expr> = inner.chain(a.region.last().map(|(base, _)| base)).collect();
@@ -71,7 +65,7 @@ impl Emitter<'_> {
                             task.domain(),
                             a.operand
                         );
-                        return Err(EmitError::unsupported(id.to_string(), what));
+                        return EmitError::refuse(id.to_string(), what);
                     }
                 }
             }
@@ -80,24 +74,14 @@ impl Emitter<'_> {
     }
 
     /// TMA stores whole boxes.
-    pub(super) fn check_clipped(
-        &self,
-        id: FamId,
-        c: &Access,
-        block: [u32; 2],
-    ) -> Result<(), EmitError> {
+    pub(super) fn check_clipped(&self, id: FamId, c: &Access, block: [u32; 2]) -> Result<()> {
         let Some(task) = self.points.clipped(id, c, block)? else { return Ok(()) };
         let what = format!("task {:?} ends inside the tensor: use store=direct", task.domain());
-        Err(EmitError::unsupported(id.to_string(), what))
+        EmitError::refuse(id.to_string(), what)
     }
 
     /// Boxes of `columns` that are sent as wholes end where the region does.
-    pub(super) fn check_panels(
-        &self,
-        id: FamId,
-        c: &Access,
-        columns: u32,
-    ) -> Result<(), EmitError> {
+    pub(super) fn check_panels(&self, id: FamId, c: &Access, columns: u32) -> Result<()> {
         for rank in 0..self.plan.mesh.size() as usize {
             for task in self.points.tasks(id, rank, 1)? {
                 let Some(region) = self.points.region(&task, c)? else { continue };
@@ -108,7 +92,7 @@ impl Emitter<'_> {
                          store=direct",
                         task.domain()
                     );
-                    return Err(EmitError::unsupported(id.to_string(), what));
+                    return EmitError::refuse(id.to_string(), what);
                 }
             }
         }
@@ -117,7 +101,7 @@ impl Emitter<'_> {
 
     /// Rows that leave through registers do so in up to 16 bytes at once: a part of one begins at a multiple of that,
     /// and ends at one, or where the row does, behind which nothing may be that a pair of elements would take in.
-    pub(super) fn check_lines(&self, id: FamId, a: &Access) -> Result<(), EmitError> {
+    pub(super) fn check_lines(&self, id: FamId, a: &Access) -> Result<()> {
         let size = self.plan.buffers[a.buffer].dtype.size_bytes() as i64;
         for rank in 0..self.plan.mesh.size() as usize {
             let shape = self.points.shape(a.buffer, rank)?;
@@ -138,7 +122,7 @@ impl Emitter<'_> {
                         task.domain(),
                         a.operand
                     );
-                    return Err(EmitError::unsupported(id.to_string(), what));
+                    return EmitError::refuse(id.to_string(), what);
                 }
             }
         }
@@ -154,7 +138,7 @@ impl Emitter<'_> {
         k: usize,
         view: &View,
         step: u32,
-    ) -> Result<(), EmitError> {
+    ) -> Result<()> {
         let mut runtime = self.plan.dims.iter().filter(|(_, d)| d.runtime_max.is_some());
         if runtime.any(|(dim, _)| a.region[k].1.names_dim(dim)) {
             // A caller's tensor, whose map ends where it does, in each launch.
@@ -163,7 +147,7 @@ impl Emitter<'_> {
                 return Ok(());
             }
             let what = format!("no launch decides how deep `{}` is", a.operand);
-            return Err(EmitError::unsupported(id.to_string(), what));
+            return EmitError::refuse(id.to_string(), what);
         }
         // Consumers read zeros beyond it.
         if self.plan.names_stored(&a.region[k].1) {
@@ -191,7 +175,7 @@ impl Emitter<'_> {
                         task.domain(),
                         a.operand
                     );
-                    return Err(EmitError::unsupported(id.to_string(), what));
+                    return EmitError::refuse(id.to_string(), what);
                 }
             }
         }

@@ -1,8 +1,8 @@
 //! Elementwise chains as CUDA: what is done to a tile's accumulators, or to sums, before they are rounded.
 
 use super::{
+    EmitError, Result,
     context::Emitter,
-    error::EmitError,
     types::{Slice, dtype_name},
 };
 use minijinja::{Value, context};
@@ -53,12 +53,7 @@ fn slope(op: EpilogueOp) -> &'static str {
 
 impl Emitter<'_> {
     /// What the epilogue does, with its operands (columns as C's, rows from `e_row` on).
-    pub(super) fn chain(
-        &self,
-        id: FamId,
-        epilogue: &[EpilogueOp],
-        c: &Access,
-    ) -> Result<Chain, EmitError> {
+    pub(super) fn chain(&self, id: FamId, epilogue: &[EpilogueOp], c: &Access) -> Result<Chain> {
         let f = &self.plan.families[id];
         let mut operands = EPILOGUE_OPERANDS.into_iter();
         let (mut saved, mut chain) = (Vec::<Value>::new(), Vec::new());
@@ -108,7 +103,7 @@ impl Emitter<'_> {
         (op, mode): (EpilogueOp, Mode),
         gates: bool,
         c: &Access,
-    ) -> Result<Value, EmitError> {
+    ) -> Result<Value> {
         let x = self.access(f, operand)?;
         let buffer = &self.plan.buffers[x.buffer];
         let space = if mode == Mode::Write { Space::Out } else { Space::In };
@@ -147,7 +142,7 @@ impl Emitter<'_> {
         let placed = dims && (buffer.space == space || arrives) && x.mode == mode && along;
         if x.each.is_some() || !placed {
             let what = format!("operand `{operand}` does not lie as C does");
-            return Err(EmitError::unsupported(f.name.clone(), what));
+            return EmitError::refuse(&f.name, what);
         }
         let (mut data, elements) =
             (self.base(x.buffer, "params.header.rank"), self.elements(f, x)?);
@@ -168,14 +163,14 @@ impl Emitter<'_> {
     }
 
     /// What the elements of an operand are, and how far apart its rows; a vector has one.
-    fn elements(&self, f: &Family, x: &Access) -> Result<Value, EmitError> {
+    fn elements(&self, f: &Family, x: &Access) -> Result<Value> {
         let dtype = self.plan.buffers[x.buffer].dtype;
         let pitch = if x.region.len() > 1 { self.own_pitch_bytes(x.buffer) } else { "0".into() };
         Ok(context! { pitch, dtype => dtype_name(&f.name, dtype)?, size => dtype.size_bytes() })
     }
 
     /// What is done to sums, operation by operation, and how many operands that has.
-    pub(super) fn sum_chain(&self, id: FamId) -> Result<(Vec<Value>, usize), EmitError> {
+    pub(super) fn sum_chain(&self, id: FamId) -> Result<(Vec<Value>, usize)> {
         let f = &self.plan.families[id];
         let (mut operands, mut chain) = (0, Vec::new());
         for op in f.leaf.epilogue() {
@@ -200,7 +195,7 @@ impl Emitter<'_> {
         &self,
         s: Slice,
         (rows, columns): (&Expr, &Expr),
-    ) -> Result<Vec<String>, EmitError> {
+    ) -> Result<Vec<String>> {
         let f = &self.plan.families[s.id];
         let touching = f.leaf.epilogue().iter().filter(|op| op.operand().is_some());
         let mut addresses = Vec::new();
@@ -218,7 +213,7 @@ impl Emitter<'_> {
             let own = x.each.is_none() && x.rank == Expr::Var(Var::RANK);
             if !fits || !own || matches!(buffer.space, Space::Net | Space::Workspace) {
                 let what = format!("operand `{operand}` does not lie as the sums do");
-                return Err(EmitError::unsupported(f.name.clone(), what));
+                return EmitError::refuse(&f.name, what);
             }
             let base = self.base(x.buffer, "params.header.rank");
             let (col, size) = (&x.region[x.region.len() - 1].0, buffer.dtype.size_bytes());
@@ -262,7 +257,7 @@ impl Emitter<'_> {
     }
 
     /// First row of an epilogue's matrix operands; all have the same.
-    pub(super) fn extras_row(&self, f: &Family) -> Result<Expr, EmitError> {
+    pub(super) fn extras_row(&self, f: &Family) -> Result<Expr> {
         let by_rows = EPILOGUE_OPERANDS
             .iter()
             .zip(f.leaf.epilogue().iter().filter(|op| op.operand().is_some()));
@@ -282,7 +277,7 @@ impl Emitter<'_> {
         let first = rows.next().unwrap_or(Expr::Const(0));
         if rows.any(|row| row != first) {
             let what = "operands of the epilogue begin in several rows";
-            return Err(EmitError::unsupported(f.name.clone(), what));
+            return EmitError::refuse(&f.name, what);
         }
         Ok(first)
     }

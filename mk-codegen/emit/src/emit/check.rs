@@ -1,8 +1,9 @@
 //! What a plan may say and no template carries out: the emitter would drop it, or print something else.
 
 use super::{
+    EmitError, Result,
     arch::{Arch, carrier},
-    error::{EmitError, Refused},
+    error::Refused,
     leaf::Carrier,
     nodes,
 };
@@ -20,14 +21,14 @@ const TAKEN: &[&str] =
 ///
 /// # Errors
 /// Where an expression has no value.
-pub(super) fn check(plan: &Plan, refused: &mut Refused) -> Result<(), EmitError> {
+pub(super) fn check(plan: &Plan, refused: &mut Refused) -> Result<()> {
     refused.note(Arch::of(plan).map(|_| ()))?;
     refused.note(nodes::check(plan))?;
     misplaced(plan.check_elements().err().unwrap_or_default(), refused)?;
     refused.note(dims(plan))?;
     for (id, t) in plan.tables.iter().filter(|(_, t)| t.stored.is_none()) {
         let what = "a kernel has tables in memory only";
-        refused.note::<()>(Err(EmitError::unsupported(format!("{id} {:?}", t.name), what)))?;
+        refused.note::<()>(EmitError::refuse(format!("{id} {:?}", t.name), what))?;
     }
     for id in plan.buffers.keys() {
         refused.note(rows(plan, id))?;
@@ -54,43 +55,43 @@ pub(super) fn check(plan: &Plan, refused: &mut Refused) -> Result<(), EmitError>
 fn misplaced(
     errors: impl IntoIterator<Item = StructureError>,
     refused: &mut Refused,
-) -> Result<(), EmitError> {
+) -> Result<()> {
     for error in errors {
-        refused.note::<()>(Err(EmitError::unsupported(error.place, error.message)))?;
+        refused.note::<()>(EmitError::refuse(error.place, error.message))?;
     }
     Ok(())
 }
 
 /// Dimensions that come with each launch.
-fn dims(plan: &Plan) -> Result<(), EmitError> {
+fn dims(plan: &Plan) -> Result<()> {
     let runtime = || plan.dims.iter().filter(|(_, d)| d.runtime_max.is_some());
     if let Some((id, d)) = runtime().find(|(_, d)| d.runtime_max != Some(d.value)) {
         let what =
             format!("{} must be at its bound: the kernel is the same for every value", d.name);
-        return Err(EmitError::unsupported(id.to_string(), what));
+        return EmitError::refuse(id.to_string(), what);
     }
     if let Some((id, d)) = runtime().nth(MAX_RUNTIME_DIMS) {
         let what = format!("{} is one run-time dimension more than {MAX_RUNTIME_DIMS}", d.name);
-        return Err(EmitError::unsupported(id.to_string(), what));
+        return EmitError::refuse(id.to_string(), what);
     }
     Ok(())
 }
 
 /// What the host encodes of the workspace, it encodes once.
-fn rows(plan: &Plan, id: BufId) -> Result<(), EmitError> {
+fn rows(plan: &Plan, id: BufId) -> Result<()> {
     let b = &plan.buffers[id];
     let runtime =
         |e: &Expr| plan.dims.iter().any(|(dim, d)| d.runtime_max.is_some() && e.names_dim(dim));
     let mut row = b.pitch.iter().chain(b.shape.last()).filter(|_| b.shape.len() > 1);
     if !matches!(b.space, Space::In | Space::Out) && row.any(runtime) {
         let what = "its rows are as long in every launch: give them the bound";
-        return Err(EmitError::unsupported(format!("{id} {:?}", b.name), what));
+        return EmitError::refuse(format!("{id} {:?}", b.name), what);
     }
     Ok(())
 }
 
 /// Whether a template or the host runs a family in its role, and its expressions can be emitted.
-fn carried(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
+fn carried(plan: &Plan, f: &Family, place: &str) -> Result<()> {
     let kind = plan.roles[f.role].kind;
     let known = match carrier(plan, f) {
         Carrier::Agents(_) => match (&f.leaf, kind) {
@@ -108,16 +109,16 @@ fn carried(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
     };
     if !known {
         let what = format!("no template runs {} in role {}", f.leaf.name(), kind.name());
-        return Err(EmitError::unsupported(place, what));
+        return EmitError::refuse(place, what);
     }
     if f.emitted().iter().any(|e| e.mentions(Var::EPOCH)) {
-        return Err(EmitError::unsupported(place, "expressions over `epoch` are not emitted"));
+        return EmitError::refuse(place, "expressions over `epoch` are not emitted");
     }
     Ok(())
 }
 
 /// Whether a template looks up what a family does.
-fn looked_up(plan: &Plan, f: &Family) -> Result<(), EmitError> {
+fn looked_up(plan: &Plan, f: &Family) -> Result<()> {
     let looks = match f.leaf {
         Leaf::MmaTile(_)
         | Leaf::DotTile(_)
@@ -127,13 +128,13 @@ fn looked_up(plan: &Plan, f: &Family) -> Result<(), EmitError> {
     };
     if plan.looks_up(f) && !looks {
         let what = format!("no template of {} looks up what is in memory", f.leaf.name());
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     Ok(())
 }
 
 /// Whether the templates of a family end where a rank's own rows do.
-fn own_rows(plan: &Plan, f: &Family) -> Result<(), EmitError> {
+fn own_rows(plan: &Plan, f: &Family) -> Result<()> {
     let ends = |a: &Access| match f.leaf {
         Leaf::CopyTile(CopyTile { via: CopyVia::Ldst | CopyVia::Gather, .. }) => {
             a.operand == Operand::Src
@@ -152,14 +153,14 @@ fn own_rows(plan: &Plan, f: &Family) -> Result<(), EmitError> {
                 f.leaf.name(),
                 a.buffer
             );
-            Err(EmitError::unsupported(f.name.clone(), what))
+            EmitError::refuse(&f.name, what)
         }
     }
 }
 
 /// A loop variable must not stand in front of a constant of the kernel (`kDim_M`, `kSig0`), or of a template's
 /// variable.
-fn names(f: &Family, place: &str) -> Result<(), EmitError> {
+fn names(f: &Family, place: &str) -> Result<()> {
     let loops = f.domain.iter().chain(&f.inner).map(|(name, _)| name);
     let each = f.accesses.iter().map(|a| &a.each).chain(f.waits.iter().map(|w| &w.each));
     let each = each.chain(f.posts.iter().map(|p| &p.each)).flatten().map(|e| &e.var);
@@ -172,7 +173,7 @@ fn names(f: &Family, place: &str) -> Result<(), EmitError> {
         "the loop variable `{name}` would hide a name of the kernel: use none of {TAKEN:?}, and none that begins with \
          `k` and a capital letter"
     );
-    Err(EmitError::unsupported(place, what))
+    EmitError::refuse(place, what)
 }
 
 /// Whether extents depend on the rank, apart from the first, which flattening does not use.
@@ -181,7 +182,7 @@ fn differs<'e>(extents: impl IntoIterator<Item = &'e Expr>) -> bool {
 }
 
 /// A kernel has the addresses of its own rank's tensors, and flattens with its own rank's extents.
-fn accesses(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
+fn accesses(plan: &Plan, f: &Family, place: &str) -> Result<()> {
     for a in f.accesses.iter().filter(|a| a.rank != Expr::Var(Var::RANK)) {
         let b = &plan.buffers[a.buffer];
         let what = if f.leaf.sends() && !differs(b.shape.iter().chain(&b.pitch)) {
@@ -194,13 +195,13 @@ fn accesses(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
             continue;
         };
         let what = format!("{} {:?}, of operand `{}`, {what}", a.buffer, b.name, a.operand);
-        return Err(EmitError::unsupported(place, what));
+        return EmitError::refuse(place, what);
     }
     Ok(())
 }
 
 /// A post to another rank finds its word by the extents of the own one.
-fn posts(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
+fn posts(plan: &Plan, f: &Family, place: &str) -> Result<()> {
     let own = Expr::Var(Var::RANK);
     let wrong = f.posts.iter().find(|p| p.rank != own && differs(&plan.signals[p.signal].shape));
     let Some(p) = wrong else { return Ok(()) };
@@ -208,11 +209,11 @@ fn posts(plan: &Plan, f: &Family, place: &str) -> Result<(), EmitError> {
         "{} posts {} to another rank, and only the first extent of that may depend on the rank",
         p.edge, p.signal
     );
-    Err(EmitError::unsupported(place, what))
+    EmitError::refuse(place, what)
 }
 
 /// Whether a post goes to every rank whose memory is mapped, once.
-fn announced(plan: &Plan, id: FamId, p: &Post) -> Result<bool, EmitError> {
+fn announced(plan: &Plan, id: FamId, p: &Post) -> Result<bool> {
     let tables = TableSet::example(plan);
     let points = Points::new(plan, &tables);
     let world = plan.mesh.size() as usize;
@@ -236,7 +237,7 @@ fn announced(plan: &Plan, id: FamId, p: &Post) -> Result<bool, EmitError> {
 
 /// Ranks announce themselves in one way only: each raises its own word on every rank by one, and nobody else raises
 /// these.
-fn entry(plan: &Plan) -> Result<(), EmitError> {
+fn entry(plan: &Plan) -> Result<()> {
     let world = plan.mesh.size();
     let mut enter = plan.families.iter().filter(|(_, f)| f.leaf.enters());
     let Some((id, f)) = enter.next() else { return Ok(()) };
@@ -245,7 +246,7 @@ fn entry(plan: &Plan) -> Result<(), EmitError> {
             "ranks enter by one family with one post, `sig[rank] @ p += 1` at scope sys for each p in {world} (of the \
              node, where there are nodes), of a signal that nobody else posts, and without waits or loops"
         );
-        Err(EmitError::unsupported(format!("{id} {:?}", plan.families[id].name), what))
+        EmitError::refuse(format!("{id} {:?}", plan.families[id].name), what)
     };
     if let Some((other, _)) = enter.next() {
         return refuse(other);

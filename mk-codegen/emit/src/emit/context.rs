@@ -1,7 +1,7 @@
 //! What every part of the emitter needs: the plan, its layout, and how to say an address.
 
 use super::{
-    error::EmitError,
+    EmitError, Result,
     layout::{At, Layout, layout},
     maps::Maps,
     nodes,
@@ -35,7 +35,7 @@ impl<'a> Emitter<'a> {
         plan: &'a Plan,
         (points, target): (&'a Points<'a>, &'static Target),
         options: Options,
-    ) -> Result<Self, EmitError> {
+    ) -> Result<Self> {
         let enter = plan.families.values().filter(|f| f.leaf.enters());
         let entries = enter.flat_map(|f| &f.posts).map(|p| p.signal).collect();
         let (layout, maps) = (layout(plan, points)?, Maps::default());
@@ -116,11 +116,11 @@ impl<'a> Emitter<'a> {
     }
 
     /// Bytes from one row to the next; the same on every rank.
-    pub fn pitch_bytes(&self, place: &str, buffer: BufId) -> Result<u64, EmitError> {
+    pub fn pitch_bytes(&self, place: &str, buffer: BufId) -> Result<u64> {
         let pitch = &self.layout.buffers[buffer].pitch;
         if pitch.iter().any(|p| *p != pitch[0]) {
             let what = format!("{buffer}'s rows have different lengths on different ranks");
-            return Err(EmitError::unsupported(place, what));
+            return EmitError::refuse(place, what);
         }
         Ok(pitch[0].max(0) as u64 * self.plan.buffers[buffer].dtype.size_bytes())
     }
@@ -164,13 +164,13 @@ impl<'a> Emitter<'a> {
     }
 
     /// Number of tasks of a family, which must be the same on every rank.
-    pub fn n_tasks(&self, id: FamId) -> Result<u32, EmitError> {
+    pub fn n_tasks(&self, id: FamId) -> Result<u32> {
         let mut first = None;
         for rank in 0..self.plan.mesh.size() as usize {
             let n = self.points.tasks(id, rank, 1)?.len() as u32;
             if *first.get_or_insert(n) != n {
                 let what = "the number of tasks depends on the rank";
-                return Err(EmitError::unsupported(id.to_string(), what));
+                return EmitError::refuse(id.to_string(), what);
             }
         }
         Ok(first.unwrap_or(0))
@@ -180,13 +180,13 @@ impl<'a> Emitter<'a> {
     ///
     /// # Errors
     /// [`EmitError::Refused`] where there are several, or it has a condition.
-    pub fn access<'f>(&self, f: &'f Family, operand: Operand) -> Result<&'f Access, EmitError> {
+    pub fn access<'f>(&self, f: &'f Family, operand: Operand) -> Result<&'f Access> {
         let mut found = f.accesses.iter().filter(|a| a.operand == operand);
         match (found.next(), found.next()) {
             (Some(a), None) if a.when.is_none() => Ok(a),
             _ => {
                 let what = format!("operand `{operand}` must be one unconditional access");
-                Err(EmitError::unsupported(f.name.clone(), what))
+                EmitError::refuse(&f.name, what)
             }
         }
     }
@@ -195,7 +195,7 @@ impl<'a> Emitter<'a> {
     ///
     /// # Errors
     /// [`EmitError::Internal`] where they have several: [`Plan::check_elements`] comes first.
-    pub fn one_type(&self, id: FamId, of: impl Fn(Operand) -> bool) -> Result<DType, EmitError> {
+    pub fn one_type(&self, id: FamId, of: impl Fn(Operand) -> bool) -> Result<DType> {
         let f = &self.plan.families[id];
         let mut types =
             f.accesses.iter().filter(|a| of(a.operand)).map(|a| self.plan.buffers[a.buffer].dtype);
@@ -214,11 +214,7 @@ impl<'a> Emitter<'a> {
     ///
     /// # Errors
     /// As that; [`EmitError::Unsupported`] for types that no tile computes with.
-    pub fn one_dtype(
-        &self,
-        id: FamId,
-        of: impl Fn(Operand) -> bool,
-    ) -> Result<&'static str, EmitError> {
+    pub fn one_dtype(&self, id: FamId, of: impl Fn(Operand) -> bool) -> Result<&'static str> {
         dtype_name(&self.plan.families[id].name, self.one_type(id, of)?)
     }
 

@@ -12,7 +12,7 @@
 //!   launches.
 //! - A post that only the plan's epilogue waits for is the end of the engine's stream, for which the caller's waits.
 
-use super::{context::Emitter, error::EmitError, layout::At};
+use super::{EmitError, Result, context::Emitter, layout::At};
 use minijinja::{Value, context};
 use mk_abi::{HostOp, HostProgram};
 use mk_plan::{
@@ -46,7 +46,7 @@ fn ends_launch(e: &Emitter<'_>, signal: SigId) -> bool {
 ///
 /// # Errors
 /// For waits of an engine that are not for all entries.
-pub(super) fn gate(e: &Emitter<'_>) -> Result<Option<Value>, EmitError> {
+pub(super) fn gate(e: &Emitter<'_>) -> Result<Option<Value>> {
     if !used(e) {
         return Ok(None);
     }
@@ -59,7 +59,7 @@ pub(super) fn gate(e: &Emitter<'_>) -> Result<Option<Value>, EmitError> {
                 && (w.at, w.lag, w.when.is_none()) == (Point::Start, 0, true);
             if !all || !e.is_entry(w.signal) {
                 let what = "a copy engine can only wait until all ranks have entered the launch";
-                return Err(EmitError::unsupported(f.name.clone(), what));
+                return EmitError::refuse(&f.name, what);
             }
             waits.push(w.edge.to_string());
         }
@@ -71,7 +71,7 @@ pub(super) fn gate(e: &Emitter<'_>) -> Result<Option<Value>, EmitError> {
 ///
 /// # Errors
 /// For copies and posts that streams cannot make.
-pub(super) fn program(e: &Emitter<'_>) -> Result<Option<HostProgram>, EmitError> {
+pub(super) fn program(e: &Emitter<'_>) -> Result<Option<HostProgram>> {
     check_ends(e)?;
     if !used(e) {
         return Ok(None);
@@ -97,13 +97,13 @@ pub(super) fn program(e: &Emitter<'_>) -> Result<Option<HostProgram>, EmitError>
         let what = format!(
             "word {word} of rank {rank} is raised {n} times in a launch; a copy engine can only count launches"
         );
-        return Err(EmitError::unsupported("copy_engine", what));
+        return EmitError::refuse("copy_engine", what);
     }
     Ok(Some(HostProgram { gate: GATE.into(), gate_threads: GATE_THREADS, ranks }))
 }
 
 /// Families of the epilogue wait for engines, and do nothing else.
-fn check_ends(e: &Emitter<'_>) -> Result<(), EmitError> {
+fn check_ends(e: &Emitter<'_>) -> Result<()> {
     let role = |f: &Family| e.plan.roles[f.role].kind;
     for f in e.plan.families.values().filter(|f| role(f) == RoleKind::Epilogue) {
         let by_engine = |signal| {
@@ -115,14 +115,14 @@ fn check_ends(e: &Emitter<'_>) -> Result<(), EmitError> {
         let stands = |signal| by_engine(signal) && ends_launch(e, signal);
         if !only_waits || !f.waits.iter().all(|w| stands(w.signal)) {
             let what = "the end of a launch can only wait for its copy engines";
-            return Err(EmitError::unsupported(f.name.clone(), what));
+            return EmitError::refuse(&f.name, what);
         }
     }
     Ok(())
 }
 
 /// A task's copy, if there is something to copy, and behind it the words that it raises.
-fn copy(e: &Emitter<'_>, f: &Family, task: &Task) -> Result<Vec<HostOp>, EmitError> {
+fn copy(e: &Emitter<'_>, f: &Family, task: &Task) -> Result<Vec<HostOp>> {
     let (src, dst) = (e.access(f, Operand::Src)?, e.access(f, Operand::Dst)?);
     let extents = |a: &Access| {
         let b = &e.plan.buffers[a.buffer];
@@ -133,11 +133,11 @@ fn copy(e: &Emitter<'_>, f: &Family, task: &Task) -> Result<Vec<HostOp>, EmitErr
     let all: Vec<_> = [src, dst].into_iter().flat_map(extents).collect();
     if of_launch.any(|(id, _)| all.iter().any(|x| x.names_dim(id))) {
         let what = "what a copy engine copies cannot depend on a dimension of the launch";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     if src.each.is_some() || dst.each.is_some() || f.inner.is_some() {
         let what = "a copy engine copies one place to one place";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     let range = |a: &Access| match e.points.region(task, a)? {
         Some(region) => Ok(Some((region.rank, contiguous(e, f, &region)?))),
@@ -155,7 +155,7 @@ fn copy(e: &Emitter<'_>, f: &Family, task: &Task) -> Result<Vec<HostOp>, EmitErr
         (at(e, src.buffer), at(e, dst.buffer), own && from.1 == to.1)
     else {
         let what = "a copy engine copies from a caller's tensor to as much symmetric memory";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     };
     let copied = HostOp::Copy {
         tensor,
@@ -173,13 +173,7 @@ fn at(e: &Emitter<'_>, buffer: BufId) -> At {
 }
 
 /// Adds the words that a post of a task raises, unless the end of the stream stands for them.
-fn raise(
-    e: &Emitter<'_>,
-    f: &Family,
-    p: &Post,
-    task: &Task,
-    out: &mut Vec<HostOp>,
-) -> Result<(), EmitError> {
+fn raise(e: &Emitter<'_>, f: &Family, p: &Post, task: &Task, out: &mut Vec<HostOp>) -> Result<()> {
     let refuse = |what: &str| EmitError::unsupported(f.name.clone(), what);
     if p.by != Agent::Engine || p.at != Point::End {
         return Err(refuse("a copy engine's posts are its own, at the end of a copy"));
@@ -211,7 +205,7 @@ fn raise(
 }
 
 /// First byte and length of a region that has no gaps.
-fn contiguous(e: &Emitter<'_>, f: &Family, region: &Region) -> Result<(u64, u64), EmitError> {
+fn contiguous(e: &Emitter<'_>, f: &Family, region: &Region) -> Result<(u64, u64)> {
     let shape = e.points.shape(region.buffer, region.rank)?;
     let pitch = e.points.pitch(region.buffer, region.rank)?;
     let last = shape.len() - 1;
@@ -225,7 +219,7 @@ fn contiguous(e: &Emitter<'_>, f: &Family, region: &Region) -> Result<(u64, u64)
     }
     if (cut + 1..=last).any(|d| !whole(d)) {
         let what = format!("a copy engine copies whole rows of {}, without gaps", region.buffer);
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     let size = e.plan.buffers[region.buffer].dtype.size_bytes();
     Ok((first.max(0) as u64 * size, region.len().max(0) as u64 * size))

@@ -1,12 +1,12 @@
 //! The template engine, with the templates of all leaves.
 
-use super::{arch::Arch, error::EmitError};
+use super::{arch::Arch, error::Result};
 use minijinja::{Environment, UndefinedBehavior, syntax::SyntaxConfig};
 
 const KERNEL: &str = include_str!("../../templates/kernel.cu.j2");
 
 /// Jinja's own delimiters clash with inline PTX and with CUDA's attributes.
-pub(super) fn environment(arch: &Arch) -> Result<Environment<'static>, EmitError> {
+pub(super) fn environment(arch: &Arch) -> Result<Environment<'static>> {
     let mut env = Environment::new();
     env.set_syntax(
         SyntaxConfig::builder()

@@ -1,20 +1,20 @@
 //! The values of the kernel template.
 
-use super::{arch::Arch, context::Emitter, error::EmitError, layout::At, spans, trace};
+use super::{Result, arch::Arch, context::Emitter, layout::At, spans, trace};
 use minijinja::{Value, context};
 use mk_plan::{C_PRELUDE, Entity, Family};
 
 /// The values of the kernel template, with those of its roles.
 ///
 /// # Errors
-/// [`EmitError::Internal`] where records and plan contradict each other.
+/// [`EmitError::Internal`](super::EmitError::Internal) where records and plan contradict each other.
 pub(super) fn kernel(
     e: &Emitter<'_>,
     arch: &Arch,
     roles: Vec<Value>,
     threads: u32,
     gate: Option<Value>,
-) -> Result<Value, EmitError> {
+) -> Result<Value> {
     let dims: Vec<_> = e
         .plan
         .dims
@@ -61,7 +61,7 @@ pub(super) fn kernel(
             };
             Ok(context! { edge => p.edge.to_string(), signal => p.signal.index(), traced })
         })
-        .collect::<Result<Vec<_>, EmitError>>()?;
+        .collect::<Result<Vec<_>>>()?;
     let stalls = match e.options.trace {
         true => trace::stalls(e.plan)?,
         false => Vec::new(),

@@ -1,6 +1,6 @@
 //! Where everything lies: signal words, workspace, scratch, caller tensors.
 
-use super::error::EmitError;
+use super::error::{EmitError, Result};
 use mk_abi::{TensorArg, TensorDirection, WorkspaceLayout, device::SymHeader};
 use mk_plan::{
     Arena, BufId, Entity, FamId, NetPlan, Plan, Points, Schedule, SigId, Space, in_place,
@@ -51,7 +51,7 @@ pub(super) enum At {
 }
 
 /// How many words or rows some extents make: kernels number them with an `int`.
-fn flat(place: impl Fn() -> String, extents: &[i64], of: &str) -> Result<u64, EmitError> {
+fn flat(place: impl Fn() -> String, extents: &[i64], of: &str) -> Result<u64> {
     let n = extents.iter().try_fold(1i64, |n, e| n.checked_mul((*e).max(0)));
     n.filter(|n| *n <= i64::from(i32::MAX)).map(|n| n as u64).ok_or_else(|| {
         let what = format!("has more than {} {of} on a rank", i32::MAX);
@@ -63,7 +63,7 @@ fn no_nodes(place: String) -> EmitError {
     EmitError::unsupported(place, "is of a network, and the plan has no nodes (`nic … local=`)")
 }
 
-pub(super) fn layout(plan: &Plan, points: &Points<'_>) -> Result<Layout, EmitError> {
+pub(super) fn layout(plan: &Plan, points: &Points<'_>) -> Result<Layout> {
     let ranks = 0..plan.mesh.size() as usize;
     let net = NetPlan::new(plan, points)?;
     let mut signals = Arena::new();

@@ -5,7 +5,7 @@
 //! entries behind that. Where the wait is given up, it tells them that there is no task: what agents of a CTA look up
 //! cannot differ.
 
-use super::{context::Emitter, error::EmitError};
+use super::{EmitError, Result, context::Emitter};
 use mk_plan::{Expr, FamId, Family, Operand, Point, Schedule, Space, Var, Wait};
 
 impl Emitter<'_> {
@@ -25,14 +25,14 @@ impl Emitter<'_> {
     /// # Errors
     /// [`EmitError::Refused`] for a table that no such wait stands for, and for a product of which every agent counts
     /// its tasks by itself.
-    pub(super) fn table_waits(&self, id: FamId) -> Result<Vec<usize>, EmitError> {
+    pub(super) fn table_waits(&self, id: FamId) -> Result<Vec<usize>> {
         let f = &self.plan.families[id];
         if !self.plan.looks_up(f) {
             return Ok(Vec::new());
         }
         if f.schedule != Schedule::Dynamic {
             let what = "who looks tiles up takes them by a dynamic schedule";
-            return Err(EmitError::unsupported(f.name.clone(), what));
+            return EmitError::refuse(&f.name, what);
         }
         let constant = |e: &Expr| {
             let mut moves = false;
@@ -66,7 +66,7 @@ impl Emitter<'_> {
                         "it looks up what {:?} fills, and no wait that is the same for every task stands for that",
                         writer.name
                     );
-                    return Err(EmitError::unsupported(f.name.clone(), what));
+                    return EmitError::refuse(&f.name, what);
                 };
                 if !waits.contains(&at) {
                     waits.push(at);

@@ -5,7 +5,7 @@
 //! read as zeros.
 
 use super::{
-    error::EmitError,
+    EmitError, Result,
     layout::{At, Layout},
 };
 use minijinja::{Value, context};
@@ -119,7 +119,7 @@ impl Maps {
         buffer: BufId,
         view: &View,
         box_dims: &[u32],
-    ) -> Result<usize, EmitError> {
+    ) -> Result<usize> {
         self.insert(plan, buffer, view, box_dims, (Order::Swizzled, None))
     }
 
@@ -133,7 +133,7 @@ impl Maps {
         buffer: BufId,
         view: &View,
         box_dims: &[u32],
-    ) -> Result<usize, EmitError> {
+    ) -> Result<usize> {
         self.insert(plan, buffer, view, box_dims, (Order::Plain, None))
     }
 
@@ -147,7 +147,7 @@ impl Maps {
         buffer: BufId,
         view: &View,
         box_dims: &[u32],
-    ) -> Result<usize, EmitError> {
+    ) -> Result<usize> {
         let first = self.insert(plan, buffer, view, box_dims, (Order::Swizzled, Some(0)))?;
         for q in 1..plan.mesh.size() {
             self.insert(plan, buffer, view, box_dims, (Order::Swizzled, Some(q)))?;
@@ -162,12 +162,12 @@ impl Maps {
         view: &View,
         box_dims: &[u32],
         (order, peer): (Order, Option<u32>),
-    ) -> Result<usize, EmitError> {
+    ) -> Result<usize> {
         let b = &plan.buffers[buffer];
         let (rank, dims) = (view.rank(), b.shape.len());
         if rank > MAX_RANK {
             let what = format!("a tensor map has at most {MAX_RANK} dimensions, not {rank}");
-            return Err(EmitError::unsupported(format!("{buffer} {:?}", b.name), what));
+            return EmitError::refuse(format!("{buffer} {:?}", b.name), what);
         }
         let ascend = view.groups(dims).all(|(from, to)| from < to);
         let (true, true, Some(row)) = (ascend, box_dims.len() == rank, box_dims.last()) else {
@@ -178,7 +178,7 @@ impl Maps {
             |e: &Expr| plan.dims.iter().any(|(dim, d)| d.runtime_max.is_some() && e.names_dim(dim));
         if rank != dims && matches!(b.space, Space::In | Space::Out) && b.shape.iter().any(named) {
             let what = "a tensor with a run-time dimension is seen in all of its dimensions";
-            return Err(EmitError::unsupported(format!("{buffer} {:?}", b.name), what));
+            return EmitError::refuse(format!("{buffer} {:?}", b.name), what);
         }
         // The swizzle spans the box's row.
         let swizzle = match (order, u64::from(*row) * b.dtype.size_bytes()) {

@@ -39,6 +39,7 @@ use mk_plan::{Entity, Plan, Points, TableSet};
 use sha2::{Digest, Sha256};
 
 pub use audit::{audit, audit_with};
+use error::Result;
 pub use error::{AuditError, EmitError, Refusal, Refusals};
 pub use types::Options;
 
@@ -46,7 +47,7 @@ pub use types::Options;
 ///
 /// # Errors
 /// [`EmitError::Refused`] for plans outside what the templates implement: everything in them that is.
-pub fn emit(plan: &Plan) -> Result<KernelSource, EmitError> {
+pub fn emit(plan: &Plan) -> Result<KernelSource> {
     emit_with(plan, Options::default())
 }
 
@@ -54,7 +55,7 @@ pub fn emit(plan: &Plan) -> Result<KernelSource, EmitError> {
 ///
 /// # Errors
 /// As [`emit`].
-pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitError> {
+pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource> {
     let tables = TableSet::example(plan);
     let points = Points::new(plan, &tables);
     let mut refused = Refused::default();
@@ -127,12 +128,12 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource, EmitErro
 ///
 /// # Errors
 /// [`EmitError::Refused`] where roles have clusters of several sizes: a launch has one.
-fn cluster(plan: &Plan) -> Result<u32, EmitError> {
+fn cluster(plan: &Plan) -> Result<u32> {
     let roles = || plan.roles.iter().filter(|(_, r)| r.ctas > 0).map(|(id, _)| plan.cluster(id));
     let most = roles().max().unwrap_or(1);
     if roles().any(|n| n != most) {
         let what = "the CTAs of a kernel are in clusters of one size";
-        return Err(EmitError::unsupported(plan.name.clone(), what));
+        return EmitError::refuse(&plan.name, what);
     }
     Ok(most)
 }

@@ -1,6 +1,6 @@
 //! Constants of a plan over nodes, and the refusal of network plans that no template supports.
 
-use super::error::EmitError;
+use super::error::{EmitError, Result};
 use mk_plan::{
     Arena, Expr, FamId, NetPlan, Plan, PointError, Points, RoleKind, SigId, Space, TableSet,
 };
@@ -72,18 +72,18 @@ pub(super) fn entered(plan: &Plan) -> Option<SigId> {
 ///
 /// # Errors
 /// [`EmitError::Refused`] for the first line that no template carries out.
-pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
+pub(super) fn check(plan: &Plan) -> Result<()> {
     let refuse = |id: FamId, what: &str| {
-        Err(EmitError::unsupported(format!("{id} {:?}", plan.families[id].name), what))
+        EmitError::refuse(format!("{id} {:?}", plan.families[id].name), what)
     };
     let Some(nic) = plan.nic else { return Ok(()) };
     if nic.local.is_none() {
         let what = "a network without nodes (`local=`) has no templates";
-        return Err(EmitError::unsupported("nic", what));
+        return EmitError::refuse("nic", what);
     }
     if !nic.fifo.is_power_of_two() {
         let what = format!("a fifo of {} commands: numbers wrap, take a power of two", nic.fifo);
-        return Err(EmitError::unsupported("nic", what));
+        return EmitError::refuse("nic", what);
     }
     let mut senders: Vec<_> =
         plan.families.values().filter(|f| f.leaf.sends()).map(|f| f.role).collect();
@@ -95,7 +95,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), EmitError> {
         if senders.len() > 1 || r.ctas != 1 || r.kind != RoleKind::InterSend || first == Some(role)
         {
             let what = "one lane writes the fifo: sends have one role, inter_send, of one CTA that is not the first";
-            return Err(EmitError::unsupported(role.to_string(), what));
+            return EmitError::refuse(role.to_string(), what);
         }
     }
     let entry = entered(plan);

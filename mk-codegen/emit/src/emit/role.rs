@@ -1,9 +1,10 @@
 //! Roles as CUDA functions: which agents run which loops, on which threads.
 
 use super::{
+    EmitError, Result,
     arch::{Arch, emission},
     context::Emitter,
-    error::{EmitError, Refused},
+    error::Refused,
     leaf::{Group, IDLE_REGISTERS, LeafEmission, Prepared, RingEmission, Seat, Warpgroups},
     types::Slice,
 };
@@ -47,7 +48,7 @@ pub(super) fn roles(
     e: &mut Emitter<'_>,
     env: &Environment<'_>,
     threads: u32,
-) -> Result<(Vec<Value>, Vec<String>), EmitError> {
+) -> Result<(Vec<Value>, Vec<String>)> {
     let (mut out, mut choices) = (Vec::new(), Vec::new());
     let mut first_cta = 0;
     let plan = e.plan;
@@ -102,7 +103,7 @@ pub(super) fn roles(
 ///
 /// # Errors
 /// [`EmitError::Refused`] where leaves of one kernel need different numbers.
-pub(super) fn threads(plan: &Plan) -> Result<u32, EmitError> {
+pub(super) fn threads(plan: &Plan) -> Result<u32> {
     let mut threads = None;
     for (id, _) in plan.roles.iter().filter(|(_, r)| r.ctas > 0) {
         for run in plan.runs(id) {
@@ -118,7 +119,7 @@ pub(super) fn threads(plan: &Plan) -> Result<u32, EmitError> {
             let mine = leaf.warpgroups.threads().max(Warpgroups::MOVING.threads());
             if *threads.get_or_insert(mine) != mine {
                 let what = "leaves of one kernel have CTAs of as many threads";
-                return Err(EmitError::unsupported(plan.families[run[0]].name.clone(), what));
+                return EmitError::refuse(plan.families[run[0]].name.clone(), what);
             }
         }
     }
@@ -126,17 +127,12 @@ pub(super) fn threads(plan: &Plan) -> Result<u32, EmitError> {
     let promised = Arch::of(plan)?.target.block_threads;
     if !promised.contains(&threads) {
         let what = format!("CTAs of {threads} threads, where the target says {promised:?}");
-        return Err(EmitError::unsupported(format!("target {}", plan.target), what));
+        return EmitError::refuse(format!("target {}", plan.target), what);
     }
     Ok(threads)
 }
 
-fn groups(
-    e: &Emitter<'_>,
-    role: RoleId,
-    prefix: &str,
-    first_cta: u32,
-) -> Result<Vec<Group>, EmitError> {
+fn groups(e: &Emitter<'_>, role: RoleId, prefix: &str, first_cta: u32) -> Result<Vec<Group>> {
     let mut out = Vec::new();
     let mut first = 0;
     for (n, run) in e.plan.runs(role).into_iter().enumerate() {
@@ -148,7 +144,7 @@ fn groups(
                 (0..domain.len()).any(|v| n.mentions(Var::domain(v)))
             };
             if domain.iter().any(nested) {
-                return Err(EmitError::unsupported(id.to_string(), "loops depend on each other"));
+                return EmitError::refuse(id.to_string(), "loops depend on each other");
             }
             let slice = Slice { id, first, tasks: e.n_tasks(id)? };
             first += slice.tasks;
@@ -162,7 +158,7 @@ fn groups(
 }
 
 /// The ring of shared-memory stages that a role's loops use one after the other.
-fn ring<'e>(plan: &'e Plan, name: &str, groups: &[Group]) -> Result<Option<Ring<'e>>, EmitError> {
+fn ring<'e>(plan: &'e Plan, name: &str, groups: &[Group]) -> Result<Option<Ring<'e>>> {
     let mut found: Option<(Ring<'e>, FamId)> = None;
     for s in groups.iter().flat_map(|g| &g.slices) {
         let f = &plan.families[s.id];
@@ -174,7 +170,7 @@ fn ring<'e>(plan: &'e Plan, name: &str, groups: &[Group]) -> Result<Option<Ring<
         let head = &plan.families[*head];
         if !head.leaf.shares_ring(&f.leaf) {
             let what = "two kinds of tiles would share one shared memory";
-            return Err(EmitError::unsupported(f.name.clone(), what));
+            return EmitError::refuse(&f.name, what);
         }
         if f.edges != head.edges {
             let ids: Vec<_> = head.edges.iter().map(|x| format!("{} {}", x.edge, x.name)).collect();
@@ -183,7 +179,7 @@ fn ring<'e>(plan: &'e Plan, name: &str, groups: &[Group]) -> Result<Option<Ring<
                 head.name,
                 ids.join(", ")
             );
-            return Err(EmitError::unsupported(format!("{} {:?}", s.id, f.name), what));
+            return EmitError::refuse(format!("{} {:?}", s.id, f.name), what);
         }
         ring.leaves.push(&f.leaf);
     }
@@ -200,7 +196,7 @@ fn ring<'e>(plan: &'e Plan, name: &str, groups: &[Group]) -> Result<Option<Ring<
 
 impl Ring<'_> {
     /// Its values in the kernel template.
-    fn print(&self, env: &Environment<'_>) -> Result<Value, EmitError> {
+    fn print(&self, env: &Environment<'_>) -> Result<Value> {
         let r = self.emission;
         let config = env.render_str(r.config, &self.value)?;
         let asserts = r.asserts.iter().map(|a| env.render_str(a, &self.value));
@@ -223,7 +219,7 @@ fn hooks_of(
     env: &Environment<'_>,
     l: &Loop,
     ring: Option<&Ring<'_>>,
-) -> Result<String, EmitError> {
+) -> Result<String> {
     let (g, p) = (&l.group, &l.prepared);
     let (first, last) = (g.slices[0], g.slices[g.slices.len() - 1]);
     // Of a dynamic schedule: the word that counts what has been taken.
@@ -279,7 +275,7 @@ fn seated(
     seat: Seat,
     of_role: Warpgroups,
     ring: &Value,
-) -> Result<Value, EmitError> {
+) -> Result<Value> {
     let (mut state, mut calls, mut agents) = (Vec::<String>::new(), Vec::new(), Vec::new());
     for l in loops {
         for a in l.emission.agents.iter().filter(|a| a.seat == seat) {
@@ -308,7 +304,7 @@ fn seated(
 
 /// Registers of a role's threads: as the loop wants that computes with the most. Where others only move rows, there may
 /// be more warpgroups that do nothing.
-fn warpgroups(role: &str, loops: &[Loop], threads: u32) -> Result<Warpgroups, EmitError> {
+fn warpgroups(role: &str, loops: &[Loop], threads: u32) -> Result<Warpgroups> {
     let all = || loops.iter().map(|l| l.emission.warpgroups).filter(|w| *w != Warpgroups::MOVING);
     let Some(most) = all().max_by_key(|w| w.computing_registers) else {
         return Ok(match loops.iter().any(|l| l.emission.computes()) {
@@ -318,7 +314,7 @@ fn warpgroups(role: &str, loops: &[Loop], threads: u32) -> Result<Warpgroups, Em
     };
     if all().any(|w| w.computing != most.computing) {
         let what = "leaves of one role have as many computing warpgroups";
-        return Err(EmitError::unsupported(role, what));
+        return EmitError::refuse(role, what);
     }
     // Beside one that multiplies, another that only moves rows.
     let moves = |l: &Loop| l.emission.warpgroups == Warpgroups::MOVING && l.emission.computes();

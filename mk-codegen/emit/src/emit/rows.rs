@@ -1,6 +1,6 @@
 //! Which dimensions of the caller's tensors come with each launch.
 
-use super::error::EmitError;
+use super::error::{EmitError, Result};
 use mk_abi::{RuntimeDim, RuntimeRows, Share};
 use mk_plan::{BufId, DimId, Entity, Env, Expr, Plan, Space, no_tables};
 
@@ -11,7 +11,7 @@ const DENSE: i32 = 2048;
 ///
 /// # Errors
 /// [`EmitError::Refused`] where an extent is not the dimension, or a rank's part of it.
-pub(super) fn runtime_dims(plan: &Plan) -> Result<Vec<RuntimeDim>, EmitError> {
+pub(super) fn runtime_dims(plan: &Plan) -> Result<Vec<RuntimeDim>> {
     let mut out = Vec::new();
     for (dim, d) in plan.dims.iter() {
         let Some(max) = d.runtime_max else { continue };
@@ -32,7 +32,7 @@ pub(super) fn runtime_dims(plan: &Plan) -> Result<Vec<RuntimeDim>, EmitError> {
             };
             let Some(rows) = rows else {
                 let what = format!("{} is more than its rows, or their part on each rank", d.name);
-                return Err(EmitError::unsupported(id.to_string(), what));
+                return EmitError::refuse(id.to_string(), what);
             };
             found.tensors.push(rows);
         }
@@ -48,7 +48,7 @@ fn rows(
     of: &RuntimeDim,
     (tensor, buffer): (u32, BufId),
     at: usize,
-) -> Result<Option<RuntimeRows>, EmitError> {
+) -> Result<Option<RuntimeRows>> {
     let extent = &plan.buffers[buffer].shape[at];
     let is = |share| RuntimeRows { tensor, dim: at as u32, share };
     if *extent == Expr::Dim(dim) {

@@ -1,6 +1,6 @@
 //! Waits and posts of a family, as lines of CUDA.
 
-use super::{context::Emitter, error::EmitError, spans};
+use super::{EmitError, Result, context::Emitter, spans};
 use mk_plan::{
     Agent, CPrinter, Each, Entity, Expr, Family, Point, Post, Proxy, Scope, SigId, Wait,
 };
@@ -46,7 +46,7 @@ impl Emitter<'_> {
         format!("for (int {var} = {first}; {var} < {extent}; {next}) {line}")
     }
 
-    fn wait(&self, f: &Family, w: &Wait) -> Result<String, EmitError> {
+    fn wait(&self, f: &Family, w: &Wait) -> Result<String> {
         let each = w.each.as_ref();
         let edge = w.edge;
         let proxy = match w.proxy {
@@ -55,7 +55,7 @@ impl Emitter<'_> {
             // The host acts behind the command that the lane writes with release.
             Proxy::Host if w.by == Agent::Issuer => "Reader::Generic",
             Proxy::Host => {
-                return Err(EmitError::unsupported(f.name.clone(), "no host agent is emitted"));
+                return EmitError::refuse(&f.name, "no host agent is emitted");
             }
         };
         if self.plan.signals[w.signal].net {
@@ -65,10 +65,7 @@ impl Emitter<'_> {
             format!("ctx.signal(params.header.rank, {})", self.word(f, each, w.signal, &w.index));
         let call = if self.is_entry(w.signal) {
             let ([peer], Expr::Const(1)) = (w.index.as_slice(), &w.count) else {
-                return Err(EmitError::unsupported(
-                    f.name.clone(),
-                    "entry is signalled once, word by rank",
-                ));
+                return EmitError::refuse(&f.name, "entry is signalled once, word by rank");
             };
             let peer = self.c(f, each, peer);
             at = format!("ctx.signal(params.header.rank, ctx.entered + ({peer}))");
@@ -106,7 +103,7 @@ impl Emitter<'_> {
 
     /// A wait in the inner loop of a copier, for all its iterations at once: nothing that it does in between can be
     /// what one of them waits for, as its posts come behind the loop. Lanes share words of all iterations.
-    fn spread(&self, f: &Family, w: &Wait, call: &str) -> Result<String, EmitError> {
+    fn spread(&self, f: &Family, w: &Wait, call: &str) -> Result<String> {
         let refuse = |what: &str| EmitError::unsupported(f.name.clone(), what);
         let number = |e: &Expr| self.number(e).filter(|n| *n > 0);
         let (var, rows) = f.inner.as_ref().ok_or_else(|| refuse("a wait in no loop"))?;
@@ -135,7 +132,7 @@ impl Emitter<'_> {
     ///
     /// # Errors
     /// As [`Self::waits`].
-    pub fn waits_to_look_up(&self, f: &Family) -> Result<(Vec<String>, Vec<String>), EmitError> {
+    pub fn waits_to_look_up(&self, f: &Family) -> Result<(Vec<String>, Vec<String>)> {
         let of = |looks: bool| {
             let mine = f.waits.iter().filter(|w| w.by == Agent::Copier && w.at == Point::Start);
             let mine = mine.filter(|w| self.plan.wait_names_stored(w) == looks);
@@ -175,11 +172,11 @@ impl Emitter<'_> {
     ///
     /// # Errors
     /// [`EmitError::Refused`] for several at once.
-    pub fn net_post(&self, f: &Family, p: Option<&Post>) -> Result<String, EmitError> {
+    pub fn net_post(&self, f: &Family, p: Option<&Post>) -> Result<String> {
         let Some(p) = p else { return Ok("kNoWord".into()) };
         if p.each.is_some() {
             let what = "a command raises one word at either end";
-            return Err(EmitError::unsupported(f.name.clone(), what));
+            return EmitError::refuse(&f.name, what);
         }
         let word = self.word(f, None, p.signal, &p.index);
         let word = format!("net_word<edge::{}>({word})", p.edge);
@@ -215,7 +212,7 @@ impl Emitter<'_> {
     ///
     /// # Errors
     /// For waits of a proxy that no template has.
-    pub fn waits(&self, f: &Family, by: Agent, at: Point) -> Result<Vec<String>, EmitError> {
+    pub fn waits(&self, f: &Family, by: Agent, at: Point) -> Result<Vec<String>> {
         f.waits.iter().filter(|w| w.by == by && w.at == at).map(|w| self.wait(f, w)).collect()
     }
 
@@ -229,7 +226,7 @@ impl Emitter<'_> {
         by: Agent,
         at: Point,
         without: &[usize],
-    ) -> Result<Vec<String>, EmitError> {
+    ) -> Result<Vec<String>> {
         let all = f.waits.iter().enumerate().filter(|(i, _)| !without.contains(i));
         let mine = all.filter(|(_, w)| w.by == by && w.at == at);
         mine.map(|(_, w)| self.wait(f, w)).collect()
@@ -239,7 +236,7 @@ impl Emitter<'_> {
     ///
     /// # Errors
     /// As [`Self::waits`].
-    pub fn waits_of(&self, f: &Family, numbers: &[usize]) -> Result<Vec<String>, EmitError> {
+    pub fn waits_of(&self, f: &Family, numbers: &[usize]) -> Result<Vec<String>> {
         numbers.iter().filter_map(|i| f.waits.get(*i)).map(|w| self.wait(f, w)).collect()
     }
 

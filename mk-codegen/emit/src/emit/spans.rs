@@ -1,6 +1,6 @@
 //! In a traced kernel, the statements that record a wait or a post beside making it.
 
-use super::error::EmitError;
+use super::error::{EmitError, Result};
 use mk_plan::{EdgeId, Entity, Family, Plan};
 
 /// A wait or a post with a record of it. One statement, as the call is. With `all`, every lane of a warp makes the
@@ -32,7 +32,7 @@ pub(super) fn send(edge: EdgeId) -> String {
 ///
 /// # Errors
 /// [`EmitError::Internal`] if no family announces by that edge.
-pub(super) fn enter(plan: &Plan, edge: EdgeId) -> Result<String, EmitError> {
+pub(super) fn enter(plan: &Plan, edge: EdgeId) -> Result<String> {
     let makes = |f: &Family| f.leaf.enters() && f.posts.iter().any(|p| p.edge == edge);
     let family = plan.families.iter().find(|(_, f)| makes(f)).map(|(id, _)| id.index());
     let family = family.ok_or_else(|| {

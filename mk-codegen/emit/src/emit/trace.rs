@@ -2,9 +2,9 @@
 //! device side is `templates/sync/trace.cuh`.
 
 use super::{
+    EmitError, Result,
     arch::carrier,
     context::Emitter,
-    error::EmitError,
     leaf::{Carrier, LeafEmission},
 };
 use minijinja::{Value, context};
@@ -20,7 +20,7 @@ const MAX_IDS: usize = 1 << 12;
 ///
 /// # Errors
 /// [`EmitError::Internal`] for an edge that its leaf's record does not have.
-pub(super) fn stalls(plan: &Plan) -> Result<Vec<Value>, EmitError> {
+pub(super) fn stalls(plan: &Plan) -> Result<Vec<Value>> {
     let mut edges = Vec::new();
     for f in plan.families.values() {
         let Carrier::Agents(LeafEmission { ring: Some(ring), .. }) = carrier(plan, f) else {
@@ -40,14 +40,11 @@ pub(super) fn stalls(plan: &Plan) -> Result<Vec<Value>, EmitError> {
 ///
 /// # Errors
 /// [`EmitError::Refused`] for more families or edges than a record can name.
-pub(super) fn layout(e: &Emitter<'_>) -> Result<TraceLayout, EmitError> {
+pub(super) fn layout(e: &Emitter<'_>) -> Result<TraceLayout> {
     let plan = e.plan;
     let edges = plan.families.values().flat_map(Family::edge_ids).map(|e| e.index()).max();
     if plan.families.len() > MAX_IDS || edges.is_some_and(|e| e >= MAX_IDS) {
-        return Err(EmitError::unsupported(
-            "trace",
-            format!("records name {MAX_IDS} families and edges"),
-        ));
+        return EmitError::refuse("trace", format!("records name {MAX_IDS} families and edges"));
     }
     let families = plan.families.iter().map(|(id, f)| TraceFamily {
         id: id.index() as u32,
@@ -68,7 +65,7 @@ pub(super) fn layout(e: &Emitter<'_>) -> Result<TraceLayout, EmitError> {
 }
 
 /// What the busiest agent of the busiest CTA writes, if that is not too much.
-fn records(e: &Emitter<'_>) -> Result<u32, EmitError> {
+fn records(e: &Emitter<'_>) -> Result<u32> {
     let plan = e.plan;
     let times = |each: Option<&Expr>| match each {
         None => 1,

@@ -1,6 +1,6 @@
 //! Words that several files of the emitter share.
 
-use super::error::EmitError;
+use super::error::{EmitError, Result};
 use mk_abi::DType;
 use mk_plan::{FamId, Plan};
 
@@ -31,7 +31,7 @@ pub(super) struct Slice {
 ///
 /// # Errors
 /// [`EmitError::Refused`] for types that no tile computes with.
-pub(super) fn dtype_name(place: &str, dtype: DType) -> Result<&'static str, EmitError> {
+pub(super) fn dtype_name(place: &str, dtype: DType) -> Result<&'static str> {
     let unknown = || EmitError::unsupported(place, format!("no tile computes {dtype}"));
     dtype.format().cuda.ok_or_else(unknown)
 }

@@ -419,7 +419,7 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
     };
     let [bm, bn, bk] = c.block;
     if repacks(c, facts) {
-        return tile("rows of its right operand are repacked first, but for other tiles");
+        return tile("rows of its operand B are repacked first, but for other tiles");
     }
     if mma_consumers([bm, bn]) == 3 {
         return tile("three warpgroups leave no registers for the others' sums");

@@ -7,7 +7,7 @@ use crate::{
         Agent::{Consumers, Loader, Storer},
         Mode, Operand, Point, Proxy,
     },
-    text::{Cursor, ReadError},
+    text::{Cursor, Result},
 };
 use mk_dtype::HALF_BYTES;
 use serde::{Deserialize, Serialize};
@@ -79,7 +79,7 @@ impl Mask {
             .to_vec()
     }
 
-    pub(crate) fn read(c: &mut Cursor<'_>) -> Result<Mask, ReadError> {
+    pub(crate) fn read(c: &mut Cursor<'_>) -> Result<Mask> {
         let token = c.peek();
         match c.choice("mask", &["full", "causal", "window", "bounds"])? {
             "bounds" => Ok(Mask::Bounds),
@@ -113,7 +113,7 @@ pub(super) fn write_cap(cap: Option<u32>, f: &mut Formatter<'_>) -> fmt::Result 
     cap.map_or(Ok(()), |cap| write!(f, " cap=0x{cap:08x}"))
 }
 
-pub(super) fn read_cap(c: &mut Cursor<'_>) -> Result<Option<u32>, ReadError> {
+pub(super) fn read_cap(c: &mut Cursor<'_>) -> Result<Option<u32>> {
     if c.peek().text == "cap" { c.setting("cap").map(Some) } else { Ok(None) }
 }
 
@@ -122,7 +122,7 @@ pub(super) fn write_values(values: Option<u32>, f: &mut Formatter<'_>) -> fmt::R
     values.map_or(Ok(()), |wide| write!(f, " values={wide}"))
 }
 
-pub(super) fn read_values(c: &mut Cursor<'_>) -> Result<Option<u32>, ReadError> {
+pub(super) fn read_values(c: &mut Cursor<'_>) -> Result<Option<u32>> {
     if c.peek().text == "values" { c.setting("values").map(Some) } else { Ok(None) }
 }
 
@@ -156,7 +156,7 @@ pub struct AttendTile {
 }
 
 impl AttendTile {
-    pub(super) fn read(c: &mut Cursor<'_>) -> Result<AttendTile, ReadError> {
+    pub(super) fn read(c: &mut Cursor<'_>) -> Result<AttendTile> {
         let (block, values) = (c.block()?, read_values(c)?);
         let carry = match c.choice("carry", &["registers", "scratch"])? {
             "registers" => Carry::Registers,

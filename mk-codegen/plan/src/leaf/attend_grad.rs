@@ -10,7 +10,7 @@ use crate::{
         Agent::{Consumers, Loader, Storer},
         Mode, Operand, Point, Proxy, Side,
     },
-    text::{Cursor, ReadError},
+    text::{Cursor, Result},
 };
 use mk_dtype::{F32_BYTES, HALF_BYTES};
 use serde::{Deserialize, Serialize};
@@ -102,7 +102,7 @@ pub struct AttendGradTile {
 }
 
 impl AttendGradTile {
-    pub(super) fn read(c: &mut Cursor<'_>, of: GradOf) -> Result<AttendGradTile, ReadError> {
+    pub(super) fn read(c: &mut Cursor<'_>, of: GradOf) -> Result<AttendGradTile> {
         let (block, values, scale) = (c.block()?, read_values(c)?, c.setting("scale")?);
         let (stages, mask) = (c.stages()?, Mask::read(c)?);
         Ok(AttendGradTile { of, block, values, scale, stages, mask, cap: read_cap(c)? })

@@ -7,7 +7,7 @@ use crate::{
         Agent::{Copier, Loader, Storer},
         Mode, Operand, Point, Proxy,
     },
-    text::{Cursor, ReadError},
+    text::{Cursor, Result},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
@@ -43,7 +43,7 @@ impl CopyVia {
 }
 
 impl CopyTile {
-    pub(super) fn read(c: &mut Cursor<'_>) -> Result<CopyTile, ReadError> {
+    pub(super) fn read(c: &mut Cursor<'_>) -> Result<CopyTile> {
         let via = match c.choice("via", &["bulk", "ldst", "gather"])? {
             "bulk" => CopyVia::Bulk,
             "gather" => CopyVia::Gather,

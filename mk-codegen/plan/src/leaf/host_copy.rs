@@ -2,8 +2,8 @@
 
 use super::Record;
 use crate::{
-    contract::{Allowed, Arity, Contract, Elements, OneType, OperandSpec},
-    names::{Agent::Engine, Mode, Operand, Point, Proxy},
+    contract::{Arity, Contract, Elements, OneType, OperandSpec},
+    names::{Agent::Engine, Mode, Operand, Proxy},
 };
 
 /// Copies `src` to `dst` by a copy engine.
@@ -21,15 +21,6 @@ impl Record for HostCopy {
             operands: vec![end(Operand::Src, Mode::Read), end(Operand::Dst, Mode::Write)],
             edges: vec![],
             smem_bytes: 0,
-        }
-    }
-
-    fn allowed(&self, _: bool) -> Allowed {
-        Allowed {
-            operands: vec![(Operand::Src, &[Point::Start]), (Operand::Dst, &[Point::End])],
-            waits: vec![(Engine, Point::Start)],
-            posts: vec![(Engine, Point::End)],
-            inner: false,
         }
     }
 

@@ -4,7 +4,7 @@ use super::Record;
 use crate::{
     contract::{Allowed, Arity, Contract, Elements, OneType, OperandSpec},
     names::{Agent::Copier, Mode, Operand, Point, Proxy},
-    text::{Cursor, ReadError},
+    text::{Cursor, Result},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
@@ -19,7 +19,7 @@ pub struct MergeTile {
 }
 
 impl MergeTile {
-    pub(super) fn read(c: &mut Cursor<'_>) -> Result<MergeTile, ReadError> {
+    pub(super) fn read(c: &mut Cursor<'_>) -> Result<MergeTile> {
         Ok(MergeTile { block: c.block()? })
     }
 }

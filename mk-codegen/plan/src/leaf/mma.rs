@@ -12,7 +12,7 @@ use crate::{
         mma_stage_bytes, mma_staging_bytes, mma_swaps,
     },
     names::{Agent, Mode, Operand, Point, Proxy},
-    text::{Cursor, ReadError},
+    text::{Cursor, Result},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
@@ -98,7 +98,7 @@ pub struct MmaTile {
 }
 
 impl MmaTile {
-    pub(super) fn read(c: &mut Cursor<'_>) -> Result<MmaTile, ReadError> {
+    pub(super) fn read(c: &mut Cursor<'_>) -> Result<MmaTile> {
         let (block, stages) = (c.block()?, c.stages()?);
         let mut a_layout = ALayout::Mk;
         if c.eat_word("a") {

@@ -37,7 +37,7 @@ pub use stats::{STATS, StatsTile};
 pub use store::Store;
 pub use tabulate::{Tabulate, Tabulation};
 
-use crate::text::{Cursor, ReadError};
+use crate::text::{Cursor, Result};
 use serde::{Deserialize, Serialize};
 use std::ops::Deref;
 
@@ -106,7 +106,7 @@ impl Deref for Leaf {
     }
 }
 
-type Reader = fn(&mut Cursor<'_>) -> Result<Leaf, ReadError>;
+type Reader = fn(&mut Cursor<'_>) -> Result<Leaf>;
 
 /// Leaves of the text format by name.
 const READERS: &[(&str, Reader)] = &[
@@ -139,7 +139,7 @@ const READERS: &[(&str, Reader)] = &[
 
 impl Leaf {
     /// Reads a leaf with its settings.
-    pub(super) fn read(c: &mut Cursor<'_>) -> Result<Leaf, ReadError> {
+    pub(super) fn read(c: &mut Cursor<'_>) -> Result<Leaf> {
         let names: Vec<_> = READERS.iter().map(|r| r.0).collect();
         let name = c.one_of(&names)?;
         let reader = READERS.iter().find(|r| r.0 == name).ok_or_else(|| c.expected("a leaf"))?;

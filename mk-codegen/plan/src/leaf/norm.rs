@@ -2,9 +2,9 @@
 
 use super::Record;
 use crate::{
-    contract::{Allowed, Arity, Contract, Elements, OneType, OperandSpec},
-    names::{Agent::Copier, Mode, Operand, Point, Proxy},
-    text::{Cursor, ReadError},
+    contract::{Arity, Contract, Elements, OneType, OperandSpec},
+    names::{Agent::Copier, Mode, Operand, Proxy},
+    text::{Cursor, Result},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
@@ -20,7 +20,7 @@ pub struct NormTile {
 }
 
 impl NormTile {
-    pub(super) fn read(c: &mut Cursor<'_>, grad: bool) -> Result<NormTile, ReadError> {
+    pub(super) fn read(c: &mut Cursor<'_>, grad: bool) -> Result<NormTile> {
         c.keyword("eps")?;
         c.sign("=")?;
         Ok(NormTile { eps: c.number()?, grad })
@@ -53,16 +53,6 @@ impl Record for NormTile {
         operands.push(op(Operand::E0, Mode::Read, Arity::Optional));
         operands.push(op(Operand::Dst, Mode::Write, Arity::One));
         Contract::of_one(Copier, operands)
-    }
-
-    fn allowed(&self, _: bool) -> Allowed {
-        let read = [Operand::Src, Operand::Do, Operand::E0].map(|o| (o, &[Point::Start][..]));
-        Allowed {
-            operands: [&read[..], &[(Operand::Dst, &[Point::End])]].concat(),
-            waits: vec![(Copier, Point::Start)],
-            posts: vec![(Copier, Point::End)],
-            inner: false,
-        }
     }
 
     fn types(&self) -> Vec<OneType> {

@@ -2,9 +2,9 @@
 
 use super::Record;
 use crate::{
-    contract::{Allowed, Arity, Contract, Elements, OneType, OperandSpec},
-    names::{Agent::Copier, Mode, Operand, Point, Proxy},
-    text::{Cursor, ReadError},
+    contract::{Arity, Contract, Elements, OneType, OperandSpec},
+    names::{Agent::Copier, Mode, Operand, Proxy},
+    text::{Cursor, Result},
 };
 use mk_abi::DType;
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,7 @@ pub struct QuantTile {
 }
 
 impl QuantTile {
-    pub(super) fn read(c: &mut Cursor<'_>, back: bool) -> Result<QuantTile, ReadError> {
+    pub(super) fn read(c: &mut Cursor<'_>, back: bool) -> Result<QuantTile> {
         c.keyword("dtype")?;
         c.sign("=")?;
         let narrow = c.named(&DType::ALL.map(DType::name), DType::from_name)?;
@@ -58,17 +58,6 @@ impl Record for QuantTile {
         };
         let reads = self.reads().iter().map(op(Mode::Read));
         Contract::of_one(Copier, reads.chain(self.writes().iter().map(op(Mode::Write))).collect())
-    }
-
-    fn allowed(&self, _: bool) -> Allowed {
-        let reads = self.reads().iter().map(|o| (*o, &[Point::Start][..]));
-        let writes = self.writes().iter().map(|o| (*o, &[Point::End][..]));
-        Allowed {
-            operands: reads.chain(writes).collect(),
-            waits: vec![(Copier, Point::Start)],
-            posts: vec![(Copier, Point::End)],
-            inner: false,
-        }
     }
 
     fn types(&self) -> Vec<OneType> {

@@ -23,8 +23,12 @@ pub trait Record {
     /// What the verifier may rely on and the template must implement.
     fn contract(&self) -> Contract;
 
-    /// The points of a task of this leaf, with or without an inner loop.
-    fn allowed(&self, inner: bool) -> Allowed;
+    /// The points of a task of this leaf, with or without an inner loop: unless it says otherwise, those of one agent
+    /// that reads at the start and writes at the end.
+    fn allowed(&self, inner: bool) -> Allowed {
+        let _ = inner;
+        Allowed::at_both_ends(&self.contract())
+    }
 
     /// The groups of operands that have one type each, but for tables.
     fn types(&self) -> Vec<OneType>;

@@ -5,7 +5,7 @@ use crate::{
     contract::{Allowed, Arity, Contract, Elements, OneType, OperandSpec},
     epilogue::{EPILOGUE_OPERANDS, EpilogueOp, epilogue_text, read_epilogue, write_epilogue},
     names::{Agent::Copier, Mode, Operand, Point, Proxy},
-    text::{Cursor, ReadError},
+    text::{Cursor, Result},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
@@ -19,7 +19,7 @@ pub struct ReduceTile {
 }
 
 impl ReduceTile {
-    pub(super) fn read(c: &mut Cursor<'_>) -> Result<ReduceTile, ReadError> {
+    pub(super) fn read(c: &mut Cursor<'_>) -> Result<ReduceTile> {
         Ok(ReduceTile { epilogue: read_epilogue(c)? })
     }
 }

@@ -2,8 +2,8 @@
 
 use super::Record;
 use crate::{
-    contract::{Allowed, Arity, Contract, Elements, OneType, OperandSpec},
-    names::{Agent::Copier, Mode, Operand, Point, Proxy},
+    contract::{Arity, Contract, Elements, OneType, OperandSpec},
+    names::{Agent::Copier, Mode, Operand, Proxy},
 };
 use serde::{Deserialize, Serialize};
 
@@ -31,16 +31,6 @@ impl Record for RopeTile {
         let mut operands = RopeTile::READS.map(|o| op(o, Mode::Read)).to_vec();
         operands.push(op(Operand::Dst, Mode::Write));
         Contract::of_one(Copier, operands)
-    }
-
-    fn allowed(&self, _: bool) -> Allowed {
-        let read = RopeTile::READS.map(|o| (o, &[Point::Start][..]));
-        Allowed {
-            operands: [&read[..], &[(Operand::Dst, &[Point::End])]].concat(),
-            waits: vec![(Copier, Point::Start)],
-            posts: vec![(Copier, Point::End)],
-            inner: false,
-        }
     }
 
     fn types(&self) -> Vec<OneType> {

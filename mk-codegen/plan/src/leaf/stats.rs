@@ -2,9 +2,9 @@
 
 use super::Record;
 use crate::{
-    contract::{Allowed, Arity, Contract, Elements, OneType, OperandSpec},
-    names::{Agent::Copier, Mode, Operand, Point, Proxy},
-    text::{Cursor, ReadError},
+    contract::{Arity, Contract, Elements, OneType, OperandSpec},
+    names::{Agent::Copier, Mode, Operand, Proxy},
+    text::{Cursor, Result},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
@@ -20,7 +20,7 @@ pub struct StatsTile {
 }
 
 impl StatsTile {
-    pub(super) fn read(c: &mut Cursor<'_>) -> Result<StatsTile, ReadError> {
+    pub(super) fn read(c: &mut Cursor<'_>) -> Result<StatsTile> {
         Ok(StatsTile { block: c.block()? })
     }
 }
@@ -39,20 +39,6 @@ impl Record for StatsTile {
         let op = |o, mode| OperandSpec::new(o, mode, Copier, Proxy::Generic, Arity::One);
         let read = [Operand::O, Operand::Do, Operand::Lse].map(|o| op(o, Mode::Read));
         Contract::of_one(Copier, [&read[..], &[op(Operand::Dst, Mode::Write)]].concat())
-    }
-
-    fn allowed(&self, _: bool) -> Allowed {
-        Allowed {
-            operands: vec![
-                (Operand::O, &[Point::Start]),
-                (Operand::Do, &[Point::Start]),
-                (Operand::Lse, &[Point::Start]),
-                (Operand::Dst, &[Point::End]),
-            ],
-            waits: vec![(Copier, Point::Start)],
-            posts: vec![(Copier, Point::End)],
-            inner: false,
-        }
     }
 
     fn types(&self) -> Vec<OneType> {

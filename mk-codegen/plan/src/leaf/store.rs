@@ -1,6 +1,6 @@
 //! How results leave a CTA.
 
-use crate::text::{Cursor, ReadError};
+use crate::text::{Cursor, Result};
 use serde::{Deserialize, Serialize};
 
 /// How a tile is written back.
@@ -21,7 +21,7 @@ impl Store {
         }
     }
 
-    pub(super) fn read(c: &mut Cursor<'_>) -> Result<Store, ReadError> {
+    pub(super) fn read(c: &mut Cursor<'_>) -> Result<Store> {
         let name = c.choice("store", &["tma", "direct"])?;
         Ok(if name == "tma" { Store::Tma } else { Store::Direct })
     }

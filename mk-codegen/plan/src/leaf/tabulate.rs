@@ -3,9 +3,9 @@
 use super::{Mask, Record};
 use crate::{
     axis::Axis,
-    contract::{Allowed, Arity, Contract, Elements, OneType, OperandSpec},
-    names::{Agent::Copier, Mode, Operand, Point, Proxy, RoutePart, Side},
-    text::{Cursor, ReadError},
+    contract::{Arity, Contract, Elements, OneType, OperandSpec},
+    names::{Agent::Copier, Mode, Operand, Proxy, RoutePart, Side},
+    text::{Cursor, Result},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
@@ -97,21 +97,21 @@ impl Tabulation {
 }
 
 impl Tabulate {
-    pub(super) fn read_blocks(c: &mut Cursor<'_>) -> Result<Tabulate, ReadError> {
+    pub(super) fn read_blocks(c: &mut Cursor<'_>) -> Result<Tabulate> {
         Ok(Tabulate { of: Tabulation::Blocks { rows: c.setting("rows")? } })
     }
 
-    pub(super) fn read_begins(c: &mut Cursor<'_>) -> Result<Tabulate, ReadError> {
+    pub(super) fn read_begins(c: &mut Cursor<'_>) -> Result<Tabulate> {
         Ok(Tabulate { of: Tabulation::Begins { rows: c.setting("rows")? } })
     }
 
-    pub(super) fn read_bounds(c: &mut Cursor<'_>) -> Result<Tabulate, ReadError> {
+    pub(super) fn read_bounds(c: &mut Cursor<'_>) -> Result<Tabulate> {
         let side = c.named(Side::NAMES, Side::from_name)?;
         let mask = Mask::read(c)?;
         Ok(Tabulate { of: Tabulation::Bounds { rows: c.setting("rows")?, side, mask } })
     }
 
-    pub(super) fn read_route(c: &mut Cursor<'_>) -> Result<Tabulate, ReadError> {
+    pub(super) fn read_route(c: &mut Cursor<'_>) -> Result<Tabulate> {
         c.keyword("part")?;
         c.sign("=")?;
         let part = c.named(RoutePart::NAMES, RoutePart::from_name)?;
@@ -161,15 +161,6 @@ impl Record for Tabulate {
     fn contract(&self) -> Contract {
         let op = |o, mode| OperandSpec::new(o, mode, Copier, Proxy::Generic, Arity::Many);
         Contract::of_one(Copier, vec![op(Operand::Src, Mode::Read), op(Operand::Dst, Mode::Write)])
-    }
-
-    fn allowed(&self, _: bool) -> Allowed {
-        Allowed {
-            operands: vec![(Operand::Src, &[Point::Start]), (Operand::Dst, &[Point::End])],
-            waits: vec![(Copier, Point::Start)],
-            posts: vec![(Copier, Point::End)],
-            inner: false,
-        }
     }
 
     fn types(&self) -> Vec<OneType> {

@@ -6,13 +6,13 @@ use crate::{
     leaf::Leaf,
     names::{Agent, Mode, Operand, Point, Proxy},
     plan::{Scope as Reach, *},
-    text::{Cursor, ReadError, Scope},
+    text::{Cursor, Result, Scope},
 };
 
 const LINES: &[&str] =
     &["leaf", "for", "order", "schedule", "inner", "position", "edge", "access", "wait", "post"];
 
-pub(super) fn family(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
+pub(super) fn family(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<()> {
     c.id::<FamId>(plan.families.len())?;
     let name = c.text()?;
     let role = c.reference::<RoleId>()?;
@@ -56,7 +56,7 @@ pub(super) fn family(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadErro
     c.newline()
 }
 
-fn line<'a>(c: &mut Cursor<'a>, x: &mut Family, scope: &mut Scope<'a>) -> Result<(), ReadError> {
+fn line<'a>(c: &mut Cursor<'a>, x: &mut Family, scope: &mut Scope<'a>) -> Result<()> {
     match c.one_of(LINES)? {
         "leaf" => x.leaf = Leaf::read(c)?,
         "for" => {
@@ -119,7 +119,7 @@ fn tail(
     c: &mut Cursor<'_>,
     outer: &Scope<'_>,
     inner: &Scope<'_>,
-) -> Result<(Point, Option<Each>, Option<Expr>), ReadError> {
+) -> Result<(Point, Option<Each>, Option<Expr>)> {
     c.keyword("at")?;
     let at = c.named(Point::NAMES, Point::from_name)?;
     let mut each = None;
@@ -140,7 +140,7 @@ fn look_ahead<'a>(c: &Cursor<'a>, scope: &Scope<'a>) -> Scope<'a> {
     }
 }
 
-fn access(c: &mut Cursor<'_>, outer: &Scope<'_>) -> Result<Access, ReadError> {
+fn access(c: &mut Cursor<'_>, outer: &Scope<'_>) -> Result<Access> {
     let scope = &look_ahead(c, outer);
     let operand = c.named(Operand::NAMES, Operand::from_name)?;
     c.sign(":")?;
@@ -164,12 +164,12 @@ fn access(c: &mut Cursor<'_>, outer: &Scope<'_>) -> Result<Access, ReadError> {
     Ok(Access { operand, mode, buffer, rank, region, version, at, each, when })
 }
 
-fn agent(c: &mut Cursor<'_>) -> Result<Agent, ReadError> {
+fn agent(c: &mut Cursor<'_>) -> Result<Agent> {
     c.keyword("by")?;
     c.named(Agent::NAMES, Agent::from_name)
 }
 
-fn wait(c: &mut Cursor<'_>, outer: &Scope<'_>) -> Result<Wait, ReadError> {
+fn wait(c: &mut Cursor<'_>, outer: &Scope<'_>) -> Result<Wait> {
     let scope = &look_ahead(c, outer);
     let edge = c.reference::<EdgeId>()?;
     let signal = c.reference::<SigId>()?;
@@ -186,7 +186,7 @@ fn wait(c: &mut Cursor<'_>, outer: &Scope<'_>) -> Result<Wait, ReadError> {
     Ok(Wait { edge, signal, index, count, lag, by, proxy, scope: reach, at, each, when })
 }
 
-fn post(c: &mut Cursor<'_>, outer: &Scope<'_>) -> Result<Post, ReadError> {
+fn post(c: &mut Cursor<'_>, outer: &Scope<'_>) -> Result<Post> {
     let scope = &look_ahead(c, outer);
     let edge = c.reference::<EdgeId>()?;
     let signal = c.reference::<SigId>()?;

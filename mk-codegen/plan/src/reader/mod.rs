@@ -10,7 +10,7 @@ use super::{
     leaf::Mask,
     names::{RoutePart, Side},
     plan::*,
-    text::{Cursor, ReadError, Scope, lex},
+    text::{Cursor, ReadError, Result, Scope, lex},
 };
 use mk_abi::DType;
 use std::str::FromStr;
@@ -21,7 +21,7 @@ const MAX_BYTES: usize = 16 << 20;
 impl FromStr for Plan {
     type Err = ReadError;
 
-    fn from_str(source: &str) -> Result<Plan, ReadError> {
+    fn from_str(source: &str) -> Result<Plan> {
         // Editors of some systems write it.
         let source = source.strip_prefix('\u{feff}').unwrap_or(source);
         if source.len() > MAX_BYTES {
@@ -61,7 +61,7 @@ const HEADS: &[&str] = &["plan", "mesh", "target"];
 const STATEMENTS: &[&str] =
     &["plan", "mesh", "target", "nic", "dim", "table", "buffer", "signal", "role", "family"];
 
-fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
+fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<()> {
     match c.one_of(STATEMENTS)? {
         "plan" => plan.name = c.text()?,
         "mesh" => {
@@ -138,7 +138,7 @@ fn statement(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
     c.newline()
 }
 
-fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<(), ReadError> {
+fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<()> {
     c.id::<TabId>(plan.tables.len())?;
     let name = c.text()?;
     c.sign("[")?;

@@ -1,7 +1,7 @@
 //! A position in the words of a text.
 
 use super::{
-    error::ReadError,
+    ReadError, Result,
     lexer::{Kind, Token},
 };
 use crate::{
@@ -114,7 +114,7 @@ impl<'a> Cursor<'a> {
         let each = line.iter().position(|t| t.kind == Kind::Word && t.text == "each")?;
         line.get(each + 1).filter(|t| t.kind == Kind::Word).map(|t| t.text)
     }
-    pub fn newline(&mut self) -> Result<(), ReadError> {
+    pub fn newline(&mut self) -> Result<()> {
         if self.at_newline() {
             self.bump();
             return Ok(());
@@ -131,13 +131,13 @@ impl<'a> Cursor<'a> {
         self.at += usize::from(hit);
         hit
     }
-    pub fn sign(&mut self, sign: &str) -> Result<(), ReadError> {
+    pub fn sign(&mut self, sign: &str) -> Result<()> {
         if self.eat_sign(sign) { Ok(()) } else { Err(self.expected(&format!("`{sign}`"))) }
     }
-    pub fn keyword(&mut self, word: &str) -> Result<(), ReadError> {
+    pub fn keyword(&mut self, word: &str) -> Result<()> {
         if self.eat_word(word) { Ok(()) } else { Err(self.expected(&format!("`{word}`"))) }
     }
-    pub fn word(&mut self) -> Result<&'a str, ReadError> {
+    pub fn word(&mut self) -> Result<&'a str> {
         match self.peek().kind {
             Kind::Word => {
                 self.short()?;
@@ -147,7 +147,7 @@ impl<'a> Cursor<'a> {
         }
     }
     /// The name of a dimension, with or without a `$`.
-    pub fn name(&mut self) -> Result<&'a str, ReadError> {
+    pub fn name(&mut self) -> Result<&'a str> {
         match self.peek().kind {
             Kind::Name => {
                 self.short()?;
@@ -156,13 +156,13 @@ impl<'a> Cursor<'a> {
             _ => self.word(),
         }
     }
-    fn short(&self) -> Result<(), ReadError> {
+    fn short(&self) -> Result<()> {
         if self.peek().text.len() <= MAX_NAME {
             return Ok(());
         }
         Err(self.expected(&format!("a name of at most {MAX_NAME} bytes")))
     }
-    pub fn text(&mut self) -> Result<String, ReadError> {
+    pub fn text(&mut self) -> Result<String> {
         match self.peek().kind {
             Kind::Text => {
                 self.short()?;
@@ -178,7 +178,7 @@ impl<'a> Cursor<'a> {
             _ => Err(self.expected("a name in quotes")),
         }
     }
-    pub fn one_of<'w>(&mut self, words: &[&'w str]) -> Result<&'w str, ReadError> {
+    pub fn one_of<'w>(&mut self, words: &[&'w str]) -> Result<&'w str> {
         let found =
             words.iter().find(|w| self.peek().kind == Kind::Word && self.peek().text == **w);
         match found {
@@ -189,18 +189,14 @@ impl<'a> Cursor<'a> {
             None => Err(self.expected(&format!("one of `{}`", words.join("`, `")))),
         }
     }
-    pub fn named<T>(
-        &mut self,
-        names: &[&str],
-        read: impl Fn(&str) -> Option<T>,
-    ) -> Result<T, ReadError> {
+    pub fn named<T>(&mut self, names: &[&str], read: impl Fn(&str) -> Option<T>) -> Result<T> {
         let token = self.peek();
         let word = self.one_of(names)?;
         read(word)
             .ok_or_else(|| self.expected_at(token, &format!("one of `{}`", names.join("`, `"))))
     }
     /// A number without sign, decimal or hexadecimal.
-    pub fn number<T: TryFrom<u32>>(&mut self) -> Result<T, ReadError> {
+    pub fn number<T: TryFrom<u32>>(&mut self) -> Result<T> {
         let text = self.peek().text;
         let value = match text.strip_prefix("0x") {
             Some(hex) => u32::from_str_radix(hex, 16),
@@ -216,7 +212,7 @@ impl<'a> Cursor<'a> {
             None => Err(self.expected("a number of at most 32 bits")),
         }
     }
-    pub fn signed(&mut self) -> Result<i32, ReadError> {
+    pub fn signed(&mut self) -> Result<i32> {
         if self.eat_sign("-") {
             let magnitude: u32 = self.number()?;
             return i32::try_from(-i64::from(magnitude))
@@ -225,13 +221,13 @@ impl<'a> Cursor<'a> {
         self.number()
     }
     /// `name=number`.
-    pub fn setting(&mut self, name: &str) -> Result<u32, ReadError> {
+    pub fn setting(&mut self, name: &str) -> Result<u32> {
         self.keyword(name)?;
         self.sign("=")?;
         self.number()
     }
     /// Expressions in brackets.
-    pub fn bracketed(&mut self, scope: &Scope<'_>) -> Result<Vec<Expr>, ReadError> {
+    pub fn bracketed(&mut self, scope: &Scope<'_>) -> Result<Vec<Expr>> {
         self.sign("[")?;
         let mut list = Vec::new();
         if self.eat_sign("]") {
@@ -246,7 +242,7 @@ impl<'a> Cursor<'a> {
         }
     }
     /// The id of the entity being declared: ids stand in order.
-    pub fn id<K: Entity>(&mut self, n: usize) -> Result<(), ReadError> {
+    pub fn id<K: Entity>(&mut self, n: usize) -> Result<()> {
         let want = K::new(n).to_string();
         if self.eat_word(&want) {
             return Ok(());
@@ -255,7 +251,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// The id of an entity declared elsewhere.
-    pub fn reference<K: Entity>(&mut self) -> Result<K, ReadError> {
+    pub fn reference<K: Entity>(&mut self) -> Result<K> {
         let digits = self.peek().text.strip_prefix(K::PREFIX).and_then(|d| d.parse::<u32>().ok());
         match digits {
             Some(n) if n < u32::MAX => {
@@ -266,17 +262,13 @@ impl<'a> Cursor<'a> {
         }
     }
     /// `name=word`.
-    pub fn choice(
-        &mut self,
-        name: &str,
-        words: &[&'static str],
-    ) -> Result<&'static str, ReadError> {
+    pub fn choice(&mut self, name: &str, words: &[&'static str]) -> Result<&'static str> {
         self.keyword(name)?;
         self.sign("=")?;
         self.one_of(words)
     }
     /// `stages=3`.
-    pub fn stages(&mut self) -> Result<u32, ReadError> {
+    pub fn stages(&mut self) -> Result<u32> {
         let token = self.peek();
         let n = self.setting("stages")?;
         if (1..=64).contains(&n) {
@@ -294,7 +286,7 @@ impl<'a> Cursor<'a> {
         Some(sides)
     }
     /// `block=128x256x64`.
-    pub fn block<const N: usize>(&mut self) -> Result<[u32; N], ReadError> {
+    pub fn block<const N: usize>(&mut self) -> Result<[u32; N]> {
         self.keyword("block")?;
         self.sign("=")?;
         self.sides(1024).ok_or_else(|| {

@@ -16,6 +16,9 @@ pub struct ReadError {
     pub excerpt: String,
 }
 
+/// What reading gives.
+pub(crate) type Result<T, E = ReadError> = std::result::Result<T, E>;
+
 impl ReadError {
     pub(crate) fn new(source: &str, at: usize, message: impl Into<String>) -> ReadError {
         let before = &source[..at.min(source.len())];

@@ -2,7 +2,7 @@
 
 use super::{
     cursor::{Cursor, Scope},
-    error::ReadError,
+    error::Result,
     lexer::{Kind, Token},
 };
 use crate::{
@@ -36,12 +36,12 @@ impl From<Expr> for Deep {
 }
 
 impl Cursor<'_> {
-    pub fn expr(&mut self, scope: &Scope<'_>) -> Result<Expr, ReadError> {
+    pub fn expr(&mut self, scope: &Scope<'_>) -> Result<Expr> {
         Ok(self.comparison(scope, 0)?.expr)
     }
 
     /// One operation on top of what is `depth` deep.
-    fn over(&self, depth: usize, expr: Expr) -> Result<Deep, ReadError> {
+    fn over(&self, depth: usize, expr: Expr) -> Result<Deep> {
         if depth < MAX_DEPTH {
             return Ok(Deep { expr, depth: depth + 1 });
         }
@@ -51,11 +51,11 @@ impl Cursor<'_> {
         )))
     }
 
-    fn bin(&self, op: BinOp, a: Deep, b: Deep) -> Result<Deep, ReadError> {
+    fn bin(&self, op: BinOp, a: Deep, b: Deep) -> Result<Deep> {
         self.over(a.depth.max(b.depth), Expr::Bin(op, Box::new(a.expr), Box::new(b.expr)))
     }
 
-    fn comparison(&mut self, scope: &Scope<'_>, brackets: usize) -> Result<Deep, ReadError> {
+    fn comparison(&mut self, scope: &Scope<'_>, brackets: usize) -> Result<Deep> {
         if brackets > MAX_BRACKETS {
             return Err(self.error_here("the expression is nested too deeply"));
         }
@@ -74,7 +74,7 @@ impl Cursor<'_> {
         level: &[(&str, BinOp)],
         scope: &Scope<'_>,
         brackets: usize,
-    ) -> Result<Deep, ReadError> {
+    ) -> Result<Deep> {
         let is_sum = level[0].1 == BinOp::Add;
         let next = |c: &mut Self| {
             if is_sum { c.chain(PRODUCT, scope, brackets) } else { c.atom(scope, brackets) }
@@ -87,7 +87,7 @@ impl Cursor<'_> {
         Ok(e)
     }
 
-    fn atom(&mut self, scope: &Scope<'_>, brackets: usize) -> Result<Deep, ReadError> {
+    fn atom(&mut self, scope: &Scope<'_>, brackets: usize) -> Result<Deep> {
         if self.eat_sign("(") {
             let e = self.comparison(scope, brackets + 1)?;
             self.sign(")")?;
@@ -107,7 +107,7 @@ impl Cursor<'_> {
         }
     }
 
-    fn named_value(&mut self, scope: &Scope<'_>, brackets: usize) -> Result<Deep, ReadError> {
+    fn named_value(&mut self, scope: &Scope<'_>, brackets: usize) -> Result<Deep> {
         let token = self.peek();
         let name = self.word()?;
         if let Some(var) = scope.get(name) {
@@ -137,22 +137,12 @@ impl Cursor<'_> {
     }
 
     /// An argument of a function, and the sign before it.
-    fn argument(
-        &mut self,
-        sign: &str,
-        scope: &Scope<'_>,
-        brackets: usize,
-    ) -> Result<Deep, ReadError> {
+    fn argument(&mut self, sign: &str, scope: &Scope<'_>, brackets: usize) -> Result<Deep> {
         self.sign(sign)?;
         self.comparison(scope, brackets + 1)
     }
 
-    fn table(
-        &mut self,
-        name: &Token<'_>,
-        scope: &Scope<'_>,
-        brackets: usize,
-    ) -> Result<Deep, ReadError> {
+    fn table(&mut self, name: &Token<'_>, scope: &Scope<'_>, brackets: usize) -> Result<Deep> {
         let id = |prefix| name.text.strip_prefix(prefix).and_then(|d| d.parse::<u32>().ok());
         if let Some(n) = id(DimId::PREFIX) {
             return Ok(Expr::Dim(DimId::new(n as usize)).into());

@@ -1,6 +1,6 @@
 //! Words of the text format.
 
-use super::error::ReadError;
+use super::error::{ReadError, Result};
 
 /// A word and where it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ fn word(text: &str) -> usize {
     text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len())
 }
 
-pub(crate) fn lex(source: &str) -> Result<Vec<Token<'_>>, ReadError> {
+pub(crate) fn lex(source: &str) -> Result<Vec<Token<'_>>> {
     let mut tokens = Vec::new();
     let mut at = 0;
     while at < source.len() {

@@ -7,5 +7,6 @@ mod lexer;
 
 pub(super) use cursor::{Cursor, Scope};
 pub use error::ReadError;
+pub(crate) use error::Result;
 pub(super) use expr::MEANT;
 pub(super) use lexer::lex;

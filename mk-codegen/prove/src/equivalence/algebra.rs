@@ -96,6 +96,17 @@ pub(super) trait Algebra {
     fn quotient(&mut self, a: Self::Elem, b: Self::Elem) -> Self::Elem;
     /// `log(sum) + max`.
     fn logarithm(&mut self, sum: Self::Elem, max: Self::Elem) -> Self::Elem;
+    /// Adds a product to an element.
+    fn add_mul(&mut self, sum: &mut Self::Elem, a: Self::Elem, b: Self::Elem) {
+        let product = self.mul(a, b);
+        *sum = self.add(*sum, product);
+    }
+    /// The sum of products of elements at the same place.
+    fn dot(&mut self, x: &[Self::Elem], y: &[Self::Elem]) -> Self::Elem {
+        let mut sum = Self::ZERO;
+        x.iter().zip(y).for_each(|(x, y)| self.add_mul(&mut sum, *x, *y));
+        sum
+    }
     /// Whether it ran out of operations; later results are invalid.
     fn spent(&self) -> bool {
         false
@@ -324,8 +335,7 @@ impl Algebra for Contributions {
     }
 
     fn add_product(&mut self, sum: &mut u32, a: u32, b: u32) {
-        let product = self.mul(a, b);
-        *sum = self.add(*sum, product);
+        self.add_mul(sum, a, b);
     }
 
     fn sum(&mut self, sum: u32) -> u32 {

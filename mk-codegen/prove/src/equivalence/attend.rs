@@ -84,15 +84,13 @@ impl<E: Copy + PartialEq> Attention<E> {
             for j in seen(i) {
                 let mut score = A::ZERO;
                 for (x, y) in q.row(i).iter().zip(k.row(j)) {
-                    let product = algebra.mul(*x, *y);
-                    score = algebra.add(score, product);
+                    algebra.add_mul(&mut score, *x, *y);
                 }
                 let [_, score] = scores.score(algebra, score);
                 let weight = algebra.exp_of_difference(score, new);
                 sum = algebra.add(sum, weight);
                 for (x, y) in acc.iter_mut().zip(v.row(j)) {
-                    let product = algebra.mul(weight, *y);
-                    *x = algebra.add(*x, product);
+                    algebra.add_mul(x, weight, *y);
                 }
             }
             (self.stat.data[2 * i], self.stat.data[2 * i + 1]) = (new, sum);

@@ -5,7 +5,7 @@
 //! region and every link begins and ends between cells, and what cuts one side of a link cuts the other. So a task maps
 //! cells to cells, in order, and a launch in which each cell has fewer elements goes through the same steps.
 
-use super::{error::FieldError, hash::Set};
+use super::{FieldError, Result, hash::Set};
 use std::collections::BTreeSet;
 
 /// Most cells that lines are cut into, all together.
@@ -79,7 +79,7 @@ impl Lines {
 
     /// Cuts lines until links join cells to cells, and decides how many elements each cell has; at most so many looks
     /// at links and cuts.
-    pub fn cells(mut self, most: u64) -> Result<Cells, FieldError> {
+    pub fn cells(mut self, most: u64) -> Result<Cells> {
         let links: Vec<_> = std::mem::take(&mut self.links).into_iter().collect();
         let mut left = most;
         self.join(&links, self.cuts.clone(), &mut left)?;
@@ -104,7 +104,7 @@ impl Lines {
         links: &[(u32, i32, u32, i32, i32)],
         mut news: Vec<BTreeSet<i32>>,
         left: &mut u64,
-    ) -> Result<(), FieldError> {
+    ) -> Result<()> {
         let too_many = || FieldError::TooLarge { what: "parts of dimensions".into() };
         let mut total = self.cuts.iter().map(BTreeSet::len).sum::<usize>();
         while news.iter().any(|cuts| !cuts.is_empty()) {

@@ -1,11 +1,12 @@
 //! A plan's tensors beside the pipeline's, and what is wrong where they differ.
 
 use super::{
+    FieldError, Result,
     algebra::{Algebra, Block, Contributions, Numbers},
     budget::Budget,
     cells::{Cells, Lines},
     dims::{Dims, Tensor, Value},
-    error::{FieldError, WrongElement},
+    error::WrongElement,
     launch::{self, Scaled},
     links, program,
     unroll::Unrolled,
@@ -50,7 +51,7 @@ impl<'c, 'a> Case<'c, 'a> {
         dims: Dims<'c>,
         budget: Budget,
         lines: &mut Lines,
-    ) -> Result<Case<'c, 'a>, FieldError> {
+    ) -> Result<Case<'c, 'a>> {
         let plan = unrolled.plan;
         let mut first = Vec::new();
         for of_ranks in &unrolled.shapes {
@@ -92,13 +93,7 @@ impl<'c, 'a> Case<'c, 'a> {
     }
 
     /// A caller's tensor has the type and extents of the value, and its dimensions are parts of the value's.
-    fn meet(
-        &self,
-        id: BufId,
-        buffer: &Buffer,
-        value: ValueId,
-        lines: &mut Lines,
-    ) -> Result<(), FieldError> {
+    fn meet(&self, id: BufId, buffer: &Buffer, value: ValueId, lines: &mut Lines) -> Result<()> {
         let of_pipeline = self.dims.program.ty(value).map(|t| t.dtype);
         let same = of_pipeline == Some(buffer.dtype);
         if !same {
@@ -145,7 +140,7 @@ impl<'c, 'a> Case<'c, 'a> {
         &self,
         algebra: &mut A,
         cells: &Cells,
-    ) -> Result<(Vec<Vec<Value<A::Elem>>>, Vec<Scaled<A::Elem>>), FieldError> {
+    ) -> Result<(Vec<Vec<Value<A::Elem>>>, Vec<Scaled<A::Elem>>)> {
         let most = self.budget.work;
         let groups = 0..self.dims.world / self.dims.ranks.max(1);
         let values = groups.map(|g| program::evaluate(algebra, &self.dims, cells, g, most));
@@ -208,7 +203,7 @@ impl<'c, 'a> Case<'c, 'a> {
     }
 
     /// Compares all results on all ranks.
-    pub fn compare(&self, numbers: &mut Numbers, cells: &Cells) -> Result<Comparison, FieldError> {
+    pub fn compare(&self, numbers: &mut Numbers, cells: &Cells) -> Result<Comparison> {
         let (values, memory) = self.both(numbers, cells)?;
         let mut found = Comparison { wrong: None, elements: 0, of: 0 };
         for (result, value) in self.results() {
@@ -257,7 +252,7 @@ impl<'c, 'a> Case<'c, 'a> {
         cells: &Cells,
         first: FirstWrong,
         launch: String,
-    ) -> Result<WrongElement, FieldError> {
+    ) -> Result<WrongElement> {
         let FirstWrong { result, rank, at, wrong, writer } = first;
         let line = self.lines[result.index()][rank];
         let element = at.iter().zip(line..).map(|(i, line)| cells.original(line, *i)).collect();

@@ -1,12 +1,12 @@
 //! The dimensions of a pipeline's values, and the values.
 
 use super::{
+    FieldError, Result,
     cells::{Cells, Lines},
-    error::FieldError,
     rope,
 };
 use mk_plan::{Mesh, Places};
-use mk_syntax::{Bound, Def, Factors, Node, Op, Placement, Program, SCALE_BLOCK, Scores, ValueId};
+use mk_syntax::{Bound, Def, Factors, Node, Op, Placement, Program, SCALE_BLOCK, ValueId};
 use std::collections::BTreeMap;
 
 /// Rows of each expert on each rank, by the tensor that has them.
@@ -36,7 +36,7 @@ impl<'a> Dims<'a> {
         mesh: &Mesh,
         ragged: Counts,
         lines: &mut Lines,
-    ) -> Result<Dims<'a>, FieldError> {
+    ) -> Result<Dims<'a>> {
         let [places, others] = mesh.places(program.mesh_axes()).map_err(|name| {
             FieldError::Interface { what: format!("its mesh has no axis `{name}`") }
         })?;
@@ -225,32 +225,17 @@ impl<'a> Dims<'a> {
                     rope::link(lines, (of(0)[1], 0), (of(1)[1], 0), [columns, head]);
                 }
             }
-            Op::Attention { scores: Scores { causal, window, packed, .. }, .. } => {
+            Op::Attention { .. } => {
                 for d in [0, 3] {
                     same(of(0)[d], of(1)[d], extent(node.inputs[1], d));
                 }
-                let places = self.places_of(node.inputs[0], node.inputs[1]);
-                if causal || packed {
-                    places.join(lines);
-                }
-                if let Some(begins) = self.documents(node) {
-                    lines.documents(places.line, begins);
-                }
-                let mut same =
-                    |a: u32, b: u32, n: i64| lines.link((a, 0, n as i32), (b, 0, n as i32));
                 for d in 0..3 {
                     same(of(1)[d], of(2)[d], extent(node.inputs[1], d));
                 }
-                if let Some(keys) = window {
-                    lines.apart(places.line, keys);
-                }
+                self.mask(node, [0, 1], lines);
                 if node.sinks().is_some() {
                     let heads = extent(node.inputs[0], 2) as i32;
                     lines.link((of(0)[2], 0, heads), (of(3)[0], 0, heads));
-                }
-                // Every head is by itself.
-                for (i, d) in [(0, 2), (1, 2)] {
-                    (0..extent(node.inputs[i], d)).for_each(|at| lines.cut(of(i)[d], at as i32));
                 }
             }
             Op::AttentionStats => {
@@ -265,21 +250,11 @@ impl<'a> Dims<'a> {
                 let own = &self.lines[node.result.index()];
                 (1..extent(node.result, 3)).for_each(|at| lines.cut(own[3], at as i32));
             }
-            Op::AttentionDq { scores: Scores { causal, window, packed, .. }, .. }
-            | Op::AttentionDk { scores: Scores { causal, window, packed, .. }, .. } => {
+            Op::AttentionDq { .. } | Op::AttentionDk { .. } => {
                 let [q, d_o, stats, k, v] = gradient_operands(node.op);
                 for d in [0, 3] {
                     same(of(q)[d], of(k)[d], extent(node.inputs[k], d));
                 }
-                let places = self.places_of(node.inputs[q], node.inputs[k]);
-                if causal || packed {
-                    places.join(lines);
-                }
-                if let Some(begins) = self.documents(node) {
-                    lines.documents(places.line, begins);
-                }
-                let mut same =
-                    |a: u32, b: u32, n: i64| lines.link((a, 0, n as i32), (b, 0, n as i32));
                 for d in 0..3 {
                     same(of(q)[d], of(d_o)[d], extent(node.inputs[q], d));
                     same(of(k)[d], of(v)[d], extent(node.inputs[k], d));
@@ -288,12 +263,7 @@ impl<'a> Dims<'a> {
                 for (d, other) in [(0, 0), (2, 1), (1, 2)] {
                     same(of(q)[d], of(stats)[other], extent(node.inputs[q], d));
                 }
-                if let Some(keys) = window {
-                    lines.apart(places.line, keys);
-                }
-                for i in [q, k] {
-                    (0..extent(node.inputs[i], 2)).for_each(|at| lines.cut(of(i)[2], at as i32));
-                }
+                self.mask(node, [q, k], lines);
                 (1..extent(node.inputs[stats], 3))
                     .for_each(|at| lines.cut(of(stats)[3], at as i32));
             }
@@ -303,6 +273,31 @@ impl<'a> Dims<'a> {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// What queries and keys, the operands of these numbers, see of each other.
+    fn mask(&self, node: &Node, operands: [usize; 2], lines: &mut Lines) {
+        let (Op::Attention { scores, .. }
+        | Op::AttentionDq { scores, .. }
+        | Op::AttentionDk { scores, .. }) = node.op
+        else {
+            return;
+        };
+        let [q, k] = operands.map(|i| node.inputs[i]);
+        let places = self.places_of(q, k);
+        if scores.causal || scores.packed {
+            places.join(lines);
+        }
+        if let Some(begins) = self.documents(node) {
+            lines.documents(places.line, begins);
+        }
+        if let Some(keys) = scores.window {
+            lines.apart(places.line, keys);
+        }
+        // Every head is by itself.
+        for x in [q, k] {
+            (0..self.extent(x, 2)).for_each(|at| lines.cut(self.line(x, 2), at as i32));
         }
     }
 

@@ -56,10 +56,10 @@ impl<E: Copy + PartialEq> Gradients<E> {
         for i in 0..q.rows {
             let [lse, delta] = [0, 1].map(|n| stats.row(i)[n]);
             for j in seen(i) {
-                let score = dot(algebra, q.row(i), k.row(j));
+                let score = algebra.dot(q.row(i), k.row(j));
                 let [scaled, score] = scores.score(algebra, score);
                 let weight = algebra.exp_of_difference(score, lse);
-                let worth = dot(algebra, d_o.row(i), v.row(j));
+                let worth = algebra.dot(d_o.row(i), v.row(j));
                 let above = algebra.difference(worth, delta);
                 let slope = algebra.mul(weight, above);
                 let slope = scores.before_cap(algebra, slope, scaled);
@@ -94,15 +94,6 @@ impl<E: Copy + PartialEq> Gradients<E> {
     }
 }
 
-fn dot<A: Algebra>(algebra: &mut A, x: &[A::Elem], y: &[A::Elem]) -> A::Elem {
-    let mut sum = A::ZERO;
-    for (x, y) in x.iter().zip(y) {
-        let product = algebra.mul(*x, *y);
-        sum = algebra.add(sum, product);
-    }
-    sum
-}
-
 fn add<A: Algebra>(
     algebra: &mut A,
     sum: &mut Tile<A::Elem>,
@@ -112,8 +103,7 @@ fn add<A: Algebra>(
 ) {
     let cols = sum.cols;
     for (sum, x) in sum.data[row * cols..(row + 1) * cols].iter_mut().zip(x) {
-        let product = algebra.mul(factor, *x);
-        *sum = algebra.add(*sum, product);
+        algebra.add_mul(sum, factor, *x);
     }
 }
 
@@ -126,7 +116,7 @@ pub(super) fn statistics<A: Algebra>(
 ) -> Vec<A::Elem> {
     let mut data = Vec::with_capacity(lse.len() * STATS as usize);
     for (i, lse) in lse.iter().enumerate() {
-        let delta = dot(algebra, o.row(i), d_o.row(i));
+        let delta = algebra.dot(o.row(i), d_o.row(i));
         data.extend([*lse, delta, A::ZERO, A::ZERO]);
     }
     data

@@ -4,8 +4,8 @@
 //! executor's do (`plan/src/routes.rs`). Unlike numbers, integers have no cells: every one of them is there.
 
 use super::{
+    FieldError, Result,
     context::{paired, sources},
-    error::FieldError,
     leaf::{Source, tabulated},
     unroll::{self, Moved, Touch, Unrolled},
 };
@@ -72,7 +72,7 @@ impl Slab {
 }
 
 /// Whether all tables in memory that a launch fills are those of the launch.
-pub(super) fn check(points: &Points<'_>, epoch: i64) -> Result<(), FieldError> {
+pub(super) fn check(points: &Points<'_>, epoch: i64) -> Result<()> {
     let plan = points.plan;
     let fills = plan.families.values().map(|f| Moved::Integers.by(plan, f));
     if !fills.collect::<Result<Vec<_>, _>>()?.contains(&true) {
@@ -112,7 +112,7 @@ pub(super) fn check(points: &Points<'_>, epoch: i64) -> Result<(), FieldError> {
 }
 
 /// Memory of which inputs are given.
-fn given(points: &Points<'_>, unrolled: &Unrolled<'_>) -> Result<Vec<Slab>, FieldError> {
+fn given(points: &Points<'_>, unrolled: &Unrolled<'_>) -> Result<Vec<Slab>> {
     let plan = points.plan;
     let (mut all, mut total) = (Vec::new(), 0usize);
     for slab in &unrolled.slabs {
@@ -149,7 +149,7 @@ fn made(
     memory: &[Slab],
     task: usize,
     read: &mut usize,
-) -> Result<Result<Written, Touch>, FieldError> {
+) -> Result<Result<Written, Touch>> {
     let run = &unrolled.tasks[task];
     let family = &unrolled.plan.families[run.family];
     let touches = &unrolled.touches[run.touches.start as usize..run.touches.end as usize];
@@ -201,11 +201,7 @@ fn made(
 }
 
 /// Tables in memory have the entries of the launch, where they were written.
-fn compare(
-    points: &Points<'_>,
-    unrolled: &Unrolled<'_>,
-    memory: &[Slab],
-) -> Result<(), FieldError> {
+fn compare(points: &Points<'_>, unrolled: &Unrolled<'_>, memory: &[Slab]) -> Result<()> {
     for (id, t) in points.plan.tables.iter() {
         let Some(buffer) = t.stored else { continue };
         let slabs = unrolled.slabs.iter().zip(memory).filter(|(s, _)| s.buffer == buffer);

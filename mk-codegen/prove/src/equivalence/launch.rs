@@ -1,10 +1,10 @@
 //! One launch: tasks in an order in which each reads what was written, whatever that order is.
 
 use super::{
+    FieldError, Result,
     algebra::Algebra,
     cells::Cells,
     context::{Context, Piece},
-    error::FieldError,
     hash::Map,
     leaf::{self, Write},
     tile::Tile,
@@ -53,7 +53,7 @@ pub(super) fn run<A: Algebra>(
     (line_of, sequence): (impl Fn(u32) -> u32, u32),
     most: u64,
     given: impl Fn(&mut A, u32) -> Option<Scaled<A::Elem>>,
-) -> Result<Vec<Scaled<A::Elem>>, FieldError> {
+) -> Result<Vec<Scaled<A::Elem>>> {
     let mut memory = Vec::new();
     let mut total = 0;
     for (i, slab) in unrolled.slabs.iter().enumerate() {
@@ -122,7 +122,7 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
         algebra: &mut A,
         task: usize,
         queue: &mut VecDeque<usize>,
-    ) -> Result<(), FieldError> {
+    ) -> Result<()> {
         let unrolled = self.unrolled;
         let run = &unrolled.tasks[task];
         let family = &unrolled.plan.families[run.family];
@@ -261,7 +261,7 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
         rows: &Rows,
         data: &[E],
         queue: &mut VecDeque<usize>,
-    ) -> Result<(), FieldError> {
+    ) -> Result<()> {
         let slab = &mut self.memory[t.slab as usize];
         for (start, from) in rows.starts.iter().zip(data.chunks(rows.cols.max(1))) {
             for (at, x) in (*start..).zip(from) {

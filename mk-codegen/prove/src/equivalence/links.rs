@@ -1,8 +1,8 @@
 //! Which dimensions of a task's operands are the same index.
 
 use super::{
+    FieldError, Result,
     cells::Lines,
-    error::FieldError,
     leaf::{self, Task},
     linker::Linker,
     unroll::Unrolled,
@@ -15,7 +15,7 @@ pub(super) fn tasks(
     unrolled: &Unrolled<'_>,
     line_of: impl Fn(u32) -> u32,
     sequence: u32,
-) -> Result<(), FieldError> {
+) -> Result<()> {
     for (i, task) in unrolled.tasks.iter().enumerate() {
         let touches = &unrolled.touches[task.touches.start as usize..task.touches.end as usize];
         let mut linker = Linker { lines, unrolled, line_of: &line_of, sequence };

@@ -47,6 +47,7 @@ mod tests;
 mod tile;
 mod unroll;
 
+use error::Result;
 pub use error::{FieldError, WrongElement};
 
 use algebra::{Contributions, Numbers};
@@ -100,7 +101,7 @@ pub fn evaluate(
     program: &Program,
     bound: &Bound,
     options: &Options,
-) -> Result<Evaluation, FieldError> {
+) -> Result<Evaluation> {
     let program = &*program.over_placed_axes();
     if program.nodes().iter().any(|n| n.op == Op::View) {
         return Err(FieldError::unsupported("`view` inside a kernel", "kernels end there"));
@@ -140,7 +141,7 @@ pub fn evaluate(
 ///
 /// # Errors
 /// [`FieldError::Room`].
-pub fn has_room(plan: &Plan, program: &Program, bound: &Bound) -> Result<(), FieldError> {
+pub fn has_room(plan: &Plan, program: &Program, bound: &Bound) -> Result<()> {
     ragged::rooms(plan, program, bound).map(drop)
 }
 
@@ -185,7 +186,7 @@ fn launches(
     options: &Options,
     with: &str,
     all: &mut Evaluation,
-) -> Result<(), FieldError> {
+) -> Result<()> {
     let launches = ragged::launches(plan, program, bound)?;
     if launches.is_empty() {
         let help = "raise the capacity: rows that are even over experts should fit";
@@ -206,7 +207,7 @@ fn with_tables(
     options: &Options,
     with: &str,
     all: &mut Evaluation,
-) -> Result<(), FieldError> {
+) -> Result<()> {
     let plan = points.plan;
     for epoch in 1..=i64::from(options.period.max(1)) {
         integers::check(points, epoch)?;

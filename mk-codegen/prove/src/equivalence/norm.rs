@@ -15,14 +15,14 @@ pub(super) fn normalised<A: Algebra>(
 ) -> Vec<A::Elem> {
     let mut out = Vec::with_capacity(x.len());
     for (i, row) in x.chunks(cols.max(1)).enumerate() {
-        let squares = dot(algebra, row, row);
+        let squares = algebra.dot(row, row);
         let r = algebra.apply(Function::ReciprocalRoot(eps), squares);
         let from = d.map_or(row, |d| &d[i * cols..(i + 1) * cols]);
         let weighted: Vec<A::Elem> = match weight {
             Some(g) => from.iter().zip(g).map(|(x, g)| algebra.mul(*x, *g)).collect(),
             None => from.to_vec(),
         };
-        let along = dot(algebra, &weighted, row);
+        let along = algebra.dot(&weighted, row);
         let cube = algebra.mul(r, r);
         let cube = algebra.mul(cube, r);
         let back = algebra.mul(cube, along);
@@ -38,13 +38,4 @@ pub(super) fn normalised<A: Algebra>(
         }
     }
     out
-}
-
-fn dot<A: Algebra>(algebra: &mut A, x: &[A::Elem], y: &[A::Elem]) -> A::Elem {
-    let mut sum = A::ZERO;
-    for (x, y) in x.iter().zip(y) {
-        let product = algebra.mul(*x, *y);
-        sum = algebra.add(sum, product);
-    }
-    sum
 }

@@ -3,14 +3,16 @@
 //! Nothing of the passes is used: a mistake of theirs cannot be in both.
 
 use super::{
+    FieldError, Result,
     algebra::{Algebra, Block, Function, add_row_times},
     budget::EXPONENTIAL,
     cells::Cells,
     dims::{Dims, Tensor, Value, gradient_operands},
-    error::FieldError,
     launch::MAX_ELEMENTS,
     leaf::seen,
-    norm, quant, ragged, rope, softmax,
+    norm, quant,
+    ragged::Rows,
+    rope, softmax,
 };
 use mk_plan::Mask;
 use mk_syntax::{Curve, DType, Def, Factors, Node, Op, Placement, SCALE_BLOCK, Scores, ValueId};
@@ -98,7 +100,7 @@ pub(super) fn evaluate<A: Algebra>(
     cells: &Cells,
     group: usize,
     most: u64,
-) -> Result<Vec<Value<A::Elem>>, FieldError> {
+) -> Result<Vec<Value<A::Elem>>> {
     let (work, elements) = size(dims, cells);
     if elements > MAX_ELEMENTS as u64 {
         return Err(FieldError::TooLarge { what: "elements of the pipeline's values".into() });
@@ -168,6 +170,11 @@ impl<A: Algebra> Evaluator<'_, A> {
         let values = self.values;
         let x = &values[node.inputs[0].index()];
         let y = node.inputs.get(1).map(|y| &values[y.index()]);
+        let operands: Vec<_> = node.inputs.iter().map(|x| values[x.index()].on(0)).collect();
+        let rows = Rows { algebra: self.algebra, dims: self.dims, cells: self.cells, node };
+        if let Some(made) = rows.made(&operands) {
+            return Value::whole(made);
+        }
         match (node.op, y) {
             // No plan has a `view`: `evaluate` refuses it.
             (Op::Gather { .. } | Op::AllToAll { .. } | Op::View | Op::Cast(DType::F32), _) => {
@@ -186,30 +193,16 @@ impl<A: Algebra> Evaluator<'_, A> {
             },
             (Op::Gemm { .. }, Some(y)) => self.gemm(node, x, y),
             (Op::GroupedGemm { .. }, Some(w)) => self.grouped(node, x, w),
-            (Op::GroupedWgrad, Some(dy)) => {
-                let of = [x.on(0), dy.on(0)];
-                Value::whole(ragged::wgrad(self.algebra, self.dims, self.cells, node, of))
-            }
-            (Op::Dispatch { .. }, _) => {
-                let (dims, cells) = (self.dims, self.cells);
-                let weights = node.inputs.get(2).map(|w| values[w.index()].on(0));
-                let of = (x.on(0), weights);
-                Value::whole(ragged::dispatched(self.algebra, dims, cells, node, of))
-            }
-            (Op::DispatchFactors, _) => {
-                let (dims, cells) = (self.dims, self.cells);
-                Value::whole(ragged::factors_dispatched(self.algebra, dims, cells, node, x.on(0)))
-            }
             (Op::CombineGrad, _) => {
                 let (dims, cells) = (self.dims, self.cells);
                 self.both(x, &values[node.inputs[2].index()], |algebra, y, dy| {
-                    ragged::products(algebra, dims, cells, node, [y, dy])
+                    Rows { algebra, dims, cells, node }.products([y, dy])
                 })
             }
             (Op::Combine, _) => {
                 let (dims, cells) = (self.dims, self.cells);
                 self.both(x, &values[node.inputs[2].index()], |algebra, y, weights| {
-                    ragged::combined(algebra, dims, cells, node, [y, weights])
+                    Rows { algebra, dims, cells, node }.combined([y, weights])
                 })
             }
             (Op::ReduceScatter { axis, .. } | Op::AllReduce { axis }, _) => {
@@ -253,10 +246,6 @@ impl<A: Algebra> Evaluator<'_, A> {
                 }
                 _ => self.each(x, |_, t| t.clone()),
             },
-            (Op::Bias, Some(y)) if self.dims.experts(node.result).is_some() => {
-                let of = [x.on(0), y.on(0)];
-                Value::whole(ragged::biased(self.algebra, self.dims, self.cells, node, of))
-            }
             (Op::Bias | Op::Add, Some(y)) => self.zip(x, y, A::add),
             (Op::Mul, Some(y)) => self.zip(x, y, A::mul),
             (Op::Slope(curve), Some(y)) => {
@@ -273,18 +262,20 @@ impl<A: Algebra> Evaluator<'_, A> {
             (Op::Rope { back }, _) => self.rope(node, back),
             (Op::Swiglu, _) => self.each(x, |a, t| swiglu(a, t)),
             (Op::SwigluGrad, Some(h)) => self.both(x, h, swiglu_grad),
-            // The checker gives these operations two operands.
+            // Most rows of experts are made above; the checker gives the others two operands.
             (
-                Op::Gemm { .. }
-                | Op::GroupedGemm { .. }
+                Op::GroupedGemm { .. }
                 | Op::GroupedWgrad
+                | Op::Dispatch { .. }
+                | Op::DispatchFactors
+                | Op::Gemm { .. }
                 | Op::Dequantize(_)
                 | Op::Bias
                 | Op::Add
                 | Op::Mul
                 | Op::Slope(_)
                 | Op::SwigluGrad,
-                None,
+                _,
             ) => self.each(x, |_, t| t.clone()),
         }
     }
@@ -446,7 +437,7 @@ impl<A: Algebra> Evaluator<'_, A> {
                 false => all.clone(),
             };
             let of = [x.on(place), w.on(place)];
-            ragged::product(self.algebra, dims, cells, node, (of, part))
+            Rows { algebra: self.algebra, dims, cells, node }.product(of, part)
         })
     }
 

@@ -5,10 +5,10 @@
 //! other memory.
 
 use super::{
+    FieldError, Result,
     algebra::{Algebra, add_row_times},
     cells::{Cells, Lines},
     dims::{Counts, Dims, Tensor},
-    error::FieldError,
     routings::Room,
 };
 use mk_plan::{Axis, Plan, RoutePart, Space, TabId, TableSet, TableSource};
@@ -35,7 +35,7 @@ pub(super) fn launches(
     plan: &Plan,
     program: &Program,
     bound: &Bound,
-) -> Result<Vec<(TableSet, Counts)>, FieldError> {
+) -> Result<Vec<(TableSet, Counts)>> {
     let given = |id: TabId| given(plan, program, id);
     let rooms = rooms(plan, program, bound)?;
     let tokens: usize = rooms.values().map(|room| room.tokens.iter().sum::<usize>()).sum();
@@ -110,7 +110,7 @@ pub(super) fn rooms(
     plan: &Plan,
     program: &Program,
     bound: &Bound,
-) -> Result<BTreeMap<TabId, Room>, FieldError> {
+) -> Result<BTreeMap<TabId, Room>> {
     let ranks = over(plan, program).size as usize;
     let tokens = |rank: usize, id: TabId| {
         let dims = &given(plan, program, id)?.ty.dims;
@@ -383,202 +383,192 @@ impl Dims<'_> {
     }
 }
 
-/// Each row times the matrix of its expert, as far as K is in a part of it; rows of none have no value.
-pub(super) fn product<A: Algebra>(
-    algebra: &mut A,
-    dims: &Dims<'_>,
-    cells: &Cells,
-    node: &Node,
-    ([x, w], part): ([&Tensor<A::Elem>; 2], Range<usize>),
-) -> Tensor<A::Elem> {
-    let experts = dims.experts(node.result).unwrap_or_default();
-    let (row, expert) = (dims.line(node.result, 0), dims.line(node.inputs[1], 0));
-    let transposed = node.op == (Op::GroupedGemm { transposed: true });
-    let behind = if transposed { w.shape.len() + 1 - x.shape.len() } else { 2 };
-    let [first, others] = [&w.shape[1..behind], &w.shape[behind..]].map(|s| s.iter().product());
-    let (depth, columns): (usize, usize) =
-        if transposed { (others, first) } else { (first, others) };
-    let (mut data, mut sums) = (vec![A::ZERO; x.shape[0] * columns], Vec::new());
-    for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
-        if algebra.spent() {
-            break;
-        }
-        let Some(Some(e)) = experts.get(cells.original(row, i) as usize) else { continue };
-        let matrix = &w.data[cells.at(expert, *e) * depth * columns..];
-        let row = x.data[i * depth..][..depth].iter().copied().enumerate();
-        let row = row.skip(part.start).take(part.len());
-        let right = |l, j| matrix[if transposed { j * depth + l } else { l * columns + j }];
-        add_row_times(algebra, out, &mut sums, row, right);
-    }
-    let columns = if transposed { &w.shape[1..behind] } else { &w.shape[2..] };
-    Tensor { shape: [&x.shape[..1], columns].concat(), data }
-}
-
-/// Each row, and the vector of its expert; rows of none have no value.
-pub(super) fn biased<A: Algebra>(
-    algebra: &mut A,
-    dims: &Dims<'_>,
-    cells: &Cells,
-    node: &Node,
-    [x, vectors]: [&Tensor<A::Elem>; 2],
-) -> Tensor<A::Elem> {
-    let experts = dims.experts(node.result).unwrap_or_default();
-    let (row, expert) = (dims.line(node.result, 0), dims.line(node.inputs[1], 0));
-    let columns = x.shape[1..].iter().product::<usize>();
-    let mut data = x.data.clone();
-    for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
-        let Some(Some(e)) = experts.get(cells.original(row, i) as usize) else { continue };
-        let vector = &vectors.data[cells.at(expert, *e) * columns..];
-        out.iter_mut().zip(vector).for_each(|(x, y)| *x = algebra.add(*x, *y));
-    }
-    Tensor { shape: x.shape.clone(), data }
-}
-
-/// Of each expert its rows, the other way round, times gradients of theirs.
-pub(super) fn wgrad<A: Algebra>(
-    algebra: &mut A,
-    dims: &Dims<'_>,
-    cells: &Cells,
-    node: &Node,
-    [x, dy]: [&Tensor<A::Elem>; 2],
-) -> Tensor<A::Elem> {
-    let experts = node.inputs.get(2).and_then(|of| dims.experts_by(*of, node.inputs[0]));
-    let experts = experts.unwrap_or_default();
-    let (row, expert) = (dims.line(node.inputs[0], 0), dims.line(node.result, 0));
-    let (k, columns) = (x.shape[1], dy.shape[1..].iter().product::<usize>());
-    let count = cells.extent(expert);
-    let mut data = vec![A::ZERO; count * k * columns];
-    for i in 0..x.shape[0] {
-        if algebra.spent() {
-            break;
-        }
-        let Some(Some(e)) = experts.get(cells.original(row, i) as usize) else { continue };
-        let matrix = &mut data[cells.at(expert, *e) * k * columns..][..k * columns];
-        for (l, sums) in matrix.chunks_mut(columns.max(1)).enumerate() {
-            let left = x.data[i * k + l];
-            for (sum, right) in sums.iter_mut().zip(&dy.data[i * columns..]) {
-                let product = algebra.mul(left, *right);
-                *sum = algebra.add(*sum, product);
-            }
-        }
-    }
-    Tensor { shape: [&[count, k], &dy.shape[1..]].concat(), data }
-}
-
-/// Each packed row is a token, times the weight of its slot where there are weights; rows of none have no value.
-pub(super) fn dispatched<A: Algebra>(
-    algebra: &mut A,
-    dims: &Dims<'_>,
-    cells: &Cells,
-    node: &Node,
-    (x, weights): (&Tensor<A::Elem>, Option<&Tensor<A::Elem>>),
-) -> Tensor<A::Elem> {
-    let (experts, slots) = dims.named(node.inputs[1]);
-    let packed = dims.packed(node.inputs[1]).unwrap_or_default();
-    let (row, token) = (dims.line(node.result, 0), dims.line(node.inputs[0], 0));
-    let columns = x.shape[1];
-    let rows = cells.extent(row);
-    let mut data = vec![A::ZERO; rows * columns];
-    for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
-        let Some(Some((e, t))) = packed.get(cells.original(row, i) as usize) else { continue };
-        out.copy_from_slice(&x.data[cells.at(token, *t) * columns..][..columns]);
-        let Some(weights) = weights else { continue };
-        let of_token = experts.chunks(slots).nth(*t as usize).unwrap_or_default();
-        let Some(j) = of_token.iter().position(|id| id == e) else { continue };
-        let [line, slot] = [0, 1].map(|d| dims.line(node.inputs[2], d));
-        let at = cells.at(line, *t) * weights.shape[1] + cells.at(slot, j as i32);
-        out.iter_mut().for_each(|x| *x = algebra.mul(*x, weights.data[at]));
-    }
-    Tensor { shape: vec![rows, columns], data }
-}
-
-/// The factors of each packed row's token, `[blocks, rows]`; rows of none have no value.
-pub(super) fn factors_dispatched<A: Algebra>(
-    _: &A,
-    dims: &Dims<'_>,
-    cells: &Cells,
-    node: &Node,
-    x: &Tensor<A::Elem>,
-) -> Tensor<A::Elem> {
-    let packed = dims.packed(node.inputs[1]).unwrap_or_default();
-    let (row, token) = (dims.line(node.result, 1), dims.line(node.inputs[0], 1));
-    let (blocks, tokens, rows) = (x.shape[0], x.shape[1], cells.extent(row));
-    let mut data = vec![A::ZERO; blocks * rows];
-    for i in 0..rows {
-        let Some(Some((_, t))) = packed.get(cells.original(row, i) as usize) else { continue };
-        let from = cells.at(token, *t);
-        (0..blocks).for_each(|b| data[b * rows + i] = x.data[b * tokens + from]);
-    }
-    Tensor { shape: vec![blocks, rows], data }
-}
-
 /// The row of each expert and token that has one.
 fn packed_rows(dims: &Dims<'_>, ids: ValueId) -> BTreeMap<(i32, i32), i32> {
     let packed = dims.packed(ids).unwrap_or_default();
     packed.into_iter().enumerate().filter_map(|(row, of)| Some((of?, row as i32))).collect()
 }
 
-/// Of each slot the product of its row and its token's; 0 where it has no row.
-pub(super) fn products<A: Algebra>(
-    algebra: &mut A,
-    dims: &Dims<'_>,
-    cells: &Cells,
-    node: &Node,
-    [y, dy]: [&Tensor<A::Elem>; 2],
-) -> Tensor<A::Elem> {
-    let ids = node.inputs[1];
-    let rows = packed_rows(dims, ids);
-    let (experts, slots) = dims.named(ids);
-    let [token, slot] = [0, 1].map(|d| dims.line(node.result, d));
-    let [row, of_dy] = [node.inputs[0], node.inputs[2]].map(|of| dims.line(of, 0));
-    let columns = y.shape[1];
-    let [tokens, wide] = [token, slot].map(|line| cells.extent(line));
-    let mut data = vec![A::ZERO; tokens * wide];
-    for (i, out) in data.iter_mut().enumerate() {
-        let (t, j) = (cells.original(token, i / wide), cells.original(slot, i % wide));
-        let of_token = experts.chunks(slots).nth(t as usize).unwrap_or_default();
-        let from = of_token.get(j as usize).and_then(|e| rows.get(&(*e, t as i32)));
-        let Some(from) = from else { continue };
-        let left = &y.data[cells.at(row, *from) * columns..][..columns];
-        let right = &dy.data[cells.at(of_dy, t as i32) * columns..][..columns];
-        for (x, y) in left.iter().zip(right) {
-            let product = algebra.mul(*x, *y);
-            *out = algebra.add(*out, product);
-        }
-    }
-    Tensor { shape: vec![tokens, wide], data }
+/// An operation on rows of experts, which is evaluated.
+pub(super) struct Rows<'e, A> {
+    pub algebra: &'e mut A,
+    pub dims: &'e Dims<'e>,
+    pub cells: &'e Cells,
+    pub node: &'e Node,
 }
 
-/// Of each token the sum of its rows, each times its weight.
-pub(super) fn combined<A: Algebra>(
-    algebra: &mut A,
-    dims: &Dims<'_>,
-    cells: &Cells,
-    node: &Node,
-    [y, weights]: [&Tensor<A::Elem>; 2],
-) -> Tensor<A::Elem> {
-    let ids = node.inputs[1];
-    let rows = packed_rows(dims, ids);
-    let (experts, slots) = dims.named(ids);
-    let (row, token) = (dims.line(node.inputs[0], 0), dims.line(node.result, 0));
-    let [weight, slot] = [0, 1].map(|d| dims.line(node.inputs[2], d));
-    let columns = y.shape[1];
-    let tokens = cells.extent(token);
-    let mut data = vec![A::ZERO; tokens * columns];
-    for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
-        let t = cells.original(token, i);
-        let of_token = experts.chunks(slots).nth(t as usize).unwrap_or_default();
-        for (j, e) in of_token.iter().enumerate() {
-            let Some(from) = rows.get(&(*e, t as i32)) else { continue };
-            let at = cells.at(weight, t as i32) * weights.shape[1] + cells.at(slot, j as i32);
-            let from = &y.data[cells.at(row, *from) * columns..][..columns];
-            for (sum, y) in out.iter_mut().zip(from) {
-                let product = algebra.mul(*y, weights.data[at]);
-                *sum = algebra.add(*sum, product);
+impl<A: Algebra> Rows<'_, A> {
+    /// What it makes of its operands, which all ranks have; `None` for other operations.
+    pub fn made(self, of: &[&Tensor<A::Elem>]) -> Option<Tensor<A::Elem>> {
+        Some(match (self.node.op, of) {
+            (Op::GroupedWgrad, [x, dy, ..]) => self.wgrad([x, dy]),
+            (Op::Bias, [x, c]) if self.dims.experts(self.node.result).is_some() => {
+                self.biased([x, c])
+            }
+            (Op::Dispatch { .. }, [x, _, weights @ ..]) => {
+                self.dispatched((x, weights.first().copied()))
+            }
+            (Op::DispatchFactors, [x, ..]) => self.factors_dispatched(x),
+            _ => return None,
+        })
+    }
+
+    /// Each row times the matrix of its expert, as far as K is in a part of it; rows of none have no value.
+    pub fn product(self, [x, w]: [&Tensor<A::Elem>; 2], part: Range<usize>) -> Tensor<A::Elem> {
+        let Rows { algebra, dims, cells, node } = self;
+        let experts = dims.experts(node.result).unwrap_or_default();
+        let (row, expert) = (dims.line(node.result, 0), dims.line(node.inputs[1], 0));
+        let transposed = node.op == (Op::GroupedGemm { transposed: true });
+        let behind = if transposed { w.shape.len() + 1 - x.shape.len() } else { 2 };
+        let [first, others] = [&w.shape[1..behind], &w.shape[behind..]].map(|s| s.iter().product());
+        let (depth, columns): (usize, usize) =
+            if transposed { (others, first) } else { (first, others) };
+        let (mut data, mut sums) = (vec![A::ZERO; x.shape[0] * columns], Vec::new());
+        for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
+            if algebra.spent() {
+                break;
+            }
+            let Some(Some(e)) = experts.get(cells.original(row, i) as usize) else { continue };
+            let matrix = &w.data[cells.at(expert, *e) * depth * columns..];
+            let row = x.data[i * depth..][..depth].iter().copied().enumerate();
+            let row = row.skip(part.start).take(part.len());
+            let right = |l, j| matrix[if transposed { j * depth + l } else { l * columns + j }];
+            add_row_times(algebra, out, &mut sums, row, right);
+        }
+        let columns = if transposed { &w.shape[1..behind] } else { &w.shape[2..] };
+        Tensor { shape: [&x.shape[..1], columns].concat(), data }
+    }
+
+    /// Each row, and the vector of its expert; rows of none have no value.
+    fn biased(self, [x, vectors]: [&Tensor<A::Elem>; 2]) -> Tensor<A::Elem> {
+        let Rows { algebra, dims, cells, node } = self;
+        let experts = dims.experts(node.result).unwrap_or_default();
+        let (row, expert) = (dims.line(node.result, 0), dims.line(node.inputs[1], 0));
+        let columns = x.shape[1..].iter().product::<usize>();
+        let mut data = x.data.clone();
+        for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
+            let Some(Some(e)) = experts.get(cells.original(row, i) as usize) else { continue };
+            let vector = &vectors.data[cells.at(expert, *e) * columns..];
+            out.iter_mut().zip(vector).for_each(|(x, y)| *x = algebra.add(*x, *y));
+        }
+        Tensor { shape: x.shape.clone(), data }
+    }
+
+    /// Of each expert its rows, the other way round, times gradients of theirs.
+    fn wgrad(self, [x, dy]: [&Tensor<A::Elem>; 2]) -> Tensor<A::Elem> {
+        let Rows { algebra, dims, cells, node } = self;
+        let experts = node.inputs.get(2).and_then(|of| dims.experts_by(*of, node.inputs[0]));
+        let experts = experts.unwrap_or_default();
+        let (row, expert) = (dims.line(node.inputs[0], 0), dims.line(node.result, 0));
+        let (k, columns) = (x.shape[1], dy.shape[1..].iter().product::<usize>());
+        let count = cells.extent(expert);
+        let mut data = vec![A::ZERO; count * k * columns];
+        for i in 0..x.shape[0] {
+            if algebra.spent() {
+                break;
+            }
+            let Some(Some(e)) = experts.get(cells.original(row, i) as usize) else { continue };
+            let matrix = &mut data[cells.at(expert, *e) * k * columns..][..k * columns];
+            for (l, sums) in matrix.chunks_mut(columns.max(1)).enumerate() {
+                let left = x.data[i * k + l];
+                for (sum, right) in sums.iter_mut().zip(&dy.data[i * columns..]) {
+                    algebra.add_mul(sum, left, *right);
+                }
             }
         }
+        Tensor { shape: [&[count, k], &dy.shape[1..]].concat(), data }
     }
-    Tensor { shape: vec![tokens, columns], data }
+
+    /// Each packed row is a token, times the weight of its slot where there are weights; rows of none have no value.
+    fn dispatched(
+        self,
+        (x, weights): (&Tensor<A::Elem>, Option<&Tensor<A::Elem>>),
+    ) -> Tensor<A::Elem> {
+        let Rows { algebra, dims, cells, node } = self;
+        let (experts, slots) = dims.named(node.inputs[1]);
+        let packed = dims.packed(node.inputs[1]).unwrap_or_default();
+        let (row, token) = (dims.line(node.result, 0), dims.line(node.inputs[0], 0));
+        let columns = x.shape[1];
+        let rows = cells.extent(row);
+        let mut data = vec![A::ZERO; rows * columns];
+        for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
+            let Some(Some((e, t))) = packed.get(cells.original(row, i) as usize) else { continue };
+            out.copy_from_slice(&x.data[cells.at(token, *t) * columns..][..columns]);
+            let Some(weights) = weights else { continue };
+            let of_token = experts.chunks(slots).nth(*t as usize).unwrap_or_default();
+            let Some(j) = of_token.iter().position(|id| id == e) else { continue };
+            let [line, slot] = [0, 1].map(|d| dims.line(node.inputs[2], d));
+            let at = cells.at(line, *t) * weights.shape[1] + cells.at(slot, j as i32);
+            out.iter_mut().for_each(|x| *x = algebra.mul(*x, weights.data[at]));
+        }
+        Tensor { shape: vec![rows, columns], data }
+    }
+
+    /// The factors of each packed row's token, `[blocks, rows]`; rows of none have no value.
+    fn factors_dispatched(self, x: &Tensor<A::Elem>) -> Tensor<A::Elem> {
+        let Rows { dims, cells, node, .. } = self;
+        let packed = dims.packed(node.inputs[1]).unwrap_or_default();
+        let (row, token) = (dims.line(node.result, 1), dims.line(node.inputs[0], 1));
+        let (blocks, tokens, rows) = (x.shape[0], x.shape[1], cells.extent(row));
+        let mut data = vec![A::ZERO; blocks * rows];
+        for i in 0..rows {
+            let Some(Some((_, t))) = packed.get(cells.original(row, i) as usize) else { continue };
+            let from = cells.at(token, *t);
+            (0..blocks).for_each(|b| data[b * rows + i] = x.data[b * tokens + from]);
+        }
+        Tensor { shape: vec![blocks, rows], data }
+    }
+
+    /// Of each slot the product of its row and its token's; 0 where it has no row.
+    pub fn products(self, [y, dy]: [&Tensor<A::Elem>; 2]) -> Tensor<A::Elem> {
+        let Rows { algebra, dims, cells, node } = self;
+        let ids = node.inputs[1];
+        let rows = packed_rows(dims, ids);
+        let (experts, slots) = dims.named(ids);
+        let [token, slot] = [0, 1].map(|d| dims.line(node.result, d));
+        let [row, of_dy] = [node.inputs[0], node.inputs[2]].map(|of| dims.line(of, 0));
+        let columns = y.shape[1];
+        let [tokens, wide] = [token, slot].map(|line| cells.extent(line));
+        let mut data = vec![A::ZERO; tokens * wide];
+        for (i, out) in data.iter_mut().enumerate() {
+            let (t, j) = (cells.original(token, i / wide), cells.original(slot, i % wide));
+            let of_token = experts.chunks(slots).nth(t as usize).unwrap_or_default();
+            let from = of_token.get(j as usize).and_then(|e| rows.get(&(*e, t as i32)));
+            let Some(from) = from else { continue };
+            let left = &y.data[cells.at(row, *from) * columns..][..columns];
+            let right = &dy.data[cells.at(of_dy, t as i32) * columns..][..columns];
+            for (x, y) in left.iter().zip(right) {
+                algebra.add_mul(out, *x, *y);
+            }
+        }
+        Tensor { shape: vec![tokens, wide], data }
+    }
+
+    /// Of each token the sum of its rows, each times its weight.
+    pub fn combined(self, [y, weights]: [&Tensor<A::Elem>; 2]) -> Tensor<A::Elem> {
+        let Rows { algebra, dims, cells, node } = self;
+        let ids = node.inputs[1];
+        let rows = packed_rows(dims, ids);
+        let (experts, slots) = dims.named(ids);
+        let (row, token) = (dims.line(node.inputs[0], 0), dims.line(node.result, 0));
+        let [weight, slot] = [0, 1].map(|d| dims.line(node.inputs[2], d));
+        let columns = y.shape[1];
+        let tokens = cells.extent(token);
+        let mut data = vec![A::ZERO; tokens * columns];
+        for (i, out) in data.chunks_mut(columns.max(1)).enumerate() {
+            let t = cells.original(token, i);
+            let of_token = experts.chunks(slots).nth(t as usize).unwrap_or_default();
+            for (j, e) in of_token.iter().enumerate() {
+                let Some(from) = rows.get(&(*e, t as i32)) else { continue };
+                let at = cells.at(weight, t as i32) * weights.shape[1] + cells.at(slot, j as i32);
+                let from = &y.data[cells.at(row, *from) * columns..][..columns];
+                for (sum, y) in out.iter_mut().zip(from) {
+                    algebra.add_mul(sum, *y, weights.data[at]);
+                }
+            }
+        }
+        Tensor { shape: vec![tokens, columns], data }
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use super::{
     attend::{Attention, Scored},
     budget::Budget,
     cells::{Cells, Lines},
-    error::FieldError,
+    error::Result,
     launch::{self, Scaled},
     links,
     number::Pair,
@@ -50,7 +50,7 @@ fn defined(numbers: &mut Numbers, extents: [usize; 3], causal: bool) -> Vec<Pair
 }
 
 /// Elements of `o` that differ from the definition, and how many there are.
-fn wrong(text: &str, causal: bool) -> Result<(usize, usize), FieldError> {
+fn wrong(text: &str, causal: bool) -> Result<(usize, usize)> {
     let plan: Plan = text.parse().expect("a plan");
     plan.check_structure().expect("a plan");
     let tables = TableSet::new(&plan, |_, _| Vec::new());

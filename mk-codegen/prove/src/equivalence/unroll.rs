@@ -4,7 +4,7 @@
 //! that what is written where decides what is read. Tasks that move integers are apart from those that move numbers
 //! (`integers.rs`).
 
-use super::{error::FieldError, hash::Map};
+use super::{FieldError, Result, hash::Map};
 use mk_plan::{
     Access, BufId, Entity, Env, EvalError, Expr, FamId, Family, Mode, Operand, Plan, Point,
     PointError, Points, TabId, Task, Var,
@@ -107,7 +107,7 @@ pub(super) enum Moved {
 
 impl Moved {
     /// Whether this is what a family moves; looking up is nothing that it moves.
-    pub fn by(self, plan: &Plan, f: &Family) -> Result<bool, FieldError> {
+    pub fn by(self, plan: &Plan, f: &Family) -> Result<bool> {
         let integers = |a: &&Access| plan.buffers[a.buffer].dtype.is_integer();
         let moved = || f.accesses.iter().filter(|a| !a.operand.looks_up());
         let (whole, other) = (moved().find(integers), moved().find(|a| !integers(a)));
@@ -125,11 +125,7 @@ impl Moved {
 }
 
 /// Unrolls a launch.
-pub(super) fn unroll<'a>(
-    points: &Points<'a>,
-    epoch: i64,
-    moved: Moved,
-) -> Result<Unrolled<'a>, FieldError> {
+pub(super) fn unroll<'a>(points: &Points<'a>, epoch: i64, moved: Moved) -> Result<Unrolled<'a>> {
     let plan = points.plan;
     let ranks = plan.mesh.size() as usize;
     let mut shapes = Vec::new();
@@ -189,13 +185,7 @@ struct Walk<'p, 'a> {
 }
 
 impl<'a> Walk<'_, 'a> {
-    fn family(
-        &mut self,
-        id: FamId,
-        family: &'a Family,
-        rank: usize,
-        epoch: i64,
-    ) -> Result<(), FieldError> {
+    fn family(&mut self, id: FamId, family: &'a Family, rank: usize, epoch: i64) -> Result<()> {
         let known = |e: &Expr| specialised(self.points, e, rank as i64, epoch);
         let known_access = |(number, a): (usize, &'a Access)| KnownAccess {
             number: number as u16,
@@ -227,7 +217,7 @@ impl<'a> Walk<'_, 'a> {
         self.nest(&mut task, &extents, &body)
     }
 
-    fn value(&self, task: &Task, e: &Expr) -> Result<i64, FieldError> {
+    fn value(&self, task: &Task, e: &Expr) -> Result<i64> {
         if let Expr::Const(c) = e {
             return Ok(i64::from(*c));
         }
@@ -248,7 +238,7 @@ impl<'a> Walk<'_, 'a> {
         })
     }
 
-    fn nest(&mut self, task: &mut Task, rest: &[Expr], body: &Body<'a>) -> Result<(), FieldError> {
+    fn nest(&mut self, task: &mut Task, rest: &[Expr], body: &Body<'a>) -> Result<()> {
         let Some((extent, rest)) = rest.split_first() else {
             return self.task(task, body);
         };
@@ -261,7 +251,7 @@ impl<'a> Walk<'_, 'a> {
         Ok(())
     }
 
-    fn task(&mut self, task: &mut Task, body: &Body<'a>) -> Result<(), FieldError> {
+    fn task(&mut self, task: &mut Task, body: &Body<'a>) -> Result<()> {
         let n = match &body.inner {
             Some(e) => self.value(task, e)?.max(0),
             None => 0,
@@ -305,12 +295,7 @@ impl<'a> Walk<'_, 'a> {
         Ok(())
     }
 
-    fn access(
-        &mut self,
-        task: &mut Task,
-        a: &KnownAccess<'a>,
-        phase: u32,
-    ) -> Result<(), FieldError> {
+    fn access(&mut self, task: &mut Task, a: &KnownAccess<'a>, phase: u32) -> Result<()> {
         let repeats = a.each.as_ref().map(|e| self.value(task, e)).transpose()?;
         for i in 0..repeats.unwrap_or(1) {
             task.vars[Var::EACH.0 as usize] = i;
@@ -331,7 +316,7 @@ impl<'a> Walk<'_, 'a> {
         a: &KnownAccess<'a>,
         phase: u32,
         each: Option<i32>,
-    ) -> Result<(), FieldError> {
+    ) -> Result<()> {
         let dims = self.out.dims.len();
         for (base, len) in &a.region {
             let len = self.value(task, len)?;

@@ -3,7 +3,7 @@
 use super::{Attends, Compute, Regions, Values, Write, bounds, broadcast, matrix};
 use crate::{
     context::{Context, Phase, misfit},
-    error::SimError,
+    error::Result,
     math::{Attention, AttentionStep},
     memory::within,
 };
@@ -14,7 +14,7 @@ impl Compute for AttendTile {
         &[Operand::K, Operand::V]
     }
 
-    fn consume(&self, context: &mut Context, a: Attends, phase: Phase) -> Result<(), SimError> {
+    fn consume(&self, context: &mut Context, a: Attends, phase: Phase) -> Result<()> {
         let bounds = bounds(context, a, self.mask, Side::Queries, phase)?;
         attend(context, a.step(self.scale, self.mask, self.cap, bounds), phase)
     }
@@ -43,7 +43,7 @@ impl Compute for AttendTile {
     }
 }
 
-fn attend(context: &mut Context, step: AttentionStep, phase: Phase) -> Result<(), SimError> {
+fn attend(context: &mut Context, step: AttentionStep, phase: Phase) -> Result<()> {
     let mut state = carried(context, phase)?;
     if let (Some(q), Some(k), Some(v)) = (
         context.latest(Operand::Q, phase),
@@ -66,7 +66,7 @@ fn attend(context: &mut Context, step: AttentionStep, phase: Phase) -> Result<()
 }
 
 /// The state of attention before a step: that of the step before, or what was read from scratch, or none.
-fn carried(context: &mut Context, phase: Phase) -> Result<Option<Attention>, SimError> {
+fn carried(context: &mut Context, phase: Phase) -> Result<Option<Attention>> {
     if let Some(state) = context.attention.take() {
         return Ok(Some(state));
     }

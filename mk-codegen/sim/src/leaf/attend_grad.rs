@@ -3,7 +3,7 @@
 use super::{Attends, Compute, Regions, Values, Write, bounds, broadcast};
 use crate::{
     context::{Context, Phase, misfit},
-    error::SimError,
+    error::Result,
     math::{AttentionStep, Block, Gradients, Tile},
     memory::within,
 };
@@ -14,7 +14,7 @@ impl Compute for AttendGradTile {
         self.of.moving()
     }
 
-    fn consume(&self, context: &mut Context, a: Attends, phase: Phase) -> Result<(), SimError> {
+    fn consume(&self, context: &mut Context, a: Attends, phase: Phase) -> Result<()> {
         let bounds = bounds(context, a, self.mask, self.of.side(), phase)?;
         differentiate(context, self.of, a.step(self.scale, self.mask, self.cap, bounds), phase)
     }
@@ -39,7 +39,7 @@ fn differentiate(
     of: GradOf,
     step: AttentionStep,
     phase: Phase,
-) -> Result<(), SimError> {
+) -> Result<()> {
     let mut sums = context.gradients.take();
     let all = [Operand::Q, Operand::Do, Operand::Stats, Operand::K, Operand::V];
     if let [Some(q), Some(d_o), Some(stats), Some(k), Some(v)] =

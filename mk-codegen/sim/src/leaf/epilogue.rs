@@ -2,7 +2,7 @@
 
 use crate::{
     context::{Context, Phase, misfit},
-    error::SimError,
+    error::Result,
     math::{Tile, apply},
 };
 use mk_plan::{EpilogueOp, Operand};
@@ -14,7 +14,7 @@ pub(super) fn apply_to<'o>(
     tails: &mut impl Iterator<Item = &'o Operand>,
     context: &Context,
     phase: Phase,
-) -> Result<(), SimError> {
+) -> Result<()> {
     let mut other = None;
     if op.operand().is_some() {
         let want = match op.vector() {

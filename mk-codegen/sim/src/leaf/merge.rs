@@ -3,7 +3,7 @@
 use super::{Compute, Regions, Values, Write, broadcast};
 use crate::{
     context::{Context, misfit},
-    error::SimError,
+    error::Result,
     math::Attention,
 };
 use mk_plan::{MergeTile, Operand};
@@ -24,7 +24,7 @@ impl Compute for MergeTile {
 }
 
 /// All parts of a task, in the order of its steps.
-fn merged(context: &Context) -> Result<Attention, SimError> {
+fn merged(context: &Context) -> Result<Attention> {
     let of = |operand: Operand| {
         let mut all: Vec<_> = context.pieces.iter().filter(|p| p.operand == operand).collect();
         all.sort_by_key(|p| p.phase);

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     context::{Context, Phase, misfit},
-    error::SimError,
+    error::Result,
     math::{Tile, apply, multiply_add, transpose},
     memory::within,
 };
@@ -21,7 +21,7 @@ impl Compute for MmaTile {
         if scales_steps(&self.epilogue) { &[] } else { &[Operand::A, Operand::B] }
     }
 
-    fn consume(&self, context: &mut Context, _: Attends, phase: Phase) -> Result<(), SimError> {
+    fn consume(&self, context: &mut Context, _: Attends, phase: Phase) -> Result<()> {
         let parts = (self.cluster, self.block[2]);
         multiply(context, self.a_layout, self.b_layout, gated(&self.epilogue), parts, phase)
     }
@@ -38,7 +38,7 @@ fn multiply(
     gated: bool,
     (parts, step): (u32, u32),
     phase: Phase,
-) -> Result<(), SimError> {
+) -> Result<()> {
     let mut sum = context.sum.take();
     if let (Some(a), Some(b)) =
         (context.latest(Operand::A, phase), context.latest(Operand::B, phase))
@@ -127,11 +127,7 @@ fn sum_of_parts(
 }
 
 /// The sum of a task's steps along k, each times the factors of its rows and columns; nothing where nothing is loaded.
-fn scaled_steps(
-    context: &Context,
-    epilogue: &[EpilogueOp],
-    phase: Phase,
-) -> Result<Option<Tile>, SimError> {
+fn scaled_steps(context: &Context, epilogue: &[EpilogueOp], phase: Phase) -> Result<Option<Tile>> {
     let (Some(a), Some(b)) = (context.latest(Operand::A, phase), context.latest(Operand::B, phase))
     else {
         return Ok(None);
@@ -187,7 +183,7 @@ fn product(
     operand: Operand,
     region: &Region,
     phase: Phase,
-) -> Result<Vec<f32>, SimError> {
+) -> Result<Vec<f32>> {
     let scaled = match scales_steps(epilogue) {
         true => scaled_steps(context, epilogue, phase)?,
         false => None,

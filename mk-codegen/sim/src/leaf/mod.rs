@@ -18,7 +18,7 @@ mod tabulate;
 
 use super::{
     context::{Context, Phase, misfit},
-    error::SimError,
+    error::Result,
     math::{AttentionStep, Bounds},
 };
 use mk_abi::DType;
@@ -60,7 +60,7 @@ fn bounds(
     mask: Mask,
     side: Side,
     phase: Phase,
-) -> Result<Option<Bounds>, SimError> {
+) -> Result<Option<Bounds>> {
     let found = context.latest(Operand::Bounds, phase).filter(|_| mask == Mask::Bounds);
     let (Some(tile), Some([q, k])) = (found, attends.at) else { return Ok(None) };
     let of_keys = side == Side::Keys;
@@ -85,7 +85,7 @@ pub(super) struct Write<'p> {
 pub(super) type Regions = Vec<(Option<i64>, Region)>;
 
 /// The values of an access, for each of its regions.
-pub(super) type Values = Result<Vec<(Region, Vec<f32>)>, SimError>;
+pub(super) type Values = Result<Vec<(Region, Vec<f32>)>>;
 
 /// The arithmetic of a leaf.
 trait Compute {
@@ -95,7 +95,7 @@ trait Compute {
     }
 
     /// The arithmetic of a task's consumers in one phase.
-    fn consume(&self, _: &mut Context, _: Attends, _: Phase) -> Result<(), SimError> {
+    fn consume(&self, _: &mut Context, _: Attends, _: Phase) -> Result<()> {
         Ok(())
     }
 
@@ -114,7 +114,7 @@ pub(super) fn consume(
     point: Point,
     phase: Phase,
     attends: Attends,
-) -> Result<(), SimError> {
+) -> Result<()> {
     let moving = of(&family.leaf).moving();
     let theirs = family.accesses.iter().filter(|a| moving.contains(&a.operand));
     if theirs.map(|a| a.at).max() != Some(point) {
@@ -136,7 +136,7 @@ fn matrix(region: &Region) -> (usize, usize) {
     ((region.len() / cols) as usize, cols as usize)
 }
 
-fn fits(region: &Region, n: usize) -> Result<(), SimError> {
+fn fits(region: &Region, n: usize) -> Result<()> {
     if region.len() == n as i64 {
         return Ok(());
     }
@@ -147,10 +147,7 @@ fn fits(region: &Region, n: usize) -> Result<(), SimError> {
 }
 
 /// The same values to every region.
-fn broadcast(
-    regions: Regions,
-    mut of: impl FnMut(&Region) -> Result<Vec<f32>, SimError>,
-) -> Values {
+fn broadcast(regions: Regions, mut of: impl FnMut(&Region) -> Result<Vec<f32>>) -> Values {
     let mut list = Vec::with_capacity(regions.len());
     for (_, region) in regions {
         let values = of(&region)?;

@@ -2,7 +2,7 @@
 
 use super::{Compute, Regions, Values, Write, broadcast};
 use crate::context::{Context, Phase, misfit};
-use crate::error::SimError;
+use crate::error::Result;
 use mk_plan::{NormTile, Operand};
 
 impl Compute for NormTile {
@@ -13,7 +13,7 @@ impl Compute for NormTile {
 }
 
 /// A task's rows, in f32.
-fn normalised(leaf: &NormTile, context: &Context, phase: Phase) -> Result<Vec<f32>, SimError> {
+fn normalised(leaf: &NormTile, context: &Context, phase: Phase) -> Result<Vec<f32>> {
     let Some(x) = context.latest(Operand::Src, phase) else { return Ok(Vec::new()) };
     let weight = context.latest(Operand::E0, phase).map(|g| &g.data[..]);
     let gradients = if leaf.grad { context.latest(Operand::Do, phase) } else { None };

@@ -2,7 +2,7 @@
 
 use super::{Compute, Regions, Values, Write, broadcast};
 use crate::context::{Context, Phase, misfit};
-use crate::error::SimError;
+use crate::error::Result;
 use crate::math::Tile;
 use mk_abi::DType;
 use mk_plan::{Operand, QuantTile};
@@ -38,7 +38,7 @@ pub(super) fn quantised(to: DType, x: &Tile) -> [Vec<f32>; 2] {
 }
 
 /// A task's rows times their factors.
-fn restored(context: &Context, phase: Phase) -> Result<Vec<f32>, SimError> {
+fn restored(context: &Context, phase: Phase) -> Result<Vec<f32>> {
     let [Some(x), Some(f)] = [Operand::Src, Operand::E0].map(|o| context.latest(o, phase)) else {
         return Ok(Vec::new());
     };

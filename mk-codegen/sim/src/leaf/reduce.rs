@@ -3,7 +3,7 @@
 use super::{Compute, Regions, Values, Write, broadcast, epilogue::apply_to, fits, matrix};
 use crate::{
     context::{Context, Phase, Piece, misfit},
-    error::SimError,
+    error::Result,
     math::Tile,
 };
 use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, Factors, Family, ReduceTile, Region};
@@ -16,7 +16,7 @@ impl Compute for ReduceTile {
 }
 
 /// Sum in f32, in order, each source times its factor where there are factors.
-fn reduce(family: &Family, context: &Context, sources: &[&Piece]) -> Result<Vec<f32>, SimError> {
+fn reduce(family: &Family, context: &Context, sources: &[&Piece]) -> Result<Vec<f32>> {
     let mut sum: Option<Vec<f32>> = None;
     let factors = family.factors();
     for p in sources {
@@ -48,7 +48,7 @@ fn finished(
     sum: Vec<f32>,
     region: &Region,
     phase: Phase,
-) -> Result<Vec<f32>, SimError> {
+) -> Result<Vec<f32>> {
     let (rows, cols) = matrix(region);
     // Of no contributions.
     let sum = if sum.is_empty() { vec![0.0; rows * cols] } else { sum };

@@ -2,7 +2,7 @@
 
 use super::{Compute, Regions, Values, Write, broadcast};
 use crate::context::{Context, Phase, misfit};
-use crate::error::SimError;
+use crate::error::Result;
 use mk_plan::{Operand, RopeTile};
 
 impl Compute for RopeTile {
@@ -13,7 +13,7 @@ impl Compute for RopeTile {
 }
 
 /// A task's rows, in f32.
-fn turned(leaf: &RopeTile, context: &Context, phase: Phase) -> Result<Vec<f32>, SimError> {
+fn turned(leaf: &RopeTile, context: &Context, phase: Phase) -> Result<Vec<f32>> {
     let [Some(x), Some(t)] = [Operand::Src, Operand::E0].map(|o| context.latest(o, phase)) else {
         return Ok(Vec::new());
     };

@@ -3,7 +3,7 @@
 use super::{Compute, Regions, Values, Write, broadcast};
 use crate::{
     context::{Context, Phase, misfit},
-    error::SimError,
+    error::Result,
     math::statistics,
 };
 use mk_plan::{Operand, StatsTile};
@@ -16,7 +16,7 @@ impl Compute for StatsTile {
 }
 
 /// Statistics of a task's queries.
-fn counted(context: &Context, phase: Phase) -> Result<Vec<f32>, SimError> {
+fn counted(context: &Context, phase: Phase) -> Result<Vec<f32>> {
     let all = [Operand::O, Operand::Do, Operand::Lse].map(|o| context.latest(o, phase));
     let [Some(o), Some(d_o), Some(lse)] = all else { return Ok(Vec::new()) };
     if (o.rows, o.cols) != (d_o.rows, d_o.cols) || lse.data.len() != o.rows {

@@ -2,9 +2,10 @@
 //! accesses, then its posts. A move ends where its effect becomes visible, so that other agents can interleave there.
 
 use crate::{
+    Result, SimError,
     context::Phase,
     delivery::{Delivery, inner_of},
-    error::{SimError, place_of},
+    error::place_of,
     host::Command,
     leaf::{Attends, Write, consume, values},
     machine::Machine,
@@ -15,7 +16,7 @@ use mk_plan::{Access, Agent, Completion, Entity, Mode, Operand, Point, Points, P
 
 impl Machine<'_> {
     /// Moves an agent.
-    pub fn advance(&mut self, rank: usize, id: usize) -> Result<(), SimError> {
+    pub fn advance(&mut self, rank: usize, id: usize) -> Result<()> {
         let actor = Actor::Agent { rank, agent: id };
         loop {
             let program = &mut self.ranks[rank].program;
@@ -102,7 +103,7 @@ impl Machine<'_> {
         self.ranks[rank].program.agents[id].state = state;
     }
 
-    fn phase_waits(&self, rank: usize, id: usize, t: usize) -> Result<Vec<Pending>, SimError> {
+    fn phase_waits(&self, rank: usize, id: usize, t: usize) -> Result<Vec<Pending>> {
         let r = &self.ranks[rank];
         let agent = &r.program.agents[id];
         let task = &r.program.units[agent.unit].tasks[t];
@@ -154,7 +155,7 @@ impl Machine<'_> {
     }
 
     /// The waits that were set aside, if something follows that they do order: posts, a hand-over, the end of the task.
-    fn due_waits(&mut self, rank: usize, id: usize, t: usize) -> Result<Vec<Pending>, SimError> {
+    fn due_waits(&mut self, rank: usize, id: usize, t: usize) -> Result<Vec<Pending>> {
         if self.ranks[rank].program.agents[id].deferred.is_empty() {
             return Ok(Vec::new());
         }
@@ -179,7 +180,7 @@ impl Machine<'_> {
         rank: usize,
         id: usize,
         t: usize,
-    ) -> Result<std::collections::VecDeque<Ready>, SimError> {
+    ) -> Result<std::collections::VecDeque<Ready>> {
         let r = &self.ranks[rank];
         let agent = &r.program.agents[id];
         let task = &r.program.units[agent.unit].tasks[t];
@@ -231,7 +232,7 @@ impl Machine<'_> {
     }
 
     /// Ordinary reads of a phase before what other agents hand over in it.
-    fn read_early(&mut self, rank: usize, id: usize, t: usize) -> Result<(), SimError> {
+    fn read_early(&mut self, rank: usize, id: usize, t: usize) -> Result<()> {
         let plan = self.plan;
         let a = &self.ranks[rank].program.agents[id];
         if self.weak.is_none() || a.early {
@@ -260,7 +261,7 @@ impl Machine<'_> {
     }
 
     /// Reads, computes, writes. Whether anything was there that others can see, or that can see others.
-    fn access(&mut self, rank: usize, id: usize, t: usize) -> Result<bool, SimError> {
+    fn access(&mut self, rank: usize, id: usize, t: usize) -> Result<bool> {
         let (unit, phase, agent) = {
             let a = &self.ranks[rank].program.agents[id];
             (a.unit, a.phase, a.agent)
@@ -359,7 +360,7 @@ impl Machine<'_> {
     }
 
     /// Issues the bulk loads of later phases that a wait without a fence does not hold back, up to the next wait.
-    fn load_ahead(&mut self, rank: usize, id: usize, t: usize) -> Result<(), SimError> {
+    fn load_ahead(&mut self, rank: usize, id: usize, t: usize) -> Result<()> {
         let a = &self.ranks[rank].program.agents[id];
         if a.deferred.is_empty() {
             return Ok(());
@@ -406,7 +407,7 @@ impl Machine<'_> {
     }
 
     /// Waits for the bulk stores that a post comes after: those of this agent, and no further than the post's scope.
-    fn complete(&mut self, rank: usize, id: usize, post: Ready) -> Result<(), SimError> {
+    fn complete(&mut self, rank: usize, id: usize, post: Ready) -> Result<()> {
         self.push_out(rank, id, post.scope)?;
         if post.after != Completion::GlobalWriteDone {
             return Ok(());

@@ -1,6 +1,6 @@
 //! Accesses look at stamps.
 
-use crate::{error::SimError, machine::Machine, stamps::text};
+use crate::{Result, SimError, machine::Machine, stamps::text};
 use mk_plan::{Mode, Region, Space};
 
 impl Machine<'_> {
@@ -14,7 +14,7 @@ impl Machine<'_> {
     }
 
     /// Checks what an epoch reads.
-    pub fn check_read(&mut self, region: &Region, epoch: i64) -> Result<(), SimError> {
+    pub fn check_read(&mut self, region: &Region, epoch: i64) -> Result<()> {
         let Some(stamps) = &mut self.stamps else { return Ok(()) };
         let input = self.plan.buffers[region.buffer].space == Space::In;
         let want = (epoch, if input { 0 } else { region.version });
@@ -28,7 +28,7 @@ impl Machine<'_> {
     }
 
     /// Checks and stamps what an epoch writes.
-    pub fn check_write(&mut self, region: &Region, epoch: i64, mode: Mode) -> Result<(), SimError> {
+    pub fn check_write(&mut self, region: &Region, epoch: i64, mode: Mode) -> Result<()> {
         let Some(stamps) = &mut self.stamps else { return Ok(()) };
         let own = (epoch, region.version);
         let adds = mode == Mode::Accumulate;
@@ -50,7 +50,7 @@ impl Machine<'_> {
     }
 
     /// Checks what the caller of a rank reads after a launch.
-    pub fn check_outputs(&mut self, rank: usize, epoch: i64) -> Result<(), SimError> {
+    pub fn check_outputs(&mut self, rank: usize, epoch: i64) -> Result<()> {
         self.ranks[rank].outputs_read = epoch;
         let Some(stamps) = &self.stamps else { return Ok(()) };
         for (id, b) in self.plan.buffers.iter().filter(|b| b.1.space == Space::Out) {

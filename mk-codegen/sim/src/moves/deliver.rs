@@ -1,9 +1,10 @@
 //! Deliveries happen: what is loaded, what is stored, and where.
 
 use crate::{
+    Result, SimError,
     context::{Phase, Piece},
     delivery::{Delivery, inner_of},
-    error::{SimError, place_of},
+    error::place_of,
     machine::Machine,
     math::Tile,
     memory::rows,
@@ -24,7 +25,7 @@ impl Machine<'_> {
     }
 
     /// Lets a delivery happen, if it has not been forced before.
-    pub fn deliver(&mut self, id: u64) -> Result<(), SimError> {
+    pub fn deliver(&mut self, id: u64) -> Result<()> {
         match self.deliveries.due.remove(&id) {
             None => Ok(()),
             Some(Delivery::Load { rank, unit, task, agent, line, phase }) => {
@@ -51,7 +52,7 @@ impl Machine<'_> {
         task: usize,
         line: usize,
         phase: Phase,
-    ) -> Result<(), SimError> {
+    ) -> Result<()> {
         let tables = self.ranks[rank].tables.clone();
         let points = Points::new(self.plan, &tables);
         let at = &self.ranks[rank].program.units[unit].tasks[task].task;
@@ -93,7 +94,7 @@ impl Machine<'_> {
         task: &Task,
         access: &Access,
         phase: Phase,
-    ) -> Result<Vec<(Option<i64>, Region)>, SimError> {
+    ) -> Result<Vec<(Option<i64>, Region)>> {
         let mut list = Vec::new();
         let (each, when) = (access.each.as_ref(), access.when.as_ref());
         repeat(points, task, inner_of(phase), each, when, |at| {
@@ -121,12 +122,7 @@ impl Machine<'_> {
     }
 
     /// Memory has the entries of a table that are about to be looked up there: what the plan says of its contents.
-    fn check_entries(
-        &self,
-        tables: &TableSet,
-        region: &Region,
-        place: String,
-    ) -> Result<(), SimError> {
+    fn check_entries(&self, tables: &TableSet, region: &Region, place: String) -> Result<()> {
         let shape = self.memory.shape(region.rank, region.buffer);
         let found = self.memory.read(region).data;
         for (id, table) in self.plan.tables.iter().filter(|t| t.1.stored == Some(region.buffer)) {
@@ -168,13 +164,7 @@ impl Machine<'_> {
     }
 
     /// Stores values now.
-    pub fn store(
-        &mut self,
-        region: &Region,
-        values: &[f32],
-        mode: Mode,
-        epoch: i64,
-    ) -> Result<(), SimError> {
+    pub fn store(&mut self, region: &Region, values: &[f32], mode: Mode, epoch: i64) -> Result<()> {
         match &self.joined {
             Some(joined) if joined.plan.buffers[region.buffer].is_some() => {
                 if mode == Mode::Accumulate {

@@ -1,12 +1,12 @@
 //! Kernel boundaries: stream order on each rank, nothing between ranks.
 
-use crate::{error::SimError, machine::Machine, program::Program, schedule::Actor};
+use crate::{Result, SimError, machine::Machine, program::Program, schedule::Actor};
 use mk_plan::{Points, Space, TabId, TableSet};
 use std::rc::Rc;
 
 impl Machine<'_> {
     /// The caller's turn before the next launch: new inputs, in place of the old ones.
-    pub fn between_launches(&mut self, rank: usize) -> Result<(), SimError> {
+    pub fn between_launches(&mut self, rank: usize) -> Result<()> {
         let epoch = self.ranks[rank].epoch + 1;
         self.ranks[rank].own_rows = None;
         for (id, buffer) in self.plan.buffers.iter() {
@@ -51,7 +51,7 @@ impl Machine<'_> {
     }
 
     /// Begins a rank's next epoch.
-    pub fn launch(&mut self, rank: usize) -> Result<(), SimError> {
+    pub fn launch(&mut self, rank: usize) -> Result<()> {
         let epoch = self.ranks[rank].epoch + 1;
         let tables = self.tables_of(epoch)?;
         for (id, buffer) in self.plan.buffers.iter() {
@@ -86,7 +86,7 @@ impl Machine<'_> {
         self.one_less(rank)
     }
 
-    fn tables_of(&mut self, epoch: i64) -> Result<Rc<TableSet>, SimError> {
+    fn tables_of(&mut self, epoch: i64) -> Result<Rc<TableSet>> {
         if let Some(tables) = self.tables.get(&epoch) {
             return Ok(tables.clone());
         }
@@ -112,7 +112,7 @@ impl Machine<'_> {
     }
 
     /// Lets a unit's agents go. One without agents has ended.
-    pub fn begin_unit(&mut self, rank: usize, unit: usize) -> Result<(), SimError> {
+    pub fn begin_unit(&mut self, rank: usize, unit: usize) -> Result<()> {
         let u = &self.ranks[rank].program.units[unit];
         if u.agents.is_empty() {
             return self.end_unit(rank, unit);
@@ -124,14 +124,14 @@ impl Machine<'_> {
     }
 
     /// What follows when the last agent of a unit has come to its end.
-    pub fn end_unit(&mut self, rank: usize, unit: usize) -> Result<(), SimError> {
+    pub fn end_unit(&mut self, rank: usize, unit: usize) -> Result<()> {
         if let Some(next) = self.ranks[rank].program.units[unit].next {
             self.begin_unit(rank, next)?;
         }
         self.one_less(rank)
     }
 
-    fn one_less(&mut self, rank: usize) -> Result<(), SimError> {
+    fn one_less(&mut self, rank: usize) -> Result<()> {
         let r = &mut self.ranks[rank];
         r.running -= 1;
         if r.running == 0 { self.end_launch(rank) } else { Ok(()) }
@@ -139,7 +139,7 @@ impl Machine<'_> {
 
     /// The kernel has ended: its stores to the rank's own memory are there (those to peers may still be on their way),
     /// and the caller reads the outputs and writes the next inputs.
-    fn end_launch(&mut self, rank: usize) -> Result<(), SimError> {
+    fn end_launch(&mut self, rank: usize) -> Result<()> {
         let program = std::mem::take(&mut self.ranks[rank].program);
         let stores = program.agents.iter().flat_map(|a| a.stores.iter().copied());
         for id in stores {

@@ -11,7 +11,7 @@ mod wait;
 mod weak;
 
 use crate::{
-    error::{Blocked, Deadlock, SimError, WaitsFor},
+    error::{Blocked, Deadlock, Result, SimError, WaitsFor},
     machine::{Machine, Rank},
     options::RunReport,
     program::{Blocking, Pending, State},
@@ -24,7 +24,7 @@ use std::time::Instant;
 const LOOK: u64 = 64;
 
 impl Machine<'_> {
-    pub fn run(mut self) -> Result<RunReport, SimError> {
+    pub fn run(mut self) -> Result<RunReport> {
         self.supported()?;
         self.check_network()?;
         for rank in 0..self.ranks.len() {
@@ -64,7 +64,7 @@ impl Machine<'_> {
     }
 
     /// Waits until the network unblocks an agent. False when no agent waits for it.
-    fn await_network(&mut self) -> Result<bool, SimError> {
+    fn await_network(&mut self) -> Result<bool> {
         if self.done() {
             return Ok(false);
         }

@@ -1,18 +1,14 @@
 //! Messages of a run over a network outside the executor.
 
 use crate::{
-    error::{SimError, place_of},
-    machine::Machine,
-    network::Message,
-    program::Ready,
-    schedule::Actor,
-    signals::Word,
+    Result, SimError, error::place_of, machine::Machine, network::Message, program::Ready,
+    schedule::Actor, signals::Word,
 };
 use mk_plan::{Agent, Entity, NicOrdering, Operand, Points, Region, Task};
 
 impl Machine<'_> {
     /// Refuses runs that an outside network cannot carry.
-    pub fn check_network(&self) -> Result<(), SimError> {
+    pub fn check_network(&self) -> Result<()> {
         let Some(joined) = &self.joined else { return Ok(()) };
         let refuse = |message: &str| {
             Err(SimError::Unsupported { place: self.plan.name.clone(), message: message.into() })
@@ -29,12 +25,7 @@ impl Machine<'_> {
     }
 
     /// The words that a send increments: the receiver's, and the sender's. Each must be a net word, incremented by one.
-    fn words_of(
-        &self,
-        points: &Points<'_>,
-        task: &Task,
-        to: usize,
-    ) -> Result<[Option<u32>; 2], SimError> {
+    fn words_of(&self, points: &Points<'_>, task: &Task, to: usize) -> Result<[Option<u32>; 2]> {
         let Some(joined) = &self.joined else { return Ok([None; 2]) };
         let mut words = [None; 2];
         for by in [Agent::Sender, Agent::Receiver] {
@@ -57,15 +48,10 @@ impl Machine<'_> {
     }
 
     /// Gives a command to the network. False when its fifo is full.
-    pub fn issue_message(
-        &self,
-        points: &Points<'_>,
-        task: &Task,
-        to: usize,
-    ) -> Result<bool, SimError> {
+    pub fn issue_message(&self, points: &Points<'_>, task: &Task, to: usize) -> Result<bool> {
         let Some(joined) = &self.joined else { return Ok(true) };
         let [remote_word, local_word] = self.words_of(points, task, to)?;
-        let at = |regions: Vec<Region>| -> Result<(u64, u64), SimError> {
+        let at = |regions: Vec<Region>| -> Result<(u64, u64)> {
             let Some(region) = regions.first() else { return Ok((0, 0)) };
             let dtype = self.plan.buffers[region.buffer].dtype;
             let place = joined.plan.place(points, region)?.filter(|_| regions.len() == 1);

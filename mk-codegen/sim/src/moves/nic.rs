@@ -10,8 +10,9 @@
 //! A host raises the words of one epoch before those of the next, whatever order the network's completions have.
 
 use crate::{
+    Result, SimError,
     delivery::Delivery,
-    error::{SimError, place_of},
+    error::place_of,
     host::{Command, HostPosts, NicOp, NicStep},
     machine::Machine,
     program::{Blocking, Ready},
@@ -22,7 +23,7 @@ use std::collections::HashMap;
 
 impl Machine<'_> {
     /// Refuses what this model of the network leaves out.
-    pub fn supported(&self) -> Result<(), SimError> {
+    pub fn supported(&self) -> Result<()> {
         for (id, x) in self.plan.families.iter() {
             if !x.leaf.sends() {
                 continue;
@@ -60,7 +61,7 @@ impl Machine<'_> {
     }
 
     /// Moves the sending thread: one command, in the order of the fifo.
-    pub fn send(&mut self, rank: usize) -> Result<(), SimError> {
+    pub fn send(&mut self, rank: usize) -> Result<()> {
         let Some(Command { task, tables }) = self.ranks[rank].host.fifo.front() else {
             self.ranks[rank].host.awake = false;
             return Ok(());
@@ -179,7 +180,7 @@ impl Machine<'_> {
     }
 
     /// The rank that a task sends to.
-    fn destination(&self, points: &Points<'_>, task: &Task) -> Result<usize, SimError> {
+    fn destination(&self, points: &Points<'_>, task: &Task) -> Result<usize> {
         let accesses = &self.plan.families[task.family].accesses;
         let dst = accesses.iter().find(|a| a.operand == Operand::Dst);
         Ok(match dst {
@@ -193,7 +194,7 @@ impl Machine<'_> {
         points: &Points<'_>,
         task: &Task,
         operand: Operand,
-    ) -> Result<Vec<Region>, SimError> {
+    ) -> Result<Vec<Region>> {
         let mut list = Vec::new();
         for a in &self.plan.families[task.family].accesses {
             if a.operand == operand {
@@ -204,7 +205,7 @@ impl Machine<'_> {
     }
 
     /// A step of a command that the network has taken.
-    pub fn network(&mut self, id: u64, step: NicStep) -> Result<(), SimError> {
+    pub fn network(&mut self, id: u64, step: NicStep) -> Result<()> {
         let Some(op) = self.deliveries.nic.get_mut(&id) else {
             return Ok(());
         };
@@ -229,7 +230,7 @@ impl Machine<'_> {
     }
 
     /// The data of a command reaches the other node.
-    fn delivered(&mut self, id: u64) -> Result<(), SimError> {
+    fn delivered(&mut self, id: u64) -> Result<()> {
         let Some(op) = self.deliveries.nic.get(&id) else { return Ok(()) };
         let (from, lane, behind) = (op.from, (op.to, op.lane), !op.flags.is_empty());
         let (task, sources) = (op.task.clone(), op.sources.clone());
@@ -256,7 +257,7 @@ impl Machine<'_> {
     }
 
     /// A card sees what was delivered to its rank before anybody has flushed it.
-    fn seen_by_card(&mut self, sources: &[Region]) -> Result<(), SimError> {
+    fn seen_by_card(&mut self, sources: &[Region]) -> Result<()> {
         let held = |op: &NicOp| {
             op.data.is_some()
                 && op.destinations.iter().any(|d| sources.iter().any(|s| s.overlap(d) > 0))
@@ -268,7 +269,7 @@ impl Machine<'_> {
 
     /// A host (0: the sender's, 1: the receiver's) has learned of a delivery, and raises what it may: not before what
     /// it is to raise for earlier epochs at the same words.
-    fn told(&mut self, id: u64, host: usize) -> Result<(), SimError> {
+    fn told(&mut self, id: u64, host: usize) -> Result<()> {
         if let Some(op) = self.deliveries.nic.get_mut(&id) {
             // A receiving host that posts nothing is told of nothing.
             let told = host == 0 || !op.host_posts[1].posts.is_empty();
@@ -312,7 +313,7 @@ impl Machine<'_> {
 
     /// Makes delivered data visible, if it is not yet; on an ordered network behind that of earlier commands of the
     /// lane.
-    fn flush(&mut self, id: u64) -> Result<(), SimError> {
+    fn flush(&mut self, id: u64) -> Result<()> {
         let Some(op) = self.deliveries.nic.get(&id) else {
             return Ok(());
         };
@@ -327,7 +328,7 @@ impl Machine<'_> {
         self.write_delivered(id)
     }
 
-    fn write_delivered(&mut self, id: u64) -> Result<(), SimError> {
+    fn write_delivered(&mut self, id: u64) -> Result<()> {
         let Some(op) = self.deliveries.nic.get_mut(&id) else {
             return Ok(());
         };
@@ -344,7 +345,7 @@ impl Machine<'_> {
     }
 
     /// On an ordered network the next command of the lane may follow.
-    fn next_in_order(&mut self, from: usize, lane: (usize, usize)) -> Result<(), SimError> {
+    fn next_in_order(&mut self, from: usize, lane: (usize, usize)) -> Result<()> {
         if !self.ordered() {
             return Ok(());
         }

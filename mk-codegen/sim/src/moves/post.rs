@@ -1,7 +1,8 @@
 //! Posts of an agent, at concrete words.
 
 use crate::{
-    error::{SimError, place_of},
+    Result, SimError,
+    error::place_of,
     machine::Machine,
     program::{Ready, repeat},
     schedule::Actor,
@@ -16,7 +17,7 @@ impl Machine<'_> {
         task: &Task,
         by: Agent,
         at: Option<(Point, i64)>,
-    ) -> Result<C, SimError> {
+    ) -> Result<C> {
         let mut list = Vec::new();
         let (point, inner) = at.map_or((None, 0), |(p, i)| (Some(p), i));
         for post in &self.plan.families[task.family].posts {

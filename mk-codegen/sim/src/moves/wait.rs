@@ -1,7 +1,8 @@
 //! Waits of an agent, at concrete words.
 
 use crate::{
-    error::{SimError, place_of},
+    Result, SimError,
+    error::place_of,
     machine::Machine,
     program::{Pending, repeat},
     schedule::Actor,
@@ -16,7 +17,7 @@ impl Machine<'_> {
         task: &Task,
         by: Agent,
         at: Option<(Point, i64)>,
-    ) -> Result<Vec<Pending>, SimError> {
+    ) -> Result<Vec<Pending>> {
         let mut list = Vec::new();
         let (point, inner) = at.map_or((None, 0), |(p, i)| (Some(p), i));
         for (line, wait) in self.plan.families[task.family].waits.iter().enumerate() {

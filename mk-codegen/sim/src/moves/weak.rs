@@ -3,7 +3,7 @@
 use crate::{
     context::Phase,
     delivery::{Delivery, inner_of},
-    error::SimError,
+    error::Result,
     machine::Machine,
     program::{UnitTask, repeat},
     signals::Word,
@@ -13,7 +13,7 @@ use mk_plan::{Agent, Entity, Leaf, Point, Points, Proxy, Scope, Wait};
 
 impl Machine<'_> {
     /// Notes how a rank's launch posts to words.
-    pub fn note_crossings(&mut self, rank: usize) -> Result<(), SimError> {
+    pub fn note_crossings(&mut self, rank: usize) -> Result<()> {
         let Some(mut weak) = self.weak.take() else { return Ok(()) };
         let tables = self.ranks[rank].tables.clone();
         let points = Points::new(self.plan, &tables);
@@ -97,7 +97,7 @@ impl Machine<'_> {
     }
 
     /// Pushes an agent's ordinary stores out, to everywhere or as far as its own GPU.
-    pub fn push_out(&mut self, rank: usize, id: usize, scope: Scope) -> Result<(), SimError> {
+    pub fn push_out(&mut self, rank: usize, id: usize, scope: Scope) -> Result<()> {
         let stores = std::mem::take(&mut self.ranks[rank].program.agents[id].buffered);
         for store in stores {
             if scope == Scope::Sys || self.deliveries.stays_on(store, rank) {

@@ -33,14 +33,11 @@ impl<'c, 'a> Args<'c, 'a> {
     /// The next argument without a key, which must be there.
     fn required(&mut self, what: &str, sink: &mut Sink) -> Option<&'c Arg<'a>> {
         let arg = self.positional();
-        if arg.is_none() {
-            sink.push(self.op.span, messages::missing_argument(self.op.text, what));
-        }
-        arg
+        arg.or_else(|| sink.refuse(self.op.span, messages::missing_argument(self.op.text, what)))
     }
 
-    fn wrong(&self, arg: &Arg<'a>, what: &str, sink: &mut Sink) {
-        sink.push(arg.span, messages::wrong_argument(self.op.text, what, arg.text));
+    fn wrong<T>(&self, arg: &Arg<'a>, what: &str, sink: &mut Sink) -> Option<T> {
+        sink.refuse(arg.span, messages::wrong_argument(self.op.text, what, arg.text))
     }
 
     /// A tensor.
@@ -49,10 +46,7 @@ impl<'c, 'a> Args<'c, 'a> {
         let arg = self.required(what, sink)?;
         match arg.value {
             ArgValue::Name(operand) => Some(operand),
-            _ => {
-                self.wrong(arg, what, sink);
-                None
-            }
+            _ => self.wrong(arg, what, sink),
         }
     }
 
@@ -61,10 +55,7 @@ impl<'c, 'a> Args<'c, 'a> {
         let arg = self.required(what, sink)?;
         match arg.value {
             ArgValue::Name(Operand { word, transposed: None }) => Some(word),
-            _ => {
-                self.wrong(arg, what, sink);
-                None
-            }
+            _ => self.wrong(arg, what, sink),
         }
     }
 
@@ -75,10 +66,7 @@ impl<'c, 'a> Args<'c, 'a> {
         match arg.value {
             ArgValue::Int(n) => Some(n.value as f64),
             ArgValue::Float(n) => Some(n.value),
-            ArgValue::Name(_) => {
-                self.wrong(arg, what, sink);
-                None
-            }
+            ArgValue::Name(_) => self.wrong(arg, what, sink),
         }
     }
 
@@ -92,17 +80,10 @@ impl<'c, 'a> Args<'c, 'a> {
 
     /// `key = number`, if it is there; the outer `None` is a mistake.
     pub fn key_int(&mut self, key: &str, sink: &mut Sink) -> Option<Option<Number<u64>>> {
-        let has_key = |arg: &&Arg<'a>| arg.key.is_some_and(|k| k.text == key);
-        let Some(i) = self.left.iter().position(has_key) else {
-            return Some(None);
-        };
-        let arg = self.left.remove(i);
+        let Some(arg) = self.key(key) else { return Some(None) };
         match arg.value {
             ArgValue::Int(n) => Some(Some(n)),
-            _ => {
-                self.wrong(arg, "a whole number there", sink);
-                None
-            }
+            _ => self.wrong(arg, "a whole number there", sink),
         }
     }
 
@@ -118,10 +99,7 @@ impl<'c, 'a> Args<'c, 'a> {
         let Some(arg) = self.key(key) else { return Some(None) };
         match arg.value {
             ArgValue::Name(operand) => Some(Some(operand)),
-            _ => {
-                self.wrong(arg, "a tensor there", sink);
-                None
-            }
+            _ => self.wrong(arg, "a tensor there", sink),
         }
     }
 
@@ -167,18 +145,11 @@ impl<'c, 'a> Args<'c, 'a> {
 
     /// `key = number`, if it is there; the outer `None` is a mistake.
     pub fn key_number(&mut self, key: &str, sink: &mut Sink) -> Option<Option<f64>> {
-        let has_key = |arg: &&Arg<'a>| arg.key.is_some_and(|k| k.text == key);
-        let Some(i) = self.left.iter().position(has_key) else {
-            return Some(None);
-        };
-        let arg = self.left.remove(i);
+        let Some(arg) = self.key(key) else { return Some(None) };
         match arg.value {
             ArgValue::Int(n) => Some(Some(n.value as f64)),
             ArgValue::Float(n) => Some(Some(n.value)),
-            ArgValue::Name(_) => {
-                self.wrong(arg, "a number there", sink);
-                None
-            }
+            ArgValue::Name(_) => self.wrong(arg, "a number there", sink),
         }
     }
 

@@ -33,19 +33,14 @@ impl<'a> Checker<'a, '_> {
             Some(word) => Some(self.mesh.find(word, self.sink)?),
             None => None,
         };
-        let Some(mut keys) = call.input else {
-            self.touch(second);
-            third.into_iter().for_each(|third| self.touch(third));
-            return None;
-        };
+        let mut keys = self.input_of(call.input, [second].into_iter().chain(third))?;
         let shape = Shape::Like(keys.ty.dims.clone());
         let placement = keys.ty.placement.clone();
         let values = self.value(second, Wanted { dtype: keys.ty.dtype, shape, placement })?;
         let n_before = self.sink.len();
         let Some(axis) = self.choose_axis(call.op, named, &keys, along_sequence)? else {
             let found = self.mesh.show_all(&keys.ty.placement);
-            self.sink.push(call.op.span, messages::ring_of(&keys.label, &found));
-            return None;
+            return self.sink.refuse(call.op.span, messages::ring_of(&keys.label, &found));
         };
         if values.ty.placement != keys.ty.placement {
             let show = |v: &Value| self.mesh.show_all(&v.ty.placement);
@@ -57,9 +52,7 @@ impl<'a> Checker<'a, '_> {
             Some(third) => Some(self.stats(third, &keys, call.op.span)?),
             None => None,
         };
-        if self.sink.len() != n_before {
-            return None;
-        }
+        self.sink.fine_since(n_before)?;
         keys.ring = Some(Box::new(Ring { axis, values, stats, span: call.op.span }));
         Some(keys)
     }
@@ -78,9 +71,7 @@ impl<'a> Checker<'a, '_> {
                 self.sink.push(key.span, messages::attention_later(key.text));
             }
         }
-        if self.sink.len() != n_before {
-            return None;
-        }
+        self.sink.fine_since(n_before)?;
         let scores = self.scores(&mut call);
         let packed = call.args.key_operand("cu_seqlens", self.sink)?;
         let sinks = call.args.key_operand("sinks", self.sink)?;
@@ -145,8 +136,9 @@ impl<'a> Checker<'a, '_> {
         if !given || !fits || sinks.ty.dtype != DType::F32 || sinks.ty.placement != placement {
             let wanted = self.show(&Ty { dtype: DType::F32, dims, placement });
             let found = self.show(&sinks.ty);
-            self.sink.push(operand.word.span, messages::sinks(&wanted, &sinks.label, &found));
-            return None;
+            return self
+                .sink
+                .refuse(operand.word.span, messages::sinks(&wanted, &sinks.label, &found));
         }
         Some(sinks.id)
     }
@@ -170,10 +162,7 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(at, messages::packed_documents(&cu.label, &found));
         }
         let [s, t] = [q, k].map(|x| x.ty.dims[1]);
-        if !self.dims.unify(s, t) {
-            let (s, t) = (self.dims.show(s), self.dims.show(t));
-            self.sink.push(at, messages::packed_lengths(&s, &t));
-        }
+        self.fit([s, t], at, messages::packed_lengths);
         scores.packed = true;
         (self.sink.len() == n_before).then_some(cu.id)
     }
@@ -225,8 +214,7 @@ impl<'a> Checker<'a, '_> {
         if let Some(ring) = &ring
             && ring.stats.is_some() != takes_stats
         {
-            self.sink.push(ring.span, messages::ring_parts(takes_stats));
-            return None;
+            return self.sink.refuse(ring.span, messages::ring_parts(takes_stats));
         }
         Some(ring)
     }
@@ -268,10 +256,9 @@ impl<'a> Checker<'a, '_> {
         let of_values = keys[..3].iter().zip(&values).map(|(want, found)| (*want, *found));
         let all = pairs.into_iter().zip(names).map(|p| (p, k));
         for (((want, found), what), x) in all.chain(of_values.zip(names).map(|p| (p, v))) {
-            if !self.dims.unify(want, found) {
-                let (want, found) = (self.dims.show(want), self.dims.show(found));
-                self.sink.push(at, messages::attention_dim(what, &want, &x.label, &found));
-            }
+            self.fit([want, found], at, |want, found| {
+                messages::attention_dim(what, want, &x.label, found)
+            });
         }
         let of_values = match self.dims.resolve(values[3]) {
             Resolved::Lit(depth) => Some(depth),
@@ -339,12 +326,10 @@ impl<'a> Checker<'a, '_> {
             Id::Param(_) => false,
         };
         let Ok([b, s, h, _]) = <[_; 4]>::try_from(o.ty.dims.as_slice()) else {
-            self.sink.push(call.op.span, messages::lse_of(&o.label));
-            return None;
+            return self.sink.refuse(call.op.span, messages::lse_of(&o.label));
         };
         if !is_attention {
-            self.sink.push(call.op.span, messages::lse_of(&o.label));
-            return None;
+            return self.sink.refuse(call.op.span, messages::lse_of(&o.label));
         }
         let placement = turned(&o.ty.placement);
         let ty = Ty { dtype: DType::F32, dims: vec![b, h, s], placement };

@@ -145,8 +145,7 @@ impl<'a> Checker<'a, '_> {
             None => None,
         };
         let Some(ty) = ty.map(|values| wide_as(&dk.ty, values)) else {
-            self.sink.push(call.op.span, messages::attention_dv_of(&dk.label));
-            return None;
+            return self.sink.refuse(call.op.span, messages::attention_dv_of(&dk.label));
         };
         Some(self.push(Op::AttentionDv, vec![dk.id], ty, dk.gathered))
     }
@@ -211,8 +210,7 @@ impl<'a> Checker<'a, '_> {
         }
         let (wanted, found) = (self.show(ty), self.show(&value.ty));
         let text = messages::attention_operand(op.text, &value.label, &wanted, &found);
-        self.sink.push(op.span, text);
-        None
+        self.sink.refuse(op.span, text)
     }
 
     /// Queries are whole, or cut where attention may cut them.
@@ -221,8 +219,7 @@ impl<'a> Checker<'a, '_> {
             let fine = matches!(p, Placement::Replicate | Placement::Shard(0 | 2));
             if !fine && !along_sequence(*p) {
                 let shown = self.mesh.show(*p, axis);
-                self.sink.push(at, messages::attention_queries(&o.label, &shown));
-                return None;
+                return self.sink.refuse(at, messages::attention_queries(&o.label, &shown));
             }
         }
         Some(())

@@ -14,8 +14,7 @@ impl<'a> Checker<'a, '_> {
     pub(super) fn chain(&mut self, chain: &Chain<'a>) -> Option<Value> {
         let value = self.stages(chain)?;
         if let Some(ring) = &value.ring {
-            self.sink.push(ring.span, messages::ring_elsewhere());
-            return None;
+            return self.sink.refuse(ring.span, messages::ring_elsewhere());
         }
         Some(value)
     }

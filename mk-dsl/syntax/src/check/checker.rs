@@ -6,7 +6,7 @@ use super::{
     mesh::Mesh,
 };
 use crate::ast::{Operand, Stage, Word};
-use crate::diag::{MAX_SHOWN, Sink};
+use crate::diag::{MAX_SHOWN, Sink, Text};
 use crate::messages;
 use crate::ops;
 use crate::program::{DType, Factors, Op, Placement, SymbolKind};
@@ -190,18 +190,15 @@ impl<'a> Checker<'a, '_> {
             return name.id;
         }
         if self.bound_later.contains(word.text) {
-            self.sink.push(word.span, messages::bound_later(word.text));
-            return None;
+            return self.sink.refuse(word.span, messages::bound_later(word.text));
         }
         if !self.is_bare {
             let known = self.names.keys().copied().take(MAX_SUGGESTIONS);
             let near = if self.sink.len() < MAX_SHOWN { nearest(word.text, known) } else { None };
-            self.sink.push(word.span, messages::unknown_name(word.text, near));
-            return None;
+            return self.sink.refuse(word.span, messages::unknown_name(word.text, near));
         }
         if let Some(what) = reserved(word.text) {
-            self.sink.push(word.span, messages::reserved_name(word.text, what));
-            return None;
+            return self.sink.refuse(word.span, messages::reserved_name(word.text, what));
         }
         let id = Id::Param(self.params.len());
         let state = State::Open { dtype: None, dims: None };
@@ -214,6 +211,40 @@ impl<'a> Checker<'a, '_> {
     /// Resolves an operand of a stage whose input is absent, for the mistakes in its name.
     pub fn touch(&mut self, operand: Operand<'a>) {
         self.resolve(operand.word);
+    }
+
+    /// A stage's input; where that has a mistake, operands are resolved for theirs.
+    pub fn input_of(
+        &mut self,
+        input: Option<Value>,
+        operands: impl IntoIterator<Item = Operand<'a>>,
+    ) -> Option<Value> {
+        if input.is_none() {
+            operands.into_iter().for_each(|operand| self.touch(operand));
+        }
+        input
+    }
+
+    /// Two dimensions become one; the text is of those that differ, as they are written.
+    pub fn fit(&mut self, [x, y]: [Term; 2], at: Span, text: impl FnOnce(&str, &str) -> Text) {
+        if !self.dims.unify(x, y) {
+            let text = text(&self.dims.show(x), &self.dims.show(y));
+            self.sink.push(at, text);
+        }
+    }
+
+    /// Checks that a value is placed as another; the text is of both placements.
+    pub fn placed_as(
+        &mut self,
+        x: &Value,
+        y: &Value,
+        at: Span,
+        text: impl FnOnce(&str, &str) -> Text,
+    ) {
+        if x.ty.placement != y.ty.placement {
+            let [x, y] = [x, y].map(|v| self.mesh.show_all(&v.ty.placement));
+            self.sink.push(at, text(&x, &y));
+        }
     }
 
     /// The value of an operand that may not be transposed; if it is open, it becomes what is

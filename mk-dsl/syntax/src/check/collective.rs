@@ -23,14 +23,12 @@ impl<'a> Checker<'a, '_> {
         let Some(axis) = self.choose_axis(call.op, axis, &input, is_sharded)? else {
             if input.ty.placement.iter().any(|p| matches!(p, Placement::Zigzag(_))) {
                 let text = messages::zigzag_elsewhere("gather", &input.label);
-                self.sink.push(call.op.span, text);
-                return None;
+                return self.sink.refuse(call.op.span, text);
             }
             let is_partial = input.ty.placement.contains(&Placement::Partial);
             let found = self.mesh.show_all(&input.ty.placement);
             let text = messages::gather_of(&input.label, &found, is_partial);
-            self.sink.push(call.op.span, text);
-            return None;
+            return self.sink.refuse(call.op.span, text);
         };
         let Placement::Shard(dim) = input.ty.placement[axis] else {
             return None;
@@ -95,8 +93,7 @@ impl<'a> Checker<'a, '_> {
         call.args.finish(self.sink);
         let (axis, split, concat) = (self.named_axis(axis?)?, split?, concat?);
         let (Some(split), Some(concat)) = (split, concat) else {
-            self.sink.push(call.op.span, messages::all_to_all_dims());
-            return None;
+            return self.sink.refuse(call.op.span, messages::all_to_all_dims());
         };
         let mut input = call.input?;
         let n_dims = input.ty.dims.len();
@@ -109,15 +106,13 @@ impl<'a> Checker<'a, '_> {
         });
         let [Some(to), Some(from)] = dims else { return None };
         if to == from {
-            self.sink.push(split.span, messages::all_to_all_same(to));
-            return None;
+            return self.sink.refuse(split.span, messages::all_to_all_same(to));
         }
         let is_sharded = |p: Placement| p == Placement::Shard(from);
         let Some(axis) = self.choose_axis(call.op, axis, &input, is_sharded)? else {
             let found = self.mesh.show_all(&input.ty.placement);
             let text = messages::all_to_all_of(&input.label, &found, from);
-            self.sink.push(call.op.span, text);
-            return None;
+            return self.sink.refuse(call.op.span, text);
         };
         self.innermost(call.op, &input, axis, from)?;
         for outer in sharing(&input, axis, to) {
@@ -134,8 +129,7 @@ impl<'a> Checker<'a, '_> {
         for inner in sharing(input, axis, dim) {
             if !self.mesh.nest(inner, axis) {
                 let [outer, inner] = [axis, inner].map(|axis| self.mesh.axes[axis]);
-                self.sink.push(op.span, messages::gather_of_outer(outer, inner, dim));
-                return None;
+                return self.sink.refuse(op.span, messages::gather_of_outer(outer, inner, dim));
             }
         }
         Some(())
@@ -165,8 +159,7 @@ impl<'a> Checker<'a, '_> {
         let axis = axes.next();
         if axes.next().is_some() {
             let what = format!("`{}`", op.text);
-            self.sink.push(op.span, messages::which_axis(&what, &self.mesh.list()));
-            return None;
+            return self.sink.refuse(op.span, messages::which_axis(&what, &self.mesh.list()));
         }
         Some(axis)
     }

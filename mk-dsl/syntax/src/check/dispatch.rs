@@ -45,10 +45,7 @@ impl<'a> Checker<'a, '_> {
             Some((_, ArgValue::Name(Operand { word, transposed: None }))) => {
                 Some(self.dims.sym(word.text))
             }
-            Some((span, _)) => {
-                self.sink.push(span, messages::dispatch_capacity());
-                None
-            }
+            Some((span, _)) => self.sink.refuse(span, messages::dispatch_capacity()),
             None => {
                 let rows = self.dims.var("room", self.room.len());
                 self.room.push(rows);
@@ -56,10 +53,7 @@ impl<'a> Checker<'a, '_> {
             }
         };
         let operand = operand?;
-        let Some(x) = call.input else {
-            [Some(operand), factors].into_iter().flatten().for_each(|operand| self.touch(operand));
-            return None;
-        };
+        let x = self.input_of(call.input, [operand].into_iter().chain(factors))?;
         let placement = x.ty.placement.clone();
         let wanted = Wanted { dtype: DType::I32, shape: Shape::Fresh(2), placement };
         let ids = self.value(operand, wanted)?;
@@ -68,8 +62,7 @@ impl<'a> Checker<'a, '_> {
         let (n_before, at) = (self.sink.len(), operand.word.span);
         let [tokens, columns] = x.ty.dims[..] else {
             let shape = self.show_dims(&x.ty.dims);
-            self.sink.push(op, messages::dispatch_rank(&x.label, &shape));
-            return None;
+            return self.sink.refuse(op, messages::dispatch_rank(&x.label, &shape));
         };
         if x.ty.dtype == DType::F32 || x.ty.dtype.is_integer() {
             self.sink.push(op, messages::grouped_dtype(&x.label));
@@ -80,17 +73,16 @@ impl<'a> Checker<'a, '_> {
         } else if tokens_along < 1 || !x.ty.placement.iter().all(whole) {
             let found = self.mesh.show_all(&x.ty.placement);
             self.sink.push(op, messages::dispatch_placement(&x.label, &found));
-        } else if ids.ty.placement != x.ty.placement {
-            let show = |v: &Value| self.mesh.show_all(&v.ty.placement);
-            let (want, found) = (show(&x), show(&ids));
-            self.sink.push(at, messages::beside_tokens("dispatch", &want, &ids.label, &found));
+        } else {
+            self.placed_as(&x, &ids, at, |want, found| {
+                messages::beside_tokens("dispatch", want, &ids.label, found)
+            });
         }
         match ids.ty.dims[..] {
             [of_ids, _] if ids.ty.dtype.is_integer() => {
-                if !self.dims.unify(tokens, of_ids) {
-                    let (want, found) = (self.dims.show(tokens), self.dims.show(of_ids));
-                    self.sink.push(at, messages::route_tokens(&want, &ids.label, &found));
-                }
+                self.fit([tokens, of_ids], at, |want, found| {
+                    messages::route_tokens(want, &ids.label, found)
+                });
             }
             _ => {
                 let found = self.show(&ids.ty);
@@ -137,14 +129,10 @@ impl<'a> Checker<'a, '_> {
         let operand = call.args.operand(self.sink);
         call.args.finish(self.sink);
         let operand = operand?;
-        let Some(y) = call.input else {
-            self.touch(operand);
-            return None;
-        };
+        let y = self.input_of(call.input, [operand])?;
         let Some(route) = y.ragged.and_then(|id| Some((id, self.route(id)?))) else {
             self.touch(operand);
-            self.sink.push(call.op.span, messages::combine_of(name, &y.label));
-            return None;
+            return self.sink.refuse(call.op.span, messages::combine_of(name, &y.label));
         };
         Some((y, operand, route))
     }
@@ -180,9 +168,7 @@ impl<'a> Checker<'a, '_> {
             let text = messages::combine_grad_dy(&want, &dy.label, &found);
             self.sink.push(operand.word.span, text);
         }
-        if self.sink.len() != n_before {
-            return None;
-        }
+        self.sink.fine_since(n_before)?;
         let ty = Ty { dtype: DType::F32, dims: vec![tokens, slots], placement: y.ty.placement };
         Some(self.push(Op::CombineGrad, vec![y.id, ids, dy.id], ty, y.gathered))
     }
@@ -191,8 +177,7 @@ impl<'a> Checker<'a, '_> {
     fn combined_columns(&mut self, y: &Value, op: Span) -> Option<Term> {
         let [_, columns] = y.ty.dims[..] else {
             let shape = self.show_dims(&y.ty.dims);
-            self.sink.push(op, messages::dispatch_rank(&y.label, &shape));
-            return None;
+            return self.sink.refuse(op, messages::dispatch_rank(&y.label, &shape));
         };
         if !y.ty.dtype.multiplies() || y.ty.dtype.is_narrow() {
             self.sink.push(op, messages::grouped_dtype(&y.label));
@@ -219,10 +204,9 @@ impl<'a> Checker<'a, '_> {
         match weights.ty.dims[..] {
             [t, k] if weights.ty.dtype == DType::F32 => {
                 for (want, found) in slots.into_iter().zip([t, k]) {
-                    if !self.dims.unify(want, found) {
-                        let (want, found) = (self.dims.show(want), self.dims.show(found));
-                        self.sink.push(at, messages::route_tokens(&want, &weights.label, &found));
-                    }
+                    self.fit([want, found], at, |want, found| {
+                        messages::route_tokens(want, &weights.label, found)
+                    });
                 }
             }
             _ => {

@@ -24,8 +24,7 @@ impl<'a> Checker<'a, '_> {
         let input = call.input?;
         if input.ty.placement.contains(&Placement::Partial) {
             let text = messages::nonlinear_on_partial(op.name(), &input.label);
-            self.sink.push(call.op.span, text);
-            return None;
+            return self.sink.refuse(call.op.span, text);
         }
         Some(self.unary(input, op))
     }
@@ -45,12 +44,10 @@ impl<'a> Checker<'a, '_> {
         let word = word?;
         let Some(dtype) = DType::from_name(word.text) else {
             let near = nearest(word.text, DType::ALL.map(DType::name));
-            self.sink.push(word.span, messages::unknown_dtype(word.text, near));
-            return None;
+            return self.sink.refuse(word.span, messages::unknown_dtype(word.text, near));
         };
         if dtype.is_integer() {
-            self.sink.push(word.span, messages::cast_to_integers());
-            return None;
+            return self.sink.refuse(word.span, messages::cast_to_integers());
         }
         let mut input = call.input?;
         input.ty.dtype = dtype;
@@ -112,17 +109,13 @@ impl<'a> Checker<'a, '_> {
         let second = call.args.operand(self.sink);
         call.args.finish(self.sink);
         let second = second?;
-        let Some(x) = call.input else {
-            self.touch(second);
-            return None;
-        };
+        let x = self.input_of(call.input, [second])?;
         let (dims, placement) = operand(&x.ty);
         let dtype = if x.ty.dtype == DType::F32 { DType::Bf16 } else { x.ty.dtype };
         let shape = Shape::Like(dims.clone());
         let y = self.value(second, Wanted { dtype, shape, placement: placement.clone() });
         if op == Op::Bias && x.ty.placement.contains(&Placement::Partial) {
-            self.sink.push(call.op.span, messages::adds_once_per_rank("bias", &x.label));
-            return None;
+            return self.sink.refuse(call.op.span, messages::adds_once_per_rank("bias", &x.label));
         }
         let y = y?;
         self.same(op, &x, &y, (&dims, &placement), call.op.span, second)?;
@@ -149,14 +142,12 @@ impl<'a> Checker<'a, '_> {
         }
         if y.ty.dims.len() != dims.len() {
             let text = messages::elementwise_rank(name, dims.len(), &y.label, y.ty.dims.len());
-            self.sink.push(at, text);
-            return None;
+            return self.sink.refuse(at, text);
         }
         for (&want, &found) in dims.iter().zip(&y.ty.dims) {
-            if !self.dims.unify(want, found) {
-                let (want, found) = (self.dims.show(want), self.dims.show(found));
-                self.sink.push(at, messages::elementwise_dim(name, &want, &y.label, &found));
-            }
+            self.fit([want, found], at, |want, found| {
+                messages::elementwise_dim(name, want, &y.label, found)
+            });
         }
         for (axis, (&want, &found)) in placement.iter().zip(&y.ty.placement).enumerate() {
             if want == found {

@@ -82,8 +82,7 @@ impl<'a> Checker<'a, '_> {
         let mut value = self.stored(operand.word, wanted)?;
         if value.ty.dims.len() != 2 {
             let shape = self.show_dims(&value.ty.dims);
-            self.sink.push(at, messages::transpose_rank(operand.word.text, &shape));
-            return None;
+            return self.sink.refuse(at, messages::transpose_rank(operand.word.text, &shape));
         }
         value.ty = value.ty.transposed();
         value.label = format!("`{}.t`", operand.word.text);
@@ -95,10 +94,7 @@ impl<'a> Checker<'a, '_> {
         let operand = call.args.operand(self.sink);
         call.args.finish(self.sink);
         let (operand, op) = (operand?, call.op.span);
-        let Some(a) = call.input else {
-            self.touch(operand);
-            return None;
-        };
+        let a = self.input_of(call.input, [operand])?;
         if let (Some(turned), 3) = (operand.transposed, a.ty.dims.len()) {
             return self.gemm_over_columns(&a, operand, turned, op);
         }
@@ -142,18 +138,15 @@ impl<'a> Checker<'a, '_> {
         }
         let ([k, columns @ ..], 2 | 3) = (b.ty.dims.as_slice(), b.ty.dims.len()) else {
             let shape = self.show_dims(&b.ty.dims);
-            self.sink.push(at, messages::gemm_right_rank(&b.label, &shape));
-            return None;
+            return self.sink.refuse(at, messages::gemm_right_rank(&b.label, &shape));
         };
         let [m, a_k] = a_dims?;
         // Where the weight's rows and columns are in what is stored.
         let last = columns.len();
         let (row, column) = if b.is_transposed { (last, 0) } else { (0, last) };
-        if !self.dims.unify(a_k, *k) {
-            let (left, right) = (self.dims.show(a_k), self.dims.show(*k));
-            let text = messages::gemm_contraction(&left, &right, operand.word.text, row);
-            self.sink.push(at, text);
-        }
+        self.fit([a_k, *k], at, |left, right| {
+            messages::gemm_contraction(left, right, operand.word.text, row)
+        });
         let mut placement = Vec::new();
         for (axis, (&left, &right)) in a.ty.placement.iter().zip(&b.ty.placement).enumerate() {
             match product(left, right) {
@@ -167,9 +160,7 @@ impl<'a> Checker<'a, '_> {
                 }
             }
         }
-        if self.sink.len() != n_before {
-            return None;
-        }
+        self.sink.fine_since(n_before)?;
         let dims = [m].into_iter().chain(columns.iter().copied()).collect();
         let dtype = if narrow { DType::Bf16 } else { a.ty.dtype };
         let ty = Ty { dtype, dims, placement };
@@ -212,11 +203,9 @@ impl<'a> Checker<'a, '_> {
             return None;
         };
         for (dim, left, right) in [(1, g, b_g), (2, n, b_n)] {
-            if !self.dims.unify(left, right) {
-                let (left, right) = (self.dims.show(left), self.dims.show(right));
-                self.sink
-                    .push(at, messages::gemm_contraction(&left, &right, operand.word.text, dim));
-            }
+            self.fit([left, right], at, |left, right| {
+                messages::gemm_contraction(left, right, operand.word.text, dim)
+            });
         }
         for value in [a, &b] {
             if value.ty.dtype == DType::F32 || value.ty.dtype.is_storage() {
@@ -255,9 +244,7 @@ impl<'a> Checker<'a, '_> {
             };
             placement.push(found);
         }
-        if self.sink.len() != n_before {
-            return None;
-        }
+        self.sink.fine_since(n_before)?;
         let ty = Ty { dtype: a.ty.dtype, dims: vec![m, k], placement };
         let op = Op::Gemm { a_transposed: a.is_transposed, b_transposed: true };
         Some(self.push(op, vec![a.id, b.id], ty, a.gathered.clone()))

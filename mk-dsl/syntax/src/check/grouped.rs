@@ -67,10 +67,7 @@ impl<'a> Checker<'a, '_> {
         let drop = call.args.flag_at("drop");
         call.args.finish(self.sink);
         let operand = operand?;
-        let Some(x) = call.input else {
-            self.touch(operand);
-            return None;
-        };
+        let x = self.input_of(call.input, [operand])?;
         // Ranks that share rows by columns have the same experts.
         let beside = |p: &Placement| match p {
             Placement::Shard(0) => Placement::Shard(0),
@@ -163,14 +160,10 @@ impl<'a> Checker<'a, '_> {
         let operand = call.args.operand(self.sink);
         call.args.finish(self.sink);
         let (operand, op) = (operand?, call.op.span);
-        let Some(x) = call.input else {
-            self.touch(operand);
-            return None;
-        };
+        let x = self.input_of(call.input, [operand])?;
         let Some(counts) = x.ragged else {
             self.touch(operand);
-            self.sink.push(op, messages::grouped_of(&x.label));
-            return None;
+            return self.sink.refuse(op, messages::grouped_of(&x.label));
         };
         let next = call.rest.iter().flatten().next().and_then(|s| ops::find(s.name.text));
         let (transposed, narrow) = (operand.transposed.is_some(), x.ty.dtype.is_narrow());
@@ -188,14 +181,12 @@ impl<'a> Checker<'a, '_> {
         let fits = |n: usize| n == 2 || n == 3 && transposed;
         let Some((&rows, depth)) = x.ty.dims.split_first().filter(|_| fits(x.ty.dims.len())) else {
             let shape = self.show_dims(&x.ty.dims);
-            self.sink.push(op, messages::ragged_rank(&x.label, &shape));
-            return None;
+            return self.sink.refuse(op, messages::ragged_rank(&x.label, &shape));
         };
         let (&[experts, k, ref columns @ ..], 3 | 4) = (w.ty.dims.as_slice(), w.ty.dims.len())
         else {
             let shape = self.show_dims(&w.ty.dims);
-            self.sink.push(at, messages::grouped_rank(&w.label, &shape));
-            return None;
+            return self.sink.refuse(at, messages::grouped_rank(&w.label, &shape));
         };
         for value in [&x, &w] {
             if !value.ty.dtype.multiplies() {
@@ -239,16 +230,14 @@ impl<'a> Checker<'a, '_> {
         };
         if summed.len() != depth.len() {
             let shape = self.show_dims(&w.ty.dims);
-            self.sink.push(at, messages::grouped_transposed(&x.label, &w.label, &shape));
-            return None;
+            return self.sink.refuse(at, messages::grouped_transposed(&x.label, &w.label, &shape));
         }
         let summed = depth.iter().zip(&summed).map(|(want, found)| ("a K of", Some(*want), *found));
         for (what, want, found) in [("experts", n_experts, experts)].into_iter().chain(summed) {
             let Some(want) = want else { continue };
-            if !self.dims.unify(want, found) {
-                let (want, found) = (self.dims.show(want), self.dims.show(found));
-                self.sink.push(at, messages::grouped_dim(what, &want, &w.label, &found));
-            }
+            self.fit([want, found], at, |want, found| {
+                messages::grouped_dim(what, want, &w.label, found)
+            });
         }
         if let Some((slots, found)) = self.too_many_slots(counts, experts) {
             self.sink.push(at, messages::too_many_slots(slots, &w.label, found));
@@ -290,14 +279,10 @@ impl<'a> Checker<'a, '_> {
         let key = call.args.key("experts");
         call.args.finish(self.sink);
         let (operand, op) = (operand?, call.op.span);
-        let Some(x) = call.input else {
-            self.touch(operand);
-            return None;
-        };
+        let x = self.input_of(call.input, [operand])?;
         let Some(counts) = x.ragged else {
             self.touch(operand);
-            self.sink.push(op, messages::wgrad_of(&x.label));
-            return None;
+            return self.sink.refuse(op, messages::wgrad_of(&x.label));
         };
         let placement = x.ty.placement.clone();
         let wanted = Wanted { dtype: x.ty.dtype, shape: Shape::Fresh(2), placement };
@@ -308,10 +293,7 @@ impl<'a> Checker<'a, '_> {
             Some((_, ArgValue::Name(Operand { word, transposed: None }))) => {
                 Some(self.dims.sym(word.text))
             }
-            Some((span, _)) => {
-                self.sink.push(span, messages::wgrad_experts());
-                None
-            }
+            Some((span, _)) => self.sink.refuse(span, messages::wgrad_experts()),
             None => None,
         };
         let counted = match counts {
@@ -333,13 +315,11 @@ impl<'a> Checker<'a, '_> {
         }
         let &[rows, k] = x.ty.dims.as_slice() else {
             let shape = self.show_dims(&x.ty.dims);
-            self.sink.push(op, messages::wgrad_rank(&x.label, &shape));
-            return None;
+            return self.sink.refuse(op, messages::wgrad_rank(&x.label, &shape));
         };
         let (&[of_dy, ref columns @ ..], 2 | 3) = (dy.ty.dims.as_slice(), dy.ty.dims.len()) else {
             let shape = self.show_dims(&dy.ty.dims);
-            self.sink.push(at, messages::wgrad_rank(&dy.label, &shape));
-            return None;
+            return self.sink.refuse(at, messages::wgrad_rank(&dy.label, &shape));
         };
         for value in [&x, &dy] {
             if !value.ty.dtype.multiplies() || value.ty.dtype.is_narrow() {
@@ -351,10 +331,7 @@ impl<'a> Checker<'a, '_> {
                 messages::dtype_mismatch("grouped_wgrad", x.ty.dtype, &dy.label, dy.ty.dtype);
             self.sink.push(at, text);
         }
-        if !self.dims.unify(rows, of_dy) {
-            let (want, found) = (self.dims.show(rows), self.dims.show(of_dy));
-            self.sink.push(at, messages::wgrad_rows(&want, &dy.label, &found));
-        }
+        self.fit([rows, of_dy], at, |want, found| messages::wgrad_rows(want, &dy.label, found));
         let pairs = x.ty.placement.iter().zip(&dy.ty.placement);
         let over = x.ty.placement.contains(&Placement::Shard(0));
         let along =

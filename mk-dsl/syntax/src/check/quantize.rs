@@ -45,9 +45,7 @@ impl<'a> Checker<'a, '_> {
         }
         let [Some(_), Some(_)] = block else { return None };
         let (dtype, of) = (dtype?, Factors::Steps);
-        if self.sink.len() != n_before {
-            return None;
-        }
+        self.sink.fine_since(n_before)?;
         let ty = Ty { dtype, ..x.ty };
         let factors = self.scales_ty(&ty, of);
         let q = self.push(Op::Quantize(of), vec![x.id], ty, x.gathered.clone());
@@ -64,10 +62,7 @@ impl<'a> Checker<'a, '_> {
                 let ty = Ty { dtype: DType::Bf16, ..x.ty };
                 Some(self.push(Op::Dequantize(of), vec![x.id, factors], ty, x.gathered))
             }
-            of => {
-                self.sink.push(call.op.span, messages::dequantize_of(&x.label, of.is_some()));
-                None
-            }
+            of => self.sink.refuse(call.op.span, messages::dequantize_of(&x.label, of.is_some())),
         }
     }
 }

@@ -14,10 +14,7 @@ impl<'a> Checker<'a, '_> {
         let eps = self.eps(&mut call)?;
         let weight = self.weight(&mut call)?;
         call.args.finish(self.sink);
-        let Some(x) = call.input else {
-            weight.into_iter().for_each(|g| self.touch(g));
-            return None;
-        };
+        let x = self.input_of(call.input, weight)?;
         let n_before = self.sink.len();
         self.rows(call.op.text, call.op.span, &x);
         let op = Op::RmsNorm { eps };
@@ -25,9 +22,7 @@ impl<'a> Checker<'a, '_> {
             Some(g) => Some(self.weight_of(op, &x, g, call.op.span)?),
             None => None,
         };
-        if self.sink.len() != n_before {
-            return None;
-        }
+        self.sink.fine_since(n_before)?;
         let inputs = [x.id].into_iter().chain(g).collect();
         Some(self.push(op, inputs, x.ty, x.gathered))
     }
@@ -38,10 +33,7 @@ impl<'a> Checker<'a, '_> {
         let second = call.args.operand(self.sink)?;
         let weight = self.weight(&mut call)?;
         call.args.finish(self.sink);
-        let Some(d) = call.input else {
-            [Some(second), weight].into_iter().flatten().for_each(|y| self.touch(y));
-            return None;
-        };
+        let d = self.input_of(call.input, [second].into_iter().chain(weight))?;
         let (n_before, at) = (self.sink.len(), call.op.span);
         self.rows(call.op.text, at, &d);
         let op = Op::RmsNormGrad { eps };
@@ -54,9 +46,7 @@ impl<'a> Checker<'a, '_> {
             Some(g) => Some(self.weight_of(op, &d, g, at)?),
             None => None,
         };
-        if self.sink.len() != n_before {
-            return None;
-        }
+        self.sink.fine_since(n_before)?;
         let inputs = [d.id, x.id].into_iter().chain(g).collect();
         Some(self.push(op, inputs, d.ty, d.gathered))
     }
@@ -64,8 +54,7 @@ impl<'a> Checker<'a, '_> {
     fn eps(&mut self, call: &mut Call<'_, 'a>) -> Option<f64> {
         let eps = call.args.key_number("eps", self.sink)?.unwrap_or(EPS);
         if !(eps > 0.0 && (eps as f32).is_finite() && eps as f32 > 0.0) {
-            self.sink.push(call.op.span, messages::rmsnorm_eps(call.op.text));
-            return None;
+            return self.sink.refuse(call.op.span, messages::rmsnorm_eps(call.op.text));
         }
         Some(eps)
     }

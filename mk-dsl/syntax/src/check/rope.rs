@@ -10,10 +10,7 @@ impl<'a> Checker<'a, '_> {
         let table = call.args.operand(self.sink);
         call.args.finish(self.sink);
         let table = table?;
-        let Some(x) = call.input else {
-            self.touch(table);
-            return None;
-        };
+        let x = self.input_of(call.input, [table])?;
         let (n_before, at, op) = (self.sink.len(), call.op.span, Op::Rope { back });
         // Rows of the table lie where the rows are; no rank has a part of an angle.
         let placement = x.ty.placement.iter().map(|p| match p.cut() {
@@ -41,9 +38,7 @@ impl<'a> Checker<'a, '_> {
         let wide = Ty { dtype: DType::F32, ..x.ty.clone() };
         let wide = Value { ty: wide, ..x.clone() };
         self.same(op, &wide, &t, (&[*rows, *angles], &placement), at, table)?;
-        if self.sink.len() != n_before {
-            return None;
-        }
+        self.sink.fine_since(n_before)?;
         Some(self.push(op, vec![x.id, t.id], x.ty, x.gathered))
     }
 }

@@ -14,8 +14,7 @@ impl<'a> Checker<'a, '_> {
         }
         let Ok([rows, pair, columns]) = <[_; 3]>::try_from(input.ty.dims.as_slice()) else {
             let shape = self.show_dims(&input.ty.dims);
-            self.sink.push(at, messages::swiglu_rank(&input.label, &shape));
-            return None;
+            return self.sink.refuse(at, messages::swiglu_rank(&input.label, &shape));
         };
         let two = self.dims.lit(2);
         if !self.dims.unify(two, pair) {
@@ -26,9 +25,7 @@ impl<'a> Checker<'a, '_> {
             let found = self.mesh.show_all(&input.ty.placement);
             self.sink.push(at, messages::swiglu_sharded(&input.label, &found));
         }
-        if self.sink.len() != n_before {
-            return None;
-        }
+        self.sink.fine_since(n_before)?;
         let placement = input.ty.placement.iter().map(|p| match p {
             Placement::Shard(2) => Placement::Shard(1),
             p => *p,
@@ -44,18 +41,14 @@ impl<'a> Checker<'a, '_> {
         let second = call.args.operand(self.sink);
         call.args.finish(self.sink);
         let (second, at) = (second?, call.op.span);
-        let Some(d) = call.input else {
-            self.touch(second);
-            return None;
-        };
+        let d = self.input_of(call.input, [second])?;
         let n_before = self.sink.len();
         if d.ty.placement.contains(&Placement::Partial) {
             self.sink.push(at, messages::nonlinear_on_partial("swiglu_grad", &d.label));
         }
         let Ok([rows, columns]) = <[_; 2]>::try_from(d.ty.dims.as_slice()) else {
             let shape = self.show_dims(&d.ty.dims);
-            self.sink.push(at, messages::swiglu_grad_rank(&d.label, &shape));
-            return None;
+            return self.sink.refuse(at, messages::swiglu_grad_rank(&d.label, &shape));
         };
         let placement: Vec<Placement> =
             d.ty.placement
@@ -70,9 +63,7 @@ impl<'a> Checker<'a, '_> {
         let wanted = Wanted { dtype: d.ty.dtype, shape, placement: placement.clone() };
         let h = self.value(second, wanted)?;
         self.same(Op::SwigluGrad, &d, &h, (&dims, &placement), at, second)?;
-        if self.sink.len() != n_before {
-            return None;
-        }
+        self.sink.fine_since(n_before)?;
         let ty = Ty { dtype: d.ty.dtype, dims, placement };
         Some(self.push(Op::SwigluGrad, vec![d.id, h.id], ty, d.gathered))
     }

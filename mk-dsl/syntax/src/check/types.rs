@@ -108,8 +108,7 @@ impl<'a> Checker<'a, '_> {
             self.sink.push(ty.dims_span, messages::no_dims());
         }
         if ty.dims.len() > MAX_DIMS {
-            self.sink.push(ty.dims_span, messages::too_many_dims());
-            return None;
+            return self.sink.refuse(ty.dims_span, messages::too_many_dims());
         }
         let mut dims = Vec::new();
         for dim in &ty.dims {
@@ -144,8 +143,7 @@ impl<'a> Checker<'a, '_> {
         };
         let block: Vec<_> = scales.block.iter().map(own).collect();
         let &[rows, columns] = block.as_slice() else {
-            self.sink.push(scales.span, messages::scales_of_rows());
-            return None;
+            return self.sink.refuse(scales.span, messages::scales_of_rows());
         };
         let number = |dims: &Dims, dim| match dims.resolve(dim) {
             Resolved::Lit(n) => Some(n),
@@ -229,8 +227,7 @@ impl<'a> Checker<'a, '_> {
             None if placement == Placement::Replicate => None,
             None => {
                 let what = format!("`{}`", crate::print::placement(placement, None));
-                self.sink.push(expr.span, messages::which_axis(&what, &self.mesh.list()));
-                None
+                self.sink.refuse(expr.span, messages::which_axis(&what, &self.mesh.list()))
             }
         }
     }

@@ -16,15 +16,12 @@ impl<'a> Checker<'a, '_> {
         }
         call.args.finish(self.sink);
         let x = call.input?;
-        if self.sink.len() != n_before {
-            return None;
-        }
+        self.sink.fine_since(n_before)?;
         let batch = match (&x.ty.dims[..], &dims[..]) {
             ([_, _], [batch, _, _, _]) | ([batch, _, _, _], [_, _]) => *batch,
             (from, _) => {
                 let shape = self.show_dims(from);
-                self.sink.push(at, messages::view_rank(&x.label, &shape, dims.len()));
-                return None;
+                return self.sink.refuse(at, messages::view_rank(&x.label, &shape, dims.len()));
             }
         };
         let runtime = x.ty.dims.iter().chain(&dims).find_map(|dim| match self.dims.resolve(*dim) {
@@ -32,8 +29,7 @@ impl<'a> Checker<'a, '_> {
             _ => None,
         });
         if let Some(name) = runtime {
-            self.sink.push(at, messages::view_runtime(&name));
-            return None;
+            return self.sink.refuse(at, messages::view_runtime(&name));
         }
         // Ranks that share one sequence share its rows.
         let alone = matches!(self.dims.resolve(batch), Resolved::Lit(1));
@@ -47,9 +43,7 @@ impl<'a> Checker<'a, '_> {
                 }
             }
         }
-        if self.sink.len() != n_before {
-            return None;
-        }
+        self.sink.fine_since(n_before)?;
         let ty = Ty { dtype: x.ty.dtype, dims, placement };
         Some(self.push(Op::View, vec![x.id], ty, x.gathered))
     }
@@ -57,15 +51,9 @@ impl<'a> Checker<'a, '_> {
     fn viewed_dim(&mut self, arg: &Arg<'a>) -> Option<Term> {
         match arg.value {
             ArgValue::Int(n) if (1..=MAX_DIM).contains(&n.value) => Some(self.dims.lit(n.value)),
-            ArgValue::Int(n) => {
-                self.sink.push(arg.span, messages::dim_out_of_range(n.value));
-                None
-            }
+            ArgValue::Int(n) => self.sink.refuse(arg.span, messages::dim_out_of_range(n.value)),
             ArgValue::Name(Operand { word, transposed: None }) => Some(self.dims.sym(word.text)),
-            _ => {
-                self.sink.push(arg.span, messages::view_dim());
-                None
-            }
+            _ => self.sink.refuse(arg.span, messages::view_dim()),
         }
     }
 }

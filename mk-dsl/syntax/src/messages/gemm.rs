@@ -13,70 +13,35 @@ pub(crate) fn gemm_left_rank(name: &str, shape: &str, is_gate_up: bool) -> Text 
     text(format!("`gemm` has a matrix on the left, and {name} is `{shape}`"), help)
 }
 
-pub(crate) fn gemm_right_rank(name: &str, shape: &str) -> Text {
-    text(
-        format!("`gemm` has a weight on the right, and {name} is `{shape}`"),
-        "give it the shape `[K, N]`, or `[K, 2, F]` with gate and up for `swiglu`",
-    )
-}
-
-pub(crate) fn gemm_contraction(left: &str, right: &str, name: &str, dim: usize) -> Text {
-    text(
-        format!("`gemm` contracts `{left}` on the left with `{right}` on the right"),
-        format!("dimension {dim} of `{name}` must be `{left}`"),
-    )
-}
-
-pub(crate) fn transpose_elsewhere(name: &str) -> Text {
-    text(
-        format!("`{name}.t` is no operand of `gemm`, and nothing else reads a transposed tensor"),
-        format!("write `{name}` here, and `.t` where it is multiplied: `gemm({name}.t, w)`"),
-    )
-}
-
-pub(crate) fn transpose_rank(name: &str, shape: &str) -> Text {
-    text(
-        format!("only a matrix can be transposed, and `{name}` is `{shape}`"),
-        format!("write `{name}`, and declare it in the order that `gemm` reads"),
-    )
-}
-
-pub(crate) fn gemm_over_columns(left: &str, right: &str, shape: &str) -> Text {
-    text(
-        format!("{left} has three dimensions, and `{right}` is `{shape}`"),
-        "a product over two dimensions of columns is one of `[M, G, N]` and of the transpose of `[K, G, N]`",
-    )
-}
-
-pub(crate) fn swiglu_rank(name: &str, shape: &str) -> Text {
-    text(
-        format!("`swiglu` joins gate and up, `[M, 2, F]` to `[M, F]`, and {name} is `{shape}`"),
-        "give the weight an axis for them, `[K, 2, F] @ shard(2)`: of a sharded `[K, 2F]`, some \
-         ranks would have gates only",
-    )
-}
-
-pub(crate) fn swiglu_grad_rank(name: &str, shape: &str) -> Text {
-    text(
-        format!(
-            "`swiglu_grad` takes the gradient of what `swiglu` gives, `[M, F]`, and {name} is `{shape}`"
-        ),
-        "write `d -> swiglu_grad(h)`, with `d: [M, F]` and `h: [M, 2, F]`, the input of `swiglu`",
-    )
-}
-
-pub(crate) fn swiglu_axis(name: &str, found: &str) -> Text {
-    text(
-        format!("`swiglu` needs dimension 1 of {name} to be 2, gate and up, and it is `{found}`"),
-        "declare the weight as `[K, 2, F]`",
-    )
-}
-
-pub(crate) fn swiglu_sharded(name: &str, found: &str) -> Text {
-    placed(
-        format!("`swiglu` needs gate and up on one rank, and {name} is `{found}`"),
-        "write `gather ->` before `swiglu`",
-    )
+messages! {
+    text gemm_right_rank(name: &str, shape: &str)
+        "`gemm` has a weight on the right, and {name} is `{shape}`";
+        "give it the shape `[K, N]`, or `[K, 2, F]` with gate and up for `swiglu`";
+    text gemm_contraction(left: &str, right: &str, name: &str, dim: usize)
+        "`gemm` contracts `{left}` on the left with `{right}` on the right";
+        "dimension {dim} of `{name}` must be `{left}`";
+    text transpose_elsewhere(name: &str)
+        "`{name}.t` is no operand of `gemm`, and nothing else reads a transposed tensor";
+        "write `{name}` here, and `.t` where it is multiplied: `gemm({name}.t, w)`";
+    text transpose_rank(name: &str, shape: &str)
+        "only a matrix can be transposed, and `{name}` is `{shape}`";
+        "write `{name}`, and declare it in the order that `gemm` reads";
+    text gemm_over_columns(left: &str, right: &str, shape: &str)
+        "{left} has three dimensions, and `{right}` is `{shape}`";
+        "a product over two dimensions of columns is one of `[M, G, N]` and of the transpose of `[K, G, N]`";
+    text swiglu_rank(name: &str, shape: &str)
+        "`swiglu` joins gate and up, `[M, 2, F]` to `[M, F]`, and {name} is `{shape}`";
+        "give the weight an axis for them, `[K, 2, F] @ shard(2)`: of a sharded `[K, 2F]`, some ranks would have \
+         gates only";
+    text swiglu_grad_rank(name: &str, shape: &str)
+        "`swiglu_grad` takes the gradient of what `swiglu` gives, `[M, F]`, and {name} is `{shape}`";
+        "write `d -> swiglu_grad(h)`, with `d: [M, F]` and `h: [M, 2, F]`, the input of `swiglu`";
+    text swiglu_axis(name: &str, found: &str)
+        "`swiglu` needs dimension 1 of {name} to be 2, gate and up, and it is `{found}`";
+        "declare the weight as `[K, 2, F]`";
+    placed swiglu_sharded(name: &str, found: &str)
+        "`swiglu` needs gate and up on one rank, and {name} is `{found}`";
+        "write `gather ->` before `swiglu`";
 }
 
 pub(crate) fn product_dtype(op: &str, name: &str, dtype: DType) -> Text {
@@ -97,18 +62,13 @@ pub(crate) fn narrow_operand(name: &str, dtype: DType, shape: &str, turned: bool
     )
 }
 
-pub(crate) fn scales_of_rows() -> Text {
-    text(
-        "factors are those of a matrix `[M, K]`: of rows, or of blocks of 128",
-        "write `scaled(1, K)`, one for each row; `scaled(1, 128)`; or, of weights, `scaled(128, 128)`",
-    )
-}
-
-pub(crate) fn factors_of_operand(which: &str, name: &str, block: &str) -> Text {
-    text(
-        format!("{name} is operand {which} of `gemm`, whose factors are of other blocks"),
-        format!("declare it `scaled(1, K)` or `{block}`"),
-    )
+messages! {
+    text scales_of_rows()
+        "factors are those of a matrix `[M, K]`: of rows, or of blocks of 128";
+        "write `scaled(1, K)`, one for each row; `scaled(1, 128)`; or, of weights, `scaled(128, 128)`";
+    text factors_of_operand(which: &str, name: &str, block: &str)
+        "{name} is operand {which} of `gemm`, whose factors are of other blocks";
+        "declare it `scaled(1, K)` or `{block}`";
 }
 
 pub(crate) fn scales_of_dtype(dtype: Option<DType>) -> Text {
@@ -119,11 +79,10 @@ pub(crate) fn scales_of_dtype(dtype: Option<DType>) -> Text {
     )
 }
 
-pub(crate) fn scales_of_partial() -> Text {
-    text(
-        "contributions of ranks have factors of their own, and no sum has",
-        "declare it `@ shard(0)`, `@ shard(1)` or `@ replicate`",
-    )
+messages! {
+    text scales_of_partial()
+        "contributions of ranks have factors of their own, and no sum has";
+        "declare it `@ shard(0)`, `@ shard(1)` or `@ replicate`";
 }
 
 /// `declared` of a result: with factors or without, or with others.
@@ -139,11 +98,10 @@ pub(crate) fn scaled_result(declared: Option<Factors>, found: Option<Factors>) -
     text(format!("this result has {found}, and is declared with {}", has(declared)), help)
 }
 
-pub(crate) fn scaled_elsewhere(op: &str, name: &str) -> Text {
-    text(
-        format!("{name} is scaled, and `{op}` would leave its factors behind"),
-        "read it in `gemm` or `gather`, or put `dequantize` before it",
-    )
+messages! {
+    text scaled_elsewhere(op: &str, name: &str)
+        "{name} is scaled, and `{op}` would leave its factors behind";
+        "read it in `gemm` or `gather`, or put `dequantize` before it";
 }
 
 /// `turned` is an operand B that is read the other way round than it is declared.

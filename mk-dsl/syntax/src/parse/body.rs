@@ -182,10 +182,7 @@ impl<'a> Parser<'a, '_> {
                         let value = if sign.is_some() { -n } else { n };
                         Some(ArgValue::Float(Number { value, span }))
                     }
-                    _ => {
-                        self.sink.push(span, messages::bad_number(self.text(span)));
-                        None
-                    }
+                    _ => self.sink.refuse(span, messages::bad_number(self.text(span))),
                 }
             }
             _ if sign.is_some() => {
@@ -196,8 +193,7 @@ impl<'a> Parser<'a, '_> {
                 let operand = self.operand(Expected::Arg)?;
                 if self.at_punct('(') {
                     let inner = operand.word;
-                    self.sink.push(inner.span, messages::nested_call(inner.text));
-                    return None;
+                    return self.sink.refuse(inner.span, messages::nested_call(inner.text));
                 }
                 Some(ArgValue::Name(operand))
             }

@@ -134,8 +134,7 @@ impl<'a> Parser<'a, '_> {
             _ => {
                 let word = self.word(Expected::Dim)?;
                 if self.at_punct(':') {
-                    self.sink.push(word.span, messages::runtime_in_shape(word.text));
-                    return None;
+                    return self.sink.refuse(word.span, messages::runtime_in_shape(word.text));
                 }
                 Some(DimExpr::Sym(word))
             }
@@ -165,8 +164,7 @@ impl<'a> Parser<'a, '_> {
             "partial" => (PlacementKind::Partial, self.optional_axis()?),
             unknown => {
                 let near = nearest(unknown, ["shard", "zigzag", "replicate", "partial"]);
-                self.sink.push(name.span, messages::unknown_placement(unknown, near));
-                return None;
+                return self.sink.refuse(name.span, messages::unknown_placement(unknown, near));
             }
         };
         Some(PlacementExpr { span: name.span.to(self.last_span()), kind, axis })

@@ -9,7 +9,7 @@ mod sm90;
 mod tests;
 
 use super::{
-    error::EmitError,
+    EmitError, Result,
     leaf::{self, Carrier, LeafEmission},
 };
 use mk_plan::{FamId, Family, Plan};
@@ -31,7 +31,7 @@ impl Arch {
     ///
     /// # Errors
     /// [`EmitError::Refused`] for a target without one.
-    pub fn of(plan: &Plan) -> Result<&'static Arch, EmitError> {
+    pub fn of(plan: &Plan) -> Result<&'static Arch> {
         ALL.iter().copied().find(|a| a.target.name == plan.target).ok_or_else(|| {
             let known: Vec<_> = ALL.iter().map(|a| a.target.name).collect();
             let what = format!("no kernels are made for it, but for {}", known.join(", "));
@@ -59,13 +59,13 @@ pub(super) fn carrier(plan: &Plan, f: &Family) -> Carrier {
 ///
 /// # Errors
 /// [`EmitError::Refused`], naming the family, if agents of a CTA do not carry its leaf out.
-pub(super) fn emission(plan: &Plan, family: FamId) -> Result<&'static LeafEmission, EmitError> {
+pub(super) fn emission(plan: &Plan, family: FamId) -> Result<&'static LeafEmission> {
     let f = &plan.families[family];
     match Arch::of(plan)?.carrier(f) {
         Carrier::Agents(emission) => Ok(emission),
         Carrier::Frame | Carrier::Host | Carrier::Nobody => {
             let what = format!("no agents of a CTA carry out {}", f.leaf.name());
-            Err(EmitError::unsupported(format!("{family} {:?}", f.name), what))
+            EmitError::refuse(format!("{family} {:?}", f.name), what)
         }
     }
 }

@@ -1,47 +1,33 @@
 //! Weighted sums of rows that are each looked up, a row for each iteration of the inner loop: in f32, in order, rounded
 //! once.
 
-use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
-use crate::emit::{context::Emitter, error::EmitError, types::Slice};
+use super::record::{Group, LeafEmission, Prepared, by_all_threads};
+use crate::emit::{EmitError, Result, context::Emitter, types::Slice};
 use minijinja::{Value, context};
 use mk_plan::{
     Access, Agent, Each, EpilogueOp, Expr, Family, Leaf, Operand, Point, ReduceTile, Var,
 };
 
-pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
-    template: "combine_rows",
-    texts: &[
-        ("combine_rows", include_str!("../../../templates/leaf/combine_rows.cu.j2")),
-        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
-    ],
-    warpgroups: Warpgroups::MOVING,
-    ring: None,
-    agents: &[AgentEmission {
-        agent: Agent::Copier,
-        seat: Seat::Computing,
-        state: &[],
-        function: "combine_rows",
-        arguments: "<Dtype::@{ dtype }@, Dtype::@{ dtype_to }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ \
-            name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
-    }],
-    spills: Spills::NONE,
-    prepare,
-};
+pub(in crate::emit) const EMISSION: LeafEmission = by_all_threads!(
+    "combine_rows",
+    "combine_rows",
+    "Dtype::@{ dtype }@, Dtype::@{ dtype_to }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges"
+);
 
 /// Whether a sum has factors.
 pub(in crate::emit) fn is_weighted(f: &Family) -> bool {
     f.accesses.iter().any(|a| a.operand == Operand::W)
 }
 
-fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
-    let families = g.slices.iter().map(|s| family(e, *s)).collect::<Result<_, EmitError>>()?;
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
+    let families = g.slices.iter().map(|s| family(e, *s)).collect::<Result<_>>()?;
     let head = g.head(e);
     let constant = |expr: Option<&Expr>| match expr {
         Some(Expr::Const(n)) if *n > 0 => Ok(*n),
-        _ => Err(EmitError::unsupported(
-            g.name.clone(),
+        _ => EmitError::refuse(
+            &g.name,
             "weighted sums have a fixed number of rows and contributions",
-        )),
+        ),
     };
     let each = contributions_of(head).map(|each| &each.extent);
     let adds = addend_of(head).is_some();
@@ -55,7 +41,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
             || addend_of(f).is_some() != adds
         {
             let what = "sums of one group have as many rows and contributions";
-            return Err(EmitError::unsupported(f.name.clone(), what));
+            return EmitError::refuse(&f.name, what);
         }
     }
     let src = head.accesses.iter().find(|a| a.operand == Operand::Src);
@@ -101,9 +87,9 @@ fn row(a: &Access) -> Option<&(Expr, Expr)> {
 }
 
 /// What is looked up, weighed and summed, row by row.
-fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
+fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
     let f = &e.plan.families[s.id];
-    let refuse = |what: &str| Err(EmitError::unsupported(f.name.clone(), what));
+    let refuse = |what: &str| EmitError::refuse(&f.name, what);
     let one = |operand: Operand| {
         let mut all = f.accesses.iter().filter(|a| a.operand == operand);
         match (all.next(), all.next()) {

@@ -7,7 +7,7 @@ use super::{
         AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
     },
 };
-use crate::emit::{context::Emitter, error::EmitError};
+use crate::emit::{EmitError, Result, context::Emitter};
 use minijinja::{Value, context};
 use mk_plan::{Agent, CopyTile, Leaf};
 
@@ -48,14 +48,14 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
 const ARGUMENTS: &str =
     "<@{ ring }@Config, @{ ring }@Edges>(ctx, smem, @{ name }@Hooks{params}, ring);";
 
-fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
+fn ring(leaves: &[&Leaf]) -> Result<Value> {
     match leaves {
         [Leaf::CopyTile(CopyTile { stages, .. }), ..] => Ok(context! { stages }),
         _ => Err(EmitError::internal("emit/leaf/copy_bulk.rs", "the ring of another leaf")),
     }
 }
 
-fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     let families =
         g.slices.iter().map(|s| moves::copy(e, *s, (true, false))).collect::<Result<_, _>>()?;
     let (hooks, call, choices) = (context! {}, context! {}, Vec::new());

@@ -2,34 +2,19 @@
 
 use super::{
     moves,
-    record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups},
+    record::{Group, LeafEmission, Prepared, by_all_threads},
 };
-use crate::emit::{context::Emitter, error::EmitError};
+use crate::emit::{context::Emitter, error::Result};
 use minijinja::context;
-use mk_plan::Agent;
 
-pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
-    template: "copy_rows",
-    texts: &[
-        ("copy_rows", include_str!("../../../templates/leaf/copy_rows.cu.j2")),
-        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
-    ],
-    warpgroups: Warpgroups::MOVING,
-    ring: None,
-    agents: &[AgentEmission {
-        agent: Agent::Copier,
-        seat: Seat::Computing,
-        state: &[],
-        function: "copy_rows",
-        arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges@{ \", 1\" if bytes else (\", 2\" if \
-            own else \"\") }@@{ \", true\" if own else \"\" }@>(ctx, @{ name \
-            }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
-    }],
-    spills: Spills::NONE,
-    prepare,
-};
+pub(in crate::emit) const EMISSION: LeafEmission = by_all_threads!(
+    "copy_rows",
+    "copy_rows",
+    "2 * kWarpgroupThreads, 2, @{ name }@Edges@{ \", 1\" if bytes else (\", 2\" if own else \"\") \
+     }@@{ \", true\" if own else \"\" }@"
+);
 
-fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     let own = moves::of_own_rows(e, g);
     let families =
         g.slices.iter().map(|s| moves::copy(e, *s, (false, own))).collect::<Result<_, _>>()?;

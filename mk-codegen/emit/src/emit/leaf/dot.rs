@@ -1,41 +1,27 @@
 //! Products of rows that are each looked up, an element for each, with a row of the own rank: in f32, each by a warp.
 
-use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
-use crate::emit::{context::Emitter, error::EmitError, types::Slice};
+use super::record::{Group, LeafEmission, Prepared, by_all_threads};
+use crate::emit::{EmitError, Result, context::Emitter, types::Slice};
 use minijinja::{Value, context};
 use mk_plan::{Access, Agent, Expr, Family, Operand, Point, Var};
 
-pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
-    template: "dot_rows",
-    texts: &[
-        ("dot_rows", include_str!("../../../templates/leaf/dot_rows.cu.j2")),
-        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
-    ],
-    warpgroups: Warpgroups::MOVING,
-    ring: None,
-    agents: &[AgentEmission {
-        agent: Agent::Copier,
-        seat: Seat::Computing,
-        state: &[],
-        function: "dot_rows",
-        arguments: "<Dtype::@{ dtype }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, \
-            threadIdx.x - kWarpgroupThreads);",
-    }],
-    spills: Spills::NONE,
-    prepare,
-};
+pub(in crate::emit) const EMISSION: LeafEmission = by_all_threads!(
+    "dot_rows",
+    "dot_rows",
+    "Dtype::@{ dtype }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges"
+);
 
 /// Rows, products of each, and columns.
 type Sizes = [i32; 3];
 
-fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
-    let families = g.slices.iter().map(|s| family(e, *s)).collect::<Result<_, EmitError>>()?;
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
+    let families = g.slices.iter().map(|s| family(e, *s)).collect::<Result<_>>()?;
     let all = g.slices.iter().map(|s| sizes(e, &e.plan.families[s.id]));
-    let all = all.collect::<Result<Vec<_>, EmitError>>()?;
+    let all = all.collect::<Result<Vec<_>>>()?;
     let [rows, products, columns] = all[0];
     if all.iter().any(|sizes| *sizes != all[0]) {
         let what = "products of one group are of as many rows and columns";
-        return Err(EmitError::unsupported(g.name.clone(), what));
+        return EmitError::refuse(&g.name, what);
     }
     let dtype = e.one_dtype(g.slices[0].id, |o| matches!(o, Operand::Src | Operand::W))?;
     Ok(Prepared {
@@ -48,18 +34,18 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
 }
 
 /// The one access of an operand, in the inner loop.
-fn one(f: &Family, operand: Operand) -> Result<&Access, EmitError> {
+fn one(f: &Family, operand: Operand) -> Result<&Access> {
     let mut all = f.accesses.iter().filter(|a| a.operand == operand);
     match (all.next(), all.next()) {
         (Some(a), None) if a.at == Point::Inner => Ok(a),
         _ => {
             let what = "a product has rows, one row, and results in its inner loop";
-            Err(EmitError::unsupported(f.name.clone(), what))
+            EmitError::refuse(&f.name, what)
         }
     }
 }
 
-fn sizes(e: &Emitter<'_>, f: &Family) -> Result<Sizes, EmitError> {
+fn sizes(e: &Emitter<'_>, f: &Family) -> Result<Sizes> {
     let src = one(f, Operand::Src)?;
     let rows = f.inner.as_ref().and_then(|i| e.number(&i.1));
     let products = src.each.as_ref().and_then(|each| e.number(&each.extent));
@@ -70,15 +56,15 @@ fn sizes(e: &Emitter<'_>, f: &Family) -> Result<Sizes, EmitError> {
         }
         _ => {
             let what = "products have a fixed number of rows and columns";
-            Err(EmitError::unsupported(f.name.clone(), what))
+            EmitError::refuse(&f.name, what)
         }
     }
 }
 
 /// Where a row of all columns lies, or one element of those of a row.
-fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
+fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
     let f = &e.plan.families[s.id];
-    let refuse = |what: &str| Err(EmitError::unsupported(f.name.clone(), what));
+    let refuse = |what: &str| EmitError::refuse(&f.name, what);
     let [_, _, columns] = sizes(e, f)?;
     let (src, w, dst) = (one(f, Operand::Src)?, one(f, Operand::W)?, one(f, Operand::Dst)?);
     let own = |a: &Access| a.rank == Expr::Var(Var::RANK);

@@ -1,35 +1,20 @@
 //! Gathers rows by an index (embedding-style), through registers, by all compute threads.
 
 use super::moves;
-use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
-use crate::emit::{context::Emitter, error::EmitError, types::Slice};
+use super::record::{Group, LeafEmission, Prepared, by_all_threads};
+use crate::emit::{EmitError, Result, context::Emitter, types::Slice};
 use minijinja::{Value, context};
-use mk_plan::{Access, Agent, BinOp, Expr, Operand, Var};
+use mk_plan::{Access, BinOp, Expr, Operand, Var};
 
-pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
-    template: "gather_rows",
-    texts: &[
-        ("gather_rows", include_str!("../../../templates/leaf/gather_rows.cu.j2")),
-        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
-    ],
-    warpgroups: Warpgroups::MOVING,
-    ring: None,
-    agents: &[AgentEmission {
-        agent: Agent::Copier,
-        seat: Seat::Computing,
-        state: &[],
-        function: "gather_rows",
-        arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges@{ \", 1\" if bytes else \", 2\" if columns else \"\" }@@{ \
-            \", true\" if columns else \"\" }@>(ctx, @{ name \
-            }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
-    }],
-    spills: Spills::NONE,
-    prepare,
-};
+pub(in crate::emit) const EMISSION: LeafEmission = by_all_threads!(
+    "gather_rows",
+    "gather_rows",
+    "2 * kWarpgroupThreads, 2, @{ name }@Edges@{ \", 1\" if bytes else \", 2\" if columns else \
+     \"\" }@@{ \", true\" if columns else \"\" }@"
+);
 
-fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
-    let families: Vec<_> =
-        g.slices.iter().map(|s| family(e, *s)).collect::<Result<_, EmitError>>()?;
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
+    let families: Vec<_> = g.slices.iter().map(|s| family(e, *s)).collect::<Result<_>>()?;
     let columns = families.iter().any(by_columns);
     let call = context! { bytes => moves::of_bytes(e, g), columns };
     let hooks = context! { columns };
@@ -43,9 +28,9 @@ fn by_columns(family: &Value) -> bool {
 
 /// Template values of one family. Each value of `each` names a source row, on any rank. Destination rows are on this
 /// rank: the first n values of `each` fill rows `first..first + n`, or each value that exists fills `first + each`.
-fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
+fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
     let f = &e.plan.families[s.id];
-    let refuse = |what: &str| Err(EmitError::unsupported(f.name.clone(), what));
+    let refuse = |what: &str| EmitError::refuse(&f.name, what);
     let one = |operand: Operand| {
         let mut all = f.accesses.iter().filter(|a| a.operand == operand);
         all.next().filter(|_| all.next().is_none())

@@ -2,33 +2,19 @@
 
 use super::{
     heads,
-    record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups},
+    record::{Group, LeafEmission, Prepared, by_all_threads},
 };
-use crate::emit::{context::Emitter, error::EmitError, types::Slice};
+use crate::emit::{EmitError, Result, context::Emitter, types::Slice};
 use minijinja::{Value, context};
 use mk_plan::{Access, Agent, Expr, Leaf, MergeTile, Operand, Point, Var};
 
-pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
-    template: "merge_rows",
-    texts: &[
-        ("merge_rows", include_str!("../../../templates/leaf/merge_rows.cu.j2")),
-        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
-    ],
-    warpgroups: Warpgroups::MOVING,
-    ring: None,
-    agents: &[AgentEmission {
-        agent: Agent::Copier,
-        seat: Seat::Computing,
-        state: &[],
-        function: "merge_tasks",
-        arguments: "<@{ name }@Config, 2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, \
-            threadIdx.x - kWarpgroupThreads);",
-    }],
-    spills: Spills::NONE,
-    prepare,
-};
+pub(in crate::emit) const EMISSION: LeafEmission = by_all_threads!(
+    "merge_rows",
+    "merge_tasks",
+    "@{ name }@Config, 2 * kWarpgroupThreads, 2, @{ name }@Edges"
+);
 
-fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     let (id, f) = (g.slices[0].id, g.head(e));
     let Leaf::MergeTile(MergeTile { block: [_, dim] }) = f.leaf else {
         return Err(EmitError::internal("emit/leaf/merge.rs", format!("{id} merges nothing")));
@@ -36,21 +22,20 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let dtype = e.one_dtype(id, |o| o == Operand::O)?;
     if !matches!(dim, 64 | 128 | 192 | 256) {
         let what = "parts are of results with heads of 64, 128, 192 or 256 elements";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     let sinks = f.accesses.iter().any(|a| a.operand == Operand::Sinks);
-    let families =
-        g.slices.iter().map(|s| family(e, *s, dim)).collect::<Result<Vec<_>, EmitError>>()?;
+    let families = g.slices.iter().map(|s| family(e, *s, dim)).collect::<Result<Vec<_>>>()?;
     let hooks = context! { tile => context! { dim, dtype, sinks } };
     Ok(Prepared { families, hooks, call: context! {}, workers: g.ctas, choices: vec![] })
 }
 
-fn family(e: &Emitter<'_>, s: Slice, dim: u32) -> Result<Value, EmitError> {
+fn family(e: &Emitter<'_>, s: Slice, dim: u32) -> Result<Value> {
     let f = &e.plan.families[s.id];
-    let refuse = |what: &str| Err(EmitError::unsupported(f.name.clone(), what));
+    let refuse = |what: &str| EmitError::refuse(&f.name, what);
     let Some((inner, count)) = &f.inner else { return refuse("parts are steps of a loop") };
     let step = Expr::from(Var::INNER);
-    let place = |operand: Operand, dim: u32| -> Result<(Value, &Access), EmitError> {
+    let place = |operand: Operand, dim: u32| -> Result<(Value, &Access)> {
         let a = e.access(f, operand)?;
         let (address, pitch) = heads::rows_at(e, s.id, a, dim)?;
         // Of parts, each is behind the one before it.

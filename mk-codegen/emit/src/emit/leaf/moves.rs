@@ -1,7 +1,7 @@
 //! The template values of both leaves that copy: one source, read once, and its destinations, as evenly spaced rows.
 
 use super::{heads::whole_heads, record::Group};
-use crate::emit::{context::Emitter, error::EmitError, maps::View, types::Slice};
+use crate::emit::{EmitError, Result, context::Emitter, maps::View, types::Slice};
 use minijinja::{Value, context};
 use mk_plan::{
     Access, Agent, COPY_STAGE_BYTES, Expr, FamId, Family, Operand, Point, Space, Var, row_dim,
@@ -34,27 +34,20 @@ fn given_rows(e: &Emitter<'_>, f: &Family, src: &Access) -> String {
 }
 
 /// One copy family: a contiguous block (bulk) or rows (ldst), read once and written to each destination.
-pub(super) fn copy(
-    e: &mut Emitter<'_>,
-    s: Slice,
-    (bulk, own): (bool, bool),
-) -> Result<Value, EmitError> {
+pub(super) fn copy(e: &mut Emitter<'_>, s: Slice, (bulk, own): (bool, bool)) -> Result<Value> {
     let f = &e.plan.families[s.id];
     let (sources, targets) = (choice(e, s.id, Operand::Src)?, choice(e, s.id, Operand::Dst)?);
     let (src, dst) = (sources[0], targets[0]);
     if src.each.is_some() {
-        return Err(EmitError::unsupported(f.name.clone(), "a copy reads one place"));
+        return EmitError::refuse(&f.name, "a copy reads one place");
     }
     let (col, cols) = &src.region[src.region.len() - 1];
     let (d_col, d_cols) = &dst.region[dst.region.len() - 1];
     let (Some((rows, s_step)), Some((d_rows, d_step))) = (rows(e, src), rows(e, dst)) else {
-        return Err(EmitError::unsupported(f.name.clone(), "a copy moves evenly spaced rows"));
+        return EmitError::refuse(&f.name, "a copy moves evenly spaced rows");
     };
     if cols != d_cols || rows != d_rows {
-        return Err(EmitError::unsupported(
-            f.name.clone(),
-            "source and destination differ in shape",
-        ));
+        return EmitError::refuse(&f.name, "source and destination differ in shape");
     }
     let size = e.plan.buffers[src.buffer].dtype.size_bytes();
     let place = f.name.as_str();
@@ -112,14 +105,14 @@ pub(super) fn copy(
 
 /// The places of an operand: one, or several that differ in the buffer alone, of which each task's conditions choose
 /// one.
-fn choice<'p>(e: &Emitter<'p>, id: FamId, operand: Operand) -> Result<Vec<&'p Access>, EmitError> {
+fn choice<'p>(e: &Emitter<'p>, id: FamId, operand: Operand) -> Result<Vec<&'p Access>> {
     let f = &e.plan.families[id];
     let all: Vec<&Access> = f.accesses.iter().filter(|a| a.operand == operand).collect();
     let [first, others @ ..] = &all[..] else { return e.access(f, operand).map(|a| vec![a]) };
     if others.is_empty() {
         return e.access(f, operand).map(|a| vec![a]);
     }
-    let refuse = |what: &str| Err(EmitError::unsupported(f.name.clone(), what));
+    let refuse = |what: &str| EmitError::refuse(&f.name, what);
     for a in others {
         let (x, y) = (&e.plan.buffers[first.buffer], &e.plan.buffers[a.buffer]);
         let alike = (&a.region, &a.rank, &a.each) == (&first.region, &first.rank, &first.each)
@@ -150,7 +143,7 @@ fn choice<'p>(e: &Emitter<'p>, id: FamId, operand: Operand) -> Result<Vec<&'p Ac
 
 /// Rows of one head of `[B, S, H, D]`, as the loader asks TMA for a stage's worth of them: there are too many short
 /// rows to ask for each. `None` where rows are not that.
-fn boxes(e: &mut Emitter<'_>, id: FamId, sources: &[&Access]) -> Result<Option<String>, EmitError> {
+fn boxes(e: &mut Emitter<'_>, id: FamId, sources: &[&Access]) -> Result<Option<String>> {
     let f = &e.plan.families[id];
     let mut maps = Vec::new();
     for a in sources {
@@ -213,7 +206,7 @@ fn rows(e: &Emitter<'_>, a: &Access) -> Option<(Expr, Expr)> {
 
 /// A bulk copy moves whole rows without gaps, in multiples of 16 bytes, on every rank; or parts of rows, each of which
 /// fits a stage.
-fn check_rows(e: &Emitter<'_>, id: FamId, src: &Access, dst: &Access) -> Result<(), EmitError> {
+fn check_rows(e: &Emitter<'_>, id: FamId, src: &Access, dst: &Access) -> Result<()> {
     let (mut aligned, mut longest) = (true, 0);
     for access in [src, dst] {
         each_row(e, id, access, |base, len, pitch| {
@@ -226,20 +219,20 @@ fn check_rows(e: &Emitter<'_>, id: FamId, src: &Access, dst: &Access) -> Result<
             "{} to {} is not rows of 16-byte multiples: use via=ldst",
             src.buffer, dst.buffer
         );
-        return Err(EmitError::unsupported(id.to_string(), what));
+        return EmitError::refuse(id.to_string(), what);
     }
     let whole = whole_rows(e, id, src)? && whole_rows(e, id, dst)?;
     if longest > i64::from(COPY_STAGE_BYTES) && !whole {
         let what = format!(
             "parts of rows of {longest} bytes do not fit a stage of {COPY_STAGE_BYTES}: use via=ldst"
         );
-        return Err(EmitError::unsupported(id.to_string(), what));
+        return EmitError::refuse(id.to_string(), what);
     }
     Ok(())
 }
 
 /// Whether all rows of an access are whole, and multiples of 16 bytes.
-fn whole_rows(e: &Emitter<'_>, id: FamId, a: &Access) -> Result<bool, EmitError> {
+fn whole_rows(e: &Emitter<'_>, id: FamId, a: &Access) -> Result<bool> {
     let mut whole = true;
     each_row(e, id, a, |base, len, pitch| {
         whole &= base == 0 && len == pitch && pitch % 16 == 0;
@@ -253,7 +246,7 @@ fn each_row(
     id: FamId,
     a: &Access,
     mut f: impl FnMut(i64, i64, i64),
-) -> Result<(), EmitError> {
+) -> Result<()> {
     let size = e.plan.buffers[a.buffer].dtype.size_bytes() as i64;
     for rank in 0..e.plan.mesh.size() as usize {
         for task in e.points.tasks(id, rank, 1)? {

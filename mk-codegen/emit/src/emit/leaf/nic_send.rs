@@ -1,7 +1,7 @@
 //! Sends to other nodes: one lane of the grid writes commands into the fifo of its rank's host.
 
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
-use crate::emit::{context::Emitter, error::EmitError, spans, types::Slice};
+use crate::emit::{EmitError, Result, context::Emitter, spans, types::Slice};
 use minijinja::{Value, context};
 use mk_abi::device::NetCommandKind;
 use mk_plan::{Access, Agent, Entity, Expr, Family, Operand, Point, Post, Var};
@@ -22,7 +22,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     prepare,
 };
 
-fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     let plan = e.plan;
     let head = g.head(e);
     // Loops of a role share the fifo, and its edges: the first of them prints their names.
@@ -30,7 +30,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let first = plan.families.iter().find(|(_, f)| sends(f)).map(|(id, _)| id);
     if g.slices.iter().any(|s| plan.families[s.id].edges != head.edges) {
         let what = "sends of one role share the edges of the fifo";
-        return Err(EmitError::unsupported(head.name.clone(), what));
+        return EmitError::refuse(&head.name, what);
     }
     let name = g.name.trim_end_matches(|c: char| c.is_ascii_digit());
     let edges = format!("{name}FifoEdges");
@@ -53,13 +53,13 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
 }
 
 /// One family of sends.
-fn send(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
+fn send(e: &Emitter<'_>, s: Slice) -> Result<Value> {
     let f = &e.plan.families[s.id];
     let (src, dst) = (e.access(f, Operand::Src)?, e.access(f, Operand::Dst)?);
     let own = Expr::Var(Var::RANK);
     if src.each.is_some() || dst.each.is_some() || src.rank != own {
         let what = "a send reads one place of its own rank and writes one of another";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     let enters = e.plan.enters_node(s.id);
     let kind = if enters { NetCommandKind::Enter } else { NetCommandKind::Send };
@@ -86,19 +86,19 @@ fn send(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
 }
 
 /// The post of a command at one end, if it has one.
-fn one(f: &Family, end: impl Fn(&&Post) -> bool) -> Result<Option<&Post>, EmitError> {
+fn one(f: &Family, end: impl Fn(&&Post) -> bool) -> Result<Option<&Post>> {
     let mut found = f.posts.iter().filter(end);
     match (found.next(), found.next()) {
         (post, None) => Ok(post),
         _ => {
             let what = "a command raises one word at either end";
-            Err(EmitError::unsupported(f.name.clone(), what))
+            EmitError::refuse(&f.name, what)
         }
     }
 }
 
 /// The first byte of an access, in either rank's range.
-fn place(e: &Emitter<'_>, f: &Family, a: &Access) -> Result<String, EmitError> {
+fn place(e: &Emitter<'_>, f: &Family, a: &Access) -> Result<String> {
     let size = e.plan.buffers[a.buffer].dtype.size_bytes();
     let pitch = e.pitch_bytes(&f.name, a.buffer)?;
     let column = &a.region[a.region.len() - 1].0;

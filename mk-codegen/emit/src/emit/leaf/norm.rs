@@ -2,51 +2,36 @@
 
 use super::{
     heads,
-    record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups},
+    record::{Group, LeafEmission, Prepared, by_all_threads},
 };
-use crate::emit::{context::Emitter, error::EmitError, types::Slice};
+use crate::emit::{EmitError, Result, context::Emitter, types::Slice};
 use minijinja::{Value, context};
 use mk_plan::{Access, Agent, Expr, Family, Leaf, NormTile, Operand, Point, Var};
 
-pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
-    template: "norm_rows",
-    texts: &[
-        ("norm_rows", include_str!("../../../templates/leaf/norm_rows.cu.j2")),
-        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
-    ],
-    warpgroups: Warpgroups::MOVING,
-    ring: None,
-    agents: &[AgentEmission {
-        agent: Agent::Copier,
-        seat: Seat::Computing,
-        state: &[],
-        function: "norm_tasks",
-        arguments: "<Dtype::@{ dtype }@, @{ grad }@, @{ weight }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ \
-            name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
-    }],
-    spills: Spills::NONE,
-    prepare,
-};
+pub(in crate::emit) const EMISSION: LeafEmission = by_all_threads!(
+    "norm_rows",
+    "norm_tasks",
+    "Dtype::@{ dtype }@, @{ grad }@, @{ weight }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges"
+);
 
 /// Elements of 16 bytes.
 const VECTOR: i64 = 8;
 
-fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     let (id, f) = (g.slices[0].id, g.head(e));
     let Leaf::NormTile(leaf) = &f.leaf else {
         return Err(EmitError::internal("emit/leaf/norm.rs", format!("{id} normalises nothing")));
     };
     let weight = f.accesses.iter().any(|a| a.operand == Operand::E0);
     let dtype = e.one_dtype(id, |_| true)?;
-    let families =
-        g.slices.iter().map(|s| family(e, *s, leaf)).collect::<Result<Vec<_>, EmitError>>()?;
+    let families = g.slices.iter().map(|s| family(e, *s, leaf)).collect::<Result<Vec<_>>>()?;
     let alike = |s: &Slice| {
         let weighs = |a: &Access| a.operand == Operand::E0;
         e.plan.families[s.id].accesses.iter().any(weighs) == weight
     };
     if !g.slices.iter().all(alike) {
         let what = "rows of one loop have a weight, or have none";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     let hooks =
         context! { task => "NormTask", eps => format!("__uint_as_float(0x{:08x}u)", leaf.eps) };
@@ -62,7 +47,7 @@ pub(super) fn whole_rows<'p>(
     e: &Emitter<'p>,
     f: &'p Family,
     operand: Operand,
-) -> Result<&'p Access, EmitError> {
+) -> Result<&'p Access> {
     let a = e.access(f, operand)?;
     let last = a.region.len() - 1;
     let mut fits = a.each.is_none() && a.rank == Expr::Var(Var::RANK);
@@ -73,7 +58,7 @@ pub(super) fn whole_rows<'p>(
     }
     if !fits {
         let what = format!("`{operand}` is whole rows of 16-byte multiples, on the own rank");
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     Ok(a)
 }
@@ -82,12 +67,7 @@ pub(super) fn whole_rows<'p>(
 ///
 /// # Errors
 /// As [`whole_rows`].
-pub(super) fn place(
-    e: &Emitter<'_>,
-    f: &Family,
-    name: &str,
-    operand: Operand,
-) -> Result<Value, EmitError> {
+pub(super) fn place(e: &Emitter<'_>, f: &Family, name: &str, operand: Operand) -> Result<Value> {
     let a = whole_rows(e, f, operand)?;
     let (base, pitch) = (e.base(a.buffer, "params.header.rank"), e.own_pitch_bytes(a.buffer));
     heads::rows_of(f, a)?;
@@ -96,7 +76,7 @@ pub(super) fn place(
     Ok(context! { name, address, pitch })
 }
 
-fn family(e: &Emitter<'_>, s: Slice, leaf: &NormTile) -> Result<Value, EmitError> {
+fn family(e: &Emitter<'_>, s: Slice, leaf: &NormTile) -> Result<Value> {
     let f = &e.plan.families[s.id];
     let mut places = vec![place(e, f, "x", Operand::Src)?, place(e, f, "out", Operand::Dst)?];
     if leaf.grad {

@@ -1,6 +1,6 @@
 //! The record by which a leaf becomes CUDA. `leaf/mod.rs` says how it is used.
 
-use crate::emit::{context::Emitter, error::EmitError, types::Slice};
+use crate::emit::{EmitError, Result, context::Emitter, types::Slice};
 use minijinja::Value;
 use mk_plan::{Agent, FamId, Family, InternalEdge, Leaf};
 
@@ -19,8 +19,38 @@ pub(in crate::emit) struct LeafEmission {
     /// Registers that the compiler may keep in memory.
     pub spills: Spills,
     /// Checks the families of one loop, and gives the values of the templates.
-    pub prepare: fn(&mut Emitter<'_>, &Group) -> Result<Prepared, EmitError>,
+    pub prepare: fn(&mut Emitter<'_>, &Group) -> Result<Prepared>,
 }
+
+/// The record of a leaf whose tasks all computing threads carry out together, without a ring: its template, the device
+/// function, and that one's template parameters. The module's `prepare` is the record's.
+macro_rules! by_all_threads {
+    ($template:literal, $function:literal, $parameters:literal) => {
+        $crate::emit::leaf::LeafEmission {
+            template: $template,
+            texts: &[
+                ($template, include_str!(concat!("../../../templates/leaf/", $template, ".cu.j2"))),
+                ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
+            ],
+            warpgroups: $crate::emit::leaf::Warpgroups::MOVING,
+            ring: None,
+            agents: &[$crate::emit::leaf::AgentEmission {
+                agent: mk_plan::Agent::Copier,
+                seat: $crate::emit::leaf::Seat::Computing,
+                state: &[],
+                function: $function,
+                arguments: concat!(
+                    "<",
+                    $parameters,
+                    ">(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);"
+                ),
+            }],
+            spills: $crate::emit::leaf::Spills::NONE,
+            prepare,
+        }
+    };
+}
+pub(super) use by_all_threads;
 
 impl LeafEmission {
     /// Whether some agent is all of the computing warpgroups.
@@ -88,7 +118,7 @@ pub(in crate::emit) struct RingEmission {
     /// cycles there are added up.
     pub stalls: &'static [(&'static str, u32)],
     /// The values that its templates need, from the leaves of all loops that share it, which is at least one.
-    pub values: fn(&[&Leaf]) -> Result<Value, EmitError>,
+    pub values: fn(&[&Leaf]) -> Result<Value>,
 }
 
 impl RingEmission {
@@ -96,7 +126,7 @@ impl RingEmission {
     ///
     /// # Errors
     /// [`EmitError::Internal`] for an edge that the record does not have.
-    pub fn slot(&self, edge: &InternalEdge) -> Result<u32, EmitError> {
+    pub fn slot(&self, edge: &InternalEdge) -> Result<u32> {
         let found = self.stalls.iter().find(|(name, _)| *name == edge.name);
         found.map(|(_, slot)| *slot).ok_or_else(|| {
             let what = format!("{} {} has no trace slot", edge.edge, edge.name);

@@ -1,37 +1,24 @@
 //! Sums over the slots of a rank, over ranks as far apart as each other, or of one source: in f32, in order, rounded
 //! once, by all computing threads in one team or two.
 
-use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
-use crate::emit::{context::Emitter, error::EmitError, types::Slice};
+use super::record::{Group, LeafEmission, Prepared, by_all_threads};
+use crate::emit::{EmitError, Result, context::Emitter, types::Slice};
 use minijinja::{Value, context};
 use mk_abi::device::MAX_RANKS;
 use mk_plan::{Agent, BinOp, Expr, Operand, Point, Var, row_dim};
 
-pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
-    template: "reduce_rows",
-    texts: &[
-        ("reduce_rows", include_str!("../../../templates/leaf/reduce_rows.cu.j2")),
-        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
-    ],
-    warpgroups: Warpgroups::MOVING,
-    ring: None,
-    agents: &[AgentEmission {
-        agent: Agent::Copier,
-        seat: Seat::Computing,
-        state: &[],
-        function: "reduce_rows",
-        arguments: "<Dtype::@{ dtype }@, Dtype::@{ dtype_to }@, @{ teams }@, @{ 2 // teams }@ * kWarpgroupThreads, @{ \
-            1 + teams }@, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
-    }],
-    spills: Spills::NONE,
-    prepare,
-};
+pub(in crate::emit) const EMISSION: LeafEmission = by_all_threads!(
+    "reduce_rows",
+    "reduce_rows",
+    "Dtype::@{ dtype }@, Dtype::@{ dtype_to }@, @{ teams }@, @{ 2 // teams }@ * kWarpgroupThreads, \
+     @{ 1 + teams }@, @{ name }@Edges"
+);
 
-fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     for f in g.slices.iter().map(|s| &e.plan.families[s.id]) {
         if f.inner.is_some() {
             let what = "no template has sums without factors in an inner loop";
-            return Err(EmitError::unsupported(f.name.clone(), what));
+            return EmitError::refuse(&f.name, what);
         }
     }
     let (mut families, mut destinations) = (Vec::new(), None);
@@ -39,7 +26,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
         let (value, places) = sums(e, *s)?;
         if *destinations.get_or_insert(places) != places {
             let what = "sums of one group have as many destinations";
-            return Err(EmitError::unsupported(g.name.clone(), what));
+            return EmitError::refuse(&g.name, what);
         }
         families.push(value);
     }
@@ -56,7 +43,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
 }
 
 /// The element type that all accesses of an operand have.
-fn dtype_of(e: &Emitter<'_>, g: &Group, operand: Operand) -> Result<&'static str, EmitError> {
+fn dtype_of(e: &Emitter<'_>, g: &Group, operand: Operand) -> Result<&'static str> {
     e.one_dtype(g.slices[0].id, |o| o == operand)
 }
 
@@ -78,7 +65,7 @@ fn in_steps(e: &Expr) -> Option<(Expr, i32)> {
 }
 
 /// One reduction family: the sum over `each` of its source, written to every destination; and how many these are.
-fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
+fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32)> {
     let f = &e.plan.families[s.id];
     let src = e.access(f, Operand::Src)?;
     let own = Expr::Var(Var::RANK);
@@ -91,10 +78,10 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
     let alike = single || if everywhere { n == 3 } else { n >= 3 && src.rank == own };
     let each = src.each.as_ref();
     if !alike || each.is_none() && !single {
-        return Err(EmitError::unsupported(
-            f.name.clone(),
+        return EmitError::refuse(
+            &f.name,
             "a sum runs over slots of its own rank, or over ranks that are as far apart",
-        ));
+        );
     }
     let by_each = src.region.iter().any(|(b, l)| b.mentions(Var::EACH) || l.mentions(Var::EACH));
     let leads = if single {
@@ -119,7 +106,7 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
         let same = dst.region[d - 1].1 == *cols && row.is_some_and(|r| dst.region[r].1 == *rows);
         if !leads || !same || dst.when.is_some() {
             let what = "source and destination of a sum differ in shape";
-            return Err(EmitError::unsupported(f.name.clone(), what));
+            return EmitError::refuse(&f.name, what);
         }
         let each = dst.each.as_ref();
         let end = match each.map(|x| &x.extent) {
@@ -127,7 +114,7 @@ fn sums(e: &Emitter<'_>, s: Slice) -> Result<(Value, i32), EmitError> {
             Some(Expr::Const(n)) if (1..=MAX_RANKS as i32).contains(n) => n_destinations + n,
             Some(_) => {
                 let what = format!("a sum goes to 1 to {MAX_RANKS} places at once");
-                return Err(EmitError::unsupported(f.name.clone(), what));
+                return EmitError::refuse(&f.name, what);
             }
         };
         // Rows of another rank must be as long as the own ones; the own ones may be what they are.

@@ -2,58 +2,44 @@
 
 use super::{
     norm::{place, whole_rows},
-    record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups},
+    record::{Group, LeafEmission, Prepared, by_all_threads},
 };
-use crate::emit::{context::Emitter, error::EmitError, types::Slice};
+use crate::emit::{EmitError, Result, context::Emitter, types::Slice};
 use minijinja::{Value, context};
 use mk_plan::{Agent, Leaf, Operand, Point};
 
-pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
-    template: "norm_rows",
-    texts: &[
-        ("norm_rows", include_str!("../../../templates/leaf/norm_rows.cu.j2")),
-        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
-    ],
-    warpgroups: Warpgroups::MOVING,
-    ring: None,
-    agents: &[AgentEmission {
-        agent: Agent::Copier,
-        seat: Seat::Computing,
-        state: &[],
-        function: "rope_tasks",
-        arguments: "<Dtype::@{ dtype }@, @{ back }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name \
-            }@Hooks{params}, threadIdx.x - kWarpgroupThreads);",
-    }],
-    spills: Spills::NONE,
-    prepare,
-};
+pub(in crate::emit) const EMISSION: LeafEmission = by_all_threads!(
+    "norm_rows",
+    "rope_tasks",
+    "Dtype::@{ dtype }@, @{ back }@, 2 * kWarpgroupThreads, 2, @{ name }@Edges"
+);
 
 /// Elements of a head that a lane takes: 16 bytes of each half.
 const PAIRS: i64 = 16;
 
-fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     let (id, f) = (g.slices[0].id, g.head(e));
     let Leaf::RopeTile(leaf) = &f.leaf else {
         return Err(EmitError::internal("emit/leaf/rope.rs", format!("{id} turns nothing")));
     };
     let dtype = e.one_dtype(id, |o| o != Operand::E0)?;
-    let families = g.slices.iter().map(|s| family(e, *s)).collect::<Result<_, EmitError>>()?;
+    let families = g.slices.iter().map(|s| family(e, *s)).collect::<Result<_>>()?;
     let hooks = context! { task => "RopeTask" };
     let call = context! { dtype, back => leaf.back.to_string() };
     Ok(Prepared { families, hooks, call, workers: g.ctas, choices: vec![] })
 }
 
-fn family(e: &Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
+fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
     let f = &e.plan.families[s.id];
     let places = [("x", Operand::Src), ("angles", Operand::E0), ("out", Operand::Dst)]
         .map(|(name, operand)| place(e, f, name, operand));
-    let places = places.into_iter().collect::<Result<Vec<_>, EmitError>>()?;
+    let places = places.into_iter().collect::<Result<Vec<_>>>()?;
     let (angles, made) = (whole_rows(e, f, Operand::E0)?, whole_rows(e, f, Operand::Dst)?);
     for rank in 0..e.plan.mesh.size() as usize {
         let head = e.points.shape(angles.buffer, rank)?.last().copied().unwrap_or(0);
         if head % PAIRS != 0 {
             let what = format!("heads are of multiples of {PAIRS} elements, not of {head}");
-            return Err(EmitError::unsupported(f.name.clone(), what));
+            return EmitError::refuse(&f.name, what);
         }
     }
     let [rows, columns] = [2, 1].map(|d| &made.region[made.region.len() - d].1);

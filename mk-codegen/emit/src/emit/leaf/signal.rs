@@ -1,7 +1,7 @@
 //! Tasks that only wait and post, by one lane.
 
 use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
-use crate::emit::{context::Emitter, error::EmitError};
+use crate::emit::{EmitError, Result, context::Emitter};
 use minijinja::context;
 use mk_plan::{Agent, Point, RoleKind};
 
@@ -21,17 +21,17 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     prepare,
 };
 
-fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     if e.plan.roles[g.head(e).role].kind != RoleKind::InterReduce || g.first_cta == 0 {
         let what = "signals have a role behind the first CTA, which announces the launch";
-        return Err(EmitError::unsupported(g.head(e).name.clone(), what));
+        return EmitError::refuse(g.head(e).name.clone(), what);
     }
     let mut families = Vec::new();
     for s in &g.slices {
         let f = &e.plan.families[s.id];
         if f.posts.iter().any(|p| p.at == Point::Start) {
             let what = "its posts come behind its waits";
-            return Err(EmitError::unsupported(f.name.clone(), what));
+            return EmitError::refuse(&f.name, what);
         }
         let before = e.waits(f, Agent::Lead, Point::Start)?;
         families.push(context! { before, after => e.posts(f), ..e.slice(*s) });

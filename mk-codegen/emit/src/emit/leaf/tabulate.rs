@@ -1,34 +1,17 @@
 //! Tables that a kernel fills: by ordinary loads and stores of all computing threads, in phases.
 
-use super::record::{AgentEmission, Group, LeafEmission, Prepared, Seat, Spills, Warpgroups};
-use crate::emit::{context::Emitter, error::EmitError, types::Slice};
+use super::record::{Group, LeafEmission, Prepared, by_all_threads};
+use crate::emit::{EmitError, Result, context::Emitter, types::Slice};
 use minijinja::{Value, context};
 use mk_plan::{
     Access, Agent, Expr, Family, Leaf, Mask, Operand, Point, RoutePart, Side, Tabulate, Tabulation,
     Var,
 };
 
-pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
-    template: "tabulate",
-    texts: &[
-        ("tabulate", include_str!("../../../templates/leaf/tabulate.cu.j2")),
-        ("schedule", include_str!("../../../templates/leaf/schedule.cu.j2")),
-    ],
-    warpgroups: Warpgroups::MOVING,
-    ring: None,
-    agents: &[AgentEmission {
-        agent: Agent::Copier,
-        seat: Seat::Computing,
-        state: &[],
-        function: "tabulate_tasks",
-        arguments: "<2 * kWarpgroupThreads, 2, @{ name }@Edges>(ctx, @{ name }@Hooks{params}, threadIdx.x - \
-            kWarpgroupThreads);",
-    }],
-    spills: Spills::NONE,
-    prepare,
-};
+pub(in crate::emit) const EMISSION: LeafEmission =
+    by_all_threads!("tabulate", "tabulate_tasks", "2 * kWarpgroupThreads, 2, @{ name }@Edges");
 
-fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     let family = |s: &Slice| {
         let f = &e.plan.families[s.id];
         Ok(context! {
@@ -38,7 +21,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
             ..e.slice(*s)
         })
     };
-    let families = g.slices.iter().map(family).collect::<Result<Vec<Value>, EmitError>>()?;
+    let families = g.slices.iter().map(family).collect::<Result<Vec<Value>>>()?;
     let (task, phases) = match &g.head(e).leaf {
         Leaf::Tabulate(Tabulate { of: Tabulation::Route { part, local, .. } }) => match part {
             RoutePart::Lists => ("ListTask", 3),
@@ -50,7 +33,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
             RoutePart::Slots => ("SlotsTask", 1),
             RoutePart::Kept => {
                 let what = "which rows are kept is made with the places";
-                return Err(EmitError::unsupported(g.name.clone(), what));
+                return EmitError::refuse(&g.name, what);
             }
         },
         Leaf::Tabulate(Tabulate { of: Tabulation::Begins { .. } }) => ("BeginsTask", 1),
@@ -66,7 +49,7 @@ fn operands<'p, const N: usize>(
     e: &Emitter<'p>,
     f: &'p Family,
     operand: Operand,
-) -> Result<[&'p Access; N], EmitError> {
+) -> Result<[&'p Access; N]> {
     let all: Vec<_> = f.accesses.iter().filter(|a| a.operand == operand).collect();
     let close = |a: &&Access| {
         let own = a.rank == Expr::Var(Var::RANK) && a.each.is_none() && a.when.is_none();
@@ -80,7 +63,7 @@ fn operands<'p, const N: usize>(
 }
 
 /// The members of a task in C, behind its number and its family's.
-fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
+fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
     let Leaf::Tabulate(Tabulate { of }) = f.leaf else {
         let what = format!("{} is no table", f.name);
         return Err(EmitError::internal("emit/leaf/tabulate.rs", what));
@@ -105,7 +88,7 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
     };
     if let Some(a) = f.accesses.iter().find(|a| !whole(a)) {
         let what = format!("a table takes and makes whole rows: {} {}", a.operand, a.buffer);
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     // How many there are in a dimension of an operand; none where it is empty.
     let n = |a: &Access, d: usize| {
@@ -113,7 +96,7 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
     };
     let wide = |a: &Access, dims: usize| match a.region.len() == dims {
         true => Ok(()),
-        false => Err(EmitError::unsupported(f.name.clone(), "a table of other dimensions")),
+        false => EmitError::refuse(&f.name, "a table of other dimensions"),
     };
     match of {
         Tabulation::Blocks { rows } => {
@@ -123,7 +106,7 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
             wide(blocks, 2)?;
             let starts = [counts, blocks].iter().all(|a| a.region[0].0 == Expr::Const(0));
             if blocks.region[1].1 != Expr::Const(2) || !starts {
-                return Err(EmitError::unsupported(f.name.clone(), "a block has a group and rows"));
+                return EmitError::refuse(&f.name, "a block has a group and rows");
             }
             let [groups, count] = [counts, blocks].map(|a| e.c(f, None, &a.region[0].1));
             Ok(vec![at(counts), at(blocks), groups, count, rows.to_string()])
@@ -135,7 +118,7 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
             wide(begins, 1)?;
             if [counts, begins].iter().any(|a| a.region[0].0 != Expr::Const(0)) {
                 let what = "where rows begin is known of all groups";
-                return Err(EmitError::unsupported(f.name.clone(), what));
+                return EmitError::refuse(&f.name, what);
             }
             let groups = e.c(f, None, &counts.region[0].1);
             Ok(vec![at(counts), at(begins), groups, rows.to_string()])
@@ -147,7 +130,7 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>, EmitError> {
             wide(bounds, 2)?;
             if bounds.region[1].1 != Expr::Const(2) || begins.region[0].0 != Expr::Const(0) {
                 let what = "bounds are two of each row, of all documents";
-                return Err(EmitError::unsupported(f.name.clone(), what));
+                return EmitError::refuse(&f.name, what);
             }
             let first = format!("static_cast<u32>({})", e.c(f, None, &bounds.region[0].0));
             let mut all = vec![at(begins), at(bounds), n(begins, 0), first, n(bounds, 0)];

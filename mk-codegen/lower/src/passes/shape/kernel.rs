@@ -59,7 +59,7 @@ pub(in crate::passes) struct Operand {
 
 /// One matrix product.
 pub(in crate::passes) struct Product {
-    /// Its left operand: an operand, or another product.
+    /// Its operand A: an operand, or another product.
     pub left: OpId,
     pub b: Param,
     pub b_transposed: bool,

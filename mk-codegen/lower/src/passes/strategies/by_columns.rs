@@ -1,7 +1,7 @@
 //! An all-reduce whose columns have owners: every rank writes its contributions of a block of columns into the owner's
 //! slot, the owner adds the slots in the order of ranks, and pushes the sums to every other rank. As
 //! [`two_shot`](super::two_shot), which cuts rows; but the GEMM's rows stay whole, so that few of them are not cut
-//! into many blocks that read the right operand again each.
+//! into many blocks that read operand B again each.
 //!
 //! Assumes tiles of a block's columns. Leaves: `slots`, a symmetric buffer `[world, rows of all shards, n]` of one slot
 //! per source rank, of which the owner uses its own columns; `sums`, as large as one slot, which the other owners

@@ -20,7 +20,7 @@ use crate::passes::{
 use crate::settings::{AllReduce, Gather};
 use mk_plan::{self, ALayout, BufId, mma_shifts, scales_steps};
 
-/// Gathers or repacks the left operand that operation `op` is.
+/// Gathers or repacks operand A that operation `op` is.
 ///
 /// # Errors
 /// For factors that would go over a network card.

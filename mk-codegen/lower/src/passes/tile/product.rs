@@ -132,7 +132,7 @@ impl Product<'_> {
         })
     }
 
-    /// The tiles of some rows, as a family; `a` says where a block of the left operand's rows is, `slices` in which
+    /// The tiles of some rows, as a family; `a` says where a block of operand A's rows is, `slices` in which
     /// slices of k it comes, if it does.
     pub fn family(
         &self,

@@ -20,7 +20,7 @@ use crate::passes::{
 use crate::settings::Config;
 use mk_plan::{ALayout, BufId, Expr, FamId, Operand, Space, mma_step};
 
-/// A left operand from the caller, ready to be read.
+/// An operand A from the caller, ready to be read.
 pub(super) struct Given {
     pub rows: Rows,
     pub left: Left,
@@ -29,7 +29,7 @@ pub(super) struct Given {
     pub depth: Expr,
 }
 
-/// The left operand of a product.
+/// Operand A of a product.
 pub(super) enum Left {
     /// On this rank: `[rows, k]`, or `[k, rows]`.
     Local(BufId, ALayout),
@@ -97,7 +97,7 @@ pub(super) struct Tiler<'k> {
     pub results: Vec<BufId>,
     /// By operation.
     pub made: Vec<Value<'k>>,
-    /// Repacked right operands, by parameter.
+    /// Repacked operands B, by parameter.
     pub packed: Vec<Option<Packed>>,
 }
 
@@ -148,7 +148,7 @@ impl<'k> Tiler<'k> {
     /// Extent of a GEMM's K, on this rank.
     ///
     /// # Errors
-    /// [`LowerError::Internal`] if its left operand is not made.
+    /// [`LowerError::Internal`] if its operand A is not made.
     pub fn depth(&self, product: &kernel::Product) -> Result<Expr, LowerError> {
         match self.made.get(product.left) {
             Some(Value::Operand(given)) => Ok(given.depth.clone()),
@@ -195,7 +195,7 @@ impl<'k> Tiler<'k> {
     /// All tiles: each family with the shard and block of rows that its tasks cover.
     ///
     /// # Errors
-    /// [`LowerError::Internal`] if the left operand is not made.
+    /// [`LowerError::Internal`] if operand A is not made.
     pub fn tiles(&mut self, p: &Product<'_>) -> Result<Vec<TileRows>, LowerError> {
         let draft = &mut self.draft;
         match self.made.get(p.g.left) {
@@ -214,7 +214,7 @@ impl<'k> Tiler<'k> {
 }
 
 fn not_made(product: &kernel::Product) -> LowerError {
-    internal(format!("the left operand of {:?} is not made before it", product.out.name))
+    internal(format!("operand A of {:?} is not made before it", product.out.name))
 }
 
 fn of_operand(draft: &mut Draft, p: &Product<'_>, left: &Left) -> Vec<TileRows> {

@@ -33,8 +33,7 @@ impl<A: Algebra> Meaning<A> for DotTile {
         }
         let mut sum = A::ZERO;
         for (x, y) in src.iter().zip(w) {
-            let product = algebra.mul(*x, *y);
-            sum = algebra.add(sum, product);
+            algebra.add_mul(&mut sum, *x, *y);
         }
         Ok(vec![sum])
     }

@@ -1,8 +1,8 @@
 //! Tiles of attention: a lane brings queries, keys and values, two warpgroups attend and store, a lane makes the posts.
 
 use crate::emit::{
+    EmitError, Result,
     context::Emitter,
-    error::EmitError,
     leaf::{
         AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
         heads::{bounds, logarithms, rows_at, rows_of, sink, whole_heads},
@@ -101,7 +101,7 @@ fn most_keys(queries: u32, heads: [u32; 2]) -> u32 {
     }
 }
 
-fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
+fn ring(leaves: &[&Leaf]) -> Result<Value> {
     let Some(Leaf::AttendTile(AttendTile {
         block: [block_m, block_n, dim],
         values,
@@ -116,14 +116,14 @@ fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
     Ok(context! { block_m, block_n, dim, stages, bounded, values })
 }
 
-fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     let families = g.slices.iter().map(|s| family(e, *s)).collect::<Result<Vec<_>, _>>()?;
     let hooks = context! { tile => tile(e, g)? };
     Ok(Prepared { families, hooks, call: context! {}, workers: g.ctas, choices: vec![] })
 }
 
 /// The options of a loop's tiles.
-fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
+fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
     let (id, f) = (g.slices[0].id, g.head(e));
     let refuse = |what: String| EmitError::unsupported(f.name.clone(), what);
     let Leaf::AttendTile(AttendTile {
@@ -210,7 +210,7 @@ pub(super) fn more_options(mask: Mask, cap: Option<u32>) -> Result<String, Strin
 }
 
 /// Template values of one family.
-fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
+fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value> {
     let f = &e.plan.families[s.id];
     let Leaf::AttendTile(x) = &f.leaf else {
         return Err(EmitError::internal("emit/arch/sm90/attend.rs", format!("{} attends", s.id)));
@@ -219,14 +219,14 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let storers = f.posts.iter().all(|p| p.by == Agent::Storer);
     if !storers || f.waits.iter().any(|w| w.by != Agent::Loader) {
         let what = "in attention the loader waits and the storer posts";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     let q = e.access(f, Operand::Q)?;
     let count = |e: &Emitter<'_>, a: &Access, row: usize| e.c(f, None, &a.region[row].1);
     let rows = rows_of(f, q)?;
     let q_rows = head_rows(e, s.id, q, queries, [dim, 64])?;
     let queries_read = q.region[rows].1.clone();
-    let mut sources = |operand| -> Result<Vec<Value>, EmitError> {
+    let mut sources = |operand| -> Result<Vec<Value>> {
         let mut out = Vec::new();
         for a in f.accesses.iter().filter(|a| a.operand == operand) {
             let dim = if operand == Operand::V { wide } else { dim };
@@ -276,9 +276,9 @@ pub(super) fn head_rows(
     a: &Access,
     box_rows: u32,
     [dim, wide]: [u32; 2],
-) -> Result<String, EmitError> {
+) -> Result<String> {
     let f = &e.plan.families[id];
-    let refuse = |what: String| Err(EmitError::unsupported(f.name.clone(), what));
+    let refuse = |what: String| EmitError::refuse(&f.name, what);
     let (n, row) = (a.region.len(), rows_of(f, a)?);
     if a.each.is_some() || a.rank != Expr::Var(Var::RANK) {
         return refuse(format!("`{}` is read on the own rank", a.operand));
@@ -309,11 +309,11 @@ fn results(
     operand: Operand,
     queries: &Expr,
     dim: u32,
-) -> Result<(String, String), EmitError> {
+) -> Result<(String, String)> {
     let f = &e.plan.families[id];
     let o = e.access(f, operand)?;
     if o.region[rows_of(f, o)?].1 != *queries {
-        return Err(EmitError::unsupported(f.name.clone(), "results are as many as queries"));
+        return EmitError::refuse(&f.name, "results are as many as queries");
     }
     rows_at(e, id, o, dim)
 }

@@ -3,8 +3,8 @@
 
 use super::attend::{bounded, head_rows, more_options, name_of, values_option};
 use crate::emit::{
+    EmitError, Result,
     context::Emitter,
-    error::EmitError,
     leaf::{
         AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups,
         heads::{bounds, rows_at, rows_of},
@@ -126,7 +126,7 @@ pub(in crate::emit) fn of_keys(f: &Family, tile: &AttendGradTile) -> &'static Le
     if in_place { &OF_KEYS_IN_PLACE } else { &OF_KEYS }
 }
 
-fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
+fn ring(leaves: &[&Leaf]) -> Result<Value> {
     let Some(Leaf::AttendGradTile(AttendGradTile {
         of,
         block: [block_m, block_n, dim],
@@ -145,7 +145,7 @@ fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
     Ok(context! { block_m, block_n, dim, stages, bounded => bounded(*mask), values })
 }
 
-fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     let tile = tile(e, g)?;
     let families = g.slices.iter().map(|s| family(e, *s)).collect::<Result<Vec<_>, _>>()?;
     let hooks = context! { tile };
@@ -176,7 +176,7 @@ fn most_rows(of: GradOf, heads: [u32; 2]) -> u32 {
 }
 
 /// The options of a loop's tiles.
-fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
+fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
     let (id, f) = (g.slices[0].id, g.head(e));
     let Leaf::AttendGradTile(AttendGradTile {
         of,
@@ -225,20 +225,14 @@ fn member(operand: Operand) -> &'static str {
 }
 
 /// Rows of an operand, as the loader asks TMA for them.
-fn source(
-    e: &mut Emitter<'_>,
-    id: FamId,
-    a: &Access,
-    rows: u32,
-    dim: u32,
-) -> Result<String, EmitError> {
+fn source(e: &mut Emitter<'_>, id: FamId, a: &Access, rows: u32, dim: u32) -> Result<String> {
     let stats = a.operand == Operand::Stats;
     let [dim, wide] = if stats { [STATS; 2] } else { [dim, 64] };
     head_rows(e, id, a, rows, [dim, wide])
 }
 
 /// Template values of one family.
-fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
+fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value> {
     let f = &e.plan.families[s.id];
     let Leaf::AttendGradTile(x) = &f.leaf else {
         let what = format!("{} is no gradient", s.id);
@@ -252,7 +246,7 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
     let storers = f.posts.iter().all(|p| p.by == Agent::Storer);
     if !storers || f.waits.iter().any(|w| w.by != Agent::Loader) {
         let what = "in gradients of attention the loader waits and the storer posts";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     let mut held = Vec::new();
     for operand in of.held() {
@@ -283,7 +277,7 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value, EmitError> {
         };
         if rows_of(f, a)? != row {
             let what = "gradients lie as what they are of";
-            return Err(EmitError::unsupported(f.name.clone(), what));
+            return EmitError::refuse(&f.name, what);
         }
         let (address, pitch) = rows_at(e, s.id, a, wide(*operand))?;
         made.push(context! { member => member(*operand), address, pitch });

@@ -6,9 +6,9 @@ mod operands;
 mod targets;
 
 use crate::emit::{
+    EmitError, Result,
     chain::{Chain, half},
     context::Emitter,
-    error::EmitError,
     leaf::{AgentEmission, Group, LeafEmission, Prepared, RingEmission, Seat, Spills, Warpgroups},
     maps::View,
     types::Slice,
@@ -123,7 +123,7 @@ const TILES: &str = "TileCursor tiles;";
 const PART_ROWS: u32 = 16;
 
 /// A stage has room for the widest tiles.
-fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
+fn ring(leaves: &[&Leaf]) -> Result<Value> {
     let columns = leaves.iter().map(|leaf| match leaf {
         Leaf::MmaTile(MmaTile { block, .. }) => Some(block[1]),
         _ => None,
@@ -152,7 +152,7 @@ fn ring(leaves: &[&Leaf]) -> Result<Value, EmitError> {
     })
 }
 
-fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
+fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
     let run = g.families();
     let (mut families, mut ranks) = (Vec::new(), Vec::new());
     for s in &g.slices {
@@ -163,7 +163,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared, EmitError> {
     let b_rank = ranks[0];
     if ranks.iter().any(|r| *r != b_rank) {
         let what = "tiles of one loop come through maps of as many dimensions";
-        return Err(EmitError::unsupported(g.name.clone(), what));
+        return EmitError::refuse(&g.name, what);
     }
     let only_tile = e.points.only_tile(&run)?;
     let borrowed_stage = !only_tile && e.points.borrowed_stage(&run)?;
@@ -234,7 +234,7 @@ fn b_is_given(e: &Emitter<'_>, run: &[FamId]) -> bool {
 }
 
 /// The options of a loop's tiles, beyond the ring's.
-fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
+fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
     let (id, f) = (g.slices[0].id, g.head(e));
     let Leaf::MmaTile(MmaTile {
         block,
@@ -261,7 +261,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
         *a_layout == ALayout::Mk && out_bytes == HALF_BYTES && !kept && !saves_gates(epilogue);
     if mma_swaps([block[0], block[1]]) && !(as_it_is && *consumers == Consumers::Cooperative) {
         let what = "operands are swapped for 16-bit results of which nothing is saved";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     let saves_f32 = f.accesses.iter().any(|a| {
         EPILOGUE_OPERANDS.contains(&a.operand)
@@ -270,7 +270,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
     });
     if (out == "F32" || saves_f32) && block[1] % 64 != 0 {
         let what = "tiles store f32 in whole panels of 64 columns";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     // Parts of whole swizzles.
     let a_rows = match *beside {
@@ -317,7 +317,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value, EmitError> {
 
 /// Template values of one family of a loop's: its `decode`, waits, posts and epilogue; and the number of dimensions of
 /// B's map.
-fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize), EmitError> {
+fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)> {
     let f = &e.plan.families[s.id];
     let Leaf::MmaTile(MmaTile {
         block,
@@ -340,13 +340,13 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     shape(f, *block, gated, *consumers)?;
     if scales_steps(epilogue) && !block[1].is_multiple_of(MMA_STEP_BYTES) {
         let what = "a tile's columns are whole blocks of 128 that have a factor";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     if quantized(epilogue).is_some()
         && (block[0] == 64 && block[1] % 256 != 0 || mma_consumers([block[0], block[1]]) == 3)
     {
         let what = "a consumer has whole blocks of 128 columns of what it quantises";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     of_three(f)?;
     let ragged = checks::is_ragged(e, f);
@@ -354,7 +354,7 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
         of_ragged_depth(f)?;
     }
     if b.region.len() < if gated { 3 } else { 2 } || a.region.len() < 2 {
-        return Err(EmitError::unsupported(f.name.clone(), "operands are matrices"));
+        return EmitError::refuse(&f.name, "operands are matrices");
     }
     let targets = targets::targets(e, s.id)?;
     let c = targets[0];
@@ -375,14 +375,14 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
     }
     if *multicast != [1, 1] && right.view.rank() != 2 {
         let what = "CTAs that load together multiply by one matrix";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     check_places(e, s.id, [a, b], &targets)?;
     let last = |x: &Access| x.region[x.region.len() - 1].clone();
     let halves = targets.iter().any(|c| half(e.plan, c).is_some());
     if halves && (targets.len() > 1 || half(e.plan, c) != Some(0)) {
         let what = "a tile goes to one place, the first half of `[m, 2, n]`";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     let rows = |x: &Access| x.region[x.region.len() - if halves { 3 } else { 2 }].clone();
     let row = |x: &Access| if halves { rows(x).0 } else { e.row(x) };
@@ -505,7 +505,7 @@ fn family(e: &mut Emitter<'_>, s: Slice, run: &[FamId]) -> Result<(Value, usize)
 }
 
 /// Blocks of columns of each half of operand B, whose factors lie below each other.
-fn step_ups(e: &Emitter<'_>, f: &Family) -> Result<String, EmitError> {
+fn step_ups(e: &Emitter<'_>, f: &Family) -> Result<String> {
     let named = f.leaf.epilogue().iter().filter(|op| op.operand().is_some());
     let mut named = named.zip(EPILOGUE_OPERANDS);
     let Some((_, operand)) = named.find(|(op, _)| **op == EpilogueOp::ScaleBlocks) else {
@@ -525,7 +525,7 @@ fn c_maps(
     f: &Family,
     targets: &[&Access],
     box_dims: [u32; 2],
-) -> Result<String, EmitError> {
+) -> Result<String> {
     let mut texts = Vec::new();
     for c in targets {
         // Rows of both halves.
@@ -545,7 +545,7 @@ fn c_maps(
 }
 
 /// Steps along k of one iteration.
-fn steps_along_k(f: &Family, a: &Access, layout: ALayout, step: u32) -> Result<Expr, EmitError> {
+fn steps_along_k(f: &Family, a: &Access, layout: ALayout, step: u32) -> Result<Expr> {
     let depth = mk_plan::depth_dim(a, layout).ok_or_else(|| {
         EmitError::internal(
             "emit/arch/sm90/mma.rs",
@@ -564,7 +564,7 @@ fn inner(
     factors: [&Access; 2],
     left: &Factor,
     right: &Factor,
-) -> Result<Value, EmitError> {
+) -> Result<Value> {
     let Leaf::MmaTile(MmaTile { block, a_layout, .. }) = &f.leaf else {
         return Err(EmitError::internal("emit/arch/sm90/mma.rs", "an inner loop of no product"));
     };
@@ -579,7 +579,7 @@ fn inner(
     if steps == 0 || !both || moves || e.runtime() {
         let what = "an inner loop walks both operands along k, in equal parts of whole steps, and needs dimensions \
             that no launch decides";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     let say = |x: &Expr| e.c(f, None, x);
     Ok(context! {

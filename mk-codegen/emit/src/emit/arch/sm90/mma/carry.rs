@@ -5,7 +5,7 @@
 //! of them, where the GEMM goes through an elementwise chain first.
 
 use super::operands::rows_of;
-use crate::emit::{context::Emitter, error::EmitError, maps::View};
+use crate::emit::{EmitError, Result, context::Emitter, maps::View};
 use minijinja::{Value, context};
 use mk_plan::{
     Access, EpilogueOp, Expr, FamId, Leaf, MmaTile, Operand, Point, Store, Var, carry_last, gated,
@@ -20,9 +20,9 @@ pub(in crate::emit) fn carry(
     id: FamId,
     c: &Access,
     box_dims: &[u32],
-) -> Result<Value, EmitError> {
+) -> Result<Value> {
     let f = &e.plan.families[id];
-    let refuse = |what: &str| Err(EmitError::unsupported(f.name.clone(), what));
+    let refuse = |what: &str| EmitError::refuse(&f.name, what);
     let mut all = f.accesses.iter().filter(|a| a.operand == Operand::AccIn);
     let (Some(x), None) = (all.next(), all.next()) else {
         return refuse("`carry` reads one access, `acc_in`");
@@ -62,7 +62,7 @@ pub(in crate::emit) fn carry(
 /// Every task reads the sum exactly once, in an iteration that has begun when half of the steps along k are made: then
 /// the loader, which brings it in the second half, is behind the waits that protect it. If it comes `last`, any
 /// iteration will do, and the task's end.
-fn in_time(e: &Emitter<'_>, id: FamId, x: &Access, last: bool) -> Result<(), EmitError> {
+fn in_time(e: &Emitter<'_>, id: FamId, x: &Access, last: bool) -> Result<()> {
     for rank in 0..e.plan.mesh.size() as usize {
         for task in e.points.tasks(id, rank, 1)? {
             let iterations = e.points.inner(&task)?;
@@ -85,7 +85,7 @@ fn in_time(e: &Emitter<'_>, id: FamId, x: &Access, last: bool) -> Result<(), Emi
                     task.domain(),
                     x.at.name()
                 );
-                return Err(EmitError::unsupported(e.plan.families[id].name.clone(), what));
+                return EmitError::refuse(e.plan.families[id].name.clone(), what);
             }
         }
     }

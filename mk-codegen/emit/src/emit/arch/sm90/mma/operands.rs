@@ -1,6 +1,6 @@
 //! Where the factors of a GEMM lie, as its loader asks TMA for them.
 
-use crate::emit::{context::Emitter, error::EmitError, maps::View};
+use crate::emit::{EmitError, Result, context::Emitter, maps::View};
 use mk_dtype::HALF_BYTES;
 use mk_plan::{
     ALayout, Access, BLayout, BufId, Expr, FamId, Family, Leaf, MMA_SHIFT_COLUMNS, MMA_STEP_BYTES,
@@ -67,7 +67,7 @@ pub(in crate::emit) fn left(
     layout: ALayout,
     block: [u32; 3],
     loaded_rows: u32,
-) -> Result<Factor, EmitError> {
+) -> Result<Factor> {
     let f = &e.plan.families[id];
     let a = e.access(f, Operand::A)?;
     let n = a.region.len();
@@ -102,7 +102,7 @@ pub(in crate::emit) fn loaded_rows(
     families: &[FamId],
     layout: ALayout,
     block_m: u32,
-) -> Result<u32, EmitError> {
+) -> Result<u32> {
     if layout == ALayout::Km {
         return Ok(block_m);
     }
@@ -130,7 +130,7 @@ pub(in crate::emit) fn end_rows(
     families: &[FamId],
     [block_m, ..]: [u32; 3],
     [below, beside]: [u32; 2],
-) -> Result<Option<u32>, EmitError> {
+) -> Result<Option<u32>> {
     let [id] = families else { return Ok(None) };
     let f = &e.plan.families[*id];
     let layout = |leaf: &Leaf| matches!(leaf, Leaf::MmaTile(MmaTile { a_layout: ALayout::Mk, .. }));
@@ -174,7 +174,7 @@ pub(in crate::emit) fn right(
     layout: BLayout,
     gated: bool,
     block: [u32; 3],
-) -> Result<Factor, EmitError> {
+) -> Result<Factor> {
     let f = &e.plan.families[id];
     let b = e.access(f, Operand::B)?;
     let n = b.region.len();
@@ -184,13 +184,13 @@ pub(in crate::emit) fn right(
     let front = n - own;
     if !gated && rows_of(e, id, b)? + 2 != n {
         let what = "rows of operand B are contiguous";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     let both = front + usize::from(layout == BLayout::Kn);
     let stacked = b.region[..front].iter().all(|(_, len)| *len == Expr::Const(1));
     if gated && (b.region[both] != (Expr::Const(0), Expr::Const(2)) || !stacked) {
         let what = "a gated product reads gates and ups, `0 : 2`, of one matrix";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     let flat = |from| e.flat(b, from, n - 1);
     let (across, k, up) = match (layout, gated) {
@@ -218,13 +218,13 @@ pub(in crate::emit) fn right(
     e.check_depth(id, b, k_dim, &view, block[2])?;
     if outer.as_ref().is_some_and(|o| o.mentions(Var::INNER)) {
         let what = "an inner loop stays in one matrix of operand B";
-        return Err(EmitError::unsupported(f.name.clone(), what));
+        return EmitError::refuse(&f.name, what);
     }
     Ok(Factor { view, box_dims, across, k, up, outer })
 }
 
 /// The dimension that a matrix's rows lie along.
-pub(in crate::emit) fn rows_of(e: &Emitter<'_>, id: FamId, a: &Access) -> Result<usize, EmitError> {
+pub(in crate::emit) fn rows_of(e: &Emitter<'_>, id: FamId, a: &Access) -> Result<usize> {
     row_dim(a).ok_or_else(|| several(e, id, a))
 }
 
