@@ -8,7 +8,6 @@
 //! offsets.
 
 pub mod device;
-mod errors;
 mod host;
 mod kernel;
 mod net;

@@ -4,78 +4,114 @@ use mk_plan::{Agent, EdgeId, FamId, Plan, PointError, SigId, StructureError, Tas
 use std::fmt;
 use thiserror::Error;
 
-mk_abi::errors! {
-    /// A run that did not come to its end.
-    #[derive(Clone, Debug, PartialEq)]
-    #[non_exhaustive]
-    SimError {
-        /// The plan is not well formed.
-        Structure("the plan is not well formed: {}", list(errors)) {
-            errors: Vec<StructureError> = "What is wrong",
-        },
-        /// An expression has no value where the run needs it.
-        Point from PointError,
-        /// The plan needs more than the executor gives.
-        TooLarge("{what}: {wanted} is more than the executor's limit of {limit}") {
-            what: String = "Of what",
-            wanted: u64 = "How much the plan asks for, as far as it was counted",
-            limit: u64 = "The limit",
-        },
-        /// An access outside its buffer.
-        OutOfBounds("{place}: {region} lies outside {buffer}") {
-            place: String = "Family and task",
-            buffer: String = "The buffer, with its shape",
-            region: String = "Rank, bases and lengths",
-        },
-        /// A signal word that does not exist.
-        NoSuchWord("{place}: {edge} names word {index:?} of {signal}, which has shape {shape:?}") {
-            place: String = "Family and task",
-            edge: EdgeId = "The wait or post",
-            signal: SigId = "The signal",
-            index: Vec<i64> = "The index",
-            shape: Vec<i64> = "Extents of the signal",
-        },
-        /// A post of a negative number.
-        NegativePost("{place}: {edge} adds {add}; signals only count up") {
-            place: String = "Family and task",
-            edge: EdgeId = "The post",
-            add: i64 = "How much",
-        },
-        /// Operands of a leaf that do not fit each other.
-        Operands("{place}: {message}") {
-            place: String = "Family and task",
-            message: String = "What does not fit",
-        },
-        /// The plan uses something that the executor cannot run.
-        Unsupported("{place}: {message}") {
-            place: String = "Family",
-            message: String = "What",
-        },
-        /// The caller gave a tensor or table of the wrong length, or an entry outside its bounds.
-        Caller("epoch {epoch}, rank {rank}: {message}") {
-            epoch: i64 = "The launch",
-            rank: usize = "The rank",
-            message: String = "What is wrong",
-        },
-        /// The network outside the executor failed.
-        Network("the network between nodes: {0}") = (String),
-        /// The schedule names a rank that the mesh lacks.
-        NoSuchRank("schedule `{schedule}`: the world has {}", mk_abi::count(*world, "rank")) {
-            schedule: String = "The schedule",
-            world: usize = "Number of ranks",
-        },
-        /// An access that found another value than the one that the plan means ([`super::Options::check`]).
-        Violated("{access}: {found}") {
-            access: String = "The access",
-            found: String = "What it found, and what it should have",
-        },
-        /// Nothing can go on.
-        Deadlock from Box<Deadlock>,
-        /// The bound on steps was reached.
-        Steps("not finished after {limit} steps: run fewer launches, or smaller sizes") {
-            limit: u64 = "The bound",
-        },
-    }
+/// A run that did not come to its end.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum SimError {
+    /// The plan is not well formed.
+    #[error("the plan is not well formed: {}", list(.0))]
+    Structure(Vec<StructureError>),
+    /// An expression has no value where the run needs it.
+    #[error(transparent)]
+    Point(#[from] PointError),
+    /// The plan needs more than the executor gives.
+    #[error("{what}: {wanted} is more than the executor's limit of {limit}")]
+    TooLarge {
+        /// Of what.
+        what: String,
+        /// How much the plan asks for, as far as it was counted.
+        wanted: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// An access outside its buffer.
+    #[error("{place}: {region} lies outside {buffer}")]
+    OutOfBounds {
+        /// Family and task.
+        place: String,
+        /// The buffer, with its shape.
+        buffer: String,
+        /// Rank, bases and lengths.
+        region: String,
+    },
+    /// A signal word that does not exist.
+    #[error("{place}: {edge} names word {index:?} of {signal}, which has shape {shape:?}")]
+    NoSuchWord {
+        /// Family and task.
+        place: String,
+        /// The wait or post.
+        edge: EdgeId,
+        /// The signal.
+        signal: SigId,
+        /// The index.
+        index: Vec<i64>,
+        /// Extents of the signal.
+        shape: Vec<i64>,
+    },
+    /// A post of a negative number.
+    #[error("{place}: {edge} adds {add}; signals only count up")]
+    NegativePost {
+        /// Family and task.
+        place: String,
+        /// The post.
+        edge: EdgeId,
+        /// How much.
+        add: i64,
+    },
+    /// Operands of a leaf that do not fit each other.
+    #[error("{place}: {message}")]
+    Operands {
+        /// Family and task.
+        place: String,
+        /// What does not fit.
+        message: String,
+    },
+    /// The plan uses something that the executor cannot run.
+    #[error("{place}: {message}")]
+    Unsupported {
+        /// Family.
+        place: String,
+        /// What.
+        message: String,
+    },
+    /// The caller gave a tensor or table of the wrong length, or an entry outside its bounds.
+    #[error("epoch {epoch}, rank {rank}: {message}")]
+    Caller {
+        /// The launch.
+        epoch: i64,
+        /// The rank.
+        rank: usize,
+        /// What is wrong.
+        message: String,
+    },
+    /// The network outside the executor failed.
+    #[error("the network between nodes: {0}")]
+    Network(String),
+    /// The schedule names a rank that the mesh lacks.
+    #[error("schedule `{schedule}`: the world has {}", mk_abi::count(*world, "rank"))]
+    NoSuchRank {
+        /// The schedule.
+        schedule: String,
+        /// Number of ranks.
+        world: usize,
+    },
+    /// An access that found another value than the one that the plan means ([`super::Options::check`]).
+    #[error("{access}: {found}")]
+    Violated {
+        /// The access.
+        access: String,
+        /// What it found, and what it should have.
+        found: String,
+    },
+    /// Nothing can go on.
+    #[error(transparent)]
+    Deadlock(#[from] Box<Deadlock>),
+    /// The bound on steps was reached.
+    #[error("not finished after {limit} steps: run fewer launches, or smaller sizes")]
+    Steps {
+        /// The bound.
+        limit: u64,
+    },
 }
 
 /// A result of this crate.

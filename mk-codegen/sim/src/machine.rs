@@ -68,9 +68,9 @@ impl<'a> Machine<'a> {
         options: &'a Options,
         network: Option<&'a dyn Network>,
     ) -> Result<Machine<'a>> {
-        plan.check_structure().map_err(|errors| SimError::Structure { errors })?;
+        plan.check_structure().map_err(SimError::Structure)?;
         if !options.anywhere {
-            plan.check_points().map_err(|errors| SimError::Structure { errors })?;
+            plan.check_points().map_err(SimError::Structure)?;
         }
         let world = plan.mesh.size() as usize;
         let mut entries = 0u64;
@@ -83,7 +83,7 @@ impl<'a> Machine<'a> {
         let points = Points::new(plan, &none);
         let rows = points.rows_for_tma()?;
         if !rows.is_empty() {
-            return Err(SimError::Structure { errors: rows });
+            return Err(SimError::Structure(rows));
         }
         let joined = match network {
             None => None,

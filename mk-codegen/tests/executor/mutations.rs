@@ -83,7 +83,7 @@ fn mutants_end_with_a_result_or_an_error() {
             };
             let end = match run(&plan, &tables, &options).0 {
                 Ok(_) => "a result",
-                Err(SimError::Structure { .. }) => "not well formed",
+                Err(SimError::Structure(_)) => "not well formed",
                 Err(SimError::Deadlock(_)) => "deadlock",
                 Err(SimError::Steps { .. }) => "too many steps",
                 Err(SimError::TooLarge { .. }) => "too large",

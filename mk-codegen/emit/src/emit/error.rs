@@ -35,25 +35,30 @@ impl fmt::Display for Refusals {
     }
 }
 
-mk_abi::errors! {
-    /// Why a plan that verifies has no kernel.
-    #[derive(Debug)]
-    #[non_exhaustive]
-    EmitError {
-        /// The plan uses something that no template implements.
-        Refused("{0}") = (Refusals),
-        /// The emitter contradicts itself: a mistake in it, and not in the plan.
-        Internal("internal error in {place}: {what}") {
-            place: &'static str = "The file or function",
-            what: String = "What does not hold",
-        },
-        /// An expression has no value.
-        Point from PointError,
-        /// A template is wrong.
-        Template("internal error in a template: {0:#}") = (#[from] minijinja::Error),
-        /// The emitted text does not carry the plan's edges.
-        Audit("internal error: {0}") = (#[from] AuditError),
-    }
+/// Why a plan that verifies has no kernel.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EmitError {
+    /// The plan uses something that no template implements.
+    #[error("{0}")]
+    Refused(Refusals),
+    /// The emitter contradicts itself: a mistake in it, and not in the plan.
+    #[error("internal error in {place}: {what}")]
+    Internal {
+        /// The file or function.
+        place: &'static str,
+        /// What does not hold.
+        what: String,
+    },
+    /// An expression has no value.
+    #[error(transparent)]
+    Point(#[from] PointError),
+    /// A template is wrong.
+    #[error("internal error in a template: {0:#}")]
+    Template(#[from] minijinja::Error),
+    /// The emitted text does not carry the plan's edges.
+    #[error("internal error: {0}")]
+    Audit(#[from] AuditError),
 }
 
 /// A result of emission.
@@ -112,41 +117,61 @@ impl Refused {
     }
 }
 
-mk_abi::errors! {
-    /// A kernel that does not synchronise as its plan says.
-    #[derive(Clone, Debug, PartialEq, Eq)]
-    #[non_exhaustive]
-    AuditError {
-        /// The plan's target has no kernels.
-        Target("{0}") = (String),
-        /// The device library was changed.
-        Library("line {line} of the kernel differs from the device library: `{text}`") {
-            line: usize = "Line in the kernel, from 1",
-            text: String = "The line",
-        },
-        /// An edge of the plan is not there as often as it should be.
-        Edge("edge {edge} ({what}) appears {found} times in the kernel instead of {want}") {
-            edge: EdgeId = "The edge",
-            what: String = "What it is in the plan",
-            found: usize = "How often its primitive appears",
-            want: usize = "How often it should: once, or also in the gate of captured launches",
-        },
-        /// What surrounds the edges (entry, exit, barriers, agents) is not there as often as it should be.
-        Frame("`{text}` appears {found} times in the kernel instead of {want}") {
-            text: String = "The call",
-            found: usize = "How often it appears",
-            want: usize = "How often the plan's roles and leaves need it",
-        },
-        /// A family that runs on CTAs has a leaf that no emission describes.
-        Leaf("no emission says which calls the leaf {leaf} of {family} makes") {
-            family: String = "The family",
-            leaf: &'static str = "Its leaf",
-        },
-        /// The kernel names an edge that the plan does not have.
-        Foreign("line {line} of the kernel synchronises on {edge}, which the plan does not have there: `{text}`") {
-            edge: String = "The edge",
-            line: usize = "Line in the kernel, from 1",
-            text: String = "The line",
-        },
-    }
+/// A kernel that does not synchronise as its plan says.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum AuditError {
+    /// The plan's target has no kernels.
+    #[error("{0}")]
+    Target(String),
+    /// The device library was changed.
+    #[error("line {line} of the kernel differs from the device library: `{text}`")]
+    Library {
+        /// Line in the kernel, from 1.
+        line: usize,
+        /// The line.
+        text: String,
+    },
+    /// An edge of the plan is not there as often as it should be.
+    #[error("edge {edge} ({what}) appears {found} times in the kernel instead of {want}")]
+    Edge {
+        /// The edge.
+        edge: EdgeId,
+        /// What it is in the plan.
+        what: String,
+        /// How often its primitive appears.
+        found: usize,
+        /// How often it should: once, or also in the gate of captured launches.
+        want: usize,
+    },
+    /// What surrounds the edges (entry, exit, barriers, agents) is not there as often as it should be.
+    #[error("`{text}` appears {found} times in the kernel instead of {want}")]
+    Frame {
+        /// The call.
+        text: String,
+        /// How often it appears.
+        found: usize,
+        /// How often the plan's roles and leaves need it.
+        want: usize,
+    },
+    /// A family that runs on CTAs has a leaf that no emission describes.
+    #[error("no emission says which calls the leaf {leaf} of {family} makes")]
+    Leaf {
+        /// The family.
+        family: String,
+        /// Its leaf.
+        leaf: &'static str,
+    },
+    /// The kernel names an edge that the plan does not have.
+    #[error(
+        "line {line} of the kernel synchronises on {edge}, which the plan does not have there: `{text}`"
+    )]
+    Foreign {
+        /// The edge.
+        edge: String,
+        /// Line in the kernel, from 1.
+        line: usize,
+        /// The line.
+        text: String,
+    },
 }

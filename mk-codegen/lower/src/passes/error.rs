@@ -3,41 +3,56 @@
 use crate::settings::Refusal;
 use mk_plan::StructureError;
 use mk_prove::{equivalence::FieldError, valid};
+use thiserror::Error;
 
-mk_abi::errors! {
-    /// Why a checked pipeline has no plan.
-    #[derive(Debug)]
-    #[non_exhaustive]
-    LowerError {
-        /// The pipeline is sound, but no pass lowers it.
-        Unsupported("`{op}` cannot be lowered here: {why}\n  help: {help}") {
-            op: String = "The operation",
-            why: String = "What stands in the way",
-            help: String = "What works",
-        },
-        /// A setting that this pipeline, or its other settings, cannot have.
-        Setting from Refusal,
-        /// A world, a target or a tensor outside what one kernel can have.
-        OutOfRange("{what}\n  help: {help}") {
-            what: String = "The value",
-            help: String = "What would be accepted",
-        },
-        /// More than a plan can have, or the verifier decides.
-        TooLarge("the plan is too large: {what}\n  help: {}", way_out(fits.as_deref())) {
-            what: String = "What there is too much of, and the limit",
-            fits: Option<String> = "A smaller size with which there is a plan, where that is known",
-        },
-        /// A pass met something that the passes before it do not leave.
-        Internal("internal error: {what}") {
-            what: String = "The thing, and its place",
-        },
-        /// A pass produced a plan that is not well formed.
-        Structure("internal error: the lowered plan is not well formed: {0}") = (StructureError),
-        /// A pass produced a plan that does not verify.
-        Verify("internal error: the lowered plan does not verify:\n{0}") = (valid::Failure),
-        /// A pass produced a plan that computes something else than the pipeline.
-        Compute("internal error: the lowered plan is not the pipeline's: {0}") = (FieldError),
-    }
+/// Why a checked pipeline has no plan.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LowerError {
+    /// The pipeline is sound, but no pass lowers it.
+    #[error("`{op}` cannot be lowered here: {why}\n  help: {help}")]
+    Unsupported {
+        /// The operation.
+        op: String,
+        /// What stands in the way.
+        why: String,
+        /// What works.
+        help: String,
+    },
+    /// A setting that this pipeline, or its other settings, cannot have.
+    #[error(transparent)]
+    Setting(#[from] Refusal),
+    /// A world, a target or a tensor outside what one kernel can have.
+    #[error("{what}\n  help: {help}")]
+    OutOfRange {
+        /// The value.
+        what: String,
+        /// What would be accepted.
+        help: String,
+    },
+    /// More than a plan can have, or the verifier decides.
+    #[error("the plan is too large: {what}\n  help: {}", way_out(fits.as_deref()))]
+    TooLarge {
+        /// What there is too much of, and the limit.
+        what: String,
+        /// A smaller size with which there is a plan, where that is known.
+        fits: Option<String>,
+    },
+    /// A pass met something that the passes before it do not leave.
+    #[error("internal error: {what}")]
+    Internal {
+        /// The thing, and its place.
+        what: String,
+    },
+    /// A pass produced a plan that is not well formed.
+    #[error("internal error: the lowered plan is not well formed: {0}")]
+    Structure(StructureError),
+    /// A pass produced a plan that does not verify.
+    #[error("internal error: the lowered plan does not verify:\n{0}")]
+    Verify(valid::Failure),
+    /// A pass produced a plan that computes something else than the pipeline.
+    #[error("internal error: the lowered plan is not the pipeline's: {0}")]
+    Compute(FieldError),
 }
 
 pub(super) fn unsupported(op: &str, why: impl Into<String>, help: &str) -> LowerError {

@@ -2,59 +2,84 @@
 
 use mk_plan::PointError;
 use std::fmt;
+use thiserror::Error;
 
-mk_abi::errors! {
-    /// Why a plan is not known to compute its pipeline.
-    #[derive(Clone, Debug, PartialEq, Eq)]
-    #[non_exhaustive]
-    FieldError {
-        /// It computes something else.
-        Wrong("the plan computes something else than its pipeline:\n{0}") = (Box<WrongElement>),
-        /// Its tensors are not the pipeline's.
-        Interface("the plan is none of this pipeline: {what}") {
-            what: String = "The tensor, and what does not fit",
-        },
-        /// A task has operands that do not fit each other.
-        Misfit("{place}: {message}") {
-            place: String = "The task",
-            message: String = "What does not fit",
-        },
-        /// A table in memory has another entry than follows from the routing.
-        Entry(
-            "the plan fills {table} with something else than follows from the launch:\n  entry {entry} is {is} on \
-             rank {rank}, and {want} follows"
-        ) {
-            table: String = "The table",
-            rank: usize = "The rank",
-            entry: usize = "The first wrong entry, row by row",
-            is: i32 = "What the plan's tasks make it",
-            want: i32 = "What it is in this launch",
-        },
-        /// Tasks read what no task writes before.
-        Unwritten("{place} reads {region}, which nothing has written by then") {
-            place: String = "The first of them",
-            region: String = "The memory",
-        },
-        /// No routing of all tokens fits into the blocks that ranks have.
-        Room(
-            "the plan has room for no routing: tokens go to their experts as {needed} rows, and blocks, each of one \
-             expert, hold {most} at most\n  help: raise the capacity"
-        ) {
-            needed: usize = "Rows of all tokens",
-            most: usize = "The most rows that fit, of any routing",
-        },
-        /// Nothing is said of such plans, or pipelines.
-        Unsupported("{what} is not evaluated\n  help: {help}") {
-            what: String = "What",
-            help: String = "What works",
-        },
-        /// More than is evaluated.
-        TooLarge("the plan has too many {what} to be evaluated\n  help: use smaller sizes, or a smaller world") {
-            what: String = "Of what there are too many",
-        },
-        /// An expression has no value.
-        Point from PointError,
-    }
+/// Why a plan is not known to compute its pipeline.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum FieldError {
+    /// It computes something else.
+    #[error("the plan computes something else than its pipeline:\n{0}")]
+    Wrong(Box<WrongElement>),
+    /// Its tensors are not the pipeline's.
+    #[error("the plan is none of this pipeline: {what}")]
+    Interface {
+        /// The tensor, and what does not fit.
+        what: String,
+    },
+    /// A task has operands that do not fit each other.
+    #[error("{place}: {message}")]
+    Misfit {
+        /// The task.
+        place: String,
+        /// What does not fit.
+        message: String,
+    },
+    /// A table in memory has another entry than follows from the routing.
+    #[error(
+        "the plan fills {table} with something else than follows from the launch:\n  entry {entry} is {is} on rank \
+         {rank}, and {want} follows"
+    )]
+    Entry {
+        /// The table.
+        table: String,
+        /// The rank.
+        rank: usize,
+        /// The first wrong entry, row by row.
+        entry: usize,
+        /// What the plan's tasks make it.
+        is: i32,
+        /// What it is in this launch.
+        want: i32,
+    },
+    /// Tasks read what no task writes before.
+    #[error("{place} reads {region}, which nothing has written by then")]
+    Unwritten {
+        /// The first of them.
+        place: String,
+        /// The memory.
+        region: String,
+    },
+    /// No routing of all tokens fits into the blocks that ranks have.
+    #[error(
+        "the plan has room for no routing: tokens go to their experts as {needed} rows, and blocks, each of one \
+         expert, hold {most} at most\n  help: raise the capacity"
+    )]
+    Room {
+        /// Rows of all tokens.
+        needed: usize,
+        /// The most rows that fit, of any routing.
+        most: usize,
+    },
+    /// Nothing is said of such plans, or pipelines.
+    #[error("{what} is not evaluated\n  help: {help}")]
+    Unsupported {
+        /// What.
+        what: String,
+        /// What works.
+        help: String,
+    },
+    /// More than is evaluated.
+    #[error(
+        "the plan has too many {what} to be evaluated\n  help: use smaller sizes, or a smaller world"
+    )]
+    TooLarge {
+        /// Of what there are too many.
+        what: String,
+    },
+    /// An expression has no value.
+    #[error(transparent)]
+    Point(#[from] PointError),
 }
 
 /// A result of evaluation.

@@ -7,122 +7,188 @@ use serde::{Deserialize, Serialize};
 use std::{collections::BTreeSet, fmt};
 use thiserror::Error;
 
-mk_abi::errors! {
-    /// One violation of one rule, as a counterexample.
-    #[derive(Clone, Debug, PartialEq, Eq)]
-    #[non_exhaustive]
-    Violation {
-        /// The plan is not well formed.
-        Structure("{0}") = (StructureError),
-        /// Rule 1: two overlapping accesses, and nothing orders them.
-        Race("race: nothing orders\n    {before}\nbefore\n    {after}\n{missing}{}", likewise_text(likewise)) {
-            before: Box<Actor> = "What must come first",
-            after: Box<Actor> = "What must come later",
-            missing: String = "Which edges there are, and which one is missing",
-            likewise: Vec<String> = "Other pairs of access lines that the same edge would order",
-        },
-        /// Rule 2: agents that wait for each other.
-        Deadlock("deadlock:\n    {}", stuck.join("\n    ")) {
-            /// Each line waits for the next; the last one closes the circle or says why it never comes.
-            stuck: Vec<String>,
-        },
-        /// Rule 2: CTAs that wait for each other but cannot all be resident.
-        NotResident("{ctas} CTAs, but {target} has {sms} SMs: they are never all resident") {
-            ctas: u32 = "CTAs of all roles",
-            sms: u32 = "SMs",
-            target: String = "The machine",
-        },
-        /// Rule 2: whether the plan ends depends on an order that nothing fixes.
-        HostOrder("{place}: {message}") {
-            place: String = "Family and edge",
-            message: String = "Why",
-        },
-        /// Rule 3: what one epoch posts to a word is not what the wait counts.
-        Threshold("{wait}: {waiter} waits for {count} an epoch on {word}, {posted}") {
-            wait: EdgeId = "The wait",
-            waiter: String = "Who waits",
-            word: String = "The word",
-            count: i64 = "The wait's count",
-            posted: String = "What is posted, by whom",
-        },
-        /// Rule 3: several ranks post to one word.
-        Producers(
-            "{word} is posted by several ranks: {producers}; a rank one launch ahead would stand in for a late one: \
-             give each rank a word of its own"
-        ) {
-            word: String = "The word",
-            producers: String = "Who posts",
-        },
-        /// Rule 3: a wait or post that cannot mean what it says.
-        Signalling("{place}: {message}") {
-            place: String = "Family and edge",
-            message: String = "Why",
-        },
-        /// Rule 4: a path orders two accesses, but something on it is too weak for them.
-        Insufficient(
-            "{edge} is too weak to order\n    {before}\nbefore\n    {after}\n{why}{}",
-            likewise_text(likewise)
-        ) {
-            before: Box<Actor> = "What must come first",
-            after: Box<Actor> = "What must come later",
-            edge: EdgeId = "The wait or post",
-            why: String = "What is insufficient, and what would do",
-            likewise: Vec<String> = "Other pairs of access lines that rely on it",
-        },
-        /// Rule 5: a read of memory that its own epoch and version did not write.
-        Uncovered("stale read: {read}\nof which {missing} is not written by epoch and version of the read") {
-            read: Box<Actor> = "The read, or the accumulation",
-            missing: String = "A part that nobody writes",
-        },
-        /// Rule 5: a write to memory of contributions that no access of its own epoch and version reads, or goes on
-        /// from: a sum lacks it.
-        Unread("lost write: {write}\nof which {missing} is read by nobody in its epoch and version") {
-            write: Box<Actor> = "The write",
-            missing: String = "A part that nobody reads",
-        },
-        /// Rule 5: two writes of the same epoch and version overlap.
-        WrittenTwice(
-            "written twice:\n    {first}\nand\n    {second}\nboth write {common} in the same epoch and version"
-        ) {
-            first: Box<Actor> = "One write",
-            second: Box<Actor> = "The other",
-            common: String = "The common part",
-        },
-        /// Rule 5: an output that is not written exactly once.
-        Output("output {buffer} {name:?} of rank {rank}: {message}") {
-            rank: usize = "The rank",
-            buffer: BufId = "The buffer",
-            name: String = "Its name",
-            message: String = "What is missing or too much",
-        },
-        /// Rule 5: something that depends on run-time tables and is not shown for every table.
-        Ragged("{place}: not shown for every table: {message}") {
-            place: String = "Family and line",
-            message: String = "What fails, and for which counts",
-        },
-        /// Rule 6: something that is not proved for all values of the run-time dimension.
-        RunTime("{place}: not proved for every value: {message}") {
-            place: String = "The entity, or family and line",
-            message: String = "What depends on the dimension how, and what to do",
-        },
-        /// Rule 6: an expression without a value.
-        Point("{0}") = (PointError),
-        /// Rule 6: an access outside its buffer.
-        Bounds("{access}\nis outside its buffer, which is {shape:?} there") {
-            access: Box<Actor> = "The access",
-            shape: Vec<i64> = "Extents of the buffer",
-        },
-        /// Rule 6: something that does not fit.
-        Capacity("{place}: {message}") {
-            place: String = "The entity",
-            message: String = "What does not fit, and the limit",
-        },
-        /// Rule 6: more than the verifier unrolls.
-        Limit("{what}: more than {limit}; this verifier decides no larger plan") {
-            what: String = "What there is too much of",
-            limit: u64 = "The documented bound",
-        },
-    }
+/// One violation of one rule, as a counterexample.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Violation {
+    /// The plan is not well formed.
+    #[error("{0}")]
+    Structure(StructureError),
+    /// Rule 1: two overlapping accesses, and nothing orders them.
+    #[error(
+        "race: nothing orders\n    {before}\nbefore\n    {after}\n{missing}{}",
+        likewise_text(likewise)
+    )]
+    Race {
+        /// What must come first.
+        before: Box<Actor>,
+        /// What must come later.
+        after: Box<Actor>,
+        /// Which edges there are, and which one is missing.
+        missing: String,
+        /// Other pairs of access lines that the same edge would order.
+        likewise: Vec<String>,
+    },
+    /// Rule 2: agents that wait for each other.
+    #[error("deadlock:\n    {}", stuck.join("\n    "))]
+    Deadlock {
+        /// Each line waits for the next; the last one closes the circle or says why it never comes.
+        stuck: Vec<String>,
+    },
+    /// Rule 2: CTAs that wait for each other but cannot all be resident.
+    #[error("{ctas} CTAs, but {target} has {sms} SMs: they are never all resident")]
+    NotResident {
+        /// CTAs of all roles.
+        ctas: u32,
+        /// SMs.
+        sms: u32,
+        /// The machine.
+        target: String,
+    },
+    /// Rule 2: whether the plan ends depends on an order that nothing fixes.
+    #[error("{place}: {message}")]
+    HostOrder {
+        /// Family and edge.
+        place: String,
+        /// Why.
+        message: String,
+    },
+    /// Rule 3: what one epoch posts to a word is not what the wait counts.
+    #[error("{wait}: {waiter} waits for {count} an epoch on {word}, {posted}")]
+    Threshold {
+        /// The wait.
+        wait: EdgeId,
+        /// Who waits.
+        waiter: String,
+        /// The word.
+        word: String,
+        /// The wait's count.
+        count: i64,
+        /// What is posted, by whom.
+        posted: String,
+    },
+    /// Rule 3: several ranks post to one word.
+    #[error(
+        "{word} is posted by several ranks: {producers}; a rank one launch ahead would stand in for a late one: give \
+         each rank a word of its own"
+    )]
+    Producers {
+        /// The word.
+        word: String,
+        /// Who posts.
+        producers: String,
+    },
+    /// Rule 3: a wait or post that cannot mean what it says.
+    #[error("{place}: {message}")]
+    Signalling {
+        /// Family and edge.
+        place: String,
+        /// Why.
+        message: String,
+    },
+    /// Rule 4: a path orders two accesses, but something on it is too weak for them.
+    #[error(
+        "{edge} is too weak to order\n    {before}\nbefore\n    {after}\n{why}{}",
+        likewise_text(likewise)
+    )]
+    Insufficient {
+        /// What must come first.
+        before: Box<Actor>,
+        /// What must come later.
+        after: Box<Actor>,
+        /// The wait or post.
+        edge: EdgeId,
+        /// What is insufficient, and what would do.
+        why: String,
+        /// Other pairs of access lines that rely on it.
+        likewise: Vec<String>,
+    },
+    /// Rule 5: a read of memory that its own epoch and version did not write.
+    #[error(
+        "stale read: {read}\nof which {missing} is not written by epoch and version of the read"
+    )]
+    Uncovered {
+        /// The read, or the accumulation.
+        read: Box<Actor>,
+        /// A part that nobody writes.
+        missing: String,
+    },
+    /// Rule 5: a write to memory of contributions that no access of its own epoch and version reads, or goes on from: a
+    /// sum lacks it.
+    #[error("lost write: {write}\nof which {missing} is read by nobody in its epoch and version")]
+    Unread {
+        /// The write.
+        write: Box<Actor>,
+        /// A part that nobody reads.
+        missing: String,
+    },
+    /// Rule 5: two writes of the same epoch and version overlap.
+    #[error(
+        "written twice:\n    {first}\nand\n    {second}\nboth write {common} in the same epoch and version"
+    )]
+    WrittenTwice {
+        /// One write.
+        first: Box<Actor>,
+        /// The other.
+        second: Box<Actor>,
+        /// The common part.
+        common: String,
+    },
+    /// Rule 5: an output that is not written exactly once.
+    #[error("output {buffer} {name:?} of rank {rank}: {message}")]
+    Output {
+        /// The rank.
+        rank: usize,
+        /// The buffer.
+        buffer: BufId,
+        /// Its name.
+        name: String,
+        /// What is missing or too much.
+        message: String,
+    },
+    /// Rule 5: something that depends on run-time tables and is not shown for every table.
+    #[error("{place}: not shown for every table: {message}")]
+    Ragged {
+        /// Family and line.
+        place: String,
+        /// What fails, and for which counts.
+        message: String,
+    },
+    /// Rule 6: something that is not proved for all values of the run-time dimension.
+    #[error("{place}: not proved for every value: {message}")]
+    RunTime {
+        /// The entity, or family and line.
+        place: String,
+        /// What depends on the dimension how, and what to do.
+        message: String,
+    },
+    /// Rule 6: an expression without a value.
+    #[error("{0}")]
+    Point(PointError),
+    /// Rule 6: an access outside its buffer.
+    #[error("{access}\nis outside its buffer, which is {shape:?} there")]
+    Bounds {
+        /// The access.
+        access: Box<Actor>,
+        /// Extents of the buffer.
+        shape: Vec<i64>,
+    },
+    /// Rule 6: something that does not fit.
+    #[error("{place}: {message}")]
+    Capacity {
+        /// The entity.
+        place: String,
+        /// What does not fit, and the limit.
+        message: String,
+    },
+    /// Rule 6: more than the verifier unrolls.
+    #[error("{what}: more than {limit}; this verifier decides no larger plan")]
+    Limit {
+        /// What there is too much of.
+        what: String,
+        /// The documented bound.
+        limit: u64,
+    },
 }
 
 impl Violation {
