@@ -15,6 +15,7 @@ struct RowsTask {
 
 // Loads in flight per thread before the first store.
 constexpr u32 kRowsUnroll = 8;
+constexpr u32 kShiftedUnroll = 2;  // of five words each: more of them spill beside a GEMM
 
 // A thread's way through rows that several threads share, without dividing by a row's length. A warp takes neighbouring vectors of a
 // row; of short rows of 16-byte vectors it takes 2 or 4 side by side, 16 or 8 vectors of each at a time, so that no lane idles at 128
@@ -98,15 +99,15 @@ struct ShiftedVector {
   }
 };
 
-template <u32 kBytes, u32 kThreads, bool kOwnRows, class Vector = RowVector<kBytes>, class Hooks>
+template <u32 kBytes, u32 kThreads, bool kOwnRows, u32 kUnroll = kRowsUnroll, class Vector = RowVector<kBytes>, class Hooks>
 MK_DEVICE void copy_rows_by(const Hooks& hooks, const RowsTask& task, u32 thread, u64 behind = 0) {
   RowWalk at = RowWalk::of<kBytes>(thread, kThreads, task.rows, static_cast<u32>(task.row_bytes / kBytes));
 #pragma unroll 1
   while (at.row < task.rows) {
-    typename Vector::Type v[kRowsUnroll];
+    typename Vector::Type v[kUnroll];
     RowWalk from = at;
 #pragma unroll
-    for (u32 i = 0; i < kRowsUnroll; ++i) {
+    for (u32 i = 0; i < kUnroll; ++i) {
       const u64 place = task.source + from.row * task.source_pitch_bytes + u64{from.vector} * kBytes;
       if constexpr (kOwnRows) {
         v[i] = from.row < task.given ? Vector::load(place) : Vector::of(task.fill);
@@ -120,7 +121,7 @@ MK_DEVICE void copy_rows_by(const Hooks& hooks, const RowsTask& task, u32 thread
       const u64 first = hooks.destination(task, d) + behind;
       RowWalk to = at;
 #pragma unroll
-      for (u32 i = 0; i < kRowsUnroll; ++i) {
+      for (u32 i = 0; i < kUnroll; ++i) {
         if (to.row < task.rows) Vector::store(first + to.row * task.destination_pitch_bytes + u64{to.vector} * kBytes, v[i]);
         to.advance();
       }
@@ -134,7 +135,7 @@ template <u32 kThreads, class Hooks>
 MK_DEVICE void copy_shifted_rows(const Hooks& hooks, const RowsTask& task, u32 thread) {
   RowsTask part = task;
   part.row_bytes = task.row_bytes / 16 * 16;
-  copy_rows_by<16, kThreads, false, ShiftedVector>(hooks, part, thread);
+  copy_rows_by<16, kThreads, false, kShiftedUnroll, ShiftedVector>(hooks, part, thread);
   part.source += part.row_bytes;
   part.row_bytes = task.row_bytes % 16;
   if (part.row_bytes > 0) copy_rows_by<2, kThreads, false>(hooks, part, thread, task.row_bytes - part.row_bytes);
