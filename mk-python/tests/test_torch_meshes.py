@@ -225,11 +225,11 @@ def experts(case, on):
     """Tokens to their experts and back, and gradients of them and of the matrices, beside torch on all of both."""
     for how, out in (("all_reduce", {"dp": 0}), ("reduce_scatter", {"dp": 0, "tp": 0})):
         torch.manual_seed(9)
-        x, w1, w2, d = drawn(16, 24), drawn(5, 24, 2, 16), drawn(5, 16, 24), drawn(16, 24)
-        gate, ids = torch.rand(16, 5).topk(2)
+        x, w1, w2, d = drawn(16, 24), drawn(6, 24, 2, 16), drawn(6, 16, 24), drawn(16, 24)
+        gate, ids = torch.rand(16, 6).topk(2)
         theirs = [t.float().requires_grad_() for t in (x, w1, w2)]
         wanted = 0
-        for e in range(5):
+        for e in range(6):
             rows = torch.nn.functional.silu(theirs[0] @ theirs[1][e, :, 0]) * (theirs[0] @ theirs[1][e, :, 1])
             wanted = wanted + (gate * (ids == e)).sum(1, keepdim=True) * (rows @ theirs[2][e])
         wanted.backward(d.float())
