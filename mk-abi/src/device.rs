@@ -267,7 +267,7 @@ device_struct! {
 pub const NO_WORD: u32 = u32::MAX;
 
 codes! {
-    /// What a [`NetCommand`] is.
+    /// Kinds of [`NetCommand`].
     NetCommandKind, "Reads [`NetCommand::kind`]." {
         /// A message.
         Send = 1,

@@ -287,7 +287,7 @@ impl Emitter<'_> {
 pub(super) struct Chain {
     /// To all accumulators, before everything else.
     pub first: Vec<Value>,
-    /// What it saves, each with what comes before.
+    /// Saved values, each with the operations before it.
     pub saved: Vec<Value>,
     /// What it does then.
     pub rest: Vec<Value>,

@@ -303,7 +303,7 @@ fn combine(
     Ok(Combine { of: gemms[of], how, addend, out, result, summed })
 }
 
-/// What a sum over ranks adds up, if that is what tokens get back.
+/// The `combine` that a sum over ranks adds up, if it adds up one.
 pub(super) fn tokens_of(g: &OpGraph, node: NodeIndex) -> Option<NodeIndex> {
     let sums = matches!(g.graph[node].kind, Kind::ReduceScatter { .. } | Kind::AllReduce { .. });
     let of = g.operands(node).first().copied().filter(|_| sums)?;

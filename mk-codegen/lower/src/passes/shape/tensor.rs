@@ -130,7 +130,7 @@ impl Tensor {
         aligned(cols, self.dtype.size_bytes()) == cols && self.even(last)
     }
 
-    /// Whether rows that TMA does not take can be shifted on the way to registers: groups of eight rows are what it takes.
+    /// Whether rows that TMA does not take can be shifted on the way to registers: TMA takes groups of eight of them.
     pub fn shifts(&self) -> bool {
         let fixed = self.shape.iter().all(|e| e.runtime_max.is_none());
         let matrix = self.shape.len() == 2 && self.even(0) && self.even(1);

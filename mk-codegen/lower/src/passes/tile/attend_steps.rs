@@ -50,7 +50,7 @@ pub(super) struct Step {
 }
 
 /// What tiles make for an exchange behind them is there when the word of their batch, head and block of rows says so.
-/// `outputs` are what they make, `of` is the side of the tiles, `tile` the batch, the head and the block of one.
+/// `outputs` are their results, `of` is the side of the tiles, `tile` the batch, the head and the block of one.
 pub(super) fn pass_on(
     draft: &mut Draft,
     attend: FamId,

@@ -99,8 +99,6 @@ const ONE: LeafEmission = LeafEmission {
 /// The same with 192 accumulators, and factors of their steps along K.
 const PAIRS: LeafEmission = LeafEmission {
     warpgroups: Warpgroups { issuing_registers: 40, computing_registers: 232, computing: 2 },
-    // Traced, where rows come in slices: 204 to 232.
-    spills: Spills { several_loops: 32, traced_inner_loop: 256 },
     ..EMISSION
 };
 
