@@ -117,7 +117,7 @@ class Bench:
             row["kernels"], (row["others"], row["strangers"]) = parts, said.strangers(parts[1], layer)
             plans = step.plans()
             row["workspace_mib"] = [said.workspace([plan.explain() for plan in plans]), found["mk"]["memory_mib"][1]]
-            self.wrong += bool(row["strangers"]) or row["workspace_mib"][0] is None or not said.is_as_said(*row["workspace_mib"], len(plans))
+            self.wrong += bool(row["strangers"]) or row["workspace_mib"][0] is None or not said.is_as_said(*row["workspace_mib"])
             if not layer:
                 row |= {"mk_ms": statistics.median(found["mk"]["ms"]), "predicted_ms": predicted.of(plans)}
         self.rows.append(row)
