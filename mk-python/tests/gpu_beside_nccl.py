@@ -1,7 +1,7 @@
 """Steps beside NCCL collectives of the same ranks on another stream: ``torchrun --nproc-per-node 2 mk-python/tests/gpu_beside_nccl.py``.
 
 With SMs kept free no step stalls, gradients keep their bits, all of NCCL's sums are right, and both together take no longer than one after the
-other. Without, launches that ranks make in opposite orders may stall: mk ends them with an error that says what to do, and NCCL goes on. The last line
+other; the three are timed in turns, since a GPU that computes for seconds lowers its clock. Without, launches that ranks make in opposite orders may stall: mk ends them with an error that says what to do, and NCCL goes on. The last line
 says whether they did.
 """
 
@@ -40,27 +40,27 @@ def gradients(layer, x, dy):
     return torch.autograd.grad(layer(x), [x, *layer.parameters()], dy)
 
 
-def milliseconds(work, steps):
-    """Of a step, on the slowest rank, behind three that warm up."""
-    for _ in range(3):
-        work()
-    torch.cuda.synchronize()
-    dist.barrier()
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(steps):
-        work()
-    torch.cuda.synchronize()
-    took = torch.tensor([(time.perf_counter() - begin) / steps * 1e3], device="cuda")
+def milliseconds(works, steps, rounds):
+    """Of a step of each, on the slowest rank: they take turns of so many steps, and medians of so many turns count."""
+    took = torch.empty(rounds, len(works), device="cuda")
+    for turn in range(-1, rounds):
+        for i, work in enumerate(works):
+            torch.cuda.synchronize()
+            dist.barrier()
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(steps):
+                work()
+            torch.cuda.synchronize()
+            if turn >= 0:
+                took[turn, i] = (time.perf_counter() - begin) / steps * 1e3
     dist.all_reduce(took, dist.ReduceOp.MAX)
-    return took.item()
+    return took.median(dim=0).values.tolist()
 
 
 def beside(world, group, c):
     kept, free = (make(world, c.tokens, c.hidden, c.ffn, reserve_sms=n) for n in ("nccl", 0))
     want, side = gradients(*kept), torch.cuda.Stream()
-    whole = milliseconds(lambda: gradients(*free), 50)
-    alone = milliseconds(lambda: gradients(*kept), 50)
     buffer = torch.empty(c.mib << 18, dtype=torch.float32, device="cuda")
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
 
@@ -70,7 +70,6 @@ def beside(world, group, c):
             dist.all_reduce(buffer, group=group)
             wrong.add_((buffer[:: 1 << 12] != fill * SIZE).sum())
 
-    nccl = milliseconds(lambda: reduce(3.0), 50)
     differ = torch.zeros((), dtype=torch.int64, device="cuda")
     n = 0
 
@@ -86,7 +85,8 @@ def beside(world, group, c):
         if not RANK % 2:
             reduce(n % 7 + 1.0)
 
-    together = milliseconds(both, c.steps)
+    turns = [lambda: gradients(*free), lambda: gradients(*kept), lambda: reduce(3.0), both]
+    whole, alone, nccl, together = milliseconds(turns, 40, c.steps // 40)
     # Comparing takes longer than NCCL does: not while it is timed.
     for step in range(c.steps):
         both(step % 10 == 0)
