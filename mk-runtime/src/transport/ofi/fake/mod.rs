@@ -10,66 +10,11 @@ use super::sys::*;
 #[cfg(test)]
 pub(super) use control::*;
 use state::error;
-pub(crate) use state::{Arrival, End, Message, Op, Others, Region, Sent, State};
+pub(crate) use state::{Arrival, Behaviour, End, Op, Region, State};
+#[cfg(not(test))]
+pub(crate) use state::{Message, Others, Sent};
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
-
-/// What the provider says and does.
-#[derive(Clone, Debug)]
-pub(crate) struct Behaviour {
-    pub provider: &'static str,
-    pub devices: usize,
-    pub getinfo: c_int,
-    pub version: u32,
-    pub caps: u64,
-    pub mode: u64,
-    pub op_flags: u64,
-    pub cq_data_bytes: usize,
-    pub max_bytes: usize,
-    pub queue: usize,
-    /// `FI_OPT_EFA_EMULATED_WRITE`, or that there is no such option.
-    pub emulated_write: Option<bool>,
-    /// Codes of `fi_setopt`.
-    pub cuda_api: c_int,
-    pub p2p: c_int,
-    pub has_options: bool,
-    /// How often a write is refused by `FI_EAGAIN` before it is taken.
-    pub refusals: u32,
-    pub arrival: Arrival,
-    /// Reads of completion queues that pass before a write comes to be.
-    pub late: u64,
-    /// Every so-manieth write fails, from the first on.
-    pub fails: Option<u64>,
-    /// Ends whose writes fail, by the peer's endpoint: none is all.
-    pub fails_at: Option<u64>,
-}
-
-impl Default for Behaviour {
-    /// As `efa` is on a machine that has all that is asked for.
-    fn default() -> Behaviour {
-        Behaviour {
-            provider: "efa",
-            devices: 4,
-            getinfo: 0,
-            version: version(1, 20),
-            caps: FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE | FI_HMEM,
-            mode: FI_RX_CQ_DATA,
-            op_flags: FI_DELIVERY_COMPLETE,
-            cq_data_bytes: 4,
-            max_bytes: 1 << 20,
-            queue: 16,
-            emulated_write: Some(false),
-            cuda_api: 0,
-            p2p: 0,
-            has_options: true,
-            refusals: 0,
-            arrival: Arrival::InOrder,
-            late: 0,
-            fails: None,
-            fails_at: None,
-        }
-    }
-}
 
 #[cfg(test)]
 thread_local! {
