@@ -182,6 +182,12 @@ class Float8(unittest.TestCase):
         for bias in (False, True):
             layer = mk.nn.GroupedMLP(hidden, ffn, experts, self.world, bias=bias, fp8="1x128")
             x, dy = torch.randn(512, hidden).bfloat16(), torch.randn(512, hidden).bfloat16()
+            # Blocks have unlike factors along each dimension.
+            along = lambda n: 4.0 ** -torch.arange(n).div(128, rounding_mode="floor")
+            with torch.no_grad():
+                layer.gate_up.mul_(along(hidden)[:, None, None] * along(ffn))
+                layer.gate_up[:, :, 1].mul_(8)
+                layer.down.mul_(along(ffn)[:, None] * along(hidden).flip(0))
             x[nobody], dy[nobody] = float("nan"), float("nan")
             x.requires_grad_()
             layer(x, counts).backward(dy)
@@ -198,7 +204,8 @@ class Float8(unittest.TestCase):
                 for e, at in rows.items():
                     of = at if name == "x" else e
                     error = ((found[of].double() - want[of]).norm() / want[of].norm()).item()
-                    self.assertLess(error, 0.07, (bias, name, e))
+                    # Of `down`, 6.4 % or so: two operands of either product before `swiglu`, and two of its own, 2.6 % each.
+                    self.assertLess(error, 0.1, (bias, name, e))
                     # Of eight bits; sums of the given rows are exact.
                     self.assertGreater(error, 0.001 if name != "down_bias" else -1, (bias, name, e))
                 if name != "x":
@@ -209,7 +216,7 @@ class Float8(unittest.TestCase):
             layer(x.detach(), counts).backward(dy)
             self.assertIsNone(layer.down.grad)
             error = ((layer.gate_up.grad.double() - wanted[1]).norm() / wanted[1].norm()).item()
-            self.assertLess(error, 0.07)
+            self.assertLess(error, 0.1)
 
     def test_stacks_have_the_factors_of_their_matrices(self):
         x, w = torch.randn(256, 272), torch.randn(3, 2, 128, 272)
