@@ -36,64 +36,6 @@ fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
     f(state.get_or_insert_with(super::begin))
 }
 
-#[cfg(test)]
-pub(super) mod control {
-    //! What tests of this thread ask of the provider.
-
-    use super::super::load::Library;
-    use super::{Behaviour, State, error, with};
-    use std::ffi::c_int;
-
-    /// The library of this thread, which behaves so from here on.
-    pub(in super::super) fn library(behaviour: Behaviour) -> &'static Library {
-        let version = behaviour.version;
-        with(|s| *s = State { behaviour, random: 1, ..State::default() });
-        Box::leak(Box::new(Library {
-            path: "fake".into(),
-            version,
-            getinfo: super::getinfo,
-            freeinfo: super::freeinfo,
-            dupinfo: super::dupinfo,
-            fabric: super::fabric,
-            strerror: super::strerror,
-        }))
-    }
-
-    /// Changes its behaviour.
-    pub(in super::super) fn behave(change: impl FnOnce(&mut Behaviour)) {
-        with(|s| change(&mut s.behaviour));
-    }
-
-    /// Writes that came to be, of each endpoint in the order of their opening.
-    pub(in super::super) fn arrivals() -> Vec<u64> {
-        with(|s| (0..s.ends.len()).map(|e| s.arrived.get(&e).copied().unwrap_or(0)).collect())
-    }
-
-    /// What is registered: first byte, length, and rights, `FI_WRITE` of the own and `FI_REMOTE_WRITE` of others.
-    pub(in super::super) fn regions() -> Vec<(usize, usize, u64)> {
-        with(|s| s.regions.values().map(|r| (r.base, r.bytes, r.access)).collect())
-    }
-
-    /// All that is held back comes to be at the next read.
-    pub(in super::super) fn let_all_come() {
-        with(|s| s.under_way.iter_mut().for_each(|op| op.due = 0));
-    }
-
-    /// Options that were set.
-    pub(in super::super) fn was_set(option: c_int) -> bool {
-        with(|s| s.set.contains(&option))
-    }
-
-    /// Fails a posted receive of an endpoint, as an endpoint does that is short of memory.
-    pub(in super::super) fn fail_a_receive(end: usize) {
-        with(|s| {
-            let Some(context) = s.ends[end].receives.pop_front() else { return };
-            let cq = s.ends[end].cq;
-            s.queues.entry(cq).or_default().push_back(Err(error(context, 12)));
-        });
-    }
-}
-
 pub(crate) unsafe extern "C" fn strerror(_: c_int) -> *const c_char {
     c"as the fake says".as_ptr()
 }
@@ -523,4 +465,62 @@ unsafe extern "C" fn readerr(cq: *mut Cq, out: *mut CqError, _: u64) -> isize {
         }
         1
     })
+}
+
+#[cfg(test)]
+pub(super) mod control {
+    //! What tests of this thread ask of the provider.
+
+    use super::super::load::Library;
+    use super::{Behaviour, State, error, with};
+    use std::ffi::c_int;
+
+    /// The library of this thread, which behaves so from here on.
+    pub(in super::super) fn library(behaviour: Behaviour) -> &'static Library {
+        let version = behaviour.version;
+        with(|s| *s = State { behaviour, random: 1, ..State::default() });
+        Box::leak(Box::new(Library {
+            path: "fake".into(),
+            version,
+            getinfo: super::getinfo,
+            freeinfo: super::freeinfo,
+            dupinfo: super::dupinfo,
+            fabric: super::fabric,
+            strerror: super::strerror,
+        }))
+    }
+
+    /// Changes its behaviour.
+    pub(in super::super) fn behave(change: impl FnOnce(&mut Behaviour)) {
+        with(|s| change(&mut s.behaviour));
+    }
+
+    /// Writes that came to be, of each endpoint in the order of their opening.
+    pub(in super::super) fn arrivals() -> Vec<u64> {
+        with(|s| (0..s.ends.len()).map(|e| s.arrived.get(&e).copied().unwrap_or(0)).collect())
+    }
+
+    /// What is registered: first byte, length, and rights, `FI_WRITE` of the own and `FI_REMOTE_WRITE` of others.
+    pub(in super::super) fn regions() -> Vec<(usize, usize, u64)> {
+        with(|s| s.regions.values().map(|r| (r.base, r.bytes, r.access)).collect())
+    }
+
+    /// All that is held back comes to be at the next read.
+    pub(in super::super) fn let_all_come() {
+        with(|s| s.under_way.iter_mut().for_each(|op| op.due = 0));
+    }
+
+    /// Options that were set.
+    pub(in super::super) fn was_set(option: c_int) -> bool {
+        with(|s| s.set.contains(&option))
+    }
+
+    /// Fails a posted receive of an endpoint, as an endpoint does that is short of memory.
+    pub(in super::super) fn fail_a_receive(end: usize) {
+        with(|s| {
+            let Some(context) = s.ends[end].receives.pop_front() else { return };
+            let cq = s.ends[end].cq;
+            s.queues.entry(cq).or_default().push_back(Err(error(context, 12)));
+        });
+    }
 }
