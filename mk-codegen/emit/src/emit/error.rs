@@ -1,11 +1,11 @@
 //! Errors between a plan and its kernel.
 
 use mk_plan::{EdgeId, PointError};
-use std::fmt;
+use std::{collections::HashSet, fmt};
 use thiserror::Error;
 
 /// Something in a plan that no template carries out.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Error)]
 #[error("{place}: {what}")]
 pub struct Refusal {
     /// The family, role, buffer or signal.
@@ -84,7 +84,10 @@ impl EmitError {
 
 /// What has been refused so far: emission goes on where it can, so that all of it is found.
 #[derive(Default)]
-pub(super) struct Refused(Vec<Refusal>);
+pub(super) struct Refused {
+    list: Vec<Refusal>,
+    known: HashSet<Refusal>,
+}
 
 impl Refused {
     /// A result, or nothing where it is a refusal, which is noted.
@@ -95,8 +98,8 @@ impl Refused {
         match result {
             Ok(x) => Ok(Some(x)),
             Err(EmitError::Refused(Refusals(list))) => {
-                let new: Vec<_> = list.into_iter().filter(|r| !self.0.contains(r)).collect();
-                self.0.extend(new);
+                let known = &mut self.known;
+                self.list.extend(list.into_iter().filter(|r| known.insert(r.clone())));
                 Ok(None)
             }
             Err(other) => Err(other),
@@ -105,7 +108,7 @@ impl Refused {
 
     /// Whether nothing has been refused.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.list.is_empty()
     }
 
     /// What has been refused, if anything.
@@ -113,7 +116,7 @@ impl Refused {
     /// # Errors
     /// [`EmitError::Refused`].
     pub fn settle(self) -> Result<(), EmitError> {
-        if self.0.is_empty() { Ok(()) } else { Err(EmitError::Refused(Refusals(self.0))) }
+        if self.list.is_empty() { Ok(()) } else { Err(EmitError::Refused(Refusals(self.list))) }
     }
 }
 
