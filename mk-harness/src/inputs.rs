@@ -42,7 +42,8 @@ impl<'a> Inputs<'a> {
     }
 
     /// How many rows a rank has in a launch of a tensor of which each has its own number: none, all that it has room
-    /// for, or any number; `None` for other tensors.
+    /// for, or any number; `None` for other tensors. The first rank has some in the first launch, so that there are
+    /// results to judge.
     pub fn own_rows(&self, launch: u64, value: ValueId, rank: usize) -> Option<usize> {
         let (program, ty) = (self.case.program, self.case.program.ty(value)?);
         let own = ty.dims.first().is_some_and(|dim| program.is_own(*dim));
@@ -50,11 +51,12 @@ impl<'a> Inputs<'a> {
         let most = self.sizes.layout(shape, &ty.placement, rank).ok()?.rows().len();
         let seed = self.seed.wrapping_add(launch.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let chance = |i: u64| f64::from(random_value(seed, 2 * rank as u64 + i, 0.5)) + 0.5;
-        Some(match chance(0) {
+        let rows = match chance(0) {
             few if few < 0.2 => 0,
             all if all > 0.8 => most,
             _ => (chance(1) * (most + 1) as f64) as usize,
-        })
+        };
+        Some(if (launch, rank) == (1, 0) { rows.max(1).min(most) } else { rows })
     }
 
     /// Rows of each expert of a rank, from a tensor of them.
