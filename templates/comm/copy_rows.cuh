@@ -15,6 +15,7 @@ struct RowsTask {
 
 // Loads in flight per thread before the first store.
 constexpr u32 kRowsUnroll = 8;
+constexpr u32 kOwnUnroll = 4;      // of ids and gates, few: eight spill beside experts of eight bits
 constexpr u32 kShiftedUnroll = 2;  // of five words each: six of them spill beside a GEMM
 
 // A thread's way through rows that several threads share, without dividing by a row's length. A warp takes neighbouring vectors of a
@@ -99,7 +100,8 @@ struct ShiftedVector {
   }
 };
 
-template <u32 kBytes, u32 kThreads, bool kOwnRows, u32 kUnroll = kRowsUnroll, class Vector = RowVector<kBytes>, class Hooks>
+template <u32 kBytes, u32 kThreads, bool kOwnRows, u32 kUnroll = kOwnRows ? kOwnUnroll : kRowsUnroll,
+          class Vector = RowVector<kBytes>, class Hooks>
 MK_DEVICE void copy_rows_by(const Hooks& hooks, const RowsTask& task, u32 thread, u64 behind = 0) {
   RowWalk at = RowWalk::of<kBytes>(thread, kThreads, task.rows, static_cast<u32>(task.row_bytes / kBytes));
 #pragma unroll 1
