@@ -774,7 +774,7 @@ fn kind(family: &Family) -> String {
 }
 
 /// One in so many kernels is compiled where not all are wanted.
-const ONE_IN: u64 = 6;
+const ONE_IN: u64 = 12;
 
 /// Whether this kernel is among those that the seed draws.
 fn is_drawn(name: &str, emission: Options) -> bool {

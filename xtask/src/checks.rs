@@ -96,8 +96,9 @@ const GRIDS: [(&str, &str, &[&str]); 11] = [
     ("gemms_nodes", "mk-harness", &["sweep_gemms_nodes"]),
     ("kernels", "mk-kernels", &["nvrtc"]),
     ("fp8", "mk-harness", &["sweep_fp8"]),
-    ("meshes", "mk-harness", &["sweep_meshes"]),
+    ("meshes", "mk-harness", &["meshes", "sweep_meshes"]),
     ("nodes", "mk-harness", &["sweep_nodes"]),
+    ("pipelines", "mk-kernels", &["pipelines", "grad"]),
     ("tokens", "mk-codegen", &["dispatch"]),
     ("ui", "mk-kernels", &["ui"]),
 ];
