@@ -53,7 +53,8 @@ pub(super) fn blocks(facts: &Facts) -> Vec<String> {
             blocks.extend(["64x256x64", FLAT]);
         }
         if rows > 64 && rows <= 512 || small {
-            blocks.push("128x64x64");
+            // Factors of blocks lie along 128 columns.
+            blocks.push(if facts.blocks() { FLAT } else { "128x64x64" });
         }
     } else if most >= 256 {
         blocks.push("256x128x64");
