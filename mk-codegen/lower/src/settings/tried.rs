@@ -6,6 +6,9 @@ use mk_plan::{mma_shifts, mma_swaps, target};
 /// Tiles of few rows, where few columns make enough of them.
 pub const FLAT: &str = "64x128x64";
 
+/// Tiles that one consumer multiplies while the other brings results out.
+pub const BY_TURNS: &str = "128x128x64";
+
 /// Bytes of a chunk of few rows.
 pub const SMALL_CHUNK: &str = "8192";
 
