@@ -91,14 +91,8 @@ const OWN_WEIGHTS: &str = "fn weights<T: own <= 42>(a: bf16[R, F] @ shard(0), id
     ragged(a, ids) -> grouped_gemm(w2) -> combine_grad(dy)
 }";
 
-/// The layer with room for some rows of each expert; others are dropped.
+/// The layer with room for some rows of each expert; others are dropped, and counted.
 const DROPS: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
-    w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
-    dispatch(x, ids, capacity = R, drop) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
-}";
-
-/// The same, and how many rows of its tokens each rank lost.
-const COUNTS: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
     w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> (bf16[T, H] @ shard(0), i32[1] @ partial) {
     let rows = dispatch(x, ids, capacity = R, drop);
     (rows -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate), rows -> dropped)
@@ -247,7 +241,7 @@ fn right_of(
             let most = case.tokens.div_ceil(case.ranks);
             let own = case.experts.div_ceil(case.ranks);
             // By source and token: those behind the first ones that an expert has room for are dropped.
-            let drops = case.source.contains(", drop)");
+            let drops = case.source == DROPS;
             let keep = if drops { case.blocks / own * 128 } else { usize::MAX };
             let kept = |token: usize, expert: i32| {
                 let before = (0..token).filter(|t| route(*epoch, *t).contains(&expert));
@@ -393,7 +387,6 @@ fn texts() {
         ("dispatch_layer", SMALL),
         ("dispatch_any", Case { source: ANY, tokens: 300, ..SMALL }),
         ("dispatch_drops", Case { source: DROPS, ..SMALL }),
-        ("dispatch_counts", Case { source: COUNTS, ..SMALL }),
         ("dispatch_saves", Case { source: SAVES, ..SMALL }),
         ("dispatch_hidden", Case { source: HIDDEN, ..SMALL }),
         ("dispatch_weighted", Case { source: WEIGHTED, ..SMALL }),
@@ -464,7 +457,7 @@ fn numbers() {
     }
 }
 
-/// What an expert has no room for is dropped, and the same in every order of execution; the rest of a token is there.
+/// What an expert has no room for is dropped and counted, and the same in every order of execution; the rest of a token is there.
 #[test]
 fn rows_without_room_are_dropped() {
     let two = [sim::Schedule::Random, sim::Schedule::Reversed];
@@ -476,25 +469,10 @@ fn rows_without_room_are_dropped() {
     }
 }
 
-/// Each rank is told how many rows of its tokens were dropped, of every form of routing.
-#[test]
-fn dropped_rows_are_counted() {
-    for (ranks, experts) in [(1usize, 2usize), (2, 2), (3, 8), (4, 4), (8, 8)] {
-        let (tokens, blocks) = (150 + 7 * ranks, experts.div_ceil(ranks));
-        let case = Case { source: COUNTS, ranks, tokens, slots: 2, experts, blocks };
-        let (program, bound) = case.bound();
-        let config = Config { ranks: ranks as u32, ..Config::default() };
-        let plan = lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{case:?}: {e}"));
-        let route = |epoch: i64, token: usize| case.route(1, epoch, token);
-        right_of(&case, &plan, &route, &[sim::Schedule::Random]);
-        println!("{ranks} ranks");
-    }
-}
-
 /// The count of dropped rows is of what experts keep, of all chunks, and behind where their rows begin.
 #[test]
 fn only_what_was_dropped_is_counted() {
-    let plan = Case { source: COUNTS, ..SMALL }.plan("").expect("a plan");
+    let plan = Case { source: DROPS, ..SMALL }.plan("").expect("a plan");
     let text = plan.to_string();
     let (before, of_family) = text.split_once("\"dropped\" role").expect("the family");
     let wait = of_family.lines().find(|line| line.starts_with("  wait")).expect("its wait");
