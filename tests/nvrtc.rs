@@ -288,7 +288,13 @@ fn products_of_ragged_rows_compile() {
         dispatch(x, ids, capacity = C) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
     }";
     let wide = dispatched.replace("i32", "i64");
-    let drops = dispatched.replace("= C)", "= C, drop)");
+    let drops = dispatched
+        .replace("-> bf16[R, K] @ shard(0) {", "{")
+        .replace(
+            "dispatch(x, ids, capacity = C)",
+            "let rows = dispatch(x, ids, capacity = C, drop); (rows",
+        )
+        .replace("combine(gate)", "combine(gate), rows -> dropped)");
     let adds = dispatched
         .replace("shard(0)) ->", "shard(0), s: bf16[R, K] @ shard(0)) ->")
         .replace("combine(gate)", "combine(gate) -> add(s)");

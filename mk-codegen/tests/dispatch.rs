@@ -91,10 +91,11 @@ const OWN_WEIGHTS: &str = "fn weights<T: own <= 42>(a: bf16[R, F] @ shard(0), id
     ragged(a, ids) -> grouped_gemm(w2) -> combine_grad(dy)
 }";
 
-/// The layer with room for some rows of each expert; others are dropped.
+/// The layer with room for some rows of each expert; others are dropped, and counted.
 const DROPS: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
-    w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> bf16[T, H] @ shard(0) {
-    dispatch(x, ids, capacity = R, drop) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
+    w1: bf16[E, H, 2, F] @ shard(0), w2: bf16[E, F, H] @ shard(0)) -> (bf16[T, H] @ shard(0), i32[1] @ partial) {
+    let rows = dispatch(x, ids, capacity = R, drop);
+    (rows -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate), rows -> dropped)
 }";
 
 const H: usize = 24;
@@ -200,7 +201,8 @@ fn run(
     };
     let options = Options { schedule, seed: 7, launches: 4, check: true, ..Options::default() };
     sim::run(plan, &mut Callbacks { input, table, output }, &options).map_err(|e| e.to_string())?;
-    assert_eq!(found.len(), 4 * case.ranks);
+    let results = plan.buffers.values().filter(|b| b.space == Space::Out).count();
+    assert_eq!(found.len(), 4 * case.ranks * results);
     Ok((given, found))
 }
 
@@ -234,7 +236,7 @@ fn right_of(
     for schedule in schedules {
         let ran = run(case, plan, *schedule, &ids);
         let (given, found) = ran.unwrap_or_else(|e| panic!("{case:?} under {schedule}: {e}"));
-        for ((epoch, rank, _), values) in &found {
+        for ((epoch, rank, name), values) in &found {
             let of = |rank: usize, name: &str| &given[&(*epoch, rank, name.to_string())];
             let most = case.tokens.div_ceil(case.ranks);
             let own = case.experts.div_ceil(case.ranks);
@@ -245,6 +247,13 @@ fn right_of(
                 let before = (0..token).filter(|t| route(*epoch, *t).contains(&expert));
                 before.count() < keep
             };
+            if name == "out1" {
+                let named =
+                    case.own(*rank).flat_map(|t| route(*epoch, t).into_iter().map(move |e| (t, e)));
+                let lost = named.filter(|(t, e)| *e != NO_EXPERT && !kept(*t, *e)).count();
+                assert_eq!(values[..], [lost as f32], "{case:?} rank {rank}");
+                continue;
+            }
             let x = |t: usize| -> Vec<f64> {
                 let row = &of(t / most, "x")[t % most * H..][..H];
                 row.iter().map(|x| f64::from(*x)).collect()
@@ -448,7 +457,7 @@ fn numbers() {
     }
 }
 
-/// What an expert has no room for is dropped, and the same in every order of execution; the rest of a token is there.
+/// What an expert has no room for is dropped and counted, and the same in every order of execution; the rest of a token is there.
 #[test]
 fn rows_without_room_are_dropped() {
     let two = [sim::Schedule::Random, sim::Schedule::Reversed];
@@ -457,6 +466,27 @@ fn rows_without_room_are_dropped() {
         let tokens = 150 + 7 * ranks;
         let blocks = experts.div_ceil(ranks);
         right(&Case { source: DROPS, ranks, tokens, slots: 2, experts, blocks }, 1, &two);
+    }
+}
+
+/// The count of dropped rows is of what experts keep, of all chunks, and behind where their rows begin.
+#[test]
+fn only_what_was_dropped_is_counted() {
+    let plan = Case { source: DROPS, ..SMALL }.plan("").expect("a plan");
+    let text = plan.to_string();
+    let (before, of_family) = text.split_once("\"dropped\" role").expect("the family");
+    let wait = of_family.lines().find(|line| line.starts_with("  wait")).expect("its wait");
+    for (from, to) in [
+        ("keep=128", "keep=256"),
+        ("[0 : 2, 0 : 72]", "[0 : 1, 0 : 72]"),
+        ("[0 : 3, 0 : 4]", "[0 : 2, 0 : 4]"),
+        (wait, ""),
+    ] {
+        let changed = of_family.replacen(from, to, 1);
+        assert_ne!(changed, of_family, "{from}");
+        let changed = format!("{before}\"dropped\" role{changed}");
+        let accepted = changed.parse::<Plan>().is_ok_and(|plan| valid::verify(&plan).is_ok());
+        assert!(!accepted, "{from} became {to}");
     }
 }
 

@@ -134,6 +134,13 @@ const EXPERTS: &[(&str, &str)] = &[
         }",
     ),
     (
+        "dropped_own",
+        "fn f<T: own>(x: bf16[T, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0), w: bf16[E, K, N] @ shard(0)) {
+            let rows = dispatch(x, ids, capacity = R, drop);
+            (rows -> grouped_gemm(w) -> combine(gate), rows -> dropped)
+        }",
+    ),
+    (
         "weights_own",
         "fn f<T: own>(x: bf16[R, K] @ shard(0), ids: i32[T, J] @ shard(0), y: bf16[T, N] @ shard(0), w: bf16[E, K, N] @ shard(0)) {
             ragged(x, ids) -> grouped_gemm(w) -> combine_grad(y)

@@ -50,6 +50,7 @@ static u32 max(u32 a, u32 b) { return a < b ? b : a; }
 struct Vec16 { u32 x[4]; };
 static Vec16 ld_vec16(const void* p) { Vec16 v; std::memcpy(&v, p, 16); return v; }
 static void st_vec16(void* p, Vec16 v) { std::memcpy(p, &v, 16); }
+static void red_add_gpu(u32* p, u32 v) { *p += v; }
 static u32 atom_or_gpu(u32* p, u32 v) { const u32 old = *p; *p |= v; return old; }
 static u32 ld_u32(const void* p) { return *static_cast<const u32*>(p); }
 static void st_u32(void* p, u32 v) { *static_cast<u32*>(p) = v; }
@@ -147,6 +148,7 @@ static SlotsTask slotted;
 static PlacesTask places;
 static NodePlacesTask near;
 static WantedTask wanted;
+static DroppedTask dropped;
 static u32 phase, threads;
 
 // Of each routing: tokens of all ranks and the most of one, slots, experts, ranks, the rank, blocks, tokens of a chunk, threads, words of an id,
@@ -166,7 +168,7 @@ int main(int, char** argv) {
     std::vector<u32> rows(count * 128 + 4, 0xdeadbeef), place(2 * nodes * most * slots + 4, 0xdeadbeef), kept(nodes * most * slots + 4, 0xdeadbeef);
     // Room for whole pieces of each rank's tokens.
     const u32 space = (most + 15) / 16 * 16;
-    std::vector<u32> has(ranks * space + 4, 0xdeadbeef);
+    std::vector<u32> has(ranks * space + 4, 0xdeadbeef), lost(1 + 4, 0xdeadbeef);
     if (std::fread(ids.data(), 4, ids.size(), in) != ids.size()) return 1;
     fault = Fault{};
     for (u32 c = 0; c < all; ++c) {
@@ -201,6 +203,8 @@ int main(int, char** argv) {
         slotted = SlotsTask{0, 0, reinterpret_cast<u64>(ids.data()), sources.blocks, sources.sources, reinterpret_cast<u64>(of_rows.data() + 2 + b * 128), words, tokens, slots, rank * own, sources.count, 128};
         run(threads, [](u32 thread) { tabulate_phase(Context{}, slotted, 0, thread, threads); });
       }
+      dropped = DroppedTask{0, 0, bases.lists, bases.bases, reinterpret_cast<u64>(lost.data() + 2), all, width, experts, own, rank, ranks, keep};
+      for (phase = 0; phase < 2 && keep > 0; ++phase) run(threads, [](u32 thread) { tabulate_phase(Context{}, dropped, phase, thread, threads); });
       for (u32 i = 0; i < nodes * chunks; ++i) {
         const u32 node = i / chunks, c = i % chunks, of = local > 0 ? node * local + rank % local : rank;
         const u32 first = of * most + c * chunk, to = (node * most + c * chunk) * slots;
@@ -217,7 +221,7 @@ int main(int, char** argv) {
     }
     const u32 said[5] = {static_cast<u32>(fault.kind), fault.seen, fault.tile, static_cast<u32>(fault.waited_ns), static_cast<u32>(fault.waited_ns >> 32)};
     std::fwrite(said, 4, 5, stdout);
-    for (const auto* t : {&counts, &rows, &place, &kept, &has, &of_rows}) std::fwrite(t->data(), 4, t->size(), stdout);
+    for (const auto* t : {&counts, &rows, &place, &kept, &has, &of_rows, &lost}) std::fwrite(t->data(), 4, t->size(), stdout);
   }
   return 0;
 }
@@ -458,6 +462,7 @@ fn what_follows_from_a_routing() {
             nodes * most * w.slots,
             space,
             w.blocks * 128,
+            1,
         ];
         let found = sizes.map(|n| words.by_ref().take(n + 4).collect::<Vec<i32>>());
         for t in &found {
@@ -480,6 +485,7 @@ fn what_follows_from_a_routing() {
                     RoutePart::Kept,
                     RoutePart::Wanted,
                     RoutePart::Slots,
+                    RoutePart::Dropped,
                 ];
                 // Entries of tokens that there are; others nobody writes.
                 let of = |node: usize| match local {
@@ -490,9 +496,10 @@ fn what_follows_from_a_routing() {
                 let written = |part: RoutePart, i: usize| match part {
                     RoutePart::Places => own(i / (2 * slots)),
                     RoutePart::Kept => own(i / slots),
+                    RoutePart::Dropped => keep > 0,
                     _ => true,
                 };
-                dropped += i32::from(keep > 0 && found[3].contains(&0));
+                dropped += i32::from(keep > 0 && found[6][2] > 0);
                 near += i32::from(local > 0 && found[3].contains(&0) && found[3].contains(&1));
                 padded += i32::from(ids.contains(&-1));
                 for ((part, n), found) in parts.into_iter().zip(sizes).zip(&found) {

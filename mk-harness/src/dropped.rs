@@ -1,6 +1,7 @@
 //! Rows that launches drop.
 
 use super::{Inputs, routing::keep};
+use mk_syntax::Tensor;
 use std::collections::BTreeMap;
 
 /// Rows of a rank's tokens in one launch of a pipeline that drops.
@@ -17,20 +18,36 @@ pub fn dropped(inputs: &Inputs<'_>, launch: u64) -> Option<Vec<Dropped>> {
     let case = inputs.case();
     let mut all: Option<Vec<Dropped>> = None;
     for tensor in case.program.tensors() {
-        let sharing = inputs.sharing(tensor.id);
-        let Some(keep) = keep(case, tensor.id, sharing.len()) else { continue };
+        let Some(of_ranks) = dropped_of(inputs, launch, tensor) else { continue };
         let sums = all.get_or_insert_with(|| vec![Dropped::default(); case.ranks]);
-        let mut kept = BTreeMap::<i32, usize>::new();
-        for rank in sharing {
+        for (rank, Dropped { dropped, of }) in of_ranks {
             let Some(sum) = sums.get_mut(rank) else { continue };
-            // A slot of no expert has no row.
-            for expert in inputs.ids(launch, tensor, rank).into_iter().filter(|e| *e >= 0) {
-                let n = kept.entry(expert).or_default();
-                sum.of += 1;
-                sum.dropped += u64::from(*n == keep);
-                *n = keep.min(*n + 1);
-            }
+            sum.dropped += dropped;
+            sum.of += of;
         }
     }
     all
+}
+
+/// What a launch drops of the tokens of each of the ranks that share these ids; `None` where it drops nothing.
+pub(crate) fn dropped_of(
+    inputs: &Inputs<'_>,
+    launch: u64,
+    ids: &Tensor,
+) -> Option<Vec<(usize, Dropped)>> {
+    let sharing = inputs.sharing(ids.id);
+    let keep = keep(inputs.case(), ids.id, sharing.len())?;
+    let mut kept = BTreeMap::<i32, usize>::new();
+    let of_rank = |rank| {
+        let mut sum = Dropped::default();
+        // A slot of no expert has no row.
+        for expert in inputs.ids(launch, ids, rank).into_iter().filter(|e| *e >= 0) {
+            let n = kept.entry(expert).or_default();
+            sum.of += 1;
+            sum.dropped += u64::from(*n == keep);
+            *n = keep.min(*n + 1);
+        }
+        (rank, sum)
+    };
+    Some(sharing.into_iter().map(of_rank).collect())
 }

@@ -28,6 +28,12 @@ fn kinds() -> [(&'static str, String); 10] {
     let own = |text: &str| text.replace("fn layer(", "fn layer<T: own>(");
     let (own_drop, own_shared) =
         (own(&wide.replace("ids)", "ids, capacity = R, drop)")), own(&shared));
+    // Who also says how many rows are lost.
+    let counts = own_drop
+        .replace("-> bf16[T, H] @ shard(0) {", "-> (bf16[T, H] @ shard(0), i32[1] @ partial) {")
+        .replace("    dispatch(", "    let rows = dispatch(")
+        .replace("drop) ->", "drop);\n    (rows ->")
+        .replace("(gate)", "(gate), rows -> dropped)");
     let biased = layer("")
         .replace(
             "shard(0)) ->",
@@ -47,7 +53,7 @@ fn kinds() -> [(&'static str, String); 10] {
         ("capacity", layer(", capacity = R")),
         ("drop", layer(", capacity = R, drop")),
         ("shared", shared),
-        ("own", own_drop),
+        ("own", counts),
         ("own_shared", own_shared),
         ("biased", biased),
         ("turned", turned),

@@ -1,16 +1,18 @@
-"""Experts whose ranks bring their own numbers of tokens, beside the same tokens filled up: ``torchrun --nproc-per-node N
+"""Experts whose ranks bring their own numbers of tokens, beside the same tokens filled up, and with a capacity: ``torchrun --nproc-per-node N
 mk-python/tests/gpu_own_rows.py``, with ``MK_SHARE_GPU=1`` on one GPU. Needs torch.
 
 A rank that fails ends the run with a traceback and a status other than 0.
 """
 
 import os
+import unittest
 
 import torch
 import torch.distributed as dist
 
 import mk
 import mk.nn
+from test_torch import capped
 
 HIDDEN, FFN, EXPERTS, TOP_K, MOST = 256, 192, 16, 4, 300
 
@@ -47,32 +49,40 @@ def main():
             assert a.shape == b.shape and torch.equal(a, b), f"rank {rank}, turn {turn}: {name} differs by {(a.float() - b.float()).abs().max()}"
         rows.append(n)
     # A graph has the number of rows that it was captured with, and other tokens in each replay.
-    x, s = (torch.randn(rows[1], HIDDEN, device="cuda").bfloat16() for _ in range(2))
-    weights, ids = torch.rand(rows[1], EXPERTS, device="cuda").topk(TOP_K)
-    with torch.no_grad():
-        call = lambda: layer(x, ids, weights, shared=s, tokens=MOST)
-        call()
-        torch.cuda.synchronize()
-        dist.barrier()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = call()
-        for _ in range(20):
-            x.normal_()
-            ids.copy_(torch.rand(rows[1], EXPERTS, device="cuda").topk(TOP_K).indices)
-            graph.replay()
-            torch.cuda.synchronize()
-            kept = y.clone()
-            dist.barrier()
-            assert torch.equal(kept, call()), f"rank {rank}: a replay differs"
+    drops = mk.nn.MoE(HIDDEN, FFN, EXPERTS, TOP_K, world, capacity=0.5, device="cuda")
+    for layer, n in ((layer, rows[1]), (drops, MOST)):
+        x, s = (torch.randn(n, HIDDEN, device="cuda").bfloat16() for _ in range(2))
+        weights, ids = torch.rand(n, EXPERTS, device="cuda").topk(TOP_K)
+        with torch.no_grad():
+            call = lambda: (layer(x, ids, weights, shared=s, tokens=MOST), layer.dropped)
+            call()
             torch.cuda.synchronize()
             dist.barrier()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                made = call()
+            for _ in range(20):
+                x.normal_()
+                ids.copy_(torch.rand(n, EXPERTS, device="cuda").topk(TOP_K).indices)
+                graph.replay()
+                torch.cuda.synchronize()
+                kept = [t.clone() for t in made if t is not None]
+                dist.barrier()
+                same = [torch.equal(a, b) for a, b in zip(kept, call())]
+                assert all(same), f"rank {rank}: a replay differs: {same}"
+                torch.cuda.synchronize()
+                dist.barrier()
+    every = [None] * ranks
+    dist.all_gather_object(every, layer.dropped.item())
+    assert sum(every) > 0 or ranks == 1, every
+    capped(unittest.TestCase(), rank, ranks, world, "cuda")
     said = [None] * ranks
     dist.all_gather_object(said, rows)
     if rank == 0:
         for turn, of_ranks in enumerate(zip(*said)):
             print(f"tokens {list(of_ranks)}: results and gradients as of {MOST} each")
-        print("PASS: own rows, 20 replays")
+        print(f"dropped on each rank: {every}")
+        print("PASS: own rows, capacities, 20 replays of each")
 
 
 main()

@@ -184,6 +184,66 @@ def drops(case, rank, ranks, world):
         strict(*map(mine, (x, ids, gate, w)))
 
 
+def capped(case, rank, ranks, world, device="cpu"):
+    """A layer whose experts keep their first rows, beside one of all experts that leaves out the same slots: results, gradients, and how many of each
+    rank's slots were dropped."""
+    import mk.nn
+
+    number, most, g = 2 * ranks, 200, torch.Generator().manual_seed(7)
+    gate_up, down = random(number, 48, 16, seed=1, scale=0.25).to(device), random(number, 16, 24, seed=2, scale=0.2).to(device)
+    for capacity, share, counts in ((128, 128, None), (0.7, 256, None), (1.3, 384, None), (0.7, 256, [200, 70, 0, 130]), (9.0, 1920, None)):
+        own, counts = counts is not None, (counts or [most] * ranks)[:ranks]
+        firsts = [sum(counts[:r]) for r in range(ranks + 1)]
+        mine = lambda t: t[firsts[rank] : firsts[rank + 1]].clone()
+        layer = mk.nn.MoE(16, 24, number, 2, world, capacity=capacity, device=device)
+        layer.load(*(t.chunk(ranks)[rank] for t in (gate_up, down)))
+        case.assertEqual((layer.dropped, list(layer.state_dict())), (None, ["gate_up", "down"]))
+        x, s, d = (random(firsts[-1], 16, seed=n).to(device) for n in (3, 6, 4))
+        # Most tokens go to the first expert, and some slots to none.
+        scores = torch.rand(firsts[-1], number, generator=g).to(device)
+        scores[:, 0] += 0.6
+        weights, ids = scores.topk(2)
+        ids[::9, 1] = -1
+        # A factor is of 200 tokens of each rank and 2 slots, for 2 experts of each: 200 rows, times the factor, in whole blocks, and 200 tokens at most.
+        keeps = min(share, -(-most * ranks // 128) * 128)
+        before = torch.nn.functional.one_hot(ids.clamp(min=0), number).mul((ids >= 0)[..., None]).sum(1).cumsum(0).gather(1, ids.clamp(min=0))
+        kept = (ids >= 0) & (before <= keeps)
+        lost = mine(((ids >= 0) & ~kept).sum(1)).sum().item()
+        case.assertEqual(bool(((ids >= 0) & ~kept).any()), keeps < 200 * ranks)
+        dense = [t.float().requires_grad_() for t in (x, weights, s, gate_up, down)]
+        want = dense[2]
+        for e in range(number):
+            gate, up = (dense[0] @ dense[3][e].t()).chunk(2, 1)
+            want = want + (torch.nn.functional.silu(gate) * up) @ dense[4][e].t() * (dense[1] * ((ids == e) & kept)).sum(1, keepdim=True)
+        by_autograd = torch.autograd.grad(want, dense, d.float())
+        inputs = [mine(t).requires_grad_() for t in (x, weights, s)]
+        with torch.no_grad():
+            first = layer(inputs[0], mine(ids), inputs[1], shared=inputs[2], tokens=most if own else None)
+        y = layer(inputs[0], mine(ids), inputs[1], shared=inputs[2], tokens=most if own else None)
+        case.assertEqual((layer.dropped.dtype, layer.dropped.tolist(), layer.dropped.requires_grad), (torch.int32, [lost], False))
+        case.assertTrue(torch.equal(first, y))
+        if ranks == 1 and not own:
+            torch._dynamo.reset()
+            layer.dropped = None
+            again = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")(inputs[0], mine(ids), inputs[1], shared=inputs[2])
+            case.assertEqual((torch.equal(again, y), layer.dropped.tolist()), (True, [lost]))
+        got = torch.autograd.grad(y, [*inputs, layer.gate_up, layer.down], mine(d))
+        if counts[rank]:
+            close(case, y.detach(), mine(want).detach())
+            for a, b in zip(got[:3], by_autograd):
+                close(case, a, mine(b), limit=2e-2)
+        case.assertEqual(got[1][~mine(kept)].abs().sum().item(), 0)
+        close(case, got[3], layer._turned(by_autograd[3].chunk(ranks)[rank]), limit=2e-2)
+        close(case, got[4], by_autograd[4].chunk(ranks)[rank].transpose(1, 2), limit=2e-2)
+
+
+    for capacity, error in ((100, "give 128 rows"), (0.0, "must be above 0"), (math.nan, "must be above 0"), (0, "must be 1 or more")):
+        with case.assertRaisesRegex(mk.ArgumentError, error):
+            mk.nn.MoE(16, 24, number, 2, world, capacity=capacity)
+    with case.assertRaisesRegex(mk.UnsupportedError, "leave out fp8, or capacity"):
+        mk.nn.MoE(128, 128, number, 2, world, capacity=128, fp8="1x128")
+
+
 @unittest.skipUnless(HAS_TORCH, "torch is not installed")
 class OneRank(unittest.TestCase):
     def setUp(self):
@@ -253,6 +313,7 @@ class OneRank(unittest.TestCase):
     def test_experts(self):
         experts(self, 0, 1, self.world)
         uneven(self, 0, 1, self.world)
+        capped(self, 0, 1, self.world)
         text = "fn f(x: bf16[R, K], counts: i32[E], w: bf16[E, K, N]) { ragged(x, counts) -> grouped_gemm(w) }"
         x, w, counts = random(512, 16), random(3, 16, 8, seed=1, scale=0.25), torch.tensor([130, 0, 5], dtype=torch.int32)
         got = mk.compile(text, self.world)(x, counts, w)
@@ -701,6 +762,7 @@ def on_ranks(rank, ranks, path):
         gradients(rank % 2, 2, pairs[rank // 2])
         experts(unittest.TestCase(), rank, ranks, mk.World.reference())
         uneven(unittest.TestCase(), rank, ranks, mk.World.reference())
+        capped(unittest.TestCase(), rank, ranks, mk.World.reference())
         biased(unittest.TestCase(), rank, ranks, mk.World.reference())
     finally:
         dist.destroy_process_group()

@@ -75,6 +75,18 @@ struct NodePlacesTask : PlacesTask {
   u32 node, ranks;  // its first rank, and how many they are
 };
 
+struct DroppedTask {
+  u32 task;
+  u32 family;
+  u64 lists;
+  u64 bases;
+  u64 dropped;  // rows of the rank's tokens that are not kept
+  u32 chunks, width;
+  u32 experts, own;  // of the world, the most of a rank
+  u32 rank, ranks;
+  u32 keep;
+};
+
 struct SlotsTask {
   u32 task;
   u32 family;
@@ -315,6 +327,26 @@ MK_DEVICE void tabulate_phase(const Context&, const SourcesTask& work, u32, u32 
       }
     }
   }
+}
+
+// Threads have an expert of a chunk, of the rank's: rows of it behind those that the expert keeps.
+MK_DEVICE void tabulate_phase(const Context&, const DroppedTask& work, u32 phase, u32 thread, u32 threads) {
+  if (phase == 0) {
+    if (thread == 0) set_entry(work.dropped, 0, 0);
+    return;
+  }
+  const u32 each = work.chunks / work.ranks, first = work.rank * each;
+  u32 dropped = 0;
+#pragma unroll 4
+  for (u32 i = thread; i < each * work.experts; i += threads) {
+    const u32 chunk = first + i / work.experts, expert = i % work.experts, last = work.chunks * work.experts;
+    const u32 rows = count_of(work.lists, chunk * work.width, work.experts, expert);
+    const u32 begin = entry_of(work.bases, last + expert) - entry_of(work.bases, last + expert / work.own * work.own);
+    const u32 end = entry_of(work.bases, chunk * work.experts + expert) + rows - begin;
+    dropped += end > work.keep ? min(rows, end - work.keep) : 0;
+  }
+  dropped = sum_to_lane(dropped, thread % 32);
+  if (thread % 32 == 31 && dropped != 0) red_add_gpu(reinterpret_cast<u32*>(work.dropped), dropped);
 }
 
 // Threads have rows, whose tokens name their expert in one slot. Rows of nobody are of the first one.

@@ -101,7 +101,7 @@ fn one(
         | Op::AttentionDq { .. }
         | Op::AttentionDk { .. }
         | Op::AttentionDv => unreachable!("`heads` computes it"),
-        Op::Dequantize(_) | Op::Quantize(_) | Op::Factor(_) | Op::DispatchFactors => {
+        Op::Dequantize(_) | Op::Quantize(_) | Op::Factor(_) | Op::DispatchFactors | Op::Dropped => {
             unreachable!("it has no derivative")
         }
         Op::Dispatch { .. } => {

@@ -186,5 +186,7 @@ names! {
         Kept = "kept",
         /// Which slot of its token each packed row of the rank is.
         Slots = "slots",
+        /// How many rows of the rank's tokens are dropped: a result.
+        Dropped = "dropped",
     }
 }

@@ -117,6 +117,19 @@ impl Routing<'_> {
         self.named().iter().take(experts).map(|n| n - kept(*n, self.keep)).collect()
     }
 
+    /// How many rows of a rank's tokens are dropped, if each has so many ids.
+    fn dropped_of(&self, rank: usize, ids: usize) -> i32 {
+        let mut seen = vec![0; self.own() * self.ranks];
+        let mut dropped = 0;
+        for (i, id) in self.ids.iter().enumerate() {
+            let expert = usize::try_from(*id).ok().and_then(|id| seen.get_mut(id));
+            let Some(n) = expert else { continue };
+            *n += 1;
+            dropped += i32::from(*n > kept(*n, self.keep) && i / ids.max(1) == rank);
+        }
+        dropped
+    }
+
     /// The first packed row of each expert on its rank.
     fn first(&self) -> Vec<i32> {
         let rows = self.rows.max(1);
@@ -143,6 +156,11 @@ impl Routing<'_> {
         }
         let own = self.own();
         let mine = self.tokens().div_ceil(self.ranks.max(1));
+        if part == RoutePart::Dropped {
+            let mut out = vec![0; entries];
+            set(&mut out, 0, self.dropped_of(rank, mine * self.slots));
+            return out;
+        }
         if part == RoutePart::Wanted {
             // As much room for the tokens of each rank.
             let mut out = vec![0; entries];
@@ -364,6 +382,30 @@ pub fn route_sources(
     out
 }
 
+/// How many rows of a rank's tokens are dropped, by the lists of all chunks, of which each rank has as many, and where
+/// their rows begin.
+pub fn route_dropped(
+    lists: &[i32],
+    width: usize,
+    (experts, ranks, keep): (usize, usize, i32),
+    rank: usize,
+    bases: &[i32],
+) -> i32 {
+    let own = own_experts(experts, ranks);
+    let (lists, bases) = (lists.chunks_exact(width.max(1)), bases.chunks_exact(experts.max(1)));
+    let each = lists.len() / ranks.max(1);
+    let begins = bases.clone().last().unwrap_or_default();
+    let first = |e: usize| begins.get(e).copied().unwrap_or(0);
+    let of_chunk = |(list, bases): (&[i32], &[i32])| -> i32 {
+        let of = |(e, base): (usize, &i32)| {
+            let n = listed(list, experts, e);
+            (base + n - (first(e) - first(e / own * own)) - keep).clamp(0, n)
+        };
+        bases.iter().enumerate().map(of).sum()
+    };
+    lists.zip(bases).skip(rank * each).take(each).map(of_chunk).sum()
+}
+
 /// Rank and packed row of each of a chunk's ids, by its list, and where its rows begin; and whether it is kept: not
 /// where it is no expert of the node, whose row is the first one there. `begins` is the last row of where rows begin,
 /// and needed where rows may be dropped.
@@ -470,6 +512,7 @@ mod tests {
         assert_eq!(r.check(2), Ok(()));
         assert_eq!(r.dropped(), [0, 2, 0, 0]);
         assert_eq!(Routing { keep: 0, ..r }.dropped(), [0; 4]);
+        assert_eq!([0, 1].map(|rank| r.table(RoutePart::Dropped, rank, 1)), [[1], [1]]);
         assert_eq!(r.table(RoutePart::Counts, 0, 2), [2, 2]);
         assert_eq!(r.table(RoutePart::Sources, 0, 4), [1, 4, 0, 1]);
         assert_eq!(r.table(RoutePart::Places, 0, 12), [1, 2, 0, 2, 0, 0, 0, 3, 1, 0, 0, 2]);

@@ -35,9 +35,9 @@ macro_rules! aliases {
 }
 
 aliases! {
-    [dropped count_dropped dropped_tokens num_dropped overflow]
-        => Nothing("how many rows a launch drops is no result: `plan::Routing::dropped` counts them from the \
-            ids, and `mk run` prints them");
+    [count_dropped dropped_tokens num_dropped overflow]
+        => Write { op: "dropped",
+            like: "let rows = dispatch(x, ids, capacity = R, drop); (rows -> grouped_gemm(w), rows -> dropped)" };
     [all_gather all_gather_into_tensor all_gather_tensor nccl_all_gather unshard]
         => Write { op: "gather", like: "gather(a) -> gemm(b)" };
     [matmul mm bmm dot linear addmm einsum dense fc product column_parallel column_parallel_linear]

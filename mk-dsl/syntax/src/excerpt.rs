@@ -159,6 +159,7 @@ impl<'p> Excerpt<'p> {
                         | Op::AttentionDk { .. }
                         | Op::AttentionDv
                         | Op::Lse
+                        | Op::Dropped
                 );
                 let (n, first) = uses.entry(*input).or_insert((0, true));
                 *n += 1;
@@ -250,6 +251,7 @@ impl<'p> Excerpt<'p> {
                     None => format!("dispatch({ids})"),
                 }
             }
+            (Op::Dropped, _) => node.op.name().to_owned(),
             // The route is that of the rows.
             (Op::Combine | Op::CombineGrad, [_, other]) => format!("{}({other})", node.op.name()),
             (Op::GroupedGemm { .. }, [w, counts]) => {

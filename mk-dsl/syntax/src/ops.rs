@@ -38,6 +38,7 @@ pub(crate) enum OpKind {
     GroupedGemm,
     GroupedWgrad,
     Dispatch,
+    Dropped,
     CombineGrad,
     Combine,
 }
@@ -132,6 +133,7 @@ operations! {
         "`ragged(x, counts) -> grouped_wgrad(dy)`";
     dispatch Kind::Dispatch,
         "`dispatch(ids)`, or `dispatch(ids, weights)` for rows times their weights", "`dispatch(x, ids)`";
+    dropped Kind::Dropped, "`dropped` behind `dispatch(x, ids, capacity = R, drop)`", "`rows -> dropped`";
     combine Kind::Combine, "`combine(weights)` behind `dispatch` and products", "`y -> combine(weights)`";
     combine_grad Kind::CombineGrad, "`combine_grad(dy)` behind products of dispatched rows", "`y -> combine_grad(dy)`";
 }

@@ -155,6 +155,7 @@ impl Program {
             | Op::GroupedWgrad
             | Op::Dispatch { drops: false }
             | Op::DispatchFactors
+            | Op::Dropped
             | Op::Combine
             | Op::CombineGrad
             | Op::Dequantize(_)

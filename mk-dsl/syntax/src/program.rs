@@ -447,6 +447,9 @@ pub enum Op {
     /// `[scales: f32 [C / 128, T], ids: i32 or i64 [T, K]] -> [C / 128, R]`: the factors of the rows that
     /// [`Op::Dispatch`] makes of the same ids.
     DispatchFactors,
+    /// `[rows: [R, H], ids: i32 or i64 [T, K]] -> i32 [1]`, where `rows` is a result of [`Op::Dispatch`]: how many rows
+    /// of its tokens each rank lost. Ranks have contributions to the sum.
+    Dropped,
     /// `[x: [R, C], scales: f32 [R]] -> [R, C]`: 8-bit values times the factors of their blocks. In f32 it is an
     /// operand of `gemm` alone, whose result has these factors; in bf16 it is rounded once.
     Dequantize(Factors),
@@ -626,6 +629,7 @@ impl Op {
             Op::GroupedGemm { .. } => "grouped_gemm",
             Op::GroupedWgrad => "grouped_wgrad",
             Op::Dispatch { .. } | Op::DispatchFactors => "dispatch",
+            Op::Dropped => "dropped",
             Op::Combine => "combine",
             Op::CombineGrad => "combine_grad",
             Op::Dequantize(_) => "dequantize",
@@ -667,6 +671,7 @@ impl Op {
                 | Op::GroupedWgrad
                 | Op::Dispatch { .. }
                 | Op::DispatchFactors
+                | Op::Dropped
                 | Op::Combine
                 | Op::CombineGrad
                 | Op::Dequantize(_)

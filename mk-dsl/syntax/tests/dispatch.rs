@@ -19,6 +19,8 @@ const IDS: &str = "i32[T, K] @ shard(0)";
 const GATE: &str = "f32[T, K] @ shard(0)";
 const BODY: &str = "dispatch(x, ids, capacity = R) -> grouped_gemm(w) -> combine(gate)";
 
+const COUNTED: &str = "let rows = dispatch(x, ids, capacity = R, drop); (rows -> grouped_gemm(w) -> combine(gate), rows -> dropped)";
+
 #[test]
 fn types() {
     let text = of(X, IDS, GATE, BODY);
@@ -42,6 +44,8 @@ fn types() {
     }
     let drops = of(X, IDS, GATE, &BODY.replace("= R", "= R, drop"));
     assert!(drops.contains("%4 = dispatch(%0, %1, drop): bf16[R, H]"), "{drops}");
+    let counted = of(X, IDS, GATE, COUNTED);
+    assert!(counted.contains("%7 = dropped(%4, %1): i32[1] @ partial"), "{counted}");
     let number = of(X, IDS, GATE, &BODY.replace('R', "1024"));
     assert!(number.contains("bf16[1024, H]"), "{number}");
 }
@@ -79,6 +83,16 @@ fn mistakes() {
         (of("f32[T, H] @ shard(0)", IDS, GATE, BODY), "take `bf16`, `f16`"),
         (of(X, IDS, GATE, "combine(x, gate)"), "brings back what was dispatched"),
         (of(X, IDS, GATE, &BODY.replace("grouped_gemm", "gemm")), "does not take ragged rows"),
+        (of(X, IDS, GATE, &COUNTED.replace(", drop)", ")")), "and `rows` has none of those"),
+        (of(X, IDS, GATE, "x -> dropped"), "and `x` has none of those"),
+        (
+            of(X, IDS, GATE, &COUNTED.replace("dropped)", "dropped -> scale(2))")),
+            "`scale` reads how many rows",
+        ),
+        (
+            of(X, IDS, GATE, &COUNTED.replace("dropped)", "dropped -> all_reduce)")),
+            "`all_reduce` reads how many rows",
+        ),
     ] {
         assert!(text.contains(says), "{says}\n{text}");
     }

@@ -278,6 +278,7 @@ impl<'a> Dense<'a> {
             (Op::Dispatch { .. }, [x, _, weights @ ..]) => {
                 self.dispatched(node, rows, (x, weights.first().copied()))?
             }
+            (Op::Dropped, _) => self.dropped(node)?,
             (Op::DispatchFactors, [x, _]) => self.factors_dispatched(node, rows, x)?,
             (Op::CombineGrad, [y, _, dy]) => self.products(node, rows, [y, dy])?,
             (Op::Combine, [y, _, weights]) => {
@@ -574,6 +575,7 @@ fn needs<'n>(
             (Op::Gemm { a_transposed, .. }, i) if i == 1 || a_transposed => Set::All,
             (Op::GroupedGemm { .. }, 1) if is_given(*input) => Set::Parts,
             (Op::GroupedWgrad, _) => Set::All,
+            (Op::Dropped, _) => Set::Parts,
             (Op::Combine, 0) if set == Set::Chosen => Set::Routed(node.inputs[1]),
             (Op::Combine, 0) => Set::All,
             (Op::GroupedGemm { .. } | Op::Bias | Op::Dequantize(_) | Op::Combine, 1)

@@ -3,7 +3,9 @@
 use super::routes::{Packed, known};
 use super::{Dense, Set, on};
 use crate::{
-    HarnessError, Result, math,
+    HarnessError, Result,
+    dropped::dropped_of,
+    math,
     near::Near,
     routing,
     value::{Matrix, Value},
@@ -37,6 +39,18 @@ impl Stacked<'_> {
 }
 
 impl Dense<'_> {
+    /// How many rows of its tokens each rank loses.
+    pub(super) fn dropped(&self, node: &Node) -> Result<Value> {
+        let case = self.inputs.case();
+        let ids = node.inputs.get(1).and_then(|id| case.program.tensors().get(id.index()));
+        let of_ranks = ids.and_then(|ids| dropped_of(&self.inputs, self.launch, ids));
+        let of_ranks = of_ranks.ok_or_else(|| HarnessError::mismatch("rows of no routing"))?;
+        let stride = of_ranks.get(1).map_or(1, |(rank, _)| *rank);
+        let count = |rank: usize| of_ranks[rank / stride % of_ranks.len()].1.dropped as f64;
+        let of_rank = |rank| Matrix::exact(1, vec![count(rank)]);
+        Ok(Value::Contributions((0..case.ranks).map(of_rank).collect()))
+    }
+
     /// Rows of `x` by the matrices of their experts; rows of none are not judged.
     pub(super) fn grouped(
         &self,

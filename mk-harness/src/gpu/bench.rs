@@ -112,7 +112,7 @@ impl Rig for Bench<'_> {
         for (place, by_rank) in kernel.outputs().iter().zip(&self.expected) {
             for (tensors, want) in set.iter().zip(by_rank) {
                 if let Some(got) = tensors.get(*place).filter(|t| t.elements() > 0) {
-                    all = worse(all, self.reference.error(got, want)?);
+                    all = worse(all, super::error(&self.reference, got, want)?);
                 }
             }
         }

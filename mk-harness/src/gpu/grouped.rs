@@ -122,6 +122,7 @@ impl Evaluator<'_, '_> {
             (Op::DispatchFactors, _) => &move |out| self.factors_dispatched(out, a, b),
             (Op::Combine, _) => &move |out| self.combined(out, a, b, c),
             (Op::CombineGrad, _) => &move |out| self.products(out, a, b, c),
+            (Op::Dropped, _) => &move |out| self.lost(out, a, b),
             _ => return Err(HarnessError::mismatch("an operation on other rows")),
         };
         let dtype = if moves { self.on(a, self.rank)?.dtype() } else { DType::F32 };
@@ -130,6 +131,19 @@ impl Evaluator<'_, '_> {
             fill(&out)?;
         }
         Ok(out)
+    }
+
+    /// How many rows of the rank's tokens have none of those that are kept.
+    fn lost(&self, out: &DeviceTensor, rows: ValueId, ids: ValueId) -> Result<()> {
+        let of = Packed::new(self.s, ids, self.layout(rows, self.rank)?.shape()[0])?;
+        let first = self.first_token(ids);
+        let each = self.layout(ids, self.rank)?.shape()[0] as usize;
+        let slots = (first..first + each).flat_map(|t| (0..of.slots).map(move |j| (t, j)));
+        let lost = |(t, j): &(usize, usize)| {
+            let named = of.ids.get(t * of.slots + j).is_some_and(|id| *id >= 0);
+            named && of.row(*t, *j).is_none()
+        };
+        Ok(out.upload_f32(&[slots.filter(lost).count() as f32])?)
     }
 
     /// Elements of a tensor from one on, in this shape.

@@ -89,7 +89,7 @@ pub(super) struct Evaluator<'e, 's> {
 }
 
 impl Evaluator<'_, '_> {
-    fn layout(&self, id: ValueId, rank: usize) -> Result<Layout> {
+    pub(super) fn layout(&self, id: ValueId, rank: usize) -> Result<Layout> {
         let case = self.s.case;
         let placements = case.program.ty(id).map_or(&[][..], |t| &t.placement);
         let shape = case.bound.shape(id).unwrap_or(&[]);
@@ -141,6 +141,7 @@ impl Evaluator<'_, '_> {
             | Op::GroupedWgrad
             | Op::Dispatch { .. }
             | Op::DispatchFactors
+            | Op::Dropped
             | Op::Combine
             | Op::CombineGrad => return self.of_experts(node, &shape),
             Op::View => return Err(HarnessError::unsupported("a `view` inside a kernel")),

@@ -77,7 +77,10 @@ fn download(
     let mut all = Vec::new();
     for row in rows {
         row_of.buffer().copy_range(0, out.buffer(), (row - first) as u64 * bytes, bytes)?;
-        all.extend(row_of.download_f32()?);
+        match out.dtype().is_integer() {
+            true => all.extend(row_of.download_integers()?.into_iter().map(|n| n as f32)),
+            false => all.extend(row_of.download_f32()?),
+        }
     }
     Ok(all)
 }

@@ -13,7 +13,8 @@ pub struct Size {
     pub slots: u64,
 }
 
-/// Runs a pipeline at a size under three routings; `R`, where the text has it, has room for every routing.
+/// Runs a pipeline at a size under three routings; `R`, where the text has it, has room for every routing, or where it
+/// counts dropped rows, for a block of each expert.
 pub fn right(name: &str, source: &str, size: Size, seed: u64) {
     let Size { ranks, tokens, slots } = size;
     // Each rank has up to as many.
@@ -22,7 +23,8 @@ pub fn right(name: &str, source: &str, size: Size, seed: u64) {
     // Experts that ranks do not divide where there are many, and room for a block of each.
     let experts = if ranks == 3 { 5.max(slots) } else { (2 * ranks).max(slots) };
     let own = experts.div_ceil(ranks);
-    let rows = ranks * 128 * (own + (tokens * slots.min(own)).div_ceil(128));
+    let more = (tokens * slots.min(own)).div_ceil(128);
+    let rows = ranks * 128 * if source.contains("dropped") { own } else { own + more };
     let sizes = [("T", tokens), ("H", 16), ("I", 24), ("E", experts), ("K", slots), ("R", rows)];
     let sizes = sizes.map(|(name, n)| (name.to_string(), n)).into_iter();
     let dims: BTreeMap<_, _> = sizes.filter(|(n, _)| program.symbol(n).is_some()).collect();

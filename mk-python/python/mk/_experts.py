@@ -42,13 +42,19 @@ def _uint8(x):
     return torch.uint8
 
 
+def _int32():
+    import torch
+
+    return torch.int32
+
+
 class Experts:
     """What a pipeline of experts does on one rank of a reference world. ``whole(value)`` is a global shape."""
 
     def __init__(self, world, values, whole):
         self._world, self._values, self._whole = world, values, whole
         # By the value that says whose rows there are: first row of each of this rank's experts, and how many; and of routed ones, of which tokens.
-        self._spans, self._tokens = {}, {}
+        self._spans, self._tokens, self._lost = {}, {}, {}
 
     def check(self, tensors):
         """That rows of groups which the caller counts are there: before any rank does anything."""
@@ -63,7 +69,7 @@ class Experts:
 
     def run(self, value, operands):
         return {"dispatch": self._dispatch, "grouped_gemm": self._product, "grouped_wgrad": self._wgrad, "combine": self._combine,
-                "combine_grad": self._combine_grad, "bias": self._bias}[value["op"]](value, *operands)
+                "combine_grad": self._combine_grad, "dropped": self._dropped, "bias": self._bias}[value["op"]](value, *operands)
 
     def _own(self, number):
         [own] = self._world.places(number, "shard")
@@ -95,6 +101,9 @@ class Experts:
             rows[first : first + n] = x[found[:, 0]].float() * weights[found[:, 0], found[:, 1], None]
         return rows
 
+    def _dropped(self, value, rows, ids):
+        return ids.new_tensor([self._lost[value["inputs"][1]]], dtype=_int32())
+
     def _dispatched(self, at_ids, x, capacity):
         """Rows of this rank's experts, of tokens of all ranks. Eight bits travel as bytes."""
         dtype, x = x.dtype, x.view(_uint8(x)) if x.dtype.itemsize == 1 else x
@@ -123,6 +132,8 @@ class Experts:
         if drops:
             # Each expert keeps its share of the blocks, the first tokens of it.
             share = capacity // BLOCK // -(-number // self._world.size) * BLOCK
+            [mine] = self._world.places(every.shape[0], "shard")
+            self._lost[at_ids] = sum(int(((f[share:, 0] >= mine.start) & (f[share:, 0] < mine.stop)).sum()) for f in lists)
             lists = [found[:share] for found in lists]
         # Every rank knows of every other that has too many rows.
         for r in range(self._world.size):

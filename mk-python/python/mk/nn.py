@@ -7,10 +7,15 @@ besides the world's when a layer is made (data parallelism, say), or with ``rese
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+from operator import index
+
 import torch
 
 from . import _float8
-from ._errors import ArgumentError
+from ._experts import BLOCK
+from ._errors import ArgumentError, UnsupportedError
 from ._function import check_world, compile
 from ._replace import Replaced, replace
 
@@ -30,6 +35,17 @@ def _size(n, what):
     if n < 1:
         raise ArgumentError(f"{what} is {n}, and must be 1 or more")
     return n
+
+
+def _capacity(given):
+    if given is None or isinstance(given, float) and 0 < given < math.inf:
+        return given
+    if isinstance(given, float):
+        raise ArgumentError(f"capacity is {given}, and a factor must be above 0\n  help: with 1.0 experts have room for equal parts of the rows")
+    if _size(given, "capacity") % BLOCK:
+        raise ArgumentError(f"capacity is {given}, and experts keep whole blocks of {BLOCK} rows\n  help: give {BLOCK * -(-given // BLOCK)} rows, or a "
+                            "float, a factor that is rounded up")
+    return given
 
 
 def _part(n, world, what):
@@ -293,11 +309,18 @@ class MoE(_Experts):
     Parameters, their layouts, ``bias`` and ``fp8`` are :class:`GroupedMLP`'s; in eight bits tokens travel so, and gradients are those of bfloat16, for
     which forward runs again. Of experts that ranks do not divide, each has
     ``experts / ranks`` rounded up, and the last one the rest.
+
+    ``capacity`` bounds the rows of an expert, from all ranks, and so memory. A float is a factor: ``capacity * tokens * top_k / experts`` rows, of the
+    tokens of all ranks (with ``tokens``, so many of each), rounded up to whole blocks of 128; an int is a number of rows, a multiple of 128. An expert
+    keeps its first rows, by rank and token; slots behind them are dropped: they add nothing, and have gradients of 0. ``dropped`` is then how many
+    slots of this rank's tokens the last call dropped, an ``int32`` tensor ``[1]`` on the device, which is in no state dict. Without a capacity nothing
+    is dropped, and ``dropped`` is None. ``fp8`` takes no capacity.
     """
 
-    def __init__(self, hidden, ffn, experts, top_k, world, *, bias=False, fp8=None, device=None, dtype=torch.bfloat16, reserve_sms=None,
-                 **options):
+    def __init__(self, hidden, ffn, experts, top_k, world, *, capacity=None, bias=False, fp8=None, device=None, dtype=torch.bfloat16,
+                 reserve_sms=None, **options):
         super().__init__()
+        self.capacity, self.dropped = _capacity(capacity), None
         self.top_k = _size(top_k, "top_k")
         if top_k > _size(experts, "experts"):
             raise ArgumentError(f"top_k is {top_k}, of {experts} experts\n  help: a token goes to each expert once")
@@ -312,22 +335,47 @@ class MoE(_Experts):
             options["dims"] = {**(options.get("dims") or {}), "E": experts}
         if fp8 is not None:
             _float8.check(fp8, dtype, ffn, "ffn")
+        if fp8 is not None and capacity is not None:
+            raise UnsupportedError("dropped rows of eight bits are not counted\n  help: leave out fp8, or capacity")
         self._made_of = t, world, options, fp8
-        # By whether something is added, and the most tokens of a rank where each has another number.
-        self._functions = {(adds, None): self._function(adds) for adds in (False, True)}
-        self.function = self._functions[False, None]
+        # By whether something is added, the most tokens of a rank where each has another number, and the rows that an expert keeps.
+        self._functions, self.function = {}, None
+        if not isinstance(capacity, float):
+            self.function, _ = (self._functions[self._key(adds, None, None)] for adds in (False, True))
 
-    def _function(self, adds, tokens=None):
+    def _key(self, adds, tokens, rows):
+        """The function, by name, of so many tokens of each rank, which matter where a factor says what an expert keeps."""
+        kept = self.capacity
+        if isinstance(kept, float):
+            every = (rows if tokens is None else tokens) * self._made_of[1].size
+            kept = math.ceil(Fraction(repr(kept)) * every * self.top_k / self.experts)
+            # No expert has a token twice.
+            kept = BLOCK * -(-min(kept, every) // BLOCK)
+        key = f"{adds} {tokens} {kept}"
+        if key not in self._functions:
+            self._functions[key] = self._function(adds, tokens, kept)
+        # Of a factor, that of the last call.
+        self.function = self._functions[key] if isinstance(self.capacity, float) else self.function
+        return key
+
+    # What torch.compiler.assume_constant_result says, without its import.
+    _key._dynamo_marked_constant = True
+
+    def _function(self, adds, tokens, kept):
         t, world, options, fp8 = self._made_of
         more, b, c = self._stages(t, "H")
         own, add = "" if tokens is None else "<T: own>", " -> add(s)" if adds else ""
         more += f", s: {t}[T, H] @ shard(0)" if adds else ""
         if tokens is not None:
             options = {**options, "dims": {**(options.get("dims") or {}), "T": tokens * world.size}}
+        let, room, count = "", ")", ""
+        if kept is not None:
+            of_all = kept * -(-self.experts // world.size) * world.size
+            let, room, count = "let rows = ", f", capacity = {of_all}, drop); (rows", ", rows -> dropped)"
         exact = compile(
             f"""fn moe{own}(x: {t}[T, H] @ shard(0), ids: i64[T, K] @ shard(0), weights: f32[T, K] @ shard(0),
             w: {t}[E, H, 2, F] @ shard(0), v: {t}[E, F, H] @ shard(0){more}) {{
-                dispatch(x, ids) -> grouped_gemm(w){b} -> swiglu -> grouped_gemm(v){c} -> combine(weights){add}
+                {let}dispatch(x, ids{room} -> grouped_gemm(w){b} -> swiglu -> grouped_gemm(v){c} -> combine(weights){add}{count}
             }}""",
             world, **options)
         if fp8 is None:
@@ -349,6 +397,7 @@ class MoE(_Experts):
         rows = x.numel() // self.hidden
         if rows == 0 and tokens is None:
             # Ranks have as many tokens: there is nothing to do on any, and all gradients are zeros.
+            self.dropped = None if self.capacity is None else torch.zeros(1, dtype=torch.int32, device=x.device)
             return x + sum(t.flatten()[:0].sum() for t in (weights, self.gate_up, self.down, *self._biases())).to(x.dtype)
         parts = [x.reshape(rows, self.hidden), ids.reshape(-1, self.top_k).long(), weights.reshape(-1, self.top_k).float()]
         if shared is not None:
@@ -356,10 +405,12 @@ class MoE(_Experts):
         if tokens is not None:
             if rows > _size(tokens, "tokens"):
                 raise ArgumentError(f"tokens is {tokens}, and this rank has {rows}\n  help: pass the most that a rank has, the same on all of them")
-        key = shared is not None, tokens
-        if key not in self._functions:
-            self._functions[key] = self._function(*key)
-        return self._functions[key](*parts[:3], self.gate_up, self.down, *self._biases(), *parts[3:]).view(x.shape)
+        # A graph of any number of tokens is one of this number, where a factor makes another kernel of it.
+        key = self._key(shared is not None, tokens, index(rows) if isinstance(self.capacity, float) else None)
+        made = self._functions[key](*parts[:3], self.gate_up, self.down, *self._biases(), *parts[3:])
+        if self.capacity is not None:
+            made, self.dropped = made
+        return made.view(x.shape)
 
     def extra_repr(self):
-        return f"{super().extra_repr()}, top_k={self.top_k}"
+        return f"{super().extra_repr()}, top_k={self.top_k}" + ("" if self.capacity is None else f", capacity={self.capacity}")

@@ -130,6 +130,8 @@ pub enum Kind {
     },
     /// Factors of tokens, `[K / 128, T]`, as those of their rows. Operands: factors, experts of each token.
     DispatchFactors,
+    /// How many rows of a rank's tokens were dropped: a result. Operands: rows, experts of each token.
+    Dropped,
     /// Weighted sums of rows, by token. Operands: rows, experts of each token, weights, epilogue operands.
     Combine {
         /// An `add`, or nothing.
@@ -268,6 +270,7 @@ impl Kind {
             | Kind::GroupedWgrad { .. }
             | Kind::Dispatch { .. }
             | Kind::DispatchFactors
+            | Kind::Dropped
             | Kind::Combine { .. }
             | Kind::CombineGrad => Group::Experts,
             Kind::Attention { .. }
@@ -406,6 +409,7 @@ fn kind_of(node: &Node) -> Kind {
         }
         Op::Dispatch { drops } => return Kind::Dispatch { drops },
         Op::DispatchFactors => return Kind::DispatchFactors,
+        Op::Dropped => return Kind::Dropped,
         Op::Combine => return Kind::Combine { epilogue: Vec::new() },
         Op::CombineGrad => return Kind::CombineGrad,
         Op::Lse => return Kind::Lse,

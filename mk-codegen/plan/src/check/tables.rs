@@ -60,7 +60,12 @@ impl Checker<'_> {
                 format!("is in {buffer}, which must be i32[{}], row by row", shape.join(", "));
             self.error(place, what);
         }
-        if matches!(b.space, Space::Out | Space::Net) {
+        // What is dropped is a result that nothing looks up.
+        let counted = t.routed.is_some_and(|r| r.part == RoutePart::Dropped);
+        if counted && b.space != Space::Out {
+            self.error(place, "counts dropped rows, and is no result");
+        }
+        if b.space == Space::Out && !counted || b.space == Space::Net {
             self.error(place, "is in memory that a kernel does not read by itself: use an input, workspace or scratch");
         }
         // Tokens that are routed may be fewer in a launch.
@@ -127,6 +132,10 @@ impl Checker<'_> {
                     matches!(t.source, TableSource::Runtime { min: 0, max } if below(max));
                 runtime && matches!(t.shape[..], [n] if n % (r.rows.max(1) as u32) == 0)
             }
+            RoutePart::Dropped => {
+                let runtime = matches!(t.source, TableSource::Runtime { min: 0, .. });
+                runtime && t.shape == [1] && r.keep > 0
+            }
             RoutePart::Slots => {
                 let max = slots as i32 - 1;
                 t.source == TableSource::Runtime { min: 0, max }
@@ -146,8 +155,8 @@ impl Checker<'_> {
         let of_node = matches!(r.part, RoutePart::Places | RoutePart::Kept);
         if !fits || r.local != 0 && !of_node || r.keep < 0 || r.rows < 1 || slots < 1 {
             self.error(place, "is not what follows from a routing: rows of the rank's experts, tokens of packed rows \
-                and their slots, [tokens, slots, 2] places, whether they are kept, or whether a rank wants each token \
-                of the world");
+                and their slots, [tokens, slots, 2] places, whether they are kept, how many are not, or whether a rank \
+                wants each token of the world");
         }
         if self.is_ids(t) {
             self.error(place, "follows from a routing, and is one");
@@ -171,6 +180,10 @@ impl Checker<'_> {
             self.error(place, "looks up what is on its own rank");
         }
         let wide = |a: &Access| plan.buffers.get(a.buffer).is_some_and(|b| b.dtype == DType::I64);
+        let result = |a: &Access| plan.buffers.get(a.buffer).is_some_and(|b| b.space == Space::Out);
+        if x.accesses.iter().filter(tab).any(result) {
+            self.error(place, "looks up a result");
+        }
         if x.accesses.iter().filter(tab).any(wide) {
             self.error(place, "looks up integers of 64 bits: tables are of 32");
         }

@@ -49,6 +49,7 @@ pub enum Tabulation {
     /// | slots | experts of all tokens; group and rows of some blocks; the token in each of their rows | which slot of its token each row is |
     /// | places | experts of a chunk; its list; where its rows begin, `[1, experts]` | rank and row of each, `[tokens, slots, 2]`, of no expert 0; 1 for each that has a row, `[tokens, slots]` |
     /// | places, some dropped | the same; the last row of where rows begin, `[1, experts]` | the same, of dropped ones that of the expert's first row |
+    /// | dropped | all lists; where their rows begin | rows of the rank's tokens that are not kept, `[1]` |
     /// | places of a node | the same | the same; an expert of another node is none, and of none the rank is the node's first |
     Route {
         /// What `dst` has.

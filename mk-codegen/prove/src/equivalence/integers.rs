@@ -6,10 +6,12 @@
 use super::{
     FieldError, Result,
     context::{paired, sources},
+    dims::Dims,
     leaf::{Source, tabulated},
     unroll::{self, Moved, Touch, Unrolled},
 };
 use mk_plan::{Entity, Leaf, Operand, Points, Space, Tabulate};
+use mk_syntax::{Def, Op};
 use std::borrow::Cow;
 
 /// Most integers of all memory, and those that tasks read.
@@ -71,8 +73,8 @@ impl Slab {
     }
 }
 
-/// Whether all tables in memory that a launch fills are those of the launch.
-pub(super) fn check(points: &Points<'_>, epoch: i64) -> Result<()> {
+/// Whether all tables in memory that a launch fills are those of the launch, and results the pipeline's.
+pub(super) fn check(points: &Points<'_>, epoch: i64, dims: &Dims<'_>) -> Result<()> {
     let plan = points.plan;
     let fills = plan.families.values().map(|f| Moved::Integers.by(plan, f));
     if !fills.collect::<Result<Vec<_>, _>>()?.contains(&true) {
@@ -108,7 +110,8 @@ pub(super) fn check(points: &Points<'_>, epoch: i64) -> Result<()> {
         }
         pending = later.into_iter().map(|(task, _)| task).collect();
     }
-    compare(points, &unrolled, &memory)
+    compare(points, &unrolled, &memory)?;
+    results(&unrolled, &memory, dims)
 }
 
 /// Memory of which inputs are given.
@@ -198,6 +201,32 @@ fn made(
         out.push((*t, values));
     }
     Ok(Ok(out))
+}
+
+/// Results of integers are what the pipeline makes.
+fn results(unrolled: &Unrolled<'_>, memory: &[Slab], dims: &Dims<'_>) -> Result<()> {
+    let outputs = unrolled.plan.buffers.iter().filter(|(_, b)| b.space == Space::Out);
+    for ((buffer, b), value) in outputs.zip(dims.program.results()) {
+        let Some(Def::Node(node)) = dims.program.def(*value) else { continue };
+        if node.op != Op::Dropped {
+            continue;
+        }
+        for rank in 0..dims.world {
+            let want = dims.dropped(node.inputs[1], dims.place(rank));
+            let mut slabs = unrolled.slabs.iter().zip(memory);
+            let own = slabs.find(|(s, _)| (s.buffer, s.rank) == (buffer, rank));
+            let is = own.and_then(|(_, slab)| slab.read(&[(0, 1)])).map(|all| all[0]);
+            let Some(is) = is else {
+                let place = format!("the result `{}`", b.name);
+                return Err(FieldError::Unwritten { place, region: format!("it on rank {rank}") });
+            };
+            if is != want {
+                let table = format!("the result `{}`", b.name);
+                return Err(FieldError::Entry { table, rank, entry: 0, is, want });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Tables in memory have the entries of the launch, where they were written.

@@ -15,7 +15,7 @@
 //! - In a plan that verifies, a read sees what was written to its memory in its own version. So tasks run in any order
 //!   in which what they read is there (`launch.rs`), and waits and posts have no part in it.
 //! - Integers are evaluated one by one (`integers.rs`): tables in memory must be those of the launch, before anything
-//!   is looked up.
+//!   is looked up, and results those of the pipeline.
 //!
 //! What this rests on, and how probable it is that a wrong plan passes, is in docs/verification.md.
 
@@ -210,10 +210,10 @@ fn with_tables(
 ) -> Result<()> {
     let plan = points.plan;
     for epoch in 1..=i64::from(options.period.max(1)) {
-        integers::check(points, epoch)?;
-        let unrolled = unroll::unroll(points, epoch, Moved::Numbers)?;
         let mut lines = Lines::default();
         let dims = Dims::new(program, bound, &plan.mesh, counts.clone(), &mut lines)?;
+        integers::check(points, epoch, &dims)?;
+        let unrolled = unroll::unroll(points, epoch, Moved::Numbers)?;
         let budget = Budget::of(&unrolled);
         let case = Case::new(&unrolled, dims, budget, &mut lines)?;
         let cells = lines.cells(budget.cuts)?;

@@ -268,6 +268,8 @@ impl<A: Algebra> Evaluator<'_, A> {
                 | Op::GroupedWgrad
                 | Op::Dispatch { .. }
                 | Op::DispatchFactors
+                // Integers: `integers` has them.
+                | Op::Dropped
                 | Op::Gemm { .. }
                 | Op::Dequantize(_)
                 | Op::Bias

@@ -13,7 +13,10 @@ use super::{
 };
 use mk_plan::{Axis, Plan, RoutePart, Space, TabId, TableSet, TableSource};
 use mk_syntax::{Bound, Node, Op, Placement, Program, RAGGED_BLOCK, ValueId};
-use std::{collections::BTreeMap, ops::Range};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 /// Forms of routings; as many launches are looked at, at least.
 const LAUNCHES: usize = 3;
@@ -321,6 +324,24 @@ impl Dims<'_> {
             }
         }
         Some(all)
+    }
+
+    /// How many rows of the tokens at a place have none of those that are kept.
+    pub fn dropped(&self, ids: ValueId, place: usize) -> i32 {
+        let along = self.placements(ids).iter().position(|p| *p == Placement::Shard(0));
+        let (stride, ranks) = along.map_or((1, 1), |axis| self.along(axis));
+        let kept: BTreeSet<(i32, i32)> =
+            self.packed(ids).unwrap_or_default().into_iter().flatten().collect();
+        let (Some(named), slots) = (self.ragged.get(&ids), self.extent(ids, 1).max(1) as usize)
+        else {
+            return 0;
+        };
+        let own = place / stride % ranks;
+        let first: usize = named.iter().take(own).map(|ids| ids.len() / slots).sum();
+        let ids = named.get(own).map_or(&[][..], Vec::as_slice);
+        let lost =
+            |(i, e): (usize, &i32)| *e >= 0 && !kept.contains(&(*e, (first + i / slots) as i32));
+        ids.iter().enumerate().filter(|x| lost(*x)).count() as i32
     }
 
     /// Cuts tokens, and the rows that they are.

@@ -7,8 +7,8 @@ use crate::{
 };
 use mk_plan::{
     Axis, NodeRanks, Operand, RouteError, RoutePart, Tabulate, Tabulation, block_table,
-    bounds_table, kept, listed, own_experts, prefix, route_bases, route_list, route_places,
-    route_slots, route_sources, route_wanted,
+    bounds_table, kept, listed, own_experts, prefix, route_bases, route_dropped, route_list,
+    route_places, route_slots, route_sources, route_wanted,
 };
 
 impl Compute for Tabulate {
@@ -86,6 +86,10 @@ impl Compute for Tabulate {
                             let first = (at(0) / rows.max(1) as usize, rows.max(0) as usize);
                             let own = rank * own_experts(count, ranks);
                             Ok(route_sources(src(0), first, own, count, src(1), cols(1), src(2)))
+                        }
+                        RoutePart::Dropped => {
+                            let of = (count, ranks, keep);
+                            Ok(vec![route_dropped(src(0), cols(0), of, rank, src(1))])
                         }
                         RoutePart::Slots => {
                             let of = (rows.max(0) as usize, rank * own_experts(count, ranks));

@@ -79,12 +79,18 @@ impl<'a> Checker<'a, '_> {
             input = None;
         }
         let call = Call { op, input, args: Args::of(stage), rest };
+        let n_before = self.nodes.len();
         let value = self.of_kind(info.kind, call);
+        self.report_counts(op, n_before);
         match (value, ragged) {
             // Says anew whose rows they are.
             (value, _) if info.kind == OpKind::Ragged => value,
             // Of tokens.
-            (value, _) if matches!(info.kind, OpKind::Combine | OpKind::CombineGrad) => value,
+            (value, _)
+                if matches!(info.kind, OpKind::Combine | OpKind::CombineGrad | OpKind::Dropped) =>
+            {
+                value
+            }
             // Of experts.
             (value, _) if info.kind == OpKind::GroupedWgrad => value,
             (Some(value), Some(counts)) => Some(self.keep_ragged(value, counts)),
@@ -98,6 +104,7 @@ impl<'a> Checker<'a, '_> {
             OpKind::GroupedGemm => self.grouped_gemm(call),
             OpKind::GroupedWgrad => self.grouped_wgrad(call),
             OpKind::Dispatch => self.dispatch(call),
+            OpKind::Dropped => self.dropped(call),
             OpKind::Combine => self.combine(call),
             OpKind::CombineGrad => self.combine_grad(call),
             OpKind::Gather => self.gather(call),

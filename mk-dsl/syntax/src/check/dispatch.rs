@@ -3,7 +3,7 @@
 
 use super::checker::{Call, Checker, Id, Shape, State, Ty, Value, Wanted};
 use super::dims::{Resolved, Term};
-use crate::ast::{ArgValue, Operand};
+use crate::ast::{ArgValue, Operand, Word};
 use crate::messages;
 use crate::program::{DType, Factors, Op, Placement, RAGGED_BLOCK};
 use crate::span::Span;
@@ -113,6 +113,36 @@ impl<'a> Checker<'a, '_> {
         });
         let value = self.keep_scales(value, scales);
         Some(self.keep_ragged(value, ids.id))
+    }
+
+    /// `rows -> dropped`.
+    pub(super) fn dropped(&mut self, call: Call<'_, 'a>) -> Option<Value> {
+        call.args.finish(self.sink);
+        let rows = call.input?;
+        let made = match rows.id {
+            Id::Node(i) => Some((self.nodes[i].op, self.nodes[i].inputs.get(1).copied())),
+            Id::Param(_) => None,
+        };
+        let Some((Op::Dispatch { drops: true }, Some(ids))) = made else {
+            return self.sink.refuse(call.op.span, messages::dropped_of(&rows.label));
+        };
+        let counted = |p: &Placement| match p {
+            Placement::Shard(0) => Placement::Partial,
+            p => *p,
+        };
+        let placement = rows.ty.placement.iter().map(counted).collect();
+        let ty = Ty { dtype: DType::I32, dims: vec![self.dims.lit(1)], placement };
+        Some(self.push(Op::Dropped, vec![rows.id, ids], ty, rows.gathered))
+    }
+
+    /// Refuses an operation that made nodes, from a number on, of what [`Op::Dropped`] counted.
+    pub(super) fn report_counts(&mut self, op: Word<'a>, from: usize) {
+        let made = self.nodes.iter().skip(from).flat_map(|n| &n.inputs);
+        let counts =
+            |id: &Id| matches!(id, Id::Node(i) if self.nodes[*i].value.ty.dtype.is_integer());
+        if made.into_iter().any(counts) {
+            self.sink.push(op.span, messages::dropped_read(op.text));
+        }
     }
 
     /// Notes whether rows by these ids are dropped, which is one thing in a pipeline.

@@ -21,6 +21,7 @@ pub(super) fn takes_ragged(kind: OpKind) -> bool {
                 | GroupedWgrad
                 | Combine
                 | CombineGrad
+                | Dropped
                 | Swiglu
                 | SwigluGrad
                 | Slope(_)
@@ -363,9 +364,11 @@ impl<'a> Checker<'a, '_> {
                 let inputs = node.inputs.iter().enumerate();
                 let taken = match node.op {
                     Op::GroupedGemm { .. } | Op::GroupedWgrad => Some(2),
-                    Op::Dispatch { .. } | Op::DispatchFactors | Op::Combine | Op::CombineGrad => {
-                        Some(1)
-                    }
+                    Op::Dispatch { .. }
+                    | Op::DispatchFactors
+                    | Op::Dropped
+                    | Op::Combine
+                    | Op::CombineGrad => Some(1),
                     Op::Attention { scores, .. }
                     | Op::AttentionDq { scores, .. }
                     | Op::AttentionDk { scores, .. } => {

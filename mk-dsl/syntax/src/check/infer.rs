@@ -87,12 +87,20 @@ fn is_attention(kind: Option<OpKind>) -> bool {
 /// Whether an operation has the shape of its input.
 fn keeps_shape(kind: Option<OpKind>) -> bool {
     use OpKind::{
-        CombineGrad, Dispatch, Gemm, GroupedGemm, GroupedWgrad, Swiglu, SwigluGrad, View,
+        CombineGrad, Dispatch, Dropped, Gemm, GroupedGemm, GroupedWgrad, Swiglu, SwigluGrad, View,
     };
     let other = matches!(
         kind,
         None | Some(
-            CombineGrad | Dispatch | Gemm | GroupedGemm | GroupedWgrad | Swiglu | SwigluGrad | View
+            CombineGrad
+                | Dispatch
+                | Dropped
+                | Gemm
+                | GroupedGemm
+                | GroupedWgrad
+                | Swiglu
+                | SwigluGrad
+                | View
         )
     );
     !is_attention(kind) && !other

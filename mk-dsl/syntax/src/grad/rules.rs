@@ -72,7 +72,7 @@ impl<'p> Walk<'p> {
         }
         for node in program.nodes() {
             let depends = node.inputs.iter().any(|i| needed[i.index()]);
-            needed[node.result.index()] = depends && node.op != Op::Lse;
+            needed[node.result.index()] = depends && !matches!(node.op, Op::Lse | Op::Dropped);
         }
         let taken = program.tensors().iter().map(|t| t.name.clone());
         let taken = taken.chain(program.symbols().iter().map(|s| s.name.clone())).collect();
@@ -345,7 +345,7 @@ impl<'p> Walk<'p> {
             Op::Factor(_) | Op::DispatchFactors => {}
             Op::GroupedGemm { .. } | Op::Dispatch { .. } | Op::Combine => self.experts(node, d)?,
             // Not differentiated: `needed` leaves it out.
-            Op::Lse => {}
+            Op::Lse | Op::Dropped => {}
             Op::Slope(_)
             | Op::GroupedWgrad
             | Op::CombineGrad

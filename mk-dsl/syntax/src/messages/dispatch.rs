@@ -25,6 +25,12 @@ messages! {
     text drop_of_some(name: &str)
         "rows by {name} are dropped in one place, and not in another";
         "write `drop` in each `dispatch(x, ids, capacity = R, drop)` and `ragged(x, ids, drop)`, or in none";
+    text dropped_of(name: &str)
+        "`dropped` counts the rows that `dispatch` drops, and {name} has none of those";
+        "write `let rows = dispatch(x, ids, capacity = R, drop)`, and return `rows -> dropped`";
+    text dropped_read(op: &str)
+        "`{op}` reads how many rows are dropped";
+        "return the number, and let nothing else read it";
     text drop_of_counts(name: &str)
         "`drop` is of rows that experts of tokens route, and {name} counts rows";
         "leave `drop` out";

@@ -31,6 +31,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
             RoutePart::Places if *local > 0 => ("NodePlacesTask", 1),
             RoutePart::Places => ("PlacesTask", 1),
             RoutePart::Slots => ("SlotsTask", 1),
+            RoutePart::Dropped => ("DroppedTask", 2),
             RoutePart::Kept => {
                 let what = "which rows are kept is made with the places";
                 return EmitError::refuse(&g.name, what);
@@ -200,6 +201,16 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
                     let mut all = vec![at(entries), at(lists), at(bases), at(sources)];
                     all.extend([n(lists, 0), width(lists), says(experts), expert, first]);
                     all.extend([n(entries, 0), says(rows)]);
+                    all
+                }
+                RoutePart::Dropped => {
+                    let ([lists, bases], [dropped]) =
+                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                    wide(lists, 2)?;
+                    wide(dropped, 1)?;
+                    let mut all = vec![at(lists), at(bases), at(dropped), n(lists, 0)];
+                    all.extend([width(lists), says(experts), says(own), place, says(ranks)]);
+                    all.push(says(keep));
                     all
                 }
                 RoutePart::Slots => {

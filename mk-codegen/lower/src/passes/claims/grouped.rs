@@ -28,6 +28,7 @@ pub(super) struct Claimed {
     wgrads: Vec<NodeIndex>,
     dispatch: Option<NodeIndex>,
     factors: Option<NodeIndex>,
+    dropped: Option<NodeIndex>,
     combine: Option<NodeIndex>,
 }
 
@@ -54,6 +55,7 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
     };
     let dispatch = only(|k| matches!(k, Kind::Dispatch { .. }))?;
     let factors = only(|k| matches!(k, Kind::DispatchFactors))?;
+    let dropped = only(|k| matches!(k, Kind::Dropped))?;
     let combine = only(|k| matches!(k, Kind::Combine { .. } | Kind::CombineGrad))?;
     let operands = g.operands(first);
     let [_, b, counts, ..] = operands[..] else {
@@ -72,6 +74,7 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
             factors: tokens(claims, factors)?,
             weights: weights(claims, dispatch)?,
             result: dispatch.and_then(|n| g.results.iter().position(|r| *r == n)),
+            dropped: dropped.and_then(|n| g.results.iter().position(|r| *r == n)),
             experts: match wgrads.is_empty() {
                 true => claims.value(b).shape[0].value,
                 false => claims.value(first).shape[0].value,
@@ -86,6 +89,7 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
         false => tensor(claims.value(b), "rows", &claims.sizes),
     };
     let result = route.as_ref().and_then(|route| route.result);
+    let counted = route.as_ref().and_then(|route| route.dropped);
     if let (Some(node), true) = (dispatch, result.is_some() && factors.is_some()) {
         return Err(refuse(claims, node, "its rows of eight bits are a result"));
     }
@@ -93,7 +97,10 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
     if let Some(r) = result {
         claims.kernel.results[r].of = Some(ragged);
     }
-    Ok(Some(Claimed { ragged, gemms, wgrads, dispatch, factors, combine }))
+    if let Some(r) = counted {
+        claims.kernel.results[r].of = Some(ragged);
+    }
+    Ok(Some(Claimed { ragged, gemms, wgrads, dispatch, factors, dropped, combine }))
 }
 
 /// What a grouped GEMM makes, under the name of its result.
@@ -147,6 +154,7 @@ pub(super) fn claim(claims: &mut Claims<'_>, rows: Option<Claimed>) -> Result<()
             || rows.wgrads.contains(n)
             || rows.combine == Some(*n)
             || rows.dispatch == Some(*n)
+            || rows.dropped == Some(*n)
     };
     let wrong = |n: &NodeIndex| claims.param(*n).is_some() || own(n) && returned(n) > 1;
     if let Some(n) = g.results.iter().find(|n| wrong(n)) {

@@ -378,6 +378,36 @@ impl<'k> Dispatch<'k> {
         Routed { ids: self.ids, part, rows: BLOCK, keep: self.keep, local, along }
     }
 
+    /// How many rows of the rank's tokens are dropped: a result.
+    pub fn dropped(&self, draft: &mut Draft) {
+        let Some(result) = self.route.dropped else { return };
+        let memory = self.results[result];
+        let max = self.tokens * self.slots;
+        draft.plan.tables.push(Table {
+            name: "dropped".into(),
+            shape: vec![1],
+            source: TableSource::Runtime { min: 0, max },
+            stored: Some(memory),
+            routed: Some(self.routed(draft, RoutePart::Dropped, 0)),
+        });
+        let lists = self.all_lists(draft.ranks());
+        let experts = whole(self.route.experts);
+        let touched = vec![
+            // Bases were made of these.
+            read(Operand::Src, self.lists, vec![whole(lists), whole(self.width)]).into(),
+            Source::behind(
+                read(Operand::Src, self.bases, vec![whole(lists + 1), experts]),
+                self.counted,
+                vec![0.into()],
+            ),
+            write(Operand::Dst, memory, vec![whole(1)]).into(),
+        ];
+        let over = draft.nodes.group.over();
+        let leaf = part_of(self.route, self.count, over, RoutePart::Dropped);
+        let domain = vec![("i", 1.into())];
+        draft.family("dropped", RoleKind::Compute, leaf, domain, vec![], touched);
+    }
+
     /// The lists of all chunks.
     fn all_lists(&self, world: i32) -> i32 {
         (world * self.chunks).max(1)

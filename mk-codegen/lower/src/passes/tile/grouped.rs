@@ -65,6 +65,7 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
         Some((rows, factors, arrived)) => (Some((rows, arrived)), factors),
         None => (None, None),
     };
+    dispatch.dropped(draft);
     let places = route.combines.then(|| dispatch.places(draft, blocks));
     let route = Some((dispatch, places));
     Ok(Value::Ragged(Box::new(RaggedRows { blocks, begins: None, dispatched, factors, route })))

@@ -3,8 +3,8 @@
 use crate::equivalence::unroll::{TaskRun, Touch, Unrolled};
 use mk_plan::{
     Axis, NodeRanks, Operand, RouteError, RoutePart, Tabulation, block_table, bounds_table, kept,
-    listed, own_experts, prefix, route_bases, route_list, route_places, route_slots, route_sources,
-    route_wanted,
+    listed, own_experts, prefix, route_bases, route_dropped, route_list, route_places, route_slots,
+    route_sources, route_wanted,
 };
 use std::borrow::Cow;
 
@@ -77,6 +77,10 @@ pub(in crate::equivalence) fn tabulated(
             let first = (first, rows.max(0) as usize);
             let lists = (data(1), columns(1));
             Ok(route_sources(data(0), first, rank * own, experts, lists.0, lists.1, data(2)))
+        }
+        RoutePart::Dropped => {
+            let of = (experts, ranks, keep);
+            Ok(vec![route_dropped(data(0), columns(0), of, rank, data(1))])
         }
         RoutePart::Slots => {
             let of = (rows.max(0) as usize, rank * own);

@@ -69,6 +69,9 @@ fn route(
         (RoutePart::Sources, [[b, 2], [c, w], [bases, e]], [[n]]) => {
             *w == width && *bases == c + 1 && *e == experts && *n == b * rows
         }
+        (RoutePart::Dropped, [[c, w], [bases, e]], [[1]]) => {
+            *w == width && *bases == c + 1 && *e == experts
+        }
         (RoutePart::Slots, [[_, _], [b, 2], [tokens]], [[n]]) => n == tokens && *n == b * rows,
         (RoutePart::Places, [[n, k], [1, w], begins @ ..], [[m, l, 2], [o, p]]) => {
             let same = [(n, k); 2] == [(m, l), (o, p)];

@@ -414,6 +414,11 @@ impl<'p> Walk<'p> {
             RoutePart::Counts if routed.keep > 0 => all.min(i64::from(routed.keep)),
             RoutePart::Counts => all,
             RoutePart::Sources => last.map_or(0, |(rank, n)| rank * room + n - 1),
+            RoutePart::Dropped => {
+                let slots = self.plan.tables[routed.ids].shape.last();
+                let most = tokens.iter().max().copied().unwrap_or(0);
+                most * slots.map_or(0, |slots| i64::from(*slots))
+            }
             RoutePart::Slots => {
                 let of = self.plan.tables[routed.ids].shape.last();
                 of.map_or(0, |slots| i64::from(*slots) - 1)

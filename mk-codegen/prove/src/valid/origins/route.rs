@@ -55,6 +55,9 @@ impl Walk<'_> {
             (RoutePart::Sources, [blocks, Some(lists), Some(bases)], [sources]) => {
                 self.sources(says, blocks.as_ref(), [lists, bases], sources.as_ref())
             }
+            (RoutePart::Dropped, [Some(lists), Some(bases)], [Some(dropped)]) => {
+                self.dropped(says, [lists, bases], dropped)
+            }
             (RoutePart::Slots, [Some(ids), Some(blocks), Some(sources)], [Some(slots)]) => {
                 self.slots(says, ids, [blocks, sources], slots)
             }
@@ -246,6 +249,45 @@ impl Walk<'_> {
         })
     }
 
+    /// The chunks that rows of lists are of, whose rows begin where these bases say.
+    fn listed(&mut self, says: Says, lists: &Region, bases: &Region) -> Result<usize, Stop> {
+        let number = self.partition(says, lists)?;
+        let all = self.partitions[number].chunks.len() as i64 + 1;
+        match &self.get(bases)?[..] {
+            [Piece { begin, end, what: What::Bases(of), at: 0 }]
+                if *of == number && end - begin == all =>
+            {
+                Ok(number)
+            }
+            _ => {
+                let bases = self.named(bases);
+                wrong(format!("{bases} is not where the rows of these lists begin"))
+            }
+        }
+    }
+
+    /// Each rank has equally many of the chunks, one rank's after the other's.
+    fn dropped(
+        &mut self,
+        says: Says,
+        [lists, bases]: [&Region; 2],
+        dropped: &Region,
+    ) -> Result<(), Stop> {
+        let number = self.listed(says, lists, bases)?;
+        let Partition { ids, chunks, .. } = &self.partitions[number];
+        let ids = *ids;
+        let each = chunks.len() as i64 / i64::from(says.over.size.max(1));
+        let room = ids.map_or(0, |ids| self.tokens(ids).1).max(1);
+        let elsewhere = |(i, (first, tokens)): (i64, &(i64, i64))| {
+            *tokens > 0 && (each == 0 || first / room != i / each)
+        };
+        if (0i64..).zip(chunks).any(elsewhere) {
+            return wrong(format!("{} has not as many chunks of each rank", self.named(lists)));
+        }
+        let table = self.table(says, RoutePart::Dropped, ids, dropped)?;
+        self.fill(dropped, table, 0)
+    }
+
     fn sources(
         &mut self,
         says: Says,
@@ -253,19 +295,8 @@ impl Walk<'_> {
         [lists, bases]: [&Region; 2],
         sources: Option<&Region>,
     ) -> Result<(), Stop> {
-        let number = self.partition(says, lists)?;
-        let partition = &self.partitions[number];
-        let (ids, all) = (partition.ids, partition.chunks.len() as i64 + 1);
-        match &self.get(bases)?[..] {
-            [Piece { begin, end, what: What::Bases(of), at: 0 }]
-                if *of == number && end - begin == all => {}
-            _ => {
-                return wrong(format!(
-                    "{} is not where the rows of these lists begin",
-                    self.named(bases)
-                ));
-            }
-        }
+        let number = self.listed(says, lists, bases)?;
+        let ids = self.partitions[number].ids;
         let (blocks, sources) = match (blocks, sources) {
             (Some(blocks), Some(sources)) => (blocks, sources),
             (None, None) => return Ok(()),
