@@ -154,10 +154,14 @@ fn gradients() {
          w: bf16[E, H, I] {rows} @ shard(2, tp)) {{ \
          ragged(d, ids) -> grouped_gemm(w.t) -> combine(ones) -> reduce_scatter(tp) }}"
     );
+    let gates = format!(
+        "fn f(a: bf16[R, I] {cut}, ids: i32[T, K] {rows}, {DOWN}, d: bf16[T, H] {rows}) {{ \
+         ragged(a, ids) -> grouped_gemm(w2) -> combine_grad(d) -> all_reduce(tp) }}"
+    );
     // Gradients of matrices take experts that ranks divide.
     let sizes = [("T", 48), ("H", 16), ("I", 48), ("E", 8), ("K", 2), ("R", 2048)];
     for axes in [MESHES[0], MESHES[1], MESHES[2]] {
-        for text in [&back, &down, &up, &tokens] {
+        for text in [&back, &down, &up, &tokens, &gates] {
             right(text, &sizes, axes, &[Schedule::Random]);
         }
     }
