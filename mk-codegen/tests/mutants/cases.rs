@@ -356,9 +356,9 @@ pub fn experts(few: bool) -> Vec<Case> {
         (&layer, 2, 3, 3, 1, 2),
         (&all_reduced, 4, 4, 3, 1, 1),
         (&scattered, 4, 6, 3, 2, 1),
+        (&gates, 4, 4, 3, 1, 1),
         (&alone, 2, 3, 2, 1, 1),
         (&layer, 3, 5, 3, 2, 1),
-        (&gates, 4, 4, 3, 1, 1),
     ];
     let one = |of: &(&String, u32, u64, u64, u64, u32)| {
         let (text, ranks, tokens, experts, slots, nodes) = of;
@@ -374,7 +374,7 @@ pub fn experts(few: bool) -> Vec<Case> {
         let config = Config { ranks: *ranks, nodes: *nodes, mesh, ..Config::default() };
         Case::lowered(name, program, bound, &config)
     };
-    all.iter().take(if few { 4 } else { all.len() }).map(one).collect()
+    all.iter().take(if few { 5 } else { all.len() }).map(one).collect()
 }
 
 /// Pipelines over two axes of a mesh, of few rows that both axes share, evenly and not.
