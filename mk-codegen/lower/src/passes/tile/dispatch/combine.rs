@@ -33,8 +33,8 @@ impl Dispatch<'_> {
         if draft.nodes.count() > 1 {
             return self.combine_nodes(draft, combine, (y, made, tiles), out, places);
         }
-        // Along the other axis, ranks have contributions to a row; else one has all of it. Products are as short as rows
-        // are long: each rank makes those of its own contributions, which are added up behind.
+        // Along the other axis, ranks have contributions to a row; else one has all of it. Products are short: each
+        // rank makes those of its own contributions, which are added up behind.
         let (group, further) = (draft.nodes.group, draft.along(1).group);
         let products = matches!(combine.how, Combined::Products(_));
         let parts = (products && combine.summed.is_some() && further.size > 1).then(|| {
