@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// Name, pipeline, mesh.
 type Case = (&'static str, &'static str, [(&'static str, u32); 2]);
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 10] = [
     (
         "gather_gemm_reduce_scatter",
         "fn f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)) {
@@ -76,6 +76,13 @@ const CASES: [Case; 9] = [
         "experts",
         "fn f(x: bf16[M, 64] @ shard(0, ep), ids: i32[M, 2] @ shard(0, ep), gate: f32[M, 2] @ shard(0, ep), w1: bf16[4, 64, 2, N] @ shard(0, ep) @ shard(3, tp), w2: bf16[4, N, 64] @ shard(0, ep) @ shard(1, tp)) {
              dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate) -> reduce_scatter(tp)
+         }",
+        [("ep", 2), ("tp", 2)],
+    ),
+    (
+        "gates_of_experts",
+        "fn f(a: bf16[4096, N] @ shard(0, ep) @ shard(1, tp), ids: i32[M, 2] @ shard(0, ep), w2: bf16[4, N, 64] @ shard(0, ep) @ shard(1, tp), d: bf16[M, 64] @ shard(0, ep)) {
+             ragged(a, ids) -> grouped_gemm(w2) -> combine_grad(d) -> all_reduce(tp)
          }",
         [("ep", 2), ("tp", 2)],
     ),

@@ -8,13 +8,17 @@ use mk_codegen::{
     settings::Config,
     sim::Schedule,
 };
+use mk_function::cut::cut;
 use mk_harness::{Case, CpuOptions, Routing, run_on_cpu};
 use mk_runtime::{
     Error,
     jit::{self, JitOptions, find_nvrtc},
 };
 use mk_skip::{Need, skip};
-use mk_syntax::{Bound, Program};
+use mk_syntax::{
+    Bound, Excerpt, Program,
+    grad::{Saves, grad},
+};
 use std::collections::BTreeMap;
 
 type Axes<'a> = &'a [(&'a str, u32)];
@@ -157,7 +161,43 @@ fn gradients() {
     // Gradients of matrices take experts that ranks divide.
     let sizes = [("T", 48), ("H", 16), ("I", 48), ("E", 8), ("K", 2), ("R", 2048)];
     for axes in [MESHES[0], MESHES[1], MESHES[2]] {
-        for text in [&back, &down, &up, &tokens] {
+        for text in [&back, &down, &up, &tokens, &gates(""), &gates(", drop")] {
+            right(text, &sizes, axes, &[Schedule::Random]);
+        }
+    }
+}
+
+/// Products of rows and gradients, of what each rank contributes to rows.
+fn gates(drop: &str) -> String {
+    let rows = "@ shard(0, ep)";
+    format!(
+        "fn f(a: bf16[R, I] {rows} @ shard(1, tp), ids: i32[T, K] {rows}, {DOWN}, d: bf16[T, H] {rows}) {{ \
+         ragged(a, ids{drop}) -> grouped_gemm(w2) -> combine_grad(d) -> all_reduce(tp) }}"
+    )
+}
+
+/// The derived backward of all parameters, kernel by kernel; the gradient of scattered tokens is gathered before.
+#[test]
+fn backward() {
+    let sizes =
+        [("T", 48), ("H", 16), ("I", 48), ("E", 8), ("K", 2), ("room_0", 1536), ("I_2", 96)];
+    let meshes = [MESHES[0], MESHES[3], MESHES[7], MESHES[6]];
+    for (axes, sum) in
+        meshes.into_iter().zip(["reduce_scatter(tp)", "all_reduce(tp)"].iter().cycle())
+    {
+        let (program, _) = read(&layer(sum), &sizes);
+        let made = grad(&program, None, Saves::default()).expect("a backward");
+        let backward = made.backward.expect("gradients");
+        let text = Excerpt::whole(&backward).text();
+        let (_, bound) = read(&text, &sizes);
+        let config = on(axes);
+        let steps = cut(&backward, &bound, config.ranks, &config.mesh);
+        let steps = steps.unwrap_or_else(|e| panic!("{text}: {e}"));
+        let texts: Vec<_> = steps.into_iter().map(|step| step.text).collect();
+        for of in ["swiglu_grad", "combine(ones) -> all_reduce", "combine_grad", "grouped_wgrad"] {
+            assert!(texts.iter().any(|text| text.contains(of)), "{of} of {texts:?}");
+        }
+        for text in texts.iter().filter(|text| text.contains("grouped")) {
             right(text, &sizes, axes, &[Schedule::Random]);
         }
     }
@@ -195,11 +235,13 @@ fn any_order_of_steps() {
 /// Sixty-four ranks, either axis innermost.
 #[test]
 fn eight_by_eight_is_proved() {
-    let sizes = [("T", 64), ("H", 16), ("I", 64), ("E", 8), ("K", 2)];
-    for (sum, axes) in
-        [("all_reduce(tp)", [("ep", 8), ("tp", 8)]), ("reduce_scatter(tp)", [("tp", 8), ("ep", 8)])]
-    {
-        let (program, bound) = read(&layer(sum), &sizes);
+    let sizes = [("T", 64), ("H", 16), ("I", 64), ("E", 8), ("K", 2), ("R", 2048)];
+    for (text, axes) in [
+        (layer("all_reduce(tp)"), [("ep", 8), ("tp", 8)]),
+        (layer("reduce_scatter(tp)"), [("tp", 8), ("ep", 8)]),
+        (gates(""), [("tp", 8), ("ep", 8)]),
+    ] {
+        let (program, bound) = read(&text, &sizes);
         let (plan, _) = compile(&program, &bound, &on(&axes)).unwrap_or_else(|e| panic!("{e}"));
         emit::emit(&plan).expect("emits");
     }
@@ -225,6 +267,9 @@ fn what_no_kernel_does_is_refused() {
     assert!(why.contains("2 axes of a mesh of 2 nodes"), "{why}");
     let relu = refused(&layer("all_reduce(tp) -> relu"), MESHES[0]);
     assert!(relu.contains("other than an `add`"), "{relu}");
+    let scattered = gates("").replace("all_reduce", "reduce_scatter").replace("R, I", "2048, I");
+    let scattered = refused(&scattered, MESHES[0]);
+    assert!(scattered.contains("products are scattered; write `all_reduce`"), "{scattered}");
     let columns = refused(&layer("reduce_scatter(tp, dim = 1)"), MESHES[0]);
     assert!(columns.contains("columns of tokens"), "{columns}");
 }
@@ -235,9 +280,13 @@ fn kernels_compile() {
         Err(Error::NvrtcMissing { .. }) => return skip(Need::Nvrtc, ""),
         found => found.map(|_| ()).expect("a compiler"),
     }
-    let sizes = [("T", 2048), ("H", 512), ("I", 512), ("E", 16), ("K", 4)];
-    for (sum, axes) in [("all_reduce(tp)", MESHES[0]), ("reduce_scatter(tp)", MESHES[5])] {
-        let (program, bound) = read(&layer(sum), &sizes);
+    let sizes = [("T", 2048), ("H", 512), ("I", 512), ("E", 16), ("K", 4), ("R", 40960)];
+    for (text, axes) in [
+        (layer("all_reduce(tp)"), MESHES[0]),
+        (layer("reduce_scatter(tp)"), MESHES[5]),
+        (gates(""), MESHES[1]),
+    ] {
+        let (program, bound) = read(&text, &sizes);
         let config = Config { block: Config::default().block, compute_sms: None, ..on(axes) };
         let plan = lower(&program, &bound, &config).expect("lowers");
         let kernel = emit::emit(&plan).expect("emits");

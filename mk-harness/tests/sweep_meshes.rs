@@ -330,6 +330,11 @@ const EXPERTS: [(&str, &str); 2] = [
     ("w1: bf16[E, H, I] @ shard(0, ep) @ shard(2, tp)", "silu"),
 ];
 
+/// The gradient of weights, in place of a sum of tokens.
+const GATES: &str = "gates";
+const GATES_OF: &str = "fn f(a: bf16[R, I] @ shard(0, ep) @ shard(1, tp), ids: i32[T, K] @ shard(0, ep), \
+    w2: bf16[E, I, H] @ shard(0, ep) @ shard(1, tp), d: bf16[T, H] @ shard(0, ep))";
+
 /// Experts along one axis, whose matrices ranks along the other share.
 #[derive(Clone, Copy, Debug)]
 struct Experts {
@@ -349,6 +354,13 @@ impl Experts {
              w2: bf16[E, I, H] @ shard(0, ep) @ shard(1, tp)) {{ dispatch(x, ids{capacity}) -> grouped_gemm(w1) -> \
              {curve} -> grouped_gemm(w2) -> combine(gate) -> {sum}(tp) }}"
         );
+        let drop = if self.drops { ", drop" } else { "" };
+        let text = match sum {
+            GATES => format!(
+                "{GATES_OF} {{ ragged(a, ids{drop}) -> grouped_gemm(w2) -> combine_grad(d) -> all_reduce(tp) }}"
+            ),
+            _ => text,
+        };
         let text = text.replace("bf16", self.dtype);
         let program = Program::parse(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
         let rng = &mut SmallRng::seed_from_u64(seed);
@@ -368,7 +380,7 @@ impl Experts {
             ("I", 8 * tp * rng.random_range(1..20)),
             ("E", experts),
             ("K", slots),
-            ("R", 128 * ep * own),
+            ("R", 128 * ep * (own + if self.drops { 0 } else { (tokens * slots).div_ceil(128) })),
         ];
         let known = sizes.into_iter().filter(|(name, _)| program.symbol(name).is_some());
         let sizes = known.map(|(name, n)| (name.to_string(), n)).collect();
@@ -403,8 +415,9 @@ impl Experts {
 fn all_of_experts() -> Vec<Experts> {
     let mut out = Vec::new();
     for (form, drops) in (0..EXPERTS.len()).flat_map(|form| [false, true].map(|d| (form, d))) {
-        let sums = ["all_reduce", "reduce_scatter"];
-        for (mesh, sum) in MESHES.iter().flat_map(|mesh| sums.map(|sum| (*mesh, sum))) {
+        let sums = ["all_reduce", "reduce_scatter", GATES];
+        let sums = &sums[..if form == 0 { 3 } else { 2 }];
+        for (mesh, sum) in MESHES.iter().flat_map(|mesh| sums.iter().map(|sum| (*mesh, *sum))) {
             let named =
                 |(axis, n): (&'static str, u32)| (if axis == "tp" { axis } else { "ep" }, n);
             let mesh = mesh.map(named);

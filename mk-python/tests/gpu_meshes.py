@@ -52,6 +52,26 @@ EXPERTS = """fn experts(x: bf16[T, H] @ shard(0, dp), ids: i32[T, K] @ shard(0, 
         w1: bf16[E, H, 2, I] @ shard(0, dp) @ shard(3, tp), w2: bf16[E, I, H] @ shard(0, dp) @ shard(1, tp)) {
     dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate) -> SUM(tp)
 }"""
+# Their backward, kernel by kernel: of rows that forward has saved.
+ROWED, OWN = "ids: i32[T, K] @ shard(0, dp)", "@ shard(0, dp) @ shard(1, tp)"
+SAVES = EXPERTS.split("{")[0] + """{
+    let rows = dispatch(x, ids, capacity = ROOM);
+    let h = rows -> grouped_gemm(w1);
+    let a = h -> swiglu;
+    (a -> grouped_gemm(w2) -> combine(gate) -> all_reduce(tp), rows, h, a)
+}"""
+HIDDEN = f"""fn hidden(d: bf16[T, H] @ shard(0, dp), {ROWED}, gate: f32[T, K] @ shard(0, dp), w2: bf16[E, I, H] {OWN}, h: bf16[R, 2, I] @ shard(0, dp) @ shard(2, tp)) {{
+    let rows = dispatch(d, ids, gate, capacity = R);
+    (rows -> grouped_gemm(w2.t) -> swiglu_grad(h), rows)
+}}"""
+TO_TOKENS = f"""fn tokens(dh: bf16[R, N] {OWN}, {ROWED}, ones: f32[T, K] @ shard(0, dp), w1: bf16[E, H, N] @ shard(0, dp) @ shard(2, tp)) {{
+    ragged(dh, ids) -> grouped_gemm(w1.t) -> combine(ones) -> SUM(tp)
+}}"""
+DOWN = f"fn down(a: bf16[R, I] {OWN}, {ROWED}, d: bf16[R, H] @ shard(0, dp)) {{ ragged(a, ids) -> grouped_wgrad(d, experts = 8) }}"
+UP = f"fn up(x: bf16[R, H] @ shard(0, dp), {ROWED}, d: bf16[R, N] {OWN}) {{ ragged(x, ids) -> grouped_wgrad(d, experts = 8) }}"
+GATES = f"""fn gates(a: bf16[R, I] {OWN}, {ROWED}, w2: bf16[E, I, H] {OWN}, d: bf16[T, H] @ shard(0, dp)) {{
+    ragged(a, ids) -> grouped_gemm(w2) -> combine_grad(d) -> all_reduce(tp)
+}}"""
 FSDP = """fn fsdp(x: bf16[M, K] @ shard(0, dp), w1: bf16[K, F] @ shard(0, dp) @ shard(1, tp), w2: bf16[K, F] @ shard(0, dp) @ shard(1, tp)) {
     let u = gather(w1, dp);
     let v = gather(w2, dp);
@@ -96,6 +116,7 @@ def local():
             f.close()
             print(f"right: {body} on {sizes}", flush=True)
         experts(world, sizes, places)
+        experts_backward(world, sizes, places)
         for text, cuts in ATTENDS:
             f = mk.compile(text, world)
             q, k, v = (drawn(1, 2048, heads, 128, seed=i) for i, heads in enumerate((8, 4, 4)))
@@ -132,6 +153,53 @@ def experts(world, sizes, places):
         f.synchronize()
         f.close()
         print(f"right: experts, {how}(tp) on {sizes}", flush=True)
+
+
+def experts_backward(world, sizes, places):
+    """Gradients of tokens, gates and matrices, on four ranks, beside torch's on all of them."""
+    tokens, hidden, inner, number, slots = 512, 256, 512, 8, 2
+    shapes = ((tokens, hidden), (number, hidden, 2, inner), (number, inner, hidden), (tokens, hidden))
+    x, w1, w2, d = (drawn(*shape, seed=30 + i) for i, shape in enumerate(shapes))
+    scores = torch.rand(tokens, number, generator=torch.Generator(device="cuda").manual_seed(8), device="cuda")
+    gate, ids = scores.softmax(1).topk(slots)
+    theirs = [t.float().requires_grad_() for t in (x, w1, w2)] + [gate.clone().requires_grad_()]
+    y = 0
+    for e in range(number):
+        rows = torch.nn.functional.silu(theirs[0] @ theirs[1][e, :, 0]) * (theirs[0] @ theirs[1][e, :, 1])
+        y = y + (theirs[3] * (ids == e)).sum(1, keepdim=True) * (rows @ theirs[2][e])
+    y.backward(d.float())
+
+    def ran(text, *args):
+        f = mk.compile(text, world)
+        for _ in range(3):
+            results = f(*args)
+        torch.cuda.synchronize()
+        f.synchronize()
+        f.close()
+        return results
+
+    cut = lambda t, **cuts: [part(t, cuts, place, sizes) for place in places]
+    flat = lambda all: [t.flatten(-2) for t in all]
+    own_x, own_d, own_ids, own_gate = (cut(t, dp=0) for t in (x, d, ids.int(), gate))
+    own_w1, own_w2 = cut(w1, dp=0, tp=3), cut(w2, dp=0, tp=1)
+    saved = ran(SAVES.replace("ROOM", str(2 * (tokens * slots + number // 2 * 128))), own_x, own_ids, own_gate, own_w1, own_w2)
+    found, rows, h, a = zip(*saved)
+    made = ran(HIDDEN, own_d, own_ids, own_gate, own_w2, list(h))
+    dh, d_rows = flat(of[0] for of in made), [of[1] for of in made]
+    d_w1 = ran(UP, list(rows), own_ids, dh)
+    found = [
+        ("out", y.detach(), {"dp": 0}, found),
+        ("gate", theirs[3].grad, {"dp": 0}, ran(GATES, list(a), own_ids, own_w2, own_d)),
+        ("w1", theirs[1].grad, {"dp": 0, "tp": 3}, [t.unflatten(-1, (2, -1)) for t in d_w1]),
+        ("w2", theirs[2].grad, {"dp": 0, "tp": 1}, ran(DOWN, list(a), own_ids, d_rows)),
+    ]
+    for how, cuts in (("all_reduce", {"dp": 0}), ("reduce_scatter", {"dp": 0, "tp": 0})):
+        ones = [torch.ones_like(t) for t in own_gate]
+        found.append((f"x, {how}", theirs[0].grad, cuts, ran(TO_TOKENS.replace("SUM", how), dh, own_ids, ones, flat(own_w1))))
+    for name, whole, cuts, parts in found:
+        for place, one in zip(places, parts):
+            close(f"experts, {name} on {sizes}", one, part(whole, cuts, place, sizes), 2e-2)
+        print(f"right: experts, {name} on {sizes}", flush=True)
 
 
 def attention(q, k, v):

@@ -227,16 +227,16 @@ def experts(case, on):
         torch.manual_seed(9)
         x, w1, w2, d = drawn(16, 24), drawn(6, 24, 2, 16), drawn(6, 16, 24), drawn(16, 24)
         gate, ids = torch.rand(16, 6).topk(2)
-        theirs = [t.float().requires_grad_() for t in (x, w1, w2)]
+        theirs = [t.float().requires_grad_() for t in (x, w1, w2, gate.clone())]
         wanted = 0
         for e in range(6):
             rows = torch.nn.functional.silu(theirs[0] @ theirs[1][e, :, 0]) * (theirs[0] @ theirs[1][e, :, 1])
-            wanted = wanted + (gate * (ids == e)).sum(1, keepdim=True) * (rows @ theirs[2][e])
+            wanted = wanted + (theirs[3] * (ids == e)).sum(1, keepdim=True) * (rows @ theirs[2][e])
         wanted.backward(d.float())
-        cuts = [{"dp": 0}, {"dp": 0, "tp": 3}, {"dp": 0, "tp": 1}]
-        mine = [on.leaf(t, **cut) for t, cut in zip((x, w1, w2), cuts)]
+        cuts = [{"dp": 0}, {"dp": 0, "tp": 3}, {"dp": 0, "tp": 1}, {"dp": 0}]
+        mine = [on.leaf(t, **cut) for t, cut in zip((x, w1, w2, gate), cuts)]
         f = mk.compile(EXPERTS.replace("SUM", how), on.world)
-        y = f(mine[0], on.part(ids.int(), dp=0), on.part(gate, dp=0), *mine[1:])
+        y = f(mine[0], on.part(ids.int(), dp=0), mine[3], *mine[1:3])
         close(case, f"experts, {how}", y, on.part(wanted.detach(), **out))
         y.backward(on.part(d, **out))
         for own, whole, cut in zip(mine, theirs, cuts):

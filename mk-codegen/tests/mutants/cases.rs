@@ -346,12 +346,17 @@ pub fn experts(few: bool) -> Vec<Case> {
         )
     };
     let [all_reduced, scattered] = ["all_reduce", "reduce_scatter"].map(both);
+    let gates = "fn f(a: bf16[R, N] @ shard(0, ep) @ shard(1, tp), ids: i32[T, K] @ shard(0, ep), \
+        v: bf16[E, N, H] @ shard(0, ep) @ shard(1, tp), d: bf16[T, H] @ shard(0, ep)) { \
+        ragged(a, ids) -> grouped_gemm(v) -> combine_grad(d) -> all_reduce(tp) }"
+        .to_string();
     // The second over nodes of a rank.
     let all = [
         (&layer, 2, 3, 3, 1, 1),
         (&layer, 2, 3, 3, 1, 2),
         (&all_reduced, 4, 4, 3, 1, 1),
         (&scattered, 4, 6, 3, 2, 1),
+        (&gates, 4, 4, 3, 1, 1),
         (&alone, 2, 3, 2, 1, 1),
         (&layer, 3, 5, 3, 2, 1),
     ];
@@ -359,7 +364,8 @@ pub fn experts(few: bool) -> Vec<Case> {
         let (text, ranks, tokens, experts, slots, nodes) = of;
         let name = format!("{text}, {ranks} ranks on {nodes} nodes");
         let program = Program::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
-        let dims = [("T", *tokens), ("H", 8), ("K", *slots), ("E", *experts), ("N", 16)];
+        let dims =
+            [("T", *tokens), ("H", 8), ("K", *slots), ("E", *experts), ("N", 16), ("R", 768)];
         let dims = dims.iter().filter(|(name, _)| program.symbol(name).is_some());
         let dims = dims.map(|(name, n)| (name.to_string(), *n)).collect();
         let bound = program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{e}"));
@@ -368,7 +374,7 @@ pub fn experts(few: bool) -> Vec<Case> {
         let config = Config { ranks: *ranks, nodes: *nodes, mesh, ..Config::default() };
         Case::lowered(name, program, bound, &config)
     };
-    all.iter().take(if few { 4 } else { all.len() }).map(one).collect()
+    all.iter().take(if few { 5 } else { all.len() }).map(one).collect()
 }
 
 /// Pipelines over two axes of a mesh, of few rows that both axes share, evenly and not.

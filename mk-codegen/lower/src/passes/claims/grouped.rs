@@ -284,9 +284,10 @@ fn combine(
         return Err(refuse(claims, node, "its weights, or gradients, are not the caller's"));
     };
     let how = match claims.value(node).kind {
-        Kind::CombineGrad if summed.is_some() => {
-            let why = "ranks have contributions to its products, whose sum is of f32";
-            return Err(refuse(claims, node, why));
+        Kind::CombineGrad if matches!(summed, Some((_, Ok(Reduce::Scatter)))) => {
+            let why = "sums of its products are scattered";
+            let help = "write `all_reduce`: gradients of weights are where their tokens are";
+            return Err(unsupported(&claims.value(node).name, why, help));
         }
         Kind::CombineGrad => Combined::Products(given),
         _ => Combined::Sum(given),

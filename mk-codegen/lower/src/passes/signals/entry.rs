@@ -147,9 +147,9 @@ fn but_the_own(g: &mut Guarded, group: RankGroup) {
     }
 }
 
-/// Whether some repetitions of an access are there, and others are not.
+/// Whether some repetitions or iterations of an access are there, and others are not.
 fn of_each(a: &Access) -> bool {
-    a.when.as_ref().is_some_and(|when| when.mentions(Var::EACH))
+    a.when.as_ref().is_some_and(|when| when.mentions(Var::EACH) || when.mentions(Var::INNER))
 }
 
 /// Whether an access is to a slot that alternates between launches: a peer has left it when it has entered the launch

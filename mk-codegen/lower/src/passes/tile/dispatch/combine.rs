@@ -11,11 +11,13 @@ use crate::passes::{
 };
 use mk_plan::{
     Access, BufId, DotTile, Each, EpilogueOp, Expr, FamId, Leaf, Operand, Point, ReduceTile,
-    RoleKind, Var,
+    RoleKind, Space, Var,
 };
 
 /// Tokens that are combined at once.
 pub(super) const COMBINED: i32 = 8;
+/// Tokens whose products are summed at once.
+const SUMMED: i32 = 16 * COMBINED;
 
 impl Dispatch<'_> {
     /// Each token is the weighted sum of its slots' rows, wherever they are, in the order of slots. `made` is a GEMM
@@ -31,11 +33,17 @@ impl Dispatch<'_> {
         if draft.nodes.count() > 1 {
             return self.combine_nodes(draft, combine, (y, made, tiles), out, places);
         }
-        // Along the other axis, ranks have contributions to a row; else one has all of it.
+        // Along the other axis, ranks have contributions to a row; else one has all of it. Products are short: each
+        // rank makes those of its own contributions, which are added up behind.
         let (group, further) = (draft.nodes.group, draft.along(1).group);
+        let products = matches!(combine.how, Combined::Products(_));
+        let parts = (products && combine.summed.is_some() && further.size > 1).then(|| {
+            let shape = [1, combine.out.widest(0), combine.out.widest(1)].map(Expr::from).into();
+            draft.buffer("products", Space::Workspace, combine.out.dtype, shape, None)
+        });
         let grid = RankGrid {
             outer: group,
-            inner: if combine.summed.is_some() { further } else { group.alone() },
+            inner: if combine.summed.is_some() && !products { further } else { group.alone() },
         };
         let one_axis = grid.inner.size == 1;
         let (own_number, everyone) = match one_axis {
@@ -99,10 +107,14 @@ impl Dispatch<'_> {
                 contribution(inner(read(Operand::W, self.inputs[weights], weight))),
                 inner(write(Operand::Dst, out, own_row)),
             ),
-            Combined::Products(dy) => (
-                inner(read(Operand::W, self.inputs[dy], own_row)),
-                Access { each: each.clone(), ..inner(write(Operand::Dst, out, weight)) },
-            ),
+            Combined::Products(dy) => {
+                let dst = match parts {
+                    Some(parts) => write(Operand::Dst, parts, [vec![one(0)], weight].concat()),
+                    None => write(Operand::Dst, out, weight),
+                };
+                let dst = Access { each: each.clone(), ..inner(dst) };
+                (inner(read(Operand::W, self.inputs[dy], own_row)), dst)
+            }
         };
         let some = block_rows(own.clone(), i.clone(), COMBINED);
         let rows = match first {
@@ -140,5 +152,48 @@ impl Dispatch<'_> {
         let domain = vec![("i", ((most + COMBINED - 1) / COMBINED).into())];
         let family = draft.family("combine", RoleKind::Compute, leaf, domain, vec![], touched);
         draft.plan.families[family].inner = Some(("q".into(), COMBINED.into()));
+        if let Some(parts) = parts {
+            self.sum_products(draft, combine, (parts, family), out);
+        }
+    }
+
+    /// The sums of what ranks along the other axis have made of their contributions to rows: read from each of them.
+    fn sum_products(
+        &self,
+        draft: &mut Draft,
+        combine: &Combine,
+        (parts, made): (BufId, FamId),
+        out: BufId,
+    ) {
+        let group = draft.along(1).group;
+        let tasks = (self.tokens + COMBINED - 1) / COMBINED;
+        let together = SUMMED / COMBINED;
+        let blocks = (tasks + together - 1) / together;
+        let i = Expr::from(Var::domain(0));
+        let word = vec![group.place(), i.clone() / together];
+        let done = Writer::new(made, Operand::Dst, word).on_each(group.everyone());
+        let count = Expr::Const(together).min(Expr::Const(tasks) - i.clone() * together);
+        let done = draft.flow(Flow::new(
+            "products",
+            vec![group.size.into(), blocks.into()],
+            count,
+            vec![done],
+        ));
+        let own = draft.own(&combine.out, 0);
+        let rows = (i.clone() * SUMMED, block_rows(own, i.clone(), SUMMED));
+        let columns = whole(combine.out.widest(1));
+        let (rank, each) = group.everyone();
+        let src = Access {
+            rank,
+            each: Some(each),
+            ..read(Operand::Src, parts, vec![one(0), rows.clone(), columns.clone()])
+        };
+        let touched = vec![
+            Source::behind(src, done, vec![Var::EACH.into(), i]),
+            write(Operand::Dst, out, vec![rows, columns]).into(),
+        ];
+        let leaf = Leaf::ReduceTile(ReduceTile { epilogue: vec![] });
+        let domain = vec![("i", blocks.into())];
+        draft.family("sum", RoleKind::Compute, leaf, domain, vec![], touched);
     }
 }
