@@ -5,8 +5,8 @@ import re
 # Kernels of others that a layer may have: norms, rotations, residuals and copies, outside of mk's functions.
 OURS_TO_DO = re.compile("gemm|nvjet|cutlass|xmma|nccl|flash|fmha|cudnn|attention", re.IGNORECASE)
 WORKSPACE = re.compile(r"^workspace +([0-9.]+) MiB in common with other functions of a world, ([0-9.]+) MiB of its own$", re.MULTILINE)
-# Beyond its workspace: code of kernels, and pages of 2 MiB. MiB.
-BESIDE = 32.0
+# Beyond its workspace: code of kernels, fault records, streams. MiB.
+BESIDE = 8.0
 
 
 def is_ours(name):

@@ -26,6 +26,8 @@ const MAIN: &str = "fn wgrad(x: bf16[R, K], counts: i32[E], dy: bf16[R, N], main
 type Dims<'a> = &'a [(&'a str, u64)];
 const SMALL: Dims<'_> = &[("R", 768), ("K", 72), ("E", 4), ("N", 136)];
 const TOKENS: Dims<'_> = &[("R", 2048), ("K", 72), ("E", 4), ("N", 136), ("T", 70), ("S", 2)];
+// Two ranks have three experts and two.
+const UNEVEN: Dims<'_> = &[("R", 2048), ("K", 72), ("E", 5), ("N", 136), ("T", 70), ("S", 2)];
 
 fn plan(source: &str, dims: Dims<'_>, ranks: u32, set: &str) -> Result<Plan, LowerError> {
     let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
@@ -41,6 +43,7 @@ fn texts() {
     for (name, source, dims, ranks, set) in [
         ("wgrad", WGRAD, SMALL, 2, ""),
         ("wgrad_routed", ROUTED, TOKENS, 2, "block=128x128x64"),
+        ("wgrad_uneven", ROUTED, UNEVEN, 2, "block=128x128x64"),
         ("wgrad_main", MAIN, SMALL, 1, ""),
     ] {
         let plan = plan(source, dims, ranks, set).unwrap_or_else(|e| panic!("{name}: {e}"));

@@ -41,7 +41,10 @@ pub struct Explanation {
     pub(super) chain: usize,
 }
 
-/// Memory of a rank beside its tensors, in bytes.
+/// Of physical memory that a driver maps: `cuMemGetAllocationGranularity`'s answer, bytes.
+const PAGE: u64 = 2 << 20;
+
+/// Memory of a rank beside its tensors, in bytes: whole pages where peers map it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Workspace {
     /// That kernels of a world have in common, unless their proofs forbid it: of several, what the largest needs.
@@ -55,8 +58,8 @@ impl Workspace {
     pub fn of<'a>(kernels: impl IntoIterator<Item = &'a KernelSource>) -> Workspace {
         kernels.into_iter().fold(Workspace::default(), |all, kernel| {
             let space = &kernel.workspace;
-            let shared = space.symmetric_bytes - space.zeroed_bytes;
-            let own = space.zeroed_bytes + space.scratch_bytes;
+            let shared = (space.symmetric_bytes - space.zeroed_bytes).next_multiple_of(PAGE);
+            let own = space.zeroed_bytes.next_multiple_of(PAGE) + space.scratch_bytes;
             Workspace { shared: all.shared.max(shared), own: all.own + own }
         })
     }

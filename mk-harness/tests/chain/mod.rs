@@ -3,6 +3,7 @@
 //! from the layer's formula alone.
 
 use mk_codegen::{
+    emit,
     passes::compile,
     plan::{BufId, Buffer, Plan, Space, TabId},
     settings::Config,
@@ -129,6 +130,7 @@ impl Sized<'_> {
             Config { ranks: self.ranks as u32, block: [128, 128, 64], ..Config::default() };
         let made = compile(&step.program, &bound, &config);
         let (plan, _) = made.unwrap_or_else(|e| panic!("{what}: {e}\n{}", step.text));
+        emit::emit(&plan).unwrap_or_else(|e| panic!("{what}: {e}\n{}", step.text));
         let of = |space: Space| plan.buffers.iter().filter(move |(_, b)| b.space == space);
         let named = |b: &str| step.program.tensors().iter().position(|t| t.name == b);
         let read = |(id, b): (BufId, &Buffer)| Some((id, step.inputs[named(&b.name)?]));

@@ -81,13 +81,17 @@ fn tiles(t: &mut Tiler<'_>, w: &Wgrad, name: &str, begins: Begins, blocks: Block
     let [m, n] = [1, 2].map(|d| draft.own(out, d));
     let down_rows = (i.clone() * height, block_rows(m, i, height));
     let cols = (j.clone() * width, block_rows(n, j, width));
-    let one = |e: Expr| (e, Expr::Const(1));
     let tab = |memory, behind: i32| {
         read(Operand::Tab, memory, vec![(Expr::Const(0), Expr::Const(experts + behind))])
     };
     let a = read(Operand::A, t.params[w.x], vec![depth.clone(), down_rows.clone()]);
     let b = read(Operand::B, t.params[w.dy], vec![depth, cols.clone()]);
-    let made = vec![one(e), down_rows, cols];
+    let mut mine = down_rows;
+    if !out.even(0) {
+        // Of the last ranks there may be fewer experts: a tile of one behind the last has no rows.
+        mine.1 = mine.1.min((draft.own(out, 0) - e.clone()) * rows);
+    }
+    let made = vec![(e, 1.into()), mine, cols];
     let mut touched: Vec<Source> = vec![
         Source::behind(tab(begins.memory, 1), begins.built, vec![0.into()]),
         match draft.plan.buffers[counted].space {
@@ -102,9 +106,7 @@ fn tiles(t: &mut Tiler<'_>, w: &Wgrad, name: &str, begins: Begins, blocks: Block
         touched.push(Access { at: Point::End, ..region }.into());
     }
     touched.push(write(Operand::C, t.results[w.result], made).into());
-    // Of the last ranks there may be fewer.
-    let own = if out.even(0) { experts.into() } else { draft.own(out, 0) };
-    let domain = vec![("e", own), ("i", down.into()), ("j", across.into())];
+    let domain = vec![("e", experts.into()), ("i", down.into()), ("j", across.into())];
     let leaf = Leaf::MmaTile(tile);
     let family = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
     // Experts have more rows or fewer.
