@@ -17,9 +17,9 @@ pub(super) fn statistics<'a>(source: &Source<'a>) -> BTreeSet<&'a str> {
     let chains = source.body.lets.iter().map(|l| &l.chain).chain(&source.body.results);
     let stages = chains.flat_map(|chain| chain.stages.iter().flatten());
     let takes = |stage: &&Stage<'a>| {
-        use OpKind::{AttentionDk, AttentionDq, AttentionDsinks, AttentionStats, Ring};
+        use OpKind::{AttentionDk, AttentionDq, AttentionStats, Ring};
         let kind = ops::find(stage.name.text).map(|op| op.kind);
-        matches!(kind, Some(AttentionStats | AttentionDq | AttentionDk | AttentionDsinks | Ring))
+        matches!(kind, Some(AttentionStats | AttentionDq | AttentionDk | Ring))
     };
     let names =
         stages.filter(takes).flat_map(|stage| &stage.args).filter_map(|arg| match arg.value {
