@@ -391,8 +391,12 @@ fn experts_of_eight_bits_compile() {
         )
         .replace("(w.t)", "(w.t) -> bias(b)")
         .replace("(v.t)", "(v.t) -> bias(c)");
+    // Each rank brings its own number of tokens.
+    let [own, own_tokens] = [layer, &tokens].map(|of| of.replace("fn f(", "fn f<T: own>("));
     // Traced, a layer spills more than its leaves allow.
     for (source, trace) in [
+        (own.as_str(), false),
+        (own_tokens.as_str(), false),
         (alone, false),
         (hidden.as_str(), false),
         (experts.as_str(), false),

@@ -47,18 +47,4 @@ pub enum HostOp {
         /// Which.
         word: u64,
     },
-    /// A transport carries bytes of this rank's symmetric memory to that of a rank on another node, and raises a word
-    /// there behind them. No transport is bound in this version: the runtime refuses a program with a send.
-    Send {
-        /// First byte of this rank's symmetric memory.
-        from_bytes: u64,
-        /// Whose symmetric memory is written.
-        to_rank: u32,
-        /// First byte of it.
-        to_bytes: u64,
-        /// How many; of 0 only the word is raised.
-        bytes: u64,
-        /// Which word of that rank.
-        word: u64,
-    },
 }

@@ -88,11 +88,7 @@ pub fn compile(kernel: &KernelSource, args: &PipelineArgs, use_cache: bool) -> R
     }
 }
 
-fn say_all(
-    kernel: &KernelSource,
-    compiled: &Compiled,
-    sass: &Result<SassCounts, Error>,
-) -> Result<()> {
+fn say_all(kernel: &KernelSource, made: &Compiled, sass: &Result<SassCounts, Error>) -> Result<()> {
     detail!(
         "kernel         {} ({}), {}",
         kernel.name,
@@ -101,7 +97,7 @@ fn say_all(
     )?;
     let roles: Vec<_> = kernel.roles.iter().map(|r| format!("{} {}", r.ctas, r.name)).collect();
     detail!("CTAs           {} ({}) of {} threads", kernel.grid, roles.join(", "), kernel.block)?;
-    if let Some(entry) = compiled.report.entry(&kernel.entry) {
+    if let Some(entry) = made.report.entry(&kernel.entry) {
         detail!("registers      {} a thread at entry", entry.registers)?;
         detail!(
             "spills         {} bytes stored, {} bytes loaded, {} bytes of stack",
@@ -121,9 +117,9 @@ fn say_all(
         kernel.workspace.symmetric_bytes,
         kernel.workspace.scratch_bytes
     )?;
-    let from = if compiled.from_cache { " (from the cache; --no-cache compiles)" } else { "" };
-    detail!("compile time   {:.1?}{from}", compiled.compile_time)?;
-    for (code, texts) in warnings(compiled) {
+    let from = if made.from_cache { " (from the cache; --no-cache compiles)" } else { "" };
+    detail!("compile time   {:.1?}{from}", made.compile_time)?;
+    for (code, texts) in warnings(made) {
         let more = match texts.len() {
             1 => String::new(),
             n => format!(" (and {} more)", n - 1),

@@ -1,7 +1,7 @@
 //! `mk check`.
 
 use crate::{
-    failure::{Failure, Kind, Result},
+    failure::{Failure, Result},
     options::PipelineArgs,
     output::{self, detail, write_file},
     pipeline::{Loaded, each, open},
@@ -34,7 +34,7 @@ pub fn run(args: &Args) -> Result<()> {
     let each = each(&args.pipeline)?;
     if each.len() > 1 && args.json {
         let what = format!("the text has {} pipelines, and `--json` prints one object", each.len());
-        return Err(Failure::with_help(Kind::CommandLine, what, "give each a file of its own"));
+        return Err(Failure::usage(what, "give each a file of its own"));
     }
     each.iter().try_for_each(|pipeline| one(args, pipeline))
 }

@@ -8,6 +8,7 @@ use mk::runtime::{
     doctor::{Doctor, Gpu, NetworkState, Nic, Peer},
     jit::JitOptions,
     store::Kept,
+    transport::Distance,
 };
 use serde_json::{Map, Value, json};
 
@@ -75,8 +76,15 @@ fn gpu(gpu: &Gpu) -> Value {
         "virtual_memory": gpu.virtual_memory,
         "posix_handles": gpu.posix_handles,
         "card_access": gpu.card_access,
+        "flush": gpu.flush.to_string(),
         "near_cards": gpu.near_cards,
+        "cards": gpu.cards.iter().map(distance).collect::<Vec<_>>(),
     })
+}
+
+/// Null stands for a distance that the system does not say.
+fn distance((name, distance): &(String, Option<Distance>)) -> Value {
+    json!({ "name": name, "distance": distance.map(Distance::name) })
 }
 
 /// Null stands for one that cannot be opened; `missing` says why.

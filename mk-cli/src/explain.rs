@@ -53,10 +53,7 @@ pub fn run(args: &Args) -> Result<()> {
     let (line, on_mesh) = (&args.pipeline, !given.mesh.is_empty());
     let is_given = on_mesh && !line.tuned && !line.over_nodes();
     let is_searched = !is_given && pipeline::searched(line)?;
-    let subject = match is_searched {
-        true => Subject::Searched,
-        false => Subject::Options(&given),
-    };
+    let subject = if is_searched { Subject::Searched } else { Subject::Options(&given) };
     let cache = Cache::new(&JitOptions::default());
     let sources = Sources { model: &model, cache: cache.as_ref(), chain: args.chain };
     let progress = Progress::new("predicting");

@@ -47,11 +47,7 @@ impl GpuList {
         }
         if n > MAX_RANKS {
             let what = format!("`--gpus` names {n} GPUs, one for each rank");
-            return Err(Failure::with_help(
-                Kind::CommandLine,
-                what,
-                format!("there are 1 to {MAX_RANKS} ranks"),
-            ));
+            return Err(Failure::usage(what, format!("there are 1 to {MAX_RANKS} ranks")));
         }
         match args.ranks.or(args.mesh.as_ref().map(|_| args.ranks())) {
             Some(ranks) if ranks as usize != n => {
@@ -59,11 +55,7 @@ impl GpuList {
                     "`--ranks {ranks}` differs from `--gpus`, which has {}",
                     count(n, "rank")
                 );
-                Err(Failure::with_help(
-                    Kind::CommandLine,
-                    what,
-                    "leave `--ranks` out, or name a GPU for each rank",
-                ))
+                Err(Failure::usage(what, "leave `--ranks` out, or name a GPU for each rank"))
             }
             _ => Ok(PipelineArgs { ranks: Some(n as u32), ..args.clone() }),
         }
@@ -143,10 +135,7 @@ pub fn loopback(
     binds: u64,
 ) -> Result<Option<Net>> {
     let Some(layout) = &kernel.net else { return Ok(None) };
-    let ordering = match layout.in_order {
-        true => Ordering::InOrder,
-        false => Ordering::Unordered,
-    };
+    let ordering = if layout.in_order { Ordering::InOrder } else { Ordering::Unordered };
     let arena_bytes = layout.bytes.saturating_mul(binds).saturating_add(ARENA_BYTES);
     let options = NetOptions { arena_bytes, shape, ..NetOptions::default() };
     Ok(Some(Net::loopback(world, ordering, &options)?))
@@ -176,21 +165,14 @@ pub fn describe(world: &World) -> String {
     let list: Vec<_> =
         devices.map(|(rank, d)| format!("rank {rank} on GPU {}", d.ordinal)).collect();
     let list = list.join(", ");
-    match world.shares_gpus() {
-        true => format!("{list}; {} SMs each", world.sm_budget(0)),
-        false => list,
-    }
+    if world.shares_gpus() { format!("{list}; {} SMs each", world.sm_budget(0)) } else { list }
 }
 
 /// Leaves SMs to the other ranks of a GPU.
 pub fn fit(config: &mut Config, world: &World, args: &PipelineArgs) -> Result<()> {
     if args.tuned && world.shares_gpus() {
         let what = "`--tuned` takes settings for ranks with GPUs of their own, and `--gpus` has several ranks on one";
-        return Err(Failure::with_help(
-            Kind::CommandLine,
-            what,
-            "leave `--tuned` out: the default settings fit",
-        ));
+        return Err(Failure::usage(what, "leave `--tuned` out: the default settings fit"));
     }
     config.reserved_sms = reserved_sms(world, &config.target, 0);
     match config.reserved_sms {
@@ -214,7 +196,7 @@ fn check_split([compute, intra_comm]: [Option<u32>; 2], budget: u32) -> Result<(
     );
     let help =
         format!("give the roles at most {budget} in all, or leave them out: the default fits");
-    Err(Failure::with_help(Kind::CommandLine, what, help))
+    Err(Failure::usage(what, help))
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Result<()> {
         program.tensors().iter().position(|t| t.name == *name).ok_or_else(|| {
             let names: Vec<_> = program.tensors().iter().map(|t| t.name.as_str()).collect();
             let help = format!("use {}", names.join(", "));
-            Failure::with_help(Kind::CommandLine, format!("there is no parameter `{name}`"), help)
+            Failure::usage(format!("there is no parameter `{name}`"), help)
         })
     };
     let wanted: Vec<usize> = args.wanted.iter().map(position).collect::<Result<_, _>>()?;

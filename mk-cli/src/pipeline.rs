@@ -69,7 +69,7 @@ impl Pipeline {
         let [places, _] = plan.mesh.places(self.program.mesh_axes()).map_err(|name| {
             let what = format!("the plan's mesh has no axis `{name}`, which the pipeline is over");
             let help = "name another pipeline, or another axis in it";
-            Failure::with_help(Kind::CommandLine, what, help)
+            Failure::usage(what, help)
         })?;
         Ok(places)
     }
@@ -89,8 +89,7 @@ pub fn open(args: &PipelineArgs, flag: &str, reference: Option<&str>) -> Result<
     let begin = Instant::now();
     match (args.is_plan(), reference) {
         (true, None) => Ok(Opened::Plan(Box::new(read_plan(args)?), begin.elapsed(), None)),
-        (true, Some(STDIN)) if args.pipeline == STDIN => Err(Failure::with_help(
-            Kind::CommandLine,
+        (true, Some(STDIN)) if args.pipeline == STDIN => Err(Failure::usage(
             format!("stdin cannot be a plan and the pipeline of `{flag}`"),
             "give one of them as a file",
         )),
@@ -101,8 +100,7 @@ pub fn open(args: &PipelineArgs, flag: &str, reference: Option<&str>) -> Result<
             Ok(Opened::Plan(Box::new(plan), begin.elapsed(), Some(Box::new(pipeline))))
         }
         (false, None) => Ok(Opened::Pipeline(Box::new(bind(args)?))),
-        (false, Some(_)) => Err(Failure::with_help(
-            Kind::CommandLine,
+        (false, Some(_)) => Err(Failure::usage(
             format!("`{flag}` says what a plan computes, and a pipeline says so itself"),
             "leave the option out",
         )),
@@ -259,8 +257,7 @@ impl Loaded {
 fn read_plan(args: &PipelineArgs) -> Result<Plan> {
     let path = &args.pipeline;
     if let Some(flag) = args.given().first() {
-        return Err(Failure::with_help(
-            Kind::CommandLine,
+        return Err(Failure::usage(
             format!("{path} is a plan, which has its numbers already: `{flag}` does not apply"),
             "give the pipeline that it was made from, or leave the option out",
         ));
@@ -287,25 +284,12 @@ fn read_plan(args: &PipelineArgs) -> Result<Plan> {
     Ok(plan)
 }
 
-/// Whether an argument is a path and no pipeline: those have brackets.
-fn looks_like_a_file(text: &str) -> bool {
-    let path = Path::new(text);
-    !text.contains(['(', ' ', '\n']) && (path.extension().is_some() || text.contains('/'))
-}
-
 /// Reads and checks the pipeline, and gives its symbols numbers.
 pub fn bind(args: &PipelineArgs) -> Result<Pipeline> {
     let (program, text) = parse(args)?;
     let shapes = once("shape", &args.shapes).map_err(usage)?;
-    let mut dims = file::defaults(&text).map_err(|mistakes| mistaken(args, &mistakes, ""))?;
-    // A shape on the command line is worth more than a default.
-    for name in shapes.keys() {
-        for dim in program.tensor(name).map_or(&[][..], |t| &t.ty.dims) {
-            if let mk::syntax::Dim::Sym(symbol) = dim {
-                dims.remove(&program.symbols()[symbol.index()].name);
-            }
-        }
-    }
+    let dims = file::defaults_beside(&text, &program, shapes.keys());
+    let mut dims = dims.map_err(|mistakes| mistaken(args, &mistakes, ""))?;
     // Several pipelines have one header.
     if args.item.is_some() {
         dims.retain(|name, _| program.symbol(name).is_some());
@@ -354,8 +338,7 @@ pub fn each(args: &PipelineArgs) -> Result<Vec<PipelineArgs>> {
 /// Reads the PIPELINE argument, which is no plan: the pipeline, without sizes, and its text.
 pub fn parse(args: &PipelineArgs) -> Result<(Program, String)> {
     if args.is_plan() {
-        return Err(Failure::with_help(
-            Kind::CommandLine,
+        return Err(Failure::usage(
             format!("{} is a plan, which has its settings already", args.pipeline),
             "give the pipeline that it was made from",
         ));
@@ -376,8 +359,7 @@ fn parse_text(args: &PipelineArgs) -> Result<String> {
         true => source::read(Path::new(&args.pipeline))?,
         false => args.pipeline.clone(),
     };
-    let nothing =
-        !is_file && looks_like_a_file(&args.pipeline) && !Path::new(&args.pipeline).exists();
+    let nothing = !is_file && file::is_path(&args.pipeline) && !Path::new(&args.pipeline).exists();
     if nothing {
         return Err(Failure::with_help(
             Kind::File,
@@ -403,7 +385,7 @@ pub fn unsearched_nodes(args: &PipelineArgs) -> Result<()> {
     let what =
         "settings are not searched for several nodes: the cost model has no figures of a network";
     let help = "leave out `--nodes`; `mk run`, `mk plan` and `mk check` take it";
-    Err(Failure::with_help(Kind::CommandLine, what, help))
+    Err(Failure::usage(what, help))
 }
 
 /// Refuses axes where settings are searched.
@@ -413,15 +395,14 @@ pub fn no_mesh(args: &PipelineArgs) -> Result<()> {
     }
     let what = "settings are not searched over the axes of a `--mesh`";
     let help = "say by `--ranks` how many ranks are along the pipeline's axis";
-    Err(Failure::with_help(Kind::CommandLine, what, help))
+    Err(Failure::usage(what, help))
 }
 
 /// Whether the settings are left to mk.
 pub fn searched(args: &PipelineArgs) -> Result<bool> {
     unsearched_nodes(args)?;
     match args.settings().next() {
-        Some((setting, value)) if args.tuned => Err(Failure::with_help(
-            Kind::CommandLine,
+        Some((setting, value)) if args.tuned => Err(Failure::usage(
             format!(
                 "`--tuned` leaves settings to mk, and `--set {}={value}` sets one",
                 setting.name

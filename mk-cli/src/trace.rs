@@ -16,7 +16,7 @@ use mk::{
     abi::count,
     check,
     emit::Options,
-    runtime::{InstanceOptions, World, net::Net, transport::shaped::Shape},
+    runtime::{InstanceOptions, World, bench, net::Net, transport::shaped::Shape},
     trace::{self, Trace},
     tune::timeline,
 };
@@ -81,8 +81,7 @@ pub fn run(args: &Args) -> Result<()> {
     let opened = open(&options, "", None)?;
     let Device::Cuda = args.device;
     if opened.is_unknown() {
-        return Err(Failure::with_help(
-            Kind::CommandLine,
+        return Err(Failure::usage(
             "a plan does not say what it computes, so that results of GPUs cannot be judged",
             "give the pipeline that it was made from",
         ));
@@ -182,7 +181,7 @@ fn cost(
         time("on", &timing)?;
         on.push(timing.median_ms);
     }
-    let (off, on) = (median(&mut off), median(&mut on));
+    let [off, on] = [&mut off, &mut on].map(|times| bench::median(times));
     detail!(
         "cost      {:+.2}% ({:.1} us with tracing, {:.1} us without; medians of {})",
         100.0 * (on / off - 1.0),
@@ -190,8 +189,4 @@ fn cost(
         1e3 * off,
         count(rounds, "round")
     )
-}
-
-fn median(times: &mut [f32]) -> f32 {
-    mk::runtime::bench::median(times)
 }

@@ -130,7 +130,7 @@ fn parts_of_keys_are_all_put_together() {
     }
     // Every part has the first one's keys.
     let mut same = plan.clone();
-    for (_, f) in same.families.iter_mut().filter(|(_, f)| f.leaf.attends()) {
+    for (_, f) in same.families.iter_mut().filter(|(_, f)| f.leaf.mask().is_some()) {
         for a in f.accesses.iter_mut().filter(|a| matches!(a.operand, Operand::K | Operand::V)) {
             a.region[1].0 = Expr::Const(0);
         }

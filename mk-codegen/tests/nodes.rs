@@ -43,8 +43,8 @@ fn every_pipeline_verifies_or_is_refused() {
                     assert!(refusal.why.contains("several pieces of memory"), "{name}: {refusal}");
                     refused.push(*name);
                 }
-                // Factors travel inside a node.
-                Err(e) if e.to_string().contains("no network card carries that") => {
+                // Factors of as many rows on every rank go to other nodes.
+                Err(e) if e.to_string().contains("of which ranks have unlike numbers") => {
                     assert!(
                         source.contains("scaled(") && source.contains("gather("),
                         "{name}: {e}"
@@ -55,7 +55,8 @@ fn every_pipeline_verifies_or_is_refused() {
             }
         }
     }
-    assert!(inside.len() >= 2 && !verified.iter().any(|name| inside.contains(name)), "{inside:?}");
+    assert!(!verified.iter().any(|name| inside.contains(name)), "{inside:?}");
+    assert!(verified.contains(&"gather_blocks"), "{verified:?}");
     // Rows that a message cannot hold, twice each.
     refused.dedup();
     let expected = [
@@ -72,6 +73,63 @@ fn every_pipeline_verifies_or_is_refused() {
     assert_eq!(refused, expected);
     inside.dedup();
     assert_eq!(verified.len(), 2 * (common::CASES.len() - expected.len() - inside.len()));
+}
+
+/// Factors go to other nodes in a message of their own: readers of rows wait for both, and nothing of it can be left out.
+#[test]
+fn factors_go_with_their_rows() {
+    let source = "fn f(x: e4m3[M, K] scaled(1, 128) @ shard(0), w: e4m3[N, K] scaled(128, 128) @ shard(0)) { gather(x) -> gemm(w.t) }";
+    for (n, (count, local)) in [(2, 2), (3, 1), (2, 1)].into_iter().enumerate() {
+        let rows = 340 * u64::from(count * local);
+        let shapes = &[("x", &[rows, 272][..]), ("w", &[128 * u64::from(count * local), 272])];
+        let plan = lower(source, shapes, &nodes_of(count, local, ORDERINGS[n % 2]));
+        let plan = plan.unwrap_or_else(|e| panic!("{count} x {local}: {e}"));
+        valid::verify(&plan).unwrap_or_else(|e| panic!("{count} x {local}: {e}"));
+        let (mut kept, mut torn) = (Vec::new(), 0);
+        let mut without = |what: String, change: &dyn Fn(&mut Plan)| {
+            let mut less = plan.clone();
+            change(&mut less);
+            if valid::verify(&less).is_ok() {
+                kept.push(what);
+            }
+        };
+        for (id, f) in plan.families.iter() {
+            for (i, wait) in f.waits.iter().enumerate() {
+                let signal = &plan.signals[wait.signal].name;
+                if signal == "arrived" {
+                    torn += 1;
+                    without(format!("{} begins with one of both", f.name), &|p| {
+                        let count = p.families[id].waits[i].count.clone();
+                        p.families[id].waits[i].count = count - 1;
+                    });
+                }
+                if f.name.starts_with("factors.") {
+                    without(format!("{}: wait {signal}", f.name), &|p| {
+                        drop(p.families[id].waits.remove(i));
+                    });
+                }
+            }
+            for (i, post) in f.posts.iter().enumerate().filter(|_| f.name.starts_with("factors.")) {
+                let signal = &plan.signals[post.signal].name;
+                without(format!("{}: post {signal}", f.name), &|p| {
+                    drop(p.families[id].posts.remove(i));
+                });
+            }
+        }
+        // Rows that are forwarded wait for the same peers.
+        kept.retain(|what| what != "factors.forward: wait entered");
+        assert!(torn > 0 && kept.is_empty(), "{count} x {local}, {torn}: {kept:?}");
+        if n == 0 {
+            let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{e}"));
+            let generated = kernel.cuda.split_once(emit::library::END).expect("the library ends").1;
+            insta::assert_snapshot!("nodes_gather_blocks", plan);
+            insta::assert_snapshot!("nodes_cuda_gather_blocks", generated);
+        }
+    }
+    let odd = &[("x", &[1024, 272][..]), ("w", &[384, 272])];
+    let odd = lower(source, odd, &nodes_of(3, 1, ORDERINGS[0]));
+    let odd = odd.expect_err("1024 rows of three ranks").to_string();
+    assert!(odd.contains("unlike numbers") && odd.contains("help: use one node"), "{odd}");
 }
 
 /// Rings, forward and backward.

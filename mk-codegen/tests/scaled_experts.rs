@@ -52,12 +52,16 @@ fn planned(source: &str) -> Result<Plan, LowerError> {
 
 #[test]
 fn texts() {
+    // Of each rank's own number of tokens.
+    let [given, quantised] = [LAYER, TOKENS].map(|of| of.replace("fn layer(", "fn layer<T: own>("));
     for (name, source) in [
         ("grouped_eight_bits", ALONE),
         ("experts_eight_bits", EXPERTS),
         ("hidden_eight_bits", HIDDEN),
         ("layer_eight_bits", LAYER),
         ("tokens_quantized", TOKENS),
+        ("own_eight_bits", given.as_str()),
+        ("own_quantized", quantised.as_str()),
     ] {
         let plan = planned(source).unwrap_or_else(|e| panic!("{name}: {e}"));
         let text = plan.to_string();

@@ -130,17 +130,12 @@ mod tests {
 
     /// Documents of random lengths, of which the logarithm has this mean and deviation, up to a longest, that fill so
     /// many tokens.
-    fn drawn(
-        draws: &mut Draws,
-        tokens: i32,
-        (mean, deviation): (f64, f64),
-        longest: i32,
-    ) -> Vec<i32> {
+    fn drawn(draws: &mut Draws, tokens: i32, (mean, deviation): (f64, f64), most: i32) -> Vec<i32> {
         let mut begins = vec![0];
         while let Some(last) = begins.last().copied().filter(|last| *last < tokens) {
             let uniform = |draws: &mut Draws| draws.below(1 << 20) as f64 / f64::from(1 << 20);
             let normal = (0..12).map(|_| uniform(draws)).sum::<f64>() - 6.0;
-            let length = ((mean + deviation * normal).exp() as i32).clamp(1, longest);
+            let length = ((mean + deviation * normal).exp() as i32).clamp(1, most);
             begins.push((last + length).min(tokens));
         }
         begins

@@ -361,14 +361,10 @@ pub struct Repeated {
 type Outputs = BTreeMap<(i64, usize, BufId), Vec<f32>>;
 
 /// Runs with inputs that follow from the seed of `run`, and keeps all outputs; what is asked for in full.
-fn record(
-    plan: &Plan,
-    run: &CpuOptions,
-    options: &Options,
-) -> Result<(RunReport, Outputs, Vec<Held>)> {
+fn record(plan: &Plan, run: &CpuOptions, how: &Options) -> Result<(RunReport, Outputs, Vec<Held>)> {
     let mut recorder =
         Recorder { seed: run.seed, outputs: Outputs::new(), keep: Keep::new(plan, run) };
-    let report = sim::run(plan, &mut recorder, options)?;
+    let report = sim::run(plan, &mut recorder, how)?;
     Ok((report, recorder.outputs, recorder.keep.list))
 }
 

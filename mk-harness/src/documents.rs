@@ -28,7 +28,7 @@ impl Routing {
         let length = |i: usize| {
             let near = chance(i + 1);
             match self {
-                Routing::Uniform => 0.75 + 0.5 * near,
+                Routing::Uniform | Routing::Wrong => 0.75 + 0.5 * near,
                 Routing::Skew(n) if i.is_multiple_of(8) => f64::from(n) * (0.75 + 0.5 * near),
                 Routing::Skew(_) => 0.75 + 0.5 * near,
                 Routing::One => f64::from(u8::from(i == chosen)),

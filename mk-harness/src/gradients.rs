@@ -5,35 +5,17 @@
 //! that costs adds up as independent errors do.
 
 use super::{
-    attention::{capped, seen},
+    attention::{Attention, capped, seen},
     near::{LAMBDA, Near, U32, half_ulp},
     value::Matrix,
 };
 use mk_abi::DType;
-use mk_syntax::Scores;
 use std::ops::Range;
 
-/// Sizes, as the global tensors have them.
-#[derive(Clone, Debug)]
+/// The attention, of which at most so many queries, and keys, of a head are evaluated; and the queries that count.
 pub(crate) struct Gradients<'d> {
-    /// Queries, and keys.
-    pub sequence: [usize; 2],
-    /// Heads of queries, and of keys and values.
-    pub heads: [usize; 2],
-    /// Elements of a head of queries and keys, and of values and results.
-    pub depth: [usize; 2],
-    /// Their factor is `scale`.
-    pub scores: Scores,
-    pub scale: f64,
-    /// Of queries, and so of weights.
-    pub dtype: DType,
-    /// Queries that count.
+    pub of: Attention<'d>,
     pub queries: Vec<Range<usize>>,
-    /// The most queries, and keys, of a head that are evaluated, spread over the sequence. Results of others are not
-    /// asked for.
-    pub asked: usize,
-    /// Where documents begin, of packed sequences.
-    pub documents: Option<&'d [i32]>,
 }
 
 /// Operands, `[S, heads, D]` of each batch; statistics `[H, S, 4]`.
@@ -84,17 +66,17 @@ impl Totals {
 impl Gradients<'_> {
     /// Gradients of queries, of keys, and of values, of each batch that the operands have.
     pub fn run(&self, operands: &Operands<'_>) -> [Matrix; 3] {
-        let Gradients { sequence: both @ [sequence, keys], heads: [heads, groups], depth, .. } =
-            *self;
-        let [depth, values] = depth;
+        let Attention { sequence: both, heads: [heads, groups], depth, scores, scale, .. } =
+            self.of;
+        let ([sequence, keys], [depth, values]) = (both, depth);
         let (wide, narrow) = (sequence * heads * depth, keys * groups * depth);
         let of_values = keys * groups * values;
         let of_stats = heads * sequence * 4;
         let batches = operands.q.data.len().checked_div(wide).unwrap_or(0);
         let shared = (heads / groups).max(1);
         let [mut dq, mut dk, mut dv] = [wide, narrow, of_values].map(|n| Totals::new(batches * n));
-        let rounding = half_ulp(self.dtype, 1.0);
-        let least = half_ulp(self.dtype, 0.0);
+        let rounding = half_ulp(self.of.dtype, 1.0);
+        let least = half_ulp(self.of.dtype, 0.0);
         let dot = |x: &[f64], y: &[f64]| {
             let n = x.len() as f64;
             let accumulation = U32 * (4.0 * n.sqrt() + n / 4.0 + 8.0) * n.sqrt() / LAMBDA;
@@ -102,7 +84,7 @@ impl Gradients<'_> {
             (terms().sum::<f64>(), accumulation * terms().map(|t| t * t).sum::<f64>().sqrt())
         };
         let [asked, keys_asked] = both.map(|n| self.asked(n));
-        let of_log = |argument: f64, lse: f64| match self.scores.softcap {
+        let of_log = |argument: f64, lse: f64| match scores.softcap {
             Some(cap) => 16.0 * U32 * (argument.abs() + lse.abs() + cap) / cap,
             None => 0.0,
         };
@@ -117,16 +99,16 @@ impl Gradients<'_> {
                 if lse == f64::NEG_INFINITY {
                     continue;
                 }
-                for j in seen(self.scores, self.documents, i, both)
-                    .filter(|j| asked[i] || keys_asked[*j])
+                for j in
+                    seen(scores, self.of.documents, i, both).filter(|j| asked[i] || keys_asked[*j])
                 {
                     let row = (b * keys + j) * groups + h / shared;
                     let k = &operands.k.data[row * depth..][..depth];
                     let v = &operands.v.data[row * values..][..values];
                     let (score, off) = dot(q, k);
-                    let score = score * self.scale;
-                    let off = off * self.scale.abs() + 4.0 * U32 * (1.0 + score.abs());
-                    let (score, of_cap, off_cap) = capped(self.scores.softcap, score);
+                    let score = score * scale;
+                    let off = off * scale.abs() + 4.0 * U32 * (1.0 + score.abs());
+                    let (score, of_cap, off_cap) = capped(scores.softcap, score);
                     let argument = score - lse;
                     let off = off * of_cap + off_cap + 4.0 * U32 * argument.abs();
                     let weight = argument.exp();
@@ -157,15 +139,15 @@ impl Gradients<'_> {
             x.into_iter().enumerate().map(at).collect::<Vec<_>>()
         };
         let [of_queries, of_keys, of_value] = [heads * depth, groups * depth, groups * values];
-        let dq = only(&asked, of_queries, dq.finish(keys, self.scale).collect());
-        let dk = only(&keys_asked, of_keys, dk.finish(terms, self.scale).collect());
+        let dq = only(&asked, of_queries, dq.finish(keys, scale).collect());
+        let dk = only(&keys_asked, of_keys, dk.finish(terms, scale).collect());
         let dv = only(&keys_asked, of_value, dv.finish(terms, 1.0).collect());
         [(wide, dq), (narrow, dk), (of_values, dv)].map(|(n, x)| Matrix::collect(n, x.into_iter()))
     }
 
     /// Which of so many places are evaluated, the first and the last among them.
     fn asked(&self, sequence: usize) -> Vec<bool> {
-        let count = self.asked.min(sequence);
+        let count = self.of.queries.min(sequence);
         let mut asked = vec![false; sequence];
         for n in 0..count {
             let last = sequence - 1;
@@ -176,27 +158,24 @@ impl Gradients<'_> {
 }
 
 /// Statistics `[H, S, 4]` of each batch, of results and their gradients `[S, H, D]` and logarithms `[H, S]`.
-pub(crate) fn statistics(
-    [sequence, heads, depth]: [usize; 3],
-    [o, d_o, lse]: [&Matrix; 3],
-) -> Matrix {
-    let batches = o.data.len().checked_div(sequence * heads * depth).unwrap_or(0);
-    let mut all = Vec::with_capacity(batches * heads * sequence * 4);
+pub(crate) fn statistics([rows, heads, depth]: [usize; 3], [o, d_o, lse]: [&Matrix; 3]) -> Matrix {
+    let batches = o.data.len().checked_div(rows * heads * depth).unwrap_or(0);
+    let mut all = Vec::with_capacity(batches * heads * rows * 4);
     for (b, h) in (0..batches).flat_map(|b| (0..heads).map(move |h| (b, h))) {
-        for i in 0..sequence {
-            let at = ((b * sequence + i) * heads + h) * depth;
+        for i in 0..rows {
+            let at = ((b * rows + i) * heads + h) * depth;
             let terms = || {
                 let both = o.data[at..][..depth].iter().zip(&d_o.data[at..][..depth]);
                 both.map(|(x, y)| x * y)
             };
             let (x, size) = (terms().sum::<f64>(), terms().map(f64::abs).sum::<f64>());
             let hard = U32 * (depth as f64 / 4.0 + 8.0) * size;
-            let lse = Near::exact(lse.data[(b * heads + h) * sequence + i]);
+            let lse = Near::exact(lse.data[(b * heads + h) * rows + i]);
             let zero = Near::exact(0.0);
             all.extend([lse, Near { x, hard, sd: 0.0 }, zero, zero]);
         }
     }
-    Matrix::collect(heads * sequence * 4, all.into_iter())
+    Matrix::collect(heads * rows * 4, all.into_iter())
 }
 
 /// Gradients `[1, H]` of sinks, of those statistics `[B, H, S, 4]` that a rank has.

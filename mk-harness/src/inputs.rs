@@ -74,6 +74,11 @@ impl<'a> Inputs<'a> {
         let mut ids = self.routing.route(tokens, slots, experts, seeds[0], seeds[1]);
         let own = self.own_rows(launch, tensor.id, rank).unwrap_or(tokens);
         ids.iter_mut().skip(own * slots).for_each(|id| *id = -1);
+        if let (Routing::Wrong, true, Some(id)) =
+            (self.routing, launch > 1 && rank == 0, ids.first_mut())
+        {
+            *id = experts as i32;
+        }
         ids
     }
 

@@ -103,10 +103,7 @@ impl Near {
 
     /// Converted: an exact number is the converted one.
     pub fn cast(self, to: DType) -> Near {
-        match self.is_exact() {
-            true => Near::exact(math::round(to, self.x)),
-            false => self,
-        }
+        if self.is_exact() { Near::exact(math::round(to, self.x)) } else { self }
     }
 
     /// What an operation in f32 gives, off by `own` and by what its rounding costs.

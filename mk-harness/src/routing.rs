@@ -24,6 +24,8 @@ pub enum Routing {
     Random,
     /// The same, of tokens of which some slots, and on some ranks the last tokens, go to no expert: -1.
     Padded,
+    /// As uniform, but in launches behind the first a token of the first rank goes to an expert that is not there.
+    Wrong,
 }
 
 impl FromStr for Routing {
@@ -56,6 +58,7 @@ impl fmt::Display for Routing {
             Routing::Empty => f.write_str("empty"),
             Routing::Random => f.write_str("random"),
             Routing::Padded => f.write_str("padded"),
+            Routing::Wrong => f.write_str("wrong"),
         }
     }
 }
@@ -82,7 +85,7 @@ impl Routing {
         };
         let weight = |i: usize| match self {
             Routing::Skew(n) if i.is_multiple_of(8) => f64::from(n),
-            Routing::Uniform | Routing::Skew(_) => 1.0,
+            Routing::Uniform | Routing::Skew(_) | Routing::Wrong => 1.0,
             Routing::One => f64::from(u8::from((i + experts - chosen) % experts.max(1) < slots)),
             Routing::Empty => f64::from(u8::from(!none(i.is_multiple_of(2)))),
             Routing::Random | Routing::Padded => {
@@ -121,7 +124,7 @@ impl Routing {
         let weight = |i: usize| {
             let near = 0.75 + 0.5 * chance(i + 1);
             match self {
-                Routing::Uniform => near,
+                Routing::Uniform | Routing::Wrong => near,
                 Routing::Skew(n) if i.is_multiple_of(8) => f64::from(n) * near,
                 Routing::Skew(_) => near,
                 Routing::One => f64::from(u8::from(i == chosen)),

@@ -130,13 +130,8 @@ impl Value {
             Matrix::collect(x.cols, x.elements().zip(y.elements()).map(|(x, y)| op(x, y)))
         };
         match (self, other) {
-            (Value::Whole(x), Value::Whole(y)) => Value::Whole(both(x, y)),
-            (Value::Contributions(x), Value::Whole(y)) => {
-                Value::Contributions(x.iter().map(|x| both(x, y)).collect())
-            }
-            (Value::Whole(x), Value::Contributions(y)) => {
-                Value::Contributions(y.iter().map(|y| both(x, y)).collect())
-            }
+            (x, Value::Whole(y)) => x.each(|x| both(x, y)),
+            (Value::Whole(x), y) => y.each(|y| both(x, y)),
             (Value::Contributions(x), Value::Contributions(y)) => {
                 Value::Contributions(x.iter().zip(y).map(|(x, y)| both(x, y)).collect())
             }
@@ -144,9 +139,7 @@ impl Value {
     }
 
     pub(super) fn map(&self, op: impl Fn(usize, Near) -> Near) -> Value {
-        let each =
-            |x: &Matrix| Matrix::collect(x.cols, x.elements().enumerate().map(|(i, x)| op(i, x)));
-        self.each(each)
+        self.each(|x| Matrix::collect(x.cols, x.elements().enumerate().map(|(i, x)| op(i, x))))
     }
 
     /// As memory of a type holds it.
@@ -156,16 +149,11 @@ impl Value {
 
     /// The value, with contributions of this type reduced as ranks along an axis do it; `partial` if there are others
     /// along another one.
-    pub(super) fn sum(
-        &self,
-        dtype: DType,
-        (stride, ranks): (usize, usize),
-        partial: bool,
-    ) -> Value {
+    pub(super) fn sum(&self, dtype: DType, (stride, n): (usize, usize), partial: bool) -> Value {
         let Value::Contributions(all) = self else { return self.clone() };
         let along = |place: usize| {
-            let first = place - place / stride % ranks * stride;
-            let of: Vec<&Matrix> = (0..ranks).filter_map(|i| all.get(first + i * stride)).collect();
+            let first = place - place / stride % n * stride;
+            let of: Vec<&Matrix> = (0..n).filter_map(|i| all.get(first + i * stride)).collect();
             let (cols, len) = of.first().map_or((0, 0), |m| (m.cols, m.len()));
             let at = |i| of.iter().map(|m| m.at(i)).collect::<Vec<_>>();
             Matrix::collect(cols, (0..len).map(|i| over_ranks(&at(i), dtype)))

@@ -40,20 +40,17 @@ pub fn macs(case: Case<'_>) -> u64 {
             });
             continue;
         }
+        let shape = |id: &ValueId| case.bound.shape(*id).unwrap_or(&[]);
+        let elements = |id: &ValueId| shape(id).iter().product::<u64>();
+        let rows = |id: &ValueId| shape(id).first().copied().unwrap_or(1);
         // Every row meets one matrix.
         if let (Op::GroupedGemm { .. }, [x, w, _]) = (node.op, &node.inputs[..]) {
-            let elements =
-                |id: &ValueId| case.bound.shape(*id).unwrap_or(&[]).iter().product::<u64>();
-            let experts = case.bound.shape(*w).and_then(|s| s.first()).copied().unwrap_or(1);
-            let rows = case.bound.shape(*x).and_then(|s| s.first()).copied().unwrap_or(1);
-            sum = sum.saturating_add((elements(w) / experts.max(1)).saturating_mul(rows));
+            let matrix = elements(w) / rows(w).max(1);
+            sum = sum.saturating_add(matrix.saturating_mul(rows(x)));
             continue;
         }
         if let (Op::GroupedWgrad, [x, dy, _]) = (node.op, &node.inputs[..]) {
-            let elements =
-                |id: &ValueId| case.bound.shape(*id).unwrap_or(&[]).iter().product::<u64>();
-            let rows = case.bound.shape(*x).and_then(|s| s.first()).copied().unwrap_or(1);
-            sum = sum.saturating_add(elements(x).saturating_mul(elements(dy)) / rows.max(1));
+            sum = sum.saturating_add(elements(x).saturating_mul(elements(dy)) / rows(x).max(1));
             continue;
         }
         let (Op::Gemm { a_transposed, .. }, [a, b]) = (node.op, &node.inputs[..]) else {

@@ -1,8 +1,9 @@
 //! Experts in eight bits on the executor, under every schedule, against f64 of the dequantised inputs.
 
-use mk_codegen::{passes::compile, settings::Config, sim::Schedule};
-use mk_harness::{Case, CpuOptions, run_on_cpu};
-use mk_syntax::Program;
+use mk_codegen::{passes::compile, plan::Plan, settings::Config, sim::Schedule};
+use mk_harness::{Case, CpuOptions, Inputs, run_on_cpu};
+use mk_syntax::{Bound, Program};
+use std::collections::BTreeSet;
 
 const LAYER: &str = "fn layer(x: e4m3[T, H] scaled(1, 128) @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
     w1: e4m3[E, 2, F, H] scaled(128, 128) @ shard(0), w2: e4m3[E, H, F] scaled(128, 128) @ shard(0)) -> bf16[T, H] @ shard(0) {
@@ -11,22 +12,34 @@ const LAYER: &str = "fn layer(x: e4m3[T, H] scaled(1, 128) @ shard(0), ids: i32[
 
 fn judge(source: &str, ranks: u32, sizes: &[(&str, u64)], schedules: &[Schedule]) {
     let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
-    let sizes = sizes.iter().map(|(name, n)| (name.to_string(), *n)).collect();
-    let bound = program.bind(&sizes, &Default::default()).unwrap_or_else(|e| panic!("{e}"));
-    let config = Config { ranks, ..Config::default() };
-    let (plan, _) = compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{e}"));
+    let bound = bind(&program, sizes);
     let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
+    let plan = planned(case);
     for schedule in schedules {
-        let options =
-            CpuOptions { schedule: *schedule, seed: 7, launches: 2, ..CpuOptions::default() };
-        let run = run_on_cpu(case, &plan, &options).unwrap_or_else(|e| panic!("{schedule:?}: {e}"));
-        for judged in run.judged.iter().flatten() {
-            assert!(judged.passes(), "{ranks} ranks, {schedule:?}: {judged}");
-        }
         // The last rank may have no tokens.
-        let mut all = run.judged.iter().flatten();
-        assert!(all.any(|judged| judged.norms.global > 0.0), "nothing was compared");
+        assert!(run(case, &plan, *schedule, 7), "nothing was compared");
     }
+}
+
+fn bind(program: &Program, sizes: &[(&str, u64)]) -> Bound {
+    let sizes = sizes.iter().map(|(name, n)| (name.to_string(), *n)).collect();
+    program.bind(&sizes, &Default::default()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn planned(case: Case<'_>) -> Plan {
+    let config = Config { ranks: case.ranks as u32, ..Config::default() };
+    let compiled = compile(case.program, case.bound, &config);
+    compiled.unwrap_or_else(|e| panic!("{e}")).0
+}
+
+/// Judges every result; whether there was one.
+fn run(case: Case<'_>, plan: &Plan, schedule: Schedule, seed: u64) -> bool {
+    let options = CpuOptions { schedule, seed, launches: 2, ..CpuOptions::default() };
+    let run = run_on_cpu(case, plan, &options).unwrap_or_else(|e| panic!("{schedule:?}: {e}"));
+    for judged in run.judged.iter().flatten() {
+        assert!(judged.passes(), "{} ranks, {schedule:?}, seed {seed}: {judged}", case.ranks);
+    }
+    run.judged.iter().flatten().any(|judged| judged.norms.global > 0.0)
 }
 
 #[test]
@@ -43,6 +56,35 @@ fn the_layer_on_other_worlds() {
         let sizes = [("T", tokens), ("K", 2), ("E", experts), ("H", 144), ("F", 128)];
         judge(LAYER, ranks, &sizes, &two);
     }
+}
+
+/// Each rank brings its own number of tokens, in eight bits, or quantised on the way out: none, one, or all of seven.
+#[test]
+fn ranks_have_their_own_number_of_tokens() {
+    let given = LAYER.replace("fn layer(", "fn layer<T: own>(");
+    let quantised = given
+        .replace("e4m3[T, H] scaled(1, 128)", "bf16[T, H]")
+        .replace("dispatch(x, ids)", "x -> quantize(e4m3, 1, 128) -> dispatch(ids)");
+    let mut brought = BTreeSet::new();
+    for (source, worlds) in [(&given, 1..=4), (&quantised, 2..=2)] {
+        let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
+        for ranks in worlds {
+            let sizes = [("T", 7 * u64::from(ranks)), ("K", 2), ("E", 8), ("H", 144), ("F", 128)];
+            let bound = bind(&program, &sizes).on(&program, ranks).expect("binds");
+            let ranks = ranks as usize;
+            let case = Case { program: &program, bound: &bound, ranks };
+            let (plan, mut compared) = (planned(case), false);
+            for (seed, schedule) in (0..).zip(Schedule::all(ranks)) {
+                let inputs = Inputs::new(case, seed);
+                let places = (1..=2).flat_map(|launch| (0..ranks).map(move |rank| (launch, rank)));
+                let x = program.tensors()[0].id;
+                brought.extend(places.filter_map(|(launch, r)| inputs.own_rows(launch, x, r)));
+                compared |= run(case, &plan, schedule, seed);
+            }
+            assert!(compared, "nothing was compared");
+        }
+    }
+    assert!([0, 1, 7].iter().all(|n| brought.contains(n)), "{brought:?}");
 }
 
 /// Tokens of 16 bits, quantised on the way out; rows without room are dropped.

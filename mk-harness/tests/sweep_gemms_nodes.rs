@@ -37,6 +37,12 @@ const PIPELINES: &[&str] = &[
     "fn f<M: dyn <= 300>(x: bf16[M, K] @ shard(0), w: bf16[K, F] @ shard(1), v: bf16[F, K] @ shard(0)) {
          gather(x) -> gemm(w) -> gelu -> gemm(v) -> all_reduce
      }",
+    "fn f(x: e4m3[M, K] scaled(1, 128) @ shard(0), w: e4m3[N, K] scaled(128, 128) @ shard(0)) { gather(x) -> gemm(w.t) }",
+    "fn f(x: bf16[M, K] @ shard(0), w: e5m2[N, K] scaled(1, K) @ shard(0)) {
+         let q = x -> quantize(e4m3, 1, 128);
+         (gather(q) -> gemm(w.t) -> gelu, q)
+     }",
+    "fn f(x: e4m3[M, K] scaled(1, K) @ shard(0), w: e4m3[N, K] scaled(1, K) @ shard(0)) { gather(x) -> gemm(w.t) }",
 ];
 
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +65,11 @@ impl Gemms {
             nodes: self.nodes,
             net: self.net,
             // Only a kernel that multiplies takes these, and only one with such CTAs that.
-            block: if gemm { [64, 128, 64] } else { Config::default().block },
+            block: match gemm {
+                true if self.source.contains("scaled") => [128, 128, 64],
+                true => [64, 128, 64],
+                false => Config::default().block,
+            },
             chunk_bytes: 4096,
             reduction: self.reduction,
             compute_sms: Some(3),
@@ -75,7 +85,13 @@ impl Gemms {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{source}: {e}"));
         // Sizes that ranks do not divide, as long as each has a part.
         let of = |n: u64| if config.ranks <= 16 { n } else { 8 * u64::from(config.ranks) };
-        let dims = [("M", self.rows), ("K", of(136)), ("N", 72), ("F", of(200))];
+        let mut dims = [("M", self.rows), ("K", of(136)), ("N", 72), ("F", of(200))];
+        if source.contains("scaled") {
+            // Whole blocks of columns, and as many rows, on every rank.
+            let ranks = u64::from(config.ranks);
+            let rows = self.rows.next_multiple_of(ranks);
+            dims = [("M", rows), ("K", 272), ("N", 128 * ranks), ("F", 0)];
+        }
         let dims = dims.iter().filter(|(name, _)| program.symbol(name).is_some());
         let dims: BTreeMap<_, _> = dims.map(|(n, v)| (n.to_string(), *v)).collect();
         let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");

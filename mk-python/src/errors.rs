@@ -3,6 +3,7 @@
 use mk::{
     Diagnostics,
     function::{ArgumentError, FunctionError},
+    passes::LowerError,
     runtime::{Error as RuntimeError, Fault},
     sim::SimError,
 };
@@ -22,19 +23,6 @@ pub enum Class {
 }
 
 impl Class {
-    fn name(self) -> &'static str {
-        match self {
-            Class::Error => "Error",
-            Class::Pipeline => "PipelineError",
-            Class::Argument => "ArgumentError",
-            Class::Unsupported => "UnsupportedError",
-            Class::Compile => "CompileError",
-            Class::Device => "DeviceError",
-            Class::Rendezvous => "RendezvousError",
-            Class::Fault => "FaultError",
-        }
-    }
-
     /// An exception of this class; if it cannot be made, the error of making it.
     pub fn error(self, py: Python<'_>, text: impl Into<String>) -> PyErr {
         match self.instance(py, text.into()) {
@@ -44,7 +32,9 @@ impl Class {
     }
 
     fn instance(self, py: Python<'_>, text: String) -> PyResult<Bound<'_, PyAny>> {
-        py.import("mk._errors")?.getattr(self.name())?.call1((text,))
+        let name = format!("{self:?}Error");
+        let name = if self == Class::Error { "Error" } else { &name };
+        py.import("mk._errors")?.getattr(name)?.call1((text,))
     }
 }
 
@@ -52,11 +42,8 @@ impl Class {
 pub fn pipeline(py: Python<'_>, mistakes: &Diagnostics) -> PyErr {
     let build = || {
         let value = Class::Pipeline.instance(py, mistakes.to_string())?;
-        let list: Vec<_> = mistakes
-            .iter()
-            .map(|d| (d.line, d.column, d.message.clone(), d.help.clone()))
-            .collect();
-        value.setattr("diagnostics", list)?;
+        let list = mistakes.iter().map(|d| (d.line, d.column, d.message.clone(), d.help.clone()));
+        value.setattr("diagnostics", list.collect::<Vec<_>>())?;
         Ok(PyErr::from_value(value))
     };
     build().unwrap_or_else(|error| error)
@@ -66,11 +53,10 @@ pub fn pipeline(py: Python<'_>, mistakes: &Diagnostics) -> PyErr {
 pub fn argument(py: Python<'_>, error: &ArgumentError) -> PyErr {
     let text = match error {
         // In the command line's syntax, which `in_python` translates.
-        ArgumentError::Bind(errors) => errors
-            .iter()
-            .map(|e| format!("{e:#}\n  help: {}", e.option_help()))
-            .collect::<Vec<_>>()
-            .join("\n"),
+        ArgumentError::Bind(errors) => {
+            let said = errors.iter().map(|e| format!("{e:#}\n  help: {}", e.option_help()));
+            said.collect::<Vec<_>>().join("\n")
+        }
         error => error.to_string(),
     };
     Class::Argument.error(py, in_python(&text))
@@ -78,21 +64,19 @@ pub fn argument(py: Python<'_>, error: &ArgumentError) -> PyErr {
 
 /// Anything between a pipeline and a launch.
 pub fn function(py: Python<'_>, error: FunctionError) -> PyErr {
+    use LowerError::{OutOfRange, Setting, TooLarge};
     match error {
         FunctionError::Argument(e) => argument(py, &e),
-        FunctionError::Lower(mk::passes::LowerError::Unsupported { .. }) => {
-            Class::Unsupported.error(py, error.to_string())
-        }
-        FunctionError::Lower(
-            mk::passes::LowerError::Setting(_)
-            | mk::passes::LowerError::OutOfRange { .. }
-            | mk::passes::LowerError::TooLarge { .. },
-        ) => Class::Argument.error(py, error.to_string()),
         FunctionError::Runtime(e) => runtime(py, &e),
-        FunctionError::Sim(e @ SimError::TooLarge { .. }) => {
-            Class::Argument.error(py, e.to_string())
+        error => {
+            let class = match error {
+                FunctionError::Lower(LowerError::Unsupported { .. }) => Class::Unsupported,
+                FunctionError::Lower(Setting(_) | OutOfRange { .. } | TooLarge { .. })
+                | FunctionError::Sim(SimError::TooLarge { .. }) => Class::Argument,
+                _ => Class::Error,
+            };
+            class.error(py, error.to_string())
         }
-        other => Class::Error.error(py, other.to_string()),
     }
 }
 
@@ -109,66 +93,39 @@ pub fn runtime(py: Python<'_>, error: &RuntimeError) -> PyErr {
         return raised;
     }
     let class = class(error);
-    let fault = match error {
-        RuntimeError::Fault(fault) => Some(&**fault),
-        RuntimeError::Poisoned { cause } => match &**cause {
-            RuntimeError::Fault(fault) => Some(&**fault),
-            _ => None,
-        },
-        _ => None,
-    };
-    match (class, fault) {
-        (Class::Fault, fault) => fault_error(py, error.to_string(), fault).unwrap_or_else(|e| e),
-        _ if matches!(error, RuntimeError::DriverMissing) => class.error(py, NO_DRIVER),
+    let cause = if let RuntimeError::Poisoned { cause } = error { cause } else { error };
+    let fault = if let RuntimeError::Fault(fault) = cause { Some(&**fault) } else { None };
+    match error {
+        _ if class == Class::Fault => {
+            fault_error(py, error.to_string(), fault).unwrap_or_else(|e| e)
+        }
+        RuntimeError::DriverMissing => class.error(py, NO_DRIVER),
         _ => class.error(py, error.to_string()),
     }
 }
 
 /// The message without a driver: names what works in Python all the same.
-const NO_DRIVER: &str = "no CUDA driver: libcuda.so.1 was not found\n  help: install the NVIDIA driver (version 580 or newer); without a GPU, \
-                         mk.World.reference() computes on CPU tensors, and mk.plan(..).simulate(..) runs a plan on the CPU executor";
+const NO_DRIVER: &str = "no CUDA driver: libcuda.so.1 was not found\n  help: install the NVIDIA driver (version 580 or \
+    newer); without a GPU, mk.World.reference() computes on CPU tensors, and mk.plan(..).simulate(..) runs a plan on the \
+    CPU executor";
 
 fn class(error: &RuntimeError) -> Class {
+    use RuntimeError::*;
     match error {
-        RuntimeError::NvrtcMissing { .. }
-        | RuntimeError::NvrtcUnusable { .. }
-        | RuntimeError::Nvrtc { .. }
-        | RuntimeError::Compile { .. }
-        | RuntimeError::Spill { .. }
-        | RuntimeError::Serialised { .. }
-        | RuntimeError::ToolMissing { .. }
-        | RuntimeError::ToolFailed { .. } => Class::Compile,
-        RuntimeError::DriverMissing
-        | RuntimeError::DriverTooOld { .. }
-        | RuntimeError::Cuda { .. }
-        | RuntimeError::NoSuchDevice { .. }
-        | RuntimeError::NoPeerAccess { .. }
-        | RuntimeError::SameDevice { .. }
-        | RuntimeError::SmBudget { .. }
-        | RuntimeError::System { .. }
-        | RuntimeError::LaunchBlocking
-        | RuntimeError::WrongArch { .. }
-        | RuntimeError::EngineOnSharedGpu { .. }
-        | RuntimeError::TwoCaptures { .. }
-        | RuntimeError::NotCoResident { .. } => Class::Device,
-        RuntimeError::Count { .. }
-        | RuntimeError::Tensor { .. }
-        | RuntimeError::MixedCapture { .. }
-        | RuntimeError::Shape { .. } => Class::Argument,
-        RuntimeError::Environment { .. }
-        | RuntimeError::Variable { .. }
-        | RuntimeError::SeveralHosts { .. }
-        | RuntimeError::Rendezvous { .. }
-        | RuntimeError::PeerGone { .. }
-        | RuntimeError::PeerSilent { .. }
-        | RuntimeError::Interrupted { .. }
-        | RuntimeError::PeerFailed { .. }
-        | RuntimeError::OutOfStep { .. }
-        | RuntimeError::Crossed { .. }
-        | RuntimeError::Disagree { .. } => Class::Rendezvous,
-        RuntimeError::Fault(_) | RuntimeError::Poisoned { .. } | RuntimeError::Aborted => {
-            Class::Fault
+        NvrtcMissing { .. } | NvrtcUnusable { .. } | Nvrtc { .. } | Compile { .. } => {
+            Class::Compile
         }
+        Spill { .. } | Serialised { .. } | ToolMissing { .. } | ToolFailed { .. } => Class::Compile,
+        DriverMissing | DriverTooOld { .. } | Cuda { .. } | NoSuchDevice { .. } => Class::Device,
+        NoPeerAccess { .. } | SameDevice { .. } | SmBudget { .. } | System { .. } => Class::Device,
+        LaunchBlocking | WrongArch { .. } | EngineOnSharedGpu { .. } => Class::Device,
+        TwoCaptures { .. } | NotCoResident { .. } => Class::Device,
+        Count { .. } | Tensor { .. } | MixedCapture { .. } | Shape { .. } => Class::Argument,
+        Environment { .. } | Variable { .. } | SeveralHosts { .. } => Class::Rendezvous,
+        Rendezvous { .. } | PeerGone { .. } | PeerSilent { .. } => Class::Rendezvous,
+        Interrupted { .. } | PeerFailed { .. } | OutOfStep { .. } => Class::Rendezvous,
+        Crossed { .. } | Disagree { .. } => Class::Rendezvous,
+        Fault(_) | Poisoned { .. } | Aborted => Class::Fault,
         _ => Class::Error,
     }
 }
@@ -189,10 +146,8 @@ fn in_python(text: &str) -> String {
     while let Some(at) = rest.find("`--") {
         let (before, flag) = (&rest[..at], &rest[at + 1..]);
         let Some(end) = flag.find('`') else { break };
-        out.push_str(before);
-        out.push('`');
-        out.push_str(&keyword(&flag[..end]).unwrap_or_else(|| flag[..end].to_string()));
-        out.push('`');
+        let keyword = keyword(&flag[..end]).unwrap_or_else(|| flag[..end].to_string());
+        out += &format!("{before}`{keyword}`");
         rest = &flag[end + 1..];
     }
     out + rest

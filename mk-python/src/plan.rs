@@ -53,20 +53,28 @@ impl Plan {
     /// Values of a kernel's run-time dimensions.
     fn dims(&self, py: Python<'_>, planned: &Planned) -> PyResult<Vec<u32>> {
         let value = |dim: &mk::abi::RuntimeDim| {
-            let symbol = self.program().symbol(&dim.name)?;
-            u32::try_from(self.sizes.dim(Dim::Sym(symbol))?).ok()
+            let symbol = self.program().symbol(&dim.name).map(Dim::Sym);
+            let value = symbol.and_then(|s| self.sizes.dim(s)).and_then(|n| u32::try_from(n).ok());
+            let what = || format!("internal error: dimension `{}` has no value", dim.name);
+            value.ok_or_else(|| Class::Error.error(py, what()))
         };
-        let known = |dim| {
-            value(dim).ok_or_else(|| {
-                let what = format!("internal error: dimension `{}` has no value", dim.name);
-                Class::Error.error(py, what)
-            })
-        };
-        planned.source.runtime_dims.iter().map(known).collect()
+        planned.source.runtime_dims.iter().map(value).collect()
     }
 
     fn plans(&self) -> Vec<&TilePlan> {
         self.made.kernels.iter().map(|k| &k.plan).collect()
+    }
+
+    /// The GPU that it was made for, or an H200.
+    fn gpu(&self) -> Gpu {
+        self.gpu.clone().unwrap_or_else(|| DeviceModel::h200().gpu.as_str().into())
+    }
+
+    /// The figures of that GPU.
+    fn model(&self) -> Result<DeviceModel, String> {
+        let (gpu, cache) = (self.gpu(), Cache::new(&JitOptions::default()));
+        let (model, _) = tune::model_of(&gpu, cache.as_ref());
+        model.ok_or_else(|| format!("there are no figures of {}", gpu.name))
     }
 
     /// Something of each kernel, a line each.
@@ -214,14 +222,11 @@ impl Plan {
     #[getter]
     fn roles<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
-        for (kernel, role) in
-            self.made.kernels.iter().flat_map(|k| k.source.roles.iter().map(move |r| (k, r)))
-        {
-            match self.made.parts.is_empty() {
-                true => dict.set_item(&role.name, role.ctas)?,
-                false => {
-                    dict.set_item(format!("{}.{}", kernel.source.name, role.name), role.ctas)?
-                }
+        for source in self.made.kernels.iter().map(|k| &k.source) {
+            let before = format!("{}.", source.name);
+            let before = if self.made.parts.is_empty() { "" } else { &before };
+            for role in &source.roles {
+                dict.set_item(format!("{before}{}", role.name), role.ctas)?;
             }
         }
         Ok(dict)
@@ -291,11 +296,8 @@ impl Plan {
     /// made for, or an H200; None where it has no figures of it, or of a kernel.
     #[getter]
     fn predicted_ms(&self, py: Python<'_>) -> Option<f64> {
-        let gpu = self.gpu.clone().unwrap_or_else(|| DeviceModel::h200().gpu.as_str().into());
         py.detach(|| {
-            let cache = Cache::new(&JitOptions::default());
-            let (model, _) = tune::model_of(&gpu, cache.as_ref());
-            let model = model?;
+            let model = self.model().ok()?;
             self.plans().iter().map(|plan| Some(cost::predict(plan, &model).ok()?.ms())).sum()
         })
     }
@@ -325,11 +327,8 @@ impl Plan {
                 each part";
             return Err(unsupported(what.into()));
         };
-        let gpu = self.gpu.clone().unwrap_or_else(|| DeviceModel::h200().gpu.as_str().into());
         let page = py.detach(|| {
-            let cache = Cache::new(&JitOptions::default());
-            let (model, _) = tune::model_of(&gpu, cache.as_ref());
-            let model = model.ok_or_else(|| format!("there are no figures of {}", gpu.name))?;
+            let model = self.model()?;
             let emission = EmitOptions { trace: true };
             let planned = build::plan_with(self.program(), &self.sizes, config, emission)
                 .map_err(|e| e.to_string())?;
@@ -405,9 +404,8 @@ impl Plan {
     ///
     /// ``Function.explain`` also measures.
     fn explain(&self, py: Python<'_>) -> String {
-        let gpu = self.gpu.clone().unwrap_or_else(|| DeviceModel::h200().gpu.as_str().into());
         py.detach(|| {
-            let cache = Cache::new(&JitOptions::default());
+            let (gpu, cache) = (self.gpu(), Cache::new(&JitOptions::default()));
             let by = (&gpu, cache.as_ref());
             tune::explain_made(self.program(), &self.sizes, self.ranks(), &self.made, by)
         })

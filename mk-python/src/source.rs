@@ -1,9 +1,9 @@
 //! The text of a pipeline: given as it is, or as the path of a `.mk` file.
 
 use crate::errors::{self, Class};
-use mk::{Diagnostics, Program, file, function::Sizes, syntax::Dim};
+use mk::{Diagnostics, Program, file, function::Sizes};
 use pyo3::{exceptions::PyTypeError, prelude::*};
-use std::{collections::BTreeMap, path::Path};
+use std::collections::BTreeMap;
 
 /// A text, and the file that it is from.
 pub struct Source {
@@ -17,7 +17,7 @@ impl Source {
         if let Ok(text) = given.extract::<String>() {
             return match text.ends_with(".mk") {
                 true => Source::read(py, text),
-                false if looks_like_a_file(&text) => Err(no_pipeline(py, &text)),
+                false if file::is_path(&text) => Err(no_pipeline(py, &text)),
                 false => Ok(Source { text, origin: None }),
             };
         }
@@ -55,25 +55,11 @@ impl Source {
 
     /// Sizes, with those of the text's head for symbols that get none otherwise.
     pub fn with_head(&self, py: Python<'_>, program: &Program, given: Sizes) -> PyResult<Sizes> {
-        let mut dims = file::defaults(&self.text).map_err(|mistakes| self.wrong(py, mistakes))?;
-        for name in given.shapes.keys() {
-            for dim in program.tensor(name).map_or(&[][..], |t| &t.ty.dims) {
-                if let Dim::Sym(symbol) = dim
-                    && let Some(symbol) = program.symbols().get(symbol.index())
-                {
-                    dims.remove(&symbol.name);
-                }
-            }
-        }
+        let dims = file::defaults_beside(&self.text, program, given.shapes.keys());
+        let mut dims = dims.map_err(|mistakes| self.wrong(py, mistakes))?;
         dims.extend(given.dims);
         Ok(Sizes { dims, shapes: given.shapes })
     }
-}
-
-/// Whether a text is a path and no pipeline: those have brackets.
-fn looks_like_a_file(text: &str) -> bool {
-    let path = Path::new(text);
-    !text.contains(['(', ' ', '\n']) && (path.extension().is_some() || text.contains('/'))
 }
 
 fn no_pipeline(py: Python<'_>, text: &str) -> PyErr {

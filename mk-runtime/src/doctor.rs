@@ -1,13 +1,14 @@
 //! What this machine has, what it lacks, and how to get it. Never fails: a missing part is part of the answer.
 
 use crate::driver;
+use crate::env;
 use crate::error::Result;
 use crate::jit::{self, JitOptions, NvrtcVersion};
 use crate::net::NetOptions;
 use crate::nics;
 pub use crate::nics::Nic;
 use crate::store::{self, Kept};
-use crate::transport::{TRANSPORTS, TransportError};
+use crate::transport::{Distance, Flush, TRANSPORTS, TransportError, Visibility};
 use cudarc::driver::sys::{self, CUdevice_P2PAttribute as P2p, CUdevice_attribute as Attr};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -31,8 +32,12 @@ pub struct Gpu {
     pub posix_handles: bool,
     /// How network cards reach its memory: `dmabuf`, `nvidia_peermem`, or why they do not.
     pub card_access: String,
+    /// What is done between a card's data and the word behind it: `none`, `driver`, or `read-back`, which nothing does.
+    pub flush: Flush,
     /// The cards that are nearest to it on the bus.
     pub near_cards: Vec<String>,
+    /// All cards, the nearest first, and how far they are.
+    pub cards: Vec<(String, Option<Distance>)>,
 }
 
 /// A transport, and whether an end of it can be opened here.
@@ -98,6 +103,8 @@ pub struct Doctor {
     pub missing: Vec<Missing>,
 }
 
+const SYS: &str = "/sys";
+
 /// What [`Gpu::card_access`] says where cards reach its memory.
 const REACHED: [&str; 2] = ["dmabuf", "nvidia_peermem"];
 
@@ -151,6 +158,9 @@ impl Doctor {
             if let Err(error) = &network.state {
                 lack(error.to_string(), "a network between nodes");
             }
+        }
+        for asked in [Flush::asked().err(), env::net_cards().err()].into_iter().flatten() {
+            lack(asked.to_string(), "a network between nodes");
         }
         let most = NetOptions::default().arena_bytes;
         if let Some(bytes) = nics::locked_memory().filter(|b| *b < most && !cards.is_empty()) {
@@ -209,7 +219,12 @@ fn gpu(ordinal: i32, cards: &[Nic]) -> Result<Gpu> {
         posix_handles: get(Attr::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)?
             != 0,
         card_access: nics::gpu_access(ordinal),
-        near_cards: nics::nearest(Path::new("/sys"), &driver::pci(ordinal)?, cards),
+        flush: match Flush::asked() {
+            Ok(Some(asked)) => asked,
+            _ => Visibility::of(ordinal)?.rule(),
+        },
+        near_cards: nics::nearest(Path::new(SYS), &driver::pci(ordinal)?, cards),
+        cards: nics::distances(Path::new(SYS), &driver::pci(ordinal)?, cards),
     })
 }
 
@@ -302,7 +317,18 @@ impl fmt::Display for Doctor {
         }
         for g in self.gpus.iter().filter(|_| !self.cards.is_empty()) {
             let near = g.near_cards.join(", ");
-            writeln!(f, "card to   GPU {}: {}; nearest: {near}", g.ordinal, g.card_access)?;
+            let far = |(card, d): &(String, Option<Distance>)| {
+                format!("{card} {}", d.map_or("?", Distance::name))
+            };
+            let far: Vec<String> = g.cards.iter().map(far).collect();
+            writeln!(
+                f,
+                "card to   GPU {}: {}, flush {}; {}; nearest: {near}",
+                g.ordinal,
+                g.card_access,
+                g.flush,
+                far.join(", ")
+            )?;
         }
         for m in &self.missing {
             writeln!(f, "missing   for {}: {}", m.needed_for, m.what)?;

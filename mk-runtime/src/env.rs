@@ -36,6 +36,11 @@ pub const VARIABLES: &[(&str, &str)] = &[
     ("MK_NODES", "as if the ranks were on so many hosts, to try that on one"),
     ("MK_NET", "network between hosts: efa, verbs, tcp or a provider of libfabric"),
     ("MK_NET_MEMORY", "gpu: that network writes to GPUs; host, the default: to pinned memory"),
+    (
+        "MK_NET_FLUSH",
+        "none, read-back or driver: before a GPU sees a word in its memory; by rule if not set",
+    ),
+    ("MK_NET_CARDS", "network cards of each rank, side by side; 1 if not set"),
     ("MK_NET_MIB", "MiB of that memory for all kernels of a rank; 256 if not set"),
     ("MK_SHARE_GPU", "1: processes may share a GPU, to try several on one"),
     ("NCCL_MAX_NCHANNELS", "SMs that reserve_sms=\"nccl\" keeps free in Python; 24 if not set"),
@@ -121,6 +126,35 @@ pub(crate) fn net_on_gpus() -> Result<bool> {
     }
 }
 
+/// `MK_NET_FLUSH`, as it is written.
+pub(crate) fn net_flush() -> Option<String> {
+    let value = std::env::var_os("MK_NET_FLUSH").filter(|v| !v.is_empty());
+    value.map(|v| v.to_string_lossy().into_owned())
+}
+
+/// Most network cards of a rank.
+pub(crate) const MOST_CARDS: u32 = 16;
+
+/// `MK_NET_CARDS`.
+///
+/// # Errors
+/// [`Error::Variable`] for what is no number from 1 to [`MOST_CARDS`].
+pub(crate) fn net_cards() -> Result<Option<u32>> {
+    cards(std::env::var_os("MK_NET_CARDS").map(|v| v.to_string_lossy().into_owned()))
+}
+
+fn cards(value: Option<String>) -> Result<Option<u32>> {
+    let Some(value) = value.filter(|v| !v.is_empty()) else { return Ok(None) };
+    match value.parse() {
+        Ok(cards @ 1..=MOST_CARDS) => Ok(Some(cards)),
+        _ => Err(Error::Variable {
+            variable: "MK_NET_CARDS",
+            value,
+            what: format!("a number from 1 to {} is needed", MOST_CARDS),
+        }),
+    }
+}
+
 /// `MK_NET_MIB`, in bytes.
 ///
 /// # Errors
@@ -194,4 +228,18 @@ pub(crate) fn world() -> Result<WorldVariables> {
     };
     let (token_file, address) = (path("MK_TOKEN_FILE"), text("MK_ADDRESS"));
     Ok(WorldVariables { token_file, address, master: text("MASTER_ADDR"), nodes, share_gpus })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cards_are_some() {
+        assert_eq!(cards(Some("4".into())).unwrap(), Some(4));
+        for wrong in ["0", "17", "two"] {
+            let error = cards(Some(wrong.into())).unwrap_err();
+            assert!(matches!(&error, Error::Variable { variable: "MK_NET_CARDS", .. }), "{error}");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Which network cards this machine has, and whether they reach GPUs.
 
 use crate::driver;
-use crate::transport::Place;
+use crate::transport::{Distance, Place};
 use cudarc::driver::sys::CUdevice_attribute as Attr;
 use std::fs;
 use std::path::Path;
@@ -67,6 +67,15 @@ pub(crate) fn nearest(sys: &Path, pci: &str, cards: &[Nic]) -> Vec<String> {
     all.map(|card| card.name.clone()).collect()
 }
 
+/// How far each card is from a GPU at this place on the bus, the nearest first.
+pub(crate) fn distances(sys: &Path, pci: &str, cards: &[Nic]) -> Vec<(String, Option<Distance>)> {
+    let gpu = Place::of(sys, pci);
+    let of = |card: &Nic| (card.name.clone(), gpu.distance(&Place::of(sys, &card.pci)));
+    let mut all: Vec<_> = cards.iter().map(of).collect();
+    all.sort_by_key(|(_, distance)| (distance.is_none(), *distance));
+    all
+}
+
 /// Most bytes that this process may keep in memory for cards, where that is limited.
 pub(crate) fn locked_memory() -> Option<u64> {
     limit_in(&fs::read_to_string("/proc/self/limits").ok()?)
@@ -112,6 +121,57 @@ mod tests {
         assert_eq!((card.numa, card.pci.as_str()), (Some(1), "0000:3b:00.0"));
         fs::remove_dir_all(&root).unwrap();
         assert!(cards_in(&root).is_empty());
+    }
+
+    /// A GPU and cards of two NUMA nodes, as a machine with switches has them.
+    #[test]
+    fn distances_are_those_of_the_tree() {
+        let root = std::env::temp_dir().join(format!("mk-distances-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        fs::create_dir_all(root.join("bus/pci/devices")).unwrap();
+        let switch = "pci0000:3a/0000:3a:00.0/0000:3b:00.0";
+        let tree = [
+            ("gpu", format!("{switch}/0000:3c:00.0/0000:3d:00.0"), 0),
+            ("same_switch", format!("{switch}/0000:3c:01.0/0000:3e:00.0"), 0),
+            (
+                "behind_another",
+                format!("{switch}/0000:3c:02.0/0000:3f:00.0/0000:40:00.0/0000:41:00.0"),
+                0,
+            ),
+            ("same_root", "pci0000:3a/0000:3a:01.0/0000:42:00.0".into(), 0),
+            ("same_node", "pci0000:5a/0000:5a:00.0/0000:5b:00.0".into(), 0),
+            ("other_node", "pci0000:80/0000:80:00.0/0000:81:00.0".into(), 1),
+        ];
+        let mut cards = Vec::new();
+        for (name, path, numa) in &tree {
+            let device = root.join("devices").join(path);
+            fs::create_dir_all(&device).unwrap();
+            fs::write(device.join("numa_node"), numa.to_string()).unwrap();
+            let pci = device.file_name().unwrap().to_string_lossy().into_owned();
+            std::os::unix::fs::symlink(&device, root.join("bus/pci/devices").join(&pci)).unwrap();
+            cards.push(Nic { name: (*name).into(), ports: Vec::new(), numa: None, pci });
+        }
+        cards.push(Nic {
+            name: "nowhere".into(),
+            ports: Vec::new(),
+            numa: None,
+            pci: "0000:99:00.0".into(),
+        });
+        let gpu = cards.remove(0);
+        cards.reverse();
+        let found = distances(&root, &gpu.pci, &cards);
+        let names =
+            |d: &(String, Option<Distance>)| format!("{} {}", d.0, d.1.map_or("?", Distance::name));
+        let expected = [
+            "same_switch PIX",
+            "behind_another PXB",
+            "same_root PHB",
+            "same_node NODE",
+            "other_node SYS",
+            "nowhere ?",
+        ];
+        assert_eq!(found.iter().map(names).collect::<Vec<_>>(), expected);
+        fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]

@@ -8,7 +8,7 @@ use mk_runtime::{
     TransportError,
     proxy::{Arena, Attached, Ends, Engine, Fifo, Lease, NetFault, Proxy, Watch, Writer, connect},
     transport::{
-        HostMemory, Notify, Ordering, Posted, Transport, Write,
+        Flush, HostMemory, NetMemory, Notify, Ordering, Posted, Transport, Write,
         loopback::{self, LoopbackNetwork},
         shaped::{Fault, Shape, Shaped},
     },
@@ -324,4 +324,83 @@ fn instances_that_are_refused() {
     assert!(attach(|l| l.bytes = ARENA + 4096).contains("does not fit"));
     assert!(attach(|l| l.hashes = 64).contains("does not fit"));
     assert!(attach(|l| l.buffers = 128).contains("does not fit"));
+}
+
+/// Memory that must be flushed before a word of message 0 is set, and says what it saw then.
+#[derive(Debug)]
+struct Hidden {
+    memory: Arc<HostMemory>,
+    fails: bool,
+    seen: AtomicU32,
+}
+
+const DATA: u64 = 65536;
+
+// SAFETY: the memory that it has.
+unsafe impl NetMemory for Hidden {
+    fn base(&self) -> *mut u8 {
+        self.memory.base()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+
+    fn flush(&self) -> Result<(), String> {
+        let mut data = [0; 1];
+        self.memory.read(DATA, &mut data);
+        let word = self.memory.word(0).load(Atomic::Acquire);
+        self.seen.fetch_max(100 * (word + 1) + u32::from(data[0]), Atomic::Relaxed);
+        if self.fails { Err("the driver is gone".into()) } else { Ok(()) }
+    }
+}
+
+/// The receiver's proxy flushes behind the data and before the word; a flush that fails is a fault, and no word is set.
+#[test]
+fn words_wait_for_a_flush() {
+    for (flush, fails) in [(Flush::Driver, false), (Flush::None, false), (Flush::Driver, true)] {
+        let options = loopback::Options { flush, ..loopback::Options::new(2, Ordering::Unordered) };
+        let mut fabric = LoopbackNetwork::new(options).unwrap();
+        let (mut ends, mut memories) = (Ends::new(), Vec::new());
+        for rank in 0..2 {
+            let mut end = fabric.end(rank).unwrap();
+            let memory = Arc::new(HostMemory::new(ARENA as usize).unwrap());
+            let hidden = Arc::new(Hidden { memory, fails, seen: AtomicU32::new(0) });
+            end.register(hidden.clone()).unwrap();
+            ends.push((rank, Box::new(end)));
+            memories.push(hidden);
+        }
+        connect(&mut ends, 2, 1, |mine| Ok::<_, TransportError>(vec![mine.to_vec()])).unwrap();
+        let mut ranks = Vec::new();
+        for ((rank, end), memory) in ends.into_iter().zip(&memories) {
+            let layout = layout(false);
+            let lease = Arena::new(ARENA).lease(layout.bytes).unwrap();
+            let fifo = Fifo::on_host(layout.fifo).unwrap();
+            let writer = fifo.writer();
+            let proxy =
+                Proxy::start(rank, Engine::new(rank, 2, end, memory.clone()), SOON).unwrap();
+            proxy.attach(Attached { lease, layout, fifo, watch: None }).unwrap();
+            ranks.push((proxy, writer, lease));
+        }
+        memories[0].memory.write(ranks[0].2.base + 1024, &[7; 64]);
+        assert_eq!(ranks[1].2.base, 0);
+        assert!(ranks[0].1.push(send(1, 0, 1)));
+        let word = || memories[1].memory.word(0).load(Atomic::Acquire);
+        let (receiver, seen) = (&ranks[1].0, || memories[1].seen.load(Atomic::Relaxed));
+        match (flush, fails) {
+            (Flush::Driver, true) => {
+                until("a fault", || receiver.fault().is_some());
+                let fault = receiver.fault().unwrap().to_string();
+                assert!(fault.contains("the driver is gone") && word() == 0, "{fault}");
+            }
+            (Flush::Driver, false) => {
+                until("the word", || word() == 1);
+                assert_eq!((seen(), receiver.counts().flushes), (107, 1), "data 7, and no word");
+            }
+            _ => {
+                until("the word", || word() == 1);
+                assert_eq!((seen(), receiver.counts().flushes), (0, 0));
+            }
+        }
+    }
 }

@@ -15,7 +15,7 @@ struct RowsTask {
 
 // Loads in flight per thread before the first store.
 constexpr u32 kRowsUnroll = 8;
-constexpr u32 kShiftedUnroll = 2;  // of five words each: more of them spill beside a GEMM
+constexpr u32 kShiftedUnroll = 6;  // of five words each: eight of them spill beside a GEMM
 
 // A thread's way through rows that several threads share, without dividing by a row's length. A warp takes neighbouring vectors of a
 // row; of short rows of 16-byte vectors it takes 2 or 4 side by side, 16 or 8 vectors of each at a time, so that no lane idles at 128

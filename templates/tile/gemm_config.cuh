@@ -229,7 +229,7 @@ struct GemmConfig {
   static constexpr u32 kPartCols = kPromotes && (kMmasPerStep + 1) * kAccumulators > 192 ? kMmaN / 2 : kMmaN;
   static_assert(kPromotes ? kMmasPerStep * kAccumulators + kPartCols / 2 <= 192 : kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
   static_assert(!kBytes || (kA == ALayout::KMajor && kB == BLayout::KMajor && !kSwapped && (!kGated || (kBlockM == 128 && kBlockN == 256)) && element_bytes(kDtypeB) == 1), "8-bit operands lie along k");
-  static_assert(!kStepScaled || (kPromotes && kPartCols == kScaleBlock), "a step's sums are of one block of columns");
+  static_assert(!kStepScaled || (kPromotes && kScaleBlock % kPartCols == 0), "a step's sums are of one block of columns");
   static_assert(!kPromotes || (kBytes && !kThree), "sums of 8-bit operands, of two consumers");
   static_assert(!kPingPong || kBlockM == 128, "tiles that one warpgroup multiplies");
   static_assert(kConsumers != 3 || (kCluster == 1 && !kCarried), "sums that are handed on belong to one of two warpgroups");

@@ -54,6 +54,11 @@ impl Failure {
         Failure::new(kind, format!("{what}\n  = help: {help}"))
     }
 
+    /// A command line that cannot be carried out, and a way out.
+    pub fn usage(what: impl Display, help: impl Display) -> Failure {
+        Failure::with_help(Kind::CommandLine, what, help)
+    }
+
     /// Mistakes in the text of a pipeline, and more to say of them.
     pub fn in_text(mistakes: &Diagnostics, origin: &str, more: &str) -> Failure {
         let list = mistakes.iter().map(|d| {
@@ -76,20 +81,15 @@ impl Failure {
     }
 
     /// A plan that is refused, and a way out where there is one.
-    pub fn refused(
-        kind: Kind,
-        before: &str,
-        failure: &valid::Failure,
-        help: Option<&str>,
-    ) -> Failure {
-        let text = format!("{before}{}", failure.to_string().trim_end());
+    pub fn refused(kind: Kind, head: &str, found: &valid::Failure, help: Option<&str>) -> Failure {
+        let text = format!("{head}{}", found.to_string().trim_end());
         let more = help.map_or(String::new(), |help| format!("\n  = help: {help}"));
         let of = |v: &Violation| {
             let mut value = mistake(kind, v, help);
             value["rule"] = v.rule().into();
             value
         };
-        let list = failure.violations.iter().map(of).collect();
+        let list = found.violations.iter().map(of).collect();
         Failure::listed(format!("error: {text}{more}"), list)
     }
 

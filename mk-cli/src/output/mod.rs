@@ -31,10 +31,7 @@ pub(crate) use say;
 /// [`say!`], unless only the end of it all is asked for.
 macro_rules! detail {
     ($($part:tt)*) => {
-        match $crate::terminal::mode().quiet {
-            true => Ok(()),
-            false => $crate::output::say!($($part)*),
-        }
+        if $crate::terminal::mode().quiet { Ok(()) } else { $crate::output::say!($($part)*) }
     };
 }
 pub(crate) use detail;

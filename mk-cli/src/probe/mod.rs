@@ -88,8 +88,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     if samples.is_empty() {
-        return Err(Failure::with_help(
-            Kind::CommandLine,
+        return Err(Failure::usage(
             "there is no measured plan to fit figures to",
             "measure some: `mk tune --json FILE`, without `--device model`",
         ));

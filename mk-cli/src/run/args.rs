@@ -2,7 +2,7 @@
 
 use super::{link, npy};
 use crate::{
-    failure::{Failure, Kind, Result},
+    failure::{Failure, Result},
     gpus::GpuList,
     options::PipelineArgs,
     output::detail,
@@ -70,7 +70,7 @@ impl Args {
         );
         let help =
             "leave the option out, or run a pipeline with `ragged`, `dispatch` or `cu_seqlens`";
-        Err(Failure::with_help(Kind::CommandLine, what, help))
+        Err(Failure::usage(what, help))
     }
 
     pub(super) fn routing(&self) -> Routing {

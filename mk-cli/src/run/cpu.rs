@@ -31,7 +31,7 @@ pub fn run(args: &Args, loaded: &Loaded) -> Result<()> {
         if args.transport.is_some() {
             let what = "`--transport` runs pipelines, and this is a plan without one";
             let help = "name the pipeline by `--reference PIPELINE`";
-            return Err(Failure::with_help(Kind::CommandLine, what, help));
+            return Err(Failure::usage(what, help));
         }
         loaded.verify()?;
         return without_reference(args, plan, &options);

@@ -3,7 +3,7 @@
 use super::{args::Args, link, verdict::Verdict};
 use crate::{
     build::compile,
-    failure::{Failure, Kind, Result},
+    failure::{Failure, Result},
     gpus::loopback,
     output::detail,
     pipeline::Loaded,
@@ -23,8 +23,7 @@ const SAMPLED_ROWS: usize = 8;
 
 pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<()> {
     let Some(pipeline) = &loaded.pipeline else {
-        return Err(Failure::with_help(
-            Kind::CommandLine,
+        return Err(Failure::usage(
             "a plan does not say what it computes",
             "say it by `--reference PIPELINE`",
         ));
@@ -66,10 +65,7 @@ pub fn run(args: &Args, loaded: Loaded, world: &World) -> Result<()> {
         None => Vec::new(),
         Some(_) => args.export(session.held().map(|held| Ok(held?)))?,
     };
-    let timing = match args.gpu.time {
-        true => Some(session.time()?),
-        false => None,
-    };
+    let timing = if args.gpu.time { Some(session.time()?) } else { None };
     drop(progress);
     if let Some(t) = &timing {
         let (median, least) = (1e3 * t.median_ms, 1e3 * t.least_ms);

@@ -32,7 +32,7 @@ pub fn run(args: &Args) -> Result<()> {
             false => ("there is one", "say how many by `--nodes N`"),
         };
         let what = format!("`--transport` joins nodes, and {what}");
-        return Err(Failure::with_help(Kind::CommandLine, what, help));
+        return Err(Failure::usage(what, help));
     }
     match choose(args, &opened, ranks)? {
         Choice::Cuda(world) => {
@@ -49,7 +49,7 @@ pub fn run(args: &Args) -> Result<()> {
                     Some(other) => other,
                 };
                 let what = format!("`{option}` needs GPUs, and {why}");
-                return Err(Failure::with_help(Kind::CommandLine, what, "leave the option out"));
+                return Err(Failure::usage(what, "leave the option out"));
             }
             let loaded = opened.lower(&pipeline, None)?;
             let why = why.map_or_else(String::new, |why| format!(": {why}"));
@@ -80,22 +80,19 @@ fn choose(args: &Args, opened: &Opened, ranks: u32) -> Result<Choice> {
         Device::Cpu => return Ok(Choice::Cpu(None)),
         Device::Cuda => {
             if args.transport.as_ref().is_some_and(|t| !t.is_loopback()) {
-                return Err(Failure::with_help(
-                    Kind::CommandLine,
+                return Err(Failure::usage(
                     "GPUs of one process are joined by `loopback`; `--transport ofi` joins ranks of the CPU executor",
                     "use `--transport loopback`, or `--device cpu`; processes choose by `MK_NET`",
                 ));
             }
             if opened.is_unknown() {
-                return Err(Failure::with_help(
-                    Kind::CommandLine,
+                return Err(Failure::usage(
                     "a plan does not say what it computes, so that results of GPUs cannot be judged",
                     "say what it computes by `--reference PIPELINE`, or use `--device cpu`",
                 ));
             }
             if let Some(schedule) = args.schedule {
-                return Err(Failure::with_help(
-                    Kind::CommandLine,
+                return Err(Failure::usage(
                     format!(
                         "`--schedule {schedule}` orders the steps of the CPU executor; GPUs order theirs"
                     ),

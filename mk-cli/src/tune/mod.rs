@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> Result<()> {
     let rows = rows(args)?;
     if args.gpus.given() && (args.from.is_some() || args.device == Device::Model) {
         let what = "`--gpus` says where times are measured, and here they are predicted";
-        return Err(Failure::with_help(Kind::CommandLine, what, "leave the option out"));
+        return Err(Failure::usage(what, "leave the option out"));
     }
     let mut worlds: BTreeMap<u32, World> = BTreeMap::new();
     let (mut failed, mut report, mut errors) = (0, Vec::new(), Errors::default());
@@ -128,11 +128,9 @@ fn rows(args: &Args) -> Result<Vec<Row>> {
         (None, Some(pipeline)) => {
             Ok(vec![new(Line { pipeline: pipeline.clone(), tries: Vec::new() })])
         }
-        (None, None) => Err(Failure::with_help(
-            Kind::CommandLine,
-            "there is no pipeline to tune",
-            "give one, or --list FILE",
-        )),
+        (None, None) => {
+            Err(Failure::usage("there is no pipeline to tune", "give one, or --list FILE"))
+        }
     }
 }
 
@@ -360,7 +358,7 @@ fn only(args: &Args, line: &Line, config: &Config) -> Result<BTreeMap<String, Ve
     for (setting, _) in line.pipeline.settings() {
         if only.insert(setting.name.into(), vec![(setting.get)(config)]).is_some() {
             let what = format!("`{}` is fixed by `--set`, and to be tried", setting.name);
-            return Err(Failure::with_help(Kind::CommandLine, what, "leave either out"));
+            return Err(Failure::usage(what, "leave either out"));
         }
     }
     Ok(only)
@@ -375,18 +373,14 @@ fn fixed(
 ) -> Result<Vec<Config>> {
     if line.pipeline.tuned {
         let what = "`--tuned` takes what was measured, and this measures";
-        return Err(Failure::with_help(Kind::CommandLine, what, "leave it out"));
+        return Err(Failure::usage(what, "leave it out"));
     }
     let given: Vec<_> = line.pipeline.settings().map(|(setting, _)| setting).collect();
     candidates.retain(|c| given.iter().all(|s| (s.get)(c) == (s.get)(config)));
     if candidates.is_empty() {
         let names: Vec<_> = only.keys().map(String::as_str).collect();
         let what = format!("no candidate can have {} as the options say", names.join(", "));
-        return Err(Failure::with_help(
-            Kind::CommandLine,
-            what,
-            "`mk check` with these settings says why",
-        ));
+        return Err(Failure::usage(what, "`mk check` with these settings says why"));
     }
     Ok(candidates)
 }

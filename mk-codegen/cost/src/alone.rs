@@ -9,8 +9,8 @@ use mk_plan::{
 };
 
 /// The share of memory's rate at which matrices come that an epilogue reads (one H200: 16.8 MB take 9 us more, 58.7 MB
-/// 26 to 35).
-const READS: f64 = 0.45;
+/// 26 to 35), and where the next tile's warpgroup multiplies meanwhile (117 MB take 29 us more).
+const READS: [f64; 2] = [0.45, 0.9];
 
 /// Seconds of a step along K whose rows of B are shifted: TMA takes as long for boxes of 64 columns as for those of 128
 /// (one H200, 160 shapes of `benches/random_shapes --odd --rows 1 128`).
@@ -225,7 +225,7 @@ impl Products {
             + last_s
             + tiles * tile_s
             + out_s
-            + s.read / (READS * self.memory_bytes_per_s)
+            + s.read / (READS[usize::from(way.ping_pong)] * self.memory_bytes_per_s)
     }
 }
 

@@ -97,9 +97,10 @@ impl<'a> Unroller<'a> {
                 let Some(region) = points.region(at, access)? else { return Ok(()) };
                 let bytes = self.bytes(&region);
                 let reads = access.mode == Mode::Read;
-                match reads {
-                    true => read += bytes,
-                    false => written += bytes,
+                if reads {
+                    read += bytes
+                } else {
+                    written += bytes
                 }
                 match (region.rank == own, reads) {
                     (true, _) => add(memory(own), bytes),

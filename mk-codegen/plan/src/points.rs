@@ -264,16 +264,11 @@ impl<'a> Points<'a> {
         self.plan_exprs(&self.plan.signals[signal].shape, rank, || signal.to_string())
     }
 
-    fn plan_exprs(
-        &self,
-        list: &[Expr],
-        rank: usize,
-        place: impl Fn() -> String,
-    ) -> Result<Vec<i64>> {
+    fn plan_exprs(&self, list: &[Expr], rank: usize, at: impl Fn() -> String) -> Result<Vec<i64>> {
         let one = |e: &Expr| {
             self.raw(rank, &[rank as i64], e).map_err(|source| PointError {
                 rank,
-                place: place(),
+                place: at(),
                 text: self.plan.text(None, None, e).to_string(),
                 source,
             })

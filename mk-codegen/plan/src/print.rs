@@ -102,12 +102,8 @@ impl ExprText<'_> {
         f.write_char(')')
     }
 
-    fn list<'e>(
-        &self,
-        f: &mut Formatter<'_>,
-        items: impl Iterator<Item = &'e Expr>,
-    ) -> fmt::Result {
-        for (i, e) in items.enumerate() {
+    fn list<'e>(&self, f: &mut Formatter<'_>, all: impl Iterator<Item = &'e Expr>) -> fmt::Result {
+        for (i, e) in all.enumerate() {
             if i > 0 {
                 f.write_str(", ")?;
             }

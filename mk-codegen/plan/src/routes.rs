@@ -415,17 +415,11 @@ pub fn route_slots(
 
 /// For each token of a chunk whether a rank with so many experts has one of its; 0 for those that it has fewer than
 /// `entries`.
-pub fn route_wanted(
-    ids: &[i32],
-    slots: usize,
-    own: usize,
-    rank: usize,
-    entries: usize,
-) -> Vec<i32> {
+pub fn route_wanted(ids: &[i32], slots: usize, own: usize, rank: usize, size: usize) -> Vec<i32> {
     let home = |id: &i32| usize::try_from(*id).is_ok_and(|id| id / own.max(1) == rank);
     let tokens = ids.chunks_exact(slots.max(1));
     let mut out: Vec<i32> = tokens.map(|experts| experts.iter().any(home).into()).collect();
-    out.resize(entries, 0);
+    out.resize(size, 0);
     out
 }
 

@@ -17,9 +17,9 @@ use crate::diag::{Diagnostics, Sink};
 use crate::lex::{Kind, lex};
 use crate::limits::{MAX_BYTES, MAX_IDENT};
 use crate::messages;
-use crate::program::MAX_DIM;
+use crate::program::{Dim, MAX_DIM, Program};
 use crate::span::Span;
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
 /// The defaults in the header of `source`: symbol name to extent in elements, `1..=MAX_DIM`.
 /// Whether the pipeline has those symbols is for [`Program::bind`](crate::Program::bind) to say.
@@ -58,6 +58,30 @@ pub fn defaults(source: &str) -> Result<BTreeMap<String, u64>, Diagnostics> {
         }
     }
     sink.finish(source, Some(values))
+}
+
+/// The same without those of dimensions of tensors whose shapes are given by name: a shape is worth more than a default.
+///
+/// # Errors
+/// As [`defaults`].
+pub fn defaults_beside<'a>(
+    source: &str,
+    program: &Program,
+    shapes: impl Iterator<Item = &'a String>,
+) -> Result<BTreeMap<String, u64>, Diagnostics> {
+    let mut values = defaults(source)?;
+    for dim in shapes.filter_map(|name| program.tensor(name)).flat_map(|t| &t.ty.dims) {
+        if let Dim::Sym(symbol) = dim {
+            values.remove(&program.symbols()[symbol.index()].name);
+        }
+    }
+    Ok(values)
+}
+
+/// Whether a text is a path and no pipeline: those have brackets.
+pub fn is_path(text: &str) -> bool {
+    let ends = Path::new(text).extension().is_some();
+    !text.contains(['(', ' ', '\n']) && (ends || text.contains('/'))
 }
 
 /// The pipelines of a text that has several, each with the comments at the top and on its own lines; else the text as

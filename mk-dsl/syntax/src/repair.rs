@@ -56,10 +56,7 @@ pub(crate) fn repair(source: &str, tree: &Source<'_>, sink: &mut Sink) {
     for (i, span, message) in placed.into_iter().take(MAX_MISTAKES) {
         let edits = edits(source, tree, span, &message);
         let single: Vec<&Edit> = edits.iter().filter(|edit| fits(source, &[edit])).collect();
-        let help = match single.is_empty() {
-            false => one_of(&single),
-            true => pair(source, &edits),
-        };
+        let help = if single.is_empty() { pair(source, &edits) } else { one_of(&single) };
         if let Some(help) = help {
             sink.set_help(i, help);
         }
@@ -211,10 +208,7 @@ fn along(source: &str, stage: &Stage<'_>, dim: usize) -> Option<Edit> {
 fn end(source: &str, stage: &Stage<'_>) -> Option<usize> {
     let end = stage.name.span.end;
     let rest = &source[end..];
-    match rest.trim_start().starts_with('(') {
-        true => Some(end + rest.find(')')? + 1),
-        false => Some(end),
-    }
+    if rest.trim_start().starts_with('(') { Some(end + rest.find(')')? + 1) } else { Some(end) }
 }
 
 /// A tensor that is an argument by position.

@@ -4,17 +4,13 @@
 const MAX_LEN: usize = 32;
 
 /// The candidate with the fewest edits, if that is at most a third of the word's length.
-pub(crate) fn nearest<'a>(
-    word: &str,
-    candidates: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, all: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let n_chars = word.chars().count();
     if n_chars > MAX_LEN {
         return None;
     }
     let limit = n_chars / 3;
-    candidates
-        .into_iter()
+    all.into_iter()
         .filter(|c| c.len() <= MAX_LEN && !word.is_empty())
         .map(|c| (distance(&word.to_ascii_lowercase(), &c.to_ascii_lowercase()), c))
         .filter(|&(d, _)| d <= limit)

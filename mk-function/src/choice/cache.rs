@@ -178,10 +178,7 @@ impl Cache {
 
 /// Why a file cannot be read, or written.
 fn unread(path: &std::path::Path, error: &io::Error) -> String {
-    match path.is_dir() {
-        true => "it is a folder: remove it".into(),
-        false => error.to_string(),
-    }
+    if path.is_dir() { "it is a folder: remove it".into() } else { error.to_string() }
 }
 
 fn encode(key: &Key, winner: &Winner) -> String {

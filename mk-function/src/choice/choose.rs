@@ -11,8 +11,8 @@ use mk_codegen::{
     emit,
     passes::{self, LowerError},
     settings::{
-        self, AllReduce, Config, FLAT, Facts, Gather, IN_PARTS, IN_PARTS_BLOCK, MANY_SENDERS,
-        Reduction, SMALL_CHUNK, Schedule, Setting,
+        self, AllReduce, BY_TURNS, Config, FLAT, Facts, Gather, IN_PARTS, IN_PARTS_BLOCK,
+        MANY_SENDERS, Reduction, SMALL_CHUNK, Schedule, Setting,
     },
     target,
 };
@@ -160,6 +160,14 @@ fn choose_from(
     // fastest with its own.
     for start in search.other_ways(found.as_ref()?) {
         found = better(found, search.descend(start, BUDGET_TASKS / 2, false));
+    }
+    // Tiles that consumers take by turns hide epilogues, and are of few columns: neither alone is a gain.
+    let turns = setting("block", BY_TURNS).zip(setting("consumers", "ping_pong"));
+    if let Some((block, consumers)) = turns.filter(|_| !facts.plain()) {
+        let from = with(&found.as_ref()?.0, block, &BY_TURNS.to_string());
+        let config = from.and_then(|c| with(&c, consumers, &"ping_pong".to_string()));
+        let score = config.as_ref().and_then(|c| scores.of(std::slice::from_ref(c)).pop()?);
+        found = better(found, config.zip(score));
     }
     let (config, _) = found?;
     let prediction = predict(program, bound, &config, model).ok()?;

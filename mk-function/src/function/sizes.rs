@@ -5,6 +5,8 @@ use mk_abi::DType;
 use mk_syntax::{Bound, Dim, MAX_DIM, Program, SymbolId, SymbolKind, Tensor, ValueId};
 use std::collections::BTreeMap;
 
+type Result<T> = std::result::Result<T, ArgumentError>;
+
 /// Global sizes, in elements. What is not given follows from the tensors of a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
@@ -40,7 +42,7 @@ impl Signature {
     /// # Errors
     /// [`ArgumentError`] for no or too many ranks, a pipeline over several axes, unknown names, and sizes that
     /// contradict each other.
-    pub fn new(program: Program, ranks: u32, given: Sizes) -> Result<Signature, ArgumentError> {
+    pub fn new(program: Program, ranks: u32, given: Sizes) -> Result<Signature> {
         Signature::on(program, ranks, &[], given)
     }
 
@@ -54,7 +56,7 @@ impl Signature {
         ranks: u32,
         mesh: &[(String, u32)],
         given: Sizes,
-    ) -> Result<Signature, ArgumentError> {
+    ) -> Result<Signature> {
         let most = mk_abi::device::MAX_RANKS as u32;
         if !(1..=most).contains(&ranks) {
             return Err(ArgumentError::Ranks { ranks, most });
@@ -90,7 +92,7 @@ impl Signature {
     ///
     /// # Errors
     /// [`ArgumentError`] for names and numbers that do not fit; [`ArgumentError::Bind`] when some are missing.
-    pub fn bind(&self, more: &Sizes) -> Result<Bound, ArgumentError> {
+    pub fn bind(&self, more: &Sizes) -> Result<Bound> {
         let mut given = self.given.clone();
         given.dims.extend(more.dims.clone());
         given.shapes.extend(more.shapes.clone());
@@ -105,11 +107,7 @@ impl Signature {
     ///
     /// # Errors
     /// [`ArgumentError`] names the tensor, and what would fit.
-    pub fn infer<S: AsRef<[u64]>>(
-        &self,
-        first: u32,
-        shapes: &[Vec<S>],
-    ) -> Result<Bound, ArgumentError> {
+    pub fn infer<S: AsRef<[u64]>>(&self, first: u32, shapes: &[Vec<S>]) -> Result<Bound> {
         let tensors = self.program.tensors();
         for local in shapes {
             self.count(local.len())?;
@@ -193,7 +191,7 @@ impl Signature {
     ///
     /// # Errors
     /// [`ArgumentError::Count`].
-    pub fn count(&self, given: usize) -> Result<(), ArgumentError> {
+    pub fn count(&self, given: usize) -> Result<()> {
         let expected = self.program.tensors().len();
         if given == expected {
             return Ok(());
@@ -205,7 +203,7 @@ impl Signature {
     ///
     /// # Errors
     /// [`ArgumentError::DType`].
-    pub fn check_dtype(&self, i: usize, given: DType) -> Result<(), ArgumentError> {
+    pub fn check_dtype(&self, i: usize, given: DType) -> Result<()> {
         let Some(tensor) = self.program.tensors().get(i) else { return Ok(()) };
         let expected = tensor.ty.dtype;
         if expected == given {
@@ -231,7 +229,7 @@ impl Signature {
         i: usize,
         rank: u32,
         values: impl IntoIterator<Item = f64>,
-    ) -> Result<(), ArgumentError> {
+    ) -> Result<()> {
         let Some(tensor) = self.program.tensors().get(i) else { return Ok(()) };
         let dtype = tensor.ty.dtype;
         if !dtype.is_integer() {
@@ -248,7 +246,7 @@ impl Signature {
     }
 
     /// What the given sizes say of each symbol.
-    fn known(&self) -> Result<Vec<Found>, ArgumentError> {
+    fn known(&self) -> Result<Vec<Found>> {
         let program = &self.program;
         let mut found = vec![None; program.symbols().len()];
         for (name, size) in &self.given.dims {
@@ -281,7 +279,7 @@ impl Signature {
         size: u64,
         from: String,
         help: &str,
-    ) -> Result<(), ArgumentError> {
+    ) -> Result<()> {
         let Some(slot) = found.get_mut(symbol.index()) else { return Ok(()) };
         match slot {
             None => *slot = Some((size, from)),
@@ -301,7 +299,7 @@ impl Signature {
         Ok(())
     }
 
-    fn finish(&self, found: &[Found]) -> Result<Bound, ArgumentError> {
+    fn finish(&self, found: &[Found]) -> Result<Bound> {
         let symbols = self.program.symbols().iter().zip(found);
         for (i, (symbol, found)) in symbols.clone().enumerate() {
             let Some((value, from)) = found else { continue };
@@ -332,7 +330,7 @@ impl Signature {
         tensor: &Tensor,
         (rank, own): (u32, Option<u64>),
         given: &[u64],
-    ) -> Result<(), ArgumentError> {
+    ) -> Result<()> {
         let most = self.local_shape(bound, tensor.id, rank);
         let own = own.filter(|own| most.first().is_some_and(|most| own <= most));
         let expected = self.of_own(tensor.id, most, own);
@@ -385,11 +383,7 @@ fn written<'a>(axes: impl Iterator<Item = (&'a str, u32)>) -> String {
 }
 
 /// Of each axis the ranks along it, and how far apart they are.
-fn along(
-    axes: &[String],
-    ranks: u32,
-    mesh: &[(String, u32)],
-) -> Result<Vec<(u32, u32)>, ArgumentError> {
+fn along(axes: &[String], ranks: u32, mesh: &[(String, u32)]) -> Result<Vec<(u32, u32)>> {
     if mesh.is_empty() {
         return match axes {
             [_] => Ok(vec![(ranks, 1)]),
@@ -412,7 +406,7 @@ fn along(
     axes.iter().map(found).collect()
 }
 
-fn dimensions(tensor: &Tensor, shape: &[u64]) -> Result<(), ArgumentError> {
+fn dimensions(tensor: &Tensor, shape: &[u64]) -> Result<()> {
     let expected = tensor.ty.dims.len();
     if expected == shape.len() {
         return Ok(());

@@ -77,14 +77,9 @@ impl Wiring {
     }
 
     /// Element type and local shape of each value between parts, on a rank.
-    pub fn tensors(
-        &self,
-        signature: &Signature,
-        bound: &Bound,
-        rank: u32,
-    ) -> Vec<(DType, Vec<u64>)> {
-        let program = signature.program();
+    pub fn tensors(&self, of: &Signature, bound: &Bound, rank: u32) -> Vec<(DType, Vec<u64>)> {
+        let program = of.program();
         let all = self.between.iter().filter_map(|id| Some((id, program.ty(*id)?)));
-        all.map(|(id, ty)| (ty.dtype, signature.local_shape(bound, *id, rank))).collect()
+        all.map(|(id, ty)| (ty.dtype, of.local_shape(bound, *id, rank))).collect()
     }
 }

@@ -20,9 +20,12 @@ use super::{
     value::{Matrix, Value},
 };
 use mk_abi::DType;
-use mk_syntax::{Def, Factors, Node, Op, Placement, SCALE_BLOCK, Tensor, ValueId};
+use mk_syntax::{Def, Factors, Node, Op, Placement, SCALE_BLOCK, Scores, Tensor, ValueId};
 use routes::Routes;
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 /// Which rows of a value are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -118,20 +121,17 @@ impl<'a> Dense<'a> {
         let every = rows.iter().copied().eq(0..self.extent(value, 0));
         let first = if every { Set::All } else { Set::Chosen };
         // Who needs what, from the result back: nodes are in topological order.
-        let mut wanted = BTreeMap::from([((value.index(), first), ())]);
+        let mut wanted = BTreeSet::from([(value.index(), first)]);
         for node in program.nodes().iter().rev() {
-            let own = wanted.range((node.result.index(), Set::All)..);
-            let sets: Vec<Set> = own
-                .map(|(key, ())| *key)
-                .take_while(|(index, _)| *index == node.result.index())
-                .map(|(_, set)| set)
-                .collect();
+            let index = node.result.index();
+            let own = wanted.range((index, Set::All)..).take_while(|key| key.0 == index);
+            let sets: Vec<Set> = own.map(|key| key.1).collect();
             for set in sets {
-                wanted.extend(self.needs(node, set).map(|key| (key, ())));
+                wanted.extend(self.needs(node, set));
             }
         }
         let mut values = BTreeMap::new();
-        for (index, set) in wanted.into_keys() {
+        for (index, set) in wanted {
             let id = ValueId::new(index);
             let made = match program.def(id) {
                 Some(Def::Param(tensor)) => self.input(tensor, set, rows)?,
@@ -139,8 +139,7 @@ impl<'a> Dense<'a> {
                 None => return Err(HarnessError::mismatch("a value of another program")),
             };
             let kept = id != value && self.is_stored(id);
-            let made = if kept { made.stored(self.dtype(id)) } else { made };
-            values.insert((index, set), made);
+            values.insert((index, set), if kept { made.stored(self.dtype(id)) } else { made });
         }
         values
             .remove(&(value.index(), first))
@@ -241,13 +240,9 @@ impl<'a> Dense<'a> {
             }
             parts.push(part);
         }
-        Ok(match (partial, parts.pop()) {
-            (true, Some(last)) => {
-                parts.push(last);
-                Value::Contributions(parts)
-            }
-            (false, Some(whole)) => Value::Whole(whole),
-            (_, None) => Value::Whole(Matrix::default()),
+        Ok(match partial {
+            true => Value::Contributions(parts),
+            false => Value::Whole(parts.pop().unwrap_or_default()),
         })
     }
 
@@ -378,14 +373,8 @@ impl<'a> Dense<'a> {
             (Op::Slope(curve), [d, x]) => d.zip(x, |d, x| d.slope(curve, x)),
             (Op::SwigluGrad, [d, x]) => d.swiglu_grad(x),
             (Op::Swiglu, [x]) => x.swiglu(),
-            (Op::RmsNorm { eps }, [x, g @ ..]) => {
-                let weight = g.first().map(|g| on(g, 0)).transpose()?;
-                Value::Whole(normalised(eps, on(x, 0)?, weight, None))
-            }
-            (Op::RmsNormGrad { eps }, [d, x, g @ ..]) => {
-                let weight = g.first().map(|g| on(g, 0)).transpose()?;
-                Value::Whole(normalised(eps, on(x, 0)?, weight, Some(on(d, 0)?)))
-            }
+            (Op::RmsNorm { eps }, [x, g @ ..]) => self::norm(eps, x, g, None)?,
+            (Op::RmsNormGrad { eps }, [d, x, g @ ..]) => self::norm(eps, x, g, Some(d))?,
             (Op::Rope { back }, [x, t]) => Value::Whole(turned(back, on(x, 0)?, on(t, 0)?)?),
             (Op::Curve(curve), [x]) => x.map(|_, x| x.curve(curve)),
             (Op::Mul, [x, y]) => x.zip(y, Near::mul),
@@ -408,24 +397,14 @@ impl<'a> Dense<'a> {
             Op::AttentionDk { scores, .. } => (scores, [2, 0, 1].map(|i| node.inputs[i])),
             _ => return Err(HarnessError::mismatch("gradients of no attention")),
         };
-        let (depth, documents) = (self.extent(q_id, 3), self.documents(node));
-        let sequence = [q_id, k_id].map(|id| self.extent(id, 1));
-        let whole = || std::iter::once(0..sequence[0]).collect();
-        let all = |queries| Gradients {
-            sequence,
-            heads: [self.extent(q_id, 2), self.extent(k_id, 2)],
-            depth: [depth, self.extent(v_id, 3)],
-            scores,
-            scale: scores.scale.unwrap_or(1.0 / (depth as f64).sqrt()),
-            dtype: self.dtype(q_id),
-            queries,
-            asked: self.asked(q_id, 6).min(self.asked(k_id, 6)),
-            documents: documents.as_deref(),
-        };
+        let (asked, documents) =
+            (self.asked(q_id, 6).min(self.asked(k_id, 6)), self.documents(node));
+        let of = self.attention_of([q_id, k_id, v_id], scores, asked, documents.as_deref());
+        let whole = || std::iter::once(0..of.sequence[0]).collect();
         let [q, d_o, stats] = [on(q, 0)?, on(d_o, 0)?, on(stats, 0)?];
         let operands = Operands { q, d_o, stats, k: on(k, 0)?, v: on(v, 0)? };
         let made = |queries| {
-            let [dq, dk, dv] = all(queries).run(&operands);
+            let [dq, dk, dv] = Gradients { of, queries }.run(&operands);
             [dq, dk, dv].into_iter().nth(which).unwrap_or_default()
         };
         if !self.is_partial(node) {
@@ -434,6 +413,27 @@ impl<'a> Dense<'a> {
         let of_rank = |rank| Ok(made(self.layout(q_id, rank)?.parts(1).to_vec()));
         let contributions = (0..self.inputs.case().ranks).map(of_rank);
         Ok(Value::Contributions(contributions.collect::<Result<_>>()?))
+    }
+
+    /// The attention of `q` to `k` and `v`, of so many queries of each head.
+    fn attention_of<'d>(
+        &self,
+        [q, k, v]: [ValueId; 3],
+        scores: Scores,
+        queries: usize,
+        documents: Option<&'d [i32]>,
+    ) -> Attention<'d> {
+        let depth = self.extent(q, 3);
+        Attention {
+            sequence: [q, k].map(|id| self.extent(id, 1)),
+            heads: [q, k].map(|id| self.extent(id, 2)),
+            depth: [depth, self.extent(v, 3)],
+            scores,
+            scale: scores.scale.unwrap_or(1.0 / (depth as f64).sqrt()),
+            dtype: self.dtype(q),
+            queries,
+            documents,
+        }
     }
 
     /// Where documents begin, of packed sequences.
@@ -519,17 +519,10 @@ impl<'a> Dense<'a> {
         else {
             return Err(HarnessError::mismatch("logarithms of no attention"));
         };
-        let (depth, documents) = (self.extent(*q_id, 3), self.documents(node));
-        let attention = Attention {
-            queries: self.asked(*q_id, 2),
-            sequence: [*q_id, *k_id].map(|id| self.extent(id, 1)),
-            heads: [self.extent(*q_id, 2), self.extent(*k_id, 2)],
-            depth: [depth, self.extent(*v_id, 3)],
-            scores,
-            scale: scores.scale.unwrap_or(1.0 / (depth as f64).sqrt()),
-            dtype: self.dtype(*q_id),
-            documents: documents.as_deref(),
-        };
+        let documents = self.documents(node);
+        let asked = self.asked(*q_id, 2);
+        let attention =
+            self.attention_of([*q_id, *k_id, *v_id], scores, asked, documents.as_deref());
         let sinks = sinks.filter(|_| scores.sinks).map(|s| on(s, 0)).transpose()?;
         let [o, lse] = attention.run([on(q, 0)?, on(k, 0)?, on(v, 0)?], sinks);
         Ok((Value::Whole(o), Value::Whole(lse)))
@@ -538,10 +531,7 @@ impl<'a> Dense<'a> {
     /// Rank `r`'s contribution to a GEMM with a sharded K is the GEMM over its part of K.
     fn gemm(&self, node: &Node, a: &Value, b: &Value, b_transposed: bool) -> Result<Value> {
         let right = node.inputs.get(1).copied().unwrap_or(node.result);
-        let k = match b_transposed {
-            true => self.width(right),
-            false => self.extent(right, 0),
-        };
+        let k = if b_transposed { self.width(right) } else { self.extent(right, 0) };
         let (n, narrow) = (self.width(node.result), self.multiplied(right).is_narrow());
         let rows = |a: &Matrix| a.len().checked_div(k).unwrap_or(0);
         if !self.is_partial(node) {
@@ -566,6 +556,13 @@ impl<'a> Dense<'a> {
         });
         Ok(Value::Contributions(contributions.collect::<Result<_>>()?))
     }
+}
+
+/// Normalised rows of `x`, times the first of `g`; or the gradients of rows from `d`.
+fn norm(eps: f64, x: &Value, g: &[&Value], d: Option<&&Value>) -> Result<Value> {
+    let weight = g.first().map(|g| on(g, 0)).transpose()?;
+    let d = d.map(|d| on(d, 0)).transpose()?;
+    Ok(Value::Whole(normalised(eps, on(x, 0)?, weight, d)))
 }
 
 /// How many rows of so many elements a value has here.

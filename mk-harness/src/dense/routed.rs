@@ -67,7 +67,7 @@ impl Dense<'_> {
         part: &[usize],
     ) -> Result<Matrix> {
         let narrow = self.multiplied(node.inputs[0]).is_narrow();
-        let experts = self.experts(node, self.extent(node.result, 0))?;
+        let experts = self.experts(node.inputs.get(2).copied(), self.extent(node.result, 0))?;
         let (k, n) = (self.width(node.inputs[0]), self.width(node.result));
         let transposed = node.op == (Op::GroupedGemm { transposed: true });
         let mut near = vec![Near::unasked(); rows.len() * n];
@@ -177,7 +177,7 @@ impl Dense<'_> {
         let (x, c, n) = (on(x, 0)?, on(c, 0)?, self.width(node.result));
         let program = self.inputs.case().program;
         let counts = routing::counts_of(program, node.result);
-        let experts = self.experts_by(counts, self.extent(node.result, 0))?;
+        let experts = self.experts(counts, self.extent(node.result, 0))?;
         let near = rows.iter().enumerate().flat_map(|(i, row)| {
             let expert = experts.get(*row).copied().flatten();
             (0..n).map(move |j| match expert {
@@ -189,39 +189,27 @@ impl Dense<'_> {
     }
 
     /// The expert of each of so many rows, by the counts or the route of a product.
-    fn experts(&self, node: &Node, n_rows: usize) -> Result<Vec<Option<usize>>> {
-        self.experts_by(node.inputs.get(2).copied(), n_rows)
-    }
-
-    fn experts_by(&self, counts: Option<ValueId>, n_rows: usize) -> Result<Vec<Option<usize>>> {
+    fn experts(&self, counts: Option<ValueId>, n_rows: usize) -> Result<Vec<Option<usize>>> {
         let case = self.inputs.case();
         let counts = counts.and_then(|id| case.program.tensors().get(id.index()));
         let counts = counts.ok_or_else(|| HarnessError::mismatch("counts that are made"))?;
         Ok(match self.packed(counts.id, n_rows) {
             Some(packed) => packed.iter().map(|row| Some((*row)?.0)).collect(),
             None => {
-                let parts = self.inputs.sharing(counts.id);
-                let of_ranks: Vec<_> = parts
-                    .into_iter()
-                    .map(|rank| self.inputs.counts(self.launch, counts, rank))
-                    .collect();
-                routing::experts(n_rows, &of_ranks)
+                let parts = self.inputs.sharing(counts.id).into_iter();
+                let of_rank = |rank| self.inputs.counts(self.launch, counts, rank);
+                routing::experts(n_rows, &parts.map(of_rank).collect::<Vec<_>>())
             }
         })
     }
 
     /// Of some experts their rows of `x`, the other way round, times those of `dy`.
-    pub(super) fn wgrad(
-        &self,
-        node: &Node,
-        chosen: &[usize],
-        [x, dy]: [&Value; 2],
-    ) -> Result<Value> {
+    pub(super) fn wgrad(&self, node: &Node, rows: &[usize], [x, dy]: [&Value; 2]) -> Result<Value> {
         let (x, dy) = (on(x, 0)?, on(dy, 0)?);
-        let experts = self.experts(node, self.extent(node.inputs[0], 0))?;
+        let experts = self.experts(node.inputs.get(2).copied(), self.extent(node.inputs[0], 0))?;
         let (k, n) = (self.width(node.inputs[0]), self.width(node.inputs[1]));
-        let mut near = Vec::with_capacity(chosen.len() * k * n);
-        for e in chosen {
+        let mut near = Vec::with_capacity(rows.len() * k * n);
+        for e in rows {
             let of_expert = |(_, of): &(usize, &Option<usize>)| **of == Some(*e);
             let mine: Vec<usize> =
                 experts.iter().enumerate().filter(of_expert).map(|x| x.0).collect();
@@ -311,16 +299,12 @@ impl Dense<'_> {
     }
 
     /// What is made of a value; of contributions, of each.
-    fn of_each(
-        &self,
-        of: &Value,
-        make: impl Fn(usize, &Matrix) -> Result<Matrix>,
-    ) -> Result<Value> {
+    fn of_each(&self, of: &Value, f: impl Fn(usize, &Matrix) -> Result<Matrix>) -> Result<Value> {
         Ok(match of {
-            Value::Whole(whole) => Value::Whole(make(0, whole)?),
+            Value::Whole(whole) => Value::Whole(f(0, whole)?),
             Value::Contributions(all) => {
-                let made = all.iter().enumerate().map(|(rank, one)| make(rank, one));
-                Value::Contributions(made.collect::<Result<_, _>>()?)
+                let made = all.iter().enumerate().map(|(rank, one)| f(rank, one));
+                Value::Contributions(made.collect::<Result<_>>()?)
             }
         })
     }
@@ -378,18 +362,16 @@ impl Dense<'_> {
         let mut near = Vec::with_capacity(tokens.len() * n);
         for (i, token) in tokens.iter().enumerate() {
             // The row of each slot; no expert has none.
-            let from: Vec<Result<Option<usize>, _>> = (0..slots)
-                .map(|slot| {
-                    let expert =
-                        usize::try_from(ids.get(token * slots + slot).copied().unwrap_or(-1))?;
-                    Ok::<_, std::num::TryFromIntError>(rows.get(&(expert, *token)).copied())
-                })
-                .collect();
+            let of_slot = |slot: usize| {
+                let expert = usize::try_from(*ids.get(token * slots + slot)?).ok()?;
+                Some(rows.get(&(expert, *token)).copied())
+            };
+            let from: Vec<Option<Option<usize>>> = (0..slots).map(of_slot).collect();
             near.extend((0..n).map(|j| {
                 let terms = from.iter().enumerate().map(|(slot, row)| match row {
-                    Ok(Some(row)) => y.at(row * n + j).mul(weights.at(i * slots + slot)),
-                    Ok(None) if !drops => Near::unasked(),
-                    Ok(None) | Err(_) => Near::exact(0.0),
+                    Some(Some(row)) => y.at(row * n + j).mul(weights.at(i * slots + slot)),
+                    Some(None) if !drops => Near::unasked(),
+                    _ => Near::exact(0.0),
                 });
                 terms.reduce(Near::add).unwrap_or_else(Near::unasked)
             }));

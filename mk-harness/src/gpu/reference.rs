@@ -6,9 +6,9 @@ use crate::{HarnessError, Layout, Result, routing};
 use mk_abi::DType;
 use mk_runtime::{
     DeviceTensor, MapOp, Operand,
-    reference::{Attend, AttendGrad, Places},
+    reference::{Attend, Places},
 };
-use mk_syntax::{AxisId, Def, Factors, Node, Op, Program, SCALE_BLOCK, ValueId};
+use mk_syntax::{AxisId, Def, Factors, Node, Op, Program, SCALE_BLOCK, Scores, ValueId};
 
 /// A value on one rank.
 enum Local<'s> {
@@ -383,19 +383,8 @@ impl Evaluator<'_, '_> {
         if o.elements() == 0 {
             return Ok((o, lse));
         }
-        let [first, second] = self.layout(q_id, self.rank)?.parts(1);
-        let ahead = self.ahead(q_id, k_id);
-        let how = Attend {
-            causal: scores.causal,
-            window: scores.window,
-            cap: scores.softcap.map(|cap| cap as f32),
-            scale: scores.scale.map_or(1.0 / (depth as f32).sqrt(), |s| s as f32),
-            first: first.start as i64 + ahead,
-            count: first.len() as u64,
-            second: second.start as i64 + ahead,
-            documents: self.documents(node)?,
-            sinks: node.sinks().map(|id| self.on(id, self.rank)).transpose()?,
-        };
+        let of_queries = self.places(q_id, self.ahead(q_id, k_id))?;
+        let how = self.how(node, scores, depth, [of_queries; 2])?;
         let attend = |k: &DeviceTensor, v: &DeviceTensor| {
             self.s.reference.attend([&o, &lse], [q, k, v], how)
         };
@@ -443,19 +432,9 @@ impl Evaluator<'_, '_> {
             if let Some(whole) = &gathered[i] {
                 return Ok(Places { first: 0, count: whole.shape()[1], second: 0 });
             }
-            let [first, second] = self.layout(ids[i], self.rank)?.parts(1);
-            let (count, second) = (first.len() as u64, second.start as i64 + ahead);
-            Ok(Places { first: first.start as i64 + ahead, count, second })
+            self.places(ids[i], ahead)
         };
-        let how = AttendGrad {
-            causal: scores.causal,
-            window: scores.window,
-            cap: scores.softcap.map(|cap| cap as f32),
-            scale: scores.scale.map_or(1.0 / (depth as f32).sqrt(), |s| s as f32),
-            queries: places(0)?,
-            keys: places(3)?,
-            documents: self.documents(node)?,
-        };
+        let how = self.how(node, scores, depth, [places(0)?, places(3)?])?;
         let [q, _, _, k, v] = operands;
         let like = if of_queries { q.shape() } else { k.shape() };
         let x = self.make(DType::F32, like)?;
@@ -472,9 +451,32 @@ impl Evaluator<'_, '_> {
         Ok((x, Some(y)))
     }
 
-    /// Where documents begin, of packed sequences.
-    fn documents(&self, node: &Node) -> Result<Option<&DeviceTensor>> {
-        node.documents().map(|id| self.on(id, self.rank)).transpose()
+    /// Where the rank's rows are in the sequence, so many places further.
+    fn places(&self, id: ValueId, ahead: i64) -> Result<Places> {
+        let [first, second] = self.layout(id, self.rank)?.parts(1);
+        let [count, second] = [first.len() as i64, second.start as i64 + ahead];
+        Ok(Places { first: first.start as i64 + ahead, count: count as u64, second })
+    }
+
+    /// What attention of heads of so many elements is computed with, at these places of queries and keys.
+    fn how(
+        &self,
+        node: &Node,
+        scores: Scores,
+        depth: u64,
+        [queries, keys]: [Places; 2],
+    ) -> Result<Attend<'_>> {
+        let given = |id: Option<ValueId>| id.map(|id| self.on(id, self.rank)).transpose();
+        Ok(Attend {
+            causal: scores.causal,
+            window: scores.window,
+            cap: scores.softcap.map(|cap| cap as f32),
+            scale: scores.scale.map_or(1.0 / (depth as f32).sqrt(), |s| s as f32),
+            queries,
+            keys,
+            documents: given(node.documents())?,
+            sinks: given(node.sinks())?,
+        })
     }
 
     /// By how many places queries are ahead of keys: the last of both have one place.

@@ -217,6 +217,7 @@ fn net(network: &str) -> Net {
             let options = NetOptions::new(Wire::Verbs(verbs));
             Net { options, ordering, local: 1, sources: vec![WHOLE, RING, LAYER] }
         }
+        // "efa", by the library of `mk_efa`, among them.
         provider => {
             let address = provider.starts_with("tcp").then(|| "127.0.0.1".to_string());
             let options = NetOptions::new(Wire::Ofi { provider: provider.into(), address });
@@ -298,6 +299,32 @@ fn two_processes_over_tcp() {
 #[test]
 fn two_processes_over_shm() {
     in_two("shm");
+}
+
+/// Runs the calling test again, with the provider `efa` of `mk_efa` for libfabric, once for each order of its writes.
+/// Whether this is such a run.
+fn over_efa(test: &str, orders: &[&str]) -> bool {
+    if env::var_os(mk_efa::VARIABLE).is_some() {
+        return true;
+    }
+    let library = mk_efa::directory().expect("a library");
+    for order in orders {
+        let mut again = Command::new(env::current_exe().expect("a path"));
+        again.args(["--exact", test, "--nocapture"]).stdin(Stdio::null());
+        again.env("MK_FABRIC_DIR", &library).env(mk_efa::VARIABLE, order);
+        let out = again.output().expect("a process");
+        let [ran, errors] = [&out.stdout, &out.stderr].map(|text| String::from_utf8_lossy(text));
+        let whole = ran.contains("1 passed") && !ran.contains("SKIPPED");
+        assert!(out.status.success() && whole, "{test}, {order}: {ran}{errors}");
+    }
+    false
+}
+
+#[test]
+fn two_processes_over_efa() {
+    if over_efa("two_processes_over_efa", &["in order", "11"]) {
+        in_two("efa");
+    }
 }
 
 #[cfg(feature = "verbs")]

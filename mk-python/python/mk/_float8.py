@@ -5,7 +5,7 @@ import torch
 from ._errors import ArgumentError
 from ._function import compile
 
-__all__ = ["Experts", "Gated", "Linear", "dequantized", "quantized", "stacked"]
+__all__ = ["Experts", "Gated", "Linear", "Rows", "dequantized", "quantized", "stacked"]
 BLOCK = 128
 
 
@@ -109,15 +109,10 @@ class _Experts(torch.autograd.Function):
     def forward(ctx, layer, *given):
         ctx.layer = layer
         ctx.save_for_backward(*given)
-        at = layer.weights
-        w, v = given[at : at + 2]
+        x, ids, weights, w, v, *rest = given
         # Both with K last, as tensor cores read eight bits.
         (w, sw), (v, sv) = stacked(w.permute(0, 2, 3, 1)), stacked(v.transpose(1, 2))
-        rows = given[:at]
-        if layer.quantizes:
-            x, sx = quantized(rows[0])
-            rows = (x, sx.t().contiguous(), *rows[1:])
-        return layer.eight(*rows, w, sw, v, sv, *given[at + 2 :])
+        return layer.eight(x, ids, weights, w, sw, v, sv, *rest)
 
     @staticmethod
     def backward(ctx, dy):
@@ -130,17 +125,88 @@ class _Experts(torch.autograd.Function):
 
 
 class Experts:
-    """Experts whose forward is in eight bits. Gradients are those of ``exact``, the layer in 16 bits, whose forward runs again for them.
+    """Experts whose forward is in eight bits. Gradients are those of ``exact``, the layer in 16 bits, whose forward runs again for them."""
 
-    Matrices are arguments ``weights`` and the one behind, and ``quantizes`` says whether rows come in eight bits; else the kernel quantises them.
-    """
-
-    def __init__(self, eight, exact, weights, quantizes):
-        self.eight, self.exact, self.weights, self.quantizes = eight, exact, weights, quantizes
+    def __init__(self, eight, exact):
+        self.eight, self.exact = eight, exact
 
     @torch.compiler.disable
     def __call__(self, *given):
         return _Experts.apply(self, *given)
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, layer, x, counts, w, v, *biases):
+        (x, sx), (w, sw), (v, sv) = quantized(x), stacked(w.permute(0, 2, 3, 1)), stacked(v.transpose(1, 2))
+        ctx.layer = layer
+        ctx.save_for_backward(x, sx, counts, w, sw, v, sv, *biases)
+        return layer.forward(x, sx.t().contiguous(), counts, w, sw, v, sv, *biases)
+
+    @staticmethod
+    def backward(ctx, dy):
+        layer = ctx.layer
+        x, sx, counts, w, sw, v, sv, *biases = ctx.saved_tensors
+        needs = dict(zip(("x", "counts", "w", "v", "b", "c"), ctx.needs_input_grad[1:]))
+        turned = lambda t: t.transpose(1, 2).contiguous()
+        d, sd = quantized(dy)
+        found = {}
+        if any(needs.get(name) for name in "xwvb"):
+            h = layer.up(x, sx.t().contiguous(), counts, w, sw, *biases[:1])
+        if any(needs.get(name) for name in "xwb"):
+            # Along the other dimension: the same factors, and bytes the other way round. Gates and ups are one dimension.
+            da = layer.down(d, sd.t().contiguous(), counts, turned(v), turned(sv))
+            dh = layer.swiglu_grad(da, h).flatten(1)
+            e, se = quantized(dh)
+        if needs["x"]:
+            found["x"] = layer.down(e, se.t().contiguous(), counts, turned(w.flatten(1, 2)), turned(sw.flatten(1, 2)))
+        if needs["w"]:
+            found["w"] = layer.weights(dequantized(x, sx), counts, dequantized(e, se)).unflatten(2, (2, -1))
+        if needs["v"]:
+            a, sa = layer.hidden(h)
+            found["v"] = layer.weights(dequantized(a, sa.t()), counts, dequantized(d, sd))
+        if needs.get("b") or needs.get("c"):
+            # Sums of each expert's rows.
+            ones = dy.new_ones(len(dy), 8)
+            sums = lambda of: layer.weights(ones, counts, of.contiguous())[:, 0]
+            if needs["b"]:
+                found["b"] = sums(dh).unflatten(1, (2, -1))
+            if needs["c"]:
+                found["c"] = sums(dy)
+        return None, *(found.get(name) for name in needs)
+
+
+class Rows:
+    """Rows of experts, ``layer(x, counts, w, v)`` and perhaps biases of both: GEMMs forward, and those of gradients of rows, in eight bits.
+
+    Gradients of matrices are GEMMs of 16 bits, of the quantised values. The first GEMM runs again for gradients.
+    """
+
+    def __init__(self, world, stages, options):
+        more, b, c = stages
+        make = lambda text: compile(text, world, **options)
+        matrices = f"scaled({BLOCK}, {BLOCK}) @ shard(0)"
+        rows = f"x: e4m3[R, K] scaled(1, {BLOCK}) @ shard(0), counts: i32[E] @ shard(0)"
+        product = lambda name, more, stage: make(f"fn {name}({rows}, w: e4m3[E, N, K] {matrices}{more}) {{ ragged(x, counts) -> grouped_gemm(w.t){stage} }}")
+        self.forward = make(
+            f"""fn experts({rows}, w: e4m3[E, 2, F, K] {matrices}, v: e4m3[E, K, F] {matrices}{more}) {{
+                ragged(x, counts) -> grouped_gemm(w.t){b} -> swiglu -> quantize(e4m3, 1, {BLOCK}) -> grouped_gemm(v.t){c}
+            }}""")
+        self._up = product("experts_up", ", b: bf16[E, N] @ shard(0)" if b else "", b)
+        self.down = product("experts_dx", "", "")
+        self.hidden = make(f"fn hidden(h: bf16[R, 2, F] @ shard(0)) {{ h -> swiglu -> quantize(e4m3, 1, {BLOCK}) }}")
+        self.swiglu_grad = make("fn experts_dh(d: bf16[R, F] @ shard(0), h: bf16[R, 2, F] @ shard(0)) { d -> swiglu_grad(h) }")
+        self.weights = make(
+            "fn experts_dw(x: bf16[R, K] @ shard(0), counts: i32[E] @ shard(0), d: bf16[R, N] @ shard(0)) { ragged(x, counts) -> grouped_wgrad(d) }")
+
+    def up(self, x, sx, counts, w, sw, *biases):
+        """Gates and ups of rows."""
+        h = self._up(x, sx, counts, w.flatten(1, 2), sw.flatten(1, 2), *(b.flatten(1) for b in biases))
+        return h.unflatten(1, (2, -1))
+
+    @torch.compiler.disable
+    def __call__(self, *given):
+        return _Rows.apply(self, *given)
 
 
 def check(fp8, dtype, part, what):

@@ -259,28 +259,23 @@ class GroupedMLP(_Experts):
     ``linear_fc2.weight0``, and so on. With ``bias`` there are ``gate_up_bias``, ``[experts / ranks, 2, ffn]``, and ``down_bias``,
     ``[experts / ranks, hidden]``, which are loaded as ``gate_up_proj_bias`` and ``down_proj_bias``, or ``linear_fc1.bias0``, and so on.
 
-    ``fp8="1x128"``: forward in e4m3 as the linear layers', rows and matrices quantised in each call; gradients are those of bfloat16, for which forward
-    runs again. A call is a graph break of ``torch.compile``.
+    ``fp8="1x128"``: as the linear layers', rows and matrices quantised in each call; the first GEMM runs again for gradients. A call is a graph break of
+    ``torch.compile``.
     """
 
     def __init__(self, hidden, ffn, experts, world, *, bias=False, fp8=None, device=None, dtype=torch.bfloat16, reserve_sms=None, **options):
         super().__init__()
         t = self._experts(hidden, ffn, experts, _part(experts, world, "experts"), bias, device, dtype)
         options, (more, b, c) = _options(world, reserve_sms, options), self._stages(t, "K")
+        if fp8 is not None:
+            _float8.check(fp8, dtype, ffn, "ffn")
+            self.function = _float8.Rows(world, (more, b, c), options)
+            return
         self.function = compile(
             f"""fn experts(x: {t}[R, K] @ shard(0), counts: i32[E] @ shard(0), w: {t}[E, K, 2, F] @ shard(0), v: {t}[E, F, K] @ shard(0){more}) {{
                 ragged(x, counts) -> grouped_gemm(w){b} -> swiglu -> grouped_gemm(v){c}
             }}""",
             world, **options)
-        if fp8 is not None:
-            _float8.check(fp8, dtype, ffn, "ffn")
-            eight = compile(
-                f"""fn experts(x: e4m3[R, K] scaled(1, 128) @ shard(0), counts: i32[E] @ shard(0), w: e4m3[E, 2, F, K] scaled(128, 128) @ shard(0),
-                    v: e4m3[E, K, F] scaled(128, 128) @ shard(0){more}) {{
-                    ragged(x, counts) -> grouped_gemm(w.t){b} -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t){c}
-                }}""",
-                world, **options)
-            self.function = _float8.Experts(eight, self.function, 2, True)
 
     def forward(self, x, counts):
         return self.function(x, counts, self.gate_up, self.down, *self._biases())
@@ -295,7 +290,8 @@ class MoE(_Experts):
     Every rank has as many tokens, 0 or more; else all pass ``tokens``, the most that one of them has, the same in each call: the kernel takes fewer
     on each rank, or none. ``shared``, as ``x``, is added to the sums before they are rounded: what experts of all tokens make.
 
-    Parameters, their layouts, ``bias`` and ``fp8`` are :class:`GroupedMLP`'s; in eight bits tokens travel so. Of experts that ranks do not divide, each has
+    Parameters, their layouts, ``bias`` and ``fp8`` are :class:`GroupedMLP`'s; in eight bits tokens travel so, and gradients are those of bfloat16, for
+    which forward runs again. Of experts that ranks do not divide, each has
     ``experts / ranks`` rounded up, and the last one the rest.
     """
 
@@ -323,8 +319,6 @@ class MoE(_Experts):
 
     def _function(self, adds, tokens=None):
         t, world, options, fp8 = self._made_of
-        if fp8 is not None and tokens is not None:
-            raise ArgumentError("tokens is given, and layers of eight bits have as many on every rank\n  help: leave out tokens, or fp8")
         more, b, c = self._stages(t, "H")
         own, add = "" if tokens is None else "<T: own>", " -> add(s)" if adds else ""
         more += f", s: {t}[T, H] @ shard(0)" if adds else ""
@@ -338,12 +332,12 @@ class MoE(_Experts):
             world, **options)
         if fp8 is None:
             return exact
-        eight = f"""fn moe(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), weights: f32[T, K] @ shard(0),
+        eight = f"""fn moe{own}(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), weights: f32[T, K] @ shard(0),
             w: e4m3[E, 2, F, H] scaled(128, 128) @ shard(0), v: e4m3[E, H, F] scaled(128, 128) @ shard(0){more}) {{
                 x -> quantize(e4m3, 1, 128) -> dispatch(ids) -> grouped_gemm(w.t){b} -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t){c}
                     -> combine(weights){add}
             }}"""
-        return _float8.Experts(compile(eight, world, **options), exact, 3, False)
+        return _float8.Experts(compile(eight, world, **options), exact)
 
     def forward(self, x, ids, weights, *, shared=None, tokens=None):
         given = (("x", x, self.hidden), ("ids", ids, self.top_k), ("weights", weights, self.top_k))

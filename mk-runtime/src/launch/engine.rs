@@ -15,7 +15,7 @@
 //! A copy of the epoch behind the data sets a flag of the peer that waits: no operation holds a value that changes from
 //! launch to launch.
 
-use super::program::{WORD, no_transport};
+use super::program::WORD;
 use crate::driver::cu;
 use crate::error::{Error, Result};
 use crate::gpu::{Event, Kernel, Module, Stream, StreamRef};
@@ -73,7 +73,6 @@ impl Engine {
                 HostOp::Raise { rank: p, word } => {
                     Placed::Raise { word: symmetric.address(p)? + word * WORD as u64 }
                 }
-                HostOp::Send { to_rank, .. } => return Err(no_transport(source, rank, to_rank)),
             })
         };
         let limits = world.device(rank)?;

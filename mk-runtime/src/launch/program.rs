@@ -1,8 +1,8 @@
 //! What a host program must satisfy, and which peers' memory a kernel may name, before anything is allocated for it.
 
 use super::dims;
+use crate::Result;
 use crate::world::Topology;
-use crate::{Error, Result};
 use mk_abi::{HostOp, HostProgram, KernelSource, MapBase};
 
 /// Bytes of a flag.
@@ -63,12 +63,6 @@ fn inside(source: &KernelSource, rank: usize, op: &HostOp) -> bool {
                 && !dims::decides(source, tensor)
         }
         HostOp::Raise { rank, word } => signal(rank, word),
-        HostOp::Send { from_bytes, to_rank, to_bytes, bytes, word } => {
-            let data = fits(from_bytes, bytes, space.symmetric_bytes)
-                && from_bytes >= space.zeroed_bytes
-                && buffer(to_rank, to_bytes, bytes);
-            (bytes == 0 || data) && signal(to_rank, word)
-        }
     }
 }
 
@@ -76,7 +70,7 @@ fn inside(source: &KernelSource, rank: usize, op: &HostOp) -> bool {
 /// rank, so that all processes find the same.
 ///
 /// # Errors
-/// [`Error::Unreachable`] for a peer of another node; [`Error::Unsupported`] for a send.
+/// [`Error::Unreachable`](crate::Error::Unreachable) for a peer of another node.
 pub(super) fn check_reach(source: &KernelSource, topology: &Topology) -> Result<()> {
     for (rank, binding) in (0..).zip(&source.ranks) {
         for map in &binding.maps {
@@ -93,27 +87,17 @@ pub(super) fn check_reach(source: &KernelSource, topology: &Topology) -> Result<
                 HostOp::Copy { to_rank: peer, .. } | HostOp::Raise { rank: peer, .. } => {
                     topology.check(rank, peer)?;
                 }
-                HostOp::Send { to_rank, .. } => return Err(no_transport(source, rank, to_rank)),
             }
         }
     }
     Ok(())
 }
 
-/// Of a send.
-pub(super) fn no_transport(source: &KernelSource, rank: u32, to: u32) -> Error {
-    Error::Unsupported {
-        kernel: source.name.clone(),
-        what: format!(
-            "rank {rank} sends to rank {to} through a transport, and this world has none: make the plan for one node"
-        ),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::contract::{check_source, tests::source};
     use super::*;
+    use crate::Error;
     use mk_abi::TensorMapSpec;
 
     /// One rank: copies 128 bytes, and sets the last flag.
@@ -141,14 +125,6 @@ mod tests {
             to_bytes,
             bytes,
         };
-        let send = |from_bytes, to_rank, to_bytes, bytes, word| HostOp::Send {
-            from_bytes,
-            to_rank,
-            to_bytes,
-            bytes,
-            word,
-        };
-        assert_eq!(judged(|p| p.ranks[0][1] = send(2048, 0, 4000, 96, 511)), "accepted");
         for outside in [
             copy(1, 128, 0, 2048, 128),
             copy(0, 129, 0, 2048, 128),
@@ -160,12 +136,6 @@ mod tests {
             HostOp::Raise { rank: 1, word: 511 },
             HostOp::Raise { rank: 0, word: 512 },
             HostOp::Raise { rank: 0, word: u64::MAX },
-            send(2047, 0, 2048, 8, 0),
-            send(4089, 0, 2048, 8, 0),
-            send(2048, 1, 2048, 8, 0),
-            send(2048, 0, 4089, 8, 0),
-            send(2048, 0, 2048, 8, 512),
-            send(0, 0, 0, 0, 512),
         ] {
             let said = judged(|p| p.ranks[0][1] = outside);
             assert!(said.contains("outside the kernel's memory"), "{outside:?}: {said}");
@@ -181,19 +151,6 @@ mod tests {
         assert!(judged(|p| p.ranks[0].clear()).contains("entry 0 times"));
         assert!(judged(|p| p.ranks[0].swap(0, 1)).contains("must once, before all others"));
         assert!(judged(|p| p.ranks[0].push(HostOp::AwaitEntry)).contains("entry 2 times"));
-    }
-
-    #[test]
-    fn a_send_needs_a_transport() {
-        let (mut source, one) = (source(), Topology::one_node(1));
-        check_reach(&source, &one).unwrap();
-        source.host = Some(program());
-        check_reach(&source, &one).unwrap();
-        let send = HostOp::Send { from_bytes: 0, to_rank: 0, to_bytes: 0, bytes: 0, word: 1 };
-        source.host.as_mut().unwrap().ranks[0].push(send);
-        let refused = check_reach(&source, &one).unwrap_err();
-        assert!(matches!(&refused, Error::Unsupported { .. }));
-        assert!(refused.to_string().starts_with("unsupported: kernel k: rank 0 sends to rank 0"));
     }
 
     /// Four ranks of which each maps and writes memory, and sets a flag, of the next one of its pair.

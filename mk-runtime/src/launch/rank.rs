@@ -160,12 +160,8 @@ impl Rank {
     }
 
     /// Puts the number of its own rows into the parameter block.
-    pub(super) fn set_own_rows(
-        &mut self,
-        source: &KernelSource,
-        given: &RankTensors,
-    ) -> Result<()> {
-        let rows = own_rows(source, self.rank, &self.expected_bytes, given)?;
+    pub(super) fn set_own_rows(&mut self, source: &KernelSource, args: &RankTensors) -> Result<()> {
+        let rows = own_rows(source, self.rank, &self.expected_bytes, args)?;
         self.params.update_header(|header| header.own_rows = rows);
         Ok(())
     }

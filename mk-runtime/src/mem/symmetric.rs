@@ -46,13 +46,9 @@ impl SymmetricMemory {
         SymmetricMemory::within(world, size_bytes, Deadline::within(PATIENCE))
     }
 
-    pub(crate) fn within(
-        world: &World,
-        size_bytes: u64,
-        deadline: Deadline,
-    ) -> Result<SymmetricMemory> {
+    pub(crate) fn within(world: &World, bytes: u64, deadline: Deadline) -> Result<SymmetricMemory> {
         let made = granularity(world).and_then(|unit| {
-            let of = |rank| Layout::new(*world.topology(), rank, size_bytes, unit);
+            let of = |rank| Layout::new(*world.topology(), rank, bytes, unit);
             SymmetricMemory::reserve(world, of, Taken::default())
         });
         let mut memory = world.agree_within(CALL, made, deadline)?;

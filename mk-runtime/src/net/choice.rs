@@ -5,7 +5,9 @@ use crate::Error;
 use crate::driver;
 use crate::env;
 use crate::proxy::Ends;
-use crate::transport::{Network, Ordering, TRANSPORTS, TransportError, loopback, shaped::Shaped};
+use crate::transport::{
+    Network, Ordering, TRANSPORTS, TransportError, Visibility, loopback, shaped::Shaped,
+};
 use crate::world::{Deadline, World};
 
 const CALL: &str = "choosing a network";
@@ -58,10 +60,25 @@ pub(super) fn ends(network: &Network, world: &World, options: &NetOptions) -> Re
         Network::Ofi(_) | Network::Verbs(_) => {
             let mut all = Vec::new();
             let mut network = network.clone();
+            let in_gpu = options.memory == ArenaMemory::Gpu;
             if let Network::Ofi(of) = &mut network {
-                of.gpu_memory |= options.memory == ArenaMemory::Gpu;
+                of.gpu_memory |= in_gpu;
             }
             for rank in ranks.clone() {
+                if in_gpu {
+                    let label = network.label();
+                    let see = Visibility::of(world.device(rank)?.ordinal)?;
+                    match &mut network {
+                        Network::Ofi(of) => {
+                            of.flush = see.flush(options.flush, Ordering::Unordered, &label)?;
+                        }
+                        Network::Verbs(of) => {
+                            of.flush = see.flush(options.flush, of.ordering, &label)?;
+                        }
+                        // Its copy engines set words behind their own data.
+                        Network::Loopback(_) => {}
+                    }
+                }
                 let own = || world.address().map_or("127.0.0.1".into(), |a| a.to_string());
                 let near = network.clone().near(&driver::pci(world.device(rank)?.ordinal)?, own);
                 all.extend(near.open([rank])?);

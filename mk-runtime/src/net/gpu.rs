@@ -1,7 +1,7 @@
 //! A net arena in a GPU's memory: what a network card, or another GPU's copy engine, reads and writes there without the
 //! host.
 
-use crate::driver::{Context, attribute, can_access_peer, cu, ledger::between_launches};
+use crate::driver::{Context, can_access_peer, cu, ledger::between_launches};
 use crate::mem::DeviceBuffer;
 use crate::transport::{CopyEngine, Dmabuf, Gpu, NetMemory, TransportError};
 use crate::world::World;
@@ -116,19 +116,6 @@ impl GpuArena {
         unsafe { arena.word(arena.base(), 0) }?;
         arena.streams.wait(COPIES)?;
         Ok(arena)
-    }
-
-    /// Whether the GPU sees what a network card writes to its memory in the order in which it is written, so that a
-    /// word behind data needs no flush.
-    ///
-    /// # Errors
-    /// [`TransportError::Refused`] where the driver promises less, with the reason; [`Error::Cuda`].
-    pub(crate) fn visible(world: &World, rank: u32, transport: &str) -> Result<()> {
-        let ordinal = world.device(rank)?.ordinal;
-        let asked = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING;
-        let owner = sys::CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
-        let ordering = attribute(ordinal, asked)?;
-        promised(transport, ordinal, ordering, owner as i32).map_err(Error::Transport)
     }
 
     /// Copies bytes of it to the host, and waits.
@@ -260,18 +247,6 @@ fn reach(from: &Context, to: &Context) -> Result<()> {
     }
 }
 
-/// The rule of visibility, by what the driver says of the GPU.
-fn promised(transport: &str, gpu: i32, ordering: i32, owner: i32) -> Result<(), TransportError> {
-    if ordering >= owner {
-        return Ok(());
-    }
-    let what = format!(
-        "GPU {gpu} may see a card's word before the data in front of it (GPUDirect write ordering {ordering}, and {owner} \
-         is needed); use pinned memory of the host"
-    );
-    Err(TransportError::Refused { transport: transport.into(), what })
-}
-
 // SAFETY: allocated in `new`, a page of room for the alignment, and freed with the value.
 unsafe impl NetMemory for GpuArena {
     fn base(&self) -> *mut u8 {
@@ -290,6 +265,17 @@ unsafe impl NetMemory for GpuArena {
         Some(self)
     }
 
+    fn flush(&self) -> Result<(), String> {
+        use sys::CUflushGPUDirectRDMAWritesScope_enum::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER as OWNER;
+        use sys::CUflushGPUDirectRDMAWritesTarget_enum::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX as CURRENT;
+        let device = Some(self.buffer.device());
+        let flushed = self.buffer.context().enter().and_then(|_in| {
+            // SAFETY: the memory's context is current.
+            unsafe { cu!(device, cuFlushGPUDirectRDMAWrites(CURRENT, OWNER)) }
+        });
+        flushed.map_err(|e| e.to_string())
+    }
+
     fn dmabuf(&self) -> Result<Dmabuf, String> {
         let mut fd: RawFd = -1;
         let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
@@ -305,18 +291,5 @@ unsafe impl NetMemory for GpuArena {
         // SAFETY: the driver has just made it for us.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Dmabuf { fd, offset: 0 })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cards_write_to_gpus_that_see_it_in_order() {
-        assert_eq!(promised("verbs", 0, 100, 100), Ok(()));
-        assert_eq!(promised("verbs", 0, 200, 100), Ok(()));
-        let error = promised("verbs", 3, 0, 100).unwrap_err().to_string();
-        assert!(error.contains("GPU 3") && error.contains("write ordering 0"), "{error}");
     }
 }

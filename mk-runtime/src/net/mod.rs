@@ -21,7 +21,7 @@ use crate::mem::Pinned;
 use crate::proxy::{
     Arena, Attached, Counts, Ends, Engine, Fifo, Lease, NetFault, Proxy, Watch, connect,
 };
-use crate::transport::{NetMemory, Network, Ordering, TransportError};
+use crate::transport::{Flush, NetMemory, Network, Ordering, TransportError};
 use crate::world::{Deadline, World};
 use crate::{Error, Result};
 use mk_abi::NetLayout;
@@ -161,14 +161,13 @@ impl Net {
         match Net::kept(world) {
             Some(net) => Ok(net),
             None => {
-                let memory = match env::net_on_gpus()? {
-                    true => ArenaMemory::Gpu,
-                    false => ArenaMemory::Host,
-                };
+                let memory = if env::net_on_gpus()? { ArenaMemory::Gpu } else { ArenaMemory::Host };
                 let usual = NetOptions::default();
                 let arena_bytes = env::net_bytes()?.unwrap_or(usual.arena_bytes);
-                let options = NetOptions { memory, arena_bytes, ..usual };
-                Net::open(world, &choose(world)?, &options)
+                let flush = Flush::asked()?;
+                let options = NetOptions { memory, arena_bytes, flush, ..usual };
+                let network = choose(world)?.with_cards(env::net_cards()?.unwrap_or(1));
+                Net::open(world, &network, &options)
             }
         }
     }
@@ -211,7 +210,7 @@ impl Net {
             return Err(Error::Shape { what });
         }
         let opened = choice::ends(network, world, options);
-        let opened = opened.and_then(|ends| register(world, network, ends, options));
+        let opened = opened.and_then(|ends| register(world, ends, options));
         let deadline = Deadline::within(PATIENCE);
         let (mut ends, memories) = world.agree_within(CALL, opened, deadline)?;
         let mut gather = |mine: &[u8]| match world.group() {
@@ -306,18 +305,9 @@ impl Net {
 }
 
 /// Gives each end an arena.
-fn register(
-    world: &World,
-    network: &Network,
-    mut ends: Ends,
-    options: &NetOptions,
-) -> Result<(Ends, Vec<Memory>)> {
+fn register(world: &World, mut ends: Ends, options: &NetOptions) -> Result<(Ends, Vec<Memory>)> {
     let mut memories = Vec::new();
     for (rank, end) in &mut ends {
-        // A copy engine sets a word behind its own data; a card's writes must be seen in order.
-        if options.memory == ArenaMemory::Gpu && !matches!(network, Network::Loopback(_)) {
-            GpuArena::visible(world, *rank, &network.label())?;
-        }
         let memory = Memory::new(world, *rank, options)?;
         end.register(memory.registered())?;
         memories.push(memory);

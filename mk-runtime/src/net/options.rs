@@ -1,6 +1,6 @@
 //! What a network is made of.
 
-use crate::transport::shaped::Shape;
+use crate::transport::{Flush, shaped::Shape};
 use std::time::Duration;
 
 /// How long processes wait for each other where the caller gives no time.
@@ -24,6 +24,10 @@ pub struct NetOptions {
     pub arena_bytes: u64,
     /// Where it is.
     pub memory: ArenaMemory,
+    /// What is done before a word in memory of a GPU, instead of what [`Visibility::rule`] says.
+    ///
+    /// [`Visibility::rule`]: crate::transport::Visibility::rule
+    pub flush: Option<Flush>,
     /// How long writes may take to end when an instance is dropped, or the network closed.
     pub drain: Duration,
     /// A slower, less orderly or broken network than it is.
@@ -38,6 +42,7 @@ impl Default for NetOptions {
         NetOptions {
             arena_bytes: 256 << 20,
             memory: ArenaMemory::Host,
+            flush: None,
             drain: Duration::from_secs(10),
             shape: Shape::default(),
             threads: 2,

@@ -5,7 +5,7 @@ use super::fifo::{Fifo, Reader};
 use super::words::{Immediate, Report, Word};
 use super::{Counts, NetFault};
 use crate::error::TransportError;
-use crate::transport::{Event, NetMemory, Notify, Ordering, Posted, Transport, Write};
+use crate::transport::{Event, Flush, NetMemory, Notify, Ordering, Posted, Transport, Write};
 use mk_abi::NetLayout;
 use mk_abi::device::{NO_WORD, NetCommand, NetCommandKind};
 use std::collections::HashMap;
@@ -72,6 +72,8 @@ pub struct Engine {
     token: u64,
     events: Vec<Event>,
     fault: Option<NetFault>,
+    /// Whether what the last poll reported is visible.
+    flushed: bool,
     counts: Counts,
 }
 
@@ -93,6 +95,7 @@ impl Engine {
             token: 0,
             events: Vec::new(),
             fault: None,
+            flushed: false,
             counts: Counts::default(),
         }
     }
@@ -185,6 +188,7 @@ impl Engine {
             }
         }
         let mut events = std::mem::take(&mut self.events);
+        self.flushed = false;
         if let Err(error) = self.transport.poll(&mut events) {
             self.fail(None, error);
         }
@@ -223,6 +227,7 @@ impl Engine {
     pub fn shutdown(&mut self, limit: Duration) -> Result<(), TransportError> {
         let mut events = Vec::new();
         let ended = self.transport.shutdown(limit, &mut events);
+        self.flushed = false;
         events.into_iter().for_each(|e| self.event(e));
         ended
     }
@@ -369,10 +374,27 @@ impl Engine {
             Event::Lost { error, .. } if !self.instances.is_empty() => self.fail(None, error),
             Event::Lost { .. } => {}
             Event::Arrived { immediate, .. } => {
+                // A word that went ahead of its data would be worse than none.
+                if !self.flush() {
+                    return;
+                }
                 let i = Immediate::from_bits(immediate);
                 self.report(None, Some(i), i.word, i.epoch);
             }
         }
+    }
+
+    /// Before the first word of a poll, which has reported all data that its words are behind.
+    fn flush(&mut self) -> bool {
+        if self.transport.caps().flush != Flush::Driver || self.flushed {
+            return true;
+        }
+        self.counts.flushes += 1;
+        match self.memory.flush() {
+            Ok(()) => self.flushed = true,
+            Err(what) => self.fail(None, TransportError::Memory { what }),
+        }
+        self.flushed
     }
 
     fn ended(&mut self, token: u64) -> Option<UnderWay> {

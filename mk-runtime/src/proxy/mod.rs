@@ -35,6 +35,8 @@ pub struct Counts {
     pub early: u64,
     /// Immediates of epochs that were over, or of instances that are not here.
     pub dropped: u64,
+    /// Flushes of what cards wrote to a GPU.
+    pub flushes: u64,
 }
 
 /// Why a rank's network is unusable.

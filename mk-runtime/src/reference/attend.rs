@@ -4,7 +4,7 @@ use super::{Reference, code, flat, mismatch, params::Params, same_rank};
 use crate::{Result, gpu::DeviceTensor};
 use mk_abi::DType;
 
-/// What [`Reference::attend`] does besides its tensors.
+/// What attention and its gradients are computed with besides their tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct Attend<'d> {
     /// Queries see keys at their own place and before.
@@ -15,21 +15,14 @@ pub struct Attend<'d> {
     pub scale: f32,
     /// What scores stay below.
     pub cap: Option<f32>,
-    /// The place in the sequence of the first query.
-    pub first: i64,
-    /// How many queries follow from there.
-    pub count: u64,
-    /// The place of the query behind those.
-    pub second: i64,
+    /// Of queries.
+    pub queries: Places,
+    /// Of keys, for gradients; [`Reference::attend`] takes the keys of a whole sequence.
+    pub keys: Places,
     /// Where documents begin, of packed sequences.
     pub documents: Option<&'d DeviceTensor>,
     /// What the sums of each head have the exponential of, too, f32 `[H]`.
     pub sinks: Option<&'d DeviceTensor>,
-}
-
-/// The memory of documents, and how many numbers it has; 0 without.
-fn begins(documents: Option<&DeviceTensor>) -> [u64; 2] {
-    documents.map_or([0, 0], |t| [t.as_arg().ptr(), t.elements()])
 }
 
 /// Where rows of a tensor are in the sequence: so many from `first` on, the others from `second` on.
@@ -43,23 +36,23 @@ pub struct Places {
     pub second: i64,
 }
 
-/// What gradients of attention are computed with besides their tensors.
-#[derive(Clone, Copy, Debug)]
-pub struct AttendGrad<'d> {
-    /// Queries see keys at their own place and before.
-    pub causal: bool,
-    /// The most keys that a query sees of those.
-    pub window: Option<u32>,
-    /// Factor on scores.
-    pub scale: f32,
-    /// What scores stay below.
-    pub cap: Option<f32>,
-    /// Of queries.
-    pub queries: Places,
-    /// Of keys.
-    pub keys: Places,
-    /// Where documents begin, of packed sequences.
-    pub documents: Option<&'d DeviceTensor>,
+impl Places {
+    fn words(self) -> [u64; 3] {
+        [self.first as u64, self.count, self.second as u64]
+    }
+}
+
+/// The memory of a tensor that may be there, and how many numbers it has; 0 without.
+fn memory(tensor: Option<&DeviceTensor>) -> [u64; 2] {
+    tensor.map_or([0, 0], |t| [t.as_arg().ptr(), t.elements()])
+}
+
+impl Attend<'_> {
+    /// How scores are made of queries and keys, and their types.
+    fn scores(&self, q: &DeviceTensor, k: &DeviceTensor) -> Result<[u32; 6]> {
+        let (scale, cap) = (self.scale.to_bits(), self.cap.unwrap_or(0.0).to_bits());
+        Ok([u32::from(self.causal), self.window.unwrap_or(0), scale, cap, code(q)?, code(k)?])
+    }
 }
 
 impl Reference {
@@ -97,18 +90,12 @@ impl Reference {
         }
         same_rank(&[o, lse, q, k, v])?;
         let (kernels, context) = self.on(o.rank())?;
-        let params = [o, lse, q, k, v].iter().fold(Params::new(), |p, t| p.word(t.as_arg().ptr()));
-        let places = [how.first as u64, how.count, how.second as u64];
-        let sizes = [&[batch, queries, keys, heads, groups, depth, wide][..], &places].concat();
-        let params = sizes.into_iter().chain(begins(how.documents)).fold(params, Params::word);
-        let params = params
-            .word(begins(how.sinks)[0])
-            .half(u32::from(how.causal))
-            .half(how.window.unwrap_or(0))
-            .half(how.scale.to_bits())
-            .half(how.cap.unwrap_or(0.0).to_bits())
-            .half(code(q)?)
-            .half(code(k)?);
+        let params = Params::of(&[o, lse, q, k, v])
+            .words([batch, queries, keys, heads, groups, depth, wide])
+            .words(how.queries.words())
+            .words(memory(how.documents))
+            .words([memory(how.sinks)[0]])
+            .halves(how.scores(q, k)?);
         let rows = batch.saturating_mul(queries).saturating_mul(heads);
         params.run(&kernels.attend, context, [flat(rows.saturating_mul(32)), 1])
     }
@@ -119,32 +106,26 @@ impl Reference {
     ///
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape) for shapes, types or ranks that do not fit; [`Error::Cuda`](crate::Error::Cuda).
-    pub fn attend_stats(
-        &self,
-        stats: &DeviceTensor,
-        [o, d_o, lse]: [&DeviceTensor; 3],
-    ) -> Result<()> {
+    pub fn attend_stats(&self, to: &DeviceTensor, [o, d_o, lse]: [&DeviceTensor; 3]) -> Result<()> {
         let fits = match o.shape() {
             &[batch, queries, heads, _] => {
                 d_o.shape() == o.shape()
                     && lse.shape() == [batch, heads, queries]
-                    && stats.shape() == [batch, heads, queries, 4]
-                    && [lse.dtype(), stats.dtype()] == [DType::F32; 2]
+                    && to.shape() == [batch, heads, queries, 4]
+                    && [lse.dtype(), to.dtype()] == [DType::F32; 2]
             }
             _ => false,
         };
         let (true, &[batch, queries, heads, depth]) = (fits, o.shape()) else {
-            let [o, d_o, lse, stats] = [o, d_o, lse, stats].map(|t| t.shape().to_vec());
+            let [o, d_o, lse, to] = [o, d_o, lse, to].map(|t| t.shape().to_vec());
             return Err(mismatch(format!(
-                "statistics of {o:?}, {d_o:?} and {lse:?} are not {stats:?}"
+                "statistics of {o:?}, {d_o:?} and {lse:?} are not {to:?}"
             )));
         };
-        same_rank(&[stats, o, d_o, lse])?;
+        same_rank(&[to, o, d_o, lse])?;
         let (kernels, context) = self.on(o.rank())?;
-        let params =
-            [stats, o, d_o, lse].iter().fold(Params::new(), |p, t| p.word(t.as_arg().ptr()));
-        let params = [batch, queries, heads, depth].into_iter().fold(params, Params::word);
-        let params = params.half(code(o)?).half(code(d_o)?);
+        let params = Params::of(&[to, o, d_o, lse]).words([batch, queries, heads, depth]);
+        let params = params.halves([code(o)?, code(d_o)?]);
         let rows = batch.saturating_mul(queries).saturating_mul(heads);
         params.run(&kernels.attend_stats, context, [flat(rows.saturating_mul(32)), 1])
     }
@@ -158,7 +139,7 @@ impl Reference {
         &self,
         dq: &DeviceTensor,
         operands: [&DeviceTensor; 5],
-        how: AttendGrad<'_>,
+        how: Attend<'_>,
     ) -> Result<()> {
         let [q, ..] = operands;
         let rows = q.elements().checked_div(q.shape().last().copied().unwrap_or(1)).unwrap_or(0);
@@ -175,7 +156,7 @@ impl Reference {
         &self,
         [dk, dv]: [&DeviceTensor; 2],
         operands: [&DeviceTensor; 5],
-        how: AttendGrad<'_>,
+        how: Attend<'_>,
     ) -> Result<()> {
         let [_, _, _, k, v] = operands;
         let rows = k.elements().checked_div(k.shape().last().copied().unwrap_or(1)).unwrap_or(0);
@@ -188,7 +169,7 @@ impl Reference {
         &self,
         results: &[(&DeviceTensor, &[u64])],
         [q, d_o, stats, k, v]: [&DeviceTensor; 5],
-        how: AttendGrad<'_>,
+        how: Attend<'_>,
     ) -> Result<Params> {
         let shapes = (q.shape(), k.shape());
         let (&[batch, queries, heads, depth], &[batch_k, keys, groups, depth_k]) = shapes else {
@@ -213,14 +194,11 @@ impl Reference {
         }
         let all: Vec<_> = made.chain([q, d_o, stats, k, v]).collect();
         same_rank(&all)?;
-        let params = all.iter().fold(Params::new(), |p, t| p.word(t.as_arg().ptr()));
-        let sizes = [batch, queries, keys, heads, groups, depth, wide];
-        let places = [how.queries, how.keys].map(|p| [p.first as u64, p.count, p.second as u64]);
-        let params_of =
-            sizes.into_iter().chain(places.into_iter().flatten()).chain(begins(how.documents));
-        let params = params_of.fold(params, Params::word);
-        let params = params.half(u32::from(how.causal)).half(how.window.unwrap_or(0));
-        let params = params.half(how.scale.to_bits()).half(how.cap.unwrap_or(0.0).to_bits());
-        Ok(params.half(code(q)?).half(code(k)?))
+        Ok(Params::of(&all)
+            .words([batch, queries, keys, heads, groups, depth, wide])
+            .words(how.queries.words())
+            .words(how.keys.words())
+            .words(memory(how.documents))
+            .halves(how.scores(q, k)?))
     }
 }

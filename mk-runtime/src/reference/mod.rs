@@ -6,7 +6,7 @@ mod attend;
 mod norm;
 mod params;
 
-pub use attend::{Attend, AttendGrad, Places};
+pub use attend::{Attend, Places};
 pub use norm::ErrorNorm;
 
 use crate::driver::Context;
@@ -165,12 +165,9 @@ impl Reference {
     /// [`Error::Shape`] for a tensor of integers; [`Error::Cuda`].
     pub fn fill_random(&self, x: &DeviceTensor, seed: u64, scale: f32) -> Result<()> {
         let (kernels, context) = self.on(x.rank())?;
-        let params = Params::new()
-            .word(x.as_arg().ptr())
-            .word(x.elements())
-            .half(code(x)?)
-            .word(seed)
-            .half(scale.to_bits());
+        let (code, scale) = ([code(x)?], [scale.to_bits()]);
+        let params =
+            Params::of(&[x]).words([x.elements()]).halves(code).words([seed]).halves(scale);
         params.run(&kernels.fill, context, [flat(x.elements()), 1])
     }
 
@@ -197,20 +194,9 @@ impl Reference {
         }
         same_rank(&[c, a.tensor, b.tensor])?;
         let (kernels, context) = self.on(c.rank())?;
-        let params = Params::new()
-            .word(c.as_arg().ptr())
-            .word(a.tensor.as_arg().ptr())
-            .word(b.tensor.as_arg().ptr())
-            .word(m)
-            .word(n)
-            .word(k)
-            .word(a_row)
-            .word(a_col)
-            .word(b_row)
-            .word(b_col)
-            .half(code(a.tensor)?)
-            .half(code(b.tensor)?)
-            .half(u32::from(accumulate));
+        let params = Params::of(&[c, a.tensor, b.tensor])
+            .words([m, n, k, a_row, a_col, b_row, b_col])
+            .halves([code(a.tensor)?, code(b.tensor)?, u32::from(accumulate)]);
         params.run(&kernels.gemm, context, [tiles(n)?, tiles(m)?])
     }
 
@@ -268,18 +254,9 @@ impl Reference {
         same_rank(&[out, a, b])?;
         let (op, factor) = op.code();
         let (kernels, context) = self.on(out.rank())?;
-        let params = Params::new()
-            .word(out.as_arg().ptr())
-            .word(a.as_arg().ptr())
-            .word(b.as_arg().ptr())
-            .word(out.elements())
-            .word(inner.max(1))
-            .word(b.shape().last().copied().unwrap_or(1))
-            .half(op)
-            .half(factor.to_bits())
-            .half(code(out)?)
-            .half(code(a)?)
-            .half(code(b)?);
+        let params = Params::of(&[out, a, b])
+            .words([out.elements(), inner.max(1), b.shape().last().copied().unwrap_or(1)])
+            .halves([op, factor.to_bits(), code(out)?, code(a)?, code(b)?]);
         params.run(&kernels.map, context, [flat(out.elements()), 1])
     }
 
@@ -330,14 +307,9 @@ impl Reference {
             x.rank(),
             n_tiles * norm::TILE_BYTES as u64,
         )?;
-        let params = Params::new()
-            .word(out.ptr())
-            .word(x.as_arg().ptr())
-            .word(reference.as_arg().ptr())
-            .word(rows)
-            .word(cols)
-            .half(code(x)?)
-            .half(code(reference)?);
+        let memory = [out.ptr(), x.as_arg().ptr(), reference.as_arg().ptr()];
+        let params = Params::of(&[]).words(memory).words([rows, cols]);
+        let params = params.halves([code(x)?, code(reference)?]);
         params.run(&kernels.error, context, grid)?;
         Ok(ErrorNorm::from_tiles(&out.download()?, rows, cols, own))
     }

@@ -3,26 +3,27 @@
 use crate::Result;
 use crate::driver::Context;
 use crate::driver::ledger::wait_for_launches;
-use crate::gpu::Kernel;
+use crate::gpu::{DeviceTensor, Kernel};
 use std::ffi::c_void;
 
 /// Kernel parameters by value: each in a word of its own, of which the driver reads as much as the kernel declares.
 pub(super) struct Params(Vec<u64>);
 
 impl Params {
-    pub(super) fn new() -> Params {
-        Params(Vec::new())
+    /// The memory of tensors.
+    pub(super) fn of(tensors: &[&DeviceTensor]) -> Params {
+        Params(tensors.iter().map(|t| t.as_arg().ptr()).collect())
     }
 
-    pub(super) fn word(mut self, v: u64) -> Params {
-        self.0.push(v);
+    pub(super) fn words(mut self, words: impl IntoIterator<Item = u64>) -> Params {
+        self.0.extend(words);
         self
     }
 
-    /// A 32-bit parameter.
-    pub(super) fn half(self, v: u32) -> Params {
-        // Little-endian, as every machine that CUDA runs on: the value is in the first four bytes.
-        self.word(u64::from(v))
+    /// 32-bit parameters.
+    pub(super) fn halves(self, halves: impl IntoIterator<Item = u32>) -> Params {
+        // Little-endian, as every machine that CUDA runs on: a value is in the first four bytes.
+        self.words(halves.into_iter().map(u64::from))
     }
 
     /// Runs after the GPU's launches, and waits.

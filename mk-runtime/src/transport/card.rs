@@ -78,6 +78,16 @@ impl ConnectionCard {
         Ok(out)
     }
 
+    /// The first of contiguous cards, and the others.
+    ///
+    /// # Errors
+    /// [`TransportError::Card`] where it ends early.
+    pub fn split(cards: &[u8]) -> Result<(&[u8], &[u8]), TransportError> {
+        let mut rest = cards.get(HEAD - 2..).unwrap_or(&[]);
+        let length = HEAD + usize::from(u16::from_le_bytes(take(&mut rest)?));
+        cards.split_at_checked(length).ok_or_else(|| bad("one of several ends early".into()))
+    }
+
     /// Reads a card of this transport.
     ///
     /// # Errors

@@ -8,7 +8,7 @@
 
 use super::card::{ConnectionCard, Key, Kind};
 use super::{
-    Caps, Event, NetMemory, Notify, Ordering, Posted, Transport, TransportError, Write,
+    Caps, Event, Flush, NetMemory, Notify, Ordering, Posted, Transport, TransportError, Write,
     check_write, memory,
 };
 use std::collections::{HashMap, VecDeque};
@@ -31,12 +31,14 @@ pub struct Options {
     pub threads: usize,
     /// Writes of a rank that are accepted and not reported.
     pub depth: usize,
+    /// What it says of flushes. Its own copies need none.
+    pub flush: Flush,
 }
 
 impl Options {
     /// Two lanes, two threads and 256 writes for each rank.
     pub fn new(ranks: u32, ordering: Ordering) -> Options {
-        Options { ranks, ordering, lanes: 2, threads: 2, depth: 256 }
+        Options { ranks, ordering, lanes: 2, threads: 2, depth: 256, flush: Flush::None }
     }
 }
 
@@ -109,7 +111,7 @@ impl LoopbackNetwork {
             Some(given) if !*given => *given = true,
             _ => return Err(state(format!("there is no end for rank {rank}, or it is taken"))),
         }
-        let Options { ordering, lanes, depth, .. } = self.wires.options;
+        let Options { ordering, lanes, depth, flush, .. } = self.wires.options;
         let caps = Caps {
             name: "loopback".into(),
             ordering,
@@ -117,6 +119,7 @@ impl LoopbackNetwork {
             depth,
             max_bytes: 1 << 30,
             gpu_memory: true,
+            flush,
         };
         Ok(Loopback {
             rank,

@@ -33,6 +33,14 @@ pub unsafe trait NetMemory: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// Makes visible to the memory's GPU what cards have written: [`Flush::Driver`](super::Flush::Driver).
+    ///
+    /// # Errors
+    /// Of the driver.
+    fn flush(&self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// A dmabuf of the memory.
     ///
     /// # Errors

@@ -21,18 +21,21 @@
 //! What receives need on the way (posted buffers, credits) is the implementation's own affair.
 
 pub mod card;
+mod flush;
 pub mod loopback;
 mod memory;
 mod network;
 pub mod ofi;
 mod place;
+pub mod rails;
 pub mod shaped;
 pub mod verbs;
 
 pub use crate::error::TransportError;
+pub use flush::{Flush, Visibility};
 pub use memory::{CopyEngine, Dmabuf, Gpu, HostMemory, NetMemory};
 pub use network::{Network, TRANSPORTS, TransportRow};
-pub use place::Place;
+pub use place::{Distance, Place};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,6 +64,8 @@ pub struct Caps {
     pub max_bytes: u64,
     /// Whether registered memory may be a GPU's.
     pub gpu_memory: bool,
+    /// What the receiver does between data in it and a word.
+    pub flush: Flush,
 }
 
 /// A write of bytes of the own arena into a peer's.

@@ -91,6 +91,16 @@ impl Network {
         self
     }
 
+    /// The same with so many network cards for each rank; `loopback` has none.
+    pub fn with_cards(mut self, cards: u32) -> Network {
+        match &mut self {
+            Network::Loopback(_) => {}
+            Network::Ofi(options) => options.rails = cards as usize,
+            Network::Verbs(options) => options.cards = cards,
+        }
+        self
+    }
+
     /// The ends of ranks of this process; of `loopback` those of all its ranks.
     ///
     /// # Errors

@@ -5,6 +5,28 @@ use std::path::{Path, PathBuf};
 /// The system's own files.
 pub(super) const SYS: &str = "/sys";
 
+/// How far apart two devices are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Distance {
+    /// One bridge or switch.
+    Pix,
+    /// Several bridges of one root port.
+    Pxb,
+    /// The host bridge.
+    Phb,
+    /// Host bridges of one NUMA node.
+    Node,
+    /// NUMA nodes.
+    Sys,
+}
+
+impl Distance {
+    /// `PIX`, `SYS`.
+    pub fn name(self) -> &'static str {
+        ["PIX", "PXB", "PHB", "NODE", "SYS"][self as usize]
+    }
+}
+
 /// A place on the PCI bus. Nothing is known of a default one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
@@ -26,6 +48,23 @@ impl Place {
         let numa = path.as_ref().and_then(|p| std::fs::read_to_string(p.join("numa_node")).ok());
         let numa = numa.and_then(|text| text.trim().parse().ok()).filter(|n| *n >= 0);
         Place { path, numa }
+    }
+
+    /// How far apart two devices are, as `nvidia-smi topo` says it; nothing where the system does not say.
+    pub fn distance(&self, other: &Place) -> Option<Distance> {
+        let of = |p: &Path| {
+            p.components().filter(|c| c.as_os_str().to_string_lossy().contains(':')).count()
+        };
+        let (bridges, same_node) = self.nearness(other);
+        let below = [self.path.as_deref()?, other.path.as_deref()?].map(|p| of(p) - bridges);
+        Some(match bridges {
+            0 if same_node => Distance::Node,
+            0 => Distance::Sys,
+            1 => Distance::Phb,
+            // A device, and the port of a switch above it.
+            _ if below.iter().all(|n| *n <= 2) => Distance::Pix,
+            _ => Distance::Pxb,
+        })
     }
 
     /// Larger is nearer: bridges above both, then the NUMA node.

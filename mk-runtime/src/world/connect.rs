@@ -8,9 +8,9 @@ use super::{
     Bootstrap, DeviceLimits, Group, Meeting, TcpBootstrap, Topology, UnixBootstrap, World,
     WorldOptions, limits,
 };
-use crate::Error;
 use crate::driver::{self, Context};
 use crate::env;
+use crate::{Error, Result};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +42,7 @@ impl World {
     /// [`Error::Environment`] and [`Error::Variable`] with the variable that is missing or wrong;
     /// [`Error::SeveralHosts`]; [`Error::Rendezvous`] with the ranks that did not come within 5 minutes; as
     /// [`World::connect`].
-    pub fn from_env() -> Result<World, Error> {
+    pub fn from_env() -> Result<World> {
         let options = WorldOptions::from_env()?;
         let device = i32::try_from(env::launcher()?.local_rank).unwrap_or(i32::MAX);
         let bootstrap = World::bootstrap_from_env(&options, RENDEZVOUS)?;
@@ -61,7 +61,7 @@ impl World {
     pub fn bootstrap_from_env(
         options: &WorldOptions,
         limit: Duration,
-    ) -> Result<Box<dyn Bootstrap>, Error> {
+    ) -> Result<Box<dyn Bootstrap>> {
         let launcher = env::launcher()?;
         let (rank, world_size) = (launcher.rank, launcher.world_size);
         let several = launcher.local_world_size != world_size;
@@ -87,7 +87,7 @@ impl World {
     /// [`Error::NoPeerAccess`]; [`Error::SeveralHosts`] for hosts that make up no world, without a token, or with
     /// different ones; [`Error::SameDevice`]; [`Error::PeerFailed`] with the error of another process, which fails all
     /// of them; [`Error::System`].
-    pub fn connect(bootstrap: Box<dyn Bootstrap>, device: i32) -> Result<World, Error> {
+    pub fn connect(bootstrap: Box<dyn Bootstrap>, device: i32) -> Result<World> {
         World::connect_with(bootstrap, device, &WorldOptions::from_env()?)
     }
 
@@ -99,7 +99,7 @@ impl World {
         mut bootstrap: Box<dyn Bootstrap>,
         device: i32,
         options: &WorldOptions,
-    ) -> Result<World, Error> {
+    ) -> Result<World> {
         let (rank, size) = (bootstrap.rank(), bootstrap.world_size());
         if size == 0 || size > mk_abi::device::MAX_RANKS as u32 || rank >= size {
             return Err(Error::Shape {
@@ -165,7 +165,7 @@ fn join(
     cards: &[ProcessInfo],
     (host, listener, device): (&str, &LocalListener, i32),
     options: &WorldOptions,
-) -> Result<(Option<IpAddr>, Group), Error> {
+) -> Result<(Option<IpAddr>, Group)> {
     let (rank, orders) = (bootstrap.rank(), Orders::on(device)?);
     if topology.nodes() == 1 {
         let addresses: Vec<_> =
@@ -191,7 +191,7 @@ fn prepare(
     rank: u32,
     size: u32,
     options: &WorldOptions,
-) -> Result<(ProcessInfo, DeviceLimits, LocalListener), Error> {
+) -> Result<(ProcessInfo, DeviceLimits, LocalListener)> {
     let limits = limits(device)?;
     let listener = LocalListener::open()?;
     let host = hosts::name(rank, size, options)?;
@@ -204,7 +204,7 @@ fn prepare(
     Ok((card, limits, listener))
 }
 
-fn read_cards(all: &[Vec<u8>], size: u32) -> Result<Vec<ProcessInfo>, Error> {
+fn read_cards(all: &[Vec<u8>], size: u32) -> Result<Vec<ProcessInfo>> {
     let during = "connecting a world";
     let nonsense = |rank: usize, what: &str| Error::PeerFailed {
         rank: rank as u32,
@@ -236,7 +236,7 @@ fn read_cards(all: &[Vec<u8>], size: u32) -> Result<Vec<ProcessInfo>, Error> {
     all.iter().enumerate().map(read).collect()
 }
 
-fn check_gpus(cards: &[ProcessInfo], shared: bool) -> Result<(), Error> {
+fn check_gpus(cards: &[ProcessInfo], shared: bool) -> Result<()> {
     for (a, card) in cards.iter().enumerate().filter(|_| !shared) {
         if let Some(b) = cards[..a].iter().position(|c| c.gpu == card.gpu) {
             let ranks = (b as u32, a as u32);
@@ -248,7 +248,7 @@ fn check_gpus(cards: &[ProcessInfo], shared: bool) -> Result<(), Error> {
 
 /// Whether this GPU can access those of the others on its node. One that this process does not see cannot be asked
 /// about; mapping its memory will tell.
-fn reach(device: i32, cards: &[ProcessInfo]) -> Result<(), Error> {
+fn reach(device: i32, cards: &[ProcessInfo]) -> Result<()> {
     for other in 0..driver::device_count()? {
         let gpu = driver::uuid(other)?;
         let needed = other != device && cards.iter().any(|c| c.gpu == gpu);

@@ -19,8 +19,8 @@ pub(crate) use control::{Deadline, Group, Member, SharedGroup};
 pub(crate) use shared::SharedPages;
 pub use topology::Topology;
 
-use crate::Error;
 use crate::driver::{self, Context};
+use crate::{Error, Result};
 use budget::SmShares;
 use cudarc::driver::sys::CUdevice_attribute as Attr;
 use std::any::Any;
@@ -83,7 +83,7 @@ impl World {
     ///
     /// # Errors
     /// As [`World::on_devices`].
-    pub fn local(n: usize) -> Result<World, Error> {
+    pub fn local(n: usize) -> Result<World> {
         let count = driver::device_count()?;
         let n = i32::try_from(n).unwrap_or(i32::MAX);
         if n > count {
@@ -97,7 +97,7 @@ impl World {
     ///
     /// # Errors
     /// As [`World::on_devices`].
-    pub fn shared(gpu: i32, ranks: usize) -> Result<World, Error> {
+    pub fn shared(gpu: i32, ranks: usize) -> Result<World> {
         // Of more there is no world, however many more.
         World::on_devices(&vec![gpu; ranks.min(mk_abi::device::MAX_RANKS + 1)])
     }
@@ -108,7 +108,7 @@ impl World {
     /// # Errors
     /// [`Error::DriverMissing`] and [`Error::DriverTooOld`]; [`Error::NoSuchDevice`]; [`Error::NoPeerAccess`] with
     /// the first pair that cannot reach each other; [`Error::Shape`] for no devices or more than `MAX_RANKS`.
-    pub fn on_devices(devices: &[i32]) -> Result<World, Error> {
+    pub fn on_devices(devices: &[i32]) -> Result<World> {
         World::on_nodes(devices, 1)
     }
 
@@ -118,7 +118,7 @@ impl World {
     ///
     /// # Errors
     /// As [`World::on_devices`]; [`Error::Shape`] for nodes that do not divide the ranks.
-    pub fn on_nodes(devices: &[i32], nodes: u32) -> Result<World, Error> {
+    pub fn on_nodes(devices: &[i32], nodes: u32) -> Result<World> {
         if devices.is_empty() || devices.len() > mk_abi::device::MAX_RANKS {
             return Err(Error::Shape {
                 what: format!(
@@ -162,7 +162,7 @@ impl World {
         limits: Vec<DeviceLimits>,
         shares: SmShares,
         (address, group): (Option<IpAddr>, Option<SharedGroup>),
-    ) -> Result<World, Error> {
+    ) -> Result<World> {
         let (generation, in_common, kept) = (AtomicU64::new(1), OnceLock::new(), OnceLock::new());
         let inner = Inner {
             first,
@@ -199,7 +199,7 @@ impl World {
     /// # Errors
     /// [`Error::PeerSilent`] with the ranks that did not come within `limit`; [`Error::PeerGone`];
     /// [`Error::Disagree`] when a rank makes another collective call.
-    pub fn barrier(&self, limit: Duration) -> Result<(), Error> {
+    pub fn barrier(&self, limit: Duration) -> Result<()> {
         let Some(group) = &self.inner.group else { return Ok(()) };
         group.all_gather("a barrier", &[], Deadline::within(limit)).map(|_| ())
     }
@@ -208,7 +208,7 @@ impl World {
     ///
     /// # Errors
     /// [`Error::Shape`] for a rank that this process does not own.
-    pub fn device(&self, rank: u32) -> Result<DeviceLimits, Error> {
+    pub fn device(&self, rank: u32) -> Result<DeviceLimits> {
         self.local_index(rank)
             .and_then(|i| self.inner.limits.get(i).copied())
             .ok_or_else(|| self.no_rank(rank))
@@ -218,7 +218,7 @@ impl World {
     ///
     /// # Errors
     /// As [`World::device`]; [`Error::Cuda`].
-    pub fn gpu_name(&self, rank: u32) -> Result<String, Error> {
+    pub fn gpu_name(&self, rank: u32) -> Result<String> {
         driver::name(self.device(rank)?.ordinal)
     }
 
@@ -227,12 +227,7 @@ impl World {
     ///
     /// # Errors
     /// As [`World::barrier`].
-    pub fn from_rank_0(
-        &self,
-        call: &str,
-        mine: Vec<u8>,
-        limit: Duration,
-    ) -> Result<Vec<u8>, Error> {
+    pub fn from_rank_0(&self, call: &str, mine: Vec<u8>, limit: Duration) -> Result<Vec<u8>> {
         let Some(group) = &self.inner.group else { return Ok(mine) };
         let all = group.all_gather(call, &mine, Deadline::within(limit))?;
         all.into_iter().next().ok_or_else(|| Error::PeerFailed {
@@ -268,14 +263,14 @@ impl World {
         }
     }
 
-    pub(crate) fn context(&self, rank: u32) -> Result<&Arc<Context>, Error> {
+    pub(crate) fn context(&self, rank: u32) -> Result<&Arc<Context>> {
         self.local_index(rank)
             .and_then(|i| self.inner.contexts.get(i))
             .ok_or_else(|| self.no_rank(rank))
     }
 
     /// The context of the lowest rank of this process.
-    pub(crate) fn first_context(&self) -> Result<&Arc<Context>, Error> {
+    pub(crate) fn first_context(&self) -> Result<&Arc<Context>> {
         self.context(self.inner.first)
     }
 
@@ -345,7 +340,7 @@ impl World {
     }
 }
 
-fn limits(ordinal: i32) -> Result<DeviceLimits, Error> {
+fn limits(ordinal: i32) -> Result<DeviceLimits> {
     let get = |which| driver::attribute(ordinal, which).map(|v| v.max(0) as u32);
     Ok(DeviceLimits {
         ordinal,

@@ -1,6 +1,6 @@
 //! A page of host memory that the processes of a world share (`memfd_create`, `mmap`).
 
-use crate::Error;
+use crate::{Error, Result};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::c_void;
@@ -22,7 +22,7 @@ unsafe impl Sync for SharedPages {}
 
 impl SharedPages {
     /// Makes the file and maps it. `bytes` is rounded up to pages.
-    pub(crate) fn create(bytes: usize) -> Result<(SharedPages, OwnedFd), Error> {
+    pub(crate) fn create(bytes: usize) -> Result<(SharedPages, OwnedFd)> {
         let bytes = NonZeroUsize::new(bytes.next_multiple_of(PAGE)).unwrap_or(ONE_PAGE);
         let fd = memfd_create("mk", MFdFlags::MFD_CLOEXEC).map_err(|e| os("memfd_create", e))?;
         nix::unistd::ftruncate(&fd, bytes.get() as i64).map_err(|e| os("ftruncate", e))?;
@@ -30,7 +30,7 @@ impl SharedPages {
     }
 
     /// Maps the file of another process.
-    pub(crate) fn open(fd: &OwnedFd, bytes: usize) -> Result<SharedPages, Error> {
+    pub(crate) fn open(fd: &OwnedFd, bytes: usize) -> Result<SharedPages> {
         let bytes = NonZeroUsize::new(bytes.next_multiple_of(PAGE)).unwrap_or(ONE_PAGE);
         let size = nix::sys::stat::fstat(fd).map_err(|e| os("fstat", e))?.st_size;
         if u64::try_from(size).is_ok_and(|size| size >= bytes.get() as u64) {
@@ -43,7 +43,7 @@ impl SharedPages {
         })
     }
 
-    fn map(fd: &OwnedFd, bytes: NonZeroUsize) -> Result<SharedPages, Error> {
+    fn map(fd: &OwnedFd, bytes: NonZeroUsize) -> Result<SharedPages> {
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: the kernel chooses the address; the file is at least that long.
         let start = unsafe { mmap(None, bytes, access, MapFlags::MAP_SHARED, fd.as_fd(), 0) }

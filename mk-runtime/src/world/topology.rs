@@ -1,6 +1,6 @@
 //! Which rank lives on which node, and whose memory each rank maps.
 
-use crate::Error;
+use crate::{Error, Result};
 use std::ops::Range;
 
 /// The nodes of a world: rank `r` is the `r % per_node`-th of node `r / per_node`. Ranks of one node map each other's
@@ -23,7 +23,7 @@ impl Topology {
     ///
     /// # Errors
     /// [`Error::Shape`] where such nodes do not make up `ranks`.
-    pub fn nodes_of(ranks: u32, per_node: u32) -> Result<Topology, Error> {
+    pub fn nodes_of(ranks: u32, per_node: u32) -> Result<Topology> {
         if ranks == 0 || per_node == 0 || !ranks.is_multiple_of(per_node) {
             let what =
                 format!("{ranks} ranks are not whole nodes of {}", mk_abi::count(per_node, "rank"));
@@ -70,11 +70,8 @@ impl Topology {
     ///
     /// # Errors
     /// [`Error::Unreachable`].
-    pub(crate) fn check(&self, from: u32, to: u32) -> Result<(), Error> {
-        match self.reaches(from, to) {
-            true => Ok(()),
-            false => Err(Error::Unreachable { from, to }),
-        }
+    pub(crate) fn check(&self, from: u32, to: u32) -> Result<()> {
+        if self.reaches(from, to) { Ok(()) } else { Err(Error::Unreachable { from, to }) }
     }
 }
 

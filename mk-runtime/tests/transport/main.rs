@@ -13,6 +13,7 @@ use mk_runtime::TransportError;
 use mk_runtime::net::GpuArena;
 use mk_runtime::transport::{
     Network, Ordering, TRANSPORTS, Transport, loopback, ofi,
+    rails::Rails,
     shaped::{Shape, Shaped},
     verbs,
 };
@@ -60,6 +61,12 @@ fn open(name: &str, case: &str, rank: u32) -> Result<Box<dyn Transport>, Transpo
 fn both(name: &str, case: &str) -> Ends {
     let ends = network(name, case).open(0..2)?;
     ends.try_into().map_err(|_| TransportError::Closed)
+}
+
+/// Two networks, each a network card of either rank.
+fn rails(name: &str, case: &str) -> Ends {
+    let [[a, b], [c, d]] = [both(name, case)?, both(name, case)?];
+    Ok([Rails::over(vec![a, c])?, Rails::over(vec![b, d])?])
 }
 
 fn shaped(name: &str, case: &str) -> Ends {
@@ -202,6 +209,8 @@ contract! {
     loopback_unordered: |case| crate::in_threads(crate::both("loopback unordered", case), case);
     loopback_in_order_of_gpus: |case| crate::on_gpus(crate::both("loopback", case), case);
     loopback_unordered_of_gpus: |case| crate::on_gpus(crate::both("loopback unordered", case), case);
+    rails_in_order: |case| crate::in_threads(crate::rails("loopback", case), case);
+    rails_unordered: |case| crate::in_threads(crate::rails("loopback unordered", case), case);
     shaped_in_order: |case| crate::in_threads(crate::shaped("loopback", case), case);
     shaped_unordered: |case| crate::in_threads(crate::shaped("loopback unordered", case), case);
     ofi_tcp: |case| crate::in_threads(crate::both("tcp", case), case);

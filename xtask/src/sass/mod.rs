@@ -6,7 +6,6 @@
 
 mod compile;
 mod listing;
-mod rows;
 mod side;
 mod strip;
 
@@ -14,7 +13,7 @@ use crate::run::Result;
 use clap::Args;
 use listing::Listing;
 use side::{Kernels, Side};
-use std::{collections::BTreeSet, fmt, path::PathBuf};
+use std::{collections::BTreeSet, fmt};
 
 /// What to compare.
 #[derive(Args)]
@@ -27,20 +26,11 @@ pub struct SassArgs {
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
     /// Every pipeline and variant of the tests, also those without a CUDA snapshot
-    #[arg(long, conflicts_with = "rows")]
+    #[arg(long)]
     all: bool,
     /// A kernel that NEW no longer has, and need not have (repeatable)
     #[arg(long, value_name = "NAME")]
     removed: Vec<String>,
-    /// The rows of docs/performance.md (benches/published_rows.json) instead of the pipelines of the tests
-    #[arg(long)]
-    rows: bool,
-    /// The `mk` of OLD, for --rows [default: built from the revision]
-    #[arg(long, value_name = "FILE", requires = "rows")]
-    old_bin: Option<PathBuf>,
-    /// The `mk` of NEW, for --rows [default: built from the revision or the working tree]
-    #[arg(long, value_name = "FILE", requires = "rows")]
-    new_bin: Option<PathBuf>,
 }
 
 /// How the kernels of one name compare.
@@ -83,24 +73,15 @@ pub fn sass(args: &SassArgs) -> Result<()> {
         (None, Some(new)) => (Side::of(&args.old)?, Side::of(new)?),
         (None, None) => (Side::of(&args.old)?, Side::Tree(side::working_tree())),
     };
-    let (mut old, mut new) = if args.rows {
-        let rows = rows::read(|name| wanted(name, args))?;
-        let of = |side: &Side, binary: &Option<PathBuf>| match binary {
-            Some(binary) => rows::kernels(&rows, binary),
-            None => rows::kernels(&rows, &side.binary()?),
-        };
-        (of(&old, &args.old_bin)?, of(&new, &args.new_bin)?)
-    } else {
-        let mut snapshots: BTreeSet<String> = old.snapshots()?;
-        snapshots.extend(new.snapshots()?);
-        let keep = |mut kernels: Kernels| {
-            kernels.retain(|name, _| {
-                wanted(name, args) && (args.all || snapshots.is_empty() || snapshots.contains(name))
-            });
-            kernels
-        };
-        (keep(old.kernels()?), keep(new.kernels()?))
+    let mut snapshots: BTreeSet<String> = old.snapshots()?;
+    snapshots.extend(new.snapshots()?);
+    let named = |name: &String| args.only.is_empty() || args.only.iter().any(|t| name.contains(t));
+    let all = args.all || snapshots.is_empty();
+    let keep = |mut kernels: Kernels| {
+        kernels.retain(|name, _| named(name) && (all || snapshots.contains(name)));
+        kernels
     };
+    let (mut old, mut new) = (keep(old.kernels()?), keep(new.kernels()?));
     for text in old.values_mut().chain(new.values_mut()) {
         *text = strip::without_comments(text);
     }
@@ -109,10 +90,6 @@ pub fn sass(args: &SassArgs) -> Result<()> {
         return Err("no kernel has such a name".into());
     }
     report(&table, &args.removed)
-}
-
-fn wanted(name: &str, args: &SassArgs) -> bool {
-    args.only.is_empty() || args.only.iter().any(|text| name.contains(text))
 }
 
 /// The outcome for every name, in order.

@@ -66,21 +66,6 @@ impl Side {
         };
         Ok(names.iter().filter_map(name).collect())
     }
-
-    /// The `mk` command of this side.
-    pub fn binary(&self) -> Result<PathBuf> {
-        let Side::Tree(tree) = self else {
-            return Err(
-                "a folder has no `mk`: compare revisions, or say --old-bin and --new-bin".into()
-            );
-        };
-        let kept = tree.out.join("mk");
-        if !(tree.fixed && kept.exists()) {
-            tree.build("mk", &["build", "--quiet", "--package", "mk-command"])?;
-            copy(&target().join("debug/mk"), &kept)?;
-        }
-        Ok(kept)
-    }
 }
 
 impl Tree {
@@ -195,8 +180,4 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
 
 fn create(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))
-}
-
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    fs::copy(from, to).map(drop).map_err(|e| format!("{}: {e}", from.display()))
 }

@@ -226,10 +226,7 @@ fn notes(plan: &Plan, family: &Family) -> Vec<String> {
         Some(n) => count(n, "task"),
         None => "tasks".to_owned(),
     };
-    lines.push(match loops.is_empty() {
-        true => tasks,
-        false => format!("{tasks}: {}", loops.join(", ")),
-    });
+    lines.push(if loops.is_empty() { tasks } else { format!("{tasks}: {}", loops.join(", ")) });
     if let Some((name, extent)) = &family.inner {
         lines.push(format!("each loops {name} < {}", plan.text(Some(family), None, extent)));
     }

@@ -10,7 +10,7 @@ use super::{
 use mk_abi::device::MAX_RUNTIME_DIMS;
 use mk_plan::{
     Access, BufId, CopyTile, CopyVia, Expr, FamId, Family, Leaf, Operand, Plan, Points, Post,
-    RoleKind, Scope, Space, StructureError, TableSet, Var,
+    QuantTile, RoleKind, Scope, Space, StructureError, TableSet, Var,
 };
 
 /// Names that the templates give to their own variables, around expressions of the plan.
@@ -139,6 +139,7 @@ fn own_rows(plan: &Plan, f: &Family) -> Result<()> {
         Leaf::CopyTile(CopyTile { via: CopyVia::Ldst | CopyVia::Gather, .. }) => {
             a.operand == Operand::Src
         }
+        Leaf::QuantTile(QuantTile { back: false, .. }) => a.operand == Operand::Src,
         Leaf::ReduceTile(_) => f.accesses.iter().any(|a| a.operand == Operand::W),
         Leaf::DotTile(_) => true,
         _ => false,

@@ -55,17 +55,11 @@ pub(super) fn kernel(
         .filter(|f| f.leaf.enters())
         .flat_map(|f| &f.posts)
         .map(|p| {
-            let traced = match e.options.trace {
-                true => Some(spans::enter(e.plan, p.edge)?),
-                false => None,
-            };
+            let traced = if e.options.trace { Some(spans::enter(e.plan, p.edge)?) } else { None };
             Ok(context! { edge => p.edge.to_string(), signal => p.signal.index(), traced })
         })
         .collect::<Result<Vec<_>>>()?;
-    let stalls = match e.options.trace {
-        true => trace::stalls(e.plan)?,
-        false => Vec::new(),
-    };
+    let stalls = if e.options.trace { trace::stalls(e.plan)? } else { Vec::new() };
     Ok(context! {
         name => e.plan.name.clone(),
         prelude => C_PRELUDE,

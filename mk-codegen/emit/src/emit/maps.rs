@@ -113,14 +113,8 @@ impl Maps {
     /// # Errors
     /// [`EmitError::Refused`] for more dimensions than a map has, [`EmitError::Internal`] for a box of another rank
     /// than the view.
-    pub fn index(
-        &mut self,
-        plan: &Plan,
-        buffer: BufId,
-        view: &View,
-        box_dims: &[u32],
-    ) -> Result<usize> {
-        self.insert(plan, buffer, view, box_dims, (Order::Swizzled, None))
+    pub fn index(&mut self, plan: &Plan, b: BufId, view: &View, box_dims: &[u32]) -> Result<usize> {
+        self.insert(plan, b, view, box_dims, (Order::Swizzled, None))
     }
 
     /// The same, with boxes whose rows lie in shared memory as they do in the tensor.
@@ -130,29 +124,21 @@ impl Maps {
     pub fn index_plain(
         &mut self,
         plan: &Plan,
-        buffer: BufId,
+        b: BufId,
         view: &View,
-        box_dims: &[u32],
+        dims: &[u32],
     ) -> Result<usize> {
-        self.insert(plan, buffer, view, box_dims, (Order::Plain, None))
+        self.insert(plan, b, view, dims, (Order::Plain, None))
     }
 
     /// Index of the first of `world` maps, one for each rank's copy of a symmetric buffer.
     ///
     /// # Errors
     /// As [`Self::index`].
-    pub fn index_of_ranks(
-        &mut self,
-        plan: &Plan,
-        buffer: BufId,
-        view: &View,
-        box_dims: &[u32],
-    ) -> Result<usize> {
-        let first = self.insert(plan, buffer, view, box_dims, (Order::Swizzled, Some(0)))?;
-        for q in 1..plan.mesh.size() {
-            self.insert(plan, buffer, view, box_dims, (Order::Swizzled, Some(q)))?;
-        }
-        Ok(first)
+    pub fn of_ranks(&mut self, plan: &Plan, b: BufId, view: &View, dims: &[u32]) -> Result<usize> {
+        let of_rank = |q| self.insert(plan, b, view, dims, (Order::Swizzled, Some(q)));
+        let all = (0..plan.mesh.size()).map(of_rank).collect::<Result<Vec<_>>>()?;
+        Ok(all[0])
     }
 
     fn insert(

@@ -65,10 +65,7 @@ pub fn emit_with(plan: &Plan, options: Options) -> Result<KernelSource> {
     let arch = arch::Arch::of(plan)?;
     let env = environment::environment(arch)?;
     let mut e = Emitter::new(plan, (&points, arch.target), options)?;
-    let trace = match options.trace {
-        true => Some(trace::layout(&e)?),
-        false => None,
-    };
+    let trace = if options.trace { Some(trace::layout(&e)?) } else { None };
     let threads = role::threads(plan)?;
     let (roles, choices) = role::roles(&mut e, &env, threads)?;
     let kernel = kernel::kernel(&e, arch, roles, threads, engine::gate(&e)?)?;

@@ -48,10 +48,7 @@ fn clocks(out: &mut String, trace: &Trace) {
     let tick = trace.clocks.iter().map(|c| c.tick_ns).max().unwrap_or(0);
     let mhz: Vec<_> = trace.clocks.iter().map(|c| format!("{:.0}", c.mhz)).collect();
     let bounds: Vec<_> = a.bounds_ns.iter().map(|(l, m)| format!("[{l:.0}, {m:.0}]")).collect();
-    let how = match a.shared {
-        true => "agree as they are",
-        false => "were shifted to agree",
-    };
+    let how = if a.shared { "agree as they are" } else { "were shifted to agree" };
     let unknown = |(least, most): &(f64, f64)| least.is_infinite() && most.is_infinite();
     let how =
         if a.bounds_ns.iter().any(unknown) { "cannot be compared, not all of them" } else { how };

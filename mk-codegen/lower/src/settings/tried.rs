@@ -6,6 +6,9 @@ use mk_plan::{mma_shifts, mma_swaps, target};
 /// Tiles of few rows, where few columns make enough of them.
 pub const FLAT: &str = "64x128x64";
 
+/// Tiles that one consumer multiplies while the other brings results out.
+pub const BY_TURNS: &str = "128x128x64";
+
 /// Bytes of a chunk of few rows.
 pub const SMALL_CHUNK: &str = "8192";
 
@@ -53,7 +56,8 @@ pub(super) fn blocks(facts: &Facts) -> Vec<String> {
             blocks.extend(["64x256x64", FLAT]);
         }
         if rows > 64 && rows <= 512 || small {
-            blocks.push("128x64x64");
+            // Factors of blocks lie along 128 columns.
+            blocks.push(if facts.blocks() { FLAT } else { "128x64x64" });
         }
     } else if most >= 256 {
         blocks.push("256x128x64");

@@ -13,6 +13,7 @@ use super::{
     entity::{EdgeId, FamId},
     epilogue::EPILOGUE_OPERANDS,
     expr::{Expr, Var},
+    leaf::Mask,
     names::{Mode, Point},
     plan::{Each, Family, Plan, Schedule, Space},
 };
@@ -219,7 +220,7 @@ impl Checker<'_> {
 
     /// Places of queries and keys: where a mask asks for them, and nowhere else.
     fn positions(&mut self, place: &str, x: &Family, all: Scope) {
-        let masks = x.leaf.masks();
+        let masks = x.leaf.mask().is_some_and(|mask| mask != Mask::Full);
         match &x.positions {
             None if masks => self.error(place, "masks by position: it needs `position` lines"),
             None => {}

@@ -267,20 +267,8 @@ impl Record for AttendTile {
         Some((&self.block, self.stages))
     }
 
-    fn computes(&self) -> bool {
-        true
-    }
-
-    fn attends(&self) -> bool {
-        true
-    }
-
-    fn masks(&self) -> bool {
-        self.mask != Mask::Full
-    }
-
-    fn window(&self) -> Option<u32> {
-        self.mask.window()
+    fn mask(&self) -> Option<Mask> {
+        Some(self.mask)
     }
 
     fn has_dynamic_schedule(&self) -> bool {

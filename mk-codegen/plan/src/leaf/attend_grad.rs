@@ -192,20 +192,8 @@ impl Record for AttendGradTile {
         Some((&self.block, self.stages))
     }
 
-    fn computes(&self) -> bool {
-        true
-    }
-
-    fn attends(&self) -> bool {
-        true
-    }
-
-    fn masks(&self) -> bool {
-        self.mask != Mask::Full
-    }
-
-    fn window(&self) -> Option<u32> {
-        self.mask.window()
+    fn mask(&self) -> Option<Mask> {
+        Some(self.mask)
     }
 
     fn queries_move(&self) -> bool {

@@ -48,8 +48,4 @@ impl Record for DotTile {
             OneType::new(&[Operand::Dst], Elements::F32),
         ]
     }
-
-    fn computes(&self) -> bool {
-        true
-    }
 }

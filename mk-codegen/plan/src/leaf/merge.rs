@@ -4,7 +4,6 @@ use super::Record;
 use crate::{
     contract::{Allowed, Arity, Contract, Elements, OneType, OperandSpec},
     names::{Agent::Copier, Mode, Operand, Point, Proxy},
-    text::{Cursor, Result},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
@@ -16,12 +15,6 @@ use std::fmt::{self, Formatter};
 pub struct MergeTile {
     /// Queries of a tile, elements of a head.
     pub block: [u32; 2],
-}
-
-impl MergeTile {
-    pub(super) fn read(c: &mut Cursor<'_>) -> Result<MergeTile> {
-        Ok(MergeTile { block: c.block()? })
-    }
 }
 
 impl Record for MergeTile {
@@ -69,9 +62,5 @@ impl Record for MergeTile {
             OneType::new(&[O], Elements::Half),
             OneType::new(&[AccIn, StatIn, Lse, Sinks], Elements::F32),
         ]
-    }
-
-    fn computes(&self) -> bool {
-        true
     }
 }

@@ -337,10 +337,6 @@ impl Record for MmaTile {
         Some((&self.block, self.stages))
     }
 
-    fn computes(&self) -> bool {
-        true
-    }
-
     fn cluster(&self) -> u32 {
         let [below, beside] = self.multicast;
         self.cluster.saturating_mul(below).saturating_mul(beside).max(1)

@@ -21,9 +21,7 @@ pub struct NormTile {
 
 impl NormTile {
     pub(super) fn read(c: &mut Cursor<'_>, grad: bool) -> Result<NormTile> {
-        c.keyword("eps")?;
-        c.sign("=")?;
-        Ok(NormTile { eps: c.number()?, grad })
+        Ok(NormTile { eps: c.setting("eps")?, grad })
     }
 
     /// What is added to the mean of squares.
@@ -57,9 +55,5 @@ impl Record for NormTile {
 
     fn types(&self) -> Vec<OneType> {
         vec![OneType::new(&[Operand::Src, Operand::Do, Operand::E0, Operand::Dst], Elements::Half)]
-    }
-
-    fn computes(&self) -> bool {
-        true
     }
 }

@@ -71,8 +71,4 @@ impl Record for QuantTile {
             OneType::new(&[Operand::E0], Elements::F32),
         ]
     }
-
-    fn computes(&self) -> bool {
-        true
-    }
 }

@@ -1,5 +1,6 @@
 //! What plans and their judges ask of a leaf.
 
+use super::Mask;
 use crate::{
     contract::{Allowed, Contract, Elements, OneType},
     epilogue::EpilogueOp,
@@ -62,7 +63,7 @@ pub trait Record {
 
     /// Whether it is arithmetic in floating point, for which types of operands make another kernel.
     fn computes(&self) -> bool {
-        false
+        self.types().iter().any(|t| !matches!(t.of, Elements::Any | Elements::I32))
     }
 
     /// Whether it copies `src` to `dst` as it is.
@@ -85,18 +86,8 @@ pub trait Record {
         false
     }
 
-    /// Whether queries meet keys.
-    fn attends(&self) -> bool {
-        false
-    }
-
-    /// Whether queries see keys by their places in the sequence.
-    fn masks(&self) -> bool {
-        false
-    }
-
-    /// The most keys that a query sees, by their places.
-    fn window(&self) -> Option<u32> {
+    /// Where queries meet keys, which of them they see by their places in the sequence.
+    fn mask(&self) -> Option<Mask> {
         None
     }
 

@@ -85,10 +85,6 @@ impl Record for ReduceTile {
             .collect()
     }
 
-    fn computes(&self) -> bool {
-        true
-    }
-
     fn has_dynamic_schedule(&self) -> bool {
         true
     }

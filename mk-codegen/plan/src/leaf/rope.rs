@@ -39,8 +39,4 @@ impl Record for RopeTile {
             OneType::new(&[Operand::E0], Elements::F32),
         ]
     }
-
-    fn computes(&self) -> bool {
-        true
-    }
 }

@@ -4,7 +4,6 @@ use super::Record;
 use crate::{
     contract::{Arity, Contract, Elements, OneType, OperandSpec},
     names::{Agent::Copier, Mode, Operand, Proxy},
-    text::{Cursor, Result},
 };
 use serde::{Deserialize, Serialize};
 use std::fmt::{self, Formatter};
@@ -17,12 +16,6 @@ pub const STATS: u32 = 4;
 pub struct StatsTile {
     /// Queries of a tile, elements of a head.
     pub block: [u32; 2],
-}
-
-impl StatsTile {
-    pub(super) fn read(c: &mut Cursor<'_>) -> Result<StatsTile> {
-        Ok(StatsTile { block: c.block()? })
-    }
 }
 
 impl Record for StatsTile {
@@ -46,9 +39,5 @@ impl Record for StatsTile {
             OneType::new(&[Operand::O, Operand::Do], Elements::Half),
             OneType::new(&[Operand::Lse, Operand::Dst], Elements::F32),
         ]
-    }
-
-    fn computes(&self) -> bool {
-        true
     }
 }

@@ -69,15 +69,10 @@ impl Cursor<'_> {
         }
     }
 
-    fn chain(
-        &mut self,
-        level: &[(&str, BinOp)],
-        scope: &Scope<'_>,
-        brackets: usize,
-    ) -> Result<Deep> {
+    fn chain(&mut self, level: &[(&str, BinOp)], scope: &Scope<'_>, depth: usize) -> Result<Deep> {
         let is_sum = level[0].1 == BinOp::Add;
         let next = |c: &mut Self| {
-            if is_sum { c.chain(PRODUCT, scope, brackets) } else { c.atom(scope, brackets) }
+            if is_sum { c.chain(PRODUCT, scope, depth) } else { c.atom(scope, depth) }
         };
         let mut e = next(self)?;
         while let Some((_, op)) = level.iter().find(|(sign, _)| self.eat_sign(sign)) {

@@ -399,10 +399,7 @@ mod tests {
         for i in 0..200 {
             let (a, b) = (all[i * 7 % all.len()].clone(), all[i * 13 % all.len()].clone());
             all.push((sets.add(a.0, b.0), &a.1 | &b.1));
-            let product = match a.0 == 0 || b.0 == 0 {
-                true => BTreeSet::new(),
-                false => &a.1 | &b.1,
-            };
+            let product = if a.0 == 0 || b.0 == 0 { BTreeSet::new() } else { &a.1 | &b.1 };
             all.push((sets.mul(a.0, b.0), product));
         }
         for (elem, want) in &all {

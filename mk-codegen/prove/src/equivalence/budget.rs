@@ -25,7 +25,7 @@ impl Budget {
         for task in &unrolled.tasks {
             let touches = u64::from(task.touches.end - task.touches.start);
             // In the pipeline each query meets each key, in a ring a block of them at each step.
-            let attends = unrolled.plan.families[task.family].leaf.attends();
+            let attends = unrolled.plan.families[task.family].leaf.mask().is_some();
             cuts += touches << 6;
             work += touches << if attends { 12 } else { 9 };
         }

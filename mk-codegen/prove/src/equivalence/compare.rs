@@ -86,7 +86,7 @@ impl<'c, 'a> Case<'c, 'a> {
             }
         }
         links::tasks(lines, unrolled, |slab| case.line(slab), sequence)?;
-        for window in plan.families.values().filter_map(|f| f.leaf.window()) {
+        for window in plan.families.values().filter_map(|f| f.leaf.mask()?.window()) {
             lines.apart(sequence, window);
         }
         Ok(case)

@@ -75,15 +75,10 @@ impl<E: Copy + PartialEq> Gradients<E> {
     }
 
     /// What is stored as an operand.
-    pub fn made<A: Algebra<Elem = E>>(
-        &self,
-        algebra: &mut A,
-        operand: Operand,
-        scale: f32,
-    ) -> Vec<E> {
+    pub fn made<A: Algebra<Elem = E>>(&self, algebra: &mut A, of: Operand, scale: f32) -> Vec<E> {
         let (sum, scaled) = match self {
             Gradients::Queries(sum) => (sum, true),
-            Gradients::Keys { keys, .. } if operand == Operand::Dk => (keys, true),
+            Gradients::Keys { keys, .. } if of == Operand::Dk => (keys, true),
             Gradients::Keys { values, .. } => (values, false),
         };
         let mut each = |x: &E| {

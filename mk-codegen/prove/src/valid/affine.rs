@@ -61,22 +61,17 @@ pub fn is_affine(plan: &Plan, relatives: &Relatives) -> Result<(), Unlike> {
     in_order(plan)
 }
 
-fn alike(
-    full: &Value,
-    base: &Value,
-    along: &[(&Value, i64)],
-    at: &mut String,
-) -> Result<(), Unlike> {
+fn alike(full: &Value, base: &Value, by: &[(&Value, i64)], at: &mut String) -> Result<(), Unlike> {
     let differ = |at: &str| Err(Unlike(format!("{at} is not the same at all sizes")));
     let mark = at.len();
     match (full, base) {
         (Value::Number(f), Value::Number(b)) => {
             let (Some(f), Some(b)) = (f.as_i64(), b.as_i64()) else {
-                let same = along.iter().all(|(v, _)| *v == base) && full == base;
+                let same = by.iter().all(|(v, _)| *v == base) && full == base;
                 return if same { Ok(()) } else { differ(at) };
             };
             let mut want = i128::from(b);
-            for (v, steps) in along {
+            for (v, steps) in by {
                 let Some(v) = v.as_i64() else { return differ(at) };
                 want += i128::from(*steps) * (i128::from(v) - i128::from(b));
             }
@@ -87,8 +82,7 @@ fn alike(
             }
         }
         (Value::Array(f), Value::Array(b)) => {
-            let lists: Option<Vec<_>> =
-                along.iter().map(|(v, n)| Some((v.as_array()?, *n))).collect();
+            let lists: Option<Vec<_>> = by.iter().map(|(v, n)| Some((v.as_array()?, *n))).collect();
             let Some(lists) =
                 lists.filter(|l| f.len() == b.len() && l.iter().all(|l| l.0.len() == f.len()))
             else {
@@ -108,7 +102,7 @@ fn alike(
             }
             for (name, f) in f {
                 let others: Option<Vec<_>> =
-                    along.iter().map(|(v, n)| Some((v.get(name)?, *n))).collect();
+                    by.iter().map(|(v, n)| Some((v.get(name)?, *n))).collect();
                 let (Some(b), Some(others)) = (b.get(name), others) else { return differ(at) };
                 at.push('.');
                 at.push_str(name);
@@ -117,9 +111,9 @@ fn alike(
             }
             // As many fields.
             let more = |v: &Value| v.as_object().is_none_or(|v| v.len() != b.len());
-            if along.iter().any(|(v, _)| more(v)) { differ(at) } else { Ok(()) }
+            if by.iter().any(|(v, _)| more(v)) { differ(at) } else { Ok(()) }
         }
-        _ if full == base && along.iter().all(|(v, _)| *v == base) => Ok(()),
+        _ if full == base && by.iter().all(|(v, _)| *v == base) => Ok(()),
         _ => differ(at),
     }
 }

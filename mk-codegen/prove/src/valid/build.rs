@@ -13,15 +13,13 @@ use super::{
 };
 use mk_plan::{Expr, Plan, PointError, Points, TableSet};
 
+/// A world, or why there is none.
+type Built<'a> = Result<World<'a>, Vec<Violation>>;
+
 impl<'a> World<'a> {
     /// Unrolls. `epochs[i]` is the set of tables of epoch `i + 1`; epochs share a class if they have the same tables
     /// and the same residue of `period`.
-    pub fn new(
-        plan: &'a Plan,
-        period: u32,
-        epochs: &[usize],
-        tables: &[TableSet],
-    ) -> Result<World<'a>, Vec<Violation>> {
+    pub fn new(plan: &'a Plan, period: u32, epochs: &[usize], tables: &[TableSet]) -> Built<'a> {
         let none = TableSet::default();
         let points: Vec<Points<'_>> = match tables {
             [] => vec![Points::new(plan, &none)],
@@ -31,24 +29,14 @@ impl<'a> World<'a> {
     }
 
     /// The same of `points[i]` for `i` of each epoch; memory is that of the plan.
-    pub fn of(
-        plan: &'a Plan,
-        period: u32,
-        epochs: &[usize],
-        points: &[Points<'_>],
-    ) -> Result<World<'a>, Vec<Violation>> {
+    pub fn of(plan: &'a Plan, period: u32, epochs: &[usize], points: &[Points<'_>]) -> Built<'a> {
         let mut world = World::empty(plan, period, &points[0])?;
         world.unroll_tables(epochs, points).map_err(Halt::violations)?;
         Ok(world)
     }
 
     /// The same of the tasks at the ends of loops alone: for what is looked at task by task.
-    pub fn ends(
-        plan: &'a Plan,
-        period: u32,
-        epochs: &[usize],
-        tables: &[TableSet],
-    ) -> Result<World<'a>, Vec<Violation>> {
+    pub fn ends(plan: &'a Plan, period: u32, epochs: &[usize], tables: &[TableSet]) -> Built<'a> {
         let points: Vec<_> = tables.iter().map(|set| Points::noting(plan, set)).collect();
         let mut world = World::empty(plan, period, &points[0])?;
         world.ends_only = true;
@@ -134,7 +122,7 @@ impl<'a> World<'a> {
         })
     }
 
-    fn empty(plan: &'a Plan, period: u32, first: &Points<'_>) -> Result<World<'a>, Vec<Violation>> {
+    fn empty(plan: &'a Plan, period: u32, first: &Points<'_>) -> Built<'a> {
         let words = words(plan, first)?;
         Ok(World {
             plan,

@@ -250,7 +250,8 @@ impl<'w, 'a> Unroller<'w, 'a> {
                         step,
                         boxed,
                         version,
-                        turn: u.turn(at.rank(), home),
+                        // To the same access to memory of rank 0.
+                        turn: u.world.rotation.turn_between(home as u32, at.rank() as u32),
                     });
                 }
                 Ok(())
@@ -263,41 +264,27 @@ impl<'w, 'a> Unroller<'w, 'a> {
             self.fit(family, task, &touched);
         }
         self.touched = touched;
-        for (line, w) in x.waits.iter().enumerate() {
+        for (line, w) in (0..).zip(&x.waits) {
             let by = agent(self.world, w.by);
-            let (w, more) = self.hoisted(task, w, &lines.waits[line]);
+            let (w, more) = self.hoisted(task, w, &lines.waits[line as usize]);
             self.each(family, task, &more, w.at, inner, &w.each, &w.when, |u, at, step| {
                 let count = u.points.eval(at, &w.count)?;
                 if let Some(word) = u.word(family, w.edge, at, at.rank(), w.signal, &w.index)? {
-                    u.class.waits.push(WaitRec {
-                        task: id,
-                        line: line as u32,
-                        agent: by,
-                        step,
-                        word,
-                        count,
-                    });
+                    u.class.waits.push(WaitRec { task: id, line, agent: by, step, word, count });
                 }
                 Ok(())
             })?;
         }
-        for (line, p) in x.posts.iter().enumerate() {
+        for (line, p) in (0..).zip(&x.posts) {
             let by = agent(self.world, p.by);
-            let (p, more) = self.hoisted(task, p, &lines.posts[line]);
+            let (p, more) = self.hoisted(task, p, &lines.posts[line as usize]);
             self.each(family, task, &more, p.at, inner, &p.each, &p.when, |u, at, step| {
                 let add = u.points.eval(at, &p.add)?;
                 let rank = u.points.rank(at, &p.rank)?;
                 if let Some(word) = u.word(family, p.edge, at, rank, p.signal, &p.index)?
                     && add != 0
                 {
-                    u.class.posts.push(PostRec {
-                        task: id,
-                        line: line as u32,
-                        agent: by,
-                        step,
-                        word,
-                        add,
-                    });
+                    u.class.posts.push(PostRec { task: id, line, agent: by, step, word, add });
                 }
                 Ok(())
             })?;
@@ -396,7 +383,7 @@ impl<'w, 'a> Unroller<'w, 'a> {
             })
             .collect();
         let x = &self.world.plan.families[family];
-        if let Some(what) = leaf::misfit(x, &regions) {
+        if let Err(what) = leaf::misfit(x, &regions) {
             let (tile, rank) = (task.domain(), task.rank());
             let v = Violation::Capacity {
                 place: format!("{family} {:?}", x.name),
@@ -567,11 +554,6 @@ impl<'w, 'a> Unroller<'w, 'a> {
             region.rank = 0;
         }
         Some((self.world.boxes.intern(region), version, home))
-    }
-
-    /// From an access of a rank to memory of another one, to the same access to memory of rank 0.
-    fn turn(&self, rank: usize, home: usize) -> u32 {
-        self.world.rotation.turn_between(home as u32, rank as u32)
     }
 
     /// A word as rank 0 has it, seen from a task that rank 0's stands for.

@@ -12,7 +12,10 @@ use crate::{
     program::{Blocking, Pending, Ready, State, UnitTask},
     schedule::Actor,
 };
-use mk_plan::{Access, Agent, Completion, Entity, Mode, Operand, Point, Points, Proxy, Scope};
+use mk_plan::{
+    Access, Agent, Completion, Entity, Mode, Operand, Point, Points, Proxy, Scope, Task,
+};
+use std::collections::VecDeque;
 
 impl Machine<'_> {
     /// Moves an agent.
@@ -104,12 +107,17 @@ impl Machine<'_> {
     }
 
     fn phase_waits(&self, rank: usize, id: usize, t: usize) -> Result<Vec<Pending>> {
+        let (points, task, agent, at) = self.phase(rank, id, t);
+        self.waits(&points, task, agent, Some(at))
+    }
+
+    /// A rank's memory, and the task, agent, point and iteration of an agent's phase.
+    fn phase(&self, rank: usize, id: usize, t: usize) -> (Points<'_>, &Task, Agent, (Point, i64)) {
         let r = &self.ranks[rank];
         let agent = &r.program.agents[id];
         let task = &r.program.units[agent.unit].tasks[t];
-        let points = Points::new(self.plan, &r.tables);
         let at = (point_of(task, agent.phase), inner_of(agent.phase));
-        self.waits(&points, &task.task, agent.agent, Some(at))
+        (Points::new(self.plan, &r.tables), &task.task, agent.agent, at)
     }
 
     /// Defers waits that are too weak to order what follows.
@@ -175,18 +183,9 @@ impl Machine<'_> {
         edges.iter().any(|e| e.depth.is_none() && e.from == agent.agent)
     }
 
-    fn phase_posts(
-        &self,
-        rank: usize,
-        id: usize,
-        t: usize,
-    ) -> Result<std::collections::VecDeque<Ready>> {
-        let r = &self.ranks[rank];
-        let agent = &r.program.agents[id];
-        let task = &r.program.units[agent.unit].tasks[t];
-        let points = Points::new(self.plan, &r.tables);
-        let at = (point_of(task, agent.phase), inner_of(agent.phase));
-        self.posts(&points, &task.task, agent.agent, Some(at))
+    fn phase_posts(&self, rank: usize, id: usize, t: usize) -> Result<VecDeque<Ready>> {
+        let (points, task, agent, at) = self.phase(rank, id, t);
+        self.posts(&points, task, agent, Some(at))
     }
 
     /// The internal edge, or the full fifo, that keeps an agent from the accesses of its phase.

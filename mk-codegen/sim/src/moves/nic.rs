@@ -189,15 +189,10 @@ impl Machine<'_> {
         })
     }
 
-    pub fn regions_of(
-        &self,
-        points: &Points<'_>,
-        task: &Task,
-        operand: Operand,
-    ) -> Result<Vec<Region>> {
+    pub fn regions_of(&self, points: &Points<'_>, task: &Task, of: Operand) -> Result<Vec<Region>> {
         let mut list = Vec::new();
         for a in &self.plan.families[task.family].accesses {
-            if a.operand == operand {
+            if a.operand == of {
                 list.extend(self.regions(points, task, a, 0)?.into_iter().map(|r| r.1));
             }
         }

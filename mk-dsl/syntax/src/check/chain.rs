@@ -40,10 +40,7 @@ impl<'a> Checker<'a, '_> {
             let op = stage.as_ref().and_then(|stage| ops::find(stage.name.text));
             op.is_none_or(|op| op.kind == OpKind::Gemm)
         });
-        match may_multiply {
-            true => self.factor(input, wanted),
-            false => self.value(input, wanted),
-        }
+        if may_multiply { self.factor(input, wanted) } else { self.value(input, wanted) }
     }
 
     fn stage(

@@ -167,13 +167,9 @@ impl<'a> Checker<'a, '_> {
     }
 
     /// One placement for each axis; `None` if none is written.
-    fn placement(
-        &mut self,
-        written: &[PlacementExpr<'a>],
-        n_dims: usize,
-    ) -> Option<Vec<Placement>> {
+    fn placement(&mut self, given: &[PlacementExpr<'a>], n_dims: usize) -> Option<Vec<Placement>> {
         let mut axes: Vec<Option<Placement>> = vec![None; self.mesh.axes.len()];
-        for expr in written {
+        for expr in given {
             let placement = match expr.kind {
                 PlacementKind::Replicate => Placement::Replicate,
                 PlacementKind::Partial => Placement::Partial,
@@ -216,7 +212,7 @@ impl<'a> Checker<'a, '_> {
             axes[axis] = Some(placement);
         }
         let axes = axes.into_iter().map(|p| p.unwrap_or(Placement::Replicate));
-        (!written.is_empty()).then(|| axes.collect())
+        (!given.is_empty()).then(|| axes.collect())
     }
 
     /// The axis of one written placement; none for a plain `replicate` on several axes.

@@ -136,6 +136,7 @@ impl Ofi {
             depth: rails.iter().map(Rail::depth).sum(),
             max_bytes: answers().map(|a| a.max_bytes as u64).min().unwrap_or(0),
             gpu_memory: options.gpu_memory && answers().all(provider::Answer::has_gpus),
+            flush: options.flush,
         };
         Ok(Ofi {
             rank,

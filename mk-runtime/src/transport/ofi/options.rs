@@ -1,5 +1,6 @@
 //! What is asked for of an end.
 
+use crate::transport::Flush;
 use std::time::Duration;
 
 /// Of what an [`Ofi`](super::Ofi) end is made.
@@ -19,6 +20,8 @@ pub struct Options {
     pub domains: Option<Vec<String>>,
     /// Whether the arena may be memory of a GPU.
     pub gpu_memory: bool,
+    /// What is done before a word, where it is.
+    pub flush: Flush,
     /// How long a peer may take no write and deliver none before it has failed.
     pub silence: Duration,
 }
@@ -34,6 +37,7 @@ impl Options {
             near: None,
             domains: None,
             gpu_memory: false,
+            flush: Flush::None,
             silence: Duration::from_secs(10),
         }
     }

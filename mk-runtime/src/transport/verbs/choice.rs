@@ -118,6 +118,31 @@ pub fn choose(ports: &[Port], near: &Place, options: &Options) -> Result<Choice,
     Ok(Choice { port: *i, gid: gid(port, options)?, mtu: mtu(port, options)? })
 }
 
+/// The options of each of several ports, in the order of [`choose`].
+///
+/// # Errors
+/// As [`choose`], where there are fewer.
+pub fn spread(ports: &[Port], near: &Place, options: &Options) -> Result<Vec<Options>, String> {
+    let (mut left, mut all) = (ports.to_vec(), Vec::new());
+    for n in 0..options.cards {
+        let best = choose(&left, near, options).map_err(|why| match n {
+            0 => why,
+            n => {
+                format!("{} cards are asked for, and there are {n}: {}", options.cards, list(ports))
+            }
+        })?;
+        let port = left.remove(best.port);
+        all.push(Options {
+            device: Some(port.device),
+            port: Some(port.number),
+            queue_pairs: options.queue_pairs.div_ceil(options.cards),
+            cards: 1,
+            ..options.clone()
+        });
+    }
+    Ok(all)
+}
+
 fn gid(port: &Port, options: &Options) -> Result<Gid, String> {
     let at = format!("port {} of {}", port.number, port.device);
     if let Some(index) = options.gid_index {
@@ -277,6 +302,21 @@ mod tests {
         let options = Options { mtu: Some(4096), ..options() };
         assert!(choose(&small, &Place::default(), &options).unwrap_err().contains("is 1024"));
         assert!(choose(&[], &Place::default(), &options).unwrap_err().contains("no RDMA device"));
+    }
+
+    #[test]
+    fn several_cards_share_the_queue_pairs() {
+        let ports = [Port { active: false, ..port("d") }, port("b"), port("a"), port("c")];
+        let spread = |cards| {
+            let options = Options { cards, queue_pairs: 5, ..options() };
+            spread(&ports, &Place::default(), &options)
+        };
+        let three = spread(3).unwrap();
+        let names: Vec<_> = three.iter().map(|o| (o.device.as_deref(), o.port)).collect();
+        assert_eq!(names, ["a", "b", "c"].map(|name| (Some(name), Some(1))));
+        assert!(three.iter().all(|o| (o.queue_pairs, o.cards) == (2, 1)));
+        let why = spread(4).unwrap_err();
+        assert!(why.contains("4 cards are asked for, and there are 3: d port 1"), "{why}");
     }
 
     #[test]

@@ -108,6 +108,7 @@ impl Verbs {
             // queue.
             max_bytes: (port.max_bytes * (depth as u64 / 4).max(1)).min(1 << 30),
             gpu_memory: !matches!(answers.access(), GpuAccess::Host(_)),
+            flush: options.flush,
         };
         tracing::info!(
             rank,

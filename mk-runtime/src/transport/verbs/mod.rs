@@ -29,14 +29,18 @@ mod end;
 mod lane;
 #[cfg(feature = "verbs")]
 mod objects;
+#[cfg(feature = "verbs")]
+mod open;
 
-use super::{Ordering, TransportError};
+use super::{Flush, Ordering, TransportError};
 use std::time::Duration;
 
-pub use choice::{Choice, Gid, GidKind, Port, choose};
+pub use choice::{Choice, Gid, GidKind, Port, choose, spread};
 #[cfg(feature = "verbs")]
 pub use end::Verbs;
 pub use gpu::{GpuAccess, GpuAnswers};
+#[cfg(feature = "verbs")]
+pub use open::open;
 
 /// Its name in messages.
 const NAME: &str = "verbs";
@@ -54,6 +58,8 @@ pub struct Options {
     pub depth: usize,
     /// Immediates on a queue pair that the receiver has not polled, at least 2.
     pub window: u16,
+    /// Ports that an end uses side by side; its queue pairs are spread over them.
+    pub cards: u32,
     /// The device: `mlx5_0`.
     pub device: Option<String>,
     /// Its port.
@@ -68,6 +74,8 @@ pub struct Options {
     pub traffic_class: u8,
     /// PCI address of the GPU that the device is to be near to: `0000:3b:00.0`.
     pub near: Option<String>,
+    /// What is done before a word in memory of a GPU; in order, nothing can be.
+    pub flush: Flush,
     /// Time between attempts, as the specification writes it: 4.096 us x 2^n.
     pub ack_timeout: u8,
     /// Attempts behind the first, 0 to 6: on soft-RoCE 7 is for ever, as it is everywhere for `rnr_retries`.
@@ -86,6 +94,7 @@ impl Options {
             queue_pairs: 4,
             depth: 256,
             window: 256,
+            cards: 1,
             device: None,
             port: None,
             gid_index: None,
@@ -93,6 +102,7 @@ impl Options {
             service_level: 0,
             traffic_class: 0,
             near: None,
+            flush: Flush::None,
             ack_timeout: 14,
             retries: 6,
             rnr_retries: 6,
@@ -107,6 +117,7 @@ impl Options {
     pub fn check(&self) -> Result<(), TransportError> {
         let limits = [
             ("queue_pairs", self.queue_pairs, 1, MAX_LANES),
+            ("cards", self.cards, 1, MAX_LANES),
             ("window", self.window.into(), 2, 4096),
             ("service_level", self.service_level.into(), 0, 15),
             // 31 is 2.4 hours, and 0 is for ever.
@@ -119,21 +130,17 @@ impl Options {
                 return Err(state(format!("{name} is {value}, and may be {least} to {most}")));
             }
         }
+        if self.flush != Flush::None && self.ordering == Ordering::InOrder {
+            return Err(state(format!(
+                "flush is {}, and in order the card sets words itself",
+                self.flush
+            )));
+        }
         if self.depth == 0 || self.silence.is_zero() {
             return Err(state("depth and silence may not be 0".into()));
         }
         Ok(())
     }
-}
-
-/// Opens the end of a rank.
-///
-/// # Errors
-/// [`TransportError::Unavailable`] in a build without the feature, without libibverbs, and without a device that fits
-/// the options; [`TransportError::Refused`] for a device that would not do.
-#[cfg(feature = "verbs")]
-pub fn open(rank: u32, options: &Options) -> Result<Box<dyn super::Transport>, TransportError> {
-    Ok(Box::new(Verbs::open(rank, options)?))
 }
 
 /// Opens the end of a rank: not in this build, which is without feature `verbs`.
@@ -166,7 +173,9 @@ mod tests {
             Options { queue_pairs: 0, ..good.clone() },
             Options { queue_pairs: MAX_LANES + 1, ..good.clone() },
             Options { depth: 0, ..good.clone() },
+            Options { cards: 0, ..good.clone() },
             Options { window: 1, ..good.clone() },
+            Options { flush: Flush::Driver, ..good.clone() },
             Options { service_level: 16, ..good.clone() },
             Options { ack_timeout: 0, ..good.clone() },
             Options { ack_timeout: 32, ..good.clone() },

@@ -1,6 +1,6 @@
 //! How processes that form one world find each other. A local world needs none.
 
-use crate::Error;
+use crate::Result;
 use std::net::IpAddr;
 
 /// Carries small messages between the processes of a world before there is shared memory.
@@ -18,7 +18,7 @@ pub trait Bootstrap: Send {
     ///
     /// # Errors
     /// When a peer does not take part within the implementation's bound.
-    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error>;
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>>;
 
     /// The address by which this process reaches rank 0's host, where the messages go over a network.
     fn address(&self) -> Option<IpAddr> {
@@ -35,7 +35,7 @@ pub trait Bootstrap: Send {
     ///
     /// # Errors
     /// As [`Bootstrap::all_gather`].
-    fn barrier(&mut self) -> Result<(), Error> {
+    fn barrier(&mut self) -> Result<()> {
         self.all_gather(&[]).map(|_| ())
     }
 }

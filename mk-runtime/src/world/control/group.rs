@@ -13,8 +13,8 @@ use super::rendezvous::os;
 use super::tcp::{End, Token};
 use super::watch::{Astray, Member, Others, Watch};
 use super::wire::{self, Broken, Deadline, failed};
-use crate::Error;
 use crate::world::topology::Topology;
+use crate::{Error, Result};
 use std::fmt::Display;
 use std::io::Read;
 use std::net::SocketAddr;
@@ -36,7 +36,7 @@ pub(in crate::world) struct LocalListener {
 }
 
 impl LocalListener {
-    pub(in crate::world) fn open() -> Result<LocalListener, Error> {
+    pub(in crate::world) fn open() -> Result<LocalListener> {
         let mut secret = [0u8; 16];
         std::fs::File::open("/dev/urandom")
             .and_then(|mut f| f.read_exact(&mut secret))
@@ -56,7 +56,7 @@ impl LocalListener {
     }
 
     /// Accepts one peer and returns the rank it claims, which the caller checks; `None` after the deadline.
-    fn admit(&self, deadline: Deadline) -> Result<Option<(u64, UnixStream)>, Error> {
+    fn admit(&self, deadline: Deadline) -> Result<Option<(u64, UnixStream)>> {
         loop {
             match self.listener.accept() {
                 Ok((stream, _)) => {
@@ -158,7 +158,7 @@ impl Group {
         listener: &LocalListener,
         abroad: Option<Abroad>,
         orders: Arc<Orders>,
-    ) -> Result<Group, Error> {
+    ) -> Result<Group> {
         let deadline = Deadline::within(MESH);
         let streams = connect_near(rank, addresses, listener, deadline)?;
         let nobody = || addresses.iter().map(|_| None).collect::<Vec<_>>();
@@ -205,7 +205,7 @@ impl Group {
         call: &str,
         mine: &[u8],
         deadline: Deadline,
-    ) -> Result<Vec<Vec<u8>>, Error> {
+    ) -> Result<Vec<Vec<u8>>> {
         self.links().checked(|links| links.all_gather(self.rank, call, mine, deadline))
     }
 
@@ -220,7 +220,7 @@ impl Group {
         mine: OwnedFd,
         among: Range<u32>,
         deadline: Deadline,
-    ) -> Result<Vec<Option<OwnedFd>>, Error> {
+    ) -> Result<Vec<Option<OwnedFd>>> {
         // A descriptor that this process may not receive is an error of this process, not of the group.
         self.links().checked(|links| links.all_fds(self.rank, call, mine, among, deadline))?
     }
@@ -261,7 +261,7 @@ impl Group {
     ///
     /// # Errors
     /// [`Error::PeerGone`] with a rank that left before this launch; [`Error::OutOfStep`], [`Error::Crossed`].
-    pub(crate) fn launching(&self, instance: Option<u32>) -> Result<(), Error> {
+    pub(crate) fn launching(&self, instance: Option<u32>) -> Result<()> {
         let astray = self.watch.launching(instance)?;
         let Some(instance) = instance else { return Ok(()) };
         let Some(astray) = astray else {
@@ -334,10 +334,7 @@ impl Group {
 
 impl Links {
     /// Makes a call unless one has failed, and remembers a failure.
-    fn checked<T>(
-        &mut self,
-        call: impl FnOnce(&mut Links) -> Result<T, Error>,
-    ) -> Result<T, Error> {
+    fn checked<T>(&mut self, call: impl FnOnce(&mut Links) -> Result<T>) -> Result<T> {
         if let Some(error) = &self.broken {
             return Err(error.clone());
         }
@@ -359,7 +356,7 @@ impl Links {
 
     /// Tells the processes of this host of all launches that others of them have listed. The number of this world,
     /// which no other one has.
-    fn orders(&mut self, rank: u32, orders: &Orders, deadline: Deadline) -> Result<u64, Error> {
+    fn orders(&mut self, rank: u32, orders: &Orders, deadline: Deadline) -> Result<u64> {
         const CALL: &str = "connecting";
         let mine = orders.known()?;
         let ids = mine.iter().fold(Pack::default().u64(order::random()?), |p, (id, _)| p.u64(*id));
@@ -390,7 +387,7 @@ impl Links {
         call: &str,
         mine: &[u8],
         deadline: Deadline,
-    ) -> Result<Vec<Vec<u8>>, Error> {
+    ) -> Result<Vec<Vec<u8>>> {
         self.calls += 1;
         // Ranks that timed out earlier have already reported this one as silent; it must not go on without them.
         if deadline.over() {
@@ -462,7 +459,7 @@ impl Links {
         mine: OwnedFd,
         among: Range<u32>,
         deadline: Deadline,
-    ) -> Result<Result<Vec<Option<OwnedFd>>, Error>, Error> {
+    ) -> Result<Result<Vec<Option<OwnedFd>>>, Error> {
         // All ranks must be in this call before any of them receives descriptors.
         self.all_gather(rank, call, &[], deadline)?;
         let peers = || self.near().filter(|(peer, _)| among.contains(peer));
@@ -498,7 +495,7 @@ fn connect_near(
     addresses: &[PeerAddress],
     listener: &LocalListener,
     deadline: Deadline,
-) -> Result<Vec<Option<UnixStream>>, Error> {
+) -> Result<Vec<Option<UnixStream>>> {
     let mut streams: Vec<Option<UnixStream>> = addresses.iter().map(|_| None).collect();
     for (peer, address) in addresses.iter().enumerate().take(rank as usize) {
         let PeerAddress::Near(name) = address else { continue };

@@ -5,10 +5,10 @@ use super::mesh::MeshListener;
 use super::pack::{Pack, Unpack};
 use super::rendezvous::os;
 use super::tcp::{Token, nonce};
-use crate::Error;
 use crate::env;
 use crate::launcher::Launcher;
 use crate::world::topology::Topology;
+use crate::{Error, Result};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 const CALL: &str = "connecting hosts";
@@ -35,7 +35,7 @@ impl WorldOptions {
     ///
     /// # Errors
     /// [`Error::Variable`] for one that makes no sense; as [`Token::from_file`].
-    pub fn from_env() -> Result<WorldOptions, Error> {
+    pub fn from_env() -> Result<WorldOptions> {
         let said = env::world()?;
         let address = match said.address {
             None => None,
@@ -54,11 +54,7 @@ impl WorldOptions {
 }
 
 /// Identity of this host: equal in all containers of a machine, new at each boot.
-pub(in crate::world) fn name(
-    rank: u32,
-    size: u32,
-    options: &WorldOptions,
-) -> Result<String, Error> {
+pub(in crate::world) fn name(rank: u32, size: u32, options: &WorldOptions) -> Result<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map_err(|e| os("read of boot_id", &e))?;
     let boot = boot.trim();
@@ -74,7 +70,7 @@ pub(in crate::world) fn name(
 }
 
 /// Number of nodes, and ranks of each, from the host name of every rank.
-pub(in crate::world) fn topology(names: &[&str]) -> Result<Topology, Error> {
+pub(in crate::world) fn topology(names: &[&str]) -> Result<Topology> {
     let first = names.first().copied().unwrap_or_default();
     let local = names.iter().take_while(|name| **name == first).count().max(1);
     let whole = |host: &[&str]| host.len() == local && host.iter().all(|name| *name == host[0]);
@@ -106,7 +102,7 @@ fn no_token(what: &str) -> Error {
     Error::SeveralHosts { what }
 }
 
-fn resolve(host: &str, port: u16) -> Result<SocketAddr, Error> {
+fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
     let failed = |why: String| Error::SeveralHosts {
         what: format!("the address of rank 0's host, `{host}`, is not known here: {why}"),
     };
@@ -122,7 +118,7 @@ pub(in crate::world) fn meeting(
     launcher: &Launcher,
     options: &WorldOptions,
     several: bool,
-) -> Result<(SocketAddr, Token), Error> {
+) -> Result<(SocketAddr, Token)> {
     // One host that simulates several needs no address of others.
     let at = match (&launcher.meet, several) {
         (Err(_), false) => ("localhost".to_string(), port_of(&launcher.run)),
@@ -164,7 +160,7 @@ pub(in crate::world) fn exchange(
     host: &str,
     hosts: &[&str],
     options: &WorldOptions,
-) -> Result<Met, Error> {
+) -> Result<Met> {
     let salt = nonce().map_err(|e| os("read of /dev/urandom", &e))?;
     let one_machine = hosts.iter().all(|name| machine(name) == machine(host));
     let mine = open(bootstrap, one_machine, options);
@@ -236,7 +232,7 @@ fn open(
     bootstrap: &dyn Bootstrap,
     one_machine: bool,
     options: &WorldOptions,
-) -> Result<MeshListener, Error> {
+) -> Result<MeshListener> {
     let at = address(bootstrap, one_machine, options)?;
     if options.token.is_none() && !at.is_loopback() {
         return Err(no_token(&format!("the world has several hosts, this one at {at}")));
@@ -245,11 +241,7 @@ fn open(
 }
 
 /// The address of this host for others.
-fn address(
-    bootstrap: &dyn Bootstrap,
-    one_machine: bool,
-    options: &WorldOptions,
-) -> Result<IpAddr, Error> {
+fn address(bootstrap: &dyn Bootstrap, one_machine: bool, options: &WorldOptions) -> Result<IpAddr> {
     let own = one_machine.then_some(LOCAL);
     if let Some(address) = options.address.or(own).or_else(|| bootstrap.address()) {
         return Ok(address);
@@ -309,7 +301,7 @@ mod tests {
             1 + self.0.len() as u32
         }
 
-        fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
             Ok(std::iter::once(mine.to_vec()).chain(self.0.iter().cloned()).collect())
         }
     }

@@ -9,7 +9,7 @@
 //!
 //! Not listed: launches that overlap others, captured ones, and those on other hosts.
 
-use crate::Error;
+use crate::Result;
 use crate::world::control::rendezvous::os;
 use crate::world::shared::SharedPages;
 use std::collections::BTreeMap;
@@ -40,12 +40,12 @@ struct List {
 }
 
 impl List {
-    fn create() -> Result<List, Error> {
+    fn create() -> Result<List> {
         let (pages, fd) = SharedPages::create(WORDS * size_of::<u64>())?;
         Ok(List { id: random()?, pages, fd })
     }
 
-    fn open(id: u64, fd: OwnedFd) -> Result<List, Error> {
+    fn open(id: u64, fd: OwnedFd) -> Result<List> {
         Ok(List { id, pages: SharedPages::open(&fd, WORDS * size_of::<u64>())?, fd })
     }
 
@@ -107,12 +107,12 @@ struct Known {
 static PROCESS: Mutex<BTreeMap<i32, Arc<Orders>>> = Mutex::new(BTreeMap::new());
 
 impl Orders {
-    pub(super) fn new() -> Result<Arc<Orders>, Error> {
+    pub(super) fn new() -> Result<Arc<Orders>> {
         Ok(Arc::new(Orders { mine: List::create()?, known: Mutex::default() }))
     }
 
     /// Those of this process on a GPU.
-    pub(in crate::world) fn on(gpu: i32) -> Result<Arc<Orders>, Error> {
+    pub(in crate::world) fn on(gpu: i32) -> Result<Arc<Orders>> {
         // A panic elsewhere leaves a map that is still true.
         let mut all = PROCESS.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(orders) = all.get(&gpu) {
@@ -126,8 +126,8 @@ impl Orders {
     /// The names of all lists that are known, the own one first, and their files.
     ///
     /// # Errors
-    /// [`Error::System`].
-    pub(super) fn known(&self) -> Result<Vec<(u64, OwnedFd)>, Error> {
+    /// [`Error::System`](crate::Error::System).
+    pub(super) fn known(&self) -> Result<Vec<(u64, OwnedFd)>> {
         let known = self.lock();
         let lists = [&self.mine].into_iter().chain(&known.others);
         let file = |list: &List| Ok((list.id, list.fd.try_clone().map_err(|e| os("dup", &e))?));
@@ -137,8 +137,8 @@ impl Orders {
     /// Takes over a list that another process has told of.
     ///
     /// # Errors
-    /// [`Error::System`].
-    pub(super) fn learn(&self, id: u64, fd: OwnedFd) -> Result<(), Error> {
+    /// [`Error::System`](crate::Error::System).
+    pub(super) fn learn(&self, id: u64, fd: OwnedFd) -> Result<()> {
         let others = &mut self.lock().others;
         if id == self.mine.id || others.iter().any(|list| list.id == id) {
             return Ok(());
@@ -207,7 +207,7 @@ fn waits_for_itself(lines: &[Vec<Launch>], launch: Launch) -> bool {
 }
 
 /// A number that no other process has.
-pub(super) fn random() -> Result<u64, Error> {
+pub(super) fn random() -> Result<u64> {
     let mut bytes = [0; 8];
     std::fs::File::open("/dev/urandom")
         .and_then(|mut f| f.read_exact(&mut bytes))

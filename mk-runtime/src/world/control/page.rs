@@ -1,7 +1,7 @@
 //! What a process of a world tells the others in shared memory, of which it needs no call and they no answer: that it
 //! leaves, and which launches it has made.
 
-use crate::Error;
+use crate::Result;
 use crate::world::shared::SharedPages;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,18 +20,18 @@ impl Page {
     /// Launches that it remembers.
     pub(super) const MOST: u64 = REMEMBERED;
 
-    pub(super) fn create() -> Result<(Page, OwnedFd), Error> {
+    pub(super) fn create() -> Result<(Page, OwnedFd)> {
         let (pages, fd) = SharedPages::create(WORDS * size_of::<u64>())?;
         Ok((Page(pages), fd))
     }
 
     /// What a process of another host has told.
-    pub(super) fn told() -> Result<Page, Error> {
+    pub(super) fn told() -> Result<Page> {
         Page::create().map(|(page, _)| page)
     }
 
     /// Maps that of another process.
-    pub(super) fn open(fd: &OwnedFd) -> Result<Page, Error> {
+    pub(super) fn open(fd: &OwnedFd) -> Result<Page> {
         Ok(Page(SharedPages::open(fd, WORDS * size_of::<u64>())?))
     }
 

@@ -7,8 +7,8 @@
 use super::Bootstrap;
 use super::pack::{Pack, Unpack};
 use super::wire::{self, Broken, Deadline};
-use crate::Error;
 use crate::env;
+use crate::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
@@ -41,20 +41,15 @@ impl UnixBootstrap {
     /// # Errors
     /// [`Error::Rendezvous`] with the ranks that did not come; [`Error::Shape`] for a rank that does not exist;
     /// [`Error::System`].
-    pub fn meet(
-        run: &str,
-        rank: u32,
-        world_size: u32,
-        limit: Duration,
-    ) -> Result<UnixBootstrap, Error> {
-        if rank >= world_size || world_size > mk_abi::device::MAX_RANKS as u32 {
+    pub fn meet(run: &str, rank: u32, size: u32, limit: Duration) -> Result<UnixBootstrap> {
+        if rank >= size || size > mk_abi::device::MAX_RANKS as u32 {
             return Err(Error::Shape {
-                what: format!("rank {rank} of a world of {world_size} does not exist"),
+                what: format!("rank {rank} of a world of {size} does not exist"),
             });
         }
-        let mut this = UnixBootstrap { rank, world_size, limit, streams: Vec::new() };
-        let token = token(run, world_size);
-        match (world_size, rank) {
+        let mut this = UnixBootstrap { rank, world_size: size, limit, streams: Vec::new() };
+        let token = token(run, size);
+        match (size, rank) {
             (1, _) => {}
             (_, 0) => this.listen(&token)?,
             _ => this.join(&token)?,
@@ -67,7 +62,7 @@ impl UnixBootstrap {
     /// # Errors
     /// [`Error::Environment`] with the variable that is missing or wrong; [`Error::SeveralHosts`] where it has started
     /// processes on several; as [`UnixBootstrap::meet`].
-    pub fn from_env(limit: Duration) -> Result<UnixBootstrap, Error> {
+    pub fn from_env(limit: Duration) -> Result<UnixBootstrap> {
         let launcher = env::launcher()?;
         if launcher.local_world_size != launcher.world_size {
             let what = format!(
@@ -79,7 +74,7 @@ impl UnixBootstrap {
         UnixBootstrap::meet(&launcher.run, launcher.rank, launcher.world_size, limit)
     }
 
-    fn listen(&mut self, token: &[u8; 32]) -> Result<(), Error> {
+    fn listen(&mut self, token: &[u8; 32]) -> Result<()> {
         let deadline = Deadline::within(self.limit);
         let listener = UnixListener::bind_addr(&address(token)?).map_err(|e| Error::System {
             call: "bind",
@@ -136,7 +131,7 @@ impl UnixBootstrap {
     }
 
     /// Answers all. If one is gone, those without an answer yet are told so.
-    fn tell(&mut self, answer: &[u8], deadline: Deadline) -> Result<(), Error> {
+    fn tell(&mut self, answer: &[u8], deadline: Deadline) -> Result<()> {
         let mut failed = None;
         for (rank, stream) in (1..).zip(&self.streams) {
             match &failed {
@@ -156,7 +151,7 @@ impl UnixBootstrap {
         })
     }
 
-    fn join(&mut self, token: &[u8; 32]) -> Result<(), Error> {
+    fn join(&mut self, token: &[u8; 32]) -> Result<()> {
         let deadline = Deadline::within(self.limit);
         let hello = Pack::default().bytes(token).u64(self.rank.into()).done();
         let name = address(token)?;
@@ -184,7 +179,7 @@ impl UnixBootstrap {
     }
 
     /// What rank 0 answered.
-    fn heard<'a>(&self, answer: &'a [u8], deadline: Deadline) -> Result<Unpack<'a>, Error> {
+    fn heard<'a>(&self, answer: &'a [u8], deadline: Deadline) -> Result<Unpack<'a>> {
         let mut fields = Unpack::new(answer);
         if fields.u64() == Some(0) {
             return Ok(fields);
@@ -205,7 +200,7 @@ impl UnixBootstrap {
         Error::Rendezvous { rank: self.rank, missing, what, waited: deadline.waited() }
     }
 
-    fn gather_at_zero(&mut self, mine: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, Error> {
+    fn gather_at_zero(&mut self, mine: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>> {
         let mut all = vec![mine.to_vec()];
         let (mut missing, mut reason) = (Vec::new(), Broken::Late);
         for (rank, stream) in (1..).zip(&self.streams) {
@@ -240,7 +235,7 @@ impl Bootstrap for UnixBootstrap {
         self.world_size
     }
 
-    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         let deadline = Deadline::within(self.limit);
         if self.streams.is_empty() && self.world_size > 1 {
             return Err(self.broken(vec![], &Broken::Gone, deadline));
@@ -304,7 +299,7 @@ fn token(run: &str, world_size: u32) -> [u8; 32] {
         .into()
 }
 
-fn address(token: &[u8; 32]) -> Result<SocketAddr, Error> {
+fn address(token: &[u8; 32]) -> Result<SocketAddr> {
     let name: String = token[..16].iter().map(|b| format!("{b:02x}")).collect();
     SocketAddr::from_abstract_name(format!("mk-{name}")).map_err(|e| os("bind", &e))
 }

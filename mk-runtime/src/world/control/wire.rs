@@ -125,25 +125,21 @@ pub(super) trait Socket: AsRawFd {
     fn limit_writes(&self, limit: Duration) -> io::Result<()>;
 }
 
-impl Socket for UnixStream {
-    fn limit_reads(&self, limit: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(limit))
-    }
+macro_rules! sockets {
+    ($($stream:ty),*) => {$(
+        impl Socket for $stream {
+            fn limit_reads(&self, limit: Duration) -> io::Result<()> {
+                self.set_read_timeout(Some(limit))
+            }
 
-    fn limit_writes(&self, limit: Duration) -> io::Result<()> {
-        self.set_write_timeout(Some(limit))
-    }
+            fn limit_writes(&self, limit: Duration) -> io::Result<()> {
+                self.set_write_timeout(Some(limit))
+            }
+        }
+    )*};
 }
 
-impl Socket for TcpStream {
-    fn limit_reads(&self, limit: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(limit))
-    }
-
-    fn limit_writes(&self, limit: Duration) -> io::Result<()> {
-        self.set_write_timeout(Some(limit))
-    }
-}
+sockets!(UnixStream, TcpStream);
 
 /// Sends one frame.
 pub(super) fn send(stream: &UnixStream, bytes: &[u8], deadline: Deadline) -> Result<(), Broken> {
@@ -169,16 +165,12 @@ pub(super) fn receive(stream: &UnixStream, deadline: Deadline) -> Result<Vec<u8>
 }
 
 /// Sends bytes.
-pub(super) fn put(
-    stream: &impl Socket,
-    mut bytes: &[u8],
-    deadline: Deadline,
-) -> Result<(), Broken> {
-    while !bytes.is_empty() {
+pub(super) fn put(stream: &impl Socket, mut data: &[u8], deadline: Deadline) -> Result<(), Broken> {
+    while !data.is_empty() {
         stream.limit_writes(deadline.left()).map_err(|e| Broken::io(&e))?;
         // Not `write`: a peer that is gone must be an error, and not a signal to a process that does not ignore it.
-        match socket::send(stream.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL) {
-            Ok(n) => bytes = &bytes[n.min(bytes.len())..],
+        match socket::send(stream.as_raw_fd(), data, MsgFlags::MSG_NOSIGNAL) {
+            Ok(n) => data = &data[n.min(data.len())..],
             Err(Errno::EINTR) if !deadline.over() => {}
             Err(errno) => return Err(Broken::of(errno)),
         }

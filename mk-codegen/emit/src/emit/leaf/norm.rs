@@ -43,12 +43,8 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
 ///
 /// # Errors
 /// [`EmitError::Refused`] for any other.
-pub(super) fn whole_rows<'p>(
-    e: &Emitter<'p>,
-    f: &'p Family,
-    operand: Operand,
-) -> Result<&'p Access> {
-    let a = e.access(f, operand)?;
+pub(super) fn whole_rows<'p>(e: &Emitter<'p>, f: &'p Family, of: Operand) -> Result<&'p Access> {
+    let a = e.access(f, of)?;
     let last = a.region.len() - 1;
     let mut fits = a.each.is_none() && a.rank == Expr::Var(Var::RANK);
     fits &= a.region[last] == (Expr::Const(0), e.extent(a.buffer, last));
@@ -57,7 +53,7 @@ pub(super) fn whole_rows<'p>(
         fits &= columns % VECTOR == 0 && e.points.pitch(a.buffer, rank)? % VECTOR == 0;
     }
     if !fits {
-        let what = format!("`{operand}` is whole rows of 16-byte multiples, on the own rank");
+        let what = format!("`{of}` is whole rows of 16-byte multiples, on the own rank");
         return EmitError::refuse(&f.name, what);
     }
     Ok(a)

@@ -62,9 +62,18 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
         }
     }
     let [rows, columns] = [2, 1].map(|d| &made.region[made.region.len() - d].1);
+    let read = e.access(f, Operand::Src)?;
+    let all = e.c(f, None, rows);
+    let rows = match e.plan.buffers[read.buffer].own_rows {
+        false => all,
+        true => {
+            let first = e.c(f, None, &read.region[0].0);
+            format!("min_i({all}, static_cast<int>(params.header.own_rows) - ({first}))")
+        }
+    };
     Ok(context! {
         places,
-        rows => e.c(f, None, rows),
+        rows,
         columns => e.c(f, None, columns),
         weight => Option::<String>::None,
         load_waits => e.waits(f, Agent::Copier, Point::Start)?,

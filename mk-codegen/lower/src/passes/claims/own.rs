@@ -5,6 +5,7 @@ use crate::passes::{
     shape::{
         grouped::Combined,
         kernel::{Kernel, Op},
+        map::{Map, RowWork},
     },
 };
 
@@ -39,6 +40,10 @@ pub(super) fn check(k: &Kernel) -> Result<(), LowerError> {
                 });
                 read.extend(combine.addend);
                 made.push(combine.result);
+            }
+            // Rows that are not there become rows that nobody reads.
+            Op::Map(Map { how: RowWork::Quant { back: false, .. }, operands, .. }) => {
+                read.extend(operands);
             }
             Op::Grouped(_) | Op::Wgrad(_) => {}
             _ => return refuse(&first.name, "a dense operation stands beside its rows"),

@@ -140,7 +140,9 @@ impl Draft {
     pub fn tensor(&mut self, t: &Tensor, space: Space) -> BufId {
         let shape = self.extents.local_shape(t);
         let buffer = self.buffer(&t.name, space, t.dtype, shape, None);
-        self.plan.buffers[buffer].own_rows = t.own_rows();
+        // What a kernel makes of them has room for the most.
+        let given = matches!(space, Space::In | Space::Out);
+        self.plan.buffers[buffer].own_rows = given && t.own_rows();
         buffer
     }
 

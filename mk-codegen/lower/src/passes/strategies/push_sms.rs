@@ -10,7 +10,8 @@
 //! contiguous, with a word for each slice of a block. The first slices of as many rows as the SMs work on at a time
 //! leave before the second ones do.
 //!
-//! Factors of rows leave first, and raise the words of their rows, too: who waits for rows has their factors.
+//! Factors of rows leave first, and raise the words of their rows, too: who waits for rows has their factors. To other
+//! nodes those of a rank go in one message, because factors of some of its rows are several pieces of memory.
 
 use super::{
     deliver::{Delivery, Pieces},
@@ -135,7 +136,7 @@ pub(in crate::passes) fn push(
         let name = format!("{}_factors", x.name);
         Factors { own, all: draft.buffer(&name, Space::Workspace, DType::F32, shape, None) }
     });
-    let first = factors.as_ref().map(|factors| {
+    let first = factors.as_ref().filter(|_| count > 0).map(|factors| {
         let i = Expr::from(Var::domain(0));
         let mine = draft.own(x, 0);
         let (base, len) = Pieces::whole(block, blocks).rows(&i, 0.into(), mine);
@@ -158,8 +159,12 @@ pub(in crate::passes) fn push(
         let push = draft.family("gather", kind, leaf, domain, order, vec![src, dst]);
         Writer::new(push, Operand::Dst, word).on_each((to, each))
     };
-    let arrived = delivery.bring(draft, near, |draft| delivery.stage(draft, shard));
-    draft.flows[arrived].from.extend(first);
+    let mut theirs = None;
+    let arrived = delivery.bring(draft, near, |draft| {
+        theirs = factors.as_ref().map(|own| own.over_rail(draft, &x.name, rows));
+        delivery.stage(draft, shard)
+    });
+    draft.flows[arrived].from.extend(first.into_iter().chain(theirs));
     let whole = whole.then_some(rows.capacity);
     Gathered {
         shard,

@@ -61,10 +61,6 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
         let why = "tokens of eight bits, with their factors, go to several nodes";
         return Err(unsupported("dispatch", why, "use one node, or tokens of 16 bits"));
     }
-    if route.factors.is_some() && route.x.is_some_and(|x| kernel.params[x].own_rows()) {
-        let why = "each rank has its own number of tokens of eight bits";
-        return Err(unsupported("dispatch", why, "use as many on every rank, or 16 bits"));
-    }
     let (dispatched, factors) = match dispatch.rows(draft, blocks) {
         Some((rows, factors, arrived)) => (Some((rows, arrived)), factors),
         None => (None, None),

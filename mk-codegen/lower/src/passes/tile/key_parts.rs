@@ -1,5 +1,5 @@
-//! Attention of few queries: parts of the keys are attended to side by side, and what they gave is put together in the
-//! same kernel, by tasks that count the parts.
+//! Attention of few queries, with split keys: tasks attend to different parts of the keys in parallel, and further tasks
+//! of the same kernel wait for all parts of a row and merge their partial results.
 //!
 //! Where the queries of a head are one, heads that share their keys are the rows of a tile, which then reads these once.
 

@@ -2,7 +2,7 @@
 
 use super::tiler::{Given, Left, Tiler, Value};
 use crate::passes::{
-    error::LowerError,
+    error::{LowerError, unsupported},
     roles::DEFAULT_COPY_SMS,
     shape::{
         ids::{OpId, Reduce},
@@ -11,7 +11,6 @@ use crate::passes::{
         tensor::Tensor,
     },
     strategies::{
-        deliver::mapped,
         gather,
         gathered::{OwnFactors, Slices},
         pack,
@@ -59,7 +58,13 @@ pub(super) fn source<'k>(
         OwnFactors { buffer: t.params[p], steps }
     });
     if let (Some(axis), Some(_)) = (gathered, &factors) {
-        mapped(t.draft.along(axis), "gather of a scaled tensor")?;
+        let nodes = t.draft.along(axis);
+        let alike = x.even(0) && x.shape[0].runtime_max.is_none();
+        if nodes.count() > 1 && !(alike && nodes.group.is_world()) {
+            let why = "factors of rows of which ranks have unlike numbers, or of one axis of a mesh, go to other nodes";
+            let help = "use one node, or a fixed number of rows that all ranks divide";
+            return Err(unsupported("gather of a scaled tensor", why, help));
+        }
     }
     if gathered.is_some() && spans(t, op, x, &rows) {
         let pushed = gather::push_whole(&mut t.draft, x, buffer, &rows, factors, t.config);

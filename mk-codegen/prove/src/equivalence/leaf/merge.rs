@@ -9,7 +9,7 @@ use mk_plan::{MergeTile, Operand};
 
 impl Links for MergeTile {
     fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
-        linker.merged(of.touches)
+        linker.by_queries(of.touches, Operand::StatIn)
     }
 }
 
@@ -53,22 +53,22 @@ impl<A: Algebra> Meaning<A> for MergeTile {
 }
 
 impl Linker<'_, '_> {
-    /// Rows of parts, results and logarithms are queries; a maximum and a sum are by themselves.
-    fn merged(&mut self, touches: &[Touch]) -> Linked {
+    /// Rows of parts, results, logarithms and statistics are queries; each of the statistics is by itself.
+    pub(super) fn by_queries(&mut self, touches: &[Touch], statistics: Operand) -> Linked {
         let Some(o) = touches.iter().find(|t| t.operand == Operand::O) else { return Ok(()) };
         let of_o = self.matrix(o)?;
         for t in touches.iter().filter(|t| t.operand != Operand::Sinks) {
             let m = self.matrix(t)?;
             let (rows, columns) = match t.operand {
                 Operand::Lse => (self.plain(t).first().copied(), None),
-                Operand::StatIn => (m.rows, None),
+                o if o == statistics => (m.rows, None),
                 _ => (m.rows, m.columns),
             };
             self.link((t, rows), (o, of_o.rows))?;
             if columns.is_some() {
                 self.link((t, columns), (o, of_o.columns))?;
             }
-            if t.operand == Operand::StatIn {
+            if t.operand == statistics {
                 self.cut_statistics(t, m);
             }
         }

@@ -288,7 +288,7 @@ impl<'c> Regions<'c> {
                             extents: e.as_deref(),
                         })
                         .collect();
-                    if leaf::misfit(x, &regions).is_some() {
+                    if leaf::misfit(x, &regions).is_err() {
                         self.halt.get_or_insert_with(|| Halt::Stop {
                             stop: Stop::At(spans.value(whole.run, k)),
                             place: format!("{family} {:?}", x.name),

@@ -6,28 +6,8 @@ use mk_plan::{AttendTile, Family, Operand};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Rules for AttendTile {
-    fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Option<String> {
-        attend([self.block[0], self.block[2], self.value_dim()], touched)
-    }
-
-    fn contributions(&self) -> &'static [Operand] {
-        &[Operand::AccIn, Operand::StatIn]
-    }
-}
-
-/// Keys have values at each step, and values keys.
-fn paired(touched: &[Touched<'_>]) -> Result<(), String> {
-    let steps = |operand| -> BTreeSet<u32> {
-        of(touched, operand).filter(|t| t.extents.is_some()).map(|t| t.step).collect()
-    };
-    match steps(Operand::K) == steps(Operand::V) {
-        true => Ok(()),
-        false => Err("`k` and `v` are not read at the same steps".into()),
-    }
-}
-
-fn attend([tile, depth, values]: [u32; 3], touched: &[Touched<'_>]) -> Option<String> {
-    let check = || -> Result<(), String> {
+    fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Result<(), String> {
+        let [tile, depth, values] = [self.block[0], self.block[2], self.value_dim()];
         one_place(touched, &[Operand::Q, Operand::K, Operand::V])?;
         let result = |t: &Touched<'_>| matches!(t.operand, Operand::O | Operand::AccOut);
         if touched.iter().any(|t| result(t) && t.extents.is_some()) {
@@ -78,6 +58,20 @@ fn attend([tile, depth, values]: [u32; 3], touched: &[Touched<'_>]) -> Option<St
             }
         }
         Ok(())
+    }
+
+    fn contributions(&self) -> &'static [Operand] {
+        &[Operand::AccIn, Operand::StatIn]
+    }
+}
+
+/// Keys have values at each step, and values keys.
+fn paired(touched: &[Touched<'_>]) -> Result<(), String> {
+    let steps = |operand| -> BTreeSet<u32> {
+        of(touched, operand).filter(|t| t.extents.is_some()).map(|t| t.step).collect()
     };
-    check().err()
+    match steps(Operand::K) == steps(Operand::V) {
+        true => Ok(()),
+        false => Err("`k` and `v` are not read at the same steps".into()),
+    }
 }

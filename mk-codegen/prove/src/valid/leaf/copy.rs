@@ -10,8 +10,8 @@ use mk_plan::{
 macro_rules! copies {
     ($($leaf:ty),*) => {$(
         impl Rules for $leaf {
-            fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Option<String> {
-                copy(touched)
+            fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Result<(), String> {
+                copy(touched).map_or(Ok(()), Err)
             }
         }
     )*};

@@ -5,32 +5,30 @@ use crate::valid::touched::{Touched, area, of, plain, text};
 use mk_plan::{DotTile, Family, Operand};
 
 impl Rules for DotTile {
-    fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Option<String> {
-        products(touched)
-    }
-}
-
-/// Each product is one element, of at most one row, and the row that all of a step are multiplied by, as long as it.
-fn products(touched: &[Touched<'_>]) -> Option<String> {
-    let there = |operand: Operand| of(touched, operand).filter(|t| t.extents.is_some());
-    for dst in there(Operand::Dst) {
-        let mut rows = there(Operand::W).filter(|w| w.step == dst.step);
-        let (Some(w), None) = (rows.next(), rows.next()) else {
-            return Some("a product has not one row `w`".into());
-        };
-        let mut src = there(Operand::Src).filter(|s| (s.step, s.each) == (dst.step, dst.each));
-        let (src, more) = (src.next(), src.next());
-        if area(dst) != 1 || more.is_some() {
-            let n = text(dst.extents.unwrap_or_default());
-            return Some(format!("`dst` is {n}: a product is one element, of one row"));
+    /// Each product is one element, of at most one row, and the row that all of a step are multiplied by, as long as it.
+    fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Result<(), String> {
+        let there = |operand: Operand| of(touched, operand).filter(|t| t.extents.is_some());
+        for dst in there(Operand::Dst) {
+            let mut rows = there(Operand::W).filter(|w| w.step == dst.step);
+            let (Some(w), None) = (rows.next(), rows.next()) else {
+                return Err("a product has not one row `w`".into());
+            };
+            let mut src = there(Operand::Src).filter(|s| (s.step, s.each) == (dst.step, dst.each));
+            let (src, more) = (src.next(), src.next());
+            if area(dst) != 1 || more.is_some() {
+                let n = text(dst.extents.unwrap_or_default());
+                return Err(format!("`dst` is {n}: a product is one element, of one row"));
+            }
+            if let Some(src) = src.filter(|src| plain(src) != plain(w) || plain(w).len() > 1) {
+                let [a, b] = [src, w].map(|t| text(t.extents.unwrap_or_default()));
+                return Err(format!(
+                    "`src` is {a}, and `w` {b}: they are rows of as many elements"
+                ));
+            }
         }
-        if let Some(src) = src.filter(|src| plain(src) != plain(w) || plain(w).len() > 1) {
-            let [a, b] = [src, w].map(|t| text(t.extents.unwrap_or_default()));
-            return Some(format!("`src` is {a}, and `w` {b}: they are rows of as many elements"));
-        }
+        let of_product =
+            |s: &Touched<'_>| there(Operand::Dst).any(|d| (d.step, d.each) == (s.step, s.each));
+        let lost = there(Operand::Src).any(|s| !of_product(s));
+        if lost { Err("a row has no product".into()) } else { Ok(()) }
     }
-    let of_product =
-        |s: &Touched<'_>| there(Operand::Dst).any(|d| (d.step, d.each) == (s.step, s.each));
-    let lost = there(Operand::Src).any(|s| !of_product(s));
-    lost.then(|| "a row has no product".into())
 }

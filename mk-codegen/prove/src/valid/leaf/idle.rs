@@ -10,8 +10,8 @@ use mk_plan::{
 macro_rules! idle {
     ($($leaf:ty),*) => {$(
         impl Rules for $leaf {
-            fn misfit(&self, _: &Family, _: &[Touched<'_>]) -> Option<String> {
-                None
+            fn misfit(&self, _: &Family, _: &[Touched<'_>]) -> Result<(), String> {
+                Ok(())
             }
         }
     )*};

@@ -26,8 +26,8 @@ use mk_plan::{Family, Leaf, Operand, of_leaf};
 
 /// What rules ask of a leaf beside its contract.
 trait Rules {
-    /// Why the operands of a task do not fit each other.
-    fn misfit(&self, family: &Family, touched: &[Touched<'_>]) -> Option<String>;
+    /// Whether the operands of a task fit each other, or why they do not.
+    fn misfit(&self, family: &Family, touched: &[Touched<'_>]) -> Result<(), String>;
 
     /// Operands that it adds up, or goes on with.
     fn contributions(&self) -> &'static [Operand] {
@@ -39,8 +39,8 @@ fn of(leaf: &Leaf) -> &dyn Rules {
     of_leaf!(leaf, x => x)
 }
 
-/// Why the operands of a task do not fit each other.
-pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Option<String> {
+/// Whether the operands of a task fit each other, or why they do not.
+pub(super) fn misfit(family: &Family, touched: &[Touched<'_>]) -> Result<(), String> {
     of(&family.leaf).misfit(family, touched)
 }
 

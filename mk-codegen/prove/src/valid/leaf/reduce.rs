@@ -9,11 +9,11 @@ use mk_plan::{EpilogueOp, Factors, Family, Operand, ReduceTile, Var};
 use std::collections::BTreeSet;
 
 impl Rules for ReduceTile {
-    fn misfit(&self, family: &Family, touched: &[Touched<'_>]) -> Option<String> {
+    fn misfit(&self, family: &Family, touched: &[Touched<'_>]) -> Result<(), String> {
         let mut src = family.accesses.iter().filter(|a| a.operand == Operand::Src);
         // Of contributions that may each not be there, there may be none.
         let may_lack = src.any(|a| a.when.as_ref().is_some_and(|w| w.mentions(Var::EACH)));
-        sum(&self.epilogue, (family.factors(), may_lack), touched)
+        sum(&self.epilogue, (family.factors(), may_lack), touched).map_or(Ok(()), Err)
     }
 
     fn contributions(&self) -> &'static [Operand] {

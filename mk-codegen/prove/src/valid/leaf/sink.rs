@@ -5,8 +5,8 @@ use crate::valid::touched::{Touched, area, made_of, matrix, of, one_place};
 use mk_plan::{Family, Operand, STATS, SinkTile};
 
 impl Rules for SinkTile {
-    fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Option<String> {
-        gradient(touched).err()
+    fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Result<(), String> {
+        gradient(touched)
     }
 
     fn contributions(&self) -> &'static [Operand] {

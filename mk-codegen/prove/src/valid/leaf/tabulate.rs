@@ -5,8 +5,8 @@ use crate::valid::touched::{Touched, of, text};
 use mk_plan::{Family, LIST_TOKENS, Operand, RoutePart, Tabulate, Tabulation, list_width};
 
 impl Rules for Tabulate {
-    fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Option<String> {
-        match self.of {
+    fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Result<(), String> {
+        let wrong = match self.of {
             Tabulation::Blocks { .. } => pairs(touched),
             Tabulation::Begins { .. } => one_more(touched),
             Tabulation::Bounds { .. } => bounds(touched),
@@ -14,7 +14,8 @@ impl Rules for Tabulate {
                 let own = experts.div_ceil(ranks.max(1));
                 route(part, [experts, own, blocks, rows].map(i64::from), touched)
             }
-        }
+        };
+        wrong.map_or(Ok(()), Err)
     }
 }
 

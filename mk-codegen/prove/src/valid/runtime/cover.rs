@@ -8,6 +8,7 @@
 //! as polynomials of the dimension between the places at which a piece begins or ends.
 
 use crate::valid::{
+    actor::Actor,
     boxes::{BoxId, Boxed},
     cells::Shapes,
     coverage::{summed, takes},
@@ -125,14 +126,11 @@ impl Cover<'_> {
             }
             parts.sort_unstable();
             parts.dedup();
-            if let Some((value, missing)) = self.missing(&spans, &parts) {
-                let t = &world.classes[class].tasks[a.task as usize];
-                if self.told.insert((t.family.index() as u32, a.line)) {
-                    let epoch = world.class_of.iter().position(|x| *x == class).unwrap_or(0) + 1;
-                    let read = site::actor(world, epoch as u32, a);
-                    self.found.violations.push(Violation::Uncovered { read, missing });
-                    self.found.values.push(value);
-                }
+            if let Some((value, missing)) = self.missing(&spans, &parts)
+                && let Some(read) = self.untold(class, a)
+            {
+                self.found.violations.push(Violation::Uncovered { read, missing });
+                self.found.values.push(value);
             }
         }
     }
@@ -159,16 +157,21 @@ impl Cover<'_> {
                 others.map(|o| &world.boxes.all[*o as usize].spans[..]).collect();
             parts.sort_unstable();
             parts.dedup();
-            if let Some((value, missing)) = self.missing(&spans, &parts) {
-                let t = &world.classes[class].tasks[w.task as usize];
-                if self.told.insert((t.family.index() as u32, w.line)) {
-                    let epoch = world.class_of.iter().position(|x| *x == class).unwrap_or(0) + 1;
-                    let write = site::actor(world, epoch as u32, w);
-                    self.found.violations.push(Violation::Unread { write, missing });
-                    self.found.values.push(value);
-                }
+            if let Some((value, missing)) = self.missing(&spans, &parts)
+                && let Some(write) = self.untold(class, w)
+            {
+                self.found.violations.push(Violation::Unread { write, missing });
+                self.found.values.push(value);
             }
         }
+    }
+
+    /// Who makes an access, unless its line was told of before.
+    fn untold(&mut self, class: usize, a: &AccRec) -> Option<Box<Actor>> {
+        let family = self.world.classes[class].tasks[a.task as usize].family;
+        let epoch = self.world.class_of.iter().position(|x| *x == class).unwrap_or(0) + 1;
+        let is_new = self.told.insert((family.index() as u32, a.line));
+        is_new.then(|| site::actor(self.world, epoch as u32, a))
     }
 
     /// A value of the dimension, and a part of a box that no part covers with it.
@@ -349,18 +352,14 @@ impl Cover<'_> {
         self.whole_output(&extents, &writes.keys().copied().collect::<Vec<_>>())
     }
 
-    fn whole_output(
-        &mut self,
-        extents: &[&[Piece]],
-        writes: &[&[SpanId]],
-    ) -> Option<(i64, String)> {
+    fn whole_output(&mut self, sizes: &[&[Piece]], writes: &[&[SpanId]]) -> Option<(i64, String)> {
         let spans = self.spans;
         let edges: Vec<Vec<SpanId>> =
-            (0..extents.len()).map(|d| writes.iter().map(|w| w[d]).collect()).collect();
-        for first in extents.first().copied().unwrap_or_default() {
+            (0..sizes.len()).map(|d| writes.iter().map(|w| w[d]).collect()).collect();
+        for first in sizes.first().copied().unwrap_or_default() {
             let at = first.places();
             let mut places = self.places(&at, &edges);
-            for p in extents.iter().flat_map(|e| e.iter()).filter(|p| p.run == at.run) {
+            for p in sizes.iter().flat_map(|e| e.iter()).filter(|p| p.run == at.run) {
                 places.extend([p.lo, p.hi].into_iter().filter(|k| (at.lo..=at.hi).contains(k)));
             }
             for k in places {
@@ -368,7 +367,7 @@ impl Cover<'_> {
                     let p = e.iter().find(|p| p.run == at.run && (p.lo..=p.hi).contains(&k));
                     p.map(|p| (0, p.line.at(k)))
                 };
-                let Some(whole) = extents.iter().map(extent).collect::<Option<Vec<_>>>() else {
+                let Some(whole) = sizes.iter().map(extent).collect::<Option<Vec<_>>>() else {
                     continue;
                 };
                 let there = |list: &&[SpanId]| -> Option<Vec<(i64, i64)>> {

@@ -211,10 +211,7 @@ impl Look<'_> {
             let mut add = |lo, hi| {
                 forms.entry(p.line.at(lo)).or_default().push(Places { run: p.run, lo, hi });
             };
-            match steady {
-                true => add(p.lo, p.hi),
-                false => (p.lo..=p.hi).for_each(|k| add(k, k)),
-            }
+            if steady { add(p.lo, p.hi) } else { (p.lo..=p.hi).for_each(|k| add(k, k)) }
         }
         let parts =
             if forms.len() > MAX_FORMS { Vec::new() } else { forms.into_values().collect() };

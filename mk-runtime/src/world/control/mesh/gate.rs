@@ -3,7 +3,7 @@
 use super::super::rendezvous::os;
 use super::super::tcp::{End, HELLO, Link, introduce, listen, reach, welcome};
 use super::super::wire::{Broken, Deadline};
-use crate::Error;
+use crate::{Error, Result};
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub(in crate::world) struct MeshListener {
 }
 
 impl MeshListener {
-    pub fn open(at: IpAddr) -> Result<MeshListener, Error> {
+    pub fn open(at: IpAddr) -> Result<MeshListener> {
         let failed = |e: std::io::Error| Error::System {
             call: "bind",
             what: format!("{at}: {e} (MK_ADDRESS names an address of this host)"),
@@ -33,7 +33,7 @@ impl MeshListener {
     }
 
     /// Takes one peer in; none if none comes in time. Who does not know the secret is turned away.
-    fn admit(&self, me: End<'_>, deadline: Deadline) -> Result<Option<(u32, Link)>, Error> {
+    fn admit(&self, me: End<'_>, deadline: Deadline) -> Result<Option<(u32, Link)>> {
         loop {
             match self.listener.accept() {
                 Ok((stream, from)) => match welcome(stream, me) {
@@ -65,7 +65,7 @@ pub(in crate::world) fn meet(
     me: End<'_>,
     addresses: &[Option<SocketAddr>],
     deadline: Deadline,
-) -> Result<Vec<Option<Link>>, Error> {
+) -> Result<Vec<Option<Link>>> {
     let mut links: Vec<Option<Link>> = addresses.iter().map(|_| None).collect();
     for (peer, address) in (0..me.rank).zip(addresses) {
         let Some(address) = address else { continue };
@@ -92,7 +92,7 @@ pub(in crate::world) fn meet(
     }
 }
 
-fn go(address: SocketAddr, me: End<'_>, peer: u32, deadline: Deadline) -> Result<Link, Error> {
+fn go(address: SocketAddr, me: End<'_>, peer: u32, deadline: Deadline) -> Result<Link> {
     loop {
         // Who listens hears one after the other, and goes to lower ranks first.
         let patient = Deadline::within(deadline.left().max(HELLO));

@@ -113,10 +113,7 @@ impl Stream {
 
     /// What is waited for.
     pub fn interest(&self) -> PollFlags {
-        match self.is_quiet() {
-            true => PollFlags::POLLIN,
-            false => PollFlags::POLLIN | PollFlags::POLLOUT,
-        }
+        if self.is_quiet() { PollFlags::POLLIN } else { PollFlags::POLLIN | PollFlags::POLLOUT }
     }
 
     /// When it wants to be looked at again, whether or not anything comes.
@@ -182,10 +179,7 @@ impl Stream {
                 Err(errno) => return Err(Broken::of(errno)),
             }
         }
-        match self.heard.elapsed() > self.keeping.silence {
-            true => Err(Broken::Late),
-            false => Ok(()),
-        }
+        if self.heard.elapsed() > self.keeping.silence { Err(Broken::Late) } else { Ok(()) }
     }
 
     fn messages(&mut self, out: &mut Vec<Message>) -> Result<(), Broken> {

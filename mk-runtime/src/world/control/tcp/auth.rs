@@ -6,7 +6,7 @@ use std::io::Read;
 use std::net::IpAddr;
 use std::path::Path;
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// Bytes of an answer, and of a frame's tag.
 pub(super) const TAG: usize = 32;
@@ -29,7 +29,7 @@ impl Token {
     ///
     /// # Errors
     /// [`Error::Shape`] for fewer than 16 bytes.
-    pub fn new(secret: &[u8]) -> Result<Token, Error> {
+    pub fn new(secret: &[u8]) -> Result<Token> {
         if secret.len() < LEAST {
             let what = format!("a token of {} bytes can be guessed: take {LEAST}", secret.len());
             return Err(Error::Shape { what });
@@ -41,7 +41,7 @@ impl Token {
     ///
     /// # Errors
     /// [`Error::System`] where it cannot be read, and where others than its owner may read it; as [`Token::new`].
-    pub fn from_file(path: &Path) -> Result<Token, Error> {
+    pub fn from_file(path: &Path) -> Result<Token> {
         let failed = |what: String| Error::System {
             call: "open",
             what: format!("{}: {what}", path.display()),
@@ -61,7 +61,7 @@ impl Token {
     ///
     /// # Errors
     /// [`Error::Shape`] for an address that other hosts reach.
-    pub fn of_run(run: &str, address: IpAddr) -> Result<Token, Error> {
+    pub fn of_run(run: &str, address: IpAddr) -> Result<Token> {
         if !address.is_loopback() {
             let what =
                 format!("{address} can be reached from other hosts: give it a file with a token");

@@ -72,11 +72,8 @@ pub(in crate::world) fn introduce(
 }
 
 /// Connects, at the latest when the time is over.
-pub(in crate::world) fn reach(
-    address: SocketAddr,
-    deadline: Deadline,
-) -> Result<TcpStream, Broken> {
-    TcpStream::connect_timeout(&address, deadline.left()).map_err(|e| Broken::io(&e))
+pub(in crate::world) fn reach(to: SocketAddr, deadline: Deadline) -> Result<TcpStream, Broken> {
+    TcpStream::connect_timeout(&to, deadline.left()).map_err(|e| Broken::io(&e))
 }
 
 /// A listener on a port of its own, at an address of this host.

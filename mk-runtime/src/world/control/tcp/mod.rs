@@ -15,7 +15,7 @@ use super::Bootstrap;
 use super::pack::{Pack, Unpack};
 use super::rendezvous::os;
 use super::wire::{self, Broken, Deadline, failed};
-use crate::Error;
+use crate::{Error, Result};
 pub use auth::Token;
 pub(super) use auth::nonce;
 pub(super) use link::{End, HEAD, HELLO, Link, introduce, length, listen, reach, welcome};
@@ -70,7 +70,7 @@ impl TcpBootstrap {
     /// # Errors
     /// [`Error::Rendezvous`] with the ranks that did not come; [`Error::Shape`] for a rank that does not exist;
     /// [`Error::System`].
-    pub fn meet(meeting: &Meeting) -> Result<TcpBootstrap, Error> {
+    pub fn meet(meeting: &Meeting) -> Result<TcpBootstrap> {
         let Meeting { rank, world_size, limit, .. } = *meeting;
         if rank >= world_size || world_size > mk_abi::device::MAX_RANKS as u32 {
             return Err(Error::Shape {
@@ -97,7 +97,7 @@ impl TcpBootstrap {
         Ok(this)
     }
 
-    fn gather(&mut self, mine: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>, Error> {
+    fn gather(&mut self, mine: &[u8], deadline: Deadline) -> Result<Vec<Vec<u8>>> {
         let call = "a gather over TCP";
         if mine.len() > MAX_PART {
             let what = format!("a message of {} bytes is longer than {MAX_PART}", mine.len());
@@ -143,7 +143,7 @@ impl Bootstrap for TcpBootstrap {
         self.world_size
     }
 
-    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         let slack = if self.rank == 0 { Duration::ZERO } else { SLACK };
         self.gather(mine, Deadline::within(self.limit + slack))
     }
@@ -166,7 +166,7 @@ fn missing(meeting: &Meeting, missing: Vec<u32>, what: String) -> Error {
 }
 
 /// Rank 0 waits for all others.
-fn welcome_all(listener: &TcpListener, meeting: &Meeting) -> Result<Vec<Link>, Error> {
+fn welcome_all(listener: &TcpListener, meeting: &Meeting) -> Result<Vec<Link>> {
     let deadline = Deadline::within(meeting.limit);
     listener.set_nonblocking(true).map_err(|e| os("bind", &e))?;
     let mut came: Vec<Option<Link>> = (1..meeting.world_size).map(|_| None).collect();
@@ -197,7 +197,7 @@ fn welcome_all(listener: &TcpListener, meeting: &Meeting) -> Result<Vec<Link>, E
 }
 
 /// Finds rank 0, and shows that this is a rank of its run.
-fn join(meeting: &Meeting) -> Result<Link, Error> {
+fn join(meeting: &Meeting) -> Result<Link> {
     let deadline = Deadline::within(meeting.limit);
     let (mut why, mut answered) = (Broken::Late, false);
     loop {

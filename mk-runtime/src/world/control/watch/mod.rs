@@ -22,7 +22,7 @@ pub(crate) use shared::Member;
 
 use super::mesh::{Bell, Far, Message, Stream};
 use super::page::Page;
-use crate::Error;
+use crate::{Error, Result};
 use shared::{Shared, differing};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
@@ -76,7 +76,7 @@ impl std::fmt::Debug for Watch {
 
 impl Watch {
     /// Watches for other processes; `mine` is the page of this one.
-    pub(super) fn start(mine: Page, others: Others) -> Result<Watch, Error> {
+    pub(super) fn start(mine: Page, others: Others) -> Result<Watch> {
         let Others { near, pages, far, alike, bell, ears } = others;
         let mut theirs: Vec<_> = pages.into_iter().map(|p| p.map(Arc::new)).collect();
         let mut peers = Vec::new();
@@ -134,7 +134,7 @@ impl Watch {
     ///
     /// # Errors
     /// [`Error::PeerGone`] with a rank that has left before it: it is not counted then.
-    pub(super) fn launching(&self, instance: Option<u32>) -> Result<Option<Astray>, Error> {
+    pub(super) fn launching(&self, instance: Option<u32>) -> Result<Option<Astray>> {
         let mut count = self.shared.count();
         if let Some((made, rank)) = count.last
             && count.made >= made

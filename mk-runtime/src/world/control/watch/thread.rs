@@ -81,10 +81,7 @@ impl Watching {
         let mut came = vec![false; self.peers.len()];
         loop {
             for (i, came) in came.iter().enumerate() {
-                let ended = self.write(i).and_then(|()| match came {
-                    true => self.read(i),
-                    false => Ok(()),
-                });
+                let ended = self.write(i).and_then(|()| if *came { self.read(i) } else { Ok(()) });
                 if let Err(broken) = ended {
                     self.gone(i, broken);
                 }

@@ -164,7 +164,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
     let parts = f.accesses.iter().any(|a| a.operand == Operand::AccOut);
     if parts && (sinks || f.accesses.iter().any(|a| a.operand == Operand::O)) {
         return Err(refuse(
-            "what a part of the keys gave is no result yet, and has no sink".into(),
+            "partial results, of a part of the keys, are merged by another task: they have no `o` and no sink".into(),
         ));
     }
     let parts = if parts { ", .parts = true" } else { "" };

@@ -518,12 +518,7 @@ fn step_ups(e: &Emitter<'_>, f: &Family) -> Result<String> {
 }
 
 /// The maps that boxes of results leave by, as C.
-fn c_maps(
-    e: &mut Emitter<'_>,
-    f: &Family,
-    targets: &[&Access],
-    box_dims: [u32; 2],
-) -> Result<String> {
+fn c_maps(e: &mut Emitter<'_>, f: &Family, targets: &[&Access], boxes: [u32; 2]) -> Result<String> {
     let mut texts = Vec::new();
     for c in targets {
         // Rows of both halves.
@@ -532,10 +527,10 @@ fn c_maps(
             None => View::rows(c.region.len()),
         };
         texts.push(if c.rank == Expr::Var(Var::RANK) {
-            format!("&params.maps[kMap{}]", e.maps.index(e.plan, c.buffer, &view, &box_dims)?)
+            format!("&params.maps[kMap{}]", e.maps.index(e.plan, c.buffer, &view, &boxes)?)
         } else {
             let rank = e.c(f, None, &c.rank);
-            let map = e.maps.index_of_ranks(e.plan, c.buffer, &view, &box_dims)?;
+            let map = e.maps.of_ranks(e.plan, c.buffer, &view, &boxes)?;
             format!("&params.maps[kMap{map} + {rank}]")
         });
     }

@@ -1,187 +1,100 @@
-//! A libfabric of our own, for tests: provider `efa` in the memory of one thread, which answers, delays, reorders and
-//! fails as a test says. It keeps to libfabric's tables, so that the code above them is the code that runs on a device.
+//! A libfabric of our own, for tests: provider `efa` in memory, which answers, delays, reorders and fails as a test says.
+//! It keeps to libfabric's tables, so that the code above them is the code that runs on a device.
+//!
+//! Unit tests have one in each thread. `tests/efa` makes a library of it that processes load, in which writes cross
+//! sockets.
 
-use super::load::Library;
+mod state;
+
 use super::sys::*;
-use std::cell::RefCell;
-use std::collections::{HashMap, HashSet, VecDeque};
+#[cfg(test)]
+pub(super) use control::*;
+use state::error;
+pub(crate) use state::{Arrival, Behaviour, End, Op, Region, State};
+#[cfg(not(test))]
+pub(crate) use state::{Message, Others, Sent};
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 
-/// In which order writes come to be.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Arrival {
-    InOrder,
-    Reversed,
-    /// By this seed.
-    Shuffled(u64),
-}
-
-/// What the provider says and does.
-#[derive(Clone, Debug)]
-pub(super) struct Behaviour {
-    pub provider: &'static str,
-    pub devices: usize,
-    pub getinfo: c_int,
-    pub version: u32,
-    pub caps: u64,
-    pub mode: u64,
-    pub op_flags: u64,
-    pub cq_data_bytes: usize,
-    pub queue: usize,
-    /// `FI_OPT_EFA_EMULATED_WRITE`, or that there is no such option.
-    pub emulated_write: Option<bool>,
-    /// Codes of `fi_setopt`.
-    pub cuda_api: c_int,
-    pub p2p: c_int,
-    pub has_options: bool,
-    /// How often a write is refused by `FI_EAGAIN` before it is taken.
-    pub refusals: u32,
-    pub arrival: Arrival,
-    /// Reads of completion queues that pass before a write comes to be.
-    pub late: u64,
-    /// Every so-manieth write fails, from the first on.
-    pub fails: Option<u64>,
-    /// Ends whose writes fail, by the peer's endpoint: none is all.
-    pub fails_at: Option<u64>,
-}
-
-impl Default for Behaviour {
-    /// As `efa` is on a machine that has all that is asked for.
-    fn default() -> Behaviour {
-        Behaviour {
-            provider: "efa",
-            devices: 4,
-            getinfo: 0,
-            version: version(1, 20),
-            caps: FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE | FI_HMEM,
-            mode: FI_RX_CQ_DATA,
-            op_flags: FI_DELIVERY_COMPLETE,
-            cq_data_bytes: 4,
-            queue: 16,
-            emulated_write: Some(false),
-            cuda_api: 0,
-            p2p: 0,
-            has_options: true,
-            refusals: 0,
-            arrival: Arrival::InOrder,
-            late: 0,
-            fails: None,
-            fails_at: None,
-        }
-    }
-}
-
-#[derive(Default)]
-struct State {
-    behaviour: Behaviour,
-    ends: Vec<End>,
-    queues: HashMap<usize, VecDeque<Result<CqEntry, CqError>>>,
-    under_way: Vec<Op>,
-    written: u64,
-    refused: u32,
-    reads: u64,
-    random: u64,
-    /// Writes that came to be, by endpoint of the writer.
-    arrived: HashMap<usize, u64>,
-    set: HashSet<c_int>,
-}
-
-/// An endpoint.
-#[derive(Default)]
-struct End {
-    cq: usize,
-    receives: VecDeque<usize>,
-    open: bool,
-}
-
-#[derive(Clone, Copy)]
-struct Region {
-    base: usize,
-    bytes: usize,
-    access: u64,
-    key: u64,
-}
-
-struct Op {
-    number: u64,
-    from: usize,
-    to: u64,
-    source: usize,
-    bytes: usize,
-    at: u64,
-    key: u64,
-    data: Option<u64>,
-    context: usize,
-    due: u64,
-}
-
+#[cfg(test)]
 thread_local! {
-    static STATE: RefCell<State> = RefCell::default();
-    static REGIONS: RefCell<HashMap<usize, Region>> = RefCell::default();
+    static STATE: std::cell::RefCell<State> = std::cell::RefCell::default();
 }
+/// Of a process, as a library has it.
+#[cfg(not(test))]
+static STATE: std::sync::Mutex<Option<State>> = std::sync::Mutex::new(None);
 
+/// In unit tests each thread has a provider of its own.
+#[cfg(test)]
 fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
     STATE.with(|state| f(&mut state.borrow_mut()))
 }
 
-/// The library of this thread, which behaves so from here on.
-pub(super) fn library(behaviour: Behaviour) -> &'static Library {
-    let version = behaviour.version;
-    with(|s| *s = State { behaviour, random: 1, ..State::default() });
-    Box::leak(Box::new(Library {
-        path: "fake".into(),
-        version,
-        getinfo,
-        freeinfo,
-        dupinfo,
-        fabric,
-        strerror,
-    }))
+#[cfg(not(test))]
+fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
+    let mut state = STATE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    f(state.get_or_insert_with(super::begin))
 }
 
-/// Changes its behaviour.
-pub(super) fn behave(change: impl FnOnce(&mut Behaviour)) {
-    with(|s| change(&mut s.behaviour));
+#[cfg(test)]
+pub(super) mod control {
+    //! What tests of this thread ask of the provider.
+
+    use super::super::load::Library;
+    use super::{Behaviour, State, error, with};
+    use std::ffi::c_int;
+
+    /// The library of this thread, which behaves so from here on.
+    pub(in super::super) fn library(behaviour: Behaviour) -> &'static Library {
+        let version = behaviour.version;
+        with(|s| *s = State { behaviour, random: 1, ..State::default() });
+        Box::leak(Box::new(Library {
+            path: "fake".into(),
+            version,
+            getinfo: super::getinfo,
+            freeinfo: super::freeinfo,
+            dupinfo: super::dupinfo,
+            fabric: super::fabric,
+            strerror: super::strerror,
+        }))
+    }
+
+    /// Changes its behaviour.
+    pub(in super::super) fn behave(change: impl FnOnce(&mut Behaviour)) {
+        with(|s| change(&mut s.behaviour));
+    }
+
+    /// Writes that came to be, of each endpoint in the order of their opening.
+    pub(in super::super) fn arrivals() -> Vec<u64> {
+        with(|s| (0..s.ends.len()).map(|e| s.arrived.get(&e).copied().unwrap_or(0)).collect())
+    }
+
+    /// What is registered: first byte, length, and rights, `FI_WRITE` of the own and `FI_REMOTE_WRITE` of others.
+    pub(in super::super) fn regions() -> Vec<(usize, usize, u64)> {
+        with(|s| s.regions.values().map(|r| (r.base, r.bytes, r.access)).collect())
+    }
+
+    /// All that is held back comes to be at the next read.
+    pub(in super::super) fn let_all_come() {
+        with(|s| s.under_way.iter_mut().for_each(|op| op.due = 0));
+    }
+
+    /// Options that were set.
+    pub(in super::super) fn was_set(option: c_int) -> bool {
+        with(|s| s.set.contains(&option))
+    }
+
+    /// Fails a posted receive of an endpoint, as an endpoint does that is short of memory.
+    pub(in super::super) fn fail_a_receive(end: usize) {
+        with(|s| {
+            let Some(context) = s.ends[end].receives.pop_front() else { return };
+            let cq = s.ends[end].cq;
+            s.queues.entry(cq).or_default().push_back(Err(error(context, 12)));
+        });
+    }
 }
 
-/// Writes that came to be, of each endpoint in the order of their opening.
-pub(super) fn arrivals() -> Vec<u64> {
-    with(|s| (0..s.ends.len()).map(|e| s.arrived.get(&e).copied().unwrap_or(0)).collect())
-}
-
-/// What is registered: first byte, length, and rights, `FI_WRITE` of the own and `FI_REMOTE_WRITE` of others.
-pub(super) fn regions() -> Vec<(usize, usize, u64)> {
-    REGIONS.with(|r| r.borrow().values().map(|r| (r.base, r.bytes, r.access)).collect())
-}
-
-/// All that is held back comes to be at the next read.
-pub(super) fn let_all_come() {
-    with(|s| s.under_way.iter_mut().for_each(|op| op.due = 0));
-}
-
-/// Options that were set.
-pub(super) fn was_set(option: c_int) -> bool {
-    with(|s| s.set.contains(&option))
-}
-
-/// Fails a posted receive of an endpoint, as an endpoint does that is short of memory.
-pub(super) fn fail_a_receive(end: usize) {
-    with(|s| {
-        let Some(context) = s.ends[end].receives.pop_front() else { return };
-        let cq = s.ends[end].cq;
-        s.queues.entry(cq).or_default().push_back(Err(error(context, 12)));
-    });
-}
-
-fn error(context: usize, err: c_int) -> CqError {
-    // SAFETY: plain numbers and pointers.
-    let mut error: CqError = unsafe { std::mem::zeroed() };
-    (error.context, error.err) = (context as *mut c_void, err);
-    error
-}
-
-unsafe extern "C" fn strerror(_: c_int) -> *const c_char {
+pub(crate) unsafe extern "C" fn strerror(_: c_int) -> *const c_char {
     c"as the fake says".as_ptr()
 }
 
@@ -190,7 +103,7 @@ fn zeroed<T>() -> *mut T {
     Box::into_raw(Box::new(unsafe { std::mem::zeroed() }))
 }
 
-unsafe extern "C" fn dupinfo(of: *const Info) -> *mut Info {
+pub(crate) unsafe extern "C" fn dupinfo(of: *const Info) -> *mut Info {
     let info: *mut Info = zeroed();
     // SAFETY: just made; `of` is null or made here.
     unsafe {
@@ -213,7 +126,7 @@ unsafe extern "C" fn dupinfo(of: *const Info) -> *mut Info {
     info
 }
 
-unsafe extern "C" fn freeinfo(mut info: *mut Info) {
+pub(crate) unsafe extern "C" fn freeinfo(mut info: *mut Info) {
     while !info.is_null() {
         // SAFETY: made by `dupinfo`, and freed once.
         unsafe {
@@ -230,7 +143,7 @@ unsafe extern "C" fn freeinfo(mut info: *mut Info) {
     }
 }
 
-unsafe extern "C" fn getinfo(
+pub(crate) unsafe extern "C" fn getinfo(
     _: u32,
     _: *const c_char,
     _: *const c_char,
@@ -251,7 +164,7 @@ unsafe extern "C" fn getinfo(
             let (tx, domain) = (&mut *(*info).tx_attr, &mut *(*info).domain_attr);
             (tx.op_flags, tx.size) = (b.op_flags, b.queue);
             (*(*info).rx_attr).size = b.queue;
-            (*(*info).ep_attr).max_msg_size = 1 << 20;
+            (*(*info).ep_attr).max_msg_size = b.max_bytes;
             (domain.cq_data_size, domain.mr_key_size) = (b.cq_data_bytes, 8);
             domain.mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
             let name = format!("rdmap{device}-rdm\0");
@@ -279,8 +192,8 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     let (class, id) = unsafe { ((*fid).class, (*fid).context as usize) };
     match class {
         EP => with(|s| s.ends[id].open = false),
-        MR => REGIONS.with(|r| {
-            r.borrow_mut().remove(&(fid as usize));
+        MR => with(|s| {
+            s.regions.remove(&(fid as usize));
         }),
         _ => {}
     }
@@ -306,7 +219,11 @@ fn leak<T>(object: T) -> *mut T {
     Box::into_raw(Box::new(object))
 }
 
-unsafe extern "C" fn fabric(_: *mut FabricAttr, out: *mut *mut Fabric, _: *mut c_void) -> c_int {
+pub(crate) unsafe extern "C" fn fabric(
+    _: *mut FabricAttr,
+    out: *mut *mut Fabric,
+    _: *mut c_void,
+) -> c_int {
     let ops = leak(FabricOps { size: 0, domain });
     // SAFETY: a valid out-pointer, here and below.
     unsafe { *out = leak(Fabric { fid: fid(OTHER, 0), ops }) };
@@ -440,7 +357,7 @@ unsafe extern "C" fn setopt(
 unsafe extern "C" fn getname(ep: *mut Fid, out: *mut c_void, bytes: *mut usize) -> c_int {
     // SAFETY: an endpoint of this file, and room for 8 bytes.
     unsafe {
-        out.cast::<u64>().write_unaligned((*ep).context as u64);
+        out.cast::<u64>().write_unaligned(with(|s| s.address((*ep).context as usize)));
         *bytes = 8;
     }
     0
@@ -466,7 +383,7 @@ unsafe fn register(
     out: *mut *mut Mr,
 ) -> c_int {
     let mr = leak(Mr { fid: fid(MR, 0), mem_desc: of.cast(), key });
-    REGIONS.with(|r| r.borrow_mut().insert(mr as usize, Region { base, bytes, access, key }));
+    with(|s| s.regions.insert(mr as usize, Region { base, bytes, access, key }));
     // SAFETY: as above.
     unsafe { *out = mr };
     0
@@ -568,82 +485,10 @@ unsafe fn start(
         s.refused = 0;
         let (number, due) = (s.written, s.reads + s.behaviour.late);
         s.written += 1;
-        s.under_way.push(Op { number, from, to, source, bytes, at, key, data, context, due });
+        let (from, sent) = (s.address(from), Vec::new());
+        s.under_way.push(Op { number, from, to, source, sent, bytes, at, key, data, context, due });
         0
     })
-}
-
-impl State {
-    /// Lets writes that are due come to be, in the order of the behaviour.
-    fn progress(&mut self) {
-        self.reads += 1;
-        let reads = self.reads;
-        let (mut due, rest): (Vec<Op>, Vec<Op>) =
-            std::mem::take(&mut self.under_way).into_iter().partition(|op| op.due < reads);
-        self.under_way = rest;
-        match self.behaviour.arrival {
-            Arrival::InOrder => {}
-            Arrival::Reversed => due.reverse(),
-            Arrival::Shuffled(seed) => {
-                for i in (1..due.len()).rev() {
-                    self.random =
-                        self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(seed | 1);
-                    due.swap(i, (self.random >> 33) as usize % (i + 1));
-                }
-            }
-        }
-        for op in due {
-            self.arrive(op);
-        }
-    }
-
-    fn arrive(&mut self, op: Op) {
-        let sender = self.ends[op.from].cq;
-        let to = op.to as usize;
-        let b = &self.behaviour;
-        let injected = b.fails.is_some_and(|n| op.number.is_multiple_of(n))
-            && b.fails_at.is_none_or(|at| at == op.to);
-        let region = REGIONS.with(|r| {
-            let regions = r.borrow();
-            let inside = |r: &&Region| {
-                let end = op.at.checked_add(op.bytes as u64);
-                r.key == op.key
-                    && op.at as usize >= r.base
-                    && end.is_some_and(|e| e as usize <= r.base + r.bytes)
-            };
-            regions.values().find(inside).copied()
-        });
-        let target = self.ends.get(to).is_some_and(|e| e.open);
-        if injected || region.is_none() || !target {
-            self.queues.entry(sender).or_default().push_back(Err(error(op.context, 5)));
-            return;
-        }
-        let wants_receive = op.data.is_some() && self.behaviour.mode & FI_RX_CQ_DATA != 0;
-        let receive = match wants_receive {
-            false => 0,
-            true => match self.ends[to].receives.pop_front() {
-                Some(context) => context,
-                // Nobody has posted one: it waits.
-                None => return self.under_way.push(op),
-            },
-        };
-        // SAFETY: the sender's arena and the receiver's region, both registered.
-        unsafe { std::ptr::copy(op.source as *const u8, op.at as usize as *mut u8, op.bytes) };
-        *self.arrived.entry(op.from).or_default() += 1;
-        let entry = |context: usize, flags, data| CqEntry {
-            context: context as *mut c_void,
-            flags,
-            len: 0,
-            buf: null_mut(),
-            data,
-        };
-        if let Some(data) = op.data {
-            let flags = FI_REMOTE_CQ_DATA | FI_REMOTE_WRITE;
-            let cq = self.ends[to].cq;
-            self.queues.entry(cq).or_default().push_back(Ok(entry(receive, flags, data)));
-        }
-        self.queues.entry(sender).or_default().push_back(Ok(entry(op.context, FI_WRITE, 0)));
-    }
 }
 
 unsafe extern "C" fn read(cq: *mut Cq, out: *mut c_void, n: usize) -> isize {
