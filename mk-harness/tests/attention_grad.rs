@@ -240,8 +240,8 @@ fn sinks() {
         let text = format!(
             "fn f(stats: f32[B, H, S, 4] @ {placement}, s: f32[H] @ {sinks}) {{ attention_dsinks(stats, s) }}"
         );
-        for (b, s, h) in [(3, 141, 4), (1, 1, 2), (2, 300, 5)] {
-            passes(&bind(&text, &[("B", b), ("S", s), ("H", h)]), 2, RANDOM);
+        for (ranks, b, s, h) in [(2, 3, 141, 4), (2, 1, 1, 2), (2, 2, 300, 5), (4, 2, 3, 3)] {
+            passes(&bind(&text, &[("B", b), ("S", s), ("H", h)]), ranks, RANDOM);
         }
     }
 }
