@@ -74,9 +74,12 @@ fn sinks_compile() {
     }
 }
 
-/// Gradients of sinks, of lengths of a launch and of parts of a sequence.
+/// Gradients of sinks, of lengths of a launch and of parts of a sequence; and f32 sums of what ranks have.
 #[test]
 fn gradients_of_sinks_compile() {
+    for case in CASES.iter().filter(|c| ["all_reduce_f32", "reduce_scatter_f32"].contains(&c.0)) {
+        judge(case.0, &plan(case.1, case.2, case.3).expect("lowers"), Options::default());
+    }
     for (ranks, stats, dims) in
         [(1, "[2, 8, S, 4]", "<S: dyn <= 8192>"), (4, "[1, 64, 8192, 4] @ zigzag(2)", "")]
     {
