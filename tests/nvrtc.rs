@@ -74,6 +74,27 @@ fn sinks_compile() {
     }
 }
 
+/// Gradients of sinks, of lengths of a launch and of parts of a sequence; and f32 sums of what ranks have.
+#[test]
+fn gradients_of_sinks_compile() {
+    for case in CASES.iter().filter(|c| ["all_reduce_f32", "reduce_scatter_f32"].contains(&c.0)) {
+        judge(case.0, &plan(case.1, case.2, case.3).expect("lowers"), Options::default());
+    }
+    for (ranks, stats, dims) in
+        [(1, "[2, 8, S, 4]", "<S: dyn <= 8192>"), (4, "[1, 64, 8192, 4] @ zigzag(2)", "")]
+    {
+        let heads = if ranks == 1 { 8 } else { 64 };
+        let text = format!(
+            "fn f{dims}(stats: f32{stats}, s: f32[{heads}]) {{ attention_dsinks(stats, s) }}"
+        );
+        let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+        let bound = program.bind(&BTreeMap::new(), &BTreeMap::new()).expect("binds");
+        let config = Config { ranks, ..Config::default() };
+        let plan = mk::passes::lower(&program, &bound, &config).expect("lowers");
+        judge(&text, &plan, Options::default());
+    }
+}
+
 /// Heads of 192 and 256, and of 192 with values of 128, forward and backward, alone and over a ring, with every mask,
 /// caps, sinks and documents, in both types.
 #[test]

@@ -3,6 +3,7 @@
 use mk_codegen::{
     cost::{self, DeviceModel},
     emit::{emit, library},
+    equivalence,
     passes::lower,
     plan::{Operand, Plan},
     settings::Config,
@@ -27,6 +28,7 @@ fn plan(ranks: u32, placement: &str, body: &str, sequence: u64) -> Plan {
         ("stats", format!("f32[B, H, S, 4] @ {stats}")),
         ("k", narrow.clone()),
         ("v", narrow),
+        ("s", "f32[H]".to_owned()),
     ];
     let words: Vec<&str> = body.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
     let params = all.iter().filter(|(name, _)| words.contains(name));
@@ -52,6 +54,7 @@ fn wide() -> Plan {
     lower(&program, &bound, &Config { ranks: 2, ..Config::default() }).expect("lowers")
 }
 
+const SINKS: &str = "attention_dsinks(stats, s)";
 const STATS: &str = "o -> attention_stats(do, logs)";
 const DQ: &str = "ring(k, v) -> attention_dq(q, do, stats, causal)";
 const DKV: &str =
@@ -63,6 +66,7 @@ const ALONE: &str = "let dk = attention_dk(k, v, q, do, stats); (dk, dk -> atten
 fn texts_and_kernels() {
     for (name, function, plan) in [
         ("stats", "stats_tasks<", plan(1, "replicate", STATS, 300)),
+        ("dsinks", "sink_tasks<", plan(3, "zigzag(1)", SINKS, 1000)),
         ("dq", "sm90_attend_dq_consumer<", plan(3, "zigzag(1)", DQ, 1000)),
         ("dkv", "sm90_attend_dkv_consumer<", plan(3, "zigzag(1)", DKV, 1000)),
         ("dkv_wide", "sm90_attend_dkv_consumer<", wide()),
@@ -118,6 +122,38 @@ fn nothing_can_be_left_out() {
             }
         }
         assert!(n >= least, "{n}");
+    }
+}
+
+/// A plan with another head's sink or statistics, without a batch, or without some queries, does not compute the program.
+#[test]
+fn other_sinks_compute_something_else() {
+    let text = "fn f(stats: f32[B, H, S, 4] @ zigzag(2), s: f32[H]) { attention_dsinks(stats, s) }";
+    let program = Program::parse(text).expect("parses");
+    let dims = [("B", 2), ("S", 300), ("H", 3)].map(|(name, n)| (name.to_string(), n));
+    let bound = program.bind(&BTreeMap::from(dims), &BTreeMap::new()).expect("binds");
+    let plan = lower(&program, &bound, &Config { ranks: 2, ..Config::default() }).expect("lowers");
+    let judge = |plan: &Plan| {
+        valid::verify(plan).map_err(|e| e.to_string())?;
+        let options = equivalence::Options::default();
+        equivalence::evaluate(plan, &program, &bound, &options).map_err(|e| e.to_string())
+    };
+    judge(&plan).unwrap_or_else(|e| panic!("{e}"));
+    let others = [
+        (Operand::Sinks, 0, [0, 1]),
+        (Operand::Stats, 0, [0, 1]),
+        (Operand::Stats, 1, [0, 1]),
+        (Operand::Stats, 2, [0, 100]),
+        (Operand::Stats, 2, [1, 149]),
+        (Operand::Dst, 1, [0, 1]),
+    ];
+    for (operand, dim, [base, len]) in others {
+        let mut other = plan.clone();
+        let accesses = other.families.iter_mut().flat_map(|(_, f)| &mut f.accesses);
+        for access in accesses.filter(|a| a.operand == operand) {
+            access.region[dim] = (base.into(), len.into());
+        }
+        assert!(judge(&other).is_err(), "{operand} {dim}: {other}");
     }
 }
 

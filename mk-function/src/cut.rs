@@ -385,7 +385,7 @@ impl Cutter<'_> {
         let gated = all.clone().any(|n| {
             let gates = matches!(n.op, Op::Swiglu | Op::SwigluGrad);
             // Logarithms `[B, H, S]` have neither gates nor ups.
-            gates || matches!(n.op, Op::Lse | Op::AttentionStats)
+            gates || matches!(n.op, Op::Lse | Op::AttentionStats | Op::AttentionDsinks)
         });
         let first = wide.next();
         first.is_some() && !gated && first.into_iter().chain(wide).all(even)

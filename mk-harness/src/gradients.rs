@@ -177,3 +177,30 @@ pub(crate) fn statistics([rows, heads, depth]: [usize; 3], [o, d_o, lse]: [&Matr
     }
     Matrix::collect(heads * rows * 4, all.into_iter())
 }
+
+/// Gradients `[1, H]` of sinks, of those statistics `[B, H, S, 4]` that a rank has.
+pub(crate) fn of_sinks(
+    [heads, sequence]: [usize; 2],
+    [stats, sinks]: [&Matrix; 2],
+    own: impl Fn(usize, usize) -> bool,
+) -> Matrix {
+    let batches = stats.data.len().checked_div(sequence * heads * 4).unwrap_or(0);
+    let all = (0..heads).map(|h| {
+        let sink = sinks.data[h];
+        let (mut sum, mut size, mut terms) = (0.0, 0.0, 0);
+        for (b, i) in (0..batches).flat_map(|b| (0..sequence).map(move |i| (b, i))) {
+            let at = 4 * ((b * heads + h) * sequence + i);
+            let [lse, delta] = [0, 1].map(|n| stats.data[at + n]);
+            if lse == f64::NEG_INFINITY || !own(b, i) {
+                continue;
+            }
+            let term = (sink - lse).exp() * delta;
+            (sum, terms) = (sum - term, terms + 1);
+            // The exponential is of an argument in f32.
+            size += term.abs() * (8.0 + 4.0 * (sink.abs() + lse.abs()));
+        }
+        let hard = U32 * (1.0 + f64::from(terms).sqrt() / 4.0) * size;
+        Near { x: sum, hard, sd: 0.0 }.within(DType::F32)
+    });
+    Matrix::collect(heads, all)
+}

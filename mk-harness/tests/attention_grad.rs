@@ -226,3 +226,22 @@ fn statistics() {
         passes(&bind(&text, &[("B", 3), ("S", 141), ("H", 4)]), 2, RANDOM);
     }
 }
+
+/// Of sinks, of odd numbers of queries and heads; of what each rank has, where queries are shared.
+#[test]
+fn sinks() {
+    for (placement, sinks) in [
+        ("replicate", "replicate"),
+        ("shard(0)", "replicate"),
+        ("shard(1)", "shard(0)"),
+        ("shard(2)", "replicate"),
+        ("zigzag(2)", "replicate"),
+    ] {
+        let text = format!(
+            "fn f(stats: f32[B, H, S, 4] @ {placement}, s: f32[H] @ {sinks}) {{ attention_dsinks(stats, s) }}"
+        );
+        for (ranks, b, s, h) in [(2, 3, 141, 4), (2, 1, 1, 2), (2, 2, 300, 5), (4, 2, 3, 3)] {
+            passes(&bind(&text, &[("B", b), ("S", s), ("H", h)]), ranks, RANDOM);
+        }
+    }
+}

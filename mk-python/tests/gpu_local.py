@@ -330,6 +330,28 @@ class Attention(unittest.TestCase):
             self.differentiate(torch.float16, False, 1, 1024, 4, 4, 128)
             self.differentiate(torch.bfloat16, True, 1, 777, 8, 1, 64)
 
+    def sinks(self, ranks, placement, b, s, h):
+        """Their gradients, of statistics of any queries, ranks without some, and queries that see nothing, in f64."""
+        generator = torch.Generator(device="cuda").manual_seed(s + ranks)
+        stats = torch.randn(b, h, s, 4, device="cuda", generator=generator)
+        stats[:, :, ::7, 0] = float("-inf")
+        given = torch.randn(h, device="cuda", generator=generator)
+        weights = (given.double()[None, :, None] - stats[..., 0].double()).exp().masked_fill(stats[..., 0].isinf(), 0)
+        terms = weights * stats[..., 1].double()
+        text = f"fn f(stats: f32[B, H, S, 4] @ {placement}(2), s: f32[H]) {{ attention_dsinks(stats, s) -> all_reduce }}"
+        f = mk.compile(text, mk.World.local(ranks, gpu=0), shapes={"stats": list(stats.shape), "s": [h]})
+        parts = [x.contiguous() for x in self.parts(stats, ranks, placement, 2)]
+        run = lambda: f(parts, [given] * ranks) if ranks > 1 else [f(stats, given)]
+        for x, same in zip(run(), run()):
+            self.assertTrue(torch.equal(x, same))
+            self.assertLess(((x[0] + terms.sum((0, 2))).abs() / terms.abs().sum((0, 2)).clamp(min=1e-30)).max().item(), 1e-5)
+        f.close()
+
+    def test_gradients_of_sinks_are_sums_in_f64(self):
+        with torch.no_grad():
+            for ranks, placement, b, s, h in ((1, "shard", 2, 8191, 8), (1, "shard", 1, 1, 64), (2, "zigzag", 3, 1000, 5), (4, "zigzag", 1, 4096, 64)):
+                self.sinks(ranks, placement, b, s, h)
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -78,6 +78,7 @@ pub fn attention(
     shapes: [&[usize]; 2],
     [q, k, v]: [&[f64]; 3],
     documents: Option<&[f64]>,
+    sinks: Option<&[f64]>,
 ) -> (Vec<f64>, Vec<f64>) {
     let all = Heads::of(node, shapes[0], shapes[1], documents);
     let (mut o, mut lse) = (vec![0.0; q.len()], vec![0.0; q.len() / all.depth]);
@@ -85,7 +86,7 @@ pub fn attention(
         let query = all.at(0, b, i, h);
         let scores = keys.clone().map(|j| all.score(&q[query..], &k[all.at(1, b, j, h)..]).0);
         let weights: Vec<f64> = scores.map(f64::exp).collect();
-        let sum: f64 = weights.iter().sum();
+        let sum = weights.iter().sum::<f64>() + sinks.map_or(0.0, |s| s[h].exp());
         for (j, weight) in keys.zip(&weights) {
             let from = all.at(1, b, j, h);
             (0..all.depth).for_each(|c| o[query + c] += weight / sum * v[from + c]);
@@ -109,6 +110,16 @@ pub fn statistics(shape: &[usize], [o, d_o, lse]: [&[f64]; 3]) -> Vec<f64> {
         stats[4 * line + 1] = all.dot(&o[row..], &d_o[row..]);
     }
     stats
+}
+
+/// Gradients of sinks, of statistics `[B, H, S, 4]`.
+pub fn of_sinks(shape: &[usize], [stats, sinks]: [&[f64]; 2]) -> Vec<f64> {
+    let mut made = vec![0.0; sinks.len()];
+    for (i, row) in stats.chunks(4).enumerate() {
+        let h = i / shape[2] % shape[1];
+        made[h] -= (sinks[h] - row[0]).exp() * row[1];
+    }
+    made
 }
 
 /// Gradients of queries, keys and values.

@@ -1,7 +1,7 @@
 //! Pipelines in f64, on values whose shapes the caller gives: whole ones, or what one rank holds. Sums over ranks are sums from the
 //! start, which is right because nothing but linear operations reads them.
 
-use crate::attention::{attention, gradients, statistics};
+use crate::attention::{attention, gradients, of_sinks, statistics};
 use mk::syntax::{Curve, Def, Node, Op, Program, ValueId};
 
 /// A pipeline's values, parameters first.
@@ -39,10 +39,12 @@ fn heads(
     Some(match first.op {
         Op::Attention { .. } => {
             let [q, k] = shapes(0, 1);
-            let (o, lse) = attention(first, [&q, &k], [of(0), of(1), of(2)], documents);
+            let sinks = first.sinks().map(|id| values[id.index()].as_slice());
+            let (o, lse) = attention(first, [&q, &k], [of(0), of(1), of(2)], documents, sinks);
             if node.op == Op::Lse { lse } else { o }
         }
         Op::AttentionStats => statistics(&shape(node.inputs[0]), [of(0), of(1), of(2)]),
+        Op::AttentionDsinks => of_sinks(&shape(node.inputs[0]), [of(0), of(1)]),
         Op::AttentionDq { .. } => {
             let [q, k] = shapes(0, 3);
             let [dq, ..] = gradients(first, [&q, &k], [0, 1, 2, 3, 4].map(of), documents);
@@ -100,7 +102,8 @@ fn one(
         | Op::AttentionStats
         | Op::AttentionDq { .. }
         | Op::AttentionDk { .. }
-        | Op::AttentionDv => unreachable!("`heads` computes it"),
+        | Op::AttentionDv
+        | Op::AttentionDsinks => unreachable!("`heads` computes it"),
         Op::Dequantize(_) | Op::Quantize(_) | Op::Factor(_) | Op::DispatchFactors | Op::Dropped => {
             unreachable!("it has no derivative")
         }

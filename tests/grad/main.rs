@@ -95,6 +95,25 @@ const MORE: &[(&str, &str)] = &[
          }",
     ),
     (
+        "ring_sinks",
+        "fn f(q: bf16[2, S, 4, 64] @ zigzag(1), k: bf16[2, S, 2, 64] @ zigzag(1), v: bf16[2, S, 2, 64] @ zigzag(1), s: f32[4], cu: i32[5]) {
+             ring(k, v) -> attention(q, causal, window = 9, sinks = s, cu_seqlens = cu)
+         }",
+    ),
+    // Of four ranks one has no queries.
+    (
+        "ring_sinks_few",
+        "fn f(q: f16[2, 3, 4, 64] @ zigzag(1), k: f16[2, 3, 2, 64] @ zigzag(1), v: f16[2, 3, 2, 64] @ zigzag(1), s: f32[4]) {
+             ring(k, v) -> attention(q, causal, sinks = s)
+         }",
+    ),
+    (
+        "sinks",
+        "fn f(q: bf16[2, S, 8, 64] @ shard(2), k: bf16[2, S, 4, 64] @ shard(2), v: bf16[2, S, 4, 64] @ shard(2), s: f32[8] @ shard(0)) {
+             attention(q, k, v, causal, softcap = 1.5, sinks = s)
+         }",
+    ),
+    (
         "heads",
         "fn f(q: bf16[2, S, 8, 64] @ shard(2), k: bf16[2, S, 8, 64] @ shard(2), v: bf16[2, S, 8, 64] @ shard(2)) {
              let o = attention(q, k, v);

@@ -134,6 +134,10 @@ pub const PIPELINES: &[Wide] = &[
         &[("M", 1500), ("N", 1032)],
     ),
     (
+        "fn f32_alone(x: f32[M, N] @ partial) { all_reduce(x) }",
+        &[("M", 701), ("N", 515)],
+    ),
+    (
         "fn qk(x: bf16[M, K] @ shard(0), wq: bf16[K, N] @ shard(1), wk: bf16[K, G] @ shard(1)) {
              let whole = gather(x);
              (whole -> gemm(wq), whole -> gemm(wk) -> scale(0.125))

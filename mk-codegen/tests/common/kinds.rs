@@ -79,6 +79,10 @@ pub const KINDS: &[(&str, &str)] = &[
         }",
     ),
     (
+        "attention_dsinks",
+        "fn f(stats: f32[B, H, S, 4] @ shard(2), s: f32[H]) { attention_dsinks(stats, s) }",
+    ),
+    (
         "attention_dq",
         "fn f(q: bf16[B, S, H, D] @ shard(1), do: bf16[B, S, H, D] @ shard(1), stats: f32[B, H, S, 4] @ shard(2),
             k: bf16[B, S, H, D] @ shard(1), v: bf16[B, S, H, D] @ shard(1)) {

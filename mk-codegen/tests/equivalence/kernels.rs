@@ -33,6 +33,7 @@ const LEAVES: &[&str] = &[
     "reduce_tile",
     "attend_tile",
     "stats_tile",
+    "sink_tile",
     "attend_dq_tile",
     "attend_dkv_tile",
     "nic_send",
@@ -48,6 +49,13 @@ const MORE: &[Small] = &[
                  }",
         ranks: 1,
         shapes: &[("o", &[1, 200, 2, 64])],
+        set: |c| c.block = mk_codegen::settings::Config::default().block,
+    },
+    Small {
+        name: "gradients_of_sinks",
+        source: "fn f(stats: f32[2, 3, S, 4] @ zigzag(2), s: f32[3]) { attention_dsinks(stats, s) }",
+        ranks: 2,
+        shapes: &[("stats", &[2, 3, 200, 4])],
         set: |c| c.block = mk_codegen::settings::Config::default().block,
     },
     Small {

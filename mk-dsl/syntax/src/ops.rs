@@ -34,6 +34,7 @@ pub(crate) enum OpKind {
     AttentionDq,
     AttentionDk,
     AttentionDv,
+    AttentionDsinks,
     Ragged,
     GroupedGemm,
     GroupedWgrad,
@@ -125,6 +126,8 @@ operations! {
          the others as `attention` has them",
         "`attention_dk(k, v, q, do, stats)`";
     attention_dv Kind::AttentionDv, "`attention_dv`", "`dk -> attention_dv`";
+    attention_dsinks Kind::AttentionDsinks,
+        "`attention_dsinks(s)`, or `attention_dsinks(stats, s)` at the start of a chain", "`attention_dsinks(stats, s)`";
     ragged Kind::Ragged,
         "`ragged(x, counts)` at the start of a chain, and `grouped_gemm(w)` behind it", "`ragged(x, counts)`";
     grouped_gemm Kind::GroupedGemm, "`grouped_gemm(w)`", "`ragged(x, counts) -> grouped_gemm(w)`";
@@ -160,8 +163,8 @@ pub(crate) fn folded(name: &str) -> String {
 /// Whether users write it; the others are what `mk grad` derives.
 fn is_written(op: &OpInfo) -> bool {
     use OpKind::{
-        AttentionDk, AttentionDq, AttentionDv, AttentionStats, CombineGrad, GroupedWgrad,
-        RmsNormGrad, RopeGrad, Slope, SwigluGrad,
+        AttentionDk, AttentionDq, AttentionDsinks, AttentionDv, AttentionStats, CombineGrad,
+        GroupedWgrad, RmsNormGrad, RopeGrad, Slope, SwigluGrad,
     };
     !matches!(
         op.kind,
@@ -175,6 +178,7 @@ fn is_written(op: &OpInfo) -> bool {
             | AttentionDq
             | AttentionDk
             | AttentionDv
+            | AttentionDsinks
     )
 }
 

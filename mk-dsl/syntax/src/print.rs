@@ -162,6 +162,7 @@ impl Program {
             | Op::Factor(_)
             | Op::AttentionStats
             | Op::AttentionDv
+            | Op::AttentionDsinks
             | Op::Bias
             | Op::Curve(_)
             | Op::Slope(_)

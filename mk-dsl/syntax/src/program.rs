@@ -554,6 +554,9 @@ pub enum Op {
     /// `[dk: [B, S, G, D]] -> [B, S, G, D]`, where `dk` is a result of `attention_dk`: gradients of the values beside
     /// it.
     AttentionDv,
+    /// `[stats: f32 [B, H, S, 4], s: f32 [H]] -> f32 [1, H]`: gradients of the sinks of an [`Op::Attention`]: of each head
+    /// the sum over its queries of `-exp(s - lse) * delta`, the first two of a query's statistics.
+    AttentionDsinks,
     /// `[x] -> factor * x`; the factor is finite.
     Scale(f64),
     /// `[x] -> x` as this dtype, rounded to nearest even.
@@ -656,6 +659,7 @@ impl Op {
             Op::AttentionDq { .. } => "attention_dq",
             Op::AttentionDk { .. } => "attention_dk",
             Op::AttentionDv => "attention_dv",
+            Op::AttentionDsinks => "attention_dsinks",
             Op::Scale(_) => "scale",
             Op::Cast(_) => "cast",
         }
@@ -692,6 +696,7 @@ impl Op {
                 | Op::AttentionDq { .. }
                 | Op::AttentionDk { .. }
                 | Op::AttentionDv
+                | Op::AttentionDsinks
         )
     }
 }

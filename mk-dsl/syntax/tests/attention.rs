@@ -109,6 +109,10 @@ fn backward(q: &str, kv: &str, body: &str) -> String {
     )
 }
 
+fn dsinks(params: &str) -> String {
+    format!("fn f({params}) {{ attention_dsinks(stats, s) }}")
+}
+
 #[test]
 fn gradients() {
     let dkv = "let dk = attention_dk(k, v, q, do, stats, causal); (dk, dk -> attention_dv)";
@@ -139,7 +143,16 @@ fn gradients() {
             .replace("do: bf16[B, S, H, D]", "do: bf16[B, S, H, E]"),
         // Of keys that all ranks have, each adds what its queries give.
         backward("shard(1)", "replicate", dkv),
+        // Of sinks, each rank has what its queries give.
+        dsinks("stats: f32[B, H, S, 4] @ zigzag(2), s: f32[H]"),
+        dsinks("stats: f32[B, H, S, 4] @ shard(1), s: f32[H] @ shard(0)"),
+        "stats -> attention_dsinks(s)".to_owned(),
         // Mistakes.
+        dsinks("stats: f32[B, H, S, 4] @ shard(1), s: f32[H]"),
+        dsinks("stats: f32[B, H, S, 4], s: bf16[H]"),
+        dsinks("stats: bf16[B, H, S, 4], s: f32[H]"),
+        dsinks("stats: f32[B, H, S, 3], s: f32[H]"),
+        dsinks("stats: f32[B, S, 4], s: f32[H]"),
         backward("shard(1)", "shard(1)", dkv),
         "x -> attention_dv".to_owned(),
         backward("replicate", "replicate", "attention_dq(q, do, stats, k, v)")

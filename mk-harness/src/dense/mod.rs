@@ -11,7 +11,7 @@ mod routes;
 use super::{
     HarnessError, Inputs, Layout, Result,
     attention::Attention,
-    gradients::{Gradients, Operands, statistics},
+    gradients::{Gradients, Operands, of_sinks, statistics},
     near::Near,
     norm::normalised,
     quant::quantised,
@@ -345,6 +345,23 @@ impl<'a> Dense<'a> {
                 let sizes = [1, 2, 3].map(|d| self.extent(o_id, d));
                 Value::Whole(statistics(sizes, [on(o, 0)?, on(d_o, 0)?, on(lse, 0)?]))
             }
+            (Op::AttentionDsinks, [stats, sinks]) => {
+                let of = node.inputs[0];
+                let sizes = [1, 2].map(|d| self.extent(of, d));
+                let (stats, sinks) = (on(stats, 0)?, on(sinks, 0)?);
+                if !self.is_partial(node) {
+                    return Ok(Value::Whole(of_sinks(sizes, [stats, sinks], |_, _| true)));
+                }
+                let of_rank = |rank| {
+                    let layout = self.layout(of, rank)?;
+                    let own = |b: usize, i: usize| {
+                        layout.range(0).contains(&b) && layout.places(2).any(|at| at == i)
+                    };
+                    Ok(of_sinks(sizes, [stats, sinks], own))
+                };
+                let contributions = (0..self.inputs.case().ranks).map(of_rank);
+                Value::Contributions(contributions.collect::<Result<_>>()?)
+            }
             (Op::AttentionDq { .. }, [q, d_o, stats, k, v, ..]) => {
                 self.gradients(node, [q, d_o, stats, k, v], 0)?
             }
@@ -581,7 +598,8 @@ fn needs<'n>(
             (Op::GroupedGemm { .. } | Op::Bias | Op::Dequantize(_) | Op::Combine, 1)
             | (Op::GroupedGemm { .. }, 2) => Set::All,
             (Op::RmsNorm { .. }, 1) | (Op::RmsNormGrad { .. }, 2) => Set::All,
-            (Op::Dispatch { .. } | Op::DispatchFactors | Op::CombineGrad, _) => Set::All,
+            (Op::Dispatch { .. } | Op::DispatchFactors | Op::CombineGrad, _)
+            | (Op::AttentionDsinks, _) => Set::All,
             _ => set,
         };
         (input.index(), set)

@@ -166,6 +166,9 @@ impl Evaluator<'_, '_> {
                 }
                 return Ok(stats);
             }
+            Op::AttentionDsinks => {
+                return Err(HarnessError::unsupported("gradients of sinks on the GPU"));
+            }
             Op::AttentionDq { .. } => return Ok(self.gradients(node)?.0),
             Op::AttentionDk { .. } => return Ok(self.gradients(node)?.0),
             Op::AttentionDv => {

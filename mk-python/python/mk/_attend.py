@@ -84,6 +84,8 @@ class Texts:
         self.forward = f"fn attention{dims}(q: {q}, {keys}{given}) {{ let o = {o}; (o, o -> lse) }}"
         dims = dims if keys_dim == "S" else ""
         self.stats = f"fn attention_stats{dims}(o: {do}, do: {do}, logs: {logs}) {{ o -> attention_stats(do, logs) }}"
+        # Over a ring each rank has what its rows give, and whoever sums gradients of parameters sums them.
+        self.sinks = f"fn attention_dsinks{dims}(stats: {stats}, s: f32[H]) {{ attention_dsinks(stats, s) }}"
         self.queries = f"fn attention_dq{dims}({gradients}) {{ {dq} }}"
         self.keys = f"fn attention_dk{dims}({gradients}) {{ let dk = {dk}; (dk, dk -> attention_dv) }}"
 
@@ -202,7 +204,8 @@ def attention(
     if return_lse or sinks is not None:
         from ._attend_sums import Attention
 
-        o, logs = Attention.apply(*operands, sinks, *(documents or [None]), texts, at)
+        made = Attention.apply(*operands, sinks, *(documents or [None]), texts, at, return_lse)
+        o, logs = made if return_lse else (made, None)
     elif torch.compiler.is_compiling():
         records = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
         key = _key(texts.forward, at, records)  # which defines the operator
@@ -211,5 +214,5 @@ def attention(
         o, logs = _made(texts.forward, at)(*operands, *documents)
     o = o.transpose(1, 2)
     if documents:
-        o, logs = o[0].transpose(0, 1), logs[0]
+        o, logs = o[0].transpose(0, 1), logs[0] if return_lse else None
     return (o, logs) if return_lse else o

@@ -67,6 +67,12 @@ def _stats(torch, all_values, value, values, sequence, beside):
     return torch.stack([logs, delta, torch.zeros_like(delta), torch.zeros_like(delta)], 3)
 
 
+def _dsinks(torch, all_values, value, values, sequence, beside):
+    stats, sinks = (values[i].float() for i in value["inputs"])
+    weights = _weights(torch, sinks[None, :, None, None].expand(*stats.shape[:3], 1), stats[..., 0])
+    return -(weights[..., 0] * stats[..., 1]).sum((0, 2))[None]
+
+
 def _gradients(torch, value, values, q, d, stats, k, v, at_q, at_k):
     """Weights, and gradients of scores before they are scaled."""
     scores, slope = _scores(torch, value, values, q, k, at_q, at_k)
@@ -98,4 +104,5 @@ OPS = {
     "attention_dq": _dq,
     "attention_dk": _dk,
     "attention_dv": _other,
+    "attention_dsinks": _dsinks,
 }

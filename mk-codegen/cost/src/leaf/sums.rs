@@ -3,8 +3,8 @@
 use super::{Cost, Done};
 use crate::{error::Result, unroller::Unroller};
 use mk_plan::{
-    DotTile, Family, MergeTile, NormTile, QuantTile, ReduceTile, RopeTile, StatsTile, Tabulate,
-    Task,
+    DotTile, Family, MergeTile, NormTile, QuantTile, ReduceTile, RopeTile, SinkTile, StatsTile,
+    Tabulate, Task,
 };
 
 /// In a loop, all iterations are one job.
@@ -34,7 +34,7 @@ macro_rules! over_inner {
     )*};
 }
 
-over_inner!(DotTile, MergeTile);
+over_inner!(DotTile, MergeTile, SinkTile);
 
 macro_rules! as_sums {
     ($($leaf:ty),*) => {$(

@@ -199,6 +199,8 @@ pub enum Kind {
     Lse,
     /// Statistics of the queries of an attention. Operands: its results, their gradients, its logarithms.
     AttentionStats,
+    /// Gradients of sinks. Operands: statistics of queries, sinks.
+    AttentionDsinks,
     /// Gradients of attention. Operands, of queries: queries, gradients of results, statistics, keys, values; of keys:
     /// keys, values, queries, gradients of results, statistics.
     AttentionGrad {
@@ -277,6 +279,7 @@ impl Kind {
             | Kind::AllToAll { .. }
             | Kind::Lse
             | Kind::AttentionStats
+            | Kind::AttentionDsinks
             | Kind::AttentionGrad { .. }
             | Kind::AttentionDv => Group::Attention,
         }
@@ -414,6 +417,7 @@ fn kind_of(node: &Node) -> Kind {
         Op::CombineGrad => return Kind::CombineGrad,
         Op::Lse => return Kind::Lse,
         Op::AttentionStats => return Kind::AttentionStats,
+        Op::AttentionDsinks => return Kind::AttentionDsinks,
         Op::AttentionDq { scores, ring } => {
             let (of, scores) = (GradOf::Queries, scores.into());
             return Kind::AttentionGrad { of, scores, ring: ring.map(|axis| axis.index()) };

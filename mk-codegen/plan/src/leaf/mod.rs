@@ -16,6 +16,7 @@ mod record;
 mod reduce;
 mod rope;
 mod signal;
+mod sink;
 mod stats;
 mod store;
 mod tabulate;
@@ -35,6 +36,7 @@ pub use record::Record;
 pub use reduce::ReduceTile;
 pub use rope::RopeTile;
 pub use signal::{Enter, Signal};
+pub use sink::SinkTile;
 pub use stats::{STATS, StatsTile};
 pub use store::Store;
 pub use tabulate::{Tabulate, Tabulation};
@@ -62,6 +64,8 @@ pub enum Leaf {
     AttendTile(AttendTile),
     /// [`StatsTile`].
     StatsTile(StatsTile),
+    /// [`SinkTile`].
+    SinkTile(SinkTile),
     /// [`MergeTile`].
     MergeTile(MergeTile),
     /// [`AttendGradTile`].
@@ -87,7 +91,7 @@ macro_rules! of_leaf {
     ($leaf:expr, $x:ident => $do:expr) => {
         $crate::of_leaf!(@ $leaf, $x, $do, [Signal Enter NicSend HostCopy]
             [CopyTile MmaTile ReduceTile AttendTile MergeTile StatsTile AttendGradTile Tabulate NormTile DotTile
-             RopeTile QuantTile])
+             RopeTile QuantTile SinkTile])
     };
     (@ $leaf:expr, $x:ident, $do:expr, [$($unit:ident)*] [$($record:ident)*]) => {
         match $leaf {
@@ -121,6 +125,7 @@ const READERS: &[(&str, Reader)] = &[
     ("attend_tile", |c| AttendTile::read(c).map(Leaf::AttendTile)),
     ("merge_tile", |c| Ok(Leaf::MergeTile(MergeTile { block: c.block()? }))),
     ("stats_tile", |c| Ok(Leaf::StatsTile(StatsTile { block: c.block()? }))),
+    ("sink_tile", |_| Ok(Leaf::SinkTile(SinkTile))),
     ("attend_dq_tile", |c| AttendGradTile::read(c, GradOf::Queries).map(Leaf::AttendGradTile)),
     ("attend_dkv_tile", |c| AttendGradTile::read(c, GradOf::Keys).map(Leaf::AttendGradTile)),
     ("attend_dk_tile", |c| AttendGradTile::read(c, GradOf::KeysAlone).map(Leaf::AttendGradTile)),
@@ -247,6 +252,7 @@ mod tests {
         all.extend([false, true].map(quant));
         all.push(Leaf::DotTile(DotTile));
         all.push(Leaf::StatsTile(StatsTile { block: [128, 64] }));
+        all.push(Leaf::SinkTile(SinkTile));
         all.push(Leaf::MergeTile(MergeTile { block: [128, 64] }));
         all
     }

@@ -65,6 +65,9 @@ impl<'a> Dims<'a> {
             if let Some(Def::Node(Node { op: Op::AttentionStats, .. })) = program.def(value) {
                 own.extend(shape.last().map(|n| lines.line(*n as i64)));
             }
+            if let Some(Def::Node(Node { op: Op::AttentionDsinks, .. })) = program.def(value) {
+                own.insert(0, lines.line(1));
+            }
             match program.def(value) {
                 // Rows are no tokens, and tokens no rows.
                 Some(Def::Node(Node { op: Op::Dispatch { .. }, .. })) => {
@@ -133,6 +136,7 @@ impl<'a> Dims<'a> {
                 }
                 _ => of(0).to_vec(),
             },
+            Op::AttentionDsinks => vec![of(0)[1]],
             // Of statistics, those of a query are a line of their own.
             Op::Lse | Op::AttentionStats => vec![of(0)[0], of(0)[2], of(0)[1]],
             _ => of(0).to_vec(),
@@ -249,6 +253,11 @@ impl<'a> Dims<'a> {
                 (0..extent(node.inputs[o], 2)).for_each(|at| lines.cut(of(o)[2], at as i32));
                 let own = &self.lines[node.result.index()];
                 (1..extent(node.result, 3)).for_each(|at| lines.cut(own[3], at as i32));
+            }
+            Op::AttentionDsinks => {
+                same(of(0)[1], of(1)[0], extent(node.inputs[1], 0));
+                (0..extent(node.inputs[1], 0)).for_each(|at| lines.cut(of(1)[0], at as i32));
+                (1..extent(node.inputs[0], 3)).for_each(|at| lines.cut(of(0)[3], at as i32));
             }
             Op::AttentionDq { .. } | Op::AttentionDk { .. } => {
                 let [q, d_o, stats, k, v] = gradient_operands(node.op);

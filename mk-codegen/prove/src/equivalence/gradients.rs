@@ -102,6 +102,25 @@ fn add<A: Algebra>(
     }
 }
 
+/// The gradient of a sink, of the statistics of queries of its head.
+pub(super) fn of_sink<'t, A: Algebra>(
+    algebra: &mut A,
+    sink: A::Elem,
+    stats: impl Iterator<Item = &'t [A::Elem]>,
+) -> A::Elem
+where
+    A::Elem: 't,
+{
+    let mut sum = A::ZERO;
+    for row in stats {
+        if let [lse, delta, ..] = *row {
+            let weight = algebra.exp_of_difference(sink, lse);
+            algebra.add_mul(&mut sum, weight, delta);
+        }
+    }
+    algebra.scale(sum, -1.0)
+}
+
 /// `[lse, sum of o * do, 0, 0]` of each query.
 pub(super) fn statistics<A: Algebra>(
     algebra: &mut A,

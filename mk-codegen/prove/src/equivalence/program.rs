@@ -8,6 +8,7 @@ use super::{
     budget::EXPONENTIAL,
     cells::Cells,
     dims::{Dims, Tensor, Value, gradient_operands},
+    gradients::of_sink,
     launch::MAX_ELEMENTS,
     leaf::seen,
     norm, quant,
@@ -186,6 +187,7 @@ impl<A: Algebra> Evaluator<'_, A> {
                 _ => self.each(x, |_, t| t.clone()),
             },
             (Op::AttentionStats, _) => Value::whole(self.statistics(node)),
+            (Op::AttentionDsinks, Some(sinks)) => self.of_sinks(node, x, sinks),
             (Op::AttentionDq { .. } | Op::AttentionDk { .. }, _) => self.gradients(node, 0),
             (Op::AttentionDv, _) => match self.dims.program.def(node.inputs[0]) {
                 Some(Def::Node(gradients)) => self.gradients(gradients, 1),
@@ -268,6 +270,7 @@ impl<A: Algebra> Evaluator<'_, A> {
                 | Op::GroupedWgrad
                 | Op::Dispatch { .. }
                 | Op::DispatchFactors
+                | Op::AttentionDsinks
                 // Integers: `integers` has them.
                 | Op::Dropped
                 | Op::Gemm { .. }
@@ -335,6 +338,40 @@ impl<A: Algebra> Evaluator<'_, A> {
         let values = self.values;
         let operands = [0, 1, 2].map(|i| values[node.inputs[i].index()].on(0));
         softmax::statistics(self.algebra, operands)
+    }
+
+    /// Gradients of sinks: what the queries of each rank give, where these are parts of all.
+    fn of_sinks(
+        &mut self,
+        node: &Node,
+        stats: &Value<A::Elem>,
+        sinks: &Value<A::Elem>,
+    ) -> Value<A::Elem> {
+        let (dims, cells, of) = (self.dims, self.cells, node.inputs[0]);
+        let (stats, sinks) = (stats.on(0), sinks.on(0));
+        let wide = stats.shape[3];
+        let is_partial = node.ty.placement.contains(&Placement::Partial);
+        Value::made(dims.over(node.result), |place| {
+            let [batch, rows] = [0, 2].map(|d| {
+                let line = dims.line(of, d);
+                let stretches = match is_partial {
+                    true => dims.stretches(of, place, d),
+                    false => vec![(0, dims.extent(of, d) as i32)],
+                };
+                let scaled = |(at, len): &(i32, i32)| cells.at(line, *at)..cells.at(line, at + len);
+                stretches.iter().flat_map(scaled).collect::<Vec<_>>()
+            });
+            let head = |(h, sink): (usize, &A::Elem)| {
+                let at =
+                    |b: &usize, i: &usize| ((b * stats.shape[1] + h) * stats.shape[2] + i) * wide;
+                let all = batch.iter().flat_map(|b| rows.iter().map(move |i| at(b, i)));
+                let all = all.map(|at| &stats.data[at..at + wide]);
+                let sum = of_sink(self.algebra, *sink, all);
+                self.algebra.settled(sum)
+            };
+            let data: Vec<_> = sinks.data.iter().enumerate().map(head).collect();
+            Tensor { shape: vec![1, data.len()], data }
+        })
     }
 
     /// Gradients of queries, or of keys (0) and values (1); of keys that all ranks have, what each rank's queries give.

@@ -1,4 +1,4 @@
-//! `attention_stats`, `attention_dq`, `attention_dk` and `attention_dv`: the backward of `attention`.
+//! `attention_stats`, `attention_dq`, `attention_dk`, `attention_dv` and `attention_dsinks`: the backward of `attention`.
 
 use super::attention::{along_sequence, beside, wide_as};
 use super::checker::{Call, Checker, Id, Ring, Shape, State, Ty, Value, Wanted};
@@ -148,6 +148,32 @@ impl<'a> Checker<'a, '_> {
             return self.sink.refuse(call.op.span, messages::attention_dv_of(&dk.label));
         };
         Some(self.push(Op::AttentionDv, vec![dk.id], ty, dk.gathered))
+    }
+
+    /// `stats -> attention_dsinks(s)`: `f32[1, H]`, of which each rank has what its queries give.
+    pub(super) fn attention_dsinks(&mut self, mut call: Call<'_, 'a>) -> Option<Value> {
+        let op = call.op;
+        let input = self.input_or_touch(&mut call)?;
+        let sinks = call.args.operand(self.sink);
+        call.args.finish(self.sink);
+        let [b, h, s, _] = self.four(&input, op.span)?;
+        let four = Ty { dims: vec![b, h, s, self.dims.lit(STATS)], ..input.ty.clone() };
+        self.is_like(&input, &Ty { dtype: DType::F32, ..four }, op)?;
+        // Along an axis: of heads, of whole sequences, and of parts of them.
+        let placed = |heads, other| {
+            let of = |p: &Placement| match p {
+                Placement::Shard(1) => heads,
+                Placement::Replicate => Placement::Replicate,
+                _ => other,
+            };
+            input.ty.placement.iter().map(of).collect::<Vec<_>>()
+        };
+        let placement = placed(Placement::Shard(0), Placement::Replicate);
+        let ty = Ty { dtype: DType::F32, dims: vec![h], placement };
+        let sinks = self.typed(sinks?, ty.clone(), op)?;
+        let placement = placed(Placement::Shard(1), Placement::Partial);
+        let ty = Ty { dims: vec![self.dims.lit(1), h], placement, ..ty };
+        Some(self.push(Op::AttentionDsinks, vec![input.id, sinks.id], ty, input.gathered))
     }
 
     /// Queries beside keys, or keys beside queries: with other heads.

@@ -135,6 +135,7 @@ impl<'a> Checker<'a, '_> {
             OpKind::AttentionDq => self.attention_dq(call),
             OpKind::AttentionDk => self.attention_dk(call),
             OpKind::AttentionDv => self.attention_dv(call),
+            OpKind::AttentionDsinks => self.attention_dsinks(call),
         }
     }
 

@@ -357,7 +357,8 @@ impl<'a> Checker<'a, '_> {
                     Op::Attention { scores, .. } if scores.sinks => Some(3),
                     _ => second.then_some(1),
                 };
-                node.inputs.iter().enumerate().any(|(at, x)| *x == id && taken != Some(at))
+                let all = node.op == Op::AttentionDsinks;
+                node.inputs.iter().enumerate().any(|(at, x)| *x == id && !all && taken != Some(at))
             };
             let returned = results.iter().flatten().any(|value| value.id == id);
             if returned || self.nodes.iter().any(elsewhere) {

@@ -77,11 +77,12 @@ fn columns(n_dims: usize) -> usize {
 
 /// Whether an operation reads heads.
 fn is_attention(kind: Option<OpKind>) -> bool {
-    use OpKind::{Attention, AttentionDk, AttentionDq, AttentionDv, AttentionStats, Lse, Ring};
-    matches!(
-        kind,
-        Some(Ring | Attention | Lse | AttentionStats | AttentionDq | AttentionDk | AttentionDv)
-    )
+    use OpKind::{
+        Attention, AttentionDk, AttentionDq, AttentionDsinks, AttentionDv, AttentionStats, Lse,
+        Ring,
+    };
+    let of_gradients = [AttentionStats, AttentionDq, AttentionDk, AttentionDv, AttentionDsinks];
+    matches!(kind, Some(Ring | Attention | Lse)) || kind.is_some_and(|k| of_gradients.contains(&k))
 }
 
 /// Whether an operation has the shape of its input.

@@ -15,7 +15,7 @@
 //! | `bias` | the sum over the rows, as a GEMM of a row of ones; of experts, a `grouped_wgrad` of ones |
 //! | `gelu`, `gelu_tanh`, `silu`, `relu` | their `_grad`, of the value before them (of `relu`, of its result) |
 //! | `swiglu` | `swiglu_grad` |
-//! | `attention` | `attention_stats`, `attention_dq`, `attention_dk`, `attention_dv`; nothing of its `lse` |
+//! | `attention` | `attention_stats`, `attention_dq`, `attention_dk`, `attention_dv`, `attention_dsinks`; nothing of its `lse` |
 //! | `dispatch`, `combine` | each other |
 //! | `grouped_gemm` | a `grouped_gemm` by the transposed matrices, for the rows; a `grouped_wgrad`, for the matrices |
 //! | `mul`, `add`, `scale`, `cast` | `mul`, nothing, `scale`, `cast` |

@@ -355,7 +355,8 @@ impl<'p> Walk<'p> {
             | Op::AttentionStats
             | Op::AttentionDq { .. }
             | Op::AttentionDk { .. }
-            | Op::AttentionDv => {
+            | Op::AttentionDv
+            | Op::AttentionDsinks => {
                 return Err(GradError::Operation {
                     op: node.op.name(),
                     why: "it is a derivative itself",
@@ -394,14 +395,6 @@ impl<'p> Walk<'p> {
         let (Op::Attention { scores, ring }, [q, k, v, ..]) = (node.op, &node.inputs[..]) else {
             return Ok(());
         };
-        if node.sinks().is_some_and(|s| self.needed[s.index()]) {
-            return Err(GradError::Operation {
-                op: "attention",
-                why: "no operation sums the gradients of its `sinks`",
-                help: "leave them out of what gradients are of, and add up `-exp(sinks - lse) * delta` of \
-                    each head, `delta` being the second of its statistics; `mk.attention` does",
-            });
-        }
         let [q, k, v] = [q, k, v].map(|x| *x);
         let of_o = |n: &&Node| n.op == Op::Lse && n.inputs == [node.result];
         let Some(lse) = self.program.nodes().iter().find(of_o).map(|n| n.result) else {
@@ -413,7 +406,19 @@ impl<'p> Walk<'p> {
         };
         let [o, lse] = [self.value(node.result)?, self.logarithms(lse)];
         let place = (self.held(lse).0, DType::F32);
+        // Each rank has what its queries give.
+        let of_heads = |p: &Placement| match p {
+            Placement::Shard(1) | Placement::Replicate => *p,
+            _ => Placement::Partial,
+        };
+        let of_sinks = (place.0.iter().map(of_heads).collect(), DType::F32);
         let stats = self.draft.op("attention_stats", &[o, d, lse], None, place);
+        if let Some(sinks) = node.sinks().filter(|s| self.needed[s.index()]) {
+            let own = self.value(sinks)?;
+            let g = self.draft.op("attention_dsinks", &[stats, own], None, of_sinks);
+            self.sums.push(g);
+            self.add(sinks, g);
+        }
         let detail = scores.words();
         let detail = (!detail.is_empty()).then(|| detail.join(", "));
         let [queries, keys, values] = [self.value(q)?, self.value(k)?, self.value(v)?];

@@ -40,6 +40,7 @@ mod record;
 mod reduce;
 mod rope;
 mod signal;
+mod sink;
 mod stats;
 mod tabulate;
 
@@ -66,6 +67,7 @@ pub(super) const ALL: &[&LeafEmission] = &[
     &reduce::EMISSION,
     &nic_send::EMISSION,
     &signal::EMISSION,
+    &sink::EMISSION,
 ];
 
 /// Who carries a leaf out.
@@ -102,6 +104,7 @@ pub(super) fn carrier(f: &Family) -> Carrier {
         Leaf::QuantTile(_) => Carrier::Agents(&quant::EMISSION),
         Leaf::NormTile(_) => Carrier::Agents(&norm::EMISSION),
         Leaf::MergeTile(_) => Carrier::Agents(&merge::EMISSION),
+        Leaf::SinkTile(_) => Carrier::Agents(&sink::EMISSION),
         Leaf::StatsTile(_) => Carrier::Agents(&stats::EMISSION),
         Leaf::Tabulate(_) => Carrier::Agents(&tabulate::EMISSION),
         // An architecture's own, if it has them.

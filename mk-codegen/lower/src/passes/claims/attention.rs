@@ -11,7 +11,7 @@ use crate::{
         error::{LowerError, unsupported},
         shape::{
             attention::{Attention, Exchange, Makes, along},
-            kernel::Op,
+            kernel::{Dsinks, Op},
             tensor::Tensor,
         },
     },
@@ -21,7 +21,7 @@ use petgraph::stable_graph::NodeIndex;
 use std::collections::BTreeSet;
 
 pub(super) const CATALOGUE: &str = "one kernel holds one `attention` of the caller's tensors, whose result, with its `lse` where wanted, the caller gets; \
-     or one `attention_stats`, one `attention_dq`, or one `attention_dk` with its `attention_dv`";
+     or one `attention_stats`, one `attention_dsinks`, one `attention_dq`, or one `attention_dk` with its `attention_dv`";
 
 /// What an operation makes, of which scores, and the axis of its ring.
 fn makes(kind: &Kind) -> Option<(Makes, Scored, Option<usize>)> {
@@ -39,7 +39,7 @@ fn makes(kind: &Kind) -> Option<(Makes, Scored, Option<usize>)> {
 
 /// Whether it is an operation that a kernel has one of.
 pub(super) fn is_core(kind: &Kind) -> bool {
-    makes(kind).is_some()
+    makes(kind).is_some() || *kind == Kind::AttentionDsinks
 }
 
 /// Whether an operation is a further result of an attention, or of a part of its backward.
@@ -62,6 +62,9 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
         return exchange::claim(claims);
     };
     let value = claims.value(node);
+    if value.kind == Kind::AttentionDsinks {
+        return dsinks(claims, node);
+    }
     let Some((makes, mut scores, ring)) = makes(&value.kind) else { return Ok(()) };
     let name = &value.name;
     // The axis over which a value is exchanged, and what is.
@@ -184,6 +187,25 @@ pub(super) fn claim(claims: &mut Claims<'_>) -> Result<(), LowerError> {
     behind
         .into_iter()
         .try_for_each(|(_, param, of, node, r)| exchange::add(claims, node, of, param, r))
+}
+
+/// Gradients of sinks, of the caller's statistics.
+fn dsinks(claims: &mut Claims<'_>, node: NodeIndex) -> Result<(), LowerError> {
+    let refuse = |why| Err(unsupported(&claims.value(node).name, why, CATALOGUE));
+    let found: Vec<_> = claims.g.operands(node).iter().map(|n| claims.param(*n)).collect();
+    let &[Some(stats), Some(sinks)] = &found[..] else {
+        return refuse("its operands are not the caller's");
+    };
+    if claims.g.results != [node] {
+        return refuse("it is no result, or one twice");
+    }
+    let rows = claims.kernel.params[stats].shape.iter().enumerate();
+    if rows.into_iter().any(|(d, e)| d != along(Operand::Stats) && e.runtime_max.is_some()) {
+        return refuse("a dimension other than the sequence comes with each launch");
+    }
+    let id = claims.push(Op::Dsinks(Dsinks { stats, sinks, result: 0 }));
+    claims.kernel.results[0].of = Some(id);
+    Ok(())
 }
 
 /// The first of what it makes.

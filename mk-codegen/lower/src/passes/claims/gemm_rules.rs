@@ -11,7 +11,6 @@ use crate::{
         },
     },
 };
-use mk_abi::DType;
 use mk_plan::{EpilogueOp, quantized};
 use mk_syntax::SCALE_BLOCK;
 use std::collections::BTreeSet;
@@ -57,7 +56,7 @@ fn same_value(k: &Kernel, a: Option<usize>, b: Option<usize>) -> bool {
     }
 }
 
-/// Whether a result is no operand as it came, and one that only moves is of a type that collectives move.
+/// Whether a result is no operand as it came, nor one that is turned as it moves.
 fn collective(k: &Kernel, of: usize) -> Result<(), LowerError> {
     let (operand, moves) = match &k.ops[of] {
         Op::Operand(operand) => (operand, operand.gathered.is_some()),
@@ -73,10 +72,6 @@ fn collective(k: &Kernel, of: usize) -> Result<(), LowerError> {
     }
     if operand.transposed {
         return Err(unsupported(&x.name, "a collective moves it as it lies", "leave out `.t`"));
-    }
-    if x.dtype == DType::F32 {
-        let why = "collectives alone move bf16 and f16";
-        return Err(unsupported(&x.name, why, "use bf16 or f16"));
     }
     Ok(())
 }

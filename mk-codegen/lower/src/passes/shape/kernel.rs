@@ -36,6 +36,8 @@ pub(in crate::passes) enum Op {
     AllToAll(AllToAll),
     /// Attention, or a part of its backward.
     Attention(Attention),
+    /// Gradients of an attention's sinks.
+    Dsinks(Dsinks),
     /// Rows of experts.
     Ragged(Ragged),
     /// A GEMM of such rows with its elementwise epilogue.
@@ -106,6 +108,14 @@ pub(in crate::passes) struct AllToAll {
     pub axis: usize,
     /// Whether heads become parts of the sequence.
     pub back: bool,
+    /// An index into [`Kernel::results`].
+    pub result: usize,
+}
+
+/// Gradients of sinks, of statistics of queries.
+pub(in crate::passes) struct Dsinks {
+    pub stats: Param,
+    pub sinks: Param,
     /// An index into [`Kernel::results`].
     pub result: usize,
 }
@@ -213,6 +223,7 @@ impl Kernel {
             Op::Product(product) => &product.out,
             Op::Sum(Sum { result, .. })
             | Op::Combine(Combine { result, .. })
+            | Op::Dsinks(Dsinks { result, .. })
             | Op::AllToAll(AllToAll { result, .. }) => &self.results[*result].out,
             Op::Attention(attention) => {
                 &self.results[attention.made.first().map_or(0, |(_, result)| *result)].out

@@ -8,12 +8,14 @@
 use super::{
     attend_steps::{HEADS, Step, pass_on, together},
     documents::{self, Bounds},
+    tiler::{Tiler, Value},
 };
 use crate::passes::{
     draft::{Draft, Source, read, write},
     shape::{
         attention::{Attention, along},
         chunks::Chunks,
+        kernel::Dsinks,
         ranks::block_rows,
         tensor::Tensor,
     },
@@ -22,7 +24,7 @@ use crate::passes::{
 use crate::settings::Config;
 use mk_plan::{
     Access, AttendGradTile, BufId, Expr, GradOf, Leaf, Mask, Operand, Point, Positions, RoleKind,
-    Schedule, Side, StatsTile, Var,
+    Schedule, Side, SinkTile, StatsTile, Var,
 };
 
 /// Rows of a tile, and rows of a block of the other side, by what was measured fastest: scores, their gradients and
@@ -82,6 +84,27 @@ pub(super) fn statistics(
     let domain = vec![("b", batch), ("i", tiles.into()), ("h", heads)];
     let leaf = Leaf::StatsTile(StatsTile { block: [STATISTICS as u32, o.shape[3].value as u32] });
     draft.family("stats", RoleKind::Compute, leaf, domain, vec![], touched);
+}
+
+/// Gradients of sinks: a task goes through the queries of a head, 16 bytes each, batch by batch.
+pub(super) fn of_sinks<'k>(t: &mut Tiler<'k>, x: &Dsinks) -> Value<'k> {
+    let (kernel, draft) = (t.kernel, &mut t.draft);
+    let stats = &kernel.params[x.stats];
+    let [batch, heads, rows] = [0, 1, 2].map(|d| draft.own(stats, d));
+    let four = draft.dim(&stats.shape[3]);
+    let one = |e: Expr| (e, Expr::Const(1));
+    let head = one(Var::domain(0).into());
+    let region = vec![one(Var::INNER.into()), head.clone(), (0.into(), rows), (0.into(), four)];
+    let stats = read(Operand::Stats, t.params[x.stats], region);
+    let touched = vec![
+        Access { at: Point::Inner, ..stats },
+        read(Operand::Sinks, t.params[x.sinks], vec![head.clone()]),
+        write(Operand::Dst, t.results[x.result], vec![one(0.into()), head]),
+    ];
+    let (leaf, domain) = (Leaf::SinkTile(SinkTile), vec![("h", heads)]);
+    let family = draft.family("sinks", RoleKind::Compute, leaf, domain, vec![], touched);
+    draft.plan.families[family].inner = Some(("b".into(), batch));
+    Value::Result
 }
 
 /// Gradients of keys and values.

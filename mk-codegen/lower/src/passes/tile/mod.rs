@@ -57,6 +57,7 @@ pub(super) fn families(
             Op::Sum(sum) => alone::reduce(&mut t, sum),
             Op::AllToAll(x) => exchange::families(&mut t, x)?,
             Op::Attention(a) => attention::families(&mut t, a)?,
+            Op::Dsinks(x) => gradients::of_sinks(&mut t, x),
             Op::Ragged(rows) => grouped::rows(&mut t, rows)?,
             Op::Grouped(g) => grouped::gemm(&mut t, g)?,
             Op::Wgrad(w) => wgrad::families(&mut t, w)?,

@@ -13,6 +13,7 @@ mod norm;
 mod quant;
 mod reduce;
 mod rope;
+mod sink;
 mod stats;
 mod tabulate;
 

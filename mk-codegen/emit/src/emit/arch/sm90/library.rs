@@ -50,6 +50,7 @@ pub(super) const FILES: &[(&str, &str)] = &[
     header!("comm/copy_rows.cuh"),
     header!("comm/reduce_rows.cuh"),
     header!("comm/stats_rows.cuh"),
+    header!("comm/sink_rows.cuh"),
     header!("comm/merge_rows.cuh"),
     header!("comm/norm_rows.cuh"),
     header!("comm/rope_rows.cuh"),
