@@ -88,7 +88,7 @@ pub fn mutants() -> Result<()> {
 }
 
 /// Grids, with the package and the tests that take a part of them.
-const GRIDS: [(&str, &str, &[&str]); 11] = [
+const GRIDS: [(&str, &str, &[&str]); 12] = [
     ("attention", "mk-harness", &["sweep_attention"]),
     ("documents", "mk-harness", &["sweep_documents"]),
     ("experts", "mk-harness", &["few_tokens", "sweep_experts"]),
