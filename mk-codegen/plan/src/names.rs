@@ -186,5 +186,11 @@ names! {
         Kept = "kept",
         /// Which slot of its token each packed row of the rank is.
         Slots = "slots",
+        /// How many tokens of each chunk each node has an expert of: one where it has none. Made with those below.
+        Crossing = "crossing",
+        /// Which tokens of each of the rank's chunks each node has an expert of, in their order.
+        Leaving = "leaving",
+        /// The number of each token of the world among those of its chunk that the rank's node has an expert of.
+        Coming = "coming",
     }
 }

@@ -7,6 +7,7 @@
 
 mod combine;
 mod combine_nodes;
+mod crossing;
 
 use super::blocks::{self, BLOCK, Blocks};
 use crate::passes::{
@@ -16,7 +17,7 @@ use crate::passes::{
         ranks::{block_rows, own_rank},
         tensor::Tensor,
     },
-    strategies::rails::{RailRows, near, others_of_node, rail_of},
+    strategies::rails::{RailRows, near, rail_of},
 };
 use mk_abi::DType;
 use mk_plan::{
@@ -533,58 +534,64 @@ impl<'k> Dispatch<'k> {
             let word = vec![group.place() * pieces + i.clone()];
             here.push(Writer::new(stage, Operand::Dst, word));
         }
-        let tokens = memory[0];
-        if nodes.count() > 1 {
-            let rows = RailRows { of: x, height: STAGED, pieces };
-            let (forward, source) =
-                rows.bring(draft, "tokens", self.inputs[from], (tokens, room), None);
-            let i = Expr::from(Var::domain(0));
-            let word = vec![source.clone(), i.clone()];
-            let near = Writer::new(forward, Operand::Dst, word);
-            staged.push(near.on_each(nodes.near.every_peer()));
-            here.push(Writer::new(forward, Operand::Dst, vec![source * pieces + i]));
-        }
+        // Of one tensor alone.
+        let come =
+            (nodes.count() > 1).then(|| (self.cross(draft, x, self.inputs[from]), travel[0]));
         let shape = vec![world.into(), pieces.into()];
         let staged = draft.flow(Flow::new("staged", shape, n.into(), staged));
         let wanted = self.wanted(draft);
         let [s, i] = [0, 1].map(|n| Expr::from(Var::domain(n)));
-        let (source, at, sources) = others_of_node(nodes, s);
-        let first = source.clone() * room + i.clone() * STAGED;
-        // Entries are 0 or 1, and behind a rank's last token nobody knows which.
-        let there = match x.even(0) && room == self.tokens && !varies(x) {
-            true => wanted.has(first.clone() + Var::EACH),
-            false => {
-                let mut entry = Expr::Table(wanted.table, vec![first.clone() + Var::EACH]);
-                if self.some_idle(world) {
-                    let own = draft.own(x, 0);
-                    let stands_in = (own + first.clone() + Var::EACH).lt(1);
-                    entry = stands_in.select(1, entry);
+        // Of this node, then of the others.
+        let (local, others) = (nodes.local(), world - nodes.local());
+        let near = nodes.near_after(s.clone() + 1);
+        let mut fetched = Vec::new();
+        for (t, tokens) in travel.iter().zip(&memory).filter(|_| local > 1) {
+            let row = near.clone() * room + i.clone() * STAGED + Var::EACH;
+            let src = read(Operand::Src, *tokens, t.region(one(row)));
+            let src = Access { rank: nodes.near.rank_after(s.clone() + 1), ..src };
+            let src = Source::behind(src, staged, vec![near.clone(), i.clone()]);
+            let (name, to) = (t.name("fetch"), (*t, *tokens));
+            fetched.push((name, local - 1, near.clone(), src, Vec::new(), to));
+        }
+        if let Some((come, t)) = come {
+            let place = nodes.before(s + local);
+            let theirs = draft.local(x, 0, place.clone());
+            // Words are awaited of all rows that there are: flags decide about memory alone.
+            let exists = (i.clone() * STAGED + Var::EACH).lt(theirs.clone());
+            let row = self.fetched(draft, &come, (place.clone(), &i), theirs, t.wide);
+            let src = Source::behind(row.access, row.here, row.word).whether(exists);
+            fetched.push(("fetch.nodes".into(), others, place, src, row.tables, (t, memory[0])));
+        }
+        for (name, sources, source, src, tables, (t, tokens)) in fetched {
+            let first = source.clone() * room + i.clone() * STAGED;
+            // Entries are 0 or 1, and behind a rank's last token nobody knows which.
+            let there = match x.even(0) && room == self.tokens && !varies(x) {
+                true => wanted.has(first.clone() + Var::EACH),
+                false => {
+                    let mut entry = Expr::Table(wanted.table, vec![first.clone() + Var::EACH]);
+                    if self.some_idle(world) {
+                        let own = draft.own(x, 0);
+                        let stands_in = (own + first.clone() + Var::EACH).lt(1);
+                        entry = stands_in.select(1, entry);
+                    }
+                    let own = draft.local(x, 0, source.clone());
+                    (i.clone() * STAGED + Var::EACH).lt(own * entry)
                 }
-                let own = draft.local(x, 0, source.clone());
-                (i.clone() * STAGED + Var::EACH).lt(own * entry)
-            }
-        };
-        for (t, tokens) in travel.iter().zip(&memory).filter(|_| sources > 0) {
-            let one_row = Access {
-                each: Some(Each { var: "q".into(), extent: STAGED.into() }),
-                when: Some(there.clone()),
-                ..read(Operand::Src, *tokens, t.region(one(first.clone() + Var::EACH)))
             };
-            let entries = vec![(first.clone(), STAGED.into())];
-            let entries = read(Operand::Tab, wanted.memory, entries);
-            let word = vec![source.clone(), i.clone()];
-            let src = Access { rank: at.clone(), ..one_row.clone() };
-            let dst = write(Operand::Dst, *tokens, one_row.region.clone());
-            let touched = vec![
-                Source::behind(entries, wanted.built, vec![0.into()]),
-                Source::behind(src, staged, word),
-                Access { each: one_row.each, when: one_row.when, ..dst }.into(),
-            ];
+            let each = Some(Each { var: "q".into(), extent: STAGED.into() });
+            let here_if =
+                |access: Access| Access { each: each.clone(), when: Some(there.clone()), ..access };
+            let Source { access, arrivals } = src;
+            let src = Source { access: here_if(access), arrivals };
+            let entries = read(Operand::Tab, wanted.memory, vec![(first.clone(), STAGED.into())]);
+            let dst = write(Operand::Dst, tokens, t.region(one(first + Var::EACH)));
+            let behind = Source::behind(entries, wanted.built, vec![0.into()]);
+            let touched = vec![behind, src, here_if(dst).into()];
+            let touched: Vec<Source> = touched.into_iter().chain(tables).collect();
             let leaf = CopyVia::Gather.leaf(1);
             let domain = vec![("s", sources.into()), ("i", pieces.into())];
-            let name = t.name("fetch");
             let fetch = draft.family(&name, RoleKind::Compute, leaf, domain, vec![], touched);
-            let arrived = vec![source.clone() * pieces + i.clone()];
+            let arrived = vec![source * pieces + i.clone()];
             here.push(Writer::new(fetch, Operand::Dst, arrived));
         }
         let shape = vec![(world * pieces).into()];
