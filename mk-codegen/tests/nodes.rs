@@ -8,7 +8,7 @@ use mk_abi::MapBase;
 use mk_codegen::{
     emit,
     passes::{self, LowerError},
-    plan::{Leaf, Operand, Plan, Points, TabId, TableSet, Wait},
+    plan::{Leaf, NetPlan, Operand, Plan, Points, TabId, TableSet, Wait},
     settings::{AllReduce, Config, Gather, NicOrdering, Reduction},
     valid,
 };
@@ -420,16 +420,19 @@ fn subsets(n: u64, of: u64) -> u64 {
 
 /// Experts and weights of slots go once to each other node; a token to those that have one of its experts; from each
 /// node comes a sum in f32. Each rank has a token for each pair of experts, so that rows are as many as are expected of
-/// any routing: (N - 1) (1 - C(E - E / N, k) / C(E, k)) of a token.
+/// any routing: (N - 1) (1 - C(E - E / N, k) / C(E, k)) of a token. Of as many slots as experts all go.
 #[test]
 fn bytes_of_experts() {
-    let ([_, slots, wide], experts) = (TOKENS, 24);
-    let own = subsets(experts, slots);
-    for (count, local) in [(2, 1), (2, 2), (3, 1), (4, 2)] {
+    let [_, slots, wide] = TOKENS;
+    let own = subsets(24, slots);
+    for (count, local, experts) in [(2, 1, 24), (2, 1, 2), (2, 2, 24), (3, 1, 24), (4, 2, 24)] {
         let world = u64::from(count * local);
         let config = nodes_of(count, local, NicOrdering::InOrder);
         let (nodes, away) = (u64::from(count), u64::from(count) - 1);
-        let rows = away * (own - subsets(experts - experts / nodes, slots));
+        let rows = match experts {
+            2 => away * own,
+            _ => away * (own - subsets(experts - experts / nodes, slots)),
+        };
         for (name, text) in EXPERTS {
             let (program, bound) = routed(text, own * world, experts);
             let plan = passes::lower(&program, &bound, &config).expect("lowers");
@@ -439,7 +442,7 @@ fn bytes_of_experts() {
                 // In an order in which no chunk lacks a node.
                 let pairs: Vec<[i32; 2]> = pairs.collect();
                 let at = |i: usize| pairs[(97 * i + 7 * rank) % pairs.len()];
-                (0..pairs.len()).flat_map(at).collect()
+                (0..own as usize).flat_map(at).collect()
             };
             let tables = TableSet::routed(&plan, pairs).expect("a routing");
             // Experts, and weights or none; tokens or their gradients; sums or products.
@@ -448,9 +451,30 @@ fn bytes_of_experts() {
                 _ => away * own * (4 * slots + 2 * wide + 4 * slots),
             };
             let expected = vec![expected; world as usize];
-            assert_eq!(sent_by(&plan, &tables), expected, "{name}, {count} nodes of {local}");
+            let what = format!("{name}, {count} nodes of {local}, {experts} experts");
+            assert_eq!(sent_by(&plan, &tables), expected, "{what}");
+            let packed = plan.families.values().any(|f| f.name == "fetch.nodes");
+            assert_eq!(packed, name == "experts" && experts > 2, "{what}");
         }
     }
+}
+
+/// A launch decides how many tokens a message has, and the layout knows the most.
+#[test]
+fn the_longest_message() {
+    let text =
+        "fn f(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), w: bf16[E, H, F] @ shard(0)) {
+        dispatch(x, ids, capacity = R) -> grouped_gemm(w)
+    }";
+    let program = Program::parse(text).expect("parses");
+    let dims = [("T", 90), ("H", 256), ("K", 1), ("E", 8), ("F", 16), ("R", 3072)];
+    let dims = dims.map(|(name, n)| (name.to_string(), n)).into();
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+    let plan = passes::lower(&program, &bound, &nodes_of(2, 2, NicOrdering::InOrder));
+    let plan = plan.expect("lowers");
+    let tables = TableSet::default();
+    let net = NetPlan::new(&plan, &Points::new(&plan, &tables)).expect("evaluates");
+    assert_eq!(net.expect("nodes").layout.message_bytes, 16 * 256 * 2);
 }
 
 /// Each row of a gather goes once to each other node; of a sum, once from each other node to its owner; of an all-reduce, both.

@@ -453,6 +453,14 @@ pub fn route_wanted(ids: &[i32], slots: usize, own: usize, rank: usize, size: us
     out
 }
 
+/// The share of tokens that have one of the `own` of so many experts, if each goes to any of them.
+#[must_use]
+pub fn wanted_share(experts: usize, own: usize, slots: usize) -> f64 {
+    let others = experts.saturating_sub(own);
+    let missed = |j| others.saturating_sub(j) as f64 / (experts - j) as f64;
+    1.0 - (0..slots.min(experts)).map(missed).product::<f64>()
+}
+
 /// Whether each token of a chunk has an expert of a node, of which each has so many.
 fn of_node(ids: &[i32], slots: usize, own: usize, node: usize) -> impl Iterator<Item = bool> {
     let home = move |id: &i32| usize::try_from(*id).is_ok_and(|id| id / own.max(1) == node);

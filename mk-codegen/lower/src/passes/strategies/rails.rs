@@ -1,5 +1,5 @@
-//! Rows of each rank that go once to each other node, to the rank of the same place (its *rail*), which copies them to
-//! each of its node: what a routing says of tokens.
+//! Rows of each rank that go once to each other node, to the rank of the same place (its *rail*), from where those of
+//! its node fetch them, or which copies them to each: tokens, and what a routing says of them.
 //!
 //! Leaves: a copy in net memory, of pieces that are messages of [`deliver`](super::deliver), and what came beside it.
 
@@ -11,7 +11,7 @@ use crate::passes::{
         tensor::Tensor,
     },
 };
-use mk_plan::{Access, BufId, CopyVia, Expr, Operand, RoleKind, Space, Var};
+use mk_plan::{Access, BufId, CopyVia, Each, Expr, FamId, Operand, RoleKind, Space, Var};
 
 /// Ranks of a node of whose experts places are; 0: all of one node.
 pub(in crate::passes) fn near(draft: &Draft) -> u32 {
@@ -24,6 +24,18 @@ pub(in crate::passes) fn near(draft: &Draft) -> u32 {
 /// The place in a node that is the own one's rail.
 pub(in crate::passes) fn rail_of(nodes: Nodes, node: Expr) -> Expr {
     node * nodes.local() + nodes.near.place()
+}
+
+/// Of ranks that are no rail of this one: the place of number `s`, those of its own node first; which rank of this node
+/// has its tokens; and how many they are.
+pub(in crate::passes) fn others_of_node(nodes: Nodes, s: Expr) -> (Expr, Expr, i32) {
+    let (group, others) = (nodes.group, nodes.local() - 1);
+    if nodes.count() == 1 || others == 0 {
+        return (group.place_after(s.clone() + 1), group.rank_after(s + 1), others);
+    }
+    let (node, step) = (nodes.node_before(s.clone() / others), s % others + 1);
+    let place = node * nodes.local() + nodes.near.place_after(step.clone());
+    (place, nodes.near.rank_after(step), nodes.count() * others)
 }
 
 /// Rows of each rank that go to its rails, in pieces of so many.
@@ -101,23 +113,22 @@ impl RailRows<'_> {
         (source, Source::behind(read(Operand::Src, recv, region), relayed, vec![node, i]))
     }
 
-    /// Sends the caller's rows to the rails, and copies what comes from them to memory `[places * room, wide]` of each
-    /// rank of the node; with the words of pieces `[place, piece]`, as one number.
-    pub fn to_everyone(
+    /// Sends the caller's rows to the rails, and copies what comes from them to memory `[places * room, wide]`, of this
+    /// rank or of each of its node: which family, and the place whose rows a task copies.
+    pub fn bring(
         &self,
         draft: &mut Draft,
         name: &str,
         given: BufId,
         (to, room): (BufId, i32),
-    ) -> Writer {
-        let near = draft.nodes.near;
-        let near = (near.size > 1).then(|| near.everyone());
+        near: Option<(Expr, Each)>,
+    ) -> (FamId, Expr) {
+        let wide = self.wide();
         let arrived = self.send(draft, name, given);
         let (source, src) = self.come(draft, arrived);
         let (first, some) = self.rows(draft, &Var::domain(0).into(), source.clone());
-        let region = vec![(source.clone() * room + first, some), self.wide()];
-        let dst = write(Operand::Dst, to, region);
-        let dst = match near.clone() {
+        let dst = write(Operand::Dst, to, vec![(source.clone() * room + first, some), wide]);
+        let dst = match near {
             Some((rank, each)) => Access { rank, each: Some(each), ..dst },
             None => dst,
         };
@@ -125,6 +136,20 @@ impl RailRows<'_> {
         let (kind, leaf) = (RoleKind::Compute, CopyVia::Ldst.leaf(1));
         let name = format!("{name}.forward");
         let forward = draft.family(&name, kind, leaf, domain, vec![], vec![src, dst.into()]);
+        (forward, source)
+    }
+
+    /// The same to each rank of the node; with the words of pieces `[place, piece]`, as one number.
+    pub fn to_everyone(
+        &self,
+        draft: &mut Draft,
+        name: &str,
+        given: BufId,
+        to: (BufId, i32),
+    ) -> Writer {
+        let near = draft.nodes.near;
+        let near = (near.size > 1).then(|| near.everyone());
+        let (forward, source) = self.bring(draft, name, given, to, near.clone());
         let word = vec![source * self.pieces + Var::domain(0)];
         let come = Writer::new(forward, Operand::Dst, word);
         match near {

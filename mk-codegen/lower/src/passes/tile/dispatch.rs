@@ -17,7 +17,7 @@ use crate::passes::{
         ranks::{block_rows, own_rank},
         tensor::Tensor,
     },
-    strategies::rails::{RailRows, near, rail_of},
+    strategies::rails::{RailRows, near, others_of_node, rail_of},
 };
 use mk_abi::DType;
 use mk_plan::{
@@ -534,24 +534,38 @@ impl<'k> Dispatch<'k> {
             let word = vec![group.place() * pieces + i.clone()];
             here.push(Writer::new(stage, Operand::Dst, word));
         }
-        // Of one tensor alone.
+        // Over nodes: of one tensor alone.
         let come =
-            (nodes.count() > 1).then(|| (self.cross(draft, x, self.inputs[from]), travel[0]));
+            self.few_cross(nodes).then(|| (self.cross(draft, x, self.inputs[from]), travel[0]));
+        if nodes.count() > 1 && come.is_none() {
+            let rows = RailRows { of: x, height: STAGED, pieces };
+            let (forward, source) =
+                rows.bring(draft, "tokens", self.inputs[from], (memory[0], room), None);
+            let word = vec![source.clone(), i.clone()];
+            let near = Writer::new(forward, Operand::Dst, word);
+            staged.push(near.on_each(nodes.near.every_peer()));
+            here.push(Writer::new(forward, Operand::Dst, vec![source * pieces + i.clone()]));
+        }
         let shape = vec![world.into(), pieces.into()];
         let staged = draft.flow(Flow::new("staged", shape, n.into(), staged));
         let wanted = self.wanted(draft);
         let [s, i] = [0, 1].map(|n| Expr::from(Var::domain(n)));
-        // Of this node, then of the others.
+        // What ranks of this node have, then what other nodes sent.
         let (local, others) = (nodes.local(), world - nodes.local());
-        let near = nodes.near_after(s.clone() + 1);
+        let (source, at, sources) = match come {
+            Some(_) => {
+                (nodes.near_after(s.clone() + 1), nodes.near.rank_after(s.clone() + 1), local - 1)
+            }
+            None => others_of_node(nodes, s.clone()),
+        };
         let mut fetched = Vec::new();
-        for (t, tokens) in travel.iter().zip(&memory).filter(|_| local > 1) {
-            let row = near.clone() * room + i.clone() * STAGED + Var::EACH;
+        for (t, tokens) in travel.iter().zip(&memory).filter(|_| sources > 0) {
+            let row = source.clone() * room + i.clone() * STAGED + Var::EACH;
             let src = read(Operand::Src, *tokens, t.region(one(row)));
-            let src = Access { rank: nodes.near.rank_after(s.clone() + 1), ..src };
-            let src = Source::behind(src, staged, vec![near.clone(), i.clone()]);
+            let src = Access { rank: at.clone(), ..src };
+            let src = Source::behind(src, staged, vec![source.clone(), i.clone()]);
             let (name, to) = (t.name("fetch"), (*t, *tokens));
-            fetched.push((name, local - 1, near.clone(), src, Vec::new(), to));
+            fetched.push((name, sources, source.clone(), src, Vec::new(), to));
         }
         if let Some((come, t)) = come {
             let place = nodes.before(s + local);

@@ -8,7 +8,10 @@
 use super::{CHUNK, Dispatch, STAGED, near_part, one, whole};
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
-    shape::{ranks::block_rows, tensor::Tensor},
+    shape::{
+        ranks::{Nodes, block_rows},
+        tensor::Tensor,
+    },
     strategies::{
         deliver::{self, Messages},
         rails::{message_tasks, near},
@@ -17,9 +20,11 @@ use crate::passes::{
 use mk_abi::DType;
 use mk_plan::{
     Access, BufId, CopyVia, Each, Expr, Operand, RoleKind, RoutePart, Space, TabId, Table,
-    TableSource, Var,
+    TableSource, Var, wanted_share,
 };
 
+/// A share of tokens from which on all of them cross: no table is made then, and no row packed.
+const ALL: f64 = 15.0 / 16.0;
 /// Pieces of a chunk.
 const PIECES: i32 = CHUNK / STAGED;
 
@@ -144,6 +149,15 @@ impl Dispatch<'_> {
         made(draft, "come", RoutePart::Coming, domain, src, row, numbers.into());
         let known = draft.flow(Flow::new("crossed", vec![world.into()], 1.into(), known));
         Crossing { counts, leaving, coming, known, chunks, nodes: count }
+    }
+
+    /// Whether so many tokens have no expert of some other node that their rows are packed: else all go.
+    pub(super) fn few_cross(&self, nodes: Nodes) -> bool {
+        let size = nodes.group.size as usize;
+        let [experts, slots, local] =
+            [self.route.experts, self.slots, nodes.local()].map(|n| n.max(0) as usize);
+        nodes.count() > 1
+            && wanted_share(experts, experts.div_ceil(size.max(1)) * local, slots) < ALL
     }
 
     /// Sends the caller's rows to the nodes that have an expert of their tokens, and takes those that come.
