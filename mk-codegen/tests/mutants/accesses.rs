@@ -284,7 +284,7 @@ fn report(judged: &[Judged]) {
 
 #[test]
 fn wrong_accesses_and_tables_are_refused() {
-    let all = !crate::verifier::few();
+    let all = !crate::few();
     let begin = Instant::now();
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let seed = std::env::var("MK_MUTANTS_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(now);

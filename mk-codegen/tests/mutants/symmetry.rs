@@ -1,9 +1,9 @@
 //! Ranks are folded where they are alike, and nowhere else.
 
 use crate::{
-    cases, in_parallel,
+    cases, few, in_parallel,
     mutate::{Mutant, of_one_rank},
-    verifier::{Outcome, few, judge, table},
+    verifier::{Outcome, judge, table},
 };
 use mk_codegen::valid;
 

@@ -4,10 +4,10 @@ use crate::{
     agreement::{shown, survives},
     cases,
     explorer::{Verdict, explore, tables},
-    in_parallel,
+    few, in_parallel,
     mutate::{Kind, Mutant, of_values},
     operands::outputs,
-    verifier::{Outcome, few},
+    verifier::Outcome,
 };
 use mk_codegen::{plan::Plan, sim::Schedule, valid};
 use std::collections::BTreeMap;

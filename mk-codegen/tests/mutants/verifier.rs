@@ -2,14 +2,15 @@
 
 use crate::{
     cases::{self, Case},
+    drawn,
     explorer::{Verdict, explore},
-    in_parallel,
+    few, in_parallel,
     mutate::{Kind, Mutant, mutants},
 };
 use mk_codegen::valid;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 /// What the two say of a mutant.
@@ -86,14 +87,10 @@ pub fn judge(case: &Case, mutant: &Mutant) -> Option<Judged> {
     Some(Judged { case, kind: mutant.kind, name, outcome, rule, rules, says, took })
 }
 
-/// Judges every so-manieth mutant of each plan, from one on that the seed draws (`MK_SEED` repeats it).
+/// Judges every so-manieth mutant of the plans.
 fn judge_some(cases: &[Case], stride: usize) -> Vec<Judged> {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let seed = std::env::var("MK_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(now);
-    println!("MK_SEED={seed}");
-    let first = seed as usize % stride;
-    let of = |c: &Case| mutants(&c.plan).into_iter().skip(first).step_by(stride);
-    let all: Vec<(&Case, Mutant)> = cases.iter().flat_map(|c| of(c).map(move |m| (c, m))).collect();
+    let all = cases.iter().flat_map(|c| mutants(&c.plan).into_iter().map(move |m| (c, m)));
+    let all: Vec<(&Case, Mutant)> = drawn(all, stride).collect();
     in_parallel(&all, |(case, mutant)| judge(case, mutant)).into_iter().flatten().collect()
 }
 
@@ -101,11 +98,6 @@ fn cases() -> Vec<Case> {
     let mut all = cases::fixtures();
     all.extend(cases::pipelines(few()));
     all
-}
-
-/// Whether `cargo test` takes a part of all cases.
-pub fn few() -> bool {
-    std::env::var_os("MK_MUTANTS").is_none_or(|v| v != "all")
 }
 
 pub fn table(judged: &[Judged]) -> String {
@@ -154,7 +146,7 @@ fn every_mutant_is_rejected_or_equivalent() {
         );
         valid::verify(&case.plan).unwrap_or_else(|e| panic!("{}: {e}", case.name));
     }
-    let judged = judge_some(&cases, if few() { 2 } else { 1 });
+    let judged = judge_some(&cases, 4);
     println!("{} plans\n{}", cases.len(), table(&judged));
     let mut rules: BTreeMap<Option<u8>, usize> = BTreeMap::new();
     judged.iter().for_each(|j| *rules.entry(j.rule).or_default() += 1);
@@ -197,8 +189,7 @@ fn every_mutant_of_attention_nodes_meshes_and_experts_is_rejected_or_equivalent(
         println!("{}: explored in {:?}", case.name, begin.elapsed());
         valid::verify(&case.plan).unwrap_or_else(|e| panic!("{}: {e}", case.name));
     }
-    let stride = if few() { 20 } else { 1 };
-    let judged = judge_some(&cases, stride);
+    let judged = judge_some(&cases, 40);
     println!("{} plans\n{}", cases.len(), table(&judged));
     say(&judged);
     let missed = judged.iter().filter(|j| j.outcome == Outcome::Missed);
@@ -218,7 +209,7 @@ fn every_mutant_of_a_draft_is_rejected_or_equivalent() {
         assert!(matches!(verdict, Verdict::Fine { .. }), "{}: {verdict:?}", case.name);
         println!("{}: explored in {:?}", case.name, begin.elapsed());
     }
-    let judged = judge_some(&drafts, if few() { 6 } else { 1 });
+    let judged = judge_some(&drafts, 12);
     println!("{} drafts\n{}", drafts.len(), table(&judged));
     say(&judged);
     let mut time: BTreeMap<&str, [Duration; 2]> = BTreeMap::new();
