@@ -609,13 +609,15 @@ fn experts_over_nodes_compile() {
     let gate = "fn f(a: bf16[R, F] @ shard(0), ids: i32[T, K] @ shard(0), dy: bf16[T, H] @ shard(0), w: bf16[E, F, H] @ shard(0)) {
             ragged(a, ids) -> grouped_gemm(w) -> combine_grad(dy)
         }";
-    for (text, local, net) in [
-        (layer("i32", ""), 2, mk::settings::NicOrdering::InOrder),
-        (layer("i64", ", capacity = R, drop"), 1, mk::settings::NicOrdering::Unordered),
-        (gate.into(), 2, mk::settings::NicOrdering::Unordered),
+    for (text, slots, local, net) in [
+        (layer("i32", ""), 2, 2, mk::settings::NicOrdering::InOrder),
+        (layer("i64", ", capacity = R, drop"), 2, 1, mk::settings::NicOrdering::Unordered),
+        (gate.into(), 4, 2, mk::settings::NicOrdering::Unordered),
+        // So many slots that all tokens go.
+        (layer("i32", ""), 4, 1, mk::settings::NicOrdering::Unordered),
     ] {
         let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
-        let sizes = [("T", 512), ("H", 256), ("K", 4), ("E", 16), ("F", 128), ("R", 8 * 1024)];
+        let sizes = [("T", 512), ("H", 256), ("K", slots), ("E", 16), ("F", 128), ("R", 8 * 1024)];
         let sizes = sizes.iter().filter(|(name, _)| program.symbol(name).is_some());
         let sizes = sizes.map(|(name, n)| (name.to_string(), *n)).collect();
         let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");

@@ -7,7 +7,7 @@ use mk_codegen::{
         Access, BufId, Mode, NO_EXPERT, Plan, PointError, Points, RoutePart, Routing, Space, TabId,
         TableSet, TableSource, Task,
     },
-    settings::{self, Config},
+    settings::{self, Config, NicOrdering},
     sim::{self, Callbacks, Options},
     valid,
 };
@@ -327,6 +327,28 @@ const ANY: &str = "fn layer<T: dyn <= 300>(x: bf16[T, H] @ shard(0), ids: i32[T,
 const ANY_WEIGHTED: &str = "fn hidden<T: dyn <= 300>(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w2: bf16[E, F, H] @ shard(0)) {
     dispatch(dy, ids, gate) -> grouped_gemm(w2.t)
 }";
+
+/// Nodes of some ranks: tokens cross once to each node that has one of their experts. Chunks are more than one, and
+/// ranks have fewer tokens than others, or none.
+#[test]
+fn over_nodes() {
+    let worlds = (2..=4).flat_map(|nodes| (1..=4).map(move |local| (nodes, local)));
+    for (form, (nodes, local)) in worlds.enumerate() {
+        let ranks = nodes * local;
+        let tokens: usize = if form == 0 { 264 * ranks } else { [2 * ranks + 1, 1, 42][form % 3] };
+        let (source, experts) = ([LAYER, WIDE][form % 2], 2 * ranks);
+        let blocks = 2 * tokens.div_ceil(128);
+        let case = Case { source, ranks, tokens, slots: 2, experts, blocks };
+        let net = [NicOrdering::InOrder, NicOrdering::Unordered][form % 2];
+        let [world, nodes] = [ranks, nodes].map(|n| n as u32);
+        let config = Config { ranks: world, nodes, net, ..Config::default() };
+        let (program, bound) = case.bound();
+        let (plan, _) =
+            compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{case:?}: {e}"));
+        let route = |epoch: i64, token: usize| case.route(form, epoch, token);
+        right_of(&case, &plan, &route, &sim::Schedule::all(ranks));
+    }
+}
 
 /// One kernel, and one proof, for every number of tokens up to a bound: some numbers by a seed that is printed;
 /// `cargo xtask sweep tokens` takes every one.

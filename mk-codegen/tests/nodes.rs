@@ -8,7 +8,7 @@ use mk_abi::MapBase;
 use mk_codegen::{
     emit,
     passes::{self, LowerError},
-    plan::{Leaf, Operand, Plan, Points, TableSet, Wait},
+    plan::{Leaf, NetPlan, Operand, Plan, Points, TabId, TableSet, Wait},
     settings::{AllReduce, Config, Gather, NicOrdering, Reduction},
     valid,
 };
@@ -185,9 +185,14 @@ const EXPERTS: [(&str, &str); 2] = [
 const TOKENS: [u64; 3] = [42, 2, 24];
 
 fn experts(text: &str) -> (Program, Bound) {
+    routed(text, TOKENS[0], 8)
+}
+
+fn routed(text: &str, tokens: u64, experts: u64) -> (Program, Bound) {
     let program = Program::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
-    let [tokens, slots, wide] = TOKENS;
-    let dims = [("T", tokens), ("K", slots), ("H", wide), ("F", 16), ("E", 8), ("R", 8 * 384)];
+    let [_, slots, wide] = TOKENS;
+    let rows = (tokens.next_multiple_of(128) * slots + 128 * experts).next_multiple_of(128 * 24);
+    let dims = [("T", tokens), ("K", slots), ("H", wide), ("F", 16), ("E", experts), ("R", rows)];
     let dims = dims.iter().filter(|(name, _)| program.symbol(name).is_some());
     let dims = dims.map(|(name, n)| (name.to_string(), *n)).collect();
     let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
@@ -346,8 +351,12 @@ fn refusals() {
 
 /// Bytes that each rank's card sends in a launch.
 fn sent(plan: &Plan) -> Vec<u64> {
-    let tables = TableSet::new(plan, |_, _| Vec::new());
-    let points = Points::new(plan, &tables);
+    sent_by(plan, &TableSet::new(plan, |_, _| Vec::new()))
+}
+
+/// The same, with these tables.
+fn sent_by(plan: &Plan, tables: &TableSet) -> Vec<u64> {
+    let points = Points::new(plan, tables);
     let world = plan.mesh.size() as usize;
     let mut out = vec![0; world];
     let sends = plan.families.iter().filter(|(_, f)| f.leaf == Leaf::NicSend);
@@ -404,33 +413,68 @@ fn bytes_of_rings() {
     }
 }
 
-/// A token goes once to each other node, with the experts and weights of its slots; from each comes a sum in f32.
+/// Subsets of so many of `n`.
+fn subsets(n: u64, of: u64) -> u64 {
+    (0..of).fold(1, |product, i| product * n.saturating_sub(i) / (i + 1))
+}
+
+/// Experts and weights of slots go once to each other node; a token to those that have one of its experts; from each
+/// node comes a sum in f32. Each rank has a token for each pair of experts, so that rows are as many as are expected of
+/// any routing: (N - 1) (1 - C(E - E / N, k) / C(E, k)) of a token. Of as many slots as experts all go.
 #[test]
 fn bytes_of_experts() {
-    let [tokens, slots, wide] = TOKENS;
-    for (count, local) in [(2, 1), (2, 2), (3, 1), (4, 2)] {
+    let [_, slots, wide] = TOKENS;
+    let own = subsets(24, slots);
+    for (count, local, experts) in [(2, 1, 24), (2, 1, 2), (2, 2, 24), (3, 1, 24), (4, 2, 24)] {
         let world = u64::from(count * local);
         let config = nodes_of(count, local, NicOrdering::InOrder);
-        let most = tokens.div_ceil(world);
-        let own = |r: u64| tokens.saturating_sub(r * most).min(most);
-        let rails = |r: u64| -> u64 {
-            let rail = |q: &u64| *q != r && *q % u64::from(local) == r % u64::from(local);
-            (0..world).filter(rail).map(own).sum()
+        let (nodes, away) = (u64::from(count), u64::from(count) - 1);
+        let rows = match experts {
+            2 => away * own,
+            _ => away * (own - subsets(experts - experts / nodes, slots)),
         };
-        let away = u64::from(count) - 1;
         for (name, text) in EXPERTS {
-            let (program, bound) = experts(text);
+            let (program, bound) = routed(text, own * world, experts);
             let plan = passes::lower(&program, &bound, &config).expect("lowers");
-            // Experts, and weights or none; tokens or their gradients; sums or products.
-            let (out, back) = match name {
-                "experts" => (4 * slots + 4 * slots + 2 * wide, 4 * wide),
-                _ => (4 * slots + 2 * wide, 4 * slots),
+            let pairs = |rank: usize, _: TabId| -> Vec<i32> {
+                let all = 0..experts as i32;
+                let pairs = all.clone().flat_map(|a| (0..a).map(move |b| [a, b]));
+                // In an order in which no chunk lacks a node.
+                let pairs: Vec<[i32; 2]> = pairs.collect();
+                let at = |i: usize| pairs[(97 * i + 7 * rank) % pairs.len()];
+                (0..own as usize).flat_map(at).collect()
             };
-            let expected: Vec<u64> =
-                (0..world).map(|r| away * own(r) * out + rails(r) * back).collect();
-            assert_eq!(sent(&plan), expected, "{name}, {count} nodes of {local}");
+            let tables = TableSet::routed(&plan, pairs).expect("a routing");
+            // Experts, and weights or none; tokens or their gradients; sums or products.
+            let expected = match name {
+                "experts" => away * own * (8 * slots + 4 * wide) + rows * 2 * wide,
+                _ => away * own * (4 * slots + 2 * wide + 4 * slots),
+            };
+            let expected = vec![expected; world as usize];
+            let what = format!("{name}, {count} nodes of {local}, {experts} experts");
+            assert_eq!(sent_by(&plan, &tables), expected, "{what}");
+            let packed = plan.families.values().any(|f| f.name == "fetch.nodes");
+            assert_eq!(packed, name == "experts" && experts > 2, "{what}");
         }
     }
+}
+
+/// A launch decides how many tokens a message has, and the layout knows the most.
+#[test]
+fn the_longest_message() {
+    let text =
+        "fn f(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), w: bf16[E, H, F] @ shard(0)) {
+        dispatch(x, ids, capacity = R) -> grouped_gemm(w)
+    }";
+    let program = Program::parse(text).expect("parses");
+    let dims = [("T", 90), ("H", 256), ("K", 1), ("E", 8), ("F", 16), ("R", 3072)];
+    let dims = dims.map(|(name, n)| (name.to_string(), n)).into();
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+    let plan = passes::lower(&program, &bound, &nodes_of(2, 2, NicOrdering::InOrder));
+    let plan = plan.expect("lowers");
+    let tables = TableSet::default();
+    let net = NetPlan::new(&plan, &Points::new(&plan, &tables)).expect("evaluates");
+    assert_eq!(net.expect("nodes").layout.message_bytes, 16 * 256 * 2);
 }
 
 /// Each row of a gather goes once to each other node; of a sum, once from each other node to its owner; of an all-reduce, both.

@@ -149,6 +149,8 @@ static PlacesTask places;
 static NodePlacesTask near;
 static WantedTask wanted;
 static DroppedTask dropped;
+static LeavingTask leaves;
+static ComingTask comes;
 static u32 phase, threads;
 
 // Of each routing: tokens of all ranks and the most of one, slots, experts, ranks, the rank, blocks, tokens of a chunk, threads, words of an id,
@@ -182,6 +184,20 @@ int main(int, char** argv) {
       const u32 n = first < tokens && at < most ? min(min(most - at, chunk), tokens - first) : 0;
       wanted = WantedTask{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(has.data() + 2 + of * space + at), words, n, slots, own, rank, min(space - at, chunk)};
       run(threads, [](u32 thread) { tabulate_phase(Context{}, wanted, 0, thread, threads); });
+    }
+    // What crosses, if there are nodes.
+    const u32 parts = max(1u, (most + 255) / 256), wide = min(space, 256u);
+    std::vector<u32> crossing(ranks * parts * nodes + 4, 0xdeadbeef), leaving(parts * nodes * wide + 4, 0xdeadbeef), coming(ranks * parts * wide + 4, 0xdeadbeef);
+    for (u32 c = 0; local > 0 && c < ranks * parts; ++c) {
+      const u32 of = c / parts, at = c % parts * 256, first = of * most + at;
+      const u32 n = first < tokens && at < most ? min(min(most - at, 256u), tokens - first) : 0;
+      const CrossingTask both{0, 0, reinterpret_cast<u64>(ids.data() + (n > 0 ? first : 0) * slots * words), reinterpret_cast<u64>(crossing.data() + 2 + c * nodes), reinterpret_cast<u64>(coming.data() + 2 + c * wide), words, n, slots, own * local, nodes, wide, rank / local};
+      comes = ComingTask{both};
+      run(threads, [](u32 thread) { tabulate_phase(Context{}, comes, 0, thread, threads); });
+      if (of != rank) continue;
+      leaves = LeavingTask{both};
+      leaves.rows = reinterpret_cast<u64>(leaving.data() + 2 + c % parts * nodes * wide);
+      run(threads, [](u32 thread) { tabulate_phase(Context{}, leaves, 0, thread, threads); });
     }
     // Every rank comes to the same end.
     const Fault listed = fault;
@@ -221,7 +237,7 @@ int main(int, char** argv) {
     }
     const u32 said[5] = {static_cast<u32>(fault.kind), fault.seen, fault.tile, static_cast<u32>(fault.waited_ns), static_cast<u32>(fault.waited_ns >> 32)};
     std::fwrite(said, 4, 5, stdout);
-    for (const auto* t : {&counts, &rows, &place, &kept, &has, &of_rows, &lost}) std::fwrite(t->data(), 4, t->size(), stdout);
+    for (const auto* t : {&counts, &rows, &place, &kept, &has, &of_rows, &lost, &crossing, &leaving, &coming}) std::fwrite(t->data(), 4, t->size(), stdout);
   }
   return 0;
 }
@@ -455,6 +471,7 @@ fn what_follows_from_a_routing() {
         let id = i64::from(said[4]) << 32 | i64::from(said[3] as u32);
         let space = w.ranks * most.next_multiple_of(16);
         let nodes = w.ranks.checked_div(w.local).unwrap_or(1);
+        let (parts, wide) = (most.div_ceil(256).max(1), most.next_multiple_of(16).min(256));
         let sizes = [
             w.experts.div_ceil(w.ranks),
             w.blocks * 128,
@@ -463,6 +480,9 @@ fn what_follows_from_a_routing() {
             space,
             w.blocks * 128,
             1,
+            w.ranks * parts * nodes,
+            parts * nodes * wide,
+            w.ranks * parts * wide,
         ];
         let found = sizes.map(|n| words.by_ref().take(n + 4).collect::<Vec<i32>>());
         for t in &found {
@@ -486,6 +506,9 @@ fn what_follows_from_a_routing() {
                     RoutePart::Wanted,
                     RoutePart::Slots,
                     RoutePart::Dropped,
+                    RoutePart::Crossing,
+                    RoutePart::Leaving,
+                    RoutePart::Coming,
                 ];
                 // Entries of tokens that there are; others nobody writes.
                 let of = |node: usize| match local {
@@ -497,6 +520,7 @@ fn what_follows_from_a_routing() {
                     RoutePart::Places => own(i / (2 * slots)),
                     RoutePart::Kept => own(i / slots),
                     RoutePart::Dropped => keep > 0,
+                    RoutePart::Crossing | RoutePart::Leaving | RoutePart::Coming => local > 0,
                     _ => true,
                 };
                 dropped += i32::from(keep > 0 && found[6][2] > 0);

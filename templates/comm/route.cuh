@@ -101,6 +101,24 @@ struct SlotsTask {
   u32 rows;     // of a block
 };
 
+// What crosses between nodes, of the tokens of a chunk.
+struct CrossingTask {
+  u32 task;
+  u32 family;
+  u64 ids;     // experts of the chunk's tokens
+  u64 counts;  // of each node: tokens that it has an expert of, or 1
+  u64 rows;    // of each node these tokens, and 0 behind them; or of each token its number among those of this node
+  u32 words;   // of an id
+  u32 tokens, slots;
+  u32 own;     // experts of a node
+  u32 nodes;
+  u32 width;   // entries of rows, of a node
+  u32 node;    // this one
+};
+
+struct LeavingTask : CrossingTask {};
+struct ComingTask : CrossingTask {};
+
 // Rows of so many that are kept.
 MK_DEVICE u32 kept_rows(u32 rows, u32 keep) { return keep == 0 ? rows : min(rows, keep); }
 
@@ -201,6 +219,40 @@ MK_DEVICE void tabulate_phase(const Context&, const WantedTask& work, u32, u32 t
     }
     set_entry(work.wanted, t, wanted ? 1 : 0);
   }
+}
+
+// Warps have nodes, and lanes tokens.
+template <bool kLeaving>
+MK_DEVICE void tabulate_crossing(const CrossingTask& work, u32 thread, u32 threads) {
+  const u32 lane = thread % 32;
+#pragma unroll 1
+  for (u32 node = thread / 32; node < work.nodes; node += threads / 32) {
+    const u64 out = work.rows + (kLeaving ? u64{node} * work.width * 4 : 0);
+    u32 before = 0;
+#pragma unroll 1
+    for (u32 from = 0; from < work.width; from += 32) {
+      const u32 t = from + lane;
+      bool goes = false;
+      if (t < work.tokens) {
+#pragma unroll 8
+        for (u32 j = 0; j < work.slots; ++j) goes |= id_at(work.ids, work.words, t * work.slots + j) / work.own == node;
+      }
+      const u32 all = __ballot_sync(0xffffffffu, goes), at = before + __popc(all & ((1u << lane) - 1));
+      if (kLeaving && goes) set_entry(out, at, t);
+      if (!kLeaving && node == work.node && t < work.width) set_entry(out, t, goes ? at : 0);
+      before += __popc(all);
+    }
+    for (u32 i = before + lane; kLeaving && i < work.width; i += 32) set_entry(out, i, 0);
+    if (lane == 0) set_entry(work.counts, node, max(before, 1u));
+  }
+}
+
+MK_DEVICE void tabulate_phase(const Context&, const LeavingTask& work, u32, u32 thread, u32 threads) {
+  tabulate_crossing<true>(work, thread, threads);
+}
+
+MK_DEVICE void tabulate_phase(const Context&, const ComingTask& work, u32, u32 thread, u32 threads) {
+  tabulate_crossing<false>(work, thread, threads);
 }
 
 // Threads have an expert, and some of the chunks: rows of those; one warp has where they begin, and rows of the rank's experts; and threads, where

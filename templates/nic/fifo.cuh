@@ -69,7 +69,7 @@ template <class Edges, class Hooks>
 MK_DEVICE void net_issuer(const Context& ctx, const Hooks& hooks, NetIssuer& issuer) {
 #pragma unroll 1
   for (u32 t = hooks.first(); t < hooks.end(); t += hooks.stride()) {
-    const NetTask task = hooks.decode(t);
+    NetTask task = hooks.decode(t);
     chaos_delay(ctx, Agent::Copier, t);
     hooks.before_send(ctx, task);
     net_issue<Edges>(ctx, issuer, task);

@@ -71,8 +71,9 @@ pub use print::ExprText;
 pub use print_c::{C_PRELUDE, CPrinter};
 pub use range::{Range, Ranges};
 pub use routes::{
-    LIST_TOKENS, NodeRanks, RouteError, Routing, list_width, route_bases, route_dropped,
-    route_list, route_places, route_slots, route_sources, route_wanted,
+    LIST_TOKENS, NodeRanks, RouteError, Routing, list_width, route_bases, route_coming,
+    route_crossing, route_dropped, route_leaving, route_list, route_places, route_slots,
+    route_sources, route_wanted, wanted_share,
 };
 pub use routes::{NO_EXPERT, kept, listed, own_experts};
 pub use runs::{depth_dim, row_dim};

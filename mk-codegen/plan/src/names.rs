@@ -188,5 +188,11 @@ names! {
         Slots = "slots",
         /// How many rows of the rank's tokens are dropped: a result.
         Dropped = "dropped",
+        /// How many tokens of each chunk each node has an expert of: one where it has none. Made with those below.
+        Crossing = "crossing",
+        /// Which tokens of each of the rank's chunks each node has an expert of, in their order.
+        Leaving = "leaving",
+        /// The number of each token of the world among those of its chunk that the rank's node has an expert of.
+        Coming = "coming",
     }
 }

@@ -4,8 +4,9 @@
 use super::{
     entity::{Arena, BufId, FamId, SigId},
     expr::Expr,
-    plan::{NicOrdering, Plan, Space},
+    plan::{NicOrdering, Plan, Space, TableSource},
     points::{Points, Region, Result},
+    tables::{TableSet, entries},
 };
 use mk_abi::NetLayout;
 
@@ -78,7 +79,7 @@ impl NetPlan {
             hashes,
             buffers: first,
             bytes: top,
-            message_bytes: longest(plan, points)?,
+            message_bytes: longest(plan)?,
         };
         Ok(Some(NetPlan { signals, buffers, layout }))
     }
@@ -111,13 +112,17 @@ impl Plan {
     }
 }
 
-/// Bytes of the longest message.
-fn longest(plan: &Plan, points: &Points<'_>) -> Result<u64> {
-    let mut most = 0;
+/// Bytes of the longest message: as many rows as any launch may say.
+fn longest(plan: &Plan) -> Result<u64> {
+    let tables = TableSet::new(plan, |_, id| match &plan.tables[id].source {
+        TableSource::Runtime { max, .. } => vec![*max; entries(&plan.tables[id])],
+        _ => Vec::new(),
+    });
+    let (points, mut most) = (Points::new(plan, &tables), 0);
     for (id, family) in plan.families.iter().filter(|(_, f)| f.leaf.sends()) {
         for rank in 0..plan.mesh.size() as usize {
             for task in points.tasks(id, rank, 1)? {
-                for access in &family.accesses {
+                for access in family.accesses.iter().filter(|a| !a.operand.looks_up()) {
                     let elements = points.region(&task, access)?.map_or(0, |r| r.len());
                     let bytes = plan.buffers[access.buffer].dtype.size_bytes();
                     most = most.max(elements.max(0) as u64 * bytes);

@@ -7,7 +7,7 @@ use super::{
     entity::{Entity, TabId},
     names::RoutePart,
     plan::{Plan, Routed, Table, TableSource},
-    routes::{NO_EXPERT, Routing},
+    routes::{NO_EXPERT, Routing, wanted_share},
 };
 
 /// Contents of the tables on every rank for one epoch.
@@ -40,7 +40,15 @@ impl TableSet {
             let n = entries(table);
             let TableSource::Runtime { min, max } = table.source else { return vec![0; n] };
             if let Some(routed) = table.routed.filter(|r| r.part == RoutePart::Wanted) {
-                return spread(n, wanted_share(plan, routed));
+                return spread(n, expected_share(plan, routed));
+            }
+            if let Some(routed) = table.routed.filter(|r| r.part == RoutePart::Crossing) {
+                let tokens = plan.tables.get(routed.ids).and_then(|ids| ids.shape.first());
+                let most = tokens.map_or(0, |n| *n as i32).min(max);
+                return vec![
+                    (f64::from(most) * expected_share(plan, routed)).ceil().max(1.0) as i32;
+                    n
+                ];
             }
             // Every slot has a row.
             if table.routed.is_some_and(|r| r.part == RoutePart::Kept) {
@@ -281,13 +289,11 @@ pub fn tokens(plan: &Plan, documents: TabId) -> Option<i32> {
     })
 }
 
-/// The share of tokens that a rank has an expert of, if each goes to any experts.
-fn wanted_share(plan: &Plan, routed: Routed) -> f64 {
+/// The share of tokens that a rank, or its node, has an expert of, if each goes to any experts.
+fn expected_share(plan: &Plan, routed: Routed) -> f64 {
     let r = routing(plan, routed, &[]);
-    let (experts, ranks) = (r.experts.max(1) as usize, r.ranks.max(1));
-    let others = experts - experts.div_ceil(ranks).min(experts);
-    let missed = |j| others.saturating_sub(j) as f64 / (experts - j) as f64;
-    1.0 - (0..r.slots.min(experts)).map(missed).product::<f64>()
+    let experts = r.experts.max(1) as usize;
+    wanted_share(experts, experts.div_ceil(r.ranks.max(1)) * r.local.max(1), r.slots)
 }
 
 /// So many of `n` entries are 1, evenly.

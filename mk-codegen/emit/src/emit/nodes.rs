@@ -117,7 +117,11 @@ pub(super) fn check(plan: &Plan) -> Result<()> {
         }
         if sends
             && (f.inner.is_some()
-                || !f.accesses.iter().all(|a| plan.buffers[a.buffer].space == Space::Net))
+                || !f
+                    .accesses
+                    .iter()
+                    .filter(|a| !a.operand.looks_up())
+                    .all(|a| plan.buffers[a.buffer].space == Space::Net))
         {
             return refuse(
                 id,

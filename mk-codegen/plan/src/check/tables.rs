@@ -7,7 +7,7 @@ use crate::{
     leaf::{Leaf, Mask, Tabulate, Tabulation},
     names::{Operand, RoutePart, Side},
     plan::{Access, Family, Space, Table, TableSource},
-    routes::NO_EXPERT,
+    routes::{LIST_TOKENS, NO_EXPERT},
 };
 use mk_abi::DType;
 
@@ -151,12 +151,45 @@ impl Checker<'_> {
                 let of_all = nodes.map(|nodes| nodes * tokens);
                 bits && of_all.is_some_and(|tokens| t.shape == [tokens, slots])
             }
+            RoutePart::Crossing | RoutePart::Leaving | RoutePart::Coming => {
+                let most = LIST_TOKENS as i32;
+                let bounds = match t.source {
+                    TableSource::Runtime { min, max } => Some((min, max)),
+                    _ => None,
+                };
+                let chunks = tokens.div_ceil(LIST_TOKENS as u32).max(1);
+                let width = chunks.checked_mul(ranks as u32);
+                nodes.filter(|_| r.local > 0).is_some_and(|nodes| match (r.part, &t.shape[..]) {
+                    (RoutePart::Crossing, [n, m]) => {
+                        bounds == Some((1, most)) && (Some(*n), *m) == (width, nodes)
+                    }
+                    (RoutePart::Leaving, [n, m, w]) => {
+                        bounds == Some((0, most - 1))
+                            && (*n, *m) == (chunks, nodes)
+                            && *w >= tokens.min(LIST_TOKENS as u32)
+                    }
+                    (_, [n, w]) => {
+                        bounds == Some((0, most - 1))
+                            && Some(*n) == width
+                            && *w >= tokens.min(LIST_TOKENS as u32)
+                    }
+                    _ => false,
+                })
+            }
         };
-        let of_node = matches!(r.part, RoutePart::Places | RoutePart::Kept);
+        let of_node = !matches!(
+            r.part,
+            RoutePart::Lists
+                | RoutePart::Wanted
+                | RoutePart::Counts
+                | RoutePart::Sources
+                | RoutePart::Slots
+                | RoutePart::Dropped
+        );
         if !fits || r.local != 0 && !of_node || r.keep < 0 || r.rows < 1 || slots < 1 {
             self.error(place, "is not what follows from a routing: rows of the rank's experts, tokens of packed rows \
-                and their slots, [tokens, slots, 2] places, whether they are kept, how many are not, or whether a rank \
-                wants each token of the world");
+                and their slots, [tokens, slots, 2] places, whether they are kept, how many are not, whether a rank \
+                wants each token of the world, or what crosses between nodes");
         }
         if self.is_ids(t) {
             self.error(place, "follows from a routing, and is one");
@@ -318,21 +351,25 @@ impl Checker<'_> {
                     counts.is_some_and(|a| fills(a, t))
                         && last.is_some_and(|a| blocks.any(|t| fills(a, t)))
                 }
-                // Beside which of them are kept.
-                RoutePart::Places => all.any(own),
+                // Beside which of them are kept, or how many they are.
+                RoutePart::Places | RoutePart::Leaving | RoutePart::Coming => all.any(own),
                 _ => {
                     matches!((all.next(), all.next()), (Some(a), None) if own(a)) && id.index() > 0
                 }
             }
         };
-        if local != 0 && part != RoutePart::Places {
-            self.error(place, "is of nodes: that places alone are");
+        let of_node = [RoutePart::Places, RoutePart::Leaving, RoutePart::Coming].contains(&part);
+        if local != 0 && !of_node {
+            self.error(place, "is of nodes: that places alone are, and what crosses between them");
         }
         if part == RoutePart::Lists {
             return;
         }
-        if part == RoutePart::Kept {
-            return self.error(place, "makes which rows are kept: that is made with the places");
+        if let RoutePart::Kept | RoutePart::Crossing = part {
+            return self.error(
+                place,
+                "makes which rows are kept, or how many cross: that is made with others",
+            );
         }
         let routed = |(id, t): (TabId, &Table)| {
             let Some(r) = t.routed else { return false };

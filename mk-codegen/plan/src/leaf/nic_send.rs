@@ -21,7 +21,11 @@ impl Record for NicSend {
         let end = |operand, mode| OperandSpec::new(operand, mode, Sender, Proxy::Host, Arity::One);
         Contract {
             agents: vec![Issuer, Sender, Receiver],
-            operands: vec![end(Operand::Src, Mode::Read), end(Operand::Dst, Mode::Write)],
+            operands: vec![
+                end(Operand::Src, Mode::Read),
+                end(Operand::Dst, Mode::Write),
+                OperandSpec::tab(Issuer),
+            ],
             edges: vec![
                 EdgeSpec::flow("fifo", Issuer, Sender),
                 EdgeSpec::flow("immediate", Sender, Receiver),
@@ -32,7 +36,11 @@ impl Record for NicSend {
 
     fn allowed(&self, _: bool) -> Allowed {
         Allowed {
-            operands: vec![(Operand::Src, &[Point::Start]), (Operand::Dst, &[Point::End])],
+            operands: vec![
+                (Operand::Src, &[Point::Start]),
+                (Operand::Dst, &[Point::End]),
+                (Operand::Tab, &[Point::Start]),
+            ],
             waits: vec![(Issuer, Point::Start)],
             posts: vec![(Sender, Point::End), (Receiver, Point::End)],
             inner: false,

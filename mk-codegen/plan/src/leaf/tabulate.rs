@@ -50,6 +50,8 @@ pub enum Tabulation {
     /// | places | experts of a chunk; its list; where its rows begin, `[1, experts]` | rank and row of each, `[tokens, slots, 2]`, of no expert 0; 1 for each that has a row, `[tokens, slots]` |
     /// | places, some dropped | the same; the last row of where rows begin, `[1, experts]` | the same, of dropped ones that of the expert's first row |
     /// | dropped | all lists; where their rows begin | rows of the rank's tokens that are not kept, `[1]` |
+    /// | leaving | experts of a chunk, `[tokens, slots]` | how many of its tokens each node has an expert of, and 1 of none, `[1, nodes]`; these tokens, numbered in the chunk, of each node, `[1, nodes, width]`, and 0 behind them |
+    /// | coming | the same | how many of its tokens each node has an expert of, and 1 of none, `[1, nodes]`; the number of each token among those that the rank's node has an expert of, `[1, width]`, of others 0 |
     /// | places of a node | the same | the same; an expert of another node is none, and of none the rank is the node's first |
     Route {
         /// What `dst` has.
@@ -67,7 +69,7 @@ pub enum Tabulation {
         blocks: u32,
         /// Rows of an expert that are kept, the first ones; 0: all of them.
         keep: u32,
-        /// Of places: ranks of a node, of whose experts alone there are some; 0: all ranks are one.
+        /// Ranks of a node: of places, whose experts alone there are; 0: all ranks are one.
         local: u32,
     },
 }
@@ -165,9 +167,12 @@ impl Record for Tabulate {
     }
 
     fn types(&self) -> Vec<OneType> {
-        use RoutePart::{Lists, Places, Slots, Wanted};
-        let ids =
-            matches!(self.of, Tabulation::Route { part: Lists | Wanted | Places | Slots, .. });
+        use RoutePart::{Coming, Leaving, Lists, Places, Slots, Wanted};
+        let part = match self.of {
+            Tabulation::Route { part, .. } => Some(part),
+            _ => None,
+        };
+        let ids = matches!(part, Some(Lists | Wanted | Places | Slots | Leaving | Coming));
         let first = ids.then_some(Elements::Experts);
         vec![
             OneType { first, ..OneType::new(&[Operand::Src], Elements::I32) },

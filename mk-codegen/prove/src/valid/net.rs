@@ -87,7 +87,9 @@ impl Checker<'_, '_> {
         let world = self.world;
         let task = &class.tasks[a.task as usize];
         let boxed = &world.boxes.all[a.boxed as usize];
-        let sent = world.plan.families[task.family].leaf.sends();
+        let x = &world.plan.families[task.family];
+        // What a GPU looks up for a card is its own.
+        let sent = x.leaf.sends() && !x.accesses[a.line as usize].operand.looks_up();
         let wrong = match sent {
             true => self.message(a),
             false => self.reached(boxed.buffer, task.rank as usize, boxed.rank),
@@ -100,7 +102,7 @@ impl Checker<'_, '_> {
         let task = &class.tasks[n.task as usize];
         let x = &self.world.plan.families[task.family];
         let (a, home, rank) = (&x.accesses[n.line as usize], task.rank as usize, n.rank as usize);
-        let wrong = match x.leaf.sends() {
+        let wrong = match x.leaf.sends() && !a.operand.looks_up() {
             true => self.sent(a.operand, a.buffer, home, rank),
             false => self.reached(a.buffer, home, rank),
         };

@@ -64,7 +64,7 @@ pub fn sample_tables(plan: &Plan, kind: TableKind) -> TableSet {
     let nodes = Nodes::of(plan);
     let counts = |rank: usize, id: TabId, raised: bool| {
         let (n, min, max) = bounds(plan, id);
-        let rank = nodes.number(rank);
+        let rank = if same_everywhere(plan, id) { 0 } else { nodes.number(rank) };
         let at = place(rank, id);
         let mut values: Vec<i32> = match kind {
             TableKind::Random(seed) => {
@@ -98,6 +98,11 @@ pub fn sample_tables(plan: &Plan, kind: TableKind) -> TableSet {
         return filled;
     }
     complete(plan, |rank, id| counts(rank, id, lacking.contains(&id)), |_, _| None, pick)
+}
+
+/// Whether all ranks have the same entries: they are of all tokens, and nodes.
+fn same_everywhere(plan: &Plan, id: TabId) -> bool {
+    plan.tables[id].routed.is_some_and(|r| r.part == RoutePart::Crossing)
 }
 
 impl TableKind {

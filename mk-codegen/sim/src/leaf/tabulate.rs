@@ -7,8 +7,9 @@ use crate::{
 };
 use mk_plan::{
     Axis, NodeRanks, Operand, RouteError, RoutePart, Tabulate, Tabulation, block_table,
-    bounds_table, kept, listed, own_experts, prefix, route_bases, route_dropped, route_list,
-    route_places, route_slots, route_sources, route_wanted,
+    bounds_table, kept, listed, own_experts, prefix, route_bases, route_coming, route_crossing,
+    route_dropped, route_leaving, route_list, route_places, route_slots, route_sources,
+    route_wanted,
 };
 
 impl Compute for Tabulate {
@@ -102,8 +103,22 @@ impl Compute for Tabulate {
                                 route_places(src(0), cols(0), of, node, src(1), src(2), src(3));
                             Ok(if r.dims.len() == 2 { kept } else { places })
                         }
-                        RoutePart::Kept => {
-                            return Err(misfit("which rows are kept is made with the places"));
+                        RoutePart::Leaving | RoutePart::Coming => {
+                            let local = (*local as usize).max(1);
+                            let (own, nodes) = (own_experts(count, ranks) * local, ranks / local);
+                            let n = r.len().max(0) as usize;
+                            let counts =
+                                made().position(|a| a.buffer == r.buffer).is_none_or(|i| i == 0);
+                            Ok(match part {
+                                _ if counts => route_crossing(src(0), cols(0), own, nodes),
+                                RoutePart::Leaving => {
+                                    route_leaving(src(0), cols(0), own, nodes, n / nodes.max(1))
+                                }
+                                _ => route_coming(src(0), cols(0), own, rank / local, n),
+                            })
+                        }
+                        RoutePart::Kept | RoutePart::Crossing => {
+                            return Err(misfit("what is made with other tables"));
                         }
                     };
                     let table = table.map_err(|e| misfit(e.to_string()))?;

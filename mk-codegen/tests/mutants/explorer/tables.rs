@@ -1,6 +1,6 @@
 //! Contents of run-time tables: a few fillings that stay in the declared ranges, another for each epoch.
 
-use mk_codegen::plan::{Axis, Entity, Plan, TabId, Table, TableSet, TableSource};
+use mk_codegen::plan::{Axis, Entity, Plan, RoutePart, TabId, Table, TableSet, TableSource};
 
 /// Fillings 0 (all greatest) and 1 (least or greatest) come before the random ones.
 const RANDOM: usize = 2;
@@ -26,6 +26,9 @@ fn fill(plan: &Plan, kind: usize, epoch: u64) -> TableSet {
         let table = &plan.tables[id];
         let TableSource::Runtime { min, max } = table.source else { return Vec::new() };
         let n: u32 = table.shape.iter().product();
+        // What crosses is the same on all ranks.
+        let crosses = table.routed.is_some_and(|r| r.part == RoutePart::Crossing);
+        let rank = if crosses { 0 } else { rank };
         let entry = |i: u32| {
             let h = hash(rank, id, u64::from(i));
             match kind {

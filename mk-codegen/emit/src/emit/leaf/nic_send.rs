@@ -63,10 +63,14 @@ fn send(e: &Emitter<'_>, s: Slice) -> Result<Value> {
     }
     let enters = e.plan.enters_node(s.id);
     let kind = if enters { NetCommandKind::Enter } else { NetCommandKind::Send };
+    let none = || "0".to_string();
     let (from, to, bytes) = match enters {
-        true => ("0".to_string(), "0".to_string(), "0".to_string()),
+        true => (none(), none(), none()),
         false => (place(e, f, src)?, place(e, f, dst)?, bytes(e, f, src)),
     };
+    // What is looked up is there behind the task's waits.
+    let looked_up = e.plan.looks_up(f).then(|| bytes.clone());
+    let bytes = if looked_up.is_some() { none() } else { bytes };
     let remote = |p: &&Post| p.rank != own;
     let local = |p: &&Post| p.rank == own;
     let (there, here) = (one(f, remote)?, one(f, local)?);
@@ -76,6 +80,7 @@ fn send(e: &Emitter<'_>, s: Slice) -> Result<Value> {
         from,
         to,
         bytes,
+        looked_up,
         peer => e.c(f, None, &dst.rank),
         remote => e.net_post(f, there)?,
         local => e.net_post(f, here)?,

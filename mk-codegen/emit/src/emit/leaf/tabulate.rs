@@ -32,8 +32,10 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
             RoutePart::Places => ("PlacesTask", 1),
             RoutePart::Slots => ("SlotsTask", 1),
             RoutePart::Dropped => ("DroppedTask", 2),
-            RoutePart::Kept => {
-                let what = "which rows are kept is made with the places";
+            RoutePart::Leaving => ("LeavingTask", 1),
+            RoutePart::Coming => ("ComingTask", 1),
+            RoutePart::Kept | RoutePart::Crossing => {
+                let what = "which rows are kept, and how many cross, is made with other tables";
                 return EmitError::refuse(&g.name, what);
             }
         },
@@ -223,7 +225,18 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
                     all.extend([n(ids, 0), n(ids, 1), expert, n(entries, 0), says(rows)]);
                     all
                 }
-                RoutePart::Kept => Vec::new(),
+                RoutePart::Kept | RoutePart::Crossing => Vec::new(),
+                RoutePart::Leaving | RoutePart::Coming => {
+                    let ([ids], [counts, rows]) =
+                        (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+                    wide(ids, 2)?;
+                    wide(counts, 2)?;
+                    let (local, last) = (local.max(1), rows.region.len() - 1);
+                    let mut all = vec![at(ids), at(counts), at(rows), words(ids), n(ids, 0)];
+                    all.extend([n(ids, 1), says(own * local), n(counts, 1), n(rows, last)]);
+                    all.push(format!("{place} / {local}"));
+                    all
+                }
                 RoutePart::Places => {
                     let none = "0".to_string();
                     let (ids, list, bases, begins, places, kept) = if keep == 0 {

@@ -148,6 +148,8 @@ pub(in crate::passes) struct Messages {
     /// The destination, of which each source node has its part, and the region there.
     pub to: BufId,
     pub there: Vec<(Expr, Expr)>,
+    /// What is looked up for either.
+    pub tables: Vec<Source>,
     /// The family that writes the send buffer, and the credits `[other node, message]` that its tasks wait for.
     pub maker: FamId,
     pub credit: Vec<Expr>,
@@ -163,7 +165,7 @@ pub(in crate::passes) fn carry(draft: &mut Draft, x: Messages) -> FlowId {
     let dst = Access { rank: to.clone(), ..write(Operand::Dst, x.to, x.there) };
     let domain = message_tasks.domain.clone();
     let kind = RoleKind::InterSend;
-    let touched = vec![x.from, dst.into()];
+    let touched: Vec<Source> = [x.from, dst.into()].into_iter().chain(x.tables).collect();
     let send = draft.family("send", kind, Leaf::NicSend, domain.clone(), vec![], touched);
     let delivered = Writer::new(send, Operand::Src, message_tasks.by(m.clone()));
     let shape = message_tasks.words(nodes.count() - 1);
@@ -294,6 +296,7 @@ impl Delivery<'_> {
             from: Source::behind(sent, x.words, x.word),
             to: recv,
             there: vec![nodes.own_part(), x.rows, self.wide()],
+            tables: Vec::new(),
             maker: x.by,
             credit: vec![Var::EACH.into(), i.clone(), piece],
             each: Some(others(nodes)),

@@ -102,6 +102,7 @@ impl Factors {
             from: Source::behind(read(Operand::Src, send, all.clone()), staged, vec![0.into()]),
             to: recv,
             there: [nodes.own_part()].into_iter().chain(all).collect(),
+            tables: Vec::new(),
             maker: by,
             credit: vec![Var::EACH.into(), 0.into()],
             each: Some(others.clone()),

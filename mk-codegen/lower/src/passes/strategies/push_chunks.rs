@@ -353,6 +353,7 @@ impl Pushes<'_> {
             from,
             to: recv,
             there: [vec![nodes.own_part()], x.in_net(&rows, of)].concat(),
+            tables: Vec::new(),
             maker: stage,
             credit,
             each: Some(deliver::others(nodes)),

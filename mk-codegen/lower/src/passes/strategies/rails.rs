@@ -96,6 +96,7 @@ impl RailRows<'_> {
             from: Source::behind(from, staged, vec![i.clone()]),
             to: recv,
             there: vec![self.of_node(nodes.far.place(), rows), self.wide()],
+            tables: Vec::new(),
             maker: by,
             credit: vec![Var::EACH.into(), i],
             each: Some(deliver::others(nodes)),

@@ -144,7 +144,16 @@ fn for_others(draft: &mut Draft, x: &Shared, send: BufId, recv: BufId) -> FlowId
     let message_tasks = x.pieces.to_others(nodes);
     deliver::carry(
         draft,
-        Messages { message_tasks, from, to: recv, there, maker: family, credit, each: None },
+        Messages {
+            message_tasks,
+            from,
+            to: recv,
+            there,
+            tables: Vec::new(),
+            maker: family,
+            credit,
+            each: None,
+        },
     )
 }
 

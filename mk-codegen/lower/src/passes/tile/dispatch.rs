@@ -7,6 +7,7 @@
 
 mod combine;
 mod combine_nodes;
+mod crossing;
 
 use super::blocks::{self, BLOCK, Blocks};
 use crate::passes::{
@@ -563,58 +564,78 @@ impl<'k> Dispatch<'k> {
             let word = vec![group.place() * pieces + i.clone()];
             here.push(Writer::new(stage, Operand::Dst, word));
         }
-        let tokens = memory[0];
-        if nodes.count() > 1 {
+        // Over nodes: of one tensor alone.
+        let come =
+            self.few_cross(nodes).then(|| (self.cross(draft, x, self.inputs[from]), travel[0]));
+        if nodes.count() > 1 && come.is_none() {
             let rows = RailRows { of: x, height: STAGED, pieces };
             let (forward, source) =
-                rows.bring(draft, "tokens", self.inputs[from], (tokens, room), None);
-            let i = Expr::from(Var::domain(0));
+                rows.bring(draft, "tokens", self.inputs[from], (memory[0], room), None);
             let word = vec![source.clone(), i.clone()];
             let near = Writer::new(forward, Operand::Dst, word);
             staged.push(near.on_each(nodes.near.every_peer()));
-            here.push(Writer::new(forward, Operand::Dst, vec![source * pieces + i]));
+            here.push(Writer::new(forward, Operand::Dst, vec![source * pieces + i.clone()]));
         }
         let shape = vec![world.into(), pieces.into()];
         let staged = draft.flow(Flow::new("staged", shape, n.into(), staged));
         let wanted = self.wanted(draft);
         let [s, i] = [0, 1].map(|n| Expr::from(Var::domain(n)));
-        let (source, at, sources) = others_of_node(nodes, s);
-        let first = source.clone() * room + i.clone() * STAGED;
-        // Entries are 0 or 1, and behind a rank's last token nobody knows which.
-        let there = match x.even(0) && room == self.tokens && !varies(x) {
-            true => wanted.has(first.clone() + Var::EACH),
-            false => {
-                let mut entry = Expr::Table(wanted.table, vec![first.clone() + Var::EACH]);
-                if self.some_idle(world) {
-                    let own = draft.own(x, 0);
-                    let stands_in = (own + first.clone() + Var::EACH).lt(1);
-                    entry = stands_in.select(1, entry);
-                }
-                let own = draft.local(x, 0, source.clone());
-                (i.clone() * STAGED + Var::EACH).lt(own * entry)
+        // What ranks of this node have, then what other nodes sent.
+        let (local, others) = (nodes.local(), world - nodes.local());
+        let (source, at, sources) = match come {
+            Some(_) => {
+                (nodes.near_after(s.clone() + 1), nodes.near.rank_after(s.clone() + 1), local - 1)
             }
+            None => others_of_node(nodes, s.clone()),
         };
+        let mut fetched = Vec::new();
         for (t, tokens) in travel.iter().zip(&memory).filter(|_| sources > 0) {
-            let one_row = Access {
-                each: Some(Each { var: "q".into(), extent: STAGED.into() }),
-                when: Some(there.clone()),
-                ..read(Operand::Src, *tokens, t.region(one(first.clone() + Var::EACH)))
+            let row = source.clone() * room + i.clone() * STAGED + Var::EACH;
+            let src = read(Operand::Src, *tokens, t.region(one(row)));
+            let src = Access { rank: at.clone(), ..src };
+            let src = Source::behind(src, staged, vec![source.clone(), i.clone()]);
+            let (name, to) = (t.name("fetch"), (*t, *tokens));
+            fetched.push((name, sources, source.clone(), src, Vec::new(), to));
+        }
+        if let Some((come, t)) = come {
+            let place = nodes.before(s + local);
+            let theirs = draft.local(x, 0, place.clone());
+            // Words are awaited of all rows that there are: flags decide about memory alone.
+            let exists = (i.clone() * STAGED + Var::EACH).lt(theirs.clone());
+            let row = self.fetched(draft, &come, (place.clone(), &i), theirs, t.wide);
+            let src = Source::behind(row.access, row.here, row.word).whether(exists);
+            fetched.push(("fetch.nodes".into(), others, place, src, row.tables, (t, memory[0])));
+        }
+        for (name, sources, source, src, tables, (t, tokens)) in fetched {
+            let first = source.clone() * room + i.clone() * STAGED;
+            // Entries are 0 or 1, and behind a rank's last token nobody knows which.
+            let there = match x.even(0) && room == self.tokens && !varies(x) {
+                true => wanted.has(first.clone() + Var::EACH),
+                false => {
+                    let mut entry = Expr::Table(wanted.table, vec![first.clone() + Var::EACH]);
+                    if self.some_idle(world) {
+                        let own = draft.own(x, 0);
+                        let stands_in = (own + first.clone() + Var::EACH).lt(1);
+                        entry = stands_in.select(1, entry);
+                    }
+                    let own = draft.local(x, 0, source.clone());
+                    (i.clone() * STAGED + Var::EACH).lt(own * entry)
+                }
             };
-            let entries = vec![(first.clone(), STAGED.into())];
-            let entries = read(Operand::Tab, wanted.memory, entries);
-            let word = vec![source.clone(), i.clone()];
-            let src = Access { rank: at.clone(), ..one_row.clone() };
-            let dst = write(Operand::Dst, *tokens, one_row.region.clone());
-            let touched = vec![
-                Source::behind(entries, wanted.built, vec![0.into()]),
-                Source::behind(src, staged, word),
-                Access { each: one_row.each, when: one_row.when, ..dst }.into(),
-            ];
+            let each = Some(Each { var: "q".into(), extent: STAGED.into() });
+            let here_if =
+                |access: Access| Access { each: each.clone(), when: Some(there.clone()), ..access };
+            let Source { access, arrivals } = src;
+            let src = Source { access: here_if(access), arrivals };
+            let entries = read(Operand::Tab, wanted.memory, vec![(first.clone(), STAGED.into())]);
+            let dst = write(Operand::Dst, tokens, t.region(one(first + Var::EACH)));
+            let behind = Source::behind(entries, wanted.built, vec![0.into()]);
+            let touched = vec![behind, src, here_if(dst).into()];
+            let touched: Vec<Source> = touched.into_iter().chain(tables).collect();
             let leaf = CopyVia::Gather.leaf(1);
             let domain = vec![("s", sources.into()), ("i", pieces.into())];
-            let name = t.name("fetch");
             let fetch = draft.family(&name, RoleKind::Compute, leaf, domain, vec![], touched);
-            let arrived = vec![source.clone() * pieces + i.clone()];
+            let arrived = vec![source * pieces + i.clone()];
             here.push(Writer::new(fetch, Operand::Dst, arrived));
         }
         let shape = vec![(world * pieces).into()];

@@ -3,8 +3,8 @@
 use crate::equivalence::unroll::{TaskRun, Touch, Unrolled};
 use mk_plan::{
     Axis, NodeRanks, Operand, RouteError, RoutePart, Tabulation, block_table, bounds_table, kept,
-    listed, own_experts, prefix, route_bases, route_dropped, route_list, route_places, route_slots,
-    route_sources, route_wanted,
+    listed, own_experts, prefix, route_bases, route_coming, route_crossing, route_dropped,
+    route_leaving, route_list, route_places, route_slots, route_sources, route_wanted,
 };
 use std::borrow::Cow;
 
@@ -85,6 +85,17 @@ pub(in crate::equivalence) fn tabulated(
         RoutePart::Slots => {
             let of = (rows.max(0) as usize, rank * own);
             Ok(route_slots(data(0), columns(0), data(1), of, data(2)))
+        }
+        RoutePart::Leaving | RoutePart::Coming | RoutePart::Crossing => {
+            let local = local.max(1);
+            let (own, nodes) = (own * local, ranks / local);
+            Ok(match part {
+                _ if result == Some(0) => route_crossing(data(0), columns(0), own, nodes),
+                RoutePart::Leaving => {
+                    route_leaving(data(0), columns(0), own, nodes, len / nodes.max(1))
+                }
+                _ => route_coming(data(0), columns(0), own, rank / local, len),
+            })
         }
         RoutePart::Places | RoutePart::Kept => {
             let of = (experts, ranks, keep);

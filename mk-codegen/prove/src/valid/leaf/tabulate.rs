@@ -10,9 +10,9 @@ impl Rules for Tabulate {
             Tabulation::Blocks { .. } => pairs(touched),
             Tabulation::Begins { .. } => one_more(touched),
             Tabulation::Bounds { .. } => bounds(touched),
-            Tabulation::Route { part, experts, ranks, rows, blocks, .. } => {
-                let own = experts.div_ceil(ranks.max(1));
-                route(part, [experts, own, blocks, rows].map(i64::from), touched)
+            Tabulation::Route { part, experts, ranks, rows, blocks, local, .. } => {
+                let (own, nodes) = (experts.div_ceil(ranks.max(1)), ranks / local.max(1));
+                route(part, [experts, own, blocks, rows, nodes].map(i64::from), touched)
             }
         };
         wrong.map_or(Ok(()), Err)
@@ -47,7 +47,7 @@ fn bounds(touched: &[Touched<'_>]) -> Option<String> {
 /// operands are, and where they belong, is `origins`' business.
 fn route(
     part: RoutePart,
-    [experts, own, blocks, rows]: [i64; 4],
+    [experts, own, blocks, rows, nodes]: [i64; 5],
     touched: &[Touched<'_>],
 ) -> Option<String> {
     let extents = |operand: Operand| -> Vec<Vec<i64>> {
@@ -72,6 +72,12 @@ fn route(
         (RoutePart::Dropped, [[c, w], [bases, e]], [[1]]) => {
             *w == width && *bases == c + 1 && *e == experts
         }
+        (RoutePart::Leaving, [[n, _]], [[1, m], [1, o, w]]) => {
+            *n <= most && n <= w && (*m, *o) == (nodes, nodes)
+        }
+        (RoutePart::Leaving, [[]], [[1, m], [1, o, _]]) => (*m, *o) == (nodes, nodes),
+        (RoutePart::Coming, [[n, _]], [[1, m], [1, w]]) => *n <= most && n <= w && *m == nodes,
+        (RoutePart::Coming, [[]], [[1, m], [1, _]]) => *m == nodes,
         (RoutePart::Slots, [[_, _], [b, 2], [tokens]], [[n]]) => n == tokens && *n == b * rows,
         (RoutePart::Places, [[n, k], [1, w], begins @ ..], [[m, l, 2], [o, p]]) => {
             let same = [(n, k); 2] == [(m, l), (o, p)];

@@ -13,9 +13,9 @@ use super::report::Violation;
 use memory::{Ids, Memory, Slab, What, rows, slab};
 use mk_abi::DType;
 use mk_plan::{
-    Axis, BufId, Expr, FamId, Family, Leaf, MAX_TASKS, Mode, Operand, Plan, Point, PointError,
-    Points, Region, RoutePart, Space, TabId, Table, TableSet, TableSource, Tabulate, Tabulation,
-    Task,
+    Axis, BufId, Expr, FamId, Family, LIST_TOKENS, Leaf, MAX_TASKS, Mode, Operand, Plan, Point,
+    PointError, Points, Region, RoutePart, Space, TabId, Table, TableSet, TableSource, Tabulate,
+    Tabulation, Task,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -73,8 +73,8 @@ fn integers(plan: &Plan, id: FamId, x: &Family) -> Option<Violation> {
     let Leaf::Tabulate(Tabulate { of }) = x.leaf else { return None };
     let wide = match of {
         Tabulation::Route { part, .. } => {
-            use RoutePart::{Lists, Places, Slots, Wanted};
-            matches!(part, Lists | Wanted | Places | Slots)
+            use RoutePart::{Coming, Leaving, Lists, Places, Slots, Wanted};
+            matches!(part, Lists | Wanted | Places | Slots | Leaving | Coming)
         }
         Tabulation::Blocks { .. } | Tabulation::Begins { .. } | Tabulation::Bounds { .. } => false,
     };
@@ -423,10 +423,15 @@ impl<'p> Walk<'p> {
                 let of = self.plan.tables[routed.ids].shape.last();
                 of.map_or(0, |slots| i64::from(*slots) - 1)
             }
+            RoutePart::Crossing => LIST_TOKENS as i64,
+            RoutePart::Leaving | RoutePart::Coming => LIST_TOKENS as i64 - 1,
             _ => 1,
         };
-        let fits = *min <= 0 && most <= i64::from(*max);
-        (!fits).then(|| format!("has entries of {min}..={max}, and a routing may have 0..={most}"))
+        let least = i32::from(routed.part == RoutePart::Crossing);
+        let fits = *min <= least && most <= i64::from(*max);
+        (!fits).then(|| {
+            format!("has entries of {min}..={max}, and a routing may have {least}..={most}")
+        })
     }
 
     /// The first of tables that say the same of the same memory.

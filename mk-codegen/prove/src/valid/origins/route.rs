@@ -6,8 +6,8 @@ use super::{
     wrong,
 };
 use mk_plan::{
-    Axis, BufId, Leaf, NO_EXPERT, Operand, Region, RoutePart, Routed, TabId, TableSource, Tabulate,
-    Tabulation, Task,
+    Axis, BufId, LIST_TOKENS, Leaf, NO_EXPERT, Operand, Region, RoutePart, Routed, TabId,
+    TableSource, Tabulate, Tabulation, Task,
 };
 
 /// What a task's leaf says of the routing.
@@ -51,6 +51,9 @@ impl Walk<'_> {
             }
             (RoutePart::Wanted, [ids], [wanted]) => {
                 self.wanted(says, ids.as_ref(), wanted.as_ref())
+            }
+            (RoutePart::Leaving | RoutePart::Coming, [ids], [Some(counts), Some(rows)]) => {
+                self.between(says, part, ids.as_ref(), [counts, rows])
             }
             (RoutePart::Sources, [blocks, Some(lists), Some(bases)], [sources]) => {
                 self.sources(says, blocks.as_ref(), [lists, bases], sources.as_ref())
@@ -410,6 +413,49 @@ impl Walk<'_> {
             }
         }
         self.fill(wanted, table, begin)
+    }
+
+    /// What crosses of a chunk, in the row of its tables that is its own: the experts of these tokens alone are read.
+    fn between(
+        &mut self,
+        says: Says,
+        part: RoutePart,
+        ids: Option<&Region>,
+        [counts, made]: [&Region; 2],
+    ) -> Result<(), Stop> {
+        let found = self.experts(says, ids)?;
+        let of = found.map(|f| f.0);
+        let tables = [(RoutePart::Crossing, counts), (part, made)];
+        let [crossing, table] = match tables.map(|(part, r)| self.table(says, part, of, r)) {
+            [Ok(a), Ok(b)] => [a, b],
+            [Err(stop), _] | [_, Err(stop)] => return Err(stop),
+        };
+        let stored = self.plan.tables[crossing].routed.and_then(|r| {
+            let of = self.plan.tables[r.ids].stored?;
+            Some((of, says.over.rank(counts.rank, 0)))
+        });
+        let (tokens, room) = of.or(stored).map_or((&[][..], 0), |ids| self.tokens(ids));
+        let rows_of = |t: TabId| self.plan.tables[t].shape.first().map_or(0, |n| i64::from(*n));
+        let chunks = (rows_of(crossing) / i64::from(says.over.size.max(1))).max(1);
+        let row = rows(counts).0;
+        let (place, chunk) = (row / chunks, row % chunks);
+        let most = i64::from(LIST_TOKENS as u32);
+        let own = usize::try_from(place).ok().and_then(|p| tokens.get(p)).copied().unwrap_or(0);
+        let n = (own - chunk * most).clamp(0, most);
+        let wanted = (n > 0).then_some((place * room + chunk * most, n));
+        if found.map(|(_, first, n)| (first, n)) != wanted {
+            return wrong(format!(
+                "{} counts other tokens than those that it reads",
+                self.named(counts)
+            ));
+        }
+        let at = match part {
+            RoutePart::Leaving if place == says.over.place(made.rank) as i64 => chunk,
+            RoutePart::Leaving => return wrong("it lists tokens that another rank sends"),
+            _ => row,
+        };
+        self.fill(counts, crossing, row)?;
+        self.fill(made, table, at)
     }
 
     fn places(

@@ -111,6 +111,7 @@ impl Dispatch<'_> {
             from: Source::behind(from, summed, vec![m.clone(), i.clone()]),
             to: recv,
             there: vec![nodes.own_part(), rows, whole(wide)],
+            tables: Vec::new(),
             maker: family,
             credit: vec![m, i.clone()],
             each: None,
