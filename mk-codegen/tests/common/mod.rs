@@ -69,14 +69,6 @@ pub const CASES: &[Case] = &[
     ("all_reduce_alone", "all_reduce(x)", 4, &[("x", &[1024, 512])]),
     ("gather_alone", "gather(a)", 4, &[("a", &[1000, 256])]),
     ("gather_odd", "gather(a)", 2, &[("a", &[300, 33])]),
-    // Sums of a caller's f32; of one row, which one rank adds up.
-    (
-        "reduce_scatter_f32",
-        "fn f(x: f32[M, N] @ partial, y: bf16[M, N] @ shard(0)) { reduce_scatter(x) -> add(y) }",
-        3,
-        &[("x", &[500, 332])],
-    ),
-    ("all_reduce_f32", "fn f(x: f32[M, N] @ partial) { all_reduce(x) }", 4, &[("x", &[1, 64])]),
     ("gemm_alone", "gemm(a, b)", 1, &[("a", &[1000, 256]), ("b", &[256, 512])]),
     (
         "gemm_chain",
@@ -488,6 +480,14 @@ pub const CASES: &[Case] = &[
         &[("x", &[500, 264]), ("y", &[500, 328])],
     ),
     ("gather_e5m2_odd", "fn f(x: e5m2[M, K] @ shard(0)) { gather(x) }", 2, &[("x", &[300, 33])]),
+    // Sums of a caller's f32; of one row, which one rank adds up.
+    (
+        "reduce_scatter_f32",
+        "fn f(x: f32[M, N] @ partial, y: bf16[M, N] @ shard(0)) { reduce_scatter(x) -> add(y) }",
+        3,
+        &[("x", &[500, 332])],
+    ),
+    ("all_reduce_f32", "fn f(x: f32[M, N] @ partial) { all_reduce(x) }", 4, &[("x", &[1, 64])]),
 ];
 
 /// Lowers a case.
