@@ -183,15 +183,15 @@ def experts_backward(world, sizes, places):
     own_x, own_d, own_ids, own_gate = (cut(t, dp=0) for t in (x, d, ids.int(), gate))
     own_w1, own_w2 = cut(w1, dp=0, tp=3), cut(w2, dp=0, tp=1)
     saved = ran(SAVES.replace("ROOM", str(2 * (tokens * slots + number // 2 * 128))), own_x, own_ids, own_gate, own_w1, own_w2)
-    found, rows, h, a = zip(*saved)
-    made = ran(HIDDEN, own_d, own_ids, own_gate, own_w2, list(h))
-    dh, d_rows = flat(of[0] for of in made), [of[1] for of in made]
-    d_w1 = ran(UP, list(rows), own_ids, dh)
+    found, rows, h, a = saved
+    dh, d_rows = ran(HIDDEN, own_d, own_ids, own_gate, own_w2, h)
+    dh = flat(dh)
+    d_w1 = ran(UP, rows, own_ids, dh)
     found = [
         ("out", y.detach(), {"dp": 0}, found),
-        ("gate", theirs[3].grad, {"dp": 0}, ran(GATES, list(a), own_ids, own_w2, own_d)),
+        ("gate", theirs[3].grad, {"dp": 0}, ran(GATES, a, own_ids, own_w2, own_d)),
         ("w1", theirs[1].grad, {"dp": 0, "tp": 3}, [t.unflatten(-1, (2, -1)) for t in d_w1]),
-        ("w2", theirs[2].grad, {"dp": 0, "tp": 1}, ran(DOWN, list(a), own_ids, d_rows)),
+        ("w2", theirs[2].grad, {"dp": 0, "tp": 1}, ran(DOWN, a, own_ids, d_rows)),
     ]
     for how, cuts in (("all_reduce", {"dp": 0}), ("reduce_scatter", {"dp": 0, "tp": 0})):
         ones = [torch.ones_like(t) for t in own_gate]

@@ -131,7 +131,15 @@ fn gradients_are_those_of_differences() {
 #[test]
 fn backwards_are_kernels() {
     let sizes = [(1, 5, 1), (2, 21, 2), (4, 3, 2)];
-    for (i, (text, wanted, kernels)) in layers().into_iter().enumerate() {
+    // What was dropped is counted in the kernel that saves rows.
+    let counted = format!(
+        "fn counted({HEAD}, {EXPERTS}) {{
+                let rows = dispatch(x, ids, capacity = R, drop);
+                (rows -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate), rows -> dropped)
+            }}"
+    );
+    let layers = layers().into_iter().chain([(counted, vec![0, 2, 3, 4], 3)]);
+    for (i, (text, wanted, kernels)) in layers.enumerate() {
         // Each layer at two of the sizes.
         for (ranks, tokens, slots) in [sizes[i % 3], sizes[(i + 1) % 3]] {
             let dims = dims(ranks, tokens, slots);

@@ -52,6 +52,8 @@ fn same_value(k: &Kernel, a: Option<usize>, b: Option<usize>) -> bool {
         (Some(Op::Sum(a)), Some(Op::Sum(b))) => a.of == b.of && a.how == b.how,
         // Values and their factors.
         (Some(Op::Map(map)), Some(Op::Map(_))) if map.factors.is_some() => false,
+        // Rows, and how many were dropped: that either is a result once is seen where they are claimed.
+        (Some(Op::Ragged(_)), Some(Op::Ragged(_))) => false,
         _ => a == b,
     }
 }
