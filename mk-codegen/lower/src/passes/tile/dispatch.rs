@@ -8,6 +8,7 @@
 mod combine;
 mod combine_nodes;
 mod crossing;
+mod tables;
 
 use super::blocks::{self, BLOCK, Blocks};
 use crate::passes::{
@@ -17,7 +18,7 @@ use crate::passes::{
         ranks::{block_rows, own_rank},
         tensor::Tensor,
     },
-    strategies::rails::{RailRows, near, others_of_node, rail_of},
+    strategies::rails::{RailRows, others_of_node},
 };
 use mk_abi::DType;
 use mk_plan::{
@@ -314,206 +315,6 @@ impl<'k> Dispatch<'k> {
         }
     }
 
-    /// A table that tasks fill, each its share: the entries of a range of rows, behind what those are made of.
-    fn table(
-        &self,
-        draft: &mut Draft,
-        part: RoutePart,
-        source: TableSource,
-        shape: &[i32],
-        (tasks, rows): (i32, (Expr, Expr)),
-        made_of: Vec<Source>,
-    ) -> Derived {
-        let local = if part == RoutePart::Places { near(draft) } else { 0 };
-        let (name, flow) = match part {
-            RoutePart::Sources => ("sources", "sourced"),
-            RoutePart::Slots => ("slots", "slotted"),
-            _ => ("places", "placed"),
-        };
-        let extents = shape.iter().map(|n| Expr::from(*n)).collect();
-        let memory = draft.buffer(name, Space::Scratch, DType::I32, extents, None);
-        let table = draft.plan.tables.push(Table {
-            name: name.into(),
-            shape: shape.iter().map(|n| *n as u32).collect(),
-            source,
-            stored: Some(memory),
-            routed: Some(self.routed(draft, part, local)),
-        });
-        let kept = (part == RoutePart::Places).then(|| self.kept(draft, shape[0]));
-        let others = shape.iter().skip(1).map(|n| whole(*n));
-        let region = [rows.clone()].into_iter().chain(others).collect();
-        let mut touched = made_of;
-        touched.push(write(Operand::Dst, memory, region).into());
-        touched.extend(
-            kept.map(|(_, memory)| {
-                write(Operand::Dst, memory, vec![rows, whole(self.slots)]).into()
-            }),
-        );
-        let leaf = near_part(self.route, self.count, draft.nodes.group.over(), part, local);
-        let domain = vec![("i", tasks.into())];
-        let family = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
-        let built = Writer::new(family, Operand::Dst, vec![0.into()]);
-        let built = draft.flow(Flow::new(flow, vec![1.into()], tasks.into(), vec![built]));
-        Derived { table, memory, built, kept }
-    }
-
-    /// Whether each slot of so many tokens has a row.
-    fn kept(&self, draft: &mut Draft, tokens: i32) -> (TabId, BufId) {
-        let shape = vec![tokens.into(), self.slots.into()];
-        let memory = draft.buffer("kept", Space::Scratch, DType::I32, shape, None);
-        let (part, local) = (RoutePart::Kept, near(draft));
-        let routed = self.routed(draft, part, local);
-        let table = draft.plan.tables.push(Table {
-            name: "kept".into(),
-            shape: vec![tokens as u32, self.slots as u32],
-            source: TableSource::Runtime { min: 0, max: 1 },
-            stored: Some(memory),
-            routed: Some(routed),
-        });
-        (table, memory)
-    }
-
-    /// That a table has this part.
-    fn routed(&self, draft: &Draft, part: RoutePart, local: u32) -> Routed {
-        let along = draft.nodes.group.axis();
-        Routed { ids: self.ids, part, rows: BLOCK, keep: self.keep, local, along }
-    }
-
-    /// How many rows of the rank's tokens are dropped: a result.
-    pub fn dropped(&self, draft: &mut Draft) {
-        let Some(result) = self.route.dropped else { return };
-        let memory = self.results[result];
-        let max = self.tokens * self.slots;
-        draft.plan.tables.push(Table {
-            name: "dropped".into(),
-            shape: vec![1],
-            source: TableSource::Runtime { min: 0, max },
-            stored: Some(memory),
-            routed: Some(self.routed(draft, RoutePart::Dropped, 0)),
-        });
-        let lists = self.all_lists(draft.ranks());
-        let experts = whole(self.route.experts);
-        let touched = vec![
-            // Bases were made of these.
-            read(Operand::Src, self.lists, vec![whole(lists), whole(self.width)]).into(),
-            Source::behind(
-                read(Operand::Src, self.bases, vec![whole(lists + 1), experts]),
-                self.counted,
-                vec![0.into()],
-            ),
-            write(Operand::Dst, memory, vec![whole(1)]).into(),
-        ];
-        let over = draft.nodes.group.over();
-        let leaf = part_of(self.route, self.count, over, RoutePart::Dropped);
-        let domain = vec![("i", 1.into())];
-        draft.family("dropped", RoleKind::Compute, leaf, domain, vec![], touched);
-    }
-
-    /// The lists of all chunks.
-    fn all_lists(&self, world: i32) -> i32 {
-        (world * self.chunks).max(1)
-    }
-
-    /// The token in each packed row.
-    fn sources(&self, draft: &mut Draft, blocks: Blocks) -> Derived {
-        let lists = self.all_lists(draft.ranks());
-        let i = Expr::from(Var::domain(0));
-        let some = block_rows(self.count.into(), i.clone(), LISTED);
-        let entries = vec![(i.clone() * LISTED, some.clone()), whole(2)];
-        let made_of = vec![
-            Source::behind(
-                read(Operand::Src, blocks.memory, entries),
-                blocks.built,
-                vec![0.into()],
-            ),
-            // Blocks were made beside, or of, these.
-            read(Operand::Src, self.lists, vec![whole(lists), whole(self.width)]).into(),
-            read(Operand::Src, self.bases, vec![whole(lists + 1), whole(self.route.experts)])
-                .into(),
-        ];
-        let ids = &self.params[self.ragged.counts];
-        let max = match varies(ids) {
-            true => draft.ranks() * self.tokens - 1,
-            false => ids.shape[0].value - 1,
-        };
-        let source = TableSource::Runtime { min: 0, max };
-        let tasks = (self.count + LISTED - 1) / LISTED;
-        let rows = (i * (LISTED * BLOCK), some * BLOCK);
-        let shape = [self.count * BLOCK];
-        self.table(draft, RoutePart::Sources, source, &shape, (tasks, rows), made_of)
-    }
-
-    /// Which slot of its token each packed row is.
-    fn slots_of(&self, draft: &mut Draft, blocks: Blocks, sources: Derived) -> Derived {
-        let i = Expr::from(Var::domain(0));
-        let some = block_rows(self.count.into(), i.clone(), LISTED);
-        let entries = vec![(i.clone() * LISTED, some.clone()), whole(2)];
-        let rows = (i * (LISTED * BLOCK), some * BLOCK);
-        let all = self.params[self.ragged.counts].shape[0].value;
-        let made_of = vec![
-            // Sources were made of lists of all of them.
-            read(Operand::Src, self.named.0, vec![whole(all), whole(self.slots)]).into(),
-            read(Operand::Src, blocks.memory, entries).into(),
-            Source::behind(
-                read(Operand::Src, sources.memory, vec![rows.clone()]),
-                sources.built,
-                vec![0.into()],
-            ),
-        ];
-        let source = TableSource::Runtime { min: 0, max: self.slots - 1 };
-        let tasks = (self.count + LISTED - 1) / LISTED;
-        let shape = [self.count * BLOCK];
-        self.table(draft, RoutePart::Slots, source, &shape, (tasks, rows), made_of)
-    }
-
-    /// Where each slot of the rank's tokens has its row; over nodes, of the tokens of its rails, in its node.
-    pub fn places(&self, draft: &mut Draft, blocks: Blocks) -> Derived {
-        let ids = &self.params[self.ragged.counts];
-        let i = Expr::from(Var::domain(0));
-        let nodes = draft.nodes;
-        let (list, rows, src) = match nodes.count() {
-            1 => {
-                let own = draft.own(ids, 0);
-                let rows = (i.clone() * CHUNK, block_rows(own, i.clone(), CHUNK));
-                let src = match ids.own_rows() {
-                    false => (self.inputs[self.ragged.counts], rows.0.clone()),
-                    true => (self.named.0, nodes.group.place() * self.tokens + rows.0.clone()),
-                };
-                let region = vec![(src.1, rows.1.clone()), whole(self.slots)];
-                let src = read(Operand::Src, src.0, region);
-                (nodes.group.place() * self.chunks + i, rows, src)
-            }
-            _ => {
-                let chunks = self.chunks.max(1);
-                let (node, chunk) = (i.clone() / chunks, i % chunks);
-                let of = rail_of(nodes, node.clone());
-                let some = block_rows(draft.local(ids, 0, of.clone()), chunk.clone(), CHUNK);
-                let first = |of: Expr| of * self.tokens + chunk.clone() * CHUNK;
-                let src = vec![(first(of.clone()), some.clone()), whole(self.slots)];
-                let src = read(Operand::Src, self.named.0, src);
-                (of * chunks + chunk.clone(), (first(node), some), src)
-            }
-        };
-        let mut made_of = vec![
-            src.into(),
-            read(Operand::Src, self.lists, vec![one(list.clone()), whole(self.width)]).into(),
-            Source::behind(
-                read(Operand::Src, self.bases, vec![one(list), whole(self.route.experts)]),
-                self.counted,
-                vec![0.into()],
-            ),
-        ];
-        if self.keep > 0 {
-            let behind = one(self.all_lists(draft.ranks()));
-            let begins = vec![behind, whole(self.route.experts)];
-            made_of.push(read(Operand::Src, self.bases, begins).into());
-        }
-        let source = TableSource::Places { of: blocks.table };
-        let shape = [nodes.count() * self.tokens, self.slots, 2];
-        let tasks = nodes.count() * self.chunks;
-        self.table(draft, RoutePart::Places, source, &shape, (tasks, rows), made_of)
-    }
-
     /// The blocks of the rank's experts.
     pub fn blocks(&self) -> Blocks {
         self.blocks
@@ -641,42 +442,6 @@ impl<'k> Dispatch<'k> {
         let shape = vec![(world * pieces).into()];
         let here = draft.flow(Flow::new("here", shape, n.into(), here));
         Tokens { memory, here, wanted }
-    }
-
-    /// Which tokens of the world this rank has an expert of.
-    fn wanted(&self, draft: &mut Draft) -> Derived {
-        let (world, room) = (draft.ranks(), self.room());
-        let shape = world * room;
-        let memory = draft.buffer("wanted", Space::Scratch, DType::I32, vec![shape.into()], None);
-        let table = draft.plan.tables.push(Table {
-            name: "wanted".into(),
-            shape: vec![shape as u32],
-            source: TableSource::Runtime { min: 0, max: 1 },
-            stored: Some(memory),
-            routed: Some(self.routed(draft, RoutePart::Wanted, 0)),
-        });
-        let ids = &self.params[self.ragged.counts];
-        let [s, c] = [0, 1].map(|n| Expr::from(Var::domain(n)));
-        let source = draft.nodes.group.place_after(s);
-        let rows = block_rows(draft.local(ids, 0, source.clone()), c.clone(), CHUNK);
-        let first = source.clone() * self.tokens + c.clone() * CHUNK;
-        let src = read(Operand::Src, self.named.0, vec![(first, rows), whole(self.slots)]);
-        let first = source.clone() * room + c.clone() * CHUNK;
-        let entries = block_rows(room.into(), c.clone(), CHUNK);
-        let word = source * self.chunks.max(1) + c.clone();
-        let src = match self.named.1 {
-            Some(named) => Source::behind(src, named, vec![word]),
-            None => src.into(),
-        };
-        let touched = vec![src, write(Operand::Dst, memory, vec![(first, entries)]).into()];
-        let chunks = (room + CHUNK - 1) / CHUNK;
-        let leaf = part_of(self.route, self.count, draft.nodes.group.over(), RoutePart::Wanted);
-        let domain = vec![("s", world.into()), ("c", chunks.into())];
-        let family = draft.family("wanted", RoleKind::Compute, leaf, domain, vec![], touched);
-        let built = Writer::new(family, Operand::Dst, vec![0.into()]);
-        let count = (world * chunks).into();
-        let built = draft.flow(Flow::new("judged", vec![1.into()], count, vec![built]));
-        Derived { table, memory, built, kept: None }
     }
 
     /// The rows of all blocks, of tokens that are here: where they are then, with their factors, and the words of

@@ -28,7 +28,8 @@ use mk_plan::{
 };
 
 /// Rows of a tile, and rows of a block of the other side, by what was measured fastest: scores, their gradients and
-/// sums are in registers, and beside both sums so is what the slope of a cap takes, or what finds the documents of a ring.
+/// sums are in registers, and beside both sums so is what the slope of a cap takes, or what finds the documents of a
+/// ring.
 pub(super) fn block(a: &Attention, crowded: bool) -> [i32; 2] {
     match (a.heads()[0], crowded) {
         (64, false) => [128, 96],

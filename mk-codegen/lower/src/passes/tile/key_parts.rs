@@ -1,7 +1,8 @@
-//! Attention of few queries, with split keys: tasks attend to different parts of the keys in parallel, and further tasks
-//! of the same kernel wait for all parts of a row and merge their partial results.
+//! Attention of few queries, with split keys: tasks attend to different parts of the keys in parallel, and further
+//! tasks of the same kernel wait for all parts of a row and merge their partial results.
 //!
-//! Where the queries of a head are one, heads that share their keys are the rows of a tile, which then reads these once.
+//! Where the queries of a head are one, heads that share their keys are the rows of a tile, which then reads these
+//! once.
 
 use crate::passes::{
     draft::{Draft, Flow, Source, Writer, read, write},
@@ -32,8 +33,8 @@ pub(super) struct Cut {
     pub heads: i32,
 }
 
-/// What parts give, `[parts, batch, heads, queries, columns]` in f32: results as they are summed up, and a maximum and a
-/// sum of each row.
+/// What parts give, `[parts, batch, heads, queries, columns]` in f32: results as they are summed up, and a maximum and
+/// a sum of each row.
 pub(super) struct Parts {
     cut: Cut,
     acc: (BufId, Expr),

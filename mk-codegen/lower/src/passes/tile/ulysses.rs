@@ -74,8 +74,8 @@ impl Shares {
         }
     }
 
-    /// The chunk of keys at a step, for queries of chunk `number`: its number, its ring place and the chunk of its shard;
-    /// and how many steps there are.
+    /// The chunk of keys at a step, for queries of chunk `number`: its number, its ring place and the chunk of its
+    /// shard; and how many steps there are.
     fn keys(&self, number: &Expr, step: &Expr) -> (Expr, [Expr; 2], Expr) {
         let (ring, group) = (self.grid.outer, self.grid.inner);
         if self.causal {

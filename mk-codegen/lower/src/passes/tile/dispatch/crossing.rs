@@ -92,7 +92,7 @@ impl Dispatch<'_> {
     fn crossing(&self, draft: &mut Draft) -> Crossing {
         let (nodes, ids) = (draft.nodes, &self.params[self.ragged.counts]);
         let chunks = self.chunks.max(1);
-        let (count, width) = (nodes.count(), self.room().clamp(STAGED, CHUNK));
+        let (count, width) = (nodes.count(), self.list_width());
         let world = nodes.group.size * chunks;
         let mut table = |name: &str, part: RoutePart, shape: &[i32]| {
             let extents = shape.iter().map(|n| Expr::from(*n)).collect();
@@ -135,20 +135,19 @@ impl Dispatch<'_> {
         draft.first.insert(0, leave);
         let [s, c] = [0, 1].map(|n| Expr::from(Var::domain(n)));
         let source = nodes.before(s + nodes.local());
-        let rows = block_rows(draft.local(ids, 0, source.clone()), c.clone(), CHUNK);
-        let first = source.clone() * self.tokens + c.clone() * CHUNK;
-        let src = read(Operand::Src, self.named.0, vec![(first, rows), whole(self.slots)]);
+        let src = self.experts_of(draft, &source, &c);
         let row = source * chunks + c;
-        let src = match self.named.1 {
-            Some(named) => Source::behind(src, named, vec![row.clone()]),
-            None => src.into(),
-        };
         let numbers = write(Operand::Dst, coming.1, vec![one(row.clone()), whole(width)]);
         let others = (nodes.count() - 1) * nodes.local();
         let domain = vec![("s", others.into()), ("c", chunks.into())];
         made(draft, "come", RoutePart::Coming, domain, src, row, numbers.into());
         let known = draft.flow(Flow::new("crossed", vec![world.into()], 1.into(), known));
         Crossing { counts, leaving, coming, known, chunks, nodes: count }
+    }
+
+    /// Entries of a list of a chunk's tokens.
+    fn list_width(&self) -> i32 {
+        self.room().clamp(STAGED, CHUNK)
     }
 
     /// Whether so many tokens have no expert of some other node that their rows are packed: else all go.
@@ -186,7 +185,7 @@ impl Dispatch<'_> {
             when: Some(there),
             ..read(Operand::Src, given, vec![one(token), whole(wide)])
         };
-        let width = self.room().clamp(STAGED, CHUNK);
+        let width = self.list_width();
         let list = vec![one(i.clone() / PIECES), whole(nodes.count()), whole(width)];
         let list = read(Operand::Tab, crossing.leaving.1, list);
         let packed = |of: Expr| (of * self.tokens + i.clone() * STAGED, some.clone());
@@ -268,7 +267,7 @@ impl Dispatch<'_> {
             1 => access,
             _ => Access { rank: nodes.same_place(place.clone()), ..access },
         };
-        let width = self.room().clamp(STAGED, CHUNK);
+        let width = self.list_width();
         let numbers = read(Operand::Tab, crossing.coming.1, vec![one(row.clone()), whole(width)]);
         let tables = vec![
             Source::behind(crossing.counts(row.clone()), crossing.known, vec![row]),
