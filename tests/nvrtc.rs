@@ -1,12 +1,14 @@
 //! Every generated kernel through the real compiler: no spills, no serialised wgmma, the instructions that were meant.
 //!
-//! All are emitted. NVRTC compiles one in six, which the printed seed draws (`MK_SEED` repeats it); all by
+//! All are emitted. NVRTC compiles one in twelve, which the printed seed draws (`MK_SEED` repeats it); all by
 //! `cargo xtask sweep kernels`, as CI does.
 
 #[path = "../mk-codegen/tests/common/attention.rs"]
 mod attention;
 #[path = "../mk-codegen/tests/common/mod.rs"]
 mod common;
+#[path = "../mk-harness/tests/sweep/drawn.rs"]
+mod drawn;
 
 use attention::ATTENTION;
 use common::{CASES, VARIANTS, Variant, experts, plan};
@@ -25,7 +27,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::SystemTime;
 
 #[test]
 fn kernels_compile_to_cubin() {
@@ -807,16 +808,10 @@ const ONE_IN: u64 = 12;
 
 /// Whether this kernel is among those that the seed draws.
 fn is_drawn(name: &str, emission: Options) -> bool {
-    static SEED: LazyLock<u64> = LazyLock::new(|| {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let given = std::env::var("MK_SEED").ok().and_then(|s| s.parse().ok());
-        given.unwrap_or(now.map_or(0, |d| d.as_secs()))
-    });
-    println!("MK_SEED={}", *SEED);
+    static SEED: LazyLock<u64> = LazyLock::new(drawn::seed);
     let mut hasher = DefaultHasher::new();
     (*SEED, name, emission.trace).hash(&mut hasher);
-    std::env::var("MK_SWEEP").is_ok_and(|what| what == "all")
-        || hasher.finish().is_multiple_of(ONE_IN)
+    drawn::whole() || hasher.finish().is_multiple_of(ONE_IN)
 }
 
 /// Traced, only plans with a kind of task that none before had: what is not traced is compiled by the other test.

@@ -6,6 +6,8 @@
 //! The tests take an eighth of the mistakes, which the printed seed draws (`MK_SEED` repeats it): `ui_mistakes` of `mk-syntax`
 //! reads all messages of the macro as strings. `cargo xtask sweep ui`, and CI, take all.
 
+#[path = "../mk-harness/tests/sweep/drawn.rs"]
+mod drawn;
 #[path = "ui/pass/items.rs"]
 mod items;
 #[path = "ui/pass/pipelined.rs"]
@@ -16,7 +18,6 @@ use std::{
     env, fs,
     hash::{DefaultHasher, Hash, Hasher},
     path::PathBuf,
-    time::SystemTime,
 };
 
 #[test]
@@ -36,13 +37,10 @@ fn mistakes() -> Vec<PathBuf> {
     let all = files("tests/ui").chain(files("tests/ui/struct"));
     let mut all: Vec<_> = all.filter(|p| p.extension().is_some_and(|e| e == "rs")).collect();
     all.sort();
-    let whole = env::var("MK_SWEEP").is_ok_and(|what| what == "all");
-    if whole || env::var_os("TRYBUILD").is_some() {
+    if drawn::whole() || env::var_os("TRYBUILD").is_some() {
         return all;
     }
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let seed = env::var("MK_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(now);
-    println!("MK_SEED={seed}");
+    let seed = drawn::seed();
     all.sort_by_cached_key(|path| {
         let mut hasher = DefaultHasher::new();
         (seed, path).hash(&mut hasher);

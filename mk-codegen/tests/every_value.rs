@@ -20,13 +20,13 @@ fn all(_: i32) -> bool {
     true
 }
 
-/// Beside whole blocks, few values, and some others; with `MK_MUTANTS=all` all.
+/// Beside whole blocks, few values, and some others; with `MK_SWEEP=all` all.
 fn some(value: i32) -> bool {
     let near = |n: i32| (value + 2) % n <= 4;
     value < 10
         || near(64)
         || value % 11 == 0
-        || std::env::var_os("MK_MUTANTS").is_some_and(|v| v == "all")
+        || std::env::var_os("MK_SWEEP").is_some_and(|v| v == "all")
 }
 
 const GATHER: &str = "fn f<M: dyn <= 400>(x: bf16[M, K] @ shard(0), w: bf16[K, N] @ shard(1)) { gather(x) -> gemm(w) }";

@@ -82,7 +82,7 @@ pub fn mutants() -> Result<()> {
     for (package, test) in tests {
         let args = ["test", "--release", "-p", package, "--test", test, "--", "--nocapture"];
         let mut tests = cargo(&args);
-        step(test, tests.env("MK_MUTANTS", "all").env("MK_RANDOM_CASES", "10000"))?;
+        step(test, tests.env("MK_SWEEP", "all").env("MK_RANDOM_CASES", "10000"))?;
     }
     Ok(())
 }

@@ -243,7 +243,7 @@ pub fn judge(case: &Small, take: impl Fn(usize, &Mutant) -> bool, score: &mut Sc
 #[test]
 fn mutants_that_verify_and_are_wrong_are_rejected() {
     let mut score = Score::default();
-    let share: usize = match std::env::var("MK_MUTANTS").as_deref() {
+    let share: usize = match std::env::var("MK_SWEEP").as_deref() {
         Ok("all") => 1,
         _ => 3,
     };

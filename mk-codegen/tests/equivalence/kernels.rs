@@ -125,7 +125,7 @@ fn element_types_that_verify_are_executed_and_emitted() {
 /// makes a kernel asks [`check`], and is told the same.
 #[test]
 fn mutants_that_verify_have_a_kernel_or_a_reason() {
-    let share: usize = match std::env::var("MK_MUTANTS").as_deref() {
+    let share: usize = match std::env::var("MK_SWEEP").as_deref() {
         Ok("all") => 1,
         _ => 9,
     };

@@ -1,8 +1,9 @@
 //! Mutants of accesses and tables: the verifier and the evaluation against the pipeline refuse those that the executor shows to be wrong.
 //!
-//! CI takes random ones, for so many seconds; `MK_MUTANTS=all` takes all, plan by plan, and says of each how it went; a miss is printed
-//! when it is seen. `MK_MUTANTS_SEED` repeats a run, `MK_MUTANTS_CASE` takes the plans whose names contain it. A mutant is *wrong* if the executor fails it, or if its results differ from the plan's by more than
-//! roundings, with some numbers, routings and orders.
+//! CI takes random ones, for so many seconds; `MK_SWEEP=all` takes all, plan by plan, and says of each how it went; a miss
+//! is printed when it is seen. `MK_SEED` repeats a run, `MK_MUTANTS_CASE` takes the plans whose names contain it. A mutant
+//! is *wrong* if the executor fails it, or if its results differ from the plan's by more than roundings, with some
+//! numbers, routings and orders.
 
 use crate::{
     alike::first_alike,
@@ -21,7 +22,7 @@ use mk_codegen::{
 use mk_syntax::{Placement, Program};
 use std::{
     collections::BTreeMap,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 /// Seconds that CI spends here.
@@ -286,8 +287,7 @@ fn report(judged: &[Judged]) {
 fn wrong_accesses_and_tables_are_refused() {
     let all = !crate::few();
     let begin = Instant::now();
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let seed = std::env::var("MK_MUTANTS_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(now);
+    let seed = crate::drawn::seed();
     let mut cases = cases(all);
     if all {
         // Quick ones first.
@@ -297,7 +297,6 @@ fn wrong_accesses_and_tables_are_refused() {
         });
         println!("{} plans", cases.len());
     } else {
-        println!("MK_MUTANTS_SEED={seed}");
         // Tables first.
         cases.sort_by_key(|c| mix([seed, c.name.len() as u64, c.plan.families.len() as u64]));
         let tabulated = cases.iter().position(|c| !c.plan.tables.is_empty()).unwrap_or(0);

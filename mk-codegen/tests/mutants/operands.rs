@@ -105,7 +105,7 @@ fn no_result_is_written_before_it_is_made_or_made_of_less() {
     cases.extend(cases::small(few()));
     let cases = in_parallel(&cases.iter().collect::<Vec<_>>(), |case| Original::new(case));
     let all = cases.iter().flat_map(|c| of_operands(&c.case.plan).into_iter().map(move |m| (c, m)));
-    let list: Vec<(&Original<'_>, Mutant)> = drawn(all, 2).collect();
+    let list: Vec<(&Original<'_>, Mutant)> = drawn::some(all, 2).collect();
     let judged = in_parallel(&list, |(case, mutant)| judge(case, mutant));
     let mut table: BTreeMap<Kind, [usize; 4]> = BTreeMap::new();
     let mut missed = Vec::new();

@@ -90,7 +90,7 @@ pub fn judge(case: &Case, mutant: &Mutant) -> Option<Judged> {
 /// Judges every so-manieth mutant of the plans.
 fn judge_some(cases: &[Case], stride: usize) -> Vec<Judged> {
     let all = cases.iter().flat_map(|c| mutants(&c.plan).into_iter().map(move |m| (c, m)));
-    let all: Vec<(&Case, Mutant)> = drawn(all, stride).collect();
+    let all: Vec<(&Case, Mutant)> = drawn::some(all, stride).collect();
     in_parallel(&all, |(case, mutant)| judge(case, mutant)).into_iter().flatten().collect()
 }
 
