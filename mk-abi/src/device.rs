@@ -338,8 +338,8 @@ codes! {
         NegativeRows = 7,
         /// Rows take more blocks than a table has: `seen` or more, of `expected`.
         Capacity = 8,
-        /// A token names no expert of the layer, and not -1. `tile`: the token, counted over all ranks; `waited_ns`: the
-        /// id, an i64; `seen`: its low word; `expected`: the number of experts.
+        /// A token names no expert of the layer, and not -1. `tile`: the token, counted over all ranks; `waited_ns`:
+        /// the id, an i64; `seen`: its low word; `expected`: the number of experts.
         ExpertOutside = 9,
         /// A token names an expert twice: `tile` says which token of the world, `seen` the expert.
         ExpertTwice = 10,

@@ -78,8 +78,8 @@ pub fn compile(kernel: &KernelSource, args: &PipelineArgs, use_cache: bool) -> R
             if !args.is_plan() && args.settings().next().is_none() =>
         {
             note_on_stderr(format_args!(
-                "with these settings, which are not given, {} spills registers ({store_bytes} bytes of stores, {load_bytes} bytes of \
-                 loads) and is slower for it: `mk tune` looks for others",
+                "with these settings, which are not given, {} spills registers ({store_bytes} bytes of stores, \
+                 {load_bytes} bytes of loads) and is slower for it: `mk tune` looks for others",
                 kernel.name
             ));
             Ok(jit(JitOptions { allow_spills: true, ..options })?)

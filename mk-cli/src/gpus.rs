@@ -240,8 +240,8 @@ mod tests {
         let text = split([Some(33), Some(12)]).unwrap_err();
         assert_eq!(
             text,
-            "error: `--set compute_sms=33 intra_comm_sms=12` asks for 45 CTAs on each rank, and a rank has 44 SMs of its GPU\n  \
-             = help: give the roles at most 44 in all, or leave them out: the default fits"
+            "error: `--set compute_sms=33 intra_comm_sms=12` asks for 45 CTAs on each rank, and a rank has 44 SMs of \
+             its GPU\n  = help: give the roles at most 44 in all, or leave them out: the default fits"
         );
         let text = split([None, Some(45)]).unwrap_err();
         assert!(text.contains("`--set intra_comm_sms=45` asks for 45 CTAs"), "{text}");

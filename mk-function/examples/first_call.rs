@@ -181,7 +181,8 @@ fn row(name: &str, cold: f64, parts: &[f64], warm: f64) -> String {
     format!("| {name} | {cold:.2} | {} | {warm:.2} |", parts.join(" | "))
 }
 
-/// A first call, and the times of its parts on stdout. The kernels of a backward are made at a time, as Python makes them.
+/// A first call, and the times of its parts on stdout. The kernels of a backward are made at a time, as Python makes
+/// them.
 fn one(case: &Case) -> Res<()> {
     let jit = JitOptions::default();
     let mut parts = [Duration::ZERO; PARTS.len()];

@@ -194,7 +194,8 @@ pub enum ArgumentError {
         declared: bool,
     },
     /// A tensor that is not what its rank holds of the global one.
-    #[error("`{tensor}` has shape {given:?} on rank {rank}, and {expected:?} is that rank's part of {global}\n  help: {}",
+    #[error("`{tensor}` has shape {given:?} on rank {rank}, and {expected:?} is that rank's part of {global}\n  help: \
+        {}",
         part_help(tensor, *sharded))]
     Shape {
         /// The tensor.

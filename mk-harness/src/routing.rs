@@ -161,7 +161,8 @@ pub(crate) fn experts_of(case: Case<'_>, ids: ValueId) -> Option<usize> {
     case.bound.dim(case.program.experts_of(ids)?).map(|n| n as usize)
 }
 
-/// How many rows are kept of each expert, where others are dropped, by the experts of tokens, which so many ranks share.
+/// How many rows are kept of each expert, where others are dropped, by the experts of tokens, which so many ranks
+/// share.
 pub(crate) fn keep(case: Case<'_>, ids: ValueId, ranks: usize) -> Option<usize> {
     if !case.program.drops(ids) {
         return None;
@@ -231,7 +232,8 @@ pub(crate) fn counts_of(program: &Program, value: ValueId) -> Option<ValueId> {
     }
 }
 
-/// The places that share experts, by a tensor of their counts, or of the experts of tokens; one where all have the same.
+/// The places that share experts, by a tensor of their counts, or of the experts of tokens; one where all have the
+/// same.
 pub(crate) fn sharing(sizes: Sizes, placement: &[Placement]) -> Vec<usize> {
     match placement.iter().position(|p| *p == Placement::Shard(0)) {
         None => vec![0],

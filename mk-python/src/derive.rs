@@ -21,7 +21,8 @@ use std::collections::BTreeMap;
 /// ``forward`` has more results than the pipeline: what is saved. ``inputs`` are the backward's parameters:
 /// ``"gradient"`` of a result, ``"parameter"``, ``"saved"`` (a result of ``forward``), ``"ones"``, ``"main"``, the f32
 /// matrix that the gradient of a parameter ``into`` is added to. ``gradients`` are of the ``wanted`` parameters:
-/// ``"result"`` of the backward, ``"row"`` 0 of one, ``"rows"`` 0 of each matrix of one, or ``"given"``, the gradient of a result as it is.
+/// ``"result"`` of the backward, ``"row"`` 0 of one, ``"rows"`` 0 of each matrix of one, or ``"given"``, the gradient
+/// of a result as it is.
 ///
 /// Raises PipelineError, or UnsupportedError for a pipeline without a backward.
 #[pyfunction]

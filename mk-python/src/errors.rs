@@ -106,8 +106,8 @@ pub fn runtime(py: Python<'_>, error: &RuntimeError) -> PyErr {
 
 /// The message without a driver: names what works in Python all the same.
 const NO_DRIVER: &str = "no CUDA driver: libcuda.so.1 was not found\n  help: install the NVIDIA driver (version 580 or \
-    newer); without a GPU, mk.World.reference() computes on CPU tensors, and mk.plan(..).simulate(..) runs a plan on the \
-    CPU executor";
+    newer); without a GPU, mk.World.reference() computes on CPU tensors, and mk.plan(..).simulate(..) runs a plan on \
+    the CPU executor";
 
 fn class(error: &RuntimeError) -> Class {
     use RuntimeError::*;

@@ -38,8 +38,9 @@ impl Comparison {
 /// Where a process has several ranks.
 pub fn several_ranks(py: Python<'_>, ranks: usize) -> PyErr {
     let what = format!(
-        "this process has {ranks} ranks, and torch.distributed has one a process: there is nothing to compare with\n  help: run a \
-         process per GPU, under torchrun, with World.from_torch(); Plan.explain() explains without measuring"
+        "this process has {ranks} ranks, and torch.distributed has one a process: there is nothing to compare with\n  \
+         help: run a process per GPU, under torchrun, with World.from_torch(); Plan.explain() explains without \
+         measuring"
     );
     Class::Unsupported.error(py, what)
 }

@@ -255,8 +255,8 @@ impl Function {
         let (which, results) = match found {
             Some(found) => found,
             None if torch.is_capturing(py)? => {
-                let what = "a first call with these shapes cannot be captured, because it allocates\n  help: call the function \
-                            once, or bind it, before torch.cuda.graph";
+                let what = "a first call with these shapes cannot be captured, because it allocates\n  help: call the \
+                            function once, or bind it, before torch.cuda.graph";
                 return Err(Class::Error.error(py, what));
             }
             None => self.with(py, |function| {

@@ -169,7 +169,8 @@ impl Given {
             true if keyword == 0 || keyword == setting => Ok(setting),
             true => Err(Class::Argument.error(
                 py,
-                format!("reserve_sms is {keyword}, and the setting reserved_sms is {setting}\n  help: give one of them"),
+                format!("reserve_sms is {keyword}, and the setting reserved_sms is {setting}\n  help: give one of \
+                    them"),
             )),
         }
     }

@@ -263,8 +263,8 @@ impl Torch {
             bytes.ok_or_else(|| wrong(format!("has shape {shape:?}, which is too large")))?;
         if !pointer.is_multiple_of(16) {
             return Err(wrong(format!(
-                "is at {pointer:#x}, which is not a multiple of 16 bytes\n  help: a part of another tensor may begin anywhere, a copy of it \
-                 ({name}.clone()) does not"
+                "is at {pointer:#x}, which is not a multiple of 16 bytes\n  help: a part of another tensor may begin \
+                 anywhere, a copy of it ({name}.clone()) does not"
             )));
         }
         // SAFETY: a contiguous tensor of this shape on the rank's GPU; `function.rs` keeps it until the launch is

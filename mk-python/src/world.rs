@@ -199,8 +199,8 @@ impl World {
         let ready = dist.call_method0("is_available")?.is_truthy()?
             && dist.call_method0("is_initialized")?.is_truthy()?;
         if !ready {
-            let what = "torch.distributed is not initialised: call torch.distributed.init_process_group() first, or use \
-                        World.from_env() or World.local(n)";
+            let what = "torch.distributed is not initialised: call torch.distributed.init_process_group() first, or \
+                        use World.from_env() or World.local(n)";
             return Err(Class::Rendezvous.error(py, what));
         }
         let of = match &group {

@@ -357,7 +357,8 @@ mod tests {
         let options = JitOptions { cache_dir: Some("/proc/self".into()), ..JitOptions::default() };
         let text = Doctor::examine(&options).to_string();
         assert!(text.contains("cache     none"), "{text}");
-        let why = "missing   for keeping compiled kernels, proofs and tuning results: the kernel cache /proc/self cannot be used";
+        let why = "missing   for keeping compiled kernels, proofs and tuning results: the kernel cache /proc/self \
+            cannot be used";
         assert!(text.contains(why), "{text}");
     }
 }

@@ -27,8 +27,8 @@ const fn names([rank, size, local_rank, local_size]: [&'static str; 4]) -> Names
     Names { rank, size, local_rank, local_size }
 }
 
-/// A launcher's variables are all taken, or none. Own ones come first; a job of Slurm may have an mpirun inside: that of
-/// Open MPI, or of MPICH.
+/// A launcher's variables are all taken, or none. Own ones come first; a job of Slurm may have an mpirun inside: that
+/// of Open MPI, or of MPICH.
 const ALL: [Names; 5] = [
     names(["MK_RANK", "MK_WORLD_SIZE", "MK_LOCAL_RANK", "MK_LOCAL_WORLD_SIZE"]),
     TORCH,

@@ -131,7 +131,7 @@ fn gradients_are_those_of_differences() {
 #[test]
 fn backwards_are_kernels() {
     let sizes = [(1, 5, 1), (2, 21, 2), (4, 3, 2)];
-    // What was dropped is counted in the kernel that saves rows.
+    // The kernel that saves rows also counts the dropped ones.
     let counted = format!(
         "fn counted({HEAD}, {EXPERTS}) {{
                 let rows = dispatch(x, ids, capacity = R, drop);

@@ -23,8 +23,8 @@ pub enum EpilogueOp {
     Scale(u32),
     /// Nothing: a `cast` to f32, the accumulator's own type.
     Widen,
-    /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first, but for factors, a `Bias` and a `Save`: `b` is then `[k, 2, n]`, and a tile of
-    /// it has half its columns from each.
+    /// `silu(gate) * up`, `[m, 2, n] -> [m, n]`. Comes first, but for factors, a `Bias` and a `Save`: `b` is then
+    /// `[k, 2, n]`, and a tile of it has half its columns from each.
     Swiglu,
     /// Multiplies each row by its number of the f32 vector `[m]`. Comes first, as does the next.
     ScaleRows,

@@ -31,8 +31,8 @@ impl Program {
         }
     }
 
-    /// The axis whose ranks share experts and tokens, or counts of rows; `None` where there are no experts, or all ranks
-    /// have all of them.
+    /// The axis whose ranks share experts and tokens, or counts of rows; `None` where there are no experts, or all
+    /// ranks have all of them.
     pub fn axis_of_experts(&self) -> Option<usize> {
         let said = self.nodes.iter().find_map(|n| match n.op {
             Op::GroupedGemm { .. } | Op::GroupedWgrad => n.inputs.get(2),

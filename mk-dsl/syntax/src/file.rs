@@ -60,7 +60,8 @@ pub fn defaults(source: &str) -> Result<BTreeMap<String, u64>, Diagnostics> {
     sink.finish(source, Some(values))
 }
 
-/// The same without those of dimensions of tensors whose shapes are given by name: a shape is worth more than a default.
+/// The same without those of dimensions of tensors whose shapes are given by name: a shape is worth more than a
+/// default.
 ///
 /// # Errors
 /// As [`defaults`].

@@ -127,7 +127,8 @@ operations! {
         "`attention_dk(k, v, q, do, stats)`";
     attention_dv Kind::AttentionDv, "`attention_dv`", "`dk -> attention_dv`";
     attention_dsinks Kind::AttentionDsinks,
-        "`attention_dsinks(s)`, or `attention_dsinks(stats, s)` at the start of a chain", "`attention_dsinks(stats, s)`";
+        "`attention_dsinks(s)`, or `attention_dsinks(stats, s)` at the start of a chain", "`attention_dsinks(stats, \
+            s)`";
     ragged Kind::Ragged,
         "`ragged(x, counts)` at the start of a chain, and `grouped_gemm(w)` behind it", "`ragged(x, counts)`";
     grouped_gemm Kind::GroupedGemm, "`grouped_gemm(w)`", "`ragged(x, counts) -> grouped_gemm(w)`";

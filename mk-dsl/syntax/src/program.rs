@@ -521,9 +521,9 @@ pub enum Op {
     /// `[x, y] -> x + y`.
     Add,
     /// `[q: [B, S, H, D], k: [B, S, G, D], v: [B, S, G, D]] -> [B, S, H, D]`: `softmax(scale * q k^T) v` of each head,
-    /// the softmax in f32; head `h` of queries reads head `h / (H / G)` of keys and values. With sinks a fourth operand,
-    /// `f32 [H]`, is what each sum of a head has the exponential of, too. Of packed sequences a last operand, `i32 [N]`,
-    /// says where documents begin, and the last one ends; so it does in the gradients.
+    /// the softmax in f32; head `h` of queries reads head `h / (H / G)` of keys and values. With sinks a fourth
+    /// operand, `f32 [H]`, is what each sum of a head has the exponential of, too. Of packed sequences a last operand,
+    /// `i32 [N]`, says where documents begin, and the last one ends; so it does in the gradients.
     Attention {
         /// Which scores there are.
         scores: Scores,
@@ -554,8 +554,8 @@ pub enum Op {
     /// `[dk: [B, S, G, D]] -> [B, S, G, D]`, where `dk` is a result of `attention_dk`: gradients of the values beside
     /// it.
     AttentionDv,
-    /// `[stats: f32 [B, H, S, 4], s: f32 [H]] -> f32 [1, H]`: gradients of the sinks of an [`Op::Attention`]: of each head
-    /// the sum over its queries of `-exp(s - lse) * delta`, the first two of a query's statistics.
+    /// `[stats: f32 [B, H, S, 4], s: f32 [H]] -> f32 [1, H]`: gradients of the sinks of an [`Op::Attention`]: of each
+    /// head the sum over its queries of `-exp(s - lse) * delta`, the first two of a query's statistics.
     AttentionDsinks,
     /// `[x] -> factor * x`; the factor is finite.
     Scale(f64),

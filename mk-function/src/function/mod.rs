@@ -228,9 +228,9 @@ impl Function {
         Ok(made)
     }
 
-    /// Chooses, proves and compiles for these sizes, so that [`Function::bind`] finds all of it in the caches: for several
-    /// functions at a time, which bind one after the other. Waits for no other rank, and binds nothing. Does nothing
-    /// where another rank chooses, or nothing is kept.
+    /// Chooses, proves and compiles for these sizes, so that [`Function::bind`] finds all of it in the caches: for
+    /// several functions at a time, which bind one after the other. Waits for no other rank, and binds nothing. Does
+    /// nothing where another rank chooses, or nothing is kept.
     ///
     /// # Errors
     /// What [`Function::bind`] will say, too.
@@ -256,8 +256,8 @@ impl Function {
         *given == Config { ranks, mesh, reserved_sms, ..Config::default() }
     }
 
-    /// Whether settings are looked for: none is given, and GPUs are not shared, for which there are neither measurements
-    /// nor a model.
+    /// Whether settings are looked for: none is given, and GPUs are not shared, for which there are neither
+    /// measurements nor a model.
     fn searches(&self) -> bool {
         self.options.tuning == Tuning::Auto
             && self.settings_are_free()

@@ -63,7 +63,8 @@ impl<'a> Session<'a> {
             return Err(HarnessError::mismatch("a session needs all ranks in this process"));
         }
         if source.tensors.iter().any(|t| t.own_rows) {
-            let what = "each rank's own number of rows on GPUs: run it on the executor (`--device cpu`), or by `mk.compile`";
+            let what = "each rank's own number of rows on GPUs: run it on the executor (`--device cpu`), or by \
+                `mk.compile`";
             return Err(HarnessError::unsupported(what));
         }
         let jit = JitOptions::default();

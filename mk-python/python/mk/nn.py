@@ -354,7 +354,7 @@ class MoE(_Experts):
         key = f"{adds} {tokens} {kept}"
         if key not in self._functions:
             self._functions[key] = self._function(adds, tokens, kept)
-        # Of a factor, that of the last call.
+        # With a factor, each number of tokens has a kernel: `function` is the last call's.
         self.function = self._functions[key] if isinstance(self.capacity, float) else self.function
         return key
 

@@ -149,8 +149,8 @@ impl fmt::Display for Fault {
                 self.waited_at(f)?;
                 write!(
                     f,
-                    ": {} did not enter the launch within {} (expected {}, saw {}): it launched nothing, or another kernel, of other shapes or in \
-                     another order",
+                    ": {} did not enter the launch within {} (expected {}, saw {}): it launched nothing, or another \
+                     kernel, of other shapes or in another order",
                     self.peer_name(),
                     duration(self.waited_ns),
                     self.expected,
@@ -161,9 +161,9 @@ impl fmt::Display for Fault {
                 self.waited_at(f)?;
                 write!(
                     f,
-                    ": {} launched it, too, but its GPU did not start it within {}: kernels of others hold SMs there or stand \
-                     before it in its stream. If they wait for this rank in turn, as NCCL's do on another stream, keep SMs free \
-                     for them: reserve_sms (in Python reserve_sms=\"nccl\")",
+                    ": {} launched it, too, but its GPU did not start it within {}: kernels of others hold SMs there \
+                     or stand before it in its stream. If they wait for this rank in turn, as NCCL's do on another \
+                     stream, keep SMs free for them: reserve_sms (in Python reserve_sms=\"nccl\")",
                     self.peer_name(),
                     duration(self.waited_ns)
                 )?;
@@ -203,8 +203,8 @@ impl fmt::Display for Fault {
             )?,
             FaultCause::Known(FaultKind::Capacity) => write!(
                 f,
-                "the rows of this rank's experts take {} blocks or more, and the capacity is {}: nothing was written past it. \
-                 Give the rows a larger capacity",
+                "the rows of this rank's experts take {} blocks or more, and the capacity is {}: nothing was written \
+                 past it. Give the rows a larger capacity",
                 self.seen, self.expected
             )?,
             FaultCause::Known(FaultKind::ExpertOutside) => write!(
@@ -341,8 +341,8 @@ mod tests {
         assert!(
             fault
                 .to_string()
-                .ends_with("also: kernel ag_gemm, rank 0, role intra_comm, CTA 117, epoch 3: tile 42 waited 30.0 s at e7 \
-                 (fam1 gemm.remote, loader: wait sig1 \"arrived\" >= 8) when rank 2 set the abort flag")
+                .ends_with("also: kernel ag_gemm, rank 0, role intra_comm, CTA 117, epoch 3: tile 42 waited 30.0 s at \
+                 e7 (fam1 gemm.remote, loader: wait sig1 \"arrived\" >= 8) when rank 2 set the abort flag")
         );
     }
 
@@ -353,10 +353,10 @@ mod tests {
         fault.cause = FaultCause::NotStarted;
         assert_eq!(
             fault.to_string(),
-            "kernel ag_gemm, rank 0, role intra_comm, CTA 117, epoch 3: tile 42 waited 30.0 s at e7 \
-             (fam1 gemm.remote, loader: wait sig1 \"arrived\" >= 8): rank 1 launched it, too, but its GPU did not start it \
-             within 30.0 s: kernels of others hold SMs there or stand before it in its stream. If they wait for this rank in \
-             turn, as NCCL's do on another stream, keep SMs free for them: reserve_sms (in Python reserve_sms=\"nccl\")"
+            "kernel ag_gemm, rank 0, role intra_comm, CTA 117, epoch 3: tile 42 waited 30.0 s at e7 (fam1 gemm.remote, \
+             loader: wait sig1 \"arrived\" >= 8): rank 1 launched it, too, but its GPU did not start it within 30.0 s: \
+             kernels of others hold SMs there or stand before it in its stream. If they wait for this rank in turn, as \
+             NCCL's do on another stream, keep SMs free for them: reserve_sms (in Python reserve_sms=\"nccl\")"
         );
     }
 

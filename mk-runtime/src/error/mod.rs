@@ -323,7 +323,8 @@ pub enum Error {
         what: String,
     },
     /// Processes of the world did not find each other.
-    #[error("rank {rank} waited {:.1} s for the other processes of its world: {what}{}", waited.as_secs_f64(), missing_ranks(missing))]
+    #[error("rank {rank} waited {:.1} s for the other processes of its world: \
+        {what}{}", waited.as_secs_f64(), missing_ranks(missing))]
     Rendezvous {
         /// This rank.
         rank: u32,
@@ -357,7 +358,8 @@ pub enum Error {
         during: String,
     },
     /// Other processes of the world did not take part in a collective call.
-    #[error("{during}: nothing came from {} within {:.1} s; build a new world", ranks_text(ranks), waited.as_secs_f64())]
+    #[error("{during}: nothing came from {} within {:.1} s; build a new \
+        world", ranks_text(ranks), waited.as_secs_f64())]
     PeerSilent {
         /// Their ranks.
         ranks: Vec<u32>,

@@ -78,7 +78,8 @@ impl Graph {
     /// Replays the graph into a stream of its GPU.
     ///
     /// # Errors
-    /// [`Error::Poisoned`](crate::Error::Poisoned) when an instance in it has failed; [`Error::PeerGone`](crate::Error::PeerGone); [`Error::Cuda`](crate::Error::Cuda).
+    /// [`Error::Poisoned`](crate::Error::Poisoned) when an instance in it has failed;
+    /// [`Error::PeerGone`](crate::Error::PeerGone); [`Error::Cuda`](crate::Error::Cuda).
     pub fn launch(&mut self, stream: StreamRef) -> Result<()> {
         for captured in &self.captured {
             captured.usable()?;

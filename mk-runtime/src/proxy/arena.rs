@@ -43,8 +43,8 @@ impl Arena {
     pub fn lease(&mut self, bytes: u64) -> Result<Lease, TransportError> {
         let full = || TransportError::Memory {
             what: format!(
-                "{bytes} bytes are not free in a net arena of {}, {} of which are leased: make it larger (`MK_NET_MIB`), or \
-                 drop instances",
+                "{bytes} bytes are not free in a net arena of {}, {} of which are leased: make it larger \
+                 (`MK_NET_MIB`), or drop instances",
                 self.bytes,
                 self.leased.values().map(|l| l.0).sum::<u64>()
             ),

@@ -56,11 +56,12 @@ impl Attend<'_> {
 }
 
 impl Reference {
-    /// Attention in fp32: `o` f32 `[B, S, H, E]` and `lse` f32 `[B, H, S]` from `q` `[B, S, H, D]`, `k` `[B, T, G, D]` and
-    /// `v` `[B, T, G, E]`, of any float types, `D` and `E` at most 256. All on one rank.
+    /// Attention in fp32: `o` f32 `[B, S, H, E]` and `lse` f32 `[B, H, S]` from `q` `[B, S, H, D]`, `k` `[B, T, G, D]`
+    /// and `v` `[B, T, G, E]`, of any float types, `D` and `E` at most 256. All on one rank.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) for shapes, types or ranks that do not fit; [`Error::Cuda`](crate::Error::Cuda).
+    /// [`Error::Shape`](crate::Error::Shape) for shapes, types or ranks that do not fit;
+    /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn attend(
         &self,
         [o, lse]: [&DeviceTensor; 2],
@@ -105,7 +106,8 @@ impl Reference {
     /// logarithms are f32. All on one rank.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) for shapes, types or ranks that do not fit; [`Error::Cuda`](crate::Error::Cuda).
+    /// [`Error::Shape`](crate::Error::Shape) for shapes, types or ranks that do not fit;
+    /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn attend_stats(&self, to: &DeviceTensor, [o, d_o, lse]: [&DeviceTensor; 3]) -> Result<()> {
         let fits = match o.shape() {
             &[batch, queries, heads, _] => {
@@ -134,7 +136,8 @@ impl Reference {
     /// on one rank.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) for shapes, types or ranks that do not fit; [`Error::Cuda`](crate::Error::Cuda).
+    /// [`Error::Shape`](crate::Error::Shape) for shapes, types or ranks that do not fit;
+    /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn attend_dq(
         &self,
         dq: &DeviceTensor,
@@ -151,7 +154,8 @@ impl Reference {
     /// The same of keys and values.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) for shapes, types or ranks that do not fit; [`Error::Cuda`](crate::Error::Cuda).
+    /// [`Error::Shape`](crate::Error::Shape) for shapes, types or ranks that do not fit;
+    /// [`Error::Cuda`](crate::Error::Cuda).
     pub fn attend_dkv(
         &self,
         [dk, dv]: [&DeviceTensor; 2],

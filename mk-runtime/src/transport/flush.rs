@@ -91,8 +91,8 @@ impl Visibility {
         })
     }
 
-    /// The rule, which is NCCL's (`ncclTopoNeedFlush`): none from compute capability 9.0 on, but for C2C hosts; and none
-    /// but where the driver promises order.
+    /// The rule, which is NCCL's (`ncclTopoNeedFlush`): none from compute capability 9.0 on, but for C2C hosts; and
+    /// none but where the driver promises order.
     pub fn rule(&self) -> Flush {
         match (self.ordering >= OWNER && self.capability >= (9, 0) && !self.c2c, self.driver) {
             (true, _) => Flush::None,
@@ -115,8 +115,8 @@ impl Visibility {
         let flush = asked.unwrap_or_else(|| self.rule());
         let what = match (flush, ordering) {
             (Flush::None, _) if self.ordering < OWNER => format!(
-                "GPU {gpu} may see a card's word before the data in front of it (GPUDirect write ordering {}, and {OWNER} is \
-                 needed)",
+                "GPU {gpu} may see a card's word before the data in front of it (GPUDirect write ordering {}, and \
+                 {OWNER} is needed)",
                 self.ordering
             ),
             (Flush::ReadBack, _) => {
@@ -124,7 +124,8 @@ impl Visibility {
             }
             (Flush::Driver, _) if !self.driver => format!("the driver of GPU {gpu} has no flush"),
             (Flush::Driver, Ordering::InOrder) => format!(
-                "GPU {gpu} needs a flush (`driver`) before a word, which the card itself sets: take an unordered network"
+                "GPU {gpu} needs a flush (`driver`) before a word, which the card itself sets: take an unordered \
+                    network"
             ),
             (Flush::None | Flush::Driver, _) => return Ok(flush),
         };

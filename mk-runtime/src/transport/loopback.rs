@@ -236,8 +236,8 @@ impl Transport for Loopback {
         let theirs = there.as_ref().and_then(|arena| arena.memory.gpu());
         if let Some(gpu) = gpu.filter(|gpu| theirs.as_ref() == Some(gpu)) {
             let what = format!(
-                "ranks {} and {peer} have arenas on GPU {}, inside which copies stand still while a kernel fills it; use \
-                 pinned memory of the host",
+                "ranks {} and {peer} have arenas on GPU {}, inside which copies stand still while a kernel fills it; \
+                 use pinned memory of the host",
                 self.rank, gpu.ordinal
             );
             return Err(TransportError::Refused { transport: self.caps.name.clone(), what });

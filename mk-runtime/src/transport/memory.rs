@@ -58,8 +58,8 @@ pub trait CopyEngine: Send + Sync {
     /// Of the driver.
     ///
     /// # Safety
-    /// `bytes` bytes from `from` on stay readable, and those from `to` on, and the word, writable: memory of this GPU, of
-    /// another one, or of the host. The word is in memory of this GPU.
+    /// `bytes` bytes from `from` on stay readable, and those from `to` on, and the word, writable: memory of this GPU,
+    /// of another one, or of the host. The word is in memory of this GPU.
     unsafe fn pull(
         &self,
         from: *const u8,

@@ -1,7 +1,7 @@
 //! Several network cards of a rank: an end over ends, each of which has one.
 //!
-//! Lane l is lane l / n of card l % n, so that data and its word are on one card, and on one queue pair. Unordered, writes
-//! go to the cards by turns. Card i writes to card i of a peer; connection cards are contiguous.
+//! Lane l is lane l / n of card l % n, so that data and its word are on one card, and on one queue pair. Unordered,
+//! writes go to the cards by turns. Card i writes to card i of a peer; connection cards are contiguous.
 
 use super::card::ConnectionCard;
 use super::{Caps, Event, NetMemory, Ordering, Posted, Transport, TransportError, Write};

@@ -1,7 +1,8 @@
 //! From a verified plan to one CUDA translation unit.
 //!
-//! The used files of the device library come first, word for word; then constants, one struct per family with the plan's
-//! own index expressions, hooks for each leaf, one function per role, and the kernel. Deterministic; no IO; no GPU.
+//! The used files of the device library come first, word for word; then constants, one struct per family with the
+//! plan's own index expressions, hooks for each leaf, one function per role, and the kernel. Deterministic; no IO; no
+//! GPU.
 //!
 //! Imports among the files go one way: `types`, `error`, `library`, then `nodes`, `layout`, `maps`, `context`, then
 //! what says parts of a family (`boxes`, `chain`, `signal`, `spans`, `tasks`), then `leaf`, then `role`, `trace`,

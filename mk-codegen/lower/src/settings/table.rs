@@ -114,7 +114,8 @@ pub const SETTINGS: &[Setting] = &[
         settle: rules::settle_consumers,
         values: tried::consumers,
     }),
-    row!(group_m: u32 | "auto", "rasterisation: row blocks that are walked together before the next columns' tiles; auto is 1024 rows", {
+    row!(group_m: u32 | "auto", "rasterisation: row blocks that are walked together before the next columns' tiles; \
+        auto is 1024 rows", {
         applies: rules::products,
         fits: |c, _| rules::at_least_one("group_m", "row blocks", c.group_blocks()),
         values: tried::group_m,
@@ -175,7 +176,8 @@ pub const SETTINGS: &[Setting] = &[
         settle: rules::settle_cluster,
         values: tried::cluster,
     }),
-    row!(multicast: Multicast | "none", "CTAs of a cluster that load operands of a single GEMM together: tiles below each other share B, side by side A", {
+    row!(multicast: Multicast | "none", "CTAs of a cluster that load operands of a single GEMM together: tiles below \
+        each other share B, side by side A", {
         applies: rules::products,
         fits: rules::multicast,
         settle: rules::settle_multicast,

@@ -18,7 +18,8 @@ pub enum NotASetting {
         name: String,
     },
     /// The text is no value of the setting.
-    #[error("`{value}` is no value of `{}`, which takes {}\n  help: for instance `{}={}`", setting.name, accepted(setting), setting.name, (setting.get)(&Config::default()))]
+    #[error("`{value}` is no value of `{}`, which takes {}\n  help: for instance \
+        `{}={}`", setting.name, accepted(setting), setting.name, (setting.get)(&Config::default()))]
     Value {
         /// The setting.
         setting: &'static Setting,

@@ -60,7 +60,7 @@ impl Checker<'_> {
                 format!("is in {buffer}, which must be i32[{}], row by row", shape.join(", "));
             self.error(place, what);
         }
-        // What is dropped is a result that nothing looks up.
+        // The count of dropped rows is a result: no task looks it up.
         let counted = t.routed.is_some_and(|r| r.part == RoutePart::Dropped);
         if counted && b.space != Space::Out {
             self.error(place, "counts dropped rows, and is no result");

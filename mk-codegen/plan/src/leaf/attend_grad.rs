@@ -65,8 +65,8 @@ impl GradOf {
     }
 }
 
-/// Bytes of a tile of attention's gradients, and of as many blocks of the other side as there are stages, of values that
-/// are so wide; and of the queries' statistics.
+/// Bytes of a tile of attention's gradients, and of as many blocks of the other side as there are stages, of values
+/// that are so wide; and of the queries' statistics.
 pub fn attend_grad_smem_bytes(
     of: GradOf,
     [rows, others, depth]: [u32; 3],

@@ -6,8 +6,8 @@ use crate::{
     names::{Agent::Copier, Mode, Operand, Point, Proxy},
 };
 
-/// `dst = -sum of exp(sinks - lse) * delta` over the queries of a head, whose statistics `[rows, 4]` come at each step of
-/// the inner loop: in f32, in an order of its own.
+/// `dst = -sum of exp(sinks - lse) * delta` over the queries of a head, whose statistics `[rows, 4]` come at each step
+/// of the inner loop: in f32, in an order of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SinkTile;
 

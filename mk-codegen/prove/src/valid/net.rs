@@ -88,7 +88,7 @@ impl Checker<'_, '_> {
         let task = &class.tasks[a.task as usize];
         let boxed = &world.boxes.all[a.boxed as usize];
         let x = &world.plan.families[task.family];
-        // What a GPU looks up for a card is its own.
+        // The GPU looks lengths up in tables of its own, and passes them to the card.
         let sent = x.leaf.sends() && !x.accesses[a.line as usize].operand.looks_up();
         let wrong = match sent {
             true => self.message(a),

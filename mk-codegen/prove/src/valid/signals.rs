@@ -176,7 +176,8 @@ fn host_waits(world: &World<'_>, out: &mut Vec<Violation>) {
         for w in x.waits.iter().filter(|w| w.by == Agent::Receiver) {
             out.push(Violation::Signalling {
                 place: format!("{}: {}", site::family(world, id), w.edge),
-                message: "waits for a word of the sending rank, which the receiving host cannot read: wait `by issuer`".into(),
+                message: "waits for a word of the sending rank, which the receiving host cannot read: wait `by \
+                    issuer`".into(),
             });
         }
     }

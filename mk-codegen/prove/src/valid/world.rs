@@ -162,7 +162,8 @@ impl Words {
     }
 }
 
-/// Pairs of epochs: each of the last ones as the later one, with those from so many to so many epochs back; 0 is itself.
+/// Pairs of epochs: each of the last ones as the later one, with those from so many to so many epochs back; 0 is
+/// itself.
 pub(super) struct Window {
     pub later: u32,
     pub near: u32,

@@ -1,4 +1,5 @@
-//! `attention_stats`, `attention_dq`, `attention_dk`, `attention_dv` and `attention_dsinks`: the backward of `attention`.
+//! `attention_stats`, `attention_dq`, `attention_dk`, `attention_dv` and `attention_dsinks`: the backward of
+//! `attention`.
 
 use super::attention::{along_sequence, beside, wide_as};
 use super::checker::{Call, Checker, Id, Ring, Shape, State, Ty, Value, Wanted};

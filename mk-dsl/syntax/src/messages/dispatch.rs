@@ -45,8 +45,8 @@ messages! {
         => declare(name, "`@ shard(0)`", "dispatch");
     placed dispatch_axes(name: &str, found: &str)
         "experts are over one axis of the mesh, and {name} is `{found}`";
-        "let tokens be `shard(0)` over the axis of their experts alone: ranks along other axes have tokens of their own, \
-         or the same";
+        "let tokens be `shard(0)` over the axis of their experts alone: ranks along other axes have tokens of their \
+         own, or the same";
     placed combine_columns(name: &str, found: &str)
         "tokens get whole rows back, and {name} is `{found}`";
         "let the last `grouped_gemm` sum over what ranks share, and reduce behind `combine`";

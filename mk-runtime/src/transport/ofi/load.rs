@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 const SONAME: &str = "libfabric.so.1";
-const HELP: &str = "get it with `cargo xtask setup`, or install libfabric (Debian: libfabric1), or set MK_FABRIC_DIR to \
-                    the directory that holds libfabric.so.1";
+const HELP: &str = "get it with `cargo xtask setup`, or install libfabric (Debian: libfabric1), or set MK_FABRIC_DIR \
+                    to the directory that holds libfabric.so.1";
 
 /// The library, for the life of the process: providers have threads of their own.
 pub(super) struct Library {

@@ -258,8 +258,8 @@ impl Transport for Ofi {
         }
         if let Some(gpu) = memory.gpu().filter(|_| !self.caps.gpu_memory) {
             let what = format!(
-                "memory of GPU {}, and the end was not opened for it, or the provider reaches none (FI_HMEM); use pinned \
-                 memory of the host",
+                "memory of GPU {}, and the end was not opened for it, or the provider reaches none (FI_HMEM); use \
+                 pinned memory of the host",
                 gpu.ordinal
             );
             return Err(TransportError::Refused { transport: self.caps.name.clone(), what });

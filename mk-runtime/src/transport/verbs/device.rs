@@ -23,8 +23,8 @@ pub(super) fn ports() -> Result<Vec<Port>, TransportError> {
         let help = "install it (Debian: libibverbs1 and ibverbs-providers), or use transport ofi";
         return Err(unavailable("libibverbs.so.1 is not on this machine", help));
     }
-    let help = "`ibv_devices` lists them; a container needs /dev/infiniband; `rdma link add rxe0 type rxe netdev eth0` makes one of a \
-                network interface";
+    let help = "`ibv_devices` lists them; a container needs /dev/infiniband; `rdma link add rxe0 type rxe netdev eth0` \
+                makes one of a network interface";
     let devices = ibverbs::devices().map_err(|e| unavailable(format!("no devices: {e}"), help))?;
     let (mut ports, mut refusals) = (Vec::new(), Vec::new());
     for device in &devices {

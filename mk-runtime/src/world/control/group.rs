@@ -503,8 +503,8 @@ fn connect_near(
             .and_then(|a| UnixStream::connect_addr(&a))
             .map_err(|e| Error::SeveralHosts {
                 what: format!(
-                    "rank {peer} is on this machine and cannot be reached through a Unix-domain socket ({e}): it is in another network namespace, or has \
-                     ended meanwhile"
+                    "rank {peer} is on this machine and cannot be reached through a Unix-domain socket ({e}): it is in \
+                     another network namespace, or has ended meanwhile"
                 ),
             })?;
         if !wire::same_user(&stream) {

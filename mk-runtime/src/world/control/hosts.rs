@@ -96,8 +96,8 @@ pub(in crate::world) fn topology(names: &[&str]) -> Result<Topology> {
 
 fn no_token(what: &str) -> Error {
     let what = format!(
-        "{what}, and there is no token: give all hosts of the run a file with the same secret, 16 bytes or more, that nobody else may read, and name it by \
-         MK_TOKEN_FILE"
+        "{what}, and there is no token: give all hosts of the run a file with the same secret, 16 bytes or more, that \
+         nobody else may read, and name it by MK_TOKEN_FILE"
     );
     Error::SeveralHosts { what }
 }

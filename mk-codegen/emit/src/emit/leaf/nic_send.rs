@@ -68,7 +68,7 @@ fn send(e: &Emitter<'_>, s: Slice) -> Result<Value> {
         true => (none(), none(), none()),
         false => (place(e, f, src)?, place(e, f, dst)?, bytes(e, f, src)),
     };
-    // What is looked up is there behind the task's waits.
+    // The tables of a length are complete behind the task's waits, not before.
     let looked_up = e.plan.looks_up(f).then(|| bytes.clone());
     let bytes = if looked_up.is_some() { none() } else { bytes };
     let remote = |p: &&Post| p.rank != own;

@@ -20,8 +20,9 @@ use mk_plan::{GradOf, MAX_ENTRIES, Mask, Operand};
 use petgraph::stable_graph::NodeIndex;
 use std::collections::BTreeSet;
 
-pub(super) const CATALOGUE: &str = "one kernel holds one `attention` of the caller's tensors, whose result, with its `lse` where wanted, the caller gets; \
-     or one `attention_stats`, one `attention_dsinks`, one `attention_dq`, or one `attention_dk` with its `attention_dv`";
+pub(super) const CATALOGUE: &str = "one kernel holds one `attention` of the caller's tensors, whose result, with its \
+     `lse` where wanted, the caller gets; or one `attention_stats`, one `attention_dsinks`, one `attention_dq`, or one \
+     `attention_dk` with its `attention_dv`";
 
 /// What an operation makes, of which scores, and the axis of its ring.
 fn makes(kind: &Kind) -> Option<(Makes, Scored, Option<usize>)> {

@@ -14,9 +14,9 @@ use crate::{
 };
 use petgraph::stable_graph::NodeIndex;
 
-const HELP: &str = "exchange the caller's `[B, S, H, D]`: `all_to_all(split = 2, concat = 1)` makes heads of parts of the \
-    sequence, `all_to_all(split = 1, concat = 2)` turns it back; a function (`mk.compile`) cuts a pipeline into kernels \
-    where one cannot hold it";
+const HELP: &str = "exchange the caller's `[B, S, H, D]`: `all_to_all(split = 2, concat = 1)` makes heads of parts of \
+    the sequence, `all_to_all(split = 1, concat = 2)` turns it back; a function (`mk.compile`) cuts a pipeline into \
+    kernels where one cannot hold it";
 
 fn exchanges(kind: &Kind) -> bool {
     matches!(kind, Kind::AllToAll { .. })

@@ -15,8 +15,9 @@ use mk_plan::{EpilogueOp, quantized};
 use mk_syntax::SCALE_BLOCK;
 use std::collections::BTreeSet;
 
-pub(super) const CATALOGUE: &str = "one kernel holds gathers of parameters, GEMMs with elementwise operations after each, \
-                         and `reduce_scatter` or `all_reduce` of products, with elementwise operations after them, as results";
+pub(super) const CATALOGUE: &str = "one kernel holds gathers of parameters, GEMMs with elementwise operations after \
+                         each, and `reduce_scatter` or `all_reduce` of products, with elementwise operations after \
+                         them, as results";
 
 /// Whether passes lower it.
 ///

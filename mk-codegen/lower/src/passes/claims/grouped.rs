@@ -18,8 +18,8 @@ use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, gated, quantized};
 use mk_syntax::{RAGGED_BLOCK, SCALE_BLOCK};
 use petgraph::stable_graph::NodeIndex;
 
-const CATALOGUE: &str = "one kernel holds `grouped_gemm`s of the same `ragged` or dispatched rows, one after the other, with elementwise \
-     operations behind each, and `combine` behind the last";
+const CATALOGUE: &str = "one kernel holds `grouped_gemm`s of the same `ragged` or dispatched rows, one after the \
+     other, with elementwise operations behind each, and `combine` behind the last";
 
 /// Rows of experts that were claimed, and what is made of them.
 pub(super) struct Claimed {

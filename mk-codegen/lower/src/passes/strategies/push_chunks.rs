@@ -84,8 +84,8 @@ fn wants(
 }
 
 /// Adds the push of these parts, of which chunks go to ranks that want them. Parts of one family lie alike, and take
-/// turns; families follow each other, and so do parts whose heads are not as wide. `together`: heads that tiles meet at the same time, a divisor of all. `flops`:
-/// operations of the rank that receives.
+/// turns; families follow each other, and so do parts whose heads are not as wide. `together`: heads that tiles meet at
+/// the same time, a divisor of all. `flops`: operations of the rank that receives.
 pub(in crate::passes) fn push(
     draft: &mut Draft,
     families: &[(&str, &[Part<'_>])],

@@ -6,8 +6,8 @@ use mk_plan::{AttendGradTile, Family, Operand, STATS};
 use std::collections::BTreeMap;
 
 impl Rules for AttendGradTile {
-    /// What belongs to queries has as many rows at each step, and what belongs to keys; all are as wide as their head, but for
-    /// the statistics.
+    /// What belongs to queries has as many rows at each step, and what belongs to keys; all are as wide as their head,
+    /// but for the statistics.
     fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Result<(), String> {
         let [tile, depth, values] = [self.block[0], self.block[2], self.value_dim()];
         let side = self.of;

@@ -5,7 +5,8 @@ use crate::valid::touched::{Touched, area, of, plain, text};
 use mk_plan::{DotTile, Family, Operand};
 
 impl Rules for DotTile {
-    /// Each product is one element, of at most one row, and the row that all of a step are multiplied by, as long as it.
+    /// Each product is one element, of at most one row, and the row that all of a step are multiplied by, as long as
+    /// it.
     fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Result<(), String> {
         let there = |operand: Operand| of(touched, operand).filter(|t| t.extents.is_some());
         for dst in there(Operand::Dst) {

@@ -110,8 +110,8 @@ impl<'p> Walk<'p> {
         }
     }
 
-    /// What no other gradient is made of. Of rows that go on to their tokens it comes last: the data's way is one kernel
-    /// where it can be.
+    /// What no other gradient is made of. Of rows that go on to their tokens it comes last: the data's way is one
+    /// kernel where it can be.
     pub(super) fn after_data(&mut self, ids: ValueId, behind: Behind) -> Result<(), GradError> {
         if self.combine_of(ids).is_none() {
             return self.of_experts(behind);
@@ -179,7 +179,8 @@ impl<'p> Walk<'p> {
                             return Err(GradError::Operation {
                                 op: node.op.name(),
                                 why: "something stands between its weights and the product of its rows",
-                                help: "put `combine` directly behind `grouped_gemm`, or its `bias`, or ask for no gradient of the weights",
+                                help: "put `combine` directly behind `grouped_gemm`, or its `bias`, or ask for no \
+                                    gradient of the weights",
                             });
                         }
                     }

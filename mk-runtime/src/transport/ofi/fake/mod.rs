@@ -1,5 +1,5 @@
-//! A libfabric of our own, for tests: provider `efa` in memory, which answers, delays, reorders and fails as a test says.
-//! It keeps to libfabric's tables, so that the code above them is the code that runs on a device.
+//! A libfabric of our own, for tests: provider `efa` in memory, which answers, delays, reorders and fails as a test
+//! says. It keeps to libfabric's tables, so that the code above them is the code that runs on a device.
 //!
 //! Unit tests have one in each thread. `tests/efa` makes a library of it that processes load, in which writes cross
 //! sockets.

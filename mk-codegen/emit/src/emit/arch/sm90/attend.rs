@@ -149,9 +149,9 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
     let widths = [48, 64, 80, 96, 128, 160, 176];
     if !widths.contains(&block_n) || block_n > most_keys(block_m, heads) || stages < 2 {
         return Err(refuse(format!(
-            "tiles of attention have 128 queries and {widths:?} keys at a time, with heads of 64 or 128, up to 96 \
-             with heads of 192 (128, if those of values have 128), up to 80 with heads of 256; or 192 queries and up to 128 keys, with heads of 64; and \
-             2 stages or more"
+            "tiles of attention have 128 queries and {widths:?} keys at a time, with heads of 64 or 128, up to 96 with \
+             heads of 192 (128, if those of values have 128), up to 80 with heads of 256; or 192 queries and up to 128 \
+             keys, with heads of 64; and 2 stages or more"
         )));
     }
     let factor = f32::from_bits(scale);

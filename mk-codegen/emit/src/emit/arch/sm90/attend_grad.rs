@@ -200,7 +200,8 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
         let most = most.into_iter().filter(|(rows, _)| *rows > 0);
         let most: Vec<_> = most.map(|(rows, dim)| format!("{rows} with heads of {dim}")).collect();
         return Err(refuse(format!(
-            "{} has 128 rows, and 32, 48, 64, 96 or 128 rows of the other side at a time, up to {}; and 2 stages or more",
+            "{} has 128 rows, and 32, 48, 64, 96 or 128 rows of the other side at a time, up to {}; and 2 stages or \
+                more",
             f.leaf.name(),
             most.join(" and "),
         )));
