@@ -191,7 +191,7 @@ def capped(case, rank, ranks, world, device="cpu"):
 
     number, most, g = 2 * ranks, 200, torch.Generator().manual_seed(7)
     gate_up, down = random(number, 48, 16, seed=1, scale=0.25).to(device), random(number, 16, 24, seed=2, scale=0.2).to(device)
-    for capacity, share, counts in ((128, 128, None), (0.7, 256, None), (1.3, 384, None), (0.7, 256, [200, 70, 0, 130]), (9.0, 1920, None)):
+    for capacity, share, counts in ((128, 128, None), (0.64, 128, None), (0.7, 256, None), (1.3, 384, None), (0.7, 256, [200, 70, 0, 130]), (9.0, 1920, None)):
         own, counts = counts is not None, (counts or [most] * ranks)[:ranks]
         firsts = [sum(counts[:r]) for r in range(ranks + 1)]
         mine = lambda t: t[firsts[rank] : firsts[rank + 1]].clone()
