@@ -344,8 +344,12 @@ def calls(bench, seed, count):
             results.append([o.detach(), logs.detach(), *gradients])
         for name, x, y in zip(("o", "lse", "dq", "dk", "dv", "dsinks"), *results):
             error = (x.double() - y.double()).norm() / y.double().norm().clamp(min=1e-9)
-            # A gradient of sinks is a sum over queries, which may cancel.
-            if not error < (6e-2 if name == "dsinks" else 2e-2):
+            if name == "dsinks":
+                # A sum over queries, which may cancel: beside the sizes of what is summed, of results that are rounded.
+                o, logs = results[1][:2]
+                sizes = (d_o.double() * o.double()).abs().sum(3).transpose(1, 2) + d_logs.double().abs()
+                error = ((x.double() - y.double()).abs() / ((sinks.double()[:, None] - logs.double()).exp() * sizes).sum((0, 2))).max()
+            if not error < (4e-3 if name == "dsinks" else 2e-2):
                 bench.wrong += 1
                 print(f"WRONG {name} {error:.1e}: S{s}:{t} H{h}:{g} D{d} window {window} cap {cap}", flush=True)
     print(f"seed {seed}: {count} calls of mk.attention, {bench.wrong - right} results wrong", flush=True)

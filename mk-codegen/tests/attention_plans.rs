@@ -4,7 +4,7 @@ use mk_codegen::{
     cost::{self, DeviceModel},
     emit, equivalence,
     passes::{compile, lower},
-    plan::{Expr, Operand, Plan},
+    plan::{Expr, Leaf, Operand, Plan},
     settings::Config,
     valid,
 };
@@ -56,7 +56,7 @@ fn wide() -> Plan {
 fn few() -> (Program, Bound, Plan) {
     let keys = "bf16[1, 20000, 2, 128]";
     let text = format!(
-        "fn few(q: bf16[1, 1, 8, 128], k: {keys}, v: {keys}, s: f32[8]) {{
+        "fn few(q: bf16[1, 3, 8, 128], k: {keys}, v: {keys}, s: f32[8]) {{
         let o = attention(q, k, v, causal, sinks = s);
         (o, o -> lse)
     }}"
@@ -136,6 +136,44 @@ fn parts_of_keys_are_all_put_together() {
         }
     }
     assert!(judge(&same).is_err(), "the same keys");
+}
+
+/// Heads that are rows of a tile: of other rows, of another head's parts, or of queries at other places.
+#[test]
+fn heads_are_rows_of_their_queries() {
+    let (program, bound, plan) = few();
+    let wrong = |change: &dyn Fn(&mut Plan), what: &str| {
+        let mut plan = plan.clone();
+        change(&mut plan);
+        let judged = valid::verify(&plan).map_err(|e| e.to_string()).and_then(|_| {
+            let options = equivalence::Options::default();
+            equivalence::evaluate(&plan, &program, &bound, &options).map_err(|e| e.to_string())
+        });
+        let error = judged.expect_err("something is wrong");
+        assert!(error.contains(what), "{error}");
+    };
+    let attend = plan.families.iter().find(|(_, f)| f.leaf.mask().is_some()).expect("attends").0;
+    let heads = |n| {
+        move |plan: &mut Plan| match &mut plan.families[attend].leaf {
+            Leaf::AttendTile(tile) => tile.heads = n,
+            _ => unreachable!("an attention"),
+        }
+    };
+    wrong(&heads(1), "a tile has 2 dimensions");
+    wrong(&heads(2), "and a tile has 2 heads of each query");
+    let merge =
+        plan.families.iter().find(|(_, f)| f.leaf.name() == "merge_tile").expect("merges").0;
+    let other = |plan: &mut Plan| {
+        for a in plan.families[merge].accesses.iter_mut().filter(|a| a.operand == Operand::AccIn) {
+            a.region[4].0 = Expr::Const(0);
+        }
+    };
+    wrong(&other, "out");
+    let later = |plan: &mut Plan| {
+        let places = plan.families[attend].positions.as_mut().expect("masks");
+        places.q = places.q.clone() - 1;
+    };
+    wrong(&later, "out");
 }
 
 /// A plan without sinks, with another head's, or with two of them, does not compute the program.

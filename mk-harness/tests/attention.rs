@@ -5,7 +5,7 @@ mod attend;
 use attend::{SMALL, Shape, withheld};
 use mk_codegen::{
     passes::{LowerError, compile, lower},
-    plan::Plan,
+    plan::{Leaf, Plan},
     settings::Config,
     sim::Schedule,
 };
@@ -220,7 +220,7 @@ fn keys_of_another_length() {
 }
 
 /// Few queries behind many keys: parts of the keys side by side, put together in the kernel. Lengths that no block
-/// divides; a query alone, of heads that share keys; windows, caps, sinks; lengths of a launch.
+/// divides; heads that share keys; windows, caps, sinks; lengths of a launch.
 #[test]
 fn parts_of_keys() {
     let plain = "attention(q, k, v, causal)";
@@ -233,6 +233,8 @@ fn parts_of_keys() {
         (1, 20, 5000, [2, 1], [192, 128], "replicate", "attention(q, k, v, causal, window = 3600)"),
         (1, 2, 6000, [4, 2], [64, 64], "shard(2)", "attention(q, k, v, causal, sinks = s)"),
         (2, 1, 9000, [2, 1], [64, 64], "shard(0)", "attention(q, k, v, causal, window = 8000)"),
+        (1, 5, 4000, [14, 2], [64, 64], "replicate", "attention(q, k, v, causal, window = 3000)"),
+        (1, 50, 4000, [4, 1], [64, 64], "replicate", plain),
     ] {
         let ranks = if placement == "replicate" { 1 } else { 2 };
         let sinks = if placement == "shard(2)" { "shard(0)" } else { "replicate" };
@@ -245,14 +247,21 @@ fn parts_of_keys() {
         let sizes = [("B", b), ("S", s), ("T", t), ("H", h), ("G", g), ("D", d), ("E", e)];
         let pipeline = bind(&text, &sizes);
         let merges = |f: &mk_codegen::plan::Family| f.leaf.name() == "merge_tile";
-        assert!(plan(&pipeline, ranks).families.values().any(merges), "{text}");
+        let plan = plan(&pipeline, ranks);
+        assert!(plan.families.values().any(merges), "{text}");
+        // As many heads that share their keys are rows as there is room for.
+        let rows = plan.families.values().find_map(|f| match &f.leaf {
+            Leaf::AttendTile(tile) => Some(tile.heads),
+            _ => None,
+        });
+        assert_eq!(rows, Some(if s == 50 { 2 } else { h / g } as u32), "{text}");
         passes(&pipeline, ranks, RANDOM);
     }
 }
 
 /// Key blocks that tiles of a rank go through.
 fn key_blocks(plan: &Plan, rank: usize) -> i64 {
-    use mk_codegen::plan::{AttendTile, Leaf, Operand, Point, Points, TableSet};
+    use mk_codegen::plan::{AttendTile, Operand, Point, Points, TableSet};
     let tables = TableSet::default();
     let points = Points::new(plan, &tables);
     let mut blocks = 0;

@@ -1,4 +1,4 @@
-"""Meshes of two axes on GPUs: ``python3 mk-python/tests/gpu_meshes.py``, four ranks that share the first GPU; ``torchrun --nproc-per-node 4
+"""Meshes of two axes on GPUs: ``python3 mk-python/tests/gpu_meshes.py``, four and eight ranks that share the first GPU; ``torchrun --nproc-per-node 4
 mk-python/tests/gpu_meshes.py``, a DeviceMesh of 2 x 2 with gradients, and its two axes as worlds of their own at once. Needs torch.
 
 A rank that fails ends the run with a traceback and a status other than 0.
@@ -96,10 +96,10 @@ def close(what, found, wanted, limit=6e-3):
 
 
 def local():
-    for sizes in ({"dp": 2, "tp": 2}, {"tp": 2, "dp": 2}):
+    for sizes in ({"dp": 2, "tp": 2}, {"tp": 2, "dp": 2}, {"dp": 2, "tp": 4}):
         world = mk.World.local(sizes, gpu=0)
-        names = list(sizes)
-        places = [dict(zip(names, divmod(rank, 2))) for rank in range(4)]
+        outer, inner = sizes
+        places = [{outer: i, inner: j} for i in range(sizes[outer]) for j in range(sizes[inner])]
         for params, body, cuts, out in FORMS:
             f = mk.compile(f"fn f({params}) {{ {body} }}", world)
             for rows, k, n in ((1024, 512, 768), (768, 256, 512)):
@@ -132,7 +132,7 @@ def local():
 
 
 def experts(world, sizes, places):
-    """Tokens to their experts and back, on four ranks, beside torch on all of them."""
+    """Tokens to their experts and back, beside torch on all of them."""
     tokens, hidden, inner, number, slots = 512, 256, 512, 8, 2
     x, w1, w2 = (drawn(*shape, seed=i) for i, shape in enumerate(((tokens, hidden), (number, hidden, 2, inner), (number, inner, hidden))))
     scores = torch.rand(tokens, number, generator=torch.Generator(device="cuda").manual_seed(7), device="cuda")
@@ -156,7 +156,7 @@ def experts(world, sizes, places):
 
 
 def experts_backward(world, sizes, places):
-    """Gradients of tokens, gates and matrices, on four ranks, beside torch's on all of them."""
+    """Gradients of tokens, gates and matrices, beside torch's on all of them."""
     tokens, hidden, inner, number, slots = 512, 256, 512, 8, 2
     shapes = ((tokens, hidden), (number, hidden, 2, inner), (number, inner, hidden), (tokens, hidden))
     x, w1, w2, d = (drawn(*shape, seed=30 + i) for i, shape in enumerate(shapes))

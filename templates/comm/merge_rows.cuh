@@ -1,5 +1,5 @@
 // Parts of an attention put together: of each row what parts of the keys gave, with a maximum and a sum each. Ordinary loads and stores;
-// a warp has a row, and goes through its parts twice: the greatest maximum and the sum, then results.
+// a warp has a row: of its parts each lane has a maximum and a sum, and some elements of results.
 struct MergeOptions {
   u32 dim = 128;  // elements of a row
   Dtype dtype = Dtype::Bf16;
@@ -23,7 +23,9 @@ struct MergeRows {
 };
 
 // Loads of as many parts are in flight together.
-constexpr u32 kMergeSteps = 4;
+constexpr u32 kMergeSteps = 8;
+// Maxima and sums of two parts are in each lane.
+constexpr u32 kMergeParts = 64;
 
 // Run by `threads` threads, whole warps, of which this is the `thread`th.
 template <class Config>
@@ -33,43 +35,52 @@ MK_DEVICE void merge_rows(const Context& ctx, const MergeRows& tile, u32 thread,
   const u32 lane = thread % 32, rows = static_cast<u32>(max(tile.rows, 0)), parts = static_cast<u32>(max(tile.parts, 0));
 #pragma unroll 1
   for (u32 row = thread / 32; row < rows; row += threads / 32) {
-    const u64 stats = tile.stat + row * tile.stat_pitch_bytes;
-    const auto most_of = [&](u32 p) { return __uint_as_float(ld_u32(reinterpret_cast<const void*>(stats + p * tile.stat_part_bytes))); };
-    float most = minus_infinity(), total = 0.0f;
+    const u64 line = tile.acc + row * tile.acc_pitch_bytes + lane * (kElements * 4);
+    float x[kMergeSteps][kElements];
+    // Behind the last part the last once more: no branch stands between loads.
+    const auto load = [&](u32 first) {
+#pragma unroll
+      for (u32 s = 0; s < kMergeSteps; ++s) {
+        const u64 of = line + min(first + s, parts - 1) * tile.acc_part_bytes;
+#pragma unroll
+        for (u32 e = 0; e < kElements; e += 2) ld_f32x2(reinterpret_cast<const void*>(of + e * 4), x[s][e], x[s][e + 1]);
+      }
+    };
+    // Results do not wait for their weights.
+    if (parts > 0) load(0);
+    float most = minus_infinity(), total = 0.0f, weight[2], sum[2];
     if constexpr (Config::kSinks) most = __uint_as_float(ld_u32(reinterpret_cast<const void*>(tile.sink)));
     const float sink = most;
-    for (u32 p = lane; p < parts; p += 32) most = fmaxf(most, most_of(p));
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+      const u32 p = lane + i * 32;
+      weight[i] = minus_infinity(), sum[i] = 0.0f;
+      if (p < parts) ld_f32x2(reinterpret_cast<const void*>(tile.stat + row * tile.stat_pitch_bytes + p * tile.stat_part_bytes), weight[i], sum[i]);
+      most = fmaxf(most, weight[i]);
+    }
 #pragma unroll
     for (u32 apart = 16; apart > 0; apart /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, apart));
     // Of rows that see nothing.
     const float base = most == minus_infinity() ? 0.0f : most;
-    for (u32 p = lane; p < parts; p += 32) {
-      const float sum = __uint_as_float(ld_u32(reinterpret_cast<const void*>(stats + p * tile.stat_part_bytes + 4)));
-      total += sum * exp2_approx((most_of(p) - base) * kLog2E);
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+      weight[i] = exp2_approx((weight[i] - base) * kLog2E);
+      total += sum[i] * weight[i];
     }
 #pragma unroll
     for (u32 apart = 16; apart > 0; apart /= 2) total += __shfl_xor_sync(0xffffffffu, total, apart);
     if constexpr (Config::kSinks) total += exp2_approx((sink - base) * kLog2E);
-    const u64 line = tile.acc + row * tile.acc_pitch_bytes + lane * (kElements * 4);
     float o[kElements] = {};
 #pragma unroll 1
     for (u32 first = 0; first < parts; first += kMergeSteps) {
-      float x[kMergeSteps][kElements], weight[kMergeSteps];
+      if (first > 0) load(first);
 #pragma unroll
       for (u32 s = 0; s < kMergeSteps; ++s) {
-        // Behind the last part the last once more, without weight: no branch stands between loads.
-        const u32 p = min(first + s, parts - 1);
-        weight[s] = first + s < parts ? exp2_approx((most_of(p) - base) * kLog2E) : 0.0f;
+        const u32 p = first + s;
+        const float share = __shfl_sync(0xffffffffu, p < 32 ? weight[0] : weight[1], p % 32);
+        if (p >= parts) continue;
 #pragma unroll
-        for (u32 e = 0; e < kElements; e += 2) {
-          ld_f32x2(reinterpret_cast<const void*>(line + p * tile.acc_part_bytes + e * 4), x[s][e], x[s][e + 1]);
-        }
-      }
-#pragma unroll
-      for (u32 s = 0; s < kMergeSteps; ++s) {
-        if (first + s >= parts) continue;
-#pragma unroll
-        for (u32 e = 0; e < kElements; ++e) o[e] += x[s][e] * weight[s];
+        for (u32 e = 0; e < kElements; ++e) o[e] += x[s][e] * share;
       }
     }
     const float share = total == 0.0f ? 0.0f : 1.0f / total;

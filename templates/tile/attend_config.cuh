@@ -18,6 +18,7 @@ struct AttendOptions {
   bool parts = false;  // whether tiles store what a part of the keys gave
   bool sinks = false;  // whether sums have the exponential of their head's sink, too
   u32 values = 0;      // elements of a head of values and results; 0: as many
+  u32 heads = 1;       // of each query, that are rows beside each other
 };
 
 template <AttendOptions kOptions>
@@ -34,6 +35,7 @@ struct AttendConfig {
   static constexpr i32 kWindow = static_cast<i32>(kOptions.window);
   static constexpr u32 kCapBits = kOptions.cap_bits;
   static constexpr bool kSinks = kOptions.sinks, kParts = kOptions.parts;
+  static constexpr i32 kHeads = static_cast<i32>(kOptions.heads);
   // Factor on what the exponentials are of: scores, or hyperbolic tangents.
   static constexpr u32 kExponentBits = kCapBits != 0 ? kCapBits : kScaleBits;
 
@@ -51,6 +53,8 @@ struct AttendConfig {
   static constexpr u32 kQPanelBytes = kBlockM * kPanelRowBytes;
   static constexpr u32 kKvPanelBytes = kBlockN * kPanelRowBytes;
   static constexpr u32 kQBytes = kPanels * kQPanelBytes;
+  // What comes of queries, with all heads of each.
+  static constexpr u32 kQBoxBytes = kPanels * (kBlockM - kBlockM % kOptions.heads) * kPanelRowBytes;
   static constexpr u32 kKBytes = kPanels * kKvPanelBytes;
   static constexpr u32 kVBytes = kValuePanels * kKvPanelBytes;
 
@@ -171,7 +175,7 @@ struct AttendTile {
   u32 task;
   u32 family;
   AttendRows q;
-  i32 rows;              // queries that there are
+  i32 rows;              // that there are: queries, or heads of queries
   i32 position;          // of the first query, where a mask asks
   i32 chunks;            // parts that the keys come in
   u64 o, o_pitch_bytes;  // the first query's results; from one query's to the next
@@ -200,7 +204,7 @@ struct AttendChunk {
   template <class Config, class Tile>
   MK_DEVICE i32 blocks(const Tile& tile) const {
     i32 seen = tile.rows > 0 ? rows : 0;
-    if constexpr (Config::kCausal) seen = min(seen, tile.position + tile.rows - position);
+    if constexpr (Config::kCausal) seen = min(seen, tile.position + tile.rows / Config::kHeads - position);
     return (max(seen, 0) + static_cast<i32>(Config::kBlockN) - 1) / static_cast<i32>(Config::kBlockN);
   }
 };

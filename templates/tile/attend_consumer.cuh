@@ -106,20 +106,20 @@ struct AttendWalk {
       attend_mask<Config>(s, min(rows, b.end[0] + diagonal), min(rows, b.end[1] + diagonal));
       return;
     }
-    const i32 first = static_cast<i32>(consumer * Config::kConsumerRows);
+    constexpr i32 kHeads = Config::kHeads;
+    const i32 first = static_cast<i32>(consumer * Config::kConsumerRows), last = first + static_cast<i32>(Config::kConsumerRows) - 1;
+    const i32 row = first + static_cast<i32>(warp_index() % kWarpgroupWarps * 16 + lane_index() / 4);
+    // Columns behind the own positions of the thread's two queries.
+    const i32 own0 = diagonal + row / kHeads + 1, own1 = diagonal + (row + 8) / kHeads + 1;
     if constexpr (Config::kWindow > 0) {
       // Queries of the consumer see fewer keys before their own than there are here.
-      if (diagonal + first + static_cast<i32>(Config::kConsumerRows) > Config::kWindow) {
-        const i32 low = diagonal + first + static_cast<i32>(warp_index() % kWarpgroupWarps * 16 + lane_index() / 4) + 1 - Config::kWindow;
-        attend_mask_below<Config>(s, low, low + 8);
-      }
+      if (diagonal + last / kHeads + 1 > Config::kWindow) attend_mask_below<Config>(s, own0 - Config::kWindow, own1 - Config::kWindow);
     }
-    if (rows >= kN && (!Config::kCausal || diagonal + first >= kN - 1)) return;
+    if (rows >= kN && (!Config::kCausal || diagonal + first / kHeads >= kN - 1)) return;
     i32 bound0 = rows, bound1 = rows;
     if constexpr (Config::kCausal) {
-      const i32 row = first + static_cast<i32>(warp_index() % kWarpgroupWarps * 16 + lane_index() / 4);
-      bound0 = min(rows, diagonal + row + 1);
-      bound1 = min(rows, diagonal + row + 8 + 1);
+      bound0 = min(rows, own0);
+      bound1 = min(rows, own1);
     }
     attend_mask<Config>(s, bound0, bound1);
   }
@@ -204,6 +204,20 @@ MK_DEVICE void attend_store(const Context& ctx, const AttendTile& tile, u32 cons
   }
 }
 
+// Blocks of a tile none of whose rows are this consumer's: others compute, and have the tensor cores for themselves.
+template <class Config, class Edges, class Hooks>
+MK_DEVICE void attend_pass(const AttendSmem<Config>& smem, AttendWalk<Config, Hooks>& walk, AttendCursor<Config::kStages>& at) {
+#pragma unroll 1
+  while (walk.next()) {
+    mbarrier_wait<Edges::kv_full>(smem.k_full(at.k.stage), at.k.phase);
+    attend_arrive<Edges::kv_empty>(smem.k_empty(at.k.stage));
+    at.k.advance();
+    mbarrier_wait<Edges::kv_full>(smem.v_full(at.v.stage), at.v.phase);
+    attend_arrive<Edges::kv_empty>(smem.v_empty(at.v.stage));
+    at.v.advance();
+  }
+}
+
 // Run by all threads of consumer warpgroup `consumer`. `Edges` names `q_full`, `q_empty`, `kv_full`, `kv_empty`, `staged`, `drained` and `within`.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void sm90_attend_consumer(const Context& ctx, const AttendSmem<Config>& smem, const Hooks& hooks, u32 consumer,
@@ -221,8 +235,10 @@ MK_DEVICE void sm90_attend_consumer(const Context& ctx, const AttendSmem<Config>
     for (u32 i = 0; i < Config::kResults; ++i) o[i] = 0.0f;
     mbarrier_wait<Edges::q_full>(smem.q_full(), at.q);
     if constexpr (Config::kBounded) walk.begin(smem.span(), consumer);
-    const bool any = walk.next();
-    if (any) {
+    // Few rows are one consumer's.
+    const bool none = Config::kParts && static_cast<i32>(consumer * Config::kConsumerRows) >= tile.rows;
+    if (none) attend_pass<Config, Edges>(smem, walk, at);
+    if (!none && walk.next()) {
       mbarrier_wait<Edges::kv_full>(smem.k_full(at.k.stage), at.k.phase);
       attend_scores<Config>(smem, consumer, at.k.stage, s);
       sm90_wgmma_wait<0>();

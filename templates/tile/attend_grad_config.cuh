@@ -40,6 +40,8 @@ struct AttendGradConfig {
 
   static constexpr u32 kConsumerRows = 64;
   static constexpr u32 kConsumers = kBlockM / kConsumerRows;
+  // Of each query, one is in a tile.
+  static constexpr i32 kHeads = 1;
   static constexpr u32 kThreads = (1 + kConsumers) * kWarpgroupThreads;
   // Registers of a thread: of scores, of as many 16-bit weights, two to a register, and of a gradient.
   static constexpr u32 kScores = kBlockN / 2;

@@ -48,7 +48,7 @@ MK_DEVICE void sm90_attend_loader(const Context& ctx, const AttendSmem<Config>& 
     if (ctx.aborted() || tile.rows <= 0) {
       mbarrier_arrive<Edges::q_full>(smem.q_full());
     } else {
-      mbarrier_arrive_expect_tx<Edges::q_full>(smem.q_full(), Config::kQBytes);
+      mbarrier_arrive_expect_tx<Edges::q_full>(smem.q_full(), Config::kQBoxBytes);
       sm90_attend_issue<Config::kPanels, Config::kQPanelBytes>(smem.q(), tile.q, smem.q_full(), 0);
     }
     at.q ^= 1;

@@ -55,6 +55,8 @@ pub struct AttendTile {
     pub block: [u32; 3],
     /// Elements of a head of values, and of results, where they are not as many.
     pub values: Option<u32>,
+    /// Heads of each query that are rows beside each other, all of the same keys.
+    pub heads: u32,
     /// Where the state is between steps.
     pub carry: Carry,
     /// Factor on q·k, by its f32 bits.
@@ -72,13 +74,15 @@ pub struct AttendTile {
 impl AttendTile {
     pub(super) fn read(c: &mut Cursor<'_>) -> Result<AttendTile> {
         let (block, values) = (c.block()?, read_values(c)?);
+        let heads = if c.peek().text == "heads" { c.setting("heads")? } else { 1 };
         let carry = match c.choice("carry", &["registers", "scratch"])? {
             "registers" => Carry::Registers,
             _ => Carry::Scratch,
         };
         let (scale, stages) = (c.setting("scale")?, c.stages()?);
         let (mask, cap) = (Mask::read(c)?, read_cap(c)?);
-        Ok(AttendTile { block, values, carry, scale, stages, mask, cap, store: Store::read(c)? })
+        let store = Store::read(c)?;
+        Ok(AttendTile { block, values, heads, carry, scale, stages, mask, cap, store })
     }
 
     /// Elements of a head of values.
@@ -93,10 +97,14 @@ impl Record for AttendTile {
     }
 
     fn settings(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let AttendTile { block: [m, n, d], values, carry, scale, stages, mask, cap, store } = self;
+        let AttendTile { block: [m, n, d], values, heads, carry, scale, stages, mask, cap, store } =
+            self;
         let carry = if *carry == Carry::Registers { "registers" } else { "scratch" };
         write!(f, " block={m}x{n}x{d}")?;
         write_values(*values, f)?;
+        if *heads != 1 {
+            write!(f, " heads={heads}")?;
+        }
         write!(f, " carry={carry} scale=0x{scale:08x} stages={stages}")?;
         write!(f, " mask={mask}")?;
         write_cap(*cap, f)?;

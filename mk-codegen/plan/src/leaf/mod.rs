@@ -210,6 +210,7 @@ mod tests {
             Leaf::AttendTile(AttendTile {
                 block: [128, 128, 64],
                 values: None,
+                heads: 4,
                 carry,
                 scale: 0,
                 stages: 2,

@@ -10,7 +10,7 @@ use super::{
     tile::Tile,
     unroll::{Touch, Unrolled},
 };
-use mk_plan::{Family, Leaf, MMA_STEP_BYTES, Operand, Point, quantized, scales_steps};
+use mk_plan::{AttendTile, Family, Leaf, MMA_STEP_BYTES, Operand, Point, quantized, scales_steps};
 use std::collections::VecDeque;
 
 /// Most elements of all memory, scaled; and of all values of a pipeline.
@@ -160,6 +160,7 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
                     cells: self.cells,
                     line: self.sequence,
                     bounds: bounds.map(|rows| leaf::Bounds { rows, first: at.map(i64::from) }),
+                    heads: self.heads(family, touches),
                 });
                 let work = leaf::consume(&mut context, algebra, family, point, t.phase, places);
                 let left = self.left.checked_sub(work.map_err(misfit)?);
@@ -188,6 +189,16 @@ impl<E: Copy + PartialEq, F: Fn(u32) -> u32> Launch<'_, '_, E, F> {
             }
         }
         Ok(())
+    }
+
+    /// Heads of each query that are rows of a tile, in scaled memory.
+    fn heads(&self, family: &Family, touches: &[Touch]) -> usize {
+        let Leaf::AttendTile(AttendTile { heads: 2.., .. }) = family.leaf else { return 1 };
+        let Some(q) = touches.iter().find(|t| t.operand == Operand::Q) else { return 1 };
+        let region = self.unrolled.region(q);
+        let Some(d) = region.len().checked_sub(2) else { return 1 };
+        let (line, (base, len)) = ((self.line_of)(q.slab) + d as u32, region[d]);
+        (self.cells.at(line, base + len) - self.cells.at(line, base)).max(1)
     }
 
     /// In which block of 128 of the touch each of its rows and columns is, of operands whose blocks have factors.

@@ -41,6 +41,22 @@ impl Linker<'_, '_> {
         }
     }
 
+    /// The same, and which dimension has heads, where several of each query are rows.
+    pub fn of_heads(&self, t: &Touch, heads: u32) -> Result<(Matrix, Option<usize>), String> {
+        if heads <= 1 {
+            return Ok((self.matrix(t)?, None));
+        }
+        let region = self.unrolled.region(t);
+        let several = |d: usize| (region[d].1 != 1).then_some(d);
+        match region.len().checked_sub(3) {
+            Some(rows) if (0..rows).all(|d| several(d).is_none()) => {
+                let m = Matrix { rows: several(rows), columns: Some(rows + 2) };
+                Ok((m, several(rows + 1)))
+            }
+            _ => Err(format!("`{}` has more than queries, heads and elements", t.operand)),
+        }
+    }
+
     pub fn len(&self, t: &Touch, d: Option<usize>) -> i32 {
         d.map_or(1, |d| self.unrolled.region(t)[d].1)
     }

@@ -16,7 +16,8 @@ impl Compute for AttendTile {
 
     fn consume(&self, context: &mut Context, a: Attends, phase: Phase) -> Result<()> {
         let bounds = bounds(context, a, self.mask, Side::Queries, phase)?;
-        attend(context, a.step(self.scale, self.mask, self.cap, bounds), phase)
+        let step = a.step(self.scale, self.mask, self.cap, bounds);
+        attend(context, AttentionStep { heads: self.heads.max(1) as usize, ..step }, phase)
     }
 
     fn values(&self, to: &Write<'_>, context: &mut Context, regions: Regions) -> Values {

@@ -44,6 +44,7 @@ impl Attends {
     ) -> AttentionStep {
         AttentionStep {
             scale: f32::from_bits(scale),
+            heads: 1,
             // The first query sees keys up to this many, and each one after it one more.
             seen: self.at.filter(|_| mask != Mask::Full).map(|[q, k]| q - k + 1),
             window: mask.window().map(i64::from),

@@ -27,6 +27,8 @@ pub(in super::super) struct Bounds {
 pub(in super::super) struct AttentionStep {
     /// Factor on q·k.
     pub scale: f32,
+    /// Rows of each query: one of each of its heads.
+    pub heads: usize,
     /// Keys that the first query sees; each one after it sees one more. `None`: all see all.
     pub seen: Option<i64>,
     /// The most keys that a query sees of those: the last.
@@ -89,7 +91,7 @@ impl Attention {
         let mut scores = vec![0.0f32; k.rows];
         for i in 0..q.rows {
             let query = q.row(i);
-            let seen = step.sees(i, k.rows);
+            let seen = step.sees(i / step.heads, k.rows);
             let (from, p) = (seen.start, &mut scores[seen]);
             if p.is_empty() {
                 continue;
@@ -168,6 +170,7 @@ mod tests {
 
     const PLAIN: AttentionStep = AttentionStep {
         scale: 1.0,
+        heads: 1,
         seen: None,
         window: None,
         bounds: None,
@@ -207,6 +210,11 @@ mod tests {
         let mut narrow = Attention::new(3, 1);
         narrow.step(&q, &k, &v, &AttentionStep { window: Some(1), ..step.clone() });
         assert_eq!(narrow.output().data, [0.0, 4.0, 8.0]);
+        // Of two heads each, two queries are four rows.
+        let mut pairs = Attention::new(4, 1);
+        let of_two = AttentionStep { heads: 2, ..step.clone() };
+        pairs.step(&tile(4, 1, &[0.0; 4]), &k, &v, &of_two);
+        assert_eq!(pairs.output().data, [0.0, 0.0, 4.0, 4.0]);
         // A block that none of them sees changes nothing.
         let before = state.clone();
         state.step(&q, &k, &v, &AttentionStep { seen: Some(-2), ..step.clone() });

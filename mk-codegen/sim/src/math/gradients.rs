@@ -102,7 +102,8 @@ mod tests {
         {
             let probabilities = DType::F32;
             let bounds = None;
-            let step = &AttentionStep { scale: 0.5, seen, window, bounds, cap, probabilities };
+            let step =
+                &AttentionStep { scale: 0.5, heads: 1, seen, window, bounds, cap, probabilities };
             let (q, k, v) = (tile(3, 4, 0.0), tile(4, 4, 1.0), tile(4, 4, 2.0));
             let d_o = tile(3, 4, 3.0);
             let mut state = Attention::new(3, 4);

@@ -34,6 +34,9 @@ fn family(e: &Emitter<'_>, s: Slice, dim: u32) -> Result<Value> {
     let f = &e.plan.families[s.id];
     let refuse = |what: &str| EmitError::refuse(&f.name, what);
     let Some((inner, count)) = &f.inner else { return refuse("parts are steps of a loop") };
+    if !matches!(count, Expr::Const(1..=64)) {
+        return refuse("parts are 64 at most: each lane of a warp has the sums of two");
+    }
     let step = Expr::from(Var::INNER);
     let place = |operand: Operand, dim: u32| -> Result<(Value, &Access)> {
         let a = e.access(f, operand)?;

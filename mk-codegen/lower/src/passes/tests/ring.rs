@@ -285,6 +285,7 @@ impl Chunks {
         let leaf = Leaf::AttendTile(AttendTile {
             block: [rows[0] as u32, rows[1] as u32, depth as u32],
             values: None,
+            heads: 1,
             carry: Carry::Registers,
             scale,
             stages: 2,

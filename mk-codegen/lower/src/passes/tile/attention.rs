@@ -76,7 +76,7 @@ fn of_queries(
     let mut block = block_of(a, ring);
     // Few queries have two consumers.
     let few = attend_steps::block(a, true);
-    let cut = Cut::of(draft, a, (queries.rows + few[0] - 1) / few[0], few[1]);
+    let cut = Cut::of(draft, a, (queries.rows + few[0] - 1) / few[0], few);
     if cut.is_some() {
         block = few;
     }
@@ -168,11 +168,11 @@ impl Tile<'_> {
         let tiles = halves * self.tiles;
         let (batch, heads) = (draft.own(q, 0), draft.own(q, 2));
         let part = Expr::from(Var::domain(3));
-        // Heads whose queries are rows of one tile.
+        // Heads of each query that are rows of one tile.
         let together = self.parts.as_ref().map_or(1, |(cut, _)| cut.heads);
         let (h, domain) = match self.group {
             _ if let Some((cut, _)) = &self.parts => {
-                let groups = if together > 1 { draft.own(k, 2) } else { heads };
+                let groups = heads / together;
                 let parts = cut.parts.into();
                 (w, vec![("b", batch), ("h", groups), ("i", tiles.into()), ("c", parts)])
             }
@@ -193,10 +193,9 @@ impl Tile<'_> {
         let own = self.queries.own(&half);
         let len = self.queries.len(&mut draft.extents, &own);
         let at = i.clone() * self.block[0];
-        // A query alone, where heads are rows.
-        let rows = match together {
-            1 => block_rows(len, i.clone(), self.block[0]),
-            _ => 1.into(),
+        let rows = match self.parts {
+            Some(_) => len,
+            None => block_rows(len, i.clone(), self.block[0]),
         };
         let start = self.queries.at(&mut draft.extents, &half) + at.clone();
         let [ahead, behind] = a.begins(&mut draft.extents);
@@ -276,8 +275,9 @@ impl Tile<'_> {
             touched.push(sink.into());
         }
         if let Some((_, parts)) = &self.parts {
-            touched
-                .extend(parts.written(&part, [one(&b), of_heads, (start.clone(), rows.clone())]));
+            let own = (start.clone(), rows.clone());
+            let at = [one(&b), one(&h), own, (0.into(), together.into())];
+            touched.extend(parts.written(&part, at));
         }
         for (made, buffer) in outputs.iter().filter(|_| self.parts.is_none()) {
             let region = match made {
@@ -289,8 +289,9 @@ impl Tile<'_> {
         }
         let block = [self.block[0] as u32, self.block[1] as u32, depth as u32];
         let (scale, values) = (a.factor(depth), a.values());
-        // A query alone, of several heads, sees all keys that are read.
-        let mask = if together > 1 { Mask::Full } else { documents::mask(a) };
+        // A query alone sees all keys that are read.
+        let alone = self.parts.is_some() && rows == Expr::Const(1);
+        let mask = if alone { Mask::Full } else { documents::mask(a) };
         let cap = a.scores.cap;
         let leaf = match a.makes {
             Makes::Results => {
@@ -298,6 +299,7 @@ impl Tile<'_> {
                 Leaf::AttendTile(AttendTile {
                     block,
                     values,
+                    heads: together as u32,
                     carry,
                     scale,
                     stages,

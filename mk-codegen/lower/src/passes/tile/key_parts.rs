@@ -1,8 +1,7 @@
 //! Attention of few queries, with split keys: tasks attend to different parts of the keys in parallel, and further
 //! tasks of the same kernel wait for all parts of a row and merge their partial results.
 //!
-//! Where the queries of a head are one, heads that share their keys are the rows of a tile, which then reads these
-//! once.
+//! Heads that share their keys are rows of a tile, which then reads these once, where its queries leave room for them.
 
 use crate::passes::{
     draft::{Draft, Flow, Source, Writer, read, write},
@@ -29,11 +28,11 @@ const MOST: i64 = 64;
 pub(super) struct Cut {
     /// Parts of the keys.
     pub parts: i32,
-    /// Heads of queries that are rows of a tile: all that share keys, or one.
+    /// Heads of each query that are rows of a tile: some that share keys, or one.
     pub heads: i32,
 }
 
-/// What parts give, `[parts, batch, heads, queries, columns]` in f32: results as they are summed up, and a maximum and
+/// What parts give, `[parts, batch, groups of heads, queries, heads, columns]` in f32: results as they are summed up, and a maximum and
 /// a sum of each row.
 pub(super) struct Parts {
     cut: Cut,
@@ -43,8 +42,8 @@ pub(super) struct Parts {
 
 impl Cut {
     /// The cut that takes the fewest blocks of keys in turn, if one takes fewer than none: of attentions whose rank has
-    /// all keys and all queries, which are one tile of each head, of blocks of so many keys.
-    pub fn of(draft: &Draft, a: &Attention, tiles: i32, block: i32) -> Option<Cut> {
+    /// all keys and all queries, which are one tile of each head, of so many rows and blocks of so many keys.
+    pub fn of(draft: &Draft, a: &Attention, tiles: i32, [rows, block]: [i32; 2]) -> Option<Cut> {
         let [q, k] = [Operand::Q, Operand::K].map(|o| a.tensor(o));
         let cut = [q, k].iter().any(|t| t.is_sharded(1)) || a.ring.is_some();
         let takes = a.makes == Makes::Results && a.documents.is_none() && a.passed.is_empty();
@@ -52,8 +51,10 @@ impl Cut {
             return None;
         }
         let shared = q.shape[2].value / k.shape[2].value;
-        let alone = q.shape[1].value == 1 && q.shape[1].runtime_max.is_none();
-        let heads = if alone { shared } else { 1 };
+        let fits = |n: &i32| {
+            shared % n == 0 && i64::from(q.shape[1].capacity()) * i64::from(*n) <= i64::from(rows)
+        };
+        let heads = (1..=shared).rev().find(fits).unwrap_or(1);
         let tasks = i64::from(q.shape[0].value) * i64::from(q.widest(2) / heads);
         let keys = i64::from(k.shape[1].capacity());
         let seen = a.scores.mask.window().map_or(keys, |window| {
@@ -88,16 +89,17 @@ impl Parts {
         let [batch, rows, heads] = [0, 1, 2].map(|d| draft.own(q, d));
         let wide = draft.dim(&a.tensor(Operand::V).shape[3]);
         let [acc, stat] = [("parts", wide), ("sums", 2.into())].map(|(name, columns)| {
-            let shape =
-                [cut.parts.into(), batch.clone(), heads.clone(), rows.clone(), columns.clone()];
+            let groups = heads.clone() / cut.heads;
+            let (batch, rows, together) = (batch.clone(), rows.clone(), cut.heads.into());
+            let shape = [cut.parts.into(), batch, groups, rows, together, columns.clone()];
             let buffer = draft.buffer(name, Space::Scratch, DType::F32, shape.to_vec(), None);
             (buffer, columns)
         });
         Parts { cut, acc, stat }
     }
 
-    /// What lies of a part: of a batch, heads, and queries of each.
-    fn regions(&self, part: Expr, at: &[(Expr, Expr); 3]) -> [(BufId, Vec<(Expr, Expr)>); 2] {
+    /// What lies of a part: of a batch, a group, queries, and heads of each.
+    fn regions(&self, part: Expr, at: &[(Expr, Expr); 4]) -> [(BufId, Vec<(Expr, Expr)>); 2] {
         [&self.acc, &self.stat].map(|(buffer, columns)| {
             let mut region = vec![(part.clone(), 1.into())];
             region.extend(at.iter().cloned());
@@ -107,7 +109,7 @@ impl Parts {
     }
 
     /// What a tile of a part writes.
-    pub fn written(&self, part: &Expr, at: [(Expr, Expr); 3]) -> [Source; 2] {
+    pub fn written(&self, part: &Expr, at: [(Expr, Expr); 4]) -> [Source; 2] {
         let [acc, stat] = self.regions(part.clone(), &at);
         [(Operand::AccOut, acc), (Operand::StatOut, stat)]
             .map(|(operand, (buffer, region))| write(operand, buffer, region).into())
@@ -131,12 +133,13 @@ impl Parts {
         let made = draft.flow(Flow::new("parts", shape, self.cut.parts.into(), vec![made]));
         let one = |e: &Expr| (e.clone(), Expr::Const(1));
         let own = (i.clone() * ROWS, block_rows(rows, i.clone(), ROWS));
-        let at = [one(&b), one(&h), own.clone()];
+        let group = h.clone() / self.cut.heads;
+        let at = [one(&b), one(&group), own.clone(), one(&(h.clone() % self.cut.heads))];
         let [acc, stat] = self.regions(Var::INNER.into(), &at).map(|(buffer, region)| Access {
             at: Point::Inner,
             ..read(Operand::AccIn, buffer, region)
         });
-        let word = vec![b.clone(), h.clone() / self.cut.heads, i * ROWS / block];
+        let word = vec![b.clone(), group, i * ROWS / block];
         let stat = Access { operand: Operand::StatIn, ..stat };
         let mut touched = vec![Source::behind(acc, made, word), stat.into()];
         if a.scores.sinks {

@@ -275,6 +275,7 @@ pub(super) fn families(
         }));
     }
     let tile = AttendTile {
+        heads: 1,
         block: [block[0] as u32, block[1] as u32, depth as u32],
         values: None,
         carry: Carry::Registers,

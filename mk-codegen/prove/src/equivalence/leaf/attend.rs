@@ -13,7 +13,7 @@ use mk_plan::{AttendTile, Operand, Side};
 
 impl Links for AttendTile {
     fn link(&self, linker: &mut Linker<'_, '_>, of: &Task<'_>) -> Linked {
-        linker.attend(of.number, of.touches)
+        linker.attend(of.number, of.touches, self.heads)
     }
 }
 
@@ -75,7 +75,8 @@ impl<E: Copy + PartialEq> Context<E> {
         }
         let work = (q.rows * k.rows * (q.cols + v.cols)) as u64;
         let work = work + EXPONENTIAL * (q.rows * k.rows) as u64;
-        let seen = |i: usize| sees(places, (scores.mask, Side::Queries), i, k.rows);
+        let heads = places.map_or(1, |p| p.heads);
+        let seen = |i: usize| sees(places, (scores.mask, Side::Queries), i / heads, k.rows);
         state.step(algebra, [q, k, v], scores, seen);
         self.attention = Some(state);
         Ok(work)
@@ -97,11 +98,12 @@ impl<E: Copy + PartialEq> Context<E> {
 }
 
 impl Linker<'_, '_> {
-    fn attend(&mut self, number: u32, touches: &[Touch]) -> Linked {
+    fn attend(&mut self, number: u32, touches: &[Touch], heads: u32) -> Linked {
         let find = |o| touches.iter().find(|t| t.operand == o);
         let (q, v) = (find(Operand::Q), find(Operand::V));
         for t in touches {
-            let m = self.matrix(t)?;
+            let keys = matches!(t.operand, Operand::K | Operand::V);
+            let (m, own) = self.of_heads(t, if keys { 1 } else { heads })?;
             match t.operand {
                 Operand::Q | Operand::Sinks => {}
                 Operand::K => {
@@ -109,7 +111,7 @@ impl Linker<'_, '_> {
                     if let (Some(at), Some(q)) =
                         (self.unrolled.positions.get(&(number, t.phase)), q)
                     {
-                        let queries = self.matrix(q)?.rows;
+                        let queries = self.of_heads(q, heads)?.0.rows;
                         for (t, rows, at) in [(q, queries, at[0]), (t, m.rows, at[1])] {
                             if at < 0 {
                                 return Err(format!("`{}` is at {at} of its sequence", t.operand));
@@ -125,7 +127,7 @@ impl Linker<'_, '_> {
                         }
                     }
                     if let Some(q) = q {
-                        let columns = self.matrix(q)?.columns;
+                        let columns = self.of_heads(q, heads)?.0.columns;
                         self.link((t, m.columns), (q, columns))?;
                     }
                     let values =
@@ -150,8 +152,9 @@ impl Linker<'_, '_> {
                 }
                 o => {
                     if let Some(q) = q {
-                        let rows = self.matrix(q)?.rows;
-                        self.link((t, m.rows), (q, rows))?;
+                        let (of_q, of_heads) = self.of_heads(q, heads)?;
+                        self.link((t, m.rows), (q, of_q.rows))?;
+                        self.link((t, own), (q, of_heads))?;
                     }
                     if matches!(o, Operand::StatIn | Operand::StatOut) {
                         // Maximum and sum.

@@ -50,6 +50,8 @@ pub(super) struct InSequence<'c> {
     pub cells: &'c Cells,
     pub line: u32,
     pub bounds: Option<Bounds<'c>>,
+    /// Rows of each query: one of each of its heads.
+    pub heads: usize,
 }
 
 /// Bounds of a tile's rows, two each, and the places of the first query and key in the unscaled sequence.

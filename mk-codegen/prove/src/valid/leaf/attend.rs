@@ -1,13 +1,19 @@
 //! Attention.
 
 use super::Rules;
-use crate::valid::touched::{Touched, area, made_of, matrix, of, one_place};
+use crate::valid::touched::{Touched, area, made_of, matrix, of, one_place, text};
 use mk_plan::{AttendTile, Family, Operand};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Rules for AttendTile {
     fn misfit(&self, _: &Family, touched: &[Touched<'_>]) -> Result<(), String> {
         let [tile, depth, values] = [self.block[0], self.block[2], self.value_dim()];
+        let of_one = |t: &&Touched<'_>| {
+            matches!(t.operand, Operand::O | Operand::Lse | Operand::Sinks | Operand::Bounds)
+        };
+        if let (true, Some(t)) = (self.heads != 1, touched.iter().find(of_one)) {
+            return Err(format!("a tile of {} heads has no `{}`", self.heads, t.operand));
+        }
         one_place(touched, &[Operand::Q, Operand::K, Operand::V])?;
         let result = |t: &Touched<'_>| matches!(t.operand, Operand::O | Operand::AccOut);
         if touched.iter().any(|t| result(t) && t.extents.is_some()) {
@@ -17,7 +23,7 @@ impl Rules for AttendTile {
         let (mut rows, mut keys) = (None, BTreeMap::new());
         let mut width = BTreeMap::from([(true, i64::from(values))]);
         for t in touched.iter().filter(|t| !matches!(t.operand, Operand::Lse | Operand::Sinks)) {
-            let Some([x, y]) = matrix(t)? else { continue };
+            let Some([x, y]) = rows_and_columns(self, t)? else { continue };
             if t.operand == Operand::Q && (x > i64::from(tile) || y != i64::from(depth)) {
                 return Err(format!("`q` is {x} x {y}, and a tile {tile} x {depth}"));
             }
@@ -62,6 +68,25 @@ impl Rules for AttendTile {
 
     fn contributions(&self) -> &'static [Operand] {
         &[Operand::AccIn, Operand::StatIn]
+    }
+}
+
+/// Rows and columns of what a tile touches; of its queries all heads are rows.
+fn rows_and_columns(tile: &AttendTile, t: &Touched<'_>) -> Result<Option<[i64; 2]>, String> {
+    let keys = matches!(t.operand, Operand::K | Operand::V);
+    let Some(dims) = t.extents.filter(|_| tile.heads != 1 && !keys) else { return matrix(t) };
+    match dims {
+        [ones @ .., (_, queries), (_, heads), (_, columns)]
+            if ones.iter().all(|d| d.1 == 1) && *heads == i64::from(tile.heads) =>
+        {
+            Ok(Some([queries * heads, *columns]))
+        }
+        _ => Err(format!(
+            "`{}` is {}, and a tile has {} heads of each query",
+            t.operand,
+            text(dims),
+            tile.heads
+        )),
     }
 }
 

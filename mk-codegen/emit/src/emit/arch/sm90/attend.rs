@@ -12,7 +12,7 @@ use crate::emit::{
 };
 use minijinja::{Value, context};
 use mk_plan::{
-    Access, Agent, AttendTile, Carry, Expr, FamId, Leaf, Mask, Operand, Point, Store, Var,
+    Access, Agent, AttendTile, Carry, Expr, FamId, Family, Leaf, Mask, Operand, Point, Store, Var,
 };
 
 pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
@@ -129,6 +129,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
     let Leaf::AttendTile(AttendTile {
         block: [block_m, block_n, dim],
         values,
+        heads: together,
         carry,
         scale,
         stages,
@@ -167,6 +168,11 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
             "partial results, of a part of the keys, are merged by another task: they have no `o` and no sink".into(),
         ));
     }
+    if together == 0 || together > block_m || together != 1 && !parts {
+        let what = "heads of a query that are rows are as many as rows at most, and have parts";
+        return Err(refuse(what.into()));
+    }
+    let together = if together == 1 { String::new() } else { format!(", .heads = {together}") };
     let parts = if parts { ", .parts = true" } else { "" };
     let sinks = if sinks { ", .sinks = true" } else { "" };
     Ok(context! {
@@ -174,7 +180,7 @@ fn tile(e: &Emitter<'_>, g: &Group) -> Result<Value> {
         scale => format!("0x{scale:08x}u"),
         mask => name_of(mask),
         windowed => mask.window().is_some(),
-        more => more_options(mask, cap).map_err(refuse)? + parts + sinks + &values_option(values),
+        more => more_options(mask, cap).map_err(refuse)? + parts + sinks + &values_option(values) + &together,
     })
 }
 
@@ -215,7 +221,7 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value> {
     let Leaf::AttendTile(x) = &f.leaf else {
         return Err(EmitError::internal("emit/arch/sm90/attend.rs", format!("{} attends", s.id)));
     };
-    let ([queries, keys, dim], wide) = (x.block, x.value_dim());
+    let ([queries, keys, dim], wide, together) = (x.block, x.value_dim(), x.heads.max(1));
     let storers = f.posts.iter().all(|p| p.by == Agent::Storer);
     if !storers || f.waits.iter().any(|w| w.by != Agent::Loader) {
         let what = "in attention the loader waits and the storer posts";
@@ -223,14 +229,16 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value> {
     }
     let q = e.access(f, Operand::Q)?;
     let count = |e: &Emitter<'_>, a: &Access, row: usize| e.c(f, None, &a.region[row].1);
-    let rows = rows_of(f, q)?;
-    let q_rows = head_rows(e, s.id, q, queries, [dim, 64])?;
+    let rows = queries_of(f, q, together)?;
+    let q_rows = head_rows(e, s.id, q, [queries / together, together], [dim, 64])?;
     let queries_read = q.region[rows].1.clone();
+    let q_count = count(e, q, rows);
+    let q_count = if together == 1 { q_count } else { format!("({q_count}) * {together}") };
     let mut sources = |operand| -> Result<Vec<Value>> {
         let mut out = Vec::new();
         for a in f.accesses.iter().filter(|a| a.operand == operand) {
             let dim = if operand == Operand::V { wide } else { dim };
-            let text = head_rows(e, s.id, a, keys, [dim, 64])?;
+            let text = head_rows(e, s.id, a, [keys, 1], [dim, 64])?;
             let row = rows_of(f, a)?;
             let (condition, count) = (e.condition(f, a), count(e, a, row));
             out.push(context! { condition, rows => text, count });
@@ -245,14 +253,14 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value> {
     let made = |o: Operand| f.accesses.iter().any(|a| a.operand == o);
     let ((o, o_pitch), lse, stat_pitch) = if made(Operand::AccOut) {
         let stat = e.access(f, Operand::StatOut)?;
-        let (at, pitch) = rows_at(e, s.id, stat, 2)?;
-        (results(e, s.id, Operand::AccOut, &queries_read, wide)?, at, Some(pitch))
+        let (at, pitch) = first_row(e, s.id, stat, [2, together])?;
+        (results(e, s.id, Operand::AccOut, &queries_read, [wide, together])?, at, Some(pitch))
     } else {
-        (results(e, s.id, Operand::O, &queries_read, wide)?, logarithms(e, s.id)?, None)
+        (results(e, s.id, Operand::O, &queries_read, [wide, 1])?, logarithms(e, s.id)?, None)
     };
     let value = context! {
         q => q_rows,
-        rows => count(e, q, rows),
+        rows => q_count,
         chunks => f.inner.as_ref().map_or("1".into(), |(_, n)| e.c(f, None, n)),
         inner => f.inner.as_ref().map(|(name, _)| name.clone()),
         keys, values,
@@ -268,18 +276,56 @@ fn family(e: &mut Emitter<'_>, s: Slice) -> Result<Value> {
     Ok(context! { ..value, ..e.slice(s) })
 }
 
-/// Rows of one head, as the loader asks TMA for them, in boxes of so many rows and `wide` of `dim` elements: `[..,
-/// rows, heads, d]`, or `[.., .., rows, d]`. What lies past a tensor's last row reads as zeros.
+/// The dimension of queries, of each of which so many heads are rows.
+fn queries_of(f: &Family, a: &Access, together: u32) -> Result<usize> {
+    match a.region.len().checked_sub(3) {
+        _ if together == 1 => rows_of(f, a),
+        Some(row) if a.region[row + 1].1 == Expr::from(together as i32) => Ok(row),
+        _ => {
+            EmitError::refuse(&f.name, format!("`{}` is {together} heads of each query", a.operand))
+        }
+    }
+}
+
+/// Address of a tile's first row, and the bytes from one to the next, as C: of several heads of a query, these are all
+/// that there are.
+fn first_row(
+    e: &Emitter<'_>,
+    id: FamId,
+    a: &Access,
+    [dim, together]: [u32; 2],
+) -> Result<(String, String)> {
+    if together == 1 {
+        return rows_at(e, id, a, dim);
+    }
+    let f = &e.plan.families[id];
+    let heads = queries_of(f, a, together)? + 1;
+    let own = a.each.is_none() && a.rank == Expr::Var(Var::RANK);
+    let all = a.region[heads].0 == Expr::Const(0)
+        && e.points.shape(a.buffer, 0)?.get(heads) == Some(&i64::from(together));
+    if !own || !all || !whole_heads(e, a, dim)? {
+        let what = format!("`{}` is whole heads of the own rank, all of a query", a.operand);
+        return EmitError::refuse(&f.name, what);
+    }
+    e.check_lines(id, a)?;
+    let pitch = e.own_pitch_bytes(a.buffer);
+    let (base, first) = (e.base(a.buffer, "params.header.rank"), e.c(f, None, &e.row(a)));
+    Ok((format!("{base} + static_cast<u64>({first}) * {pitch}"), format!("u64{{{pitch}}}")))
+}
+
+/// Rows of one head, or of some, as the loader asks TMA for them, in boxes of so many rows, of as many heads each, and
+/// `wide` of `dim` elements: `[.., rows, heads, d]`, or `[.., .., rows, d]` of one head. What lies past a tensor's last
+/// row reads as zeros.
 pub(super) fn head_rows(
     e: &mut Emitter<'_>,
     id: FamId,
     a: &Access,
-    box_rows: u32,
+    [box_rows, together]: [u32; 2],
     [dim, wide]: [u32; 2],
 ) -> Result<String> {
     let f = &e.plan.families[id];
     let refuse = |what: String| EmitError::refuse(&f.name, what);
-    let (n, row) = (a.region.len(), rows_of(f, a)?);
+    let (n, row) = (a.region.len(), queries_of(f, a, together)?);
     if a.each.is_some() || a.rank != Expr::Var(Var::RANK) {
         return refuse(format!("`{}` is read on the own rank", a.operand));
     }
@@ -295,7 +341,7 @@ pub(super) fn head_rows(
         return refuse(what);
     }
     let cuts = [first, first + 1, n - 1];
-    let box_dims = if behind { [1, box_rows, 1, wide] } else { [1, 1, box_rows, wide] };
+    let box_dims = if behind { [1, box_rows, together, wide] } else { [1, 1, box_rows, wide] };
     let map = e.maps.index(e.plan, a.buffer, &View::cut(cuts), &box_dims)?;
     let at = |from, to| e.c(f, None, &e.flat(a, from, to));
     let (w, z, y) = (at(0, first), at(first, first + 1), at(first + 1, n - 1));
@@ -308,12 +354,12 @@ fn results(
     id: FamId,
     operand: Operand,
     queries: &Expr,
-    dim: u32,
+    [dim, together]: [u32; 2],
 ) -> Result<(String, String)> {
     let f = &e.plan.families[id];
     let o = e.access(f, operand)?;
-    if o.region[rows_of(f, o)?].1 != *queries {
+    if o.region[queries_of(f, o, together)?].1 != *queries {
         return EmitError::refuse(&f.name, "results are as many as queries");
     }
-    rows_at(e, id, o, dim)
+    first_row(e, id, o, [dim, together])
 }

@@ -229,7 +229,7 @@ fn member(operand: Operand) -> &'static str {
 fn source(e: &mut Emitter<'_>, id: FamId, a: &Access, rows: u32, dim: u32) -> Result<String> {
     let stats = a.operand == Operand::Stats;
     let [dim, wide] = if stats { [STATS; 2] } else { [dim, 64] };
-    head_rows(e, id, a, rows, [dim, wide])
+    head_rows(e, id, a, [rows, 1], [dim, wide])
 }
 
 /// Template values of one family.
