@@ -9,6 +9,17 @@ const LAYER: &str = "fn layer(x: e4m3[T, H] scaled(1, 128) @ shard(0), ids: i32[
     w1: e4m3[E, 2, F, H] scaled(128, 128) @ shard(0), w2: e4m3[E, H, F] scaled(128, 128) @ shard(0)) -> bf16[T, H] @ shard(0) {
     dispatch(x, ids) -> grouped_gemm(w1.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(w2.t) -> combine(gate)
 }";
+/// What training keeps of the layer, and the first kernel of its backward.
+const KEPT: &str = "fn kept(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    w1: e4m3[E, 2, F, H] scaled(128, 128) @ shard(0), w2: e4m3[E, H, F] scaled(128, 128) @ shard(0)) {
+    let rows = x -> quantize(e4m3, 1, 128) -> dispatch(ids);
+    (rows -> grouped_gemm(w1.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(w2.t) -> combine(gate), rows)
+}";
+const BACKWARD: &str = "fn backward(dy: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0),
+    v: e4m3[E, F, H] scaled(128, 128) @ shard(0)) {
+    let rows = dy -> quantize(e4m3, 1, 128) -> dispatch(ids);
+    (rows -> grouped_gemm(v.t), rows)
+}";
 
 fn judge(source: &str, ranks: u32, sizes: &[(&str, u64)], schedules: &[Schedule]) {
     let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
@@ -66,7 +77,10 @@ fn ranks_have_their_own_number_of_tokens() {
         .replace("e4m3[T, H] scaled(1, 128)", "bf16[T, H]")
         .replace("dispatch(x, ids)", "x -> quantize(e4m3, 1, 128) -> dispatch(ids)");
     let mut brought = BTreeSet::new();
-    for (source, worlds) in [(&given, 1..=4), (&quantised, 2..=2)] {
+    let kept = KEPT.replace("fn kept(", "fn kept<T: own>(");
+    let backward = BACKWARD.replace("fn backward(", "fn backward<T: own>(");
+    let sources = [(&given, 1..=4), (&quantised, 2..=2), (&kept, 2..=2), (&backward, 2..=2)];
+    for (source, worlds) in sources {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
         for ranks in worlds {
             let sizes = [("T", 7 * u64::from(ranks)), ("K", 2), ("E", 8), ("H", 144), ("F", 128)];
@@ -98,22 +112,11 @@ fn tokens_are_quantised_on_the_way_out() {
     judge(&source, 2, &sizes, &[Schedule::Random, Schedule::Reversed]);
 }
 
-/// What training keeps of a forward, and the first kernel of its backward: rows of eight bits, with their factors, as
-/// results beside what is made of them.
+/// Rows of eight bits, with their factors, are results beside what is made of them.
 #[test]
 fn dispatched_rows_are_results() {
-    let forward = "fn forward(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
-        w1: e4m3[E, 2, F, H] scaled(128, 128) @ shard(0), w2: e4m3[E, H, F] scaled(128, 128) @ shard(0)) {
-        let rows = x -> quantize(e4m3, 1, 128) -> dispatch(ids);
-        (rows -> grouped_gemm(w1.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(w2.t) -> combine(gate), rows)
-    }";
-    let backward = "fn backward(dy: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0),
-        v: e4m3[E, F, H] scaled(128, 128) @ shard(0)) {
-        let rows = dy -> quantize(e4m3, 1, 128) -> dispatch(ids);
-        (rows -> grouped_gemm(v.t), rows)
-    }";
     let sizes = [("T", 22), ("K", 2), ("E", 4), ("H", 272), ("F", 128)];
-    for source in [forward, backward] {
+    for source in [KEPT, BACKWARD] {
         judge(source, 2, &sizes, &Schedule::all(2));
         // The last rank has fewer experts.
         let sizes = [("T", 18), ("K", 2), ("E", 5), ("H", 144), ("F", 128)];
