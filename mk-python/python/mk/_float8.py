@@ -108,6 +108,11 @@ class Gated:
         return self.down(self.swiglu(h.unflatten(1, (2, -1))), down.t())
 
 
+def _matrices(w, v):
+    """Experts' matrices and their factors, with K last, as tensor cores read eight bits."""
+    return *stacked(w.permute(0, 2, 3, 1)), *stacked(v.transpose(1, 2))
+
+
 def _other(t):
     """Matrices along the other dimension: of their factors, too."""
     return t.transpose(1, 2).contiguous()
@@ -116,38 +121,39 @@ def _other(t):
 class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx, layer, x, counts, w, v, *biases):
-        (x, sx), (w, sw), (v, sv) = quantized(x), stacked(w.permute(0, 2, 3, 1)), stacked(v.transpose(1, 2))
+        x, sx = layer.quantize(x.contiguous())
+        w, sw, v, sv = _matrices(w, v)
         ctx.layer = layer
         ctx.save_for_backward(x, sx, counts, w, sw, v, sv, *biases)
-        return layer.forward(x, sx.t().contiguous(), counts, w, sw, v, sv, *biases)
+        return layer.forward(x, sx, counts, w, sw, v, sv, *biases)
 
     @staticmethod
     def backward(ctx, dy):
         layer = ctx.layer
         x, sx, counts, w, sw, v, sv, *biases = ctx.saved_tensors
         needs = dict(zip(("x", "counts", "w", "v", "b", "c"), ctx.needs_input_grad[1:]))
-        d, sd = quantized(dy)
-        found = {}
+        dy, found = dy.contiguous(), {}
+        d, sd = layer.quantize(dy)
         if any(needs.get(name) for name in "xwvb"):
-            h = layer.up(x, sx.t().contiguous(), counts, w, sw, *biases[:1])
+            h = layer.up(x, sx, counts, w, sw, *biases[:1])
         if any(needs.get(name) for name in "xwb"):
-            da = layer.down(d, sd.t().contiguous(), counts, _other(v), _other(sv))
+            da = layer.down(d, sd, counts, _other(v), _other(sv))
             dh = layer.swiglu_grad(da, h).flatten(1)
             e, se = layer.quantize(dh)
         if needs["x"]:
             found["x"] = layer.down(e, se, counts, _other(w.flatten(1, 2)), _other(sw.flatten(1, 2)))
         if needs["w"]:
-            found["w"] = layer.weights(dequantized(x, sx), counts, dequantized(e, se.t())).unflatten(2, (2, -1))
+            found["w"] = layer.weights(layer.wide(x, sx), counts, layer.wide(e, se)).unflatten(2, (2, -1))
         if needs["v"]:
             a, sa = layer.hidden(h)
-            found["v"] = layer.weights(dequantized(a, sa.t()), counts, dequantized(d, sd))
+            found["v"] = layer.weights(layer.wide(a, sa), counts, layer.wide(d, sd))
         if needs.get("b") or needs.get("c"):
             # Sums of each expert's rows.
             ones = dy.new_ones(len(dy), 8)
             if needs["b"]:
                 found["b"] = layer.weights(ones, counts, dh)[:, 0].unflatten(1, (2, -1))
             if needs["c"]:
-                found["c"] = layer.weights(ones, counts, dy.contiguous())[:, 0]
+                found["c"] = layer.weights(ones, counts, dy)[:, 0]
         return None, *(found.get(name) for name in needs)
 
 
@@ -156,19 +162,21 @@ class _Kernels:
 
     def __init__(self, make, biased, counts, experts=""):
         self._rows = f"x: e4m3[R, K] scaled(1, {BLOCK}) @ shard(0), {counts} @ shard(0)"
-        self._make, self._names = make, counts.split(":")[0]
+        self._make, self._counts = make, counts.split(":")[0]
         self._up = self.product("up", ", b: bf16[E, N] @ shard(0)" if biased else "", " -> bias(b)" if biased else "")
         self.hidden = make(f"fn hidden(h: bf16[R, 2, F] @ shard(0)) {{ h -> swiglu -> quantize(e4m3, 1, {BLOCK}) }}")
         self.swiglu_grad = make("fn experts_dh(d: bf16[R, F] @ shard(0), h: bf16[R, 2, F] @ shard(0)) { d -> swiglu_grad(h) }")
-        self.quantize = make(f"fn experts_e(d: bf16[R, N] @ shard(0)) {{ d -> quantize(e4m3, 1, {BLOCK}) }}")
+        # Of rows, and back.
+        self.quantize = make(f"fn quantized(x: bf16[R, K] @ shard(0)) {{ x -> quantize(e4m3, 1, {BLOCK}) }}")
+        self.wide = make(f"fn dequantized(x: e4m3[R, K] scaled(1, {BLOCK}) @ shard(0)) {{ x -> dequantize }}")
         self.weights = make(
             f"""fn experts_dw(x: bf16[R, K] @ shard(0), {counts} @ shard(0), d: bf16[R, N] @ shard(0)) {{
-                ragged(x, {self._names}) -> grouped_wgrad(d{experts})
+                ragged(x, {self._counts}) -> grouped_wgrad(d{experts})
             }}""")
 
     def product(self, name, more="", stage=""):
         return self._make(
-            f"fn experts_{name}({self._rows}, w: e4m3[E, N, K] {MATRICES}{more}) {{ ragged(x, {self._names}) -> grouped_gemm(w.t){stage} }}")
+            f"fn experts_{name}({self._rows}, w: e4m3[E, N, K] {MATRICES}{more}) {{ ragged(x, {self._counts}) -> grouped_gemm(w.t){stage} }}")
 
     def up(self, x, sx, counts, w, sw, *biases):
         """Gates and ups of rows."""
@@ -199,9 +207,8 @@ class Rows(_Kernels):
 class _Tokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx, layer, x, ids, weights, *given):
-        # Both with K last, as tensor cores read eight bits.
-        w, sw, v, sv, *rest = matrices = layer.matrices(*given)
-        y, rows, factors = layer.kept(x, ids, weights, *matrices)
+        (w, sw, v, sv), rest = _matrices(*given[:2]), given[2:]
+        y, rows, factors = layer.kept(x, ids, weights, w, sw, v, sv, *rest)
         ctx.layer = layer
         ctx.save_for_backward(rows, factors, ids, weights, w, sw, v, sv, *rest[: 2 * layer.biased])
         return y
@@ -230,16 +237,16 @@ class _Tokens(torch.autograd.Function):
             found["weights"] = layer.products(a, sa, ids, v, sv, *biases[1:], dy)
         if wants("wvbc"):
             each = layer.each(dy.new_ones(len(dy), 8), ids, weights, torch.eye(8, dtype=dy.dtype, device=dy.device).expand(len(w), 8, 8).contiguous())
-            weighed = lambda values, scale: dequantized(values, scale * each[:, :1].float())
+            weighed = lambda values, scale: layer.wide(values, scale * each[:, 0].float())
             if needs["w"]:
-                found["w"] = layer.weights(weighed(x, sx.t()), ids, dequantized(e, se.t())).unflatten(2, (2, -1))
+                found["w"] = layer.weights(weighed(x, sx), ids, layer.wide(e, se)).unflatten(2, (2, -1))
             if needs["v"]:
-                found["v"] = layer.weights(dequantized(a, sa.t()), ids, weighed(d, sd.t()))
+                found["v"] = layer.weights(layer.wide(a, sa), ids, weighed(d, sd))
             # Sums of each expert's rows.
             if needs["b"]:
                 found["b"] = layer.weights(each, ids, dh)[:, 0].unflatten(1, (2, -1))
             if needs["c"]:
-                found["c"] = layer.weights(each, ids, dequantized(d, sd.t()))[:, 0]
+                found["c"] = layer.weights(each, ids, layer.wide(d, sd))[:, 0]
         return None, *(found.get(name) for name in layer.names)
 
 
@@ -284,15 +291,11 @@ class Tokens(_Kernels):
         dims = {name: n for name, n in self._options["dims"].items() if re.search(rf"\b{name}\b", text)}
         return compile(text, world, **{**self._options, "dims": dims or None})
 
-    def matrices(self, w, v, *rest):
-        """Both with K last, as tensor cores read eight bits."""
-        return (*stacked(w.permute(0, 2, 3, 1)), *stacked(v.transpose(1, 2)), *rest)
-
     @torch.compiler.disable
     def __call__(self, *given):
         if torch.is_grad_enabled() and any(t.requires_grad for t in given):
             return _Tokens.apply(self, *given)
-        return self.forward(*given[:3], *self.matrices(*given[3:]))
+        return self.forward(*given[:3], *_matrices(*given[3:5]), *given[5:])
 
 
 def check(fp8, dtype, part, what):
