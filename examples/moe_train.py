@@ -8,7 +8,8 @@ Each rank has sequences of its own, and all of attention and router, whose gradi
 step, from the same float32 weights, every gradient is compared with float32's, and so is that of the same model by bfloat16 torch. The expert ids of
 the float32 run are imposed on all; their weights are each model's own. The verdict, its statistics and the control are tp_llama.py's.
 
-With --shared a dense block of all tokens is added to what experts make; with --uneven ranks have unequally many sequences.
+With --shared a dense block of all tokens is added to what experts make; with --uneven ranks have unequally many sequences; with --fp8 experts are of
+eight bits, forward and backward, and losses alone are judged.
 """
 
 import argparse
@@ -131,10 +132,11 @@ def main():
     parser.add_argument("--shared", action="store_true", help="a dense block of all tokens beside the experts")
     parser.add_argument("--uneven", action="store_true", help="the first rank has more sequences than the others")
     parser.add_argument("--mode", choices=("eager", "compiled", "checkpointed"), default="eager")
+    parser.add_argument("--fp8", nargs="?", const="1x128", help="eight bits in the layers of experts; losses alone are judged, within 1.5 %%")
     c = parser.parse_args()
     small = c.device == "cpu"
     c.tokens, c.sequences, c.hidden, c.ffn, c.layers, c.steps = (given or (a if small else b) for given, a, b in (
-        (c.tokens, 64, 512), (c.sequences, 4, 8), (c.hidden, 64, 1024), (c.ffn, 96, 768), (c.layers, 3, 6), (c.steps, 10, 200)))
+        (c.tokens, 64, 512), (c.sequences, 4, 8), (c.hidden, 64, 1024), (c.ffn, 128 if c.fp8 else 96, 768), (c.layers, 3, 6), (c.steps, 10, 200)))
     c.size = c.hidden // c.heads
     several = "RANK" in os.environ
     if c.device == "cuda":
@@ -155,10 +157,10 @@ def main():
     with torch.no_grad():
         master.embedding.weight.mul_(0.02)
     torchs, control = (Model(c, lambda: kind(c, **half), **half) for kind in (Experts, Control))
-    ours = Model(c, lambda: mk.nn.MoE(c.hidden, c.ffn, c.experts, c.slots, world, **half), **half)
+    ours = Model(c, lambda: mk.nn.MoE(c.hidden, c.ffn, c.experts, c.slots, world, fp8=c.fp8, **half), **half)
     if c.mode == "compiled":
         for layer in ours.layers:
-            layer.experts.compile(fullgraph=True, backend="inductor" if not small else "aot_eager")
+            layer.experts.compile(fullgraph=c.fp8 is None, backend="inductor" if not small else "aot_eager")
     part = lambda t: t.chunk(ranks)[rank]
     # Of sequences the first rank has what the others leave, which is half of theirs.
     each = c.sequences // ranks
@@ -205,7 +207,7 @@ def main():
         optimizer.step()
         if several:
             same(master)
-    good = judge(errors, losses, list(found[-1]), say)
+    good = judge(errors, losses, list(found[-1]), say, c.fp8)
     if several:
         dist.destroy_process_group()
     sys.exit(not good)

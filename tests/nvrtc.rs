@@ -401,7 +401,39 @@ fn experts_of_eight_bits_compile() {
         )
         .replace("(w.t)", "(w.t) -> bias(b)")
         .replace("(v.t)", "(v.t) -> bias(c)");
+    // Training: a forward that keeps rows, and kernels of the backward.
+    let kept = layer
+        .replace("e4m3[T, H] scaled(1, 128)", "bf16[T, H]")
+        .replace(
+            "dispatch(x, ids) ->",
+            "let r = x -> quantize(e4m3, 1, 128) -> dispatch(ids); (r ->",
+        )
+        .replace("combine(gate)", "combine(gate), r)");
+    let (rows, sums) =
+        ("@ shard(0), ids: i64[T, K] @ shard(0)", "w: e4m3[E, H, F] scaled(128, 128) @ shard(0)");
+    let backward = format!(
+        "fn f(dy: bf16[T, F] {rows}, {sums}) {{
+            let r = dy -> quantize(e4m3, 1, 128) -> dispatch(ids);
+            (r -> grouped_gemm(w.t), r)
+        }}"
+    );
+    let again = format!(
+        "fn f(x: e4m3[R, F] scaled(1, 128) {rows}, {sums}, b: bf16[E, H] @ shard(0)) {{
+            ragged(x, ids) -> grouped_gemm(w.t) -> bias(b)
+        }}"
+    );
+    let dx = format!(
+        "fn f(d: e4m3[R, F] scaled(1, 128) {rows}, {sums}, gate: f32[T, K] @ shard(0)) {{
+            ragged(d, ids) -> grouped_gemm(w.t) -> combine(gate)
+        }}"
+    );
+    let gates = format!(
+        "fn f(a: e4m3[R, F] scaled(1, 128) {rows}, {sums}, c: bf16[E, H] @ shard(0), dy: bf16[T, H] @ shard(0)) {{
+            ragged(a, ids) -> grouped_gemm(w.t) -> bias(c) -> combine_grad(dy)
+        }}"
+    );
     // Each rank brings its own number of tokens.
+    let own_kept = kept.replace("fn f(", "fn f<T: own>(");
     let [own, own_tokens] = [layer, &tokens].map(|of| of.replace("fn f(", "fn f<T: own>("));
     // Traced, a layer spills more than its leaves allow.
     for (source, trace) in [
@@ -413,6 +445,12 @@ fn experts_of_eight_bits_compile() {
         (layer, false),
         (biased.as_str(), false),
         (tokens.as_str(), false),
+        (kept.as_str(), false),
+        (own_kept.as_str(), false),
+        (backward.as_str(), false),
+        (again.as_str(), false),
+        (dx.as_str(), false),
+        (gates.as_str(), false),
     ] {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
         let sizes = [("R", 69_632), ("T", 8192), ("H", 2048), ("F", 768), ("E", 32), ("K", 8)];

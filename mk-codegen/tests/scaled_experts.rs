@@ -34,6 +34,18 @@ const TOKENS: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(
     x -> quantize(e4m3, 1, 128) -> dispatch(ids, capacity = R, drop) -> grouped_gemm(w1.t) -> swiglu
         -> quantize(e4m3, 1, 128) -> grouped_gemm(w2.t) -> combine(gate)
 }";
+/// What training keeps of the layer: its dispatched rows, and their factors, are results.
+const KEPT: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    w1: e4m3[E, 2, F, H] scaled(128, 128) @ shard(0), w2: e4m3[E, H, F] scaled(128, 128) @ shard(0)) {
+    let rows = x -> quantize(e4m3, 1, 128) -> dispatch(ids);
+    (rows -> grouped_gemm(w1.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(w2.t) -> combine(gate), rows)
+}";
+/// The first kernel of its backward.
+const BACKWARD: &str = "fn backward(dy: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0),
+    v: e4m3[E, F, H] scaled(128, 128) @ shard(0)) {
+    let rows = dy -> quantize(e4m3, 1, 128) -> dispatch(ids, capacity = R);
+    (rows -> grouped_gemm(v.t), rows)
+}";
 
 fn bound(source: &str) -> (Program, Bound) {
     let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
@@ -60,6 +72,8 @@ fn texts() {
         ("hidden_eight_bits", HIDDEN),
         ("layer_eight_bits", LAYER),
         ("tokens_quantized", TOKENS),
+        ("layer_keeps_rows", KEPT),
+        ("backward_eight_bits", BACKWARD),
         ("own_eight_bits", given.as_str()),
         ("own_quantized", quantised.as_str()),
     ] {
@@ -177,6 +191,20 @@ fn other_factors_are_refused() {
     );
 }
 
+/// Rows that are results have the factors of their tokens, each in its place, and all of them.
+#[test]
+fn factors_of_results_are_those_of_their_rows() {
+    refused(
+        BACKWARD,
+        &[
+            ("pull_factors", "b * 128 + q : 1] at end", "b * 128 + (q + 1) % 128 : 1] at end", ""),
+            ("pull_factors", "[0 : 3, b * 128", "[0 : 2, b * 128", ""),
+            ("pull_factors", "rank * 32) : 1]", "0) : 1]", ""),
+            ("gemm", "sig9[b] >= 2", "sig9[b] >= 1", "rule"),
+        ],
+    );
+}
+
 /// Every wait and every post of factors is needed.
 #[test]
 fn nothing_of_factors_can_be_left_out() {
@@ -255,10 +283,6 @@ fn refusals() {
         let error = compile(&program, &bound, &config).err();
         error.map(|e| e.to_string()).unwrap_or_default()
     };
-    let rows = LAYER
-        .replace("-> bf16[T, H] @ shard(0) {", "{ let r =")
-        .replace("dispatch(x, ids) ->", "dispatch(x, ids); (r ->")
-        .replace("combine(gate)", "combine(gate), r)");
     let mixed = EXPERTS
         .replace("e4m3[R, H] scaled(1, 128)", "bf16[R, H]")
         .replace("e4m3[E, 2, F, H] scaled(128, 128)", "bf16[E, H, 2, F]")
@@ -268,7 +292,6 @@ fn refusals() {
         .replace("ragged(x, counts)", "let q = x -> quantize(e4m3, 1, 128); ragged(q, counts)");
     for (source, set, nodes, says) in [
         (LAYER, "", 2, "go to several nodes"),
-        (rows.as_str(), "", 1, "its rows of eight bits are a result"),
         (mixed.as_str(), "", 1, "matrices of 16 bits, and of eight, are in one kernel"),
         (made.as_str(), "", 1, "its rows are made in the same kernel"),
         (EXPERTS, "block=128x128x64", 1, "cut blocks of 128 gates, or ups"),

@@ -9,10 +9,21 @@ const LAYER: &str = "fn layer(x: e4m3[T, H] scaled(1, 128) @ shard(0), ids: i32[
     w1: e4m3[E, 2, F, H] scaled(128, 128) @ shard(0), w2: e4m3[E, H, F] scaled(128, 128) @ shard(0)) -> bf16[T, H] @ shard(0) {
     dispatch(x, ids) -> grouped_gemm(w1.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(w2.t) -> combine(gate)
 }";
+/// What training keeps of the layer, and the first kernel of its backward.
+const KEPT: &str = "fn kept(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    w1: e4m3[E, 2, F, H] scaled(128, 128) @ shard(0), w2: e4m3[E, H, F] scaled(128, 128) @ shard(0)) {
+    let rows = x -> quantize(e4m3, 1, 128) -> dispatch(ids);
+    (rows -> grouped_gemm(w1.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(w2.t) -> combine(gate), rows)
+}";
+const BACKWARD: &str = "fn backward(dy: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0),
+    v: e4m3[E, F, H] scaled(128, 128) @ shard(0)) {
+    let rows = dy -> quantize(e4m3, 1, 128) -> dispatch(ids);
+    (rows -> grouped_gemm(v.t), rows)
+}";
 
 fn judge(source: &str, ranks: u32, sizes: &[(&str, u64)], schedules: &[Schedule]) {
     let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
-    let bound = bind(&program, sizes);
+    let bound = bind(&program, sizes).on(&program, ranks).expect("binds");
     let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
     let plan = planned(case);
     for schedule in schedules {
@@ -66,7 +77,10 @@ fn ranks_have_their_own_number_of_tokens() {
         .replace("e4m3[T, H] scaled(1, 128)", "bf16[T, H]")
         .replace("dispatch(x, ids)", "x -> quantize(e4m3, 1, 128) -> dispatch(ids)");
     let mut brought = BTreeSet::new();
-    for (source, worlds) in [(&given, 1..=4), (&quantised, 2..=2)] {
+    let kept = KEPT.replace("fn kept(", "fn kept<T: own>(");
+    let backward = BACKWARD.replace("fn backward(", "fn backward<T: own>(");
+    let sources = [(&given, 1..=4), (&quantised, 2..=2), (&kept, 2..=2), (&backward, 2..=2)];
+    for (source, worlds) in sources {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
         for ranks in worlds {
             let sizes = [("T", 7 * u64::from(ranks)), ("K", 2), ("E", 8), ("H", 144), ("F", 128)];
@@ -96,4 +110,31 @@ fn tokens_are_quantised_on_the_way_out() {
     );
     let sizes = [("T", 300), ("K", 2), ("E", 2), ("H", 144), ("F", 128), ("R", 512)];
     judge(&source, 2, &sizes, &[Schedule::Random, Schedule::Reversed]);
+}
+
+/// Rows of eight bits, with their factors, are results beside what is made of them.
+#[test]
+fn dispatched_rows_are_results() {
+    let sizes = [("T", 22), ("K", 2), ("E", 4), ("H", 272), ("F", 128)];
+    for source in [KEPT, BACKWARD] {
+        judge(source, 2, &sizes, &Schedule::all(2));
+        // The last rank has fewer experts.
+        let sizes = [("T", 18), ("K", 2), ("E", 5), ("H", 144), ("F", 128)];
+        judge(source, 3, &sizes, &[Schedule::Random, Schedule::Reversed]);
+    }
+}
+
+/// The other kernels of the backward: rows of eight bits that one before made, back to their tokens.
+#[test]
+fn rows_of_eight_bits_come_back() {
+    let dx = "fn dx(d: e4m3[R, N] scaled(1, 128) @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+        w: e4m3[E, H, N] scaled(128, 128) @ shard(0)) { ragged(d, ids) -> grouped_gemm(w.t) -> combine(gate) }";
+    let weights = "fn weights(d: e4m3[R, N] scaled(1, 128) @ shard(0), ids: i64[T, K] @ shard(0), dy: bf16[T, H] @ shard(0),
+        w: e4m3[E, H, N] scaled(128, 128) @ shard(0), c: bf16[E, H] @ shard(0)) {
+        ragged(d, ids) -> grouped_gemm(w.t) -> bias(c) -> combine_grad(dy)
+    }";
+    let sizes = [("T", 22), ("K", 2), ("E", 4), ("H", 272), ("N", 256), ("R", 512)];
+    for source in [dx, weights] {
+        judge(source, 2, &sizes, &[Schedule::Random, Schedule::Reversed]);
+    }
 }

@@ -103,7 +103,7 @@ def experts(case, rank, ranks, world):
         close(case, got, by_autograd, limit=2e-2)
 
 
-def uneven(case, rank, ranks, world):
+def uneven(case, rank, ranks, world, hidden=16, ffn=24, fp8=None):
     """A layer of which ranks have unequally many tokens, one of them none, and experts, with biases, what experts of all tokens made, and all
     gradients."""
     import mk.nn
@@ -111,11 +111,12 @@ def uneven(case, rank, ranks, world):
     counts = [0, 7, 130, 4][-ranks:] if ranks > 1 else [5]
     number, most, firsts = 3 * ranks - (ranks > 1), max(counts), [sum(counts[:r]) for r in range(ranks)]
     mine = lambda t: t[firsts[rank] : firsts[rank] + counts[rank]]
-    layer = mk.nn.MoE(16, 24, number, 2, world, bias=True)
-    gate_up, down = random(number, 48, 16, seed=1, scale=0.25), random(number, 16, 24, seed=2, scale=0.2)
-    b, c = random(number, 48, seed=8), random(number, 16, seed=9)
+    layer = mk.nn.MoE(hidden, ffn, number, 2, world, bias=True, fp8=fp8)
+    limit, of_gradients = (1.5e-2, 2e-2) if fp8 is None else (0.08, 0.1)
+    gate_up, down = random(number, 2 * ffn, hidden, seed=1, scale=hidden**-0.5), random(number, hidden, ffn, seed=2, scale=ffn**-0.5)
+    b, c = random(number, 2 * ffn, seed=8), random(number, hidden, seed=9)
     layer.load(*(t.chunk(ranks)[rank] for t in (gate_up, down, b, c)))
-    x, s, d = (random(sum(counts), 16, seed=n) for n in (3, 6, 4))
+    x, s, d = (random(sum(counts), hidden, seed=n) for n in (3, 6, 4))
     weights, ids = torch.rand(sum(counts), number, generator=torch.Generator().manual_seed(5)).topk(2)
     dense = [t.float().requires_grad_() for t in (x, weights, s, gate_up, down, b, c)]
     rows, gate, shared, w, v, b, c = dense
@@ -127,16 +128,16 @@ def uneven(case, rank, ranks, world):
     inputs = [mine(t).clone().requires_grad_() for t in (x, weights, s)]
     y = layer(inputs[0], mine(ids), inputs[1], shared=inputs[2], tokens=most)
     got = torch.autograd.grad(y, [*inputs, layer.gate_up, layer.down, layer.gate_up_bias, layer.down_bias], mine(d))
-    case.assertEqual(y.shape, (counts[rank], 16))
+    case.assertEqual(y.shape, (counts[rank], hidden))
     if counts[rank]:
-        close(case, y.detach(), mine(want).detach())
+        close(case, y.detach(), mine(want).detach(), limit)
         for a, b in zip(got[:3], by_autograd):
-            close(case, a, mine(b), limit=2e-2)
+            close(case, a, mine(b), limit=of_gradients)
     part = lambda t: t.chunk(ranks)[rank]
-    close(case, got[3], layer._turned(part(by_autograd[3])), limit=2e-2)
-    close(case, got[4], part(by_autograd[4]).transpose(1, 2), limit=2e-2)
-    close(case, got[5], part(by_autograd[5]).view(-1, 2, 24), limit=2e-2)
-    close(case, got[6], part(by_autograd[6]), limit=2e-2)
+    close(case, got[3], layer._turned(part(by_autograd[3])), limit=of_gradients)
+    close(case, got[4], part(by_autograd[4]).transpose(1, 2), limit=of_gradients)
+    close(case, got[5], part(by_autograd[5]).view(-1, 2, ffn), limit=of_gradients)
+    close(case, got[6], part(by_autograd[6]), limit=of_gradients)
     if counts[rank] > 1:
         with case.assertRaisesRegex(mk.ArgumentError, f"tokens is 1, and this rank has {counts[rank]}"):
             layer(mine(x), mine(ids), mine(weights), tokens=1)
@@ -314,6 +315,7 @@ class OneRank(unittest.TestCase):
     def test_experts(self):
         experts(self, 0, 1, self.world)
         uneven(self, 0, 1, self.world)
+        uneven(self, 0, 1, self.world, 144, 128, "1x128")
         capped(self, 0, 1, self.world)
         text = "fn f(x: bf16[R, K], counts: i32[E], w: bf16[E, K, N]) { ragged(x, counts) -> grouped_gemm(w) }"
         x, w, counts = random(512, 16), random(3, 16, 8, seed=1, scale=0.25), torch.tensor([130, 0, 5], dtype=torch.int32)
@@ -763,6 +765,7 @@ def on_ranks(rank, ranks, path):
         gradients(rank % 2, 2, pairs[rank // 2])
         experts(unittest.TestCase(), rank, ranks, mk.World.reference())
         uneven(unittest.TestCase(), rank, ranks, mk.World.reference())
+        uneven(unittest.TestCase(), rank, ranks, mk.World.reference(), 144, 128, "1x128")
         capped(unittest.TestCase(), rank, ranks, mk.World.reference())
         biased(unittest.TestCase(), rank, ranks, mk.World.reference())
     finally:

@@ -407,6 +407,26 @@ fn eight_bits_have_no_derivative_and_say_so() {
     }
 }
 
+/// Layers of experts, too, of which the products come first: not as ones that read transposed matrices.
+#[test]
+fn experts_of_eight_bits_have_no_derivative() {
+    let matrices = "scaled(128, 128) @ shard(0)";
+    let layer = format!(
+        "fn f(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), g: f32[T, K] @ shard(0),
+        w: e4m3[E, 2, F, H] {matrices}, v: e4m3[E, H, F] {matrices}) {{
+            x -> quantize(e4m3, 1, 128) -> dispatch(ids) -> grouped_gemm(w.t) -> swiglu
+                -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t) -> combine(g)
+        }}"
+    );
+    let program = Program::parse(&layer).expect("parses");
+    for wanted in [None, Some(&[0][..]), Some(&[2][..])] {
+        let error = grad(&program, wanted, Saves::default()).expect_err("no derivative");
+        let text = error.to_string();
+        assert!(text.contains("values of eight bits have no gradients"), "{wanted:?}: {text}");
+        assert!(format!("{error:?}").contains("as layers of `mk.nn` do"), "{error:?}");
+    }
+}
+
 #[test]
 fn a_pipeline_is_cut_where_no_kernel_goes_on() {
     let steps = |text: &str, saves| on_executor(text, 4, saves).1;

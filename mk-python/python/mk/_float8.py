@@ -1,12 +1,16 @@
 """Linear layers whose GEMMs read eight bits: operands A with factors of 1 x 128, weights of 128 x 128."""
 
+import re
+
 import torch
 
 from ._errors import ArgumentError
 from ._function import compile
 
-__all__ = ["Experts", "Gated", "Linear", "Rows", "dequantized", "quantized", "stacked"]
+__all__ = ["Gated", "Linear", "Rows", "Tokens", "dequantized", "quantized", "stacked"]
 BLOCK = 128
+# Matrices of experts.
+MATRICES = f"scaled({BLOCK}, {BLOCK}) @ shard(0)"
 
 
 def quantized(x, rows=1, dtype=torch.float8_e4m3fn):
@@ -104,79 +108,83 @@ class Gated:
         return self.down(self.swiglu(h.unflatten(1, (2, -1))), down.t())
 
 
-class _Experts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, layer, *given):
-        ctx.layer = layer
-        ctx.save_for_backward(*given)
-        x, ids, weights, w, v, *rest = given
-        # Both with K last, as tensor cores read eight bits.
-        (w, sw), (v, sv) = stacked(w.permute(0, 2, 3, 1)), stacked(v.transpose(1, 2))
-        return layer.eight(x, ids, weights, w, sw, v, sv, *rest)
-
-    @staticmethod
-    def backward(ctx, dy):
-        given = [t.detach().requires_grad_(need) for t, need in zip(ctx.saved_tensors, ctx.needs_input_grad[1:])]
-        wanted = [t for t in given if t.requires_grad]
-        with torch.enable_grad():
-            y = ctx.layer.exact(*given)
-        found = iter(torch.autograd.grad(y, wanted, dy))
-        return None, *(next(found) if t.requires_grad else None for t in given)
+def _matrices(w, v):
+    """Experts' matrices and their factors, with K last, as tensor cores read eight bits."""
+    return *stacked(w.permute(0, 2, 3, 1)), *stacked(v.transpose(1, 2))
 
 
-class Experts:
-    """Experts whose forward is in eight bits. Gradients are those of ``exact``, the layer in 16 bits, whose forward runs again for them."""
-
-    def __init__(self, eight, exact):
-        self.eight, self.exact = eight, exact
-
-    @torch.compiler.disable
-    def __call__(self, *given):
-        return _Experts.apply(self, *given)
+def _other(t):
+    """Matrices along the other dimension: of their factors, too."""
+    return t.transpose(1, 2).contiguous()
 
 
 class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx, layer, x, counts, w, v, *biases):
-        (x, sx), (w, sw), (v, sv) = quantized(x), stacked(w.permute(0, 2, 3, 1)), stacked(v.transpose(1, 2))
+        x, sx = layer.quantize(x.contiguous())
+        w, sw, v, sv = _matrices(w, v)
         ctx.layer = layer
         ctx.save_for_backward(x, sx, counts, w, sw, v, sv, *biases)
-        return layer.forward(x, sx.t().contiguous(), counts, w, sw, v, sv, *biases)
+        return layer.forward(x, sx, counts, w, sw, v, sv, *biases)
 
     @staticmethod
     def backward(ctx, dy):
         layer = ctx.layer
         x, sx, counts, w, sw, v, sv, *biases = ctx.saved_tensors
         needs = dict(zip(("x", "counts", "w", "v", "b", "c"), ctx.needs_input_grad[1:]))
-        turned = lambda t: t.transpose(1, 2).contiguous()
-        d, sd = quantized(dy)
-        found = {}
+        dy, found = dy.contiguous(), {}
+        d, sd = layer.quantize(dy)
         if any(needs.get(name) for name in "xwvb"):
-            h = layer.up(x, sx.t().contiguous(), counts, w, sw, *biases[:1])
+            h = layer.up(x, sx, counts, w, sw, *biases[:1])
         if any(needs.get(name) for name in "xwb"):
-            # Along the other dimension: the same factors, and bytes the other way round. Gates and ups are one dimension.
-            da = layer.down(d, sd.t().contiguous(), counts, turned(v), turned(sv))
+            da = layer.down(d, sd, counts, _other(v), _other(sv))
             dh = layer.swiglu_grad(da, h).flatten(1)
-            e, se = quantized(dh)
+            e, se = layer.quantize(dh)
         if needs["x"]:
-            found["x"] = layer.down(e, se.t().contiguous(), counts, turned(w.flatten(1, 2)), turned(sw.flatten(1, 2)))
+            found["x"] = layer.down(e, se, counts, _other(w.flatten(1, 2)), _other(sw.flatten(1, 2)))
         if needs["w"]:
-            found["w"] = layer.weights(dequantized(x, sx), counts, dequantized(e, se)).unflatten(2, (2, -1))
+            found["w"] = layer.weights(layer.wide(x, sx), counts, layer.wide(e, se)).unflatten(2, (2, -1))
         if needs["v"]:
             a, sa = layer.hidden(h)
-            found["v"] = layer.weights(dequantized(a, sa.t()), counts, dequantized(d, sd))
+            found["v"] = layer.weights(layer.wide(a, sa), counts, layer.wide(d, sd))
         if needs.get("b") or needs.get("c"):
             # Sums of each expert's rows.
             ones = dy.new_ones(len(dy), 8)
-            sums = lambda of: layer.weights(ones, counts, of.contiguous())[:, 0]
             if needs["b"]:
-                found["b"] = sums(dh).unflatten(1, (2, -1))
+                found["b"] = layer.weights(ones, counts, dh)[:, 0].unflatten(1, (2, -1))
             if needs["c"]:
-                found["c"] = sums(dy)
+                found["c"] = layer.weights(ones, counts, dy)[:, 0]
         return None, *(found.get(name) for name in needs)
 
 
-class Rows:
+class _Kernels:
+    """GEMMs of rows of experts, and those of their gradients, with ``counts``, a parameter of texts, that says whose rows there are."""
+
+    def __init__(self, make, biased, counts, experts=""):
+        self._rows = f"x: e4m3[R, K] scaled(1, {BLOCK}) @ shard(0), {counts} @ shard(0)"
+        self._make, self._counts = make, counts.split(":")[0]
+        self._up = self.product("up", ", b: bf16[E, N] @ shard(0)" if biased else "", " -> bias(b)" if biased else "")
+        self.hidden = make(f"fn hidden(h: bf16[R, 2, F] @ shard(0)) {{ h -> swiglu -> quantize(e4m3, 1, {BLOCK}) }}")
+        self.swiglu_grad = make("fn experts_dh(d: bf16[R, F] @ shard(0), h: bf16[R, 2, F] @ shard(0)) { d -> swiglu_grad(h) }")
+        # Of rows, and back.
+        self.quantize = make(f"fn quantized(x: bf16[R, K] @ shard(0)) {{ x -> quantize(e4m3, 1, {BLOCK}) }}")
+        self.wide = make(f"fn dequantized(x: e4m3[R, K] scaled(1, {BLOCK}) @ shard(0)) {{ x -> dequantize }}")
+        self.weights = make(
+            f"""fn experts_dw(x: bf16[R, K] @ shard(0), {counts} @ shard(0), d: bf16[R, N] @ shard(0)) {{
+                ragged(x, {self._counts}) -> grouped_wgrad(d{experts})
+            }}""")
+
+    def product(self, name, more="", stage=""):
+        return self._make(
+            f"fn experts_{name}({self._rows}, w: e4m3[E, N, K] {MATRICES}{more}) {{ ragged(x, {self._counts}) -> grouped_gemm(w.t){stage} }}")
+
+    def up(self, x, sx, counts, w, sw, *biases):
+        """Gates and ups of rows."""
+        h = self._up(x, sx, counts, w.flatten(1, 2), sw.flatten(1, 2), *(b.flatten(1) for b in biases))
+        return h.unflatten(1, (2, -1))
+
+
+class Rows(_Kernels):
     """Rows of experts, ``layer(x, counts, w, v)`` and perhaps biases of both: GEMMs forward, and those of gradients of rows, in eight bits.
 
     Gradients of matrices are GEMMs of 16 bits, of the quantised values. The first GEMM runs again for gradients.
@@ -184,29 +192,110 @@ class Rows:
 
     def __init__(self, world, stages, options):
         more, b, c = stages
-        make = lambda text: compile(text, world, **options)
-        matrices = f"scaled({BLOCK}, {BLOCK}) @ shard(0)"
-        rows = f"x: e4m3[R, K] scaled(1, {BLOCK}) @ shard(0), counts: i32[E] @ shard(0)"
-        product = lambda name, more, stage: make(f"fn {name}({rows}, w: e4m3[E, N, K] {matrices}{more}) {{ ragged(x, counts) -> grouped_gemm(w.t){stage} }}")
-        self.forward = make(
-            f"""fn experts({rows}, w: e4m3[E, 2, F, K] {matrices}, v: e4m3[E, K, F] {matrices}{more}) {{
+        super().__init__(lambda text: compile(text, world, **options), bool(b), "counts: i32[E]")
+        self.forward = self._make(
+            f"""fn experts({self._rows}, w: e4m3[E, 2, F, K] {MATRICES}, v: e4m3[E, K, F] {MATRICES}{more}) {{
                 ragged(x, counts) -> grouped_gemm(w.t){b} -> swiglu -> quantize(e4m3, 1, {BLOCK}) -> grouped_gemm(v.t){c}
             }}""")
-        self._up = product("experts_up", ", b: bf16[E, N] @ shard(0)" if b else "", b)
-        self.down = product("experts_dx", "", "")
-        self.hidden = make(f"fn hidden(h: bf16[R, 2, F] @ shard(0)) {{ h -> swiglu -> quantize(e4m3, 1, {BLOCK}) }}")
-        self.swiglu_grad = make("fn experts_dh(d: bf16[R, F] @ shard(0), h: bf16[R, 2, F] @ shard(0)) { d -> swiglu_grad(h) }")
-        self.weights = make(
-            "fn experts_dw(x: bf16[R, K] @ shard(0), counts: i32[E] @ shard(0), d: bf16[R, N] @ shard(0)) { ragged(x, counts) -> grouped_wgrad(d) }")
-
-    def up(self, x, sx, counts, w, sw, *biases):
-        """Gates and ups of rows."""
-        h = self._up(x, sx, counts, w.flatten(1, 2), sw.flatten(1, 2), *(b.flatten(1) for b in biases))
-        return h.unflatten(1, (2, -1))
+        self.down = self.product("dx")
 
     @torch.compiler.disable
     def __call__(self, *given):
         return _Rows.apply(self, *given)
+
+
+class _Tokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, layer, x, ids, weights, *given):
+        (w, sw, v, sv), rest = _matrices(*given[:2]), given[2:]
+        y, rows, factors = layer.kept(x, ids, weights, w, sw, v, sv, *rest)
+        ctx.layer = layer
+        ctx.save_for_backward(rows, factors, ids, weights, w, sw, v, sv, *rest[: 2 * layer.biased])
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        layer = ctx.layer
+        x, sx, ids, weights, w, sw, v, sv, *biases = ctx.saved_tensors
+        needs = dict(zip(layer.names, ctx.needs_input_grad[1:]))
+        needs = {name: needs.get(name, False) for name in ("x", "ids", "weights", "w", "v", "b", "c", "s")}
+        wants = lambda names: any(needs[name] for name in names)
+        dy, found = dy.contiguous(), {"s": dy}
+        if wants("xwvbc"):
+            # Rows' gradients, without their tokens' weights, and those of what the second GEMM reads.
+            da, d, sd = layer.back(dy, ids, _other(v), _other(sv))
+        if wants(("x", "weights", "w", "v", "b")):
+            h = layer.up(x, sx, ids, w, sw, *biases[:1])
+        if wants("xwb"):
+            dh = layer.swiglu_grad(da, h).flatten(1)
+            e, se = layer.quantize(dh)
+        if wants("x"):
+            found["x"] = layer.sums(e, se, ids, _other(w.flatten(1, 2)), _other(sw.flatten(1, 2)), weights)
+        if wants(("weights", "v")):
+            a, sa = layer.hidden(h)
+        if wants(("weights",)):
+            found["weights"] = layer.products(a, sa, ids, v, sv, *biases[1:], dy)
+        if wants("wvbc"):
+            each = layer.each(dy.new_ones(len(dy), 8), ids, weights, torch.eye(8, dtype=dy.dtype, device=dy.device).expand(len(w), 8, 8).contiguous())
+            weighed = lambda values, scale: layer.wide(values, scale * each[:, 0].float())
+            if needs["w"]:
+                found["w"] = layer.weights(weighed(x, sx), ids, layer.wide(e, se)).unflatten(2, (2, -1))
+            if needs["v"]:
+                found["v"] = layer.weights(layer.wide(a, sa), ids, weighed(d, sd))
+            # Sums of each expert's rows.
+            if needs["b"]:
+                found["b"] = layer.weights(each, ids, dh)[:, 0].unflatten(1, (2, -1))
+            if needs["c"]:
+                found["c"] = layer.weights(each, ids, layer.wide(d, sd))[:, 0]
+        return None, *(found.get(name) for name in layer.names)
+
+
+class Tokens(_Kernels):
+    """Experts of tokens, ``layer(x, ids, weights, w, v)``, perhaps biases of both, and perhaps an addend ``s``.
+
+    As ``Rows``, and tokens and their gradients travel in eight bits. Forward keeps the rows that it dispatches; where nothing wants a gradient it
+    keeps none.
+    """
+
+    def __init__(self, world, experts, stages, adds, own, options):
+        more, b, c = stages
+        self.biased, self._options = bool(b), {**options, "dims": {**(options.get("dims") or {}), "E": experts}}
+        self.names = ("x", "ids", "weights", "w", "v", *("b", "c") * self.biased, *("s",) * adds)
+        # Of ranks that have their own numbers of tokens.
+        make = lambda text: self._compile(text.replace("(", f"{own}(", 1) if "ids: " in text else text, world)
+        super().__init__(make, self.biased, "ids: i64[T, S]", ", experts = E")
+        tokens = lambda of: f"{of}: bf16[T, H] @ shard(0), ids: i64[T, S] @ shard(0)"
+        weights, addend = "weights: f32[T, S] @ shard(0)", ", s: bf16[T, H] @ shard(0)" if adds else ""
+        layer = lambda name, result: make(
+            f"""fn {name}({tokens("x")}, {weights}, w: e4m3[E, 2, F, H] {MATRICES}, v: e4m3[E, H, F] {MATRICES}{more}{addend}) {{
+                let rows = x -> quantize(e4m3, 1, {BLOCK}) -> dispatch(ids);
+                let y = rows -> grouped_gemm(w.t){b} -> swiglu -> quantize(e4m3, 1, {BLOCK}) -> grouped_gemm(v.t){c}
+                    -> combine(weights){" -> add(s)" if adds else ""};
+                {result}
+            }}""")
+        self.forward, self.kept = layer("moe", "y"), layer("moe_kept", "(y, rows)")
+        self.back = make(
+            f"""fn moe_da({tokens("dy")}, v: e4m3[E, F, H] {MATRICES}) {{
+                let rows = dy -> quantize(e4m3, 1, {BLOCK}) -> dispatch(ids);
+                (rows -> grouped_gemm(v.t), rows)
+            }}""")
+        self.sums = self.product("dx", f", {weights}", " -> combine(weights)")
+        self.products = self.product("dweights", (", c: bf16[E, N] @ shard(0)" if c else "") + ", dy: bf16[T, N] @ shard(0)", f"{c} -> combine_grad(dy)")
+        # Of each row its weight.
+        self.each = make(
+            f"""fn experts_each(x: bf16[T, C] @ shard(0), ids: i64[T, S] @ shard(0), {weights}, m: bf16[E, C, C] @ shard(0)) {{
+                dispatch(x, ids, weights) -> grouped_gemm(m)
+            }}""")
+
+    def _compile(self, text, world):
+        dims = {name: n for name, n in self._options["dims"].items() if re.search(rf"\b{name}\b", text)}
+        return compile(text, world, **{**self._options, "dims": dims or None})
+
+    @torch.compiler.disable
+    def __call__(self, *given):
+        if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+            return _Tokens.apply(self, *given)
+        return self.forward(*given[:3], *_matrices(*given[3:5]), *given[5:])
 
 
 def check(fp8, dtype, part, what):

@@ -306,9 +306,10 @@ class MoE(_Experts):
     Every rank has as many tokens, 0 or more; else all pass ``tokens``, the most that one of them has, the same in each call: the kernel takes fewer
     on each rank, or none. ``shared``, as ``x``, is added to the sums before they are rounded: what experts of all tokens make.
 
-    Parameters, their layouts, ``bias`` and ``fp8`` are :class:`GroupedMLP`'s; in eight bits tokens travel so, and gradients are those of bfloat16, for
-    which forward runs again. Of experts that ranks do not divide, each has
-    ``experts / ranks`` rounded up, and the last one the rest.
+    Parameters, their layouts, ``bias`` and ``fp8`` are :class:`GroupedMLP`'s; in eight bits tokens and their gradients travel so. Forward then keeps,
+    for backward, the rows that it dispatched and both matrices, a byte an element, and their factors; backward adds the matrices stored the other way
+    round, and for gradients of matrices their rows in 16 bits. Of experts that ranks do not divide, each has ``experts / ranks`` rounded up, and the
+    last one the rest.
 
     ``capacity`` bounds the rows of an expert, from all ranks, and so memory. A float is a factor: ``capacity * tokens * top_k / experts`` rows, of the
     tokens of all ranks (with ``tokens``, so many of each), rounded up to whole blocks of 128; an int is a number of rows, a multiple of 128. An expert
@@ -365,27 +366,21 @@ class MoE(_Experts):
         t, world, options, fp8 = self._made_of
         more, b, c = self._stages(t, "H")
         own, add = "" if tokens is None else "<T: own>", " -> add(s)" if adds else ""
-        more += f", s: {t}[T, H] @ shard(0)" if adds else ""
         if tokens is not None:
             options = {**options, "dims": {**(options.get("dims") or {}), "T": tokens * world.size}}
+        if fp8 is not None:
+            return _float8.Tokens(world, self.experts, (more, b, c), adds, own, options)
+        more += f", s: {t}[T, H] @ shard(0)" if adds else ""
         let, room, count = "", ")", ""
         if kept is not None:
             of_all = kept * -(-self.experts // world.size) * world.size
             let, room, count = "let rows = ", f", capacity = {of_all}, drop); (rows", ", rows -> dropped)"
-        exact = compile(
+        return compile(
             f"""fn moe{own}(x: {t}[T, H] @ shard(0), ids: i64[T, K] @ shard(0), weights: f32[T, K] @ shard(0),
             w: {t}[E, H, 2, F] @ shard(0), v: {t}[E, F, H] @ shard(0){more}) {{
                 {let}dispatch(x, ids{room} -> grouped_gemm(w){b} -> swiglu -> grouped_gemm(v){c} -> combine(weights){add}{count}
             }}""",
             world, **options)
-        if fp8 is None:
-            return exact
-        eight = f"""fn moe{own}(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), weights: f32[T, K] @ shard(0),
-            w: e4m3[E, 2, F, H] scaled(128, 128) @ shard(0), v: e4m3[E, H, F] scaled(128, 128) @ shard(0){more}) {{
-                x -> quantize(e4m3, 1, 128) -> dispatch(ids) -> grouped_gemm(w.t){b} -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t){c}
-                    -> combine(weights){add}
-            }}"""
-        return _float8.Experts(compile(eight, world, **options), exact)
 
     def forward(self, x, ids, weights, *, shared=None, tokens=None):
         given = (("x", x, self.hidden), ("ids", ids, self.top_k), ("weights", weights, self.top_k))

@@ -62,6 +62,7 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
         return Err(refuse(claims, first, "an operand is missing"));
     };
     let drops = g.dropped.contains(&counts);
+    let returned = |n: Option<NodeIndex>| g.results.iter().position(|r| Some(*r) == n);
     let (Some(_), Some(counts)) = (claims.param(b), claims.param(counts)) else {
         let what = if wgrads.is_empty() { "matrices" } else { "rows and their gradients" };
         return Err(refuse(claims, first, format!("its {what} are not the caller's")));
@@ -73,8 +74,9 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
             x: tokens(claims, dispatch)?,
             factors: tokens(claims, factors)?,
             weights: weights(claims, dispatch)?,
-            result: dispatch.and_then(|n| g.results.iter().position(|r| *r == n)),
-            dropped: dropped.and_then(|n| g.results.iter().position(|r| *r == n)),
+            result: returned(dispatch),
+            result_factors: returned(factors),
+            dropped: returned(dropped),
             experts: match wgrads.is_empty() {
                 true => claims.value(b).shape[0].value,
                 false => claims.value(first).shape[0].value,
@@ -88,16 +90,9 @@ pub(super) fn rows(claims: &mut Claims<'_>) -> Result<Option<Claimed>, LowerErro
         true => made(claims, first),
         false => tensor(claims.value(b), "rows", &claims.sizes),
     };
-    let result = route.as_ref().and_then(|route| route.result);
-    let counted = route.as_ref().and_then(|route| route.dropped);
-    if let (Some(node), true) = (dispatch, result.is_some() && factors.is_some()) {
-        return Err(refuse(claims, node, "its rows of eight bits are a result"));
-    }
+    let results = route.as_ref().map(|r| [r.result, r.result_factors, r.dropped]);
     let ragged = claims.push(Op::Ragged(Ragged { counts, rows, route }));
-    if let Some(r) = result {
-        claims.kernel.results[r].of = Some(ragged);
-    }
-    if let Some(r) = counted {
+    for r in results.into_iter().flatten().flatten() {
         claims.kernel.results[r].of = Some(ragged);
     }
     Ok(Some(Claimed { ragged, gemms, wgrads, dispatch, factors, dropped, combine }))
@@ -154,6 +149,7 @@ pub(super) fn claim(claims: &mut Claims<'_>, rows: Option<Claimed>) -> Result<()
             || rows.wgrads.contains(n)
             || rows.combine == Some(*n)
             || rows.dispatch == Some(*n)
+            || rows.factors == Some(*n)
             || rows.dropped == Some(*n)
     };
     let wrong = |n: &NodeIndex| claims.param(*n).is_some() || own(n) && returned(n) > 1;

@@ -25,6 +25,8 @@ pub(in crate::passes) struct Route {
     pub weights: Option<Param>,
     /// Which result the dispatched rows are.
     pub result: Option<usize>,
+    /// Which result their factors are.
+    pub result_factors: Option<usize>,
     /// Which result has how many rows of the rank's tokens are dropped.
     pub dropped: Option<usize>,
     /// Experts of the world.

@@ -471,9 +471,9 @@ impl<'k> Dispatch<'k> {
         let sources = self.sources(draft, blocks);
         let buffers: Vec<_> = travel
             .iter()
-            .map(|t| match self.route.result {
-                Some(result) if !t.factors => self.results[result],
-                _ => {
+            .map(|t| match if t.factors { self.route.result_factors } else { self.route.result } {
+                Some(result) => self.results[result],
+                None => {
                     let dtype = self.params[t.from].dtype;
                     draft.buffer(&t.name("rows"), Space::Scratch, dtype, t.shape(packed), None)
                 }

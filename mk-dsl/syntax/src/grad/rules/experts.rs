@@ -11,12 +11,20 @@ use crate::program::{DType, Def, Dim, Node, Op, Placement, TensorType, ValueId};
 /// Columns of ones that rows of gradients are summed by.
 const ONES: u64 = 8;
 
+const EIGHT_BITS: GradError = GradError::Operation {
+    op: "grouped_gemm",
+    why: "values of eight bits have no gradients",
+    help: "differentiate it in 16 bits; or write the gradient of rows as `dy -> quantize(e4m3, 1, 128) -> dispatch(ids) \
+           -> grouped_gemm(v.t)`, `v` being the matrices stored the other way round, as layers of `mk.nn` do with fp8",
+};
+
 impl<'p> Walk<'p> {
     /// Backward of what rows of experts go through.
     pub(super) fn experts(&mut self, node: &Node, d: Id) -> Result<(), GradError> {
         let refuse = |why, help| Err(GradError::Operation { op: node.op.name(), why, help });
         let held = self.held(d);
         match (node.op, &node.inputs[..]) {
+            (Op::GroupedGemm { .. }, &[_, w, _]) if self.is_scaled(w) => Err(EIGHT_BITS),
             (Op::GroupedGemm { transposed: true }, _) => refuse(
                 "it reads transposed matrices, as a backward does",
                 "store them as they are read",
@@ -175,6 +183,11 @@ impl<'p> Walk<'p> {
                             added.push(inputs[1]);
                             at = inputs[0];
                         }
+                        Some(Def::Node(Node { op: Op::GroupedGemm { .. }, inputs, .. }))
+                            if self.is_scaled(inputs[1]) =>
+                        {
+                            return Err(EIGHT_BITS);
+                        }
                         _ => {
                             return Err(GradError::Operation {
                                 op: node.op.name(),
@@ -255,6 +268,12 @@ impl<'p> Walk<'p> {
         let by_these =
             |n: &&Node| matches!(n.op, Op::Dispatch { .. }) && n.inputs.get(1) == Some(&ids);
         self.program.nodes().iter().find(by_these)
+    }
+
+    /// Whether a value is a tensor of eight bits times its factors.
+    fn is_scaled(&self, id: ValueId) -> bool {
+        let def = self.program.def(id);
+        matches!(def, Some(Def::Node(Node { op: Op::Dequantize(_), .. })))
     }
 
     /// Whether a value is rows of experts.
