@@ -303,6 +303,7 @@ fn kernels_that_are_refused() {
         ("inter_send ctas 1", "inter_send ctas 2", "one lane writes the fifo"),
         ("fifo=64", "fifo=48", "take a power of two"),
         ("local=2 fifo", "fifo", "has no templates"),
+        ("[rank / 2] @ (rank", "[rank / 2 * 0] @ (rank", "tell each other of their nodes"),
     ] {
         assert!(text.contains(from), "{text}");
         let plan: Plan = text.replacen(from, to, 1).parse().expect(to);
@@ -456,6 +457,33 @@ fn bytes_of_experts() {
             let packed = plan.families.values().any(|f| f.name == "fetch.nodes");
             assert_eq!(packed, name == "experts" && experts > 2, "{what}");
         }
+    }
+}
+
+/// Of two axes, only the collective over nodes is a card's: rows of its own shard, or of the other owners.
+#[test]
+fn bytes_of_two_axes() {
+    let sum = "fn f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)) {
+        gather(a, tp) -> gemm(b) -> SUM(dp)
+    }";
+    let gather = "fn f(a: bf16[M, K] @ shard(0, dp) @ shard(1, tp), b: bf16[K, N] @ shard(0, tp)) {
+        gather(a, dp) -> gemm(b) -> reduce_scatter(tp)
+    }";
+    let [rows, k, n, bytes] = [1000, 192, 288, 2];
+    for (dp, tp) in [(2, 2), (3, 2), (2, 3)] {
+        let mesh = vec![("dp".to_string(), dp as u32), ("tp".to_string(), tp as u32)];
+        let config = Config { mesh, ..nodes_of(dp as u32, tp as u32, NicOrdering::InOrder) };
+        let shapes: &[(&str, &[u64])] = &[("a", &[rows, k]), ("b", &[k, n])];
+        let of = |source: &str| sent(&lower(source, shapes, &config).expect("lowers"));
+        let shard =
+            |p: u64| rows.min((p + 1) * rows.div_ceil(dp)) - rows.min(p * rows.div_ceil(dp));
+        let by_rank = |f: &dyn Fn(u64) -> u64| (0..dp * tp).map(|r| f(r / tp)).collect::<Vec<_>>();
+        let scattered = by_rank(&|p| (rows - shard(p)) * (n / tp) * bytes);
+        let reduced = by_rank(&|p| (rows - shard(p) + (dp - 1) * shard(p)) * (n / tp) * bytes);
+        assert_eq!(of(&sum.replace("SUM", "reduce_scatter")), scattered, "{dp} x {tp}");
+        assert_eq!(of(&sum.replace("SUM", "all_reduce")), reduced, "{dp} x {tp}");
+        let gathered = by_rank(&|p| (dp - 1) * shard(p) * (k / tp) * bytes);
+        assert_eq!(of(gather), gathered, "{dp} x {tp}");
     }
 }
 

@@ -1,6 +1,11 @@
 //! Pipelines over two axes of a mesh: snapshots of plans and CUDA.
 
-use mk_codegen::{emit, passes::compile, settings::Config};
+use mk_codegen::{
+    emit,
+    passes::compile,
+    plan::Plan,
+    settings::{Config, NicOrdering},
+};
 use mk_syntax::Program;
 use std::collections::BTreeMap;
 
@@ -88,23 +93,44 @@ const CASES: [Case; 10] = [
     ),
 ];
 
+/// One axis inside nodes, the other over them.
+const OVER_NODES: [Case; 2] = [
+    ("gather_gemm_reduce_scatter_over_nodes", CASES[0].1, [("dp", 2), ("tp", 2)]),
+    (
+        "gather_over_nodes_gemm_reduce_scatter",
+        "fn f(x: bf16[M, K] @ shard(0, dp) @ shard(1, tp), w: bf16[K, N] @ shard(0, tp)) {
+             gather(x, dp) -> gemm(w) -> reduce_scatter(tp)
+         }",
+        [("dp", 2), ("tp", 2)],
+    ),
+];
+
 #[test]
 fn plans_and_kernels() {
-    for (name, text, mesh) in CASES {
-        let program = Program::parse(text).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let dims = [("M", 768), ("K", 384), ("N", 512)].map(|(dim, n)| (dim.to_string(), n));
-        let named = |dim: &String| program.symbols().iter().any(|s| s.name == *dim);
-        let dims = dims.into_iter().filter(|(dim, _)| named(dim)).collect();
-        let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
-        let mesh: Vec<_> = mesh.iter().map(|(axis, n)| (axis.to_string(), *n)).collect();
-        let ranks = mesh.iter().map(|(_, n)| n).product();
-        let config = Config { ranks, mesh, ..Config::default() };
-        let (plan, _) =
-            compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{name}: {e}"));
-        insta::assert_snapshot!(name, plan);
-        let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
-        insta::assert_snapshot!(format!("cuda_{name}"), kernel.generated());
-    }
+    CASES.iter().for_each(|case| drop(planned(case, 1)));
+}
+
+#[test]
+fn over_nodes() {
+    OVER_NODES.iter().for_each(|case| drop(planned(case, 2)));
+}
+
+/// The plan of a case, which is compared with the kept one, and so is its kernel.
+fn planned((name, text, mesh): &Case, nodes: u32) -> Plan {
+    let program = Program::parse(text).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let dims = [("M", 768), ("K", 384), ("N", 512)].map(|(dim, n)| (dim.to_string(), n));
+    let named = |dim: &String| program.symbols().iter().any(|s| s.name == *dim);
+    let dims = dims.into_iter().filter(|(dim, _)| named(dim)).collect();
+    let bound = program.bind(&dims, &BTreeMap::new()).expect("binds");
+    let mesh: Vec<_> = mesh.iter().map(|(axis, n)| (axis.to_string(), *n)).collect();
+    let ranks = mesh.iter().map(|(_, n)| n).product();
+    let net = NicOrdering::InOrder;
+    let config = Config { ranks, mesh, nodes, net, ..Config::default() };
+    let (plan, _) = compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{name}: {e}"));
+    insta::assert_snapshot!(*name, plan);
+    let kernel = emit::emit(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
+    insta::assert_snapshot!(format!("cuda_{name}"), kernel.generated());
+    plan
 }
 
 /// Of a shard of one row, packed by the other axis' ranks, k is the row, and not the rank.

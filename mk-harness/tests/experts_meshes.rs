@@ -5,7 +5,7 @@ use mk_codegen::{
     emit,
     passes::{LowerError, compile, lower},
     plan::Plan,
-    settings::Config,
+    settings::{Config, NicOrdering},
     sim::Schedule,
 };
 use mk_function::cut::cut;
@@ -66,12 +66,16 @@ fn on(axes: Axes) -> Config {
 
 #[track_caller]
 fn right(text: &str, sizes: &[(&str, u64)], axes: Axes, schedules: &[Schedule]) -> Plan {
+    right_on(text, sizes, &on(axes), schedules)
+}
+
+#[track_caller]
+fn right_on(text: &str, sizes: &[(&str, u64)], config: &Config, schedules: &[Schedule]) -> Plan {
     let (program, bound) = read(text, sizes);
-    let config = on(axes);
     let sharing = program.ranks_of_experts(config.ranks, &config.mesh);
     let bound = bound.on(&program, sharing).expect("room");
-    let what = format!("{text} on {axes:?}");
-    let (plan, _) = compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let what = format!("{text} on {:?} of {} nodes", config.mesh, config.nodes);
+    let (plan, _) = compile(&program, &bound, config).unwrap_or_else(|e| panic!("{what}: {e}"));
     assert_eq!(plan.mesh.axes, config.mesh);
     emit::emit(&plan).unwrap_or_else(|e| panic!("{what}: {e}"));
     let reread: Plan = plan.to_string().parse().unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -225,6 +229,41 @@ fn experts_over_one_axis_of_a_mesh() {
     }
 }
 
+/// Each node has one rank of those that share experts, and all that share its matrices.
+#[test]
+fn experts_over_nodes() {
+    let more = SIZES.map(|(name, n)| (name, if name == "T" { 42 } else { n }));
+    let many = SIZES.map(|(name, n)| (name, if name == "T" { 520 } else { n }));
+    for (axes, net) in [
+        (MESHES[0], NicOrdering::InOrder),
+        (MESHES[2], NicOrdering::Unordered),
+        (&[("ep", 3), ("tp", 2)], NicOrdering::InOrder),
+    ] {
+        let config = Config { nodes: axes[0].1, net, ..on(axes) };
+        for sum in ["all_reduce(tp)", "reduce_scatter(tp)"] {
+            right_on(&layer(sum), &more, &config, &[Schedule::Random]);
+        }
+        let added = layer("reduce_scatter(tp) -> add(s)");
+        let added = added.replace(") {", ", s: bf16[T, H] @ shard(0, ep) @ shard(0, tp)) {");
+        right_on(&added, &SIZES, &config, &[Schedule::Random]);
+    }
+    let config = Config { nodes: 2, ..on(MESHES[0]) };
+    // Tokens of several chunks, which their ranks do not begin with.
+    right_on(&layer("reduce_scatter(tp)"), &many, &config, &[Schedule::Random]);
+    let dropped = layer("all_reduce(tp)").replace("ids)", "ids, capacity = 1280, drop)");
+    right_on(&dropped, &SIZES, &config, &[Schedule::Random]);
+    // Along another axis ranks have experts and tokens of their own.
+    let text =
+        layer("all_reduce(tp)").replace(" @ shard(3, tp)", "").replace(" @ shard(1, tp)", "");
+    let text = text.replace(" -> all_reduce(tp)", "");
+    for (axes, nodes) in
+        [([("ep", 2), ("dp", 2)], 2), ([("ep", 4), ("dp", 2)], 2), ([("dp", 2), ("ep", 4)], 4)]
+    {
+        let config = Config { nodes, ..on(&axes) };
+        right_on(&text, &SIZES, &config, &[Schedule::Random]);
+    }
+}
+
 #[test]
 fn any_order_of_steps() {
     for (sum, axes) in [("all_reduce(tp)", MESHES[1]), ("reduce_scatter(tp)", MESHES[0])] {
@@ -261,10 +300,19 @@ fn what_no_kernel_does_is_refused() {
     assert!(odd.contains("48, is not as long on each of 5 ranks"), "{odd}");
     let few = refused(&fits, &[("ep", 16), ("tp", 2)]);
     assert!(few.contains("7 experts over 16 ranks"), "{few}");
-    let (program, bound) = read(&fits, &SIZES);
-    let nodes = Config { nodes: 2, ..on(MESHES[0]) };
-    let why = lower(&program, &bound, &nodes).expect_err("several nodes").to_string();
-    assert!(why.contains("2 axes of a mesh of 2 nodes"), "{why}");
+    let over_nodes = |text: &str, sizes: &[(&str, u64)], axes: Axes| {
+        let (program, bound) = read(text, sizes);
+        let config = Config { nodes: 2, ..on(axes) };
+        lower(&program, &bound, &config).expect_err("several nodes").to_string()
+    };
+    let shared = over_nodes(&fits, &SIZES, MESHES[1]);
+    assert!(
+        shared.contains("`sum of combined rows`") && shared.contains("memory of every rank"),
+        "{shared}"
+    );
+    let sizes = [("T", 48), ("H", 16), ("I", 48), ("E", 8), ("K", 2), ("R", 2048)];
+    let products = over_nodes(&gates(""), &sizes, MESHES[0]);
+    assert!(products.contains("its products are summed along an axis"), "{products}");
     let relu = refused(&layer("all_reduce(tp) -> relu"), MESHES[0]);
     assert!(relu.contains("other than an `add`"), "{relu}");
     let scattered = gates("").replace("all_reduce", "reduce_scatter").replace("R, I", "2048, I");
@@ -281,13 +329,15 @@ fn kernels_compile() {
         found => found.map(|_| ()).expect("a compiler"),
     }
     let sizes = [("T", 2048), ("H", 512), ("I", 512), ("E", 16), ("K", 4), ("R", 40960)];
-    for (text, axes) in [
-        (layer("all_reduce(tp)"), MESHES[0]),
-        (layer("reduce_scatter(tp)"), MESHES[5]),
-        (gates(""), MESHES[1]),
+    for (text, axes, nodes) in [
+        (layer("all_reduce(tp)"), MESHES[0], 1),
+        (layer("reduce_scatter(tp)"), MESHES[5], 1),
+        (layer("reduce_scatter(tp)"), MESHES[0], 2),
+        (gates(""), MESHES[1], 1),
     ] {
         let (program, bound) = read(&text, &sizes);
-        let config = Config { block: Config::default().block, compute_sms: None, ..on(axes) };
+        let block = Config::default().block;
+        let config = Config { block, compute_sms: None, nodes, ..on(axes) };
         let plan = lower(&program, &bound, &config).expect("lowers");
         let kernel = emit::emit(&plan).expect("emits");
         let cache_dir = Some(std::env::temp_dir().join("mk-test-cache"));

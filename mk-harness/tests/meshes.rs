@@ -2,6 +2,8 @@
 
 #[path = "sweep/drawn.rs"]
 mod drawn;
+#[path = "sweep/on_mesh.rs"]
+mod on_mesh;
 
 use drawn::some;
 use mk_codegen::{
@@ -13,14 +15,14 @@ use mk_codegen::{
     sim::Schedule,
     valid,
 };
-use mk_harness::{Case, CpuOptions, Judgement, run_on_cpu};
+use mk_harness::Judgement;
 use mk_runtime::{
     Error,
     jit::{self, JitOptions, find_nvrtc},
 };
 use mk_skip::{Need, skip};
 use mk_syntax::{Bound, Program};
-use std::collections::BTreeMap;
+use on_mesh::{Shapes, on, read, right, run};
 
 /// Inner, outer, and in the middle, of axes as long and longer.
 const MESHES: [&[(&str, u32)]; 5] = [
@@ -31,62 +33,12 @@ const MESHES: [&[(&str, u32)]; 5] = [
     &[("tp", 3), ("dp", 2)],
 ];
 
-type Shapes<'s> = &'s [(&'s str, &'s [u64])];
-
 /// Rows that neither ranks nor tiles divide.
 const RAGGED: Shapes = &[("a", &[131, 72]), ("b", &[72, 136])];
 /// Sizes that ranks of all meshes divide, in whole rows of 16 bytes.
 const EVEN: Shapes = &[("a", &[768, 192]), ("b", &[192, 192])];
 const ROWS: &str = "f(a: bf16[M, K] @ shard(0, tp), b: bf16[K, N] @ replicate)";
 const DEPTH: &str = "f(a: bf16[M, K] @ shard(1, tp), b: bf16[K, N] @ shard(0, tp))";
-
-fn read(signature: &str, body: &str, shapes: Shapes) -> (Program, Bound) {
-    let text = format!("fn {signature} {{ {body} }}");
-    let program = Program::parse(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
-    let shapes = shapes.iter().map(|(name, shape)| (name.to_string(), shape.to_vec())).collect();
-    let bound = program.bind(&BTreeMap::new(), &shapes).unwrap_or_else(|e| panic!("{text}: {e}"));
-    (program, bound)
-}
-
-/// Few CTAs, so that each has several tiles.
-fn on(mesh: &[(&str, u32)]) -> Config {
-    let mesh: Vec<_> = mesh.iter().map(|(name, n)| (name.to_string(), *n)).collect();
-    let ranks = mesh.iter().map(|axis| axis.1).product();
-    Config {
-        ranks,
-        mesh,
-        block: [128, 64, 64],
-        compute_sms: Some(3),
-        copy_stages: 4,
-        ..Config::default()
-    }
-}
-
-/// What ranks left of a plan, by rank, in the last of two launches.
-fn run((program, bound): &(Program, Bound), plan: &Plan, schedule: Schedule) -> Vec<Judgement> {
-    let program = program.over_placed_axes();
-    let size = |name: &String| plan.mesh.axis(name).expect("an axis").size as usize;
-    let ranks = program.mesh_axes().iter().map(size).product();
-    let case = Case { program: &program, bound, ranks };
-    let options = CpuOptions { schedule, launches: 2, ..CpuOptions::default() };
-    let mut run = run_on_cpu(case, plan, &options).expect("runs");
-    run.judged.pop().expect("a launch")
-}
-
-#[track_caller]
-fn right(pipeline: &(Program, Bound), config: &Config) -> Plan {
-    let (program, bound) = pipeline;
-    let (plan, _) = compile(program, bound, config)
-        .unwrap_or_else(|e| panic!("{program} on {:?}: {e}", config.mesh));
-    assert_eq!(plan.mesh.axes, config.mesh);
-    emit::emit(&plan).unwrap_or_else(|e| panic!("{program} on {:?}: {e}", config.mesh));
-    let judged = run(pipeline, &plan, Schedule::Random);
-    assert_eq!(judged.len(), config.ranks as usize);
-    for (rank, judged) in judged.iter().enumerate() {
-        assert!(judged.passes(), "{program} on {:?}, rank {rank}: {judged}", config.mesh);
-    }
-    plan
-}
 
 #[test]
 fn gathers() {
@@ -369,7 +321,7 @@ fn what_has_no_kernel_over_two_axes_is_refused() {
     let why = refused(&both, &Config { reduction: Reduction::Ring, ..on(TWO[0]) });
     assert!(why.contains("tile by tile"), "{why}");
     let why = refused(&both, &Config { nodes: 2, ..on(TWO[0]) });
-    assert!(why.contains("2 axes of a mesh of 2 nodes"), "{why}");
+    assert!(why.contains("the rows of `a` are no multiple of 16 bytes"), "{why}");
     let why = refused(&both, &on(&[("tp", 2), ("pp", 2)]));
     assert!(why.contains("over the axis `dp`, and the mesh is tp=2,pp=2"), "{why}");
     let why = refused(&both, &Config { ranks: 4, mesh: Vec::new(), ..on(TWO[0]) });

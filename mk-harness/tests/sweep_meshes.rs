@@ -8,8 +8,8 @@ mod sweep;
 
 use mk_codegen::{
     emit,
-    passes::compile,
-    settings::{AllReduce, Block, Config, Reduction},
+    passes::{LowerError, compile},
+    settings::{AllReduce, Block, Config, NicOrdering, Reduction},
     sim::Schedule,
 };
 use mk_harness::{Case, CpuOptions, Routing, run_on_cpu};
@@ -89,6 +89,13 @@ const MESHES: [[(&str, u32); 2]; 10] = [
     [("dp", 1), ("tp", 3)],
 ];
 
+/// Nodes of a mesh: one; or its outer axis is over nodes, of either ordering in turn.
+fn nodes(mesh: &[(&str, u32); 2], turn: usize) -> Vec<(u32, NicOrdering)> {
+    let net = [NicOrdering::InOrder, NicOrdering::Unordered][turn % 2];
+    let several = mesh.iter().all(|(_, n)| *n > 1);
+    [(1, NicOrdering::InOrder)].into_iter().chain(several.then_some((mesh[0].1, net))).collect()
+}
+
 const BLOCKS: [Block; 3] = [[128, 64, 64], [128, 128, 64], [128, 256, 64]];
 
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +106,7 @@ struct TwoAxes {
     block: Block,
     all_reduce: Option<AllReduce>,
     reduction: Reduction,
+    nodes: (u32, NicOrdering),
 }
 
 impl TwoAxes {
@@ -116,8 +124,9 @@ impl TwoAxes {
             1 if name != "T" => rng.random_range(1..40),
             _ => rng.random_range(40..400),
         };
-        // Rows of K and N are of whole 16 bytes.
-        let step = if matches!(name, "K" | "N") { 8 } else { 1 };
+        // Rows of K and N are of whole 16 bytes, and all that are messages.
+        let whole = matches!(name, "K" | "N") || name == "F" && self.nodes.0 > 1;
+        let step = if whole { 8 } else { 1 };
         n.div_ceil(unit * step) * unit * step
     }
 
@@ -143,10 +152,23 @@ impl TwoAxes {
             copy_stages: 4,
             all_reduce: self.all_reduce.unwrap_or(plain.all_reduce),
             reduction: self.reduction,
+            nodes: self.nodes.0,
+            net: self.nodes.1,
             ..plain
         };
-        let compiled = compile(&program, &bound, &config);
-        let (plan, _) = compiled.unwrap_or_else(|e| panic!("{}: {e}", place()));
+        let plan = match compile(&program, &bound, &config) {
+            Ok((plan, _)) => plan,
+            // Memory of all ranks, which are on several nodes.
+            Err(LowerError::Setting(refusal)) if self.all_reduce.is_some() => {
+                assert!(
+                    refusal.setting == "all_reduce" && config.nodes > 1,
+                    "{}: {refusal}",
+                    place()
+                );
+                return;
+            }
+            Err(e) => panic!("{}: {e}", place()),
+        };
         emit::emit(&plan).unwrap_or_else(|e| panic!("{}: {e}", place()));
         let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
         let schedule = Schedule::Random;
@@ -175,7 +197,9 @@ fn all() -> Vec<TwoAxes> {
             MESHES.iter().flat_map(|m| ways.iter().map(move |w| (*m, *w)))
         {
             for (dtype, block) in ["bf16", "f16"].iter().flat_map(|t| BLOCKS.map(|b| (*t, b))) {
-                out.push(TwoAxes { form, mesh, dtype, block, all_reduce, reduction });
+                let case =
+                    |nodes| TwoAxes { form, mesh, dtype, block, all_reduce, reduction, nodes };
+                out.extend(nodes(&mesh, out.len() / 2).into_iter().map(case));
             }
         }
     }
@@ -242,6 +266,7 @@ struct Attention {
     mask: &'static str,
     mesh: [(&'static str, u32); 2],
     dtype: &'static str,
+    nodes: (u32, NicOrdering),
 }
 
 impl Attention {
@@ -287,8 +312,15 @@ impl Attention {
         let bound = program.bind(&sizes, &Default::default()).expect("binds");
         let mesh: Vec<_> = self.mesh.iter().map(|(name, n)| (name.to_string(), *n)).collect();
         let ranks = mesh.iter().map(|(_, n)| n).product();
-        let config =
-            Config { ranks, mesh, compute_sms: Some(3), copy_stages: 4, ..Config::default() };
+        let config = Config {
+            ranks,
+            mesh,
+            nodes: self.nodes.0,
+            net: self.nodes.1,
+            compute_sms: Some(3),
+            copy_stages: 4,
+            ..Config::default()
+        };
         let compiled = compile(&program, &bound, &config);
         let (plan, _) = compiled.unwrap_or_else(|e| panic!("{}: {e}", place()));
         emit::emit(&plan).unwrap_or_else(|e| panic!("{}: {e}", place()));
@@ -312,7 +344,12 @@ fn all_of_attention() -> Vec<Attention> {
         for (mesh, dtype) in MESHES.iter().flat_map(|mesh| ["bf16", "f16"].map(|t| (*mesh, t))) {
             let named =
                 |(axis, n): (&'static str, u32)| (if axis == "tp" { "up" } else { "cp" }, n);
-            out.push(Attention { form, placed, mask, mesh: mesh.map(named), dtype });
+            // An exchange is inside nodes.
+            let inside =
+                |(count, _): &(u32, _)| *count == 1 || form > 2 || form == 2 && mesh[1].0 == "tp";
+            let case =
+                |nodes| Attention { form, placed, mask, mesh: mesh.map(named), dtype, nodes };
+            out.extend(nodes(&mesh, out.len() / 2).into_iter().filter(inside).map(case));
         }
     }
     out

@@ -89,7 +89,7 @@ MK_DEVICE bool wait_net(const Context& ctx, u32 word, u32 expected, WaitSite sit
 // the same place there.
 template <u32 kEdge, Reader kReader>
 MK_DEVICE bool wait_node(const Context& ctx, u32 node, u32 tile) {
-  const u32 peer = node * kLocal + ctx.header.rank % kLocal;
+  const u32 peer = ctx.rail_rank(node);
   const bool ok = wait_word<kEdge, Scope::Sys, true, kNetNapNs>(ctx, ctx.net_word(kEnteredNode + node), ctx.epoch(), WaitSite{tile, peer});
   if constexpr (kReader == Reader::Async) fence_proxy_async_global();
   if (!ok) return false;

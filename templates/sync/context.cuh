@@ -34,6 +34,9 @@ struct Context {
   // Ranks whose memory is mapped: all, or those of the own node.
   MK_DEVICE u32 first_rank() const { return kNodes == 1 ? 0 : header.rank / kLocal * kLocal; }
   MK_DEVICE u32 end_rank() const { return kNodes == 1 ? header.world : first_rank() + kLocal; }
+  // The number of this rank among those that tell each other of their nodes' entry, and the rank of a number.
+  MK_DEVICE u32 rail_place() const { return header.rank / kRailStride % kRail; }
+  MK_DEVICE u32 rail_rank(u32 place) const { return header.rank + (place - rail_place()) * kRailStride; }
   // A word that hosts raise: once in a launch, to its epoch.
   MK_DEVICE u32* net_word(u32 word) const { return reinterpret_cast<u32*>(header.net) + word; }
   MK_DEVICE SymHeader* sym_header(u32 rank) const { return reinterpret_cast<SymHeader*>(sym(rank)); }

@@ -30,7 +30,7 @@ MK_DEVICE bool wait_word(const Context& ctx, const u32* word, u32 expected, Wait
   u64 armed = begin;
   // Peers below have been seen in this launch.
   u32 entered = ctx.entered == kNoEntry ? ctx.end_rank() : ctx.first_rank();
-  [[maybe_unused]] u32 nodes = kEntry ? kNodes : 0;
+  [[maybe_unused]] u32 nodes = kEntry ? kRail : 0;
 #pragma unroll 1
   for (u32 polls = 1;; ++polls) {
     seen = ld_acquire<kScope>(word);
@@ -48,18 +48,18 @@ MK_DEVICE bool wait_word(const Context& ctx, const u32* word, u32 expected, Wait
     u32 abort = ld_relaxed_sys(&ctx.sym_header(rank)->abort);
     const bool looks = polls / kPollsPerCheck % kChecksPerHostCheck == 0;
     if (abort == 0 && looks) abort = heed_host(ctx);
-    if constexpr (kNodes > 1) {
-      while (looks && nodes < kNodes && (nodes == rank / kLocal || reached(ld_relaxed_sys(ctx.net_word(kEnteredNode + nodes)), ctx.epoch()))) {
+    if constexpr (kRail > 1) {
+      while (looks && nodes < kRail && (nodes == ctx.rail_place() || reached(ld_relaxed_sys(ctx.net_word(kEnteredNode + nodes)), ctx.epoch()))) {
         ++nodes;
         armed = now;
       }
-      entry = entry || nodes < kNodes;
+      entry = entry || nodes < kRail;
     }
     const u64 waited_ns = now - (entry ? begin : armed);
     if (abort == 0 && waited_ns < (entry ? ctx.header.entry_limit_ns : ctx.header.wait_limit_ns)) continue;
     const u64 offset = reinterpret_cast<u64>(word) - (kNapNs != 0 ? ctx.header.net : ctx.sym(rank));
     const FaultKind expiry = entry ? FaultKind::EntryTimeout : FaultKind::WaitTimeout;
-    const u32 late = kNodes == 1 || entered < ctx.end_rank() ? entered : nodes * kLocal + rank % kLocal;
+    const u32 late = kRail == 1 || entered < ctx.end_rank() ? entered : ctx.rail_rank(nodes);
     const u32 peer = kEntry || !entry ? site.peer : late;
     give_up(ctx, Fault{abort != 0 ? FaultKind::PeerAborted : expiry, kEdge, expected, seen, site.tile,
                        abort != 0 ? abort - 1 : peer, waited_ns, static_cast<u32>(offset / 4)});

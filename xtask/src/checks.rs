@@ -96,7 +96,7 @@ const GRIDS: [(&str, &str, &[&str]); 12] = [
     ("gemms_nodes", "mk-harness", &["sweep_gemms_nodes"]),
     ("kernels", "mk-kernels", &["nvrtc"]),
     ("fp8", "mk-harness", &["sweep_fp8"]),
-    ("meshes", "mk-harness", &["meshes", "sweep_meshes"]),
+    ("meshes", "mk-harness", &["meshes", "meshes_nodes", "sweep_meshes"]),
     ("nodes", "mk-harness", &["sweep_nodes"]),
     ("pipelines", "mk-kernels", &["pipelines", "grad"]),
     ("tokens", "mk-codegen", &["dispatch"]),

@@ -45,8 +45,12 @@ fn a_mesh_that_is_none_of_the_pipelines() {
     let two = "fn f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(0, dp)) \
                { gather(a, tp) -> gemm(b) -> all_reduce(dp) }";
     check(two, &["tp=2,pp=2"]).fails(1, &["over the axis `dp`", "= help: "]);
-    check(two, &["tp=2,dp=2", "--nodes", "2"])
-        .fails(1, &["2 axes of a mesh of 2 nodes", "= help: "]);
+    let nodes = |mesh: &str, n: &str, why: &str| {
+        check(two, &[mesh, "--nodes", n]).fails(1, &[why, "= help: "]);
+    };
+    nodes("tp=2,dp=2", "4", "ranks along `tp` and along `dp` are on several nodes");
+    nodes("tp=4,dp=2", "2", "a group along `tp` has 2 ranks on each of 2 nodes");
+    nodes("tp=3,dp=2", "2", "2 nodes cut the axis `tp`");
     for bad in ["tp", "tp=0", "tp=2,tp=2", "tp=99"] {
         check(one, &[bad]).fails(2, &["--mesh"]);
     }

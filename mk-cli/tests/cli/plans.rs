@@ -234,3 +234,19 @@ fn a_plan_over_nodes_runs_with_a_transport() {
         ["`--transport` joins nodes, and there is one", "= help: say how many by `--nodes N`"];
     run(pipeline, &sizes).fails(1, &says);
 }
+
+/// Of two axes, the outer one is over nodes.
+#[test]
+fn a_mesh_over_nodes_runs_with_a_transport() {
+    let pipeline = "fn f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(1, tp) @ shard(0, dp)) \
+                    { gather(a, tp) -> gemm(b) -> reduce_scatter(dp) }";
+    let sizes = ["--shape", "a=100x64", "--shape", "b=64x96", "--nodes", "2"];
+    for mesh in ["dp=2,tp=2", "tp=2,dp=2"] {
+        let line = [&[pipeline, "--mesh", mesh], &sizes[..]].concat();
+        assert!(mk(&[&["check"], &line[..]].concat()).ok().contains("verified"));
+        let run = [&["run"], &line[..], &["--device", "cpu"]].concat();
+        assert!(mk(&run).ok().contains("\nPASS: "));
+        let ran = mk(&[&run[..], &["--transport", "loopback"]].concat()).ok();
+        assert!(ran.contains("network   loopback: ") && ran.contains("\nPASS: "), "{ran}");
+    }
+}

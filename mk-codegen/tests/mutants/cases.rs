@@ -359,6 +359,7 @@ pub fn experts(few: bool) -> Vec<Case> {
         (&gates, 4, 4, 3, 1, 1),
         (&alone, 2, 3, 2, 1, 1),
         (&layer, 3, 5, 3, 2, 1),
+        (&scattered, 4, 6, 3, 2, 2),
     ];
     let one = |of: &(&String, u32, u64, u64, u64, u32)| {
         let (text, ranks, tokens, experts, slots, nodes) = of;
@@ -369,7 +370,11 @@ pub fn experts(few: bool) -> Vec<Case> {
         let dims = dims.iter().filter(|(name, _)| program.symbol(name).is_some());
         let dims = dims.map(|(name, n)| (name.to_string(), *n)).collect();
         let bound = program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{e}"));
-        let axes: &[&str] = if text.contains("tp)") { &["tp", "ep"] } else { &[] };
+        let axes: &[&str] = match text.contains("tp)") {
+            true if *nodes > 1 => &["ep", "tp"],
+            true => &["tp", "ep"],
+            false => &[],
+        };
         let mesh = axes.iter().map(|axis| (axis.to_string(), 2)).collect();
         let config = Config { ranks: *ranks, nodes: *nodes, mesh, ..Config::default() };
         Case::lowered(name, program, bound, &config)
@@ -386,35 +391,47 @@ pub fn meshes(few: bool) -> Vec<Case> {
     const BOTH: &str = "x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), w: bf16[K, N] @ shard(1, tp)";
     const BACKWARD: &str = "x: bf16[M, K] @ shard(0, dp), w: bf16[K, N] @ shard(1, tp), d: bf16[M, N] @ shard(0, dp) @ shard(1, tp)";
     let all = [
-        (ROWS, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", [("tp", 2), ("dp", 2)]),
-        (BOTH, "gather(x, tp) -> gemm(w)", [("dp", 2), ("tp", 2)]),
+        (ROWS, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", [("tp", 2), ("dp", 2)], 1),
+        // Over nodes of two ranks.
+        (ROWS, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", [("dp", 2), ("tp", 2)], 2),
+        (BOTH, "gather(x, tp) -> gemm(w)", [("dp", 2), ("tp", 2)], 1),
         (
             BACKWARD,
             "(gemm(d, w.t) -> reduce_scatter(tp), gemm(x.t, d) -> all_reduce(dp))",
             [("dp", 2), ("tp", 2)],
+            1,
         ),
-        (TOKENS, "gemm(x.t, d) -> all_reduce(dp)", [("dp", 2), ("tp", 2)]),
-        (TOKENS, "gemm(x.t, d) -> reduce_scatter(dp)", [("tp", 2), ("dp", 2)]),
+        (ROWS, "gather(a, tp) -> gemm(b) -> all_reduce(dp)", [("dp", 2), ("tp", 2)], 2),
+        (TOKENS, "gemm(x.t, d) -> all_reduce(dp)", [("dp", 2), ("tp", 2)], 1),
+        (TOKENS, "gemm(x.t, d) -> reduce_scatter(dp)", [("tp", 2), ("dp", 2)], 1),
         (
             ROWS,
             "let x = gather(a, tp); (x -> gemm(b) -> all_reduce(dp), x)",
             [("dp", 2), ("tp", 2)],
+            1,
         ),
-        (ROWS, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", [("dp", 3), ("tp", 2)]),
+        (ROWS, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", [("dp", 3), ("tp", 2)], 1),
     ];
-    let one = |(signature, body, mesh): &(&str, &str, [(&str, u32); 2])| {
-        let name = format!("{body}, on {mesh:?}");
+    let one = |(signature, body, mesh, nodes): &(&str, &str, [(&str, u32); 2], u32)| {
+        let name = format!("{body}, on {mesh:?}, {nodes} nodes");
+        // Messages are of whole 16 bytes.
+        let n = if *nodes > 1 { 16 } else { 8 };
         let text = format!("fn f({signature}) {{ {body} }}");
         let program = Program::parse(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
-        let dims = [("T", 6), ("M", 12), ("K", 12), ("N", 8)];
+        let dims = [("T", 6), ("M", 12), ("K", 12), ("N", n)];
         let dims = dims.iter().filter(|(name, _)| program.symbol(name).is_some());
         let dims = dims.map(|(name, n)| (name.to_string(), *n)).collect();
         let bound = program.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{name}: {e}"));
         let mesh: Vec<_> = mesh.iter().map(|(axis, n)| (axis.to_string(), *n)).collect();
         let ranks = mesh.iter().map(|(_, n)| n).product();
-        Case::lowered(name, program, bound, &Config { ranks, mesh, ..Config::default() })
+        Case::lowered(
+            name,
+            program,
+            bound,
+            &Config { ranks, mesh, nodes: *nodes, ..Config::default() },
+        )
     };
-    all.iter().take(if few { 2 } else { all.len() }).map(one).collect()
+    all.iter().take(if few { 3 } else { all.len() }).map(one).collect()
 }
 
 /// Pipelines over two nodes, on networks of both kinds.

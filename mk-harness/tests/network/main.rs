@@ -92,10 +92,14 @@ struct Prepared {
 
 impl Prepared {
     fn new(source: &str, rows: u64, config: &Config) -> Prepared {
+        Prepared::with(source, rows, 136, config)
+    }
+
+    fn with(source: &str, rows: u64, k: u64, config: &Config) -> Prepared {
         let program = Program::parse(source).expect("parses");
         // Of experts K are the slots of a token, and R is room for any routing.
         let routed = program.symbol("E").is_some();
-        let (k, experts) = (if routed { 2 } else { 136 }, 2 * u64::from(config.ranks) - 1);
+        let (k, experts) = (if routed { 2 } else { k }, 2 * u64::from(config.ranks) - 1);
         let room = u64::from(config.ranks) * 128 * (2 + (2 * rows).div_ceil(128));
         let more = [("H", 2), ("G", 1), ("D", 64), ("E", experts), ("R", room)];
         let dims = [[("M", rows), ("K", k), ("N", 72), ("B", 1)].as_slice(), &more].concat();
@@ -156,6 +160,35 @@ fn loopback() {
             let config = config(nodes, local, net);
             let run =
                 run(source, 300, &config, &NetOptions::new(Wire::Loopback), &options(4), None);
+            judged(&run.unwrap_or_else(|e| panic!("{source} {net:?}: {e}")), source);
+        }
+    }
+}
+
+/// One axis inside nodes, the other over them.
+const TWO_AXES: [&str; 3] = [
+    "fn f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[K, N] @ shard(0, dp)) {
+        gather(a, tp) -> gemm(b) -> all_reduce(dp)
+    }",
+    "fn f(a: bf16[M, K] @ shard(0, dp) @ shard(1, tp), b: bf16[K, N] @ shard(0, tp)) {
+        gather(a, dp) -> gemm(b) -> reduce_scatter(tp)
+    }",
+    "fn f(q: bf16[B, M, H, D] @ zigzag(1, dp) @ shard(2, tp), k: bf16[B, M, H, D] @ zigzag(1, dp) @ shard(2, tp),
+          v: bf16[B, M, H, D] @ zigzag(1, dp) @ shard(2, tp)) {
+        ring(k, v, dp) -> attention(q, causal)
+    }",
+];
+
+#[test]
+fn two_axes() {
+    for source in TWO_AXES {
+        for (net, nodes) in ORDERINGS.into_iter().zip([2, 3]) {
+            let mesh = vec![("dp".into(), nodes), ("tp".into(), 2)];
+            let config = Config { mesh, ..config(nodes, 2, net) };
+            let options = (NetOptions::new(Wire::Loopback), options(3));
+            let shape = NetOptions { shape: shuffled(2), ..options.0 };
+            // K is cut by both axes.
+            let run = Prepared::with(source, 300, 144, &config).run(&shape, &options.1, None);
             judged(&run.unwrap_or_else(|e| panic!("{source} {net:?}: {e}")), source);
         }
     }

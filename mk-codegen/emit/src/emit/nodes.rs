@@ -2,7 +2,8 @@
 
 use super::error::{EmitError, Result};
 use mk_plan::{
-    Arena, Expr, FamId, NetPlan, Plan, PointError, Points, RoleKind, SigId, Space, TableSet,
+    Arena, Axis, Expr, FamId, NetPlan, Operand, Plan, PointError, Points, RoleKind, SigId, Space,
+    TableSet, Var,
 };
 
 /// Constants of a plan's nodes, which the library is compiled with.
@@ -18,18 +19,26 @@ pub struct Nodes {
     pub lanes: u32,
     /// First of the net words that stand for the nodes' entries.
     pub entered: u32,
+    /// The ranks of the same place in other nodes that tell each other of their entry, and this one.
+    pub rail: Axis,
     /// Where the hashes of launches lie in net memory.
     pub hashes: u64,
 }
 
+/// A rank that no other tells of its node's entry.
+const ALONE: Axis = Axis { stride: 1, size: 1 };
+
 impl Nodes {
     /// All ranks map each other's memory.
-    pub const ONE: Nodes = Nodes { nodes: 1, local: 1, fifo: 1, lanes: 1, entered: 0, hashes: 0 };
+    pub const ONE: Nodes =
+        Nodes { nodes: 1, local: 1, fifo: 1, lanes: 1, entered: 0, rail: ALONE, hashes: 0 };
 
     pub(super) fn text(self) -> String {
-        let Nodes { nodes, local, fifo, lanes, entered, hashes } = self;
+        let Nodes { nodes, local, fifo, lanes, entered, rail, hashes } = self;
+        let Axis { stride, size } = rail;
         format!(
             "constexpr u32 kNodes = {nodes}, kLocal = {local}, kFifo = {fifo}, kLanes = {lanes}, kEnteredNode = {entered};\n\
+             constexpr u32 kRail = {size}, kRailStride = {stride};\n\
              constexpr u64 kNetHashes = {hashes};\n"
         )
     }
@@ -44,6 +53,7 @@ pub(super) fn nodes(plan: &Plan, net: Option<&NetPlan>) -> Nodes {
         fifo: layout.fifo,
         lanes: layout.lanes,
         entered: entered(plan).and_then(|s| first_word(signals, s)).unwrap_or(0),
+        rail: rail(plan).ok().flatten().unwrap_or(ALONE),
         hashes: layout.hashes,
     }
 }
@@ -66,6 +76,43 @@ pub(super) fn of(plan: &Plan) -> Result<Nodes, PointError> {
 pub(super) fn entered(plan: &Plan) -> Option<SigId> {
     let enters = plan.families.iter().filter(|(id, _)| plan.enters_node(*id));
     enters.flat_map(|(_, f)| &f.posts).map(|p| p.signal).next()
+}
+
+/// The ranks that tell each other of their nodes' entry, each in the word of its own place; `None` where they are not
+/// those along an axis.
+///
+/// # Errors
+/// Where an expression has no value.
+fn rail(plan: &Plan) -> Result<Option<Axis>, PointError> {
+    let mut enters = plan.families.iter().filter(|(id, _)| plan.enters_node(*id));
+    let (Some((id, f)), None) = (enters.next(), enters.next()) else {
+        return Ok(plan.families.keys().all(|id| !plan.enters_node(id)).then_some(ALONE));
+    };
+    let tables = TableSet::default();
+    let points = Points::new(plan, &tables);
+    let own = Expr::Var(Var::RANK);
+    let dst = f.accesses.iter().find(|a| a.operand == Operand::Dst);
+    let word = f.posts.iter().find(|p| p.rank != own).map(|p| p.index.as_slice());
+    let (Some(dst), Some([word])) = (dst, word) else { return Ok(None) };
+    let mut axis = None;
+    for rank in 0..plan.mesh.size() as usize {
+        let tasks = points.tasks(id, rank, 1)?;
+        let mut told = vec![rank];
+        for task in &tasks {
+            told.push(points.rank(task, &dst.rank)?);
+        }
+        told.sort_unstable();
+        let second = told.get(1).copied().unwrap_or(1) as u32;
+        let rail = *axis.get_or_insert(Axis { stride: second.max(1), size: told.len() as u32 });
+        let along = (0..rail.size as usize).map(|place| rail.rank(rank, place));
+        let places = tasks.iter().map(|task| points.eval(task, word));
+        let of_place = |at: Result<i64, PointError>| at.map(|at| at == rail.place(rank) as i64);
+        let words = places.map(of_place).collect::<Result<Vec<_>, _>>()?;
+        if !told.iter().copied().eq(along) || words.contains(&false) {
+            return Ok(None);
+        }
+    }
+    Ok(axis)
 }
 
 /// Refuses network plans that no template supports.
@@ -99,6 +146,10 @@ pub(super) fn check(plan: &Plan) -> Result<()> {
         }
     }
     let entry = entered(plan);
+    if rail(plan)?.is_none() {
+        let what = "ranks along one axis tell each other of their nodes' entry, each in the word of its place";
+        return EmitError::refuse("nic", what);
+    }
     for (id, f) in plan.families.iter() {
         let net = |signal: SigId| plan.signals[signal].net;
         // A network writes words, it does not add to them.

@@ -69,7 +69,7 @@ fn claimed(program: &Program, bound: &Bound, sizes: &[i32]) -> Result<Kernel, Lo
 /// As [`lower`], for pipelines without a kernel.
 pub fn facts(program: &Program, bound: &Bound, ranks: u32) -> Result<Facts, LowerError> {
     let program = world::over_one_axis(program)?;
-    Ok(claims::facts(&claimed(&program, bound, &[ranks as i32])?, ranks))
+    Ok(claims::facts(&claimed(&program, bound, &[ranks as i32])?, ranks, |_| false))
 }
 
 /// [`facts`] on a mesh of `ranks` ranks, axes by name; without axes, on ranks along the pipeline's only one.
@@ -87,7 +87,7 @@ pub fn facts_on(
     }
     let config = Config { ranks, mesh: mesh.to_vec(), ..Config::default() };
     let (world, program, config) = &World::of(program, bound, &config)?;
-    Ok(claims::facts(&claimed(program, bound, &world.sizes())?, config.ranks))
+    Ok(claims::facts(&claimed(program, bound, &world.sizes())?, config.ranks, |_| false))
 }
 
 /// The plan of a pipeline, not yet verified.
@@ -112,7 +112,9 @@ fn lower_of_any_capacity(
 ) -> Result<Plan, LowerError> {
     let (world, program, config) = &World::of(program, bound, config)?;
     let kernel = claimed(program, bound, &world.sizes())?;
-    let facts = claims::facts(&kernel, config.ranks);
+    let along = |axis: usize| world.nodes.get(axis);
+    let inside = |axis| config.nodes > 1 && along(axis).is_some_and(|nodes| nodes.count() == 1);
+    let facts = claims::facts(&kernel, config.ranks, inside);
     let config = &settings::normalise(config, &facts, world.target)?;
     let mut draft = tile::families(&kernel, config, world)?;
     limits::check(&draft)?;

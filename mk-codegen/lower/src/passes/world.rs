@@ -31,7 +31,7 @@ impl World {
     ///
     /// # Errors
     /// [`LowerError::OutOfRange`] for a target that is not known, and for a mesh that is not of these ranks or nodes;
-    /// [`LowerError::Unsupported`] for a pipeline over an axis that the mesh lacks, and over several axes and nodes.
+    /// [`LowerError::Unsupported`] for a pipeline over an axis that the mesh lacks, and over two that nodes cut.
     pub fn of<'p>(
         program: &'p Program,
         bound: &Bound,
@@ -102,18 +102,14 @@ impl World {
             let nodes = vec![nodes];
             return Ok((World { target, mesh, nic: config.nic(), nodes }, program, of_group));
         }
-        if config.nodes > 1 {
-            let why = format!(
-                "the pipeline places tensors over {} axes of a mesh of {} nodes",
-                groups.len(),
-                config.nodes
-            );
-            let help = "use one node, or one axis in a kernel";
-            return Err(unsupported("mesh", why, help));
-        }
+        let by_node = |(name, group): &(&String, RankGroup)| {
+            on_nodes(*group, name, &axes, local, config.nodes)
+        };
+        let nodes = groups.iter().map(by_node).collect::<Result<Vec<_>, _>>()?;
+        let names: Vec<&str> = groups.iter().map(|(name, _)| name.as_str()).collect();
+        let over = one_across(&nodes, &names)?;
         let ranks = groups.iter().map(|(_, group)| group.size as u32).product();
-        let nodes = groups.iter().map(|(_, group)| group.in_one_node()).collect();
-        let of_groups = Config { ranks, ..config.clone() };
+        let of_groups = Config { ranks, nodes: over, ..config.clone() };
         Ok((World { target, mesh, nic: config.nic(), nodes }, program, of_groups))
     }
 
@@ -142,6 +138,29 @@ fn on_nodes(
             Err(LowerError::OutOfRange { what, help })
         }
     }
+}
+
+/// The nodes of a pipeline over several axes: those along the only axis that they cut, of one rank in each.
+///
+/// # Errors
+/// [`LowerError::Unsupported`] for other axes.
+fn one_across(axes: &[Nodes], names: &[&str]) -> Result<u32, LowerError> {
+    let help = "let each node have whole groups along one axis and one rank of each group along the other, or place \
+                tensors over one axis in a kernel";
+    let mut across = axes.iter().zip(names).filter(|(nodes, _)| nodes.count() > 1);
+    let Some((nodes, name)) = across.next() else { return Ok(1) };
+    if let Some((_, other)) = across.next() {
+        let why = format!("ranks along `{name}` and along `{other}` are on several nodes");
+        return Err(unsupported("mesh", why, help));
+    }
+    let (local, count) = (nodes.local(), nodes.count());
+    if local > 1 {
+        let why = format!(
+            "a group along `{name}` has {local} ranks on each of {count} nodes, and the pipeline another axis"
+        );
+        return Err(unsupported("mesh", why, help));
+    }
+    Ok(count as u32)
 }
 
 /// Ranks of a group that is not the world share no dimension of a launch.

@@ -40,6 +40,8 @@ pub struct GatheredRows {
     pub spans: bool,
     /// Whether factors come with them.
     pub scaled: bool,
+    /// Whether they stay inside nodes, where the kernel has several.
+    pub inside: bool,
 }
 
 /// Rows of a rank up to which tiles that hold rows of several ranks are worth trying.
@@ -92,6 +94,8 @@ pub struct Sum {
     pub epilogue: bool,
     /// Whether TMA can store its rows, on every rank.
     pub tma_rows: bool,
+    /// Whether it stays inside nodes, where the kernel has several.
+    pub inside: bool,
     /// Global rows and columns.
     pub extents: [u64; 2],
 }

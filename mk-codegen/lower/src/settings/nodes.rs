@@ -51,13 +51,15 @@ pub(super) fn check(c: &Config, facts: &Facts) -> Result<(), Refusal> {
         let instead = "gather=sms";
         return refuse("gather", "copy_engine".into(), why, "set `gather=sms`", &[instead]);
     }
-    if c.k_slices > 1 && facts.gathers() {
+    let gathers = || facts.gathers.iter().filter(|g| !g.inside);
+    let sums = || facts.sums.iter().filter(|s| !s.inside);
+    if c.k_slices > 1 && gathers().count() > 0 {
         let why =
             "a slice of rows is several pieces of memory, and a message of a network card is one";
         let value = c.k_slices.to_string();
         return refuse("k_slices", value, why, "set `k_slices=1`", &["k_slices=1"]);
     }
-    if c.reduction == Reduction::Ring && facts.sums() {
+    if c.reduction == Reduction::Ring && sums().count() > 0 {
         let why = "a ring moves as many bytes over each network card as messages to the owner, in as many more hops \
             as there are nodes";
         return refuse(
@@ -68,7 +70,7 @@ pub(super) fn check(c: &Config, facts: &Facts) -> Result<(), Refusal> {
             &["reduction=dedicated_sms", "reduction=after_last_wave"],
         );
     }
-    if c.all_reduce != AllReduce::TwoShot && facts.all_reduces() {
+    if c.all_reduce != AllReduce::TwoShot && sums().any(|s| s.all) {
         let why = match c.all_reduce {
             AllReduce::OneShot => {
                 "one shot reads the memory of every rank, and that of other nodes is not mapped"
@@ -85,9 +87,9 @@ pub(super) fn check(c: &Config, facts: &Facts) -> Result<(), Refusal> {
             &["all_reduce=two_shot"],
         );
     }
-    let ragged = facts.gathers.iter().find(|g| !g.bulk);
+    let ragged = gathers().find(|g| !g.bulk);
     let gaps = ragged.map(|g| format!("the rows of `{}`", g.name)).or_else(|| {
-        let sum = facts.sums.iter().any(|s| !s.tma_rows);
+        let sum = sums().any(|s| !s.tma_rows);
         sum.then(|| "the rows of a sum".to_string())
     });
     if let Some(rows) = gaps {

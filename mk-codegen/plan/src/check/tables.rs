@@ -93,7 +93,7 @@ impl Checker<'_> {
         let over = r.over(&self.plan.mesh);
         let ranks = over.size.max(1) as i64;
         let is_axis = |(name, _): &(String, u32)| self.plan.mesh.axis(name) == Some(over);
-        if r.along.is_some() && (r.local != 0 || !self.plan.mesh.axes.iter().any(is_axis)) {
+        if r.along.is_some() && !self.plan.mesh.axes.iter().any(is_axis) {
             return self
                 .error(place, "follows from a routing over ranks that are no axis of the mesh");
         }

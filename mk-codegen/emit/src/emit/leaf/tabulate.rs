@@ -255,10 +255,7 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
                     all.extend([n(ids, 0), n(ids, 1)]);
                     all.extend([says(experts), says(own), says(keep)]);
                     if local > 0 {
-                        all.extend([
-                            format!("static_cast<u32>(rank) / {local} * {local}"),
-                            says(local),
-                        ]);
+                        all.extend([format!("{place} / {local} * {local}"), says(local)]);
                     }
                     all
                 }

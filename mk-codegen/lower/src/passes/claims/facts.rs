@@ -108,15 +108,21 @@ fn wgrad(w: &Wgrad, out: &Tensor) -> Product {
     }
 }
 
-/// The facts of a kernel on so many ranks.
-pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
+/// The facts of a kernel on so many ranks, of which those along some axes stay inside nodes, where there are several.
+pub(in crate::passes) fn facts(
+    kernel: &Kernel,
+    ranks: u32,
+    inside: impl Fn(usize) -> bool,
+) -> Facts {
     let gathers = kernel.operands().filter(|(_, o)| o.gathered.is_some()).map(|(id, operand)| {
         let x = &kernel.params[operand.param];
         let fixed = x.shape.iter().all(|e| e.runtime_max.is_none());
         let spans = kernel.spans(id);
         let made = operand.param >= kernel.given;
         let scaled = operand.factors.is_some();
-        GatheredRows { name: x.name.clone(), bulk: x.in_bulk(), fixed, made, spans, scaled }
+        let (name, bulk) = (x.name.clone(), x.in_bulk());
+        let inside = operand.gathered.is_some_and(&inside);
+        GatheredRows { name, bulk, fixed, made, spans, scaled, inside }
     });
     let products = kernel.products().map(|(id, p)| {
         let saved = p.extras.iter().filter_map(|x| match x {
@@ -152,6 +158,7 @@ pub(in crate::passes) fn facts(kernel: &Kernel, ranks: u32) -> Facts {
             all: sum.how == Reduce::All,
             epilogue: !sum.epilogue.is_empty(),
             tma_rows: out.tma_rows(),
+            inside: inside(sum.axis),
             extents: extents(out),
         }
     });

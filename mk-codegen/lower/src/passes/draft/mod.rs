@@ -79,7 +79,7 @@ impl Draft {
         };
         Draft {
             plan,
-            extents: Extents::new(world.nodes[0], world.nodes.iter().map(|n| n.group).collect()),
+            extents: Extents::new(world.nodes[0], world.nodes.clone()),
             kinds: Arena::new(),
             flows: Arena::new(),
             flow_order: Vec::new(),

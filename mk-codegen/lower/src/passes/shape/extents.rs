@@ -1,7 +1,7 @@
 //! Extents as expressions: under their own names, and as parts that ranks own.
 
 use super::{
-    ranks::{Nodes, RankGroup},
+    ranks::Nodes,
     tensor::{Cut, Tensor, shard_extent},
 };
 use crate::graph::Extent;
@@ -9,25 +9,20 @@ use mk_plan::{Arena, Dim, DimId, Expr};
 
 /// The dimensions of a plan, and how ranks share them.
 pub(in crate::passes) struct Extents {
-    /// The ranks that share them, and how they lie in nodes.
-    pub group: RankGroup,
-    pub nodes: Nodes,
-    /// The ranks along each axis of the kernel; the first are these.
-    pub axes: Vec<RankGroup>,
+    /// The ranks along the kernel's first axis, and along each, by node.
+    first: Nodes,
+    axes: Vec<Nodes>,
     dims: Arena<DimId, Dim>,
 }
 
 impl Extents {
-    pub fn new(nodes: Nodes, axes: Vec<RankGroup>) -> Extents {
-        Extents { group: nodes.group, nodes, axes, dims: Arena::new() }
+    pub fn new(first: Nodes, axes: Vec<Nodes>) -> Extents {
+        Extents { first, axes, dims: Arena::new() }
     }
 
     /// The ranks along an axis, by node.
     pub fn along(&self, axis: usize) -> Nodes {
-        match self.axes.get(axis) {
-            Some(group) if axis > 0 => group.in_one_node(),
-            _ => self.nodes,
-        }
+        self.axes.get(axis).copied().unwrap_or(self.first)
     }
 
     /// The dimensions that expressions name.
@@ -104,8 +99,8 @@ impl Extents {
 
     /// A dimension of a tensor on this rank.
     pub fn own(&mut self, t: &Tensor, dim: usize) -> Expr {
-        let along = t.cut(dim).and_then(|cut| self.axes.get(cut.axis)).unwrap_or(&self.group);
-        self.local(t, dim, along.place())
+        let along = self.along(t.cut(dim).map_or(0, |cut| cut.axis));
+        self.local(t, dim, along.group.place())
     }
 
     /// A tensor's shape on this rank.

@@ -94,6 +94,7 @@ impl RankGroup {
         match (self.world, self.stride) {
             (1, _) => own_rank(),
             (_, 1) => self.in_span(place),
+            _ if self.size == 1 => own_rank(),
             (_, stride) => self.in_span(own_rank() % stride + place * stride),
         }
     }

@@ -58,7 +58,7 @@ impl Rows {
         let e = &of.shape[0];
         let cut = of.cut(0).filter(|cut| !cut.zigzag);
         let axis = owner.or(cut.map(|cut| cut.axis)).unwrap_or(0);
-        let group = extents.axes.get(axis).copied().unwrap_or(extents.group);
+        let group = extents.along(axis).group;
         let owners = owner.map(|_| group.size).filter(|ranks| *ranks > 1);
         let shards = owners.unwrap_or(1);
         let (per_shard, capacity) = match owners.or(cut.map(|cut| cut.ranks)) {
@@ -171,7 +171,7 @@ impl Rows {
     pub fn owned(&self, r: &RowBlock) -> (RowBlock, Option<Expr>) {
         let Some(pieces) = &self.pieces else { return (r.clone(), None) };
         let (shard, block, at) = pieces.theirs(&r.shard, &r.block, self.height);
-        let when = (!pieces.exact).then(|| Expr::Const(0).lt(r.len.clone()));
+        let when = self.exists(&r.len);
         (RowBlock { shard, block, at, ..r.clone() }, when)
     }
 
@@ -207,6 +207,7 @@ impl Rows {
         if self.from > 0 {
             i = i + self.from;
         }
+        let loops = if self.count > 1 { 2 } else { 1 };
         let shard = if self.shards == 1 {
             Expr::Const(0)
         } else if self.count > 1 {
@@ -216,24 +217,29 @@ impl Rows {
         } else {
             self.group.place_after(self.first.into())
         };
-        if let Some(pieces) = &self.pieces {
-            let (at, len) = pieces.rows_of(&shard, &i, height);
-            return RowBlock {
-                shard,
-                block: i,
-                at,
-                len,
-                loops: if self.count > 1 { 2 } else { 1 },
-            };
-        }
-        let rows = if self.shards == 1 {
-            extents.own(&self.of, 0)
-        } else {
-            extents.shard(&self.of.shape[0], self.group.size, shard.clone())
+        let (at, len) = match self.shards {
+            1 if self.pieces.is_none() => {
+                let rows = extents.own(&self.of, 0);
+                (i.clone() * height, block_rows(rows, i.clone(), height))
+            }
+            _ => self.of_shard(extents, &shard, &i),
         };
-        let len = block_rows(rows, i.clone(), height);
-        let loops = if self.count > 1 { 2 } else { 1 };
-        RowBlock { shard, block: i.clone(), at: i * height, len, loops }
+        RowBlock { shard, block: i, at, len, loops }
+    }
+
+    /// Block `i` of a rank's shard: its first row in the shard, and rows; 0 or less past the end.
+    pub fn of_shard(&self, extents: &mut Extents, shard: &Expr, i: &Expr) -> (Expr, Expr) {
+        if let Some(pieces) = &self.pieces {
+            return pieces.rows_of(shard, i, self.height);
+        }
+        let rows = extents.shard(&self.of.shape[0], self.group.size, shard.clone());
+        (i.clone() * self.height, block_rows(rows, i.clone(), self.height))
+    }
+
+    /// Whether a block has rows, where some are without that the ranks who share them do not know.
+    pub fn exists(&self, len: &Expr) -> Option<Expr> {
+        let exact = self.pieces.as_ref().is_none_or(|pieces| pieces.exact);
+        (!exact).then(|| Expr::Const(0).lt(len.clone()))
     }
 
     /// The first row of a task in all rows of the result.

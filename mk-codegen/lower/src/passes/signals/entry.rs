@@ -39,7 +39,8 @@ pub(in crate::passes) fn guard(draft: &mut Draft) -> Result<(), LowerError> {
         return Ok(());
     }
     let others = std::mem::take(&mut draft.flow_order);
-    let nodes = draft.nodes;
+    // Along one axis at most ranks are on several nodes.
+    let nodes = draft.axes().find(|nodes| nodes.count() > 1).unwrap_or(draft.nodes);
     let world = draft.plan.mesh.size();
     // A kernel announces its entry to all ranks that map its memory, whether they wait for it or not.
     let seen_by = RankGroup::of_node(world, draft.plan.local());
@@ -115,10 +116,13 @@ fn guarded(draft: &Draft) -> Result<(Vec<Guarded>, Vec<Guarded>), LowerError> {
         let chosen = |b: &Access| b.buffer == a.buffer && b.mode == Mode::Read && is_chosen(b);
         let peers: Vec<(Expr, Each)> = match (&named[..], &all[..]) {
             ([], [outer, inner]) if accesses().any(|(_, b)| chosen(b)) => {
-                let grid = RankGrid { outer: outer.group, inner: inner.group };
+                let grid = RankGrid { outer: outer.near, inner: inner.near };
                 vec![grid.every_peer()]
             }
-            ([], all) => all.iter().map(|nodes| nodes.near.every_peer()).collect(),
+            ([], all) => {
+                let near = all.iter().filter(|nodes| all.len() == 1 || nodes.local() > 1);
+                near.map(|nodes| nodes.near.every_peer()).collect()
+            }
             (named, _) => named.iter().map(|nodes| nodes.near.every_peer()).collect(),
         };
         for (peer, each) in peers {

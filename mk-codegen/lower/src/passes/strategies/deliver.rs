@@ -86,6 +86,7 @@ impl Pieces {
         let [i, p, m] = vars();
         let others = vec![("m", (nodes.count() - 1).into())];
         MessageTasks {
+            nodes,
             domain: [self.domain(), others].concat(),
             other: m,
             shape: vec![self.blocks.into(), self.per_block.into()],
@@ -119,6 +120,8 @@ pub(in crate::passes) fn others(nodes: Nodes) -> Each {
 /// The tasks that send messages, and those that receive them.
 #[derive(Clone)]
 pub(in crate::passes) struct MessageTasks {
+    /// The ranks that share what they carry.
+    pub nodes: Nodes,
     /// Loops; one of them is over other nodes.
     pub domain: Vec<(&'static str, Expr)>,
     /// The number of a task's other node.
@@ -159,7 +162,8 @@ pub(in crate::passes) struct Messages {
 /// Sends messages, relays arrivals, and returns credits for send buffers. Returns the flow of GPU flags `[source node,
 /// message]`: the message has arrived.
 pub(in crate::passes) fn carry(draft: &mut Draft, x: Messages) -> FlowId {
-    let (nodes, message_tasks) = (draft.nodes, x.message_tasks);
+    let message_tasks = x.message_tasks;
+    let nodes = message_tasks.nodes;
     let m = message_tasks.other.clone();
     let [to, _] = nodes.rail(m.clone());
     let dst = Access { rank: to.clone(), ..write(Operand::Dst, x.to, x.there) };
@@ -200,7 +204,7 @@ fn room(draft: &mut Draft, sent: FlowId, message_tasks: &MessageTasks) -> FlowId
     let word = message_tasks.by(message_tasks.other.clone());
     draft.read(sent, Reader { lag: 1, ..Reader::new(family, Operand::Src, word.clone()) });
     let seen = Writer::new(family, Operand::Dst, word);
-    let shape = message_tasks.words(draft.nodes.count() - 1);
+    let shape = message_tasks.words(message_tasks.nodes.count() - 1);
     draft.flow(Flow::new("room", shape, 1.into(), vec![seen]))
 }
 
@@ -284,7 +288,7 @@ impl Delivery<'_> {
     /// Sends local rows to the rail, and copies arrivals to every rank of the node, this one too: GEMMs read the rows
     /// of all ranks from one buffer, and net memory, which may be host memory, is read once.
     fn over_rail(&self, draft: &mut Draft, x: Staged) -> Writer {
-        let (nodes, pieces) = (draft.nodes, self.pieces);
+        let (nodes, pieces) = (draft.along(self.rows.axis), self.pieces);
         let shape = vec![nodes.count().into(), self.rows.capacity.into(), self.n.clone()];
         let recv = format!("{}_recv", self.name);
         let recv = draft.buffer(&recv, Space::Net, self.dtype, shape, None);
@@ -303,9 +307,14 @@ impl Delivery<'_> {
         };
         let relayed = carry(draft, messages);
         let [from, source] = nodes.source(m);
-        let theirs =
-            draft.extents.shard(&self.rows.of.shape[0], self.rows.group.size, source.clone());
-        let rows = pieces.rows(&i, p.clone(), theirs);
+        let rows = match &self.rows.pieces {
+            Some(_) => self.rows.in_blocks(pieces.block).of_shard(&mut draft.extents, &source, &i),
+            None => {
+                let (of, ranks) = (&self.rows.of.shape[0], self.rows.group.size);
+                let theirs = draft.extents.shard(of, ranks, source.clone());
+                pieces.rows(&i, p.clone(), theirs)
+            }
+        };
         let here = vec![(from.clone(), 1.into()), rows.clone(), self.wide()];
         let src = read(Operand::Src, recv, here);
         let src = Source::behind(src, relayed, vec![from, i.clone(), p]);

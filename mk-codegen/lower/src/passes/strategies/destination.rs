@@ -41,9 +41,10 @@ pub(in crate::passes) enum Destination {
 impl Destination {
     /// Slots for contributions of rows that have owners.
     pub fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> Destination {
-        match draft.along(rows.by_others().axis).count() {
+        let nodes = draft.along(rows.by_others().axis);
+        match nodes.count() {
             1 => Destination::Slots(two_shot::slots(draft, out, rows)),
-            _ => Destination::NodeSlots(two_level::slots(draft, out, rows), draft.nodes),
+            _ => Destination::NodeSlots(two_level::slots(draft, nodes, out, rows), nodes),
         }
     }
 
@@ -92,12 +93,12 @@ impl Destination {
                 vec![Access { rank: group.rank_of(owned.shard), ..write(operand, slots, here) }]
             }
             Destination::NodeSlots(slots, nodes) => {
-                let of = (nodes.node_of(r.shard.clone()), 1.into());
+                let (owned, _) = rows.owned(r);
+                let of = (nodes.node_of(owned.shard.clone()), 1.into());
                 let place = (nodes.near.place(), 1.into());
-                vec![Access {
-                    rank: nodes.same_place(r.shard.clone()),
-                    ..write(operand, slots, vec![of, place, here, columns])
-                }]
+                let here = vec![of, place, (owned.at, owned.len), columns];
+                let rank = nodes.same_place(owned.shard);
+                vec![Access { rank, ..write(operand, slots, here) }]
             }
             Destination::Columns(owned) => vec![owned.write(operand, rows, r, columns)],
             Destination::Ring(ring) => ring.writes(operand, rows, r, columns),
@@ -107,7 +108,7 @@ impl Destination {
     /// A family whose tasks write there, with the rows by which readers address them.
     pub fn made(self, family: FamId, rows: &Rows, r: &RowBlock) -> TileRows {
         let (r, when) = match self {
-            Destination::Slots(_) => rows.owned(r),
+            Destination::Slots(_) | Destination::NodeSlots(..) => rows.owned(r),
             _ => (r.clone(), None),
         };
         TileRows { family, shard: r.shard, block: r.block, when }

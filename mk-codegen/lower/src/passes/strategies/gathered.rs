@@ -67,7 +67,7 @@ impl Factors {
     /// Sends the own ones to the rails, and copies those that come from them to each rank of the node: the writer of
     /// words `[shard, block]`. Assumes that every rank has as many rows.
     pub fn over_rail(&self, draft: &mut Draft, name: &str, rows: &Rows) -> Writer {
-        let (nodes, blocks) = (draft.nodes, rows.blocks);
+        let (nodes, blocks) = (draft.along(rows.axis), rows.blocks);
         let capacity = Expr::Const(rows.capacity);
         let cut = deliver::Pieces::whole(rows.height, blocks);
         let [i, m, _] = deliver::vars();
@@ -94,6 +94,7 @@ impl Factors {
         let others = deliver::others(nodes);
         let messages = Messages {
             message_tasks: MessageTasks {
+                nodes,
                 domain: vec![("m", others.extent.clone())],
                 other: i.clone(),
                 shape: vec![1.into()],

@@ -343,6 +343,7 @@ impl Pushes<'_> {
         let shape = [vec![nodes.count().into()], one_node].concat();
         let recv = draft.buffer(&format!("{}_recv", first.name), Space::Net, of.dtype, shape, None);
         let message_tasks = MessageTasks {
+            nodes,
             domain: x.domain.clone(),
             other: x.other.clone(),
             shape: words,

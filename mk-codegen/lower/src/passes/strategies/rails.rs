@@ -162,6 +162,7 @@ impl RailRows<'_> {
 /// Messages of so many pieces, to the rails in turn.
 pub(in crate::passes) fn message_tasks(nodes: Nodes, pieces: i32) -> MessageTasks {
     MessageTasks {
+        nodes,
         domain: vec![("i", pieces.into()), ("m", (nodes.count() - 1).into())],
         other: Var::domain(1).into(),
         shape: vec![pieces.into()],

@@ -14,7 +14,12 @@ use super::sum::{Contributions, ReductionTiles, Share, Summed, reduction_tiles, 
 use super::two_shot::COPIED_ROWS;
 use crate::passes::{
     draft::{Arrival, Draft, Flow, FlowId, Source, TileRows, Writer, read, write},
-    shape::{ids::Reduce, ranks::block_rows, rows::Rows, tensor::Tensor},
+    shape::{
+        ids::Reduce,
+        ranks::{Nodes, block_rows},
+        rows::Rows,
+        tensor::Tensor,
+    },
 };
 use crate::settings::Config;
 use mk_plan::{
@@ -22,20 +27,26 @@ use mk_plan::{
 };
 
 /// The slots of rows that ranks of the own place have, in all nodes.
-pub(in crate::passes) fn slots(draft: &mut Draft, out: &Tensor, rows: &Rows) -> BufId {
-    let (nodes, n) = (draft.nodes, draft.own(out, 1));
+pub(in crate::passes) fn slots(
+    draft: &mut Draft,
+    nodes: Nodes,
+    out: &Tensor,
+    rows: &Rows,
+) -> BufId {
+    let (n, rows) = (draft.own(out, 1), rows.by_others());
     let shape = vec![nodes.count().into(), nodes.local().into(), rows.capacity.into(), n];
     draft.buffer("slots", Space::Workspace, out.dtype, shape, None)
 }
 
 /// What all families of a sum share.
 struct Shared {
+    nodes: Nodes,
     reduction_tiles: ReductionTiles,
     /// Blocks as high as the tiles that are added.
     pieces: Pieces,
     across: i32,
     n: Expr,
-    /// The rows' extent, for their parts.
+    /// In such blocks.
     rows: Rows,
     partial: FlowId,
     slots: BufId,
@@ -53,26 +64,19 @@ impl Shared {
 
     /// Rows of block `i` of a rank's shard.
     fn rows(&self, draft: &mut Draft, i: &Expr, of: Expr) -> (Expr, Expr) {
-        let rows = draft.extents.shard(&self.rows.of.shape[0], self.rows.group.size, of);
-        let height = self.pieces.block;
-        (i.clone() * height, block_rows(rows, i.clone(), height))
+        self.rows.of_shard(&mut draft.extents, &of, i)
     }
 
     /// The contributions of a tile of an owner in `node`: those of this node's ranks.
-    fn contributions(
-        &self,
-        draft: &Draft,
-        node: Expr,
-        rows: (Expr, Expr),
-        i: Expr,
-        j: Expr,
-    ) -> Source {
-        let each = Each { var: "s".into(), extent: draft.nodes.local().into() };
+    fn contributions(&self, node: Expr, rows: (Expr, Expr), i: Expr, j: Expr) -> Source {
+        let each = Each { var: "s".into(), extent: self.nodes.local().into() };
         let columns = self.columns(j.clone());
+        let when = self.rows.exists(&rows.1);
         let region = vec![(node.clone(), 1.into()), (Var::EACH.into(), 1.into()), rows, columns];
-        let src = Access { each: Some(each), ..read(Operand::Src, self.slots, region) };
+        let access = Access { each: Some(each), ..read(Operand::Src, self.slots, region) };
         let word = vec![Var::EACH.into(), node, i / self.reduction_tiles.per_block, j];
-        Source::behind(src, self.partial, word)
+        let arrivals = vec![Arrival { when, ..Arrival::new(self.partial, word) }];
+        Source { access, arrivals }
     }
 }
 
@@ -85,8 +89,9 @@ pub(in crate::passes) fn sum(
     slots: BufId,
     from: Contributions,
 ) {
-    let (nodes, out) = (draft.nodes, of.out);
+    let (nodes, out) = (draft.along(of.axis), of.out);
     let Contributions { rows, block, together, by, operand } = from;
+    let rows = rows.by_others();
     let n = draft.own(out, 1);
     let across = tiles_across(out, block[1]);
     let reduction_tiles =
@@ -95,14 +100,14 @@ pub(in crate::passes) fn sum(
         let column = draft.plan.families[c.family].domain.len() - 1;
         let node = nodes.node_of(c.shard.clone());
         let word = vec![nodes.near.place(), node, c.block, Var::domain(column).into()];
-        Writer::new(c.family, operand, word).on(nodes.same_place(c.shard))
+        Writer::new(c.family, operand, word).on(nodes.same_place(c.shard)).when(c.when)
     };
     let from = by.into_iter().map(post).collect();
     let shape = vec![nodes.local().into(), nodes.count().into(), rows.blocks.into(), across.into()];
     let partial = draft.flow(Flow::new("partial", shape, 1.into(), from));
-    let pieces =
-        Pieces::whole(reduction_tiles.tile[0], rows.in_blocks(reduction_tiles.tile[0]).blocks);
-    let x = Shared { reduction_tiles, pieces, across, n, rows, partial, slots };
+    let rows = rows.in_blocks(reduction_tiles.tile[0]);
+    let pieces = Pieces::whole(rows.height, rows.blocks);
+    let x = Shared { nodes, reduction_tiles, pieces, across, n, rows, partial, slots };
     let dtype = of.contribution.dtype;
     let one = vec![x.rows.capacity.into(), x.n.clone()];
     let by_node = |count: i32| [vec![Expr::from(count)], one.clone()].concat();
@@ -118,12 +123,12 @@ pub(in crate::passes) fn sum(
 
 /// Sums of this node for owners in other nodes, and their way there.
 fn for_others(draft: &mut Draft, x: &Shared, send: BufId, recv: BufId) -> FlowId {
-    let nodes = draft.nodes;
+    let nodes = x.nodes;
     let [i, m, j] = [0, 1, 2].map(|v| Expr::from(Var::domain(v)));
     let [_, place] = nodes.rail(m.clone());
     let rows = x.rows(draft, &i, place);
     let node = nodes.other(m.clone());
-    let src = x.contributions(draft, node, rows.clone(), i.clone(), j.clone());
+    let src = x.contributions(node, rows.clone(), i.clone(), j.clone());
     let dst = write(Operand::Dst, send, vec![(m.clone(), 1.into()), rows, x.columns(j)]);
     let others: Expr = (nodes.count() - 1).into();
     let domain = vec![("i", x.pieces.blocks.into()), ("m", others.clone()), ("j", x.across.into())];
@@ -161,8 +166,8 @@ fn for_others(draft: &mut Draft, x: &Shared, send: BufId, recv: BufId) -> FlowId
 fn for_own(draft: &mut Draft, x: &Shared, recv: BufId) -> FlowId {
     let [i, j] = [0, 1].map(|v| Expr::from(Var::domain(v)));
     let rows = x.rows(draft, &i, x.rows.group.place());
-    let home = draft.nodes.far.place();
-    let src = x.contributions(draft, home.clone(), rows.clone(), i.clone(), j.clone());
+    let home = x.nodes.far.place();
+    let src = x.contributions(home.clone(), rows.clone(), i.clone(), j.clone());
     let region = vec![(home, 1.into()), rows, x.columns(j.clone())];
     let dst = write(Operand::Dst, recv, region);
     let domain = vec![("i", x.pieces.blocks.into()), ("j", x.across.into())];
@@ -190,7 +195,7 @@ fn at_owner(
     recv: BufId,
     (relayed, kept): (FlowId, FlowId),
 ) -> Option<Finished> {
-    let (nodes, out) = (draft.nodes, of.out);
+    let (nodes, out) = (x.nodes, of.out);
     let [i, j] = [0, 1].map(|v| Expr::from(Var::domain(v)));
     let here = x.rows(draft, &i, x.rows.group.place());
     let columns = x.columns(j.clone());
@@ -227,7 +232,7 @@ fn at_owner(
 
 /// Brings finished rows to every rank, and every rank copies the others' to where the caller wants them.
 fn spread(draft: &mut Draft, x: &Shared, of: &Summed<'_>, Finished { by, sums, net }: Finished) {
-    let nodes = draft.nodes;
+    let nodes = x.nodes;
     let kind = x.reduction_tiles.kind;
     // After the GEMMs, the CTAs that multiply have no ring for bulk copies.
     let via = if kind == RoleKind::Compute { CopyVia::Ldst } else { CopyVia::Bulk };

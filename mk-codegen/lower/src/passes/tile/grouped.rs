@@ -13,13 +13,14 @@ use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
     error::{LowerError, internal, unsupported},
     shape::{
-        grouped::{Combine, Grouped, Ragged, Rows},
+        grouped::{Combine, Combined, Grouped, Ragged, Rows},
         ids::Extra,
         kernel::Kernel,
         ranks::block_rows,
         rows::in_groups,
         tensor::Tensor,
     },
+    strategies::deliver::mapped,
 };
 use crate::settings::Config;
 use mk_abi::DType;
@@ -34,10 +35,6 @@ use mk_plan::{
 /// # Errors
 /// For what goes to several nodes, and what of it does not.
 pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k>, LowerError> {
-    if !t.draft.nodes.group.is_world() && t.draft.nodes.count() > 1 {
-        let why = "experts over one axis of a mesh whose ranks are on several nodes";
-        return Err(unsupported("grouped_gemm", why, "let each node have whole groups along it"));
-    }
     let kernel = t.kernel;
     if kernel.params[ragged.counts].own_rows() && t.draft.nodes.count() > 1 {
         let why = "each rank's own number of tokens, over several nodes";
@@ -161,6 +158,14 @@ pub(super) fn combine<'k>(t: &mut Tiler<'k>, combine: &Combine) -> Result<Value<
         return Err(internal("nobody knows where the rows of tokens are"));
     };
     let y = (y.buffer, y.family, y.tiles);
+    let further = t.draft.along(1);
+    if combine.summed.is_some() && further.group.size > 1 {
+        mapped(further, "sum of combined rows")?;
+        if t.draft.nodes.count() > 1 && matches!(combine.how, Combined::Products(_)) {
+            let why = "its products are summed along an axis, and its experts are on several nodes";
+            return Err(unsupported("combine_grad", why, "use one node"));
+        }
+    }
     dispatch.combine(&mut t.draft, combine, y, t.results[combine.result], *places);
     Ok(Value::Result)
 }

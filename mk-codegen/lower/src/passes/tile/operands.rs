@@ -60,8 +60,8 @@ pub(super) fn source<'k>(
     if let (Some(axis), Some(_)) = (gathered, &factors) {
         let nodes = t.draft.along(axis);
         let alike = x.even(0) && x.shape[0].runtime_max.is_none();
-        if nodes.count() > 1 && !(alike && nodes.group.is_world()) {
-            let why = "factors of rows of which ranks have unlike numbers, or of one axis of a mesh, go to other nodes";
+        if nodes.count() > 1 && !alike {
+            let why = "factors of rows of which ranks have unlike numbers go to other nodes";
             let help = "use one node, or a fixed number of rows that all ranks divide";
             return Err(unsupported("gather of a scaled tensor", why, help));
         }
@@ -111,10 +111,11 @@ pub(super) fn source<'k>(
 /// read operand B, and there is little to begin with before peers' rows arrive.
 fn spans(t: &Tiler<'_>, op: OpId, x: &Tensor, rows: &Rows) -> bool {
     let (kernel, world, height) = (t.kernel, rows.group.size, rows.height);
+    let in_one_node = t.draft.along(rows.axis).count() == 1;
     let per_rank = x.widest(0);
     let tiles = |rows: i32| (rows + height - 1) / height;
     let fewer = tiles(per_rank * world) < tiles(per_rank) * world && per_rank < 2 * height;
-    let by_sms = t.config.gather == Gather::Sms && t.config.nodes == 1;
+    let by_sms = t.config.gather == Gather::Sms && in_one_node;
     by_sms && fewer && kernel.spans(op)
 }
 

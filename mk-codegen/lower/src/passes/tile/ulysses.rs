@@ -109,7 +109,8 @@ pub(super) fn families(
 ) -> Result<(), LowerError> {
     let along = |axis: Option<usize>| axis.map(|axis| draft.along(axis));
     let group = mapped(along(a.exchange.map(|e| e.axis)).unwrap_or(draft.nodes), "all_to_all")?;
-    let ring = along(a.ring).map_or(group.alone(), |nodes| nodes.group);
+    let ring = along(a.ring).map(|nodes| mapped(nodes, "ring behind all_to_all")).transpose()?;
+    let ring = ring.unwrap_or(group.alone());
     let back = a.exchange.is_some_and(|e| e.back);
     let [q, k, v] = [Operand::Q, Operand::K, Operand::V].map(|o| a.tensor(o));
     let [from_q, from_k, from_v] = [Operand::Q, Operand::K, Operand::V].map(|o| inputs[a.param(o)]);

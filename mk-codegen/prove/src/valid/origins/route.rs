@@ -513,7 +513,7 @@ impl Walk<'_> {
             let at = match i64::from(says.local) {
                 0 => first - says.over.place(region.rank) as i64 * most,
                 // Node by node, the tokens of the rank with the same place in it.
-                local if first / most % local == region.rank as i64 % local => {
+                local if first / most % local == says.over.place(region.rank) as i64 % local => {
                     first / most / local * most + first % most
                 }
                 _ => {

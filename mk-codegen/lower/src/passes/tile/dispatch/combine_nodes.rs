@@ -8,7 +8,8 @@ use crate::passes::{
     draft::{Arrival, Draft, Flow, FlowId, Source, Writer, read, write},
     shape::{
         grouped::{Combine, Combined},
-        ranks::block_rows,
+        ids::Reduce,
+        ranks::{RankGrid, RankGroup, block_rows},
     },
     strategies::{
         deliver::{self, Messages},
@@ -30,6 +31,28 @@ struct Parts {
     done: FlowId,
     places: Derived,
     factor: Factor,
+    /// The ranks of the node that have contributions to a row, if there are several of one place.
+    shared: Option<RankGroup>,
+    /// The first token that this rank sums, if those share the tokens, too.
+    first: Option<Expr>,
+}
+
+impl Parts {
+    /// Tokens of a place that this rank sums.
+    fn rows(&self, draft: &mut Draft, combine: &Combine, of: Expr) -> Expr {
+        match self.first {
+            Some(_) => draft.own(&combine.out, 0),
+            None => draft.local(&combine.out, 0, of),
+        }
+    }
+
+    /// One of them among all of a place.
+    fn named(&self, token: Expr) -> Expr {
+        match &self.first {
+            Some(first) => first.clone() + token,
+            None => token,
+        }
+    }
 }
 
 /// What rows are multiplied by.
@@ -65,12 +88,22 @@ impl Dispatch<'_> {
         places: Derived,
     ) {
         let nodes = draft.nodes;
-        let word = vec![nodes.near.place(), Var::domain(0).into()];
-        let done = Writer::new(made, Operand::C, word);
-        let done = if nodes.local() > 1 { done.on_each(nodes.near.everyone()) } else { done };
-        let shape = vec![nodes.local().into(), self.count.into()];
+        // Along another axis, ranks of the node have contributions to a row.
+        let shared = combine.summed.map(|_| draft.along(1).group).filter(|group| group.size > 1);
+        let grid = RankGrid { outer: nodes.near, inner: shared.unwrap_or(nodes.group.alone()) };
+        let (own_number, everyone) = match shared {
+            None => (nodes.near.place(), nodes.near.everyone()),
+            Some(_) => (grid.own(), grid.everyone()),
+        };
+        let done = Writer::new(made, Operand::C, vec![own_number, Var::domain(0).into()]);
+        let done = if grid.size() > 1 { done.on_each(everyone) } else { done };
+        let shape = vec![grid.size().into(), self.count.into()];
         let done = draft.flow(Flow::new("done", shape, tiles.into(), vec![done]));
-        let pieces = (self.tokens + COMBINED - 1) / COMBINED;
+        // Of tokens that ranks along that axis share, those of the own place.
+        let own_rows = shared.filter(|_| combine.summed == Some(Reduce::Scatter));
+        let most = if own_rows.is_some() { combine.out.widest(0) } else { self.tokens };
+        let first = own_rows.map(|group| group.place() * most);
+        let pieces = (most + COMBINED - 1) / COMBINED;
         let factor = match combine.how {
             Combined::Sum(weights) => {
                 let (all, weighed) =
@@ -84,9 +117,9 @@ impl Dispatch<'_> {
                 Factor::Rows { own, recv, relayed }
             }
         };
-        let parts = Parts { y, done, places, factor };
+        let parts = Parts { y, done, places, factor, shared, first };
         let wide = combine.out.shape[1].value;
-        let one = [self.tokens, wide];
+        let one = [most, wide];
         let mut net = |name: &str, nodes: i32| {
             let shape = [nodes].into_iter().chain(one).map(Expr::from).collect();
             draft.buffer(name, Space::Net, DType::F32, shape, None)
@@ -102,7 +135,7 @@ impl Dispatch<'_> {
         let shape = vec![(nodes.count() - 1).into(), pieces.into()];
         let summed = draft.flow(Flow::new("summed.node", shape, 1.into(), vec![summed]));
         let [_, place] = nodes.rail(m.clone());
-        let rows = draft.local(&combine.out, 0, place);
+        let rows = parts.rows(draft, combine, place);
         let rows = (i.clone() * COMBINED, block_rows(rows, i.clone(), COMBINED));
         let region = vec![(m.clone(), 1.into()), rows.clone(), whole(wide)];
         let from = read(Operand::Src, send, region);
@@ -157,19 +190,21 @@ impl Dispatch<'_> {
         let nodes = draft.nodes;
         let i = Expr::from(Var::domain(0));
         let of = rail_of(nodes, node.clone());
-        let all = draft.local(&combine.out, 0, of.clone());
+        let all = x.rows(draft, combine, of.clone());
         let token = i.clone() * COMBINED + Var::INNER;
         let exists = token.clone().lt(all.clone());
         // Its entries.
         let listed = node.clone() * self.tokens;
-        let row = listed.clone() + token.clone();
-        let each = Some(Each { var: "j".into(), extent: self.slots.into() });
-        let place = |part: i32| {
-            let at = vec![row.clone(), Var::EACH.into(), part.into()];
-            Expr::Table(x.places.table, at)
-        };
+        let named = x.named(token.clone());
+        let row = listed.clone() + named.clone();
+        // Contributions to the row of a slot follow each other.
+        let sharing = x.shared.map_or(1, |group| group.size);
+        let each = Some(Each { var: "j".into(), extent: (self.slots * sharing).into() });
+        let slot = Expr::from(Var::EACH) / sharing;
+        let place =
+            |part: i32| Expr::Table(x.places.table, vec![row.clone(), slot.clone(), part.into()]);
         let there = x.places.kept.map(|(kept, _)| {
-            let kept = Expr::Table(kept, vec![row.clone(), Var::EACH.into()]);
+            let kept = Expr::Table(kept, vec![row.clone(), slot.clone()]);
             exists.clone().select(kept, 0)
         });
         let contribution = |access: Access| Access {
@@ -184,21 +219,35 @@ impl Dispatch<'_> {
             Combined::Products(dy) => whole(self.params[dy].shape[1].value),
         };
         let y = read(Operand::Src, x.y, vec![one(place(1)), wide.clone()]);
-        let y = if nodes.local() > 1 { Access { rank: place(0), ..y } } else { y };
-        let done = vec![place(0) % nodes.local(), place(1) / BLOCK];
+        let share = Expr::from(Var::EACH) % sharing;
+        let rank = match x.shared {
+            None if nodes.local() == 1 => y.rank.clone(),
+            None => nodes.group.rank_of(place(0)),
+            // Data name the place of the node, which has one rank of it.
+            Some(group) => group.rank_of(share.clone()) + (place(0) - nodes.far.place()),
+        };
+        let y = Access { rank, ..y };
+        let done = vec![place(0) % nodes.local() * sharing + share, place(1) / BLOCK];
         let inner =
             |access: Access| Access { at: Point::Inner, when: Some(exists.clone()), ..access };
         let own = name == OWN;
         let factor = match x.factor {
             Factor::Weights(all, weighed) => {
-                let weight =
-                    vec![one(of.clone() * self.tokens + token.clone()), one(Var::EACH.into())];
-                let weight = contribution(read(Operand::W, all, weight));
-                let chunk = of * self.chunks.max(1) + i.clone() * COMBINED / CHUNK;
-                match weighed {
-                    Some(weighed) => Source::behind(weight, weighed, vec![chunk]),
-                    None => weight.into(),
-                }
+                let weight = vec![one(of.clone() * self.tokens + named), one(slot)];
+                let access = contribution(read(Operand::W, all, weight));
+                // Those of another place than the first may end in the next chunk.
+                let first = i.clone() * COMBINED;
+                let ends = match &x.first {
+                    None => vec![first],
+                    Some(_) => {
+                        let last = first.clone() + (COMBINED - 1);
+                        [first, last].map(|at| x.named(at).min(self.tokens - 1)).to_vec()
+                    }
+                };
+                let chunk = |at: Expr| vec![of.clone() * self.chunks.max(1) + at / CHUNK];
+                let arrival =
+                    |flow| ends.iter().map(move |at| Arrival::new(flow, chunk(at.clone())));
+                Source { access, arrivals: weighed.into_iter().flat_map(arrival).collect() }
             }
             Factor::Rows { own: given, .. } if own => {
                 inner(read(Operand::W, given, vec![one(token.clone()), wide.clone()])).into()
@@ -219,7 +268,7 @@ impl Dispatch<'_> {
             }
         };
         let first = i.clone() * COMBINED;
-        let rows = (listed + first.clone(), block_rows(all, i, COMBINED));
+        let rows = (listed + x.named(first), block_rows(all, i, COMBINED));
         let region = vec![rows.clone(), whole(self.slots), whole(2)];
         let entries = read(Operand::Tab, x.places.memory, region);
         let kept = x.places.kept.map(|(_, memory)| {
