@@ -25,7 +25,9 @@ pub fn right(name: &str, source: &str, size: Size, seed: u64) {
     let own = experts.div_ceil(ranks);
     let more = (tokens * slots.min(own)).div_ceil(128);
     let rows = ranks * 128 * if source.contains("dropped") { own } else { own + more };
-    let sizes = [("T", tokens), ("H", 16), ("I", 24), ("E", experts), ("K", slots), ("R", rows)];
+    // Gates and ups that a product sums over are whole steps.
+    let columns = if source.contains("(w1.t)") && source.contains("2, I]") { 64 } else { 24 };
+    let sizes = [("T", tokens), ("H", 16), ("I", columns), ("E", experts), ("K", slots), ("R", rows)];
     let sizes = sizes.map(|(name, n)| (name.to_string(), n)).into_iter();
     let dims: BTreeMap<_, _> = sizes.filter(|(n, _)| program.symbol(n).is_some()).collect();
     let what = format!("{name}, {ranks} ranks, {dims:?}");

@@ -236,7 +236,12 @@ impl Tiles<'_> {
         } else {
             (block.clone() * BLOCK, of(1))
         };
-        let depth = (Expr::Const(0), draft.own(b, of_depth));
+        // Gates, then ups, in whole steps.
+        let halves = p.sums_halves(b);
+        let depth = match halves {
+            true => (Expr::Const(0), b.widest(of_depth).into()),
+            false => (Expr::Const(0), draft.own(b, of_depth)),
+        };
         let n = draft.own(b, of_columns);
         let cols = (j.clone() * width, block_rows(n, j, width));
         let one = |e: Expr| (e, Expr::Const(1));
@@ -250,19 +255,25 @@ impl Tiles<'_> {
         if gated {
             matrix.insert(if p.transposed { 1 } else { 2 }, (0.into(), 2.into()));
         }
+        let mut left = vec![rows.clone(), depth.clone()];
+        let at = if halves { Point::Inner } else { Point::Start };
+        if halves {
+            left.insert(1, one(Var::INNER.into()));
+            matrix.insert(2, one(Var::INNER.into()));
+        }
         let in_blocks =
             |(at, len): (Expr, Expr), block: i32| (at / block, (len + (block - 1)) / block);
         let steps = in_blocks(depth.clone(), MMA_STEP_BYTES as i32);
         let entry = vec![one(block.clone()), (0.into(), 2.into())];
         let tab = read(Operand::Tab, self.blocks.memory, entry);
-        let a = read(Operand::A, self.rows.0, vec![rows.clone(), depth]);
+        let a = Access { at, ..read(Operand::A, self.rows.0, left) };
         let mut touched = vec![
             Source::behind(tab, self.blocks.built, vec![0.into()]),
             match self.rows.1 {
                 Some(done) => Source::behind(a, done, vec![block]),
                 None => a.into(),
             },
-            read(Operand::B, self.inputs[p.b], matrix).into(),
+            Access { at, ..read(Operand::B, self.inputs[p.b], matrix) }.into(),
         ];
         let touching = p.epilogue.iter().filter(|op| op.operand().is_some());
         let half = |ups: bool| (Expr::Const(ups.into()), Expr::Const(1));
@@ -314,6 +325,7 @@ impl Tiles<'_> {
         let family = draft.family(self.name, RoleKind::Compute, leaf, domain, order, touched);
         // The loader looks a tile up and tells the others; and the last blocks may have no rows.
         draft.plan.families[family].schedule = Schedule::Dynamic;
+        draft.plan.families[family].inner = halves.then(|| ("q".into(), 2.into()));
         (family, parts * across)
     }
 
