@@ -465,6 +465,7 @@ fn experts_and_their_backward_compile() {
         (own, 512, 2, &all[..], 4),
         (own, 512, 1, &all[..], 4),
         (any, 512, 2, &all[..1], 2),
+        (any, 128, 2, &all[..], 4),
     ] {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
         let derived = grad(&program, Some(wanted), Saves::default()).expect("has a backward");

@@ -340,7 +340,7 @@ const ANY: &str = "fn layer<T: dyn <= 300>(x: bf16[T, H] @ shard(0), ids: i32[T,
     dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
 }";
 
-/// What has no kernel of any number of tokens.
+/// Rows of any number of tokens, with weights.
 const ANY_WEIGHTED: &str = "fn hidden<T: dyn <= 300>(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w2: bf16[E, F, H] @ shard(0)) {
     dispatch(dy, ids, gate) -> grouped_gemm(w2.t)
 }";
@@ -429,6 +429,7 @@ fn texts() {
         ("dispatch_saves", Case { source: SAVES, ..SMALL }),
         ("dispatch_hidden", Case { source: HIDDEN, ..SMALL }),
         ("dispatch_weighted", Case { source: WEIGHTED, ..SMALL }),
+        ("dispatch_any_weighted", Case { source: ANY_WEIGHTED, tokens: 300, ..SMALL }),
         ("dispatch_backward", Case { source: BACKWARD, ..SMALL }),
         ("dispatch_backward_any", Case { source: BACKWARD_ANY, tokens: 300, blocks: 8, ..SMALL }),
         ("combine_grad", Case { source: WEIGHTS, ..SMALL }),
@@ -473,6 +474,9 @@ fn own_rows_are_tokens() {
     let config = Config { ranks: 2, nodes: 2, ..Config::default() };
     let error = lower(&program, &bound, &config).expect_err("nodes").to_string();
     assert!(error.contains("over several nodes\n  help: declare them `dyn`"), "{error}");
+    let (program, bound) = Case { source: ANY_WEIGHTED, tokens: 300, ..SMALL }.bound();
+    let error = lower(&program, &bound, &config).expect_err("nodes").to_string();
+    assert!(error.contains("over several nodes\n  help: let their number be fixed"), "{error}");
 }
 
 #[test]
@@ -783,6 +787,9 @@ fn what_no_launch_can_have() {
 fn what_has_no_kernel_is_refused() {
     let says = |case: Case| case.plan("").map_or_else(|e| e.to_string(), |_| "a plan".into());
     let narrow: &str = BACKWARD.replace('G', "F").leak();
+    let dense = "fn f<T: dyn <= 300>(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w: bf16[E, H, F] @ shard(0), v: bf16[H, N]) {
+        (dispatch(x, ids, gate) -> grouped_gemm(w), gemm(x, v))
+    }";
     for (text, case) in [
         ("4 experts over 3 ranks: of 2 each, and some have none", Case { ranks: 3, ..SMALL }),
         (
@@ -791,10 +798,11 @@ fn what_has_no_kernel_is_refused() {
         ),
         ("8 experts of each token, of 4", Case { slots: 8, ..SMALL }),
         (
-            "weights of a number of tokens that comes with each launch",
-            Case { source: ANY_WEIGHTED, ..SMALL },
+            "a bound of 300 rows, which ranks have no equal parts of",
+            Case { source: ANY_WEIGHTED, ranks: 8, experts: 8, ..SMALL },
         ),
         ("it sums over gates and ups of 16 columns", Case { source: narrow, ..SMALL }),
+        ("a dense operation stands beside its rows", Case { source: dense, ..SMALL }),
     ] {
         let said = says(case);
         assert!(said.contains(text), "{said}");

@@ -83,3 +83,17 @@ fn rows_go_back_through_their_experts() {
         }
     }
 }
+
+/// One kernel for every number of tokens, with weights on the way in, or of rows that another kernel dispatched.
+#[test]
+fn weights_of_any_number_of_tokens() {
+    let kinds = kinds();
+    for name in ["kept", "back", "gate"] {
+        let (_, source) = kinds.iter().find(|(n, _)| *n == name).expect(name);
+        for (ranks, tokens, slots) in [(1, 5, 2), (2, 12, 2), (4, 8, 1)] {
+            let any =
+                source.replace(&format!("fn {name}("), &format!("fn {name}<T: dyn <= {tokens}>("));
+            experts::any_number(name, &any, Size { ranks, tokens, slots }, 1);
+        }
+    }
+}

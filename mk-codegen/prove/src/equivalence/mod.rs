@@ -121,7 +121,18 @@ pub fn evaluate(
     }
     let mut all = Evaluation { elements: 0, of: 0, values: Vec::new() };
     let Some((dim, max)) = plan.runtime_dim() else {
-        launches(plan, program, bound, options, "", &mut all)?;
+        // Where ranks have their own numbers of rows, a launch of fewer is one of the most in which others are nobody's.
+        let own = plan.buffers.values().any(|b| b.own_rows);
+        let most = bound.runtime().iter().filter(|_| own).filter_map(|s| {
+            Some((
+                program.symbols().get(s.index())?.name.clone(),
+                *bound.max_sizes().get(s.index())?,
+            ))
+        });
+        let bound = program
+            .rebind(bound, &most.collect())
+            .map_err(|e| FieldError::Interface { what: format!("at its bound: {e}") })?;
+        launches(plan, program, &bound, options, "", &mut all)?;
         return Ok(all);
     };
     let name = plan.dims[dim].name.clone();

@@ -365,13 +365,6 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             return refuse(why, "let every rank have one, or ranks be fewer");
         }
         let blocks = ragged.rows.widest(0) / RAGGED_BLOCK as i32;
-        if route.weights.is_some() && tokens.is_some() && counts.shape[0].runtime_max.is_some() {
-            let why = "weights of a number of tokens that comes with each launch".into();
-            return refuse(
-                why,
-                "let the number of tokens be fixed, or each rank's `own`, or leave the weights out",
-            );
-        }
         if let Some(Combined::Products(dy)) = k.combined()
             && !k.params[dy].in_bulk()
         {

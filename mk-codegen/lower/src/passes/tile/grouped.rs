@@ -40,9 +40,14 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
     }
     let kernel = t.kernel;
     if kernel.params[ragged.counts].own_rows() && t.draft.nodes.count() > 1 {
-        let why = "each rank's own number of tokens, over several nodes";
-        let help = "declare them `dyn`, the same on all ranks, and fill `ids` up with -1";
-        return Err(unsupported("own", why, help));
+        let why = "each rank's number of tokens is its own, over several nodes";
+        let (op, help) = match kernel.params[ragged.counts].shape[0].of_launch {
+            true => ("dispatch", "let their number be fixed, or leave weights out of `dispatch`"),
+            false => {
+                ("own", "declare them `dyn`, the same on all ranks, and fill `ids` up with -1")
+            }
+        };
+        return Err(unsupported(op, why, help));
     }
     let (draft, inputs) = (&mut t.draft, &t.params);
     let Some(route) = &ragged.route else {
