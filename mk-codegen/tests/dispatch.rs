@@ -801,6 +801,11 @@ fn what_has_no_kernel_is_refused() {
             "a bound of 300 rows, which ranks have no equal parts of",
             Case { source: ANY_WEIGHTED, ranks: 8, experts: 8, ..SMALL },
         ),
+        // Of three tokens there is room for any routing.
+        (
+            "there is room for no routing: tokens go to their experts as 600 rows",
+            Case { source: BACKWARD_ANY, tokens: 3, blocks: 1, ..SMALL },
+        ),
         ("it sums over gates and ups of 16 columns", Case { source: narrow, ..SMALL }),
         ("a dense operation stands beside its rows", Case { source: dense, ..SMALL }),
     ] {
