@@ -60,7 +60,7 @@ fn kinds() -> [(&'static str, String); 10] {
     (rows, dh, dh -> grouped_gemm(w1.t) -> combine(one))
 }}"
     );
-    let any = whole.replace("fn whole(", "fn any<T: dyn <= 300>(");
+    let any = whole.replace("fn whole(", "fn any<T: dyn <= 150>(");
     [
         ("whole", whole),
         ("kept", kept),
