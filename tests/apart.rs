@@ -393,6 +393,32 @@ fn eight_bits_go_from_kernel_to_kernel() {
     assert!(steps[1].text.contains("scaled(1, 128)"), "{}", steps[1].text);
 }
 
+/// A layer's way back, of any number of tokens: over nodes its kernels are of one number where rows have weights, or were
+/// dispatched before.
+#[test]
+fn any_number_of_tokens_on_one_node() {
+    let layer = include_str!("../examples/moe_layer.mk");
+    let layer = layer.replace("fn moe_layer(", "fn moe_layer<T: dyn <= 64>(");
+    let program = Program::parse(&layer).unwrap_or_else(|e| panic!("{e}"));
+    let derived = mk::syntax::grad::grad(&program, None, Default::default()).expect("gradients");
+    let backward = derived.backward.expect("a backward");
+    let room = backward.symbols().iter().find(|s| s.name.starts_with("room"));
+    let room = room.map(|s| (s.name.clone(), 2048));
+    let dims = [("T", 64), ("H", 64), ("I", 64), ("E", 8), ("K", 2)];
+    let dims = dims.map(|(name, n)| (name.to_string(), n)).into_iter().chain(room).collect();
+    let bound = backward.bind(&dims, &BTreeMap::new()).unwrap_or_else(|e| panic!("{e}"));
+    let steps = |nodes| mk::cut::cut_over(&backward, &bound, (4, nodes), &[]).expect("steps");
+    let any = |steps: Vec<mk::cut::Step>| -> Vec<bool> {
+        steps.iter().map(|step| step.text.contains("dyn")).collect()
+    };
+    assert_eq!(any(steps(1)), [true; 3]);
+    assert_eq!(any(steps(2)), [false; 3]);
+    // The first one has all of the data's way.
+    let first = &steps(1)[0].text;
+    let words = ["dispatch(", "(w2.t)", "swiglu_grad(", "(w1.t)", "combine("];
+    assert!(words.iter().all(|word| first.contains(word)), "{first}");
+}
+
 /// Each kernel makes its own tables of the routing: the same rows, and the same bits.
 #[test]
 fn experts_come_apart() {

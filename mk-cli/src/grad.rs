@@ -102,7 +102,8 @@ fn text(
         .bind(&known, &BTreeMap::new())
         .map_err(|e| Failure::new(Kind::Unsupported, e.to_string()))?;
     let mesh = args.pipeline.axes();
-    let steps = cut::cut(program, &bound, args.pipeline.ranks(), &mesh)
+    let over = (args.pipeline.ranks(), args.pipeline.nodes.unwrap_or(1));
+    let steps = cut::cut_over(program, &bound, over, &mesh)
         .map_err(|e| Failure::new(Kind::Unsupported, e.to_string()))?;
     for step in steps.iter().filter(|s| s.is_kernel) {
         for (tensor, id) in step.program.tensors().iter().zip(&step.inputs) {

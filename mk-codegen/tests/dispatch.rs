@@ -1,7 +1,7 @@
 //! Tokens to the ranks of their experts and back: plans, proofs, what becomes of them without an edge, and numbers on the executor.
 
 use mk_codegen::{
-    emit,
+    emit, equivalence,
     passes::{LowerError, compile, lower},
     plan::{
         Access, BufId, Mode, NO_EXPERT, Plan, PointError, Points, RoutePart, Routing, Space, TabId,
@@ -64,6 +64,20 @@ const WEIGHTED: &str = "fn hidden(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ sh
     (rows -> grouped_gemm(w2.t) -> swiglu_grad(h), rows)
 }";
 
+/// All of the way back of tokens, in one kernel, with what gradients of matrices are made of.
+const BACKWARD: &str = "fn back(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w2: bf16[E, G, H] @ shard(0), h: bf16[R, 2, G] @ shard(0),
+    w1: bf16[E, H, 2, G] @ shard(0), ones: f32[T, K] @ shard(0)) {
+    let rows = dispatch(dy, ids, gate, capacity = R);
+    let dh = rows -> grouped_gemm(w2.t) -> swiglu_grad(h);
+    (rows, dh, dh -> grouped_gemm(w1.t) -> combine(ones))
+}";
+
+/// Of gradients of tokens alone, of any number of them.
+const BACKWARD_ANY: &str = "fn back<T: dyn <= 300>(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w2: bf16[E, G, H] @ shard(0),
+    h: bf16[R, 2, G] @ shard(0), w1: bf16[E, H, 2, G] @ shard(0)) {
+    dispatch(dy, ids, capacity = R) -> grouped_gemm(w2.t) -> swiglu_grad(h) -> grouped_gemm(w1.t) -> combine(gate)
+}";
+
 /// Gradients of the weights.
 const WEIGHTS: &str = "fn weights(a: bf16[R, F] @ shard(0), ids: i32[T, K] @ shard(0), dy: bf16[T, H] @ shard(0), w2: bf16[E, F, H] @ shard(0)) {
     ragged(a, ids) -> grouped_gemm(w2) -> combine_grad(dy)
@@ -101,6 +115,8 @@ const DROPS: &str = "fn layer(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0
 const H: usize = 24;
 const N: usize = 40;
 const F: usize = 16;
+/// Whole steps of a product.
+const G: usize = 64;
 
 impl Case {
     fn dims(&self) -> BTreeMap<String, u64> {
@@ -113,6 +129,7 @@ impl Case {
             ("H", H),
             ("N", N),
             ("F", F),
+            ("G", G),
         ];
         all.iter().map(|(name, n)| (name.to_string(), *n as u64)).collect()
     }
@@ -323,7 +340,7 @@ const ANY: &str = "fn layer<T: dyn <= 300>(x: bf16[T, H] @ shard(0), ids: i32[T,
     dispatch(x, ids) -> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)
 }";
 
-/// What has no kernel of any number of tokens.
+/// Rows of any number of tokens, with weights.
 const ANY_WEIGHTED: &str = "fn hidden<T: dyn <= 300>(dy: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w2: bf16[E, F, H] @ shard(0)) {
     dispatch(dy, ids, gate) -> grouped_gemm(w2.t)
 }";
@@ -412,6 +429,9 @@ fn texts() {
         ("dispatch_saves", Case { source: SAVES, ..SMALL }),
         ("dispatch_hidden", Case { source: HIDDEN, ..SMALL }),
         ("dispatch_weighted", Case { source: WEIGHTED, ..SMALL }),
+        ("dispatch_any_weighted", Case { source: ANY_WEIGHTED, tokens: 300, ..SMALL }),
+        ("dispatch_backward", Case { source: BACKWARD, ..SMALL }),
+        ("dispatch_backward_any", Case { source: BACKWARD_ANY, tokens: 300, blocks: 8, ..SMALL }),
         ("combine_grad", Case { source: WEIGHTS, ..SMALL }),
         ("combine_grad_kept", Case { source: WEIGHTS_KEPT, ..SMALL }),
         ("combine_adds", Case { source: ADDS, ..SMALL }),
@@ -454,6 +474,9 @@ fn own_rows_are_tokens() {
     let config = Config { ranks: 2, nodes: 2, ..Config::default() };
     let error = lower(&program, &bound, &config).expect_err("nodes").to_string();
     assert!(error.contains("over several nodes\n  help: declare them `dyn`"), "{error}");
+    let (program, bound) = Case { source: ANY_WEIGHTED, tokens: 300, ..SMALL }.bound();
+    let error = lower(&program, &bound, &config).expect_err("nodes").to_string();
+    assert!(error.contains("over several nodes\n  help: let their number be fixed"), "{error}");
 }
 
 #[test]
@@ -637,6 +660,7 @@ fn nothing_of_weights_can_be_left_out() {
     for (source, names, least) in [
         (WEIGHTED, ["pull", "slots", "weights"], 12),
         (WEIGHTS, ["combine", "combine", "combine"], 6),
+        (BACKWARD, ["gemm1", "gemm2", "combine"], 20),
     ] {
         let plan = Case { source, ..small }.plan("").expect("a plan");
         let mut n = 0;
@@ -697,6 +721,31 @@ fn other_products_and_slots_are_found() {
     }
 }
 
+/// Gates meet the matrices of gates, and ups those of ups.
+#[test]
+fn other_halves_are_found() {
+    let case = Case { source: BACKWARD, ..SMALL };
+    let (program, bound) = case.bound();
+    let text = case.plan("").expect("a plan").to_string();
+    let says = |text: &str| {
+        let plan: Plan = text.parse().expect("a plan");
+        valid::verify(&plan).expect("is ordered");
+        let found =
+            equivalence::evaluate(&plan, &program, &bound, &equivalence::Options::default());
+        found.map_or_else(|e| e.to_string(), |_| "the same".into())
+    };
+    assert_eq!(says(&text), "the same");
+    for (line, other) in [
+        ("q : 1, 0 : 64] at inner\n  access b", "0 : 1, 0 : 64] at inner\n  access b"),
+        ("min(256, H - j * 256), q : 1", "min(256, H - j * 256), 1 - q : 1"),
+    ] {
+        let changed = text.replace(line, other);
+        assert_ne!(changed, text, "{line}\n{text}");
+        let said = says(&changed);
+        assert!(said.contains("computes something else"), "{other}: {said}");
+    }
+}
+
 /// Routings that no launch can have end it, with what is wrong.
 #[test]
 fn what_no_launch_can_have() {
@@ -737,6 +786,10 @@ fn what_no_launch_can_have() {
 #[test]
 fn what_has_no_kernel_is_refused() {
     let says = |case: Case| case.plan("").map_or_else(|e| e.to_string(), |_| "a plan".into());
+    let narrow: &str = BACKWARD.replace('G', "F").leak();
+    let dense = "fn f<T: dyn <= 300>(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0), w: bf16[E, H, F] @ shard(0), v: bf16[H, N]) {
+        (dispatch(x, ids, gate) -> grouped_gemm(w), gemm(x, v))
+    }";
     for (text, case) in [
         ("4 experts over 3 ranks: of 2 each, and some have none", Case { ranks: 3, ..SMALL }),
         (
@@ -745,9 +798,16 @@ fn what_has_no_kernel_is_refused() {
         ),
         ("8 experts of each token, of 4", Case { slots: 8, ..SMALL }),
         (
-            "weights of a number of tokens that comes with each launch",
-            Case { source: ANY_WEIGHTED, ..SMALL },
+            "a bound of 300 rows, which ranks have no equal parts of",
+            Case { source: ANY_WEIGHTED, ranks: 8, experts: 8, ..SMALL },
         ),
+        // Of three tokens there is room for any routing.
+        (
+            "there is room for no routing: tokens go to their experts as 600 rows",
+            Case { source: BACKWARD_ANY, tokens: 3, blocks: 1, ..SMALL },
+        ),
+        ("it sums over gates and ups of 16 columns", Case { source: narrow, ..SMALL }),
+        ("a dense operation stands beside its rows", Case { source: dense, ..SMALL }),
     ] {
         let said = says(case);
         assert!(said.contains(text), "{said}");

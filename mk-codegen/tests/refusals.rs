@@ -147,6 +147,35 @@ const EXPERTS: &[(&str, &str)] = &[
         }",
     ),
     (
+        "dispatch_weighted_any",
+        "fn f<T: dyn <= 300>(x: bf16[T, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0), w: bf16[E, N, K] @ shard(0)) {
+            let rows = dispatch(x, ids, gate, capacity = R);
+            (rows -> grouped_gemm(w.t), rows)
+        }",
+    ),
+    (
+        "wgrad_any",
+        "fn f<T: dyn <= 96>(x: bf16[R, K] @ shard(0), ids: i64[T, J] @ shard(0), y: bf16[R, N] @ shard(0)) {
+            ragged(x, ids) -> grouped_wgrad(y, experts = E)
+        }",
+    ),
+    (
+        "moe_back",
+        "fn f(y: bf16[T, K] @ shard(0), ids: i64[T, J] @ shard(0), gate: f32[T, J] @ shard(0), v: bf16[E, N, K] @ shard(0),
+            h: bf16[R, 2, N] @ shard(0), w: bf16[E, K, 2, N] @ shard(0), ones: f32[T, J] @ shard(0)) {
+            let rows = dispatch(y, ids, gate, capacity = R);
+            let d = rows -> grouped_gemm(v.t) -> swiglu_grad(h);
+            (rows, d, d -> grouped_gemm(w.t) -> combine(ones))
+        }",
+    ),
+    (
+        "moe_back_any",
+        "fn f<T: dyn <= 64>(y: bf16[T, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0), v: bf16[E, N, K] @ shard(0),
+            h: bf16[R, 2, N] @ shard(0), w: bf16[E, K, 2, N] @ shard(0)) {
+            dispatch(y, ids, capacity = R) -> grouped_gemm(v.t) -> swiglu_grad(h) -> grouped_gemm(w.t) -> combine(gate)
+        }",
+    ),
+    (
         "combine_kept",
         "fn f(x: bf16[R, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0), w: bf16[E, K, N] @ shard(0)) {
             ragged(x, ids, drop) -> grouped_gemm(w) -> combine(gate)

@@ -86,8 +86,21 @@ pub fn cut(
     ranks: u32,
     mesh: &[(String, u32)],
 ) -> Result<Vec<Step>, CutError> {
+    cut_over(program, bound, (ranks, 1), mesh)
+}
+
+/// The same for ranks on so many nodes.
+///
+/// # Errors
+/// As [`cut`].
+pub fn cut_over(
+    program: &Program,
+    bound: &Bound,
+    (ranks, nodes): (u32, u32),
+    mesh: &[(String, u32)],
+) -> Result<Vec<Step>, CutError> {
     let of = BTreeMap::new();
-    let mut cutter = Cutter { program, bound, ranks, mesh, groups: Vec::new(), of };
+    let mut cutter = Cutter { program, bound, ranks, nodes, mesh, groups: Vec::new(), of };
     for node in program.nodes().iter().filter(|n| !program.is_implied(n)) {
         cutter.place(node);
     }
@@ -125,6 +138,7 @@ struct Cutter<'a> {
     program: &'a Program,
     bound: &'a Bound,
     ranks: u32,
+    nodes: u32,
     mesh: &'a [(String, u32)],
     groups: Vec<Group>,
     /// Which group makes a value.
@@ -181,8 +195,10 @@ impl Cutter<'_> {
             return None;
         }
         let unsound = !group.sound && joined;
+        let fixed = Group { fixed: true, sound: true, ..group.clone() };
         match self.accepts(&group) {
             true => Some(Group { sound: true, ..group }),
+            false if unsound && self.accepts(&fixed) => Some(fixed),
             false if joined && self.grows(&group, node) => Some(Group { sound: false, ..group }),
             false => unsound.then_some(group),
         }
@@ -257,7 +273,9 @@ impl Cutter<'_> {
         let excerpt = self.excerpt(group);
         let Ok(program) = Program::parse(&excerpt.text()) else { return false };
         let Some(bound) = self.bind(&excerpt, &program) else { return false };
-        passes::facts_on(&program, &bound, self.ranks, self.mesh).is_ok()
+        let facts = passes::facts_on(&program, &bound, self.ranks, self.mesh);
+        // Over nodes numbers of tokens are fixed.
+        facts.is_ok_and(|facts| self.nodes == 1 || !facts.parts)
     }
 
     fn bind(&self, excerpt: &Excerpt<'_>, program: &Program) -> Option<Bound> {

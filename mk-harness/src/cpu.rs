@@ -290,10 +290,12 @@ impl Caller for User<'_> {
         let (group, place) = self.grid.of(rank);
         let element = self.inputs[group].elements(epoch as u64, tensor, place);
         let mut shape = shape.to_vec();
-        if let (Some(own), Some(rows)) =
-            (self.inputs[group].own_rows(epoch as u64, tensor.id, place), shape.first_mut())
-        {
-            *rows = own;
+        // Fewer than the plan has room for, where they come with the launch.
+        let inputs = &self.inputs[group];
+        let given = || Some(*inputs.layout(tensor, place).ok()?.shape().first()? as usize);
+        let own = inputs.own_rows(epoch as u64, tensor.id, place).or_else(given);
+        if let (Some(own), Some(rows)) = (own, shape.first_mut()) {
+            *rows = own.min(*rows);
         }
         let values: Vec<f32> = (0..shape.iter().product()).map(|i| element(i) as f32).collect();
         self.keep.take(epoch, rank, buffer, &shape, &values);

@@ -9,7 +9,7 @@ const IDS: &str = "ids: i32[T, K] @ shard(0)";
 const GATE: &str = "gate: f32[T, K] @ shard(0)";
 
 /// Each kind of pipeline: its name and text.
-fn kinds() -> [(&'static str, String); 7] {
+fn kinds() -> [(&'static str, String); 10] {
     let forward = format!(
         "fn forward(x: bf16[T, H] @ shard(0), {IDS}, {GATE}, w1: bf16[E, H, 2, I] @ shard(0), w2: bf16[E, I, H] @ shard(0)) {{
     let h = dispatch(x, ids, capacity = R) -> grouped_gemm(w1);
@@ -47,7 +47,24 @@ fn kinds() -> [(&'static str, String); 7] {
     ragged(a, ids) -> grouped_gemm(w2) -> combine_grad(dy)
 }}"
     );
+    const W1: &str = "w1: bf16[E, H, 2, I] @ shard(0)";
+    let whole = format!(
+        "fn whole(dy: bf16[T, H] @ shard(0), {IDS}, {GATE}, w2: bf16[E, I, H] @ shard(0), h: bf16[R, 2, I] @ shard(0), {W1}) {{
+    dispatch(dy, ids, capacity = R) -> grouped_gemm(w2.t) -> swiglu_grad(h) -> grouped_gemm(w1.t) -> combine(gate)
+}}"
+    );
+    let kept = format!(
+        "fn kept(dy: bf16[T, H] @ shard(0), {IDS}, {GATE}, w2: bf16[E, I, H] @ shard(0), h: bf16[R, 2, I] @ shard(0), {W1}, one: f32[T, K] @ shard(0)) {{
+    let rows = dispatch(dy, ids, gate, capacity = R);
+    let dh = rows -> grouped_gemm(w2.t) -> swiglu_grad(h);
+    (rows, dh, dh -> grouped_gemm(w1.t) -> combine(one))
+}}"
+    );
+    let any = whole.replace("fn whole(", "fn any<T: dyn <= 150>(");
     [
+        ("whole", whole),
+        ("kept", kept),
+        ("any", any),
         ("forward", forward),
         ("hidden", hidden),
         ("back", back),
@@ -63,6 +80,20 @@ fn rows_go_back_through_their_experts() {
     for (name, source) in kinds() {
         for (ranks, tokens, slots) in [(1, 3, 1), (2, 40, 2), (3, 4, 2), (4, 150, 8)] {
             experts::right(name, &source, Size { ranks, tokens, slots }, tokens);
+        }
+    }
+}
+
+/// One kernel for every number of tokens, with weights on the way in, or of rows that another kernel dispatched.
+#[test]
+fn weights_of_any_number_of_tokens() {
+    let kinds = kinds();
+    for name in ["kept", "back", "gate"] {
+        let (_, source) = kinds.iter().find(|(n, _)| *n == name).expect(name);
+        for (ranks, tokens, slots) in [(1, 5, 2), (2, 12, 2), (4, 8, 1)] {
+            let any =
+                source.replace(&format!("fn {name}("), &format!("fn {name}<T: dyn <= {tokens}>("));
+            experts::any_number(name, &any, Size { ranks, tokens, slots }, 1);
         }
     }
 }

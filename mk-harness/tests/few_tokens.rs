@@ -78,6 +78,15 @@ fn every_small_number_of_tokens_has_a_plan() {
     }
 }
 
+/// A kernel for up to five tokens: of four, the last rank has more than of five.
+#[test]
+fn any_number_up_to_an_uneven_bound() {
+    let layer = kinds()[1].1.replace("fn layer(", "fn layer<T: dyn <= 5>(");
+    for (ranks, tokens) in [(2, 1), (3, 5), (4, 4)] {
+        experts::right("layer", &layer, Size { ranks, tokens, slots: 2 }, 3);
+    }
+}
+
 /// Sizes of all kinds: ranks, tokens, slots.
 fn grid() -> impl Iterator<Item = (usize, u64, u64, u64)> {
     let tokens = || (1..=70).chain([127, 128, 129, 255, 256, 257, 300]);

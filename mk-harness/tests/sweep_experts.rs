@@ -26,6 +26,7 @@ fn all() -> Vec<Chain> {
         drops,
         own: tokens.is_multiple_of(ranks) && tokens % 4 > 1,
         biased: (tokens + slots) % 3 == 0,
+        any: tokens % 4 == 0 && tokens % 10 > 0,
     };
     // Some of few tokens with a capacity that holds all, and all of many, of which some are dropped.
     let drops = |&(_, tokens, _): &(usize, usize, usize)| tokens % 10 == 0 || tokens > 70;
@@ -38,7 +39,8 @@ fn all() -> Vec<Chain> {
 fn gradients_of_kept_rows() {
     for (ranks, tokens, slots) in [(1, 140, 2), (2, 200, 1), (3, 150, 2)] {
         let (wide, drops) = (ranks == 2, true);
-        let chain = Chain { ranks, tokens, slots, wide, drops, own: false, biased: ranks > 1 };
+        let chain =
+            Chain { ranks, tokens, slots, wide, drops, own: false, biased: ranks > 1, any: false };
         chain.check(&[Routing::One, Routing::Padded], 7);
     }
 }
@@ -49,7 +51,8 @@ fn gradients_of_own_rows() {
     for (ranks, tokens, slots, drops) in
         [(1, 140, 2, false), (2, 200, 2, true), (3, 36, 2, false), (4, 12, 1, false)]
     {
-        let chain = Chain { ranks, tokens, slots, wide: true, drops, own: true, biased: false };
+        let chain =
+            Chain { ranks, tokens, slots, wide: true, drops, own: true, biased: false, any: false };
         chain.check(&[Routing::Random, Routing::One], 5);
     }
 }
@@ -59,9 +62,28 @@ fn gradients_of_own_rows() {
 fn gradients_of_biases() {
     for (ranks, tokens, slots) in [(1, 140, 2), (2, 40, 2), (3, 7, 1), (4, 20, 8), (8, 24, 2)] {
         let own = ranks == 4;
-        let chain =
-            Chain { ranks, tokens, slots, wide: ranks == 2, drops: false, own, biased: true };
+        let chain = Chain {
+            ranks,
+            tokens,
+            slots,
+            wide: ranks == 2,
+            drops: false,
+            own,
+            biased: true,
+            any: false,
+        };
         chain.check(&ROUTINGS, 9);
+    }
+}
+
+/// A kernel for any number of tokens: ranks have none of few.
+#[test]
+fn gradients_of_any_number_of_tokens() {
+    for (ranks, tokens, slots) in [(1, 40, 2), (2, 9, 2), (3, 4, 1), (4, 1, 2), (4, 70, 8)] {
+        let (drops, biased) = (ranks == 2, slots == 8);
+        let chain =
+            Chain { ranks, tokens, slots, wide: false, drops, own: false, biased, any: true };
+        chain.check(&ROUTINGS, 11);
     }
 }
 

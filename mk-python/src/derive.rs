@@ -67,13 +67,14 @@ pub fn derive<'py>(
 ///
 /// Raises PipelineError, ArgumentError, UnsupportedError.
 #[pyfunction]
-#[pyo3(name = "_cut", signature = (pipeline, ranks, *, shapes=None, dims=None))]
+#[pyo3(name = "_cut", signature = (pipeline, ranks, *, shapes=None, dims=None, nodes=1))]
 pub fn cut_up<'py>(
     py: Python<'py>,
     pipeline: &str,
     ranks: &Bound<'py, PyAny>,
     shapes: Option<&Bound<'py, PyDict>>,
     dims: Option<&Bound<'py, PyDict>>,
+    nodes: u32,
 ) -> PyResult<Bound<'py, PyList>> {
     let program = parse(py, pipeline)?;
     let given = options::sizes(py, shapes, dims)?;
@@ -81,7 +82,7 @@ pub fn cut_up<'py>(
     let options::Ranks { ranks, mesh } = options::Ranks::new(ranks)?;
     let signature = Signature::on(program, ranks, &mesh, given).map_err(argument)?;
     let sizes = signature.bind(&Default::default()).map_err(argument)?;
-    let steps = py.detach(|| cut::cut(signature.program(), &sizes, ranks, &mesh));
+    let steps = py.detach(|| cut::cut_over(signature.program(), &sizes, (ranks, nodes), &mesh));
     let list = PyList::empty(py);
     for step in steps.map_err(|e| Class::Unsupported.error(py, e.to_string()))? {
         let places = |ids: &[ValueId]| ids.iter().map(|id| id.index()).collect::<Vec<_>>();

@@ -339,6 +339,15 @@ impl World {
         Ok(dict.unbind())
     }
 
+    /// Nodes that its ranks are on.
+    #[getter(_nodes)]
+    fn nodes(&self) -> u32 {
+        match &self.place {
+            Place::Gpus(world) => world.topology().nodes(),
+            Place::Offline { .. } | Place::Reference { .. } => 1,
+        }
+    }
+
     /// Number of ranks.
     #[getter]
     fn size(&self) -> u32 {

@@ -119,6 +119,25 @@ impl Kernel {
             .collect()
     }
 
+    /// [`Kernel::results`] of a launch with parameters of these shapes: a rank may have its own number of rows.
+    pub fn results_of<S: AsRef<[u64]>>(
+        &self,
+        rank: u32,
+        dims: &[u32],
+        shapes: &[S],
+    ) -> Vec<(DType, Vec<u64>)> {
+        let is_own = |place: &usize| self.source().tensors.get(*place).is_some_and(|t| t.own_rows);
+        let mut given = self.inputs.iter().zip(shapes).filter(|(place, _)| is_own(place));
+        let own = given.find_map(|(_, shape)| shape.as_ref().first().copied());
+        let mut results = self.results(rank, dims);
+        for ((_, shape), place) in results.iter_mut().zip(&self.outputs) {
+            if let (Some(own), Some(rows)) = (own.filter(|_| is_own(place)), shape.first_mut()) {
+                *rows = own;
+            }
+        }
+        results
+    }
+
     /// Local shape of a tensor on a rank, and the extent that comes with the launch.
     fn shape(&self, rank: u32, i: usize, dims: &[u32]) -> (&[u64], Option<(usize, u64)>) {
         let binding = self.source().ranks.get(rank as usize);

@@ -12,15 +12,14 @@ use mk_codegen::{
 use mk_function::cut::{Step, cut};
 use mk_harness::{Layout, Routing};
 use mk_syntax::{
-    Bound, DType, Program, ValueId,
+    Bound, DType, Dim, Program, ValueId,
     grad::{Gradient, Input, Saves, Source, grad},
 };
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use std::collections::BTreeMap;
 
-/// Columns of tokens, and of gates.
+/// Columns of tokens.
 const H: usize = 16;
-const I: usize = 24;
 
 /// A layer on so many ranks, of so many tokens of the world.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +35,8 @@ pub struct Chain {
     pub own: bool,
     /// Whether experts add vectors, before gates and to their results.
     pub biased: bool,
+    /// Whether the number of tokens comes with each launch, which may have twice as many, and some more.
+    pub any: bool,
 }
 
 /// A number, and how large the terms are that it is made of: what its roundings are relative to.
@@ -131,6 +132,11 @@ impl Sized<'_> {
         let made = compile(&step.program, &bound, &config);
         let (plan, _) = made.unwrap_or_else(|e| panic!("{what}: {e}\n{}", step.text));
         emit::emit(&plan).unwrap_or_else(|e| panic!("{what}: {e}\n{}", step.text));
+        let of_launch = plan.runtime_dim().and_then(|(dim, _)| {
+            let symbol = step.program.symbol(&plan.dims[dim].name)?;
+            Some(plan.at(dim, bound.dim(Dim::Sym(symbol))? as i32))
+        });
+        let plan = of_launch.unwrap_or(plan);
         let of = |space: Space| plan.buffers.iter().filter(move |(_, b)| b.space == space);
         let named = |b: &str| step.program.tensors().iter().position(|t| t.name == b);
         let read = |(id, b): (BufId, &Buffer)| Some((id, step.inputs[named(&b.name)?]));
@@ -182,6 +188,8 @@ struct Given {
     /// The result's gradient.
     dy: Vec<f32>,
     slots: usize,
+    /// Columns of gates.
+    columns: usize,
     /// The most rows of an expert.
     keep: usize,
 }
@@ -199,6 +207,7 @@ struct Wanted {
 
 impl Given {
     fn wanted(&self) -> Wanted {
+        let gates = self.columns;
         let zeros = |n: &[f32]| vec![Real::default(); n.len()];
         let mut out = Wanted {
             y: zeros(&self.x),
@@ -221,13 +230,13 @@ impl Given {
             let t = slot / self.slots;
             let (x, dy) = (real(&self.x[t * H..][..H]), real(&self.dy[t * H..][..H]));
             // `[H, 2, I]` and `[I, H]`.
-            let w1 = real(&self.w1[e * H * 2 * I..][..H * 2 * I]);
-            let w2 = real(&self.w2[e * I * H..][..I * H]);
+            let w1 = real(&self.w1[e * H * 2 * gates..][..H * 2 * gates]);
+            let w2 = real(&self.w2[e * gates * H..][..gates * H]);
             let gate = Real::given(self.gate[slot]);
-            let column = |c: usize| w1.iter().skip(c).step_by(2 * I).copied();
+            let column = |c: usize| w1.iter().skip(c).step_by(2 * gates).copied();
             let mut h: Vec<Real> =
-                (0..2 * I).map(|c| Real::dot(x.iter().copied(), column(c))).collect();
-            let b1 = real(&self.b1[e * 2 * I..][..2 * I]);
+                (0..2 * gates).map(|c| Real::dot(x.iter().copied(), column(c))).collect();
+            let b1 = real(&self.b1[e * 2 * gates..][..2 * gates]);
             h.iter_mut().zip(b1).for_each(|(h, b)| h.add(b));
             let mut of_gate = Real::default();
             for (n, b) in real(&self.b2[e * H..][..H]).into_iter().enumerate() {
@@ -235,8 +244,8 @@ impl Given {
                 of_gate.add(b.times(dy[n]));
                 out.b2[e * H + n].add(gate.times(dy[n]));
             }
-            for i in 0..I {
-                let ([silu, slope], up) = (h[i].silu(), h[I + i]);
+            for i in 0..gates {
+                let ([silu, slope], up) = (h[i].silu(), h[gates + i]);
                 let a = silu.times(up);
                 let row = &w2[i * H..][..H];
                 row.iter()
@@ -246,16 +255,16 @@ impl Given {
                 of_gate.add(a.times(u));
                 let da = gate.times(u);
                 let dh = [da.times(up).times(slope), da.times(silu)];
-                for (c, d) in [i, I + i].into_iter().zip(dh) {
-                    out.b1[e * 2 * I + c].add(d);
+                for (c, d) in [i, gates + i].into_iter().zip(dh) {
+                    out.b1[e * 2 * gates + c].add(d);
                     for (k, x) in x.iter().enumerate() {
-                        let at = (k * 2 * I) + c;
+                        let at = (k * 2 * gates) + c;
                         out.x[t * H + k].add(d.times(w1[at]));
-                        out.w1[e * H * 2 * I + at].add(d.times(*x));
+                        out.w1[e * H * 2 * gates + at].add(d.times(*x));
                     }
                 }
                 for (n, d) in dy.iter().enumerate() {
-                    out.w2[(e * I + i) * H + n].add(a.times(gate).times(*d));
+                    out.w2[(e * gates + i) * H + n].add(a.times(gate).times(*d));
                 }
             }
             out.gate[slot] = of_gate;
@@ -293,7 +302,18 @@ impl Chain {
         if self.ranks == 3 { 5.max(self.slots) } else { (2 * self.ranks).max(self.slots) }
     }
 
+    /// Columns of gates: whole steps, so that one kernel makes gradients of tokens; or fewer.
+    fn columns(&self) -> usize {
+        if self.wide { 24 } else { 64 }
+    }
+
+    /// The most tokens that a launch has room for.
+    fn most(&self) -> usize {
+        if self.any { (2 * self.tokens + 3).next_multiple_of(self.ranks) } else { self.tokens }
+    }
+
     fn given(&self, routing: Routing, seed: u64) -> Given {
+        let columns = self.columns();
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut list = |n: usize, by: f32| -> Vec<f32> {
             (0..n).map(|_| DType::Bf16.round(rng.random_range(-1.0..1.0) * by)).collect()
@@ -308,17 +328,18 @@ impl Chain {
             let made = list(n, 1.0);
             if self.biased { made } else { vec![0.0; n] }
         };
-        let [b1, b2] = [2 * I, H].map(|n| vectors(experts * n));
+        let [b1, b2] = [2 * columns, H].map(|n| vectors(experts * n));
         Given {
             b1,
             b2,
             x: list(tokens * H, 1.0),
             ids,
-            w1: list(experts * H * 2 * I, 0.5),
-            w2: list(experts * I * H, 0.5),
+            w1: list(experts * H * 2 * columns, 0.5),
+            w2: list(experts * columns * H, 0.5),
             dy: list(tokens * H, 1.0),
             gate: list(tokens * self.slots, 1.0),
             slots: self.slots,
+            columns,
             keep: if self.drops { 128 } else { usize::MAX },
         }
     }
@@ -329,6 +350,8 @@ impl Chain {
         let text = if self.wide { LAYER.replace("ids: i32", "ids: i64") } else { LAYER.into() };
         let text = if self.drops { text.replace("= R", "= R, drop") } else { text };
         let text = if self.own { text.replace("fn layer", "fn layer<T: own>") } else { text };
+        let any = format!("fn layer<T: dyn <= {}>", self.most());
+        let text = if self.any { text.replace("fn layer", &any) } else { text };
         let text = if self.biased { biased(&text) } else { text };
         let program = Program::parse(&text).unwrap_or_else(|e| panic!("{e}"));
         let wanted = [0, 2, 3, 4, 5, 6];
@@ -338,9 +361,11 @@ impl Chain {
         let what = format!("{self:?}, seed {seed}");
         let experts = self.experts();
         let own = experts.div_ceil(ranks);
-        let blocks = if self.drops { 0 } else { (tokens * slots.min(own)).div_ceil(128) };
+        let blocks = if self.drops { 0 } else { (self.most() * slots.min(own)).div_ceil(128) };
         let rows = ranks * 128 * (own + blocks);
-        let dims = [("T", tokens), ("H", H), ("I", I), ("E", experts), ("K", slots), ("R", rows)];
+        let columns = self.columns();
+        let dims =
+            [("T", tokens), ("H", H), ("I", columns), ("E", experts), ("K", slots), ("R", rows)];
         let sized = |program| Sized { program, bound: bind(program, &dims, &what), ranks };
         let forward = sized(&gradient.forward);
         let backward = sized(gradient.backward.as_ref().expect("a backward"));
@@ -406,9 +431,9 @@ fn run(
         let (whole, width) = match tensor.name.as_str() {
             "x" => (&wanted.x, H),
             "gate" => (&wanted.gate, given.slots),
-            "w1" => (&wanted.w1, H * 2 * I),
-            "w2" => (&wanted.w2, I * H),
-            "b1" => (&wanted.b1, 2 * I),
+            "w1" => (&wanted.w1, H * 2 * given.columns),
+            "w2" => (&wanted.w2, given.columns * H),
+            "b1" => (&wanted.b1, 2 * given.columns),
             _ => (&wanted.b2, H),
         };
         let i = match *source {

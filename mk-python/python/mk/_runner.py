@@ -303,7 +303,7 @@ class Runner:
         steps = self._steps.get(key)
         if steps is None:
             steps = []
-            for step in _mk._cut(self.text, self.on, dims=sizes):
+            for step in _mk._cut(self.text, self.on, dims=sizes, nodes=self.world._nodes):
                 if not step["kernel"]:
                     steps.append([step, _mk._describe(step["text"]), None, []])
                     continue

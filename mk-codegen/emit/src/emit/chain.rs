@@ -138,7 +138,8 @@ impl Emitter<'_> {
         };
         // Rows are waited for, and their factors with them; who reads results waits for theirs.
         let made = matches!(buffer.space, Space::Workspace | Space::Scratch | Space::Out);
-        let arrives = (op.scales_rows() || matches!(op, EpilogueOp::Quantize(_))) && made;
+        let own = mode == Mode::Write && x.buffer == c.buffer;
+        let arrives = (op.scales_rows() || matches!(op, EpilogueOp::Quantize(_)) || own) && made;
         let placed = dims && (buffer.space == space || arrives) && x.mode == mode && along;
         if x.each.is_some() || !placed {
             let what = format!("operand `{operand}` does not lie as C does");

@@ -22,6 +22,8 @@ pub struct Extent {
     pub may_be_zero: bool,
     /// Whether each rank has its own number of them, up to its part.
     pub own: bool,
+    /// Whether those are the parts of a number that comes with each launch.
+    pub of_launch: bool,
 }
 
 impl Extent {
@@ -390,7 +392,8 @@ fn extent(program: &Program, bound: &Bound, dim: Dim) -> Extent {
     let value = bound.max_dim(dim).and_then(|v| i32::try_from(v).ok()).unwrap_or(0);
     let runtime_max = bound.is_runtime(dim).then_some(value);
     let may_be_zero = matches!(dim, Dim::Sym(id) if program.may_be_zero(id));
-    Extent { value, symbol, runtime_max, may_be_zero, own: program.is_own(dim) }
+    let own = program.is_own(dim);
+    Extent { value, symbol, runtime_max, may_be_zero, own, of_launch: false }
 }
 
 fn kind_of(node: &Node) -> Kind {

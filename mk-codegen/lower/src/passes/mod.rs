@@ -58,6 +58,7 @@ fn claimed(program: &Program, bound: &Bound, sizes: &[i32]) -> Result<Kernel, Lo
     let sharing = if program.axis_of_experts() == Some(0) { sizes[0] as u32 } else { ranks };
     let bound = &on(program, bound, sharing)?;
     let mut graph = OpGraph::new(program, bound);
+    claims::share_tokens(&mut graph, sizes);
     fuse::epilogues(&mut graph);
     commute::gathers(&mut graph);
     claims::kernel(&graph, sizes)

@@ -56,7 +56,7 @@ use cells::Lines;
 use compare::Case;
 use dims::{Counts, Dims};
 use mk_plan::{Plan, Points, Table, TableSource};
-use mk_syntax::{Bound, Op, Program};
+use mk_syntax::{Bound, Op, Program, SymbolId};
 use std::{collections::BTreeMap, ops::RangeInclusive};
 use unroll::Moved;
 
@@ -121,6 +121,15 @@ pub fn evaluate(
     }
     let mut all = Evaluation { elements: 0, of: 0, values: Vec::new() };
     let Some((dim, max)) = plan.runtime_dim() else {
+        // Where ranks have their own numbers of rows, a launch of fewer is one of the most in which others are nobody's.
+        let most;
+        let bound = match plan.buffers.values().any(|b| b.own_rows) {
+            true => {
+                most = at_most(program, bound)?;
+                &most
+            }
+            false => bound,
+        };
         launches(plan, program, bound, options, "", &mut all)?;
         return Ok(all);
     };
@@ -137,12 +146,27 @@ pub fn evaluate(
     Ok(all)
 }
 
-/// Whether a plan has room for some routing of all its tokens; true of one that routes nothing.
+/// The sizes of a launch that has the most of all that comes with it.
+fn at_most(program: &Program, bound: &Bound) -> Result<Bound> {
+    if bound.runtime().is_empty() {
+        return Ok(bound.clone());
+    }
+    let of = |s: &SymbolId| {
+        let name = program.symbols().get(s.index())?.name.clone();
+        Some((name, *bound.max_sizes().get(s.index())?))
+    };
+    let most = bound.runtime().iter().filter_map(of).collect();
+    let found = program.rebind(bound, &most);
+    found.map_err(|e| FieldError::Interface { what: format!("at its bound: {e}") })
+}
+
+/// Whether a plan has room for some routing of all its tokens, of the most that a launch has; true of one that routes
+/// nothing.
 ///
 /// # Errors
 /// [`FieldError::Room`].
 pub fn has_room(plan: &Plan, program: &Program, bound: &Bound) -> Result<()> {
-    ragged::rooms(plan, program, bound).map(drop)
+    ragged::rooms(plan, program, &at_most(program, bound)?).map(drop)
 }
 
 /// Values of a run-time dimension that are worth a look: the ends, and beside what the plan's expressions compare with,

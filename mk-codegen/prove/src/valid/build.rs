@@ -12,6 +12,7 @@ use super::{
     world::{Class, Window, Words, World},
 };
 use mk_plan::{Expr, Plan, PointError, Points, TableSet};
+use std::ptr;
 
 /// A world, or why there is none.
 type Built<'a> = Result<World<'a>, Vec<Violation>>;
@@ -28,9 +29,17 @@ impl<'a> World<'a> {
         World::of(plan, period, epochs, &points)
     }
 
-    /// The same of `points[i]` for `i` of each epoch; memory is that of the plan.
+    /// The same of `points[i]` for `i` of each epoch; memory has room for all.
     pub fn of(plan: &'a Plan, period: u32, epochs: &[usize], points: &[Points<'_>]) -> Built<'a> {
         let mut world = World::empty(plan, period, &points[0])?;
+        // Of fewer rows, some ranks may have more than of the most.
+        for of in points.iter().filter(|of| !ptr::eq(of.plan, points[0].plan)) {
+            let ranks = world.shapes.iter_mut().zip(shapes(of.plan, of)?);
+            let shapes = ranks.flat_map(|(most, here)| most.iter_mut().zip(here));
+            for (most, n) in shapes.flat_map(|(most, here)| most.iter_mut().zip(here)) {
+                *most = n.max(*most);
+            }
+        }
         world.unroll_tables(epochs, points).map_err(Halt::violations)?;
         Ok(world)
     }

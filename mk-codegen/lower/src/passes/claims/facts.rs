@@ -179,6 +179,7 @@ pub(in crate::passes) fn facts(
         ring: kernel.exchanges()
             || kernel.attention().is_some_and(|a| a.ring.is_some() || a.exchange.is_some()),
         routed: ragged.is_some_and(|r| r.route.is_some()),
+        parts: kernel.params.iter().flat_map(|p| &p.shape).any(|e| e.of_launch),
         ragged: ragged.is_some(),
         groups,
         first: kernel.results.first().map_or([0, 1], |r| extents(&r.out)),

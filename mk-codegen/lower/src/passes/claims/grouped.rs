@@ -14,7 +14,7 @@ use crate::{
     },
 };
 use mk_abi::DType;
-use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, gated, quantized};
+use mk_plan::{EPILOGUE_OPERANDS, EpilogueOp, gated, mma_step, quantized};
 use mk_syntax::{RAGGED_BLOCK, SCALE_BLOCK};
 use petgraph::stable_graph::NodeIndex;
 
@@ -361,13 +361,6 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             return refuse(why, "let every rank have one, or ranks be fewer");
         }
         let blocks = ragged.rows.widest(0) / RAGGED_BLOCK as i32;
-        if route.weights.is_some() && tokens.is_some() && counts.shape[0].runtime_max.is_some() {
-            let why = "weights of a number of tokens that comes with each launch".into();
-            return refuse(
-                why,
-                "let the number of tokens be fixed, or each rank's `own`, or leave the weights out",
-            );
-        }
         if let Some(Combined::Products(dy)) = k.combined()
             && !k.params[dy].in_bulk()
         {
@@ -456,19 +449,23 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             let why = "matrices of 16 bits, and of eight, are in one kernel".into();
             return refuse(why, "use eight bits for all products of the rows, or for none");
         }
-        if stacked && p.transposed && !narrow && !gated(&p.epilogue) {
-            let why = "it sums over gates and ups, side by side".into();
-            return refuse(why, "let a kernel behind read its rows, as `[R, 2 N]`");
+        let step = mma_step(b.dtype) as i32;
+        if p.sums_halves(b) && depth % step != 0 {
+            let why = format!("it sums over gates and ups of {depth} columns");
+            let help = format!(
+                "let them be a multiple of {step}, or let a kernel behind read its rows, as `[R, 2 N]`"
+            );
+            return refuse(why, &help);
         }
-        if p.halves() && p.result.is_none() {
+        if p.halves() && p.result.is_none() && !p.read {
             let why = "gradients of gates and ups are no result".into();
-            return refuse(why, "return what `swiglu_grad` makes, and read it in a kernel behind");
+            return refuse(why, "return what `swiglu_grad` makes, or let a product read it");
         }
         if p.epilogue.contains(&EpilogueOp::Swiglu) && !gated(&p.epilogue) {
             let why = "something stands between `swiglu` and its product".into();
             return refuse(why, "put `swiglu` directly behind `grouped_gemm`");
         }
-        if stacked != gated(&p.epilogue) {
+        if stacked != gated(&p.epilogue) && !p.sums_halves(b) {
             let why = "gates and ups are results of their own".into();
             return refuse(why, "write `swiglu` behind `grouped_gemm(w)` with `w: [E, K, 2, N]`");
         }

@@ -25,6 +25,7 @@ use builder::Claims;
 use petgraph::stable_graph::NodeIndex;
 
 pub(super) use facts::facts;
+pub(super) use own::share_tokens;
 
 /// Runs the pass.
 ///

@@ -87,6 +87,15 @@ impl Grouped {
         }
     }
 
+    /// Whether it sums over gates and ups of rows `[rows, 2, k]`, by matrices `[E, N, 2, K]` that are stored the other
+    /// way round.
+    pub fn sums_halves(&self, b: &Tensor) -> bool {
+        b.shape.len() == 4
+            && self.transposed
+            && !b.dtype.is_narrow()
+            && !mk_plan::gated(&self.epilogue)
+    }
+
     /// Whether its result is `[rows, 2, n]`, the gradient of what `swiglu` takes.
     pub fn halves(&self) -> bool {
         mk_plan::halves(&self.epilogue)

@@ -113,8 +113,14 @@ impl Tensor {
     /// Becomes a shard of itself.
     fn within(&mut self, cut: Cut) {
         let value = shard_extent(&self.shape[cut.dim], cut.ranks);
-        self.shape[cut.dim] =
-            Extent { value, symbol: None, runtime_max: None, may_be_zero: false, own: false };
+        self.shape[cut.dim] = Extent {
+            value,
+            symbol: None,
+            runtime_max: None,
+            may_be_zero: false,
+            own: false,
+            of_launch: false,
+        };
         self.cuts.retain(|other| *other != cut);
     }
 

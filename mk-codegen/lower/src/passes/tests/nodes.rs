@@ -93,6 +93,7 @@ impl Net {
             symbol: Some(name.into()),
             runtime_max: None,
             own: false,
+            of_launch: false,
             may_be_zero: false,
         };
         let (m, k, n) = (named("M", self.rows), named("K", self.depth), named("N", self.columns));

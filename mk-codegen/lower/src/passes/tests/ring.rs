@@ -56,7 +56,14 @@ const RETAINED: Ring = Ring {
 };
 
 fn fixed(value: i32) -> Extent {
-    Extent { value, symbol: None, runtime_max: None, may_be_zero: false, own: false }
+    Extent {
+        value,
+        symbol: None,
+        runtime_max: None,
+        may_be_zero: false,
+        own: false,
+        of_launch: false,
+    }
 }
 
 impl Ring {

@@ -37,9 +37,14 @@ use mk_plan::{
 pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k>, LowerError> {
     let kernel = t.kernel;
     if kernel.params[ragged.counts].own_rows() && t.draft.nodes.count() > 1 {
-        let why = "each rank's own number of tokens, over several nodes";
-        let help = "declare them `dyn`, the same on all ranks, and fill `ids` up with -1";
-        return Err(unsupported("own", why, help));
+        let why = "each rank's number of tokens is its own, over several nodes";
+        let (op, help) = match kernel.params[ragged.counts].shape[0].of_launch {
+            true => ("dispatch", "let their number be fixed, or leave weights out of `dispatch`"),
+            false => {
+                ("own", "declare them `dyn`, the same on all ranks, and fill `ids` up with -1")
+            }
+        };
+        return Err(unsupported(op, why, help));
     }
     let (draft, inputs) = (&mut t.draft, &t.params);
     let Some(route) = &ragged.route else {
@@ -241,7 +246,12 @@ impl Tiles<'_> {
         } else {
             (block.clone() * BLOCK, of(1))
         };
-        let depth = (Expr::Const(0), draft.own(b, of_depth));
+        // Gates, then ups, in whole steps.
+        let halves = p.sums_halves(b);
+        let depth = match halves {
+            true => (Expr::Const(0), b.widest(of_depth).into()),
+            false => (Expr::Const(0), draft.own(b, of_depth)),
+        };
         let n = draft.own(b, of_columns);
         let cols = (j.clone() * width, block_rows(n, j, width));
         let one = |e: Expr| (e, Expr::Const(1));
@@ -255,19 +265,25 @@ impl Tiles<'_> {
         if gated {
             matrix.insert(if p.transposed { 1 } else { 2 }, (0.into(), 2.into()));
         }
+        let mut left = vec![rows.clone(), depth.clone()];
+        let at = if halves { Point::Inner } else { Point::Start };
+        if halves {
+            left.insert(1, one(Var::INNER.into()));
+            matrix.insert(2, one(Var::INNER.into()));
+        }
         let in_blocks =
             |(at, len): (Expr, Expr), block: i32| (at / block, (len + (block - 1)) / block);
         let steps = in_blocks(depth.clone(), MMA_STEP_BYTES as i32);
         let entry = vec![one(block.clone()), (0.into(), 2.into())];
         let tab = read(Operand::Tab, self.blocks.memory, entry);
-        let a = read(Operand::A, self.rows.0, vec![rows.clone(), depth]);
+        let a = Access { at, ..read(Operand::A, self.rows.0, left) };
         let mut touched = vec![
             Source::behind(tab, self.blocks.built, vec![0.into()]),
             match self.rows.1 {
                 Some(done) => Source::behind(a, done, vec![block]),
                 None => a.into(),
             },
-            read(Operand::B, self.inputs[p.b], matrix).into(),
+            Access { at, ..read(Operand::B, self.inputs[p.b], matrix) }.into(),
         ];
         let touching = p.epilogue.iter().filter(|op| op.operand().is_some());
         let half = |ups: bool| (Expr::Const(ups.into()), Expr::Const(1));
@@ -319,6 +335,7 @@ impl Tiles<'_> {
         let family = draft.family(self.name, RoleKind::Compute, leaf, domain, order, touched);
         // The loader looks a tile up and tells the others; and the last blocks may have no rows.
         draft.plan.families[family].schedule = Schedule::Dynamic;
+        draft.plan.families[family].inner = halves.then(|| ("q".into(), 2.into()));
         (family, parts * across)
     }
 

@@ -568,8 +568,9 @@ fn inner(
         _ => 0,
     };
     let both = factors.iter().all(|a| a.at == Point::Inner);
+    let counted = matches!(f.inner, Some((_, Expr::Const(_))));
     let moves = [&right.across, &right.up].iter().any(|x| x.mentions(Var::INNER));
-    if steps == 0 || !both || moves || e.runtime() {
+    if steps == 0 || !both || moves || e.runtime() && !counted {
         let what = "an inner loop walks both operands along k, in equal parts of whole steps, and needs dimensions \
             that no launch decides";
         return EmitError::refuse(&f.name, what);

@@ -179,13 +179,16 @@ pub(in crate::emit) fn right(
     let b = e.access(f, Operand::B)?;
     let n = b.region.len();
     let last = b.region[n - 1].0.clone();
-    // Dimensions of one matrix.
-    let own = if gated { 3 } else { 2 };
-    let front = n - own;
-    if !gated && rows_of(e, id, b)? + 2 != n {
-        let what = "rows of operand B are contiguous";
-        return EmitError::refuse(&f.name, what);
-    }
+    // Dimensions of one matrix. Those between its rows and the last make one long row of the map, along k.
+    let front = match (layout, gated) {
+        (_, true) => n - 3,
+        (BLayout::Nk, false) => rows_of(e, id, b)?,
+        (BLayout::Kn, false) if rows_of(e, id, b)? + 2 == n => n - 2,
+        (BLayout::Kn, false) => {
+            return EmitError::refuse(&f.name, "rows of operand B are contiguous");
+        }
+    };
+    let between = if gated { n } else { front + 2 };
     let both = front + usize::from(layout == BLayout::Kn);
     let stacked = b.region[..front].iter().all(|(_, len)| *len == Expr::Const(1));
     if gated && (b.region[both] != (Expr::Const(0), Expr::Const(2)) || !stacked) {
@@ -195,6 +198,10 @@ pub(in crate::emit) fn right(
     let flat = |from| e.flat(b, from, n - 1);
     let (across, k, up) = match (layout, gated) {
         (BLayout::Kn, false) => (last, flat(front), Expr::Const(0)),
+        (BLayout::Nk, false) if between < n => {
+            let k = e.flat(b, front + 1, n - 1) * e.pitch(b.buffer) + last;
+            (b.region[front].0.clone(), k, Expr::Const(0))
+        }
         (BLayout::Nk, false) => (flat(front), last, Expr::Const(0)),
         (BLayout::Kn, true) => (last, b.region[front].0.clone(), e.pitch(b.buffer)),
         (BLayout::Nk, true) => (flat(front), last, e.extent(b.buffer, n - 2)),
@@ -207,7 +214,7 @@ pub(in crate::emit) fn right(
     };
     let k_dim = if layout == BLayout::Nk { n - 1 } else { front };
     // [stack,] rows, columns; of [k, 2, n] the last two are one row.
-    let row_end = if gated && layout == BLayout::Kn { front + 1 } else { n - 1 };
+    let row_end = if !gated || layout == BLayout::Kn { front + 1 } else { n - 1 };
     let (cuts, mut box_dims) = (vec![row_end], vec![box_rows, box_cols]);
     let (view, outer) = if front == 0 {
         (View::cut(cuts), None)
