@@ -1,4 +1,4 @@
-"""`gather -> gemm` of eight bits beside that of bf16, and beside NCCL with `torch._scaled_mm`, one process per GPU:
+"""`gather -> gemm` of eight bits beside that of bf16, and beside NCCL with `torch._scaled_mm`, and layers of experts beside bf16's, one process per GPU:
 
     torchrun --nproc-per-node 2 benches/eight_bits/gather.py      # under 3 minutes
 
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import mk
+from mk import _float8
 
 _spec = importlib.util.spec_from_file_location("eight_bits", os.path.join(os.path.dirname(__file__), "__main__.py"))
 alone = importlib.util.module_from_spec(_spec)
@@ -24,6 +25,61 @@ LIMIT, SETS, block_operands, operand, tile_errors = alone.LIMIT, alone.SETS, alo
 SHAPES = [(8192, 8192, 8192), (8192, 4096, 4096), (16384, 8192, 8192), (4096, 4096, 4096)]
 TEXT = "fn f(x: {t}[M, K]{a} @ shard(0), w: {t}[N, K]{b} @ shard(0)) {{ gather(x) -> gemm(w.t) }}"
 KINDS = {"bf16": ("bf16", "", ""), "rows": ("e4m3", " scaled(1, K)", " scaled(1, K)"), "blocks": ("e4m3", " scaled(1, 128)", " scaled(128, 128)")}
+
+
+# Tokens of a rank, hidden and inner elements, experts, slots.
+LAYERS = [(8192, 2048, 768, 128, 8), (4096, 4096, 14336, 8, 2)]
+LAYER = """fn layer(x: bf16[T, H] @ shard(0), ids: i64[T, S] @ shard(0), g: f32[T, S] @ shard(0), w: {w} @ shard(0), v: {v} @ shard(0)) {{
+    {rows} -> grouped_gemm({w_of}) -> swiglu{stage} -> grouped_gemm({v_of}) -> combine(g)
+}}"""
+BF16 = LAYER.format(w="bf16[E, H, 2, F]", v="bf16[E, F, H]", rows="dispatch(x, ids)", w_of="w", stage="", v_of="v")
+EIGHT = LAYER.format(
+    w="e4m3[E, 2, F, H] scaled(128, 128)", v="e4m3[E, H, F] scaled(128, 128)", rows="x -> quantize(e4m3, 1, 128) -> dispatch(ids)", w_of="w.t",
+    stage=" -> quantize(e4m3, 1, 128)", v_of="v.t")
+# Of eight bits, beside the layer of bf16.
+LAYER_LIMIT = 8e-2
+
+
+def layer(world, shape):
+    """A launch of each for each set of inputs, and how far results are from those of bf16."""
+    tokens, hidden, inner, experts, slots = shape
+    generator = torch.Generator(device="cuda").manual_seed(world.ranks[0])
+    drawn = lambda *sizes: torch.randn(*sizes, device="cuda", generator=generator)
+    own = experts // world.size
+    w, v = (drawn(own, hidden, 2, inner) / hidden**0.5).bfloat16(), (drawn(own, inner, hidden) / inner**0.5).bfloat16()
+    wide, eight = mk.compile(BF16, world), mk.compile(EIGHT, world)
+    runs, outs = {"bf16": [], "eight": []}, {}
+    matrices = _float8._matrices(w, v)
+    for i in range(SETS):
+        gate, ids = drawn(tokens, experts).softmax(1).topk(slots)
+        x = drawn(tokens, hidden).bfloat16()
+        for name, f, given in (("bf16", wide, (w, v)), ("eight", eight, matrices)):
+            out = torch.full_like(x, float("nan"))
+            runs[name].append(lambda f=f, given=given, x=x, ids=ids, gate=gate, out=out: f(x, ids, gate, *given, out=out))
+            outs.setdefault(name, out)
+    for launches in runs.values():
+        launches[0]()
+    torch.cuda.synchronize()
+    return runs, ((outs["eight"].float() - outs["bf16"].float()).norm() / outs["bf16"].float().norm()).item()
+
+
+def slowest(runs, rounds, flush, one):
+    """Median microseconds of each, of the slowest rank's."""
+    times = {name: [] for name in runs}
+    for i in range(3 + rounds):
+        for name in list(runs)[i % len(runs) :] + list(runs)[: i % len(runs)]:
+            flush.fill_(i & 1)
+            dist.all_reduce(one)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            runs[name][i % SETS]()
+            end.record()
+            torch.cuda.synchronize()
+            if i >= 3:
+                times[name].append(1e3 * begin.elapsed_time(end))
+    table = torch.tensor([times[name] for name in runs], device="cuda")
+    dist.all_reduce(table, dist.ReduceOp.MAX)
+    return dict(zip(runs, table.median(1).values.tolist()))
 
 
 def inputs(kind, shape, rank, ranks, seed):
@@ -87,21 +143,7 @@ def main():
                 right = error < LIMIT and tile < 2 * LIMIT
                 wrong += not right
                 verdicts.append(f"{kind} {tile:.1e}{'' if right else ' WRONG'}")
-        times = {name: [] for name in runs}
-        for i in range(3 + args.rounds):
-            for name in list(runs)[i % len(runs) :] + list(runs)[: i % len(runs)]:
-                flush.fill_(i & 1)
-                dist.all_reduce(one)
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                begin.record()
-                runs[name][i % SETS]()
-                end.record()
-                torch.cuda.synchronize()
-                if i >= 3:
-                    times[name].append(1e3 * begin.elapsed_time(end))
-        table = torch.tensor([times[name] for name in runs], device="cuda")
-        dist.all_reduce(table, dist.ReduceOp.MAX)
-        us = dict(zip(runs, table.median(1).values.tolist()))
+        us = slowest(runs, args.rounds, flush, one)
         m, k, n = shape
         sent = {"bf16": 2 * m * k, "rows": m * k + 4 * m, "blocks": m * k + 4 * m * -(-k // 128)}
         lines.append(
@@ -109,6 +151,16 @@ def main():
             + f" | bf16 / fp8 {us['bf16'] / us['rows']:.2f} (rows) {us['bf16'] / us['blocks']:.2f} (blocks) | nccl / rows {us['nccl'] / us['rows']:.2f}"
             + " | bytes of bf16 " + " ".join(f"{name} {b / sent['bf16']:.3f}" for name, b in sent.items() if name != "bf16")
             + " | worst tile " + ", ".join(verdicts)
+        )
+    for shape in LAYERS[: args.shapes]:
+        runs, error = layer(world, shape)
+        right = error < LAYER_LIMIT
+        wrong += not right
+        us = slowest(runs, args.rounds, flush, one)
+        tokens, hidden, inner, experts, slots = shape
+        lines.append(
+            f"layer T{tokens} a rank H{hidden} I{inner} E{experts} k{slots}: us " + " ".join(f"{name} {t:.0f}" for name, t in us.items())
+            + f" | bf16 / eight {us['bf16'] / us['eight']:.2f} | error beside bf16 {error:.1e}{'' if right else ' WRONG'}"
         )
     count = torch.tensor([wrong], device="cuda")
     dist.all_reduce(count)
