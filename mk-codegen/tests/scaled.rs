@@ -74,7 +74,7 @@ fn many_tokens() {
     assert_eq!(proof.scaled.as_ref().map(|s| s.relatives), Some(4));
     // The plan itself has 33,000 blocks of rows.
     assert!(proof.tasks < 10_000 && proof.accesses < 350_000, "{proof}");
-    assert!(seconds < 30.0, "{seconds} s");
+    assert!(proof.pairs < 25_000_000 && proof.searched < 2_500_000, "{proof}");
 }
 
 /// The layer on so many ranks: tokens of all, width, experts, slots.

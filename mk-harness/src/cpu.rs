@@ -145,8 +145,8 @@ struct User<'a> {
     inputs: Vec<Inputs<'a>>,
     case: Case<'a>,
     grid: Grid,
-    /// What the plan's tensors are in the pipeline.
-    tensors: BTreeMap<BufId, ValueId>,
+    /// What the plan's tensors are in the pipeline, and whether each rank has its own number of their rows.
+    tensors: BTreeMap<BufId, (ValueId, bool)>,
     results: BTreeMap<BufId, ValueId>,
     /// What ranks hold of values that a plan left for another one, by launch.
     between: BTreeMap<(i64, usize, ValueId), Vec<f32>>,
@@ -227,7 +227,7 @@ impl<'a> User<'a> {
             let value = values.get(buffer.name.as_str()).ok_or_else(|| {
                 HarnessError::mismatch(format!("the pipeline has no tensor `{}`", buffer.name))
             })?;
-            self.tensors.insert(id, *value);
+            self.tensors.insert(id, (*value, buffer.own_rows));
         }
         let outputs = plan.buffers.iter().filter(|(_, b)| b.space == Space::Out);
         self.results = outputs.map(|o| o.0).zip(results.iter().copied()).collect();
@@ -282,7 +282,7 @@ impl<'a> User<'a> {
 
 impl Caller for User<'_> {
     fn input(&mut self, epoch: i64, rank: usize, buffer: BufId, shape: &[usize]) -> Vec<f32> {
-        let Some(value) = self.tensors.get(&buffer) else { return Vec::new() };
+        let Some((value, own_rows)) = self.tensors.get(&buffer) else { return Vec::new() };
         let Some(tensor) = self.case.program.tensors().get(value.index()) else {
             // The executor refuses what is not there.
             return self.between.get(&(epoch, rank, *value)).cloned().unwrap_or_default();
@@ -293,9 +293,9 @@ impl Caller for User<'_> {
         // Fewer than the plan has room for, where they come with the launch.
         let inputs = &self.inputs[group];
         let given = || Some(*inputs.layout(tensor, place).ok()?.shape().first()? as usize);
-        let own = inputs.own_rows(epoch as u64, tensor.id, place).or_else(given);
-        if let (Some(own), Some(rows)) = (own, shape.first_mut()) {
-            *rows = own.min(*rows);
+        let own = inputs.own_rows(epoch as u64, tensor.id, place);
+        if let (true, Some(rows)) = (*own_rows, shape.first_mut()) {
+            *rows = own.or_else(given).map_or(*rows, |own| own.min(*rows));
         }
         let values: Vec<f32> = (0..shape.iter().product()).map(|i| element(i) as f32).collect();
         self.keep.take(epoch, rank, buffer, &shape, &values);
