@@ -345,7 +345,7 @@ def calls(bench, seed, count):
         for name, x, y in zip(("o", "lse", "dq", "dk", "dv", "dsinks"), *results):
             error = (x.double() - y.double()).norm() / y.double().norm().clamp(min=1e-9)
             if name == "dsinks":
-                # A sum over queries, which may cancel: beside the sizes of what is summed, of results that are rounded.
+                # Terms of this sum may cancel: its error is compared with the sum of their sizes.
                 o, logs = results[1][:2]
                 sizes = (d_o.double() * o.double()).abs().sum(3).transpose(1, 2) + d_logs.double().abs()
                 error = ((x.double() - y.double()).abs() / ((sinks.double()[:, None] - logs.double()).exp() * sizes).sum((0, 2))).max()

@@ -27,6 +27,18 @@ pub struct Extent {
 }
 
 impl Extent {
+    /// A number that no launch decides, and all ranks have.
+    pub fn fixed(value: i32) -> Extent {
+        Extent {
+            value,
+            symbol: None,
+            runtime_max: None,
+            may_be_zero: false,
+            own: false,
+            of_launch: false,
+        }
+    }
+
     /// The most that it can be.
     pub fn capacity(&self) -> i32 {
         self.runtime_max.unwrap_or(self.value)

@@ -121,7 +121,7 @@ pub fn evaluate(
     }
     let mut all = Evaluation { elements: 0, of: 0, values: Vec::new() };
     let Some((dim, max)) = plan.runtime_dim() else {
-        // Where ranks have their own numbers of rows, a launch of fewer is one of the most in which others are nobody's.
+        // Where ranks have their own numbers of rows, a launch of fewer has the most, of which others are nobody's.
         let most;
         let bound = match plan.buffers.values().any(|b| b.own_rows) {
             true => {

@@ -112,15 +112,7 @@ impl Tensor {
 
     /// Becomes a shard of itself.
     fn within(&mut self, cut: Cut) {
-        let value = shard_extent(&self.shape[cut.dim], cut.ranks);
-        self.shape[cut.dim] = Extent {
-            value,
-            symbol: None,
-            runtime_max: None,
-            may_be_zero: false,
-            own: false,
-            of_launch: false,
-        };
+        self.shape[cut.dim] = Extent::fixed(shard_extent(&self.shape[cut.dim], cut.ranks));
         self.cuts.retain(|other| *other != cut);
     }
 

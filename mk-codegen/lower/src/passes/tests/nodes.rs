@@ -88,14 +88,8 @@ impl Net {
         let Net { ordering, lanes, .. } = *self;
         let local = Some(self.local as u32);
         harness::on_nodes(&mut d, Nic { ordering, local, fifo: 3, lanes });
-        let named = |name: &str, value| Extent {
-            value,
-            symbol: Some(name.into()),
-            runtime_max: None,
-            own: false,
-            of_launch: false,
-            may_be_zero: false,
-        };
+        let named =
+            |name: &str, value| Extent { symbol: Some(name.into()), ..Extent::fixed(value) };
         let (m, k, n) = (named("M", self.rows), named("K", self.depth), named("N", self.columns));
         let tensor = |name: &str, shape: [&Extent; 2], placement| Tensor {
             name: name.into(),

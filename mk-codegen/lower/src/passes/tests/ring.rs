@@ -55,21 +55,15 @@ const RETAINED: Ring = Ring {
     forwarded: false,
 };
 
-fn fixed(value: i32) -> Extent {
-    Extent {
-        value,
-        symbol: None,
-        runtime_max: None,
-        may_be_zero: false,
-        own: false,
-        of_launch: false,
-    }
-}
-
 impl Ring {
     fn tensor(&self, name: &str, dtype: DType, heads: i32) -> Tensor {
-        let sequence = Extent { symbol: Some("S".into()), ..fixed(self.sequence) };
-        let shape = vec![fixed(self.batch), sequence, fixed(heads), fixed(self.depth)];
+        let sequence = Extent { symbol: Some("S".into()), ..Extent::fixed(self.sequence) };
+        let shape = vec![
+            Extent::fixed(self.batch),
+            sequence,
+            Extent::fixed(heads),
+            Extent::fixed(self.depth),
+        ];
         let cuts = cuts(&[Placement::Shard(1)], &[self.world]);
         Tensor { name: name.into(), dtype, shape, cuts }
     }
