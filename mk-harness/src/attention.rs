@@ -134,6 +134,7 @@ impl Attention<'_> {
         let none = sink.unwrap_or(f64::NEG_INFINITY);
         let max = scores.iter().map(|s| s.0).fold(none, f64::max);
         if keys == 0 && sink.is_none() {
+            out.fill(Near::exact(0.0));
             return Near::exact(f64::NEG_INFINITY);
         }
         let all = scores.iter().map(|s| s.0).chain(sink);
@@ -163,5 +164,30 @@ impl Attention<'_> {
         }
         let lse = max + total.ln();
         Near { x: lse, hard: sums + 4.0 * U32 * lse.abs(), sd: (common / 2.0).sqrt() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_no_document_are_exactly_zero() {
+        let documents = [0, 2];
+        let attention = Attention {
+            sequence: [3; 2],
+            heads: [1; 2],
+            depth: [2; 2],
+            scores: Scores { causal: true, ..Scores::default() },
+            scale: 1.0,
+            dtype: DType::Bf16,
+            queries: 3,
+            documents: Some(&documents),
+        };
+        let [q, k, v] = [1.0, 2.0, 3.0].map(|x| Matrix::exact(2, vec![x; 6]));
+        let [o, lse] = attention.run([&q, &k, &v], None);
+        assert!((0..4).all(|i| o.at(i).bound() > 0.0));
+        assert!((4..6).all(|i| o.at(i) == Near::exact(0.0)));
+        assert_eq!(lse.at(2), Near::exact(f64::NEG_INFINITY));
     }
 }
