@@ -33,12 +33,12 @@ fn small(shape: &[u64]) -> Vec<u64> {
 
 #[test]
 fn every_case_computes_what_it_says() {
-    some(common::CASES, 4).for_each(|case| check(case, |_| ()));
+    some(common::CASES, 12).for_each(|case| check(case, |_| ()));
 }
 
 #[test]
 fn every_way_of_lowering_computes_the_same() {
-    some(common::VARIANTS, 4).for_each(|v| check(&v.case, v.set));
+    some(common::VARIANTS, 12).for_each(|v| check(&v.case, v.set));
 }
 
 /// Rows and columns that end anywhere in tiles of three warpgroups, one step and more than there are stages; operands that lie either way.
@@ -49,7 +49,7 @@ fn three_warpgroups_compute_what_two_do() {
         "fn f(a: f16[K, M], b: f16[N, K], c: f16[N]) { gemm(a.t, b.t) -> bias(c) -> gelu }",
         "fn f(a: bf16[M, K], b: bf16[N, K], y: bf16[M, N]) { gemm(a, b.t) -> silu -> add(y) }",
     ];
-    for source in WAYS {
+    for source in some(WAYS, 3) {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
         for m in [1, 65, 130, 193, 385] {
             for (k, n) in [(40, 8), (320, 200), (136, 584)] {

@@ -3,8 +3,8 @@
 //! To add a mistake: put a file in `tests/ui` (on a struct: `tests/ui/struct`), run with `TRYBUILD=overwrite`, and review the
 //! `.stderr` file.
 //!
-//! The tests take an eighth of the mistakes, which the printed seed draws (`MK_SEED` repeats it): `ui_mistakes` of `mk-syntax`
-//! reads all messages of the macro as strings. `cargo xtask sweep ui`, and CI, take all.
+//! `ui_mistakes` of `mk-syntax` reads the messages and places of `pipeline!` as strings, in a second. What rustc makes of
+//! them, for which all of mk is built again, `cargo xtask sweep ui` shows, and CI.
 
 #[path = "../mk-harness/tests/sweep/drawn.rs"]
 mod drawn;
@@ -14,11 +14,8 @@ mod items;
 #[allow(dead_code, reason = "only the annotation reads some")]
 mod pipelined;
 
-use std::{
-    env, fs,
-    hash::{DefaultHasher, Hash, Hasher},
-    path::PathBuf,
-};
+use mk_skip::{Need, skip};
+use std::{env, fs, path::PathBuf};
 
 #[test]
 fn what_is_accepted() {
@@ -28,6 +25,9 @@ fn what_is_accepted() {
 
 #[test]
 fn mistakes_have_their_messages() {
+    if !drawn::whole() && env::var_os("TRYBUILD").is_none() {
+        return skip(Need::Sweep("ui"), "");
+    }
     let cases = trybuild::TestCases::new();
     mistakes().into_iter().for_each(|file| cases.compile_fail(file));
 }
@@ -37,15 +37,5 @@ fn mistakes() -> Vec<PathBuf> {
     let all = files("tests/ui").chain(files("tests/ui/struct"));
     let mut all: Vec<_> = all.filter(|p| p.extension().is_some_and(|e| e == "rs")).collect();
     all.sort();
-    if drawn::whole() || env::var_os("TRYBUILD").is_some() {
-        return all;
-    }
-    let seed = drawn::seed();
-    all.sort_by_cached_key(|path| {
-        let mut hasher = DefaultHasher::new();
-        (seed, path).hash(&mut hasher);
-        hasher.finish()
-    });
-    all.truncate(all.len().div_ceil(8));
     all
 }

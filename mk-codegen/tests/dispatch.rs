@@ -1,5 +1,8 @@
 //! Tokens to the ranks of their experts and back: plans, proofs, what becomes of them without an edge, and numbers on the executor.
 
+#[path = "../../mk-harness/tests/sweep/drawn.rs"]
+mod drawn;
+
 use mk_codegen::{
     emit, equivalence,
     passes::{LowerError, compile, lower},
@@ -350,7 +353,7 @@ const ANY_WEIGHTED: &str = "fn hidden<T: dyn <= 300>(dy: bf16[T, H] @ shard(0), 
 #[test]
 fn over_nodes() {
     let worlds = (2..=4).flat_map(|nodes| (1..=4).map(move |local| (nodes, local)));
-    for (form, (nodes, local)) in worlds.enumerate() {
+    for (form, (nodes, local)) in drawn::some(worlds.enumerate(), 4) {
         let ranks = nodes * local;
         let tokens: usize = if form == 0 { 264 * ranks } else { [2 * ranks + 1, 1, 42][form % 3] };
         let (source, experts) = ([LAYER, WIDE][form % 2], 2 * ranks);

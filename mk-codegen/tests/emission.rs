@@ -1,6 +1,8 @@
 //! Plans become CUDA: snapshots of the generated part, determinism, and the audit of edges.
 
 mod common;
+#[path = "../../mk-harness/tests/sweep/drawn.rs"]
+mod drawn;
 
 use common::{CASES, VARIANTS, Variant, plan};
 use mk_codegen::{
@@ -330,7 +332,7 @@ const SYNCHRONISATION: &[&str] = &[
 
 #[test]
 fn deleting_any_synchronisation_line_fails_the_audit() {
-    for (name, source, ranks, shapes) in CASES {
+    for (name, source, ranks, shapes) in drawn::some(CASES, 6) {
         let plan = plan(source, *ranks, shapes).expect("lowers");
         let cuda = emit(&plan).expect("emits").cuda;
         audit(&plan, &cuda).expect("the kernel as emitted");

@@ -1,5 +1,8 @@
 //! Products of ragged rows: their plans, proofs, what becomes of them without an edge, and numbers on the executor.
 
+#[path = "../../mk-harness/tests/sweep/drawn.rs"]
+mod drawn;
+
 use mk_codegen::{
     emit::{self, library},
     passes::{self, LowerError, compile},
@@ -211,7 +214,7 @@ fn expert<'t>(
 
 #[test]
 fn numbers() {
-    for ranks in [1, 2, 3, 4, 8] {
+    for ranks in drawn::some([1, 2, 3, 4, 8], 3) {
         let (rows, experts) = if ranks < 4 { (768, 4) } else { (256, 2) };
         let (rows, experts) = (rows * u64::from(ranks), experts * u64::from(ranks));
         let dims = [("R", rows), ("K", 72), ("E", experts), ("N", 136)];

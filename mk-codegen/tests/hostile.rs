@@ -1,5 +1,7 @@
 //! No text makes the plan reader, the structure check or the verifier panic, overflow the stack, or work for long.
 
+#[path = "../../mk-harness/tests/sweep/drawn.rs"]
+mod drawn;
 #[path = "common/memory.rs"]
 mod memory;
 
@@ -39,24 +41,7 @@ fn fixtures() -> Vec<String> {
     let files = fs::read_dir(&dir).expect("tests/plans").map(|e| e.expect("an entry").path());
     let mut files: Vec<_> = files.filter(|p| p.extension().is_some_and(|e| e == "plan")).collect();
     files.sort();
-    let plans = files.iter().map(|p| fs::read_to_string(p).expect("readable"));
-    plans.chain(drafts()).collect()
-}
-
-/// Plans in forms that no pipeline has yet, as the passes' own tests print them.
-fn drafts() -> Vec<String> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("lower/src/passes/tests/snapshots");
-    let files = fs::read_dir(&dir).expect("snapshots").map(|e| e.expect("an entry").path());
-    // Tables of many rows take long.
-    let small = |p: &Path| {
-        let name = p.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        ["ring_", "two_nodes", "packed_small"].iter().any(|n| name.contains(n))
-    };
-    let mut files: Vec<_> = files.filter(|p| small(p)).collect();
-    files.sort();
-    assert!(files.len() >= 6, "{files:?}");
-    let read = |p: &std::path::PathBuf| fs::read_to_string(p).expect("readable");
-    files.iter().map(|p| read(p).splitn(3, "---\n").nth(2).expect("a snapshot").into()).collect()
+    files.iter().map(|p| fs::read_to_string(p).expect("readable")).collect()
 }
 
 const HEAD: &str = "plan \"p\"\nmesh world=2\ntarget sm_90a\n";
@@ -153,7 +138,7 @@ const FAMILIES: &[(&str, usize, &str)] = &[
 #[test]
 fn families_take_time_that_grows_with_them() {
     let head = "plan \"p\"\nmesh world=1\ntarget sm_90a\ndim dim0 N = 64\nbuffer buf0 \"x\" in bf16[1, N]\nbuffer buf1 \"y\" out bf16[1, N]\nbuffer buf2 \"w\" in bf16[N, N]\nrole role0 intra_comm ctas 2\n";
-    for (name, few, family) in FAMILIES {
+    for (name, few, family) in drawn::some(FAMILIES, 4) {
         let took = |n: usize| {
             let one = |i: usize| family.replace("{ID}", &format!("family fam{i} \"f{i}\""));
             let text = head.to_string() + &(0..n).map(one).collect::<String>();

@@ -1,5 +1,7 @@
 //! What has no plan is refused in words: never by an error of the compiler, and with help that is true.
 
+#[path = "../../mk-harness/tests/sweep/drawn.rs"]
+mod drawn;
 #[path = "common/kinds.rs"]
 mod kinds;
 #[path = "common/random.rs"]
@@ -55,7 +57,7 @@ fn over_nodes_everything_has_a_plan() {
     });
     let all: Vec<_> = examples().into_iter().chain(kinds).collect();
     assert!(all.len() > KINDS.len() + 5, "there are examples");
-    for (name, program, bound) in &all {
+    for (name, program, bound) in drawn::some(&all, 4) {
         for (ranks, nodes, net) in [(2, 2, NicOrdering::InOrder), (4, 2, NicOrdering::Unordered)] {
             let what = format!("{name} on {ranks} ranks of {nodes} nodes");
             let config = Config { ranks, nodes, net, ..Config::default() };
@@ -96,7 +98,8 @@ fn seed() -> u64 {
 fn nothing_is_an_internal_error() {
     let mut numbers = Numbers(seed());
     let (mut planned, mut refused, mut wrong) = (0, 0, Vec::new());
-    for _ in 0..400 {
+    let cases = if drawn::whole() { 400 } else { 200 };
+    for _ in 0..cases {
         let Some((what, program, bound, config)) = any(&mut numbers) else { continue };
         match std::panic::catch_unwind(|| made(&program, &bound, &config)) {
             Ok(Ok(())) => planned += 1,
@@ -107,7 +110,7 @@ fn nothing_is_an_internal_error() {
     }
     println!("{planned} plans, {refused} refused");
     assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
-    assert!(planned > 50 && refused > 50, "{planned} plans, {refused} refused");
+    assert!(planned.min(refused) > cases / 10, "{planned} plans, {refused} refused");
 }
 
 /// Experts that [`KINDS`] has not: launches of any number of tokens, and kernels of rows that were kept.
@@ -346,7 +349,7 @@ fn help_is_accepted() {
 #[test]
 fn sizes_of_any_magnitude_are_refused_at_once_and_in_words() {
     let (mut plans, mut large, mut fits) = (0, 0, 0);
-    for (n, (name, text)) in KINDS.iter().enumerate() {
+    for (n, (name, text)) in drawn::some(KINDS.iter().enumerate(), 4) {
         for (m, (symbol, least)) in kinds::SIZES.iter().enumerate() {
             let config = Config { ranks: [1, 3, 4, 8][(n + m) % 4], ..Config::default() };
             for off in [0, -8, 1] {
@@ -378,7 +381,8 @@ fn sizes_of_any_magnitude_are_refused_at_once_and_in_words() {
         }
     }
     println!("{plans} plans, {large} too large, of {fits} it is known what fits");
-    assert!(plans > 200 && large > 10 && fits * 10 > large * 9, "{plans}, {large}, {fits}");
+    let least = if drawn::whole() { 200 } else { 20 };
+    assert!(plans > least && fits * 10 >= large * 9, "{plans}, {large}, {fits}");
 }
 
 /// The work that a proof counts is that of pairs with a write: many readers of the memory of one task are few pairs, as those of a row that many tokens

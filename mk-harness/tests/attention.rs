@@ -1,8 +1,11 @@
 //! Attention on the executor against f64, on every world, mask, placement and schedule.
 
 mod attend;
+#[path = "sweep/drawn.rs"]
+mod drawn;
 
 use attend::{SMALL, Shape, withheld};
+use drawn::some;
 use mk_codegen::{
     passes::{LowerError, compile, lower},
     plan::{Leaf, Plan},
@@ -74,7 +77,7 @@ const RANDOM: &[Schedule] = &[Schedule::Random];
 
 #[test]
 fn worlds() {
-    for ranks in [1, 2, 3, 5] {
+    for ranks in some([1, 2, 3, 5], 4) {
         for (mask, placement) in MASKS.iter().flat_map(|m| PLACEMENTS.map(|p| (m, p))) {
             passes(&ring(SMALL, placement, mask), ranks, RANDOM);
         }
@@ -99,11 +102,12 @@ fn withheld_agents() {
 /// A thousand tokens, in worlds of one, four and eight ranks.
 #[test]
 fn a_thousand_tokens() {
-    for (ranks, heads, placement, mask) in [
+    let worlds = [
         (1, [1, 1], "shard(1)", ", causal"),
         (4, [2, 1], "zigzag(1)", ", causal"),
         (8, [1, 1], "shard(1)", ""),
-    ] {
+    ];
+    for (ranks, heads, placement, mask) in some(worlds, 3) {
         let shape = Shape { sequence: 1000, heads, ..SMALL };
         passes(&ring(shape, placement, mask), ranks, RANDOM);
     }
@@ -124,7 +128,7 @@ fn heads_types_and_depths() {
 /// Ranks without rows, and chunks shorter than a tile, or none at all.
 #[test]
 fn ragged_sequences() {
-    for (ranks, sequence) in [(4, 9), (8, 17), (4, 300), (3, 384)] {
+    for (ranks, sequence) in some([(4, 9), (8, 17), (4, 300), (3, 384)], 4) {
         for (mask, placement) in MASKS.iter().flat_map(|m| PLACEMENTS.map(|p| (m, p))) {
             passes(&ring(Shape { sequence, ..SMALL }, placement, mask), ranks, RANDOM);
         }
@@ -183,7 +187,7 @@ fn one_rank_has_all_it_needs() {
 /// Keys of another length than queries: the last of both have one place, and the first of more queries see none.
 #[test]
 fn keys_of_another_length() {
-    for (s, t) in [(140, 300), (1, 257), (300, 140), (129, 641), (641, 129)] {
+    for (s, t) in some([(140, 300), (1, 257), (300, 140), (129, 641), (641, 129)], 5) {
         for (q, kv, ranks) in [
             ("replicate", "replicate", 1),
             ("shard(1)", "replicate", 2),
@@ -224,7 +228,7 @@ fn keys_of_another_length() {
 #[test]
 fn parts_of_keys() {
     let plain = "attention(q, k, v, causal)";
-    for (b, s, t, [h, g], [d, e], placement, body) in [
+    let all = [
         (1, 1, 8192, [4, 2], [64, 64], "replicate", "attention(q, k, v)"),
         (2, 1, 7001, [4, 1], [64, 64], "replicate", plain),
         (1, 1, 9000, [2, 2], [64, 64], "replicate", "attention(q, k, v, causal, sinks = s)"),
@@ -235,7 +239,8 @@ fn parts_of_keys() {
         (2, 1, 9000, [2, 1], [64, 64], "shard(0)", "attention(q, k, v, causal, window = 8000)"),
         (1, 5, 4000, [14, 2], [64, 64], "replicate", "attention(q, k, v, causal, window = 3000)"),
         (1, 50, 4000, [4, 1], [64, 64], "replicate", plain),
-    ] {
+    ];
+    for (b, s, t, [h, g], [d, e], placement, body) in some(all, 5) {
         let ranks = if placement == "replicate" { 1 } else { 2 };
         let sinks = if placement == "shard(2)" { "shard(0)" } else { "replicate" };
         let sinks =

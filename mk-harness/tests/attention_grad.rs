@@ -1,8 +1,11 @@
 //! The backward of attention on the executor against f64: statistics, gradients of queries, gradients of keys and values.
 
 mod attend;
+#[path = "sweep/drawn.rs"]
+mod drawn;
 
 use attend::{SMALL, Shape, withheld};
+use drawn::some;
 use mk_codegen::{passes::compile, plan::Plan, settings::Config, sim::Schedule};
 use mk_harness::{Case, CpuOptions, run_on_cpu};
 use mk_syntax::{Bound, Op, Program};
@@ -100,7 +103,7 @@ fn rings() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
 
 #[test]
 fn worlds() {
-    for ranks in [1, 2, 3, 5] {
+    for ranks in some([1, 2, 3, 5], 4) {
         for (mask, placement, body) in rings() {
             let shape = Shape { sequence: 150, ..SMALL };
             passes(&part(shape, [placement; 2], mask, true, body), ranks, RANDOM);
@@ -166,7 +169,7 @@ fn heads_types_and_depths() {
 /// Ranks without rows, chunks shorter than a tile, or none at all, and of one more than whole tiles.
 #[test]
 fn ragged_sequences() {
-    for (ranks, sequence) in [(4, 9), (8, 17), (3, 384), (2, 514)] {
+    for (ranks, sequence) in some([(4, 9), (8, 17), (3, 384), (2, 514)], 4) {
         for (mask, placement, body) in rings() {
             let heads = if sequence > 500 { [1, 1] } else { [2, 1] };
             let shape = Shape { sequence, heads, ..SMALL };
@@ -178,13 +181,14 @@ fn ragged_sequences() {
 /// Without a ring: whole tensors, or queries, batches or heads by rank. Keys that all ranks have get a part from each.
 #[test]
 fn one_rank_has_all_it_needs() {
-    for placements in [
+    let all = [
         ["replicate"; 2],
         ["shard(1)", "replicate"],
         ["zigzag(1)", "replicate"],
         ["shard(0)"; 2],
         ["shard(2)"; 2],
-    ] {
+    ];
+    for placements in some(all, 3) {
         let shape = Shape { batch: 3, sequence: 140, heads: [4, 2], ..SMALL };
         for body in ["dq", "dkv"] {
             passes(&part(shape, placements, ", causal", false, body), 2, RANDOM);
@@ -195,7 +199,7 @@ fn one_rank_has_all_it_needs() {
 /// Keys of another length than queries, the last of which have one place.
 #[test]
 fn keys_of_another_length() {
-    for (s, t) in [(140, 300), (1, 257), (300, 140), (129, 513)] {
+    for (s, t) in some([(140, 300), (1, 257), (300, 140), (129, 513)], 4) {
         for placements in [["replicate"; 2], ["shard(1)", "replicate"], ["zigzag(1)", "replicate"]]
         {
             for (mask, body) in ["", ", causal", ", causal, window = 100"]

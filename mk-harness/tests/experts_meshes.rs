@@ -1,6 +1,10 @@
 //! Experts over one axis of a mesh, whose matrices ranks along another one share: proved, run on the executor against
 //! f64, and compiled.
 
+#[path = "sweep/drawn.rs"]
+mod drawn;
+
+use drawn::some;
 use mk_codegen::{
     emit,
     passes::{LowerError, compile, lower},
@@ -105,7 +109,7 @@ fn right_on(text: &str, sizes: &[(&str, u64)], config: &Config, schedules: &[Sch
 
 #[test]
 fn matrices_over_the_other_axis() {
-    for axes in MESHES {
+    for axes in some(MESHES, 4) {
         for sum in ["all_reduce(tp)", "reduce_scatter(tp)"] {
             right(&layer(sum), &SIZES, axes, &[Schedule::Random]);
         }
@@ -122,7 +126,7 @@ fn other_layers() {
     );
     let (more, ragged) = (&SIZES[1..], [("T", 26)]);
     let ragged: Vec<_> = ragged.iter().chain(more).copied().collect();
-    for axes in [MESHES[0], MESHES[3]] {
+    for axes in some([MESHES[0], MESHES[3]], 2) {
         right(&plain, &SIZES, axes, &[Schedule::Random]);
         let biased = plain
             .replace(") {", ", b1: bf16[E, I] @ shard(0, ep) @ shard(1, tp)) {")
@@ -164,7 +168,7 @@ fn gradients() {
     );
     // Gradients of matrices take experts that ranks divide.
     let sizes = [("T", 48), ("H", 16), ("I", 48), ("E", 8), ("K", 2), ("R", 2048)];
-    for axes in [MESHES[0], MESHES[1], MESHES[2]] {
+    for axes in some([MESHES[0], MESHES[1], MESHES[2]], 3) {
         for text in [&back, &down, &up, &tokens, &gates(""), &gates(", drop")] {
             right(text, &sizes, axes, &[Schedule::Random]);
         }
@@ -186,9 +190,8 @@ fn backward() {
     let sizes =
         [("T", 48), ("H", 16), ("I", 48), ("E", 8), ("K", 2), ("room_0", 1536), ("I_2", 96)];
     let meshes = [MESHES[0], MESHES[3], MESHES[7], MESHES[6]];
-    for (axes, sum) in
-        meshes.into_iter().zip(["reduce_scatter(tp)", "all_reduce(tp)"].iter().cycle())
-    {
+    let sums = ["reduce_scatter(tp)", "all_reduce(tp)"];
+    for (axes, sum) in some(meshes.into_iter().zip(sums.iter().cycle()), 4) {
         let (program, _) = read(&layer(sum), &sizes);
         let made = grad(&program, None, Saves::default()).expect("a backward");
         let backward = made.backward.expect("gradients");
@@ -234,13 +237,14 @@ fn experts_over_one_axis_of_a_mesh() {
 fn experts_over_nodes() {
     let more = SIZES.map(|(name, n)| (name, if name == "T" { 42 } else { n }));
     let many = SIZES.map(|(name, n)| (name, if name == "T" { 520 } else { n }));
-    for (axes, net) in [
+    let worlds = [
         (MESHES[0], NicOrdering::InOrder),
         (MESHES[2], NicOrdering::Unordered),
         (&[("ep", 3), ("tp", 2)], NicOrdering::InOrder),
-    ] {
+    ];
+    for (axes, net) in some(worlds, 3) {
         let config = Config { nodes: axes[0].1, net, ..on(axes) };
-        for sum in ["all_reduce(tp)", "reduce_scatter(tp)"] {
+        for sum in some(["all_reduce(tp)", "reduce_scatter(tp)"], 2) {
             right_on(&layer(sum), &more, &config, &[Schedule::Random]);
         }
         let added = layer("reduce_scatter(tp) -> add(s)");
@@ -256,9 +260,9 @@ fn experts_over_nodes() {
     let text =
         layer("all_reduce(tp)").replace(" @ shard(3, tp)", "").replace(" @ shard(1, tp)", "");
     let text = text.replace(" -> all_reduce(tp)", "");
-    for (axes, nodes) in
-        [([("ep", 2), ("dp", 2)], 2), ([("ep", 4), ("dp", 2)], 2), ([("dp", 2), ("ep", 4)], 4)]
-    {
+    let worlds =
+        [([("ep", 2), ("dp", 2)], 2), ([("ep", 4), ("dp", 2)], 2), ([("dp", 2), ("ep", 4)], 4)];
+    for (axes, nodes) in some(worlds, 3) {
         let config = Config { nodes, ..on(&axes) };
         right_on(&text, &SIZES, &config, &[Schedule::Random]);
     }
@@ -275,11 +279,12 @@ fn any_order_of_steps() {
 #[test]
 fn eight_by_eight_is_proved() {
     let sizes = [("T", 64), ("H", 16), ("I", 64), ("E", 8), ("K", 2), ("R", 2048)];
-    for (text, axes) in [
+    let all = [
         (layer("all_reduce(tp)"), [("ep", 8), ("tp", 8)]),
         (layer("reduce_scatter(tp)"), [("tp", 8), ("ep", 8)]),
         (gates(""), [("tp", 8), ("ep", 8)]),
-    ] {
+    ];
+    for (text, axes) in some(all, 3) {
         let (program, bound) = read(&text, &sizes);
         let (plan, _) = compile(&program, &bound, &on(&axes)).unwrap_or_else(|e| panic!("{e}"));
         emit::emit(&plan).expect("emits");

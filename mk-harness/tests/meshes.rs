@@ -42,7 +42,7 @@ const DEPTH: &str = "f(a: bf16[M, K] @ shard(1, tp), b: bf16[K, N] @ shard(0, tp
 
 #[test]
 fn gathers() {
-    for mesh in some(MESHES, 2) {
+    for mesh in some(MESHES, 4) {
         right(&read(ROWS, "gather(a, tp) -> gemm(b)", RAGGED), &on(mesh));
     }
     let pipeline = read(ROWS, "let x = gather(a, tp); (x -> gemm(b), x)", RAGGED);
@@ -56,7 +56,7 @@ fn gathers() {
 
 #[test]
 fn sums() {
-    for mesh in some(MESHES, 2) {
+    for mesh in some(MESHES, 4) {
         right(&read(DEPTH, "gemm(a, b) -> reduce_scatter(tp)", RAGGED), &on(mesh));
         right(&read(DEPTH, "gemm(a, b) -> all_reduce(tp)", RAGGED), &on(mesh));
     }
@@ -79,7 +79,7 @@ fn chains() {
         "gather(a, tp) -> gemm(b) -> gelu -> gemm(c) -> reduce_scatter(tp)",
         shapes,
     );
-    for mesh in some(MESHES, 2) {
+    for mesh in some(MESHES, 4) {
         right(&layer, &on(mesh));
     }
     // A pipeline that names other axes, and has nothing along them.
@@ -131,7 +131,7 @@ const GRADIENT: &str =
 
 #[test]
 fn gathered_over_one_axis_and_summed_over_another() {
-    for mesh in some(TWO, 3) {
+    for mesh in some(TWO, 6) {
         for sum in ["reduce_scatter(dp)", "all_reduce(dp)"] {
             let body = format!("gather(a, tp) -> gemm(b) -> {sum}");
             right(&read(BOTH, &body, RAGGED), &on(mesh));
@@ -148,7 +148,7 @@ fn every_way_to_sum_over_the_other_axis() {
     let all = read(BOTH, "gather(a, tp) -> gemm(b) -> all_reduce(dp)", RAGGED);
     let scatter = read(BOTH, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", RAGGED);
     let even = read(BOTH, "gather(a, tp) -> gemm(b) -> reduce_scatter(dp)", EVEN);
-    for mesh in some([TWO[0], TWO[3], TWO[4]], 2) {
+    for mesh in some([TWO[0], TWO[3], TWO[4]], 3) {
         right(&all, &Config { all_reduce: AllReduce::OneShot, ..on(mesh) });
         right(&all, &Config { all_reduce: AllReduce::ByColumns, ..on(mesh) });
         right(&scatter, &Config { reduction: Reduction::AfterLastWave, ..on(mesh) });
@@ -164,7 +164,7 @@ fn gradients_of_weights() {
     // Tokens over `dp`; columns, or rows, of the gradient over `tp`.
     let shapes: Shapes = &[("x", &[200, 136]), ("d", &[200, 72])];
     let rows = "f(x: bf16[T, M] @ shard(0, dp) @ shard(1, tp), d: bf16[T, N] @ shard(0, dp))";
-    for mesh in some(TWO, 2) {
+    for mesh in some(TWO, 4) {
         right(&read(GRADIENT, "gemm(x.t, d) -> reduce_scatter(dp)", shapes), &on(mesh));
         right(&read(GRADIENT, "gemm(x.t, d) -> all_reduce(dp)", shapes), &on(mesh));
         right(&read(rows, "gemm(x.t, d) -> all_reduce(dp)", shapes), &on(mesh));
@@ -174,7 +174,7 @@ fn gradients_of_weights() {
     let shapes: Shapes = &[("a", &[131, 72]), ("b", &[72, 144]), ("c", &[131, 144])];
     let layer =
         read(signature, "gather(a, tp) -> gemm(b) -> all_reduce(dp) -> gelu -> mul(c)", shapes);
-    TWO.iter().take(4).for_each(|mesh| drop(right(&layer, &on(mesh))));
+    some(&TWO[..4], 4).for_each(|mesh| drop(right(&layer, &on(mesh))));
 }
 
 /// Tokens over both axes, weights in parts over `tp`.
@@ -191,7 +191,7 @@ const BACKWARD_EVEN: Shapes = &[("x", &[768, 192]), ("w", &[192, 384]), ("d", &[
 #[test]
 fn tokens_over_both_axes() {
     let up = TOKENS.split(", v:").next().expect("a weight").to_string() + ")";
-    for (i, mesh) in some(TWO.into_iter().enumerate(), 3) {
+    for (i, mesh) in some(TWO.into_iter().enumerate(), 6) {
         for shapes in [TOKENS_RAGGED, TOKENS_EVEN].into_iter().take(if i < 4 { 2 } else { 1 }) {
             let mlp = "gather(x, tp) -> gemm(w) -> gelu -> gemm(v) -> reduce_scatter(tp)";
             right(&read(TOKENS, mlp, shapes), &on(mesh));
@@ -204,7 +204,7 @@ fn tokens_over_both_axes() {
     let weight = "f(w: bf16[K, F] @ shard(1, tp), x: bf16[M, K] @ shard(0, dp) @ shard(0, tp))";
     let inside = "f(x: bf16[M, K] @ shard(0, tp) @ shard(0, dp), w: bf16[K, F])";
     let alone = "f(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp))";
-    for mesh in &TWO[..4] {
+    for mesh in some(&TWO[..4], 4) {
         right(&read(weight, "gather(x, tp) -> gemm(w)", &TOKENS_RAGGED[..2]), &on(mesh));
         right(&read(inside, "gather(x, dp) -> gemm(w)", &TOKENS_RAGGED[..2]), &on(mesh));
         right(&read(inside, "gemm(x, w)", &TOKENS_RAGGED[..2]), &on(mesh));
@@ -216,7 +216,7 @@ fn tokens_over_both_axes() {
 
 #[test]
 fn gradients_of_tokens_over_both_axes() {
-    for (i, mesh) in some(TWO.into_iter().enumerate(), 3) {
+    for (i, mesh) in some(TWO.into_iter().enumerate(), 6) {
         let all = [BACKWARD_RAGGED, BACKWARD_EVEN];
         for shapes in all.into_iter().take(if i < 4 { 2 } else { 1 }) {
             let tokens = BACKWARD.replace("x: bf16[M, K] @ shard(0, dp), ", "");
@@ -230,7 +230,7 @@ fn gradients_of_tokens_over_both_axes() {
     // Of a weight that all ranks have, contributions of one rank of each axis.
     let both = "f(x: bf16[M, K] @ shard(0, dp) @ shard(0, tp), d: bf16[M, N] @ shard(0, dp) @ shard(0, tp))";
     let shapes: Shapes = &[("x", &[132, 72]), ("d", &[132, 144])];
-    for mesh in &TWO[..4] {
+    for mesh in some(&TWO[..4], 4) {
         right(&read(both, "gemm(x.t, d) -> all_reduce(dp)", shapes), &on(mesh));
         right(&read(both, "gemm(x.t, d) -> reduce_scatter(tp)", shapes), &on(mesh));
     }
@@ -255,7 +255,7 @@ fn every_way_with_tokens_over_both_axes() {
     }
     let pipeline = read(TOKENS, mlp, TOKENS_RAGGED);
     let plan = right(&pipeline, &on(TWO[1]));
-    for schedule in Schedule::all(3) {
+    for schedule in some(Schedule::all(3), 3) {
         assert!(run(&pipeline, &plan, schedule).iter().all(Judgement::passes), "{schedule}");
     }
 }

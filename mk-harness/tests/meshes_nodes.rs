@@ -54,7 +54,7 @@ const BOTH: &str =
 
 #[test]
 fn gathered_over_one_axis_and_summed_over_another() {
-    for config in worlds(4) {
+    for config in worlds(8) {
         for sum in ["reduce_scatter(dp)", "all_reduce(dp)", "all_reduce(dp) -> silu"] {
             let body = format!("gather(a, tp) -> gemm(b) -> {sum}");
             right(&read(BOTH, &body, RAGGED), &config);
@@ -73,7 +73,7 @@ fn gradients() {
     let shapes: Shapes = &[("x", &[200, 144]), ("d", &[200, 192])];
     let both = "f(x: bf16[M, K] @ shard(0, dp), w: bf16[K, N] @ shard(1, tp), d: bf16[M, N] @ shard(0, dp) @ shard(1, tp))";
     let all: Shapes = &[("x", &[132, 96]), ("w", &[96, 192]), ("d", &[132, 192])];
-    for config in worlds(4) {
+    for config in worlds(8) {
         for sum in ["reduce_scatter(dp)", "all_reduce(dp)"] {
             right(&read(columns, &format!("gemm(x.t, d) -> {sum}"), shapes), &config);
             let body = format!("(gemm(d, w.t) -> reduce_scatter(tp), gemm(x.t, d) -> {sum})");
@@ -91,7 +91,7 @@ fn tokens() {
     let shapes: Shapes = &[("x", &[132, 96]), ("w", &[96, 192]), ("v", &[192, 96])];
     // Rows over `dp` are gathered over nodes, and sums over `tp` are inside, or the other way round.
     let other = "f(x: bf16[M, K] @ shard(0, dp) @ shard(1, tp), w: bf16[K, N] @ shard(0, tp))";
-    for config in worlds(4) {
+    for config in worlds(8) {
         right(&read(signature, mlp, shapes), &config);
         for sum in ["reduce_scatter(tp)", "all_reduce(tp)"] {
             let body = format!("gather(x, dp) -> gemm(w) -> {sum}");
@@ -109,7 +109,7 @@ fn scaled_rows() {
         )
     };
     let shapes: Shapes = &[("x", &[768, 256]), ("w", &[1536, 256])];
-    for config in worlds(4) {
+    for config in worlds(8) {
         let config = Config { block: [128, 128, 64], ..config };
         right(&read(&scaled("dp", "tp"), "gather(x, dp) -> gemm(w.t)", shapes), &config);
     }
@@ -118,7 +118,7 @@ fn scaled_rows() {
 #[test]
 fn collectives_alone() {
     let signature = "f(a: bf16[M, K] @ shard(0, tp) @ shard(1, dp), b: bf16[M, K] @ shard(1, tp) @ partial(dp))";
-    for config in worlds(4) {
+    for config in worlds(8) {
         let Config { ranks, mesh, nodes, net, .. } = config;
         let config = Config { ranks, mesh, nodes, net, ..Config::default() };
         let shapes: Shapes = &[("a", &[131, 192]), ("b", &[131, 192])];

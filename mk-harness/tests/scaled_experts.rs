@@ -1,5 +1,9 @@
 //! Experts in eight bits on the executor, under every schedule, against f64 of the dequantised inputs.
 
+#[path = "sweep/drawn.rs"]
+mod drawn;
+
+use drawn::some;
 use mk_codegen::{passes::compile, plan::Plan, settings::Config, sim::Schedule};
 use mk_harness::{Case, CpuOptions, Inputs, run_on_cpu};
 use mk_syntax::{Bound, Program};
@@ -63,7 +67,7 @@ fn the_layer_under_every_schedule() {
 #[test]
 fn the_layer_on_other_worlds() {
     let two = [Schedule::Random, Schedule::Reversed];
-    for (ranks, tokens, experts) in [(1, 20, 3), (3, 17, 8), (4, 9, 10)] {
+    for (ranks, tokens, experts) in some([(1, 20, 3), (3, 17, 8), (4, 9, 10)], 3) {
         let sizes = [("T", tokens), ("K", 2), ("E", experts), ("H", 144), ("F", 128)];
         judge(LAYER, ranks, &sizes, &two);
     }
@@ -80,9 +84,9 @@ fn ranks_have_their_own_number_of_tokens() {
     let kept = KEPT.replace("fn kept(", "fn kept<T: own>(");
     let backward = BACKWARD.replace("fn backward(", "fn backward<T: own>(");
     let sources = [(&given, 1..=4), (&quantised, 2..=2), (&kept, 2..=2), (&backward, 2..=2)];
-    for (source, worlds) in sources {
+    for (source, worlds) in some(sources, 4) {
         let program = Program::parse(source).unwrap_or_else(|e| panic!("{e}"));
-        for ranks in worlds {
+        for ranks in some(worlds, 2) {
             let sizes = [("T", 7 * u64::from(ranks)), ("K", 2), ("E", 8), ("H", 144), ("F", 128)];
             let bound = bind(&program, &sizes).on(&program, ranks).expect("binds");
             let ranks = ranks as usize;
@@ -98,7 +102,8 @@ fn ranks_have_their_own_number_of_tokens() {
             assert!(compared, "nothing was compared");
         }
     }
-    assert!([0, 1, 7].iter().all(|n| brought.contains(n)), "{brought:?}");
+    let all = drawn::whole();
+    assert!(!all || [0, 1, 7].iter().all(|n| brought.contains(n)), "{brought:?}");
 }
 
 /// Tokens of 16 bits, quantised on the way out; rows without room are dropped.
@@ -116,7 +121,7 @@ fn tokens_are_quantised_on_the_way_out() {
 #[test]
 fn dispatched_rows_are_results() {
     let sizes = [("T", 22), ("K", 2), ("E", 4), ("H", 272), ("F", 128)];
-    for source in [KEPT, BACKWARD] {
+    for source in some([KEPT, BACKWARD], 2) {
         judge(source, 2, &sizes, &Schedule::all(2));
         // The last rank has fewer experts.
         let sizes = [("T", 18), ("K", 2), ("E", 5), ("H", 144), ("F", 128)];

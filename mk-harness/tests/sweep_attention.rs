@@ -13,7 +13,7 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 use std::collections::BTreeMap;
 
 /// Seconds that CI spends here.
-const SECONDS: u64 = 10;
+const SECONDS: u64 = 4;
 
 /// What is computed, over a ring and of what a rank has; `WORDS` are those behind the operands.
 const PARTS: [[&str; 2]; 3] = [

@@ -14,7 +14,7 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 use std::collections::BTreeMap;
 
 /// Seconds that CI spends here.
-const SECONDS: u64 = 10;
+const SECONDS: u64 = 4;
 
 /// What is computed, of what a rank has, over a ring, and between exchanges of heads for parts of the sequence; `WORDS`
 /// are those behind the operands.

@@ -6,9 +6,10 @@ mod sweep;
 
 use chain::Chain;
 use mk_harness::Routing;
+use sweep::drawn::some;
 
 /// Seconds that CI spends here.
-const SECONDS: u64 = 10;
+const SECONDS: u64 = 4;
 
 const ROUTINGS: [Routing; 4] = [Routing::Random, Routing::One, Routing::Padded, Routing::Empty];
 
@@ -37,7 +38,7 @@ fn all() -> Vec<Chain> {
 /// All tokens to the same experts: each keeps a block of rows, and what is dropped has no part in any gradient.
 #[test]
 fn gradients_of_kept_rows() {
-    for (ranks, tokens, slots) in [(1, 140, 2), (2, 200, 1), (3, 150, 2)] {
+    for (ranks, tokens, slots) in some([(1, 140, 2), (2, 200, 1), (3, 150, 2)], 3) {
         let (wide, drops) = (ranks == 2, true);
         let chain =
             Chain { ranks, tokens, slots, wide, drops, own: false, biased: ranks > 1, any: false };
@@ -48,9 +49,8 @@ fn gradients_of_kept_rows() {
 /// Ranks bring tensors of their own number of rows, none among others, and get as many.
 #[test]
 fn gradients_of_own_rows() {
-    for (ranks, tokens, slots, drops) in
-        [(1, 140, 2, false), (2, 200, 2, true), (3, 36, 2, false), (4, 12, 1, false)]
-    {
+    let sizes = [(1, 140, 2, false), (2, 200, 2, true), (3, 36, 2, false), (4, 12, 1, false)];
+    for (ranks, tokens, slots, drops) in some(sizes, 4) {
         let chain =
             Chain { ranks, tokens, slots, wide: true, drops, own: true, biased: false, any: false };
         chain.check(&[Routing::Random, Routing::One], 5);
@@ -60,7 +60,8 @@ fn gradients_of_own_rows() {
 /// Vectors that experts add, before gates and to their results, and their gradients: sums over rows of each.
 #[test]
 fn gradients_of_biases() {
-    for (ranks, tokens, slots) in [(1, 140, 2), (2, 40, 2), (3, 7, 1), (4, 20, 8), (8, 24, 2)] {
+    let sizes = [(1, 140, 2), (2, 40, 2), (3, 7, 1), (4, 20, 8), (8, 24, 2)];
+    for (ranks, tokens, slots) in some(sizes, 4) {
         let own = ranks == 4;
         let chain = Chain {
             ranks,
@@ -79,7 +80,8 @@ fn gradients_of_biases() {
 /// A kernel for any number of tokens: ranks have none of few.
 #[test]
 fn gradients_of_any_number_of_tokens() {
-    for (ranks, tokens, slots) in [(1, 40, 2), (2, 9, 2), (3, 4, 1), (4, 1, 2), (4, 70, 8)] {
+    let sizes = [(1, 40, 2), (2, 9, 2), (3, 4, 1), (4, 1, 2), (4, 70, 8)];
+    for (ranks, tokens, slots) in some(sizes, 4) {
         let (drops, biased) = (ranks == 2, slots == 8);
         let chain =
             Chain { ranks, tokens, slots, wide: false, drops, own: false, biased, any: true };

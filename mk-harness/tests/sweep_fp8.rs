@@ -17,7 +17,7 @@ use mk_syntax::Program;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 /// Seconds that CI spends here.
-const SECONDS: u64 = 10;
+const SECONDS: u64 = 4;
 
 /// Parameters, what is computed of them, and the extents of which every rank has whole blocks. `H` is of 16 bits, `E` and
 /// `F` of eight. Of experts, `G` is their number, `S` of how many a token is, `R` their rows.

@@ -17,9 +17,9 @@ use mk_syntax::Program;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 /// Seconds that CI spends here.
-const SECONDS: u64 = 6;
-const SECONDS_OF_ATTENTION: u64 = 4;
-const SECONDS_OF_EXPERTS: u64 = 3;
+const SECONDS: u64 = 3;
+const SECONDS_OF_ATTENTION: u64 = 2;
+const SECONDS_OF_EXPERTS: u64 = 2;
 
 /// Parameters, what is computed of them, and the extents of which ranks along an axis must have as many each, because a
 /// collective over the other axis moves their parts.

@@ -1,6 +1,6 @@
 //! What a chosen plan reads from memory: raster groups that stay in L2, and operand B once.
 
-use super::bound;
+use super::{bound, drawn};
 use mk::{
     Program,
     cost::DeviceModel,
@@ -65,7 +65,7 @@ fn rows_of_a_group(plan: &Plan) -> i64 {
 #[test]
 fn chosen_raster_groups_hold_at_most_1024_rows() {
     let large = [32768, 32768, 8192];
-    for ranks in [2, 4, 8] {
+    for ranks in drawn::some([2, 4, 8], 3) {
         let (program, bound) = gathered(large, ranks);
         let facts = tune::facts(&program, &bound, ranks);
         let setting = SETTINGS.iter().find(|s| s.name == "group_m").expect("there is one");

@@ -88,18 +88,25 @@ pub fn mutants() -> Result<()> {
 }
 
 /// Grids, with the package and the tests that take a part of them.
-const GRIDS: [(&str, &str, &[&str]); 12] = [
-    ("attention", "mk-harness", &["sweep_attention"]),
+const GRIDS: [(&str, &str, &[&str]); 15] = [
+    ("attention", "mk-harness", &["attention", "attention_grad", "sweep_attention", "ulysses"]),
     ("documents", "mk-harness", &["sweep_documents"]),
-    ("experts", "mk-harness", &["few_tokens", "sweep_experts"]),
+    ("experts", "mk-harness", &["experts_backward", "few_tokens", "sweep_experts"]),
     ("experts_nodes", "mk-harness", &["sweep_experts_nodes"]),
     ("gemms_nodes", "mk-harness", &["sweep_gemms_nodes"]),
     ("kernels", "mk-kernels", &["nvrtc"]),
-    ("fp8", "mk-harness", &["sweep_fp8"]),
-    ("meshes", "mk-harness", &["meshes", "meshes_nodes", "sweep_meshes"]),
+    ("fp8", "mk-harness", &["scaled_experts", "sweep_fp8"]),
+    ("meshes", "mk-harness", &["experts_meshes", "meshes", "meshes_nodes", "sweep_meshes"]),
+    ("messages", "mk-command", &["cli"]),
+    ("network", "mk-harness", &["network"]),
     ("nodes", "mk-harness", &["sweep_nodes"]),
-    ("pipelines", "mk-kernels", &["pipelines", "grad"]),
-    ("tokens", "mk-codegen", &["dispatch"]),
+    ("pipelines", "mk-kernels", &["pipelines", "grad", "tune"]),
+    (
+        "plans",
+        "mk-codegen",
+        &["emission", "equivalence", "executor", "grouped", "hostile", "lowering", "refusals"],
+    ),
+    ("tokens", "mk-codegen", &["dispatch", "tables_on_host"]),
     ("ui", "mk-kernels", &["ui"]),
 ];
 

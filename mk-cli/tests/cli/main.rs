@@ -1,6 +1,8 @@
 //! The `mk` command from outside: exit status, stdout, stderr.
 
 mod command;
+#[path = "../../../mk-harness/tests/sweep/drawn.rs"]
+mod drawn;
 mod errors;
 mod export;
 mod files;

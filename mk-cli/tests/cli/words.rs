@@ -1,6 +1,9 @@
 //! What every command says in one way: help lines, numbers of one, paths that cannot be written, options without effect.
 
-use crate::command::{Done, TempDir, command, done, mk, mk_json, mk_reads};
+use crate::{
+    command::{Done, TempDir, command, done, mk, mk_json, mk_reads},
+    drawn,
+};
 use std::fs;
 
 const MK: &str = "examples/gather_gemm.mk";
@@ -267,11 +270,11 @@ fn explain_names_settings() {
 #[test]
 fn gradients_are_read_again() {
     let mut derived = 0;
-    for entry in fs::read_dir(crate::command::root().join("examples")).expect("examples") {
-        let path = entry.expect("a file").path();
-        if path.extension().is_none_or(|e| e != "mk") {
-            continue;
-        }
+    let files = fs::read_dir(crate::command::root().join("examples")).expect("examples");
+    let files = files.map(|entry| entry.expect("a file").path());
+    let mut files: Vec<_> = files.filter(|p| p.extension().is_some_and(|e| e == "mk")).collect();
+    files.sort();
+    for path in drawn::some(files, 4) {
         let path = path.to_string_lossy().into_owned();
         for save in ["all", "least"] {
             let whole = mk(&["grad", &path, "--save", save]);
@@ -291,7 +294,7 @@ fn gradients_are_read_again() {
             derived += 1;
         }
     }
-    assert!(derived >= 8, "{derived}");
+    assert!(derived >= if drawn::whole() { 8 } else { 1 }, "{derived}");
 }
 
 /// Mistakes of the second pipeline of a text stand on its lines.

@@ -1,5 +1,6 @@
 //! What is proved and what is emitted: a mutant that verifies has a kernel, or it is said in words that there is none, and why.
 
+use crate::drawn;
 use crate::judges::{SMALL, Small, runs};
 use crate::mutate::mutants;
 use mk_abi::DType;
@@ -125,14 +126,10 @@ fn element_types_that_verify_are_executed_and_emitted() {
 /// makes a kernel asks [`check`], and is told the same.
 #[test]
 fn mutants_that_verify_have_a_kernel_or_a_reason() {
-    let share: usize = match std::env::var("MK_SWEEP").as_deref() {
-        Ok("all") => 1,
-        _ => 9,
-    };
     let (mut emitted, mut several, mut reasons) = (0, 0, BTreeMap::<String, u32>::new());
     for case in SMALL.iter().chain(MORE) {
         let (_, _, plan) = case.made();
-        for (_, m) in mutants(&plan).into_iter().enumerate().filter(|(i, _)| i % share == 0) {
+        for m in drawn::some(mutants(&plan), 27) {
             let name = format!("{}: {}", case.name, m.name);
             let checked = match check::check(&Claim::read(&m.plan, None), Options::default()) {
                 Ok(checked) => checked,
@@ -161,7 +158,7 @@ fn mutants_that_verify_have_a_kernel_or_a_reason() {
     }
     println!("{emitted} emitted, {several} refused for several reasons; without a kernel:");
     reasons.iter().for_each(|(what, n)| println!("{n:5}  {what}"));
-    assert!(emitted > 200 / share.min(4), "{emitted} emitted");
+    assert!(emitted > if drawn::whole() { 200 } else { 10 }, "{emitted} emitted");
 }
 
 /// Everything that no template carries out is said at once, and not what stands first alone.

@@ -3,6 +3,8 @@
 mod against;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../../../mk-harness/tests/sweep/drawn.rs"]
+mod drawn;
 mod judges;
 mod kernels;
 mod mutate;

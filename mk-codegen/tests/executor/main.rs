@@ -4,6 +4,8 @@ mod adversary;
 mod bench;
 mod compare;
 mod dense;
+#[path = "../../../mk-harness/tests/sweep/drawn.rs"]
+mod drawn;
 mod errors;
 mod fixtures;
 mod harness;

@@ -26,7 +26,7 @@ use std::{
 };
 
 /// Seconds that CI spends here.
-const SECONDS: u64 = 15;
+const SECONDS: u64 = 5;
 /// Of mutants that are the same at every point, how many there are for one that is judged beside the first.
 const EVERY: usize = 16;
 /// Mutants of a plan that are judged before the next plan.

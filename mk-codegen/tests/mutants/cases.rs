@@ -211,25 +211,6 @@ pub fn folder(name: &str) -> Vec<Case> {
     paths.iter().map(|p| read(p)).collect()
 }
 
-/// Drafts of forms that no pipeline has yet, as `passes/tests` prints them. `few`: not those whose tables are large.
-pub fn drafts(few: bool) -> Vec<Case> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("lower/src/passes/tests/snapshots");
-    let entries = fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
-    let mut paths: Vec<_> = entries.map(|e| e.expect("an entry").path()).collect();
-    paths.retain(|p| p.extension().is_some_and(|e| e == "snap"));
-    paths.sort();
-    let read = |p: &Path| {
-        let text = fs::read_to_string(p).unwrap_or_else(|e| panic!("{}: {e}", p.display()));
-        let plan = text.splitn(3, "---\n").nth(2).unwrap_or_default();
-        let plan = plan.parse().unwrap_or_else(|e| panic!("{}: {e}", p.display()));
-        let name = p.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let name = name.rsplit("__").next().unwrap_or_default().to_string();
-        Case { name, plan, pipeline: None }
-    };
-    let large = |c: &Case| matches!(&*c.name, "packed_blocks" | "packed_dispatched");
-    paths.iter().map(|p| read(p)).filter(|c| !few || !large(c)).collect()
-}
-
 /// The catalogue. `few`: on one world and shape each, in turn, and not on all.
 pub fn pipelines(few: bool) -> Vec<Case> {
     catalogue(few, SHAPES)

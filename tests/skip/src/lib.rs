@@ -28,6 +28,8 @@ pub enum Need {
     Rdma,
     /// A program, by its name.
     Program(&'static str),
+    /// Minutes: `cargo xtask sweep` of this name.
+    Sweep(&'static str),
 }
 
 impl Display for Need {
@@ -39,6 +41,7 @@ impl Display for Need {
             Need::Fabric => f.write_str("libfabric (`cargo xtask setup`)"),
             Need::Rdma => f.write_str("an RDMA device (`cargo xtask softroce` has one)"),
             Need::Program(name) => write!(f, "`{name}`"),
+            Need::Sweep(name) => write!(f, "`cargo xtask sweep {name}`"),
         }
     }
 }
@@ -103,8 +106,12 @@ mod tests {
     #[test]
     fn tests_have_names() {
         assert_eq!(test(), "mk_skip::tests::tests_have_names");
-        let needs = [Need::Gpus(1), Need::Gpus(4), Need::Nvrtc, Need::Program("c++")];
+        let needs =
+            [Need::Gpus(1), Need::Gpus(4), Need::Nvrtc, Need::Program("c++"), Need::Sweep("ui")];
         let text = needs.map(|n| n.to_string());
-        assert_eq!(text, ["a GPU", "4 GPUs", "NVRTC (`cargo xtask setup`)", "`c++`"]);
+        assert_eq!(
+            text,
+            ["a GPU", "4 GPUs", "NVRTC (`cargo xtask setup`)", "`c++`", "`cargo xtask sweep ui`"]
+        );
     }
 }

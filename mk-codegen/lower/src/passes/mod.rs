@@ -13,8 +13,6 @@ mod scaled;
 mod shape;
 mod signals;
 mod strategies;
-#[cfg(test)]
-mod tests;
 mod tile;
 mod world;
 
