@@ -51,7 +51,7 @@ pub fn run(args: &Args) -> Result<()> {
     let Pipeline { program, bound } = &pipeline::bind(&args.pipeline)?;
     let given = pipeline::config(&args.pipeline)?;
     let (line, on_mesh) = (&args.pipeline, !given.mesh.is_empty());
-    let is_given = on_mesh && !line.tuned && !line.over_nodes();
+    let is_given = (on_mesh || line.over_nodes()) && !line.tuned;
     let is_searched = !is_given && pipeline::searched(line)?;
     let subject = if is_searched { Subject::Searched } else { Subject::Options(&given) };
     let cache = Cache::new(&JitOptions::default());

@@ -382,9 +382,8 @@ pub fn unsearched_nodes(args: &PipelineArgs) -> Result<()> {
     if !args.over_nodes() {
         return Ok(());
     }
-    let what =
-        "settings are not searched for several nodes: the cost model has no figures of a network";
-    let help = "leave out `--nodes`; `mk run`, `mk plan` and `mk check` take it";
+    let what = "settings are not searched for several nodes, whose network nobody has measured";
+    let help = "leave out `--nodes`; `mk explain` predicts settings that are given with it";
     Err(Failure::usage(what, help))
 }
 

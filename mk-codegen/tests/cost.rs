@@ -155,6 +155,30 @@ fn more_work_takes_longer() {
     assert!(waves(131 * 128) <= one * 1.01);
 }
 
+/// Rows that come from another node take what their card takes; its rate and its latency are figures like others.
+#[test]
+fn messages_share_a_card() {
+    let gathered = |rows: u64, model: &DeviceModel| {
+        let shapes: &[(&str, &[u64])] = &[("a", &[rows, 4096]), ("b", &[4096, 256])];
+        predict(&with("gather(a) -> gemm(b)", shapes, |c| c.nodes = 2), model).unwrap()
+    };
+    // Slower than the SMs that stage rows for it.
+    let model = &DeviceModel { card_bytes_per_s: 20e9, ..DeviceModel::h200().clone() };
+    let base = gathered(16384, model);
+    // A card sends the rows of its rank once.
+    let wire = |model: &DeviceModel| 4096.0 * 4096.0 * 2.0 / model.card_bytes_per_s;
+    assert!(base.total_s > wire(model) && base.bound == Bound::Card, "{:?}", base.shares);
+    assert!(base.shares.iter().any(|s| s.0 == Bound::Card && s.1 > 0.5 * wire(model)));
+    let slow = DeviceModel { card_bytes_per_s: model.card_bytes_per_s / 2.0, ..model.clone() };
+    let more = gathered(16384, &slow).total_s - base.total_s;
+    assert!((more / wire(model) - 1.0).abs() < 0.2, "{more}");
+    let far = DeviceModel { card_s: model.card_s + 50e-6, ..model.clone() };
+    let later = gathered(16384, &far).total_s - base.total_s;
+    // Entry is told first, then the last rows.
+    assert!((40e-6..110e-6).contains(&later), "{later}");
+    assert!(gather_gemm(4096, 4096, 256, 8).shares.iter().all(|s| s.0 != Bound::Card));
+}
+
 #[test]
 fn what_bounds_it_is_named() {
     assert_eq!(gather_gemm(8192, 8192, 57344, 8).bound, Bound::Compute);

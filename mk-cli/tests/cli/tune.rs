@@ -31,6 +31,20 @@ fn an_explanation() {
     assert_eq!(text, std::fs::read_to_string(path).expect("the text"), "see MK_BLESS");
 }
 
+/// With given settings, or defaults: nothing is searched.
+#[test]
+fn nodes_are_explained() {
+    let dir = TempDir::new();
+    let over = [&["explain"], &GATHER_GEMM[..], &["--ranks", "4", "--nodes", "2"]].concat();
+    let text = mk(&over, &dir).ok();
+    let cards = "2 nodes with network cards of 50 GB/s and 5 us, which nobody measured";
+    assert!(text.contains(cards) && text.contains(" us  network cards"), "{text}");
+    assert!(text.contains("apart      it does not come apart: its ranks are on several nodes"));
+    let set = [&over[..], &["--set", "block=128x128x64", "--json"]].concat();
+    let said = mk(&set, &dir).ok();
+    assert!(said.contains("block=128x128x64") && said.contains("\"network cards\""), "{said}");
+}
+
 #[test]
 fn a_pipeline_that_is_one_kernel_has_no_verdict() {
     let dir = TempDir::new();

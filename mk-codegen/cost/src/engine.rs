@@ -11,7 +11,7 @@
 use super::{
     CostError, Result,
     model::DeviceModel,
-    work::{Give, Job, Kind, Out, Tile, Work, is_link},
+    work::{Give, Job, Kind, Out, RESOURCES, Reach, Tile, Work, is_card, is_link},
 };
 use std::{
     cmp::{Ordering, Reverse},
@@ -161,7 +161,11 @@ struct Run<'w> {
 /// Runs all lanes to their end.
 pub(super) fn run(work: &Work, model: &DeviceModel) -> Result<Vec<Ran>> {
     let resource = |i: u32| Resource {
-        rate: if is_link(i) { model.link_bytes_per_s } else { model.hbm_bytes_per_s },
+        rate: match i {
+            i if is_link(i) => model.link_bytes_per_s,
+            i if is_card(i) => model.card_bytes_per_s,
+            _ => model.hbm_bytes_per_s,
+        },
         present: 0,
         virtual_now: 0.0,
         at: 0.0,
@@ -188,7 +192,7 @@ pub(super) fn run(work: &Work, model: &DeviceModel) -> Result<Vec<Ran>> {
         events: BinaryHeap::new(),
         serial: 0,
         soonest: None,
-        resources: (0..2 * work.ranks as u32).map(resource).collect(),
+        resources: (0..RESOURCES * work.ranks as u32).map(resource).collect(),
         flows: Vec::new(),
         lanes: work.lanes.iter().map(lane).collect(),
         value: vec![0; work.words],
@@ -439,8 +443,12 @@ impl Run<'_> {
         self.ran[job as usize].end = now;
         let work = self.work;
         let j = &work.jobs[job as usize];
-        for Give { word, add, peer } in &work.posts[j.posts.clone()] {
-            let flag = if *peer { self.model.flag_peer_s } else { self.model.flag_local_s };
+        for Give { word, add, reach } in &work.posts[j.posts.clone()] {
+            let flag = match reach {
+                Reach::Own => self.model.flag_local_s,
+                Reach::Peer => self.model.flag_peer_s,
+                Reach::Node => self.model.card_s,
+            };
             let add = i32::try_from(*add).unwrap_or(i32::MAX);
             self.push(now + flag, Event::Post(*word, add, job));
         }

@@ -55,6 +55,13 @@ pub struct DeviceModel {
     pub throttle_s: f64,
     /// What a GPU sends over its links, all ranks sending at once.
     pub link_bytes_per_s: f64,
+    /// What a network card sends to other nodes: the line rate of 400 Gb/s, where nobody says another. `mk probe` measures
+    /// no network.
+    #[serde(default = "card_bytes_per_s")]
+    pub card_bytes_per_s: f64,
+    /// From the end of a message to the end of the wait for its word on another node, where nobody says another.
+    #[serde(default = "card_s")]
+    pub card_s: f64,
     /// Rate at which one SM loads a GEMM's running sums before a tile continues them; its tensor cores wait.
     #[serde(default = "carry_bytes_per_s")]
     pub carry_bytes_per_s: f64,
@@ -188,6 +195,10 @@ macro_rules! defaults {
 }
 
 defaults! {
+    /// 400 Gb/s.
+    card_bytes_per_s = 50e9;
+    /// What `benches` shape a loopback to; not measured.
+    card_s = 5e-6;
     /// On an H200, where nobody measured another.
     engine_begin_s = 9.5e-6;
     /// On an H200, where nobody measured another: 1 us for 128 x 256 elements of 16 bits.
@@ -274,7 +285,7 @@ impl DeviceModel {
         let movers = self.movers.all();
         let rates = named!(self;
             hbm_bytes_per_s hbm_slices_bytes_per_s hbm_once_bytes_per_s link_bytes_per_s
-            carry_bytes_per_s operand_bytes_per_s save_bytes_per_s exchange_bytes_per_s l2_bytes
+            card_bytes_per_s carry_bytes_per_s operand_bytes_per_s save_bytes_per_s exchange_bytes_per_s l2_bytes
             drift_bytes);
         let of_movers = movers.iter().map(|(name, m)| (*name, m.bytes_per_s));
         let (of_products, more) = self.products.as_ref().map(Products::all).unzip();
@@ -288,8 +299,8 @@ impl DeviceModel {
             return refuse(format!("{name} is {v}, and must be 1e3 to 1e18"));
         }
         let times = named!(self;
-            launch_s engine_begin_s fill_s flag_local_s flag_peer_s written_s line_s exchange_s
-            uneven throttle throttle_s);
+            launch_s engine_begin_s fill_s flag_local_s flag_peer_s card_s written_s line_s
+            exchange_s uneven throttle throttle_s);
         let of_tiles = self.tiles.iter().flat_map(|t| [("step_s", t.step_s), ("tile_s", t.tile_s)]);
         let of_movers = movers.iter().map(|(name, m)| (*name, m.task_s));
         let all =

@@ -2,9 +2,9 @@
 
 use super::{
     engine::Ran,
-    work::{Kind, Work, is_link},
+    work::{Kind, Work, is_card, is_link},
 };
-use mk_plan::{Entity, FamId, Leaf, Plan};
+use mk_plan::{Entity, FamId, Plan};
 use serde::Serialize;
 use std::fmt;
 
@@ -70,6 +70,8 @@ pub enum Bound {
     Waves,
     /// Links between GPUs.
     Link,
+    /// Network cards, to other nodes.
+    Card,
     /// Memory of a GPU.
     Memory,
     /// What the SMs that copy and add can move by themselves.
@@ -84,6 +86,7 @@ impl fmt::Display for Bound {
             Bound::Compute => "compute",
             Bound::Waves => "waves of tiles",
             Bound::Link => "links",
+            Bound::Card => "network cards",
             Bound::Memory => "memory",
             Bound::Movers => "SMs that copy or add",
             Bound::Latency => "latency",
@@ -201,11 +204,11 @@ fn chain(
     let one = |i: usize| {
         let (job, r) = (&work.jobs[i], &ran[i]);
         let family = &plan.families[job.family];
-        let beside = family.leaf.is_host_copy() || family.leaf == Leaf::Signal;
+        let has_ctas = plan.roles[family.role].kind.owns_ctas();
         Chain {
             family: family.name.clone(),
             rank: job.rank as usize,
-            cta: (!beside).then(|| work.lanes[lane_of[i] as usize].cta),
+            cta: has_ctas.then(|| work.lanes[lane_of[i] as usize].cta),
             task: job.linear,
             begin_s: r.begin,
             end_s: r.end,
@@ -229,8 +232,8 @@ fn chain(
 
 /// Seconds of the critical chain by kind; they add up to the total.
 fn shares(work: &Work, ran: &[Ran], last: Option<usize>, total_s: f64) -> Vec<(Bound, f64)> {
-    const KINDS: [Bound; 5] =
-        [Bound::Compute, Bound::Link, Bound::Memory, Bound::Movers, Bound::Latency];
+    const KINDS: [Bound; 6] =
+        [Bound::Compute, Bound::Link, Bound::Card, Bound::Memory, Bound::Movers, Bound::Latency];
     let mut sums = [0.0; KINDS.len()];
     let mut add = |kind: Bound, seconds: f64| {
         if let Some(i) = KINDS.iter().position(|k| *k == kind) {
@@ -242,8 +245,12 @@ fn shares(work: &Work, ran: &[Ran], last: Option<usize>, total_s: f64) -> Vec<(B
     for i in walk(ran, last) {
         let (job, r) = (&work.jobs[i], &ran[i]);
         let flows = &work.flows[job.main_flows.clone()];
-        let over_links = flows.iter().any(|f| is_link(f.resource));
-        let shared = if over_links { Bound::Link } else { Bound::Memory };
+        let over = |is: fn(u32) -> bool| flows.iter().any(|f| is(f.resource));
+        let shared = match () {
+            () if over(is_card) => Bound::Card,
+            () if over(is_link) => Bound::Link,
+            () => Bound::Memory,
+        };
         let main = (r.main_end.min(until) - r.begin).max(0.0);
         let after = (until.min(r.end) - r.main_end).max(0.0);
         add(Bound::Latency, until - r.end.min(until));
@@ -268,7 +275,9 @@ fn shares(work: &Work, ran: &[Ran], last: Option<usize>, total_s: f64) -> Vec<(B
         until = until.min(r.begin);
     }
     add(Bound::Latency, until);
-    KINDS.into_iter().zip(sums).collect()
+    // Inside a node nobody asks for cards.
+    let has_cards = work.flows.iter().any(|f| is_card(f.resource));
+    KINDS.into_iter().zip(sums).filter(|(kind, _)| *kind != Bound::Card || has_cards).collect()
 }
 
 /// Whether a tenth of the steps that lanes could make is lost because some lanes have one tile more than others.

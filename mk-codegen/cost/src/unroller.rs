@@ -3,7 +3,7 @@
 use super::{
     CostError, Result,
     model::{DeviceModel, Mover},
-    work::{Flow, Give, Job, Kind, Need, Work, link, memory},
+    work::{Flow, Give, Job, Kind, Need, Reach, Work, link, memory},
 };
 use mk_plan::{Agent, Entity, FamId, Family, Mode, Plan, Point, Points, Region, Task, Wait};
 
@@ -193,7 +193,12 @@ impl<'a> Unroller<'a> {
             })?;
             for (rank, index, add) in all.into_iter().filter(|p| p.2 != 0) {
                 let word = self.word(rank, p.signal.index(), &index);
-                self.work.posts.push(Give { word, add, peer: rank != task.rank() });
+                let reach = match rank == task.rank() {
+                    true => Reach::Own,
+                    false if x.leaf.sends() => Reach::Node,
+                    false => Reach::Peer,
+                };
+                self.work.posts.push(Give { word, add, reach });
             }
         }
         Ok(from..self.work.posts.len())

@@ -85,7 +85,16 @@ pub(super) struct Need {
 pub(super) struct Give {
     pub word: u32,
     pub add: i64,
-    pub peer: bool,
+    pub reach: Reach,
+}
+
+/// Where the word of a post is.
+#[derive(Clone, Copy)]
+pub(super) enum Reach {
+    Own,
+    Peer,
+    /// On another node, behind a message.
+    Node,
 }
 
 /// Bytes over a resource.
@@ -95,19 +104,32 @@ pub(super) struct Flow {
     pub bytes: f64,
 }
 
+/// Resources of a rank.
+pub(super) const RESOURCES: u32 = 3;
+
 /// Memory of a rank.
 pub(super) fn memory(rank: usize) -> u32 {
-    2 * rank as u32
+    RESOURCES * rank as u32
 }
 
-/// What a rank sends to others.
+/// What a rank sends to others of its node.
 pub(super) fn link(rank: usize) -> u32 {
-    2 * rank as u32 + 1
+    RESOURCES * rank as u32 + 1
 }
 
-/// Whether a resource is a link; else it is memory.
+/// What its network card sends to other nodes.
+pub(super) fn card(rank: usize) -> u32 {
+    RESOURCES * rank as u32 + 2
+}
+
+/// Whether a resource is a link.
 pub(super) fn is_link(resource: u32) -> bool {
-    resource & 1 == 1
+    resource % RESOURCES == 1
+}
+
+/// Whether it is a network card.
+pub(super) fn is_card(resource: u32) -> bool {
+    resource % RESOURCES == 2
 }
 
 pub(super) fn gcd(a: i64, b: i64) -> i64 {

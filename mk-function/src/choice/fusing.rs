@@ -93,7 +93,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    const WORDS: [(Reason, &'static str); 14] = [
+    const WORDS: [(Reason, &'static str); 15] = [
         (Reason::Asked, "asked"),
         (Reason::Given, "given"),
         (Reason::Overlap, "overlap"),
@@ -108,6 +108,7 @@ impl Reason {
         (Reason::Indivisible(Indivisible::Results), "results"),
         (Reason::Indivisible(Indivisible::Unwritten), "unwritten"),
         (Reason::Indivisible(Indivisible::Mesh), "mesh"),
+        (Reason::Indivisible(Indivisible::Nodes), "nodes"),
     ];
 }
 

@@ -65,9 +65,14 @@ pub fn explain(
         Subject::Options(given) => (false, Some(given)),
         Subject::Composition(made) => (true, made.configs.first()),
     };
-    let mesh = fixed.map_or(Vec::new(), |config| config.mesh.clone());
-    let on_mesh = !mesh.is_empty();
-    let default = Config { ranks, mesh, ..Config::default() };
+    let unset = Config::default();
+    let world = fixed.unwrap_or(&unset);
+    let Config { mesh, nodes, net, .. } = world.clone();
+    let default = Config { ranks, mesh, nodes, net, ..Config::default() };
+    let whole = match () {
+        () if default.nodes > 1 => Some(Indivisible::Nodes),
+        () => (!default.mesh.is_empty()).then_some(Indivisible::Mesh),
+    };
     let facts = facts_of(program, bound, &default);
     let target = match subject {
         Subject::Options(given) => &given.target,
@@ -80,11 +85,11 @@ pub fn explain(
             None
         })
     };
-    // Nothing is measured or searched over several axes.
-    let best = if on_mesh { None } else { winner(program, bound) };
-    let chosen = || match on_mesh {
-        true => None,
-        false => choose(program, bound, ranks, model).map(|(config, _)| config),
+    // Nothing is measured or searched over several axes, or nodes.
+    let best = if whole.is_some() { None } else { winner(program, bound) };
+    let chosen = || match whole {
+        Some(_) => None,
+        None => choose(program, bound, ranks, model).map(|(config, _)| config),
     };
     let same = |a: &Config, b: &Config| settings::write(a, &facts) == settings::write(b, &facts);
     let (config, origin) = match (subject, fixed, &best) {
@@ -113,7 +118,7 @@ pub fn explain(
     };
     let measured_ms = best.filter(|w| same(&w.config, &config)).map(|w| w.ms);
     let times = Times { measured_ms, predicted_ms: Some(prediction.ms()) };
-    let pieces = if on_mesh { Err(Indivisible::Mesh) } else { parts(program, bound) };
+    let pieces = whole.map_or_else(|| parts(program, bound), Err);
     let apart = match pieces {
         Err(why) => Apart::Indivisible(why),
         Ok(list) => {
@@ -139,7 +144,7 @@ pub fn explain(
     };
     Ok(Explanation {
         ranks,
-        machine: format!("{} ({})", model.gpu, model.measured),
+        machine: format!("{} ({}){}", model.gpu, model.measured, cards(&config, model)),
         settings: settings::write(&config, &facts),
         others: others(program, bound, &config, &facts, model),
         config,
@@ -164,6 +169,17 @@ pub fn explain(
         notes,
         chain,
     })
+}
+
+/// Which network is supposed, where there is one.
+fn cards(config: &Config, model: &DeviceModel) -> String {
+    let [rate, latency] = [model.card_bytes_per_s / 1e9, model.card_s * 1e6];
+    match config.nodes {
+        0 | 1 => String::new(),
+        nodes => format!(
+            ", {nodes} nodes with network cards of {rate} GB/s and {latency} us, which nobody measured"
+        ),
+    }
 }
 
 /// Operations and settings of each kernel of what was made apart.

@@ -1,12 +1,19 @@
-//! Sends, of which nobody has measured any.
+//! Sends: a rank's messages share the rate of its network card.
 
 use super::{Cost, Done};
-use crate::unroller::Unroller;
+use crate::{
+    unroller::Unroller,
+    work::{Flow, card},
+};
 use mk_plan::{Task, leaf::NicSend};
 
 impl Cost for NicSend {
     fn jobs(&self, u: &mut Unroller<'_>, task: &Task, _: f64) -> Done {
         let x = u.family(task);
-        Err(Unroller::unsupported(task, x))
+        let mut traffic = u.traffic(task, x, 1)?;
+        // What it reads of memory is little beside what memory has.
+        let message = Flow { resource: card(task.rank()), bytes: traffic.written };
+        traffic.flows = if message.bytes > 0.0 { vec![message] } else { Vec::new() };
+        u.moves(task, x, 1, traffic, 0.0)
     }
 }
