@@ -24,10 +24,9 @@ const ATTEND_RATE: f64 = 5e12;
 /// The same where they also add up what peers sent, through registers.
 pub const DEFAULT_REDUCE_SMS: u32 = 16;
 
-/// CTAs that hand data to the network: one lane fills the fifo, and one that stages the data awaits what was delivered.
+/// CTAs that hand data to the network: one lane fills the fifo.
 const INTER_SEND_SMS: u32 = 1;
-/// CTAs that await what the network brings. With the two lanes of the CTA that sends, four poll memory that hosts
-/// write.
+/// CTAs that await what the network brings. With the lane that sends, three poll memory that hosts write.
 const INTER_REDUCE_SMS: u32 = 2;
 
 /// Of few SMs, where ranks share a GPU or most are reserved, communication gets one in so many by default.

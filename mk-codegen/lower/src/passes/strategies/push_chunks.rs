@@ -329,8 +329,10 @@ impl Pushes<'_> {
         let send = draft.buffer(&name, Space::Net, of.dtype, one_node.clone(), None);
         let mut touched = self.reads(draft, parts, of, &x, &rows);
         touched.push(write(Operand::Dst, send, x.in_net(&rows, of)));
-        let kind = RoleKind::InterSend;
+        // By those that forward, and first, as rows of a gather are.
+        let kind = RoleKind::IntraComm;
         let stage = draft.family("stage", kind, leaf.clone(), x.domain.clone(), vec![], touched);
+        draft.first.push(stage);
         let staged = Writer::new(stage, Operand::Dst, x.word());
         let staged = draft.flow(Flow::new("staged", words.clone(), 1.into(), vec![staged]));
         let credit = [vec![Var::EACH.into()], x.word()].concat();
