@@ -123,8 +123,10 @@ fn no_result_is_written_before_it_is_made_or_made_of_less() {
     }
     assert!(missed.is_empty(), "accepted, but with other results:\n{}", missed.join("\n"));
     for (kind, least) in [(Kind::AccessMoved, 10), (Kind::Contributions, 100)] {
-        let least = if few() { least / 100 } else { least };
-        assert!(table.get(&kind).is_some_and(|n| n[0] > least), "{kind:?}: {table:?}");
+        // A draw may have few that go wrong.
+        let enough =
+            |n: &[usize; 4]| if few() { n.iter().sum::<usize>() >= 10 } else { n[0] > least };
+        assert!(table.get(&kind).is_some_and(enough), "{kind:?}: {table:?}");
     }
 }
 
