@@ -23,8 +23,8 @@ const MANY_LINES: usize = 600;
 const UNFINISHED: &[&str] = &["todo!(", "unimplemented!(", "#[ignore"];
 
 /// What a run from a clean clone takes: minutes on two free cores, and gigabytes in `target`.
-const MINUTES: u32 = 20;
-const GIGABYTES: f64 = 9.7;
+const MINUTES: u32 = 26;
+const GIGABYTES: f64 = 11.0;
 
 /// Says how long it takes, and how much disk, before anything is built.
 fn announce() {
