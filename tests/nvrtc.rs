@@ -883,7 +883,7 @@ fn is_drawn(name: &str, emission: Options) -> bool {
     drawn::whole() || hasher.finish().is_multiple_of(ONE_IN)
 }
 
-/// Traced, of all plans those with a kind of task that none before had: what is not traced is compiled by the other test.
+/// Traced kernels are compiled only of plans that have a new kind of task. The other test compiles all, untraced.
 fn compile(emission: Options) {
     type Lower<'a> = (&'a str, Box<dyn Fn() -> Result<Plan, LowerError> + Sync + 'a>);
     let defaults = CASES.iter().map(|c| -> Lower<'_> { (c.0, Box::new(|| plan(c.1, c.2, c.3))) });

@@ -36,7 +36,7 @@ def counts_of(rows, experts, skew, draw):
 
 
 def by_rows(x):
-    """Eight bits with a factor for each row of the last dimension."""
+    """Values as e4m3, and one factor for each row of them."""
     factors = x.abs().amax(-1).clamp(min=1e-12) / torch.finfo(EIGHT).max
     return (x / factors[..., None]).to(EIGHT), factors
 

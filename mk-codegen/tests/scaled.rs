@@ -101,7 +101,7 @@ const WALKS: &[&[Sizes]] = &[
 /// Where sizes are too large to prove, larger ones are, too. CI walks along the first axis, `cargo xtask mutants` along all.
 #[test]
 fn limits_are_monotone() {
-    let all = std::env::var("MK_SWEEP").is_ok_and(|v| v == "all");
+    let all = drawn::whole();
     let program = Program::parse(&LAYER.replace(", capacity = R", "")).expect("a layer");
     let walks = if all { WALKS } else { &WALKS[..1] };
     let (mut passed, mut walked) = (0, 0);

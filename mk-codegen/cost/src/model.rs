@@ -55,11 +55,10 @@ pub struct DeviceModel {
     pub throttle_s: f64,
     /// What a GPU sends over its links, all ranks sending at once.
     pub link_bytes_per_s: f64,
-    /// What a network card sends to other nodes: the line rate of 400 Gb/s, where nobody says another. `mk probe` measures
-    /// no network.
+    /// What a network card sends to other nodes. The default is the line rate of 400 Gb/s: `mk probe` measures no network.
     #[serde(default = "card_bytes_per_s")]
     pub card_bytes_per_s: f64,
-    /// From the end of a message to the end of the wait for its word on another node, where nobody says another.
+    /// From the end of a message to the end of the wait for its word on another node. The default is not measured.
     #[serde(default = "card_s")]
     pub card_s: f64,
     /// Rate at which one SM loads a GEMM's running sums before a tile continues them; its tensor cores wait.
@@ -197,7 +196,7 @@ macro_rules! defaults {
 defaults! {
     /// 400 Gb/s.
     card_bytes_per_s = 50e9;
-    /// What `benches` shape a loopback to; not measured.
+    /// Not measured.
     card_s = 5e-6;
     /// On an H200, where nobody measured another.
     engine_begin_s = 9.5e-6;

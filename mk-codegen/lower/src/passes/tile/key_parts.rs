@@ -32,8 +32,8 @@ pub(super) struct Cut {
     pub heads: i32,
 }
 
-/// What parts give, `[parts, batch, groups of heads, queries, heads, columns]` in f32: results as they are summed up, and
-/// a maximum and a sum of each row.
+/// What parts give, `[parts, batch, groups of heads, queries, heads, columns]` in f32: results as they are summed up,
+/// and a maximum and a sum of each row.
 pub(super) struct Parts {
     cut: Cut,
     acc: (BufId, Expr),

@@ -71,7 +71,7 @@ impl Rules for AttendTile {
     }
 }
 
-/// Rows and columns of what a tile touches. Each head of a query is a row.
+/// The rows and columns that a tile touches. A query has one row for each of its heads.
 fn rows_and_columns(tile: &AttendTile, t: &Touched<'_>) -> Result<Option<[i64; 2]>, String> {
     let keys = matches!(t.operand, Operand::K | Operand::V);
     let Some(dims) = t.extents.filter(|_| tile.heads != 1 && !keys) else { return matrix(t) };
