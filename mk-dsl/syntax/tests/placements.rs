@@ -170,7 +170,7 @@ fn help_of_placements_is_accepted() {
         }
     }
     let least = if drawn::whole() { 1000 } else { 250 };
-    assert!(texts > least && followed > 2 * least, "{followed} of {texts}");
+    assert!(texts > least && followed > texts, "{followed} of {texts}");
 }
 
 /// The one that users of NCCL write.

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "a test reads some of it")]
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::BTreeMap,
     env,
     hash::{DefaultHasher, Hash, Hasher},
@@ -11,15 +11,20 @@ use std::{
     time::SystemTime,
 };
 
-/// What decides about draws: `MK_SEED`, or the time at first. It is printed.
+/// What decides about draws: `MK_SEED`, or the time at first. It is printed, once by each thread.
 pub fn seed() -> u64 {
     static SEED: OnceLock<u64> = OnceLock::new();
+    thread_local! {
+        static SAID: Cell<bool> = const { Cell::new(false) };
+    }
     let seed = *SEED.get_or_init(|| {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let given = env::var("MK_SEED").ok().and_then(|s| s.parse().ok());
         given.unwrap_or_else(|| since.map_or(0, |d| d.as_secs()))
     });
-    println!("MK_SEED={seed}");
+    if !SAID.replace(true) {
+        println!("MK_SEED={seed}");
+    }
     seed
 }
 
@@ -28,14 +33,22 @@ pub fn whole() -> bool {
     env::var("MK_SWEEP").is_ok_and(|what| what == "all")
 }
 
-/// One in `one_in` of a list, from one on that the seed draws, another one at each call; all where all are wanted. Never
-/// none of a list that has some.
+/// One of each `one_in` neighbours in a list, drawn for each of them and anew at each call; all where all are wanted.
+/// Neighbours share most of what the loops that made the list run over, so that all of it is drawn from; one from the
+/// same place of each would be the same value of the innermost loop. Never none of a list that has some.
 #[track_caller]
 pub fn some<T>(list: impl IntoIterator<Item = T>, one_in: usize) -> impl Iterator<Item = T> {
+    let step = if whole() { 1 } else { one_in };
+    let call = drawn(Location::caller());
     let list: Vec<T> = list.into_iter().collect();
-    let step = if whole() { 1 } else { one_in.min(list.len().max(1)) };
-    let first = drawn(Location::caller()) as usize % step;
-    list.into_iter().skip(first).step_by(step)
+    let n = list.len();
+    list.into_iter().enumerate().filter_map(move |(at, item)| {
+        let from = at - at % step;
+        let mut hasher = DefaultHasher::new();
+        (call, from).hash(&mut hasher);
+        let of = step.min(n - from) as u64;
+        (at - from == (hasher.finish() % of) as usize).then_some(item)
+    })
 }
 
 /// A number for this call from this place: tests have threads of their own, so that the same seed draws the same.
