@@ -672,7 +672,27 @@ fn experts_over_nodes_compile() {
     let gate = "fn f(a: bf16[R, F] @ shard(0), ids: i32[T, K] @ shard(0), dy: bf16[T, H] @ shard(0), w: bf16[E, F, H] @ shard(0)) {
             ragged(a, ids) -> grouped_gemm(w) -> combine_grad(dy)
         }";
+    let eight = |x: &str, dispatch: &str| {
+        format!(
+            "fn f<T: dyn <= 512>(x: {x} @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+                w: e4m3[E, 2, F, H] scaled(128, 128) @ shard(0), v: e4m3[E, H, F] scaled(128, 128) @ shard(0)) {{
+                {dispatch} -> grouped_gemm(w.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t) -> combine(gate)
+            }}"
+        )
+    };
     for (text, slots, local, net) in [
+        (
+            eight("e4m3[T, H] scaled(1, 128)", "dispatch(x, ids)"),
+            2,
+            2,
+            mk::settings::NicOrdering::InOrder,
+        ),
+        (
+            eight("bf16[T, H]", "x -> quantize(e4m3, 1, 128) -> dispatch(ids)"),
+            2,
+            1,
+            mk::settings::NicOrdering::Unordered,
+        ),
         (layer("i32", ""), 2, 2, mk::settings::NicOrdering::InOrder),
         (layer("i64", ", capacity = R, drop"), 2, 1, mk::settings::NicOrdering::Unordered),
         (gate.into(), 4, 2, mk::settings::NicOrdering::Unordered),
@@ -685,7 +705,8 @@ fn experts_over_nodes_compile() {
         let sizes = sizes.map(|(name, n)| (name.to_string(), *n)).collect();
         let bound = program.bind(&sizes, &BTreeMap::new()).expect("binds");
         let config = Config { ranks: 2 * local, nodes: 2, net, ..Config::default() };
-        for trace in [false, true] {
+        // Beside eight bits a trace spills.
+        for trace in [false, true].into_iter().filter(|trace| !(*trace && text.contains("e4m3"))) {
             let name = format!("experts over nodes of {local}, {net:?}, {slots} slots");
             judge(&name, Options { trace }, || {
                 mk::passes::lower(&program, &bound, &config).expect("lowers")

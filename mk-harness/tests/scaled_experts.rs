@@ -106,6 +106,29 @@ fn ranks_have_their_own_number_of_tokens() {
     assert!(!all || [0, 1, 7].iter().all(|n| brought.contains(n)), "{brought:?}");
 }
 
+/// A number that comes with each launch, given in eight bits and quantised on the way out; over nodes, too, and where
+/// ranks do not divide it.
+#[test]
+fn any_number_of_tokens() {
+    let given = LAYER.replace("fn layer(", "fn layer<T: dyn <= 70>(");
+    let quantised = given
+        .replace("e4m3[T, H] scaled(1, 128)", "bf16[T, H]")
+        .replace("dispatch(x, ids)", "x -> quantize(e4m3, 1, 128) -> dispatch(ids)");
+    let worlds = [(1, 1), (2, 1), (3, 1), (2, 2), (4, 2), (3, 3)];
+    let all = [&given, &quantised].into_iter().flat_map(|text| worlds.map(|world| (text, world)));
+    for (text, (ranks, nodes)) in some(all, 4) {
+        let program = Program::parse(text).unwrap_or_else(|e| panic!("{e}"));
+        let sizes = [("K", 2), ("E", 7), ("H", 144), ("F", 128)];
+        let bound = bind(&program, &sizes).on(&program, ranks).expect("binds");
+        let case = Case { program: &program, bound: &bound, ranks: ranks as usize };
+        let config = Config { ranks, nodes, ..Config::default() };
+        let (plan, _) = compile(&program, &bound, &config).unwrap_or_else(|e| panic!("{e}"));
+        for (seed, schedule) in [(1, Schedule::Random), (2, Schedule::Reversed)] {
+            assert!(run(case, &plan, schedule, seed), "nothing was compared");
+        }
+    }
+}
+
 /// Tokens of 16 bits, quantised on the way out; rows without room are dropped.
 #[test]
 fn tokens_are_quantised_on_the_way_out() {

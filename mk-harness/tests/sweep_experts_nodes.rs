@@ -24,6 +24,26 @@ const GATE: &str = "gate: f32[T, K] @ shard(0)";
 const TWO: &str = "w1: bf16[E, H, 2, I] @ shard(0), w2: bf16[E, I, H] @ shard(0)";
 const BODY: &str = "-> grouped_gemm(w1) -> swiglu -> grouped_gemm(w2) -> combine(gate)";
 
+const EIGHT: &str = "fn eight(x: e4m3[T, H] scaled(1, 128) @ shard(0), ids: i32[T, K] @ shard(0), gate: f32[T, K] @ shard(0),
+    w1: e4m3[E, 2, I, H] scaled(128, 128) @ shard(0), w2: e4m3[E, H, I] scaled(128, 128) @ shard(0)) {
+    dispatch(x, ids) -> grouped_gemm(w1.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(w2.t) -> combine(gate)
+}";
+
+/// Tokens of 16 bits that leave in eight.
+fn quantised(args: &str) -> String {
+    let dispatch = format!("x -> quantize(e4m3, 1, 128) -> dispatch(ids{args})");
+    EIGHT.replace("e4m3[T, H] scaled(1, 128)", "bf16[T, H]").replace("dispatch(x, ids)", &dispatch)
+}
+
+/// What training keeps: rows of eight bits, with their factors, beside what is made of them.
+fn kept() -> String {
+    let all = quantised("");
+    let (head, body) = all.split_once("{\n").expect("a body");
+    let (rows, rest) = body.split_once(" -> grouped_gemm(w1").expect("a GEMM");
+    let rest = rest.trim_end().trim_end_matches('}').trim_end();
+    format!("{head}{{ let rows = {rows}; (rows -> grouped_gemm(w1{rest}, rows) }}")
+}
+
 /// Each kind of pipeline: its name and text.
 fn kinds() -> Vec<(&'static str, String)> {
     let layer = |args: &str| {
@@ -53,6 +73,10 @@ fn kinds() -> Vec<(&'static str, String)> {
             "fn f(a: bf16[R, I] @ shard(0), ids: i32[T, K] @ shard(0), dy: bf16[T, H] @ shard(0), w: bf16[E, I, H] @ shard(0)) { ragged(a, ids) -> grouped_gemm(w) -> combine_grad(dy) }"
                 .into(),
         ),
+        ("eight", EIGHT.into()),
+        ("eight_any", EIGHT.replace("eight(", "eight<T: dyn <= 300>(")),
+        ("eight_drop", quantised(", capacity = R, drop")),
+        ("eight_kept", kept()),
         (
             "weighted",
             format!(
@@ -77,6 +101,7 @@ impl Experts {
     /// Lowers, proves, evaluates, emits, runs and judges.
     fn check(&self, seed: u64) {
         let (_, text) = &kinds()[self.kind];
+        let eight = text.contains("scaled(");
         let ranks = u64::from(self.nodes * self.local);
         let program = Program::parse(text).unwrap_or_else(|e| panic!("{self:?}: {e}"));
         // Experts that ranks do not divide, and room for a block of each.
@@ -85,8 +110,8 @@ impl Experts {
         let rows = ranks * 128 * (own + (self.tokens * self.slots.min(own)).div_ceil(128));
         let sizes = [
             ("T", self.tokens),
-            ("H", 16),
-            ("I", 24),
+            ("H", if eight { 272 } else { 16 }),
+            ("I", if eight { 128 } else { 24 }),
             ("E", experts),
             ("K", self.slots),
             ("R", rows),
@@ -100,7 +125,7 @@ impl Experts {
             ranks: ranks as u32,
             nodes: self.nodes,
             net: self.net,
-            block: [128, 128, 64],
+            block: if eight { [128, 256, 64] } else { [128, 128, 64] },
             compute_sms: Some(3),
             ..Config::default()
         };
@@ -129,10 +154,10 @@ fn all() -> Vec<Experts> {
     out
 }
 
-/// Whatever the seed draws.
+/// Some kinds, whatever part of the list there is time for.
 #[test]
 fn every_kind() {
-    for kind in 0..kinds().len() {
+    for kind in sweep::drawn::some(0..kinds().len(), 4) {
         let net = [NicOrdering::InOrder, NicOrdering::Unordered][kind % 2];
         let routing = Routing::Padded;
         let of = Experts { kind, nodes: 2, local: 2, net, tokens: 21, slots: 2, routing };

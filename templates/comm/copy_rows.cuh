@@ -15,7 +15,7 @@ struct RowsTask {
 
 // Loads in flight per thread before the first store.
 constexpr u32 kRowsUnroll = 8;
-constexpr u32 kOwnUnroll = 4;      // of ids and gates, few: eight spill beside experts of eight bits
+constexpr u32 kFewUnroll = 4;      // of ids and gates, few, and over nodes: eight spill beside experts of eight bits
 constexpr u32 kShiftedUnroll = 2;  // of five words each: six of them spill beside a GEMM
 
 // A thread's way through rows that several threads share, without dividing by a row's length. A warp takes neighbouring vectors of a
@@ -100,7 +100,7 @@ struct ShiftedVector {
   }
 };
 
-template <u32 kBytes, u32 kThreads, bool kOwnRows, u32 kUnroll = kOwnRows ? kOwnUnroll : kRowsUnroll,
+template <u32 kBytes, u32 kThreads, bool kOwnRows, u32 kUnroll = kRowsUnroll,
           class Vector = RowVector<kBytes>, class Hooks>
 MK_DEVICE void copy_rows_by(const Hooks& hooks, const RowsTask& task, u32 thread, u64 behind = 0) {
   RowWalk at = RowWalk::of<kBytes>(thread, kThreads, task.rows, static_cast<u32>(task.row_bytes / kBytes));
@@ -202,7 +202,8 @@ struct Turns<Hooks, true> {
 // lane for its share of the words, over the named barrier `kBarrier`: `Edges::start` orders its acquires before everybody's
 // loads, `Edges::done` everybody's stores before its releases. `kLeast`: bytes of the smallest elements. `kOwnRows`: whether tasks say how
 // many rows are there.
-template <u32 kThreads, u32 kBarrier, class Edges, u32 kLeast = 2, bool kOwnRows = false, class Hooks>
+template <u32 kThreads, u32 kBarrier, class Edges, u32 kLeast = 2, bool kOwnRows = false,
+          u32 kUnroll = kOwnRows ? kFewUnroll : kRowsUnroll, class Hooks>
 MK_DEVICE void copy_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
 #pragma unroll 1
   for (Turns<Hooks> turns(ctx, hooks, 0, 1);; turns.advance()) {
@@ -219,13 +220,13 @@ MK_DEVICE void copy_rows(const Context& ctx, const Hooks& hooks, u32 thread) {
       for (u32 d = 0; d < task.destinations; ++d) to |= hooks.destination(task, d);
       const u64 alignment = to | task.source | task.source_pitch_bytes | task.row_bytes;
       if (alignment % 16 == 0) {
-        copy_rows_by<16, kThreads, kOwnRows>(hooks, task, thread);
+        copy_rows_by<16, kThreads, kOwnRows, kUnroll>(hooks, task, thread);
       } else if (!kOwnRows && kLeast == 2 && to % 16 == 0) {
         copy_shifted_rows<kThreads>(hooks, task, thread);
       } else if (alignment % 4 == 0) {
-        copy_rows_by<4, kThreads, kOwnRows>(hooks, task, thread);
+        copy_rows_by<4, kThreads, kOwnRows, kUnroll>(hooks, task, thread);
       } else {
-        copy_rows_by<kLeast, kThreads, kOwnRows>(hooks, task, thread);
+        copy_rows_by<kLeast, kThreads, kOwnRows, kUnroll>(hooks, task, thread);
       }
     }
     named_barrier_sync<Edges::done, kBarrier, kThreads>();

@@ -4,7 +4,8 @@ use super::{heads::whole_heads, record::Group};
 use crate::emit::{EmitError, Result, context::Emitter, maps::View, types::Slice};
 use minijinja::{Value, context};
 use mk_plan::{
-    Access, Agent, COPY_STAGE_BYTES, Expr, FamId, Family, Operand, Point, Space, Var, row_dim,
+    Access, Agent, COPY_STAGE_BYTES, Expr, FamId, Family, Leaf, Operand, Point, Space, Var,
+    mma_narrow, row_dim,
 };
 
 /// Whether some elements of a loop's copies are single bytes.
@@ -18,6 +19,14 @@ pub(super) fn of_bytes(e: &Emitter<'_>, g: &Group) -> bool {
 pub(super) fn of_own_rows(e: &Emitter<'_>, g: &Group) -> bool {
     let mut read = g.slices.iter().flat_map(|s| &e.plan.families[s.id].accesses);
     read.any(|a| a.operand == Operand::Src && e.plan.buffers[a.buffer].own_rows)
+}
+
+/// Whether copies stand beside GEMMs of eight bits, whose sums are promoted, and beside all that moves rows over nodes.
+pub(super) fn few_registers(e: &Emitter<'_>, g: &Group) -> bool {
+    let role = g.slices.first().map(|s| e.plan.families[s.id].role);
+    let narrow = |f: &Family| matches!(&f.leaf, Leaf::MmaTile(tile) if mma_narrow(tile.block[2]));
+    let mut beside = e.plan.families.values().filter(|f| Some(f.role) == role);
+    e.plan.nic.is_some() && beside.any(narrow)
 }
 
 /// Of a task's rows those that are there, and the word that others are full of; where a loop has both, all rows of the

@@ -336,10 +336,13 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
     // Tokens may, where they are dispatched here: their experts are in the order of ranks.
     let dispatches = ragged.route.as_ref().is_some_and(|route| route.x.is_some());
     let tokens = counts.shape.first().filter(|_| dispatches).and_then(|e| e.symbol.as_deref());
-    let may = |d: usize, e: &Extent| d == 0 && e.symbol.as_deref() == tokens;
+    // Factors of tokens lie below each other.
+    let factors = ragged.route.as_ref().and_then(|route| route.factors).map(|f| &k.params[f]);
     let of = |t: &Tensor| {
+        let dim = usize::from(factors.is_some_and(|f| std::ptr::eq(f, t)));
+        let may = |(d, e): &(usize, &Extent)| *d == dim && e.symbol.as_deref() == tokens;
         let mut dims = t.shape.iter().enumerate().filter(|(_, e)| e.runtime_max.is_some());
-        dims.find(|(d, e)| !may(*d, e)).map(|(_, e)| e.clone())
+        dims.find(|dim| !may(dim)).map(|(_, e)| e.clone())
     };
     let results = k.results.iter().map(|r| &r.out);
     if let Some(e) = k.params.iter().chain(results).find_map(of) {

@@ -54,7 +54,7 @@ pub(in crate::passes) struct Draft {
     pub flow_order: Vec<FlowId>,
     /// Memory that a flow says is there, in blocks of rows.
     made: Vec<WrittenRows>,
-    /// Families that come before all others of their role.
+    /// Families that come before all others of their role, the foremost last.
     pub first: Vec<FamId>,
     pub target: &'static Target,
     /// The ranks that share the work along the kernel's first axis, by node; and along the others.
@@ -174,6 +174,20 @@ impl Draft {
     /// From here on, readers of rows of this memory wait for the words of their blocks.
     pub fn made(&mut self, buffer: BufId, along: usize, done: FlowId, height: i32, blocks: i32) {
         self.made_by(buffer, (along, &[]), done, height, blocks);
+    }
+
+    /// Lets a family that reads `memory` come before all others of its role but for those that do so already, and for
+    /// those that make what it reads: what goes to other nodes, before everything that waits for them.
+    pub fn leaves_first(&mut self, family: FamId, memory: BufId) {
+        self.first.insert(0, family);
+        for made in self.made.iter().filter(|made| made.buffer == memory) {
+            let makers = self.flows[made.done].from.iter().map(|w| w.family);
+            for maker in makers.filter(|maker| self.kinds[*maker] == self.kinds[family]) {
+                if !self.first.contains(&maker) {
+                    self.first.insert(1, maker);
+                }
+            }
+        }
     }
 
     /// The same, where each element of other dimensions has words of its own.

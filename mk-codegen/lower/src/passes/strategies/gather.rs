@@ -1,7 +1,8 @@
 //! A gather of rows: who pushes them, and the copy of what arrives, where it is a result.
 
 use super::{
-    gathered::{Gathered, OwnFactors, Slices},
+    factors::OwnFactors,
+    gathered::{Gathered, Slices},
     push_copy_engine,
     push_sms::{self, Push},
 };

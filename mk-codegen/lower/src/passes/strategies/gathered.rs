@@ -1,17 +1,17 @@
 //! Gathered rows on their way: where they arrive, and the words that announce them.
 
-use super::deliver::{self, MessageTasks, Messages};
+use super::{
+    deliver,
+    factors::{OwnFactors, RailFactors},
+};
 use crate::passes::{
-    draft::{Arrival, Draft, Flow, FlowId, Source, Writer, read, write},
+    draft::{Arrival, Draft, FlowId, Source, Writer, write},
     shape::{
         pieces::Pieces,
         rows::{RowBlock, Rows},
     },
 };
-use mk_abi::DType;
-use mk_plan::{
-    Access, BufId, COPY_STAGE_BYTES, CopyVia, Each, Expr, Operand, RoleKind, Space, Var,
-};
+use mk_plan::{Access, BufId, COPY_STAGE_BYTES, Each, Expr, Operand, RoleKind, Var};
 
 /// A gather, for the families that read it.
 pub(in crate::passes) struct Gathered {
@@ -36,13 +36,6 @@ pub(in crate::passes) struct Gathered {
     pub per_word: i32,
 }
 
-/// Factors of the own rows, as the caller gives them: `[rows]`, or `[steps, rows]` where steps along K have their own.
-#[derive(Clone)]
-pub(in crate::passes) struct OwnFactors {
-    pub buffer: BufId,
-    pub steps: Option<Expr>,
-}
-
 /// Factors of gathered rows: those of the own ones, and `[ranks, rows]`, or `[1, ranks * rows]` where tiles hold rows
 /// of several; with steps, `[ranks, steps, rows]` and `[steps, ranks * rows]`.
 #[derive(Clone)]
@@ -65,65 +58,29 @@ impl Factors {
     }
 
     /// Sends the own ones to the rails, and copies those that come from them to each rank of the node: the writer of
-    /// words `[shard, block]`. Assumes that every rank has as many rows.
+    /// words `[shard, block]`.
     pub fn over_rail(&self, draft: &mut Draft, name: &str, rows: &Rows) -> Writer {
-        let (nodes, blocks) = (draft.along(rows.axis), rows.blocks);
-        let capacity = Expr::Const(rows.capacity);
-        let cut = deliver::Pieces::whole(rows.height, blocks);
-        let [i, m, _] = deliver::vars();
-        let block = cut.rows(&i, 0.into(), capacity.clone());
-        let shape: Vec<_> = self.own.steps.clone().into_iter().chain([capacity.clone()]).collect();
-        let all: Vec<_> = shape.iter().map(|n| (0.into(), n.clone())).collect();
-        let net = |draft: &mut Draft, end: &str, shape| {
-            let name = format!("{name}_factors_{end}");
-            draft.buffer(&name, Space::Net, DType::F32, shape, None)
-        };
-        let send = net(draft, "send", shape.clone());
-        let parts = [nodes.count().into()].into_iter().chain(shape).collect();
-        let recv = net(draft, "recv", parts);
-        let (kind, leaf) = (RoleKind::IntraComm, CopyVia::Ldst.leaf(1));
-        let (own, from) = self.own(block.clone());
-        let touched = [read(Operand::Src, own, from.clone()), write(Operand::Dst, send, from)];
-        let domain = vec![("i", blocks.into())];
-        let by = draft.family("factors.net", kind, leaf.clone(), domain, vec![], touched);
-        // Before everything that waits for other nodes.
-        draft.first.insert(0, by);
-        let staged = vec![Writer::new(by, Operand::Dst, vec![0.into()])];
-        let staged = Flow::new("factors.staged", vec![1.into()], blocks.into(), staged);
-        let staged = draft.flow(staged);
-        let others = deliver::others(nodes);
-        let messages = Messages {
-            message_tasks: MessageTasks {
-                nodes,
-                domain: vec![("m", others.extent.clone())],
-                other: i.clone(),
-                shape: vec![1.into()],
-                word: vec![0.into()],
-            },
-            from: Source::behind(read(Operand::Src, send, all.clone()), staged, vec![0.into()]),
-            to: recv,
-            there: [nodes.own_part()].into_iter().chain(all).collect(),
-            tables: Vec::new(),
-            maker: by,
-            credit: vec![Var::EACH.into(), 0.into()],
-            each: Some(others.clone()),
-        };
-        let relayed = deliver::carry(draft, messages);
-        let [node, source] = nodes.source(m);
-        let steps = self.own.steps.clone().map(|n| (0.into(), n));
-        let here = [(node.clone(), 1.into())].into_iter().chain(steps).chain([block.clone()]);
-        let src = read(Operand::Src, recv, here.collect());
-        let (to, there) = self.of_shard(source.clone(), block);
+        let nodes = draft.along(rows.axis);
         let near = (nodes.local() > 1).then(|| nodes.near.everyone());
-        let dst = write(Operand::Dst, to, there);
-        let dst = match near.clone() {
-            Some((rank, each)) => Access { rank, each: Some(each), ..dst },
-            None => dst,
+        let factors = RailFactors {
+            name,
+            rows: &rows.of,
+            own: &self.own,
+            nodes,
+            kind: RoleKind::IntraComm,
+            cut: deliver::Pieces::whole(rows.height, rows.blocks),
         };
-        let touched = vec![Source::behind(src, relayed, vec![node, 0.into()]), dst.into()];
-        let domain = vec![("i", blocks.into()), ("m", others.extent)];
-        let forward = draft.family("factors.forward", kind, leaf, domain, vec![], touched);
-        let come = Writer::new(forward, Operand::Dst, vec![source, i]);
+        let (of, ranks) = (&rows.of.shape[0], rows.group.size);
+        let theirs = |draft: &mut Draft, place| draft.extents.shard(of, ranks, place);
+        let (forward, source) = factors.bring(draft, theirs, |source, block| {
+            let (to, there) = self.of_shard(source, block);
+            let dst = write(Operand::Dst, to, there);
+            match near.clone() {
+                Some((rank, each)) => Access { rank, each: Some(each), ..dst },
+                None => dst,
+            }
+        });
+        let come = Writer::new(forward, Operand::Dst, vec![source, Var::domain(0).into()]);
         match near {
             Some(near) => come.on_each(near),
             None => come,

@@ -5,6 +5,7 @@
 pub(in crate::passes) mod by_columns;
 pub(in crate::passes) mod deliver;
 pub(in crate::passes) mod destination;
+pub(in crate::passes) mod factors;
 pub(in crate::passes) mod gather;
 pub(in crate::passes) mod gathered;
 pub(in crate::passes) mod one_shot;

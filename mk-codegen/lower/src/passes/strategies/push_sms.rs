@@ -15,7 +15,8 @@
 
 use super::{
     deliver::{Delivery, Pieces},
-    gathered::{Factors, Gathered, OwnFactors, Slices},
+    factors::OwnFactors,
+    gathered::{Factors, Gathered, Slices},
 };
 use crate::passes::{
     draft::{Draft, Writer, read, write},

@@ -84,7 +84,7 @@ impl RailRows<'_> {
         let stage = format!("{name}.net");
         let by = draft.family(&stage, kind, leaf, domain, vec![], [src, dst]);
         // Behind those before, and before everything that waits for the network.
-        draft.first.insert(0, by);
+        draft.leaves_first(by, given);
         let staged = Writer::new(by, Operand::Dst, vec![i.clone()]);
         let staged = Flow::new("staged.net", vec![self.pieces.into()], 1.into(), vec![staged]);
         let staged = draft.flow(staged);

@@ -18,7 +18,11 @@ use crate::passes::{
         ranks::{block_rows, own_rank},
         tensor::Tensor,
     },
-    strategies::rails::{RailRows, others_of_node},
+    strategies::{
+        deliver::Pieces,
+        factors::{OwnFactors, RailFactors},
+        rails::{RailRows, others_of_node},
+    },
 };
 use mk_abi::DType;
 use mk_plan::{
@@ -73,6 +77,11 @@ impl Travels {
     /// A name of what it is in.
     fn name(self, of: &str) -> String {
         if self.factors { format!("{of}_factors") } else { of.into() }
+    }
+
+    /// The words that say that it is where peers read it.
+    fn staged(self) -> &'static str {
+        if self.factors { "staged_factors" } else { "staged" }
     }
 
     /// So many tokens, or rows.
@@ -341,9 +350,10 @@ impl<'k> Dispatch<'k> {
         let (room, n) = (self.room(), travel.len() as i32);
         let pieces = room / STAGED;
         let i = Expr::from(Var::domain(0));
-        let (mut memory, mut here, mut staged) = (Vec::new(), Vec::new(), Vec::new());
-        // Factors raise the words of their tokens, too: who waits for tokens has their factors.
-        for t in travel {
+        let (mut memory, mut here) = (Vec::new(), Vec::new());
+        let mut staged = vec![Vec::new(); travel.len()];
+        let peers = nodes.near.every_peer();
+        for (t, staged) in travel.iter().zip(&mut staged) {
             let shape = t.shape(world * room);
             let dtype = self.params[t.from].dtype;
             let tokens = draft.buffer(&t.name("tokens"), Space::Workspace, dtype, shape, None);
@@ -360,46 +370,66 @@ impl<'k> Dispatch<'k> {
             let name = t.name("stage");
             let stage = draft.family(&name, RoleKind::Compute, leaf, domain, vec![], touched);
             let words = vec![group.place(), i.clone()];
-            let peers = nodes.near.every_peer();
-            staged.push(Writer::new(stage, Operand::Dst, words).on_each(peers));
+            staged.push(Writer::new(stage, Operand::Dst, words).on_each(peers.clone()));
             let word = vec![group.place() * pieces + i.clone()];
             here.push(Writer::new(stage, Operand::Dst, word));
         }
-        // Over nodes: of one tensor alone.
-        let come =
-            self.few_cross(nodes).then(|| (self.cross(draft, x, self.inputs[from]), travel[0]));
-        if nodes.count() > 1 && come.is_none() {
-            let rows = RailRows { of: x, height: STAGED, pieces };
-            let (forward, source) =
-                rows.bring(draft, "tokens", self.inputs[from], (memory[0], room), None);
-            let word = vec![source.clone(), i.clone()];
-            let near = Writer::new(forward, Operand::Dst, word);
-            staged.push(near.on_each(nodes.near.every_peer()));
-            here.push(Writer::new(forward, Operand::Dst, vec![source * pieces + i.clone()]));
+        // Over nodes, factors go whole: they are a thirtieth of their tokens.
+        let come = self.few_cross(nodes).then(|| self.cross(draft, x, self.inputs[from]));
+        let bring = |draft: &mut Draft, t: &Travels, to: BufId| {
+            if !t.factors {
+                let rows = RailRows { of: x, height: STAGED, pieces };
+                return rows.bring(draft, "tokens", self.inputs[from], (to, room), None);
+            }
+            let own = OwnFactors {
+                buffer: self.inputs[t.from],
+                steps: Some(t.wide.into()),
+                n_steps: t.wide,
+            };
+            let cut = Pieces::whole(STAGED, pieces);
+            let kind = RoleKind::Compute;
+            let factors = RailFactors { name: "tokens", rows: x, own: &own, nodes, kind, cut };
+            let theirs = |draft: &mut Draft, place| draft.local(x, 0, place);
+            factors.bring(draft, theirs, |place, (first, rows)| {
+                write(Operand::Dst, to, t.region((place * room + first, rows)))
+            })
+        };
+        let packed = |t: &Travels| come.is_some() && !t.factors;
+        for ((t, to), staged) in travel.iter().zip(&memory).zip(&mut staged) {
+            if nodes.count() > 1 && !packed(t) {
+                let (forward, source) = bring(draft, t, *to);
+                let word = vec![source.clone(), i.clone()];
+                staged.push(Writer::new(forward, Operand::Dst, word).on_each(peers.clone()));
+                here.push(Writer::new(forward, Operand::Dst, vec![source * pieces + i.clone()]));
+            }
         }
         let shape = vec![world.into(), pieces.into()];
-        let staged = draft.flow(Flow::new("staged", shape, n.into(), staged));
+        let staged: Vec<FlowId> = travel
+            .iter()
+            .zip(staged)
+            .map(|(t, by)| draft.flow(Flow::new(t.staged(), shape.clone(), 1.into(), by)))
+            .collect();
         let wanted = self.wanted(draft);
         let [s, i] = [0, 1].map(|n| Expr::from(Var::domain(n)));
         // What ranks of this node have, then what other nodes sent.
         let (local, others) = (nodes.local(), world - nodes.local());
-        let (source, at, sources) = match come {
-            Some(_) => {
-                (nodes.near_after(s.clone() + 1), nodes.near.rank_after(s.clone() + 1), local - 1)
-            }
-            None => others_of_node(nodes, s.clone()),
-        };
         let mut fetched = Vec::new();
-        for (t, tokens) in travel.iter().zip(&memory).filter(|_| sources > 0) {
-            let row = source.clone() * room + i.clone() * STAGED + Var::EACH;
-            let src = read(Operand::Src, *tokens, t.region(one(row)));
-            let src = Access { rank: at.clone(), ..src };
-            let src = Source::behind(src, staged, vec![source.clone(), i.clone()]);
-            let (name, to) = (t.name("fetch"), (*t, *tokens));
-            fetched.push((name, sources, source.clone(), src, Vec::new(), to));
+        for ((t, tokens), staged) in travel.iter().zip(&memory).zip(staged) {
+            let near = |s: Expr| (nodes.near_after(s.clone()), nodes.near.rank_after(s), local - 1);
+            let (source, at, sources) = match packed(t) {
+                true => near(s.clone() + 1),
+                false => others_of_node(nodes, s.clone()),
+            };
+            if sources > 0 {
+                let row = source.clone() * room + i.clone() * STAGED + Var::EACH;
+                let src = read(Operand::Src, *tokens, t.region(one(row)));
+                let src = Access { rank: at, ..src };
+                let src = Source::behind(src, staged, vec![source.clone(), i.clone()]);
+                fetched.push((t.name("fetch"), sources, source, src, Vec::new(), (*t, *tokens)));
+            }
         }
-        if let Some((come, t)) = come {
-            let place = nodes.before(s + local);
+        if let Some(come) = come {
+            let (t, place) = (travel[0], nodes.before(s + local));
             let theirs = draft.local(x, 0, place.clone());
             // Words are awaited of all rows that there are: flags decide about memory alone.
             let exists = (i.clone() * STAGED + Var::EACH).lt(theirs.clone());

@@ -58,11 +58,6 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
         Dispatch::new(draft, &kernel.params, ragged, route, (inputs.clone(), t.results.clone()));
     dispatch.weigh(draft, kernel.combined());
     let blocks = dispatch.blocks();
-    let over_nodes = draft.nodes.count() > 1 && route.factors.is_some();
-    if over_nodes {
-        let why = "tokens of eight bits, with their factors, go to several nodes";
-        return Err(unsupported("dispatch", why, "use one node, or tokens of 16 bits"));
-    }
     let (dispatched, factors) = match dispatch.rows(draft, blocks) {
         Some((rows, factors, arrived)) => (Some((rows, arrived)), factors),
         None => (None, None),

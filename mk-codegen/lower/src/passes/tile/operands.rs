@@ -2,7 +2,7 @@
 
 use super::tiler::{Given, Left, Tiler, Value};
 use crate::passes::{
-    error::{LowerError, unsupported},
+    error::LowerError,
     roles::DEFAULT_COPY_SMS,
     shape::{
         ids::{OpId, Reduce},
@@ -10,11 +10,7 @@ use crate::passes::{
         rows::Rows,
         tensor::Tensor,
     },
-    strategies::{
-        gather,
-        gathered::{OwnFactors, Slices},
-        pack,
-    },
+    strategies::{factors::OwnFactors, gather, gathered::Slices, pack},
 };
 use crate::settings::{AllReduce, Gather};
 use mk_plan::{self, ALayout, BufId, mma_shifts, scales_steps};
@@ -54,18 +50,13 @@ pub(super) fn source<'k>(
     let buffer = t.params[operand.param];
     let factors = operand.factors.filter(|_| gathered.is_some()).map(|p| {
         let tensor = &kernel.params[p];
-        let steps = (tensor.shape.len() > 1).then(|| t.draft.own(tensor, 0));
-        OwnFactors { buffer: t.params[p], steps }
-    });
-    if let (Some(axis), Some(_)) = (gathered, &factors) {
-        let nodes = t.draft.along(axis);
-        let alike = x.even(0) && x.shape[0].runtime_max.is_none();
-        if nodes.count() > 1 && !alike {
-            let why = "factors of rows of which ranks have unlike numbers go to other nodes";
-            let help = "use one node, or a fixed number of rows that all ranks divide";
-            return Err(unsupported("gather of a scaled tensor", why, help));
+        let several = tensor.shape.len() > 1;
+        OwnFactors {
+            buffer: t.params[p],
+            steps: several.then(|| t.draft.own(tensor, 0)),
+            n_steps: if several { tensor.widest(0) } else { 1 },
         }
-    }
+    });
     if gathered.is_some() && spans(t, op, x, &rows) {
         let pushed = gather::push_whole(&mut t.draft, x, buffer, &rows, factors, t.config);
         let rows = Rows::whole(&mut t.draft.extents, x, height);

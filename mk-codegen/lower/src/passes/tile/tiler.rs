@@ -112,6 +112,15 @@ impl<'k> Tiler<'k> {
         for ((_, result), t) in kernel.maps().flat_map(|map| map.made()).zip(made) {
             params.push(match result {
                 Some(r) => results[r],
+                // Tables decide what is read of it: it has room for the most.
+                None if kernel.grouped().next().is_some() => {
+                    let extent = |d: usize| match t.shape[d].runtime_max {
+                        Some(_) => t.widest(d).into(),
+                        None => draft.own(t, d),
+                    };
+                    let shape = (0..t.shape.len()).map(extent).collect();
+                    draft.buffer(&t.name, Space::Scratch, t.dtype, shape, None)
+                }
                 None => draft.tensor(t, Space::Scratch),
             });
         }

@@ -66,12 +66,12 @@ fn unchanging(plan: &Plan, dim: DimId) -> Result<(), Failure> {
         }
     }
     for (id, b) in plan.buffers.iter() {
-        let others = b.shape.iter().skip(1).chain(&b.pitch);
-        if others.clone().any(names)
-            || b.space != Space::In && b.space != Space::Out && b.shape.iter().any(names)
+        if b.space != Space::In
+            && b.space != Space::Out
+            && b.shape.iter().chain(&b.pitch).any(names)
         {
             let message = format!(
-                "has a shape that depends on {}: with tables of a launch only rows of the caller's tensors may",
+                "has a shape that depends on {}: with tables of a launch only the caller's tensors may",
                 plan.dims[dim].name
             );
             return Err(refused(plan, format!("{id} {:?}", b.name), message));

@@ -132,7 +132,7 @@ impl Dispatch<'_> {
         let row = nodes.group.place() * chunks + c;
         let part = RoutePart::Leaving;
         let leave = made(draft, "leave", part, domain, src.into(), row, list.into());
-        draft.first.insert(0, leave);
+        draft.leaves_first(leave, given);
         let [s, c] = [0, 1].map(|n| Expr::from(Var::domain(n)));
         let source = nodes.before(s + nodes.local());
         let src = self.experts_of(draft, &source, &c);
@@ -198,7 +198,7 @@ impl Dispatch<'_> {
         ];
         let (kind, domain) = (RoleKind::Compute, tasks.domain.clone());
         let pack = draft.family("tokens.net", kind, gather.leaf(1), domain, vec![], touched);
-        draft.first.insert(0, pack);
+        draft.leaves_first(pack, given);
         let word = vec![m.clone(), i.clone()];
         let staged = Writer::new(pack, Operand::Dst, word.clone());
         let shape = vec![(nodes.count() - 1).into(), pieces.into()];
