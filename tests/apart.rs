@@ -4,12 +4,12 @@ use mk::{
     Bound, Program,
     abi::{DType, TensorArg, TensorDirection},
     build::Composition,
-    cost::Gpu,
+    cost::{DeviceModel, Gpu},
     emit,
     function::{Place, Signature, Sizes, Wiring},
     plan::Space,
     runtime::jit::JitOptions,
-    settings::{Config, LastWave},
+    settings::{Config, LastWave, NicOrdering},
     sim::Options as SimOptions,
     tune::{
         self, CLEARLY, Cache, Choice, Conditions, Fuse, Fusion, Indivisible, Key, Part, Reason,
@@ -488,7 +488,7 @@ fn measured_winners_decide() {
         let choice = tune::settle(&program, &bound, &terms);
         // The other processes read what rank 0 found.
         let said = choice.write(&program, &bound);
-        assert_eq!(Choice::read(&said, 4).as_ref(), Ok(&choice), "{said}");
+        assert_eq!(Choice::read(&said, &config).as_ref(), Ok(&choice), "{said}");
         choice
     };
     // Nothing is measured: the model knows both.
@@ -508,8 +508,34 @@ fn measured_winners_decide() {
     assert_eq!(settle(Fuse::Never).verdict.made, Fusion::Apart);
     std::fs::remove_dir_all(&dir).expect("is removed");
     for bad in ["", "apart", "apart measured 1 x", "half measured - -", "fused asked - -\nblok=1"] {
-        assert!(Choice::read(bad, 4).is_err(), "{bad}");
+        assert!(Choice::read(bad, &default(4)).is_err(), "{bad}");
     }
+}
+
+/// Settings are looked for in the world that a function has: on its nodes, by its network, and beside its mesh.
+#[test]
+fn settings_are_searched_over_nodes() {
+    let (program, bound) = bind(MLP, &[("M", 2048), ("K", 1024), ("F", 2048)]);
+    let config = Config { nodes: 2, net: NicOrdering::Unordered, reserved_sms: 4, ..default(4) };
+    let gpu = Gpu::from("NVIDIA H200");
+    for fuse in [Fuse::Auto, Fuse::Always, Fuse::Never] {
+        let terms =
+            Conditions { config: &config, fuse, overlap: false, search: Some((&gpu, None)) };
+        let choice = tune::settle(&program, &bound, &terms);
+        let world = |c: &Config| (c.ranks, c.nodes, c.net);
+        assert!(choice.configs.iter().all(|c| world(c) == world(&config)), "{choice:?}");
+        // The other processes read what rank 0 found.
+        let said = Choice::read(&choice.write(&program, &bound), &config).expect("reads");
+        assert_eq!(said.verdict, choice.verdict);
+        assert!(said.configs.iter().all(|c| world(c) == world(&config) && c.reserved_sms == 4));
+    }
+    // What is found is no slower than the defaults, as the model has it, and one node is another world.
+    let model = DeviceModel::h200();
+    let (found, best) = tune::choose_in(&program, &bound, &config, model).expect("a choice");
+    let plain = tune::predict(&program, &bound, &tune::defaults(&config), model).expect("known");
+    assert!(best.total_s <= plain.total_s, "{} of {}", best.total_s, plain.total_s);
+    let (_, near) = tune::choose(&program, &bound, 4, model).expect("a choice");
+    assert!(found.nodes == 2 && near.total_s < best.total_s);
 }
 
 #[test]

@@ -51,9 +51,9 @@ pub fn run(args: &Args) -> Result<()> {
     let Pipeline { program, bound } = &pipeline::bind(&args.pipeline)?;
     let given = pipeline::config(&args.pipeline)?;
     let (line, on_mesh) = (&args.pipeline, !given.mesh.is_empty());
-    let is_given = (on_mesh || line.over_nodes()) && !line.tuned;
+    let is_given = on_mesh && !line.tuned;
     let is_searched = !is_given && pipeline::searched(line)?;
-    let subject = if is_searched { Subject::Searched } else { Subject::Options(&given) };
+    let subject = if is_searched { Subject::Searched(&given) } else { Subject::Options(&given) };
     let cache = Cache::new(&JitOptions::default());
     let sources = Sources { model: &model, cache: cache.as_ref(), chain: args.chain };
     let progress = Progress::new("predicting");

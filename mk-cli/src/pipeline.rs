@@ -376,14 +376,14 @@ pub fn gpu() -> Gpu {
     found.unwrap_or_else(|_| DeviceModel::h200().gpu.as_str().into())
 }
 
-/// Refuses nodes, and axes, where settings are searched.
-pub fn unsearched_nodes(args: &PipelineArgs) -> Result<()> {
+/// Refuses nodes, and axes, where settings are measured.
+pub fn unmeasured(args: &PipelineArgs) -> Result<()> {
     no_mesh(args)?;
     if !args.over_nodes() {
         return Ok(());
     }
-    let what = "settings are not searched for several nodes, whose network nobody has measured";
-    let help = "leave out `--nodes`; `mk explain` predicts settings that are given with it";
+    let what = "nothing is measured over several nodes";
+    let help = "leave out `--nodes`; `mk explain --nodes` takes what the cost model chooses";
     Err(Failure::usage(what, help))
 }
 
@@ -399,7 +399,7 @@ pub fn no_mesh(args: &PipelineArgs) -> Result<()> {
 
 /// Whether the settings are left to mk.
 pub fn searched(args: &PipelineArgs) -> Result<bool> {
-    unsearched_nodes(args)?;
+    no_mesh(args)?;
     match args.settings().next() {
         Some((setting, value)) if args.tuned => Err(Failure::usage(
             format!(
@@ -422,7 +422,7 @@ pub fn chosen(args: &PipelineArgs, pipeline: &Pipeline) -> Result<Config> {
     let (program, bound) = (&pipeline.program, &pipeline.bound);
     let cache = tune::Cache::new(&JitOptions::default());
     let _progress = Progress::new("choosing settings");
-    let decision = tune::decide(program, bound, given.ranks, &gpu(), cache.as_ref());
+    let decision = tune::decide_in(program, bound, &given, &gpu(), cache.as_ref());
     for note in &decision.notes {
         note_on_stderr(note);
     }

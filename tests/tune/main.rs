@@ -532,7 +532,7 @@ fn an_explanation_says_where_settings_come_from() {
             assert!(text.ends_with("made       one kernel: as the options say\n"), "{text}");
         }
         // Options that say nothing mean the winner, and the text ends with what a function would do.
-        let explained = explain(Subject::Searched);
+        let explained = explain(Subject::Searched(&Config { ranks: 4, ..Config::default() }));
         assert_eq!((&explained.config, explained.origin), (&best, Origin::Measured));
         assert!(explained.made.is_none() && explained.to_string().contains("verdict    "));
         // Without figures there is no prediction, and what was made is said all the same.

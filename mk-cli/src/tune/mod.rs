@@ -172,7 +172,7 @@ fn one(
     errors: &mut Errors,
 ) -> Result<Value> {
     let line = args.gpus.ranked(&row.line.pipeline)?;
-    pipeline::unsearched_nodes(&line)?;
+    pipeline::unmeasured(&line)?;
     let Pipeline { program, bound } = pipeline::bind(&line)?;
     let config = pipeline::config(&line)?;
     let ranks = config.ranks;

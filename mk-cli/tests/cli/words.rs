@@ -30,7 +30,6 @@ const WRONG: &[&[&str]] = &[
     &["check", MK, "--dim", "M=1073741824", "--dim", "N=1073741824"],
     &["emit", "gather(a) -> gemm(b)", "--shape", "a=3x5", "--shape", "b=5x7", "-o", "/proc/none/x"],
     &["tune", MK, "--nodes", "2"],
-    &["explain", MK, "--nodes", "2", "--tuned"],
     &["explain", MK, "--tuned", "--set", "split_k=2"],
     &["grad", MK, "--wanted", "z"],
     &["grad", "dispatch(x, ids) -> grouped_gemm(w)"],

@@ -90,22 +90,21 @@ pub fn choose(
     ranks: u32,
     model: &DeviceModel,
 ) -> Option<(Config, Prediction)> {
-    choose_from(program, bound, &Config { ranks, ..Config::default() }, model)
+    choose_in(program, bound, &Config { ranks, ..Config::default() }, model)
 }
 
-/// [`choose`] where some SMs are reserved: those that the GPU does not have.
-fn choose_from(
+/// [`choose`] in the world of a config ([`space::defaults`]).
+pub fn choose_in(
     program: &Program,
     bound: &Bound,
-    base: &Config,
+    world: &Config,
     model: &DeviceModel,
 ) -> Option<(Config, Prediction)> {
-    let facts = space::facts(program, bound, base.ranks);
+    let facts = space::facts_of(program, bound, world);
     let mut choices = space::choices(&facts, &BTreeMap::new());
     // Strategies first: of the largest plans there are predictions for no more.
     choices.sort_by_key(|(setting, _)| !setting.strategy);
-    let default =
-        Config { ranks: base.ranks, reserved_sms: base.reserved_sms, ..Config::default() };
+    let default = space::defaults(world);
     // Of a GEMM alone all tiles and clusters are looked at, in closed form.
     if let Some(config) = best_alone(program, bound, &default, model)
         && let Ok(p) = predict(program, bound, &config, model)
@@ -322,14 +321,17 @@ fn best_alone(
     base: &Config,
     model: &DeviceModel,
 ) -> Option<Config> {
-    let facts = space::facts(program, bound, base.ranks);
+    let facts = space::facts_of(program, bound, base);
     if !facts.products.iter().any(|p| p.alone) {
         return None;
     }
     let varied = ["block", "consumers", "cluster", "multicast"];
     let others = settings::SETTINGS.iter().filter(|s| !varied.contains(&s.name));
     let only = others.map(|s| (s.name.to_string(), vec![(s.get)(base)])).collect();
-    let all = space::candidates(program, bound, base.ranks, &only);
+    let all = space::candidates(program, bound, base.ranks, &only).into_iter();
+    let all: Vec<Config> = all
+        .map(|c| Config { nodes: base.nodes, net: base.net, mesh: base.mesh.clone(), ..c })
+        .collect();
     let seconds = in_parallel(&all, |config| {
         let plan = passes::lower(program, bound, config).ok()?;
         cost::alone_s(&plan, model).ok()?
@@ -440,7 +442,18 @@ pub fn decide(
     gpu: &Gpu,
     cache: Option<&Cache>,
 ) -> Decision {
-    let default = Config { ranks, ..Config::default() };
+    decide_in(program, bound, &Config { ranks, ..Config::default() }, gpu, cache)
+}
+
+/// [`decide`] in the world of a config ([`space::defaults`]), but for SMs: over nodes nothing was measured.
+pub fn decide_in(
+    program: &Program,
+    bound: &Bound,
+    world: &Config,
+    gpu: &Gpu,
+    cache: Option<&Cache>,
+) -> Decision {
+    let default = space::defaults(world);
     // Those that the GPU does not have.
     let sms = target::by_name(&default.target).map_or(0, |t| t.sms);
     let reserved_sms = gpu.chip.map_or(0, |chip| sms.saturating_sub(chip.sms));
@@ -451,8 +464,8 @@ pub fn decide(
         notes: Vec::new(),
     };
     let target = decision.config.target.clone();
-    let key = Key::new(program, bound, ranks, &target, &gpu.name);
-    match cache.map(|c| c.recall(&key)) {
+    let key = Key::new(program, bound, world.ranks, &target, &gpu.name);
+    match cache.filter(|_| world.nodes == 1).map(|c| c.recall(&key)) {
         Some(Ok(Some(winner))) => match has_kernel(program, bound, &winner.config) {
             Ok(()) => {
                 return Decision {
@@ -472,8 +485,7 @@ pub fn decide(
     }
     let (model, note) = model_of(gpu, cache);
     decision.notes.extend(note);
-    if let Some((config, p)) = model.and_then(|m| choose_from(program, bound, &decision.config, &m))
-    {
+    if let Some((config, p)) = model.and_then(|m| choose_in(program, bound, &decision.config, &m)) {
         decision = Decision { config, origin: Origin::Predicted, ms: Some(p.ms()), ..decision };
     }
     decision

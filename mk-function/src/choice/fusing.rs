@@ -11,7 +11,7 @@
 
 use super::{
     cache::Cache,
-    choose::{Origin, decide, has_kernel, model_of, predict},
+    choose::{Origin, decide_in, has_kernel, model_of, predict},
     space,
     unfused::{Indivisible, Part, parts},
 };
@@ -93,7 +93,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    const WORDS: [(Reason, &'static str); 15] = [
+    const WORDS: [(Reason, &'static str); 14] = [
         (Reason::Asked, "asked"),
         (Reason::Given, "given"),
         (Reason::Overlap, "overlap"),
@@ -108,7 +108,6 @@ impl Reason {
         (Reason::Indivisible(Indivisible::Results), "results"),
         (Reason::Indivisible(Indivisible::Unwritten), "unwritten"),
         (Reason::Indivisible(Indivisible::Mesh), "mesh"),
-        (Reason::Indivisible(Indivisible::Nodes), "nodes"),
     ];
 }
 
@@ -274,11 +273,10 @@ fn piece(program: &Program, bound: &Bound, terms: &Conditions<'_>) -> Option<Can
     let given = terms.config;
     let Some((gpu, cache)) = terms.search else {
         // Settings that do not fit are the caller's mistake, and not a reason for something else.
-        let default = Config { ranks: given.ranks, ..Config::default() };
-        let there = sound(given) || sound(&default);
+        let there = sound(given) || sound(&space::defaults(given));
         return there.then(|| Candidate { config: given.clone(), times: Times::default() });
     };
-    let decision = decide(program, bound, given.ranks, gpu, cache);
+    let decision = decide_in(program, bound, given, gpu, cache);
     // A measured one has a kernel; of others the plan alone was looked at, or nothing.
     if decision.origin != Origin::Measured && !sound(&decision.config) {
         let config = given.clone();
@@ -337,11 +335,11 @@ impl Choice {
         text
     }
 
-    /// Reads what [`Choice::write`] made, for a world of `ranks`.
+    /// Reads what [`Choice::write`] made, in the world of a config.
     ///
     /// # Errors
     /// The word or line that is none.
-    pub fn read(text: &str, ranks: u32) -> Result<Choice, String> {
+    pub fn read(text: &str, world: &Config) -> Result<Choice, String> {
         let mut lines = text.lines();
         let head = lines.next().unwrap_or_default();
         let ms = |word: &str| match word {
@@ -358,7 +356,7 @@ impl Choice {
         let verdict = verdict().ok_or_else(|| head.to_string())?;
         let config = |line: &str| {
             let settings = line.strip_prefix("config ").ok_or_else(|| line.to_string())?;
-            space::read(settings, ranks).map_err(|e| e.to_string())
+            space::read_in(settings, world).map_err(|e| e.to_string())
         };
         let configs = lines.map(config).collect::<Result<Vec<_>, _>>()?;
         Ok(Choice { verdict, configs })

@@ -17,11 +17,11 @@ mod unfused;
 
 pub use cache::{Cache, Damaged, Key, Winner};
 pub use choose::{
-    Decision, Origin, Unpredicted, choose, decide, gpu_of, model_of, predict, predict_all,
-    predict_each, worth_measuring,
+    Decision, Origin, Unpredicted, choose, choose_in, decide, decide_in, gpu_of, model_of, predict,
+    predict_all, predict_each, worth_measuring,
 };
 pub use fusing::{
     CLEARLY, Choice, Conditions, Fuse, Fusion, Reason, Times, Verdict, settle, verdict,
 };
-pub use space::{candidates, choices, facts, facts_of, neighbours, read, runners_up};
+pub use space::{candidates, choices, defaults, facts, facts_of, neighbours, read, runners_up};
 pub use unfused::{Indivisible, Part, parts};

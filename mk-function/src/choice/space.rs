@@ -21,6 +21,13 @@ pub fn facts_of(program: &Program, bound: &Bound, config: &Config) -> Facts {
     facts.unwrap_or(Facts { ranks, ..Facts::default() })
 }
 
+/// The defaults in the world of a config, which no setting changes: its ranks, their mesh and nodes, and the SMs that
+/// are not there.
+pub fn defaults(world: &Config) -> Config {
+    let Config { ranks, mesh, nodes, net, reserved_sms, .. } = world.clone();
+    Config { ranks, mesh, nodes, net, reserved_sms, ..Config::default() }
+}
+
 /// The values of each setting that a search tries, first those given in `only`.
 pub fn choices(
     facts: &Facts,
@@ -131,7 +138,12 @@ pub fn runners_up<'c>(
 /// # Errors
 /// The word that is none.
 pub fn read(text: &str, ranks: u32) -> Result<Config, settings::NotASetting> {
-    let mut config = Config { ranks, ..Config::default() };
+    read_in(text, &Config { ranks, ..Config::default() })
+}
+
+/// The same in the world of a config ([`defaults`]).
+pub(super) fn read_in(text: &str, world: &Config) -> Result<Config, settings::NotASetting> {
+    let mut config = defaults(world);
     settings::read(&mut config, text)?;
     Ok(config)
 }

@@ -37,8 +37,6 @@ pub enum Indivisible {
     Unwritten,
     /// Ranks are along several axes.
     Mesh,
-    /// Ranks are on several nodes.
-    Nodes,
 }
 
 impl fmt::Display for Indivisible {
@@ -50,7 +48,6 @@ impl fmt::Display for Indivisible {
             Indivisible::Results => "a result is a parameter, or is there twice",
             Indivisible::Unwritten => "an operation is no pipeline by itself",
             Indivisible::Mesh => "its ranks are along several axes of a mesh",
-            Indivisible::Nodes => "its ranks are on several nodes",
         })
     }
 }

@@ -9,7 +9,7 @@ pub use explanation::{Apart, Explanation, Workspace};
 
 use crate::build::Composition;
 use crate::choice::{
-    Cache, Indivisible, Key, Origin, Part, Times, Unpredicted, choices, choose, facts, facts_of,
+    Cache, Indivisible, Key, Origin, Part, Times, Unpredicted, choices, choose_in, facts, facts_of,
     model_of, parts, predict_all, verdict,
 };
 use mk_codegen::{
@@ -23,8 +23,8 @@ use mk_syntax::{Bound, Program};
 /// What is explained.
 #[derive(Clone, Copy, Debug)]
 pub enum Subject<'a> {
-    /// What a function is that looks for its settings.
-    Searched,
+    /// What a function is that looks for its settings, in the world of a config ([`defaults`](crate::choice::defaults)).
+    Searched(&'a Config),
     /// What it is with these.
     Options(&'a Config),
     /// What was made.
@@ -60,36 +60,35 @@ pub fn explain(
 ) -> Result<Explanation, Unpredicted> {
     let Sources { model, cache, chain } = *sources;
     let mut notes = Vec::new();
-    let (searched, fixed) = match subject {
-        Subject::Searched => (true, None),
-        Subject::Options(given) => (false, Some(given)),
-        Subject::Composition(made) => (true, made.configs.first()),
-    };
     let unset = Config::default();
-    let world = fixed.unwrap_or(&unset);
+    let (searched, fixed, world) = match subject {
+        Subject::Searched(world) => (true, None, world),
+        Subject::Options(given) => (false, Some(given), given),
+        Subject::Composition(made) => {
+            let first = made.configs.first();
+            (true, first, first.unwrap_or(&unset))
+        }
+    };
     let Config { mesh, nodes, net, .. } = world.clone();
     let default = Config { ranks, mesh, nodes, net, ..Config::default() };
-    let whole = match () {
-        () if default.nodes > 1 => Some(Indivisible::Nodes),
-        () => (!default.mesh.is_empty()).then_some(Indivisible::Mesh),
-    };
+    let whole = (!default.mesh.is_empty()).then_some(Indivisible::Mesh);
     let facts = facts_of(program, bound, &default);
     let target = match subject {
         Subject::Options(given) => &given.target,
-        Subject::Searched | Subject::Composition(_) => &default.target,
+        Subject::Searched(_) | Subject::Composition(_) => &default.target,
     };
     let mut winner = |program: &Program, bound: &Bound| {
         let key = Key::new(program, bound, ranks, target, &model.gpu);
-        cache?.recall(&key).unwrap_or_else(|damaged| {
+        cache.filter(|_| nodes == 1)?.recall(&key).unwrap_or_else(|damaged| {
             notes.push(damaged);
             None
         })
     };
-    // Nothing is measured or searched over several axes, or nodes.
+    // Nothing is measured or searched over several axes, and over nodes nothing is measured.
     let best = if whole.is_some() { None } else { winner(program, bound) };
     let chosen = || match whole {
         Some(_) => None,
-        None => choose(program, bound, ranks, model).map(|(config, _)| config),
+        None => choose_in(program, bound, &default, model).map(|(config, _)| config),
     };
     let same = |a: &Config, b: &Config| settings::write(a, &facts) == settings::write(b, &facts);
     let (config, origin) = match (subject, fixed, &best) {
@@ -126,7 +125,7 @@ pub fn explain(
             let mut without = None;
             for part in list {
                 let (program, bound) = (&part.program, &part.bound);
-                let Some((_, p)) = choose(program, bound, ranks, model) else {
+                let Some((_, p)) = choose_in(program, bound, &default, model) else {
                     without = Some(part.name);
                     break;
                 };
@@ -154,15 +153,15 @@ pub fn explain(
         apart,
         workspace,
         made: match subject {
-            Subject::Searched | Subject::Options(_) => None,
+            Subject::Searched(_) | Subject::Options(_) => None,
             Subject::Composition(made) => Some(made.verdict),
         },
         gave_way: match subject {
-            Subject::Searched | Subject::Options(_) => 0,
+            Subject::Searched(_) | Subject::Options(_) => 0,
             Subject::Composition(made) => made.gave_way,
         },
         kernels: match subject {
-            Subject::Searched | Subject::Options(_) => Vec::new(),
+            Subject::Searched(_) | Subject::Options(_) => Vec::new(),
             Subject::Composition(made) => kernels(made, ranks),
         },
         searched,

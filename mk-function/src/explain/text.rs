@@ -12,6 +12,9 @@ impl fmt::Display for Explanation {
         let why = match self.origin {
             Origin::Given => "as the options say",
             Origin::Measured => "measured by `mk tune` to be the best",
+            Origin::Predicted if self.config.nodes > 1 => {
+                "the best of those that were predicted, a part of all"
+            }
             Origin::Predicted => {
                 "the best of those that were predicted, a part of all; `mk tune` would measure"
             }

@@ -292,7 +292,6 @@ impl Function {
             return Ok(self.settled(sizes));
         }
         let (world, program) = (&self.world, self.signature.program());
-        let reserved_sms = self.options.config.reserved_sms;
         let mut said = Vec::new();
         if world.local_ranks().start == 0 {
             said = self.search(sizes).write(program, sizes).into_bytes();
@@ -301,11 +300,9 @@ impl Function {
         let _doing = doing(format!("waiting for the settings of `{}`", program.name()));
         let said = world.from_rank_0("choosing how to lower", said, limit)?;
         let text = String::from_utf8_lossy(&said);
-        let mut choice = Choice::read(&text, world.size()).map_err(|word| {
+        Choice::read(&text, &self.options.config).map_err(|word| {
             FunctionError::mismatch(format!("rank 0 says `{word}`, which is no setting"))
-        })?;
-        choice.configs.iter_mut().for_each(|c| c.reserved_sms = reserved_sms);
-        Ok(choice)
+        })
     }
 
     /// The kernel that serves these sizes, if there is one: fixed symbols are equal, run-time ones within their bounds.

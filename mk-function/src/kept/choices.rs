@@ -28,12 +28,7 @@ impl Choices {
             return choice::settle(program, bound, terms);
         };
         let key = shelf.choice_key(program, bound, terms, gpu, cache);
-        let read = |text: &str| {
-            let mut choice = Choice::read(text, terms.config.ranks).ok()?;
-            // Those of the machine are not in the text.
-            choice.configs.iter_mut().for_each(|c| c.reserved_sms = terms.config.reserved_sms);
-            Some(choice)
-        };
+        let read = |text: &str| Choice::read(text, terms.config).ok();
         if let Some(text) = shelf.store.read(Kind::Choice, &key) {
             if let Some(known) = String::from_utf8(text).ok().as_deref().and_then(read) {
                 return known;
