@@ -130,6 +130,21 @@ const EXPERTS: &[(&str, &str)] = &[
         }",
     ),
     (
+        "moe_eight_any",
+        "fn f<T: dyn <= 300>(x: e4m3[T, K] scaled(1, 128) @ shard(0), ids: i64[T, J] @ shard(0), gate: f32[T, J] @ shard(0),
+            w: e4m3[E, 2, 128, K] scaled(128, 128) @ shard(0), v: e4m3[E, K, 128] scaled(128, 128) @ shard(0)) {
+            dispatch(x, ids) -> grouped_gemm(w.t) -> swiglu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t) -> combine(gate)
+        }",
+    ),
+    (
+        "moe_eight_quantised",
+        "fn f<T: dyn <= 300>(x: bf16[T, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0),
+            w: e4m3[E, 128, K] scaled(128, 128) @ shard(0), v: e4m3[E, K, 128] scaled(128, 128) @ shard(0)) {
+            let rows = x -> quantize(e4m3, 1, 128) -> dispatch(ids, capacity = R, drop);
+            (rows -> grouped_gemm(w.t) -> silu -> quantize(e4m3, 1, 128) -> grouped_gemm(v.t) -> combine(gate), rows)
+        }",
+    ),
+    (
         "dispatch_own",
         "fn f<T: own>(x: bf16[T, K] @ shard(0), ids: i32[T, J] @ shard(0), gate: f32[T, J] @ shard(0), w: bf16[E, N, K] @ shard(0)) {
             let rows = dispatch(x, ids, gate, capacity = R, drop);
