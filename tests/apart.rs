@@ -529,7 +529,7 @@ fn settings_are_searched_over_nodes() {
         assert_eq!(said.verdict, choice.verdict);
         assert!(said.configs.iter().all(|c| world(c) == world(&config) && c.reserved_sms == 4));
     }
-    // What is found is no slower than the defaults, as the model has it, and one node is another world.
+    // By the model, the settings are no slower than the defaults, and all ranks on one node are faster.
     let model = DeviceModel::h200();
     let (found, best) = tune::choose_in(&program, &bound, &config, model).expect("a choice");
     let plain = tune::predict(&program, &bound, &tune::defaults(&config), model).expect("known");

@@ -255,7 +255,7 @@ fn memory_has_room_for_every_launch() {
     }
 }
 
-/// What a plan is proved without, of waits and posts of factors.
+/// The waits and posts of factors that a plan does not need: it is proved without each of them.
 fn without_each(plan: &Plan) -> Vec<String> {
     let (mut kept, mut n) = (Vec::new(), 0);
     let of = |name: &str| name.ends_with("_factors") || name.starts_with("factors.");

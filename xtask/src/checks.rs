@@ -88,7 +88,7 @@ pub fn mutants() -> Result<()> {
 }
 
 /// Grids, with the package and the tests that take a part of them.
-const GRIDS: [(&str, &str, &[&str]); 15] = [
+const GRIDS: [(&str, &str, &[&str]); 16] = [
     ("attention", "mk-harness", &["attention", "attention_grad", "sweep_attention", "ulysses"]),
     ("documents", "mk-harness", &["sweep_documents"]),
     ("experts", "mk-harness", &["experts_backward", "few_tokens", "sweep_experts"]),
@@ -101,10 +101,21 @@ const GRIDS: [(&str, &str, &[&str]); 15] = [
     ("network", "mk-harness", &["network"]),
     ("nodes", "mk-harness", &["sweep_nodes"]),
     ("pipelines", "mk-kernels", &["pipelines", "grad", "tune"]),
+    ("placements", "mk-syntax", &["placements"]),
     (
         "plans",
         "mk-codegen",
-        &["emission", "equivalence", "executor", "grouped", "hostile", "lowering", "refusals"],
+        &[
+            "emission",
+            "equivalence",
+            "executor",
+            "grouped",
+            "hostile",
+            "lowering",
+            "refusals",
+            "scaled",
+            "scaled_experts",
+        ],
     ),
     ("tokens", "mk-codegen", &["dispatch", "tables_on_host"]),
     ("ui", "mk-kernels", &["ui"]),

@@ -55,7 +55,7 @@ pub struct DeviceModel {
     pub throttle_s: f64,
     /// What a GPU sends over its links, all ranks sending at once.
     pub link_bytes_per_s: f64,
-    /// What a network card sends to other nodes. The default is the line rate of 400 Gb/s: `mk probe` measures no network.
+    /// Rate of a network card to other nodes. `mk probe` measures no network: the default is 400 Gb/s, a line rate.
     #[serde(default = "card_bytes_per_s")]
     pub card_bytes_per_s: f64,
     /// From the end of a message to the end of the wait for its word on another node. The default is not measured.

@@ -328,10 +328,7 @@ fn best_alone(
     let varied = ["block", "consumers", "cluster", "multicast"];
     let others = settings::SETTINGS.iter().filter(|s| !varied.contains(&s.name));
     let only = others.map(|s| (s.name.to_string(), vec![(s.get)(base)])).collect();
-    let all = space::candidates(program, bound, base.ranks, &only).into_iter();
-    let all: Vec<Config> = all
-        .map(|c| Config { nodes: base.nodes, net: base.net, mesh: base.mesh.clone(), ..c })
-        .collect();
+    let all = space::candidates_in(program, bound, base, &only);
     let seconds = in_parallel(&all, |config| {
         let plan = passes::lower(program, bound, config).ok()?;
         cost::alone_s(&plan, model).ok()?

@@ -51,8 +51,18 @@ pub fn candidates(
     ranks: u32,
     only: &BTreeMap<String, Vec<String>>,
 ) -> Vec<Config> {
-    let facts = facts(program, bound, ranks);
-    let mut all = vec![Config { ranks, ..Config::default() }];
+    candidates_in(program, bound, &Config { ranks, ..Config::default() }, only)
+}
+
+/// The same in the world of a config ([`defaults`]).
+pub(super) fn candidates_in(
+    program: &Program,
+    bound: &Bound,
+    world: &Config,
+    only: &BTreeMap<String, Vec<String>>,
+) -> Vec<Config> {
+    let facts = facts_of(program, bound, world);
+    let mut all = vec![defaults(world)];
     for (setting, values) in choices(&facts, only) {
         let with = |config: &Config, value: &String| {
             let mut config = config.clone();

@@ -23,7 +23,7 @@ use mk_syntax::{Bound, Program};
 /// What is explained.
 #[derive(Clone, Copy, Debug)]
 pub enum Subject<'a> {
-    /// What a function is that looks for its settings, in the world of a config ([`defaults`](crate::choice::defaults)).
+    /// A function that looks for its settings, in the world of this config ([`defaults`](crate::choice::defaults)).
     Searched(&'a Config),
     /// What it is with these.
     Options(&'a Config),

@@ -176,8 +176,8 @@ impl Draft {
         self.made_by(buffer, (along, &[]), done, height, blocks);
     }
 
-    /// Lets a family that reads `memory` come before all others of its role but for those that do so already, and for
-    /// those that make what it reads: what goes to other nodes, before everything that waits for them.
+    /// Puts a family that reads `memory` at the front of its role, behind families that are there already. The families
+    /// that make `memory` come before it. Sends to other nodes are then before all waits for other nodes.
     pub fn leaves_first(&mut self, family: FamId, memory: BufId) {
         self.first.insert(0, family);
         for made in self.made.iter().filter(|made| made.buffer == memory) {
