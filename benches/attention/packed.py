@@ -1,4 +1,5 @@
-"""Packed sequences: `mk.attention(.., cu_seqlens=cu)` against f64, captured, and beside `varlen_attn` and compiled `flex_attention`."""
+"""Packed sequences: `mk.attention(.., cu_seqlens=cu)` against f64, captured, and beside `varlen_attn` and compiled `flex_attention`; documents
+of one length also beside mk's own attention of a batch of them."""
 
 import inspect
 import random
@@ -15,7 +16,7 @@ ROWS = [
     (8192, 16, 16, 16, 128, True, "even"), (32768, 32, 16, 16, 128, True, "even"), (32768, 32, 16, 16, 128, True, "skewed"),
     (32768, 32, 32, 8, 128, True, "skewed"), (32768, 256, 16, 16, 128, True, "skewed"), (32768, 1, 16, 16, 128, True, "even"),
     (32768, 32, 16, 16, 64, True, "skewed"), (32768, 32, 16, 16, 128, False, "skewed"), (32768, 16, 16, 16, 128, True, "even"),
-    (32768, 64, 16, 16, 128, True, "skewed"),
+    (32768, 16, 16, 16, 128, True, "skewed"), (32768, 64, 16, 16, 128, True, "skewed"),
 ]
 
 
@@ -150,6 +151,9 @@ def row(bench, tokens, documents, h, g, d, causal, form):
         "flex": turned,
     }
     sets = [inputs(bench, tokens, h, g, d, seed) + inputs(bench, tokens, h, h, d, 9 + seed)[:1] for seed in range(2)]
+    if form == "even" and tokens % documents == 0:
+        apart = lambda x: x.unflatten(0, (documents, -1)).transpose(1, 2)
+        runs["batch"] = lambda q, k, v: mk.attention(*map(apart, (q, k, v)), causal=causal, enable_gqa=True).transpose(1, 2).flatten(0, 1)
     for given in sets:
         for x in given[:3]:
             x.requires_grad_(True)
@@ -160,19 +164,26 @@ def row(bench, tokens, documents, h, g, d, causal, form):
             print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
             del runs[name]
     pairs = h * d * sum((b - a) ** 2 for a, b in zip(ends, ends[1:])) * (0.5 if causal else 1)
-    peer = [name for name in runs if name != "mk"][0]
+    peer = [name for name in runs if name not in ("mk", "batch")][0]
     of = lambda name: runs[name](*sets[0][:3])
     judged = bench.judge([of("mk").detach()[None]], [of(peer).detach()[None]], 1e-2)
     named = f"packed {form} T{tokens} in {documents} {'causal' if causal else 'full'} H{h}:{g} D{d}"
     with torch.no_grad():
         plain = {name: (lambda i: None, lambda i, _, run=run: run(*sets[i % 2][:3])) for name, run in runs.items()}
-        bench.row(f"forward {named}", 4 * pairs, bench.time(plain), judged)
+        rates(bench, f"forward {named}", 4 * pairs, bench.time(plain), judged)
     back = {}
     for name, run in runs.items():
         before = lambda i, run=run: run(*sets[i % 2][:3])
         back[name] = (before, lambda i, y: torch.autograd.grad(y, sets[i % 2][:3], sets[i % 2][3]))
     of = lambda name: [x[None] for x in back[name][1](0, back[name][0](0))]
-    bench.row(f"backward {named}", 10 * pairs, bench.time(back), bench.judge(of("mk"), of(peer), 2e-2))
+    rates(bench, f"backward {named}", 10 * pairs, bench.time(back), bench.judge(of("mk"), of(peer), 2e-2))
+
+
+def rates(bench, named, flops, times, judged):
+    batch = times.pop("batch", None)
+    bench.row(named, flops, times, judged)
+    if batch is not None:
+        print(f"    a batch of them {batch:.3f} ms, {flops / batch / 1e9:.0f}: batch / packed {batch / times['mk']:.3f}", flush=True)
 
 
 def main(bench, seed, shapes):

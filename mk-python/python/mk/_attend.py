@@ -214,5 +214,6 @@ def attention(
         o, logs = _made(texts.forward, at)(*operands, *documents)
     o = o.transpose(1, 2)
     if documents:
-        o, logs = o[0].transpose(0, 1), logs[0] if return_lse else None
+        # Not `o[0]`, of which the gradient is copied into zeros.
+        o, logs = o.squeeze(0).transpose(0, 1), logs.squeeze(0) if return_lse else None
     return (o, logs) if return_lse else o
