@@ -122,7 +122,8 @@ def main():
     world = mk.World.from_torch()
     rank, ranks = world.ranks[0], world.size
     flush, one = torch.empty(256 << 20, dtype=torch.uint8, device="cuda"), torch.zeros(1, device="cuda")
-    wrong, lines = 0, []
+    wrong = 0
+    said = lambda line: print(line, flush=True) if rank == 0 else None
     for shape in SHAPES[: args.shapes]:
         runs, verdicts = {}, []
         for kind, (t, a, b) in KINDS.items():
@@ -146,7 +147,7 @@ def main():
         us = slowest(runs, args.rounds, flush, one)
         m, k, n = shape
         sent = {"bf16": 2 * m * k, "rows": m * k + 4 * m, "blocks": m * k + 4 * m * -(-k // 128)}
-        lines.append(
+        said(
             f"{m}x{k}x{n}: us " + " ".join(f"{name} {t:.0f}" for name, t in us.items())
             + f" | bf16 / fp8 {us['bf16'] / us['rows']:.2f} (rows) {us['bf16'] / us['blocks']:.2f} (blocks) | nccl / rows {us['nccl'] / us['rows']:.2f}"
             + " | bytes of bf16 " + " ".join(f"{name} {b / sent['bf16']:.3f}" for name, b in sent.items() if name != "bf16")
@@ -158,14 +159,13 @@ def main():
         wrong += not right
         us = slowest(runs, args.rounds, flush, one)
         tokens, hidden, inner, experts, slots = shape
-        lines.append(
+        said(
             f"layer T{tokens} a rank H{hidden} I{inner} E{experts} k{slots}: us " + " ".join(f"{name} {t:.0f}" for name, t in us.items())
             + f" | bf16 / eight {us['bf16'] / us['eight']:.2f} | error beside bf16 {error:.1e}{'' if right else ' WRONG'}"
         )
     count = torch.tensor([wrong], device="cuda")
     dist.all_reduce(count)
     if rank == 0:
-        print("\n".join(lines))
         print("WRONG" if count.item() else "all right")
     dist.destroy_process_group()
     sys.exit(bool(count.item()))

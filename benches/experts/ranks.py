@@ -245,6 +245,128 @@ class Bench:
         return whole.chunk(self.size)[self.rank].clone()
 
 
+    def step(self, tokens, hidden, inner, experts, slots, skew, pipeline):
+        f = mk.compile(pipeline, self.world)
+        w1 = self.random(experts // self.size, hidden, 2, inner, seed=7, scale=hidden**-0.5).requires_grad_()
+        w2 = self.random(experts // self.size, inner, hidden, seed=8, scale=inner**-0.5).requires_grad_()
+        sets = []
+        for i in range(SETS):
+            x, d = self.random(tokens, hidden, seed=20 + i).requires_grad_(), self.random(tokens, hidden, seed=40 + i)
+            route, gate = self.routing(tokens, experts, slots, skew, seed=30 + i)
+            sets.append((x, route, gate.requires_grad_(), d))
+
+        def hidden_rows(rows, ends):
+            g, u = torch._grouped_mm(rows, w1.flatten(2), offs=ends).chunk(2, 1)
+            return torch._grouped_mm(F.silu(g) * u, w2, offs=ends)
+
+        def every(x, route, gate):
+            got = _Exchanged.apply(x[route.token], route.sent, route.received)
+            y = hidden_rows(got[route.by_expert], route.ends)
+            returned = _Exchanged.apply(y[route.back], route.received, route.sent)
+            return (returned[route.order.argsort()].view(*gate.shape, -1).float() * gate[..., None]).sum(1).bfloat16()
+
+        def once(x, route, gate):
+            got = _Exchanged.apply(x[route.once], route.once_sent, route.once_received)
+            weight = _Exchanged.apply(gate[route.once], route.once_sent, route.once_received)[route.expand, route.slot]
+            y = hidden_rows(got[route.expand], route.ends)
+            sums = torch.zeros(got.shape, device="cuda").index_add(0, route.expand, y * weight[:, None])
+            returned = _Exchanged.apply(sums.bfloat16(), route.once_received, route.once_sent)
+            return torch.zeros(x.shape, device="cuda").index_add(0, route.once, returned.float()).bfloat16()
+
+        def gradients(of, i):
+            x, route, gate, d = sets[i]
+            with torch.enable_grad():
+                return torch.autograd.grad(of(x, route, gate), [x, gate, w1, w2], d)
+
+        ours = lambda x, route, gate: f(x, route.ids, gate, w1, w2)
+        contestants = [
+            Contestant("mk", OURS, lambda i: _nothing(gradients(ours, i)), after=f.check),
+            Contestant("forward of mk", ALONE, lambda i: _nothing(f(sets[i][0].detach(), sets[i][1].ids, sets[i][2].detach(), w1.detach(), w2.detach()))),
+            Contestant("NCCL, grouped_mm", PEER, lambda i: _nothing(gradients(every, i))),
+            Contestant("NCCL once a rank, grouped_mm", PEER, lambda i: _nothing(gradients(once, i))),
+            Contestant("products of a backward alone", ALONE, self.products_of_a_backward(sets, w1.detach(), w2.detach())),
+        ]
+        wants = self.slopes(sets[0], w1, w2)
+        errors = [self.worst(gradients(of, 0), wants) for of in (ours, every, once)]
+        found = self.timer.measure(contestants, [None] * SETS, self.args.rounds)
+        errors.append(self.worst(gradients(ours, 0), wants))
+        ms = {one.name: result.middle for one, result in zip(contestants, found)}
+        moved = 2 * hidden * max(self.elsewhere(s[1].once_sent) + self.elsewhere(s[1].once_received) for s in sets) / self.rate
+        moved = torch.tensor(moved, dtype=torch.float64, device="cuda")
+        dist.all_reduce(moved, dist.ReduceOp.MAX)
+        backward = ms["mk"] - ms["forward of mk"]
+        over = min(t for name, t in ms.items() if "NCCL" in name) / ms["mk"]
+        bound = max(ms["products of a backward alone"], 1e3 * moved.item())
+        right = max(errors) < 2e-2
+        self.wrong += not right
+        shape = f"T{tokens} a rank, H{hidden} I{inner} E{experts} k{slots} skew {skew}"
+        self.rows.append({"part": "step", "shape": shape, "ms": ms, "backward_ms": backward, "peer_over_mk": over, "bound_over_mk": bound / backward, "right": right})
+        if self.rank == 0:
+            times = ", ".join(f"{name} {1e3 * t:.1f}" for name, t in ms.items())
+            rate = 12 * tokens * slots * hidden * inner / backward / 1e9
+            print(
+                f"step {shape} | us {times}, backward {1e3 * backward:.1f} ({rate:.0f} TFLOP/s) | peer / mk {over:.3f} | bound / backward "
+                f"{bound / backward:.3f} | errors {', '.join(f'{e:.1e}' for e in errors)} {'ok' if right else 'WRONG'}", flush=True,
+            )
+        f.close()
+
+    def products_of_a_backward(self, sets, w1, w2):
+        """Of arrived rows: slopes of what is between the products, of the rows, and of both matrices."""
+        parts = []
+        for x, route, _, d in sets:
+            of = lambda rows: torch.cat([rows[(route.all_ids == self.rank * route.mine + e).nonzero()[:, 0]] for e in range(route.mine)])
+            rows, dy = (of(torch.cat(_gathered(t.detach()))) for t in (x, d))
+            parts.append((rows, dy, torch._grouped_mm(rows, w1.flatten(2), offs=route.ends), route.ends))
+
+        def run(i):
+            rows, dy, h, ends = parts[i]
+            torch._grouped_mm(dy, w2.transpose(1, 2), offs=ends)
+            torch._grouped_mm(h, w1.flatten(2).transpose(1, 2), offs=ends)
+            torch._grouped_mm(rows.t(), h, offs=ends)
+            torch._grouped_mm(h[:, : w2.shape[1]].t(), dy, offs=ends)
+
+        return run
+
+    def slopes(self, given, w1, w2):
+        """Gradients of tokens, weights and this rank's matrices, in float32."""
+        x, route, gate, d = given
+        rows, gates, wide = torch.cat(_gathered(x.detach())).float(), torch.cat(_gathered(gate.detach())), torch.cat(_gathered(d)).float()
+        leaves = [t.detach().float().requires_grad_() for t in (rows, gates, w1, w2)]
+        sums = [torch.zeros_like(t) for t in leaves]
+        for e in range(route.mine):
+            token, slot = (route.all_ids == self.rank * route.mine + e).nonzero(as_tuple=True)
+            with torch.enable_grad():
+                g, u = (leaves[0][token] @ leaves[2][e].flatten(1)).chunk(2, 1)
+                y = ((F.silu(g) * u) @ leaves[3][e]) * leaves[1][token, slot, None]
+                found = torch.autograd.grad(y, leaves, wide[token], allow_unused=True)
+            for s, t in zip(sums, found):
+                s += t
+        for t in sums[:2]:
+            dist.all_reduce(t)
+        return [t.chunk(self.size)[self.rank] for t in sums[:2]] + sums[2:]
+
+    def worst(self, got, wants):
+        """The largest relative error of a gradient, on any rank; infinite where one has a NaN."""
+        errors = torch.stack([(g.float() - w).norm() / w.norm() for g, w in zip(got, wants)]).nan_to_num(nan=float("inf"))
+        dist.all_reduce(errors, dist.ReduceOp.MAX)
+        return errors.max().item()
+
+
+class _Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, sent, received):
+        ctx.counts = received, sent
+        return _exchanged(rows.contiguous(), sent, received)
+
+    @staticmethod
+    def backward(ctx, d):
+        return _exchanged(d.contiguous(), *ctx.counts), None, None
+
+
+def _nothing(_):
+    """A contestant that is judged apart has no result."""
+
+
 def _gathered(mine):
     parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, mine)
@@ -269,6 +391,9 @@ def main(args, chosen, pipeline):
         for row in chosen(LAYERS):
             for skew in (1, 8):
                 bench.layer(*row, skew, pipeline)
+    if args.part in (None, "step"):
+        for row in chosen(LAYERS):
+            bench.step(*row, 1, pipeline)
     if args.json and bench.rank == 0:
         about = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "mk": mk.__version__, "seed": args.seed, "rounds": args.rounds}
         about |= {"ranks": bench.size, "link_bytes_per_s": bench.rate}

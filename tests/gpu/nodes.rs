@@ -195,7 +195,8 @@ fn stalls() -> Res<()> {
     let error = s.step(1).err().ok_or("a launch over a dead link ended")?;
     let text = error.to_string();
     assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
-    assert!(text.contains("wired") || text.contains("relayed"), "{text}");
+    // What the card brings: of one rank on each node, the rows themselves.
+    assert!(text.contains("gemm.peers") && text.contains("arrived"), "{text}");
     assert!(matches!(s.instance.launch(&s.stream_refs(), &s.args()), Err(Error::Poisoned { .. })));
     println!("ok stalls: {text}");
     Ok(())
