@@ -280,25 +280,29 @@ fn windows_and_caps_compile() {
 }
 
 /// Results of eight bits in tiles of every kind that stores them, and by clusters, with an operand of the chain; and as
-/// results of sums and copies.
+/// results of sums and copies. Operands of eight bits in clusters, with factors of rows and of blocks.
 #[test]
 fn results_of_eight_bits_compile() {
-    let program = Program::parse(
-        "fn f(a: f16[M, K], b: f16[K, N], y: f16[M, N]) { gemm(a, b) -> mul(y) -> gelu -> cast(e5m2) }",
-    );
-    let program = program.unwrap_or_else(|e| panic!("{e}"));
-    for (set, [m, n]) in [
-        ("block=64x128x64", [500, 1000]),
-        ("block=128x64x64", [1000, 1001]),
-        ("block=192x192x64", [1000, 768]),
-        ("block=128x128x64 consumers=ping_pong", [1000, 768]),
-        ("block=64x256x64 cluster=2", [128, 768]),
+    let results = "fn f(a: f16[M, K], b: f16[K, N], y: f16[M, N]) { gemm(a, b) -> mul(y) -> gelu -> cast(e5m2) }";
+    let rows =
+        "fn f(a: e4m3[M, K] scaled(1, K), b: e5m2[N, K] scaled(1, K)) { gemm(a, b.t) -> gelu }";
+    let blocks = &rows.replacen("(1, K)", "(1, 128)", 1).replace("(1, K)", "(128, 128)");
+    for (text, set, [m, n]) in [
+        (results, "block=64x128x64", [500, 1000]),
+        (results, "block=128x64x64", [1000, 1001]),
+        (results, "block=192x192x64", [1000, 768]),
+        (results, "block=128x128x64 consumers=ping_pong", [1000, 768]),
+        (results, "block=64x256x64 cluster=2", [128, 768]),
+        (rows, "block=64x128x64 cluster=2", [500, 1040]),
+        (blocks, "block=128x128x64 cluster=3", [500, 1040]),
+        (blocks, "block=64x256x64 cluster=8", [128, 768]),
     ] {
+        let program = Program::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
         let sizes = [("M", m), ("K", 2048), ("N", n)].map(|(name, n)| (name.to_string(), n));
         let bound = program.bind(&sizes.into(), &BTreeMap::new()).expect("binds");
         let mut config = Config::default();
         mk::settings::read(&mut config, set).expect("settings");
-        judge(set, Options::default(), || {
+        judge(&format!("{set} {}", text.len()), Options::default(), || {
             mk::passes::lower(&program, &bound, &config).unwrap_or_else(|e| panic!("{set}: {e}"))
         });
     }

@@ -105,6 +105,14 @@ MK_DEVICE u16 ld_u8(const void* p) {
 MK_DEVICE void st_u8(void* p, u16 v) { asm volatile("st.global.u8 [%0], %1;" ::"l"(p), "h"(v) : "memory"); }
 MK_DEVICE void st_u16(void* p, u16 v) { asm volatile("st.global.u16 [%0], %1;" ::"l"(p), "h"(v) : "memory"); }
 
+// Copies of one word each; a thread waits for its groups of them (PTX ISA, "cp.async").
+MK_DEVICE void cp_async_word(u32 dst, u64 src) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
+}
+MK_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <u32 kPending>
+MK_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory"); }
+
 // Shared-memory words that agents of one CTA exchange; an mbarrier or a named barrier orders them.
 MK_DEVICE u32 ld_shared(u32 address) {
   u32 v;

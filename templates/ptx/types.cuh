@@ -38,6 +38,12 @@ MK_DEVICE u32 smem_address(const void* p) { return static_cast<u32>(__cvta_gener
 
 MK_DEVICE u32 lane_index() { return threadIdx.x % 32; }
 MK_DEVICE u32 warp_index() { return threadIdx.x / 32; }
+// This thread, of which the compiler keeps nothing: there are no registers for what it would know before the first tile.
+MK_DEVICE u32 thread_anew() {
+  u32 thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));
+  return thread;
+}
 // Whether this lane is the one that acts for its warp; by a whole warp, always the same lane (PTX ISA, "elect.sync"). Unlike after a
 // comparison of lanes, the compiler knows that one thread is left, and puts no loop over lanes around each TMA instruction.
 MK_DEVICE bool elect_one() {

@@ -11,6 +11,7 @@ enum class StorePath : u32 { Tma, Direct };
 constexpr u32 kStepBytes = 128;
 constexpr u32 kShiftRows = 8;     // rows of 16-bit elements, of whatever length, take a multiple of 16 bytes
 constexpr u32 kShiftCols = 32;    // columns more of a shifted row: up to 7 of the row before, and up to 24 that keep banks apart
+constexpr u32 kWarpFactorBytes = 16 * 4;  // of a warp's rows, of one step along K
 constexpr u32 kScaleBlock = 128;  // elements that share a factor, along each dimension that has blocks
 constexpr u32 kBlockK = kStepBytes / kElemBytes;
 constexpr u32 kWarpgroupThreads = 128;
@@ -34,6 +35,7 @@ struct GemmOptions {
   bool promotes = false;        // 8-bit operands: each step's sums are added to f32 registers of their own
   bool scaled = false;          // rows or columns of the product have factors
   bool step_scaled = false;     // steps along K of its rows or columns have
+  bool row_factors = false;     // those of some tiles of the ring
   Dtype out = Dtype::Bf16;
   ALayout a = ALayout::KMajor;
   BLayout b = BLayout::NMajor;
@@ -169,6 +171,8 @@ struct GemmConfig {
   static constexpr u32 kExchangeBytes = (kCluster - 1) * kMostUnits * 2 * kVectorBytes;
   static constexpr u32 kPanelsBytes = kConsumers * kPanels * kPanelBytes;
   static constexpr u32 kStagingBytes = kPanelsBytes < kExchangeBytes ? kExchangeBytes : kPanelsBytes;
+  // Factors of each warp's 16 rows, of this step along K and of the next one.
+  static constexpr u32 kRowFactorBytes = kOptions.row_factors ? 2 * 2 * kWarpgroupWarps * kWarpFactorBytes : 0;
   // A tile with a borrowed stage begins with panels in its last stage, where the consumer's own rows of A were: a warp's rows of a panel are those
   // of A that only its own part of the wgmmas reads; or, swapped, its own columns of B, of which a warp's lie where its columns of a panel do. The storer hands that stage back, without which the loop's next tile does not end.
   static constexpr u32 kStagePanels = kSwapped ? kOutMmas : kRowsPerConsumer / 64;
@@ -230,6 +234,7 @@ struct GemmConfig {
   static_assert(kPromotes ? kMmasPerStep * kAccumulators + kPartCols / 2 <= 192 : kMmasPerStep * kAccumulators <= 160, "accumulators would spill");
   static_assert(!kBytes || (kA == ALayout::KMajor && kB == BLayout::KMajor && !kSwapped && (!kGated || (kBlockM == 128 && kBlockN == 256)) && element_bytes(kDtypeB) == 1), "8-bit operands lie along k");
   static_assert(!kStepScaled || (kPromotes && kScaleBlock % kPartCols == 0), "a step's sums are of one block of columns");
+  static_assert(!kStepScaled || (kMmasPerStep == 1 && kOptions.row_factors), "a warp has factors of 16 rows");
   static_assert(!kPromotes || (kBytes && !kThree), "sums of 8-bit operands, of two consumers");
   static_assert(!kPingPong || kBlockM == 128, "tiles that one warpgroup multiplies");
   static_assert(kConsumers != 3 || (kCluster == 1 && !kCarried), "sums that are handed on belong to one of two warpgroups");
@@ -261,7 +266,8 @@ constexpr bool kCarriesInOrder = !Config::kCarried || Config::carry_steps_ascend
 template <class Config>
 struct GemmSmem {
   static constexpr u32 kStaging = Config::kStages * Config::kStageBytes;
-  static constexpr u32 kFull = kStaging + Config::kStagingBytes;
+  static constexpr u32 kRowFactors = kStaging + Config::kStagingBytes;
+  static constexpr u32 kFull = kRowFactors + Config::kRowFactorBytes;
   static constexpr u32 kEmpty = kFull + Config::kStages * kMbarrierBytes;
   static constexpr u32 kStagingFull = kEmpty + Config::kStages * kMbarrierBytes;
   static constexpr u32 kStagingFree = kStagingFull + Config::kConsumers * Config::kPanels * kMbarrierBytes;
@@ -300,6 +306,10 @@ struct GemmSmem {
   }
   // Panel `i` that a stage has of what a consumer goes on with.
   MK_DEVICE u32 carry_panel(u32 stage, u32 i) const { return a(stage) + i * Config::kPanelBytes; }
+  // Factors of the rows of a thread's warp: of even steps along K, then of odd ones.
+  MK_DEVICE u32 row_factors(u32 thread) const {
+    return base + kRowFactors + (thread - kWarpgroupThreads) / 32 * 2 * kWarpFactorBytes;
+  }
   MK_DEVICE u32 full(u32 stage) const { return base + kFull + stage * kMbarrierBytes; }
   MK_DEVICE u32 empty(u32 stage) const { return base + kEmpty + stage * kMbarrierBytes; }
   MK_DEVICE u32 staging_full(u32 consumer, u32 slot) const {

@@ -186,55 +186,6 @@ MK_DEVICE void sm90_take_carried(const GemmSmem<Config>& smem, u32 consumer, u32
   sm90_pin_all<Config>(acc);
 }
 
-// Factors of a step along K: of this thread's rows, and of each part's columns.
-template <class Config>
-struct StepFactors {
-  float rows[Config::kMmasPerStep][2];
-  float columns[Config::kMmaN / Config::kPartCols];
-};
-
-template <class Config, class Hooks>
-MK_DEVICE void load_step_rows(const Hooks& hooks, const GemmTile& tile, u32 consumer, u32 k, StepFactors<Config>& factors) {
-#pragma unroll
-  for (u32 m = 0; m < Config::kMmasPerStep; ++m) {
-#pragma unroll
-    for (u32 half = 0; half < 2; ++half) {
-      factors.rows[m][half] = 1.0f;
-      if constexpr (Hooks::kStepsRows) {
-        const Lines lines = hooks.step_rows(tile);
-        factors.rows[m][half] = load_factor(lines.data + k * lines.pitch_bytes, fragment_row<Config>(consumer, m) + half * 8, tile.valid_rows);
-      }
-    }
-  }
-}
-
-// Of part `n`.
-template <class Config, class Hooks>
-MK_DEVICE float load_step_columns(const Hooks& hooks, const GemmTile& tile, u32 consumer, u32 k, u32 n) {
-  if constexpr (Hooks::kStepsColumns) {
-    const Lines lines = hooks.step_columns(tile);
-    const u32 col = Config::first_col(consumer) + n * Config::kPartCols;
-    if constexpr (Config::kGated) {
-      // One part of gates, and one of ups, of which there are some.
-      return load_factor(lines.data + n * Hooks::kStepUps * lines.pitch_bytes, k, static_cast<i32>(k + 1));
-    }
-    // Blocks without columns have no factors.
-    const i32 steps = static_cast<i32>(col) < tile.valid_cols ? static_cast<i32>(tile.k_blocks) : 0;
-    return load_factor(lines.data + col / kScaleBlock * lines.pitch_bytes, k, steps);
-  } else {
-    return 1.0f;
-  }
-}
-
-template <class Config, class Hooks>
-MK_DEVICE StepFactors<Config> load_step_factors(const Hooks& hooks, const GemmTile& tile, u32 consumer, u32 k) {
-  StepFactors<Config> factors;
-  load_step_rows<Config>(hooks, tile, consumer, k, factors);
-#pragma unroll
-  for (u32 n = 0; n < Config::kMmaN / Config::kPartCols; ++n) factors.columns[n] = load_step_columns<Config>(hooks, tile, consumer, k, n);
-  return factors;
-}
-
 // The same where sums of a step are added to f32 registers: those of the tensor cores keep 14 bits or so. 64 rows at a time, or some of
 // their columns; the other consumer multiplies meanwhile.
 template <class Config, class Edges, class Hooks>
@@ -247,19 +198,15 @@ MK_DEVICE void sm90_promoted_steps(const GemmSmem<Config>& smem, [[maybe_unused]
 #pragma unroll
     for (u32 i = 0; i < Config::kMmasPerStep * Config::kAccumulators; ++i) acc[i / Config::kAccumulators][i % Config::kAccumulators] = 0.0f;
   }
-  [[maybe_unused]] StepFactors<Config> next;
+  [[maybe_unused]] StepFactors<Config> factors;
   if constexpr (Config::kStepScaled) {
     // Factors have come when rows have: not before.
     if (from < to) mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
-    next = load_step_factors<Config>(hooks, tile, consumer, from);
+    factors.begin(smem, hooks, tile, consumer, from);
   }
 #pragma unroll 1
   for (u32 k = from; k < to; ++k) {
     mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
-    [[maybe_unused]] StepFactors<Config> factors = next;
-    // Where tiles are looked up: addresses are made anew in each step, since there are no registers that they could wait in.
-    [[maybe_unused]] GemmTile here = tile;
-    if constexpr (Config::kShortRows) asm volatile("" : "+r"(here.s_row), "+r"(here.s_col));
     const u64 a = sm90_descriptor_k_major(smem.a(ring.stage) + Config::first_row(consumer) * kStepBytes);
     const u64 b = sm90_descriptor_k_major(smem.b(ring.stage) + Config::first_col(consumer) * kStepBytes);
 #pragma unroll
@@ -274,12 +221,12 @@ MK_DEVICE void sm90_promoted_steps(const GemmSmem<Config>& smem, [[maybe_unused]
         sm90_wgmma_bytes<Config::kDtype, Config::kDtypeB>(part, a + a_offset, b + b_offset, kk > 0);
       }
       sm90_wgmma_commit();
-      // A step ahead, while the first part multiplies.
+      // While the first part multiplies.
       if constexpr (Config::kStepScaled) {
-        if constexpr (!Config::kShortRows) {
-          if (p == 0 && k + 1 < to) next = load_step_factors<Config>(hooks, tile, consumer, k + 1);
-        }
+        if (p == 0) factors.step(hooks, tile, consumer, k, k - from, k + 1 < to);
       }
+      [[maybe_unused]] Pair factor;
+      if constexpr (Config::kStepScaled) factor = factors.template of_part<Hooks>(n, k - from);
       sm90_wgmma_wait<0>();
       sm90_pin_registers(part);
       // The last stage goes back behind the loop.
@@ -288,16 +235,9 @@ MK_DEVICE void sm90_promoted_steps(const GemmSmem<Config>& smem, [[maybe_unused]
       for (u32 i = 0; i < kPart; ++i) {
         float& sum = acc[m][n * kPart + i];
         if constexpr (Config::kStepScaled) {
-          sum = fmaf(part[i], factors.rows[m][i / 2 % 2] * factors.columns[n], sum);
+          sum = fmaf(part[i], i / 2 % 2 == 0 ? factor.x0 : factor.x1, sum);
         } else {
           sum += part[i];
-        }
-      }
-      // In the place of those that this step is done with: they come while the next one multiplies.
-      if constexpr (Config::kStepScaled && Config::kShortRows) {
-        if (m + 1 == Config::kMmasPerStep && k + 1 < to) {
-          next.columns[n] = load_step_columns<Config>(hooks, here, consumer, k + 1, n);
-          if (n + 1 == kAcross) load_step_rows<Config>(hooks, here, consumer, k + 1, next);
         }
       }
     }

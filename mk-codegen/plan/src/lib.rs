@@ -53,10 +53,10 @@ pub use leaf::{
     attend_smem_bytes,
 };
 pub use mma::{
-    MMA_SHIFT_COLUMNS, MMA_STEP_BYTES, cluster_part, mma_consumers, mma_exchange_bytes, mma_narrow,
-    mma_panel_columns, mma_panels, mma_promotes, mma_shifted_stage_bytes, mma_shifts,
-    mma_stage_bytes, mma_staging_bytes, mma_staging_panels, mma_step, mma_swaps, mma_three_by_rows,
-    one_warpgroup_takes,
+    MMA_ROW_FACTOR_BYTES, MMA_SHIFT_COLUMNS, MMA_STEP_BYTES, cluster_part, mma_consumers,
+    mma_exchange_bytes, mma_narrow, mma_panel_columns, mma_panels, mma_promotes,
+    mma_shifted_stage_bytes, mma_shifts, mma_stage_bytes, mma_staging_bytes, mma_staging_panels,
+    mma_step, mma_swaps, mma_three_by_rows, one_warpgroup_takes,
 };
 pub use names::{Agent, Mode, Operand, Point, Proxy, RoutePart, Side};
 pub use net::NetPlan;

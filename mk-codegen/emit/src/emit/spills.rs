@@ -1,7 +1,7 @@
 //! The spill budget of a kernel, from the records of its leaves.
 
 use super::{arch::carrier, leaf::Carrier, types::Options};
-use mk_plan::{Operand, Plan};
+use mk_plan::{FamId, Operand, Plan, saves_gates};
 
 /// Bytes of registers that a thread may spill: the most that a leaf of the plan allows.
 pub(super) fn spill_bytes(plan: &Plan, options: Options) -> u32 {
@@ -19,6 +19,12 @@ pub(super) fn spill_bytes(plan: &Plan, options: Options) -> u32 {
             let Carrier::Agents(l) = carrier(plan, &plan.families[run[0]]) else { continue };
             loops += usize::from(l.spills.several_loops > 0);
             several = several.max(l.spills.several_loops);
+            let saves = |id: &FamId| {
+                narrow(&plan.families[*id]) && saves_gates(plan.families[*id].leaf.epilogue())
+            };
+            if run.iter().any(saves) {
+                most = most.max(l.spills.promoted_saves);
+            }
             traced = traced.max(l.spills.traced_inner_loop);
         }
         most = most.max(if loops > 1 { several } else { 0 });

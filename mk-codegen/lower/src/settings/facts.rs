@@ -70,8 +70,7 @@ pub struct Product {
     pub odd_bits: bool,
     /// Its K, where no launch decides it and every rank has as much of it.
     pub depth: Option<u64>,
-    /// Whether its operands are the caller's, of 16 bits, as the loops of tiles take them, and it saves nothing on the
-    /// way.
+    /// Whether its operands are the caller's, as the loops of tiles take them, and it saves nothing on the way.
     pub alone: bool,
     /// Whether TMA takes rows of both operands.
     pub whole: bool,

@@ -94,6 +94,10 @@ pub(super) fn block(c: &Config, facts: &Facts) -> Fit {
         );
         return misfit_of_tile(c, why);
     }
+    if facts.blocks() && bm == 256 {
+        let why = "a warp has factors of 16 rows of a step, and tiles of 256 have 32".to_string();
+        return misfit_of_tile(c, why);
+    }
     if facts.blocks() && bn % 128 != 0 {
         let why = format!("tiles of {bn} columns cut blocks of 128 that have a factor");
         return misfit_of_tile(c, why);
@@ -408,15 +412,15 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
         instead.insert(0, "cluster=1".into());
         Err(Misfit { why: why_not(why), help: String::new(), instead })
     };
-    if facts.narrow() {
-        return because("sums of 8-bit operands stay with the CTA that adds them", &["cluster=1"]);
-    }
     let Some(depth) = shared_depth(facts) else {
         return because(
             "only a product alone, of operands that TMA can read, which saves nothing, has such tiles",
             &["cluster=1"],
         );
     };
+    if facts.quantizes() {
+        return because("a CTA quantises whole blocks of its own", &["cluster=1"]);
+    }
     let [bm, bn, bk] = c.block;
     if repacks(c, facts) {
         return tile("rows of its operand B are repacked first, but for other tiles");
@@ -438,8 +442,8 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
     if bn % 64 != 0 || !fits {
         return tile("its sums do not fit beside two stages");
     }
-    // The largest of them, beside all sums.
-    if bm * bn > 128 * 256 {
+    // The largest of them, beside all sums; of 8-bit operands beside those of a step.
+    if bm * bn > 128 * 256 || facts.narrow() && bm * bn > 128 * 128 {
         return tile("no registers are left for the others' sums");
     }
     if bm * bn == 128 * 256 && n == 3 {
@@ -451,9 +455,10 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
     if facts.gated() && mma_swaps([bm, bn]) {
         return tile("gates and ups of tiles of so many rows lie in different sums");
     }
-    let steps = depth.div_ceil(u64::from(bk));
+    let step = u64::from(bk) * if facts.narrow() { 2 } else { 1 };
+    let steps = depth.div_ceil(step);
     if steps < u64::from(n) {
-        let why = format!("there are {steps} steps of {bk} along K");
+        let why = format!("there are {steps} steps of {step} along K");
         return because(&why, &[&format!("cluster={steps}"), "cluster=1"]);
     }
     Ok(())

@@ -41,7 +41,7 @@ pub(super) fn blocks(facts: &Facts) -> Vec<String> {
     if !facts.gated() {
         blocks.insert(1, "128x192x64");
         blocks.push("128x160x64");
-        let alone = rules::shared_depth(facts).is_some();
+        let alone = !facts.narrow() && rules::shared_depth(facts).is_some();
         // Alone, a tile's sums leave no registers for an elementwise operation.
         if most >= 256 && (facts.plain() || !alone) {
             blocks.extend(["256x128x64", "256x160x64"]);

@@ -8,8 +8,8 @@ use crate::{
         scales_steps, write_epilogue,
     },
     mma::{
-        mma_consumers, mma_exchange_bytes, mma_narrow, mma_shifted_stage_bytes, mma_shifts,
-        mma_stage_bytes, mma_staging_bytes, mma_swaps,
+        MMA_ROW_FACTOR_BYTES, mma_consumers, mma_exchange_bytes, mma_narrow,
+        mma_shifted_stage_bytes, mma_shifts, mma_stage_bytes, mma_staging_bytes, mma_swaps,
     },
     names::{Agent, Mode, Operand, Point, Proxy},
     text::{Cursor, Result},
@@ -222,11 +222,13 @@ impl Record for MmaTile {
             true => mma_shifted_stage_bytes(self.block),
             false => mma_stage_bytes(self.block),
         };
+        let factors = if scales_steps(&self.epilogue) { MMA_ROW_FACTOR_BYTES } else { 0 };
+        let beside = staging.max(mma_exchange_bytes([m, n], self.cluster)) + factors;
         Contract {
             agents: vec![Loader, Consumers, Storer],
             operands,
             edges,
-            smem_bytes: self.stages * stage + staging.max(mma_exchange_bytes([m, n], self.cluster)),
+            smem_bytes: self.stages * stage + beside,
         }
     }
 

@@ -39,7 +39,7 @@ fn shifts(kernel: &Kernel, product: &kernel::Product) -> bool {
     kernel.params[product.b].shifts() && !product.b_transposed && !product.gated()
 }
 
-/// Whether its operands are the caller's, of 16 bits, as the loops of tiles take them, and it saves nothing on the way.
+/// Whether its operands are the caller's, as the loops of tiles take them, and it saves nothing on the way.
 fn alone(kernel: &Kernel, product: &kernel::Product) -> bool {
     let Op::Operand(operand) = &kernel.ops[product.left] else { return false };
     let made = |p: usize| p >= kernel.given;
@@ -53,9 +53,8 @@ fn alone(kernel: &Kernel, product: &kernel::Product) -> bool {
         return false;
     }
     let saves = product.extras.iter().any(|x| matches!(x, Extra::Result(_) | Extra::OwnHalf));
-    let fixed = |t: &Tensor| t.shape.iter().all(|e| e.runtime_max.is_none());
-    let plain = |t: &&Tensor| fixed(t) && !t.dtype.is_narrow();
-    [a, b].iter().all(plain) && !saves
+    let fixed = |t: &&Tensor| t.shape.iter().all(|e| e.runtime_max.is_none());
+    [a, b].iter().all(fixed) && !saves
 }
 
 /// Whether elements have other than 16 bits.

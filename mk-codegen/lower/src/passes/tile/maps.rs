@@ -20,6 +20,8 @@ use mk_plan::{
 
 /// Fewest and most rows of a task; a warp has at least one row.
 const ROWS: [i32; 2] = [8, 64];
+/// Rows of a task beside rows of experts: the same for any number of tokens, so that plans of few lead to those of many.
+const BESIDE_EXPERTS: i32 = 16;
 /// Rows of a block in kernels without a GEMM.
 const BLOCK: i32 = 128;
 
@@ -33,8 +35,12 @@ pub(super) fn families<'k>(t: &mut Tiler<'k>, map: &Map) -> Value<'k> {
     let rows = out.widest(0).max(1);
     // Two tasks for each SM, where there are rows for them; a block has whole tasks.
     let wanted = i64::from(rows) / (2 * t.draft.sms()).max(1);
+    let (wanted, least) = match t.kernel.grouped().next() {
+        Some(_) => (0, BESIDE_EXPERTS),
+        None => (wanted, ROWS[0]),
+    };
     let mut each = height;
-    while each % 2 == 0 && (each > ROWS[1] || i64::from(each) > wanted && each > ROWS[0]) {
+    while each % 2 == 0 && (each > ROWS[1] || i64::from(each) > wanted && each > least) {
         each /= 2;
     }
     let (blocks, parts) = ((rows + height - 1) / height, height / each);

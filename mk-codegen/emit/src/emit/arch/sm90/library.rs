@@ -32,6 +32,7 @@ pub(super) const FILES: &[(&str, &str)] = &[
     header!("tile/cluster_depth.cuh"),
     header!("tile/gemm_loader.cuh"),
     header!("tile/epilogue.cuh"),
+    header!("tile/step_factors.cuh"),
     header!("tile/three_consumers.cuh"),
     header!("tile/cluster_sums.cuh"),
     header!("tile/gemm_consumer.cuh"),

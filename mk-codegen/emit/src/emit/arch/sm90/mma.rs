@@ -35,7 +35,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     warpgroups: Warpgroups { issuing_registers: 56, computing_registers: 224, computing: 2 },
     ring: Some(&RingEmission {
         comment: "The ring of stages that the role's GEMMs share.",
-        config: "GemmConfig<GemmOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .stages = @{ stages }@@{ \", .b = BLayout::NMajor, .shifted = true\" if shifted else \"\" }@@{ \
+        config: "GemmConfig<GemmOptions{.block_m = @{ block_m }@, .block_n = @{ block_n }@, .stages = @{ stages }@@{ \", .b = BLayout::NMajor, .shifted = true\" if shifted else \"\" }@@{ \", .row_factors = true\" if row_factors else \"\" }@@{ \
             \", .cluster = %d\" | format(cluster) if cluster != 1 else \"\" }@@{ \", .below = %d, .beside = %d\" | \
             format(below, beside) if below * beside != 1 else \"\" }@@{ \", .store = StorePath::Direct\" if cluster \
             != 1 else \"\" }@@{ \", .consumers = Consumers::PingPong\" if ping_pong else \"\" }@}>",
@@ -80,7 +80,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     ],
     // Several loops: 0 for most shapes, 4 to 8 for some, seen in the epilogue. Traced, where rows come in slices: 4 to
     // 84, none of it in the loop of wgmmas.
-    spills: Spills { several_loops: 32, traced_inner_loop: 128 },
+    spills: Spills { several_loops: 32, traced_inner_loop: 128, promoted_saves: 64 },
     prepare,
 };
 
@@ -145,6 +145,7 @@ fn ring(leaves: &[&Leaf]) -> Result<Value> {
         beside => multicast[1],
         block_m => block[0],
         block_n,
+        row_factors => leaves.iter().any(|leaf| matches!(leaf, Leaf::MmaTile(t) if scales_steps(&t.epilogue))),
         staging => mma_staging_bytes([block[0], block[1]], *stages)
             .max(mma_exchange_bytes([block[0], block[1]], *cluster)),
     })

@@ -4,7 +4,7 @@ use crate::emit::{EmitError, Result, chain::half, context::Emitter};
 use mk_plan::{
     ALayout, Access, BLayout, Consumers, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Family, Leaf,
     MmaTile, Mode, Operand, Store, Var, mma_consumers, mma_narrow, mma_panel_columns, mma_promotes,
-    mma_swaps, mma_three_by_rows, one_warpgroup_takes, quantized,
+    mma_swaps, mma_three_by_rows, one_warpgroup_takes, quantized, scales_steps,
 };
 
 /// Rows of operands that are behind the last one are zeros where both lie row by row.
@@ -35,6 +35,10 @@ pub(super) fn shape(f: &Family, block: [u32; 3], gated: bool, consumers: Consume
     if narrow && (!pairs || consumers != Consumers::Cooperative || !mma_promotes(sides)) {
         let what = "tiles of 8-bit operands have two warpgroups side by side, leave them registers for two sets of \
             sums, and with a gate are of 128 rows and 256 columns";
+        return EmitError::refuse(&f.name, what);
+    }
+    if block[0] == 256 && matches!(&f.leaf, Leaf::MmaTile(t) if scales_steps(&t.epilogue)) {
+        let what = "tiles with factors of steps along K have at most 128 rows, 16 for each warp";
         return EmitError::refuse(&f.name, what);
     }
     if block[2] != 64 && !narrow || !rows || gated && !halves {
