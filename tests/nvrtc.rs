@@ -956,7 +956,7 @@ fn judge(name: &str, emission: Options, lower: impl FnOnce() -> Plan) {
     assert_eq!(entry.registers, 65536 / kernel.block / 8 * 8, "{name}");
     // Traced, agents may keep some words in memory: in inner loops, and beside promoted sums.
     // And so do experts' tiles that save: 16 bytes at most so far, of the 32 that the leaf allows beside other loops.
-    // Of layers in eight bits 8 bytes, in the lanes that load and store, which have 40 registers.
+    // Of layers in eight bits more, outside the steps along K: at most 64 so far, which the leaf allows.
     let saves = |f: &Family| {
         let ops = f.leaf.epilogue();
         ops.iter().any(|op| matches!(op, EpilogueOp::Save | EpilogueOp::Quantize(_)))

@@ -23,7 +23,7 @@ const SECONDS: u64 = 4;
 /// `F` of eight. Of experts, `G` is their number, `S` of how many a token is, `R` their rows.
 type Form = (&'static str, &'static str, &'static str);
 
-const FORMS: [Form; 16] = [
+const FORMS: [Form; 17] = [
     ("x: H[M, K] @ shard(0)", "x -> quantize(E, 1, 128)", ""),
     ("x: H[M, K] @ shard(1)", "let q = x -> quantize(E, 1, 128); (q, q -> dequantize)", "K"),
     ("x: E[M, K] scaled(1, 128) @ shard(0)", "x -> dequantize -> gather", ""),
@@ -95,9 +95,14 @@ const FORMS: [Form; 16] = [
          -> grouped_gemm(v.t) -> combine(g)",
         "N",
     ),
+    (ALONE, "gemm(x, w.t) -> gelu", ""),
 ];
 
-const BLOCKS: [Block; 3] = [[128, 128, 64], [128, 256, 64], [256, 128, 64]];
+/// The parameters of a GEMM that the CTAs of a cluster may share.
+const ALONE: &str = "x: E[M, K] scaled(1, 128), w: F[N, K] scaled(128, 128)";
+
+/// The last one has no factors of blocks.
+const BLOCKS: [Block; 4] = [[128, 128, 64], [128, 256, 64], [64, 256, 64], [256, 128, 64]];
 const SCHEDULES: [Schedule; 2] = [Schedule::Random, Schedule::Reversed];
 
 #[derive(Clone, Copy, Debug)]
@@ -152,10 +157,13 @@ impl EightBits {
         let plain = Config::default();
         let multiplies = text.contains("gemm");
         let experts = text.contains("grouped");
+        let steps = |k: &u64| k.div_ceil(128).min(1 + seed % 4) as u32;
+        let shared = FORMS[self.form].0 == ALONE && self.block != BLOCKS[1];
         let config = Config {
             ranks: self.ranks,
             block: if multiplies { self.block } else { plain.block },
-            compute_sms: (multiplies && !experts).then_some(3),
+            cluster: if shared { sizes.get("K").map_or(1, steps) } else { 1 },
+            compute_sms: (multiplies && !experts && !shared).then_some(3),
             chunk_bytes: if text.contains("gather") { 16 * 1024 } else { plain.chunk_bytes },
             ..plain
         };
@@ -175,11 +183,15 @@ impl EightBits {
 fn all() -> Vec<EightBits> {
     let mut out = Vec::new();
     for (form, ranks) in (0..FORMS.len()).flat_map(|f| (1..=4).map(move |r| (f, r))) {
+        if FORMS[form].0 == ALONE && ranks > 1 {
+            continue;
+        }
         let body = FORMS[form].1;
         let blocks = match () {
             () if !body.contains("gemm") => &BLOCKS[..1],
             () if body.contains("swiglu") => &BLOCKS[1..2],
             () if body.contains("grouped") => &BLOCKS[..2],
+            () if FORMS[form].0.contains("128)") || body.contains("128)") => &BLOCKS[..3],
             () => &BLOCKS[..],
         };
         let narrow = [["e4m3", "e4m3"], ["e4m3", "e5m2"], ["e5m2", "e4m3"]];

@@ -1,7 +1,7 @@
 //! The spill budget of a kernel, from the records of its leaves.
 
 use super::{arch::carrier, leaf::Carrier, types::Options};
-use mk_plan::{FamId, Operand, Plan, saves_gates};
+use mk_plan::{Operand, Plan, saves_gates};
 
 /// Bytes of registers that a thread may spill: the most that a leaf of the plan allows.
 pub(super) fn spill_bytes(plan: &Plan, options: Options) -> u32 {
@@ -14,20 +14,20 @@ pub(super) fn spill_bytes(plan: &Plan, options: Options) -> u32 {
         options.trace && plan.families.values().any(|f| f.inner.is_some() || narrow(f));
     let mut most = 0;
     for role in plan.roles.keys() {
-        let (mut several, mut traced, mut loops) = (0, 0, 0);
+        let (mut several, mut traced, mut promoted, mut loops) = (0, 0, 0, 0);
+        let mut saves = false;
         for run in plan.runs(role) {
             let Carrier::Agents(l) = carrier(plan, &plan.families[run[0]]) else { continue };
             loops += usize::from(l.spills.several_loops > 0);
             several = several.max(l.spills.several_loops);
-            let saves = |id: &FamId| {
-                narrow(&plan.families[*id]) && saves_gates(plan.families[*id].leaf.epilogue())
-            };
-            if run.iter().any(saves) {
-                most = most.max(l.spills.promoted_saves);
-            }
             traced = traced.max(l.spills.traced_inner_loop);
+            for f in run.iter().map(|id| &plan.families[*id]).filter(|f| narrow(f)) {
+                promoted = promoted.max(l.spills.promoted);
+                saves |= saves_gates(f.leaf.epilogue());
+            }
         }
         most = most.max(if loops > 1 { several } else { 0 });
+        most = most.max(if loops > 1 || saves { promoted } else { 0 });
         most = most.max(if traced_loop { traced } else { 0 });
     }
     most

@@ -418,9 +418,6 @@ pub(super) fn cluster(c: &Config, facts: &Facts) -> Fit {
             &["cluster=1"],
         );
     };
-    if facts.quantizes() {
-        return because("a CTA quantises whole blocks of its own", &["cluster=1"]);
-    }
     let [bm, bn, bk] = c.block;
     if repacks(c, facts) {
         return tile("rows of its operand B are repacked first, but for other tiles");

@@ -166,13 +166,13 @@ pub(in crate::emit) struct Spills {
     pub several_loops: u32,
     /// Where its inner loop is traced, or sums of eight bits.
     pub traced_inner_loop: u32,
-    /// In a loop of 8-bit operands that saves gates and ups: what their functions are made of, before the tile's end.
-    pub promoted_saves: u32,
+    /// Of 8-bit operands, in several loops or where gates and ups are saved: outside the steps along K.
+    pub promoted: u32,
 }
 
 impl Spills {
     /// None.
-    pub const NONE: Spills = Spills { several_loops: 0, traced_inner_loop: 0, promoted_saves: 0 };
+    pub const NONE: Spills = Spills { several_loops: 0, traced_inner_loop: 0, promoted: 0 };
 }
 
 /// Families of a role that one set of agents runs on end; see [`mk_plan::Plan::runs`].

@@ -69,7 +69,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
         },
     ],
     // What tracing counts of a ring's steps takes registers of the loader.
-    spills: Spills { several_loops: 0, traced_inner_loop: 64, promoted_saves: 0 },
+    spills: Spills { several_loops: 0, traced_inner_loop: 64, promoted: 0 },
     prepare,
 };
 

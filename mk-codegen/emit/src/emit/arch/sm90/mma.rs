@@ -80,7 +80,7 @@ pub(in crate::emit) const EMISSION: LeafEmission = LeafEmission {
     ],
     // Several loops: 0 for most shapes, 4 to 8 for some, seen in the epilogue. Traced, where rows come in slices: 4 to
     // 84, none of it in the loop of wgmmas.
-    spills: Spills { several_loops: 32, traced_inner_loop: 128, promoted_saves: 64 },
+    spills: Spills { several_loops: 32, traced_inner_loop: 128, promoted: 64 },
     prepare,
 };
 
