@@ -72,7 +72,12 @@ MK_DEVICE Pair load_pair(u64 address, i32 cols_left) {
 
 // This thread's first row in the tile, of 64-row block `m`.
 template <class Config>
-MK_DEVICE u32 fragment_row(u32 consumer, u32 m, u32 thread = threadIdx.x) {
+MK_DEVICE u32 fragment_row(u32 consumer, u32 m) {
+  return Config::first_row(consumer) + m * 64 + warp_index() % kWarpgroupWarps * 16 + lane_index() / 4;
+}
+template <class Config>
+MK_DEVICE u32 fragment_row_anew(u32 consumer, u32 m) {
+  const u32 thread = thread_anew();
   return Config::first_row(consumer) + m * 64 + thread / 32 % kWarpgroupWarps * 16 + thread % 32 / 4;
 }
 
@@ -637,7 +642,7 @@ MK_DEVICE void store_quantized(const Hooks& hooks, const GemmTile& tile, u32 con
   const Lines factors = hooks.factors(tile);
 #pragma unroll
   for (u32 half = 0; half < 2; ++half) {
-    const u32 row = fragment_row<Config>(consumer, m, thread_anew()) + half * 8;
+    const u32 row = fragment_row_anew<Config>(consumer, m) + half * 8;
     const bool there = static_cast<i32>(row) < rows;
 #pragma unroll
     for (u32 b = 0; b < Config::kOutColsPerConsumer / kScaleBlock; ++b) {
