@@ -80,8 +80,8 @@ fn many_tokens() {
     assert!(proof.pairs < 25_000_000 && proof.searched < 2_500_000, "{proof}");
 }
 
-/// Tokens quantised on their way out, and experts in eight bits: many are proved by few, too (16384 of 2 ranks were refused
-/// as too large to evaluate, since pieces of the quantisation had as many rows as there were tokens for).
+/// Tokens quantised on their way out, and experts in eight bits: many are proved by few, too. Where the quantisation's
+/// pieces grow with the tokens, 16384 of 2 ranks are too large to evaluate.
 #[test]
 fn many_tokens_in_eight_bits() {
     let text = "fn eight(x: bf16[T, H] @ shard(0), ids: i64[T, K] @ shard(0), gate: f32[T, K] @ shard(0),

@@ -110,8 +110,7 @@ MK_DEVICE void cp_async_word(u32 dst, u64 src) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
 }
 MK_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <u32 kPending>
-MK_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory"); }
+MK_DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
 // Shared-memory words that agents of one CTA exchange; an mbarrier or a named barrier orders them.
 MK_DEVICE u32 ld_shared(u32 address) {

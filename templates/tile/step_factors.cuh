@@ -66,7 +66,7 @@ struct StepFactors {
       }
     }
     if constexpr (Hooks::kStepsRows) {
-      cp_async_wait<0>();
+      cp_async_wait();
       __syncwarp();
     }
   }

@@ -411,6 +411,15 @@ pub const VARIANTS: &[Variant] = &[
         (c.block, c.cluster) = ([128, 128, 64], 4);
     }),
     variant(
+        (
+            "cluster_of_blocks",
+            "fn f(a: e4m3[M, K] scaled(1, 128), b: e5m2[N, K] scaled(128, 128)) { gemm(a, b.t) -> gelu }",
+            1,
+            &[("a", &[200, 992]), ("b", &[352, 992])],
+        ),
+        |c| (c.block, c.cluster) = ([128, 128, 64], 3),
+    ),
+    variant(
         ("cluster_gated", REPLICATED_GATED, 2, &[("a", &[70, 480]), ("w", &[480, 2, 192])]),
         |c| (c.block, c.cluster) = ([128, 128, 64], 2),
     ),

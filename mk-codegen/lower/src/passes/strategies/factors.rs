@@ -34,8 +34,8 @@ pub(in crate::passes) struct RailFactors<'a> {
 }
 
 impl RailFactors<'_> {
-    /// Sends the own factors, and copies those of other nodes block by block. `theirs` gives the number of a place's rows,
-    /// `to` the destination of some of them. Returns the family that copies, and the place of a task.
+    /// Sends the own factors, and copies those of other nodes block by block. `theirs` gives the number of a place's
+    /// rows, `to` the destination of some of them. Returns the family that copies, and the place of a task.
     pub fn bring(
         &self,
         draft: &mut Draft,

@@ -20,7 +20,8 @@ use mk_plan::{
 
 /// Fewest and most rows of a task; a warp has at least one row.
 const ROWS: [i32; 2] = [8, 64];
-/// Rows of a task beside rows of experts: the same for any number of tokens, so that plans of few lead to those of many.
+/// Rows of a task beside rows of experts: the same for any number of tokens, so that plans of few lead to those of
+/// many.
 const BESIDE_EXPERTS: i32 = 16;
 /// Rows of a block in kernels without a GEMM.
 const BLOCK: i32 = 128;

@@ -112,7 +112,7 @@ impl<'k> Tiler<'k> {
         for ((_, result), t) in kernel.maps().flat_map(|map| map.made()).zip(made) {
             params.push(match result {
                 Some(r) => results[r],
-                // A launch's tables decide what is read of this memory, so it has room for the bound.
+                // Tables of the launch say which rows are read here: there is room for the most.
                 None if kernel.grouped().next().is_some() => {
                     let extent = |d: usize| match t.shape[d].runtime_max {
                         Some(_) => t.widest(d).into(),
