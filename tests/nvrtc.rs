@@ -20,7 +20,7 @@ use mk::passes::LowerError;
 use mk::plan::{EpilogueOp, Family, Leaf, MmaTile, Plan};
 use mk::runtime::Error;
 use mk::runtime::jit::{self, JitOptions};
-use mk::settings::{AllReduce, Config, Reduction};
+use mk::settings::{AllReduce, Config, Reduction, Returns};
 use mk::syntax::grad::{Saves, grad};
 use mk::tune::{self, Choice, Conditions, Fuse, Fusion, Reason, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
@@ -555,9 +555,17 @@ fn experts_and_their_backward_compile() {
                 let bound = step.program.bind(&experts.into_iter().collect(), &shapes);
                 let bound = bound.expect("binds");
                 let config = Config { ranks, ..Config::default() };
-                judge(&format!("{}, {columns} columns", step.text), Options::default(), || {
-                    mk::passes::lower(&step.program, &bound, &config).expect("lowers")
-                });
+                let facts = mk::passes::facts(&step.program, &bound, ranks);
+                let sums = ranks > 1 && facts.is_ok_and(|f| f.returns.is_some());
+                for combine in
+                    [Returns::Rows, Returns::Sums].into_iter().take(1 + usize::from(sums))
+                {
+                    let config = Config { combine, ..config.clone() };
+                    let what = format!("{}, {columns} columns, {combine:?}", step.text);
+                    judge(&what, Options::default(), || {
+                        mk::passes::lower(&step.program, &bound, &config).expect("lowers")
+                    });
+                }
                 kernels += usize::from(step.is_kernel);
             }
         }

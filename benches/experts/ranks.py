@@ -182,6 +182,7 @@ class Bench:
 
     def layer(self, tokens, hidden, inner, experts, slots, skew, pipeline):
         f = mk.compile(pipeline, self.world, fuse="always")
+        others = {text: mk.compile(pipeline, self.world, fuse="always", settings=text) for text in self.args.settings}
         w1 = self.random(experts // self.size, hidden, 2, inner, seed=7, scale=hidden**-0.5)
         w2 = self.random(experts // self.size, inner, hidden, seed=8, scale=inner**-0.5)
         sets, judges = [], []
@@ -224,15 +225,19 @@ class Bench:
         arrived = [
             torch.cat([s[4][(s[1].all_ids == self.rank * s[1].mine + e).nonzero()[:, 0]] for e in range(s[1].mine)]) for s in sets
         ]
+        def of_ours(f):
+            return lambda i: f(*sets[i][:1], sets[i][1].ids, sets[i][2], w1, w2, out=out)
+
         contestants = [
-            Contestant("mk", OURS, lambda i: f(*sets[i][:1], sets[i][1].ids, sets[i][2], w1, w2, out=out), [out], f.check),
+            *(Contestant(text, OURS, of_ours(g), [out], g.check) for text, g in {"mk": f, **others}.items()),
             Contestant("NCCL, grouped_mm", PEER, every),
             Contestant("NCCL once a rank, grouped_mm", PEER, once),
             Contestant("products and gates alone", ALONE, alone),
         ]
         moved = 2 * hidden * max(self.elsewhere(s[1].once_sent) + self.elsewhere(s[1].once_received) for s in sets)
         self.row("layer", f"T{tokens} a rank, H{hidden} I{inner} E{experts} k{slots} skew {skew}", contestants, judges, moved, f.plans[-1:])
-        f.close()
+        for g in (f, *others.values()):
+            g.close()
 
     def sum_of_experts(self, rows, route, gates, w1, w2):
         """This rank's tokens, in float32: each rank's experts on all tokens, added up."""
@@ -247,6 +252,7 @@ class Bench:
 
     def step(self, tokens, hidden, inner, experts, slots, skew, pipeline):
         f = mk.compile(pipeline, self.world)
+        others = {text: mk.compile(pipeline, self.world, settings=text) for text in self.args.settings}
         w1 = self.random(experts // self.size, hidden, 2, inner, seed=7, scale=hidden**-0.5).requires_grad_()
         w2 = self.random(experts // self.size, inner, hidden, seed=8, scale=inner**-0.5).requires_grad_()
         sets = []
@@ -278,9 +284,15 @@ class Bench:
             with torch.enable_grad():
                 return torch.autograd.grad(of(x, route, gate), [x, gate, w1, w2], d)
 
-        ours = lambda x, route, gate: f(x, route.ids, gate, w1, w2)
+        def of_ours(f):
+            return lambda x, route, gate: f(x, route.ids, gate, w1, w2)
+
+        def timed(name, f):
+            return Contestant(name, OURS, lambda i: _nothing(gradients(of_ours(f), i)), after=f.check)
+
+        ours = of_ours(f)
         contestants = [
-            Contestant("mk", OURS, lambda i: _nothing(gradients(ours, i)), after=f.check),
+            *(timed(text, g) for text, g in {"mk": f, **others}.items()),
             Contestant("forward of mk", ALONE, lambda i: _nothing(f(sets[i][0].detach(), sets[i][1].ids, sets[i][2].detach(), w1.detach(), w2.detach()))),
             Contestant("NCCL, grouped_mm", PEER, lambda i: _nothing(gradients(every, i))),
             Contestant("NCCL once a rank, grouped_mm", PEER, lambda i: _nothing(gradients(once, i))),
@@ -308,7 +320,8 @@ class Bench:
                 f"step {shape} | us {times}, backward {1e3 * backward:.1f} ({rate:.0f} TFLOP/s) | peer / mk {over:.3f} | bound / backward "
                 f"{bound / backward:.3f} | errors {', '.join(f'{e:.1e}' for e in errors)} {'ok' if right else 'WRONG'}", flush=True,
             )
-        f.close()
+        for g in (f, *others.values()):
+            g.close()
 
     def products_of_a_backward(self, sets, w1, w2):
         """Of arrived rows: slopes of what is between the products, of the rows, and of both matrices."""

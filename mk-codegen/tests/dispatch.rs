@@ -7,8 +7,8 @@ use mk_codegen::{
     emit, equivalence,
     passes::{LowerError, compile, lower},
     plan::{
-        Access, BufId, Mode, NO_EXPERT, Plan, PointError, Points, RoutePart, Routing, Space, TabId,
-        TableSet, TableSource, Task,
+        Access, BufId, Expr, Family, Mode, NO_EXPERT, Operand, Plan, PointError, Points, RoutePart,
+        Routing, Space, TabId, TableSet, TableSource, Task, Var,
     },
     settings::{self, Config, NicOrdering},
     sim::{self, Callbacks, Options},
@@ -370,6 +370,72 @@ fn over_nodes() {
     }
 }
 
+/// Sums of ranks instead of rows: the same results, of any form of the layer, and no row is read over a link on its way
+/// back. Ranks have unequally many tokens and experts, or none.
+#[test]
+fn sums_of_ranks() {
+    let worlds: [(usize, usize, usize); 4] = [(2, 2, 5), (3, 3, 8), (4, 2, 10), (8, 4, 16)];
+    let all =
+        [LAYER, WIDE, DROPS, WEIGHTS].iter().flat_map(|source| worlds.map(|world| (source, world)));
+    for (form, (source, (ranks, slots, experts))) in drawn::some(all.enumerate(), 6) {
+        let tokens: usize = if form == 0 { 264 * ranks } else { [2 * ranks + 1, 1, 42][form % 3] };
+        let blocks = experts.div_ceil(ranks) * tokens.div_ceil(128);
+        let case = Case { source, ranks, tokens, slots, experts, blocks };
+        let plan = case.plan("combine=sums").unwrap_or_else(|e| panic!("{case:?}: {e}"));
+        let back = |f: &&Family| ["combine.rank", "combine.own", "combine"].contains(&&f.name[..]);
+        let read = plan.families.values().filter(back).flat_map(|f| &f.accesses);
+        let read: Vec<_> = read.filter(|a| a.operand == Operand::Src).map(|a| &a.rank).collect();
+        assert_eq!(read, vec![&Expr::Var(Var::RANK); 3], "{case:?}");
+        emit::emit(&plan).unwrap_or_else(|e| panic!("{case:?}: {e}"));
+        let route = |epoch: i64, token: usize| case.route(form, epoch, token);
+        if *source == WEIGHTS {
+            right_products(&case, &plan, &route);
+        } else {
+            right_of(&case, &plan, &route, &sim::Schedule::all(ranks));
+        }
+    }
+}
+
+/// Compares products of rows and their tokens' gradients with f64.
+fn right_products(case: &Case, plan: &Plan, route: &dyn Fn(i64, usize) -> Vec<i32>) {
+    let ids = |epoch: i64, rank: usize| -> Vec<i32> {
+        case.own(rank).flat_map(|token| route(epoch, token)).collect()
+    };
+    let own = case.experts.div_ceil(case.ranks);
+    for schedule in sim::Schedule::all(case.ranks) {
+        let ran = run(case, plan, schedule, &ids);
+        let (given, found) = ran.unwrap_or_else(|e| panic!("{case:?} under {schedule}: {e}"));
+        for ((epoch, rank, _), values) in &found {
+            let of = |rank: usize, name: &str| &given[&(*epoch, rank, name.to_string())];
+            let rows = |e: i32, tokens: usize| {
+                (0..tokens).filter(|t| route(*epoch, *t).contains(&e)).count()
+            };
+            for (i, t) in case.own(*rank).enumerate() {
+                let dy = &of(*rank, "dy")[i * H..][..H];
+                for (j, e) in route(*epoch, t).into_iter().enumerate() {
+                    let (mut want, mut size) = (0.0, 0.0);
+                    if e != NO_EXPERT {
+                        let home = e as usize / own;
+                        let before = (home * own) as i32..e;
+                        let before = before.map(|e| rows(e, case.tokens).next_multiple_of(128));
+                        let row = before.sum::<usize>() + rows(e, t);
+                        let a = of(home, "a")[row * F..][..F].iter().map(|x| f64::from(*x));
+                        let a: Vec<f64> = a.collect();
+                        let y = product(&a, of(home, "w2"), e as usize % own, H);
+                        for ((y, y_size), dy) in y.into_iter().zip(dy) {
+                            want += y * f64::from(*dy);
+                            size += y_size * f64::from(dy.abs());
+                        }
+                    }
+                    let got = f64::from(values[i * case.slots + j]);
+                    let off = (got - want).abs();
+                    assert!(off <= size / 128.0 + 1e-3, "{case:?} token {t}: {got}, not {want}");
+                }
+            }
+        }
+    }
+}
+
 /// One kernel, and one proof, for every number of tokens up to a bound: some numbers by a seed that is printed;
 /// `cargo xtask sweep tokens` takes every one.
 #[test]
@@ -441,8 +507,12 @@ fn texts() {
         ("own_rows", Case { source: OWN, ..SMALL }),
         ("own_rows_alone", Case { source: OWN, ranks: 1, ..SMALL }),
         ("own_weights", Case { source: OWN_WEIGHTS, ..SMALL }),
+        ("combine_sums", SMALL),
+        ("combine_grad_sums", Case { source: WEIGHTS, ..SMALL }),
     ] {
-        let plan = case.plan("").unwrap_or_else(|e| panic!("{name}: {e}"));
+        let plan = case
+            .plan(if name.ends_with("_sums") { "combine=sums" } else { "" })
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
         let text = plan.to_string();
         assert_eq!(text.parse::<Plan>().as_ref(), Ok(&plan), "{name}");
         assert_eq!(Plan::from_json(&plan.to_json().expect("JSON")).expect("a plan"), plan);
@@ -660,12 +730,14 @@ fn nothing_can_be_left_out() {
 #[test]
 fn nothing_of_weights_can_be_left_out() {
     let small = Case { tokens: 20, slots: 2, experts: 4, blocks: 2, ..SMALL };
-    for (source, names, least) in [
-        (WEIGHTED, ["pull", "slots", "weights"], 12),
-        (WEIGHTS, ["combine", "combine", "combine"], 6),
-        (BACKWARD, ["gemm1", "gemm2", "combine"], 20),
+    for (source, set, names, least) in [
+        (WEIGHTED, "", ["pull", "slots", "weights"], 12),
+        (WEIGHTS, "", ["combine", "combine", "combine"], 6),
+        (BACKWARD, "", ["gemm1", "gemm2", "combine"], 20),
+        (WEIGHTS, "combine=sums", ["dy", "combine.rank", "combine.own"], 12),
+        (BACKWARD, "combine=sums", ["combine.rank", "combine.own", "combine"], 12),
     ] {
-        let plan = Case { source, ..small }.plan("").expect("a plan");
+        let plan = Case { source, ..small }.plan(set).expect("a plan");
         let mut n = 0;
         for (id, f) in plan.families.iter().filter(|(_, f)| names.contains(&f.name.as_str())) {
             let mut without = |what: String, change: &dyn Fn(&mut Plan)| {

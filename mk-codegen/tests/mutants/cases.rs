@@ -3,7 +3,9 @@
 use mk_codegen::{
     passes::lower,
     plan::Plan,
-    settings::{AllReduce, Config, Consumers, Gather, LastWave, NicOrdering, Reduction, Schedule},
+    settings::{
+        AllReduce, Config, Consumers, Gather, LastWave, NicOrdering, Reduction, Returns, Schedule,
+    },
 };
 use mk_syntax::{Bound, Program};
 use std::{collections::BTreeMap, fs, path::Path};
@@ -331,20 +333,28 @@ pub fn experts(few: bool) -> Vec<Case> {
         v: bf16[E, N, H] @ shard(0, ep) @ shard(1, tp), d: bf16[T, H] @ shard(0, ep)) { \
         ragged(a, ids) -> grouped_gemm(v) -> combine_grad(d) -> all_reduce(tp) }"
         .to_string();
+    let products =
+        "fn f(a: bf16[R, N] @ shard(0), ids: i32[T, K] @ shard(0), v: bf16[E, N, H] @ shard(0), \
+        d: bf16[T, H] @ shard(0)) { ragged(a, ids) -> grouped_gemm(v) -> combine_grad(d) }"
+            .to_string();
+    let (rows, sums) = (Returns::Rows, Returns::Sums);
     // The second over nodes of a rank.
     let all = [
-        (&layer, 2, 3, 3, 1, 1),
-        (&layer, 2, 3, 3, 1, 2),
-        (&all_reduced, 4, 4, 3, 1, 1),
-        (&scattered, 4, 6, 3, 2, 1),
-        (&gates, 4, 4, 3, 1, 1),
-        (&alone, 2, 3, 2, 1, 1),
-        (&layer, 3, 5, 3, 2, 1),
-        (&scattered, 4, 6, 3, 2, 2),
+        (&layer, 2, 3, 3, 1, 1, rows),
+        (&layer, 2, 3, 3, 1, 2, rows),
+        (&layer, 2, 3, 3, 2, 1, sums),
+        (&products, 2, 3, 3, 2, 1, sums),
+        (&all_reduced, 4, 4, 3, 1, 1, rows),
+        (&scattered, 4, 6, 3, 2, 1, rows),
+        (&gates, 4, 4, 3, 1, 1, rows),
+        (&alone, 2, 3, 2, 1, 1, rows),
+        (&layer, 3, 5, 3, 2, 1, rows),
+        (&layer, 3, 5, 3, 2, 1, sums),
+        (&scattered, 4, 6, 3, 2, 2, rows),
     ];
-    let one = |of: &(&String, u32, u64, u64, u64, u32)| {
-        let (text, ranks, tokens, experts, slots, nodes) = of;
-        let name = format!("{text}, {ranks} ranks on {nodes} nodes");
+    let one = |of: &(&String, u32, u64, u64, u64, u32, Returns)| {
+        let (text, ranks, tokens, experts, slots, nodes, combine) = of;
+        let name = format!("{text}, {ranks} ranks on {nodes} nodes, {combine:?}");
         let program = Program::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
         let dims =
             [("T", *tokens), ("H", 8), ("K", *slots), ("E", *experts), ("N", 16), ("R", 768)];
@@ -357,10 +367,11 @@ pub fn experts(few: bool) -> Vec<Case> {
             false => &[],
         };
         let mesh = axes.iter().map(|axis| (axis.to_string(), 2)).collect();
-        let config = Config { ranks: *ranks, nodes: *nodes, mesh, ..Config::default() };
+        let config =
+            Config { ranks: *ranks, nodes: *nodes, mesh, combine: *combine, ..Config::default() };
         Case::lowered(name, program, bound, &config)
     };
-    all.iter().take(if few { 5 } else { all.len() }).map(one).collect()
+    all.iter().take(if few { 7 } else { all.len() }).map(one).collect()
 }
 
 /// Pipelines over two axes of a mesh, of few rows that both axes share, evenly and not.

@@ -1,6 +1,6 @@
 //! The settings of one plan.
 
-use super::values::{AllReduce, Block, Gather, LastWave, Multicast, Reduction};
+use super::values::{AllReduce, Block, Gather, LastWave, Multicast, Reduction, Returns};
 use mk_plan::target::{self, Target};
 use mk_plan::{
     Consumers, NicOrdering, Schedule, mma_consumers, mma_exchange_bytes, mma_shifted_stage_bytes,
@@ -60,6 +60,8 @@ pub struct Config {
     pub reduction: Reduction,
     /// How an `all_reduce` behind a GEMM moves its contributions.
     pub all_reduce: AllReduce,
+    /// What `combine` sends back to the rank of a token.
+    pub combine: Returns,
     /// CTAs that multiply; the SMs that no other role has, where it is not set.
     pub compute_sms: Option<u32>,
     /// CTAs that communicate inside the node.
@@ -92,6 +94,7 @@ impl Default for Config {
             copy_stages: 12,
             reduction: Reduction::DedicatedSms,
             all_reduce: AllReduce::TwoShot,
+            combine: Returns::Rows,
             compute_sms: None,
             intra_comm_sms: None,
             reserved_sms: 0,

@@ -17,6 +17,8 @@ pub struct Facts {
     pub ring: bool,
     /// Whether tokens go to the ranks of their experts, or rows of experts back to their tokens.
     pub routed: bool,
+    /// Rows that go back as a sum for each token: tokens of a rank, at most, and slots of each.
+    pub returns: Option<[u64; 2]>,
     /// Whether their number comes with each launch, and each rank's part is lowered as its own: on one node.
     pub parts: bool,
     /// Whether rows are ragged: in blocks of 128, as many in each as a launch says.

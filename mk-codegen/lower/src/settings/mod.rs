@@ -28,7 +28,7 @@ pub use mk_plan::{Consumers, NicOrdering, Schedule};
 pub use ragged::of_ragged;
 pub use table::{SETTINGS, Setting, by_name};
 pub use tried::{BY_TURNS, FLAT, IN_PARTS, IN_PARTS_BLOCK, MANY_SENDERS, SMALL_CHUNK};
-pub use values::{AllReduce, Block, Gather, LastWave, Multicast, Reduction};
+pub use values::{AllReduce, Block, Gather, LastWave, Multicast, Reduction, Returns};
 pub use words::{NotASetting, accepted, read, set, write, write_all};
 
 use mk_plan::target::Target;

@@ -1,8 +1,11 @@
 //! Tiles of ragged rows, as they were measured: what they cost is what the cache makes of their order, which the cost
 //! model does not know.
 
-use super::{config::Config, facts::Facts};
+use super::{config::Config, facts::Facts, values::Returns};
 use mk_plan::FEW_BLOCKS;
+
+/// Tokens of a rank from which on sums of ranks' rows go back: of fewer, a further hop takes longer than their bytes.
+const MANY_TOKENS: u64 = 1024;
 
 /// The tiles for ragged rows; nothing for other kernels.
 ///
@@ -12,6 +15,15 @@ pub fn of_ragged(config: &Config, facts: &Facts) -> Option<Config> {
     if !facts.ragged {
         return None;
     }
+    let combine = match facts.returns {
+        // Each token has half as many rows of each other rank's experts, or fewer, if all go.
+        Some([tokens, slots]) if config.nodes <= 1 && tokens >= MANY_TOKENS => {
+            let halves = facts.ranks > 1 && slots >= 2 * u64::from(facts.ranks);
+            if halves { Returns::Sums } else { config.combine }
+        }
+        _ => config.combine,
+    };
+    let config = &Config { combine, ..config.clone() };
     // Those of a GEMM, for all its readers.
     let rows = facts.products.iter().map(|p| p.extents[0]).max().unwrap_or(0);
     if rows > 128 * u64::from(FEW_BLOCKS) * facts.groups.max(1) {

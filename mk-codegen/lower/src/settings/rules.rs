@@ -4,7 +4,7 @@ use super::{
     config::{Config, stages_that_fit},
     facts::Facts,
     misfit::{DEFAULT, Misfit, tiles},
-    values::{AllReduce, Gather, LastWave, Reduction},
+    values::{AllReduce, Gather, LastWave, Reduction, Returns},
 };
 use mk_plan::target::{self, Target};
 use mk_plan::{
@@ -50,6 +50,20 @@ pub(super) fn sums_products(facts: &Facts) -> Fit {
         return Ok(());
     }
     misfit("no product here is summed", DEFAULT, &[])
+}
+
+pub(super) fn combines(facts: &Facts) -> Fit {
+    if facts.returns.is_some() && facts.ranks > 1 {
+        return Ok(());
+    }
+    misfit("no rank adds up rows of others' experts", DEFAULT, &[])
+}
+
+pub(super) fn combine(c: &Config, _: &Facts) -> Fit {
+    if c.combine == Returns::Rows || c.nodes <= 1 {
+        return Ok(());
+    }
+    misfit("over nodes, sums of nodes go back", "", &["combine=rows"])
 }
 
 pub(super) fn at_least_one(name: &str, of: &str, n: u32) -> Fit {

@@ -7,7 +7,7 @@ use super::{
     rules,
     text::{Text, read_or, write_or},
     tried,
-    values::{AllReduce, Block, Gather, LastWave, Multicast, Reduction},
+    values::{AllReduce, Block, Gather, LastWave, Multicast, Reduction, Returns},
 };
 use mk_plan::{Consumers, Schedule};
 
@@ -156,6 +156,11 @@ pub const SETTINGS: &[Setting] = &[
         fits: rules::reduction,
         settle: rules::settle_reduction,
         values: tried::reduction,
+        strategy: true,
+    }),
+    row!(combine: Returns, "what of experts' rows goes back to the rank of their token", {
+        applies: rules::combines,
+        fits: rules::combine,
         strategy: true,
     }),
     row!(last_wave: LastWave | "none", "smaller tiles for the last rows", {

@@ -52,6 +52,16 @@ pub enum AllReduce {
     ByColumns,
 }
 
+/// What of experts' rows goes back to the rank of their token, inside a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Returns {
+    /// The row of each slot, which the token's rank reads where it is.
+    #[default]
+    Rows,
+    /// The weighted sum of each rank's rows, rounded to the dtype of the result: one row from each rank.
+    Sums,
+}
+
 /// Smaller tiles for the last rows: narrower, or in parts along k, or both. The last wave, which does not fill the GPU,
 /// is then short, and rows that arrive last are multiplied by many SMs. For GEMMs that are results as they are; of a
 /// gathered operand, the last rows of every peer.
@@ -186,6 +196,9 @@ words!(AllReduce, "two_shot | one_shot | by_columns",
     "two_shot" => AllReduce::TwoShot,
     "one_shot" => AllReduce::OneShot,
     "by_columns" => AllReduce::ByColumns);
+words!(Returns, "rows | sums",
+    "rows" => Returns::Rows,
+    "sums" => Returns::Sums);
 words!(Consumers, "cooperative | ping_pong",
     "cooperative" => Consumers::Cooperative,
     "ping_pong" => Consumers::PingPong);

@@ -123,7 +123,7 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
     if same.iter().any(|x| x.is_none() || *x != same[0]) {
         return refuse("a weighted sum is of whole rows, one at a time");
     }
-    if !own(w) || !own(dst) || dst.each.is_some() || w.each != src.each {
+    if !own(w) || dst.rank.mentions(Var::INNER) || dst.each.is_some() || w.each != src.each {
         return refuse("a weighted sum has factors of its own rank, one for each contribution");
     }
     if row(w).is_none_or(|(_, n)| *n != Expr::Const(1)) {
@@ -176,7 +176,7 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
         ),
         destination => format!(
             "{} + static_cast<u64>({}) * {width}",
-            e.base(dst.buffer, "params.header.rank"),
+            e.base(dst.buffer, &e.c(f, None, &dst.rank)),
             e.c(f, None, &e.row(dst))
         ),
         addend => addend.map_or_else(String::new, |x| format!(

@@ -77,7 +77,7 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
     if [src, w].iter().any(|a| whole(a) != Some(columns)) {
         return refuse("a product is of whole rows, one at a time");
     }
-    if !own(w) || !own(dst) || w.each.is_some() || dst.each != src.each {
+    if !own(w) || dst.rank.mentions(Var::INNER) || w.each.is_some() || dst.each != src.each {
         return refuse("products are of the own rank, one for each row");
     }
     if dst.region.iter().any(|(_, n)| *n != Expr::Const(1))
@@ -114,7 +114,7 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
         ),
         destination => format!(
             "{} + static_cast<u64>({}) * 4",
-            e.base(dst.buffer, "params.header.rank"),
+            e.base(dst.buffer, &e.c(f, None, &dst.rank)),
             say(&e.flat(dst, 0, dst.region.len()))
         ),
         decode_waits => e.waits(f, Agent::Copier, Point::Start)?,

@@ -178,6 +178,10 @@ pub(in crate::passes) fn facts(
         ring: kernel.exchanges()
             || kernel.attention().is_some_and(|a| a.ring.is_some() || a.exchange.is_some()),
         routed: ragged.is_some_and(|r| r.route.is_some()),
+        returns: kernel.combined().filter(|c| c.parts(&kernel.params)).map(|c| {
+            let slots = ragged.map_or(0, |r| kernel.params[r.counts].widest(1));
+            [c.out.widest(0), slots].map(|n| n.max(0) as u64)
+        }),
         parts: kernel.params.iter().flat_map(|p| &p.shape).any(|e| e.of_launch),
         ragged: ragged.is_some(),
         groups,

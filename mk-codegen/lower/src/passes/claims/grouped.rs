@@ -364,7 +364,7 @@ fn check(k: &Kernel, ragged: &Ragged, name: &str, world: i32) -> Result<(), Lowe
             return refuse(why, "let every rank have one, or ranks be fewer");
         }
         let blocks = ragged.rows.widest(0) / RAGGED_BLOCK as i32;
-        if let Some(Combined::Products(dy)) = k.combined()
+        if let Some(Combined::Products(dy)) = k.combined().map(|c| c.how)
             && !k.params[dy].in_bulk()
         {
             let why = format!("gradients of {} elements", k.params[dy].shape[1].value);

@@ -140,3 +140,11 @@ pub(in crate::passes) struct Combine {
     /// Whether ranks along the other axis have contributions to rows, which are added up here.
     pub summed: Option<Reduce>,
 }
+
+impl Combine {
+    /// Whether ranks may send each other what they make of a token's rows, instead of rows.
+    pub fn parts(&self, params: &[Tensor]) -> bool {
+        let own = matches!(self.how, Combined::Products(dy) if params[dy].own_rows());
+        self.summed.is_none() && !own
+    }
+}

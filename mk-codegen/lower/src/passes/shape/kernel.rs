@@ -2,7 +2,7 @@
 
 use super::{
     attention::Attention,
-    grouped::{Combine, Combined, Grouped, Ragged, Wgrad},
+    grouped::{Combine, Grouped, Ragged, Wgrad},
     ids::{Extra, OpId, Param, Reduce},
     map::Map,
     tensor::Tensor,
@@ -190,9 +190,9 @@ impl Kernel {
     }
 
     /// What becomes of rows that go back to their tokens.
-    pub fn combined(&self) -> Option<Combined> {
+    pub fn combined(&self) -> Option<&Combine> {
         self.ops.iter().find_map(|op| match op {
-            Op::Combine(combine) => Some(combine.how),
+            Op::Combine(combine) => Some(combine),
             _ => None,
         })
     }

@@ -14,10 +14,10 @@ use crate::passes::{
 use mk_plan::{Access, BufId, CopyVia, Each, Expr, FamId, Operand, RoleKind, Space, Var};
 
 /// Ranks of a node of whose experts places are; 0: all of one node.
-pub(in crate::passes) fn near(draft: &Draft) -> u32 {
-    match draft.nodes.count() {
+pub(in crate::passes) fn near(nodes: Nodes) -> u32 {
+    match nodes.count() {
         1 => 0,
-        _ => draft.nodes.local() as u32,
+        _ => nodes.local() as u32,
     }
 }
 

@@ -6,7 +6,7 @@
 //! Every write is where its block or its token is: tables only decide which memory is read.
 
 mod combine;
-mod combine_nodes;
+mod combine_sums;
 mod crossing;
 mod tables;
 mod travelling;
@@ -16,7 +16,7 @@ use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
     shape::{
         grouped::{Ragged, Route},
-        ranks::{block_rows, own_rank},
+        ranks::{Nodes, block_rows, own_rank},
         tensor::Tensor,
     },
     strategies::rails::RailRows,
@@ -118,7 +118,9 @@ pub(super) struct Dispatch<'k> {
     bases: BufId,
     counted: FlowId,
     blocks: Blocks,
-    /// The weights of all tokens, over nodes, and the words of their chunks.
+    /// The ranks that share a sum of a token's rows: those of a node, or each alone; all, where rows go back.
+    sums: Nodes,
+    /// The weights of all tokens, where sums go back, and the words of their chunks.
     weights: Option<(BufId, Option<FlowId>)>,
 }
 
@@ -209,13 +211,14 @@ fn of_all(
 }
 
 impl<'k> Dispatch<'k> {
-    /// Every rank sends the experts of its tokens to all ranks.
+    /// Every rank sends the experts of its tokens to all ranks. `sums` share a sum of a token's rows.
     pub fn new(
         draft: &mut Draft,
         params: &'k [Tensor],
         ragged: &'k Ragged,
         route: &'k Route,
         (inputs, results): (Vec<BufId>, Vec<BufId>),
+        sums: Nodes,
     ) -> Dispatch<'k> {
         let world = draft.ranks();
         let (over, along) = (draft.nodes.group.over(), draft.nodes.group.axis());
@@ -317,6 +320,7 @@ impl<'k> Dispatch<'k> {
             bases,
             counted,
             blocks,
+            sums,
             weights: None,
         }
     }

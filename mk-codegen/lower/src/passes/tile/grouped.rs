@@ -22,7 +22,7 @@ use crate::passes::{
     },
     strategies::deliver::mapped,
 };
-use crate::settings::Config;
+use crate::settings::{Config, Returns};
 use mk_abi::DType;
 use mk_plan::{
     ALayout, Access, BLayout, BufId, EPILOGUE_OPERANDS, EpilogueOp, Expr, FamId, Leaf,
@@ -54,9 +54,15 @@ pub(super) fn rows<'k>(t: &mut Tiler<'k>, ragged: &'k Ragged) -> Result<Value<'k
             RaggedRows { blocks, begins: None, dispatched: None, factors: None, route: None };
         return Ok(Value::Ragged(Box::new(rows)));
     };
-    let mut dispatch =
-        Dispatch::new(draft, &kernel.params, ragged, route, (inputs.clone(), t.results.clone()));
-    dispatch.weigh(draft, kernel.combined());
+    let combined = kernel.combined();
+    let alone = draft.nodes.group.by_node(1).filter(|_| {
+        let sums =
+            t.config.combine == Returns::Sums && combined.is_some_and(|c| c.parts(&kernel.params));
+        sums && draft.nodes.count() == 1
+    });
+    let (tensors, sums) = ((inputs.clone(), t.results.clone()), alone.unwrap_or(draft.nodes));
+    let mut dispatch = Dispatch::new(draft, &kernel.params, ragged, route, tensors, sums);
+    dispatch.weigh(draft, combined.map(|c| c.how));
     let blocks = dispatch.blocks();
     let (dispatched, factors) = match dispatch.rows(draft, blocks) {
         Some((rows, factors, arrived)) => (Some((rows, arrived)), factors),

@@ -30,8 +30,8 @@ impl Dispatch<'_> {
         out: BufId,
         places: Derived,
     ) {
-        if draft.nodes.count() > 1 {
-            return self.combine_nodes(draft, combine, (y, made, tiles), out, places);
+        if self.sums.count() > 1 {
+            return self.combine_sums(draft, combine, (y, made, tiles), out, places);
         }
         // Along the other axis, ranks have contributions to a row; else one has all of it. Products are short: each
         // rank makes those of its own contributions, which are added up behind.

@@ -103,7 +103,7 @@ impl Dispatch<'_> {
                 shape: shape.iter().map(|n| *n as u32).collect(),
                 source: TableSource::Runtime { min: least, max: CHUNK - 1 + least },
                 stored: Some(memory),
-                routed: Some(self.routed(draft, part, near(draft))),
+                routed: Some(self.routed(draft, part, near(draft.nodes))),
             };
             (draft.plan.tables.push(table), memory)
         };
@@ -116,7 +116,7 @@ impl Dispatch<'_> {
             |draft: &mut Draft, name: &str, part, domain, src: Source, row: Expr, dst| {
                 let of_nodes = write(Operand::Dst, counts.1, vec![one(row.clone()), whole(count)]);
                 let (kind, of) = (RoleKind::Compute, draft.nodes.group.over());
-                let leaf = near_part(self.route, self.count, of, part, near(draft));
+                let leaf = near_part(self.route, self.count, of, part, near(draft.nodes));
                 let touched = vec![src, of_nodes.into(), dst];
                 let family = draft.family(name, kind, leaf, domain, vec![], touched);
                 known.push(Writer::new(family, Operand::Dst, vec![row]));

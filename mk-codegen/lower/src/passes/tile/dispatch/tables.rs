@@ -23,7 +23,7 @@ impl Dispatch<'_> {
         (tasks, rows): (i32, (Expr, Expr)),
         made_of: Vec<Source>,
     ) -> Derived {
-        let local = if part == RoutePart::Places { near(draft) } else { 0 };
+        let local = if part == RoutePart::Places { near(self.sums) } else { 0 };
         let (name, flow) = match part {
             RoutePart::Sources => ("sources", "sourced"),
             RoutePart::Slots => ("slots", "slotted"),
@@ -60,7 +60,7 @@ impl Dispatch<'_> {
     fn kept(&self, draft: &mut Draft, tokens: i32) -> (TabId, BufId) {
         let shape = vec![tokens.into(), self.slots.into()];
         let memory = draft.buffer("kept", Space::Scratch, DType::I32, shape, None);
-        let (part, local) = (RoutePart::Kept, near(draft));
+        let (part, local) = (RoutePart::Kept, near(self.sums));
         let routed = self.routed(draft, part, local);
         let table = draft.plan.tables.push(Table {
             name: "kept".into(),
@@ -165,11 +165,12 @@ impl Dispatch<'_> {
         self.table(draft, RoutePart::Slots, source, &shape, (tasks, rows), made_of)
     }
 
-    /// Where each slot of the rank's tokens has its row; over nodes, of the tokens of its rails, in its node.
+    /// Where each slot of the rank's tokens has its row; where sums go back, of the tokens of its rails, among the ranks
+    /// that share a sum.
     pub fn places(&self, draft: &mut Draft, blocks: Blocks) -> Derived {
         let ids = &self.params[self.ragged.counts];
         let i = Expr::from(Var::domain(0));
-        let nodes = draft.nodes;
+        let nodes = self.sums;
         let (list, rows, src) = match nodes.count() {
             1 => {
                 let own = draft.own(ids, 0);

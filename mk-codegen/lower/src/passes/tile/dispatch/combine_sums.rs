@@ -1,7 +1,8 @@
-//! Experts over nodes: sums go back as tokens came, each to its rank's rail.
+//! Sums that go back to the ranks of tokens: of nodes, each to its rank's rail; or of ranks of one node.
 //!
-//! Each node sums what its own experts make of a token, in f32 and in the order of slots; the token's rank adds the
-//! nodes' sums, in the order of nodes, and rounds once.
+//! Each node, or rank, sums what its own experts make of a token, in f32 and in the order of slots; the token's rank
+//! adds these sums, in the order of nodes, and rounds. Ranks of one node store theirs to each other's memory, rounded:
+//! half the bytes, as contributions to a `reduce_scatter` are.
 
 use super::{BLOCK, CHUNK, Derived, Dispatch, combine::COMBINED, of_all, whole};
 use crate::passes::{
@@ -9,7 +10,8 @@ use crate::passes::{
     shape::{
         grouped::{Combine, Combined},
         ids::Reduce,
-        ranks::{RankGrid, RankGroup, block_rows},
+        ranks::{Nodes, RankGrid, RankGroup, block_rows, own_rank},
+        tensor::Tensor,
     },
     strategies::{
         deliver::{self, Messages},
@@ -18,8 +20,8 @@ use crate::passes::{
 };
 use mk_abi::DType;
 use mk_plan::{
-    Access, BufId, DotTile, Each, EpilogueOp, Expr, FamId, Leaf, Operand, Point, ReduceTile,
-    RoleKind, Space, Var,
+    Access, BufId, CopyVia, DotTile, Each, EpilogueOp, Expr, FamId, Leaf, Operand, Point,
+    ReduceTile, RoleKind, Space, Var,
 };
 
 /// The family that sums what a node made of its own tokens.
@@ -27,6 +29,7 @@ const OWN: &str = "combine.own";
 
 /// What a node makes of rows of its experts.
 struct Parts {
+    nodes: Nodes,
     y: BufId,
     done: FlowId,
     places: Derived,
@@ -55,6 +58,13 @@ impl Parts {
     }
 }
 
+/// Where sums of a family go: the rank, and the part of memory that has one for each node.
+struct Into {
+    memory: BufId,
+    rank: Expr,
+    part: Expr,
+}
+
 /// What rows are multiplied by.
 #[derive(Clone, Copy)]
 enum Factor {
@@ -67,7 +77,7 @@ enum Factor {
 impl Dispatch<'_> {
     /// Sends weights to everyone, if a sum over nodes has some: before tokens, since they are few bytes.
     pub fn weigh(&mut self, draft: &mut Draft, how: Option<Combined>) {
-        if let (Some(Combined::Sum(weights)), true) = (how, draft.nodes.count() > 1) {
+        if let (Some(Combined::Sum(weights)), true) = (how, self.sums.count() > 1) {
             self.weights = Some(self.weights_of_all(draft, weights));
         }
     }
@@ -79,7 +89,7 @@ impl Dispatch<'_> {
 
     /// Each token is the sum of its nodes' sums, in the order of nodes. `made` is a GEMM that writes `y`, and has so
     /// many tiles of a block.
-    pub(super) fn combine_nodes(
+    pub(super) fn combine_sums(
         &self,
         draft: &mut Draft,
         combine: &Combine,
@@ -87,7 +97,7 @@ impl Dispatch<'_> {
         out: BufId,
         places: Derived,
     ) {
-        let nodes = draft.nodes;
+        let (nodes, ranks) = (self.sums, draft.nodes.count() == 1);
         // Along another axis, ranks of the node have contributions to a row.
         let shared = combine.summed.map(|_| draft.along(1).group).filter(|group| group.size > 1);
         let grid = RankGrid { outer: nodes.near, inner: shared.unwrap_or(nodes.group.alone()) };
@@ -111,13 +121,21 @@ impl Dispatch<'_> {
                 Factor::Weights(all, weighed)
             }
             Combined::Products(dy) => {
-                let rows = RailRows { of: &self.params[dy], height: COMBINED, pieces };
-                let own = self.inputs[dy];
-                let (recv, relayed) = rows.send(draft, "dy", own);
+                let (of, own) = (&self.params[dy], self.inputs[dy]);
+                let (recv, relayed) = match ranks {
+                    true => self.rows_of_all(draft, of, own, pieces),
+                    false => {
+                        let rows = RailRows { of, height: COMBINED, pieces };
+                        rows.send(draft, "dy", own)
+                    }
+                };
                 Factor::Rows { own, recv, relayed }
             }
         };
-        let parts = Parts { y, done, places, factor, shared, first };
+        let parts = Parts { nodes, y, done, places, factor, shared, first };
+        if ranks {
+            return self.combine_ranks(draft, combine, &parts, pieces, out);
+        }
         let wide = combine.out.shape[1].value;
         let one = [most, wide];
         let mut net = |name: &str, nodes: i32| {
@@ -129,8 +147,8 @@ impl Dispatch<'_> {
         let [i, m] = [0, 1].map(|n| Expr::from(Var::domain(n)));
         let domain = message_tasks(nodes, pieces).domain;
         let node = nodes.other(m.clone());
-        let family =
-            self.part(draft, combine, &parts, "combine.node", domain, node, (send, m.clone()));
+        let into = Into { memory: send, rank: own_rank(), part: m.clone() };
+        let family = self.part(draft, combine, &parts, "combine.node", domain, node, into);
         let summed = Writer::new(family, Operand::Dst, vec![m.clone(), i.clone()]);
         let shape = vec![(nodes.count() - 1).into(), pieces.into()];
         let summed = draft.flow(Flow::new("summed.node", shape, 1.into(), vec![summed]));
@@ -152,18 +170,91 @@ impl Dispatch<'_> {
         let relayed = deliver::carry(draft, messages);
         // For its own.
         let (domain, home) = (vec![("i", pieces.into())], nodes.far.place());
-        let into = (recv, home.clone());
-        let family = self.part(draft, combine, &parts, OWN, domain.clone(), home, into);
+        let into = Into { memory: recv, rank: own_rank(), part: home.clone() };
+        let family = self.part(draft, combine, &parts, OWN, domain, home, into);
         let kept = Writer::new(family, Operand::Dst, vec![i.clone()]);
         let kept = draft.flow(Flow::new("kept", vec![pieces.into()], 1.into(), vec![kept]));
-        let own = draft.own(&combine.out, 0);
-        let rows = (i.clone() * COMBINED, block_rows(own, i.clone(), COMBINED));
-        let region = vec![(Var::EACH.into(), 1.into()), rows.clone(), whole(wide)];
-        let each = Some(Each { var: "n".into(), extent: nodes.count().into() });
-        let access = Access { each, ..read(Operand::Src, recv, region) };
         let wire = vec![nodes.other(Var::EACH.into()), i.clone()];
         let wire = Arrival { each: Some(deliver::others(nodes)), ..Arrival::new(relayed, wire) };
         let arrivals = vec![wire, Arrival::new(kept, vec![i])];
+        self.total(draft, combine, pieces, (recv, arrivals), out);
+    }
+
+    /// The caller's rows on every other rank of the node: where they arrive, place by place, and the words
+    /// `[place, piece]`.
+    fn rows_of_all(
+        &self,
+        draft: &mut Draft,
+        of: &Tensor,
+        given: BufId,
+        pieces: i32,
+    ) -> (BufId, FlowId) {
+        let (group, wide) = (self.sums.group, of.shape[1].value);
+        let shape = [group.size * self.tokens, wide].map(Expr::from).to_vec();
+        let memory = draft.buffer("dy_all", Space::Workspace, of.dtype, shape, None);
+        let [i, p] = [0, 1].map(|n| Expr::from(Var::domain(n)));
+        let own = draft.own(of, 0);
+        let (first, some) = (i.clone() * COMBINED, block_rows(own, i.clone(), COMBINED));
+        let src = read(Operand::Src, given, vec![(first.clone(), some.clone()), whole(wide)]);
+        let to = group.rank_after(p + 1);
+        let there = vec![(group.place() * self.tokens + first, some), whole(wide)];
+        let dst = Access { rank: to.clone(), ..write(Operand::Dst, memory, there) };
+        let domain = vec![("i", pieces.into()), ("p", (group.size - 1).into())];
+        let leaf = CopyVia::Ldst.leaf(1);
+        let send = draft.family("dy", RoleKind::Compute, leaf, domain, vec![], [src, dst]);
+        draft.leaves_first(send, given);
+        let sent = Writer::new(send, Operand::Dst, vec![group.place(), i]).on(to);
+        let shape = vec![group.size.into(), pieces.into()];
+        (memory, draft.flow(Flow::new("dy_here", shape, 1.into(), vec![sent])))
+    }
+
+    /// Each rank stores its sums to the memory of the tokens' ranks, its own tokens' last.
+    fn combine_ranks(
+        &self,
+        draft: &mut Draft,
+        combine: &Combine,
+        parts: &Parts,
+        pieces: i32,
+        out: BufId,
+    ) {
+        let (group, out_of) = (parts.nodes.group, &combine.out);
+        let [i, p] = [0, 1].map(|n| Expr::from(Var::domain(n)));
+        let shape = [group.size, self.tokens, out_of.shape[1].value].map(Expr::from).to_vec();
+        let memory = draft.buffer("part_recv", Space::Workspace, out_of.dtype, shape, None);
+        let word = vec![group.place(), i.clone()];
+        let to = group.rank_after(p.clone() + 1);
+        let into = Into { memory, rank: to.clone(), part: group.place() };
+        let domain = vec![("i", pieces.into()), ("p", (group.size - 1).into())];
+        let place = group.place_after(p + 1);
+        let family = self.part(draft, combine, parts, "combine.rank", domain, place, into);
+        let theirs = Writer::new(family, Operand::Dst, word.clone()).on(to);
+        let into = Into { memory, rank: own_rank(), part: group.place() };
+        let domain = vec![("i", pieces.into())];
+        let family = self.part(draft, combine, parts, OWN, domain, group.place(), into);
+        let own = Writer::new(family, Operand::Dst, word);
+        let shape = vec![group.size.into(), pieces.into()];
+        let summed = draft.flow(Flow::new("summed.rank", shape, 1.into(), vec![theirs, own]));
+        let (_, each) = group.everyone();
+        let word = Arrival::new(summed, vec![Var::EACH.into(), i]);
+        let arrivals = vec![Arrival { each: Some(each), ..word }];
+        self.total(draft, combine, pieces, (memory, arrivals), out);
+    }
+
+    /// The sum of the nodes' sums, which have arrived.
+    fn total(
+        &self,
+        draft: &mut Draft,
+        combine: &Combine,
+        pieces: i32,
+        (recv, arrivals): (BufId, Vec<Arrival>),
+        out: BufId,
+    ) {
+        let (i, wide) = (Expr::from(Var::domain(0)), combine.out.shape[1].value);
+        let own = draft.own(&combine.out, 0);
+        let rows = (i.clone() * COMBINED, block_rows(own, i, COMBINED));
+        let region = vec![(Var::EACH.into(), 1.into()), rows.clone(), whole(wide)];
+        let each = Some(Each { var: "n".into(), extent: self.sums.count().into() });
+        let access = Access { each, ..read(Operand::Src, recv, region) };
         let addend = combine.addend.map(|x| {
             let row = vec![rows.clone(), whole(wide)];
             Source::from(read(Operand::E0, self.inputs[x], row))
@@ -172,6 +263,7 @@ impl Dispatch<'_> {
         let touched = [Source { access, arrivals }, dst.into()].into_iter().chain(addend);
         let epilogue = combine.addend.map(|_| EpilogueOp::Add).into_iter().collect();
         let leaf = Leaf::ReduceTile(ReduceTile { epilogue });
+        let domain = vec![("i", pieces.into())];
         draft.family("combine", RoleKind::Compute, leaf, domain, vec![], touched);
     }
 
@@ -185,9 +277,9 @@ impl Dispatch<'_> {
         name: &str,
         domain: Vec<(&str, Expr)>,
         node: Expr,
-        (into, at): (BufId, Expr),
+        into: Into,
     ) -> FamId {
-        let nodes = draft.nodes;
+        let nodes = x.nodes;
         let i = Expr::from(Var::domain(0));
         let of = rail_of(nodes, node.clone());
         let all = x.rows(draft, combine, of.clone());
@@ -258,13 +350,16 @@ impl Dispatch<'_> {
             }
         };
         // Each product of rows is an element of its own; a sum is a row.
+        let to = |part, elements| {
+            let region = vec![one(part), one(token.clone()), elements];
+            let to = inner(write(Operand::Dst, into.memory, region));
+            Access { rank: into.rank, ..to }
+        };
         let dst = match x.factor {
-            Factor::Weights(..) => {
-                inner(write(Operand::Dst, into, vec![one(at), one(token), wide]))
-            }
+            Factor::Weights(..) => to(into.part, wide),
             Factor::Rows { .. } => {
-                let region = vec![one(at), one(token), one(Var::EACH.into())];
-                Access { each: each.clone(), ..inner(write(Operand::Dst, into, region)) }
+                let each = each.clone();
+                Access { each, ..to(into.part, one(Var::EACH.into())) }
             }
         };
         let first = i.clone() * COMBINED;
