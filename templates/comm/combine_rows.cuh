@@ -19,91 +19,105 @@ MK_DEVICE void add_weighted(float* sum, Vec16 v, float factor) {
   }
 }
 
-// Contributions whose places and factors registers hold, and whose loads are in flight together.
-constexpr u32 kHeldContributions = 8;
+// Contributions whose loads are in flight together.
+constexpr u32 kContributionsTogether = 4;
 
-// One row. Of more contributions than registers hold, places are looked up anew for each vector.
+// One row. Each lane holds the place and the factor of a contribution; those that are there follow each other. Of more contributions than lanes,
+// places are looked up anew for each vector.
 template <Dtype kFrom, Dtype kTo, class Hooks>
 MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row, u32 lane) {
   typedef ReduceStep<kFrom, kTo> Step;
-  constexpr u32 kContributions = Hooks::kContributions;
-  constexpr bool kHeld = kContributions <= kHeldContributions;
-  constexpr u32 kAtOnce = kHeld ? kContributions : kHeldContributions;
+  constexpr u32 kLanes = 32;
+  constexpr bool kHeld = Hooks::kContributions <= kLanes;
   // Places of a row that a lane adds up together, so that its loads cover the latency of memory.
-  constexpr u32 kSteps = Step::kLoads == 1 && Step::kStores == 1 ? 2 : 1, kStride = 32 * Step::kElements;
-  u64 place[kAtOnce];
-  float factor[kAtOnce];
-  u32 there = ~0u;  // a bit for each that has a factor
+  constexpr u32 kSteps = Step::kLoads == 1 && Step::kStores == 1 ? 4 : 1, kStride = kLanes * Step::kElements;
   const u64 to = hooks.destination(task, row);
-  u64 alignment = to, addend = 0;
+  u64 place = 0, alignment = to, addend = 0;
+  float factor = 0.0f;
   if constexpr (Hooks::kAdds) alignment |= addend = hooks.addend(task, row);
+  // A bit for each contribution that is there.
   const auto look = [&](u32 from) {
-#pragma unroll
-    for (u32 j = 0; j < kAtOnce; ++j) {
-      if (from + j >= kContributions) break;
-      if constexpr (Hooks::kMayLack) there = hooks.there(task, row, from + j) ? there | 1u << j : there & ~(1u << j);
-      place[j] = (there >> j & 1) != 0 ? hooks.source(task, row, from + j) : 0;
-      factor[j] = (there >> j & 1) != 0 ? load_element<Dtype::F32>(hooks.factor(task, row, from + j)) : 0.0f;
-      alignment |= place[j];
-    }
+    const u32 j = from + lane;
+    bool there = j < Hooks::kContributions;
+    if constexpr (Hooks::kMayLack) there = there && hooks.there(task, row, j);
+    place = there ? hooks.source(task, row, j) : 0;
+    factor = there ? load_element<Dtype::F32>(hooks.factor(task, row, j)) : 0.0f;
+    return __ballot_sync(~0u, there);
   };
-  for (u32 from = 0; from < kContributions; from += kAtOnce) look(from);
-  u32 done = 0;
-  if (alignment % 16 == 0) {
-    done = Hooks::kColumns / Step::kElements * Step::kElements;
+  u32 held = 0;
+  for (u32 from = 0; from < Hooks::kContributions; from += kLanes) {
+    held = look(from);
+    alignment |= place;
+  }
+  const bool aligned = __all_sync(~0u, alignment % 16 == 0);
+  const u32 done = aligned ? Hooks::kColumns / Step::kElements * Step::kElements : 0;
 #pragma unroll 1
-    for (u32 column = lane * Step::kElements; column < done; column += kSteps * kStride) {
-      float sum[kSteps][Step::kElements] = {};
+  for (u32 begin = 0; begin < done; begin += kSteps * kStride) {
+    const u32 column = begin + lane * Step::kElements;
+    float sum[kSteps][Step::kElements] = {};
 #pragma unroll 1
-      for (u32 from = 0; from < kContributions; from += kAtOnce) {
-        if (!kHeld) look(from);
-        Vec16 v[kSteps][kAtOnce][Step::kLoads];
+    for (u32 from = 0; from < Hooks::kContributions; from += kLanes) {
+      u32 left = kHeld ? held : look(from);
+#pragma unroll 1
+      while (left != 0) {
+        Vec16 v[kSteps][kContributionsTogether][Step::kLoads];
+        float by[kContributionsTogether];
+        bool there[kContributionsTogether];
 #pragma unroll
-        for (u32 s = 0; s < kSteps; ++s) {
+        for (u32 j = 0; j < kContributionsTogether; ++j) {
+          there[j] = left != 0;
+          const u32 of = __ffs(left) - 1 & kLanes - 1;
+          left &= left - 1;
+          const u64 at = __shfl_sync(~0u, place, of);
+          by[j] = __shfl_sync(~0u, factor, of);
 #pragma unroll
-          for (u32 j = 0; j < kAtOnce; ++j) {
+          for (u32 s = 0; s < kSteps; ++s) {
 #pragma unroll
             for (u32 l = 0; l < Step::kLoads; ++l) {
-              if (from + j >= kContributions || column + s * kStride >= done || (there >> j & 1) == 0) continue;
-              v[s][j][l] = ld_vec16(reinterpret_cast<const void*>(place[j] + (column + s * kStride) * element_bytes(kFrom) + l * 16));
+              if (!there[j] || column + s * kStride >= done) continue;
+              v[s][j][l] = ld_vec16(reinterpret_cast<const void*>(at + (column + s * kStride) * element_bytes(kFrom) + l * 16));
             }
           }
         }
 #pragma unroll
         for (u32 s = 0; s < kSteps; ++s) {
 #pragma unroll
-          for (u32 j = 0; j < kAtOnce; ++j) {
+          for (u32 j = 0; j < kContributionsTogether; ++j) {
 #pragma unroll
             for (u32 l = 0; l < Step::kLoads; ++l) {
-              if (from + j < kContributions && (there >> j & 1) != 0) add_weighted<kFrom>(sum[s] + l * kVectorElements<kFrom>, v[s][j][l], factor[j]);
+              if (there[j]) add_weighted<kFrom>(sum[s] + l * kVectorElements<kFrom>, v[s][j][l], by[j]);
             }
           }
         }
       }
+    }
 #pragma unroll
-      for (u32 s = 0; s < kSteps; ++s) {
+    for (u32 s = 0; s < kSteps; ++s) {
 #pragma unroll
-        for (u32 l = 0; l < Step::kStores; ++l) {
-          if (column + s * kStride >= done) continue;
-          const u64 behind = (column + s * kStride) * element_bytes(kTo) + l * 16, at = to + behind;
-          // What is added has the result's type.
-          if constexpr (Hooks::kAdds) add_weighted<kTo>(sum[s] + l * kVectorElements<kTo>, ld_vec16(reinterpret_cast<const void*>(addend + behind)), 1.0f);
-          st_vec16(reinterpret_cast<void*>(at), round_vector<kTo>(sum[s] + l * kVectorElements<kTo>));
-        }
+      for (u32 l = 0; l < Step::kStores; ++l) {
+        if (column + s * kStride >= done) continue;
+        const u64 behind = (column + s * kStride) * element_bytes(kTo) + l * 16, at = to + behind;
+        // What is added has the result's type.
+        if constexpr (Hooks::kAdds) add_weighted<kTo>(sum[s] + l * kVectorElements<kTo>, ld_vec16(reinterpret_cast<const void*>(addend + behind)), 1.0f);
+        st_vec16(reinterpret_cast<void*>(at), round_vector<kTo>(sum[s] + l * kVectorElements<kTo>));
       }
     }
   }
 #pragma unroll 1
-  for (u32 column = done + lane; column < Hooks::kColumns; column += 32) {
+  for (u32 begin = done; begin < Hooks::kColumns; begin += kLanes) {
+    const u32 column = begin + lane;
+    const bool inside = column < Hooks::kColumns;
     float sum = 0.0f;
 #pragma unroll 1
-    for (u32 from = 0; from < kContributions; from += kAtOnce) {
-      if (!kHeld) look(from);
-#pragma unroll
-      for (u32 j = 0; j < kAtOnce; ++j) {
-        if (from + j < kContributions && (there >> j & 1) != 0) sum += load_element<kFrom>(place[j] + column * element_bytes(kFrom)) * factor[j];
+    for (u32 from = 0; from < Hooks::kContributions; from += kLanes) {
+#pragma unroll 1
+      for (u32 left = kHeld ? held : look(from); left != 0; left &= left - 1) {
+        const u64 at = __shfl_sync(~0u, place, __ffs(left) - 1);
+        const float by = __shfl_sync(~0u, factor, __ffs(left) - 1);
+        if (inside) sum += load_element<kFrom>(at + column * element_bytes(kFrom)) * by;
       }
     }
+    if (!inside) continue;
     if constexpr (Hooks::kAdds) sum += load_element<kTo>(addend + column * element_bytes(kTo));
     store_element<kTo>(to + column * element_bytes(kTo), sum);
   }

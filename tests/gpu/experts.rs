@@ -15,7 +15,7 @@ use mk::{
         jit::{self, Compiled, JitOptions},
         net::Net,
     },
-    settings::Config,
+    settings::{Config, Returns},
 };
 use mk_harness::{Case, Routing, gpu::Session};
 use std::{
@@ -128,16 +128,24 @@ fn tokens_go_to_experts_and_back() {
         let tokens = 290 * n + 1;
         let blocks = tokens * slots.min(own) / 128 + own + 1;
         let sizes = [tokens, slots, experts, blocks];
-        cases.push((LAYER, world.clone(), sizes));
+        cases.push((LAYER, world.clone(), sizes, Returns::Rows));
         if ranks < 3 {
-            cases.push((DISPATCH, world.clone(), sizes));
+            cases.push((DISPATCH, world.clone(), sizes, Returns::Rows));
         }
         for text in [WEIGHTED, WEIGHTS] {
-            cases.push((text, world.clone(), sizes));
+            cases.push((text, world.clone(), sizes, Returns::Rows));
+        }
+        if ranks > 1 {
+            for text in [LAYER, WEIGHTS] {
+                cases.push((text, world.clone(), sizes, Returns::Sums));
+            }
         }
     }
-    let kernels = in_parallel(&cases, |(text, world, sizes)| kernel(text, world, *sizes));
-    for ((_, world, _), k) in cases.iter().zip(&kernels) {
+    let kernels = in_parallel(&cases, |(text, world, sizes, combine)| {
+        let config = config_for(world, &Config { combine: *combine, ..Config::default() });
+        kernel_with(text, world, *sizes, &config)
+    });
+    for ((_, world, _, _), k) in cases.iter().zip(&kernels) {
         right(k, world, &options(if world.size() > 2 { 20 } else { 0 }));
     }
 }

@@ -5,7 +5,7 @@ use super::{config::Config, facts::Facts, values::Returns};
 use mk_plan::FEW_BLOCKS;
 
 /// Tokens of a rank from which on sums of ranks' rows go back: of fewer, a further hop takes longer than their bytes.
-const MANY_TOKENS: u64 = 1024;
+const MANY_TOKENS: u64 = 256;
 
 /// The tiles for ragged rows; nothing for other kernels.
 ///

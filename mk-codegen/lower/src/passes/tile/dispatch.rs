@@ -325,6 +325,11 @@ impl<'k> Dispatch<'k> {
         }
     }
 
+    /// Whether each rank of a node adds up its own experts' rows, so that no other reads them.
+    pub fn sums_alone(&self, draft: &Draft) -> bool {
+        draft.nodes.count() == 1 && self.sums.count() > 1
+    }
+
     /// The blocks of the rank's experts.
     pub fn blocks(&self) -> Blocks {
         self.blocks

@@ -92,8 +92,11 @@ pub(super) fn gemm<'k>(t: &mut Tiler<'k>, p: &Grouped) -> Result<Value<'k>, Lowe
         Some(r) => t.results[r],
         None => {
             let shape = draft.extents.local_shape(&p.out);
-            // Every rank reads rows of its tokens.
+            let apart =
+                ragged.route.as_ref().is_some_and(|(dispatch, _)| dispatch.sums_alone(draft));
             let (name, space) = match p.combined {
+                true if apart => ("y".into(), Space::Scratch),
+                // Every rank reads rows of its tokens.
                 true => ("y".into(), Space::Workspace),
                 false => (format!("h{}", i + 1), Space::Scratch),
             };

@@ -97,7 +97,7 @@ impl Dispatch<'_> {
         out: BufId,
         places: Derived,
     ) {
-        let (nodes, ranks) = (self.sums, draft.nodes.count() == 1);
+        let (nodes, ranks) = (self.sums, self.sums_alone(draft));
         // Along another axis, ranks of the node have contributions to a row.
         let shared = combine.summed.map(|_| draft.along(1).group).filter(|group| group.size > 1);
         let grid = RankGrid { outer: nodes.near, inner: shared.unwrap_or(nodes.group.alone()) };
