@@ -6,7 +6,10 @@ mod drawn;
 
 use mk_codegen::{
     emit::library,
-    plan::{BlocksError, RouteError, RoutePart, Routing as Routes, block_table, prefix},
+    plan::{
+        BlocksError, Mask, Parts, RouteError, RoutePart, Routing as Routes, Side, block_table,
+        bounds_table, check_documents, meets_table, prefix,
+    },
 };
 use mk_skip::{Need, skip};
 use rand::{Rng, SeedableRng, rngs::SmallRng};
@@ -51,6 +54,8 @@ static u32 __popc(u32 v) { return static_cast<u32>(__builtin_popcount(v)); }
 static int __ffs(u32 v) { return __builtin_ffs(static_cast<int>(v)); }
 static u32 min(u32 a, u32 b) { return a < b ? a : b; }
 static u32 max(u32 a, u32 b) { return a < b ? b : a; }
+static i32 min(i32 a, i32 b) { return a < b ? a : b; }
+static i32 max(i32 a, i32 b) { return a < b ? b : a; }
 struct Vec16 { u32 x[4]; };
 static Vec16 ld_vec16(const void* p) { Vec16 v; std::memcpy(&v, p, 16); return v; }
 static void st_vec16(void* p, Vec16 v) { std::memcpy(p, &v, 16); }
@@ -218,7 +223,7 @@ int main(int, char** argv) {
     for (phase = 0; phase < 3 && fault.kind == FaultKind{}; ++phase) run(threads, [](u32 thread) { tabulate_phase(Context{}, bases, phase, thread, threads); });
     if (fault.kind == FaultKind{}) {
       for (u32 b = 0; b < count; b += 3) {
-        sources = SourcesTask{0, 0, bases.entries + b * 8, bases.lists, bases.bases, reinterpret_cast<u64>(rows.data() + 2 + b * 128), all, width, experts, rank * own, b, min(3, count - b), 128};
+        sources = SourcesTask{0, 0, bases.entries + b * 8, bases.lists, bases.bases, reinterpret_cast<u64>(rows.data() + 2 + b * 128), all, width, experts, rank * own, b, min(3u, count - b), 128};
         run(threads, [](u32 thread) { tabulate_phase(Context{}, sources, 0, thread, threads); });
         slotted = SlotsTask{0, 0, reinterpret_cast<u64>(ids.data()), sources.blocks, sources.sources, reinterpret_cast<u64>(of_rows.data() + 2 + b * 128), words, tokens, slots, rank * own, sources.count, 128};
         run(threads, [](u32 thread) { tabulate_phase(Context{}, slotted, 0, thread, threads); });
@@ -242,6 +247,38 @@ int main(int, char** argv) {
     const u32 said[5] = {static_cast<u32>(fault.kind), fault.seen, fault.tile, static_cast<u32>(fault.waited_ns), static_cast<u32>(fault.waited_ns >> 32)};
     std::fwrite(said, 4, 5, stdout);
     for (const auto* t : {&counts, &rows, &place, &kept, &has, &of_rows, &lost, &crossing, &leaving, &coming}) std::fwrite(t->data(), 4, t->size(), stdout);
+  }
+  return 0;
+}
+"#;
+
+/// What rows of documents meet, and which parts of their sequence.
+const DOCUMENTS: &str = r#"
+static BoundsTask bounds;
+static MeetsTask meets;
+static u32 threads;
+// Of each sequence: where documents begin, how many numbers that are, tokens, rows of a part, places, parts, whose rows, the mask, threads; then
+// the fault's kind, and both tables between guards.
+int main(int, char** argv) {
+  std::FILE* in = std::fopen(argv[1], "rb");
+  u32 head[9];
+  while (std::fread(head, 4, 9, in) == 9) {
+    std::vector<i32> begins(head[0]);
+    if (std::fread(begins.data(), 4, head[0], in) != head[0]) return 1;
+    std::vector<u32> rows(2 * head[1] + 4, 0xdeadbeef), table(head[3] * head[4] + 4, 0xdeadbeef);
+    fault = Fault{};
+    threads = head[8];
+    const u64 source = reinterpret_cast<u64>(begins.data());
+    for (u32 first = 0; first < head[1]; first += 20) {
+      bounds = BoundsTask{0, 0, source, reinterpret_cast<u64>(rows.data() + 2 + 2 * first), head[0], first, min(20u, head[1] - first), head[1], head[5] != 0, head[6] != 0, head[7]};
+      run(threads, [](u32 thread) { tabulate_phase(Context{}, bounds, 0, thread, threads); });
+    }
+    meets = MeetsTask{0, 0, source, reinterpret_cast<u64>(table.data() + 2), head[0], head[3], head[4], head[1], head[2], head[5] != 0, head[6] != 0, head[7]};
+    run(threads, [](u32 thread) { tabulate_phase(Context{}, meets, 0, thread, threads); });
+    const u32 said = static_cast<u32>(fault.kind);
+    std::fwrite(&said, 4, 1, stdout);
+    std::fwrite(rows.data(), 4, rows.size(), stdout);
+    std::fwrite(table.data(), 4, table.size(), stdout);
   }
   return 0;
 }
@@ -582,4 +619,65 @@ fn what_follows_from_a_routing() {
         .all(|(found, of_all)| *found > of_all * n as i32 / 10_000),
         "{all}"
     );
+}
+
+/// Of documents that a launch may have, and of those that it may not: these end it, and nothing is written beside the tables.
+#[test]
+fn what_documents_meet() {
+    let mut rng = SmallRng::seed_from_u64(54);
+    let (mut bytes, mut cases) = (Vec::new(), Vec::new());
+    for i in 0..4000 {
+        let (tokens, places) = (rng.random_range(1..100i32), rng.random_range(1..9i32));
+        let count = places * rng.random_range(1..3);
+        let rows = (tokens + count - 1) / count;
+        let side = [Side::Queries, Side::Keys][rng.random_range(0..2)];
+        let window = rng.random_range(1..40);
+        let mask = [Mask::Full, Mask::Causal, Mask::Window(window)][rng.random_range(0..3)];
+        let mut begins: Vec<i32> =
+            (0..rng.random_range(1..12)).map(|_| rng.random_range(0..=tokens)).collect();
+        begins[0] = 0;
+        begins.sort_unstable();
+        if i % 8 == 0 {
+            let (at, most) = (rng.random_range(0..begins.len()), 2 * tokens);
+            begins[at] = rng.random_range(-9..most);
+        }
+        let threads = [32, 256][rng.random_range(0..2)];
+        let window = mask.window().unwrap_or(0) as i32;
+        let head = [begins.len() as i32, tokens, rows, places, count];
+        let mask_of =
+            [i32::from(side == Side::Keys), i32::from(mask != Mask::Full), window, threads];
+        bytes.extend(head.iter().chain(&mask_of).chain(&begins).flat_map(|x| x.to_le_bytes()));
+        cases.push((begins, Parts { tokens, rows, count, places }, side, mask));
+    }
+    let Some(found) = run("documents", DOCUMENTS, &bytes) else {
+        return skip(Need::Program("c++"), "no C++ compiler");
+    };
+    let (mut words, mut wrong) = (&found[..], 0);
+    let mut take = |n: usize| {
+        let (own, rest) = words.split_at(n);
+        words = rest;
+        own
+    };
+    let guard = [0xdeadbeefu32 as i32; 2];
+    for (begins, parts, side, mask) in cases {
+        let place = format!("{begins:?} {parts:?} {side} {mask}");
+        let fault = take(1)[0];
+        let bounds = take(2 * parts.tokens as usize + 4);
+        let meets = take((parts.places * parts.count) as usize + 4);
+        for table in [bounds, meets] {
+            assert_eq!([&table[..2], &table[table.len() - 2..]], [&guard, &guard], "{place}");
+        }
+        if check_documents(&begins, parts.tokens).is_err() {
+            assert_ne!(fault, 0, "{place}");
+            wrong += 1;
+            continue;
+        }
+        assert_eq!(fault, 0, "{place}");
+        let all = (0, parts.tokens as usize);
+        let want = bounds_table(&begins, all, parts.tokens, (side, mask)).expect("documents");
+        assert_eq!(&bounds[2..bounds.len() - 2], want, "{place}");
+        let want = meets_table(&begins, parts, side, mask);
+        assert_eq!(&meets[2..meets.len() - 2], want, "{place}");
+    }
+    assert!(wrong > 100, "{wrong}");
 }

@@ -14,7 +14,8 @@ struct CopySmem {
   static constexpr u32 kFull = Config::kStages * Config::kPieceBytes;
   static constexpr u32 kEmpty = kFull + Config::kStages * kMbarrierBytes;
   static constexpr u32 kState = (kEmpty + Config::kStages * kMbarrierBytes + 15) / 16 * 16;
-  static constexpr u32 kBytes = kState + sizeof(CtaState);
+  static constexpr u32 kMoves = kState + sizeof(CtaState);
+  static constexpr u32 kBytes = kMoves + Config::kStages * sizeof(u32);
   static_assert(kBytes <= 227 * 1024, "sm_90 gives a block 227 KiB");
 
   u32 base;
@@ -23,6 +24,8 @@ struct CopySmem {
   MK_DEVICE u32 full(u32 stage) const { return base + kFull + stage * kMbarrierBytes; }
   MK_DEVICE u32 empty(u32 stage) const { return base + kEmpty + stage * kMbarrierBytes; }
   MK_DEVICE u32 state() const { return base + kState; }
+  // Whether a stage's task moves anything, where that is asked.
+  MK_DEVICE u32 moves(u32 stage) const { return base + kMoves + stage * sizeof(u32); }
 
   MK_DEVICE void init_barriers() const {
     for (u32 s = 0; s < Config::kStages; ++s) {
@@ -59,7 +62,12 @@ MK_DEVICE u32 piece_bytes(u64 total, u64 offset, u32 piece) {
   return left < piece ? static_cast<u32>(left) : piece;
 }
 
-// Reads. After an abort it only arrives: the source may be a dead peer's memory.
+// Whether tables say of some tasks whether they move anything.
+template <class Hooks>
+constexpr bool kAsks = requires(const Hooks& hooks, const CopyTask& task) { hooks.moves(task); };
+
+// Reads. After an abort it only arrives: the source may be a dead peer's memory. Where tables say whether a task moves anything, it asks, behind
+// its waits, and tells the storer, who does not: of a task that moves nothing one stage is handed over, without data.
 template <class Config, class Edges, class Hooks>
 MK_DEVICE void bulk_copy_loader(const Context& ctx, const CopySmem<Config>& smem, const Hooks& hooks,
                                 RingCursor<Config::kStages>& ring) {
@@ -70,10 +78,14 @@ MK_DEVICE void bulk_copy_loader(const Context& ctx, const CopySmem<Config>& smem
     hooks.before_load(ctx, task);
     const u32 piece = full_piece_bytes<Config>(task);
     u64 source = task.source;
+    bool moves = true;
+    if constexpr (kAsks<Hooks>) moves = hooks.moves(task);
+    const u64 end = moves || task.bytes < piece ? task.bytes : piece;
 #pragma unroll 1
-    for (u64 offset = 0; offset < task.bytes; offset += piece) {
+    for (u64 offset = 0; offset < end; offset += piece) {
       mbarrier_wait<Edges::empty>(smem.empty(ring.stage), ring.phase ^ 1);
-      if (ctx.aborted()) {
+      if constexpr (kAsks<Hooks>) st_shared(smem.moves(ring.stage), moves);
+      if (ctx.aborted() || !moves) {
         mbarrier_arrive<Edges::full>(smem.full(ring.stage));
       } else {
         // A box counts whole, also where it sticks out of the task or of the tensor: the storer takes the task's part.
@@ -131,11 +143,13 @@ MK_DEVICE void bulk_copy_storer(const Context& ctx, const CopySmem<Config>& smem
     if constexpr (Hooks::kStoreWaits) settle();
     hooks.before_store(ctx, task);
     const u32 piece = full_piece_bytes<Config>(task);
+    bool moves = true;
 #pragma unroll 1
-    for (u64 offset = 0; offset < task.bytes; offset += piece) {
+    for (u64 offset = 0; offset < task.bytes && moves; offset += piece) {
       if (holds && !mbarrier_test_wait(smem.full(ring.stage), ring.phase)) settle();
       mbarrier_wait<Edges::full>(smem.full(ring.stage), ring.phase);
-      if (!ctx.aborted()) {
+      if constexpr (kAsks<Hooks>) moves = ld_shared(smem.moves(ring.stage)) != 0;
+      if (!ctx.aborted() && moves) {
         const u32 bytes = piece_bytes(task.bytes, offset, piece);
         const bool rows = task.destination_pitch != task.row_bytes;
         const u64 at = rows ? offset / task.row_bytes * task.destination_pitch : offset;

@@ -98,15 +98,45 @@ struct BoundsTask {
   u32 window;       // of those before it, how many, its own among them; 0: all
 };
 
-MK_DEVICE i32 document_begin(const BoundsTask& work, u32 entry) {
+template <class Work>
+MK_DEVICE i32 document_begin(const Work& work, u32 entry) {
   return static_cast<i32>(ld_u32(reinterpret_cast<const void*>(work.source + u64{entry} * 4)));
 }
 
-// Which positions of the other side rows meet: their document's, as far as the mask goes. Rows of no document meet none, behind all
-// documents. The task of the first rows looks at all entries: those that begin elsewhere, descend, or end behind the last token, end the
-// launch. Whatever they are, bounds are positions of the sequence.
-MK_DEVICE void tabulate_phase(const Context& ctx, const BoundsTask& work, u32, u32 thread, u32 threads) {
+// Which positions of the other side a row meets: its document's, as far as the mask goes. Whatever memory says, they are positions of the
+// sequence.
+template <class Work>
+MK_DEVICE void document_bounds(const Work& work, i32 row, i32& low, i32& high) {
   const i32 tokens = static_cast<i32>(work.tokens), window = static_cast<i32>(work.window);
+  // The first entry that is beyond the row.
+  u32 next = 0, end = work.entries;
+  while (next < end) {
+    const u32 middle = (next + end) / 2;
+    if (document_begin(work, middle) <= row) {
+      next = middle + 1;
+    } else {
+      end = middle;
+    }
+  }
+  if (next == 0 || next == work.entries) {
+    low = high = max(min(document_begin(work, work.entries - 1), tokens), 0);
+    return;
+  }
+  low = max(document_begin(work, next - 1), 0);
+  high = min(document_begin(work, next), tokens);
+  if (work.causal && work.keys) {
+    if (window > 0) high = row + min(window, high - row);
+    low = row;
+  } else if (work.causal) {
+    if (window > 0) low = row + 1 - min(window, row + 1 - low);
+    high = row + 1;
+  }
+}
+
+// Which positions of the other side rows meet. Rows of no document meet none, behind all documents. The task of the first rows looks at all
+// entries: those that begin elsewhere, descend, or end behind the last token, end the launch.
+MK_DEVICE void tabulate_phase(const Context& ctx, const BoundsTask& work, u32, u32 thread, u32 threads) {
+  const i32 tokens = static_cast<i32>(work.tokens);
 #pragma unroll 1
   for (u32 i = thread; work.first == 0 && i < work.entries; i += threads) {
     const i32 begin = document_begin(work, i), least = i == 0 ? 0 : document_begin(work, i - 1), most = i == 0 ? 0 : tokens;
@@ -117,32 +147,45 @@ MK_DEVICE void tabulate_phase(const Context& ctx, const BoundsTask& work, u32, u
   }
 #pragma unroll 1
   for (u32 r = thread; r < work.rows; r += threads) {
-    const i32 row = static_cast<i32>(work.first + r);
-    // The first entry that is beyond the row.
-    u32 next = 0, end = work.entries;
-    while (next < end) {
-      const u32 middle = (next + end) / 2;
-      if (document_begin(work, middle) <= row) {
-        next = middle + 1;
-      } else {
-        end = middle;
-      }
-    }
     i32 low, high;
-    if (next == 0 || next == work.entries) {
-      low = high = max(min(document_begin(work, work.entries - 1), tokens), 0);
-    } else {
-      low = max(document_begin(work, next - 1), 0);
-      high = min(document_begin(work, next), tokens);
-      if (work.causal && work.keys) {
-        if (window > 0) high = row + min(window, high - row);
-        low = row;
-      } else if (work.causal) {
-        if (window > 0) low = row + 1 - min(window, row + 1 - low);
-        high = row + 1;
-      }
-    }
+    document_bounds(work, static_cast<i32>(work.first + r), low, high);
     st_u32x2(reinterpret_cast<void*>(work.destination + u64{r} * 8), static_cast<u32>(low), static_cast<u32>(high));
+  }
+}
+
+struct MeetsTask {
+  u32 task;         // linear index in the role
+  u32 family;
+  u64 source;       // where documents begin, and the last one ends, i32
+  u64 destination;  // by place and part, 0 or 1, i32
+  u32 entries;      // of the source
+  u32 places;
+  u32 parts;        // as many as places, or twice: then the second of a place is as far from the end as the first from the beginning
+  u32 tokens;       // of the sequence
+  u32 rows;         // of a part, the last ones of which may have fewer
+  bool keys;        // whose rows places have: those of keys, or of queries
+  bool causal;      // as in `BoundsTask`
+  u32 window;
+};
+
+// Which places have a row that meets one of each part. Bounds ascend, and leave nothing out between the first row's and the last one's.
+MK_DEVICE void tabulate_phase(const Context&, const MeetsTask& work, u32, u32 thread, u32 threads) {
+  const auto begin = [&](u32 part) { return static_cast<i32>(min(part * work.rows, work.tokens)); };
+#pragma unroll 1
+  for (u32 i = thread; i < work.places * work.parts; i += threads) {
+    const u32 place = i / work.parts, other = i % work.parts;
+    u32 meets = 0;
+#pragma unroll 1
+    for (u32 half = 0; half < work.parts / work.places; ++half) {
+      const u32 own = half == 0 ? place : work.parts - 1 - place;
+      const i32 first = begin(own), end = begin(own + 1);
+      if (first >= end) continue;
+      i32 from, to, other_bound;
+      document_bounds(work, first, from, other_bound);
+      document_bounds(work, end - 1, other_bound, to);
+      if (max(from, begin(other)) < min(to, begin(other + 1))) meets = 1;
+    }
+    st_u32(reinterpret_cast<void*>(work.destination + u64{i} * 4), meets);
   }
 }
 

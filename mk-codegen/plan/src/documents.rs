@@ -88,9 +88,98 @@ pub fn bounds_table(
     Ok((first..).take(n).flat_map(|row| document_bounds(begins, row, side, mask)).collect())
 }
 
+/// A sequence in parts of `rows` rows, the last ones of which may have fewer, or none. Each place has part `p` of its
+/// number or, where there are twice as many parts as places, part `p` from either end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// Rows of the sequence.
+    pub tokens: i32,
+    /// Rows of a part.
+    pub rows: i32,
+    /// How many there are.
+    pub count: i32,
+    /// Places that have them.
+    pub places: i32,
+}
+
+impl Parts {
+    /// Of no sequence.
+    pub(crate) const NONE: Parts = Parts { tokens: 0, rows: 0, count: 0, places: 0 };
+
+    /// The rows of a part: the first one, and the one behind the last.
+    pub fn part(self, part: i32) -> [i32; 2] {
+        [part, part.saturating_add(1)].map(|n| n.saturating_mul(self.rows).clamp(0, self.tokens))
+    }
+
+    /// Parts of a place.
+    fn per_place(self) -> usize {
+        if self.count > self.places { 2 } else { 1 }
+    }
+
+    /// The place that has a part.
+    pub fn place(self, part: i32) -> i32 {
+        if part < self.places { part } else { self.count - 1 - part }
+    }
+}
+
+/// Whether some row of each place meets some row of each part, `[places, parts]`, 0 or 1: of documents that begin where
+/// these numbers say, rows of a side, and a mask. Bounds ascend, and those of neighbours leave nothing out: what the
+/// rows of a part meet is from the first one's lower bound to the last one's upper one.
+pub fn meets_table(begins: &[i32], parts: Parts, side: Side, mask: Mask) -> Vec<i32> {
+    let span = |part: i32| match parts.part(part) {
+        [first, end] if first < end => {
+            let [from, _] = document_bounds(begins, first, side, mask);
+            let [_, to] = document_bounds(begins, end - 1, side, mask);
+            [from, to]
+        }
+        _ => [0, 0],
+    };
+    let spans: Vec<[i32; 2]> = (0..parts.count).map(span).collect();
+    let meet = |a: [i32; 2], b: [i32; 2]| a[0].max(b[0]) < a[1].min(b[1]);
+    let own = |place: i32| [place, parts.count - 1 - place].into_iter().take(parts.per_place());
+    let entry = |place: i32, other: i32| {
+        let mut own = own(place).filter_map(|part| spans.get(usize::try_from(part).ok()?));
+        own.any(|span| meet(*span, parts.part(other)))
+    };
+    let each = |place| (0..parts.count).map(move |other| (place, other));
+    (0..parts.places).flat_map(each).map(|(place, other)| i32::from(entry(place, other))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An entry is 1 where some row of the place meets some row of the part, and nowhere else.
+    #[test]
+    fn parts_meet_where_their_rows_do() {
+        for begins in [&[0, 3, 3, 4, 9][..], &[0, 12], &[0, 0, 5, 5, 5, 12], &[0, 1, 2, 3], &[0]] {
+            for (mask, side) in [Mask::Full, Mask::Causal, Mask::Window(1), Mask::Window(3)]
+                .into_iter()
+                .flat_map(|mask| [Side::Queries, Side::Keys].map(|side| (mask, side)))
+            {
+                for (rows, count, places) in [(3, 4, 4), (3, 4, 2), (5, 3, 3), (2, 6, 3), (5, 4, 2)]
+                {
+                    let parts = Parts { tokens: 12, rows, count, places };
+                    let all = meets_table(begins, parts, side, mask);
+                    assert_eq!(all.len() as i32, places * count);
+                    for (i, entry) in (0..).zip(all) {
+                        let (place, other) = (i / count, i % count);
+                        let own = (0..12).filter(|row| parts.place(row / rows) == place);
+                        let sees = |row: i32| {
+                            let [from, to] = document_bounds(begins, row, side, mask);
+                            (from..to).any(|x| x / rows == other)
+                        };
+                        let want = own.into_iter().any(sees);
+                        assert_eq!(
+                            entry == 1,
+                            want,
+                            "{begins:?} {mask} {side} {parts:?} {place} {other}"
+                        );
+                    }
+                }
+            }
+        }
+    }
 
     /// Queries and keys agree on who meets whom, whatever the mask and the documents.
     #[test]

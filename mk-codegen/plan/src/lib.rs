@@ -36,7 +36,9 @@ pub use axis::Axis;
 pub use blocks::{BlocksError, block_table, needed};
 pub use check::{MAX_ENTRIES, StructureError};
 pub use contract::{Allowed, Arity, Contract, EdgeSpec, Elements, OneType, OperandSpec};
-pub use documents::{DocumentsError, bounds_table, check_documents, document_bounds};
+pub use documents::{
+    DocumentsError, Parts, bounds_table, check_documents, document_bounds, meets_table,
+};
 pub use entity::{Arena, BufId, DimId, EdgeId, Entity, FamId, RoleId, SigId, TabId};
 pub use epilogue::{
     EPILOGUE_OPERANDS, EpilogueOp, SWIGLU_GRAD, applied_first, carry_last, gate_bias, gated,
@@ -52,6 +54,7 @@ pub use leaf::{
     RopeTile, STATS, SinkTile, StatsTile, Store, Tabulate, Tabulation, attend_grad_smem_bytes,
     attend_smem_bytes,
 };
+pub use lookup::Meeting;
 pub use mma::{
     MMA_ROW_FACTOR_BYTES, MMA_SHIFT_COLUMNS, MMA_STEP_BYTES, cluster_part, mma_consumers,
     mma_exchange_bytes, mma_narrow, mma_panel_columns, mma_panels, mma_promotes,

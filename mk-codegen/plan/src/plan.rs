@@ -313,6 +313,18 @@ pub enum TableSource {
         /// Which pairs of a document meet.
         mask: Mask,
     },
+    /// Of documents, `[places, parts]`: 1 where a row of the place meets one of the part, else 0
+    /// ([`meets_table`](crate::meets_table)). The documents of a launch are the same on all ranks, and so is this.
+    Meets {
+        /// Where documents begin, and the last one ends: a one-dimensional table.
+        of: TabId,
+        /// Whose rows a place has.
+        side: Side,
+        /// Which pairs of a document meet.
+        mask: Mask,
+        /// Rows of a part.
+        rows: i32,
+    },
     /// Comes with each launch: `[…, 2]`, a rank, and a row that the blocks of that rank fill. Row `i` of block `b` is
     /// number `b * rows + i`.
     Places {

@@ -190,6 +190,9 @@ impl Display for Plan {
                 TableSource::Bounds { of, side, mask } => {
                     write!(f, "bounds {of} {side} mask={mask}")?;
                 }
+                TableSource::Meets { of, side, mask, rows } => {
+                    write!(f, "meets {of} {side} mask={mask} rows {rows}")?;
+                }
                 TableSource::Places { of } => write!(f, "places {of}")?,
             }
             if let Some(r) = t.routed {

@@ -80,6 +80,7 @@ impl<'a> Ranges<'a> {
             TableSource::Runtime { min, max } => {
                 Range { min: i64::from(*min), max: i64::from(*max) }
             }
+            TableSource::Meets { .. } => Range { min: 0, max: 1 },
             TableSource::Prefix { .. }
             | TableSource::Blocks { .. }
             | TableSource::Bounds { .. }

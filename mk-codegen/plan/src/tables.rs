@@ -3,7 +3,7 @@
 
 use super::{
     blocks::{blocks, needed},
-    documents::{check_documents, document_bounds},
+    documents::{Parts, check_documents, document_bounds, meets_table},
     entity::{Entity, TabId},
     names::RoutePart,
     plan::{Plan, Routed, Table, TableSource},
@@ -35,7 +35,13 @@ impl TableSet {
             });
             blocks.min_by_key(|(n, rows)| n * rows)
         };
-        TableSet::new(plan, |_, id| {
+        // Every part meets each.
+        let instead = |_, id: TabId| {
+            let table = &plan.tables[id];
+            let meets = matches!(table.source, TableSource::Meets { .. });
+            meets.then(|| vec![1; entries(table)])
+        };
+        let given = |_, id: TabId| {
             let table = &plan.tables[id];
             let n = entries(table);
             let TableSource::Runtime { min, max } = table.source else { return vec![0; n] };
@@ -65,7 +71,8 @@ impl TableSet {
             let share = |g: i64| (blocks / groups + i64::from(g < blocks % groups)) * rows;
             let count = |g: i64| (share(g) - 1).clamp(i64::from(min), i64::from(max)) as i32;
             (0..n as i64).map(count).collect()
-        })
+        };
+        TableSet::with(plan, given, instead)
     }
 
     /// As [`TableSet::new`], with what follows from routings.
@@ -149,6 +156,10 @@ impl TableSet {
                             let bounds = |row| document_bounds(before(of), row, *side, *mask);
                             (0..rows).flat_map(bounds).collect()
                         }
+                        (TableSource::Meets { of, side, mask, .. }, None) => {
+                            let parts = plan.parts(id).unwrap_or(Parts::NONE);
+                            meets_table(before(of), parts, *side, *mask)
+                        }
                     };
                     tables.push(values);
                 }
@@ -216,6 +227,10 @@ impl TableSet {
             TableSource::Bounds { of, .. } => {
                 let rows = table.shape.first().map_or(0, |n| *n as i32);
                 check_documents(self.values(rank, of), rows).err().map(|e| e.to_string())
+            }
+            TableSource::Meets { .. } => {
+                let differs = values != self.values(0, id);
+                differs.then(|| "documents are others than those of rank 0".into())
             }
             TableSource::Places { .. } if table.routed.is_some() => None,
             TableSource::Places { of } => {
@@ -287,6 +302,19 @@ pub fn tokens(plan: &Plan, documents: TabId) -> Option<i32> {
         TableSource::Bounds { of, .. } if of == documents => t.shape.first().map(|n| *n as i32),
         _ => None,
     })
+}
+
+impl Plan {
+    /// The parts of a sequence that a table of which parts meet is of.
+    pub fn parts(&self, meets: TabId) -> Option<Parts> {
+        let table = self.tables.get(meets)?;
+        let TableSource::Meets { of, rows, .. } = table.source else { return None };
+        let TableSource::Runtime { max: tokens, .. } = self.tables.get(of)?.source else {
+            return None;
+        };
+        let [places, count] = table.shape[..] else { return None };
+        Some(Parts { tokens, rows, count: count as i32, places: places as i32 })
+    }
 }
 
 /// The share of tokens that a rank, or its node, has an expert of, if each goes to any experts.

@@ -124,6 +124,7 @@ impl<'a> Machine<'a> {
                 messages: vec![0; plan.signals.len()],
                 max_drift: 0,
                 pulled_bytes: vec![0; plan.families.len()],
+                pushed_bytes: vec![0; plan.families.len()],
             },
             acting_held: false,
             stamps: if options.check { Some(Stamps::new(plan, &points)?) } else { None },

@@ -56,4 +56,6 @@ pub struct RunReport {
     /// Bytes that tasks of each family have read in memory of other ranks, by id, over all ranks and launches; entries
     /// of tables are not among them.
     pub pulled_bytes: Vec<u64>,
+    /// Bytes that tasks of each family have written to memory of other ranks, likewise.
+    pub pushed_bytes: Vec<u64>,
 }

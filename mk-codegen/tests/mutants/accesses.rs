@@ -49,10 +49,21 @@ const THERE: &str = "fn f(x: bf16[T, H] @ shard(0), ids: i32[T, K] @ shard(0), w
     dispatch(x, ids, capacity = R) -> grouped_gemm(w)
 }";
 
+const RING: &str = "fn f(q: bf16[1, T, 2, 64] @ zigzag(1), k: bf16[1, T, 1, 64] @ zigzag(1),
+    v: bf16[1, T, 1, 64] @ zigzag(1), cu: i32[N]) {
+    ring(k, v) -> attention(q, causal, cu_seqlens = cu)
+}";
+const RING_DKV: &str = "fn f(q: bf16[1, T, 2, 64] @ shard(1), do: bf16[1, T, 2, 64] @ shard(1), stats: f32[1, 2, T, 4] @ shard(2),
+    k: bf16[1, T, 1, 64] @ shard(1), v: bf16[1, T, 1, 64] @ shard(1), cu: i32[N]) {
+    ring(q, do, stats) -> attention_dk(k, v, cu_seqlens = cu)
+}";
+
 const SMALL: &[Small] = &[
     (LAYER, 2, &[("T", 140), ("H", 8), ("K", 2), ("E", 4), ("I", 8)], "capacity = 512, drop"),
     (BACK, 2, &[("T", 9), ("H", 8), ("K", 2), ("E", 4), ("I", 8), ("R", 512)], ""),
     (THERE, 3, &[("T", 10), ("H", 8), ("K", 2), ("E", 6), ("N", 8), ("R", 768)], ""),
+    (RING, 2, &[("T", 24), ("N", 4)], ""),
+    (RING_DKV, 3, &[("T", 24), ("N", 4)], ""),
 ];
 
 /// A file of `examples`, ranks, and sizes.
@@ -138,6 +149,13 @@ fn outputs(case: &Case, plan: &Plan, seed: u64, schedule: Schedule) -> Result<Ou
         let seed = mix([seed, epoch as u64]);
         if let Some((table, t)) = original.tables.iter().find(|(_, t)| t.stored == Some(id)) {
             let routed = original.tables.values().filter_map(|t| t.routed).any(|r| r.ids == table);
+            // Two documents, and tokens of none; the same on all ranks.
+            if let Some(tokens) = mk_codegen::plan::tokens(original, table) {
+                let behind = |i| mix([seed, i]) % u64::try_from(tokens + 1).unwrap_or(1);
+                let mut begins: Vec<u64> = (1..shape[0] as u64).map(behind).collect();
+                begins.sort_unstable();
+                return [0].into_iter().chain(begins).map(|x| x as f32).collect();
+            }
             return match (&t.source, shape) {
                 (TableSource::Runtime { max, .. }, [tokens, slots]) if routed => {
                     route(seed, rank, [*tokens, *slots], *max as u64 + 1)

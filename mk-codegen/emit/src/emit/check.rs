@@ -127,6 +127,19 @@ fn looked_up(plan: &Plan, f: &Family) -> Result<()> {
         Leaf::ReduceTile(_) => f.inner.is_some(),
         _ => false,
     };
+    let asks = |a: &Access| plan.meeting(a.when.as_ref()).is_some();
+    if f.accesses.iter().any(asks) {
+        let bulk = matches!(f.leaf, Leaf::CopyTile(CopyTile { via: CopyVia::Bulk, .. }));
+        let beside = Family {
+            accesses: f.accesses.iter().map(|a| plan.whether_or_not(a)).collect(),
+            ..f.clone()
+        };
+        if !(bulk || plan.knows_meetings(f)) || plan.looks_up(&beside) {
+            let what = format!("no template of {} asks which parts meet", f.leaf.name());
+            return EmitError::refuse(&f.name, what);
+        }
+        return Ok(());
+    }
     if plan.looks_up(f) && !looks {
         let what = format!("no template of {} looks up what is in memory", f.leaf.name());
         return EmitError::refuse(&f.name, what);

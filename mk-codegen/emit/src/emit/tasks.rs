@@ -37,9 +37,11 @@ impl Emitter<'_> {
     }
 
     /// When an access is made, as C.
+    /// That parts meet is asked apart from it, or known.
     pub fn condition(&self, f: &Family, a: &Access) -> String {
         let each: Option<&Each> = a.each.as_ref();
-        a.when.as_ref().map_or("true".into(), |w| self.c(f, each, w))
+        let when = self.plan.beside_meeting(a.when.as_ref());
+        when.map_or("true".into(), |w| self.c(f, each, w))
     }
 }
 

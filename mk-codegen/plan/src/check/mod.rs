@@ -209,6 +209,7 @@ impl Checker<'_> {
         }
         self.positions(&place, x, all);
         self.masks_by(&place, x);
+        self.meets(&place, x);
         self.contract(&place, x);
         self.errors.extend(self.plan.mistyped(id));
         self.looks_up(&place, x);

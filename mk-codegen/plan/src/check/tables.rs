@@ -5,7 +5,8 @@ use crate::{
     entity::{Entity, TabId},
     expr::{Expr, Var},
     leaf::{Leaf, Mask, Tabulate, Tabulation},
-    names::{Operand, RoutePart, Side},
+    lookup::Meeting,
+    names::{Mode, Operand, Point, RoutePart, Side},
     plan::{Access, Family, Space, Table, TableSource},
     routes::{LIST_TOKENS, NO_EXPERT},
 };
@@ -257,6 +258,71 @@ impl Checker<'_> {
         }
     }
 
+    /// That parts meet says whether a copy moves something, or a tile reads a step of what moves past it; and nothing
+    /// else does it say.
+    pub(super) fn meets(&mut self, place: &str, x: &Family) {
+        let plan = self.plan;
+        let named = |e: &Expr| {
+            let mut n = 0;
+            e.visit(&mut |e| {
+                if let Expr::Table(t, _) = e {
+                    let source = plan.tables.get(*t).map(|t| &t.source);
+                    n += usize::from(matches!(source, Some(TableSource::Meets { .. })));
+                }
+            });
+            n
+        };
+        let lines = x.emitted().into_iter().chain(x.accesses.iter().map(|a| &a.version));
+        let all: usize = lines.map(named).sum();
+        let told = x.accesses.iter().filter_map(|a| Some((a, plan.meeting(a.when.as_ref())?)));
+        let told: Vec<_> = told.collect();
+        let comes = |e: &Expr| {
+            let mut any = false;
+            e.visit(&mut |e| {
+                if let Expr::Table(t, _) = e {
+                    any |= plan.tables.get(*t).is_none_or(|t| t.source.comes());
+                }
+            });
+            any
+        };
+        let plain = |m: &Meeting<'_>| !m.index.iter().chain(m.rest).any(comes);
+        if all != told.len() || !told.iter().all(|(_, m)| plain(m)) {
+            self.error(place, "that parts meet is a condition of accesses, alone or beside one that no launch changes");
+        }
+        let bounds = x.accesses.iter().find(|a| a.operand == Operand::Bounds);
+        let masks = |of: TabId| {
+            let TableSource::Meets { of, side, mask, .. } = plan.tables[of].source else {
+                return false;
+            };
+            let same = |t: &Table| t.source == TableSource::Bounds { of, side, mask };
+            let bounds = bounds.map(|a| a.buffer);
+            plan.tables.values().any(|t| same(t) && bounds.is_some() && t.stored == bounds)
+        };
+        // What a copy reads is there wherever it is written.
+        let alike =
+            |(a, m): &(&Access, Meeting<'_>)| a.each.is_none() && m.entry == told[0].1.entry;
+        let reads = told.iter().any(|(a, _)| a.mode == Mode::Read);
+        let mut written = x.accesses.iter().filter(|a| a.operand == Operand::Dst);
+        let both = !reads || written.all(|a| plan.meeting(a.when.as_ref()).is_some());
+        if x.leaf.copies() && !(told.iter().all(alike) && both) {
+            self.error(place, "a copy depends on one entry, what it reads as what it writes, and goes to one place then");
+        }
+        for (a, meeting) in told {
+            let fits = match plan.knows_meetings(x) {
+                true => a.at == Point::Inner && a.mode == Mode::Read && masks(meeting.table),
+                false => x.leaf.copies(),
+            };
+            if !fits {
+                let what = format!(
+                    "`{}` depends on which parts meet: of a copy it may, and of what moves past a \
+                    tile that masks by bounds of the same documents and mask",
+                    a.operand
+                );
+                self.error(place, what);
+            }
+        }
+    }
+
     /// A task that fills a table of blocks fills all of it, from all that the table says that it is made of; tasks that
     /// fill one that follows from a routing, their share of it.
     pub(super) fn fills(&mut self, place: &str, x: &Family) {
@@ -308,6 +374,26 @@ impl Checker<'_> {
                         place,
                         "fills rows of a table of bounds in memory, from where documents begin in \
                         memory, which no table line says",
+                    );
+                }
+                return;
+            }
+            Tabulation::Meets { rows, part, side, mask } => {
+                let is = |(id, t): (TabId, &Table)| {
+                    let TableSource::Meets { of, side: s, mask: m, rows: n } = t.source else {
+                        return false;
+                    };
+                    let says = plan.parts(id).map(|p| u32::try_from(p.tokens));
+                    (s, m, u32::try_from(n)) == (side, mask, Ok(part))
+                        && says == Some(Ok(rows))
+                        && whole(Operand::Dst, id)
+                        && whole(Operand::Src, of)
+                };
+                if !plan.tables.iter().any(is) {
+                    self.error(
+                        place,
+                        "fills a table of which parts meet in memory, whole, from where documents \
+                        begin in memory, which no table line says",
                     );
                 }
                 return;
@@ -438,6 +524,37 @@ impl Checker<'_> {
                 }
                 if *mask == Mask::Bounds {
                     self.error(place, "follows from a mask, and not from bounds");
+                }
+            }
+            TableSource::Meets { of, mask, rows, .. } => {
+                let documents = self.before(id, *of).map(|t| (t.shape.len(), &t.source));
+                let tokens = match documents {
+                    Some((1, TableSource::Runtime { min: 0, max })) => i64::from(*max),
+                    _ => {
+                        let what = "must be of a one-dimensional table before it that comes with \
+                                    each launch, from 0 on";
+                        return self.error(place, what);
+                    }
+                };
+                let all = |n: u32| *rows > 0 && i64::from(n) * i64::from(*rows) >= tokens;
+                match t.shape[..] {
+                    [places, parts]
+                        if (parts == places || parts / 2 == places && parts % 2 == 0)
+                            && all(parts) => {}
+                    _ => self.error(
+                        place,
+                        "must be [places, parts], one or two parts for each place, and all rows \
+                        in them",
+                    ),
+                }
+                if *mask == Mask::Bounds {
+                    self.error(place, "follows from a mask, and not from bounds");
+                }
+                if t.stored.is_none() || self.plan.runtime_dim().is_some() {
+                    self.error(
+                        place,
+                        "is made in the launch: it must be in memory, and all dimensions fixed",
+                    );
                 }
             }
             TableSource::Places { of } => {

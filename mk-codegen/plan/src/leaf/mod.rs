@@ -141,6 +141,7 @@ const READERS: &[(&str, Reader)] = &[
     ("tabulate_blocks", |c| Tabulate::read_blocks(c).map(Leaf::Tabulate)),
     ("tabulate_begins", |c| Tabulate::read_begins(c).map(Leaf::Tabulate)),
     ("tabulate_bounds", |c| Tabulate::read_bounds(c).map(Leaf::Tabulate)),
+    ("tabulate_meets", |c| Tabulate::read_meets(c).map(Leaf::Tabulate)),
     ("tabulate_route", |c| Tabulate::read_route(c).map(Leaf::Tabulate)),
 ];
 
@@ -244,7 +245,10 @@ mod tests {
         all.push(Leaf::Tabulate(Tabulate { of: Tabulation::Blocks { rows: 8 } }));
         all.push(Leaf::Tabulate(Tabulate { of: Tabulation::Begins { rows: 8 } }));
         let side = Side::Keys;
-        let of = Tabulation::Bounds { rows: 8, side, mask: Mask::Causal };
+        let mask = Mask::Causal;
+        let of = Tabulation::Bounds { rows: 8, side, mask };
+        all.push(Leaf::Tabulate(Tabulate { of }));
+        let of = Tabulation::Meets { rows: 8, part: 4, side, mask };
         all.push(Leaf::Tabulate(Tabulate { of }));
         all.push(Leaf::ReduceTile(ReduceTile { epilogue: vec![EpilogueOp::Bias] }));
         all.extend([false, true].map(|back| Leaf::RopeTile(RopeTile { back })));

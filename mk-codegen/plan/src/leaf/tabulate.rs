@@ -37,6 +37,18 @@ pub enum Tabulation {
         /// Which pairs of a document meet.
         mask: Mask,
     },
+    /// Which parts of the other side places meet ([`TableSource::Meets`](crate::TableSource::Meets)): `src` says where
+    /// documents begin, `dst` has all places and parts. Who makes bounds looks whether documents are any.
+    Meets {
+        /// Rows of the sequence.
+        rows: u32,
+        /// Rows of a part.
+        part: u32,
+        /// Whose rows a place has.
+        side: Side,
+        /// Which pairs of a document meet.
+        mask: Mask,
+    },
     /// What follows from a routing ([`Routing`](crate::Routing)), chunk by chunk of tokens. Experts that there are not,
     /// -1 aside, or that a token names twice, and more blocks on a rank than there are, end the launch.
     ///
@@ -114,6 +126,13 @@ impl Tabulate {
         Ok(Tabulate { of: Tabulation::Bounds { rows: c.setting("rows")?, side, mask } })
     }
 
+    pub(super) fn read_meets(c: &mut Cursor<'_>) -> Result<Tabulate> {
+        let side = c.named(Side::NAMES, Side::from_name)?;
+        let mask = Mask::read(c)?;
+        let [rows, part] = [c.setting("rows")?, c.setting("part")?];
+        Ok(Tabulate { of: Tabulation::Meets { rows, part, side, mask } })
+    }
+
     pub(super) fn read_route(c: &mut Cursor<'_>) -> Result<Tabulate> {
         c.keyword("part")?;
         c.sign("=")?;
@@ -134,6 +153,7 @@ impl Record for Tabulate {
             Tabulation::Blocks { .. } => "tabulate_blocks",
             Tabulation::Begins { .. } => "tabulate_begins",
             Tabulation::Bounds { .. } => "tabulate_bounds",
+            Tabulation::Meets { .. } => "tabulate_meets",
             Tabulation::Route { .. } => "tabulate_route",
         }
     }
@@ -145,6 +165,9 @@ impl Record for Tabulate {
             }
             Tabulation::Bounds { rows, side, mask } => {
                 return write!(f, " {side} mask={mask} rows={rows}");
+            }
+            Tabulation::Meets { rows, part, side, mask } => {
+                return write!(f, " {side} mask={mask} rows={rows} part={part}");
             }
             Tabulation::Route { part, experts, ranks, stride, rows, blocks, keep, local } => {
                 (part, experts, [ranks, stride], rows, blocks, keep, local)

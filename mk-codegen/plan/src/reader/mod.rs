@@ -150,36 +150,44 @@ fn table(c: &mut Cursor<'_>, plan: &mut Plan) -> Result<()> {
             break;
         }
     }
-    let source = match c.one_of(&["const", "runtime", "prefix", "blocks", "bounds", "places"])? {
-        "const" => {
-            let mut values = Vec::new();
-            while !c.at_newline() && !matches!(c.peek().text, "in" | "routed") {
-                values.push(c.signed()?);
+    let source =
+        match c.one_of(&["const", "runtime", "prefix", "blocks", "bounds", "meets", "places"])? {
+            "const" => {
+                let mut values = Vec::new();
+                while !c.at_newline() && !matches!(c.peek().text, "in" | "routed") {
+                    values.push(c.signed()?);
+                }
+                TableSource::Const(values)
             }
-            TableSource::Const(values)
-        }
-        "runtime" => {
-            let min = c.signed()?;
-            c.sign("..=")?;
-            TableSource::Runtime { min, max: c.signed()? }
-        }
-        "prefix" => {
-            let of = c.reference::<TabId>()?;
-            c.keyword("align")?;
-            TableSource::Prefix { of, align: c.number()? }
-        }
-        "blocks" => {
-            let of = c.reference::<TabId>()?;
-            c.keyword("rows")?;
-            TableSource::Blocks { of, rows: c.number()? }
-        }
-        "bounds" => {
-            let of = c.reference::<TabId>()?;
-            let side = c.named(Side::NAMES, Side::from_name)?;
-            TableSource::Bounds { of, side, mask: Mask::read(c)? }
-        }
-        _ => TableSource::Places { of: c.reference::<TabId>()? },
-    };
+            "runtime" => {
+                let min = c.signed()?;
+                c.sign("..=")?;
+                TableSource::Runtime { min, max: c.signed()? }
+            }
+            "prefix" => {
+                let of = c.reference::<TabId>()?;
+                c.keyword("align")?;
+                TableSource::Prefix { of, align: c.number()? }
+            }
+            "blocks" => {
+                let of = c.reference::<TabId>()?;
+                c.keyword("rows")?;
+                TableSource::Blocks { of, rows: c.number()? }
+            }
+            "bounds" => {
+                let of = c.reference::<TabId>()?;
+                let side = c.named(Side::NAMES, Side::from_name)?;
+                TableSource::Bounds { of, side, mask: Mask::read(c)? }
+            }
+            "meets" => {
+                let of = c.reference::<TabId>()?;
+                let side = c.named(Side::NAMES, Side::from_name)?;
+                let mask = Mask::read(c)?;
+                c.keyword("rows")?;
+                TableSource::Meets { of, side, mask, rows: c.number()? }
+            }
+            _ => TableSource::Places { of: c.reference::<TabId>()? },
+        };
     let routed = match c.eat_word("routed") {
         true => {
             let ids = c.reference::<TabId>()?;

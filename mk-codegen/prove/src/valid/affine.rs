@@ -7,7 +7,7 @@
 //! the plan itself, is in docs/verification.md.
 
 use super::{
-    capacity, epochs, origins, ragged,
+    capacity, epochs, meetings, origins, ragged,
     report::{Failure, Proof, Scaled, Violation},
     sample::{OTHERS, Samples, TableKind, sample_tables},
     value::{self, Ranks, well_formed},
@@ -200,7 +200,8 @@ fn ends(plan: &Plan) -> Result<(), Failure> {
         fail(list.map(|e| Violation::Capacity { place: e.place, message: e.message }).collect())
     })?;
     let period = epochs::period(plan).map_err(&fail)?;
-    let strangers = origins::check(plan, period);
+    let mut strangers = origins::check(plan, period);
+    strangers.extend(meetings::check(plan, period));
     if !strangers.is_empty() {
         return Err(fail(strangers));
     }

@@ -59,6 +59,7 @@ pub(super) fn check(plan: &Plan) -> Vec<Violation> {
                 TableSource::Prefix { .. }
                 | TableSource::Blocks { .. }
                 | TableSource::Bounds { .. }
+                | TableSource::Meets { .. }
                 | TableSource::Places { .. } => i64::from(i32::MAX),
             };
             let align = i64::from(*align);

@@ -51,6 +51,7 @@ mod hash;
 mod hoist;
 mod leaf;
 mod limits;
+mod meetings;
 mod net;
 mod origins;
 mod overlaps;

@@ -87,7 +87,9 @@ pub fn sample_tables(plan: &Plan, kind: TableKind) -> TableSet {
         _ if kind.is_greatest(nodes.number(rank), i, usize::MAX) => of - 1,
         _ => 0,
     };
-    let filled = complete(plan, |rank, id| counts(rank, id, false), |_, _| None, pick);
+    // Which parts meet is the same on all ranks, and may be anything.
+    let met = |_: usize, id: TabId| is_met(plan, id).then(|| counts(0, id, false));
+    let filled = complete(plan, |rank, id| counts(rank, id, false), met, pick);
     // Places are in rows that there are.
     let empty = |of: &TabId| {
         let rows = filled.filled(plan, *of);
@@ -97,7 +99,12 @@ pub fn sample_tables(plan: &Plan, kind: TableKind) -> TableSet {
     if lacking.is_empty() {
         return filled;
     }
-    complete(plan, |rank, id| counts(rank, id, lacking.contains(&id)), |_, _| None, pick)
+    complete(plan, |rank, id| counts(rank, id, lacking.contains(&id)), met, pick)
+}
+
+/// Whether a table says which parts of a sequence meet.
+fn is_met(plan: &Plan, id: TabId) -> bool {
+    matches!(plan.tables[id].source, TableSource::Meets { .. })
 }
 
 /// Whether all ranks have the same entries: they are of all tokens, and nodes.
@@ -308,6 +315,7 @@ pub(super) fn bounds(plan: &Plan, id: TabId) -> (usize, i32, i32) {
         TableSource::Blocks { of, .. } if counts_nobody(plan, of) => (n, 0, 0),
         TableSource::Runtime { min, max } => (n, min, max.max(min)),
         TableSource::Blocks { rows, .. } => (n, 0, rows),
+        TableSource::Meets { .. } => (n, 0, 1),
         TableSource::Const(_)
         | TableSource::Prefix { .. }
         | TableSource::Bounds { .. }

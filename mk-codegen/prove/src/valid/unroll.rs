@@ -18,7 +18,7 @@ use super::{
 };
 use mk_plan::{
     Access, BufId, Each, EdgeId, Entity, Expr, FamId, Family, MAX_TASKS, Operand, Point,
-    PointError, Points, Region, SigId, TabId, Task, Var,
+    PointError, Points, Region, SigId, TabId, TableSource, Task, Var,
 };
 use std::collections::HashSet;
 
@@ -327,6 +327,10 @@ impl<'w, 'a> Unroller<'w, 'a> {
         entries.sort_unstable();
         entries.dedup();
         let plan = self.world.plan;
+        if plan.knows_meetings(&plan.families[family]) {
+            let met = |id: TabId| matches!(plan.tables[id].source, TableSource::Meets { .. });
+            entries.retain(|(id, _)| !met(*id));
+        }
         let mut index = std::mem::take(&mut self.index);
         let missing = entries.iter().copied().find(|(id, flat)| {
             let table = &plan.tables[*id];

@@ -4,7 +4,7 @@ use super::{
     boxes::BoxId,
     capacity, coverage, deadlock, epochs,
     limits::MAX_PAIRS,
-    net, origins, paths, races, ragged,
+    meetings, net, origins, paths, races, ragged,
     report::{Failure, Found, Proof, Violation},
     sample::{Samples, sample_tables},
     signals,
@@ -49,7 +49,8 @@ pub fn sampled(plan: &Plan, ranks: Ranks, samples: Samples) -> Result<Proof, Fai
         return Err(fail(fixed));
     }
     let period = epochs::period(plan).map_err(&fail)?;
-    let strangers = origins::check(plan, period);
+    let mut strangers = origins::check(plan, period);
+    strangers.extend(meetings::check(plan, period));
     if !strangers.is_empty() {
         return Err(fail(strangers));
     }

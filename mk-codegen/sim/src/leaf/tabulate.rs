@@ -6,10 +6,10 @@ use crate::{
     math::Tile,
 };
 use mk_plan::{
-    Axis, NodeRanks, Operand, RouteError, RoutePart, Tabulate, Tabulation, block_table,
-    bounds_table, kept, listed, own_experts, prefix, route_bases, route_coming, route_crossing,
-    route_dropped, route_leaving, route_list, route_places, route_slots, route_sources,
-    route_wanted,
+    Axis, NodeRanks, Operand, Parts, RouteError, RoutePart, Tabulate, Tabulation, block_table,
+    bounds_table, check_documents, kept, listed, meets_table, own_experts, prefix, route_bases,
+    route_coming, route_crossing, route_dropped, route_leaving, route_list, route_places,
+    route_slots, route_sources, route_wanted,
 };
 
 impl Compute for Tabulate {
@@ -37,6 +37,16 @@ impl Compute for Tabulate {
                     let n = (r.len() / 2) as usize;
                     let table = bounds_table(&begins, (first, n), *rows as i32, (*side, *mask));
                     let table = table.map_err(|e| misfit(e.to_string()))?;
+                    Ok(table.into_iter().map(|x| x as f32).collect())
+                })
+            }
+            Tabulation::Meets { rows, part, side, mask } => {
+                let begins: Vec<i32> = context.all(Operand::Src).flat_map(integers).collect();
+                broadcast(regions, |r| {
+                    let [places, count] = [0, 1].map(|d| r.dims.get(d).map_or(0, |d| d.1) as i32);
+                    let parts = Parts { tokens: *rows as i32, rows: *part as i32, count, places };
+                    check_documents(&begins, parts.tokens).map_err(|e| misfit(e.to_string()))?;
+                    let table = meets_table(&begins, parts, *side, *mask);
                     Ok(table.into_iter().map(|x| x as f32).collect())
                 })
             }

@@ -333,6 +333,10 @@ impl Machine<'_> {
         self.ranks[rank].program.units[unit].tasks[t].context = Some(context);
         let epoch = self.ranks[rank].epoch;
         for (region, values, mode, proxy) in stores {
+            if region.rank != rank {
+                let size = plan.buffers[region.buffer].dtype.size_bytes();
+                self.report.pushed_bytes[family_id.index()] += region.len().max(0) as u64 * size;
+            }
             // A copy engine's queue is in order: what it posts is behind what it copied.
             if agent == Agent::Engine || proxy != Proxy::Async && self.weak.is_none() {
                 self.store(&region, &values, mode, epoch)?;

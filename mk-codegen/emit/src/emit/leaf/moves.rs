@@ -108,8 +108,21 @@ pub(super) fn copy(e: &mut Emitter<'_>, s: Slice, (bulk, own): (bool, bool)) -> 
         store_waits => e.waits(f, Agent::Storer, Point::Start)?,
         store_signals => f.waits.iter().any(|w| w.by == Agent::Storer && !e.is_entry(w.signal)),
         posts => e.posts(f),
+        asks => asks(e, f)?,
         ..e.slice(s)
     })
+}
+
+/// Whether a task moves anything, as C: the same at both ends, wherever they are.
+fn asks(e: &Emitter<'_>, f: &Family) -> Result<Option<String>> {
+    let ends = f.accesses.iter().filter(|a| matches!(a.operand, Operand::Src | Operand::Dst));
+    let mut asked = ends.map(|a| (a, e.plan.meeting(a.when.as_ref()).map(|m| m.entry)));
+    let Some((_, first)) = asked.next() else { return Ok(None) };
+    if asked.any(|(a, entry)| entry != first || entry.is_some() && a.each.is_some()) {
+        let what = "a copy depends on one entry, at both ends, and goes to one place then";
+        return EmitError::refuse(&f.name, what);
+    }
+    Ok(first.map(|entry| e.c(f, None, entry)))
 }
 
 /// The places of an operand: one, or several that differ in the buffer alone, of which each task's conditions choose
@@ -117,10 +130,12 @@ pub(super) fn copy(e: &mut Emitter<'_>, s: Slice, (bulk, own): (bool, bool)) -> 
 fn choice<'p>(e: &Emitter<'p>, id: FamId, operand: Operand) -> Result<Vec<&'p Access>> {
     let f = &e.plan.families[id];
     let all: Vec<&Access> = f.accesses.iter().filter(|a| a.operand == operand).collect();
-    let [first, others @ ..] = &all[..] else { return e.access(f, operand).map(|a| vec![a]) };
-    if others.is_empty() {
-        return e.access(f, operand).map(|a| vec![a]);
-    }
+    let always = |a: &Access| e.plan.beside_meeting(a.when.as_ref()).is_none();
+    let (first, others) = match &all[..] {
+        [one] if always(one) => return Ok(all),
+        [first, others @ ..] if !others.is_empty() => (first, others),
+        _ => return e.access(f, operand).map(|a| vec![a]),
+    };
     let refuse = |what: &str| EmitError::refuse(&f.name, what);
     for a in others {
         let (x, y) = (&e.plan.buffers[first.buffer], &e.plan.buffers[a.buffer]);
@@ -134,7 +149,7 @@ fn choice<'p>(e: &Emitter<'p>, id: FamId, operand: Operand) -> Result<Vec<&'p Ac
         for task in e.points.tasks(id, rank, 1)? {
             let mut chosen = 0;
             for a in &all {
-                let Some(when) = &a.when else {
+                let Some(when) = e.plan.beside_meeting(a.when.as_ref()) else {
                     return refuse("one of several places has no condition");
                 };
                 if when.mentions(Var::EACH) {

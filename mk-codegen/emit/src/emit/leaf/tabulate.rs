@@ -41,6 +41,7 @@ fn prepare(e: &mut Emitter<'_>, g: &Group) -> Result<Prepared> {
         },
         Leaf::Tabulate(Tabulate { of: Tabulation::Begins { .. } }) => ("BeginsTask", 1),
         Leaf::Tabulate(Tabulate { of: Tabulation::Bounds { .. } }) => ("BoundsTask", 1),
+        Leaf::Tabulate(Tabulate { of: Tabulation::Meets { .. } }) => ("MeetsTask", 1),
         _ => ("BlocksTask", 1),
     };
     let (hooks, call) = (context! { task, phases }, context! {});
@@ -139,6 +140,25 @@ fn values(e: &Emitter<'_>, f: &Family) -> Result<Vec<String>> {
             let mut all = vec![at(begins), at(bounds), n(begins, 0), first, n(bounds, 0)];
             all.extend([
                 rows.to_string(),
+                (side == Side::Keys).to_string(),
+                (mask != Mask::Full).to_string(),
+                mask.window().unwrap_or(0).to_string(),
+            ]);
+            Ok(all)
+        }
+        Tabulation::Meets { rows, part, side, mask } => {
+            let ([begins], [meets]) =
+                (operands(e, f, Operand::Src)?, operands(e, f, Operand::Dst)?);
+            wide(begins, 1)?;
+            wide(meets, 2)?;
+            if [begins, meets].iter().any(|a| a.region[0].0 != Expr::Const(0)) {
+                let what = "which parts meet is made of all documents, whole";
+                return EmitError::refuse(&f.name, what);
+            }
+            let mut all = vec![at(begins), at(meets), n(begins, 0), n(meets, 0), n(meets, 1)];
+            all.extend([
+                rows.to_string(),
+                part.to_string(),
                 (side == Side::Keys).to_string(),
                 (mask != Mask::Full).to_string(),
                 mask.window().unwrap_or(0).to_string(),

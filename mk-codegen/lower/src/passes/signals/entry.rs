@@ -85,7 +85,8 @@ fn guarded(draft: &Draft) -> Result<(Vec<Guarded>, Vec<Guarded>), LowerError> {
         // Once, where repetitions say which elements there are, and not on which rank.
         let once = !peer.mentions(Var::EACH) && of_each(a);
         let each = a.each.clone().filter(|_| !once);
-        let when = a.when.clone().filter(|_| !once);
+        // A peer's memory is free whether or not something moves there.
+        let when = draft.plan.beside_meeting(a.when.as_ref()).cloned().filter(|_| !once);
         let mut g = Guarded { family: id, operand: a.operand, peer, each, when, lag };
         match operand(draft, id, a.operand, ENTERED)?.agent {
             Agent::Sender => sends.push(g),

@@ -10,12 +10,12 @@
 
 use super::deliver::{self, MessageTasks, Messages};
 use crate::passes::{
-    draft::{Draft, Flow, FlowId, Source, Writer, read, write},
+    draft::{Arrival, Draft, Flow, FlowId, Source, Writer, read, write},
     shape::{chunks::Chunks, ranks::block_rows, tensor::Tensor},
 };
 use crate::settings::Config;
 use mk_abi::DType;
-use mk_plan::{Access, BufId, CopyVia, Each, Expr, Operand, RoleKind, Space, Var};
+use mk_plan::{Access, BufId, CopyVia, Each, Expr, Operand, RoleKind, Space, TabId, Var};
 
 /// What is on its way.
 pub(in crate::passes) struct Pushed {
@@ -31,6 +31,25 @@ pub(in crate::passes) struct Part<'a> {
     pub from: BufId,
     /// The dimension of the sequence: 1 or 2, heads being the other one.
     pub along: usize,
+}
+
+/// Where data say which ranks meet a chunk.
+pub(in crate::passes) struct Meets {
+    /// By place and chunk, 0 or 1.
+    pub table: TabId,
+    /// What is read to look entries up.
+    pub entries: Source,
+}
+
+impl Meets {
+    /// Under this condition, and where a place meets a chunk.
+    pub fn also(&self, place: &Expr, chunk: &Expr, when: Option<Expr>) -> Expr {
+        let entry = Expr::Table(self.table, vec![place.clone(), chunk.clone()]);
+        match when {
+            Some(when) => Expr::Select(Box::new([entry, when, 0.into()])),
+            None => entry,
+        }
+    }
 }
 
 /// Ranks that a chunk goes to.
@@ -90,7 +109,7 @@ pub(in crate::passes) fn push(
     draft: &mut Draft,
     families: &[(&str, &[Part<'_>])],
     chunks: &Chunks,
-    wanted: Wanted,
+    (wanted, meets): (Wanted, Option<&Meets>),
     together: i32,
     flops: f64,
     config: &Config,
@@ -122,7 +141,8 @@ pub(in crate::passes) fn push(
     });
     let apart: Vec<_> = apart.collect();
     draft.bytes_per_flop = Some(sent * parts().map(bytes).sum::<f64>() / flops.max(1.0));
-    let mut pushes = Pushes { chunks, wanted, together, height, all: Vec::new(), from: Vec::new() };
+    let (all, from) = (Vec::new(), Vec::new());
+    let mut pushes = Pushes { chunks, wanted, meets, together, height, all, from };
     let mut shape = vec![chunks.count.into()];
     for (name, parts) in apart {
         let moved = pushes.buffers(draft, parts);
@@ -166,6 +186,7 @@ struct Loops {
 struct Pushes<'a> {
     chunks: &'a Chunks,
     wanted: Wanted,
+    meets: Option<&'a Meets>,
     together: i32,
     /// Rows of a piece.
     height: i32,
@@ -290,10 +311,18 @@ impl Pushes<'_> {
         let (place, to) = (nodes.near_after(step.clone()), nodes.near.rank_after(step));
         let own = self.chunks.own(&x.half);
         let rows = self.rows(draft, &x, &own);
-        let rows =
-            self.wanted(draft, &x, rows, &self.chunks.group.place(), &[place.clone(), place]);
-        let mut touched = self.reads(draft, parts, of, &x, &rows);
-        touched.extend(self.writes(parts, of, &x, &own, &rows, (to.clone(), None)));
+        let ends = [place.clone(), place.clone()];
+        let rows = self.wanted(draft, &x, rows, &self.chunks.group.place(), &ends);
+        let mut moved = self.reads(draft, parts, of, &x, &rows);
+        moved.extend(self.writes(parts, of, &x, &own, &rows, (to.clone(), None)));
+        let mut touched: Vec<Source> = Vec::new();
+        if let Some(meets) = self.meets {
+            let entries = &meets.entries;
+            let arrivals = entries.arrivals.iter().map(|a| Arrival::new(a.flow, a.word.clone()));
+            touched.push(Source { access: entries.access.clone(), arrivals: arrivals.collect() });
+            moved.iter_mut().for_each(|a| a.when = Some(meets.also(&place, &own, a.when.take())));
+        }
+        touched.extend(moved.into_iter().map(Source::from));
         let leaf = CopyVia::Bulk.leaf(config.copy_stages);
         let Loops { domain, batch, head, .. } = x;
         let push = draft.family(name, RoleKind::IntraComm, leaf, domain, vec![], touched);

@@ -22,7 +22,7 @@ use crate::passes::{
         chunks::Chunks,
         ranks::block_rows,
     },
-    strategies::push_chunks::{self, Part, Pushed, Wanted},
+    strategies::push_chunks::{self, Meets, Part, Pushed, Wanted},
 };
 use crate::settings::Config;
 use mk_plan::{
@@ -87,6 +87,10 @@ fn of_queries(
         true => 1,
         false => (1..=HEADS).rev().find(|n| whole && q.shape[2].value % n == 0).unwrap_or(1),
     };
+    let met = match ring {
+        true => documents::meets(draft, a, (Side::Queries, &queries), &keys, inputs),
+        false => None,
+    };
     let pushed = ring.then(|| {
         let per_head = tiles * queries.per_rank * (q.shape[2].value / k.shape[2].value);
         let together = together(draft, per_head, k.shape[2].value);
@@ -95,11 +99,12 @@ fn of_queries(
         let parts = parts.map(|(tensor, o)| Part { tensor, from: from(o), along: 1 });
         let wanted = if a.causal() { Wanted::Behind } else { Wanted::Everywhere };
         let flops = a.flops(keys.group.size);
+        let wanted = (wanted, met.as_ref());
         push_chunks::push(draft, &[("push", &parts)], &keys, wanted, together, flops, config)
     });
     let bounds = documents::bounds(draft, a, (Side::Queries, &queries), inputs);
     let parts = cut.map(|cut| (cut, Parts::new(draft, a, cut)));
-    let tile = Tile { a, queries, keys, block, tiles, group, pushed, bounds, parts };
+    let tile = Tile { a, queries, keys, block, tiles, group, pushed, met, bounds, parts };
     tile.family(draft, inputs, outputs);
 }
 
@@ -114,6 +119,8 @@ struct Tile<'a> {
     /// Heads whose tiles are dealt out together.
     group: i32,
     pushed: Option<Pushed>,
+    /// Of packed sequences over a ring, which chunks are pushed to whom.
+    met: Option<Meets>,
     /// Of packed sequences, which keys each query sees.
     bounds: Option<Bounds>,
     /// Of few queries, in which parts their keys are.
@@ -255,17 +262,23 @@ impl Tile<'_> {
             touched.push(Access { at: Point::Inner, when, ..access }.into());
         }
         if let (Some(pushed), Some(own)) = (&self.pushed, &step.own) {
-            let theirs = own.clone().equals(0);
+            let (theirs, place_of) = (own.clone().equals(0), self.queries.group.place());
             let word = vec![step.chunk.clone(), b.clone(), g.clone()];
             let of = [(Operand::K, &wide), (Operand::V, &of_values)];
             for ((operand, wide), all) in of.into_iter().zip(&pushed.all) {
                 let rows = (from.clone(), seen.clone());
                 let region = vec![one(&step.chunk), one(&b), one(&g), rows, wide.clone()];
-                let when = Some(theirs.clone());
+                let when = Some(match &self.met {
+                    Some(met) => met.also(&place_of, &step.chunk, Some(theirs.clone())),
+                    None => theirs.clone(),
+                });
                 let access = Access { at: Point::Inner, when, ..read(operand, *all, region) };
-                // One flag announces the keys and the values.
+                // One flag announces the keys and the values, and that there are none.
                 touched.push(match operand {
-                    Operand::K => Source::behind(access, pushed.arrived, word.clone()),
+                    Operand::K => {
+                        let behind = Source::behind(access, pushed.arrived, word.clone());
+                        if self.met.is_some() { behind.whether(theirs.clone()) } else { behind }
+                    }
                     _ => access.into(),
                 });
             }

@@ -1,14 +1,18 @@
 //! Documents of packed sequences: a table of which rows of the other side each row of a side meets. Tasks make it from
 //! where the caller says that documents begin, in the launch; tiles mask by it, and go through no other blocks.
+//!
+//! Over a ring, another one says which ranks meet which chunks of the other side. All ranks have the same one: an owner
+//! pushes a chunk where its entry is 1, and tiles read it there.
 
 use crate::passes::{
     draft::{Draft, Flow, FlowId, Source, Writer, read, write},
     shape::{attention::Attention, chunks::Chunks, ranks::block_rows},
+    strategies::push_chunks::Meets,
 };
 use mk_abi::DType;
 use mk_plan::{
-    Access, BufId, Expr, Leaf, Mask, Operand, Point, RoleKind, Side, Space, Table, TableSource,
-    Tabulate, Tabulation, Var,
+    Access, BufId, Expr, Leaf, Mask, Operand, Point, RoleKind, Side, Space, TabId, Table,
+    TableSource, Tabulate, Tabulation, Var,
 };
 
 /// Rows of a task.
@@ -21,6 +25,70 @@ pub(super) struct Bounds {
     built: FlowId,
 }
 
+/// Where documents begin: a table of the caller's.
+fn begins(
+    draft: &mut Draft,
+    a: &Attention,
+    rows: i32,
+    inputs: &[BufId],
+) -> Option<(TabId, BufId, i32)> {
+    let (param, documents) = a.documents.as_ref()?;
+    let (given, n) = (inputs[*param], documents.widest(0));
+    let known = draft.plan.tables.iter().find(|(_, t)| t.stored == Some(given)).map(|(id, _)| id);
+    let of = known.unwrap_or_else(|| {
+        draft.plan.tables.push(Table {
+            name: "documents".into(),
+            shape: vec![n as u32],
+            source: TableSource::Runtime { min: 0, max: rows },
+            stored: Some(given),
+            routed: None,
+        })
+    });
+    // A table's extents are numbers.
+    draft.plan.buffers[given].shape = vec![n.into()];
+    Some((of, given, n))
+}
+
+/// Of an attention of documents over a ring, which ranks meet which chunks of the other side: `own` are the side's,
+/// which stay where they are.
+pub(super) fn meets(
+    draft: &mut Draft,
+    a: &Attention,
+    (side, own): (Side, &Chunks),
+    other: &Chunks,
+    inputs: &[BufId],
+) -> Option<Meets> {
+    let same = |c: &Chunks| (c.count, c.per_rank, c.rows, c.whole.value);
+    if same(own) != same(other) || !own.cut() {
+        return None;
+    }
+    let (tokens, mask) = (own.whole.value, a.scores.mask);
+    let (of, given, n) = begins(draft, a, tokens, inputs)?;
+    let [places, parts] = [own.group.size, own.count];
+    let shape = vec![places.into(), parts.into()];
+    let memory = draft.buffer("meets", Space::Scratch, DType::I32, shape, None);
+    let table = draft.plan.tables.push(Table {
+        name: "meets".into(),
+        shape: vec![places as u32, parts as u32],
+        source: TableSource::Meets { of, side, mask, rows: own.rows },
+        stored: Some(memory),
+        routed: None,
+    });
+    let whole = vec![(0.into(), places.into()), (0.into(), parts.into())];
+    let touched = vec![
+        read(Operand::Src, given, vec![(0.into(), n.into())]),
+        write(Operand::Dst, memory, whole.clone()),
+    ];
+    let of = Tabulation::Meets { rows: tokens as u32, part: own.rows as u32, side, mask };
+    let leaf = Leaf::Tabulate(Tabulate { of });
+    let family =
+        draft.family("meets", RoleKind::Compute, leaf, vec![("i", 1.into())], vec![], touched);
+    let built = Writer::new(family, Operand::Dst, vec![0.into()]);
+    let built = draft.flow(Flow::new("met", vec![1.into()], 1.into(), vec![built]));
+    let entries = Source::behind(read(Operand::Tab, memory, whole), built, vec![0.into()]);
+    Some(Meets { table, entries })
+}
+
 /// The table of a side, of an attention of documents: of the whole sequence, of which a rank makes the rows of its own
 /// chunks.
 pub(super) fn bounds(
@@ -29,18 +97,8 @@ pub(super) fn bounds(
     (side, chunks): (Side, &Chunks),
     inputs: &[BufId],
 ) -> Option<Bounds> {
-    let (param, documents) = a.documents.as_ref()?;
-    let (given, n) = (inputs[*param], documents.widest(0));
     let (rows, mask) = (chunks.whole.value, a.scores.mask);
-    let of = draft.plan.tables.push(Table {
-        name: "documents".into(),
-        shape: vec![n as u32],
-        source: TableSource::Runtime { min: 0, max: rows },
-        stored: Some(given),
-        routed: None,
-    });
-    // A table's extents are numbers.
-    draft.plan.buffers[given].shape = vec![n.into()];
+    let (of, given, n) = begins(draft, a, rows, inputs)?;
     let shape = vec![rows.into(), 2.into()];
     let memory = draft.buffer("bounds", Space::Scratch, DType::I32, shape, None);
     draft.plan.tables.push(Table {

@@ -19,7 +19,7 @@ use crate::passes::{
         ranks::block_rows,
         tensor::Tensor,
     },
-    strategies::push_chunks::{self, Part, Pushed, Wanted},
+    strategies::push_chunks::{self, Meets, Part, Pushed, Wanted},
 };
 use crate::settings::Config;
 use mk_plan::{
@@ -131,6 +131,10 @@ pub(super) fn of_keys(
         false => (1..=HEADS).rev().find(|n| whole && heads % n == 0).unwrap_or(1),
     };
     let shared = q.shape[2].value / heads;
+    let met = match ring {
+        true => documents::meets(draft, a, (Side::Keys, &keys), &queries, inputs),
+        false => None,
+    };
     let pushed = ring.then(|| {
         let together = shared * together(draft, tiles * keys.per_rank, heads);
         let part =
@@ -144,14 +148,14 @@ pub(super) fn of_keys(
             draft,
             &families,
             &queries,
-            wanted,
+            (wanted, met.as_ref()),
             together,
             a.flops(queries.group.size),
             config,
         )
     });
     let bounds = documents::bounds(draft, a, (Side::Keys, &keys), inputs);
-    let tile = Keys { a, queries, keys, block, tiles, group, shared, pushed, bounds };
+    let tile = Keys { a, queries, keys, block, tiles, group, shared, pushed, met, bounds };
     if !is_wide(a) {
         tile.family(draft, GradOf::Keys, inputs, outputs);
         return;
@@ -177,6 +181,8 @@ struct Keys<'a> {
     /// Heads of queries that share one of keys.
     shared: i32,
     pushed: Option<Pushed>,
+    /// Of packed sequences over a ring, which chunks are pushed to whom.
+    met: Option<Meets>,
     /// Of packed sequences, which queries see each key.
     bounds: Option<Bounds>,
 }
@@ -330,16 +336,24 @@ impl Keys<'_> {
         }
         if let (Some(pushed), Some(own)) = (&self.pushed, &step.own) {
             let word = vec![step.chunk.clone(), b.clone(), h.clone()];
+            let place_of = self.keys.group.place();
             let of = [Operand::Stats, Operand::Q, Operand::Do];
             for (operand, all) in of.into_iter().zip(&pushed.all) {
                 let wide = if operand == Operand::Stats { four.clone() } else { wide(operand) };
                 let rows = (Expr::Const(0), met.clone());
                 let region = vec![one(&step.chunk), one(&b), one(&h), rows, wide];
-                let when = Some(own.clone().equals(0));
+                let theirs = own.clone().equals(0);
+                let when = Some(match &self.met {
+                    Some(met) => met.also(&place_of, &step.chunk, Some(theirs.clone())),
+                    None => theirs.clone(),
+                });
                 let access = Access { at: Point::Inner, when, ..read(operand, *all, region) };
-                // A word stands for all three.
+                // A word stands for all three, and for none of them.
                 touched.push(match operand {
-                    Operand::Stats => Source::behind(access, pushed.arrived, word.clone()),
+                    Operand::Stats => {
+                        let behind = Source::behind(access, pushed.arrived, word.clone());
+                        if self.met.is_some() { behind.whether(theirs) } else { behind }
+                    }
                     _ => access.into(),
                 });
             }

@@ -2,9 +2,10 @@
 
 use crate::equivalence::unroll::{TaskRun, Touch, Unrolled};
 use mk_plan::{
-    Axis, NodeRanks, Operand, RouteError, RoutePart, Tabulation, block_table, bounds_table, kept,
-    listed, own_experts, prefix, route_bases, route_coming, route_crossing, route_dropped,
-    route_leaving, route_list, route_places, route_slots, route_sources, route_wanted,
+    Axis, NodeRanks, Operand, Parts, RouteError, RoutePart, Tabulation, block_table, bounds_table,
+    check_documents, kept, listed, meets_table, own_experts, prefix, route_bases, route_coming,
+    route_crossing, route_dropped, route_leaving, route_list, route_places, route_slots,
+    route_sources, route_wanted,
 };
 use std::borrow::Cow;
 
@@ -39,6 +40,12 @@ pub(in crate::equivalence) fn tabulated(
             let first = region.first().map_or(0, |d| d.0);
             let all = bounds_table(data(0), (first, len / 2), *rows as i32, (*side, *mask));
             return all.map_err(RouteError::Documents);
+        }
+        Tabulation::Meets { rows, part, side, mask } => {
+            let [places, count] = [0, 1].map(|d| region.get(d).map_or(0, |d| d.1));
+            let parts = Parts { tokens: *rows as i32, rows: *part as i32, count, places };
+            check_documents(data(0), parts.tokens).map_err(RouteError::Documents)?;
+            return Ok(meets_table(data(0), parts, *side, *mask));
         }
         Tabulation::Begins { rows } => return Ok(prefix(data(0), *rows as i32)),
         Tabulation::Route { part, experts, ranks, rows, blocks, keep, local, .. } => {

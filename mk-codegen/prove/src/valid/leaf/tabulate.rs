@@ -10,6 +10,8 @@ impl Rules for Tabulate {
             Tabulation::Blocks { .. } => pairs(touched),
             Tabulation::Begins { .. } => one_more(touched),
             Tabulation::Bounds { .. } => bounds(touched),
+            // Of all places and parts: that is the plan's structure.
+            Tabulation::Meets { .. } => None,
             Tabulation::Route { part, experts, ranks, rows, blocks, local, .. } => {
                 let (own, nodes) = (experts.div_ceil(ranks.max(1)), ranks / local.max(1));
                 route(part, [experts, own, blocks, rows, nodes].map(i64::from), touched)

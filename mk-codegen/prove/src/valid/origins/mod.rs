@@ -76,7 +76,10 @@ fn integers(plan: &Plan, id: FamId, x: &Family) -> Option<Violation> {
             use RoutePart::{Coming, Leaving, Lists, Places, Slots, Wanted};
             matches!(part, Lists | Wanted | Places | Slots | Leaving | Coming)
         }
-        Tabulation::Blocks { .. } | Tabulation::Begins { .. } | Tabulation::Bounds { .. } => false,
+        Tabulation::Blocks { .. }
+        | Tabulation::Begins { .. }
+        | Tabulation::Bounds { .. }
+        | Tabulation::Meets { .. } => false,
     };
     let first = x.accesses.iter().position(|a| a.operand == Operand::Src);
     let found = x.accesses.iter().enumerate().find(|(i, a)| {
@@ -311,7 +314,10 @@ impl<'p> Walk<'p> {
             Leaf::Tabulate(Tabulate { of: Tabulation::Route { .. } }) => self.route(task),
             Leaf::Tabulate(Tabulate {
                 of:
-                    Tabulation::Blocks { .. } | Tabulation::Begins { .. } | Tabulation::Bounds { .. },
+                    Tabulation::Blocks { .. }
+                    | Tabulation::Begins { .. }
+                    | Tabulation::Bounds { .. }
+                    | Tabulation::Meets { .. },
             }) => self.blocks(task),
             leaf if leaf.copies() => self.copy(task),
             _ => {
