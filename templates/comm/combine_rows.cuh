@@ -35,13 +35,15 @@ MK_DEVICE void combine_row(const Hooks& hooks, const CombineTask& task, u32 row,
   u64 place = 0, alignment = to, addend = 0;
   float factor = 0.0f;
   if constexpr (Hooks::kAdds) alignment |= addend = hooks.addend(task, row);
-  // A bit for each contribution that is there.
+  // A bit for each contribution that is there. Entries of others are read, too, and make no address: one latency instead of two.
   const auto look = [&](u32 from) {
-    const u32 j = from + lane;
-    bool there = j < Hooks::kContributions;
-    if constexpr (Hooks::kMayLack) there = there && hooks.there(task, row, j);
-    place = there ? hooks.source(task, row, j) : 0;
-    factor = there ? load_element<Dtype::F32>(hooks.factor(task, row, j)) : 0.0f;
+    const u32 j = min(from + lane, Hooks::kContributions - 1);
+    const u64 at = hooks.source(task, row, j);
+    const float by = load_element<Dtype::F32>(hooks.factor(task, row, j));
+    bool there = from + lane < Hooks::kContributions;
+    if constexpr (Hooks::kMayLack) there = hooks.there(task, row, j) && there;
+    place = there ? at : 0;
+    factor = there ? by : 0.0f;
     return __ballot_sync(~0u, there);
   };
   u32 held = 0;

@@ -16,10 +16,10 @@ pub fn of_ragged(config: &Config, facts: &Facts) -> Option<Config> {
         return None;
     }
     let combine = match facts.returns {
-        // Each token has half as many rows of each other rank's experts, or fewer, if all go.
-        Some([tokens, slots]) if config.nodes <= 1 && tokens >= MANY_TOKENS => {
-            let halves = facts.ranks > 1 && slots >= 2 * u64::from(facts.ranks);
-            if halves { Returns::Sums } else { config.combine }
+        // A token has two rows on each rank, or more. Beside GEMMs of eight bits, sums spill.
+        Some([tokens, slots]) if config.nodes <= 1 && tokens >= MANY_TOKENS && !facts.narrow() => {
+            let several = facts.ranks > 1 && slots >= 2 * u64::from(facts.ranks);
+            if several { Returns::Sums } else { config.combine }
         }
         _ => config.combine,
     };

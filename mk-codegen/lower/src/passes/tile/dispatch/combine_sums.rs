@@ -24,12 +24,17 @@ use mk_plan::{
     ReduceTile, RoleKind, Space, Var,
 };
 
+/// Tokens that a rank of a node sums at once: waits and posts of a task take as long as four of them.
+const OF_RANKS: i32 = 16;
+
 /// The family that sums what a node made of its own tokens.
 const OWN: &str = "combine.own";
 
 /// What a node makes of rows of its experts.
 struct Parts {
     nodes: Nodes,
+    /// Tokens of a task.
+    height: i32,
     y: BufId,
     done: FlowId,
     places: Derived,
@@ -113,7 +118,8 @@ impl Dispatch<'_> {
         let own_rows = shared.filter(|_| combine.summed == Some(Reduce::Scatter));
         let most = if own_rows.is_some() { combine.out.widest(0) } else { self.tokens };
         let first = own_rows.map(|group| group.place() * most);
-        let pieces = (most + COMBINED - 1) / COMBINED;
+        let height = if ranks { OF_RANKS } else { COMBINED };
+        let pieces = (most + height - 1) / height;
         let factor = match combine.how {
             Combined::Sum(weights) => {
                 let (all, weighed) =
@@ -123,16 +129,16 @@ impl Dispatch<'_> {
             Combined::Products(dy) => {
                 let (of, own) = (&self.params[dy], self.inputs[dy]);
                 let (recv, relayed) = match ranks {
-                    true => self.rows_of_all(draft, of, own, pieces),
+                    true => self.rows_of_all(draft, of, own, (height, pieces)),
                     false => {
-                        let rows = RailRows { of, height: COMBINED, pieces };
+                        let rows = RailRows { of, height, pieces };
                         rows.send(draft, "dy", own)
                     }
                 };
                 Factor::Rows { own, recv, relayed }
             }
         };
-        let parts = Parts { nodes, y, done, places, factor, shared, first };
+        let parts = Parts { nodes, height, y, done, places, factor, shared, first };
         if ranks {
             return self.combine_ranks(draft, combine, &parts, pieces, out);
         }
@@ -154,7 +160,7 @@ impl Dispatch<'_> {
         let summed = draft.flow(Flow::new("summed.node", shape, 1.into(), vec![summed]));
         let [_, place] = nodes.rail(m.clone());
         let rows = parts.rows(draft, combine, place);
-        let rows = (i.clone() * COMBINED, block_rows(rows, i.clone(), COMBINED));
+        let rows = (i.clone() * height, block_rows(rows, i.clone(), height));
         let region = vec![(m.clone(), 1.into()), rows.clone(), whole(wide)];
         let from = read(Operand::Src, send, region);
         let messages = Messages {
@@ -177,7 +183,7 @@ impl Dispatch<'_> {
         let wire = vec![nodes.other(Var::EACH.into()), i.clone()];
         let wire = Arrival { each: Some(deliver::others(nodes)), ..Arrival::new(relayed, wire) };
         let arrivals = vec![wire, Arrival::new(kept, vec![i])];
-        self.total(draft, combine, pieces, (recv, arrivals), out);
+        self.total(draft, combine, (height, pieces), (recv, arrivals), out);
     }
 
     /// The caller's rows on every other rank of the node: where they arrive, place by place, and the words
@@ -187,14 +193,14 @@ impl Dispatch<'_> {
         draft: &mut Draft,
         of: &Tensor,
         given: BufId,
-        pieces: i32,
+        (height, pieces): (i32, i32),
     ) -> (BufId, FlowId) {
         let (group, wide) = (self.sums.group, of.shape[1].value);
         let shape = [group.size * self.tokens, wide].map(Expr::from).to_vec();
         let memory = draft.buffer("dy_all", Space::Workspace, of.dtype, shape, None);
         let [i, p] = [0, 1].map(|n| Expr::from(Var::domain(n)));
         let own = draft.own(of, 0);
-        let (first, some) = (i.clone() * COMBINED, block_rows(own, i.clone(), COMBINED));
+        let (first, some) = (i.clone() * height, block_rows(own, i.clone(), height));
         let src = read(Operand::Src, given, vec![(first.clone(), some.clone()), whole(wide)]);
         let to = group.rank_after(p + 1);
         let there = vec![(group.place() * self.tokens + first, some), whole(wide)];
@@ -237,7 +243,7 @@ impl Dispatch<'_> {
         let (_, each) = group.everyone();
         let word = Arrival::new(summed, vec![Var::EACH.into(), i]);
         let arrivals = vec![Arrival { each: Some(each), ..word }];
-        self.total(draft, combine, pieces, (memory, arrivals), out);
+        self.total(draft, combine, (parts.height, pieces), (memory, arrivals), out);
     }
 
     /// The sum of the nodes' sums, which have arrived.
@@ -245,13 +251,13 @@ impl Dispatch<'_> {
         &self,
         draft: &mut Draft,
         combine: &Combine,
-        pieces: i32,
+        (height, pieces): (i32, i32),
         (recv, arrivals): (BufId, Vec<Arrival>),
         out: BufId,
     ) {
         let (i, wide) = (Expr::from(Var::domain(0)), combine.out.shape[1].value);
         let own = draft.own(&combine.out, 0);
-        let rows = (i.clone() * COMBINED, block_rows(own, i, COMBINED));
+        let rows = (i.clone() * height, block_rows(own, i, height));
         let region = vec![(Var::EACH.into(), 1.into()), rows.clone(), whole(wide)];
         let each = Some(Each { var: "n".into(), extent: self.sums.count().into() });
         let access = Access { each, ..read(Operand::Src, recv, region) };
@@ -283,7 +289,7 @@ impl Dispatch<'_> {
         let i = Expr::from(Var::domain(0));
         let of = rail_of(nodes, node.clone());
         let all = x.rows(draft, combine, of.clone());
-        let token = i.clone() * COMBINED + Var::INNER;
+        let token = i.clone() * x.height + Var::INNER;
         let exists = token.clone().lt(all.clone());
         // Its entries.
         let listed = node.clone() * self.tokens;
@@ -328,11 +334,11 @@ impl Dispatch<'_> {
                 let weight = vec![one(of.clone() * self.tokens + named), one(slot)];
                 let access = contribution(read(Operand::W, all, weight));
                 // Those of another place than the first may end in the next chunk.
-                let first = i.clone() * COMBINED;
+                let first = i.clone() * x.height;
                 let ends = match &x.first {
                     None => vec![first],
                     Some(_) => {
-                        let last = first.clone() + (COMBINED - 1);
+                        let last = first.clone() + (x.height - 1);
                         [first, last].map(|at| x.named(at).min(self.tokens - 1)).to_vec()
                     }
                 };
@@ -362,8 +368,8 @@ impl Dispatch<'_> {
                 Access { each, ..to(into.part, one(Var::EACH.into())) }
             }
         };
-        let first = i.clone() * COMBINED;
-        let rows = (listed + x.named(first), block_rows(all, i, COMBINED));
+        let first = i.clone() * x.height;
+        let rows = (listed + x.named(first), block_rows(all, i, x.height));
         let region = vec![rows.clone(), whole(self.slots), whole(2)];
         let entries = read(Operand::Tab, x.places.memory, region);
         let kept = x.places.kept.map(|(_, memory)| {
@@ -381,7 +387,7 @@ impl Dispatch<'_> {
             Factor::Rows { .. } => Leaf::DotTile(DotTile),
         };
         let family = draft.family(name, RoleKind::Compute, leaf, domain, vec![], touched);
-        draft.plan.families[family].inner = Some(("q".into(), COMBINED.into()));
+        draft.plan.families[family].inner = Some(("q".into(), x.height.into()));
         family
     }
 }
