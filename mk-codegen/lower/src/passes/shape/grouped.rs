@@ -144,7 +144,8 @@ pub(in crate::passes) struct Combine {
 impl Combine {
     /// Whether ranks may send each other what they make of a token's rows, instead of rows.
     pub fn parts(&self, params: &[Tensor]) -> bool {
+        // No sum of parts ends where a rank's own rows do.
         let own = matches!(self.how, Combined::Products(dy) if params[dy].own_rows());
-        self.summed.is_none() && !own
+        self.summed.is_none() && !own && !self.out.own_rows()
     }
 }
