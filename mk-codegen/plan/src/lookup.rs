@@ -4,8 +4,8 @@
 //! at one point of a task, `decode`: after the waits at the start that name no such table, and before all other waits.
 //! The reads at that point are the family's accesses [`Operand::Tab`](super::Operand::Tab).
 //!
-//! That parts of a sequence meet ([`TableSource::Meets`]) is known of a tile that masks by bounds without a look-up: its
-//! bounds say as much of each of its rows, and more, and it reads no others.
+//! A tile that masks by bounds does not look up whether parts of a sequence meet ([`TableSource::Meets`]): the bounds of
+//! its rows tell which blocks they meet, and it reads no others.
 
 use super::{
     entity::TabId,

@@ -44,8 +44,8 @@ pub fn mma_promotes([m, n]: [u32; 2]) -> bool {
     matches!(m, 64 | 128 | 256) && !mma_swaps([m, n]) && times * columns + part <= 384
 }
 
-/// Bytes of shared memory for the factors of a tile's rows, where each step along K has its own: 16 for each warp of two
-/// consumers, of one step and of the next.
+/// Bytes of shared memory for the factors of a tile's rows, where each step along K has its own: 16 for each warp of
+/// two consumers, of one step and of the next.
 pub const MMA_ROW_FACTOR_BYTES: u32 = 2 * 8 * 16 * F32_BYTES;
 
 /// The step along k at which part `part` of so many begins, of the steps that a cluster shares.

@@ -298,14 +298,16 @@ impl Checker<'_> {
             let bounds = bounds.map(|a| a.buffer);
             plan.tables.values().any(|t| same(t) && bounds.is_some() && t.stored == bounds)
         };
-        // What a copy reads is there wherever it is written.
+        // A copy that reads where parts meet writes there, too.
         let alike =
             |(a, m): &(&Access, Meeting<'_>)| a.each.is_none() && m.entry == told[0].1.entry;
         let reads = told.iter().any(|(a, _)| a.mode == Mode::Read);
         let mut written = x.accesses.iter().filter(|a| a.operand == Operand::Dst);
         let both = !reads || written.all(|a| plan.meeting(a.when.as_ref()).is_some());
         if x.leaf.copies() && !(told.iter().all(alike) && both) {
-            self.error(place, "a copy depends on one entry, what it reads as what it writes, and goes to one place then");
+            let what = "copies where some parts meet: source and destination need the same condition, and there is \
+                        one destination";
+            self.error(place, what);
         }
         for (a, meeting) in told {
             let fits = match plan.knows_meetings(x) {

@@ -1,14 +1,14 @@
-//! Which parts of a sequence meet: all ranks know it, of a table whose entries only say whether accesses are there. Rules
-//! 5 and 6 for every such table.
+//! Tables of which parts of a sequence meet ([`mk_plan::TableSource::Meets`]): rules 5 and 6 for all their entries. An
+//! entry is the same on all ranks, and only decides whether accesses are made.
 //!
-//! *What is read is written.* A read depends on one entry; whatever writes some of the same memory, on the same entry or on
-//! none. So where the read is there, all of its writes are, as in the table of which every entry is 1, which is among the
-//! samples. What is ordered with all accesses is ordered with some of them: no wait and no post depends on an entry.
+//! *Every read follows its writes.* A read has one entry as its condition. Writes that overlap it have the same one, or
+//! none. So a read that is made finds all of its writes, as with the table in which every entry is 1: that table is among
+//! the samples. No wait and no post has an entry as its condition, so the order of accesses is that of the sample.
 //!
-//! *What a kernel reads, the plan reads.* A tile that masks by bounds reads the blocks that its bounds meet, and looks up
-//! nothing. The table is of the same documents, side and mask as the bounds (that is the plan's structure): where an entry
-//! is 0, no row of the place meets a row of the part. So the entry has to be that of the place that has all rows of the
-//! tile, and of the part that has all rows of the step.
+//! *A kernel reads no more than its plan.* A tile that masks by bounds looks up no entry: it reads the blocks that its
+//! bounds meet. Table and bounds have the same documents, side and mask; the check of a plan's structure compares them.
+//! An entry of 0 then means: no row of the place meets a row of the part. This holds for the tile if the entry is that
+//! of the place with all rows of the tile, and of the part with all rows of the step. Both are checked here.
 
 use super::{limits::MAX_PAIRS, report::Violation, unroll::MAX_EVENTS};
 use mk_plan::{
@@ -17,7 +17,7 @@ use mk_plan::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Accesses that depend on other parts than they are of, and reads on others than their writes.
+/// Accesses whose entry is not that of their rows, and reads whose entry is not that of their writes.
 pub(super) fn check(plan: &Plan, period: u32) -> Vec<Violation> {
     let met = plan.tables.keys().any(|id| plan.parts(id).is_some());
     if !met {
@@ -183,7 +183,7 @@ impl<'p> Walk<'p> {
         }
     }
 
-    /// What a tile depends on is what its bounds tell.
+    /// The condition of a tile's read is the entry of its own rows, and of those that it reads.
     fn known(
         &self,
         task: &Task,

@@ -123,8 +123,11 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
     if same.iter().any(|x| x.is_none() || *x != same[0]) {
         return refuse("a weighted sum is of whole rows, one at a time");
     }
-    if !own(w) || dst.rank.mentions(Var::INNER) || dst.each.is_some() || w.each != src.each {
+    if !own(w) || dst.each.is_some() || w.each != src.each {
         return refuse("a weighted sum has factors of its own rank, one for each contribution");
+    }
+    if dst.rank.mentions(Var::INNER) {
+        return refuse("weighted sums of a task go to one rank");
     }
     if row(w).is_none_or(|(_, n)| *n != Expr::Const(1)) {
         return refuse("a factor is one element");
@@ -157,7 +160,11 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
         return refuse("a weighted sum runs over its contributions");
     };
     let from = e.pitch_bytes(&f.name, src.buffer)?;
-    let width = e.own_pitch_bytes(dst.buffer);
+    // Rows of another rank must be as long as the own ones; the own ones may be what they are.
+    let width = match own(dst) {
+        true => e.own_pitch_bytes(dst.buffer),
+        false => e.pitch_bytes(&f.name, dst.buffer)?.to_string(),
+    };
     let say = |x: &Expr| e.c(f, Some(each), x);
     let mut looks = f.waits.iter().filter(|w| w.at == Point::Start);
     if looks.any(|w| e.plan.wait_names_stored(w)) {

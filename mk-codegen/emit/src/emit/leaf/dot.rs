@@ -77,8 +77,15 @@ fn family(e: &Emitter<'_>, s: Slice) -> Result<Value> {
     if [src, w].iter().any(|a| whole(a) != Some(columns)) {
         return refuse("a product is of whole rows, one at a time");
     }
-    if !own(w) || dst.rank.mentions(Var::INNER) || w.each.is_some() || dst.each != src.each {
+    if !own(w) || w.each.is_some() || dst.each != src.each {
         return refuse("products are of the own rank, one for each row");
+    }
+    if [Var::INNER, Var::EACH].iter().any(|var| dst.rank.mentions(*var)) {
+        return refuse("products of a task go to one rank");
+    }
+    if !own(dst) {
+        // Places there are counted as here.
+        e.pitch_bytes(&f.name, dst.buffer)?;
     }
     if dst.region.iter().any(|(_, n)| *n != Expr::Const(1))
         || e.plan.buffers[dst.buffer].pitch.is_some()

@@ -119,7 +119,8 @@ fn asks(e: &Emitter<'_>, f: &Family) -> Result<Option<String>> {
     let mut asked = ends.map(|a| (a, e.plan.meeting(a.when.as_ref()).map(|m| m.entry)));
     let Some((_, first)) = asked.next() else { return Ok(None) };
     if asked.any(|(a, entry)| entry != first || entry.is_some() && a.each.is_some()) {
-        let what = "a copy depends on one entry, at both ends, and goes to one place then";
+        let what =
+            "a copy where parts meet has the same condition at both ends, and one destination";
         return EmitError::refuse(&f.name, what);
     }
     Ok(first.map(|entry| e.c(f, None, entry)))

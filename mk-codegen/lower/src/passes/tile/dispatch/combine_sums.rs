@@ -10,7 +10,7 @@ use crate::passes::{
     shape::{
         grouped::{Combine, Combined},
         ids::Reduce,
-        ranks::{Nodes, RankGrid, RankGroup, block_rows, own_rank},
+        ranks::{RankGrid, RankGroup, block_rows, own_rank},
         tensor::Tensor,
     },
     strategies::{
@@ -32,7 +32,6 @@ const OWN: &str = "combine.own";
 
 /// What a node makes of rows of its experts.
 struct Parts {
-    nodes: Nodes,
     /// Tokens of a task.
     height: i32,
     y: BufId,
@@ -138,7 +137,7 @@ impl Dispatch<'_> {
                 Factor::Rows { own, recv, relayed }
             }
         };
-        let parts = Parts { nodes, height, y, done, places, factor, shared, first };
+        let parts = Parts { height, y, done, places, factor, shared, first };
         if ranks {
             return self.combine_ranks(draft, combine, &parts, pieces, out);
         }
@@ -223,7 +222,7 @@ impl Dispatch<'_> {
         pieces: i32,
         out: BufId,
     ) {
-        let (group, out_of) = (parts.nodes.group, &combine.out);
+        let (group, out_of) = (self.sums.group, &combine.out);
         let [i, p] = [0, 1].map(|n| Expr::from(Var::domain(n)));
         let shape = [group.size, self.tokens, out_of.shape[1].value].map(Expr::from).to_vec();
         let memory = draft.buffer("part_recv", Space::Workspace, out_of.dtype, shape, None);
@@ -285,7 +284,7 @@ impl Dispatch<'_> {
         node: Expr,
         into: Into,
     ) -> FamId {
-        let nodes = x.nodes;
+        let nodes = self.sums;
         let i = Expr::from(Var::domain(0));
         let of = rail_of(nodes, node.clone());
         let all = x.rows(draft, combine, of.clone());

@@ -165,8 +165,8 @@ impl Dispatch<'_> {
         self.table(draft, RoutePart::Slots, source, &shape, (tasks, rows), made_of)
     }
 
-    /// Where each slot of the rank's tokens has its row; where sums go back, of the tokens of its rails, among the ranks
-    /// that share a sum.
+    /// Where each slot of the rank's tokens has its row. Where sums go back: each slot of its rails' tokens, among the
+    /// ranks that share a sum.
     pub fn places(&self, draft: &mut Draft, blocks: Blocks) -> Derived {
         let ids = &self.params[self.ragged.counts];
         let i = Expr::from(Var::domain(0));
