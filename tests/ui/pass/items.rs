@@ -58,6 +58,17 @@ mk::pipeline! {
     }
 }
 
+mk::pipeline! {
+    /// Packed sequences over a ring: a window, capped scores, sinks, and values of other columns than keys.
+    fn documents(
+        q: f16[1, T, H, 192] @ zigzag(1), k: f16[1, T, G, 192] @ zigzag(1), v: f16[1, T, G, 128] @ zigzag(1),
+        cu: i32[N], s: f32[H],
+    ) {
+        let o = ring(k, v) -> attention(q, causal, window = 128, softcap = 50, sinks = s, cu_seqlens = cu);
+        (o, o -> lse)
+    }
+}
+
 macro_rules! column_parallel {
     ($vis:vis $name:ident, $act:ident) => {
         mk::pipeline! {
@@ -81,6 +92,11 @@ pub fn main() {
     assert_eq!(rows_of_both().mesh_axes(), ["dp", "tp"]);
     assert_eq!(experts_of_both().mesh_axes(), ["ep", "tp"]);
     assert_eq!(experts().nodes()[0].inputs.len(), 3);
+    let text = "fn documents(q: f16[1, T, H, 192] @ zigzag(1), k: f16[1, T, G, 192] @ zigzag(1), \
+        v: f16[1, T, G, 128] @ zigzag(1), cu: i32[N], s: f32[H]) { let o = ring(k, v) -> attention(q, causal, \
+        window = 128, softcap = 50, sinks = s, cu_seqlens = cu); (o, o -> lse) }";
+    let read = mk::Program::parse(text).expect("a pipeline");
+    assert_eq!(documents().to_string(), read.to_string());
     assert_eq!(with_relu().name(), "with_relu");
     assert_eq!(with_silu().name(), "with_silu");
 }

@@ -76,6 +76,29 @@ pub struct Experts {
     pub out: DeviceTensor,
 }
 
+/// Packed sequences, with a window, capped scores and sinks.
+#[mk::pipelined(attention(q, k, v, causal, window = 128, softcap = 50, sinks = s, cu_seqlens = cu))]
+pub struct Documents {
+    /// Queries.
+    #[tensor(bf16[1, T, H, D] @ shard(2))]
+    pub q: DeviceTensor,
+    /// Keys.
+    #[tensor(bf16[1, T, G, D] @ shard(2))]
+    pub k: DeviceTensor,
+    /// Values.
+    #[tensor(bf16[1, T, G, D] @ shard(2))]
+    pub v: DeviceTensor,
+    /// Where each sequence begins, and the last one ends.
+    #[tensor(i32[N])]
+    pub cu: DeviceTensor,
+    /// Sinks.
+    #[tensor(f32[H] @ shard(0))]
+    pub s: DeviceTensor,
+    /// The result.
+    #[result(bf16[1, T, H, D] @ shard(2))]
+    pub out: DeviceTensor,
+}
+
 /// What the compiler may use, and need not run.
 #[allow(dead_code)]
 fn arguments(one: &RowParallel, two: &Gated<'_, DeviceTensor>) -> [mk::runtime::RankTensors; 2] {
@@ -89,6 +112,7 @@ pub fn main() {
     assert_eq!(program.tensors().len(), 2);
     assert_eq!(Tokens::pipeline().mesh_axes(), ["dp", "tp"]);
     assert_eq!(Experts::pipeline().mesh_axes(), ["ep", "tp"]);
+    assert_eq!(Documents::pipeline().tensors().len(), 5);
     let gated = Gated::<DeviceTensor>::pipeline();
     assert!(
         OwnTokens::pipeline().to_string().starts_with("pipeline OwnTokens<T: own <= 8192>(world):")
